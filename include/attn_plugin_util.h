@@ -1542,8 +1542,9 @@ static inline attn_status attn_util_operand(const attn_forward_args *args, uint3
             attn_util_dtype_name(tensor->dtype), attn_util_dtype_name(form->dtype));
     if (tensor->device_type != form->device_type)
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND,
-                                    "operand %s is on device type %d: accepted %d", name,
-                                    tensor->device_type, form->device_type);
+                                    "operand %s is on device type %s: accepted %s", name,
+                                    attn_device_name(tensor->device_type),
+                                    attn_device_name(form->device_type));
     if (form->written && tensor->flags & ATTN_TENSOR_READ_ONLY)
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND,
                                     "operand %s is read-only", name);

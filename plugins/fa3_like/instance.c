@@ -118,7 +118,7 @@ attn_status fa3_create(const attn_backend_type *type, const attn_problem *proble
     fa3_instance *own = made->own;
     own->modules = (cuda_module *)(own + 1);
     own->groups = (fa3_group *)(own->modules + num_modules);
-    own->option = fi_read_option(options, "tiles");
+    own->option = (int)fi_read_option(options, "tiles", TILES_AUTO);
     status = fill_groups(made, problems, error);
     if (status != ATTN_OK) {
         fa3_destroy(made);

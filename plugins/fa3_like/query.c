@@ -22,7 +22,8 @@ attn_status fa3_query(const attn_backend_type *type, const attn_options *options
         cuda_question ask;
         cuda_question_read(problem, &ask, NULL);
         ask.problem.group = &ask.group;
-        fa3_group group = fa3_group_of(&ask.problem, fi_read_option(options, "tiles"));
+        fa3_group group =
+            fa3_group_of(&ask.problem, (int)fi_read_option(options, "tiles", TILES_AUTO));
         if (fa3_layout_plan(&group, &ask.bounds).size > 0)
             verdict.notes &= ~(uint32_t)ATTN_NOTE_DETERMINISTIC;
         fa3_tell_memory(&group, &ask.bounds, &verdict);

@@ -118,7 +118,7 @@ tap_try "attnhost inspect example_cuda.so" "$attnhost" inspect plugin_cuda/examp
 tap_try "it exports attn_plugin_entry alone" sh -c '
     test "$(nm -D --defined-only plugin_cuda/example_cuda.so | cut -d " " -f 3)" = attn_plugin_entry'
 tap_try "attnhost check example_cuda.so, what needs no GPU" \
-    "$attnhost" check --quick --filter 'LOAD-*' --filter 'NEGO-*' --filter 'CAPS-*' plugin_cuda/example_cuda.so
+    "$attnhost" check --filter 'LOAD-*' --filter 'NEGO-*' --filter 'CAPS-*' plugin_cuda/example_cuda.so
 if command -v cmake >/dev/null; then
     tap_try "cmake in examples/plugin_cuda" cmake -S plugin_cuda -B plugin_cuda/build
     tap_try "cmake --build" cmake --build plugin_cuda/build

@@ -312,7 +312,7 @@ def test_tensors_of_another_place_or_type():
     step = Step()
     step.metadata.plan(step.batch)
     given = dict(q=step.q, k=step.k, v=step.v, out=torch.empty_like(step.q))
-    for change, words in ((dict(q=step.q.cpu()), ["q", "device type 1"]), (dict(k=step.k.half()), ["k", "f16", "bf16"]),
+    for change, words in ((dict(q=step.q.cpu()), ["q", "device type cpu"]), (dict(k=step.k.half()), ["k", "f16", "bf16"]),
                           (dict(v=step.v[:, :, ::2]), ["v"]), (dict(out=given["out"][:9]), ["out"])):
         refused(InvalidArgument, words, step.metadata.forward, 0, **{**given, **change})
     step.metadata.forward(0, **given)

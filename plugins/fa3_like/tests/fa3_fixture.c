@@ -190,7 +190,8 @@ static void make_instance(test_run *t, const attn_problem *problem)
     t->own = (fa3_instance){.plan = (cuda_function)(uintptr_t) "plan",
                             .rows = (cuda_function)(uintptr_t) "rows",
                             .groups = &t->group};
-    fi_group_init(&t->base, problem, TEST_SMS, CASCADE_AUTO);
+    const fi_options options = fi_read_options(NULL);
+    fi_group_init(&t->base, problem, TEST_SMS, &options);
     t->layer.layer_id = TEST_LAYER;
     t->base.base.layers = &t->layer;
     for (int kernel = 0; kernel < KERNEL_COUNT; kernel++)

@@ -204,7 +204,8 @@ void run_begin(test_run *t, const test_problem *problem, uint32_t kind)
 {
     memset(t, 0, sizeof *t);
     make_problem(&t->of);
-    fi_group_init(&t->group, problem ? &problem->problem : &t->of.problem, TEST_SMS, CASCADE_AUTO);
+    const fi_options options = fi_read_options(NULL);
+    fi_group_init(&t->group, problem ? &problem->problem : &t->of.problem, TEST_SMS, &options);
     if (problem) {
         t->of.bounds = problem->bounds;
         t->of.group.kv_scale_granularity = problem->group.kv_scale_granularity;

@@ -96,20 +96,25 @@ static attn_status load_kernels(attn_instance *made, fi_group *group, attn_error
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
-void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms, int cascade)
+void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms,
+                   const fi_options *options)
 {
     *group =
         (fi_group){.shape = fi_find_shape(problem->group->head_dim, problem->group->v_head_dim)};
     cuda_group_init(&group->base, problem);
     group->num_sms = num_sms ? num_sms : DEFAULT_SMS;
-    group->cascade = cascade;
+    group->options = *options;
 }
 
-/* As many blocks as the device runs at once, or fewer, so that all lanes have as many. Heads of the
- * same keys are read at the same time where there are blocks for them. */
+/* As many blocks as the device runs at once and as there is workspace for, or fewer, so that all
+ * lanes have as many. Heads of the same keys are read at the same time where there are blocks for
+ * them. */
 fi_grid fi_find_grid(const fi_group *group)
 {
+    int64_t most = group->options.workspace / fi_block_bytes(group);
     uint32_t heads = (uint32_t)group->base.kv_heads, blocks = group->num_sms;
+    if (most < blocks)
+        blocks = most > 1 ? (uint32_t)most : 1;
     fi_grid grid = {.lanes = heads < blocks ? heads : blocks};
     while (heads % grid.lanes)
         grid.lanes--;
@@ -145,7 +150,7 @@ static attn_status fill_groups(attn_instance *made, const attn_problem *problems
     for (uint32_t i = 0; i < made->num_groups && status == ATTN_OK; i++) {
         const attn_problem *problem = attn_at(problems, i);
         fi_group *group = &made->groups[i];
-        fi_group_init(group, problem, made->facts.num_sms, made->cascade);
+        fi_group_init(group, problem, made->facts.num_sms, &made->options);
         group->base.layers = next;
         status = attn_util_list_layers(problem->group, layers, &next, error);
         if (status == ATTN_OK)
@@ -192,7 +197,7 @@ attn_status fi_create_with(const attn_backend_type *type, const attn_problem *pr
     memset(made, 0, size + own_size);
     made->services = services;
     made->cuda = cuda;
-    made->cascade = fi_read_option(options, "cascade");
+    made->options = fi_read_options(options);
     made->num_groups = num_problems;
     made->modules = (cuda_module *)(made + 1);
     made->groups = (fi_group *)(made->modules + num_modules);

@@ -23,6 +23,7 @@ enum {
      * a good part are merges, and keys that are read again come from the L2, at 7 TB/s or so. */
     WORTH_BYTES = 256 << 20,
     WORTH_KEYS = 128, /* of a run */
+    PART_SLOTS = 2,   /* of a block: plan.h */
     FORMS = ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR,
     PLANS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA),
     ARRIVED = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_ZEROED),
@@ -88,7 +89,7 @@ fi_plan_layout fi_layout_runs(const fi_group *group, const attn_bounds *bounds)
 int fi_num_levels(const fi_group *group, const attn_bounds *bounds)
 {
     const cuda_group *base = &group->base;
-    if (group->cascade == CASCADE_NEVER || !(bounds->uses & ATTN_USES_SHARED_PREFIX) ||
+    if (group->options.cascade == CASCADE_NEVER || !(bounds->uses & ATTN_USES_SHARED_PREFIX) ||
         !(bounds->modes & ATTN_MODE_BIT(ATTN_MODE_DECODE)) || !cuda_group_has_cache(base) ||
         cuda_is_fp8(base->kv_dtype) || base->window_left >= 0 || base->chunk > 0 ||
         base->flags & ATTN_GROUP_HAS_ALIBI)
@@ -104,9 +105,15 @@ static uint64_t plans_bytes(const fi_group *group, const attn_bounds *bounds)
            (uint64_t)fi_num_levels(group, bounds) * fi_layout_runs(group, bounds).size;
 }
 
+/* Of its two slots: PART_SLOTS tiles of the kernel that has the larger ones. */
+int64_t fi_block_bytes(const fi_group *group)
+{
+    return (int64_t)PART_SLOTS * FI_PREFILL_ROWS * (group->base.v_dim + 2) * (int)sizeof(float);
+}
+
 fi_workspace_layout fi_layout_workspace(const fi_group *group, int kernel)
 {
-    uint64_t rows = grid_of(group) * 2 * (uint64_t)group->shape->kernels[kernel].rows;
+    uint64_t rows = grid_of(group) * PART_SLOTS * (uint64_t)group->shape->kernels[kernel].rows;
     fi_workspace_layout layout;
     layout.rows_at = aligned(rows * (uint64_t)group->base.v_dim * sizeof(float));
     layout.size = aligned(layout.rows_at + rows * 2 * sizeof(float));
@@ -143,13 +150,13 @@ static uint64_t host_bytes(uint32_t num_groups)
     return sizeof(attn_metadata) + num_groups * sizeof(attn_kv_batch);
 }
 
-void fi_tell_memory(const attn_problem *problem, int cascade, attn_verdict *verdict)
+void fi_tell_memory(const attn_problem *problem, const fi_options *options, attn_verdict *verdict)
 {
     fi_group group;
     const attn_bounds *bounds = problem->bounds;
     if (bounds->max_seqs == 0 || bounds->max_tokens == 0)
         return;
-    fi_group_init(&group, problem, problem->device->num_sms, cascade);
+    fi_group_init(&group, problem, problem->device->num_sms, options);
     verdict->device_bytes = aligned(CUDA_COUNTS_BYTES) + plans_bytes(&group, bounds) +
                             fi_layout_prior(&group, bounds).size + arrived_bytes(&group);
     verdict->host_bytes = host_bytes(1);
@@ -253,7 +260,7 @@ int fi_find_kernel(const attn_metadata *metadata, uint32_t index)
 static int64_t worth_keys(const fi_group *group)
 {
     int64_t key_bytes = 2 * (int64_t)group->base.kv_heads * (group->base.dim + group->base.v_dim);
-    return group->cascade == CASCADE_AUTO ? WORTH_BYTES / key_bytes : 0;
+    return group->options.cascade == CASCADE_AUTO ? WORTH_BYTES / key_bytes : 0;
 }
 
 int fi_planned_levels(const attn_metadata *metadata, const fi_group *group)
@@ -359,7 +366,8 @@ static void take_prefixes(attn_metadata *metadata, int is_first)
     const attn_bounds *bounds = &metadata->plan.bounds;
     int is_graph = metadata->plan.kind == ATTN_METADATA_GRAPH, is_told = !is_graph;
     uint32_t given = batch->mode == ATTN_MODE_DECODE ? batch->num_prefix_levels : 0;
-    fi_prefixes taken = {.least = metadata->instance->cascade == CASCADE_AUTO ? WORTH_KEYS : 1};
+    fi_prefixes taken = {.least =
+                             metadata->instance->options.cascade == CASCADE_AUTO ? WORTH_KEYS : 1};
     fi_prefixes host = taken;
     for (uint32_t l = 0; l < given && l < FI_LEVELS; l++) {
         attn_shared_prefix shared;

@@ -34,15 +34,32 @@ enum { CASCADE_AUTO = 0, CASCADE_ALWAYS = 1, CASCADE_NEVER = 2, CASCADE_COUNT = 
 /* What a plugin declares of them. */
 extern const char *const fi_cascades[CASCADE_COUNT];
 #define FI_OPTIONS                                                                                 \
+    {.struct_size = sizeof(attn_option),                                                           \
+     .type = ATTN_OPTION_ENUM,                                                                     \
+     .key = "cascade",                                                                             \
+     .default_text = "auto",                                                                       \
+     .min = 1,                                                                                     \
+     .num_choices = CASCADE_COUNT,                                                                 \
+     .choices = fi_cascades,                                                                       \
+     .doc = "read keys that sequences of a DECODE batch share, as its hint says, once for all "    \
+            "of them; auto = where that saves more than it costs"},                                \
     {                                                                                              \
-        .struct_size = sizeof(attn_option), .type = ATTN_OPTION_ENUM, .key = "cascade",            \
-        .default_text = "auto", .min = 1, .num_choices = CASCADE_COUNT, .choices = fi_cascades,    \
-        .doc = "read keys that sequences of a DECODE batch share, as its hint says, once for all " \
-               "of them; auto = where that saves more than it costs",                              \
+        .struct_size = sizeof(attn_option), .type = ATTN_OPTION_SIZE, .key = "workspace_size",     \
+        .default_text = "128M", .min = 1 << 20, .max = 1099511627776.0,                            \
+        .doc = "most scratch memory of a layer for the parts of sequences that blocks share; no "  \
+               "more is asked for than they need, 35 MB at most on 132 multiprocessors. Less of "  \
+               "it: fewer blocks"                                                                  \
     }
 
-/* An enumerator's place among its option's choices; the first where the key is not given. */
-int fi_read_option(const attn_options *given, const char *key);
+typedef struct fi_options {
+    int cascade;       /* CASCADE_* */
+    int64_t workspace; /* bytes */
+} fi_options;
+
+fi_options fi_read_options(const attn_options *given);
+
+/* What is given for a key: a number, or an enumerator's place among its option's choices. */
+int64_t fi_read_option(const attn_options *given, const char *key, int64_t otherwise);
 
 /* ---- Layer groups ---------------------------------------------------------------------------- */
 
@@ -58,7 +75,7 @@ typedef struct fi_group {
     cuda_group base; /* the first member: cuda_plan_take() walks over groups */
     const fi_shape *shape;
     uint32_t num_sms;
-    int cascade;                           /* CASCADE_* */
+    fi_options options;
     cuda_function functions[KERNEL_COUNT]; /* those that its cache's type needs */
 } fi_group;
 
@@ -68,6 +85,9 @@ typedef struct fi_grid {
 } fi_grid;
 
 fi_grid fi_find_grid(const fi_group *group);
+
+/* What a block has of the workspace. */
+int64_t fi_block_bytes(const fi_group *group);
 
 /* The same within the bounds' share of the multiprocessors. */
 fi_grid fi_bounded_grid(const fi_group *group, const attn_bounds *bounds);
@@ -79,7 +99,8 @@ int fi_box_keys(const fi_group *group, int kernel);
 
 /* A group from a problem that query accepts, on a device of `num_sms`; layers and the kernel are
  * left to the caller. */
-void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms, int cascade);
+void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms,
+                   const fi_options *options);
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 
@@ -96,7 +117,7 @@ struct attn_instance {
     const attn_services *services;
     const cuda_api *cuda;
     cuda_facts facts;
-    int cascade; /* CASCADE_* */
+    fi_options options;
     cuda_module plan_module;
     cuda_function plan;
     cuda_function save;
@@ -201,7 +222,7 @@ attn_status fi_init_forward_metadata(attn_metadata *metadata, const attn_batch *
                                      attn_stream stream, attn_error *error);
 
 /* Bytes of device and host memory in all, for what query tells. */
-void fi_tell_memory(const attn_problem *problem, int cascade, attn_verdict *verdict);
+void fi_tell_memory(const attn_problem *problem, const fi_options *options, attn_verdict *verdict);
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 

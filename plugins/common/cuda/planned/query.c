@@ -18,6 +18,7 @@ enum {
     ALL_GROUP_FLAGS = ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI,
     /* How a sequence is shared out depends on the batch. */
     ALL_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_SM_BUDGET,
+    WORKSPACE = 128 << 20, /* bytes, as FI_OPTIONS says */
 };
 
 /* What the kernels are compiled for; planned_GENCODE of Makefile.am.inc. */
@@ -28,15 +29,20 @@ static const char codes[] = "sm_90a";
 const char *const fi_cascades[CASCADE_COUNT] = {
     [CASCADE_AUTO] = "auto", [CASCADE_ALWAYS] = "always", [CASCADE_NEVER] = "never"};
 
-int fi_read_option(const attn_options *given, const char *key)
+int64_t fi_read_option(const attn_options *given, const char *key, int64_t otherwise)
 {
-    int place = 0;
     for (uint32_t i = 0; given && i < given->num_values; i++) {
         const attn_option_value *value = attn_at(given->values, i);
         if (strcmp(value->key, key) == 0)
-            place = (int)value->integer;
+            otherwise = value->integer;
     }
-    return place;
+    return otherwise;
+}
+
+fi_options fi_read_options(const attn_options *given)
+{
+    return (fi_options){.cascade = (int)fi_read_option(given, "cascade", CASCADE_AUTO),
+                        .workspace = fi_read_option(given, "workspace_size", WORKSPACE)};
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
@@ -136,7 +142,8 @@ attn_status fi_query(const attn_backend_type *type, const attn_options *options,
         verdict.cost_hint = 0.5;
         ask.problem.group = &ask.group;
         ask.problem.bounds = &ask.bounds;
-        fi_tell_memory(&ask.problem, fi_read_option(options, "cascade"), &verdict);
+        const fi_options read = fi_read_options(options);
+        fi_tell_memory(&ask.problem, &read, &verdict);
     }
     attn_util_verdict_end(&verdict, given);
     return ATTN_OK;

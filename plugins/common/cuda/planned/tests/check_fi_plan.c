@@ -113,6 +113,9 @@ static void draw_group(test_case *t)
     if (t->group.base.ratio == 0)
         t->group.base.ratio = 40;
     t->group.base.v_dim = 128;
+    t->group.options = fi_read_options(NULL);
+    if (between(t, 0, 3) == 0)
+        t->group.options.workspace = between(t, 1 << 20, 20 << 20);
     t->group.base.window_left = between(t, 0, 3) == 0 ? between(t, 0, 300) : -1;
     t->group.base.chunk = between(t, 0, 5) == 0 ? between(t, 1, 500) : 0;
     t->grid = fi_find_grid(&t->group);
@@ -474,7 +477,9 @@ START_TEST(grids)
 {
     for (int heads = 1; heads <= 200; heads++)
         for (uint32_t sms = 1; sms <= 150; sms++) {
-            fi_group group = {.shape = &fi_shapes[sms % fi_num_shapes], .num_sms = sms};
+            fi_group group = {.shape = &fi_shapes[sms % fi_num_shapes],
+                              .num_sms = sms,
+                              .options = fi_read_options(NULL)};
             group.base.kv_heads = heads;
             fi_grid grid = fi_find_grid(&group);
             REQUIRE(grid.columns >= 1 && grid.lanes * grid.columns <= sms);
@@ -488,6 +493,34 @@ START_TEST(grids)
 }
 END_TEST
 
+/* What blocks leave for each other fits the workspace, of which no more is asked for than is
+ * needed; a block is always there. */
+START_TEST(workspaces)
+{
+    fi_group group = {.shape = fi_find_shape(128, 128),
+                      .num_sms = 132,
+                      .options = fi_read_options(NULL),
+                      .base = {.kv_heads = 8, .v_dim = 128}};
+    fi_grid all = fi_find_grid(&group);
+    ck_assert_uint_eq(all.lanes * all.columns, 128);
+    ck_assert_int_eq(fi_block_bytes(&group), 2 * 128 * 130 * 4);
+    for (int64_t blocks = 1; blocks < 140; blocks++) {
+        group.options.workspace = blocks * fi_block_bytes(&group);
+        fi_grid grid = fi_find_grid(&group);
+        int64_t taken = (int64_t)grid.lanes * grid.columns;
+        ck_assert_int_le(taken, blocks);
+        ck_assert_int_eq(8 % grid.lanes, 0);
+        ck_assert(blocks < 8 || taken > blocks - 8 || taken == 128);
+        /* Up to 256 bytes for each of its two parts go to alignment. */
+        ck_assert_uint_le(fi_layout_workspace(&group, KERNEL_PREFILL).size,
+                          (uint64_t)group.options.workspace + 2 * 256);
+    }
+    group.options.workspace = 1;
+    all = fi_find_grid(&group);
+    ck_assert_uint_eq(all.lanes * all.columns, 1);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("fi_plan");
@@ -495,6 +528,7 @@ static Suite *suite(void)
     tcase_set_timeout(tc, 300);
     tcase_add_test(tc, batches_at_random);
     tcase_add_test(tc, grids);
+    tcase_add_test(tc, workspaces);
     suite_add_tcase(s, tc);
     return s;
 }
