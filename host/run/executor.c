@@ -190,8 +190,10 @@ static struct report_shared shared_in_batch(const struct executor *executor,
     struct report_shared told = {.keys = 0};
     if (step->mode != ATTN_MODE_DECODE || !batch->params.tells_shared)
         return told;
-    told.rows = batch->shared.shared_rows;
-    told.saved_keys = batch->shared.saved_keys;
+    if (batch->batch.num_prefix_levels > 0) {
+        told.rows = batch->shared.shared_rows;
+        told.saved_keys = batch->shared.saved_keys;
+    }
     for (int32_t s = 0; s < step->num_sequences; s++)
         told.keys += step->sequences[s].prefix_len + step->sequences[s].num_new;
     return told;
@@ -262,6 +264,7 @@ attn_status executor_submit(struct executor *executor, const struct batch_step *
     const struct graph_entry *entry = graph_runner_find(executor, step);
     struct batch_step padded = *step;
     padded.padded = entry ? entry->size : 0;
+    padded.tells_shared = entry && entry->tells_shared;
     padded.seq_len_fill = executor->graphs.seq_len_fill;
     flight->mode = step->mode;
     flight->forward_ns = 0;

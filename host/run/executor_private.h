@@ -52,6 +52,7 @@ struct flight {
 /* Decode batches of one padded size, captured. */
 struct graph_entry {
     int32_t size;
+    bool tells_shared;            /* with what backends do for shared prefixes; else without */
     attnhost_metadata **metadata; /* [num_units], GRAPH */
     struct device_graph *graph;
 };
@@ -243,8 +244,9 @@ void executor_fences_judge(struct executor *executor, const struct flight *fligh
 attn_status graph_runner_create(struct executor *executor, attn_error *error);
 void graph_runner_destroy(struct executor *executor);
 
-/* The entry that a step is replayed from: the smallest that holds it; NULL = run it eagerly. */
-const struct graph_entry *graph_runner_find(const struct executor *executor,
+/* The entry that a step is replayed from: the smallest that holds it, of those that tell of shared
+ * prefixes, or do not, as the step does; NULL = run it eagerly. */
+const struct graph_entry *graph_runner_find(struct executor *executor,
                                             const struct batch_step *step);
 
 #endif /* HOST_RUN_EXECUTOR_PRIVATE_H */

@@ -556,13 +556,15 @@ static void fill_runs(const struct shared_prefix_level *level, int32_t room, str
     }
 }
 
-/* For a graph as many levels and runs as its bounds have. */
+/* For a graph as many levels and runs as its bounds have, or none. */
 static void describe_shared(struct forward_batch *b, struct batch_arrays *staged,
                             const struct batch_step *step)
 {
     bool frozen = step->padded > 0;
     shared_prefix_plan(&b->shared, step->sequences, step->num_sequences);
-    int32_t num_levels = frozen ? SHARED_PREFIX_LEVELS : b->shared.num_levels;
+    int32_t num_levels = !frozen              ? b->shared.num_levels
+                         : step->tells_shared ? SHARED_PREFIX_LEVELS
+                                              : 0;
     for (int32_t l = 0; l < num_levels; l++) {
         const struct shared_prefix_level *level = &b->shared.levels[l];
         int32_t num_runs = frozen ? step->padded : level->num_runs;

@@ -9,6 +9,10 @@
  * captured, one launch. What a graph reads of a batch lies on the device at addresses that never
  * change.
  *
+ * What a backend does for shared prefixes is in its graph whether there are any or not, a launch or
+ * more for each level. So where backends are told of them each size has two graphs, and steps that
+ * share little take the one without.
+ *
  * Source of the sizes: cuda_graph.bs, clamped to workload.max_running_requests, as SGLang does it.
  */
 #include "host/run/executor_private.h"
@@ -22,6 +26,8 @@
 #include "host/base/round.h"
 #include "host/select/problem.h"
 #include "host/select/routes.h"
+
+enum { SHARED_PART = 8 }; /* of a step's keys, that have to be saved: an eighth */
 
 /* The mode of all that is captured. */
 static uint32_t captured_mode(const struct executor *executor)
@@ -46,7 +52,8 @@ static attn_status choose_sizes(struct executor *executor, attn_error *error)
 {
     const struct config_ints *wanted = &executor->params.config->cuda_graph.bs;
     struct graph_runner *graphs = &executor->graphs;
-    graphs->entries = calloc(wanted->count + 1, sizeof *graphs->entries);
+    bool twice = executor->batch.params.tells_shared;
+    graphs->entries = calloc(2 * wanted->count + 1, sizeof *graphs->entries);
     if (!graphs->entries)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for graphs");
     int32_t last = 0;
@@ -54,14 +61,19 @@ static attn_status choose_sizes(struct executor *executor, attn_error *error)
         int32_t most = executor->params.bounds.max_seqs;
         last = wanted->items[i] < most ? (int32_t)wanted->items[i] : most;
         graphs->entries[graphs->count++].size = last;
+        if (twice)
+            graphs->entries[graphs->count++] =
+                (struct graph_entry){.size = last, .tells_shared = true};
     }
     return ATTN_OK;
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-static attn_bounds bounds_of(const struct executor *executor, uint32_t unit, int32_t size)
+static attn_bounds bounds_of(const struct executor *executor, uint32_t unit,
+                             const struct graph_entry *entry)
 {
+    int32_t size = entry->size;
     attn_bounds bounds = executor->params.bounds;
     int64_t page = executor->params.config->kv_cache.page_size;
     int64_t most = size * round_up(bounds.max_kv_len, page);
@@ -70,7 +82,7 @@ static attn_bounds bounds_of(const struct executor *executor, uint32_t unit, int
     bounds.max_q_len = drafts_rows(&executor->params.drafts);
     bounds.max_tokens = size * bounds.max_q_len;
     problem_bounds_drafts(&bounds, executor->params.config, executor->params.model);
-    if (executor->units[unit].takes_shared)
+    if (entry->tells_shared && executor->units[unit].takes_shared)
         executor_bounds_shared(&bounds);
     bounds.max_kv_tokens = most < bounds.max_kv_tokens ? most : bounds.max_kv_tokens;
     return bounds;
@@ -85,7 +97,7 @@ static attn_status compute_memory(struct executor *executor, uint64_t *bytes, at
     for (uint32_t u = 0; u < executor->num_units; u++) {
         uint64_t scratch = 0;
         for (uint32_t e = 0; e < graphs->count && status == ATTN_OK; e++) {
-            attn_bounds bounds = bounds_of(executor, u, graphs->entries[e].size);
+            attn_bounds bounds = bounds_of(executor, u, &graphs->entries[e]);
             attn_memory_size size = {.struct_size = sizeof size};
             status = attnhost_metadata_size(executor->units[u].backend, ATTN_METADATA_GRAPH,
                                             &bounds, &size, error);
@@ -113,9 +125,10 @@ static attn_status check_memory(struct executor *executor, attn_error *error)
     if (p->notes)
         fprintf(p->notes,
                 "graphs: %u %s batches of %" PRId32 " to %" PRId32
-                " sequences, %.1f MiB of metadata\n",
+                " sequences%s, %.1f MiB of metadata\n",
                 graphs->count, p->drafts.tokens > 0 ? "verification" : "decode",
                 graphs->entries[0].size, graphs->entries[graphs->count - 1].size,
+                executor->batch.params.tells_shared ? ", with shared prefixes and without" : "",
                 (double)needed / (1 << 20));
     if (needed <= free_bytes)
         return ATTN_OK;
@@ -136,7 +149,7 @@ static attn_status make_metadata(struct executor *executor, struct graph_entry *
                              ? ATTN_OK
                              : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for graphs");
     for (uint32_t u = 0; u < executor->num_units && status == ATTN_OK; u++) {
-        attn_bounds bounds = bounds_of(executor, u, entry->size);
+        attn_bounds bounds = bounds_of(executor, u, entry);
         status = attnhost_metadata_create(executor->units[u].backend, ATTN_METADATA_GRAPH, &bounds,
                                           NULL, &entry->metadata[u], error);
     }
@@ -151,6 +164,7 @@ static attn_status plan_padding(struct executor *executor, const struct graph_en
         .mode = captured_mode(executor),
         .req_to_token_stride = executor->params.table_columns,
         .padded = entry->size,
+        .tells_shared = entry->tells_shared,
         .seq_len_fill = executor->graphs.seq_len_fill,
     };
     attn_status status = forward_batch_fill(&executor->batch, 0, &step, error);
@@ -263,14 +277,29 @@ void graph_runner_destroy(struct executor *executor)
 
 /* ---- Replay ---------------------------------------------------------------------------------- */
 
-const struct graph_entry *graph_runner_find(const struct executor *executor,
+/* Do the step's sequences share so many of their keys that it is worth a launch for each level? */
+static bool tells_shared(struct executor *executor, const struct batch_step *step)
+{
+    struct shared_prefix *shared = &executor->batch.shared;
+    int64_t keys = 0;
+    if (!executor->batch.params.tells_shared || step->mode != ATTN_MODE_DECODE)
+        return false;
+    shared_prefix_plan(shared, step->sequences, step->num_sequences);
+    for (int32_t s = 0; s < step->num_sequences; s++)
+        keys += step->sequences[s].prefix_len + step->sequences[s].num_new;
+    return shared->num_levels > 0 && shared->saved_keys >= keys / SHARED_PART;
+}
+
+const struct graph_entry *graph_runner_find(struct executor *executor,
                                             const struct batch_step *step)
 {
     const struct graph_runner *graphs = &executor->graphs;
-    if (step->mode != captured_mode(executor))
+    if (step->mode != captured_mode(executor) || graphs->count == 0)
         return NULL;
+    bool told = tells_shared(executor, step);
     for (uint32_t e = 0; e < graphs->count; e++)
-        if (graphs->entries[e].size >= step->num_sequences)
+        if (graphs->entries[e].size >= step->num_sequences &&
+            graphs->entries[e].tells_shared == told)
             return &graphs->entries[e];
     return NULL;
 }
