@@ -2,7 +2,7 @@
 """Models with ALiBi (BLOOM, MPT), which call no attention interface: their forward up to attention and
 after it. Slopes times the distance to a key, and slopes times the key's position, as these models add
 them, are the same to a softmax."""
-import inspect
+import math
 from typing import Any, Callable, Dict, Tuple
 
 import torch
@@ -12,9 +12,18 @@ from torch import nn
 Attend = Callable[..., torch.Tensor]
 
 
+def slopes_of(heads: int, device: torch.device) -> torch.Tensor:
+    """[heads], fp32: 2^(-8 i / n) of n heads, if that is a power of two; else of the next smaller one, and
+    for the other heads the odd ones of twice as many (Press et al. 2022, https://arxiv.org/abs/2108.12409)."""
+    whole = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
+    slopes += [2 ** (-4 * (2 * i + 1) / whole) for i in range(heads - whole)]
+    return torch.tensor(slopes, dtype=torch.float32, device=device)
+
+
 def _bloom(module: Any, attend: Attend, hidden: torch.Tensor, residual: torch.Tensor, alibi: torch.Tensor,
            **_: Any) -> Tuple[torch.Tensor, None]:
-    slopes = inspect.getmodule(type(module))._get_alibi_slopes(module.num_heads, alibi.device)
+    slopes = slopes_of(module.num_heads, alibi.device)
     q, k, v = module._reshape(module.query_key_value(hidden))
     out = attend(q, k, v, slopes, module.inv_norm_factor)
     return residual + module.dense(out.flatten(2)), None
