@@ -39,6 +39,14 @@ static uint64_t tensor_bytes(const attn_tensor *tensor)
                : bytes;
 }
 
+/* Pages of the pool that a KV group is in. */
+static int64_t pages_held(const struct kv_pool_params *params, uint32_t holds)
+{
+    return holds == MODEL_KV_WINDOW    ? params->num_window_pages
+           : holds == MODEL_KV_ENCODER ? params->num_encoder_pages
+                                       : params->num_pages;
+}
+
 static uint32_t holds_of(const struct model *model, const attn_layer_group *group)
 {
     return model_group_has_kv(group) && (uint32_t)group->kv_group < model->num_kv_groups
@@ -55,8 +63,7 @@ static void shape_buffer(const struct model *model, uint32_t g, const struct kv_
     const struct kind_pool pool = {
         .layout = model_group_has_state(group) ? from->state_layout : from->kv_layout,
         .kv_dtype = from->kv_dtype,
-        .num_pages = holds_of(model, group) == MODEL_KV_WINDOW ? params->num_window_pages
-                                                               : params->num_pages,
+        .num_pages = pages_held(params, holds_of(model, group)),
         .page_size = params->page_size,
         .num_slots = params->num_state_slots,
     };
@@ -80,6 +87,7 @@ static uint64_t bytes_of_one(const struct model *model, const struct kv_pool_gro
                                        .page_size = 1,
                                        .num_pages = 1,
                                        .num_window_pages = 1,
+                                       .num_encoder_pages = 1,
                                        .num_state_slots = 1};
     struct kv_pool_buffer buffer;
     uint64_t bytes = 0;

@@ -33,7 +33,8 @@ struct kv_pool_params {
     int64_t num_pages;                  /* page 0 included */
     int64_t num_state_slots;            /* slot 0 included; 0 = the model has no state */
     bool poison; /* fill what has not been written with NaN, so that reading it shows */
-    int64_t num_window_pages; /* likewise, of layers in MODEL_KV_WINDOW */
+    int64_t num_window_pages;  /* likewise, of layers in MODEL_KV_WINDOW */
+    int64_t num_encoder_pages; /* and in MODEL_KV_ENCODER */
 };
 
 struct kv_pool_tensor {

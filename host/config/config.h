@@ -189,6 +189,7 @@ struct config_kv_cache {
     int32_t layout;               /* CONFIG_LAYOUT_* */
     int32_t latent_layout;        /* CONFIG_LATENT_* */
     int64_t max_total_tokens;     /* 0 = from mem_fraction */
+    int64_t max_encoder_tokens;   /* of cross attention's pool; 0 = of all requests that run */
     double mem_fraction;          /* of the device memory that is free at start */
     bool hybrid_swa_memory;       /* layers with a window or chunks have a pool of their own */
     double swa_full_tokens_ratio; /* tokens of that pool over those of the other */

@@ -162,6 +162,9 @@ const struct config_key config_keys[] = {
         .help = "latent: elements of dtype; latent_fp8: fp8_e4m3 with scales in each row."),
     KEY(kv_cache, "max_total_tokens", max_total_tokens, int, "", RANGE(1, 1099511627776),
         .help = "Tokens that the cache holds; left out: what mem_fraction yields."),
+    KEY(kv_cache, "max_encoder_tokens", max_encoder_tokens, int, "", RANGE(1, 1099511627776),
+        .help = "Tokens of encoders that the pool of cross attention holds; left out: those of all "
+                "requests that run together."),
     KEY(kv_cache, "mem_fraction", mem_fraction, double, "0.8", RANGE(0, 1),
         .flags = CONFIG_ABOVE_MIN,
         .help = "Share of the device memory free at start that the cache takes."),

@@ -45,6 +45,11 @@ bool operands_write_kv(const struct model *model, int32_t layer)
     return model_group_has_kv(group) && !(ids->flags & ATTN_LAYER_KV_READ_ONLY);
 }
 
+bool operands_are_encoded(const struct model *model, int32_t layer)
+{
+    return group_of(model, layer)->attn_type == ATTN_TYPE_CROSS;
+}
+
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
 /* Is it written to the cache? */
@@ -53,15 +58,21 @@ static bool is_key_or_value(const struct row_operand *operand)
     return operand->stream == GENERATOR_KEY || operand->stream == GENERATOR_VALUE;
 }
 
+uint32_t operands_count_kv(const struct row_operand *list, uint32_t count)
+{
+    uint32_t num_kv = 0;
+    while (num_kv < count && is_key_or_value(&list[count - 1 - num_kv]))
+        num_kv++;
+    return num_kv;
+}
+
 uint32_t operands_list(const struct model *model, int32_t layer, struct row_operand *list)
 {
     const attn_layer_group *group = group_of(model, layer);
     uint32_t count = form_of(model, layer)->list(model, group, list);
     bool reads_alone = model_group_has_kv(group) && !operands_write_kv(model, layer) &&
                        !operands_is_expanded(model, layer);
-    while (reads_alone && count > 0 && is_key_or_value(&list[count - 1]))
-        count--;
-    return count;
+    return reads_alone ? count - operands_count_kv(list, count) : count;
 }
 
 uint32_t operands_list_latents(const struct model *model, int32_t layer, struct row_operand *list)
@@ -115,5 +126,7 @@ generator_layer operands_geometry(const struct model *model, int32_t layer)
     generator_layer geometry = {.kv_layer = expanded ? (int32_t)model->num_layers + owner : owner};
     if (form->geometry)
         form->geometry(group_of(model, layer), &geometry);
+    if (operands_are_encoded(model, layer))
+        geometry.num_keys = model->max_encoder_len;
     return geometry;
 }

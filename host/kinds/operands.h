@@ -50,6 +50,12 @@ bool operands_is_expanded(const struct model *model, int32_t layer);
 /* List what a layer is given, and return how many these are. */
 uint32_t operands_list(const struct model *model, int32_t layer, struct row_operand *list);
 
+/* How many of a list are new keys and values: the last ones. */
+uint32_t operands_count_kv(const struct row_operand *list, uint32_t count);
+
+/* Have new keys and values rows of their own, those of an encoder (cross attention)? */
+bool operands_are_encoded(const struct model *model, int32_t layer);
+
 /* The same of what else the expanded form is given: new latents, made as for layer l. None in
  * other forms. */
 uint32_t operands_list_latents(const struct model *model, int32_t layer, struct row_operand *list);

@@ -322,6 +322,14 @@ bool model_has_tower(const struct model *model)
     return found && !model_encodes(model);
 }
 
+bool model_crosses(const struct model *model)
+{
+    for (uint32_t g = 0; g < model->num_groups; g++)
+        if (model->groups[g].attn_type == ATTN_TYPE_CROSS)
+            return true;
+    return false;
+}
+
 bool model_layer_runs(const struct model *model, uint32_t layer, uint32_t mode)
 {
     bool encodes = mode == MODEL_MODE_ENCODE;

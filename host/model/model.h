@@ -107,6 +107,10 @@ enum { MODEL_MODE_ENCODE = ATTN_MODE_COUNT };
 /* Are there encoders next to layers of a decoder? */
 bool model_has_tower(const struct model *model);
 
+/* Does a decoder read an encoder's keys, by cross attention? Then requests share no prefixes: what
+ * the keys of one are depends on what the encoder read. */
+bool model_crosses(const struct model *model);
+
 /* Does a layer run in batches of this mode? The draft model's run where prompts are computed and in
  * DRAFT_EXTEND, the target's in all modes but that. */
 bool model_layer_runs(const struct model *model, uint32_t layer, uint32_t mode);

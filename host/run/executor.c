@@ -33,8 +33,13 @@ static attn_status make_inputs(struct executor *executor, int32_t layer,
                                const struct layer_operands *o, attn_error *error)
 {
     const struct step_rows *rows = &executor->batch.rows;
+    uint32_t num_own = o->num_vectors - o->num_encoded;
     attn_status status = step_kernels_generate(executor->kernels, o->form, rows, o->vectors,
-                                               o->num_vectors, executor->stream, error);
+                                               num_own, executor->stream, error);
+    if (status == ATTN_OK && o->num_encoded > 0)
+        status =
+            step_kernels_generate(executor->kernels, o->form, &executor->batch.encoder_rows,
+                                  o->vectors + num_own, o->num_encoded, executor->stream, error);
     if (status == ATTN_OK && o->num_latents > 0)
         status = step_kernels_generate(executor->kernels, layer, rows, o->vectors + o->num_vectors,
                                        o->num_latents, executor->stream, error);

@@ -42,7 +42,7 @@ static bool unit_shares(const struct executor_params *p, const struct select_uni
 {
     bool shares = false;
     if (!(unit->modes & ATTN_MODE_BIT(ATTN_MODE_DECODE)) || p->drafts.tokens > 0 ||
-        !p->config->kv_cache.prefix_cache)
+        !p->config->kv_cache.prefix_cache || model_crosses(p->model))
         return false;
     for (uint32_t i = 0; i < unit->num_groups; i++) {
         const attn_layer_group *group = &p->model->groups[unit->groups[i]];
@@ -151,6 +151,11 @@ static bool has_state(const struct model *model)
 
 static attn_status make_batch(struct executor *executor, attn_error *error)
 {
+    static const int pools[MODEL_KV_COUNT] = {
+        [MODEL_KV_DECODER] = SCHEDULER_ALL,
+        [MODEL_KV_WINDOW] = SCHEDULER_WINDOW,
+        [MODEL_KV_ENCODER] = SCHEDULER_ENCODER,
+    };
     const struct executor_params *p = &executor->params;
     uint32_t forms = 0;
     bool shared = false;
@@ -177,8 +182,7 @@ static attn_status make_batch(struct executor *executor, attn_error *error)
         .num_kv_groups = p->model->num_kv_groups,
     };
     for (uint32_t g = 0; g < p->model->num_kv_groups; g++)
-        params.kv_pools[g] =
-            p->model->kv_groups[g].holds == MODEL_KV_WINDOW ? SCHEDULER_WINDOW : SCHEDULER_ALL;
+        params.kv_pools[g] = pools[p->model->kv_groups[g].holds];
     p->report->has_shared = shared;
     return forward_batch_init(&executor->batch, &params, error);
 }

@@ -108,6 +108,19 @@ static void set_operand(const struct executor *executor, const struct row_operan
     o->operands[operand->role] = tensor;
 }
 
+/* Of vectors whose keys and values are an encoder's: these are given where the step has some. */
+static void split_encoded(const struct executor *executor, const struct row_operand *list,
+                          struct layer_operands *o)
+{
+    if (!operands_are_encoded(executor->params.model, o->form))
+        return;
+    o->num_encoded = operands_count_kv(list, o->num_vectors);
+    if (executor->batch.encoder_rows.count > 0)
+        return;
+    o->num_vectors -= o->num_encoded;
+    o->num_encoded = 0;
+}
+
 static void set_rows(const struct executor *executor, int32_t l, int64_t rows,
                      struct layer_operands *o)
 {
@@ -115,10 +128,14 @@ static void set_rows(const struct executor *executor, int32_t l, int64_t rows,
     const attn_layer_group *group = &model->groups[model->layers[l].group];
     struct row_operand list[OPERANDS_MAX], lse = operands_lse(model, o->form);
     o->num_vectors = operands_list(model, o->form, list);
+    split_encoded(executor, list, o);
     o->num_latents = operands_list_latents(model, o->form, list + o->num_vectors);
+    uint32_t num_own = o->num_vectors - o->num_encoded;
     for (uint32_t i = 0; i < o->num_vectors + o->num_latents; i++) {
+        bool encoded = i >= num_own && i < o->num_vectors;
         o->vectors[i] = (struct step_vectors){list[i], group, executor->operands[list[i].role]};
-        set_operand(executor, &list[i], rows, &o->rows[i], o);
+        set_operand(executor, &list[i], encoded ? executor->batch.encoder_rows.count : rows,
+                    &o->rows[i], o);
     }
     o->written = operands_output(model, o->form);
     set_operand(executor, &o->written, rows, &o->out, o);
@@ -160,12 +177,14 @@ void executor_operands_set(struct executor *executor, int32_t l, int64_t rows, u
     memset(o, 0, sizeof *o);
     o->form = operands_form(model, l, executor->batch.mode);
     set_rows(executor, l, rows, o);
+    bool saves =
+        operands_write_kv(model, l) && (o->num_encoded > 0 || !operands_are_encoded(model, l));
     set_constants(executor, l, o);
     if (model->layers[l].kv_buffer >= 0)
         set_pool(executor, l, o);
     o->args = (attn_forward_args){
         .struct_size = sizeof o->args,
-        .flags = flags | (operands_write_kv(model, l) ? ATTN_FORWARD_SAVE_KV : 0),
+        .flags = flags | (saves ? ATTN_FORWARD_SAVE_KV : 0),
         .num_operands = ATTN_ROLE_COUNT,
         .num_scales = ATTN_ROLE_COUNT,
         .operands = o->operands,

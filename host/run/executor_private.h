@@ -115,6 +115,7 @@ static inline bool executor_on_cpu(const struct executor *executor)
 struct layer_operands {
     int32_t form; /* operands_form() of the layer */
     uint32_t num_vectors, num_latents;
+    uint32_t num_encoded; /* of the vectors: the last ones, whose rows are an encoder's */
     struct step_vectors vectors[OPERANDS_MAX]; /* what is made for the form, then for the latents */
     attn_tensor rows[OPERANDS_MAX];            /* the same as it is handed over */
     struct row_operand written;

@@ -20,6 +20,19 @@ static bool on_cpu(const struct forward_batch *b)
     return b->params.device->type == ATTN_DEVICE_CPU;
 }
 
+static bool is_of_encoder(const struct forward_batch_params *p, uint32_t g)
+{
+    return p->kv_pools[g] == SCHEDULER_ENCODER;
+}
+
+static bool has_encoder(const struct forward_batch_params *p)
+{
+    bool found = false;
+    for (uint32_t g = 0; g < p->num_kv_groups; g++)
+        found |= is_of_encoder(p, g);
+    return found;
+}
+
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* Cut `count` elements off the block; with base NULL only the size is counted. */
@@ -66,6 +79,18 @@ static uint64_t lay_out_sequences(const struct forward_batch_params *p, char *ba
     return used;
 }
 
+static void lay_out_encoder(const struct forward_batch_params *p, char *base, uint64_t *used,
+                            struct batch_encoder *a)
+{
+    uint64_t seqs = (uint64_t)p->max_seqs, tokens = (uint64_t)p->max_tokens;
+    a->kv_lens = carve(base, used, seqs, sizeof *a->kv_lens);
+    a->new_indptr = carve(base, used, seqs + 1, sizeof *a->new_indptr);
+    a->kv_indptr = carve(base, used, seqs + 1, sizeof *a->kv_indptr);
+    a->last_page_len = carve(base, used, seqs, sizeof *a->last_page_len);
+    a->row_request = carve(base, used, tokens, sizeof *a->row_request);
+    a->row_position = carve(base, used, tokens, sizeof *a->row_position);
+}
+
 static void lay_out_group(const struct forward_batch_params *p, bool with_pages, char *base,
                           uint64_t *used, struct batch_group_arrays *a)
 {
@@ -90,6 +115,8 @@ static uint64_t lay_out(const struct forward_batch_params *p, bool with_pages, c
     a->row_position = carve(base, &used, tokens, sizeof *a->row_position);
     if (p->has_state)
         a->snapshots = carve(base, &used, tokens, sizeof *a->snapshots);
+    if (has_encoder(p))
+        lay_out_encoder(p, base, &used, &a->encoder);
     for (uint32_t g = 0; g < p->num_kv_groups; g++)
         lay_out_group(p, with_pages, base, &used, &a->groups[g]);
     return used;
@@ -246,16 +273,18 @@ static attn_status check_bounds(const struct forward_batch *b, const struct batc
                                 attn_error *error)
 {
     const struct forward_batch_params *p = &b->params;
-    int64_t tokens = 0, pages = 0, longest = 0;
+    int64_t tokens = 0, encoded = 0, pages = 0, longest = 0;
     for (int32_t s = 0; s < step->num_sequences; s++) {
         const struct scheduler_seq *sequence = &step->sequences[s];
         int64_t keys = kv_len(sequence);
         tokens += sequence->num_new;
+        encoded += sequence->encoder_new;
         pages += units_for(keys, p->page_size);
         longest = keys > longest ? keys : longest;
     }
     int32_t seqs = step->padded > step->num_sequences ? step->padded : step->num_sequences;
     tokens += (int64_t)(seqs - step->num_sequences) * rows_of_padding(b, step);
+    tokens = encoded > tokens ? encoded : tokens;
     if (seqs <= p->max_seqs && tokens <= p->max_tokens && longest <= p->max_kv_len &&
         pages * p->page_size <= p->max_kv_tokens)
         return ATTN_OK;
@@ -387,6 +416,37 @@ static int32_t fill_padding(const struct forward_batch *b, struct batch_arrays *
     return rows;
 }
 
+/* The keys of an encoder that sequence `s` reads, and of which it brings all or none. */
+static void fill_encoded(struct forward_batch *b, struct batch_encoder *a, int32_t s,
+                         const struct scheduler_seq *sequence, int32_t *pages)
+{
+    int32_t page_size = b->params.page_size, length = sequence->encoder_len;
+    int32_t count = pages_of(length, page_size), *rows = &b->encoder_rows.count;
+    a->kv_lens[s] = length;
+    a->new_indptr[s] = *rows;
+    a->kv_indptr[s] = *pages;
+    a->last_page_len[s] = count == 0 ? 0 : length - (count - 1) * page_size;
+    *pages += count;
+    if (b->batch.max_kv_len < length)
+        b->batch.max_kv_len = length;
+    for (int32_t j = 0; j < sequence->encoder_new; j++, ++*rows) {
+        a->row_request[*rows] = (int32_t)sequence->request;
+        a->row_position[*rows] = j;
+    }
+}
+
+static void fill_encoder(struct forward_batch *b, struct batch_arrays *a,
+                         const struct batch_step *step)
+{
+    int32_t pages = 0;
+    b->encoder_rows =
+        (struct step_rows){b->arrays.encoder.row_request, b->arrays.encoder.row_position, 0};
+    for (int32_t s = 0; s < step->num_sequences; s++)
+        fill_encoded(b, &a->encoder, s, &step->sequences[s], &pages);
+    a->encoder.new_indptr[step->num_sequences] = b->encoder_rows.count;
+    a->encoder.kv_indptr[step->num_sequences] = pages;
+}
+
 static void fill_moves(const struct forward_batch *b, struct batch_staging *staging,
                        const struct batch_step *step)
 {
@@ -449,9 +509,14 @@ static int32_t fill_arrays(struct forward_batch *b, struct batch_arrays *a,
             sequence->num_new > batch->max_q_len ? sequence->num_new : batch->max_q_len;
         batch->max_kv_len = a->seq_lens[s] > batch->max_kv_len ? a->seq_lens[s] : batch->max_kv_len;
     }
-    for (uint32_t g = 0; row > 0 && g < b->params.num_kv_groups; g++)
-        memcpy(a->groups[g].out_cache_loc, step->pools[b->params.kv_pools[g]].slots,
-               (size_t)row * sizeof(int64_t));
+    if (has_encoder(&b->params))
+        fill_encoder(b, a, step);
+    for (uint32_t g = 0; g < b->params.num_kv_groups; g++) {
+        int32_t count = is_of_encoder(&b->params, g) ? b->encoder_rows.count : row;
+        if (count > 0)
+            memcpy(a->groups[g].out_cache_loc, step->pools[b->params.kv_pools[g]].slots,
+                   (size_t)count * sizeof(int64_t));
+    }
     batch->num_real_tokens = row;
     for (; s < step->padded; s++)
         row += fill_padding(b, a, s, step, row, &pages);
@@ -478,6 +543,18 @@ static int32_t fill_arrays(struct forward_batch *b, struct batch_arrays *a,
     {                                                                                              \
         staged->name, b->arrays.name                                                               \
     }
+
+/* What differs where the keys are an encoder's. */
+static void describe_encoder(const struct forward_batch *b, const struct batch_arrays *staged,
+                             attn_kv_batch *kv)
+{
+    kv->kv_lens = (attn_i32_array)BOTH(encoder.kv_lens);
+    kv->kv_new_indptr = (attn_i32_array)BOTH(encoder.new_indptr);
+    if (!(kv->index_forms & ATTN_INDEX_CSR))
+        return;
+    kv->kv_indptr = (attn_i32_array)BOTH(encoder.kv_indptr);
+    kv->last_page_len = (attn_i32_array)BOTH(encoder.last_page_len);
+}
 
 static void describe_kv_group(struct forward_batch *b, const struct batch_arrays *staged,
                               const struct batch_step *step, uint32_t g)
@@ -507,6 +584,8 @@ static void describe_kv_group(struct forward_batch *b, const struct batch_arrays
         kv->kv_indices = (attn_i32_array)BOTH(groups[g].kv_indices);
         kv->last_page_len = (attn_i32_array)BOTH(last_page_len);
     }
+    if (is_of_encoder(&b->params, g))
+        describe_encoder(b, staged, kv);
 }
 
 static void describe_state(struct forward_batch *b, const struct batch_arrays *staged,
@@ -693,17 +772,18 @@ static attn_status index_pages(const struct forward_batch *b, uint32_t g,
                                attn_error *error)
 {
     const struct forward_batch_params *p = &b->params;
+    const struct batch_encoder *encoder = is_of_encoder(p, g) ? &b->arrays.encoder : NULL;
     struct step_index index = {
         .req_to_token = b->tables[g],
         .req_to_token_stride = b->table_stride,
         .req_pool_indices = b->arrays.req_pool_indices,
-        .kv_lens = b->arrays.seq_lens,
+        .kv_lens = encoder ? encoder->kv_lens : b->arrays.seq_lens,
         .num_seqs = b->batch.num_seqs,
         .page_size = p->page_size,
         .max_pages = pages_of(b->batch.max_kv_len, p->page_size),
         .block_table = b->arrays.groups[g].block_table,
         .block_table_stride = pages_of(p->max_kv_len, p->page_size),
-        .kv_indptr = b->arrays.kv_indptr,
+        .kv_indptr = encoder ? encoder->kv_indptr : b->arrays.kv_indptr,
         .kv_indices = b->arrays.groups[g].kv_indices,
     };
     return step_kernels_index_pages(kernels, &index, stream, error);

@@ -7,7 +7,9 @@
  * writes them in staging blocks of the same shape, several, so that the next batches can be written
  * while earlier ones are still on their way. On the CPU both are one block.
  *
- * Each KV group of the model is in a pool of the scheduler's, whose slots and table it has.
+ * Each KV group of the model is in a pool of the scheduler's, whose slots and table it has. That of
+ * cross attention, in the encoder's pool, has lengths and new rows of its own; it is filled on the
+ * CPU alone, where `run` serves it.
  *
  * req_to_token: on the CPU the scheduler's own table is handed on. On another device the batch
  * keeps a copy there, which step_kernels.h brings up to date; page ids are taken from it there,
@@ -91,6 +93,10 @@ struct batch_arrays {
     int32_t *state_slot, *state_dst, *state_initial; /* with has_state, as is snapshots */
     int32_t *row_request, *row_position;
     int32_t *snapshots;
+    struct batch_encoder {
+        int32_t *kv_lens, *new_indptr, *kv_indptr, *last_page_len;
+        int32_t *row_request, *row_position; /* of new keys */
+    } encoder;                               /* with a KV group in its pool */
     struct batch_group_arrays groups[MODEL_KV_COUNT];
 };
 
@@ -123,6 +129,7 @@ struct forward_batch {
     struct shared_prefix shared;      /* with tells_shared: of the last DECODE batch */
     attn_shared_prefix levels[SHARED_PREFIX_LEVELS];
     struct step_rows rows;                 /* whose its rows are; device arrays */
+    struct step_rows encoder_rows;         /* and the encoder's new keys */
     struct batch_arrays arrays;            /* on the device */
     void *memory;                          /* of these; on the CPU staging[0]'s */
     int32_t *req_to_token[MODEL_KV_COUNT]; /* copies on the device; NULL on the CPU */

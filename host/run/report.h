@@ -64,7 +64,7 @@ enum report_phase { REPORT_PREFILL, REPORT_DECODE, REPORT_PHASES };
 
 /* A pool of KV. */
 struct report_pool {
-    const char *holds;                    /* static: "all", "window" */
+    const char *holds;                    /* static: "all", "window", "encoder" */
     int32_t layers;                       /* that lie in it */
     int64_t bytes_per_token;              /* of these layers together */
     int64_t capacity, peak, held, leaked; /* tokens */
@@ -80,7 +80,7 @@ struct report {
         int64_t decode;     /* rows computed */
         int64_t prefix_hit; /* tokens found in the prefix cache, above what the request ever had */
         int64_t recomputed; /* rows of `prefill` that the request had before */
-        int64_t encoded;    /* rows of a vision tower */
+        int64_t encoded;    /* rows of the encoder next to a decoder */
     } tokens;
     struct {
         bool present;

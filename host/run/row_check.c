@@ -147,6 +147,8 @@ static void list_sequences(const struct row_check *check, const struct batch_ste
             .prefix_len = sequence->prefix_len,
             .num_rows = tree ? tree->committed : sequence->num_new,
             .first_row = row,
+            .encoder_len = sequence->encoder_len,
+            .encoder_new = sequence->encoder_new,
             .stored = state_history_of(&check->states, sequence->state_slot),
         };
         list_places(sequence, tree, list->places + row);

@@ -67,7 +67,9 @@ static struct batch_step batch_step_of(const struct scheduler *scheduler,
         .trees = planned->trees,
         .moves_indptr = planned->moves_indptr,
     };
-    for (int p = 0; p < scheduler_num_pools(scheduler); p++) {
+    for (int p = 0; p < SCHEDULER_POOLS; p++) {
+        if (!scheduler_has_pool(scheduler, p))
+            continue;
         const struct request_table *table = scheduler_request_table(scheduler, p);
         step.pools[p] = (struct batch_pool){
             .slots = planned->pools[p].out_cache_loc,

@@ -5,6 +5,7 @@
 
 #include "host/base/clock.h"
 #include "host/base/round.h"
+#include "host/base/text.h"
 #include "host/embed/embed.h"
 #include "host/select/open_host.h"
 #include "host/kinds/mla.h"
@@ -24,16 +25,10 @@ static attn_status load_plugins(struct session *s, attn_error *error)
 
 /* ---- Model ----------------------------------------------------------------------------------- */
 
-/* A run drives layers that decode over a KV cache, encoders, and those next to a decoder. */
 static attn_status check_drivable(const struct session *s, attn_error *error)
 {
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
         const attn_layer_group *group = &s->model->groups[g];
-        if (group->attn_type == ATTN_TYPE_CROSS)
-            return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s: layer group %u is cross: `run` serves decoders, with a vision "
-                             "tower or without, and encoders (`explain` covers them all)",
-                             s->model->name, g);
         if (kind_of(group)->refused)
             return host_fail(error, ATTN_CONFIG_ERROR,
                              "%s: layer group %u is %s: %s (`explain` covers them all)",
@@ -43,16 +38,19 @@ static attn_status check_drivable(const struct session *s, attn_error *error)
     return ATTN_OK;
 }
 
-/* Operands of some kinds are made, and their rows judged, on the processor alone. */
+/* Operands of some kinds, and an encoder's keys, are made on the processor alone. */
 static attn_status check_kinds(const struct session *s, attn_error *error)
 {
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
         const attn_layer_group *group = &s->model->groups[g];
-        if (kind_of(group)->on_cpu_alone && s->described.type != ATTN_DEVICE_CPU)
+        bool crosses = group->attn_type == ATTN_TYPE_CROSS;
+        if ((kind_of(group)->on_cpu_alone || crosses) && s->described.type != ATTN_DEVICE_CPU)
             return host_fail(error, ATTN_CONFIG_ERROR,
                              "%s: layer group %u is %s, which `run` serves only on the processor: "
                              "accepted platform.device = cpu",
-                             s->model->name, g, model_kind_name(group->kind));
+                             s->model->name, g,
+                             crosses ? model_attn_type_name(group->attn_type)
+                                     : model_kind_name(group->kind));
     }
     return ATTN_OK;
 }
@@ -86,7 +84,7 @@ static attn_status read_model(struct session *s, attn_error *error)
         status = check_drivable(s, error);
     for (uint32_t g = 0; status == ATTN_OK && g < s->model->num_groups; g++)
         s->has_state |= model_group_has_state(&s->model->groups[g]);
-    if (s->has_state && s->config->kv_cache.prefix_cache)
+    if (s->has_state && s->config->kv_cache.prefix_cache && !model_crosses(s->model))
         s->num_cached_states = s->config->kv_cache.cached_states;
     return status;
 }
@@ -110,12 +108,20 @@ static attn_status read_workload(struct session *s, attn_error *error)
 
 /* ---- Selection ------------------------------------------------------------------------------- */
 
+static void print_choices(const struct session *s)
+{
+    const char *none = select_shares_none(s->config, s->model);
+    select_print_choices(s->selection, s->params->choices);
+    if (none)
+        text_wrap_line(s->params->choices, 0, 2, "%s", none);
+}
+
 static attn_status select_backends(struct session *s, attn_error *error)
 {
     attn_status status =
         select_create_here(s->host, s->config, s->model, &s->described, &s->selection, error);
     if (s->selection && s->params->choices)
-        select_print_choices(s->selection, s->params->choices);
+        print_choices(s);
     if (status == ATTN_OK)
         status = check_kinds(s, error);
     return status;
@@ -200,7 +206,8 @@ static attn_status add_requests(struct session *s, attn_error *error)
 static int32_t table_columns(const struct session *s)
 {
     int32_t columns = s->model->max_context_len + session_beyond(s);
-    return columns > session_encoder_len(s) ? columns : session_encoder_len(s);
+    int32_t encoded = session_encoded_len(s);
+    return columns > encoded ? columns : encoded;
 }
 
 static bool has_draft_layer(const struct model *model)
@@ -222,10 +229,13 @@ static attn_status make_scheduler(struct session *s, attn_error *error)
         .chunked_prefill_size = (int32_t)workload->chunked_prefill_size,
         .mixed = workload->mixed,
         .whole_prompts = model_encodes(s->model),
-        .prefix_cache = s->config->kv_cache.prefix_cache && !model_encodes(s->model),
+        .prefix_cache = s->config->kv_cache.prefix_cache && !model_encodes(s->model) &&
+                        !model_crosses(s->model),
         .has_state = s->has_state,
         .num_cached_states = s->num_cached_states,
         .encoder_len = session_encoder_len(s),
+        .cross_len = session_cross_len(s),
+        .num_encoder_pages = s->num_encoder_pages,
         .share_unit = s->workload.block_size,
         .keys = token_keys,
         .keys_context = &s->workload,
@@ -289,11 +299,11 @@ static attn_status narrow_bounds(const struct session *s, attn_bounds *bounds, a
         int64_t rows = session_request_rows(s, &s->workload.requests[r]);
         longest = rows > longest ? rows : longest;
     }
-    int64_t image = session_encoder_len(s);
-    int64_t images =
-        round_up(image, s->config->kv_cache.page_size) * s->config->workload.max_running_requests;
-    longest = image > longest ? image : longest;
-    most = images > most ? images : most;
+    int64_t encoded = session_encoded_len(s);
+    int64_t all_encoded =
+        round_up(encoded, s->config->kv_cache.page_size) * s->config->workload.max_running_requests;
+    longest = encoded > longest ? encoded : longest;
+    most = all_encoded > most ? all_encoded : most;
     problem_bounds(bounds, s->config, s->model, 0);
     bounds->max_tokens = (int32_t)scheduler_max_tokens(s->scheduler);
     bounds->max_kv_len = (int32_t)longest;

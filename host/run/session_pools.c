@@ -31,6 +31,26 @@ int32_t session_encoder_len(const struct session *s)
     return model_has_tower(s->model) ? s->model->max_encoder_len : 0;
 }
 
+/* The KV group that holds MODEL_KV_*; NULL = there is none. */
+static const struct model_kv_group *group_that_holds(const struct model *model, uint32_t holds)
+{
+    for (uint32_t g = 0; g < model->num_kv_groups; g++)
+        if (model->kv_groups[g].holds == holds)
+            return &model->kv_groups[g];
+    return NULL;
+}
+
+int32_t session_cross_len(const struct session *s)
+{
+    return model_crosses(s->model) ? s->model->max_encoder_len : 0;
+}
+
+int32_t session_encoded_len(const struct session *s)
+{
+    int32_t run = session_encoder_len(s), read = session_cross_len(s);
+    return run > read ? run : read;
+}
+
 /* Positions beyond a request's last row that drafts are verified at. */
 int32_t session_beyond(const struct session *s)
 {
@@ -76,27 +96,24 @@ int64_t session_num_state_slots(const struct session *s)
     return s->has_state ? 1 + scheduler_row_states(&params) + s->num_cached_states : 0;
 }
 
-/* The KV group of layers with a window or chunks that has a pool of its own; NULL = none has. */
-static const struct model_kv_group *window_group(const struct model *model)
+/* Pages of an encoder's keys, in whole pages, that one request has. */
+static int64_t encoder_pages_each(const struct session *s)
 {
-    for (uint32_t g = 0; g < model->num_kv_groups; g++)
-        if (model->kv_groups[g].holds == MODEL_KV_WINDOW)
-            return &model->kv_groups[g];
-    return NULL;
+    return units_for(session_cross_len(s), s->config->kv_cache.page_size);
 }
 
 struct scheduler_window session_window(const struct session *s)
 {
-    const struct model_kv_group *group = window_group(s->model);
+    const struct model_kv_group *group = group_that_holds(s->model, MODEL_KV_WINDOW);
     return group ? (struct scheduler_window){s->num_window_pages, group->window_left, group->chunk}
                  : (struct scheduler_window){.num_pages = 0};
 }
 
 /* ---- Sizes ----------------------------------------------------------------------------------- */
 
-/* Pages that the pool holds, with so many bytes of memory free now, of which states take theirs
- * first. */
-static int64_t choose_capacity(const struct session *s, uint64_t token_bytes, uint64_t state_bytes,
+/* Pages that the pool holds, with so many bytes of memory free now, of which states and encoders'
+ * keys take theirs first. */
+static int64_t choose_capacity(const struct session *s, uint64_t token_bytes, uint64_t first_bytes,
                                uint64_t free_bytes)
 {
     const struct config_kv_cache *cache = &s->config->kv_cache;
@@ -104,7 +121,7 @@ static int64_t choose_capacity(const struct session *s, uint64_t token_bytes, ui
         return useful_pages(s);
     if (cache->max_total_tokens > 0)
         return cache->max_total_tokens / cache->page_size;
-    double bytes = cache->mem_fraction * (double)free_bytes - (double)state_bytes;
+    double bytes = cache->mem_fraction * (double)free_bytes - (double)first_bytes;
     int64_t affordable =
         token_bytes > 0 ? (int64_t)(bytes / (double)token_bytes) / cache->page_size : INT64_MAX;
     int64_t useful = useful_pages(s);
@@ -126,10 +143,11 @@ static attn_status check_capacity(const struct session *s, int64_t pages, uint64
                            (long long)(most * cache->page_size), (long long)cache->page_size);
     return config_fail(s->config, "kv_cache.mem_fraction", error,
                        "%g of the free memory is %lld pages of %lld tokens, %llu bytes per token, "
-                       "in addition to %lld recurrent states: accepted 1..%lld pages",
+                       "in addition to %lld recurrent states and %lld pages of encoders' keys: "
+                       "accepted 1..%lld pages",
                        cache->mem_fraction, (long long)pages, (long long)cache->page_size,
                        (unsigned long long)token_bytes, (long long)session_num_state_slots(s),
-                       (long long)most);
+                       (long long)s->num_encoder_pages, (long long)most);
 }
 
 /* Bytes that one more token of the pool of all positions takes, with what the pool of windows has
@@ -146,7 +164,30 @@ static uint64_t bytes_per_token(const struct session *s, const struct kv_pool_gr
 static int64_t window_pages(const struct session *s, int64_t pages)
 {
     double share = (double)pages * s->config->kv_cache.swa_full_tokens_ratio;
-    return window_group(s->model) ? 1 + (int64_t)ceil(share) : 0;
+    return group_that_holds(s->model, MODEL_KV_WINDOW) ? 1 + (int64_t)ceil(share) : 0;
+}
+
+/* The pool of encoders' keys, page 0 included: of all requests that can run, or what the
+ * configuration says. */
+static attn_status size_encoder_pool(struct session *s, attn_error *error)
+{
+    int64_t each = encoder_pages_each(s), page_size = s->config->kv_cache.page_size;
+    int64_t tokens = s->config->kv_cache.max_encoder_tokens;
+    int64_t running = s->config->workload.max_running_requests;
+    if (each == 0)
+        return ATTN_OK;
+    if (running > s->workload.num_requests)
+        running = s->workload.num_requests > 0 ? s->workload.num_requests : 1;
+    int64_t pages = tokens > 0 ? tokens / page_size : each * running;
+    s->num_encoder_pages = pages + 1;
+    int64_t most = INT32_MAX / page_size - 1;
+    if (pages >= each && pages <= most)
+        return ATTN_OK;
+    return config_fail(s->config, "kv_cache.max_encoder_tokens", error,
+                       "%lld tokens: accepted %lld..%lld, in pages of %lld; a request has %d",
+                       (long long)(tokens > 0 ? tokens : pages * page_size),
+                       (long long)(each * page_size), (long long)(most * page_size),
+                       (long long)page_size, session_cross_len(s));
 }
 
 /* How many pages the pools shall have. */
@@ -156,15 +197,19 @@ attn_status session_size_pool(struct session *s, attn_error *error)
     if (!groups)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the KV pool");
     pool_groups(s, groups);
+    attn_status status = size_encoder_pool(s, error);
     uint64_t token_bytes = bytes_per_token(s, groups);
-    uint64_t state_bytes =
-        kv_pool_bytes_per_state(s->model, groups) * (uint64_t)session_num_state_slots(s);
+    uint64_t encoder_tokens = (uint64_t)(s->num_encoder_pages * s->config->kv_cache.page_size);
+    uint64_t first_bytes =
+        kv_pool_bytes_per_state(s->model, groups) * (uint64_t)session_num_state_slots(s) +
+        kv_pool_bytes_held(s->model, groups, MODEL_KV_ENCODER) * encoder_tokens;
     uint64_t free_bytes = 0, total_bytes;
     free(groups);
-    attn_status status = device_memory(s->device, &free_bytes, &total_bytes, error);
+    if (status == ATTN_OK)
+        status = device_memory(s->device, &free_bytes, &total_bytes, error);
     if (status != ATTN_OK)
         return status;
-    int64_t pages = choose_capacity(s, token_bytes, state_bytes, free_bytes);
+    int64_t pages = choose_capacity(s, token_bytes, first_bytes, free_bytes);
     s->num_pages = pages + 1;
     s->num_window_pages = window_pages(s, pages);
     return check_capacity(s, pages, token_bytes, error);
@@ -197,6 +242,7 @@ attn_status session_allocate_pool(struct session *s, attn_error *error)
         .page_size = (int32_t)s->config->kv_cache.page_size,
         .num_pages = s->num_pages,
         .num_window_pages = s->num_window_pages,
+        .num_encoder_pages = s->num_encoder_pages,
         .num_state_slots = session_num_state_slots(s),
         .poison = s->config->verify.rate > 0,
     };
@@ -209,20 +255,33 @@ attn_status session_allocate_pool(struct session *s, attn_error *error)
 
 /* ---- Report ---------------------------------------------------------------------------------- */
 
-static int32_t layers_of(const struct model *model, uint32_t holds)
-{
-    for (uint32_t g = 0; g < model->num_kv_groups; g++)
-        if (model->kv_groups[g].holds == holds)
-            return (int32_t)model->kv_groups[g].num_layers;
-    return 0;
-}
-
-attn_status session_report_pools(struct session *s, attn_error *error)
+/* A pool of the scheduler's; what leaked of an interrupted run is not known. */
+static struct report_pool report_pool(struct session *s, const struct kv_pool_group *groups,
+                                      int pool, const struct scheduler_pool_counts *counts)
 {
     static const struct {
         const char *name;
         uint32_t holds;
-    } pools[SCHEDULER_POOLS] = {{"all", MODEL_KV_DECODER}, {"window", MODEL_KV_WINDOW}};
+    } pools[SCHEDULER_POOLS] = {
+        [SCHEDULER_ALL] = {"all", MODEL_KV_DECODER},
+        [SCHEDULER_WINDOW] = {"window", MODEL_KV_WINDOW},
+        [SCHEDULER_ENCODER] = {"encoder", MODEL_KV_ENCODER},
+    };
+    uint32_t holds = pools[pool].holds;
+    const struct model_kv_group *group = group_that_holds(s->model, holds);
+    return (struct report_pool){
+        .holds = pools[pool].name,
+        .layers = group ? (int32_t)group->num_layers : 0,
+        .bytes_per_token = (int64_t)kv_pool_bytes_held(s->model, groups, holds),
+        .capacity = counts->capacity,
+        .peak = counts->peak,
+        .held = counts->held,
+        .leaked = s->report->interrupted ? 0 : scheduler_leaked(s->scheduler, pool),
+    };
+}
+
+attn_status session_report_pools(struct session *s, attn_error *error)
+{
     struct report *report = s->report;
     struct kv_pool_group *groups = calloc(s->model->num_groups, sizeof *groups);
     struct scheduler_counts counts;
@@ -230,20 +289,16 @@ attn_status session_report_pools(struct session *s, attn_error *error)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the report");
     pool_groups(s, groups);
     scheduler_count(s->scheduler, &counts);
-    report->kv.num_pools = model_encodes(s->model) ? 0 : scheduler_num_pools(s->scheduler);
-    for (int p = 0; p < scheduler_num_pools(s->scheduler); p++) {
-        int64_t leaked = report->interrupted ? 0 : scheduler_leaked(s->scheduler, p);
-        report->kv.leaked += leaked;
-        report->kv.pools[p] = (struct report_pool){
-            .holds = pools[p].name,
-            .layers = layers_of(s->model, pools[p].holds),
-            .bytes_per_token = (int64_t)kv_pool_bytes_held(s->model, groups, pools[p].holds),
-            .capacity = counts.pools[p].capacity,
-            .peak = counts.pools[p].peak,
-            .held = counts.pools[p].held,
-            .leaked = leaked,
-        };
+    for (int p = 0; p < SCHEDULER_POOLS; p++) {
+        struct report_pool *pool = &report->kv.pools[report->kv.num_pools];
+        if (!scheduler_has_pool(s->scheduler, p))
+            continue;
+        *pool = report_pool(s, groups, p, &counts.pools[p]);
+        report->kv.leaked += pool->leaked;
+        report->kv.num_pools++;
     }
+    if (model_encodes(s->model))
+        report->kv.num_pools = 0;
     report->kv.capacity = report->kv.num_pools > 0 ? counts.pools[SCHEDULER_ALL].capacity : 0;
     report->kv.peak = report->kv.num_pools > 0 ? counts.pools[SCHEDULER_ALL].peak : 0;
     free(groups);

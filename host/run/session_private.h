@@ -23,9 +23,10 @@ struct session {
     struct workload workload;
     struct selection *selection;
     struct device *device;
-    int64_t num_pages;        /* page 0 included */
-    int64_t num_window_pages; /* likewise; 0 = there is no pool of windows */
-    bool has_state;           /* recurrent layers */
+    int64_t num_pages;         /* page 0 included */
+    int64_t num_window_pages;  /* likewise; 0 = there is no pool of windows */
+    int64_t num_encoder_pages; /* likewise; 0 = there is no cross attention */
+    bool has_state;            /* recurrent layers */
     int64_t num_cached_states;
     struct kv_pool *pool;
     generator_layer *layers; /* [model.num_layers] */
@@ -62,6 +63,12 @@ struct drafts session_drafts(const struct session *s);
 
 /* Tokens of the image before each prompt; 0: the model has no vision tower. */
 int32_t session_encoder_len(const struct session *s);
+
+/* Keys of an encoder that cross attention has for each request; 0: the model has none. */
+int32_t session_cross_len(const struct session *s);
+
+/* The larger of the two. */
+int32_t session_encoded_len(const struct session *s);
 
 /* Positions beyond a request's last row that drafts are verified at. */
 int32_t session_beyond(const struct session *s);

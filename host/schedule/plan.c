@@ -16,9 +16,10 @@
 
 int64_t scheduler_available(const struct scheduler *scheduler, int pool)
 {
-    return scheduler->pools[pool].slots.num_free +
-           (pool == SCHEDULER_ALL ? radix_cache_evictable(scheduler->cache)
-                                  : radix_cache_evictable_windows(scheduler->cache));
+    int64_t evictable = pool == SCHEDULER_ALL      ? radix_cache_evictable(scheduler->cache)
+                        : pool == SCHEDULER_WINDOW ? radix_cache_evictable_windows(scheduler->cache)
+                                                   : 0;
+    return scheduler->pools[pool].slots.num_free + evictable;
 }
 
 /* Evicting a page gives back its window page, too, so what is evicted for one pool is never missing
@@ -133,7 +134,8 @@ static bool has_room(const struct scheduler *scheduler, const struct request *re
                      int64_t reserve)
 {
     int64_t pages = pages_of(scheduler, request->target) - request->cached_pages;
-    if (pages + reserve > scheduler_available(scheduler, SCHEDULER_ALL))
+    if (pages + reserve > scheduler_available(scheduler, SCHEDULER_ALL) ||
+        !scheduler_encoder_has_room(scheduler))
         return false;
     return scheduler->num_pools == 1 || scheduler_window_need(scheduler, request) + reserve <=
                                             scheduler_available(scheduler, SCHEDULER_WINDOW);
@@ -149,6 +151,7 @@ static void take_rows(struct scheduler *scheduler, struct request *request)
         scheduler_write_pages(scheduler, p, request, first, request->cached_pages - first,
                               scheduler->pages[p] + first);
     }
+    scheduler_encoder_take(scheduler, request);
 }
 
 /* Let the oldest waiting request run if its pages fit after *reserved ones, to which its own
@@ -198,7 +201,9 @@ static int32_t plan_prompts(struct scheduler *scheduler, int64_t now_us)
             return chunk - left;
     }
     int64_t reserved = reserve_for_all(scheduler);
-    while (left > 0 && scheduler->num_running < params->max_running_requests) {
+    int32_t starts = scheduler_encoder_starts(scheduler);
+    for (; left > 0 && scheduler->num_running < params->max_running_requests && starts > 0;
+         starts--) {
         struct request *request = scheduler_find_waiting(scheduler);
         bool cut = request && params->whole_prompts && request->input_length > left;
         if (!request || cut || request->arrival_us > now_us ||
@@ -350,6 +355,8 @@ static void emit_rows(struct scheduler *scheduler, struct request *request, int3
     };
     for (int p = 0; p < scheduler->num_pools; p++)
         seq->table_changed[p] = emit_slots(scheduler, p, request, prefix_len, count);
+    if (scheduler->params.cross_len > 0)
+        scheduler_encoder_emit(scheduler, seq);
     step->num_tokens += count;
     step->max_q_len = max_i32(step->max_q_len, count);
     step->max_kv_len = max_i32(step->max_kv_len, prefix_len + count);
@@ -375,7 +382,7 @@ static void begin_step(struct scheduler *scheduler)
         .seqs = scheduler->seqs,
         .snapshots = scheduler->snapshots,
     };
-    for (int p = 0; p < scheduler->num_pools; p++)
+    for (int p = 0; p < SCHEDULER_POOLS; p++)
         scheduler->step.pools[p].out_cache_loc = scheduler->pools[p].out_cache_loc;
 }
 

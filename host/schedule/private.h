@@ -85,7 +85,7 @@ struct pool {
 struct scheduler {
     struct scheduler_params params;
     struct pool pools[SCHEDULER_POOLS];
-    int num_pools;
+    int num_pools;       /* in which rows take slots: the first ones */
     struct slots states; /* for the prefix cache; zeroed: there are none */
     struct radix_cache *cache;
 
@@ -189,9 +189,6 @@ struct request *scheduler_find_waiting(struct scheduler *scheduler);
 void scheduler_write_pages(struct scheduler *scheduler, int pool, const struct request *request,
                            int32_t first, int32_t count, const int32_t *pages);
 
-/* Rows of an encoder in one step, at most; 0 = there is none. */
-int32_t scheduler_encoder_rows(const struct scheduler *scheduler);
-
 /* Give back all that a running request holds, rows of the step that is out included. */
 void scheduler_release(struct scheduler *scheduler, struct request *request);
 
@@ -218,6 +215,25 @@ void scheduler_window_pass(struct scheduler *scheduler, struct request *request)
 
 /* Pages that a request that is about to start takes until its prompt is through, at most. */
 int64_t scheduler_window_need(const struct scheduler *scheduler, const struct request *request);
+
+/* ---- The pool of an encoder's keys (encoder.c); nothing without one ---------------------------
+ */
+
+/* Rows of an encoder in one step, at most, or keys of one; 0 = there is none. */
+int32_t scheduler_encoder_rows(const struct scheduler *scheduler);
+
+/* Requests whose keys one step can have. */
+int32_t scheduler_encoder_starts(const struct scheduler *scheduler);
+
+/* Is there room for one more request's? */
+bool scheduler_encoder_has_room(const struct scheduler *scheduler);
+
+/* Take, and give back, the pages and the row of a request that starts, or stops running. */
+void scheduler_encoder_take(struct scheduler *scheduler, const struct request *request);
+void scheduler_encoder_give_back(struct scheduler *scheduler, const struct request *request);
+
+/* What a sequence of the step that is being made has of it. */
+void scheduler_encoder_emit(struct scheduler *scheduler, struct scheduler_seq *seq);
 
 /* ---- The order of decodes (neighbours.c) ------------------------------------------------------
  */

@@ -32,6 +32,12 @@ static attn_status check_params(const struct scheduler_params *params, attn_erro
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "drafts: mixed steps: accepted prompts and verifications in steps of "
                          "their own");
+    if (params->cross_len > 0 && (params->prefix_cache || params->drafts.tokens > 0 ||
+                                  params->cross_len > params->max_context_len))
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "cross attention: cross_len %" PRId32 ": accepted up to %" PRId32
+                         " without a prefix cache and without drafts",
+                         params->cross_len, params->max_context_len);
     if (params->max_in_flight < 0)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "steps in flight: max_in_flight %" PRId32 ": accepted 0 and more",
@@ -95,13 +101,15 @@ static attn_status init_pools(struct scheduler *scheduler, attn_error *error)
     const struct scheduler_params *params = &scheduler->params;
     struct pool *pools = scheduler->pools;
     attn_status status = check_params(params, error);
-    scheduler->num_pools = params->window.num_pages != 0 ? SCHEDULER_POOLS : 1;
+    scheduler->num_pools = params->window.num_pages != 0 ? SCHEDULER_ROW_POOLS : 1;
     if (status == ATTN_OK && caches_states(scheduler))
         status = slots_init(&scheduler->states, 1, params->num_cached_states + 1, error);
     if (status == ATTN_OK)
         status = init_pool(params, params->num_pages, &pools[SCHEDULER_ALL], error);
     if (status == ATTN_OK && scheduler->num_pools > 1)
         status = init_pool(params, params->window.num_pages, &pools[SCHEDULER_WINDOW], error);
+    if (status == ATTN_OK && params->cross_len > 0)
+        status = init_pool(params, params->num_encoder_pages, &pools[SCHEDULER_ENCODER], error);
     if (status == ATTN_OK)
         status = radix_cache_create(
             &pools[SCHEDULER_ALL].slots,
@@ -119,8 +127,8 @@ static bool init_steps(struct scheduler *scheduler)
     scheduler->decoding = malloc(seqs * sizeof *scheduler->decoding);
     scheduler->seqs = malloc(seqs * sizeof *scheduler->seqs);
     scheduler->snapshots = malloc(snapshots * sizeof *scheduler->snapshots);
-    for (int p = 0; p < scheduler->num_pools; p++)
-        if (!init_pool_steps(scheduler, &scheduler->pools[p]))
+    for (int p = 0; p < SCHEDULER_POOLS; p++)
+        if (scheduler_has_pool(scheduler, p) && !init_pool_steps(scheduler, &scheduler->pools[p]))
             return false;
     return scheduler->running && scheduler->decoding && scheduler->seqs && scheduler->snapshots &&
            init_flights(scheduler) && init_drafts(scheduler);
@@ -159,7 +167,7 @@ void scheduler_destroy(struct scheduler *scheduler)
     if (!scheduler)
         return;
     radix_cache_destroy(scheduler->cache);
-    for (int p = 0; p < scheduler->num_pools; p++) {
+    for (int p = 0; p < SCHEDULER_POOLS; p++) {
         request_table_finish(&scheduler->pools[p].table);
         slots_finish(&scheduler->pools[p].slots);
         free(scheduler->pools[p].out_cache_loc);
@@ -190,15 +198,15 @@ int scheduler_num_pools(const struct scheduler *scheduler)
     return scheduler->num_pools;
 }
 
+bool scheduler_has_pool(const struct scheduler *scheduler, int pool)
+{
+    return pool == SCHEDULER_ENCODER ? scheduler->params.cross_len > 0
+                                     : pool < scheduler->num_pools;
+}
+
 int64_t scheduler_row_states(const struct scheduler_params *params)
 {
     return (int64_t)params->max_running_requests * (params->drafts.tokens + 1);
-}
-
-int32_t scheduler_encoder_rows(const struct scheduler *scheduler)
-{
-    int32_t length = scheduler->params.encoder_len;
-    return length > 0 ? max_i32(length, scheduler->params.chunked_prefill_size) : 0;
 }
 
 int64_t scheduler_max_tokens(const struct scheduler *scheduler)
@@ -215,19 +223,22 @@ int64_t scheduler_max_tokens(const struct scheduler *scheduler)
 
 /* ---- Queue ----------------------------------------------------------------------------------- */
 
-/* Can the request run by itself? It takes `rows` slots of the pool of all positions. */
+/* Can the request run by itself? It takes `rows` slots of the pool of all positions, and those of
+ * its encoder's keys. */
 static attn_status check_pools(const struct scheduler *scheduler,
                                const struct scheduler_request *request, int64_t rows,
                                attn_error *error)
 {
-    static const char *const names[SCHEDULER_POOLS] = {"KV cache", "KV cache of windows"};
+    static const char *const names[SCHEDULER_POOLS] = {"KV cache", "KV cache of windows",
+                                                       "KV cache of encoders"};
     const struct scheduler_params *params = &scheduler->params;
     int64_t pages[SCHEDULER_POOLS] = {pages_of(scheduler, (int32_t)rows)};
     int64_t most = scheduler_window_pages(params, drafts_rows(&params->drafts));
     pages[SCHEDULER_WINDOW] = pages[SCHEDULER_ALL] < most ? pages[SCHEDULER_ALL] : most;
-    for (int p = 0; p < scheduler->num_pools; p++) {
+    pages[SCHEDULER_ENCODER] = pages_of(scheduler, params->cross_len);
+    for (int p = 0; p < SCHEDULER_POOLS; p++) {
         const struct slots *slots = &scheduler->pools[p].slots;
-        if (pages[p] <= slots->num_pages - 1)
+        if (!scheduler_has_pool(scheduler, p) || pages[p] <= slots->num_pages - 1)
             continue;
         return host_fail(error, ATTN_CONFIG_ERROR,
                          "request %" PRId64 ": input of %" PRId64 " and output of %" PRId64
@@ -381,6 +392,7 @@ void scheduler_release(struct scheduler *scheduler, struct request *request)
     if (scheduler->num_pools > SCHEDULER_WINDOW)
         release_pool(scheduler, SCHEDULER_WINDOW, request,
                      max_i32(request->cached_pages, request->passed));
+    scheduler_encoder_give_back(scheduler, request);
     release_states(scheduler, request);
     scheduler_window_let_go(scheduler, request);
     radix_cache_unlock(scheduler->cache, request->node);
@@ -404,8 +416,10 @@ void scheduler_retract_last(struct scheduler *scheduler)
 /* What the requests that run hold while the step is out. */
 static void note_held(struct scheduler *scheduler)
 {
-    for (int p = 0; p < scheduler->num_pools; p++) {
+    for (int p = 0; p < SCHEDULER_POOLS; p++) {
         struct pool *pool = &scheduler->pools[p];
+        if (!scheduler_has_pool(scheduler, p))
+            continue;
         int64_t held = slots_capacity(&pool->slots) -
                        scheduler_available(scheduler, p) * scheduler->params.page_size;
         pool->held = held > pool->held ? held : pool->held;
@@ -441,8 +455,10 @@ enum scheduler_state scheduler_next(struct scheduler *scheduler, const struct sc
 void scheduler_count(const struct scheduler *scheduler, struct scheduler_counts *counts)
 {
     *counts = scheduler->counts;
-    for (int p = 0; p < scheduler->num_pools; p++) {
+    for (int p = 0; p < SCHEDULER_POOLS; p++) {
         const struct slots *slots = &scheduler->pools[p].slots;
+        if (!scheduler_has_pool(scheduler, p))
+            continue;
         counts->pools[p] = (struct scheduler_pool_counts){
             .capacity = slots_capacity(slots),
             .used = slots_capacity(slots) - slots_free_tokens(slots),

@@ -53,6 +53,12 @@
  * which sees them all and caches nothing. They run in steps of their own, MODE_ENCODE, before the
  * step that has the first rows of its prompt, in as many as it takes; after a retraction once more.
  *
+ * Cross attention. With cross_len every request has as many keys of an encoder, in a pool of their
+ * own: their pages are taken when it starts, and given back when it ends or is retracted. They are
+ * written in its first step, of which one has as many requests as there is room for their keys in a
+ * step of encoders. What a prefix's KV is depends on what its request's encoder read, so there is
+ * no prefix cache.
+ *
  * Drafts (drafts.h). With drafts there are no DECODE steps: a step of everything that decodes is
  * TARGET_VERIFY, in which each request has the same number of rows, the root and its drafts. What
  * is accepted is drawn, so it is known when the step is planned: at its end the rows that stay are
@@ -92,8 +98,15 @@
 
 struct scheduler;
 
-/* Pools of KV: of every position, and of those that a window still sees. */
-enum { SCHEDULER_ALL, SCHEDULER_WINDOW, SCHEDULER_POOLS };
+/* Pools of KV: of every position, and of those that a window still sees; and that of an encoder's
+ * keys, in which rows take no slots. */
+enum {
+    SCHEDULER_ALL,
+    SCHEDULER_WINDOW,
+    SCHEDULER_ROW_POOLS,
+    SCHEDULER_ENCODER = SCHEDULER_ROW_POOLS,
+    SCHEDULER_POOLS
+};
 
 /* What the layers see that have a pool of their own: query i the keys from i - left on (left < 0:
  * there is no such limit), and those of its chunk (0: likewise); with both, what either lets it. */
@@ -123,7 +136,9 @@ struct scheduler_params {
     int64_t num_cached_states; /* with has_state: slots after those of the rows; 0 = nothing is */
                                /* shared */
     int32_t encoder_len; /* tokens of an image that is before each prompt; 0 = there is none */
-    int64_t share_unit;  /* tokens, >= 1: a trace's block */
+    int32_t cross_len;   /* keys of an encoder that each request has; 0 = no cross attention */
+    int64_t num_encoder_pages; /* of their pool, page 0 included; 0 without */
+    int64_t share_unit;        /* tokens, >= 1: a trace's block */
 
     /* The identities of `count` tokens of `request` from `position` on; called for positions below
      * shareable_length only. */
@@ -153,10 +168,12 @@ struct scheduler_seq {
     /* In each pool the first position whose entry in the row is not as the request's step before
      * had it; <= prefix_len, 0 in its first step. */
     int32_t table_changed[SCHEDULER_POOLS];
-    int32_t shared_len; /* of a sequence that decodes the first tokens, whole pages, whose KV it */
-                        /* shares with the one before it, in the pool of all positions */
-    int32_t state_slot; /* state to start from; 0 = zero, or there is none */
-    int32_t state_dst;  /* where the state goes; 0 = there is none */
+    int32_t shared_len;  /* of a sequence that decodes the first tokens, whole pages, whose KV it */
+                         /* shares with the one before it, in the pool of all positions */
+    int32_t encoder_len; /* keys of an encoder; 0 = it has none */
+    int32_t encoder_new; /* of these the ones that are written in this step: all, or none */
+    int32_t state_slot;  /* state to start from; 0 = zero, or there is none */
+    int32_t state_dst;   /* where the state goes; 0 = there is none */
 };
 
 /* Further rows whose state is wanted: a state slot gets the state after a row of the step. At most
@@ -180,7 +197,8 @@ struct scheduler_move {
 
 /* A pool's part of a step. */
 struct scheduler_step_pool {
-    const int64_t *out_cache_loc;       /* [num_tokens] slots of the rows, sequence by sequence */
+    const int64_t *out_cache_loc;       /* [num_tokens] slots of the rows, sequence by sequence; */
+                                        /* of an encoder's new keys, likewise */
     const struct scheduler_move *moves; /* of a verification: moves_indptr's */
 };
 
@@ -196,6 +214,7 @@ struct scheduler_step {
     int32_t max_q_len;                /* largest num_new */
     int32_t max_kv_len;               /* largest prefix_len + num_new */
     const struct scheduler_seq *seqs; /* [num_seqs] */
+    int32_t num_encoder_new;          /* sum of encoder_new */
     struct scheduler_step_pool pools[SCHEDULER_POOLS]; /* zeros where there is no such pool */
     int32_t num_snapshots;
     const struct scheduler_snapshot *snapshots; /* [num_snapshots] ascending by row */
@@ -300,8 +319,11 @@ int32_t scheduler_in_flight(const struct scheduler *scheduler);
 /* A pool's req_to_token; owned by the scheduler, as large as the params say. */
 const struct request_table *scheduler_request_table(const struct scheduler *scheduler, int pool);
 
-/* How many pools there are: the first ones. */
+/* In how many pools rows take slots: the first ones. */
 int scheduler_num_pools(const struct scheduler *scheduler);
+
+/* Is there such a pool? */
+bool scheduler_has_pool(const struct scheduler *scheduler, int pool);
 
 /* Pages that one request, with so many positions at a time in a step, takes at most of the pool of
  * windows. */

@@ -116,6 +116,13 @@ static void print_choice(const struct selection *selection, uint32_t group, uint
                    backend ? backend : "none", of->why, budget);
 }
 
+const char *select_shares_none(const struct config *config, const struct model *model)
+{
+    return config->kv_cache.prefix_cache && model_crosses(model)
+               ? "prefix cache: none, as keys depend on what the request's encoder read"
+               : NULL;
+}
+
 void select_print_choices(const struct selection *selection, FILE *file)
 {
     char device[32];

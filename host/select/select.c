@@ -135,14 +135,16 @@ static attn_status choose_one(struct selector *selector, uint32_t group, uint32_
 
 /* Layers that are called in the expanded form are a unit of their own, even of a backend that
  * serves others: their metadata is planned for bounds and batches (partial results over a prefix)
- * that a recurrence has no word for. */
+ * that a recurrence has no word for. So are encoders next to a decoder, which see other batches. */
 static bool goes_with(const struct selector *selector, uint32_t group, const char *name,
                       const struct select_unit *unit)
 {
     const struct model *model = selector->model;
+    const attn_layer_group *first = &model->groups[unit->groups[0]], *more = &model->groups[group];
     return strcmp(unit->backend, name) == 0 &&
-           kind_expands(model, &model->groups[unit->groups[0]]) ==
-               kind_expands(model, &model->groups[group]);
+           kind_expands(model, first) == kind_expands(model, more) &&
+           (first->attn_type == ATTN_TYPE_ENCODER_ONLY) ==
+               (more->attn_type == ATTN_TYPE_ENCODER_ONLY);
 }
 
 static attn_status add_to_unit(struct selector *selector, uint32_t group, const char *name,

@@ -143,4 +143,7 @@ void select_exclusion_text(const struct select_candidate *candidate, char *text,
 /* One line for each choice: "layers 0-3 prefill, decode: cpu_native (cpu)". For `run`. */
 void select_print_choices(const struct selection *selection, FILE *file);
 
+/* Why requests share no prefixes, though kv_cache.prefix_cache = yes; NULL = they may. */
+const char *select_shares_none(const struct config *config, const struct model *model);
+
 #endif /* HOST_SELECT_SELECT_H */

@@ -315,6 +315,9 @@ static void tell_notes(struct told *told, const attnhost *host, const struct con
     if (selection->model->left_out)
         strbuf_appendf(&notes, "left out: %u of %s\n", selection->model->num_left_out,
                        selection->model->left_out);
+    const char *none = select_shares_none(config, selection->model);
+    if (none)
+        strbuf_appendf(&notes, "%s\n", none);
     routes_beyond_graphs(&host->composer, config, selection, selection->model->max_context_len,
                          "the model's context; in a run, its longest request's", &notes);
     told->base.notes = keep(told, strbuf_text(&notes));

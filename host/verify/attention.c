@@ -204,7 +204,7 @@ static void describe_row(const struct check *check, int64_t kv_len, int64_t posi
     row->operand_dtype = check->operand_dtype;
     row->out_dtype = check->out->dtype;
     row->sight = reference_sight_all();
-    row->sight.has_position = 1;
+    row->sight.has_position = group->attn_type != ATTN_TYPE_CROSS;
     row->sight.position = position;
     row->sight.window_left = group->window_left;
     row->sight.window_right = group->window_right;
@@ -236,6 +236,21 @@ static void record(struct check *check, int64_t sampled, int64_t request, int64_
     pthread_mutex_unlock(&verifier->mutex);
 }
 
+/* The keys that the layer's rows of a sequence see at most: its own, or those of its encoder. */
+static int64_t count_keys(const struct check *check, const struct verify_sequence *sequence)
+{
+    return check->group->attn_type == ATTN_TYPE_CROSS ? sequence->encoder_len
+                                                      : sequence->prefix_len + sequence->num_rows;
+}
+
+/* Of these the first that is new in this step, or given for it. */
+static int64_t first_new_key(const struct check *check, const struct verify_sequence *sequence)
+{
+    if (check->group->attn_type == ATTN_TYPE_CROSS)
+        return sequence->encoder_len - sequence->encoder_new;
+    return check->form == check->layer ? sequence->prefix_len : 0;
+}
+
 static attn_status check_head(struct check *check, const struct verify_sequence *sequence,
                               int64_t sampled, int32_t head, const reference_kv *kv,
                               struct worker_memory *memory)
@@ -245,7 +260,7 @@ static attn_status check_head(struct check *check, const struct verify_sequence 
     int16_t raw[GENERATOR_MAX_DIM];
     reference_row row;
     reference_row_result result;
-    describe_row(check, sequence->prefix_len + sequence->num_rows, position, head, &row);
+    describe_row(check, count_keys(check, sequence), position, head, &row);
     generator_query(params->generator, params->workload, sequence->request, position, check->form,
                     head, raw);
     for (int32_t d = 0; d < row.head_dim; d++)
@@ -273,11 +288,10 @@ static attn_status check_task(void *arg, int64_t task, uint32_t worker)
     struct worker_memory *memory = &check->verifier->workers[worker];
     if (sequence->num_sampled == 0)
         return ATTN_OK;
-    struct key_source source = {check, sequence->request, kv_head,
-                                check->form == check->layer ? sequence->prefix_len : 0};
+    struct key_source source = {check, sequence->request, kv_head, first_new_key(check, sequence)};
     reference_kv_arrays arrays;
     reference_kv kv;
-    keep_kv(&source, sequence->prefix_len + sequence->num_rows, memory, &arrays, &kv);
+    keep_kv(&source, count_keys(check, sequence), memory, &arrays, &kv);
     attn_status status = ATTN_OK;
     for (int64_t s = 0; s < sequence->num_sampled && status == ATTN_OK; s++)
         for (int32_t h = 0; h < heads_per_kv && status == ATTN_OK; h++)

@@ -33,6 +33,8 @@ struct verify_sequence {
     int64_t first_row;     /* its first row in the output tensor */
     int64_t first_sampled; /* into the list of sampled rows */
     int64_t num_sampled;
+    int64_t encoder_len;   /* keys of an encoder, for cross attention; 0 = it has none */
+    int64_t encoder_new;   /* of these the last ones, which are new in this step */
     const uint8_t *stored; /* recurrent layers: where the state it starts from was stored before */
                            /* (state_history.h), nowhere after prefix_len; NULL = nowhere */
 };

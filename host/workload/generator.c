@@ -26,6 +26,7 @@ static attn_status check_layer(const generator_layer *layer, int32_t index, int3
         {"window_right", layer->window_right, -1, INT32_MAX},
         {"attention_chunk", layer->attention_chunk, 0, INT32_MAX},
         {"latent", layer->latent, 0, 1},
+        {"num_keys", layer->num_keys, 0, INT32_MAX},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].got < rows[i].least || rows[i].got > rows[i].most)

@@ -70,6 +70,8 @@ typedef struct generator_layer {
     int32_t window_right;    /* 0 = causal, -1 = no limit */
     int32_t attention_chunk; /* 0 = off */
     int32_t latent;          /* 1 = values are the first v_head_dim elements of the keys */
+    int32_t
+        num_keys; /* cross attention: keys of an encoder, at positions 0 .. num_keys - 1; else 0 */
 } generator_layer;
 
 struct generator {
@@ -104,7 +106,9 @@ void generator_raw(const struct generator *generator, token_key key, int32_t lay
  *   4 i - window_left - 1            11 i + window_right + 1 (no limit: the last of the input)
  *   5 start of i's attention chunk   12 i + window_right     (no limit: the last of the input)
  *   6 last of the chunk before that  13 start of u's page   14 last of u's page   15 u
- * clamped into the range; where the layer or the run has no such border, u. */
+ * clamped into the range; where the layer or the run has no such border, u. A layer with num_keys
+ * sees these and has no mask: u is one of them, i and the input's last position are clamped to the
+ * last. */
 int64_t generator_needle(const struct generator *generator, const struct workload *workload,
                          int64_t request, int64_t position, int32_t layer, int32_t head);
 

@@ -112,8 +112,12 @@ PORTABLE int64_t vectors_needle(const struct generator *generator, const generat
 {
     if (!(hash >> 63))
         return -1;
-    int64_t last = tokens->input_length - 1;
-    int64_t uniform = (int64_t)mix_below((uint32_t)hash, (uint64_t)position + 1);
+    int64_t last = tokens->input_length - 1, farthest = position;
+    if (layer->num_keys > 0) {
+        last = farthest = layer->num_keys - 1;
+        position = position < last ? position : last;
+    }
+    int64_t uniform = (int64_t)mix_below((uint32_t)hash, (uint64_t)farthest + 1);
     int64_t target = vectors_target(generator, layer, hash >> 59 & 15, position, uniform, last);
     return vectors_clamp(layer, target, position, last);
 }

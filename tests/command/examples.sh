@@ -81,6 +81,14 @@ example speculative cpu_native
 example window_pool cpu_native
 example multimodal cpu_native tower
 
+# What a decoder's keys are depends on what its encoder read, so no prefix is shared.
+ini=$top/examples/cross.ini backends="cpu_native ears"
+good cross "$folder/cross.json"
+holds "cross: every prompt is computed" "$folder/cross.json" \
+    "$(value "$folder/cross.json" tokens prefill)" -eq 16092
+holds "cross: each request's encoder runs once" "$folder/cross.json" \
+    "$(value "$folder/cross.json" tokens encoded)" -eq 6000
+
 # An encoder caches nothing, so there are no prefixes to share.
 ini=$top/examples/encoder.ini backends=cpu_native
 good encoder "$folder/encoder.json"

@@ -652,6 +652,76 @@ def check_multimodal(tap, runner, trace):
                  "speculative.draft_tokens: 4: accepted 0, as layers 6-7 are encoder_only" in said)
 
 
+def whole_pages(tokens, page_size):
+    return -(-tokens // page_size) * page_size
+
+
+def check_cross(tap, runner, trace):
+    """The example: an encoder of two layers before each request, three layers of a decoder that read
+    its keys, which lie in a pool of their own."""
+    ini = str(TOP / "examples/cross.ini")
+    config = json.loads((TOP / "examples/models/whisper.json").read_text())
+    frames, heads = config["max_source_positions"], config["decoder_attention_heads"]
+    decoders, encoders = config["decoder_layers"], config["encoder_layers"]
+    token = decoders * 2 * heads * (config["d_model"] // heads) * 2
+    sets = {"plugins__path": os.path.abspath(PLUGINS), "workload__chunked_prefill_size": 256}
+    expected = trace.count(16)
+    requests = expected["requests"]
+
+    def check(report, together, room, page_size):
+        """`together` requests run at once at most, in a pool that has room for `room`."""
+        tokens, pools = report["tokens"], report["kv"]["pools"]
+        rows = tokens["prefill"] + tokens["decode"]
+        tap.equal("prefill - recomputed", tokens["prefill"] - tokens["recomputed"], expected["input"])
+        tap.equal("decode", tokens["decode"], expected["decode"])
+        tap.equal("prefix_hit", tokens["prefix_hit"], 0)
+        tap.equal("whole encoders", tokens["encoded"] % frames, 0)
+        tap.equal("paths", report["paths"],
+                  {"cpu_native": 2 * decoders * rows, "ears": encoders * tokens["encoded"]})
+        tap.equal("rows_failed", report["verify"]["rows_failed"], 0)
+        tap.equal("pools", [pool["holds"] for pool in pools], ["all", "encoder"])
+        each, pool = whole_pages(frames, page_size), pools[1]
+        tap.equal("encoders' pool", pool,
+                  {"holds": "encoder", "layers": decoders, "bytes_per_token": token,
+                   "capacity": room * each, "peak": together * each, "held": together * each,
+                   "leaked": 0})
+        tap.equal("leaked", report["kv"]["leaked"], 0)
+
+    for name, together, room, page_size, more in (
+            ("one request at a time", 1, 1, 16,
+             {"workload__max_running_requests": 1, "verify__rate": 1,
+              "kv_cache__max_encoder_tokens": whole_pages(frames, 16)}),
+            ("the pool says how many run", 3, 3, 16,
+             {"kv_cache__max_encoder_tokens": 3 * whole_pages(frames, 16) + 15}),
+            ("as many as run together", 4, 4, 3,
+             {"workload__max_running_requests": 4, "kv_cache__max_encoder_tokens": 4 * 102})):
+        with tap.test(f"cross attention: {name}"):
+            report = json.loads(runner.start(trace, "-", {
+                **sets, "verify__rate": 0.1, "kv_cache__page_size": page_size, **more}, ini))
+            check(report, together, room, page_size)
+            tap.equal("recomputed", report["tokens"]["recomputed"], 0)
+            tap.equal("encoded", report["tokens"]["encoded"], frames * requests)
+            if more.get("verify__rate") == 1:
+                tap.equal("rows_checked", report["verify"]["rows_checked"],
+                          sum(report["paths"].values()))
+    with tap.test("cross attention: what is generated does not depend on who runs beside it"):
+        one, all_of_them = (json.loads(runner.start(trace, "-", {
+            **sets, "verify__rate": 0.1, "workload__max_running_requests": count,
+            "workload__mixed": mixed}, ini)) for count, mixed in ((1, "no"), (16, "yes")))
+        tap.equal("digest", one["digest"], all_of_them["digest"])
+    for key, value, part in (("speculative__draft_tokens", 4, "speculative.draft_tokens: 4: accepted "
+                              "0, as layers 1-5/2 are cross layers"),
+                             ("kv_cache__max_encoder_tokens", 111, "kv_cache.max_encoder_tokens: 111 "
+                              "tokens: accepted 112..")):
+        with tap.test(f"cross attention and {key} are refused by name"):
+            said = ""
+            try:
+                runner.start(trace, "-", {**sets, key: value}, ini)
+            except RuntimeError as error:
+                said = str(error)
+            tap.true("the message: " + said, "ended with 2" in said and part in said)
+
+
 def check_report(tap, runner, folder, trace):
     with tap.test("--json - writes the documented keys and nothing else"):
         piped = runner.run(trace)
@@ -730,7 +800,8 @@ def check_small(tap, folder):
         add(retraction, growing, page_size, 0.2, True)
         add(retraction, growing, page_size, 0.2, False)
     add(retraction, growing, 3, 1, True)
-    for check in (check_digests, check_composite, check_encoder, check_multimodal):
+    for check in (check_digests, check_composite, check_encoder, check_multimodal,
+                  check_cross):
         add(check, short)
     add(check_drafts, folder, growing)
     add(check_windows, short, growing)

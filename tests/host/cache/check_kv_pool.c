@@ -103,7 +103,7 @@ static void tear_down(void)
 static const struct kv_pool_buffer *create(const struct kv_pool_group *group, int32_t page_size,
                                            int64_t num_pages, int64_t num_slots, bool poison)
 {
-    struct kv_pool_params params = {group, page_size, num_pages, num_slots, poison, 0};
+    struct kv_pool_params params = {group, page_size, num_pages, num_slots, poison, 0, 0};
     ck_assert_int_eq(kv_pool_create(&model, &params, &device, &pool, NULL), ATTN_OK);
     return &pool->buffers[0];
 }
@@ -274,7 +274,7 @@ START_TEST(layers_that_share_have_one_buffer)
     ck_assert_int_eq(model_add_shared_layer(shared, &wide, "decoder", 3, 0, NULL), ATTN_OK);
     struct kv_pool_group both[] = {{ATTN_LAYOUT_KV_NHD, NULL, ATTN_F32},
                                    {ATTN_LAYOUT_KV_HND, NULL, ATTN_BF16}};
-    struct kv_pool_params params = {both, 2, 3, 0, false, 0};
+    struct kv_pool_params params = {both, 2, 3, 0, false, 0, 0};
     ck_assert_int_eq(kv_pool_create(shared, &params, &device, &pool, NULL), ATTN_OK);
     ck_assert_uint_eq(pool->num_buffers, 3);
     is_tensor(tensor_of(&pool->buffers[0], ATTN_ROLE_K_CACHE), ATTN_F32, 3, 2, 2, 16);
@@ -292,7 +292,7 @@ START_TEST(layers_that_share_have_one_buffer)
 END_TEST
 
 /* A layer with a window, one with chunks and one that sees all: the first two have the pages of
- * windows. Who shares a cache must be in its pool. */
+ * windows. One across has those of encoders. Who shares a cache must be in its pool. */
 START_TEST(layers_with_windows_have_their_pages)
 {
     struct config config = {.kv_cache.hybrid_swa_memory = true};
@@ -311,6 +311,8 @@ START_TEST(layers_with_windows_have_their_pages)
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "kv_cache.hybrid_swa_memory"));
     spec.group.attention_chunk = 9;
     ck_assert_int_eq(model_add_layer(mixed, &spec, "decoder", 2, NULL), ATTN_OK);
+    model_spec_cross(&spec, 4, 2, 16, 16);
+    ck_assert_int_eq(model_add_layer(mixed, &spec, "cross", 2, NULL), ATTN_OK);
     const struct model_kv_group *group = &mixed->kv_groups[mixed->groups[0].kv_group];
     ck_assert_uint_eq(group->holds, MODEL_KV_WINDOW);
     ck_assert_int_eq(group->window_left, 7);
@@ -321,15 +323,17 @@ START_TEST(layers_with_windows_have_their_pages)
     ck_assert_ptr_nonnull(strstr(text, "window_left 7, in the KV pool of windows"));
     model_group_text(mixed, &mixed->groups[1], text, sizeof text);
     ck_assert_ptr_null(strstr(text, "pool"));
-    struct kv_pool_group one = {ATTN_LAYOUT_KV_NHD, NULL, ATTN_BF16}, each[] = {one, one, one};
-    struct kv_pool_params params = {each, 2, 3, 0, false, 5};
+    struct kv_pool_group one = {ATTN_LAYOUT_KV_NHD, NULL, ATTN_BF16}, each[] = {one, one, one, one};
+    struct kv_pool_params params = {each, 2, 3, 0, false, 5, 7};
     ck_assert_int_eq(kv_pool_create(mixed, &params, &device, &pool, NULL), ATTN_OK);
     is_tensor(tensor_of(&pool->buffers[0], ATTN_ROLE_K_CACHE), ATTN_BF16, 5, 2, 2, 16);
     is_tensor(tensor_of(&pool->buffers[1], ATTN_ROLE_K_CACHE), ATTN_BF16, 3, 2, 2, 16);
     is_tensor(tensor_of(&pool->buffers[2], ATTN_ROLE_K_CACHE), ATTN_BF16, 5, 2, 2, 16);
+    is_tensor(tensor_of(&pool->buffers[3], ATTN_ROLE_V_CACHE), ATTN_BF16, 7, 2, 2, 16);
     ck_assert_uint_eq(kv_pool_bytes_held(mixed, each, MODEL_KV_WINDOW), 2 * 128);
+    ck_assert_uint_eq(kv_pool_bytes_held(mixed, each, MODEL_KV_ENCODER), 128);
     ck_assert_uint_eq(kv_pool_bytes_held(mixed, each, MODEL_KV_DECODER), 128);
-    ck_assert_uint_eq(kv_pool_bytes_per_token(mixed, each), 3 * 128);
+    ck_assert_uint_eq(kv_pool_bytes_per_token(mixed, each), 4 * 128);
     model_destroy(mixed);
 }
 END_TEST
@@ -453,7 +457,7 @@ static void is_filled_on(const struct device *gpu, const attn_tensor *tensor)
  * stands still. */
 START_TEST(filled_on_cuda)
 {
-    struct kv_pool_params params = {cache_and_state, 3, 5, 3, true, 0};
+    struct kv_pool_params params = {cache_and_state, 3, 5, 3, true, 0, 0};
     struct cuda_driver driver;
     struct device *gpu;
     cuda_stream engines;
@@ -488,7 +492,7 @@ END_TEST
 START_TEST(fill_that_fails_on_cuda)
 {
     struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, NULL, ATTN_BF16};
-    struct kv_pool_params params = {&group, 16, 5000, 0, true, 0};
+    struct kv_pool_params params = {&group, 16, 5000, 0, true, 0, 0};
     struct device *gpu;
     use_fake_cuda();
     ck_assert_int_eq(device_open(ATTN_DEVICE_CUDA, 0, &gpu, NULL), ATTN_OK);
@@ -512,7 +516,7 @@ START_TEST(out_of_memory)
                                      3 * 62 * 3 * 2};
     static const int32_t types[] = {ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA};
     add_linear_layer();
-    struct kv_pool_params params = {cache_and_state, 2, 4, 3, true, 0};
+    struct kv_pool_params params = {cache_and_state, 2, 4, 3, true, 0, 0};
     for (int n = 0; n < 8; n++) {
         uint64_t before = 0;
         char wanted[128];
@@ -538,7 +542,7 @@ END_TEST
 START_TEST(fill_that_fails)
 {
     struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, NULL, ATTN_F32};
-    struct kv_pool_params params = {&group, 2, 4, 0, true, 0};
+    struct kv_pool_params params = {&group, 2, 4, 0, true, 0, 0};
     for (fail_fill_at = 1; fail_fill_at <= 4; fail_fill_at++) {
         fills = 0;
         ck_assert_int_eq(kv_pool_create(&model, &params, &device, &pool, NULL), ATTN_DEVICE_LOST);
@@ -554,7 +558,7 @@ START_TEST(sizes_do_not_wrap)
     groups[0].num_kv_heads = 1;
     groups[0].head_dim = 1024;
     struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, NULL, ATTN_F32};
-    struct kv_pool_params params = {&group, 2, INT64_C(1) << 60, 0, true, 0};
+    struct kv_pool_params params = {&group, 2, INT64_C(1) << 60, 0, true, 0, 0};
     ck_assert_int_eq(kv_pool_create(&model, &params, &device, &pool, NULL),
                      ATTN_OUT_OF_HOST_MEMORY);
     ck_assert_uint_eq(largest, UINT64_MAX);

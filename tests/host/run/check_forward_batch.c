@@ -202,6 +202,101 @@ START_TEST(groups_have_their_pools)
 }
 END_TEST
 
+/* Three sequences with an encoder of 3 keys each, in pages of 2: the first and the last bring them,
+ * the one between them has brought them before. */
+START_TEST(an_encoder_has_lengths_and_rows_of_its_own)
+{
+    int32_t table[4][STRIDE] = {{0}}, encoded[4][STRIDE] = {{0}};
+    for (int32_t r = 1; r < 4; r++)
+        for (int32_t j = 0; j < 3; j++)
+            encoded[r][j] = 4 * r + j;
+    for (int32_t j = 0; j < 6; j++)
+        table[2][j] = 2 + j;
+    table[1][0] = 8;
+    table[3][0] = 10;
+    const struct scheduler_seq sequences[] = {
+        {.request = 5, .row = 1, .num_new = 1, .encoder_len = 3, .encoder_new = 3},
+        {.request = 6, .row = 2, .prefix_len = 5, .num_new = 1, .encoder_len = 3},
+        {.request = 7, .row = 3, .num_new = 1, .encoder_len = 3, .encoder_new = 3}};
+    struct forward_batch_params params = {
+        .device = cpu,
+        .num_staging = 1,
+        .max_seqs = 3,
+        .max_tokens = 6,
+        .max_kv_tokens = 12,
+        .max_kv_len = 6,
+        .page_size = 2,
+        .index_forms = ALL_FORMS,
+        .num_kv_groups = 2,
+        .kv_pools = {SCHEDULER_ALL, SCHEDULER_ENCODER},
+    };
+    struct batch_step step = {
+        .mode = ATTN_MODE_EXTEND,
+        .num_sequences = 3,
+        .sequences = sequences,
+        .pools = {[SCHEDULER_ALL] = {(const int64_t[]){8, 7, 10}, table[0], NULL},
+                  [SCHEDULER_ENCODER] = {(const int64_t[]){4, 5, 6, 12, 13, 14}, encoded[0], NULL}},
+        .req_to_token_stride = STRIDE,
+    };
+    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+    build(&step);
+    const attn_kv_batch *kv = &made.kv[1];
+    ck_assert_int_eq(made.batch.max_kv_len, 6);
+    ck_assert_array(made.kv[0].kv_lens, 1, 6, 1);
+    ck_assert_ptr_null(made.kv[0].kv_new_indptr.host);
+    ck_assert_array(kv->kv_lens, 3, 3, 3);
+    ck_assert_array(kv->kv_new_indptr, 0, 3, 3, 6);
+    ck_assert_array(kv->out_cache_loc, 4, 5, 6, 12, 13, 14);
+    ck_assert_array(kv->kv_indptr, 0, 2, 4, 6);
+    ck_assert_array(kv->kv_indices, 2, 3, 4, 5, 6, 7);
+    ck_assert_array(kv->last_page_len, 1, 1, 1);
+    ck_assert_int_eq(made.encoder_rows.count, 6);
+    for (int i = 0; i < 6; i++) {
+        ck_assert_int_eq(made.encoder_rows.request[i], i < 3 ? 5 : 7);
+        ck_assert_int_eq(made.encoder_rows.position[i], i % 3);
+        ck_assert_int_eq(kv->block_table.host[i / 2 * kv->block_table_stride + i % 2], 2 + i);
+    }
+    forward_batch_finish(&made);
+}
+END_TEST
+
+/* A step may bring more of an encoder's keys than it has rows, and these are the longest. */
+START_TEST(keys_of_an_encoder_are_within_the_bounds)
+{
+    int32_t table[2][STRIDE] = {{0}};
+    struct scheduler_seq one = {.row = 1, .num_new = 1, .encoder_len = 5, .encoder_new = 5};
+    struct forward_batch_params params = {
+        .device = cpu,
+        .num_staging = 1,
+        .max_seqs = 1,
+        .max_tokens = 5,
+        .max_kv_tokens = 6,
+        .max_kv_len = 6,
+        .page_size = 1,
+        .index_forms = ALL_FORMS,
+        .num_kv_groups = 1,
+        .kv_pools = {SCHEDULER_ENCODER},
+    };
+    struct batch_step step = {
+        .mode = ATTN_MODE_EXTEND,
+        .num_sequences = 1,
+        .sequences = &one,
+        .pools[SCHEDULER_ENCODER] = {(const int64_t[]){1, 2, 3, 4, 5, 6}, table[0], NULL},
+        .req_to_token_stride = STRIDE,
+    };
+    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+    build(&step);
+    ck_assert_int_eq(made.batch.max_kv_len, 5);
+    one.encoder_len = one.encoder_new = 6;
+    ck_assert_int_eq(fill(&step, NULL), ATTN_INTERNAL);
+    one.encoder_new = 0;
+    build(&step);
+    ck_assert_array(made.kv[0].kv_new_indptr, 0, 0);
+    ck_assert_int_eq(made.encoder_rows.count, 0);
+    forward_batch_finish(&made);
+}
+END_TEST
+
 /* The cumulative lengths of queries and of keys: one query each (keys 5, 8, 3), ... */
 START_TEST(cu_seqlens_one_query_each)
 {
@@ -813,6 +908,8 @@ static Suite *suite(void)
     TCase *random = tcase_create("random");
     tcase_add_test(literal, two_level_pools);
     tcase_add_test(literal, groups_have_their_pools);
+    tcase_add_test(literal, an_encoder_has_lengths_and_rows_of_its_own);
+    tcase_add_test(literal, keys_of_an_encoder_are_within_the_bounds);
     tcase_add_test(literal, cu_seqlens_one_query_each);
     tcase_add_test(literal, cu_seqlens_no_cached_prefix);
     tcase_add_test(literal, cu_seqlens_both);

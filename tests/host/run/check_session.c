@@ -857,6 +857,153 @@ END_TEST
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
 
+/* ---- Cross attention ------------------------------------------------------------------------- */
+
+enum { HEARD = 200 }; /* keys of an encoder, as long as a context */
+
+/* Settings next to which a decoder reads an encoder; how many layers of each there are. */
+static const struct {
+    const char *sets[4];
+    int32_t decoders, crossing, encoders; /* layers; of the decoder's those that read */
+    int32_t room, together; /* requests that the pool has room for, and that run together */
+} crossings[] = {
+    {{"model.layer_types=full cross encoder"}, 2, 1, 1, 4, 4},
+    {{"model.layer_types=full cross encoder", "workload.mixed=yes",
+      "workload.chunked_prefill_size=7"},
+     2,
+     1,
+     1,
+     4,
+     2},
+    {{"model.layer_types=cross full encoder", "kv_cache.page_size=16", "kv_cache.layout=hnd"},
+     2,
+     1,
+     1,
+     4,
+     4},
+    {{"model.layer_types=full cross cross", "kv_cache.max_encoder_tokens=403",
+      "workload.chunked_prefill_size=0"},
+     3,
+     2,
+     0,
+     2,
+     2},
+    {{"model.layer_types=chunked full cross", "model.attention_chunk=16",
+      "kv_cache.hybrid_swa_memory=yes"},
+     3,
+     1,
+     0,
+     4,
+     4},
+    {{"model.layer_types=full cross encoder", "model.dtype=f16", "kv_cache.dtype=fp8_e4m3",
+      "kv_cache.k_scale=0.02 0.03"},
+     2,
+     1,
+     1,
+     4,
+     4},
+};
+
+static void begin_crossing(struct run *run)
+{
+    begin(run);
+    set(run, "model.num_layers=3");
+    set(run, "model.max_context_len=%d", HEARD);
+    set(run, "kv_cache.v_scale=0.05 0.01");
+    set(run, "verify.rate=0.5");
+}
+
+/* Each encoder runs once, and its keys are there from its request's start to its end. */
+START_TEST(encoders_are_read_by_decoders)
+{
+    struct run run;
+    int64_t input_tokens, decode_tokens;
+    expected_tokens(&input_tokens, &decode_tokens);
+    begin_crossing(&run);
+    for (int s = 0; s < 4 && crossings[_i].sets[s]; s++)
+        set(&run, "%s", crossings[_i].sets[s]);
+    go(&run);
+    check_identities(&run, input_tokens, decode_tokens);
+    const struct report *r = &run.report;
+    const struct report_pool *pool = &r->kv.pools[r->kv.num_pools - 1];
+    int32_t page_size = strstr(run.sets[run.num_sets - 1], "hnd") ? 16 : 4;
+    int64_t each = (HEARD + page_size - 1) / page_size * page_size;
+    int64_t rows = (r->tokens.prefill + r->tokens.decode) * crossings[_i].decoders +
+                   r->tokens.encoded * crossings[_i].encoders;
+    ck_assert_int_eq(r->tokens.prefix_hit, 0);
+    ck_assert_int_eq(r->tokens.encoded, crossings[_i].encoders > 0 ? 12 * HEARD : 0);
+    ck_assert_int_eq(r->paths[0].rows, rows);
+    ck_assert_str_eq(pool->holds, "encoder");
+    ck_assert_int_eq(pool->capacity, crossings[_i].room * each);
+    ck_assert_int_eq(pool->peak, crossings[_i].together * each);
+    ck_assert_int_eq(pool->held, pool->peak);
+    ck_assert_int_eq(pool->layers, crossings[_i].crossing);
+    finish(&run);
+}
+END_TEST
+
+/* Six requests of which some are thrown out are encoded once more, and end all the same. */
+START_TEST(retracted_requests_are_encoded_again)
+{
+    char path[] = "check_session_XXXXXX";
+    int descriptor = mkstemp(path);
+    ck_assert_int_ge(descriptor, 0);
+    FILE *trace = fdopen(descriptor, "w");
+    for (int i = 0; i < 6; i++)
+        fprintf(trace,
+                "{\"timestamp\": %d, \"input_length\": 20, \"output_length\": 61, "
+                "\"hash_ids\": [%d]}\n",
+                i, i);
+    fclose(trace);
+    struct run run;
+    begin_crossing(&run);
+    set(&run, "model.layer_types=full cross encoder");
+    set(&run, "workload.trace=%s", path);
+    set(&run, "workload.length_scale=1");
+    set(&run, "kv_cache.max_total_tokens=300");
+    set(&run, "workload.max_running_requests=8");
+    go(&run);
+    unlink(path);
+    check_identities(&run, 6 * 20, 6 * 60);
+    ck_assert_int_gt(run.report.tokens.recomputed, 20);
+    ck_assert_int_gt(run.report.tokens.encoded, 6 * HEARD);
+    ck_assert_int_eq(run.report.tokens.encoded % HEARD, 0);
+    finish(&run);
+}
+END_TEST
+
+/* The first value of the first encoder, in a layer of cross attention. */
+static void change_encoded_value(void *ctx, const struct batch_step *step, int32_t layer,
+                                 const attn_tensor *const *operands)
+{
+    const attn_tensor *v = operands[ATTN_ROLE_V];
+    int *done = ctx;
+    (void)step;
+    if (layer != 1 || !v || *done)
+        return;
+    for (int64_t d = 0; d < v->strides[0]; d++)
+        ((float *)v->data)[d] += 8;
+    *done = 1;
+}
+
+START_TEST(a_changed_value_of_an_encoder_fails)
+{
+    struct run run;
+    int done = 0;
+    begin_crossing(&run);
+    set(&run, "model.layer_types=full cross encoder");
+    run.probe = change_encoded_value;
+    run.probe_ctx = &done;
+    go(&run);
+    ck_assert_int_eq(done, 1);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_int_gt(run.report.verify.rows_failed, 0);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "request 0"));
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
+    finish(&run);
+}
+END_TEST
+
 /* What is asked for, the exit code, and a part of the message. */
 static const struct {
     const char *sets[3];
@@ -884,7 +1031,15 @@ static const struct {
       "speculative.draft_tokens=4"},
      EXIT_USAGE,
      "encoder_only layers, which no draft is verified in"},
-    {{"model.layer_types=full cross"}, EXIT_USAGE, "is cross: `run` serves decoders"},
+    {{"model.layer_types=full cross", "kv_cache.max_encoder_tokens=4095"},
+     EXIT_USAGE,
+     "4095 tokens: accepted 4096.."},
+    {{"model.layer_types=sliding cross", "model.sliding_window=9"},
+     EXIT_NO_BACKEND,
+     "a sliding window and cross attention in one model are not served"},
+    {{"model.layer_types=full cross", "speculative.draft_tokens=4"},
+     EXIT_USAGE,
+     "cross layers, which no draft is verified in"},
     {{"speculative.draft_tokens=1"}, EXIT_USAGE, "accepted 0 for no drafts, or 2..64"},
     {{"speculative.draft_tokens=4", "speculative.topk=4"}, EXIT_USAGE, "accepted 1..3"},
     {{"speculative.draft_tokens=4", "workload.mixed=yes"}, EXIT_USAGE, "steps of their own"},
@@ -936,6 +1091,12 @@ static Suite *suite(void)
     tcase_add_test(runs, nothing_is_checked_at_rate_0);
     tcase_add_test(runs, one_call_runs_it_all);
     suite_add_tcase(s, runs);
+    TCase *cross = tcase_create("cross");
+    tcase_set_timeout(cross, 60);
+    tcase_add_loop_test(cross, encoders_are_read_by_decoders, 0, COUNT(crossings));
+    tcase_add_test(cross, retracted_requests_are_encoded_again);
+    tcase_add_test(cross, a_changed_value_of_an_encoder_fails);
+    suite_add_tcase(s, cross);
     TCase *latent = tcase_create("latent");
     tcase_set_timeout(latent, 60);
     tcase_set_tags(latent, "long");

@@ -1073,6 +1073,118 @@ START_TEST(drafted_workloads_end)
 }
 END_TEST
 
+/* ---- Cross attention ------------------------------------------------------------------------- */
+
+/* Encoders of 6 keys in pages of 4, of which there are four: two requests at a time, though there
+ * is room for the rows of all. The third starts where the first has ended, in its pages. */
+START_TEST(a_request_waits_for_room_for_its_encoder)
+{
+    struct scheduler_counts counts;
+    params.page_size = 4;
+    params.prefix_cache = false;
+    params.chunked_prefill_size = 12;
+    params.cross_len = 6;
+    params.num_encoder_pages = 5;
+    for (int i = 0; i < 3; i++)
+        add_to_source(3, 2 + i, "");
+    create();
+    const struct scheduler_step *step = next_run();
+    ck_assert_int_eq(step->num_seqs, 2);
+    ck_assert_int_eq(step->num_encoder_new, 12);
+    scheduler_count(scheduler, &counts);
+    ck_assert_int_eq(counts.pools[SCHEDULER_ENCODER].used, 16);
+    scheduler_complete(scheduler);
+    step = next_run();
+    ck_assert_uint_eq(step->mode, ATTN_MODE_DECODE);
+    ck_assert_int_eq(step->num_encoder_new, 0);
+    scheduler_complete(scheduler);
+    scheduler_count(scheduler, &counts);
+    ck_assert_int_eq(counts.pools[SCHEDULER_ENCODER].used, 8);
+    step = next_run();
+    expect_seq(step, 0, 2, 0, 3);
+    ck_assert_int_eq(step->num_encoder_new, 6);
+    scheduler_complete(scheduler);
+    run_all();
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.pools[SCHEDULER_ENCODER].capacity, 16);
+    ck_assert_int_eq(counts.pools[SCHEDULER_ENCODER].peak, 16);
+    ck_assert_int_eq(counts.pools[SCHEDULER_ENCODER].held, 16);
+    ck_assert_int_eq(counts.pools[SCHEDULER_ENCODER].used, 0);
+}
+END_TEST
+
+/* A step begins as many as its rows of encoders are enough for, one at least. A prompt in pieces
+ * brings its encoder's keys with the first. */
+START_TEST(a_step_has_so_many_keys_of_encoders)
+{
+    static const struct {
+        int32_t chunk, cross_len, seqs, max_tokens;
+    } steps[] = {{12, 6, 2, 16}, {12, 7, 1, 16}, {0, 6, 1, 1024}, {3, 20, 1, 20}, {12, 4, 3, 16}};
+    params.prefix_cache = false;
+    params.chunked_prefill_size = steps[_i].chunk;
+    params.cross_len = steps[_i].cross_len;
+    params.num_encoder_pages = 201;
+    for (int i = 0; i < 3; i++)
+        add_to_source(4, 2, "");
+    create();
+    ck_assert_int_eq(scheduler_max_tokens(scheduler), steps[_i].max_tokens);
+    const struct scheduler_step *step = next_run();
+    ck_assert_int_eq(step->num_seqs, steps[_i].seqs);
+    ck_assert_int_eq(step->num_encoder_new, steps[_i].seqs * steps[_i].cross_len);
+    scheduler_complete(scheduler);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+}
+END_TEST
+
+/* An encoder runs before the step that its keys are written in. */
+START_TEST(encoders_run_before_their_keys_are_read)
+{
+    params.prefix_cache = false;
+    params.encoder_len = params.cross_len = 6;
+    params.num_encoder_pages = 201;
+    params.chunked_prefill_size = 12;
+    for (int i = 0; i < 3; i++)
+        add_to_source(3, 2, "");
+    create();
+    static const int32_t begin[] = {0, 2}, count[] = {2, 1};
+    for (int i = 0; i < 2; i++) {
+        const struct scheduler_step *step = next();
+        expect_images(step, begin[i], count[i]);
+        ck_assert_int_eq(step->num_encoder_new, 0);
+        ck_assert_int_eq(step->seqs[0].encoder_len, 0);
+        scheduler_complete(scheduler);
+        ck_assert_int_eq(next_run()->num_encoder_new, 6 * count[i]);
+        scheduler_complete(scheduler);
+    }
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.encoded, 18);
+}
+END_TEST
+
+START_TEST(an_encoder_must_fit_its_pool)
+{
+    params.page_size = 4;
+    params.prefix_cache = false;
+    params.cross_len = 9;
+    params.num_encoder_pages = 3;
+    add_to_source(3, 2, "");
+    create_empty();
+    ck_assert_int_eq(add(0), ATTN_CONFIG_ERROR);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&failure),
+                                 "3 pages of 4 tokens; the KV cache of encoders has 2 (8 tokens)"));
+    scheduler_destroy(scheduler);
+    params.cross_len = 8;
+    create();
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+}
+END_TEST
+
 /* ---- Failures -------------------------------------------------------------------------------- */
 
 /* What was in flight is gone; the step that was out had not happened. */
@@ -1088,6 +1200,8 @@ static void drop_step(const struct scheduler_step *step)
         model.dropped[step->seqs[i].request] = true;
     for (int pool = 0; pool < scheduler_num_pools(scheduler); pool++)
         poison_slots(pool, step->pools[pool].out_cache_loc, step->num_tokens);
+    poison_slots(SCHEDULER_ENCODER, step->pools[SCHEDULER_ENCODER].out_cache_loc,
+                 step->num_encoder_new);
     poison_states(step->seqs, step->num_seqs, step->snapshots, step->num_snapshots);
     scheduler_drop(scheduler);
 }
@@ -1129,8 +1243,10 @@ START_TEST(device_loss_and_batch_errors_are_survived)
     bool may_drop = _i % 2;
     if (_i < VARIANTS)
         set_variant(_i);
+    else if (_i < VARIANTS + CROSS_VARIANTS)
+        set_cross_variant(_i - VARIANTS);
     else
-        set_drafted_variant(_i - VARIANTS);
+        set_drafted_variant(_i - VARIANTS - CROSS_VARIANTS);
     create();
     while (scheduler_next(scheduler, &step, &wake_us) == SCHEDULER_STEP) {
         require(step->number == number++, "number of the step", -1);
@@ -1223,9 +1339,16 @@ END_TEST
 
 START_TEST(impossible_params_are_refused)
 {
-    struct scheduler_params good = params, bad[9];
-    for (int i = 0; i < 9; i++)
+    enum { BAD = 13 };
+    struct scheduler_params good = params, bad[BAD];
+    for (int i = 0; i < BAD; i++) {
         bad[i] = good;
+        if (i < 9)
+            continue;
+        bad[i].prefix_cache = false;
+        bad[i].cross_len = 8;
+        bad[i].num_encoder_pages = 9;
+    }
     bad[0].page_size = 0;
     bad[1].max_running_requests = 0;
     bad[2].share_unit = 0;
@@ -1236,7 +1359,11 @@ START_TEST(impossible_params_are_refused)
     bad[6].drafts = (struct drafts){.tokens = 2, .top_k = 1};
     bad[7].window = (struct scheduler_window){.num_pages = 5, .left = -1};
     bad[8].window = (struct scheduler_window){.num_pages = -1, .left = 4};
-    for (int i = 0; i < 9; i++) {
+    bad[9].prefix_cache = true;
+    bad[10].drafts = (struct drafts){.tokens = 2, .top_k = 1};
+    bad[11].cross_len = bad[11].max_context_len + 1;
+    bad[12].num_encoder_pages = 1;
+    for (int i = 0; i < BAD; i++) {
         bad[i].share_unit = i == 2 ? 0 : 1;
         ck_assert_int_eq(scheduler_create(&bad[i], &scheduler, &failure.base),
                          ATTN_INVALID_ARGUMENT);
@@ -1303,6 +1430,13 @@ static Suite *suite(void)
     tcase_add_test(images, requests_of_failed_images_are_dropped);
     tcase_add_test(images, a_lost_image_is_encoded_again);
     suite_add_tcase(s, images);
+    TCase *cross = tcase_create("cross");
+    tcase_add_checked_fixture(cross, set_up, tear_down);
+    tcase_add_test(cross, a_request_waits_for_room_for_its_encoder);
+    tcase_add_loop_test(cross, a_step_has_so_many_keys_of_encoders, 0, 5);
+    tcase_add_test(cross, encoders_run_before_their_keys_are_read);
+    tcase_add_test(cross, an_encoder_must_fit_its_pool);
+    suite_add_tcase(s, cross);
     TCase *drafts = tcase_create("drafts");
     tcase_add_checked_fixture(drafts, set_up, tear_down);
     tcase_add_test(drafts, accepted_drafts_stay);
@@ -1318,7 +1452,7 @@ static Suite *suite(void)
     tcase_add_loop_test(random, random_workloads_end, 0, VARIANTS);
     tcase_add_test(random, hits_count_only_above_the_mark);
     tcase_add_loop_test(random, device_loss_and_batch_errors_are_survived, 0,
-                        VARIANTS + DRAFTED_VARIANTS);
+                        VARIANTS + CROSS_VARIANTS + DRAFTED_VARIANTS);
     suite_add_tcase(s, random);
     TCase *limits = tcase_create("limits");
     tcase_add_checked_fixture(limits, set_up, tear_down);

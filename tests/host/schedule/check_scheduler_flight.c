@@ -16,17 +16,23 @@
 #define MAX_IN_FLIGHT 4
 
 struct launched {
-    int32_t num_seqs, num_decode_seqs, num_tokens, num_snapshots;
+    int32_t num_seqs, num_decode_seqs, num_tokens, num_encoder_new, num_snapshots;
     struct scheduler_seq seqs[MAX_ROWS];
     int32_t committed[MAX_ROWS];
     struct scheduler_snapshot snapshots[MAX_DRAFTED * MAX_ROWS];
     int64_t out_cache_loc[SCHEDULER_POOLS][MAX_SLOTS];
 };
 
-static struct launched flights[MAX_IN_FLIGHT]; /* oldest first */
-static int32_t num_flights;
+static struct launched flights[MAX_IN_FLIGHT]; /* a ring: they are large */
+static int32_t oldest_flight, num_flights;
 static struct tally confirmed;
 static int64_t num_confirmed;
+
+/* The flight that was launched so many after the oldest. */
+static struct launched *flight_at(int32_t index)
+{
+    return &flights[(oldest_flight + index) % MAX_IN_FLIGHT];
+}
 
 static void set_up_flight(void)
 {
@@ -78,7 +84,7 @@ static void require_figures(void)
 static void launch(const struct scheduler_step *step)
 {
     run_step(step);
-    struct launched *copy = &flights[num_flights++];
+    struct launched *copy = flight_at(num_flights++);
     copy->num_seqs = step->num_seqs;
     copy->num_decode_seqs = step->num_decode_seqs;
     copy->num_tokens = step->num_tokens;
@@ -88,6 +94,10 @@ static void launch(const struct scheduler_step *step)
     for (int pool = 0; pool < scheduler_num_pools(scheduler); pool++)
         memcpy(copy->out_cache_loc[pool], step->pools[pool].out_cache_loc,
                (size_t)step->num_tokens * sizeof **copy->out_cache_loc);
+    copy->num_encoder_new = step->num_encoder_new;
+    if (step->num_encoder_new > 0)
+        memcpy(copy->out_cache_loc[SCHEDULER_ENCODER], step->pools[SCHEDULER_ENCODER].out_cache_loc,
+               (size_t)step->num_encoder_new * sizeof **copy->out_cache_loc);
     copy->num_snapshots = step->num_snapshots;
     memcpy(copy->snapshots, step->snapshots, (size_t)step->num_snapshots * sizeof *step->snapshots);
     scheduler_advance(scheduler);
@@ -103,10 +113,11 @@ static const struct scheduler_step *next_launched(void)
 
 static void confirm(void)
 {
-    const struct launched *oldest = &flights[0];
+    const struct launched *oldest = flight_at(0);
     for (int32_t i = 0; i < oldest->num_seqs; i++)
         tally_seq(&confirmed, &oldest->seqs[i], oldest->committed[i]);
-    memmove(flights, flights + 1, (size_t)--num_flights * sizeof *flights);
+    oldest_flight = (oldest_flight + 1) % MAX_IN_FLIGHT;
+    num_flights--;
     num_confirmed++;
     scheduler_confirm(scheduler);
     require_figures();
@@ -138,6 +149,8 @@ static void fail_step(const struct scheduler_step *step)
     fail_rows(step->seqs, step->num_seqs);
     for (int pool = 0; pool < scheduler_num_pools(scheduler); pool++)
         poison_slots(pool, step->pools[pool].out_cache_loc, step->num_tokens);
+    poison_slots(SCHEDULER_ENCODER, step->pools[SCHEDULER_ENCODER].out_cache_loc,
+                 step->num_encoder_new);
     poison_states(step->seqs, step->num_seqs, step->snapshots, step->num_snapshots);
 }
 
@@ -155,10 +168,12 @@ static void drop_flight(const struct scheduler_step *out)
     if (out)
         fail_step(out);
     for (; num_flights > 0; num_flights--) {
-        const struct launched *flight = &flights[num_flights - 1];
+        const struct launched *flight = flight_at(num_flights - 1);
         fail_rows(flight->seqs, flight->num_seqs);
         for (int pool = 0; pool < scheduler_num_pools(scheduler); pool++)
             poison_slots(pool, flight->out_cache_loc[pool], flight->num_tokens);
+        poison_slots(SCHEDULER_ENCODER, flight->out_cache_loc[SCHEDULER_ENCODER],
+                     flight->num_encoder_new);
         poison_states(flight->seqs, flight->num_seqs, flight->snapshots, flight->num_snapshots);
     }
     model.rows = confirmed;
@@ -365,7 +380,7 @@ static const struct scheduler_step *retract_the_younger(void)
         if (num_flights > 2)
             confirm();
     }
-    expect_seq(&(struct scheduler_step){.seqs = flights[1].seqs, .num_seqs = 2}, 1, 1, 29, 1);
+    expect_seq(&(struct scheduler_step){.seqs = flight_at(1)->seqs, .num_seqs = 2}, 1, 1, 29, 1);
     const struct scheduler_step *step = next();
     ck_assert_int_eq(step->num_seqs, 1);
     expect_seq(step, 0, 0, 30, 1);
@@ -646,11 +661,13 @@ START_TEST(failures_are_survived)
 {
     static const unsigned kinds[] = {LOSSES, DROPS, FLIGHT_DROPS, LOSSES | DROPS | FLIGHT_DROPS};
     int64_t deep = 0, ends = 0;
-    int drafted = _i - MAX_IN_FLIGHT * VARIANTS / 3;
+    int drafted = _i - MAX_IN_FLIGHT * VARIANTS / 3, crossing = drafted - DRAFTED_VARIANTS;
     if (drafted < 0)
         set_variant(variant_of(_i));
-    else
+    else if (crossing < 0)
         set_drafted_variant(drafted);
+    else
+        set_cross_variant(crossing);
     params.max_in_flight = 1 + (drafted < 0 ? _i / (VARIANTS / 3) : drafted % MAX_IN_FLIGHT);
     create();
     for (int i = 0; i < 4; i++) {
@@ -707,7 +724,7 @@ static Suite *suite(void)
     tcase_add_loop_test(random, steps_do_not_depend_on_how_many_are_in_flight, 0,
                         VARIANTS + DRAFTED_VARIANTS);
     tcase_add_loop_test(random, failures_are_survived, 0,
-                        MAX_IN_FLIGHT * VARIANTS / 3 + DRAFTED_VARIANTS);
+                        MAX_IN_FLIGHT * VARIANTS / 3 + DRAFTED_VARIANTS + CROSS_VARIANTS);
     suite_add_tcase(s, random);
     return s;
 }

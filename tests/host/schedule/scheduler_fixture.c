@@ -153,6 +153,16 @@ void set_variant(int variant)
     draw_source(MAX_REQUESTS / 2, 100);
 }
 
+void set_cross_variant(int variant)
+{
+    static const int32_t lengths[] = {1, 30, 16, 7, 100};
+    set_variant(variant);
+    params.prefix_cache = false;
+    params.cross_len = lengths[variant % 7 % 5];
+    int32_t pages = (params.cross_len + params.page_size - 1) / params.page_size;
+    params.num_encoder_pages = 1 + pages * (1 + variant % 4) + variant % 2;
+}
+
 void set_drafted_variant(int variant)
 {
     static const double rates[] = {0.5, 0, 0.8, 1, 0.9};
@@ -453,6 +463,55 @@ static void run_pool(int pool, const struct scheduler_step *step)
         require(padding[j] == 0, "row 0", -1);
 }
 
+/* The key at a position of a request's encoder. */
+static token_key encoder_key_of(int64_t request, int32_t position)
+{
+    return (token_key){UINT64_MAX - 1 - (uint64_t)request, (uint64_t)position};
+}
+
+/* Returns where the next sequence's slots are. */
+static const int64_t *write_encoder(const struct scheduler_seq *seq, const int64_t *out_cache_loc)
+{
+    const int32_t *row = row_of(SCHEDULER_ENCODER, seq);
+    require(seq->encoder_len == params.cross_len, "keys of the encoder", seq->request);
+    require(seq->encoder_new == (seq->prefix_len == 0 ? params.cross_len : 0),
+            "new keys of the encoder", seq->request);
+    for (int32_t j = 0; j < seq->encoder_new; j++) {
+        int64_t slot = out_cache_loc[j];
+        require(slot >= params.page_size && slot < params.num_encoder_pages * params.page_size &&
+                    slot == row[j],
+                "slot of the encoder", seq->request);
+        absorb(slot);
+        model.kv[SCHEDULER_ENCODER][slot] = encoder_key_of(seq->request, j);
+    }
+    return out_cache_loc + seq->encoder_new;
+}
+
+static void read_encoder(const struct scheduler_seq *seq)
+{
+    const int32_t *row = row_of(SCHEDULER_ENCODER, seq);
+    for (int32_t j = 0; j < params.cross_len; j++)
+        require(
+            token_key_equal(model.kv[SCHEDULER_ENCODER][row[j]], encoder_key_of(seq->request, j)),
+            "another encoder's key", seq->request);
+    for (int32_t j = params.cross_len; j < MAX_CONTEXT; j++)
+        require(row[j] == 0, "slot beyond the encoder's keys", seq->request);
+}
+
+/* The part of a step that is the encoder's pool's. */
+static void run_encoder(const struct scheduler_step *step)
+{
+    const int64_t *first = step->pools[SCHEDULER_ENCODER].out_cache_loc, *end = first;
+    int32_t chunk = params.chunked_prefill_size, longest = params.cross_len;
+    for (int32_t i = 0; i < step->num_seqs; i++)
+        end = write_encoder(&step->seqs[i], end);
+    for (int32_t i = 0; i < step->num_seqs; i++)
+        read_encoder(&step->seqs[i]);
+    require(step->num_encoder_new == end - first, "num_encoder_new", -1);
+    require(step->num_encoder_new <= (chunk > longest ? chunk : longest),
+            "more keys of encoders than a step of theirs has", -1);
+}
+
 /* First tokens of whole pages, of those that both sequences had before the step, whose KV is the
  * same. */
 static int32_t common_len(const struct scheduler_seq *a, const struct scheduler_seq *b)
@@ -500,6 +559,10 @@ void run_step(const struct scheduler_step *step)
     }
     for (int pool = 0; pool < scheduler_num_pools(scheduler); pool++)
         run_pool(pool, step);
+    require(scheduler_has_pool(scheduler, SCHEDULER_ENCODER) == (params.cross_len > 0), "pools",
+            -1);
+    if (params.cross_len > 0)
+        run_encoder(step);
     run_states(step);
     check_neighbours(step);
     for (int32_t i = 0; i < step->num_seqs; i++)
@@ -611,8 +674,12 @@ void expect_counts(struct scheduler_counts *counts)
         ck_assert_int_eq(counts->prefill + counts->prefix_hit - counts->recomputed, input);
         ck_assert_int_eq(counts->decode, decode);
     }
-    for (int pool = 0; pool < scheduler_num_pools(scheduler); pool++) {
-        int64_t num_pages = pool == SCHEDULER_ALL ? params.num_pages : params.window.num_pages;
+    for (int pool = 0; pool < SCHEDULER_POOLS; pool++) {
+        const int64_t sizes[] = {params.num_pages, params.window.num_pages,
+                                 params.num_encoder_pages};
+        int64_t num_pages = sizes[pool];
+        if (!scheduler_has_pool(scheduler, pool))
+            continue;
         const struct scheduler_pool_counts *of = &counts->pools[pool];
         ck_assert_int_eq(of->capacity, (num_pages - 1) * params.page_size);
         ck_assert_int_le(of->peak, of->capacity);

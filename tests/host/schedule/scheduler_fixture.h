@@ -7,10 +7,12 @@
  * out_cache_loc, then every sequence must find, through req_to_token, the keys of all its tokens.
  * So a page that is handed out twice, freed too early, shared wrongly or listed wrongly shows. In a
  * pool of windows these are the tokens that its rows see; pages before them must be given back.
- * With has_state every state slot holds a hash of the tokens that went into it, in order, and a
- * sequence must find that of all tokens before its rows. Drafts that are turned down write keys
- * that no token has; what is accepted moves as the step says. What was computed, hit and computed
- * again is counted here once more from the steps alone.
+ * Of cross attention each sequence must
+ * find the keys of its own encoder, which its first step wrote. With has_state every state slot
+ * holds a hash of the tokens that went into it, in order, and a sequence must find that of all
+ * tokens before its rows. Drafts that are turned down write keys that no token has; what is
+ * accepted moves as the step says. What was computed, hit and computed again is counted here once
+ * more from the steps alone.
  */
 #ifndef TESTS_SCHEDULER_FIXTURE_H
 #define TESTS_SCHEDULER_FIXTURE_H
@@ -107,6 +109,11 @@ void set_window(int variant);
 
 /* The first position that a query sees there, as the definition of a window and a chunk has it. */
 int64_t first_seen(int64_t position);
+
+/* Cross attention: encoders of several lengths, in a pool that has room for some of the requests.
+ */
+#define CROSS_VARIANTS (3 * 4 * 2 * 2)
+void set_cross_variant(int variant);
 
 /* The same with drafts, and without mixed steps: chains and, where there are no states, trees;
  * drafts that are never, sometimes and always right; with a draft model or without. */

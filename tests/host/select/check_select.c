@@ -358,6 +358,22 @@ START_TEST(groups_of_one_backend_are_one_unit)
 }
 END_TEST
 
+/* A vision tower sees other batches than the decoder next to it. */
+START_TEST(a_tower_is_a_unit_of_its_own)
+{
+    struct scene scene;
+    begin(&scene, "[model]\nnum_layers = 4\nnum_q_heads = 4\nhead_dim = 64\n"
+                  "layer_types = full encoder\n[platform]\nsimulate = sm90\n");
+    ck_assert_int_eq(scene.status, ATTN_OK);
+    ck_assert_uint_eq(scene.selection->num_units, 2);
+    for (uint32_t g = 0; g < 2; g++) {
+        ck_assert_int_eq(scene.selection->groups[g].unit, (int32_t)g);
+        ck_assert_str_eq(scene.selection->units[g].backend, scene.selection->units[0].backend);
+    }
+    end(&scene);
+}
+END_TEST
+
 START_TEST(an_encoder_has_no_decode_phase)
 {
     struct scene scene;
@@ -588,6 +604,7 @@ static Suite *suite(void)
     tcase_add_test(choice, layouts_that_do_not_meet_are_refused);
     tcase_add_test(choice, a_given_layout_is_kept);
     tcase_add_test(choice, groups_of_one_backend_are_one_unit);
+    tcase_add_test(choice, a_tower_is_a_unit_of_its_own);
     tcase_add_test(choice, an_encoder_has_no_decode_phase);
     tcase_add_test(rest, fp8_needs_scales);
     tcase_add_test(rest, bounds_follow_the_workload);

@@ -282,10 +282,14 @@ static void attend(int32_t layer, const struct verify_sequence *sequence, int64_
 {
     const attn_layer_group *group = &model->groups[model->layers[layer].group];
     int64_t request = sequence->request, left = group->window_left;
-    int64_t keys = sequence->prefix_len + sequence->num_rows;
+    int64_t keys = sequence->prefix_len + sequence->num_rows, first_new = sequence->prefix_len;
     int32_t kv_head = head / (group->num_q_heads / kv_heads(group));
     int16_t query[GENERATOR_MAX_DIM];
     double weight[MAX_KEYS], sum = 0;
+    if (group->attn_type == ATTN_TYPE_CROSS) {
+        keys = sequence->encoder_len;
+        first_new = keys - sequence->encoder_new;
+    }
     if (makes(mistake, WRONG_KV_HEAD, request, i, head))
         kv_head = (kv_head + 1) % kv_heads(group);
     if (makes(mistake, WINDOW_TOO_WIDE, request, i, head))
@@ -297,8 +301,7 @@ static void attend(int32_t layer, const struct verify_sequence *sequence, int64_
         double score = 0;
         for (int32_t d = 0; d < key_dim(group); d++)
             score += query[d] / 64.0 *
-                     read_element(layer, request, j, kv_head, GENERATOR_KEY, d,
-                                  j >= sequence->prefix_len);
+                     read_element(layer, request, j, kv_head, GENERATOR_KEY, d, j >= first_new);
         score *= group->sm_scale;
         if (group->flags & ATTN_GROUP_HAS_ALIBI)
             score -= generator_alibi_slope(head, group->num_q_heads) * fabs((double)(i - j));
@@ -315,9 +318,9 @@ static void attend(int32_t layer, const struct verify_sequence *sequence, int64_
         out[d] = 0;
         for (int64_t j = 0; j < keys; j++)
             if (weight[j] > 0)
-                out[d] += weight[j] / sum *
-                          read_element(layer, request, j, kv_head, GENERATOR_VALUE, d,
-                                       j >= sequence->prefix_len);
+                out[d] +=
+                    weight[j] / sum *
+                    read_element(layer, request, j, kv_head, GENERATOR_VALUE, d, j >= first_new);
         /* By one over the key's probability: this output moves by 1, more than 10 bars. */
         if (makes(mistake, CHANGE_VALUE, request, i, head) && d == mistake->dimension &&
             weight[mistake->key] > 0)
@@ -852,6 +855,39 @@ START_TEST(encoder_without_cache)
 }
 END_TEST
 
+/* Cross attention: every row sees all keys of an encoder, those that its step brings and those
+ * that are cached. A key too few, or one that is read as what it is not, shows. */
+START_TEST(cross_attention_reads_an_encoder)
+{
+    enum { CROSS = 1, KEYS = 64 };
+    set_up_model(MODEL "num_q_heads = 4\nnum_kv_heads = 2\nhead_dim = 16\ndtype = f32\n"
+                       "layer_types = full, cross\n",
+                 1);
+    for (int s = 0; s < NUM_SEQUENCES; s++) {
+        sequences[s].encoder_len = KEYS;
+        sequences[s].encoder_new = sequences[s].prefix_len == 0 ? KEYS : 0;
+    }
+    compute_all(CROSS, &none);
+    passes(CROSS);
+    for (int s = 0; s < NUM_SEQUENCES; s++)
+        sequences[s].encoder_len--;
+    ck_assert_int_gt(judge(CROSS).rows_failed, 0);
+    for (int s = 0; s < NUM_SEQUENCES; s++)
+        sequences[s].encoder_len++;
+    quantise(ATTN_FP8_E4M3, 1);
+    scales[1] = scales[0];
+    new_as_given = true;
+    reads_new_unquantised[1] = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
+    compute_all(CROSS, &none);
+    passes(CROSS);
+    for (int s = 0; s < NUM_SEQUENCES; s++)
+        sequences[s].encoder_new = KEYS - sequences[s].encoder_new;
+    ck_assert_int_gt(judge(CROSS).rows_failed, 0);
+    new_as_given = false;
+    tear_down_model();
+}
+END_TEST
+
 /* ---- Same result, however it is computed ----------------------------------------------------- */
 
 static void same(const struct verify_result *a, const struct verify_result *b)
@@ -939,6 +975,7 @@ static Suite *suite(void)
     tcase_add_test(quantised_kv, expanded_latents);
     tcase_add_test(quantised_kv, layer_that_only_reads);
     tcase_add_test(quantised_kv, encoder_without_cache);
+    tcase_add_test(quantised_kv, cross_attention_reads_an_encoder);
     tcase_add_test(same_result, any_number_of_threads);
     tcase_add_test(same_result, keys_kept_or_not);
     suite_add_tcase(suite, right);

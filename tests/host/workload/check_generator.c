@@ -11,7 +11,7 @@
 #include "host/base/error.h"
 #include "tests/tools/test_main.h"
 
-enum { SLIDING, GLOBAL, SHARED, ENCODER, LATENT, NUM_LAYERS };
+enum { SLIDING, GLOBAL, SHARED, ENCODER, LATENT, CROSS, NUM_LAYERS };
 
 static const generator_layer layers[NUM_LAYERS] = {
     [SLIDING] = {.kv_layer = SLIDING,
@@ -48,6 +48,14 @@ static const generator_layer layers[NUM_LAYERS] = {
                 .v_head_dim = 43,
                 .window_left = -1,
                 .latent = 1},
+    [CROSS] = {.kv_layer = CROSS,
+               .num_q_heads = 1,
+               .num_kv_heads = 1,
+               .head_dim = 1,
+               .v_head_dim = 1,
+               .window_left = -1,
+               .window_right = -1,
+               .num_keys = 90},
 };
 
 static const int64_t hash_ids[3][3] = {{7, 8, 9}, {7, 8, 5}, {1, 2, 3}};
@@ -252,6 +260,27 @@ START_TEST(needles_stay_in_range)
     for (int i = 0; i < 4; i++)
         ck_assert_int_gt(targets[borders[i]], 60);
     ck_assert_int_eq(targets[45], 0);
+}
+END_TEST
+
+/* Queries of cross attention, wherever they are, find any key of the encoder and none beyond. */
+START_TEST(needles_of_cross_attention_are_an_encoders_keys)
+{
+    static const int64_t positions[] = {0, 40, 89, 90, 1499, 1700};
+    for (size_t p = 0; p < sizeof positions / sizeof *positions; p++) {
+        int targets[2000], noise, found = 0;
+        count_targets(positions[p], CROSS, &noise, targets);
+        for (int64_t j = 0; j < 90; j++)
+            found += targets[j];
+        ck_assert_int_eq(noise + found, 4000);
+        ck_assert_int_gt(targets[0], 60);
+        ck_assert_int_gt(targets[89], 60); /* the last */
+        ck_assert_int_gt(targets[80], 10); /* its page begins */
+        if (positions[p] == 40)
+            ck_assert_int_gt(targets[40] + targets[39], 120);
+        for (int64_t j = 1; j < 90; j++)
+            ck_assert_int_gt(targets[j] + targets[j - 1], 0);
+    }
 }
 END_TEST
 
@@ -497,6 +526,7 @@ static Suite *suite(void)
     tcase_add_test(needles, known_needles);
     tcase_add_test(needles, needles_at_every_border);
     tcase_add_test(needles, needles_stay_in_range);
+    tcase_add_test(needles, needles_of_cross_attention_are_an_encoders_keys);
     tcase_add_test(needles, queries_are_needles_or_noise);
     tcase_add_test(needles, latent_queries_are_half_as_large);
     tcase_add_test(needles, latent_scores_spread_as_others_do);
