@@ -204,10 +204,18 @@ __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b
 }
 
 /* What is left of two values when `word` holds them in 16 bits each, as a word of the same kind.
- * With it a probability keeps twice the bits. */
+ * With it a probability keeps twice the bits. It may be 0 or negative where the probability is
+ * not, so it is multiplied by finite values alone: an infinite one is in the first part's sums. */
 template <int dtype> __device__ __forceinline__ u32 remainder16(u32 word, float low, float high)
 {
     return pack16<dtype>(low - load16<dtype>((u16)word), high - load16<dtype>((u16)(word >> 16)));
+}
+
+/* Two values of 16 bits, 0 for one that is not finite. */
+template <int dtype> __device__ __forceinline__ u32 finite16(u32 word)
+{
+    u32 exponents = dtype == DTYPE_F16 ? 0x7c007c00u : 0x7f807f80u;
+    return word & ~__vcmpeq2(word & exponents, exponents);
 }
 
 /* ---- Sequences ------------------------------------------------------------------------------- */
@@ -325,7 +333,9 @@ __device__ __forceinline__ float finish_score(const kernel_params &p, const inde
  * lies where no query looks may be anything (KV-06). Window, chunk and the causal rule hide keys at
  * the ends only, which are not read; a custom mask hides them anywhere. So with one the values of
  * keys that none of the warp's rows sees are cleared in registers, by a word for two neighbouring
- * keys, as scores and values have them: keys (lane & 3) * 2 and the next of each 8. */
+ * keys, as scores and values have them: keys (lane & 3) * 2 and the next of each 8. The places
+ * after a tile's last key, which hold that key again, are cleared in shared memory: its value may
+ * be infinite. */
 
 /* `seen` has bit 2 * j + e if a row of this lane sees key e of its two of the j-th 8: those that
  * any row of the warp sees. */
@@ -376,6 +386,13 @@ __device__ __forceinline__ void copy_row(char *to, const char *from, int lane)
     for (int piece = 0; piece < pieces; piece += 8)
         if (pieces % 8 == 0 || piece + lane < pieces)
             copy16(shared_address(to) + (piece + lane) * 16, from + (piece + lane) * 16);
+}
+
+/* Zero whole rows. */
+__device__ __forceinline__ void clear_rows(char *rows, int bytes, int thread, int threads)
+{
+    for (int i = thread * 16; i < bytes; i += threads * 16)
+        *(uint4 *)(rows + i) = make_uint4(0, 0, 0, 0);
 }
 
 /* Zero the columns of keys or queries between HEAD_DIM and HEAD_PAD, which no copy writes to. */

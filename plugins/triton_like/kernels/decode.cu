@@ -223,7 +223,8 @@ __device__ __forceinline__ u32 bf16_to_f16(u32 word, float power)
 
 /* The same for products with codes, in the order in which those come: lane c of a quad has 4c to
  * 4c + 3 of each 16. A bf16 row is made f16 by the power of two that brings its largest element to
- * 2^14 and above: what is at least 2^-31 of that stays exact. factor[h] takes the power back. */
+ * 2^15 and above: what is at least 2^-32 of that stays exact, which is as far as the inverses of
+ * e5m2's numbers are apart. factor[h] takes the power back. */
 __device__ __forceinline__ void
 take_queries_for_codes(const char *q_rows, u32 (&a)[HEAD_PAD / 16][4], float (&factor)[2])
 {
@@ -232,7 +233,7 @@ take_queries_for_codes(const char *q_rows, u32 (&a)[HEAD_PAD / 16][4], float (&f
     for (int h = 0; h < 2; h++) {
         const char *row = q_rows + (h * 8 + lane / 4) * K_STRIDE + (lane & 3) * 8;
         u32 largest =
-            15 << 7; /* bits without sign: above the smallest, so that powers are normal */
+            16 << 7; /* bits without sign: above the smallest, so that powers are normal */
 #pragma unroll
         for (int d = 0; d < HEAD_PAD / 16; d++) {
             uint2 words = *(const uint2 *)(row + d * 32);
@@ -246,8 +247,8 @@ take_queries_for_codes(const char *q_rows, u32 (&a)[HEAD_PAD / 16][4], float (&f
         largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
         int exponent = (int)(largest >> 7);
-        float power = __int_as_float((268 - exponent) << 23);
-        factor[h] *= __int_as_float((exponent - 14) << 23);
+        float power = __int_as_float((269 - exponent) << 23);
+        factor[h] *= __int_as_float((exponent - 15) << 23);
 #pragma unroll
         for (int d = 0; d < HEAD_PAD / 16; d++) {
             a[d][h] = bf16_to_f16(a[d][h], power);
@@ -421,8 +422,10 @@ __device__ __forceinline__ void add_values(const float (&score)[2][4], const cha
         multiply<dtype>(state.out[d * 2], probability, b[0][0], b[0][1]);
         multiply<dtype>(state.out[d * 2 + 1], probability, b[1][0], b[1][1]);
         if (SPLIT_PROBABILITIES) {
-            multiply<dtype>(state.out[d * 2], rest, b[0][0], b[0][1]);
-            multiply<dtype>(state.out[d * 2 + 1], rest, b[1][0], b[1][1]);
+            multiply<dtype>(state.out[d * 2], rest, finite16<dtype>(b[0][0]),
+                            finite16<dtype>(b[0][1]));
+            multiply<dtype>(state.out[d * 2 + 1], rest, finite16<dtype>(b[1][0]),
+                            finite16<dtype>(b[1][1]));
         }
     }
 }
@@ -437,11 +440,13 @@ struct rows {
 /* Group n, which lies at `k` and after it. */
 template <bool coded>
 __device__ __forceinline__ void attend_group(const kernel_params &p, const work &w, const rows &r,
-                                             int n, const char *k, sums &state)
+                                             int n, char *k, sums &state)
 {
     float score[2][4] = {};
     int lane = (int)threadIdx.x & 31, from = group_begin(w, n), to = group_end(w, n);
     bool check = CUSTOM_MASK || from < w.all_lo || from + GROUP > min(w.all_hi, to);
+    constexpr int v_stride = coded ? V_CODES : V_STRIDE;
+    char *v = k + GROUP * (coded ? K_CODES : K_STRIDE);
     u32 seen = 0;
     score_keys<coded>(r.a, k, score);
 #pragma unroll
@@ -457,7 +462,11 @@ __device__ __forceinline__ void attend_group(const kernel_params &p, const work 
     weigh_keys(score, state);
     if (CUSTOM_MASK)
         seen = seen_by_any(seen);
-    add_values<coded>(score, k + GROUP * (coded ? K_CODES : K_STRIDE), seen, state);
+    if (to - from < GROUP) {
+        clear_rows(v + (to - from) * v_stride, (GROUP - to + from) * v_stride, lane, 32);
+        __syncwarp();
+    }
+    add_values<coded>(score, v, seen, state);
 }
 
 /* ---- A piece of work ------------------------------------------------------------------------- */

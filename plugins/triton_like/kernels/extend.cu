@@ -356,8 +356,10 @@ __device__ __forceinline__ void add_values(const scores &score, const char *v, u
                 multiply<Q_DTYPE>(state.out[m][d * 2], a[m], b[0], b[1]);
                 multiply<Q_DTYPE>(state.out[m][d * 2 + 1], a[m], b[2], b[3]);
                 if (SPLIT_PROBABILITIES) {
-                    multiply<Q_DTYPE>(state.out[m][d * 2], rest[m], b[0], b[1]);
-                    multiply<Q_DTYPE>(state.out[m][d * 2 + 1], rest[m], b[2], b[3]);
+                    multiply<Q_DTYPE>(state.out[m][d * 2], rest[m], finite16<Q_DTYPE>(b[0]),
+                                      finite16<Q_DTYPE>(b[1]));
+                    multiply<Q_DTYPE>(state.out[m][d * 2 + 1], rest[m], finite16<Q_DTYPE>(b[2]),
+                                      finite16<Q_DTYPE>(b[3]));
                 }
             }
         }
@@ -366,10 +368,11 @@ __device__ __forceinline__ void add_values(const scores &score, const char *v, u
 
 /* Keys [begin, end) of a tile, which lies at `k` and after it. */
 __device__ __forceinline__ void attend_tile(const kernel_params &p, const work &w,
-                                            const char *q_rows, const char *k, int begin, int end,
+                                            const char *q_rows, char *k, int begin, int end,
                                             float factor, sums &state)
 {
     scores score = {};
+    char *v = k + KEY_TILE * K_STRIDE;
     u32 seen = 0;
     score_keys(q_rows, k, score);
     bool check = CUSTOM_MASK || begin < w.all_lo || begin + KEY_TILE > min(w.all_hi, end);
@@ -387,7 +390,12 @@ __device__ __forceinline__ void attend_tile(const kernel_params &p, const work &
     weigh_keys(SCALE_LATER ? factor : 1.0f, score, state);
     if (CUSTOM_MASK)
         seen = seen_by_any(seen);
-    add_values(score, k + KEY_TILE * K_STRIDE, seen, state);
+    if (end - begin < KEY_TILE) {
+        clear_rows(v + (end - begin) * V_STRIDE, (KEY_TILE - end + begin) * V_STRIDE,
+                   (int)threadIdx.x, THREADS);
+        __syncthreads();
+    }
+    add_values(score, v, seen, state);
 }
 
 /* ---- A run of tiles -------------------------------------------------------------------------- */
