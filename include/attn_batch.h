@@ -115,8 +115,8 @@ typedef struct attn_multi_item {
 
 /* One level of runs of neighbouring sequences whose first keys are the same slots: level 0 has the
  * longest runs (a system prompt), each next one runs that lie within those before it (its
- * documents, their questions) and share no fewer keys. A hint: results are those of the batch
- * without it.
+ * documents, their questions) and share no fewer keys. Keys of decoders, not of cross attention's
+ * encoders. A hint: results are those of the batch without it.
  *
  * For GRAPH metadata there are max_prefix_levels levels of max_seqs runs, at the same addresses, at
  * every init; runs and levels that there are not have no sequences, or share no keys. */

@@ -423,6 +423,28 @@ static inline attn_status attn_util_require_heads(const attn_layer_group *group,
     return ATTN_OK;
 }
 
+/* INVALID_ARGUMENT for what is reckoned from the position of a query, which cross attention has
+ * not (docs/ABI.md, MEAN-08). */
+static inline attn_status attn_util_require_positionless(const attn_layer_group *group,
+                                                         attn_error *error)
+{
+    const char *why = "cross attention has no query position";
+    if (group->window_left != -1)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_WINDOW_LEFT,
+                                    "window_left %d: accepted -1: %s", group->window_left, why);
+    if (group->window_right != -1)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_WINDOW_RIGHT,
+                                    "window_right %d: accepted -1: %s", group->window_right, why);
+    if (group->attention_chunk != 0)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_ATTENTION_CHUNK,
+                                    "attention_chunk %d: accepted 0: %s", group->attention_chunk,
+                                    why);
+    if (group->flags & ATTN_GROUP_HAS_ALIBI)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_ALIBI,
+                                    "has_alibi 1: accepted 0: %s", why);
+    return ATTN_OK;
+}
+
 /* INVALID_ARGUMENT for numbers of heads, or numbers of the softmax, that no layer can have. */
 static inline attn_status attn_util_require_softmax(const attn_layer_group *group,
                                                     attn_error *error)

@@ -29,26 +29,6 @@ static int is_served(const attn_layer_group *group)
 #define FAIL(error, field, ...)                                                                    \
     attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, __VA_ARGS__)
 
-/* Cross attention has no query position. */
-static attn_status check_cross(const attn_layer_group *group, attn_error *error)
-{
-    if (group->attn_type != ATTN_TYPE_CROSS)
-        return ATTN_OK;
-    const char *why = "cross attention has no query position";
-    if (group->window_left != -1)
-        return FAIL(error, ATTN_FIELD_WINDOW_LEFT, "window_left %d: accepted -1: %s",
-                    group->window_left, why);
-    if (group->window_right != -1)
-        return FAIL(error, ATTN_FIELD_WINDOW_RIGHT, "window_right %d: accepted -1: %s",
-                    group->window_right, why);
-    if (group->attention_chunk != 0)
-        return FAIL(error, ATTN_FIELD_ATTENTION_CHUNK, "attention_chunk %d: accepted 0: %s",
-                    group->attention_chunk, why);
-    if (group->flags & ATTN_GROUP_HAS_ALIBI)
-        return FAIL(error, ATTN_FIELD_ALIBI, "has_alibi 1: accepted 0: %s", why);
-    return ATTN_OK;
-}
-
 static attn_status check_sense(const question *ask, attn_error *error)
 {
     const attn_layer_group *group = &ask->group;
@@ -57,8 +37,8 @@ static attn_status check_sense(const question *ask, attn_error *error)
     if (status != ATTN_OK || !is_served(group))
         return status;
     status = attn_util_require_softmax(group, error);
-    if (status == ATTN_OK)
-        status = check_cross(group, error);
+    if (status == ATTN_OK && group->attn_type == ATTN_TYPE_CROSS)
+        status = attn_util_require_positionless(group, error);
     if (status == ATTN_OK && has_cache(group) && ask->problem.page_size < 1)
         status = FAIL(error, ATTN_FIELD_PAGE_SIZE, "page_size %d: accepted 1 and more",
                       ask->problem.page_size);

@@ -6,7 +6,7 @@
  * read. What is made of them, the list of tiles, is made on the device too, by one small kernel for
  * each layer group when a batch is planned: nothing is waited for, host arrays are not needed, and
  * a graph that is replayed finds the new list at the old address. Host arrays, where they are
- * given, tell one thing: that a batch has no prefix, so that keys are read as they came. A group
+ * given, tell one thing: that all keys are new, so that they are read as they came. A group
  * whose batch is not for tiles is planned by the library.
  *
  * In each region what is the plugin's own lies behind what is the library's.
@@ -144,17 +144,20 @@ attn_status fa3_metadata_create(attn_instance *instance, uint32_t kind, const at
 
 /* ---- A layer group's view of a batch --------------------------------------------------------- */
 
-/* Do host arrays tell that all keys are new, so that they may be read from where they come? */
-static int has_no_prefix(const attn_batch *batch, const attn_kv_batch *kv)
+/* Do host arrays tell that all keys are new, so that they may be read from where they come? Those
+ * of an encoder have nothing to do with the queries; others stand where these do. */
+static int has_only_new(const cuda_group *group, const attn_batch *batch, const attn_kv_batch *kv)
 {
     const int32_t *rows = batch->q_indptr.host, *prefix = batch->prefix_lens.host;
     const int32_t *keys = kv->kv_lens.host;
     const int32_t *new_rows = kv->kv_new_indptr.device ? kv->kv_new_indptr.host : rows;
-    if (!rows || !prefix || !keys || !new_rows)
+    int is_cross = group->attn_type == ATTN_TYPE_CROSS;
+    if (!keys || !new_rows || (!is_cross && (!rows || !prefix)))
         return 0;
     for (int32_t s = 0; s < batch->num_seqs; s++) {
-        int32_t queries = rows[s + 1] - rows[s];
-        if (prefix[s] != 0 || keys[s] != queries || new_rows[s + 1] - new_rows[s] != queries)
+        if (keys[s] != new_rows[s + 1] - new_rows[s])
+            return 0;
+        if (!is_cross && (prefix[s] != 0 || keys[s] != rows[s + 1] - rows[s]))
             return 0;
     }
     return 1;
@@ -183,7 +186,7 @@ static void view_batch(attn_metadata *metadata, uint32_t index)
     view->cu_seqlens_k = NULL;
     if (!cached)
         view->cu_seqlens_k = view->cu_seqlens_q;
-    else if (metadata->plan.kind == ATTN_METADATA_EAGER && has_no_prefix(batch, kv))
+    else if (metadata->plan.kind == ATTN_METADATA_EAGER && has_only_new(group, batch, kv))
         view->cu_seqlens_k =
             kv->kv_new_indptr.device ? kv->kv_new_indptr.device : view->cu_seqlens_q;
     view->cache_seqlens = kv->kv_lens.device;

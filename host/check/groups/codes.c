@@ -28,33 +28,36 @@ static const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_me
 
 /* ---- Rows of codes --------------------------------------------------------------------------- */
 
-/* A case that is being filled; of keys and of values, which code is the next and which there are.
- */
+/* What a row of codes is for. One that is no finite number would make all of a row that it is a key
+ * of, or of a latent, no number: values alone have those, and only where a sequence has one query,
+ * since of several one may be changed by what another one sees (KV-06). */
+enum coded { CODED_KEYS, CODED_VALUES, CODED_ANY_VALUES, CODED_KINDS };
+
+/* A case that is being filled: which code is the next of each kind; which there are of keys, and of
+ * values. */
 struct coding {
     struct forward_case *c;
-    int32_t next[2];
+    int32_t next[CODED_KINDS];
     bool has[2][NUM_CODES];
 };
 
-/* The next code. One that is no finite number would make all of a row that it is a key of, or of a
- * latent, no number: values alone have those. */
-static uint8_t next_code(struct coding *coding, bool value)
+static uint8_t next_code(struct coding *coding, enum coded kind)
 {
     attn_dtype dtype = coding->c->spec.kv_dtype;
-    bool any = value && coding->c->spec.latent.kv_lora_rank == 0;
-    uint8_t code = (uint8_t)coding->next[value]++;
-    while (!any && !isfinite(dtype_load(dtype, &code, 0)))
-        code = (uint8_t)coding->next[value]++;
+    bool value = kind != CODED_KEYS;
+    uint8_t code = (uint8_t)coding->next[kind]++;
+    while (kind != CODED_ANY_VALUES && !isfinite(dtype_load(dtype, &code, 0)))
+        code = (uint8_t)coding->next[kind]++;
     coding->has[value][code] = true;
     if (coding->c->spec.latent.kv_lora_rank > 0)
         coding->has[!value][code] = true;
     return code;
 }
 
-static void fill_codes(struct coding *coding, bool value, int32_t count, char *row)
+static void fill_codes(struct coding *coding, enum coded kind, int32_t count, char *row)
 {
     for (int32_t d = 0; d < count; d++)
-        row[d] = (char)next_code(coding, value);
+        row[d] = (char)next_code(coding, kind);
 }
 
 static float scale_at(const struct forward_case *c, enum case_part_id part, int32_t s, int32_t j,
@@ -99,11 +102,12 @@ static void set_rows(struct forward_case *c, enum case_part_id cache, int32_t s,
 static void code_sequence(struct coding *coding, int32_t s, char *row)
 {
     struct forward_case *c = coding->c;
+    enum coded values = c->lengths.q_len[s] == 1 ? CODED_ANY_VALUES : CODED_VALUES;
     for (int32_t h = 0; h < c->spec.num_kv_heads; h++) {
-        fill_codes(coding, false, c->spec.head_dim, row);
+        fill_codes(coding, CODED_KEYS, c->spec.head_dim, row);
         set_rows(c, PART_K_CACHE, s, h, row, c->spec.head_dim);
         set_queries(c, s, h, row);
-        fill_codes(coding, true, c->spec.v_head_dim, row);
+        fill_codes(coding, values, c->spec.v_head_dim, row);
         set_rows(c, PART_V_CACHE, s, h, row, c->spec.v_head_dim);
     }
 }
@@ -130,7 +134,7 @@ static void code_latent(struct coding *coding, int32_t s, char *row)
     int32_t width = case_latent_width(&c->spec);
     memcpy(row, case_slot_vector(c, c->image, PART_LATENT_CACHE, case_slot(c, s, 0), 0),
            (size_t)width);
-    fill_codes(coding, true, case_is_packed(&c->spec) ? lora : dim, row);
+    fill_codes(coding, CODED_VALUES, case_is_packed(&c->spec) ? lora : dim, row);
     set_rows(c, PART_LATENT_CACHE, s, 0, row, width);
     for (int32_t head = 0; head < c->spec.num_q_heads; head++)
         for (int32_t d = 0; d < dim; d++)
@@ -184,14 +188,15 @@ static void judge_codes(struct check_run *run, const struct case_spec *spec,
     forward_case_destroy(coding.c);
 }
 
+/* So many queries of one sequence that a kernel of its own may be for them. */
 static void set_lengths(struct case_spec *spec)
 {
-    static const int32_t prefixes[] = {0, 16, 77, 4};
+    static const int32_t lengths[][2] = {{0, 1}, {16, 40}, {77, 3}, {4, 1}};
     spec->num_sequences = 4;
     for (int32_t s = 0; s < 4; s++)
         spec->sequences[s] =
-            (struct case_sequence){.prefix_len = prefixes[s],
-                                   .num_new = spec->mode == ATTN_MODE_DECODE ? 1 : 1 + s % 3,
+            (struct case_sequence){.prefix_len = lengths[s][0],
+                                   .num_new = spec->mode == ATTN_MODE_DECODE ? 1 : lengths[s][1],
                                    .tokens_of = s};
     spec->wants_lse = true;
 }

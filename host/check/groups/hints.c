@@ -2,11 +2,16 @@
  *
  * hints.c: batches that say which sequences have their first keys in common: runs of several
  * lengths, with sequences before, between and after them that share nothing. Sequences of a run do
- * have the same slots. A result is what it is without the hint.
+ * have the same slots. A result is what it is without the hint, and that of cross attention in the
+ * same batch, too: what sequences share are their own keys, not those of their encoders.
  */
 #include "host/check/cases/forward_case_session.h"
+#include "host/check/cases/joint.h"
 #include "host/check/cases/mla_spec.h"
 #include "host/check/cases/numerics.h"
+
+#include "host/base/error.h"
+#include "host/base/mix.h"
 
 #define BIT(value) (1u << (value))
 enum { ALL = (1 << GRID_MAX_VALUES) - 1 };
@@ -99,6 +104,97 @@ static void run_prefix_levels(struct check_run *run)
     grid_release(run->subject, grid);
 }
 
+/* ---- Beside cross attention ------------------------------------------------------------------ */
+
+static const struct grid_choice beside_choices[] = {
+    {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)},
+    {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)},
+    {0, 0}};
+
+/* The same queries over encoders of their own, longer than what is shared, but for the last of each
+ * run. */
+static void make_cross(struct case_spec *spec)
+{
+    static const int32_t pages[FORWARD_CASE_MAX_SEQS] = {4, 3, 4, 1, 3, 4, 1, 3};
+    spec->attn_type = ATTN_TYPE_CROSS;
+    spec->window_left = spec->window_right = -1;
+    spec->hint = HINT_NONE;
+    for (int32_t s = 0; s < spec->num_sequences; s++)
+        spec->sequences[s] = (struct case_sequence){.prefix_len = spec->page_size * pages[s] + s,
+                                                    .num_new = spec->sequences[s].num_new,
+                                                    .num_new_keys = s % 2 ? 0 : 11};
+}
+
+/* An instance with both layer groups, called once. */
+static void judge_joint(struct check_run *run, struct joint *joint, const attn_options *options)
+{
+    struct case_backend backend = numerics_backend(run->subject, options);
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER,
+                                     .exact_memory = true,
+                                     .problems = joint->problems,
+                                     .num_problems = joint->num_problems};
+    struct case_session *session = NULL;
+    struct case_verdict verdict = {.good = true};
+    host_error error;
+    host_error_init(&error);
+    attn_status status = session_create(&backend, &joint->problems[0], run->subject->device, &setup,
+                                        &session, &error.base);
+    if (status != ATTN_OK)
+        numerics_report(run, &joint->cases[0]->spec, status, host_error_text(&error));
+    else
+        joint_judge(session, joint, &verdict);
+    if (!verdict.good)
+        numerics_report(run, &joint->cases[joint->at]->spec, verdict.status, verdict.text);
+    case_session_destroy(session);
+}
+
+static bool add_case(struct check_run *run, struct joint *joint, const struct case_spec *spec)
+{
+    uint64_t seed = mix_absorb(run->seed, (uint64_t)joint->count);
+    struct forward_case *c = NULL;
+    host_error error;
+    host_error_init(&error);
+    attn_status status =
+        forward_case_create_seeded(spec, seed, run->seed, run->subject->device, &c, &error.base);
+    if (status != ATTN_OK) {
+        numerics_report(run, spec, status, host_error_text(&error));
+        return false;
+    }
+    joint->with[joint->count] = joint->count;
+    joint->cases[joint->count++] = c;
+    joint_pose(joint);
+    return true;
+}
+
+static void run_hints_beside_cross(struct check_run *run)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec self, cross;
+    const attn_options *options;
+    char reason[512] = "";
+    struct joint joint = {.count = 0};
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (numerics_spec(run, grid, beside_choices, &self, &options)) {
+        set_runs(&self, HINT_ALL);
+        cross = self;
+        make_cross(&cross);
+        if (!grid_accepts_spec(grid, options, &self, reason, sizeof reason) ||
+            !grid_accepts_spec(grid, options, &cross, reason, sizeof reason))
+            check_skip(run, "%s", reason);
+        else if (add_case(run, &joint, &self) && add_case(run, &joint, &cross))
+            judge_joint(run, &joint, options);
+    }
+    joint_destroy(&joint);
+    grid_release(run->subject, grid);
+}
+
+static int32_t count_hints_beside_cross(const struct check_subject *subject)
+{
+    return numerics_count(subject, beside_choices);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
 static int32_t count_hints(const struct check_subject *subject)
 {
     return numerics_count(subject, softmax_choices);
@@ -140,5 +236,7 @@ const struct check check_hints[] = {
     ROW(mla_hints, "the hint of shared prefixes changes no result of latent layers"),
     {"KV-15", "prefix_levels", "shared prefixes of several levels change no result",
      CHECK_NEEDS_COMPUTE, count_hints, run_prefix_levels},
+    {"KV-15", "beside_cross", "what sequences share is not what their encoders share",
+     CHECK_NEEDS_COMPUTE, count_hints_beside_cross, run_hints_beside_cross},
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -82,6 +82,10 @@ PRODUCT(chunks, NULL, {AXIS_CHUNK, ALL & ~BIT(0)}, BOTH_PHASES,
         {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE) | BIT(WINDOW_15)})
 PRODUCT(cross, NULL, {AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES,
         {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)})
+PRODUCT(cross_lengths, NULL, {AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW, BIT(WINDOW_NONE)},
+        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
+        {AXIS_LENGTHS, BIT(LENGTHS_EMPTY) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_ROWS)},
+        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})
 PRODUCT(scores, NULL, {AXIS_CAP, ALL}, {AXIS_SCALE, ALL}, {AXIS_ALIBI, ALL}, BOTH_PHASES,
         {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})
 PRODUCT(alibi_ahead, NULL, {AXIS_ALIBI, BIT(1)}, {AXIS_CAP, BIT(0) | BIT(1)},
@@ -715,6 +719,8 @@ const struct check check_num[] = {
         "an encoder's tokens see each other on the sides that the window leaves"),
     ROW("MEAN-07", chunks, "with attention_chunk only keys of the query's chunk are seen"),
     ROW("MEAN-08", cross, "cross attention sees the encoder's keys, all of them"),
+    ROW("MEAN-08", cross_lengths,
+        "an encoder has none, fewer keys than there are queries, or many more"),
     {"MEAN-08", "positionless", "cross attention with what needs a position is INVALID_ARGUMENT", 0,
      NULL, run_positionless},
     ROW("MEAN-09", scores, "the score is scaled, biased by ALiBi, then capped"),

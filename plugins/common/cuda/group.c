@@ -73,6 +73,8 @@ attn_status cuda_question_read(const attn_problem *problem, cuda_question *ask, 
     if (status != ATTN_OK || ask->group.kind != ATTN_KIND_SOFTMAX)
         return status;
     status = attn_util_require_softmax(&ask->group, error);
+    if (status == ATTN_OK && ask->group.attn_type == ATTN_TYPE_CROSS)
+        status = attn_util_require_positionless(&ask->group, error);
     if (status == ATTN_OK && cuda_question_has_cache(ask) && ask->problem.page_size < 1)
         status = attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_PAGE_SIZE,
                                       "page_size %d: accepted 1 and more", ask->problem.page_size);
@@ -89,9 +91,8 @@ void cuda_check_layer(const cuda_question *ask, attn_verdict *verdict)
     const attn_layer_group *group = &ask->group;
     if (group->kind != ATTN_KIND_SOFTMAX)
         REFUSE(LAYER_KIND, KIND, "softmax", "%s", attn_util_kind_name(group->kind));
-    if (group->attn_type != ATTN_TYPE_DECODER && group->attn_type != ATTN_TYPE_ENCODER_ONLY)
-        REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder, encoder_only", "%s",
-               attn_util_attn_type_name(group->attn_type));
+    if (group->attn_type >= ATTN_TYPE_COUNT)
+        REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder, encoder_only, cross", "%u", group->attn_type);
 }
 
 enum { ANY_DIM = -1, DIMS_TEXT = 64 };

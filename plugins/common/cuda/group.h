@@ -59,7 +59,7 @@ attn_status cuda_question_read(const attn_problem *problem, cuda_question *ask, 
 /* Encoders have no cache. */
 int cuda_question_has_cache(const cuda_question *ask);
 
-/* Softmax layers of decoders and of encoders. */
+/* Softmax layers: of decoders, of encoders, and across. */
 void cuda_check_layer(const cuda_question *ask, attn_verdict *verdict);
 
 /* A pair of head dimensions that there are kernels for. */

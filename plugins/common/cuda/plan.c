@@ -126,6 +126,16 @@ static int keep_one_form(uint32_t forms, const attn_batch *batch, attn_kv_batch 
     return pages || list || slots;
 }
 
+/* Cross attention has no query position, and none of its keys is a query's. */
+static attn_status check_cross(const cuda_group *group, const attn_batch *batch,
+                               const attn_mask *mask, attn_error *error)
+{
+    if (group->attn_type == ATTN_TYPE_CROSS &&
+        (mask->kind == ATTN_MASK_QLEN || batch->positions.device))
+        return FAIL(error, "cross attention: accepted no QLEN mask, no positions");
+    return ATTN_OK;
+}
+
 static attn_status find_kv_group(const cuda_plan *plan, const cuda_group *group,
                                  const attn_batch *batch, attn_kv_batch *kv, attn_error *error)
 {
@@ -170,6 +180,11 @@ static attn_status set_counts(cuda_plan *plan, const cuda_api *cuda, attn_stream
     return ATTN_OK;
 }
 
+static const cuda_group *group_at(const void *groups, size_t group_size, uint32_t i)
+{
+    return (const void *)((const char *)groups + i * group_size);
+}
+
 attn_status cuda_plan_take(cuda_plan *plan, const cuda_api *cuda, const void *groups,
                            size_t group_size, uint32_t num_groups, const attn_batch *given,
                            attn_stream stream, attn_error *error)
@@ -189,16 +204,18 @@ attn_status cuda_plan_take(cuda_plan *plan, const cuda_api *cuda, const void *gr
             status = check_arrays(&batch, error);
         if (status == ATTN_OK)
             status = check_same(plan, &batch, &mask, error);
-        for (uint32_t i = 0; i < num_groups && status == ATTN_OK; i++)
-            status = find_kv_group(plan, (const void *)((const char *)groups + i * group_size),
-                                   &batch, &kv, error);
+        for (uint32_t i = 0; i < num_groups && status == ATTN_OK; i++) {
+            const cuda_group *group = group_at(groups, group_size, i);
+            status = check_cross(group, &batch, &mask, error);
+            if (status == ATTN_OK)
+                status = find_kv_group(plan, group, &batch, &kv, error);
+        }
     }
     if (status != ATTN_OK)
         return status;
     /* All are good: now what was planned before may go. */
     for (uint32_t i = 0; i < num_groups && batch.mode != ATTN_MODE_IDLE; i++)
-        find_kv_group(plan, (const void *)((const char *)groups + i * group_size), &batch,
-                      &plan->kv[i], NULL);
+        find_kv_group(plan, group_at(groups, group_size, i), &batch, &plan->kv[i], NULL);
     plan->batch = batch;
     plan->mask = mask;
     plan->planned = 1;

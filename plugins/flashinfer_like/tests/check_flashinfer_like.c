@@ -84,6 +84,7 @@ START_TEST(query_accepts)
     EXPECT(0, t->bounds.uses = ATTN_USES_POSITIONS | ATTN_USES_SHARED_PREFIX |
                                ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK);
     EXPECT(0, t->layer.flags = ATTN_LAYER_KV_READ_ONLY);
+    EXPECT(0, t->group.attn_type = ATTN_TYPE_CROSS; t->group.window_right = -1);
 }
 END_TEST
 
@@ -95,7 +96,7 @@ START_TEST(query_refuses)
     ck_assert_uint_eq(reasons[1].code, ATTN_REASON_ARCH);
     EXPECT(FIELD(DEVICE_SM), t->device.sm = 80);
     EXPECT(FIELD(DEVICE_SM), t->device.sm = 100);
-    EXPECT(FIELD(ATTN_TYPE), t->group.attn_type = ATTN_TYPE_CROSS; t->group.window_right = -1);
+    EXPECT(FIELD(ATTN_TYPE), t->group.attn_type = ATTN_TYPE_COUNT);
     EXPECT(FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM), t->group.head_dim = t->group.v_head_dim = 80);
     ck_assert_str_eq(reasons[0].accepted, "64, 96, 128, 192, 256");
     ck_assert_str_eq(reasons[1].accepted, "64, 96, 128, 192, 256");

@@ -70,9 +70,12 @@ START_TEST(query_accepts_and_refuses)
     t.problem.q_dtype = t.problem.kv_dtype = ATTN_F32;
     ck_assert_uint_eq(refused_fields(&t), FIELD(DEVICE_SM) | FIELD(Q_DTYPE) | FIELD(KV_DTYPE));
     make_problem(&t);
+    t.group.attn_type = ATTN_TYPE_COUNT;
+    ck_assert_uint_eq(refused_fields(&t), FIELD(ATTN_TYPE));
+    make_problem(&t);
     t.group.attn_type = ATTN_TYPE_CROSS;
     t.group.window_right = -1;
-    ck_assert_uint_eq(refused_fields(&t), FIELD(ATTN_TYPE));
+    ck_assert_uint_eq(refused_fields(&t), 0);
     make_problem(&t);
     t.bounds.uses = ATTN_USES_MULTI_ITEM | ATTN_USES_LSE;
     t.group.head_dim = 8;

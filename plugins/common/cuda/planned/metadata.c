@@ -90,9 +90,9 @@ int fi_num_levels(const fi_group *group, const attn_bounds *bounds)
 {
     const cuda_group *base = &group->base;
     if (group->options.cascade == CASCADE_NEVER || !(bounds->uses & ATTN_USES_SHARED_PREFIX) ||
-        !(bounds->modes & ATTN_MODE_BIT(ATTN_MODE_DECODE)) || !cuda_group_has_cache(base) ||
-        cuda_is_fp8(base->kv_dtype) || base->window_left >= 0 || base->chunk > 0 ||
-        base->flags & ATTN_GROUP_HAS_ALIBI)
+        !(bounds->modes & ATTN_MODE_BIT(ATTN_MODE_DECODE)) ||
+        base->attn_type != ATTN_TYPE_DECODER || cuda_is_fp8(base->kv_dtype) ||
+        base->window_left >= 0 || base->chunk > 0 || base->flags & ATTN_GROUP_HAS_ALIBI)
         return 0;
     int levels = bounds->max_prefix_levels > 1 ? bounds->max_prefix_levels : 1;
     return levels < FI_LEVELS ? levels : FI_LEVELS;

@@ -152,7 +152,8 @@ fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds);
 fi_plan_layout fi_layout_runs(const fi_group *group, const attn_bounds *bounds);
 
 /* Levels of shared prefixes that the group's keys are read by within these bounds. None for
- * windows, chunks and ALiBi, and over fp8. */
+ * windows, chunks and ALiBi, over fp8, and for the keys of an encoder, of which they say nothing.
+ */
 int fi_num_levels(const fi_group *group, const attn_bounds *bounds);
 
 /* Where the parts of items that blocks share lie in scratch memory. Bytes. */

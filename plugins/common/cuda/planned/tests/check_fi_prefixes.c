@@ -258,6 +258,9 @@ START_TEST(groups)
     other.base.flags = ATTN_GROUP_HAS_ALIBI;
     ck_assert_int_eq(fi_num_levels(&other, &bounds), 0);
     other = full;
+    other.base.attn_type = ATTN_TYPE_CROSS;
+    ck_assert_int_eq(fi_num_levels(&other, &bounds), 0);
+    other = full;
     other.base.kv_dtype = ATTN_FP8_E4M3;
     ck_assert_int_eq(fi_num_levels(&other, &bounds), 0);
     bounds.max_prefix_levels = 0; /* one, as ever since there are hints */
