@@ -246,7 +246,7 @@ static attn_status compute_head(struct forward *forward, const reference_sequenc
         read_input(call, call->q, call->q_scale, sequence->index, head / group, index, call->dim,
                    forward->query);
     struct reader reader = {call, sequence, head / group};
-    reference_kv kv = {read_key, &reader};
+    reference_kv kv = {.read = read_key, .ctx = &reader};
     reference_row row = make_row(forward, sequence, head);
     row.sight = *sight;
     attn_status status = reference_row_compute(&row, &kv, &forward->scratch, into->out, into->bars,

@@ -90,9 +90,11 @@ typedef struct reference_row {
 /* Where keys and values come from: write key j to key[head_dim] and value j to value[v_head_dim] as
  * a backend reads them (after quantisation). Either may be NULL: not wanted. Called only for keys
  * that are seen, keys first in increasing j, then values in increasing j. */
+struct reference_kv_arrays;
 typedef struct reference_kv {
     void (*read)(void *ctx, int64_t j, double *key, double *value);
     void *ctx;
+    const struct reference_kv_arrays *arrays; /* where they lie in memory; NULL = they do not */
 } reference_kv;
 
 /* Keys and values in arrays, as the ctx of reference_kv_array(). */

@@ -80,6 +80,22 @@ static struct score_errors score_errors(const rounding_sums *sums, const roundin
     return errors;
 }
 
+/* A key's part of the sums of each element, with the factors of rounding_sums. */
+static ROW_WIDE void add_elements(const rounding_sums *sums, double r, double c, double lost,
+                                  double pt, const double *value, int32_t padded)
+{
+    const row_lane_bits all_but_sign = ~(row_lane_bits){0} >> 1;
+    for (int32_t d = 0; d < padded; d += ROW_LANES) {
+        row_lanes v = *row_lanes_in(value, d), square = v * v;
+        row_lanes magnitude = (row_lanes)((row_lane_bits)v & all_but_sign);
+        *row_lanes_at(sums->probability, d) += r * square;
+        *row_lanes_at(sums->score, d) += c * square;
+        *row_lanes_at(sums->score_mean, d) += c * v;
+        *row_lanes_at(sums->absolute, d) += lost * magnitude;
+        *row_lanes_at(sums->drift, d) += pt * magnitude;
+    }
+}
+
 void rounding_add(rounding_sums *sums, const rounding_model *model, double score, double size,
                   double probability, const double *value, int32_t padded)
 {
@@ -89,18 +105,7 @@ void rounding_add(rounding_sums *sums, const rounding_model *model, double score
         return;
     struct score_errors errors = score_errors(sums, model, score, size);
     double r = lost * lost / 3, c = p * errors.sigma * p * errors.sigma, pt = p * errors.drift;
-    double *restrict by_probability = sums->probability, *restrict by_score = sums->score;
-    double *restrict mean = sums->score_mean, *restrict absolute = sums->absolute;
-    double *restrict drift = sums->drift;
-    for (int32_t first = 0; first < padded; first += ROW_LANES)
-        for (int32_t d = first; d < first + ROW_LANES; d++) {
-            double v = value[d], square = v * v, magnitude = fabs(v);
-            by_probability[d] += r * square;
-            by_score[d] += c * square;
-            mean[d] += c * v;
-            absolute[d] += lost * magnitude;
-            drift[d] += pt * magnitude;
-        }
+    add_elements(sums, r, c, lost, pt, value, padded);
     sums->score_weight += c;
     sums->drift_weight += pt;
     sums->lse += p * (model->deviations * sqrt(errors.random) + errors.cap) + pt;

@@ -28,7 +28,25 @@ static void read_arrays(void *ctx, int64_t j, double *key, double *value)
 
 reference_kv reference_kv_array(reference_kv_arrays *arrays)
 {
-    return (reference_kv){.read = read_arrays, .ctx = arrays};
+    return (reference_kv){.read = read_arrays, .ctx = arrays, .arrays = arrays};
+}
+
+/* Key j, read into `memory` unless it lies in an array. */
+static const double *key_at(const reference_kv *kv, int64_t j, double *memory)
+{
+    if (kv->arrays)
+        return kv->arrays->keys + j * kv->arrays->key_stride;
+    kv->read(kv->ctx, j, memory, NULL);
+    return memory;
+}
+
+/* The same of value j, which zeros have to follow up to whole lanes: those are in `memory`. */
+static const double *value_at(const reference_kv *kv, int64_t j, double *memory)
+{
+    if (kv->arrays && kv->arrays->v_head_dim % ROW_LANES == 0)
+        return kv->arrays->values + j * kv->arrays->value_stride;
+    kv->read(kv->ctx, j, NULL, memory);
+    return memory;
 }
 
 /* ---- Scratch --------------------------------------------------------------------------------- */
@@ -102,9 +120,9 @@ static void score_keys(const reference_row *row, const reference_kv *kv, struct 
         if (!reference_sees(&row->sight, j))
             continue;
         int64_t n = work->num_seen++;
-        kv->read(kv->ctx, j, work->vector, NULL);
+        const double *key = key_at(kv, j, work->vector);
         work->seen[n] = j;
-        work->scores[n] = reference_score(row, work->vector, j, &work->sizes[n]);
+        work->scores[n] = reference_score(row, key, j, &work->sizes[n]);
     }
 }
 
@@ -129,19 +147,21 @@ static double sum_weights(const reference_row *row, const struct work *work, dou
     return sum;
 }
 
+static ROW_WIDE void add_value(double *out, double probability, const double *value, int32_t padded)
+{
+    for (int32_t d = 0; d < padded; d += ROW_LANES)
+        *row_lanes_at(out, d) += probability * *row_lanes_in(value, d);
+}
+
 static void add_values(const reference_kv *kv, struct work *work, double largest, double sum,
                        const rounding_model *model)
 {
-    double *restrict out = work->out;
     for (int32_t d = 0; d < work->padded; d++)
-        out[d] = work->vector[d] = 0;
+        work->out[d] = work->vector[d] = 0;
     for (int64_t n = 0; n < work->num_seen; n++) {
-        const double *restrict value = work->vector;
         double probability = sum == 0 ? 0 : exp(work->scores[n] - largest) / sum;
-        kv->read(kv->ctx, work->seen[n], NULL, work->vector);
-        for (int32_t first = 0; first < work->padded; first += ROW_LANES)
-            for (int32_t d = first; d < first + ROW_LANES; d++)
-                out[d] += probability * value[d];
+        const double *value = value_at(kv, work->seen[n], work->vector);
+        add_value(work->out, probability, value, work->padded);
         if (model)
             rounding_add(&work->sums, model, work->scores[n], work->sizes[n], probability, value,
                          work->padded);

@@ -10,6 +10,27 @@
 /* Elements of a value are worked on so many at a time; what is [padded] has zeros up to a multiple
  * of it. */
 enum { ROW_LANES = 8 };
+typedef double row_lanes __attribute__((vector_size(64), aligned(8), may_alias));
+typedef uint64_t row_lane_bits __attribute__((vector_size(64), aligned(8), may_alias));
+
+static inline row_lanes *row_lanes_at(double *values, int32_t first)
+{
+    return (row_lanes *)(values + first);
+}
+
+static inline const row_lanes *row_lanes_in(const double *values, int32_t first)
+{
+    return (const row_lanes *)(values + first);
+}
+
+/* Compiled for the processor's wider vectors, too. Each lane is computed as it is without, since
+ * -ffp-contract=off keeps products and sums apart, so the bits are the same. */
+#if defined __x86_64__ && defined __gnu_linux__ && !defined __clang__ &&                           \
+    !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
+#define ROW_WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define ROW_WIDE
+#endif
 
 /* The position of key `j`. */
 int64_t reference_key_position(const reference_sight *sight, int64_t j);

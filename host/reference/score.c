@@ -96,7 +96,7 @@ double reference_distance(const reference_sight *sight, int64_t j)
 
 /* Four sums side by side: fp64 has precision to spare, and a chain of additions is slow. *absolute
  * gets the sum of the magnitudes. */
-static double dot(const double *a, const double *b, int32_t count, double *absolute)
+static ROW_WIDE double dot(const double *a, const double *b, int32_t count, double *absolute)
 {
     double sum[4] = {0, 0, 0, 0}, magnitudes[4] = {0, 0, 0, 0};
     int32_t d = 0;

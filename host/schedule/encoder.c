@@ -65,7 +65,7 @@ void scheduler_encoder_emit(struct scheduler *scheduler, struct scheduler_seq *s
     struct pool *pool = pool_of(scheduler);
     seq->encoder_len = scheduler->params.cross_len;
     seq->encoder_new = seq->prefix_len == 0 ? seq->encoder_len : 0;
-    const int32_t *row = seq->encoder_new > 0 ? request_table_row(&pool->table, seq->row) : NULL;
+    const int32_t *row = request_table_row(&pool->table, seq->row);
     for (int32_t i = 0; i < seq->encoder_new; i++)
         pool->out_cache_loc[step->num_encoder_new++] = row[i];
 }

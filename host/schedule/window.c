@@ -20,8 +20,8 @@ static bool has_windows(const struct scheduler *scheduler)
 /* The first position that a query at `position` sees. */
 static int64_t first_seen(const struct scheduler_window *window, int64_t position)
 {
-    int64_t first = window->chunk > 0 ? position - position % window->chunk : position;
-    if (window->left >= 0 && position - window->left < first)
+    int64_t first = window->chunk ? position - position % window->chunk : position;
+    if (position - window->left < first) /* not without a window: left is -1 */
         first = position - window->left;
     return first > 0 ? first : 0;
 }
@@ -29,8 +29,7 @@ static int64_t first_seen(const struct scheduler_window *window, int64_t positio
 /* Positions before a query that it sees at most. */
 static int64_t span(const struct scheduler_window *window)
 {
-    int64_t chunk = window->chunk > 0 ? window->chunk - 1 : 0;
-    return window->left > chunk ? window->left : chunk;
+    return max_i32(window->left, window->chunk - 1);
 }
 
 int64_t scheduler_window_pages(const struct scheduler_params *params, int64_t positions)
@@ -117,5 +116,5 @@ int64_t scheduler_window_need(const struct scheduler *scheduler, const struct re
     int64_t chunk = params->chunked_prefill_size > 0 ? params->chunked_prefill_size : INT32_MAX;
     int64_t pages = pages_of(scheduler, request->target) - request->cached_pages;
     int64_t most = scheduler_window_pages(params, chunk);
-    return !has_windows(scheduler) ? 0 : pages < most ? pages : most;
+    return pages < most ? pages : most;
 }

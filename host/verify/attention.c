@@ -162,7 +162,7 @@ static void keep_kv(struct key_source *source, int64_t kv_len, struct worker_mem
     const generator_layer *geometry = source->check->geometry;
     int32_t dim = geometry->head_dim, v_dim = geometry->latent ? 0 : geometry->v_head_dim;
     uint64_t bytes = (uint64_t)kv_len * (uint64_t)(dim + v_dim) * sizeof(double);
-    *kv = (reference_kv){read_kv, source};
+    *kv = (reference_kv){.read = read_kv, .ctx = source};
     if (bytes > source->check->verifier->params.max_kept_bytes)
         return;
     if (bytes > memory->kv_bytes) {

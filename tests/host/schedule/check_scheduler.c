@@ -748,6 +748,67 @@ START_TEST(a_request_waits_for_the_pool_of_windows)
 }
 END_TEST
 
+/* Pages that rows in a step see at most, wherever they are: enough, and not two more. */
+START_TEST(a_window_takes_so_many_pages)
+{
+    static const struct scheduler_window windows[] = {{1, 0, 0},  {1, 7, 0},  {1, -1, 16},
+                                                      {1, -1, 1}, {1, 30, 5}, {1, 3, 40}};
+    params.window = windows[_i];
+    for (int p = 0; p < 3; p++) {
+        params.page_size = page_sizes[p];
+        for (int32_t rows = 1; rows < 40; rows++) {
+            int64_t most = 0;
+            for (int64_t position = 0; position < 200; position++) {
+                int64_t first = first_seen(position) / params.page_size;
+                int64_t pages = (position + rows - 1) / params.page_size + 1 - first;
+                most = pages > most ? pages : most;
+            }
+            int64_t told = scheduler_window_pages(&params, rows);
+            ck_assert_int_ge(told, most);
+            ck_assert_int_le(told, most + 1);
+        }
+    }
+}
+END_TEST
+
+/* What a request needs of that pool before it starts: all its prompt where steps have no limit,
+ * else no more than a window and a step; nothing for a prefix that is cached, but the window
+ * before its end. The first decodes, the second comes then. */
+static const struct {
+    int32_t chunk, pages;
+    int64_t input, output, next_input;
+    const char *blocks;
+    bool starts;
+} needs[] = {
+    {0, 10, 2, 3, 9, "", false},        {0, 16, 2, 3, 9, "", true},
+    {1, 14, 1, 5, 60, "", true},        {1, 8, 1, 5, 60, "", false},
+    {2, 15, 1, 5, 60, "", true},        {0, 14, 8, 4, 8, "abcdefgh", true},
+    {0, 6, 8, 4, 8, "abcdefgh", false},
+};
+
+START_TEST(a_request_starts_with_its_window)
+{
+    int64_t now = 0;
+    params.window = (struct scheduler_window){.num_pages = 1 + needs[_i].pages, .left = 3};
+    params.chunked_prefill_size = needs[_i].chunk;
+    params.now_us = read_clock;
+    params.clock_context = &now;
+    add_to_source(needs[_i].input, needs[_i].output, needs[_i].blocks);
+    add_to_source(needs[_i].next_input, 1, needs[_i].blocks);
+    source.requests[1].arrival_us = 10;
+    create();
+    next_run();
+    scheduler_complete(scheduler);
+    now = 10;
+    const struct scheduler_step *step = next_run();
+    ck_assert_int_eq(step->seqs[0].request, needs[_i].starts);
+    scheduler_complete(scheduler);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+}
+END_TEST
+
 /* Prompts of 10 grow to a window of 40 beyond what was reserved: the younger is thrown out. */
 START_TEST(a_full_pool_of_windows_retracts_the_youngest)
 {
@@ -1046,8 +1107,29 @@ START_TEST(trees_are_trees)
         }
         for (int32_t d = 1; d < drafts_depth(&drafts); d++)
             ck_assert_int_eq(at_depth[d], drafts.top_k);
+        for (int32_t row = drafts.tokens; row < DRAFTS_MAX_TOKENS; row++)
+            ck_assert_int_eq(tree.depth[row] + tree.parent[row] + tree.path[row], 0);
     }
     ck_assert(branches == (drafts.top_k > 1));
+}
+END_TEST
+
+/* Two trees as drafts.h has them to the bit, computed from that text in Python. */
+START_TEST(known_trees)
+{
+    static const uint8_t parents[2][14] = {{0, 0, 0, 0, 1, 1, 2, 4, 6, 4, 7, 9, 9, 10},
+                                           {0, 0, 0, 0, 1, 2, 3, 6, 4, 6, 7, 9, 8, 10}};
+    static const uint8_t paths[2][6] = {{0, 1}, {0, 3, 6, 7, 10, 13}};
+    static const int32_t committed[2] = {2, 6};
+    const struct drafts drafts = {.tokens = 14, .top_k = 3, .rate = 0.8, .seed = 9}, none = {0};
+    for (int i = 0; i < 2; i++) {
+        struct draft_tree tree;
+        drafts_grow(&drafts, 4 + i, 11, 99, &tree);
+        ck_assert_mem_eq(tree.parent, parents[i], 14);
+        ck_assert_int_eq(tree.committed, committed[i]);
+        ck_assert_mem_eq(tree.path, paths[i], (size_t)committed[i]);
+    }
+    ck_assert_int_eq(drafts_depth(&none), 0);
 }
 END_TEST
 
@@ -1420,6 +1502,8 @@ static Suite *suite(void)
     tcase_add_test(windows, a_chunk_gives_back_the_one_before);
     tcase_add_test(windows, a_prefix_is_of_use_with_its_window);
     tcase_add_test(windows, a_request_waits_for_the_pool_of_windows);
+    tcase_add_loop_test(windows, a_window_takes_so_many_pages, 0, 6);
+    tcase_add_loop_test(windows, a_request_starts_with_its_window, 0, sizeof needs / sizeof *needs);
     tcase_add_test(windows, a_full_pool_of_windows_retracts_the_youngest);
     tcase_add_test(windows, a_request_must_fit_the_pool_of_windows);
     suite_add_tcase(s, windows);
@@ -1444,6 +1528,7 @@ static Suite *suite(void)
     tcase_add_loop_test(drafts, a_request_starts_with_a_reserve_for_drafts, 0, 3);
     tcase_add_loop_test(drafts, drafts_are_right_as_often_as_is_said, 0, 3);
     tcase_add_loop_test(drafts, trees_are_trees, 0, 9);
+    tcase_add_test(drafts, known_trees);
     tcase_add_loop_test(drafts, drafted_workloads_end, 0, DRAFTED_VARIANTS);
     suite_add_tcase(s, drafts);
     TCase *random = tcase_create("random");
