@@ -9,16 +9,9 @@
  */
 #include "plugins/fa3_like/fa3_like.h"
 
-/* Cycles, fitted to both kernels' times on an H200 (docs/kernels/fa3_like.md). */
-enum {
-    TILE_BEGINS = 9000, /* and ends: a forward tile */
-    ITEM_BEGINS = 8000, /* a planned item, and ITEM_DIMS more for each 128 of dim + v_dim */
-    ITEM_DIMS = 4000,
-    MERGES = 5000,    /* of what blocks leave for each other, at the end */
-    SHARED = 40000,   /* more, where each item is shared by very many */
-    EIGHTHS = 9,      /* planned keys, for those that a forward kernel does in eight */
-    EIGHTHS_WIDE = 13 /* of more than 256 of dim + v_dim: units of half as many keys */
-};
+/* Cycles, fitted to both kernels' times on an H200 (docs/kernels/fa3_like.md): a forward tile
+ * begins and ends. What planned tiles take: fi_prefill_cycles(). */
+enum { TILE_BEGINS = 9000 };
 
 int fa3_may_tile(const attn_problem *problem)
 {
@@ -33,52 +26,19 @@ int fa3_may_tile(const attn_problem *problem)
            !(group.flags & ATTN_GROUP_HAS_ALIBI);
 }
 
-static int64_t round_up(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 static int64_t larger(int64_t a, int64_t b)
 {
     return a > b ? a : b;
-}
-
-/* Tiles of `size` rows that sequences are cut into, `ratio` rows a query. */
-static int64_t count_tiles(const cuda_extent *extent, int64_t ratio, int64_t size)
-{
-    return smaller(extent->seqs * round_up(extent->q_len * ratio, size),
-                   extent->tokens * ratio / size + extent->seqs);
-}
-
-/* Of 128 rows and so many keys. */
-static int64_t key_cycles(int64_t keys, int64_t dims)
-{
-    return keys * (100 + dims) / 15;
 }
 
 /* Of fewer tiles than multiprocessors some of these have none. */
 static int64_t tiles_cycles(const cuda_group *group, const fa3_tile *tile,
                             const cuda_extent *extent, int64_t keys, int64_t sms)
 {
-    int64_t tiles = count_tiles(extent, 1, tile->queries) * group->kv_heads * group->ratio;
-    int64_t each =
-        TILE_BEGINS + key_cycles(keys, group->dim + group->v_dim) * tile->queries / FI_PREFILL_ROWS;
+    int64_t tiles = fi_count_tiles(extent, 1, tile->queries) * group->kv_heads * group->ratio;
+    int64_t each = TILE_BEGINS +
+                   fi_key_cycles(keys, group->dim + group->v_dim) * tile->queries / FI_PREFILL_ROWS;
     return larger(tiles, sms) * each / sms;
-}
-
-/* Items are shared out, and merged. */
-static int64_t planned_cycles(const cuda_group *group, const cuda_extent *extent, int64_t keys,
-                              int64_t sms)
-{
-    int64_t dims = group->dim + group->v_dim, eighths = dims > 256 ? EIGHTHS_WIDE : EIGHTHS;
-    int64_t items = count_tiles(extent, group->ratio, FI_PREFILL_ROWS) * group->kv_heads;
-    int64_t each = ITEM_BEGINS + ITEM_DIMS * dims / 128 + key_cycles(keys, dims) * eighths / 8;
-    return items * each / sms + MERGES + SHARED * (sms - smaller(items, sms)) / sms;
 }
 
 /* Can the forward kernels serve the batch? */
@@ -109,18 +69,16 @@ int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *par
     const fi_group *group = &metadata->instance->groups[index];
     const fa3_instance *own = metadata->instance->own;
     cuda_extent extent = cuda_plan_extent(plan);
-    int64_t keys = extent.q_len, sms = cuda_plan_num_sms(plan, group->num_sms);
+    int64_t keys = fi_most_keys(plan, &group->base), sms = cuda_plan_num_sms(plan, group->num_sms);
     *part = (fi_part){.q_len = 0};
     if (!can_tile(metadata, index))
         return 0;
     fi_part decodes = find_decodes(plan, group->base.ratio);
     extent.seqs -= decodes.num_seqs;
     extent.tokens -= (int64_t)decodes.num_seqs * decodes.q_len;
-    if (cuda_group_has_cache(&group->base))
-        keys = plan->kind == ATTN_METADATA_GRAPH ? plan->bounds.max_kv_len : plan->batch.max_kv_len;
-    int is_faster = extent.q_len * group->base.ratio > SHORT_ROWS &&
+    int is_faster = !fi_is_short(&group->base, &extent, keys, sms) &&
                     tiles_cycles(&group->base, own->groups[index].tile, &extent, keys, sms) <=
-                        planned_cycles(&group->base, &extent, keys, sms);
+                        fi_prefill_cycles(&group->base, &extent, keys, sms);
     if (!is_faster && own->option != TILES_ALWAYS)
         return 0;
     *part = decodes;

@@ -318,7 +318,7 @@ START_TEST(decode_saves_on_its_way)
 }
 END_TEST
 
-/* Rows decide on the kernel: up to SHORT_ROWS of a KV head, and more. */
+/* Rows decide on the kernel: few of a KV head, or more than SHORT_ROWS. */
 START_TEST(extend_saves_before)
 {
     test_run t;
@@ -338,6 +338,24 @@ START_TEST(extend_saves_before)
     need(fi_forward_extend(t.metadata, TEST_LAYER, &t.args, NULL, &test_error));
     expect_launches("save fi_prefill_d128");
     expect_attention(&t, KERNEL_PREFILL, 1);
+    run_end(&t);
+}
+END_TEST
+
+/* Rows that two tiles of FI_ROWS have, which both read the keys: worth it for few sequences. */
+START_TEST(two_tiles_or_one)
+{
+    test_run t;
+    int ratio = TEST_Q_HEADS / TEST_KV_HEADS, one = FI_ROWS / ratio, two = one + 1;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 6, 6 * one, one));
+    expect_launches("plan save fi_attend_d128");
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 2 * two, two));
+    expect_launches("plan save fi_attend_d128");
+    need(run_batch(&t, ATTN_MODE_EXTEND, 6, 6 * two, two));
+    expect_launches("plan save fi_prefill_d128");
+    need(run_batch(&t, ATTN_MODE_MIXED, 6, 6 * two, two));
+    expect_launches("plan save fi_prefill_d128");
     run_end(&t);
 }
 END_TEST
@@ -478,6 +496,7 @@ static Suite *suite(void)
     tcase_add_test(tc, launches_keep_to_max_sms);
     tcase_add_test(tc, decode_saves_on_its_way);
     tcase_add_test(tc, extend_saves_before);
+    tcase_add_test(tc, two_tiles_or_one);
     tcase_add_test(tc, encoders_have_no_cache);
     tcase_add_test(tc, decode_reads_boxes);
     tcase_add_test(tc, fp8_has_a_kernel_of_its_own);

@@ -243,14 +243,26 @@ const fi_part *fi_part_of(const attn_metadata *metadata, uint32_t index)
     return metadata->parts && metadata->parts[index].q_len > 0 ? &metadata->parts[index] : NULL;
 }
 
+int64_t fi_most_keys(const cuda_plan *plan, const cuda_group *group)
+{
+    if (!cuda_group_has_cache(group))
+        return cuda_plan_extent(plan).q_len;
+    return plan->kind == ATTN_METADATA_GRAPH ? plan->bounds.max_kv_len : plan->batch.max_kv_len;
+}
+
 int fi_find_kernel(const attn_metadata *metadata, uint32_t index)
 {
+    const cuda_plan *plan = &metadata->plan;
     const fi_group *group = &metadata->instance->groups[index];
     const fi_part *part = fi_part_of(metadata, index);
-    int64_t rows =
-        (part ? part->q_len : cuda_plan_extent(&metadata->plan).q_len) * group->base.ratio;
-    int is_decode = metadata->plan.batch.mode == ATTN_MODE_DECODE;
-    int is_short = is_decode || rows <= SHORT_ROWS;
+    cuda_extent extent = cuda_plan_extent(plan);
+    if (part)
+        extent = (cuda_extent){.seqs = part->num_seqs,
+                               .tokens = (int64_t)part->num_seqs * part->q_len,
+                               .q_len = part->q_len};
+    int is_short = plan->batch.mode == ATTN_MODE_DECODE ||
+                   fi_is_short(&group->base, &extent, fi_most_keys(plan, &group->base),
+                               cuda_plan_num_sms(plan, group->num_sms));
     if (cuda_is_fp8(group->base.kv_dtype))
         return is_short ? KERNEL_CODES : KERNEL_PREFILL_CODES;
     return is_short ? KERNEL_ATTEND : KERNEL_PREFILL;

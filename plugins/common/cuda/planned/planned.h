@@ -5,6 +5,7 @@
  * own, and memory of its own behind the library's. "fi" as the design is FlashInfer's.
  *
  *   query.c      options, and what it can do
+ *   choose.c     few rows or many: which kernel
  *   instance.c   an instance for a model's layer groups, and its kernels
  *   metadata.c   memory, and a batch: checked, and planned on the device
  *   forward.c    a layer: operands to the kernels' parameters, launches
@@ -22,8 +23,8 @@
 
 enum {
     DEFAULT_SMS = 132, /* multiprocessors of a device that does not tell */
-    SHORT_ROWS = 32, /* of a sequence and KV head, up to which keys are read by tiles of FI_ROWS */
-    SAVE_BLOCKS = 8  /* blocks of fi_save for each multiprocessor */
+    SHORT_ROWS = 32,   /* of a sequence and KV head, at most, for tiles of FI_ROWS */
+    SAVE_BLOCKS = 8    /* blocks of fi_save for each multiprocessor */
 };
 
 /* ---- Options --------------------------------------------------------------------------------- */
@@ -101,6 +102,20 @@ int fi_box_keys(const fi_group *group, int kernel);
  * left to the caller. */
 void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms,
                    const fi_options *options);
+
+/* ---- The choice ------------------------------------------------------------------------------ */
+
+/* Tiles of `size` rows that sequences are cut into, `ratio` rows a query. */
+int64_t fi_count_tiles(const cuda_extent *extent, int64_t ratio, int64_t size);
+
+/* Cycles for so many keys of a forward tile of 128 rows, and for all of a batch by tiles of
+ * FI_PREFILL_ROWS. */
+int64_t fi_key_cycles(int64_t keys, int64_t dims);
+int64_t fi_prefill_cycles(const cuda_group *group, const cuda_extent *extent, int64_t keys,
+                          int64_t sms);
+
+/* Are sequences of so many keys served sooner by tiles of FI_ROWS? */
+int fi_is_short(const cuda_group *group, const cuda_extent *extent, int64_t keys, int64_t sms);
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 
@@ -195,6 +210,9 @@ struct attn_metadata {
 
 /* The group's part of the batch, or NULL. */
 const fi_part *fi_part_of(const attn_metadata *metadata, uint32_t index);
+
+/* The most keys that a sequence of the batch that was planned has, or of a graph's batches. */
+int64_t fi_most_keys(const cuda_plan *plan, const cuda_group *group);
 
 /* KERNEL_*: which one a group's layers of the batch that was planned, or of a graph's batches, get.
  */
