@@ -60,7 +60,7 @@ class GraphStep:
         self.memory = torch.zeros(room, dtype=torch.uint8, device=device)
         self.metadata, self.layers = metadata, layers
         self.capturing = False
-        self.ids = self.positions = torch.zeros(0)  # [1, size], of the step that is planned
+        self.ids = self.positions = torch.zeros(0)  # [size, 1], of the step that is planned
 
     def captured(self, run: Callable[[], Any]) -> Any:
         """Its result; whether forwards in it go into a graph, they are told."""

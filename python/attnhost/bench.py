@@ -2,7 +2,7 @@
 """How fast a model's attention and its steps are under each ini.
 
     python -m attnhost.bench MODEL INI... [--batch 1,8] [--context 512,2048] [--prompt 256,8x1024]
-                             [--dtype bfloat16] [--device cpu] [--layers 4] [--seconds 20]
+                             [--chunk 8192] [--dtype bfloat16] [--device cpu] [--layers 4] [--seconds 20]
                              [--own sdpa,flex_attention] [--json FILE] [--plot FILE.svg]
 
 MODEL is a config.json, its folder, or what from_pretrained() takes; weights are random. An INI is a file, or
@@ -10,7 +10,7 @@ settings "section.key=value,...", with NAME: before it for the table. Beside the
 and flash_attention_2 and flex_attention (compiled) where they are there.
 
 A decode is a step of one token for each of `batch` sequences of `context` tokens, a prefill one of a prompt
-(or of BATCHxTOKENS). Keys are random numbers; where the layers allow it, all contenders read the same ones,
+(or of BATCHxTOKENS); with --chunk, one prompt after another in steps of so many tokens. Keys are random numbers; where the layers allow it, all contenders read the same ones,
 attnhost's in pages, the others one after another. On a GPU, decodes are replayed from CUDA graphs.
 
 Contenders take turns; times are medians. `step` is the whole model. `attention` is what its layers ask of
@@ -114,9 +114,9 @@ class Ours(Contender):
     def prepare(self, case: Case, keys: Dict[int, Dict[str, torch.Tensor]]) -> None:
         phase, batch, length = case
         self.enter()
-        room = length + 1
+        room, rows = length + 1, self.options.chunk or batch * length
         self.cache = attn.Cache(self.model, num_tokens=batch * (room + 63) // 64 * 64 + 64 * batch,
-                                max_seqs=batch, max_len=room, max_tokens=batch * length
+                                max_seqs=batch, max_len=room, max_tokens=rows
                                 if phase == "prefill" else max(512, batch), caches=keys or None)
         random.Random(0).shuffle(self.cache.engine.pages.free)  # as after some time
         if not keys:
@@ -132,42 +132,50 @@ class Ours(Contender):
                           logits_to_keep=0 if len(work) == ids.shape[1] else 1)
 
     def _record(self, run: Run) -> None:
-        """The calls of layers in a step; operands of the first one are those of all layers like it."""
-        cache, first = self.cache, {}
+        """The calls of layers in a step, or in some; operands of the first one are those of all like it."""
+        cache = self.cache
+        first: Dict[Tuple, Dict[str, torch.Tensor]] = {}
         self.calls: List[Tuple[attn.Key, Dict[str, torch.Tensor]]] = []
 
         def recorded(key: attn.Key, is_new: bool, operands: Dict[str, torch.Tensor], mask: Any) -> Any:
             problem = cache.engine.layers[cache.place(key)][1]
-            kept = first.setdefault(id(problem), {role: x.clone() for role, x in operands.items()}
-                                    if id(problem) not in first else {})
-            self.calls.append((key, kept))
+            like = (id(problem), next(iter(operands.values())).shape)
+            if like not in first:
+                first[like] = {role: x.clone() for role, x in operands.items()}
+            self.calls.append((key, first[like]))
             return type(cache).run(cache, key, is_new, operands, mask)
 
         cache.run = recorded  # type: ignore[method-assign]
         run()
         del cache.run
 
-    def _layers(self) -> None:
+    def _layers(self, part: slice = slice(None)) -> None:
         self.cache.expect()
-        for key, operands in self.calls:
+        for key, operands in self.calls[part]:
             self.cache.run(key, True, dict(operands), None)
 
     def _prepare_prompt(self, batch: int, length: int) -> None:
-        engine, ids = self.cache.engine, self.tokens(1, batch * length)
-        positions = torch.arange(length, device=ids.device).repeat(batch)[None]
+        engine, ids = self.cache.engine, self.tokens(batch, length)
+        positions = torch.arange(length, device=ids.device).expand(ids.shape)
+        parts = parts_of(self.options, batch, length)
+
+        def each(then: Callable[[int, List[Tuple[Any, int]]], Any]) -> None:
+            sequences = [engine.add() for _ in range(batch)]
+            for number, (rows, columns) in enumerate(parts):
+                then(number, [(sequence, columns.stop - columns.start) for sequence in sequences[rows]])
+            for sequence in sequences:
+                engine.free(sequence)
 
         def step() -> None:
-            work = [(engine.add(), length) for _ in range(batch)]
-            self._call(ids, positions, work)
-            for sequence, _ in work:
-                engine.free(sequence)
+            each(lambda number, work: self._call(*(x[parts[number]].reshape(1, -1) for x in (ids, positions)),
+                                                 work))
 
         def attention() -> None:
-            work = [(engine.add(), length) for _ in range(batch)]
-            self.cache.begin(work)
-            self._layers()
-            for sequence, _ in work:
-                engine.free(sequence)
+            def part(number: int, work: List[Tuple[Any, int]]) -> None:
+                count = len(self.calls) // len(parts)
+                self.cache.begin(work)
+                self._layers(slice(number * count, (number + 1) * count))
+            each(part)
         self._record(step)
         self.run_step, self.run_attention = step, attention
 
@@ -199,15 +207,15 @@ class Ours(Contender):
 
 
 class _PoolLayer(CacheLayerMixin):
-    """Keys of all sequences where they lie, one after another."""
+    """Keys of some sequences where they lie, one after another."""
 
     is_sliding = False
 
-    def __init__(self, pools: Dict[str, torch.Tensor], batch: int, room: int, length: int) -> None:
+    def __init__(self, pools: Dict[str, torch.Tensor], rows: slice, room: int, length: int) -> None:
         super().__init__()
         self.is_initialized, self.length = True, length
-        self.pools = [pools[role].flatten(0, 1)[:batch * room].unflatten(0, (batch, room)).transpose(1, 2)
-                      for role in ("k_cache", "v_cache")]
+        self.pools = [pools[role].flatten(0, 1)[rows.start * room:rows.stop * room].unflatten(
+            0, (rows.stop - rows.start, room)).transpose(1, 2) for role in ("k_cache", "v_cache")]
         self.new: Tuple[torch.Tensor, ...] = ()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -247,33 +255,31 @@ class Theirs(Contender):
         self.implementation = f"attnhost_bench_{own}"
         AttentionInterface.register(self.implementation, self._attend)
         attn.AttentionMaskInterface.register(self.implementation, self._mask(attn.AttentionMaskInterface()[own]))
-        self.plain = True
+        self.plain, self.masks = True, {}  # type: Tuple[bool, Dict[Tuple, Any]]
         torch._dynamo.config.recompile_limit = 64  # one for each case
 
     def _mask(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Made once for all steps. sdpa's decodes need none, as the keys are those that there are; while
+        """Made once for all steps of a case. sdpa's decodes need none, as the keys are those that there are; while
         it is captured, Transformers would make one, and sdpa be slower by far."""
-        made: Dict[Tuple, Any] = {}
-
         def mask(*args: Any, q_length: int = 0, kv_length: int = 0, batch_size: int = 0,
                  **more: Any) -> Any:
             key = (batch_size, q_length, kv_length)
             if self.plain and q_length == 1 and self.name != "flex_attention":
                 return None
-            if not self.plain or key not in made:
-                made.clear()
-                made[key] = make(*args, q_length=q_length, kv_length=kv_length, batch_size=batch_size,
-                                 **more)
-            return made[key]
+            if not self.plain or key not in self.masks:
+                self.masks[key] = make(*args, q_length=q_length, kv_length=kv_length,
+                                       batch_size=batch_size, **more)
+            return self.masks[key]
         return mask
 
     def _attend(self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
                 value: torch.Tensor, mask: Any, **more: Any) -> Any:
         if self.calls is not None:
-            same = next((call[1] for call in self.calls if call[1].shape == query.shape), query)
             layer = self.cache.layers[module.layer_idx] if self.plain else None
-            new = next((call[6] for call in self.calls if call[6]), layer.new) if layer else ()
-            self.calls.append((module, same, key, value, mask, more, new))
+            like = next((call for call in self.calls if call[1].shape == query.shape), None)
+            same, new = (like[1], like[6]) if like else (query, layer.new if layer else ())
+            self.calls.append((module, same, key, value, mask, more, new, layer,
+                               key.shape[2] - query.shape[2]))
         return self._function(module, query, key, value, mask, **more)
 
     def enter(self) -> None:
@@ -282,31 +288,40 @@ class Theirs(Contender):
     def prepare(self, case: Case, keys: Dict[int, Dict[str, torch.Tensor]]) -> None:
         phase, batch, length = case
         self.enter()
-        self.plain = self.options.plain
-        count = self.model.config.get_text_config().num_hidden_layers
-        if self.plain:
-            self.cache: Any = TransformersCache([_PoolLayer(
-                keys[place], batch, length + 1, length if phase == "decode" else 0) for place in range(count)])
-        ids = self.tokens(batch, length if phase == "prefill" else 1)
-        start = length if phase == "decode" else 0
-        positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand(ids.shape)
-        if not self.plain and phase == "decode":
+        self.plain, self.masks = self.options.plain, {}
+        decodes = phase == "decode"
+        parts = [(slice(0, batch), slice(length, length + 1))] if decodes else parts_of(
+            self.options, batch, length)
+        caches = {rows.start: self._pool_cache(keys, rows, length) for rows, _ in parts} if self.plain else {}
+        ids = self.tokens(batch, 1 if decodes else length)
+        positions = torch.arange(length + 1, device=ids.device).expand(batch, -1)
+        if not self.plain and decodes:
             self._begin()
             for first in range(0, length, 512):
                 self._call(self.tokens(batch, min(512, length - first)), None)
 
         def step() -> Any:
-            if not self.plain and phase == "prefill":
-                self._begin()
-            return self._call(ids, positions)
+            for rows, columns in parts:
+                if self.plain:
+                    self.cache = caches[rows.start]
+                    for layer in self.cache.layers:
+                        layer.length = columns.start
+                elif columns.start == 0:
+                    self._begin()
+                logits = self._call(ids[rows] if decodes else ids[rows, columns], positions[rows, columns])
+            return logits
 
         self.calls = []
         step()
         calls, self.calls = self.calls, None
         self.run_step, self.run_attention = step, lambda: self._layers(calls)
-        if phase == "decode" and self.plain:
+        if decodes and self.plain:
             self.run_step = self.graphed(step, "a decode")
             self.run_attention = self.graphed(self.run_attention, "attention")
+
+    def _pool_cache(self, keys: Dict[int, Dict[str, torch.Tensor]], rows: slice, length: int) -> Any:
+        count = self.model.config.get_text_config().num_hidden_layers
+        return TransformersCache([_PoolLayer(keys[place], rows, length + 1, 0) for place in range(count)])
 
     def _begin(self) -> None:
         self.cache = DynamicCache(config=self.model.config)
@@ -317,10 +332,19 @@ class Theirs(Contender):
                           **placed).logits
 
     def _layers(self, calls: List[Tuple]) -> None:
-        for module, query, key, value, mask, more, new in calls:
+        for module, query, key, value, mask, more, new, layer, length in calls:
             if new:
-                self.cache.layers[module.layer_idx].update(*new)
+                layer.length = length
+                layer.update(*new)
             self._function(module, query, key, value, mask, **more)
+
+
+def parts_of(options: Any, batch: int, length: int) -> List[Tuple[slice, slice]]:
+    """The steps of a prefill: sequences and tokens of each."""
+    if not options.chunk:
+        return [(slice(0, batch), slice(0, length))]
+    return [(slice(row, row + 1), slice(first, min(first + options.chunk, length)))
+            for row in range(batch) for first in range(0, length, options.chunk)]
 
 
 def contenders(options: Any) -> List[Contender]:
@@ -474,6 +498,7 @@ def parse(arguments: Optional[List[str]]) -> Any:
     parser.add_argument("--context", type=numbers, default=[512, 2048])
     parser.add_argument("--most", type=int, default=0, help="leave out decodes over more keys, in all")
     parser.add_argument("--prompt", type=prompts, default=[(1, 256)])
+    parser.add_argument("--chunk", type=int, default=0, help="tokens of a step of a prompt; 0: all")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--layers", type=int, default=0, help="as many layers alone")

@@ -352,10 +352,11 @@ class Engine:
                      state_groups=self._state_groups(work, prefixes), **more, **members)
 
     def _place_inputs(self, work: Many[Tuple[Sequence, int]], prefixes: Many[int]) -> Dict[str, Any]:
-        """What a graph reads beside the batch: the tokens and their positions; and the numbers of what
-        is no padding, as members of the batch."""
+        """What a graph reads beside the batch: the tokens and their positions, a row for each sequence, as
+        heads of [size, heads, 1, dim] need no copies on their way; and the numbers of what is no padding,
+        as members of the batch."""
         step, padding = self._step, [0] * (self._step.size - len(work))
-        step.ids, step.positions = (on_device(self._pair([[*values, *padding]], torch.int64))
+        step.ids, step.positions = (on_device(self._pair([*values, *padding], torch.int64))[:, None]
                                     for values in ([s.next_token for s, _ in work], prefixes))
         count = on_device(self._pair([len(work)])).data_ptr()
         return {"num_real_seqs_device": count, "num_real_tokens_device": count}

@@ -101,7 +101,7 @@ class DecodeGraph:
         self.cache.expect()
         placed = {"position_ids": self._step.positions} if self._placed else {}
         return self._step.captured(lambda: self.model(
-            input_ids=self._step.ids, use_cache=True, **{self._argument: self.cache}, **placed).logits[0])
+            input_ids=self._step.ids, use_cache=True, **{self._argument: self.cache}, **placed).logits[:, 0])
 
     def step(self, sequences: Many[Sequence]) -> torch.Tensor:
         """As DecodeGraphs.step()."""

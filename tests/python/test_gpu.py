@@ -40,6 +40,8 @@ MODELS = {
     "gemma2": dict(head_dim=256, sliding_window=40, layer_types=MIXED),
     "gemma3": dict(head_dim=256, sliding_window=40, layer_types=MIXED),
     "gpt_oss": dict(head_dim=64, sliding_window=40, layer_types=MIXED, num_experts_per_tok=4),
+    "mixtral": dict(head_dim=128, sliding_window=40, num_experts_per_tok=4),
+    "olmo2": dict(head_dim=128),
     "phi3": dict(head_dim=96),
     "cohere2": dict(head_dim=128, sliding_window=40, layer_types=MIXED),
     "glm4": dict(head_dim=128),
@@ -78,7 +80,7 @@ def eager(name, dtype):
     values = {**models.SIZE, **special, **SIZE, **MODELS[name]}
     torch.manual_seed(20)
     config = getattr(transformers, kind)(**values)
-    if name == "gpt_oss":
+    if name in ("gpt_oss", "mixtral"):
         config._experts_implementation = "batched_mm"  # another one waits for the GPU
     made = models.peak(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
     return made.to(dtype).cuda()

@@ -347,6 +347,33 @@ def test_the_bench():
     assert len(printed.getvalue().splitlines()) == 1 + len(rows)
 
 
+@torch.no_grad()
+def test_prompts_of_the_bench_in_chunks():
+    """One after another, in steps of four tokens: the logits of each step's last token are those of
+    sdpa, the very last ones those of whole prompts."""
+    with tempfile.TemporaryDirectory() as folder:
+        config("qwen3").save_pretrained(folder)
+        options = bench.parse([folder, "attention.attention_backend=cpu_native", "--dtype=float32", "--own=sdpa"])
+        made = bench.contenders(options)
+    options.plain, found, logits = True, {}, []
+    hook = made[0].model.register_forward_hook(lambda *call: logits.append(call[-1].logits[0, -1]))
+    for options.chunk, steps in ((0, 1), (4, 6)):
+        keys = {}
+        for contender in made:
+            contender.ids.manual_seed(1)
+            contender.prepare(("prefill", 2, 9), keys)
+            contender.enter()
+            logits = []
+            contender.run_step()
+            contender.run_attention()
+            assert len(logits) == steps
+            found[contender.name, steps] = torch.stack(logits)
+    hook.remove()
+    ours, other = (contender.name for contender in made)
+    assert distance(found[ours, 6], found[other, 6]) < 2e-5
+    assert distance(found[ours, 6][-1:], found[ours, 1]) < 2e-5
+
+
 # ---- Bad input -------------------------------------------------------------------------------------
 
 
