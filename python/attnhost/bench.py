@@ -10,8 +10,9 @@ settings "section.key=value,...", with NAME: before it for the table. Beside the
 and flash_attention_2 and flex_attention (compiled) where they are there.
 
 A decode is a step of one token for each of `batch` sequences of `context` tokens, a prefill one of a prompt
-(or of BATCHxTOKENS); with --chunk, one prompt after another in steps of so many tokens. Keys are random numbers; where the layers allow it, all contenders read the same ones,
-attnhost's in pages, the others one after another. On a GPU, decodes are replayed from CUDA graphs.
+(or of BATCHxTOKENS); with --chunk, the prompts follow each other, each in steps of so many tokens. Keys are
+random numbers; where the layers allow it, all contenders read the same ones, attnhost's in pages, the others
+one after another. On a GPU, decodes are replayed from CUDA graphs.
 
 Contenders take turns; times are medians. `step` is the whole model. `attention` is what its layers ask of
 their backends, planning and the saving of new keys included, by itself; `ratio` compares steps with the first
@@ -255,21 +256,24 @@ class Theirs(Contender):
         self.implementation = f"attnhost_bench_{own}"
         AttentionInterface.register(self.implementation, self._attend)
         attn.AttentionMaskInterface.register(self.implementation, self._mask(attn.AttentionMaskInterface()[own]))
-        self.plain, self.masks = True, {}  # type: Tuple[bool, Dict[Tuple, Any]]
+        self.plain = True
+        self.masks: Dict[Tuple, Any] = {}  # of the case that is prepared
         torch._dynamo.config.recompile_limit = 64  # one for each case
 
     def _mask(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Made once for all steps of a case. sdpa's decodes need none, as the keys are those that there are; while
-        it is captured, Transformers would make one, and sdpa be slower by far."""
+        """Made once for all steps of a case. sdpa's decodes need none, as the keys are those that there
+        are; while it is captured, Transformers would make one, and sdpa be slower by far."""
         def mask(*args: Any, q_length: int = 0, kv_length: int = 0, batch_size: int = 0,
                  **more: Any) -> Any:
             key = (batch_size, q_length, kv_length)
             if self.plain and q_length == 1 and self.name != "flex_attention":
                 return None
-            if not self.plain or key not in self.masks:
-                self.masks[key] = make(*args, q_length=q_length, kv_length=kv_length,
-                                       batch_size=batch_size, **more)
-            return self.masks[key]
+            if key in self.masks:
+                return self.masks[key]
+            made = make(*args, q_length=q_length, kv_length=kv_length, batch_size=batch_size, **more)
+            if self.plain:
+                self.masks[key] = made
+            return made
         return mask
 
     def _attend(self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
@@ -498,7 +502,7 @@ def parse(arguments: Optional[List[str]]) -> Any:
     parser.add_argument("--context", type=numbers, default=[512, 2048])
     parser.add_argument("--most", type=int, default=0, help="leave out decodes over more keys, in all")
     parser.add_argument("--prompt", type=prompts, default=[(1, 256)])
-    parser.add_argument("--chunk", type=int, default=0, help="tokens of a step of a prompt; 0: all")
+    parser.add_argument("--chunk", type=int, default=0, help="tokens of a step of a prefill; 0: all")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--layers", type=int, default=0, help="as many layers alone")
