@@ -351,6 +351,12 @@ def parts_of(options: Any, batch: int, length: int) -> List[Tuple[slice, slice]]
             for row in range(batch) for first in range(0, length, options.chunk)]
 
 
+def brief(error: Exception) -> str:
+    """The first line of what it says, and the last, where a compiler's says what was wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ... ".join(dict.fromkeys((lines[0], lines[-1])))
+
+
 def contenders(options: Any) -> List[Contender]:
     config = AutoConfig.from_pretrained(options.model)
     if options.layers:
@@ -366,7 +372,7 @@ def contenders(options: Any) -> List[Contender]:
             model.set_attn_implementation(name)  # refuses what is not there
             made.append(Theirs(model, options, name))
         except (ImportError, ValueError) as error:
-            print(f"without {name}: {str(error).splitlines()[0]}", file=sys.stderr)
+            print(f"without {name}: {brief(error)}", file=sys.stderr)
     return made
 
 
@@ -411,7 +417,7 @@ def measure(made: List[Contender], case: Case, options: Any) -> List[Dict[str, A
             able.append(contender)
         except (RuntimeError, ValueError, NotImplementedError, AttributeError) as error:
             print(f"{case[0]} {case[1]} x {case[2]}: without {contender.name}: "
-                  f"{str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+                  f"{brief(error)}", file=sys.stderr, flush=True)
             contender.forget()
     found: Dict[str, List[Tuple[float, float]]] = {contender.name: [] for contender in able}
     end, rounds = time.perf_counter() + options.seconds_each, 0
