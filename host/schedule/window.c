@@ -58,7 +58,6 @@ void scheduler_window_cut_prefix(struct scheduler *scheduler, struct request *re
 
 void scheduler_window_hold(struct scheduler *scheduler, struct request *request)
 {
-    request->passed = 0;
     if (!has_windows(scheduler))
         return;
     int64_t from = first_page_seen(&scheduler->params, request->cached_pages);

@@ -306,6 +306,20 @@ static void note_drafts(const struct config *config, const struct selection *sel
     strbuf_append(notes, "\n");
 }
 
+/* What `run` would refuse of a model that backends serve. */
+static void note_run(const struct selection *selection, strbuf *notes)
+{
+    for (uint32_t g = 0; g < selection->model->num_groups; g++) {
+        const attn_layer_group *group = &selection->model->groups[g];
+        char layers[MODEL_LAYERS_TEXT];
+        if (!kind_runs_on_cpu_alone(group) || selection->device.type == ATTN_DEVICE_CPU ||
+            selection->groups[g].unit < 0)
+            continue;
+        model_layers_text(group, layers, sizeof layers);
+        strbuf_appendf(notes, "run: layers %s are served on the processor alone\n", layers);
+    }
+}
+
 static void tell_notes(struct told *told, const attnhost *host, const struct config *config,
                        const struct selection *selection)
 {
@@ -315,6 +329,7 @@ static void tell_notes(struct told *told, const attnhost *host, const struct con
     if (selection->model->left_out)
         strbuf_appendf(&notes, "left out: %u of %s\n", selection->model->num_left_out,
                        selection->model->left_out);
+    note_run(selection, &notes);
     const char *none = select_shares_none(config, selection->model);
     if (none)
         strbuf_appendf(&notes, "%s\n", none);

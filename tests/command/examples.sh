@@ -89,6 +89,16 @@ holds "cross: every prompt is computed" "$folder/cross.json" \
 holds "cross: each request's encoder runs once" "$folder/cross.json" \
     "$(value "$folder/cross.json" tokens encoded)" -eq 6000
 
+# What run does not do with such a model, explain says as well.
+said=$("$ATTNHOST_TEST_COMMAND" explain "$top/tests/models/whisper.json" \
+    --set platform.simulate=sm90 --set attention.attention_backend=flashinfer_like 2>&1)
+case $said in
+*"run: layers 1,3 are served on the processor alone"*"prefix cache: none, as keys depend on"*)
+    tap_ok "explain says what run does not serve" ;;
+*)
+    tap_not_ok "explain says what run does not serve" "$said" ;;
+esac
+
 # An encoder caches nothing, so there are no prefixes to share.
 ini=$top/examples/encoder.ini backends=cpu_native
 good encoder "$folder/encoder.json"
