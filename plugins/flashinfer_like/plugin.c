@@ -10,7 +10,7 @@
 
 static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND};
 
-static const attn_option options_declared[] = {FI_OPTIONS};
+static const attn_option options_declared[] = {FI_OPTIONS, FI_KERNEL_OPTIONS};
 
 static const attn_backend_ops ops = {
     .struct_size = sizeof(attn_backend_ops),

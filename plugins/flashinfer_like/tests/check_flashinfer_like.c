@@ -117,6 +117,32 @@ START_TEST(query_refuses)
 }
 END_TEST
 
+/* What query says with one option given. */
+static attn_verdict ask_with(const test_problem *t, const char *key, int64_t integer)
+{
+    const attn_option_value value = {
+        .struct_size = sizeof value, .key = key, .integer = integer, .text = "", .place = "test"};
+    const attn_options given = {.struct_size = sizeof given, .num_values = 1, .values = &value};
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .reasons_capacity = 16, .reasons = reasons};
+    for (int i = 0; i < 16; i++)
+        reasons[i] = (attn_reason){.struct_size = sizeof reasons[0]};
+    ck_assert_int_eq(type->query(type, &given, NULL, &t->problem, &verdict, &test_error), ATTN_OK);
+    return verdict;
+}
+
+START_TEST(query_has_tensor_cores_alone)
+{
+    test_problem t;
+    make_problem(&t);
+    ck_assert(ask_with(&t, "use_tensor_cores", TENSOR_CORES_AUTO).supported);
+    ck_assert(ask_with(&t, "use_tensor_cores", TENSOR_CORES_ALWAYS).supported);
+    ck_assert(!ask_with(&t, "use_tensor_cores", TENSOR_CORES_NEVER).supported);
+    ck_assert_uint_eq(reasons[0].field, ATTN_FIELD_OPTION);
+    ck_assert_str_eq(reasons[0].accepted, "auto, always");
+}
+END_TEST
+
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
 static void expect_kernel(const fi_kernel *kernel, const char *type_name, const char *expected)
@@ -490,6 +516,7 @@ static Suite *suite(void)
     tcase_add_unchecked_fixture(tc, open_plugin, NULL);
     tcase_add_test(tc, query_accepts);
     tcase_add_test(tc, query_refuses);
+    tcase_add_test(tc, query_has_tensor_cores_alone);
     tcase_add_test(tc, shapes_are_those_of_the_kernels);
     tcase_add_test(tc, create_refuses);
     tcase_add_test(tc, memory_grows_with_bounds);

@@ -29,11 +29,15 @@ enum {
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
+/* Products are those of tensor cores, whatever the ratio of heads: docs/kernels/ has the reason. */
+enum { TENSOR_CORES_AUTO = 0, TENSOR_CORES_ALWAYS = 1, TENSOR_CORES_NEVER = 2, TENSOR_CORES_COUNT };
+
 /* When keys that sequences share are read once for all of them. */
 enum { CASCADE_AUTO = 0, CASCADE_ALWAYS = 1, CASCADE_NEVER = 2, CASCADE_COUNT = 3 };
 
 /* What a plugin declares of them. */
 extern const char *const fi_cascades[CASCADE_COUNT];
+extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
 #define FI_OPTIONS                                                                                 \
     {.struct_size = sizeof(attn_option),                                                           \
      .type = ATTN_OPTION_ENUM,                                                                     \
@@ -52,9 +56,20 @@ extern const char *const fi_cascades[CASCADE_COUNT];
                "it: fewer blocks"                                                                  \
     }
 
+/* More of them, of a plugin that has no kernels beside the library's. */
+#define FI_KERNEL_OPTIONS                                                                          \
+    {                                                                                              \
+        .struct_size = sizeof(attn_option), .type = ATTN_OPTION_ENUM, .key = "use_tensor_cores",   \
+        .default_text = "auto", .min = 1, .num_choices = TENSOR_CORES_COUNT,                       \
+        .choices = fi_tensor_cores,                                                                \
+        .doc = "products of decode; auto and always are the same, as CUDA cores would not be "     \
+               "faster for any ratio of heads; never is refused"                                   \
+    }
+
 typedef struct fi_options {
     int cascade;       /* CASCADE_* */
     int64_t workspace; /* bytes */
+    int tensor_cores;  /* TENSOR_CORES_* */
 } fi_options;
 
 fi_options fi_read_options(const attn_options *given);

@@ -29,6 +29,9 @@ static const char codes[] = "sm_90a";
 const char *const fi_cascades[CASCADE_COUNT] = {
     [CASCADE_AUTO] = "auto", [CASCADE_ALWAYS] = "always", [CASCADE_NEVER] = "never"};
 
+const char *const fi_tensor_cores[TENSOR_CORES_COUNT] = {
+    [TENSOR_CORES_AUTO] = "auto", [TENSOR_CORES_ALWAYS] = "always", [TENSOR_CORES_NEVER] = "never"};
+
 int64_t fi_read_option(const attn_options *given, const char *key, int64_t otherwise)
 {
     for (uint32_t i = 0; given && i < given->num_values; i++) {
@@ -42,7 +45,9 @@ int64_t fi_read_option(const attn_options *given, const char *key, int64_t other
 fi_options fi_read_options(const attn_options *given)
 {
     return (fi_options){.cascade = (int)fi_read_option(given, "cascade", CASCADE_AUTO),
-                        .workspace = fi_read_option(given, "workspace_size", WORKSPACE)};
+                        .workspace = fi_read_option(given, "workspace_size", WORKSPACE),
+                        .tensor_cores =
+                            (int)fi_read_option(given, "use_tensor_cores", TENSOR_CORES_AUTO)};
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
@@ -112,6 +117,14 @@ static void check_needs(const cuda_question *ask, attn_verdict *verdict)
     attn_util_check_needs(&limits, &ask->problem, verdict);
 }
 
+static void check_options(const fi_options *options, attn_verdict *verdict)
+{
+    if (options->tensor_cores == TENSOR_CORES_NEVER)
+        REFUSE(OTHER, OPTION, "auto, always",
+               "use_tensor_cores never: no kernel multiplies by CUDA cores, which would be no "
+               "faster");
+}
+
 static void (*const checks[])(const cuda_question *ask, attn_verdict *verdict) = {
     check_device, cuda_check_layer, check_dims,   check_group_flags, check_layers,
     check_dtypes, check_scales,     check_layout, check_bounds,      check_needs,
@@ -135,6 +148,8 @@ attn_status fi_query(const attn_backend_type *type, const attn_options *options,
     attn_util_verdict_begin(given, &verdict);
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         checks[i](&ask, &verdict);
+    const fi_options read = fi_read_options(options);
+    check_options(&read, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
         verdict.notes = ALL_NOTES;
@@ -142,7 +157,6 @@ attn_status fi_query(const attn_backend_type *type, const attn_options *options,
         verdict.cost_hint = 0.5;
         ask.problem.group = &ask.group;
         ask.problem.bounds = &ask.bounds;
-        const fi_options read = fi_read_options(options);
         fi_tell_memory(&ask.problem, &read, &verdict);
     }
     attn_util_verdict_end(&verdict, given);
