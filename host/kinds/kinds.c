@@ -20,11 +20,6 @@ const char *const *kind_layouts(const attn_layer_group *group)
     return stores ? kind_of(group)->layouts : none;
 }
 
-bool kind_runs_on_cpu_alone(const attn_layer_group *group)
-{
-    return kind_of(group)->on_cpu_alone || group->attn_type == ATTN_TYPE_CROSS;
-}
-
 bool kind_expands(const struct model *model, const attn_layer_group *group)
 {
     return kind_of(group)->expanded && model->mla_expanded != 0;

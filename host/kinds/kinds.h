@@ -127,10 +127,6 @@ const struct kind_ops *kind_of(const attn_layer_group *group);
 /* Layout ids that the group can have, KIND_MAX_LAYOUTS of them; NULL = none, or no more. */
 const char *const *kind_layouts(const attn_layer_group *group);
 
-/* Does `run` serve such layers on the processor alone: are their operands made there, or an
- * encoder's keys? */
-bool kind_runs_on_cpu_alone(const attn_layer_group *group);
-
 /* Is the group called in the expanded form in some mode? */
 bool kind_expands(const struct model *model, const attn_layer_group *group);
 

@@ -49,6 +49,16 @@ static int32_t mask_bytes(const struct forward_batch_params *p)
     return (p->drafts.tokens * p->drafts.tokens + 7) / 8;
 }
 
+static void lay_out_encoder(const struct forward_batch_params *p, char *base, uint64_t *used,
+                            struct batch_encoder *a)
+{
+    uint64_t seqs = (uint64_t)p->max_seqs;
+    a->kv_lens = carve(base, used, seqs, sizeof *a->kv_lens);
+    a->new_indptr = carve(base, used, seqs + 1, sizeof *a->new_indptr);
+    a->kv_indptr = carve(base, used, seqs + 1, sizeof *a->kv_indptr);
+    a->last_page_len = carve(base, used, seqs, sizeof *a->last_page_len);
+}
+
 /* What every batch uploads whole: one entry for each sequence, or fewer. */
 static uint64_t lay_out_sequences(const struct forward_batch_params *p, char *base,
                                   struct batch_arrays *a)
@@ -76,19 +86,9 @@ static uint64_t lay_out_sequences(const struct forward_batch_params *p, char *ba
         a->state_dst = carve(base, &used, seqs, sizeof *a->state_dst);
         a->state_initial = carve(base, &used, seqs, sizeof *a->state_initial);
     }
+    if (has_encoder(p))
+        lay_out_encoder(p, base, &used, &a->encoder);
     return used;
-}
-
-static void lay_out_encoder(const struct forward_batch_params *p, char *base, uint64_t *used,
-                            struct batch_encoder *a)
-{
-    uint64_t seqs = (uint64_t)p->max_seqs, tokens = (uint64_t)p->max_tokens;
-    a->kv_lens = carve(base, used, seqs, sizeof *a->kv_lens);
-    a->new_indptr = carve(base, used, seqs + 1, sizeof *a->new_indptr);
-    a->kv_indptr = carve(base, used, seqs + 1, sizeof *a->kv_indptr);
-    a->last_page_len = carve(base, used, seqs, sizeof *a->last_page_len);
-    a->row_request = carve(base, used, tokens, sizeof *a->row_request);
-    a->row_position = carve(base, used, tokens, sizeof *a->row_position);
 }
 
 static void lay_out_group(const struct forward_batch_params *p, bool with_pages, char *base,
@@ -115,8 +115,10 @@ static uint64_t lay_out(const struct forward_batch_params *p, bool with_pages, c
     a->row_position = carve(base, &used, tokens, sizeof *a->row_position);
     if (p->has_state)
         a->snapshots = carve(base, &used, tokens, sizeof *a->snapshots);
-    if (has_encoder(p))
-        lay_out_encoder(p, base, &used, &a->encoder);
+    if (has_encoder(p)) {
+        a->encoder.row_request = carve(base, &used, tokens, sizeof *a->encoder.row_request);
+        a->encoder.row_position = carve(base, &used, tokens, sizeof *a->encoder.row_position);
+    }
     for (uint32_t g = 0; g < p->num_kv_groups; g++)
         lay_out_group(p, with_pages, base, &used, &a->groups[g]);
     return used;
@@ -312,13 +314,20 @@ static attn_status grow_changed(const struct forward_batch *b, struct batch_grou
     return status;
 }
 
+/* Entries of a sequence's row of a pool's table, from the first that has changed on. */
+static int32_t count_changed(const struct scheduler_seq *sequence, int pool)
+{
+    int64_t end = pool == SCHEDULER_ENCODER ? sequence->encoder_new : kv_len(sequence);
+    return (int32_t)(end - sequence->table_changed[pool]);
+}
+
 /* List the slots that the step's sequences have got, or lost, in a pool since their last step. */
 static attn_status list_updates(const struct forward_batch *b, struct batch_group_staging *staging,
                                 const struct batch_step *step, int pool, attn_error *error)
 {
     int64_t total = 0;
     for (int32_t s = 0; s < step->num_sequences; s++)
-        total += kv_len(&step->sequences[s]) - step->sequences[s].table_changed[pool];
+        total += count_changed(&step->sequences[s], pool);
     attn_status status = grow_changed(b, staging, total, error);
     if (status != ATTN_OK)
         return status;
@@ -328,7 +337,7 @@ static attn_status list_updates(const struct forward_batch *b, struct batch_grou
         const struct scheduler_seq *sequence = &step->sequences[s];
         const int32_t *row =
             step->pools[pool].req_to_token + (int64_t)sequence->row * step->req_to_token_stride;
-        int32_t first = sequence->table_changed[pool], count = (int32_t)kv_len(sequence) - first;
+        int32_t first = sequence->table_changed[pool], count = count_changed(sequence, pool);
         memcpy(staging->changed + used, row + first, (size_t)count * sizeof *row);
         staging->updates[staging->num_updates++] =
             (struct step_update){sequence->row, first, count, used};
@@ -407,7 +416,8 @@ static int32_t fill_padding(const struct forward_batch *b, struct batch_arrays *
     fill_sequence(b, a, s, &padding, row, pages);
     for (int32_t t = 0; t < rows; t++) {
         for (uint32_t g = 0; g < b->params.num_kv_groups; g++)
-            a->groups[g].out_cache_loc[row + t] = 0;
+            if (!is_of_encoder(&b->params, g))
+                a->groups[g].out_cache_loc[row + t] = 0;
         a->row_request[row + t] = -1;
         a->row_position[row + t] = 0;
     }
@@ -435,16 +445,20 @@ static void fill_encoded(struct forward_batch *b, struct batch_encoder *a, int32
     }
 }
 
+/* Padding has as many keys of an encoder as of its own. */
 static void fill_encoder(struct forward_batch *b, struct batch_arrays *a,
                          const struct batch_step *step)
 {
-    int32_t pages = 0;
+    const struct scheduler_seq padding = {.encoder_len = step->seq_len_fill};
+    int32_t pages = 0, s = 0;
     b->encoder_rows =
         (struct step_rows){b->arrays.encoder.row_request, b->arrays.encoder.row_position, 0};
-    for (int32_t s = 0; s < step->num_sequences; s++)
+    for (; s < step->num_sequences; s++)
         fill_encoded(b, &a->encoder, s, &step->sequences[s], &pages);
-    a->encoder.new_indptr[step->num_sequences] = b->encoder_rows.count;
-    a->encoder.kv_indptr[step->num_sequences] = pages;
+    for (; s < step->padded; s++)
+        fill_encoded(b, &a->encoder, s, &padding, &pages);
+    a->encoder.new_indptr[s] = b->encoder_rows.count;
+    a->encoder.kv_indptr[s] = pages;
 }
 
 static void fill_moves(const struct forward_batch *b, struct batch_staging *staging,
@@ -714,12 +728,12 @@ attn_status forward_batch_fill(struct forward_batch *b, uint32_t slot,
 
 /* ---- Upload ---------------------------------------------------------------------------------- */
 
-/* `bytes` of each row. */
-static attn_status copy_rows(const struct forward_batch *b, void *to, const void *from,
-                             uint64_t bytes, attn_stream stream, attn_error *error)
+/* `bytes` of each of so many rows. */
+static attn_status copy_rows(const struct forward_batch *b, int32_t rows, void *to,
+                             const void *from, uint64_t bytes, attn_stream stream,
+                             attn_error *error)
 {
-    uint64_t rows = (uint64_t)b->batch.num_tokens;
-    return rows > 0 ? device_copy(b->params.device, to, from, rows * bytes, stream, error)
+    return rows > 0 ? device_copy(b->params.device, to, from, (uint64_t)rows * bytes, stream, error)
                     : ATTN_OK;
 }
 
@@ -727,16 +741,26 @@ static attn_status copy_all_rows(const struct forward_batch *b, const struct bat
                                  attn_stream stream, attn_error *error)
 {
     const struct batch_arrays *a = &b->arrays;
-    attn_status status =
-        copy_rows(b, a->row_request, staged->row_request, sizeof *a->row_request, stream, error);
-    if (status == ATTN_OK)
-        status = copy_rows(b, a->row_position, staged->row_position, sizeof *a->row_position,
-                           stream, error);
-    if (status == ATTN_OK && b->params.has_state)
-        status = copy_rows(b, a->snapshots, staged->snapshots, sizeof *a->snapshots, stream, error);
+    int32_t own = b->batch.num_tokens, encoded = b->encoder_rows.count;
+    const struct {
+        int32_t rows;
+        void *to;
+        const void *from;
+    } ints[] = {
+        {own, a->row_request, staged->row_request},
+        {own, a->row_position, staged->row_position},
+        {b->params.has_state ? own : 0, a->snapshots, staged->snapshots},
+        {encoded, a->encoder.row_request, staged->encoder.row_request},
+        {encoded, a->encoder.row_position, staged->encoder.row_position},
+    };
+    attn_status status = ATTN_OK;
+    for (size_t i = 0; i < sizeof ints / sizeof ints[0] && status == ATTN_OK; i++)
+        status =
+            copy_rows(b, ints[i].rows, ints[i].to, ints[i].from, sizeof(int32_t), stream, error);
     for (uint32_t g = 0; g < b->params.num_kv_groups && status == ATTN_OK; g++)
-        status = copy_rows(b, a->groups[g].out_cache_loc, staged->groups[g].out_cache_loc,
-                           sizeof(int64_t), stream, error);
+        status =
+            copy_rows(b, is_of_encoder(&b->params, g) ? encoded : own, a->groups[g].out_cache_loc,
+                      staged->groups[g].out_cache_loc, sizeof(int64_t), stream, error);
     return status;
 }
 

@@ -8,8 +8,7 @@
  * while earlier ones are still on their way. On the CPU both are one block.
  *
  * Each KV group of the model is in a pool of the scheduler's, whose slots and table it has. That of
- * cross attention, in the encoder's pool, has lengths and new rows of its own; it is filled on the
- * CPU alone, where `run` serves it.
+ * cross attention, in the encoder's pool, has lengths and new rows of its own.
  *
  * req_to_token: on the CPU the scheduler's own table is handed on. On another device the batch
  * keeps a copy there, which step_kernels.h brings up to date; page ids are taken from it there,

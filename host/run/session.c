@@ -38,19 +38,16 @@ static attn_status check_drivable(const struct session *s, attn_error *error)
     return ATTN_OK;
 }
 
-/* Operands of some kinds, and an encoder's keys, are made on the processor alone. */
+/* Operands of some kinds are made on the processor alone. */
 static attn_status check_kinds(const struct session *s, attn_error *error)
 {
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
         const attn_layer_group *group = &s->model->groups[g];
-        bool crosses = group->attn_type == ATTN_TYPE_CROSS;
-        if (kind_runs_on_cpu_alone(group) && s->described.type != ATTN_DEVICE_CPU)
+        if (kind_of(group)->on_cpu_alone && s->described.type != ATTN_DEVICE_CPU)
             return host_fail(error, ATTN_CONFIG_ERROR,
                              "%s: layer group %u is %s, which `run` serves only on the processor: "
                              "accepted platform.device = cpu",
-                             s->model->name, g,
-                             crosses ? model_attn_type_name(group->attn_type)
-                                     : model_kind_name(group->kind));
+                             s->model->name, g, model_kind_name(group->kind));
     }
     return ATTN_OK;
 }

@@ -169,7 +169,8 @@ static uint64_t groups_of(int32_t dim)
     return (uint64_t)(dim + VECTORS_GROUP - 1) / VECTORS_GROUP;
 }
 
-/* The kernel makes whole vectors of softmax layers: query, key and value, of one type. */
+/* The kernel makes whole vectors of softmax layers, of one type: query, key and value, or those of
+ * an encoder, which have rows of their own. */
 static attn_status place_vectors(const generator_layer *geometry,
                                  const struct step_vectors *vectors, uint32_t num_vectors,
                                  struct generate_vectors *placed, attn_error *error)
@@ -188,9 +189,9 @@ static attn_status place_vectors(const generator_layer *geometry,
         *to[operand->role] = vectors[i].memory;
         placed->dtype = operand->dtype;
     }
-    if (!placed->q || !placed->k != !placed->v)
+    if (!placed->k != !placed->v)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "vectors: a GPU makes q by itself, or q, k and v together");
+                         "vectors: a GPU makes k and v together, and neither by itself");
     return ATTN_OK;
 }
 
@@ -205,13 +206,14 @@ attn_status step_cuda_generate(const struct step_kernels *kernels, int32_t layer
         .requests = kernels->cuda->requests,
         .num_requests = (int32_t)kernels->workload->num_requests,
         .rows = *rows,
-        .num_words = groups_of(geometry->head_dim) * (uint64_t)geometry->num_q_heads,
         .layer = layer,
     };
     attn_status status = place_vectors(geometry, vectors, num_vectors, &work.vectors, error);
     if (status != ATTN_OK)
         return status;
     work.generator.layers = NULL;
+    if (work.vectors.q)
+        work.num_words = groups_of(geometry->head_dim) * (uint64_t)geometry->num_q_heads;
     if (work.vectors.k)
         work.num_words += (groups_of(geometry->head_dim) + groups_of(geometry->v_head_dim)) *
                           (uint64_t)geometry->num_kv_heads;

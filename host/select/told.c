@@ -312,7 +312,7 @@ static void note_run(const struct selection *selection, strbuf *notes)
     for (uint32_t g = 0; g < selection->model->num_groups; g++) {
         const attn_layer_group *group = &selection->model->groups[g];
         char layers[MODEL_LAYERS_TEXT];
-        if (!kind_runs_on_cpu_alone(group) || selection->device.type == ATTN_DEVICE_CPU ||
+        if (!kind_of(group)->on_cpu_alone || selection->device.type == ATTN_DEVICE_CPU ||
             selection->groups[g].unit < 0)
             continue;
         model_layers_text(group, layers, sizeof layers);

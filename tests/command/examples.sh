@@ -89,11 +89,23 @@ holds "cross: every prompt is computed" "$folder/cross.json" \
 holds "cross: each request's encoder runs once" "$folder/cross.json" \
     "$(value "$folder/cross.json" tokens encoded)" -eq 6000
 
-# What run does not do with such a model, explain says as well.
+# What run does not do with such a model, explain says as well; a GPU serves it as the processor does.
 said=$("$ATTNHOST_TEST_COMMAND" explain "$top/tests/models/whisper.json" \
     --set platform.simulate=sm90 --set attention.attention_backend=flashinfer_like 2>&1)
 case $said in
-*"run: layers 1,3 are served on the processor alone"*"prefix cache: none, as keys depend on"*)
+*"processor alone"*)
+    tap_not_ok "explain says what run does not share" "$said" ;;
+*"prefix cache: none, as keys depend on"*)
+    tap_ok "explain says what run does not share" ;;
+*)
+    tap_not_ok "explain says what run does not share" "$said" ;;
+esac
+
+# Recurrent layers, whatever backend accepts them on a GPU.
+said=$("$ATTNHOST_TEST_COMMAND" explain "$top/examples/models/falcon_h1.json" \
+    --set platform.simulate=sm90 --set plugins.path="$ATTNHOST_TEST_FIXTURE_DIR/all_backends.so" 2>&1)
+case $said in
+*"run: layers 0,2 are served on the processor alone"*)
     tap_ok "explain says what run does not serve" ;;
 *)
     tap_not_ok "explain says what run does not serve" "$said" ;;

@@ -22,7 +22,7 @@ enum {
 
 /* Dense [rows, heads, dim]. */
 struct generate_vectors {
-    void *q, *k, *v; /* k = v = NULL: not made */
+    void *q, *k, *v; /* NULL: not made; k and v both, or neither */
     attn_dtype dtype;
 };
 

@@ -61,7 +61,7 @@ PORTABLE struct word_place find_place(const struct generate_launch *work, uint64
     const struct generate_vectors *to = &work->vectors;
     uint32_t bytes = to->dtype == ATTN_F32 ? 4 : 2;
     uint64_t groups = (uint64_t)(layer->head_dim + VECTORS_GROUP - 1) / VECTORS_GROUP;
-    uint64_t q_words = groups * (uint64_t)layer->num_q_heads;
+    uint64_t q_words = to->q ? groups * (uint64_t)layer->num_q_heads : 0;
     uint64_t k_words = groups * (uint64_t)layer->num_kv_heads;
     if (index < q_words)
         return place_in(to->q, bytes, GENERATOR_QUERY, layer->num_q_heads, layer->head_dim, row,
@@ -134,7 +134,8 @@ PORTABLE void store_word(const struct word_place *place, uint64_t word, int32_t 
     }
 }
 
-/* A thread makes a word: those of all query heads come first, then keys, then values. */
+/* A thread makes a word: those of all query heads come first, then keys, then values; of what is
+ * made. */
 KERNEL step_generate(struct generate_launch work)
 {
     uint64_t row = blockIdx.x;

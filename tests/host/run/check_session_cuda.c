@@ -53,7 +53,9 @@ static void begin(struct run *run, const char *device, const char *backend)
     set(run, "plugins.path=%s", environment("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs"));
     set(run, "platform.device=%s", device);
     set(run, "attention.attention_backend=%s", backend);
+    set(run, "attention.mm_attention_backend=%s", backend);
     set(run, "backend.fixture.type=cuda_fixture");
+    set(run, "backend.fixture.takes_encoders=yes");
     set(run, "cuda_graph.bs=1 2 4");
     set(run, "workload.trace=%s", trace_path);
     set(run, "workload.length_scale=0.01");
@@ -131,6 +133,7 @@ static void check_equal_counts(const struct report *a, const struct report *b)
     ck_assert_int_eq(a->tokens.decode, b->tokens.decode);
     ck_assert_int_eq(a->tokens.prefix_hit, b->tokens.prefix_hit);
     ck_assert_int_eq(a->tokens.recomputed, b->tokens.recomputed);
+    ck_assert_int_eq(a->tokens.encoded, b->tokens.encoded);
     ck_assert_int_eq(a->verify.rows_checked, b->verify.rows_checked);
 }
 
@@ -183,6 +186,12 @@ static void watch_launches(void (*then)(const struct fake_cuda_launch *launch))
 
 /* ---- Equal results --------------------------------------------------------------------------- */
 
+#define CROSS "model.num_layers=3", "model.layer_types=full cross encoder"
+#define WINDOWS                                                                                    \
+    "model.layer_types=sliding full", "model.sliding_window=9", "kv_cache.hybrid_swa_memory=yes"
+#define CHUNKS                                                                                     \
+    "model.layer_types=chunked full", "model.attention_chunk=16", "kv_cache.hybrid_swa_memory=yes"
+
 /* Settings that change how the trace is run, and those that change what is computed. */
 static const char *const variants[][4] = {
     {NULL},
@@ -208,6 +217,15 @@ static const char *const variants[][4] = {
      "model.sliding_window=9"},
     {"speculative.draft_tokens=2", "backend.fixture.index_form=csr", "cuda_graph.bs=1-4",
      "backend.fixture.fill_value=0"},
+    {WINDOWS},
+    {WINDOWS, "speculative.draft_tokens=3"},
+    {CHUNKS},
+    {CHUNKS, "backend.fixture.index_form=csr"},
+    {CROSS},
+    {CROSS, "workload.mixed=yes", "workload.chunked_prefill_size=7"},
+    {CROSS, "kv_cache.max_total_tokens=60", "cuda_graph.bs=3"},
+    {CROSS, "backend.fixture.index_form=csr", "backend.fixture.fill_value=0"},
+    {CROSS, "backend.fixture.index_form=block_table", "kv_cache.layout=hnd"},
 };
 
 /* On the processor by cpu_native, on the device eagerly, and from graphs: the same tokens, and on

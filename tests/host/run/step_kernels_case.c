@@ -63,6 +63,7 @@ static void make_layers(struct step_case *c)
         layer->window_left = between(c, -1, 30);
         layer->window_right = ONE_OF(rights);
         layer->attention_chunk = between(c, 0, 1) * 24;
+        layer->num_keys = step_case_random(c, 4) == 0 ? between(c, 1, 50) : 0;
     }
     GOOD(generator_init(&c->generator, mix_word(c->seed), c->layers, CASE_LAYERS, between(c, 1, 32),
                         between(c, 0, 100), &c->error.base));
@@ -259,6 +260,7 @@ struct generate_case {
     attn_dtype dtype;
     struct rows_case rows;
     struct twin *q, *k, *v;
+    bool kv_alone;
 };
 
 uint32_t step_case_vectors(const generator_layer *layer, attn_dtype dtype, void *q, void *k,
@@ -282,8 +284,8 @@ static attn_status call_generate(struct step_case *c, int which, const void *wor
     struct step_vectors vectors[OPERANDS_MAX];
     uint32_t count = step_case_vectors(&c->layers[g->layer], g->dtype, at(g->q, which),
                                        at(g->k, which), at(g->v, which), vectors);
-    return step_kernels_generate(c->kernels[which], g->layer, &rows, vectors, count,
-                                 c->streams[which], &c->error.base);
+    return step_kernels_generate(c->kernels[which], g->layer, &rows, vectors + g->kv_alone,
+                                 count - g->kv_alone, c->streams[which], &c->error.base);
 }
 
 void step_case_generate(struct step_case *c, int32_t layer, attn_dtype dtype)
@@ -296,6 +298,7 @@ void step_case_generate(struct step_case *c, int32_t layer, attn_dtype dtype)
     if (step_case_random(c, 3) > 0) {
         g.k = make_output(c, head_bytes * (size_t)(l->num_kv_heads * l->head_dim));
         g.v = make_output(c, head_bytes * (size_t)(l->num_kv_heads * l->v_head_dim));
+        g.kv_alone = step_case_random(c, 3) == 0; /* an encoder's */
     }
     run_both(c, call_generate, &g);
 }
