@@ -162,6 +162,13 @@ struct forward {
     double *vector; /* [max(dim, v_dim)] of a key that is asked about */
 };
 
+/* Are products of two fp8 numbers among those that scores and outputs are sums of? */
+static int32_t multiplies_codes(const attn_problem *problem)
+{
+    int32_t kv_is_fp8 = dtype_is_fp8(problem->kv_dtype) || dtype_is_fp8(attn_new_kv_dtype(problem));
+    return dtype_is_fp8(problem->q_dtype) && kv_is_fp8;
+}
+
 static reference_row make_row(const struct forward *forward, const reference_sequence *sequence,
                               int32_t head)
 {
@@ -177,6 +184,7 @@ static reference_row make_row(const struct forward *forward, const reference_seq
         .sink = call->sinks ? (double)call->sinks[head] : 0,
         .has_sink = call->sinks != NULL,
         .operand_dtype = call->problem->q_dtype,
+        .multiplies_codes = multiplies_codes(call->problem),
         .out_dtype = call->problem->out_dtype,
         .out_scale = call->out_scale,
         .query = forward->query,

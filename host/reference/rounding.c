@@ -15,6 +15,10 @@ static const double false_alarm = 1e-9;
 /* fp32: half a unit in the last place of 1, and what may be flushed to 0. */
 static const double u32 = 0x1p-24, flushed = 0x1p-126;
 
+/* Products of fp8 operands are summed by tensor cores: some at a time, each and the sum so far cut
+ * off at 13 bits below the largest. Sums of values are taken over to fp32 after so many keys. */
+static const double cut_of_codes = 0x1p-14, block_of_codes = 256;
+
 /* ---- The model ------------------------------------------------------------------------------- */
 
 double reference_false_alarm(void)
@@ -35,7 +39,10 @@ rounding_model rounding_model_of(const reference_row *row)
         .deviations = deviations(row->v_head_dim),
         .probability = dtype_half_unit(row->operand_dtype, 1),
         .smallest = fmax(dtype_half_unit(row->operand_dtype, 0), flushed),
+        .normalised = !dtype_is_fp8(row->operand_dtype),
         .dimension = (double)row->head_dim,
+        .cut = row->multiplies_codes ? cut_of_codes : 0,
+        .biased = row->alibi_slope != 0,
     };
     /* tanh.approx of a GPU is good enough for 16 bits, and is not for fp32. */
     if (row->logit_cap > 0)
@@ -45,7 +52,7 @@ rounding_model rounding_model_of(const reference_row *row)
 
 /* ---- Sums over keys -------------------------------------------------------------------------- */
 
-void rounding_begin(rounding_sums *sums, double largest, int64_t count, int32_t padded)
+void rounding_begin(rounding_sums *sums, double largest, double sum, int64_t count, int32_t padded)
 {
     size_t size = (size_t)padded * sizeof(double);
     memset(sums->probability, 0, size);
@@ -55,6 +62,7 @@ void rounding_begin(rounding_sums *sums, double largest, int64_t count, int32_t 
     memset(sums->drift, 0, size);
     sums->score_weight = sums->drift_weight = sums->lse = 0;
     sums->largest = largest;
+    sums->largest_probability = sum > 0 ? 1 / sum : 0;
     sums->count = count;
 }
 
@@ -73,10 +81,12 @@ static struct score_errors score_errors(const rounding_sums *sums, const roundin
     size = isfinite(size) ? size : 0;
     score = isfinite(score) ? score : sums->largest;
     errors.cap = model->cap * fabs(score);
-    errors.random = model->dimension * u32 * size * u32 * size / 3;
+    errors.random = model->dimension * (u32 * u32 + model->cut * model->cut) * size * size / 3;
     errors.sigma = sqrt(errors.random + errors.cap * errors.cap / 3);
+    double sum = model->biased ? size : fmin(fabs(score), size);
     errors.drift = u32 * ((4 + model->dimension / 16) * size +
-                          4 * (fabs(score - sums->largest) + fabs(sums->largest)) + 16);
+                          4 * (fabs(score - sums->largest) + fabs(sums->largest)) + 16) +
+                   model->cut * model->dimension / 2 * sum;
     return errors;
 }
 
@@ -100,7 +110,8 @@ void rounding_add(rounding_sums *sums, const rounding_model *model, double score
                   double probability, const double *value, int32_t padded)
 {
     double p = probability;
-    double lost = fmax(model->probability * p, model->smallest);
+    double whole = model->normalised ? 1 : sums->largest_probability;
+    double lost = fmax(model->probability * p, model->smallest * whole);
     if (!(p > 0)) /* NaN, or no weight at all */
         return;
     struct score_errors errors = score_errors(sums, model, score, size);
@@ -125,10 +136,11 @@ static double bar_of(const rounding_sums *sums, const rounding_model *model,
     double k = model->deviations, n = (double)sums->count, u = model->probability;
     double most = sums->absolute[d], b = most / u; /* b: of p |v| */
     double by_score = sums->score[d] - 2 * o * sums->score_mean[d] + o * o * sums->score_weight;
-    double by_sums = u32 * u32 * n / 3 * (b * b + o * o);
+    double block = fmin(n, block_of_codes), cut = model->cut;
+    double by_sums = u32 * u32 * n / 3 * (b * b + o * o) + cut * cut * block / 3 * b * b;
     double rest = fmax(by_score, 0) + by_sums;
     double random = fmin(k * sqrt(sums->probability[d] + rest), most + k * sqrt(rest));
-    double common = (u + u32 * n / 2) * fabs(o);
+    double common = (u + u32 * n / 2 + cut * block / 2) * fabs(o);
     double drift = sums->drift[d] + sums->drift_weight * fabs(o);
     double before = random + common + drift, scale = row->out_scale > 0 ? row->out_scale : 1;
     double unit = scale * dtype_half_unit(row->out_dtype, (fabs(o) + before) / scale);

@@ -194,7 +194,7 @@ compute_row(const reference_row *row, const reference_kv *kv, reference_scratch 
     score_keys(row, kv, &work);
     double largest = largest_score(row, &work), sum = sum_weights(row, &work, largest);
     double lse = sum == 0 ? -INFINITY : largest + log(sum);
-    rounding_begin(&work.sums, largest, work.num_seen, work.padded);
+    rounding_begin(&work.sums, largest, sum, work.num_seen, work.padded);
     add_values(kv, &work, largest, sum, bars ? &model : NULL);
     memcpy(out, work.out, (size_t)row->v_head_dim * sizeof *out);
     *result = (reference_row_result){.lse = lse, .num_seen = work.num_seen};

@@ -49,9 +49,12 @@ double reference_score(const reference_row *row, const double *key, int64_t j, d
 typedef struct rounding_model {
     double deviations;  /* how many standard deviations a bar is: k */
     double probability; /* u of the operand dtype, */
-    double smallest;    /* and what a probability may lose where that is more than u of it */
+    double smallest;    /* and what a probability may lose where that is more than u of it: */
+    int normalised;     /* as it is; else while that of the largest score is 1 */
     double cap;         /* relative error of the tanh of a capped score */
     double dimension;   /* elements of a key */
+    double cut; /* c: half of what sums of products of fp8 operands are cut off by; else 0 */
+    int biased; /* a score is not its sum of products alone */
 } rounding_model;
 
 /* Sums over the keys of a row. */
@@ -64,14 +67,16 @@ typedef struct rounding_sums {
     double *drift;       /* [padded] of p t |v|, t = what scores may err by one way, */
     double drift_weight; /* and of p t */
     double lse;          /* of p (k sigma_s + t), a cap's part at most */
-    double largest;      /* score of the row, the sink's included */
-    int64_t count;       /* of keys */
+    double largest;      /* score of the row, the sink's included, */
+    double largest_probability;
+    int64_t count; /* of keys */
 } rounding_sums;
 
 rounding_model rounding_model_of(const reference_row *row);
 
-/* Zero the sums; `largest` and `count` are those of the row. */
-void rounding_begin(rounding_sums *sums, double largest, int64_t count, int32_t padded);
+/* Zero the sums; `largest` and `count` are those of the row, `sum` is that of its weights where
+ * that of the largest score is 1. */
+void rounding_begin(rounding_sums *sums, double largest, double sum, int64_t count, int32_t padded);
 
 /* Add a key: its score, how large its terms are, its probability, and its value[padded]. */
 void rounding_add(rounding_sums *sums, const rounding_model *model, double score, double size,

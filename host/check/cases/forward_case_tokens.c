@@ -28,6 +28,11 @@ enum {
 };
 static const float needle_score = 7.5f, needle_value = 4, growth = 130;
 
+static bool has_few_needles(const struct forward_case *c)
+{
+    return c->spec.alibi || dtype_is_fp8(c->spec.q_dtype) || dtype_is_fp8(c->spec.out_dtype);
+}
+
 static float sm_scale_of(const struct forward_case *c)
 {
     return c->posed.group.sm_scale;
@@ -138,12 +143,24 @@ static void make_query(struct forward_case *c, int32_t s, int32_t t, int32_t hea
     round_vector(c->spec.q_dtype, query, dim);
 }
 
-/* The value of a needle key is large in every NEEDLE_KINDS-th component, and small in others:
- * where one key stands out among few, leaving it out moves much and roundings move little. Which
- * components and which sign follow from `number`, by which the needles of a sequence are counted,
- * and not from j: pages and splits begin at multiples of powers of two, and keys at their borders
- * would all be alike. Two that are made together have the same components with opposite signs, so
- * that sums are near 0 and one is never the other. */
+/* What a needle key's value is large by, and in which components: every NEEDLE_KINDS-th one; where
+ * one key stands out among few, leaving it out moves much and roundings move little. Which ones and
+ * which sign follow from `number`, by which the needles of a sequence are counted, and not from j:
+ * pages and splits begin at multiples of powers of two, and keys at their borders would all be
+ * alike. */
+static float needle_peak(const struct forward_case *c, int32_t number, int32_t d)
+{
+    int32_t kinds = c->spec.v_head_dim < NEEDLE_KINDS ? c->spec.v_head_dim : NEEDLE_KINDS;
+    /* Two that are made together have the same components with opposite signs, so that sums are
+     * near 0 and one is never the other. Few have components of their own, each: where their scores
+     * are not quite equal, one that weighs little is not lost beside one that weighs more. */
+    int32_t kind = has_few_needles(c) ? number : number / 2;
+    int32_t sign = has_few_needles(c) ? number % kinds + number / kinds : number;
+    if (kind % kinds != d % kinds)
+        return 0;
+    return sign % 2 ? -needle_value : needle_value;
+}
+
 static void make_needle_key(struct forward_case *c, int32_t s, int32_t j, int32_t head,
                             int32_t number)
 {
@@ -151,13 +168,8 @@ static void make_needle_key(struct forward_case *c, int32_t s, int32_t j, int32_
     float *key = key_of(c, s, j, head), *value = value_of(c, s, j, head);
     for (int32_t d = 0; d < c->spec.head_dim; d++)
         key[d] = direction(c, s, head, d);
-    for (int32_t d = 0; d < c->spec.v_head_dim; d++) {
-        int32_t kinds = c->spec.v_head_dim < NEEDLE_KINDS ? c->spec.v_head_dim : NEEDLE_KINDS;
-        float noise = 0.1f * case_unit(stream, (uint64_t)d);
-        value[d] = number / 2 % kinds != d % kinds ? noise
-                   : number % 2                    ? noise - needle_value
-                                                   : noise + needle_value;
-    }
+    for (int32_t d = 0; d < c->spec.v_head_dim; d++)
+        value[d] = needle_peak(c, number, d) + 0.1f * case_unit(stream, (uint64_t)d);
     round_vector(key_dtype(c), value, c->spec.v_head_dim);
 }
 
@@ -331,8 +343,7 @@ static attn_status plant_sequence(struct forward_case *c, int32_t s, int32_t kv_
         return ATTN_OK;
     int32_t rows[NEEDLE_ROWS] = {q_len - 1, 0, case_below(stream, 0, q_len)};
     bool large = kv_len > LARGE || c->spec.longest_item > 0;
-    bool few = c->spec.alibi || dtype_is_fp8(c->spec.q_dtype) || dtype_is_fp8(c->spec.out_dtype);
-    p.room = few ? NEEDLE_KEYS_FEW : large ? NEEDLE_KEYS_LARGE : NEEDLE_KEYS;
+    p.room = has_few_needles(c) ? NEEDLE_KEYS_FEW : large ? NEEDLE_KEYS_LARGE : NEEDLE_KEYS;
     p.is_made = calloc((size_t)kv_len, 1);
     if (!p.is_made)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the needles of a case");

@@ -43,6 +43,13 @@ static const struct rounding_arithmetic admitted[] = {
 };
 enum { ADMITTED = sizeof admitted / sizeof admitted[0] };
 
+/* Of fp8 operands. */
+static const struct rounding_arithmetic admitted_codes[] = {
+    {.name = "fp8 in fp32", .block = -1, .rounds = 1},
+    {.name = "fp8 in tensor cores", .block = -1, .rounds = 1, .fast_exp = 1, .codes = 1},
+};
+enum { ADMITTED_CODES = sizeof admitted_codes / sizeof admitted_codes[0] };
+
 /* An LSE is of fp32: one of rounded probabilities is not. */
 static double judge_lse(const struct rounding_arithmetic *how, double lse)
 {
@@ -50,20 +57,20 @@ static double judge_lse(const struct rounding_arithmetic *how, double lse)
     return how->sums_what_is_rounded ? 0 : reference_verdict_ratio(&verdict);
 }
 
-START_TEST(right_arithmetic_passes)
+static void rows_pass(int32_t count, const struct rounding_wish *wish,
+                      const struct rounding_arithmetic *ways, int32_t num_ways)
 {
-    int32_t count = random_cases(3000), failed = 0;
+    int32_t failed = 0;
     double most[ADMITTED] = {0}, most_lse[ADMITTED] = {0};
-    const struct rounding_wish anything = {0};
     for (int32_t n = 0; n < count; n++) {
-        rounding_row_draw(&row, seed(), (uint64_t)n, &anything);
-        for (int32_t a = 0; a < ADMITTED; a++) {
-            double lse = judge_lse(&admitted[a], rounding_row_compute(&row, &admitted[a], actual));
+        rounding_row_draw(&row, seed(), (uint64_t)n, wish);
+        for (int32_t a = 0; a < num_ways; a++) {
+            double lse = judge_lse(&ways[a], rounding_row_compute(&row, &ways[a], actual));
             double out = rounding_row_judge(&row, actual);
             if (out > 1 || lse > 1)
                 printf("# row %d, %s: %g bars, LSE %g; keys %lld dims %d, %d dtypes %u, %u cap %g "
                        "sink %g needles %lld\n",
-                       n, admitted[a].name, out, lse, (long long)row.row.kv_len, row.row.head_dim,
+                       n, ways[a].name, out, lse, (long long)row.row.kv_len, row.row.head_dim,
                        row.row.v_head_dim, row.row.operand_dtype, row.row.out_dtype,
                        row.row.logit_cap, row.row.sink, (long long)row.numbers);
             failed += out > 1 || lse > 1;
@@ -71,10 +78,23 @@ START_TEST(right_arithmetic_passes)
             most_lse[a] = fmax(most_lse[a], lse);
         }
     }
-    for (int32_t a = 0; a < ADMITTED; a++)
-        printf("# %d rows, %s: at most %.3f bars, LSE %.3f\n", count, admitted[a].name, most[a],
+    for (int32_t a = 0; a < num_ways; a++)
+        printf("# %d rows, %s: at most %.3f bars, LSE %.3f\n", count, ways[a].name, most[a],
                most_lse[a]);
     ck_assert_int_eq(failed, 0);
+}
+
+START_TEST(right_arithmetic_passes)
+{
+    const struct rounding_wish anything = {0};
+    rows_pass(random_cases(3000), &anything, admitted, ADMITTED);
+}
+END_TEST
+
+START_TEST(right_codes_pass)
+{
+    const struct rounding_wish codes = {.dtype = ATTN_FP8_E4M3};
+    rows_pass(random_cases(1000), &codes, admitted_codes, ADMITTED_CODES);
 }
 END_TEST
 
@@ -85,39 +105,57 @@ END_TEST
 struct refused {
     struct rounding_arithmetic how;
     struct rounding_wish wish;
-    int32_t least; /* of 100 rows */
+    int32_t least; /* of 100 rows, */
+    int32_t rows;  /* or of so many */
 };
 
-#define FLASH .block = -1, .rounds = 1, .fast_exp = 1, .tensor_core = 1
+#define FLASH      .block = -1, .rounds = 1, .fast_exp = 1, .tensor_core = 1
+#define WIDE       .least_dim = 64, .dtype = ATTN_BF16
+#define WIDE_CODES .least_dim = 64, .dtype = ATTN_FP8_E4M3
 static const struct refused refused[] = {
-    {{.name = "P of 5 bits", FLASH, .mantissa = 5}, {0, 0, 64, ATTN_BF16, 0, 0}, 30},
-    {{.name = "scores in bf16", .block = -1, .scores = ATTN_BF16},
-     {16, 0, 64, ATTN_BF16, 0, 0},
-     15},
-    {{.name = "each score rounded to bf16", .block = -1, .round_score = 1},
-     {16, 0, 64, ATTN_BF16, 0, 0},
-     5},
-    {{.name = "row sum in bf16", FLASH, .row_sum = ATTN_BF16}, {300, 0, 64, ATTN_BF16, 0, 0}, 30},
-    {{.name = "large output through fp16", FLASH, .narrowed = ATTN_F16},
-     {0, 0, 64, ATTN_BF16, 0, 20},
-     90},
-    {{.name = "small output through fp16", FLASH, .narrowed = ATTN_F16},
-     {0, 0, 64, ATTN_BF16, 0, -24},
-     90},
-    {{.name = "a needle of 4096 keys left out", FLASH, .skips = 1},
-     {4096, 4096, 64, ATTN_BF16, 1, 0},
-     95},
+    {.how = {.name = "P of 5 bits", FLASH, .mantissa = 5}, .wish = {WIDE}, .least = 30},
+    {.how = {.name = "scores in bf16", .block = -1, .scores = ATTN_BF16},
+     .wish = {.least_keys = 16, WIDE},
+     .least = 15},
+    {.how = {.name = "each score rounded to bf16", .block = -1, .round_score = 1},
+     .wish = {.least_keys = 16, WIDE},
+     .least = 5},
+    {.how = {.name = "row sum in bf16", FLASH, .row_sum = ATTN_BF16},
+     .wish = {.least_keys = 300, WIDE},
+     .least = 30},
+    {.how = {.name = "large output through fp16", FLASH, .narrowed = ATTN_F16},
+     .wish = {WIDE, .size = 20},
+     .least = 90},
+    {.how = {.name = "small output through fp16", FLASH, .narrowed = ATTN_F16},
+     .wish = {WIDE, .size = -24},
+     .least = 90},
+    {.how = {.name = "a needle of 4096 keys left out", FLASH, .skips = 1},
+     .wish = {.least_keys = 4096, .most_keys = 4096, WIDE, .needles = 1},
+     .least = 95},
+    {.how = {.name = "fp8 scores in bf16", .block = -1, .rounds = 1, .scores = ATTN_BF16},
+     .wish = {.least_keys = 16, WIDE_CODES},
+     .least = 5},
+    {.how = {.name = "P of 2 bits, of fp8", .block = -1, .mantissa = 2, .codes = 1},
+     .wish = {WIDE_CODES},
+     .least = 5},
+    {.how = {.name = "fp8 P after the division", .rounds = 1, .normalised = 1},
+     .wish = {.least_keys = 1024, WIDE_CODES},
+     .least = 30},
+    {.how = {.name = "fp8 values of 8192 keys in one sum", .rounds = 1, .codes = 1},
+     .wish = {.least_keys = 8192, .most_keys = 8192, .dtype = ATTN_FP8_E4M3, .leans = 1},
+     .least = 5,
+     .rows = 10},
 };
 enum { REFUSED = sizeof refused / sizeof refused[0] };
 
 START_TEST(wrong_arithmetic_fails)
 {
     const struct refused *r = &refused[_i];
-    int32_t rows = 100, failed = 0;
+    int32_t rows = r->rows ? r->rows : 100, failed = 0;
     for (int32_t n = 0; n < rows; n++) {
         rounding_row_draw(&row, seed(), (uint64_t)n, &r->wish);
-        rounding_row_compute(&row, &r->how, actual);
-        failed += rounding_row_judge(&row, actual) > 1;
+        double lse = judge_lse(&r->how, rounding_row_compute(&row, &r->how, actual));
+        failed += rounding_row_judge(&row, actual) > 1 || lse > 1;
     }
     printf("# %s: %d of %d rows fail\n", r->how.name, failed, rows);
     ck_assert_int_ge(failed, r->least);
@@ -131,6 +169,7 @@ int main(void)
     tcase_add_checked_fixture(c, open_row, close_row);
     tcase_set_timeout(c, 0);
     tcase_add_test(c, right_arithmetic_passes);
+    tcase_add_test(c, right_codes_pass);
     tcase_add_loop_test(c, wrong_arithmetic_fails, 0, REFUSED);
     suite_add_tcase(s, c);
     return test_main(s);

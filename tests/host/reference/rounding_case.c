@@ -49,13 +49,14 @@ static int64_t draw_size(struct stream *stream, int64_t least, int64_t most)
 /* Numbers from -1 to 1, rounded to a dtype: what vectors are made of, since drawing each element
  * anew takes longer than all that is done with it. */
 enum { POOL = 1 << 16 };
-static const attn_dtype pool_dtypes[] = {ATTN_BF16, ATTN_F16, ATTN_F32};
-static double pools[3][POOL];
+static const attn_dtype pool_dtypes[] = {ATTN_BF16, ATTN_F16, ATTN_F32, ATTN_FP8_E4M3};
+enum { POOLS = sizeof pool_dtypes / sizeof pool_dtypes[0] };
+static double pools[POOLS][POOL];
 
 static void fill_pools(void)
 {
     struct stream stream = {mix_word(1), 0};
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < POOLS; i++)
         for (int n = 0; n < POOL; n++)
             pools[i][n] = dtype_round(pool_dtypes[i], draw_unit(&stream));
 }
@@ -64,7 +65,9 @@ static void fill_pools(void)
 static void draw_from_pool(struct stream *stream, attn_dtype dtype, double size, int32_t count,
                            double *to)
 {
-    int i = dtype == ATTN_BF16 ? 0 : dtype == ATTN_F16 ? 1 : 2;
+    int i = 0;
+    while (pool_dtypes[i] != dtype)
+        i++;
     const double *from = pools[i] + draw_below(stream, POOL - ROUNDING_MAX_DIM);
     for (int32_t d = 0; d < count; d++)
         to[d] = size * from[d];
@@ -99,7 +102,7 @@ static void draw_shape(struct rounding_row *row, struct stream *stream,
 {
     static const attn_dtype dtypes[] = {ATTN_BF16, ATTN_BF16, ATTN_F16, ATTN_F32};
     int64_t least = wish->least_keys ? wish->least_keys : 1;
-    int64_t most = wish->most_keys ? wish->most_keys : ROUNDING_MAX_KEYS;
+    int64_t most = wish->most_keys ? wish->most_keys : ROUNDING_USUAL_KEYS;
     int64_t few = least > 300 ? least : most < 300 ? most : 300;
     reference_row *r = &row->row;
     *r = (reference_row){.query = row->query, .sight = reference_sight_all()};
@@ -110,6 +113,9 @@ static void draw_shape(struct rounding_row *row, struct stream *stream,
         row->latent ? 512 : (int32_t)draw_size(stream, wish->least_dim ? wish->least_dim : 1, 256);
     r->operand_dtype = wish->dtype ? wish->dtype : dtypes[draw_below(stream, 4)];
     r->out_dtype = !wish->dtype && draw_below(stream, 8) == 0 ? ATTN_F32 : r->operand_dtype;
+    r->multiplies_codes = dtype_is_fp8(r->operand_dtype);
+    if (r->multiplies_codes)
+        r->out_dtype = ATTN_BF16;
     r->sm_scale = (double)(1 / sqrtf((float)r->head_dim));
     r->logit_cap = draw_below(stream, 8) == 0 ? 5 + 45 * draw_share(stream) : 0;
     r->logit_cap = (double)(float)r->logit_cap;
@@ -135,6 +141,10 @@ static void draw_vectors(struct rounding_row *row, struct stream *stream,
     double peak = 1.5 * peaks[draw_below(stream, 9)], mean = 0, size = 1;
     if (!wish->needles && draw_below(stream, 4) == 0)
         mean = draw_unit(stream);
+    if (wish->leans) {
+        peak = 0.001;
+        mean = 1;
+    }
     if (draw_below(stream, 8) == 0)
         size = ldexp(1, draw_below(stream, 9) - 4);
     size = wish->size ? ldexp(1, wish->size) : size;
@@ -221,6 +231,28 @@ static float cut_off(double x)
     return (float)x;
 }
 
+/* 2^13 over the power of two that x begins with. */
+static double units_of_code_sum(double x)
+{
+    return ldexp(1, 13 - ilogb(x));
+}
+
+/* A sum and at most 32 products, as a tensor core of sm_90 adds those of codes. */
+static float add_codes(float sum, const double *products, int64_t count)
+{
+    double largest = fabs((double)sum);
+    for (int64_t n = 0; n < count; n++)
+        largest = fmax(largest, fabs(products[n]));
+    if (largest == 0)
+        return 0;
+    double units = units_of_code_sum(largest), total = trunc((double)sum * units);
+    for (int64_t n = 0; n < count; n++)
+        total += trunc(products[n] * units);
+    total /= units;
+    units = total == 0 ? 1 : units_of_code_sum(total);
+    return (float)(trunc(total * units) / units);
+}
+
 /* As ex2.approx of a GPU, whose last bits are anybody's guess. */
 static float exponential(const struct rounding_arithmetic *how, float x)
 {
@@ -254,6 +286,15 @@ static float dot(const struct rounding_row *row, const struct rounding_arithmeti
     const double *query = row->query;
     int32_t dim = row->row.head_dim;
     float sum = 0;
+    double products[32];
+    for (int32_t d = 0; how->codes && d < dim; d += 32) {
+        int32_t count = dim - d < 32 ? dim - d : 32;
+        for (int32_t e = 0; e < count; e++)
+            products[e] = query[d + e] * key[d + e];
+        sum = add_codes(sum, products, count);
+    }
+    if (how->codes)
+        return sum;
     for (int32_t d = 0; in_tensor_core(row, how) && d < dim; d += 16) {
         double part = 0;
         for (int32_t e = d; e < d + 16 && e < dim; e++)
@@ -295,6 +336,24 @@ static void add_total(const struct rounding_arithmetic *how, struct sums *sums, 
         sums->total = (float)dtype_round(how->row_sum, (double)sums->total);
 }
 
+static void add_code_values(const struct rounding_row *row, struct sums *sums, const float *p,
+                            int64_t first, int64_t end)
+{
+    const double *values = row->arrays.values;
+    double products[32];
+    for (int32_t d = 0; d < row->row.v_head_dim; d++) {
+        float sum = 0;
+        for (int64_t from = first; from < end; from += 32) {
+            int64_t count = end - from < 32 ? end - from : 32;
+            for (int64_t j = 0; j < count; j++)
+                products[j] =
+                    (double)p[from + j] * values[(from + j) * row->arrays.value_stride + d];
+            sum = add_codes(sum, products, count);
+        }
+        sums->out[d] += sum;
+    }
+}
+
 /* Values of keys [first, end) by their probabilities. */
 static void add_values(const struct rounding_row *row, const struct rounding_arithmetic *how,
                        struct sums *sums, const float *p, int64_t first, int64_t end)
@@ -302,6 +361,10 @@ static void add_values(const struct rounding_row *row, const struct rounding_ari
     const double *values = row->arrays.values;
     int64_t stride = row->arrays.value_stride, dim = row->row.v_head_dim;
     double part[ROUNDING_MAX_DIM];
+    if (how->codes) {
+        add_code_values(row, sums, p, first, end);
+        return;
+    }
     for (int64_t j = first; j < end && !in_tensor_core(row, how); j++)
         for (int64_t d = 0; d < dim; d++)
             sums->out[d] += p[j] * (float)values[j * stride + d];

@@ -9,7 +9,7 @@
 
 #include "host/reference/reference.h"
 
-enum { ROUNDING_MAX_DIM = 576, ROUNDING_MAX_KEYS = 4096 };
+enum { ROUNDING_MAX_DIM = 576, ROUNDING_USUAL_KEYS = 4096, ROUNDING_MAX_KEYS = 8192 };
 
 /* One row. Elements are numbers of the operand dtype. */
 struct rounding_row {
@@ -31,6 +31,7 @@ struct rounding_wish {
     attn_dtype dtype;              /* of operands and output */
     int32_t needles;               /* 1 = must have some */
     int32_t size;                  /* values times 2^size; 0 = of any size near 1 */
+    int32_t leans;                 /* values are of one sign, nearly, and scores near each other */
 };
 
 /* How a row is computed. Zero is fp32 throughout, all keys in one block. */
@@ -43,6 +44,8 @@ struct rounding_arithmetic {
     int32_t sums_what_is_rounded;
     int32_t fast_exp;    /* off by up to 2 units in the last place */
     int32_t tensor_core; /* of 16 bits: 16 products at a time, sums cut off instead of rounded */
+    int32_t codes;       /* of fp8: 32 products at a time, they and the sum so far cut off 13 bits
+                            below the largest; values of a block for themselves */
     attn_dtype scores;   /* what products of queries and keys are summed in; 0 = fp32 */
     int32_t round_score; /* each final score is rounded to the operand dtype */
     attn_dtype row_sum;  /* what probabilities are summed in; 0 = fp32 */
