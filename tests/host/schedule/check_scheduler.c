@@ -1421,7 +1421,7 @@ END_TEST
 
 START_TEST(impossible_params_are_refused)
 {
-    enum { BAD = 13 };
+    enum { BAD = 16 };
     struct scheduler_params good = params, bad[BAD];
     for (int i = 0; i < BAD; i++) {
         bad[i] = good;
@@ -1445,6 +1445,12 @@ START_TEST(impossible_params_are_refused)
     bad[10].drafts = (struct drafts){.tokens = 2, .top_k = 1};
     bad[11].cross_len = bad[11].max_context_len + 1;
     bad[12].num_encoder_pages = 1;
+    bad[13].drafts = (struct drafts){.tokens = 1, .top_k = 1};
+    bad[14].cross_len = 1;
+    bad[14].prefix_cache = true;
+    bad[15].cross_len = 0;
+    bad[15].drafts = (struct drafts){.tokens = 1, .top_k = 1};
+    bad[15].mixed = true;
     for (int i = 0; i < BAD; i++) {
         bad[i].share_unit = i == 2 ? 0 : 1;
         ck_assert_int_eq(scheduler_create(&bad[i], &scheduler, &failure.base),
@@ -1452,6 +1458,97 @@ START_TEST(impossible_params_are_refused)
         ck_assert_ptr_null(scheduler);
         ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "accepted"));
     }
+}
+END_TEST
+
+/* The smallest window, the smallest chunk, and an encoder as long as a context. */
+START_TEST(params_at_their_limits_are_accepted)
+{
+    if (_i < 2) {
+        params.window = (struct scheduler_window){.num_pages = 5, .left = _i - 1, .chunk = 1 - _i};
+    } else {
+        params.prefix_cache = false;
+        params.cross_len = MAX_CONTEXT;
+        params.num_encoder_pages = MAX_CONTEXT + 1;
+    }
+    params.share_unit = 1;
+    ck_assert_int_eq(scheduler_create(&params, &scheduler, &failure.base), ATTN_OK);
+}
+END_TEST
+
+/* What is drafted takes rows of the context and of the pool, where the request decodes at all. */
+static const struct {
+    int64_t num_pages, input, output;
+    attn_status status;
+} drafted_requests[] = {
+    {1025, MAX_CONTEXT - 3, 1, ATTN_OK},
+    {1025, MAX_CONTEXT - 2, 0, ATTN_CONFIG_ERROR},
+    {1025, 10, MAX_CONTEXT - 12, ATTN_OK},
+    {1025, 10, MAX_CONTEXT - 11, ATTN_CONFIG_ERROR},
+    {14, 13, 0, ATTN_OK},
+    {14, 13, 1, ATTN_OK},
+    {14, 14, 1, ATTN_CONFIG_ERROR},
+    {14, 9, 2, ATTN_OK},
+    {14, 10, 2, ATTN_CONFIG_ERROR},
+    {14, 8, 3, ATTN_OK},
+    {14, 9, 3, ATTN_CONFIG_ERROR},
+};
+
+START_TEST(drafts_have_limits)
+{
+    params.num_pages = drafted_requests[_i].num_pages;
+    params.drafts = (struct drafts){.tokens = 4, .top_k = 1, .rate = 0.5};
+    add_to_source(drafted_requests[_i].input, drafted_requests[_i].output, "");
+    create_empty();
+    ck_assert_int_eq(add(0), drafted_requests[_i].status);
+    if (drafted_requests[_i].status == ATTN_OK)
+        run_all();
+    expect_done();
+}
+END_TEST
+
+/* As many requests as can run verify trees together. */
+START_TEST(all_rows_verify_drafts)
+{
+    params.drafts = (struct drafts){.tokens = 8, .top_k = 2, .rate = 0.7};
+    params.draft_model = true;
+    params.has_state = false;
+    for (int32_t r = 0; r < params.max_running_requests; r++)
+        add_to_source(5 + r, 20, "");
+    create();
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_gt(counts.accepted, 0);
+}
+END_TEST
+
+/* Slots of states: one for each request, and one for each row of its verification. */
+START_TEST(rows_of_states_are_known)
+{
+    params.max_running_requests = 3;
+    ck_assert_int_eq(scheduler_row_states(&params), 3);
+    params.drafts.tokens = 4;
+    ck_assert_int_eq(scheduler_row_states(&params), 15);
+}
+END_TEST
+
+/* A prompt that is not cut: of a step's length, longer, and where steps have no limit. */
+static const struct {
+    int32_t chunk;
+    int64_t input;
+    attn_status status;
+} whole[] = {
+    {8, 8, ATTN_OK}, {8, 9, ATTN_CONFIG_ERROR}, {0, 9, ATTN_OK}, {1, 2, ATTN_CONFIG_ERROR}};
+
+START_TEST(whole_prompts_have_limits)
+{
+    params.whole_prompts = true;
+    params.prefix_cache = false;
+    params.chunked_prefill_size = whole[_i].chunk;
+    add_to_source(whole[_i].input, 0, "");
+    create_empty();
+    ck_assert_int_eq(add(0), whole[_i].status);
 }
 END_TEST
 
@@ -1549,6 +1646,12 @@ static Suite *suite(void)
     tcase_add_loop_test(limits, the_longest_step_is_known, 0,
                         sizeof most_tokens / sizeof *most_tokens);
     tcase_add_test(limits, impossible_params_are_refused);
+    tcase_add_loop_test(limits, params_at_their_limits_are_accepted, 0, 3);
+    tcase_add_loop_test(limits, drafts_have_limits, 0,
+                        sizeof drafted_requests / sizeof *drafted_requests);
+    tcase_add_test(limits, all_rows_verify_drafts);
+    tcase_add_test(limits, rows_of_states_are_known);
+    tcase_add_loop_test(limits, whole_prompts_have_limits, 0, sizeof whole / sizeof *whole);
     suite_add_tcase(s, limits);
     return s;
 }

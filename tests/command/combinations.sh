@@ -1,0 +1,146 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# combinations.sh: drafts, pools of windows and chunks, encoders, cross attention, vision towers and recurrent
+# layers, each with retraction, chunked prefill, mixed steps, and prefixes that are shared: a run of every pair
+# verifies all its sampled rows and leaks nothing, and did what the pair is about; or `run` and `explain` refuse it
+# by the same sentence.
+set -u
+top=${ATTNHOST_TEST_SRCDIR:-$(dirname "$0")/../..}
+. "$top/tests/tools/tap.sh"
+
+umask 022
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+unset ATTNHOST_PLUGIN_PATH
+cd / || exit 1
+
+# Six requests of 40 tokens, of which 32 are shared by all, and 40 outputs: together more than the small pool has.
+for i in 1 2 3 4 5 6; do
+    echo "{\"timestamp\": $i, \"input_length\": 1280, \"output_length\": 1280, \"hash_ids\": [90, 91, $i]}"
+done >"$folder/trace.jsonl"
+mkdir "$folder/plugins"
+for name in cpu_native cpu_linear hybrid; do
+    cp "$ATTNHOST_TEST_PLUGIN_DIR/$name.so" "$folder/plugins" || exit 1
+done
+cat >"$folder/run.ini" <<END
+[plugins]
+path = $folder/plugins
+[attention]
+attention_backend = cpu_native
+[workload]
+trace = $folder/trace.jsonl
+length_scale = 0.03125
+max_running_requests = 3
+num_threads = 1
+[kv_cache]
+page_size = 4
+[verify]
+rate = 0.1
+END
+
+layers="model.num_q_heads=4 model.num_kv_heads=2 model.head_dim=8 model.num_layers=2 model.max_context_len=128"
+window="$layers model.layer_types=sliding,full model.sliding_window=9 kv_cache.hybrid_swa_memory=yes"
+recurrent="model.config=$top/examples/models/falcon_h1.json attention.linear_attn_backend=cpu_linear"
+
+# settings KIND: what makes it.
+settings()
+{
+    case $1 in
+    chains) echo "$layers speculative.draft_tokens=4" ;;
+    trees) echo "$layers $(settings branches)" ;;
+    windows) echo "$window" ;;
+    chunks) echo "$layers model.layer_types=chunked,full model.attention_chunk=16 kv_cache.hybrid_swa_memory=yes" ;;
+    encoder) echo "$layers model.attn_type=encoder_only" ;;
+    cross) echo "$layers model.num_layers=3 model.layer_types=full,cross,encoder" ;;
+    vision) echo "model.config=$top/examples/models/gemma3_vl.json kv_cache.hybrid_swa_memory=yes" ;;
+    recurrent) echo "$recurrent" ;;
+    windows_chains) echo "$window speculative.draft_tokens=4" ;;
+    recurrent_chains) echo "$recurrent speculative.draft_tokens=4" ;;
+    retraction) echo "workload.max_running_requests=6 kv_cache.max_total_tokens=140 kv_cache.swa_full_tokens_ratio=1" ;;
+    branches) echo "speculative.draft_tokens=6 speculative.topk=2" ;;
+    chunked) echo "workload.chunked_prefill_size=7" ;;
+    mixed) echo "workload.chunked_prefill_size=16 workload.mixed=yes" ;;
+    sharing) echo "workload.chunked_prefill_size=64" ;;
+    esac
+}
+
+# command_of WORD KIND...: its exit code; what it said is in $folder/WORD, a report of run in $folder/report.
+command_of()
+{
+    word=$1 options=
+    shift
+    for part in "$@"; do
+        for setting in $(settings "$part"); do
+            options="$options --set $(echo "$setting" | tr , ' ' | sed 's/ /@/g')"
+        done
+    done
+    set -- "$folder/run.ini"
+    for option in $options; do
+        set -- "$@" "$(echo "$option" | tr @ ' ')"
+    done
+    test "$word" != run || set -- "$@" --quiet --json "$folder/report"
+    rm -f "$folder/report"
+    "$ATTNHOST_TEST_COMMAND" "$word" "$@" >"$folder/out" 2>"$folder/$word"
+    code=$?
+    sed -i "s/^attnhost $word: //" "$folder/$word"
+    return $code
+}
+
+# number KEY: the first in the report of this name.
+number()
+{
+    sed -n "s/.*\"$1\":[^0-9]*\([0-9]*\).*/\1/p" "$folder/report" | head -n 1
+}
+
+# runs KIND FEATURE CONDITION...
+runs()
+{
+    name="$1 and $2"
+    command_of run "$1" "$2"
+    code=$?
+    shift 2
+    if test $code -eq 0 && test "$(number rows_checked)" -gt 20 && test "$(number rows_failed)" -eq 0 &&
+        test "$(number leaked)" -eq 0 && test "$(number requests)" -eq 6 && test "$(number "$1")" "$2" "$3"; then
+        tap_ok "$name"
+    else
+        tap_not_ok "$name: exit $code, $*" \
+            "$(cat "$folder/run"; grep -E '"(rows_.*|leaked|requests|steps|prefix_hit|recomputed)":' "$folder/report")"
+    fi
+}
+
+# refused SENTENCE KIND...: by run and by explain.
+refused()
+{
+    sentence=$1
+    shift
+    command_of run "$@"
+    ran=$?
+    command_of explain "$@"
+    explained=$?
+    if test $ran -eq 2 && test $explained -eq 2 && grep -q "$sentence" "$folder/run" &&
+        cmp -s "$folder/run" "$folder/explain"; then
+        tap_ok "$* are refused"
+    else
+        tap_not_ok "$* are refused: exit $ran, $explained" "$(cat "$folder/run" "$folder/explain")"
+    fi
+}
+
+for kind in chains trees windows chunks vision recurrent windows_chains recurrent_chains; do
+    runs $kind retraction recomputed -gt 0
+    runs $kind chunked steps -gt 40
+    runs $kind sharing prefix_hit -gt 0
+    case $kind in
+    *chains | trees) refused "drafts are verified in steps of their own" $kind mixed ;;
+    *) runs $kind mixed steps -gt 40 ;;
+    esac
+done
+runs cross retraction recomputed -gt 0
+runs cross chunked steps -gt 40
+runs cross mixed steps -gt 40
+runs cross sharing prefix_hit -eq 0
+runs encoder sharing prefix_hit -eq 0
+refused "the recurrent layers .* has one history and no branches" recurrent branches
+refused "cross layers, which no draft is verified in" chains cross
+refused "encoder_only layers, which no draft is verified in" chains encoder
+tap_end
