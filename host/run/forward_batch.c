@@ -338,6 +338,8 @@ static attn_status list_updates(const struct forward_batch *b, struct batch_grou
         const int32_t *row =
             step->pools[pool].req_to_token + (int64_t)sequence->row * step->req_to_token_stride;
         int32_t first = sequence->table_changed[pool], count = count_changed(sequence, pool);
+        if (count == 0) /* an encoder's keys, after its prompt */
+            continue;
         memcpy(staging->changed + used, row + first, (size_t)count * sizeof *row);
         staging->updates[staging->num_updates++] =
             (struct step_update){sequence->row, first, count, used};
