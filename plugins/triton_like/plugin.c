@@ -58,7 +58,8 @@ static const attn_option options_declared[] = {
      .key = "kernel_dir",
      .default_text = TRITON_LIKE_KERNEL_DIR,
      .min = 1,
-     .doc = "folder of the kernels' sources"},
+     .doc = "folder of the kernels' sources; the default gives way to kernels/triton_like beside "
+            "the plugin's file, where that is"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_PATH,
      .key = "cache_dir",
@@ -99,12 +100,13 @@ static attn_status read_option(const attn_option_value *value, triton_options *o
     return ATTN_OK;
 }
 
-/* A tree that was moved after the build has its kernels next to the plugin. */
+/* Kernels that came with the plugin, as in a wheel or a tree that was moved after the build, go
+ * before those of where it was meant to be installed: another version may lie there. */
 static void find_kernels(char *kernel_dir)
 {
     Dl_info info;
     char beside[MAX_PATH];
-    if (strcmp(kernel_dir, TRITON_LIKE_KERNEL_DIR) != 0 || access(kernel_dir, R_OK) == 0 ||
+    if (strcmp(kernel_dir, TRITON_LIKE_KERNEL_DIR) != 0 ||
         !dladdr((void *)(uintptr_t)&triton_like_type, &info) || !info.dli_fname)
         return;
     const char *slash = strrchr(info.dli_fname, '/');

@@ -84,12 +84,15 @@ run test_generate test_binding test_docs
 # Where the library was installed is not asked again: from a folder that has the wheel alone.
 if has auditwheel patchelf; then
     tap_try "a wheel that brings library and plugins along" \
-        "$top/python/wheel.sh" "$venv/bin/python" "$ATTNHOST_TEST_LIBDIR" "$scratch/wheel"
+        "$top/python/wheel.sh" "$venv/bin/python" "$ATTNHOST_TEST_LIBDIR" \
+        "$ATTNHOST_TEST_DATADIR" "$scratch/wheel"
     tap_try "its name says which glibc it needs" sh -c 'ls "$0"/attnhost-*-abi3-manylinux_*.whl' "$scratch/wheel"
     tap_try "it is installed" \
         "$venv/bin/pip" install -q --no-deps --target "$scratch/alone" "$scratch"/wheel/attnhost-*.whl
     tap_try "it asks nobody else" env PYTHONPATH="$scratch/alone" \
         "$venv/bin/python" "$top/tests/python/alone.py" "$scratch/alone" "$ATTNHOST_TEST_LIBDIR"
+    tap_try "kernels' sources lie beside the plugins" \
+        diff -r "$ATTNHOST_TEST_DATADIR/attnhost/kernels" "$scratch/alone/attnhost/plugins/kernels"
 else
     tap_skip "a wheel that brings library and plugins along" "pip installs no auditwheel here: $(tail -n 1 "$scratch/pip")"
 fi
