@@ -200,6 +200,25 @@ static PTX void store_matrices(unsigned address, unsigned a, unsigned b, unsigne
                  : "memory");
 }
 
+/* "ldmatrix" with .trans: four 8 x 8 matrices of 16-bit elements, a row's address from each lane; a
+ * lane gets two elements of a column. */
+static PTX void load_matrices_turned(unsigned address, unsigned (&x)[4])
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* "cp.async.bulk": `bytes` bytes of global memory, which count on `barrier`. */
+static PTX void bulk_load(unsigned to, const void *from, unsigned bytes, unsigned barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 /* ---- Arithmetic --------------------------------------------------------------------------------
  */
 
@@ -228,6 +247,19 @@ template <bool half> static PTX unsigned pack_pair(float first, float second)
     else
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
     return pair;
+}
+
+/* "cvt": four floats as e4m3, the first in the lowest byte; to nearest, at most 448. */
+static PTX unsigned pack_codes(float a, float b, float c, float d)
+{
+    unsigned codes;
+    asm("{\n.reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};\n}"
+        : "=r"(codes)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return codes;
 }
 
 /* ---- Products of a warpgroup -------------------------------------------------------------------
@@ -472,6 +504,38 @@ static PTX void product_register(float (&sums)[columns / 2], const unsigned *a,
                                  unsigned long long b, int add)
 {
     PTX_PRODUCT_ALL(REGISTER)
+}
+
+/* The same of e4m3: sums[64 x 128] = (add ? sums : 0) + a[64 x 32] * b[32 x 128]. Rows of both lie
+ * along the inner dimension: there is no other way for 8-bit elements. */
+static PTX void product_codes_shared(float (&sums)[64], unsigned long long a, unsigned long long b,
+                                     int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_SHARED_FLAG_128 ", 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" PTX_LIST_128
+                 "}, " PTX_SHARED_128 ", p, 1, 1;\n}"
+                 : PTX_SUMS_128(sums)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+static PTX void product_codes_register(float (&sums)[64], const unsigned *a, unsigned long long b,
+                                       int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_REGISTER_FLAG_128 ", 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" PTX_LIST_128
+                 "}, " PTX_REGISTER_128 ", p, 1, 1;\n}"
+                 : PTX_SUMS_128(sums)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/* "mma.sync" of a warp: sums[16 x 8] += a[16 x 32] * b[32 x 8], e4m3. */
+static PTX void product_codes_warp(float (&sums)[4], const unsigned (&a)[4], unsigned b0,
+                                   unsigned b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 #endif

@@ -38,6 +38,27 @@ DEVICE void softmax_finish(struct softmax *x, const float *sink, float (&factor)
     }
 }
 
+/* Of values that were turned (turn.cuh): of 16 columns a thread has the four from 4 (lane % 4) on,
+ * even ones before odd ones. */
+template <typename T>
+DEVICE void output_stage_turned(const float (&o)[T::dim_v / 2], const float (&factor)[2],
+                                unsigned to)
+{
+    const int thread = thread_here(), lane = thread % 32, row = thread / 32 % 4 * 16 + lane / 4;
+#pragma unroll
+    for (int c = 0; c < T::dim_v / 16; c++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float *x = o + 8 * c + 2 * r;
+            asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(
+                             to + c / 4 * GROUP_ROWS * ROW_BYTES +
+                             swizzled(row + 8 * r, c % 4 * 2 + lane % 4 / 2) + lane % 2 * 8),
+                         "r"(pack_pair<T::half>(x[0] * factor[r], x[4] * factor[r])),
+                         "r"(pack_pair<T::half>(x[1] * factor[r], x[5] * factor[r]))
+                         : "memory");
+        }
+}
+
 template <typename T>
 DEVICE void output_stage(const float (&o)[T::dim_v / 2], const float (&factor)[2], unsigned to)
 {
@@ -125,7 +146,10 @@ DEVICE void epilogue(const struct fa3_forward_params &p, const struct work &w, i
     if (leader)
         store_wait_read();
     named_sync(BARRIER_GROUP + group, GROUP_THREADS);
-    output_stage<T>(o, factor, to);
+    if constexpr (T::codes)
+        output_stage_turned<T>(o, factor, to);
+    else
+        output_stage<T>(o, factor, to);
     fence_async_shared();
     named_sync(BARRIER_GROUP + group, GROUP_THREADS);
     if (rows < GROUP_ROWS) {

@@ -79,6 +79,36 @@ struct fa3_forward_params {
     int32_t reserved;
 };
 
+/* One fp32 factor of each sequence and KV head; strides are 0 where they share it. at == 0: 1. */
+struct fa3_scale {
+    uint64_t at;
+    int32_t sequence, head; /* strides, in elements */
+};
+
+/* A forward kernel of codes (e4m3), head dimension 128: maps of q, k and v are of bytes, their boxes
+ * are 128 wide. score_log2 and score_cap are without the codes' scales. */
+struct fa3_codes_params {
+    struct fa3_forward_params forward;
+    struct fa3_scale q_scale, k_scale, v_scale;
+    uint64_t turned;       /* values as fa3_turn_values leaves them: [tile][kv head][16 KiB] */
+    uint64_t turned_first; /* int32 [batch]: each sequence's first tile; 0: turned_tiles apart */
+    int32_t turned_tiles;  /* tiles of 128 keys a sequence has room for */
+    int32_t reserved;
+};
+
+/* Parameters of fa3_turn_values: a grid of tiles, KV heads, sequences; 128 threads a block. */
+struct fa3_turn_params {
+    uint64_t v;
+    uint64_t turned, turned_first;
+    uint64_t k_starts, k_lengths, block_table; /* as in fa3_forward_params */
+    int64_t v_token, v_head, v_outer;          /* strides of v in bytes; outer: page or sequence */
+    int64_t table_stride;
+    int32_t turned_tiles;
+    int32_t k_length;
+    int32_t page_size;
+    int32_t reserved;
+};
+
 /* Parameters of fa3_schedule_tiles, which makes `tiles` and `tile_count` of a ragged batch: one
  * block of 1024 threads. */
 struct fa3_schedule_params {

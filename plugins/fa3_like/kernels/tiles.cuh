@@ -26,6 +26,7 @@ template <int dim_, int dim_v_, int keys_, int groups_, int stages_, bool half_>
     static constexpr int groups = groups_;
     static constexpr int stages = stages_;
     static constexpr bool half = half_;
+    static constexpr bool codes = false;
 
     static constexpr int queries = groups * GROUP_ROWS;
     static constexpr int threads = (groups + 1) * GROUP_THREADS;
