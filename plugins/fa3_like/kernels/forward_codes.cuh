@@ -3,11 +3,12 @@
  * forward_codes.cuh: forward.cuh for queries, keys and values of e4m3, of head dimension 128.
  *
  *   producer 0    K Q K K K K ...
- *   producer 1        V V V V ...                          values that have been turned (turn.cuh)
- *   consumers     S . [S PV][S PV] ...  exponentials, O += sums of two tiles ...  O
+ *   producer 1        V V V V ...              values that have been turned (turn.cuh)
+ *   consumer 0    S . [PV S] exponentials [PV S] exponentials ...      O
+ *   consumer 1         S . exponentials [PV S] exponentials [PV S] ... O
  *
  * Tensor cores keep some 13 bits of a sum of products of codes, so sums of values are of two
- * levels: those of two tiles, 256 keys, are added in registers.
+ * levels: those of a tile, 128 keys, are added in registers.
  *
  * Probabilities are rounded to e4m3, at most 448: a reference is such that the largest of its tile
  * is 2^TOP, and a thread's sum of a tile that is beyond 448 asks for a new one. The scores are gone
