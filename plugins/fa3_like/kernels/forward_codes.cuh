@@ -247,9 +247,11 @@ DEVICE void codes_join(const float (&e)[64], float (&sum)[2], unsigned (&p)[16])
     sum[1] = (part[2] + part[3]) + (part[6] + part[7]);
 }
 
+/* Whether some row of the warp had a large probability, or no reference: its sum is inf then, or
+ * NaN where it sees part of the tile, and fmaxf would let go of that. */
 DEVICE bool codes_grown(const float (&sum)[2])
 {
-    return __any_sync(0xffffffff, !(fmaxf(sum[0], sum[1]) <= CODES_LIMIT));
+    return __any_sync(0xffffffff, !(sum[0] <= CODES_LIMIT && sum[1] <= CODES_LIMIT));
 }
 
 /* A tile with a new reference; see softmax_again. */
