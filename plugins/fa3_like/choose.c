@@ -11,7 +11,12 @@
 
 /* Cycles, fitted to both kernels' times on an H200 (docs/kernels/fa3_like.md): a forward tile
  * begins and ends. What planned tiles take: fi_prefill_cycles(). */
-enum { TILE_BEGINS = 9000 };
+enum {
+    TILE_BEGINS = 9000,
+    CODE_EIGHTHS = 6,  /* keys of e4m3, for those of 16 bits that are done in eight */
+    TURN_BEGINS = 7000, /* turning values, and bytes of them that are read and written in a cycle */
+    TURN_BYTES = 2000
+};
 
 int fa3_may_tile(const attn_problem *problem)
 {
@@ -19,7 +24,10 @@ int fa3_may_tile(const attn_problem *problem)
     cuda_group_init(&group, problem);
     /* The kernel takes a score_cap of 0 for none, and without one wants scores to grow with q.k. */
     int has_scale = group.logit_cap > 0 ? group.sm_scale != 0 : group.sm_scale > 0;
-    int has_one_dtype = group.kv_dtype == group.q_dtype && group.out_dtype == group.q_dtype;
+    int has_codes = fa3_has_codes(problem);
+    int has_one_dtype = group.kv_dtype == group.q_dtype &&
+                        (has_codes ? group.out_dtype == ATTN_F16 || group.out_dtype == ATTN_BF16
+                                   : group.out_dtype == group.q_dtype);
     /* Rows of a warp share the decision to take a new reference, also with rows of no sequence. */
     int may_vary = !(problem->need_notes & ATTN_NOTE_DETERMINISTIC);
     return has_scale && has_one_dtype && may_vary && group.chunk <= 0 &&
@@ -36,9 +44,14 @@ static int64_t tiles_cycles(const cuda_group *group, const fa3_tile *tile,
                             const cuda_extent *extent, int64_t keys, int64_t sms)
 {
     int64_t tiles = fi_count_tiles(extent, 1, tile->queries) * group->kv_heads * group->ratio;
-    int64_t each = TILE_BEGINS +
-                   fi_key_cycles(keys, group->dim + group->v_dim) * tile->queries / FI_PREFILL_ROWS;
-    return larger(tiles, sms) * each / sms;
+    int64_t key_cycles = fi_key_cycles(keys, group->dim + group->v_dim), turning = 0;
+    if (tile == &fa3_codes_tile) {
+        int64_t bytes = 2 * extent->seqs * keys * group->kv_heads * group->v_dim;
+        key_cycles = key_cycles * CODE_EIGHTHS / 8;
+        turning = TURN_BEGINS + bytes / TURN_BYTES;
+    }
+    int64_t each = TILE_BEGINS + key_cycles * tile->queries / FI_PREFILL_ROWS;
+    return larger(tiles, sms) * each / sms + turning;
 }
 
 /* Can the forward kernels serve the batch? */
@@ -73,7 +86,9 @@ int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *par
     *part = (fi_part){.q_len = 0};
     if (!can_tile(metadata, index))
         return 0;
-    fi_part decodes = find_decodes(plan, group->base.ratio);
+    fi_part decodes = {.q_len = 0}; /* of codes the library has no part: q comes to it as bf16 */
+    if (!own->groups[index].has_codes)
+        decodes = find_decodes(plan, group->base.ratio);
     extent.seqs -= decodes.num_seqs;
     extent.tokens -= (int64_t)decodes.num_seqs * decodes.q_len;
     int is_faster = !fi_is_short(&group->base, &extent, keys, sms) &&

@@ -9,6 +9,7 @@
  *   instance.c       an instance for a model's layer groups, and its kernels
  *   choose.c         whose batch it is
  *   metadata.c       memory, and a batch: checked, and planned on the device
+ *   codes.c          queries, and new keys and values, of e4m3
  *   forward.c        a layer: operands to the kernels' parameters, two launches
  *   kernels/         the kernels; shapes.h is the table of the forward kernels, params.h and
  *                    batch.h are what they are told
@@ -17,6 +18,7 @@
 #define FA3_LIKE_H
 
 #include "attn_plugin.h"
+#include "attn_plugin_util.h"
 #include "plugins/common/cuda/planned/planned.h"
 #include "plugins/fa3_like/kernels/batch.h"
 #include "plugins/fa3_like/kernels/params.h"
@@ -44,10 +46,40 @@ const fa3_tile *fa3_find_tile(int32_t dim, int32_t dim_v);
 typedef struct fa3_group {
     const fa3_tile *tile; /* NULL = none of its batches are for tiles */
     cuda_function forward;
+    int has_codes;         /* q is e4m3; the library has it as bf16 */
+    attn_dtype new_dtype;  /* of new k, v, where it is */
+    uint32_t granularity;  /* ATTN_SCALE_* of q, and of new k, v that are e4m3 */
+    int is_quantised;      /* the cache is e4m3 */
 } fa3_group;
 
 /* The tiles of a problem that query accepts; the kernel is left to the caller. `option`: TILES_* */
 fa3_group fa3_group_of(const attn_problem *problem, int option);
+
+/* ---- Codes: q, new k and v of e4m3 ------------------------------------------------------------ */
+
+/* The one shape of tiles over codes. */
+extern const fa3_tile fa3_codes_tile;
+
+int fa3_has_codes(const attn_problem *problem);
+
+/* The problem as the library has it, in structs of ours: of q, new k and v in bf16. Of one without
+ * codes a copy. */
+void fa3_plain_problem(const attn_problem *given, attn_problem *problem, attn_layer_group *group);
+
+/* Adds reasons that are about codes alone. */
+void fa3_check_codes(const attn_problem *problem, attn_verdict *verdict);
+
+/* Where a group's parts of the scratch memory lie. Bytes. */
+typedef struct fa3_codes_layout {
+    uint64_t q_at, k_at, v_at;  /* bf16, for the library */
+    uint64_t scales_at;         /* of q, k, v that the host has; then of the cache */
+    uint64_t turned_at;         /* values for tiles */
+    uint64_t scales_each;       /* numbers of each of the three */
+    uint64_t size;              /* 0 of a group without codes */
+} fa3_codes_layout;
+
+fa3_codes_layout fa3_layout_codes(const fa3_group *group, const cuda_group *base,
+                                  const attn_bounds *bounds);
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 
@@ -62,6 +94,9 @@ typedef struct fa3_instance {
     cuda_module rows_module;
     cuda_function plan;
     cuda_function rows;
+    cuda_module codes_module;
+    cuda_function store_scales, widen, turn;
+    cuda_module codes_modules[TYPE_COUNT]; /* of forward kernels, by the outputs' type */
     cuda_module *modules; /* [num_tiles][TYPE_COUNT] of forward kernels; NULL = not needed */
     int option;           /* TILES_* */
     fa3_group *groups;    /* [num_groups]; groups and modules lie behind this */
@@ -91,12 +126,13 @@ typedef struct fa3_metadata {
     fa3_plan *plan; /* on the device, as are its lists; NULL = the group has no tiles */
     int32_t *tiles, *slow;
     int is_tiled; /* this batch's tiles are planned */
+    int32_t *turned_first; /* of codes; else NULL */
 } fa3_metadata;
 
 /* Where the parts of a group's plan lie in its memory. Bytes. */
 typedef struct fa3_plan_layout {
     int64_t most_tiles;
-    uint64_t tiles_at, slow_at, first_tile_at, marks_at;
+    uint64_t tiles_at, slow_at, first_tile_at, marks_at, turned_at;
     uint64_t size;
 } fa3_plan_layout;
 
@@ -108,6 +144,7 @@ typedef struct fa3_own {
     uint64_t counter;     /* device: two numbers that every forward kernel leaves at 0 */
     fa3_metadata *groups; /* [num_groups] */
     fi_part *parts;       /* [num_groups] of a batch in tiles, what the library works on */
+    char *scratch;        /* device: of the layer that is worked on */
 } fa3_own;
 
 attn_status fa3_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
@@ -119,7 +156,8 @@ attn_status fa3_init_forward_metadata(attn_metadata *metadata, const attn_batch 
                                       attn_stream stream, attn_error *error);
 
 /* Adds its own bytes to those that the library told. */
-void fa3_tell_memory(const fa3_group *group, const attn_bounds *bounds, attn_verdict *verdict);
+void fa3_tell_memory(const fa3_group *group, const cuda_group *base, const attn_bounds *bounds,
+                     attn_verdict *verdict);
 
 /* ---- The choice ------------------------------------------------------------------------------ */
 
@@ -130,10 +168,45 @@ int fa3_may_tile(const attn_problem *problem);
  * of it that is set then? */
 int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *part);
 
-/* ---- Forward: but for DECODE, which is the library's -------------------------------------------
- */
+/* ---- Forward ----------------------------------------------------------------------------------- */
 
+/* One call. */
+typedef struct layer_call {
+    attn_metadata *metadata;
+    const attn_instance *instance;
+    const fa3_instance *kernels;
+    const cuda_group *group;
+    const fa3_group *tiles; /* of the group */
+    const attn_util_layer *layer;
+    const fa3_metadata *view;
+    const attn_kv_batch *kv;
+    uint32_t index; /* of the group */
+    attn_forward_args args;
+    fa3_rows_call rows; /* with the operands */
+} layer_call;
+
+/* Multiprocessors to launch for. */
+int64_t fa3_num_sms(const layer_call *call);
+
+/* Operands of codes into call->rows, and scales that the host has to the device. */
+attn_status fa3_take_codes(layer_call *call, attn_stream stream, attn_error *error);
+
+/* Where fa3_rows leaves the cache's scales for tiles. */
+float *fa3_cache_scales(const layer_call *call);
+
+/* Values of the cache to where tiles read them, and where that is. */
+attn_status fa3_turn_values(const layer_call *call, struct fa3_codes_params *p, attn_stream stream,
+                            attn_error *error);
+
+/* A layer of codes by the library: q, k and v as bf16. */
+attn_status fa3_forward_widened(layer_call *call, int decode, int32_t layer_id, attn_stream stream,
+                                attn_error *error);
+
+/* All of DECODE is the library's. */
 attn_status fa3_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                               const attn_forward_args *args, attn_stream stream,
+                               attn_error *error);
+attn_status fa3_forward_decode(attn_metadata *metadata, int32_t layer_id,
                                const attn_forward_args *args, attn_stream stream,
                                attn_error *error);
 

@@ -11,6 +11,7 @@
 #include "plugins/fa3_like/fa3_like.h"
 
 #include "attn_plugin_util.h"
+#include "plugins/common/cuda/elements.cuh"
 #include "plugins/common/cuda/launch.h"
 #include "plugins/common/cuda/operands.h"
 #include "plugins/common/cuda/tensor_map.h"
@@ -20,24 +21,9 @@
 #define FAIL(error, field, ...)                                                                    \
     attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
 
-enum { ELEMENT_BYTES = 2, PANEL = 64 };
+enum { OUT_BYTES = 2 /* of an element */, PANEL_BYTES = 128 };
 
 static const float log2_e = 1.44269504088896341f;
-
-/* One call. */
-typedef struct layer_call {
-    attn_metadata *metadata;
-    const attn_instance *instance;
-    const fa3_instance *kernels;
-    const cuda_group *group;
-    const fa3_group *tiles; /* of the group */
-    const attn_util_layer *layer;
-    const fa3_metadata *view;
-    const attn_kv_batch *kv;
-    uint32_t index; /* of the group */
-    attn_forward_args args;
-    fa3_rows_call rows; /* with the operands */
-} layer_call;
 
 static attn_status find_layer(layer_call *call, int32_t layer_id, attn_error *error)
 {
@@ -92,8 +78,7 @@ static int is_for_tiles(const layer_call *call)
     return is_aligned(call) && keys->shape[0] > 0;
 }
 
-/* Multiprocessors to launch for. */
-static int64_t num_sms(const layer_call *call)
+int64_t fa3_num_sms(const layer_call *call)
 {
     return cuda_plan_num_sms(&call->metadata->plan, call->instance->facts.num_sms);
 }
@@ -108,7 +93,7 @@ static attn_status launch_rows(layer_call *call, int all_slow, attn_stream strea
     fa3_rows_call *p = &call->rows;
     const cuda_launch launch = {.function = call->kernels->rows,
                                 .name = "fa3_rows",
-                                .grid = {num_sms(call) * ROWS_BLOCKS, 1, 1},
+                                .grid = {fa3_num_sms(call) * ROWS_BLOCKS, 1, 1},
                                 .block = {FA3_ROWS_THREADS}};
     void *params[] = {p};
     cuda_plan_fill(&call->metadata->plan, group, call->kv, &p->batch);
@@ -119,8 +104,14 @@ static attn_status launch_rows(layer_call *call, int all_slow, attn_stream strea
     p->dim = group->dim;
     p->dim_v = group->v_dim;
     p->page_size = group->page_size;
-    p->dtype = cuda_element(group->q_dtype);
+    p->dtype = call->tiles->has_codes ? ELEMENT_E4M3 : cuda_element(group->q_dtype);
+    p->new_dtype = cuda_element(call->tiles->new_dtype);
+    p->kv_dtype = cuda_element(group->kv_dtype);
+    p->out_dtype = cuda_element(group->out_dtype);
+    p->has_codes = call->tiles->has_codes;
+    p->scale_stride = group->scale_granularity == ATTN_SCALE_PER_HEAD;
     p->all_slow = all_slow;
+    p->cache_scales = p->has_codes ? fa3_cache_scales(call) : NULL;
     p->window_left = group->window_left;
     p->scale = group->sm_scale;
     p->cap = group->logit_cap;
@@ -142,18 +133,19 @@ typedef struct map_view {
 static attn_status make_map(const layer_call *call, const map_view *view, struct fa3_tensor_map *to,
                             attn_error *error)
 {
+    uint32_t size = (uint32_t)attn_dtype_size(view->tensor->dtype);
     cuda_tensor_map map;
     cuda_tensor_box box = {.name = view->name,
                            .data = attn_util_data(view->tensor),
-                           .dtype = call->group->q_dtype,
+                           .dtype = view->tensor->dtype,
                            .rank = 4,
-                           .box = {PANEL, view->box_rows, 1, 1},
+                           .box = {PANEL_BYTES / size, view->box_rows, 1, 1},
                            .swizzle = 128,
                            .l2 = 128};
     for (int d = 0; d < 4; d++) {
         box.shape[d] = view->shape[d];
         /* Of one element there is no next one. */
-        box.strides[d] = view->shape[d] > 1 ? view->strides[d] * ELEMENT_BYTES : 16;
+        box.strides[d] = view->shape[d] > 1 ? view->strides[d] * size : 16;
     }
     attn_status status = cuda_tensor_map_make(call->instance->cuda, &box, &map, error);
     if (status == ATTN_OK)
@@ -215,8 +207,8 @@ static void set_outputs(const layer_call *call, struct fa3_forward_params *p)
 {
     const call_operands *o = &call->rows.operands;
     p->out = (uintptr_t)o->out;
-    p->out_token = o->out_row / ELEMENT_BYTES;
-    p->out_head = o->out_head / ELEMENT_BYTES;
+    p->out_token = o->out_row / OUT_BYTES;
+    p->out_head = o->out_head / OUT_BYTES;
     p->lse = (uintptr_t)o->lse;
     p->lse_token = o->lse_row / (int64_t)sizeof(float);
     p->lse_head = o->lse_head / (int64_t)sizeof(float);
@@ -229,7 +221,9 @@ static void set_work(const layer_call *call, struct fa3_forward_params *p)
     const cuda_plan *plan = &call->metadata->plan;
     const fa3_tile *tile = call->tiles->tile;
     const fa3_metadata *view = call->view;
-    int64_t pair_bytes = (int64_t)(tile->dim + tile->dim_v) * ELEMENT_BYTES * view->max_seqlen_k;
+    int64_t element_bytes = call->tiles->has_codes ? 1 : 2;
+    int64_t pair_bytes = (int64_t)(tile->dim + tile->dim_v) * element_bytes *
+                         view->max_seqlen_k;
     int64_t pairs = pair_bytes > 0 ? L2_SECTION / pair_bytes : 1;
     p->batch = plan->batch.num_seqs;
     p->q_length = view->max_seqlen_q;
@@ -286,41 +280,52 @@ static attn_status set_maps(const layer_call *call, struct fa3_forward_params *p
 static int64_t count_blocks(const layer_call *call, const struct fa3_forward_params *p)
 {
     cuda_extent extent = cuda_plan_extent(&call->metadata->plan);
-    int64_t tiles = extent.seqs + extent.tokens / call->tiles->tile->queries, most = num_sms(call);
+    int64_t tiles = extent.seqs + extent.tokens / call->tiles->tile->queries, most = fa3_num_sms(call);
     return tiles * p->heads_q < most ? tiles * p->heads_q : most;
 }
 
+/* The kernel's parameters begin with those of any forward kernel. */
 static attn_status launch_tiles(const layer_call *call, attn_stream stream, attn_error *error)
 {
     const fa3_tile *tile = call->tiles->tile;
-    struct fa3_forward_params p;
-    memset(&p, 0, sizeof p);
-    p.heads_per_kv = call->group->ratio;
-    p.heads_q = call->group->kv_heads * p.heads_per_kv;
-    p.counter = ((const fa3_own *)call->metadata->own)->counter;
-    set_keys(call, &p);
-    set_outputs(call, &p);
-    set_work(call, &p);
-    set_scores(call, &p);
-    attn_status status = set_maps(call, &p, error);
+    struct fa3_codes_params all;
+    struct fa3_forward_params *p = &all.forward;
+    memset(&all, 0, sizeof all);
+    p->heads_per_kv = call->group->ratio;
+    p->heads_q = call->group->kv_heads * p->heads_per_kv;
+    p->counter = ((const fa3_own *)call->metadata->own)->counter;
+    set_keys(call, p);
+    set_outputs(call, p);
+    set_work(call, p);
+    set_scores(call, p);
+    attn_status status = set_maps(call, p, error);
+    if (status == ATTN_OK && call->tiles->has_codes)
+        status = fa3_turn_values(call, &all, stream, error);
     if (status != ATTN_OK)
         return status;
     const cuda_launch launch = {.function = call->tiles->forward,
                                 .name = tile->kernel,
-                                .grid = {count_blocks(call, &p), 1, 1},
+                                .grid = {count_blocks(call, p), 1, 1},
                                 .block = {tile->threads},
                                 .shared = tile->shared};
-    void *params[] = {&p};
+    void *params[] = {&all};
     return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
 }
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
+static attn_status take_operands(layer_call *call, attn_stream stream, attn_error *error)
+{
+    return call->tiles->has_codes
+               ? fa3_take_codes(call, stream, error)
+               : cuda_operands_take(call->group, call->layer, &call->metadata->plan, call->kv,
+                                    &call->args, &call->rows.operands, error);
+}
+
 static attn_status forward_tiles(layer_call *call, int32_t layer_id, attn_stream stream,
                                  attn_error *error)
 {
-    attn_status status = cuda_operands_take(call->group, call->layer, &call->metadata->plan,
-                                            call->kv, &call->args, &call->rows.operands, error);
+    attn_status status = take_operands(call, stream, error);
     if (status != ATTN_OK)
         return status;
     int for_tiles = is_for_tiles(call);
@@ -333,12 +338,12 @@ static attn_status forward_tiles(layer_call *call, int32_t layer_id, attn_stream
     return status;
 }
 
-attn_status fa3_forward_extend(attn_metadata *metadata, int32_t layer_id,
-                               const attn_forward_args *args, attn_stream stream, attn_error *error)
+static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id,
+                           const attn_forward_args *args, attn_stream stream, attn_error *error)
 {
     if (!metadata || !args)
         return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
-    attn_status status = cuda_plan_check_forward(&metadata->plan, 0, error);
+    attn_status status = cuda_plan_check_forward(&metadata->plan, decode, error);
     if (status != ATTN_OK || !cuda_plan_has_rows(&metadata->plan))
         return status;
     layer_call call = {
@@ -347,6 +352,22 @@ attn_status fa3_forward_extend(attn_metadata *metadata, int32_t layer_id,
     status = find_layer(&call, layer_id, error);
     if (status != ATTN_OK)
         return status;
-    return is_for_library(&call) ? fi_forward_extend(metadata, layer_id, args, stream, error)
-                                 : forward_tiles(&call, layer_id, stream, error);
+    if (!decode && !is_for_library(&call))
+        return forward_tiles(&call, layer_id, stream, error);
+    if (call.tiles->has_codes)
+        return fa3_forward_widened(&call, decode, layer_id, stream, error);
+    return (decode ? fi_forward_decode : fi_forward_extend)(metadata, layer_id, args, stream,
+                                                            error);
+}
+
+attn_status fa3_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                               const attn_forward_args *args, attn_stream stream, attn_error *error)
+{
+    return forward(metadata, 0, layer_id, args, stream, error);
+}
+
+attn_status fa3_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                               const attn_forward_args *args, attn_stream stream, attn_error *error)
+{
+    return forward(metadata, 1, layer_id, args, stream, error);
 }

@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { ALIGNMENT = 64 };
+
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
 #define TILE(...) FA3_TILE(__VA_ARGS__),
@@ -19,18 +21,26 @@ const fa3_tile fa3_tiles[] = {FA3_SHAPES(TILE)};
 #undef TILE
 const uint32_t fa3_num_tiles = sizeof fa3_tiles / sizeof fa3_tiles[0];
 
+#define TILE(...) FA3_TILE(__VA_ARGS__)
+const fa3_tile fa3_codes_tile = FA3_CODES_SHAPES(TILE);
+#undef TILE
+
 /* [tile][type], in the order of the table. */
 #define DECLARE(name, ...)                                                                         \
     CUDA_IMAGE_DECLARE(forward_##name##_bf16)                                                      \
     CUDA_IMAGE_DECLARE(forward_##name##_f16)
 FA3_SHAPES(DECLARE)
+FA3_CODES_SHAPES(DECLARE)
 #undef DECLARE
 CUDA_IMAGE_DECLARE(rows)
+CUDA_IMAGE_DECLARE(codes)
 
 #define IMAGES(name, ...) {CUDA_IMAGE(forward_##name##_bf16), CUDA_IMAGE(forward_##name##_f16)},
 static const cuda_image forward_images[][TYPE_COUNT] = {FA3_SHAPES(IMAGES)};
+static const cuda_image codes_forward_images[][TYPE_COUNT] = {FA3_CODES_SHAPES(IMAGES)};
 #undef IMAGES
 static const cuda_image rows_image = CUDA_IMAGE(rows);
+static const cuda_image codes_image = CUDA_IMAGE(codes);
 
 const fa3_tile *fa3_find_tile(int32_t dim, int32_t dim_v)
 {
@@ -55,15 +65,35 @@ static attn_status load_rows(const attn_instance *made, attn_error *error)
     return status;
 }
 
+static attn_status load_codes(const attn_instance *made, attn_error *error)
+{
+    static const cuda_wants wants = {0};
+    fa3_instance *own = made->own;
+    const struct {
+        const char *name;
+        cuda_function *to;
+    } functions[] = {{"fa3_store_scales", &own->store_scales},
+                     {"fa3_widen", &own->widen},
+                     {"fa3_turn_values", &own->turn}};
+    attn_status status =
+        cuda_image_load(made->cuda, &made->facts, &codes_image, 1, &own->codes_module, NULL, error);
+    for (int i = 0; i < 3 && status == ATTN_OK; i++)
+        status = cuda_function_find(made->cuda, &made->facts, own->codes_module, functions[i].name,
+                                    &wants, functions[i].to, error);
+    return status;
+}
+
 /* Groups of the same dimensions and type share a module. */
 static attn_status load_forward(const attn_instance *made, uint32_t index, attn_error *error)
 {
     fa3_instance *own = made->own;
     fa3_group *group = &own->groups[index];
-    int type = made->groups[index].base.q_dtype == ATTN_F16 ? TYPE_F16 : TYPE_BF16;
-    long tile = group->tile - fa3_tiles;
-    cuda_module *module = &own->modules[tile * TYPE_COUNT + type];
-    const cuda_image *image = &forward_images[tile][type];
+    int type = made->groups[index].base.out_dtype == ATTN_F16 ? TYPE_F16 : TYPE_BF16;
+    long tile = group->has_codes ? 0 : group->tile - fa3_tiles;
+    cuda_module *module =
+        group->has_codes ? &own->codes_modules[type] : &own->modules[tile * TYPE_COUNT + type];
+    const cuda_image *image =
+        group->has_codes ? &codes_forward_images[tile][type] : &forward_images[tile][type];
     const cuda_wants wants = {.shared = group->tile->shared};
     char name[64];
     attn_status status = ATTN_OK;
@@ -81,9 +111,17 @@ static attn_status load_forward(const attn_instance *made, uint32_t index, attn_
 fa3_group fa3_group_of(const attn_problem *problem, int option)
 {
     const attn_layer_group *group = problem->group;
-    return (fa3_group){.tile = option != TILES_NEVER && fa3_may_tile(problem)
-                                   ? fa3_find_tile(group->head_dim, group->v_head_dim)
-                                   : NULL};
+    fa3_group made = {.has_codes = fa3_has_codes(problem),
+                      .new_dtype = attn_new_kv_dtype(problem),
+                      .granularity = group->input_scale_granularity,
+                      .is_quantised = cuda_is_fp8(problem->kv_dtype)};
+    if (option == TILES_NEVER || !fa3_may_tile(problem))
+        return made;
+    if (!made.has_codes)
+        made.tile = fa3_find_tile(group->head_dim, group->v_head_dim);
+    else if (group->head_dim == fa3_codes_tile.dim && group->v_head_dim == fa3_codes_tile.dim_v)
+        made.tile = &fa3_codes_tile;
+    return made;
 }
 
 static attn_status fill_groups(const attn_instance *made, const attn_problem *problems,
@@ -93,12 +131,39 @@ static attn_status fill_groups(const attn_instance *made, const attn_problem *pr
     attn_status status = ATTN_OK;
     for (uint32_t i = 0; i < made->num_groups && status == ATTN_OK; i++) {
         own->groups[i] = fa3_group_of(attn_at(problems, i), own->option);
+        if (own->groups[i].has_codes && !own->codes_module)
+            status = load_codes(made, error);
+        if (status != ATTN_OK)
+            return status;
         if (own->groups[i].tile && !own->rows_module)
             status = load_rows(made, error);
         if (own->groups[i].tile && status == ATTN_OK)
             status = load_forward(made, i, error);
     }
     return status;
+}
+
+/* What the library makes an instance of; the caller releases it. */
+typedef struct plain_problems {
+    attn_problem *problems;
+    attn_layer_group *groups;
+} plain_problems;
+
+static attn_status make_plain(const attn_problem *problems, uint32_t num_problems,
+                              const attn_services *services, plain_problems *plain,
+                              attn_error *error)
+{
+    uint64_t size = num_problems * (sizeof(attn_problem) + sizeof(attn_layer_group));
+    plain->problems = services->allocate(services->ctx, ATTN_SPACE_HOST, size, ALIGNMENT);
+    if (!plain->problems)
+        return attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no host memory for %u problems",
+                              num_problems);
+    plain->groups = (attn_layer_group *)(plain->problems + num_problems);
+    for (uint32_t i = 0; i < num_problems; i++) {
+        memset(&plain->problems[i], 0, sizeof plain->problems[i]);
+        fa3_plain_problem(attn_at(problems, i), &plain->problems[i], &plain->groups[i]);
+    }
+    return ATTN_OK;
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -111,8 +176,18 @@ attn_status fa3_create(const attn_backend_type *type, const attn_problem *proble
     uint64_t size =
         sizeof(fa3_instance) + num_modules * sizeof(cuda_module) + num_problems * sizeof(fa3_group);
     attn_instance *made = NULL;
-    attn_status status = fi_create_with(type, problems, num_problems, options, services, size,
-                                        instance ? &made : NULL, error);
+    plain_problems plain;
+    attn_status status =
+        attn_util_require_create(problems, num_problems, services, instance, error);
+    for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
+        status = attn_util_require_support(type, options, services, attn_at(problems, i), error);
+    if (status == ATTN_OK)
+        status = make_plain(problems, num_problems, services, &plain, error);
+    if (status != ATTN_OK)
+        return status;
+    status = fi_create_with(type, plain.problems, num_problems, options, services, size, &made,
+                            error);
+    services->release(services->ctx, ATTN_SPACE_HOST, plain.problems);
     if (status != ATTN_OK)
         return status;
     fa3_instance *own = made->own;
@@ -136,6 +211,11 @@ void fa3_destroy(attn_instance *instance)
     for (uint32_t i = 0; i < fa3_num_tiles * TYPE_COUNT; i++)
         if (own->modules[i])
             instance->cuda->cuModuleUnload(own->modules[i]);
+    for (int i = 0; i < TYPE_COUNT; i++)
+        if (own->codes_modules[i])
+            instance->cuda->cuModuleUnload(own->codes_modules[i]);
+    if (own->codes_module)
+        instance->cuda->cuModuleUnload(own->codes_module);
     if (own->rows_module)
         instance->cuda->cuModuleUnload(own->rows_module);
     fi_destroy(instance);

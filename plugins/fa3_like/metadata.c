@@ -25,6 +25,7 @@ enum {
     MOST_PAGE = 65536,
     PLANS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA),
     COUNTER = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_ZEROED),
+    SCRATCH = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH),
     HOST = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)
 };
 
@@ -51,7 +52,8 @@ fa3_plan_layout fa3_layout_plan(const fa3_group *group, const attn_bounds *bound
     layout.slow_at = aligned(layout.tiles_at + (uint64_t)layout.most_tiles * 2 * sizeof(int32_t));
     layout.first_tile_at = aligned(layout.slow_at + seqs);
     layout.marks_at = aligned(layout.first_tile_at + seqs + sizeof(int32_t));
-    layout.size = aligned(layout.marks_at + seqs);
+    layout.turned_at = aligned(layout.marks_at + seqs);
+    layout.size = aligned(layout.turned_at + (group->has_codes ? seqs : 0));
     return layout;
 }
 
@@ -60,12 +62,14 @@ static uint64_t host_bytes(uint32_t num_groups)
     return sizeof(fa3_own) + num_groups * (sizeof(fa3_metadata) + sizeof(fi_part));
 }
 
-void fa3_tell_memory(const fa3_group *group, const attn_bounds *bounds, attn_verdict *verdict)
+void fa3_tell_memory(const fa3_group *group, const cuda_group *base, const attn_bounds *bounds,
+                     attn_verdict *verdict)
 {
     if (bounds->max_seqs == 0 || bounds->max_tokens == 0)
         return;
     verdict->device_bytes =
         aligned(verdict->device_bytes) + fa3_layout_plan(group, bounds).size + COUNTER_BYTES;
+    verdict->device_bytes += fa3_layout_codes(group, base, bounds).size;
     verdict->host_bytes = aligned(verdict->host_bytes) + host_bytes(1);
 }
 
@@ -75,10 +79,16 @@ static void add_own(const attn_instance *instance, const attn_bounds *bounds,
 {
     const fa3_instance *own = instance->own;
     for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++)
-        if (region == PLANS || region == COUNTER || region == HOST)
+        if (region == PLANS || region == COUNTER || region == HOST || region == SCRATCH)
             size->size[region] = aligned(size->size[region]);
-    for (uint32_t i = 0; i < instance->num_groups; i++)
+    uint64_t scratch = 0;
+    for (uint32_t i = 0; i < instance->num_groups; i++) {
+        const cuda_group *base = &instance->groups[i].base;
+        uint64_t bytes = fa3_layout_codes(&own->groups[i], base, bounds).size;
         size->size[PLANS] += fa3_layout_plan(&own->groups[i], bounds).size;
+        scratch = bytes > scratch ? bytes : scratch;
+    }
+    size->size[SCRATCH] += scratch;
     size->size[COUNTER] += COUNTER_BYTES;
     size->size[HOST] += host_bytes(instance->num_groups);
 }
@@ -104,6 +114,7 @@ static void place_own(attn_metadata *metadata, const attn_memory *memory,
     fa3_own *own = (fa3_own *)(void *)((char *)memory->base[HOST] + aligned(size->size[HOST]));
     char *at = (char *)memory->base[PLANS] + aligned(size->size[PLANS]);
     own->counter = (uintptr_t)memory->base[COUNTER] + aligned(size->size[COUNTER]);
+    own->scratch = (char *)memory->base[SCRATCH] + aligned(size->size[SCRATCH]);
     own->groups = (fa3_metadata *)(own + 1);
     own->parts = (fi_part *)(own->groups + instance->num_groups);
     memset(own->parts, 0, instance->num_groups * sizeof *own->parts);
@@ -113,7 +124,11 @@ static void place_own(attn_metadata *metadata, const attn_memory *memory,
         if (layout.size > 0)
             own->groups[i] = (fa3_metadata){.plan = (fa3_plan *)(void *)at,
                                             .tiles = (int32_t *)(void *)(at + layout.tiles_at),
-                                            .slow = (int32_t *)(void *)(at + layout.slow_at)};
+                                            .slow = (int32_t *)(void *)(at + layout.slow_at),
+                                            .turned_first =
+                                                kernels->groups[i].has_codes
+                                                    ? (int32_t *)(void *)(at + layout.turned_at)
+                                                    : NULL};
         at += layout.size;
     }
     metadata->own = own;
@@ -126,6 +141,7 @@ attn_status fa3_metadata_create(attn_instance *instance, uint32_t kind, const at
 {
     static const char *const names[ATTN_REGION_COUNT] = {[PLANS] = "device metadata",
                                                          [COUNTER] = "zeroed device metadata",
+                                                         [SCRATCH] = "device scratch",
                                                          [HOST] = "host metadata"};
     attn_memory_size library = {.struct_size = sizeof library}, all = library;
     attn_status status = fi_metadata_size(instance, kind, given, &library, error);
@@ -186,7 +202,8 @@ static void view_batch(attn_metadata *metadata, uint32_t index)
     view->cu_seqlens_k = NULL;
     if (!cached)
         view->cu_seqlens_k = view->cu_seqlens_q;
-    else if (metadata->plan.kind == ATTN_METADATA_EAGER && has_only_new(group, batch, kv))
+    else if (metadata->plan.kind == ATTN_METADATA_EAGER && !view->turned_first &&
+             has_only_new(group, batch, kv))
         view->cu_seqlens_k =
             kv->kv_new_indptr.device ? kv->kv_new_indptr.device : view->cu_seqlens_q;
     view->cache_seqlens = kv->kv_lens.device;
@@ -226,7 +243,8 @@ static attn_status plan_tiles(attn_metadata *metadata, uint32_t index, attn_stre
                               bounds->max_kv_len / group->tile->keys / FA3_PLAN_BUCKETS + 1,
                           .only_new = view->cu_seqlens_k != NULL,
                           .others_first = part->first_seq,
-                          .others_end = part->first_seq + part->num_seqs};
+                          .others_end = part->first_seq + part->num_seqs,
+                          .turned_first = view->turned_first};
     const cuda_launch launch = {.function = kernels->plan,
                                 .name = "fa3_plan_batch",
                                 .grid = {1, 1, 1},

@@ -34,14 +34,14 @@ static const attn_backend_ops ops = {
     .init_forward_metadata = fa3_init_forward_metadata,
     .metadata_destroy = fi_metadata_destroy,
     .forward_extend = fa3_forward_extend,
-    .forward_decode = fi_forward_decode,
+    .forward_decode = fa3_forward_decode,
     .get_extension = attn_util_no_extension,
 };
 
 static const attn_backend_type fa3_like_type = {
     .struct_size = sizeof(attn_backend_type),
     .name = "fa3_like",
-    .doc = "softmax attention on Hopper (sm_90), bf16 and fp16, kernels with wgmma and TMA",
+    .doc = "softmax attention on Hopper (sm_90), bf16, fp16 and fp8, kernels with wgmma and TMA",
     .num_layouts = sizeof layouts / sizeof layouts[0],
     .layouts = layouts,
     .num_options = sizeof options_declared / sizeof options_declared[0],

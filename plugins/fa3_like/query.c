@@ -15,18 +15,31 @@ attn_status fa3_query(const attn_backend_type *type, const attn_options *options
     if (!given)
         return fi_query(type, options, services, problem, NULL, error);
     attn_util_verdict_begin(given, &verdict);
-    attn_status status = fi_query(type, options, services, problem, &verdict, error);
+    cuda_question ask;
+    attn_problem plain;
+    attn_layer_group plain_group;
+    attn_status status = cuda_question_read(problem, &ask, error);
     if (status != ATTN_OK)
         return status;
+    fa3_plain_problem(problem, &plain, &plain_group);
+    status = fi_query(type, options, services, &plain, &verdict, error);
+    if (status != ATTN_OK)
+        return status;
+    if (fa3_has_codes(problem))
+        fa3_check_codes(problem, &verdict);
     if (verdict.supported) {
-        cuda_question ask;
-        cuda_question_read(problem, &ask, NULL);
+        cuda_group base;
         ask.problem.group = &ask.group;
+        cuda_group_init(&base, &ask.problem);
         fa3_group group =
             fa3_group_of(&ask.problem, (int)fi_read_option(options, "tiles", TILES_AUTO));
         if (fa3_layout_plan(&group, &ask.bounds).size > 0)
             verdict.notes &= ~(uint32_t)ATTN_NOTE_DETERMINISTIC;
-        fa3_tell_memory(&group, &ask.bounds, &verdict);
+        fa3_tell_memory(&group, &base, &ask.bounds, &verdict);
+    }
+    if (!verdict.supported) {
+        verdict.device_bytes = verdict.host_bytes = 0;
+        verdict.notes = 0;
     }
     attn_util_verdict_end(&verdict, given);
     return ATTN_OK;

@@ -24,6 +24,7 @@ typedef struct cuda_group {
     int32_t page_size;
     int32_t hnd; /* 1 = kv.hnd/1, 0 = kv.nhd/1 */
     attn_dtype q_dtype;
+    attn_dtype new_dtype; /* of new k, v */
     attn_dtype kv_dtype;
     attn_dtype out_dtype;
     uint32_t num_layers;

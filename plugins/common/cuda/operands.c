@@ -97,7 +97,7 @@ static attn_status take_new_keys(const taking *t, attn_error *error)
     int cached = cuda_group_has_cache(group);
     int64_t rows = t->kv->kv_new_indptr.device ? 0 : t->plan->batch.num_tokens;
     attn_util_form form = {
-        .dtype = group->q_dtype, .ndim = 3, .shape = {0, group->kv_heads, group->dim}};
+        .dtype = group->new_dtype, .ndim = 3, .shape = {0, group->kv_heads, group->dim}};
     to->aligned |= CALL_ALIGNED_NEW;
     if (cached && !attn_operand(t->args, ATTN_ROLE_K) && !attn_operand(t->args, ATTN_ROLE_V))
         return ATTN_OK;

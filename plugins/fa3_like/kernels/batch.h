@@ -3,9 +3,14 @@
  * batch.h: what the kernels beside the forward kernel are told, and what a plan is. Plain C, the
  * same for the host and for the device.
  *
- *   fa3_plan_batch  once a batch and layer group: which tiles there are, and which sequences are
- * not for tiles fa3_rows        once a layer: new keys into the cache, padding, the sequences that
- * are not for tiles forward_*       once a layer: the tiles (params.h)
+ *   fa3_plan_batch   once a batch and layer group: which tiles there are, and which sequences are
+ *                    not for tiles
+ *   fa3_rows         once a layer: new keys into the cache, padding, the sequences that are not for
+ *                    tiles
+ *   fa3_turn_values  once a layer of codes (e4m3): the cache's values as tiles want them (params.h)
+ *   forward_*        once a layer: the tiles (params.h)
+ *   fa3_store_scales, fa3_widen   once a layer of codes: scales that the host has, and, where the
+ *                    library serves the batch, queries and new keys as it wants them
  */
 #ifndef FA3_LIKE_BATCH_H
 #define FA3_LIKE_BATCH_H
@@ -13,6 +18,8 @@
 #include "plugins/common/cuda/call.h"
 
 enum { FA3_PLAN_BUCKETS = 512, FA3_PLAN_THREADS = 1024, FA3_ROWS_THREADS = 256 };
+
+enum { FA3_WIDEN_THREADS = 256, FA3_STORED_SCALES = 512 };
 
 /* What was planned, in device memory; its lists follow in memory of their own. */
 typedef struct fa3_plan {
@@ -35,7 +42,15 @@ typedef struct fa3_plan_call {
     int only_new;     /* all keys are new, and read from where they come: slots do not matter */
     int others_first; /* sequences [others_first, others_end) are worked on by others */
     int others_end;
+    int *turned_first; /* [max_seqs] each sequence's first tile of turned values; NULL: none are */
 } fa3_plan_call;
+
+/* Scales of an operand of codes, of each KV head or sequence too; strides are 0 where they share
+ * it. */
+typedef struct fa3_input {
+    const float *scale;
+    int sequence, head;
+} fa3_input;
 
 typedef struct fa3_rows_call {
     call_operands operands;
@@ -43,11 +58,38 @@ typedef struct fa3_rows_call {
     const fa3_plan *plan;
     const int *slow;
     int heads_q, heads_per_kv, dim, dim_v, page_size;
-    int dtype;       /* ELEMENT_BF16, ELEMENT_F16, of everything */
+    int dtype;       /* ELEMENT_*, of everything, or of q where there are codes */
+    int new_dtype;   /* of k and v */
+    int kv_dtype;    /* of the cache */
+    int out_dtype;
     int all_slow;    /* every sequence: nothing of this layer is for tiles */
     int window_left; /* -1 = no limit */
     float scale;     /* of the scores */
     float cap;       /* 0 = none */
+    int has_codes;   /* q, and the cache, are e4m3: all below */
+    int scale_stride; /* of the cache's scales: 1 = each KV head its own */
+    fa3_input q_input, k_input, v_input;
+    float *cache_scales; /* written: [2][kv heads] those of k_cache, v_cache; NULL = not wanted */
 } fa3_rows_call;
+
+/* Scales of the host to the device. */
+typedef struct fa3_scales_call {
+    float *to;
+    int count;
+    float values[FA3_STORED_SCALES];
+} fa3_scales_call;
+
+/* Queries as bf16, and new keys and values as bf16 that are rounded to the cache's codes as they
+ * would have been; rows are dense. */
+typedef struct fa3_widen_call {
+    call_operands operands;
+    call_batch batch;
+    unsigned short *q, *k, *v; /* written; k NULL: new keys are let be */
+    fa3_input q_input, k_input, v_input;
+    int heads_q, heads_per_kv, dim, dim_v;
+    int has_codes;    /* the cache is of e4m3 */
+    int scale_stride; /* as above */
+    int most_rows;    /* that there is room for */
+} fa3_widen_call;
 
 #endif

@@ -4,8 +4,12 @@
  *
  *   producer 0    K Q K K K K ...
  *   producer 1        V V V V ...              values that have been turned (turn.cuh)
- *   consumer 0    S . [PV S] exponentials [PV S] exponentials ...      O
- *   consumer 1         S . exponentials [PV S] exponentials [PV S] ... O
+ *   consumer 0    S . [PV S] exponentials join [PV S] exponentials join ...      O
+ *   consumer 1         S .   [PV S] exponentials join [PV S] exponentials join ...   O
+ *
+ * The consumers take turns at exponentials: the units for these are the scarcest thing there is
+ * (64 x 128 take 512 cycles, as both products do), and in a turn they are all of one warpgroup's.
+ * What is made of them, sums and codes, is left to when the other has its turn.
  *
  * Tensor cores keep some 13 bits of a sum of products of codes, so sums of values are of two
  * levels: those of a tile, 128 keys, are added in registers.
@@ -18,23 +22,20 @@
 #define FA3_LIKE_FORWARD_CODES_CUH
 
 #include "plugins/fa3_like/kernels/forward.cuh"
+#include "plugins/fa3_like/kernels/shapes.h"
 #include "plugins/fa3_like/kernels/turn.cuh"
 
 #define CODES_TOP   2
 #define CODES_LIMIT 448.0f
 
-enum codes_turns { TURNS_NONE, TURNS_PRODUCTS, TURNS_EXPONENTIALS };
-
-template <int stages_, bool turning_, int turns_, bool q_registers_, bool half_> struct codes_shape {
+/* As tile_shape. Registers: o 64 + s 64 + part 64 + codes 16 of 240. */
+template <bool half_> struct codes_shape {
     static constexpr int dim = 128;
     static constexpr int dim_v = 128;
     static constexpr int keys = TURN_KEYS;
     static constexpr int groups = 2;
-    static constexpr int stages = stages_;
-    static constexpr bool turning = turning_; /* two warps of the producer turn values */
-    static constexpr int turns = turns_;
-    static constexpr bool q_registers = q_registers_; /* queries of the first product */
-    static constexpr bool half = half_;
+    static constexpr int stages = 4;
+    static constexpr bool half = half_; /* of the output */
     static constexpr bool codes = true;
 
     static constexpr int queries = groups * GROUP_ROWS;
@@ -46,47 +47,50 @@ template <int stages_, bool turning_, int turns_, bool q_registers_, bool half_>
     static constexpr int k_bytes = keys * ROW_BYTES;
     static constexpr int v_bytes = TURN_BYTES;
     static constexpr int o_bytes = panels_v * queries * ROW_BYTES;
-    static constexpr bool o_over_q = false;
 
     static constexpr int q_at = 0;
     static constexpr int k_at = q_at + q_bytes;
     static constexpr int v_at = k_at + stages * k_bytes;
-    static constexpr int raw_at = v_at + stages * v_bytes; /* values as they come */
-    static constexpr int o_at = raw_at + (turning ? stages * v_bytes : 0);
+    static constexpr int o_at = v_at + stages * v_bytes;
     static constexpr int control_at = o_at + o_bytes;
     static constexpr int control_bytes = 512;
     static constexpr int shared_bytes = control_at + control_bytes;
 
-    static constexpr int producer_registers = turning ? 40 : 24;
-    static constexpr int consumer_registers = turning ? 232 : 240;
-    static constexpr int turners = 2;
-    static constexpr int readers = turning ? 3 : 1; /* producer warps that are told of work */
+    static constexpr int producer_registers = 24;
+    static constexpr int consumer_registers = 240;
 
     static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
 };
 
+#define FA3_TILE(name, dim_, dim_v_, keys_, groups_, stages_, shared)                              \
+    static_assert(codes_shape<false>::shared_bytes == shared && codes_shape<false>::dim == dim_ && \
+                      codes_shape<false>::keys == keys_ && codes_shape<false>::groups == groups_ &&   \
+                      codes_shape<false>::stages == stages_,                                       \
+                  #name ": the table's numbers");
+FA3_CODES_SHAPES(FA3_TILE)
+#undef FA3_TILE
+
 struct codes_control {
     struct control all;
-    unsigned long long raw_full[4], raw_empty[4];
+    float zero; /* 0, and the assembler does not know it */
 };
 
 template <typename T> DEVICE void codes_control_init(struct codes_control *control)
 {
     const int warps = T::groups * 4;
     struct control *all = &control->all;
+    control->zero = 0.0f;
     barrier_init(shared_address(&all->q_full), 1);
     barrier_init(shared_address(&all->q_empty), warps);
     for (int i = 0; i < T::stages; i++) {
         barrier_init(shared_address(&all->k_full[i]), 1);
         barrier_init(shared_address(&all->k_empty[i]), warps);
-        barrier_init(shared_address(&all->v_full[i]), T::turning ? T::turners : 1);
+        barrier_init(shared_address(&all->v_full[i]), 1);
         barrier_init(shared_address(&all->v_empty[i]), warps);
-        barrier_init(shared_address(&control->raw_full[i]), 1);
-        barrier_init(shared_address(&control->raw_empty[i]), T::turners);
     }
     for (int i = 0; i < WORK_SLOTS; i++) {
         barrier_init(shared_address(&all->work_full[i]), 1);
-        barrier_init(shared_address(&all->work_empty[i]), warps + T::readers);
+        barrier_init(shared_address(&all->work_empty[i]), warps + 1);
     }
     fence_barrier_init();
 }
@@ -179,47 +183,20 @@ DEVICE void load_turned(const struct fa3_codes_params &c, const struct work &w, 
     }
 }
 
-/* A warp that turns its share of each tile. */
+/* Warp 1: values. */
 template <typename T>
-DEVICE void turn_tiles(struct codes_control *control, const struct work &w, unsigned base,
-                       ring<T::stages> *stage)
+DEVICE void codes_produce_values(const struct fa3_codes_params &c, struct control *control,
+                                 unsigned base)
 {
-    constexpr int share = T::keys / 16 / T::turners;
-    const int first = threadIdx.x / 32 % T::turners * share;
-#pragma unroll 1
-    for (int n = w.k_end - 1; n >= w.k_start; n--) {
-        const unsigned raw = base + T::raw_at + stage->slot * T::v_bytes;
-        const unsigned to = base + T::v_at + stage->slot * T::v_bytes;
-        barrier_wait(shared_address(&control->all.v_empty[stage->slot]), stage->phase ^ 1);
-        barrier_wait(shared_address(&control->raw_full[stage->slot]), stage->phase);
-        turn_rows<share>(raw, to, first);
-        fence_async_shared();
-        release(shared_address(&control->all.v_full[stage->slot]));
-        release(shared_address(&control->raw_empty[stage->slot]));
-        stage->advance();
-    }
-}
-
-template <typename T>
-DEVICE void codes_produce(const struct fa3_codes_params &c, struct codes_control *control,
-                          unsigned base, int warp)
-{
-    const struct fa3_forward_params &p = c.forward;
     work_ring works;
     ring<T::stages> stage;
     for (;;) {
-        const struct work w = work_take(&control->all, works);
-        work_done(&control->all, &works);
+        const struct work w = work_take(control, works);
+        work_done(control, &works);
         if (w.queries == 0)
             return;
-        if constexpr (!T::turning)
-            load_turned<T>(c, w, base + T::v_at, shared_address(control->all.v_full),
-                           shared_address(control->all.v_empty), &stage);
-        else if (warp == 1)
-            load_codes<T>(p, p.v, w, base + T::raw_at, shared_address(control->raw_full),
-                          shared_address(control->raw_empty), &stage, [] {});
-        else
-            turn_tiles<T>(control, w, base, &stage);
+        load_turned<T>(c, w, base + T::v_at, shared_address(control->v_full),
+                       shared_address(control->v_empty), &stage);
     }
 }
 
@@ -227,22 +204,24 @@ DEVICE void codes_produce(const struct fa3_codes_params &c, struct codes_control
  */
 
 /* Four codes of a lane: two neighbours of each of two groups of eight keys, of row r + 8 `row`. */
-DEVICE unsigned codes_of(const float *e, int word)
+DEVICE unsigned codes_of(const float *e, int word, float zero)
 {
     const float *x = e + word / 2 * 8 + word % 2 * 2;
-    return pack_codes(x[0], x[1], x[4], x[5]);
+    return pack_codes(x[0], x[1] + zero, x[4], x[5]);
 }
 
-/* Sums, and codes in the order in which the second product reads them. */
-DEVICE void codes_join(const float (&e)[64], float (&sum)[2], unsigned (&p)[16])
+/* Sums, and codes in the order in which the second product reads them. All of it depends on `zero`,
+ * which is 0: the assembler would put each addition two or three exponentials after its own, and a
+ * warp waits there (14 cycles an exponential, not 8). */
+DEVICE void codes_join(const float (&e)[64], float zero, float (&sum)[2], unsigned (&p)[16])
 {
     float part[8];
 #pragma unroll
     for (int i = 0; i < 64; i++)
-        part[i % 8] = i < 8 ? e[i] : part[i % 8] + e[i];
+        part[i % 8] = (i < 8 ? zero : part[i % 8]) + e[i];
 #pragma unroll
     for (int i = 0; i < 16; i++)
-        p[i] = codes_of(e + i / 4 * 16, i % 4);
+        p[i] = codes_of(e + i / 4 * 16, i % 4, zero);
     sum[0] = (part[0] + part[1]) + (part[4] + part[5]);
     sum[1] = (part[2] + part[3]) + (part[6] + part[7]);
 }
@@ -277,7 +256,7 @@ DEVICE void codes_again(struct softmax *x, float (&s)[64], float scale, float (&
 #pragma unroll
     for (int i = 0; i < 64; i++)
         s[i] = exp2_fast(fmaf(s[i], scale, shift[i / 2 % 2]));
-    codes_join(s, sum, p);
+    codes_join(s, 0.0f, sum, p);
 }
 
 /* ---- Consumers ---------------------------------------------------------------------------------
@@ -287,7 +266,6 @@ DEVICE void codes_again(struct softmax *x, float (&s)[64], float scale, float (&
 template <typename T> struct codes_rows : rows<T> {
     float scale; /* of scores, in powers of 2 */
     float cap;   /* 0: none */
-    unsigned q_codes[T::q_registers ? 16 : 1];
 };
 
 DEVICE float scale_of(const struct fa3_scale &s, int sequence, int head)
@@ -314,11 +292,8 @@ template <typename T> DEVICE void codes_scores(float (&s)[64], const codes_rows<
     const unsigned long long b = matrix_descriptor(k, 16, 8 * ROW_BYTES);
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if constexpr (T::q_registers)
-            product_codes_register(s, r.q_codes + 4 * i, descriptor_advance(b, i * 32), i > 0);
-        else
-            product_codes_shared(s, descriptor_advance(a, i * 32), descriptor_advance(b, i * 32),
-                                 i > 0);
+        product_codes_shared(s, descriptor_advance(a, i * 32), descriptor_advance(b, i * 32),
+                             i > 0);
 }
 
 template <typename T>
@@ -408,6 +383,33 @@ DEVICE void codes_values_clear(struct control *control, const consumer<T> &c, un
     named_sync(4, T::groups * GROUP_THREADS);
 }
 
+DEVICE float late_zero(struct control *control)
+{
+    const float *zero = &((struct codes_control *)control)->zero;
+    float x;
+    asm volatile("ld.volatile.shared.f32 %0, [%1];" : "=f"(x) : "r"(shared_address(zero)) : "memory");
+    return x;
+}
+
+/* Of tile n - 1, in this warpgroup's turn. Waiting for what the next step reads, values before the
+ * turn is given and keys after it, keeps the assembler from moving that among the exponentials: it
+ * moves nothing over a branch but what depends on nothing behind it. */
+template <typename T>
+DEVICE void codes_exponentials(struct control *control, int group, const consumer<T> &c,
+                               const codes_rows<T> &r, float (&s)[64], bool more, float (&sum)[2],
+                               unsigned (&codes)[16])
+{
+    turn_take(group);
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        s[i] = exp2_fast(fmaf(s[i], r.scale, r.x.shift[i / 2 % 2]));
+    products_arrived(s);
+    values_wait<T>(control, c);
+    turn_give(group);
+    keys_wait<T>(control, c, more);
+    codes_join(s, late_zero(control), sum, codes);
+}
+
 /* From the probabilities of tile n to those of tile n - 1. Both products are issued at once, values
  * first: their sum is taken over while the scores are computed, and no product is under way while
  * the other warpgroup's are and this one exponentiates. */
@@ -425,8 +427,6 @@ DEVICE void codes_step(const struct fa3_forward_params &p, struct control *contr
     MARK(0, k_start - n);
     values_wait<T>(control, *c);
     keys_wait<T>(control, *c, true);
-    if constexpr (T::turns == TURNS_PRODUCTS)
-        turn_take(group);
     MARK(1, k_start - n);
     products_fence();
     codes_values<T>(part, codes, v, 0);
@@ -434,8 +434,6 @@ DEVICE void codes_step(const struct fa3_forward_params &p, struct control *contr
     codes_scores<T>(s, *r, k);
     products_commit();
     MARK(2, k_start - n);
-    if constexpr (T::turns == TURNS_PRODUCTS)
-        turn_give(group);
     products_wait<1>();
     products_arrived(part);
     MARK(3, k_start - n);
@@ -450,17 +448,8 @@ DEVICE void codes_step(const struct fa3_forward_params &p, struct control *contr
     MARK(4, k_start - n);
     codes_scores_finish<T>(p, w, *r, group, n - 1, s);
 
-    if constexpr (T::turns == TURNS_EXPONENTIALS)
-        turn_take(group);
     MARK(5, k_start - n);
-#pragma unroll
-    for (int i = 0; i < 64; i++)
-        s[i] = exp2_fast(fmaf(s[i], r->scale, r->x.shift[i / 2 % 2]));
-    if constexpr (T::turns == TURNS_EXPONENTIALS) {
-        products_arrived(s);
-        turn_give(group);
-    }
-    codes_join(s, sum, codes);
+    codes_exponentials<T>(control, group, *c, *r, s, n - 1 > k_start, sum, codes);
     MARK(6, k_start - n);
     if (__builtin_expect(codes_grown(sum), 0)) {
         codes_scores_warp(s, r->q, k);
@@ -481,19 +470,11 @@ DEVICE void codes_attend(const struct fa3_forward_params &p, struct control *con
                          int group, const struct work &w, consumer<T> *c, codes_rows<T> *r)
 {
     unsigned codes[16];
-    if constexpr (T::turning) /* else they are zeros */
-        codes_values_clear<T>(control, *c, base, w.keys - (w.k_end - 1) * T::keys, T::keys);
     int n = uniform(w.k_end - 1);
-    if constexpr (T::turns == TURNS_NONE)
-        n = skip_hidden<T>(p, control, w, group, c);
     const int k_start = uniform(w.k_start);
 
     barrier_wait(shared_address(&control->q_full), c->q_phase);
     c->q_phase ^= 1;
-    if constexpr (T::q_registers)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            query_codes(r->q, i, r->q_codes + 4 * i);
     {
         float s[64], factor[2], sum[2];
         keys_wait<T>(control, *c, true);
@@ -551,7 +532,7 @@ DEVICE void codes_consume(const struct fa3_codes_params &params, struct control 
 {
     const struct fa3_forward_params &p = params.forward;
     consumer<T> c;
-    if (T::turns != TURNS_NONE && group == 1)
+    if (group == 1)
         turn_give(group);
     for (;;) {
         const struct work &w = work_take(control, c.works);
@@ -589,8 +570,6 @@ template <typename T> DEVICE void forward_codes(const struct fa3_codes_params &p
         codes_control_init<T>(control);
         tensor_map_prefetch(&params.forward.q);
         tensor_map_prefetch(&params.forward.k);
-        if (T::turning)
-            tensor_map_prefetch(&params.forward.v);
         tensor_map_prefetch(&params.forward.o);
     }
     __syncthreads();
@@ -600,19 +579,19 @@ template <typename T> DEVICE void forward_codes(const struct fa3_codes_params &p
         registers_release<T::producer_registers>();
         if (warp == 0)
             codes_produce_work<T>(params, &control->all, base);
-        else if (warp <= T::readers)
-            codes_produce<T>(params, control, base, warp);
+        else if (warp == 1)
+            codes_produce_values<T>(params, &control->all, base);
     } else {
         registers_take<T::consumer_registers>();
         codes_consume<T>(params, &control->all, base, group - 1);
     }
 }
 
-#define FA3_FORWARD_CODES(name, ...)                                                               \
-    typedef codes_shape<__VA_ARGS__> name##_tile;                                                  \
+#define FA3_FORWARD_CODES(name, is_half)                                                           \
+    typedef codes_shape<is_half> name##_tile;                                                      \
     extern "C" __constant__ const struct fa3_shape name##_shape = {                                \
         name##_tile::queries, name##_tile::keys,         name##_tile::dim,  name##_tile::dim_v,    \
-        name##_tile::threads, name##_tile::shared_bytes, name##_tile::half, name##_tile::turning}; \
+        name##_tile::threads, name##_tile::shared_bytes, name##_tile::half, 0};                    \
     extern "C" __global__ void __launch_bounds__(name##_tile::threads, 1)                          \
         name(const __grid_constant__ struct fa3_codes_params p)                                    \
     {                                                                                              \

@@ -57,6 +57,14 @@ PORTABLE int plan_count_tiles(const fa3_plan_call *p, int s)
                : (q.q_len + p->tile_queries - 1) / p->tile_queries;
 }
 
+/* Tiles of turned values: of all of its keys, whoever reads them. */
+PORTABLE int plan_count_turned(const fa3_plan_call *p, int s)
+{
+    index_sequence q;
+    index_find_sequence(&p->batch, 1, s, &q);
+    return (q.kv_len + p->tile_keys - 1) / p->tile_keys;
+}
+
 /* The bucket of a tile, by how many keys it is multiplied with. */
 PORTABLE int plan_find_bucket(const fa3_plan_call *p, int s, int tile)
 {

@@ -49,17 +49,22 @@ static __device__ void plan_marks(const fa3_plan_call &p)
 /* Each thread has neighbouring sequences. Returns how many tiles there are. */
 static __device__ int plan_sequences(const fa3_plan_call &p, int *room)
 {
-    int seqs = p.batch.num_seqs, all, slow_all, slow = 0, tiles = 0;
+    int seqs = p.batch.num_seqs, all, slow_all, slow = 0, tiles = 0, turned = 0;
     int width = (seqs + FA3_PLAN_THREADS - 1) / FA3_PLAN_THREADS;
     int first = min(seqs, (int)threadIdx.x * width), end = min(seqs, first + width);
     for (int s = first; s < end; s++) {
         slow += plan_is_slow(&p, s);
         tiles += plan_count_tiles(&p, s);
+        turned += plan_count_turned(&p, s);
     }
+    int turned_all, turned_at = p.turned_first ? sum_before(turned, room, &turned_all) : 0;
     int at = sum_before(tiles, room, &all), slow_at = sum_before(slow, room, &slow_all);
     for (int s = first; s < end; s++) {
         p.first_tile[s] = at;
         at += plan_count_tiles(&p, s);
+        if (p.turned_first)
+            p.turned_first[s] = turned_at;
+        turned_at += plan_count_turned(&p, s);
         if (plan_is_slow(&p, s))
             p.slow[slow_at++] = s;
     }
@@ -114,6 +119,15 @@ static __device__ void copy_vector(const fa3_rows_call &p, bool wide, const char
             ((uint4 *)to)[i] = ((const uint4 *)from)[i];
 }
 
+static __device__ void save_codes(const fa3_rows_call &p, int head, int sequence, const char *k,
+                                  const char *v, char *k_to, char *v_to)
+{
+    const row_scales s = row_find_scales(&p, sequence, head);
+    int lane = (int)threadIdx.x % 32;
+    row_save_code(&p, k, k_to, p.dim, s.k, s.k_cache, lane, 32);
+    row_save_code(&p, v, v_to, p.dim_v, s.v, s.v_cache, lane, 32);
+}
+
 static __device__ void save_rows(const fa3_rows_call &p)
 {
     const call_operands &o = p.operands;
@@ -129,12 +143,30 @@ static __device__ void save_rows(const fa3_rows_call &p)
         if (slot < 0)
             continue;
         i64 page = slot / p.page_size, at = slot % p.page_size;
-        copy_vector(p, wide, (const char *)o.k + row * o.k_row + head * o.k_head,
-                    (char *)o.k_cache + page * o.k_page + at * o.k_token + head * o.k_cache_head,
-                    p.dim);
-        copy_vector(p, wide, (const char *)o.v + row * o.v_row + head * o.v_head,
-                    (char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head,
-                    p.dim_v);
+        const char *k = (const char *)o.k + row * o.k_row + head * o.k_head;
+        const char *v = (const char *)o.v + row * o.v_row + head * o.v_head;
+        char *k_to =
+            (char *)o.k_cache + page * o.k_page + at * o.k_token + head * o.k_cache_head;
+        char *v_to =
+            (char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head;
+        if (p.has_codes) {
+            save_codes(p, head, work_find_row(rows, seqs, (int)row), k, v, k_to, v_to);
+            continue;
+        }
+        copy_vector(p, wide, k, k_to, p.dim);
+        copy_vector(p, wide, v, v_to, p.dim_v);
+    }
+}
+
+/* The cache's scales to where the forward kernel reads them. */
+static __device__ void store_scales(const fa3_rows_call &p)
+{
+    int heads = p.heads_q / p.heads_per_kv;
+    if (blockIdx.x > 0 || !p.cache_scales)
+        return;
+    for (int head = (int)threadIdx.x; head < heads; head += FA3_ROWS_THREADS) {
+        p.cache_scales[head] = cache_k_scale(&p.operands, p.scale_stride, head);
+        p.cache_scales[heads + head] = cache_v_scale(&p.operands, p.scale_stride, head);
     }
 }
 
@@ -165,20 +197,22 @@ static __device__ float over_block(float x, float *room, bool largest)
 }
 
 /* Query t of a head. */
-static __device__ void attend_row(const fa3_rows_call &p, const index_sequence &q, int t, int head,
-                                  float *weights, float *room)
+static __device__ void attend_row(const fa3_rows_call &p, const index_sequence &q, int sequence,
+                                  int t, int head, float *weights, float *room)
 {
     const float none = bits_f32(0xff800000);
     const float *sinks = p.operands.sinks;
     int thread = (int)threadIdx.x, kv_head = head / p.heads_per_kv, low, high;
     i64 row = (i64)q.first_row + t;
+    const row_scales scales = row_find_scales(&p, sequence, kv_head);
     float top = sinks ? sinks[head] : none, sum = sinks ? 1.0f : 0.0f, value = 0.0f;
     row_find_keys(&p, &q, t, &low, &high);
     for (int begin = low; begin < high; begin += FA3_ROWS_THREADS) {
         int j = begin + thread, count = min(FA3_ROWS_THREADS, high - begin);
         float score = none;
         if (j < high)
-            score = row_score(&p, row_query(&p, row, head), row_find_key(&p, &q, kv_head, j).k);
+            score = row_score(&p, &scales, row_query(&p, row, head),
+                              row_find_key(&p, &q, kv_head, j).k, j >= q.first_new);
         float next = fmaxf(top, over_block(score, room, true));
         float shrink = top == none ? 0.0f : expf(top - next);
         weights[thread] = j < high ? expf(score - next) : 0.0f;
@@ -186,12 +220,13 @@ static __device__ void attend_row(const fa3_rows_call &p, const index_sequence &
         value *= shrink;
         top = next;
         for (int n = 0; thread < p.dim_v && n < count; n++)
-            value += weights[n] *
-                     element_load(p.dtype, row_find_key(&p, &q, kv_head, begin + n).v, thread);
+            value += weights[n] * row_element(&p, begin + n >= q.first_new,
+                                              row_find_key(&p, &q, kv_head, begin + n).v, thread,
+                                              scales.v, scales.v_cache);
         __syncthreads();
     }
     if (thread < p.dim_v)
-        element_store(p.dtype, row_out(&p, row, head), thread, sum > 0.0f ? value / sum : 0.0f);
+        element_store(p.out_dtype, row_out(&p, row, head), thread, sum > 0.0f ? value / sum : 0.0f);
     if (thread == 0)
         row_store_lse(&p, row, head, sum > 0.0f ? top + logf(sum) : none);
 }
@@ -201,9 +236,10 @@ static __device__ void attend_slow(const fa3_rows_call &p, float *weights, float
     int count = p.all_slow ? index_num_seqs(&p.batch) : p.plan->slow_count;
     for (int n = 0; n < count; n++) {
         index_sequence q;
-        index_find_sequence(&p.batch, p.operands.k != 0, p.all_slow ? n : p.slow[n], &q);
+        int s = p.all_slow ? n : p.slow[n];
+        index_find_sequence(&p.batch, p.operands.k != 0, s, &q);
         for (i64 i = blockIdx.x; i < (i64)q.q_len * p.heads_q; i += gridDim.x)
-            attend_row(p, q, (int)(i / p.heads_q), (int)(i % p.heads_q), weights, room);
+            attend_row(p, q, s, (int)(i / p.heads_q), (int)(i % p.heads_q), weights, room);
     }
 }
 
@@ -213,6 +249,7 @@ extern "C" __global__ void __launch_bounds__(FA3_ROWS_THREADS, 4)
     __shared__ float weights[FA3_ROWS_THREADS], room[FA3_ROWS_THREADS];
     if (p.operands.save)
         save_rows(p);
+    store_scales(p);
     clear_padding(p);
     attend_slow(p, weights, room);
 }

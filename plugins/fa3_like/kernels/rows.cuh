@@ -10,8 +10,8 @@
 #ifndef FA3_LIKE_ROWS_CUH
 #define FA3_LIKE_ROWS_CUH
 
-#include "plugins/common/cuda/elements.cuh"
 #include "plugins/common/cuda/mask.cuh"
+#include "plugins/fa3_like/kernels/codes.cuh"
 #include "plugins/fa3_like/kernels/plan.cuh"
 
 #ifndef __CUDACC__
@@ -36,13 +36,53 @@ PORTABLE void row_find_keys(const fa3_rows_call *p, const index_sequence *q, int
     *high = int_min(*high, q->kv_len);
 }
 
-PORTABLE float row_score(const fa3_rows_call *p, const char *query, const char *key)
+/* A sequence, as far as its keys and queries have scales. */
+typedef struct row_scales {
+    float q, k, v;             /* of the inputs */
+    float k_cache, v_cache;    /* of the cache */
+} row_scales;
+
+PORTABLE row_scales row_find_scales(const fa3_rows_call *p, int sequence, int kv_head)
+{
+    row_scales s = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+    if (p->has_codes) {
+        s.q = input_scale(&p->q_input, sequence, kv_head);
+        s.k = input_scale(&p->k_input, sequence, kv_head);
+        s.v = input_scale(&p->v_input, sequence, kv_head);
+        s.k_cache = cache_k_scale(&p->operands, p->scale_stride, kv_head);
+        s.v_cache = cache_v_scale(&p->operands, p->scale_stride, kv_head);
+    }
+    return s;
+}
+
+/* Element d of a key or value; a new one is what the cache gets of it. */
+PORTABLE float row_element(const fa3_rows_call *p, int is_new, const char *at, int d, float scale,
+                           float cache_scale)
+{
+    if (!p->has_codes)
+        return element_load(p->dtype, at, d);
+    u8 code = is_new ? code_of_new(p->new_dtype, at, d, scale, cache_scale)
+                     : *PORTABLE_AT((const u8 *)at + d);
+    return f32_multiply(code_value(code), cache_scale);
+}
+
+PORTABLE float row_score(const fa3_rows_call *p, const row_scales *s, const char *query,
+                         const char *key, int is_new)
 {
     float sum = 0.0f;
     for (int d = 0; d < p->dim; d++)
-        sum += element_load(p->dtype, query, d) * element_load(p->dtype, key, d);
-    sum *= p->scale;
+        sum += code_load(p->dtype, query, d) *
+               row_element(p, is_new, key, d, s->k, s->k_cache);
+    sum *= p->scale * s->q;
     return p->cap > 0.0f ? p->cap * tanhf(sum / p->cap) : sum;
+}
+
+/* A new row of a head into its slot. */
+PORTABLE void row_save_code(const fa3_rows_call *p, const char *from, char *to, int dim,
+                            float scale, float cache_scale, int lane, int lanes)
+{
+    for (int d = lane; d < dim; d += lanes)
+        *PORTABLE_AT((u8 *)to + d) = code_of_new(p->new_dtype, from, d, scale, cache_scale);
 }
 
 PORTABLE const char *row_query(const fa3_rows_call *p, i64 row, int head)
@@ -68,7 +108,7 @@ PORTABLE void row_clear(const fa3_rows_call *p, i64 row, int head, int lane, int
 {
     char *out = row_out(p, row, head);
     for (int d = lane; d < p->dim_v; d += lanes)
-        element_store(p->dtype, out, d, 0.0f);
+        element_store(p->out_dtype, out, d, 0.0f);
     if (lane == 0)
         row_store_lse(p, row, head, bits_f32(0xff800000));
 }

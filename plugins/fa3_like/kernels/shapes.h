@@ -19,6 +19,9 @@
     X(d192_v128, 192, 128, 96, 2, 2, 205056)                                                       \
     X(d256, 256, 256, 64, 2, 2, 196864)
 
+/* The same of e4m3 (forward_codes.cuh), by the type of its outputs. */
+#define FA3_CODES_SHAPES(X) X(codes_d128, 128, 128, 128, 2, 4, 180736)
+
 #ifdef __CUDACC__
 
 #include "plugins/fa3_like/kernels/tiles.cuh"

@@ -70,6 +70,10 @@ static void plan_batch(const struct fake_cuda_launch *launch)
         }
     }
     plan_store(p, num_tiles, num_slow);
+    for (int s = 0, first = 0; p->turned_first && s < seqs; s++) {
+        *PORTABLE_AT(p->turned_first + s) = first;
+        first += plan_count_turned(p, s);
+    }
 }
 
 /* ---- One row --------------------------------------------------------------------------------- */
@@ -86,14 +90,23 @@ static void sums_begin(struct sums *x, int dim_v, const float *sink)
         (struct sums){.top = sink ? (double)*sink : -INFINITY, .sum = sink ? 1 : 0, .dim_v = dim_v};
 }
 
-static void sums_add(struct sums *x, double score, attn_dtype dtype, const void *value)
+/* Makes room for a score, and returns its weight. */
+static double sums_weigh(struct sums *x, double score)
 {
     double top = fmax(x->top, score), weight = exp(score - top);
     double shrink = x->top == -(double)INFINITY ? 0 : exp(x->top - top);
     x->sum = x->sum * shrink + weight;
     for (int d = 0; d < x->dim_v; d++)
-        x->values[d] = x->values[d] * shrink + weight * dtype_load(dtype, value, d);
+        x->values[d] *= shrink;
     x->top = top;
+    return weight;
+}
+
+static void sums_add(struct sums *x, double score, attn_dtype dtype, const void *value)
+{
+    double weight = sums_weigh(x, score);
+    for (int d = 0; d < x->dim_v; d++)
+        x->values[d] += weight * dtype_load(dtype, value, d);
 }
 
 static void sums_store(const struct sums *x, attn_dtype dtype, void *out, float *lse)
@@ -111,6 +124,18 @@ static void copy_vector(const char *from, char *to, int dim)
     memcpy(place(to, 2 * (size_t)dim), place(from, 2 * (size_t)dim), 2 * (size_t)dim);
 }
 
+static void save_codes(const fa3_rows_call *p, i64 row, int sequence, int head, i64 page, i64 at)
+{
+    const call_operands *o = &p->operands;
+    const row_scales s = row_find_scales(p, sequence, head);
+    row_save_code(p, (const char *)o->k + row * o->k_row + head * o->k_head,
+                  (char *)o->k_cache + page * o->k_page + at * o->k_token + head * o->k_cache_head,
+                  p->dim, s.k, s.k_cache, 0, 1);
+    row_save_code(p, (const char *)o->v + row * o->v_row + head * o->v_head,
+                  (char *)o->v_cache + page * o->v_page + at * o->v_token + head * o->v_cache_head,
+                  p->dim_v, s.v, s.v_cache, 0, 1);
+}
+
 static void save(const fa3_rows_call *p)
 {
     const call_operands *o = &p->operands;
@@ -121,6 +146,10 @@ static void save(const fa3_rows_call *p)
         i64 slot = *PORTABLE_AT(p->batch.out_cache_loc + row);
         i64 page = slot / p->page_size, at = slot % p->page_size;
         for (int head = 0; head < p->heads_q / p->heads_per_kv && slot >= 0; head++) {
+            if (p->has_codes) {
+                save_codes(p, row, work_find_row(rows, seqs, (int)row), head, page, at);
+                continue;
+            }
             copy_vector((const char *)o->k + row * o->k_row + head * o->k_head,
                         (char *)o->k_cache + page * o->k_page + at * o->k_token +
                             head * o->k_cache_head,
@@ -133,19 +162,25 @@ static void save(const fa3_rows_call *p)
     }
 }
 
-static void attend_slow_row(const fa3_rows_call *p, const index_sequence *q, int t, int head)
+static void attend_slow_row(const fa3_rows_call *p, const index_sequence *q, int sequence, int t,
+                            int head)
 {
     i64 row = (i64)q->first_row + t;
-    attn_dtype dtype = p->dtype == ELEMENT_F16 ? ATTN_F16 : ATTN_BF16;
+    attn_dtype dtype = p->out_dtype == ELEMENT_F16 ? ATTN_F16 : ATTN_BF16;
     int kv_head = head / p->heads_per_kv, low, high;
+    const row_scales scales = row_find_scales(p, sequence, kv_head);
     struct sums x;
     float lse;
     sums_begin(&x, p->dim_v, p->operands.sinks ? PORTABLE_AT(p->operands.sinks + head) : NULL);
     row_find_keys(p, q, t, &low, &high);
     for (int j = low; j < high; j++) {
         index_place at = row_find_key(p, q, kv_head, j);
-        sums_add(&x, (double)row_score(p, row_query(p, row, head), at.k), dtype,
-                 place(at.v, 2 * (size_t)p->dim_v));
+        int is_new = j >= q->first_new;
+        double weight = sums_weigh(
+            &x, (double)row_score(p, &scales, row_query(p, row, head), at.k, is_new));
+        for (int d = 0; d < p->dim_v; d++)
+            x.values[d] +=
+                weight * (double)row_element(p, is_new, at.v, d, scales.v, scales.v_cache);
     }
     sums_store(&x, dtype, place(row_out(p, row, head), 2 * (size_t)p->dim_v), &lse);
     row_store_lse(p, row, head, lse);
@@ -157,6 +192,12 @@ static void rows(const struct fake_cuda_launch *launch)
     i64 first, end;
     if (p->operands.save)
         save(p);
+    for (int head = 0; p->cache_scales && head < p->heads_q / p->heads_per_kv; head++) {
+        *PORTABLE_AT(p->cache_scales + head) =
+            cache_k_scale(&p->operands, p->scale_stride, head);
+        *PORTABLE_AT(p->cache_scales + p->heads_q / p->heads_per_kv + head) =
+            cache_v_scale(&p->operands, p->scale_stride, head);
+    }
     rows_find_padding(p, &first, &end);
     for (i64 row = first; row < end; row++)
         for (int head = 0; head < p->heads_q; head++)
@@ -168,8 +209,67 @@ static void rows(const struct fake_cuda_launch *launch)
         index_find_sequence(&p->batch, p->operands.k != NULL, s, &q);
         for (int t = 0; t < q.q_len; t++)
             for (int head = 0; head < p->heads_q; head++)
-                attend_slow_row(p, &q, t, head);
+                attend_slow_row(p, &q, s, t, head);
     }
+}
+
+/* ---- Codes ------------------------------------------------------------------------------------- */
+
+static void store_scales(const struct fake_cuda_launch *launch)
+{
+    const fa3_scales_call *p = launch->arguments[0];
+    for (int i = 0; i < p->count; i++)
+        *PORTABLE_AT(p->to + i) = p->values[i];
+}
+
+static void widen(const struct fake_cuda_launch *launch)
+{
+    const fa3_widen_call *p = launch->arguments[0];
+    const int *rows = widen_new_rows(p);
+    int seqs = index_num_seqs(&p->batch), kv_heads = p->heads_q / p->heads_per_kv;
+    i64 first, end;
+    widen_find_rows(p, p->batch.q_indptr, &first, &end);
+    for (i64 row = first; row < end; row++)
+        for (int head = 0; head < p->heads_q; head++)
+            for (int d = 0; d < p->dim; d++)
+                widen_query(p, work_find_row(p->batch.q_indptr, seqs, (int)row), row, head, d);
+    widen_find_rows(p, rows, &first, &end);
+    for (i64 row = first; p->k && row < end; row++)
+        for (int head = 0; head < kv_heads; head++) {
+            int s = work_find_row(rows, seqs, (int)row);
+            for (int d = 0; d < p->dim; d++)
+                widen_key(p, s, row, head, d);
+            for (int d = 0; d < p->dim_v; d++)
+                widen_value(p, s, row, head, d);
+        }
+}
+
+/* Turned values, as forward_codes() below reads them: column after column of a tile, 128 keys each;
+ * after the sequence's end zeros. How they lie among each other is the device's matter. */
+enum { TURNED = 128 };
+
+static void turn_values(const struct fake_cuda_launch *launch)
+{
+    const struct fa3_turn_params *p = launch->arguments[0];
+    const int *lengths = place_number(p->k_lengths), *table = place_number(p->block_table);
+    const int *starts = place_number(p->turned_first);
+    for (unsigned s = 0; s < launch->grid[2]; s++)
+        for (unsigned head = 0; head < launch->grid[1]; head++)
+            for (unsigned j = 0; j < launch->grid[0] * TURNED; j++) {
+                if ((int)(j / TURNED * TURNED) >= lengths[s])
+                    break;
+                int page = (int)j < lengths[s]
+                               ? table[s * p->table_stride + j / (unsigned)p->page_size]
+                               : 0;
+                uint64_t from = p->v + (uint64_t)(page * p->v_outer + head * p->v_head +
+                                                  j % (unsigned)p->page_size * p->v_token);
+                uint64_t tile = (uint64_t)starts[s] + j / TURNED;
+                uint8_t *to = place_number(p->turned + (tile * launch->grid[1] + head) *
+                                                           (TURNED * TURNED));
+                for (unsigned d = 0; d < TURNED; d++)
+                    to[d * TURNED + j % TURNED] =
+                        (int)j < lengths[s] ? *(uint8_t *)place_number(from + d) : 0;
+            }
 }
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
@@ -177,21 +277,24 @@ static void rows(const struct fake_cuda_launch *launch)
 /* A tile of the forward kernel, and its launch. */
 struct work {
     const struct fa3_forward_params *p;
+    const struct fa3_codes_params *codes; /* NULL: not of codes */
     const fa3_tile *tile;
-    attn_dtype dtype;
+    attn_dtype dtype; /* of q, k, v */
+    attn_dtype out_dtype;
     int number, head, sequence; /* tile of the sequence */
     int q_start, queries, keys;
 };
 
 /* A vector of `dim` elements by its coordinates; what is beyond the map is zero. */
-static void fetch(const struct fa3_tensor_map *given, int row, int head, int outer, int dim,
-                  uint16_t *to)
+static void fetch(const struct work *w, const struct fa3_tensor_map *given, int row, int head,
+                  int outer, int dim, uint16_t *to)
 {
     struct fake_cuda_tensor_map map;
+    size_t size = (size_t)dim * (w->codes ? 1 : 2);
     memcpy(&map, given, sizeof map);
-    memset(to, 0, (size_t)dim * 2);
+    memset(to, 0, size);
     if (strcmp(map.magic, FAKE_CUDA_TENSOR_MAP) != 0 || map.shape[0] != (uint64_t)dim) {
-        memset(to, 0xff, (size_t)dim * 2); /* NaN: the map is none of this tile */
+        memset(to, 0xff, size); /* NaN: the map is none of this tile */
         return;
     }
     if (row < 0 || head < 0 || outer < 0 || (uint64_t)row >= map.shape[1] ||
@@ -199,16 +302,34 @@ static void fetch(const struct fa3_tensor_map *given, int row, int head, int out
         return;
     cuda_pointer at = map.address + (uint64_t)row * map.strides[0] +
                       (uint64_t)head * map.strides[1] + (uint64_t)outer * map.strides[2];
-    const void *from = fake.access(at, (size_t)dim * 2);
+    const void *from = fake.access(at, size);
     if (from)
-        memcpy(to, from, (size_t)dim * 2);
+        memcpy(to, from, size);
+}
+
+static void fetch_turned(const struct work *w, int sequence, int j, uint8_t *to)
+{
+    const struct fa3_codes_params *c = w->codes;
+    const int *first = place_number(c->turned_first);
+    uint64_t heads = (uint64_t)(w->p->heads_q / w->p->heads_per_kv);
+    uint64_t tile = (uint64_t)(first[sequence] + j / TURNED) * heads;
+    tile += (uint64_t)(w->head / w->p->heads_per_kv);
+    const uint8_t *from = place_number(c->turned + tile * (TURNED * TURNED));
+    for (int d = 0; d < w->tile->dim_v; d++)
+        to[d] = from[d * TURNED + j % TURNED];
+}
+
+static double scale_at(const struct work *w, const struct fa3_scale *scale)
+{
+    const float *at = place_number(scale->at);
+    return (double)at[w->sequence * scale->sequence + w->head / w->p->heads_per_kv * scale->head];
 }
 
 static void fetch_key(const struct work *w, int values, int j, uint16_t *to)
 {
     const struct fa3_forward_params *p = w->p;
     const int *table = place_number(p->block_table), *starts = place_number(p->k_starts);
-    int outer = w->sequence, head = w->head / p->heads_per_kv;
+    int outer = w->sequence, head = w->head / p->heads_per_kv, key = j;
     if (table) {
         outer = table[w->sequence * p->table_stride + j / p->page_size];
         j %= p->page_size;
@@ -216,7 +337,11 @@ static void fetch_key(const struct work *w, int values, int j, uint16_t *to)
         j += starts[w->sequence];
         outer = 0;
     }
-    fetch(values ? &p->v : &p->k, j, head, outer, values ? w->tile->dim_v : w->tile->dim, to);
+    if (w->codes && values) {
+        fetch_turned(w, w->sequence, key, (uint8_t *)to);
+        return;
+    }
+    fetch(w, values ? &p->v : &p->k, j, head, outer, values ? w->tile->dim_v : w->tile->dim, to);
 }
 
 static double score_of(const struct work *w, const uint16_t *q, const uint16_t *k)
@@ -226,6 +351,8 @@ static double score_of(const struct work *w, const uint16_t *q, const uint16_t *
     double sum = 0;
     for (int d = 0; d < w->tile->dim; d++)
         sum += dtype_load(w->dtype, q, d) * dtype_load(w->dtype, k, d);
+    if (w->codes)
+        sum *= scale_at(w, &w->codes->q_scale) * scale_at(w, &w->codes->k_scale);
     if (p->score_cap != 0)
         sum = tanh(sum * (double)p->score_cap);
     return sum * (double)p->score_log2 * ln2;
@@ -239,7 +366,7 @@ static void attend_tile_row(const struct work *w, int t)
     uint16_t q[MAX_DIM], k[MAX_DIM], v[MAX_DIM];
     struct sums x;
     sums_begin(&x, w->tile->dim_v, sinks ? sinks + w->head : NULL);
-    fetch(&p->q, w->q_start + t, w->head, p->q_starts ? 0 : w->sequence, w->tile->dim, q);
+    fetch(w, &p->q, w->q_start + t, w->head, p->q_starts ? 0 : w->sequence, w->tile->dim, q);
     for (int j = 0; j < w->keys; j++) {
         if (j < position - p->window_left || j > position + p->window_right)
             continue;
@@ -253,7 +380,9 @@ static void attend_tile_row(const struct work *w, int t)
     out += row * p->out_token + w->head * p->out_head + batch * p->out_batch;
     if (lse)
         lse += row * p->lse_token + w->head * p->lse_head + batch * p->lse_batch;
-    sums_store(&x, w->dtype, out, lse);
+    for (int d = 0; d < x.dim_v && w->codes; d++)
+        x.values[d] *= scale_at(w, &w->codes->v_scale);
+    sums_store(&x, w->out_dtype, out, lse);
 }
 
 static void attend_tile(struct work *w)
@@ -276,10 +405,12 @@ static int is_box(const struct fa3_forward_params *p, const fa3_tile *tile)
            (!p->block_table || p->page_size % p->box_rows == 0);
 }
 
-static void forward(const struct fake_cuda_launch *launch, const fa3_tile *tile, attn_dtype dtype)
+static void forward(const struct fake_cuda_launch *launch, const fa3_tile *tile, int has_codes,
+                    attn_dtype dtype)
 {
-    struct fa3_forward_params p;
-    memcpy(&p, launch->arguments[0], sizeof p);
+    struct fa3_codes_params all;
+    memcpy(&all, launch->arguments[0], has_codes ? sizeof all : sizeof all.forward);
+    const struct fa3_forward_params p = all.forward;
     const uint32_t *counter = place_number(p.counter);
     const int *tiles = place_number(p.tiles), *count = place_number(p.tile_count);
     if (!is_box(&p, tile) || !counter || counter[0] || counter[1] ||
@@ -287,24 +418,33 @@ static void forward(const struct fake_cuda_launch *launch, const fa3_tile *tile,
         return;
     for (int n = 0; n < (tiles ? *count : p.batch * p.q_tiles); n++)
         for (int head = 0; head < p.heads_q; head++) {
-            struct work w = {.p = &p, .tile = tile, .dtype = dtype, .head = head};
+            struct work w = {.p = &p,
+                             .codes = has_codes ? &all : NULL,
+                             .tile = tile,
+                             .dtype = has_codes ? ATTN_FP8_E4M3 : dtype,
+                             .out_dtype = dtype,
+                             .head = head};
             w.sequence = tiles ? tiles[2 * n] : n / p.q_tiles;
             w.number = tiles ? tiles[2 * n + 1] : n % p.q_tiles;
             attend_tile(&w);
         }
 }
 
-#define TILE(name, ...)                                                                            \
+#define ALL_TILES(codes, name, ...)                                                                \
     static const fa3_tile name##_tile = FA3_TILE(name, __VA_ARGS__);                               \
     static void forward_##name##_bf16(const struct fake_cuda_launch *launch)                       \
     {                                                                                              \
-        forward(launch, &name##_tile, ATTN_BF16);                                                  \
+        forward(launch, &name##_tile, codes, ATTN_BF16);                                                  \
     }                                                                                              \
     static void forward_##name##_f16(const struct fake_cuda_launch *launch)                        \
     {                                                                                              \
-        forward(launch, &name##_tile, ATTN_F16);                                                   \
+        forward(launch, &name##_tile, codes, ATTN_F16);                                                   \
     }
+#define TILE(...) ALL_TILES(0, __VA_ARGS__)
 FA3_SHAPES(TILE)
+#undef TILE
+#define TILE(...) ALL_TILES(1, __VA_ARGS__)
+FA3_CODES_SHAPES(TILE)
 #undef TILE
 
 /* ---- Definition ------------------------------------------------------------------------------ */
@@ -314,14 +454,24 @@ __attribute__((constructor)) static void define(void)
     static const size_t plan_size[] = {sizeof(fa3_plan_call)},
                         rows_size[] = {sizeof(fa3_rows_call)};
     static const size_t forward_size[] = {sizeof(struct fa3_forward_params)};
+    static const size_t codes_size[] = {sizeof(struct fa3_codes_params)};
+    static const size_t scales_size[] = {sizeof(fa3_scales_call)};
+    static const size_t widen_size[] = {sizeof(fa3_widen_call)};
+    static const size_t turn_size[] = {sizeof(struct fa3_turn_params)};
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)
         return;
     fake.define_kernel("fa3_plan_batch", plan_batch, plan_size, 1, NULL);
     fake.define_kernel("fa3_rows", rows, rows_size, 1, NULL);
-#define DEFINE(name, ...)                                                                          \
-    fake.define_kernel("fa3_forward_" #name "_bf16", forward_##name##_bf16, forward_size, 1,       \
-                       NULL);                                                                      \
-    fake.define_kernel("fa3_forward_" #name "_f16", forward_##name##_f16, forward_size, 1, NULL);
+    fake.define_kernel("fa3_store_scales", store_scales, scales_size, 1, NULL);
+    fake.define_kernel("fa3_widen", widen, widen_size, 1, NULL);
+    fake.define_kernel("fa3_turn_values", turn_values, turn_size, 1, NULL);
+#define DEFINE_ALL(size, name)                                                                     \
+    fake.define_kernel("fa3_forward_" #name "_bf16", forward_##name##_bf16, size, 1, NULL);        \
+    fake.define_kernel("fa3_forward_" #name "_f16", forward_##name##_f16, size, 1, NULL);
+#define DEFINE(name, ...) DEFINE_ALL(forward_size, name)
     FA3_SHAPES(DEFINE)
+#undef DEFINE
+#define DEFINE(name, ...) DEFINE_ALL(codes_size, name)
+    FA3_CODES_SHAPES(DEFINE)
 #undef DEFINE
 }

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * turn_values.cu: all values of a batch turned ahead of the forward kernel (turn.cuh), each tile by
+ * turn_values.cuh: all values of a batch turned ahead of the forward kernel (turn.cuh), each tile by
  * one block. It costs a read and a write of the values, once, where a forward kernel that turns
  * them itself does it for each tile of queries. Values after a sequence's end become zeros.
  */
+#ifndef FA3_LIKE_TURN_VALUES_CUH
+#define FA3_LIKE_TURN_VALUES_CUH
+
 #include "plugins/fa3_like/kernels/params.h"
 #include "plugins/fa3_like/kernels/turn.cuh"
 
@@ -60,3 +63,5 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
             shared_load(shared_address(to) + (i * GROUP_THREADS + threadIdx.x) * 16);
     grid_launch_dependents();
 }
+
+#endif

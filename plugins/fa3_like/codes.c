@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codes.c: queries, and new keys and values, of e4m3. The library reads 16 bits, so what it serves
+ * (DECODE, few queries, masks, whatever the forward kernel of codes does not) comes to it as bf16:
+ *
+ *   fa3_store_scales   scales that the host has
+ *   fa3_widen          q * scale as bf16; new keys and values as the cache's codes stand for them,
+ *                      which round to these codes again
+ *
+ * Before the forward kernel of codes stands
+ *
+ *   fa3_turn_values    the cache's values along the keys (kernels/turn.cuh)
+ */
+#include "plugins/fa3_like/fa3_like.h"
+
+#include "plugins/common/cuda/elements.cuh"
+#include "plugins/common/cuda/launch.h"
+#include "plugins/common/cuda/operands.h"
+
+#include <math.h>
+#include <string.h>
+
+#define FAIL(error, field, ...)                                                                    \
+    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
+
+enum { ALIGNMENT = 256, TURN_KEYS = 128, TURN_THREADS = 128, WIDEN_BLOCKS = 8 };
+
+/* ---- Problems -------------------------------------------------------------------------------- */
+
+int fa3_has_codes(const attn_problem *problem)
+{
+    return problem->q_dtype == ATTN_FP8_E4M3;
+}
+
+void fa3_plain_problem(const attn_problem *given, attn_problem *problem, attn_layer_group *group)
+{
+    ATTN_UTIL_READ(problem, given);
+    ATTN_UTIL_READ(group, given->group);
+    problem->struct_size = sizeof *problem;
+    group->struct_size = sizeof *group;
+    problem->group = group;
+    if (!fa3_has_codes(given))
+        return;
+    problem->q_dtype = ATTN_BF16;
+    problem->new_kv_dtype = ATTN_DTYPE_NONE;
+    group->input_scale_granularity = ATTN_SCALE_NONE;
+}
+
+/* New k and v: of q's type, or as the library has them. The rows of an encoder's keys, which have no
+ * bound, come as bf16. */
+void fa3_check_codes(const attn_problem *problem, attn_verdict *verdict)
+{
+    const uint32_t scales = 1u << ATTN_SCALE_PER_TENSOR | 1u << ATTN_SCALE_PER_HEAD |
+                            1u << ATTN_SCALE_PER_SEQ_HEAD;
+    attn_layer_group group;
+    ATTN_UTIL_READ(&group, problem->group);
+    attn_dtype new_dtype = attn_new_kv_dtype(problem);
+    int is_decoder = group.attn_type == ATTN_TYPE_DECODER;
+    if (group.attn_type == ATTN_TYPE_ENCODER_ONLY)
+        attn_util_refuse(verdict, ATTN_REASON_ATTN_TYPE, ATTN_FIELD_ATTN_TYPE, "decoder, cross",
+                         "%s", attn_util_attn_type_name(group.attn_type));
+    if (new_dtype != ATTN_BF16 && !(new_dtype == ATTN_FP8_E4M3 && is_decoder))
+        attn_util_refuse(verdict, ATTN_REASON_DTYPE, ATTN_FIELD_NEW_KV_DTYPE,
+                         is_decoder ? "bf16, fp8_e4m3" : "bf16", "%s",
+                         attn_util_dtype_name(new_dtype));
+    attn_util_check_member(scales, group.input_scale_granularity, ATTN_SCALE_COUNT,
+                           attn_util_granularity_name, ATTN_REASON_SCALE_GRANULARITY,
+                           ATTN_FIELD_INPUT_SCALE_GRANULARITY, verdict);
+}
+
+/* ---- Scratch memory -------------------------------------------------------------------------- */
+
+static uint64_t aligned(uint64_t size)
+{
+    return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* Tiles of keys of all sequences of a batch. */
+static uint64_t most_turned(const attn_bounds *bounds)
+{
+    uint64_t seqs = (uint64_t)bounds->max_seqs;
+    uint64_t all = seqs * (((uint64_t)bounds->max_kv_len + TURN_KEYS - 1) / TURN_KEYS);
+    uint64_t kept = (uint64_t)bounds->max_kv_tokens / TURN_KEYS + seqs;
+    return bounds->max_kv_tokens > 0 && kept < all ? kept : all;
+}
+
+fa3_codes_layout fa3_layout_codes(const fa3_group *group, const cuda_group *base,
+                                  const attn_bounds *bounds)
+{
+    uint64_t rows = (uint64_t)bounds->max_tokens, heads = (uint64_t)base->kv_heads;
+    uint64_t bf16 = 2, dim = (uint64_t)base->dim, dim_v = (uint64_t)base->v_dim;
+    int has_new = group->new_dtype == ATTN_FP8_E4M3;
+    fa3_codes_layout layout = {.size = 0};
+    if (!group->has_codes)
+        return layout;
+    layout.scales_each =
+        heads * (group->granularity == ATTN_SCALE_PER_SEQ_HEAD ? (uint64_t)bounds->max_seqs : 1);
+    layout.k_at = aligned(rows * heads * (uint64_t)base->ratio * dim * bf16);
+    layout.v_at = aligned(layout.k_at + (has_new ? rows * heads * dim * bf16 : 0));
+    layout.scales_at = aligned(layout.v_at + (has_new ? rows * heads * dim_v * bf16 : 0));
+    layout.turned_at =
+        aligned(layout.scales_at + (3 * layout.scales_each + 2 * heads) * sizeof(float));
+    layout.size = layout.turned_at;
+    if (fa3_layout_plan(group, bounds).size > 0)
+        layout.size = aligned(layout.size + most_turned(bounds) * heads * TURN_KEYS * dim_v);
+    return layout;
+}
+
+static fa3_codes_layout layout_of(const layer_call *call)
+{
+    return fa3_layout_codes(call->tiles, call->group, &call->metadata->plan.bounds);
+}
+
+static char *scratch_of(const layer_call *call)
+{
+    return ((const fa3_own *)call->metadata->own)->scratch;
+}
+
+/* ---- Scales ---------------------------------------------------------------------------------- */
+
+static attn_status check_scale(const layer_call *call, uint32_t role, const attn_scale *scale,
+                               attn_error *error)
+{
+    const char *name = attn_util_role_name(role);
+    uint32_t granularity = call->tiles->granularity, heads = (uint32_t)call->group->kv_heads;
+    uint32_t count = granularity == ATTN_SCALE_PER_TENSOR ? 1 : heads;
+    if (granularity == ATTN_SCALE_PER_SEQ_HEAD)
+        count *= (uint32_t)call->metadata->plan.batch.num_seqs;
+    if (!scale || (!scale->device && !scale->host))
+        return FAIL(error, ATTN_FIELD_SCALE, "scale of %s is missing", name);
+    if (scale->granularity != granularity || scale->count != count)
+        return FAIL(error, ATTN_FIELD_SCALE,
+                    "scale of %s: granularity %u, count %u: accepted %u, %u", name,
+                    scale->granularity, scale->count, granularity, count);
+    for (uint32_t i = 0; i < count && !scale->device; i++)
+        if (!(scale->host[i] > 0) || !isfinite(scale->host[i]))
+            return FAIL(error, ATTN_FIELD_SCALE,
+                        "scale of %s: value %u is %g: accepted finite, above 0", name, i,
+                        (double)scale->host[i]);
+    return ATTN_OK;
+}
+
+static attn_status store_scales(const layer_call *call, const attn_scale *scale, float *to,
+                                attn_stream stream, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t first = 0; first < scale->count && status == ATTN_OK;
+         first += FA3_STORED_SCALES) {
+        uint32_t left = scale->count - first;
+        fa3_scales_call p = {.to = to + first,
+                             .count = (int)(left < FA3_STORED_SCALES ? left : FA3_STORED_SCALES)};
+        const cuda_launch launch = {.function = call->kernels->store_scales,
+                                    .name = "fa3_store_scales",
+                                    .grid = {1, 1, 1},
+                                    .block = {FA3_STORED_SCALES}};
+        void *params[] = {&p};
+        memcpy(p.values, scale->host + first, (size_t)p.count * sizeof *p.values);
+        status = cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
+    }
+    return status;
+}
+
+/* Of q, k or v, the `number`th of these. */
+static attn_status take_input(const layer_call *call, uint32_t role, int number, fa3_input *to,
+                              attn_stream stream, attn_error *error)
+{
+    const attn_scale *scale =
+        call->args.scales ? attn_operand_scale(&call->args, role) : NULL;
+    fa3_codes_layout layout = layout_of(call);
+    float *stored = (float *)(void *)(scratch_of(call) + layout.scales_at) +
+                    (uint64_t)number * layout.scales_each;
+    int per_head = call->tiles->granularity != ATTN_SCALE_PER_TENSOR;
+    attn_status status = check_scale(call, role, scale, error);
+    if (status != ATTN_OK)
+        return status;
+    *to = (fa3_input){
+        .scale = scale->device ? scale->device : stored,
+        .sequence =
+            call->tiles->granularity == ATTN_SCALE_PER_SEQ_HEAD ? call->group->kv_heads : 0,
+        .head = per_head};
+    return scale->device ? ATTN_OK : store_scales(call, scale, stored, stream, error);
+}
+
+attn_status fa3_take_codes(layer_call *call, attn_stream stream, attn_error *error)
+{
+    cuda_group group = *call->group;
+    fa3_rows_call *p = &call->rows;
+    group.q_dtype = ATTN_FP8_E4M3;
+    group.new_dtype = call->tiles->new_dtype;
+    attn_status status = cuda_operands_take(&group, call->layer, &call->metadata->plan, call->kv,
+                                            &call->args, &p->operands, error);
+    if (status == ATTN_OK)
+        status = take_input(call, ATTN_ROLE_Q, 0, &p->q_input, stream, error);
+    if (status != ATTN_OK || !p->operands.k || group.new_dtype != ATTN_FP8_E4M3)
+        return status;
+    status = take_input(call, ATTN_ROLE_K, 1, &p->k_input, stream, error);
+    return status == ATTN_OK ? take_input(call, ATTN_ROLE_V, 2, &p->v_input, stream, error)
+                             : status;
+}
+
+float *fa3_cache_scales(const layer_call *call)
+{
+    fa3_codes_layout layout = layout_of(call);
+    return (float *)(void *)(scratch_of(call) + layout.scales_at) + 3 * layout.scales_each;
+}
+
+/* ---- Tiles ----------------------------------------------------------------------------------- */
+
+static attn_status launch_turn(const layer_call *call, const struct fa3_codes_params *p,
+                               attn_stream stream, attn_error *error)
+{
+    const call_operands *o = &call->rows.operands;
+    const fa3_metadata *view = call->view;
+    struct fa3_turn_params turn = {.v = (uintptr_t)o->v_cache,
+                                   .turned = p->turned,
+                                   .turned_first = p->turned_first,
+                                   .k_lengths = (uintptr_t)view->cache_seqlens,
+                                   .block_table = (uintptr_t)view->page_table,
+                                   .v_token = o->v_token,
+                                   .v_head = o->v_cache_head,
+                                   .v_outer = o->v_page,
+                                   .table_stride = view->page_table_stride,
+                                   .k_length = view->max_seqlen_k,
+                                   .page_size = call->group->page_size};
+    int64_t tiles = ((int64_t)view->max_seqlen_k + TURN_KEYS - 1) / TURN_KEYS;
+    const cuda_launch launch = {
+        .function = call->kernels->turn,
+        .name = "fa3_turn_values",
+        .grid = {tiles, call->group->kv_heads, call->metadata->plan.batch.num_seqs},
+        .block = {TURN_THREADS}};
+    void *params[] = {&turn};
+    return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
+}
+
+attn_status fa3_turn_values(const layer_call *call, struct fa3_codes_params *p, attn_stream stream,
+                            attn_error *error)
+{
+    const fa3_input *q = &call->rows.q_input;
+    const float *cache = call->rows.cache_scales;
+    p->q_scale = (struct fa3_scale){(uintptr_t)q->scale, q->sequence, q->head};
+    p->k_scale = (struct fa3_scale){(uintptr_t)cache, 0, 1};
+    p->v_scale = (struct fa3_scale){(uintptr_t)(cache + call->group->kv_heads), 0, 1};
+    p->turned = (uintptr_t)(scratch_of(call) + layout_of(call).turned_at);
+    p->turned_first = (uintptr_t)call->view->turned_first;
+    return launch_turn(call, p, stream, error);
+}
+
+/* ---- The library ----------------------------------------------------------------------------- */
+
+static attn_tensor widened(const attn_tensor *from, void *data, int64_t rows)
+{
+    attn_tensor tensor = {.struct_size = sizeof tensor,
+                          .data = data,
+                          .device_type = from->device_type,
+                          .device_id = from->device_id,
+                          .dtype = ATTN_BF16,
+                          .ndim = 3,
+                          .shape = {rows, from->shape[1], from->shape[2]},
+                          .strides = {from->shape[1] * from->shape[2], from->shape[2], 1},
+                          .alignment = ALIGNMENT};
+    return tensor;
+}
+
+static attn_status launch_widen(layer_call *call, int has_new, attn_stream stream,
+                                attn_error *error)
+{
+    const cuda_group *group = call->group;
+    fa3_codes_layout layout = layout_of(call);
+    char *at = scratch_of(call);
+    fa3_widen_call p = {
+        .operands = call->rows.operands,
+        .q = (unsigned short *)(void *)at,
+        .k = has_new ? (unsigned short *)(void *)(at + layout.k_at) : NULL,
+        .v = has_new ? (unsigned short *)(void *)(at + layout.v_at) : NULL,
+        .q_input = call->rows.q_input,
+        .k_input = call->rows.k_input,
+        .v_input = call->rows.v_input,
+        .heads_q = group->kv_heads * group->ratio,
+        .heads_per_kv = group->ratio,
+        .dim = group->dim,
+        .dim_v = group->v_dim,
+        .has_codes = call->tiles->is_quantised,
+        .scale_stride = group->scale_granularity == ATTN_SCALE_PER_HEAD,
+        .most_rows = call->metadata->plan.bounds.max_tokens};
+    const cuda_launch launch = {.function = call->kernels->widen,
+                                .name = "fa3_widen",
+                                .grid = {fa3_num_sms(call) * WIDEN_BLOCKS, 1, 1},
+                                .block = {FA3_WIDEN_THREADS}};
+    void *params[] = {&p};
+    cuda_plan_fill(&call->metadata->plan, group, call->kv, &p.batch);
+    return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
+}
+
+attn_status fa3_forward_widened(layer_call *call, int decode, int32_t layer_id, attn_stream stream,
+                                attn_error *error)
+{
+    const attn_tensor *operands[ATTN_ROLE_COUNT] = {NULL};
+    attn_forward_args args = call->args;
+    fa3_codes_layout layout = layout_of(call);
+    char *at = scratch_of(call);
+    int64_t rows = call->metadata->plan.bounds.max_tokens;
+    attn_tensor q, k, v;
+    attn_status status = fa3_take_codes(call, stream, error);
+    int has_new = call->rows.operands.k && call->tiles->new_dtype == ATTN_FP8_E4M3;
+    if (status == ATTN_OK)
+        status = launch_widen(call, has_new, stream, error);
+    if (status != ATTN_OK)
+        return status;
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
+        operands[role] = attn_operand(&call->args, role);
+    q = widened(operands[ATTN_ROLE_Q], at, rows);
+    operands[ATTN_ROLE_Q] = &q;
+    if (has_new) {
+        k = widened(operands[ATTN_ROLE_K], at + layout.k_at, rows);
+        v = widened(operands[ATTN_ROLE_V], at + layout.v_at, rows);
+        operands[ATTN_ROLE_K] = &k;
+        operands[ATTN_ROLE_V] = &v;
+    }
+    args.num_operands = ATTN_ROLE_COUNT;
+    args.operands = operands;
+    return (decode ? fi_forward_decode : fi_forward_extend)(call->metadata, layer_id, &args, stream,
+                                                            error);
+}
