@@ -23,7 +23,7 @@
 #define FAIL(error, field, ...)                                                                    \
     attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
 
-enum { ALIGNMENT = 256, TURN_KEYS = 128, TURN_THREADS = 128, WIDEN_BLOCKS = 8 };
+enum { ALIGNMENT = 256, TURN_KEYS = 128, TURN_THREADS = 128, WIDEN_BLOCKS = 8, SPARE_ROWS = 64 };
 
 /* ---- Problems -------------------------------------------------------------------------------- */
 
@@ -42,12 +42,14 @@ void fa3_plain_problem(const attn_problem *given, attn_problem *problem, attn_la
     if (!fa3_has_codes(given))
         return;
     problem->q_dtype = ATTN_BF16;
+    problem->kv_dtype = ATTN_FP8_E4M3;
     problem->new_kv_dtype = ATTN_DTYPE_NONE;
     group->input_scale_granularity = ATTN_SCALE_NONE;
 }
 
-/* New k and v: of q's type, or as the library has them. The rows of an encoder's keys, which have no
- * bound, come as bf16. */
+/* A cache of codes too: over any other, q * scale may not be rounded to bf16 (docs/ABI.md). New k and
+ * v: of q's type, or as the library has them. An encoder's, of which there is no telling how many
+ * rows they have, come as bf16. */
 void fa3_check_codes(const attn_problem *problem, attn_verdict *verdict)
 {
     const uint32_t scales = 1u << ATTN_SCALE_PER_TENSOR | 1u << ATTN_SCALE_PER_HEAD |
@@ -59,6 +61,9 @@ void fa3_check_codes(const attn_problem *problem, attn_verdict *verdict)
     if (group.attn_type == ATTN_TYPE_ENCODER_ONLY)
         attn_util_refuse(verdict, ATTN_REASON_ATTN_TYPE, ATTN_FIELD_ATTN_TYPE, "decoder, cross",
                          "%s", attn_util_attn_type_name(group.attn_type));
+    if (problem->kv_dtype != ATTN_FP8_E4M3)
+        attn_util_refuse(verdict, ATTN_REASON_DTYPE, ATTN_FIELD_KV_DTYPE, "fp8_e4m3", "%s",
+                         attn_util_dtype_name(problem->kv_dtype));
     if (new_dtype != ATTN_BF16 && !(new_dtype == ATTN_FP8_E4M3 && is_decoder))
         attn_util_refuse(verdict, ATTN_REASON_DTYPE, ATTN_FIELD_NEW_KV_DTYPE,
                          is_decoder ? "bf16, fp8_e4m3" : "bf16", "%s",
@@ -84,20 +89,27 @@ static uint64_t most_turned(const attn_bounds *bounds)
     return bounds->max_kv_tokens > 0 && kept < all ? kept : all;
 }
 
+/* Rows of k and v that kv_new_indptr may name: they need not begin with the first. */
+static int64_t most_new_rows(const attn_bounds *bounds)
+{
+    return 2 * (int64_t)bounds->max_tokens + SPARE_ROWS;
+}
+
 fa3_codes_layout fa3_layout_codes(const fa3_group *group, const cuda_group *base,
                                   const attn_bounds *bounds)
 {
     uint64_t rows = (uint64_t)bounds->max_tokens, heads = (uint64_t)base->kv_heads;
     uint64_t bf16 = 2, dim = (uint64_t)base->dim, dim_v = (uint64_t)base->v_dim;
-    int has_new = group->new_dtype == ATTN_FP8_E4M3;
+    uint64_t new_rows =
+        group->new_dtype == ATTN_FP8_E4M3 ? (uint64_t)most_new_rows(bounds) : 0;
     fa3_codes_layout layout = {.size = 0};
     if (!group->has_codes)
         return layout;
     layout.scales_each =
         heads * (group->granularity == ATTN_SCALE_PER_SEQ_HEAD ? (uint64_t)bounds->max_seqs : 1);
     layout.k_at = aligned(rows * heads * (uint64_t)base->ratio * dim * bf16);
-    layout.v_at = aligned(layout.k_at + (has_new ? rows * heads * dim * bf16 : 0));
-    layout.scales_at = aligned(layout.v_at + (has_new ? rows * heads * dim_v * bf16 : 0));
+    layout.v_at = aligned(layout.k_at + new_rows * heads * dim * bf16);
+    layout.scales_at = aligned(layout.v_at + new_rows * heads * dim_v * bf16);
     layout.turned_at =
         aligned(layout.scales_at + (3 * layout.scales_each + 2 * heads) * sizeof(float));
     layout.size = layout.turned_at;
@@ -279,9 +291,8 @@ static attn_status launch_widen(layer_call *call, int has_new, attn_stream strea
         .heads_per_kv = group->ratio,
         .dim = group->dim,
         .dim_v = group->v_dim,
-        .has_codes = call->tiles->is_quantised,
         .scale_stride = group->scale_granularity == ATTN_SCALE_PER_HEAD,
-        .most_rows = call->metadata->plan.bounds.max_tokens};
+        .most_rows = (int)most_new_rows(&call->metadata->plan.bounds)};
     const cuda_launch launch = {.function = call->kernels->widen,
                                 .name = "fa3_widen",
                                 .grid = {fa3_num_sms(call) * WIDEN_BLOCKS, 1, 1},
@@ -291,6 +302,22 @@ static attn_status launch_widen(layer_call *call, int has_new, attn_stream strea
     return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
 }
 
+/* Where the host knows it, how many rows are named; else those that there are. */
+static attn_status check_new_rows(const layer_call *call, attn_error *error)
+{
+    const attn_kv_batch *kv = call->kv;
+    int64_t most = most_new_rows(&call->metadata->plan.bounds);
+    int64_t rows = attn_operand(&call->args, ATTN_ROLE_K)->shape[0];
+    if (!kv->kv_new_indptr.device)
+        rows = call->metadata->plan.batch.num_tokens;
+    else if (kv->kv_new_indptr.host)
+        rows = kv->kv_new_indptr.host[call->metadata->plan.batch.num_seqs];
+    return rows <= most ? ATTN_OK
+                        : FAIL(error, ATTN_FIELD_OPERAND,
+                               "operand k has %lld rows: accepted up to %lld within these bounds",
+                               (long long)rows, (long long)most);
+}
+
 attn_status fa3_forward_widened(layer_call *call, int decode, int32_t layer_id, attn_stream stream,
                                 attn_error *error)
 {
@@ -298,21 +325,23 @@ attn_status fa3_forward_widened(layer_call *call, int decode, int32_t layer_id, 
     attn_forward_args args = call->args;
     fa3_codes_layout layout = layout_of(call);
     char *at = scratch_of(call);
-    int64_t rows = call->metadata->plan.bounds.max_tokens;
+    const attn_bounds *bounds = &call->metadata->plan.bounds;
     attn_tensor q, k, v;
     attn_status status = fa3_take_codes(call, stream, error);
     int has_new = call->rows.operands.k && call->tiles->new_dtype == ATTN_FP8_E4M3;
+    if (status == ATTN_OK && has_new)
+        status = check_new_rows(call, error);
     if (status == ATTN_OK)
         status = launch_widen(call, has_new, stream, error);
     if (status != ATTN_OK)
         return status;
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
         operands[role] = attn_operand(&call->args, role);
-    q = widened(operands[ATTN_ROLE_Q], at, rows);
+    q = widened(operands[ATTN_ROLE_Q], at, bounds->max_tokens);
     operands[ATTN_ROLE_Q] = &q;
     if (has_new) {
-        k = widened(operands[ATTN_ROLE_K], at + layout.k_at, rows);
-        v = widened(operands[ATTN_ROLE_V], at + layout.v_at, rows);
+        k = widened(operands[ATTN_ROLE_K], at + layout.k_at, most_new_rows(bounds));
+        v = widened(operands[ATTN_ROLE_V], at + layout.v_at, most_new_rows(bounds));
         operands[ATTN_ROLE_K] = &k;
         operands[ATTN_ROLE_V] = &v;
     }

@@ -49,7 +49,6 @@ typedef struct fa3_group {
     int has_codes;         /* q is e4m3; the library has it as bf16 */
     attn_dtype new_dtype;  /* of new k, v, where it is */
     uint32_t granularity;  /* ATTN_SCALE_* of q, and of new k, v that are e4m3 */
-    int is_quantised;      /* the cache is e4m3 */
 } fa3_group;
 
 /* The tiles of a problem that query accepts; the kernel is left to the caller. `option`: TILES_* */

@@ -113,8 +113,7 @@ fa3_group fa3_group_of(const attn_problem *problem, int option)
     const attn_layer_group *group = problem->group;
     fa3_group made = {.has_codes = fa3_has_codes(problem),
                       .new_dtype = attn_new_kv_dtype(problem),
-                      .granularity = group->input_scale_granularity,
-                      .is_quantised = cuda_is_fp8(problem->kv_dtype)};
+                      .granularity = group->input_scale_granularity};
     if (option == TILES_NEVER || !fa3_may_tile(problem))
         return made;
     if (!made.has_codes)

@@ -87,7 +87,6 @@ typedef struct fa3_widen_call {
     unsigned short *q, *k, *v; /* written; k NULL: new keys are let be */
     fa3_input q_input, k_input, v_input;
     int heads_q, heads_per_kv, dim, dim_v;
-    int has_codes;    /* the cache is of e4m3 */
     int scale_stride; /* as above */
     int most_rows;    /* that there is room for */
 } fa3_widen_call;

@@ -69,14 +69,10 @@ PORTABLE void widen_query(const fa3_widen_call *p, int sequence, i64 row, int he
 }
 
 /* The code that the cache gets stands 2^-4 apart from the next ones: bf16 tells it from them. */
-PORTABLE u16 widen_new(const fa3_widen_call *p, const char *from, int d, float scale,
-                       float cache_scale)
+PORTABLE u16 widen_new(const char *from, int d, float scale, float cache_scale)
 {
-    float x = p->has_codes
-                  ? f32_multiply(code_value(code_of_new(ELEMENT_E4M3, from, d, scale, cache_scale)),
-                                 cache_scale)
-                  : f32_multiply(code_load(ELEMENT_E4M3, from, d), scale);
-    return element_to_bf16(x);
+    u8 code = code_of_new(ELEMENT_E4M3, from, d, scale, cache_scale);
+    return element_to_bf16(f32_multiply(code_value(code), cache_scale));
 }
 
 PORTABLE void widen_key(const fa3_widen_call *p, int sequence, i64 row, int head, int d)
@@ -84,9 +80,9 @@ PORTABLE void widen_key(const fa3_widen_call *p, int sequence, i64 row, int head
     const call_operands *o = &p->operands;
     const char *from = (const char *)o->k + row * o->k_row + head * o->k_head;
     i64 at = row * (p->heads_q / p->heads_per_kv) + head;
-    float cache = p->has_codes ? cache_k_scale(o, p->scale_stride, head) : 1.0f;
+    float cache = cache_k_scale(o, p->scale_stride, head);
     *PORTABLE_AT((any16 *)(void *)p->k + at * p->dim + d) =
-        widen_new(p, from, d, input_scale(&p->k_input, sequence, head), cache);
+        widen_new(from, d, input_scale(&p->k_input, sequence, head), cache);
 }
 
 PORTABLE void widen_value(const fa3_widen_call *p, int sequence, i64 row, int head, int d)
@@ -94,9 +90,9 @@ PORTABLE void widen_value(const fa3_widen_call *p, int sequence, i64 row, int he
     const call_operands *o = &p->operands;
     const char *from = (const char *)o->v + row * o->v_row + head * o->v_head;
     i64 at = row * (p->heads_q / p->heads_per_kv) + head;
-    float cache = p->has_codes ? cache_v_scale(o, p->scale_stride, head) : 1.0f;
+    float cache = cache_v_scale(o, p->scale_stride, head);
     *PORTABLE_AT((any16 *)(void *)p->v + at * p->dim_v + d) =
-        widen_new(p, from, d, input_scale(&p->v_input, sequence, head), cache);
+        widen_new(from, d, input_scale(&p->v_input, sequence, head), cache);
 }
 
 /* Rows [*first, *end) that belong to sequences: those of q, and those of k and v. */

@@ -70,9 +70,9 @@ static void plan_batch(const struct fake_cuda_launch *launch)
         }
     }
     plan_store(p, num_tiles, num_slow);
-    for (int s = 0, first = 0; p->turned_first && s < seqs; s++) {
-        *PORTABLE_AT(p->turned_first + s) = first;
-        first += plan_count_turned(p, s);
+    for (int s = 0, turned = 0; p->turned_first && s < seqs; s++) {
+        *PORTABLE_AT(p->turned_first + s) = turned;
+        turned += plan_count_turned(p, s);
     }
 }
 
