@@ -32,6 +32,11 @@ int fa3_has_codes(const attn_problem *problem)
     return problem->q_dtype == ATTN_FP8_E4M3;
 }
 
+static int has_cache(const attn_layer_group *group)
+{
+    return group->attn_type == ATTN_TYPE_DECODER || group->attn_type == ATTN_TYPE_CROSS;
+}
+
 void fa3_plain_problem(const attn_problem *given, attn_problem *problem, attn_layer_group *group)
 {
     ATTN_UTIL_READ(problem, given);
@@ -41,6 +46,10 @@ void fa3_plain_problem(const attn_problem *given, attn_problem *problem, attn_la
     problem->group = group;
     if (!fa3_has_codes(given))
         return;
+    if (!has_cache(group)) { /* which is refused, and has no cache's numbers */
+        group->attn_type = ATTN_TYPE_DECODER;
+        problem->page_size = problem->page_size > 0 ? problem->page_size : 1;
+    }
     problem->q_dtype = ATTN_BF16;
     problem->kv_dtype = ATTN_FP8_E4M3;
     problem->new_kv_dtype = ATTN_DTYPE_NONE;
@@ -57,10 +66,11 @@ void fa3_check_codes(const attn_problem *problem, attn_verdict *verdict)
     attn_layer_group group;
     ATTN_UTIL_READ(&group, problem->group);
     attn_dtype new_dtype = attn_new_kv_dtype(problem);
-    int is_decoder = group.attn_type == ATTN_TYPE_DECODER;
-    if (group.attn_type == ATTN_TYPE_ENCODER_ONLY)
-        attn_util_refuse(verdict, ATTN_REASON_ATTN_TYPE, ATTN_FIELD_ATTN_TYPE, "decoder, cross",
-                         "%s", attn_util_attn_type_name(group.attn_type));
+    int is_decoder = group.attn_type != ATTN_TYPE_CROSS;
+    if (!has_cache(&group))
+        attn_util_check_member(1u << ATTN_TYPE_DECODER | 1u << ATTN_TYPE_CROSS, group.attn_type,
+                               ATTN_TYPE_COUNT, attn_util_attn_type_name, ATTN_REASON_ATTN_TYPE,
+                               ATTN_FIELD_ATTN_TYPE, verdict);
     if (problem->kv_dtype != ATTN_FP8_E4M3)
         attn_util_refuse(verdict, ATTN_REASON_DTYPE, ATTN_FIELD_KV_DTYPE, "fp8_e4m3", "%s",
                          attn_util_dtype_name(problem->kv_dtype));
