@@ -3,6 +3,7 @@
  * check_fa3_like_plan.c: what fa3_like asks of the driver: launches, what kernels are told, tensor
  * maps, memory.
  */
+#include "plugins/common/cuda/elements.cuh"
 #include "plugins/fa3_like/tests/fa3_fixture.h"
 #include "tests/tools/test_main.h"
 
@@ -528,6 +529,101 @@ START_TEST(empty_batches)
 END_TEST
 
 /* All that is asked for is enough for the parts of a plan, none of which overlap. */
+/* ---- Codes ------------------------------------------------------------------------------------ */
+
+static void begin_codes(test_run *t, uint32_t granularity)
+{
+    test_problem of;
+    make_codes_problem(&of, granularity);
+    run_begin(t, &of, ATTN_METADATA_EAGER);
+    t->args.num_scales = ATTN_ROLE_COUNT;
+    t->args.scales = t->scale_list;
+}
+
+/* Scales of the host come first, values are turned, tiles read these. */
+START_TEST(codes_in_tiles)
+{
+    test_run t;
+    begin_codes(&t, ATTN_SCALE_PER_TENSOR);
+    const fa3_own *own = t.metadata->own;
+    fa3_codes_layout layout = fa3_layout_codes(&t.group, &t.base.base, &t.of.bounds);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 500));
+    expect_launches("plan scales scales scales rows turn fa3_forward_codes_d128");
+    const struct fa3_codes_params *p = &launches[6].params.codes;
+    const struct fa3_turn_params *turn = &launches[5].params.turn;
+    const fa3_rows_call *rows = &launches[4].params.rows;
+    seen_map q = read_map(&p->forward.q), k = read_map(&p->forward.k);
+    ck_assert_uint_eq(q.box[0], 128);
+    ck_assert_uint_eq(q.type, CUDA_TENSOR_UINT8);
+    ck_assert_uint_eq(k.strides[0], NEW_ROW);
+    ck_assert_uint_eq(k.box[1], 16);
+    ck_assert_uint_eq(read_map(&p->forward.o).type, CUDA_TENSOR_BFLOAT16);
+    ck_assert_uint_eq(p->turned, (uintptr_t)own->scratch + layout.turned_at);
+    ck_assert_uint_eq(turn->turned, p->turned);
+    ck_assert_uint_eq(turn->turned_first, p->turned_first);
+    ck_assert_uint_eq(p->turned_first, (uintptr_t)launches[0].params.plan.turned_first);
+    ck_assert_uint_ne(p->turned_first, 0);
+    ck_assert_uint_eq(turn->v, (uintptr_t)t.v_cache.data);
+    ck_assert_int_eq(turn->v_token, NEW_ROW);
+    ck_assert_uint_eq(launches[5].grid, 16); /* of 2000 keys */
+    ck_assert_uint_eq(launches[5].grid_y, TEST_KV_HEADS);
+    ck_assert_uint_eq(launches[5].grid_z, 3);
+    ck_assert_uint_eq(p->q_scale.at, (uintptr_t)launches[1].params.scales.to);
+    ck_assert_int_eq(p->q_scale.head + p->q_scale.sequence, 0);
+    ck_assert_uint_eq(p->k_scale.at, (uintptr_t)rows->cache_scales);
+    ck_assert_uint_eq(p->v_scale.at, (uintptr_t)(rows->cache_scales + TEST_KV_HEADS));
+    ck_assert_int_eq(rows->has_codes, 1);
+    ck_assert_int_eq(rows->out_dtype, ELEMENT_BF16);
+    ck_assert_int_eq(rows->new_dtype, ELEMENT_E4M3);
+    ck_assert_uint_le(layout.turned_at + 3 * 16 * TEST_KV_HEADS * 128 * 128, layout.size);
+    run_end(&t);
+}
+END_TEST
+
+/* Few queries, and what is not saved, are the library's, as bf16. */
+START_TEST(codes_for_the_library)
+{
+    test_run t;
+    begin_codes(&t, ATTN_SCALE_PER_SEQ_HEAD);
+    fa3_codes_layout layout = fa3_layout_codes(&t.group, &t.base.base, &t.of.bounds);
+    char *scratch = ((const fa3_own *)t.metadata->own)->scratch;
+    t.scales[ATTN_ROLE_Q].count = t.scales[ATTN_ROLE_K].count = t.scales[ATTN_ROLE_V].count =
+        3 * TEST_KV_HEADS;
+    t.scales[ATTN_ROLE_Q].device = (const float *)(uintptr_t)4096;
+    need(run_batch(&t, ATTN_MODE_DECODE, 3, 3, 1));
+    expect_launches("fi_plan scales scales widen fi_attend_d128");
+    const fa3_widen_call *widen = &launches[3].params.widen;
+    const fi_call *call = &launches[4].params.fi_call;
+    ck_assert_ptr_eq(widen->q_input.scale, (const void *)4096);
+    ck_assert_int_eq(widen->q_input.sequence, TEST_KV_HEADS);
+    ck_assert_int_eq(widen->q_input.head, 1);
+    ck_assert_ptr_eq(widen->operands.q, t.q.data);
+    ck_assert_ptr_eq(call->operands.q, scratch);
+    ck_assert_ptr_eq(call->operands.k, scratch + layout.k_at);
+    ck_assert_ptr_eq(call->operands.v, scratch + layout.v_at);
+    ck_assert_ptr_eq(widen->k, call->operands.k);
+    ck_assert_int_eq(call->operands.q_head, 2 * TEST_DIM);
+    ck_assert_int_eq(call->dtype, ELEMENT_BF16);
+    run_end(&t);
+}
+END_TEST
+
+START_TEST(codes_need_scales)
+{
+    test_run t;
+    begin_codes(&t, ATTN_SCALE_PER_TENSOR);
+    t.scale_list[ATTN_ROLE_V] = NULL;
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 500), ATTN_INVALID_ARGUMENT);
+    t.scale_list[ATTN_ROLE_V] = &t.scales[ATTN_ROLE_V];
+    t.scales[ATTN_ROLE_K].count = 2;
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_DECODE, 3, 3, 1), ATTN_INVALID_ARGUMENT);
+    t.scales[ATTN_ROLE_K].count = 1;
+    t.kv.kv_new_indptr.host = NULL;
+    need(run_batch(&t, ATTN_MODE_DECODE, 3, 3, 1));
+    run_end(&t);
+}
+END_TEST
+
 START_TEST(memory_of_a_plan)
 {
     test_run t;
@@ -589,6 +685,9 @@ static Suite *suite(void)
     tcase_add_test(tc, refusals);
     tcase_add_test(tc, graphs_go_by_bounds);
     tcase_add_test(tc, empty_batches);
+    tcase_add_test(tc, codes_in_tiles);
+    tcase_add_test(tc, codes_for_the_library);
+    tcase_add_test(tc, codes_need_scales);
     tcase_add_test(tc, memory_of_a_plan);
     suite_add_tcase(s, tc);
     return s;

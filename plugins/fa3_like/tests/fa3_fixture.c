@@ -22,15 +22,26 @@ static int driver_launch(cuda_function function, unsigned grid_x, unsigned grid_
     (void)stream;
     (void)extra;
     ck_assert_int_lt(num_launches, TEST_MAX_LAUNCHES);
-    ck_assert_uint_eq(grid_y * grid_z * block_y * block_z, 1);
+    ck_assert_uint_eq(block_y * block_z, 1);
+    ck_assert(grid_y * grid_z == 1 || strcmp(function, "turn") == 0);
     seen_launch *seen = &launches[num_launches++];
     memset(seen, 0, sizeof *seen);
     seen->name = function;
     seen->grid = grid_x;
+    seen->grid_y = grid_y;
+    seen->grid_z = grid_z;
     seen->threads = block_x;
     seen->shared = shared;
     size_t size = sizeof seen->params.forward;
-    if (strcmp(function, "plan") == 0)
+    if (strcmp(function, "fa3_forward_codes_d128") == 0)
+        size = sizeof seen->params.codes;
+    else if (strcmp(function, "turn") == 0)
+        size = sizeof seen->params.turn;
+    else if (strcmp(function, "scales") == 0)
+        size = sizeof seen->params.scales;
+    else if (strcmp(function, "widen") == 0)
+        size = sizeof seen->params.widen;
+    else if (strcmp(function, "plan") == 0)
         size = sizeof seen->params.plan;
     else if (strcmp(function, "rows") == 0)
         size = sizeof seen->params.rows;
@@ -134,6 +145,14 @@ void make_problem(test_problem *t)
                                 .tp_size = 1};
 }
 
+void make_codes_problem(test_problem *t, uint32_t granularity)
+{
+    make_problem(t);
+    t->problem.q_dtype = t->problem.kv_dtype = ATTN_FP8_E4M3;
+    t->group.kv_scale_granularity = ATTN_SCALE_PER_HEAD;
+    t->group.input_scale_granularity = granularity;
+}
+
 /* ---- Runs ------------------------------------------------------------------------------------ */
 
 static attn_tensor dense(void *data, attn_dtype dtype, uint32_t ndim, const int64_t *shape)
@@ -156,6 +175,8 @@ static void make_operands(test_run *t)
 {
     static _Alignas(64) char cells[8][64]; /* what lies where is not read */
     attn_dtype dtype = t->of.problem.q_dtype;
+    static const float ones[6 * TEST_KV_HEADS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    static const uint32_t scaled[] = {ATTN_ROLE_Q, ATTN_ROLE_K, ATTN_ROLE_V};
     int hnd = t->base.base.hnd;
     const int64_t queries[] = {TEST_ROWS, TEST_Q_HEADS, TEST_DIM};
     const int64_t keys[] = {TEST_ROWS, TEST_KV_HEADS, TEST_DIM};
@@ -163,7 +184,7 @@ static void make_operands(test_run *t)
     const int64_t pages[] = {TEST_PAGES, hnd ? TEST_KV_HEADS : page, hnd ? page : TEST_KV_HEADS,
                              TEST_DIM};
     t->q = dense(cells[0], dtype, 3, queries);
-    t->out = dense(cells[1], dtype, 3, queries);
+    t->out = dense(cells[1], t->of.problem.out_dtype, 3, queries);
     t->k = dense(cells[2], dtype, 3, keys);
     t->v = dense(cells[3], dtype, 3, keys);
     t->k_cache = dense(cells[4], t->of.problem.kv_dtype, 4, pages);
@@ -176,6 +197,18 @@ static void make_operands(test_run *t)
     t->operands[ATTN_ROLE_V] = &t->v;
     t->operands[ATTN_ROLE_K_CACHE] = &t->k_cache;
     t->operands[ATTN_ROLE_V_CACHE] = &t->v_cache;
+    for (int i = 0; i < 3; i++)
+        t->scales[scaled[i]] = (attn_scale){.struct_size = sizeof t->scales[0],
+                                            .granularity = t->group.granularity,
+                                            .count = 1,
+                                            .host = ones};
+    for (uint32_t role = ATTN_ROLE_K_CACHE; role <= ATTN_ROLE_V_CACHE; role++)
+        t->scales[role] = (attn_scale){.struct_size = sizeof t->scales[0],
+                                       .granularity = ATTN_SCALE_PER_HEAD,
+                                       .count = TEST_KV_HEADS,
+                                       .host = ones};
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
+        t->scale_list[role] = t->scales[role].count > 0 ? &t->scales[role] : NULL;
     t->args = (attn_forward_args){.struct_size = sizeof t->args,
                                   .flags = ATTN_FORWARD_SAVE_KV,
                                   .num_operands = ATTN_ROLE_COUNT,
@@ -185,13 +218,19 @@ static void make_operands(test_run *t)
 /* What create makes of a problem, but for the driver's part. */
 static void make_instance(test_run *t, const attn_problem *problem)
 {
+    attn_problem plain;
+    attn_layer_group plain_group;
+    fa3_plain_problem(problem, &plain, &plain_group);
     t->group = fa3_group_of(problem, TILES_AUTO);
     t->group.forward = t->group.tile ? (cuda_function)(uintptr_t)t->group.tile->kernel : NULL;
     t->own = (fa3_instance){.plan = (cuda_function)(uintptr_t) "plan",
                             .rows = (cuda_function)(uintptr_t) "rows",
+                            .store_scales = (cuda_function)(uintptr_t) "scales",
+                            .widen = (cuda_function)(uintptr_t) "widen",
+                            .turn = (cuda_function)(uintptr_t) "turn",
                             .groups = &t->group};
     const fi_options options = fi_read_options(NULL);
-    fi_group_init(&t->base, problem, TEST_SMS, &options);
+    fi_group_init(&t->base, &plain, TEST_SMS, &options);
     t->layer.layer_id = TEST_LAYER;
     t->base.base.layers = &t->layer;
     for (int kernel = 0; kernel < KERNEL_COUNT; kernel++)
@@ -212,6 +251,7 @@ void run_begin(test_run *t, const test_problem *problem, uint32_t kind)
     if (problem) {
         t->of.bounds = problem->bounds;
         t->of.problem.kv_dtype = problem->problem.kv_dtype;
+        t->of.problem.q_dtype = problem->problem.q_dtype;
     }
     make_instance(t, problem ? &problem->problem : &t->of.problem);
     attn_memory_size size = {.struct_size = sizeof size};
@@ -267,6 +307,6 @@ attn_status run_batch(test_run *t, uint32_t mode, int32_t seqs, int32_t tokens, 
     attn_status status = fa3_init_forward_metadata(t->metadata, &t->batch, NULL, &test_error);
     if (status != ATTN_OK)
         return status;
-    return (mode == ATTN_MODE_DECODE ? fi_forward_decode : fa3_forward_extend)(
+    return (mode == ATTN_MODE_DECODE ? fa3_forward_decode : fa3_forward_extend)(
         t->metadata, TEST_LAYER, &t->args, NULL, &test_error);
 }

@@ -23,10 +23,15 @@ typedef struct seen_map {
 typedef struct seen_launch {
     const char *name;
     unsigned grid, threads, shared;
+    unsigned grid_y, grid_z;
     union {
         fa3_plan_call plan;
         fa3_rows_call rows;
         struct fa3_forward_params forward;
+        struct fa3_codes_params codes;
+        struct fa3_turn_params turn;
+        fa3_scales_call scales;
+        fa3_widen_call widen;
         fi_plan_call fi_plan;
         fi_call fi_call; /* of fi_save too */
     } params;
@@ -49,6 +54,9 @@ typedef struct test_problem {
 /* One that is accepted: bf16, all modes, 8 heads of 128 over 2 KV heads, pages of 48. */
 void make_problem(test_problem *t);
 
+/* The same of codes: q, k, v and the cache are e4m3, inputs have scales by `granularity`. */
+void make_codes_problem(test_problem *t, uint32_t granularity);
+
 /* An instance for it, metadata and a batch; what stands in `problem` at make_instance() counts. */
 typedef struct test_run {
     test_problem of;
@@ -66,6 +74,8 @@ typedef struct test_run {
     attn_mask mask;
     attn_tensor q, k, v, out, lse, k_cache, v_cache, sinks;
     const attn_tensor *operands[ATTN_ROLE_COUNT];
+    attn_scale scales[ATTN_ROLE_COUNT];
+    const attn_scale *scale_list[ATTN_ROLE_COUNT];
     attn_forward_args args;
 } test_run;
 
