@@ -228,6 +228,13 @@ float *fa3_cache_scales(const layer_call *call)
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
+/* Where a graph's batch has its count; 0 of an eager one, whose grid is exact. */
+static uint64_t plan_seqs(const layer_call *call)
+{
+    const cuda_plan *plan = &call->metadata->plan;
+    return plan->counts ? plan->counts + CALL_COUNT_SEQS * sizeof(int32_t) : 0;
+}
+
 static attn_status launch_turn(const layer_call *call, const struct fa3_codes_params *p,
                                attn_stream stream, attn_error *error)
 {
@@ -243,12 +250,14 @@ static attn_status launch_turn(const layer_call *call, const struct fa3_codes_pa
                                    .v_outer = o->v_page,
                                    .table_stride = view->page_table_stride,
                                    .k_length = view->max_seqlen_k,
-                                   .page_size = call->group->page_size};
-    int64_t tiles = ((int64_t)view->max_seqlen_k + TURN_KEYS - 1) / TURN_KEYS;
+                                   .page_size = call->group->page_size,
+                                   .seqs = plan_seqs(call)};
+    const cuda_plan *plan = &call->metadata->plan;
+    int64_t tiles = (fi_most_keys(plan, call->group) + TURN_KEYS - 1) / TURN_KEYS;
     const cuda_launch launch = {
         .function = call->kernels->turn,
         .name = "fa3_turn_values",
-        .grid = {tiles, call->group->kv_heads, call->metadata->plan.batch.num_seqs},
+        .grid = {tiles, call->group->kv_heads, cuda_plan_extent(plan).seqs},
         .block = {TURN_THREADS}};
     void *params[] = {&turn};
     return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);

@@ -107,6 +107,7 @@ struct fa3_turn_params {
     int32_t k_length;
     int32_t page_size;
     int32_t reserved;
+    uint64_t seqs; /* int32: how many sequences there are; 0: as many as the grid has */
 };
 
 /* Parameters of fa3_schedule_tiles, which makes `tiles` and `tile_count` of a ragged batch: one

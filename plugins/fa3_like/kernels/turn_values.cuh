@@ -30,6 +30,8 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
     __shared__ __align__(1024) unsigned char from[TURN_BYTES], to[TURN_BYTES];
     const int tile = blockIdx.x, sequence = blockIdx.z, first = tile * TURN_KEYS;
     grid_wait();
+    if (p.seqs && sequence >= *(const int *)p.seqs)
+        return;
     int keys = p.k_length;
     if (p.k_lengths)
         keys = ((const int *)p.k_lengths)[sequence];

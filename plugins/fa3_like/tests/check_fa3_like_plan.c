@@ -580,6 +580,27 @@ START_TEST(codes_in_tiles)
 }
 END_TEST
 
+/* A graph's values are turned for any batch within the bounds. */
+START_TEST(graphs_turn_by_bounds)
+{
+    test_run t;
+    test_problem of;
+    make_codes_problem(&of, ATTN_SCALE_PER_TENSOR);
+    run_begin(&t, &of, ATTN_METADATA_GRAPH);
+    t.args.num_scales = ATTN_ROLE_COUNT;
+    t.args.scales = t.scale_list;
+    t.own.option = TILES_ALWAYS;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 500));
+    const seen_launch *turn = &launches[num_launches - 2];
+    ck_assert_str_eq(turn->name, "turn");
+    ck_assert_uint_eq(turn->grid, 32); /* of 4000 keys */
+    ck_assert_uint_eq(turn->grid_z, 6);
+    ck_assert_uint_eq(turn->params.turn.seqs, t.metadata->plan.counts);
+    ck_assert_uint_ne(turn->params.turn.seqs, 0);
+    run_end(&t);
+}
+END_TEST
+
 /* Few queries, and what is not saved, are the library's, as bf16. */
 START_TEST(codes_for_the_library)
 {
@@ -686,6 +707,7 @@ static Suite *suite(void)
     tcase_add_test(tc, graphs_go_by_bounds);
     tcase_add_test(tc, empty_batches);
     tcase_add_test(tc, codes_in_tiles);
+    tcase_add_test(tc, graphs_turn_by_bounds);
     tcase_add_test(tc, codes_for_the_library);
     tcase_add_test(tc, codes_need_scales);
     tcase_add_test(tc, memory_of_a_plan);

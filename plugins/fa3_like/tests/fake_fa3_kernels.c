@@ -253,7 +253,8 @@ static void turn_values(const struct fake_cuda_launch *launch)
     const struct fa3_turn_params *p = launch->arguments[0];
     const int *lengths = place_number(p->k_lengths), *table = place_number(p->block_table);
     const int *starts = place_number(p->turned_first);
-    for (unsigned s = 0; s < launch->grid[2]; s++)
+    const int *seqs = place_number(p->seqs);
+    for (unsigned s = 0; s < launch->grid[2] && (!seqs || (int)s < *seqs); s++)
         for (unsigned head = 0; head < launch->grid[1]; head++)
             for (unsigned j = 0; j < launch->grid[0] * TURNED; j++) {
                 if ((int)(j / TURNED * TURNED) >= lengths[s])
