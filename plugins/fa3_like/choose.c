@@ -13,7 +13,7 @@
  * begins and ends. What planned tiles take: fi_prefill_cycles(). */
 enum {
     TILE_BEGINS = 9000,
-    CODE_EIGHTHS = 6,  /* keys of e4m3, for those of 16 bits that are done in eight */
+    CODE_EIGHTHS = 6,   /* keys of e4m3, for those of 16 bits that are done in eight */
     TURN_BEGINS = 7000, /* turning values, and bytes of them that are read and written in a cycle */
     TURN_BYTES = 2000
 };

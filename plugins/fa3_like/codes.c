@@ -56,13 +56,13 @@ void fa3_plain_problem(const attn_problem *given, attn_problem *problem, attn_la
     group->input_scale_granularity = ATTN_SCALE_NONE;
 }
 
-/* A cache of codes too: over any other, q * scale may not be rounded to bf16 (docs/ABI.md). New k and
- * v: of q's type, or as the library has them. An encoder's, of which there is no telling how many
- * rows they have, come as bf16. */
+/* A cache of codes too: over any other, q * scale may not be rounded to bf16 (docs/ABI.md). New k
+ * and v: of q's type, or as the library has them. An encoder's, of which there is no telling how
+ * many rows they have, come as bf16. */
 void fa3_check_codes(const attn_problem *problem, attn_verdict *verdict)
 {
-    const uint32_t scales = 1u << ATTN_SCALE_PER_TENSOR | 1u << ATTN_SCALE_PER_HEAD |
-                            1u << ATTN_SCALE_PER_SEQ_HEAD;
+    const uint32_t scales =
+        1u << ATTN_SCALE_PER_TENSOR | 1u << ATTN_SCALE_PER_HEAD | 1u << ATTN_SCALE_PER_SEQ_HEAD;
     attn_layer_group group;
     ATTN_UTIL_READ(&group, problem->group);
     attn_dtype new_dtype = attn_new_kv_dtype(problem);
@@ -110,8 +110,7 @@ fa3_codes_layout fa3_layout_codes(const fa3_group *group, const cuda_group *base
 {
     uint64_t rows = (uint64_t)bounds->max_tokens, heads = (uint64_t)base->kv_heads;
     uint64_t bf16 = 2, dim = (uint64_t)base->dim, dim_v = (uint64_t)base->v_dim;
-    uint64_t new_rows =
-        group->new_dtype == ATTN_FP8_E4M3 ? (uint64_t)most_new_rows(bounds) : 0;
+    uint64_t new_rows = group->new_dtype == ATTN_FP8_E4M3 ? (uint64_t)most_new_rows(bounds) : 0;
     fa3_codes_layout layout = {.size = 0};
     if (!group->has_codes)
         return layout;
@@ -186,8 +185,7 @@ static attn_status store_scales(const layer_call *call, const attn_scale *scale,
 static attn_status take_input(const layer_call *call, uint32_t role, int number, fa3_input *to,
                               attn_stream stream, attn_error *error)
 {
-    const attn_scale *scale =
-        call->args.scales ? attn_operand_scale(&call->args, role) : NULL;
+    const attn_scale *scale = call->args.scales ? attn_operand_scale(&call->args, role) : NULL;
     fa3_codes_layout layout = layout_of(call);
     float *stored = (float *)(void *)(scratch_of(call) + layout.scales_at) +
                     (uint64_t)number * layout.scales_each;
@@ -197,8 +195,7 @@ static attn_status take_input(const layer_call *call, uint32_t role, int number,
         return status;
     *to = (fa3_input){
         .scale = scale->device ? scale->device : stored,
-        .sequence =
-            call->tiles->granularity == ATTN_SCALE_PER_SEQ_HEAD ? call->group->kv_heads : 0,
+        .sequence = call->tiles->granularity == ATTN_SCALE_PER_SEQ_HEAD ? call->group->kv_heads : 0,
         .head = per_head};
     return scale->device ? ATTN_OK : store_scales(call, scale, stored, stream, error);
 }
@@ -254,11 +251,10 @@ static attn_status launch_turn(const layer_call *call, const struct fa3_codes_pa
                                    .seqs = plan_seqs(call)};
     const cuda_plan *plan = &call->metadata->plan;
     int64_t tiles = (fi_most_keys(plan, call->group) + TURN_KEYS - 1) / TURN_KEYS;
-    const cuda_launch launch = {
-        .function = call->kernels->turn,
-        .name = "fa3_turn_values",
-        .grid = {tiles, call->group->kv_heads, cuda_plan_extent(plan).seqs},
-        .block = {TURN_THREADS}};
+    const cuda_launch launch = {.function = call->kernels->turn,
+                                .name = "fa3_turn_values",
+                                .grid = {tiles, call->group->kv_heads, cuda_plan_extent(plan).seqs},
+                                .block = {TURN_THREADS}};
     void *params[] = {&turn};
     return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
 }
@@ -298,20 +294,19 @@ static attn_status launch_widen(layer_call *call, int has_new, attn_stream strea
     const cuda_group *group = call->group;
     fa3_codes_layout layout = layout_of(call);
     char *at = scratch_of(call);
-    fa3_widen_call p = {
-        .operands = call->rows.operands,
-        .q = (unsigned short *)(void *)at,
-        .k = has_new ? (unsigned short *)(void *)(at + layout.k_at) : NULL,
-        .v = has_new ? (unsigned short *)(void *)(at + layout.v_at) : NULL,
-        .q_input = call->rows.q_input,
-        .k_input = call->rows.k_input,
-        .v_input = call->rows.v_input,
-        .heads_q = group->kv_heads * group->ratio,
-        .heads_per_kv = group->ratio,
-        .dim = group->dim,
-        .dim_v = group->v_dim,
-        .scale_stride = group->scale_granularity == ATTN_SCALE_PER_HEAD,
-        .most_rows = (int)most_new_rows(&call->metadata->plan.bounds)};
+    fa3_widen_call p = {.operands = call->rows.operands,
+                        .q = (unsigned short *)(void *)at,
+                        .k = has_new ? (unsigned short *)(void *)(at + layout.k_at) : NULL,
+                        .v = has_new ? (unsigned short *)(void *)(at + layout.v_at) : NULL,
+                        .q_input = call->rows.q_input,
+                        .k_input = call->rows.k_input,
+                        .v_input = call->rows.v_input,
+                        .heads_q = group->kv_heads * group->ratio,
+                        .heads_per_kv = group->ratio,
+                        .dim = group->dim,
+                        .dim_v = group->v_dim,
+                        .scale_stride = group->scale_granularity == ATTN_SCALE_PER_HEAD,
+                        .most_rows = (int)most_new_rows(&call->metadata->plan.bounds)};
     const cuda_launch launch = {.function = call->kernels->widen,
                                 .name = "fa3_widen",
                                 .grid = {fa3_num_sms(call) * WIDEN_BLOCKS, 1, 1},

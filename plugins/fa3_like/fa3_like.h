@@ -46,15 +46,16 @@ const fa3_tile *fa3_find_tile(int32_t dim, int32_t dim_v);
 typedef struct fa3_group {
     const fa3_tile *tile; /* NULL = none of its batches are for tiles */
     cuda_function forward;
-    int has_codes;         /* q is e4m3; the library has it as bf16 */
-    attn_dtype new_dtype;  /* of new k, v, where it is */
-    uint32_t granularity;  /* ATTN_SCALE_* of q, and of new k, v that are e4m3 */
+    int has_codes;        /* q is e4m3; the library has it as bf16 */
+    attn_dtype new_dtype; /* of new k, v, where it is */
+    uint32_t granularity; /* ATTN_SCALE_* of q, and of new k, v that are e4m3 */
 } fa3_group;
 
 /* The tiles of a problem that query accepts; the kernel is left to the caller. `option`: TILES_* */
 fa3_group fa3_group_of(const attn_problem *problem, int option);
 
-/* ---- Codes: q, new k and v of e4m3 ------------------------------------------------------------ */
+/* ---- Codes: q, new k and v of e4m3 ------------------------------------------------------------
+ */
 
 /* The one shape of tiles over codes. */
 extern const fa3_tile fa3_codes_tile;
@@ -70,11 +71,11 @@ void fa3_check_codes(const attn_problem *problem, attn_verdict *verdict);
 
 /* Where a group's parts of the scratch memory lie. Bytes. */
 typedef struct fa3_codes_layout {
-    uint64_t q_at, k_at, v_at;  /* bf16, for the library */
-    uint64_t scales_at;         /* of q, k, v that the host has; then of the cache */
-    uint64_t turned_at;         /* values for tiles */
-    uint64_t scales_each;       /* numbers of each of the three */
-    uint64_t size;              /* 0 of a group without codes */
+    uint64_t q_at, k_at, v_at; /* bf16, for the library */
+    uint64_t scales_at;        /* of q, k, v that the host has; then of the cache */
+    uint64_t turned_at;        /* values for tiles */
+    uint64_t scales_each;      /* numbers of each of the three */
+    uint64_t size;             /* 0 of a group without codes */
 } fa3_codes_layout;
 
 fa3_codes_layout fa3_layout_codes(const fa3_group *group, const cuda_group *base,
@@ -124,7 +125,7 @@ typedef struct fa3_metadata {
     int32_t window_right;
     fa3_plan *plan; /* on the device, as are its lists; NULL = the group has no tiles */
     int32_t *tiles, *slow;
-    int is_tiled; /* this batch's tiles are planned */
+    int is_tiled;          /* this batch's tiles are planned */
     int32_t *turned_first; /* of codes; else NULL */
 } fa3_metadata;
 
@@ -167,7 +168,8 @@ int fa3_may_tile(const attn_problem *problem);
  * of it that is set then? */
 int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *part);
 
-/* ---- Forward ----------------------------------------------------------------------------------- */
+/* ---- Forward -----------------------------------------------------------------------------------
+ */
 
 /* One call. */
 typedef struct layer_call {

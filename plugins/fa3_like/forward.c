@@ -222,8 +222,7 @@ static void set_work(const layer_call *call, struct fa3_forward_params *p)
     const fa3_tile *tile = call->tiles->tile;
     const fa3_metadata *view = call->view;
     int64_t element_bytes = call->tiles->has_codes ? 1 : 2;
-    int64_t pair_bytes = (int64_t)(tile->dim + tile->dim_v) * element_bytes *
-                         view->max_seqlen_k;
+    int64_t pair_bytes = (int64_t)(tile->dim + tile->dim_v) * element_bytes * view->max_seqlen_k;
     int64_t pairs = pair_bytes > 0 ? L2_SECTION / pair_bytes : 1;
     p->batch = plan->batch.num_seqs;
     p->q_length = view->max_seqlen_q;
@@ -280,7 +279,8 @@ static attn_status set_maps(const layer_call *call, struct fa3_forward_params *p
 static int64_t count_blocks(const layer_call *call, const struct fa3_forward_params *p)
 {
     cuda_extent extent = cuda_plan_extent(&call->metadata->plan);
-    int64_t tiles = extent.seqs + extent.tokens / call->tiles->tile->queries, most = fa3_num_sms(call);
+    int64_t tiles = extent.seqs + extent.tokens / call->tiles->tile->queries,
+            most = fa3_num_sms(call);
     return tiles * p->heads_q < most ? tiles * p->heads_q : most;
 }
 

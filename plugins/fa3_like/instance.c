@@ -184,8 +184,8 @@ attn_status fa3_create(const attn_backend_type *type, const attn_problem *proble
         status = make_plain(problems, num_problems, services, &plain, error);
     if (status != ATTN_OK)
         return status;
-    status = fi_create_with(type, plain.problems, num_problems, options, services, size, &made,
-                            error);
+    status =
+        fi_create_with(type, plain.problems, num_problems, options, services, size, &made, error);
     services->release(services->ctx, ATTN_SPACE_HOST, plain.problems);
     if (status != ATTN_OK)
         return status;

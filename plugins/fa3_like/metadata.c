@@ -122,13 +122,13 @@ static void place_own(attn_metadata *metadata, const attn_memory *memory,
         fa3_plan_layout layout = fa3_layout_plan(&kernels->groups[i], &metadata->plan.bounds);
         own->groups[i] = (fa3_metadata){.plan = NULL};
         if (layout.size > 0)
-            own->groups[i] = (fa3_metadata){.plan = (fa3_plan *)(void *)at,
-                                            .tiles = (int32_t *)(void *)(at + layout.tiles_at),
-                                            .slow = (int32_t *)(void *)(at + layout.slow_at),
-                                            .turned_first =
-                                                kernels->groups[i].has_codes
-                                                    ? (int32_t *)(void *)(at + layout.turned_at)
-                                                    : NULL};
+            own->groups[i] =
+                (fa3_metadata){.plan = (fa3_plan *)(void *)at,
+                               .tiles = (int32_t *)(void *)(at + layout.tiles_at),
+                               .slow = (int32_t *)(void *)(at + layout.slow_at),
+                               .turned_first = kernels->groups[i].has_codes
+                                                   ? (int32_t *)(void *)(at + layout.turned_at)
+                                                   : NULL};
         at += layout.size;
     }
     metadata->own = own;

@@ -58,15 +58,15 @@ typedef struct fa3_rows_call {
     const fa3_plan *plan;
     const int *slow;
     int heads_q, heads_per_kv, dim, dim_v, page_size;
-    int dtype;       /* ELEMENT_*, of everything, or of q where there are codes */
-    int new_dtype;   /* of k and v */
-    int kv_dtype;    /* of the cache */
+    int dtype;     /* ELEMENT_*, of everything, or of q where there are codes */
+    int new_dtype; /* of k and v */
+    int kv_dtype;  /* of the cache */
     int out_dtype;
-    int all_slow;    /* every sequence: nothing of this layer is for tiles */
-    int window_left; /* -1 = no limit */
-    float scale;     /* of the scores */
-    float cap;       /* 0 = none */
-    int has_codes;   /* q, and the cache, are e4m3: all below */
+    int all_slow;     /* every sequence: nothing of this layer is for tiles */
+    int window_left;  /* -1 = no limit */
+    float scale;      /* of the scores */
+    float cap;        /* 0 = none */
+    int has_codes;    /* q, and the cache, are e4m3: all below */
     int scale_stride; /* of the cache's scales: 1 = each KV head its own */
     fa3_input q_input, k_input, v_input;
     float *cache_scales; /* written: [2][kv heads] those of k_cache, v_cache; NULL = not wanted */

@@ -64,7 +64,8 @@ template <bool half_> struct codes_shape {
 
 #define FA3_TILE(name, dim_, dim_v_, keys_, groups_, stages_, shared)                              \
     static_assert(codes_shape<false>::shared_bytes == shared && codes_shape<false>::dim == dim_ && \
-                      codes_shape<false>::keys == keys_ && codes_shape<false>::groups == groups_ &&   \
+                      codes_shape<false>::keys == keys_ &&                                         \
+                      codes_shape<false>::groups == groups_ &&                                     \
                       codes_shape<false>::stages == stages_,                                       \
                   #name ": the table's numbers");
 FA3_CODES_SHAPES(FA3_TILE)
@@ -387,7 +388,10 @@ DEVICE float late_zero(struct control *control)
 {
     const float *zero = &((struct codes_control *)control)->zero;
     float x;
-    asm volatile("ld.volatile.shared.f32 %0, [%1];" : "=f"(x) : "r"(shared_address(zero)) : "memory");
+    asm volatile("ld.volatile.shared.f32 %0, [%1];"
+                 : "=f"(x)
+                 : "r"(shared_address(zero))
+                 : "memory");
     return x;
 }
 
@@ -517,7 +521,8 @@ DEVICE void codes_rows_begin(const struct fa3_codes_params &c, const struct work
 {
     const struct fa3_forward_params &p = c.forward;
     const int head = w.head / p.heads_per_kv;
-    const float scale = scale_of(c.q_scale, w.sequence, head) * scale_of(c.k_scale, w.sequence, head);
+    const float scale =
+        scale_of(c.q_scale, w.sequence, head) * scale_of(c.k_scale, w.sequence, head);
     rows_begin<T>(p, w, base, group, r);
     r->cap = p.score_cap * scale;
     r->scale = p.score_cap != 0.0f ? p.score_log2 : p.score_log2 * scale;

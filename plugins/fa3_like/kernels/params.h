@@ -85,8 +85,8 @@ struct fa3_scale {
     int32_t sequence, head; /* strides, in elements */
 };
 
-/* A forward kernel of codes (e4m3), head dimension 128: maps of q, k and v are of bytes, their boxes
- * are 128 wide. score_log2 and score_cap are without the codes' scales. */
+/* A forward kernel of codes (e4m3), head dimension 128: maps of q, k and v are of bytes, their
+ * boxes are 128 wide. score_log2 and score_cap are without the codes' scales. */
 struct fa3_codes_params {
     struct fa3_forward_params forward;
     struct fa3_scale q_scale, k_scale, v_scale;

@@ -145,10 +145,8 @@ static __device__ void save_rows(const fa3_rows_call &p)
         i64 page = slot / p.page_size, at = slot % p.page_size;
         const char *k = (const char *)o.k + row * o.k_row + head * o.k_head;
         const char *v = (const char *)o.v + row * o.v_row + head * o.v_head;
-        char *k_to =
-            (char *)o.k_cache + page * o.k_page + at * o.k_token + head * o.k_cache_head;
-        char *v_to =
-            (char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head;
+        char *k_to = (char *)o.k_cache + page * o.k_page + at * o.k_token + head * o.k_cache_head;
+        char *v_to = (char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head;
         if (p.has_codes) {
             save_codes(p, head, work_find_row(rows, seqs, (int)row), k, v, k_to, v_to);
             continue;

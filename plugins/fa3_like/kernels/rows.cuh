@@ -38,8 +38,8 @@ PORTABLE void row_find_keys(const fa3_rows_call *p, const index_sequence *q, int
 
 /* A sequence, as far as its keys and queries have scales. */
 typedef struct row_scales {
-    float q, k, v;             /* of the inputs */
-    float k_cache, v_cache;    /* of the cache */
+    float q, k, v;          /* of the inputs */
+    float k_cache, v_cache; /* of the cache */
 } row_scales;
 
 PORTABLE row_scales row_find_scales(const fa3_rows_call *p, int sequence, int kv_head)
@@ -71,8 +71,7 @@ PORTABLE float row_score(const fa3_rows_call *p, const row_scales *s, const char
 {
     float sum = 0.0f;
     for (int d = 0; d < p->dim; d++)
-        sum += code_load(p->dtype, query, d) *
-               row_element(p, is_new, key, d, s->k, s->k_cache);
+        sum += code_load(p->dtype, query, d) * row_element(p, is_new, key, d, s->k, s->k_cache);
     sum *= p->scale * s->q;
     return p->cap > 0.0f ? p->cap * tanhf(sum / p->cap) : sum;
 }

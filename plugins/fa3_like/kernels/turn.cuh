@@ -3,7 +3,8 @@
  * turn.cuh: values of e4m3 along the keys. Products of 8-bit elements want both operands along the
  * inner dimension, and values lie across it: a tile is turned, in shared memory.
  *
- *   V[128 keys][128]  --ldmatrix.trans, byte permutations, stmatrix-->  turned[128 columns][128 keys]
+ *   V[128 keys][128]  --ldmatrix.trans, byte permutations, stmatrix-->  turned[128 columns][128
+ * keys]
  *
  * Keys and columns change their places on the way, so that no lane needs another's:
  *
@@ -17,7 +18,8 @@
 #include "plugins/common/cuda/warpgroup.cuh"
 
 #define TURN_KEYS  128
-#define TURN_BYTES (TURN_KEYS * ROW_BYTES) /* a tile, turned or not: rows of 128 bytes, swizzled */
+#define TURN_BYTES (TURN_KEYS * ROW_BYTES) /* a tile, turned or not: rows of 128 bytes, swizzled   \
+                                            */
 
 #define TURN_AHEAD 3 /* units of 16 keys of 32 columns that are loaded before one is stored */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * turn_values.cuh: all values of a batch turned ahead of the forward kernel (turn.cuh), each tile by
- * one block. It costs a read and a write of the values, once, where a forward kernel that turns
+ * turn_values.cuh: all values of a batch turned ahead of the forward kernel (turn.cuh), each tile
+ * by one block. It costs a read and a write of the values, once, where a forward kernel that turns
  * them itself does it for each tile of queries. Values after a sequence's end become zeros.
  */
 #ifndef FA3_LIKE_TURN_VALUES_CUH
@@ -10,7 +10,8 @@
 #include "plugins/fa3_like/kernels/params.h"
 #include "plugins/fa3_like/kernels/turn.cuh"
 
-/* Key `key` of the sequence; the keys of a tile are looked up one by one, pages may be of any size. */
+/* Key `key` of the sequence; the keys of a tile are looked up one by one, pages may be of any size.
+ */
 DEVICE const char *value_of(const struct fa3_turn_params &p, int sequence, int key)
 {
     const char *v = (const char *)p.v + blockIdx.y * p.v_head;
@@ -46,7 +47,8 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
         const int row = i * 16 + threadIdx.x / 8;
         x[i] = make_uint4(0, 0, 0, 0);
         if (first + row < keys)
-            x[i] = __ldg((const uint4 *)(value_of(p, sequence, first + row) + threadIdx.x % 8 * 16));
+            x[i] =
+                __ldg((const uint4 *)(value_of(p, sequence, first + row) + threadIdx.x % 8 * 16));
     }
 #pragma unroll
     for (int i = 0; i < 8; i++)

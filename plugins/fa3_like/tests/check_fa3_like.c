@@ -119,8 +119,7 @@ START_TEST(query_refuses)
     ck_assert_str_eq(reasons[0].accepted, "128, 192");
     EXPECT(FIELD(Q_DTYPE) | FIELD(KV_DTYPE), t->problem.q_dtype = t->problem.kv_dtype = ATTN_F32);
     EXPECT(FIELD(KV_DTYPE), t->problem.kv_dtype = ATTN_FP8_E5M2);
-    EXPECT(FIELD(KV_DTYPE) | FIELD(SCALE_GRANULARITY),
-           make_codes_problem(t, ATTN_SCALE_PER_HEAD);
+    EXPECT(FIELD(KV_DTYPE) | FIELD(SCALE_GRANULARITY), make_codes_problem(t, ATTN_SCALE_PER_HEAD);
            t->problem.kv_dtype = ATTN_BF16; t->group.kv_scale_granularity = ATTN_SCALE_NONE);
     EXPECT(FIELD(NEW_KV_DTYPE), make_codes_problem(t, ATTN_SCALE_PER_HEAD);
            t->problem.new_kv_dtype = ATTN_F16);

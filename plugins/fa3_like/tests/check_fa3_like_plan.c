@@ -529,7 +529,8 @@ START_TEST(empty_batches)
 END_TEST
 
 /* All that is asked for is enough for the parts of a plan, none of which overlap. */
-/* ---- Codes ------------------------------------------------------------------------------------ */
+/* ---- Codes ------------------------------------------------------------------------------------
+ */
 
 static void begin_codes(test_run *t, uint32_t granularity)
 {

@@ -176,8 +176,8 @@ static void attend_slow_row(const fa3_rows_call *p, const index_sequence *q, int
     for (int j = low; j < high; j++) {
         index_place at = row_find_key(p, q, kv_head, j);
         int is_new = j >= q->first_new;
-        double weight = sums_weigh(
-            &x, (double)row_score(p, &scales, row_query(p, row, head), at.k, is_new));
+        double weight =
+            sums_weigh(&x, (double)row_score(p, &scales, row_query(p, row, head), at.k, is_new));
         for (int d = 0; d < p->dim_v; d++)
             x.values[d] +=
                 weight * (double)row_element(p, is_new, at.v, d, scales.v, scales.v_cache);
@@ -193,8 +193,7 @@ static void rows(const struct fake_cuda_launch *launch)
     if (p->operands.save)
         save(p);
     for (int head = 0; p->cache_scales && head < p->heads_q / p->heads_per_kv; head++) {
-        *PORTABLE_AT(p->cache_scales + head) =
-            cache_k_scale(&p->operands, p->scale_stride, head);
+        *PORTABLE_AT(p->cache_scales + head) = cache_k_scale(&p->operands, p->scale_stride, head);
         *PORTABLE_AT(p->cache_scales + p->heads_q / p->heads_per_kv + head) =
             cache_v_scale(&p->operands, p->scale_stride, head);
     }
@@ -213,7 +212,8 @@ static void rows(const struct fake_cuda_launch *launch)
     }
 }
 
-/* ---- Codes ------------------------------------------------------------------------------------- */
+/* ---- Codes -------------------------------------------------------------------------------------
+ */
 
 static void store_scales(const struct fake_cuda_launch *launch)
 {
@@ -265,8 +265,8 @@ static void turn_values(const struct fake_cuda_launch *launch)
                 uint64_t from = p->v + (uint64_t)(page * p->v_outer + head * p->v_head +
                                                   j % (unsigned)p->page_size * p->v_token);
                 uint64_t tile = (uint64_t)starts[s] + j / TURNED;
-                uint8_t *to = place_number(p->turned + (tile * launch->grid[1] + head) *
-                                                           (TURNED * TURNED));
+                uint8_t *to =
+                    place_number(p->turned + (tile * launch->grid[1] + head) * (TURNED * TURNED));
                 for (unsigned d = 0; d < TURNED; d++)
                     to[d * TURNED + j % TURNED] =
                         (int)j < lengths[s] ? *(uint8_t *)place_number(from + d) : 0;
@@ -435,11 +435,11 @@ static void forward(const struct fake_cuda_launch *launch, const fa3_tile *tile,
     static const fa3_tile name##_tile = FA3_TILE(name, __VA_ARGS__);                               \
     static void forward_##name##_bf16(const struct fake_cuda_launch *launch)                       \
     {                                                                                              \
-        forward(launch, &name##_tile, codes, ATTN_BF16);                                                  \
+        forward(launch, &name##_tile, codes, ATTN_BF16);                                           \
     }                                                                                              \
     static void forward_##name##_f16(const struct fake_cuda_launch *launch)                        \
     {                                                                                              \
-        forward(launch, &name##_tile, codes, ATTN_F16);                                                   \
+        forward(launch, &name##_tile, codes, ATTN_F16);                                            \
     }
 #define TILE(...) ALL_TILES(0, __VA_ARGS__)
 FA3_SHAPES(TILE)
