@@ -99,8 +99,8 @@ static uint64_t most_turned(const attn_bounds *bounds)
     return bounds->max_kv_tokens > 0 && kept < all ? kept : all;
 }
 
-/* Rows of k and v that kv_new_indptr may name: they need not begin with the first. */
-static int64_t most_new_rows(const attn_bounds *bounds)
+/* Rows that q_indptr and kv_new_indptr may name: they need not begin with the first. */
+static int64_t most_rows(const attn_bounds *bounds)
 {
     return 2 * (int64_t)bounds->max_tokens + SPARE_ROWS;
 }
@@ -108,9 +108,9 @@ static int64_t most_new_rows(const attn_bounds *bounds)
 fa3_codes_layout fa3_layout_codes(const fa3_group *group, const cuda_group *base,
                                   const attn_bounds *bounds)
 {
-    uint64_t rows = (uint64_t)bounds->max_tokens, heads = (uint64_t)base->kv_heads;
+    uint64_t rows = (uint64_t)most_rows(bounds), heads = (uint64_t)base->kv_heads;
     uint64_t bf16 = 2, dim = (uint64_t)base->dim, dim_v = (uint64_t)base->v_dim;
-    uint64_t new_rows = group->new_dtype == ATTN_FP8_E4M3 ? (uint64_t)most_new_rows(bounds) : 0;
+    uint64_t new_rows = group->new_dtype == ATTN_FP8_E4M3 ? (uint64_t)most_rows(bounds) : 0;
     fa3_codes_layout layout = {.size = 0};
     if (!group->has_codes)
         return layout;
@@ -306,7 +306,7 @@ static attn_status launch_widen(layer_call *call, int has_new, attn_stream strea
                         .dim = group->dim,
                         .dim_v = group->v_dim,
                         .scale_stride = group->scale_granularity == ATTN_SCALE_PER_HEAD,
-                        .most_rows = (int)most_new_rows(&call->metadata->plan.bounds)};
+                        .most_rows = (int)most_rows(&call->metadata->plan.bounds)};
     const cuda_launch launch = {.function = call->kernels->widen,
                                 .name = "fa3_widen",
                                 .grid = {fa3_num_sms(call) * WIDEN_BLOCKS, 1, 1},
@@ -317,19 +317,30 @@ static attn_status launch_widen(layer_call *call, int has_new, attn_stream strea
 }
 
 /* Where the host knows it, how many rows are named; else those that there are. */
-static attn_status check_new_rows(const layer_call *call, attn_error *error)
+static attn_status check_rows(const layer_call *call, uint32_t role, const attn_i32_array *named,
+                              attn_error *error)
 {
-    const attn_kv_batch *kv = call->kv;
-    int64_t most = most_new_rows(&call->metadata->plan.bounds);
-    int64_t rows = attn_operand(&call->args, ATTN_ROLE_K)->shape[0];
-    if (!kv->kv_new_indptr.device)
+    int64_t most = most_rows(&call->metadata->plan.bounds);
+    int64_t rows = attn_operand(&call->args, role)->shape[0];
+    if (!named->device)
         rows = call->metadata->plan.batch.num_tokens;
-    else if (kv->kv_new_indptr.host)
-        rows = kv->kv_new_indptr.host[call->metadata->plan.batch.num_seqs];
-    return rows <= most ? ATTN_OK
-                        : FAIL(error, ATTN_FIELD_OPERAND,
-                               "operand k has %lld rows: accepted up to %lld within these bounds",
-                               (long long)rows, (long long)most);
+    else if (named->host)
+        rows = named->host[call->metadata->plan.batch.num_seqs];
+    return rows <= most
+               ? ATTN_OK
+               : FAIL(error, ATTN_FIELD_OPERAND,
+                      "operand %s has %lld rows: accepted up to %lld within these bounds",
+                      attn_util_role_name(role), (long long)rows, (long long)most);
+}
+
+static attn_status check_all_rows(const layer_call *call, int has_new, attn_error *error)
+{
+    const attn_i32_array *queries = &call->metadata->plan.batch.q_indptr;
+    const attn_i32_array *fresh = &call->kv->kv_new_indptr;
+    attn_status status = check_rows(call, ATTN_ROLE_Q, queries, error);
+    return status == ATTN_OK && has_new
+               ? check_rows(call, ATTN_ROLE_K, fresh->device ? fresh : queries, error)
+               : status;
 }
 
 attn_status fa3_forward_widened(layer_call *call, int decode, int32_t layer_id, attn_stream stream,
@@ -343,19 +354,19 @@ attn_status fa3_forward_widened(layer_call *call, int decode, int32_t layer_id, 
     attn_tensor q, k, v;
     attn_status status = fa3_take_codes(call, stream, error);
     int has_new = call->rows.operands.k && call->tiles->new_dtype == ATTN_FP8_E4M3;
-    if (status == ATTN_OK && has_new)
-        status = check_new_rows(call, error);
+    if (status == ATTN_OK)
+        status = check_all_rows(call, has_new, error);
     if (status == ATTN_OK)
         status = launch_widen(call, has_new, stream, error);
     if (status != ATTN_OK)
         return status;
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
         operands[role] = attn_operand(&call->args, role);
-    q = widened(operands[ATTN_ROLE_Q], at, bounds->max_tokens);
+    q = widened(operands[ATTN_ROLE_Q], at, most_rows(bounds));
     operands[ATTN_ROLE_Q] = &q;
     if (has_new) {
-        k = widened(operands[ATTN_ROLE_K], at + layout.k_at, most_new_rows(bounds));
-        v = widened(operands[ATTN_ROLE_V], at + layout.v_at, most_new_rows(bounds));
+        k = widened(operands[ATTN_ROLE_K], at + layout.k_at, most_rows(bounds));
+        v = widened(operands[ATTN_ROLE_V], at + layout.v_at, most_rows(bounds));
         operands[ATTN_ROLE_K] = &k;
         operands[ATTN_ROLE_V] = &v;
     }
