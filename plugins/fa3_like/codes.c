@@ -326,11 +326,10 @@ static attn_status check_rows(const layer_call *call, uint32_t role, const attn_
         rows = call->metadata->plan.batch.num_tokens;
     else if (named->host)
         rows = named->host[call->metadata->plan.batch.num_seqs];
-    return rows <= most
-               ? ATTN_OK
-               : FAIL(error, ATTN_FIELD_OPERAND,
-                      "operand %s has %lld rows: accepted up to %lld within these bounds",
-                      attn_util_role_name(role), (long long)rows, (long long)most);
+    return rows <= most ? ATTN_OK
+                        : FAIL(error, ATTN_FIELD_OPERAND,
+                               "operand %s has %lld rows: accepted up to %lld within these bounds",
+                               attn_util_role_name(role), (long long)rows, (long long)most);
 }
 
 static attn_status check_all_rows(const layer_call *call, int has_new, attn_error *error)
