@@ -14,7 +14,7 @@
 #include "tests/fixtures/host_kernels.h"
 #include "tests/host/run/session_run.h"
 
-enum { LAYERS = 2 };
+enum { LAYERS = 2, SETTINGS = 5 };
 
 /* ---- A run ----------------------------------------------------------------------------------- */
 
@@ -56,6 +56,7 @@ static void begin(struct run *run, const char *device, const char *backend)
     set(run, "attention.mm_attention_backend=%s", backend);
     set(run, "backend.fixture.type=cuda_fixture");
     set(run, "backend.fixture.takes_encoders=yes");
+    set(run, "backend.fixture.takes_trees=yes");
     set(run, "cuda_graph.bs=1 2 4");
     set(run, "workload.trace=%s", trace_path);
     set(run, "workload.length_scale=0.01");
@@ -101,12 +102,12 @@ static void tear_down(void)
     unlink(trace_path);
 }
 
-/* Run with up to four settings more. */
+/* Run with up to SETTINGS settings more. */
 static void go_with(struct run *run, const char *device, const char *backend,
-                    const char *const settings[4])
+                    const char *const settings[SETTINGS])
 {
     begin(run, device, backend);
-    for (int s = 0; s < 4 && settings[s]; s++)
+    for (int s = 0; s < SETTINGS && settings[s]; s++)
         set(run, "%s", settings[s]);
     go(run);
 }
@@ -191,9 +192,12 @@ static void watch_launches(void (*then)(const struct fake_cuda_launch *launch))
     "model.layer_types=sliding full", "model.sliding_window=9", "kv_cache.hybrid_swa_memory=yes"
 #define CHUNKS                                                                                     \
     "model.layer_types=chunked full", "model.attention_chunk=16", "kv_cache.hybrid_swa_memory=yes"
+#define TREES     "speculative.draft_tokens=6", "speculative.topk=2"
+#define VISION    "model.num_layers=3", "model.layer_types=full full encoder"
+#define EMBEDDING "model.attn_type=encoder_only", "workload.chunked_prefill_size=32"
 
 /* Settings that change how the trace is run, and those that change what is computed. */
-static const char *const variants[][4] = {
+static const char *const variants[][SETTINGS] = {
     {NULL},
     {"workload.mixed=yes"},
     {"workload.chunked_prefill_size=0"},
@@ -226,7 +230,34 @@ static const char *const variants[][4] = {
     {CROSS, "kv_cache.max_total_tokens=60", "cuda_graph.bs=3"},
     {CROSS, "backend.fixture.index_form=csr", "backend.fixture.fill_value=0"},
     {CROSS, "backend.fixture.index_form=block_table", "kv_cache.layout=hnd"},
+    {TREES},
+    {TREES, "speculative.acceptance=0.9", "cuda_graph.bs=3", "backend.fixture.index_form=csr"},
+    {TREES, "backend.fixture.fill_value=0", "cuda_graph.bs=1-4", "model.dtype=bf16"},
+    {TREES, "kv_cache.max_total_tokens=90", "backend.fixture.index_form=block_table"},
+    {TREES, WINDOWS},
+    {TREES, CHUNKS},
+    {"speculative.draft_tokens=9", "speculative.topk=4", "model.layer_types=chunked full",
+     "model.attention_chunk=16"},
+    {VISION},
+    {VISION, "workload.mixed=yes", "workload.chunked_prefill_size=7"},
+    {VISION, "kv_cache.max_total_tokens=60", "cuda_graph.bs=3"},
+    {VISION, "backend.fixture.index_form=csr", "backend.fixture.fill_value=0"},
+    {"model.num_layers=4", "model.layer_types=sliding full encoder encoder",
+     "model.sliding_window=9", "kv_cache.hybrid_swa_memory=yes", "model.dtype=bf16"},
+    {EMBEDDING},
+    {EMBEDDING, "model.dtype=bf16", "workload.max_running_requests=2"},
+    {"model.attn_type=encoder_only", "workload.chunked_prefill_size=0",
+     "backend.fixture.index_form=csr"},
 };
+
+/* An encoder alone decodes nothing that could be a graph. */
+static bool has_graphs(const char *const settings[SETTINGS])
+{
+    for (int s = 0; s < SETTINGS && settings[s]; s++)
+        if (strcmp(settings[s], "model.attn_type=encoder_only") == 0)
+            return false;
+    return true;
+}
 
 /* On the processor by cpu_native, on the device eagerly, and from graphs: the same tokens, and on
  * the device the same bits. */
@@ -237,7 +268,7 @@ START_TEST(results_are_equal)
     set_up();
     for (int i = 0; i < 3; i++) {
         begin(&runs[i], i ? "cuda:0" : "cpu", i ? "fixture" : "cpu_native");
-        for (int s = 0; s < 4 && variants[_i][s]; s++)
+        for (int s = 0; s < SETTINGS && variants[_i][s]; s++)
             set(&runs[i], "%s", variants[_i][s]);
         set(&runs[i], "cuda_graph.enable=%s", i == 1 ? "no" : "yes");
         prepare_device();
@@ -248,8 +279,9 @@ START_TEST(results_are_equal)
             ck_abort_msg("%s: %s", names[i], host_error_text(&runs[i].error));
         check_good(&runs[i]);
         check_equal_counts(&runs[i].report, &runs[0].report);
-        ck_assert_int_eq(counters.graph_launches > 0, i == 2);
-        ck_assert_int_eq(runs[i].report.graphs.count > 0, i == 2);
+        bool graphs = i == 2 && has_graphs(variants[_i]);
+        ck_assert_int_eq(counters.graph_launches > 0, graphs);
+        ck_assert_int_eq(runs[i].report.graphs.count > 0, graphs);
         check_device();
     }
     ck_assert_str_eq(runs[1].report.digest, runs[2].report.digest);
@@ -262,7 +294,7 @@ END_TEST
 /* How requests are batched and where their keys lie is not in the digest. */
 START_TEST(digest_does_not_depend_on_the_schedule)
 {
-    static const char *const schedules[][4] = {
+    static const char *const schedules[][SETTINGS] = {
         {NULL},
         {"workload.mixed=yes", "cuda_graph.bs=3"},
         {"kv_cache.layout=hnd", "backend.fixture.index_form=csr"},
@@ -284,23 +316,52 @@ START_TEST(digest_does_not_depend_on_the_schedule)
 }
 END_TEST
 
+/* Drafts, in chains and in trees, from graphs and without, are in no row: this backend adds up what
+ * a row sees in one order. Nor is whose graph a verification is. */
+START_TEST(digest_does_not_depend_on_drafts)
+{
+    static const char *const ways[][SETTINGS] = {
+        {"kv_cache.prefix_cache=no"},
+        {"kv_cache.prefix_cache=no", "speculative.draft_tokens=4"},
+        {"kv_cache.prefix_cache=no", TREES},
+        {"kv_cache.prefix_cache=no", TREES, "cuda_graph.enable=no"},
+        {"kv_cache.prefix_cache=no", TREES, "speculative.acceptance=0", "cuda_graph.bs=3"},
+    };
+    struct run runs[5];
+    set_up();
+    for (int i = 0; i < 5; i++) {
+        prepare_device();
+        go_with(&runs[i], "cuda:0", "fixture", ways[i]);
+        check_good(&runs[i]);
+        ck_assert_str_eq(runs[i].report.digest, runs[0].report.digest);
+        ck_assert_int_eq(runs[i].report.drafts.present, i > 0);
+        ck_assert_int_eq(runs[i].report.drafts.verifications > 0, i > 0);
+        ck_assert_int_eq(runs[i].report.drafts.accepted > 0, i > 0 && i < 4);
+        check_device();
+    }
+    for (int i = 0; i < 5; i++)
+        finish(&runs[i]);
+    tear_down();
+}
+END_TEST
+
 /* Two instances over one KV cache, of which one reads pages and one slots, give what one gives;
  * only the one for decode is captured. */
 START_TEST(two_backends_share_the_cache)
 {
-    static const char *const pairs[][4] = {
+    static const char *const pairs[][SETTINGS] = {
         {"attention.prefill_attention_backend=fixture", "attention.decode_attention_backend=other"},
         {"attention.prefill_attention_backend=other", "attention.decode_attention_backend=fixture",
          "workload.mixed=yes"},
     };
     struct run plain, pair;
     set_up();
-    go_with(&plain, "cuda:0", "fixture", (const char *const[4]){pairs[_i][2]});
+    go_with(&plain, "cuda:0", "fixture", (const char *const[SETTINGS]){pairs[_i][2]});
     check_good(&plain);
     check_device();
     prepare_device();
     begin(&pair, "cuda:0", "fixture");
-    for (int s = 0; s < 4 && pairs[_i][s]; s++)
+    for (int s = 0; s < SETTINGS && pairs[_i][s]; s++)
         set(&pair, "%s", pairs[_i][s]);
     set(&pair, "backend.other.type=cuda_fixture");
     set(&pair, "backend.other.index_form=csr");
@@ -449,7 +510,7 @@ START_TEST(routes_are_captured_by_their_bounds)
 {
     struct run plain, routed;
     set_up();
-    go_with(&plain, "cuda:0", "fixture", (const char *const[4]){NULL});
+    go_with(&plain, "cuda:0", "fixture", (const char *const[SETTINGS]){NULL});
     check_good(&plain);
     check_device();
     prepare_device();
@@ -486,7 +547,7 @@ START_TEST(autotune_measures_on_the_device)
 {
     struct run plain, tuned;
     set_up();
-    go_with(&plain, "cuda:0", "fixture", (const char *const[4]){NULL});
+    go_with(&plain, "cuda:0", "fixture", (const char *const[SETTINGS]){NULL});
     check_good(&plain);
     check_device();
     prepare_device();
@@ -531,7 +592,7 @@ START_TEST(refused_with_a_reason)
 {
     struct run run;
     set_up();
-    go_with(&run, "cuda:0", "fixture", (const char *const[4]){refusals[_i].setting});
+    go_with(&run, "cuda:0", "fixture", (const char *const[SETTINGS]){refusals[_i].setting});
     const char *message = host_error_text(&run.error);
     ck_assert_msg(run.code == refusals[_i].code, "exit %d: %s", run.code, message);
     ck_assert_msg(strstr(message, refusals[_i].message) != NULL, "%s", message);
@@ -552,7 +613,7 @@ START_TEST(decode_is_replayed)
     struct fake_cuda_counters counters;
     set_up();
     watch_launches(NULL);
-    go_with(&run, "cuda:0", "fixture", (const char *const[4]){NULL});
+    go_with(&run, "cuda:0", "fixture", (const char *const[SETTINGS]){NULL});
     check_good(&run);
     fake.get_counters(&counters);
     int64_t decodes = (int64_t)run.report.decode.count;
@@ -577,7 +638,7 @@ END_TEST
 /* Steps too large for any graph, and backends that cannot be captured, are run eagerly. */
 START_TEST(other_decodes_are_eager)
 {
-    static const char *const settings[][4] = {
+    static const char *const settings[][SETTINGS] = {
         {"cuda_graph.enable=no"},
         {"backend.fixture.graph_level=never"},
         {"cuda_graph.bs=1 2"},
@@ -605,7 +666,8 @@ START_TEST(no_memory_for_graphs)
     struct run run;
     set_up();
     fake.set_graph_memory((size_t)1 << 40);
-    go_with(&run, "cuda:0", "fixture", (const char *const[4]){"kv_cache.max_total_tokens=400"});
+    go_with(&run, "cuda:0", "fixture",
+            (const char *const[SETTINGS]){"kv_cache.max_total_tokens=400"});
     ck_assert_int_eq(run.code, EXIT_RUN_TIME);
     ck_assert_ptr_nonnull(strstr(host_error_text(&run.error), "graph"));
     ck_assert_int_eq(run.report.steps, 0);
@@ -641,7 +703,7 @@ START_TEST(a_wrong_row_fails)
     struct run run;
     set_up();
     watch_launches(add_to_one_output);
-    go_with(&run, "cuda:0", "fixture", (const char *const[4]){NULL});
+    go_with(&run, "cuda:0", "fixture", (const char *const[SETTINGS]){NULL});
     ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
     ck_assert_int_gt(run.report.verify.rows_failed, 0);
     ck_assert_int_eq(run.report.verify.steps_not_finite, 0);
@@ -678,7 +740,7 @@ START_TEST(a_write_past_the_output_fails)
     struct run run;
     set_up();
     watch_launches(_i ? write_past_a_replay : write_past_a_step);
-    go_with(&run, "cuda:0", "fixture", (const char *const[4]){NULL});
+    go_with(&run, "cuda:0", "fixture", (const char *const[SETTINGS]){NULL});
     ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
     ck_assert_int_eq(run.report.verify.rows_failed, 0);
     ck_assert_int_eq(run.report.verify.trespasses, 1);
@@ -695,7 +757,7 @@ START_TEST(an_infinite_output_fails)
     struct run run;
     set_up();
     watch_launches(spoil_a_replay);
-    go_with(&run, "cuda:0", "fixture", (const char *const[4]){"verify.rate=0"});
+    go_with(&run, "cuda:0", "fixture", (const char *const[SETTINGS]){"verify.rate=0"});
     ck_assert_msg(run.code == EXIT_CHECK_FAILED, "%s", host_error_text(&run.error));
     ck_assert_int_eq(run.report.verify.steps_not_finite, 1);
     tear_down();
@@ -743,10 +805,13 @@ static void hold_each_layer(const struct fake_cuda_launch *launch)
  * step: what a step reads must still be there when it gets to it. */
 START_TEST(a_slow_device_gives_the_same)
 {
-    static const char *const settings[][4] = {
+    static const char *const settings[][SETTINGS] = {
         {NULL},
         {"workload.mixed=yes", "backend.fixture.index_form=csr"},
         {"cuda_graph.enable=no", "kv_cache.max_total_tokens=60", "kv_cache.layout=hnd"},
+        {TREES, WINDOWS},
+        {VISION},
+        {EMBEDDING, "workload.max_running_requests=2"},
     };
     struct run fast, slow;
     set_up();
@@ -1070,6 +1135,35 @@ START_TEST(losses_in_a_row)
 }
 END_TEST
 
+/* Whatever kind of work it is that is lost; an image, or an encoder's keys, are made once more. */
+static const char *const kinds_lost[][SETTINGS] = {{TREES},  {TREES, WINDOWS}, {WINDOWS},
+                                                   {VISION}, {CROSS},          {EMBEDDING}};
+
+START_TEST(a_loss_in_each_kind_of_work)
+{
+    struct run runs[2];
+    set_up();
+    for (int i = 0; i < 2; i++) {
+        prepare_device();
+        watch_launches(i ? lose_now_and_then : NULL);
+        losses_left = 2;
+        launches_to_loss = has_graphs(kinds_lost[_i]) ? 16 : 4;
+        begin(&runs[i], "cuda:0", "fixture");
+        set(&runs[i], "kv_cache.prefix_cache=no");
+        for (int s = 0; s < SETTINGS && kinds_lost[_i][s]; s++)
+            set(&runs[i], "%s", kinds_lost[_i][s]);
+        go(&runs[i]);
+        check_recovered(&runs[i], &runs[0], 0);
+        ck_assert_int_eq(runs[i].report.device_losses, i ? 2 : 0);
+    }
+    ck_assert_int_eq(runs[1].report.drafts.accepted, runs[0].report.drafts.accepted);
+    ck_assert_int_ge(runs[1].report.tokens.encoded, runs[0].report.tokens.encoded);
+    tear_down();
+    finish(&runs[0]);
+    finish(&runs[1]);
+}
+END_TEST
+
 #define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
 
 static Suite *suite(void)
@@ -1079,6 +1173,7 @@ static Suite *suite(void)
     tcase_set_timeout(runs, 60);
     tcase_add_loop_test(runs, results_are_equal, 0, COUNT(variants));
     tcase_add_test(runs, digest_does_not_depend_on_the_schedule);
+    tcase_add_test(runs, digest_does_not_depend_on_drafts);
     tcase_add_loop_test(runs, two_backends_share_the_cache, 0, 2);
     tcase_add_test(runs, shared_prefixes_are_told);
     tcase_add_loop_test(runs, routes_are_captured_by_their_bounds, 0, 2);
@@ -1090,7 +1185,7 @@ static Suite *suite(void)
     tcase_add_test(runs, a_wrong_row_fails);
     tcase_add_loop_test(runs, a_write_past_the_output_fails, 0, 2);
     tcase_add_test(runs, an_infinite_output_fails);
-    tcase_add_loop_test(runs, a_slow_device_gives_the_same, 0, 3);
+    tcase_add_loop_test(runs, a_slow_device_gives_the_same, 0, 6);
     suite_add_tcase(s, runs);
     TCase *failures = tcase_create("failures");
     tcase_set_timeout(failures, 120);
@@ -1100,6 +1195,7 @@ static Suite *suite(void)
     tcase_add_loop_test(failures, a_loss_at_the_start_is_survived, 0, SWEEPS);
     tcase_add_loop_test(failures, a_final_loss_is_told, 0, SWEEPS);
     tcase_add_loop_test(failures, losses_in_a_row, 0, 4);
+    tcase_add_loop_test(failures, a_loss_in_each_kind_of_work, 0, COUNT(kinds_lost));
     suite_add_tcase(s, failures);
     return s;
 }
