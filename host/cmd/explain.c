@@ -14,6 +14,7 @@
 #include "host/base/json_add.h"
 #include "host/base/text.h"
 #include "host/cmd/exit_codes.h"
+#include "host/run/requests.h"
 #include "host/select/open_host.h"
 #include "host/select/routes.h"
 #include "host/select/told.h"
@@ -90,10 +91,14 @@ static int explain(attnhost *host, struct config *config, bool json)
     const attnhost_selection *told = NULL;
     host_error_init(&error);
     attn_status status = model_create(config, &model, &error.base);
-    if (status)
+    if (!status)
+        status = requests_check(config, model, &error.base);
+    if (status) {
+        model_destroy(model);
         config_destroy(config);
-    else
+    } else {
         status = told_select(host, config, model, &told, &error.base);
+    }
     if (status)
         fprintf(stderr, "attnhost explain: %s\n", host_error_text(&error));
     int code = status ? exit_code_of(status) : show(config, told, json);
@@ -151,7 +156,13 @@ const struct command command_explain = {
         "and no GPU is needed: platform.simulate = sm90 (or gfx942, npu, xpu, cpu_amx ...) asks "
         "as\n"
         "if it were that platform, and names what would be chosen there, installed here or not.\n"
-        "A model's config.json by itself stands for an ini with model.config alone.\n",
+        "A model's config.json by itself stands for an ini with model.config alone.\n"
+        "\n"
+        "Of workload.trace, where it is given, the lengths are read: a request that is longer "
+        "than\n"
+        "max_context_len, or than a step of an encoder, is refused as `run` refuses it. Whether "
+        "the\n"
+        "KV cache has room for each request depends on the device's memory; only `run` looks.\n",
     .options = options,
     .ending =
         "The answer goes to stdout, folded to 80 columns in a pipe, too; for scripts there is\n"

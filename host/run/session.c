@@ -7,6 +7,7 @@
 #include "host/base/round.h"
 #include "host/base/text.h"
 #include "host/embed/embed.h"
+#include "host/run/requests.h"
 #include "host/select/open_host.h"
 #include "host/kinds/mla.h"
 #include "host/select/problem.h"
@@ -90,17 +91,10 @@ static attn_status read_model(struct session *s, attn_error *error)
 
 static attn_status read_workload(struct session *s, attn_error *error)
 {
-    const struct config_workload *workload = &s->config->workload;
-    if (!workload->trace)
+    if (!s->config->workload.trace)
         return config_fail(s->config, "workload.trace", error,
                            "is missing; accepted: a Mooncake .jsonl or an Azure LLM .csv file");
-    attn_status status = trace_init(&s->trace, workload->trace, workload->format, error);
-    if (status == ATTN_OK)
-        status = workload_init(&s->workload, &s->trace, workload->length_scale,
-                               workload->max_requests, s->model->max_context_len, error);
-    if (status == ATTN_OK && model_encodes(s->model))
-        workload_drop_outputs(&s->workload);
-    return status;
+    return requests_read(s->config, s->model, &s->trace, &s->workload, error);
 }
 
 /* ---- Selection ------------------------------------------------------------------------------- */

@@ -251,6 +251,18 @@ static attn_status check_pools(const struct scheduler *scheduler,
     return ATTN_OK;
 }
 
+attn_status scheduler_check_whole(int64_t request, int64_t input_length, int64_t chunk,
+                                  attn_error *error)
+{
+    if (chunk <= 0 || input_length <= chunk)
+        return ATTN_OK;
+    return host_fail(error, ATTN_CONFIG_ERROR,
+                     "request %" PRId64 ": input of %" PRId64
+                     " tokens, which is not cut: accepted up to chunked_prefill_size = %" PRId64
+                     ", or a step without that limit (0)",
+                     request, input_length, chunk);
+}
+
 static attn_status check_request(const struct scheduler *scheduler,
                                  const struct scheduler_request *request, attn_error *error)
 {
@@ -263,13 +275,12 @@ static attn_status check_request(const struct scheduler *scheduler,
                          ": accepted are an input of 1 and more, an output of 0 and more, and no "
                          "more shareable tokens than input",
                          scheduler->num_requests, input, output, shareable);
-    int64_t chunk = scheduler->params.chunked_prefill_size;
-    if (scheduler->params.whole_prompts && chunk > 0 && input > chunk)
-        return host_fail(error, ATTN_CONFIG_ERROR,
-                         "request %" PRId64 ": input of %" PRId64
-                         " tokens, which is not cut: accepted up to chunked_prefill_size = %" PRId64
-                         ", or a step without that limit (0)",
-                         scheduler->num_requests, input, chunk);
+    attn_status status = ATTN_OK;
+    if (scheduler->params.whole_prompts)
+        status = scheduler_check_whole(scheduler->num_requests, input,
+                                       scheduler->params.chunked_prefill_size, error);
+    if (status != ATTN_OK)
+        return status;
     int64_t drafted = drafts_rows(&scheduler->params.drafts) - 1;
     int64_t max_rows = scheduler->params.max_context_len - drafted;
     int64_t decode_rows = output > 0 ? output - 1 : 0;

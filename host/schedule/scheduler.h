@@ -271,6 +271,11 @@ attn_status scheduler_create(const struct scheduler_params *params, struct sched
 /* NULL is accepted, at any time. */
 void scheduler_destroy(struct scheduler *scheduler);
 
+/* Is a prompt that is not cut short enough for a step of `chunk` tokens (0 and less = no limit)?
+ * CONFIG_ERROR names `request`. */
+attn_status scheduler_check_whole(int64_t request, int64_t input_length, int64_t chunk,
+                                  attn_error *error);
+
 /* Queue a request; its number is the count of those added before. Not while a step is out.
  * INVALID_ARGUMENT: a length is out of range. CONFIG_ERROR: it has more rows than max_context_len,
  * or than the pool has slots, so that it could never end; the message has the numbers.

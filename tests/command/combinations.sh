@@ -58,6 +58,7 @@ settings()
     windows_chains) echo "$window speculative.draft_tokens=4" ;;
     recurrent_chains) echo "$recurrent speculative.draft_tokens=4" ;;
     retraction) echo "workload.max_running_requests=6 kv_cache.max_total_tokens=140 kv_cache.swa_full_tokens_ratio=1" ;;
+    short) echo "workload.length_scale=0.125" ;;
     branches) echo "speculative.draft_tokens=6 speculative.topk=2" ;;
     chunked) echo "workload.chunked_prefill_size=7" ;;
     mixed) echo "workload.chunked_prefill_size=16 workload.mixed=yes" ;;
@@ -141,6 +142,8 @@ runs cross mixed steps -gt 40
 runs cross sharing prefix_hit -eq 0
 runs encoder sharing prefix_hit -eq 0
 refused "the recurrent layers .* has one history and no branches" recurrent branches
+refused "trace.jsonl:1: request 0: input of 40 tokens, which is not cut: accepted up to chunked_prefill_size = 7" encoder chunked
+refused "got 160 input + 160 output tokens at length_scale 0.125, accepted: max_context_len = 128" windows short
 refused "cross layers, which no draft is verified in" chains cross
 refused "encoder_only layers, which no draft is verified in" chains encoder
 tap_end
