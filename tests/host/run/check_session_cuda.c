@@ -541,6 +541,51 @@ START_TEST(routes_are_captured_by_their_bounds)
 }
 END_TEST
 
+/* By phase, as speculative_attention_mode says, or by routes: another backend than that of prompts
+ * has all rows of verifications, from graphs or eagerly, and those of the draft model, or a third
+ * has. */
+START_TEST(drafts_come_to_the_backend_that_is_named)
+{
+    static const char *const ways[][SETTINGS] = {
+        {TREES, "attention.decode_attention_backend=one",
+         "attention.speculative_attention_mode=decode"},
+        {TREES, "attention.decode_attention_backend=one"},
+        {TREES, "attention.route.1=phase=verify -> one", "attention.route.2=phase=draft -> two"},
+    };
+    struct run plain, named;
+    int way = _i / 2;
+    set_up();
+    go_with(&plain, "cuda:0", "fixture", (const char *const[SETTINGS]){TREES});
+    check_good(&plain);
+    check_device();
+    prepare_device();
+    begin(&named, "cuda:0", "fixture");
+    for (int s = 0; s < SETTINGS && ways[way][s]; s++)
+        set(&named, "%s", ways[way][s]);
+    set(&named, "cuda_graph.enable=%s", _i % 2 ? "no" : "yes");
+    set(&named, "backend.one.type=cuda_fixture");
+    set(&named, "backend.one.takes_trees=yes");
+    set(&named, "backend.one.index_form=csr");
+    set(&named, "backend.two.type=cuda_fixture");
+    set(&named, "backend.two.takes_trees=yes");
+    go(&named);
+    const struct report *r = &named.report;
+    check_good(&named);
+    check_equal_counts(r, &plain.report);
+    ck_assert_str_eq(r->digest, plain.report.digest);
+    ck_assert_int_eq(r->graphs.count > 0, _i % 2 == 0);
+    int64_t verified = LAYERS * 6 * r->drafts.verifications, extended = r->drafts.draft_extend;
+    ck_assert_int_gt(extended, 0);
+    ck_assert_int_eq(rows_of(&named, "one"), way == 0   ? verified + extended
+                                             : way == 1 ? 0
+                                                        : verified);
+    ck_assert_int_eq(rows_of(&named, "two"), way == 2 ? extended : -1);
+    finish(&plain);
+    finish(&named);
+    tear_down();
+}
+END_TEST
+
 /* Measured on the device, with copies, streams and memory of the plugin's own, of which nothing is
  * left; whichever is chosen, the digest is the same. */
 START_TEST(autotune_measures_on_the_device)
@@ -1177,6 +1222,7 @@ static Suite *suite(void)
     tcase_add_loop_test(runs, two_backends_share_the_cache, 0, 2);
     tcase_add_test(runs, shared_prefixes_are_told);
     tcase_add_loop_test(runs, routes_are_captured_by_their_bounds, 0, 2);
+    tcase_add_loop_test(runs, drafts_come_to_the_backend_that_is_named, 0, 6);
     tcase_add_loop_test(runs, autotune_measures_on_the_device, 0, 2);
     tcase_add_loop_test(runs, refused_with_a_reason, 0, COUNT(refusals));
     tcase_add_test(runs, decode_is_replayed);
