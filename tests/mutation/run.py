@@ -28,9 +28,10 @@ import mutate  # noqa: E402
 
 # The unit tests of each file, quick ones first: a program of tests/, one of its cases or all, and
 # whether the sanitizers look at it too, which takes long.
-SLOTS = [("cache/check_slots", "", True)]
+MEMORY_RUNS_OUT = [("schedule/check_scheduler_memory", "", False)]
+SLOTS = [("cache/check_slots", "", True)] + MEMORY_RUNS_OUT
 CACHE = [("cache/check_radix_cache", "core", True), ("cache/check_radix_cache", "random", False),
-         ("cache/check_radix_cache", "limits", False)]
+         ("cache/check_radix_cache", "limits", False)] + MEMORY_RUNS_OUT
 SCHEDULER = [("schedule/check_scheduler", "core", True),
              ("schedule/check_scheduler", "windows", True),
              ("schedule/check_scheduler", "images", True),
@@ -43,12 +44,12 @@ SCHEDULER = [("schedule/check_scheduler", "core", True),
              ("schedule/check_scheduler_flight", "losses", False),
              ("schedule/check_scheduler_flight", "drops", False),
              ("schedule/check_scheduler", "random", False),
-             ("schedule/check_scheduler_flight", "random", False)]
+             ("schedule/check_scheduler_flight", "random", False)] + MEMORY_RUNS_OUT
 TESTS = {
     "cache/slots.c": SLOTS,
     "cache/request_table.c": SLOTS,
     "cache/radix_cache.c": CACHE + SCHEDULER[4:5],
-    "cache/radix_window.c": CACHE + SCHEDULER[1:2] + SCHEDULER[-2:],
+    "cache/radix_window.c": CACHE + SCHEDULER[1:2] + SCHEDULER[11:13],
     "schedule/drafts.c": SCHEDULER[7:8],
     "schedule/encoder.c": SCHEDULER,
     "schedule/scheduler.c": SCHEDULER,
@@ -61,6 +62,7 @@ NEEDED = list(TESTS) + ["base/error.c", "base/text.c"]  # of host/, to link thes
 OBJECTS = {  # of tests/host/, in addition to that of the same name
     "schedule/check_scheduler": ["schedule/scheduler_fixture"],
     "schedule/check_scheduler_flight": ["schedule/scheduler_fixture"],
+    "schedule/check_scheduler_memory": ["schedule/scheduler_fixture"],
 }
 PLAIN = []
 SANITIZED = ["-fsanitize=address"]

@@ -388,6 +388,52 @@ START_TEST(the_table_changes_where_it_grows)
 }
 END_TEST
 
+/* Two pages at once, of which none is elsewhere: the next step finds both unchanged. */
+START_TEST(pages_of_its_own_change_nothing)
+{
+    source.block_size = params.page_size = 4;
+    add_to_source(9, 2, "ab");
+    create();
+    ck_assert_int_eq(next_run()->num_tokens, 9);
+    scheduler_complete(scheduler);
+    const struct scheduler_step *step = next_run();
+    expect_seq(step, 0, 0, 9, 1);
+    ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_ALL], 9);
+    scheduler_complete(scheduler);
+    expect_done();
+}
+END_TEST
+
+/* The first page is cached when two requests start; the second both compute, and the younger's
+ * becomes the older's: what changed in its row begins there. */
+START_TEST(the_table_changes_where_a_page_is_adopted)
+{
+    int64_t now = 0;
+    source.block_size = params.page_size = 4;
+    params.now_us = read_clock;
+    params.clock_context = &now;
+    add_to_source(5, 1, "a");
+    add_to_source(9, 2, "ab");
+    add_to_source(9, 2, "ab");
+    source.requests[1].arrival_us = source.requests[2].arrival_us = 10;
+    create();
+    next_run();
+    scheduler_complete(scheduler);
+    now = 10;
+    const struct scheduler_step *step = next_run();
+    expect_seq(step, 0, 1, 4, 5);
+    expect_seq(step, 1, 2, 4, 5);
+    scheduler_complete(scheduler);
+    step = next_run();
+    expect_seq(step, 0, 1, 9, 1);
+    expect_seq(step, 1, 2, 9, 1);
+    ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_ALL], 9);
+    ck_assert_int_eq(step->seqs[1].table_changed[SCHEDULER_ALL], 4);
+    scheduler_complete(scheduler);
+    expect_done();
+}
+END_TEST
+
 /* Of 6 cached pages the second request needs the room of 2: the third finds the other 4. */
 START_TEST(no_more_is_evicted_than_is_needed)
 {
@@ -781,6 +827,8 @@ static const struct {
     bool starts;
 } needs[] = {
     {0, 10, 2, 3, 9, "", false},        {0, 16, 2, 3, 9, "", true},
+    {0, 12, 2, 3, 9, "", false},        {0, 13, 2, 3, 9, "", true},
+    {1, 9, 1, 5, 60, "", false},        {1, 10, 1, 5, 60, "", true},
     {1, 14, 1, 5, 60, "", true},        {1, 8, 1, 5, 60, "", false},
     {2, 15, 1, 5, 60, "", true},        {0, 14, 8, 4, 8, "abcdefgh", true},
     {0, 6, 8, 4, 8, "abcdefgh", false},
@@ -908,6 +956,30 @@ START_TEST(an_image_is_not_cut)
         scheduler_complete(scheduler);
     }
     expect_done();
+}
+END_TEST
+
+/* Images of one token, of as many requests as can run at once. */
+START_TEST(an_image_may_be_one_token)
+{
+    params.encoder_len = 1;
+    params.chunked_prefill_size = 16;
+    params.max_running_requests = 2;
+    for (int i = 0; i < 3; i++)
+        add_to_source(3, 2, "");
+    create();
+    expect_images(next(), 0, 2);
+    scheduler_complete(scheduler);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(next_run()->num_seqs, 2);
+        scheduler_complete(scheduler);
+    }
+    expect_images(next(), 2, 1);
+    scheduler_complete(scheduler);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.encoded, 3);
 }
 END_TEST
 
@@ -1046,17 +1118,24 @@ END_TEST
 
 /* What decodes keeps room for its drafts, what has nothing to decode keeps none: of 40 slots 8 and
  * 12 are prompts and 2 + 4 are kept for the first one; a third of 14 just fits, if it has nothing
- * to decode. */
+ * to decode, and one of 9 if it has one row, which is verified with 4 drafts. */
+static const struct {
+    int64_t input, output;
+    bool starts;
+} thirds[] = {
+    {14, 1, true}, {14, 2, false}, {15, 1, false}, {9, 2, true}, {10, 2, false},
+};
+
 START_TEST(a_request_starts_with_a_reserve_for_drafts)
 {
     params.num_pages = 41;
     params.drafts = (struct drafts){.tokens = 5, .top_k = 1, .rate = 0};
     add_to_source(8, 3, "");
     add_to_source(12, 1, "");
-    add_to_source(_i == 2 ? 15 : 14, _i == 1 ? 2 : 1, "");
+    add_to_source(thirds[_i].input, thirds[_i].output, "");
     create();
     const struct scheduler_step *step = next_run();
-    ck_assert_int_eq(step->num_seqs, _i == 0 ? 3 : 2);
+    ck_assert_int_eq(step->num_seqs, thirds[_i].starts ? 3 : 2);
     scheduler_complete(scheduler);
     run_all();
     struct scheduler_counts counts;
@@ -1572,6 +1651,8 @@ static Suite *suite(void)
     tcase_add_test(core, what_runs_is_held);
     tcase_add_test(core, more_may_be_shared_than_before);
     tcase_add_test(core, the_table_changes_where_it_grows);
+    tcase_add_test(core, pages_of_its_own_change_nothing);
+    tcase_add_test(core, the_table_changes_where_a_page_is_adopted);
     suite_add_tcase(s, core);
     TCase *hits = tcase_create("hits");
     tcase_add_checked_fixture(hits, set_up, tear_down);
@@ -1608,6 +1689,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(images, set_up, tear_down);
     tcase_add_test(images, images_go_before_prompts);
     tcase_add_test(images, an_image_is_not_cut);
+    tcase_add_test(images, an_image_may_be_one_token);
     tcase_add_test(images, requests_of_failed_images_are_dropped);
     tcase_add_test(images, a_lost_image_is_encoded_again);
     suite_add_tcase(s, images);
@@ -1622,7 +1704,8 @@ static Suite *suite(void)
     tcase_add_checked_fixture(drafts, set_up, tear_down);
     tcase_add_test(drafts, accepted_drafts_stay);
     tcase_add_test(drafts, rejected_drafts_are_given_back);
-    tcase_add_loop_test(drafts, a_request_starts_with_a_reserve_for_drafts, 0, 3);
+    tcase_add_loop_test(drafts, a_request_starts_with_a_reserve_for_drafts, 0,
+                        sizeof thirds / sizeof *thirds);
     tcase_add_loop_test(drafts, drafts_are_right_as_often_as_is_said, 0, 3);
     tcase_add_loop_test(drafts, trees_are_trees, 0, 9);
     tcase_add_test(drafts, known_trees);

@@ -453,6 +453,28 @@ START_TEST(all_requests_of_failed_steps_are_dropped)
 }
 END_TEST
 
+/* A step of images is in flight; who waits for its own to be encoded has none there. */
+START_TEST(requests_of_failed_images_in_flight_are_dropped)
+{
+    params.encoder_len = params.chunked_prefill_size = 6;
+    add_to_source(3, 2, "");
+    add_to_source(3, 2, "");
+    create();
+    expect_seq(next(), 0, 0, 0, 6);
+    scheduler_advance(scheduler);
+    model.dropped[0] = true;
+    scheduler_drop_flight(scheduler);
+    expect_seq(next(), 0, 1, 0, 6);
+    scheduler_complete(scheduler);
+    run_all();
+    struct scheduler_counts counts;
+    expect_counts(&counts);
+    ck_assert_int_eq(counts.dropped, 1);
+    ck_assert_int_eq(counts.finished, 1);
+    ck_assert_int_eq(counts.encoded, 6);
+}
+END_TEST
+
 /* The last step was confirmed or lost, and none has been launched since. */
 START_TEST(without_steps_in_flight_nobody_is_dropped)
 {
@@ -714,6 +736,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(drops, set_up_flight, tear_down);
     tcase_add_test(drops, a_dropped_request_may_have_rows_in_flight);
     tcase_add_test(drops, all_requests_of_failed_steps_are_dropped);
+    tcase_add_test(drops, requests_of_failed_images_in_flight_are_dropped);
     tcase_add_loop_test(drops, without_steps_in_flight_nobody_is_dropped, 0, 2);
     tcase_add_loop_test(drops, a_retracted_request_of_failed_steps_is_dropped, 0, 2);
     tcase_add_loop_test(drops, failed_steps_leave_nothing_in_the_prefix_cache, 0, 2);

@@ -67,6 +67,10 @@ extern struct scheduler_params params;
 extern struct scheduler *scheduler;
 extern host_error failure;
 
+/* The prefix cache may keep a page of windows that was passed, as it had no memory to part it from
+ * others. */
+extern bool passes_late;
+
 void set_up(void);
 void tear_down(void);
 
