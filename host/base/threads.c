@@ -314,27 +314,31 @@ static uint32_t count_cpus(void)
     return count < THREADS_MAX ? (uint32_t)count : THREADS_MAX;
 }
 
-/* Signals are for the embedding program's threads, but for those that a thread's own instructions
- * raise. */
-static attn_status start_workers(struct threads *threads, uint32_t num_threads)
+bool threads_start_one(pthread_t *thread, void *(*body)(void *arg), void *arg)
 {
     static const int of_the_thread[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGSYS, SIGTRAP};
     sigset_t others, before;
-    attn_status status = ATTN_OK;
     sigfillset(&others);
     for (size_t s = 0; s < sizeof of_the_thread / sizeof *of_the_thread; s++)
         sigdelset(&others, of_the_thread[s]);
     pthread_sigmask(SIG_SETMASK, &others, &before);
+    bool started = pthread_create(thread, NULL, body, arg) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return started;
+}
+
+static attn_status start_workers(struct threads *threads, uint32_t num_threads)
+{
+    attn_status status = ATTN_OK;
     for (uint32_t i = 1; i < num_threads && status == ATTN_OK; i++) {
         struct worker *worker = &threads->workers[i];
         worker->threads = threads;
         worker->index = i;
-        if (pthread_create(&worker->thread, NULL, work, worker) == 0)
+        if (threads_start_one(&worker->thread, work, worker))
             threads->num_workers++;
         else
             status = ATTN_OUT_OF_HOST_MEMORY;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return status;
 }
 

@@ -10,6 +10,9 @@
 #ifndef HOST_BASE_THREADS_H
 #define HOST_BASE_THREADS_H
 
+#include <pthread.h>
+#include <stdbool.h>
+
 #include "attn_services.h"
 
 struct threads;
@@ -47,5 +50,9 @@ attn_status threads_for(struct threads *threads, int64_t num_tasks, attn_task ta
 
 /* The same without a pool: all tasks on this thread, in order, as worker 0. */
 attn_status threads_for_here(int64_t num_tasks, attn_task task, void *arg);
+
+/* A thread of one's own, to be joined. Signals are for the embedding program's threads, but for
+ * those that a thread's own instructions raise. False: the system gives none. */
+bool threads_start_one(pthread_t *thread, void *(*body)(void *arg), void *arg);
 
 #endif /* HOST_BASE_THREADS_H */

@@ -227,7 +227,9 @@ static attn_status judge_layers(struct executor *executor, struct flight *flight
     for (; flight->judged < end && status == ATTN_OK; flight->judged++)
         status = row_check_layer(executor->params.check, &flight->list, flight->judged,
                                  flight->outputs + flight->list.offset[flight->judged], error);
-    return status;
+    /* After an error, too: what was added is read no later. */
+    attn_status judged = row_check_judge(executor->params.check, status == ATTN_OK ? error : NULL);
+    return status == ATTN_OK ? judged : status;
 }
 
 attn_status executor_rows_make_room(struct executor *executor, struct flight *flight, int32_t layer,

@@ -42,6 +42,7 @@ static attn_status make_verifier(struct row_check *check, attn_error *error)
         .scales = p->scales,
         .reads_new_unquantised = p->reads_new_unquantised,
         .threads = p->threads,
+        .beside = p->beside,
     };
     return verifier_create(&params, &check->verifier, error);
 }
@@ -303,7 +304,17 @@ attn_status row_check_layer(struct row_check *check, const struct row_list *list
         .compact = 1,
     };
     attn_status status = split_rows(check, list, layer, rows, error);
-    return status == ATTN_OK ? verifier_check(check->verifier, &step, layer, &out, error) : status;
+    return status == ATTN_OK ? verifier_add(check->verifier, &step, layer, &out, error) : status;
+}
+
+attn_status row_check_judge(struct row_check *check, attn_error *error)
+{
+    return verifier_judge(check->verifier, error);
+}
+
+attn_status row_check_wait(struct row_check *check, attn_error *error)
+{
+    return verifier_wait(check->verifier, error);
 }
 
 void row_check_watch(struct row_check *check, const struct row_list *list, uint64_t watch)

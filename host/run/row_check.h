@@ -5,7 +5,7 @@
  *
  * A run has one; it outlives the executors, of which a run has several if its device is lost. The
  * order for a step: row_check_list() before it runs, row_check_layer() for each layer when the
- * outputs are there, row_check_end() last.
+ * outputs are there, row_check_judge(), row_check_end() last.
  */
 #ifndef HOST_RUN_ROW_CHECK_H
 #define HOST_RUN_ROW_CHECK_H
@@ -32,6 +32,7 @@ struct row_check_params {
     const struct verify_scales *scales;    /* [model.num_groups] */
     const uint32_t *reads_new_unquantised; /* [model.num_groups]: verify_params */
     struct threads *threads;
+    bool beside;                  /* rows are judged while the run goes on: verify_params */
     int32_t max_tokens, max_seqs; /* of a step */
     int32_t num_state_slots;      /* slot 0 included; 0 = the model has no recurrent state */
     row_check_listener listener;  /* NULL = none */
@@ -73,9 +74,14 @@ uint64_t row_check_row_bytes(const struct row_check *check, uint32_t mode, int32
 void row_check_list(const struct row_check *check, const struct batch_step *step,
                     struct row_list *list);
 
-/* Judge a layer: `rows` are its sampled output rows in the order of the list, in host memory. */
+/* A layer is to be judged: `rows` are its sampled output rows in the order of the list, in host
+ * memory, where they stay up to row_check_judge(). */
 attn_status row_check_layer(struct row_check *check, const struct row_list *list, int32_t layer,
                             void *rows, attn_error *error);
+
+/* Judge the layers so far, or have them judged while the run goes on; and wait until they are. */
+attn_status row_check_judge(struct row_check *check, attn_error *error);
+attn_status row_check_wait(struct row_check *check, attn_error *error);
 
 /* A row that is not finite: `watch` as step_kernels_watch() leaves it; all bits set = none. */
 void row_check_watch(struct row_check *check, const struct row_list *list, uint64_t watch);
@@ -86,7 +92,8 @@ void row_check_trespass(struct row_check *check, const char *text);
 /* The step is over: its rows count as computed from now on. */
 attn_status row_check_end(struct row_check *check, const struct row_list *list, attn_error *error);
 
-/* Fill in the report's verification and digest. Once, at the end. OUT_OF_HOST_MEMORY. */
+/* Fill in the report's verification and digest. Once, at the end, after row_check_wait().
+ * OUT_OF_HOST_MEMORY. */
 attn_status row_check_report(struct row_check *check, struct report *report, attn_error *error);
 
 #endif /* HOST_RUN_ROW_CHECK_H */

@@ -197,6 +197,8 @@ attn_status session_serve(struct session *s, attn_error *error)
     progress_begin(&serve.progress, "tokens", s->workload.input_tokens + s->workload.decode_tokens);
     s->result->began = true;
     status = serve_all(&serve, error);
+    if (status == ATTN_OK)
+        status = row_check_wait(s->check, error);
     s->report->wall_s = (double)(clock_now_ns() - s->start_ns) * 1e-9;
     progress_end(&serve.progress);
     timeline_destroy(serve.timeline);

@@ -37,9 +37,10 @@ struct attention_verifier {
     pthread_mutex_t mutex;         /* guards the result of a check */
 };
 
-/* One call of verify_attention.check, as its tasks see it. */
+/* An entry of a call of verify_attention.check, as its tasks see it. */
 struct check {
     struct attention_verifier *verifier;
+    int64_t first_task; /* of the call's */
     struct verify_result *result;
     const struct verify_step *step;
     const attn_layer_group *group;
@@ -277,17 +278,19 @@ static attn_status check_head(struct check *check, const struct verify_sequence 
     return ATTN_OK;
 }
 
-/* Task: sequence * num_kv_heads + KV head. */
-static attn_status check_task(void *arg, int64_t task, uint32_t worker)
+/* Tasks of an entry: sequence * num_kv_heads + KV head. */
+static int64_t count_tasks(const struct check *check)
 {
-    struct check *check = arg;
+    return check->step->num_sequences * check->geometry->num_kv_heads;
+}
+
+static attn_status check_entry_task(struct check *check, int64_t task, uint32_t worker)
+{
     const generator_layer *geometry = check->geometry;
     const struct verify_sequence *sequence = &check->step->sequences[task / geometry->num_kv_heads];
     int32_t kv_head = (int32_t)(task % geometry->num_kv_heads);
     int32_t heads_per_kv = geometry->num_q_heads / geometry->num_kv_heads;
     struct worker_memory *memory = &check->verifier->workers[worker];
-    if (sequence->num_sampled == 0)
-        return ATTN_OK;
     struct key_source source = {check, sequence->request, kv_head, first_new_key(check, sequence)};
     reference_kv_arrays arrays;
     reference_kv kv;
@@ -320,42 +323,85 @@ static int64_t count_sampled(const struct verify_step *step)
     return count;
 }
 
-static attn_status check_rows(void *self, const struct verify_step *step, int32_t layer,
-                              const attn_tensor *out, struct verify_result *result,
-                              attn_error *error)
+/* All entries of a call. */
+struct call {
+    struct check *checks;
+    int64_t count;
+};
+
+static attn_status check_task(void *arg, int64_t task, uint32_t worker)
 {
-    struct attention_verifier *verifier = self;
+    const struct call *call = arg;
+    int64_t e = 0;
+    while (e + 1 < call->count && call->checks[e + 1].first_task <= task)
+        e++;
+    return check_entry_task(&call->checks[e], task - call->checks[e].first_task, worker);
+}
+
+static attn_status begin_check(struct attention_verifier *verifier, struct verify_entry *entry,
+                               struct check *check, attn_error *error)
+{
     const struct verify_params *params = &verifier->params;
+    int32_t layer = entry->layer;
     uint32_t g = params->model->layers[layer].group;
-    int32_t form = operands_form(params->model, layer, step->mode);
-    int64_t num_sampled = count_sampled(step);
-    struct check check = {
+    int32_t form = operands_form(params->model, layer, entry->step.mode);
+    int64_t num_sampled = count_sampled(&entry->step);
+    *check = (struct check){
         .verifier = verifier,
-        .result = result,
-        .step = step,
+        .first_task = check->first_task,
+        .result = &entry->result,
+        .step = &entry->step,
         .group = &params->model->groups[g],
         .geometry = &params->generator->layers[form],
         .scales = &params->scales[g],
-        .out = out,
+        .out = &entry->out,
         .layer = layer,
         .form = form,
-        .reads_unquantised = form != layer || reads_unquantised(params, layer, step->mode),
-        .failed = calloc((size_t)num_sampled, 1),
+        .reads_unquantised = form != layer || reads_unquantised(params, layer, entry->step.mode),
+        .failed = calloc((size_t)num_sampled + 1, 1),
         .operand_dtype = params->model->dtype,
     };
-    if (!check.failed)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "verification of %lld rows",
-                         (long long)num_sampled);
-    attn_status status = threads_for(
-        params->threads, step->num_sequences * check.geometry->num_kv_heads, check_task, &check);
-    for (int64_t s = 0; s < num_sampled; s++)
-        result->rows_failed += check.failed[s];
-    if (!result->first_failure[0])
-        memcpy(result->first_failure, check.first_failure, sizeof check.first_failure);
-    free(check.failed);
-    return status == ATTN_OK ? ATTN_OK
-                             : host_fail(error, status, "verification of layer %d: %s", layer,
-                                         host_status_name(status));
+    return check->failed ? ATTN_OK
+                         : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "verification of %lld rows",
+                                     (long long)num_sampled);
 }
 
-const struct verify_method verify_attention = {create, destroy, check_rows};
+static void end_check(struct check *check)
+{
+    int64_t num_sampled = check->failed ? count_sampled(check->step) : 0;
+    for (int64_t s = 0; s < num_sampled; s++)
+        check->result->rows_failed += check->failed[s];
+    if (check->failed)
+        memcpy(check->result->first_failure, check->first_failure, sizeof check->first_failure);
+    free(check->failed);
+}
+
+static attn_status check_entries(void *self, struct verify_entry *entries, int64_t count,
+                                 attn_error *error)
+{
+    struct attention_verifier *verifier = self;
+    struct call call = {calloc((size_t)count, sizeof *call.checks), count};
+    attn_status status = ATTN_OK;
+    int64_t tasks = 0;
+    if (!call.checks)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "verification of %lld layers",
+                         (long long)count);
+    for (int64_t e = 0; e < count && status == ATTN_OK; e++) {
+        call.checks[e].first_task = tasks;
+        status = begin_check(verifier, &entries[e], &call.checks[e], error);
+        if (status == ATTN_OK)
+            tasks += count_tasks(&call.checks[e]);
+    }
+    if (status == ATTN_OK) {
+        status = threads_for(verifier->params.threads, tasks, check_task, &call);
+        if (status != ATTN_OK)
+            host_fail(error, status, "verification of layers %d to %d: %s", entries[0].layer,
+                      entries[count - 1].layer, host_status_name(status));
+    }
+    for (int64_t e = 0; e < count; e++)
+        end_check(&call.checks[e]);
+    free(call.checks);
+    return status;
+}
+
+const struct verify_method verify_attention = {create, destroy, check_entries};

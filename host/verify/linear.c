@@ -523,11 +523,14 @@ static void destroy(void *self)
     linear_verifier_destroy(self);
 }
 
-static attn_status check_rows(void *self, const struct verify_step *step, int32_t layer,
-                              const attn_tensor *out, struct verify_result *result,
-                              attn_error *error)
+static attn_status check_entries(void *self, struct verify_entry *entries, int64_t count,
+                                 attn_error *error)
 {
-    return linear_verifier_check(self, step, layer, out, result, error);
+    attn_status status = ATTN_OK;
+    for (int64_t e = 0; e < count && status == ATTN_OK; e++)
+        status = linear_verifier_check(self, &entries[e].step, entries[e].layer, &entries[e].out,
+                                       &entries[e].result, error);
+    return status;
 }
 
-const struct verify_method verify_linear = {create, destroy, check_rows};
+const struct verify_method verify_linear = {create, destroy, check_entries};

@@ -8,14 +8,21 @@
 
 #include "host/verify/verify.h"
 
+/* Sampled rows of one layer. */
+struct verify_entry {
+    struct verify_step step; /* sequences are those with sampled rows */
+    int32_t layer;
+    attn_tensor out;
+    struct verify_result result; /* what was found; zeros before */
+};
+
 struct verify_method {
     /* What judges; *self is for the others. The parameters outlive it. */
     attn_status (*create)(const struct verify_params *params, void **self, attn_error *error);
     void (*destroy)(void *self);
-    /* verifier_check() of a step that has sampled rows. What is found is added to *result, whose
-     * first failure stays. */
-    attn_status (*check)(void *self, const struct verify_step *step, int32_t layer,
-                         const attn_tensor *out, struct verify_result *result, attn_error *error);
+    /* Judge entries, as if one after the other. */
+    attn_status (*check)(void *self, struct verify_entry *entries, int64_t count,
+                         attn_error *error);
 };
 
 extern const struct verify_method verify_attention; /* attention.c */

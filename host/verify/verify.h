@@ -59,6 +59,8 @@ struct verify_params {
     const struct verify_scales *scales;    /* [model.num_groups] */
     const uint32_t *reads_new_unquantised; /* [model.num_groups] */
     struct threads *threads;
+    bool beside;             /* rows are judged by a thread beside the caller's; for models */
+                             /* without recurrent layers */
     uint64_t max_kept_bytes; /* of a KV head's keys and values, for each thread: where a sequence */
                              /* has more they are made again for each row; 0 = 64 MiB */
 };
@@ -80,8 +82,22 @@ attn_status verifier_create(const struct verify_params *params, struct verifier 
 /* NULL is accepted. */
 void verifier_destroy(struct verifier *verifier);
 
-/* Judge the sampled rows of one layer: `out` is [tokens, heads, dim] in host memory, with heads and
- * dim as operands_output() says. */
+/* The sampled rows of one layer are to be judged: `out` is [tokens, heads, dim] in host memory,
+ * with heads and dim as operands_output() says. Its elements are read up to verifier_judge(), or
+ * with `beside`, where it is compact, copied; all else is copied. */
+attn_status verifier_add(struct verifier *verifier, const struct verify_step *step, int32_t layer,
+                         const attn_tensor *out, attn_error *error);
+
+/* Judge what was added, all of it at once: rows of many layers keep more threads at work than those
+ * of one. With `beside` it is handed over, and this waits only where too much has been before; what
+ * goes wrong is told by verifier_wait(). */
+attn_status verifier_judge(struct verifier *verifier, attn_error *error);
+
+/* Until all is judged that was handed over; before verifier_of_bar() and verifier_result(). An
+ * error is that of any of it. */
+attn_status verifier_wait(struct verifier *verifier, attn_error *error);
+
+/* verifier_add(), verifier_judge() and verifier_wait(). */
 attn_status verifier_check(struct verifier *verifier, const struct verify_step *step, int32_t layer,
                            const attn_tensor *out, attn_error *error);
 
