@@ -669,26 +669,61 @@ START_TEST(only_sampled_rows)
 }
 END_TEST
 
-/* Checks add up, and the first failure stays. */
+/* Checks add up, and the first failure stays: each by itself, both judged together, and by a thread
+ * beside this one, which has copies of what it reads. */
+enum { BY_ITSELF, TOGETHER, BESIDE, BESIDE_TOGETHER, WAYS };
+
 START_TEST(several_checks)
 {
+    static char kept[2][sizeof memory];
     struct verifier *verifier;
     struct verify_result result;
     set_up_model(models[TWO_GROUPS], 2);
+    params.beside = _i >= BESIDE;
     ck_assert_int_eq(verifier_create(&params, &verifier, NULL), ATTN_OK);
     for (int32_t layer = 1; layer >= 0; layer--) {
         compute_all(layer, &none);
         numbers[7][1][0] += 1 + layer;
         store_all(layer, ATTN_F16);
-        ck_assert_int_eq(verifier_check(verifier, &step, layer, &out, NULL), ATTN_OK);
+        if (_i == TOGETHER)
+            out.data = memcpy(kept[layer], memory, sizeof memory);
+        ck_assert_int_eq(verifier_add(verifier, &step, layer, &out, NULL), ATTN_OK);
+        if (_i == BY_ITSELF || _i == BESIDE)
+            ck_assert_int_eq(verifier_judge(verifier, NULL), ATTN_OK);
+        memset(memory, 0xFF, sizeof memory);
     }
+    ck_assert_int_eq(verifier_judge(verifier, NULL), ATTN_OK);
+    ck_assert_int_eq(verifier_wait(verifier, NULL), ATTN_OK);
     verifier_result(verifier, &result);
     ck_assert_int_eq(result.rows_failed, 2);
     ck_assert_double_ge(result.max_abs_error, 1.9);
     ck_assert_ptr_nonnull(
         strstr(result.first_failure, "request 1, position 15, layer 1, head 1, "));
+    for (int32_t layer = 0; layer < 2; layer++)
+        ck_assert_double_gt(verifier_of_bar(verifier, layer, false), 10);
     verifier_destroy(verifier);
     verifier_destroy(NULL);
+    params.beside = false;
+    tear_down_model();
+}
+END_TEST
+
+/* What was added, or handed over, and not waited for goes with the verifier. */
+START_TEST(not_all_is_judged)
+{
+    struct verifier *verifier;
+    set_up_model(models[TWO_GROUPS], 2);
+    params.beside = _i > 0;
+    ck_assert_int_eq(verifier_create(&params, &verifier, NULL), ATTN_OK);
+    for (int32_t layer = 0; layer < 2; layer++) {
+        compute_all(layer, &none);
+        store_all(layer, ATTN_F16);
+        ck_assert_int_eq(verifier_add(verifier, &step, layer, &out, NULL), ATTN_OK);
+        if (_i == 2)
+            ck_assert_int_eq(verifier_judge(verifier, NULL), ATTN_OK);
+    }
+    verifier_destroy(verifier);
+    params.beside = false;
     tear_down_model();
 }
 END_TEST
@@ -967,7 +1002,8 @@ static Suite *suite(void)
     tcase_add_test(wrong, not_finite);
     tcase_add_test(wrong, size_of_errors);
     tcase_add_test(rows, only_sampled_rows);
-    tcase_add_test(rows, several_checks);
+    tcase_add_loop_test(rows, several_checks, 0, WAYS);
+    tcase_add_loop_test(rows, not_all_is_judged, 0, 3);
     tcase_add_test(quantised_kv, quantised);
     tcase_add_test(quantised_kv, new_keys_as_given);
     tcase_add_test(quantised_kv, latents);
