@@ -959,14 +959,14 @@ START_TEST(an_image_is_not_cut)
 }
 END_TEST
 
-/* Images of one token, of as many requests as can run at once. */
+/* Images of one token before prompts of one, of as many requests as can run at once. */
 START_TEST(an_image_may_be_one_token)
 {
     params.encoder_len = 1;
     params.chunked_prefill_size = 16;
     params.max_running_requests = 2;
     for (int i = 0; i < 3; i++)
-        add_to_source(3, 2, "");
+        add_to_source(1, 2, "");
     create();
     expect_images(next(), 0, 2);
     scheduler_complete(scheduler);
