@@ -59,7 +59,8 @@ static int can_tile(const attn_metadata *metadata, uint32_t index)
 {
     const cuda_plan *plan = &metadata->plan;
     const fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];
-    int is_plain = plan->mask.kind == ATTN_MASK_LAYER || plan->mask.kind == ATTN_MASK_NONE;
+    int is_plain = (plan->mask.kind == ATTN_MASK_LAYER || plan->mask.kind == ATTN_MASK_NONE) &&
+                   !plan->items.token_pos;
     return view->plan && plan->batch.mode != ATTN_MODE_DECODE && is_plain &&
            (view->cu_seqlens_k || view->page_table);
 }

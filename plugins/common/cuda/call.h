@@ -71,6 +71,8 @@ typedef struct call_batch {
     const int *counts;     /* [CALL_COUNTS] of a graph's batch; NULL = those below */
     const unsigned char *mask_bits;
     const long long *mask_indptr;
+    const int *item_prefix_lens;    /* [seqs] of a multi-item batch; NULL = it is none */
+    const unsigned short *item_pos; /* [seqs, item_stride] attn_multi_item.token_pos */
 
     int num_seqs;
     int num_tokens;
@@ -78,6 +80,7 @@ typedef struct call_batch {
     int window_right; /* of this batch: a mask may replace the layer's */
     int mask_qlen;    /* custom mask over the new tokens alone */
     int table_stride; /* of req_to_token or block_table, in elements */
+    int item_stride;
 } call_batch;
 
 #endif /* PLUGINS_CUDA_CALL_H */

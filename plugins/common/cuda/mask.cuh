@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mask.cuh: who sees what, C and CUDA alike: window, chunk, causality, custom masks.
+ * mask.cuh: who sees what, C and CUDA alike: window, chunk, causality, custom masks, items.
  *
  * A rule is made of what a kernel knows: where its members are constants, what they switch off
  * costs nothing.
@@ -15,6 +15,7 @@ typedef struct mask_rule {
     int window_right; /* of the batch: call_batch.window_right */
     int chunk;        /* 0 = off */
     int custom;       /* a mask of bits, or positions, may be given */
+    int items;        /* the batch may be one of several items; never with a custom mask */
 } mask_rule;
 
 /* ---- Positions ------------------------------------------------------------------------------- */
@@ -61,10 +62,28 @@ PORTABLE int mask_key_position(const mask_rule *rule, const call_batch *b, const
                : j;
 }
 
+/* ---- Items ----------------------------------------------------------------------------------- */
+
+PORTABLE int mask_has_items(const mask_rule *rule, const call_batch *b)
+{
+    return rule->items && b->item_prefix_lens;
+}
+
+/* Keys from the prefix's end on that query t of sequence s, in an item, does not see: those before
+ * *first, its item's first one. 0 if it is a query of the prefix, which sees all before it. */
+PORTABLE int mask_find_item(const call_batch *b, const index_sequence *q, int s, int t, int *first)
+{
+    int i = q->prefix_len + t, column = i - index_int(b->item_prefix_lens, s);
+    if (column < 0)
+        return 0;
+    *first = i + 1 - *PORTABLE_AT(b->item_pos + (i64)s * b->item_stride + column);
+    return 1;
+}
+
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* The keys [*lo, *hi) that at least one of the queries [t0, t1] may see. Without a custom mask each
- * of them is seen by one. */
+/* The keys [*lo, *hi) that at least one of the queries [t0, t1] may see. Without a custom mask, and
+ * without items, each of them is seen by one. */
 PORTABLE void mask_outline(const mask_rule *rule, const call_batch *b, const index_sequence *q,
                            int t0, int t1, int *lo, int *hi)
 {
@@ -75,16 +94,20 @@ PORTABLE void mask_outline(const mask_rule *rule, const call_batch *b, const ind
         mask_positions(rule, q->prefix_len + t0, lo, &ignored);
         mask_positions(rule, q->prefix_len + t1, &ignored, hi);
     }
+    if (mask_has_items(rule, b))
+        *hi = int_min(*hi, q->prefix_len + t1 + 1);
     *lo = int_max(*lo, 0);
     *hi = int_min(*hi, q->kv_len);
     if (*lo >= *hi)
         *lo = *hi = 0;
 }
 
-/* What one query sees: keys at positions [lo, hi); a custom mask thins them out. */
+/* What one query sees: keys at positions [lo, hi), but for those of other items; a custom mask
+ * thins them out. */
 typedef struct mask_view {
     int lo;
     int hi;
+    int items_lo, items_hi; /* [) keys of other items */
     int position;
     int first_bit; /* custom: keys before are seen without a bit */
     int end_bit;
@@ -96,11 +119,17 @@ PORTABLE void mask_find_view(const mask_rule *rule, const call_batch *b, const i
                              int s, int t, mask_view *view)
 {
     view->lo = view->hi = view->position = view->first_bit = view->end_bit = 0;
+    view->items_lo = view->items_hi = 0;
     view->bit = 0;
     if (t < 0)
         return;
     view->position = mask_query_position(rule, b, q, t);
     mask_positions(rule, view->position, &view->lo, &view->hi);
+    if (mask_has_items(rule, b)) {
+        view->hi = int_min(view->hi, q->prefix_len + t + 1);
+        if (mask_find_item(b, q, s, t, &view->items_hi))
+            view->items_lo = index_int(b->item_prefix_lens, s);
+    }
     if (rule->custom && b->mask_bits) {
         int columns = b->mask_qlen ? q->q_len : q->kv_len;
         view->first_bit = b->mask_qlen ? q->prefix_len : 0;
@@ -116,6 +145,8 @@ PORTABLE int mask_sees(const mask_rule *rule, const call_batch *b, const index_s
     int seen = j < end;
     int at = seen ? mask_key_position(rule, b, q, j) : j;
     seen = seen && view->lo <= at && at < view->hi;
+    if (rule->items)
+        seen = seen && !(view->items_lo <= j && j < view->items_hi);
     if (rule->custom && seen && b->mask_bits && j >= view->first_bit) {
         i64 bit = view->bit + j;
         seen = j < view->end_bit && (*PORTABLE_AT(b->mask_bits + (bit >> 3)) >> (bit & 7) & 1);

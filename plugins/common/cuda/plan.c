@@ -57,8 +57,25 @@ static int is_custom(uint32_t kind)
     return kind == ATTN_MASK_FULL || kind == ATTN_MASK_QLEN;
 }
 
+static attn_status check_items(const attn_bounds *bounds, const attn_batch *batch,
+                               const attn_mask *mask, const attn_multi_item *items,
+                               attn_error *error)
+{
+    if (!batch->multi_item)
+        return ATTN_OK;
+    if (!(bounds->uses & ATTN_USES_MULTI_ITEM))
+        return FAIL(error, "multi_item is given, which the bounds of this metadata exclude");
+    if (mask->kind != ATTN_MASK_LAYER)
+        return FAIL(error, "multi_item is given with mask kind %u: accepted %d", mask->kind,
+                    ATTN_MASK_LAYER);
+    if (!items->prefix_lens.device || !items->token_pos)
+        return FAIL(error, "multi_item without prefix_lens or token_pos on the device");
+    return ATTN_OK;
+}
+
 static attn_status check_parts(const attn_bounds *bounds, const attn_batch *batch,
-                               const attn_mask *mask, attn_error *error)
+                               const attn_mask *mask, const attn_multi_item *items,
+                               attn_error *error)
 {
     attn_status status = attn_util_check_mask_kind(bounds, mask->kind, error);
     if (status != ATTN_OK)
@@ -69,9 +86,7 @@ static attn_status check_parts(const attn_bounds *bounds, const attn_batch *batc
         return FAIL(error, "positions are given without a custom mask");
     if (batch->positions.device && !(bounds->uses & ATTN_USES_POSITIONS))
         return FAIL(error, "positions are given, which the bounds of this metadata exclude");
-    if (batch->multi_item)
-        return FAIL(error, "multi_item is given, which the bounds of this metadata exclude");
-    return ATTN_OK;
+    return check_items(bounds, batch, mask, items, error);
 }
 
 static attn_status check_arrays(const attn_batch *batch, attn_error *error)
@@ -87,7 +102,7 @@ static attn_status check_arrays(const attn_batch *batch, attn_error *error)
 
 /* A graph has baked in the kernels of one mode and one kind of mask, and the addresses. */
 static attn_status check_same(const cuda_plan *plan, const attn_batch *batch, const attn_mask *mask,
-                              attn_error *error)
+                              const attn_multi_item *items, attn_error *error)
 {
     if (plan->kind != ATTN_METADATA_GRAPH || !plan->planned)
         return ATTN_OK;
@@ -102,7 +117,10 @@ static attn_status check_same(const cuda_plan *plan, const attn_batch *batch, co
         batch->q_indptr.device != first->q_indptr.device ||
         batch->prefix_lens.device != first->prefix_lens.device ||
         batch->req_pool_indices.device != first->req_pool_indices.device ||
-        batch->positions.device != first->positions.device || mask->bits != plan->mask.bits)
+        batch->positions.device != first->positions.device || mask->bits != plan->mask.bits ||
+        items->prefix_lens.device != plan->items.prefix_lens.device ||
+        items->token_pos != plan->items.token_pos ||
+        items->token_pos_stride != plan->items.token_pos_stride)
         return FAIL(error, "device arrays are not where they were when this graph was captured");
     return ATTN_OK;
 }
@@ -126,13 +144,13 @@ static int keep_one_form(uint32_t forms, const attn_batch *batch, attn_kv_batch 
     return pages || list || slots;
 }
 
-/* Cross attention has no query position, and none of its keys is a query's. */
+/* Cross attention has no query position, and none of its keys is a query's, or an item's. */
 static attn_status check_cross(const cuda_group *group, const attn_batch *batch,
                                const attn_mask *mask, attn_error *error)
 {
     if (group->attn_type == ATTN_TYPE_CROSS &&
-        (mask->kind == ATTN_MASK_QLEN || batch->positions.device))
-        return FAIL(error, "cross attention: accepted no QLEN mask, no positions");
+        (mask->kind == ATTN_MASK_QLEN || batch->multi_item || batch->positions.device))
+        return FAIL(error, "cross attention: accepted no QLEN mask, no multi_item, no positions");
     return ATTN_OK;
 }
 
@@ -191,19 +209,22 @@ attn_status cuda_plan_take(cuda_plan *plan, const cuda_api *cuda, const void *gr
 {
     attn_batch batch;
     attn_mask mask = {.struct_size = sizeof mask};
+    attn_multi_item items = {.struct_size = sizeof items};
     attn_kv_batch kv;
     ATTN_UTIL_READ(&batch, given);
     if (batch.mask)
         ATTN_UTIL_READ(&mask, batch.mask);
+    if (batch.multi_item)
+        ATTN_UTIL_READ(&items, batch.multi_item);
     attn_status status = ATTN_OK;
     if (batch.mode != ATTN_MODE_IDLE) {
         status = check_scalars(&plan->bounds, &batch, error);
         if (status == ATTN_OK)
-            status = check_parts(&plan->bounds, &batch, &mask, error);
+            status = check_parts(&plan->bounds, &batch, &mask, &items, error);
         if (status == ATTN_OK)
             status = check_arrays(&batch, error);
         if (status == ATTN_OK)
-            status = check_same(plan, &batch, &mask, error);
+            status = check_same(plan, &batch, &mask, &items, error);
         for (uint32_t i = 0; i < num_groups && status == ATTN_OK; i++) {
             const cuda_group *group = group_at(groups, group_size, i);
             status = check_cross(group, &batch, &mask, error);
@@ -218,6 +239,7 @@ attn_status cuda_plan_take(cuda_plan *plan, const cuda_api *cuda, const void *gr
         find_kv_group(plan, group_at(groups, group_size, i), &batch, &plan->kv[i], NULL);
     plan->batch = batch;
     plan->mask = mask;
+    plan->items = items;
     plan->planned = 1;
     return set_counts(plan, cuda, stream, error);
 }
@@ -271,6 +293,9 @@ void cuda_plan_fill(const cuda_plan *plan, const cuda_group *group, const attn_k
     to->mask_bits = plan->mask.bits;
     to->mask_indptr = (const long long *)plan->mask.indptr.device;
     to->mask_qlen = plan->mask.kind == ATTN_MASK_QLEN;
+    to->item_prefix_lens = plan->items.prefix_lens.device;
+    to->item_pos = plan->items.token_pos;
+    to->item_stride = plan->items.token_pos_stride;
     to->window_right = plan->mask.kind == ATTN_MASK_LAYER ? group->window_right : -1;
     to->num_seqs = batch->num_seqs;
     to->num_tokens = batch->num_tokens;

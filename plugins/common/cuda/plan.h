@@ -27,7 +27,8 @@ typedef struct cuda_plan {
     int32_t planned;
     attn_batch batch; /* its scalars and device arrays */
     attn_mask mask;
-    attn_kv_batch *kv; /* [groups] the caller's memory; one index form of each is left */
+    attn_multi_item items; /* token_pos NULL = none */
+    attn_kv_batch *kv;     /* [groups] the caller's memory; one index form of each is left */
 } cuda_plan;
 
 /* Begin; `kv` has an element for each of the instance's groups. */

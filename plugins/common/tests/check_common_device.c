@@ -206,6 +206,13 @@ static int should_see(const mask_rule *rule, const call_batch *b, const index_se
         return 0;
     if (rule->chunk > 0 && !rule->custom && at > i)
         return 0;
+    if (b->item_prefix_lens) {
+        int column = i - b->item_prefix_lens[s];
+        if (j > i)
+            return 0;
+        return column < 0 || j < b->item_prefix_lens[s] ||
+               j > i - b->item_pos[s * b->item_stride + column];
+    }
     if (!b->mask_bits || (b->mask_qlen && new_key < 0))
         return 1;
     long long column = b->mask_qlen ? new_key : j;
@@ -229,7 +236,7 @@ static void check_sequence(const mask_rule *rule, const call_batch *b, int s)
             int expected = should_see(rule, b, &q, s, t, j);
             MUST(mask_sees(rule, b, &q, &view, j, q.kv_len) == expected);
             MUST(!expected || (lo <= j && j < hi));
-            MUST(rule->custom || expected == (lo <= j && j < hi));
+            MUST(rule->custom || b->item_prefix_lens || expected == (lo <= j && j < hi));
         }
         MUST(!mask_sees(rule, b, &q, &view, q.kv_len, q.kv_len));
     }
@@ -243,11 +250,16 @@ START_TEST(rows_see_what_the_rules_say)
     static places p;
     unsigned char bits[SEQS * 256];
     long long indptr[SEQS + 1];
-    int positions[512], seen_custom = 0;
+    int positions[512], prefixes[SEQS], seen_custom = 0, seen_items = 0;
+    unsigned short item_pos[SEQS * 64];
     for (int n = 0; n < CASES; n++) {
         make_places(&p);
-        mask_rule rule = {draw(0, 1) ? draw(0, 12) : -1, 0, draw(0, 2) ? 0 : draw(1, 9),
-                          draw(0, 1)};
+        mask_rule rule = {draw(0, 1) ? draw(0, 12) : -1, 0, draw(0, 2) ? 0 : draw(1, 9), draw(0, 1),
+                          1};
+        for (size_t i = 0; i < SEQS * 64; i++)
+            item_pos[i] = (unsigned short)draw(0, 9);
+        for (int s = 0; s < SEQS; s++)
+            prefixes[s] = draw(0, 30);
         for (size_t i = 0; i < sizeof bits; i++)
             bits[i] = (unsigned char)draw(0, 255);
         for (int s = 0; s <= SEQS; s++)
@@ -260,12 +272,17 @@ START_TEST(rows_see_what_the_rules_say)
         p.batch.positions = rule.custom && draw(0, 1) ? positions : NULL;
         p.batch.window_right = rule.custom ? -1 : draw(-1, 2);
         rule.window_right = p.batch.window_right;
+        p.batch.item_prefix_lens = !rule.custom && draw(0, 1) ? prefixes : NULL;
+        p.batch.item_pos = item_pos;
+        p.batch.item_stride = 64;
+        seen_items += p.batch.item_prefix_lens != NULL;
         use_form(&p, 0);
         for (int s = 0; s < SEQS; s++)
             check_sequence(&rule, &p.batch, s);
         seen_custom += p.batch.mask_bits && p.batch.positions;
     }
     ck_assert_int_gt(seen_custom, CASES / 10);
+    ck_assert_int_gt(seen_items, CASES / 10);
 }
 END_TEST
 

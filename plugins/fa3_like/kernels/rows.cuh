@@ -30,7 +30,7 @@ PORTABLE index_place row_find_key(const fa3_rows_call *p, const index_sequence *
 PORTABLE void row_find_keys(const fa3_rows_call *p, const index_sequence *q, int t, int *low,
                             int *high)
 {
-    const mask_rule rule = {p->window_left, p->batch.window_right, 0, 0};
+    const mask_rule rule = {p->window_left, p->batch.window_right, 0, 0, 0};
     mask_positions(&rule, q->prefix_len + t, low, high);
     *low = int_max(*low, 0);
     *high = int_min(*high, q->kv_len);

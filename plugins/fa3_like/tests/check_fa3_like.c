@@ -131,7 +131,7 @@ START_TEST(query_refuses)
     EXPECT(FIELD(ATTN_TYPE), make_codes_problem(t, ATTN_SCALE_PER_HEAD);
            t->group.attn_type = ATTN_TYPE_ENCODER_ONLY);
     EXPECT(FIELD(KV_LAYOUT), t->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT);
-    EXPECT(FIELD(USES), t->bounds.uses = ATTN_USES_MULTI_ITEM | ATTN_USES_POSITIONS);
+    EXPECT(FIELD(USES), t->bounds.uses = 1u << 30 | ATTN_USES_POSITIONS);
 }
 END_TEST
 

@@ -81,8 +81,9 @@ START_TEST(query_accepts)
     EXPECT(0, t->group.attn_type = ATTN_TYPE_ENCODER_ONLY; t->problem.kv_layout = NULL;
            t->problem.page_size = 0);
     EXPECT(0, t->bounds.mask_kinds = (1 << ATTN_MASK_COUNT) - 1);
-    EXPECT(0, t->bounds.uses = ATTN_USES_POSITIONS | ATTN_USES_SHARED_PREFIX |
-                               ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK);
+    EXPECT(0, t->bounds.uses = ATTN_USES_POSITIONS | ATTN_USES_MULTI_ITEM |
+                               ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV | ATTN_USES_LSE |
+                               ATTN_USES_OMIT_SINK);
     EXPECT(0, t->layer.flags = ATTN_LAYER_KV_READ_ONLY);
     EXPECT(0, t->group.attn_type = ATTN_TYPE_CROSS; t->group.window_right = -1);
 }
@@ -113,7 +114,7 @@ START_TEST(query_refuses)
     ck_assert_str_eq(reasons[0].accepted, "per_tensor, per_head");
     EXPECT(FIELD(SCALE_GRANULARITY), t->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR);
     EXPECT(FIELD(KV_LAYOUT), t->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT);
-    EXPECT(FIELD(USES), t->bounds.uses = ATTN_USES_MULTI_ITEM | ATTN_USES_POSITIONS);
+    EXPECT(FIELD(USES), t->bounds.uses = 1u << 30 | ATTN_USES_POSITIONS);
 }
 END_TEST
 

@@ -262,7 +262,7 @@ __device__ __forceinline__ float v_scale_of(const kernel_params &p, int head)
 
 __device__ __forceinline__ mask_rule rule_of(const kernel_params &p)
 {
-    mask_rule rule = {WINDOW_LEFT, p.batch.window_right, CHUNK, CUSTOM_MASK};
+    mask_rule rule = {WINDOW_LEFT, p.batch.window_right, CHUNK, CUSTOM_MASK, 0};
     return rule;
 }
 

@@ -291,6 +291,7 @@ static void make_runs(const fi_runs *runs, call_batch *batch)
     batch->seq_lens = batch->kv_lens = runs->prefix_len;
     batch->prefix_lens = batch->positions = batch->new_indptr = batch->counts = NULL;
     batch->mask_bits = NULL;
+    batch->item_prefix_lens = NULL;
     batch->window_right = -1;
     batch->num_seqs = runs->count;
     batch->num_tokens = 0; /* no padding */
@@ -308,6 +309,8 @@ static void make_part(const fi_part *part, call_batch *batch)
     batch->req_pool_indices += batch->req_pool_indices ? first : 0;
     batch->block_table += batch->block_table ? (int64_t)first * batch->table_stride : 0;
     batch->kv_indptr += batch->kv_indptr ? first : 0;
+    batch->item_prefix_lens += batch->item_prefix_lens ? first : 0;
+    batch->item_pos += batch->item_pos ? (int64_t)first * batch->item_stride : 0;
     batch->num_seqs = part->num_seqs;
     batch->num_tokens = 0; /* no padding */
 }
@@ -342,6 +345,7 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int level, fi_pla
                            .window_left = group->base.window_left,
                            .chunk = group->base.chunk,
                            .custom = is_custom(&metadata->plan),
+                           .skips = fi_is_prefill(kernel),
                            .rows = group->shape->kernels[kernel].rows,
                            .align = fi_box_keys(group, kernel),
                            .ratio = group->base.ratio,
@@ -354,6 +358,9 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int level, fi_pla
                            .prefixes = metadata->prefixes};
     call->prefixes.levels = fi_planned_levels(metadata, group);
     call->prefixes.worth = worth_keys(group);
+    /* All queries of a run see all of its keys, which those of items need not. */
+    if (metadata->plan.items.token_pos)
+        call->prefixes.worth = INT64_MAX;
     cuda_plan_fill(&metadata->plan, &group->base, &metadata->plan.kv[index], &call->batch);
     if (fi_part_of(metadata, index))
         make_part(fi_part_of(metadata, index), &call->batch);

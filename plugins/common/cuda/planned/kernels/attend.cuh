@@ -356,6 +356,7 @@ static __device__ __forceinline__ void item_begin(const fi_call &c, const cursor
     mask_positions(&rule, it.q.prefix_len + last / c.ratio, &it.all_lo, &ignored);
     mask_positions(&rule, it.q.prefix_len + at.tile.row0 / c.ratio, &ignored, &it.all_hi);
     it.all_hi = min(it.all_hi, at.tile.hi);
+    it.all_hi = min(it.all_hi, end_of_all(c, it.q, at.tile.seq, at.tile.row0 / c.ratio));
     if (c.custom || c.cap != 0 || c.operands.slopes)
         it.all_hi = 0;
     if constexpr (!S::quantised)

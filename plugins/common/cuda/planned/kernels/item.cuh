@@ -55,8 +55,18 @@ static __device__ __forceinline__ float v_scale_of(const fi_call &c, int head)
 
 static __device__ __forceinline__ mask_rule rule_of(const fi_call &c)
 {
-    mask_rule rule = {c.window_left, c.batch.window_right, c.chunk, c.custom};
+    mask_rule rule = {c.window_left, c.batch.window_right, c.chunk, c.custom, 1};
     return rule;
+}
+
+/* The end of the keys that all rows of a tile see that row `first` of it, a query, and window and
+ * chunk, leave them: in a batch of items, those of the prefix. */
+static __device__ __forceinline__ int end_of_all(const fi_call &c, const index_sequence &q, int seq,
+                                                 int first)
+{
+    if (!c.batch.item_prefix_lens)
+        return 0x7fffffff;
+    return min(q.prefix_len + first + 1, c.batch.item_prefix_lens[seq]);
 }
 
 /* Rows that a tile of `most` has. */

@@ -77,12 +77,39 @@ PORTABLE int plan_count_tiles(const fi_plan_call *p, int levels, int s)
     return (q.q_len * p->ratio + p->rows - 1) / p->rows;
 }
 
+PORTABLE mask_rule plan_rule(const fi_plan_call *p)
+{
+    mask_rule rule = {p->window_left, p->batch.window_right, p->chunk, p->custom, 1};
+    return rule;
+}
+
+/* Of queries [t0, t1], all of them in items: whole units between the prefix and the first of their
+ * items are passed over. */
+PORTABLE void plan_skip_items(const fi_plan_call *p, const index_sequence *q, int t0, int t1,
+                              fi_tile *tile)
+{
+    int first = tile->hi, here;
+    for (int t = t0; t <= t1; t++) {
+        if (!mask_find_item(&p->batch, q, tile->seq, t, &here))
+            return;
+        first = int_min(first, here);
+    }
+    int before = int_max(index_int(p->batch.item_prefix_lens, tile->seq) - tile->lo, 0);
+    int gap = (before + p->unit - 1) / p->unit, end = (first - tile->lo) / p->unit;
+    if (first <= tile->lo || end <= gap)
+        return;
+    tile->gap = gap;
+    tile->skip = (end - gap) * p->unit;
+    if (tile->hi - tile->lo <= tile->skip) /* they see nothing */
+        tile->lo = tile->hi = tile->gap = tile->skip = 0;
+}
+
 /* Tile i of the batch, once first_tile is whole. */
 PORTABLE fi_tile plan_make_tile(const fi_plan_call *p, int levels, int i)
 {
-    const mask_rule rule = {p->window_left, p->batch.window_right, p->chunk, p->custom};
+    const mask_rule rule = plan_rule(p);
     int s = work_find_row(p->first_tile, index_num_seqs(&p->batch), i);
-    fi_tile tile = {s, (i - index_int(p->first_tile, s)) * p->rows, 0, 0, 0};
+    fi_tile tile = {s, (i - index_int(p->first_tile, s)) * p->rows, 0, 0, 0, 0, 0};
     index_sequence q;
     index_find_sequence(&p->batch, 0, s, &q);
     int last = int_min(tile.row0 + p->rows, q.q_len * p->ratio) - 1;
@@ -96,6 +123,8 @@ PORTABLE fi_tile plan_make_tile(const fi_plan_call *p, int levels, int i)
         tile.levels = share.levels;
     }
     tile.lo -= tile.lo % p->align; /* shared keys are whole pages */
+    if (p->skips && p->level < 0 && mask_has_items(&rule, &p->batch))
+        plan_skip_items(p, &q, tile.row0 / p->ratio, last / p->ratio, &tile);
     return tile;
 }
 
@@ -122,7 +151,13 @@ PORTABLE int plan_deal(const fi_plan_call *p, int tiles, int n)
 
 PORTABLE int plan_tile_units(const fi_tile *tile, int unit)
 {
-    return int_max(1, (tile->hi - tile->lo + unit - 1) / unit);
+    return int_max(1, (tile->hi - tile->lo - tile->skip + unit - 1) / unit);
+}
+
+/* The first key of its unit u. */
+PORTABLE int plan_unit_key(const fi_tile *tile, int unit, int u)
+{
+    return tile->lo + u * unit + (u >= tile->gap ? tile->skip : 0);
 }
 
 /* ---- Columns ----------------------------------------------------------------------------------
@@ -210,7 +245,7 @@ PORTABLE i64 plan_own_units(const fi_plan_call *p, plan_place at)
  * only those that stand for the begin of an item. */
 PORTABLE fi_start plan_make_start(const fi_plan_call *p, const fi_plan *plan, int c)
 {
-    fi_start start = {{0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0};
+    fi_start start = {{0, 0, 0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0};
     if (c >= plan->columns)
         return start;
     i64 first = plan_first_unit(plan->units, plan->columns, c);

@@ -47,13 +47,17 @@ enum {
 };
 
 /* The keys [lo, hi) that any row of a tile sees; its rows begin with row0. Keys before lo that its
- * sequence shares are those of `levels`: bit l = level l. */
+ * sequence shares are those of `levels`: bit l = level l. Of several items, `skip` keys, whole
+ * units, between the prefix and the rows' own items are nobody's: its units from the `gap`th on are
+ * of keys so much further on. */
 typedef struct fi_tile {
     int seq;
     int row0;
     int lo;
     int hi;
     int levels;
+    int gap;
+    int skip;
 } fi_tile;
 
 /* A level of runs of neighbouring sequences that share their first keys. */
@@ -111,6 +115,7 @@ typedef struct fi_plan_call {
     int rounds;        /* items that a lane has of a tile */
     int columns;       /* of the attention kernel's grid */
     int hands; /* that the tiles are dealt to: plan_deal(). 1 = they lie in the batch's order */
+    int skips; /* the kernel passes over keys of other items: fi_tile.skip */
     int level; /* of `prefixes`, whose runs are the batch's sequences; -1 = they are its own */
     fi_prefixes prefixes;
 } fi_plan_call;

@@ -74,6 +74,7 @@ DEVICE void rows_begin(const fi_call &c, const struct work &w, u32 queries, rows
     mask_positions(&rule, w.q.prefix_len + last, &r.all_lo, &ignored);
     mask_positions(&rule, w.q.prefix_len + first, &ignored, &r.all_hi);
     r.all_lo = uniform(r.all_lo);
+    r.all_hi = min(r.all_hi, end_of_all(c, w.q, tile.seq, first));
     r.all_hi = uniform(is_special ? -0x7fffffff : min(r.all_hi, tile.hi));
     r.is_special = is_special;
     r.scale = is_special ? 1.0f : scale;
@@ -130,12 +131,23 @@ DEVICE void scores_weigh(const fi_call &c, const struct work &w, const mask_view
     }
 }
 
-/* Which of this thread's keys its rows see by a custom mask: bit 2i + e for key 8i + e of its. */
+/* Does more than a range of keys tell what a row sees? */
+DEVICE bool thins_out(const fi_call &c)
+{
+    return c.custom || c.batch.item_prefix_lens;
+}
+
+/* Which of this thread's keys row `row` of the sequence sees by a custom mask, or of items: bit 2i
+ * + e for key 8i + e of its. */
 template <typename S>
-DEVICE u32 custom_bits(const fi_call &c, const struct work &w, const mask_view &view, int from)
+static __device__ __noinline__ u32 custom_bits(const fi_call &c, const struct work &w, int row,
+                                               int from)
 {
     const mask_rule rule = rule_of(c);
+    mask_view view;
     u32 seen = 0;
+    mask_find_view(&rule, &c.batch, &w.q, w.at.tile.seq,
+                   row < w.q.q_len * c.ratio ? row / c.ratio : -1, &view);
 #pragma unroll 1
     for (int i = 0; i < S::keys / 4; i++) {
         int key = from + i / 2 * 8 + thread_here() % 4 * 2 + i % 2;
@@ -145,17 +157,17 @@ DEVICE u32 custom_bits(const fi_call &c, const struct work &w, const mask_view &
 }
 
 /* Values that no query of the sequence sees become 0: probabilities there are 0, but 0 times what
- * lies there need not be. Under a custom mask, those that no row of the item sees. All who multiply
- * take part. */
+ * lies there need not be. Under a custom mask, and of items, those that no row of the tile sees.
+ * All who multiply take part. */
 template <typename S>
 DEVICE void values_clear(const fi_call &c, const struct work &w, struct control *control,
                          const ring<S::stages> &at, int from, u32 seen, u32 base)
 {
-    if (!c.custom && from >= w.lo && from + S::keys <= w.hi)
+    if (!thins_out(c) && from >= w.lo && from + S::keys <= w.hi)
         return;
     int thread = consumer_thread();
     u32 v = base + S::v_at + at.slot * S::v_bytes;
-    if (c.custom) {
+    if (thins_out(c)) {
         for (int step = 4; step < 32; step *= 2)
             seen |= __shfl_xor_sync(~0u, seen, step);
         if (thread % 32 < 4)
@@ -167,7 +179,7 @@ DEVICE void values_clear(const fi_call &c, const struct work &w, struct control 
     for (int i = thread; i < S::keys * 8; i += S::consumers) {
         int key = i / 8;
         bool is_seen = from + key >= w.lo && from + key < w.hi;
-        if (c.custom) {
+        if (thins_out(c)) {
             u32 any = 0;
             for (int warp = 0; warp < S::consumers / 32; warp++)
                 any |= control->seen[warp][key % 8 / 2];
@@ -191,9 +203,10 @@ DEVICE void scores_finish(const fi_call &c, const struct work &w, struct control
 {
     if (from >= r.all_lo && from + S::keys <= r.all_hi)
         return;
-    const mask_rule rule = rule_of(c);
+    mask_rule rule = rule_of(c);
     mask_view view[2];
     u32 seen = 0;
+    rule.items = 0; /* where there are any, custom_bits() tells */
     for (int h = 0; h < 2; h++) {
         int row = w.at.tile.row0 + first_row() + 8 * h;
         mask_find_view(&rule, &c.batch, &w.q, w.at.tile.seq,
@@ -201,8 +214,9 @@ DEVICE void scores_finish(const fi_call &c, const struct work &w, struct control
     }
     if (r.is_special)
         scores_weigh<S>(c, w, view, from, s);
-    if (c.custom) {
-        u32 bits[2] = {custom_bits<S>(c, w, view[0], from), custom_bits<S>(c, w, view[1], from)};
+    if (thins_out(c)) {
+        int row = w.at.tile.row0 + first_row();
+        u32 bits[2] = {custom_bits<S>(c, w, row, from), custom_bits<S>(c, w, row + 8, from)};
         seen = bits[0] | bits[1];
 #pragma unroll
         for (int i = 0; i < S::keys / 2; i++)
@@ -304,7 +318,7 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
 {
     u32 p[S::keys / 4];
     int left = uniform(w.units) - 1;
-    int from = uniform(w.at.tile.lo + w.at.unit * S::keys);
+    int from = uniform(plan_unit_key(&w.at.tile, S::keys, w.at.unit));
     {
         float s[S::keys / 2], factor[2], sum[2];
         keys_wait<S>(w, control, at);
@@ -320,6 +334,7 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
 #pragma unroll 1
     for (; left > 0; left--) {
         from += S::keys;
+        from += from == w.gap_key ? w.at.tile.skip : 0;
         step<S>(c, w, control, base, r, at, from, left > 1, p);
     }
     products_fence();

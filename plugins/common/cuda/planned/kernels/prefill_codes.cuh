@@ -305,7 +305,7 @@ template <typename S>
 DEVICE void feed_codes(const fi_call &c, const struct work &w, const feed_memory &m, int first,
                        int units, ring<S::stages> &stage, code_ring<S> &codes)
 {
-    const bool has_boxes = c.has_maps && c.page_shift >= 0;
+    const bool has_boxes = c.has_maps && c.page_shift >= 0 && w.hi > 0;
 #pragma unroll 1
     while (units > 0) {
         int count = has_boxes ? count_cached<S>(c, w, first, units) : 0;

@@ -239,7 +239,7 @@ DEVICE void feed_elements(const fi_call &c, const struct work &w, const feed_mem
             feed_boxes<S, true>(c, w, m, first, units, stage);
             return;
         }
-        if (cached >= 0 && c.has_maps && c.page_shift >= 0) {
+        if (cached >= 0 && c.has_maps && c.page_shift >= 0 && w.hi > 0) {
             count = min(units, cached / S::keys + 1);
             feed_boxes<S, false>(c, w, m, first, count, stage);
         } else {
@@ -250,12 +250,20 @@ DEVICE void feed_elements(const fi_call &c, const struct work &w, const feed_mem
     }
 }
 
-/* Keys and values of some of an item's units, from the `begin`th on. */
+/* Keys and values of some of an item's units, from the `begin`th on: of those at most that are fed
+ * before the next item is looked up, and none after the gap but those that begin there. */
+template <typename S> DEVICE int count_units(const struct work &w, int begin)
+{
+    const int left = w.units - begin, before = w.at.tile.gap - w.at.unit - begin;
+    const int count = begin > 0 ? left : min(left, S::stages);
+    return before > 0 ? min(before, count) : count;
+}
+
 template <typename S>
 DEVICE void feed_units(const fi_call &c, const struct work &w, const feed_memory &m, int begin,
                        int units, ring<S::stages> &stage, code_ring<S> &codes)
 {
-    int first = w.at.tile.lo + (w.at.unit + begin) * S::keys + warp_part() * S::warp_keys;
+    int first = plan_unit_key(&w.at.tile, S::keys, w.at.unit + begin) + warp_part() * S::warp_keys;
     if constexpr (S::codes) {
         feed_codes<S>(c, w, m, first, units, stage, codes);
     } else {
@@ -281,6 +289,7 @@ DEVICE void find_work(const fi_call &c, const cursor &at, bool is_first, struct 
     if (!S::codes && w.units > 0 && w.q.first_new > at.tile.lo)
         w.has_rows |= !c.has_maps || (w.q.first_new - at.tile.lo) % S::warp_keys;
     w.new_from = w.q.first_new;
+    w.gap_key = at.tile.lo + at.tile.gap * S::keys;
     if (S::codes && c.saved)
         w.q.first_new = w.q.kv_len;
     __syncwarp();
@@ -330,8 +339,8 @@ DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct con
 #pragma unroll 1
     while (w->units > 0) {
 #pragma unroll 1
-        for (int begin = 0, count = min(w->units, S::stages); count > 0;
-             begin += count, count = w->units - begin) {
+        for (int begin = 0, count; begin < w->units; begin += count) {
+            count = count_units<S>(*w, begin);
             feed_units<S>(c, *w, m, begin, count, stage, codes);
             if (begin > 0)
                 continue;

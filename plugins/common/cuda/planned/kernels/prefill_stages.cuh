@@ -76,6 +76,7 @@ struct work {
     bool is_whole, is_first;
     bool has_rows; /* some of its keys come row by row */
     int new_from;  /* keys from here on are new, whether they are read from the cache or not */
+    int gap_key;   /* the tile's first key that is passed over, if any is */
 };
 
 struct control {

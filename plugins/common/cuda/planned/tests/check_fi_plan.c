@@ -14,6 +14,7 @@ enum {
     MAX_SEQS = 48,
     MAX_ROWS = 700,
     MAX_UNITS = 1 << 20,
+    ITEM_STRIDE = 10000, /* queries of the longest sequence, and more */
     POISON = 0xa5,
     GUARD = 512
 };
@@ -34,6 +35,8 @@ typedef struct test_case {
     uint64_t seed, drawn;
     int indptr[MAX_SEQS + 1], prefixes[MAX_SEQS], lens[MAX_SEQS], positions[MAX_ROWS];
     int counts[CALL_COUNTS];
+    int item_prefixes[MAX_SEQS];
+    unsigned short item_pos[MAX_SEQS * ITEM_STRIDE];
     fi_group group;
     attn_bounds bounds;
     int kernel; /* KERNEL_* */
@@ -102,6 +105,21 @@ static void draw_batch(test_case *t)
     }
 }
 
+/* Items of 0 to 90 tokens after a prefix; numbers that are no item's, too. */
+static void draw_items(test_case *t)
+{
+    int is_wild = between(t, 0, 3) == 0;
+    for (int s = 0; s < t->seqs; s++) {
+        t->item_prefixes[s] = between(t, 0, between(t, 0, 1) ? t->lens[s] : 40);
+        int length = between(t, 0, 90);
+        for (int i = 0, p = 0; i < ITEM_STRIDE; i++, p = p < length ? p + 1 : 0)
+            t->item_pos[s * ITEM_STRIDE + i] = (unsigned short)(is_wild ? between(t, 0, 900) : p);
+    }
+    t->plan.batch.item_prefix_lens = t->item_prefixes;
+    t->plan.batch.item_pos = t->item_pos;
+    t->plan.batch.item_stride = ITEM_STRIDE;
+}
+
 static void draw_group(test_case *t)
 {
     static const uint32_t sms[] = {132, 132, 1, 2, 20, 78, 132, 148};
@@ -155,6 +173,9 @@ static void begin(test_case *t, uint64_t seed)
     p->chunk = t->group.base.chunk;
     p->custom = between(t, 0, 4) == 0;
     p->batch.positions = p->custom && between(t, 0, 1) ? t->positions : NULL;
+    if (!p->custom && between(t, 0, 5) == 0)
+        draw_items(t);
+    p->skips = between(t, 0, 3) != 0;
     p->rows = t->group.shape->kernels[t->kernel].rows;
     p->align = between(t, 0, 1) ? fi_warp_keys(&t->group, t->kernel) : 1;
     p->ratio = t->group.base.ratio;
@@ -203,9 +224,17 @@ static void check_memory(const test_case *t)
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
-/* Does the query at `position` see key j, whose position that is? */
-static int sees(const fi_plan_call *p, int position, int j)
+/* Does the query of sequence s at `position` see key j, whose position that is? */
+static int sees(const fi_plan_call *p, int s, int position, int j)
 {
+    if (p->batch.item_prefix_lens) {
+        int prefix = p->batch.item_prefix_lens[s], column = position - prefix;
+        if (j > position)
+            return 0;
+        if (column >= 0 && j >= prefix &&
+            j <= position - p->batch.item_pos[s * ITEM_STRIDE + column])
+            return 0;
+    }
     if (p->window_left >= 0 && j < position - p->window_left)
         return 0;
     if (p->batch.window_right >= 0 && j > position + p->batch.window_right)
@@ -227,22 +256,58 @@ static void find_seen(const test_case *t, int s, int r0, int r1, int *lo, int *h
     *hi = -1;
     for (int j = 0; j < t->lens[s]; j++)
         for (int i = first; i <= last; i++)
-            if (sees(p, i, j)) {
+            if (sees(p, s, i, j)) {
                 *lo = int_min(*lo, j);
                 *hi = j + 1;
             }
 }
 
+/* Keys that are passed over are whole units that none of the tile's rows sees; where there are such
+ * between the prefix and the rows' items, they are. */
+static int skipped_keys;
+
+static void check_skipped(const test_case *t, const fi_tile *tile, int rows)
+{
+    const fi_plan_call *p = &t->plan;
+    int prefix = p->batch.q_indptr ? t->prefixes[tile->seq] : t->lens[tile->seq] - 1;
+    int first = prefix + tile->row0 / p->ratio, last = prefix + (tile->row0 + rows - 1) / p->ratio;
+    int from = tile->lo + tile->gap * p->unit, end = from + tile->skip;
+    REQUIRE(tile->skip >= 0 && tile->skip % p->unit == 0);
+    REQUIRE(tile->skip == 0 || (p->skips && p->batch.item_prefix_lens && end <= tile->hi));
+    for (int j = from; j < end; j++)
+        for (int i = first; i <= last; i++)
+            REQUIRE(!sees(p, tile->seq, i, j));
+    skipped_keys += tile->skip;
+    if (!p->skips || !p->batch.item_prefix_lens || first < t->item_prefixes[tile->seq])
+        return;
+    /* A unit of items more, on either side, would be seen. */
+    int lo = int_max(t->item_prefixes[tile->seq], tile->lo), hidden = 0, most = 0;
+    for (int j = lo; j < tile->hi; j++) {
+        int seen = 0;
+        for (int i = first; i <= last; i++)
+            seen |= sees(p, tile->seq, i, j);
+        hidden = seen ? 0x7fffffff : hidden == 0x7fffffff ? hidden : hidden + 1;
+        most = hidden == 0x7fffffff ? most : hidden;
+    }
+    REQUIRE(tile->skip > most - 2 * p->unit);
+}
+
 /* A tile has all keys that its rows see, and where no mask thins them out hardly any others. */
 static void check_keys(const test_case *t, const fi_tile *tile, int rows)
 {
-    int lo, hi, align = t->plan.align;
-    if (t->plan.batch.positions) {
+    const fi_plan_call *p = &t->plan;
+    int lo, hi, align = p->align;
+    if (p->batch.positions) {
         REQUIRE(tile->lo == 0);
         REQUIRE(tile->hi == t->lens[tile->seq]);
         return;
     }
+    check_skipped(t, tile, rows);
     find_seen(t, tile->seq, tile->row0, tile->row0 + rows, &lo, &hi);
+    if (p->batch.item_prefix_lens) { /* an outline */
+        REQUIRE(hi < 0 || (tile->lo <= lo && tile->hi >= hi));
+        return;
+    }
     if (hi < 0) {
         REQUIRE(tile->lo == 0);
         REQUIRE(tile->hi == 0);
@@ -285,7 +350,7 @@ static void check_tiles(const test_case *t)
         }
     }
     for (int n = 0; n < tiles; n++) {
-        int keys = p->tiles[n].hi - p->tiles[n].lo;
+        int keys = p->tiles[n].hi - p->tiles[n].lo - p->tiles[n].skip;
         REQUIRE(p->before[n] == units);
         units += keys == 0 ? 1 : (keys + p->unit - 1) / p->unit;
     }
@@ -340,9 +405,12 @@ static void walk_lane(const test_case *t, int lane)
             seen[n]++;
             owner[n] = c;
             begun += at.unit == 0;
-            int from = at.tile.lo + at.unit * t->plan.unit;
+            int from = plan_unit_key(&at.tile, t->plan.unit, at.unit);
             REQUIRE(from < at.tile.hi || (at.tile.hi == 0 && at.unit == 0));
-            REQUIRE(at.unit + 1 < at.units || from + t->plan.unit >= at.tile.hi);
+            REQUIRE(at.unit + 1 < at.units ||
+                    plan_unit_key(&at.tile, t->plan.unit, at.unit + 1) >= at.tile.hi);
+            REQUIRE(from < at.tile.lo + at.tile.gap * t->plan.unit ||
+                    from >= at.tile.lo + at.tile.gap * t->plan.unit + at.tile.skip);
         }
         /* Columns have equally many; of the begins of the first and the last item, parts. */
         REQUIRE(start->count + int_max(begun - 1, 0) * plan->begin <= share + 1);
@@ -469,6 +537,7 @@ START_TEST(batches_at_random)
     }
     /* That there was something to find. */
     ck_assert(shared > cases / 10 && empty > cases / 10 && left_over > cases / 50);
+    ck_assert_int_gt(skipped_keys, cases);
 }
 END_TEST
 

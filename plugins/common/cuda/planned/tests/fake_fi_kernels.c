@@ -123,7 +123,7 @@ struct block {
 
 static mask_rule rule_of(const fi_call *c)
 {
-    return (mask_rule){c->window_left, c->batch.window_right, c->chunk, c->custom};
+    return (mask_rule){c->window_left, c->batch.window_right, c->chunk, c->custom, 1};
 }
 
 static int num_rows(const struct block *b)
@@ -237,7 +237,7 @@ static void attend_key(struct block *b, int j)
 static void attend_unit(struct block *b)
 {
     const fi_call *c = b->c;
-    int from = b->at.tile.lo + b->at.unit * b->kernel->keys;
+    int from = plan_unit_key(&b->at.tile, b->kernel->keys, b->at.unit);
     for (int j = from; j < int_min(from + b->kernel->keys, b->at.tile.hi); j++) {
         if (c->save && j == b->q.kv_len - 1 && b->at.tile.row0 == 0)
             save_head(c, b->q.new_row, b->at.head, b->shape->dim, b->shape->dim_v);
