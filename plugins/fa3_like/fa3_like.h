@@ -34,6 +34,9 @@ enum {
 /* `tiles`: which of the batches that forward kernels can serve they get. */
 enum { TILES_AUTO = 0, TILES_ALWAYS = 1, TILES_NEVER = 2, TILES_COUNT = 3 };
 
+/* Never for batch_invariant: forward kernels promise no equal bits. */
+int fa3_read_tiles(const attn_options *options);
+
 /* ---- Layer groups ---------------------------------------------------------------------------- */
 
 extern const fa3_tile fa3_tiles[];

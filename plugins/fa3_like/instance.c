@@ -108,6 +108,12 @@ static attn_status load_forward(const attn_instance *made, uint32_t index, attn_
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
+int fa3_read_tiles(const attn_options *options)
+{
+    fi_options library = fi_read_options(options);
+    return library.is_invariant ? TILES_NEVER : (int)fi_read_option(options, "tiles", TILES_AUTO);
+}
+
 fa3_group fa3_group_of(const attn_problem *problem, int option)
 {
     const attn_layer_group *group = problem->group;
@@ -192,7 +198,7 @@ attn_status fa3_create(const attn_backend_type *type, const attn_problem *proble
     fa3_instance *own = made->own;
     own->modules = (cuda_module *)(own + 1);
     own->groups = (fa3_group *)(own->modules + num_modules);
-    own->option = (int)fi_read_option(options, "tiles", TILES_AUTO);
+    own->option = fa3_read_tiles(options);
     status = fill_groups(made, problems, error);
     if (status != ATTN_OK) {
         fa3_destroy(made);

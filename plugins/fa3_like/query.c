@@ -31,8 +31,7 @@ attn_status fa3_query(const attn_backend_type *type, const attn_options *options
         cuda_group base;
         ask.problem.group = &ask.group;
         cuda_group_init(&base, &ask.problem);
-        fa3_group group =
-            fa3_group_of(&ask.problem, (int)fi_read_option(options, "tiles", TILES_AUTO));
+        fa3_group group = fa3_group_of(&ask.problem, fa3_read_tiles(options));
         if (fa3_layout_plan(&group, &ask.bounds).size > 0)
             verdict.notes &= ~(uint32_t)ATTN_NOTE_DETERMINISTIC;
         fa3_tell_memory(&group, &base, &ask.bounds, &verdict);

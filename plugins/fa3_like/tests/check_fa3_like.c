@@ -139,14 +139,16 @@ END_TEST
 START_TEST(query_tells_of_notes)
 {
     const uint32_t equal = ATTN_NOTE_DETERMINISTIC, decode = ATTN_MODE_BIT(ATTN_MODE_DECODE);
+    const uint32_t invariant = ATTN_NOTE_BATCH_INVARIANT;
     const struct {
         uint32_t modes, needs, flags, kept;
     } cases[] = {{~0u, 0, 0, 0},
                  {~0u, equal, 0, equal},
+                 {~0u, invariant, 0, equal},
                  {decode, 0, 0, equal},
                  {~0u, 0, ATTN_GROUP_HAS_ALIBI, equal}};
-    uint64_t bytes[4];
-    for (int i = 0; i < 4; i++) {
+    uint64_t bytes[5];
+    for (int i = 0; i < 5; i++) {
         attn_verdict verdict = {.struct_size = sizeof verdict};
         test_problem t;
         make_problem(&t);
@@ -156,6 +158,7 @@ START_TEST(query_tells_of_notes)
         ck_assert_int_eq(type->query(type, NULL, NULL, &t.problem, &verdict, &test_error), ATTN_OK);
         ck_assert(verdict.supported);
         ck_assert_uint_eq(verdict.notes & equal, cases[i].kept);
+        ck_assert_uint_eq(verdict.notes & invariant, cases[i].needs & invariant);
         ck_assert(verdict.notes & ATTN_NOTE_SM_BUDGET);
         bytes[i] = verdict.device_bytes;
     }

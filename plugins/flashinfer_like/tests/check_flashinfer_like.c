@@ -144,6 +144,26 @@ START_TEST(query_has_tensor_cores_alone)
 }
 END_TEST
 
+/* Promised where it is asked for, by a problem or by the option. */
+START_TEST(query_tells_of_invariance)
+{
+    test_problem t;
+    make_problem(&t);
+    const uint32_t always = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_SM_BUDGET;
+    ck_assert_uint_eq(ask_with(&t, "batch_invariant", 0).notes, always);
+    ck_assert_uint_eq(ask_with(&t, "batch_invariant", 1).notes, always | ATTN_NOTE_BATCH_INVARIANT);
+    t.problem.need_notes = ATTN_NOTE_BATCH_INVARIANT;
+    ck_assert_uint_eq(ask_with(&t, "batch_invariant", 0).notes, always | ATTN_NOTE_BATCH_INVARIANT);
+    ck_assert(ask_with(&t, "split_tile_size", 2048).supported);
+    ck_assert(!ask_with(&t, "split_tile_size", 1000).supported);
+    ck_assert_uint_eq(reasons[0].field, ATTN_FIELD_OPTION);
+    /* Splits of more keys are fewer, and so is their memory. */
+    t.bounds.max_kv_len = 100000;
+    ck_assert_uint_gt(ask_with(&t, "split_tile_size", 512).device_bytes,
+                      ask_with(&t, "split_tile_size", 4096).device_bytes);
+}
+END_TEST
+
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
 static void expect_kernel(const fi_kernel *kernel, const char *type_name, const char *expected)
@@ -282,7 +302,7 @@ static void expect_attention(const test_run *t, int kernel, int programmatic)
 {
     const fi_kernel *wanted = &t->group.shape->kernels[kernel];
     const seen_launch *seen = &launches[num_launches - 1];
-    fi_grid grid = fi_find_grid(&t->group);
+    fi_grid grid = fi_find_grid(&t->group, &t->of.bounds);
     ck_assert_str_eq(seen->name, wanted->name);
     ck_assert_uint_eq(seen->grid, grid.lanes * grid.columns);
     ck_assert_uint_eq(seen->threads, wanted->threads);
@@ -302,7 +322,7 @@ START_TEST(launches_keep_to_max_sms)
     of.bounds.max_sms = 3;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     t.group.num_sms = 3;
-    fi_grid three = fi_find_grid(&t.group);
+    fi_grid three = fi_find_grid(&t.group, &of.bounds);
     t.group.num_sms = TEST_SMS;
     need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
     ck_assert_uint_eq(launches[1].grid, three.lanes * three.columns);
@@ -383,6 +403,46 @@ START_TEST(two_tiles_or_one)
     expect_launches("plan save fi_prefill_d128");
     need(run_batch(&t, ATTN_MODE_MIXED, 6, 6 * two, two));
     expect_launches("plan save fi_prefill_d128");
+    run_end(&t);
+}
+END_TEST
+
+static void expect_plan(int launch, int whose, int split)
+{
+    ck_assert_int_eq(launches[launch].params.plan.whose, whose);
+    ck_assert_int_eq(launches[launch].params.plan.split, split);
+}
+
+/* Where a row's bits must not depend on the batch, its own sequence tells the kernel, and splits
+ * are fixed; what sequences share is left to each. */
+START_TEST(invariant_batches)
+{
+    test_problem of;
+    test_run t;
+    int ratio = TEST_Q_HEADS / TEST_KV_HEADS, few = SHORT_ROWS / ratio;
+    make_problem(&of);
+    of.problem.need_notes = ATTN_NOTE_BATCH_INVARIANT;
+    of.bounds.uses |= ATTN_USES_SHARED_PREFIX;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    ck_assert_int_eq(fi_num_levels(&t.group, &of.bounds), 0);
+    need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
+    expect_launches("plan fi_attend_d128");
+    expect_plan(0, FI_ALL, 1024 / FI_KEYS);
+    ck_assert_int_eq(launches[1].params.call.split, 1024 / FI_KEYS);
+    ck_assert_int_eq(launches[1].params.call.most_parts, 4); /* of 4000 keys */
+    need(run_batch(&t, ATTN_MODE_EXTEND, 6, 6 * few, few));
+    expect_launches("plan save fi_attend_d128");
+    expect_plan(0, FI_ALL, 1024 / FI_KEYS);
+    need(run_batch(&t, ATTN_MODE_MIXED, 6, 6 * few + 6, few + 1));
+    expect_launches("plan plan save fi_attend_d128 fi_prefill_d128");
+    expect_plan(0, FI_MANY, 1 << 30);
+    expect_plan(1, FI_FEW, 1024 / FI_KEYS);
+    ck_assert_int_eq(launches[1].params.plan.rows, FI_ROWS);
+    ck_assert_ptr_eq(launches[3].params.call.tiles, launches[1].params.plan.tiles);
+    ck_assert_ptr_eq(launches[4].params.call.tiles, launches[0].params.plan.tiles);
+    ck_assert_int_eq(launches[3].params.call.level, -1);
+    ck_assert_int_eq(launches[4].params.call.split, 0);
+    ck_assert_int_eq(launches[4].programmatic, 1);
     run_end(&t);
 }
 END_TEST
@@ -518,6 +578,7 @@ static Suite *suite(void)
     tcase_add_test(tc, query_accepts);
     tcase_add_test(tc, query_refuses);
     tcase_add_test(tc, query_has_tensor_cores_alone);
+    tcase_add_test(tc, query_tells_of_invariance);
     tcase_add_test(tc, shapes_are_those_of_the_kernels);
     tcase_add_test(tc, create_refuses);
     tcase_add_test(tc, memory_grows_with_bounds);
@@ -525,6 +586,7 @@ static Suite *suite(void)
     tcase_add_test(tc, decode_saves_on_its_way);
     tcase_add_test(tc, extend_saves_before);
     tcase_add_test(tc, two_tiles_or_one);
+    tcase_add_test(tc, invariant_batches);
     tcase_add_test(tc, encoders_have_no_cache);
     tcase_add_test(tc, decode_reads_boxes);
     tcase_add_test(tc, fp8_has_a_kernel_of_its_own);

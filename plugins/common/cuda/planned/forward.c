@@ -29,7 +29,7 @@ typedef struct layer_call {
     const attn_kv_batch *kv;
     uint32_t index; /* of the group */
     int kernel;     /* KERNEL_* */
-    int level;      /* of shared prefixes, whose runs are worked on; -1 = the batch */
+    int plan;       /* FI_SEQUENCES, FI_BESIDE, or a level of shared prefixes */
     attn_forward_args args;
     fi_call params;
 } layer_call;
@@ -45,7 +45,7 @@ static attn_status find_layer(layer_call *call, int32_t layer_id, attn_error *er
             call->group = &instance->groups[i];
             call->layer = &instance->groups[i].base.layers[n];
             call->kv = &call->metadata->plan.kv[i];
-            call->kernel = fi_find_kernel(call->metadata, i);
+            call->kernel = fi_find_kernel(call->metadata, i, call->plan);
             return ATTN_OK;
         }
     return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
@@ -64,12 +64,13 @@ static int shift_of(int32_t size)
 static void fill_params(layer_call *call)
 {
     const cuda_group *group = &call->group->base;
-    fi_workspace_layout workspace = fi_layout_workspace(call->group, call->kernel);
-    fi_grid grid = fi_bounded_grid(call->group, &call->metadata->plan.bounds);
+    const attn_bounds *bounds = &call->metadata->plan.bounds;
+    fi_workspace_layout workspace = fi_layout_workspace(call->group, bounds, call->kernel);
+    fi_grid grid = fi_bounded_grid(call->group, bounds);
     fi_call *p = &call->params;
-    fi_prior_layout prior = fi_layout_prior(call->group, &call->metadata->plan.bounds);
+    fi_prior_layout prior = fi_layout_prior(call->group, bounds);
     fi_plan_call plan;
-    fi_plan_of(call->metadata, call->index, call->level, &plan);
+    fi_plan_of(call->metadata, call->index, call->plan, &plan);
     p->batch = plan.batch;
     p->plan = plan.plan;
     p->tiles = plan.tiles;
@@ -78,8 +79,10 @@ static void fill_params(layer_call *call)
     p->partial_row = (float *)(void *)(call->metadata->workspace + workspace.rows_at);
     p->prior = (float *)(void *)(call->metadata->workspace + prior.at);
     p->prior_row = (float *)(void *)(call->metadata->workspace + prior.rows_at);
-    p->prior_rows = call->metadata->plan.bounds.max_seqs;
-    p->level = call->level;
+    p->split = fi_is_prefill(call->kernel) ? 0 : plan.split;
+    p->most_parts = (int)fi_most_splits(call->group, bounds);
+    p->prior_rows = bounds->max_seqs;
+    p->level = plan.level;
     p->arrived = call->metadata->arrived;
     p->kv_heads = group->kv_heads;
     p->lanes = (int)grid.lanes;
@@ -167,7 +170,7 @@ static attn_status set_out_map(layer_call *call, attn_error *error)
     fi_call *p = &call->params;
     static const int dims[] = {1, 0, -1}; /* head, token */
     const uint32_t box[] = {(uint32_t)p->ratio, (uint32_t)(FI_STORE_ROWS / p->ratio), 1};
-    p->has_out_map = fi_is_prefill(call->kernel) && call->level < 0 &&
+    p->has_out_map = fi_is_prefill(call->kernel) && call->plan == FI_SEQUENCES &&
                      FI_STORE_ROWS % p->ratio == 0 && p->out_dtype == p->dtype &&
                      has_rows(call, ATTN_ROLE_OUT, CALL_ALIGNED_OUT_16);
     return p->has_out_map ? set_map(call, "out", ATTN_ROLE_OUT, dims, box, &p->out_map, error)
@@ -203,20 +206,35 @@ static attn_status launch_attend(layer_call *call, attn_stream stream, attn_erro
     return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
 }
 
+/* The sequences of a plan, as the parameters do not tell yet. */
+static attn_status attend(layer_call *call, attn_stream stream, attn_error *error)
+{
+    fill_params(call);
+    attn_status status = set_key_maps(call, error);
+    if (status == ATTN_OK)
+        status = set_out_map(call, error);
+    return status == ATTN_OK ? launch_attend(call, stream, error) : status;
+}
+
+/* Sequences of few rows, where others have a kernel of their own. */
+static attn_status attend_beside(const layer_call *call, attn_stream stream, attn_error *error)
+{
+    layer_call beside = *call;
+    beside.plan = FI_BESIDE;
+    beside.kernel = fi_find_kernel(call->metadata, call->index, FI_BESIDE);
+    return attend(&beside, stream, error);
+}
+
 /* A level's keys, which lie in the cache, for all sequences that share them. */
 static attn_status attend_runs(const layer_call *call, int level, attn_stream stream,
                                attn_error *error)
 {
     layer_call runs = *call;
-    runs.level = level;
+    runs.plan = level;
     runs.kernel = KERNEL_PREFILL;
     runs.params.operands.k = runs.params.operands.v = NULL;
     runs.params.operands.save = 0;
-    fill_params(&runs);
-    attn_status status = set_key_maps(&runs, error);
-    if (status == ATTN_OK)
-        status = set_out_map(&runs, error);
-    return status == ATTN_OK ? launch_attend(&runs, stream, error) : status;
+    return attend(&runs, stream, error);
 }
 
 static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id,
@@ -227,7 +245,7 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     attn_status status = cuda_plan_check_forward(&metadata->plan, decode, error);
     if (status != ATTN_OK || !cuda_plan_has_rows(&metadata->plan))
         return status;
-    layer_call call = {.metadata = metadata, .instance = metadata->instance, .level = -1};
+    layer_call call = {.metadata = metadata, .instance = metadata->instance, .plan = FI_SEQUENCES};
     ATTN_UTIL_READ(&call.args, args);
     status = find_layer(&call, layer_id, error);
     if (status == ATTN_OK)
@@ -246,6 +264,8 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     for (int level = 0; level < fi_planned_levels(metadata, call.group) && status == ATTN_OK;
          level++)
         status = attend_runs(&call, level, stream, error);
+    if (status == ATTN_OK && fi_has_beside(metadata, call.index))
+        status = attend_beside(&call, stream, error);
     return status == ATTN_OK ? launch_attend(&call, stream, error) : status;
 }
 

@@ -104,14 +104,15 @@ void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sm
     cuda_group_init(&group->base, problem);
     group->num_sms = num_sms ? num_sms : DEFAULT_SMS;
     group->options = *options;
+    group->is_invariant = fi_is_invariant(problem, options);
 }
 
 /* As many blocks as the device runs at once and as there is workspace for, or fewer, so that all
  * lanes have as many. Heads of the same keys are read at the same time where there are blocks for
  * them. */
-fi_grid fi_find_grid(const fi_group *group)
+fi_grid fi_find_grid(const fi_group *group, const attn_bounds *bounds)
 {
-    int64_t most = group->options.workspace / fi_block_bytes(group);
+    int64_t most = group->options.workspace / fi_block_bytes(group, bounds);
     uint32_t heads = (uint32_t)group->base.kv_heads, blocks = group->num_sms;
     if (most < blocks)
         blocks = most > 1 ? (uint32_t)most : 1;
@@ -126,7 +127,7 @@ fi_grid fi_bounded_grid(const fi_group *group, const attn_bounds *bounds)
 {
     fi_group bounded = *group;
     bounded.num_sms = cuda_num_sms(bounds, group->num_sms);
-    return fi_find_grid(&bounded);
+    return fi_find_grid(&bounded, bounds);
 }
 
 int fi_warp_keys(const fi_group *group, int kernel)

@@ -51,9 +51,9 @@ static uint64_t larger(uint64_t a, uint64_t b)
 }
 
 /* Of all multiprocessors: with fewer there are no more blocks. */
-static uint64_t grid_of(const fi_group *group)
+static uint64_t grid_of(const fi_group *group, const attn_bounds *bounds)
 {
-    fi_grid grid = fi_find_grid(group);
+    fi_grid grid = fi_find_grid(group, bounds);
     return (uint64_t)grid.lanes * grid.columns;
 }
 
@@ -78,6 +78,22 @@ fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds)
                    rows * (uint64_t)group->base.ratio / FI_ROWS + (seqs < rows ? seqs : rows));
 }
 
+/* Sequences of few rows: one query of however many heads, or FI_SHORT_ROWS. */
+fi_plan_layout fi_layout_few(const fi_group *group, const attn_bounds *bounds)
+{
+    fi_plan_layout all = fi_layout_plan(group, bounds);
+    uint64_t rows = larger((uint64_t)group->base.ratio, FI_SHORT_ROWS);
+    uint64_t tiles = (uint64_t)bounds->max_seqs * ((rows + FI_ROWS - 1) / FI_ROWS);
+    return tiles < (uint64_t)all.most_tiles ? lay_out(group, bounds, tiles) : all;
+}
+
+/* May sequences of few rows be planned beside others? */
+static int may_have_beside(const fi_group *group, const attn_bounds *bounds)
+{
+    uint32_t modes = bounds->modes & ~(uint32_t)ATTN_MODE_BIT(ATTN_MODE_DECODE);
+    return group->is_invariant && modes && !plan_has_few(bounds->max_q_len, group->base.ratio);
+}
+
 /* A run that is worked on has two sequences at least. */
 fi_plan_layout fi_layout_runs(const fi_group *group, const attn_bounds *bounds)
 {
@@ -89,7 +105,8 @@ fi_plan_layout fi_layout_runs(const fi_group *group, const attn_bounds *bounds)
 int fi_num_levels(const fi_group *group, const attn_bounds *bounds)
 {
     const cuda_group *base = &group->base;
-    if (group->options.cascade == CASCADE_NEVER || !(bounds->uses & ATTN_USES_SHARED_PREFIX) ||
+    if (group->is_invariant || group->options.cascade == CASCADE_NEVER ||
+        !(bounds->uses & ATTN_USES_SHARED_PREFIX) ||
         !(bounds->modes & ATTN_MODE_BIT(ATTN_MODE_DECODE)) ||
         base->attn_type != ATTN_TYPE_DECODER || cuda_is_fp8(base->kv_dtype) ||
         base->window_left >= 0 || base->chunk > 0 || base->flags & ATTN_GROUP_HAS_ALIBI)
@@ -98,35 +115,48 @@ int fi_num_levels(const fi_group *group, const attn_bounds *bounds)
     return levels < FI_LEVELS ? levels : FI_LEVELS;
 }
 
-/* A group's plans: of sequences, then of each level's runs. */
+/* A group's plans: of sequences, then of those beside them, then of each level's runs. */
 static uint64_t plans_bytes(const fi_group *group, const attn_bounds *bounds)
 {
     return fi_layout_plan(group, bounds).size +
+           (may_have_beside(group, bounds) ? fi_layout_few(group, bounds).size : 0) +
            (uint64_t)fi_num_levels(group, bounds) * fi_layout_runs(group, bounds).size;
 }
 
-/* Of its two slots: PART_SLOTS tiles of the kernel that has the larger ones. */
-int64_t fi_block_bytes(const fi_group *group)
+int64_t fi_most_splits(const fi_group *group, const attn_bounds *bounds)
 {
-    return (int64_t)PART_SLOTS * FI_PREFILL_ROWS * (group->base.v_dim + 2) * (int)sizeof(float);
+    int64_t keys = bounds->max_kv_len > 1 ? bounds->max_kv_len : 1, split = group->options.split;
+    return group->is_invariant ? (keys + split - 1) / split : 0;
 }
 
-fi_workspace_layout fi_layout_workspace(const fi_group *group, int kernel)
+/* Of its two slots: PART_SLOTS tiles of the kernel that has the larger ones; or of its slots for
+ * splits of few rows, as tiles of many are not cut then. */
+int64_t fi_block_bytes(const fi_group *group, const attn_bounds *bounds)
 {
-    uint64_t rows = grid_of(group) * PART_SLOTS * (uint64_t)group->shape->kernels[kernel].rows;
+    int64_t rows = group->is_invariant ? fi_most_splits(group, bounds) * FI_ROWS
+                                       : (int64_t)PART_SLOTS * FI_PREFILL_ROWS;
+    return rows * (group->base.v_dim + 2) * (int)sizeof(float);
+}
+
+fi_workspace_layout fi_layout_workspace(const fi_group *group, const attn_bounds *bounds,
+                                        int kernel)
+{
+    uint64_t slots = group->is_invariant
+                         ? fi_is_prefill(kernel) ? 0 : (uint64_t)fi_most_splits(group, bounds)
+                         : PART_SLOTS;
+    uint64_t rows = grid_of(group, bounds) * slots * (uint64_t)group->shape->kernels[kernel].rows;
     fi_workspace_layout layout;
     layout.rows_at = aligned(rows * (uint64_t)group->base.v_dim * sizeof(float));
     layout.size = aligned(layout.rows_at + rows * 2 * sizeof(float));
     return layout;
 }
 
-static uint64_t workspace_bytes(const fi_group *group)
+static uint64_t workspace_bytes(const fi_group *group, const attn_bounds *bounds)
 {
-    if (cuda_is_fp8(group->base.kv_dtype))
-        return larger(fi_layout_workspace(group, KERNEL_CODES).size,
-                      fi_layout_workspace(group, KERNEL_PREFILL_CODES).size);
-    return larger(fi_layout_workspace(group, KERNEL_ATTEND).size,
-                  fi_layout_workspace(group, KERNEL_PREFILL).size);
+    int is_fp8 = cuda_is_fp8(group->base.kv_dtype);
+    return larger(
+        fi_layout_workspace(group, bounds, is_fp8 ? KERNEL_CODES : KERNEL_ATTEND).size,
+        fi_layout_workspace(group, bounds, is_fp8 ? KERNEL_PREFILL_CODES : KERNEL_PREFILL).size);
 }
 
 fi_prior_layout fi_layout_prior(const fi_group *group, const attn_bounds *bounds)
@@ -134,15 +164,15 @@ fi_prior_layout fi_layout_prior(const fi_group *group, const attn_bounds *bounds
     uint64_t heads = (uint64_t)group->base.kv_heads * (uint64_t)group->base.ratio;
     uint64_t rows = (uint64_t)fi_num_levels(group, bounds) * (uint64_t)bounds->max_seqs * heads;
     fi_prior_layout layout;
-    layout.at = aligned(workspace_bytes(group));
+    layout.at = aligned(workspace_bytes(group, bounds));
     layout.rows_at = aligned(layout.at + rows * (uint64_t)group->base.v_dim * sizeof(float));
     layout.size = aligned(layout.rows_at + rows * 2 * sizeof(float));
     return layout;
 }
 
-static uint64_t arrived_bytes(const fi_group *group)
+static uint64_t arrived_bytes(const fi_group *group, const attn_bounds *bounds)
 {
-    return grid_of(group) * sizeof(int32_t);
+    return grid_of(group, bounds) * sizeof(int32_t);
 }
 
 static uint64_t host_bytes(uint32_t num_groups)
@@ -154,11 +184,12 @@ void fi_tell_memory(const attn_problem *problem, const fi_options *options, attn
 {
     fi_group group;
     const attn_bounds *bounds = problem->bounds;
-    if (bounds->max_seqs == 0 || bounds->max_tokens == 0)
-        return;
     fi_group_init(&group, problem, problem->device->num_sms, options);
+    if (bounds->max_seqs == 0 || bounds->max_tokens == 0 ||
+        (group.is_invariant && bounds->max_kv_len == 0))
+        return;
     verdict->device_bytes = aligned(CUDA_COUNTS_BYTES) + plans_bytes(&group, bounds) +
-                            fi_layout_prior(&group, bounds).size + arrived_bytes(&group);
+                            fi_layout_prior(&group, bounds).size + arrived_bytes(&group, bounds);
     verdict->host_bytes = host_bytes(1);
 }
 
@@ -176,7 +207,7 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
     for (uint32_t i = 0; i < instance->num_groups; i++) {
         const fi_group *group = &instance->groups[i];
         sizes[PLANS] += plans_bytes(group, bounds);
-        sizes[ARRIVED] = larger(sizes[ARRIVED], arrived_bytes(group));
+        sizes[ARRIVED] = larger(sizes[ARRIVED], arrived_bytes(group, bounds));
         sizes[WORKSPACE] = larger(sizes[WORKSPACE], fi_layout_prior(group, bounds).size);
     }
     sizes[HOST] = host_bytes(instance->num_groups);
@@ -250,22 +281,43 @@ int64_t fi_most_keys(const cuda_plan *plan, const cuda_group *group)
     return plan->kind == ATTN_METADATA_GRAPH ? plan->bounds.max_kv_len : plan->batch.max_kv_len;
 }
 
-int fi_find_kernel(const attn_metadata *metadata, uint32_t index)
+static cuda_extent extent_of(const attn_metadata *metadata, uint32_t index)
+{
+    const fi_part *part = fi_part_of(metadata, index);
+    if (!part)
+        return cuda_plan_extent(&metadata->plan);
+    return (cuda_extent){.seqs = part->num_seqs,
+                         .tokens = (int64_t)part->num_seqs * part->q_len,
+                         .q_len = part->q_len};
+}
+
+/* Are all sequences of the batch, or of the part, for tiles of few rows? Where a row's bits must
+ * not depend on the others, a sequence's own rows tell which kernel it is for. */
+static int is_short(const attn_metadata *metadata, uint32_t index)
 {
     const cuda_plan *plan = &metadata->plan;
     const fi_group *group = &metadata->instance->groups[index];
-    const fi_part *part = fi_part_of(metadata, index);
-    cuda_extent extent = cuda_plan_extent(plan);
-    if (part)
-        extent = (cuda_extent){.seqs = part->num_seqs,
-                               .tokens = (int64_t)part->num_seqs * part->q_len,
-                               .q_len = part->q_len};
-    int is_short = plan->batch.mode == ATTN_MODE_DECODE ||
-                   fi_is_short(&group->base, &extent, fi_most_keys(plan, &group->base),
-                               cuda_plan_num_sms(plan, group->num_sms));
+    cuda_extent extent = extent_of(metadata, index);
+    if (plan->batch.mode == ATTN_MODE_DECODE)
+        return 1;
+    if (group->is_invariant)
+        return plan_has_few((int)extent.q_len, group->base.ratio);
+    return fi_is_short(&group->base, &extent, fi_most_keys(plan, &group->base),
+                       cuda_plan_num_sms(plan, group->num_sms));
+}
+
+int fi_has_beside(const attn_metadata *metadata, uint32_t index)
+{
+    return metadata->instance->groups[index].is_invariant && !is_short(metadata, index);
+}
+
+int fi_find_kernel(const attn_metadata *metadata, uint32_t index, int plan)
+{
+    const fi_group *group = &metadata->instance->groups[index];
+    int few = plan == FI_BESIDE || (plan == FI_SEQUENCES && is_short(metadata, index));
     if (cuda_is_fp8(group->base.kv_dtype))
-        return is_short ? KERNEL_CODES : KERNEL_PREFILL_CODES;
-    return is_short ? KERNEL_ATTEND : KERNEL_PREFILL;
+        return few ? KERNEL_CODES : KERNEL_PREFILL_CODES;
+    return few ? KERNEL_ATTEND : KERNEL_PREFILL;
 }
 
 /* Keys that all runs together have to save. */
@@ -315,28 +367,47 @@ static void make_part(const fi_part *part, call_batch *batch)
     batch->num_tokens = 0; /* no padding */
 }
 
-static char *find_plan(const attn_metadata *metadata, uint32_t index, int level)
+static char *find_plan(const attn_metadata *metadata, uint32_t index, int plan)
 {
     const attn_bounds *bounds = &metadata->plan.bounds;
     const fi_group *groups = metadata->instance->groups;
     char *base = metadata->plans;
     for (uint32_t i = 0; i < index; i++)
         base += plans_bytes(&groups[i], bounds);
-    if (level >= 0)
-        base += fi_layout_plan(&groups[index], bounds).size +
-                (uint64_t)level * fi_layout_runs(&groups[index], bounds).size;
+    if (plan != FI_SEQUENCES)
+        base += fi_layout_plan(&groups[index], bounds).size;
+    if (plan >= 0 && may_have_beside(&groups[index], bounds))
+        base += fi_layout_few(&groups[index], bounds).size;
+    if (plan >= 0)
+        base += (uint64_t)plan * fi_layout_runs(&groups[index], bounds).size;
     return base;
 }
 
-void fi_plan_of(const attn_metadata *metadata, uint32_t index, int level, fi_plan_call *call)
+/* Units of a split, where items are cut into such: those of many rows are one. */
+static int split_of(const fi_group *group, int kernel)
+{
+    if (!group->is_invariant)
+        return 0;
+    return fi_is_prefill(kernel) ? 1 << 30 : (int)(group->options.split / FI_KEYS);
+}
+
+static int whose(const attn_metadata *metadata, uint32_t index, int plan)
+{
+    if (plan == FI_BESIDE)
+        return FI_FEW;
+    return plan == FI_SEQUENCES && fi_has_beside(metadata, index) ? FI_MANY : FI_ALL;
+}
+
+void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan_call *call)
 {
     const fi_group *group = &metadata->instance->groups[index];
     const attn_bounds *bounds = &metadata->plan.bounds;
-    int kernel = level >= 0 ? KERNEL_PREFILL : fi_find_kernel(metadata, index);
+    int kernel = fi_find_kernel(metadata, index, plan), level = plan >= 0 ? plan : -1;
     fi_grid grid = fi_bounded_grid(group, bounds);
-    char *base = find_plan(metadata, index, level);
-    fi_plan_layout layout =
-        level >= 0 ? fi_layout_runs(group, bounds) : fi_layout_plan(group, bounds);
+    char *base = find_plan(metadata, index, plan);
+    fi_plan_layout layout = plan == FI_BESIDE      ? fi_layout_few(group, bounds)
+                            : plan == FI_SEQUENCES ? fi_layout_plan(group, bounds)
+                                                   : fi_layout_runs(group, bounds);
     *call = (fi_plan_call){.plan = (fi_plan *)(void *)base,
                            .first_tile = (int *)(void *)(base + layout.first_tile_at),
                            .before = (long long *)(void *)(base + layout.before_at),
@@ -351,6 +422,8 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int level, fi_pla
                            .ratio = group->base.ratio,
                            .unit = group->shape->kernels[kernel].keys,
                            .begin = fi_is_prefill(kernel) ? 0 : FI_BEGIN,
+                           .split = split_of(group, kernel),
+                           .whose = whose(metadata, index, plan),
                            .rounds = group->base.kv_heads / (int)grid.lanes,
                            .columns = (int)grid.columns,
                            .hands = fi_is_prefill(kernel) && level < 0 ? FI_HANDS : 1,
@@ -406,8 +479,8 @@ static void take_prefixes(attn_metadata *metadata, int is_first)
     metadata->shared_keys = is_told ? count_shared_keys(&host) : -1;
 }
 
-static attn_status plan_level(attn_metadata *metadata, uint32_t index, int level,
-                              attn_stream stream, attn_error *error)
+static attn_status launch_plan(attn_metadata *metadata, uint32_t index, int plan,
+                               attn_stream stream, attn_error *error)
 {
     const attn_instance *instance = metadata->instance;
     const cuda_launch launch = {.function = instance->plan,
@@ -416,7 +489,7 @@ static attn_status plan_level(attn_metadata *metadata, uint32_t index, int level
                                 .block = {FI_PLAN_THREADS}};
     fi_plan_call call;
     void *params[] = {&call};
-    fi_plan_of(metadata, index, level, &call);
+    fi_plan_of(metadata, index, plan, &call);
     return cuda_launch_run(instance->cuda, &launch, params, stream, error);
 }
 
@@ -424,9 +497,11 @@ attn_status fi_plan_group(attn_metadata *metadata, uint32_t index, attn_stream s
                           attn_error *error)
 {
     int levels = fi_planned_levels(metadata, &metadata->instance->groups[index]);
-    attn_status status = ATTN_OK;
-    for (int level = -1; level < levels && status == ATTN_OK; level++)
-        status = plan_level(metadata, index, level, stream, error);
+    attn_status status = launch_plan(metadata, index, FI_SEQUENCES, stream, error);
+    if (status == ATTN_OK && fi_has_beside(metadata, index))
+        status = launch_plan(metadata, index, FI_BESIDE, stream, error);
+    for (int level = 0; level < levels && status == ATTN_OK; level++)
+        status = launch_plan(metadata, index, level, stream, error);
     return status;
 }
 

@@ -22,9 +22,11 @@
 #include "plugins/common/cuda/planned/kernels/shapes.h"
 
 enum {
-    DEFAULT_SMS = 132, /* multiprocessors of a device that does not tell */
-    SHORT_ROWS = 32,   /* of a sequence and KV head, at most, for tiles of FI_ROWS */
-    SAVE_BLOCKS = 8    /* blocks of fi_save for each multiprocessor */
+    DEFAULT_SMS = 132,          /* multiprocessors of a device that does not tell */
+    SHORT_ROWS = FI_SHORT_ROWS, /* of a sequence and KV head, at most, for tiles of FI_ROWS */
+    SAVE_BLOCKS = 8,            /* blocks of fi_save for each multiprocessor */
+    LEAST_SPLIT = FI_KEYS,      /* keys, as FI_OPTIONS says */
+    MOST_SPLIT = 1 << 20
 };
 
 /* ---- Options --------------------------------------------------------------------------------- */
@@ -48,12 +50,28 @@ extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
      .choices = fi_cascades,                                                                       \
      .doc = "read keys that sequences of a DECODE batch share, as its hint says, once for all "    \
             "of them; auto = where that saves more than it costs"},                                \
+        {.struct_size = sizeof(attn_option),                                                       \
+         .type = ATTN_OPTION_SIZE,                                                                 \
+         .key = "workspace_size",                                                                  \
+         .default_text = "128M",                                                                   \
+         .min = 1 << 20,                                                                           \
+         .max = 1099511627776.0,                                                                   \
+         .doc = "most scratch memory of a layer for the parts of sequences that blocks share; no " \
+                "more is asked for than they need, 35 MB at most on 132 multiprocessors but for "  \
+                "batch_invariant. Less of it: fewer blocks"},                                      \
+        {.struct_size = sizeof(attn_option),                                                       \
+         .type = ATTN_OPTION_BOOL,                                                                 \
+         .key = "batch_invariant",                                                                 \
+         .default_text = "off",                                                                    \
+         .doc = "bits of a row's results do not depend on the rest of its batch; on too where a "  \
+                "problem needs that note. Slower: sequences are cut into fixed splits, those of "  \
+                "many rows not at all, and each keeps to itself what others share with it"},       \
     {                                                                                              \
-        .struct_size = sizeof(attn_option), .type = ATTN_OPTION_SIZE, .key = "workspace_size",     \
-        .default_text = "128M", .min = 1 << 20, .max = 1099511627776.0,                            \
-        .doc = "most scratch memory of a layer for the parts of sequences that blocks share; no "  \
-               "more is asked for than they need, 35 MB at most on 132 multiprocessors. Less of "  \
-               "it: fewer blocks"                                                                  \
+        .struct_size = sizeof(attn_option), .type = ATTN_OPTION_INT, .key = "split_tile_size",     \
+        .default_text = "1024", .min = LEAST_SPLIT, .max = MOST_SPLIT,                             \
+        .doc = "with batch_invariant: keys of a split of few rows, a power of two. Fewer: short "  \
+               "batches are shared out better, and more is merged; scratch memory goes by the "    \
+               "splits of max_kv_len"                                                              \
     }
 
 /* More of them, of a plugin that has no kernels beside the library's. */
@@ -70,6 +88,8 @@ typedef struct fi_options {
     int cascade;       /* CASCADE_* */
     int64_t workspace; /* bytes */
     int tensor_cores;  /* TENSOR_CORES_* */
+    int is_invariant;  /* what is asked for; fi_group has what holds */
+    int64_t split;     /* keys */
 } fi_options;
 
 fi_options fi_read_options(const attn_options *given);
@@ -92,6 +112,7 @@ typedef struct fi_group {
     const fi_shape *shape;
     uint32_t num_sms;
     fi_options options;
+    int is_invariant;                      /* a row's bits do not depend on the rest of its batch */
     cuda_function functions[KERNEL_COUNT]; /* those that its cache's type needs */
 } fi_group;
 
@@ -100,10 +121,14 @@ typedef struct fi_grid {
     uint32_t lanes, columns;
 } fi_grid;
 
-fi_grid fi_find_grid(const fi_group *group);
+fi_grid fi_find_grid(const fi_group *group, const attn_bounds *bounds);
 
 /* What a block has of the workspace. */
-int64_t fi_block_bytes(const fi_group *group);
+int64_t fi_block_bytes(const fi_group *group, const attn_bounds *bounds);
+
+/* Splits that an item of few rows has at most within the bounds, where it is cut into such; else 0.
+ */
+int64_t fi_most_splits(const fi_group *group, const attn_bounds *bounds);
 
 /* The same within the bounds' share of the multiprocessors. */
 fi_grid fi_bounded_grid(const fi_group *group, const attn_bounds *bounds);
@@ -117,6 +142,9 @@ int fi_box_keys(const fi_group *group, int kernel);
  * left to the caller. */
 void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms,
                    const fi_options *options);
+
+/* Is a row's result to be the same whatever the rest of its batch? */
+int fi_is_invariant(const attn_problem *problem, const fi_options *options);
 
 /* ---- The choice ------------------------------------------------------------------------------ */
 
@@ -177,8 +205,9 @@ typedef struct fi_plan_layout {
     uint64_t size;
 } fi_plan_layout;
 
-/* Of a batch's sequences, and of the runs of a level of shared prefixes. */
+/* Of a batch's sequences, of those with few rows, and of the runs of a level of shared prefixes. */
 fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds);
+fi_plan_layout fi_layout_few(const fi_group *group, const attn_bounds *bounds);
 fi_plan_layout fi_layout_runs(const fi_group *group, const attn_bounds *bounds);
 
 /* Levels of shared prefixes that the group's keys are read by within these bounds. None for
@@ -192,7 +221,8 @@ typedef struct fi_workspace_layout {
     uint64_t size;
 } fi_workspace_layout;
 
-fi_workspace_layout fi_layout_workspace(const fi_group *group, int kernel);
+fi_workspace_layout fi_layout_workspace(const fi_group *group, const attn_bounds *bounds,
+                                        int kernel);
 
 /* What runs leave for sequences lies after the parts. Bytes. */
 typedef struct fi_prior_layout {
@@ -229,16 +259,25 @@ const fi_part *fi_part_of(const attn_metadata *metadata, uint32_t index);
 /* The most keys that a sequence of the batch that was planned has, or of a graph's batches. */
 int64_t fi_most_keys(const cuda_plan *plan, const cuda_group *group);
 
-/* KERNEL_*: which one a group's layers of the batch that was planned, or of a graph's batches, get.
- */
-int fi_find_kernel(const attn_metadata *metadata, uint32_t index);
+/* The plans of a group, but for those of levels 0, 1, ... of shared prefixes. */
+enum {
+    FI_SEQUENCES = -1, /* all of the batch, or those that FI_BESIDE has not */
+    FI_BESIDE = -2     /* sequences of few rows, by a kernel of their own */
+};
+
+/* Has a group's part of the batch that was planned, or have a graph's batches, both? */
+int fi_has_beside(const attn_metadata *metadata, uint32_t index);
+
+/* KERNEL_*: which one a group's layers of the batch that was planned, or of a graph's batches, get
+ * for the sequences of a plan. */
+int fi_find_kernel(const attn_metadata *metadata, uint32_t index, int plan);
 
 /* Levels by which the group's keys are read in the batch that was planned. */
 int fi_planned_levels(const attn_metadata *metadata, const fi_group *group);
 
-/* Group i's plan in the metadata's memory, as the planner and the kernels are told of it: of the
- * batch's sequences, level -1, or of a level's runs. */
-void fi_plan_of(const attn_metadata *metadata, uint32_t index, int level, fi_plan_call *call);
+/* Group i's plan in the metadata's memory, as the planner and the kernels are told of it:
+ * FI_SEQUENCES, FI_BESIDE, or a level of runs. */
+void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan_call *call);
 
 attn_status fi_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                              attn_memory_size *size, attn_error *error);

@@ -16,8 +16,10 @@ enum {
                ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK |
                ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS,
     ALL_GROUP_FLAGS = ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI,
-    /* How a sequence is shared out depends on the batch. */
-    ALL_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_SM_BUDGET,
+    /* Of itself: how a sequence is shared out depends on the batch, unless it must not. */
+    NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_SM_BUDGET,
+    ALL_NOTES = NOTES | ATTN_NOTE_BATCH_INVARIANT,
+    SPLIT = 1024,          /* keys, as FI_OPTIONS says */
     WORKSPACE = 128 << 20, /* bytes, as FI_OPTIONS says */
 };
 
@@ -47,7 +49,14 @@ fi_options fi_read_options(const attn_options *given)
     return (fi_options){.cascade = (int)fi_read_option(given, "cascade", CASCADE_AUTO),
                         .workspace = fi_read_option(given, "workspace_size", WORKSPACE),
                         .tensor_cores =
-                            (int)fi_read_option(given, "use_tensor_cores", TENSOR_CORES_AUTO)};
+                            (int)fi_read_option(given, "use_tensor_cores", TENSOR_CORES_AUTO),
+                        .is_invariant = (int)fi_read_option(given, "batch_invariant", 0),
+                        .split = fi_read_option(given, "split_tile_size", SPLIT)};
+}
+
+int fi_is_invariant(const attn_problem *problem, const fi_options *options)
+{
+    return options->is_invariant || problem->need_notes & ATTN_NOTE_BATCH_INVARIANT;
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
@@ -123,6 +132,9 @@ static void check_options(const fi_options *options, attn_verdict *verdict)
         REFUSE(OTHER, OPTION, "auto, always",
                "use_tensor_cores never: no kernel multiplies by CUDA cores, which would be no "
                "faster");
+    if (options->split & (options->split - 1))
+        REFUSE(OTHER, OPTION, "64, 128, 256, ...", "split_tile_size %lld: splits are powers of two",
+               (long long)options->split);
 }
 
 static void (*const checks[])(const cuda_question *ask, attn_verdict *verdict) = {
@@ -152,7 +164,7 @@ attn_status fi_query(const attn_backend_type *type, const attn_options *options,
     check_options(&read, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
-        verdict.notes = ALL_NOTES;
+        verdict.notes = fi_is_invariant(&ask.problem, &read) ? ALL_NOTES : NOTES;
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 0.5;
         ask.problem.group = &ask.group;

@@ -605,17 +605,57 @@ template <typename S> static __device__ __forceinline__ int shared_levels(const 
     return S::quantised ? 0 : at.tile.levels;
 }
 
+/* What came of some keys, and of keys after them, together. Splits are added one by one, by the
+ * block that has an item's first one or by the one that comes last, so both have to round alike:
+ * the compiler has no say in it. */
+struct sum_of_two {
+    float2 numbers; /* largest logit, denominator */
+    float before, after;
+
+    __device__ __forceinline__ float values(float x, float y) const
+    {
+        return __fmaf_rn(y, after, __fmul_rn(x, before));
+    }
+};
+
+static __device__ __forceinline__ sum_of_two add_two(float2 x, float2 y)
+{
+    sum_of_two both;
+    float top = fmaxf(x.x, y.x), base = softmax_base(top);
+    both.before = softmax_exp2(__fsub_rn(x.x, base));
+    both.after = softmax_exp2(__fsub_rn(y.x, base));
+    both.numbers = make_float2(top, both.values(x.y, y.y));
+    return both;
+}
+
+/* The numbers of row r of a split, or of all splits up to it. Of each split the same instructions
+ * add up what the warps have of its denominator. */
+template <typename S>
+static __device__ __forceinline__ float2 add_numbers(const float *tops, int r, bool is_added,
+                                                     const float2 *before)
+{
+    float top = SOFTMAX_EMPTY, total = 0.0f;
+    for (int w = 0; w < S::warps; w++)
+        top = fmaxf(top, tops[w * FI_ROWS + r]);
+    float base = softmax_base(top);
+    for (int w = 0; w < S::warps; w++)
+        total = __fmaf_rn(softmax_exp2(__fsub_rn(tops[w * FI_ROWS + r], base)),
+                          tops[(S::warps + w) * FI_ROWS + r], total);
+    float2 numbers = make_float2(top, total);
+    return is_added ? add_two(*before, numbers).numbers : numbers;
+}
+
 /* Row r of the item from the warps' parts of it in shared memory: four columns of it, from d on. */
 template <typename S>
 static __device__ __forceinline__ void
 finish_row(const fi_call &c, const cursor &at, const item<S> &it, int r, int d,
-           const float *exchange, const float *tops, const parts *shared_by)
+           const float *exchange, const float *tops, bool is_shared, const parts &shared_by)
 {
     i64 row;
     int head;
     find_row(c, it.q, at, at.head, r, &row, &head);
-    float sink = shared_by ? SOFTMAX_EMPTY : sink_of(c, head), top = sink;
-    int levels = shared_by ? 0 : shared_levels<S>(at);
+    float sink = is_shared ? SOFTMAX_EMPTY : sink_of(c, head), top = sink;
+    int levels = is_shared ? 0 : shared_levels<S>(at);
     for (int w = 0; w < S::warps; w++)
         top = fmaxf(top, tops[w * FI_ROWS + r]);
     for (int l = 0; levels >> l; l++)
@@ -646,10 +686,18 @@ finish_row(const fi_call &c, const cursor &at, const item<S> &it, int r, int d,
         x.z += weight * y.z;
         x.w += weight * y.w;
     }
-    if (shared_by) {
-        i64 slot = (i64)shared_by->mine * FI_ROWS + r;
-        *(float4 *)(c.partial + slot * S::v_dim + d) = x;
-        if (d == 0)
+    if (is_shared) {
+        i64 slot = (i64)shared_by.mine * FI_ROWS + r;
+        float4 *there = (float4 *)(c.partial + slot * S::v_dim + d);
+        if (shared_by.is_added) {
+            const sum_of_two both =
+                add_two(*(const float2 *)(c.partial_row + slot * 2), make_float2(top, total));
+            const float4 y = *there;
+            x = make_float4(both.values(y.x, x.x), both.values(y.y, x.y), both.values(y.z, x.z),
+                            both.values(y.w, x.w));
+        }
+        *there = x;
+        if (d == 0 && c.split == 0)
             *(float2 *)(c.partial_row + slot * 2) = make_float2(top, total);
         return;
     }
@@ -724,14 +772,63 @@ static __device__ void merge_row(const fi_call &c, const parts &p, int levels, i
         store_lse(c, row, head, softmax_lse(&end));
 }
 
+/* The same of splits, one after the other; several are on their way together. */
+template <typename S>
+static __device__ __noinline__ void merge_splits(const fi_call &c, int first, int second, int count,
+                                                 int r, i64 row, int head)
+{
+    parts p = {};
+    p.first = first, p.second = second, p.step = 1;
+    constexpr int columns = S::v_dim / 32;
+    int lane = (int)threadIdx.x & 31;
+    float2 numbers = make_float2(SOFTMAX_EMPTY, 0.0f);
+    float x[columns] = {};
+#pragma unroll 1
+    for (int begin = 0; begin < count; begin += S::merged) {
+        int here = min(S::merged, count - begin);
+        float y[S::merged][columns];
+        float2 of[S::merged];
+#pragma unroll
+        for (int i = 0; i < S::merged; i++) {
+            i64 slot = part_slot(p, begin + min(i, here - 1)) * FI_ROWS + r;
+            of[i] = __ldcg((const float2 *)(c.partial_row + slot * 2));
+#pragma unroll
+            for (int n = 0; n < columns; n++)
+                y[i][n] = __ldcg(c.partial + slot * S::v_dim + lane + n * 32);
+        }
+#pragma unroll
+        for (int i = 0; i < S::merged; i++) {
+            if (i >= here)
+                break;
+            const sum_of_two both = add_two(numbers, of[i]);
+            bool is_first = begin + i == 0;
+            numbers = is_first ? of[i] : both.numbers;
+#pragma unroll
+            for (int n = 0; n < columns; n++)
+                x[n] = is_first ? y[i][n] : both.values(x[n], y[i][n]);
+        }
+    }
+    float sink = sink_of(c, head), top = fmaxf(numbers.x, sink), base = softmax_base(top);
+    float shrink = softmax_exp2(numbers.x - base);
+    softmax_row end = {top, numbers.y * shrink + softmax_exp2(sink - base)};
+    float factor = softmax_end(&end) * shrink;
+#pragma unroll
+    for (int n = 0; n < columns; n++)
+        element_store(c.out_dtype, out_row(c, row, head), n * 32 + lane, x[n] * factor);
+    if (lane == 0)
+        store_lse(c, row, head, softmax_lse(&end));
+}
+
 /* Leave the block's part of an item; the last one merges them. */
 template <typename S>
 static __device__ void merge_parts(const fi_call &c, const cursor &at, const item<S> &it,
                                    const parts &p, int rows, int *is_last)
 {
+    if (!p.ends)
+        return;
     if (threadIdx.x == 0) {
-        *is_last = add_acq_rel(p.counter, 1) == p.count - 1;
-        if (*is_last)
+        *is_last = p.arriving == p.all || add_acq_rel(p.counter, p.arriving) == p.all - p.arriving;
+        if (*is_last && p.arriving < p.all)
             *p.counter = 0;
     }
     named_sync(1, S::warps * 32);
@@ -742,7 +839,10 @@ static __device__ void merge_parts(const fi_call &c, const cursor &at, const ite
         i64 row;
         int head;
         find_row(c, it.q, at, at.head, r, &row, &head);
-        merge_row<S>(c, p, shared_levels<S>(at), r, row, head);
+        if (c.split > 0)
+            merge_splits<S>(c, p.first, p.second, p.count, r, row, head);
+        else
+            merge_row<S>(c, p, shared_levels<S>(at), r, row, head);
     }
 }
 
@@ -768,8 +868,7 @@ static __device__ __forceinline__ void exchange_row(const item<S> &it, int h, fl
     }
 }
 
-/* The block's part of an item has ended; `at` is its last unit. `is_first`: it is the block's
- * first. */
+/* A part of an item has ended; `at` is its last unit. `is_first`: it is the block's first item. */
 template <typename S>
 static __device__ __forceinline__ void item_end(const fi_call &c, const cursor &at,
                                                 const fi_start &start, bool is_first, item<S> &it,
@@ -778,8 +877,8 @@ static __device__ __forceinline__ void item_end(const fi_call &c, const cursor &
     float *exchange = (float *)(shared + S::exchange_at), *tops = (float *)(shared + S::tops_at);
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x / 32;
     int rows = item_rows(c, it.q, at.tile, FI_ROWS);
-    bool whole = walk_has_whole(&at, &start, is_first);
-    const parts p = find_parts(c, start, is_first);
+    bool whole = walk_has_whole(&c, &at, &start, is_first);
+    const parts p = find_parts(c, at, start, is_first);
     constexpr float unlift = 1.0f / (1 << S::lift);
     float out_factor = S::quantised ? unlift * v_scale_of(c, at.head) : unlift;
 #pragma unroll
@@ -804,9 +903,17 @@ static __device__ __forceinline__ void item_end(const fi_call &c, const cursor &
         for (int i = (int)threadIdx.x; i < PASS_ROWS * (S::v_dim / 4); i += S::warps * 32) {
             int d = i % (S::v_dim / 4) * 4, r = first + i / (S::v_dim / 4);
             if (r < rows)
-                finish_row<S>(c, at, it, r, d, exchange, tops, whole ? 0 : &p);
+                finish_row<S>(c, at, it, r, d, exchange, tops, !whole, p);
         }
+        /* Nobody else looks at a split's numbers any more when they are written. */
+        int mine = first + (int)threadIdx.x;
+        bool leaves = !whole && c.split > 0 && threadIdx.x < PASS_ROWS && mine < rows;
+        float2 *numbers = (float2 *)(c.partial_row + ((i64)p.mine * FI_ROWS + mine) * 2), sum;
+        if (leaves)
+            sum = add_numbers<S>(tops, mine, p.is_added, numbers);
         named_sync(1, S::warps * 32);
+        if (leaves)
+            *numbers = sum;
     }
     if (!whole)
         merge_parts<S>(c, at, it, p, rows, (int *)(tops + 2 * S::warps * FI_ROWS));
@@ -840,7 +947,7 @@ static __device__ __forceinline__ void attend_units(const fi_call &c, const fi_s
         }
         turn = turn + 1 == S::teams ? 0 : turn + 1;
         ring_next<S>(r);
-        bool ends = at.left == 1 || at.unit == at.units - 1;
+        bool ends = walk_ends_part(&c, &at), is_over = at.unit == at.units - 1;
         PROFILE(2);
         if (ends)
             item_end<S>(c, at, start, is_first, it, shared);
@@ -849,7 +956,8 @@ static __device__ __forceinline__ void attend_units(const fi_call &c, const fi_s
         if (at.left == 0)
             break;
         if (ends) {
-            is_first = false;
+            is_first &= !is_over;
+            turn = c.split > 0 ? 0 : turn; /* which team has which unit of a split is no chance */
             item_find<S>(c, at, it);
             item_begin<S>(c, at, it, shared);
         }

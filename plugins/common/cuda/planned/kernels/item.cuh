@@ -96,10 +96,16 @@ static __device__ __forceinline__ u32 load_pair(const char *from, bool aligned)
  */
 
 /* Of the item that the block began with, or of the one that it does not end. */
-static __device__ __forceinline__ parts find_parts(const fi_call &c, const fi_start &start,
-                                                   bool is_first)
+static __device__ __forceinline__ parts find_parts(const fi_call &c, const cursor &at,
+                                                   const fi_start &start, bool is_first)
 {
-    return walk_parts(&c, (int)blockIdx.x, &start, is_first);
+    return walk_parts(&c, (int)blockIdx.x, &at, &start, is_first);
+}
+
+static __device__ __forceinline__ parts find_shared(const fi_call &c, const fi_start &start,
+                                                    bool is_first)
+{
+    return walk_shared(&c, (int)blockIdx.x, &start, is_first);
 }
 
 /* For outputs of f32, and rows that do not begin at multiples of two elements. */

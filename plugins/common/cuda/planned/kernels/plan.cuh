@@ -65,14 +65,22 @@ PORTABLE plan_share plan_find_run(const fi_plan_call *p, int r)
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
+/* A decode has few rows whatever the ratio of heads, as it has in a batch of DECODE. */
+PORTABLE int plan_has_few(int q_len, int ratio)
+{
+    return q_len == 1 || q_len * ratio <= FI_SHORT_ROWS;
+}
+
 /* `levels`: of shared prefixes, those that are worth it. */
 PORTABLE int plan_count_tiles(const fi_plan_call *p, int levels, int s)
 {
     index_sequence q;
     index_find_sequence(&p->batch, 0, s, &q);
-    if (p->level >= levels)
+    if (p->level >= levels || q.q_len == 0)
         return 0;
-    if (p->level >= 0 && q.q_len > 0 && !(plan_find_run(p, s).levels >> p->level & 1))
+    if (p->whose != FI_ALL && plan_has_few(q.q_len, p->ratio) != (p->whose == FI_FEW))
+        return 0;
+    if (p->level >= 0 && !(plan_find_run(p, s).levels >> p->level & 1))
         return 0;
     return (q.q_len * p->ratio + p->rows - 1) / p->rows;
 }
@@ -241,6 +249,55 @@ PORTABLE i64 plan_own_units(const fi_plan_call *p, plan_place at)
            int_max(at.unit, 0);
 }
 
+/* The first split that begins with unit u or after it; tile plan->tiles: there is none. An item's
+ * first one begins with the units that stand for the item's begin. */
+PORTABLE plan_place plan_find_split(const fi_plan_call *p, const fi_plan *plan, i64 u)
+{
+    plan_place place = {plan->tiles, 0, 0, 0};
+    if (u >= plan->units)
+        return place;
+    place = plan_find_unit(p, plan, u);
+    i64 next = place.unit <= 0 ? p->split : ((i64)place.unit + p->split - 1) / p->split * p->split;
+    if (place.unit == -plan->begin)
+        next = 0;
+    if (next < place.units) {
+        place.unit = (int)next;
+        return place;
+    }
+    place.unit = 0;
+    place.round++;
+    if (place.round == p->rounds) {
+        place.round = 0;
+        place.tile++;
+    }
+    return place;
+}
+
+/* The start of column c, which has the splits that begin within its units. */
+PORTABLE fi_start plan_make_split_start(const fi_plan_call *p, const fi_plan *plan, int c)
+{
+    fi_start start = {{0, 0, 0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0};
+    plan_place from = plan_find_split(p, plan, plan_first_unit(plan->units, plan->columns, c));
+    plan_place to = plan_find_split(p, plan, plan_first_unit(plan->units, plan->columns, c + 1));
+    start.count = (int)(plan_own_units(p, to) - plan_own_units(p, from));
+    if (start.count == 0)
+        return start;
+    start.first = *PORTABLE_AT(p->tiles + from.tile);
+    start.tile = from.tile;
+    start.round = from.round;
+    start.unit = from.unit;
+    start.first_column = c;
+    if (from.unit > 0) {
+        i64 begin =
+            plan_tile_begin(p, plan, from.tile) + (i64)from.round * (from.units + plan->begin);
+        start.first_column = plan_column_of(plan->units, plan->columns, begin);
+        to = plan_find_split(p, plan,
+                             plan_first_unit(plan->units, plan->columns, start.first_column + 1));
+        start.first_parts = to.unit / p->split;
+    }
+    return start;
+}
+
 /* The start of column c, once tiles and `before` are whole. A column may have no unit of its own:
  * only those that stand for the begin of an item. */
 PORTABLE fi_start plan_make_start(const fi_plan_call *p, const fi_plan *plan, int c)
@@ -248,6 +305,8 @@ PORTABLE fi_start plan_make_start(const fi_plan_call *p, const fi_plan *plan, in
     fi_start start = {{0, 0, 0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0};
     if (c >= plan->columns)
         return start;
+    if (p->split > 0)
+        return plan_make_split_start(p, plan, c);
     i64 first = plan_first_unit(plan->units, plan->columns, c);
     i64 last = plan_first_unit(plan->units, plan->columns, c + 1) - 1;
     plan_place from = plan_find_unit(p, plan, first), to = plan_find_unit(p, plan, last);

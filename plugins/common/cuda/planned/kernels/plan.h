@@ -20,6 +20,12 @@
  * are read at the same time: where they lie side by side in memory, that is worth a tenth of its
  * bandwidth. An item that several columns share is merged by the last of their blocks to end.
  *
+ * Where a row's bits must not depend on the rest of its batch, no column cuts an item but between
+ * splits: as many units each, counted from the item's first. What comes of a split is the same
+ * whoever does it, and splits are merged one after the other. The column with an item's first split
+ * does that as it goes, in slot 0 of its memory; what others do of the item is left there, split k
+ * in slot k. Items of many rows are one split.
+ *
  * In DECODE sequences may share their first keys: runs of them, in levels (attn_shared_prefix). The
  * runs of a level are planned like a batch of sequences, each of which has a query for every
  * sequence of the run, and no other keys than those that the level adds; what comes of them is left
@@ -39,7 +45,8 @@ enum {
     FI_HANDS = 16,      /* of a prefill plan */
     FI_KEYS = 64,       /* of a unit of few rows */
     FI_GROUP = 16,
-    FI_BEGIN = 2,  /* units of few rows that take as long as an item's begin and end */
+    FI_SHORT_ROWS = 32, /* of a sequence and KV head, at most, for tiles of FI_ROWS */
+    FI_BEGIN = 2,       /* units of few rows that take as long as an item's begin and end */
     FI_MERGE = 24, /* merging a part of a run's item takes as long as so many 16ths of a unit */
     FI_LEVELS = 4, /* of shared prefixes; those of more levels are read by each sequence */
     FI_PLAN_THREADS = 1024,
@@ -84,7 +91,8 @@ typedef struct fi_start {
     int count;
     int first_column;
     int in_the_middle; /* the first item begins within that column, not with it */
-    int first_parts;   /* columns that have units of the first item */
+    int first_parts;   /* columns that have units of the first item; of splits, how many of it the
+                          first column has */
     int last_parts;    /* of the last item, if it is another */
 } fi_start;
 
@@ -95,6 +103,13 @@ typedef struct fi_plan {
     int columns; /* that share them: at most those of the grid, at most the units */
     int begin;   /* of fi_plan_call, where there are items enough to be shared out by it */
 } fi_plan;
+
+/* Whose tiles a plan has. */
+enum {
+    FI_ALL = 0,
+    FI_FEW = 1,  /* sequences of few rows: plan_has_few() */
+    FI_MANY = 2, /* the others */
+};
 
 /* Once a batch and layer group. */
 typedef struct fi_plan_call {
@@ -112,6 +127,8 @@ typedef struct fi_plan_call {
     int ratio;         /* query heads of a KV head */
     int unit;          /* keys */
     int begin;         /* units that an item counts for besides its own */
+    int split;         /* units; 0 = items are cut anywhere */
+    int whose;         /* FI_ALL, FI_FEW, FI_MANY */
     int rounds;        /* items that a lane has of a tile */
     int columns;       /* of the attention kernel's grid */
     int hands; /* that the tiles are dealt to: plan_deal(). 1 = they lie in the batch's order */
@@ -142,6 +159,8 @@ typedef struct fi_call {
     float *prior_row;   /* [FI_LEVELS][prior_rows][query heads][2] as partial_row */
     int *arrived;       /* [grid] blocks that have left their part of the item that begins in this
                            one; 0 between launches */
+    int split;          /* units of a split, a power of two; 0 = items are cut anywhere */
+    int most_parts;     /* slots of a block where items are cut into splits */
     int prior_rows;
     int level; /* whose runs these are: rows are left in `prior`; -1 = they are the batch's own */
     int kv_heads;

@@ -554,7 +554,7 @@ DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *con
         t.sum[h] = quad_sum(r.x.sum[h]);
     }
     if (!w.is_whole) {
-        const parts p = find_parts(c, c.starts[(int)blockIdx.x / c.lanes], w.is_first);
+        const parts p = find_shared(c, c.starts[(int)blockIdx.x / c.lanes], w.is_first);
         leave_part<S>(c, p, r, t);
         named_sync(BARRIER_CONSUMERS, S::consumers);
         if (consumer_thread() == 0) {

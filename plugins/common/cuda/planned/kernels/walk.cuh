@@ -53,13 +53,15 @@ PORTABLE void walk_next(const fi_call *c, int block, cursor *at, int unit)
 /* ---- Parts ------------------------------------------------------------------------------------
  */
 
-/* The parts of an item that blocks of several columns share: `count` of them, this block's in slot
- * `mine`; part 0 lies in slot `first`, part i in slot second + (i - 1) * step. A block has two
- * slots: for the item that it begins in the middle of, or with; and for another that it does not
- * end. */
+/* The parts of an item that blocks of several columns share, this block's in slot `mine`; to be
+ * merged are `count`: part 0 lies in slot `first`, part i in slot second + (i - 1) * step. A block
+ * has two slots: for the item that it begins in the middle of, or with; and for another that it
+ * does not end. Of an item in splits: plan.h. */
 typedef struct parts {
     int count, mine, first, second, step;
-    int *counter; /* where the blocks count themselves */
+    int arriving, all;  /* what this block counts for, and what all together do */
+    int is_added, ends; /* splits: to what is in the slot; it is the block's last one of the item */
+    int *counter;       /* where the blocks count themselves */
 } parts;
 
 PORTABLE i64 part_slot(parts p, int i)
@@ -67,8 +69,31 @@ PORTABLE i64 part_slot(parts p, int i)
     return i == 0 ? p.first : p.second + (i - 1) * p.step;
 }
 
-/* Of the item that the block began with, or of the one that it does not end. */
-PORTABLE parts walk_parts(const fi_call *c, int block, const fi_start *start, int is_first)
+/* Splits of an item whose first one this block has, or which it began in the middle of. */
+PORTABLE parts walk_splits(const fi_call *c, int block, const cursor *at, const fi_start *start,
+                           int is_first)
+{
+    int lane = block % c->lanes, column = block / c->lanes, k = at->unit / c->split;
+    int is_other = is_first && start->unit > 0; /* another block has the first one */
+    int owner = (is_other ? start->first_column : column) * c->lanes + lane;
+    int merged = is_other ? start->first_parts : k + 1; /* by the owner, as it goes */
+    parts p;
+    p.all = (at->units + c->split - 1) / c->split;
+    p.arriving = k + 1 - (is_other ? start->unit / c->split : 0);
+    p.first = owner * c->most_parts;
+    p.second = p.first + merged;
+    p.step = 1;
+    p.count = 1 + p.all - merged;
+    p.mine = p.first + (is_other ? k : 0);
+    p.is_added = !is_other && k > 0;
+    p.ends = at->left == 1 || at->unit == at->units - 1;
+    p.counter = c->arrived + owner;
+    return p;
+}
+
+/* Of the item that the block began with, or of the one that it does not end, where items are cut
+ * anywhere. */
+PORTABLE parts walk_shared(const fi_call *c, int block, const fi_start *start, int is_first)
 {
     int lane = block % c->lanes, column = block / c->lanes;
     int first = is_first ? start->first_column : column;
@@ -80,12 +105,32 @@ PORTABLE parts walk_parts(const fi_call *c, int block, const fi_start *start, in
     p.second = (first + 1) * p.step + lane;
     p.mine = column == first ? p.first : column * p.step + lane;
     p.counter = c->arrived + first * c->lanes + lane;
+    p.arriving = 1;
+    p.all = p.count;
+    p.is_added = 0;
+    p.ends = 1;
     return p;
 }
 
-/* Does the block have all of an item whose last unit of its own this is? */
-PORTABLE int walk_has_whole(const cursor *at, const fi_start *start, int is_first)
+PORTABLE parts walk_parts(const fi_call *c, int block, const cursor *at, const fi_start *start,
+                          int is_first)
 {
+    return c->split > 0 ? walk_splits(c, block, at, start, is_first)
+                        : walk_shared(c, block, start, is_first);
+}
+
+/* Is this the last unit of a part: of the item, of its split, of what the block has of it? */
+PORTABLE int walk_ends_part(const fi_call *c, const cursor *at)
+{
+    return at->left == 1 || at->unit == at->units - 1 ||
+           (c->split > 0 && !((at->unit + 1) & (c->split - 1)));
+}
+
+/* Does the block have all of an item whose last unit of its own this is, and in one part? */
+PORTABLE int walk_has_whole(const fi_call *c, const cursor *at, const fi_start *start, int is_first)
+{
+    if (c->split > 0)
+        return at->units <= c->split;
     return at->unit == at->units - 1 && (!is_first || start->unit == 0);
 }
 

@@ -14,6 +14,7 @@ enum {
     MAX_SEQS = 48,
     MAX_ROWS = 700,
     MAX_UNITS = 1 << 20,
+    MOST_PARTS = 160,    /* splits of one unit that the longest sequence has, and more */
     ITEM_STRIDE = 10000, /* queries of the longest sequence, and more */
     POISON = 0xa5,
     GUARD = 512
@@ -136,7 +137,7 @@ static void draw_group(test_case *t)
         t->group.options.workspace = between(t, 1 << 20, 20 << 20);
     t->group.base.window_left = between(t, 0, 3) == 0 ? between(t, 0, 300) : -1;
     t->group.base.chunk = between(t, 0, 5) == 0 ? between(t, 1, 500) : 0;
-    t->grid = fi_find_grid(&t->group);
+    t->grid = fi_find_grid(&t->group, &t->bounds);
 }
 
 /* Room for the batch and hardly more, every byte of it known. */
@@ -184,6 +185,9 @@ static void begin(test_case *t, uint64_t seed)
     p->rounds = t->group.base.kv_heads / (int)t->grid.lanes;
     p->columns = (int)t->grid.columns;
     p->hands = between(t, 0, 1) ? between(t, 1, 40) : 1;
+    if (between(t, 0, 2) == 0) /* items of one split, or of some */
+        p->split = between(t, 0, 3) == 0 ? 1 << 30 : 1 << between(t, 0, 5);
+    p->whose = between(t, 0, 2) == 0 ? between(t, FI_FEW, FI_MANY) : FI_ALL;
     t->call = (fi_call){.level = -1,
                         .batch = p->batch,
                         .plan = p->plan,
@@ -191,7 +195,9 @@ static void begin(test_case *t, uint64_t seed)
                         .starts = p->starts,
                         .kv_heads = t->group.base.kv_heads,
                         .lanes = (int)t->grid.lanes,
-                        .ratio = p->ratio};
+                        .ratio = p->ratio,
+                        .split = p->split,
+                        .most_parts = MOST_PARTS};
     fi_plan_all(p);
 }
 
@@ -339,8 +345,11 @@ static void check_tiles(const test_case *t)
     i64 units = 0;
     find_places(t, p->plan->tiles);
     for (int s = 0; s < t->seqs; s++) {
-        int rows = (p->batch.q_indptr ? t->indptr[s + 1] - t->indptr[s] : 1) * p->ratio;
+        int queries = p->batch.q_indptr ? t->indptr[s + 1] - t->indptr[s] : 1;
+        int rows = queries * p->ratio, has_few = queries == 1 || rows <= 32;
         REQUIRE(p->first_tile[s] == tiles);
+        if ((p->whose == FI_FEW && !has_few) || (p->whose == FI_MANY && has_few))
+            continue;
         for (int row = 0; row < rows; row += p->rows, tiles++) {
             REQUIRE(tiles < p->plan->tiles);
             const fi_tile *tile = &p->tiles[place[tiles]];
@@ -385,9 +394,19 @@ static i64 own_units(const test_case *t)
     return t->plan.before[t->plan.plan->tiles] * t->plan.rounds;
 }
 
+/* Units of the longest split. */
+static int longest_split(const test_case *t)
+{
+    int longest = 0;
+    for (int n = 0; n < t->plan.plan->tiles; n++)
+        longest = int_max(longest, plan_tile_units(&t->plan.tiles[n], t->plan.unit));
+    return int_min(longest, t->plan.split);
+}
+
 static void walk_lane(const test_case *t, int lane)
 {
     const fi_plan *plan = t->plan.plan;
+    int cut = t->plan.split, more = longest_split(t);
     i64 units = own_units(t), share = plan->columns ? plan->units / plan->columns : 0;
     memset(seen, 0, (size_t)units * sizeof *seen);
     for (int c = 0; c < t->plan.columns; c++) {
@@ -405,6 +424,9 @@ static void walk_lane(const test_case *t, int lane)
             seen[n]++;
             owner[n] = c;
             begun += at.unit == 0;
+            REQUIRE(cut == 0 || at.left < start->count || at.unit % cut == 0);
+            REQUIRE(cut == 0 || at.left > 1 || walk_ends_part(&t->call, &at));
+            REQUIRE(cut == 0 || at.left > 1 || (at.unit + 1) % cut == 0 || at.unit + 1 == at.units);
             int from = plan_unit_key(&at.tile, t->plan.unit, at.unit);
             REQUIRE(from < at.tile.hi || (at.tile.hi == 0 && at.unit == 0));
             REQUIRE(at.unit + 1 < at.units ||
@@ -413,8 +435,8 @@ static void walk_lane(const test_case *t, int lane)
                     from >= at.tile.lo + at.tile.gap * t->plan.unit + at.tile.skip);
         }
         /* Columns have equally many; of the begins of the first and the last item, parts. */
-        REQUIRE(start->count + int_max(begun - 1, 0) * plan->begin <= share + 1);
-        REQUIRE(start->count + (begun + 1) * plan->begin >= share);
+        REQUIRE(start->count + int_max(begun - 1, 0) * plan->begin <= share + 1 + more);
+        REQUIRE(start->count + (begun + 1) * plan->begin + more >= share);
     }
     for (i64 n = 0; n < units; n++)
         REQUIRE(seen[n] == 1);
@@ -430,6 +452,31 @@ static void find_item(const test_case *t, i64 n, i64 *first, i64 *last)
     i64 units = p->before[tile + 1] - p->before[tile], begin = p->before[tile] * p->rounds;
     *first = begin + (n - begin) / units * units;
     *last = *first + units - 1;
+}
+
+/* Splits of an item that its first column has. */
+static int count_first_splits(const test_case *t, i64 first, i64 last)
+{
+    int splits = 0;
+    for (i64 n = first; n <= last && owner[n] == owner[first]; n += t->plan.split)
+        splits++;
+    return splits;
+}
+
+static void check_split_starts(const test_case *t)
+{
+    i64 at = 0, first, last;
+    for (int c = 0; c < t->plan.plan->columns; c++) {
+        const fi_start *start = &t->plan.starts[c];
+        if (start->count == 0)
+            continue;
+        find_item(t, at, &first, &last);
+        REQUIRE(start->unit == at - first);
+        REQUIRE(start->first_column == owner[first]);
+        if (start->unit > 0)
+            REQUIRE(start->first_parts == count_first_splits(t, first, last));
+        at += start->count;
+    }
 }
 
 /* What a start says of items that columns share, counted anew. */
@@ -466,7 +513,7 @@ static void leave_part(const test_case *t, int block, const cursor *at, const fi
 {
     int column = block / t->call.lanes, lane = block % t->call.lanes;
     i64 first, last, n = number_of(t, block, at), item;
-    parts p = walk_parts(&t->call, block, start, is_first);
+    parts p = walk_parts(&t->call, block, at, start, is_first);
     int grid = t->call.lanes * t->plan.columns, counter = (int)(p.counter - t->call.arrived);
     find_item(t, n, &first, &last);
     item = first * t->call.lanes + lane + 1;
@@ -481,6 +528,89 @@ static void leave_part(const test_case *t, int block, const cursor *at, const fi
     counters[counter] = item;
     counted[counter] = p.count;
     arrivals[counter]++;
+}
+
+/* The slots of one lane's blocks as they would be when all have run, one after the other: for each
+ * the item whose splits are in it, and how many; 0 = none. */
+static struct {
+    i64 item;
+    int splits, number; /* `number`: of the last one */
+} left_in[MAX_GRID * MOST_PARTS];
+
+static int merges; /* of splits, seen by the test */
+
+/* All of an item's splits are there, each once, in the order in which they are merged. */
+static void expect_merge(parts p, i64 item)
+{
+    int next = 0;
+    for (int i = 0; i < p.count; i++) {
+        i64 slot = part_slot(p, i);
+        REQUIRE(left_in[slot].item == item);
+        next += left_in[slot].splits;
+        REQUIRE(left_in[slot].number == next - 1);
+    }
+    REQUIRE(next == p.all);
+    merges++;
+}
+
+static void leave_split(const test_case *t, int block, const cursor *at, const fi_start *start,
+                        int is_first)
+{
+    i64 first, last;
+    parts p = walk_parts(&t->call, block, at, start, is_first);
+    int counter = (int)(p.counter - t->call.arrived), number = at->unit / t->plan.split;
+    find_item(t, number_of(t, block, at), &first, &last);
+    i64 item = first * t->call.lanes + block % t->call.lanes + 1;
+    REQUIRE(p.all == (at->units + t->plan.split - 1) / t->plan.split && p.all > 1);
+    REQUIRE(p.mine >= 0 && p.mine < t->call.lanes * t->plan.columns * MOST_PARTS);
+    REQUIRE(p.first / MOST_PARTS == counter && p.mine / MOST_PARTS == counter);
+    if (p.is_added)
+        REQUIRE(left_in[p.mine].item == item && left_in[p.mine].number == number - 1);
+    else
+        left_in[p.mine].splits = 0;
+    left_in[p.mine].item = item;
+    left_in[p.mine].splits++;
+    left_in[p.mine].number = number;
+    REQUIRE(p.ends == (at->left == 1 || at->unit == at->units - 1));
+    if (!p.ends)
+        return;
+    if (p.arriving == p.all) { /* nobody else has any of it */
+        expect_merge(p, item);
+        return;
+    }
+    REQUIRE(counters[counter] == 0 || counters[counter] == item);
+    arrivals[counter] += p.arriving;
+    counters[counter] = arrivals[counter] == p.all ? 0 : item;
+    if (arrivals[counter] < p.all)
+        return;
+    arrivals[counter] = 0;
+    expect_merge(p, item);
+}
+
+/* Of a block that has only the end of an item, its splits may be there before those of the block
+ * that has its first ones; the order of the blocks is no matter. */
+static void check_splits(const test_case *t)
+{
+    int grid = t->call.lanes * t->plan.columns, backwards = case_number % 2;
+    memset(left_in, 0, sizeof left_in);
+    memset(counters, 0, sizeof counters);
+    memset(arrivals, 0, sizeof arrivals);
+    for (int n = 0; n < grid; n++) {
+        int block = backwards ? grid - 1 - n : n, is_first = 1;
+        const fi_start *start = &t->plan.starts[block / t->call.lanes];
+        for (cursor at = walk_begin(&t->call, block, start, t->plan.unit); at.left > 0;
+             walk_next(&t->call, block, &at, t->plan.unit)) {
+            if (!walk_ends_part(&t->call, &at))
+                continue;
+            int whole = walk_has_whole(&t->call, &at, start, is_first);
+            REQUIRE(whole == (at.units <= t->plan.split));
+            if (!whole)
+                leave_split(t, block, &at, start, is_first);
+            is_first = is_first && at.unit < at.units - 1;
+        }
+    }
+    for (int i = 0; i < grid; i++)
+        REQUIRE(counters[i] == 0 && arrivals[i] == 0);
 }
 
 static void check_parts(const test_case *t)
@@ -499,7 +629,7 @@ static void check_parts(const test_case *t)
                 continue;
             i64 first, last;
             find_item(t, number_of(t, block, &at), &first, &last);
-            int whole = walk_has_whole(&at, start, is_first);
+            int whole = walk_has_whole(&t->call, &at, start, is_first);
             REQUIRE(whole == (owner[first] == owner[last]));
             if (!whole)
                 leave_part(t, block, &at, start, is_first);
@@ -526,8 +656,13 @@ START_TEST(batches_at_random)
         for (int lane = 0; lane < t.call.lanes; lane++)
             if (lane < 2 || lane == t.call.lanes - 1)
                 walk_lane(&t, lane);
-        check_starts(&t);
-        check_parts(&t);
+        if (t.plan.split > 0) {
+            check_split_starts(&t);
+            check_splits(&t);
+        } else {
+            check_starts(&t);
+            check_parts(&t);
+        }
         for (int c = 0; c < t.plan.plan->columns; c++)
             shared += t.plan.starts[c].first_parts > 2;
         for (int n = 0; n < t.plan.plan->tiles; n++)
@@ -538,6 +673,7 @@ START_TEST(batches_at_random)
     /* That there was something to find. */
     ck_assert(shared > cases / 10 && empty > cases / 10 && left_over > cases / 50);
     ck_assert_int_gt(skipped_keys, cases);
+    ck_assert_int_gt(merges, cases);
 }
 END_TEST
 
@@ -549,8 +685,9 @@ START_TEST(grids)
             fi_group group = {.shape = &fi_shapes[sms % fi_num_shapes],
                               .num_sms = sms,
                               .options = fi_read_options(NULL)};
+            const attn_bounds bounds = {.struct_size = sizeof bounds};
             group.base.kv_heads = heads;
-            fi_grid grid = fi_find_grid(&group);
+            fi_grid grid = fi_find_grid(&group, &bounds);
             REQUIRE(grid.columns >= 1 && grid.lanes * grid.columns <= sms);
             REQUIRE((uint32_t)heads % grid.lanes == 0);
             REQUIRE(sms - grid.lanes * grid.columns < grid.lanes);
@@ -570,23 +707,50 @@ START_TEST(workspaces)
                       .num_sms = 132,
                       .options = fi_read_options(NULL),
                       .base = {.kv_heads = 8, .v_dim = 128}};
-    fi_grid all = fi_find_grid(&group);
+    const attn_bounds bounds = {.struct_size = sizeof bounds};
+    fi_grid all = fi_find_grid(&group, &bounds);
     ck_assert_uint_eq(all.lanes * all.columns, 128);
-    ck_assert_int_eq(fi_block_bytes(&group), 2 * 128 * 130 * 4);
+    ck_assert_int_eq(fi_block_bytes(&group, &bounds), 2 * 128 * 130 * 4);
     for (int64_t blocks = 1; blocks < 140; blocks++) {
-        group.options.workspace = blocks * fi_block_bytes(&group);
-        fi_grid grid = fi_find_grid(&group);
+        group.options.workspace = blocks * fi_block_bytes(&group, &bounds);
+        fi_grid grid = fi_find_grid(&group, &bounds);
         int64_t taken = (int64_t)grid.lanes * grid.columns;
         ck_assert_int_le(taken, blocks);
         ck_assert_int_eq(8 % grid.lanes, 0);
         ck_assert(blocks < 8 || taken > blocks - 8 || taken == 128);
         /* Up to 256 bytes for each of its two parts go to alignment. */
-        ck_assert_uint_le(fi_layout_workspace(&group, KERNEL_PREFILL).size,
+        ck_assert_uint_le(fi_layout_workspace(&group, &bounds, KERNEL_PREFILL).size,
                           (uint64_t)group.options.workspace + 2 * 256);
     }
     group.options.workspace = 1;
-    all = fi_find_grid(&group);
+    all = fi_find_grid(&group, &bounds);
     ck_assert_uint_eq(all.lanes * all.columns, 1);
+}
+END_TEST
+
+/* Where items are cut into splits, a block has a slot for each split of the longest sequence; tiles
+ * of many rows leave nothing. */
+START_TEST(workspaces_of_splits)
+{
+    const attn_bounds bounds = {.struct_size = sizeof bounds, .max_kv_len = 100000};
+    fi_group group = {.shape = fi_find_shape(128, 128),
+                      .num_sms = 132,
+                      .options = fi_read_options(NULL),
+                      .is_invariant = 1,
+                      .base = {.kv_heads = 8, .v_dim = 128}};
+    group.options.split = 4096;
+    ck_assert_int_eq(fi_most_splits(&group, &bounds), 25);
+    ck_assert_int_eq(fi_block_bytes(&group, &bounds), 25 * 16 * 130 * 4);
+    ck_assert_uint_eq(fi_layout_workspace(&group, &bounds, KERNEL_ATTEND).size,
+                      128 * 25 * 16 * 130 * 4);
+    ck_assert_uint_eq(fi_layout_workspace(&group, &bounds, KERNEL_PREFILL).size, 0);
+    group.options.split = 128;
+    fi_grid grid = fi_find_grid(&group, &bounds);
+    ck_assert_int_eq(fi_most_splits(&group, &bounds), 782);
+    ck_assert_int_le(grid.lanes * grid.columns * fi_block_bytes(&group, &bounds),
+                     group.options.workspace);
+    group.is_invariant = 0;
+    ck_assert_int_eq(fi_most_splits(&group, &bounds), 0);
 }
 END_TEST
 
@@ -598,6 +762,7 @@ static Suite *suite(void)
     tcase_add_test(tc, batches_at_random);
     tcase_add_test(tc, grids);
     tcase_add_test(tc, workspaces);
+    tcase_add_test(tc, workspaces_of_splits);
     suite_add_tcase(s, tc);
     return s;
 }

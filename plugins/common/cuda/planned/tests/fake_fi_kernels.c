@@ -315,10 +315,25 @@ static float *part_of(const struct block *b, i64 slot, int r, float **numbers)
     return look_up(b->c->partial + row * b->shape->dim_v, (size_t)b->shape->dim_v * sizeof(float));
 }
 
-static void leave_row(const struct block *b, i64 slot, int r)
+/* To what device memory holds: splits are to add up to the same bits whoever adds them. */
+static void sums_round(struct sums *x, int dim)
 {
-    float *numbers, *values = part_of(b, slot, r, &numbers);
-    leave_sums(&b->sums[r], b->shape->dim_v, values, numbers);
+    x->top = (double)(float)x->top;
+    x->total = (double)(float)x->total;
+    for (int d = 0; d < dim; d++)
+        x->values[d] = (double)(float)x->values[d];
+}
+
+static void leave_row(struct block *b, parts p, int r)
+{
+    int dim = b->shape->dim_v;
+    float *numbers, *values = part_of(b, p.mine, r, &numbers);
+    struct sums x = {.top = -(double)INFINITY};
+    if (p.is_added)
+        take_sums(&x, values, numbers, dim);
+    sums_round(&b->sums[r], dim);
+    sums_add(&x, b->sums[r].top, b->sums[r].total, b->sums[r].values, dim);
+    leave_sums(&x, dim, values, numbers);
 }
 
 static void merge_row(struct block *b, parts p, int r)
@@ -327,28 +342,33 @@ static void merge_row(struct block *b, parts p, int r)
     for (int i = 0; i < p.count; i++) {
         float *numbers, *part = part_of(b, part_slot(p, i), r, &numbers);
         take_sums(&x, part, numbers, b->shape->dim_v);
+        if (b->c->split > 0)
+            sums_round(&x, b->shape->dim_v);
     }
     finish_row(b, r, &x);
 }
 
 static void item_end(struct block *b)
 {
-    int whole = walk_has_whole(&b->at, &b->start, b->is_first), is_last = 0;
-    parts p = walk_parts(b->c, b->number, &b->start, b->is_first);
-    if (!whole) {
+    int whole = walk_has_whole(b->c, &b->at, &b->start, b->is_first), is_last = 0;
+    parts p = walk_parts(b->c, b->number, &b->at, &b->start, b->is_first);
+    if (!whole && p.ends && p.arriving == p.all) {
+        is_last = 1;
+    } else if (!whole && p.ends) {
         int *counter = PORTABLE_AT(p.counter);
-        is_last = ++*counter == p.count;
+        *counter += p.arriving;
+        is_last = *counter == p.all;
         *counter = is_last ? 0 : *counter;
     }
     for (int r = 0; r < num_rows(b); r++) {
         if (whole)
             finish_row(b, r, &b->sums[r]);
         else
-            leave_row(b, p.mine, r);
+            leave_row(b, p, r);
         if (is_last)
             merge_row(b, p, r);
     }
-    b->is_first = 0;
+    b->is_first = b->is_first && b->at.unit < b->at.units - 1;
 }
 
 static void run_block(struct block *b)
@@ -360,7 +380,7 @@ static void run_block(struct block *b)
         if (begins)
             item_begin(b);
         attend_unit(b);
-        begins = b->at.left == 1 || b->at.unit == b->at.units - 1;
+        begins = walk_ends_part(b->c, &b->at);
         if (begins)
             item_end(b);
     }
