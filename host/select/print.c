@@ -312,6 +312,37 @@ static void print_graph_level(const attnhost_selection *told, const attnhost_gro
             graph_level_name(group->decode_graph_level));
 }
 
+static double mebibytes(uint64_t bytes)
+{
+    return (double)bytes / (1 << 20);
+}
+
+/* Most that metadata of the group's batches takes of a GPU's memory, within the run's bounds: as
+ * the backends tell it. */
+static void print_memory(const attnhost_selection *told, const attnhost_group *group, FILE *file)
+{
+    strbuf more;
+    if (told->device.type == ATTN_DEVICE_CPU || group->device_bytes == 0)
+        return;
+    strbuf_init(&more);
+    for (uint32_t p = 0; p < group->num_phases && decodes(group); p++) {
+        const attnhost_phase *phase = phase_at(group, p);
+        if (phase->chosen < 0)
+            continue;
+        const attnhost_candidate *chosen = candidate_at(phase, (uint32_t)phase->chosen);
+        strbuf_appendf(&more, "%s%s alone %.1f", p ? ", " : " for both phases, which share it (",
+                       phase->name, mebibytes(chosen->verdict->device_bytes));
+    }
+    if (decodes(group))
+        strbuf_append(&more, ")");
+    if (group->graph_device_bytes > 0)
+        strbuf_appendf(&more, "; a graph of decode steps %.1f, its scratch part shared by all",
+                       mebibytes(group->graph_device_bytes));
+    text_wrap_line(file, 2, 4, "device memory: at most %.1f MiB%s", mebibytes(group->device_bytes),
+                   strbuf_text(&more));
+    strbuf_finish(&more);
+}
+
 static bool has_answer(const attnhost_selection *told, const attnhost_phase *phase,
                        const attnhost_candidate *candidate)
 {
@@ -436,6 +467,7 @@ static void print_group(const attnhost_selection *told, const attnhost_group *gr
                        joined ? unit->type : "", joined ? ")" : "", layout ? ", layout " : "",
                        layout ? layout : "");
         print_graph_level(told, group, file);
+        print_memory(told, group, file);
     }
     if (same_as) {
         text_wrap_line(file, 2, 4, "candidates and reasons: as for layers %s", same_as->layers);
@@ -524,7 +556,9 @@ static cJSON *candidate_json(const attnhost_candidate *candidate)
     if (ok && candidate->state == ATTNHOST_ABSENT)
         ok = add_text(object, "absent", reason_at(candidate, 0)->text);
     if (ok && serves)
-        ok = add_notes(object, candidate->verdict->notes);
+        ok = add_notes(object, candidate->verdict->notes) &&
+             cJSON_AddNumberToObject(object, "device_bytes",
+                                     (double)candidate->verdict->device_bytes);
     cJSON *reasons = ok && !serves ? cJSON_AddArrayToObject(object, "reasons") : NULL;
     ok = ok && (serves || reasons);
     for (uint32_t r = 0; ok && r < candidate->num_reasons; r++)
@@ -566,6 +600,8 @@ static cJSON *group_json(const attnhost_selection *told, const attnhost_group *g
         add_text(object, "composition", unit ? unit->backend : NULL) &&
         add_text(object, "decode_graph_level",
                  unit && decodes(group) ? graph_level_name(group->decode_graph_level) : NULL) &&
+        cJSON_AddNumberToObject(object, "device_bytes", (double)group->device_bytes) &&
+        cJSON_AddNumberToObject(object, "graph_device_bytes", (double)group->graph_device_bytes) &&
         (phases = cJSON_AddArrayToObject(object, "phases"));
     for (uint32_t p = 0; ok && p < group->num_phases; p++)
         ok = append(phases, phase_json(phase_at(group, p)));

@@ -200,6 +200,16 @@ static attnhost_phase tell_phase(struct told *told, const struct selection *sele
                             .candidates = candidates};
 }
 
+/* What a graph of decode batches asks for: of as many sequences as there may be. */
+static uint64_t graph_bytes(const struct selection *selection, uint32_t index)
+{
+    const struct select_phase *decode = &selection->groups[index].phases[SELECT_DECODE];
+    if (selection->groups[index].unit < 0 || !decode->exists || decode->chosen < 0 ||
+        select_decode_graph_level(selection, index) < ATTN_GRAPH_SINGLE_TOKEN)
+        return 0;
+    return decode->candidates[decode->chosen].verdict.device_bytes;
+}
+
 static attnhost_group tell_group(struct told *told, const struct selection *selection,
                                  uint32_t index)
 {
@@ -224,7 +234,9 @@ static attnhost_group tell_group(struct told *told, const struct selection *sele
                                                       ? ATTN_GRAPH_NEVER
                                                       : select_decode_graph_level(selection, index),
                             .num_phases = num_phases,
-                            .phases = phases};
+                            .phases = phases,
+                            .device_bytes = group->unit < 0 ? 0 : group->verdict.device_bytes,
+                            .graph_device_bytes = graph_bytes(selection, index)};
 }
 
 /* ---- Units ----------------------------------------------------------------------------------- */

@@ -421,6 +421,57 @@ START_TEST(explain_reads_as_it_did)
 }
 END_TEST
 
+/* ---- Device memory --------------------------------------------------------------------------- */
+
+/* What metadata takes, as the chosen backend tells it: of both phases together, of each alone, and
+ * of a graph; more sequences take more. */
+static double expect_memory(const char *platform, const char *most, int has_memory)
+{
+    struct scene scene;
+    struct sets sets;
+    char *text = NULL;
+    size_t size = 0;
+    begin_sets(&sets, platform);
+    add_set(&sets, "workload.max_running_requests", most);
+    set_up(&scene, sets.list, sets.count);
+    load_real(scene.host);
+    choose(&scene, "llama", platform);
+    const attnhost_selection *told = tell(&scene);
+    const attnhost_group *group = told->groups;
+    for (uint32_t p = 0; p < group->num_phases; p++) {
+        const attnhost_phase *phase = attn_at(group->phases, p);
+        const attnhost_candidate *chosen = attn_at(phase->candidates, (uint32_t)phase->chosen);
+        ck_assert_uint_ge(group->device_bytes, chosen->verdict->device_bytes);
+        if (p == SELECT_DECODE)
+            ck_assert_uint_eq(group->graph_device_bytes,
+                              has_memory ? chosen->verdict->device_bytes : 0);
+    }
+    FILE *file = open_memstream(&text, &size);
+    told_print(told, file);
+    fclose(file);
+    ck_assert_int_eq(strstr(text, "\n  device memory: at most ") != NULL, has_memory);
+    cJSON *json = told_to_json(told);
+    const cJSON *first = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "groups"), 0);
+    double bytes = cJSON_GetObjectItem(first, "device_bytes")->valuedouble;
+    ck_assert_double_eq(bytes, (double)group->device_bytes);
+    ck_assert_double_eq(cJSON_GetObjectItem(first, "graph_device_bytes")->valuedouble,
+                        (double)group->graph_device_bytes);
+    cJSON_Delete(json);
+    free(text);
+    attnhost_selection_destroy(told);
+    tear_down(&scene);
+    return bytes;
+}
+
+START_TEST(device_memory_is_told)
+{
+    double few = expect_memory("sm90", "2", 1);
+    ck_assert_double_gt(few, 0);
+    ck_assert_double_gt(expect_memory("sm90", "500", 1), few);
+    expect_memory("cpu_amx", "2", 0);
+}
+END_TEST
+
 /* ---- No context ------------------------------------------------------------------------------ */
 
 /* What `explain` does for a device of this machine looks at it and takes nothing of it: the first
@@ -468,6 +519,7 @@ static Suite *suite(void)
     tcase_add_test(choice, every_architecture_has_an_expectation);
     tcase_add_test(choice, every_rejection_has_code_got_and_accepted);
     tcase_add_loop_test(texts, explain_reads_as_it_did, 0, NUM_MODELS);
+    tcase_add_test(choice, device_memory_is_told);
     tcase_add_test(choice, no_context_is_made);
     suite_add_tcase(made, choice);
     suite_add_tcase(made, texts);
