@@ -834,7 +834,6 @@ static __device__ void merge_parts(const fi_call &c, const cursor &at, const ite
     named_sync(1, S::warps * 32);
     if (!*is_last)
         return;
-    __threadfence();
     for (int r = (int)threadIdx.x / 32; r < rows; r += S::warps) {
         i64 row;
         int head;

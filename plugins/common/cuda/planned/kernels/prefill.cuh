@@ -565,7 +565,6 @@ DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *con
         named_sync(BARRIER_CONSUMERS, S::consumers);
         if (!control->is_last)
             return;
-        __threadfence();
         take_parts<S>(c, p, r, t);
     }
     if (c.level >= 0)
