@@ -152,26 +152,63 @@ static __device__ __forceinline__ int box_offset(const fi_call &c, int key)
     return c.page_shift >= 0 ? key & ((1 << c.page_shift) - 1) : key % c.page_size;
 }
 
-/* DECODE: the sequence's new key and value, if this warp has it, into the cache. */
+/* A new key or value by a warp: a lane's pairs of elements, whose numbers differ by 64. */
+#define EACH_PAIR(n, d, dim)                                                                       \
+    _Pragma("unroll") for (int n = 0, d = ((int)threadIdx.x & 31) * 2; n < ((dim) + 63) / 64;      \
+                           n++, d += 64) if (d < (dim))
+
+template <int dim>
+static __device__ __forceinline__ void load_row(const char *from, bool aligned,
+                                                u32 (&x)[(dim + 63) / 64])
+{
+    EACH_PAIR(n, d, dim)
+    x[n] = load_pair(from + d * 2, aligned);
+}
+
+template <int dim>
+static __device__ __forceinline__ void store_row(char *to, bool aligned,
+                                                 const u32 (&x)[(dim + 63) / 64])
+{
+    EACH_PAIR(n, d, dim)
+    {
+        u16 *two = (u16 *)to + d;
+        if (aligned)
+            *(u32 *)two = x[n];
+        else
+            two[0] = (u16)x[n], two[1] = (u16)(x[n] >> 16);
+    }
+}
+
+/* Where a slot lies in the caches. */
+static __device__ __forceinline__ void find_slot(const fi_call &c, i64 slot, int head, char **k,
+                                                 char **v)
+{
+    const call_operands &o = c.operands;
+    i64 page = c.page_shift >= 0 ? slot >> c.page_shift : slot / c.page_size;
+    i64 at = slot - page * c.page_size;
+    *k = (char *)o.k_cache + page * o.k_page + at * o.k_token + head * o.k_cache_head;
+    *v = (char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head;
+}
+
+/* DECODE: the sequence's new key and value, if this warp has it, into the cache. All is on its way
+ * before any of it is waited for: meanwhile the warp copies nothing. */
 template <typename S> static __device__ void save_new(const fi_call &c, const feed &f)
 {
     const call_operands &o = c.operands;
-    int from = cursor_key(f.at), key = f.q.kv_len - 1, lane = (int)threadIdx.x & 31;
-    int head = f.at.head;
+    int from = cursor_key(f.at), key = f.q.kv_len - 1, head = f.at.head;
     if (f.at.tile.row0 != 0 || key < from || key >= from + GROUP_KEYS)
         return;
+    bool aligned = o.aligned & CALL_ALIGNED_NEW, aligned_to = o.aligned & CALL_ALIGNED_CACHE;
+    u32 k[(S::dim + 63) / 64], v[(S::v_dim + 63) / 64];
     i64 slot = c.batch.out_cache_loc[f.q.new_row];
+    load_row<S::dim>((const char *)o.k + f.q.new_row * o.k_row + head * o.k_head, aligned, k);
+    load_row<S::v_dim>((const char *)o.v + f.q.new_row * o.v_row + head * o.v_head, aligned, v);
     if (slot < 0)
         return;
-    i64 page = slot / c.page_size, at = slot % c.page_size;
-    const char *k = (const char *)o.k + f.q.new_row * o.k_row + head * o.k_head;
-    const char *v = (const char *)o.v + f.q.new_row * o.v_row + head * o.v_head;
-    char *k_to = (char *)o.k_cache + page * o.k_page + at * o.k_token + head * o.k_cache_head;
-    char *v_to = (char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head;
-    for (int d = lane; d < S::dim; d += 32)
-        ((u16 *)k_to)[d] = ((const u16 *)k)[d];
-    for (int d = lane; d < S::v_dim; d += 32)
-        ((u16 *)v_to)[d] = ((const u16 *)v)[d];
+    char *k_to, *v_to;
+    find_slot(c, slot, head, &k_to, &v_to);
+    store_row<S::dim>(k_to, aligned_to, k);
+    store_row<S::v_dim>(v_to, aligned_to, v);
 }
 
 /* Is the group at hand a box, of the cache or of the new keys? */
@@ -230,16 +267,32 @@ static __device__ __forceinline__ void start_rows(const fi_call &c, const feed &
     }
 }
 
-/* A new key or value as codes, by a warp: into the group, and to its slot if it has one. */
-template <typename S, int dim>
-static __device__ __forceinline__ void quantise_row(const fi_call &c, const char *from, float scale,
-                                                    int row, char *group, char *slot)
+/* save_kv_quantise() of two elements, by the instruction that there is for it: which rounds and
+ * saturates alike, but drops the sign of NaN. */
+template <bool half> static __device__ __forceinline__ u16 quantise_pair(u32 pair, float scale)
 {
-    for (int d = (int)threadIdx.x & 31; d < dim; d += 32) {
-        u8 code = save_kv_quantise(ELEMENT_E4M3, element_load(c.dtype, from, d), scale);
-        *(u8 *)(group + piece_at<PANEL_BYTES>(row, d / 16) + d % 16) = code;
-        if (slot)
-            ((u8 *)slot)[d] = code;
+    float2 x =
+        half ? unpack_half(pair) : make_float2(bits_f32(pair << 16), bits_f32(pair & 0xffff0000u));
+    u16 codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;"
+        : "=h"(codes)
+        : "f"(__fdiv_rn(x.x, scale)), "f"(__fdiv_rn(x.y, scale)));
+    return (u16)(codes | (pair >> 8 & 0x80u) | (pair >> 16 & 0x8000u));
+}
+
+/* A new key or value as codes: into the group, and to its slot if it has one. */
+template <typename S, int dim>
+static __device__ __forceinline__ void quantise_row(const u32 (&x)[(dim + 63) / 64], float scale,
+                                                    int row, char *group, char *slot, bool aligned)
+{
+    EACH_PAIR(n, d, dim)
+    {
+        u16 codes = quantise_pair<S::half>(x[n], scale);
+        *(u16 *)(group + piece_at<PANEL_BYTES>(row, d / 16) + d % 16) = codes;
+        if (slot && aligned)
+            *(u16 *)(slot + d) = codes;
+        else if (slot)
+            slot[d] = (char)codes, slot[d + 1] = (char)(codes >> 8);
     }
 }
 
@@ -251,22 +304,20 @@ static __device__ __noinline__ void quantise_new(const fi_call &c, int head, u64
                                                  u32 fresh, int last, i64 slot, char *keys,
                                                  char *values)
 {
-    const call_operands &o = c.operands;
     float k_scale = k_scale_of(c, head), v_scale = v_scale_of(c, head);
+    bool aligned = c.operands.aligned & CALL_ALIGNED_NEW;
+    bool aligned_to = c.operands.aligned & CALL_ALIGNED_CACHE;
 #pragma unroll 1
-    for (int row = 0; row < GROUP_KEYS; row++) {
-        const char *k_from = (const char *)__shfl_sync(~0u, k, row);
-        const char *v_from = (const char *)__shfl_sync(~0u, v, row);
-        if (!(fresh >> row & 1))
-            continue;
+    for (; fresh; fresh &= fresh - 1) {
+        int row = __ffs((int)fresh) - 1;
+        u32 k_row[(S::dim + 63) / 64], v_row[(S::v_dim + 63) / 64];
+        load_row<S::dim>((const char *)__shfl_sync(~0u, k, row), aligned, k_row);
+        load_row<S::v_dim>((const char *)__shfl_sync(~0u, v, row), aligned, v_row);
         char *k_to = 0, *v_to = 0;
-        if (row == last && slot >= 0) {
-            i64 page = slot / c.page_size, at = slot % c.page_size;
-            k_to = (char *)o.k_cache + page * o.k_page + at * o.k_token + head * o.k_cache_head;
-            v_to = (char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head;
-        }
-        quantise_row<S, S::dim>(c, k_from, k_scale, row, keys, k_to);
-        quantise_row<S, S::v_dim>(c, v_from, v_scale, row, values, v_to);
+        if (row == last && slot >= 0)
+            find_slot(c, slot, head, &k_to, &v_to);
+        quantise_row<S, S::dim>(k_row, k_scale, row, keys, k_to, aligned_to);
+        quantise_row<S, S::v_dim>(v_row, v_scale, row, values, v_to, aligned_to);
     }
 }
 
@@ -311,6 +362,8 @@ static __device__ __forceinline__ void start_codes(const fi_call &c, const feed 
     }
     if (fresh) {
         i64 slot = c.save && f.at.tile.row0 == 0 ? c.batch.out_cache_loc[f.q.new_row] : -1;
+        /* Lanes after the end have the last key again, which nobody sees there. */
+        fresh &= (2u << min(f.at.tile.hi - 1 - cursor_key(f.at), GROUP_KEYS - 1)) - 1;
         quantise_new<S>(c, f.at.head, (u64)place.k, (u64)place.v, fresh,
                         f.q.kv_len - 1 - cursor_key(f.at), slot, keys, values);
     }
