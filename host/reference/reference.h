@@ -26,11 +26,11 @@
  * Verdicts only get worse: nothing here turns a failed row into a good one, and a report is never
  * reset but by its maker.
  *
- * Files: score.c (which keys are seen; fp64 scores), row.c (a row), rounding.c (its bars),
- * verdict.c (the pass rule), operand.c (tensors and scales of the ABI), slots.c (where keys lie),
- * mla.c (latent attention), batch.c (a whole forward), kv.c (what the cache must hold), compare.c
- * (whole tensors), merge.c. Build with -ffp-contract=off: the quantiser is an exact statement about
- * rounding.
+ * Files: score.c (which keys are seen; fp64 scores), row.c (rows), row_kernels.c (their inner
+ * loops), rounding.c (their bars), verdict.c (the pass rule), operand.c (tensors and scales of the
+ * ABI), slots.c (where keys lie), mla.c (latent attention), batch.c (a whole forward), kv.c (what
+ * the cache must hold), compare.c (whole tensors), merge.c. Build with -ffp-contract=off: the
+ * quantiser is an exact statement about rounding.
  */
 #ifndef HOST_REFERENCE_REFERENCE_H
 #define HOST_REFERENCE_REFERENCE_H
@@ -89,13 +89,11 @@ typedef struct reference_row {
 } reference_row;
 
 /* Where keys and values come from: write key j to key[head_dim] and value j to value[v_head_dim] as
- * a backend reads them (after quantisation). Either may be NULL: not wanted. Called only for keys
- * that are seen, keys first in increasing j, then values in increasing j. */
-struct reference_kv_arrays;
+ * a backend reads them (after quantisation). Either may be NULL: not wanted. Called once each for
+ * keys that are seen, keys first in increasing j, then values in increasing j. */
 typedef struct reference_kv {
     void (*read)(void *ctx, int64_t j, double *key, double *value);
     void *ctx;
-    const struct reference_kv_arrays *arrays; /* where they lie in memory; NULL = they do not */
 } reference_kv;
 
 /* Keys and values in arrays, as the ctx of reference_kv_array(). */
@@ -135,6 +133,23 @@ typedef struct reference_row_result {
 attn_status reference_row_compute(const reference_row *row, const reference_kv *kv,
                                   reference_scratch *scratch, double *out, double *bars,
                                   reference_row_result *result, attn_error *error);
+
+/* What a row of several comes to, and where to. */
+typedef struct reference_row_to {
+    double *out;  /* [v_head_dim] */
+    double *bars; /* [v_head_dim]; NULL = not wanted */
+    reference_row_result result;
+} reference_row_to;
+
+/* The same of rows [0, count) over the same keys and values, which have head_dim, v_head_dim and
+ * kv_len in common: each key and value that one of them sees is read once, and each row comes to
+ * what it comes to alone, to the bit. INVALID_ARGUMENT as well if they have not. */
+attn_status reference_rows_compute(const reference_row *rows, int32_t count, const reference_kv *kv,
+                                   reference_scratch *scratch, reference_row_to *to,
+                                   attn_error *error);
+
+/* Bytes of a scratch that a row of kv_len keys takes, beside what does not grow with them. */
+uint64_t reference_row_scratch(int64_t kv_len);
 
 /* ---- The pass rule --------------------------------------------------------------------------- */
 

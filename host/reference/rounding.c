@@ -8,7 +8,6 @@
 #include "host/base/dtype.h"
 
 #include <math.h>
-#include <string.h>
 
 static const double false_alarm = 1e-9;
 
@@ -52,27 +51,31 @@ rounding_model rounding_model_of(const reference_row *row)
 
 /* ---- Sums over keys -------------------------------------------------------------------------- */
 
-void rounding_begin(rounding_sums *sums, double largest, double sum, int64_t count, int32_t padded)
+void rounding_begin(rounding_sums *sums, const double *of, int32_t padded, double largest,
+                    double sum, int64_t count)
 {
-    size_t size = (size_t)padded * sizeof(double);
-    memset(sums->probability, 0, size);
-    memset(sums->score, 0, size);
-    memset(sums->score_mean, 0, size);
-    memset(sums->absolute, 0, size);
-    memset(sums->drift, 0, size);
-    sums->score_weight = sums->drift_weight = sums->lse = 0;
-    sums->largest = largest;
-    sums->largest_probability = sum > 0 ? 1 / sum : 0;
-    sums->count = count;
+    *sums = (rounding_sums){
+        .of = of,
+        .padded = padded,
+        .largest = largest,
+        .largest_probability = sum > 0 ? 1 / sum : 0,
+        .count = count,
+    };
 }
 
 /* What a score may be off by. */
 struct score_errors {
-    double sigma;  /* standard deviation, */
-    double cap;    /* and the cap's part of it, at most */
-    double random; /* variance without that */
-    double drift;  /* one way, whatever its neighbours */
+    double sigma; /* standard deviation, */
+    double cap;   /* and the cap's part of it, at most */
+    double root;  /* standard deviation without that */
+    double drift; /* one way, whatever its neighbours */
 };
+
+/* fmax() of numbers, without a call. */
+static inline double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
 
 static struct score_errors score_errors(const rounding_sums *sums, const rounding_model *model,
                                         double score, double size)
@@ -81,45 +84,33 @@ static struct score_errors score_errors(const rounding_sums *sums, const roundin
     size = isfinite(size) ? size : 0;
     score = isfinite(score) ? score : sums->largest;
     errors.cap = model->cap * fabs(score);
-    errors.random = model->dimension * (u32 * u32 + model->cut * model->cut) * size * size / 3;
-    errors.sigma = sqrt(errors.random + errors.cap * errors.cap / 3);
-    double sum = model->biased ? size : fmin(fabs(score), size);
+    double random = model->dimension * (u32 * u32 + model->cut * model->cut) * size * size / 3;
+    errors.root = sqrt(random);
+    errors.sigma = errors.cap > 0 ? sqrt(random + errors.cap * errors.cap / 3) : errors.root;
+    double sum = model->biased ? size : -larger(-fabs(score), -size);
     errors.drift = u32 * ((4 + model->dimension / 16) * size +
                           4 * (fabs(score - sums->largest) + fabs(sums->largest)) + 16) +
                    model->cut * model->dimension / 2 * sum;
     return errors;
 }
 
-/* A key's part of the sums of each element, with the factors of rounding_sums. */
-static ROW_WIDE void add_elements(const rounding_sums *sums, double r, double c, double lost,
-                                  double pt, const double *value, int32_t padded)
+int rounding_add(rounding_sums *sums, const rounding_model *model, double score, double size,
+                 row_factors *factors)
 {
-    const row_lane_bits all_but_sign = ~(row_lane_bits){0} >> 1;
-    for (int32_t d = 0; d < padded; d += ROW_LANES) {
-        row_lanes v = *row_lanes_in(value, d), square = v * v;
-        row_lanes magnitude = (row_lanes)((row_lane_bits)v & all_but_sign);
-        *row_lanes_at(sums->probability, d) += r * square;
-        *row_lanes_at(sums->score, d) += c * square;
-        *row_lanes_at(sums->score_mean, d) += c * v;
-        *row_lanes_at(sums->absolute, d) += lost * magnitude;
-        *row_lanes_at(sums->drift, d) += pt * magnitude;
-    }
-}
-
-void rounding_add(rounding_sums *sums, const rounding_model *model, double score, double size,
-                  double probability, const double *value, int32_t padded)
-{
-    double p = probability;
+    double p = factors->probability;
     double whole = model->normalised ? 1 : sums->largest_probability;
-    double lost = fmax(model->probability * p, model->smallest * whole);
     if (!(p > 0)) /* NaN, or no weight at all */
-        return;
+        return 0;
+    double lost = larger(model->probability * p, model->smallest * whole);
     struct score_errors errors = score_errors(sums, model, score, size);
-    double r = lost * lost / 3, c = p * errors.sigma * p * errors.sigma, pt = p * errors.drift;
-    add_elements(sums, r, c, lost, pt, value, padded);
-    sums->score_weight += c;
-    sums->drift_weight += pt;
-    sums->lse += p * (model->deviations * sqrt(errors.random) + errors.cap) + pt;
+    factors->rounded = lost * lost / 3;
+    factors->scored = p * errors.sigma * p * errors.sigma;
+    factors->lost = lost;
+    factors->drift = p * errors.drift;
+    sums->score_weight += factors->scored;
+    sums->drift_weight += factors->drift;
+    sums->lse += p * (model->deviations * errors.root + errors.cap) + factors->drift;
+    return 1;
 }
 
 /* ---- Bars ------------------------------------------------------------------------------------ */
@@ -130,18 +121,24 @@ static double finite_bar(double bar)
     return isfinite(bar) ? bar : 0;
 }
 
+static double sum_of(const rounding_sums *sums, int32_t which, int32_t d)
+{
+    return sums->of[which * sums->padded + d];
+}
+
 static double bar_of(const rounding_sums *sums, const rounding_model *model,
                      const reference_row *row, double o, int32_t d)
 {
     double k = model->deviations, n = (double)sums->count, u = model->probability;
-    double most = sums->absolute[d], b = most / u; /* b: of p |v| */
-    double by_score = sums->score[d] - 2 * o * sums->score_mean[d] + o * o * sums->score_weight;
+    double most = sum_of(sums, ROW_ABSOLUTE, d), b = most / u; /* b: of p |v| */
+    double by_score = sum_of(sums, ROW_SCORE, d) - 2 * o * sum_of(sums, ROW_SCORE_MEAN, d) +
+                      o * o * sums->score_weight;
     double block = fmin(n, block_of_codes), cut = model->cut;
     double by_sums = u32 * u32 * n / 3 * (b * b + o * o) + cut * cut * block / 3 * b * b;
     double rest = fmax(by_score, 0) + by_sums;
-    double random = fmin(k * sqrt(sums->probability[d] + rest), most + k * sqrt(rest));
+    double random = fmin(k * sqrt(sum_of(sums, ROW_PROBABILITY, d) + rest), most + k * sqrt(rest));
     double common = (u + u32 * n / 2 + cut * block / 2) * fabs(o);
-    double drift = sums->drift[d] + sums->drift_weight * fabs(o);
+    double drift = sum_of(sums, ROW_DRIFT, d) + sums->drift_weight * fabs(o);
     double before = random + common + drift, scale = row->out_scale > 0 ? row->out_scale : 1;
     double unit = scale * dtype_half_unit(row->out_dtype, (fabs(o) + before) / scale);
     return before + unit + flushed;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row.h: internal to host/reference: what row.c, score.c and rounding.c share.
+ * row.h: internal to host/reference: what row.c, score.c, rounding.c and row_kernels.c share.
  */
 #ifndef HOST_REFERENCE_ROW_H
 #define HOST_REFERENCE_ROW_H
@@ -10,27 +10,14 @@
 /* Elements of a value are worked on so many at a time; what is [padded] has zeros up to a multiple
  * of it. */
 enum { ROW_LANES = 8 };
-typedef double row_lanes __attribute__((vector_size(64), aligned(8), may_alias));
-typedef uint64_t row_lane_bits __attribute__((vector_size(64), aligned(8), may_alias));
 
-static inline row_lanes *row_lanes_at(double *values, int32_t first)
-{
-    return (row_lanes *)(values + first);
-}
+/* Keys that are worked on at a time, for all rows of a call; and of these side by side. */
+enum { ROW_BLOCK = 64, ROW_TILE = 4 };
 
-static inline const row_lanes *row_lanes_in(const double *values, int32_t first)
-{
-    return (const row_lanes *)(values + first);
-}
-
-/* Compiled for the processor's wider vectors, too. Each lane is computed as it is without, since
- * -ffp-contract=off keeps products and sums apart, so the bits are the same. */
-#if defined __x86_64__ && defined __gnu_linux__ && !defined __clang__ &&                           \
-    !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
-#define ROW_WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define ROW_WIDE
-#endif
+/* A dot product is four sums side by side: fp64 has precision to spare, and a chain of additions is
+ * slow. Sum n is that of elements n, n + 4, n + 8 ...; the elements after the last whole four are
+ * in the first. */
+enum { ROW_SUMS = 4 };
 
 /* The position of key `j`. */
 int64_t reference_key_position(const reference_sight *sight, int64_t j);
@@ -38,10 +25,17 @@ int64_t reference_key_position(const reference_sight *sight, int64_t j);
 /* |i - j| of ALiBi, in positions; 0 where there is no i. */
 double reference_distance(const reference_sight *sight, int64_t j);
 
+/* Keys outside [*first, *end) are not seen. Returns whether all of these are. */
+int reference_sight_range(const reference_sight *sight, int64_t kv_len, int64_t *first,
+                          int64_t *end);
+
 /* The score of key `j` in fp64: scaled, biased, capped. *size gets how large the terms are that it
  * is made of, each by what it counts for in the score: what roundings on the way are relative to.
  */
 double reference_score(const reference_row *row, const double *key, int64_t j, double *size);
+
+/* The same of a sum of products; *size is the sum of their magnitudes before. */
+double reference_score_of_sum(const reference_row *row, double sum, int64_t j, double *size);
 
 /* ---- What the admitted roundings may do to a row (rounding.c) -------------------------------- */
 
@@ -57,15 +51,32 @@ typedef struct rounding_model {
     int biased; /* a score is not its sum of products alone */
 } rounding_model;
 
+/* Sums of each element of a row, each [padded], one after the other. */
+enum {
+    ROW_OUT,         /* the output itself */
+    ROW_PROBABILITY, /* variance by rounded probabilities */
+    ROW_SCORE,       /* sum of c v^2, c = (p sigma_s)^2, */
+    ROW_SCORE_MEAN,  /* of c v, and of c (score_weight): the variance by scores is what they make */
+    ROW_ABSOLUTE,    /* of r |v|, r = the most that rounding a probability does */
+    ROW_DRIFT,       /* of p t |v|, t = what scores may err by one way */
+    ROW_NUM_SUMS
+};
+
+/* What a key's value v counts with in them. */
+typedef struct row_factors {
+    double probability; /* of v in the output */
+    double rounded;     /* of v^2 in ROW_PROBABILITY */
+    double scored;      /* of v^2 and v in ROW_SCORE and ROW_SCORE_MEAN */
+    double lost;        /* of |v| in ROW_ABSOLUTE */
+    double drift;       /* of |v| in ROW_DRIFT */
+} row_factors;
+
 /* Sums over the keys of a row. */
 typedef struct rounding_sums {
-    double *probability; /* [padded] variance by rounded probabilities */
-    double *score;       /* [padded] sum of c v^2, c = (p sigma_s)^2, */
-    double *score_mean;  /* [padded] of c v, */
-    double score_weight; /* and of c: the variance by scores is what they make together */
-    double *absolute;    /* [padded] of r |v|, r = the most that rounding a probability does */
-    double *drift;       /* [padded] of p t |v|, t = what scores may err by one way, */
-    double drift_weight; /* and of p t */
+    const double *of; /* [ROW_NUM_SUMS][padded] */
+    int32_t padded;
+    double score_weight; /* of c */
+    double drift_weight; /* of p t */
     double lse;          /* of p (k sigma_s + t), a cap's part at most */
     double largest;      /* score of the row, the sink's included, */
     double largest_probability;
@@ -74,16 +85,50 @@ typedef struct rounding_sums {
 
 rounding_model rounding_model_of(const reference_row *row);
 
-/* Zero the sums; `largest` and `count` are those of the row, `sum` is that of its weights where
- * that of the largest score is 1. */
-void rounding_begin(rounding_sums *sums, double largest, double sum, int64_t count, int32_t padded);
+/* Begin with sums of[ROW_NUM_SUMS][padded], which are zeros; `largest` and `count` are those of the
+ * row, `sum` is that of its weights where that of the largest score is 1. */
+void rounding_begin(rounding_sums *sums, const double *of, int32_t padded, double largest,
+                    double sum, int64_t count);
 
-/* Add a key: its score, how large its terms are, its probability, and its value[padded]. */
-void rounding_add(rounding_sums *sums, const rounding_model *model, double score, double size,
-                  double probability, const double *value, int32_t padded);
+/* Add a key: its score, how large its terms are; its probability is in *factors, which gets the
+ * others. Returns 0 if its probability is not above 0 (none, or NaN): its value counts for the
+ * output alone. */
+int rounding_add(rounding_sums *sums, const rounding_model *model, double score, double size,
+                 row_factors *factors);
 
 /* The bars: of each element of out[v_head_dim], and of the LSE, which is returned. */
 double rounding_bars(const rounding_sums *sums, const rounding_model *model,
                      const reference_row *row, const double *out, double lse, double *bars);
+
+/* ---- Inner loops (row_kernels.c) ------------------------------------------------------------- */
+
+/* Loops over elements in vectors of some width. Each lane is computed as it is without, since
+ * -ffp-contract=off keeps products and sums apart, so the bits are those of any other width. */
+typedef struct row_kernels {
+    const char *name;
+    int32_t rows; /* whose dot products are computed together */
+
+    /* Dot products of [rows] queries with ROW_TILE keys, key n at keys + n * stride, of whole
+     * fours: queries[fours][rows][ROW_SUMS] to sums[ROW_TILE][2][rows][ROW_SUMS], those of the
+     * products, then those of their magnitudes. */
+    void (*dot)(const double *queries, const double *keys, int64_t stride, int64_t fours,
+                double *sums);
+
+    /* Add `count` values to sums[ROW_NUM_SUMS][padded], or to the first alone: lanes
+     * [n * ROW_LANES, ...) of value i at values + (n * ROW_BLOCK + i) * ROW_LANES. */
+    void (*add)(double *sums, int32_t padded, const row_factors *factors, const double *values,
+                int32_t count);
+    void (*add_alone)(double *sums, int32_t padded, const row_factors *factors,
+                      const double *values, int32_t count);
+} row_kernels;
+
+/* Those of this processor, the best one first; NULL = there are no more. */
+const row_kernels *row_kernels_here(int32_t index);
+
+/* reference_rows_compute() by these. */
+attn_status reference_rows_compute_by(const row_kernels *kernels, const reference_row *rows,
+                                      int32_t count, const reference_kv *kv,
+                                      reference_scratch *scratch, reference_row_to *to,
+                                      attn_error *error);
 
 #endif /* HOST_REFERENCE_ROW_H */

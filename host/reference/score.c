@@ -87,6 +87,37 @@ int reference_sees(const reference_sight *sight, int64_t j)
     return !sight->has_items || sees_by_item(sight, j);
 }
 
+/* As sees_by_position() has it, where j is the position. */
+static void narrow(const reference_sight *sight, int64_t *first, int64_t *end)
+{
+    int64_t query = sight->position, chunk = sight->attention_chunk;
+    int64_t least = 0, most = INT64_MAX - 1;
+    if (sight->mask_kind == ATTN_MASK_LAYER && sight->window_right >= 0)
+        most = query + sight->window_right;
+    if (sight->window_left >= 0)
+        least = query - sight->window_left;
+    if (chunk > 0) {
+        int64_t start = floor_divide(query, chunk) * chunk;
+        least = start > least ? start : least;
+        most = query < most ? query : most;
+    }
+    *first = least > *first ? least : *first;
+    *end = most + 1 < *end ? most + 1 : *end;
+}
+
+int reference_sight_range(const reference_sight *sight, int64_t kv_len, int64_t *first,
+                          int64_t *end)
+{
+    int exact = !has_bits(sight) && !sight->key_positions && !sight->has_items;
+    *first = sight->first_key > 0 ? sight->first_key : 0;
+    *end = kv_len;
+    if (exact && sight->has_position)
+        narrow(sight, first, end);
+    if (*end < *first)
+        *end = *first;
+    return exact;
+}
+
 double reference_distance(const reference_sight *sight, int64_t j)
 {
     if (!sight->has_position)
@@ -94,21 +125,13 @@ double reference_distance(const reference_sight *sight, int64_t j)
     return fabs((double)(sight->position - reference_key_position(sight, j)));
 }
 
-/* Four sums side by side: fp64 has precision to spare, and a chain of additions is slow. *absolute
- * gets the sum of the magnitudes. */
-static ROW_WIDE double dot(const double *a, const double *b, int32_t count, double *absolute)
+static double dot(const double *a, const double *b, int32_t count, double *absolute)
 {
-    double sum[4] = {0, 0, 0, 0}, magnitudes[4] = {0, 0, 0, 0};
-    int32_t d = 0;
-    for (; d + 4 <= count; d += 4)
-        for (int lane = 0; lane < 4; lane++) {
-            double term = a[d + lane] * b[d + lane];
-            sum[lane] += term;
-            magnitudes[lane] += fabs(term);
-        }
-    for (; d < count; d++) {
-        sum[0] += a[d] * b[d];
-        magnitudes[0] += fabs(a[d] * b[d]);
+    double sum[ROW_SUMS] = {0}, magnitudes[ROW_SUMS] = {0};
+    for (int32_t d = 0; d < count; d++) {
+        int lane = d < count / ROW_SUMS * ROW_SUMS ? d % ROW_SUMS : 0;
+        sum[lane] += a[d] * b[d];
+        magnitudes[lane] += fabs(a[d] * b[d]);
     }
     *absolute = (magnitudes[0] + magnitudes[1]) + (magnitudes[2] + magnitudes[3]);
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
@@ -116,7 +139,12 @@ static ROW_WIDE double dot(const double *a, const double *b, int32_t count, doub
 
 double reference_score(const reference_row *row, const double *key, int64_t j, double *size)
 {
-    double score = row->sm_scale * dot(row->query, key, row->head_dim, size);
+    return reference_score_of_sum(row, dot(row->query, key, row->head_dim, size), j, size);
+}
+
+double reference_score_of_sum(const reference_row *row, double sum, int64_t j, double *size)
+{
+    double score = row->sm_scale * sum;
     *size *= fabs(row->sm_scale);
     if (row->alibi_slope != 0) {
         double bias = row->alibi_slope * reference_distance(&row->sight, j);

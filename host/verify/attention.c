@@ -2,8 +2,8 @@
  *
  * attention.c: rows that attend to keys, each judged alone.
  *
- * The work is cut into (sequence, KV head) pieces: the keys of one KV head are made once and serve
- * all sampled rows of all query heads that read it.
+ * The work is cut into (sequence, KV head) pieces: the keys of one KV head are made once, a block
+ * at a time, and serve all sampled rows of all query heads that read it.
  */
 #include "host/verify/method.h"
 
@@ -21,13 +21,17 @@
 
 #define DEFAULT_MAX_KEPT_BYTES (UINT64_C(64) << 20)
 
+/* Rows whose truth is computed together, at most: more make a key no cheaper. */
+enum { MOST_ROWS = 32 };
+
 /* What one thread computes in. */
 struct worker_memory {
     reference_scratch scratch;
-    double *kv; /* keys and values of one KV head */
-    uint64_t kv_bytes;
-    double query[GENERATOR_MAX_DIM], truth[GENERATOR_MAX_DIM], actual[GENERATOR_MAX_DIM];
-    double bars[GENERATOR_MAX_DIM];
+    reference_row rows[MOST_ROWS];
+    reference_row_to to[MOST_ROWS];
+    double *vectors;      /* queries, truths and bars of as many rows */
+    uint64_t num_vectors; /* doubles */
+    double actual[GENERATOR_MAX_DIM];
 };
 
 struct attention_verifier {
@@ -84,7 +88,7 @@ static void destroy(void *self)
     struct attention_verifier *verifier = self;
     for (uint32_t w = 0; w < verifier->num_workers; w++) {
         reference_scratch_finish(&verifier->workers[w].scratch);
-        free(verifier->workers[w].kv);
+        free(verifier->workers[w].vectors);
     }
     pthread_mutex_destroy(&verifier->mutex);
     free(verifier->workers);
@@ -95,7 +99,7 @@ static void destroy(void *self)
 
 struct key_source {
     const struct check *check;
-    int64_t request;
+    struct request_tokens tokens;
     int32_t kv_head;
     int64_t first_new; /* keys from here on are new in this step, or given for it */
 };
@@ -109,37 +113,34 @@ static void read_packed(const struct key_source *source, int64_t j, int32_t dim,
     int8_t raw[GENERATOR_MAX_DIM];
     float given[GENERATOR_MAX_DIM];
     char row[2 * GENERATOR_MAX_DIM]; /* no element takes more than the two bytes of bf16 */
-    token_key key = workload_token_key(params->workload, source->request, j);
-    generator_kv(params->generator, key, check->form, source->kv_head, GENERATOR_KEY, raw);
+    generator_kv(params->generator, token_key_at(&source->tokens, j), check->form, source->kv_head,
+                 GENERATOR_KEY, raw);
     for (int32_t d = 0; d < check->geometry->head_dim; d++)
         given[d] = (float)raw[d] / GENERATOR_UNITS;
     reference_mla_pack(mla, ATTN_F32, given, given + mla->kv_lora_rank, row);
     reference_mla_unpack(mla, row, dim, vector);
 }
 
-/* `raw` integers of a token as fp64 values, rounded to the cache and back unless read as given. */
+/* A key or a value, rounded to the cache and back unless read as given. */
 static void read_vector(const struct key_source *source, int64_t j, int role, int32_t dim,
                         const float *scales, double *vector)
 {
     const struct check *check = source->check;
-    const struct verify_params *params = &check->verifier->params;
-    int8_t raw[GENERATOR_MAX_DIM];
-    token_key key = workload_token_key(params->workload, source->request, j);
-    generator_kv(params->generator, key, check->form, source->kv_head, role, raw);
+    const struct verify_scales *stored = check->scales;
     int as_given = check->reads_unquantised && j >= source->first_new;
-    if (check->scales->packed && !as_given) {
+    if (stored->packed && !as_given) {
         read_packed(source, j, dim, vector);
         return;
     }
+    generator_kv_numbers(check->verifier->params.generator, token_key_at(&source->tokens, j),
+                         check->form, source->kv_head, role, vector);
+    if (as_given || !dtype_is_fp8(stored->kv_dtype))
+        return; /* exact in every wider type: generator.h */
+    float scale = scales[stored->count > 1 ? source->kv_head : 0];
     for (int32_t d = 0; d < dim; d++) {
-        float x = (float)raw[d] / GENERATOR_UNITS;
-        vector[d] = x;
-        if (as_given || !dtype_is_fp8(check->scales->kv_dtype))
-            continue; /* exact in every wider type: generator.h */
-        uint8_t stored;
-        float scale = scales[check->scales->count > 1 ? source->kv_head : 0];
-        dtype_quantise(check->scales->kv_dtype, &stored, 0, x, scale);
-        vector[d] = dtype_dequantise(check->scales->kv_dtype, &stored, 0, scale);
+        uint8_t code;
+        dtype_quantise(stored->kv_dtype, &code, 0, (float)vector[d], scale);
+        vector[d] = dtype_dequantise(stored->kv_dtype, &code, 0, scale);
     }
 }
 
@@ -153,36 +154,6 @@ static void read_kv(void *ctx, int64_t j, double *key, double *value)
         read_vector(source, j, GENERATOR_KEY, geometry->head_dim, check->scales->k, key);
     if (value)
         read_vector(source, j, GENERATOR_VALUE, geometry->v_head_dim, of_values, value);
-}
-
-/* All keys of the sequence at once, where they fit; else *kv makes each when it is asked for. The
- * values of latent attention are the first part of its keys. */
-static void keep_kv(struct key_source *source, int64_t kv_len, struct worker_memory *memory,
-                    reference_kv_arrays *arrays, reference_kv *kv)
-{
-    const generator_layer *geometry = source->check->geometry;
-    int32_t dim = geometry->head_dim, v_dim = geometry->latent ? 0 : geometry->v_head_dim;
-    uint64_t bytes = (uint64_t)kv_len * (uint64_t)(dim + v_dim) * sizeof(double);
-    *kv = (reference_kv){.read = read_kv, .ctx = source};
-    if (bytes > source->check->verifier->params.max_kept_bytes)
-        return;
-    if (bytes > memory->kv_bytes) {
-        free(memory->kv);
-        memory->kv = malloc(bytes);
-        memory->kv_bytes = memory->kv ? bytes : 0;
-        if (!memory->kv)
-            return;
-    }
-    double *keys = memory->kv, *values = geometry->latent ? keys : keys + kv_len * dim;
-    for (int64_t j = 0; j < kv_len; j++)
-        read_kv(source, j, keys + j * dim, geometry->latent ? NULL : values + j * v_dim);
-    *arrays = (reference_kv_arrays){.keys = keys,
-                                    .values = values,
-                                    .key_stride = dim,
-                                    .value_stride = geometry->latent ? dim : v_dim,
-                                    .head_dim = dim,
-                                    .v_head_dim = geometry->v_head_dim};
-    *kv = reference_kv_array(arrays);
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
@@ -252,30 +223,101 @@ static int64_t first_new_key(const struct check *check, const struct verify_sequ
     return check->form == check->layer ? sequence->prefix_len : 0;
 }
 
-static attn_status check_head(struct check *check, const struct verify_sequence *sequence,
-                              int64_t sampled, int32_t head, const reference_kv *kv,
-                              struct worker_memory *memory)
+/* Rows of one KV head's keys: row n is sampled row n / heads, query head first_head + n % heads. */
+struct head_rows {
+    struct check *check;
+    const struct verify_sequence *sequence;
+    int32_t first_head, heads;
+    int64_t count;
+};
+
+static int64_t sampled_of(const struct head_rows *rows, int64_t n)
 {
+    return rows->sequence->first_sampled + n / rows->heads;
+}
+
+static int32_t head_of(const struct head_rows *rows, int64_t n)
+{
+    return rows->first_head + (int32_t)(n % rows->heads);
+}
+
+static int64_t position_of(const struct head_rows *rows, int64_t n)
+{
+    return rows->sequence->prefix_len + rows->check->step->sampled[sampled_of(rows, n)];
+}
+
+/* How many of them at once: what a row keeps of each key is bounded. */
+static int64_t choose_together(const struct head_rows *rows)
+{
+    uint64_t bytes = reference_row_scratch(count_keys(rows->check, rows->sequence)) + 1;
+    uint64_t most = rows->check->verifier->params.max_kept_bytes / bytes;
+    most = most < 1 ? 1 : most > MOST_ROWS ? MOST_ROWS : most;
+    return (int64_t)most < rows->count ? (int64_t)most : rows->count;
+}
+
+static attn_status make_room(const struct head_rows *rows, int64_t together,
+                             struct worker_memory *memory)
+{
+    const generator_layer *geometry = rows->check->geometry;
+    uint64_t of_row = (uint64_t)geometry->head_dim + 2 * (uint64_t)geometry->v_head_dim;
+    uint64_t needed = of_row * (uint64_t)together;
+    if (needed <= memory->num_vectors)
+        return ATTN_OK;
+    free(memory->vectors);
+    memory->vectors = malloc(needed * sizeof *memory->vectors);
+    memory->num_vectors = memory->vectors ? needed : 0;
+    return memory->vectors ? ATTN_OK : ATTN_OUT_OF_HOST_MEMORY;
+}
+
+/* Describe row `n`, make its query, say where its truth goes: to place `i` of the memory. */
+static void set_row(const struct head_rows *rows, int64_t n, int64_t i,
+                    struct worker_memory *memory)
+{
+    const struct check *check = rows->check;
     const struct verify_params *params = &check->verifier->params;
-    int64_t t = check->step->sampled[sampled], position = sequence->prefix_len + t;
+    int32_t dim = check->geometry->head_dim, v_dim = check->geometry->v_head_dim;
+    double *query = memory->vectors + i * (dim + 2 * (int64_t)v_dim);
     int16_t raw[GENERATOR_MAX_DIM];
-    reference_row row;
-    reference_row_result result;
-    describe_row(check, count_keys(check, sequence), position, head, &row);
-    generator_query(params->generator, params->workload, sequence->request, position, check->form,
-                    head, raw);
-    for (int32_t d = 0; d < row.head_dim; d++)
-        memory->query[d] = (double)raw[d] / GENERATOR_UNITS;
-    row.query = memory->query;
-    attn_status status = reference_row_compute(&row, kv, &memory->scratch, memory->truth,
-                                               memory->bars, &result, NULL);
-    if (status != ATTN_OK)
-        return status;
+    generator_query(params->generator, params->workload, rows->sequence->request,
+                    position_of(rows, n), check->form, head_of(rows, n), raw);
+    for (int32_t d = 0; d < dim; d++)
+        query[d] = (double)raw[d] / GENERATOR_UNITS;
+    describe_row(check, count_keys(check, rows->sequence), position_of(rows, n), head_of(rows, n),
+                 &memory->rows[i]);
+    memory->rows[i].query = query;
+    memory->to[i].out = query + dim;
+    memory->to[i].bars = query + dim + v_dim;
+}
+
+static void judge_row(const struct head_rows *rows, int64_t n, int64_t i,
+                      struct worker_memory *memory)
+{
+    struct check *check = rows->check;
+    const struct verify_sequence *sequence = rows->sequence;
+    const reference_row_to *to = &memory->to[i];
+    int64_t sampled = sampled_of(rows, n), t = check->step->sampled[sampled];
     struct row_verdict found;
-    row_verdict_make(check->out, check->step->compact ? sampled : sequence->first_row + t, head,
-                     memory->truth, memory->bars, row.v_head_dim, &result, memory->actual, &found);
-    record(check, sampled, sequence->request, position, head, &found);
-    return ATTN_OK;
+    row_verdict_make(check->out, check->step->compact ? sampled : sequence->first_row + t,
+                     head_of(rows, n), to->out, to->bars, check->geometry->v_head_dim, &to->result,
+                     memory->actual, &found);
+    record(check, sampled, sequence->request, position_of(rows, n), head_of(rows, n), &found);
+}
+
+static attn_status check_head_rows(const struct head_rows *rows, const reference_kv *kv,
+                                   struct worker_memory *memory)
+{
+    int64_t together = choose_together(rows);
+    attn_status status = make_room(rows, together, memory);
+    for (int64_t n = 0; n < rows->count && status == ATTN_OK; n += together) {
+        int64_t count = rows->count - n < together ? rows->count - n : together;
+        for (int64_t i = 0; i < count; i++)
+            set_row(rows, n + i, i, memory);
+        status = reference_rows_compute(memory->rows, (int32_t)count, kv, &memory->scratch,
+                                        memory->to, NULL);
+        for (int64_t i = 0; i < count && status == ATTN_OK; i++)
+            judge_row(rows, n + i, i, memory);
+    }
+    return status;
 }
 
 /* Tasks of an entry: sequence * num_kv_heads + KV head. */
@@ -289,18 +331,16 @@ static attn_status check_entry_task(struct check *check, int64_t task, uint32_t 
     const generator_layer *geometry = check->geometry;
     const struct verify_sequence *sequence = &check->step->sequences[task / geometry->num_kv_heads];
     int32_t kv_head = (int32_t)(task % geometry->num_kv_heads);
-    int32_t heads_per_kv = geometry->num_q_heads / geometry->num_kv_heads;
-    struct worker_memory *memory = &check->verifier->workers[worker];
-    struct key_source source = {check, sequence->request, kv_head, first_new_key(check, sequence)};
-    reference_kv_arrays arrays;
-    reference_kv kv;
-    keep_kv(&source, count_keys(check, sequence), memory, &arrays, &kv);
-    attn_status status = ATTN_OK;
-    for (int64_t s = 0; s < sequence->num_sampled && status == ATTN_OK; s++)
-        for (int32_t h = 0; h < heads_per_kv && status == ATTN_OK; h++)
-            status = check_head(check, sequence, sequence->first_sampled + s,
-                                kv_head * heads_per_kv + h, &kv, memory);
-    return status;
+    int32_t heads = geometry->num_q_heads / geometry->num_kv_heads;
+    struct head_rows rows = {check, sequence, kv_head * heads, heads,
+                             sequence->num_sampled * heads};
+    struct key_source source = {
+        check, workload_tokens(check->verifier->params.workload, sequence->request), kv_head,
+        first_new_key(check, sequence)};
+    const reference_kv kv = {.read = read_kv, .ctx = &source};
+    if (rows.count == 0)
+        return ATTN_OK;
+    return check_head_rows(&rows, &kv, &check->verifier->workers[worker]);
 }
 
 /* Does the backend read keys that are new in this step as they were given, not as they are stored?

@@ -61,8 +61,8 @@ struct verify_params {
     struct threads *threads;
     bool beside;             /* rows are judged by a thread beside the caller's; for models */
                              /* without recurrent layers */
-    uint64_t max_kept_bytes; /* of a KV head's keys and values, for each thread: where a sequence */
-                             /* has more they are made again for each row; 0 = 64 MiB */
+    uint64_t max_kept_bytes; /* of scores, for each thread: where rows of a KV head have more of */
+                             /* them, keys and values are made again for so many rows; 0 = 64 MiB */
 };
 
 enum { VERIFY_FAILURE_TEXT = 256 };

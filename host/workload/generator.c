@@ -125,7 +125,7 @@ void generator_query(const struct generator *generator, const struct workload *w
     fill_scaled(&query, 0, geometry->head_dim, out);
 }
 
-/* ---- Keys, values, sinks --------------------------------------------------------------------- */
+/* ---- Keys and values --------------------------------------------------------------------- */
 
 /* The role whose stream a layer's keys or values are made of. */
 static int32_t stream_of(const generator_layer *layer, int32_t role)
@@ -140,6 +140,68 @@ void generator_kv(const struct generator *generator, token_key key, int32_t laye
     int32_t dim = role == GENERATOR_VALUE ? geometry->v_head_dim : geometry->head_dim;
     generator_raw(generator, key, geometry->kv_layer, head, stream_of(geometry, role), dim, out);
 }
+
+/* ---- Keys and values as numbers -------------------------------------------------------------- */
+
+/* Compiled for the processor's wider vectors, too: the oracle makes a token's keys and values anew
+ * for each row that it judges. */
+#if defined __x86_64__ && defined __gnu_linux__ && !defined __clang__ &&                           \
+    !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
+#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define WIDE
+#endif
+
+/* Elements that are made at a time: those of eight words. */
+enum { NUMBERS = 8 * VECTORS_GROUP };
+
+typedef uint64_t eight_words __attribute__((vector_size(64), aligned(8), may_alias));
+
+/* Words [group, group + 8) of a stream, as vectors_word() has them. */
+static inline void fill_words(uint64_t stream, uint64_t group, uint64_t words[8])
+{
+    const eight_words low_bits = (eight_words){0} + UINT64_C(0x7f7f7f7f7f7f7f7f);
+    const eight_words steps = (eight_words){1, 2, 3, 4, 5, 6, 7, 8} * MIX_INCREMENT;
+    eight_words x = steps + (stream + group * MIX_INCREMENT);
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    x ^= x >> 31;
+    *(eight_words *)words = x & (((x & low_bits) + low_bits) | low_bits);
+    for (int w = 0; w < 8; w++)
+        words[w] = htole64(words[w]);
+}
+
+static inline void convert_numbers(const int8_t bytes[restrict NUMBERS],
+                                   double out[restrict NUMBERS])
+{
+    for (int d = 0; d < NUMBERS; d++)
+        out[d] = (double)bytes[d] * (1.0 / GENERATOR_UNITS);
+}
+
+static WIDE void fill_numbers(uint64_t stream, int32_t dim, double *out)
+{
+    uint64_t words[8];
+    double last[NUMBERS];
+    for (int32_t d = 0; d < dim; d += NUMBERS) {
+        int32_t count = dim - d < NUMBERS ? dim - d : NUMBERS;
+        fill_words(stream, (uint64_t)d / VECTORS_GROUP, words);
+        convert_numbers((const int8_t *)words, count == NUMBERS ? out + d : last);
+        if (count < NUMBERS)
+            memcpy(out + d, last, (size_t)count * sizeof *out);
+    }
+}
+
+void generator_kv_numbers(const struct generator *generator, token_key key, int32_t layer,
+                          int32_t head, int32_t role, double *out)
+{
+    const generator_layer *geometry = &generator->layers[layer];
+    int32_t dim = role == GENERATOR_VALUE ? geometry->v_head_dim : geometry->head_dim;
+    fill_numbers(vectors_stream(vectors_token(generator, key), geometry->kv_layer, head,
+                                stream_of(geometry, role)),
+                 dim, out);
+}
+
+/* ---- Sinks, slopes --------------------------------------------------------------------------- */
 
 float generator_sink(const struct generator *generator, int32_t layer, int32_t head)
 {

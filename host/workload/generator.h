@@ -121,6 +121,10 @@ void generator_query(const struct generator *generator, const struct workload *w
 void generator_kv(const struct generator *generator, token_key key, int32_t layer, int32_t head,
                   int32_t role, int8_t *out);
 
+/* The same as the numbers that they stand for. */
+void generator_kv_numbers(const struct generator *generator, token_key key, int32_t layer,
+                          int32_t head, int32_t role, double *out);
+
 /* The extra logit of a query head: a multiple of 1/16 in [-7.9375, 7.9375]. */
 float generator_sink(const struct generator *generator, int32_t layer, int32_t head);
 

@@ -813,7 +813,7 @@ START_TEST(latents)
     compute_all(1, &none);
     passes(1);
     new_as_given = false;
-    params.max_kept_bytes = 1; /* each is made when it is asked for */
+    params.max_kept_bytes = 1; /* they are made again for each row */
     passes(1);
     tear_down_model();
 }
@@ -826,7 +826,7 @@ START_TEST(packed_latents)
     scales[0] = (struct verify_scales){.kv_dtype = ATTN_FP8_E4M3, .packed = true};
     compute_all(1, &none);
     passes(1);
-    params.max_kept_bytes = 1; /* each is made when it is asked for */
+    params.max_kept_bytes = 1; /* they are made again for each row */
     passes(1);
     changed.value = 1000;
     changed.request = 2;
@@ -961,14 +961,14 @@ START_TEST(any_number_of_threads)
 }
 END_TEST
 
-/* Keys kept and keys made again for each row; 37 keys of 24 + 10 elements are the most there are,
- * and between 1 byte and that some sequences' keys are kept and others' not. */
-START_TEST(keys_kept_or_not)
+/* Keys made again for each row, and made for several rows: a row keeps three numbers of each of up
+ * to 37 keys. */
+START_TEST(rows_together_or_not)
 {
     set_up_model(models[GROUPED], 2);
     compute_all(0, &none);
     struct verify_result kept = judge(0);
-    static const uint64_t limits[] = {1, 20 * 34 * 8, 37 * 34 * 8 - 1, 37 * 34 * 8};
+    static const uint64_t limits[] = {1, 2 * 37 * 24 + 2, 5 * 37 * 24 + 5, 37 * 37 * 24};
     for (size_t n = 0; n < sizeof limits / sizeof *limits; n++) {
         params.max_kept_bytes = limits[n];
         passes(0);
@@ -1013,7 +1013,7 @@ static Suite *suite(void)
     tcase_add_test(quantised_kv, encoder_without_cache);
     tcase_add_test(quantised_kv, cross_attention_reads_an_encoder);
     tcase_add_test(same_result, any_number_of_threads);
-    tcase_add_test(same_result, keys_kept_or_not);
+    tcase_add_test(same_result, rows_together_or_not);
     suite_add_tcase(suite, right);
     suite_add_tcase(suite, wrong);
     suite_add_tcase(suite, rows);

@@ -166,6 +166,30 @@ START_TEST(layers_that_share_a_buffer_have_equal_kv)
 }
 END_TEST
 
+/* The numbers of keys and values are their raw integers', and nothing is written behind them. */
+START_TEST(numbers_of_keys_and_values)
+{
+    set_up();
+    for (int32_t layer = 0; layer < NUM_LAYERS; layer++)
+        for (int64_t position = 0; position < 40; position++)
+            for (int32_t role = GENERATOR_KEY; role <= GENERATOR_VALUE; role++) {
+                token_key key = workload_token_key(&workload, 1, 1000 + position);
+                int32_t head = layers[layer].num_kv_heads - 1;
+                int32_t dim =
+                    role == GENERATOR_KEY ? layers[layer].head_dim : layers[layer].v_head_dim;
+                int8_t raw[129] = {0};
+                double numbers[129];
+                numbers[dim] = 3;
+                generator_kv(&generator, key, layer, head, role, raw);
+                generator_kv_numbers(&generator, key, layer, head, role, numbers);
+                for (int32_t d = 0; d < dim; d++)
+                    ck_assert(numbers[d] == raw[d] / 64.0);
+                ck_assert(numbers[dim] == 3);
+            }
+    tear_down();
+}
+END_TEST
+
 START_TEST(sinks)
 {
     float last = -100;
@@ -522,6 +546,7 @@ static Suite *suite(void)
     tcase_add_test(raw, distribution);
     tcase_add_test(raw, shared_prefix_has_equal_kv);
     tcase_add_test(raw, layers_that_share_a_buffer_have_equal_kv);
+    tcase_add_test(raw, numbers_of_keys_and_values);
     tcase_add_test(raw, sinks);
     tcase_add_test(needles, known_needles);
     tcase_add_test(needles, needles_at_every_border);
