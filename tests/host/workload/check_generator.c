@@ -169,7 +169,6 @@ END_TEST
 /* The numbers of keys and values are their raw integers', and nothing is written behind them. */
 START_TEST(numbers_of_keys_and_values)
 {
-    set_up();
     for (int32_t layer = 0; layer < NUM_LAYERS; layer++)
         for (int64_t position = 0; position < 40; position++)
             for (int32_t role = GENERATOR_KEY; role <= GENERATOR_VALUE; role++) {
@@ -186,7 +185,6 @@ START_TEST(numbers_of_keys_and_values)
                     ck_assert(numbers[d] == raw[d] / 64.0);
                 ck_assert(numbers[dim] == 3);
             }
-    tear_down();
 }
 END_TEST
 
