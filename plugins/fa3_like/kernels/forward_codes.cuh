@@ -4,12 +4,13 @@
  *
  *   producer 0    K Q K K K K ...
  *   producer 1        V V V V ...              values that have been turned (turn.cuh)
- *   consumer 0    S . [PV S] exponentials join [PV S] exponentials join ...      O
- *   consumer 1         S .   [PV S] exponentials join [PV S] exponentials join ...   O
+ *   consumer 0    S . [PV S] exponentials [PV S] exponentials ...      O
+ *   consumer 1         S . exponentials [PV S] exponentials [PV S] ... O
  *
  * The consumers take turns at exponentials: the units for these are the scarcest thing there is
  * (64 x 128 take 512 cycles, as both products do), and in a turn they are all of one warpgroup's.
- * What is made of them, sums and codes, is left to when the other has its turn.
+ * Sums and codes are made in the turn, too, as the assembler mixes them in: kept out of it, a tile
+ * took 15 % longer.
  *
  * Tensor cores keep some 13 bits of a sum of products of codes, so sums of values are of two
  * levels: those of a tile, 128 keys, are added in registers.
@@ -71,27 +72,20 @@ template <bool half_> struct codes_shape {
 FA3_CODES_SHAPES(FA3_TILE)
 #undef FA3_TILE
 
-struct codes_control {
-    struct control all;
-    float zero; /* 0, and the assembler does not know it */
-};
-
-template <typename T> DEVICE void codes_control_init(struct codes_control *control)
+template <typename T> DEVICE void codes_control_init(struct control *control)
 {
     const int warps = T::groups * 4;
-    struct control *all = &control->all;
-    control->zero = 0.0f;
-    barrier_init(shared_address(&all->q_full), 1);
-    barrier_init(shared_address(&all->q_empty), warps);
+    barrier_init(shared_address(&control->q_full), 1);
+    barrier_init(shared_address(&control->q_empty), warps);
     for (int i = 0; i < T::stages; i++) {
-        barrier_init(shared_address(&all->k_full[i]), 1);
-        barrier_init(shared_address(&all->k_empty[i]), warps);
-        barrier_init(shared_address(&all->v_full[i]), 1);
-        barrier_init(shared_address(&all->v_empty[i]), warps);
+        barrier_init(shared_address(&control->k_full[i]), 1);
+        barrier_init(shared_address(&control->k_empty[i]), warps);
+        barrier_init(shared_address(&control->v_full[i]), 1);
+        barrier_init(shared_address(&control->v_empty[i]), warps);
     }
     for (int i = 0; i < WORK_SLOTS; i++) {
-        barrier_init(shared_address(&all->work_full[i]), 1);
-        barrier_init(shared_address(&all->work_empty[i]), warps + 1);
+        barrier_init(shared_address(&control->work_full[i]), 1);
+        barrier_init(shared_address(&control->work_empty[i]), warps + 1);
     }
     fence_barrier_init();
 }
@@ -205,24 +199,22 @@ DEVICE void codes_produce_values(const struct fa3_codes_params &c, struct contro
  */
 
 /* Four codes of a lane: two neighbours of each of two groups of eight keys, of row r + 8 `row`. */
-DEVICE unsigned codes_of(const float *e, int word, float zero)
+DEVICE unsigned codes_of(const float *e, int word)
 {
     const float *x = e + word / 2 * 8 + word % 2 * 2;
-    return pack_codes(x[0], x[1] + zero, x[4], x[5]);
+    return pack_codes(x[0], x[1], x[4], x[5]);
 }
 
-/* Sums, and codes in the order in which the second product reads them. All of it depends on `zero`,
- * which is 0: the assembler would put each addition two or three exponentials after its own, and a
- * warp waits there (14 cycles an exponential, not 8). */
-DEVICE void codes_join(const float (&e)[64], float zero, float (&sum)[2], unsigned (&p)[16])
+/* Sums, and codes in the order in which the second product reads them. */
+DEVICE void codes_join(const float (&e)[64], float (&sum)[2], unsigned (&p)[16])
 {
     float part[8];
 #pragma unroll
     for (int i = 0; i < 64; i++)
-        part[i % 8] = (i < 8 ? zero : part[i % 8]) + e[i];
+        part[i % 8] = i < 8 ? e[i] : part[i % 8] + e[i];
 #pragma unroll
     for (int i = 0; i < 16; i++)
-        p[i] = codes_of(e + i / 4 * 16, i % 4, zero);
+        p[i] = codes_of(e + i / 4 * 16, i % 4);
     sum[0] = (part[0] + part[1]) + (part[4] + part[5]);
     sum[1] = (part[2] + part[3]) + (part[6] + part[7]);
 }
@@ -257,7 +249,7 @@ DEVICE void codes_again(struct softmax *x, float (&s)[64], float scale, float (&
 #pragma unroll
     for (int i = 0; i < 64; i++)
         s[i] = exp2_fast(fmaf(s[i], scale, shift[i / 2 % 2]));
-    codes_join(s, 0.0f, sum, p);
+    codes_join(s, sum, p);
 }
 
 /* ---- Consumers ---------------------------------------------------------------------------------
@@ -384,23 +376,9 @@ DEVICE void codes_values_clear(struct control *control, const consumer<T> &c, un
     named_sync(4, T::groups * GROUP_THREADS);
 }
 
-DEVICE float late_zero(struct control *control)
-{
-    const float *zero = &((struct codes_control *)control)->zero;
-    float x;
-    asm volatile("ld.volatile.shared.f32 %0, [%1];"
-                 : "=f"(x)
-                 : "r"(shared_address(zero))
-                 : "memory");
-    return x;
-}
-
-/* Of tile n - 1, in this warpgroup's turn. Waiting for what the next step reads, values before the
- * turn is given and keys after it, keeps the assembler from moving that among the exponentials: it
- * moves nothing over a branch but what depends on nothing behind it. */
+/* Of tile n - 1, in this warpgroup's turn. */
 template <typename T>
-DEVICE void codes_exponentials(struct control *control, int group, const consumer<T> &c,
-                               const codes_rows<T> &r, float (&s)[64], bool more, float (&sum)[2],
+DEVICE void codes_exponentials(int group, const codes_rows<T> &r, float (&s)[64], float (&sum)[2],
                                unsigned (&codes)[16])
 {
     turn_take(group);
@@ -408,10 +386,8 @@ DEVICE void codes_exponentials(struct control *control, int group, const consume
     for (int i = 0; i < 64; i++)
         s[i] = exp2_fast(fmaf(s[i], r.scale, r.x.shift[i / 2 % 2]));
     products_arrived(s);
-    values_wait<T>(control, c);
     turn_give(group);
-    keys_wait<T>(control, c, more);
-    codes_join(s, late_zero(control), sum, codes);
+    codes_join(s, sum, codes);
 }
 
 /* From the probabilities of tile n to those of tile n - 1. Both products are issued at once, values
@@ -453,7 +429,7 @@ DEVICE void codes_step(const struct fa3_forward_params &p, struct control *contr
     codes_scores_finish<T>(p, w, *r, group, n - 1, s);
 
     MARK(5, k_start - n);
-    codes_exponentials<T>(control, group, *c, *r, s, n - 1 > k_start, sum, codes);
+    codes_exponentials<T>(group, *r, s, sum, codes);
     MARK(6, k_start - n);
     if (__builtin_expect(codes_grown(sum), 0)) {
         codes_scores_warp(s, r->q, k);
@@ -567,8 +543,8 @@ template <typename T> DEVICE void forward_codes(const struct fa3_codes_params &p
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     const unsigned base = shared_address(shared);
-    struct codes_control *control = (struct codes_control *)(shared + T::control_at);
-    static_assert(sizeof(struct codes_control) <= T::control_bytes, "room for barriers and work");
+    struct control *control = (struct control *)(shared + T::control_at);
+    static_assert(sizeof(struct control) <= T::control_bytes, "room for barriers and work");
     const int group = uniform(threadIdx.x / GROUP_THREADS), warp = uniform(threadIdx.x / 32);
 
     if (threadIdx.x == 0) {
@@ -583,12 +559,12 @@ template <typename T> DEVICE void forward_codes(const struct fa3_codes_params &p
     if (group == 0) {
         registers_release<T::producer_registers>();
         if (warp == 0)
-            codes_produce_work<T>(params, &control->all, base);
+            codes_produce_work<T>(params, control, base);
         else if (warp == 1)
-            codes_produce_values<T>(params, &control->all, base);
+            codes_produce_values<T>(params, control, base);
     } else {
         registers_take<T::consumer_registers>();
-        codes_consume<T>(params, &control->all, base, group - 1);
+        codes_consume<T>(params, control, base, group - 1);
     }
 }
 
