@@ -61,14 +61,15 @@ void cpu_isa_check(const cpu_isa_build *builds, size_t count, int32_t isa,
     static const uint32_t flags[] = {
         [CPU_ISA_AVX2] = ATTN_CPU_AVX2, [CPU_ISA_AVX512] = ATTN_CPU_AVX2 | ATTN_CPU_AVX512};
     uint32_t needed = flags[isa];
-    if (!is_built(builds, count, isa))
-        attn_util_refuse(verdict, ATTN_REASON_DEPENDENCY, ATTN_FIELD_OPTION,
-                         "isa = auto, isa = generic", "isa = %s",
+    int built = is_built(builds, count, isa), lacking = (device->cpu_isa & needed) != needed;
+    if (!built || lacking)
+        attn_util_refuse(verdict, built ? ATTN_REASON_ARCH : ATTN_REASON_DEPENDENCY,
+                         ATTN_FIELD_OPTION, "isa = auto, isa = generic", "isa = %s",
                          needed & ATTN_CPU_AVX512 ? "avx512" : "avx2");
     if (device->type != ATTN_DEVICE_CPU)
         attn_util_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_TYPE, "cpu", "%s",
                          attn_device_name(device->type));
-    if ((device->cpu_isa & needed) != needed)
+    if (lacking)
         attn_util_refuse(verdict, ATTN_REASON_ARCH, ATTN_FIELD_DEVICE_CPU_ISA,
                          needed & ATTN_CPU_AVX512 ? "avx2 and avx512" : "avx2", "%#x",
                          device->cpu_isa);
