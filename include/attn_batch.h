@@ -131,9 +131,9 @@ typedef struct attn_shared_prefix {
  * convolution. The slots of another state group are other slots, in pools of its own layers. State
  * is read from slot and written to dst_slot when the sequence's rows are done; equal = in place.
  * The state of a sequence without rows is copied, or becomes zero. An update is not idempotent. No
- * slot is written twice, or written for one sequence and read for another. Slot 0 is padding, like
- * page 0: zero at first, it may be read and written for any sequence, and its contents mean
- * nothing. */
+ * slot is written twice, or written for one sequence and read for another; a snapshot is left in no
+ * slot that is read. Slot 0 is padding, like page 0: zero at first, it may be read and written for
+ * any sequence, and its contents mean nothing. */
 typedef struct attn_state_batch {
     uint32_t struct_size;
     uint32_t reserved;          /* 0 */

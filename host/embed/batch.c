@@ -416,6 +416,7 @@ struct embed_slot {
     uint32_t batch;
     int32_t slot;
     int32_t sequence;
+    bool is_snapshot;
 };
 
 void embed_slots_free(struct embed_slots *slots)
@@ -458,7 +459,7 @@ static struct embed_slot *find_slot(struct embed_slots *slots, int32_t slot)
 /* Sequence s writes `slot`, which `name`[index] says. Slot 0 is padding, and any may write it. */
 static attn_status claim_slot(struct embed_slots *slots, const struct state_group *group,
                               const char *name, int32_t index, int32_t slot, int32_t s,
-                              attn_error *error)
+                              bool is_snapshot, attn_error *error)
 {
     if (slot < 0)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
@@ -472,11 +473,13 @@ static attn_status claim_slot(struct embed_slots *slots, const struct state_grou
                          "batch.state_groups[%u].%s[%d] is %d, which is written for sequence %d "
                          "too; accepted: a slot that is written once",
                          group->number, name, index, slot, entry->sequence);
-    *entry = (struct embed_slot){.batch = slots->batch, .slot = slot, .sequence = s};
+    *entry = (struct embed_slot){
+        .batch = slots->batch, .slot = slot, .sequence = s, .is_snapshot = is_snapshot};
     return ATTN_OK;
 }
 
-/* Sequence s reads its slot: no other may write it. */
+/* Sequence s reads its slot: no other may write it, nor may a snapshot, which may be left before
+ * all is read. */
 static attn_status check_read(struct embed_slots *slots, const struct state_group *group, int32_t s,
                               attn_error *error)
 {
@@ -487,8 +490,13 @@ static attn_status check_read(struct embed_slots *slots, const struct state_grou
     if (!is_read || slot <= 0)
         return ATTN_OK;
     const struct embed_slot *entry = find_slot(slots, slot);
-    if (entry->batch != slots->batch || entry->sequence == s)
+    if (entry->batch != slots->batch || (entry->sequence == s && !entry->is_snapshot))
         return ATTN_OK;
+    if (entry->sequence == s)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "batch.state_groups[%u].slot[%d] is %d, which gets a snapshot of the same "
+                         "sequence; accepted: a slot that no snapshot is left in",
+                         group->number, s, slot);
     return host_fail(error, ATTN_INVALID_ARGUMENT,
                      "batch.state_groups[%u].slot[%d] is %d, which is written for sequence %d; "
                      "accepted: a slot that no other sequence writes",
@@ -508,7 +516,7 @@ static attn_status claim_snapshots(struct embed_slots *slots, const struct state
     attn_status status = ATTN_OK;
     for (int32_t row = begin; row < end && status == ATTN_OK; row++)
         if (snapshots[row] != -1)
-            status = claim_slot(slots, group, "snapshots", row, snapshots[row], s, error);
+            status = claim_slot(slots, group, "snapshots", row, snapshots[row], s, true, error);
     return status;
 }
 
@@ -525,7 +533,7 @@ static attn_status check_slots(struct embed_slots *slots, const struct state_gro
     int64_t rows = state->snapshots.host ? batch->num_tokens : 0;
     attn_status status = empty_slots(slots, batch->num_seqs + rows, error);
     for (int32_t s = 0; s < batch->num_real_seqs && status == ATTN_OK; s++) {
-        status = claim_slot(slots, group, name, s, written[s], s, error);
+        status = claim_slot(slots, group, name, s, written[s], s, false, error);
         if (status == ATTN_OK)
             status = claim_snapshots(slots, group, s, error);
     }

@@ -232,7 +232,8 @@ START_TEST(bad_slots)
     static const int32_t apart[3] = {4, 7, 1 << 30}, twice[3] = {4, 7, 4}, padding[3] = {0, 7, 0},
                          negative[3] = {4, -7, 1}, below[2] = {-1, -7}, swapped[3] = {7, 4, 9},
                          fresh[3] = {0, 0, 0}, snapshots[5] = {-1, 20, -1, -1, 21},
-                         clash[5] = {-1, 20, -1, 4, -1};
+                         clash[5] = {-1, 20, -1, 4, -1}, own[5] = {4, -1, -1, -1, -1},
+                         elsewhere[3] = {40, 70, 90};
     attn_state_batch state = {.struct_size = sizeof state};
     attnhost_backend *backend = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
@@ -266,6 +267,12 @@ START_TEST(bad_slots)
                      STATE(.slot = {apart, NULL}, .snapshots = {clash, NULL}));
     ASSERT_BAD_BATCH("batch.state_groups[0].snapshots[1] is -7; accepted: 0 or more",
                      STATE(.slot = {apart, NULL}, .snapshots = {below, NULL}));
+    GOOD(.slot = {apart, NULL}, .dst_slot = {elsewhere, NULL}, .snapshots = {own, NULL},
+         .has_initial = {fresh, NULL}); /* which is not read */
+    ASSERT_BAD_BATCH(
+        "batch.state_groups[0].slot[0] is 4, which gets a snapshot of the same sequence; accepted: "
+        "a slot that no snapshot is left in",
+        STATE(.slot = {apart, NULL}, .dst_slot = {elsewhere, NULL}, .snapshots = {own, NULL}));
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
