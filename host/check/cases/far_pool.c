@@ -23,6 +23,34 @@ static bool is_cpu(const struct device *device)
     return device->type == ATTN_DEVICE_CPU;
 }
 
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+void *far_map(const struct device *device, uint64_t bytes)
+{
+    if (!is_cpu(device))
+        return device_allocate(device, ATTN_SPACE_DEVICE, bytes, 256);
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+void far_unmap(const struct device *device, void *memory, uint64_t bytes)
+{
+    if (!memory)
+        return;
+    if (is_cpu(device))
+        munmap(memory, bytes);
+    else
+        device_release(device, ATTN_SPACE_DEVICE, memory);
+}
+
+int64_t far_distance(const struct device *device, uint32_t element_size)
+{
+    bool has_room = is_cpu(device) || element_size == 1;
+    int64_t limit = (int64_t)1 << (has_room ? 32 : 31); /* 4 GiB at least */
+    return limit + limit / 8;
+}
+
 /* ---- Places ---------------------------------------------------------------------------------- */
 
 attn_status far_places_init(struct far_places *places, const struct device *device,
@@ -62,21 +90,11 @@ int64_t far_place(const struct far_places *places, int64_t page)
  */
 static int64_t stride_of(const struct far_places *places, const attn_tensor *dense)
 {
-    bool has_room = is_cpu(places->device) || attn_dtype_size(dense->dtype) == 1;
-    int64_t limit = (int64_t)1 << (has_room ? 32 : 31); /* 4 GiB at least */
     if (places->spread == SPREAD_PAGES)
         return dense->strides[0];
-    int64_t stride = (limit + limit / 8) / places->num_places / 64 * 64;
+    int64_t distance = far_distance(places->device, attn_dtype_size(dense->dtype));
+    int64_t stride = distance / places->num_places / 64 * 64;
     return stride > dense->strides[0] ? stride : dense->strides[0];
-}
-
-static char *map(const struct device *device, uint64_t bytes)
-{
-    if (!is_cpu(device))
-        return device_allocate(device, ATTN_SPACE_DEVICE, bytes, 256);
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
 }
 
 attn_status far_pool_init(struct far_pool *pool, const struct far_places *places,
@@ -88,7 +106,7 @@ attn_status far_pool_init(struct far_pool *pool, const struct far_places *places
     pool->tensor.shape[0] = places->num_places;
     pool->tensor.strides[0] = stride_of(places, dense);
     pool->bytes = FIRST_BYTE + (uint64_t)(places->num_places * pool->tensor.strides[0]) * size;
-    pool->tensor.data = pool->memory = map(places->device, pool->bytes);
+    pool->tensor.data = pool->memory = far_map(places->device, pool->bytes);
     pool->tensor.byte_offset = FIRST_BYTE;
     if (pool->memory)
         return ATTN_OK;
@@ -101,12 +119,8 @@ attn_status far_pool_init(struct far_pool *pool, const struct far_places *places
 
 void far_pool_finish(struct far_pool *pool)
 {
-    if (!pool->memory)
-        return;
-    if (is_cpu(pool->places->device))
-        munmap(pool->memory, pool->bytes);
-    else
-        device_release(pool->places->device, ATTN_SPACE_DEVICE, pool->memory);
+    if (pool->memory)
+        far_unmap(pool->places->device, pool->memory, pool->bytes);
 }
 
 static char *page_of(const struct far_pool *pool, int32_t page)

@@ -21,6 +21,15 @@ enum page_spread {
     PAGE_SPREADS
 };
 
+/* Memory of which little is touched: on the CPU reserved, not filled, and zero; a GPU has to have
+ * it. NULL = there is none. */
+void *far_map(const struct device *device, uint64_t bytes);
+void far_unmap(const struct device *device, void *memory, uint64_t bytes); /* NULL is accepted */
+
+/* So many elements have to lie between the first and the last one of something that no 32 bits may
+ * count, neither in bytes nor, on the CPU with a sign or without, in elements. */
+int64_t far_distance(const struct device *device, uint32_t element_size);
+
 /* Where pages 0 .. count - 1 of a case have their places. */
 struct far_places {
     const struct device *device;

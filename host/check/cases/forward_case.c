@@ -133,6 +133,16 @@ static bool quantises_wrongly(const struct case_spec *spec)
             (spec->latent.kv_lora_rank > 0 || spec->special_values));
 }
 
+/* Keys of -inf: what is saturated has none, a cap makes them finite, a latent's part would be a
+ * value too. */
+static bool loses_wrongly(const struct case_spec *spec)
+{
+    return dtype_is_fp8(spec->q_dtype) || dtype_is_fp8(spec->kv_dtype) ||
+           dtype_is_fp8(new_kv_dtype(spec)) || spec->logit_cap > 0 || spec->sm_scale < 0 ||
+           spec->latent.kv_lora_rank > 0 || spec->special_values || spec->growing_scores ||
+           spec->num_sequences > FORWARD_CASE_MAX_SEQS;
+}
+
 static bool has_scales(const struct case_spec *spec)
 {
     return spec->kv_layout && dtype_is_fp8(spec->kv_dtype) && !case_is_packed(spec);
@@ -161,6 +171,11 @@ const char *case_spec_defect(const struct case_spec *spec)
         return "multi_item";
     if (chooses_wrongly(spec))
         return "top_k";
+    if (spec->fewer_keys && (!spec->from_cache || spec->attn_type != ATTN_TYPE_DECODER ||
+                             spec->partial || spec->multi_item || spec->top_k > 0))
+        return "fewer_keys";
+    if (spec->lost_keys > 0 && loses_wrongly(spec))
+        return "lost_keys";
     if (spec->unwritten_slots && !saves)
         return "unwritten_slots";
     if (spec->read_only_layer && (!saves || spec->unwritten_slots))
@@ -253,6 +268,15 @@ static void say_rules(struct line *line, const struct case_spec *spec)
             spec->flags & ATTN_FORWARD_OMIT_SINK ? " omitted" : "");
     if (spec->growing_scores)
         say(line, ", growing scores");
+    if (spec->key_size > 0 || spec->value_size > 0)
+        say(line, ", keys and values times %g, %g", (double)spec->key_size,
+            (double)spec->value_size);
+    if (spec->odd_slopes)
+        say(line, ", slopes of 0, below 0 and steep");
+    if (spec->lost_keys > 0)
+        say(line, ", scores of the first %d keys -inf", spec->lost_keys);
+    if (spec->fewer_keys)
+        say(line, ", kv_lens shorter than prefix and queries");
     if (spec->special_values)
         say(line, ", special values");
     if (spec->hint != HINT_NONE)

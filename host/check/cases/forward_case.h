@@ -119,6 +119,14 @@ struct case_spec {
                           /* expanded ones, a chunk of it */
     bool unwritten_slots; /* some of out_cache_loc are -1 */
     bool high_sinks;      /* sinks far above every score, and far below */
+    bool odd_slopes; /* of ALiBi: 0, below 0, and so steep that a neighbour counts for nothing */
+    /* Magnitudes of keys (of latents: of all of it) and of values, powers of two; 0 = 1. Scores are
+     * what they are without: queries are as much smaller as keys are larger. */
+    float key_size, value_size;
+    /* So many first keys of each sequence have a score of -inf with every query. */
+    int32_t lost_keys;
+    bool fewer_keys;      /* from_cache: kv_lens of all sequences but the first are shorter than */
+                          /* what prefix and queries come to, by one key to all of them */
     bool without_needles; /* for bars that none could cross */
     bool growing_scores;  /* scores grow along the keys by more than 100; no needles */
     /* The last new token of every sequence but the first is beyond the largest stored value,

@@ -28,6 +28,14 @@ bool case_has_new_rows(const struct case_spec *spec, uint64_t seed)
 
 enum { EXTENDED = 20 }; /* of many sequences of a MIXED batch */
 
+/* Of sequence s: as many, one less, half of the queries, more than there are, none. */
+static int32_t fewer_keys(int32_t kv_len, int32_t q_len, int32_t s)
+{
+    const int32_t less[] = {0, 1, (q_len + 1) / 2, q_len + 5, kv_len};
+    int32_t left = kv_len - less[s % 5];
+    return left > 0 ? left : 0;
+}
+
 static void set_real(struct case_lengths *l, const struct case_spec *spec, int32_t s)
 {
     const struct case_sequence *sequence = case_sequence_at(spec, s);
@@ -42,6 +50,8 @@ static void set_real(struct case_lengths *l, const struct case_spec *spec, int32
         l->num_new[s] = 0;
     l->kv_len[s] = has_chunk(spec) ? sequence->chunk_end
                                    : sequence->prefix_len + (spec->partial ? 0 : l->num_new[s]);
+    if (spec->fewer_keys)
+        l->kv_len[s] = fewer_keys(l->kv_len[s], l->q_len[s], s);
 }
 
 static void set_padding(struct case_lengths *l, const struct case_spec *spec, int32_t s)
@@ -583,12 +593,15 @@ static void fill_items(const struct filling *f)
         uint64_t stream = case_stream(f->c->batch_seed, DRAW_ITEMS, (uint64_t)s, 0, 0);
         int32_t left = 0, p = 0;
         int32_t tokens = f->l->prefix[s] + f->l->q_len[s] + 1;
-        prefix[s] = case_below(stream, UINT32_MAX, is_long ? tokens / 4 + 1 : tokens);
+        int32_t room = most > 20 ? tokens / 4 + 1 : is_long ? 300 : tokens;
+        prefix[s] = case_below(stream, UINT32_MAX, room < tokens ? room : tokens);
         longest[s] = 0;
         for (int32_t i = 0; i < f->c->stride_items; i++, p = p < left ? p + 1 : 0) {
             if (p == 0)
                 left = is_long ? most - 1 - case_below(stream, (uint64_t)i, most / 4 + 1)
                                : case_below(stream, (uint64_t)i, 20);
+            if (i == 0 && most > INT16_MAX) /* the last query is in it, wherever it begins */
+                left = most - 1;
             token_pos[s * f->c->stride_items + i] = (uint16_t)p;
             longest[s] = longest[s] > p ? longest[s] : p;
         }

@@ -150,6 +150,8 @@ void case_latent_fill_scale(struct forward_case *c)
     if (scale)
         *scale =
             c->spec.special_values ? 0x1p-4f : 0.02f + 0.01f * (float)case_below(stream, 0, 10);
+    if (scale && c->spec.key_size > 0) /* no larger than it has to be */
+        *scale = c->spec.key_size * (0.009f + 0.05f * *scale);
 }
 
 /* ---- Judging --------------------------------------------------------------------------------- */

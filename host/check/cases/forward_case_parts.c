@@ -375,7 +375,7 @@ static void view_kv(const struct viewing *v)
                           .index_forms = forms,
                           .page_size = c->spec.page_size,
                           .out_cache_loc = longs(v, PART_OUT_CACHE_LOC)};
-    bool own_lens = c->spec.attn_type == ATTN_TYPE_CROSS || c->spec.partial;
+    bool own_lens = c->spec.attn_type == ATTN_TYPE_CROSS || c->spec.partial || c->spec.fewer_keys;
     if (own_lens || case_coin(c->seed, DRAW_LENS))
         kv->kv_lens = v->view->kv_groups[0].kv_lens = ints(v, PART_KV_LENS);
     if (case_has_new_rows(&c->spec, c->seed))

@@ -38,6 +38,24 @@ static float sm_scale_of(const struct forward_case *c)
     return c->posed.group.sm_scale;
 }
 
+static bool has_sizes(const struct case_spec *spec)
+{
+    return spec->key_size > 0 || spec->value_size > 0;
+}
+
+/* Magnitudes; a latent's value is a part of its key. */
+static float key_size(const struct forward_case *c)
+{
+    return c->spec.key_size > 0 ? c->spec.key_size : 1;
+}
+
+static float value_size(const struct forward_case *c)
+{
+    if (case_is_absorbed(&c->spec))
+        return key_size(c);
+    return c->spec.value_size > 0 ? c->spec.value_size : 1;
+}
+
 /* ---- Which tokens ---------------------------------------------------------------------------- */
 
 /* The sequence of the base whose tokens are those of sequence s. */
@@ -103,6 +121,8 @@ static float direction(const struct forward_case *c, int32_t s, int32_t head, in
     uint64_t stream = case_stream(c->seed, DRAW_DIRECTION, (uint64_t)s, (uint64_t)head, 0);
     if (case_is_absorbed(&c->spec) && d < c->spec.latent.kv_lora_rank)
         return 0;
+    if (c->spec.lost_keys > 0 && d == 0) /* where keys are -inf queries are above 0 */
+        return 1;
     return mix_stream(stream, (uint64_t)d) >> 63 ? 1.0f : -1.0f;
 }
 
@@ -125,8 +145,12 @@ static void make_key(struct forward_case *c, int32_t s, int32_t j, int32_t head)
         key[d] = c->spec.growing_scores ? length + 0.01f * noise
                                         : 0.7f * noise - 0.5f * direction(c, s, head, d);
     }
+    for (int32_t d = 0; d < dim; d++)
+        key[d] *= key_size(c);
     for (int32_t d = 0; d < c->spec.v_head_dim; d++)
-        value[d] = case_unit(values, (uint64_t)d);
+        value[d] = value_size(c) * case_unit(values, (uint64_t)d);
+    if (j < c->spec.lost_keys)
+        key[0] = -INFINITY;
     round_vector(key_dtype(c), key, dim);
     round_vector(key_dtype(c), value, c->spec.v_head_dim);
 }
@@ -139,7 +163,10 @@ static void make_query(struct forward_case *c, int32_t s, int32_t t, int32_t hea
     int32_t dim = c->spec.head_dim;
     float peak = peaks[case_below(stream, UINT64_MAX, 4)] / (sm_scale_of(c) * sqrtf((float)dim));
     for (int32_t d = 0; d < dim; d++)
-        query[d] = c->spec.growing_scores ? 1 : peak * case_unit(stream, (uint64_t)d);
+        query[d] =
+            (c->spec.growing_scores ? 1 : peak * case_unit(stream, (uint64_t)d)) / key_size(c);
+    if (c->spec.lost_keys > 0)
+        query[0] = fabsf(query[0]) + 0.1f;
     round_vector(c->spec.q_dtype, query, dim);
 }
 
@@ -167,9 +194,10 @@ static void make_needle_key(struct forward_case *c, int32_t s, int32_t j, int32_
     uint64_t stream = case_stream(c->seed, DRAW_NEEDLES, (uint64_t)s, (uint64_t)j, (uint64_t)head);
     float *key = key_of(c, s, j, head), *value = value_of(c, s, j, head);
     for (int32_t d = 0; d < c->spec.head_dim; d++)
-        key[d] = direction(c, s, head, d);
+        key[d] = direction(c, s, head, d) * key_size(c);
     for (int32_t d = 0; d < c->spec.v_head_dim; d++)
-        value[d] = needle_peak(c, number, d) + 0.1f * case_unit(stream, (uint64_t)d);
+        value[d] =
+            value_size(c) * (needle_peak(c, number, d) + 0.1f * case_unit(stream, (uint64_t)d));
     round_vector(key_dtype(c), value, c->spec.v_head_dim);
 }
 
@@ -179,7 +207,7 @@ static void make_needle_query(struct forward_case *c, int32_t s, int32_t t, int3
     float *query = query_of(c, s, t, head);
     float length = needle_score / (sm_scale_of(c) * (float)direction_dim(c));
     for (int32_t d = 0; d < c->spec.head_dim; d++)
-        query[d] = length * direction(c, s, kv_head, d);
+        query[d] = length * direction(c, s, kv_head, d) / key_size(c);
     round_vector(c->spec.q_dtype, query, c->spec.head_dim);
 }
 
@@ -258,6 +286,8 @@ static bool plant_pair(struct planting *p, int32_t t, int32_t border, const int3
     if (first <
         case_sequence_at(&p->c->spec, p->s)->shared) /* those are planted where they come from */
         first = case_sequence_at(&p->c->spec, p->s)->shared;
+    if (first < p->c->spec.lost_keys)
+        first = p->c->spec.lost_keys;
     bool planted = false;
     for (int32_t j = border; j <= border + 1; j++) {
         if (j < first || j >= kv_len || (!p->is_made[j] && p->room == 0))
@@ -694,9 +724,9 @@ attn_status case_place_tokens(struct forward_case *c, attn_error *error)
     return status;
 }
 
-static float largest_of(const float *values, int64_t count)
+static float largest_of(const float *values, int64_t count, float least)
 {
-    float largest = 1;
+    float largest = least;
     for (int64_t n = 0; n < count; n++)
         largest = fmaxf(largest, fabsf(values[n]));
     return largest;
@@ -728,12 +758,14 @@ static void fill_input_scales(struct forward_case *c)
         queries += tokens->num_q[s];
         keys += tokens->num_k[s];
     }
-    float k = largest_of(tokens->k, keys * spec->num_kv_heads * spec->head_dim);
-    float v = case_is_absorbed(spec)
-                  ? k
-                  : largest_of(tokens->v, keys * spec->num_kv_heads * spec->v_head_dim);
-    fill_scales(c, PART_Q_SCALE, spec->q_dtype,
-                largest_of(tokens->q, queries * spec->num_q_heads * spec->head_dim));
+    float k = largest_of(tokens->k, keys * spec->num_kv_heads * spec->head_dim, key_size(c));
+    float v =
+        case_is_absorbed(spec)
+            ? k
+            : largest_of(tokens->v, keys * spec->num_kv_heads * spec->v_head_dim, value_size(c));
+    fill_scales(
+        c, PART_Q_SCALE, spec->q_dtype,
+        largest_of(tokens->q, queries * spec->num_q_heads * spec->head_dim, 1 / key_size(c)));
     fill_scales(c, PART_NEW_K_SCALE, key_dtype(c), k);
     fill_scales(c, PART_NEW_V_SCALE, key_dtype(c), v);
     fill_scales(c, PART_OUT_SCALE, spec->out_dtype, spec->growing_scores ? v / 16 : v);
@@ -748,7 +780,8 @@ void case_fill_constants(struct forward_case *c)
         float gentle = h % 2 ? c->tokens->gentle_slope / 2 : c->tokens->gentle_slope;
         if (c->spec.sinks)
             memcpy(case_vector(c, c->image, PART_SINKS, h, 0, 0), &sink, sizeof sink);
-        float slope = h % 3 == 2 ? 0.3f : gentle;
+        const float odd[] = {0, -gentle, 80};
+        float slope = c->spec.odd_slopes ? odd[h % 3] : h % 3 == 2 ? 0.3f : gentle;
         if (c->spec.alibi)
             memcpy(case_vector(c, c->image, PART_SLOPES, h, 0, 0), &slope, sizeof slope);
     }
@@ -758,6 +791,10 @@ void case_fill_constants(struct forward_case *c)
     for (int64_t n = 0; n < count; n++) {
         k_scales[n] = 0.03f + 0.01f * (float)case_below(scales, (uint64_t)(2 * n), 10);
         v_scales[n] = 0.02f + 0.01f * (float)case_below(scales, (uint64_t)(2 * n + 1), 10);
+        if (has_sizes(&c->spec)) { /* no larger than they have to be */
+            k_scales[n] = key_size(c) * (0.005f + 0.05f * k_scales[n]);
+            v_scales[n] = value_size(c) * (0.009f + 0.05f * v_scales[n]);
+        }
         if (c->spec.special_values)
             k_scales[n] = v_scales[n] = 0x1p-4f / (float)(1 << n % 3);
     }

@@ -6,6 +6,7 @@
 
 #include "host/base/error.h"
 #include "host/base/mix.h"
+#include "host/check/cases/far_pool.h"
 
 enum { LEAD = 256, TAIL = 256, POISON = 0xFF };
 
@@ -20,6 +21,7 @@ struct moved {
     char *original; /* on the host: the original's bytes */
     char *image;    /* on the host: the copy's */
     char *memory;   /* on the device: the copy */
+    bool is_far;    /* it has no image */
 };
 
 static const char *const role_names[] = {
@@ -76,6 +78,21 @@ static void set_strides(const struct strider *strider, uint32_t role, attn_tenso
     }
 }
 
+/* Dense, but that the last vector of one dimension lies farther from the first than 32 bits count.
+ */
+static void set_far_strides(const struct strider *strider, attn_tensor *tensor)
+{
+    const uint32_t d = strider->far_dim;
+    int64_t stride = 1, distance = far_distance(strider->device, attn_dtype_size(tensor->dtype));
+    for (uint32_t n = tensor->ndim; n-- > 0;)
+        if (n != d) {
+            tensor->strides[n] = stride;
+            stride *= tensor->shape[n] > 0 ? tensor->shape[n] : 1;
+        }
+    int64_t least = (distance / (tensor->shape[d] - 1) + 63) / 64 * 64;
+    tensor->strides[d] = least > stride ? least : (stride + 63) / 64 * 64;
+}
+
 /* On a CPU an operand is aligned to its element, and `data` by itself to nothing. */
 static void set_address(const struct strider *strider, uint32_t role, struct moved *m)
 {
@@ -98,23 +115,47 @@ static char *place(const struct moved *m, char *base, const attn_tensor *tensor,
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
+/* What copies to and from the device need. */
+struct passage {
+    const struct strider *strider;
+    attn_stream stream;
+    attn_status status;
+    attn_error *error;
+};
+
 /* What is done with the vectors of a moved operand: `bytes` of one, in the original and the copy.
  */
-typedef void (*use_vector)(char *original, char *copy, size_t bytes);
+typedef void (*use_vector)(struct passage *passage, char *original, char *copy, size_t bytes);
 
-static void put(char *original, char *copy, size_t bytes)
+static void put(struct passage *passage, char *original, char *copy, size_t bytes)
 {
+    (void)passage;
     memcpy(copy, original, bytes);
 }
 
 /* And poison is left in the copy. */
-static void take(char *original, char *copy, size_t bytes)
+static void take(struct passage *passage, char *original, char *copy, size_t bytes)
 {
+    (void)passage;
     memcpy(original, copy, bytes);
     memset(copy, POISON, bytes);
 }
 
-static void each_vector(struct moved *m, use_vector use)
+/* The same where the copy is the device's own memory, too large for an image of it. */
+static void put_far(struct passage *passage, char *original, char *copy, size_t bytes)
+{
+    if (passage->status == ATTN_OK)
+        passage->status = device_copy(passage->strider->device, copy, original, bytes,
+                                      passage->stream, passage->error);
+}
+
+static void take_far(struct passage *passage, char *original, char *copy, size_t bytes)
+{
+    put_far(passage, copy, original, bytes);
+}
+
+/* `base`: where the copy's memory is looked for, in its image or on the device. */
+static void each_vector(struct moved *m, char *base, use_vector use, struct passage *passage)
 {
     const attn_tensor *from = m->from;
     uint32_t last = from->ndim - 1;
@@ -128,7 +169,7 @@ static void each_vector(struct moved *m, use_vector use)
             old += index[d] * from->strides[d];
             new += index[d] * m->to.strides[d];
         }
-        use(place(m, m->original, from, old), place(m, m->image, &m->to, new), bytes);
+        use(passage, place(m, m->original, from, old), place(m, base, &m->to, new), bytes);
         for (uint32_t d = last; d-- > 0 && ++index[d] == from->shape[d];)
             index[d] = 0;
     }
@@ -150,49 +191,82 @@ static void release(const struct strider *strider, struct moved *m)
 {
     free(m->original);
     free(m->image);
-    device_release(strider->device, ATTN_SPACE_DEVICE, m->memory);
+    if (m->is_far)
+        far_unmap(strider->device, m->memory, m->bytes);
+    else
+        device_release(strider->device, ATTN_SPACE_DEVICE, m->memory);
     memset(m, 0, sizeof *m);
+}
+
+static attn_status allocate(const struct strider *strider, uint32_t role, struct moved *m,
+                            attn_error *error)
+{
+    m->original = malloc(m->span + 1);
+    m->image = m->is_far ? NULL : malloc(m->bytes);
+    m->memory = m->is_far ? far_map(strider->device, m->bytes)
+                          : device_allocate(strider->device, ATTN_SPACE_DEVICE, m->bytes, 256);
+    if (m->original && (m->image || m->is_far) && m->memory)
+        return ATTN_OK;
+    attn_status status = m->is_far && strider->device->type != ATTN_DEVICE_CPU
+                             ? device_exhausted(strider->device, ATTN_SPACE_DEVICE)
+                             : ATTN_OUT_OF_HOST_MEMORY;
+    uint64_t bytes = m->bytes;
+    release(strider, m);
+    return host_fail(error, status, "no memory for a copy of operand %s, of %llu bytes",
+                     role_names[role], (unsigned long long)bytes);
 }
 
 static attn_status move(const struct strider *strider, uint32_t role, const attn_tensor *from,
                         struct moved *m, attn_stream stream, attn_error *error)
 {
     uint32_t size = attn_dtype_size(from->dtype);
-    *m = (struct moved){.from = from, .to = *from};
-    set_strides(strider, role, &m->to);
+    struct passage passage = {strider, stream, ATTN_OK, error};
+    *m = (struct moved){.from = from, .to = *from, .is_far = strider->form == STRIDER_FAR};
+    if (m->is_far)
+        set_far_strides(strider, &m->to);
+    else
+        set_strides(strider, role, &m->to);
     m->span = (uint64_t)elements_of(from) * size;
     m->bytes = 2 * LEAD + (uint64_t)elements_of(&m->to) * size + TAIL;
-    m->original = malloc(m->span + 1);
-    m->image = malloc(m->bytes);
-    m->memory = device_allocate(strider->device, ATTN_SPACE_DEVICE, m->bytes, 256);
-    if (!m->original || !m->image || !m->memory) {
-        release(strider, m);
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a copy of operand %s",
-                         role_names[role]);
-    }
+    attn_status status = allocate(strider, role, m, error);
+    if (status != ATTN_OK)
+        return status;
     set_address(strider, role, m);
+    status = copy(strider, m->original, first_byte(from), m->span, stream, error);
+    if (status != ATTN_OK)
+        return status;
+    if (m->is_far) {
+        each_vector(m, m->memory, put_far, &passage);
+        return passage.status;
+    }
     memset(m->image, POISON, m->bytes);
-    attn_status status = copy(strider, m->original, first_byte(from), m->span, stream, error);
-    each_vector(m, put);
-    return status == ATTN_OK ? copy(strider, m->memory, m->image, m->bytes, stream, error) : status;
+    each_vector(m, m->image, put, &passage);
+    return copy(strider, m->memory, m->image, m->bytes, stream, error);
 }
 
 /* What was written goes to the original; what surrounds vectors must be poison still. */
 static attn_status move_back(const struct strider *strider, uint32_t role, struct moved *m,
                              attn_stream stream, attn_error *error)
 {
-    attn_status status = copy(strider, m->image, m->memory, m->bytes, stream, error);
+    struct passage passage = {strider, stream, ATTN_OK, error};
+    attn_status status = m->is_far ? device_synchronize(strider->device, stream, error)
+                                   : copy(strider, m->image, m->memory, m->bytes, stream, error);
     if (status != ATTN_OK)
         return status;
-    each_vector(m, take);
-    for (uint64_t i = 0; i < m->bytes; i++)
+    each_vector(m, m->is_far ? m->memory : m->image, m->is_far ? take_far : take, &passage);
+    status = m->is_far && passage.status == ATTN_OK
+                 ? device_synchronize(strider->device, stream, error)
+                 : passage.status;
+    for (uint64_t i = 0; status == ATTN_OK && m->image && i < m->bytes; i++)
         if ((uint8_t)m->image[i] != POISON)
             return host_fail(error, ATTN_INTERNAL,
                              "operand %s: byte %lld from its first element is in no vector of it, "
                              "and was written to",
                              role_names[role],
                              (long long)((int64_t)i - (first_byte(&m->to) - m->memory)));
-    return copy(strider, first_byte(m->from), m->original, m->span, stream, error);
+    return status == ATTN_OK
+               ? copy(strider, first_byte(m->from), m->original, m->span, stream, error)
+               : status;
 }
 
 /* ---- The backend ----------------------------------------------------------------------------- */
@@ -203,6 +277,20 @@ static attn_status forward(const attn_backend_ops *ops, bool decode, attn_metada
 {
     return (decode ? ops->forward_decode : ops->forward_extend)(metadata, layer_id, args, stream,
                                                                 error);
+}
+
+/* Note of which outer dimensions the operand has several. */
+static void note_dims(struct strider *strider, uint32_t role, const attn_tensor *tensor)
+{
+    strider->given |= 1u << role;
+    for (uint32_t d = 0; d + 1 < tensor->ndim; d++)
+        strider->dims[role] |= tensor->shape[d] > 1 ? 1u << d : 0;
+}
+
+static bool is_moved(const struct strider *strider, uint32_t role, const attn_tensor *tensor)
+{
+    bool several = strider->far_dim + 1 < tensor->ndim && tensor->shape[strider->far_dim] > 1;
+    return strider->roles >> role & 1 && (strider->form != STRIDER_FAR || several);
 }
 
 static attn_status forward_moved(bool decode, attn_metadata *metadata, int32_t layer_id,
@@ -218,8 +306,9 @@ static attn_status forward_moved(bool decode, attn_metadata *metadata, int32_t l
     args.num_operands = ATTN_ROLE_COUNT;
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
         operands[role] = attn_operand(given, role);
-        strider->given |= operands[role] ? 1u << role : 0;
-        if (status != ATTN_OK || !operands[role] || !(strider->roles >> role & 1))
+        if (operands[role])
+            note_dims(strider, role, operands[role]);
+        if (status != ATTN_OK || !operands[role] || !is_moved(strider, role, operands[role]))
             continue;
         status = move(strider, role, operands[role], &moved[role], stream, error);
         operands[role] = &moved[role].to;

@@ -5,7 +5,8 @@
  *
  * The case and its judgement know nothing of it: an operand is copied before the forward, and what
  * was written is copied back after it. So it serves softmax, latent and linear layers alike, and
- * any operand of the role map. A gap that was written to fails the forward.
+ * any operand of the role map. A gap that was written to fails the forward; but those between
+ * vectors that lie far apart are zero, and nobody looks what became of them.
  */
 #ifndef HOST_CHECK_CASES_STRIDER_H
 #define HOST_CHECK_CASES_STRIDER_H
@@ -19,7 +20,8 @@
 enum strider_form {
     STRIDER_GAPS,   /* gaps of another length between the vectors of each dimension */
     STRIDER_TURNED, /* and the outer dimensions in the opposite order */
-    STRIDER_FORMS
+    STRIDER_FORMS,
+    STRIDER_FAR = STRIDER_FORMS /* dense, but for one dimension that takes all to beyond 2^32 */
 };
 
 /* Initialised in place and never copied; it outlives the sessions that were given its type. There
@@ -33,6 +35,9 @@ struct strider {
     enum strider_form form;
     uint32_t roles; /* a set of bits: operands that lie otherwise; the others stay where they are */
     uint32_t given; /* those that forwards had so far */
+    uint32_t far_dim; /* of STRIDER_FAR: operands that have several there lie otherwise */
+    uint32_t
+        dims[ATTN_ROLE_COUNT]; /* a bit for each outer dimension of which an operand had several */
 };
 
 void strider_init(struct strider *strider, const attn_backend_type *inner,

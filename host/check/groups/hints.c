@@ -24,15 +24,23 @@ static const struct {
     {0, 21, 3}, {0, 35, 2}, {2, 9, 2}, {2, 0, 3}, {0, 4, 5}, {0, 50, 1}, {3, 17, 1}, {0, 19, 1},
 };
 
-static void set_runs(struct case_spec *spec, enum case_hint hint)
+/* The same number of pages, or where `tiles` those that hold as many keys as no tile of them does:
+ * 208 and 336, which are no multiples of 64 or 128. */
+static int32_t pages_of(const struct case_spec *spec, int32_t pages, bool tiles)
+{
+    int32_t keys = pages == 2 ? 208 : 336;
+    return pages == 0 || !tiles ? pages : (keys + spec->page_size - 1) / spec->page_size;
+}
+
+static void set_runs(struct case_spec *spec, enum case_hint hint, bool tiles)
 {
     int32_t page = spec->page_size;
     spec->hint = hint;
     spec->num_sequences = FORWARD_CASE_MAX_SEQS;
     for (int32_t s = 0; s < spec->num_sequences; s++) {
         bool begins = s + 1 < spec->num_sequences && runs[s + 1].pages > runs[s].pages;
-        int32_t shared = page * runs[s].pages;
-        int32_t least = begins ? page * runs[s + 1].pages : shared;
+        int32_t shared = page * pages_of(spec, runs[s].pages, tiles);
+        int32_t least = begins ? page * pages_of(spec, runs[s + 1].pages, tiles) : shared;
         int32_t num_new = spec->mode == ATTN_MODE_DECODE          ? 1
                           : spec->mode == ATTN_MODE_TARGET_VERIFY ? 4
                                                                   : runs[s].num_new;
@@ -45,14 +53,14 @@ static void set_runs(struct case_spec *spec, enum case_hint hint)
 
 /* The hint of all runs in every case; of the others, and none at all, one in each. */
 static void judge_hints(struct check_run *run, const struct grid *grid,
-                        const struct case_spec *base, const attn_options *options)
+                        const struct case_spec *base, const attn_options *options, bool tiles)
 {
     const struct case_run exactly = {.exact_memory = true, .repeat = 1};
     static const enum case_hint others[] = {HINT_SOME, HINT_SHORT, HINT_NONE};
     for (int n = 0; n < 2 && run->code == CHECK_PASS; n++) {
         struct case_spec spec = *base;
         char reason[512] = "";
-        set_runs(&spec, n ? others[run->index % 3] : HINT_ALL);
+        set_runs(&spec, n ? others[run->index % 3] : HINT_ALL, tiles);
         if (grid_accepts_spec(grid, options, &spec, reason, sizeof reason))
             numerics_run(run, &spec, options, &exactly);
         else
@@ -65,6 +73,11 @@ static const struct grid_choice softmax_choices[] = {
     {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
     {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_63)},
     {0, 0}};
+static const struct grid_choice tile_choices[] = {
+    {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
+    {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
+    {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_100)},
+    {0, 0}};
 static const struct grid_choice form_choices[] = {
     {AXIS_FORM, ALL}, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)}, {0, 0}};
 static const struct mla_choice latent_choice = {
@@ -73,7 +86,7 @@ static const struct mla_choice latent_choice = {
     BIT(MLA_ONE_BLOCK),
     {{AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)}}};
 
-static void run_found(struct check_run *run, const struct grid_choice *choices)
+static void run_found(struct check_run *run, const struct grid_choice *choices, bool tiles)
 {
     struct grid *grid = grid_of(run->subject);
     struct case_spec spec;
@@ -81,12 +94,12 @@ static void run_found(struct check_run *run, const struct grid_choice *choices)
     CHECK_THAT(run, grid, "no memory for the grid");
     if (choices ? numerics_spec(run, grid, choices, &spec, &options)
                 : numerics_mla_spec(run, grid, &latent_choice, &spec, &options))
-        judge_hints(run, grid, &spec, options);
+        judge_hints(run, grid, &spec, options, tiles);
     grid_release(run->subject, grid);
 }
 
 /* Levels of runs, and nothing else. */
-static void run_prefix_levels(struct check_run *run)
+static void run_levels(struct check_run *run, bool tiles)
 {
     const struct case_run exactly = {.exact_memory = true, .repeat = 1};
     struct grid *grid = grid_of(run->subject);
@@ -95,7 +108,7 @@ static void run_prefix_levels(struct check_run *run)
     char reason[512] = "";
     CHECK_THAT(run, grid, "no memory for the grid");
     if (numerics_spec(run, grid, softmax_choices, &spec, &options)) {
-        set_runs(&spec, HINT_LEVELS);
+        set_runs(&spec, HINT_LEVELS, tiles);
         if (grid_accepts_spec(grid, options, &spec, reason, sizeof reason))
             numerics_run(run, &spec, options, &exactly);
         else
@@ -113,14 +126,15 @@ static const struct grid_choice beside_choices[] = {
 
 /* The same queries over encoders of their own, longer than what is shared, but for the last of each
  * run. */
-static void make_cross(struct case_spec *spec)
+static void make_cross(struct case_spec *spec, bool tiles)
 {
     static const int32_t pages[FORWARD_CASE_MAX_SEQS] = {4, 3, 4, 1, 3, 4, 1, 3};
     spec->attn_type = ATTN_TYPE_CROSS;
     spec->window_left = spec->window_right = -1;
     spec->hint = HINT_NONE;
     for (int32_t s = 0; s < spec->num_sequences; s++)
-        spec->sequences[s] = (struct case_sequence){.prefix_len = spec->page_size * pages[s] + s,
+        spec->sequences[s] = (struct case_sequence){.prefix_len = spec->page_size * pages[s] + s +
+                                                                  (tiles ? 100 * pages[s] : 0),
                                                     .num_new = spec->sequences[s].num_new,
                                                     .num_new_keys = s % 2 ? 0 : 11};
 }
@@ -166,7 +180,7 @@ static bool add_case(struct check_run *run, struct joint *joint, const struct ca
     return true;
 }
 
-static void run_hints_beside_cross(struct check_run *run)
+static void run_beside(struct check_run *run, bool tiles)
 {
     struct grid *grid = grid_of(run->subject);
     struct case_spec self, cross;
@@ -175,9 +189,9 @@ static void run_hints_beside_cross(struct check_run *run)
     struct joint joint = {.count = 0};
     CHECK_THAT(run, grid, "no memory for the grid");
     if (numerics_spec(run, grid, beside_choices, &self, &options)) {
-        set_runs(&self, HINT_ALL);
+        set_runs(&self, HINT_ALL, tiles);
         cross = self;
-        make_cross(&cross);
+        make_cross(&cross, tiles);
         if (!grid_accepts_spec(grid, options, &self, reason, sizeof reason) ||
             !grid_accepts_spec(grid, options, &cross, reason, sizeof reason))
             check_skip(run, "%s", reason);
@@ -212,17 +226,53 @@ static int32_t count_mla_hints(const struct check_subject *subject)
 
 static void run_hints(struct check_run *run)
 {
-    run_found(run, softmax_choices);
+    run_found(run, softmax_choices, false);
 }
 
 static void run_hints_forms(struct check_run *run)
 {
-    run_found(run, form_choices);
+    run_found(run, form_choices, false);
 }
 
 static void run_mla_hints(struct check_run *run)
 {
-    run_found(run, NULL);
+    run_found(run, NULL, false);
+}
+
+static void run_prefix_levels(struct check_run *run)
+{
+    run_levels(run, false);
+}
+
+static void run_hints_beside_cross(struct check_run *run)
+{
+    run_beside(run, false);
+}
+
+/* The same where what is shared is several tiles of keys, the last one in part. */
+static int32_t count_tiles(const struct check_subject *subject)
+{
+    return numerics_count(subject, tile_choices);
+}
+
+static void run_hints_tiles(struct check_run *run)
+{
+    run_found(run, tile_choices, true);
+}
+
+static void run_mla_hints_tiles(struct check_run *run)
+{
+    run_found(run, NULL, true);
+}
+
+static void run_levels_tiles(struct check_run *run)
+{
+    run_levels(run, true);
+}
+
+static void run_tiles_beside_cross(struct check_run *run)
+{
+    run_beside(run, true);
 }
 
 #define ROW(name, sentence)                                                                        \
@@ -238,5 +288,17 @@ const struct check check_hints[] = {
      CHECK_NEEDS_COMPUTE, count_hints, run_prefix_levels},
     {"KV-15", "beside_cross", "what sequences share is not what their encoders share",
      CHECK_NEEDS_COMPUTE, count_hints_beside_cross, run_hints_beside_cross},
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};
+
+const struct check check_hints_tiles[] = {
+    {"INVAR-01", "hints_tiles", "what is shared may be several tiles of keys", CHECK_NEEDS_COMPUTE,
+     count_tiles, run_hints_tiles},
+    {"INVAR-01", "mla_hints_tiles", "so it may be of latents", CHECK_NEEDS_COMPUTE, count_mla_hints,
+     run_mla_hints_tiles},
+    {"KV-15", "levels_tiles", "so may what several levels share", CHECK_NEEDS_COMPUTE, count_hints,
+     run_levels_tiles},
+    {"KV-15", "tiles_beside_cross", "encoders of several tiles share nothing of it",
+     CHECK_NEEDS_COMPUTE, count_hints_beside_cross, run_tiles_beside_cross},
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

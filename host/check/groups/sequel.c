@@ -14,6 +14,7 @@
 #include "host/check/cases/numerics.h"
 #include "host/check/groups/sequel_draw.h"
 
+#include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/base/mix.h"
 
@@ -191,6 +192,78 @@ static void run_chains(struct check_run *run, const struct grid *grid, bool late
         chain_finish(&chains[n]);
     if (!any)
         check_skip(run, "query refuses every case that was drawn");
+}
+
+/* ---- Two dtypes in turn -----------------------------------------------------------------------
+ */
+
+/* What may be fp8 of a layer: each in both of its types, alone and with others. */
+static const struct fp8_types {
+    attn_dtype q, new_kv, kv, out; /* NONE = the base's; of new k, v: q's */
+} fp8_types[] = {
+    {ATTN_FP8_E4M3, ATTN_DTYPE_NONE, ATTN_FP8_E4M3, ATTN_DTYPE_NONE},
+    {ATTN_FP8_E5M2, ATTN_DTYPE_NONE, ATTN_FP8_E5M2, ATTN_DTYPE_NONE},
+    {ATTN_DTYPE_NONE, ATTN_DTYPE_NONE, ATTN_FP8_E4M3, ATTN_DTYPE_NONE},
+    {ATTN_DTYPE_NONE, ATTN_DTYPE_NONE, ATTN_FP8_E5M2, ATTN_DTYPE_NONE},
+    {ATTN_DTYPE_NONE, ATTN_DTYPE_NONE, ATTN_DTYPE_NONE, ATTN_FP8_E4M3},
+    {ATTN_DTYPE_NONE, ATTN_DTYPE_NONE, ATTN_DTYPE_NONE, ATTN_FP8_E5M2},
+    {ATTN_FP8_E4M3, ATTN_BF16, ATTN_DTYPE_NONE, ATTN_DTYPE_NONE},
+    {ATTN_FP8_E5M2, ATTN_BF16, ATTN_DTYPE_NONE, ATTN_DTYPE_NONE},
+    {ATTN_DTYPE_NONE, ATTN_FP8_E4M3, ATTN_FP8_E4M3, ATTN_DTYPE_NONE},
+    {ATTN_DTYPE_NONE, ATTN_FP8_E5M2, ATTN_FP8_E5M2, ATTN_DTYPE_NONE},
+};
+enum { FP8_TYPES = sizeof fp8_types / sizeof fp8_types[0] };
+
+/* False: query refuses it. */
+static bool take_types(const struct grid *grid, int32_t types, struct case_spec *spec)
+{
+    const struct fp8_types *t = &fp8_types[types];
+    if (!grid_accepts(grid, &grid->base, spec, NULL, 0))
+        return false;
+    spec->q_dtype = t->q ? t->q : spec->q_dtype;
+    spec->new_kv_dtype = t->new_kv;
+    spec->kv_dtype = t->kv ? t->kv : spec->kv_dtype;
+    spec->out_dtype = t->out ? t->out : spec->out_dtype;
+    spec->input_granularity =
+        dtype_is_fp8(t->q) || dtype_is_fp8(t->new_kv) ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
+    spec->scale_granularity =
+        dtype_is_fp8(spec->kv_dtype) ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
+    spec->wants_lse = true;
+    /* Of e5m2 no needle stands out. */
+    spec->without_needles = spec->q_dtype == ATTN_FP8_E5M2 || spec->out_dtype == ATTN_FP8_E5M2;
+    return !case_spec_defect(spec) &&
+           grid_accepts_spec(grid, grid_options(grid, &grid->base), spec, NULL, 0);
+}
+
+/* Two instances that differ in their types alone, both there before the first call, called in
+ * turns. */
+static void run_types_of(struct check_run *run, const struct grid *grid, bool latent)
+{
+    struct chain chains[CHAINS];
+    const int32_t of[CHAINS] = {run->index % FP8_TYPES,
+                                (run->index + 1 + run->index / FP8_TYPES * 2) % FP8_TYPES};
+    bool good = true;
+    (void)latent;
+    for (int32_t n = 0; n < CHAINS; n++) {
+        chains[n] =
+            (struct chain){.run = run, .grid = grid, .options = grid_options(grid, &grid->base)};
+        good = good && take_types(grid, of[n], &chains[n].specs[0]);
+        chains[n].specs[1] = chains[n].specs[0];
+    }
+    if (!good)
+        check_skip(run, "query refuses fp8 operands of these types");
+    for (int32_t n = 0; n < CHAINS && good; n++) {
+        for (uint64_t step = 0; step < 2 && good; step++) {
+            uint64_t seed = mix_absorb(run->seed, step); /* not of n: all else is equal */
+            good = add_case(&chains[n], make_case(&chains[n], &chains[n].specs[step], seed, seed));
+        }
+        good = good && chain_open(&chains[n]);
+    }
+    for (int32_t call = 0; call < 2 * CHAINS && good; call++)
+        good = chain_judge(&chains[call % CHAINS], call / CHAINS,
+                           call % CHAINS ? "second instance, call" : "first instance, call");
+    for (int32_t n = 0; n < CHAINS; n++)
+        chain_finish(&chains[n]);
 }
 
 /* ---- The same addresses ---------------------------------------------------------------------- */
@@ -396,6 +469,7 @@ static void run_with_grid(struct check_run *run, bool latent,
         run_with_grid(run, latent, use);                                                           \
     }
 
+CASES(types_in_turn, false, 3 * FP8_TYPES, run_types_of)
 CASES(sequel, false, MASKS *MASKS, run_chains)
 CASES(mla_sequel, true, 21, run_chains)
 CASES(contents, false, 30, run_contents_of)
@@ -410,6 +484,7 @@ CASES(mla_layers, true, 20, run_layers_of)
 
 const struct check check_sequel[] = {
     ROW("INVAR-01", sequel, "calls of an instance, and of another one, leave nothing behind"),
+    ROW("INVAR-01", types_in_turn, "instances of unlike types may be called in turns"),
     ROW("INVAR-01", layers,
         "layers and KV groups of one batch have nothing in common but its rows"),
     ROW("LIFE-06", contents, "a batch at the same addresses as the one before is planned anew"),

@@ -65,6 +65,25 @@ static void make_long(struct linear_spec *spec, int32_t index)
     spec->sparse = spec->snapshots ? 257 : 0;
 }
 
+/* Rows of a sequence, and numbers of rows, beyond 65,536. */
+static void make_longest(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[] = {
+        {.rows = 66005, .has_initial = true}, {.rows = 3, .has_initial = true, .in_place = true}};
+    (void)index;
+    set_sequences(spec, ATTN_MODE_EXTEND, 2, sequences);
+    spec->v_heads = 1;
+}
+
+static void make_late_rows(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[] = {
+        {.rows = 3, .has_initial = true}, {.rows = 40}, {.rows = 2, .has_initial = true}};
+    (void)index;
+    set_sequences(spec, ATTN_MODE_EXTEND, 3, sequences);
+    spec->first_row = 65530;
+}
+
 static void make_many_heads(struct linear_spec *spec, int32_t index)
 {
     static const int32_t heads[LONG][2] = {{16, 48}, {40, 40}, {64, 128}};
@@ -136,6 +155,8 @@ static void run_large(struct check_run *run, linear_change change, bool is_far)
 
 LARGE(linear_many_sequences, make_many_sequences, MODES, false)
 LARGE(linear_long, make_long, LONG, false)
+LARGE(linear_longest, make_longest, 1, false)
+LARGE(linear_late_rows, make_late_rows, 1, false)
 LARGE(linear_many_heads, make_many_heads, LONG, false)
 LARGE(linear_many_slots, make_many_slots, MODES, false)
 LARGE(linear_far_slots, make_far_slots, MODES, true)
@@ -156,5 +177,11 @@ const struct check check_size_linear[] = {
     ROW("KV-09", linear_far_slots, "slots of states may lie more than 4 GiB apart"),
     ROW("KV-09", linear_spare_rows,
         "rows after q_indptr[S] are padding: finite, nothing else changes"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};
+
+const struct check check_size_linear_more[] = {
+    ROW("MEAN-18", linear_longest, "so is one of more than 65536 rows"),
+    ROW("MEAN-03", linear_late_rows, "rows of linear layers may have numbers beyond 65536"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

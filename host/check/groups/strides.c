@@ -49,6 +49,42 @@ static bool move_each(struct check_run *run, struct strider *strider, judge_once
     return true;
 }
 
+/* The same, one dimension at a time so far apart that no 32 bits count what lies between: on the
+ * CPU all operands that have several there at once, and each alone where that fails, to name it; on
+ * a GPU, which has to have the memory, each alone. */
+static bool move_far(struct check_run *run, struct strider *strider, judge_once judge, void *ctx,
+                     char *text, size_t size)
+{
+    char why[TEXT - 100];
+    bool alone = strider->device->type != ATTN_DEVICE_CPU;
+    strider->roles = 0;
+    strider->form = STRIDER_FAR;
+    if (!judge(ctx, why, sizeof why)) {
+        snprintf(text, size, "%s", why);
+        return false;
+    }
+    for (uint32_t d = 0; d + 1 < ATTN_MAX_DIMS; d++)
+        for (int n = -1; n < (int)ATTN_ROLE_COUNT; n++) {
+            if (n < 0 ? alone : !(alone && strider->dims[n] >> d & 1))
+                continue;
+            strider->far_dim = d;
+            strider->roles = n < 0 ? strider->given : BIT(n);
+            check_note(run, "%s far apart along dimension %u", strider_name(strider), d);
+            if (judge(ctx, why, sizeof why))
+                continue;
+            snprintf(text, size, "%s far apart along dimension %u: %s", strider_name(strider), d,
+                     why);
+            if (n >= 0)
+                return false;
+            alone = true;
+        }
+    return !alone || strider->device->type != ATTN_DEVICE_CPU;
+}
+
+/* What is done to a case's operands. */
+typedef bool (*move_operands)(struct check_run *run, struct strider *strider, judge_once judge,
+                              void *ctx, char *text, size_t size);
+
 /* ---- Softmax and latent layers --------------------------------------------------------------- */
 
 struct forward_judge {
@@ -69,7 +105,7 @@ static bool judge_forward(void *ctx, char *text, size_t size)
 }
 
 static void run_spec(struct check_run *run, const struct case_spec *spec,
-                     const attn_options *options)
+                     const attn_options *options, move_operands move)
 {
     char text[TEXT];
     struct strider strider;
@@ -82,7 +118,7 @@ static void run_spec(struct check_run *run, const struct case_spec *spec,
     subject.type = &strider.type;
     moved.subject = &subject;
     judge.session = numerics_session(&moved, judge.c, spec, options, &exactly);
-    if (judge.session && !move_each(run, &strider, judge_forward, &judge, text, sizeof text))
+    if (judge.session && !move(run, &strider, judge_forward, &judge, text, sizeof text))
         numerics_report(&moved, spec, judge.status, text);
     run->code = moved.code;
     memcpy(run->text, moved.text, sizeof run->text);
@@ -113,6 +149,12 @@ static const struct grid_choice softmax_choices[] = {
     {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_SHARED)},
     {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)},
     {0, 0}};
+static const struct grid_choice far_choices[] = {
+    {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)},
+    {AXIS_LAYOUT, 3},
+    {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)},
+    {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)},
+    {0, 0}};
 static const struct mla_choice latent_choice = {
     MLA_ABSORBED | MLA_EXPANDED,
     MLA_LATENT | MLA_PACKED,
@@ -124,19 +166,25 @@ static int32_t count_strides(const struct check_subject *subject)
     return numerics_count(subject, softmax_choices);
 }
 
+static int32_t count_far_operands(const struct check_subject *subject)
+{
+    return numerics_count(subject, far_choices);
+}
+
 static int32_t count_mla_strides(const struct check_subject *subject)
 {
     return numerics_mla_count(subject, &latent_choice);
 }
 
-static void run_found(struct check_run *run, bool latent)
+static void run_found(struct check_run *run, const struct grid_choice *choices, move_operands move)
 {
+    bool latent = !choices;
     struct grid *grid = grid_of(run->subject);
     struct case_spec spec;
     const attn_options *options;
     CHECK_THAT(run, grid, "no memory for the grid");
     bool found = latent ? numerics_mla_spec(run, grid, &latent_choice, &spec, &options)
-                        : numerics_spec(run, grid, softmax_choices, &spec, &options);
+                        : numerics_spec(run, grid, choices, &spec, &options);
     if (found && (spec.min_alignment > 0 || spec.kv_strides != ATTN_KV_STRIDES_ANY)) {
         check_skip(run,
                    "query wants min_alignment %u, kv_strides %u: the operands may not lie "
@@ -146,19 +194,39 @@ static void run_found(struct check_run *run, bool latent)
     }
     if (found) {
         enrich(grid, options, &spec);
-        run_spec(run, &spec, options);
+        run_spec(run, &spec, options, move);
     }
     grid_release(run->subject, grid);
 }
 
 static void run_strides(struct check_run *run)
 {
-    run_found(run, false);
+    run_found(run, softmax_choices, move_each);
 }
 
 static void run_mla_strides(struct check_run *run)
 {
-    run_found(run, true);
+    run_found(run, NULL, move_each);
+}
+
+/* The fake driver fills what it allocates, which is some GiB here. */
+static bool has_far_memory(struct check_run *run)
+{
+    if (run->subject->fake_device)
+        check_skip(run, "the fake driver fills its memory: no operands of some GiB");
+    return !run->subject->fake_device;
+}
+
+static void run_far_operands(struct check_run *run)
+{
+    if (has_far_memory(run))
+        run_found(run, far_choices, move_far);
+}
+
+static void run_mla_far_operands(struct check_run *run)
+{
+    if (has_far_memory(run))
+        run_found(run, NULL, move_far);
 }
 
 /* ---- Linear layers --------------------------------------------------------------------------- */
@@ -219,7 +287,8 @@ static int32_t count_linear_strides(const struct check_subject *subject)
     return LINEAR_VARIANTS * linear_count_families(subject);
 }
 
-static void run_linear_spec(struct check_run *run, const struct linear_spec *spec)
+static void run_linear_spec(struct check_run *run, const struct linear_spec *spec,
+                            move_operands move)
 {
     char text[TEXT];
     struct strider strider;
@@ -231,7 +300,7 @@ static void run_linear_spec(struct check_run *run, const struct linear_spec *spe
     strider_init(&strider, subject.type, subject.device, run->seed);
     subject.type = &strider.type;
     if (linear_bench_session(&bench, &subject, &exactly, &judge.session) &&
-        !move_each(run, &strider, judge_linear, &judge, text, sizeof text))
+        !move(run, &strider, judge_linear, &judge, text, sizeof text))
         linear_report(run, spec, judge.status, text);
     case_session_destroy(judge.session);
     strider_finish(&strider);
@@ -242,7 +311,14 @@ static void run_linear_strides(struct check_run *run)
 {
     struct linear_spec spec;
     if (linear_find_case(run, make_rich, &spec))
-        run_linear_spec(run, &spec);
+        run_linear_spec(run, &spec, move_each);
+}
+
+static void run_linear_far_operands(struct check_run *run)
+{
+    struct linear_spec spec;
+    if (has_far_memory(run) && linear_find_case(run, make_rich, &spec))
+        run_linear_spec(run, &spec, move_far);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
@@ -256,5 +332,14 @@ const struct check check_strides[] = {
     ROW(strides, "each operand may have any outer strides, gaps and a byte_offset"),
     ROW(mla_strides, "so may each operand of latent layers"),
     ROW(linear_strides, "so may each operand of linear layers, constants and states too"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};
+
+const struct check check_far_operands[] = {
+    ROW(far_operands, "vectors of an operand may lie more than 2^32 elements apart"),
+    {"INVAR-01", "mla_far_operands", "so may those of latent layers", CHECK_NEEDS_COMPUTE,
+     count_mla_strides, run_mla_far_operands},
+    {"INVAR-01", "linear_far_operands", "so may those of linear layers, states and constants too",
+     CHECK_NEEDS_COMPUTE, count_linear_strides, run_linear_far_operands},
     {NULL, NULL, NULL, 0, NULL, NULL},
 };
