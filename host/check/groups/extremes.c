@@ -92,6 +92,19 @@ static const struct family mla_packed_sizes_family = {
     .latents = &packed_choice, .num_variants = 5, .change = make_sized, .as_is = true};
 FAMILY_FUNCTIONS(mla_packed_sizes)
 
+/* NaN and values at the limits in vectors that no register is filled by. */
+static void make_special(struct case_spec *spec, int32_t variant)
+{
+    (void)variant;
+    spec->special_values = true;
+}
+
+static const struct grid_choice short_values_choices[GRID_MAX_CHOICES + 1] = {
+    BOTH_PHASES, {AXIS_V_DIM, BIT(4)}, {AXIS_OUT, ALL}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}};
+static const struct family short_values_family = {
+    .choices = short_values_choices, .change = make_special, .as_is = true};
+FAMILY_FUNCTIONS(short_values)
+
 /* ---- Scores of -inf -------------------------------------------------------------------------- */
 
 /* A page, a tile and more, a split and more, all keys: then a row is as one that sees none. */
@@ -118,6 +131,18 @@ FAMILY(fewer_keys, make_fewer_keys, 1, {AXIS_MASK, ALL & ~BIT(MASK_ITEMS)},
        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_VERIFY)},
        {AXIS_SOURCE, BIT(SOURCE_CACHE)}, {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})
 
+/* Numbers of rows next to those that work is cut into. */
+static void make_row_counts(struct case_spec *spec, int32_t variant)
+{
+    static const int32_t counts[] = {63, 64, 65, 127, 128, 129, 131, 132, 133, 255, 256, 257};
+    const int32_t lengths[][2] = {{3, counts[variant] - variant % 2}, {0, 1}};
+    family_set_lengths(spec, 1 + variant % 2, lengths);
+}
+
+FAMILY(row_counts, make_row_counts, 12, {AXIS_SOURCE, BIT(SOURCE_SAVED)},
+       {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_SEQ_HEAD)})
+LATENT(mla_row_counts, make_row_counts, 12, BOTH_FORMS, MLA_LATENT, {AXIS_MODE, BIT(MODE_EXTEND)})
+
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_extremes[] = {
@@ -130,9 +155,12 @@ const struct check check_extremes[] = {
     FAMILY_ROW("KV-04", sizes, "keys, values and their scales may be tiny and large"),
     FAMILY_ROW("KV-11", mla_sizes, "latents and their scales may be tiny and large"),
     FAMILY_ROW("KV-11", mla_packed_sizes, "so may packed ones"),
+    FAMILY_ROW("KV-06", short_values, "values that are NaN may have one element"),
     FAMILY_ROW("MEAN-14", lost_keys,
                "keys with a score of -inf weigh nothing, and rows may have no "
                "others"),
+    FAMILY_ROW("KV-01", row_counts, "there may be any number of new rows"),
+    FAMILY_ROW("KV-01", mla_row_counts, "so may there be of latents"),
     FAMILY_ROW("MEAN-10", fewer_keys, "a KV group may have fewer keys than its batch has tokens"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

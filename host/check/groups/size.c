@@ -143,16 +143,17 @@ static void make_uneven(struct case_spec *spec, int32_t variant)
 {
     static const int32_t lengths[][6][2] = {
         {{17, 40}, {3001, 5}, {0, 1}, {1500, 1}, {70, 19}, {2200, 2}},
-        {{2600, 3}, {1, 1}, {64, 33}, {1999, 1}, {0, 2}, {700, 64}}};
+        {{2600, 3}, {1, 1}, {64, 33}, {1999, 1}, {0, 2}, {700, 64}},
+        {{2500, 40}, {9, 1}, {3001, 3}, {1800, 12}, {0, 2}, {2999, 1}}};
     family_set_lengths(spec, 6, lengths[variant]);
 }
 
-FAMILY(uneven, make_uneven, 2,
+FAMILY(uneven, make_uneven, 3,
        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED) | BIT(MODE_VERIFY)},
        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_SEQ_HEAD)})
-FAMILY(uneven_cross, make_uneven, 2, {AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW, BIT(WINDOW_NONE)},
+FAMILY(uneven_cross, make_uneven, 3, {AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW, BIT(WINDOW_NONE)},
        BOTH_PHASES)
-LATENT(mla_uneven, make_uneven, 2, BOTH_FORMS, MLA_LATENT,
+LATENT(mla_uneven, make_uneven, 3, BOTH_FORMS, MLA_LATENT,
        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)})
 
 /* ---- Heads ----------------------------------------------------------------------------------- */
