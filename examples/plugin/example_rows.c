@@ -162,6 +162,8 @@ static attn_status attend(void *arg, int64_t task, uint32_t worker)
         s *= g->sm_scale;
         if (g->logit_cap > 0)
             s = g->logit_cap * tanhf(s / g->logit_cap);
+        if (s == -INFINITY) /* weighs nothing; and -inf - -inf is no number */
+            continue;
         float now = s > max ? s : max, kept = expf(max - now), p = expf(s - now);
         total = total * kept + p;
         for (int32_t d = 0; d < g->v_head_dim; d++)

@@ -135,6 +135,8 @@ template <typename Element> void attend_row(const work &w, int64_t t, int64_t h,
         s *= g.sm_scale;
         if (g.logit_cap > 0)
             s = g.logit_cap * std::tanh(s / g.logit_cap);
+        if (s == -INFINITY) // weighs nothing
+            continue;
         const float now = s > max ? s : max, kept = std::exp(max - now), p = std::exp(s - now);
         total = total * kept + p;
         for (int32_t d = 0; d < g.v_head_dim; d++)
