@@ -18,8 +18,7 @@
 #include "plugins/common/cuda/warpgroup.cuh"
 
 #define TURN_KEYS  128
-#define TURN_BYTES (TURN_KEYS * ROW_BYTES) /* a tile, turned or not: rows of 128 bytes, swizzled   \
-                                            */
+#define TURN_BYTES (TURN_KEYS * ROW_BYTES) /* a tile, turned or not, swizzled */
 
 #define TURN_AHEAD 3 /* units of 16 keys of 32 columns that are loaded before one is stored */
 
