@@ -670,6 +670,8 @@ START_TEST(batches_at_random)
         left_over += t.plan.plan->columns < t.plan.columns;
         end(&t);
     }
+    if (cases < CASES / 10) /* under valgrind: too few to have some of everything */
+        return;
     /* That there was something to find. */
     ck_assert(shared > cases / 10 && empty > cases / 10 && left_over > cases / 50);
     ck_assert_int_gt(skipped_keys, cases);
