@@ -96,8 +96,7 @@ static const struct option_row options[] = {
     {.name = "exhaustive",
      .kind = OPTION_SWITCH,
      .place = offsetof(struct check_params, exhaustive),
-     .help = "all combinations instead of a covering choice, and checks that otherwise run only "
-             "where --filter has their name, as in '*far_operands*' (docs/CONFORMANCE.md)"},
+     .help = "all combinations instead of a covering choice"},
     {.name = "format",
      .value = "tap|junit|json|markdown",
      .kind = OPTION_VALUE,

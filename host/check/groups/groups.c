@@ -46,7 +46,8 @@ static const struct check *const groups[] = {
     NULL,
 };
 
-/* Numerics find most faults in their first tenths of a second; what takes seconds comes last. */
+/* Numerics find most faults in their first tenths of a second; what takes seconds, or finds what
+ * nothing else does, comes last. */
 static const struct check *const quick_first[] = {
     check_num,
     check_linear,
@@ -85,19 +86,6 @@ static const struct check *const quick_first[] = {
     check_size_linear_more,
     NULL,
 };
-
-/* What takes memory and time for faults that are rare. */
-static const struct check *const large[] = {check_far_tables,   check_extremes,
-                                            check_far_operands, check_hints_tiles,
-                                            check_size_more,    check_size_linear_more};
-
-bool check_group_is_large(const struct check *group)
-{
-    bool is_large = false;
-    for (size_t g = 0; g < sizeof large / sizeof large[0]; g++)
-        is_large = is_large || large[g] == group;
-    return is_large;
-}
 
 const struct check *const *check_groups(void)
 {

@@ -15,9 +15,6 @@ const struct check *const *check_groups(void);
 /* The same tables, those first that find most in the least time: for --fail-fast. */
 const struct check *const *check_groups_quick_first(void);
 
-/* Does a run leave this table out, unless it is exhaustive or a pattern names one of its checks? */
-bool check_group_is_large(const struct check *group);
-
 /* The profile that every run of all cases is judged by; NULL = none. */
 const char *check_groups_minimum(void);
 

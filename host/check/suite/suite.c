@@ -385,16 +385,6 @@ static void run_check(struct suite *suite, const char *backend, const char *devi
     sandbox_reply_finish(&reply);
 }
 
-/* Of a large table, and nobody asked for it. */
-static bool is_left_out(const struct suite *suite, const struct check *group,
-                        const struct check *check)
-{
-    bool named = suite->params->exhaustive || !check_group_is_large(group);
-    for (size_t f = 0; f < suite->params->filters.count; f++)
-        named = named || strstr(suite->params->filters.items[f], check->name);
-    return !named;
-}
-
 /* Checks about the file, or about a backend; `skip` is why none can be run, NULL = they can. */
 static void run_checks(struct suite *suite, const char *backend, const char *device, bool once,
                        const char *skip)
@@ -404,7 +394,7 @@ static void run_checks(struct suite *suite, const char *backend, const char *dev
         suite->params->fail_fast ? check_groups_quick_first() : check_groups();
     for (; *group; group++)
         for (const struct check *check = *group; check->rule && !suite->stopped; check++) {
-            if (!(check->needs & CHECK_ONCE) == once || is_left_out(suite, *group, check))
+            if (!(check->needs & CHECK_ONCE) == once)
                 continue;
             if (skip)
                 add(suite, backend, check, CHECK_SKIP, skip, NULL);
