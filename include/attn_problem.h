@@ -381,8 +381,7 @@ typedef struct attn_problem {
     attn_dtype kv_dtype;      /* of the KV cache; = q_dtype where there is none */
     attn_dtype out_dtype;     /* of the output, with a scale if fp8; the LSE is always fp32 */
     int32_t page_size;        /* tokens of a page, >= 1; 0 where there is no cache */
-    uint32_t need_notes;      /* ATTN_NOTE_DETERMINISTIC, _BATCH_INVARIANT, _SM_BUDGET if */
-                              /* wanted */
+    uint32_t need_notes;      /* those of ATTN_NOTE_PROMISES that are wanted */
     uint32_t mla_expanded;    /* ATTN_MODE_BIT set of the modes called in the expanded form */
     int32_t tp_rank;          /* information only: heads are already this rank's */
     int32_t tp_size;          /* >= 1 */
@@ -419,6 +418,11 @@ enum {
 #undef ATTN_NOTE_ENUM
         ATTN_NOTE_ALL = (1 << 8) - 1
 };
+
+/* Those that promise something: a problem may need them, and a backend over others has one only if
+ * each of the others has it. The rest warn: one that has it is enough. */
+#define ATTN_NOTE_PROMISES                                                                         \
+    (ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT | ATTN_NOTE_SM_BUDGET)
 
 /* Host arrays of a batch that a backend may need to plan with; bits of a mask, named as in
  * attn_batch.h. X(NAME, bit, "name in texts") */

@@ -604,7 +604,8 @@ void stand_draw_leaf(struct stand_scene *scene, struct stand_leaf *leaf)
     struct stand_draw *draw = &scene->draw;
     leaf->forms = 1 + (uint32_t)stand_below(draw, 7);
     leaf->graph_level = stand_coin(draw) ? ATTN_GRAPH_ALWAYS : (uint32_t)stand_below(draw, 4);
-    leaf->notes = stand_coin(draw) ? 3 : (uint32_t)stand_below(draw, 128);
+    leaf->notes =
+        stand_coin(draw) ? ATTN_NOTE_PROMISES : (uint32_t)stand_below(draw, ATTN_NOTE_ALL + 1);
     leaf->fill = stand_coin(draw);
     leaf->host_arrays = stand_coin(draw) ? 0 : (uint32_t)stand_below(draw, ATTN_HOST_ALL + 1);
     leaf->cost = 0.25 * stand_below(draw, 9);

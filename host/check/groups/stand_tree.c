@@ -334,7 +334,7 @@ static bool picks_by_batch(const struct stand_node *node, const struct stand_sha
 static void merge_child(const struct stand_node *node, int32_t c, const struct stand_share *part,
                         attn_verdict *verdict)
 {
-    const uint32_t kept = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT;
+    const uint32_t kept = ATTN_NOTE_PROMISES;
     attn_verdict child = {.graph_level = ATTN_GRAPH_ALWAYS, .notes = kept};
     if (node->child[c] < 0) {
         stand_merge(&node->scene->nodes[-1 - node->child[c]], part, &child);
@@ -368,8 +368,7 @@ static void merge_child(const struct stand_node *node, int32_t c, const struct s
 void stand_merge(const struct stand_node *node, const struct stand_share *share,
                  attn_verdict *verdict)
 {
-    *verdict = (attn_verdict){.graph_level = ATTN_GRAPH_ALWAYS,
-                              .notes = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT};
+    *verdict = (attn_verdict){.graph_level = ATTN_GRAPH_ALWAYS, .notes = ATTN_NOTE_PROMISES};
     for (int32_t c = 0; c < node->num_children; c++) {
         struct stand_share part = stand_narrow(node, c, share);
         if (part.layers)

@@ -119,13 +119,11 @@ void fanout_problem_finish(const attn_services *services, child_problem *narrowe
 
 /* ---- Verdicts -------------------------------------------------------------------------------- */
 
-#define KEPT_BY_ALL (ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT)
-
 void fanout_verdict_begin(const attn_verdict *given, attn_verdict *verdict)
 {
     attn_util_verdict_begin(given, verdict);
     verdict->graph_level = ATTN_GRAPH_ALWAYS;
-    verdict->notes = KEPT_BY_ALL;
+    verdict->notes = ATTN_NOTE_PROMISES;
 }
 
 static attn_reason *reason_at(const attn_verdict *verdict, uint32_t index)
@@ -155,8 +153,8 @@ static void merge_yes(const attn_verdict *child, uint32_t modes, attn_verdict *v
 {
     if (child->graph_level < verdict->graph_level)
         verdict->graph_level = child->graph_level;
-    uint32_t kept = verdict->notes & child->notes & KEPT_BY_ALL;
-    verdict->notes = kept | ((verdict->notes | child->notes) & ~(uint32_t)KEPT_BY_ALL);
+    uint32_t kept = verdict->notes & child->notes & ATTN_NOTE_PROMISES;
+    verdict->notes = kept | ((verdict->notes | child->notes) & ~(uint32_t)ATTN_NOTE_PROMISES);
     verdict->reads_new_kv_unquantised |=
         child->reads_new_kv_unquantised & (modes | ATTN_MODE_BIT(ATTN_MODE_IDLE));
     if (child->graph_seq_len_fill > verdict->graph_seq_len_fill)

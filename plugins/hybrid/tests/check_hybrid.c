@@ -277,8 +277,7 @@ START_TEST(yes_is_merged)
     bounds.modes = BIT(EXTEND) | BIT(DECODE);
     PRE->verdict = (attn_verdict){.supported = 1,
                                   .graph_level = ATTN_GRAPH_SINGLE_TOKEN,
-                                  .notes = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT |
-                                           ATTN_NOTE_REDUCED_PRECISION,
+                                  .notes = ATTN_NOTE_PROMISES | ATTN_NOTE_REDUCED_PRECISION,
                                   .reads_new_kv_unquantised = BIT(EXTEND) | BIT(DECODE),
                                   .graph_seq_len_fill = 0,
                                   .cost_hint = 1.5,
