@@ -214,13 +214,13 @@ static void judge_padded(struct family *family)
 }
 
 /* Room for padding is in the bounds already. */
-static void run_family(struct check_run *run, struct family_kind kind, uint32_t needs,
-                       void (*judge)(struct family *family))
+static void run_lengths(struct check_run *run, struct family_kind kind, uint32_t needs,
+                        int32_t count, const int32_t lengths[][2],
+                        void (*judge)(struct family *family))
 {
-    static const int32_t lengths[][2] = {{17, 3}, {0, 20}, {64, 1}, {33, 8}};
     struct family family;
     if (family_find(&family, run, kind)) {
-        set_sequences(&family.spec, 4, lengths);
+        set_sequences(&family.spec, count, lengths);
         family.spec.loose_bounds = true;
         family.needs = needs;
         family.same_bits = needs != 0;
@@ -228,6 +228,23 @@ static void run_family(struct check_run *run, struct family_kind kind, uint32_t 
             judge(&family);
     }
     family_finish(&family);
+}
+
+static void run_family(struct check_run *run, struct family_kind kind, uint32_t needs,
+                       void (*judge)(struct family *family))
+{
+    static const int32_t lengths[][2] = {{17, 3}, {0, 20}, {64, 1}, {33, 8}};
+    run_lengths(run, kind, needs, 4, lengths, judge);
+}
+
+/* Keys of two splits: into how many parts a sequence is cut goes by its share of the batch's work,
+ * so all are about as long. */
+static void run_long(struct check_run *run, struct family_kind kind,
+                     void (*judge)(struct family *family))
+{
+    static const int32_t lengths[][2] = {{600, 1}, {513, 3}, {900, 1}, {530, 2},
+                                         {700, 1}, {640, 3}, {560, 1}, {820, 1}};
+    run_lengths(run, kind, ATTN_NOTE_BATCH_INVARIANT, 8, lengths, judge);
 }
 
 /* ---- Another layer group --------------------------------------------------------------------- */
@@ -519,6 +536,7 @@ FAMILY(order, run_family(run, kind, ATTN_NOTE_BATCH_INVARIANT, judge_permuted), 
        PLAIN_AND_QUANTISED, SOME_RULES)
 FAMILY(company, run_family(run, kind, ATTN_NOTE_BATCH_INVARIANT, judge_split), BOTH_PHASES,
        PLAIN_AND_QUANTISED, SOME_RULES)
+FAMILY(long_company, run_long(run, kind, judge_split), BOTH_PHASES, PLAIN_AND_QUANTISED)
 FAMILY(padding, run_family(run, kind, ATTN_NOTE_BATCH_INVARIANT, judge_padded), BOTH_PHASES,
        PLAIN_AND_QUANTISED, SOME_RULES)
 FAMILY(replay, run_graph(run, kind), {AXIS_MODE, 31}, {AXIS_PADDING, 3}, PLAIN_AND_QUANTISED,
@@ -547,6 +565,7 @@ LATENT(mla_same_batch, run_repeated(run, kind, judge_again), BOTH_FORMS, BOTH_PH
 LATENT(mla_any_threads, run_repeated(run, kind, judge_threads), BOTH_FORMS, BOTH_PHASES)
 LATENT(mla_company, run_family(run, kind, ATTN_NOTE_BATCH_INVARIANT, judge_split), BOTH_FORMS,
        BOTH_PHASES)
+LATENT(mla_long_company, run_long(run, kind, judge_split), MLA_ABSORBED, BOTH_PHASES)
 
 #define ROW(rule, function, needs, sentence)                                                       \
     {                                                                                              \
@@ -566,6 +585,7 @@ const struct check check_invar[] = {
     ROW("INVAR-02", any_threads, 0, "DETERMINISTIC: with any number of threads"),
     ROW("INVAR-03", order, 0, "BATCH_INVARIANT: the order of the sequences changes no bit"),
     ROW("INVAR-03", company, 0, "BATCH_INVARIANT: the other sequences change no bit"),
+    ROW("INVAR-03", long_company, 0, "BATCH_INVARIANT: nor where keys are split"),
     ROW("INVAR-03", padding, 0, "BATCH_INVARIANT: padding changes no bit"),
     ROW("CAPT-05", replay, CHECK_NEEDS_CUDA, "a replay of a graph gives what an eager run gives"),
     ROW("INVAR-01", mla_permuted_batch, 0, "latent layers: the order of the sequences"),
@@ -579,5 +599,6 @@ const struct check check_invar[] = {
     ROW("INVAR-02", mla_same_batch, 0, "DETERMINISTIC, of latent layers"),
     ROW("INVAR-02", mla_any_threads, 0, "DETERMINISTIC, of latent layers with any threads"),
     ROW("INVAR-03", mla_company, 0, "BATCH_INVARIANT, of latent layers"),
+    ROW("INVAR-03", mla_long_company, 0, "BATCH_INVARIANT, of latent layers with split keys"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };
