@@ -7,6 +7,9 @@
  *   lengths -> how many tiles of each size -> where each size begins -> entries
  *
  * Tiles of one size come in any order: it changes when a row is computed, not what it comes to.
+ *
+ * In no plugin: there rows.cu's fa3_plan_batch does this. bench/kernel_race.py launches it, as a
+ * cubin beside those of the forward kernels that it races.
  */
 #include "plugins/fa3_like/kernels/params.h"
 
