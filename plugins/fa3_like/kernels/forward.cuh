@@ -2,11 +2,11 @@
  *
  * forward.cuh: attention, forward: O = softmax(scale * Q K^T) V and the logarithm of the sums.
  *
- *   producers 0, 2    K Q K K K K K ...              to shared memory, as stages come free
- *   producers 1, 3    V   V V V V V ...
- *   consumer 0        S . [S PV][S PV][S PV] ... V out   64 query rows each; [S PV]: the next
- * tile's consumer 1        S . [S PV][S PV][S PV] ... V out   scores, then this tile's products
- * with the values among the exponentials of the next
+ *   producers 0, 2   K Q K K K K K ...              to shared memory, as stages come free
+ *   producers 1, 3   V   V V V V V ...
+ *   consumer 0       S . [S PV][S PV] ... PV out    64 query rows each. [S PV]: the next tile's
+ *   consumer 1           S . [S PV][S PV] ... PV    scores, then this tile's products with values
+ *                                                   among the exponentials of the next
  *
  * Nothing orders the consumers: while one waits for scores, the others have exponentials to do.
  */

@@ -3,10 +3,11 @@
  * rows.cu: the kernels beside the forward kernel. What they do is told in batch.h, plan.cuh,
  * rows.cuh.
  *
- *   fa3_plan_batch  one block: sequences -> how many tiles, sums of them -> tiles into buckets by
- * their keys fa3_rows        as many blocks as fit: a warp copies a head's row of k and v; then a
- * block has a row and head of a slow sequence, thread i the scores of keys i, i + 256 ... and
- * element i
+ *   fa3_plan_batch  one block: sequences -> how many tiles, sums of them -> tiles into buckets
+ *                   by their keys
+ *   fa3_rows        as many blocks as fit: a warp copies a head's row of k and v; then a block
+ *                   has a row and head of a slow sequence, thread i the scores of keys i,
+ *                   i + 256 ... and element i
  */
 #include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/fa3_like/kernels/rows.cuh"

@@ -3,8 +3,9 @@
  * turn.cuh: values of e4m3 along the keys. Products of 8-bit elements want both operands along the
  * inner dimension, and values lie across it: a tile is turned, in shared memory.
  *
- *   V[128 keys][128]  --ldmatrix.trans, byte permutations, stmatrix-->  turned[128 columns][128
- * keys]
+ *   V[128 keys][128 columns]
+ *       --ldmatrix.trans, byte permutations, stmatrix-->
+ *   turned[128 columns][128 keys]
  *
  * Keys and columns change their places on the way, so that no lane needs another's:
  *

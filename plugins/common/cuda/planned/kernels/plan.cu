@@ -2,8 +2,9 @@
  *
  * plan.cu: the kernels beside attention.
  *
- *   fi_plan_batch  one block: what shared prefixes are worth -> sequences -> tiles -> units before
- * each tile -> starts of columns; thread t has neighbouring sequences, and neighbouring tiles
+ *   fi_plan_batch  one block: what shared prefixes are worth -> sequences -> tiles
+ *                  -> units before each tile -> starts of columns; thread t has neighbouring
+ *                  sequences, and neighbouring tiles
  *   fi_save        new keys and values into the cache, where attention does not do it on the way
  */
 #include "plugins/common/cuda/save_kv.cuh"
