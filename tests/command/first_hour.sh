@@ -58,6 +58,8 @@ else
 fi
 says 0 "and so it answers" "served by triton_like" \
     -- "$attnhost" explain "$top/examples/cuda.ini" --set platform.simulate=sm90
+says 0 "for an H100 or H200, both phases" "served by fa3_like-flashinfer_like" \
+    -- "$attnhost" explain "$top/examples/hopper.ini" --set platform.simulate=sm90
 says 4 "an error that lacks a plugin says where to look" "plugins.path names other folders" \
     -- "$attnhost" run "$top/examples/quickstart.ini" --attention-backend trtllm_mha_like
 says 4 "inspect says it, too" "plugins.path names other folders" -- "$attnhost" inspect trtllm_mha
