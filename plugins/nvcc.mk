@@ -10,12 +10,15 @@ nvcc_nearest = $(or $($(notdir $2)_$1),$(if $(filter-out ./,$(dir $2)),$(call nv
 # Architectures, as nvcc calls them: sm_90a is a cubin, compute_80 PTX.
 nvcc_codes = $(strip $(or $(call nvcc_nearest,GENCODE,$1),$(NVCC_CODES)))
 nvcc_gencode = $(foreach code,$(nvcc_codes),-gencode arch=$(code:sm_%=compute_%),code=$(code))
-nvcc_flags = $(strip -std=c++17 $(nvcc_gencode) $(NVCCFLAGS) $(call nvcc_nearest,NVCCFLAGS,$1) $(PLUGIN_CPPFLAGS))
+nvcc_flags = $(strip -std=c++17 $(nvcc_gencode) -Xptxas -v $(NVCCFLAGS) $(call nvcc_nearest,NVCCFLAGS,$1) $(PLUGIN_CPPFLAGS))
 
 # The same of the target at hand, for recipes: what it is compiled with, its file of dependencies.
 NVCC_CODES_HERE = $(call nvcc_codes,$*)
 NVCC_FLAGS_HERE = $(call nvcc_flags,$*)
 NVCC_DEPENDENCIES = .deps/nvcc/$(subst /,-,$*).d
+
+# For sed: without the lines of -Xptxas -v.
+NVCC_USAGE_LINES = -e '/^ptxas info *: \([0-9]\|Compil\|Function properties\|Used\)/d' -e '/^ *[0-9]* bytes stack frame/d'
 
 # What nvcc found to be included; and a line that makes a file anew whose compiler or flags have changed.
 -include $(wildcard .deps/nvcc/*.d)

@@ -1,0 +1,112 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# kernel_usage.sh: no kernel that is shipped spills more registers than its line of kernel_usage.txt says, none of
+# fa3_like's forward kernels any, and products of warpgroups are neither serialised nor gone. What ptxas said when a
+# kernel was built lies beside it (plugins/Makefile.am.inc); products are counted in machine code, which cuobjdump shows.
+set -u
+top=${ATTNHOST_TEST_SRCDIR:-.}
+build=${ATTNHOST_TEST_BUILDDIR:-.}
+. "$top/tests/tools/tap.sh"
+list=$top/tests/kernel_usage.txt
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+
+# Files that were built, without their suffix: of plugins and of the host.
+(cd "$top" && find plugins host -name '*.cu') | sed 's/\.cu$//' | sort | while read -r file; do
+    test ! -f "$build/$file.lo" || echo "$file"
+done >"$scratch/files"
+if test ! -s "$scratch/files"; then
+    tap_skip "what kernels use" "no nvcc at configure time"
+    tap_end
+fi
+nvcc=$(sed -n 's/^NVCC = //p' "$build/Makefile")
+release=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+of_list=$(sed -n 's/^nvcc //p' "$list")
+
+# none NAME FILE: what the file has is what is wrong.
+none()
+{
+    if test -s "$2"; then tap_not_ok "$1" "$(cat "$2")"; else tap_ok "$1"; fi
+}
+
+# NAME STACK STORES LOADS, bytes: the most over architectures; of all functions in a file that are no kernels together,
+# named as the file.
+used()
+{
+    awk -v file="${1##*/}.cu" -v quote="'" '
+        function most(a, b) { return a > b ? a : b }
+        /Compiling entry function/ { split($0, part, quote); kernels[part[2]] }
+        /Function properties for/ { name = $NF in kernels ? $NF : file }
+        / bytes stack frame, / {
+            is_kernel = name in kernels
+            stack[name] = is_kernel ? most(stack[name], $1 + 0) : stack[name] + $1
+            stores[name] = is_kernel ? most(stores[name], $5 + 0) : stores[name] + $5
+            loads[name] = is_kernel ? most(loads[name], $9 + 0) : loads[name] + $9
+        }
+        END { for (name in stack) print name, stack[name], stores[name], loads[name] }' "$build/$1.ptxas"
+}
+
+: >"$scratch/used"
+while read -r file; do
+    if test -s "$build/$file.ptxas"; then
+        used "$file" | sort >>"$scratch/used"
+    elif grep -q 'asciz.*sm_' "$build/$file.fatbin.c"; then # PTX alone says nothing
+        echo "$build/$file.ptxas is not there, or empty"
+    fi
+done <"$scratch/files" >"$scratch/missing"
+none "what ptxas said of each kernel was kept" "$scratch/missing"
+
+# compare WHAT: of lines and kernels what is `more`, what is `less`.
+compare()
+{
+    sed '/^#/d; /^nvcc /d; /^$/d; s/^/line /' "$list" | awk -v what="$1" '
+        $1 == "line" { line[$2] = $3 " " $4 " " $5; next }
+        {
+            split($1 in line ? line[$1] : "0 0 0", may)
+            is_more = $2 > may[1] || $3 > may[2] || $4 > may[3]
+            is_less = $2 < may[1] || $3 < may[2] || $4 < may[3]
+            said = $1 " uses stack, stores, loads: " $2 " " $3 " " $4 "; its line: " ($1 in line ? line[$1] : "none")
+            if (what == "more" && is_more) print said
+            if (what == "less" && is_less && !is_more) print said ($2 + $3 + $4 ? "; lower it" : "; take it out")
+            seen[$1]
+        }
+        END {
+            for (name in line)
+                if (what == "less" && !(name in seen)) print name " was not built; take its line out"
+        }' - "$scratch/used"
+}
+
+if test "$release" = "$of_list"; then
+    compare more >"$scratch/more"
+    compare less >"$scratch/less"
+    none "no kernel spills more than its line" "$scratch/more"
+    none "no line could be lower" "$scratch/less"
+else
+    tap_skip "no kernel spills more than its line" "lines are of nvcc $of_list, this is $release"
+fi
+awk '/^fa3_forward_/ && $2 + $3 + $4 > 0' "$scratch/used" >"$scratch/forward"
+tap_try "forward kernels were looked at" grep -q '^fa3_forward_' "$scratch/used"
+none "none of fa3_like's forward kernels spills" "$scratch/forward"
+while read -r file; do
+    grep -H -i serialized "$build/$file.ptxas" 2>/dev/null
+done <"$scratch/files" >"$scratch/serialized"
+none "products of warpgroups are not serialised" "$scratch/serialized"
+
+# Products of warpgroups: of 8 bits QGMMA, of 16 HGMMA. The smallest kernel has 16 of them.
+cuobjdump=$(PATH=$PATH:$(dirname "$nvcc") command -v cuobjdump) || cuobjdump=
+if test -z "$cuobjdump"; then
+    tap_skip "products of warpgroups" "no cuobjdump on PATH or beside nvcc"
+    tap_end
+fi
+grep '/forward_[^/]*$\|/prefill_[^/]*$' "$scratch/files" |
+    sh "$top/tests/tools/part.sh" 6 'kernels whose products are counted' >"$scratch/products"
+while read -r file; do
+    case $file in */forward_codes_*) product=QGMMA ;; *) product=HGMMA ;; esac
+    "$cuobjdump" -sass "$build/$file.fatbin" >"$scratch/sass" 2>&1
+    count=$(grep -c " $product" "$scratch/sass")
+    test "$count" -ge 16 || echo "$file.cu has $count times $product"
+done <"$scratch/products" >"$scratch/few"
+tap_try "kernels were looked at for products" test -s "$scratch/products"
+none "products are of warpgroups" "$scratch/few"
+tap_end
