@@ -37,6 +37,10 @@ enum { MEASURE_CALLS = LEAST_ROUNDS + 3 };
  * longer. */
 #define LATE_US 5000.0
 
+/* Products of fp8 by products of bf16 in the same time, by NVIDIA's data sheets: good enough to say
+ * how long something may take, not to say how good a time is. */
+#define CODES_SPEED 2.0
+
 /* One backend of an entry, while it is measured. */
 struct contender {
     const struct bench_params *params;
@@ -368,23 +372,34 @@ static attn_status sustain(struct contender *contenders, uint32_t count, double 
 
 /* ---- Figures --------------------------------------------------------------------------------- */
 
-/* The time that each ceiling alone would take; the longer one is the nearer ceiling. */
-static double floor_of(const struct bench_ceilings *ceilings, const struct bench_count *count,
-                       uint32_t *bound)
+bool bench_compute_is_known(const struct bench_report *report, const struct bench_entry *entry)
 {
+    return report->from.device.type == ATTN_DEVICE_CPU || !bench_shape_has_codes(&entry->shape);
+}
+
+/* The time that each ceiling alone would take; the longer one is the nearer ceiling. */
+double bench_floor_us(const struct bench_report *report, const struct bench_entry *entry,
+                      uint32_t *bound)
+{
+    const struct bench_ceilings *ceilings = &report->ceilings;
+    const struct bench_count *count = &entry->count;
     double memory = fmax(ceilings->read.rate, ceilings->copy.rate);
     double memory_us = memory > 0 ? count->bytes / memory * 1e6 : 0;
     double compute_us = ceilings->matrix.rate > 0 ? count->flop / ceilings->matrix.rate * 1e6 : 0;
     *bound = memory_us > compute_us ? BENCH_BOUND_MEMORY : BENCH_BOUND_COMPUTE;
+    if (*bound == BENCH_BOUND_COMPUTE && !bench_compute_is_known(report, entry)) {
+        *bound = BENCH_BOUND_NONE;
+        compute_us /= CODES_SPEED;
+    }
     return fmax(memory_us, compute_us);
 }
 
-static void set_fraction(const struct bench_ceilings *ceilings, const struct bench_count *count,
+static void set_fraction(const struct bench_report *report, const struct bench_entry *entry,
                          struct bench_run *run)
 {
     uint32_t bound;
-    double floor_us = floor_of(ceilings, count, &bound);
-    if (floor_us <= 0)
+    double floor_us = bench_floor_us(report, entry, &bound);
+    if (floor_us <= 0 || bound == BENCH_BOUND_NONE)
         return;
     run->bound = bound;
     run->fraction = floor_us / run->us.median;
@@ -434,7 +449,7 @@ static attn_status set_figures(const struct bench_report *report, struct bench_e
                              run->backend);
         run->flops = entry->count.flop / (run->us.median * 1e-6);
         run->bytes_rate = entry->count.bytes / (run->us.median * 1e-6);
-        set_fraction(&report->ceilings, &entry->count, run);
+        set_fraction(report, entry, run);
         status = set_ratios(first, run, error);
     }
     return status;
@@ -535,11 +550,10 @@ static attn_status measure_entry(const struct bench_params *params, const struct
 
 /* ---- Time ------------------------------------------------------------------------------------ */
 
-/* Microseconds that the fastest possible forward of the entry takes. */
 static double floor_us(const struct bench_report *report, const struct bench_entry *entry)
 {
     uint32_t bound;
-    return floor_of(&report->ceilings, &entry->count, &bound);
+    return bench_floor_us(report, entry, &bound);
 }
 
 /* What is ahead of us, now that the ceilings are known: everybody's share, or a call that is

@@ -27,7 +27,7 @@ enum {
     BENCH_LEFT_OUT = 3 /* the time had passed: `why` */
 };
 
-/* Which ceiling is the nearer one. */
+/* Which ceiling is the nearer one; NONE: nothing is known of it. */
 enum { BENCH_BOUND_NONE = 0, BENCH_BOUND_MEMORY = 1, BENCH_BOUND_COMPUTE = 2 };
 
 /* A backend on a shape. */
@@ -43,7 +43,7 @@ struct bench_run {
     uint32_t per_round;           /* samples */
     struct bench_summary us;
     double flops, bytes_rate;           /* a second */
-    double fraction;                    /* of the nearer ceiling; 0 = not known */
+    double fraction;                    /* of the nearer ceiling; 0 = not known, bound NONE */
     uint32_t bound;                     /* BENCH_BOUND_*: which one that is */
     double ratio, ratio_p10, ratio_p90; /* of times, round by round, to the first that ran */
 };
@@ -78,6 +78,16 @@ struct bench_entry *bench_add_entry(struct bench_report *report, const struct be
                                     uint32_t num_runs);
 attn_status bench_set_backend(struct bench_entry *entry, uint32_t run, const char *name,
                               size_t length, attn_error *error);
+
+/* Is the matrix ceiling of the products that the entry's operands allow? Not where a GPU could
+ * multiply fp8 codes: the ceiling is of bf16, and fp8 may go beyond it. */
+bool bench_compute_is_known(const struct bench_report *report, const struct bench_entry *entry);
+
+/* Microseconds that the entry's fastest possible forward takes, as far as the report's ceilings
+ * tell, and which of them says so. Where it takes longer to multiply in bf16 than to move the bytes
+ * and fp8 codes could be multiplied, none of them does, and the time is a guess. */
+double bench_floor_us(const struct bench_report *report, const struct bench_entry *entry,
+                      uint32_t *bound);
 
 /* A zeroed one is fine. */
 void bench_report_finish(struct bench_report *report);

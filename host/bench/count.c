@@ -71,11 +71,14 @@ void bench_shape_count(const struct bench_shape *shape, struct bench_count *coun
         new_keys += seen[1];
     }
     double dims = (double)shape->head_dim + shape->v_head_dim;
-    double size = attn_dtype_size(shape->dtype), kv_size = attn_dtype_size(shape->kv_dtype);
+    double kv_size = attn_dtype_size(shape->kv_dtype);
     int cached = shape->new_kv == BENCH_NEW_KV_CACHED, saved = shape->new_kv == BENCH_NEW_KV_SAVED;
-    double new_bytes = (double)new_keys * (cached ? kv_size : size) +
-                       (saved ? (double)count->tokens * kv_size : 0);
+    double new_bytes =
+        (double)new_keys * (cached ? kv_size : attn_dtype_size(shape->new_kv_dtype)) +
+        (saved ? (double)count->tokens * kv_size : 0);
     count->flop = 2 * dims * shape->q_heads * (double)count->pairs;
-    count->bytes = dims * (shape->kv_heads * ((double)prefix_keys * kv_size + new_bytes) +
-                           shape->q_heads * (double)count->tokens * size);
+    count->bytes = dims * shape->kv_heads * ((double)prefix_keys * kv_size + new_bytes) +
+                   (double)count->tokens * shape->q_heads *
+                       ((double)shape->head_dim * attn_dtype_size(shape->dtype) +
+                        (double)shape->v_head_dim * attn_dtype_size(shape->out_dtype));
 }

@@ -38,6 +38,12 @@ uint32_t bench_graph_level(const struct bench_shape *shape)
                                                                 : ATTN_GRAPH_ALWAYS;
 }
 
+static uint32_t input_granularity(const struct bench_shape *shape)
+{
+    int fp8 = dtype_is_fp8(shape->dtype) || dtype_is_fp8(shape->new_kv_dtype);
+    return fp8 ? (uint32_t)shape->input_scales : (uint32_t)ATTN_SCALE_NONE;
+}
+
 static void init_group(const struct bench_shape *shape, const attn_layer *layer,
                        attn_layer_group *group)
 {
@@ -60,6 +66,7 @@ static void init_group(const struct bench_shape *shape, const attn_layer *layer,
         .logit_cap = (float)shape->logit_cap,
         .kv_scale_granularity =
             dtype_is_fp8(shape->kv_dtype) ? (uint32_t)shape->scales : (uint32_t)ATTN_SCALE_NONE,
+        .input_scale_granularity = input_granularity(shape),
         .num_layers = 1,
         .layers = layer,
     };
@@ -99,8 +106,10 @@ void bench_problem_init(struct bench_problem *problem, const struct bench_shape 
         .bounds = &problem->bounds,
         .kv_layout = layout,
         .q_dtype = shape->dtype,
+        .new_kv_dtype =
+            shape->new_kv_dtype == shape->dtype ? (attn_dtype)ATTN_DTYPE_NONE : shape->new_kv_dtype,
         .kv_dtype = shape->kv_dtype,
-        .out_dtype = shape->dtype,
+        .out_dtype = shape->out_dtype,
         .page_size = shape->page_size,
         .tp_size = 1,
     };
@@ -131,6 +140,22 @@ static void *carve(char *base, uint64_t *used, int64_t count, size_t size)
     return at;
 }
 
+/* Values that a scale has. */
+static uint32_t count_scales(const struct bench_shape *shape, uint32_t granularity)
+{
+    uint32_t heads = (uint32_t)shape->kv_heads;
+    switch (granularity) {
+    case ATTN_SCALE_NONE:
+        return 0;
+    case ATTN_SCALE_PER_TENSOR:
+        return 1;
+    case ATTN_SCALE_PER_HEAD:
+        return heads;
+    default: /* PER_SEQ_HEAD */
+        return (uint32_t)shape->batch * heads;
+    }
+}
+
 /* One path for counting and for use, so that they cannot differ. */
 static uint64_t lay_out(const struct bench_inputs *inputs, char *base, struct bench_arrays *a)
 {
@@ -151,6 +176,10 @@ static uint64_t lay_out(const struct bench_inputs *inputs, char *base, struct be
     a->last_page_len = carve(base, &used, seqs, sizeof *a->last_page_len);
     a->k_scale = carve(base, &used, shape->kv_heads, sizeof *a->k_scale);
     a->v_scale = carve(base, &used, shape->kv_heads, sizeof *a->v_scale);
+    for (int i = 0; i < 3; i++)
+        a->input_scales[i] = carve(base, &used, count_scales(shape, input_granularity(shape)),
+                                   sizeof *a->input_scales[i]);
+    a->out_scale = carve(base, &used, 1, sizeof *a->out_scale);
     a->sinks = carve(base, &used, shape->q_heads, sizeof *a->sinks);
     a->slopes = carve(base, &used, shape->q_heads, sizeof *a->slopes);
     return used;
@@ -187,6 +216,22 @@ static void fill_slots(const struct bench_inputs *inputs, int32_t s)
         a->out_cache_loc[a->q_indptr[s] + t] = slots[a->prefix_lens[s] + t];
 }
 
+/* Scales that differ where they may, by no more than a half, so that values have about unit
+ * variance with each of them; those of the cache 1/64 .. 3/64. Outputs are means of its values. */
+static void fill_scales(struct bench_inputs *inputs)
+{
+    const struct bench_shape *shape = &inputs->shape;
+    struct bench_arrays *a = &inputs->arrays;
+    uint32_t count = count_scales(shape, input_granularity(shape));
+    uint32_t heads = (uint32_t)shape->kv_heads;
+    for (int32_t h = 0; h < shape->kv_heads; h++)
+        a->k_scale[h] = a->v_scale[h] = (float)(1 + h % 3) / 64;
+    for (uint32_t i = 0; i < 3; i++)
+        for (uint32_t n = 0; n < count; n++)
+            a->input_scales[i][n] = (float)(4 + (n / heads + n % heads + i) % 3) / 256;
+    *a->out_scale = 1.0f / 32;
+}
+
 static void fill_arrays(struct bench_inputs *inputs, uint64_t seed)
 {
     const struct bench_shape *shape = &inputs->shape;
@@ -205,8 +250,7 @@ static void fill_arrays(struct bench_inputs *inputs, uint64_t seed)
     }
     a->real[0] = shape->batch;
     a->real[1] = (int32_t)inputs->count.tokens;
-    for (int32_t h = 0; h < shape->kv_heads; h++) /* heads differ, 1/64 .. 3/64 */
-        a->k_scale[h] = a->v_scale[h] = (float)(1 + h % 3) / 64;
+    fill_scales(inputs);
     for (int32_t h = 0; h < shape->q_heads; h++) {
         a->sinks[h] = (float)(h % 7 - 3) / 2;
         a->slopes[h] = generator_alibi_slope(h, shape->q_heads);
@@ -274,16 +318,28 @@ static void init_batch(struct bench_inputs *inputs)
     init_kv_batch(inputs);
 }
 
-static attn_scale make_scale(const struct bench_inputs *inputs, const float *values)
+static attn_scale make_scale(const struct bench_inputs *inputs, uint32_t granularity,
+                             const float *values)
 {
-    int heads = inputs->shape.scales == ATTN_SCALE_PER_HEAD;
     return (attn_scale){
         .struct_size = sizeof(attn_scale),
-        .granularity = (uint32_t)inputs->shape.scales,
-        .count = heads ? (uint32_t)inputs->shape.kv_heads : 1,
+        .granularity = granularity,
+        .count = count_scales(&inputs->shape, granularity),
         .host = values,
         .device = on_device(inputs, values),
     };
+}
+
+static void make_scales(struct bench_inputs *inputs)
+{
+    const struct bench_arrays *a = &inputs->arrays;
+    const uint32_t granularity = (uint32_t)inputs->shape.scales;
+    inputs->k_scale = make_scale(inputs, granularity, a->k_scale);
+    inputs->v_scale = make_scale(inputs, granularity, a->v_scale);
+    for (int i = 0; i < 3; i++)
+        inputs->input_scales[i] =
+            make_scale(inputs, input_granularity(&inputs->shape), a->input_scales[i]);
+    inputs->out_scale = make_scale(inputs, ATTN_SCALE_PER_TENSOR, a->out_scale);
 }
 
 static attn_status fail_memory(const struct bench_inputs *inputs, uint32_t space, uint64_t bytes,
@@ -318,23 +374,25 @@ static attn_status make_arrays(struct bench_inputs *inputs, uint64_t seed, attn_
                              error);
     }
     init_batch(inputs);
-    inputs->k_scale = make_scale(inputs, inputs->arrays.k_scale);
-    inputs->v_scale = make_scale(inputs, inputs->arrays.v_scale);
+    make_scales(inputs);
     return status;
 }
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
-enum { POOL = 1 << 19 }; /* random elements, of which operands are made by repetition */
+/* Random elements, of which operands are made by repetition. */
+enum { POOL = 1 << 19, POOL_Q = 0, POOL_NEW_KV, POOL_CACHE, NUM_POOLS };
 
-/* Sums of four uniform numbers: near to normal, of variance 1. */
-static void fill_random(attn_dtype dtype, const float *scale, uint64_t seed, char *pool)
+/* Sums of four uniform numbers: near to normal, of variance 1. The first of the scales is theirs.
+ */
+static void fill_random(attn_dtype dtype, const float *scales, uint64_t seed, char *pool)
 {
+    float scale = dtype_is_fp8(dtype) ? scales[0] : 1;
     for (int64_t i = 0; i < POOL; i++) {
         uint64_t bits = mix_stream(seed, (uint64_t)i);
         double sum = (double)(bits & 0xffff) + (double)(bits >> 16 & 0xffff) +
                      (double)(bits >> 32 & 0xffff) + (double)(bits >> 48);
-        dtype_quantise(dtype, pool, i, (float)((sum / 65536 - 2) * 1.7320508), scale[0]);
+        dtype_quantise(dtype, pool, i, (float)((sum / 65536 - 2) * 1.7320508), scale);
     }
 }
 
@@ -367,25 +425,46 @@ static void list_elements(const struct bench_inputs *inputs, int64_t elements[NU
     elements[V_CACHE] = slots * shape->kv_heads * shape->v_head_dim;
 }
 
-static attn_status fill_copies(const struct bench_inputs *inputs, uint64_t seed, char *pools[2],
-                               attn_error *error)
+static attn_dtype dtype_of(const struct bench_shape *shape, int operand)
 {
-    static const float one = 1;
+    const attn_dtype dtypes[NUM_OPERANDS] = {
+        [Q] = shape->dtype,       [K] = shape->new_kv_dtype,   [V] = shape->new_kv_dtype,
+        [OUT] = shape->out_dtype, [K_CACHE] = shape->kv_dtype, [V_CACHE] = shape->kv_dtype,
+    };
+    return dtypes[operand];
+}
+
+/* Each pool of one type and one scale; a type that is not fp8 takes no notice of the scale. */
+static void fill_pools(const struct bench_inputs *inputs, uint64_t seed, char *pools[NUM_POOLS])
+{
     const struct bench_shape *shape = &inputs->shape;
-    const attn_dtype dtypes[2] = {shape->dtype, shape->kv_dtype};
+    const struct bench_arrays *a = &inputs->arrays;
+    fill_random(shape->dtype, a->input_scales[0], mix_absorb(seed, 2), pools[POOL_Q]);
+    fill_random(shape->new_kv_dtype, a->input_scales[1], mix_absorb(seed, 2), pools[POOL_NEW_KV]);
+    fill_random(shape->kv_dtype, a->k_scale, mix_absorb(seed, 3), pools[POOL_CACHE]);
+}
+
+/* An output, which is written before anybody reads it, gets any bytes: those of queries. */
+static attn_status fill_copies(const struct bench_inputs *inputs, uint64_t seed,
+                               char *pools[NUM_POOLS], attn_error *error)
+{
+    static const int sources[NUM_OPERANDS] = {
+        [Q] = POOL_Q,   [K] = POOL_NEW_KV,      [V] = POOL_NEW_KV,
+        [OUT] = POOL_Q, [K_CACHE] = POOL_CACHE, [V_CACHE] = POOL_CACHE,
+    };
+    const struct bench_shape *shape = &inputs->shape;
+    const attn_dtype pool_dtypes[NUM_POOLS] = {shape->dtype, shape->new_kv_dtype, shape->kv_dtype};
     int64_t elements[NUM_OPERANDS];
     attn_status status = ATTN_OK;
     list_elements(inputs, elements);
-    fill_random(dtypes[0], &one, mix_absorb(seed, 2), pools[0]);
-    fill_random(dtypes[1], inputs->arrays.k_scale, mix_absorb(seed, 3), pools[1]);
+    fill_pools(inputs, seed, pools);
     for (uint32_t c = 0; c < inputs->copies; c++)
-        for (int o = 0; o < NUM_OPERANDS && status == ATTN_OK; o++) {
-            uint64_t size = attn_dtype_size(dtypes[o >= K_CACHE]);
+        for (int o = 0; o < NUM_OPERANDS && status == ATTN_OK; o++)
             status =
                 fill_operand(inputs, inputs->operands + c * inputs->copy_bytes + inputs->where[o],
-                             (uint64_t)elements[o] * size, pools[o >= K_CACHE], size,
+                             (uint64_t)elements[o] * attn_dtype_size(dtype_of(shape, o)),
+                             pools[sources[o]], attn_dtype_size(pool_dtypes[sources[o]]),
                              mix_stream(seed, (uint64_t)c * NUM_OPERANDS + (uint64_t)o), error);
-        }
     if (status == ATTN_OK)
         status = device_synchronize(inputs->device, NULL, error);
     return status;
@@ -393,13 +472,14 @@ static attn_status fill_copies(const struct bench_inputs *inputs, uint64_t seed,
 
 static attn_status fill_values(const struct bench_inputs *inputs, uint64_t seed, attn_error *error)
 {
-    char *pools[2] = {malloc(POOL * sizeof(float)), malloc(POOL * sizeof(float))};
-    attn_status status = pools[0] && pools[1]
-                             ? fill_copies(inputs, seed, pools, error)
-                             : fail_memory(inputs, ATTN_SPACE_HOST, POOL * sizeof(float) * 2,
-                                           "random values", error);
-    free(pools[0]);
-    free(pools[1]);
+    char *pools[NUM_POOLS], *block = malloc(NUM_POOLS * POOL * sizeof(float));
+    if (!block)
+        return fail_memory(inputs, ATTN_SPACE_HOST, NUM_POOLS * POOL * sizeof(float),
+                           "random values", error);
+    for (uint64_t p = 0; p < NUM_POOLS; p++)
+        pools[p] = block + p * POOL * sizeof(float);
+    attn_status status = fill_copies(inputs, seed, pools, error);
+    free(block);
     return status;
 }
 
@@ -424,10 +504,9 @@ static attn_status make_operands(struct bench_inputs *inputs, uint64_t seed, att
     int64_t elements[NUM_OPERANDS];
     list_elements(inputs, elements);
     for (int o = 0; o < NUM_OPERANDS; o++) {
-        attn_dtype dtype = o >= K_CACHE ? inputs->shape.kv_dtype : inputs->shape.dtype;
+        uint64_t bytes = (uint64_t)elements[o] * attn_dtype_size(dtype_of(&inputs->shape, o));
         inputs->where[o] = inputs->copy_bytes;
-        inputs->copy_bytes += ((uint64_t)elements[o] * attn_dtype_size(dtype) + ALIGNMENT - 1) /
-                              ALIGNMENT * ALIGNMENT;
+        inputs->copy_bytes += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     }
     inputs->copies = choose_copies(inputs);
     uint64_t bytes = inputs->copies * inputs->copy_bytes;
@@ -485,7 +564,8 @@ static void view_rows(const struct bench_inputs *inputs, char *copy, int operand
                       int32_t dim, attn_tensor *tensor)
 {
     const int64_t shape[] = {inputs->count.tokens, heads, dim};
-    view(inputs, copy + inputs->where[operand], inputs->shape.dtype, 3, shape, tensor);
+    view(inputs, copy + inputs->where[operand], dtype_of(&inputs->shape, operand), 3, shape,
+         tensor);
 }
 
 static void view_cache(const struct bench_inputs *inputs, char *copy, int operand, int32_t dim,
@@ -506,12 +586,28 @@ static void view_heads(const struct bench_inputs *inputs, const float *values, a
          tensor);
 }
 
+/* Of what is fp8, and given. */
+static void set_scales(const struct bench_inputs *inputs, struct bench_call *call)
+{
+    static const uint32_t roles[] = {ATTN_ROLE_Q, ATTN_ROLE_K, ATTN_ROLE_V};
+    int fp8 = dtype_is_fp8(inputs->shape.kv_dtype);
+    call->scales[ATTN_ROLE_K_CACHE] = fp8 ? &inputs->k_scale : NULL;
+    call->scales[ATTN_ROLE_V_CACHE] = fp8 ? &inputs->v_scale : NULL;
+    for (int i = 0; i < 3; i++) {
+        const attn_tensor *operand = call->operands[roles[i]];
+        if (operand && dtype_is_fp8(operand->dtype))
+            call->scales[roles[i]] = &inputs->input_scales[i];
+    }
+    if (dtype_is_fp8(inputs->shape.out_dtype))
+        call->scales[ATTN_ROLE_OUT] = &inputs->out_scale;
+}
+
 void bench_inputs_call(const struct bench_inputs *inputs, uint32_t copy, const char *layout,
                        struct bench_call *call)
 {
     const struct bench_shape *s = &inputs->shape;
     char *at = inputs->operands + copy * inputs->copy_bytes;
-    int cached = s->new_kv == BENCH_NEW_KV_CACHED, fp8 = dtype_is_fp8(s->kv_dtype);
+    int cached = s->new_kv == BENCH_NEW_KV_CACHED;
     memset(call, 0, sizeof *call);
     view_rows(inputs, at, Q, s->q_heads, s->head_dim, &call->q);
     view_rows(inputs, at, K, s->kv_heads, s->head_dim, &call->k);
@@ -529,8 +625,7 @@ void bench_inputs_call(const struct bench_inputs *inputs, uint32_t copy, const c
     call->operands[ATTN_ROLE_V_CACHE] = &call->v_cache;
     call->operands[ATTN_ROLE_SINKS] = s->sinks ? &call->sinks : NULL;
     call->operands[ATTN_ROLE_ALIBI_SLOPES] = s->alibi ? &call->slopes : NULL;
-    call->scales[ATTN_ROLE_K_CACHE] = fp8 ? &inputs->k_scale : NULL;
-    call->scales[ATTN_ROLE_V_CACHE] = fp8 ? &inputs->v_scale : NULL;
+    set_scales(inputs, call);
     call->args = (attn_forward_args){
         .struct_size = sizeof call->args,
         .flags = s->new_kv == BENCH_NEW_KV_SAVED ? (uint32_t)ATTN_FORWARD_SAVE_KV : 0u,

@@ -39,6 +39,8 @@ struct bench_arrays {
     int32_t *seq_lens, *prefix_lens, *q_indptr, *req_pool_indices, *real;
     int32_t *req_to_token, *block_table, *kv_indptr, *kv_indices, *last_page_len;
     float *k_scale, *v_scale, *sinks, *slopes;
+    float *input_scales[3]; /* of q, k and v, as far as they are fp8 */
+    float *out_scale;
 };
 
 struct bench_inputs {
@@ -55,11 +57,11 @@ struct bench_inputs {
     struct bench_arrays arrays; /* in `block` */
     attn_batch batch;
     attn_kv_batch kv;
-    attn_scale k_scale, v_scale;
+    attn_scale k_scale, v_scale, input_scales[3], out_scale;
 };
 
 /* Make the inputs: copies enough for a working set beyond the last-level cache, as memory allows.
- * Values are near to normally distributed, of unit variance. OUT_OF_DEVICE_MEMORY (or _HOST_)
+ * Values are near to normally distributed, of about unit variance. OUT_OF_DEVICE_MEMORY (or _HOST_)
  * names the bytes. The device is borrowed. */
 attn_status bench_inputs_create(const struct device *device, const struct bench_shape *shape,
                                 uint64_t seed, struct bench_inputs **inputs, attn_error *error);

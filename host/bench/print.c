@@ -38,6 +38,12 @@ static const char *number(double value, char text[32])
     return text;
 }
 
+/* What the matrix ceiling multiplies (ceilings.h). */
+static attn_dtype matrix_dtype(const struct bench_report *report)
+{
+    return report->from.device.type == ATTN_DEVICE_CPU ? ATTN_F32 : ATTN_BF16;
+}
+
 static void print_device(const struct bench_report *report, FILE *file)
 {
     const attn_device *device = &report->from.device;
@@ -86,10 +92,24 @@ static void print_row(const struct bench_run *run, FILE *file)
             layout_note(run));
 }
 
+/* Why there is no share of a ceiling, where somebody lacks it for that reason. */
+static void print_unknown(const struct bench_report *report, const struct bench_entry *entry,
+                          FILE *file)
+{
+    bool lacks = false;
+    for (uint32_t r = 0; r < entry->num_runs; r++)
+        lacks |= entry->runs[r].outcome == BENCH_RAN && entry->runs[r].bound == BENCH_BOUND_NONE;
+    if (lacks && !bench_compute_is_known(report, entry))
+        text_wrap_line(file, 2, 4,
+                       "of ceiling: not known; matrix is of %s, and products of fp8 are faster",
+                       dtype_name(matrix_dtype(report)));
+}
+
 /* The shape, and a row for each backend below it, of 80 columns; a longer name has a line of its
  * own.
  */
-static void print_entry(const struct bench_entry *entry, int width, FILE *file)
+static void print_entry(const struct bench_report *report, const struct bench_entry *entry,
+                        int width, FILE *file)
 {
     char text[TEXT];
     entry_text(entry, text);
@@ -107,6 +127,7 @@ static void print_entry(const struct bench_entry *entry, int width, FILE *file)
             fprintf(file, "\n  %*s", width, "");
         print_row(run, file);
     }
+    print_unknown(report, entry, file);
 }
 
 /* Of the names, within reason. */
@@ -124,8 +145,7 @@ static int backend_width(const struct bench_report *report)
 void bench_print(const struct bench_report *report, FILE *file)
 {
     const struct bench_ceilings *ceilings = &report->ceilings;
-    const char *unit =
-        report->from.device.type == ATTN_DEVICE_CPU ? "TFLOP/s (fp32)" : "TFLOP/s (bf16)";
+    const char *unit = matrix_dtype(report) == ATTN_F32 ? "TFLOP/s (fp32)" : "TFLOP/s (bf16)";
     int width = backend_width(report);
     print_device(report, file);
     fputs("ceilings", file);
@@ -135,7 +155,7 @@ void bench_print(const struct bench_report *report, FILE *file)
     fprintf(file, "\n\n  %-*s %-6s %8s %7s %7s %7s %5s %-11s %s\n", width, "backend", "how", "us",
             "p10", "p90", "TFLOP/s", "GB/s", "of ceiling", "ratio");
     for (size_t e = 0; e < report->num_entries; e++)
-        print_entry(&report->entries[e], width, file);
+        print_entry(report, &report->entries[e], width, file);
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
@@ -166,12 +186,14 @@ static bool add_ceiling(cJSON *object, const char *name, const struct bench_ceil
            json_add_number(made, rate, ceiling->rate) && add_samples(made, &ceiling->samples);
 }
 
-static bool add_ceilings(cJSON *root, const struct bench_ceilings *ceilings)
+static bool add_ceilings(cJSON *root, const struct bench_report *report)
 {
+    const struct bench_ceilings *ceilings = &report->ceilings;
     cJSON *object = cJSON_AddObjectToObject(root, "ceilings");
     return add_ceiling(object, "copy", &ceilings->copy, "bytes", "bytes_per_s") &&
            add_ceiling(object, "read", &ceilings->read, "bytes", "bytes_per_s") &&
-           add_ceiling(object, "matrix", &ceilings->matrix, "flop", "flop_per_s");
+           add_ceiling(object, "matrix", &ceilings->matrix, "flop", "flop_per_s") &&
+           json_add_text(object, "matrix_dtype", dtype_name(matrix_dtype(report)));
 }
 
 static bool add_lens(cJSON *object, const char *name, const struct bench_lens *lens)
@@ -202,7 +224,9 @@ static bool add_shape(cJSON *entry, const struct bench_shape *shape)
     cJSON *object = cJSON_AddObjectToObject(entry, "shape");
     return json_add_text(object, "mode", bench_shape_mode_name(shape)) &&
            add_sizes(object, shape) && json_add_text(object, "dtype", dtype_name(shape->dtype)) &&
+           json_add_text(object, "new_kv_dtype", dtype_name(shape->new_kv_dtype)) &&
            json_add_text(object, "kv_dtype", dtype_name(shape->kv_dtype)) &&
+           json_add_text(object, "out_dtype", dtype_name(shape->out_dtype)) &&
            cJSON_AddBoolToObject(object, "causal", shape->causal) &&
            json_add_number(object, "logit_cap", shape->logit_cap) &&
            json_add_number(object, "sm_scale", shape->sm_scale) &&
@@ -210,7 +234,8 @@ static bool add_shape(cJSON *entry, const struct bench_shape *shape)
            cJSON_AddBoolToObject(object, "alibi", shape->alibi) &&
            json_add_text(object, "layout", bench_shape_layout_name(shape)) &&
            json_add_text(object, "new_kv", bench_shape_new_kv_name(shape)) &&
-           json_add_text(object, "scales", bench_shape_scales_name(shape));
+           json_add_text(object, "scales", bench_shape_scales_name(shape)) &&
+           json_add_text(object, "input_scales", bench_shape_input_scales_name(shape));
 }
 
 static bool add_figures(cJSON *object, const struct bench_run *run)
@@ -246,7 +271,18 @@ static bool add_run(cJSON *list, const struct bench_run *run)
                                       : json_add_text(object, "why", strbuf_text(&run->why)));
 }
 
-static bool add_entry(cJSON *list, const struct bench_entry *entry)
+/* The name of the ceiling that operations are compared with; null where there is none of these
+ * products. */
+static bool add_compute_ceiling(cJSON *object, const struct bench_report *report,
+                                const struct bench_entry *entry)
+{
+    return bench_compute_is_known(report, entry)
+               ? json_add_text(object, "compute_ceiling", "matrix")
+               : cJSON_AddNullToObject(object, "compute_ceiling") != NULL;
+}
+
+static bool add_entry(cJSON *list, const struct bench_report *report,
+                      const struct bench_entry *entry)
 {
     char text[TEXT];
     cJSON *object = cJSON_CreateObject();
@@ -258,6 +294,7 @@ static bool add_entry(cJSON *list, const struct bench_entry *entry)
               json_add_int(object, "seen_keys", entry->count.seen_keys) &&
               json_add_number(object, "flop", entry->count.flop) &&
               json_add_number(object, "bytes", entry->count.bytes) &&
+              add_compute_ceiling(object, report, entry) &&
               json_add_uint(object, "copies", entry->copies);
     cJSON *runs = ok ? cJSON_AddArrayToObject(object, "backends") : NULL;
     ok = runs != NULL;
@@ -272,13 +309,12 @@ static bool add_all(cJSON *root, const struct bench_report *report)
               provenance_add_device(root, &report->from) && add_regime(root, report) &&
               json_add_uint(root, "seed", report->seed) &&
               json_add_number(root, "seconds", report->seconds) &&
-              json_add_number(root, "total_seconds", report->total) &&
-              add_ceilings(root, &report->ceilings) &&
+              json_add_number(root, "total_seconds", report->total) && add_ceilings(root, report) &&
               (!report->interrupted || cJSON_AddTrueToObject(root, "interrupted"));
     cJSON *list = ok ? cJSON_AddArrayToObject(root, "results") : NULL;
     ok = list != NULL;
     for (size_t e = 0; ok && e < report->num_entries; e++)
-        ok = add_entry(list, &report->entries[e]);
+        ok = add_entry(list, report, &report->entries[e]);
     return ok;
 }
 

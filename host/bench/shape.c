@@ -5,7 +5,6 @@
 #include "host/bench/shape.h"
 
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,10 +46,13 @@ static const struct word new_kvs[] = {{"saved", BENCH_NEW_KV_SAVED},
                                       {NULL, 0}};
 static const struct word granularities[] = {
     {"tensor", ATTN_SCALE_PER_TENSOR}, {"head", ATTN_SCALE_PER_HEAD}, {NULL, 0}};
-static const char dtypes[] = "f32, f16, bf16";
-static const char kv_dtypes[] = "f32, f16, bf16, fp8_e4m3, fp8_e5m2";
+static const struct word input_granularities[] = {{"tensor", ATTN_SCALE_PER_TENSOR},
+                                                  {"head", ATTN_SCALE_PER_HEAD},
+                                                  {"seq_head", ATTN_SCALE_PER_SEQ_HEAD},
+                                                  {NULL, 0}};
+static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_FP8_E4M3, ATTN_FP8_E5M2};
 
-enum { MAX_LEN = 1 << 27, MAX_DIM = 4096 };
+enum { MAX_LEN = 1 << 27, MAX_DIM = 4096, NUM_DTYPES = sizeof dtypes / sizeof dtypes[0] };
 
 #define KEY(name, kind, member, ...)                                                               \
     {                                                                                              \
@@ -70,8 +72,12 @@ static const struct key keys[] = {
     KEY("head_dim", KIND_INT, head_dim, 1, MAX_DIM, NULL, "elements of a query or key"),
     KEY("v_head_dim", KIND_INT, v_head_dim, 1, MAX_DIM, NULL,
         "elements of a value; left out: head_dim"),
-    KEY("dtype", KIND_DTYPE, dtype, 0, 0, NULL, "of queries, new keys and values, and outputs"),
+    KEY("dtype", KIND_DTYPE, dtype, 0, 0, NULL, "of queries"),
+    KEY("new_kv_dtype", KIND_DTYPE, new_kv_dtype, 0, 0, NULL,
+        "of new keys and values; left out: dtype"),
     KEY("kv_dtype", KIND_DTYPE, kv_dtype, 0, 0, NULL, "of the cache; left out: dtype"),
+    KEY("out_dtype", KIND_DTYPE, out_dtype, 0, 0, NULL,
+        "of outputs; left out: dtype, or beside fp8 queries bf16, the ini's type if there is one"),
     KEY("page_size", KIND_INT, page_size, 1, 65536, NULL, "tokens of a page"),
     KEY("window", KIND_INT, window, 0, MAX_LEN, NULL,
         "keys that a query sees, itself counted; 0 = no limit"),
@@ -88,6 +94,9 @@ static const struct key keys[] = {
         "new keys: given and saved; given, not saved; in the cache already"),
     KEY("scales", KIND_WORD, scales, 0, 0, granularities,
         "of an fp8 cache: one, or one for each head"),
+    KEY("input_scales", KIND_WORD, input_scales, 0, 0, input_granularities,
+        "of fp8 queries, and of fp8 new keys and values: one, one for each key and value head, or "
+        "one for each of these in each sequence"),
 };
 
 enum { NUM_KEYS = sizeof keys / sizeof keys[0] };
@@ -100,8 +109,8 @@ static void append_accepted(const struct key *key, strbuf *text)
             strbuf_appendf(text, "%s%s", word == key->words ? "" : ", ", word->name);
         break;
     case KIND_DTYPE:
-        strbuf_append(text,
-                      key->offset == offsetof(struct bench_shape, dtype) ? dtypes : kv_dtypes);
+        for (int d = 0; d < NUM_DTYPES; d++)
+            strbuf_appendf(text, "%s%s", d ? ", " : "", dtype_name(dtypes[d]));
         break;
     case KIND_NUMBER:
         strbuf_appendf(text, "a number from 0 to %d", key->max);
@@ -115,13 +124,13 @@ static void append_accepted(const struct key *key, strbuf *text)
 void bench_shape_print_keys(FILE *file)
 {
     for (int k = 0; k < NUM_KEYS; k++) {
-        enum { COLUMN = 2 + 10 + 2 };
+        enum { COLUMN = 2 + 12 + 2 };
         strbuf text;
         strbuf_init(&text);
         strbuf_appendf(&text, "%s (", keys[k].help);
         append_accepted(&keys[k], &text);
         strbuf_append(&text, ")");
-        fprintf(file, "  %-10s  ", keys[k].name);
+        fprintf(file, "  %-12s  ", keys[k].name);
         text_wrap(file, strbuf_text(&text), COLUMN, COLUMN);
         putc('\n', file);
         strbuf_finish(&text);
@@ -142,6 +151,7 @@ void bench_shape_init(struct bench_shape *base)
         .page_size = 16,
         .causal = 1,
         .scales = ATTN_SCALE_PER_TENSOR,
+        .input_scales = ATTN_SCALE_PER_TENSOR,
     };
 }
 
@@ -298,15 +308,16 @@ static attn_status add_word(const struct parsing *p, struct setting *setting, co
 
 static bool is_operand_dtype(attn_dtype dtype)
 {
-    return dtype == ATTN_F32 || dtype == ATTN_F16 || dtype == ATTN_BF16;
+    bool found = false;
+    for (int d = 0; d < NUM_DTYPES; d++)
+        found |= dtypes[d] == dtype;
+    return found;
 }
 
 static attn_status add_dtype(const struct parsing *p, struct setting *setting, const char *item)
 {
     struct value value = {.integer = 0};
-    bool cache = setting->key->offset == offsetof(struct bench_shape, kv_dtype);
-    if (dtype_parse(item, &value.dtype) != 0 ||
-        !(is_operand_dtype(value.dtype) || (cache && dtype_is_fp8(value.dtype))))
+    if (dtype_parse(item, &value.dtype) != 0 || !is_operand_dtype(value.dtype))
         return fail_value(p, setting->key, item, "is not a data type here");
     return add_value(p, setting, &value);
 }
@@ -425,7 +436,17 @@ static void set_member(struct bench_shape *shape, const struct key *key, const s
 
 /* ---- A complete shape ------------------------------------------------------------------------ */
 
-static void derive(struct bench_shape *shape)
+static void derive_dtypes(const struct bench_shape *base, struct bench_shape *shape)
+{
+    if (shape->new_kv_dtype == ATTN_DTYPE_NONE)
+        shape->new_kv_dtype = shape->dtype;
+    if (shape->kv_dtype == ATTN_DTYPE_NONE)
+        shape->kv_dtype = shape->dtype;
+    if (shape->out_dtype == ATTN_DTYPE_NONE)
+        shape->out_dtype = dtype_is_fp8(shape->dtype) ? base->dtype : shape->dtype;
+}
+
+static void derive(const struct bench_shape *base, struct bench_shape *shape)
 {
     if (shape->q_len.count == 0 && shape->mode != ATTN_MODE_DECODE)
         shape->q_len = shape->kv_len;
@@ -437,8 +458,7 @@ static void derive(struct bench_shape *shape)
         shape->decodes = shape->batch / 2;
     if (shape->v_head_dim == 0)
         shape->v_head_dim = shape->head_dim;
-    if (shape->kv_dtype == ATTN_DTYPE_NONE)
-        shape->kv_dtype = shape->dtype;
+    derive_dtypes(base, shape);
 }
 
 __attribute__((format(printf, 2, 3))) static attn_status fail_shape(const struct parsing *p,
@@ -501,7 +521,7 @@ static attn_status add_combination(const struct parsing *p, const struct bench_s
         set_member(made, setting->key, &setting->values[index % setting->count]);
         index /= setting->count;
     }
-    derive(made);
+    derive(base, made);
     return check(p, made);
 }
 
@@ -578,6 +598,16 @@ const char *bench_shape_scales_name(const struct bench_shape *shape)
     return word_of(granularities, shape->scales);
 }
 
+const char *bench_shape_input_scales_name(const struct bench_shape *shape)
+{
+    return word_of(input_granularities, shape->input_scales);
+}
+
+bool bench_shape_has_codes(const struct bench_shape *shape)
+{
+    return dtype_is_fp8(shape->dtype) && dtype_is_fp8(shape->kv_dtype);
+}
+
 static void append_lens(const char *name, const struct bench_lens *lens, strbuf *text)
 {
     strbuf_appendf(text, " %s", name);
@@ -589,6 +619,21 @@ static bool same_lens(const struct bench_lens *a, const struct bench_lens *b)
 {
     return a->count == b->count &&
            memcmp(a->items, b->items, (size_t)a->count * sizeof a->items[0]) == 0;
+}
+
+/* Queries, the cache where it differs, and what is of another type than one would think. */
+static void append_dtypes(const struct bench_shape *shape, strbuf *text)
+{
+    bool fp8 = dtype_is_fp8(shape->dtype) || dtype_is_fp8(shape->new_kv_dtype);
+    strbuf_appendf(text, " %s", dtype_name(shape->dtype));
+    if (shape->kv_dtype != shape->dtype)
+        strbuf_appendf(text, "/%s", dtype_name(shape->kv_dtype));
+    if (shape->new_kv_dtype != shape->dtype)
+        strbuf_appendf(text, " new-%s", dtype_name(shape->new_kv_dtype));
+    if (shape->out_dtype != (dtype_is_fp8(shape->dtype) ? ATTN_BF16 : shape->dtype))
+        strbuf_appendf(text, " out-%s", dtype_name(shape->out_dtype));
+    if (fp8 && shape->input_scales != ATTN_SCALE_PER_TENSOR)
+        strbuf_appendf(text, " inputs-%s", bench_shape_input_scales_name(shape));
 }
 
 static void append_unusual(const struct bench_shape *shape, strbuf *text)
@@ -626,9 +671,7 @@ void bench_shape_text(const struct bench_shape *shape, char *text, size_t size)
     strbuf_appendf(&all, " H%d/%d D%d", shape->q_heads, shape->kv_heads, shape->head_dim);
     if (shape->v_head_dim != shape->head_dim)
         strbuf_appendf(&all, "/%d", shape->v_head_dim);
-    strbuf_appendf(&all, " %s", dtype_name(shape->dtype));
-    if (shape->kv_dtype != shape->dtype)
-        strbuf_appendf(&all, "/%s", dtype_name(shape->kv_dtype));
+    append_dtypes(shape, &all);
     append_unusual(shape, &all);
     snprintf(text, size, "%s", strbuf_text(&all));
     strbuf_finish(&all);

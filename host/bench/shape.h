@@ -14,13 +14,15 @@
  *
  * The keys are the table in shape.c. A key that is left out has the value of the base shape;
  * where that has none either, q_len is 1 in a decode and else kv_len (no prefix), v_head_dim is
- * head_dim, kv_dtype is dtype, and a mixed batch's second half are decodes.
+ * head_dim, and a mixed batch's second half are decodes. Types are those of the queries, but the
+ * output's beside fp8 queries: the base shape's dtype.
  */
 #ifndef HOST_BENCH_SHAPE_H
 #define HOST_BENCH_SHAPE_H
 
 #include "attn_plugin.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 
 enum { BENCH_MAX_LENS = 64, BENCH_MAX_SHAPES = 4096 };
@@ -49,9 +51,11 @@ struct bench_shape {
     struct bench_lens q_len;  /* new tokens of the sequences that are no decodes */
     struct bench_lens kv_len; /* keys, the new ones included */
     int32_t q_heads, kv_heads, head_dim;
-    int32_t v_head_dim;  /* 0 = not given */
-    attn_dtype dtype;    /* of q, k, v and the output */
-    attn_dtype kv_dtype; /* of the cache; NONE = not given */
+    int32_t v_head_dim;      /* 0 = not given */
+    attn_dtype dtype;        /* of q; of the base shape no fp8 one */
+    attn_dtype new_kv_dtype; /* of k and v; NONE = not given */
+    attn_dtype kv_dtype;     /* of the cache; NONE = not given */
+    attn_dtype out_dtype;    /* NONE = not given */
     int32_t page_size;
     int32_t window;             /* keys a query sees, itself counted; 0 = no limit */
     int32_t causal;             /* 1/0 */
@@ -61,6 +65,7 @@ struct bench_shape {
     int32_t layout;             /* BENCH_LAYOUT_* */
     int32_t new_kv;             /* BENCH_NEW_KV_* */
     int32_t scales;             /* of an fp8 cache: ATTN_SCALE_PER_TENSOR or _PER_HEAD */
+    int32_t input_scales;       /* of what of q, k, v is fp8: these, or _PER_SEQ_HEAD */
 };
 
 struct bench_shapes {
@@ -91,6 +96,10 @@ const char *bench_shape_mode_name(const struct bench_shape *shape);
 const char *bench_shape_layout_name(const struct bench_shape *shape);
 const char *bench_shape_new_kv_name(const struct bench_shape *shape);
 const char *bench_shape_scales_name(const struct bench_shape *shape);
+const char *bench_shape_input_scales_name(const struct bench_shape *shape);
+
+/* Are queries and the cache fp8, so that the products may be of fp8 operands? */
+bool bench_shape_has_codes(const struct bench_shape *shape);
 
 /* New tokens and keys of sequence `s`. */
 int32_t bench_shape_q_len(const struct bench_shape *shape, int32_t s);
@@ -105,7 +114,8 @@ struct bench_count {
     int64_t seen_keys; /* keys that some query of their sequence sees */
     double flop;       /* both products over the pairs, in all query heads */
     /* What must cross memory once: seen keys and values (of new tokens from k and v, unless these
-     * are in the cache already), q, the output, and new keys and values written to the cache. */
+     * are in the cache already), q, the output, and new keys and values written to the cache; each
+     * of its own type. Scales are not counted. */
     double bytes;
 };
 

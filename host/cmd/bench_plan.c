@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/select/platform.h"
 #include "host/select/problem.h"
@@ -223,6 +224,14 @@ static attn_status select_backends(struct plan *plan, attnhost *host, attn_devic
     return ATTN_OK;
 }
 
+/* What a model may have for a type beside fp8 queries: the output's. */
+static attn_dtype plain_dtype(const struct bench_shape *shape)
+{
+    if (!dtype_is_fp8(shape->dtype))
+        return shape->dtype;
+    return dtype_is_fp8(shape->out_dtype) ? (attn_dtype)ATTN_BF16 : shape->out_dtype;
+}
+
 /* A layer as the shape has it. */
 static void model_of_shape(const struct bench_shape *shape, struct config_model *model)
 {
@@ -231,7 +240,7 @@ static void model_of_shape(const struct bench_shape *shape, struct config_model 
                                    .num_kv_heads = shape->kv_heads,
                                    .head_dim = shape->head_dim,
                                    .v_head_dim = shape->v_head_dim,
-                                   .dtype = shape->dtype,
+                                   .dtype = plain_dtype(shape),
                                    .attn_type = ATTN_TYPE_DECODER};
 }
 

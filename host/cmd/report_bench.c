@@ -51,12 +51,21 @@ static void shares(struct page *page, const cJSON *results)
                 "plot $d using 2:0:(0):2:($0-0.35):($0+0.35):ytic(1) with boxxyerror lt 1");
 }
 
+/* What arithmetic and reading memory leave; unknown of products that the matrix ceiling is not of.
+ * Files of before there were any do not say what they are compared with. */
+static double roof_of(const cJSON *entry, double matrix, double roof)
+{
+    bool known = !cJSON_IsNull(page_get(entry, "compute_ceiling"));
+    return known ? fmin(matrix, roof) : roof < matrix ? roof : (double)NAN;
+}
+
 static void roofline(struct page *page, const cJSON *report)
 {
     static const char *const columns[] = {"flop/byte", "flop/s", "roof"};
     double read = page_number(report, "ceilings.read.bytes_per_s");
     double matrix = page_number(report, "ceilings.matrix.flop_per_s");
     const cJSON *entry, *run;
+    bool open = false;
     struct figure figure;
     if (!isfinite(read) || !isfinite(matrix))
         return;
@@ -67,7 +76,8 @@ static void roofline(struct page *page, const cJSON *report)
         double intensity = page_number(entry, "flop") / page_number(entry, "bytes");
         figure_number(&figure, intensity);
         figure_number(&figure, page_number(run, "flop_per_s"));
-        figure_number(&figure, fmin(matrix, read * intensity));
+        figure_number(&figure, roof_of(entry, matrix, read * intensity));
+        open |= !isfinite(roof_of(entry, matrix, read * intensity));
         figure_end_row(&figure);
     }
     char script[320];
@@ -78,7 +88,11 @@ static void roofline(struct page *page, const cJSON *report)
              "$d using 1:2 with points lt 1 ps 1.2",
              read, matrix, read, matrix);
     page_figure(page, &figure, "Roofline",
-                "Ceilings as they were measured in the same run: reading memory, and arithmetic.",
+                open ? "Ceilings as they were measured in the same run: reading memory, and "
+                       "arithmetic of bf16. Products of fp8, which have no roof in the table, may "
+                       "be above it."
+                     : "Ceilings as they were measured in the same run: reading memory, and "
+                       "arithmetic.",
                 script);
 }
 

@@ -37,11 +37,11 @@ def result(name, problems):
         print("#", problem)
 
 
-def bench(*arguments, folder=None, driver=None):
+def bench(*arguments, folder=None, driver=None, kernels="cuda_fixture"):
     env = {k: v for k, v in os.environ.items() if k not in ("ATTNHOST_PLUGIN_PATH",
                                                             "ATTNHOST_LIBCUDA")}
     if driver:
-        env.update(ATTNHOST_LIBCUDA=driver, ATTNHOST_FAKE_KERNELS="cuda_fixture",
+        env.update(ATTNHOST_LIBCUDA=driver, ATTNHOST_FAKE_KERNELS=kernels,
                    LD_LIBRARY_PATH=f"{FIXTURES}:{env.get('LD_LIBRARY_PATH', '')}")
     return subprocess.run([COMMAND, "bench", *arguments], capture_output=True, text=True, cwd=folder,
                           env=env, stdin=subprocess.DEVNULL, timeout=300)
@@ -77,13 +77,14 @@ def expected_counts(shape):
         old += sum(j < prefix for j in seen)
         new += sum(j >= prefix for j in seen)
     dims = shape["head_dim"] + shape["v_head_dim"]
-    size, kv_size = SIZES[shape["dtype"]], SIZES[shape["kv_dtype"]]
-    moved = old * kv_size + new * (kv_size if shape["new_kv"] == "cached" else size)
+    new_size, kv_size = SIZES[shape["new_kv_dtype"]], SIZES[shape["kv_dtype"]]
+    rows = shape["head_dim"] * SIZES[shape["dtype"]] + shape["v_head_dim"] * SIZES[shape["out_dtype"]]
+    moved = old * kv_size + new * (kv_size if shape["new_kv"] == "cached" else new_size)
     if shape["new_kv"] == "saved":
         moved += tokens * kv_size
     return {"tokens": tokens, "pairs": pairs, "seen_keys": old + new,
             "flop": 2 * dims * shape["q_heads"] * pairs,
-            "bytes": dims * (shape["kv_heads"] * moved + shape["q_heads"] * tokens * size)}
+            "bytes": dims * shape["kv_heads"] * moved + shape["q_heads"] * tokens * rows}
 
 
 def quantile(values, p):
@@ -139,6 +140,8 @@ def check_run(run, entry, first, ceilings):
 def check_entry(entry, backends, ceilings):
     problems = [f"{key}: {entry[key]}, expected {value}"
                 for key, value in expected_counts(entry["shape"]).items() if entry[key] != value]
+    if entry["compute_ceiling"] != "matrix":  # on the CPU all is multiplied in fp32
+        problems.append(f"compute_ceiling {entry['compute_ceiling']}")
     runs = entry["backends"]
     if [run["backend"] for run in runs] != backends:
         problems.append(f"backends {[run['backend'] for run in runs]}")
@@ -151,7 +154,7 @@ def check_entry(entry, backends, ceilings):
 
 
 def check_ceilings(ceilings):
-    problems = []
+    problems = [] if ceilings["matrix_dtype"] == "f32" else [f"matrix_dtype {ceilings['matrix_dtype']}"]
     for name, amount, rate in (("copy", "bytes", "bytes_per_s"), ("read", "bytes", "bytes_per_s"),
                                ("matrix", "flop", "flop_per_s")):
         ceiling = ceilings[name]
@@ -205,6 +208,64 @@ def shapes_of_one_backend():
     if done.returncode != 0:
         return [f"exit code {done.returncode}", done.stderr]
     return check_report(json.loads(done.stdout), 1, 4, ["cpu_native"])
+
+
+def fp8_inputs():
+    """Queries of fp8, new keys of fp8 or 16 bits, outputs of any type, on the CPU."""
+    shapes = {
+        "mode=extend,q_len=4,kv_len=30,dtype=fp8_e4m3":
+            ("fp8_e4m3", "fp8_e4m3", "fp8_e4m3", "bf16", "tensor"),
+        "batch=2,kv_len=30,dtype=fp8_e5m2,new_kv_dtype=bf16,kv_dtype=fp8_e4m3,out_dtype=f16,"
+        "input_scales=head": ("fp8_e5m2", "bf16", "fp8_e4m3", "f16", "head"),
+        "mode=mixed,batch=3,q_len=4,kv_len=30,dtype=fp8_e4m3,out_dtype=fp8_e4m3,"
+        "input_scales=seq_head": ("fp8_e4m3", "fp8_e4m3", "fp8_e4m3", "fp8_e4m3", "seq_head"),
+        "mode=extend,q_len=4,kv_len=30,new_kv=args,new_kv_dtype=fp8_e4m3,kv_dtype=fp8_e4m3":
+            ("bf16", "fp8_e4m3", "fp8_e4m3", "bf16", "tensor"),
+    }
+    done = bench("--backend", "cpu_native", *LOAD, *QUICK, "--json", "-",
+                 *(part for shape in shapes for part in ("--shape", SMALL + shape)))
+    if done.returncode != 0:
+        return [f"exit code {done.returncode}", done.stderr]
+    report = json.loads(done.stdout)
+    problems = check_report(report, 1, len(shapes), ["cpu_native"])
+    for entry, wanted in zip(report["results"], shapes.values()):
+        shape = entry["shape"]
+        got = tuple(shape[key] for key in ("dtype", "new_kv_dtype", "kv_dtype", "out_dtype",
+                                           "input_scales"))
+        if got != wanted:
+            problems.append(f"{got}, expected {wanted}")
+    return problems
+
+
+def fp8_beside_bf16():
+    """fa3_like, whose kernels the fake driver has as host functions: the device is found by what serves bf16,
+    and of products of fp8 no ceiling is known; None without nvcc, where there are no kernels. Long sequences,
+    of which little is seen: few copies fit into the fake device's memory, and each is slow."""
+    done = bench("--backend", "fa3_like", "--set", f"plugins.path={PLUGINS}/fa3_like.so",
+                 "--set", "backend.fa3_like.tiles=always", *QUICK, "--json", "-", "--shape",
+                 "mode=extend,q_heads=1,kv_heads=1,q_len=20,kv_len=32768,window=16,"
+                 "dtype=bf16:fp8_e4m3,input_scales=seq_head",
+                 driver=f"{FIXTURES}/fake_fa3_kernels.so", kernels="fa3_like")
+    if "as configure found no nvcc" in done.stdout:
+        return None
+    if done.returncode != 0:
+        return [f"exit code {done.returncode}", done.stderr, done.stdout]
+    report = json.loads(done.stdout)
+    problems = []
+    for entry, ceiling, dtype in zip(report["results"], ("matrix", None), ("bf16", "fp8_e4m3")):
+        run = entry["backends"][0]
+        if run["outcome"] != "ran" or run["layout"] != "kv.nhd/1":
+            problems.append(f"{run}")
+        got = (entry["shape"]["dtype"], entry["shape"]["kv_dtype"], entry["compute_ceiling"])
+        if got != (dtype, dtype, ceiling):
+            problems.append(f"{got}")
+        problems += [f"{key}: {entry[key]}, expected {value}"
+                     for key, value in expected_counts(entry["shape"]).items() if entry[key] != value]
+    if len(report["results"]) != 2 or report["device"]["type"] != "cuda":
+        problems.append(f"{len(report['results'])} results on {report['device']}")
+    if report["ceilings"]["matrix_dtype"] != "bf16":
+        problems.append(f"{report['ceilings']}")
+    return problems
 
 
 def table_and_file(folder):
@@ -438,6 +499,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         result("two backends, shapes and figures", two_backends())
         result("all kinds of shapes", shapes_of_one_backend())
+        result("fp8 queries, new keys and outputs", fp8_inputs())
+        on_fake = fp8_beside_bf16()
+        result("fp8 beside bf16 on a GPU" + (" # SKIP built without nvcc" if on_fake is None else ""),
+               on_fake or [])
         result("a table and a file", table_and_file(folder))
         result("a slow backend is called once, and the time is kept", too_slow())
         result("kept up by a load", kept_up())
@@ -451,6 +516,9 @@ def main():
     result("no backend serves a shape", refused(
         4, ["refused: head_dim 1024: accepted 1..512", "of ceiling"], *NATIVE, *QUICK, "--shape",
         "kv_len=32,head_dim=64:1024", table=True))
+    result("fp8 queries that are not served", refused(
+        4, ["refused: ", "q_dtype fp8_e4m3: accepted "], "--backend", "example_rows", *LOAD, *QUICK,
+        "--shape", "kv_len=32,dtype=fp8_e4m3", table=True))
     result("a backend that refuses next to one that serves", refused(
         0, ["refused: ", "kv_dtype fp8_e4m3: accepted bf16", "of ceiling"], "--backend",
         "example_rows,cpu_native", *LOAD, *QUICK, "--shape", "kv_len=32,kv_dtype=fp8_e4m3",

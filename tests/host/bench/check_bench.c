@@ -479,6 +479,53 @@ START_TEST(test_figures_on_cpu)
 }
 END_TEST
 
+/* ---- The nearer ceiling ---------------------------------------------------------------------- */
+
+/* Reading 1e12 bytes and multiplying 1e15 times a second. */
+static const struct bench_entry *with_ceilings(const char *text, int32_t type)
+{
+    static const char *const names[] = {"a", NULL};
+    report.from.device.type = type;
+    report.ceilings.read.rate = 1e12;
+    report.ceilings.matrix.rate = 1e15;
+    add(text, names);
+    return &report.entries[report.num_entries - 1];
+}
+
+/* A decode waits for memory even if it multiplied in bf16; a prefill of fp8 may be faster than
+ * products of bf16 are, so nothing is known of it but on a processor, which has none of them. */
+START_TEST(test_floor)
+{
+    static const struct {
+        const char *text;
+        int32_t type;
+        uint32_t bound;
+        int known;
+        double products; /* of the matrix ceiling's in the same time */
+    } rows[] = {
+        {"mode=prefill,kv_len=8192", ATTN_DEVICE_CUDA, BENCH_BOUND_COMPUTE, 1, 1},
+        {"mode=prefill,kv_len=8192,kv_dtype=fp8_e4m3", ATTN_DEVICE_CUDA, BENCH_BOUND_COMPUTE, 1, 1},
+        {"mode=prefill,kv_len=8192,dtype=fp8_e4m3,kv_dtype=bf16", ATTN_DEVICE_CUDA,
+         BENCH_BOUND_COMPUTE, 1, 1},
+        {"mode=prefill,kv_len=8192,dtype=fp8_e4m3", ATTN_DEVICE_CUDA, BENCH_BOUND_NONE, 0, 2},
+        {"mode=prefill,kv_len=8192,dtype=fp8_e4m3", ATTN_DEVICE_CPU, BENCH_BOUND_COMPUTE, 1, 1},
+        {"batch=8,kv_len=8192,dtype=fp8_e4m3", ATTN_DEVICE_CUDA, BENCH_BOUND_MEMORY, 0, 2},
+    };
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
+        uint32_t bound = 99;
+        const struct bench_entry *entry = with_ceilings(rows[r].text, rows[r].type);
+        double us = bench_floor_us(&report, entry, &bound);
+        ck_assert_uint_eq(bound, rows[r].bound);
+        ck_assert_int_eq(bench_compute_is_known(&report, entry), rows[r].known);
+        ck_assert_double_eq_tol(us,
+                                bound == BENCH_BOUND_MEMORY
+                                    ? entry->count.bytes / 1e6
+                                    : entry->count.flop / 1e9 / rows[r].products,
+                                1e-9 * us);
+    }
+}
+END_TEST
+
 /* ---- JSON and table -------------------------------------------------------------------------- */
 
 static void make_report(void)
@@ -551,6 +598,39 @@ START_TEST(test_table)
 }
 END_TEST
 
+/* Where a share is missing, the table and the JSON say why; a share of what memory takes is none
+ * of these. */
+START_TEST(test_unknown_ceiling)
+{
+    char *text = NULL;
+    size_t size = 0;
+    const double us[] = {5};
+    const char why[] =
+        "  of ceiling: not known; matrix is of bf16, and products of fp8 are faster\n";
+    with_ceilings("mode=prefill,kv_len=8192,dtype=fp8_e4m3", ATTN_DEVICE_CUDA);
+    struct bench_run *run = &report.entries[0].runs[0];
+    run->outcome = BENCH_RAN;
+    run->layout = ATTN_LAYOUT_KV_NHD;
+    GOOD(bench_samples_add(&run->samples, us, 1, &error.base));
+    for (int memory = 0; memory < 2; memory++) {
+        run->bound = memory ? BENCH_BOUND_MEMORY : BENCH_BOUND_NONE;
+        run->fraction = memory ? 0.25 : 0;
+        FILE *file = open_memstream(&text, &size);
+        bench_print(&report, file);
+        fclose(file);
+        ck_assert_msg((strstr(text, why) != NULL) == !memory, "%s", text);
+        free(text);
+    }
+    text = bench_json(&report);
+    assert_says(text, "\"matrix_dtype\":\t\"bf16\"");
+    assert_says(text, "\"compute_ceiling\":\tnull");
+    assert_says(text, "\"new_kv_dtype\":\t\"fp8_e4m3\"");
+    assert_says(text, "\"out_dtype\":\t\"bf16\"");
+    assert_says(text, "\"input_scales\":\t\"tensor\"");
+    free(text);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *suite = suite_create("bench");
@@ -562,6 +642,8 @@ static Suite *suite(void)
     tcase_add_test(cpu, test_sustain);
     tcase_add_test(cpu, test_ceilings_of_cpu);
     tcase_add_test(cpu, test_figures_on_cpu);
+    tcase_add_test(cpu, test_floor);
+    tcase_add_test(cpu, test_unknown_ceiling);
     tcase_add_test(cpu, test_json_without_loss);
     tcase_add_test(cpu, test_table);
     tcase_add_test(gpu, test_block_on_gpu);

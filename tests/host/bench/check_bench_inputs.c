@@ -67,7 +67,34 @@ static const char *const cases[] = {
     "mode=extend,batch=2,q_len=7,kv_len=40,q_heads=4,kv_heads=2,head_dim=16,new_kv=cached,"
     "sm_scale=0.5,kv_dtype=f32,dtype=f32",
     "mode=mixed,batch=5,decodes=3,q_len=6,kv_len=19+7+64,q_heads=6,kv_heads=3,head_dim=16",
+    "batch=3,kv_len=33+7,q_heads=4,kv_heads=2,head_dim=16,dtype=fp8_e4m3",
+    "batch=2,kv_len=1,q_heads=4,kv_heads=2,head_dim=16,dtype=fp8_e4m3,out_dtype=fp8_e4m3,"
+    "scales=head,input_scales=head",
+    "mode=extend,batch=3,q_len=5+9,kv_len=40+9,q_heads=6,kv_heads=3,head_dim=16,v_head_dim=24,"
+    "dtype=fp8_e4m3,input_scales=seq_head,out_dtype=f16",
+    "mode=extend,batch=2,q_len=9,kv_len=30,q_heads=4,kv_heads=2,head_dim=16,dtype=fp8_e5m2,"
+    "kv_dtype=fp8_e4m3,new_kv_dtype=bf16,input_scales=seq_head,layout=hnd",
+    "mode=extend,batch=2,q_len=9,kv_len=30,q_heads=4,kv_heads=2,head_dim=16,new_kv=args,"
+    "kv_dtype=fp8_e5m2,new_kv_dtype=fp8_e4m3,input_scales=head,out_dtype=fp8_e4m3",
+    "mode=mixed,batch=3,q_len=9,kv_len=30,q_heads=4,kv_heads=2,head_dim=16,new_kv=cached,"
+    "dtype=fp8_e4m3,input_scales=head,window=7",
+    "batch=2,kv_len=20,q_heads=4,kv_heads=2,head_dim=16,dtype=fp8_e4m3,new_kv_dtype=bf16,"
+    "kv_dtype=bf16,out_dtype=f32",
 };
+
+/* Outputs that are mostly 0, or saturated, would tell nothing. */
+static void assert_sensible(const attn_tensor *out, float scale)
+{
+    int64_t zeros = 0, largest = 0, count = out->shape[0] * out->strides[0];
+    for (int64_t i = 0; i < count; i++) {
+        double x = fabs(dtype_load(out->dtype, out->data, i));
+        ck_assert(isfinite(x));
+        zeros += x * (double)scale < 0.001;
+        largest += dtype_is_fp8(out->dtype) && x >= dtype_largest(out->dtype);
+    }
+    ck_assert_int_lt(zeros, count / 10);
+    ck_assert_int_eq(largest, 0);
+}
 
 static void load_cpu_native(void)
 {
@@ -100,6 +127,7 @@ static void judge(const struct bench_problem *problem, attnhost_metadata *metada
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
     ck_assert_msg(reference_report_passed(&report), "%s", report.message);
     ck_assert_int_eq(report.rows_checked, inputs->count.tokens * inputs->shape.q_heads);
+    assert_sensible(&call.out, dtype_is_fp8(call.out.dtype) ? *inputs->arrays.out_scale : 1);
     reference_result_finish(&result);
 }
 
@@ -203,6 +231,41 @@ START_TEST(test_values)
 }
 END_TEST
 
+/* What is fp8 has about unit variance by each of its scales, which differ from head to head, from
+ * sequence to sequence, and between q, k and v. */
+START_TEST(test_fp8_values)
+{
+    static const char *const types[] = {"fp8_e4m3", "fp8_e5m2"};
+    char text[160];
+    snprintf(text, sizeof text,
+             "mode=extend,batch=4,kv_len=200,q_heads=16,kv_heads=4,head_dim=64,dtype=%s,"
+             "input_scales=seq_head",
+             types[_i]);
+    make(text, 11, cpu);
+    struct bench_call call;
+    bench_inputs_call(inputs, 0, ATTN_LAYOUT_KV_NHD, &call);
+    const attn_tensor *const tensors[] = {&call.q, &call.k, &call.v};
+    const uint32_t roles[] = {ATTN_ROLE_Q, ATTN_ROLE_K, ATTN_ROLE_V};
+    for (int t = 0; t < 3; t++) {
+        const attn_scale *scale = call.scales[roles[t]];
+        ck_assert_ptr_nonnull(scale);
+        ck_assert_uint_eq(scale->granularity, ATTN_SCALE_PER_SEQ_HEAD);
+        ck_assert_uint_eq(scale->count, 4 * 4);
+        for (uint32_t n = 0; n < scale->count; n++) {
+            double mean, variance;
+            measure(tensors[t], scale->host[n], &mean, &variance);
+            ck_assert_double_le(fabs(mean), 0.05);
+            ck_assert_double_ge(variance, 0.4);
+            ck_assert_double_le(variance, 2.5);
+        }
+        ck_assert_float_ne(scale->host[0], scale->host[1]);
+        ck_assert_float_ne(scale->host[0], scale->host[4]);
+        ck_assert_float_ne(scale->host[0], call.scales[roles[(t + 1) % 3]]->host[0]);
+    }
+    ck_assert_ptr_null(call.scales[ATTN_ROLE_OUT]);
+}
+END_TEST
+
 /* Copies go beyond the cache: four times a small one, and no fewer than two. */
 START_TEST(test_copies)
 {
@@ -257,8 +320,11 @@ static void assert_same_operands(const struct device *gpu, const struct bench_in
 
 START_TEST(test_same_bytes_on_a_gpu)
 {
-    static const char text[] = "mode=mixed,batch=5,q_len=6,kv_len=19+64,head_dim=16,"
-                               "kv_dtype=fp8_e4m3";
+    static const char *const texts[] = {
+        "mode=mixed,batch=5,q_len=6,kv_len=19+64,head_dim=16,kv_dtype=fp8_e4m3",
+        "mode=mixed,batch=5,q_len=6,kv_len=19+64,head_dim=16,dtype=fp8_e4m3,new_kv_dtype=bf16,"
+        "input_scales=seq_head"};
+    const char *text = texts[_i];
     struct device *gpu = NULL;
     use_fake_cuda();
     ck_assert_int_eq(device_open(ATTN_DEVICE_CUDA, 0, &gpu, &error.base), ATTN_OK);
@@ -309,9 +375,10 @@ static Suite *suite(void)
     tcase_add_loop_test(tcase, test_oracle, 0, sizeof cases / sizeof cases[0]);
     tcase_add_test(tcase, test_pages);
     tcase_add_loop_test(tcase, test_values, 0, 5);
+    tcase_add_loop_test(tcase, test_fp8_values, 0, 2);
     tcase_add_test(tcase, test_copies);
     tcase_add_test(tcase, test_graph_levels);
-    tcase_add_test(tcase, test_same_bytes_on_a_gpu);
+    tcase_add_loop_test(tcase, test_same_bytes_on_a_gpu, 0, 2);
     tcase_add_test(tcase, test_no_memory_on_a_gpu);
     suite_add_tcase(suite, tcase);
     return suite;

@@ -69,12 +69,46 @@ START_TEST(test_defaults)
 }
 END_TEST
 
+/* Of the base's type are outputs beside fp8 queries alone. */
+START_TEST(test_dtypes)
+{
+    const struct bench_shape *s = one("dtype=e4m3");
+    ck_assert_uint_eq(s->dtype, ATTN_FP8_E4M3);
+    ck_assert_uint_eq(s->new_kv_dtype, ATTN_FP8_E4M3);
+    ck_assert_uint_eq(s->kv_dtype, ATTN_FP8_E4M3);
+    ck_assert_uint_eq(s->out_dtype, ATTN_BF16);
+    ck_assert_int_eq(s->input_scales, ATTN_SCALE_PER_TENSOR);
+    s = one("dtype=f16");
+    ck_assert_uint_eq(s->new_kv_dtype, ATTN_F16);
+    ck_assert_uint_eq(s->out_dtype, ATTN_F16);
+    s = one("dtype=fp8_e5m2,new_kv_dtype=f16,kv_dtype=fp8_e4m3,out_dtype=fp8_e4m3");
+    ck_assert_uint_eq(s->dtype, ATTN_FP8_E5M2);
+    ck_assert_uint_eq(s->new_kv_dtype, ATTN_F16);
+    ck_assert_uint_eq(s->kv_dtype, ATTN_FP8_E4M3);
+    ck_assert_uint_eq(s->out_dtype, ATTN_FP8_E4M3);
+    base.dtype = ATTN_F16;
+    ck_assert_uint_eq(one("dtype=fp8_e4m3")->out_dtype, ATTN_F16);
+    ck_assert_uint_eq(one("dtype=f32")->out_dtype, ATTN_F32);
+}
+END_TEST
+
+/* Products may be of codes where queries and the cache are. */
+START_TEST(test_codes)
+{
+    ck_assert(bench_shape_has_codes(one("dtype=fp8_e4m3")));
+    ck_assert(bench_shape_has_codes(one("dtype=fp8_e4m3,kv_dtype=fp8_e5m2,new_kv_dtype=bf16")));
+    ck_assert(!bench_shape_has_codes(one("dtype=fp8_e4m3,kv_dtype=bf16")));
+    ck_assert(!bench_shape_has_codes(one("kv_dtype=fp8_e4m3,new_kv_dtype=fp8_e4m3")));
+}
+END_TEST
+
 START_TEST(test_every_key)
 {
     const struct bench_shape *s =
         one("mode=Extend,batch=2,q_len=3,kv_len=9,q_heads=6,kv_heads=3,head_dim=24,v_head_dim=16,"
             "dtype=f32,kv_dtype=fp8_e5m2,page_size=4,window=5,causal=no,chunk=8,logit_cap=1.5,"
-            "sm_scale=0.25,sinks=yes,alibi=yes,layout=hnd,new_kv=cached,scales=head");
+            "sm_scale=0.25,sinks=yes,alibi=yes,layout=hnd,new_kv=cached,scales=head,"
+            "new_kv_dtype=fp8_e4m3,out_dtype=bf16,input_scales=seq_head");
     ck_assert_int_eq(s->mode, ATTN_MODE_EXTEND);
     ck_assert_int_eq(s->q_heads, 6);
     ck_assert_int_eq(s->kv_heads, 3);
@@ -93,6 +127,9 @@ START_TEST(test_every_key)
     ck_assert_int_eq(s->layout, BENCH_LAYOUT_HND);
     ck_assert_int_eq(s->new_kv, BENCH_NEW_KV_CACHED);
     ck_assert_int_eq(s->scales, ATTN_SCALE_PER_HEAD);
+    ck_assert_uint_eq(s->new_kv_dtype, ATTN_FP8_E4M3);
+    ck_assert_uint_eq(s->out_dtype, ATTN_BF16);
+    ck_assert_int_eq(s->input_scales, ATTN_SCALE_PER_SEQ_HEAD);
 }
 END_TEST
 
@@ -155,6 +192,15 @@ START_TEST(test_text)
                            "window6 chunk4 full cap30 sinks alibi nhd kv-args");
     bench_shape_text(&shapes.items[0], text, 8);
     ck_assert_str_eq(text, "mixed B");
+    bench_shape_text(one("dtype=fp8_e4m3"), text, sizeof text);
+    ck_assert_str_eq(text, "decode B1 kv1024 H32/8 D128 fp8_e4m3");
+    bench_shape_text(one("dtype=fp8_e4m3,new_kv_dtype=bf16,kv_dtype=fp8_e5m2,out_dtype=f16,"
+                         "input_scales=seq_head,page_size=64"),
+                     text, sizeof text);
+    ck_assert_str_eq(text, "decode B1 kv1024 H32/8 D128 fp8_e4m3/fp8_e5m2 new-bf16 out-f16 "
+                           "inputs-seq_head page64");
+    bench_shape_text(one("out_dtype=fp8_e4m3,input_scales=head"), text, sizeof text);
+    ck_assert_str_eq(text, "decode B1 kv1024 H32/8 D128 bf16 out-fp8_e4m3");
 }
 END_TEST
 
@@ -194,7 +240,13 @@ static const struct refusal {
      {"mode = 'decod' is not a choice", "did you mean 'decode'?",
       "accepted: decode, extend, prefill, mixed"}},
     {"sinks=maybe", {"sinks = 'maybe'", "accepted: yes, no"}},
-    {"dtype=fp8_e4m3", {"dtype = 'fp8_e4m3' is not a data type here", "accepted: f32, f16, bf16"}},
+    {"dtype=f64",
+     {"dtype = 'f64' is not a data type here", "accepted: f32, f16, bf16, fp8_e4m3, fp8_e5m2"}},
+    {"new_kv_dtype=none", {"new_kv_dtype = 'none'", "accepted: f32, f16"}},
+    {"out_dtype=fp8", {"out_dtype = 'fp8'", "accepted: f32, f16"}},
+    {"input_scales=token_head",
+     {"input_scales = 'token_head' is not a choice", "accepted: tensor, head, seq_head"}},
+    {"scales=seq_head", {"scales = 'seq_head' is not a choice", "accepted: tensor, head"}},
     {"kv_dtype=int32", {"kv_dtype = 'int32'", "accepted: f32, f16, bf16, fp8_e4m3, fp8_e5m2"}},
     {"logit_cap=-1", {"logit_cap = '-1'", "accepted: a number from 0 to 1000000"}},
     {"sm_scale=nan", {"sm_scale = 'nan'"}},
@@ -262,6 +314,22 @@ START_TEST(test_decode_by_hand)
     c = count_of("batch=2,kv_len=5+7,q_heads=4,kv_heads=2,head_dim=8,v_head_dim=6,dtype=bf16,"
                  "kv_dtype=fp8_e4m3,new_kv=cached");
     ck_assert_double_eq(c.bytes, (8 + 6) * 2 * (12 * 1) + (8 + 6) * 4 * 2 * 2);
+}
+END_TEST
+
+/* The same sequences: each operand has elements of its own size. */
+START_TEST(test_bytes_of_fp8)
+{
+#define TWO "batch=2,kv_len=5+7,q_heads=4,kv_heads=2,head_dim=8,v_head_dim=6,dtype=fp8_e4m3"
+    struct bench_count c = count_of(TWO);
+    ck_assert_double_eq(c.flop, 2 * (8 + 6) * 4 * 12);
+    /* 2 queries of 8 bytes in a head, 2 outputs of 6 elements of 2 bytes */
+    ck_assert_double_eq(c.bytes, (8 + 6) * 2 * (10 + 2 + 2) + 4 * 2 * (8 * 1 + 6 * 2));
+    c = count_of(TWO ",new_kv_dtype=bf16,out_dtype=fp8_e4m3");
+    ck_assert_double_eq(c.bytes, (8 + 6) * 2 * (10 + 2 * 2 + 2) + 4 * 2 * (8 * 1 + 6 * 1));
+    c = count_of(TWO ",new_kv=args,new_kv_dtype=bf16,kv_dtype=bf16,out_dtype=f32");
+    ck_assert_double_eq(c.bytes, (8 + 6) * 2 * (10 * 2 + 2 * 2) + 4 * 2 * (8 * 1 + 6 * 4));
+#undef TWO
 }
 END_TEST
 
@@ -350,6 +418,8 @@ static Suite *suite(void)
     tcase_add_checked_fixture(grammar, set_up, tear_down);
     tcase_add_checked_fixture(counts, set_up, tear_down);
     tcase_add_test(grammar, test_defaults);
+    tcase_add_test(grammar, test_dtypes);
+    tcase_add_test(grammar, test_codes);
     tcase_add_test(grammar, test_every_key);
     tcase_add_test(grammar, test_combinations);
     tcase_add_test(grammar, test_lengths_in_turn);
@@ -358,6 +428,7 @@ static Suite *suite(void)
     tcase_add_loop_test(grammar, test_refusals, 0, sizeof refusals / sizeof refusals[0]);
     tcase_add_test(grammar, test_too_many_lengths);
     tcase_add_test(counts, test_decode_by_hand);
+    tcase_add_test(counts, test_bytes_of_fp8);
     tcase_add_test(counts, test_masks_by_hand);
     tcase_add_test(counts, test_masks_by_oracle);
     suite_add_tcase(suite, grammar);
