@@ -322,6 +322,14 @@ bool model_has_tower(const struct model *model)
     return found && !model_encodes(model);
 }
 
+const struct model_kv_group *model_kv_group_of(const struct model *model, uint32_t holds)
+{
+    for (uint32_t g = 0; g < model->num_kv_groups; g++)
+        if (model->kv_groups[g].holds == holds)
+            return &model->kv_groups[g];
+    return NULL;
+}
+
 bool model_crosses(const struct model *model)
 {
     for (uint32_t g = 0; g < model->num_groups; g++)

@@ -107,6 +107,9 @@ enum { MODEL_MODE_ENCODE = ATTN_MODE_COUNT };
 /* Are there encoders next to layers of a decoder? */
 bool model_has_tower(const struct model *model);
 
+/* The KV group that holds MODEL_KV_*; NULL = there is none. */
+const struct model_kv_group *model_kv_group_of(const struct model *model, uint32_t holds);
+
 /* Does a decoder read an encoder's keys, by cross attention? Then requests share no prefixes: what
  * the keys of one are depends on what the encoder read. */
 bool model_crosses(const struct model *model);

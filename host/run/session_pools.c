@@ -8,62 +8,33 @@
 #include <stdlib.h>
 
 #include "host/base/round.h"
+#include "host/run/requests.h"
 #include "host/select/problem.h"
 
 /* ---- What a run holds ------------------------------------------------------------------------ */
-
-/* What is drafted, and accepted. */
-struct drafts session_drafts(const struct session *s)
-{
-    const struct config_speculative *keys = &s->config->speculative;
-    if (keys->draft_tokens == 0)
-        return (struct drafts){0};
-    return (struct drafts){
-        .tokens = (int32_t)keys->draft_tokens,
-        .top_k = (int32_t)keys->topk,
-        .rate = keys->acceptance,
-        .seed = keys->seed,
-    };
-}
 
 int32_t session_encoder_len(const struct session *s)
 {
     return model_has_tower(s->model) ? s->model->max_encoder_len : 0;
 }
 
-/* The KV group that holds MODEL_KV_*; NULL = there is none. */
-static const struct model_kv_group *group_that_holds(const struct model *model, uint32_t holds)
-{
-    for (uint32_t g = 0; g < model->num_kv_groups; g++)
-        if (model->kv_groups[g].holds == holds)
-            return &model->kv_groups[g];
-    return NULL;
-}
-
-int32_t session_cross_len(const struct session *s)
-{
-    return model_crosses(s->model) ? s->model->max_encoder_len : 0;
-}
-
 int32_t session_encoded_len(const struct session *s)
 {
-    int32_t run = session_encoder_len(s), read = session_cross_len(s);
+    int32_t run = session_encoder_len(s), read = requests_cross_len(s->model);
     return run > read ? run : read;
 }
 
 /* Positions beyond a request's last row that drafts are verified at. */
 int32_t session_beyond(const struct session *s)
 {
-    struct drafts drafts = session_drafts(s);
+    struct drafts drafts = requests_drafts(s->config);
     return drafts_rows(&drafts) - 1;
 }
 
-/* KV rows of one request at most: its prompt, and all outputs but the last; the drafts of its last
- * verification. */
 int64_t session_request_rows(const struct session *s, const workload_request *request)
 {
-    int64_t decodes = request->output_length > 0 ? request->output_length - 1 : 0;
-    return request->input_length + decodes + (decodes > 0 ? session_beyond(s) : 0);
+    struct drafts drafts = requests_drafts(s->config);
+    return scheduler_rows_at_most(&drafts, request->input_length, request->output_length);
 }
 
 /* Pages that every request of the workload together would take: more are of no use. */
@@ -91,22 +62,9 @@ int64_t session_num_state_slots(const struct session *s)
 {
     const struct scheduler_params params = {
         .max_running_requests = (int32_t)s->config->workload.max_running_requests,
-        .drafts = session_drafts(s),
+        .drafts = requests_drafts(s->config),
     };
     return s->has_state ? 1 + scheduler_row_states(&params) + s->num_cached_states : 0;
-}
-
-/* Pages of an encoder's keys, in whole pages, that one request has. */
-static int64_t encoder_pages_each(const struct session *s)
-{
-    return units_for(session_cross_len(s), s->config->kv_cache.page_size);
-}
-
-struct scheduler_window session_window(const struct session *s)
-{
-    const struct model_kv_group *group = group_that_holds(s->model, MODEL_KV_WINDOW);
-    return group ? (struct scheduler_window){s->num_window_pages, group->window_left, group->chunk}
-                 : (struct scheduler_window){.num_pages = 0};
 }
 
 /* ---- Sizes ----------------------------------------------------------------------------------- */
@@ -128,19 +86,15 @@ static int64_t choose_capacity(const struct session *s, uint64_t token_bytes, ui
     return useful < affordable ? useful : affordable;
 }
 
-/* Pages that can be: at least one, and no more than an int32 can number slots. */
+/* Pages that mem_fraction comes to, where it says how many (requests_read() has seen to
+ * max_total_tokens): at least one, and no more than an int32 can number slots. */
 static attn_status check_capacity(const struct session *s, int64_t pages, uint64_t token_bytes,
                                   attn_error *error)
 {
     const struct config_kv_cache *cache = &s->config->kv_cache;
-    int64_t most = INT32_MAX / cache->page_size - 1; /* page 0 is one more */
+    int64_t most = requests_most_pages(s->config);
     if (pages >= 1 && pages <= most)
         return ATTN_OK;
-    if (cache->max_total_tokens > 0)
-        return config_fail(s->config, "kv_cache.max_total_tokens", error,
-                           "%lld tokens: accepted %lld..%lld, in pages of %lld",
-                           (long long)cache->max_total_tokens, (long long)cache->page_size,
-                           (long long)(most * cache->page_size), (long long)cache->page_size);
     return config_fail(s->config, "kv_cache.mem_fraction", error,
                        "%g of the free memory is %lld pages of %lld tokens, %llu bytes per token, "
                        "in addition to %lld recurrent states and %lld pages of encoders' keys: "
@@ -160,36 +114,6 @@ static uint64_t bytes_per_token(const struct session *s, const struct kv_pool_gr
            (uint64_t)ceil((double)window * ratio);
 }
 
-/* Pages of the pool of windows, page 0 included, next to so many of the other pool. */
-static int64_t window_pages(const struct session *s, int64_t pages)
-{
-    double share = (double)pages * s->config->kv_cache.swa_full_tokens_ratio;
-    return group_that_holds(s->model, MODEL_KV_WINDOW) ? 1 + (int64_t)ceil(share) : 0;
-}
-
-/* The pool of encoders' keys, page 0 included: of all requests that can run, or what the
- * configuration says. */
-static attn_status size_encoder_pool(struct session *s, attn_error *error)
-{
-    int64_t each = encoder_pages_each(s), page_size = s->config->kv_cache.page_size;
-    int64_t tokens = s->config->kv_cache.max_encoder_tokens;
-    int64_t running = s->config->workload.max_running_requests;
-    if (each == 0)
-        return ATTN_OK;
-    if (running > s->workload.num_requests)
-        running = s->workload.num_requests > 0 ? s->workload.num_requests : 1;
-    int64_t pages = tokens > 0 ? tokens / page_size : each * running;
-    s->num_encoder_pages = pages + 1;
-    int64_t most = INT32_MAX / page_size - 1;
-    if (pages >= each && pages <= most)
-        return ATTN_OK;
-    return config_fail(s->config, "kv_cache.max_encoder_tokens", error,
-                       "%lld tokens: accepted %lld..%lld, in pages of %lld; a request has %d",
-                       (long long)(tokens > 0 ? tokens : pages * page_size),
-                       (long long)(each * page_size), (long long)(most * page_size),
-                       (long long)page_size, session_cross_len(s));
-}
-
 /* How many pages the pools shall have. */
 attn_status session_size_pool(struct session *s, attn_error *error)
 {
@@ -197,7 +121,8 @@ attn_status session_size_pool(struct session *s, attn_error *error)
     if (!groups)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the KV pool");
     pool_groups(s, groups);
-    attn_status status = size_encoder_pool(s, error);
+    attn_status status = requests_encoder_pages(s->config, s->model, s->workload.num_requests,
+                                                &s->num_encoder_pages, error);
     uint64_t token_bytes = bytes_per_token(s, groups);
     uint64_t encoder_tokens = (uint64_t)(s->num_encoder_pages * s->config->kv_cache.page_size);
     uint64_t first_bytes =
@@ -211,7 +136,7 @@ attn_status session_size_pool(struct session *s, attn_error *error)
         return status;
     int64_t pages = choose_capacity(s, token_bytes, first_bytes, free_bytes);
     s->num_pages = pages + 1;
-    s->num_window_pages = window_pages(s, pages);
+    s->window = requests_window(s->config, s->model, pages);
     return check_capacity(s, pages, token_bytes, error);
 }
 
@@ -241,7 +166,7 @@ attn_status session_allocate_pool(struct session *s, attn_error *error)
         .groups = groups,
         .page_size = (int32_t)s->config->kv_cache.page_size,
         .num_pages = s->num_pages,
-        .num_window_pages = s->num_window_pages,
+        .num_window_pages = s->window.num_pages,
         .num_encoder_pages = s->num_encoder_pages,
         .num_state_slots = session_num_state_slots(s),
         .poison = s->config->verify.rate > 0,
@@ -268,7 +193,7 @@ static struct report_pool report_pool(struct session *s, const struct kv_pool_gr
         [SCHEDULER_ENCODER] = {"encoder", MODEL_KV_ENCODER},
     };
     uint32_t holds = pools[pool].holds;
-    const struct model_kv_group *group = group_that_holds(s->model, holds);
+    const struct model_kv_group *group = model_kv_group_of(s->model, holds);
     return (struct report_pool){
         .holds = pools[pool].name,
         .layers = group ? (int32_t)group->num_layers : 0,

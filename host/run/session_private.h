@@ -23,10 +23,10 @@ struct session {
     struct workload workload;
     struct selection *selection;
     struct device *device;
-    int64_t num_pages;         /* page 0 included */
-    int64_t num_window_pages;  /* likewise; 0 = there is no pool of windows */
-    int64_t num_encoder_pages; /* likewise; 0 = there is no cross attention */
-    bool has_state;            /* recurrent layers */
+    int64_t num_pages;              /* page 0 included */
+    struct scheduler_window window; /* zeros: there is no pool of layers with windows or chunks */
+    int64_t num_encoder_pages;      /* likewise; 0 = there is no cross attention */
+    bool has_state;                 /* recurrent layers */
     int64_t num_cached_states;
     struct kv_pool *pool;
     generator_layer *layers; /* [model.num_layers] */
@@ -58,30 +58,20 @@ attn_status session_reset_device(struct session *s, attn_error *error);
 
 /* ---- Pools (session_pools.c) ----------------------------------------------------------------- */
 
-/* What is drafted, and accepted. */
-struct drafts session_drafts(const struct session *s);
-
 /* Tokens of the image before each prompt; 0: the model has no vision tower. */
 int32_t session_encoder_len(const struct session *s);
 
-/* Keys of an encoder that cross attention has for each request; 0: the model has none. */
-int32_t session_cross_len(const struct session *s);
-
-/* The larger of the two. */
+/* The larger of that and the keys of an encoder that cross attention has for each request. */
 int32_t session_encoded_len(const struct session *s);
 
 /* Positions beyond a request's last row that drafts are verified at. */
 int32_t session_beyond(const struct session *s);
 
-/* KV rows of one request at most: its prompt, and all outputs but the last; the drafts of its last
- * verification. */
+/* scheduler_rows_at_most() of one request. */
 int64_t session_request_rows(const struct session *s, const workload_request *request);
 
 /* Slot 0, those of the requests that run, those of the prefix cache. */
 int64_t session_num_state_slots(const struct session *s);
-
-/* The pool of layers with a window or chunks; zeros: there is none. */
-struct scheduler_window session_window(const struct session *s);
 
 /* How many pages the pools shall have. Their memory. What became of them, for the report. */
 attn_status session_size_pool(struct session *s, attn_error *error);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/round.h"
 #include "host/schedule/private.h"
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -198,10 +199,16 @@ int scheduler_num_pools(const struct scheduler *scheduler)
     return scheduler->num_pools;
 }
 
+static bool params_have_pool(const struct scheduler_params *params, int pool)
+{
+    return pool == SCHEDULER_ENCODER  ? params->cross_len > 0
+           : pool == SCHEDULER_WINDOW ? params->window.num_pages != 0
+                                      : true;
+}
+
 bool scheduler_has_pool(const struct scheduler *scheduler, int pool)
 {
-    return pool == SCHEDULER_ENCODER ? scheduler->params.cross_len > 0
-                                     : pool < scheduler->num_pools;
+    return params_have_pool(&scheduler->params, pool);
 }
 
 int64_t scheduler_row_states(const struct scheduler_params *params)
@@ -223,30 +230,35 @@ int64_t scheduler_max_tokens(const struct scheduler *scheduler)
 
 /* ---- Queue ----------------------------------------------------------------------------------- */
 
-/* Can the request run by itself? It takes `rows` slots of the pool of all positions, and those of
- * its encoder's keys. */
-static attn_status check_pools(const struct scheduler *scheduler,
-                               const struct scheduler_request *request, int64_t rows,
-                               attn_error *error)
+int64_t scheduler_rows_at_most(const struct drafts *drafts, int64_t input_length,
+                               int64_t output_length)
+{
+    int64_t decode_rows = output_length > 0 ? output_length - 1 : 0;
+    return input_length + decode_rows + (decode_rows > 0 ? drafts_rows(drafts) - 1 : 0);
+}
+
+attn_status scheduler_check_pools(const struct scheduler_params *params, int64_t number,
+                                  const struct scheduler_request *request, attn_error *error)
 {
     static const char *const names[SCHEDULER_POOLS] = {"KV cache", "KV cache of windows",
                                                        "KV cache of encoders"};
-    const struct scheduler_params *params = &scheduler->params;
-    int64_t pages[SCHEDULER_POOLS] = {pages_of(scheduler, (int32_t)rows)};
+    const int64_t has[SCHEDULER_POOLS] = {params->num_pages, params->window.num_pages,
+                                          params->num_encoder_pages};
+    int64_t rows =
+        scheduler_rows_at_most(&params->drafts, request->input_length, request->output_length);
+    int64_t pages[SCHEDULER_POOLS] = {units_for(rows, params->page_size)};
     int64_t most = scheduler_window_pages(params, drafts_rows(&params->drafts));
     pages[SCHEDULER_WINDOW] = pages[SCHEDULER_ALL] < most ? pages[SCHEDULER_ALL] : most;
-    pages[SCHEDULER_ENCODER] = pages_of(scheduler, params->cross_len);
+    pages[SCHEDULER_ENCODER] = units_for(params->cross_len, params->page_size);
     for (int p = 0; p < SCHEDULER_POOLS; p++) {
-        const struct slots *slots = &scheduler->pools[p].slots;
-        if (!scheduler_has_pool(scheduler, p) || pages[p] <= slots->num_pages - 1)
+        if (!params_have_pool(params, p) || pages[p] <= has[p] - 1)
             continue;
         return host_fail(error, ATTN_CONFIG_ERROR,
                          "request %" PRId64 ": input of %" PRId64 " and output of %" PRId64
                          " tokens take %" PRId64 " pages of %" PRId32 " tokens; the %s has "
-                         "%" PRId32 " (%" PRId64 " tokens), so it could never finish",
-                         scheduler->num_requests, request->input_length, request->output_length,
-                         pages[p], slots->page_size, names[p], slots->num_pages - 1,
-                         slots_capacity(slots));
+                         "%" PRId64 " (%" PRId64 " tokens), so it could never finish",
+                         number, request->input_length, request->output_length, pages[p],
+                         params->page_size, names[p], has[p] - 1, (has[p] - 1) * params->page_size);
     }
     return ATTN_OK;
 }
@@ -289,8 +301,7 @@ static attn_status check_request(const struct scheduler *scheduler,
                          "request %" PRId64 ": input of %" PRId64 " and output of %" PRId64
                          " tokens: accepted is what fits max_context_len = %" PRId64,
                          scheduler->num_requests, input, output, max_rows);
-    int64_t most_drafted = decode_rows > 0 ? drafted : 0;
-    return check_pools(scheduler, request, input + decode_rows + most_drafted, error);
+    return scheduler_check_pools(&scheduler->params, scheduler->num_requests, request, error);
 }
 
 /* Room for one more request, and for the keys of `pages` pages; growing by half keeps additions

@@ -276,6 +276,17 @@ void scheduler_destroy(struct scheduler *scheduler);
 attn_status scheduler_check_whole(int64_t request, int64_t input_length, int64_t chunk,
                                   attn_error *error);
 
+/* KV rows of a request at most: its prompt, and all outputs but the last; beyond them the drafts of
+ * its last verification. */
+int64_t scheduler_rows_at_most(const struct drafts *drafts, int64_t input_length,
+                               int64_t output_length);
+
+/* Can request `number` run by itself in pools of these sizes, with these drafts? Of its lengths
+ * both are in range, and no other member is read. CONFIG_ERROR: it could never end; the message has
+ * the numbers. */
+attn_status scheduler_check_pools(const struct scheduler_params *params, int64_t number,
+                                  const struct scheduler_request *request, attn_error *error);
+
 /* Queue a request; its number is the count of those added before. Not while a step is out.
  * INVALID_ARGUMENT: a length is out of range. CONFIG_ERROR: it has more rows than max_context_len,
  * or than the pool has slots, so that it could never end; the message has the numbers.

@@ -59,6 +59,10 @@ settings()
     recurrent_chains) echo "$recurrent speculative.draft_tokens=4" ;;
     retraction) echo "workload.max_running_requests=6 kv_cache.max_total_tokens=140 kv_cache.swa_full_tokens_ratio=1" ;;
     short) echo "workload.length_scale=0.125" ;;
+    no_page) echo "kv_cache.max_total_tokens=3" ;;
+    few_pages) echo "kv_cache.max_total_tokens=72" ;;
+    few_windows) echo "kv_cache.max_total_tokens=140 kv_cache.swa_full_tokens_ratio=0.001" ;;
+    few_keys) echo "kv_cache.max_encoder_tokens=100" ;;
     branches) echo "speculative.draft_tokens=6 speculative.topk=2" ;;
     chunked) echo "workload.chunked_prefill_size=7" ;;
     mixed) echo "workload.chunked_prefill_size=16 workload.mixed=yes" ;;
@@ -144,6 +148,14 @@ runs encoder sharing prefix_hit -eq 0
 refused "the recurrent layers .* has one history and no branches" recurrent branches
 refused "trace.jsonl:1: request 0: input of 40 tokens, which is not cut: accepted up to chunked_prefill_size = 7" encoder chunked
 refused "got 160 input + 160 output tokens at length_scale 0.125, accepted: max_context_len = 128" windows short
+for kind in chains windows cross recurrent; do
+    refused "kv_cache.max_total_tokens: 3 tokens: accepted 4..2147483640, in pages of 4" $kind no_page
+    refused "trace.jsonl:1: request 0: .* pages of 4 tokens; the KV cache has 18 (72 tokens), so it could never finish" \
+        $kind few_pages
+done
+refused "the KV cache of windows has 1 (4 tokens), so it could never finish" windows few_windows
+refused "the KV cache of windows has 1 (4 tokens), so it could never finish" chunks few_windows
+refused "kv_cache.max_encoder_tokens: 100 tokens: accepted 128.." cross few_keys
 refused "cross layers, which no draft is verified in" chains cross
 refused "encoder_only layers, which no draft is verified in" chains encoder
 tap_end

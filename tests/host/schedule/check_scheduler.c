@@ -887,6 +887,12 @@ START_TEST(a_request_must_fit_the_pool_of_windows)
     tear_down();
     params = fits;
     params.window.num_pages = 12;
+    /* The parameters alone say as much. */
+    const struct scheduler_request request = {.input_length = 200, .output_length = 10};
+    host_error_init(&failure);
+    ck_assert_int_eq(scheduler_check_pools(&fits, 7, &request, &failure.base), ATTN_CONFIG_ERROR);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "request 7: input of 200"));
+    ck_assert_int_eq(scheduler_check_pools(&params, 7, &request, NULL), ATTN_OK);
     create();
     run_all();
     struct scheduler_counts counts;
