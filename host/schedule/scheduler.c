@@ -199,16 +199,10 @@ int scheduler_num_pools(const struct scheduler *scheduler)
     return scheduler->num_pools;
 }
 
-static bool params_have_pool(const struct scheduler_params *params, int pool)
-{
-    return pool == SCHEDULER_ENCODER  ? params->cross_len > 0
-           : pool == SCHEDULER_WINDOW ? params->window.num_pages != 0
-                                      : true;
-}
-
 bool scheduler_has_pool(const struct scheduler *scheduler, int pool)
 {
-    return params_have_pool(&scheduler->params, pool);
+    return pool == SCHEDULER_ENCODER ? scheduler->params.cross_len > 0
+                                     : pool < scheduler->num_pools;
 }
 
 int64_t scheduler_row_states(const struct scheduler_params *params)
@@ -230,11 +224,30 @@ int64_t scheduler_max_tokens(const struct scheduler *scheduler)
 
 /* ---- Queue ----------------------------------------------------------------------------------- */
 
+/* Drafts of a request's last verification, beyond its own rows. */
+static int64_t drafts_beyond(const struct drafts *drafts, int64_t output_length)
+{
+    return output_length > 1 ? drafts_rows(drafts) - 1 : 0;
+}
+
 int64_t scheduler_rows_at_most(const struct drafts *drafts, int64_t input_length,
                                int64_t output_length)
 {
     int64_t decode_rows = output_length > 0 ? output_length - 1 : 0;
-    return input_length + decode_rows + (decode_rows > 0 ? drafts_rows(drafts) - 1 : 0);
+    return input_length + decode_rows + drafts_beyond(drafts, output_length);
+}
+
+/* Pages of each pool that a request takes at most; 0 of those that there are not. */
+static void most_pages(const struct scheduler_params *params,
+                       const struct scheduler_request *request, int64_t pages[SCHEDULER_POOLS])
+{
+    int64_t rows =
+        scheduler_rows_at_most(&params->drafts, request->input_length, request->output_length);
+    int64_t seen = scheduler_window_pages(params, drafts_rows(&params->drafts));
+    int64_t all = units_for(rows, params->page_size);
+    pages[SCHEDULER_ALL] = all;
+    pages[SCHEDULER_WINDOW] = params->window.num_pages == 0 ? 0 : all < seen ? all : seen;
+    pages[SCHEDULER_ENCODER] = units_for(params->cross_len, params->page_size);
 }
 
 attn_status scheduler_check_pools(const struct scheduler_params *params, int64_t number,
@@ -242,25 +255,25 @@ attn_status scheduler_check_pools(const struct scheduler_params *params, int64_t
 {
     static const char *const names[SCHEDULER_POOLS] = {"KV cache", "KV cache of windows",
                                                        "KV cache of encoders"};
-    const int64_t has[SCHEDULER_POOLS] = {params->num_pages, params->window.num_pages,
-                                          params->num_encoder_pages};
-    int64_t rows =
-        scheduler_rows_at_most(&params->drafts, request->input_length, request->output_length);
-    int64_t pages[SCHEDULER_POOLS] = {units_for(rows, params->page_size)};
-    int64_t most = scheduler_window_pages(params, drafts_rows(&params->drafts));
-    pages[SCHEDULER_WINDOW] = pages[SCHEDULER_ALL] < most ? pages[SCHEDULER_ALL] : most;
-    pages[SCHEDULER_ENCODER] = units_for(params->cross_len, params->page_size);
-    for (int p = 0; p < SCHEDULER_POOLS; p++) {
-        if (!params_have_pool(params, p) || pages[p] <= has[p] - 1)
-            continue;
-        return host_fail(error, ATTN_CONFIG_ERROR,
-                         "request %" PRId64 ": input of %" PRId64 " and output of %" PRId64
-                         " tokens take %" PRId64 " pages of %" PRId32 " tokens; the %s has "
-                         "%" PRId64 " (%" PRId64 " tokens), so it could never finish",
-                         number, request->input_length, request->output_length, pages[p],
-                         params->page_size, names[p], has[p] - 1, (has[p] - 1) * params->page_size);
-    }
-    return ATTN_OK;
+    const int64_t has[SCHEDULER_POOLS] = {params->num_pages - 1, params->window.num_pages - 1,
+                                          params->num_encoder_pages - 1};
+    int64_t pages[SCHEDULER_POOLS],
+        drafted = drafts_beyond(&params->drafts, request->output_length);
+    char beyond[64] = "";
+    int p = 0;
+    most_pages(params, request, pages);
+    while (p < SCHEDULER_POOLS && (pages[p] == 0 || pages[p] <= has[p]))
+        p++;
+    if (p == SCHEDULER_POOLS)
+        return ATTN_OK;
+    if (drafted > 0)
+        snprintf(beyond, sizeof beyond, ", and %" PRId64 " drafts beyond them,", drafted);
+    return host_fail(error, ATTN_CONFIG_ERROR,
+                     "request %" PRId64 ": input of %" PRId64 " and output of %" PRId64
+                     " tokens%s take %" PRId64 " pages of %" PRId32 " tokens; the %s has "
+                     "%" PRId64 " (%" PRId64 " tokens), so it could never finish",
+                     number, request->input_length, request->output_length, beyond, pages[p],
+                     params->page_size, names[p], has[p], has[p] * params->page_size);
 }
 
 attn_status scheduler_check_whole(int64_t request, int64_t input_length, int64_t chunk,

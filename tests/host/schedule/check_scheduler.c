@@ -1489,6 +1489,26 @@ START_TEST(impossible_requests_are_refused)
 }
 END_TEST
 
+/* 100 + 19 rows and 63 drafts beyond them; what does not decode has none. */
+START_TEST(a_refusal_counts_the_drafts)
+{
+    const struct scheduler_request decodes = {.input_length = 100, .output_length = 20};
+    const struct scheduler_request ends = {.input_length = 129, .output_length = 1};
+    params.page_size = 16;
+    params.num_pages = 1 + 8;
+    ck_assert_int_eq(scheduler_check_pools(&params, 0, &decodes, NULL), ATTN_OK);
+    params.drafts = (struct drafts){.tokens = 64, .top_k = 1};
+    ck_assert_int_eq(scheduler_check_pools(&params, 0, &decodes, &failure.base), ATTN_CONFIG_ERROR);
+    ck_assert_str_eq(host_error_text(&failure),
+                     "request 0: input of 100 and output of 20 tokens, and 63 drafts beyond them, "
+                     "take 12 pages of 16 tokens; the KV cache has 8 (128 tokens), so it could "
+                     "never finish");
+    host_error_init(&failure);
+    ck_assert_int_eq(scheduler_check_pools(&params, 0, &ends, &failure.base), ATTN_CONFIG_ERROR);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "output of 1 tokens take 9 pages"));
+}
+END_TEST
+
 static const struct {
     int64_t input, output;
 } longest[] = {{256, 0}, {256, 1}, {255, 2}, {200, 57}, {1, 256}};
@@ -1734,6 +1754,7 @@ static Suite *suite(void)
                         sizeof longest / sizeof *longest);
     tcase_add_loop_test(limits, the_longest_step_is_known, 0,
                         sizeof most_tokens / sizeof *most_tokens);
+    tcase_add_test(limits, a_refusal_counts_the_drafts);
     tcase_add_test(limits, impossible_params_are_refused);
     tcase_add_loop_test(limits, params_at_their_limits_are_accepted, 0, 3);
     tcase_add_loop_test(limits, drafts_have_limits, 0,
