@@ -323,6 +323,43 @@ static attn_status select_one(struct selector *selector, uint32_t group)
     return status ? status : chosen->unit < 0 ? note_failure(selector, group) : ATTN_OK;
 }
 
+/* Which of its two a hybrid_phase backend verifies by, if `name` is one and was written by hand;
+ * else NULL. */
+static const char *own_verifier(const struct selector *selector, const char *name)
+{
+    const struct compose_definition *found = composer_find(&selector->host->composer, name);
+    const char *says = select_phase_name(SELECT_PREFILL); /* the option's default */
+    if (!found || strcmp(found->type, "hybrid_phase") != 0)
+        return NULL;
+    for (size_t t = 0; t < found->num_texts; t++)
+        if (strcmp(found->texts[t].key, "speculative_attention_mode") == 0)
+            says = found->texts[t].value;
+    return says;
+}
+
+/* Where a hybrid_phase written by hand is chosen for both phases, its own option says who verifies
+ * drafts: a key of [attention] that says otherwise would be ignored. */
+static attn_status check_verifier(struct selector *selector)
+{
+    static const char key[] = "attention.speculative_attention_mode";
+    const struct selection *selection = selector->selection;
+    const char *wanted = select_phase_name(select_verify_phase(selector->config));
+    if (!config_is_set(selector->config, key) || problem_draft_topk(selector->config) == 0)
+        return ATTN_OK;
+    for (uint32_t g = 0; g < selection->num_groups; g++) {
+        const char *prefill = select_backend(selection, g, SELECT_PREFILL);
+        const char *decode = select_backend(selection, g, SELECT_DECODE);
+        bool is_one = prefill && decode && strcmp(prefill, decode) == 0;
+        const char *says = is_one ? own_verifier(selector, prefill) : NULL;
+        if (says && strcmp(says, wanted) != 0)
+            return config_fail(selector->config, key, selector->error,
+                               "%s, while %s, a hybrid_phase that serves both phases, has %s: "
+                               "accepted %s, or backend.%s.speculative_attention_mode = %s",
+                               wanted, prefill, says, says, prefill, wanted);
+    }
+    return ATTN_OK;
+}
+
 attn_status select_create(attnhost *host, const struct config *config, const struct model *model,
                           const attn_device *device, struct selection **out, attn_error *error)
 {
@@ -354,6 +391,8 @@ attn_status select_create(attnhost *host, const struct config *config, const str
         status = select_check_names(&selector);
     for (uint32_t i = 0; i < selection->num_groups && !status; i++)
         status = select_one(&selector, i);
+    if (!status)
+        status = check_verifier(&selector);
     if (!status)
         status = select_join_kinds(&selector);
     if (status) {

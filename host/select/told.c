@@ -298,6 +298,51 @@ static void tell_arrays(struct told *told, const struct config *config,
     told->base.units = units;
 }
 
+/* The backend that serves a phase of a group, or would if it were installed; NULL = none. */
+static const char *server_of(const struct selection *selection, uint32_t group, uint32_t phase)
+{
+    const struct select_phase *answer = &selection->groups[group].phases[phase];
+    int32_t index = answer->chosen >= 0 ? answer->chosen : answer->preferred;
+    return answer->exists && index >= 0 ? answer->candidates[index].name : NULL;
+}
+
+/* Have prefill and decode of some group unlike backends? */
+static bool phases_differ(const struct selection *selection)
+{
+    for (uint32_t g = 0; g < selection->num_groups; g++) {
+        const char *prefill = server_of(selection, g, SELECT_PREFILL);
+        const char *decode = server_of(selection, g, SELECT_DECODE);
+        if (prefill && decode && strcmp(prefill, decode) != 0)
+            return true;
+    }
+    return false;
+}
+
+/* Who verifies: one of two phases where these are served by two backends, else those that serve
+ * both, each once. */
+static void note_verifiers(const struct config *config, const struct selection *selection,
+                           strbuf *notes)
+{
+    uint32_t phase = select_verify_phase(config);
+    const char *before = ", by";
+    if (phases_differ(selection)) {
+        strbuf_appendf(notes, ", by the backend of %s", select_phase_name(phase));
+        return;
+    }
+    for (uint32_t g = 0; g < selection->num_groups; g++) {
+        const char *name = server_of(selection, g, phase);
+        bool known = !name;
+        for (uint32_t h = 0; h < g && !known; h++) {
+            const char *other = server_of(selection, h, phase);
+            known = other && strcmp(other, name) == 0;
+        }
+        if (known)
+            continue;
+        strbuf_appendf(notes, "%s %s", before, name);
+        before = ",";
+    }
+}
+
 /* What [speculative] makes of decode. */
 static void note_drafts(const struct config *config, const struct selection *selection,
                         strbuf *notes)
@@ -309,10 +354,10 @@ static void note_drafts(const struct config *config, const struct selection *sel
     strbuf_appendf(notes, "drafts: %lld tokens of a request are verified at once, ",
                    (long long)drafts->draft_tokens);
     if (drafts->topk > 1)
-        strbuf_appendf(notes, "in trees of %lld at each depth, ", (long long)drafts->topk);
+        strbuf_appendf(notes, "in trees of %lld at each depth", (long long)drafts->topk);
     else
-        strbuf_append(notes, "in chains, ");
-    strbuf_appendf(notes, "by the backend of %s", select_phase_name(select_verify_phase(config)));
+        strbuf_append(notes, "in chains");
+    note_verifiers(config, selection, notes);
     if (model->layers[model->num_layers - 1].is_draft)
         strbuf_appendf(notes, "; layer %u is the draft model's", model->num_layers - 1);
     strbuf_append(notes, "\n");

@@ -41,6 +41,9 @@ END
 
 layers="model.num_q_heads=4 model.num_kv_heads=2 model.head_dim=8 model.num_layers=2 model.max_context_len=128"
 window="$layers model.layer_types=sliding,full model.sliding_window=9 kv_cache.hybrid_swa_memory=yes"
+# Backends one and two by phase, in a section that is written by hand.
+by_hand="$layers speculative.draft_tokens=5 attention.attention_backend=h backend.h.type=hybrid_phase backend.h.prefill=one
+    backend.h.decode=two backend.one.type=cpu_native backend.two.type=cpu_native"
 recurrent="model.config=$top/examples/models/falcon_h1.json attention.linear_attn_backend=cpu_linear"
 
 # settings KIND: what makes it.
@@ -57,6 +60,10 @@ settings()
     recurrent) echo "$recurrent" ;;
     windows_chains) echo "$window speculative.draft_tokens=4" ;;
     recurrent_chains) echo "$recurrent speculative.draft_tokens=4" ;;
+    by_hand) echo $by_hand ;;
+    hand_decode) echo "$(settings by_hand) backend.h.speculative_attention_mode=decode" ;;
+    pair) echo "$(settings by_hand) attention.prefill_attention_backend=one attention.decode_attention_backend=two" ;;
+    attention_decode) echo "attention.speculative_attention_mode=decode" ;;
     retraction) echo "workload.max_running_requests=6 kv_cache.max_total_tokens=140 kv_cache.swa_full_tokens_ratio=1" ;;
     short) echo "workload.length_scale=0.125" ;;
     no_page) echo "kv_cache.max_total_tokens=3" ;;
@@ -114,6 +121,26 @@ runs()
     fi
 }
 
+# verified BACKEND WORDS KIND...: of backends one and two, which prefill and decode, this one verifies and has the draft
+# model's rows, of two target layers; explain has WORDS for that.
+verified()
+{
+    backend=$1 words=$2
+    shift 2
+    command_of run "$@"
+    ran=$? rows=$(number two) verifications=$(number verifications) drafted=$(number draft_extend)
+    test "$backend" = two && expected=$((2 * 5 * verifications + drafted)) || expected=0
+    command_of explain "$@"
+    explained=$?
+    if test $ran -eq 0 && test $explained -eq 0 && test "$verifications" -gt 20 && test "$rows" -eq $expected &&
+        tr '\n' ' ' <"$folder/out" | tr -s ' ' | grep -q "in chains, $words; layer 2 "; then
+        tap_ok "$*: verified $words"
+    else
+        tap_not_ok "$*: verified $words: exit $ran, $explained; $rows rows of two, not $expected" \
+            "$(cat "$folder/run" "$folder/explain" "$folder/out")"
+    fi
+}
+
 # refused SENTENCE KIND...: by run and by explain.
 refused()
 {
@@ -156,6 +183,13 @@ done
 refused "the KV cache of windows has 1 (4 tokens), so it could never finish" windows few_windows
 refused "the KV cache of windows has 1 (4 tokens), so it could never finish" chunks few_windows
 refused "kv_cache.max_encoder_tokens: 100 tokens: accepted 128.." cross few_keys
+verified one "by h" by_hand
+verified two "by h" hand_decode
+verified two "by h" hand_decode attention_decode
+verified one "by the backend of prefill" pair
+verified two "by the backend of decode" pair attention_decode
+refused "speculative_attention_mode: decode, while h, a hybrid_phase that serves both phases, has prefill: accepted prefill, or backend.h.speculative_attention_mode = decode" \
+    by_hand attention_decode
 refused "cross layers, which no draft is verified in" chains cross
 refused "encoder_only layers, which no draft is verified in" chains encoder
 tap_end
