@@ -106,6 +106,8 @@ example lfm2 cpu_linear cpu_native portable
 example deepseek_v3 cpu_native second
 example speculative cpu_native
 counted speculative
+example speculative_route cpu_native verifier drafter
+counted speculative_route
 example window_pool cpu_native
 counted window_pool
 example multimodal cpu_native tower

@@ -112,7 +112,18 @@ def check_rows(expected, model, keys, requests):
             expected.equal(key, told[key], value)
         rows = model.decoders * (tokens["prefill"] + drafted["verifications"] * tall)
         rows += tokens["prefill"] + drafted["draft_extend"]
+        verified = model.decoders * drafted["verifications"] * tall
+        check_routes(expected, keys,
+                     {"phase=verify": verified, "phase=draft": drafted["draft_extend"]})
     expected.equal("rows of all paths", sum(expected.report["paths"].values()), rows)
+
+
+def check_routes(expected, keys, rows):
+    """Rows of the backends that routes name for these conditions."""
+    for key, value in keys.items():
+        condition, _, backend = (part.strip() for part in value.partition("->"))
+        if key.startswith("attention.route.") and condition in rows:
+            expected.equal(f"rows of {backend}", expected.report["paths"][backend], rows[condition])
 
 
 def check_pools(expected, model, keys, requests, alone):
