@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# examples.sh: the examples' inis of models with recurrent and latent layers, drafts, pools of windows, encoders,
+# examples.sh: the examples' inis of models with recurrent and latent layers, drafts, pools of windows and chunks, encoders,
 # cross attention and vision towers, run as they stand: prefixes are shared, nothing leaks, every sampled row is
 # right, each backend that is named does its part. The same without a prefix cache computes what was shared. Of the
 # latter kinds a script derives the counts from the trace.
@@ -110,6 +110,8 @@ example speculative_route cpu_native verifier drafter
 counted speculative_route
 example window_pool cpu_native
 counted window_pool
+example chunk_pool cpu_native
+counted chunk_pool
 example multimodal cpu_native tower
 counted multimodal
 

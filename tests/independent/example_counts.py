@@ -38,7 +38,7 @@ class Model:
 
     def __init__(self, ini, keys):
         self.decoders = self.crossing = self.encoders = self.windows = self.encoded = 0
-        self.window = None
+        self.window = self.chunk = 0  # that layers see: 0 = no such limit
         if "model.config" in keys:
             path = pathlib.Path(ini).parent / keys["model.config"]
             self.read_config(json.loads(path.read_text()))
@@ -52,8 +52,10 @@ class Model:
         if keys.get("model.attn_type") == "encoder_only":
             self.encoders = layers
         else:
-            self.decoders, self.windows = layers, types.count("sliding")
+            self.decoders = layers
+            self.windows = types.count("sliding") + types.count("chunked")
             self.window = int(keys.get("model.sliding_window", "0"))
+            self.chunk = int(keys.get("model.attention_chunk", "0"))
         self.token = 2 * int(keys.get("model.num_kv_heads", heads)) * int(
             keys["model.head_dim"]) * BYTES
 
@@ -70,7 +72,9 @@ class Model:
         self.token = 2 * text["num_key_value_heads"] * text["head_dim"] * BYTES
 
     def first_seen(self, position):
-        return max(0, position - self.window + 1)
+        """Of a layer with a window or chunks, the one that sees more where there are both."""
+        of_chunk = position - position % self.chunk if self.chunk else position
+        return max(0, min(position - self.window + 1 if self.window else position, of_chunk))
 
 
 class Expected:
