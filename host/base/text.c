@@ -532,6 +532,15 @@ void text_wrap_line(FILE *file, size_t indent, size_t hanging, const char *forma
     strbuf_finish(&line);
 }
 
+void text_wrap_lines(FILE *file, const char *lines)
+{
+    for (size_t length; *lines; lines += length + (lines[length] == '\n')) {
+        length = strcspn(lines, "\n");
+        size_t indent = strspn(lines, " ");
+        text_wrap_line(file, indent, indent + 2, "%.*s", (int)(length - indent), lines + indent);
+    }
+}
+
 /* ---- Folders --------------------------------------------------------------------------------- */
 
 char *text_working_folder(void)

@@ -143,6 +143,10 @@ void text_wrap(FILE *file, const char *text, size_t column, size_t indent);
 void text_wrap_line(FILE *file, size_t indent, size_t hanging, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* Lines of a text, each with its end, or the last one's: folded, and what is folded stands 2
+ * further in than the line began. */
+void text_wrap_lines(FILE *file, const char *lines);
+
 /* The working directory, malloc'ed; "." where it has none any more, since it was removed: relative
  * paths stay relative then. NULL when memory ran out. */
 char *text_working_folder(void);

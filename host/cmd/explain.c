@@ -32,17 +32,7 @@ static const struct option_row options[] = {
     OPTION_END,
 };
 
-/* Lines, each folded to its own indentation. */
-static void print_notes(const char *notes)
-{
-    for (size_t length; *notes; notes += length + (notes[length] == '\n')) {
-        length = strcspn(notes, "\n");
-        size_t indent = strspn(notes, " ");
-        text_wrap_line(stdout, indent, indent + 2, "%.*s", (int)(length - indent), notes + indent);
-    }
-}
-
-/* The same, as an array "notes" that is absent if there are none. */
+/* The notes as an array "notes", which is absent if there are none. */
 static bool add_notes(const char *notes, cJSON *tree)
 {
     cJSON *array = *notes ? cJSON_AddArrayToObject(tree, "notes") : NULL;
@@ -74,7 +64,7 @@ static int show(const struct config *config, const attnhost_selection *told, boo
         code = show_json(config, told);
     } else {
         routes_print(config, stdout);
-        print_notes(told->notes);
+        text_wrap_lines(stdout, told->notes);
         told_print(told, stdout);
     }
     if (told->status)

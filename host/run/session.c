@@ -8,6 +8,7 @@
 #include "host/base/text.h"
 #include "host/embed/embed.h"
 #include "host/run/requests.h"
+#include "host/select/idle.h"
 #include "host/select/open_host.h"
 #include "host/kinds/mla.h"
 #include "host/select/problem.h"
@@ -102,9 +103,14 @@ static attn_status read_workload(struct session *s, attn_error *error)
 static void print_choices(const struct session *s)
 {
     const char *none = select_shares_none(s->config, s->model);
+    strbuf idle;
+    strbuf_init(&idle);
+    idle_tell(&s->host->composer, s->config, s->selection, &idle);
     select_print_choices(s->selection, s->params->choices);
+    text_wrap_lines(s->params->choices, strbuf_text(&idle));
     if (none)
         text_wrap_line(s->params->choices, 0, 2, "%s", none);
+    strbuf_finish(&idle);
 }
 
 static attn_status select_backends(struct session *s, attn_error *error)

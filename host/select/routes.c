@@ -208,7 +208,7 @@ static bool is_in(int32_t number, const char *range)
 }
 
 /* Can decode steps of `longest` keys not be the row's, where others can? */
-static bool asks_in_vain(const char *conditions, int32_t longest)
+static bool is_beyond(const char *conditions, int32_t longest)
 {
     char phases[64], keys[64];
     if (find_condition(conditions, "phase", phases, sizeof phases) && !strstr(phases, "decode"))
@@ -216,14 +216,42 @@ static bool asks_in_vain(const char *conditions, int32_t longest)
     return find_condition(conditions, "kv", keys, sizeof keys) && !is_in(longest, keys);
 }
 
-/* What is looked for, and which definitions were. */
+/* ---- Rows ------------------------------------------------------------------------------------ */
+
+/* What is said of rows, and of which definitions it was. */
 struct search {
     const struct composer *composer;
-    int32_t longest;
-    const char *whose;
-    bool *visited; /* [num_definitions] */
+    /* A line about a row with these conditions, if there is something to say. */
+    void (*look)(const struct search *search, const struct options_text *row);
+    int32_t longest;    /* for look_beyond_graphs() */
+    const char *whose;  /* likewise */
+    const char *phases; /* for look_never() */
+    const char *when;   /* likewise */
+    bool *visited;      /* [num_definitions] */
     strbuf *text;
 };
+
+static void look_beyond_graphs(const struct search *search, const struct options_text *row)
+{
+    if (is_beyond(row->value, search->longest))
+        strbuf_appendf(search->text,
+                       "graphs: none takes the row '%s' (%s): they are captured for %d keys, %s\n",
+                       row->value, row->place, search->longest, search->whose);
+}
+
+static void look_never(const struct search *search, const struct options_text *row)
+{
+    char asked[64], *rest = asked;
+    if (!find_condition(row->value, "phase", asked, sizeof asked))
+        return;
+    while (rest) {
+        const char *phase = strsep(&rest, ",");
+        if (strstr(search->phases, phase)) /* none is a part of another's name */
+            return;
+    }
+    strbuf_appendf(search->text, "routes: nothing takes the row '%s' (%s): %s the phases are %s\n",
+                   row->value, row->place, search->when, search->phases);
+}
 
 /* In the tables of a backend and of its children; no deeper than there are definitions. */
 static void search_tables(struct search *search, const char *name)
@@ -236,13 +264,20 @@ static void search_tables(struct search *search, const char *name)
     for (size_t t = 0; t < found->num_texts; t++) {
         const struct options_text *option = &found->texts[t];
         bool row = strcmp(found->type, "route") == 0 && strcmp(option->key, "when") == 0;
-        if (row && asks_in_vain(option->value, search->longest))
-            strbuf_appendf(search->text,
-                           "graphs: none takes the row '%s' (%s): they are captured for %d keys, "
-                           "%s\n",
-                           option->value, option->place, search->longest, search->whose);
-        else if (!row)
+        if (row)
+            search->look(search, option);
+        else
             search_tables(search, option->value);
+    }
+}
+
+/* In those of the backends that serve a phase. */
+static void search_phase(struct search *search, const struct selection *selection, uint32_t phase)
+{
+    for (uint32_t g = 0; g < selection->num_groups && search->visited; g++) {
+        const char *backend = select_backend(selection, g, phase);
+        if (backend)
+            search_tables(search, backend);
     }
 }
 
@@ -252,15 +287,35 @@ void routes_beyond_graphs(const struct composer *composer, const struct config *
 {
     bool captures = selection->device.type != ATTN_DEVICE_CPU && config->cuda_graph.enable &&
                     config->cuda_graph.bs.count > 0 && !select_uncapturable(selection, config);
-    struct search search = {composer, longest, whose, NULL, text};
     if (!captures || composer->num_definitions == 0)
         return;
-    search.visited = calloc(composer->num_definitions, sizeof *search.visited);
-    for (uint32_t g = 0; g < selection->num_groups && search.visited; g++) {
-        const char *backend = select_backend(selection, g, SELECT_DECODE);
-        if (backend)
-            search_tables(&search, backend);
-    }
+    struct search search = {
+        .composer = composer,
+        .look = look_beyond_graphs,
+        .longest = longest,
+        .whose = whose,
+        .visited = calloc(composer->num_definitions, sizeof *search.visited),
+        .text = text,
+    };
+    search_phase(&search, selection, SELECT_DECODE);
+    free(search.visited);
+}
+
+void routes_never(const struct composer *composer, const struct selection *selection,
+                  const char *phases, const char *when, strbuf *text)
+{
+    if (composer->num_definitions == 0)
+        return;
+    struct search search = {
+        .composer = composer,
+        .look = look_never,
+        .phases = phases,
+        .when = when,
+        .visited = calloc(composer->num_definitions, sizeof *search.visited),
+        .text = text,
+    };
+    for (uint32_t phase = 0; phase < SELECT_PHASES; phase++)
+        search_phase(&search, selection, phase);
     free(search.visited);
 }
 

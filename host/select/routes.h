@@ -41,6 +41,11 @@ void routes_beyond_graphs(const struct composer *composer, const struct config *
                           const struct selection *selection, int32_t longest, const char *whose,
                           strbuf *text);
 
+/* A line for each row, of either, that no step is for: the phases that it names are not among
+ * `phases` ("prefill, decode"), which is so `when` ("of encoders"). */
+void routes_never(const struct composer *composer, const struct selection *selection,
+                  const char *phases, const char *when, strbuf *text);
+
 /* One line for each route and for the default; nothing if there are none. For `explain`. */
 void routes_print(const struct config *config, FILE *file);
 

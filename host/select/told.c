@@ -12,6 +12,7 @@
 #include "host/base/text.h"
 #include "host/embed/embed.h"
 #include "host/kinds/kinds.h"
+#include "host/select/idle.h"
 #include "host/select/platform.h"
 #include "host/select/problem.h"
 #include "host/select/routes.h"
@@ -387,6 +388,7 @@ static void tell_notes(struct told *told, const attnhost *host, const struct con
         strbuf_appendf(&notes, "left out: %u of %s\n", selection->model->num_left_out,
                        selection->model->left_out);
     note_run(selection, &notes);
+    idle_tell(&host->composer, config, selection, &notes);
     const char *none = select_shares_none(config, selection->model);
     if (none)
         strbuf_appendf(&notes, "%s\n", none);

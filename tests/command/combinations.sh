@@ -60,12 +60,24 @@ settings()
     recurrent) echo "$recurrent" ;;
     windows_chains) echo "$window speculative.draft_tokens=4" ;;
     recurrent_chains) echo "$recurrent speculative.draft_tokens=4" ;;
-    by_hand) echo $by_hand ;;
+    by_hand) echo "$by_hand" ;;
     hand_decode) echo "$(settings by_hand) backend.h.speculative_attention_mode=decode" ;;
     pair) echo "$(settings by_hand) attention.prefill_attention_backend=one attention.decode_attention_backend=two" ;;
     attention_decode) echo "attention.speculative_attention_mode=decode" ;;
     retraction) echo "workload.max_running_requests=6 kv_cache.max_total_tokens=140 kv_cache.swa_full_tokens_ratio=1" ;;
     short) echo "workload.length_scale=0.125" ;;
+    plain) echo "$layers" ;;
+    cross_windows) echo "$(settings cross) model.layer_types=sliding,cross,encoder model.sliding_window=9" ;;
+    topk | acceptance | seed) echo "speculative.$1=1" ;;
+    ratio) echo "kv_cache.swa_full_tokens_ratio=0.5" ;;
+    apart) echo "kv_cache.hybrid_swa_memory=yes" ;;
+    keys) echo "kv_cache.max_encoder_tokens=4096" ;;
+    decode_name) echo "attention.decode_attention_backend=cpu_native" ;;
+    verifies) echo "attention.route.1=phase=verify@->@other backend.other.type=cpu_native" ;;
+    either) echo "attention.route.1=phase=verify%decode@->@other backend.other.type=cpu_native" ;;
+    decodes) echo "attention.route.1=phase=decode@->@other backend.other.type=cpu_native" ;;
+    table) echo "attention.attention_backend=mine backend.mine.type=route backend.mine.when=phase=decode
+        backend.mine.then=other backend.mine.otherwise=cpu_native backend.other.type=cpu_native" ;;
     no_page) echo "kv_cache.max_total_tokens=3" ;;
     few_pages) echo "kv_cache.max_total_tokens=72" ;;
     few_windows) echo "kv_cache.max_total_tokens=140 kv_cache.swa_full_tokens_ratio=0.001" ;;
@@ -77,6 +89,8 @@ settings()
     esac
 }
 
+quiet=--quiet
+
 # command_of WORD KIND...: its exit code; what it said is in $folder/WORD, a report of run in $folder/report.
 command_of()
 {
@@ -84,14 +98,14 @@ command_of()
     shift
     for part in "$@"; do
         for setting in $(settings "$part"); do
-            options="$options --set $(echo "$setting" | tr , ' ' | sed 's/ /@/g')"
+            options="$options --set $(echo "$setting" | tr , ' ' | sed 's/ /@/g; s/%/,/g')"
         done
     done
     set -- "$folder/run.ini"
     for option in $options; do
         set -- "$@" "$(echo "$option" | tr @ ' ')"
     done
-    test "$word" != run || set -- "$@" --quiet --json "$folder/report"
+    test "$word" != run || set -- "$@" $quiet --json "$folder/report"
     rm -f "$folder/report"
     "$ATTNHOST_TEST_COMMAND" "$word" "$@" >"$folder/out" 2>"$folder/$word"
     code=$?
@@ -132,8 +146,8 @@ verified()
     test "$backend" = two && expected=$((2 * 5 * verifications + drafted)) || expected=0
     command_of explain "$@"
     explained=$?
-    if test $ran -eq 0 && test $explained -eq 0 && test "$verifications" -gt 20 && test "$rows" -eq $expected &&
-        tr '\n' ' ' <"$folder/out" | tr -s ' ' | grep -q "in chains, $words; layer 2 "; then
+    if test $ran -eq 0 && test $explained -eq 0 && test "$verifications" -gt 20 && test "$rows" -eq "$expected" &&
+        told out | grep -q "in chains, $words; layer 2 "; then
         tap_ok "$*: verified $words"
     else
         tap_not_ok "$*: verified $words: exit $ran, $explained; $rows rows of two, not $expected" \
@@ -141,7 +155,35 @@ verified()
     fi
 }
 
-# refused SENTENCE KIND...: by run and by explain.
+# told FILE: as one line.
+told()
+{
+    tr '\n' ' ' <"$folder/$1" | tr -s ' '
+}
+
+# warned WORDS KIND...: run and explain do as they are told, and say once that a setting or a route is idle; with WORDS
+# "" they say nothing of that.
+warned()
+{
+    words=$1 quiet=
+    shift
+    command_of run "$@"
+    ran=$?
+    command_of explain "$@"
+    explained=$?
+    quiet=--quiet once=$(test -z "$words" || echo 1)
+    if test $ran -eq 0 && test $explained -eq 0 && told run | grep -q "$words" && told out | grep -q "$words" &&
+        test "$(grep -c -E ': no effect|nothing takes' "$folder/run")" -eq "${once:-0}" &&
+        test "$(grep -c -E ': no effect|nothing takes' "$folder/out")" -eq "${once:-0}"; then
+        tap_ok "$*: ${words:-nothing is idle}"
+    else
+        tap_not_ok "$*: ${words:-nothing is idle}: exit $ran, $explained" \
+            "$(cat "$folder/run" "$folder/explain" "$folder/out")"
+    fi
+}
+
+# refused SENTENCE KIND...: by run and by explain, with this exit code.
+refusal=2
 refused()
 {
     sentence=$1
@@ -150,7 +192,7 @@ refused()
     ran=$?
     command_of explain "$@"
     explained=$?
-    if test $ran -eq 2 && test $explained -eq 2 && grep -q "$sentence" "$folder/run" &&
+    if test $ran -eq $refusal && test $explained -eq $refusal && grep -q "$sentence" "$folder/run" &&
         cmp -s "$folder/run" "$folder/explain"; then
         tap_ok "$* are refused"
     else
@@ -188,8 +230,32 @@ verified two "by h" hand_decode
 verified two "by h" hand_decode attention_decode
 verified one "by the backend of prefill" pair
 verified two "by the backend of decode" pair attention_decode
-refused "speculative_attention_mode: decode, while h, a hybrid_phase that serves both phases, has prefill: accepted prefill, or backend.h.speculative_attention_mode = decode" \
+refused "_mode: decode, while h, a hybrid_phase that serves both phases, has prefill: accepted prefill, or backend.h.spec" \
     by_hand attention_decode
+warned "" plain
+warned "" cross keys
+warned "" chains acceptance
+warned "" windows ratio
+warned "" chains verifies
+warned "" plain decodes
+warned "" plain either
+warned "" chains either
+warned "speculative.topk (--set): no effect, without speculative.draft_tokens" plain topk
+warned "speculative.acceptance (--set): no effect, without speculative.draft_tokens" plain acceptance
+warned "speculative.seed (--set): no effect, without speculative.draft_tokens" plain seed
+warned "kv_cache.hybrid_swa_memory (--set): no effect, as no layer with a KV cache has a window or chunks" plain apart
+warned "kv_cache.swa_full_tokens_ratio (--set): no effect, without kv_cache.hybrid_swa_memory" plain ratio
+warned "kv_cache.max_encoder_tokens (--set): no effect, without cross attention" plain keys
+warned "attention.decode_attention_backend (--set): no effect, as all layers are encoders" encoder decode_name
+warned "nothing takes the row 'phase=verify' (--set: attention.route.1): without .*draft_tokens the phases are prefill, decode" \
+    plain verifies
+warned "nothing takes the row 'phase=decode' (--set: attention.route.1): with .*draft_tokens the phases are prefill, verify, draft" \
+    chains decodes
+warned "nothing takes the row 'phase=decode' (--set): with speculative.draft_tokens the phases are prefill, verify, draft" chains table
+warned "nothing takes the row 'phase=decode' (--set: attention.route.1): of encoders the phases are prefill" encoder decodes
+refusal=4
+refused "a sliding window and cross attention in one model are not served" cross_windows
+refusal=2
 refused "cross layers, which no draft is verified in" chains cross
 refused "encoder_only layers, which no draft is verified in" chains encoder
 tap_end
