@@ -89,7 +89,8 @@ void linear_set_extend(struct linear_spec *spec, int32_t num_sequences,
                        const struct linear_case_sequence *sequences)
 {
     spec->mode = ATTN_MODE_EXTEND;
-    spec->snapshots = spec->absent_arrays = false;
+    spec->snapshots = false;
+    spec->absent = 0;
     spec->sparse = 0;
     spec->num_sequences = num_sequences;
     memcpy(spec->sequences, sequences, (size_t)num_sequences * sizeof *sequences);

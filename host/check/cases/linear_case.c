@@ -321,15 +321,16 @@ static void fill_sequence(struct linear_case *c, int32_t s, int32_t row, const i
 {
     const struct linear_spec *spec = &c->spec;
     const struct linear_case_sequence *sequence = linear_sequence(spec, sequence_at(c, s));
-    bool real = s < spec->num_sequences, plain = spec->absent_arrays;
+    bool real = s < spec->num_sequences;
     int32_t rows = real ? sequence->rows : 1;
     int32_t slot = real ? *(*next)++ : 0, other = real ? *(*next)++ : 0;
-    bool initial = plain || sequence->has_initial;
+    bool initial = spec->absent & LINEAR_WITHOUT_INITIAL || sequence->has_initial;
+    bool in_place = spec->absent & LINEAR_WITHOUT_DST;
     array_of(c, c->image, LINEAR_INDPTR)[s] = row;
     array_of(c, c->image, LINEAR_INDPTR)[s + 1] = row + rows;
     array_of(c, c->image, LINEAR_SLOT)[s] = slot;
     array_of(c, c->image, LINEAR_DST)[s] = !real                ? 0
-                                           : plain              ? slot
+                                           : in_place           ? slot
                                            : sequence->dropped  ? 0
                                            : sequence->in_place ? slot
                                                                 : other;
@@ -450,10 +451,10 @@ static void point(struct linear_case *c, char *base, char *host, attn_batch *bat
         states[g] =
             (attn_state_batch){.struct_size = sizeof *states, .slot = PAIR(LINEAR_OTHERS, 0)};
     state->slot = (attn_i32_array)PAIR(LINEAR_SLOT, 0);
-    if (!spec->absent_arrays || spec->padded > 0) {
+    if (!(spec->absent & LINEAR_WITHOUT_DST) || spec->padded > 0)
         state->dst_slot = (attn_i32_array)PAIR(LINEAR_DST, 0);
+    if (!(spec->absent & LINEAR_WITHOUT_INITIAL) || spec->padded > 0)
         state->has_initial = (attn_i32_array)PAIR(LINEAR_INITIAL, 0);
-    }
     if (spec->snapshots)
         state->snapshots = (attn_i32_array)PAIR(LINEAR_SNAPSHOTS, 0);
     *batch = (attn_batch){.struct_size = sizeof *batch,

@@ -28,7 +28,7 @@ struct linear_case_sequence {
     bool dropped;  /* dst_slot = 0 */
 };
 
-enum { LINEAR_STATE_GROUPS = 2 };
+enum { LINEAR_STATE_GROUPS = 2, LINEAR_WITHOUT_DST = 1, LINEAR_WITHOUT_INITIAL = 2 };
 
 struct linear_spec {
     uint32_t family; /* ATTN_LINEAR_* */
@@ -47,7 +47,7 @@ struct linear_spec {
     bool steep;             /* decays of many orders of magnitude */
     bool snapshots;         /* of two rows in three, or */
     int32_t sparse;         /* not 0: of every `sparse`-th */
-    bool absent_arrays;     /* dst_slot and has_initial, where they say nothing */
+    uint32_t absent;        /* set of LINEAR_WITHOUT_*: arrays that would say nothing */
     int32_t gap;            /* elements between outermost rows */
     uint32_t min_alignment; /* what the problem promises of operands; */
     bool exactly_aligned;   /* they lie no better than that. A whole batch alone, no parts of it */

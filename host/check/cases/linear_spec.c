@@ -107,7 +107,9 @@ void linear_spec_draw(struct linear_spec *spec, uint32_t family, uint64_t seed)
     draw_dtypes(spec, &draw);
     draw_sequences(spec, &draw);
     spec->snapshots = spec->mode == ATTN_MODE_TARGET_VERIFY || below(&draw, 8) == 0;
-    spec->absent_arrays = below(&draw, 6) == 0;
+    static const uint32_t absent[6] = {LINEAR_WITHOUT_DST | LINEAR_WITHOUT_INITIAL,
+                                       LINEAR_WITHOUT_DST, LINEAR_WITHOUT_INITIAL};
+    spec->absent = absent[below(&draw, 6)];
     spec->gap = below(&draw, 3) == 0 ? 16 : 0;
     spec->first_row = spec->mode != ATTN_MODE_DECODE && below(&draw, 3) == 0 ? 3 : 0;
     spec->padded = below(&draw, 3) == 0 ? 2 : 0;
@@ -134,10 +136,12 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
 {
     static const char *const families[] = {"gdn", "mamba2", "kda", "lightning", "short_conv"};
     static const char *const modes[] = {"extend", "decode", "mixed", "idle", "verify", "draft"};
+    static const char *const absent[] = {"", ", no dst_slot", ", no has_initial",
+                                         ", no dst_slot or has_initial"};
     size_t length = (size_t)snprintf(
         text, size,
         "%s %s, flags %#x, q %s, out %s, state %s %s, conv %s, heads %d/%d of %d/%d, width %d%s%s, "
-        "D %d, dt %g..%g, lower bound %g%s%s%s, gap %d, first row %d, padding %d, turn %d, "
+        "D %d, dt %g..%g, lower bound %g%s%s%s%s, gap %d, first row %d, padding %d, turn %d, "
         "state group %d, rows",
         families[spec->family], modes[spec->mode], spec->flags, dtype_name(spec->q_dtype),
         dtype_name(spec->out_dtype), dtype_name(spec->state_dtype), spec->vk ? "vk" : "kv",
@@ -148,10 +152,8 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
         spec->sparse      ? ", sparse snapshots"
         : spec->snapshots ? ", snapshots"
                           : "",
-        spec->absent_arrays ? ", absent arrays"
-        : spec->bare        ? ", bare"
-                            : "",
-        spec->gap, spec->first_row, spec->padded, spec->turn, spec->state_group);
+        absent[spec->absent], spec->bare && !spec->absent ? ", bare" : "", spec->gap,
+        spec->first_row, spec->padded, spec->turn, spec->state_group);
     if (length < size && spec->mode == ATTN_MODE_MIXED)
         length += (size_t)snprintf(text + length, size - length, " (decodes %s, of %d)",
                                    spec->decodes_first ? "first" : "last", spec->decode_q_len);

@@ -463,6 +463,25 @@ static void run_new_tokens(struct check_run *run)
     caps_visit_problems(run, look_new_tokens);
 }
 
+/* ---- KV-14: scales per token ----------------------------------------------------------------- */
+
+static bool look_as_given(struct caps_visit *visit, const struct caps_problem *p,
+                          const struct caps_answer *answer)
+{
+    uint32_t modes = p->bounds.modes & ~ATTN_MODE_BIT(ATTN_MODE_IDLE);
+    if (answer->status != ATTN_OK || !answer->verdict.supported ||
+        p->group.kv_scale_granularity != ATTN_SCALE_PER_TOKEN_HEAD ||
+        (answer->verdict.reads_new_kv_unquantised & modes) == modes)
+        return true;
+    caps_tell(visit, p, "with scales per token reads_new_kv_unquantised lacks a mode");
+    return false;
+}
+
+static void run_as_given(struct check_run *run)
+{
+    caps_visit_problems(run, look_as_given);
+}
+
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_caps[] = {
@@ -486,6 +505,8 @@ const struct check check_caps[] = {
      caps_count_cases, caps_run_capacity},
     {"CAPS-08", "new_tokens", "how new tokens are read is fixed for a mode", 0, caps_count_cases,
      run_new_tokens},
+    {"KV-14", "as_given", "with scales per token new tokens are read as given in every mode", 0,
+     caps_count_cases, run_as_given},
     {"CAPS-10", "memory", "device types that are memory alone are refused", 0, count_memories,
      run_memory},
     {NULL, NULL, NULL, 0, NULL, NULL},

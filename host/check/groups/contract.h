@@ -21,5 +21,6 @@ void check_leak_metadata(struct check_run *run);
 void check_leak_create(struct check_run *run);
 void check_leak_metadata_create(struct check_run *run);
 void check_leak_unsupported(struct check_run *run);
+void check_leak_layer_ids(struct check_run *run);
 
 #endif /* HOST_CHECK_GROUPS_CONTRACT_H */

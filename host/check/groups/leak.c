@@ -112,6 +112,38 @@ void check_leak_unsupported(struct check_run *run)
     rig_close(&rig);
 }
 
+/* The host lets no such ids through, so a backend may take them; if it does not, nothing stays. */
+static void create_with_ids(struct check_run *run, struct rig *rig, struct tally *tally,
+                            const char *what)
+{
+    attn_instance *instance = UNTOUCHED;
+    tally_restart(tally, 0);
+    check_note(run, "create with %s", what);
+    attn_status status = rig_create(rig, &instance);
+    if (status == ATTN_OK)
+        rig_destroy(rig, instance);
+    else
+        judge_failure(run, tally, status, &rig->error, instance, what);
+}
+
+void check_leak_layer_ids(struct check_run *run)
+{
+    struct rig rig;
+    struct tally tally;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    attn_layer *last = &rig.question.layers[RIG_LAYERS - 1];
+    int32_t kept = last->layer_id;
+    tally_init(&tally, rig.services);
+    rig.services = &tally.table;
+    last->layer_id = rig.question.layers[0].layer_id;
+    create_with_ids(run, &rig, &tally, "a layer_id that two layers have");
+    last->layer_id = -1;
+    create_with_ids(run, &rig, &tally, "a layer_id of -1");
+    last->layer_id = kept;
+    rig_close(&rig);
+}
+
 static void fail_metadata(struct check_run *run, struct rig *rig, struct rig_session *session,
                           struct tally *tally)
 {

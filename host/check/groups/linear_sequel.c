@@ -46,7 +46,7 @@ static void take_call(struct linear_spec *spec, const struct linear_spec *from)
     spec->decode_q_len = from->decode_q_len;
     spec->snapshots = from->snapshots;
     spec->sparse = from->sparse;
-    spec->absent_arrays = from->absent_arrays;
+    spec->absent = from->absent;
     spec->first_row = from->first_row;
     spec->padded = from->padded;
     spec->num_sequences = from->num_sequences;
