@@ -753,21 +753,40 @@ attn_status linear_case_call(struct linear_case *c, struct case_session *session
     return call(c, session, c->spec.mode, &c->args, error);
 }
 
-attn_status linear_case_try_without(struct linear_case *c, struct case_session *session,
-                                    uint32_t role, attn_error *error)
+static attn_status try_with(struct linear_case *c, struct case_session *session, uint32_t role,
+                            const attn_tensor *tensor, attn_error *error)
 {
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     attn_forward_args args = c->args;
     memcpy(operands, c->operands, sizeof operands);
-    operands[role] = NULL;
+    operands[role] = tensor;
     args.operands = operands;
     point(c, c->memory, host_arrays(c, session), &c->batch, c->states);
     return run(c, session, &c->batch, &args, error);
 }
 
+attn_status linear_case_try_read_only(struct linear_case *c, struct case_session *session,
+                                      uint32_t role, attn_error *error)
+{
+    attn_tensor tensor = *c->operands[role];
+    tensor.flags |= ATTN_TENSOR_READ_ONLY;
+    return try_with(c, session, role, &tensor, error);
+}
+
+attn_status linear_case_try_without(struct linear_case *c, struct case_session *session,
+                                    uint32_t role, attn_error *error)
+{
+    return try_with(c, session, role, NULL, error);
+}
+
+bool linear_case_has(const struct linear_case *c, uint32_t role)
+{
+    return c->operands[role] != NULL;
+}
+
 bool linear_case_needs(const struct linear_case *c, uint32_t role)
 {
-    return c->operands[role] && role != ATTN_ROLE_GATE_Z && role != ATTN_ROLE_D_SKIP &&
+    return linear_case_has(c, role) && role != ATTN_ROLE_GATE_Z && role != ATTN_ROLE_D_SKIP &&
            role != ATTN_ROLE_CONV_BIAS;
 }
 

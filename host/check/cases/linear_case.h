@@ -148,10 +148,15 @@ bool linear_case_judge(struct linear_case *c, struct case_session *session, bool
 /* How those of its operands lie that are not dense (operand_text.h). */
 void linear_case_operands(const struct linear_case *c, char *text, size_t size);
 
+/* Is there an operand of this role? */
+bool linear_case_has(const struct linear_case *c, uint32_t role);
+
 /* What all judgements of the case have compared. */
 const reference_report *linear_case_report(const struct linear_case *c);
 
-/* Forward the batch with an operand left out: what the backend says. */
+/* Forward the batch with an operand that is READ_ONLY, or left out: what the backend says. */
+attn_status linear_case_try_read_only(struct linear_case *c, struct case_session *session,
+                                      uint32_t role, attn_error *error);
 attn_status linear_case_try_without(struct linear_case *c, struct case_session *session,
                                     uint32_t role, attn_error *error);
 

@@ -186,6 +186,34 @@ static void run_linear_roles(struct check_run *run)
     linear_bench_close(&bench);
 }
 
+/* What would be written and is read-only. */
+static void run_linear_read_only(struct check_run *run)
+{
+    static const uint32_t written[] = {ATTN_ROLE_OUT, ATTN_ROLE_STATE, ATTN_ROLE_CONV_STATE};
+    struct linear_spec spec;
+    struct linear_bench bench;
+    if (run->subject->device->type != ATTN_DEVICE_CPU) {
+        check_skip(run, "this is about calls on a CPU");
+        return;
+    }
+    if (!linear_find_case(run, change_slots, &spec) || !linear_bench_open(&bench, run, &spec))
+        return;
+    for (size_t n = 0; n < sizeof written / sizeof written[0]; n++) {
+        host_error error;
+        host_error_init(&error);
+        if (!linear_case_has(bench.c, written[n]))
+            continue;
+        attn_status status =
+            linear_case_try_read_only(bench.c, bench.session, written[n], &error.base);
+        if (status != ATTN_INVALID_ARGUMENT)
+            check_fail(run,
+                       "a forward whose %s is read-only gives %s %s: accepted INVALID_ARGUMENT",
+                       role_name(written[n]), host_status_name(status), host_error_text(&error));
+        session_begin_anew(bench.session);
+    }
+    linear_bench_close(&bench);
+}
+
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 #define ROW(rule, name, counter, sentence)                                                         \
@@ -208,6 +236,8 @@ const struct check check_linear[] = {
     ROW("KV-09", linear_padding, count_twice, "rows of padding change nothing"),
     ROW("STRUCT-10", linear_places, count_places,
         "operands of linear layers are as aligned as the problem promises, and no better"),
+    ROW("PURE-02", linear_read_only, linear_count_families,
+        "a linear layer whose output or states are read-only is refused"),
     ROW("ERR-05", linear_roles, linear_count_families,
         "a linear layer's operand that is missing is named"),
     {NULL, NULL, NULL, 0, NULL, NULL},

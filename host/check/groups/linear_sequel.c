@@ -244,6 +244,8 @@ static bool draw_layer(struct line *line, uint32_t family, int32_t num_state_gro
         take_call(spec, &line->specs[0]);
     spec->layer = line->count;
     spec->state_group = line->count % num_state_groups;
+    if (spec->state_group > 0) /* what one group's slots lack those of the other have */
+        spec->absent ^= LINEAR_WITHOUT_DST | LINEAR_WITHOUT_INITIAL;
     return linear_accepts(line->run->subject, spec, reason) && add_case(line, line->run->seed);
 }
 

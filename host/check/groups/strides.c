@@ -267,7 +267,7 @@ static void make_rich(struct linear_spec *spec, int32_t index)
         spec->mode = ATTN_MODE_DECODE;
     spec->first_row = index % 2 ? 0 : spec->first_row;
     spec->vk = index / 2 % 2;
-    spec->padded = 0;
+    spec->padded = index % 2 ? 2 : 0;
     spec->z = spec->bias = true;
     spec->width = 4;
     if (spec->family == ATTN_LINEAR_MAMBA2)
