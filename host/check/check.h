@@ -40,7 +40,7 @@ struct translator;
 
 /* A backend of the plugin under test, ready to be called, in the child. Its plugin is initialised,
  * and on CUDA the primary context is current while a case runs. A check that is CHECK_ONCE has of
- * it host, file, plugin, seed and exhaustive alone; all else is zero there. */
+ * it host, file, plugin, seed, exhaustive and repeat alone; all else is zero there. */
 struct check_subject {
     attnhost *host;                /* the plugin is loaded in it, and those of --with */
     const char *file;              /* of the plugin, absolute */
@@ -60,6 +60,7 @@ struct check_subject {
     bool fake_device;   /* the driver is the tests' fake: kernels of a real plugin do nothing */
     uint64_t seed;
     bool exhaustive;
+    int32_t repeat; /* how often a numeric case is run; 0 = once */
     /* What the process held before the plugin was loaded, and after. */
     const struct process_state *unloaded, *loaded;
     /* Where the grid of its cases is kept once it was made (grid.h); its owner starts with NULL

@@ -97,6 +97,16 @@ static const struct option_row options[] = {
      .kind = OPTION_SWITCH,
      .place = offsetof(struct check_params, exhaustive),
      .help = "all combinations instead of a covering choice"},
+    {.name = "repeat",
+     .value = "N",
+     .kind = OPTION_VALUE,
+     .place = offsetof(struct check_params, repeat),
+     .read = params_read_repeat,
+     .accepted = PARAMS_ACCEPTS_REPEAT,
+     .help =
+         "run each numeric case N times on the same inputs: the same bits each time where query "
+         "declares DETERMINISTIC (INVAR-02), else judged each time (default 1; most cases take "
+         "about N times as long: see --timeout)"},
     {.name = "format",
      .value = "tap|junit|json|markdown",
      .kind = OPTION_VALUE,

@@ -96,6 +96,13 @@ static const struct option_row options[] = {
      .kind = OPTION_SWITCH,
      .place = offsetof(struct check_params, exhaustive),
      .help = "all combinations"},
+    {.name = "repeat",
+     .value = "N",
+     .kind = OPTION_VALUE,
+     .place = offsetof(struct check_params, repeat),
+     .read = params_read_repeat,
+     .accepted = PARAMS_ACCEPTS_REPEAT,
+     .help = "runs of each numeric case"},
     OPTION_END,
 };
 

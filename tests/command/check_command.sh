@@ -113,6 +113,19 @@ says 0 "of many cases a few" "# a sample of the cases: --quick" "1..3" \
     -- "$attnhost" check --quick --filter 'INVAR-01.grid' "$folder/example_rows.so"
 said ok 'INVAR-01\.grid/0' "the first"
 said ok 'INVAR-01\.grid/[0-9][0-9]' "and others"
+# One call in ten gives another bit, which is well within the bar.
+late="$built/zoo.so --backend bits_late --filter MEAN-0[67]*"
+says 0 "a forward that seldom gives other bits passes once" "ok" -- "$attnhost" check $late
+says 1 "and fails when it is repeated" "# FAIL: INVAR-02: repetition 10 of 12: lse, row " \
+    "# numeric cases were run 12 times: --repeat" -- "$attnhost" check --repeat 12 $late
+tap_try "with the values" grep -q 'head 0, element 0: got .* (0x.*), the first run .* (0x.*)' "$folder/out"
+says 0 "what gives the same bits passes" "ok" \
+    -- "$attnhost" check --repeat 1000 --filter 'MEAN-0[67]*/0' "$plugins/cpu_native.so"
+says 0 "so does a linear layer" "ok" \
+    -- "$attnhost" check --repeat 100 --filter 'MEAN-18*/0' "$plugins/cpu_linear.so"
+says 2 "not at all is no number of times" "attnhost check: --repeat '0': accepted 1..1000000" \
+    -- "$attnhost" check --repeat 0 "$plugins/cpu_native.so"
+
 says 1 "a segmentation fault in a forward" "# CRASH: signal 11 " "# where: before the forward" \
     -- "$tool" check "$fixtures/bad_forward_crashes.so"
 only_fails CAPS-02.forward

@@ -54,7 +54,8 @@ enum wrong {
     WRITES_BEYOND,
     WRITES_QUERY,
     WRITES_PAGE,
-    TRUNCATES, /* the cache is rounded towards zero */
+    WRITES_PAGE_LATE, /* in the third forward alone */
+    TRUNCATES,        /* the cache is rounded towards zero */
     NEIGHBOUR_VALUE,
     ANOTHER_VALUE, /* what lies at `from` is taken for what lies at `to` */
     NOT_DETERMINISTIC,
@@ -91,8 +92,9 @@ static struct {
     attn_layer_group group; /* of the instance */
     attn_memory memory;
     uint32_t forwards;
-    int64_t row; /* ONE_ROW_MISSING */
-    char *to;    /* ANOTHER_VALUE */
+    bool promises_nothing; /* DETERMINISTIC is not declared */
+    int64_t row;           /* ONE_ROW_MISSING */
+    char *to;              /* ANOTHER_VALUE */
     const char *from;
     size_t size;
 } wrong_backend;
@@ -408,7 +410,8 @@ static void change_results(const attn_forward_args *args)
     if (wrong_backend.wrong == WRITES_QUERY)
         flip(wrong_element(args->operands[ATTN_ROLE_Q], first, 0), 0);
     cache = args->operands[ATTN_ROLE_V_CACHE];
-    if (wrong_backend.wrong == WRITES_PAGE && cache)
+    bool late = wrong_backend.wrong == WRITES_PAGE_LATE && wrong_backend.forwards == 3;
+    if ((wrong_backend.wrong == WRITES_PAGE || late) && cache)
         flip(wrong_element(cache, 1, 0), 1);
     if (wrong_backend.wrong == TRUNCATES)
         truncate_cache(args);
@@ -536,6 +539,8 @@ static attn_status wrong_query(const attn_backend_type *type, const attn_options
         bounds.modes &= 63;
     attn_status status =
         wrong_backend.real->query(wrong_backend.real, options, services, &problem, verdict, error);
+    if (wrong_backend.promises_nothing)
+        verdict->notes &= ~(uint32_t)ATTN_NOTE_DETERMINISTIC;
     if (status == ATTN_OK) {
         change_answer(&problem, verdict);
         change_reasons(verdict);

@@ -261,9 +261,17 @@ const float *forward_case_lse(const struct forward_case *c, int32_t s, int32_t t
 struct case_run {
     bool graph; /* GRAPH metadata, capture, replay */
     bool exact_memory;
-    int32_t repeat;     /* runs; 0 = 1 */
-    bool deterministic; /* the outputs of all runs are equal to the bit */
+    int32_t repeat;                       /* runs; 0 = 1 */
+    void (*note)(void *ctx, int32_t run); /* called before each run but the first; NULL = not */
+    void *ctx;
 };
+
+/* case_session_judge(), then how->repeat - 1 runs of the same: operands, caches and poison are as
+ * before the first. Where query declares DETERMINISTIC for the session's problem a run leaves, to
+ * the bit, what the first left (INVAR-02), but in padding's rows and in page 0; elsewhere each is
+ * judged as the first was. */
+void case_session_repeat(struct case_session *session, struct forward_case *c,
+                         const struct case_run *how, struct case_verdict *verdict);
 
 /* A session for one case, from create to destroy. */
 void forward_case_judge(struct forward_case *c, const struct case_backend *backend,

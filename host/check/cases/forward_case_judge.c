@@ -4,7 +4,8 @@
  *
  * After a run the device's copy of the arena must be, to the bit, what it was before, but for the
  * rows of the outputs, which the oracle judges, and for the cache's slots that were to be written,
- * whose contents the oracle gives.
+ * whose contents the oracle gives. A repetition is judged by what the first run left, where that is
+ * promised, or by the oracle, whose answers stay what they were.
  */
 #include "host/check/cases/forward_case_session.h"
 
@@ -24,6 +25,10 @@ struct run {
     struct case_verdict *verdict;
     host_error error;
     char *expected; /* a copy of the arena as it should be */
+    char *left;     /* a copy of the arena as the first run left it; NULL = not wanted */
+    /* What the oracle says of each layer, once it was asked. */
+    reference_result results[2];
+    bool has_result[2];
 };
 
 static bool bad(struct run *run, attn_status status, const char *format, ...)
@@ -315,31 +320,44 @@ static bool needles_stand_out(struct run *run, const reference_probe *probes)
     return true;
 }
 
-static bool judge_outputs(struct run *run, bool second)
+/* The oracle's answer: the same in each run of a case. */
+static bool ask_oracle(struct run *run, bool second)
 {
     struct forward_case *c = run->c;
-    struct case_view truth, got;
-    reference_result result = {0};
-    reference_report report = {0};
+    struct case_view truth;
+    reference_result *result = &run->results[second];
+    if (run->has_result[second])
+        return true;
     reference_options options = {.reads_new_unquantised =
                                      session_reads_new(run->session, &c->posed.problem),
                                  .probes = probe_needles(run->c),
                                  .num_probes = run->c->num_needles};
     oracle_view(&truth, run, second ? run->expected : c->image, second);
-    oracle_view(&got, run, c->actual, second);
     attn_status status =
         reference_forward(&c->posed.problem, &truth.batch, c->posed.layers[second].layer_id,
-                          &truth.args, &options, &result, &run->error.base);
+                          &truth.args, &options, result, &run->error.base);
+    run->has_result[second] = status == ATTN_OK;
     bool stand_out = status != ATTN_OK || needles_stand_out(run, options.probes);
     free(options.probes);
     if (!stand_out || !good(run, status, "the oracle"))
         return false;
-    excuse_special_rows(c, &result);
-    ask_for_spare_rows(c, &result);
-    excuse_other_heads(c, &result, &got);
-    status = reference_compare(&result, got.operands[ATTN_ROLE_OUT], got.operands[ATTN_ROLE_LSE],
-                               &report, &run->error.base);
-    reference_result_finish(&result);
+    excuse_special_rows(c, result);
+    ask_for_spare_rows(c, result);
+    return true;
+}
+
+static bool judge_outputs(struct run *run, bool second)
+{
+    struct forward_case *c = run->c;
+    struct case_view got;
+    reference_result *result = &run->results[second];
+    reference_report report = {0};
+    if (!ask_oracle(run, second))
+        return false;
+    oracle_view(&got, run, c->actual, second);
+    excuse_other_heads(c, result, &got);
+    attn_status status = reference_compare(result, got.operands[ATTN_ROLE_OUT],
+                                           got.operands[ATTN_ROLE_LSE], &report, &run->error.base);
     reference_report_add(&c->judged, &report);
     if (!good(run, status, "the oracle's comparison"))
         return false;
@@ -395,20 +413,29 @@ static void allow_nan(struct run *run, enum case_part_id cache, int64_t slot)
     }
 }
 
-/* What the run was free to write: take it for expected. */
-static void allow_rows(struct run *run, enum case_part_id part)
+static const enum case_part_id outputs[] = {PART_OUT, PART_LSE, PART_OUT_SECOND, PART_LSE_SECOND};
+static const enum case_part_id caches[] = {PART_K_CACHE, PART_V_CACHE, PART_LATENT_CACHE};
+enum { OUTPUTS = 4, CACHES = 3 };
+
+/* Bytes of a row's vector. */
+static size_t vector_bytes(const struct forward_case *c, enum case_part_id part)
+{
+    const struct case_shape *shape = &c->shapes[part];
+    int64_t count = shape->ndim == 3 ? shape->shape[2] : 1;
+    return (size_t)count * attn_dtype_size(shape->dtype);
+}
+
+/* What the run was free to write, in an output's rows from `first` on: take it for expected. */
+static void allow_rows(struct run *run, enum case_part_id part, int64_t first)
 {
     struct forward_case *c = run->c;
-    const struct case_shape *shape = &c->shapes[part];
     const struct case_lengths *l = &c->lengths;
-    int64_t count = shape->ndim == 3 ? shape->shape[2] : 1;
     if (!c->parts[part].bytes)
         return;
-    for (int64_t row = l->first_row[0]; row < l->first_row[l->num_seqs] + l->spare; row++)
-        for (int64_t head = 0; head < shape->shape[1]; head++)
+    for (int64_t row = first; row < l->first_row[l->num_seqs] + l->spare; row++)
+        for (int64_t head = 0; head < c->shapes[part].shape[1]; head++)
             memcpy(case_vector(c, run->expected, part, row, head, 0),
-                   case_vector(c, c->actual, part, row, head, 0),
-                   (size_t)count * attn_dtype_size(shape->dtype));
+                   case_vector(c, c->actual, part, row, head, 0), vector_bytes(c, part));
 }
 
 static void allow_page_0(struct run *run, enum case_part_id cache)
@@ -425,12 +452,9 @@ static void allow_page_0(struct run *run, enum case_part_id cache)
 static void allow_all(struct run *run)
 {
     struct forward_case *c = run->c;
-    allow_rows(run, PART_OUT);
-    allow_rows(run, PART_LSE);
-    allow_rows(run, PART_OUT_SECOND);
-    allow_rows(run, PART_LSE_SECOND);
-    for (int i = 0; i < 3; i++) {
-        static const enum case_part_id caches[] = {PART_K_CACHE, PART_V_CACHE, PART_LATENT_CACHE};
+    for (int i = 0; i < OUTPUTS; i++)
+        allow_rows(run, outputs[i], c->lengths.first_row[0]);
+    for (int i = 0; i < CACHES; i++) {
         enum case_part_id cache = caches[i];
         if (!c->parts[cache].bytes)
             continue;
@@ -510,8 +534,8 @@ static enum case_part_id part_at(const struct forward_case *c, uint64_t at)
     return nearest;
 }
 
-/* Where in a cache the first difference is, for people. */
-static bool tell_cache(struct run *run, enum case_part_id part)
+/* Where in a cache the first difference is, for people: "... bytes differ from WHAT". */
+static bool tell_cache(struct run *run, enum case_part_id part, const char *what)
 {
     struct case_view expected, got;
     uint32_t role = part == PART_K_CACHE   ? ATTN_ROLE_K_CACHE
@@ -527,17 +551,18 @@ static bool tell_cache(struct run *run, enum case_part_id part)
     if (bytes == 0)
         return false;
     bad(run, ATTN_OK,
-        "%s: %lld bytes differ from what was saved there before or is to be saved, the first one "
-        "in page %lld, offset %lld, head %lld, element %lld",
-        part_names[part], (long long)bytes, (long long)place[0], (long long)place[1],
+        "%s: %lld bytes differ from %s, the first one in page %lld, offset %lld, head %lld, "
+        "element "
+        "%lld",
+        part_names[part], (long long)bytes, what, (long long)place[0], (long long)place[1],
         (long long)place[2], (long long)place[3]);
     return true;
 }
 
-static bool judge_bytes(struct run *run)
+/* All bytes against what is expected, which of a cache is `of_cache`. */
+static bool judge_bytes(struct run *run, const char *of_cache)
 {
     struct forward_case *c = run->c;
-    allow_all(run);
     if (memcmp(run->expected, c->actual, c->bytes) == 0)
         return true;
     uint64_t at = 0;
@@ -545,7 +570,7 @@ static bool judge_bytes(struct run *run)
         at++;
     enum case_part_id part = part_at(c, at);
     bool is_cache = part == PART_K_CACHE || part == PART_V_CACHE || part == PART_LATENT_CACHE;
-    if (is_cache && tell_cache(run, part))
+    if (is_cache && tell_cache(run, part, of_cache))
         return false;
     return bad(run, ATTN_OK,
                "%s: byte %lld of %llu is 0x%02x: it was 0x%02x, and must not be written",
@@ -561,13 +586,16 @@ static void judge_left(struct run *run)
     struct forward_case *c = run->c;
     if (!fetch(run))
         return;
+    if (run->left)
+        memcpy(run->left, c->actual, c->bytes);
     memcpy(run->expected, c->image, c->bytes);
     if (!expect_cache(run))
         return;
     for (int second = 0; second <= c->spec.read_only_layer; second++)
         if (!judge_outputs(run, second))
             return;
-    if (!judge_bytes(run))
+    allow_all(run);
+    if (!judge_bytes(run, "what was saved there before or is to be saved"))
         return;
     attn_status status = session_check_memory(run->session, &run->error.base);
     good(run, status, "the memory around the metadata");
@@ -589,21 +617,35 @@ static bool run_init(struct run *run, struct case_session *session, struct forwa
                (unsigned long long)c->bytes);
 }
 
+static void run_finish(struct run *run)
+{
+    for (int second = 0; second < 2; second++)
+        if (run->has_result[second])
+            reference_result_finish(&run->results[second]);
+    free(run->expected);
+    free(run->left);
+}
+
+/* A whole run, in the end of which `judge` looks at what it has left. */
+static void run_once(struct run *run, void (*judge)(struct run *run))
+{
+    struct case_session *session = run->session;
+    if (!good(run, session_enter(session, &run->error.base), "entering the device"))
+        return;
+    bool ran = execute(run);
+    session_leave(session);
+    session->num_runs++;
+    if (ran)
+        judge(run);
+    else
+        session_begin_anew(session);
+}
+
 void case_session_judge(struct case_session *session, struct forward_case *c,
                         struct case_verdict *verdict)
 {
-    struct run run;
-    if (run_init(&run, session, c, verdict) &&
-        good(&run, session_enter(session, &run.error.base), "entering the device")) {
-        bool ran = execute(&run);
-        session_leave(session);
-        session->num_runs++;
-        if (ran)
-            judge_left(&run);
-        else
-            session_begin_anew(session);
-    }
-    free(run.expected);
+    const struct case_run how = {.repeat = 1};
+    case_session_repeat(session, c, &how, verdict);
 }
 
 void session_forward(struct case_session *session, struct forward_case *c,
@@ -621,7 +663,7 @@ void session_judge_left(struct case_session *session, struct forward_case *c,
     struct run run;
     if (run_init(&run, session, c, verdict))
         judge_left(&run);
-    free(run.expected);
+    run_finish(&run);
 }
 
 attn_status case_session_try(struct case_session *session, struct forward_case *c,
@@ -648,39 +690,132 @@ const reference_report *forward_case_report(const struct forward_case *c)
     return &c->judged;
 }
 
-/* Do two runs agree to the bit in what the backend wrote? */
-static bool same_outputs(const struct forward_case *c, const char *first)
+/* ---- Repetitions ----------------------------------------------------------------------------- */
+
+/* Padding has no bits of its own: finite is all that is asked of its outputs. */
+static bool padding_is_finite(struct run *run, enum case_part_id part)
 {
-    static const enum case_part_id outputs[] = {PART_OUT, PART_LSE, PART_OUT_SECOND,
-                                                PART_LSE_SECOND};
-    for (int i = 0; i < 4; i++) {
-        const struct case_part *part = &c->parts[outputs[i]];
-        if (memcmp(first + part->offset, c->actual + part->offset, part->bytes) != 0)
-            return false;
-    }
+    struct forward_case *c = run->c;
+    const struct case_lengths *l = &c->lengths;
+    const struct case_shape *shape = &c->shapes[part];
+    for (int64_t row = l->first_row[l->num_real_seqs];
+         c->parts[part].bytes && row < l->first_row[l->num_seqs] + l->spare; row++)
+        for (int64_t head = 0; head < shape->shape[1]; head++)
+            for (int64_t d = 0; d < shape->shape[2]; d++)
+                if (!isfinite(
+                        dtype_load(shape->dtype, case_vector(c, c->actual, part, row, head, 0), d)))
+                    return bad(run, ATTN_OK,
+                               "%s, row %lld, head %lld, element %lld is padding's "
+                               "and not finite",
+                               part_names[part], (long long)row, (long long)head, (long long)d);
     return true;
 }
 
-static void judge_repeats(struct case_session *session, struct forward_case *c,
-                          const struct case_run *how, struct case_verdict *verdict)
+/* The sequence of a row, and the row's place in it. */
+static int32_t sequence_of(const struct forward_case *c, int64_t row, int64_t *query)
 {
-    char *first = NULL;
-    for (int32_t n = 0; n < (how->repeat > 1 ? how->repeat : 1); n++) {
-        case_session_judge(session, c, verdict);
-        if (!verdict->good)
-            break;
-        if (!first && how->deterministic) {
-            first = malloc(c->bytes);
-            if (first)
-                memcpy(first, c->actual, c->bytes);
-        } else if (first && !same_outputs(c, first)) {
-            verdict->good = false;
-            snprintf(verdict->text, sizeof verdict->text,
-                     "run %d gives other bits than the first: DETERMINISTIC is declared", n + 1);
-            break;
-        }
+    int32_t s = 0;
+    while (s + 1 < c->lengths.num_real_seqs && row >= c->lengths.first_row[s + 1])
+        s++;
+    *query = row - c->lengths.first_row[s];
+    return s;
+}
+
+/* The first element of a vector that has other bits than the first run's. */
+static bool tell_element(struct run *run, enum case_part_id part, int64_t row, int64_t head)
+{
+    struct forward_case *c = run->c;
+    attn_dtype dtype = c->shapes[part].dtype;
+    size_t size = attn_dtype_size(dtype), d = 0;
+    const char *first = case_vector(c, run->expected, part, row, head, 0);
+    const char *now = case_vector(c, c->actual, part, row, head, 0);
+    while (memcmp(first + d * size, now + d * size, size) == 0)
+        d++;
+    uint32_t bits[2] = {0};
+    memcpy(&bits[0], now + d * size, size);
+    memcpy(&bits[1], first + d * size, size);
+    int64_t query;
+    int32_t s = sequence_of(c, row, &query);
+    return bad(run, ATTN_OK,
+               "%s, row %lld (query %lld of sequence %d), head %lld, element %zu: got %.9g (0x%x), "
+               "the first run %.9g (0x%x), and DETERMINISTIC is declared",
+               part_names[part], (long long)row, (long long)query, s, (long long)head, d,
+               dtype_load(dtype, now, (int64_t)d), bits[0], dtype_load(dtype, first, (int64_t)d),
+               bits[1]);
+}
+
+static bool same_rows(struct run *run, enum case_part_id part)
+{
+    struct forward_case *c = run->c;
+    const struct case_lengths *l = &c->lengths;
+    for (int64_t row = l->first_row[0];
+         c->parts[part].bytes && row < l->first_row[l->num_real_seqs]; row++)
+        for (int64_t head = 0; head < c->shapes[part].shape[1]; head++)
+            if (memcmp(case_vector(c, run->expected, part, row, head, 0),
+                       case_vector(c, c->actual, part, row, head, 0), vector_bytes(c, part)) != 0)
+                return tell_element(run, part, row, head);
+    return true;
+}
+
+/* What the first run left, to the bit. */
+static void judge_same(struct run *run)
+{
+    struct forward_case *c = run->c;
+    if (!fetch(run))
+        return;
+    memcpy(run->expected, run->left, c->bytes);
+    for (int i = 0; i < OUTPUTS; i++)
+        if (!same_rows(run, outputs[i]))
+            return;
+    for (int i = 0; i < OUTPUTS; i++)
+        allow_rows(run, outputs[i], c->lengths.first_row[c->lengths.num_real_seqs]);
+    for (int i = 0; i < CACHES; i++)
+        if (c->parts[caches[i]].bytes)
+            allow_page_0(run, caches[i]);
+    if (!padding_is_finite(run, PART_OUT) || !padding_is_finite(run, PART_OUT_SECOND) ||
+        !judge_bytes(run, "what the first run left, and DETERMINISTIC is declared"))
+        return;
+    attn_status status = session_check_memory(run->session, &run->error.base);
+    good(run, status, "the memory around the metadata");
+}
+
+/* The verdict is about run `n`. */
+static void tell_repetition(struct case_verdict *verdict, const char *rule, int32_t n,
+                            int32_t count)
+{
+    char text[sizeof verdict->text];
+    snprintf(text, sizeof text, "%srepetition %d of %d: ", rule, n, count);
+    size_t length = strlen(text);
+    snprintf(text + length, sizeof text - length, "%s", verdict->text);
+    memcpy(verdict->text, text, sizeof text);
+}
+
+/* Runs from the second on. */
+static void repeat(struct run *run, const struct case_run *how, bool same)
+{
+    for (int32_t n = 2; n <= how->repeat && run->verdict->good; n++) {
+        if (how->note)
+            how->note(how->ctx, n);
+        run_once(run, same ? judge_same : judge_left);
+        if (!run->verdict->good)
+            tell_repetition(run->verdict, same ? "INVAR-02: " : "", n, how->repeat);
     }
-    free(first);
+}
+
+void case_session_repeat(struct case_session *session, struct forward_case *c,
+                         const struct case_run *how, struct case_verdict *verdict)
+{
+    bool same = how->repeat > 1 && session->verdict.notes & ATTN_NOTE_DETERMINISTIC;
+    struct run run;
+    if (run_init(&run, session, c, verdict)) {
+        run.left = same ? malloc(c->bytes) : NULL;
+        if (same && !run.left)
+            bad(&run, ATTN_OUT_OF_HOST_MEMORY, "no memory for what a run leaves");
+        else
+            run_once(&run, judge_left);
+        repeat(&run, how, same);
+    }
+    run_finish(&run);
 }
 
 void forward_case_judge(struct forward_case *c, const struct case_backend *backend,
@@ -698,6 +833,6 @@ void forward_case_judge(struct forward_case *c, const struct case_backend *backe
                  host_error_text(&error));
         return;
     }
-    judge_repeats(session, c, how, verdict);
+    case_session_repeat(session, c, how, verdict);
     case_session_destroy(session);
 }

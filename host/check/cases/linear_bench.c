@@ -233,8 +233,39 @@ bool linear_bench_repeat(struct linear_bench *bench, const void *bytes, const ch
         return false;
     if (memcmp(bytes, now, size) == 0)
         return true;
-    linear_report(bench->run, bench->spec, ATTN_OK, text);
+    char where[LINEAR_TEXT / 2], all[LINEAR_TEXT];
+    linear_case_tell_difference(bench->c, bytes, where, sizeof where);
+    snprintf(all, sizeof all, "%s: %s", text, where);
+    linear_report(bench->run, bench->spec, ATTN_OK, all);
     return false;
+}
+
+/* Repetition `n` of a batch whose first run left these bytes; NULL = none are promised. */
+static bool repeat(struct linear_bench *bench, const void *first, int32_t n, int32_t count)
+{
+    char what[LINEAR_TEXT / 2], text[LINEAR_TEXT / 2];
+    linear_spec_describe(bench->spec, what, sizeof what);
+    check_note(bench->run, "repetition %d of %d; %s", n, count, what);
+    if (!first)
+        return linear_bench_reset(bench) && linear_bench_forward(bench, NULL) &&
+               linear_bench_judge(bench, true);
+    snprintf(text, sizeof text,
+             "INVAR-02: repetition %d of %d gives other bits than the first run, and DETERMINISTIC "
+             "is declared",
+             n, count);
+    return linear_bench_repeat(bench, first, text);
+}
+
+static void repeat_all(struct linear_bench *bench)
+{
+    bool same = case_session_verdict(bench->session)->notes & ATTN_NOTE_DETERMINISTIC;
+    int32_t count = bench->run->subject->repeat;
+    count = same && count < 2 ? 2 : count;
+    void *first = same ? linear_bench_copy(bench) : NULL;
+    bool good = first || !same;
+    for (int32_t n = 2; n <= count && good; n++)
+        good = repeat(bench, first, n, count);
+    free(first);
 }
 
 void linear_run_spec(struct check_run *run, const struct linear_spec *spec)
@@ -242,12 +273,7 @@ void linear_run_spec(struct check_run *run, const struct linear_spec *spec)
     struct linear_bench bench;
     if (!linear_bench_open(&bench, run, spec))
         return;
-    if (linear_bench_forward(&bench, NULL) && linear_bench_judge(&bench, true) &&
-        case_session_verdict(bench.session)->notes & ATTN_NOTE_DETERMINISTIC) {
-        void *first = linear_bench_copy(&bench);
-        if (first)
-            linear_bench_repeat(&bench, first, "the same batch gave other bits the second time");
-        free(first);
-    }
+    if (linear_bench_forward(&bench, NULL) && linear_bench_judge(&bench, true))
+        repeat_all(&bench);
     linear_bench_close(&bench);
 }

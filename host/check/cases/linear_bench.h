@@ -72,13 +72,14 @@ bool linear_bench_reset(struct linear_bench *bench);
 bool linear_bench_judge(struct linear_bench *bench, bool whole);
 
 /* Reset, forward the whole batch, and compare with the bytes that were fetched before: they are
- * equal, or it is reported with `text`. */
+ * equal, or it is reported with `text` and where the first difference is. */
 bool linear_bench_repeat(struct linear_bench *bench, const void *bytes, const char *text);
 
 /* A copy of what was fetched last; NULL: it was reported. */
 void *linear_bench_copy(const struct linear_bench *bench);
 
-/* A spec's whole batch, forwarded and judged; once more, with the same bits if that is promised. */
+/* A spec's whole batch, forwarded and judged, as often as the subject says: with the same bits, and
+ * twice at least, where that is promised; else judged each time. */
 void linear_run_spec(struct check_run *run, const struct linear_spec *spec);
 
 /* The case fails, with the spec after the text; what the machine lacks is SKIP. */

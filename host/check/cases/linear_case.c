@@ -8,6 +8,7 @@
 #include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/base/mix.h"
+#include "host/base/role.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -824,13 +825,23 @@ static void allow(const struct linear_case *c, const reference_states *states, c
         }
 }
 
+/* The part that a byte is in, or after. */
+static int part_before(const struct linear_case *c, uint64_t at)
+{
+    int part = 0;
+    for (int p = 0; p < LINEAR_PARTS; p++)
+        if (c->parts[p].bytes > 0 && c->parts[p].offset <= at &&
+            c->parts[p].offset >= c->parts[part].offset)
+            part = p;
+    return part;
+}
+
 /* Has anything else been written? */
 static bool check_rest(struct linear_case *c, const reference_states *states, char *text,
                        size_t size)
 {
     char *image = malloc(c->bytes);
     uint64_t at = 0;
-    int part = 0;
     if (!image) {
         snprintf(text, size, "no memory for a copy of the case");
         return false;
@@ -842,10 +853,7 @@ static bool check_rest(struct linear_case *c, const reference_states *states, ch
     free(image);
     if (at == c->bytes)
         return true;
-    for (int p = 0; p < LINEAR_PARTS; p++)
-        if (c->parts[p].bytes > 0 && c->parts[p].offset <= at &&
-            c->parts[p].offset >= c->parts[part].offset)
-            part = p;
+    int part = part_before(c, at);
     snprintf(text, size, "byte %lld of part %d (an operand's role, or an array) was written",
              (long long)(at - c->parts[part].offset), part);
     return false;
@@ -994,6 +1002,32 @@ void linear_case_operands(const struct linear_case *c, char *text, size_t size)
 const reference_report *linear_case_report(const struct linear_case *c)
 {
     return &c->judged;
+}
+
+void linear_case_tell_difference(const struct linear_case *c, const void *bytes, char *text,
+                                 size_t size)
+{
+    const char *before = bytes;
+    uint64_t at = 0;
+    while (at + 1 < c->bytes && before[at] == c->after[at])
+        at++;
+    int part = part_before(c, at);
+    uint64_t begin = c->parts[part].offset;
+    if (part >= ATTN_ROLE_COUNT || at - begin >= c->parts[part].bytes) {
+        snprintf(text, size, "byte %lld of part %d: got 0x%02x, before 0x%02x",
+                 (long long)(at - begin), part, (uint8_t)c->after[at], (uint8_t)before[at]);
+        return;
+    }
+    const attn_tensor *tensor = &c->tensors[part];
+    uint64_t width = attn_dtype_size(tensor->dtype), element = (at - begin) / width;
+    uint64_t row = (uint64_t)tensor->strides[0];
+    uint32_t bits[2] = {0};
+    memcpy(&bits[0], c->after + begin + element * width, width);
+    memcpy(&bits[1], before + begin + element * width, width);
+    snprintf(text, size, "%s, row %lld, element %lld: got %.9g (0x%x), before %.9g (0x%x)",
+             role_name((uint32_t)part), (long long)(element / row), (long long)(element % row),
+             dtype_load(tensor->dtype, c->after + begin, (int64_t)element), bits[0],
+             dtype_load(tensor->dtype, before + begin, (int64_t)element), bits[1]);
 }
 
 const void *linear_case_bytes(const struct linear_case *c, uint64_t *size)

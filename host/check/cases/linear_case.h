@@ -163,6 +163,11 @@ attn_status linear_case_try_without(struct linear_case *c, struct case_session *
 /* Is the role needed by the case? Its name. */
 bool linear_case_needs(const struct linear_case *c, uint32_t role);
 
+/* Where what was fetched last first differs from these bytes, which were fetched before: "out, row
+ * 3, element 5: got 0.5 (0x3f00), before 0.25 (0x3e80)". They do differ. */
+void linear_case_tell_difference(const struct linear_case *c, const void *bytes, char *text,
+                                 size_t size);
+
 /* The bytes that were fetched last, and how many; the place stays. */
 const void *linear_case_bytes(const struct linear_case *c, uint64_t *size);
 

@@ -125,11 +125,27 @@ struct case_session *numerics_session(struct check_run *run, const struct forwar
     return session;
 }
 
+static void note_repetition(void *ctx, int32_t n)
+{
+    const struct numerics_noted *noted = ctx;
+    char what[SPEC_TEXT];
+    case_spec_describe(noted->spec, what, sizeof what);
+    check_note(noted->run, "repetition %d of %d; %s", n, noted->run->subject->repeat, what);
+}
+
+struct case_run numerics_repeats(struct numerics_noted *noted)
+{
+    return (struct case_run){
+        .repeat = noted->run->subject->repeat, .note = note_repetition, .ctx = noted};
+}
+
 bool numerics_judge(struct check_run *run, struct case_session *session, struct forward_case *c,
                     const struct case_spec *spec)
 {
+    struct numerics_noted noted = {run, spec};
+    const struct case_run how = numerics_repeats(&noted);
     struct case_verdict verdict;
-    case_session_judge(session, c, &verdict);
+    case_session_repeat(session, c, &how, &verdict);
     if (!verdict.good)
         report_case(run, c, spec, &verdict);
     return verdict.good;
@@ -144,11 +160,15 @@ void numerics_run(struct check_run *run, const struct case_spec *spec, const att
                   const struct case_run *how)
 {
     struct case_backend backend = numerics_backend(run->subject, options);
+    struct numerics_noted noted = {run, spec};
+    struct case_run repeated = numerics_repeats(&noted);
     struct case_verdict verdict;
     struct forward_case *c = numerics_case(run, spec, NULL);
     if (!c)
         return;
-    forward_case_judge(c, &backend, how, &verdict);
+    repeated.graph = how->graph;
+    repeated.exact_memory = how->exact_memory;
+    forward_case_judge(c, &backend, &repeated, &verdict);
     if (!verdict.good)
         report_case(run, c, spec, &verdict);
     forward_case_destroy(c);

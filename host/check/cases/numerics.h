@@ -27,7 +27,15 @@ struct case_session *numerics_session(struct check_run *run, const struct forwar
                                       const struct case_spec *spec, const attn_options *options,
                                       const struct case_setup *setup);
 
-/* Judge a case in a session. False: it was reported. */
+/* How often a case is run: as the subject says, with a note for each repetition. `noted` has to
+ * outlive what is made of it. */
+struct numerics_noted {
+    struct check_run *run;
+    const struct case_spec *spec;
+};
+struct case_run numerics_repeats(struct numerics_noted *noted);
+
+/* Judge a case in a session, as often as the subject says. False: it was reported. */
 bool numerics_judge(struct check_run *run, struct case_session *session, struct forward_case *c,
                     const struct case_spec *spec);
 
@@ -51,7 +59,8 @@ bool numerics_mla_spec(struct check_run *run, const struct grid *grid,
  * places: some last bits of the type. */
 double numerics_unit(attn_dtype dtype);
 
-/* All of it for one spec, in memory of exactly the size that is asked for. */
+/* All of it for one spec, in memory of exactly the size that is asked for, as often as the subject
+ * says. */
 void numerics_run(struct check_run *run, const struct case_spec *spec, const attn_options *options,
                   const struct case_run *how);
 

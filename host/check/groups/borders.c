@@ -19,7 +19,7 @@
 #define BIT(value) (1u << (value))
 enum { TEXT = 800, EACH = 700 /* values that are asked for one by one */ };
 
-static const struct case_run exactly = {.exact_memory = true, .repeat = 1};
+static const struct case_run exactly = {.exact_memory = true};
 
 /* ---- Borders of an axis ---------------------------------------------------------------------- */
 

@@ -275,7 +275,7 @@ static void judge_device_scales(struct check_run *run, const struct case_spec *s
 {
     struct case_spec elsewhere = *spec;
     elsewhere.device_scales = true;
-    numerics_run(run, &elsewhere, options, &(struct case_run){.exact_memory = true, .repeat = 1});
+    numerics_run(run, &elsewhere, options, &(struct case_run){.exact_memory = true});
 }
 
 #define SAVED_OR_NOT                                                                               \

@@ -3,7 +3,7 @@
 
 enum { SMALL_DIM = 16 };
 
-static const struct case_run once = {.exact_memory = true, .repeat = 1};
+static const struct case_run once = {.exact_memory = true};
 
 /* ---- Running --------------------------------------------------------------------------------- */
 

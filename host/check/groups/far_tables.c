@@ -31,7 +31,7 @@ static const struct mla_choice latent_choice = {
 
 static void judge(struct check_run *run, const struct case_spec *spec, const attn_options *options)
 {
-    static const struct case_run once = {.exact_memory = true, .repeat = 1};
+    static const struct case_run once = {.exact_memory = true};
     struct check_subject subject = *run->subject;
     struct check_run moved = *run;
     struct far_batch far;

@@ -55,7 +55,7 @@ static void set_runs(struct case_spec *spec, enum case_hint hint, bool tiles)
 static void judge_hints(struct check_run *run, const struct grid *grid,
                         const struct case_spec *base, const attn_options *options, bool tiles)
 {
-    const struct case_run exactly = {.exact_memory = true, .repeat = 1};
+    const struct case_run exactly = {.exact_memory = true};
     static const enum case_hint others[] = {HINT_SOME, HINT_SHORT, HINT_NONE};
     for (int n = 0; n < 2 && run->code == CHECK_PASS; n++) {
         struct case_spec spec = *base;
@@ -101,7 +101,7 @@ static void run_found(struct check_run *run, const struct grid_choice *choices, 
 /* Levels of runs, and nothing else. */
 static void run_levels(struct check_run *run, bool tiles)
 {
-    const struct case_run exactly = {.exact_memory = true, .repeat = 1};
+    const struct case_run exactly = {.exact_memory = true};
     struct grid *grid = grid_of(run->subject);
     struct case_spec spec;
     const attn_options *options;

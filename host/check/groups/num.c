@@ -20,7 +20,7 @@
 enum { RANDOM_CASES = 120, RANDOM_TRIES = 400, ALL = (1 << GRID_MAX_VALUES) - 1 };
 #define BIT(value) (1u << (value))
 
-static const struct case_run once = {.exact_memory = true, .repeat = 1};
+static const struct case_run once = {.exact_memory = true};
 
 /* ---- Products -------------------------------------------------------------------------------- */
 

@@ -500,7 +500,7 @@ static int32_t count_numerics(const struct check_subject *subject)
 
 static void run_numerics(struct check_run *run)
 {
-    static const struct case_run once = {.exact_memory = true, .repeat = 1};
+    static const struct case_run once = {.exact_memory = true};
     struct view view;
     struct check_run each = *run;
     struct case_spec spec;

@@ -88,6 +88,7 @@ typedef bool (*move_operands)(struct check_run *run, struct strider *strider, ju
 /* ---- Softmax and latent layers --------------------------------------------------------------- */
 
 struct forward_judge {
+    struct numerics_noted noted;
     struct case_session *session;
     struct forward_case *c;
     attn_status status;
@@ -96,8 +97,9 @@ struct forward_judge {
 static bool judge_forward(void *ctx, char *text, size_t size)
 {
     struct forward_judge *judge = ctx;
+    const struct case_run how = numerics_repeats(&judge->noted);
     struct case_verdict verdict;
-    case_session_judge(judge->session, judge->c, &verdict);
+    case_session_repeat(judge->session, judge->c, &how, &verdict);
     judge->status = verdict.status;
     if (!verdict.good)
         snprintf(text, size, "%s", verdict.text);
@@ -111,7 +113,7 @@ static void run_spec(struct check_run *run, const struct case_spec *spec,
     struct strider strider;
     struct check_subject subject = *run->subject;
     struct check_run moved = *run;
-    struct forward_judge judge = {.c = numerics_case(run, spec, NULL)};
+    struct forward_judge judge = {.noted = {run, spec}, .c = numerics_case(run, spec, NULL)};
     if (!judge.c)
         return;
     strider_init(&strider, subject.type, subject.device, run->seed);

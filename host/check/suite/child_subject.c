@@ -256,6 +256,7 @@ enum check_outcome child_open(struct check_child *child, host_error *error)
                                               .plugin = child->plugin,
                                               .seed = child->params->seed,
                                               .exhaustive = child->params->exhaustive,
+                                              .repeat = (int32_t)child->params->repeat,
                                               .unloaded = &child->unloaded,
                                               .loaded = &child->loaded};
     return outcome;

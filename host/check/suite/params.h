@@ -31,6 +31,7 @@ struct check_params {
     const char *waivers; /* file; NULL = none */
     const char *profile; /* name or file; NULL = none */
     uint32_t jobs;       /* processes side by side; 0: as many as the machine is good for */
+    uint32_t repeat;     /* how often numeric cases are run; 0 = once */
     bool list, in_process, exhaustive;
     bool fail_fast; /* nothing is run after the first failure */
     bool quick;     /* of each check a few cases alone */
@@ -41,6 +42,13 @@ void params_finish(struct check_params *params);
 
 /* The command line of the child, to be freed by the caller; it borrows from the params and from
  * `numbers`. NULL when memory ran out. */
-char **params_of_child(const struct check_params *params, char numbers[32]);
+struct params_numbers {
+    char seed[32], repeat[24];
+};
+char **params_of_child(const struct check_params *params, struct params_numbers *numbers);
+
+/* A number of repetitions, for the command lines. */
+#define PARAMS_ACCEPTS_REPEAT "1..1000000"
+bool params_read_repeat(const char *text, void *place);
 
 #endif /* HOST_CHECK_SUITE_PARAMS_H */

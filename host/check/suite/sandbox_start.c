@@ -114,10 +114,11 @@ static bool set_files(posix_spawn_file_actions_t *files, int questions, int answ
 
 static bool spawn(struct sandbox *sandbox, int questions, int answers, int output)
 {
-    char numbers[32], preload[2 * PATH_MAX];
+    char preload[2 * PATH_MAX];
+    struct params_numbers numbers;
     posix_spawnattr_t attributes;
     posix_spawn_file_actions_t files;
-    char **argv = params_of_child(sandbox->params, numbers);
+    char **argv = params_of_child(sandbox->params, &numbers);
     char **variables = environment_of_child(preload);
     int trail = fcntl(sandbox->trail_fd, F_DUPFD_CLOEXEC, CHILD_FD_TRAIL + 1);
     posix_spawnattr_init(&attributes);

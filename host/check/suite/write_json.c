@@ -78,6 +78,7 @@ static bool add_run(cJSON *root, const struct check_report *report)
            cJSON_AddBoolToObject(run, "in_process", params->in_process) &&
            cJSON_AddBoolToObject(run, "fail_fast", params->fail_fast) &&
            cJSON_AddBoolToObject(run, "quick", params->quick) &&
+           add_number(run, "repeat", params->repeat > 0 ? params->repeat : 1) &&
            add_list(run, "filters", &params->filters) && add_list(run, "with", &params->with) &&
            add_list(run, "options", &params->options) &&
            add_text(run, "profile", report->profile) && add_text(run, "waivers", params->waivers) &&

@@ -35,6 +35,8 @@ static void write_head(const struct check_report *report, FILE *file)
         fputs("**Cut short** at the first failure (`--fail-fast`).\n\n", file);
     if (report->params->quick)
         fputs("A sample of the cases alone (`--quick`).\n\n", file);
+    if (report->params->repeat > 1)
+        fprintf(file, "Numeric cases were run %u times (`--repeat`).\n\n", report->params->repeat);
     if (report->profile)
         fprintf(file, "Judged by profile `%s`.\n\n", report->profile);
     for (size_t b = 0; b < report->num_backends; b++)

@@ -57,6 +57,8 @@ void write_tap_end(const struct check_report *report, FILE *file)
         fputs("# cut short at the first failure: --fail-fast\n", file);
     if (report->params->quick)
         fputs("# a sample of the cases: --quick\n", file);
+    if (report->params->repeat > 1)
+        fprintf(file, "# numeric cases were run %u times: --repeat\n", report->params->repeat);
     if (report->profile)
         fprintf(file, "# judged by profile %s\n", report->profile);
     if (report->refused)

@@ -529,7 +529,7 @@ END_TEST
 static struct case_verdict judge(const struct case_spec *spec, enum wrong wrong, int32_t repeat)
 {
     struct case_backend backend = f.backend;
-    struct case_run how = {.exact_memory = true, .repeat = repeat, .deterministic = true};
+    struct case_run how = {.exact_memory = true, .repeat = repeat};
     struct case_verdict verdict;
     struct forward_case *c = make(spec, 11);
     backend.type = make_wrong(f.backend.type, wrong);
@@ -561,13 +561,20 @@ static const struct {
     int32_t repeat;
     const char *word; /* of the verdict's text */
 } finds[] = {
-    {SCALE_OFF, 1, "error too large"},      {LAST_KEY_DROPPED, 1, "error too large"},
-    {POSITION_LATER, 1, "error too large"}, {LSE_BASE_2, 1, "LSE row"},
-    {LAST_ROW_MISSING, 1, "not finite"},    {NEIGHBOUR_VALUE, 1, ""},
-    {KV_NOT_SAVED, 1, "k_cache: "},         {WRITES_BEYOND, 1, "out: byte"},
-    {WRITES_QUERY, 1, "q: byte"},           {WRITES_PAGE, 1, "page 1, offset 0, head 0"},
-    {OVERRUNS_MEMORY, 1, "region 0"},       {NOT_DETERMINISTIC, 2, "run 2 gives other bits"},
-    {KEEPS_SCRATCH, 2, "not finite"},
+    {SCALE_OFF, 1, "error too large"},
+    {LAST_KEY_DROPPED, 1, "error too large"},
+    {POSITION_LATER, 1, "error too large"},
+    {LSE_BASE_2, 1, "LSE row"},
+    {LAST_ROW_MISSING, 1, "not finite"},
+    {NEIGHBOUR_VALUE, 1, ""},
+    {KV_NOT_SAVED, 1, "k_cache: "},
+    {WRITES_BEYOND, 1, "out: byte"},
+    {WRITES_QUERY, 1, "q: byte"},
+    {WRITES_PAGE, 1, "page 1, offset 0, head 0"},
+    {OVERRUNS_MEMORY, 1, "region 0"},
+    {NOT_DETERMINISTIC, 2,
+     "INVAR-02: repetition 2 of 2: out, row 0 (query 0 of sequence 0), head 0, element 0: got "},
+    {KEEPS_SCRATCH, 3, "INVAR-02: repetition 2 of 3: out, row 0 (query 0 of sequence 0), head 0"},
 };
 
 START_TEST(what_is_wrong_is_bad)
@@ -577,6 +584,62 @@ START_TEST(what_is_wrong_is_bad)
     ck_assert_msg(!verdict.good, "%d passes", finds[_i].wrong);
     ck_assert_msg(strstr(verdict.text, finds[_i].word), "\"%s\" is not in \"%s\"", finds[_i].word,
                   verdict.text);
+}
+END_TEST
+
+static void count_note(void *ctx, int32_t run)
+{
+    int32_t *last = ctx;
+    ck_assert_int_eq(run, *last + 1);
+    *last = run;
+}
+
+/* Of a backend that promises no bits each run is judged; each but the first is told. */
+START_TEST(repetitions_without_a_promise)
+{
+    struct case_spec spec = plain_spec();
+    struct case_backend backend = f.backend;
+    struct case_verdict verdict;
+    int32_t last = 1;
+    struct case_run how = {.exact_memory = true, .repeat = 5, .note = count_note, .ctx = &last};
+    struct forward_case *c = make(&spec, 11);
+    backend.type = make_wrong(f.backend.type, NOT_DETERMINISTIC);
+    wrong_backend.promises_nothing = true;
+    forward_case_judge(c, &backend, &how, &verdict);
+    ck_assert_msg(verdict.good, "%s", verdict.text);
+    ck_assert_int_eq(last, 5);
+    ck_assert_uint_eq(wrong_backend.forwards, 5);
+    ck_assert_int_eq(forward_case_report(c)->rows_checked % 5, 0);
+    last = 1;
+    backend.type = make_wrong(f.backend.type, KEEPS_SCRATCH);
+    wrong_backend.promises_nothing = true;
+    forward_case_judge(c, &backend, &how, &verdict);
+    ck_assert_msg(!verdict.good && strncmp(verdict.text, "repetition 2 of 5: ", 19) == 0 &&
+                      strstr(verdict.text, "not finite"),
+                  "%s", verdict.text);
+    forward_case_destroy(c);
+}
+END_TEST
+
+/* What is written anew each time: caches, and the outputs of a second layer; and padding. */
+START_TEST(repetitions_begin_anew)
+{
+    struct case_spec spec = plain_spec();
+    spec.read_only_layer = true;
+    spec.padded = 5;
+    spec.kv_dtype = ATTN_FP8_E4M3;
+    spec.scale_granularity = ATTN_SCALE_PER_HEAD;
+    struct case_verdict verdict = judge(&spec, NOTHING_WRONG, 20);
+    ck_assert_msg(verdict.good, "%s", verdict.text);
+    verdict = judge(&spec, NOT_DETERMINISTIC, 1);
+    ck_assert_msg(verdict.good, "%s", verdict.text);
+    spec.read_only_layer = false;
+    verdict = judge(&spec, WRITES_PAGE_LATE, 2);
+    ck_assert_msg(verdict.good, "%s", verdict.text);
+    verdict = judge(&spec, WRITES_PAGE_LATE, 3);
+    ck_assert_msg(strstr(verdict.text, "INVAR-02: repetition 3 of 3: v_cache: 1 bytes differ from "
+                                       "what the first run left"),
+                  "%s", verdict.text);
 }
 END_TEST
 
@@ -706,6 +769,8 @@ static Suite *suite(void)
     tcase_add_test(needles, needles_are_at_every_border);
     tcase_add_test(judged, what_is_right_is_good);
     tcase_add_loop_test(judged, what_is_wrong_is_bad, 0, sizeof finds / sizeof finds[0]);
+    tcase_add_test(judged, repetitions_without_a_promise);
+    tcase_add_test(judged, repetitions_begin_anew);
     tcase_add_test(judged, rows_that_are_excused);
     tcase_add_test(judged, nan_has_to_arrive);
     tcase_add_test(judged, what_is_wrong_with_latents_is_bad);
