@@ -16,11 +16,42 @@
 
 /* ---- Keys and values of a sequence and a KV head --------------------------------------------- */
 
+/* Vectors of a sequence that were read once: its other rows and heads find them here. */
+struct memo {
+    double *vectors; /* [kv_len, kv_heads, dim + v_dim]; NULL = nothing is kept */
+    uint8_t *has;    /* [kv_len, kv_heads]: HAS_KEY, HAS_VALUE */
+};
+enum { HAS_KEY = 1, HAS_VALUE = 2 };
+
+/* The most of one that is kept, in bytes: with more, reading from memory costs what it saves. */
+enum { MOST_KEPT = 64 << 20 };
+
 struct reader {
     const reference_call *call;
     const reference_sequence *sequence;
     int32_t kv_head;
+    const struct memo *memo; /* NULL = none */
 };
+
+/* Nothing is kept for a single row and head, for too much, or where memory ran out. */
+static void memo_init(struct memo *memo, const reference_call *call,
+                      const reference_sequence *sequence)
+{
+    size_t vectors = (size_t)sequence->kv_len * (size_t)call->kv_heads;
+    size_t each = ((size_t)call->dim + (size_t)call->v_dim) * sizeof(double);
+    int32_t readers = call->group->num_q_heads / call->kv_heads;
+    *memo = (struct memo){NULL, NULL};
+    if (vectors == 0 || (int64_t)sequence->num_rows * readers < 2 || vectors > MOST_KEPT / each)
+        return;
+    memo->vectors = malloc(vectors * each);
+    memo->has = calloc(vectors, 1);
+}
+
+static void memo_finish(struct memo *memo)
+{
+    free(memo->vectors);
+    free(memo->has);
+}
 
 /* A new vector as a reader of the cache will find it. */
 static void round_as_stored(attn_dtype dtype, float factor, int32_t count, double *vector)
@@ -66,9 +97,8 @@ static void read_cached(const struct reader *reader, const attn_tensor *cache,
         vector[d] = dtype_dequantise(cache->dtype, from, d, factor);
 }
 
-static void read_key(void *ctx, int64_t j, double *key, double *value)
+static void read_anew(const struct reader *reader, int64_t j, double *key, double *value)
 {
-    const struct reader *reader = ctx;
     const reference_call *call = reader->call;
     const reference_sequence *sequence = reader->sequence;
     int32_t dim = call->dim, v_dim = call->v_dim;
@@ -90,6 +120,30 @@ static void read_key(void *ctx, int64_t j, double *key, double *value)
         read_cached(reader, call->k_cache, call->k_scale, slot, dim, key);
     if (value)
         read_cached(reader, call->v_cache, call->v_scale, slot, v_dim, value);
+}
+
+static void read_key(void *ctx, int64_t j, double *key, double *value)
+{
+    const struct reader *reader = ctx;
+    const reference_call *call = reader->call;
+    const struct memo *memo = reader->memo;
+    if (!memo || !memo->vectors || !memo->has) {
+        read_anew(reader, j, key, value);
+        return;
+    }
+    size_t at = (size_t)j * (size_t)call->kv_heads + (size_t)reader->kv_head;
+    size_t dim = (size_t)call->dim, v_dim = (size_t)call->v_dim;
+    double *kept = memo->vectors + at * (dim + v_dim);
+    uint8_t wanted = (uint8_t)((key ? HAS_KEY : 0) | (value ? HAS_VALUE : 0));
+    uint8_t missing = wanted & (uint8_t)~memo->has[at];
+    if (missing)
+        read_anew(reader, j, missing & HAS_KEY ? kept : NULL,
+                  missing & HAS_VALUE ? kept + dim : NULL);
+    memo->has[at] |= wanted;
+    if (key)
+        memcpy(key, kept, dim * sizeof *key);
+    if (value)
+        memcpy(value, kept + dim, v_dim * sizeof *value);
 }
 
 /* ---- What a query sees ----------------------------------------------------------------------- */
@@ -158,8 +212,9 @@ struct forward {
     const reference_options *options; /* NULL = defaults */
     reference_result *result;         /* NULL = of one head alone */
     reference_scratch scratch;
-    double *query;  /* [call->dim] */
-    double *vector; /* [max(dim, v_dim)] of a key that is asked about */
+    double *query;    /* [call->dim] */
+    double *vector;   /* [max(dim, v_dim)] of a key that is asked about */
+    struct memo memo; /* of the sequence at hand */
 };
 
 /* Are products of two fp8 numbers among those that scores and outputs are sums of? */
@@ -253,7 +308,7 @@ static attn_status compute_head(struct forward *forward, const reference_sequenc
     else
         read_input(call, call->q, call->q_scale, sequence->index, head / group, index, call->dim,
                    forward->query);
-    struct reader reader = {call, sequence, head / group};
+    struct reader reader = {call, sequence, head / group, &forward->memo};
     reference_kv kv = {.read = read_key, .ctx = &reader};
     reference_row row = make_row(forward, sequence, head);
     row.sight = *sight;
@@ -288,6 +343,8 @@ static attn_status compute_sequence(struct forward *forward, int32_t s, attn_err
     attn_status status = reference_sequence_init(&sequence, call, s, error);
     if (status == ATTN_OK && sequence.real && call->index_form)
         status = reference_check_slots(call, &sequence, error);
+    if (status == ATTN_OK)
+        memo_init(&forward->memo, call, &sequence);
     for (int64_t t = 0; t < sequence.num_rows && status == ATTN_OK; t++) {
         int real = reference_row_is_real(call, &sequence, t);
         forward->result->kind[sequence.first_row + t] =
@@ -295,6 +352,8 @@ static attn_status compute_sequence(struct forward *forward, int32_t s, attn_err
         if (real)
             status = compute_heads(forward, &sequence, t, error);
     }
+    memo_finish(&forward->memo);
+    forward->memo = (struct memo){NULL, NULL};
     return status;
 }
 
