@@ -151,6 +151,15 @@ bool numerics_judge(struct check_run *run, struct case_session *session, struct 
     return verdict.good;
 }
 
+void numerics_make_e5m2(struct case_spec *spec)
+{
+    attn_dtype *const dtypes[] = {&spec->q_dtype, &spec->new_kv_dtype, &spec->out_dtype};
+    for (int n = 0; n < 3; n++)
+        if (*dtypes[n] == ATTN_FP8_E4M3)
+            *dtypes[n] = ATTN_FP8_E5M2;
+    spec->without_needles = true;
+}
+
 double numerics_unit(attn_dtype dtype)
 {
     return dtype == ATTN_F32 ? 0x1p-12 : dtype == ATTN_F16 ? 0x1p-9 : 0x1p-6;

@@ -55,6 +55,9 @@ bool numerics_mla_spec(struct check_run *run, const struct grid *grid,
                        const struct mla_choice *choice, struct case_spec *spec,
                        const attn_options **options);
 
+/* What is e4m3 of q, new keys and values and the output is e5m2, whose bars no needle crosses. */
+void numerics_make_e5m2(struct case_spec *spec);
+
 /* By how much of 1 two ways to compute one thing may differ, in which rounding happens in other
  * places: some last bits of the type. */
 double numerics_unit(attn_dtype dtype);

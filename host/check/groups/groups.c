@@ -43,6 +43,7 @@ static const struct check *const groups[] = {
     check_hints_tiles,
     check_size_more,
     check_size_linear_more,
+    check_wide_inputs,
     NULL,
 };
 
@@ -84,6 +85,7 @@ static const struct check *const quick_first[] = {
     check_hints_tiles,
     check_size_more,
     check_size_linear_more,
+    check_wide_inputs,
     NULL,
 };
 

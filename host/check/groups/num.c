@@ -143,16 +143,6 @@ PRODUCT(out_scale, NULL, {AXIS_OUT, BIT(OUT_E4M3)},
         {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}, {AXIS_SCORES, ALL},
         {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
 
-/* What is e4m3 is e5m2. */
-static void make_e5m2(struct case_spec *spec)
-{
-    attn_dtype *const dtypes[] = {&spec->q_dtype, &spec->new_kv_dtype, &spec->out_dtype};
-    for (int n = 0; n < 3; n++)
-        if (*dtypes[n] == ATTN_FP8_E4M3)
-            *dtypes[n] = ATTN_FP8_E5M2;
-    spec->without_needles = true;
-}
-
 static void run_e5m2(struct check_run *run, const struct grid_choice *choices)
 {
     struct grid *grid = grid_of(run->subject);
@@ -161,7 +151,7 @@ static void run_e5m2(struct check_run *run, const struct grid_choice *choices)
     char reason[512];
     CHECK_THAT(run, grid, "no memory for the grid");
     if (numerics_spec(run, grid, choices, &spec, &options)) {
-        make_e5m2(&spec);
+        numerics_make_e5m2(&spec);
         if (grid_accepts_spec(grid, options, &spec, reason, sizeof reason))
             numerics_run(run, &spec, options, &once);
         else
