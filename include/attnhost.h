@@ -399,8 +399,17 @@ typedef struct attnhost_node_info {
     int64_t rows;            /* query rows its forwards have computed, summed over layers; */
                              /* 0 where there are children */
     uint32_t num_children;
-    uint32_t reserved; /* 0 */
+    uint32_t num_paths; /* that its instance tells of (ATTN_EXTENSION_PATHS) */
 } attnhost_node_info;
+
+/* One of the ways by which a place computes rows. */
+typedef struct attnhost_path_info {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+    const char *name;
+    const char *doc; /* one line */
+    int64_t rows;    /* as those of the node, of which these are some */
+} attnhost_path_info;
 
 /* Places of a composition, each before its children. [backend-thread] */
 uint32_t attnhost_backend_num_nodes(const attnhost_backend *backend);
@@ -408,6 +417,10 @@ uint32_t attnhost_backend_num_nodes(const attnhost_backend *backend);
 /* The place with this index. INVALID_ARGUMENT beyond the last. [backend-thread] */
 attn_status attnhost_backend_node(const attnhost_backend *backend, uint32_t index,
                                   attnhost_node_info *info, attn_error *error);
+
+/* Path number `path` of that place. INVALID_ARGUMENT beyond the last. [backend-thread] */
+attn_status attnhost_backend_path(const attnhost_backend *backend, uint32_t index, uint32_t path,
+                                  attnhost_path_info *info, attn_error *error);
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 

@@ -15,6 +15,7 @@
 
 #include "host/plugin/guard.h"
 #include "host/plugin/options.h"
+#include "host/plugin/paths.h"
 #include "host/plugin/registry.h"
 #include "host/plugin/services.h"
 #include "host/base/text.h"
@@ -48,9 +49,9 @@ struct compose_node {
     struct compose_node *parent; /* NULL = the root */
     struct compose_node **children;
     uint32_t num_children;
-    uint32_t depth; /* 0 = the root */
-    int acquired;   /* its plugin was initialised for this node */
-    int64_t rows;   /* that its instance computed; counted in leaves (plugin/wrapper.h) */
+    uint32_t depth;        /* 0 = the root */
+    int acquired;          /* its plugin was initialised for this node */
+    struct path_rows rows; /* that its instance computed; counted in leaves (plugin/wrapper.h) */
 };
 
 /* Deeper trees are a mistake; with it, an ABI call nests no deeper. */
@@ -96,7 +97,7 @@ attn_status compose_create(struct compose_node *node, const attn_problem *proble
  */
 void compose_explain(struct compose_node *root, attn_error *error);
 
-/* Forget the rows that were counted so far: those of prepare() are not a request's. */
+/* Forget the rows that were counted so far: those of prepare() are not a request's. Paths stay. */
 void compose_reset_rows(struct compose_node *root);
 
 /* Nodes of the tree, and the one with this index; each before its children. NULL beyond the last.

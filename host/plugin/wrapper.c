@@ -14,14 +14,17 @@ struct attn_instance {
     const attn_backend_ops *next; /* the next one's table */
     attn_instance *instance;      /* the next one's */
     const struct guard_party *party;
-    int64_t *rows;
+    struct path_rows *rows;
+    const attn_paths *told; /* the next one's, of a leaf; NULL = none that can be used */
+    attn_paths paths;       /* the same for our metadata */
 };
 
 struct attn_metadata {
     attn_instance *layer;
     attn_metadata *metadata; /* the next one's */
     int64_t batch_rows;
-    int64_t captured; /* forwards in the graph that this metadata was captured into */
+    int32_t *captured; /* layers of the forwards in the graph that it was captured into */
+    size_t num_captured, captured_capacity;
 };
 
 static void destroy(attn_instance *layer)
@@ -94,8 +97,64 @@ static void metadata_destroy(attn_metadata *metadata)
     guard_enter(&call, metadata->layer->party, "metadata_destroy");
     metadata->layer->next->metadata_destroy(metadata->metadata);
     guard_leave(&call);
+    free(metadata->captured);
     free(metadata);
 }
+
+/* ---- Rows ------------------------------------------------------------------------------------ */
+
+/* Those of the batch, in these layers. What is not told as it has to be is no path's. */
+static void count_paths(const attn_metadata *metadata, const int32_t *layer_ids, size_t num_layers)
+{
+    const attn_instance *layer = metadata->layer;
+    int64_t rows[ATTN_MAX_PATHS];
+    struct guard_call call;
+    guard_enter_hot(&call, layer->party, "attn_paths.rows", GUARD_NO_LAYER);
+    for (size_t n = 0; n < num_layers; n++)
+        if (paths_ask(layer->told, metadata->metadata, layer_ids[n], metadata->batch_rows, rows,
+                      NULL) == ATTN_OK)
+            for (uint32_t p = 0; p < layer->told->num_paths; p++)
+                layer->rows->by_path[p] += rows[p];
+    guard_leave_hot(&call);
+}
+
+static void count(const attn_metadata *metadata, const int32_t *layer_ids, size_t num_layers)
+{
+    struct path_rows *rows = metadata->layer->rows;
+    if (!rows || num_layers == 0)
+        return;
+    rows->all += (int64_t)num_layers * metadata->batch_rows;
+    if (metadata->layer->told)
+        count_paths(metadata, layer_ids, num_layers);
+}
+
+/* Calls of this layer count when they are replayed. */
+static attn_status note_captured(attn_metadata *metadata, int32_t layer_id, attn_error *error)
+{
+    if (metadata->num_captured == metadata->captured_capacity) {
+        size_t capacity = 2 * metadata->captured_capacity + 16;
+        int32_t *grown = realloc(metadata->captured, capacity * sizeof *grown);
+        if (!grown)
+            return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "a graph of %zu layers", capacity);
+        metadata->captured = grown;
+        metadata->captured_capacity = capacity;
+    }
+    metadata->captured[metadata->num_captured++] = layer_id;
+    return ATTN_OK;
+}
+
+static attn_status end_forward(attn_metadata *metadata, int32_t layer_id,
+                               const attn_forward_args *args, attn_status status, attn_error *error)
+{
+    if (status != ATTN_OK || !metadata->layer->rows)
+        return status;
+    if (args->flags & ATTN_FORWARD_CAPTURING)
+        return note_captured(metadata, layer_id, error);
+    count(metadata, &layer_id, 1);
+    return ATTN_OK;
+}
+
+/* ---- Steps ----------------------------------------------------------------------------------- */
 
 static attn_status init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
                                          attn_stream stream, attn_error *error)
@@ -108,20 +167,9 @@ static attn_status init_forward_metadata(attn_metadata *metadata, const attn_bat
     guard_check_sometimes(&call);
     guard_leave_hot(&call);
     /* A replay follows, and calls no forward. */
-    if (status == ATTN_OK && metadata->layer->rows)
-        *metadata->layer->rows += metadata->captured * metadata->batch_rows;
+    if (status == ATTN_OK)
+        count(metadata, metadata->captured, metadata->num_captured);
     return status;
-}
-
-static attn_status count(attn_metadata *metadata, const attn_forward_args *args, attn_status status)
-{
-    if (status != ATTN_OK || !metadata->layer->rows)
-        return status;
-    if (args->flags & ATTN_FORWARD_CAPTURING)
-        metadata->captured++;
-    else
-        *metadata->layer->rows += metadata->batch_rows;
-    return ATTN_OK;
 }
 
 static attn_status forward_extend(attn_metadata *metadata, int32_t layer_id,
@@ -133,7 +181,7 @@ static attn_status forward_extend(attn_metadata *metadata, int32_t layer_id,
     attn_status status =
         metadata->layer->next->forward_extend(metadata->metadata, layer_id, args, stream, error);
     guard_leave_hot(&call);
-    return count(metadata, args, status);
+    return end_forward(metadata, layer_id, args, status, error);
 }
 
 static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
@@ -145,7 +193,7 @@ static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
     attn_status status =
         metadata->layer->next->forward_decode(metadata->metadata, layer_id, args, stream, error);
     guard_leave_hot(&call);
-    return count(metadata, args, status);
+    return end_forward(metadata, layer_id, args, status, error);
 }
 
 /* A text is read while we are in the plugin's call, so that one that cannot be read is its own
@@ -156,13 +204,50 @@ static const void *readable(const char *id, const void *extension)
     return !is_text || !extension || text_is_lines(extension) ? extension : NULL;
 }
 
+/* ---- Extensions ------------------------------------------------------------------------------ */
+
+static attn_status rows_by_path(const attn_metadata *metadata, int32_t layer_id, int64_t *rows,
+                                attn_error *error)
+{
+    const attn_instance *layer = metadata->layer;
+    struct guard_call call;
+    guard_enter_hot(&call, layer->party, "attn_paths.rows", layer_id);
+    attn_status status = layer->told->rows(metadata->metadata, layer_id, rows, error);
+    guard_leave_hot(&call);
+    return status;
+}
+
 static const void *get_extension(attn_instance *layer, const char *id)
 {
+    if (strcmp(id, ATTN_EXTENSION_PATHS) == 0) /* it is given metadata, which is ours */
+        return layer->told ? &layer->paths : NULL;
     struct guard_call call;
     guard_enter(&call, layer->party, "get_extension");
     const void *extension = readable(id, layer->next->get_extension(layer->instance, id));
     guard_leave(&call);
     return extension;
+}
+
+/* Its paths, if it is a leaf and they are as they have to be. Of several instances of one place
+ * those count whose paths are the first one's. */
+static void take_paths(attn_instance *layer)
+{
+    const attn_backend_ops *next = layer->next;
+    if (!layer->rows || !ATTN_HAS(next, attn_backend_ops, get_extension) || !next->get_extension)
+        return;
+    struct guard_call call;
+    guard_enter(&call, layer->party, "get_extension");
+    const attn_paths *paths = next->get_extension(layer->instance, ATTN_EXTENSION_PATHS);
+    if (paths && paths_check(paths, NULL) != ATTN_OK)
+        paths = NULL;
+    guard_leave(&call);
+    if (!paths || (layer->rows->paths && layer->rows->paths != paths))
+        return;
+    layer->told = layer->rows->paths = paths;
+    layer->paths = (attn_paths){.struct_size = sizeof layer->paths,
+                                .num_paths = paths->num_paths,
+                                .paths = paths->paths,
+                                .rows = rows_by_path};
 }
 
 /* Our table, without the slots that the next one hides. */
@@ -185,7 +270,7 @@ static void fill_ops(const attn_backend_ops *next, attn_backend_ops *ops)
     };
 }
 
-attn_status wrapper_put(attn_child *child, const struct guard_party *party, int64_t *rows,
+attn_status wrapper_put(attn_child *child, const struct guard_party *party, struct path_rows *rows,
                         attn_error *error)
 {
     attn_instance *layer = calloc(1, sizeof *layer);
@@ -201,6 +286,7 @@ attn_status wrapper_put(attn_child *child, const struct guard_party *party, int6
     layer->party = party;
     layer->rows = rows;
     fill_ops(layer->next, &layer->ops);
+    take_paths(layer);
     child->type = &layer->type;
     child->instance = layer;
     return ATTN_OK;

@@ -11,12 +11,15 @@
 
 #include "attn_plugin.h"
 #include "host/plugin/guard.h"
+#include "host/plugin/paths.h"
 
 /* Wrap *child, which is `party`'s: from now on each successful forward adds the real query rows of
- * its batch to *rows, if that is not NULL. Both outlive the child. A forward that is captured
- * counts when it is replayed: each later init_forward_metadata of its metadata adds the batch's
- * rows for it. On failure *child is what it was: the caller's still. OUT_OF_HOST_MEMORY. */
-attn_status wrapper_put(attn_child *child, const struct guard_party *party, int64_t *rows,
+ * its batch to *rows, if that is not NULL, and to those of the paths that the child tells of. Both
+ * outlive the child. A forward that is captured counts when it is replayed: each later
+ * init_forward_metadata of its metadata adds the batch's rows for it. Rows of which the child tells
+ * nothing, or nothing that can be (NEGO-08), are no path's. On failure *child is what it was: the
+ * caller's still. OUT_OF_HOST_MEMORY. */
+attn_status wrapper_put(attn_child *child, const struct guard_party *party, struct path_rows *rows,
                         attn_error *error);
 
 #endif /* HOST_PLUGIN_WRAPPER_H */

@@ -4,6 +4,7 @@
  */
 #include "host/run/executor_private.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -358,19 +359,38 @@ uint32_t executor_in_flight(const struct executor *executor)
 
 /* ---- Report ---------------------------------------------------------------------------------- */
 
+/* "NAME/PATH" for each path that had rows, and NAME for those that are no path's. */
+static attn_status report_node(struct report *report, const attnhost_backend *backend,
+                               uint32_t index, attn_error *error)
+{
+    attnhost_node_info node = {.struct_size = sizeof node};
+    attn_status status = attnhost_backend_node(backend, index, &node, error);
+    if (status != ATTN_OK || node.num_children > 0)
+        return status;
+    int64_t others = node.rows;
+    for (uint32_t p = 0; p < node.num_paths && status == ATTN_OK; p++) {
+        char name[160];
+        attnhost_path_info path = {.struct_size = sizeof path};
+        status = attnhost_backend_path(backend, index, p, &path, error);
+        if (status != ATTN_OK || path.rows == 0)
+            continue;
+        snprintf(name, sizeof name, "%s/%s", node.name, path.name);
+        status = report_add_rows(report, name, path.rows, error);
+        others -= path.rows;
+    }
+    return status == ATTN_OK && (others > 0 || node.rows == 0)
+               ? report_add_rows(report, node.name, others, error)
+               : status;
+}
+
 attn_status executor_report(struct executor *executor, attn_error *error)
 {
     attn_status status = ATTN_OK;
     for (uint32_t u = 0; u < executor->num_units && status == ATTN_OK; u++) {
-        attnhost_backend *backend = executor->units[u].backend;
+        const attnhost_backend *backend = executor->units[u].backend;
         uint32_t nodes = attnhost_backend_num_nodes(backend);
-        for (uint32_t n = 0; n < nodes && status == ATTN_OK; n++) {
-            attnhost_node_info node = {.struct_size = sizeof node};
-            status = attnhost_backend_node(backend, n, &node, error);
-            if (status == ATTN_OK && node.num_children == 0)
-                status =
-                    report_add_rows(executor->params.report, node.name, (int64_t)node.rows, error);
-        }
+        for (uint32_t n = 0; n < nodes && status == ATTN_OK; n++)
+            status = report_node(executor->params.report, backend, n, error);
     }
     return status;
 }

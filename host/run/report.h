@@ -19,9 +19,10 @@ struct report_choice {
     char *backend; /* as it was asked for */
 };
 
-/* Rows that one backend computed: query rows times layers. */
+/* Rows that one backend computed, or of these the ones that went by one of its paths: query rows
+ * times layers. */
 struct report_path {
-    char *name; /* owned */
+    char *name; /* owned: "backend", "backend/path" */
     int64_t rows;
 };
 

@@ -8,6 +8,7 @@
  *   query.c          what it can do
  *   instance.c       an instance for a model's layer groups, and its kernels
  *   choose.c         whose batch it is
+ *   paths.c          by which path a batch's rows go, for reports
  *   metadata.c       memory, and a batch: checked, and planned on the device
  *   codes.c          queries, and new keys and values, of e4m3
  *   forward.c        a layer: operands to the kernels' parameters, two launches
@@ -170,6 +171,25 @@ int fa3_may_tile(const attn_problem *problem);
 /* Is the batch that was taken, or any of the graph's, for tiles in group `index`, but for the part
  * of it that is set then? */
 int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *part);
+
+/* May calls of a batch in tiles bring keys that are in no page, which only the library reads? */
+int fa3_may_be_unsaved(const attn_metadata *metadata, uint32_t index);
+
+/* ---- Paths ----------------------------------------------------------------------------------- */
+
+/* Behind the library's. */
+enum {
+    FA3_PATH_RAGGED = FI_NUM_PATHS,
+    FA3_PATH_PAGED,
+    FA3_PATH_CODES,
+    FA3_PATH_IF_SAVED,
+    FA3_NUM_PATHS
+};
+
+/* Count a group's rows of the batch that was planned. */
+void fa3_count_rows(attn_metadata *metadata, uint32_t index);
+
+const void *fa3_get_extension(attn_instance *instance, const char *id);
 
 /* ---- Forward -----------------------------------------------------------------------------------
  */

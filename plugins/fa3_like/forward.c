@@ -27,21 +27,15 @@ static const float log2_e = 1.44269504088896341f;
 
 static attn_status find_layer(layer_call *call, int32_t layer_id, attn_error *error)
 {
-    const attn_instance *instance = call->instance;
     const fa3_own *own = call->metadata->own;
-    for (uint32_t i = 0; i < instance->num_groups; i++)
-        for (uint32_t n = 0; n < instance->groups[i].base.num_layers; n++) {
-            if (instance->groups[i].base.layers[n].layer_id != layer_id)
-                continue;
-            call->index = i;
-            call->group = &instance->groups[i].base;
-            call->tiles = &call->kernels->groups[i];
-            call->layer = &call->group->layers[n];
-            call->view = &own->groups[i];
-            call->kv = &call->metadata->plan.kv[i];
-            return ATTN_OK;
-        }
-    return FAIL(error, ATTN_FIELD_LAYER_ID, "layer_id %d is not of this instance", layer_id);
+    attn_status status = fi_find_layer(call->instance, layer_id, &call->index, &call->layer, error);
+    if (status != ATTN_OK)
+        return status;
+    call->group = &call->instance->groups[call->index].base;
+    call->tiles = &call->kernels->groups[call->index];
+    call->view = &own->groups[call->index];
+    call->kv = &call->metadata->plan.kv[call->index];
+    return ATTN_OK;
 }
 
 /* ---- What tiles can take --------------------------------------------------------------------- */

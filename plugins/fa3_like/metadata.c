@@ -254,15 +254,21 @@ static attn_status plan_tiles(attn_metadata *metadata, uint32_t index, attn_stre
     return cuda_launch_run(instance->cuda, &launch, params, stream, error);
 }
 
+/* Unless all keys are new. */
+int fa3_may_be_unsaved(const attn_metadata *metadata, uint32_t index)
+{
+    const fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];
+    return metadata->plan.bounds.uses & ATTN_USES_UNSAVED_KV && !view->cu_seqlens_k;
+}
+
 /* What calls may want of a batch in tiles that only the library has: keys in pages that are too
- * small, and keys that are not saved, unless all keys are new. */
+ * small, and keys that are not saved. */
 static int needs_library(const attn_metadata *metadata, uint32_t index)
 {
     const fa3_own *own = metadata->own;
     const fa3_metadata *view = &own->groups[index];
     const cuda_group *group = &metadata->instance->groups[index].base;
-    int may_be_unsaved = metadata->plan.bounds.uses & ATTN_USES_UNSAVED_KV && !view->cu_seqlens_k;
-    return !view->is_tiled || fi_part_of(metadata, index) || may_be_unsaved ||
+    return !view->is_tiled || fi_part_of(metadata, index) || fa3_may_be_unsaved(metadata, index) ||
            (cuda_group_has_cache(group) && !view->page_table);
 }
 
@@ -275,6 +281,7 @@ static attn_status plan_group(attn_metadata *metadata, uint32_t index, attn_stre
     if (view->plan)
         view_batch(metadata, index);
     view->is_tiled = fa3_is_for_tiles(metadata, index, &own->parts[index]);
+    fa3_count_rows(metadata, index);
     if (view->is_tiled)
         status = plan_tiles(metadata, index, stream, error);
     return status == ATTN_OK && needs_library(metadata, index)

@@ -35,7 +35,7 @@ static const attn_backend_ops ops = {
     .metadata_destroy = fi_metadata_destroy,
     .forward_extend = fa3_forward_extend,
     .forward_decode = fa3_forward_decode,
-    .get_extension = attn_util_no_extension,
+    .get_extension = fa3_get_extension,
 };
 
 static const attn_backend_type fa3_like_type = {

@@ -22,7 +22,7 @@ static const attn_backend_ops ops = {
     .metadata_destroy = fi_metadata_destroy,
     .forward_extend = fi_forward_extend,
     .forward_decode = fi_forward_decode,
-    .get_extension = attn_util_no_extension,
+    .get_extension = fi_get_extension,
 };
 
 static const attn_backend_type flashinfer_like_type = {

@@ -133,6 +133,8 @@ static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
 
 static const void *get_extension(attn_instance *instance, const char *id)
 {
+    if (strcmp(id, ATTN_EXTENSION_PATHS) == 0) /* it would be given our metadata */
+        return NULL;
     return instance->inner.type->ops->get_extension(instance->inner.instance, id);
 }
 

@@ -10,9 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host/base/error.h"
 #include "host/check/groups/refusal.h"
 #include "host/check/groups/rig.h"
 #include "host/check/groups/tally.h"
+#include "host/plugin/paths.h"
 
 /* ---- The entry ------------------------------------------------------------------------------- */
 
@@ -231,6 +233,119 @@ static void run_instance_extensions(struct check_run *run)
     rig_close(&rig);
 }
 
+/* ---- Paths ----------------------------------------------------------------------------------- */
+
+/* A table of paths and the metadata that it is asked about. */
+struct telling {
+    struct check_run *run;
+    struct rig *rig;
+    const attn_paths *paths;
+    const attn_metadata *metadata;
+};
+
+/* The rows of the batch that was planned last, in every layer. */
+static void check_rows(const struct telling *telling, int batch, const char *when)
+{
+    const struct rig *rig = telling->rig;
+    for (int l = 0; l < RIG_LAYERS; l++) {
+        int64_t rows[ATTN_MAX_PATHS];
+        host_error error;
+        host_error_init(&error);
+        attn_status status =
+            paths_ask(telling->paths, telling->metadata, rig->question.layers[l].layer_id,
+                      rig->batches[batch].batch.num_real_tokens, rows, &error.base);
+        CHECK_THAT(telling->run, status == ATTN_OK, "%s batch%s: %s", rig_batch_name(rig, batch),
+                   when, host_error_text(&error));
+        for (uint32_t p = telling->paths->num_paths; p < ATTN_MAX_PATHS; p++)
+            CHECK_THAT(telling->run, rows[p] == 0, "%s batch%s: rows[%u] was written, of %u",
+                       rig_batch_name(rig, batch), when, p, telling->paths->num_paths);
+    }
+}
+
+/* Before a batch was planned, and of a layer that is another's. */
+static void check_untold(const struct telling *telling, int32_t layer_id, attn_status accepted,
+                         const char *what)
+{
+    int64_t rows[ATTN_MAX_PATHS];
+    host_error error;
+    host_error_init(&error);
+    attn_status status = telling->paths->rows(telling->metadata, layer_id, rows, &error.base);
+    refusal_is(telling->run, status, accepted, &error, what);
+}
+
+/* One metadata's batches, then one more for `other`, after which the first still tells its own. */
+static void check_batches(struct telling *telling, attn_metadata *metadata, attn_metadata *other)
+{
+    struct rig *rig = telling->rig;
+    int last = rig->num_batches - 1;
+    telling->metadata = metadata;
+    check_untold(telling, rig->question.layers[0].layer_id, ATTN_BAD_STATE,
+                 "rows by path before a batch was planned");
+    for (int b = 0; b <= last && telling->run->code == CHECK_PASS; b++)
+        if (rig_good(rig, telling->run, rig_plan(rig, metadata, b), "init_forward_metadata"))
+            check_rows(telling, b, "");
+    check_untold(telling, 1 << 20, ATTN_INVALID_ARGUMENT, "rows by path of layer 1048576");
+    if (telling->run->code == CHECK_PASS &&
+        rig_good(rig, telling->run, rig_plan(rig, other, 0), "init_forward_metadata"))
+        check_rows(telling, last, ", when another metadata has been given a batch");
+}
+
+/* With a second metadata of the instance. */
+static void check_session(struct telling *telling, const struct rig_session *session)
+{
+    struct rig *rig = telling->rig;
+    attn_memory_size size = {.struct_size = sizeof size};
+    struct rig_memory memory;
+    attn_metadata *other = NULL;
+    attn_status status = rig_metadata_size(rig, session->instance, &size);
+    if (status == ATTN_OK)
+        status = rig_memory_init(&memory, rig, &size, 0);
+    if (!rig_good(rig, telling->run, status, "memory for a second metadata"))
+        return;
+    status = rig_metadata_create(rig, session->instance, &memory, &other);
+    if (rig_good(rig, telling->run, status, "metadata_create")) {
+        check_batches(telling, session->metadata, other);
+        device_synchronize(rig->device, rig->stream, NULL);
+        rig->ops->metadata_destroy(other);
+    }
+    rig_memory_finish(&memory);
+}
+
+static void check_paths(struct telling *telling, const struct rig_session *session)
+{
+    struct check_run *run = telling->run;
+    host_error error;
+    host_error_init(&error);
+    telling->paths = telling->rig->ops->get_extension(session->instance, ATTN_EXTENSION_PATHS);
+    if (run->subject->type->flags & ATTN_BACKEND_COMPOSITE)
+        CHECK_THAT(run, !telling->paths, "a composite has the extension %s: accepted NULL",
+                   ATTN_EXTENSION_PATHS);
+    else if (!telling->paths)
+        check_skip(run, "it tells of no paths: it has no extension %s", ATTN_EXTENSION_PATHS);
+    else if (paths_check(telling->paths, &error.base) != ATTN_OK)
+        check_fail(run, "%s: %s", ATTN_EXTENSION_PATHS, host_error_text(&error));
+    else
+        check_session(telling, session);
+}
+
+static void run_paths(struct check_run *run)
+{
+    struct rig rig;
+    struct rig_session session;
+    struct telling telling = {.run = run, .rig = &rig};
+    if (!run->subject->type->ops->get_extension) {
+        check_skip(run, "it has no extensions");
+        return;
+    }
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    if (rig_session_open_without(&session, &rig, run)) {
+        check_paths(&telling, &session);
+        rig_session_close(&session, &rig);
+    }
+    rig_close(&rig);
+}
+
 /* ---- Optional slots -------------------------------------------------------------------------- */
 
 /* A life with services that lack some; the results must be those of the first. */
@@ -341,6 +456,11 @@ const struct check check_nego[] = {
      .name = "phases",
      .sentence = "a backend without one of the forward slots refuses that phase's modes",
      .run = run_phases},
+    {.rule = "NEGO-08",
+     .name = "paths",
+     .sentence = "the rows of a batch go by the paths that the instance names, each by one",
+     .count = rig_count_seeds,
+     .run = run_paths},
     {.rule = "STRUCT-02",
      .name = "entry",
      .sentence = "structs of the entry may be smaller and larger",

@@ -683,6 +683,98 @@ START_TEST(memory_of_a_plan)
 }
 END_TEST
 
+/* ---- Paths ----------------------------------------------------------------------------------- */
+
+/* That all rows of the batch go by these paths: {path, rows}, ended by -1. */
+static void expect_rows(const test_run *t, const int *expected)
+{
+    const attn_paths *paths = fa3_get_extension(t->metadata->instance, ATTN_EXTENSION_PATHS);
+    int64_t rows[FA3_NUM_PATHS], sum = 0;
+    need(paths->rows(t->metadata, TEST_LAYER, rows, &test_error));
+    for (; *expected >= 0; expected += 2) {
+        const char *name = ((const attn_path *)attn_at(paths->paths, (uint32_t)*expected))->name;
+        ck_assert_msg(rows[*expected] == expected[1], "%s: %lld, not %d", name,
+                      (long long)rows[*expected], expected[1]);
+        sum += expected[1];
+    }
+    ck_assert_int_eq(sum, t->batch.num_real_tokens);
+}
+
+#define EXPECT_ROWS(t, ...) expect_rows(t, (const int[]){__VA_ARGS__, -1})
+
+/* What the host tells of: three sequences without a prefix. */
+static void tell_of_new_keys(test_run *t)
+{
+    static const int32_t none[3] = {0}, rows[4] = {0, 200, 400, 600}, keys[3] = {200, 200, 200};
+    t->batch.prefix_lens.host = none;
+    t->batch.q_indptr.host = rows;
+    t->kv.kv_lens.host = keys;
+}
+
+START_TEST(rows_go_by_tiles)
+{
+    const attn_paths *paths = fa3_get_extension(NULL, ATTN_EXTENSION_PATHS);
+    int64_t none[FA3_NUM_PATHS];
+    test_run t;
+    ck_assert_ptr_null(fa3_get_extension(NULL, ATTN_EXTENSION_EXPLAIN));
+    ck_assert_uint_eq(paths->num_paths, FA3_NUM_PATHS);
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    ck_assert_int_eq(paths->rows(t.metadata, TEST_LAYER, none, &test_error), ATTN_BAD_STATE);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    EXPECT_ROWS(&t, FA3_PATH_PAGED, 600);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 24, 8));
+    EXPECT_ROWS(&t, FI_PATH_FEW, 24);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 6, 384, 64));
+    EXPECT_ROWS(&t, FI_PATH_UNTOLD, 384);
+    need(run_batch(&t, ATTN_MODE_DECODE, 3, 3, 1));
+    EXPECT_ROWS(&t, FI_PATH_DECODE, 3);
+    t.num_decodes = 2;
+    need(run_batch(&t, ATTN_MODE_MIXED, 5, 600, 200));
+    EXPECT_ROWS(&t, FA3_PATH_PAGED, 598, FI_PATH_FEW, 2);
+    t.batch.num_real_seqs = 4; /* and one of padding */
+    t.batch.num_real_tokens = 599;
+    need(fa3_init_forward_metadata(t.metadata, &t.batch, NULL, &test_error));
+    EXPECT_ROWS(&t, FA3_PATH_PAGED, 598, FI_PATH_FEW, 1);
+    t.num_decodes = 0;
+    tell_of_new_keys(&t);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 600);
+    t.layer.kv_read_only = 1; /* called without k and v */
+    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 0, FA3_PATH_PAGED, 600);
+    run_end(&t);
+}
+END_TEST
+
+/* Tiles that go by the call, by small pages, or by codes. */
+START_TEST(rows_go_by_problems)
+{
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.bounds.uses |= ATTN_USES_UNSAVED_KV;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    EXPECT_ROWS(&t, FA3_PATH_IF_SAVED, 600);
+    tell_of_new_keys(&t);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 600);
+    run_end(&t);
+    make_problem(&of);
+    of.problem.page_size = 4;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    tell_of_new_keys(&t);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 600);
+    t.layer.kv_read_only = 1; /* the library's */
+    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 0, FI_PATH_PAGED, 600);
+    run_end(&t);
+    begin_codes(&t, ATTN_SCALE_PER_TENSOR);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 500));
+    EXPECT_ROWS(&t, FA3_PATH_CODES, 600);
+    run_end(&t);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("fa3_like_plan");
@@ -703,6 +795,8 @@ static Suite *suite(void)
     tcase_add_test(tc, masks_decide);
     tcase_add_test(tc, mixed_batches_are_split);
     tcase_add_test(tc, unsaved_keys_decide);
+    tcase_add_test(tc, rows_go_by_tiles);
+    tcase_add_test(tc, rows_go_by_problems);
     tcase_add_test(tc, unaligned_operands);
     tcase_add_test(tc, refusals);
     tcase_add_test(tc, graphs_go_by_bounds);

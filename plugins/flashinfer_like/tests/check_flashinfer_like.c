@@ -537,6 +537,151 @@ START_TEST(graphs_go_by_bounds)
 }
 END_TEST
 
+/* ---- Paths ----------------------------------------------------------------------------------- */
+
+/* That all rows of the batch go by these paths: {path, rows}, ended by -1. */
+static void expect_rows(const test_run *t, const int *expected)
+{
+    const attn_paths *paths = fi_get_extension(t->metadata->instance, ATTN_EXTENSION_PATHS);
+    int64_t rows[FI_NUM_PATHS], sum = 0;
+    need(paths->rows(t->metadata, TEST_LAYER, rows, &test_error));
+    for (; *expected >= 0; expected += 2) {
+        const char *name = ((const attn_path *)attn_at(paths->paths, (uint32_t)*expected))->name;
+        ck_assert_msg(rows[*expected] == expected[1], "%s: %lld, not %d", name,
+                      (long long)rows[*expected], expected[1]);
+        sum += expected[1];
+    }
+    ck_assert_int_eq(sum, t->batch.num_real_tokens);
+}
+
+#define EXPECT_ROWS(t, ...) expect_rows(t, (const int[]){__VA_ARGS__, -1})
+
+/* Keys that are new come from k and v; without host arrays nobody knows which. */
+START_TEST(prompts_go_by_what_is_cached)
+{
+    static const int32_t rows[] = {100, 300, 500, 700}, keys[] = {200, 201, 200};
+    const attn_paths *paths = fi_get_extension(NULL, ATTN_EXTENSION_PATHS);
+    int64_t none[FI_NUM_PATHS];
+    test_run t;
+    ck_assert_ptr_null(fi_get_extension(NULL, "attn.paths"));
+    ck_assert_uint_eq(paths->num_paths, FI_NUM_PATHS);
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    ck_assert_int_eq(paths->rows(t.metadata, TEST_LAYER, none, &test_error), ATTN_BAD_STATE);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    EXPECT_ROWS(&t, FI_PATH_UNTOLD, 600);
+    t.batch.q_indptr.host = rows;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    EXPECT_ROWS(&t, FI_PATH_UNTOLD, 600);
+    t.kv.kv_lens.host = keys;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    EXPECT_ROWS(&t, FI_PATH_RAGGED, 400, FI_PATH_PAGED, 200);
+    t.batch.num_real_seqs = 2; /* and one of padding */
+    t.batch.num_real_tokens = 400;
+    need(fi_init_forward_metadata(t.metadata, &t.batch, NULL, &test_error));
+    EXPECT_ROWS(&t, FI_PATH_RAGGED, 200, FI_PATH_PAGED, 200);
+    t.layer.kv_read_only = 1; /* called without k and v */
+    EXPECT_ROWS(&t, FI_PATH_RAGGED, 0, FI_PATH_PAGED, 400);
+    t.layer.kv_read_only = 0;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 12, 4));
+    EXPECT_ROWS(&t, FI_PATH_FEW, 12);
+    need(run_batch(&t, ATTN_MODE_IDLE, 0, 0, 0));
+    EXPECT_ROWS(&t, FI_PATH_FEW, 0, FI_PATH_PAGED, 0);
+    ck_assert_int_eq(paths->rows(t.metadata, TEST_LAYER + 1, none, &test_error),
+                     ATTN_INVALID_ARGUMENT);
+    run_end(&t);
+}
+END_TEST
+
+START_TEST(encoders_read_what_came)
+{
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.group.attn_type = ATTN_TYPE_ENCODER_ONLY;
+    of.group.window_right = -1;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    t.args.flags = 0;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 300, 200));
+    EXPECT_ROWS(&t, FI_PATH_RAGGED, 300);
+    run_end(&t);
+}
+END_TEST
+
+/* Few rows beside many are counted by sequence, as they are planned. */
+START_TEST(invariant_rows_go_by_sequence)
+{
+    static const int32_t rows[] = {0, 200, 201, 401}, keys[] = {200, 300, 400};
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.problem.need_notes = ATTN_NOTE_BATCH_INVARIANT;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    t.batch.q_indptr.host = rows;
+    t.kv.kv_lens.host = keys;
+    need(run_batch(&t, ATTN_MODE_MIXED, 3, 401, 200));
+    EXPECT_ROWS(&t, FI_PATH_FEW, 1, FI_PATH_RAGGED, 200, FI_PATH_PAGED, 200);
+    run_end(&t);
+}
+END_TEST
+
+/* 4 sequences of 8 share keys, two of these more of them, and 2 others on the inner level alone. */
+static attn_status plan_shared(test_run *t, int has_host)
+{
+    static const int32_t indptr[2][5] = {{0, 4, 8}, {0, 2, 4, 6, 8}};
+    static const int32_t lens[2][4] = {{96, 0}, {144, 96, 96, 0}};
+    static attn_shared_prefix levels[2];
+    attn_status status = run_batch(t, ATTN_MODE_DECODE, 8, 8, 1);
+    for (int l = 0; l < 2; l++)
+        levels[l] = (attn_shared_prefix){
+            .struct_size = sizeof levels[l],
+            .num_groups = l == 0 ? 2 : 4,
+            .seq_indptr = {has_host ? indptr[l] : NULL, indptr[l]},
+            .prefix_len = {has_host ? lens[l] : NULL, lens[l]},
+        };
+    t->batch.num_prefix_levels = 2;
+    t->batch.shared_prefix = levels;
+    t->metadata->plan.planned = 0; /* a graph is captured with the hint */
+    num_launches = 0;
+    return status == ATTN_OK ? fi_init_forward_metadata(t->metadata, &t->batch, NULL, &test_error)
+                             : status;
+}
+
+static void begin_shared(test_run *t, uint32_t kind, int cascade)
+{
+    test_problem of;
+    make_problem(&of);
+    of.bounds.uses |= ATTN_USES_SHARED_PREFIX;
+    of.bounds.max_prefix_levels = 2;
+    of.bounds.max_seqs = of.bounds.max_tokens = 8;
+    run_begin(t, &of, kind);
+    t->instance.options.cascade = t->group.options.cascade = cascade;
+}
+
+START_TEST(decodes_go_by_what_they_share)
+{
+    static const uint32_t kinds[] = {ATTN_METADATA_EAGER, ATTN_METADATA_GRAPH};
+    test_run t;
+    for (int k = 0; k < 2; k++) {
+        begin_shared(&t, kinds[k], CASCADE_ALWAYS);
+        need(run_batch(&t, ATTN_MODE_DECODE, 8, 8, 1));
+        EXPECT_ROWS(&t, FI_PATH_DECODE, 8);
+        need(plan_shared(&t, 1));
+        EXPECT_ROWS(&t, FI_PATH_CASCADE, 6, FI_PATH_DECODE, 2);
+        t.batch.num_real_seqs = t.batch.num_real_tokens = 5;
+        num_launches = 0;
+        need(fi_init_forward_metadata(t.metadata, &t.batch, NULL, &test_error));
+        EXPECT_ROWS(&t, FI_PATH_CASCADE, 5);
+        need(plan_shared(&t, 0));
+        EXPECT_ROWS(&t, FI_PATH_DECODE_UNTOLD, 8);
+        run_end(&t);
+        begin_shared(&t, kinds[k], CASCADE_AUTO); /* 256 MB are not saved */
+        need(plan_shared(&t, 1));
+        EXPECT_ROWS(&t, FI_PATH_DECODE, 8);
+        run_end(&t);
+    }
+}
+END_TEST
+
 START_TEST(empty_batches)
 {
     test_run t;
@@ -591,6 +736,10 @@ static Suite *suite(void)
     tcase_add_test(tc, decode_reads_boxes);
     tcase_add_test(tc, fp8_has_a_kernel_of_its_own);
     tcase_add_test(tc, graphs_go_by_bounds);
+    tcase_add_test(tc, prompts_go_by_what_is_cached);
+    tcase_add_test(tc, encoders_read_what_came);
+    tcase_add_test(tc, invariant_rows_go_by_sequence);
+    tcase_add_test(tc, decodes_go_by_what_they_share);
     tcase_add_test(tc, empty_batches);
     tcase_add_test(tc, refusals);
     suite_add_tcase(s, tc);

@@ -177,7 +177,7 @@ attn_status fanout_op_prepare(attn_instance *instance, attn_progress progress, v
 uint32_t fanout_op_index_forms(attn_instance *instance);
 
 /* What the children that have this extension point to, if they point to the same; else NULL: an
- * answer for one of several would be taken for all. */
+ * answer for one of several would be taken for all. NULL for ATTN_EXTENSION_PATHS. */
 const void *fanout_op_get_extension(attn_instance *instance, const char *id);
 
 /* ---- Metadata of the children ---------------------------------------------------------------- */

@@ -136,7 +136,7 @@ START_TEST(each_class_has_its_fastest)
                       "measured");
     /* What was computed to measure is not a request's. */
     for (uint32_t n = 0; n < compose_num_nodes(backend->root); n++)
-        ck_assert_int_eq(compose_node_at(backend->root, n)->rows, 0);
+        ck_assert_int_eq(compose_node_at(backend->root, n)->rows.all, 0);
     attnhost_backend_destroy(backend);
     close_all();
 }

@@ -36,20 +36,13 @@ typedef struct layer_call {
 
 static attn_status find_layer(layer_call *call, int32_t layer_id, attn_error *error)
 {
-    const attn_instance *instance = call->instance;
-    for (uint32_t i = 0; i < instance->num_groups; i++)
-        for (uint32_t n = 0; n < instance->groups[i].base.num_layers; n++) {
-            if (instance->groups[i].base.layers[n].layer_id != layer_id)
-                continue;
-            call->index = i;
-            call->group = &instance->groups[i];
-            call->layer = &instance->groups[i].base.layers[n];
-            call->kv = &call->metadata->plan.kv[i];
-            call->kernel = fi_find_kernel(call->metadata, i, call->plan);
-            return ATTN_OK;
-        }
-    return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                "layer_id %d is not of this instance", layer_id);
+    attn_status status = fi_find_layer(call->instance, layer_id, &call->index, &call->layer, error);
+    if (status != ATTN_OK)
+        return status;
+    call->group = &call->instance->groups[call->index];
+    call->kv = &call->metadata->plan.kv[call->index];
+    call->kernel = fi_find_kernel(call->metadata, call->index, call->plan);
+    return ATTN_OK;
 }
 
 static int shift_of(int32_t size)

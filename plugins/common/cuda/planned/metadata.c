@@ -177,7 +177,8 @@ static uint64_t arrived_bytes(const fi_group *group, const attn_bounds *bounds)
 
 static uint64_t host_bytes(uint32_t num_groups)
 {
-    return sizeof(attn_metadata) + num_groups * sizeof(attn_kv_batch);
+    return sizeof(attn_metadata) +
+           num_groups * (sizeof(attn_kv_batch) + sizeof(int64_t[ATTN_MAX_PATHS]));
 }
 
 void fi_tell_memory(const attn_problem *problem, const fi_options *options, attn_verdict *verdict)
@@ -245,13 +246,14 @@ attn_status fi_metadata_create(attn_instance *instance, uint32_t kind, const att
         return status;
     attn_metadata *made = memory->base[HOST];
     char *device = memory->base[PLANS];
+    attn_kv_batch *kv = (attn_kv_batch *)(made + 1);
     *made = (attn_metadata){.instance = instance,
                             .plans = device + aligned(CUDA_COUNTS_BYTES),
                             .workspace = memory->base[WORKSPACE],
-                            .arrived = memory->base[ARRIVED]};
+                            .arrived = memory->base[ARRIVED],
+                            .rows = (int64_t(*)[ATTN_MAX_PATHS])(kv + instance->num_groups)};
     cuda_plan_init(&made->plan, kind, &bounds, FORMS,
-                   kind == ATTN_METADATA_GRAPH ? (uintptr_t)device : 0,
-                   (attn_kv_batch *)(made + 1));
+                   kind == ATTN_METADATA_GRAPH ? (uintptr_t)device : 0, kv);
     *metadata = made;
     return ATTN_OK;
 }
@@ -333,6 +335,15 @@ int fi_planned_levels(const attn_metadata *metadata, const fi_group *group)
     if (metadata->shared_keys >= 0 && metadata->shared_keys < worth_keys(group))
         return 0;
     return int_min(levels, metadata->prefixes.levels);
+}
+
+/* As the planner decides. */
+int fi_uses_runs(const attn_metadata *metadata, const fi_group *group)
+{
+    int levels = fi_planned_levels(metadata, group);
+    if (levels == 0)
+        return 0;
+    return metadata->told.levels != levels ? -1 : metadata->told.keys >= worth_keys(group);
 }
 
 /* A level's runs as the sequences of a batch: each has the rows of q of its sequences, which are
@@ -441,13 +452,19 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan
         make_runs(&metadata->prefixes.level[level], &call->batch);
 }
 
-static int64_t count_shared_keys(const fi_prefixes *host)
+/* Sequences of a run that is worked on have their rows once, whatever levels lie within it. */
+static fi_told count_shared(const fi_prefixes *host, int num_seqs)
 {
-    int64_t keys = 0;
+    fi_told told = {.levels = host->levels};
     for (int l = 0; l < host->levels; l++)
-        for (int r = 0; r < host->level[l].count; r++)
-            keys += plan_count_saved(host, l, r);
-    return keys;
+        for (int r = 0; r < host->level[l].count; r++) {
+            const int32_t *first = &host->level[l].seq_indptr[r];
+            int64_t saved = plan_count_saved(host, l, r);
+            told.keys += saved;
+            if (saved > 0 && plan_find_share(host, l + 1, *first).levels == 1 << l)
+                told.rows += int_max(int_min(first[1], num_seqs) - *first, 0);
+        }
+    return told;
 }
 
 /* The hint, of which no more is taken than there is memory for. A graph launches what it was
@@ -456,7 +473,7 @@ static void take_prefixes(attn_metadata *metadata, int is_first)
 {
     const attn_batch *batch = &metadata->plan.batch;
     const attn_bounds *bounds = &metadata->plan.bounds;
-    int is_graph = metadata->plan.kind == ATTN_METADATA_GRAPH, is_told = !is_graph;
+    int is_graph = metadata->plan.kind == ATTN_METADATA_GRAPH, is_told = 1;
     uint32_t given = batch->mode == ATTN_MODE_DECODE ? batch->num_prefix_levels : 0;
     fi_prefixes taken = {.least =
                              metadata->instance->options.cascade == CASCADE_AUTO ? WORTH_KEYS : 1};
@@ -476,7 +493,10 @@ static void take_prefixes(attn_metadata *metadata, int is_first)
     if (is_graph && !is_first)
         taken.levels = metadata->prefixes.levels;
     metadata->prefixes = taken;
-    metadata->shared_keys = is_told ? count_shared_keys(&host) : -1;
+    metadata->told = (fi_told){.levels = 0};
+    if (is_told && host.levels == taken.levels)
+        metadata->told = count_shared(&host, batch->num_real_seqs);
+    metadata->shared_keys = is_told && !is_graph ? metadata->told.keys : -1;
 }
 
 static attn_status launch_plan(attn_metadata *metadata, uint32_t index, int plan,
@@ -518,6 +538,8 @@ attn_status fi_take_batch(attn_metadata *metadata, const attn_batch *batch, attn
                                         instance->num_groups, batch, stream, error);
     *is_worked_on = status == ATTN_OK && plan->batch.mode != ATTN_MODE_IDLE &&
                     (plan->kind != ATTN_METADATA_EAGER || cuda_plan_has_rows(plan));
+    if (status == ATTN_OK)
+        memset(metadata->rows, 0, instance->num_groups * sizeof *metadata->rows);
     if (*is_worked_on) {
         metadata->is_settled = 0;
         take_prefixes(metadata, is_first);
@@ -531,7 +553,9 @@ attn_status fi_init_forward_metadata(attn_metadata *metadata, const attn_batch *
     int is_worked_on;
     attn_status status = fi_take_batch(metadata, batch, stream, &is_worked_on, error);
     for (uint32_t i = 0; status == ATTN_OK && is_worked_on && i < metadata->instance->num_groups;
-         i++)
+         i++) {
+        fi_count_rows(metadata, i);
         status = fi_plan_group(metadata, i, stream, error);
+    }
     return status;
 }

@@ -8,6 +8,7 @@
  *   choose.c     few rows or many: which kernel
  *   instance.c   an instance for a model's layer groups, and its kernels
  *   metadata.c   memory, and a batch: checked, and planned on the device
+ *   paths.c      by which path a batch's rows go, for reports
  *   forward.c    a layer: operands to the kernels' parameters, launches
  *   kernels/     the kernels; shapes.h is the table of the attention kernels, plan.h what they are
  *                told, plan.cuh the planner
@@ -196,6 +197,10 @@ attn_status fi_create(const attn_backend_type *type, const attn_problem *problem
 void fi_destroy(attn_instance *instance);
 uint32_t fi_index_forms(attn_instance *instance);
 
+/* A layer and its group; INVALID_ARGUMENT for another's. */
+attn_status fi_find_layer(const attn_instance *instance, int32_t layer_id, uint32_t *index,
+                          const attn_util_layer **layer, attn_error *error);
+
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
 /* Where the parts of a group's plan lie in its memory. Bytes. */
@@ -239,6 +244,13 @@ typedef struct fi_part {
     int q_len; /* the longest; 0 = there is no part: all of the batch */
 } fi_part;
 
+/* What host arrays tell of the shared prefixes of a batch, or of a graph's replay. */
+typedef struct fi_told {
+    int levels;   /* 0 = they tell nothing */
+    int64_t keys; /* that need not be read */
+    int64_t rows; /* of sequences that share keys which are read once, padding aside */
+} fi_told;
+
 struct attn_metadata {
     attn_instance *instance;
     cuda_plan plan;
@@ -247,6 +259,8 @@ struct attn_metadata {
     int32_t *arrived;     /* device: counters that every attention kernel leaves at 0 */
     fi_prefixes prefixes; /* of a DECODE batch, in device memory */
     int64_t shared_keys;  /* that need not be read thanks to them; -1 = nobody has told */
+    fi_told told;
+    int64_t (*rows)[ATTN_MAX_PATHS]; /* [num_groups] of the batch, by path; the library's first */
     int is_settled; /* a kernel was launched since the plan was: the next may read the plan before
                        that one has ended */
     void *own;      /* of a plugin that has more than this library */
@@ -275,6 +289,9 @@ int fi_find_kernel(const attn_metadata *metadata, uint32_t index, int plan);
 /* Levels by which the group's keys are read in the batch that was planned. */
 int fi_planned_levels(const attn_metadata *metadata, const fi_group *group);
 
+/* Does the planner find runs of its sequences worth it? -1 = the device alone is told. */
+int fi_uses_runs(const attn_metadata *metadata, const fi_group *group);
+
 /* Group i's plan in the metadata's memory, as the planner and the kernels are told of it:
  * FI_SEQUENCES, FI_BESIDE, or a level of runs. */
 void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan_call *call);
@@ -296,6 +313,54 @@ attn_status fi_init_forward_metadata(attn_metadata *metadata, const attn_batch *
 
 /* Bytes of device and host memory in all, for what query tells. */
 void fi_tell_memory(const attn_problem *problem, const fi_options *options, attn_verdict *verdict);
+
+/* ---- Paths ----------------------------------------------------------------------------------- */
+
+enum {
+    FI_PATH_RAGGED = 0,
+    FI_PATH_PAGED = 1,
+    FI_PATH_UNTOLD = 2,
+    FI_PATH_FEW = 3,
+    FI_PATH_DECODE = 4,
+    FI_PATH_CASCADE = 5,
+    FI_PATH_DECODE_UNTOLD = 6,
+    FI_NUM_PATHS = 7
+};
+
+/* What a plugin tells of them (attn_paths), its own after these. */
+#define FI_PATH(name_, doc_)                                                                       \
+    {                                                                                              \
+        .struct_size = sizeof(attn_path), .name = name_, .doc = doc_                               \
+    }
+#define FI_PATHS                                                                                   \
+    FI_PATH("prefill_ragged", "tiles of 128 rows, of sequences whose keys are all new: they are "  \
+                              "read as they came, no page is"),                                    \
+        FI_PATH("prefill_paged", "tiles of 128 rows, of sequences that have keys in the cache"),   \
+        FI_PATH("prefill_untold", "rows outside DECODE, of which the device alone knows what "     \
+                                  "keys are cached, or which are few"),                            \
+        FI_PATH("few_rows", "tiles of 16 rows, of sequences of few rows outside DECODE"),          \
+        FI_PATH("decode", "rows of DECODE, each by all of its keys"),                              \
+        FI_PATH("cascade", "rows of DECODE that share first keys, which are read once for all of " \
+                           "them"),                                                                \
+        FI_PATH("decode_untold", "rows of DECODE, of which the device alone knows whether they "   \
+                                 "share keys")
+
+/* Rows of [S + 1] k and v that the host is told of, or NULL. */
+const int32_t *fi_new_rows(const attn_batch *batch, const attn_kv_batch *kv);
+
+/* Count, when it is planned, the rows that a group's batch has, or its part of the library's:
+ * metadata->rows[index]. Returns how many. */
+int64_t fi_count_rows(attn_metadata *metadata, uint32_t index);
+
+/* attn_paths.rows: find the group, then read what was counted. A layer that is called without k and
+ * v finds all keys in the cache. */
+attn_status fi_find_rows(const attn_metadata *metadata, int32_t layer_id, uint32_t *index,
+                         const attn_util_layer **layer, attn_error *error);
+void fi_read_rows(const attn_metadata *metadata, uint32_t index, const attn_util_layer *layer,
+                  int64_t rows[FI_NUM_PATHS]);
+
+/* Of a plugin that has no paths beside the library's. */
+const void *fi_get_extension(attn_instance *instance, const char *id);
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 

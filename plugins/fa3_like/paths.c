@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * paths.c: by which path the rows of a batch go: the library's, or forward tiles.
+ */
+#include "plugins/fa3_like/fa3_like.h"
+
+#include <string.h>
+
+static int tiles_path(const attn_metadata *metadata, uint32_t index)
+{
+    const fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];
+    if (fa3_may_be_unsaved(metadata, index))
+        return FA3_PATH_IF_SAVED;
+    if (view->turned_first)
+        return FA3_PATH_CODES;
+    return view->cu_seqlens_k ? FA3_PATH_RAGGED : FA3_PATH_PAGED;
+}
+
+void fa3_count_rows(attn_metadata *metadata, uint32_t index)
+{
+    const fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];
+    int64_t *rows = metadata->rows[index], others = 0;
+    if (!view->is_tiled || fi_part_of(metadata, index))
+        others = fi_count_rows(metadata, index);
+    if (view->is_tiled)
+        rows[tiles_path(metadata, index)] = metadata->plan.batch.num_real_tokens - others;
+}
+
+/* Called without k and v, a layer finds in pages what others get as it came, or it is the library's
+ * where the copy engine cannot read these. */
+static int path_of_pages(const attn_metadata *metadata, uint32_t index)
+{
+    if (((const fa3_own *)metadata->own)->groups[index].page_table)
+        return FA3_PATH_PAGED;
+    return fi_is_prefill(fi_find_kernel(metadata, index, FI_SEQUENCES)) ? FI_PATH_PAGED
+                                                                        : FI_PATH_FEW;
+}
+
+static attn_status rows_by_path(const attn_metadata *metadata, int32_t layer_id, int64_t *rows,
+                                attn_error *error)
+{
+    uint32_t index;
+    const attn_util_layer *layer;
+    attn_status status = fi_find_rows(metadata, layer_id, &index, &layer, error);
+    if (status != ATTN_OK)
+        return status;
+    fi_read_rows(metadata, index, layer, rows);
+    for (int path = FI_NUM_PATHS; path < FA3_NUM_PATHS; path++)
+        rows[path] = metadata->rows[index][path];
+    if (layer->kv_read_only) {
+        rows[path_of_pages(metadata, index)] += rows[FA3_PATH_RAGGED];
+        rows[FA3_PATH_RAGGED] = 0;
+    }
+    return ATTN_OK;
+}
+
+static const attn_path paths[FA3_NUM_PATHS] = {
+    FI_PATHS,
+    FI_PATH("tiles_ragged",
+            "forward tiles of a batch whose keys are all new: they are read as they came"),
+    FI_PATH("tiles_paged", "forward tiles over pages; row by row are sequences with a new key that "
+                           "has no slot, which the device finds"),
+    FI_PATH("tiles_codes", "forward tiles over pages, products of e4m3"),
+    FI_PATH("tiles_if_saved", "forward tiles over pages in calls that save their new keys; in "
+                              "others the tiles that are called prefill here"),
+};
+static const attn_paths told = {
+    .struct_size = sizeof told, .num_paths = FA3_NUM_PATHS, .paths = paths, .rows = rows_by_path};
+
+const void *fa3_get_extension(attn_instance *instance, const char *id)
+{
+    (void)instance;
+    return strcmp(id, ATTN_EXTENSION_PATHS) == 0 ? &told : NULL;
+}
