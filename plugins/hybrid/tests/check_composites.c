@@ -306,6 +306,17 @@ START_TEST(extensions_that_differ)
 }
 END_TEST
 
+/* The children have the same paths, which are told of their own metadata: nothing for the
+ * composite's. */
+START_TEST(paths_are_not_passed_on)
+{
+    composites[_i].start();
+    ready();
+    ck_assert_ptr_null(OPS->get_extension(instance, ATTN_EXTENSION_PATHS));
+    finish();
+}
+END_TEST
+
 /* ---- The type -------------------------------------------------------------------------------- */
 
 static void type_size(void)
@@ -443,6 +454,7 @@ static Suite *composites_suite(void)
     tcase_add_loop_test(hidden, hidden_slots_are_answered_for, 0, num_composites * num_ops * 2);
     tcase_add_loop_test(hidden, shorter_table_of_a_child, 0, num_composites);
     tcase_add_loop_test(hidden, extensions_that_differ, 0, num_composites);
+    tcase_add_loop_test(hidden, paths_are_not_passed_on, 0, num_composites);
     suite_add_tcase(suite, members);
     suite_add_tcase(suite, hidden);
     return suite;

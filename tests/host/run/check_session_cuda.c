@@ -493,7 +493,7 @@ START_TEST(shared_prefixes_are_told)
 }
 END_TEST
 
-/* ---- Routes ---------------------------------------------------------------------------------- */
+/* ---- Paths ----------------------------------------------------------------------------------- */
 
 static int64_t rows_of(const struct run *run, const char *name)
 {
@@ -502,6 +502,58 @@ static int64_t rows_of(const struct run *run, const char *name)
             return run->report.paths[p].rows;
     return -1;
 }
+
+/* Rows by path are the tokens of each kind times layers, whether steps are captured or not, below a
+ * composite or not; those of batches that a backend tells nonsense of are no path's. */
+START_TEST(rows_are_counted_by_path)
+{
+    static const char *const ways[][SETTINGS] = {
+        {"backend.fixture.paths=all"},
+        {"backend.fixture.paths=all", "cuda_graph.enable=no"},
+        {"backend.fixture.paths=wrong"},
+        {"backend.fixture.paths=none"},
+    };
+    for (int w = 0; w < 4; w++) {
+        struct run run;
+        set_up();
+        go_with(&run, "cuda:0", "fixture", ways[w]);
+        check_good(&run);
+        const struct report *r = &run.report;
+        int64_t prefill = LAYERS * r->tokens.prefill, decode = LAYERS * r->tokens.decode;
+        ck_assert_int_eq(r->graphs.count > 0, w != 1);
+        ck_assert_int_gt(decode, 0);
+        ck_assert_int_eq(rows_of(&run, "fixture/others"), w < 2 ? prefill : -1);
+        ck_assert_int_eq(rows_of(&run, "fixture/decode"), w < 3 ? decode : -1);
+        ck_assert_int_eq(rows_of(&run, "fixture"), w < 2    ? -1
+                                                   : w == 2 ? prefill
+                                                            : prefill + decode);
+        finish(&run);
+        tear_down();
+    }
+}
+END_TEST
+
+/* Of a composite's children each has its own. */
+START_TEST(children_tell_of_their_paths)
+{
+    struct run run;
+    set_up();
+    begin(&run, "cuda:0", "fixture");
+    set(&run, "attention.decode_attention_backend=other");
+    set(&run, "backend.other.type=cuda_fixture");
+    set(&run, "backend.other.paths=all");
+    go(&run);
+    check_good(&run);
+    const struct report *r = &run.report;
+    ck_assert_int_eq(rows_of(&run, "fixture"), LAYERS * r->tokens.prefill);
+    ck_assert_int_eq(rows_of(&run, "other/decode"), LAYERS * r->tokens.decode);
+    ck_assert_uint_eq(r->num_paths, 2);
+    finish(&run);
+    tear_down();
+}
+END_TEST
+
+/* ---- Routes ---------------------------------------------------------------------------------- */
 
 /* A table by batch size, layer and length. A graph is its bounds': each captured size has the
  * backends of its size, and the row for short sequences, which is below what a graph may meet, is
@@ -1221,6 +1273,8 @@ static Suite *suite(void)
     tcase_add_test(runs, digest_does_not_depend_on_drafts);
     tcase_add_loop_test(runs, two_backends_share_the_cache, 0, 2);
     tcase_add_test(runs, shared_prefixes_are_told);
+    tcase_add_test(runs, rows_are_counted_by_path);
+    tcase_add_test(runs, children_tell_of_their_paths);
     tcase_add_loop_test(runs, routes_are_captured_by_their_bounds, 0, 2);
     tcase_add_loop_test(runs, drafts_come_to_the_backend_that_is_named, 0, 6);
     tcase_add_loop_test(runs, autotune_measures_on_the_device, 0, 2);
