@@ -206,7 +206,11 @@ static attn_status find_sequences(attn_metadata *metadata, const cpu_group *grou
 {
     const attn_batch *batch = &metadata->batch;
     int64_t page = plan->kv.page_size > 0 ? plan->kv.page_size : 1, kv_tokens = 0;
-    plan->new_first = plan->new_end = plan->row_end = plan->pad_first = plan->pad_end = 0;
+    const int32_t *indptr =
+        batch->mode == ATTN_MODE_DECODE ? NULL : attn_util_i32(&batch->q_indptr);
+    plan->new_first = plan->new_end = 0;
+    plan->pad_first = indptr ? indptr[0] : 0; /* without a sequence all rows are padding */
+    plan->pad_end = plan->pad_first + batch->num_tokens;
     plan->reads_prefix = 0;
     plan->short_seq = -1;
     for (int32_t s = 0; s < batch->num_seqs; s++) {
@@ -215,10 +219,8 @@ static attn_status find_sequences(attn_metadata *metadata, const cpu_group *grou
         if (status != ATTN_OK)
             return status;
         kv_tokens += (sequence->kv_len + page - 1) / page * page;
-        if (s == 0) {
+        if (s == 0)
             plan->new_first = sequence->first_new;
-            plan->pad_end = sequence->first_row + batch->num_tokens;
-        }
         plan->new_end = sequence->first_new + sequence->num_new;
         plan->pad_first = sequence->first_row + sequence->q_len;
         if (sequence->kv_len > sequence->num_new && !group->mla.expanded)

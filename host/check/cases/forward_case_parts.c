@@ -82,26 +82,27 @@ static void lay_out_arrays(struct forward_case *c)
     const struct case_lengths *l = &c->lengths;
     const struct case_spec *spec = &c->spec;
     int64_t seqs = l->num_seqs, rows = l->first_row[seqs];
+    int64_t some = seqs > 0 ? seqs : 1; /* an engine's arrays are there in an empty batch too */
     int64_t new_rows = l->first_new[seqs];
     uint32_t kind = case_mask_kind(spec);
     bool custom = kind == ATTN_MASK_FULL || kind == ATTN_MASK_QLEN;
-    add_ints(c, PART_SEQ_LENS, seqs);
-    add_ints(c, PART_PREFIX_LENS, seqs);
+    add_ints(c, PART_SEQ_LENS, some);
+    add_ints(c, PART_PREFIX_LENS, some);
     add_ints(c, PART_Q_INDPTR, seqs + 1);
-    add_ints(c, PART_REQUESTS, seqs);
+    add_ints(c, PART_REQUESTS, some);
     add_ints(c, PART_NUM_REAL, 2);
     if (spec->explicit_positions)
         add_ints(c, PART_POSITIONS, rows + spec->spare + seqs);
     if (spec->kv_layout) {
-        add_ints(c, PART_KV_LENS, seqs);
+        add_ints(c, PART_KV_LENS, some);
         add_ints(c, PART_NEW_INDPTR, seqs + 1);
         add_part(c, PART_OUT_CACHE_LOC,
                  (uint64_t)(new_rows + spec->spare + seqs) * sizeof(int64_t));
         add_ints(c, PART_REQ_TO_TOKEN, (seqs + 3) * c->stride_slots);
-        add_ints(c, PART_BLOCK_TABLE, seqs * c->stride_pages);
+        add_ints(c, PART_BLOCK_TABLE, some * (c->stride_pages > 0 ? c->stride_pages : 1));
         add_ints(c, PART_KV_INDPTR, seqs + 1);
         add_ints(c, PART_KV_INDICES, 5 + seqs * c->pages_of_seq);
-        add_ints(c, PART_LAST_PAGE_LEN, seqs);
+        add_ints(c, PART_LAST_PAGE_LEN, some);
     }
     if (custom) {
         uint64_t bytes = 3;

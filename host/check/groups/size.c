@@ -228,19 +228,22 @@ FAMILY(high_sinks, make_high_sinks, 1, {AXIS_SINK, BIT(SINK_GIVEN)}, {AXIS_MODE,
 LATENT(mla_high_sinks, make_high_sinks, 1, BOTH_FORMS, MLA_LATENT, {AXIS_SINK, BIT(SINK_GIVEN)},
        BOTH_PHASES, {AXIS_LSE, ALL})
 
-/* As vLLM pads a batch: sequences without queries, then rows that no sequence has. */
+/* As vLLM pads a batch: sequences without queries, then rows that no sequence has; at last a batch
+ * of such rows alone. */
 static void make_spare_rows(struct case_spec *spec, int32_t variant)
 {
     static const int32_t lengths[][2] = {{9, 3}, {0, 2}, {4, 1}, {0, 0}};
     static const int32_t decodes[][2] = {{9, 1}, {40, 1}, {4, 1}, {0, 0}};
-    family_set_lengths(spec, spec->mode == ATTN_MODE_EXTEND ? 4 : 3,
-                       variant == 2 ? decodes : lengths);
+    int32_t count = spec->mode == ATTN_MODE_EXTEND ? 4 : 3;
+    if (variant == 3 && spec->mode == ATTN_MODE_EXTEND)
+        count = 0;
+    family_set_lengths(spec, count, variant == 2 ? decodes : lengths);
     spec->spare = variant == 0 ? 1 : 21;
 }
 
-FAMILY(spare_rows, make_spare_rows, 3, {AXIS_TYPE, ALL}, {AXIS_MODE, SEVERAL_ROWS}, {AXIS_LSE, ALL},
+FAMILY(spare_rows, make_spare_rows, 4, {AXIS_TYPE, ALL}, {AXIS_MODE, SEVERAL_ROWS}, {AXIS_LSE, ALL},
        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)})
-LATENT(mla_spare_rows, make_spare_rows, 3, BOTH_FORMS, MLA_LATENT, {AXIS_MODE, SEVERAL_ROWS},
+LATENT(mla_spare_rows, make_spare_rows, 4, BOTH_FORMS, MLA_LATENT, {AXIS_MODE, SEVERAL_ROWS},
        {AXIS_LSE, ALL})
 
 /* ---- Table ----------------------------------------------------------------------------------- */

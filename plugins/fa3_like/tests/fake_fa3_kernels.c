@@ -90,9 +90,11 @@ static void sums_begin(struct sums *x, int dim_v, const float *sink)
         (struct sums){.top = sink ? (double)*sink : -INFINITY, .sum = sink ? 1 : 0, .dim_v = dim_v};
 }
 
-/* Makes room for a score, and returns its weight. */
+/* Makes room for a score, and returns its weight: none if it is -inf. */
 static double sums_weigh(struct sums *x, double score)
 {
+    if (score == -(double)INFINITY)
+        return 0;
     double top = fmax(x->top, score), weight = exp(score - top);
     double shrink = x->top == -(double)INFINITY ? 0 : exp(x->top - top);
     x->sum = x->sum * shrink + weight;
