@@ -4,7 +4,7 @@ import ctypes
 from typing import Any
 
 from . import _abi, _call
-from .errors import raise_status
+from .errors import InvalidArgument, raise_status
 
 # The library that the extension is linked with, wherever it lies.
 _library = ctypes.CDLL(_call.__file__)
@@ -22,13 +22,21 @@ def new_error() -> _abi.attn_error:
     return error
 
 
+def _refuse_closed(name: str, arguments: tuple) -> None:
+    """What functions take first is a handle, or made by byref(). None was a handle until close()."""
+    if arguments and arguments[0] is None:
+        raise InvalidArgument(f"{name}: of what is closed; accepted: an open host or backend", "BAD_STATE")
+
+
 def call(name: str, *arguments: Any) -> Any:
     """A function that takes no attn_error."""
+    _refuse_closed(name, arguments)
     return getattr(_library, name)(*arguments)
 
 
 def check(name: str, *arguments: Any) -> None:
     """A function whose last argument is an attn_error: raises what it says."""
+    _refuse_closed(name, arguments)
     error = new_error()
     status = getattr(_library, name)(*arguments, ctypes.byref(error))
     if status != _abi.ATTN_OK:

@@ -33,7 +33,14 @@ class Struct(ctypes.Structure):
             if name not in names:
                 raise TypeError(f"{type(self).__name__} has no member '{name}'"
                                 + nearest(name, names))
-            setattr(self, name, convert(names[name], value))
+            try:
+                setattr(self, name, convert(names[name], value))
+            except TypeError as error:
+                raise TypeError(f"{type(self).__name__}.{name}: {value!r}: {error}") from None
+            kept = getattr(self, name)
+            if isinstance(value, int) and isinstance(kept, int) and kept != value:  # ctypes cuts bits off
+                raise ValueError(f"{type(self).__name__}.{name}: {value}: accepted what fits "
+                                 f"{names[name].__name__}")
         self.kept = list(members.values())
 
     def __repr__(self) -> str:

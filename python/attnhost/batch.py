@@ -57,6 +57,14 @@ def i64(array: Any, name: str = "array") -> _abi.attn_i64_array:
     return _pair(_abi.attn_i64_array, _abi.ATTN_I64, array, name)
 
 
+def _refuse_short(name: str, array: Any, least: int) -> None:
+    """Arrays of a batch have no length in C, which would read beyond their end."""
+    for part in array if isinstance(array, tuple) else (array,):
+        if part is not None and part.shape[0] < least:
+            raise InvalidArgument(f"{name}: {part.shape[0]} entries: accepted {least} and more",
+                                  "INVALID_ARGUMENT", "batch")
+
+
 class KVGroup:
     """Where the keys of a KV group lie: slots of new keys, and the slots of all keys in one or more
     of the three forms (attn_kv_batch). Arrays are int32, `out_cache_loc` int64; on a GPU each is a
@@ -80,7 +88,19 @@ class KVGroup:
                 self.struct.index_forms |= forms[name]
             if name in ("req_to_token", "block_table") and array is not None:
                 last = array[1] if isinstance(array, tuple) else array
+                if len(last.shape) != 2:
+                    raise InvalidArgument(f"{name}: {len(last.shape)} dimensions: accepted 2, [sequences, "
+                                          "entries]", "INVALID_ARGUMENT", "batch")
                 setattr(self.struct, f"{name}_stride", int(last.shape[1]))
+
+    def refuse_short(self, num_seqs: int, num_tokens: int) -> None:
+        """Raise what names the first array with too few entries for so many sequences and new keys."""
+        slots, arrays = self.kept
+        if arrays.get("kv_new_indptr") is None:
+            _refuse_short("out_cache_loc", slots, num_tokens)
+        for name, more in (("kv_lens", 0), ("kv_new_indptr", 1), ("block_table", 0), ("kv_indptr", 1),
+                           ("last_page_len", 0)):
+            _refuse_short(name, arrays.get(name), num_seqs + more)
 
 
 class Batch:
@@ -95,7 +115,7 @@ class Batch:
                  num_real_seqs: Optional[int] = None, num_real_tokens: Optional[int] = None,
                  state_groups: Sequence[_abi.attn_state_batch] = (), **members: Any) -> None:
         last = seq_lens[1] if isinstance(seq_lens, tuple) else seq_lens
-        count = int(last.shape[0])
+        count = operand(last, "seq_lens").shape[0]
         self.example = last
         self.kept: List[Any] = [seq_lens, prefix_lens, q_indptr, req_pool_indices, kv_groups,
                                 state_groups]
@@ -117,6 +137,12 @@ class Batch:
         for name, array in (("seq_lens", seq_lens), ("prefix_lens", prefix_lens),
                             ("q_indptr", q_indptr), ("req_pool_indices", req_pool_indices)):
             setattr(self.struct, name, i32(array, name))
+            _refuse_short(name, array, count + (name == "q_indptr"))
+        for group in kv_groups:
+            group.refuse_short(count, num_tokens)
+        for states in state_groups:
+            for array in states.kept:
+                _refuse_short("a state group", array, count)
 
 
 def state_group(slot: Any, dst_slot: Any = None, has_initial: Any = None) -> _abi.attn_state_batch:

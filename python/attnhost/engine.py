@@ -63,6 +63,9 @@ class Engine:
         self.num_tokens = number(num_tokens, "kv_cache.max_total_tokens", 16384)
         self.max_len = min(max_len or self.num_tokens, self.num_tokens)
         self._refuse_others(groups)
+        if dtype not in DTYPE_NAMES:
+            raise Unsupported(f"dtype {dtype}: accepted {_words.join(map(str, DTYPE_NAMES))}",
+                              "UNSUPPORTED", "q_dtype")
         place = "cpu" if self.device.type == "cpu" else f"cuda:{self.device.index or 0}"
         self.choice = host.explain(
             list(groups), name, platform__device=place, model__dtype=DTYPE_NAMES[dtype],
@@ -70,7 +73,6 @@ class Engine:
             workload__chunked_prefill_size=self.max_tokens).require()
         problems = [problem for unit in self.choice.units for problem in unit.problems]
         self.page_size = max(problem.page_size for problem in problems)  # 0: there are no keys
-        self.has_states = any(group.kind == _abi.ATTN_KIND_LINEAR for group in groups)
         self.has_states = any(group.kind == _abi.ATTN_KIND_LINEAR for group in groups)
         kept = int(host.settings.get("kv_cache.cached_states", 32))
         self.num_states = 1 + self.max_seqs + (kept if self.page_size else 0)  # slot 0 is padding
@@ -504,7 +506,7 @@ class Engine:
             rows = known[slots].to(q.dtype).split((c_kv.shape[1], k_pe.shape[1]), 1)
             more, more_lse = partial(prefixes, rows, save_kv=False)
             sums = torch.empty_like(out), torch.empty_like(lse)
-            backend.merge([out, more], [lse, more_lse], *sums)
+            backend.merge([out, more], [lse, more_lse], *sums, keep=False)  # made on this stream
             out, lse = sums
         return out
 

@@ -22,8 +22,10 @@ class AttnhostError(Exception):
         super().__init__(message)
         self.status = status
         self.field = field
-        self.got = got
-        self.accepted = accepted
+        before, mark, after = message.partition("accepted")
+        found = re.search(r"'([^']*)'", before) or re.search(r"(\S+?)[:;,]? $", before)
+        self.got = got or (found.group(1) if mark and found else "")
+        self.accepted = accepted or after.lstrip(": ")
         self.needed = needed
 
 
@@ -48,6 +50,7 @@ class OutOfMemory(AttnhostError, MemoryError):
 
 _CLASSES = {
     "INVALID_ARGUMENT": InvalidArgument,
+    "BAD_STATE": InvalidArgument,
     "CONFIG_ERROR": ConfigError,
     "UNSUPPORTED": Unsupported,
     "OUT_OF_HOST_MEMORY": OutOfMemory,
@@ -58,9 +61,6 @@ _CLASSES = {
 def raise_status(status: int, field: int, message: str, needed: int = 0, what: str = "") -> None:
     """Raise what a status other than ATTN_OK means."""
     name = _STATUS.get(status, str(status))
-    accepted = re.search(r"accepted:? ?(.*)", message)
-    got = re.search(r"(\S+)[:;,]? accepted", message)
     text = f"{what}: {message or name}" if what else message or name
     raise _CLASSES.get(name, AttnhostError)(
-        text, name, _FIELD.get(field, ""), got.group(1).strip("':;,") if got else "",
-        accepted.group(1) if accepted else "", needed)
+        text, name, _FIELD.get(field, ""), needed=needed)

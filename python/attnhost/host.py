@@ -83,6 +83,7 @@ class Host:
     def __init__(self, config: Union[str, os.PathLike, Mapping, None] = None, *,
                  threads: int = 0, installed: bool = True, **sections: Mapping[str, Any]) -> None:
         self._host: Optional[ctypes.c_void_p] = None
+        self._process = os.getpid()
         self._living = 0  # backends
         self.settings: Dict[str, str] = {}
         made = ctypes.c_void_p()
@@ -98,6 +99,9 @@ class Host:
             self._configure(ini.write(sections))
         if installed:
             self._load_installed()
+        for plugin in self.plugins:
+            if not plugin.usable:
+                _LOG.warning("%s", plugin.reason)
 
     # ---- Life --------------------------------------------------------------------------------------
 
@@ -108,7 +112,8 @@ class Host:
         if self._living:
             raise InvalidArgument(f"close: {self._living} backends of this host are open; "
                                   "accepted: none", "BAD_STATE")
-        call("attnhost_destroy", self._host)
+        if self._process == os.getpid():  # its threads are not those of a child, which would wait for them
+            call("attnhost_destroy", self._host)
         self._host = None
 
     def __enter__(self) -> "Host":
@@ -120,6 +125,9 @@ class Host:
     def __del__(self) -> None:
         if getattr(self, "_host", None) is not None and not self._living:
             self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Host is neither copied nor pickled")
 
     # ---- Plugins -----------------------------------------------------------------------------------
 
@@ -138,7 +146,7 @@ class Host:
 
     def _configure_file(self, path: str) -> None:
         check("attnhost_configure_file", self._host, path.encode())
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
             self.settings.update(ini.read(file.read()))
         if "attention.rules" in self.settings:
             self.settings["attention.rules"] = os.path.join(
@@ -281,6 +289,7 @@ class Backend:
         check("attnhost_compose", host._host, name.encode(), array, len(array),
               ctypes.byref(made))
         self._backend = made
+        self._borrowed = _borrowed(self.problems[0])  # of merge()
         host._living += 1
         try:
             check("attnhost_backend_prepare", made, None, None)
@@ -315,15 +324,25 @@ class Backend:
         return Metadata(self, graph, bounds, keep)
 
     def merge(self, outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any = None,
-              stream: Any = None) -> None:
-        """Merge partial results over disjoint keys into `out` and `lse`."""
+              stream: Any = None, *, keep: bool = True) -> None:
+        """Merge partial results over disjoint keys, `outs` [rows, heads, v_head_dim] with `lses`
+        [rows, heads] in f32, into `out` and `lse` of the same shapes. Only enqueues on a GPU, and keeps
+        the tensors alive until the stream has passed; without `keep` that is the caller's to do.
+        InvalidArgument names the tensor that does not fit."""
         views = [[operand(tensor, f"{what}[{i}]") for i, tensor in enumerate(tensors)]
                  for what, tensors in (("outs", outs), ("lses", lses))]
         pointers = [make_array(ctypes.POINTER(_abi.attn_tensor), made) for made in views]
+        results = {name: operand(x, name) for name, x in (("out", out), ("lse", lse)) if x is not None}
+        for name, made in results.items():
+            if made.flags & _abi.ATTN_TENSOR_READ_ONLY:
+                raise InvalidArgument(f"merge: {name} is read-only; accepted: memory that may be written",
+                                      "INVALID_ARGUMENT", "operand")
+        number = stream_number(stream, out)
         check("attnhost_merge", self._backend, pointers[0], pointers[1], len(views[0]),
-              ctypes.byref(operand(out, "out")),
-              ctypes.byref(operand(lse, "lse")) if lse is not None else None,
-              stream_number(stream, out))
+              ctypes.byref(results["out"]), ctypes.byref(results["lse"]) if lse is not None else None,
+              number)
+        if keep and self._borrowed is not None:
+            self._borrowed.release([*outs, *lses, out, lse], number)
 
     def close(self) -> None:
         """Free the backend; its metadata must be closed before, and its streams idle."""
@@ -345,6 +364,15 @@ class Backend:
     def __del__(self) -> None:
         if getattr(self, "_backend", None) is not None and not self._living:
             self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Backend is neither copied nor pickled")
+
+
+def _borrowed(problem: Problem) -> Optional[Borrowed]:
+    """What streams of the problem's device may still read; None where calls return after their work."""
+    kind = problem.device.contents.type
+    return Borrowed(kind) if kind != _abi.ATTN_DEVICE_CPU else None
 
 
 class Metadata(_call.Caller):
@@ -375,9 +403,7 @@ class Metadata(_call.Caller):
               ctypes.byref(largest), None, ctypes.byref(made))
         self._metadata = made
         backend._living += 1
-        device = problem.device.contents
-        self._borrowed = (Borrowed(device.type) if keep and device.type != _abi.ATTN_DEVICE_CPU
-                          else None)
+        self._borrowed = _borrowed(problem) if keep else None
         self._batch: Optional[Batch] = None
         self._open(made.value, self._borrowed is not None)
 
@@ -408,7 +434,7 @@ class Metadata(_call.Caller):
     def plan(self, batch: Batch, stream: Any = None) -> None:
         """Plan a batch for all layers. Waits for nothing."""
         if self._metadata is None:
-            raise InvalidArgument("plan: this metadata is closed", "BAD_STATE")
+            raise InvalidArgument("plan: this metadata is closed; accepted: one that is open", "BAD_STATE")
         number = stream_number(stream, batch.example)
         if self._borrowed is not None:
             self._borrowed.release(self._take_borrowed() + [self._batch], number)

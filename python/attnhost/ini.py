@@ -38,6 +38,8 @@ def write(sections: Mapping[str, Mapping[str, Any]]) -> str:
     [backend.NAME] is a key that is given several times."""
     lines: List[str] = []
     for section, keys in sections.items():
+        if not isinstance(keys, Mapping):
+            raise TypeError(f"[{section}]: {keys!r}: accepted a dict of its keys")
         lines.append(f"[{section}]")
         for key, value in keys.items():
             repeated = section == "plugins" or section.startswith("backend.")

@@ -6,7 +6,7 @@ most models want.
 """
 import ctypes
 from dataclasses import dataclass
-from typing import Any, Iterable, Sequence, Union
+from typing import Any, Iterable, Sequence, Tuple, Union
 
 from . import _abi, _words
 from ._library import check, text
@@ -110,7 +110,7 @@ class Verdict:
     """What a backend answers. True iff it can."""
 
     supported: bool
-    reasons: tuple = ()
+    reasons: Tuple[Reason, ...] = ()
     graph_level: str = "never"  # up to which batches can be captured
     notes: tuple = ()  # "deterministic", ...
     host_arrays: tuple = ()  # arrays of a batch that must be in host memory, too

@@ -61,15 +61,28 @@ class Unit:
 
     @property
     def problems(self) -> List[_abi.attn_problem]:
-        return elements(self.struct.problems, self.struct.num_problems)
+        """One for each of its groups."""
+        made = elements(self.struct.problems, self.struct.num_problems)
+        for problem in made:
+            problem.kept = self.struct.kept
+        return made
+
+
+class _Told:
+    """What attnhost_select() has made, for as long as something points into it."""
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer = pointer
+
+    def __del__(self) -> None:
+        call("attnhost_selection_destroy", self.pointer)
 
 
 class Selection:
     """The answer of Host.explain(). True iff all layers are served; str() is for people."""
 
     def __init__(self, pointer: Any) -> None:
-        self._pointer = pointer
-        told = pointer.contents
+        told, owner = pointer.contents, _Told(pointer)
         self.status = told.status
         self.message = text(told.message)
         self.device = told.device
@@ -80,12 +93,8 @@ class Selection:
         self.max_context_len = told.max_context_len
         self.num_layers = told.num_layers
         self.notes = text(told.notes)
-        self.groups = tuple(map(_group, elements(told.groups, told.num_groups)))
-        self.units = tuple(map(_unit, elements(told.units, told.num_units)))
-
-    def __del__(self) -> None:
-        if self._pointer is not None:
-            call("attnhost_selection_destroy", self._pointer)
+        self.groups = tuple(_group(group, owner) for group in elements(told.groups, told.num_groups))
+        self.units = tuple(_unit(unit, owner) for unit in elements(told.units, told.num_units))
 
     def __bool__(self) -> bool:
         return self.status == _abi.ATTN_OK
@@ -133,8 +142,9 @@ def _phase(told: _abi.attnhost_phase) -> Phase:
     return Phase(text(told.name), text(told.wanted), text(told.why), chosen, candidates)
 
 
-def _group(told: _abi.attnhost_group) -> Group:
+def _group(told: _abi.attnhost_group, owner: _Told) -> Group:
     struct = told.group.contents
+    struct.kept = owner
     layers = tuple(layer.layer_id for layer in elements(struct.layers, struct.num_layers))
     return Group(layers, text(told.what), text(told.kv_layout) or None,
                  text(told.state_layout) or None,
@@ -142,6 +152,7 @@ def _group(told: _abi.attnhost_group) -> Group:
                  tuple(map(_phase, elements(told.phases, told.num_phases))), struct)
 
 
-def _unit(told: _abi.attnhost_unit) -> Unit:
+def _unit(told: _abi.attnhost_unit, owner: _Told) -> Unit:
+    told.kept = owner
     groups = ctypes.cast(told.groups, ctypes.POINTER(ctypes.c_uint32))
     return Unit(text(told.backend), text(told.type), tuple(groups[:told.num_problems]), told)

@@ -12,7 +12,10 @@ def stream_number(stream: Any, tensor: Any = None) -> Optional[int]:
     """The number of a stream: given as one, as what has .cuda_stream (torch.cuda.Stream), or None:
     the current one of torch for tensors of its on a GPU, else none, as on the CPU."""
     if stream is not None:
-        return getattr(stream, "cuda_stream", stream)
+        number = getattr(stream, "cuda_stream", stream)
+        if not isinstance(number, int):
+            raise TypeError(f"stream: {stream!r}; accepted: an integer, a torch.cuda.Stream, or None")
+        return number
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor) and tensor.is_cuda:
         return torch.cuda.current_stream(tensor.device).cuda_stream

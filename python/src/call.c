@@ -38,6 +38,14 @@ static PyObject *fail(attn_status status, const attn_error *error, const char *w
     return NULL;
 }
 
+static PyObject *refuse_closed(const char *what)
+{
+    char message[] = "this metadata is closed; accepted: one that is open";
+    attn_error error = {
+        .struct_size = sizeof error, .capacity = sizeof message, .message = message};
+    return fail(ATTN_BAD_STATE, &error, what);
+}
+
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
 /* A tensor as DLPack tells it. `owner` keeps what it points to alive, NULL = the object does. */
@@ -170,18 +178,18 @@ static PyObject *view(PyObject *module, PyObject *args)
 
 /* ---- Caller ---------------------------------------------------------------------------------- */
 
-/* What bind() said of a layer; the objects behind it are in caller.kept_bound. */
+/* What bind() said of a layer, and the objects behind it. */
 struct bound {
     const attn_tensor *operands[ATTN_ROLE_COUNT]; /* into `tensors`, or NULL */
     const attn_scale *scales[ATTN_ROLE_COUNT];    /* kept by the Python side */
     attn_tensor tensors[ATTN_ROLE_COUNT];
+    PyObject *owners[ATTN_ROLE_COUNT];
 };
 
 struct caller {
     PyObject_HEAD attnhost_metadata *metadata; /* NULL = closed */
     struct bound **layers;                     /* by layer id */
     Py_ssize_t num_layers;
-    PyObject *bound;    /* list: the objects that are bound */
     PyObject *borrowed; /* list: what a stream may still be reading */
     bool keeps;         /* forwards return before their work is done */
 };
@@ -290,7 +298,11 @@ static int read_stream(const struct call *call, attn_stream *stream)
         PyObject *number = PyObject_HasAttrString(given, "cuda_stream")
                                ? PyObject_GetAttrString(given, "cuda_stream")
                                : Py_NewRef(given);
-        *stream = number ? PyLong_AsVoidPtr(number) : NULL;
+        if (number && !PyLong_Check(number))
+            PyErr_Format(PyExc_TypeError,
+                         "stream: %R; accepted: an integer, a torch.cuda.Stream, or None", given);
+        else if (number)
+            *stream = PyLong_AsVoidPtr(number);
         Py_XDECREF(number);
         return PyErr_Occurred() ? -1 : 0;
     }
@@ -352,13 +364,16 @@ static PyObject *forward(PyObject *object, PyObject *const *args, Py_ssize_t cou
         PyErr_SetString(PyExc_TypeError, "forward(layer_id, *, q=..., k=..., ...)");
         return NULL;
     }
-    if (!self->metadata) {
-        PyErr_SetString(PyExc_ValueError, "forward: this metadata is closed");
+    if (!self->metadata)
+        return refuse_closed("forward");
+    long given = PyLong_AsLong(args[0]);
+    if (given == -1 && PyErr_Occurred())
+        return NULL;
+    int32_t layer = (int32_t)given;
+    if (layer != given) {
+        PyErr_Format(PyExc_ValueError, "forward: layer %ld; accepted: a layer's id", given);
         return NULL;
     }
-    int32_t layer = (int32_t)PyLong_AsLong(args[0]);
-    if (layer == -1 && PyErr_Occurred())
-        return NULL;
     memset(call.operands, 0, sizeof call.operands);
     memset(call.owners, 0, sizeof call.owners);
     memset(call.options, 0, sizeof call.options);
@@ -408,18 +423,27 @@ static PyObject *bind(PyObject *object, PyObject *args)
     const DLPackExchangeAPI *api;
     if (!PyArg_ParseTuple(args, "lUOK:_bind", &layer, &name, &tensor, &scale))
         return NULL;
+    if (!self->metadata)
+        return refuse_closed("bind");
     int role = find_name(name, role_names, ATTN_ROLE_COUNT);
     struct bound *bound = bound_layer(self, layer);
     if (!bound)
         return NULL;
     if (role < 0)
         return PyErr_Format(PyExc_TypeError, "bind() has no operand '%U'", name);
-    if (take_operand(tensor, role, &bound->tensors[role], &owner, &api) != 0)
+    attn_tensor made;
+    if (take_operand(tensor, role, &made, &owner, &api) != 0) {
+        Py_XDECREF(owner);
         return NULL;
-    int status = PyList_Append(self->bound, owner ? owner : tensor);
-    Py_XDECREF(owner);
-    if (status != 0)
+    }
+    PyObject *before = bound->owners[role];
+    if (before && self->keeps && PyList_Append(self->borrowed, before) != 0) {
+        Py_XDECREF(owner);
         return NULL;
+    }
+    bound->tensors[role] = made;
+    bound->owners[role] = owner ? owner : Py_NewRef(tensor);
+    Py_XDECREF(before);
     bound->operands[role] = &bound->tensors[role];
     bound->scales[role] = (const attn_scale *)(uintptr_t)scale;
     return Py_NewRef(Py_None);
@@ -433,11 +457,9 @@ static PyObject *open_caller(PyObject *object, PyObject *args)
     int keeps;
     if (!PyArg_ParseTuple(args, "Kp:_open", &address, &keeps))
         return NULL;
-    if (!self->bound)
-        self->bound = PyList_New(0);
     if (!self->borrowed)
         self->borrowed = PyList_New(0);
-    if (!self->bound || !self->borrowed)
+    if (!self->borrowed)
         return NULL;
     self->metadata = (attnhost_metadata *)(uintptr_t)address;
     self->keeps = keeps != 0;
@@ -460,7 +482,9 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
 {
     struct caller *self = (struct caller *)object;
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self->bound);
+    for (Py_ssize_t l = 0; l < self->num_layers; l++)
+        for (int role = 0; self->layers[l] && role < ATTN_ROLE_COUNT; role++)
+            Py_VISIT(self->layers[l]->owners[role]);
     Py_VISIT(self->borrowed);
     return 0;
 }
@@ -468,7 +492,11 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
 static int clear(PyObject *object)
 {
     struct caller *self = (struct caller *)object;
-    Py_CLEAR(self->bound);
+    for (Py_ssize_t l = 0; l < self->num_layers; l++)
+        for (int role = 0; self->layers[l] && role < ATTN_ROLE_COUNT; role++) {
+            self->layers[l]->operands[role] = NULL;
+            Py_CLEAR(self->layers[l]->owners[role]);
+        }
     Py_CLEAR(self->borrowed);
     return 0;
 }

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host, Backend, Metadata and Batch on numpy arrays; bad input; lifetimes."""
+import copy
 import ctypes
 import gc
+import logging
 import os
+import pickle
+import signal
+import subprocess
+import sys
 import tempfile
 import weakref
 
@@ -40,8 +46,8 @@ def int32(values):
 class Step:
     """Two sequences of one layer, a page each, prefilled as one batch."""
 
-    def __init__(self, dtype=np.float32):
-        self.host = attnhost.Host()
+    def __init__(self, dtype=np.float32, threads=0):
+        self.host = attnhost.Host(threads=threads)
         group = attnhost.layer_group([0], num_q_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM)
         problem = attnhost.problem(group, page_size=PAGE, max_seqs=4, max_tokens=64,
                                    max_kv_len=PAGE)
@@ -161,6 +167,15 @@ def test_an_ini_is_read():
     assert chosen.units[0].problems[0].page_size == 48
 
 
+def test_an_ini_of_an_editor_that_marks_its_files():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "serve.ini")
+        with open(path, "wb") as file:
+            file.write(b"\xef\xbb\xbf[kv_cache]\npage_size = 48 ; \xe9 of Latin-1\n")
+        host = attnhost.Host(path)
+    assert host.settings == {"kv_cache.page_size": "48"}
+
+
 @cases(("plain",), (" spaces ",), ("a ; b",), ('"quoted" \\',), ("a;b",))
 def test_values_of_an_ini(value):
     assert ini.read(ini.write({"model": {"name": value}})) == {"model.name": value}
@@ -259,11 +274,29 @@ def test_bad_operand(index):
        ("strided lengths", dict(seq_lens=int32([5, 0, 9, 0])[::2]), ["seq_lens", "stride"]),
        ("no pages", dict(kv_groups=[]), ["kv_groups"]),
        ("lengths that contradict", dict(prefix_lens=int32([1, 0])), ["seq_lens"]),
-       ("too many tokens", dict(num_tokens=65), ["num_tokens", "65", "64"]))
+       ("too many tokens", dict(num_tokens=65, kv_groups=[attnhost.KVGroup(
+           PAGE, out_cache_loc=np.zeros(65, np.int64), block_table=int32([[1], [2]]))]),
+        ["num_tokens", "65", "64"]),
+       ("few prefixes", dict(prefix_lens=int32([0])), ["prefix_lens: 1", "accepted 2"]),
+       ("few borders", dict(q_indptr=int32([0, 5])), ["q_indptr: 2", "accepted 3"]),
+       ("a list of prefixes", dict(prefix_lens=[0, 0]), ["prefix_lens", "list"]),
+       ("few slots", dict(kv_groups=[attnhost.KVGroup(
+           PAGE, out_cache_loc=np.zeros(13, np.int64), block_table=int32([[1], [2]]))]),
+        ["out_cache_loc", "13", "14"]),
+       ("few tables", dict(kv_groups=[attnhost.KVGroup(
+           PAGE, out_cache_loc=np.zeros(14, np.int64), block_table=int32([[1]]))]),
+        ["block_table", "1", "2"]),
+       ("few states", dict(state_groups=[attnhost.state_group(int32([1]))]), ["state group", "1", "2"]))
 def test_bad_batch(_name, changes, words):
     step = Step()
-    error = refused(AttnhostError, words, lambda: step.metadata.plan(step.batch(**changes)))
-    assert error.status == "INVALID_ARGUMENT"
+    error = refused((AttnhostError, TypeError), words, lambda: step.metadata.plan(step.batch(**changes)))
+    assert isinstance(error, TypeError) or error.status == "INVALID_ARGUMENT"
+
+
+def test_a_table_has_two_dimensions():
+    error = refused(InvalidArgument, ["block_table", "1 dimensions"], attnhost.KVGroup, PAGE,
+                    block_table=int32([1, 2]))
+    assert (error.field, error.accepted) == ("batch", "2, [sequences, entries]")
 
 
 def test_a_mode_that_does_not_exist():
@@ -280,6 +313,67 @@ def test_an_unknown_layer():
     step = Step()
     step.metadata.plan(step.batch())
     refused(AttnhostError, ["7"], step.metadata.forward, 7, q=step.q, out=step.out)
+    refused(ValueError, [str(2**32)], step.metadata.forward, 2**32, q=step.q, out=step.out)
+
+
+@cases(("plan",), ("forward",), ("merge",))
+def test_a_stream_that_is_none(call):
+    step = Step()
+    step.metadata.plan(step.batch())
+    calls = {"plan": lambda: step.metadata.plan(step.batch(), stream="x"),
+             "forward": lambda: step.forward(stream="x"),
+             "merge": lambda: step.backend.merge([], [], step.out, stream="x")}
+    refused(TypeError, ["stream", "'x'", "integer"], calls[call])
+
+
+def test_results_are_not_merged_into_read_only_memory():
+    step = Step()
+    lse = np.zeros((sum(LENS), HEADS), np.float32)
+    step.out.flags.writeable = False
+    refused(InvalidArgument, ["merge", "out", "read-only"], step.backend.merge, [step.q] * 2, [lse] * 2,
+            step.out)
+    made = np.zeros_like(step.q)
+    fixed = lse.copy()
+    fixed.flags.writeable = False
+    refused(InvalidArgument, ["merge", "lse", "read-only"], step.backend.merge, [step.q] * 2, [lse] * 2,
+            made, fixed)
+    assert not made.any() and np.isnan(step.out).all()
+
+
+@cases((dict(num_q_heads="8"), ["num_q_heads", "'8'"]), (dict(head_dim=32.0), ["head_dim", "32.0"]),
+       (dict(head_dim=2**32 + 32), ["head_dim", str(2**32 + 32)]))
+def test_members_of_other_types(changes, words):
+    given = {**dict(num_q_heads=8, num_kv_heads=2, head_dim=32, sm_scale=1.0), **changes}
+    refused((TypeError, ValueError), words, lambda: attnhost.layer_group([0], **given))
+
+
+def test_a_section_that_is_a_word():
+    refused(TypeError, ["[attention]", "'cpu_native'", "dict"], attnhost.Host, attention="cpu_native")
+
+
+def test_a_plugin_that_is_refused_is_told():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "broken.so")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("no library")
+        with Told() as told:
+            attnhost.Host(plugins={"path": path})
+    assert any("broken.so" in line for line in told.lines), told.lines
+
+
+class Told(logging.Handler):
+    """What the logger attnhost says in a `with` block."""
+
+    def __enter__(self):
+        self.lines = []
+        logging.getLogger("attnhost").addHandler(self)
+        return self
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+    def __exit__(self, *_):
+        logging.getLogger("attnhost").removeHandler(self)
 
 
 def test_a_device_that_is_not_there():
@@ -299,11 +393,78 @@ def test_what_is_closed_says_so():
     refused(InvalidArgument, ["1 metadata"], step.backend.close)
     refused(InvalidArgument, ["1 backends"], step.host.close)
     step.metadata.close()
-    refused(ValueError, ["closed"], step.forward)
-    refused(InvalidArgument, ["closed"], step.metadata.plan, step.batch())
+    group = attnhost.layer_group([0], num_q_heads=4, num_kv_heads=2, head_dim=32)
+    for call in (step.forward, lambda: step.metadata.bind(0, k_cache=step.k_cache),
+                 lambda: step.metadata.plan(step.batch())):
+        assert refused(InvalidArgument, ["closed"], call).status == "BAD_STATE"
     step.backend.close()
-    step.host.close()
-    step.host.close()
+    lse = np.zeros((sum(LENS), HEADS), np.float32)
+    backend, host = step.backend, step.host
+    for call in (lambda: backend.nodes, lambda: backend.index_forms, lambda: backend.host_arrays,
+                 backend.metadata, lambda: backend.merge([step.q], [lse], step.out)):
+        assert refused(InvalidArgument, ["closed"], call).status == "BAD_STATE"
+    host.close()
+    host.close()
+    problem = attnhost.problem(group, max_seqs=2, max_tokens=16, max_kv_len=16)
+    for call in (lambda: host.query("cpu_native", problem), lambda: host.backends, lambda: host.plugins,
+                 lambda: host.explain([group]), lambda: host.define("a", "cpu_native"),
+                 lambda: host.load("x.so"), lambda: host.compose("cpu_native", [problem])):
+        assert refused(InvalidArgument, ["closed"], call).status == "BAD_STATE"
+
+
+def test_there_is_one_of_each():
+    """A copy would free what another still uses."""
+    step = Step()
+    for thing in (step.host, step.backend, step.metadata):
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            refused(TypeError, [type(thing).__name__], copied, thing)
+
+
+def test_answers_outlive_their_selection():
+    host = attnhost.Host()
+    settings = dict(platform__device="cpu", workload__max_running_requests=2, kv_cache__page_size=PAGE)
+    unit = host.explain(model("llama"), **settings).units[0]
+    problem = host.explain(model("llama"), **settings).units[0].problems[0]
+    group = host.explain(model("llama"), **settings).groups[0].struct
+    gc.collect()
+    taken = [attnhost.Host().explain(model("gpt_oss"), **settings) for _ in range(8)]  # what was freed
+    kept = host.explain(model("llama"), **settings)
+    assert repr(facts(problem)) == repr(facts(kept.units[0].problems[0]))
+    assert (group.num_layers, group.head_dim) == (kept.groups[0].struct.num_layers,
+                                                  kept.groups[0].struct.head_dim)
+    assert group.layers[1].layer_id == 1 and taken
+    with host.compose(unit) as backend:
+        assert backend.name == "cpu_native"
+
+
+def facts(problem):
+    group, bounds = problem.group.contents, problem.bounds.contents
+    return (problem.page_size, problem.kv_layout, group.num_q_heads, group.head_dim, group.layers[0].layer_id,
+            bounds.max_seqs, bounds.max_tokens, bounds.max_kv_len, problem.device.contents.type)
+
+
+def test_a_child_process_does_not_wait_for_threads():
+    """Threads of the parent's hosts are not there in a child, which frees these hosts, too."""
+    code = ("import os, sys\n"
+            "sys.path.insert(0, sys.argv[1])\n"
+            "from test_binding import Step\n"
+            "step = Step(threads=2)\n"
+            "step.metadata.plan(step.batch())\n"
+            "step.forward()\n"
+            "child = os.fork()\n"
+            "if not child:\n"
+            "    for thing in (step.metadata, step.backend, step.host):\n"
+            "        thing.close()\n"
+            "    os._exit(7)\n"
+            "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n")
+    done = subprocess.Popen([sys.executable, "-c", code, os.path.dirname(os.path.abspath(__file__))],
+                            stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert done.communicate(timeout=20)[0] == "7\n"
+    except subprocess.TimeoutExpired:
+        os.killpg(done.pid, signal.SIGKILL)
+        done.communicate()
+        raise
 
 
 class Array(np.ndarray):
@@ -325,6 +486,9 @@ def test_the_cpu_keeps_no_operand_but_the_bound_ones():
     del cache
     gc.collect()
     assert watched() is not None, "a cache is bound"
+    step.metadata.bind(0, k_cache=step.k_cache)
+    gc.collect()
+    assert watched() is None, "another one is"
 
 
 def test_operands_of_a_device_are_kept():
@@ -340,6 +504,37 @@ def test_operands_of_a_device_are_kept():
     step.metadata._take_borrowed()
     gc.collect()
     assert watched() is None
+
+
+def test_a_cache_that_is_bound_no_more_is_kept_for_the_stream():
+    step = Step()
+    step.metadata._open(step.metadata._metadata.value, True)  # as if forwards were not done
+    cache = step.k_cache.copy().view(Array)
+    watched = weakref.ref(cache)
+    step.metadata.bind(0, k_cache=cache)
+    del cache
+    step.metadata.bind(0, k_cache=step.k_cache)
+    gc.collect()
+    assert watched() is not None
+    step.metadata._take_borrowed()
+    gc.collect()
+    assert watched() is None
+
+
+class Released(list):
+    """In place of a Borrowed: what it is given, and the stream."""
+
+    def release(self, objects, stream):
+        self.append(([id(thing) for thing in objects if thing is not None], stream))
+
+
+def test_operands_of_a_merge_are_kept():
+    step, lse = Step(), np.zeros((sum(LENS), HEADS), np.float32)
+    step.backend._borrowed = Released()  # as if it were on a GPU
+    merged = np.zeros_like(step.q)
+    step.backend.merge([step.q, step.q], [lse, lse], merged, stream=5)
+    step.backend.merge([step.q, step.q], [lse, lse], merged, keep=False)
+    assert step.backend._borrowed == [([id(x) for x in (step.q, step.q, lse, lse, merged)], 5)]
 
 
 def test_what_a_stream_still_reads_is_kept():
