@@ -5,6 +5,8 @@
     problem(), layer_group()    what a backend is asked
     Batch, KVGroup              what a step works on
 """
+from typing import TYPE_CHECKING, Any, List
+
 from ._library import version
 from .batch import Batch, KVGroup, operand, state_group
 from .errors import AttnhostError, ConfigError, InvalidArgument, OutOfMemory, Unsupported
@@ -12,22 +14,32 @@ from .host import Backend, BackendType, Host, Metadata, Node, Plugin
 from .problem import Device, LayerGroup, Problem, Reason, Verdict, device, layer_group, problem
 from .selection import Candidate, Group, Phase, Selection, Unit
 
+if TYPE_CHECKING:  # those of _LAZY
+    from .engine import Engine, Sequence
+    from .generation import generate
+    from .graphs import DecodeGraphs
+    from .transformers import Cache, describe, use
+
 __version__ = version()
 __all__ = [
     "AttnhostError", "Backend", "BackendType", "Batch", "Candidate", "ConfigError", "Device",
     "Group", "Host", "InvalidArgument", "KVGroup", "LayerGroup", "Metadata", "Node", "OutOfMemory",
     "Phase", "Plugin", "Problem", "Reason", "Selection", "Unit", "Unsupported", "Verdict",
     "device", "layer_group", "operand", "problem", "state_group", "version",
+    "Cache", "DecodeGraphs", "Engine", "Sequence", "describe", "generate", "use",
 ]
 
 # What needs PyTorch and Transformers comes when it is asked for.
 _LAZY = {"Cache": "transformers", "DecodeGraphs": "graphs", "Engine": "engine", "Sequence": "engine",
          "describe": "transformers", "generate": "generation", "use": "transformers"}
-__all__ += list(_LAZY)
+
+if not TYPE_CHECKING:  # which would take any name for one of it
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module 'attnhost' has no attribute '{name}'")
+        from importlib import import_module
+        return getattr(import_module("." + _LAZY[name], __name__), name)
 
 
-def __getattr__(name):
-    if name not in _LAZY:
-        raise AttributeError(f"module 'attnhost' has no attribute '{name}'")
-    from importlib import import_module
-    return getattr(import_module("." + _LAZY[name], __name__), name)
+def __dir__() -> List[str]:
+    return sorted({*globals(), *_LAZY})
