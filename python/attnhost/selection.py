@@ -61,7 +61,7 @@ class Unit:
 
     @property
     def problems(self) -> List[_abi.attn_problem]:
-        """One for each of its groups."""
+        """What compose() is given: one for each of its `groups`, in their order."""
         made = elements(self.struct.problems, self.struct.num_problems)
         for problem in made:
             problem.kept = self.struct.kept

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host, Backend, Metadata and Batch on numpy arrays; bad input; lifetimes."""
+import ast
 import copy
 import ctypes
 import gc
@@ -14,7 +15,7 @@ import weakref
 
 import attnhost
 import numpy as np
-from attnhost import _abi, ini
+from attnhost import _abi, _call, ini
 from attnhost.errors import AttnhostError, ConfigError, InvalidArgument, Unsupported
 from attnhost.stream import Borrowed
 
@@ -109,6 +110,43 @@ def test_partial_results_are_merged():
     merged = np.zeros_like(step.out)
     step.backend.merge([step.out, step.out], [lse, lse], merged)
     assert np.abs(merged - step.out).max() < 1e-6
+
+
+def test_arrays_of_jax():
+    try:
+        import jax
+    except ImportError:
+        raise Skip("jax is not installed") from None
+    step = Step()
+    q, k, v = (jax.numpy.asarray(x) for x in (step.q, step.k, step.v))
+    step.metadata.plan(step.batch())
+    step.forward(q=q, k=k, v=v)
+    rows = slice(0, LENS[0])
+    assert np.abs(step.out[rows] - naive(step.q[rows], step.k[rows], step.v[rows])).max() < 1e-5
+
+
+# ---- Type hints ------------------------------------------------------------------------------------
+
+
+def parsed(name):
+    with open(os.path.join(os.path.dirname(attnhost.__file__), name), encoding="utf-8") as file:
+        return ast.parse(file.read())
+
+
+def test_names_that_come_late_are_known_to_type_checkers():
+    """As imported where TYPE_CHECKING is set, from the modules of which __getattr__() takes them."""
+    block = next(node for node in parsed("__init__.py").body if isinstance(node, ast.If)
+                 and getattr(node.test, "id", "") == "TYPE_CHECKING")
+    told = {name.name: node.module for node in block.body for name in node.names}
+    assert told == attnhost._LAZY and set(told) <= set(attnhost.__all__) & set(dir(attnhost))
+
+
+def test_the_extension_has_a_stub():
+    assert os.path.exists(os.path.join(os.path.dirname(attnhost.__file__), "py.typed"))
+    caller, view = [node for node in parsed("_call.pyi").body if hasattr(node, "name")]
+    assert {node.name for node in caller.body} == {
+        name for name, value in vars(_call.Caller).items() if callable(value) and name[:2] != "__"}
+    assert view.name == "view" and hasattr(_call, "view")
 
 
 # ---- Questions -------------------------------------------------------------------------------------

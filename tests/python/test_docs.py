@@ -7,6 +7,8 @@ import os
 import re
 import tempfile
 
+import attnhost
+
 from harness import SOURCE
 
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -47,3 +49,9 @@ def test_the_tutorial():
     first, _ = chapters()
     assert len(blocks(first)) >= 5
     run_blocks(first)
+
+
+def test_what_is_public_has_a_docstring():
+    public = [getattr(attnhost, name) for name in attnhost.__all__ if name not in attnhost._LAZY]
+    bare = [thing for thing in public if not thing.__doc__]
+    assert not bare, bare
