@@ -115,13 +115,19 @@ OMP_NUM_THREADS=1 # of PyTorch: the models are tiny, and tests run beside others
 export OMP_NUM_THREADS
 run test_models test_docs_models
 
-# What the README's commands for Python end with.
-cp "$ATTNHOST_TEST_FIXTURE_DIR/example_rows.so" "$scratch/example.so"
+# What the README's commands for Python end with, word by word: in a folder in which their paths are right.
+sed -n '/^## From Python/,/^## On/{/^```sh/,/^```$/{/^```/!p;};}' "$top/README.md" >"$scratch/commands"
+tap_try "README: from the clone to text in less than ten commands" sh -c '
+    test "$(grep -c . "$0")" -lt 10 && ! grep -q "&&\|;" "$0" && grep -q "^git clone" "$0"' "$scratch/commands"
+mkdir -p "$scratch/here/examples/plugin"
+cp "$top/examples/generate.py" "$scratch/here/examples"
+cp "$ATTNHOST_TEST_FIXTURE_DIR/example_rows.so" "$scratch/here/examples/plugin/example.so"
+ln -s "$venv" "$scratch/here/venv"
 for backend in cpu_native example_rows; do
-    tap_try "generate.py: text through $backend" sh -c '
-        "$0" "$1" attention.attention_backend="$2" plugins.path="$3" >"$4" 2>"$4.rows" &&
-        grep -q "$2" "$4.rows"' "$venv/bin/python" "$top/examples/generate.py" \
-        "$backend" "$scratch/example.so" "$scratch/$backend"
+    grep "examples/generate.py.*=$backend" "$scratch/commands" >"$scratch/command.$backend"
+    tap_try "README: text through $backend" sh -c '
+        cd "$0" && sh -e "$1" >"$2" 2>"$2.rows" && grep -q "$3" "$2.rows"' \
+        "$scratch/here" "$scratch/command.$backend" "$scratch/$backend" "$backend"
 done
 tap_try "the same text" cmp "$scratch/cpu_native" "$scratch/example_rows"
 tap_end
