@@ -24,6 +24,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from transformers.cache_utils import Cache as TransformersCache, CacheLayerMixin
 
 from . import transformers as attn
 from ._library import version
+from .errors import AttnhostError
 from .graphs import DecodeGraphs, capture
 from .host import Host
 
@@ -415,7 +417,7 @@ def measure(made: List[Contender], case: Case, options: Any) -> List[Dict[str, A
             once = seconds(contender.run_step, 1, options.device, False)
             counts[contender.name] = max(1, min(20, int(0.05 / max(once, 1e-6))))
             able.append(contender)
-        except (RuntimeError, ValueError, NotImplementedError, AttributeError) as error:
+        except (RuntimeError, ValueError, NotImplementedError, AttributeError, AttnhostError) as error:
             print(f"{case[0]} {case[1]} x {case[2]}: without {contender.name}: "
                   f"{brief(error)}", file=sys.stderr, flush=True)
             contender.forget()
@@ -517,6 +519,8 @@ def parse(arguments: Optional[List[str]]) -> Any:
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--plot", metavar="FILE.svg", help="needs gnuplot")
     options = parser.parse_args(arguments)
+    if options.plot and not shutil.which("gnuplot"):
+        parser.error("--plot: gnuplot is missing here (Debian: gnuplot-nox)")
     if options.own is None:
         own = ["sdpa"] + (["flash_attention_2"] if importlib.util.find_spec("flash_attn") else [])
         options.own = own + (["flex_attention"] if options.device.startswith("cuda") else [])

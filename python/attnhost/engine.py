@@ -324,6 +324,11 @@ class Engine:
             sequence.source_length = sequence.source_new = count
         self._plan_units(self._planned, [s.length - count for s, count in self._planned])
 
+    @property
+    def planned(self) -> List[Sequence]:
+        """The sequences of the last step, until it is confirmed."""
+        return [sequence for sequence, _ in self._planned]
+
     def confirm(self) -> None:
         """All layers of the step have been called: its keys may be shared from now on."""
         for sequence, _ in self._planned:

@@ -9,14 +9,14 @@ import torch
 from .engine import Engine, Sequence
 from .errors import InvalidArgument, Unsupported
 from .graphs import DecodeGraphs
-from .transformers import Cache, cache_argument, takes_positions
+from .transformers import Cache, cache_argument, itself, takes_positions
 
 _LOG = logging.getLogger("attnhost")
 
 
 class _Request:
     def __init__(self, index: int, prompt: Many[int], room: int) -> None:
-        self.index, self.prompt, self.room = index, list(prompt), room
+        self.index, self.prompt, self.room = index, [int(token) for token in prompt], room
         self.sequence: Optional[Sequence] = None
         self.made: List[int] = []
 
@@ -52,7 +52,13 @@ def generate(model: torch.nn.Module, prompts: Many[Many[int]], max_new_tokens: i
     that they must be, or must not; by default they are where backends and model can be captured, unless
     the ini says cuda_graph.enable = no.
     """
-    cache = cache or Cache(model, **sizes)
+    if max_new_tokens < 1:
+        raise InvalidArgument(f"max_new_tokens {max_new_tokens}: accepted 1 and more", "INVALID_ARGUMENT")
+    if cache is None:
+        cache = Cache(model, **sizes)
+    elif not isinstance(cache, Cache) or cache.model() is not itself(model):
+        raise InvalidArgument(f"cache: a {type(cache).__name__} of another kind or model: accepted "
+                              "attnhost.Cache(model) of this one", "INVALID_ARGUMENT")
     if cache.sequences:
         raise InvalidArgument("this cache is in use by model.generate(); accepted: another one, or "
                               "Cache.clear() before", "BAD_STATE")

@@ -9,8 +9,10 @@
 Keys and values lie in pages of this cache, recurrent states in its slots; a model's own code computes
 everything but attention, and everything but the recurrence of its recurrent layers (recurrent.py).
 """
+import functools
 import inspect
-import types
+import threading
+import weakref
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence as Many, Tuple
 
@@ -22,7 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from . import _abi, alibi, latent, ops, recurrent
 from .encoder import encoder
 from .engine import Engine, GraphStep, Sequence
-from .errors import InvalidArgument, Unsupported
+from .errors import AttnhostError, InvalidArgument, Unsupported
 from .host import Host
 from .problem import layer_group
 
@@ -30,13 +32,22 @@ NAME = "attnhost"
 Key = Tuple[str, int]  # ("self", "cross", "recurrent" or "encoder", the model's number of the layer)
 
 _host: Optional[Host] = None
-_recorded: Optional[List["Layer"]] = None  # while describe() looks
-_awaiting: Optional["_Awaited"] = None  # from a cache's layer to attention()
-_sized: Optional["_Steps"] = None  # the cache that was asked for the size of a mask
+
+
+class _Thread(threading.local):
+    """What a call of a model leaves for the next one, of its thread."""
+
+    recorded: Optional[List["Layer"]] = None  # while describe() looks
+    awaiting: Optional["_Awaited"] = None  # from a cache's layer to attention()
+    sized: Optional["_Steps"] = None  # the cache that was asked for the size of a mask
+
+
+_now = _Thread()
 
 
 def use(config: Any = None, **sections: Mapping[str, Any]) -> Host:
-    """What serves models from now on: an ini, its sections, or a Host."""
+    """What serves models from now on: an ini, its sections, or a Host; without arguments what is installed,
+    chosen by `auto`. To be called before a model is made: it is what brings "attnhost" to Transformers."""
     global _host  # pylint: disable=global-statement
     _host = config if isinstance(config, Host) else Host(config, **sections)
     return _host
@@ -68,10 +79,10 @@ class Layer:
     members: Mapping[str, Any]  # of its layer group
 
 
-def _window(module: Any, given: Any, causal: bool) -> Tuple[int, int]:
+def _window(module: Any, call: Mapping[str, Any], causal: bool) -> Tuple[int, int]:
     """window_left and window_right. A sliding_window counts the query itself; where both sides are
-    seen, the config's is the distance."""
-    window = getattr(module, "sliding_window", None) if given is None else given
+    seen, the config's is the distance. A layer that says None has none, whatever its module knows."""
+    window = call["sliding_window"] if "sliding_window" in call else getattr(module, "sliding_window", None)
     if causal:
         return int(window) - 1 if window else -1, 0
     window = module.config.sliding_window if window else -1
@@ -100,7 +111,7 @@ def _members(module: Any, kind: Key, query: torch.Tensor, key: torch.Tensor, val
     if _is_latent(module):
         return latent.members(module, query.shape[1], scaling)
     causal = _is_causal(module, call)
-    left, right = (-1, -1) if kind[0] == "cross" else _window(module, call.get("sliding_window"), causal)
+    left, right = (-1, -1) if kind[0] == "cross" else _window(module, call, causal)
     return dict(
         attn_type={"cross": "cross", "encoder": "encoder_only"}.get(kind[0], "decoder"),
         kv_group={"cross": 1, "encoder": -1}.get(kind[0], 0),
@@ -112,27 +123,31 @@ def _members(module: Any, kind: Key, query: torch.Tensor, key: torch.Tensor, val
         alibi=call.get("slopes") is not None)
 
 
+def itself(model: torch.nn.Module) -> torch.nn.Module:
+    """The model that torch.compile() was given, if this is what it made of it."""
+    return getattr(model, "_orig_mod", model)
+
+
 def cache_argument(model: torch.nn.Module) -> Optional[str]:
     """What the model's forward calls its cache."""
-    names = inspect.signature(model.forward).parameters
+    names = inspect.signature(itself(model).forward).parameters
     return next((name for name in ("past_key_values", "cache_params") if name in names), None)
 
 
 def takes_positions(model: torch.nn.Module) -> bool:
     """Not so where all layers are recurrent."""
-    return "position_ids" in inspect.signature(model.forward).parameters
+    return "position_ids" in inspect.signature(itself(model).forward).parameters
 
 
 def _look(model: torch.nn.Module) -> List[Layer]:
     """The layers of a model in the order in which they are called, an encoder's last: what they ask of
     their backends in a step of two tokens, in which these answer zeros."""
-    global _recorded  # pylint: disable=global-statement
     if model.config._attn_implementation != NAME:
         raise InvalidArgument(
             f"the model's attention is '{model.config._attn_implementation}': accepted "
             f"attn_implementation=\"{NAME}\"", "INVALID_ARGUMENT")
     _take_over(model)
-    _recorded = []
+    _now.recorded = []
     try:
         inputs = {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=model.device)}
         if model.config.is_encoder_decoder:
@@ -143,11 +158,17 @@ def _look(model: torch.nn.Module) -> List[Layer]:
                 1, model.config.num_mel_bins, 2 * model.config.max_source_positions,
                 dtype=model.dtype, device=model.device)
         argument = cache_argument(model)
-        with torch.no_grad():
-            model(**inputs, **({argument: _make(_Steps, model)} if argument else {}))
-        seen = sorted(_recorded, key=lambda layer: layer.key[0] == "encoder")
+        try:
+            with torch.no_grad():
+                model(**inputs, **({argument: _make(_Steps, model)} if argument else {}))
+        except AttnhostError:
+            raise
+        except (TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+            raise Unsupported(f"{type(model).__name__}: its own code fails with a cache of attnhost: {error}",
+                              "UNSUPPORTED") from error
+        seen = sorted(_now.recorded, key=lambda layer: layer.key[0] == "encoder")
     finally:
-        _recorded = None
+        _now.recorded = None
     if not seen:
         raise Unsupported(f"{type(model).__name__}: no layer calls attention through the interface, "
                           f"nor is a {' or '.join([*recurrent.KINDS, *alibi.KINDS])}", "UNSUPPORTED")
@@ -180,11 +201,11 @@ def _take_over(model: torch.nn.Module) -> None:
     latent ones before they expand what they keep."""
     for module in model.modules():
         if type(module).__name__ in recurrent.KINDS:
-            module.forward = types.MethodType(_recurrent_forward, module)
+            module.forward = functools.partial(_recurrent_forward, module)
         elif alibi.is_known(module):
-            module.forward = types.MethodType(_alibi_forward, module)
+            module.forward = functools.partial(_alibi_forward, module)
         elif latent.is_latent(module):
-            module.expand_kv = types.MethodType(_keep_latents, module)
+            module.expand_kv = functools.partial(_keep_latents, module)
 
 
 def _is_latent(module: torch.nn.Module) -> bool:
@@ -194,7 +215,7 @@ def _is_latent(module: torch.nn.Module) -> bool:
 def _keep_latents(module: torch.nn.Module, kv_nope: torch.Tensor,
                   k_rot: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     """In place of the module's own expand_kv: attention() gets the latents."""
-    return (kv_nope, k_rot) if _awaiting else type(module).expand_kv(module, kv_nope, k_rot)
+    return (kv_nope, k_rot) if _now.awaiting else type(module).expand_kv(module, kv_nope, k_rot)
 
 
 def _recurrent_forward(module: torch.nn.Module, hidden_states: torch.Tensor, *args: Any,
@@ -205,9 +226,9 @@ def _recurrent_forward(module: torch.nn.Module, hidden_states: torch.Tensor, *ar
         return type(module).forward(module, hidden_states, *args, **call)
     facts, forward = recurrent.KINDS[type(module).__name__]
     heads, width = (facts(module)[name] for name in ("num_v_heads", "head_v_dim"))
-    if _recorded is not None:
-        _recorded.append(Layer(("recurrent", module.layer_idx),
-                               recurrent.members(module, hidden_states.dtype)))
+    if _now.recorded is not None:
+        _now.recorded.append(Layer(("recurrent", module.layer_idx),
+                                   recurrent.members(module, hidden_states.dtype)))
         return forward(module, hidden_states, lambda **_: hidden_states.new_zeros(
             *hidden_states.shape[:2], heads, width))
     _refuse_training(hidden_states)
@@ -259,12 +280,10 @@ class _CacheLayer(CacheLayerMixin):
         return key_states, value_states
 
     def _await(self, count: int, is_new: bool) -> None:
-        global _awaiting  # pylint: disable=global-statement
-        _awaiting = _Awaited(self.cache, (self.kind, self.index), count, is_new)
+        _now.awaiting = _Awaited(self.cache, (self.kind, self.index), count, is_new)
 
     def get_mask_sizes(self, query_length: int) -> Tuple[int, int]:
-        global _sized  # pylint: disable=global-statement
-        _sized = self.cache
+        _now.sized = self.cache
         return self.cache.columns + query_length, 0
 
     def get_seq_length(self) -> int:
@@ -359,9 +378,10 @@ class Cache(_Steps):
     """
 
     def __new__(cls, model: torch.nn.Module, **_: Any) -> "Cache":
-        return _make(cls, model)
+        return _make(cls, itself(model))
 
     def __init__(self, model: torch.nn.Module, **sizes: Any) -> None:
+        model = itself(model)
         super().__init__(model)
         layers = [layer for layer in _look(model) if layer.key[0] != "encoder"]
         if not layers:
@@ -373,6 +393,7 @@ class Cache(_Steps):
             sizes["max_len"] = min(longest, int(room))
         self.engine = Engine(host(), _groups(layers), dtype=model.dtype, device=model.device,
                              name=type(model).__name__, **sizes)
+        self.model = weakref.ref(model)  # whose sequences these are
         self.number = ops.number_of(self)  # for graphs
         self.sequences: List[Sequence] = []
         self.graphs: Any = None  # of decode steps, when generate() has made them
@@ -382,6 +403,9 @@ class Cache(_Steps):
         self._called: set = set()  # layers of this step
 
     def clear(self) -> None:
+        """Forget the sequences of model.generate() and of calls of the model, which gives back their
+        pages and states; the next call begins anew, with a batch of any size. The keys of full pages of
+        attnhost.generate() stay known, to be shared. Sequences of cache.engine.add() are the caller's."""
         for sequence in self.sequences:
             self.engine.free(sequence)
         self.sequences, self.columns, self._planned, self._called = [], 0, False, set()
@@ -393,6 +417,7 @@ class Cache(_Steps):
     def begin(self, work: Many[Tuple[Sequence, int]], step: Optional[GraphStep] = None) -> None:
         """The next call of the model has one row of input_ids: these sequences one after another, for a
         graph's `step` and padding after them."""
+        self._refuse_torn([sequence for sequence, _ in work])
         self.engine.plan(work, step)
         self.expect()
 
@@ -403,6 +428,7 @@ class Cache(_Steps):
     def _enter(self, key: Key, batch: int, new: int, mask: Optional[torch.Tensor]) -> int:
         """A layer is called with so many rows; its id. The first one of a step plans it."""
         if key in self._called:
+            self._refuse_torn(self.sequences)
             self._called, self._planned = set(), False
         if not self._planned:
             self._plan_padded(batch, new, mask)
@@ -410,6 +436,14 @@ class Cache(_Steps):
             self.columns += new
         self._called.add(key)
         return self._ids[key]
+
+    def _refuse_torn(self, sequences: Many[Sequence]) -> None:
+        """Layers of the last step were not called, by an exception: they lack the keys of its tokens."""
+        if not 0 < len(self._called) < len(self._ids):
+            return
+        if any(sequence is last for sequence in sequences for last in self.engine.planned):
+            raise InvalidArgument(f"the last step ended after {len(self._called)} of {len(self._ids)} layers; "
+                                  "accepted: Cache.clear(), or other sequences", "BAD_STATE")
 
     def place(self, key: Key) -> int:
         """What the engine calls this layer."""
@@ -504,20 +538,19 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
               dropout: float = 0.0, s_aux: Optional[torch.Tensor] = None,
               **call: Any) -> Tuple[torch.Tensor, None]:
     """Transformers' attention function of the name "attnhost"."""
-    global _awaiting  # pylint: disable=global-statement
-    awaited, _awaiting = _awaiting, None
+    awaited, _now.awaiting = _now.awaiting, None
     call = {**call, "s_aux": s_aux}
     kind = awaited.key if awaited else ("encoder", getattr(module, "layer_idx", None) or 0)
     if kind[0] == "self" and not _is_causal(module, call):
         kind = ("encoder", kind[1])
-    if _recorded is None:
+    if _now.recorded is None:
         _check_call(module, query, key, awaited, attention_mask, dropout, call)
-    if awaited is None or _recorded is not None:
+    if awaited is None or _now.recorded is not None:
         members = _members(module, kind, query, key, value, scaling, call)
         if awaited is None and members["window_right"] == 0:
             _refuse_causal(kind)
-    if _recorded is not None:
-        _recorded.append(Layer(kind, members))
+    if _now.recorded is not None:
+        _now.recorded.append(Layer(kind, members))
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1],
                                members["v_head_dim"]), None
     operands = {role: call[name].detach().float().contiguous() for role, name in
@@ -551,6 +584,9 @@ def _check_call(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
 
 
 def _refuse_causal(kind: Key) -> None:
+    if _now.recorded is not None:
+        raise Unsupported(f"layer {kind[1]}: attention whose keys are another layer's, or were used before: "
+                          "accepted layers that bring their own, once", "UNSUPPORTED")
     raise InvalidArgument(
         f"layer {kind[1]}: keys that do not come from an attnhost.Cache; accepted: "
         "attnhost.generate(model, prompts), or past_key_values=attnhost.Cache(model)",
@@ -569,11 +605,17 @@ def _encode(members: Mapping[str, Any], query: torch.Tensor, key: torch.Tensor, 
 
 def padding_mask(*_: Any, attention_mask: Optional[torch.Tensor] = None, kv_length: int = 0,
                  batch_size: int = 1, config: Any = None, device: Any = None,
+                 allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: Optional[bool] = None,
                  **__: Any) -> Optional[torch.Tensor]:
     """What Transformers hands to attention() as the mask: which columns are padding. The rest of
-    it (causal, windows, chunks) is in the layer groups. Called where a step of a model begins."""
-    global _awaiting, _sized  # pylint: disable=global-statement
-    _awaiting, cache, _sized = None, _sized, None
+    it (causal, windows, chunks) is in the layer groups. Transformers says of a mask that is more, of
+    tokens of an image that see each other or of packed sequences, that it may not be skipped; the second
+    word is there for masks that are not causal, for which the first says nothing. Called where a step of
+    a model begins."""
+    _now.awaiting, cache, _now.sized = None, _now.sized, None
+    if not (allow_is_causal_skip if allow_is_bidirectional_skip is None else allow_is_bidirectional_skip):
+        raise Unsupported(f"{getattr(config, 'model_type', 'model')}: a mask of the model's own: accepted causal "
+                          "or bidirectional ones, windows, chunks, and padding", "UNSUPPORTED")
     if cache is None:
         _refuse_own_code(config)
     if getattr(config, "model_type", "") == "mpt" and attention_mask is None:

@@ -31,6 +31,11 @@ MODELS = {
     "gemma3": ("Gemma3TextConfig", dict(sliding_window=8, query_pre_attn_scalar=16,
                                         layer_types=MIXED)),
     "gpt_oss": ("GptOssConfig", {**MOE, "sliding_window": 8, "layer_types": MIXED}),
+    "exaone4": ("Exaone4Config", dict(sliding_window=8, layer_types=MIXED)),  # its modules know a window always
+    "llama4": ("Llama4TextConfig", dict(
+        attention_chunk_size=8, intermediate_size_mlp=96, num_local_experts=2, num_experts_per_tok=1,
+        moe_layers=[1], layer_types=["chunked_attention", "full_attention"], no_rope_layers=[1, 0],
+        attn_temperature_tuning=False)),
     "cohere2": ("Cohere2Config", dict(sliding_window=8, layer_types=MIXED)),
     "deepseek_v2": ("DeepseekV2Config", {**LATENT, "q_lora_rank": None}),
     "deepseek_v3": ("DeepseekV3Config", LATENT),
@@ -71,7 +76,7 @@ RECURRENT = {
 
 
 def config(name):
-    kind, special = ALL[name]
+    kind, special = {**ALL, **UNSERVED}[name]
     missing = {key for key in SIZE if special.get(key, 0) is None}  # the class has no such key
     values = {key: value for key, value in {**SIZE, **special}.items() if key not in missing}
     return getattr(transformers, kind)(**values)
@@ -86,6 +91,15 @@ ALIBI = {
                           "max_seq_len": 256}),
 }
 ALL = {**MODELS, **RECURRENT, **ALIBI}
+
+# Models that nobody serves: what is refused, and why.
+UNSERVED = {
+    "jamba": ("JambaConfig", dict(attn_layer_period=2, attn_layer_offset=1, mamba_d_state=8, num_experts=2,
+                                  use_mamba_kernels=False)),
+    "mamba": ("MambaConfig", dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads",
+                                            "head_dim", "max_position_embeddings"))),
+    "deepseek_v32": ("DeepseekV32Config", LATENT),
+}
 
 # Encoders, and models that have one: what to make them by.
 ENDS = dict(vocab_size=97, pad_token_id=0, bos_token_id=1, eos_token_id=2)
@@ -123,6 +137,18 @@ def peak(model):
             if "sinks" in name:
                 parameter.normal_(0, 1)
     return model.eval()
+
+
+def make_of_images(implementation):
+    """A Gemma 3 that sees: the tokens of an image see each other. Token 90 stands for one of its four."""
+    text = {**SIZE, "sliding_window": 64, "query_pre_attn_scalar": 16}
+    vision = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+                  image_size=32, patch_size=8)
+    made = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4,
+                                     image_token_id=90, boi_token_index=91, eoi_token_index=92)
+    torch.manual_seed(22)
+    return peak(transformers.Gemma3ForConditionalGeneration._from_config(
+        made, attn_implementation=implementation))
 
 
 def make_encoder(name):

@@ -6,11 +6,15 @@ import functools
 import io
 import itertools
 import pathlib
+import pickle
 import shutil
 import tempfile
+import threading
+from unittest import mock
 
 import attnhost
 import torch
+import transformers
 from attnhost import bench
 from attnhost.errors import AttnhostError, InvalidArgument, Unsupported
 from attnhost.graphs import DecodeGraph, read_sizes
@@ -19,7 +23,8 @@ from attnhost.transformers import cache_argument, describe
 from transformers import AutoModelForCausalLM
 
 from harness import cases, refused
-from models import ALIBI, ALL, MODELS, RECURRENT, config, make, make_encoder, weights
+from models import (ALIBI, ALL, MODELS, RECURRENT, config, make, make_encoder, make_of_images,
+                    weights)
 
 PROMPTS = (21, 34, 9)  # tokens of the three sequences
 CHUNK, DECODES = 11, 16
@@ -212,6 +217,19 @@ def held_to_its_config(model, name):
     assert sorted(facts(group.struct) for group in told.groups) == sorted(map(facts, describe(model)))
 
 
+@cases(("llama",), ("qwen3_next",), ("deepseek_v3",), ("bloom",))
+def test_a_model_is_saved_and_loaded(name):
+    """Also after a cache has taken its layers over."""
+    use()
+    model, prompt = make(name, "attnhost"), tokens(20, 1).tolist()
+    expected = attnhost.generate(model, [prompt], 8, num_tokens=64)
+    assert attnhost.generate(pickle.loads(pickle.dumps(model)), [prompt], 8, num_tokens=64) == expected
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="attnhost").eval()
+    assert attnhost.generate(loaded, [prompt], 8, num_tokens=64) == expected
+
+
 # ---- Encoders --------------------------------------------------------------------------------------
 
 
@@ -319,6 +337,61 @@ def test_the_oldest_states_make_room():
     assert Snapshots([]).take(1) is None
 
 
+def test_prompts_that_are_tensors_share_prefixes():
+    use(16)
+    model = make("llama", "attnhost")
+    cache = attnhost.Cache(model, num_tokens=256, max_seqs=1)
+    prompts = torch.stack([tokens(40, 1)] * 2)
+    one, other = attnhost.generate(model, prompts, 2, cache=cache)
+    assert one == other and sum(cache.engine.rows.values()) == 4 * (41 + 41 - 32)
+
+
+def test_a_compiled_model_generates():
+    use(16)
+    model, prompts = make("llama", "attnhost"), [tokens(20, 1).tolist()]
+    expected = attnhost.generate(model, prompts, 4, num_tokens=64)
+    compiled = torch.compile(model, backend="eager")
+    assert attnhost.generate(compiled, prompts, 4, num_tokens=64) == expected
+    assert attnhost.generate(compiled, prompts, 4, cache=attnhost.Cache(model, num_tokens=64)) == expected
+    torch.compiler.reset()
+
+
+def test_models_in_threads_of_their_own():
+    """A host and a model each: what one leaves for its next layer is not the other's. The threads take
+    turns where this is left, between a cache's layer and attention."""
+    use(16)
+    prompts = [tokens(20, seed).tolist() for seed in range(2)]
+    made = [make(name, "attnhost") for name in ("llama", "qwen2")]
+    expected = [attnhost.generate(model, [prompt], 8, num_tokens=64) for model, prompt in zip(made, prompts)]
+    caches = []
+    for model in made:
+        use(16)
+        caches.append(attnhost.Cache(model, num_tokens=64))
+    update, barrier = attnhost.transformers._CacheLayer.update, threading.Barrier(2)
+
+    def wait(*arguments):
+        found = update(*arguments)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            barrier.wait(5)
+        return found
+
+    found = [None, None]
+
+    def work(index):
+        try:
+            found[index] = attnhost.generate(made[index], [prompts[index]], 8, cache=caches[index])
+        finally:
+            barrier.abort()  # the other one goes on alone
+
+    with mock.patch.object(attnhost.transformers._CacheLayer, "update", wait):
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == expected
+
+
 def test_more_prompts_than_room():
     use(16)
     model = make("llama", "attnhost")
@@ -345,6 +418,21 @@ def test_the_bench():
     for row in rows:
         assert 0 < row["attention_us"] < row["step_us"] and row["calls"] >= 3, row
     assert len(printed.getvalue().splitlines()) == 1 + len(rows)
+
+
+def test_the_bench_without_what_it_needs():
+    """An ini that cannot serve is left out with its reason; a plot without gnuplot is refused at once."""
+    good, bad = "attention.attention_backend=cpu_native", "attention.attention_backend=fa3_like"
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), \
+            contextlib.redirect_stderr(io.StringIO()) as told:
+        config("qwen3").save_pretrained(folder)
+        asked = [folder, good, bad, "--dtype=float32", "--own=", "--batch=1", "--context=9", "--prompt=9",
+                 "--layers=1", "--seconds=0"]
+        rows = bench.main(asked)
+        with mock.patch("shutil.which", return_value=None):
+            refused(SystemExit, ["2"], bench.main, [*asked, "--plot", folder + "/plot.svg"])
+    assert {row["name"] for row in rows} == {good}
+    assert "fa3_like" in told.getvalue() and "gnuplot" in told.getvalue()
 
 
 @torch.no_grad()
@@ -413,6 +501,73 @@ def test_models_whose_attention_cannot_be_said():
     refused(Unsupported, ["position bias"], t5, ids, decoder_input_ids=ids)
     refused(Unsupported, ["BloomModel", "attnhost.Cache"], make("bloom", "attnhost"), ids)
     refused(Unsupported, ["BertModel", "without a cache"], attnhost.Cache, make_encoder("bert")[1])
+
+
+@cases(("jamba", "JambaForCausalLM"), ("mamba", "MambaForCausalLM: its own code"),
+       ("deepseek_v32", "deepseek_v32: a mask of the model's own"))
+def test_a_model_that_is_not_served(name, words):
+    use()
+    made = AutoModelForCausalLM.from_config(config(name), attn_implementation="attnhost").eval()
+    refused(Unsupported, [words], attnhost.Cache, made)
+
+
+def test_a_dtype_that_nobody_has():
+    use()
+    refused(Unsupported, ["float64", "float32"], attnhost.Cache, make("llama", "attnhost").double())
+
+
+@cases((False,), (True,))
+@torch.no_grad()
+def test_a_mask_of_the_model_is_not_ignored(compiles):
+    """Text is served; with an image, whose tokens see each other, it is refused."""
+    use()
+    eager, model = make_of_images("eager"), make_of_images("attnhost")
+    ids = torch.tensor([[1, 2, 91, 90, 90, 90, 90, 92, 5, 6]])
+    kinds = (ids == 90).long()
+    pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    text = ids.clamp(max=80)
+    found = model(input_ids=text, past_key_values=attnhost.Cache(model, num_tokens=64)).logits
+    assert (found - eager(input_ids=text).logits).abs().max() < 1e-4
+    call = torch.compile(model, backend="eager") if compiles else model
+    refused(Exception, ["mask of the model's own"], call, input_ids=ids, pixel_values=pixels,
+            token_type_ids=kinds, past_key_values=attnhost.Cache(model, num_tokens=64))
+    torch.compiler.reset()
+
+
+@cases((0,), (-1,))
+def test_no_tokens_to_make(count):
+    use()
+    refused(InvalidArgument, ["max_new_tokens", str(count), "1"], attnhost.generate,
+            make("llama", "attnhost"), [[1]], count, num_tokens=64)
+
+
+def test_a_cache_of_another_model():
+    use()
+    model = make("llama", "attnhost")
+    for cache in (attnhost.Cache(make("qwen2", "attnhost"), num_tokens=64), transformers.DynamicCache()):
+        refused(InvalidArgument, ["cache", type(cache).__name__], attnhost.generate, model, [[1]], 2,
+                cache=cache)
+
+
+@torch.no_grad()
+def test_a_step_that_was_torn():
+    """By an exception between two layers: the first has keys of its tokens, the others have none."""
+    use()
+    model, ids = make("llama", "attnhost"), tokens(9, 1)[None]
+    expected = model(ids, past_key_values=attnhost.Cache(model, num_tokens=64)).logits
+    cache = attnhost.Cache(model, num_tokens=64)
+    sequence = cache.engine.add(ids[0].tolist())
+    cache.begin([(sequence, 9)])
+    for more in ({}, dict(position_ids=torch.arange(9)[None])):
+        with mock.patch.object(model.model.layers[2], "forward", side_effect=KeyboardInterrupt):
+            refused(KeyboardInterrupt, [], model, ids, past_key_values=cache, **more)
+        if not more:
+            refused(InvalidArgument, ["2 of 4 layers", "clear"], cache.begin, [(sequence, 0)])
+            cache.engine.free(sequence)
+        else:
+            refused(InvalidArgument, ["2 of 4 layers", "clear"], model, ids, past_key_values=cache)
+        cache.clear()
+    assert torch.equal(model(ids, past_key_values=cache).logits, expected)
 
 
 def test_gradients():
