@@ -62,7 +62,15 @@ def _refuse_short(name: str, array: Any, least: int) -> None:
     for part in array if isinstance(array, tuple) else (array,):
         if part is not None and part.shape[0] < least:
             raise InvalidArgument(f"{name}: {part.shape[0]} entries: accepted {least} and more",
-                                  "INVALID_ARGUMENT", "batch")
+                                  "INVALID_ARGUMENT", "batch", str(part.shape[0]))
+
+
+def _total(indptr: Any, num_seqs: int, otherwise: int) -> int:
+    """What the array counts up to, where that can be read without a device."""
+    host = indptr[0] if isinstance(indptr, tuple) else indptr
+    if host is None or operand(host).device_type != _abi.ATTN_DEVICE_CPU:
+        return otherwise
+    return int(host[num_seqs])
 
 
 class KVGroup:
@@ -96,11 +104,12 @@ class KVGroup:
     def refuse_short(self, num_seqs: int, num_tokens: int) -> None:
         """Raise what names the first array with too few entries for so many sequences and new keys."""
         slots, arrays = self.kept
-        if arrays.get("kv_new_indptr") is None:
-            _refuse_short("out_cache_loc", slots, num_tokens)
         for name, more in (("kv_lens", 0), ("kv_new_indptr", 1), ("block_table", 0), ("kv_indptr", 1),
                            ("last_page_len", 0)):
             _refuse_short(name, arrays.get(name), num_seqs + more)
+        brought = num_tokens if arrays.get("kv_new_indptr") is None else 0
+        _refuse_short("out_cache_loc", slots, _total(arrays.get("kv_new_indptr"), num_seqs, brought))
+        _refuse_short("kv_indices", arrays.get("kv_indices"), _total(arrays.get("kv_indptr"), num_seqs, 0))
 
 
 class Batch:

@@ -45,6 +45,8 @@ def layer_group(layers: Iterable[int], *, num_q_heads: int, num_kv_heads: int, h
     made = [_abi.attn_layer(layer_id=layer, kv_buffer=layer) for layer in layers]
     kind = _words.number("kind", kind, _words.KINDS)
     recurrent = kind == _abi.ATTN_KIND_LINEAR
+    if sm_scale is None:  # a head_dim that is none is refused by its name
+        sm_scale = head_dim ** -0.5 if isinstance(head_dim, int) and head_dim > 0 else 0.0
     flags = (_abi.ATTN_GROUP_HAS_SINKS if sinks else 0) | (_abi.ATTN_GROUP_HAS_ALIBI if alibi else 0)
     return LayerGroup(
         kind=kind, kv_group=members.pop("kv_group", -1 if recurrent else 0),
@@ -52,8 +54,7 @@ def layer_group(layers: Iterable[int], *, num_q_heads: int, num_kv_heads: int, h
         attn_type=_words.number("attn_type", attn_type, _words.TYPES),
         flags=members.pop("flags", 0) | flags, num_q_heads=num_q_heads, num_kv_heads=num_kv_heads,
         head_dim=head_dim, v_head_dim=v_head_dim or head_dim, window_left=window_left,
-        window_right=window_right, sm_scale=head_dim ** -0.5 if sm_scale is None else sm_scale,
-        num_layers=len(made), layers=made, **members)
+        window_right=window_right, sm_scale=sm_scale, num_layers=len(made), layers=made, **members)
 
 
 def problem(group: LayerGroup, *, device: Union[str, Device] = "cpu",

@@ -320,15 +320,22 @@ def test_bad_operand(index):
        ("a list of prefixes", dict(prefix_lens=[0, 0]), ["prefix_lens", "list"]),
        ("few slots", dict(kv_groups=[attnhost.KVGroup(
            PAGE, out_cache_loc=np.zeros(13, np.int64), block_table=int32([[1], [2]]))]),
-        ["out_cache_loc", "13", "14"]),
+        ["out_cache_loc: 13", "accepted 14"]),
        ("few tables", dict(kv_groups=[attnhost.KVGroup(
            PAGE, out_cache_loc=np.zeros(14, np.int64), block_table=int32([[1]]))]),
-        ["block_table", "1", "2"]),
-       ("few states", dict(state_groups=[attnhost.state_group(int32([1]))]), ["state group", "1", "2"]))
+        ["block_table: 1", "accepted 2"]),
+       ("few indices", dict(kv_groups=[attnhost.KVGroup(
+           1, out_cache_loc=np.zeros(14, np.int64), kv_indptr=int32([0, 5, 14]),
+           kv_indices=np.zeros(13, np.int32))]), ["kv_indices: 13", "accepted 14"]),
+       ("few new slots", dict(kv_groups=[attnhost.KVGroup(
+           PAGE, out_cache_loc=np.zeros(9, np.int64), kv_new_indptr=int32([0, 5, 10]),
+           block_table=int32([[1], [2]]))]), ["out_cache_loc: 9", "accepted 10"]),
+       ("few states", dict(state_groups=[attnhost.state_group(int32([1]))]), ["state group: 1", "accepted 2"]))
 def test_bad_batch(_name, changes, words):
     step = Step()
     error = refused((AttnhostError, TypeError), words, lambda: step.metadata.plan(step.batch(**changes)))
     assert isinstance(error, TypeError) or error.status == "INVALID_ARGUMENT"
+    assert "entries" not in str(error) or error.got in words[0] and error.accepted.endswith("and more")
 
 
 def test_a_table_has_two_dimensions():
@@ -381,8 +388,15 @@ def test_results_are_not_merged_into_read_only_memory():
 @cases((dict(num_q_heads="8"), ["num_q_heads", "'8'"]), (dict(head_dim=32.0), ["head_dim", "32.0"]),
        (dict(head_dim=2**32 + 32), ["head_dim", str(2**32 + 32)]))
 def test_members_of_other_types(changes, words):
-    given = {**dict(num_q_heads=8, num_kv_heads=2, head_dim=32, sm_scale=1.0), **changes}
+    given = {**dict(num_q_heads=8, num_kv_heads=2, head_dim=32), **changes}
     refused((TypeError, ValueError), words, lambda: attnhost.layer_group([0], **given))
+
+
+@cases((0,), (-32,))
+def test_heads_that_are_no_heads(head_dim):
+    group = attnhost.layer_group([0], num_q_heads=8, num_kv_heads=2, head_dim=head_dim)
+    verdict = attnhost.Host().query("cpu_native", attnhost.problem(group))
+    assert not verdict and f"head_dim {head_dim}: accepted" in str(verdict)
 
 
 def test_a_section_that_is_a_word():
