@@ -15,10 +15,10 @@ Device = _abi.attn_device
 LayerGroup = _abi.attn_layer_group
 Problem = _abi.attn_problem
 Device.__doc__ = "A device, of device(): its type, number, and what the driver says of it (attn_problem.h)."
-LayerGroup.__doc__ = """Layers that ask the same of a backend, of layer_group() or describe(): their ids, heads, dimensions,
-window, scale ... (attn_problem.h); members can be read and set by their names in C."""
-Problem.__doc__ = """What a backend is asked, of problem(): a layer group on a device, with dtypes, page size, layout and
-bounds (attn_problem.h). Answers of Host.explain() keep alive what they point to."""
+LayerGroup.__doc__ = """Layers that ask the same of a backend, of layer_group() or describe(): their
+ids, heads, dimensions, window, scale ... (attn_problem.h), by their names in C."""
+Problem.__doc__ = """What a backend is asked, of problem(): a layer group on a device, with dtypes, page
+size, layout and bounds (attn_problem.h)."""
 
 
 def device(name: Union[str, Device] = "cpu") -> Device:
