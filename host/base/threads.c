@@ -75,7 +75,8 @@ struct threads {
         struct threads *threads;
         uint32_t index;
         pthread_t thread;
-    } workers[]; /* [num_workers]; the first one is the calling thread */
+        void *stack; /* its alternate one, of ALTERNATE_STACK bytes; NULL = no memory for it */
+    } workers[];     /* [num_workers]; the first one is the calling thread */
 };
 
 /* Is this thread running a task? Nesting would wait for itself. */
@@ -151,37 +152,29 @@ static bool wait_for_job(struct threads *threads, uint64_t *seen)
 }
 
 /* So that a handler of fatal signals can speak of a stack that has overflown: the thread's
- * alternate one, to be freed when the thread ends. NULL if there is one already, or no memory. */
-static void *take_alternate_stack(void)
+ * alternate one, unless it has one already. It is taken by who starts the thread, as the thread
+ * itself may come to its first line while a call is watched that may not allocate. */
+static bool use_alternate_stack(void *memory)
 {
     stack_t stack;
-    if (sigaltstack(NULL, &stack) != 0 || !(stack.ss_flags & SS_DISABLE))
-        return NULL;
-    stack = (stack_t){.ss_sp = malloc(ALTERNATE_STACK), .ss_size = ALTERNATE_STACK};
-    if (stack.ss_sp && sigaltstack(&stack, NULL) == 0)
-        return stack.ss_sp;
-    free(stack.ss_sp);
-    return NULL;
-}
-
-static void free_alternate_stack(void *stack)
-{
-    const stack_t none = {.ss_flags = SS_DISABLE};
-    if (stack)
-        sigaltstack(&none, NULL);
-    free(stack);
+    if (!memory || sigaltstack(NULL, &stack) != 0 || !(stack.ss_flags & SS_DISABLE))
+        return false;
+    stack = (stack_t){.ss_sp = memory, .ss_size = ALTERNATE_STACK};
+    return sigaltstack(&stack, NULL) == 0;
 }
 
 static void *work(void *arg)
 {
     struct worker *worker = arg;
     uint64_t seen = 0;
-    void *stack = take_alternate_stack();
+    const stack_t none = {.ss_flags = SS_DISABLE};
+    bool is_used = use_alternate_stack(worker->stack);
     while (wait_for_job(worker->threads, &seen)) {
         run_tasks(worker->threads, worker->index);
         leave(worker->threads);
     }
-    free_alternate_stack(stack);
+    if (is_used)
+        sigaltstack(&none, NULL);
     return NULL;
 }
 
@@ -334,10 +327,13 @@ static attn_status start_workers(struct threads *threads, uint32_t num_threads)
         struct worker *worker = &threads->workers[i];
         worker->threads = threads;
         worker->index = i;
-        if (threads_start_one(&worker->thread, work, worker))
+        worker->stack = malloc(ALTERNATE_STACK);
+        if (threads_start_one(&worker->thread, work, worker)) {
             threads->num_workers++;
-        else
+        } else {
+            free(worker->stack);
             status = ATTN_OUT_OF_HOST_MEMORY;
+        }
     }
     return status;
 }
@@ -405,8 +401,10 @@ void threads_destroy(struct threads *threads)
     atomic_store(&threads->stop, true);
     pthread_cond_broadcast(&threads->published);
     pthread_mutex_unlock(&threads->mutex);
-    for (uint32_t i = 1; i < threads->num_workers; i++)
+    for (uint32_t i = 1; i < threads->num_workers; i++) {
         pthread_join(threads->workers[i].thread, NULL);
+        free(threads->workers[i].stack);
+    }
     pthread_cond_destroy(&threads->left);
     pthread_cond_destroy(&threads->published);
     pthread_mutex_destroy(&threads->mutex);
