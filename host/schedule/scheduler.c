@@ -10,6 +10,8 @@
 #include "host/base/round.h"
 #include "host/schedule/private.h"
 
+#include <stdio.h>
+
 /* ---- Life ------------------------------------------------------------------------------------ */
 
 static attn_status check_params(const struct scheduler_params *params, attn_error *error)
