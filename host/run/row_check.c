@@ -47,7 +47,8 @@ static attn_status make_verifier(struct row_check *check, attn_error *error)
     return verifier_create(&params, &check->verifier, error);
 }
 
-/* For the longest request, if there are states and rows to be judged. */
+/* For the longest request and the drafts beyond its end, if there are states and rows to be judged.
+ */
 static attn_status make_history(struct row_check *check, attn_error *error)
 {
     const struct row_check_params *p = &check->params;
@@ -59,6 +60,7 @@ static attn_status make_history(struct row_check *check, attn_error *error)
         int64_t tokens = request->input_length + request->output_length;
         longest = tokens > longest ? tokens : longest;
     }
+    longest += p->config->speculative.draft_tokens;
     return state_history_init(&check->states, p->num_state_slots, longest, error);
 }
 
