@@ -141,6 +141,18 @@ attn_status reference_linear_replay_init(reference_linear_replay *replay,
     return ATTN_OK;
 }
 
+attn_status reference_linear_replay_copy(reference_linear_replay *replay,
+                                         const reference_linear_replay *from, attn_error *error)
+{
+    attn_status status =
+        reference_linear_replay_init(replay, from->layer, from->first_head, from->num_heads, error);
+    if (status != ATTN_OK)
+        return status;
+    replay->rounded = from->rounded;
+    memcpy(replay->truth, from->truth, bytes_of(from));
+    return ATTN_OK;
+}
+
 void reference_linear_replay_finish(reference_linear_replay *replay)
 {
     if (!replay)

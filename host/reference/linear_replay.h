@@ -79,6 +79,10 @@ attn_status reference_linear_replay_init(reference_linear_replay *replay,
 /* NULL, zeroed and finished ones are fine. */
 void reference_linear_replay_finish(reference_linear_replay *replay);
 
+/* A replay that has come to where `from` is, and goes on by itself; released likewise. */
+attn_status reference_linear_replay_copy(reference_linear_replay *replay,
+                                         const reference_linear_replay *from, attn_error *error);
+
 /* Back to the beginning of a sequence. */
 void reference_linear_replay_reset(reference_linear_replay *replay);
 

@@ -83,9 +83,7 @@ static attn_status allocate_flight(struct executor *executor, struct flight *fli
     flight->list.writes = calloc((size_t)executor->params.bounds.max_seqs *
                                      (size_t)row_list_writes_per_seq(&executor->params.drafts),
                                  sizeof *flight->list.writes);
-    flight->list.places =
-        calloc((size_t)executor->params.bounds.max_tokens, sizeof *flight->list.places);
-    if (!flight->watch || !flight->list.sequences || !flight->list.writes || !flight->list.places)
+    if (!flight->watch || !flight->list.sequences || !flight->list.writes)
         return no_memory(executor, ATTN_SPACE_PINNED, error);
     if (!is_sampling(executor))
         return ATTN_OK;
@@ -143,7 +141,6 @@ void executor_rows_destroy(struct executor *executor)
         device_release(device, ATTN_SPACE_PINNED, flight->outputs);
         free(flight->list.sequences);
         free(flight->list.writes);
-        free(flight->list.places);
     }
 }
 

@@ -359,11 +359,9 @@ static void fill_tree(const struct forward_batch *b, struct batch_arrays *a,
 {
     for (int32_t t = 0; t < sequence->num_new; t++) {
         a->row_request[row + t] =
-            (int32_t)request_of_draft(sequence->request, b->params.num_requests, 1 + t);
+            (int32_t)draft_tree_number(tree, sequence->request, b->params.num_requests, t);
         a->row_position[row + t] = sequence->prefix_len + tree->depth[t];
     }
-    for (int32_t d = 0; d < tree->committed; d++)
-        a->row_request[row + tree->path[d]] = (int32_t)sequence->request;
 }
 
 /* A row sees the prefix, itself and what is above it in the tree: bit t * rows + j. */

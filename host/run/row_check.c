@@ -125,39 +125,38 @@ uint64_t row_check_row_bytes(const struct row_check *check, uint32_t mode, int32
     return operands_row_bytes(&out);
 }
 
-/* Which row of its sequence each row is. */
-static void list_places(const struct scheduler_seq *sequence, const struct draft_tree *tree,
-                        int32_t *places)
+/* Drafts that are turned down are sampled as rows of the number that they go by. */
+static void sample_rows(const struct row_check *check, const struct verify_sequence *sequence,
+                        uint64_t *states)
 {
-    for (int32_t t = 0; t < sequence->num_new; t++)
-        places[t] = tree ? -1 : t;
-    for (int32_t d = 0; tree && d < tree->committed; d++)
-        places[tree->path[d]] = d;
+    for (int64_t t = 0; t < sequence->num_rows; t++) {
+        struct verify_token token = verify_token_of(check->params.workload, sequence, t);
+        states[t] =
+            sample_row_state(check->params.config->workload.seed, token.request, token.position);
+    }
 }
 
 static void list_sequences(const struct row_check *check, const struct batch_step *step,
                            struct row_list *list)
 {
-    uint64_t seed = check->params.config->workload.seed;
     int32_t row = 0;
     list->mode = step->mode;
     list->num_sequences = step->num_sequences;
     for (int32_t s = 0; s < step->num_sequences; s++) {
         const struct scheduler_seq *sequence = &step->sequences[s];
-        const struct draft_tree *tree = step->trees ? &step->trees[s] : NULL;
         list->sequences[s] = (struct verify_sequence){
             .request = sequence->request,
             .prefix_len = sequence->prefix_len,
-            .num_rows = tree ? tree->committed : sequence->num_new,
+            .num_rows = sequence->num_new,
             .first_row = row,
             .encoder_len = sequence->encoder_len,
             .encoder_new = sequence->encoder_new,
             .stored = state_history_of(&check->states, sequence->state_slot),
         };
-        list_places(sequence, tree, list->places + row);
-        for (int32_t t = 0; t < sequence->num_new && check->threshold > 0; t++)
-            check->row_states[row + t] = sample_row_state(
-                seed, sequence->request, sequence->prefix_len + list->places[row + t]);
+        if (step->trees)
+            list->sequences[s].tree = step->trees[s];
+        if (check->threshold > 0)
+            sample_rows(check, &list->sequences[s], check->row_states + row);
         row += sequence->num_new;
     }
     list->num_rows = row;
@@ -187,13 +186,6 @@ static void list_writes(const struct row_check *check, const struct batch_step *
     }
 }
 
-static bool is_sampled(const struct row_check *check, const struct row_list *list, uint32_t layer,
-                       int32_t row)
-{
-    return list->places[row] >= 0 &&
-           sample_in_layer(check->row_states[row], (int32_t)layer, check->threshold);
-}
-
 void row_check_list(const struct row_check *check, const struct batch_step *step,
                     struct row_list *list)
 {
@@ -208,7 +200,7 @@ void row_check_list(const struct row_check *check, const struct batch_step *step
         if (!model_layer_runs(model, layer, step->mode))
             continue;
         for (int32_t row = 0; row < list->num_rows; row++)
-            if (is_sampled(check, list, layer, row))
+            if (sample_in_layer(check->row_states[row], (int32_t)layer, check->threshold))
                 list->rows[count++] = row;
     }
     list->indptr[model->num_layers] = count;
@@ -229,19 +221,20 @@ static bool is_computed(const struct row_check *check, int64_t request, int64_t 
     return bits && bits[position / 8] >> position % 8 & 1;
 }
 
-/* The rows that are computed for the first time enter the count and, if they are the target
- * model's, the digest: with drafts it is that of a run without them. */
+/* A row of tokens that were not computed before enters the count and, if it is the target model's
+ * and stays, the digest: with drafts that is the one of a run without them. */
 static attn_status add_row(struct row_check *check, uint32_t whose,
                            const struct verify_sequence *sequence, int64_t t, int32_t layer,
                            const void *row, uint64_t bytes, attn_error *error)
 {
     const struct row_check_params *p = &check->params;
-    int64_t position = sequence->prefix_len + t;
+    int64_t position = verify_token_of(p->workload, sequence, t).position;
+    bool turned_down = verify_turned_down(sequence, t);
 
-    if (is_computed(check, sequence->request, position, whose))
+    if (!turned_down && is_computed(check, sequence->request, position, whose))
         return ATTN_OK;
     check->rows_checked++;
-    if (whose == OF_DRAFT)
+    if (turned_down || whose == OF_DRAFT)
         return ATTN_OK;
     if (p->listener)
         p->listener(p->listener_ctx, sequence->request, position, layer, row, bytes);
@@ -271,7 +264,7 @@ static attn_status split_rows(struct row_check *check, const struct row_list *li
             s + 1 < list->num_sequences ? list->sequences[s + 1].first_row : list->num_rows;
         sequence->first_sampled = i - first;
         for (; i < last && list->rows[i] < end && status == ATTN_OK; i++) {
-            int64_t t = list->places[list->rows[i]];
+            int64_t t = list->rows[i] - sequence->first_row;
             check->sampled[i - first] = (int32_t)t;
             status = add_row(check, whose, sequence, t, layer, rows + (uint64_t)(i - first) * bytes,
                              bytes, error);
@@ -328,14 +321,11 @@ void row_check_watch(struct row_check *check, const struct row_list *list, uint6
     while (s + 1 < list->num_sequences && list->sequences[s + 1].first_row <= row)
         s++;
     const struct verify_sequence *sequence = &list->sequences[s];
+    char place[VERIFY_PLACE_TEXT];
+    verify_place_text(sequence, row - sequence->first_row, place);
     if (check->steps_not_finite++ == 0)
-        snprintf(
-            check->first_not_finite, sizeof check->first_not_finite,
-            "request %lld, position %lld, layer %u: an output is not finite",
-            (long long)sequence->request,
-            (long long)(sequence->prefix_len +
-                        (list->places[row] < 0 ? row - sequence->first_row : list->places[row])),
-            (unsigned int)(watch >> 32));
+        snprintf(check->first_not_finite, sizeof check->first_not_finite,
+                 "%s, layer %u: an output is not finite", place, (unsigned int)(watch >> 32));
 }
 
 void row_check_trespass(struct row_check *check, const char *text)
@@ -344,6 +334,7 @@ void row_check_trespass(struct row_check *check, const char *text)
         snprintf(check->first_trespass, sizeof check->first_trespass, "%s", text);
 }
 
+/* Its rows, of a verification those that stay. */
 static attn_status mark_computed(struct row_check *check, const struct verify_sequence *sequence,
                                  uint32_t whose, attn_error *error)
 {
@@ -356,7 +347,9 @@ static attn_status mark_computed(struct row_check *check, const struct verify_se
         if (!*bits)
             return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for marks of rows");
     }
-    for (int64_t t = 0; t < sequence->num_rows; t++) {
+    bool has_tree = verify_has_tree(sequence);
+    int64_t rows = has_tree ? sequence->tree.committed : sequence->num_rows;
+    for (int64_t t = 0; t < rows; t++) { /* those that stay stand one after the other */
         int64_t position = sequence->prefix_len + t;
         (*bits)[position / 8] |= (uint8_t)(1u << position % 8);
     }

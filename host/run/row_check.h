@@ -51,15 +51,13 @@ static inline int32_t row_list_writes_per_seq(const struct drafts *drafts)
     return 1 + scheduler_snapshots_per_seq(drafts);
 }
 
-/* The sequences of a step, and its sampled rows by layer. Of a verification the rows that stay are
- * looked at, which are then the rows of its sequences. The arrays are the caller's; the last
+/* The sequences of a step, and its sampled rows by layer. The arrays are the caller's; the last
  * three are what step_kernels_gather() reads, and may be NULL if verify.rate is 0. */
 struct row_list {
     uint32_t mode;
     int32_t num_sequences;
     int32_t num_rows;
     struct verify_sequence *sequences; /* [max_seqs] */
-    int32_t *places; /* [max_tokens] of a row in its sequence; -1 = it does not stay */
     int32_t num_writes;
     struct state_write *writes; /* [row_list_writes_per_seq() * max_seqs] of recurrent states */
     int32_t *indptr;            /* [layers + 1] into rows */

@@ -32,21 +32,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { DRAFTS_MAX_TOKENS = 64 };
+#include "host/workload/draft_tree.h"
 
 struct drafts {
     int32_t tokens; /* rows of a verification; 0 = there are none, else 2 .. DRAFTS_MAX_TOKENS */
     int32_t top_k;  /* 1 = a chain */
     double rate;    /* that a draft is right */
     uint64_t seed;
-};
-
-/* The rows of one request in a verification. */
-struct draft_tree {
-    int32_t committed;                 /* rows that stay: the root and what is accepted after it */
-    uint8_t parent[DRAFTS_MAX_TOKENS]; /* a row before it; the root's is 0 */
-    uint8_t depth[DRAFTS_MAX_TOKENS];  /* 0 = the root */
-    uint8_t path[DRAFTS_MAX_TOKENS];   /* [committed] the rows that stay, ascending */
 };
 
 /* Rows of a request that decodes, in one step. */

@@ -99,10 +99,23 @@ static void destroy(void *self)
 
 struct key_source {
     const struct check *check;
+    const struct verify_sequence *sequence;
     struct request_tokens tokens;
     int32_t kv_head;
     int64_t first_new; /* keys from here on are new in this step, or given for it */
 };
+
+/* Keys of a verification that are new in it are those of its rows, in their order. */
+static token_key key_at(const struct key_source *source, int64_t j)
+{
+    const struct workload *workload = source->check->verifier->params.workload;
+    if (!verify_has_tree(source->sequence))
+        return token_key_at(&source->tokens, j);
+    struct verify_token token =
+        verify_token_of(workload, source->sequence, j - source->sequence->prefix_len);
+    struct request_tokens tokens = request_tokens_as(source->tokens, token.request);
+    return token_key_at(&tokens, token.position);
+}
 
 /* A latent as a packed row holds it; a value is its first part. */
 static void read_packed(const struct key_source *source, int64_t j, int32_t dim, double *vector)
@@ -113,8 +126,8 @@ static void read_packed(const struct key_source *source, int64_t j, int32_t dim,
     int8_t raw[GENERATOR_MAX_DIM];
     float given[GENERATOR_MAX_DIM];
     char row[2 * GENERATOR_MAX_DIM]; /* no element takes more than the two bytes of bf16 */
-    generator_kv(params->generator, token_key_at(&source->tokens, j), check->form, source->kv_head,
-                 GENERATOR_KEY, raw);
+    generator_kv(params->generator, key_at(source, j), check->form, source->kv_head, GENERATOR_KEY,
+                 raw);
     for (int32_t d = 0; d < check->geometry->head_dim; d++)
         given[d] = (float)raw[d] / GENERATOR_UNITS;
     reference_mla_pack(mla, ATTN_F32, given, given + mla->kv_lora_rank, row);
@@ -132,8 +145,8 @@ static void read_vector(const struct key_source *source, int64_t j, int role, in
         read_packed(source, j, dim, vector);
         return;
     }
-    generator_kv_numbers(check->verifier->params.generator, token_key_at(&source->tokens, j),
-                         check->form, source->kv_head, role, vector);
+    generator_kv_numbers(check->verifier->params.generator, key_at(source, j), check->form,
+                         source->kv_head, role, vector);
     if (as_given || !dtype_is_fp8(stored->kv_dtype))
         return; /* exact in every wider type: generator.h */
     float scale = scales[stored->count > 1 ? source->kv_head : 0];
@@ -154,6 +167,61 @@ static void read_kv(void *ctx, int64_t j, double *key, double *value)
         read_vector(source, j, GENERATOR_KEY, geometry->head_dim, check->scales->k, key);
     if (value)
         read_vector(source, j, GENERATOR_VALUE, geometry->v_head_dim, of_values, value);
+}
+
+/* ---- Which keys a row sees ------------------------------------------------------------------- */
+
+/* Of a tree whose rows do not stand where they lie: where they stand, and for each the rows that it
+ * sees. */
+struct tree_view {
+    int32_t positions[DRAFTS_MAX_TOKENS];
+    uint8_t seen[DRAFTS_MAX_TOKENS][DRAFTS_MAX_TOKENS / 8]; /* bits */
+};
+
+/* A chain has the sight of any other rows. */
+static bool is_chain(const struct verify_sequence *sequence)
+{
+    for (int64_t t = 0; verify_has_tree(sequence) && t < sequence->num_rows; t++)
+        if (sequence->tree.depth[t] != t)
+            return false;
+    return true;
+}
+
+static void view_tree(const struct verify_sequence *sequence, struct tree_view *view)
+{
+    const struct draft_tree *tree = &sequence->tree;
+    for (int64_t t = 0; t < sequence->num_rows; t++) {
+        if (t == 0)
+            memset(view->seen[t], 0, sizeof view->seen[t]);
+        else
+            memcpy(view->seen[t], view->seen[tree->parent[t]], sizeof view->seen[t]);
+        view->seen[t][t / 8] |= (uint8_t)(1u << t % 8);
+        view->positions[t] = (int32_t)sequence->prefix_len + tree->depth[t];
+    }
+}
+
+/* The first key before the step that a row may see: the oracle looks at each key from there on. */
+static int64_t first_seen(const reference_sight *sight)
+{
+    int64_t first = 0;
+    if (sight->window_left >= 0)
+        first = sight->position - sight->window_left;
+    if (sight->attention_chunk > 0) {
+        int64_t chunk = sight->position / sight->attention_chunk * sight->attention_chunk;
+        first = chunk > first ? chunk : first;
+    }
+    return first < sight->prefix_len ? first : sight->prefix_len;
+}
+
+static void see_tree(const struct verify_sequence *sequence, const struct tree_view *view,
+                     int64_t t, reference_sight *sight)
+{
+    sight->mask_kind = ATTN_MASK_QLEN;
+    sight->prefix_len = sequence->prefix_len;
+    sight->mask_bits = view->seen[t];
+    sight->mask_columns = sequence->num_rows;
+    sight->key_positions = view->positions;
+    sight->first_key = first_seen(sight);
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
@@ -191,7 +259,7 @@ static int is_first(const struct check *check, int64_t sampled, int32_t head)
 }
 
 /* Add one head's verdict to the result; the row fails if one of its heads does. */
-static void record(struct check *check, int64_t sampled, int64_t request, int64_t position,
+static void record(struct check *check, const struct verify_sequence *sequence, int64_t sampled,
                    int32_t head, const struct row_verdict *found)
 {
     struct attention_verifier *verifier = check->verifier;
@@ -202,7 +270,8 @@ static void record(struct check *check, int64_t sampled, int64_t request, int64_
         if (is_first(check, sampled, head)) {
             check->first_sampled = sampled;
             check->first_head = head;
-            row_verdict_text(found, request, position, check->layer, head, check->first_failure);
+            row_verdict_text(found, sequence, check->step->sampled[sampled], check->layer, head,
+                             check->first_failure);
         }
     }
     pthread_mutex_unlock(&verifier->mutex);
@@ -227,6 +296,7 @@ static int64_t first_new_key(const struct check *check, const struct verify_sequ
 struct head_rows {
     struct check *check;
     const struct verify_sequence *sequence;
+    const struct tree_view *view; /* NULL = its rows are no tree, or a chain */
     int32_t first_head, heads;
     int64_t count;
 };
@@ -241,9 +311,10 @@ static int32_t head_of(const struct head_rows *rows, int64_t n)
     return rows->first_head + (int32_t)(n % rows->heads);
 }
 
-static int64_t position_of(const struct head_rows *rows, int64_t n)
+/* Which of its sequence. */
+static int64_t row_of(const struct head_rows *rows, int64_t n)
 {
-    return rows->sequence->prefix_len + rows->check->step->sampled[sampled_of(rows, n)];
+    return rows->check->step->sampled[sampled_of(rows, n)];
 }
 
 /* How many of them at once: what a row keeps of each key is bounded. */
@@ -278,12 +349,15 @@ static void set_row(const struct head_rows *rows, int64_t n, int64_t i,
     int32_t dim = check->geometry->head_dim, v_dim = check->geometry->v_head_dim;
     double *query = memory->vectors + i * (dim + 2 * (int64_t)v_dim);
     int16_t raw[GENERATOR_MAX_DIM];
-    generator_query(params->generator, params->workload, rows->sequence->request,
-                    position_of(rows, n), check->form, head_of(rows, n), raw);
+    struct verify_token token = verify_token_of(params->workload, rows->sequence, row_of(rows, n));
+    generator_query(params->generator, params->workload, token.request, token.position, check->form,
+                    head_of(rows, n), raw);
     for (int32_t d = 0; d < dim; d++)
         query[d] = (double)raw[d] / GENERATOR_UNITS;
-    describe_row(check, count_keys(check, rows->sequence), position_of(rows, n), head_of(rows, n),
+    describe_row(check, count_keys(check, rows->sequence), token.position, head_of(rows, n),
                  &memory->rows[i]);
+    if (rows->view)
+        see_tree(rows->sequence, rows->view, row_of(rows, n), &memory->rows[i].sight);
     memory->rows[i].query = query;
     memory->to[i].out = query + dim;
     memory->to[i].bars = query + dim + v_dim;
@@ -300,7 +374,7 @@ static void judge_row(const struct head_rows *rows, int64_t n, int64_t i,
     row_verdict_make(check->out, check->step->compact ? sampled : sequence->first_row + t,
                      head_of(rows, n), to->out, to->bars, check->geometry->v_head_dim, &to->result,
                      memory->actual, &found);
-    record(check, sampled, sequence->request, position_of(rows, n), head_of(rows, n), &found);
+    record(check, sequence, sampled, head_of(rows, n), &found);
 }
 
 static attn_status check_head_rows(const struct head_rows *rows, const reference_kv *kv,
@@ -332,14 +406,28 @@ static attn_status check_entry_task(struct check *check, int64_t task, uint32_t 
     const struct verify_sequence *sequence = &check->step->sequences[task / geometry->num_kv_heads];
     int32_t kv_head = (int32_t)(task % geometry->num_kv_heads);
     int32_t heads = geometry->num_q_heads / geometry->num_kv_heads;
-    struct head_rows rows = {check, sequence, kv_head * heads, heads,
-                             sequence->num_sampled * heads};
+    struct tree_view view;
+    struct head_rows rows = {
+        .check = check,
+        .sequence = sequence,
+        .first_head = kv_head * heads,
+        .heads = heads,
+        .count = sequence->num_sampled * heads,
+    };
     struct key_source source = {
-        check, workload_tokens(check->verifier->params.workload, sequence->request), kv_head,
-        first_new_key(check, sequence)};
+        .check = check,
+        .sequence = sequence,
+        .tokens = workload_tokens(check->verifier->params.workload, sequence->request),
+        .kv_head = kv_head,
+        .first_new = first_new_key(check, sequence),
+    };
     const reference_kv kv = {.read = read_kv, .ctx = &source};
     if (rows.count == 0)
         return ATTN_OK;
+    if (!is_chain(sequence)) {
+        view_tree(sequence, &view);
+        rows.view = &view;
+    }
     return check_head_rows(&rows, &kv, &check->verifier->workers[worker]);
 }
 

@@ -51,6 +51,7 @@ struct job {
     const struct verify_sequence *sequence;
     struct kept_replay *replay;
     int64_t from, to; /* positions */
+    int64_t branch;   /* drafts that are turned down: on from `to` up to there, beside the replay */
 };
 
 /* One call of linear_verifier_check, as its tasks see it. */
@@ -245,12 +246,16 @@ static void make_part(const struct check *check, token_key key, uint32_t role, d
 
 /* What the replay's heads read of the row at `position`, as row t of the piece. */
 static void make_row(const struct check *check, const reference_linear_replay *replay,
-                     int64_t request, int64_t position, int64_t t, const struct piece *piece)
+                     const struct verify_sequence *sequence, int64_t position, int64_t t,
+                     const struct piece *piece)
 {
     const attn_linear_dims *dims = check->group->linear;
     int64_t heads = dims->num_v_heads, first = replay->first_head, count = replay->num_heads;
     int64_t keys = dims->family == ATTN_LINEAR_KDA ? dims->head_k_dim : 1, v = dims->head_v_dim;
-    token_key key = workload_token_key(check->verifier->params.workload, request, position);
+    const struct workload *workload = check->verifier->params.workload;
+    struct verify_token token =
+        verify_token_of(workload, sequence, position - sequence->prefix_len);
+    token_key key = workload_token_key(workload, token.request, token.position);
     for (int part = 0; part < 3; part++)
         make_part(check, key, ATTN_ROLE_MIXED_QKV, piece->mixed + t * check->layer->channels,
                   replay->channels.first[part], replay->channels.count[part]);
@@ -288,11 +293,11 @@ static int is_loaded(const struct job *job, int64_t position)
     return position > 0 && state_is_stored(job->sequence->stored, position - 1);
 }
 
-/* Rows of a piece: to where the state is loaded next, the job's end, or ROWS. */
-static int64_t piece_length(const struct job *job, int64_t position)
+/* Rows of a piece: to where the state is loaded next, the end, or ROWS. */
+static int64_t piece_length(const struct job *job, int64_t position, int64_t end)
 {
     int64_t count = 1;
-    while (count < ROWS && position + count < job->to && !is_loaded(job, position + count))
+    while (count < ROWS && position + count < end && !is_loaded(job, position + count))
         count++;
     return count;
 }
@@ -309,7 +314,7 @@ static attn_status replay_piece(const struct check *check, const struct job *job
         reference_linear_replay_store(replay);
     memset(piece->wanted, 0, sizeof piece->wanted);
     for (int64_t t = 0; t < count; t++)
-        make_row(check, replay, sequence->request, position + t, t, piece);
+        make_row(check, replay, sequence, position + t, t, piece);
     for (int64_t s = 0; s < sequence->num_sampled; s++)
         if (sampled[s] >= first && sampled[s] < first + count)
             piece->wanted[sampled[s] - first] = 1;
@@ -322,6 +327,33 @@ static attn_status replay_piece(const struct check *check, const struct job *job
             judge_row(check, sequence, replay, sequence->first_sampled + s, sampled[s] - first,
                       piece);
     return ATTN_OK;
+}
+
+static attn_status replay_rows(const struct check *check, const struct job *job,
+                               reference_linear_replay *replay, int64_t from, int64_t to,
+                               struct piece *piece, reference_scratch *scratch)
+{
+    attn_status status = ATTN_OK;
+    for (int64_t position = from; position < to && status == ATTN_OK;) {
+        int64_t count = piece_length(job, position, to);
+        status = replay_piece(check, job, replay, position, count, piece, scratch);
+        position += count;
+    }
+    return status;
+}
+
+/* The drafts that are turned down: a chain's, which goes on from the last row that stays. The
+ * replay remains there. */
+static attn_status replay_branch(const struct check *check, const struct job *job,
+                                 const reference_linear_replay *replay, struct piece *piece,
+                                 reference_scratch *scratch)
+{
+    reference_linear_replay branch;
+    attn_status status = reference_linear_replay_copy(&branch, replay, NULL);
+    if (status == ATTN_OK)
+        status = replay_rows(check, job, &branch, job->to, job->branch, piece, scratch);
+    reference_linear_replay_finish(&branch);
+    return status;
 }
 
 /* Task: job * parts + part. */
@@ -339,11 +371,9 @@ static attn_status check_task(void *arg, int64_t task, uint32_t worker)
     lay_out(check, memory->memory, &piece);
     if (job->from == 0)
         reference_linear_replay_reset(replay);
-    for (int64_t position = job->from; position < job->to && status == ATTN_OK;) {
-        int64_t count = piece_length(job, position);
-        status = replay_piece(check, job, replay, position, count, &piece, &memory->scratch);
-        position += count;
-    }
+    status = replay_rows(check, job, replay, job->from, job->to, &piece, &memory->scratch);
+    if (status == ATTN_OK && job->branch > job->to)
+        status = replay_branch(check, job, replay, &piece, &memory->scratch);
     return status;
 }
 
@@ -356,23 +386,30 @@ static uint64_t stores_before(const struct verify_sequence *sequence, int64_t po
     return state_history_mix(sequence->stored, position - 1);
 }
 
-/* From where a sequence is replayed, and how far: through its last sampled row. It goes on from a
- * state that was stored in other places only from the first token. */
+/* From where a sequence is replayed, and how far: through its last sampled row; where a sampled row
+ * is turned down, through the last one that stays. It goes on from a state that was stored in other
+ * places only from the first token. */
 static void describe_job(const struct verify_step *step, const struct verify_sequence *sequence,
                          struct kept_replay *replay, struct job *job)
 {
-    int64_t least = INT64_MAX, most = -1;
+    int64_t least = INT64_MAX, end = 0, branch = 0;
     for (int64_t s = 0; s < sequence->num_sampled; s++) {
-        int64_t position = sequence->prefix_len + step->sampled[sequence->first_sampled + s];
+        int64_t t = step->sampled[sequence->first_sampled + s];
+        bool turned_down = verify_turned_down(sequence, t);
+        int64_t position = sequence->prefix_len + (turned_down ? sequence->tree.committed : t);
+        int64_t after = position + !turned_down;
         least = position < least ? position : least;
-        most = position > most ? position : most;
+        end = after > end ? after : end;
+        if (turned_down && sequence->prefix_len + t + 1 > branch)
+            branch = sequence->prefix_len + t + 1;
     }
     int goes_on =
         replay->position <= least && replay->stores == stores_before(sequence, replay->position);
     *job = (struct job){.sequence = sequence,
                         .replay = replay,
                         .from = goes_on ? replay->position : 0,
-                        .to = most + 1};
+                        .to = end,
+                        .branch = branch};
 }
 
 /* As many sequences from `first` on as their states may be held of; *next is the one after. */
@@ -415,6 +452,8 @@ static attn_status replay_sequences(struct check *check, attn_error *error)
             job->replay->position = job->to;
             job->replay->stores = stores_before(job->sequence, job->to);
             verifier->rows_replayed += job->to - job->from;
+            if (job->branch > job->to)
+                verifier->rows_replayed += job->branch - job->to;
         }
     }
     if (status != ATTN_OK)
@@ -437,9 +476,8 @@ static void add_row(const struct check *check, const struct verify_sequence *seq
             continue;
         failed = 1;
         if (!result->first_failure[0])
-            row_verdict_text(found, sequence->request,
-                             sequence->prefix_len + check->step->sampled[sampled], check->layer_id,
-                             head, result->first_failure);
+            row_verdict_text(found, sequence, check->step->sampled[sampled], check->layer_id, head,
+                             result->first_failure);
     }
     result->rows_failed += failed;
 }

@@ -37,13 +37,25 @@ void row_verdict_add_error(const struct row_verdict *found, struct verify_result
         result->max_rel_error = fmax(result->max_rel_error, error / found->largest);
 }
 
-void row_verdict_text(const struct row_verdict *found, int64_t request, int64_t position,
-                      int32_t layer, int32_t head, char text[VERIFY_FAILURE_TEXT])
+void verify_place_text(const struct verify_sequence *sequence, int64_t t,
+                       char text[VERIFY_PLACE_TEXT])
+{
+    bool has_tree = verify_has_tree(sequence);
+    int64_t depth = has_tree ? sequence->tree.depth[t] : t;
+    int length = snprintf(text, VERIFY_PLACE_TEXT, "request %lld, position %lld",
+                          (long long)sequence->request, (long long)(sequence->prefix_len + depth));
+    if (verify_turned_down(sequence, t))
+        snprintf(text + length, (size_t)(VERIFY_PLACE_TEXT - length), ", turned-down draft %lld",
+                 (long long)t);
+}
+
+void row_verdict_text(const struct row_verdict *found, const struct verify_sequence *sequence,
+                      int64_t t, int32_t layer, int32_t head, char text[VERIFY_FAILURE_TEXT])
 {
     const reference_verdict *verdict = &found->verdict;
+    char place[VERIFY_PLACE_TEXT];
+    verify_place_text(sequence, t, place);
     snprintf(text, VERIFY_FAILURE_TEXT,
-             "request %lld, position %lld, layer %d, head %d, dimension %d: error %.3g, accepted "
-             "up to %.3g",
-             (long long)request, (long long)position, layer, head, verdict->dimension,
-             verdict->error, verdict->bar);
+             "%s, layer %d, head %d, dimension %d: error %.3g, accepted up to %.3g", place, layer,
+             head, verdict->dimension, verdict->error, verdict->bar);
 }

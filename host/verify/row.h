@@ -23,8 +23,8 @@ void row_verdict_make(const attn_tensor *out, int64_t row, int32_t head, const d
 /* Count its error, if it has a size. */
 void row_verdict_add_error(const struct row_verdict *found, struct verify_result *result);
 
-/* Where it is and by how much it fails, for people. */
-void row_verdict_text(const struct row_verdict *found, int64_t request, int64_t position,
-                      int32_t layer, int32_t head, char text[VERIFY_FAILURE_TEXT]);
+/* Where it is, row `t` of a sequence, and by how much it fails, for people. */
+void row_verdict_text(const struct row_verdict *found, const struct verify_sequence *sequence,
+                      int64_t t, int32_t layer, int32_t head, char text[VERIFY_FAILURE_TEXT]);
 
 #endif /* HOST_VERIFY_ROW_H */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sample.h: which output rows are verified and enter the digest.
+ * sample.h: which output rows are verified, and those of them that stay enter the digest.
  *
  * The sample is a function of seed, request, position and layer alone, so it does not depend on how
  * requests were batched, and anyone can evaluate it from the trace. To the bit (mix.h; all
@@ -9,6 +9,9 @@
  *   state = 0x6174746e686f7374                         ("attnhost")
  *   for word in seed, request, position, layer:  state = mix_absorb(state, word)
  *   sampled = (state >> 11) < threshold,  threshold = floor(rate * 2^53)
+ *
+ * `request` is its index in the workload; of a draft that was turned down the number that its token
+ * goes by, request + requests * (1 + its row in the verification) (workload/token_key.h).
  *
  * rate * 2^53 is exact in IEEE double, and state >> 11 < 2^53, so rate 1 takes every row and rate 0
  * none.
@@ -21,7 +24,7 @@
 /* floor(rate * 2^53); a rate below 0 or NaN counts as 0, one above 1 as 1. */
 uint64_t sample_threshold(double rate);
 
-/* 1 if the row of `request` (index in the workload) at absolute `position` in `layer` is sampled
+/* 1 if the row of `request` (as above) at absolute `position` in `layer` is sampled
  * at `rate`, else 0. */
 int sample_row(uint64_t seed, int64_t request, int64_t position, int32_t layer, double rate);
 

@@ -5,6 +5,9 @@
  * Keys and values are functions of the trace (generator.h), so the oracle makes them again, rounds
  * them as they are stored, and computes a sampled row alone. Nothing is read from the KV pool: what
  * a backend left there is judged by the rows that read it.
+ *
+ * Of a verification every row is judged, whether it stays or not: a draft that is turned down is a
+ * token that follows from the trace, too (draft_tree.h), and so are those above it in its tree.
  */
 #ifndef HOST_VERIFY_VERIFY_H
 #define HOST_VERIFY_VERIFY_H
@@ -12,6 +15,7 @@
 #include <stdbool.h>
 
 #include "attnhost.h"
+#include "host/workload/draft_tree.h"
 #include "host/workload/generator.h"
 #include "host/model/model.h"
 #include "host/base/threads.h"
@@ -29,15 +33,51 @@ struct verify_scales {
 struct verify_sequence {
     int64_t request;
     int64_t prefix_len;    /* tokens before the first row of the step */
-    int64_t num_rows;      /* rows of the step */
+    int64_t num_rows;      /* rows of the step; of a verification the tree's, all of them */
     int64_t first_row;     /* its first row in the output tensor */
     int64_t first_sampled; /* into the list of sampled rows */
     int64_t num_sampled;
-    int64_t encoder_len;   /* keys of an encoder, for cross attention; 0 = it has none */
-    int64_t encoder_new;   /* of these the last ones, which are new in this step */
-    const uint8_t *stored; /* recurrent layers: where the state it starts from was stored before */
-                           /* (state_history.h), nowhere after prefix_len; NULL = nowhere */
+    int64_t encoder_len;    /* keys of an encoder, for cross attention; 0 = it has none */
+    int64_t encoder_new;    /* of these the last ones, which are new in this step */
+    const uint8_t *stored;  /* recurrent layers: where the state it starts from was stored before */
+                            /* (state_history.h), nowhere after prefix_len; NULL = nowhere */
+    struct draft_tree tree; /* of a verification; zeros: it is none */
 };
+
+static inline bool verify_has_tree(const struct verify_sequence *sequence)
+{
+    return sequence->tree.committed > 0;
+}
+
+/* Is row `t` of the sequence a draft that is turned down? */
+static inline bool verify_turned_down(const struct verify_sequence *sequence, int64_t t)
+{
+    return verify_has_tree(sequence) && t >= 0 && !draft_tree_keeps(&sequence->tree, (int32_t)t);
+}
+
+/* The token of a row: the number that it goes by (workload_tokens()), and where it stands. */
+struct verify_token {
+    int64_t request, position;
+};
+
+/* Of row `t` of the sequence, or, negative, of one before it. */
+static inline struct verify_token verify_token_of(const struct workload *workload,
+                                                  const struct verify_sequence *sequence, int64_t t)
+{
+    struct verify_token token = {sequence->request, sequence->prefix_len + t};
+    if (verify_has_tree(sequence) && t >= 0) {
+        token.request = draft_tree_number(&sequence->tree, sequence->request,
+                                          workload->num_requests, (int32_t)t);
+        token.position = sequence->prefix_len + sequence->tree.depth[t];
+    }
+    return token;
+}
+
+/* Which row it is, for people: its request, its position, and of a turned-down draft the row of the
+ * tree. */
+enum { VERIFY_PLACE_TEXT = 96 };
+void verify_place_text(const struct verify_sequence *sequence, int64_t t,
+                       char text[VERIFY_PLACE_TEXT]);
 
 /* A step as verification sees it. `sampled` holds rows counted from each sequence's first. */
 struct verify_step {

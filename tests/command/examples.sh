@@ -71,13 +71,20 @@ derived()
     fi
 }
 
-# counted NAME: the example as it was run, and one request at a time, where more follows from the trace.
+# alone NAME RATE [SETTING]: one request at a time, where more follows from the trace.
+alone()
+{
+    label="$1, one at a time, $2 of the rows${3:+, $3}" report=$folder/$1.alone.json
+    one=workload.max_running_requests=1 rate=verify.rate=$2
+    good "$label" "$report" --set $one --set "$rate" ${3:+--set "$3"} || return
+    derived "$label" "$report" $one "$rate" ${3:+"$3"}
+}
+
+# counted NAME: the example as it was run, and one request at a time.
 counted()
 {
-    alone=workload.max_running_requests=1
     derived "$1" "$folder/$1.json"
-    good "$1, one at a time" "$folder/$1.alone.json" --set $alone --set verify.rate=0.01 || return
-    derived "$1, one at a time" "$folder/$1.alone.json" $alone
+    alone "$1" 0.01
 }
 
 # example NAME BACKEND...
@@ -108,6 +115,8 @@ example speculative cpu_native
 counted speculative
 example speculative_route cpu_native verifier drafter
 counted speculative_route
+alone speculative 1
+alone speculative 1 speculative.acceptance=0
 example window_pool cpu_native
 counted window_pool
 example chunk_pool cpu_native

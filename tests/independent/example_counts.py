@@ -6,8 +6,8 @@
 
 The settings are those that the run was given beside the ini. Prints what differs from the report;
 exit code 0 if nothing does. What follows from the trace whatever the scheduling is looked at in any
-run: rows, drafts, images and encoders, layers and bytes of pools. With max_running_requests = 1, hits
-and what pools hold as well. Shares no code with the host (trace_model.py).
+run: rows, drafts, images and encoders, layers and bytes of pools. With max_running_requests = 1, hits,
+the rows that are checked and what pools hold as well. Shares no code with the host (trace_model.py).
 """
 import configparser
 import json
@@ -17,7 +17,7 @@ import sys
 import trace_model
 
 DEFAULTS = {"kv_cache.prefix_cache": "yes", "kv_cache.hybrid_swa_memory": "no",
-            "workload.length_scale": "1", "workload.max_requests": "0",
+            "workload.length_scale": "1", "workload.max_requests": "0", "workload.seed": "1",
             "speculative.draft_tokens": "0", "speculative.topk": "1",
             "speculative.acceptance": "0.7", "speculative.seed": "1"}
 BYTES = 2  # of an element of bf16
@@ -130,6 +130,21 @@ def check_routes(expected, keys, rows):
             expected.equal(f"rows of {backend}", expected.report["paths"][backend], rows[condition])
 
 
+def check_checked(expected, model, keys, requests):
+    """Rows that are compared with the oracle, of models that are decoders or encoders alone: the
+    sample of those that are computed, of a verification the drafts that are turned down as well."""
+    layers, tall = model.decoders + model.encoders, int(keys["speculative.draft_tokens"])
+    seed, rate = int(keys["workload.seed"]), float(keys["verify.rate"])
+    checked = trace_model.count_sampled(requests, seed, rate, layers)
+    if tall:
+        checked += trace_model.count_sampled_drafts(
+            requests, tall, int(keys["speculative.topk"]), float(keys["speculative.acceptance"]),
+            int(keys["speculative.seed"]), seed, rate, layers)
+    expected.equal("rows_checked", expected.report["verify"]["rows_checked"], checked)
+    if rate == 1:
+        expected.equal("rows_checked, all of them", checked, sum(expected.report["paths"].values()))
+
+
 def check_pools(expected, model, keys, requests, alone):
     page = int(keys.get("kv_cache.page_size", "1"))
     pools = {pool["holds"]: pool for pool in expected.report["kv"].get("pools", [])}
@@ -166,6 +181,8 @@ def main():
     expected = Expected(json.loads(pathlib.Path(report).read_text()))
     check_tokens(expected, model, requests, shares, alone)
     check_rows(expected, model, keys, requests)
+    if alone and not model.encoded:
+        check_checked(expected, model, keys, requests)
     if model.decoders:
         check_pools(expected, model, keys, requests, alone)
     print("\n".join(expected.wrong))

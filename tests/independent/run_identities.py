@@ -437,7 +437,8 @@ def write_long(path, requests, output):
 
 def drafts(tap, runner, trace, name, **sets):
     """Counts of speculative decoding from the trace file, with the rows of the draft model's one
-    layer: those of prompts, and those that stayed of requests that went on."""
+    layer: those of prompts, and those that stayed of requests that went on. Of the rows that were
+    computed, turned-down drafts among them, the sample is checked; at rate 1 that is all."""
     keys = {"draft_tokens": 4, "topk": 1, "acceptance": 0.7, "seed": 1}
     keys.update({key[len("speculative__"):]: value for key, value in sets.items()
                  if key.startswith("speculative__")})
@@ -456,6 +457,14 @@ def drafts(tap, runner, trace, name, **sets):
                   LAYERS * (tokens["prefill"] + expected["verifications"] * keys["draft_tokens"]) +
                   tokens["prefill"] + expected["draft_extend"])
         tap.equal("rows_failed", report["verify"]["rows_failed"], 0)
+        rate = sets["verify__rate"]
+        checked = report["verify"]["rows_checked"]
+        tap.equal("rows_checked", checked, trace_model.count_sampled(requests, 1, rate, LAYERS) +
+                  trace_model.count_sampled_drafts(
+                      requests, keys["draft_tokens"], keys["topk"], keys["acceptance"], keys["seed"],
+                      1, rate, LAYERS))
+        if rate == 1 and tokens["recomputed"] == 0:
+            tap.equal("rows_checked at rate 1", checked, sum(report["paths"].values()))
         tap.equal("leaked", report["kv"]["leaked"], 0)
     return report
 
@@ -465,6 +474,10 @@ def check_drafts(tap, runner, folder, trace):
     tree = {"speculative__draft_tokens": 8, "speculative__topk": 3, "speculative__acceptance": 0.4,
             "speculative__seed": 2**63 + 5}
     drafts(tap, runner, trace, "a tree", verify__rate=0.2, **tree)
+    for name, topk, acceptance in (("a chain", 1, 0.7), ("a tree", 3, 0.6),
+                                   ("a tree, nothing is accepted", 2, 0)):
+        drafts(tap, runner, trace, f"{name}, every row", verify__rate=1, speculative__draft_tokens=7,
+               speculative__topk=topk, speculative__acceptance=acceptance)
     retracted = drafts(tap, runner, trace, "requests thrown out", verify__rate=0.2,
                        kv_cache__max_total_tokens=400)
     with tap.test("drafts: what is generated does not depend on what is drafted"):

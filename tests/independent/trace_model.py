@@ -140,16 +140,23 @@ def absorb(state, word):
     return mix((state + 0x9E3779B97F4A7C15 & WORD) ^ (word & WORD))
 
 
+class Sample:
+    """Which rows are verified, of a seed and a rate."""
+
+    def __init__(self, seed, rate):
+        self.threshold = math.floor(min(max(rate, 0.0), 1.0) * 2**53)
+        self.seeded = absorb(int.from_bytes(b"attnhost", "big"), seed)
+
+    def count(self, number, position, layers):
+        of_position = absorb(absorb(self.seeded, number), position)
+        return sum(absorb(of_position, layer) >> 11 < self.threshold for layer in layers)
+
+
 def count_sampled(requests, seed, rate, layers):
-    threshold = math.floor(min(max(rate, 0.0), 1.0) * 2**53)
-    seeded = absorb(int.from_bytes(b"attnhost", "big"), seed)
-    count = 0
-    for request, (hit, length, output) in enumerate(requests):
-        of_request = absorb(seeded, request)
-        for position in range(hit, length + max(0, output - 1)):
-            of_position = absorb(of_request, position)
-            count += sum(absorb(of_position, layer) >> 11 < threshold for layer in range(layers))
-    return count
+    sample = Sample(seed, rate)
+    return sum(sample.count(request, position, range(layers))
+               for request, (hit, length, output) in enumerate(requests)
+               for position in range(hit, length + max(0, output - 1)))
 
 
 def steps_of(hit, length, output, chunk):
@@ -176,30 +183,65 @@ def count_windows(requests, page_size, chunk, first_seen):
     return most
 
 
-def count_drafts(requests, tokens, topk, rate, seed):
-    """What speculative decoding comes to, whatever the batching: each verification starts at the
-    last token, looks at the drafts behind it in order of depth up to the first that is wrong, and
-    commits one row more than it accepted, unless the request ends before."""
+def stream(state, index):
+    return mix(state + (index + 1) * 0x9E3779B97F4A7C15 & WORD)
+
+
+def verifications_of(requests, tokens, topk, rate, seed):
+    """(request, root, right, end) of each verification, whatever the batching: it starts at the last
+    token, at position `root`, looks at the drafts behind it in order of depth up to the first that is
+    wrong, which makes `right` of them, and commits one row more, unless the request ends before: at
+    `end`."""
     depth = -(-(tokens - 1) // topk)
     threshold = math.floor(rate * 2**53)
     seeded = absorb(int.from_bytes(b"drafted ", "big"), seed)
-    verifications = accepted = draft_extend = 0
     for request, (_, length, output) in enumerate(requests):
         of_request = absorb(seeded, request)
         root, end = length, length + max(0, output - 1)
         while root < end:
             right = 0
-            while right < depth and root + right + 1 < end and mix(
-                    absorb(of_request, root + right + 1) + 0x9E3779B97F4A7C15
-                    & WORD) >> 11 < threshold:
+            while right < depth and root + right + 1 < end and stream(
+                    absorb(of_request, root + right + 1), 0) >> 11 < threshold:
                 right += 1
-            verifications += 1
-            accepted += right
+            yield request, root, right, end
             root += right + 1
-            draft_extend += right + 1 if root < end else 0
+
+
+def count_drafts(requests, tokens, topk, rate, seed):
+    """What speculative decoding comes to."""
+    verifications = accepted = draft_extend = 0
+    for _, root, right, end in verifications_of(requests, tokens, topk, rate, seed):
+        verifications += 1
+        accepted += right
+        draft_extend += right + 1 if root + right + 1 < end else 0
     drafted = verifications * (tokens - 1)
     return {"verifications": verifications, "drafted": drafted, "accepted": accepted,
             "wasted": drafted - accepted, "draft_extend": draft_extend}
+
+
+def count_sampled_drafts(requests, tokens, topk, rate, draft_seed, seed, sampled, layers):
+    """Verified rows that a run has with drafts beside those without, `layers` being the target's: the
+    drafts that are turned down, and the rows of the draft model's layer. A request's row r of a
+    verification stands at the root's position plus 1 + (r - 1) // topk. The first guess at each depth,
+    which stays if it is right, is drawn among the rows there; a row that does not stay is sampled as
+    one of the request numbered request + requests * (1 + r)."""
+    sample, count = Sample(seed, sampled), 0
+    seeded = absorb(int.from_bytes(b"drafted ", "big"), draft_seed)
+    for request, root, right, end in verifications_of(requests, tokens, topk, rate, draft_seed):
+        for first in range(1, tokens, topk):
+            depth, width = 1 + (first - 1) // topk, min(topk, tokens - first)
+            drawn = stream(absorb(absorb(seeded, request), root + depth), 1) & 0xFFFFFFFF
+            guess = first + (drawn * width >> 32)
+            for row in range(first, first + width):
+                if depth > right or row != guess:
+                    count += sample.count(request + len(requests) * (1 + row), root + depth,
+                                          range(layers))
+        if root + right + 1 < end:
+            count += sum(sample.count(request, position, [layers])
+                         for position in range(root, root + right + 1))
+    for request, (hit, length, _) in enumerate(requests):
+        count += sum(sample.count(request, position, [layers]) for position in range(hit, length))
+    return count
 
 
 def expected_tokens(depth, rate):

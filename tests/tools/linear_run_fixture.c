@@ -48,6 +48,7 @@ void linear_run_init(int number, uint32_t num_threads)
     struct model_spec spec;
     int64_t max_len = number < RUN_MODELS ? RUN_MAX_LEN : RUN_LONG_LEN;
     run.model = model_new("test", "test", NULL);
+    run.root = run.accepted = 0;
     run.model->dtype = ATTN_BF16;
     run.model->conv_bias = models[number].family == ATTN_LINEAR_MAMBA2 ||
                            models[number].family == ATTN_LINEAR_SHORT_CONV;
@@ -96,6 +97,14 @@ static attn_tensor *add_tensor(struct forward *f, uint32_t role, attn_dtype dtyp
     return tensor;
 }
 
+/* The number whose token at `position` a forward of the request has. */
+static int64_t number_at(int64_t request, int64_t position)
+{
+    if (run.root == 0 || position < run.root + run.accepted)
+        return request;
+    return request + RUN_REQUESTS * (1 + position - run.root);
+}
+
 static void add_operands(struct forward *f, int64_t request, int32_t layer, int64_t first,
                          int64_t count, bool with_z)
 {
@@ -112,10 +121,10 @@ static void add_operands(struct forward *f, int64_t request, int32_t layer, int6
         attn_tensor *tensor = add_tensor(f, role, dtype, is_row ? count : -1, ndim, shape);
         ck_assert_int_le(elements, RUN_MAX_CHANNELS * 4);
         for (int64_t t = 0; is_row && t < count; t++)
-            generator_linear_row(&run.generator, run.group, layer,
-                                 workload_token_key(&run.workload, request, first + t), role, dtype,
-                                 (char *)tensor->data +
-                                     (size_t)(t * elements) * attn_dtype_size(dtype));
+            generator_linear_row(
+                &run.generator, run.group, layer,
+                workload_token_key(&run.workload, number_at(request, first + t), first + t), role,
+                dtype, (char *)tensor->data + (size_t)(t * elements) * attn_dtype_size(dtype));
         if (is_row)
             continue;
         generator_linear_constant(&run.generator, run.group, layer, role, floats);

@@ -38,6 +38,9 @@ struct linear_run {
     struct workload workload;
     struct generator generator;
     struct threads *threads;
+    int64_t root, accepted; /* of a verification that forwards end with: from the token at `root` */
+                            /* on so many stay, the others are drafts that are turned down; 0 = */
+                            /* there is none */
 };
 extern struct linear_run run;
 

@@ -757,6 +757,16 @@ static const char *const drafted[][4] = {
     {"speculative.draft_tokens=4", "speculative.acceptance=0", "workload.chunked_prefill_size=0"},
 };
 
+/* With verify.rate 1: those of the prompts and those that decode computed in each of two layers,
+ * the drafts that were turned down among them; those of the draft model's one. */
+static void all_rows_are_checked(const struct report *r)
+{
+    int64_t prompts = r->tokens.prefill - r->tokens.recomputed;
+    int64_t wasted = r->drafts.drafted - r->drafts.accepted;
+    ck_assert_int_eq(r->verify.rows_checked,
+                     2 * (prompts + r->tokens.decode + wasted) + prompts + r->drafts.draft_extend);
+}
+
 /* What was generated is what a run without drafts generates: of chains to the bit, on a backend
  * whose rows do not depend on their batch. The keys of a tree's row have others between them, so
  * that sums may be in another order. */
@@ -782,6 +792,7 @@ START_TEST(drafts_change_nothing_that_is_generated)
     ck_assert_int_eq(r->drafts.verifications + r->drafts.accepted, r->tokens.decode);
     ck_assert_int_gt(r->drafts.draft_extend, 0);
     ck_assert_int_eq(r->kv.leaked, 0);
+    all_rows_are_checked(r);
     for (int i = 0; i < 2; i++)
         finish(&runs[i]);
 }
@@ -852,6 +863,59 @@ START_TEST(a_wrong_key_of_a_draft_fails)
     ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
     ck_assert_int_gt(run.report.verify.rows_failed, 0);
     finish(&run);
+}
+END_TEST
+
+/* Where every draft is turned down nothing that stays shows what they see: they are judged
+ * themselves. In a chain all that are before a draft are above it. */
+START_TEST(a_draft_that_sees_its_siblings_fails)
+{
+    static const char *const backends[] = {"good", "siblings_seen"};
+    bool wrong = _i / 2, tree = _i % 2;
+    struct run run;
+    begin(&run);
+    set(&run, "plugins.path=%s/zoo.so",
+        environment("ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs"));
+    set(&run, "attention.attention_backend=%s", backends[wrong]);
+    set(&run, "speculative.draft_tokens=7");
+    set(&run, "speculative.topk=%d", 1 + tree);
+    set(&run, "speculative.acceptance=0");
+    set(&run, "workload.max_requests=6");
+    go(&run);
+    const struct report *r = &run.report;
+    ck_assert_msg(run.code == (wrong && tree ? EXIT_CHECK_FAILED : EXIT_GOOD), "exit %d: %s %s",
+                  run.code, host_error_text(&run.error), r->verify.first_failure);
+    ck_assert_int_eq(r->drafts.accepted, 0);
+    ck_assert_int_gt(r->drafts.drafted, 0);
+    all_rows_are_checked(r);
+    if (wrong && tree) {
+        ck_assert_int_gt(r->verify.rows_failed, r->drafts.drafted / 4);
+        ck_assert_ptr_nonnull(strstr(r->verify.first_failure, ", turned-down draft "));
+    }
+    finish(&run);
+}
+END_TEST
+
+/* What is generated and its digest are not those of the drafts that were turned down, nor is the
+ * sample of other rows. */
+START_TEST(drafts_that_are_turned_down_are_in_no_digest)
+{
+    static const char *const rates[] = {"0", "1"};
+    struct run runs[2];
+    for (int i = 0; i < 2; i++) {
+        begin(&runs[i]);
+        set(&runs[i], "verify.rate=0.3");
+        set(&runs[i], "kv_cache.prefix_cache=no");
+        set(&runs[i], "speculative.draft_tokens=5");
+        set(&runs[i], "speculative.acceptance=%s", rates[i]);
+        go(&runs[i]);
+        ck_assert_int_eq(runs[i].code, EXIT_GOOD);
+    }
+    ck_assert_str_eq(runs[0].report.digest, runs[1].report.digest);
+    ck_assert_str_eq(runs[0].report.drafts.digest, runs[1].report.drafts.digest);
+    ck_assert_int_gt(runs[0].report.verify.rows_checked, runs[1].report.verify.rows_checked);
+    for (int i = 0; i < 2; i++)
+        finish(&runs[i]);
 }
 END_TEST
 
@@ -1126,6 +1190,8 @@ static Suite *suite(void)
     tcase_add_loop_test(drafts, drafts_change_nothing_that_is_generated, 0, COUNT(drafted));
     tcase_add_loop_test(drafts, drafts_come_to_the_backend_that_is_named, 0, 3);
     tcase_add_loop_test(drafts, a_wrong_key_of_a_draft_fails, 0, 2);
+    tcase_add_loop_test(drafts, a_draft_that_sees_its_siblings_fails, 0, 4);
+    tcase_add_test(drafts, drafts_that_are_turned_down_are_in_no_digest);
     suite_add_tcase(s, drafts);
     TCase *refused = tcase_create("refused");
     tcase_add_loop_test(refused, refused_with_a_reason, 0, COUNT(refusals));

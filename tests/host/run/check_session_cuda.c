@@ -316,6 +316,15 @@ START_TEST(digest_does_not_depend_on_the_schedule)
 }
 END_TEST
 
+/* Rows that are checked with verify.rate 1: those of the prompts and those that decode computed in
+ * each layer, turned-down drafts among them, and those of the draft model's one. */
+static int64_t count_drafted_rows(const struct report *r)
+{
+    int64_t prompts = r->tokens.prefill - r->tokens.recomputed;
+    int64_t wasted = r->drafts.drafted - r->drafts.accepted;
+    return LAYERS * (prompts + r->tokens.decode + wasted) + prompts + r->drafts.draft_extend;
+}
+
 /* Drafts, in chains and in trees, from graphs and without, are in no row: this backend adds up what
  * a row sees in one order. Nor is whose graph a verification is. */
 START_TEST(digest_does_not_depend_on_drafts)
@@ -337,10 +346,65 @@ START_TEST(digest_does_not_depend_on_drafts)
         ck_assert_int_eq(runs[i].report.drafts.present, i > 0);
         ck_assert_int_eq(runs[i].report.drafts.verifications > 0, i > 0);
         ck_assert_int_eq(runs[i].report.drafts.accepted > 0, i > 0 && i < 4);
+        if (i > 0)
+            ck_assert_int_eq(runs[i].report.verify.rows_checked,
+                             count_drafted_rows(&runs[i].report));
         check_device();
     }
     for (int i = 0; i < 5; i++)
         finish(&runs[i]);
+    tear_down();
+}
+END_TEST
+
+/* A row sees all rows of its verification: the mask is filled for as long as the kernel runs. */
+static void attend_blindly(const struct fake_cuda_launch *launch)
+{
+    const cuda_fixture_params *p = launch->arguments[0];
+    const int64_t *indptr;
+    uint8_t *bits = NULL, kept[4096];
+    int64_t bytes = 0;
+    if (p->mask.kind == ATTN_MASK_QLEN) {
+        int32_t seqs = p->batch.num_seqs;
+        indptr = fake.access((cuda_pointer)(uintptr_t)p->mask.indptr.device,
+                             ((size_t)seqs + 1) * sizeof *indptr);
+        bytes = indptr[seqs];
+        ck_assert_int_le(bytes, (int64_t)sizeof kept);
+        bits = fake.access((cuda_pointer)(uintptr_t)p->mask.bits, (size_t)bytes);
+        memcpy(kept, bits, (size_t)bytes);
+        memset(bits, 0xFF, (size_t)bytes);
+    }
+    cuda_fixture_attend(launch);
+    if (bits)
+        memcpy(bits, kept, (size_t)bytes);
+}
+
+/* Where every draft is turned down nothing that stays shows what they see: their own rows come back
+ * and are judged, of eager steps, of graphs, and of steps in flight. */
+START_TEST(turned_down_drafts_are_judged)
+{
+    static const char *const ways[][SETTINGS] = {
+        {TREES, "speculative.acceptance=0", "cuda_graph.enable=no"},
+        {TREES, "speculative.acceptance=0", "cuda_graph.bs=1-4"},
+        {TREES, "speculative.acceptance=0", "cuda_graph.bs=3"},
+    };
+    static const size_t sizes[] = {sizeof(cuda_fixture_params)};
+    struct run right, wrong;
+    set_up();
+    go_with(&right, "cuda:0", "fixture", ways[_i]);
+    check_good(&right);
+    check_device();
+    ck_assert_int_eq(right.report.graphs.count > 0, _i > 0);
+    ck_assert_int_eq(right.report.drafts.accepted, 0);
+    ck_assert_int_eq(right.report.verify.rows_checked, count_drafted_rows(&right.report));
+    prepare_device();
+    fake.define_kernel(CUDA_FIXTURE_ATTEND, attend_blindly, sizes, 1, &fake);
+    go_with(&wrong, "cuda:0", "fixture", ways[_i]);
+    ck_assert_int_eq(wrong.code, EXIT_CHECK_FAILED);
+    check_equal_counts(&wrong.report, &right.report);
+    ck_assert_int_gt(wrong.report.verify.rows_failed, wrong.report.drafts.drafted / 2);
+    finish(&right);
+    finish(&wrong);
     tear_down();
 }
 END_TEST
@@ -1271,6 +1335,7 @@ static Suite *suite(void)
     tcase_add_loop_test(runs, results_are_equal, 0, COUNT(variants));
     tcase_add_test(runs, digest_does_not_depend_on_the_schedule);
     tcase_add_test(runs, digest_does_not_depend_on_drafts);
+    tcase_add_loop_test(runs, turned_down_drafts_are_judged, 0, 3);
     tcase_add_loop_test(runs, two_backends_share_the_cache, 0, 2);
     tcase_add_test(runs, shared_prefixes_are_told);
     tcase_add_test(runs, rows_are_counted_by_path);

@@ -282,6 +282,84 @@ START_TEST(latents_beside_recurrent_layers)
 }
 END_TEST
 
+/* ---- Drafts ---------------------------------------------------------------------------------- */
+
+static const char *const drafted[][4] = {
+    {"speculative.draft_tokens=4", "speculative.acceptance=0.6"},
+    {"speculative.draft_tokens=5", "speculative.acceptance=0", "kv_cache.prefix_cache=no"},
+    {"speculative.draft_tokens=64", "speculative.acceptance=0.9", "workload.max_running_requests=1",
+     "kv_cache.prefix_cache=no"},
+    {"speculative.draft_tokens=7", "kv_cache.max_total_tokens=288",
+     "workload.max_running_requests=8"},
+};
+enum { NUM_DRAFTED = sizeof drafted / sizeof *drafted };
+
+static void begin_drafted(struct run *run, int model, int way, bool bf16)
+{
+    begin_model(run, model);
+    if (bf16)
+        set(run, "model.config=%s", bf16_paths[model]);
+    for (size_t s = 0; s < 4 && drafted[way][s]; s++)
+        set(run, "%s", drafted[way][s]);
+}
+
+/* Every row of a verification is judged, those after the first wrong draft too: rows of all layers
+ * of the target, and of the draft model's one, where it has one. */
+START_TEST(all_rows_of_verifications_are_judged)
+{
+    static const int layers[NUM_MODELS] = {4, 4, 3, 2};
+    int model = _i % NUM_MODELS, way = _i / NUM_MODELS % NUM_DRAFTED;
+    int64_t input_tokens, decode_tokens;
+    struct run run;
+    expected_tokens(&input_tokens, &decode_tokens);
+    begin_drafted(&run, model, way, _i >= NUM_MODELS * NUM_DRAFTED);
+    go(&run);
+    check_identities(&run, input_tokens, decode_tokens);
+    const struct report *r = &run.report;
+    int64_t prompts = r->tokens.prefill - r->tokens.recomputed;
+    int64_t wasted = r->drafts.drafted - r->drafts.accepted;
+    int64_t drafts = model == MAMBA2 ? 0 : prompts + r->drafts.draft_extend;
+    ck_assert_int_gt(wasted, 0);
+    ck_assert_int_eq(r->verify.rows_checked,
+                     layers[model] * (prompts + r->tokens.decode + wasted) + drafts);
+    finish(&run);
+}
+END_TEST
+
+/* The last row of the first sequence that turns it down: other inputs of its recurrent layers. */
+static void falsify_last_draft(void *ctx, const struct batch_step *step, int32_t layer,
+                               const attn_tensor *const *operands)
+{
+    const attn_tensor *mixed = operands[ATTN_ROLE_MIXED_QKV];
+    int *done = ctx;
+    (void)layer;
+    if (step->mode != ATTN_MODE_TARGET_VERIFY || !mixed || *done > 0 ||
+        step->trees[0].committed == step->sequences[0].num_new)
+        return;
+    size_t row = (size_t)mixed->strides[0] * attn_dtype_size(mixed->dtype);
+    char *last =
+        (char *)mixed->data + mixed->byte_offset + row * (size_t)(step->sequences[0].num_new - 1);
+    memmove(last, last - row, row);
+    (*done)++;
+}
+
+START_TEST(a_falsified_draft_fails)
+{
+    int done = 0;
+    struct run run;
+    begin_drafted(&run, _i % NUM_MODELS, 1, _i >= NUM_MODELS);
+    set(&run, "workload.max_requests=2");
+    run.probe = falsify_last_draft;
+    run.probe_ctx = &done;
+    go(&run);
+    ck_assert_int_eq(done, 1);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_int_eq(run.report.verify.rows_failed, 1);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, ", turned-down draft 4, layer "));
+    finish(&run);
+}
+END_TEST
+
 /* ---- States that are shared ------------------------------------------------------------------ */
 
 enum { MAX_ROWS = 40000 };
@@ -607,6 +685,13 @@ static Suite *suite(void)
     tcase_add_loop_test(runs, prefill_and_decode_are_two_backends, 0, NUM_MODELS);
     tcase_add_loop_test(runs, latents_beside_recurrent_layers, 0, NUM_LATENT_VARIANTS);
     suite_add_tcase(s, runs);
+    TCase *drafts = tcase_create("drafts");
+    tcase_add_unchecked_fixture(drafts, write_models, remove_models);
+    tcase_set_timeout(drafts, 120);
+    tcase_add_loop_test(drafts, all_rows_of_verifications_are_judged, 0,
+                        2 * NUM_MODELS * NUM_DRAFTED);
+    tcase_add_loop_test(drafts, a_falsified_draft_fails, 0, 2 * NUM_MODELS);
+    suite_add_tcase(s, drafts);
     TCase *states = tcase_create("states");
     tcase_add_unchecked_fixture(states, write_models, remove_models);
     tcase_set_timeout(states, 120);

@@ -78,6 +78,28 @@ static const struct verify_sequence decode_sequences[] = {
     {.request = 1, .prefix_len = 20, .num_rows = 1, .first_row = 2},
 };
 
+/* Verifications: a tree in which all drafts are turned down, one of which some are accepted, and a
+ * chain. */
+#define TREE                                                                                       \
+    .parent = {0, 0, 0, 2, 1, 3, 4, 5, 6, 7, 8, 9}, .depth = {0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6}
+static const struct verify_sequence drafted_sequences[] = {
+    {.request = 1,
+     .prefix_len = 20,
+     .num_rows = 8,
+     .first_row = 0,
+     .tree = {.committed = 1, .path = {0}, TREE}},
+    {.request = 0,
+     .prefix_len = 38,
+     .num_rows = 12,
+     .first_row = 8,
+     .tree = {.committed = 3, .path = {0, 2, 3}, TREE}},
+    {.request = 2,
+     .prefix_len = 6,
+     .num_rows = 5,
+     .first_row = 20,
+     .tree = {.committed = 2, .path = {0, 1}, .parent = {0, 0, 1, 2, 3}, .depth = {0, 1, 2, 3, 4}}},
+};
+
 enum { NUM_SEQUENCES = 3, MAX_ROWS = 64, MAX_HEADS = 6, MAX_WIDTH = 256, MAX_KEYS = 64 };
 
 static struct config *config;
@@ -169,13 +191,22 @@ static void tear_down_model(void)
 /* ---- Another way to the same outputs --------------------------------------------------------- */
 
 /* What is done wrong, for one query head of one row. */
-enum { RIGHT, CHANGE_VALUE, WINDOW_TOO_WIDE, WINDOW_TOO_NARROW, DROP_KEY, WRONG_KV_HEAD };
+enum {
+    RIGHT,
+    CHANGE_VALUE,
+    WINDOW_TOO_WIDE,
+    WINDOW_TOO_NARROW,
+    DROP_KEY,
+    WRONG_KV_HEAD,
+    ONE_MORE_ROW, /* of a tree: the row sees it as if it were above */
+    OWN_TOKENS    /* drafts are taken for what is generated */
+};
 
 struct mistake {
     int kind;
     int64_t request, position; /* -1 = all */
     int32_t head;              /* -1 = all */
-    int64_t key;               /* CHANGE_VALUE, DROP_KEY */
+    int64_t key;               /* CHANGE_VALUE, DROP_KEY; ONE_MORE_ROW: of the tree */
     int32_t dimension;         /* CHANGE_VALUE */
 };
 
@@ -276,10 +307,34 @@ static int sees(const attn_layer_group *group, int64_t left, int64_t i, int64_t 
            (j <= i && j / group->attention_chunk == i / group->attention_chunk);
 }
 
-/* One output: [v_head_dim]. */
-static void attend(int32_t layer, const struct verify_sequence *sequence, int64_t i, int32_t head,
+/* Row `t` of a verification: does its token stay, is it one of another number; where it stands; is
+ * row `u` it or above it? Rows before the step are no drafts. */
+static bool is_draft(const struct verify_sequence *sequence, int64_t t)
+{
+    for (int32_t d = 0; d < sequence->tree.committed; d++)
+        if (sequence->tree.path[d] == t)
+            return false;
+    return sequence->tree.committed > 0 && t >= 0;
+}
+
+static int64_t stands_at(const struct verify_sequence *sequence, int64_t t)
+{
+    bool in_tree = sequence->tree.committed > 0 && t >= 0;
+    return sequence->prefix_len + (in_tree ? sequence->tree.depth[t] : t);
+}
+
+static bool is_above(const struct verify_sequence *sequence, int64_t t, int64_t u)
+{
+    if (sequence->tree.committed == 0 || u < 0 || t == u)
+        return true;
+    return t > 0 && is_above(sequence, sequence->tree.parent[t], u);
+}
+
+/* Output `t` of a sequence: [v_head_dim]. */
+static void attend(int32_t layer, const struct verify_sequence *sequence, int64_t t, int32_t head,
                    const struct mistake *mistake, double *out)
 {
+    int64_t i = stands_at(sequence, t), num_requests = workload.num_requests;
     const attn_layer_group *group = &model->groups[model->layers[layer].group];
     int64_t request = sequence->request, left = group->window_left;
     int64_t keys = sequence->prefix_len + sequence->num_rows, first_new = sequence->prefix_len;
@@ -296,18 +351,29 @@ static void attend(int32_t layer, const struct verify_sequence *sequence, int64_
         left++;
     if (makes(mistake, WINDOW_TOO_NARROW, request, i, head))
         left--;
-    generator_query(&generator, &workload, request, i, generated(layer), head, query);
+    bool drafts = mistake->kind != OWN_TOKENS;
+    int64_t number = request + (drafts && is_draft(sequence, t) ? num_requests * (1 + t) : 0);
+    int64_t numbers_of[MAX_KEYS], stand[MAX_KEYS];
+    for (int64_t j = 0; j < keys; j++) {
+        int64_t u = j - sequence->prefix_len;
+        numbers_of[j] = request + (drafts && is_draft(sequence, u) ? num_requests * (1 + u) : 0);
+        stand[j] = stands_at(sequence, u);
+    }
+    generator_query(&generator, &workload, number, i, generated(layer), head, query);
     for (int64_t j = 0; j < keys; j++) {
         double score = 0;
         for (int32_t d = 0; d < key_dim(group); d++)
             score += query[d] / 64.0 *
-                     read_element(layer, request, j, kv_head, GENERATOR_KEY, d, j >= first_new);
+                     read_element(layer, numbers_of[j], stand[j], kv_head, GENERATOR_KEY, d,
+                                  j >= first_new);
         score *= group->sm_scale;
         if (group->flags & ATTN_GROUP_HAS_ALIBI)
-            score -= generator_alibi_slope(head, group->num_q_heads) * fabs((double)(i - j));
+            score -= generator_alibi_slope(head, group->num_q_heads) * fabs((double)(i - stand[j]));
         if (group->logit_cap > 0)
             score = group->logit_cap * tanh(score / group->logit_cap);
-        int seen = sees(group, left, i, j) &&
+        bool above = is_above(sequence, t, j - sequence->prefix_len) ||
+                     (mistake->kind == ONE_MORE_ROW && j - sequence->prefix_len == mistake->key);
+        int seen = sees(group, left, i, stand[j]) && above &&
                    !(makes(mistake, DROP_KEY, request, i, head) && j == mistake->key);
         weight[j] = seen ? exp(score) : 0;
         sum += weight[j];
@@ -318,9 +384,9 @@ static void attend(int32_t layer, const struct verify_sequence *sequence, int64_
         out[d] = 0;
         for (int64_t j = 0; j < keys; j++)
             if (weight[j] > 0)
-                out[d] +=
-                    weight[j] / sum *
-                    read_element(layer, request, j, kv_head, GENERATOR_VALUE, d, j >= first_new);
+                out[d] += weight[j] / sum *
+                          read_element(layer, numbers_of[j], stand[j], kv_head, GENERATOR_VALUE, d,
+                                       j >= first_new);
         /* By one over the key's probability: this output moves by 1, more than 10 bars. */
         if (makes(mistake, CHANGE_VALUE, request, i, head) && d == mistake->dimension &&
             weight[mistake->key] > 0)
@@ -363,8 +429,7 @@ static void compute_all(int32_t layer, const struct mistake *mistake)
     for (int s = 0; s < NUM_SEQUENCES; s++)
         for (int64_t t = 0; t < sequences[s].num_rows; t++)
             for (int32_t h = 0; h < group->num_q_heads; h++)
-                attend(layer, &sequences[s], sequences[s].prefix_len + t, h, mistake,
-                       numbers[sequences[s].first_row + t][h]);
+                attend(layer, &sequences[s], t, h, mistake, numbers[sequences[s].first_row + t][h]);
     store_all(layer, model->dtype);
 }
 
@@ -469,7 +534,7 @@ static int mistake_fails(int kind, int32_t layer, const struct verify_sequence *
     struct mistake mistake = {kind, sequence->request, i, head, key, dimension};
     int64_t row = sequence->first_row + i - sequence->prefix_len;
     compute_all(layer, &none);
-    attend(layer, sequence, i, head, &mistake, numbers[row][head]);
+    attend(layer, sequence, i - sequence->prefix_len, head, &mistake, numbers[row][head]);
     store_all(layer, model->dtype);
     return fails_at(layer, sequence->request, i, head);
 }
@@ -724,6 +789,114 @@ START_TEST(not_all_is_judged)
     }
     verifier_destroy(verifier);
     params.beside = false;
+    tear_down_model();
+}
+END_TEST
+
+/* ---- Verifications --------------------------------------------------------------------------- */
+
+/* Every row of a tree or a chain, those that stay and those that are turned down. */
+START_TEST(all_rows_of_a_verification)
+{
+    set_up_model(models[_i], 2);
+    set_step(ATTN_MODE_TARGET_VERIFY, drafted_sequences);
+    for (int32_t layer = 0; layer < 2; layer++) {
+        compute_all(layer, &none);
+        passes(layer);
+    }
+    tear_down_model();
+}
+END_TEST
+
+/* This row, and no other, failed; it is named. */
+static void fails_in_tree(int s, int32_t t)
+{
+    struct verify_result result = judge(0);
+    char place[128];
+    int length = snprintf(place, sizeof place, "request %lld, position %lld",
+                          (long long)sequences[s].request, (long long)stands_at(&sequences[s], t));
+    if (is_draft(&sequences[s], t))
+        length +=
+            snprintf(place + length, sizeof place - (size_t)length, ", turned-down draft %d", t);
+    snprintf(place + length, sizeof place - (size_t)length, ", layer 0, head ");
+    ck_assert_msg(result.rows_failed == 1, "%lld rows for %s", (long long)result.rows_failed,
+                  place);
+    ck_assert_msg(strncmp(result.first_failure, place, strlen(place)) == 0, "%s, not %s",
+                  result.first_failure, place);
+}
+
+/* All heads of this row, and nothing else. */
+static void do_wrong_in_tree(int s, int32_t t, const struct mistake *mistake)
+{
+    compute_all(0, &none);
+    for (int32_t head = 0; head < model->groups[0].num_q_heads; head++)
+        attend(0, &sequences[s], t, head, mistake, numbers[sequences[s].first_row + t][head]);
+    store_all(0, ATTN_F32);
+}
+
+/* A row that sees one that is not above it, be it of its own depth or of another; or that is taken
+ * for a token of its request. */
+START_TEST(a_wrong_row_of_a_verification)
+{
+    set_up_model(models[_i ? 6 : GROUPED], 1); /* with distances in scores, and without */
+    set_step(ATTN_MODE_TARGET_VERIFY, drafted_sequences);
+    for (int s = 0; s < NUM_SEQUENCES; s++)
+        for (int32_t t = 0; t < sequences[s].num_rows; t++) {
+            for (int32_t u = 0; u < sequences[s].num_rows; u++) {
+                const struct mistake more = {.kind = ONE_MORE_ROW, .key = u};
+                if (is_above(&sequences[s], t, u) ||
+                    sequences[s].tree.depth[u] > sequences[s].tree.depth[t])
+                    continue;
+                do_wrong_in_tree(s, t, &more);
+                fails_in_tree(s, t);
+            }
+            const struct mistake own = {.kind = OWN_TOKENS};
+            do_wrong_in_tree(s, t, &own);
+            if (is_draft(&sequences[s], t))
+                fails_in_tree(s, t);
+            else
+                passes(0);
+        }
+    tear_down_model();
+}
+END_TEST
+
+/* Sampled rows alone, of which some are turned down, by a thread beside this one: the tree is
+ * copied with the rest. */
+START_TEST(some_rows_of_a_verification)
+{
+    static const int32_t rows[] = {1, 6, 5, 4};
+    struct verifier *verifier;
+    struct verify_result result;
+    set_up_model(models[GROUPED], 2);
+    set_step(ATTN_MODE_TARGET_VERIFY, drafted_sequences);
+    compute_all(0, &none);
+    for (int n = 0; n < 4; n++)
+        memmove(numbers[n], numbers[(n < 2 ? 0 : n < 3 ? 8 : 20) + rows[n]], sizeof numbers[n]);
+    numbers[2][1][0] += 1;
+    store_all(0, ATTN_F32);
+    for (int s = 0; s < NUM_SEQUENCES; s++) {
+        sequences[s].first_sampled = s > 0 ? s + 1 : 0;
+        sequences[s].num_sampled = s > 0 ? 1 : 2;
+    }
+    step.sampled = rows;
+    step.compact = 1;
+    out.shape[0] = 4;
+    out.data = memory + 16;
+    out.byte_offset = 0;
+    params.beside = true;
+    ck_assert_int_eq(verifier_create(&params, &verifier, NULL), ATTN_OK);
+    ck_assert_int_eq(verifier_add(verifier, &step, 0, &out, NULL), ATTN_OK);
+    memset(memory, 0xFF, sizeof memory);
+    memset(sequences, 0xFF, sizeof sequences);
+    ck_assert_int_eq(verifier_judge(verifier, NULL), ATTN_OK);
+    ck_assert_int_eq(verifier_wait(verifier, NULL), ATTN_OK);
+    verifier_result(verifier, &result);
+    verifier_destroy(verifier);
+    params.beside = false;
+    ck_assert_int_eq(result.rows_failed, 1);
+    ck_assert_ptr_nonnull(strstr(result.first_failure,
+                                 "request 0, position 41, turned-down draft 5, layer 0, head 1, "));
     tear_down_model();
 }
 END_TEST
@@ -988,7 +1161,7 @@ static Suite *suite(void)
     Suite *suite = suite_create("verify");
     TCase *right = tcase_create("right"), *wrong = tcase_create("wrong");
     TCase *rows = tcase_create("rows"), *quantised_kv = tcase_create("quantised");
-    TCase *same_result = tcase_create("same");
+    TCase *same_result = tcase_create("same"), *drafts = tcase_create("drafts");
     tcase_set_tags(wrong, "long");
     tcase_set_tags(same_result, "long");
     tcase_add_loop_test(right, right_outputs_pass, 0, NUM_MODELS);
@@ -1004,6 +1177,10 @@ static Suite *suite(void)
     tcase_add_test(rows, only_sampled_rows);
     tcase_add_loop_test(rows, several_checks, 0, WAYS);
     tcase_add_loop_test(rows, not_all_is_judged, 0, 3);
+    tcase_add_loop_test(drafts, all_rows_of_a_verification, 0, ENCODER);
+    tcase_add_loop_test(drafts, all_rows_of_a_verification, LATENT, NUM_MODELS);
+    tcase_add_loop_test(drafts, a_wrong_row_of_a_verification, 0, 2);
+    tcase_add_test(drafts, some_rows_of_a_verification);
     tcase_add_test(quantised_kv, quantised);
     tcase_add_test(quantised_kv, new_keys_as_given);
     tcase_add_test(quantised_kv, latents);
@@ -1017,6 +1194,7 @@ static Suite *suite(void)
     suite_add_tcase(suite, right);
     suite_add_tcase(suite, wrong);
     suite_add_tcase(suite, rows);
+    suite_add_tcase(suite, drafts);
     suite_add_tcase(suite, quantised_kv);
     suite_add_tcase(suite, same_result);
     return suite;

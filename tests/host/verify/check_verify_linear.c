@@ -532,6 +532,114 @@ START_TEST(only_sampled_rows)
 }
 END_TEST
 
+/* ---- Verifications --------------------------------------------------------------------------- */
+
+/* A verification of `rows` rows of requests 0 and 1 from `root` on, of which the first `accepted`
+ * stay; what is right, and every row sampled. */
+static void set_verification(int32_t layer, int64_t root, int64_t rows, int32_t accepted)
+{
+    const int64_t both[][3] = {{0, root, rows}, {1, root, rows}};
+    run.root = root;
+    run.accepted = accepted;
+    compute_all(layer);
+    set_step(both, 2, 1, true);
+    step.mode = ATTN_MODE_TARGET_VERIFY;
+    for (int s = 0; s < 2; s++) {
+        struct draft_tree *tree = &sequences[s].tree;
+        tree->committed = accepted;
+        for (int64_t t = 0; t < rows; t++) {
+            tree->depth[t] = tree->path[t] = (uint8_t)t;
+            tree->parent[t] = (uint8_t)(t > 0 ? t - 1 : 0);
+        }
+    }
+}
+
+static struct verify_result check_by(struct linear_verifier *verifier, int32_t layer,
+                                     attn_dtype dtype)
+{
+    struct verify_result result = {0};
+    store_out(dtype);
+    check(verifier, layer, &result);
+    return result;
+}
+
+/* The sampled rows of each sequence: `row` alone. */
+static void sample_one(int32_t row)
+{
+    for (int s = 0; s < 2; s++) {
+        sequences[s].first_sampled = s;
+        sequences[s].num_sampled = 1;
+        sampled[s] = row;
+    }
+}
+
+/* Drafts that are turned down are replayed from the last row that stays, which what comes after
+ * goes on from, too: each row once. */
+START_TEST(drafts_that_are_turned_down)
+{
+    set_up(_i, 2);
+    struct linear_verifier *verifier = create();
+    set_verification(1, 40, 12, 2);
+    struct verify_result result = check_by(verifier, 1, ATTN_F32);
+    ck_assert_msg(result.rows_failed == 0, "%s", result.first_failure);
+    ck_assert_double_lt(result.max_rel_error, 1e-6);
+    ck_assert_int_eq(linear_verifier_stats(verifier).rows_replayed, 2 * 52);
+    set_verification(1, 42, 6, 6);
+    result = check_by(verifier, 1, ATTN_F32);
+    ck_assert_msg(result.rows_failed == 0, "%s", result.first_failure);
+    ck_assert_int_eq(linear_verifier_stats(verifier).rows_replayed, 2 * 58);
+    /* A draft alone: what stays before it is caught up with. */
+    set_verification(1, 50, 6, 3);
+    sample_one(4);
+    result = check_by(verifier, 1, ATTN_F32);
+    ck_assert_msg(result.rows_failed == 0, "%s", result.first_failure);
+    ck_assert_int_eq(linear_verifier_stats(verifier).rows_replayed, 2 * (58 + 5 + 2));
+    /* An earlier one, which the replay has passed, though not its position. */
+    set_verification(1, 40, 20, 2);
+    sample_one(17);
+    result = check_by(verifier, 1, ATTN_F32);
+    ck_assert_msg(result.rows_failed == 0, "%s", result.first_failure);
+    ck_assert_int_eq(linear_verifier_stats(verifier).rows_replayed, 2 * (65 + 58));
+    linear_verifier_destroy(verifier);
+    linear_run_finish();
+}
+END_TEST
+
+/* A draft that is computed as a token that is generated; an element of one; a state that is not
+ * that of the row before. */
+START_TEST(wrong_drafts)
+{
+    set_up(_i, 1);
+    struct linear_verifier *verifier = create();
+    set_verification(0, 40, 6, 2);
+    run.accepted = 6;
+    compute_all(0);
+    struct verify_result result = check_by(verifier, 0, ATTN_BF16);
+    ck_assert_int_eq(result.rows_failed, 2 * 4);
+    ck_assert_ptr_nonnull(
+        strstr(result.first_failure, "request 0, position 42, turned-down draft 2, layer 0, "));
+    set_verification(0, 40, 6, 2);
+    for (int32_t d = 0; d < run.group->linear->head_v_dim; d++)
+        numbers[1][43][0][d] = 2 * numbers[1][43][0][d] + 1;
+    result = check_by(verifier, 0, ATTN_BF16);
+    ck_assert_int_eq(result.rows_failed, 1);
+    ck_assert_ptr_nonnull(
+        strstr(result.first_failure, "request 1, position 43, turned-down draft 3, layer 0, "));
+    set_verification(0, 40, 6, 2);
+    run.accepted = 4; /* draft 4 follows tokens that are generated */
+    compute_all(0);
+    sample_one(4);
+    result = check_by(verifier, 0, ATTN_BF16);
+    ck_assert_int_eq(result.rows_failed, 2);
+    set_verification(0, 40, 6, 2);
+    sample_one(4);
+    result = check_by(verifier, 0, ATTN_BF16);
+    ck_assert_msg(result.rows_failed == 0, "%s", result.first_failure);
+    linear_verifier_destroy(verifier);
+    linear_run_finish();
+}
+END_TEST
+
 /* ---- Same result, however it is computed ----------------------------------------------------- */
 
 static void same(const struct verify_result *a, const struct verify_result *b)
@@ -666,7 +774,7 @@ static Suite *suite(void)
     Suite *made = suite_create("verify_linear");
     TCase *right = tcase_create("right");
     TCase *wrong = tcase_create("wrong"), *same_result = tcase_create("same");
-    TCase *rounded = tcase_create("rounded");
+    TCase *rounded = tcase_create("rounded"), *drafts = tcase_create("drafts");
     tcase_add_loop_test(right, right_outputs_pass, 0, RUN_MODELS);
     tcase_add_loop_test(right, a_run_goes_on, 0, RUN_MODELS);
     tcase_add_loop_test(right, earlier_positions, 0, RUN_MODELS);
@@ -674,6 +782,8 @@ static Suite *suite(void)
     tcase_add_loop_test(wrong, wrong_states, 0, RUN_MODELS);
     tcase_add_test(wrong, only_sampled_rows);
     tcase_add_test(wrong, refusals);
+    tcase_add_loop_test(drafts, drafts_that_are_turned_down, 0, RUN_MODELS);
+    tcase_add_loop_test(drafts, wrong_drafts, 0, RUN_MODELS);
     tcase_set_timeout(rounded, 60);
     tcase_add_test(rounded, rounded_states);
     tcase_add_loop_test(rounded, rounded_for_long, 0, 8);
@@ -684,6 +794,7 @@ static Suite *suite(void)
     tcase_add_loop_test(same_result, any_number_of_threads, 0, RUN_MODELS);
     suite_add_tcase(made, right);
     suite_add_tcase(made, wrong);
+    suite_add_tcase(made, drafts);
     suite_add_tcase(made, rounded);
     suite_add_tcase(made, same_result);
     return made;
