@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# hygiene.sh: who may include whom, as the fragments of host/'s rooms say it ("# May include:"), and
-# what the built objects show to the world.
+# hygiene.sh: who may include whom, as the fragments of host/'s rooms say it ("# May include:"),
+# what the built objects show to the world, and lists that have to agree.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 build=${ATTNHOST_TEST_BUILDDIR:-.}
@@ -202,4 +202,18 @@ none "no text has a placeholder left" \
     "$(find "$top" -name .git -prune -o -name '*.md' -exec grep -nE '@[A-Z][A-Z0-9_]*@' /dev/null {} +)"
 tap_try "the guide's plugin has fewer than 250 lines, as docs/PLUGIN_GUIDE.md says" \
     test "$(wc -l <"$top/examples/plugin/example_rows.c")" -lt 250
+
+# ---- Mutants that survive ------------------------------------------------------------------------
+
+name="docs/MUTATION.md has the mutants of tests/mutation/survivors.txt, which there are"
+python=${PYTHON3:-python3}
+if test "$python" = no || ! command -v "$python" >/dev/null; then
+    tap_skip "$name" "python3 is not installed"
+else
+    export PYTHONDONTWRITEBYTECODE=1
+    cp "$top/docs/MUTATION.md" "$scratch/report"
+    chmod u+w "$scratch/report"
+    tap_try "$name" sh -c '"$0" "$1/tests/mutation/run.py" --list --report "$2" && cmp "$2" "$1/docs/MUTATION.md"' \
+        "$python" "$top" "$scratch/report"
+fi
 tap_end

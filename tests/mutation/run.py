@@ -8,9 +8,11 @@ Each mutant (mutate.py) is compiled, linked with the unit tests of its file and 
   equivalent  if an optimising compiler makes the same code of it as of the original
   survived    otherwise
   invalid     if it does not compile
-A full run writes the report. Each survivor needs a line `KEY | REASON` in survivors.txt, and each
-line there a survivor; the share of killed ones must be at least --least. Mutants are the same each
-time; --sample takes some of them, by --seed, and writes no report.
+A full run writes the report: what stands there between the marks, the table and the survivors. Each
+survivor needs a line `KEY | REASON` in survivors.txt, and each line there a survivor; the share of
+killed ones must be at least --least. Mutants are the same each time; --sample takes some of them, by
+--seed, and writes no report. --list judges none: it looks whether the lines of survivors.txt name
+mutants that there are, and writes them into the report.
 """
 import argparse
 import hashlib
@@ -242,25 +244,50 @@ def cell(text):
     return text.replace("|", "\\|")
 
 
-def report(results, reasons):
-    text = """# Mutants of the host's own code
-
-Written by `make mutation` (tests/mutation/run.py); the reasons are in tests/mutation/survivors.txt.
-
-What hands out pages, caches prefixes and schedules is changed in one place at a time: an operator,
-a constant, a condition, a statement removed, a value returned. The file's unit tests must notice:
-as they are, or under the address sanitizer, as CI also runs them. A mutant that an optimising
-compiler turns into the same code as the original is equivalent and not counted.
-
-"""
-    text += table(results) + "\n## Survivors\n\n"
-    text += "| file, function | line of code | change | why it survives |\n|---|---|---|---|\n"
-    for mutant, result, _ in results:
-        if result == SURVIVED:
-            text += "| `%s`, `%s` | `%s` | %s | %s |\n" % (
-                mutant.file, mutant.function, cell(mutant.line), cell(mutant.key.split(" | ")[-1]),
-                cell(reasons.get(mutant.key, "**no reason given**")))
+def survivors(keys, reasons):
+    text = "| file, function | line of code | change | why it survives |\n|---|---|---|---|\n"
+    for key in keys:
+        file, function, *line, change = key.split(" | ")
+        text += "| `%s`, `%s` | `%s` | %s | %s |\n" % (
+            file, function, cell(" | ".join(line)), cell(change),
+            cell(reasons.get(key, "**no reason given**")))
     return text
+
+
+def write_between(path, mark, content):
+    """Put the content between `<!-- mark -->` and `<!-- /mark -->`; the rest stays."""
+    begin, end = "<!-- %s -->\n" % mark, "<!-- /%s -->\n" % mark
+    with open(path) as file:
+        text = file.read()
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        sys.exit("%s: accepted one line %s and after it one line %s" % (
+            path, begin.strip(), end.strip()))
+    before, after = text[: text.index(begin) + len(begin)], text[text.index(end) :]
+    with open(path, "w") as file:
+        file.write(before + "\n" + content + "\n" + after)
+
+
+def report(path, results, reasons):
+    write_between(path, "table", table(results))
+    write_between(path, "survivors", survivors(
+        [mutant.key for mutant, result, _ in results if result == SURVIVED], reasons))
+
+
+def stale(mutants, files, reasons):
+    """Lines of survivors.txt about these files that name no mutant."""
+    keys = {mutant.key for mutant in mutants}
+    return [key for key in reasons if key not in keys and key.split(" | ")[0] in files]
+
+
+def list_survivors(path, mutants, reasons):
+    """Those of survivors.txt, without judging them; returns whether all are mutants."""
+    wrong = stale(mutants, TESTS, reasons)
+    wrong += [key for key in reasons if key.split(" | ")[0] not in TESTS]
+    for key in wrong:
+        print("mutation: survivors.txt names no mutant: " + key, file=sys.stderr)
+    if path and not wrong:
+        write_between(path, "survivors", survivors(reasons, reasons))
+    return not wrong
 
 
 def complain(results, reasons, least):
@@ -327,7 +354,7 @@ def read_options(here):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--source", default=os.path.dirname(os.path.dirname(here)))
-    parser.add_argument("--build", required=True, help="folder with tests built")
+    parser.add_argument("--build", default=".", help="folder with tests built")
     parser.add_argument("--cc", default="cc")
     parser.add_argument("--cflags", default="", help="where headers are")
     parser.add_argument("--libs", default="", help="of the tests")
@@ -337,7 +364,9 @@ def read_options(here):
     parser.add_argument("--results", help="write what became of each, as JSON")
     parser.add_argument("--resume", help="--results of an earlier run with fewer tests: who was\n"
                         "killed then is not judged again where the file is the same")
-    parser.add_argument("--report", help="write the report, after a full run")
+    parser.add_argument("--report", help="the report, to be written after a full run")
+    parser.add_argument("--list", action="store_true",
+                        help="judge nothing; write survivors.txt into the report")
     parser.add_argument("--least", type=float, default=80, help="per cent to be killed")
     options = parser.parse_args()
     options.cflags += " -I%s/include -I%s" % (options.source, options.source)
@@ -352,6 +381,11 @@ def main():
         with open(os.path.join(options.source, "host", file)) as source:
             sources[file] = source.read()
         mutants += mutate.mutants(file, sources[file])
+    reasons = read_reasons(os.path.join(here, "survivors.txt"))
+    if options.list:
+        sys.exit(not list_survivors(options.report, mutants, reasons))
+    for key in stale(mutants, options.files, reasons):
+        sys.exit("survivors.txt names no mutant: " + key)
     with tempfile.TemporaryDirectory() as folder:
         results = judge_all(options, sources, choose(options, mutants), folder)
     print(table(results))
@@ -359,10 +393,8 @@ def main():
         write_results(options.results, results, sources)
     if len(results) < len(mutants) or set(options.files) != set(TESTS):
         sys.exit(0)
-    reasons = read_reasons(os.path.join(here, "survivors.txt"))
     if options.report:
-        with open(options.report, "w") as file:
-            file.write(report(results, reasons))
+        report(options.report, results, reasons)
     sys.exit(not complain(results, reasons, options.least))
 
 
