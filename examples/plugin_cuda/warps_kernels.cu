@@ -38,7 +38,7 @@ typedef struct warps_row {
 PORTABLE int find_row(const warps_call *c, int x, int head, warps_row *r)
 {
     const call_batch *b = &c->batch;
-    mask_rule rule = {c->window_left, b->window_right, c->chunk, 0};
+    mask_rule rule = {c->window_left, b->window_right, c->chunk, 0, 0};
     r->row = x + (b->q_indptr ? index_int(b->q_indptr, 0) : 0);
     r->head = head;
     r->kv_head = head / c->ratio;
