@@ -405,8 +405,8 @@ void threads_destroy(struct threads *threads)
         pthread_join(threads->workers[i].thread, NULL);
         free(threads->workers[i].stack);
     }
-    /* Conditions own nothing, and destroying one waits for each waiter to leave: for ever where a
-     * plugin has ended a worker in its sleep. */
+    pthread_cond_destroy(&threads->left);
+    pthread_cond_destroy(&threads->published);
     pthread_mutex_destroy(&threads->mutex);
     pthread_mutex_destroy(&threads->callers);
     free(threads);

@@ -244,9 +244,18 @@ static void end_child(const struct guard_call *call)
     end_now(EXIT_RUN_TIME);
 }
 
+/* Is it this process that forks, and not a child of it? Noted before the fork, as the parent may be
+ * gone when the child comes to ask. */
+static _Thread_local bool forks_here;
+
+static void before_fork(void)
+{
+    forks_here = is_watching();
+}
+
 static void in_child(void)
 {
-    if (warden.armed && getppid() == warden.process)
+    if (forks_here)
         guard_disown(end_child);
 }
 
@@ -261,7 +270,7 @@ void warden_begin(const char *command)
     take_fatal();
     on_exit(at_exit, NULL);
     at_quick_exit(at_quick_exit_handler);
-    pthread_atfork(NULL, NULL, in_child);
+    pthread_atfork(before_fork, NULL, in_child);
     ambient_take(&warden.ambient);
     guard_watch = look_around;
     warden.armed = true;
