@@ -108,6 +108,9 @@ for where in query:query create:create forward:forward_extend task:forward_exten
         "a child that was forked in villain: ${where#*:}" "came back from it, and was ended"
     tap_try "and there is one report: $call" test "$(grep -c '^digest' ../out)" -eq 1
 done
+ends 0 "nor one whose parent is gone by then" query:fork "came back from it, and was ended" -- \
+    env LD_PRELOAD="$fixtures/orphaned.so" "$command" run run.ini
+tap_try "and there is one report" test "$(grep -c '^digest' ../out)" -eq 1
 for call in forward task; do
     run 5 "the end of the thread in $call ends with 5" $call:end_thread \
         "pthread_exit() in villain: forward_extend of layer 0"
