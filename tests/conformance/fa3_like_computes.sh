@@ -9,4 +9,4 @@ ATTNHOST_LIBCUDA=$ATTNHOST_TEST_FIXTURE_DIR/fake_fa3_kernels.so ATTNHOST_FAKE_KE
 export ATTNHOST_LIBCUDA ATTNHOST_FAKE_KERNELS
 . "$ATTNHOST_TEST_SRCDIR/tests/conformance/sample.sh"
 sample - "$ATTNHOST_TEST_PLUGIN_DIR/fa3_like.so" --device cuda --option tiles=always \
-    --option split_tile_size=64
+    --option split_tile_size=64 --option many_items=never

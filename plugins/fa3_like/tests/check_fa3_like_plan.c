@@ -258,7 +258,8 @@ END_TEST
 
 /* ---- The choice ------------------------------------------------------------------------------ */
 
-static const char by_tiles[] = "plan rows fa3_forward_d128", by_attend[] = "fi_plan fi_attend_d128",
+static const char by_tiles[] = "plan rows fa3_forward_d128",
+                  by_attend[] = "fi_plan fi_attend_many_d128",
                   by_prefill[] = "fi_plan fi_save fi_prefill_d128";
 
 START_TEST(decode_is_the_librarys)
@@ -285,7 +286,7 @@ START_TEST(rows_decide)
     } batches[] = {
         {3, 600, 200, by_tiles},
         {1, 512, 500, by_tiles},
-        {3, 24, 8, "fi_plan fi_save fi_attend_d128"}, /* 32 rows a KV head */
+        {3, 24, 8, "fi_plan fi_save fi_attend_many_d128"}, /* 32 rows a KV head */
         {3, 27, 9, by_prefill},
         {6, 384, 64, by_prefill}, /* half of a tile; four of these heads fill two */
         {1, 128, 128, by_tiles}   /* 8 tiles for 20 multiprocessors, of 2000 keys each */

@@ -185,17 +185,21 @@ START_TEST(shapes_are_those_of_the_kernels)
     static const char *const types[] = {"bf16", "f16"}, *const halves[] = {"false", "true"};
     static const char *const codes_types[] = {"bf16_e4m3", "f16_e4m3"};
     static const char *const numbers[][KERNEL_COUNT] = {
-#define NUMBERS(name, dim, dim_v, stages, shared, codes_stages, codes_shared, keys,                \
-                prefill_stages, q_slots, prefill_shared, codes_keys, prefill_codes_stages,         \
-                codes_q_slots, slots, ...)                                                         \
-    {#stages, #keys ", " #prefill_stages ", " #q_slots, #codes_stages,                             \
-     #codes_keys ", " #prefill_codes_stages ", " #codes_q_slots ", " #slots},
+#define NUMBERS(name, dim, dim_v, stages, shared, many_shared, codes_stages, codes_shared,         \
+                codes_many_shared, keys, prefill_stages, q_slots, prefill_shared, codes_keys,      \
+                prefill_codes_stages, codes_q_slots, slots, ...)                                   \
+    {[KERNEL_ATTEND] = #stages,                                                                    \
+     [KERNEL_PREFILL] = #keys ", " #prefill_stages ", " #q_slots,                                  \
+     [KERNEL_CODES] = #codes_stages,                                                               \
+     [KERNEL_PREFILL_CODES] =                                                                      \
+         #codes_keys ", " #prefill_codes_stages ", " #codes_q_slots ", " #slots},
         FI_SHAPES(NUMBERS)
 #undef NUMBERS
     };
     for (uint32_t i = 0; i < fi_num_shapes; i++) {
         const fi_shape *shape = &fi_shapes[i];
         const fi_kernel *attend = &shape->kernels[KERNEL_ATTEND];
+        const fi_kernel *many = &shape->kernels[KERNEL_ATTEND_MANY];
         const fi_kernel *prefill = &shape->kernels[KERNEL_PREFILL];
         const fi_kernel *codes = &shape->kernels[KERNEL_CODES];
         const fi_kernel *prefill_codes = &shape->kernels[KERNEL_PREFILL_CODES];
@@ -204,6 +208,10 @@ START_TEST(shapes_are_those_of_the_kernels)
             snprintf(expected, sizeof expected, "FI_ATTEND(%s_%s, %d, %d, %s, %s)", attend->name,
                      types[n], shape->dim, shape->dim_v, numbers[i][KERNEL_ATTEND], halves[n]);
             expect_kernel(attend, types[n], expected);
+            snprintf(expected, sizeof expected, "FI_ATTEND_MANY(%s_%s, %d, %d, %s, %s)", many->name,
+                     types[n], shape->dim, shape->dim_v, numbers[i][KERNEL_ATTEND], halves[n]);
+            if (many->threads > 0)
+                expect_kernel(attend, types[n], expected);
             snprintf(expected, sizeof expected, "FI_PREFILL(%s_%s, %d, %d, %s, %s)", prefill->name,
                      types[n], shape->dim, shape->dim_v, numbers[i][KERNEL_PREFILL], halves[n]);
             expect_kernel(prefill, types[n], expected);
@@ -211,6 +219,10 @@ START_TEST(shapes_are_those_of_the_kernels)
                      codes->name, codes_types[n], shape->dim, shape->dim_v,
                      numbers[i][KERNEL_CODES], halves[n]);
             expect_kernel(codes, codes_types[n], expected);
+            snprintf(expected, sizeof expected, "FI_ATTEND_CODES_MANY(%s_%s, %d, %d, %s)",
+                     many->name, codes_types[n], shape->dim, shape->dim_v, halves[n]);
+            if (shape->kernels[KERNEL_CODES_MANY].threads > 0)
+                expect_kernel(codes, codes_types[n], expected);
             snprintf(expected, sizeof expected, "FI_PREFILL_CODES(%s_%s, %d, %d, %s, %s)",
                      prefill_codes->name, codes_types[n], shape->dim, shape->dim_v,
                      numbers[i][KERNEL_PREFILL_CODES], halves[n]);
@@ -302,7 +314,7 @@ static void expect_attention(const test_run *t, int kernel, int programmatic)
 {
     const fi_kernel *wanted = &t->group.shape->kernels[kernel];
     const seen_launch *seen = &launches[num_launches - 1];
-    fi_grid grid = fi_find_grid(&t->group, &t->of.bounds);
+    fi_grid grid = fi_find_grid(&t->group, kernel, &t->of.bounds);
     ck_assert_str_eq(seen->name, wanted->name);
     ck_assert_uint_eq(seen->grid, grid.lanes * grid.columns);
     ck_assert_uint_eq(seen->threads, wanted->threads);
@@ -322,7 +334,7 @@ START_TEST(launches_keep_to_max_sms)
     of.bounds.max_sms = 3;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     t.group.num_sms = 3;
-    fi_grid three = fi_find_grid(&t.group, &of.bounds);
+    fi_grid three = fi_find_grid(&t.group, KERNEL_ATTEND, &of.bounds);
     t.group.num_sms = TEST_SMS;
     need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
     ck_assert_uint_eq(launches[1].grid, three.lanes * three.columns);
@@ -340,8 +352,8 @@ START_TEST(decode_saves_on_its_way)
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
-    expect_launches("plan fi_attend_d128");
-    expect_attention(&t, KERNEL_ATTEND, 0);
+    expect_launches("plan fi_attend_many_d128");
+    expect_attention(&t, KERNEL_ATTEND_MANY, 0);
     ck_assert_uint_eq(launches[0].grid, 1);
     ck_assert_uint_eq(launches[0].threads, FI_PLAN_THREADS);
     ck_assert_int_eq(launches[0].programmatic, 0);
@@ -352,8 +364,8 @@ START_TEST(decode_saves_on_its_way)
     ck_assert_int_eq(launches[0].params.plan.rows, FI_ROWS);
     num_launches = 0;
     need(fi_forward_decode(t.metadata, TEST_LAYER, &t.args, NULL, &test_error));
-    expect_launches("fi_attend_d128");
-    expect_attention(&t, KERNEL_ATTEND, 1);
+    expect_launches("fi_attend_many_d128");
+    expect_attention(&t, KERNEL_ATTEND_MANY, 1);
     need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
     expect_attention(&t, KERNEL_ATTEND, 0);
     t.args.flags = 0;
@@ -372,8 +384,8 @@ START_TEST(extend_saves_before)
     int ratio = TEST_Q_HEADS / TEST_KV_HEADS, short_rows = SHORT_ROWS / ratio;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 20, short_rows));
-    expect_launches("plan save fi_attend_d128");
-    expect_attention(&t, KERNEL_ATTEND, 0);
+    expect_launches("plan save fi_attend_many_d128");
+    expect_attention(&t, KERNEL_ATTEND_MANY, 0);
     ck_assert_uint_eq(launches[1].grid, TEST_SMS * SAVE_BLOCKS);
     ck_assert_uint_eq(launches[1].threads, FI_SAVE_THREADS);
     ck_assert_int_eq(launches[2].params.call.save, 0);
@@ -396,9 +408,9 @@ START_TEST(two_tiles_or_one)
     int ratio = TEST_Q_HEADS / TEST_KV_HEADS, one = FI_ROWS / ratio, two = one + 1;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_EXTEND, 6, 6 * one, one));
-    expect_launches("plan save fi_attend_d128");
+    expect_launches("plan save fi_attend_many_d128");
     need(run_batch(&t, ATTN_MODE_EXTEND, 2, 2 * two, two));
-    expect_launches("plan save fi_attend_d128");
+    expect_launches("plan save fi_attend_many_d128");
     need(run_batch(&t, ATTN_MODE_EXTEND, 6, 6 * two, two));
     expect_launches("plan save fi_prefill_d128");
     need(run_batch(&t, ATTN_MODE_MIXED, 6, 6 * two, two));
@@ -662,7 +674,7 @@ START_TEST(decodes_go_by_what_they_share)
     static const uint32_t kinds[] = {ATTN_METADATA_EAGER, ATTN_METADATA_GRAPH};
     test_run t;
     for (int k = 0; k < 2; k++) {
-        begin_shared(&t, kinds[k], CASCADE_ALWAYS);
+        begin_shared(&t, kinds[k], WHEN_ALWAYS);
         need(run_batch(&t, ATTN_MODE_DECODE, 8, 8, 1));
         EXPECT_ROWS(&t, FI_PATH_DECODE, 8);
         need(plan_shared(&t, 1));
@@ -674,7 +686,7 @@ START_TEST(decodes_go_by_what_they_share)
         need(plan_shared(&t, 0));
         EXPECT_ROWS(&t, FI_PATH_DECODE_UNTOLD, 8);
         run_end(&t);
-        begin_shared(&t, kinds[k], CASCADE_AUTO); /* 256 MB are not saved */
+        begin_shared(&t, kinds[k], WHEN_AUTO); /* 256 MB are not saved */
         need(plan_shared(&t, 1));
         EXPECT_ROWS(&t, FI_PATH_DECODE, 8);
         run_end(&t);

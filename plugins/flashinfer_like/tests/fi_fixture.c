@@ -20,12 +20,12 @@ static int driver_launch_ex(const cuda_launch_config *config, cuda_function func
 {
     (void)extra;
     ck_assert_int_lt(num_launches, TEST_MAX_LAUNCHES);
-    ck_assert_uint_eq(config->grid_y * config->grid_z * config->block_y * config->block_z, 1);
+    ck_assert_uint_eq(config->grid_z * config->block_y * config->block_z, 1);
     ck_assert_uint_le(config->num_attributes, 1);
     seen_launch *seen = &launches[num_launches++];
     memset(seen, 0, sizeof *seen);
     seen->name = function;
-    seen->grid = config->grid_x;
+    seen->grid = config->grid_x * config->grid_y;
     seen->threads = config->block_x;
     seen->shared = config->shared;
     seen->programmatic = config->num_attributes == 1;

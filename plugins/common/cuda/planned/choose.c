@@ -10,10 +10,12 @@ enum {
     SHORT_BYTES = 18,    /* of an item that come in a cycle, to each multiprocessor */
     ITEM_BEGINS = 8000,  /* a prefill item, and ITEM_DIMS more for each 128 of dim + v_dim */
     ITEM_DIMS = 4000,
-    MERGES = 5000,    /* of what blocks leave for each other, at the end */
-    SHARED = 40000,   /* more, where each prefill item is shared by very many */
-    EIGHTHS = 9,      /* prefill keys, for those that a forward kernel of fa3_like does in eight */
-    EIGHTHS_WIDE = 13 /* of more than 256 of dim + v_dim: units of half as many keys */
+    MERGES = 5000,     /* of what blocks leave for each other, at the end */
+    SHARED = 40000,    /* more, where each prefill item is shared by very many */
+    EIGHTHS = 9,       /* prefill keys, for those that a forward kernel of fa3_like does in eight */
+    EIGHTHS_WIDE = 13, /* of more than 256 of dim + v_dim: units of half as many keys */
+    FEW_ITEMS = 4,     /* items of few rows, for multiprocessors of that number: a block has one */
+    MANY_ITEMS = 3     /* of a multiprocessor, for two blocks of it */
 };
 
 int64_t fi_count_tiles(const cuda_extent *extent, int64_t ratio, int64_t size)
@@ -55,4 +57,19 @@ int fi_is_short(const cuda_group *group, const cuda_extent *extent, int64_t keys
     if (group->window_left >= 0 && keys > group->window_left + extent->q_len)
         keys = group->window_left + extent->q_len;
     return short_cycles(group, extent, keys, sms) <= fi_prefill_cycles(group, extent, keys, sms);
+}
+
+/* One that a multiprocessor has two blocks of must not be kept to some of them: they could be on as
+ * many as there are blocks. */
+int fi_is_many(const fi_group *group, const cuda_extent *extent, int64_t sms)
+{
+    int kernel = cuda_is_fp8(group->base.kv_dtype) ? KERNEL_CODES_MANY : KERNEL_ATTEND_MANY;
+    int has_two = group->shape->kernels[kernel].blocks > 1;
+    int64_t items = fi_count_tiles(extent, group->base.ratio, FI_ROWS) * group->base.kv_heads;
+    if (!fi_has_kernel(group, kernel) || group->options.many_items == WHEN_NEVER ||
+        (has_two && sms < group->num_sms))
+        return 0;
+    if (group->options.many_items == WHEN_ALWAYS)
+        return 1;
+    return has_two ? items >= MANY_ITEMS * sms : items * FEW_ITEMS >= sms;
 }

@@ -59,7 +59,7 @@ static void fill_params(layer_call *call)
     const cuda_group *group = &call->group->base;
     const attn_bounds *bounds = &call->metadata->plan.bounds;
     fi_workspace_layout workspace = fi_layout_workspace(call->group, bounds, call->kernel);
-    fi_grid grid = fi_bounded_grid(call->group, bounds);
+    fi_grid grid = fi_bounded_grid(call->group, call->kernel, bounds);
     fi_call *p = &call->params;
     fi_prior_layout prior = fi_layout_prior(call->group, bounds);
     fi_plan_call plan;
@@ -80,6 +80,8 @@ static void fill_params(layer_call *call)
     p->kv_heads = group->kv_heads;
     p->lanes = (int)grid.lanes;
     p->ratio = group->ratio;
+    p->ratio_inverse =
+        group->ratio > 1 ? (uint32_t)((((uint64_t)1 << 32) + group->ratio - 1) / group->ratio) : 0;
     p->page_size = group->page_size;
     p->page_shift = shift_of(group->page_size);
     p->window_left = group->window_left;
@@ -187,13 +189,15 @@ static attn_status launch_save(layer_call *call, attn_stream stream, attn_error 
 static attn_status launch_attend(layer_call *call, attn_stream stream, attn_error *error)
 {
     const fi_kernel *kernel = &call->group->shape->kernels[call->kernel];
-    fi_grid grid = fi_bounded_grid(call->group, &call->metadata->plan.bounds);
-    const cuda_launch launch = {.function = call->group->functions[call->kernel],
-                                .name = kernel->name,
-                                .grid = {(int64_t)grid.lanes * grid.columns, 1, 1},
-                                .block = {kernel->threads},
-                                .shared = kernel->shared,
-                                .programmatic = call->metadata->is_settled};
+    fi_grid grid = fi_bounded_grid(call->group, call->kernel, &call->metadata->plan.bounds);
+    const cuda_launch launch = {
+        .function = call->group->functions[call->kernel],
+        .name = kernel->name,
+        .grid = {fi_is_prefill(call->kernel) ? (int64_t)grid.lanes * grid.columns : grid.lanes,
+                 fi_is_prefill(call->kernel) ? 1 : grid.columns, 1},
+        .block = {kernel->threads},
+        .shared = kernel->shared,
+        .programmatic = call->metadata->is_settled};
     void *params[] = {&call->params};
     call->metadata->is_settled = 1;
     return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);

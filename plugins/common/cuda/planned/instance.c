@@ -33,12 +33,18 @@ FI_SHAPES(DECLARE)
 #undef DECLARE
 CUDA_IMAGE_DECLARE(plan)
 
+enum { IMAGE_ATTEND, IMAGE_PREFILL, IMAGE_CODES, IMAGE_PREFILL_CODES, IMAGE_COUNT };
+
 #define IMAGES(name, ...)                                                                          \
     {{CUDA_IMAGE(attend_##name##_bf16), CUDA_IMAGE(attend_##name##_f16)},                          \
      {CUDA_IMAGE(prefill_##name##_bf16), CUDA_IMAGE(prefill_##name##_f16)},                        \
      {CUDA_IMAGE(attend_##name##_bf16_e4m3), CUDA_IMAGE(attend_##name##_f16_e4m3)},                \
      {CUDA_IMAGE(prefill_##name##_bf16_e4m3), CUDA_IMAGE(prefill_##name##_f16_e4m3)}},
-static const cuda_image images[][KERNEL_COUNT][TYPE_COUNT] = {FI_SHAPES(IMAGES)};
+static const cuda_image images[][IMAGE_COUNT][TYPE_COUNT] = {FI_SHAPES(IMAGES)};
+static const int image_of[KERNEL_COUNT] = {
+    [KERNEL_ATTEND] = IMAGE_ATTEND,    [KERNEL_ATTEND_MANY] = IMAGE_ATTEND,
+    [KERNEL_PREFILL] = IMAGE_PREFILL,  [KERNEL_CODES] = IMAGE_CODES,
+    [KERNEL_CODES_MANY] = IMAGE_CODES, [KERNEL_PREFILL_CODES] = IMAGE_PREFILL_CODES};
 #undef IMAGES
 static const cuda_image plan_image = CUDA_IMAGE(plan);
 
@@ -69,15 +75,17 @@ static attn_status load_kernel(attn_instance *made, fi_group *group, int kernel,
 {
     int type = group->base.q_dtype == ATTN_F16 ? TYPE_F16 : TYPE_BF16;
     long shape = group->shape - fi_shapes;
-    cuda_module *module = &made->modules[(shape * KERNEL_COUNT + kernel) * TYPE_COUNT + type];
+    int image = image_of[kernel];
+    cuda_module *module = &made->modules[(shape * IMAGE_COUNT + image) * TYPE_COUNT + type];
     const fi_kernel *wanted = &group->shape->kernels[kernel];
     const cuda_wants wants = {.shared = wanted->shared};
     char name[64];
     attn_status status = ATTN_OK;
-    snprintf(name, sizeof name, "%s_%s%s", wanted->name, type == TYPE_F16 ? "f16" : "bf16",
-             kernel >= KERNEL_CODES ? "_e4m3" : "");
+    snprintf(name, sizeof name, "%s_%s%s%s", wanted->name, type == TYPE_F16 ? "f16" : "bf16",
+             kernel >= KERNEL_CODES ? "_e4m3" : "",
+             group->is_invariant && !fi_is_prefill(kernel) ? "_splits" : "");
     if (!*module)
-        status = cuda_image_load(made->cuda, &made->facts, &images[shape][kernel][type], 1, module,
+        status = cuda_image_load(made->cuda, &made->facts, &images[shape][image][type], 1, module,
                                  NULL, error);
     if (status == ATTN_OK)
         status = cuda_function_find(made->cuda, &made->facts, *module, name, &wants,
@@ -87,10 +95,10 @@ static attn_status load_kernel(attn_instance *made, fi_group *group, int kernel,
 
 static attn_status load_kernels(attn_instance *made, fi_group *group, attn_error *error)
 {
-    int is_fp8 = cuda_is_fp8(group->base.kv_dtype);
-    attn_status status = load_kernel(made, group, is_fp8 ? KERNEL_CODES : KERNEL_ATTEND, error);
-    if (status == ATTN_OK)
-        status = load_kernel(made, group, is_fp8 ? KERNEL_PREFILL_CODES : KERNEL_PREFILL, error);
+    attn_status status = ATTN_OK;
+    for (int i = 0; i < KERNEL_COUNT && status == ATTN_OK; i++)
+        if (fi_has_kernel(group, i))
+            status = load_kernel(made, group, i, error);
     return status;
 }
 
@@ -107,13 +115,21 @@ void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sm
     group->is_invariant = fi_is_invariant(problem, options);
 }
 
+int fi_has_kernel(const fi_group *group, int kernel)
+{
+    int is_many = kernel == KERNEL_ATTEND_MANY || kernel == KERNEL_CODES_MANY;
+    return group->shape->kernels[kernel].threads > 0 && !(is_many && group->is_invariant) &&
+           cuda_is_fp8(group->base.kv_dtype) == (kernel >= KERNEL_CODES);
+}
+
 /* As many blocks as the device runs at once and as there is workspace for, or fewer, so that all
  * lanes have as many. Heads of the same keys are read at the same time where there are blocks for
  * them. */
-fi_grid fi_find_grid(const fi_group *group, const attn_bounds *bounds)
+fi_grid fi_find_grid(const fi_group *group, int kernel, const attn_bounds *bounds)
 {
     int64_t most = group->options.workspace / fi_block_bytes(group, bounds);
-    uint32_t heads = (uint32_t)group->base.kv_heads, blocks = group->num_sms;
+    uint32_t heads = (uint32_t)group->base.kv_heads;
+    uint32_t blocks = group->num_sms * (uint32_t)group->shape->kernels[kernel].blocks;
     if (most < blocks)
         blocks = most > 1 ? (uint32_t)most : 1;
     fi_grid grid = {.lanes = heads < blocks ? heads : blocks};
@@ -123,11 +139,11 @@ fi_grid fi_find_grid(const fi_group *group, const attn_bounds *bounds)
     return grid;
 }
 
-fi_grid fi_bounded_grid(const fi_group *group, const attn_bounds *bounds)
+fi_grid fi_bounded_grid(const fi_group *group, int kernel, const attn_bounds *bounds)
 {
     fi_group bounded = *group;
     bounded.num_sms = cuda_num_sms(bounds, group->num_sms);
-    return fi_find_grid(&bounded, bounds);
+    return fi_find_grid(&bounded, kernel, bounds);
 }
 
 int fi_warp_keys(const fi_group *group, int kernel)
@@ -188,7 +204,7 @@ attn_status fi_create_with(const attn_backend_type *type, const attn_problem *pr
     if (status != ATTN_OK)
         return status;
 
-    uint64_t num_modules = (uint64_t)fi_num_shapes * KERNEL_COUNT * TYPE_COUNT;
+    uint64_t num_modules = (uint64_t)fi_num_shapes * IMAGE_COUNT * TYPE_COUNT;
     uint32_t num_layers = attn_util_count_layers(problems, num_problems);
     uint64_t size = sizeof(attn_instance) + num_modules * sizeof(cuda_module) +
                     num_problems * sizeof(fi_group) + num_layers * sizeof(attn_util_layer);
@@ -223,7 +239,7 @@ void fi_destroy(attn_instance *instance)
 {
     if (!instance)
         return;
-    for (uint32_t i = 0; i < fi_num_shapes * KERNEL_COUNT * TYPE_COUNT; i++)
+    for (uint32_t i = 0; i < fi_num_shapes * IMAGE_COUNT * TYPE_COUNT; i++)
         if (instance->modules[i])
             instance->cuda->cuModuleUnload(instance->modules[i]);
     if (instance->plan_module)

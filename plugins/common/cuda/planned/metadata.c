@@ -51,15 +51,24 @@ static uint64_t larger(uint64_t a, uint64_t b)
 }
 
 /* Of all multiprocessors: with fewer there are no more blocks. */
-static uint64_t grid_of(const fi_group *group, const attn_bounds *bounds)
+static uint64_t grid_of(const fi_group *group, int kernel, const attn_bounds *bounds)
 {
-    fi_grid grid = fi_find_grid(group, bounds);
+    fi_grid grid = fi_find_grid(group, kernel, bounds);
     return (uint64_t)grid.lanes * grid.columns;
+}
+
+static uint64_t most_columns(const fi_group *group, const attn_bounds *bounds)
+{
+    uint64_t most = 0;
+    for (int i = 0; i < KERNEL_COUNT; i++)
+        if (fi_has_kernel(group, i))
+            most = larger(most, fi_bounded_grid(group, i, bounds).columns);
+    return most;
 }
 
 static fi_plan_layout lay_out(const fi_group *group, const attn_bounds *bounds, uint64_t tiles)
 {
-    uint64_t seqs = (uint64_t)bounds->max_seqs, columns = fi_bounded_grid(group, bounds).columns;
+    uint64_t seqs = (uint64_t)bounds->max_seqs, columns = most_columns(group, bounds);
     fi_plan_layout layout;
     layout.most_tiles = (int64_t)tiles;
     layout.first_tile_at = aligned(sizeof(fi_plan));
@@ -105,7 +114,7 @@ fi_plan_layout fi_layout_runs(const fi_group *group, const attn_bounds *bounds)
 int fi_num_levels(const fi_group *group, const attn_bounds *bounds)
 {
     const cuda_group *base = &group->base;
-    if (group->is_invariant || group->options.cascade == CASCADE_NEVER ||
+    if (group->is_invariant || group->options.cascade == WHEN_NEVER ||
         !(bounds->uses & ATTN_USES_SHARED_PREFIX) ||
         !(bounds->modes & ATTN_MODE_BIT(ATTN_MODE_DECODE)) ||
         base->attn_type != ATTN_TYPE_DECODER || cuda_is_fp8(base->kv_dtype) ||
@@ -144,7 +153,8 @@ fi_workspace_layout fi_layout_workspace(const fi_group *group, const attn_bounds
     uint64_t slots = group->is_invariant
                          ? fi_is_prefill(kernel) ? 0 : (uint64_t)fi_most_splits(group, bounds)
                          : PART_SLOTS;
-    uint64_t rows = grid_of(group, bounds) * slots * (uint64_t)group->shape->kernels[kernel].rows;
+    uint64_t rows =
+        grid_of(group, kernel, bounds) * slots * (uint64_t)group->shape->kernels[kernel].rows;
     fi_workspace_layout layout;
     layout.rows_at = aligned(rows * (uint64_t)group->base.v_dim * sizeof(float));
     layout.size = aligned(layout.rows_at + rows * 2 * sizeof(float));
@@ -153,10 +163,11 @@ fi_workspace_layout fi_layout_workspace(const fi_group *group, const attn_bounds
 
 static uint64_t workspace_bytes(const fi_group *group, const attn_bounds *bounds)
 {
-    int is_fp8 = cuda_is_fp8(group->base.kv_dtype);
-    return larger(
-        fi_layout_workspace(group, bounds, is_fp8 ? KERNEL_CODES : KERNEL_ATTEND).size,
-        fi_layout_workspace(group, bounds, is_fp8 ? KERNEL_PREFILL_CODES : KERNEL_PREFILL).size);
+    uint64_t bytes = 0;
+    for (int i = 0; i < KERNEL_COUNT; i++)
+        if (fi_has_kernel(group, i))
+            bytes = larger(bytes, fi_layout_workspace(group, bounds, i).size);
+    return bytes;
 }
 
 fi_prior_layout fi_layout_prior(const fi_group *group, const attn_bounds *bounds)
@@ -172,7 +183,11 @@ fi_prior_layout fi_layout_prior(const fi_group *group, const attn_bounds *bounds
 
 static uint64_t arrived_bytes(const fi_group *group, const attn_bounds *bounds)
 {
-    return grid_of(group, bounds) * sizeof(int32_t);
+    uint64_t blocks = 0;
+    for (int i = 0; i < KERNEL_COUNT; i++)
+        if (fi_has_kernel(group, i))
+            blocks = larger(blocks, grid_of(group, i, bounds));
+    return blocks * sizeof(int32_t);
 }
 
 static uint64_t host_bytes(uint32_t num_groups)
@@ -317,16 +332,20 @@ int fi_find_kernel(const attn_metadata *metadata, uint32_t index, int plan)
 {
     const fi_group *group = &metadata->instance->groups[index];
     int few = plan == FI_BESIDE || (plan == FI_SEQUENCES && is_short(metadata, index));
-    if (cuda_is_fp8(group->base.kv_dtype))
-        return few ? KERNEL_CODES : KERNEL_PREFILL_CODES;
-    return few ? KERNEL_ATTEND : KERNEL_PREFILL;
+    int is_fp8 = cuda_is_fp8(group->base.kv_dtype);
+    if (!few)
+        return is_fp8 ? KERNEL_PREFILL_CODES : KERNEL_PREFILL;
+    cuda_extent extent = extent_of(metadata, index);
+    if (fi_is_many(group, &extent, cuda_plan_num_sms(&metadata->plan, group->num_sms)))
+        return is_fp8 ? KERNEL_CODES_MANY : KERNEL_ATTEND_MANY;
+    return is_fp8 ? KERNEL_CODES : KERNEL_ATTEND;
 }
 
 /* Keys that all runs together have to save. */
 static int64_t worth_keys(const fi_group *group)
 {
     int64_t key_bytes = 2 * (int64_t)group->base.kv_heads * (group->base.dim + group->base.v_dim);
-    return group->options.cascade == CASCADE_AUTO ? WORTH_BYTES / key_bytes : 0;
+    return group->options.cascade == WHEN_AUTO ? WORTH_BYTES / key_bytes : 0;
 }
 
 int fi_planned_levels(const attn_metadata *metadata, const fi_group *group)
@@ -414,7 +433,7 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan
     const fi_group *group = &metadata->instance->groups[index];
     const attn_bounds *bounds = &metadata->plan.bounds;
     int kernel = fi_find_kernel(metadata, index, plan), level = plan >= 0 ? plan : -1;
-    fi_grid grid = fi_bounded_grid(group, bounds);
+    fi_grid grid = fi_bounded_grid(group, kernel, bounds);
     char *base = find_plan(metadata, index, plan);
     fi_plan_layout layout = plan == FI_BESIDE      ? fi_layout_few(group, bounds)
                             : plan == FI_SEQUENCES ? fi_layout_plan(group, bounds)
@@ -432,7 +451,7 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan
                            .align = fi_box_keys(group, kernel),
                            .ratio = group->base.ratio,
                            .unit = group->shape->kernels[kernel].keys,
-                           .begin = fi_is_prefill(kernel) ? 0 : FI_BEGIN,
+                           .begin = group->shape->kernels[kernel].begin,
                            .split = split_of(group, kernel),
                            .whose = whose(metadata, index, plan),
                            .rounds = group->base.kv_heads / (int)grid.lanes,
@@ -476,7 +495,7 @@ static void take_prefixes(attn_metadata *metadata, int is_first)
     int is_graph = metadata->plan.kind == ATTN_METADATA_GRAPH, is_told = 1;
     uint32_t given = batch->mode == ATTN_MODE_DECODE ? batch->num_prefix_levels : 0;
     fi_prefixes taken = {.least =
-                             metadata->instance->options.cascade == CASCADE_AUTO ? WORTH_KEYS : 1};
+                             metadata->instance->options.cascade == WHEN_AUTO ? WORTH_KEYS : 1};
     fi_prefixes host = taken;
     for (uint32_t l = 0; l < given && l < FI_LEVELS; l++) {
         attn_shared_prefix shared;

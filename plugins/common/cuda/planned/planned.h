@@ -36,10 +36,10 @@ enum {
 enum { TENSOR_CORES_AUTO = 0, TENSOR_CORES_ALWAYS = 1, TENSOR_CORES_NEVER = 2, TENSOR_CORES_COUNT };
 
 /* When keys that sequences share are read once for all of them. */
-enum { CASCADE_AUTO = 0, CASCADE_ALWAYS = 1, CASCADE_NEVER = 2, CASCADE_COUNT = 3 };
+enum { WHEN_AUTO = 0, WHEN_ALWAYS = 1, WHEN_NEVER = 2, WHEN_COUNT = 3 };
 
 /* What a plugin declares of them. */
-extern const char *const fi_cascades[CASCADE_COUNT];
+extern const char *const fi_whens[WHEN_COUNT];
 extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
 #define FI_OPTIONS                                                                                 \
     {.struct_size = sizeof(attn_option),                                                           \
@@ -47,10 +47,19 @@ extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
      .key = "cascade",                                                                             \
      .default_text = "auto",                                                                       \
      .min = 1,                                                                                     \
-     .num_choices = CASCADE_COUNT,                                                                 \
-     .choices = fi_cascades,                                                                       \
+     .num_choices = WHEN_COUNT,                                                                    \
+     .choices = fi_whens,                                                                          \
      .doc = "read keys that sequences of a DECODE batch share, as its hint says, once for all "    \
             "of them; auto = where that saves more than it costs"},                                \
+        {.struct_size = sizeof(attn_option),                                                       \
+         .type = ATTN_OPTION_ENUM,                                                                 \
+         .key = "many_items",                                                                      \
+         .default_text = "auto",                                                                   \
+         .min = 1,                                                                                 \
+         .num_choices = WHEN_COUNT,                                                                \
+         .choices = fi_whens,                                                                      \
+         .doc = "decode, and short queries, by the kernel that begins a block's next item while "  \
+                "it ends one, where there is such a kernel; auto = where a block has several"},    \
         {.struct_size = sizeof(attn_option),                                                       \
          .type = ATTN_OPTION_SIZE,                                                                 \
          .key = "workspace_size",                                                                  \
@@ -86,7 +95,8 @@ extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
     }
 
 typedef struct fi_options {
-    int cascade;       /* CASCADE_* */
+    int cascade;       /* WHEN_* */
+    int many_items;    /* WHEN_* */
     int64_t workspace; /* bytes */
     int tensor_cores;  /* TENSOR_CORES_* */
     int is_invariant;  /* what is asked for; fi_group has what holds */
@@ -117,12 +127,16 @@ typedef struct fi_group {
     cuda_function functions[KERNEL_COUNT]; /* those that its cache's type needs */
 } fi_group;
 
+/* May a batch of the group get this kernel? There is one of its shape, for a cache of its type, and
+ * not for many items where bits must not depend on how many there are. */
+int fi_has_kernel(const fi_group *group, int kernel);
+
 /* A kernel's grid: plan.h. */
 typedef struct fi_grid {
     uint32_t lanes, columns;
 } fi_grid;
 
-fi_grid fi_find_grid(const fi_group *group, const attn_bounds *bounds);
+fi_grid fi_find_grid(const fi_group *group, int kernel, const attn_bounds *bounds);
 
 /* What a block has of the workspace. */
 int64_t fi_block_bytes(const fi_group *group, const attn_bounds *bounds);
@@ -132,7 +146,7 @@ int64_t fi_block_bytes(const fi_group *group, const attn_bounds *bounds);
 int64_t fi_most_splits(const fi_group *group, const attn_bounds *bounds);
 
 /* The same within the bounds' share of the multiprocessors. */
-fi_grid fi_bounded_grid(const fi_group *group, const attn_bounds *bounds);
+fi_grid fi_bounded_grid(const fi_group *group, int kernel, const attn_bounds *bounds);
 
 /* Keys that a kernel's warp copies at a time, and of them those that come from the cache in one
  * box: they lie in one page. 1: page by page is row by row. */
@@ -161,6 +175,10 @@ int64_t fi_prefill_cycles(const cuda_group *group, const cuda_extent *extent, in
 /* Are sequences of so many keys served sooner by tiles of FI_ROWS? */
 int fi_is_short(const cuda_group *group, const cuda_extent *extent, int64_t keys, int64_t sms);
 
+/* Are a batch's tiles of FI_ROWS so many that the kernel for many items is faster? `sms`: those
+ * that the batch may have. */
+int fi_is_many(const fi_group *group, const cuda_extent *extent, int64_t sms);
+
 /* ---- Query ----------------------------------------------------------------------------------- */
 
 attn_status fi_query(const attn_backend_type *type, const attn_options *options,
@@ -180,7 +198,7 @@ struct attn_instance {
     cuda_module plan_module;
     cuda_function plan;
     cuda_function save;
-    cuda_module *modules; /* [num_shapes][KERNEL_COUNT][TYPE_COUNT]; NULL = not needed */
+    cuda_module *modules; /* by shape, image and type; NULL = not needed */
     uint32_t num_groups;
     fi_group *groups; /* groups, layers, modules and `own` lie behind the instance */
     void *own;        /* of a plugin that has more than this library */

@@ -28,8 +28,8 @@ static const char codes[] = "sm_90a";
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
-const char *const fi_cascades[CASCADE_COUNT] = {
-    [CASCADE_AUTO] = "auto", [CASCADE_ALWAYS] = "always", [CASCADE_NEVER] = "never"};
+const char *const fi_whens[WHEN_COUNT] = {
+    [WHEN_AUTO] = "auto", [WHEN_ALWAYS] = "always", [WHEN_NEVER] = "never"};
 
 const char *const fi_tensor_cores[TENSOR_CORES_COUNT] = {
     [TENSOR_CORES_AUTO] = "auto", [TENSOR_CORES_ALWAYS] = "always", [TENSOR_CORES_NEVER] = "never"};
@@ -46,7 +46,8 @@ int64_t fi_read_option(const attn_options *given, const char *key, int64_t other
 
 fi_options fi_read_options(const attn_options *given)
 {
-    return (fi_options){.cascade = (int)fi_read_option(given, "cascade", CASCADE_AUTO),
+    return (fi_options){.cascade = (int)fi_read_option(given, "cascade", WHEN_AUTO),
+                        .many_items = (int)fi_read_option(given, "many_items", WHEN_AUTO),
                         .workspace = fi_read_option(given, "workspace_size", WORKSPACE),
                         .tensor_cores =
                             (int)fi_read_option(given, "use_tensor_cores", TENSOR_CORES_AUTO),

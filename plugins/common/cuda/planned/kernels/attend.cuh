@@ -34,28 +34,42 @@
 
 #define PASS_ROWS 4 /* that warps exchange at a time */
 
-/* teams: that multiply in turn. copiers: teams that copy in turn. half: queries are of fp16, else
- * of bf16; so is the cache, or it is quantised. */
-template <int dim_, int v_dim_, int stages_, int teams_, int copiers_, bool half_, bool quantised_>
+/* teams: that multiply in turn. copiers: teams that copy in turn. blocks: of a multiprocessor.
+ * half: queries are of fp16, else of bf16; so is the cache, or it is quantised. */
+template <int dim_, int v_dim_, int stages_, int teams_, int copiers_, int blocks_, bool half_,
+          bool quantised_>
 struct attend_shape {
     static constexpr int dim = dim_;
     static constexpr int v_dim = v_dim_;
     static constexpr int stages = stages_;
     static constexpr int teams = teams_;
     static constexpr int copiers = copiers_;
+    static constexpr int blocks = blocks_;
     static constexpr bool half = half_;
     static constexpr bool quantised = quantised_;
     static constexpr int warps = teams * WARPS; /* that multiply */
+    /* Two teams take turns by items, where one is fast enough: the one ends an item and begins its
+     * next while the other multiplies. */
+    static constexpr bool by_item = teams == 2 && !quantised;
+    static constexpr int item_warps = by_item ? WARPS : warps; /* that have an item together */
+    static constexpr int item_threads = item_warps * 32;
+    static constexpr int apart = warps / item_warps; /* items at a time */
     /* More than all were launched with is not to be had, and who asks for it waits for ever. */
-    static constexpr int copy_registers = teams == 1 ? 112 : 88;
-    static constexpr int product_registers = teams == 1 ? 240 : 208;
+    static constexpr int copy_registers = blocks == 2  ? 72
+                                          : teams == 1 ? 112
+                                          : quantised  ? 104
+                                                       : 88;
+    static constexpr int product_registers = blocks == 2  ? 184
+                                             : teams == 1 ? 240
+                                             : quantised  ? 200
+                                                          : 208;
     static constexpr int size = quantised ? 1 : 2; /* bytes of an element */
     static constexpr int panel = 128 / size;       /* elements of a row that lie side by side */
     static constexpr int k_bytes = (dim + panel - 1) / panel * PANEL_BYTES; /* of a group */
     static constexpr int v_bytes = (v_dim + panel - 1) / panel * PANEL_BYTES;
     /* Probabilities are worked with times 2^lift where they become f16, which has few small
      * numbers. */
-    static constexpr int lift = half ? 15 : 0;
+    static constexpr int lift = half || quantised ? 15 : 0;
     static constexpr int stage_bytes = WARPS * (k_bytes + v_bytes);
     /* Queries of more than 128 dimensions stay in shared memory: registers are for the sums. Their
      * rows lie 16 bytes more apart than they are long, for the banks. */
@@ -65,14 +79,16 @@ struct attend_shape {
     static constexpr int backs_at = q_at + (q_in_shared ? FI_ROWS * q_stride : 0);
     static constexpr int exchange_at = backs_at + (q_in_shared && quantised ? FI_ROWS * 4 : 0);
     static constexpr int exchange_stride = v_dim + 4;
-    static constexpr int tops_at = exchange_at + warps * PASS_ROWS * exchange_stride * 4;
-    static constexpr int barriers_at = tops_at + 2 * warps * FI_ROWS * 4 + 16;
+    static constexpr int exchange_bytes = item_warps * PASS_ROWS * exchange_stride * 4;
+    static constexpr int tops_at = exchange_at + apart * exchange_bytes;
+    static constexpr int tops_bytes = 2 * item_warps * FI_ROWS * 4 + 16;
+    static constexpr int barriers_at = tops_at + apart * tops_bytes;
     static constexpr int shared_bytes = barriers_at + 2 * stages * 8;
     static constexpr int merged = v_dim > 128 ? 4 : 8; /* parts of an item, at a time */
 
     static_assert(dim % 32 == 0 && v_dim % 32 == 0, "rows are copied by whole warps");
     static_assert(teams * product_registers + copiers * copy_registers <=
-                      65536 / 128 / (teams + copiers) / 8 * 8 * (teams + copiers),
+                      65536 / blocks / 128 / (teams + copiers) / 8 * 8 * (teams + copiers),
                   "registers");
     static_assert(stages >= 2, "one is read while another comes");
     static_assert(FI_KEYS == WARPS * GROUP_KEYS, "each warp has a group of a unit");
@@ -98,6 +114,44 @@ template <typename S> static __device__ __forceinline__ u32 full_barrier(char *s
 template <typename S> static __device__ __forceinline__ u32 empty_barrier(char *shared, int stage)
 {
     return shared_address(shared) + S::barriers_at + (S::stages + stage) * 8;
+}
+
+/* ---- Teams that multiply ----------------------------------------------------------------------
+ */
+
+enum { ITEM_BARRIER = 1, TURN_BARRIER = 3 }; /* and those after them, for the other team */
+
+static __device__ __forceinline__ int my_team(void)
+{
+    return (int)threadIdx.x / (WARPS * 32);
+}
+
+/* Of the threads that have an item together, this one's number, and its warp's. */
+template <typename S> static __device__ __forceinline__ int item_thread(void)
+{
+    return (int)threadIdx.x % S::item_threads;
+}
+
+template <typename S> static __device__ __forceinline__ int item_warp(void)
+{
+    return item_thread<S>() / 32;
+}
+
+template <typename S> static __device__ __forceinline__ void item_sync(void)
+{
+    named_sync(ITEM_BARRIER + (S::by_item ? my_team() : 0), S::item_threads);
+}
+
+/* Products go through the units in their order, whoever's they are: a team that ran ahead would
+ * take a stage's last round for its own. */
+static __device__ __forceinline__ void turn_take(int team)
+{
+    named_sync(TURN_BARRIER + team, 2 * WARPS * 32);
+}
+
+static __device__ __forceinline__ void turn_give(int team)
+{
+    named_arrive(TURN_BARRIER + team, 2 * WARPS * 32);
 }
 
 /* ---- Copies -----------------------------------------------------------------------------------
@@ -155,6 +209,22 @@ static __device__ __forceinline__ void copy_boxes(const fi_call &c, feed &f, int
         feed_next(c, f);
 }
 
+/* Those who multiply will begin this item later: its queries are brought to the L1, a line by a
+ * lane. What the plan and the batch tell of it is there already, as this warp has looked it up. */
+template <typename S>
+static __device__ __forceinline__ void touch_queries(const fi_call &c, const feed &f)
+{
+    constexpr int lines = (S::dim * 2 + 127) / 128; /* of a row */
+    int lane = (int)threadIdx.x & 31, r = warp_part() + lane / lines * WARPS;
+    if (r >= item_rows(c, f.q, f.at.tile, FI_ROWS))
+        return;
+    i64 row;
+    int head;
+    find_short_row(c, f.q, f.at, r, &row, &head);
+    touch((const char *)c.operands.q + row * c.operands.q_row + head * c.operands.q_head +
+          lane % lines * 128);
+}
+
 /* All that a warp copies. Pages are looked up a unit before they are needed. */
 template <typename S>
 static __device__ __forceinline__ void copy_units(const fi_call &c, const cursor &at, char *shared)
@@ -174,6 +244,8 @@ static __device__ __forceinline__ void copy_units(const fi_call &c, const cursor
     while (f.at.left > 0) {
         PROFILE_UNIT;
         int run = count_boxes<S>(c, f);
+        if (f.at.unit < S::copiers && (f.at.at != at.at || f.at.head != at.head))
+            touch_queries<S>(c, f);
         if (run > 0) {
             copy_boxes<S>(c, f, run, r, shared);
             feed_look_up<S>(c, f);
@@ -211,36 +283,35 @@ template <typename S> struct item {
 };
 
 /* The rows' queries as operand `a`, from device memory. */
-template <typename S>
+template <typename S, bool aligned>
 static __device__ __forceinline__ void take_queries(const fi_call &c, const cursor &at, item<S> &it,
                                                     char *shared)
 {
     int lane = (int)threadIdx.x & 31, last = item_rows(c, it.q, at.tile, FI_ROWS) - 1;
-    bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
-    if (S::q_in_shared) {
-        named_sync(1, S::warps * 32); /* the item before is done with its own */
-        for (int i = (int)threadIdx.x; i < FI_ROWS * S::dim / 2; i += S::warps * 32) {
+    if constexpr (S::q_in_shared) {
+        item_sync<S>(); /* the item before is done with its own */
+        for (int i = item_thread<S>(); i < FI_ROWS * S::dim / 2; i += S::item_threads) {
             i64 row;
             int head, r = i / (S::dim / 2), d = i % (S::dim / 2);
-            find_row(c, it.q, at, at.head, min(r, last), &row, &head);
+            find_short_row(c, it.q, at, min(r, last), &row, &head);
             const char *from =
                 (const char *)c.operands.q + row * c.operands.q_row + head * c.operands.q_head;
             *(u32 *)(shared + S::q_at + r * S::q_stride + d * 4) = load_pair(from + d * 4, aligned);
         }
-        named_sync(1, S::warps * 32);
-        return;
-    }
+        item_sync<S>();
+    } else {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        i64 row;
-        int head;
-        find_row(c, it.q, at, at.head, min(h * 8 + lane / 4, last), &row, &head);
-        const char *from = (const char *)c.operands.q + row * c.operands.q_row +
-                           head * c.operands.q_head + (lane & 3) * 4;
+        for (int h = 0; h < 2; h++) {
+            i64 row;
+            int head;
+            find_short_row(c, it.q, at, min(h * 8 + lane / 4, last), &row, &head);
+            const char *from = (const char *)c.operands.q + row * c.operands.q_row +
+                               head * c.operands.q_head + (lane & 3) * 4;
 #pragma unroll
-        for (int d = 0; d < S::dim / 16; d++) {
-            it.a[S::q_in_shared ? 0 : d][h] = load_pair(from + d * 32, aligned);
-            it.a[S::q_in_shared ? 0 : d][h + 2] = load_pair(from + d * 32 + 16, aligned);
+            for (int d = 0; d < S::dim / 16; d++) {
+                it.a[d][h] = load_pair(from + d * 32, aligned);
+                it.a[d][h + 2] = load_pair(from + d * 32 + 16, aligned);
+            }
         }
     }
 }
@@ -264,18 +335,17 @@ template <typename S> static __device__ __forceinline__ float2 unpack_query(u32 
 /* The same for keys of fp8. A lane's four codes of a row are two pairs of neighbours, so of 16
  * dimensions it has 4 t to 4 t + 3 where it would have 2 t, 2 t + 1, 2 t + 8 and 2 t + 9: the
  * queries are put in that order. */
-template <typename S>
+template <typename S, bool aligned>
 static __device__ __forceinline__ void lift_queries(const fi_call &c, const cursor &at, item<S> &it)
 {
     int lane = (int)threadIdx.x & 31, last = item_rows(c, it.q, at.tile, FI_ROWS) - 1;
-    bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
     float scale = c.scale * k_scale_of(c, at.head);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         i64 row;
         int head;
         float most = 0.0f, back;
-        find_row(c, it.q, at, at.head, min(h * 8 + lane / 4, last), &row, &head);
+        find_short_row(c, it.q, at, min(h * 8 + lane / 4, last), &row, &head);
         const char *from = (const char *)c.operands.q + row * c.operands.q_row +
                            head * c.operands.q_head + (lane & 3) * 8;
 #pragma unroll
@@ -306,14 +376,14 @@ static __device__ __forceinline__ void lift_queries_shared(const fi_call &c, con
     bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
     float scale = c.scale * k_scale_of(c, at.head);
     float *backs = (float *)(shared + S::backs_at);
-    named_sync(1, S::warps * 32); /* the item before is done with its own */
+    item_sync<S>(); /* the item before is done with its own */
 #pragma unroll 1
-    for (int r = (int)threadIdx.x / 32; r < FI_ROWS; r += S::warps) {
+    for (int r = item_warp<S>(); r < FI_ROWS; r += S::item_warps) {
         i64 row;
         int head;
         float most = 0.0f, back;
         u32 mine[pairs / 32];
-        find_row(c, it.q, at, at.head, min(r, last), &row, &head);
+        find_short_row(c, it.q, at, min(r, last), &row, &head);
         const char *from =
             (const char *)c.operands.q + row * c.operands.q_row + head * c.operands.q_head;
 #pragma unroll
@@ -334,9 +404,19 @@ static __device__ __forceinline__ void lift_queries_shared(const fi_call &c, con
         if (lane == 0)
             backs[r] = back * scale;
     }
-    named_sync(1, S::warps * 32);
+    item_sync<S>();
     for (int h = 0; h < 2; h++)
         it.factor[S::quantised ? h : 0] = backs[h * 8 + lane / 4];
+}
+
+template <typename S, bool aligned>
+static __device__ __forceinline__ void find_queries(const fi_call &c, const cursor &at, item<S> &it,
+                                                    char *shared)
+{
+    if constexpr (S::quantised)
+        lift_queries<S, aligned>(c, at, it);
+    else
+        take_queries<S, aligned>(c, at, it, shared);
 }
 
 /* What of an item the plan and the batch tell. */
@@ -353,18 +433,20 @@ static __device__ __forceinline__ void item_begin(const fi_call &c, const cursor
     mask_rule rule = rule_of(c);
     int ignored;
     int last = at.tile.row0 + item_rows(c, it.q, at.tile, FI_ROWS) - 1;
-    mask_positions(&rule, it.q.prefix_len + last / c.ratio, &it.all_lo, &ignored);
-    mask_positions(&rule, it.q.prefix_len + at.tile.row0 / c.ratio, &ignored, &it.all_hi);
+    mask_positions(&rule, it.q.prefix_len + short_query(c, last), &it.all_lo, &ignored);
+    int first = short_query(c, at.tile.row0);
+    mask_positions(&rule, it.q.prefix_len + first, &ignored, &it.all_hi);
     it.all_hi = min(it.all_hi, at.tile.hi);
-    it.all_hi = min(it.all_hi, end_of_all(c, it.q, at.tile.seq, at.tile.row0 / c.ratio));
+    it.all_hi = min(it.all_hi, end_of_all(c, it.q, at.tile.seq, first));
     if (c.custom || c.cap != 0 || c.operands.slopes)
         it.all_hi = 0;
-    if constexpr (!S::quantised)
-        take_queries<S>(c, at, it, shared);
-    else if constexpr (S::q_in_shared)
+    /* A branch for all of them: predicates would have each of both kinds of loads issued. */
+    if (S::quantised && S::q_in_shared)
         lift_queries_shared<S>(c, at, it, shared);
+    else if (c.operands.aligned & CALL_ALIGNED_Q)
+        find_queries<S, true>(c, at, it, shared);
     else
-        lift_queries<S>(c, at, it);
+        find_queries<S, false>(c, at, it, shared);
     for (int h = 0; h < 2; h++) {
         it.top[h] = SOFTMAX_EMPTY;
         it.sum[h] = 0.0f;
@@ -448,10 +530,10 @@ static __device__ u32 hide_keys(const fi_call &c, const cursor &at, const item<S
     for (int h = 0; h < 2; h++) {
         mask_view view;
         int row = at.tile.row0 + h * 8 + lane / 4;
-        int there = row < it.q.q_len * c.ratio;
-        mask_find_view(&rule, &c.batch, &it.q, at.tile.seq, there ? row / c.ratio : -1, &view);
+        int there = row < it.q.q_len * c.ratio, query = short_query(c, row);
+        mask_find_view(&rule, &c.batch, &it.q, at.tile.seq, there ? query : -1, &view);
         const float *slopes = there ? c.operands.slopes : 0;
-        float slope = slopes ? slopes[at.head * c.ratio + row % c.ratio] : 0.0f;
+        float slope = slopes ? slopes[at.head * c.ratio + row - query * c.ratio] : 0.0f;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             int key = from + n / 2 * 8 + (lane & 3) * 2 + n % 2;
@@ -501,19 +583,30 @@ static __device__ __forceinline__ void weigh_keys(float (&score)[2][4], item<S> 
     }
 }
 
+/* Does f16 lose less of the warp's probabilities, lifted as they are, than bf16 would? Of those
+ * that are not too small for it, or 0. */
+static __device__ __forceinline__ bool fit_half(const float (&score)[2][4])
+{
+    u32 least = ~0u; /* 0 becomes the largest */
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        least = min(least, f32_bits(score[n / 4][n % 4]) - 1);
+    return __all_sync(~0u, least >= 0x38800000u - 1); /* 2^-14 */
+}
+
 /* Probabilities as operand `a`, and all bits of the keys that some row sees, two keys in each. Of
  * the values of the others, which may be anything, nothing is left: 0 times NaN is NaN. */
 struct weights {
     u32 p[4], kept[2];
 };
 
-template <typename S>
+template <bool half>
 static __device__ __forceinline__ weights round_weights(const float (&score)[2][4], u32 seen)
 {
     weights w;
 #pragma unroll
     for (int e = 0; e < 4; e++)
-        w.p[e] = pack_pair<S::half>(score[e / 2][e % 2 * 2], score[e / 2][e % 2 * 2 + 1]);
+        w.p[e] = pack_pair<half>(score[e / 2][e % 2 * 2], score[e / 2][e % 2 * 2 + 1]);
 #pragma unroll
     for (int j = 0; j < 2; j++)
         w.kept[j] = (seen >> 2 * j & 1 ? 0xffffu : 0) | (seen >> 2 * j & 2 ? 0xffff0000u : 0);
@@ -544,7 +637,7 @@ static __device__ __forceinline__ u32 half_to_bf16(u32 pair)
 
 /* The same of fp8: a lane of a transposed matrix has two dimensions of two keys, so of 16
  * dimensions out[2 n] has the even ones and out[2 n + 1] the odd ones. */
-template <typename S>
+template <typename S, bool half>
 static __device__ __forceinline__ void add_codes(const weights &w, const char *v, item<S> &it)
 {
     int lane = (int)threadIdx.x & 31;
@@ -559,13 +652,13 @@ static __device__ __forceinline__ void add_codes(const weights &w, const char *v
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 widen_codes(__byte_perm(codes[n * 2 + j] & w.kept[j], 0, 0x3120), even[j], odd[j]);
-                if (!S::half) {
+                if (!half) {
                     even[j] = half_to_bf16(even[j]);
                     odd[j] = half_to_bf16(odd[j]);
                 }
             }
-            multiply<S::half>(it.out[d * 4 + n * 2], w.p, even[0], even[1]);
-            multiply<S::half>(it.out[d * 4 + n * 2 + 1], w.p, odd[0], odd[1]);
+            multiply<half>(it.out[d * 4 + n * 2], w.p, even[0], even[1]);
+            multiply<half>(it.out[d * 4 + n * 2 + 1], w.p, odd[0], odd[1]);
         }
     }
 }
@@ -589,11 +682,12 @@ static __device__ __forceinline__ void attend_group(const fi_call &c, const curs
     if (from < it.all_lo || from + GROUP_KEYS > it.all_hi)
         seen = hide_keys<S>(c, at, it, score);
     weigh_keys<S>(score, it);
-    const weights w = round_weights<S>(score, seen);
-    if constexpr (S::quantised)
-        add_codes<S>(w, v, it);
+    if constexpr (!S::quantised)
+        add_values<S>(round_weights<S::half>(score, seen), v, it);
+    else if (S::half || fit_half(score))
+        add_codes<S, true>(round_weights<true>(score, seen), v, it);
     else
-        add_values<S>(w, v, it);
+        add_codes<S, false>(round_weights<false>(score, seen), v, it);
 }
 
 /* ---- Results ----------------------------------------------------------------------------------
@@ -635,39 +729,39 @@ static __device__ __forceinline__ float2 add_numbers(const float *tops, int r, b
                                                      const float2 *before)
 {
     float top = SOFTMAX_EMPTY, total = 0.0f;
-    for (int w = 0; w < S::warps; w++)
+    for (int w = 0; w < S::item_warps; w++)
         top = fmaxf(top, tops[w * FI_ROWS + r]);
     float base = softmax_base(top);
-    for (int w = 0; w < S::warps; w++)
+    for (int w = 0; w < S::item_warps; w++)
         total = __fmaf_rn(softmax_exp2(__fsub_rn(tops[w * FI_ROWS + r], base)),
-                          tops[(S::warps + w) * FI_ROWS + r], total);
+                          tops[(S::item_warps + w) * FI_ROWS + r], total);
     float2 numbers = make_float2(top, total);
     return is_added ? add_two(*before, numbers).numbers : numbers;
 }
 
 /* Row r of the item from the warps' parts of it in shared memory: four columns of it, from d on. */
-template <typename S>
+template <typename S, bool splits>
 static __device__ __forceinline__ void
 finish_row(const fi_call &c, const cursor &at, const item<S> &it, int r, int d,
            const float *exchange, const float *tops, bool is_shared, const parts &shared_by)
 {
     i64 row;
     int head;
-    find_row(c, it.q, at, at.head, r, &row, &head);
+    find_short_row(c, it.q, at, r, &row, &head);
     float sink = is_shared ? SOFTMAX_EMPTY : sink_of(c, head), top = sink;
     int levels = is_shared ? 0 : shared_levels<S>(at);
-    for (int w = 0; w < S::warps; w++)
+    for (int w = 0; w < S::item_warps; w++)
         top = fmaxf(top, tops[w * FI_ROWS + r]);
     for (int l = 0; levels >> l; l++)
         if (levels >> l & 1)
             top = fmaxf(top, c.prior_row[prior_slot(c, l, row, head) * 2]);
     float base = softmax_base(top), total = softmax_exp2(sink - base);
     float4 x = {0, 0, 0, 0};
-    for (int w = 0; w < S::warps; w++) {
+    for (int w = 0; w < S::item_warps; w++) {
         float weight = softmax_exp2(tops[w * FI_ROWS + r] - base);
         const float4 y =
             *(const float4 *)(exchange + (w * PASS_ROWS + r % PASS_ROWS) * S::exchange_stride + d);
-        total += weight * tops[(S::warps + w) * FI_ROWS + r];
+        total += weight * tops[(S::item_warps + w) * FI_ROWS + r];
         x.x += weight * y.x;
         x.y += weight * y.y;
         x.z += weight * y.z;
@@ -697,7 +791,7 @@ finish_row(const fi_call &c, const cursor &at, const item<S> &it, int r, int d,
                             both.values(y.w, x.w));
         }
         *there = x;
-        if (d == 0 && c.split == 0)
+        if (d == 0 && !splits)
             *(float2 *)(c.partial_row + slot * 2) = make_float2(top, total);
         return;
     }
@@ -774,8 +868,8 @@ static __device__ void merge_row(const fi_call &c, const parts &p, int levels, i
 
 /* The same of splits, one after the other; several are on their way together. */
 template <typename S>
-static __device__ __noinline__ void merge_splits(const fi_call &c, int first, int second, int count,
-                                                 int r, i64 row, int head)
+static __device__ __forceinline__ void merge_splits(const fi_call &c, int first, int second,
+                                                    int count, int r, i64 row, int head)
 {
     parts p = {};
     p.first = first, p.second = second, p.step = 1;
@@ -820,25 +914,25 @@ static __device__ __noinline__ void merge_splits(const fi_call &c, int first, in
 }
 
 /* Leave the block's part of an item; the last one merges them. */
-template <typename S>
+template <typename S, bool splits>
 static __device__ void merge_parts(const fi_call &c, const cursor &at, const item<S> &it,
                                    const parts &p, int rows, int *is_last)
 {
     if (!p.ends)
         return;
-    if (threadIdx.x == 0) {
+    if (item_thread<S>() == 0) {
         *is_last = p.arriving == p.all || add_acq_rel(p.counter, p.arriving) == p.all - p.arriving;
         if (*is_last && p.arriving < p.all)
             *p.counter = 0;
     }
-    named_sync(1, S::warps * 32);
+    item_sync<S>();
     if (!*is_last)
         return;
-    for (int r = (int)threadIdx.x / 32; r < rows; r += S::warps) {
+    for (int r = item_warp<S>(); r < rows; r += S::item_warps) {
         i64 row;
         int head;
-        find_row(c, it.q, at, at.head, r, &row, &head);
-        if (c.split > 0)
+        find_short_row(c, it.q, at, r, &row, &head);
+        if (splits)
             merge_splits<S>(c, p.first, p.second, p.count, r, row, head);
         else
             merge_row<S>(c, p, shared_levels<S>(at), r, row, head);
@@ -868,16 +962,19 @@ static __device__ __forceinline__ void exchange_row(const item<S> &it, int h, fl
 }
 
 /* A part of an item has ended; `at` is its last unit. `is_first`: it is the block's first item. */
-template <typename S>
+template <typename S, bool splits>
 static __device__ __forceinline__ void item_end(const fi_call &c, const cursor &at,
                                                 const fi_start &start, bool is_first, item<S> &it,
                                                 char *shared)
 {
-    float *exchange = (float *)(shared + S::exchange_at), *tops = (float *)(shared + S::tops_at);
-    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x / 32;
+    int team = S::by_item ? my_team() : 0, thread = item_thread<S>();
+    float *exchange = (float *)(shared + S::exchange_at + team * S::exchange_bytes);
+    float *tops = (float *)(shared + S::tops_at + team * S::tops_bytes);
+    int lane = thread & 31, warp = thread / 32;
     int rows = item_rows(c, it.q, at.tile, FI_ROWS);
-    bool whole = walk_has_whole(&c, &at, &start, is_first);
-    const parts p = find_parts(c, at, start, is_first);
+    bool whole = walk_has_whole(splits ? c.split : 0, &at, &start, is_first);
+    const parts p = splits ? find_splits(c, at, start, is_first)
+                           : find_shared(c, block_here(), start, is_first);
     constexpr float unlift = 1.0f / (1 << S::lift);
     float out_factor = S::quantised ? unlift * v_scale_of(c, at.head) : unlift;
 #pragma unroll
@@ -886,7 +983,7 @@ static __device__ __forceinline__ void item_end(const fi_call &c, const cursor &
         int r = h * 8 + lane / 4;
         if ((lane & 3) == 0) {
             tops[warp * FI_ROWS + r] = it.top[h];
-            tops[(S::warps + warp) * FI_ROWS + r] = total * unlift;
+            tops[(S::item_warps + warp) * FI_ROWS + r] = total * unlift;
         }
     }
     for (int first = 0; first < rows; first += PASS_ROWS) {
@@ -898,44 +995,62 @@ static __device__ __forceinline__ void item_end(const fi_call &c, const cursor &
             exchange_row<S>(it, h, exchange + (warp * PASS_ROWS + r) * S::exchange_stride,
                             out_factor);
         }
-        named_sync(1, S::warps * 32);
-        for (int i = (int)threadIdx.x; i < PASS_ROWS * (S::v_dim / 4); i += S::warps * 32) {
+        item_sync<S>();
+        for (int i = thread; i < PASS_ROWS * (S::v_dim / 4); i += S::item_threads) {
             int d = i % (S::v_dim / 4) * 4, r = first + i / (S::v_dim / 4);
             if (r < rows)
-                finish_row<S>(c, at, it, r, d, exchange, tops, !whole, p);
+                finish_row<S, splits>(c, at, it, r, d, exchange, tops, !whole, p);
         }
         /* Nobody else looks at a split's numbers any more when they are written. */
-        int mine = first + (int)threadIdx.x;
-        bool leaves = !whole && c.split > 0 && threadIdx.x < PASS_ROWS && mine < rows;
+        int mine = first + thread;
+        bool leaves = !whole && splits && thread < PASS_ROWS && mine < rows;
         float2 *numbers = (float2 *)(c.partial_row + ((i64)p.mine * FI_ROWS + mine) * 2), sum;
         if (leaves)
             sum = add_numbers<S>(tops, mine, p.is_added, numbers);
-        named_sync(1, S::warps * 32);
+        item_sync<S>();
         if (leaves)
             *numbers = sum;
     }
     if (!whole)
-        merge_parts<S>(c, at, it, p, rows, (int *)(tops + 2 * S::warps * FI_ROWS));
+        merge_parts<S, splits>(c, at, it, p, rows, (int *)(tops + 2 * S::item_warps * FI_ROWS));
 }
 
 /* ---- The kernel -------------------------------------------------------------------------------
  */
 
-/* All that a warp multiplies. */
+/* To the item that is this team's after the other one's. */
 template <typename S>
+static __device__ __forceinline__ void pass_item(const fi_call &c, cursor &at, ring &r)
+{
+    int stage = r.stage + walk_past(&c, block_here(), &at, FI_KEYS);
+    r.parity ^= stage / S::stages & 1;
+    r.stage = stage % S::stages;
+}
+
+/* All that a warp multiplies. */
+template <typename S, bool splits>
 static __device__ __forceinline__ void attend_units(const fi_call &c, const fi_start &start,
                                                     cursor at, item<S> &it, char *shared)
 {
     ring r = {0, 0};
+    int team = my_team(), turn = 0;
     bool is_first = true;
-    int team = (int)threadIdx.x / (WARPS * 32), turn = 0;
+    if (S::by_item && team == 1) {
+        pass_item<S>(c, at, r);
+        if (at.left == 0)
+            return;
+        is_first = false;
+        item_find<S>(c, at, it);
+    }
     PROFILE_BEGIN;
     item_begin<S>(c, at, it, shared);
+    if (S::by_item && team == 1)
+        turn_take(team);
 #pragma unroll 1
     for (;;) {
         PROFILE_UNIT;
         PROFILE(0);
-        if (S::teams == 1 || turn == team) {
+        if (S::by_item || S::teams == 1 || turn == team) {
             barrier_wait(full_barrier<S>(shared, r.stage), r.parity);
             PROFILE(1);
             if (cursor_key(at) < at.tile.hi)
@@ -946,28 +1061,35 @@ static __device__ __forceinline__ void attend_units(const fi_call &c, const fi_s
         }
         turn = turn + 1 == S::teams ? 0 : turn + 1;
         ring_next<S>(r);
-        bool ends = walk_ends_part(&c, &at), is_over = at.unit == at.units - 1;
+        bool ends = walk_ends_part(splits ? c.split : 0, &at), is_over = at.unit == at.units - 1;
         PROFILE(2);
+        if (S::by_item && is_over && at.left > 1)
+            turn_give(1 - team);
         if (ends)
-            item_end<S>(c, at, start, is_first, it, shared);
+            item_end<S, splits>(c, at, start, is_first, it, shared);
         PROFILE(3);
-        walk_next(&c, (int)blockIdx.x, &at, FI_KEYS);
+        walk_next(&c, block_here(), &at, FI_KEYS);
+        if (S::by_item && is_over && at.left > 0)
+            pass_item<S>(c, at, r);
         if (at.left == 0)
             break;
         if (ends) {
             is_first &= !is_over;
-            turn = c.split > 0 ? 0 : turn; /* which team has which unit of a split is no chance */
+            turn = splits ? 0 : turn; /* which team has which unit of a split is no chance */
             item_find<S>(c, at, it);
             item_begin<S>(c, at, it, shared);
+            if (S::by_item && is_over)
+                turn_take(team);
         }
     }
     PROFILE_END("products");
 }
 
-template <typename S> static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
+template <typename S, bool splits>
+static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
 {
-    const fi_start start = c.starts[(int)blockIdx.x / c.lanes];
-    const cursor at = walk_begin(&c, (int)blockIdx.x, &start, FI_KEYS);
+    const fi_start start = c.starts[blockIdx.y];
+    const cursor at = walk_begin(&c, block_here(), &start, FI_KEYS);
     if (threadIdx.x < S::stages) {
         barrier_init(full_barrier<S>(shared, (int)threadIdx.x), WARPS);
         barrier_init(empty_barrier<S>(shared, (int)threadIdx.x), WARPS);
@@ -987,37 +1109,52 @@ template <typename S> static __device__ __forceinline__ void attend(const fi_cal
         grid_wait();
         grid_launch_dependents();
         if (at.left > 0)
-            attend_units<S>(c, start, at, it, shared);
+            attend_units<S, splits>(c, start, at, it, shared);
     }
-    clear_padding(c, S::v_dim);
+    clear_padding(c, S::v_dim, (int)(blockIdx.y * gridDim.x + blockIdx.x),
+                  (int)(gridDim.x * gridDim.y));
 #ifdef FI_PROFILE
-    if (threadIdx.x == 0 && blockIdx.x == 0)
+    if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0)
         fi_launches++;
 #endif
 }
 
-#define CHECK_SHAPE(name, dim, v_dim, stages, shared, codes_stages, codes_shared, ...)             \
-    static_assert(attend_shape<dim, v_dim, stages, FI_ATTEND_TEAMS, FI_ATTEND_COPIERS, false,      \
-                               false>::shared_bytes == shared,                                     \
-                  #name ": the table's bytes of shared memory");                                   \
-    static_assert(attend_shape<dim, v_dim, codes_stages, FI_CODES_TEAMS(v_dim), FI_CODES_COPIERS,  \
-                               false, true>::shared_bytes == codes_shared,                         \
-                  #name ": the table's bytes of shared memory for fp8");
+#define CHECK_BYTES(bytes, ...)                                                                    \
+    static_assert(bytes == 0 || attend_shape<__VA_ARGS__>::shared_bytes == bytes,                  \
+                  "the table's bytes of shared memory");
+#define CHECK_SHAPE(name, dim, v_dim, stages, shared, many_shared, codes_stages, codes_shared,     \
+                    codes_many_shared, ...)                                                        \
+    CHECK_BYTES(shared, dim, v_dim, stages, 1, FI_ATTEND_COPIERS(dim), 1, false, false)            \
+    CHECK_BYTES(many_shared, dim, v_dim, stages, 2, 1, 1, false, false)                            \
+    CHECK_BYTES(codes_shared, dim, v_dim, codes_stages, FI_CODES_TEAMS(v_dim), 1, 1, false, true)  \
+    CHECK_BYTES(codes_many_shared, dim, v_dim, FI_CODES_MANY_STAGES, 1, 1, 2, false, true)
 FI_SHAPES(CHECK_SHAPE)
 #undef CHECK_SHAPE
+#undef CHECK_BYTES
 
-#define FI_KERNEL(name, dim, v_dim, stages, teams, copiers, half, quantised)                       \
-    extern "C" __global__ void __launch_bounds__((teams + copiers) * WARPS * 32, 1)                \
+#define FI_KERNEL(name, splits, dim, v_dim, stages, teams, copiers, blocks, half, quantised)       \
+    extern "C" __global__ void __launch_bounds__((teams + copiers) * WARPS * 32, blocks)           \
         name(const __grid_constant__ fi_call c)                                                    \
     {                                                                                              \
         extern __shared__ __align__(1024) char shared[];                                           \
-        attend<attend_shape<dim, v_dim, stages, teams, copiers, half, quantised>>(c, shared);      \
+        using shape = attend_shape<dim, v_dim, stages, teams, copiers, blocks, half, quantised>;   \
+        attend<shape, splits>(c, shared);                                                          \
     }
+
+/* Where items are cut into splits, a row's bits are the same whatever the rest of its batch: by a
+ * kernel of its own, as what that takes would slow the other one by a twentieth. */
+#define FI_KERNELS(name, ...)                                                                      \
+    FI_KERNEL(name, false, __VA_ARGS__)                                                            \
+    FI_KERNEL(name##_splits, true, __VA_ARGS__)
 
 /* Kernels; their line in shapes.h has the same numbers. */
 #define FI_ATTEND(name, dim, v_dim, stages, half)                                                  \
-    FI_KERNEL(name, dim, v_dim, stages, FI_ATTEND_TEAMS, FI_ATTEND_COPIERS, half, false)
+    FI_KERNELS(name, dim, v_dim, stages, 1, FI_ATTEND_COPIERS(dim), 1, half, false)
+#define FI_ATTEND_MANY(name, dim, v_dim, stages, half)                                             \
+    FI_KERNEL(name, false, dim, v_dim, stages, 2, 1, 1, half, false)
 #define FI_ATTEND_CODES(name, dim, v_dim, stages, half)                                            \
-    FI_KERNEL(name, dim, v_dim, stages, FI_CODES_TEAMS(v_dim), FI_CODES_COPIERS, half, true)
+    FI_KERNELS(name, dim, v_dim, stages, FI_CODES_TEAMS(v_dim), 1, 1, half, true)
+#define FI_ATTEND_CODES_MANY(name, dim, v_dim, half)                                               \
+    FI_KERNEL(name, false, dim, v_dim, FI_CODES_MANY_STAGES, 1, 1, 2, half, true)
 
 #endif /* PLANNED_ATTEND_CUH */

@@ -36,9 +36,9 @@ static __device__ int fi_launches;
         profile_last = now;                                                                        \
     }
 #define PROFILE_END(name)                                                                          \
-    if (threadIdx.x % 128 == 0 && blockIdx.x % 32 == 3 && fi_launches == 20)                       \
+    if (threadIdx.x % 128 == 0 && blockIdx.x == 3 && blockIdx.y % 4 == 1 && fi_launches == 20)     \
     printf("%s block %d: %d units, %lld cycles a unit: %lld %lld %lld %lld %lld\n", name,          \
-           (int)blockIdx.x, profile_units, (clock64() - profile_first) / profile_units,            \
+           (int)blockIdx.y, profile_units, (clock64() - profile_first) / profile_units,            \
            profile[0] / profile_units, profile[1] / profile_units, profile[2] / profile_units,     \
            profile[3] / profile_units, profile[4] / profile_units)
 #define PROFILE_UNIT profile_units++
@@ -97,7 +97,7 @@ template <typename S> static __device__ __forceinline__ void feed_look_up(const 
 static __device__ __forceinline__ void feed_next(const fi_call &c, feed &f)
 {
     int before = f.at.at;
-    walk_next(&c, (int)blockIdx.x, &f.at, FI_KEYS);
+    walk_next(&c, block_here(), &f.at, FI_KEYS);
     if (f.at.at != before && f.at.left > 0)
         index_find_sequence(&c.batch, c.operands.k != 0, f.at.tile.seq, &f.q);
 }
@@ -399,19 +399,23 @@ static __device__ __forceinline__ void feed_start(const fi_call &c, const feed &
         save_new<S>(c, f);
 }
 
-/* Have the group's keys brought to the L2, whoever may still write them. */
-template <typename S>
-static __device__ __forceinline__ void feed_prefetch(const fi_call &c, const feed &f)
+/* Have a group's keys and values brought to the L2. */
+template <typename S> static __device__ __forceinline__ void prefetch_group(const box_place &box)
 {
-    if (!feed_is_live(c, f.at) || !feed_is_box(c, f) || (threadIdx.x & 31) != 0)
-        return;
-    box_place box = find_box<S>(c, f);
 #pragma unroll
     for (int d = 0; d < S::dim; d += S::panel)
         prefetch_box(box.k_map, d, box.at, box.head, box.page);
 #pragma unroll
     for (int d = 0; d < S::v_dim; d += S::panel)
         prefetch_box(box.v_map, d, box.at, box.head, box.page);
+}
+
+/* That of the group at hand, whoever may still write it. */
+template <typename S>
+static __device__ __forceinline__ void feed_prefetch(const fi_call &c, const feed &f)
+{
+    if (feed_is_live(c, f.at) && feed_is_box(c, f) && (threadIdx.x & 31) == 0)
+        prefetch_group<S>(find_box<S>(c, f));
 }
 
 #endif /* PLANNED_FEED_CUH */

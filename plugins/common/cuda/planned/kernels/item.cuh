@@ -11,6 +11,20 @@
 #include "plugins/common/cuda/planned/kernels/mma.cuh"
 #include "plugins/common/cuda/planned/kernels/walk.cuh"
 
+/* Of few rows, where blocks are lanes by columns: a division is 30 instructions. Of many rows they
+ * have one number, as that leaves registers free. */
+static __device__ __forceinline__ walk_block block_here(void)
+{
+    walk_block block = {(int)blockIdx.x, (int)blockIdx.y};
+    return block;
+}
+
+static __device__ __forceinline__ walk_block block_in_line(const fi_call &c)
+{
+    walk_block block = {(int)blockIdx.x % c.lanes, (int)blockIdx.x / c.lanes};
+    return block;
+}
+
 /* ---- Keys -------------------------------------------------------------------------------------
  */
 
@@ -86,6 +100,20 @@ static __device__ __forceinline__ void find_row(const fi_call &c, const index_se
     *head = kv_head * c.ratio + n % c.ratio;
 }
 
+/* row / ratio, where sequences have few rows: a division is 30 instructions. */
+static __device__ __forceinline__ int short_query(const fi_call &c, int row)
+{
+    return c.ratio_inverse ? (int)__umulhi((u32)row, c.ratio_inverse) : row;
+}
+
+static __device__ __forceinline__ void find_short_row(const fi_call &c, const index_sequence &q,
+                                                      const cursor &at, int r, i64 *row, int *head)
+{
+    int n = at.tile.row0 + r, query = short_query(c, n);
+    *row = (i64)q.first_row + query;
+    *head = at.head * c.ratio + n - query * c.ratio;
+}
+
 static __device__ __forceinline__ u32 load_pair(const char *from, bool aligned)
 {
     const u16 *two = (const u16 *)from;
@@ -96,16 +124,16 @@ static __device__ __forceinline__ u32 load_pair(const char *from, bool aligned)
  */
 
 /* Of the item that the block began with, or of the one that it does not end. */
-static __device__ __forceinline__ parts find_parts(const fi_call &c, const cursor &at,
-                                                   const fi_start &start, bool is_first)
+static __device__ __forceinline__ parts find_splits(const fi_call &c, const cursor &at,
+                                                    const fi_start &start, bool is_first)
 {
-    return walk_parts(&c, (int)blockIdx.x, &at, &start, is_first);
+    return walk_splits(&c, block_here(), &at, &start, is_first);
 }
 
-static __device__ __forceinline__ parts find_shared(const fi_call &c, const fi_start &start,
-                                                    bool is_first)
+static __device__ __forceinline__ parts find_shared(const fi_call &c, walk_block block,
+                                                    const fi_start &start, bool is_first)
 {
-    return walk_shared(&c, (int)blockIdx.x, &start, is_first);
+    return walk_shared(&c, block, &start, is_first);
 }
 
 /* For outputs of f32, and rows that do not begin at multiples of two elements. */
@@ -152,14 +180,14 @@ static __device__ __forceinline__ i64 prior_slot(const fi_call &c, int level, i6
     return ((i64)level * c.prior_rows + row) * (c.kv_heads * c.ratio) + head;
 }
 
-/* Rows of no sequence, whose output has to be finite. */
-static __device__ void clear_padding(const fi_call &c, int v_dim)
+/* Rows of no sequence, whose output has to be finite: this block's part of them. */
+static __device__ void clear_padding(const fi_call &c, int v_dim, int block, int blocks)
 {
     const int *rows = c.batch.q_indptr;
     int seqs = index_num_seqs(&c.batch), heads = c.kv_heads * c.ratio;
     i64 first = rows ? rows[seqs] : seqs;
     i64 end = (rows ? rows[0] : 0) + (i64)index_num_tokens(&c.batch);
-    for (i64 i = blockIdx.x; i < (end - first) * heads; i += gridDim.x) {
+    for (i64 i = block; i < (end - first) * heads; i += blocks) {
         i64 row = first + i / heads;
         int head = (int)(i % heads);
         for (int d = (int)threadIdx.x; d < v_dim; d += (int)blockDim.x)

@@ -8,10 +8,9 @@
  *   unit    64 or 128 keys of a tile, by the kernel: what work is counted in. A tile without keys
  *           has one
  *   item    a tile of one KV head
- *   lane    blocks that have the same heads: block b is of lane b % lanes and has the items of that
- *           number, that + lanes ...; where there are no more of them than blocks, one
- *   column  blocks of all lanes that have the same part of the batch: block b is of column
- *           b / lanes
+ *   lane    blocks that have the same heads: those that have the items of that number, that + lanes
+ *           ...; where there are no more of them than blocks, one
+ *   column  blocks of all lanes that have the same part of the batch
  *
  * The units of a lane are numbered: by tile, then item, then key. Column c of `columns` does those
  * from units * c / columns to units * (c + 1) / columns, so that no two blocks differ by more than
@@ -46,7 +45,6 @@ enum {
     FI_KEYS = 64,       /* of a unit of few rows */
     FI_GROUP = 16,
     FI_SHORT_ROWS = 32, /* of a sequence and KV head, at most, for tiles of FI_ROWS */
-    FI_BEGIN = 2,       /* units of few rows that take as long as an item's begin and end */
     FI_MERGE = 24, /* merging a part of a run's item takes as long as so many 16ths of a unit */
     FI_LEVELS = 4, /* of shared prefixes; those of more levels are read by each sequence */
     FI_PLAN_THREADS = 1024,
@@ -183,6 +181,7 @@ typedef struct fi_call {
     int out_dtype;
     float scale; /* of q.k: to units of log 2, or natural where cap or slopes are given */
     float cap;   /* 0 = none */
+    unsigned ratio_inverse; /* 2^32 / ratio, rounded up; 0: ratio is 1 */
 } fi_call;
 
 #endif /* PLANNED_PLAN_H */

@@ -554,7 +554,8 @@ DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *con
         t.sum[h] = quad_sum(r.x.sum[h]);
     }
     if (!w.is_whole) {
-        const parts p = find_shared(c, c.starts[(int)blockIdx.x / c.lanes], w.is_first);
+        const parts p =
+            find_shared(c, block_in_line(c), c.starts[(int)blockIdx.x / c.lanes], w.is_first);
         leave_part<S>(c, p, r, t);
         named_sync(BARRIER_CONSUMERS, S::consumers);
         if (consumer_thread() == 0) {
@@ -601,13 +602,13 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
     struct control *control = (struct control *)(shared + S::control_at);
     static_assert(sizeof(struct control) <= S::control_bytes, "room for barriers and work");
     const fi_start start = c.starts[(int)blockIdx.x / c.lanes];
-    const cursor at = walk_begin(&c, (int)blockIdx.x, &start, S::keys);
+    const cursor at = walk_begin(&c, block_in_line(c), &start, S::keys);
     if (threadIdx.x == 0)
         control_init<S>(control);
     __syncthreads();
     grid_wait();
     grid_launch_dependents();
-    clear_padding(c, S::dim_v);
+    clear_padding(c, S::dim_v, (int)blockIdx.x, (int)gridDim.x);
     if (uniform((int)threadIdx.x / GROUP_THREADS) == 0) {
         registers_release<S::producer_registers>();
         produce<S>(c, at, shared, control);
@@ -617,7 +618,7 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
     }
 }
 
-#define CHECK_SHAPE(name, dim, v_dim, a, b, c, d, keys, stages, q_slots, shared, codes_keys,       \
+#define CHECK_SHAPE(name, dim, v_dim, a, b, c, d, e, f, keys, stages, q_slots, shared, codes_keys, \
                     codes_stages, codes_q_slots, slots, codes_shared)                              \
     static_assert(prefill_shape<dim, v_dim, keys, stages, q_slots, 0, false>::shared_bytes ==      \
                       shared,                                                                      \

@@ -304,7 +304,7 @@ template <typename S> DEVICE cursor after(const fi_call &c, const struct work &w
     cursor at = w.at;
     at.unit += w.units - 1;
     at.left -= w.units - 1;
-    walk_next(&c, (int)blockIdx.x, &at, S::keys);
+    walk_next(&c, block_in_line(c), &at, S::keys);
     return at;
 }
 

@@ -11,6 +11,17 @@
 /* ---- Where a block is -------------------------------------------------------------------------
  */
 
+typedef struct walk_block {
+    int lane;
+    int column;
+} walk_block;
+
+PORTABLE walk_block walk_find_block(const fi_call *c, int number)
+{
+    walk_block block = {number % c->lanes, number / c->lanes};
+    return block;
+}
+
 typedef struct cursor {
     fi_tile tile;
     int at; /* the tile's number */
@@ -21,18 +32,18 @@ typedef struct cursor {
 } cursor;
 
 /* `unit`: keys of one. */
-PORTABLE cursor walk_begin(const fi_call *c, int block, const fi_start *start, int unit)
+PORTABLE cursor walk_begin(const fi_call *c, walk_block block, const fi_start *start, int unit)
 {
     cursor at = {start->first,
                  start->tile,
-                 block % c->lanes + start->round * c->lanes,
+                 block.lane + start->round * c->lanes,
                  start->unit,
                  plan_tile_units(&start->first, unit),
                  start->count};
     return at;
 }
 
-PORTABLE void walk_next(const fi_call *c, int block, cursor *at, int unit)
+PORTABLE void walk_next(const fi_call *c, walk_block block, cursor *at, int unit)
 {
     at->left--;
     at->unit++;
@@ -42,12 +53,22 @@ PORTABLE void walk_next(const fi_call *c, int block, cursor *at, int unit)
     at->head += c->lanes;
     if (at->head < c->kv_heads)
         return;
-    at->head = block % c->lanes;
+    at->head = block.lane;
     at->at++;
     if (at->left > 0) {
         at->tile = *PORTABLE_AT(c->tiles + at->at);
         at->units = plan_tile_units(&at->tile, unit);
     }
+}
+
+/* Past what the block has of the item at hand; returns how many units that are. */
+PORTABLE int walk_past(const fi_call *c, walk_block block, cursor *at, int unit)
+{
+    int passed = int_min(at->left, at->units - at->unit);
+    at->left -= passed - 1;
+    at->unit += passed - 1;
+    walk_next(c, block, at, unit);
+    return passed;
 }
 
 /* ---- Parts ------------------------------------------------------------------------------------
@@ -70,10 +91,10 @@ PORTABLE i64 part_slot(parts p, int i)
 }
 
 /* Splits of an item whose first one this block has, or which it began in the middle of. */
-PORTABLE parts walk_splits(const fi_call *c, int block, const cursor *at, const fi_start *start,
-                           int is_first)
+PORTABLE parts walk_splits(const fi_call *c, walk_block block, const cursor *at,
+                           const fi_start *start, int is_first)
 {
-    int lane = block % c->lanes, column = block / c->lanes, k = at->unit / c->split;
+    int lane = block.lane, column = block.column, k = at->unit / c->split;
     int is_other = is_first && start->unit > 0; /* another block has the first one */
     int owner = (is_other ? start->first_column : column) * c->lanes + lane;
     int merged = is_other ? start->first_parts : k + 1; /* by the owner, as it goes */
@@ -93,9 +114,9 @@ PORTABLE parts walk_splits(const fi_call *c, int block, const cursor *at, const 
 
 /* Of the item that the block began with, or of the one that it does not end, where items are cut
  * anywhere. */
-PORTABLE parts walk_shared(const fi_call *c, int block, const fi_start *start, int is_first)
+PORTABLE parts walk_shared(const fi_call *c, walk_block block, const fi_start *start, int is_first)
 {
-    int lane = block % c->lanes, column = block / c->lanes;
+    int lane = block.lane, column = block.column;
     int first = is_first ? start->first_column : column;
     int second_slot = is_first ? start->in_the_middle : 1;
     parts p;
@@ -112,25 +133,25 @@ PORTABLE parts walk_shared(const fi_call *c, int block, const fi_start *start, i
     return p;
 }
 
-PORTABLE parts walk_parts(const fi_call *c, int block, const cursor *at, const fi_start *start,
-                          int is_first)
+PORTABLE parts walk_parts(const fi_call *c, walk_block block, const cursor *at,
+                          const fi_start *start, int is_first)
 {
     return c->split > 0 ? walk_splits(c, block, at, start, is_first)
                         : walk_shared(c, block, start, is_first);
 }
 
 /* Is this the last unit of a part: of the item, of its split, of what the block has of it? */
-PORTABLE int walk_ends_part(const fi_call *c, const cursor *at)
+PORTABLE int walk_ends_part(int split, const cursor *at)
 {
     return at->left == 1 || at->unit == at->units - 1 ||
-           (c->split > 0 && !((at->unit + 1) & (c->split - 1)));
+           (split > 0 && !((at->unit + 1) & (split - 1)));
 }
 
 /* Does the block have all of an item whose last unit of its own this is, and in one part? */
-PORTABLE int walk_has_whole(const fi_call *c, const cursor *at, const fi_start *start, int is_first)
+PORTABLE int walk_has_whole(int split, const cursor *at, const fi_start *start, int is_first)
 {
-    if (c->split > 0)
-        return at->units <= c->split;
+    if (split > 0)
+        return at->units <= split;
     return at->unit == at->units - 1 && (!is_first || start->unit == 0);
 }
 

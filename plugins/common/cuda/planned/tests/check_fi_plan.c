@@ -137,7 +137,7 @@ static void draw_group(test_case *t)
         t->group.options.workspace = between(t, 1 << 20, 20 << 20);
     t->group.base.window_left = between(t, 0, 3) == 0 ? between(t, 0, 300) : -1;
     t->group.base.chunk = between(t, 0, 5) == 0 ? between(t, 1, 500) : 0;
-    t->grid = fi_find_grid(&t->group, &t->bounds);
+    t->grid = fi_find_grid(&t->group, t->kernel, &t->bounds);
 }
 
 /* Room for the batch and hardly more, every byte of it known. */
@@ -148,7 +148,7 @@ static void lay_out(test_case *t)
                               .max_seqs = t->seqs + between(t, 0, 1),
                               .max_tokens = rows + between(t, 0, 1)};
     t->layout = fi_layout_plan(&t->group, &t->bounds);
-    /* fi_layout_plan() reckons with fi_find_grid()'s grid. */
+    /* fi_layout_plan() reckons with the largest grid of the group's kernels. */
     t->layout.size = t->layout.starts_at + t->grid.columns * sizeof(fi_start);
     t->memory = malloc(t->layout.size + 2 * GUARD);
     ck_assert_ptr_nonnull(t->memory);
@@ -181,7 +181,7 @@ static void begin(test_case *t, uint64_t seed)
     p->align = between(t, 0, 1) ? fi_warp_keys(&t->group, t->kernel) : 1;
     p->ratio = t->group.base.ratio;
     p->unit = t->group.shape->kernels[t->kernel].keys;
-    p->begin = between(t, 0, 1) ? between(t, 1, 5) : 0;
+    p->begin = between(t, 0, 1) ? between(t, 1, 12) : 0;
     p->rounds = t->group.base.kv_heads / (int)t->grid.lanes;
     p->columns = (int)t->grid.columns;
     p->hands = between(t, 0, 1) ? between(t, 1, 40) : 1;
@@ -417,15 +417,17 @@ static void walk_lane(const test_case *t, int lane)
             continue;
         }
         int begun = 0;
-        for (cursor at = walk_begin(&t->call, block, start, t->plan.unit); at.left > 0;
-             walk_next(&t->call, block, &at, t->plan.unit)) {
+        for (cursor at =
+                 walk_begin(&t->call, walk_find_block(&t->call, block), start, t->plan.unit);
+             at.left > 0;
+             walk_next(&t->call, walk_find_block(&t->call, block), &at, t->plan.unit)) {
             i64 n = number_of(t, block, &at);
             REQUIRE(n >= 0 && n < units);
             seen[n]++;
             owner[n] = c;
             begun += at.unit == 0;
             REQUIRE(cut == 0 || at.left < start->count || at.unit % cut == 0);
-            REQUIRE(cut == 0 || at.left > 1 || walk_ends_part(&t->call, &at));
+            REQUIRE(cut == 0 || at.left > 1 || walk_ends_part(t->call.split, &at));
             REQUIRE(cut == 0 || at.left > 1 || (at.unit + 1) % cut == 0 || at.unit + 1 == at.units);
             int from = plan_unit_key(&at.tile, t->plan.unit, at.unit);
             REQUIRE(from < at.tile.hi || (at.tile.hi == 0 && at.unit == 0));
@@ -513,7 +515,7 @@ static void leave_part(const test_case *t, int block, const cursor *at, const fi
 {
     int column = block / t->call.lanes, lane = block % t->call.lanes;
     i64 first, last, n = number_of(t, block, at), item;
-    parts p = walk_parts(&t->call, block, at, start, is_first);
+    parts p = walk_parts(&t->call, walk_find_block(&t->call, block), at, start, is_first);
     int grid = t->call.lanes * t->plan.columns, counter = (int)(p.counter - t->call.arrived);
     find_item(t, n, &first, &last);
     item = first * t->call.lanes + lane + 1;
@@ -557,7 +559,7 @@ static void leave_split(const test_case *t, int block, const cursor *at, const f
                         int is_first)
 {
     i64 first, last;
-    parts p = walk_parts(&t->call, block, at, start, is_first);
+    parts p = walk_parts(&t->call, walk_find_block(&t->call, block), at, start, is_first);
     int counter = (int)(p.counter - t->call.arrived), number = at->unit / t->plan.split;
     find_item(t, number_of(t, block, at), &first, &last);
     i64 item = first * t->call.lanes + block % t->call.lanes + 1;
@@ -598,11 +600,13 @@ static void check_splits(const test_case *t)
     for (int n = 0; n < grid; n++) {
         int block = backwards ? grid - 1 - n : n, is_first = 1;
         const fi_start *start = &t->plan.starts[block / t->call.lanes];
-        for (cursor at = walk_begin(&t->call, block, start, t->plan.unit); at.left > 0;
-             walk_next(&t->call, block, &at, t->plan.unit)) {
-            if (!walk_ends_part(&t->call, &at))
+        for (cursor at =
+                 walk_begin(&t->call, walk_find_block(&t->call, block), start, t->plan.unit);
+             at.left > 0;
+             walk_next(&t->call, walk_find_block(&t->call, block), &at, t->plan.unit)) {
+            if (!walk_ends_part(t->call.split, &at))
                 continue;
-            int whole = walk_has_whole(&t->call, &at, start, is_first);
+            int whole = walk_has_whole(t->call.split, &at, start, is_first);
             REQUIRE(whole == (at.units <= t->plan.split));
             if (!whole)
                 leave_split(t, block, &at, start, is_first);
@@ -623,13 +627,15 @@ static void check_parts(const test_case *t)
     for (int block = 0; block < grid; block++) {
         const fi_start *start = &t->plan.starts[block / t->call.lanes];
         int is_first = 1;
-        for (cursor at = walk_begin(&t->call, block, start, t->plan.unit); at.left > 0;
-             walk_next(&t->call, block, &at, t->plan.unit)) {
+        for (cursor at =
+                 walk_begin(&t->call, walk_find_block(&t->call, block), start, t->plan.unit);
+             at.left > 0;
+             walk_next(&t->call, walk_find_block(&t->call, block), &at, t->plan.unit)) {
             if (at.left > 1 && at.unit < at.units - 1)
                 continue;
             i64 first, last;
             find_item(t, number_of(t, block, &at), &first, &last);
-            int whole = walk_has_whole(&t->call, &at, start, is_first);
+            int whole = walk_has_whole(t->call.split, &at, start, is_first);
             REQUIRE(whole == (owner[first] == owner[last]));
             if (!whole)
                 leave_part(t, block, &at, start, is_first);
@@ -689,15 +695,53 @@ START_TEST(grids)
                               .options = fi_read_options(NULL)};
             const attn_bounds bounds = {.struct_size = sizeof bounds};
             group.base.kv_heads = heads;
-            fi_grid grid = fi_find_grid(&group, &bounds);
-            REQUIRE(grid.columns >= 1 && grid.lanes * grid.columns <= sms);
+            int kernel = heads % KERNEL_COUNT;
+            uint32_t blocks = sms * (uint32_t)group.shape->kernels[kernel].blocks;
+            fi_grid grid = fi_find_grid(&group, kernel, &bounds);
+            REQUIRE(grid.columns >= 1 && grid.lanes * grid.columns <= blocks);
             REQUIRE((uint32_t)heads % grid.lanes == 0);
-            REQUIRE(sms - grid.lanes * grid.columns < grid.lanes);
+            REQUIRE(blocks - grid.lanes * grid.columns < grid.lanes);
             /* Memory is that of all multiprocessors. */
             attn_bounds few = {.struct_size = sizeof few, .max_sms = 1 + (int)(sms * 5 / 7)};
-            fi_grid fewer = fi_bounded_grid(&group, &few);
+            fi_grid fewer = fi_bounded_grid(&group, kernel, &few);
             REQUIRE(fewer.lanes * fewer.columns <= grid.lanes * grid.columns);
         }
+}
+END_TEST
+
+/* The kernel for many items: where a block has a few of them; of two blocks a multiprocessor, where
+ * there are more, and all multiprocessors may be had. Never where bits must not depend on it. */
+START_TEST(many_items)
+{
+    fi_group group = {.shape = fi_find_shape(128, 128),
+                      .num_sms = 132,
+                      .base = {.kv_heads = 8, .ratio = 4, .kv_dtype = ATTN_BF16}};
+    cuda_extent decode = {.seqs = 4, .tokens = 4, .q_len = 1};
+    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 0);
+    decode.seqs = decode.tokens = 5;
+    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 1);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 66), 1);
+    group.is_invariant = 1;
+    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 0);
+    group.is_invariant = 0;
+    group.base.kv_dtype = ATTN_FP8_E4M3;
+    decode.seqs = decode.tokens = 49;
+    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 0);
+    decode.seqs = decode.tokens = 50;
+    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 1);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 131), 0);
+    group.options.many_items = WHEN_NEVER;
+    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 0);
+    group.options.many_items = WHEN_ALWAYS;
+    ck_assert_int_eq(fi_is_many(&group, &decode, 131), 0);
+    decode.seqs = decode.tokens = 1;
+    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 1);
+    group.options.many_items = WHEN_AUTO;
+    group.base.ratio = 40; /* three tiles each */
+    decode.seqs = decode.tokens = 17;
+    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 1);
+    group.shape = fi_find_shape(256, 256);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 0);
 }
 END_TEST
 
@@ -710,12 +754,12 @@ START_TEST(workspaces)
                       .options = fi_read_options(NULL),
                       .base = {.kv_heads = 8, .v_dim = 128}};
     const attn_bounds bounds = {.struct_size = sizeof bounds};
-    fi_grid all = fi_find_grid(&group, &bounds);
+    fi_grid all = fi_find_grid(&group, KERNEL_PREFILL, &bounds);
     ck_assert_uint_eq(all.lanes * all.columns, 128);
     ck_assert_int_eq(fi_block_bytes(&group, &bounds), 2 * 128 * 130 * 4);
     for (int64_t blocks = 1; blocks < 140; blocks++) {
         group.options.workspace = blocks * fi_block_bytes(&group, &bounds);
-        fi_grid grid = fi_find_grid(&group, &bounds);
+        fi_grid grid = fi_find_grid(&group, KERNEL_PREFILL, &bounds);
         int64_t taken = (int64_t)grid.lanes * grid.columns;
         ck_assert_int_le(taken, blocks);
         ck_assert_int_eq(8 % grid.lanes, 0);
@@ -725,7 +769,7 @@ START_TEST(workspaces)
                           (uint64_t)group.options.workspace + 2 * 256);
     }
     group.options.workspace = 1;
-    all = fi_find_grid(&group, &bounds);
+    all = fi_find_grid(&group, KERNEL_PREFILL, &bounds);
     ck_assert_uint_eq(all.lanes * all.columns, 1);
 }
 END_TEST
@@ -747,7 +791,7 @@ START_TEST(workspaces_of_splits)
                       128 * 25 * 16 * 130 * 4);
     ck_assert_uint_eq(fi_layout_workspace(&group, &bounds, KERNEL_PREFILL).size, 0);
     group.options.split = 128;
-    fi_grid grid = fi_find_grid(&group, &bounds);
+    fi_grid grid = fi_find_grid(&group, KERNEL_PREFILL, &bounds);
     ck_assert_int_eq(fi_most_splits(&group, &bounds), 782);
     ck_assert_int_le(grid.lanes * grid.columns * fi_block_bytes(&group, &bounds),
                      group.options.workspace);
@@ -763,6 +807,7 @@ static Suite *suite(void)
     tcase_set_timeout(tc, 300);
     tcase_add_test(tc, batches_at_random);
     tcase_add_test(tc, grids);
+    tcase_add_test(tc, many_items);
     tcase_add_test(tc, workspaces);
     tcase_add_test(tc, workspaces_of_splits);
     suite_add_tcase(s, tc);

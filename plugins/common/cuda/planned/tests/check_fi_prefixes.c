@@ -112,7 +112,7 @@ static void begin(test_case *t, uint64_t seed)
     t->seqs = between(t, 2, MAX_SEQS);
     t->group = (fi_group){
         .shape = fi_find_shape(128, 128), .num_sms = 132, .options = fi_read_options(NULL)};
-    t->group.options.cascade = between(t, 0, 4) ? CASCADE_ALWAYS : CASCADE_AUTO;
+    t->group.options.cascade = between(t, 0, 4) ? WHEN_ALWAYS : WHEN_AUTO;
     t->group.base = (cuda_group){.kv_heads = between(t, 1, 8),
                                  .ratio = between(t, 1, 16),
                                  .dim = 128,
@@ -268,7 +268,7 @@ START_TEST(groups)
     bounds.max_prefix_levels = 99;
     ck_assert_int_eq(fi_num_levels(&full, &bounds), FI_LEVELS);
     other = full;
-    other.options.cascade = CASCADE_NEVER;
+    other.options.cascade = WHEN_NEVER;
     ck_assert_int_eq(fi_num_levels(&other, &bounds), 0);
     bounds.modes = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
     ck_assert_int_eq(fi_num_levels(&full, &bounds), 0);
@@ -326,14 +326,14 @@ START_TEST(little_is_not_worth_it)
 {
     static test_case t;
     begin(&t, 1);
-    t.group.options.cascade = CASCADE_AUTO;
+    t.group.options.cascade = WHEN_AUTO;
     int64_t bytes = 2 * (int64_t)t.group.base.kv_heads * 256, worth = (256 << 20) / bytes;
     ck_assert_int_eq(fi_planned_levels(&t.metadata, &t.group), t.levels);
     t.metadata.shared_keys = worth;
     ck_assert_int_eq(fi_planned_levels(&t.metadata, &t.group), t.levels);
     t.metadata.shared_keys = worth - 1;
     ck_assert_int_eq(fi_planned_levels(&t.metadata, &t.group), 0);
-    t.group.options.cascade = CASCADE_ALWAYS;
+    t.group.options.cascade = WHEN_ALWAYS;
     ck_assert_int_eq(fi_planned_levels(&t.metadata, &t.group), t.levels);
     end(&t);
 }

@@ -114,6 +114,7 @@ struct block {
     const fi_shape *shape;
     const fi_kernel *kernel;
     int number;
+    walk_block place;
     fi_start start;
     cursor at;
     int is_first; /* its first item */
@@ -350,8 +351,8 @@ static void merge_row(struct block *b, parts p, int r)
 
 static void item_end(struct block *b)
 {
-    int whole = walk_has_whole(b->c, &b->at, &b->start, b->is_first), is_last = 0;
-    parts p = walk_parts(b->c, b->number, &b->at, &b->start, b->is_first);
+    int whole = walk_has_whole(b->c->split, &b->at, &b->start, b->is_first), is_last = 0;
+    parts p = walk_parts(b->c, b->place, &b->at, &b->start, b->is_first);
     if (!whole && p.ends && p.arriving == p.all) {
         is_last = 1;
     } else if (!whole && p.ends) {
@@ -373,14 +374,15 @@ static void item_end(struct block *b)
 
 static void run_block(struct block *b)
 {
-    b->start = *PORTABLE_AT(b->c->starts + b->number / b->c->lanes);
-    b->at = walk_begin(b->c, b->number, &b->start, b->kernel->keys);
+    b->place = walk_find_block(b->c, b->number);
+    b->start = *PORTABLE_AT(b->c->starts + b->place.column);
+    b->at = walk_begin(b->c, b->place, &b->start, b->kernel->keys);
     b->is_first = 1;
-    for (int begins = 1; b->at.left > 0; walk_next(b->c, b->number, &b->at, b->kernel->keys)) {
+    for (int begins = 1; b->at.left > 0; walk_next(b->c, b->place, &b->at, b->kernel->keys)) {
         if (begins)
             item_begin(b);
         attend_unit(b);
-        begins = walk_ends_part(b->c, &b->at);
+        begins = walk_ends_part(b->c->split, &b->at);
         if (begins)
             item_end(b);
     }
@@ -408,11 +410,13 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *shape,
     const fi_kernel *wanted = &shape->kernels[kernel];
     struct block *b = calloc(1, sizeof *b);
     if (b && launch->block[0] == wanted->threads && launch->shared_bytes == wanted->shared &&
-        launch->grid[0] % (unsigned)c->lanes == 0 && dtype_of(c->kv_dtype) == kv_dtype) {
+        launch->grid[fi_is_prefill(kernel) ? 2 : 0] ==
+            (unsigned)(fi_is_prefill(kernel) ? 1 : c->lanes) &&
+        dtype_of(c->kv_dtype) == kv_dtype) {
         b->c = c;
         b->shape = shape;
         b->kernel = wanted;
-        for (b->number = (int)launch->grid[0] - 1; b->number >= 0; b->number--)
+        for (b->number = (int)(launch->grid[0] * launch->grid[1]) - 1; b->number >= 0; b->number--)
             run_block(b);
         clear_padding(c, shape);
     }
@@ -428,6 +432,18 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *shape,
     static void attend_##name##_f16(const struct fake_cuda_launch *launch)                         \
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_ATTEND, ATTN_F16);                                    \
+    }                                                                                              \
+    static void many_##name##_bf16(const struct fake_cuda_launch *launch)                          \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_ATTEND_MANY, ATTN_BF16);                              \
+    }                                                                                              \
+    static void many_##name##_f16(const struct fake_cuda_launch *launch)                           \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_ATTEND_MANY, ATTN_F16);                               \
+    }                                                                                              \
+    static void many_##name##_codes(const struct fake_cuda_launch *launch)                         \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_CODES_MANY, ATTN_FP8_E4M3);                           \
     }                                                                                              \
     static void attend_##name##_codes(const struct fake_cuda_launch *launch)                       \
     {                                                                                              \
@@ -458,19 +474,25 @@ __attribute__((constructor)) static void define(void)
         return;
     fake.define_kernel("fi_plan_batch", plan_batch, plan_size, 1, NULL);
     fake.define_kernel("fi_save", save, save_sizes, 3, NULL);
+#define DEFINE_ONE(name, function) fake.define_kernel(name, function, attend_size, 1, NULL);
+#define DEFINE_ATTEND(name, function)                                                              \
+    DEFINE_ONE("fi_attend_" name, function)                                                        \
+    DEFINE_ONE("fi_attend_" name "_splits", function)
 #define DEFINE(name, ...)                                                                          \
-    fake.define_kernel("fi_attend_" #name "_bf16", attend_##name##_bf16, attend_size, 1, NULL);    \
-    fake.define_kernel("fi_attend_" #name "_f16", attend_##name##_f16, attend_size, 1, NULL);      \
-    fake.define_kernel("fi_attend_" #name "_bf16_e4m3", attend_##name##_codes, attend_size, 1,     \
-                       NULL);                                                                      \
-    fake.define_kernel("fi_attend_" #name "_f16_e4m3", attend_##name##_codes, attend_size, 1,      \
-                       NULL);                                                                      \
-    fake.define_kernel("fi_prefill_" #name "_bf16", prefill_##name##_bf16, attend_size, 1, NULL);  \
-    fake.define_kernel("fi_prefill_" #name "_f16", prefill_##name##_f16, attend_size, 1, NULL);    \
-    fake.define_kernel("fi_prefill_" #name "_bf16_e4m3", prefill_##name##_codes, attend_size, 1,   \
-                       NULL);                                                                      \
-    fake.define_kernel("fi_prefill_" #name "_f16_e4m3", prefill_##name##_codes, attend_size, 1,    \
-                       NULL);
+    DEFINE_ATTEND(#name "_bf16", attend_##name##_bf16)                                             \
+    DEFINE_ATTEND(#name "_f16", attend_##name##_f16)                                               \
+    DEFINE_ATTEND(#name "_bf16_e4m3", attend_##name##_codes)                                       \
+    DEFINE_ATTEND(#name "_f16_e4m3", attend_##name##_codes)                                        \
+    DEFINE_ONE("fi_attend_many_" #name "_bf16", many_##name##_bf16)                                \
+    DEFINE_ONE("fi_attend_many_" #name "_f16", many_##name##_f16)                                  \
+    DEFINE_ONE("fi_attend_many_" #name "_bf16_e4m3", many_##name##_codes)                          \
+    DEFINE_ONE("fi_attend_many_" #name "_f16_e4m3", many_##name##_codes)                           \
+    DEFINE_ONE("fi_prefill_" #name "_bf16", prefill_##name##_bf16)                                 \
+    DEFINE_ONE("fi_prefill_" #name "_f16", prefill_##name##_f16)                                   \
+    DEFINE_ONE("fi_prefill_" #name "_bf16_e4m3", prefill_##name##_codes)                           \
+    DEFINE_ONE("fi_prefill_" #name "_f16_e4m3", prefill_##name##_codes)
     FI_SHAPES(DEFINE)
 #undef DEFINE
+#undef DEFINE_ATTEND
+#undef DEFINE_ONE
 }
