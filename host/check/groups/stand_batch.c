@@ -11,6 +11,9 @@
 enum {
     SLACK = 3, /* elements before arrays and rows that nothing is to be looked for in */
     ROWS = STAND_TOKENS + STAND_FIRST_ROW + 2,
+    MOST_SPARE = 5, /* rows of no sequence */
+    SPARE = 0x5350,
+    READ_ONLY = 0x524f, /* streams of these, and of flags of layers */
     TABLE_STRIDE = STAND_KEYS + 5,
     PAGES = STAND_SEQS * STAND_KEYS,
     MASK_BYTES = STAND_SEQS * (STAND_Q_LEN * STAND_KEYS / 8 + 8),
@@ -80,6 +83,13 @@ static bool has_kind(const struct stand_scene *scene, uint32_t kind)
     return found;
 }
 
+/* A layer in three, but where somebody computes. */
+static bool reads_other(const struct stand_scene *scene, int32_t layer)
+{
+    uint64_t word = mix_stream(mix_absorb(scene->draw.state, READ_ONLY), (uint64_t)layer);
+    return !scene->measured && mix_below((uint32_t)(word >> 32), 3) == 0;
+}
+
 /* Ids are interleaved among groups; every other time some are left out. */
 static void draw_layers(struct stand_scene *scene)
 {
@@ -90,7 +100,10 @@ static void draw_layers(struct stand_scene *scene)
         int32_t g = l < scene->num_groups ? l : stand_below(&scene->draw, scene->num_groups);
         attn_layer_group *group = &scene->groups[g];
         scene->group_layers[g][group->num_layers++] =
-            (attn_layer){.struct_size = sizeof(attn_layer), .layer_id = id, .kv_buffer = l};
+            (attn_layer){.struct_size = sizeof(attn_layer),
+                         .layer_id = id,
+                         .kv_buffer = l,
+                         .flags = reads_other(scene, l) ? ATTN_LAYER_KV_READ_ONLY : 0};
         scene->layers[l] = (struct stand_layer){id, g};
         id += 1 + (gaps ? stand_below(&scene->draw, 3) : 0);
     }
@@ -194,6 +207,17 @@ void stand_draw_question(struct stand_scene *scene)
 
 /* ---- Sequences ------------------------------------------------------------------------------- */
 
+/* Rows of no sequence, which come last. */
+static int32_t draw_spare(const struct stand_scene *scene, const attn_batch *batch)
+{
+    uint64_t word = mix_stream(mix_absorb(scene->draw.state, SPARE), scene->draw.next);
+    int32_t room = scene->given.max_tokens - batch->num_tokens;
+    int32_t spare = word & 1 ? 1 + (int32_t)mix_below((uint32_t)(word >> 32), MOST_SPARE) : 0;
+    if (batch->mode == ATTN_MODE_DECODE || scene->measured)
+        return 0;
+    return spare < room ? spare : room;
+}
+
 /* Where queries of a sequence begin and end, by mode; the last `decode` have one. */
 static void draw_sequences(struct stand_scene *scene, attn_batch *batch, struct stand_arrays *a)
 {
@@ -215,6 +239,7 @@ static void draw_sequences(struct stand_scene *scene, attn_batch *batch, struct 
         batch->max_q_len = queries > batch->max_q_len ? queries : batch->max_q_len;
     }
     batch->num_tokens = a->q_indptr[batch->num_seqs] - a->q_indptr[0];
+    batch->num_tokens += draw_spare(scene, batch);
     batch->num_real_tokens = a->q_indptr[batch->num_real_seqs] - a->q_indptr[0];
     for (int32_t r = 0; r < ROWS; r++)
         a->positions[r] = 1000 + stand_below(draw, 1000);
@@ -598,7 +623,7 @@ void stand_draw_args(struct stand_scene *scene, const struct stand_batch *batch,
     const uint32_t new_keys =
         1u << ATTN_ROLE_K | 1u << ATTN_ROLE_V | 1u << ATTN_ROLE_C_KV | 1u << ATTN_ROLE_K_PE;
     uint32_t roles = roles_of(scene, group);
-    int64_t rows = a->q_indptr[batch->batch.num_seqs] + 1, new_rows = rows;
+    int64_t rows = a->q_indptr[0] + batch->batch.num_tokens + 1, new_rows = rows;
     memset(args, 0, sizeof *args);
     if (group->kv_group >= 0 && batch->kv[group->kv_group].kv_new_indptr.device)
         new_rows = a->kv[group->kv_group].kv_new_indptr[batch->batch.num_seqs];

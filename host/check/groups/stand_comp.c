@@ -36,6 +36,7 @@ static void scene_free(struct stand_scene *scene)
 {
     stand_fell(scene);
     free(scene->log);
+    free(scene->spare);
     free(scene->heap);
     stand_free_truth(scene);
     free(scene);
@@ -56,8 +57,9 @@ static struct stand_scene *scene_make(struct check_run *run, bool graph, bool me
     scene->draw.state = run->seed;
     tally_init(&scene->tally, run->subject->services);
     scene->log = calloc(STAND_LOG, sizeof *scene->log);
+    scene->spare = calloc(STAND_LOG, sizeof *scene->spare);
     scene->heap = aligned_alloc(256, STAND_HEAP);
-    if (!scene->log || !scene->heap)
+    if (!scene->log || !scene->spare || !scene->heap)
         check_fail(run, "no memory");
     else if (!stand_find_types(scene, run->subject))
         check_skip(run,
@@ -403,6 +405,7 @@ struct expectation {
     int32_t times[STAND_TOKENS];
     int32_t seq[STAND_TOKENS];
     int32_t count;
+    uint32_t spare; /* rows of no sequence that have come to a child, a bit each */
 };
 
 /* Which child gets which sequence. */
@@ -410,10 +413,13 @@ static void expect_sequences(struct stand_scene *scene, const struct stand_batch
                              int32_t layer, struct expectation *expected)
 {
     struct stand_share bounds = stand_whole(scene, -1, &scene->given);
+    struct stand_place place = {.batch = &batch->batch};
+    int32_t first;
     struct stand_part part = {.mode = batch->batch.mode,
                               .count = batch->batch.num_seqs,
                               .num_decode = batch->batch.num_decode_seqs,
                               .first_decode = batch->batch.first_decode_seq,
+                              .spare = stand_spare_rows(&place, &first),
                               .max_kv_len = batch->batch.max_kv_len,
                               .layer = layer};
     stand_assign(&scene->nodes[0], &part, &bounds, expected->leaf, expected->mode);
@@ -470,6 +476,45 @@ static void judge_row(struct stand_scene *scene, const struct stand_row *row, in
                      (long long)right->field[field]);
 }
 
+/* Number of the row at this address, of `count` that were computed or are expected; -1 = none. */
+static int32_t find_row(const struct stand_row *rows, int32_t count, int64_t address)
+{
+    for (int32_t r = 0; r < count; r++)
+        if (rows[r].field[STAND_ADDRESS + ATTN_ROLE_OUT] == address)
+            return r;
+    return -1;
+}
+
+/* A row that a child has as padding: one of no sequence, or one that is computed after it. */
+static void judge_spare(struct stand_scene *scene, const struct stand_spare *spare, int32_t layer,
+                        const struct stand_place *whole, struct expectation *expected)
+{
+    const char *name = scene->leaves[spare->leaf].name;
+    int32_t id = scene->layers[layer].id, first, count = stand_spare_rows(whole, &first);
+    if (find_row(scene->log, spare->before, spare->address) >= 0)
+        stand_object(scene, "layer %d: %s has a row as padding that is computed already", id, name);
+    if (find_row(expected->rows, expected->count, spare->address) >= 0)
+        return;
+    for (int32_t n = 0; n < count; n++)
+        if (stand_out_address(whole, first + n) == spare->address) {
+            expected->spare |= 1u << n;
+            return;
+        }
+    stand_object(scene, "layer %d: %s is given a row of padding that is none of the batch's", id,
+                 name);
+}
+
+static void judge_padding(struct stand_scene *scene, int32_t layer, const struct stand_place *whole,
+                          struct expectation *expected)
+{
+    int32_t first, count = stand_spare_rows(whole, &first);
+    for (int32_t r = 0; r < scene->num_spare; r++)
+        judge_spare(scene, &scene->spare[r], layer, whole, expected);
+    if (expected->spare != (1u << count) - 1)
+        stand_object(scene, "layer %d: of %d rows of no sequence some come to no child (0x%x do)",
+                     scene->layers[layer].id, count, expected->spare);
+}
+
 static void judge_layer(struct life *life, struct stand_batch *batch, int32_t layer,
                         struct expectation *expected)
 {
@@ -478,7 +523,8 @@ static void judge_layer(struct life *life, struct stand_batch *batch, int32_t la
     stand_draw_args(scene, batch, layer, &args);
     expect_rows(scene, batch, layer, &args.args, expected);
     bool decode = batch->batch.mode == ATTN_MODE_DECODE;
-    scene->logged = 0;
+    const struct stand_place whole = {.batch = &batch->batch, .args = &args.args};
+    scene->logged = scene->num_spare = 0;
     attn_status status = (decode ? ops_of(life)->forward_decode : ops_of(life)->forward_extend)(
         life->metadata, scene->layers[layer].id, &args.args, NULL, &life->error.base);
     if (!good(life, status, "forward"))
@@ -490,6 +536,7 @@ static void judge_layer(struct life *life, struct stand_batch *batch, int32_t la
             stand_object(scene,
                          "layer %d, sequence %d: the row is computed %d times: accepted once",
                          scene->layers[layer].id, expected->seq[r], expected->times[r]);
+    judge_padding(scene, layer, &whole, expected);
 }
 
 /* A child refuses the plan: the composite says so, with its path, and has no batch then. */

@@ -166,6 +166,21 @@ static bool is_untouched(const attn_problem *given, const attn_problem *original
            memcmp(&bounds, &most, sizeof bounds) == 0;
 }
 
+/* Is each layer the caller's, in all that it says? */
+static bool has_own_layers(const attn_layer_group *given, const attn_layer_group *original)
+{
+    for (uint32_t l = 0; l < given->num_layers; l++) {
+        const attn_layer *layer = attn_at(given->layers, l);
+        uint32_t n = 0;
+        while (n < original->num_layers &&
+               memcmp(layer, attn_at(original->layers, n), sizeof *layer) != 0)
+            n++;
+        if (n == original->num_layers)
+            return false;
+    }
+    return true;
+}
+
 static void look_at_problem(const struct stand_leaf *leaf, const attn_problem *problem,
                             uint32_t *groups)
 {
@@ -195,6 +210,9 @@ static void look_at_problem(const struct stand_leaf *leaf, const attn_problem *p
                      problem->mla_expanded, share->expanded);
     if (!is_untouched(problem, &scene->problems[group]))
         stand_object(scene, "%s is made for group %d with something changed", leaf->name, group);
+    if (!has_own_layers(problem->group, scene->problems[group].group))
+        stand_object(scene, "%s is made for layers of group %d with something changed", leaf->name,
+                     group);
 }
 
 static attn_status make(struct stand_leaf *leaf, const attn_problem *problems,
@@ -459,6 +477,24 @@ static void look_at_parts(const attn_metadata *metadata, const attn_batch *batch
                      leaf->name, kinds, has_states, batch->sparse != NULL);
 }
 
+/* Rows of its sequences are all its rows, but for some that no sequence has, and those of its real
+ * ones are the real ones. */
+static void look_at_rows(const attn_metadata *metadata, const attn_batch *batch)
+{
+    struct stand_place place = {.batch = batch};
+    int32_t first, count, real = 0, spare = stand_spare_rows(&place, &first);
+    for (int32_t s = 0; s < batch->num_real_seqs && s < STAND_SEQS; s++) {
+        stand_first_row(&place, s, &count);
+        real += count;
+    }
+    if (spare < 0 || batch->num_real_tokens != real)
+        stand_object(metadata->leaf->scene,
+                     "%s is given %d rows, %d of them real, where its sequences have %d and the "
+                     "real ones %d",
+                     metadata->leaf->name, batch->num_tokens, batch->num_real_tokens,
+                     batch->num_tokens - spare, real);
+}
+
 static void look_at_lengths(const attn_metadata *metadata, const attn_batch *batch)
 {
     struct stand_place place = {.batch = batch};
@@ -492,6 +528,7 @@ static attn_status plan(attn_metadata *metadata, const attn_batch *batch, attn_s
         look_at_counts(metadata, batch);
         look_at_parts(metadata, batch);
         look_at_lengths(metadata, batch);
+        look_at_rows(metadata, batch);
     }
     copy_batch(metadata, batch);
     metadata->planned = true;
@@ -526,6 +563,17 @@ static attn_status pretend(const attn_metadata *metadata, int32_t group, int32_t
     return status;
 }
 
+static void note_spare(const attn_metadata *metadata, const struct stand_place *place)
+{
+    struct stand_scene *scene = metadata->leaf->scene;
+    int32_t first, count = stand_spare_rows(place, &first);
+    for (int32_t n = 0; n < count && scene->num_spare < STAND_LOG; n++)
+        scene->spare[scene->num_spare++] =
+            (struct stand_spare){.leaf = metadata->leaf->index,
+                                 .before = scene->logged,
+                                 .address = stand_out_address(place, first + n)};
+}
+
 static void write_down(const attn_metadata *metadata, const attn_layer_group *group,
                        const attn_forward_args *args)
 {
@@ -541,6 +589,7 @@ static void write_down(const attn_metadata *metadata, const attn_layer_group *gr
             row->leaf = metadata->leaf->index;
         }
     }
+    note_spare(metadata, &place);
 }
 
 static attn_status forward(attn_metadata *metadata, bool decode, int32_t layer_id,

@@ -106,6 +106,13 @@ struct stand_row {
     int64_t field[STAND_FIELDS];
 };
 
+/* A row that a child has as padding of no sequence, by its address in OUT: it may write there. */
+struct stand_spare {
+    int32_t leaf;
+    int32_t before; /* rows of sequences that were computed before, in this call */
+    int64_t address;
+};
+
 /* Which row of which batch. */
 struct stand_place {
     const attn_batch *batch;
@@ -117,6 +124,13 @@ struct stand_place {
 
 /* First query row of a sequence, and how many it has; row numbers are those of the tensors. */
 int32_t stand_first_row(const struct stand_place *place, int32_t seq, int32_t *count);
+
+/* Rows of no sequence: how many, after those of all sequences; below 0 = sequences have more rows
+ * than the batch. `first` gets the number of the first one. */
+int32_t stand_spare_rows(const struct stand_place *place, int32_t *first);
+
+/* The address of a row of operand OUT. */
+int64_t stand_out_address(const struct stand_place *place, int32_t row);
 
 /* What query `t` of sequence `seq` is. */
 void stand_read_row(const struct stand_place *place, int32_t seq, int32_t t, struct stand_row *row);
@@ -267,6 +281,9 @@ struct stand_scene {
 
     struct stand_row *log; /* [STAND_LOG] rows of the call under way */
     int32_t logged;
+    struct stand_spare
+        *spare; /* [STAND_LOG] its rows that the child has as padding of no sequence */
+    int32_t num_spare;
     bool recording;
     char *heap;                /* what operands point to */
     struct stand_truth *truth; /* stand_truth.c */
@@ -342,6 +359,7 @@ struct stand_part {
     uint32_t mode;
     int32_t first, count, max_kv_len;
     int32_t num_decode, first_decode; /* MIXED: of its sequences */
+    int32_t spare;                    /* rows of no sequence */
     int32_t layer;
 };
 void stand_assign(const struct stand_node *node, const struct stand_part *part,

@@ -53,6 +53,18 @@ int32_t stand_first_row(const struct stand_place *place, int32_t seq, int32_t *c
     return (int32_t)first;
 }
 
+int32_t stand_spare_rows(const struct stand_place *place, int32_t *first)
+{
+    const attn_batch *batch = place->batch;
+    int64_t begin = 0, end = batch->num_seqs;
+    if (batch->mode != ATTN_MODE_DECODE) {
+        begin = read32(&batch->q_indptr, 0);
+        end = read32(&batch->q_indptr, batch->num_seqs);
+    }
+    *first = (int32_t)end;
+    return (int32_t)(batch->num_tokens - (end - begin));
+}
+
 static void read_sequence(const struct stand_place *place, int32_t seq, int32_t row, int32_t count,
                           struct stand_row *to)
 {
@@ -248,13 +260,25 @@ static uint64_t address_of(const attn_tensor *tensor)
     return (uint64_t)(uintptr_t)tensor->data + tensor->byte_offset;
 }
 
-/* All of a tensor but where it begins; of one with rows also but how many. */
-static int64_t form_of(const attn_tensor *tensor, bool has_rows)
+static uint64_t row_address(const attn_tensor *tensor, int64_t row)
+{
+    return address_of(tensor) +
+           (uint64_t)(row * tensor->strides[0] * attn_dtype_size(tensor->dtype));
+}
+
+int64_t stand_out_address(const struct stand_place *place, int32_t row)
+{
+    const attn_tensor *out = attn_operand(place->args, ATTN_ROLE_OUT);
+    return row < out->shape[0] ? (int64_t)row_address(out, row) : ABSENT;
+}
+
+/* All of a tensor but where it begins; of one with rows, those from `row` on. */
+static int64_t form_of(const attn_tensor *tensor, bool has_rows, int64_t row)
 {
     uint64_t hash = mix_absorb(tensor->dtype, tensor->ndim);
     absorb(&hash, (int64_t)tensor->flags * 65536 + tensor->device_type * 256 + tensor->device_id);
     for (uint32_t d = 0; d < tensor->ndim; d++) {
-        absorb(&hash, has_rows && d == 0 ? 0 : tensor->shape[d]);
+        absorb(&hash, has_rows && d == 0 ? tensor->shape[0] - row : tensor->shape[d]);
         absorb(&hash, tensor->strides[d]);
     }
     return (int64_t)(hash >> 1);
@@ -266,9 +290,8 @@ static void read_operand(const attn_tensor *tensor, uint32_t role, int64_t row, 
     enum rows_of rows = rows_of_role(role);
     int64_t at = rows == OF_QUERIES ? row : rows == OF_NEW_KEYS ? first_new : 0;
     int64_t count = rows == OF_QUERIES ? 1 : rows == OF_NEW_KEYS ? to->field[STAND_NUM_NEW] : 0;
-    int64_t bytes = at * tensor->strides[0] * attn_dtype_size(tensor->dtype);
-    to->field[STAND_ADDRESS + role] = (int64_t)(address_of(tensor) + (uint64_t)bytes);
-    to->field[STAND_FORM + role] = form_of(tensor, rows != OF_NOTHING);
+    to->field[STAND_ADDRESS + role] = (int64_t)row_address(tensor, at);
+    to->field[STAND_FORM + role] = form_of(tensor, rows != OF_NOTHING, at);
     if (rows != OF_NOTHING && count > 0 && (at < 0 || at + count > tensor->shape[0]))
         to->field[STAND_FORM + role] = ABSENT; /* the row is not within the tensor */
 }

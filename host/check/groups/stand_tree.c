@@ -185,22 +185,24 @@ static void assign_whole(const struct stand_node *node, const struct stand_part 
         assign_to(node, c, part, bounds, leaf, mode);
 }
 
+/* Rows of no sequence are padding of those that extend: where all decode, the first one extends. */
 void stand_assign(const struct stand_node *node, const struct stand_part *part,
                   const struct stand_share *bounds, int32_t leaf[STAND_SEQS],
                   uint32_t mode[STAND_SEQS])
 {
     struct stand_part extend = *part, decode = *part;
+    int32_t num_decode = part->num_decode, all = num_decode == part->count && part->spare > 0;
     if (part->mode != ATTN_MODE_MIXED || node->type == STAND_LINEAR || !node->splits) {
         assign_whole(node, part, bounds, leaf, mode);
         return;
     }
     extend.mode = ATTN_MODE_EXTEND;
-    extend.count = part->count - part->num_decode;
-    if (part->first_decode == 0)
-        extend.first += part->num_decode;
+    extend.count = part->count - num_decode + all;
+    if (part->first_decode == 0 && !all)
+        extend.first += num_decode;
     decode.mode = ATTN_MODE_DECODE;
-    decode.first += part->first_decode;
-    decode.count = part->num_decode;
+    decode.first += part->first_decode + all;
+    decode.count = num_decode - all;
     extend.num_decode = decode.num_decode = extend.first_decode = decode.first_decode = 0;
     assign_whole(node, &extend, bounds, leaf, mode);
     assign_whole(node, &decode, bounds, leaf, mode);
