@@ -91,7 +91,7 @@ void linear_set_extend(struct linear_spec *spec, int32_t num_sequences,
     spec->mode = ATTN_MODE_EXTEND;
     spec->snapshots = false;
     spec->absent = 0;
-    spec->sparse = 0;
+    spec->sparse = spec->cuts = 0;
     spec->num_sequences = num_sequences;
     memcpy(spec->sequences, sequences, (size_t)num_sequences * sizeof *sequences);
 }

@@ -229,9 +229,11 @@ static double value_of(const struct linear_case *c, uint32_t role, int64_t index
         return unnormalised ? 0.1 * x / sqrt((double)spec->k_dim) : 0.3 * x;
     case ATTN_ROLE_GATE_Z:
         return 2 * x;
-    case ATTN_ROLE_GATE_A: /* raw, or a log decay: every other head forgets slowly */
+    case ATTN_ROLE_GATE_A: /* raw, or a log decay: every other head forgets slowly, or even grows */
         if (raw)
             return spec->steep ? 30 * x : 2 * x;
+        if (x > 0.8 && !spec->steep)
+            return 0.2 * (x - 0.8);
         return -fabs(x) * (spec->steep ? 60 : head % 2 ? 1 : 0.02);
     case ATTN_ROLE_GATE_B:
         return raw ? 2 * x : fabs(x);
@@ -311,10 +313,44 @@ static void shuffle(const struct linear_case *c, int32_t *slots, int32_t count)
     }
 }
 
-static bool has_snapshot(const struct linear_spec *spec, int32_t row)
+/* Where a sequence is cut by its snapshots: at one of its ends, before or after a multiple of 64
+ * rows, as chunks are, within the first of these, anywhere. */
+static int32_t place_of_cut(uint64_t stream, int32_t rows)
 {
+    uint32_t word = (uint32_t)(mix_stream(stream, 1) >> 32);
+    int32_t any = (int32_t)mix_below(word, (uint64_t)rows), chunk = any / 64 * 64;
+    switch (mix_stream(stream, 0) >> 62) {
+    case 0:
+        return any % 2 ? 0 : any % 4 ? rows - 1 : rows - 2;
+    case 1:
+        return chunk - 2 + any % 4;
+    case 2:
+        return any % 64;
+    default:
+        return any;
+    }
+}
+
+static bool is_cut(const struct linear_case *c, int32_t sequence, int32_t row, int32_t rows)
+{
+    bool found = false;
+    for (int32_t n = 0; n < c->spec.cuts; n++) {
+        uint64_t stream = mix_absorb(c->seed, LINEAR_PARTS + 2);
+        stream = mix_absorb(mix_absorb(stream, (uint64_t)sequence), (uint64_t)n);
+        found |= row == place_of_cut(stream, rows);
+    }
+    return found;
+}
+
+/* Of row `row` of the batch, which is row t of a sequence of so many rows. */
+static bool has_snapshot(const struct linear_case *c, int32_t sequence, int32_t row, int32_t t,
+                         int32_t rows)
+{
+    const struct linear_spec *spec = &c->spec;
     if (!spec->snapshots)
         return false;
+    if (spec->cuts > 0)
+        return is_cut(c, sequence, t, rows);
     return spec->sparse > 0 ? row % spec->sparse == spec->sparse - 1 : row % 3 != 1;
 }
 
@@ -340,10 +376,10 @@ static void fill_sequence(struct linear_case *c, int32_t s, int32_t row, const i
     array_of(c, c->image, LINEAR_SEQ_LENS)[s] = real ? rows + (initial ? 7 : 0) : 0;
     array_of(c, c->image, LINEAR_REQUESTS)[s] = real ? s + 1 : 0;
     array_of(c, c->image, LINEAR_OTHERS)[s] = real ? c->num_slots - 1 - s : 0;
-    for (int32_t t = row; t < row + rows; t++)
-        array_of(c, c->image, LINEAR_SNAPSHOTS)[t] = !real                   ? 0
-                                                     : has_snapshot(spec, t) ? *(*next)++
-                                                                             : -1;
+    for (int32_t t = 0; t < rows; t++) {
+        bool is_kept = real && has_snapshot(c, sequence_at(c, s), row + t, t, rows);
+        array_of(c, c->image, LINEAR_SNAPSHOTS)[row + t] = is_kept ? *(*next)++ : real ? -1 : 0;
+    }
 }
 
 static attn_status fill_arrays(struct linear_case *c, attn_error *error)

@@ -46,7 +46,8 @@ struct linear_spec {
     float dt_min, dt_max, lower_bound;
     bool steep;             /* decays of many orders of magnitude */
     bool snapshots;         /* of two rows in three, or */
-    int32_t sparse;         /* not 0: of every `sparse`-th */
+    int32_t sparse;         /* not 0: of every `sparse`-th, or */
+    int32_t cuts;           /* not 0: of so many of each sequence, at its ends and at any place */
     uint32_t absent;        /* set of LINEAR_WITHOUT_*: arrays that would say nothing */
     int32_t gap;            /* elements between outermost rows */
     uint32_t min_alignment; /* what the problem promises of operands; */

@@ -69,11 +69,17 @@ static void draw_gates(struct linear_spec *spec, struct draw *draw)
     spec->steep = below(draw, 4) == 0;
 }
 
+/* One of eight: of 32 bits, of 16 bits and another one than q's, or six times q's. */
+static attn_dtype unlike(attn_dtype q, int32_t drawn)
+{
+    return drawn == 0 ? ATTN_F32 : drawn > 1 ? q : q == ATTN_BF16 ? ATTN_F16 : ATTN_BF16;
+}
+
 static void draw_dtypes(struct linear_spec *spec, struct draw *draw)
 {
     static const attn_dtype dtypes[] = {ATTN_BF16, ATTN_F32, ATTN_F16};
     spec->q_dtype = dtypes[below(draw, 3)];
-    spec->conv_dtype = below(draw, 4) == 0 ? ATTN_F32 : spec->q_dtype;
+    spec->conv_dtype = unlike(spec->q_dtype, below(draw, 8));
     spec->state_dtype = below(draw, 3) == 0 ? ATTN_BF16 : ATTN_F32;
 }
 
@@ -115,11 +121,12 @@ void linear_spec_draw(struct linear_spec *spec, uint32_t family, uint64_t seed)
     spec->padded = below(&draw, 3) == 0 ? 2 : 0;
     bool all_rows = spec->mode == ATTN_MODE_TARGET_VERIFY;
     spec->sparse = spec->snapshots && !all_rows && below(&draw, 3) > 0 ? 20 + below(&draw, 60) : 0;
-    spec->out_dtype = below(&draw, 4) == 0 ? ATTN_F32 : spec->q_dtype;
+    spec->out_dtype = unlike(spec->q_dtype, below(&draw, 8));
     spec->state_group = below(&draw, LINEAR_STATE_GROUPS);
     spec->decodes_first = below(&draw, 2);
     spec->decode_q_len = below(&draw, 2) ? 3 : 1;
     spec->bare = below(&draw, 2);
+    spec->cuts = spec->sparse > 0 && below(&draw, 2) ? 1 + below(&draw, 4) : 0;
     if (spec->mode == ATTN_MODE_MIXED)
         linear_spec_mix(spec);
 }
@@ -149,7 +156,8 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
         spec->width, spec->bias ? " bias" : "", spec->z ? " z" : "", spec->skip,
         (double)spec->dt_min, (double)spec->dt_max, (double)spec->lower_bound,
         spec->steep ? ", steep" : "",
-        spec->sparse      ? ", sparse snapshots"
+        spec->cuts        ? ", snapshots at some rows"
+        : spec->sparse    ? ", sparse snapshots"
         : spec->snapshots ? ", snapshots"
                           : "",
         absent[spec->absent], spec->bare && !spec->absent ? ", bare" : "", spec->gap,

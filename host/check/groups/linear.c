@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { FAMILY_CASES = 24 };
+enum { FAMILY_CASES = 24, CUTS = 12 };
 
 /* ---- Families -------------------------------------------------------------------------------- */
 
@@ -105,6 +105,25 @@ static void change_snapshots(struct linear_spec *spec, int32_t index)
     spec->snapshots = true;
 }
 
+/* Long sequences, new ones and others, in all modes that have such, with few snapshots or none. */
+static void change_cuts(struct linear_spec *spec, int32_t index)
+{
+    static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DRAFT_EXTEND, ATTN_MODE_MIXED};
+    static const int32_t rows[] = {65, 100, 128, 70, 131, 190, 64, 80};
+    struct linear_case_sequence sequences[4] = {{0}};
+    for (int32_t s = 0; s < 4; s++)
+        sequences[s] = (struct linear_case_sequence){.rows = rows[(index + 3 * s) % 8],
+                                                     .has_initial = (s + index / 2) % 2,
+                                                     .in_place = index / 4 % 2};
+    sequences[3].rows = 1;
+    linear_set_extend(spec, 4, sequences);
+    spec->snapshots = true;
+    spec->cuts = 1 + index % 4;
+    if (modes[index % 3] == ATTN_MODE_MIXED)
+        linear_spec_mix(spec);
+    spec->mode = modes[index % 3];
+}
+
 static void change_padding(struct linear_spec *spec, int32_t index)
 {
     static const struct linear_case_sequence sequences[] = {{.rows = 1, .has_initial = true},
@@ -146,6 +165,19 @@ static void run_linear_snapshots(struct check_run *run)
 {
     struct linear_spec spec;
     if (linear_find_case(run, change_snapshots, &spec))
+        linear_run_spec(run, &spec);
+}
+
+static int32_t count_cuts(const struct check_subject *subject)
+{
+    int32_t count = (subject->exhaustive ? 40 : 1) * CUTS * linear_count_families(subject);
+    return linear_families(subject) ? count : 1;
+}
+
+static void run_linear_cuts(struct check_run *run)
+{
+    struct linear_spec spec;
+    if (linear_find_case(run, change_cuts, &spec))
         linear_run_spec(run, &spec);
 }
 
@@ -233,6 +265,8 @@ const struct check check_linear[] = {
         "states are read from slot and written to dst_slot, in place or not, without rows too"),
     ROW("KV-09", linear_snapshots, count_twice,
         "a snapshot is the state after its row, and changes nothing"),
+    ROW("KV-09", linear_cuts, count_cuts,
+        "snapshots at any rows of long sequences, new ones and others, change nothing"),
     ROW("KV-09", linear_padding, count_twice, "rows of padding change nothing"),
     ROW("STRUCT-10", linear_places, count_places,
         "operands of linear layers are as aligned as the problem promises, and no better"),

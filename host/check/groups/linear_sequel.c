@@ -46,6 +46,7 @@ static void take_call(struct linear_spec *spec, const struct linear_spec *from)
     spec->decode_q_len = from->decode_q_len;
     spec->snapshots = from->snapshots;
     spec->sparse = from->sparse;
+    spec->cuts = from->cuts;
     spec->absent = from->absent;
     spec->first_row = from->first_row;
     spec->padded = from->padded;
