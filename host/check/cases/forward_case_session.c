@@ -202,14 +202,21 @@ static attn_status make_instance(struct case_session *session, const attn_proble
     return ATTN_OK;
 }
 
+static attn_status ask_size(const struct case_session *session, const attn_bounds *bounds,
+                            attn_memory_size *size, attn_error *error)
+{
+    const attn_backend_ops *ops = session->backend.type->ops;
+    *size = (attn_memory_size){.struct_size = sizeof *size};
+    attn_status status = ops->metadata_size(session->instance, session->kind, bounds, size, error);
+    return status == ATTN_OK ? ATTN_OK : host_fail_prefix(error, "metadata_size");
+}
+
 static attn_status make_metadata(struct case_session *session, attn_error *error)
 {
     const attn_backend_ops *ops = session->backend.type->ops;
-    session->size = (attn_memory_size){.struct_size = sizeof session->size};
-    attn_status status = ops->metadata_size(session->instance, session->kind, &session->bounds,
-                                            &session->size, error);
+    attn_status status = ask_size(session, &session->bounds, &session->size, error);
     if (status != ATTN_OK)
-        return host_fail_prefix(error, "metadata_size");
+        return status;
     status = make_memory(session, error);
     if (status != ATTN_OK)
         return status;
@@ -262,6 +269,47 @@ attn_status session_create(const struct case_backend *backend, const attn_proble
     return status;
 }
 
+attn_status session_create_beside(const struct case_session *session, const attn_bounds *bounds,
+                                  struct case_session **beside, attn_error *error)
+{
+    struct case_session *made = calloc(1, sizeof *made);
+    if (!made)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a session");
+    *made = (struct case_session){.backend = session->backend,
+                                  .device = session->device,
+                                  .verdict = session->verdict,
+                                  .host_arrays = session->host_arrays,
+                                  .kind = session->kind,
+                                  .bounds = *bounds,
+                                  .exact_memory = session->exact_memory,
+                                  .instance = session->instance,
+                                  .is_beside = true,
+                                  .index_forms = session->index_forms};
+    attn_status status = device_stream_create(made->device, &made->stream, error);
+    if (status == ATTN_OK)
+        status = session_enter(made, error);
+    if (status == ATTN_OK) {
+        status = make_metadata(made, error);
+        session_leave(made);
+    }
+    if (status != ATTN_OK)
+        case_session_destroy(made);
+    else
+        *beside = made;
+    return status;
+}
+
+attn_status session_ask_size(const struct case_session *session, const attn_bounds *bounds,
+                             attn_memory_size *size, attn_error *error)
+{
+    attn_status status = session_enter(session, error);
+    if (status != ATTN_OK)
+        return status;
+    status = ask_size(session, bounds, size, error);
+    session_leave(session);
+    return status;
+}
+
 uint32_t session_reads_new(struct case_session *session, const attn_problem *problem)
 {
     attn_verdict verdict;
@@ -281,7 +329,8 @@ void case_session_destroy(struct case_session *session)
     device_graph_destroy(session->device, session->graph);
     if (session_enter(session, NULL) == ATTN_OK) {
         ops->metadata_destroy(session->metadata);
-        ops->destroy(session->instance);
+        if (!session->is_beside)
+            ops->destroy(session->instance);
         session_leave(session);
     }
     for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++)

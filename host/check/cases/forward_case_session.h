@@ -25,6 +25,7 @@ struct case_session {
     attn_bounds bounds;
     bool exact_memory;
     attn_instance *instance;
+    bool is_beside; /* the instance is another session's */
     attn_metadata *metadata;
     uint32_t index_forms;
     attn_memory_size size;
@@ -40,6 +41,15 @@ struct case_session {
 attn_status session_create(const struct case_backend *backend, const attn_problem *problem,
                            const struct device *device, const struct case_setup *setup,
                            struct case_session **session, attn_error *error);
+
+/* Another metadata of the session's instance, for bounds within those of create; the session has to
+ * outlive it. */
+attn_status session_create_beside(const struct case_session *session, const attn_bounds *bounds,
+                                  struct case_session **beside, attn_error *error);
+
+/* What the instance says now of metadata for bounds. */
+attn_status session_ask_size(const struct case_session *session, const attn_bounds *bounds,
+                             attn_memory_size *size, attn_error *error);
 
 /* The device's context is current in between, as the host makes it for every call. */
 attn_status session_enter(const struct case_session *session, attn_error *error);

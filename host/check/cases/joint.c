@@ -124,8 +124,6 @@ static bool execute(struct case_session *session, struct joint *joint, struct ca
 {
     host_error error;
     host_error_init(&error);
-    if (!good(verdict, plan(session, joint, &error.base), &error, "init_forward_metadata"))
-        return false;
     for (int32_t n = 0; n < joint->count && verdict->good; n++) {
         if (!good(verdict, session_spoil_scratch(session, &error.base), &error, "the scratch"))
             return false;
@@ -135,7 +133,21 @@ static bool execute(struct case_session *session, struct joint *joint, struct ca
     return verdict->good;
 }
 
-void joint_judge(struct case_session *session, struct joint *joint, struct case_verdict *verdict)
+bool joint_plan(struct case_session *session, struct joint *joint, struct case_verdict *verdict)
+{
+    host_error error;
+    host_error_init(&error);
+    *verdict = (struct case_verdict){.good = true};
+    if (!good(verdict, session_enter(session, &error.base), &error, "entering the device"))
+        return false;
+    bool planned =
+        good(verdict, plan(session, joint, &error.base), &error, "init_forward_metadata");
+    session_leave(session);
+    return planned;
+}
+
+void joint_judge_planned(struct case_session *session, struct joint *joint,
+                         struct case_verdict *verdict)
 {
     host_error error;
     host_error_init(&error);
@@ -151,4 +163,10 @@ void joint_judge(struct case_session *session, struct joint *joint, struct case_
         joint->at = n;
         session_judge_left(session, joint->cases[n], verdict);
     }
+}
+
+void joint_judge(struct case_session *session, struct joint *joint, struct case_verdict *verdict)
+{
+    if (joint_plan(session, joint, verdict))
+        joint_judge_planned(session, joint, verdict);
 }

@@ -39,6 +39,11 @@ void joint_pose(struct joint *joint);
 /* Plan and forward the batch in a session for those problems, and judge every layer. */
 void joint_judge(struct case_session *session, struct joint *joint, struct case_verdict *verdict);
 
+/* The same in two steps, between which other things may happen. False: `verdict` says why. */
+bool joint_plan(struct case_session *session, struct joint *joint, struct case_verdict *verdict);
+void joint_judge_planned(struct case_session *session, struct joint *joint,
+                         struct case_verdict *verdict);
+
 /* NULL cases are accepted. */
 void joint_destroy(struct joint *joint);
 

@@ -232,6 +232,68 @@ static void run_linear_contents(struct check_run *run)
     line_finish(&line);
 }
 
+/* ---- Two metadata ---------------------------------------------------------------------------- */
+
+enum { TWO_METADATA_WAYS = 4, SECOND_PLANNED = 1, SECOND_STAYS = 2 };
+
+/* The second call with a metadata of its own, which goes again unless it is to stay. */
+static attn_status use_second(struct line *line, int32_t way, struct case_session **second,
+                              attn_error *error)
+{
+    struct linear_case *c = line->cases[1];
+    attn_status status =
+        session_create_beside(line->session, linear_case_problem(c)->bounds, second, error);
+    if (status == ATTN_OK && way & SECOND_PLANNED)
+        status = linear_case_reset(c, *second, error);
+    if (status == ATTN_OK && way & SECOND_PLANNED)
+        status = linear_case_forward(c, *second, NULL, error);
+    if (status == ATTN_OK && !(way & SECOND_STAYS)) {
+        case_session_destroy(*second);
+        *second = NULL;
+    }
+    return status;
+}
+
+/* The first call is planned before the second metadata is there, and computed after. */
+static void judge_two(struct line *line, int32_t way)
+{
+    struct case_session *own = line->session, *first = NULL, *second = NULL;
+    struct linear_case *c = line->cases[0];
+    host_error error;
+    host_error_init(&error);
+    attn_status status =
+        session_create_beside(own, linear_case_problem(c)->bounds, &first, &error.base);
+    if (status == ATTN_OK)
+        status = linear_case_reset(c, first, &error.base);
+    if (status == ATTN_OK)
+        status = linear_case_plan(c, NULL, first, &error.base);
+    if (status == ATTN_OK)
+        status = use_second(line, way, &second, &error.base);
+    if (status == ATTN_OK)
+        status = linear_case_call(c, first, &error.base);
+    line->session = first;
+    if (passed(line, 0, status, host_error_text(&error)) &&
+        judge(line, 0, "planned before a second metadata was made, call"))
+        run_alone(line, 0, "since a second metadata was made, call");
+    line->session = own;
+    case_session_destroy(second);
+    case_session_destroy(first);
+}
+
+/* Bounds of both calls are those of their own batches. */
+static void run_linear_other_bounds(struct check_run *run)
+{
+    struct line line = {.run = run};
+    uint32_t set = linear_families(run->subject);
+    int32_t families = __builtin_popcount(set);
+    uint32_t family = linear_family_at(set, families ? run->index % families : 0);
+    if (families == 0 || !draw_line(&line, family, run->seed) || line.count < 2)
+        check_skip(run, "query refuses every case of linear layers that was drawn");
+    else
+        judge_two(&line, run->index / families % TWO_METADATA_WAYS);
+    line_finish(&line);
+}
+
 /* ---- Layers of one batch --------------------------------------------------------------------- */
 
 /* The first one's batch, for layers of this family, in state groups by turns. */
@@ -335,6 +397,7 @@ static void run_linear_padded(struct check_run *run)
 
 CASES(linear_sequel, 4)
 CASES(linear_contents, 3)
+CASES(linear_other_bounds, 2 * TWO_METADATA_WAYS)
 CASES(linear_layers, 3)
 CASES(state_groups, 1)
 CASES(linear_padded, MODES)
@@ -348,6 +411,8 @@ const struct check check_linear_sequel[] = {
     ROW("INVAR-01", linear_sequel, "calls of linear layers leave nothing behind"),
     ROW("INVAR-01", linear_layers, "linear layers of one batch share its rows and slots alone"),
     ROW("KV-12", state_groups, "linear layers of one batch have the slots of their state groups"),
+    ROW("LIFE-05", linear_other_bounds,
+        "linear layers: a planned batch does not change when there is another metadata"),
     ROW("LIFE-06", linear_contents, "a batch at the same addresses as before is planned anew"),
     ROW("CAPT-04", linear_padded, "padding is finite and changes nothing, in every mode"),
     {NULL, NULL, NULL, 0, NULL, NULL},

@@ -2,11 +2,14 @@
  *
  * sequel.c: what an earlier call must not leave behind, and layers of one batch not share.
  *
- *   sequel    two instances whose problems have nothing to do with each other, called in turns;
- * each call of an instance is unlike the one before: mode, mask, lengths, scales, sources contents
- * the same call again at the same addresses, with the same counts: only what stands there is
- * another layers    layers of one group with operands and scales of their own, and groups with KV
- * groups of their own, in one batch
+ *   sequel        two instances whose problems have nothing to do with each other, called in turns;
+ *                 each call of an instance is unlike the one before: mode, mask, lengths, scales,
+ *                 sources
+ *   contents      the same call again at the same addresses, with the same counts: only what stands
+ *                 there is another
+ *   other_bounds  metadata for other bounds is made, used and destroyed between plan and forward
+ *   layers        layers of one group with operands and scales of their own, and groups with KV
+ *                 groups of their own, in one batch
  *
  * Each call is judged as if it were alone.
  */
@@ -122,22 +125,35 @@ static struct forward_case *make_case(struct chain *chain, const struct case_spe
     return c;
 }
 
+static void chain_note(struct chain *chain, int32_t n, const char *what)
+{
+    char text[600];
+    case_spec_describe(&chain->specs[n], text, sizeof text);
+    check_note(chain->run, "%s %d: %s", what, n, text);
+}
+
+/* What a step's run has come to. */
+static bool chain_told(struct chain *chain, int32_t n, const char *what,
+                       const struct case_verdict *verdict)
+{
+    const struct joint *step = &chain->steps[n];
+    char text[600];
+    if (verdict->good)
+        return true;
+    snprintf(text, sizeof text, "%s %d, layer %d of %d: %.500s", what, n, step->at, step->count,
+             verdict->text);
+    numerics_report(chain->run, &step->cases[step->at]->spec, verdict->status, text);
+    return false;
+}
+
 static bool chain_judge(struct chain *chain, int32_t n, const char *what)
 {
     struct case_verdict verdict;
-    char text[600];
     if (n >= chain->count)
         return true;
-    case_spec_describe(&chain->specs[n], text, sizeof text);
-    check_note(chain->run, "%s %d: %s", what, n, text);
+    chain_note(chain, n, what);
     joint_judge(chain->session, &chain->steps[n], &verdict);
-    if (!verdict.good) {
-        const struct joint *step = &chain->steps[n];
-        snprintf(text, sizeof text, "%s %d, layer %d of %d: %.500s", what, n, step->at, step->count,
-                 verdict.text);
-        numerics_report(chain->run, &step->cases[step->at]->spec, verdict.status, text);
-    }
-    return verdict.good;
+    return chain_told(chain, n, what, &verdict);
 }
 
 /* ---- Sequels --------------------------------------------------------------------------------- */
@@ -370,6 +386,138 @@ static void run_contents_of(struct check_run *run, const struct grid *grid, bool
     chain_finish(&chain);
 }
 
+/* ---- Two metadata ---------------------------------------------------------------------------- */
+
+enum { SECOND_PLANNED = 1, SECOND_STAYS = 2, FIRST_IS_SHORT = 4, TWO_METADATA_WAYS = 8 };
+
+/* Sequences of more keys than most ways to divide them, or of few. False: query refuses them. */
+static bool set_keys(struct chain *chain, bool many, uint64_t seed, struct case_spec *spec)
+{
+    for (int32_t s = 0; s < spec->num_sequences && spec->attn_type != ATTN_TYPE_ENCODER_ONLY; s++) {
+        struct case_sequence *sequence = &spec->sequences[s];
+        uint32_t drawn = (uint32_t)(mix_stream(seed, (uint64_t)s) >> 32);
+        if (many && s % 2 == 0)
+            sequence->prefix_len += 500 + (int32_t)mix_below(drawn, 600);
+        else if (!many && !spec->partial && sequence->prefix_len > 20)
+            sequence->prefix_len = (int32_t)mix_below(drawn, 20);
+    }
+    return !case_spec_defect(spec) && grid_accepts_spec(chain->grid, chain->options, spec, NULL, 0);
+}
+
+/* Two calls of a layer; bounds of one of them are much wider than those of the other. */
+static bool draw_two(struct chain *chain, bool latent, uint64_t seed)
+{
+    struct sequel_point point;
+    struct sequel_wish wish = {.latent = latent, .modes = 1u << chain->run->index % NUM_MODES};
+    bool first_is_short = chain->run->index / NUM_MODES % TWO_METADATA_WAYS & FIRST_IS_SHORT;
+    if (!sequel_draw(chain->grid, &wish, seed, &point, &chain->specs[0]))
+        return false;
+    chain->options = grid_options(chain->grid, &point.at.common);
+    for (int32_t n = 0; n < 2; n++) {
+        uint64_t own = mix_absorb(seed, 1 + (uint64_t)n);
+        const struct chain before = *chain;
+        if (n > 0 && !sequel_redraw(chain->grid, &point, -1, own, &chain->specs[n]))
+            return false;
+        if (!set_keys(chain, (n == 0) != first_is_short, own, &chain->specs[n]) ||
+            !add_case(chain, make_case(chain, &chain->specs[n], own, own)))
+            return false;
+        if (!is_accepted(chain)) {
+            drop_case(chain, &before);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool passed(struct chain *chain, attn_status status, const host_error *error)
+{
+    if (status != ATTN_OK)
+        numerics_report(chain->run, &chain->specs[0], status, host_error_text(error));
+    return status == ATTN_OK;
+}
+
+/* A metadata is made of the instance for the second step, planned and used or not, and goes. */
+static bool use_second(struct chain *chain, bool planned, struct case_session **second)
+{
+    host_error error;
+    host_error_init(&error);
+    chain_note(chain, 1, "a second metadata, call");
+    attn_status status =
+        session_create_beside(chain->session, &chain->steps[1].bounds, second, &error.base);
+    if (!passed(chain, status, &error))
+        return false;
+    struct case_verdict verdict = {.good = true};
+    if (planned)
+        joint_judge(*second, &chain->steps[1], &verdict);
+    return chain_told(chain, 1, "a second metadata, call", &verdict);
+}
+
+static bool has_equal_size(struct chain *chain, const struct case_session *first)
+{
+    attn_memory_size size;
+    host_error error;
+    host_error_init(&error);
+    attn_status status = session_ask_size(first, &first->bounds, &size, &error.base);
+    if (!passed(chain, status, &error))
+        return false;
+    if (memcmp(&size, &first->size, sizeof size) == 0)
+        return true;
+    numerics_report(chain->run, &chain->specs[0], ATTN_INTERNAL,
+                    "metadata_size gives another answer to the same question since another "
+                    "metadata was made");
+    return false;
+}
+
+/* The first one's batch is planned before the second metadata is there, and computed after. */
+static void judge_two(struct chain *chain, int32_t way)
+{
+    static const char what[] = "planned before a second metadata was made, call";
+    struct case_session *first = NULL, *second = NULL;
+    struct case_verdict verdict;
+    host_error error;
+    host_error_init(&error);
+    attn_status status =
+        session_create_beside(chain->session, &chain->steps[0].bounds, &first, &error.base);
+    bool good = passed(chain, status, &error);
+    if (good) {
+        chain_note(chain, 0, what);
+        joint_plan(first, &chain->steps[0], &verdict);
+        good = chain_told(chain, 0, what, &verdict) &&
+               use_second(chain, way & SECOND_PLANNED, &second);
+    }
+    if (!(way & SECOND_STAYS)) {
+        case_session_destroy(second);
+        second = NULL;
+    }
+    if (good) {
+        chain_note(chain, 0, what);
+        joint_judge_planned(first, &chain->steps[0], &verdict);
+        good = chain_told(chain, 0, what, &verdict) && has_equal_size(chain, first);
+    }
+    if (good) { /* and once more, planned as things are now */
+        joint_judge(first, &chain->steps[0], &verdict);
+        chain_told(chain, 0, "since a second metadata was made, call", &verdict);
+    }
+    case_session_destroy(second);
+    case_session_destroy(first);
+}
+
+static void run_two_metadata_of(struct check_run *run, const struct grid *grid, bool latent)
+{
+    struct chain chain = {.run = run, .grid = grid};
+    bool found = false;
+    for (uint64_t n = 0; n < 8 && !found; n++) {
+        chain_finish(&chain);
+        chain = (struct chain){.run = run, .grid = grid};
+        found = draw_two(&chain, latent, mix_absorb(run->seed, n));
+    }
+    if (!found)
+        check_skip(run, "query refuses every case that was drawn");
+    else if (chain_open(&chain))
+        judge_two(&chain, run->index / NUM_MODES % TWO_METADATA_WAYS);
+    chain_finish(&chain);
+}
+
 /* ---- Layers of one batch --------------------------------------------------------------------- */
 
 /* A second layer of the first one's group: other values, other scales. */
@@ -474,6 +622,8 @@ CASES(sequel, false, MASKS *MASKS, run_chains)
 CASES(mla_sequel, true, 21, run_chains)
 CASES(contents, false, 30, run_contents_of)
 CASES(mla_contents, true, 20, run_contents_of)
+CASES(other_bounds, false, NUM_MODES *TWO_METADATA_WAYS, run_two_metadata_of)
+CASES(mla_other_bounds, true, NUM_MODES *TWO_METADATA_WAYS, run_two_metadata_of)
 CASES(layers, false, 35, run_layers_of)
 CASES(mla_layers, true, 20, run_layers_of)
 
@@ -487,6 +637,10 @@ const struct check check_sequel[] = {
     ROW("INVAR-01", types_in_turn, "instances of unlike types may be called in turns"),
     ROW("INVAR-01", layers,
         "layers and KV groups of one batch have nothing in common but its rows"),
+    ROW("LIFE-05", other_bounds,
+        "a batch that is planned does not change when the instance gets another metadata"),
+    ROW("LIFE-05", mla_other_bounds,
+        "latent layers: a planned batch does not change when there is another metadata"),
     ROW("LIFE-06", contents, "a batch at the same addresses as the one before is planned anew"),
     ROW("INVAR-01", mla_sequel, "calls of latent layers leave nothing behind"),
     ROW("INVAR-01", mla_layers, "latent layers of one batch have nothing in common but its rows"),
