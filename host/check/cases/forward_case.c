@@ -120,8 +120,9 @@ static attn_dtype new_kv_dtype(const struct case_spec *spec)
     return spec->new_kv_dtype ? spec->new_kv_dtype : spec->q_dtype;
 }
 
-/* Inputs have scales if some of them are fp8. Latents and values at the limits are not. With e5m2
- * for q or the output bars are too wide for any needle, so there must be none. */
+/* Inputs have scales if some of them are fp8. Latents are not; values at the limits have one dtype,
+ * which is not. With e5m2 for q or the output bars are too wide for any needle, so there must be
+ * none. */
 static bool quantises_wrongly(const struct case_spec *spec)
 {
     bool inputs = dtype_is_fp8(spec->q_dtype) || dtype_is_fp8(new_kv_dtype(spec));
@@ -129,8 +130,8 @@ static bool quantises_wrongly(const struct case_spec *spec)
     return (coarse && !spec->growing_scores && !spec->without_needles) ||
            (spec->input_granularity != ATTN_SCALE_NONE) != inputs ||
            spec->input_granularity >= ATTN_SCALE_PER_TOKEN_HEAD ||
-           ((inputs || spec->new_kv_dtype) &&
-            (spec->latent.kv_lora_rank > 0 || spec->special_values));
+           (inputs && spec->latent.kv_lora_rank > 0) ||
+           ((inputs || spec->new_kv_dtype) && spec->special_values);
 }
 
 /* Keys of -inf: what is saturated has none, a cap makes them finite, a latent's part would be a

@@ -95,13 +95,13 @@ float *case_latent_of(const struct forward_case *c, int32_t s, int32_t j)
 void case_latent_make(struct forward_case *c)
 {
     int32_t width = c->spec.latent.kv_lora_rank + c->spec.latent.rope_dim;
+    attn_dtype dtype = attn_new_kv_dtype(&c->posed.problem);
     for (int32_t s = 0; s < c->lengths.num_real_seqs; s++)
         for (int32_t j = 0; j < c->lengths.kv_len[s]; j++) {
             uint64_t stream = case_stream(c->seed, DRAW_LATENT, (uint64_t)s, (uint64_t)j, 0);
             float *latent = case_latent_of(c, s, j);
             for (int32_t d = 0; d < width; d++)
-                latent[d] =
-                    (float)dtype_round(c->spec.q_dtype, (double)case_unit(stream, (uint64_t)d));
+                latent[d] = (float)dtype_round(dtype, (double)case_unit(stream, (uint64_t)d));
         }
 }
 
@@ -134,12 +134,13 @@ static void put_cached(struct forward_case *c, int64_t slot, const float *latent
 void case_latent_put(struct forward_case *c, int64_t row, int64_t slot, const float *latent)
 {
     int32_t lora = c->spec.latent.kv_lora_rank;
+    attn_dtype dtype = attn_new_kv_dtype(&c->posed.problem);
     if (row < 0) {
         put_cached(c, slot, latent);
         return;
     }
-    dtype_from_float(c->spec.q_dtype, latent, lora, case_vector(c, c->image, PART_C_KV, row, 0, 0));
-    dtype_from_float(c->spec.q_dtype, latent + lora, c->spec.latent.rope_dim,
+    dtype_from_float(dtype, latent, lora, case_vector(c, c->image, PART_C_KV, row, 0, 0));
+    dtype_from_float(dtype, latent + lora, c->spec.latent.rope_dim,
                      case_vector(c, c->image, PART_K_PE, row, 0, 0));
 }
 

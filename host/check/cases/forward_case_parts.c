@@ -214,8 +214,8 @@ static void lay_out_inputs(struct forward_case *c, int64_t rows, int64_t new_row
         add_scale(c, PART_NEW_V_SCALE);
     }
     if (latent->kv_lora_rank > 0) {
-        add_tensor(c, PART_C_KV, spec->q_dtype, 2, (int64_t[]){new_rows, latent->kv_lora_rank});
-        add_tensor(c, PART_K_PE, spec->q_dtype, 2, (int64_t[]){new_rows, latent->rope_dim});
+        add_tensor(c, PART_C_KV, dtype, 2, (int64_t[]){new_rows, latent->kv_lora_rank});
+        add_tensor(c, PART_K_PE, dtype, 2, (int64_t[]){new_rows, latent->rope_dim});
     }
 }
 

@@ -44,6 +44,7 @@ static const struct check *const groups[] = {
     check_size_more,
     check_size_linear_more,
     check_wide_inputs,
+    check_dtypes,
     NULL,
 };
 
@@ -86,6 +87,7 @@ static const struct check *const quick_first[] = {
     check_size_more,
     check_size_linear_more,
     check_wide_inputs,
+    check_dtypes,
     NULL,
 };
 
