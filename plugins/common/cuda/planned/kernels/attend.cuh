@@ -6,25 +6,30 @@
  *   products  teams of four warps: of a unit of 64 keys, warp w has keys 16 w to 16 w + 15
  *   copies    one team or two: the same keys and their values, `stages` units ahead
  *
- * Teams take units in turn. A block goes through its units (plan.h) one after the other. The warps
+ * A block goes through its units (plan.h) one after the other. The warps
  * that copy look up pages and start copies, across the ends of items; what is there they never look
  * at. The warps that multiply wait for a unit and are done with it, each by itself. At the end of
  * an item their sums become one: the output, or, where other blocks have parts of the item, a part
  * of it in device memory; the last of these blocks merges the parts, in their order, so that
  * results are the same each time.
  *
+ * Where blocks have many items, two teams that multiply take them in turn: one ends an item, and
+ * begins its next, while the other multiplies (FI_ATTEND_MANY). Over fp8, where one team is too
+ * slow for that, they take units in turn, and for many items there are two blocks of a team each
+ * (FI_ATTEND_CODES_MANY). shapes.h says which kernel has how many.
+ *
  * What a multiprocessor does for a unit of D 128, bf16: 32 KiB come in some 1860 cycles, at 4.6
  * TB/s. The products of a warp take 1120 of them, most of it latency. To look up a page and to
  * start its four boxes of the copy engine, one page at a time, takes a warp 1500: so boxes go in
  * runs. To copy the same keys row by row, as small pages and keys that are not in the cache need
- * it, takes 1900: that is why two warps take turns. An fp8 cache has half of the bytes, and needs
- * two teams that multiply instead.
+ * it, takes 1900. What is done once an item, and not in a loop, takes a warp five cycles an
+ * instruction: to end an item and to begin the next is 8000 cycles.
  *
  * fp8 keys become f16, exactly, on their way from shared memory to the products. Queries become f16
  * too: each row is multiplied by a power of two that has its largest element near 2^15, so that
- * nothing of them is lost that fp32 sums would have kept. Values become what queries are, since
- * probabilities are rounded to that. Scales of keys are part of the scores' factor, those of values
- * are applied at the item's end.
+ * nothing of them is lost that fp32 sums would have kept. Values become what probabilities are
+ * rounded to: f16 where that has room for them, else what queries are. Scales of keys are part of
+ * the scores' factor, those of values are applied at the item's end.
  */
 #ifndef PLANNED_ATTEND_CUH
 #define PLANNED_ATTEND_CUH
