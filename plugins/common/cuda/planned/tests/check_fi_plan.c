@@ -403,6 +403,19 @@ static int longest_split(const test_case *t)
     return int_min(longest, t->plan.split);
 }
 
+/* To pass an item, as a team does with the other one's, is to go through all of its units. */
+static void pass_item(const test_case *t, walk_block block, cursor at)
+{
+    cursor past = at;
+    int passed = walk_past(&t->call, block, &past, t->plan.unit);
+    REQUIRE(passed == int_min(at.left, at.units - at.unit));
+    for (int i = 0; i < passed; i++)
+        walk_next(&t->call, block, &at, t->plan.unit);
+    REQUIRE(past.left == at.left);
+    REQUIRE(at.left == 0 || (past.at == at.at && past.head == at.head && past.unit == 0 &&
+                             at.unit == 0 && past.units == at.units));
+}
+
 static void walk_lane(const test_case *t, int lane)
 {
     const fi_plan *plan = t->plan.plan;
@@ -422,6 +435,8 @@ static void walk_lane(const test_case *t, int lane)
              at.left > 0;
              walk_next(&t->call, walk_find_block(&t->call, block), &at, t->plan.unit)) {
             i64 n = number_of(t, block, &at);
+            if (at.left == start->count || at.unit == 0)
+                pass_item(t, walk_find_block(&t->call, block), at);
             REQUIRE(n >= 0 && n < units);
             seen[n]++;
             owner[n] = c;
