@@ -32,11 +32,9 @@ void mla_check_attn_type(const question *ask, attn_verdict *verdict)
         REFUSE(ATTN_TYPE, ATTN_TYPE, "decoder", "%u", ask->group.attn_type);
 }
 
-/* Heads of the expanded form have the latent's two parts. */
-void mla_check_dims(const question *ask, attn_verdict *verdict)
+static void check_ranks(const question *ask, attn_verdict *verdict)
 {
     const attn_mla_dims *mla = &ask->mla;
-    char accepted[16];
     if (ask->group.v_head_dim < 1 || ask->group.v_head_dim > MAX_HEAD_DIM)
         REFUSE(HEAD_DIM, V_HEAD_DIM, "1..512", "%d", ask->group.v_head_dim);
     if (mla->kv_lora_rank < 1 || mla->kv_lora_rank > MAX_HEAD_DIM)
@@ -44,13 +42,51 @@ void mla_check_dims(const question *ask, attn_verdict *verdict)
                mla->kv_lora_rank);
     else if (is_packed(ask) && mla->kv_lora_rank % LATENT_SCALED != 0)
         REFUSE(HEAD_DIM, KV_LORA_RANK, "128..512/128", "%d", mla->kv_lora_rank);
-    if (mla->rope_dim < 1 || mla->rope_dim > MAX_ROPE)
-        REFUSE(HEAD_DIM, ROPE_DIM, "1..128", "%d", mla->rope_dim);
-    if (mla->nope_dim < 1 || mla->nope_dim > MAX_HEAD_DIM - MAX_ROPE)
-        REFUSE(HEAD_DIM, NOPE_DIM, "1..384", "%d", mla->nope_dim);
-    snprintf(accepted, sizeof accepted, "%d", mla->nope_dim + mla->rope_dim);
-    if (ask->group.head_dim != mla->nope_dim + mla->rope_dim)
-        REFUSE(HEAD_DIM, HEAD_DIM, accepted, "%d", ask->group.head_dim);
+}
+
+/* What a part of a head may be: what it is, or anything if that can not be. */
+typedef struct part_range {
+    int32_t least, most;
+} part_range;
+
+static part_range range_of(int32_t dim, int32_t most)
+{
+    return dim >= 1 && dim <= most ? (part_range){dim, dim} : (part_range){1, most};
+}
+
+static void list_range(part_range range, char *text, size_t size)
+{
+    if (range.least == range.most)
+        snprintf(text, size, "%d", range.least);
+    else
+        snprintf(text, size, "%d..%d", range.least, range.most);
+}
+
+/* Heads of the expanded form have both parts. A part that has to change becomes what head_dim
+ * leaves to it; if there is no such part head_dim has to change with it. */
+void mla_check_dims(const question *ask, attn_verdict *verdict)
+{
+    const int32_t head = ask->group.head_dim;
+    part_range rope = range_of(ask->mla.rope_dim, MAX_ROPE);
+    part_range nope = range_of(ask->mla.nope_dim, MAX_HEAD_DIM - MAX_ROPE);
+    const part_range sum = {rope.least + nope.least, rope.most + nope.most};
+    const int kept = sum.least <= head && head <= sum.most;
+    char accepted[32];
+    check_ranks(ask, verdict);
+    if (kept) {
+        nope.most = head - rope.least < nope.most ? head - rope.least : nope.most;
+        nope.least = nope.most;
+        rope.least = rope.most = head - nope.most;
+    }
+    list_range(rope, accepted, sizeof accepted);
+    if (ask->mla.rope_dim < 1 || ask->mla.rope_dim > MAX_ROPE)
+        REFUSE(HEAD_DIM, ROPE_DIM, accepted, "%d", ask->mla.rope_dim);
+    list_range(nope, accepted, sizeof accepted);
+    if (ask->mla.nope_dim < 1 || ask->mla.nope_dim > MAX_HEAD_DIM - MAX_ROPE)
+        REFUSE(HEAD_DIM, NOPE_DIM, accepted, "%d", ask->mla.nope_dim);
+    list_range(sum, accepted, sizeof accepted);
+    if (!kept)
+        REFUSE(HEAD_DIM, HEAD_DIM, accepted, "%d", head);
     attn_util_refuse_excess(verdict, ATTN_REASON_MLA_FORM, ATTN_FIELD_MLA_EXPANDED,
                             ATTN_UTIL_ALL_MODES, ask->problem.mla_expanded);
 }
@@ -74,11 +110,11 @@ void mla_check_dtypes(const question *ask, attn_verdict *verdict)
         REFUSE(DTYPE, OUT_DTYPE, OPERAND_DTYPES, "%s", attn_util_dtype_name(problem->out_dtype));
 }
 
-/* A packed row has its scales in itself. */
+/* A packed row has its scales in itself. There is a cache always: a type without one is refused. */
 void mla_check_scales(const question *ask, attn_verdict *verdict)
 {
     const attn_dtype kv = ask->problem.kv_dtype;
-    int has_scales = has_cache(&ask->group) && !is_packed(ask);
+    int has_scales = !is_packed(ask);
     query_check_scales(ask, has_scales && is_fp8(kv),
                        has_scales && !is_fp8(kv) && !is_operand_dtype(kv), 0, verdict);
 }
@@ -86,7 +122,6 @@ void mla_check_scales(const question *ask, attn_verdict *verdict)
 void mla_check_layout(const question *ask, attn_verdict *verdict)
 {
     const char *layout = ask->problem.kv_layout;
-    if (has_cache(&ask->group) &&
-        (!layout || (strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0 && !is_packed(ask))))
+    if (!layout || (strcmp(layout, ATTN_LAYOUT_MLA_LATENT) != 0 && !is_packed(ask)))
         REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_MLA_LATENT, "%s", layout ? layout : "absent");
 }
