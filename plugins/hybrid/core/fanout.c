@@ -73,7 +73,8 @@ void fanout_narrow_problem(const attn_problem *problem, uint32_t modes, child_pr
     ATTN_UTIL_READ(&narrowed->problem, problem);
     fanout_narrow_bounds(problem->bounds, modes, &narrowed->bounds);
     narrowed->problem.bounds = &narrowed->bounds;
-    narrowed->problem.mla_expanded &= modes;
+    /* Bits that this version does not know are the child's to refuse. */
+    narrowed->problem.mla_expanded &= modes | ~(ATTN_MODE_BIT(ATTN_MODE_COUNT) - 1u);
     narrowed->layers = NULL;
 }
 
