@@ -462,19 +462,44 @@ static void look_at_counts(const attn_metadata *metadata, const attn_batch *batc
                      shared->seq_indptr.device[shared->num_groups], batch->num_seqs);
 }
 
-/* Parts for kinds of layers that it does not serve are not its own. */
+/* What layers need of a batch, of those in the mask `groups`. */
+struct stand_parts {
+    int32_t kv, states; /* groups, up to the last one that is named */
+    int32_t sparse;
+};
+
+static struct stand_parts parts_of(const struct stand_scene *scene, uint32_t groups)
+{
+    struct stand_parts parts = {0};
+    for (int32_t g = 0; g < scene->num_groups; g++) {
+        const attn_layer_group *group = &scene->groups[g];
+        if (!(groups >> g & 1u))
+            continue;
+        parts.kv = group->kv_group >= parts.kv ? group->kv_group + 1 : parts.kv;
+        parts.states = group->state_group >= parts.states ? group->state_group + 1 : parts.states;
+        parts.sparse |= group->kind == ATTN_KIND_SPARSE;
+    }
+    return parts;
+}
+
+/* Parts that others' layers name, and none of its own, are not for it: whole kinds of them, and the
+ * groups after its last one. What nobody names may be there. */
 static void look_at_parts(const attn_metadata *metadata, const attn_batch *batch)
 {
     const struct stand_leaf *leaf = metadata->leaf;
-    uint32_t kinds = 0;
+    const struct stand_parts all = parts_of(leaf->scene, ~0u);
+    uint32_t groups = 0;
     for (int32_t g = 0; g < leaf->scene->num_groups; g++)
-        if (leaf->share[g].layers)
-            kinds |= 1u << leaf->scene->groups[g].kind;
-    bool has_states = batch->num_state_groups > 0;
-    if (has_states != (kinds >> ATTN_KIND_LINEAR & 1u) ||
-        (batch->sparse != NULL) != (kinds >> ATTN_KIND_SPARSE & 1u))
-        stand_object(leaf->scene, "%s, which serves kinds 0x%x, is given states: %d, sparse: %d",
-                     leaf->name, kinds, has_states, batch->sparse != NULL);
+        groups |= (leaf->share[g].layers != 0) << g;
+    const struct stand_parts own = parts_of(leaf->scene, groups);
+    const int32_t kv = (int32_t)batch->num_kv_groups, states = (int32_t)batch->num_state_groups;
+    const int sparse = batch->sparse != NULL;
+    if (kv < own.kv || (kv > own.kv && own.kv < all.kv) || states < own.states ||
+        (states > own.states && own.states < all.states) || sparse != own.sparse)
+        stand_object(leaf->scene,
+                     "%s is given %d KV groups, %d state groups, sparse: %d; its layers name %d, "
+                     "%d, %d",
+                     leaf->name, kv, states, sparse, own.kv, own.states, own.sparse);
 }
 
 /* Rows of its sequences are all its rows, but for some that no sequence has, and those of its real

@@ -79,7 +79,8 @@ struct attn_instance {
     fanout children;                       /* first: fanout_op_destroy() and its kin */
     fanout_child child[PICK_MAX_CHILDREN]; /* what `children` has */
     picker pick;
-    uint32_t needs[PICK_MAX_CHILDREN]; /* SLICE_*, of the layers that can come to a child */
+    uint32_t needs[PICK_MAX_CHILDREN];      /* SLICE_*, of the layers that can come to a child */
+    slice_groups groups[PICK_MAX_CHILDREN]; /* those that they belong to, or are below one */
     uint32_t all_needs;
     uint32_t num_parts;
     pick_part *parts;     /* [num_parts] after the layers, as `own` is */

@@ -226,14 +226,22 @@ static int is_split(const attn_metadata *metadata, uint32_t mode)
     return mode == ATTN_MODE_MIXED && metadata->instance->pick.split_mixed;
 }
 
+/* Do a child's layers need as much of a batch as all layers? */
+static int needs_all(const attn_instance *instance, uint32_t c)
+{
+    const slice_groups *own = &instance->groups[c], *all = &instance->layers.groups;
+    return instance->needs[c] == instance->all_needs && own->num_kv_groups == all->num_kv_groups &&
+           own->num_state_groups == all->num_state_groups;
+}
+
 /* Plan for one child; it is shown what its layers need. */
 static attn_status plan_child(attn_metadata *metadata, uint32_t half, uint32_t c,
                               const attn_batch *batch, attn_stream stream, attn_error *error)
 {
     attn_instance *instance = metadata->instance;
     attn_batch shown;
-    if (instance->needs[c] != instance->all_needs) {
-        slice_layers(batch, instance->needs[c], instance->layers.groups, &shown);
+    if (!needs_all(instance, c)) {
+        slice_layers(batch, instance->needs[c], instance->groups[c], &shown);
         batch = &shown;
     }
     return fanout_plan(&instance->children, c, metadata->child[half][c], batch, stream, error);

@@ -354,14 +354,16 @@ static void list_parts(attn_instance *instance, const picker *pick, const attn_p
         fanout_layer *item = &instance->layers.items[l];
         const attn_problem *problem = attn_at(problems, item->group);
         uint32_t part = pick->rules->part_of(pick->ctx, problem->group, item->layer_id);
-        uint32_t needs = slice_needs(problem->group);
         item->child = add_part(instance, part, problem->bounds);
-        instance->all_needs |= needs;
+        instance->all_needs |= slice_needs(problem->group);
         for (uint32_t c = 0; c < pick->rules->num_children; c++) {
             pick_share share = {0};
             for (uint32_t half = 0; half < PICK_HALVES; half++)
                 pick_add_share(pick, part, problem->bounds, half, c, &share);
-            instance->needs[c] |= share.asked ? needs : 0;
+            if (!share.asked)
+                continue;
+            instance->needs[c] |= slice_needs(problem->group);
+            slice_groups_add(&instance->groups[c], problem->group);
         }
     }
 }
