@@ -118,6 +118,7 @@ static const struct number_field dtype_fields[] = {
     {ATTN_FIELD_OUT_DTYPE, NUMBER_U32, AT(problem.out_dtype)},
     {ATTN_FIELD_NEW_KV_DTYPE, NUMBER_U32, AT(problem.new_kv_dtype)},
     {ATTN_FIELD_STATE_DTYPE, NUMBER_U32, AT(linear.state_dtype)},
+    {ATTN_FIELD_CONV_DTYPE, NUMBER_U32, AT(linear.conv_dtype)},
 };
 
 #define NUM_FIELDS(fields) (sizeof(fields) / sizeof((fields)[0]))
@@ -173,12 +174,34 @@ static void complete_kind(struct caps_problem *p)
     p->group.sparse = p->group.kind == ATTN_KIND_SPARSE ? &p->sparse : NULL;
 }
 
+/* A convolution alone has no keys; all others have some. */
+static void complete_family(struct caps_problem *p)
+{
+    attn_linear_dims *dims = &p->linear;
+    if (dims->family == ATTN_LINEAR_SHORT_CONV) {
+        dims->num_k_heads = dims->head_k_dim = 0;
+    } else if (dims->num_k_heads == 0) {
+        dims->num_k_heads = 2;
+        dims->head_k_dim = 64;
+    }
+    dims->num_groups = dims->family == ATTN_LINEAR_MAMBA2 ? dims->num_k_heads : 0;
+}
+
+/* One number for both dimensions of a state. */
+static void set_state_dims(struct caps_problem *p, int32_t dim)
+{
+    p->linear.head_v_dim = dim;
+    if (p->linear.family != ATTN_LINEAR_SHORT_CONV)
+        p->linear.head_k_dim = dim;
+}
+
 bool caps_can_set(uint32_t field)
 {
     return find_field(number_fields, NUM_FIELDS(number_fields), field) ||
            caps_is_dtype_field(field) || field == ATTN_FIELD_SINKS || field == ATTN_FIELD_ALIBI ||
            field == ATTN_FIELD_GQA_RATIO || field == ATTN_FIELD_FEATURE ||
-           field == ATTN_FIELD_KV_LAYOUT || field == ATTN_FIELD_STATE_LAYOUT;
+           field == ATTN_FIELD_LINEAR_DIMS || field == ATTN_FIELD_KV_LAYOUT ||
+           field == ATTN_FIELD_STATE_LAYOUT;
 }
 
 bool caps_is_dtype_field(uint32_t field)
@@ -198,6 +221,8 @@ bool caps_set_number(struct caps_problem *p, uint32_t field, double value)
         write_number(p, at, value);
     if (field == ATTN_FIELD_KIND)
         complete_kind(p);
+    else if (field == ATTN_FIELD_LINEAR_FAMILY)
+        complete_family(p);
     else if (field == ATTN_FIELD_LAYERS)
         p->layers[1].flags = p->layers[0].flags; /* the field stands for those of all layers */
     else if (at)
@@ -210,6 +235,8 @@ bool caps_set_number(struct caps_problem *p, uint32_t field, double value)
         p->group.num_q_heads = (int32_t)value * p->group.num_kv_heads;
     else if (field == ATTN_FIELD_FEATURE)
         drop_features(p);
+    else if (field == ATTN_FIELD_LINEAR_DIMS)
+        set_state_dims(p, (int32_t)value);
     else
         return false;
     return true;
@@ -419,7 +446,7 @@ static int32_t draw(uint64_t seed, uint64_t n, int32_t count)
     return (int32_t)mix_below((uint32_t)(mix_stream(seed, n) >> 32), (uint64_t)count);
 }
 
-static void set_anything(struct caps_problem *p, uint64_t seed)
+void caps_set_anything(struct caps_problem *p, uint64_t seed)
 {
     enum { NUMBERS = NUM_FIELDS(anything), DTYPES = 4, OTHERS = 4 };
     int32_t which = draw(seed, 0, NUMBERS + DTYPES + OTHERS);
@@ -471,11 +498,28 @@ void caps_problem_random(struct caps_problem *p, const struct grid *grid, uint64
     caps_problem_init(p, &spec, &grid->backend.device->info);
     int32_t count = how_many[draw(seed, 1000, 8)];
     for (int32_t n = 0; n < count; n++)
-        set_anything(p, mix_absorb(seed, (uint64_t)n + 1));
+        caps_set_anything(p, mix_absorb(seed, (uint64_t)n + 1));
     complete_cache(p);
 }
 
 /* ---- Telling it ------------------------------------------------------------------------------ */
+
+/* What the kind of layer has beside that. */
+static void describe_kind(const struct caps_problem *p, char *text, size_t size)
+{
+    const attn_linear_dims *dims = &p->linear;
+    if (p->group.mla)
+        snprintf(text, size, ", latents of %d and %d, nope_dim %d, expanded %#x",
+                 p->mla.kv_lora_rank, p->mla.rope_dim, p->mla.nope_dim, p->problem.mla_expanded);
+    else if (p->group.linear)
+        snprintf(text, size,
+                 ", family %u, linear flags %#x, heads %d/%d of %d/%d, width %d, state %s, inputs "
+                 "%s, state layout %s",
+                 dims->family, dims->flags, dims->num_k_heads, dims->num_v_heads, dims->head_k_dim,
+                 dims->head_v_dim, dims->conv_width, dtype_name(dims->state_dtype),
+                 dtype_name(dims->conv_dtype),
+                 p->problem.state_layout ? p->problem.state_layout : "absent");
+}
 
 void caps_problem_describe(const struct caps_problem *p, char *text, size_t size)
 {
@@ -497,6 +541,8 @@ void caps_problem_describe(const struct caps_problem *p, char *text, size_t size
              b->uses, b->max_seqs, b->max_tokens, b->max_q_len, b->max_kv_len,
              (long long)b->max_kv_tokens, p->problem.graph_level, p->problem.need_notes,
              p->problem.num_features);
+    size_t length = strlen(text);
+    describe_kind(p, text + length, size - length);
 }
 
 /* ---- A batch for it -------------------------------------------------------------------------- */

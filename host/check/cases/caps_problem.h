@@ -35,6 +35,16 @@ void caps_problem_copy(struct caps_problem *to, const struct caps_problem *from)
  * what is of no list included. A function of the seed. */
 void caps_problem_random(struct caps_problem *p, const struct grid *grid, uint64_t seed);
 
+/* The same of latent or linear layers (kind: ATTN_KIND_MLA, ATTN_KIND_LINEAR), whose own numbers
+ * are among the fields (caps_kinds.c); and a plain one, with nothing set that is of no list. */
+void caps_problem_random_kind(struct caps_problem *p, const struct grid *grid, uint32_t kind,
+                              uint64_t seed);
+void caps_problem_plain_kind(struct caps_problem *p, const struct grid *grid, uint32_t kind,
+                             uint64_t seed);
+
+/* Set one field that every kind of layer has to anything. */
+void caps_set_anything(struct caps_problem *p, uint64_t seed);
+
 /* One line that describes the problem, for messages. */
 void caps_problem_describe(const struct caps_problem *p, char *text, size_t size);
 

@@ -2,10 +2,18 @@
 #include "host/check/cases/caps_visit.h"
 
 #include "host/base/mix.h"
+#include "host/select/select.h"
 
+#include <stdio.h>
 #include <string.h>
 
-enum { CASES = 10, PROBLEMS = 1000 /* of a case */, PROBLEM_TEXT = 600 };
+enum {
+    CASES = 10,
+    KIND_CASES = 3,
+    PROBLEMS = 1000, /* of a case */
+    PLAIN = 64,      /* of which one is accepted, or else none of the kind is asked about */
+    PROBLEM_TEXT = 800
+};
 
 /* ---- Asking ---------------------------------------------------------------------------------- */
 
@@ -62,28 +70,81 @@ void caps_tell(struct caps_visit *visit, const struct caps_problem *p, const cha
     check_fail(visit->run, "%s; the problem: %s", what, text);
 }
 
-void caps_visit_problems(struct check_run *run, caps_visitor look)
+/* One problem; false ends the case. */
+static bool visit_one(struct caps_visit *visit, uint32_t kind, uint64_t seed, caps_visitor look)
+{
+    struct caps_problem p;
+    struct caps_answer answer;
+    visit->seed = seed;
+    if (kind == ATTN_KIND_SOFTMAX)
+        caps_problem_random(&p, visit->grid, seed);
+    else
+        caps_problem_random_kind(&p, visit->grid, kind, seed);
+    caps_ask(visit->run->subject, &p.problem, &answer);
+    bool supported = answer.status == ATTN_OK && answer.verdict.supported;
+    visit->accepted += supported;
+    visit->refused += answer.status == ATTN_OK && !supported;
+    return look(visit, &p, &answer);
+}
+
+void caps_visit_kind(struct check_run *run, uint32_t kind, caps_visitor look)
 {
     struct caps_visit visit = {.run = run, .grid = grid_of(run->subject)};
+    struct case_spec spec;
+    char refusal[CAPS_TEXT];
     CHECK_THAT(run, visit.grid, "no memory for the grid");
-    for (int32_t n = 0; n < PROBLEMS; n++) {
-        struct caps_problem p;
-        struct caps_answer answer;
-        visit.seed = mix_absorb(run->seed, (uint64_t)n);
-        caps_problem_random(&p, visit.grid, visit.seed);
+    grid_spec(visit.grid, &visit.grid->base, &spec);
+    caps_problem_init(&visit.plain, &spec, &run->subject->device->info);
+    if (kind != ATTN_KIND_SOFTMAX &&
+        !caps_find_plain(run->subject, visit.grid, kind, &visit.plain, refusal))
+        check_skip(run, "%s", refusal);
+    for (int32_t n = 0; n < PROBLEMS && run->code == CHECK_PASS; n++) {
         if (n % 50 == 0)
             check_note(run, "random problem %d of %d", n, PROBLEMS);
-        caps_ask(run->subject, &p.problem, &answer);
-        bool supported = answer.status == ATTN_OK && answer.verdict.supported;
-        visit.accepted += supported;
-        visit.refused += answer.status == ATTN_OK && !supported;
-        if (!look(&visit, &p, &answer))
+        if (!visit_one(&visit, kind, mix_absorb(run->seed, (uint64_t)n), look))
             break;
     }
     grid_release(run->subject, (struct grid *)(uintptr_t)visit.grid);
 }
 
+void caps_visit_problems(struct check_run *run, caps_visitor look)
+{
+    caps_visit_kind(run, ATTN_KIND_SOFTMAX, look);
+}
+
+/* ---- How many, and of what ------------------------------------------------------------------- */
+
 int32_t caps_count_cases(const struct check_subject *subject)
 {
     return subject->exhaustive ? 4 * CASES : CASES;
+}
+
+int32_t caps_count_kind_cases(const struct check_subject *subject, uint32_t kind)
+{
+    struct grid *grid = grid_of(subject);
+    struct caps_problem plain;
+    bool served = grid && caps_find_plain(subject, grid, kind, &plain, NULL);
+    if (grid)
+        grid_release(subject, grid);
+    return !served ? 1 : subject->exhaustive ? 4 * KIND_CASES : KIND_CASES;
+}
+
+bool caps_find_plain(const struct check_subject *subject, const struct grid *grid, uint32_t kind,
+                     struct caps_problem *p, char refusal[CAPS_TEXT])
+{
+    struct caps_answer answer;
+    for (uint64_t n = PLAIN; n > 0; n--) {
+        caps_problem_plain_kind(p, grid, kind, mix_absorb(0, n));
+        if (caps_accepts(subject, p))
+            return true;
+    }
+    if (!refusal)
+        return false;
+    caps_ask(subject, &p->problem, &answer);
+    if (caps_num_reasons(&answer) > 0)
+        select_reason_text(&answer.reasons[0], refusal, CAPS_TEXT);
+    else
+        snprintf(refusal, CAPS_TEXT, "query accepts no plain problem of kind %u%s%s", kind,
+                 answer.status == ATTN_OK ? "" : ": ", host_error_text(&answer.error));
+    return false;
 }

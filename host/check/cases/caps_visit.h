@@ -36,7 +36,8 @@ bool caps_same_reason(const attn_reason *a, const attn_reason *b);
 struct caps_visit {
     struct check_run *run;
     const struct grid *grid;
-    uint64_t seed; /* of the problem */
+    struct caps_problem plain; /* one that is mostly accepted */
+    uint64_t seed;             /* of the problem */
     int64_t accepted, refused;
 };
 
@@ -48,10 +49,48 @@ typedef bool (*caps_visitor)(struct caps_visit *visit, const struct caps_problem
 void caps_visit_problems(struct check_run *run, caps_visitor look);
 int32_t caps_count_cases(const struct check_subject *subject);
 
+/* The same of latent or linear layers (kind: ATTN_KIND_MLA, ATTN_KIND_LINEAR). Skipped where no
+ * plain problem of that kind is accepted. */
+void caps_visit_kind(struct check_run *run, uint32_t kind, caps_visitor look);
+int32_t caps_count_kind_cases(const struct check_subject *subject, uint32_t kind);
+
+/* A plain problem of that kind that query accepts. False: there is none, and `refusal`, if it is
+ * not NULL, has the first reason. */
+enum { CAPS_TEXT = 400 };
+bool caps_find_plain(const struct check_subject *subject, const struct grid *grid, uint32_t kind,
+                     struct caps_problem *p, char refusal[CAPS_TEXT]);
+
+/* A thing that query has to refuse, and the field that has to be named (0 = any). */
+struct caps_unknown {
+    const char *what;
+    uint32_t field;
+    void (*set)(struct caps_problem *p);
+};
+
+/* Ask about a problem that is accepted, with that in it. */
+void caps_must_refuse(struct check_run *run, struct caps_problem *p,
+                      const struct caps_unknown *unknown);
+
 /* Report a failure: what is wrong, and the problem. */
 void caps_tell(struct caps_visit *visit, const struct caps_problem *p, const char *what);
 
+/* What the checks make of a problem: CAPS-01, CAPS-03 (caps.c). */
+bool caps_look_same(struct caps_visit *visit, const struct caps_problem *p,
+                    const struct caps_answer *answer);
+bool caps_look_create(struct caps_visit *visit, const struct caps_problem *p,
+                      const struct caps_answer *answer);
+bool caps_look_bounds(struct caps_visit *visit, const struct caps_problem *p,
+                      const struct caps_answer *answer);
+
 /* CAPS-04, CAPS-06, CAPS-07 (caps_reasons.c). */
+bool caps_look_reasons(struct caps_visit *visit, const struct caps_problem *p,
+                       const struct caps_answer *answer);
+bool caps_look_listed(struct caps_visit *visit, const struct caps_problem *p,
+                      const struct caps_answer *answer);
+bool caps_look_language(struct caps_visit *visit, const struct caps_problem *p,
+                        const struct caps_answer *answer);
+bool caps_look_capacity(struct caps_visit *visit, const struct caps_problem *p,
+                        const struct caps_answer *answer);
 void caps_run_reasons(struct check_run *run);
 void caps_run_listed(struct check_run *run);
 void caps_run_language(struct check_run *run);

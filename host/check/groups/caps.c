@@ -55,8 +55,8 @@ static bool same_answer(const struct caps_answer *a, const struct caps_answer *b
             v->pinned_bytes == w->pinned_bytes && v->host_bytes == w->host_bytes);
 }
 
-static bool look_same(struct caps_visit *visit, const struct caps_problem *p,
-                      const struct caps_answer *answer)
+bool caps_look_same(struct caps_visit *visit, const struct caps_problem *p,
+                    const struct caps_answer *answer)
 {
     struct caps_problem asked;
     struct caps_answer again;
@@ -75,7 +75,7 @@ static bool look_same(struct caps_visit *visit, const struct caps_problem *p,
 
 static void run_same_answer(struct check_run *run)
 {
-    caps_visit_problems(run, look_same);
+    caps_visit_problems(run, caps_look_same);
 }
 
 /* ---- CAPS-02: what is accepted runs ---------------------------------------------------------- */
@@ -149,8 +149,8 @@ static attn_status try_create(const struct check_subject *subject, const struct 
                                  instance, &error->base);
 }
 
-static bool look_create(struct caps_visit *visit, const struct caps_problem *p,
-                        const struct caps_answer *answer)
+bool caps_look_create(struct caps_visit *visit, const struct caps_problem *p,
+                      const struct caps_answer *answer)
 {
     const struct check_subject *subject = visit->run->subject;
     char here, what[512];
@@ -218,22 +218,19 @@ static bool refuses_metadata(struct caps_visit *visit, const struct caps_problem
     return false;
 }
 
-static bool look_bounds(struct caps_visit *visit, const struct caps_problem *p,
-                        const struct caps_answer *answer)
+bool caps_look_bounds(struct caps_visit *visit, const struct caps_problem *p,
+                      const struct caps_answer *answer)
 {
     const struct check_subject *subject = visit->run->subject;
     struct caps_problem within;
-    struct case_spec spec;
     attn_instance *instance = NULL;
     host_error error;
-    if (!only_bounds(answer) || p->elsewhere || visit->refused % SIZE_EVERY != 0)
+    /* Of other kinds few problems are refused for their bounds alone. */
+    int64_t every = p->group.kind == ATTN_KIND_SOFTMAX ? SIZE_EVERY : 1;
+    if (!only_bounds(answer) || p->elsewhere || visit->refused % every != 0)
         return true;
     caps_problem_copy(&within, p);
-    grid_accepts(visit->grid, &visit->grid->base, &spec, NULL, 0);
-    caps_problem_init(&within, &spec, &subject->device->info);
-    attn_bounds bounds = within.bounds;
-    caps_problem_copy(&within, p);
-    within.bounds = bounds;
+    within.bounds = visit->plain.bounds;
     if (!caps_accepts(subject, &within) ||
         try_create(subject, &within, &instance, &error) != ATTN_OK)
         return true;
@@ -244,22 +241,15 @@ static bool look_bounds(struct caps_visit *visit, const struct caps_problem *p,
 
 static void run_refused(struct check_run *run)
 {
-    caps_visit_problems(run, look_create);
+    caps_visit_problems(run, caps_look_create);
 }
 
 static void run_refused_bounds(struct check_run *run)
 {
-    caps_visit_problems(run, look_bounds);
+    caps_visit_problems(run, caps_look_bounds);
 }
 
 /* ---- CAPS-05: what is unknown ---------------------------------------------------------------- */
-
-/* A value that no backend of today knows, and the field that has to be named. */
-struct unknown {
-    const char *what;
-    uint32_t field;
-    void (*set)(struct caps_problem *p);
-};
 
 static void set_kind(struct caps_problem *p)
 {
@@ -332,7 +322,7 @@ static void set_feature(struct caps_problem *p)
     p->problem.features = p->features;
 }
 
-static const struct unknown unknowns[] = {
+static const struct caps_unknown unknowns[] = {
     {"kind 1000", ATTN_FIELD_KIND, set_kind},
     {"attn_type 1000", ATTN_FIELD_ATTN_TYPE, set_type},
     {"bit 31 of the group's flags", 0, set_group_flag},
@@ -366,12 +356,24 @@ static bool names_field(const struct caps_answer *answer, uint32_t field)
     return false;
 }
 
+void caps_must_refuse(struct check_run *run, struct caps_problem *p,
+                      const struct caps_unknown *unknown)
+{
+    struct caps_answer answer;
+    unknown->set(p);
+    caps_ask(run->subject, &p->problem, &answer);
+    CHECK_THAT(run, answer.status == ATTN_OK, "query with %s gives %s %s: accepted is a no",
+               unknown->what, host_status_name(answer.status), host_error_text(&answer.error));
+    CHECK_THAT(run, !answer.verdict.supported, "query accepts %s", unknown->what);
+    CHECK_THAT(run, !unknown->field || names_field(&answer, unknown->field),
+               "query refuses %s, but gives no reason with that field", unknown->what);
+}
+
 /* A plain problem, with one thing in it that must be refused. */
-static void must_refuse(struct check_run *run, const struct unknown *unknown)
+static void must_refuse(struct check_run *run, const struct caps_unknown *unknown)
 {
     struct grid *grid = grid_of(run->subject);
     struct caps_problem p;
-    struct caps_answer answer;
     struct case_spec spec;
     CHECK_THAT(run, grid, "no memory for the grid");
     bool found = grid_accepts(grid, &grid->base, &spec, NULL, 0);
@@ -381,13 +383,7 @@ static void must_refuse(struct check_run *run, const struct unknown *unknown)
     if (!found)
         return;
     caps_problem_init(&p, &spec, &run->subject->device->info);
-    unknown->set(&p);
-    caps_ask(run->subject, &p.problem, &answer);
-    CHECK_THAT(run, answer.status == ATTN_OK, "query with %s gives %s %s: accepted is a no",
-               unknown->what, host_status_name(answer.status), host_error_text(&answer.error));
-    CHECK_THAT(run, !answer.verdict.supported, "query accepts %s", unknown->what);
-    CHECK_THAT(run, !unknown->field || names_field(&answer, unknown->field),
-               "query refuses %s, but gives no reason with that field", unknown->what);
+    caps_must_refuse(run, &p, unknown);
 }
 
 static void run_unknown(struct check_run *run)
@@ -410,7 +406,7 @@ static void set_cuda_managed(struct caps_problem *p)
     p->device.type = ATTN_DEVICE_CUDA_MANAGED;
 }
 
-static const struct unknown memories[] = {
+static const struct caps_unknown memories[] = {
     {"device.type cuda_host", ATTN_FIELD_DEVICE_TYPE, set_cuda_host},
     {"device.type rocm_host", ATTN_FIELD_DEVICE_TYPE, set_rocm_host},
     {"device.type cuda_managed", ATTN_FIELD_DEVICE_TYPE, set_cuda_managed},

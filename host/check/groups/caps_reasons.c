@@ -162,8 +162,8 @@ static void list_reasons(const struct caps_answer *answer, char *text, size_t si
     }
 }
 
-static bool look_reasons(struct caps_visit *visit, const struct caps_problem *p,
-                         const struct caps_answer *answer)
+bool caps_look_reasons(struct caps_visit *visit, const struct caps_problem *p,
+                       const struct caps_answer *answer)
 {
     const struct check_subject *subject = visit->run->subject;
     struct remedy remedies[CAPS_MAX_REASONS] = {0};
@@ -210,8 +210,8 @@ static int32_t times_named(const struct caps_answer *answer, uint32_t field)
 }
 
 /* What is listed as accepted of a field is not refused for that field again. */
-static bool look_listed(struct caps_visit *visit, const struct caps_problem *p,
-                        const struct caps_answer *answer)
+bool caps_look_listed(struct caps_visit *visit, const struct caps_problem *p,
+                      const struct caps_answer *answer)
 {
     const struct check_subject *subject = visit->run->subject;
     struct remedy remedies[CAPS_MAX_REASONS] = {0};
@@ -238,12 +238,12 @@ static bool look_listed(struct caps_visit *visit, const struct caps_problem *p,
 
 void caps_run_listed(struct check_run *run)
 {
-    caps_visit_problems(run, look_listed);
+    caps_visit_problems(run, caps_look_listed);
 }
 
 void caps_run_reasons(struct check_run *run)
 {
-    caps_visit_problems(run, look_reasons);
+    caps_visit_problems(run, caps_look_reasons);
 }
 
 /* ---- CAPS-06: the language of reasons -------------------------------------------------------- */
@@ -256,8 +256,8 @@ static bool is_dtype_name(const char *word)
            (dtype_parse(word, &dtype) == 0 && strcmp(dtype_name(dtype), word) == 0);
 }
 
-static bool look_language(struct caps_visit *visit, const struct caps_problem *p,
-                          const struct caps_answer *answer)
+bool caps_look_language(struct caps_visit *visit, const struct caps_problem *p,
+                        const struct caps_answer *answer)
 {
     for (uint32_t r = 0; r < caps_num_reasons(answer); r++) {
         const attn_reason *reason = &answer->reasons[r];
@@ -291,7 +291,7 @@ static bool look_language(struct caps_visit *visit, const struct caps_problem *p
 
 void caps_run_language(struct check_run *run)
 {
-    caps_visit_problems(run, look_language);
+    caps_visit_problems(run, caps_look_language);
 }
 
 /* ---- CAPS-07: as many reasons as there is room ----------------------------------------------- */
@@ -373,8 +373,8 @@ static bool check_short(struct caps_visit *visit, const struct caps_problem *p,
     return false;
 }
 
-static bool look_capacity(struct caps_visit *visit, const struct caps_problem *p,
-                          const struct caps_answer *answer)
+bool caps_look_capacity(struct caps_visit *visit, const struct caps_problem *p,
+                        const struct caps_answer *answer)
 {
     if (answer->status != ATTN_OK || answer->verdict.num_reasons > CAPS_MAX_REASONS)
         return true;
@@ -387,5 +387,5 @@ static bool look_capacity(struct caps_visit *visit, const struct caps_problem *p
 
 void caps_run_capacity(struct check_run *run)
 {
-    caps_visit_problems(run, look_capacity);
+    caps_visit_problems(run, caps_look_capacity);
 }

@@ -70,8 +70,9 @@ static struct tally run_check(const struct check *check, int32_t step)
 
 static const struct check *find_check(const char *rule, const char *name)
 {
-    const struct check *const tables[] = {check_num, check_invar, check_mla, check_caps};
-    for (int t = 0; t < 4; t++)
+    const struct check *const tables[] = {check_num, check_invar, check_mla, check_caps,
+                                          check_caps_kinds};
+    for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++)
         for (const struct check *check = tables[t]; check->rule; check++)
             if (strcmp(check->rule, rule) == 0 && strcmp(check->name, name) == 0)
                 return check;
@@ -95,6 +96,7 @@ static void assert_all_pass(void)
     assert_no_failure(check_invar, 5);
     assert_no_failure(check_mla, 5);
     assert_no_failure(check_caps, 5);
+    assert_no_failure(check_caps_kinds, 1);
     assert_no_failure(check_strides, 5);
     assert_no_failure(check_codes, 5);
     assert_no_failure(check_any_order, 5);
@@ -236,6 +238,12 @@ static const struct {
     {REASONS_OVERRUN, "CAPS-07", "capacity", 100},
     {REASONS_CUT, "CAPS-07", "capacity", 100},
     {NEW_TOKENS_BY_SIZE, "CAPS-08", "new_tokens", 100},
+    {ANSWERS_CHANGE, "CAPS-01", "mla_same_answer", 100},
+    {REASON_MISSING, "CAPS-04", "mla_reasons", 100},
+    {REASON_TOO_MANY, "CAPS-04", "mla_reasons", 100},
+    {METADATA_TOO_EASY, "CAPS-03", "mla_refused_bounds", 100},
+    {LIST_IN_PROSE, "CAPS-06", "mla_language", 100},
+    {REASONS_CUT, "CAPS-07", "mla_capacity", 100},
 };
 
 enum { WRONGS = sizeof wrongs / sizeof wrongs[0] };

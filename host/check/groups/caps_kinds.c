@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * caps_kinds.c: is what query answers about latent and linear layers true, and all of it? What
+ * caps.c and caps_reasons.c ask about softmax layers, of problems whose own numbers are set to
+ * anything: ranks, parts of a head, forms, families, flags, widths, states.
+ */
+#include "host/check/cases/caps_visit.h"
+
+#include "host/check/cases/numerics.h"
+
+#include <stdio.h>
+
+/* ---- CAPS-02: what is accepted is created ---------------------------------------------------- */
+
+static bool lacks_means(attn_status status)
+{
+    return status == ATTN_OUT_OF_HOST_MEMORY || status == ATTN_OUT_OF_DEVICE_MEMORY ||
+           status == ATTN_DEPENDENCY_MISSING;
+}
+
+static bool are_known(const attn_bounds *bounds)
+{
+    return bounds->max_seqs > 0 && bounds->max_tokens > 0 && bounds->max_q_len > 0 &&
+           bounds->max_kv_len > 0 && bounds->max_kv_tokens > 0;
+}
+
+/* Created, and given the size of its metadata: what computes it are other checks. */
+static bool look_created(struct caps_visit *visit, const struct caps_problem *p,
+                         const struct caps_answer *answer)
+{
+    const struct check_subject *subject = visit->run->subject;
+    attn_memory_size size = {.struct_size = sizeof size};
+    attn_instance *instance = NULL;
+    char what[400];
+    host_error error;
+    if (answer->status != ATTN_OK || !answer->verdict.supported || p->elsewhere)
+        return true;
+    host_error_init(&error);
+    attn_status status = subject->type->create(subject->type, &p->problem, 1, subject->options,
+                                               subject->services, &instance, &error.base);
+    const bool made = status == ATTN_OK;
+    if (made && are_known(&p->bounds) && !subject->type->ops->prepare)
+        status = subject->type->ops->metadata_size(instance, ATTN_METADATA_EAGER, &p->bounds, &size,
+                                                   &error.base);
+    if (made)
+        subject->type->ops->destroy(instance);
+    if (status == ATTN_OK || lacks_means(status))
+        return true;
+    snprintf(what, sizeof what, "query accepts, %s gives %s %.300s",
+             made ? "metadata_size" : "create", host_status_name(status), host_error_text(&error));
+    caps_tell(visit, p, what);
+    return false;
+}
+
+static int32_t count_mla(const struct check_subject *subject)
+{
+    return caps_count_kind_cases(subject, ATTN_KIND_MLA);
+}
+
+static int32_t count_linear(const struct check_subject *subject)
+{
+    return caps_count_kind_cases(subject, ATTN_KIND_LINEAR);
+}
+
+/* ---- Random problems ------------------------------------------------------------------------- */
+
+#define BOTH_KINDS(name, look)                                                                     \
+    static void run_mla_##name(struct check_run *run)                                              \
+    {                                                                                              \
+        caps_visit_kind(run, ATTN_KIND_MLA, look);                                                 \
+    }                                                                                              \
+    static void run_linear_##name(struct check_run *run)                                           \
+    {                                                                                              \
+        caps_visit_kind(run, ATTN_KIND_LINEAR, look);                                              \
+    }
+
+BOTH_KINDS(same_answer, caps_look_same)
+BOTH_KINDS(created, look_created)
+BOTH_KINDS(refused, caps_look_create)
+BOTH_KINDS(refused_bounds, caps_look_bounds)
+BOTH_KINDS(reasons, caps_look_reasons)
+BOTH_KINDS(listed, caps_look_listed)
+BOTH_KINDS(language, caps_look_language)
+BOTH_KINDS(capacity, caps_look_capacity)
+
+/* ---- CAPS-05: what is unknown ---------------------------------------------------------------- */
+
+static void set_form(struct caps_problem *p)
+{
+    p->problem.mla_expanded |= 1u << 31;
+}
+static void set_next_form(struct caps_problem *p)
+{
+    p->problem.mla_expanded |= 1u << ATTN_MODE_COUNT;
+}
+static void set_latent_layout(struct caps_problem *p)
+{
+    p->problem.kv_layout = "mla.latent/1000";
+}
+static void set_latent_type(struct caps_problem *p)
+{
+    p->group.attn_type = 1000;
+}
+static void set_latent_dtype(struct caps_problem *p)
+{
+    p->problem.kv_dtype = ATTN_DTYPE(99, 8);
+}
+static void set_latent_granularity(struct caps_problem *p)
+{
+    p->group.kv_scale_granularity = 1000;
+}
+
+static const struct caps_unknown latent_unknowns[] = {
+    {"bit 31 of mla_expanded", ATTN_FIELD_MLA_EXPANDED, set_form},
+    {"the bit of mla_expanded after the last mode", ATTN_FIELD_MLA_EXPANDED, set_next_form},
+    {"kv_layout mla.latent/1000", ATTN_FIELD_KV_LAYOUT, set_latent_layout},
+    {"attn_type 1000 of latent layers", ATTN_FIELD_ATTN_TYPE, set_latent_type},
+    {"kv_dtype of code 99 of latent layers", ATTN_FIELD_KV_DTYPE, set_latent_dtype},
+    {"kv_scale_granularity 1000 of latent layers", ATTN_FIELD_SCALE_GRANULARITY,
+     set_latent_granularity},
+};
+
+static void set_family(struct caps_problem *p)
+{
+    p->linear.family = 1000;
+}
+static void set_next_family(struct caps_problem *p)
+{
+    p->linear.family = ATTN_LINEAR_COUNT;
+}
+static void set_linear_flag(struct caps_problem *p)
+{
+    p->linear.flags |= 1u << 31;
+}
+static void set_next_flag(struct caps_problem *p)
+{
+    p->linear.flags |= ATTN_LINEAR_FLAG_ALL + 1u;
+}
+static void set_state_dtype(struct caps_problem *p)
+{
+    p->linear.state_dtype = ATTN_DTYPE(99, 16);
+}
+static void set_conv_dtype(struct caps_problem *p)
+{
+    p->linear.conv_dtype = ATTN_DTYPE(99, 16);
+}
+static void set_state_layout(struct caps_problem *p)
+{
+    p->problem.state_layout = ATTN_LAYOUT_STATE_SSM_KV "000";
+}
+static void set_linear_type(struct caps_problem *p)
+{
+    p->group.attn_type = 1000;
+}
+
+static const struct caps_unknown linear_unknowns[] = {
+    {"linear.family 1000", ATTN_FIELD_LINEAR_FAMILY, set_family},
+    {"the linear.family after the last one", ATTN_FIELD_LINEAR_FAMILY, set_next_family},
+    {"bit 31 of linear.flags", ATTN_FIELD_LINEAR_FLAGS, set_linear_flag},
+    {"the bit of linear.flags after the last one", ATTN_FIELD_LINEAR_FLAGS, set_next_flag},
+    {"linear.state_dtype of code 99", ATTN_FIELD_STATE_DTYPE, set_state_dtype},
+    {"linear.conv_dtype of code 99", ATTN_FIELD_CONV_DTYPE, set_conv_dtype},
+    {"state_layout state.ssm.kv/1000", ATTN_FIELD_STATE_LAYOUT, set_state_layout},
+    {"attn_type 1000 of linear layers", ATTN_FIELD_ATTN_TYPE, set_linear_type},
+};
+
+enum {
+    LATENT_UNKNOWNS = sizeof latent_unknowns / sizeof latent_unknowns[0],
+    LINEAR_UNKNOWNS = sizeof linear_unknowns / sizeof linear_unknowns[0]
+};
+
+/* One of a kind that is not served says so. */
+static int32_t count_mla_unknown(const struct check_subject *subject)
+{
+    return count_mla(subject) > 1 ? LATENT_UNKNOWNS : 1;
+}
+
+static int32_t count_linear_unknown(const struct check_subject *subject)
+{
+    return count_linear(subject) > 1 ? LINEAR_UNKNOWNS : 1;
+}
+
+/* Layers with a state and inputs that are kept: of others some of it means nothing. */
+static void give_state(struct caps_problem *p)
+{
+    if (p->linear.family == ATTN_LINEAR_SHORT_CONV)
+        caps_set_number(p, ATTN_FIELD_LINEAR_FAMILY, ATTN_LINEAR_GDN);
+    p->linear.conv_width = 4;
+}
+
+static void refuse_of_kind(struct check_run *run, uint32_t kind, const struct caps_unknown *unknown)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct caps_problem p;
+    char refusal[CAPS_TEXT] = "query accepts no linear layers with a state and a convolution of 4";
+    CHECK_THAT(run, grid, "no memory for the grid");
+    bool found = caps_find_plain(run->subject, grid, kind, &p, refusal);
+    if (found && kind == ATTN_KIND_LINEAR) {
+        give_state(&p);
+        found = caps_accepts(run->subject, &p);
+    }
+    grid_release(run->subject, grid);
+    if (found)
+        caps_must_refuse(run, &p, unknown);
+    else
+        check_skip(run, "%s", refusal);
+}
+
+static void run_mla_unknown(struct check_run *run)
+{
+    refuse_of_kind(run, ATTN_KIND_MLA, &latent_unknowns[run->index]);
+}
+
+static void run_linear_unknown(struct check_run *run)
+{
+    refuse_of_kind(run, ATTN_KIND_LINEAR, &linear_unknowns[run->index]);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+#define ROWS(rule, name, sentence)                                                                 \
+    {rule, "mla_" #name, sentence " (latent layers)", 0, count_mla, run_mla_##name},               \
+    {                                                                                              \
+        rule, "linear_" #name, sentence " (linear layers)", 0, count_linear, run_linear_##name     \
+    }
+
+const struct check check_caps_kinds[] = {
+    ROWS("CAPS-01", same_answer, "query gives the same answer to the same question"),
+    ROWS("CAPS-02", created, "what query accepts is created, and has a size of metadata"),
+    ROWS("CAPS-03", refused, "what query refuses, create refuses with UNSUPPORTED"),
+    ROWS("CAPS-03", refused_bounds, "bounds that query refuses, metadata_size and _create refuse"),
+    ROWS("CAPS-04", reasons, "a no gives all its reasons, and no more"),
+    ROWS("CAPS-04", listed, "what a reason accepts is not refused for the same field again"),
+    {"CAPS-05", "mla_unknown", "an unknown bit, id or enumerator of latent layers means no", 0,
+     count_mla_unknown, run_mla_unknown},
+    {"CAPS-05", "linear_unknown", "an unknown bit, id or enumerator of linear layers means no", 0,
+     count_linear_unknown, run_linear_unknown},
+    ROWS("CAPS-06", language, "`accepted` is a list of numbers, ranges and words"),
+    ROWS("CAPS-07", capacity, "all reasons are counted, those that have room are written"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};
