@@ -30,9 +30,12 @@ static const struct {
              {INPUTS_Q_E4M3, ATTN_SCALE_PER_HEAD},   {INPUTS_Q_E4M3, ATTN_SCALE_PER_SEQ_HEAD}};
 
 /* Prefixes and new tokens: a tile of 128 queries and one more, two tiles and one more; with keys
- * before them and without. */
-static const int32_t lengths[][2][2] = {
-    {{0, 129}, {37, 130}}, {{0, 257}, {5, 3}}, {{129, 140}, {0, 30}}, {{70, 259}, {0, 1}}};
+ * before them and without; and so many keys that sums of values are added up in parts. */
+static const int32_t lengths[][2][2] = {{{0, 129}, {37, 130}},
+                                        {{0, 257}, {5, 3}},
+                                        {{129, 140}, {0, 30}},
+                                        {{70, 259}, {0, 1}},
+                                        {{1300, 150}, {0, 40}}};
 
 static const int32_t windows[][2] = {{-1, 0}, {-1, -1}, {100, 0}, {40, 20}};
 static const int32_t pages[] = {16, 64};
