@@ -442,7 +442,7 @@ def trace(path, kv_heads):
     torch.cuda.synchronize()
     where, size = ctypes.c_uint64(), ctypes.c_size_t()
     call("cuModuleGetGlobal_v2", ctypes.byref(where), ctypes.byref(size), kernel.module, b"fa3_trace")
-    marks = (ctypes.c_uint32 * (3 * rounds * places))()
+    marks = (ctypes.c_uint32 * (4 * rounds * places))()
     call("cuMemcpyDtoH_v2", marks, where, ctypes.c_size_t(4 * len(marks)))
     at = lambda group, turn, place: marks[(group * rounds + turn) * places + place]
     middle = lambda x: sorted(x)[len(x) // 2]

@@ -9,10 +9,14 @@
  */
 #include "plugins/fa3_like/fa3_like.h"
 
-/* Cycles, fitted to both kernels' times on an H200 (docs/kernels/fa3_like.md): a forward tile
- * begins and ends. What planned tiles take: fi_prefill_cycles(). */
+/* Cycles, fitted to both kernels' times on an H200 (docs/kernels/fa3_like.md). What planned tiles
+ * take: fi_prefill_cycles(). */
 enum {
-    TILE_BEGINS = 9000,
+    TILE_BEGINS = 5000,   /* and ends */
+    KEY_TWENTIETHS = 19,  /* of fi_key_cycles for as many rows */
+    READ_TWENTIETHS = 11, /* of these, which a tile takes for its keys with few rows, too */
+    FEW_WAVES = 4,        /* of tiles: a multiprocessor has one more than another */
+    CODES_BEGIN = 9000,
     CODE_EIGHTHS = 6,   /* keys of e4m3, for those of 16 bits that are done in eight */
     TURN_BEGINS = 7000, /* turning values, and bytes of them that are read and written in a cycle */
     TURN_BYTES = 2000
@@ -39,19 +43,44 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Of fewer tiles than multiprocessors some of these have none. */
+/* Tiles of so many cycles, one after the other on each multiprocessor. */
+static int64_t waves_cycles(int64_t tiles, int64_t each, int64_t sms)
+{
+    if (tiles <= FEW_WAVES * sms)
+        return (tiles + sms - 1) / sms * each;
+    return tiles * each / sms;
+}
+
+/* Warpgroups without rows multiply nothing, but a tile reads its keys whatever its rows are. */
 static int64_t tiles_cycles(const cuda_group *group, const fa3_tile *tile,
                             const cuda_extent *extent, int64_t keys, int64_t sms)
 {
-    int64_t tiles = fi_count_tiles(extent, 1, tile->queries) * group->kv_heads * group->ratio;
-    int64_t key_cycles = fi_key_cycles(keys, group->dim + group->v_dim), turning = 0;
-    if (tile == &fa3_codes_tile) {
-        int64_t bytes = 2 * extent->seqs * keys * group->kv_heads * group->v_dim;
-        key_cycles = key_cycles * CODE_EIGHTHS / 8;
-        turning = TURN_BEGINS + bytes / TURN_BYTES;
-    }
-    int64_t each = TILE_BEGINS + key_cycles * tile->queries / FI_PREFILL_ROWS;
-    return larger(tiles, sms) * each / sms + turning;
+    int64_t tiles = fi_count_tiles(extent, 1, tile->queries);
+    int64_t warpgroups = fi_count_tiles(extent, 1, GROUP_QUERIES);
+    int64_t whole = fi_key_cycles(keys, group->dim + group->v_dim) * KEY_TWENTIETHS / 20 *
+                    tile->queries / FI_PREFILL_ROWS;
+    int64_t read = whole * READ_TWENTIETHS / 20;
+    int64_t multiply =
+        (whole - read) * warpgroups / larger(tiles, 1) * GROUP_QUERIES / tile->queries;
+    return waves_cycles(tiles * group->kv_heads * group->ratio, TILE_BEGINS + read + multiply, sms);
+}
+
+static int64_t codes_cycles(const cuda_group *group, const cuda_extent *extent, int64_t keys,
+                            int64_t sms)
+{
+    int64_t tiles =
+        fi_count_tiles(extent, 1, fa3_codes_tile.queries) * group->kv_heads * group->ratio;
+    int64_t bytes = 2 * extent->seqs * keys * group->kv_heads * group->v_dim;
+    int64_t each = CODES_BEGIN + fi_key_cycles(keys, group->dim + group->v_dim) * CODE_EIGHTHS / 8 *
+                                     fa3_codes_tile.queries / FI_PREFILL_ROWS;
+    return larger(tiles, sms) * each / sms + TURN_BEGINS + bytes / TURN_BYTES;
+}
+
+static int64_t forward_cycles(const cuda_group *group, const fa3_tile *tile,
+                              const cuda_extent *extent, int64_t keys, int64_t sms)
+{
+    return tile == &fa3_codes_tile ? codes_cycles(group, extent, keys, sms)
+                                   : tiles_cycles(group, tile, extent, keys, sms);
 }
 
 /* Can the forward kernels serve the batch? */
@@ -93,7 +122,7 @@ int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *par
     extent.seqs -= decodes.num_seqs;
     extent.tokens -= (int64_t)decodes.num_seqs * decodes.q_len;
     int is_faster = !fi_is_short(&group->base, &extent, keys, sms) &&
-                    tiles_cycles(&group->base, own->groups[index].tile, &extent, keys, sms) <=
+                    forward_cycles(&group->base, own->groups[index].tile, &extent, keys, sms) <=
                         fi_prefill_cycles(&group->base, &extent, keys, sms);
     if (!is_faster && own->option != TILES_ALWAYS)
         return 0;

@@ -83,6 +83,19 @@ static PTX bool barrier_try_wait(unsigned barrier, unsigned parity)
     return over != 0;
 }
 
+/* "mbarrier.test_wait": the same at once. */
+static PTX bool barrier_test(unsigned barrier, unsigned parity)
+{
+    unsigned over;
+    asm volatile("{\n.reg .pred p;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(over)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return over != 0;
+}
+
 static PTX void barrier_wait(unsigned barrier, unsigned parity)
 {
     while (!barrier_try_wait(barrier, parity))

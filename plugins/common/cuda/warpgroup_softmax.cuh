@@ -99,6 +99,19 @@ DEVICE void softmax_join(const float (&e)[count], float (&sum)[2], unsigned (&p)
     sum[1] = part[1][0] + part[1][1];
 }
 
+/* A tile's probabilities and their sums, which are added to `sum`; a few scores at a time, so that
+ * few registers are alive. */
+template <bool half, int from = 0, int all, int count>
+DEVICE void softmax_tile(const struct softmax &x, const float (&s)[count], float scale,
+                         float (&sum)[2], unsigned (&p)[all])
+{
+    float e[8];
+    softmax_exp<from>(x, s, scale, e);
+    softmax_join<half, from>(e, sum, p);
+    if constexpr (from + 8 < count)
+        softmax_tile<half, from + 8>(x, s, scale, sum, p);
+}
+
 /* Whether some row of the warp had a large probability, or no reference (its sum is inf or NaN). */
 DEVICE bool softmax_grown(const float (&sum)[2])
 {

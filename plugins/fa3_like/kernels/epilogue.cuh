@@ -5,8 +5,8 @@
  *   registers -> 16 bits -> its rows of shared memory -> one bulk store for each 64 columns,
  *                                                        or row by row where the tile is not full
  *
- * The store reads shared memory while the next tile is under way; it is waited for before the next
- * one writes there.
+ * The store reads shared memory while the next tile is under way; who wants to write there waits
+ * for it. The LSE goes last: the fence before the bulk store would wait for it.
  */
 #ifndef FA3_LIKE_EPILOGUE_CUH
 #define FA3_LIKE_EPILOGUE_CUH
@@ -14,7 +14,12 @@
 #include "plugins/common/cuda/warpgroup_softmax.cuh"
 #include "plugins/fa3_like/kernels/pipeline.cuh"
 
-#define BARRIER_GROUP 5 /* named barriers 5, 6, 7: a warpgroup's own */
+#define BARRIER_GROUP 5 /* named barriers 5 to 8: a warpgroup's own */
+
+DEVICE void group_sync(int group)
+{
+    named_sync(BARRIER_GROUP + group, GROUP_THREADS);
+}
 
 /* The row's whole sum, a sink's share in it, and its logarithm; `factor` is what the output is
  * multiplied by, 0 for a row without keys. */
@@ -129,37 +134,35 @@ DEVICE void output_lse(const struct fa3_forward_params &p, const struct work &w,
         out[8 * p.lse_token] = lse[1];
 }
 
+/* A warpgroup's rows at `to`, where nothing reads any more. */
 template <typename T>
 DEVICE void epilogue(const struct fa3_forward_params &p, const struct work &w, int group,
                      const float (&o)[T::dim_v / 2], const float (&factor)[2],
-                     const float (&lse)[2], unsigned base)
+                     const float (&lse)[2], unsigned to)
 {
-    const unsigned to = base + T::o_at + group * T::panels_v * GROUP_ROWS * ROW_BYTES;
     const int first = w.tile * T::queries + group * GROUP_ROWS;
     const int rows = min(w.queries - first, GROUP_ROWS);
-    const bool leader = thread_here() % GROUP_THREADS == 0;
-    output_lse<T>(p, w, first, rows, lse);
     if (w.k_end == w.k_start) {
         output_clear<T>(p, w, first, rows);
+        output_lse<T>(p, w, first, rows, lse);
         return;
     }
-    if (leader)
-        store_wait_read();
-    named_sync(BARRIER_GROUP + group, GROUP_THREADS);
     if constexpr (T::codes)
         output_stage_turned<T>(o, factor, to);
     else
         output_stage<T>(o, factor, to);
     fence_async_shared();
-    named_sync(BARRIER_GROUP + group, GROUP_THREADS);
+    group_sync(group);
     if (rows < GROUP_ROWS) {
         output_rows<T>(p, w, first, rows, to);
-    } else if (leader) {
+        group_sync(group);
+    } else if (thread_here() % GROUP_THREADS == 0) {
         for (int panel = 0; panel < T::panels_v; panel++)
             tensor_store(&p.o, to + panel * GROUP_ROWS * ROW_BYTES, panel * PANEL,
                          w.q_start + first, w.head, p.q_starts ? 0 : w.sequence);
         store_commit();
     }
+    output_lse<T>(p, w, first, rows, lse);
 }
 
 #endif

@@ -2,13 +2,16 @@
  *
  * forward.cuh: attention, forward: O = softmax(scale * Q K^T) V and the logarithm of the sums.
  *
- *   producers 0, 2   K Q K K K K K ...              to shared memory, as stages come free
- *   producers 1, 3   V   V V V V V ...
- *   consumer 0       S . [S PV][S PV] ... PV out    64 query rows each. [S PV]: the next tile's
- *   consumer 1           S . [S PV][S PV] ... PV    scores, then this tile's products with values
- *                                                   among the exponentials of the next
+ *   tensor cores   0:S | 1:S | 2:S | 0:S PV | 1:S PV | 2:S PV | 0:S PV | ...
+ *   consumer 0           softmax ........     softmax ......... out
+ *   consumer 1                 softmax ..          softmax .......... out
+ *   consumer 2                       softmax ..         softmax ........... out
  *
- * Nothing orders the consumers: while one waits for scores, the others have exponentials to do.
+ * Two to four consumers, 64 query rows each. A consumer does one thing after the other: the next
+ * tile's scores and this tile's products with values, then the softmax of what came. They take
+ * turns at the tensor cores, and hand the turn over when all is issued, so the cores do not wait
+ * for any one of them; without turns they would drift into the same phase, as whoever shares a unit
+ * does. What one consumer cannot hide (latencies, the begin and the end of a tile) the others do.
  */
 #ifndef FA3_LIKE_FORWARD_CUH
 #define FA3_LIKE_FORWARD_CUH
@@ -20,7 +23,7 @@
 #ifdef FA3_TRACE
 #define TRACE_ROUNDS 48
 #define TRACE_PLACES 8
-extern "C" __device__ unsigned fa3_trace[3][TRACE_ROUNDS][TRACE_PLACES];
+extern "C" __device__ unsigned fa3_trace[4][TRACE_ROUNDS][TRACE_PLACES];
 #define MARK(place, round)                                                                         \
     asm volatile(                                                                                  \
         "{\n.reg .pred p;\n.reg .u32 t;\nsetp.ne.u32 p, %2, 0;\nmov.u32 t, %%clock;\n"             \
@@ -68,20 +71,20 @@ DEVICE void produce_work(const struct fa3_forward_params &p, struct control *con
 {
     work_ring works;
     ring<T::stages> stage;
-    unsigned q_phase = 1;
+    ring<T::slots> slot;
     struct work w = work_of<T>(p, blockIdx.x);
     work_publish(control, &works, w);
     while (w.queries > 0) {
         int next = 0;
         if (threadIdx.x % 32 == 0)
             next = atomicAdd((unsigned *)p.counter, 1) + gridDim.x;
-        load_tiles<T, T::panels>(p, p.k, w, base + T::k_at, shared_address(control->k_full),
-                                 shared_address(control->k_empty), &stage, [&] {
-                                     barrier_wait(shared_address(&control->q_empty), q_phase);
-                                     q_phase ^= 1;
-                                     load_queries<T>(p, w, base + T::q_at,
-                                                     shared_address(&control->q_full));
-                                 });
+        if (w.k_end > w.k_start) {
+            barrier_wait(shared_address(control->q_empty + slot.slot), slot.phase ^ 1);
+            load_queries<T>(p, w, base + T::q_at + slot.slot * T::q_bytes,
+                            shared_address(control->q_full + slot.slot));
+            slot.advance();
+        }
+        load_tiles<T, T::panels, 0>(p, p.k, w, base + T::k_at, control, &stage);
         w = work_of<T>(p, __shfl_sync(0xffffffff, next, 0));
         work_publish(control, &works, w);
     }
@@ -91,9 +94,9 @@ DEVICE void produce_work(const struct fa3_forward_params &p, struct control *con
 }
 
 /* The other warps: their share of the keys or of the values. */
-template <typename T, int panels>
+template <typename T, int panels, int behind>
 DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
-                    struct control *control, unsigned to, unsigned full, unsigned empty)
+                    struct control *control, unsigned to)
 {
     work_ring works;
     ring<T::stages> stage;
@@ -102,7 +105,7 @@ DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_
         work_done(control, &works);
         if (w.queries == 0)
             return;
-        load_tiles<T, panels>(p, map, w, to, full, empty, &stage, [] {});
+        load_tiles<T, panels, behind>(p, map, w, to, control, &stage);
     }
 }
 
@@ -111,54 +114,69 @@ DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_
 
 template <typename T> struct consumer {
     work_ring works;
-    ring<T::stages> k, v;
-    unsigned q_phase = 0;
+    ring<T::stages> stage;
+    ring<T::slots> slot;
+    int stored = -1; /* the slot from which an output is on its way */
 };
 
-/* Waits for the next tile of keys, if there is one, and of values. They stand between a tile's
- * exponentials and the wait for the second product: where no branch stands there, the assembler
- * moves that wait up, before the exponentials, and nothing overlaps any more. */
-template <typename T>
-DEVICE void keys_wait(struct control *control, const consumer<T> &c, bool more)
+template <typename T> DEVICE void stage_wait(struct control *control, const ring<T::stages> &stage)
 {
-    if (more)
-        barrier_wait(shared_address(&control->k_full[c.k.slot]), c.k.phase);
+    barrier_wait(shared_address(control->full + stage.slot), stage.phase);
 }
 
-template <typename T> DEVICE void values_wait(struct control *control, const consumer<T> &c)
+template <typename T> DEVICE bool stage_test(struct control *control, const ring<T::stages> &stage)
 {
-    barrier_wait(shared_address(&control->v_full[c.v.slot]), c.v.phase);
+    return barrier_test(shared_address(control->full + stage.slot), stage.phase);
 }
 
-/* Clears values [first, end) of the tile at hand, which no query of the tile sees: the
- * probabilities there are 0, but 0 times what lies there need not be. All consumers take part. */
+template <typename T> DEVICE void stage_done(struct control *control, ring<T::stages> *stage)
+{
+    release(shared_address(control->empty + stage->slot));
+    stage->advance();
+}
+
+/* Turns at the tensor cores. Of a piece of work each warpgroup takes as many: one a stage. */
+#define BARRIER_CLEAR 9
+#define BARRIER_TURN  1 /* named barriers 1 to 4: a warpgroup's turn has come */
+
+DEVICE void turn_take(int group)
+{
+    named_sync(BARRIER_TURN + group, 2 * GROUP_THREADS);
+}
+
+template <typename T> DEVICE void turn_give(int group)
+{
+    const int next = T::groups == 2 ? group ^ 1 : group + 1 == T::groups ? 0 : group + 1;
+    named_arrive(BARRIER_TURN + next, 2 * GROUP_THREADS);
+}
+
+/* Clears values [first, end) of a stage, which no query of the tile sees: the probabilities there
+ * are 0, but 0 times what lies there need not be. All consumers take part. */
 template <typename T>
-DEVICE void values_clear(struct control *control, const consumer<T> &c, unsigned base, int first,
-                         int end)
+DEVICE void values_clear(struct control *control, const ring<T::stages> &stage, unsigned base,
+                         int first, int end)
 {
     if (first >= end)
         return;
-    const unsigned v = base + T::v_at + c.v.slot * T::v_bytes;
+    const unsigned v = base + T::v_at + stage.slot * T::v_bytes;
     const int pieces = (end - first) * 8 * T::panels_v;
-    values_wait<T>(control, c);
+    stage_wait<T>(control, stage);
     for (int i = thread_here() - GROUP_THREADS; i < pieces; i += T::groups * GROUP_THREADS) {
         const int panel = i / 8 % T::panels_v, row = first + i / 8 / T::panels_v;
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
-                         v + (panel * T::keys + row) * ROW_BYTES + i % 8 * 16),
-                     "r"(0)
-                     : "memory");
+        shared_store(v + (panel * T::keys + row) * ROW_BYTES + i % 8 * 16, make_uint4(0, 0, 0, 0));
     }
     fence_async_shared();
-    named_sync(4, T::groups * GROUP_THREADS);
+    named_sync(BARRIER_CLEAR, T::groups * GROUP_THREADS);
 }
 
 /* A warpgroup's share of a tile of queries. */
 template <typename T> struct rows {
-    unsigned q;               /* its queries in shared memory */
+    unsigned q;               /* its queries in shared memory, its output after that */
     int clear_from, clear_to; /* tiles of keys that all of its rows see whole */
     int add;                  /* 0: o holds nothing yet */
     struct softmax x;
     float o[T::dim_v / 2];
+    float factor[2], lse[2]; /* at the end: what o is multiplied by */
 };
 
 /* The position of a warpgroup's first row. */
@@ -168,15 +186,21 @@ template <typename T> DEVICE int first_position(const struct work &w, int group)
 }
 
 template <typename T>
-DEVICE void rows_begin(const struct fa3_forward_params &p, const struct work &w, unsigned base,
-                       int group, rows<T> *r)
+DEVICE void rows_begin(const struct fa3_forward_params &p, const struct work &w, int group,
+                       rows<T> *r)
 {
-    r->q = base + T::q_at + group * T::panels * GROUP_ROWS * ROW_BYTES;
     const int first = first_position<T>(w, group), last = first + GROUP_ROWS - 1;
     r->clear_from = uniform((max(0, last - p.window_left) + T::keys - 1) / T::keys);
     r->clear_to = uniform(max(0, min(w.keys, first + p.window_right + 1)) / T::keys);
     r->add = 0;
     softmax_begin(&r->x);
+}
+
+template <typename T>
+DEVICE void rows_finish(const struct fa3_forward_params &p, const struct work &w, rows<T> *r)
+{
+    const float *sinks = (const float *)p.sinks;
+    softmax_finish(&r->x, sinks ? sinks + w.head : 0, r->factor, r->lse);
 }
 
 /* Cap and mask. */
@@ -195,91 +219,141 @@ DEVICE void scores_finish(const struct fa3_forward_params &p, const struct work 
     scores_mask(s, low, min(high, end), low + 8, min(high + 8, end));
 }
 
-/* From the probabilities of tile n in `now` to those of tile n - 1 in `next`:
- *
- *   tensor cores   S(n - 1) | O += P(n) V(n) ........... |
- *   this group              | probabilities of S(n - 1)  | O scaled, where it must be
- *
- * A warp that issues products waits where the tensor cores are busy, after two or three of them. So
- * the second product is not issued before the exponentials, but among them: the assembler spreads
- * its products evenly, some ten exponentials from one to the next, as long as no branch stands
- * between. */
+/* Lets `count` stages go as they come, and the turns that belong to them. */
 template <typename T>
-DEVICE void step(const struct fa3_forward_params &p, struct control *control, unsigned base,
-                 int group, const struct work &w, consumer<T> *c, rows<T> *r, int n, int k_start,
-                 const unsigned (&now)[T::keys / 4], unsigned (&next)[T::keys / 4])
+DEVICE void skip_stages(struct control *control, int group, consumer<T> *c, int count)
 {
-    float s[T::keys / 2], factor[2];
-    const unsigned k = base + T::k_at + c->k.slot * T::k_bytes;
-    const unsigned v = base + T::v_at + c->v.slot * T::v_bytes;
-    const unsigned v_empty = shared_address(&control->v_empty[c->v.slot]);
-
-    constexpr int half = T::keys / 4 / 4 * 4;
-    unsigned packed[T::keys / 4];
-    float early[half], late[T::keys / 2 - half], sum[2] = {0.0f, 0.0f};
-
-    MARK(0, k_start - n);
-    products_fence();
-    product_scores<T>(s, r->q, k);
-    products_commit();
-    MARK(1, k_start - n);
-    products_wait<0>();
-    products_arrived(s);
-    MARK(2, k_start - n);
-    release(shared_address(&control->k_empty[c->k.slot]));
-    c->k.advance();
-    c->v.advance();
-    scores_finish<T>(p, w, *r, group, n - 1, s);
-
-    products_fence();
-    product_values<T>(r->o, now, v, r->add);
-    products_commit();
-    softmax_exp<0>(r->x, s, p.score_log2, early);
-    softmax_exp<half>(r->x, s, p.score_log2, late);
-    softmax_join<T::half, 0>(early, sum, packed);
-    softmax_join<T::half, half>(late, sum, packed);
-    keys_wait<T>(control, *c, n - 1 > k_start);
-    values_wait<T>(control, *c);
-    const bool again = softmax_grown(sum);
-    if (__builtin_expect(again, 0))
-        softmax_again<T::half>(&r->x, s, p.score_log2, sum, factor, packed);
-    r->x.sum[0] += sum[0];
-    r->x.sum[1] += sum[1];
-    MARK(3, k_start - n);
-
-    products_wait<0>();
-    products_arrived(r->o);
-    MARK(4, k_start - n);
-    release(v_empty);
-    if (again) {
-#pragma unroll
-        for (int i = 0; i < T::dim_v / 2; i++)
-            r->o[i] *= factor[i / 2 % 2];
+#pragma unroll 1
+    for (; count > 0; count--) {
+        stage_wait<T>(control, c->stage);
+        stage_done<T>(control, &c->stage);
+        turn_take(group);
+        turn_give<T>(group);
     }
-    r->add = 1;
-#pragma unroll
-    for (int i = 0; i < T::keys / 4; i++)
-        asm volatile("mov.b32 %0, %1;" : "=r"(next[i]) : "r"(packed[i]));
 }
 
-/* Tiles of keys that none of this warpgroup's rows sees, at the end of a causal tile of queries:
- * they are let go as they come. Answers the first tile to do; at least one is left. */
+/* Skips tiles of keys that none of this warpgroup's rows sees, at the end of a causal tile of
+ * queries. Answers the first tile to do; at least one is left. */
 template <typename T>
 DEVICE int skip_hidden(const struct fa3_forward_params &p, struct control *control,
                        const struct work &w, int group, consumer<T> *c)
 {
     const int last = first_position<T>(w, group) + GROUP_ROWS - 1;
-    const int seen = max(w.k_start, min(w.keys - 1, last + p.window_right) / T::keys);
-    int n = uniform(w.k_end - 1);
-    for (; n > uniform(seen); n--) {
-        keys_wait<T>(control, *c, true);
-        release(shared_address(&control->k_empty[c->k.slot]));
-        c->k.advance();
-        values_wait<T>(control, *c);
-        release(shared_address(&control->v_empty[c->v.slot]));
-        c->v.advance();
+    const int seen = uniform(max(w.k_start, min(w.keys - 1, last + p.window_right) / T::keys));
+    skip_stages<T>(control, group, c, uniform(w.k_end - 1) - seen);
+    return seen;
+}
+
+/* The output of the work before is out of its slot: others' queries may come there. */
+template <typename T> DEVICE void slot_done(struct control *control, consumer<T> *c)
+{
+    if (c->stored >= 0 && thread_here() % GROUP_THREADS == 0) {
+        store_wait_read();
+        barrier_arrive(shared_address(control->q_empty + c->stored));
     }
-    return n;
+    c->stored = -1;
+}
+
+/* The probabilities of the first tile. */
+template <typename T>
+DEVICE void first_tile(const struct fa3_forward_params &p, struct control *control, unsigned base,
+                       int group, const struct work &w, int n, consumer<T> *c, rows<T> *r,
+                       unsigned (&probabilities)[T::keys / 4])
+{
+    float s[T::keys / 2], factor[2];
+    turn_take(group);
+    products_fence();
+    product_scores<T>(s, r->q, base + T::k_at + c->stage.slot * T::k_bytes);
+    products_commit();
+    turn_give<T>(group);
+    rows_begin<T>(p, w, group, r);
+    slot_done<T>(control, c);
+    products_wait<0>();
+    products_arrived(s);
+    stage_done<T>(control, &c->stage);
+    scores_finish<T>(p, w, *r, group, n, s);
+    softmax_again<T::half>(&r->x, s, p.score_log2, r->x.sum, factor, probabilities);
+}
+
+/* From the probabilities of tile n to those of tile n - 1. `ready`: the stage is known to be full,
+ * and then the next one. */
+template <typename T>
+DEVICE void next_tile(const struct fa3_forward_params &p, struct control *control, unsigned base,
+                      int group, const struct work &w, int n, int k_start, consumer<T> *c,
+                      rows<T> *r, unsigned (&probabilities)[T::keys / 4], bool *ready)
+{
+    float s[T::keys / 2], factor[2], sum[2] = {0.0f, 0.0f};
+    const unsigned k = base + T::k_at + c->stage.slot * T::k_bytes;
+    const unsigned v = base + T::v_at + c->stage.slot * T::v_bytes;
+    MARK(0, k_start - n);
+    if (!*ready)
+        stage_wait<T>(control, c->stage);
+    turn_take(group);
+    MARK(1, k_start - n);
+    products_fence();
+    product_scores<T>(s, r->q, k);
+    product_values<T>(r->o, probabilities, v, r->add);
+    products_commit();
+    MARK(2, k_start - n);
+    turn_give<T>(group);
+    products_wait<0>();
+    products_arrived(s);
+    products_arrived(r->o);
+    MARK(3, k_start - n);
+    r->add = 1;
+    stage_done<T>(control, &c->stage);
+    *ready = stage_test<T>(control, c->stage);
+    scores_finish<T>(p, w, *r, group, n - 1, s);
+    softmax_tile<T::half>(r->x, s, p.score_log2, sum, probabilities);
+    if (__builtin_expect(softmax_grown(sum), 0)) {
+        softmax_again<T::half>(&r->x, s, p.score_log2, sum, factor, probabilities);
+#pragma unroll
+        for (int i = 0; i < T::dim_v / 2; i++)
+            r->o[i] *= factor[i / 2 % 2];
+    }
+    r->x.sum[0] += sum[0];
+    r->x.sum[1] += sum[1];
+    MARK(4, k_start - n);
+}
+
+/* The products with the values of the last tile. Beside them all is done that does not need them.
+ */
+template <typename T>
+DEVICE void last_values(const struct fa3_forward_params &p, struct control *control, unsigned base,
+                        int group, const struct work &w, consumer<T> *c, rows<T> *r,
+                        const unsigned (&probabilities)[T::keys / 4], bool ready)
+{
+    if (!ready)
+        stage_wait<T>(control, c->stage);
+    turn_take(group);
+    products_fence();
+    product_values<T>(r->o, probabilities, base + T::v_at + c->stage.slot * T::v_bytes, r->add);
+    products_commit();
+    turn_give<T>(group);
+    rows_finish<T>(p, w, r);
+    group_sync(group); /* no warp reads queries any more: the output may go there */
+    products_wait<0>();
+    products_arrived(r->o);
+    stage_done<T>(control, &c->stage);
+}
+
+/* Clears what lies after the sequence's last key. */
+template <typename T>
+DEVICE void clear_after(struct control *control, const consumer<T> &c, unsigned base,
+                        const struct work &w)
+{
+    ring<T::stages> second = c.stage;
+    second.advance();
+    values_clear<T>(control, second, base, w.keys - (w.k_end - 1) * T::keys, T::keys);
+}
+
+/* Clears what lies before the window of the tile's first query. */
+template <typename T>
+DEVICE void clear_before(const struct fa3_forward_params &p, struct control *control,
+                         const consumer<T> &c, unsigned base, const struct work &w)
+{
+    values_clear<T>(control, c.stage, base, 0,
+                    first_position<T>(w, 0) - p.window_left - w.k_start * T::keys);
 }
 
 /* A tile of queries against its keys, of which there is at least one tile. */
@@ -287,53 +361,32 @@ template <typename T>
 DEVICE void attend(const struct fa3_forward_params &p, struct control *control, unsigned base,
                    int group, const struct work &w, consumer<T> *c, rows<T> *r)
 {
-    unsigned even[T::keys / 4], odd[T::keys / 4];
-    /* What lies after the sequence's last key. */
-    values_clear<T>(control, *c, base, w.keys - (w.k_end - 1) * T::keys, T::keys);
-    int n = skip_hidden<T>(p, control, w, group, c);
+    unsigned probabilities[T::keys / 4];
     const int k_start = uniform(w.k_start);
+    clear_after<T>(control, *c, base, w);
+    int n = skip_hidden<T>(p, control, w, group, c);
 
-    barrier_wait(shared_address(&control->q_full), c->q_phase);
-    c->q_phase ^= 1;
-    {
-        float s[T::keys / 2], factor[2], sum[2];
-        keys_wait<T>(control, *c, true);
-        products_fence();
-        product_scores<T>(s, r->q, base + T::k_at + c->k.slot * T::k_bytes);
-        products_commit();
-        products_wait<0>();
-        products_arrived(s);
-        release(shared_address(&control->k_empty[c->k.slot]));
-        c->k.advance();
-        scores_finish<T>(p, w, *r, group, n, s);
-        softmax_again<T::half>(&r->x, s, p.score_log2, sum, factor, even);
-        r->x.sum[0] = sum[0];
-        r->x.sum[1] = sum[1];
-    }
-    values_wait<T>(control, *c);
-    keys_wait<T>(control, *c, n > k_start);
-    if ((n - k_start) % 2) {
-        step<T>(p, control, base, group, w, c, r, n--, k_start, even, odd);
-#pragma unroll
-        for (int i = 0; i < T::keys / 4; i++)
-            even[i] = odd[i];
-    }
-    while (n > k_start) {
-        step<T>(p, control, base, group, w, c, r, n--, k_start, even, odd);
-        step<T>(p, control, base, group, w, c, r, n--, k_start, odd, even);
-    }
-    if constexpr (!T::o_over_q)
-        release(shared_address(&control->q_empty));
-    /* What lies before the window of the tile's first query. */
-    values_clear<T>(control, *c, base, 0,
-                    first_position<T>(w, 0) - p.window_left - k_start * T::keys);
-    products_fence();
-    product_values<T>(r->o, even, base + T::v_at + c->v.slot * T::v_bytes, r->add);
-    products_commit();
-    products_wait<0>();
-    products_arrived(r->o);
-    release(shared_address(&control->v_empty[c->v.slot]));
-    c->v.advance();
+    barrier_wait(shared_address(control->q_full + c->slot.slot), c->slot.phase);
+    stage_wait<T>(control, c->stage);
+    first_tile<T>(p, control, base, group, w, n, c, r, probabilities);
+    bool ready = stage_test<T>(control, c->stage);
+#pragma unroll 1
+    for (; n > k_start; n--)
+        next_tile<T>(p, control, base, group, w, n, k_start, c, r, probabilities, &ready);
+    clear_before<T>(p, control, *c, base, w);
+    last_values<T>(p, control, base, group, w, c, r, probabilities, ready);
+}
+
+/* A warpgroup after the last query of the sequence. */
+template <typename T>
+DEVICE void attend_nothing(const struct fa3_forward_params &p, struct control *control,
+                           unsigned base, int group, const struct work &w, consumer<T> *c)
+{
+    clear_after<T>(control, *c, base, w);
+    slot_done<T>(control, c);
+    skip_stages<T>(control, group, c, uniform(w.k_end - w.k_start));
+    clear_before<T>(p, control, *c, base, w);
+    skip_stages<T>(control, group, c, 1);
 }
 
 template <typename T>
@@ -341,27 +394,34 @@ DEVICE void consume(const struct fa3_forward_params &p, struct control *control,
                     int group)
 {
     consumer<T> c;
+    if (group == T::groups - 1)
+        turn_give<T>(group);
     for (;;) {
         const struct work &w = work_take(control, c.works);
         if (w.queries == 0)
             break;
+        const bool any = w.k_end > w.k_start;
+        const bool mine = w.tile * T::queries + group * GROUP_ROWS < w.queries;
         rows<T> r;
-        float factor[2], lse[2];
-        rows_begin<T>(p, w, base, group, &r);
-        if (w.k_end > w.k_start)
+        r.q =
+            base + T::q_at + c.slot.slot * T::q_bytes + group * T::panels * GROUP_ROWS * ROW_BYTES;
+        if (!any) {
+            softmax_begin(&r.x);
+            rows_finish<T>(p, w, &r);
+        } else if (mine) {
             attend<T>(p, control, base, group, w, &c, &r);
-        const float *sinks = (const float *)p.sinks;
-        softmax_finish(&r.x, sinks ? sinks + w.head : 0, factor, lse);
-        epilogue<T>(p, w, uniform(thread_here() / GROUP_THREADS - 1), r.o, factor, lse, base);
-        if constexpr (T::o_over_q) {
-            if (w.k_end > w.k_start) {
-                const int thread = thread_here();
-                if (thread % GROUP_THREADS == 0)
-                    store_wait_read();
-                named_sync(BARRIER_GROUP + uniform(thread / GROUP_THREADS - 1), GROUP_THREADS);
-                release(shared_address(&control->q_empty));
-            }
+        } else {
+            attend_nothing<T>(p, control, base, group, w, &c);
         }
+        if (mine)
+            epilogue<T>(p, w, uniform(thread_here() / GROUP_THREADS - 1), r.o, r.factor, r.lse,
+                        r.q);
+        if (any) {
+            c.stored = c.slot.slot;
+            c.slot.advance();
+        }
+        if constexpr (T::slots == 1)
+            slot_done<T>(control, &c);
         work_done(control, &c.works);
     }
     if (threadIdx.x % GROUP_THREADS == 0)
@@ -394,12 +454,9 @@ template <typename T> DEVICE void forward(const struct fa3_forward_params &p)
         if (warp == 0)
             produce_work<T>(p, control, base);
         else if (warp == 2)
-            produce<T, T::panels>(p, p.k, control, base + T::k_at, shared_address(control->k_full),
-                                  shared_address(control->k_empty));
+            produce<T, T::panels, 0>(p, p.k, control, base + T::k_at);
         else
-            produce<T, T::panels_v>(p, p.v, control, base + T::v_at,
-                                    shared_address(control->v_full),
-                                    shared_address(control->v_empty));
+            produce<T, T::panels_v, 1>(p, p.v, control, base + T::v_at);
     } else {
         registers_take<T::consumer_registers>();
         consume<T>(p, control, base, group - 1);

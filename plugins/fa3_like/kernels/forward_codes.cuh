@@ -35,7 +35,8 @@ template <bool half_> struct codes_shape {
     static constexpr int dim_v = 128;
     static constexpr int keys = TURN_KEYS;
     static constexpr int groups = 2;
-    static constexpr int stages = 4;
+    static constexpr int stages = 4; /* of keys, and of values */
+    static constexpr int slots = 1;
     static constexpr bool half = half_; /* of the output */
     static constexpr bool codes = true;
 
@@ -54,7 +55,7 @@ template <bool half_> struct codes_shape {
     static constexpr int v_at = k_at + stages * k_bytes;
     static constexpr int o_at = v_at + stages * v_bytes;
     static constexpr int control_at = o_at + o_bytes;
-    static constexpr int control_bytes = 512;
+    static constexpr int control_bytes = 256;
     static constexpr int shared_bytes = control_at + control_bytes;
 
     static constexpr int producer_registers = 24;
@@ -63,30 +64,34 @@ template <bool half_> struct codes_shape {
     static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
 };
 
-#define FA3_TILE(name, dim_, dim_v_, keys_, groups_, stages_, shared)                              \
-    static_assert(codes_shape<false>::shared_bytes == shared && codes_shape<false>::dim == dim_ && \
-                      codes_shape<false>::keys == keys_ &&                                         \
-                      codes_shape<false>::groups == groups_ &&                                     \
-                      codes_shape<false>::stages == stages_,                                       \
-                  #name ": the table's numbers");
+#define FA3_TILE(name, dim_, dim_v_, keys_, groups_, stages_, slots_, shared)                      \
+    static_assert(                                                                                 \
+        codes_shape<false>::shared_bytes == shared && codes_shape<false>::dim == dim_ &&           \
+            codes_shape<false>::keys == keys_ && codes_shape<false>::groups == groups_ &&          \
+            codes_shape<false>::stages == stages_ && codes_shape<false>::slots == slots_,          \
+        #name ": the table's numbers");
 FA3_CODES_SHAPES(FA3_TILE)
 #undef FA3_TILE
+
+/* Keys and values have rings of their own: stages [0, T::stages) of the block's barriers are keys,
+ * those after them values. */
+DEVICE unsigned key_barrier(unsigned long long *barriers, int slot)
+{
+    return shared_address(barriers + slot);
+}
+
+template <typename T> DEVICE unsigned value_barrier(unsigned long long *barriers, int slot)
+{
+    return shared_address(barriers + T::stages + slot);
+}
 
 template <typename T> DEVICE void codes_control_init(struct control *control)
 {
     const int warps = T::groups * 4;
-    barrier_init(shared_address(&control->q_full), 1);
-    barrier_init(shared_address(&control->q_empty), warps);
-    for (int i = 0; i < T::stages; i++) {
-        barrier_init(shared_address(&control->k_full[i]), 1);
-        barrier_init(shared_address(&control->k_empty[i]), warps);
-        barrier_init(shared_address(&control->v_full[i]), 1);
-        barrier_init(shared_address(&control->v_empty[i]), warps);
-    }
-    for (int i = 0; i < WORK_SLOTS; i++) {
-        barrier_init(shared_address(&control->work_full[i]), 1);
-        barrier_init(shared_address(&control->work_empty[i]), warps + 1);
-    }
+    static_assert(2 * T::stages <= MOST_STAGES, "barriers for all");
+    ring_init(control->q_full, control->q_empty, 1, 1, warps);
+    ring_init(control->full, control->empty, 2 * T::stages, 1, warps);
+    ring_init(control->work_full, control->work_empty, WORK_SLOTS, 1, warps + 1);
     fence_barrier_init();
 }
 
@@ -140,11 +145,11 @@ DEVICE void codes_produce_work(const struct fa3_codes_params &c, struct control 
         int next = 0;
         if (threadIdx.x % 32 == 0)
             next = atomicAdd((unsigned *)p.counter, 1) + gridDim.x;
-        load_codes<T>(p, p.k, w, base + T::k_at, shared_address(control->k_full),
-                      shared_address(control->k_empty), &stage, [&] {
-                          barrier_wait(shared_address(&control->q_empty), q_phase);
+        load_codes<T>(p, p.k, w, base + T::k_at, key_barrier(control->full, 0),
+                      key_barrier(control->empty, 0), &stage, [&] {
+                          barrier_wait(shared_address(control->q_empty), q_phase);
                           q_phase ^= 1;
-                          load_queries<T>(p, w, base + T::q_at, shared_address(&control->q_full));
+                          load_queries<T>(p, w, base + T::q_at, shared_address(control->q_full));
                       });
         w = work_of<T>(p, __shfl_sync(0xffffffff, next, 0));
         work_publish(control, &works, w);
@@ -190,8 +195,8 @@ DEVICE void codes_produce_values(const struct fa3_codes_params &c, struct contro
         work_done(control, &works);
         if (w.queries == 0)
             return;
-        load_turned<T>(c, w, base + T::v_at, shared_address(control->v_full),
-                       shared_address(control->v_empty), &stage);
+        load_turned<T>(c, w, base + T::v_at, value_barrier<T>(control->full, 0),
+                       value_barrier<T>(control->empty, 0), &stage);
     }
 }
 
@@ -255,6 +260,23 @@ DEVICE void codes_again(struct softmax *x, float (&s)[64], float scale, float (&
 /* ---- Consumers ---------------------------------------------------------------------------------
  */
 
+template <typename T> struct codes_consumer {
+    work_ring works;
+    ring<T::stages> k, v;
+    unsigned q_phase = 0;
+};
+
+/* Waits for the next tile of keys, of values. */
+template <typename T> DEVICE void keys_wait(struct control *control, const codes_consumer<T> &c)
+{
+    barrier_wait(key_barrier(control->full, c.k.slot), c.k.phase);
+}
+
+template <typename T> DEVICE void values_wait(struct control *control, const codes_consumer<T> &c)
+{
+    barrier_wait(value_barrier<T>(control->full, c.v.slot), c.v.phase);
+}
+
 /* A tile of queries and its scales. */
 template <typename T> struct codes_rows : rows<T> {
     float scale; /* of scores, in powers of 2 */
@@ -266,17 +288,6 @@ DEVICE float scale_of(const struct fa3_scale &s, int sequence, int head)
     if (!s.at)
         return 1.0f;
     return ((const float *)s.at)[(int64_t)sequence * s.sequence + (int64_t)head * s.head];
-}
-
-/* Whose turn it is. */
-DEVICE void turn_take(int group)
-{
-    named_sync(1 + group, 2 * GROUP_THREADS);
-}
-
-DEVICE void turn_give(int group)
-{
-    named_arrive(1 + (group ^ 1), 2 * GROUP_THREADS);
 }
 
 template <typename T> DEVICE void codes_scores(float (&s)[64], const codes_rows<T> &r, unsigned k)
@@ -360,7 +371,7 @@ DEVICE void codes_scores_warp(float (&s)[64], unsigned q, unsigned k)
 
 /* forward.cuh's values_clear, of turned values. */
 template <typename T>
-DEVICE void codes_values_clear(struct control *control, const consumer<T> &c, unsigned base,
+DEVICE void codes_values_clear(struct control *control, const codes_consumer<T> &c, unsigned base,
                                int first, int end)
 {
     if (first >= end)
@@ -373,7 +384,7 @@ DEVICE void codes_values_clear(struct control *control, const consumer<T> &c, un
         shared_store(at, turned_clear(shared_load(at), first - i % 8 * 16, end - i % 8 * 16));
     }
     fence_async_shared();
-    named_sync(4, T::groups * GROUP_THREADS);
+    named_sync(BARRIER_CLEAR, T::groups * GROUP_THREADS);
 }
 
 /* Of tile n - 1, in this warpgroup's turn. */
@@ -386,7 +397,7 @@ DEVICE void codes_exponentials(int group, const codes_rows<T> &r, float (&s)[64]
     for (int i = 0; i < 64; i++)
         s[i] = exp2_fast(fmaf(s[i], r.scale, r.x.shift[i / 2 % 2]));
     products_arrived(s);
-    turn_give(group);
+    turn_give<T>(group);
     codes_join(s, sum, codes);
 }
 
@@ -395,18 +406,18 @@ DEVICE void codes_exponentials(int group, const codes_rows<T> &r, float (&s)[64]
  * the other warpgroup's are and this one exponentiates. */
 template <typename T>
 DEVICE void codes_step(const struct fa3_forward_params &p, struct control *control, unsigned base,
-                       int group, const struct work &w, consumer<T> *c, codes_rows<T> *r, int n,
-                       int k_start, unsigned (&codes)[16])
+                       int group, const struct work &w, codes_consumer<T> *c, codes_rows<T> *r,
+                       int n, int k_start, unsigned (&codes)[16])
 {
     float s[64], part[64], factor[2], sum[2];
     const unsigned k = base + T::k_at + c->k.slot * T::k_bytes;
     const unsigned v = base + T::v_at + c->v.slot * T::v_bytes;
-    const unsigned k_empty = shared_address(&control->k_empty[c->k.slot]);
-    const unsigned v_empty = shared_address(&control->v_empty[c->v.slot]);
+    const unsigned k_empty = key_barrier(control->empty, c->k.slot);
+    const unsigned v_empty = value_barrier<T>(control->empty, c->v.slot);
 
     MARK(0, k_start - n);
     values_wait<T>(control, *c);
-    keys_wait<T>(control, *c, true);
+    keys_wait<T>(control, *c);
     MARK(1, k_start - n);
     products_fence();
     codes_values<T>(part, codes, v, 0);
@@ -447,23 +458,23 @@ DEVICE void codes_step(const struct fa3_forward_params &p, struct control *contr
 /* A tile of queries against its keys, of which there is at least one tile. */
 template <typename T>
 DEVICE void codes_attend(const struct fa3_forward_params &p, struct control *control, unsigned base,
-                         int group, const struct work &w, consumer<T> *c, codes_rows<T> *r)
+                         int group, const struct work &w, codes_consumer<T> *c, codes_rows<T> *r)
 {
     unsigned codes[16];
     int n = uniform(w.k_end - 1);
     const int k_start = uniform(w.k_start);
 
-    barrier_wait(shared_address(&control->q_full), c->q_phase);
+    barrier_wait(shared_address(control->q_full), c->q_phase);
     c->q_phase ^= 1;
     {
         float s[64], factor[2], sum[2];
-        keys_wait<T>(control, *c, true);
+        keys_wait<T>(control, *c);
         products_fence();
         codes_scores<T>(s, *r, base + T::k_at + c->k.slot * T::k_bytes);
         products_commit();
         products_wait<0>();
         products_arrived(s);
-        release(shared_address(&control->k_empty[c->k.slot]));
+        release(key_barrier(control->empty, c->k.slot));
         c->k.advance();
         codes_scores_finish<T>(p, w, *r, group, n, s);
         codes_again(&r->x, s, r->scale, sum, factor, codes);
@@ -473,7 +484,7 @@ DEVICE void codes_attend(const struct fa3_forward_params &p, struct control *con
 #pragma unroll 1
     for (; n > k_start; n--)
         codes_step<T>(p, control, base, group, w, c, r, n, k_start, codes);
-    release(shared_address(&control->q_empty));
+    release(shared_address(control->q_empty));
     /* What lies before the window of the tile's first query. */
     codes_values_clear<T>(control, *c, base, 0,
                           first_position<T>(w, 0) - p.window_left - k_start * T::keys);
@@ -487,7 +498,7 @@ DEVICE void codes_attend(const struct fa3_forward_params &p, struct control *con
 #pragma unroll
     for (int i = 0; i < 64; i++)
         r->o[i] += part[i];
-    release(shared_address(&control->v_empty[c->v.slot]));
+    release(value_barrier<T>(control->empty, c->v.slot));
     c->v.advance();
 }
 
@@ -499,7 +510,8 @@ DEVICE void codes_rows_begin(const struct fa3_codes_params &c, const struct work
     const int head = w.head / p.heads_per_kv;
     const float scale =
         scale_of(c.q_scale, w.sequence, head) * scale_of(c.k_scale, w.sequence, head);
-    rows_begin<T>(p, w, base, group, r);
+    rows_begin<T>(p, w, group, r);
+    r->q = base + T::q_at + group * T::panels * GROUP_ROWS * ROW_BYTES;
     r->cap = p.score_cap * scale;
     r->scale = p.score_cap != 0.0f ? p.score_log2 : p.score_log2 * scale;
 #pragma unroll
@@ -512,24 +524,27 @@ DEVICE void codes_consume(const struct fa3_codes_params &params, struct control 
                           unsigned base, int group)
 {
     const struct fa3_forward_params &p = params.forward;
-    consumer<T> c;
+    codes_consumer<T> c;
     if (group == 1)
-        turn_give(group);
+        turn_give<T>(group);
     for (;;) {
         const struct work &w = work_take(control, c.works);
         if (w.queries == 0)
             break;
         codes_rows<T> r;
-        float factor[2], lse[2];
         codes_rows_begin<T>(params, w, base, group, &r);
         if (w.k_end > w.k_start)
             codes_attend<T>(p, control, base, group, w, &c, &r);
-        const float *sinks = (const float *)p.sinks;
-        softmax_finish(&r.x, sinks ? sinks + w.head : 0, factor, lse);
+        rows_finish<T>(p, w, &r);
         const float v_scale = scale_of(params.v_scale, w.sequence, w.head / p.heads_per_kv);
-        factor[0] *= v_scale;
-        factor[1] *= v_scale;
-        epilogue<T>(p, w, uniform(thread_here() / GROUP_THREADS - 1), r.o, factor, lse, base);
+        r.factor[0] *= v_scale;
+        r.factor[1] *= v_scale;
+        const int here = uniform(thread_here() / GROUP_THREADS - 1);
+        if (thread_here() % GROUP_THREADS == 0)
+            store_wait_read();
+        group_sync(here);
+        epilogue<T>(p, w, here, r.o, r.factor, r.lse,
+                    base + T::o_at + here * T::panels_v * GROUP_ROWS * ROW_BYTES);
         work_done(control, &c.works);
     }
     if (threadIdx.x % GROUP_THREADS == 0)

@@ -1,4 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/fa3_like/kernels/forward.cuh"
 
-FA3_FORWARD(fa3_forward_d192_v128_f16, 192, 128, 96, 2, 2, true)
+FA3_FORWARD(fa3_forward_d192_v128_f16, 192, 128, 64, 3, 2, 2, true)

@@ -1,4 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/fa3_like/kernels/forward.cuh"
 
-FA3_FORWARD(fa3_forward_d96_bf16, 96, 96, 128, 2, 2, false)
+FA3_FORWARD(fa3_forward_d96_bf16, 96, 96, 64, 3, 4, 2, false)

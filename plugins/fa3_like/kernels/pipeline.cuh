@@ -1,15 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pipeline.cuh: how tiles come into shared memory. One producer warpgroup:
+ * pipeline.cuh: how tiles come into shared memory. One producer warpgroup, last tile first:
  *
- *   warps 0, 2   work to do -> K(last), Q, K(last - 1), ..., K(first)
- *   warps 1, 3                 V(last),    V(last - 1), ..., V(first)
+ *   stage        0      1        2        ...  last       next work: 0
+ *   warps 0, 2   K(n)   K(n-1)   K(n-2)        -          K(m)
+ *   warps 1, 3   -      V(n)     V(n-1)        V(first)   -
+ *
+ * A stage has what one turn of a consumer multiplies: the keys of a tile, and the values of the
+ * tile before, whose probabilities are known by then. So one barrier tells of both.
  *
  * A tile of keys is one box for each 64 columns; of a paged cache one for each run of box_rows
  * slots. Each lane looks up its own page before the stage comes free, and fetches it then; two
  * warps share a tile, since one issues a copy in some 65 cycles only. Slots after the sequence's
  * end are never read: what lies in their rows is hidden (keys) or cleared (values) by those who
  * read it.
+ *
+ * Queries have slots of their own. Of two, one is filled while the other is worked on.
  */
 #ifndef FA3_LIKE_PIPELINE_CUH
 #define FA3_LIKE_PIPELINE_CUH
@@ -27,8 +33,8 @@ struct work {
 
 /* Barriers and work, after the tiles. */
 struct control {
-    unsigned long long q_full, q_empty;
-    unsigned long long k_full[4], k_empty[4], v_full[4], v_empty[4];
+    unsigned long long q_full[MOST_SLOTS], q_empty[MOST_SLOTS];
+    unsigned long long full[MOST_STAGES], empty[MOST_STAGES]; /* of stages */
     unsigned long long work_full[WORK_SLOTS], work_empty[WORK_SLOTS];
     struct work work[WORK_SLOTS];
 };
@@ -53,22 +59,24 @@ struct work_ring {
     }
 };
 
-/* Called by one thread, before the block's first barrier. */
+/* A ring's barriers: all is there; all warps of the consumers have let go. */
+DEVICE void ring_init(unsigned long long *full, unsigned long long *empty, int count, int fills,
+                      int frees)
+{
+    for (int i = 0; i < count; i++) {
+        barrier_init(shared_address(full + i), fills);
+        barrier_init(shared_address(empty + i), frees);
+    }
+}
+
+/* Called by one thread, before the block's first barrier. A slot is let go by one thread of a
+ * warpgroup, the one that has sent its output away. */
 template <typename T> DEVICE void control_init(struct control *control)
 {
     const int warps = T::groups * 4;
-    barrier_init(shared_address(&control->q_full), 1);
-    barrier_init(shared_address(&control->q_empty), warps);
-    for (int i = 0; i < T::stages; i++) {
-        barrier_init(shared_address(&control->k_full[i]), 1);
-        barrier_init(shared_address(&control->v_full[i]), 1);
-        barrier_init(shared_address(&control->k_empty[i]), warps);
-        barrier_init(shared_address(&control->v_empty[i]), warps);
-    }
-    for (int i = 0; i < WORK_SLOTS; i++) {
-        barrier_init(shared_address(&control->work_full[i]), 1);
-        barrier_init(shared_address(&control->work_empty[i]), warps + 3);
-    }
+    ring_init(control->q_full, control->q_empty, T::slots, 1, T::groups);
+    ring_init(control->full, control->empty, T::stages, 2, warps);
+    ring_init(control->work_full, control->work_empty, WORK_SLOTS, 1, warps + 3);
     fence_barrier_init();
 }
 
@@ -111,31 +119,32 @@ DEVICE struct piece piece_of(const struct fa3_forward_params &p, const struct wo
     return it;
 }
 
-/* Two warps: tiles of keys or values of a piece of work into the ring at `to`, last to first.
- * `first` is called after the first tile. */
-template <typename T, int panels, typename F>
+/* Two warps: what they have to bring to the stages of a piece of work, into the ring at `to`.
+ * behind: 0 for keys; 1 for values, which come one stage after the keys of their tile. */
+template <typename T, int panels, int behind>
 DEVICE void load_tiles(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
-                       const struct work &w, unsigned to, unsigned full, unsigned empty,
-                       ring<T::stages> *stage, F first)
+                       const struct work &w, unsigned to, struct control *control,
+                       ring<T::stages> *stage)
 {
     const int bytes = panels * T::keys * ROW_BYTES;
+    if (w.k_end == w.k_start)
+        return;
 #pragma unroll 1
-    for (int n = w.k_end - 1; n >= w.k_start; n--) {
-        const int boxes = boxes_needed<T>(p, w, n);
+    for (int n = w.k_end - 1 + behind; n >= w.k_start - 1 + behind; n--) {
+        const bool any = n < w.k_end && n >= w.k_start;
+        const int boxes = any ? boxes_needed<T>(p, w, n) : 0;
         const struct piece it = piece_of<T, panels>(p, w, n, boxes);
-        barrier_wait(empty + 8 * stage->slot, stage->phase ^ 1);
+        const unsigned full = shared_address(control->full + stage->slot);
+        barrier_wait(shared_address(control->empty + stage->slot), stage->phase ^ 1);
         if (threadIdx.x < 64 && threadIdx.x % 32 == 0)
-            barrier_arrive_expect(full + 8 * stage->slot, boxes * p.box_rows * panels * ROW_BYTES);
+            barrier_arrive_expect(full, boxes * p.box_rows * panels * ROW_BYTES);
         __syncwarp();
         if (it.any)
             tensor_load(to + stage->slot * bytes +
                             (it.panel * T::keys + it.box * p.box_rows) * ROW_BYTES,
-                        &map, full + 8 * stage->slot, it.panel * PANEL, it.key,
-                        w.head / p.heads_per_kv, it.outer);
+                        &map, full, it.panel * PANEL, it.key, w.head / p.heads_per_kv, it.outer);
         __syncwarp();
         stage->advance();
-        if (n == w.k_end - 1)
-            first();
     }
 }
 

@@ -9,25 +9,26 @@
 #ifndef FA3_LIKE_SHAPES_H
 #define FA3_LIKE_SHAPES_H
 
-/* X(name, head_dim, v_head_dim, keys of a tile, warpgroups of 64 queries, stages, bytes of shared
- * memory), smaller ones first */
+/* X(name, head_dim, v_head_dim, keys of a tile, warpgroups of 64 queries, stages, slots of queries,
+ * bytes of shared memory), smaller ones first */
 #define FA3_SHAPES(X)                                                                              \
-    X(d64, 64, 64, 96, 3, 3, 123136)                                                               \
-    X(d96, 96, 96, 128, 2, 2, 196864)                                                              \
-    X(d128, 128, 128, 128, 2, 2, 196864)                                                           \
-    X(d192, 192, 192, 80, 2, 2, 221440)                                                            \
-    X(d192_v128, 192, 128, 96, 2, 2, 205056)                                                       \
-    X(d256, 256, 256, 64, 2, 2, 196864)
+    X(d64, 64, 64, 64, 4, 6, 2, 164096)                                                            \
+    X(d96, 96, 96, 64, 3, 4, 2, 229632)                                                            \
+    X(d128, 128, 128, 64, 3, 4, 2, 229632)                                                         \
+    X(d192, 192, 192, 64, 2, 2, 2, 196864)                                                         \
+    X(d192_v128, 192, 128, 64, 3, 2, 2, 229632)                                                    \
+    X(d256, 256, 256, 64, 2, 2, 1, 196864)
 
 /* The same of e4m3 (forward_codes.cuh), by the type of its outputs. */
-#define FA3_CODES_SHAPES(X) X(codes_d128, 128, 128, 128, 2, 4, 180736)
+#define FA3_CODES_SHAPES(X) X(codes_d128, 128, 128, 128, 2, 4, 1, 180480)
 
 #ifdef __CUDACC__
 
 #include "plugins/fa3_like/kernels/tiles.cuh"
 
-#define FA3_TILE(name, dim, dim_v, keys, groups, stages, shared)                                   \
-    static_assert(tile_shape<dim, dim_v, keys, groups, stages, false>::shared_bytes == shared,     \
+#define FA3_TILE(name, dim, dim_v, keys, groups, stages, slots, shared)                            \
+    static_assert(tile_shape<dim, dim_v, keys, groups, stages, slots, false>::shared_bytes ==      \
+                      shared,                                                                      \
                   #name ": the table's bytes of shared memory");
 FA3_SHAPES(FA3_TILE)
 #undef FA3_TILE
@@ -47,14 +48,14 @@ typedef struct fa3_tile {
     int32_t dim, dim_v;
     int32_t keys;    /* of a tile */
     int32_t queries; /* of a tile */
-    int32_t stages;
+    int32_t stages, slots;
     uint32_t threads;
     uint32_t shared; /* bytes */
 } fa3_tile;
 
-#define FA3_TILE(name, dim, dim_v, keys, groups, stages, shared)                                   \
+#define FA3_TILE(name, dim, dim_v, keys, groups, stages, slots, shared)                            \
     {                                                                                              \
-        "fa3_forward_" #name, dim, dim_v, keys, (groups)*GROUP_QUERIES, stages,                    \
+        "fa3_forward_" #name, dim, dim_v, keys, (groups)*GROUP_QUERIES, stages, slots,             \
             ((groups) + 1) * GROUP_THREADS, shared                                                 \
     }
 

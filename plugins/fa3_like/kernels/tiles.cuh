@@ -7,24 +7,32 @@
 
 #include "plugins/common/cuda/warpgroup.cuh"
 
-/* A tile's numbers. `groups`: consumer warpgroups; `keys`: keys of a tile; `stages`: tiles of keys
- * and of values in flight. What the kernels use, and what keeps them from more:
+#define MOST_STAGES 8
+#define MOST_SLOTS  2
+
+/* A tile's numbers. `groups`: consumer warpgroups; `keys`: keys of a tile; `stages`: stages of keys
+ * and values in flight (pipeline.cuh); `slots`: tiles of queries at hand. What the kernels use, and
+ * what keeps them from more:
  *
- *   dim      queries  keys  stages  KiB   limit
- *   64       192      96    3       121   registers: o 32 + s 48 + p 2 x 24 + exponentials of 160
- *   96       128      128   2       193   registers: o 48 + s 64 + p 2 x 32 + exponentials of 240
- *   128      128      128   2       193   registers: o 64 + s 64 + p 2 x 32 + exponentials of 240;
- *                                         144 keys do not fit. Shared memory: no third stage
- *   192      128      80    2       217   registers: o 96 + s 40 + p 2 x 20; shared memory
- *   192,128  128      96    2       201   registers and shared memory (112 keys spill)
- *   256      128      64    2       193   registers: o 128 + s 32 + p 2 x 16 (80 keys do not fit);
- *                                         shared memory: the output goes where the queries were */
-template <int dim_, int dim_v_, int keys_, int groups_, int stages_, bool half_> struct tile_shape {
+ *   dim      queries  keys  stages  slots  KiB   limit
+ *   64       256      64    6       2      161   registers: o 32 + s 32 + p 16 of 112
+ *   96       192      64    4       2      225   registers: o 48 + s 32 + p 16 of 160
+ *   128      192      64    4       2      225   registers: o 64 + s 32 + p 16 of 160
+ *   192      128      64    2       2      193   registers: o 96 + s 32 + p 16 of 240
+ *   192,128  192      64    2       2      225   shared memory
+ *   256      128      64    2       1      193   shared memory
+ *
+ * More keys (80 or 96 at dimensions 96 to 192) are up to 6 % faster where there are 16384, but 4 to
+ * 19 % slower up to 2048: a causal border wastes half a tile, and what begins and ends is longer.
+ */
+template <int dim_, int dim_v_, int keys_, int groups_, int stages_, int slots_, bool half_>
+struct tile_shape {
     static constexpr int dim = dim_;
     static constexpr int dim_v = dim_v_;
     static constexpr int keys = keys_;
     static constexpr int groups = groups_;
     static constexpr int stages = stages_;
+    static constexpr int slots = slots_;
     static constexpr bool half = half_;
     static constexpr bool codes = false;
 
@@ -36,27 +44,24 @@ template <int dim_, int dim_v_, int keys_, int groups_, int stages_, bool half_>
     static constexpr int q_bytes = panels * queries * ROW_BYTES;
     static constexpr int k_bytes = panels * keys * ROW_BYTES;
     static constexpr int v_bytes = panels_v * keys * ROW_BYTES;
-    static constexpr int o_bytes = panels_v * queries * ROW_BYTES;
-    /* Where the output has no room of its own it takes the queries' place. */
-    static constexpr bool o_over_q =
-        q_bytes + stages * (k_bytes + v_bytes) + o_bytes + 256 > 232448;
 
+    /* The output takes the queries' place. */
     static constexpr int q_at = 0;
-    static constexpr int k_at = q_at + q_bytes;
+    static constexpr int k_at = q_at + slots * q_bytes;
     static constexpr int v_at = k_at + stages * k_bytes;
-    static constexpr int o_at = o_over_q ? q_at : v_at + stages * v_bytes;
-    static constexpr int control_at = o_over_q ? v_at + stages * v_bytes : o_at + o_bytes;
+    static constexpr int control_at = v_at + stages * v_bytes;
     static constexpr int control_bytes = 256; /* of struct control */
     static constexpr int shared_bytes = control_at + control_bytes;
 
     /* Registers a thread: 64 K in all; the producer keeps few. */
     static constexpr int producer_registers = groups == 3 ? 32 : 24;
-    static constexpr int consumer_registers = groups == 3 ? 160 : 240;
+    static constexpr int consumer_registers = groups == 4 ? 112 : groups == 3 ? 160 : 240;
 
     static_assert(dim % 16 == 0 && dim_v % 16 == 0, "products take 16 columns at a time");
     static_assert(keys % 16 == 0, "products take 16 keys at a time");
-    static_assert(groups == 2 || groups == 3, "two or three consumer warpgroups");
-    static_assert(!o_over_q || o_bytes <= q_bytes, "the output fits where the queries were");
+    static_assert(groups >= 2 && groups <= 4, "two to four consumer warpgroups");
+    static_assert(stages >= 2 && stages <= MOST_STAGES && slots <= MOST_SLOTS, "barriers for all");
+    static_assert(panels_v <= panels, "the output fits where the queries were");
     static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
 };
 

@@ -177,9 +177,9 @@ START_TEST(shapes_are_those_of_the_kernels)
             char path[4096], expected[256], text[4096] = "";
             snprintf(path, sizeof path, "%s/plugins/fa3_like/kernels/%s_%s.cu", top ? top : ".",
                      tile->kernel + strlen("fa3_"), types[n]);
-            snprintf(expected, sizeof expected, "FA3_FORWARD(%s_%s, %d, %d, %d, %d, %d, %s)",
+            snprintf(expected, sizeof expected, "FA3_FORWARD(%s_%s, %d, %d, %d, %d, %d, %d, %s)",
                      tile->kernel, types[n], tile->dim, tile->dim_v, tile->keys,
-                     tile->queries / GROUP_QUERIES, tile->stages, halves[n]);
+                     tile->queries / GROUP_QUERIES, tile->stages, tile->slots, halves[n]);
             FILE *file = fopen(path, "r");
             ck_assert_msg(file != NULL, "%s", path);
             ck_assert_uint_gt(fread(text, 1, sizeof text - 1, file), 0);

@@ -62,7 +62,7 @@ START_TEST(extend_reads_pages)
     const fa3_own *own = t.metadata->own;
     const fa3_metadata *view = &own->groups[0];
     const fa3_tile *tile = t.group.tile;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches("plan rows fa3_forward_d128");
     const struct fa3_forward_params *p = forward_params();
     expect_map(&p->q, t.q.data, ragged_shape, ragged_strides, 64);
@@ -108,7 +108,7 @@ START_TEST(launches_keep_to_max_sms)
     make_problem(&of);
     of.bounds.max_sms = budgets[_i];
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     ck_assert_uint_eq(launches[1].grid, sms[_i] * ROWS_BLOCKS);
     ck_assert_uint_eq(launches[2].grid, sms[_i]);
     run_end(&t);
@@ -124,7 +124,7 @@ START_TEST(layouts_differ_in_strides)
     make_problem(&of);
     of.problem.kv_layout = ATTN_LAYOUT_KV_HND;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    need(run_batch(&t, ATTN_MODE_MIXED, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_MIXED, 3, 576, 192));
     expect_map(&forward_params()->k, t.k_cache.data, pages, strides, 16);
     ck_assert_int_eq(launches[1].params.rows.operands.k_token, 2 * TEST_DIM);
     run_end(&t);
@@ -158,14 +158,14 @@ START_TEST(masks_and_caps)
     of.group.window_right = 7;
     of.group.logit_cap = 30;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     const struct fa3_forward_params *p = forward_params();
     ck_assert_int_eq(p->window_right, 7);
     ck_assert_float_eq_tol(p->score_log2, 30 * 1.442695f, 1e-4f);
     ck_assert_float_eq_tol(p->score_cap, 0.125f / 30, 1e-7f);
     ck_assert_int_eq(launches[0].params.plan.batch.window_right, 7);
     t.mask = (attn_mask){.struct_size = sizeof t.mask, .kind = ATTN_MASK_NONE};
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     ck_assert_int_eq(forward_params()->window_right, FA3_UNBOUNDED);
     ck_assert_int_eq(launches[0].params.plan.batch.window_right, -1);
     run_end(&t);
@@ -179,7 +179,7 @@ START_TEST(windows_to_the_left)
     make_problem(&of);
     of.group.window_left = 100;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     ck_assert_int_eq(launches[0].params.plan.window_left, 100);
     ck_assert_int_eq(launches[1].params.rows.window_left, 100);
     ck_assert_int_eq(launches[1].params.rows.all_slow, 0);
@@ -193,7 +193,7 @@ START_TEST(lse_of_ragged_queries)
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     t.operands[ATTN_ROLE_LSE] = &t.lse;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     ck_assert_ptr_eq(launches[1].params.rows.operands.lse, t.lse.data);
     ck_assert_int_eq(launches[1].params.rows.all_slow, 0);
     ck_assert_int_eq(forward_params()->lse_token, TEST_Q_HEADS);
@@ -205,8 +205,8 @@ END_TEST
 /* Where the host tells that there is no prefix, keys are read from where they come. */
 START_TEST(prompts_read_rows)
 {
-    static const int32_t none[3] = {0}, rows[4] = {0, 200, 400, 600}, keys[3] = {200, 200, 200},
-                         more[3] = {200, 200, 201};
+    static const int32_t none[3] = {0}, rows[4] = {0, 192, 384, 576}, keys[3] = {192, 192, 192},
+                         more[3] = {192, 192, 193};
     const uint64_t shape[4] = {TEST_DIM, TEST_ROWS, TEST_KV_HEADS, 1};
     const uint64_t strides[3] = {NEW_ROW, TEST_DIM, 0};
     test_run t;
@@ -214,7 +214,7 @@ START_TEST(prompts_read_rows)
     t.batch.prefix_lens.host = none;
     t.batch.q_indptr.host = rows;
     t.kv.kv_lens.host = keys;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     const struct fa3_forward_params *p = forward_params();
     expect_map(&p->k, t.k.data, shape, strides, (uint32_t)t.group.tile->keys);
     expect_map(&p->v, t.v.data, shape, strides, (uint32_t)t.group.tile->keys);
@@ -224,13 +224,13 @@ START_TEST(prompts_read_rows)
     ck_assert_int_eq(launches[0].params.plan.only_new, 1);
     ck_assert_int_eq(launches[1].params.rows.operands.save, 1);
     t.kv.kv_lens.host = more;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     ck_assert_uint_eq(forward_params()->block_table, (uintptr_t)block_table);
     ck_assert_int_eq(launches[0].params.plan.only_new, 0);
     t.kv.kv_lens.host = keys;
     t.operands[ATTN_ROLE_K] = t.operands[ATTN_ROLE_V] = NULL; /* all keys are in the cache */
     t.args.flags = 0;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     ck_assert_uint_eq(forward_params()->block_table, (uintptr_t)block_table);
     run_end(&t);
 }
@@ -245,7 +245,7 @@ START_TEST(encoders_have_no_cache)
     of.group.window_right = -1;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     t.args.flags = 0;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches("plan rows fa3_forward_d128");
     const struct fa3_forward_params *p = forward_params();
     ck_assert_uint_eq(p->k_starts, (uintptr_t)q_indptr);
@@ -284,12 +284,11 @@ START_TEST(rows_decide)
         int32_t seqs, tokens, q_len;
         const char *launches;
     } batches[] = {
-        {3, 600, 200, by_tiles},
+        {3, 576, 192, by_tiles},
         {1, 512, 500, by_tiles},
         {3, 24, 8, "fi_plan fi_save fi_attend_many_d128"}, /* 32 rows a KV head */
-        {3, 27, 9, by_prefill},
-        {6, 384, 64, by_prefill}, /* half of a tile; four of these heads fill two */
-        {1, 128, 128, by_tiles}   /* 8 tiles for 20 multiprocessors, of 2000 keys each */
+        {6, 54, 9, by_prefill},
+        {6, 384, 64, by_prefill} /* a third of a tile; four of these heads fill two */
     };
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -297,6 +296,9 @@ START_TEST(rows_decide)
         need(run_batch(&t, ATTN_MODE_EXTEND, batches[i].seqs, batches[i].tokens, batches[i].q_len));
         expect_launches(batches[i].launches);
     }
+    t.max_kv_len = 1000; /* 8 tiles for 24 multiprocessors */
+    need(run_batch(&t, ATTN_MODE_EXTEND, 1, 128, 128));
+    expect_launches(by_tiles);
     t.max_kv_len = 4000; /* which are worth to be shared out */
     need(run_batch(&t, ATTN_MODE_EXTEND, 1, 128, 128));
     expect_launches(by_prefill);
@@ -329,7 +331,7 @@ START_TEST(problems_decide)
     }
     test_run t;
     run_begin(&t, &of[1], ATTN_METADATA_EAGER);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches(by_prefill);
     ck_assert_int_eq(launches[2].params.fi_call.chunk, 64);
     run_end(&t);
@@ -339,23 +341,23 @@ END_TEST
 /* Pages too small for boxes are the library's; where all keys are new, no page is read. */
 START_TEST(small_pages_decide)
 {
-    static const int32_t none[3] = {0}, rows[4] = {0, 200, 400, 600}, keys[3] = {200, 200, 200};
+    static const int32_t none[3] = {0}, rows[4] = {0, 192, 384, 576}, keys[3] = {192, 192, 192};
     test_problem of;
     test_run t;
     make_problem(&of);
     of.problem.page_size = 4;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches(by_prefill);
     t.batch.prefix_lens.host = none;
     t.batch.q_indptr.host = rows;
     t.kv.kv_lens.host = keys;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches("plan fi_plan rows fa3_forward_d128");
     ck_assert_uint_eq(forward_params()->block_table, 0);
     t.operands[ATTN_ROLE_K] = t.operands[ATTN_ROLE_V] = NULL; /* all keys are in the cache */
     t.args.flags = 0;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches("plan fi_plan fi_prefill_d128");
     run_end(&t);
 }
@@ -374,10 +376,10 @@ START_TEST(masks_decide)
                          .kind = ATTN_MASK_FULL,
                          .bits = bits,
                          .indptr = {NULL, indptr}};
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches(by_prefill);
     t.mask.kind = ATTN_MASK_NONE;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches(by_tiles);
     run_end(&t);
 }
@@ -389,7 +391,7 @@ START_TEST(mixed_batches_are_split)
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     t.num_decodes = 2;
-    need(run_batch(&t, ATTN_MODE_MIXED, 5, 600, 200));
+    need(run_batch(&t, ATTN_MODE_MIXED, 5, 576, 192));
     expect_launches("plan fi_plan rows fa3_forward_d128 fi_attend_d128");
     ck_assert_int_eq(launches[0].params.plan.others_first, 3);
     ck_assert_int_eq(launches[0].params.plan.others_end, 5);
@@ -406,11 +408,13 @@ START_TEST(mixed_batches_are_split)
     ck_assert_int_eq(call->saved, 1);
     ck_assert_int_eq(call->save, 0);
     ck_assert_ptr_eq(launches[1].params.fi_plan.batch.q_indptr, q_indptr + 3);
+    t.max_kv_len = 4000; /* few rows of many keys */
     need(run_batch(&t, ATTN_MODE_MIXED, 5, 30, 10));
     expect_launches(by_prefill);
+    t.max_kv_len = 0;
     ck_assert_int_eq(launches[2].params.fi_call.batch.num_seqs, 5);
     t.num_decodes = 0;
-    need(run_batch(&t, ATTN_MODE_MIXED, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_MIXED, 3, 576, 192));
     expect_launches(by_tiles);
     ck_assert_int_eq(launches[0].params.plan.others_end, 0);
     run_end(&t);
@@ -420,21 +424,21 @@ END_TEST
 /* Where a layer may leave keys unsaved, both are planned, and the call decides. */
 START_TEST(unsaved_keys_decide)
 {
-    static const int32_t none[3] = {0}, rows[4] = {0, 200, 400, 600}, keys[3] = {200, 200, 200};
+    static const int32_t none[3] = {0}, rows[4] = {0, 192, 384, 576}, keys[3] = {192, 192, 192};
     test_problem of;
     test_run t;
     make_problem(&of);
     of.bounds.uses |= ATTN_USES_UNSAVED_KV;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches("plan fi_plan rows fa3_forward_d128");
     t.args.flags = 0;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches("plan fi_plan fi_prefill_d128");
     t.batch.prefix_lens.host = none; /* all keys are new, and in no page */
     t.batch.q_indptr.host = rows;
     t.kv.kv_lens.host = keys;
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches(by_tiles);
     ck_assert_int_eq(launches[1].params.rows.operands.save, 0);
     run_end(&t);
@@ -454,13 +458,13 @@ START_TEST(unaligned_operands)
             attn_tensor aligned = *operands[i];
             operands[i]->byte_offset = stride ? 0 : 2;
             operands[i]->strides[0] += stride ? 4 : 0;
-            need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+            need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
             expect_launches("plan rows");
             ck_assert_int_eq(launches[1].params.rows.all_slow, 1);
             *operands[i] = aligned;
         }
     t.k.strides[0] += 4; /* is copied */
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches("plan rows fa3_forward_d128");
     ck_assert_int_eq(launches[1].params.rows.operands.aligned & CALL_ALIGNED_NEW, 0);
     run_end(&t);
@@ -474,10 +478,10 @@ START_TEST(refusals)
     ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 7, 30, 20), ATTN_INVALID_ARGUMENT);
     ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 2, 601, 20), ATTN_INVALID_ARGUMENT);
     t.mask = (attn_mask){.struct_size = sizeof t.mask, .kind = ATTN_MASK_FULL};
-    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200), ATTN_INVALID_ARGUMENT);
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192), ATTN_INVALID_ARGUMENT);
     t.mask.struct_size = 0;
     t.operands[ATTN_ROLE_Q] = NULL;
-    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200), ATTN_INVALID_ARGUMENT);
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192), ATTN_INVALID_ARGUMENT);
     ck_assert_msg(strstr(test_message, "operand q"), "%s", test_message);
     run_end(&t);
 }
@@ -706,7 +710,7 @@ static void expect_rows(const test_run *t, const int *expected)
 /* What the host tells of: three sequences without a prefix. */
 static void tell_of_new_keys(test_run *t)
 {
-    static const int32_t none[3] = {0}, rows[4] = {0, 200, 400, 600}, keys[3] = {200, 200, 200};
+    static const int32_t none[3] = {0}, rows[4] = {0, 192, 384, 576}, keys[3] = {192, 192, 192};
     t->batch.prefix_lens.host = none;
     t->batch.q_indptr.host = rows;
     t->kv.kv_lens.host = keys;
@@ -721,8 +725,8 @@ START_TEST(rows_go_by_tiles)
     ck_assert_uint_eq(paths->num_paths, FA3_NUM_PATHS);
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     ck_assert_int_eq(paths->rows(t.metadata, TEST_LAYER, none, &test_error), ATTN_BAD_STATE);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
-    EXPECT_ROWS(&t, FA3_PATH_PAGED, 600);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    EXPECT_ROWS(&t, FA3_PATH_PAGED, 576);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 24, 8));
     EXPECT_ROWS(&t, FI_PATH_FEW, 24);
     need(run_batch(&t, ATTN_MODE_EXTEND, 6, 384, 64));
@@ -730,18 +734,18 @@ START_TEST(rows_go_by_tiles)
     need(run_batch(&t, ATTN_MODE_DECODE, 3, 3, 1));
     EXPECT_ROWS(&t, FI_PATH_DECODE, 3);
     t.num_decodes = 2;
-    need(run_batch(&t, ATTN_MODE_MIXED, 5, 600, 200));
-    EXPECT_ROWS(&t, FA3_PATH_PAGED, 598, FI_PATH_FEW, 2);
+    need(run_batch(&t, ATTN_MODE_MIXED, 5, 576, 192));
+    EXPECT_ROWS(&t, FA3_PATH_PAGED, 574, FI_PATH_FEW, 2);
     t.batch.num_real_seqs = 4; /* and one of padding */
-    t.batch.num_real_tokens = 599;
+    t.batch.num_real_tokens = 575;
     need(fa3_init_forward_metadata(t.metadata, &t.batch, NULL, &test_error));
-    EXPECT_ROWS(&t, FA3_PATH_PAGED, 598, FI_PATH_FEW, 1);
+    EXPECT_ROWS(&t, FA3_PATH_PAGED, 574, FI_PATH_FEW, 1);
     t.num_decodes = 0;
     tell_of_new_keys(&t);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
-    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 600);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 576);
     t.layer.kv_read_only = 1; /* called without k and v */
-    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 0, FA3_PATH_PAGED, 600);
+    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 0, FA3_PATH_PAGED, 576);
     run_end(&t);
 }
 END_TEST
@@ -754,20 +758,20 @@ START_TEST(rows_go_by_problems)
     make_problem(&of);
     of.bounds.uses |= ATTN_USES_UNSAVED_KV;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
-    EXPECT_ROWS(&t, FA3_PATH_IF_SAVED, 600);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    EXPECT_ROWS(&t, FA3_PATH_IF_SAVED, 576);
     tell_of_new_keys(&t);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
-    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 600);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 576);
     run_end(&t);
     make_problem(&of);
     of.problem.page_size = 4;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     tell_of_new_keys(&t);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 200));
-    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 600);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 576);
     t.layer.kv_read_only = 1; /* the library's */
-    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 0, FI_PATH_PAGED, 600);
+    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 0, FI_PATH_PAGED, 576);
     run_end(&t);
     begin_codes(&t, ATTN_SCALE_PER_TENSOR);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 500));

@@ -9,7 +9,7 @@
 
 #include "plugins/fa3_like/fa3_like.h"
 
-enum { TEST_SMS = 20, TEST_Q_HEADS = 8, TEST_KV_HEADS = 2, TEST_DIM = 128, TEST_LAYER = 3 };
+enum { TEST_SMS = 24, TEST_Q_HEADS = 8, TEST_KV_HEADS = 2, TEST_DIM = 128, TEST_LAYER = 3 };
 enum { TEST_PAGE = 48, TEST_PAGES = 100, TEST_ROWS = 700, TEST_MAX_LAUNCHES = 8 };
 
 /* What a tensor map was made of. */

@@ -11,7 +11,8 @@ enum {
     ITEM_BEGINS = 8000,  /* a prefill item, and ITEM_DIMS more for each 128 of dim + v_dim */
     ITEM_DIMS = 4000,
     MERGES = 5000,     /* of what blocks leave for each other, at the end */
-    SHARED = 40000,    /* more, where each prefill item is shared by very many */
+    SHARED = 40000,    /* more, where each prefill item is shared by very many; of more than 256
+                          of dim + v_dim with their square */
     EIGHTHS = 9,       /* prefill keys, for those that a forward kernel of fa3_like does in eight */
     EIGHTHS_WIDE = 13, /* of more than 256 of dim + v_dim: units of half as many keys */
     FEW_ITEMS = 4,     /* items of few rows, for multiprocessors of that number: a block has one */
@@ -46,7 +47,8 @@ int64_t fi_prefill_cycles(const cuda_group *group, const cuda_extent *extent, in
     int64_t items = fi_count_tiles(extent, group->ratio, FI_PREFILL_ROWS) * group->kv_heads;
     int64_t each = ITEM_BEGINS + ITEM_DIMS * dims / 128 + fi_key_cycles(keys, dims) * eighths / 8;
     int64_t idle = items < sms ? sms - items : 0;
-    return items * each / sms + MERGES + SHARED * idle / sms;
+    int64_t shared = dims > 256 ? SHARED * dims * dims / (256 * 256) : SHARED;
+    return items * each / sms + MERGES + shared * idle / sms;
 }
 
 int fi_is_short(const cuda_group *group, const cuda_extent *extent, int64_t keys, int64_t sms)
