@@ -10,8 +10,8 @@
  * Two to four consumers, 64 query rows each. A consumer does one thing after the other: the next
  * tile's scores and this tile's products with values, then the softmax of what came. They take
  * turns at the tensor cores, and hand the turn over when all is issued, so the cores do not wait
- * for any one of them; without turns they would drift into the same phase, as whoever shares a unit
- * does. What one consumer cannot hide (latencies, the begin and the end of a tile) the others do.
+ * for any one of them. What one consumer cannot hide (latencies, the begin and the end of a tile)
+ * the others do. Without turns they would come into the same phase now and then: 1 to 2 % slower.
  */
 #ifndef FA3_LIKE_FORWARD_CUH
 #define FA3_LIKE_FORWARD_CUH

@@ -7,10 +7,10 @@
  *   consumer 0    S . [PV S] exponentials [PV S] exponentials ...      O
  *   consumer 1         S . exponentials [PV S] exponentials [PV S] ... O
  *
- * The consumers take turns at exponentials: the units for these are the scarcest thing there is
- * (64 x 128 take 512 cycles, as both products do), and in a turn they are all of one warpgroup's.
- * Sums and codes are made in the turn, too, as the assembler mixes them in: kept out of it, a tile
- * took 15 % longer.
+ * The consumers take turns (turn_take, turn_give) at exponentials: the units for these are the
+ * scarcest thing there is (64 x 128 take 512 cycles, as both products do), and in a turn they are
+ * all of one warpgroup's. Sums and codes are made in the turn, too, as the assembler mixes them in:
+ * kept out of it, a tile took 15 % longer.
  *
  * Tensor cores keep some 13 bits of a sum of products of codes, so sums of values are of two
  * levels: those of a tile, 128 keys, are added in registers.

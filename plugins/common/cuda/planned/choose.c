@@ -13,7 +13,7 @@ enum {
     MERGES = 5000,     /* of what blocks leave for each other, at the end */
     SHARED = 40000,    /* more, where each prefill item is shared by very many; of more than 256
                           of dim + v_dim with their square */
-    EIGHTHS = 9,       /* prefill keys, for those that a forward kernel of fa3_like does in eight */
+    EIGHTHS = 9,       /* of fi_key_cycles: prefill keys */
     EIGHTHS_WIDE = 13, /* of more than 256 of dim + v_dim: units of half as many keys */
     FEW_ITEMS = 4,     /* items of few rows, for multiprocessors of that number: a block has one */
     MANY_ITEMS = 3     /* of a multiprocessor, for two blocks of it */

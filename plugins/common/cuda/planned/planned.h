@@ -166,8 +166,8 @@ int fi_is_invariant(const attn_problem *problem, const fi_options *options);
 /* Tiles of `size` rows that sequences are cut into, `ratio` rows a query. */
 int64_t fi_count_tiles(const cuda_extent *extent, int64_t ratio, int64_t size);
 
-/* Cycles for so many keys of a forward tile of 128 rows, and for all of a batch by tiles of
- * FI_PREFILL_ROWS. */
+/* A measure of cycles that 128 rows take for so many keys, of which each kind of kernel has its own
+ * part; and cycles for all of a batch by tiles of FI_PREFILL_ROWS. */
 int64_t fi_key_cycles(int64_t keys, int64_t dims);
 int64_t fi_prefill_cycles(const cuda_group *group, const cuda_extent *extent, int64_t keys,
                           int64_t sms);
