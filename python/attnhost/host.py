@@ -5,10 +5,10 @@ import json
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from . import _abi, _call, _words, ini
-from ._library import call, check, text
+from ._library import Handle, call, check, destroy, text
 from ._struct import make_array
 from .batch import Batch, operand
 from .errors import InvalidArgument
@@ -82,11 +82,11 @@ class Host:
 
     def __init__(self, config: Union[str, os.PathLike, Mapping, None] = None, *,
                  threads: int = 0, installed: bool = True, **sections: Mapping[str, Any]) -> None:
-        self._host: Optional[ctypes.c_void_p] = None
+        self._host: Optional[Handle] = None
         self._process = os.getpid()
-        self._living = 0  # backends
+        self._living: Set[int] = set()  # ids of backends
         self.settings: Dict[str, str] = {}
-        made = ctypes.c_void_p()
+        made = Handle()
         params = _abi.attnhost_params(num_threads=threads, log_level=_abi.ATTN_LOG_WARNING)
         params.log = ctypes.cast(_log, ctypes.c_void_p)
         check("attnhost_create", ctypes.byref(params), ctypes.byref(made))
@@ -110,10 +110,10 @@ class Host:
         if self._host is None:
             return
         if self._living:
-            raise InvalidArgument(f"close: {self._living} backends of this host are open; "
+            raise InvalidArgument(f"close: {len(self._living)} backends of this host are open; "
                                   "accepted: none", "BAD_STATE")
         if self._process == os.getpid():  # its threads are not those of a child, which would wait for them
-            call("attnhost_destroy", self._host)
+            destroy("attnhost_destroy", self._host)
         self._host = None
 
     def __enter__(self) -> "Host":
@@ -279,22 +279,23 @@ class Backend:
     """A backend with its children, made for the layer groups of a model (Host.compose())."""
 
     def __init__(self, host: Host, name: str, problems: Sequence[Problem]) -> None:
-        self._backend: Optional[ctypes.c_void_p] = None
-        self._living = 0  # metadata
+        self._backend: Optional[Handle] = None
+        self._living: Set[int] = set()  # ids of metadata
         self.host = host
         self.name = name
         self.problems = list(problems)
-        made = ctypes.c_void_p()
-        array = make_array(_abi.attn_problem, self.problems)
-        check("attnhost_compose", host._host, name.encode(), array, len(array),
-              ctypes.byref(made))
-        self._backend = made
         self._borrowed = _borrowed(self.problems[0])  # of merge()
-        host._living += 1
+        made = Handle()
+        array = make_array(_abi.attn_problem, self.problems)
+        host._living.add(id(self))  # before it lives: another thread may be about to close the host
         try:
+            check("attnhost_compose", host._host, name.encode(), array, len(array),
+                  ctypes.byref(made))
+            self._backend = made
             check("attnhost_backend_prepare", made, None, None)
-        except Exception:
+        except BaseException:
             self.close()
+            host._living.discard(id(self))
             raise
 
     @property
@@ -349,11 +350,11 @@ class Backend:
         if self._backend is None:
             return
         if self._living:
-            raise InvalidArgument(f"close: {self._living} metadata of this backend are open; "
+            raise InvalidArgument(f"close: {len(self._living)} metadata of this backend are open; "
                                   "accepted: none", "BAD_STATE")
-        call("attnhost_backend_destroy", self._backend)
+        destroy("attnhost_backend_destroy", self._backend)
         self._backend = None
-        self.host._living -= 1
+        self.host._living.discard(id(self))
 
     def __enter__(self) -> "Backend":
         return self
@@ -387,7 +388,7 @@ class Metadata(_call.Caller):
 
     def __init__(self, backend: Backend, graph: bool, bounds: Mapping[str, Any],
                  keep: bool = True) -> None:
-        self._metadata: Optional[ctypes.c_void_p] = None
+        self._metadata: Optional[Handle] = None
         self.backend = backend
         self._scales: List[Any] = []
         problem = backend.problems[0]
@@ -397,12 +398,16 @@ class Metadata(_call.Caller):
             if not hasattr(largest, name):
                 raise TypeError(f"metadata() has no bound '{name}'")
             setattr(largest, name, value)
-        made = ctypes.c_void_p()
-        check("attnhost_metadata_create", backend._backend,
-              _abi.ATTN_METADATA_GRAPH if graph else _abi.ATTN_METADATA_EAGER,
-              ctypes.byref(largest), None, ctypes.byref(made))
+        made = Handle()
+        backend._living.add(id(self))  # before it lives, as in Backend
+        try:
+            check("attnhost_metadata_create", backend._backend,
+                  _abi.ATTN_METADATA_GRAPH if graph else _abi.ATTN_METADATA_EAGER,
+                  ctypes.byref(largest), None, ctypes.byref(made))
+        except BaseException:
+            backend._living.discard(id(self))
+            raise
         self._metadata = made
-        backend._living += 1
         self._borrowed = _borrowed(problem) if keep else None
         self._batch: Optional[Batch] = None
         self._open(made.value, self._borrowed is not None)
@@ -433,22 +438,28 @@ class Metadata(_call.Caller):
 
     def plan(self, batch: Batch, stream: Any = None) -> None:
         """Plan a batch for all layers. Waits for nothing."""
-        if self._metadata is None:
-            raise InvalidArgument("plan: this metadata is closed; accepted: one that is open", "BAD_STATE")
-        number = stream_number(stream, batch.example)
-        if self._borrowed is not None:
-            self._borrowed.release(self._take_borrowed() + [self._batch], number)
-        self._batch = batch
-        check("attnhost_init_forward_metadata", self._metadata, ctypes.byref(batch.struct), number)
+        self._begin("plan")
+        try:
+            number = stream_number(stream, batch.example)
+            if self._borrowed is not None:
+                self._borrowed.release(self._take_borrowed() + [self._batch], number)
+            self._batch = batch
+            check("attnhost_init_forward_metadata", self._metadata, ctypes.byref(batch.struct), number)
+        finally:
+            self._end()
 
     def close(self) -> None:
         """Free it; its stream must be idle."""
         if self._metadata is None:
             return
-        self._open(0, False)
-        call("attnhost_metadata_destroy", self._metadata)
-        self._metadata = None
-        self.backend._living -= 1
+        self._begin("close")
+        try:
+            destroy("attnhost_metadata_destroy", self._metadata)
+            self._metadata = None
+            self._open(0, False)
+        finally:
+            self._end()
+        self.backend._living.discard(id(self))
 
     def __enter__(self) -> "Metadata":
         return self

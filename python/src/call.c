@@ -38,14 +38,6 @@ static PyObject *fail(attn_status status, const attn_error *error, const char *w
     return NULL;
 }
 
-static PyObject *refuse_closed(const char *what)
-{
-    char message[] = "this metadata is closed; accepted: one that is open";
-    attn_error error = {
-        .struct_size = sizeof error, .capacity = sizeof message, .message = message};
-    return fail(ATTN_BAD_STATE, &error, what);
-}
-
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
 /* A tensor as DLPack tells it. `owner` keeps what it points to alive, NULL = the object does. */
@@ -192,7 +184,29 @@ struct caller {
     Py_ssize_t num_layers;
     PyObject *borrowed; /* list: what a stream may still be reading */
     bool keeps;         /* forwards return before their work is done */
+    bool busy;          /* a call is at work: the interpreter's lock orders what is said here */
 };
+
+/* A call begins to work with the metadata, and nobody else may until it ends: neither another thread
+ * nor what an operand's __dlpack__() calls. -1 with an exception. */
+static int begin(struct caller *self, const char *what)
+{
+    const char *why = self->busy        ? "this metadata is in use; accepted: one call at a time"
+                      : !self->metadata ? "this metadata is closed; accepted: one that is open"
+                                        : NULL;
+    if (why) {
+        attn_error error = {.message = (char *)why};
+        fail(ATTN_BAD_STATE, &error, what);
+        return -1;
+    }
+    self->busy = true;
+    return 0;
+}
+
+static void end(struct caller *self)
+{
+    self->busy = false;
+}
 
 /* A call's tensors, on the stack. */
 struct call {
@@ -354,18 +368,35 @@ static PyObject *run_layer(struct caller *self, int32_t layer, struct call *call
                                                   : fail(status, &error, "forward");
 }
 
+/* The call with `count` operands and options, the values of `names`. */
+static PyObject *run_call(struct caller *self, int32_t layer, PyObject *const *values,
+                          PyObject *names, Py_ssize_t count)
+{
+    struct call call;
+    PyObject *result = NULL;
+    Py_ssize_t taken = 0;
+    memset(call.operands, 0, sizeof call.operands);
+    memset(call.owners, 0, sizeof call.owners);
+    memset(call.options, 0, sizeof call.options);
+    call.api = NULL;
+    while (taken < count && take_keyword(&call, PyTuple_GetItem(names, taken), values[taken]) == 0)
+        taken++;
+    if (taken == count)
+        result = run_layer(self, layer, &call);
+    if (result && self->keeps && keep_borrowed(self, values, count, &call) != 0)
+        Py_CLEAR(result);
+    for (int role = 0; role < ATTN_ROLE_COUNT; role++)
+        Py_XDECREF(call.owners[role]);
+    return result;
+}
+
 static PyObject *forward(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     struct caller *self = (struct caller *)object;
-    Py_ssize_t num_names = names ? PyTuple_Size(names) : 0;
-    struct call call;
-    PyObject *result = NULL;
     if (count != 1) {
         PyErr_SetString(PyExc_TypeError, "forward(layer_id, *, q=..., k=..., ...)");
         return NULL;
     }
-    if (!self->metadata)
-        return refuse_closed("forward");
     long given = PyLong_AsLong(args[0]);
     if (given == -1 && PyErr_Occurred())
         return NULL;
@@ -374,20 +405,10 @@ static PyObject *forward(PyObject *object, PyObject *const *args, Py_ssize_t cou
         PyErr_Format(PyExc_ValueError, "forward: layer %ld; accepted: a layer's id", given);
         return NULL;
     }
-    memset(call.operands, 0, sizeof call.operands);
-    memset(call.owners, 0, sizeof call.owners);
-    memset(call.options, 0, sizeof call.options);
-    call.api = NULL;
-    Py_ssize_t taken = 0;
-    while (taken < num_names &&
-           take_keyword(&call, PyTuple_GetItem(names, taken), args[count + taken]) == 0)
-        taken++;
-    if (taken == num_names)
-        result = run_layer(self, layer, &call);
-    if (result && self->keeps && keep_borrowed(self, args + count, num_names, &call) != 0)
-        Py_CLEAR(result);
-    for (int role = 0; role < ATTN_ROLE_COUNT; role++)
-        Py_XDECREF(call.owners[role]);
+    if (begin(self, "forward") != 0)
+        return NULL;
+    PyObject *result = run_call(self, layer, args + count, names, names ? PyTuple_Size(names) : 0);
+    end(self);
     return result;
 }
 
@@ -412,41 +433,45 @@ static struct bound *bound_layer(struct caller *self, long layer)
     return self->layers[layer] ? self->layers[layer] : (struct bound *)PyErr_NoMemory();
 }
 
+/* The layer's operand of the role from now on; what was there stays while a stream may read it. */
+static int bind_operand(struct caller *self, struct bound *bound, int role, PyObject *tensor)
+{
+    const DLPackExchangeAPI *api;
+    PyObject *owner = NULL, *before = bound->owners[role];
+    attn_tensor made;
+    if (take_operand(tensor, role, &made, &owner, &api) != 0 ||
+        (before && self->keeps && PyList_Append(self->borrowed, before) != 0)) {
+        Py_XDECREF(owner);
+        return -1;
+    }
+    bound->tensors[role] = made;
+    bound->owners[role] = owner ? owner : Py_NewRef(tensor);
+    bound->operands[role] = &bound->tensors[role];
+    Py_XDECREF(before);
+    return 0;
+}
+
 /* _bind(layer, role, tensor, scale): the layer's operand of this role from now on; `scale` is the
  * address of an attn_scale, or 0. */
 static PyObject *bind(PyObject *object, PyObject *args)
 {
     struct caller *self = (struct caller *)object;
-    PyObject *name, *tensor, *owner = NULL;
+    PyObject *name, *tensor;
     long layer;
     unsigned long long scale;
-    const DLPackExchangeAPI *api;
     if (!PyArg_ParseTuple(args, "lUOK:_bind", &layer, &name, &tensor, &scale))
         return NULL;
-    if (!self->metadata)
-        return refuse_closed("bind");
     int role = find_name(name, role_names, ATTN_ROLE_COUNT);
-    struct bound *bound = bound_layer(self, layer);
-    if (!bound)
-        return NULL;
     if (role < 0)
         return PyErr_Format(PyExc_TypeError, "bind() has no operand '%U'", name);
-    attn_tensor made;
-    if (take_operand(tensor, role, &made, &owner, &api) != 0) {
-        Py_XDECREF(owner);
+    if (begin(self, "bind") != 0)
         return NULL;
-    }
-    PyObject *before = bound->owners[role];
-    if (before && self->keeps && PyList_Append(self->borrowed, before) != 0) {
-        Py_XDECREF(owner);
-        return NULL;
-    }
-    bound->tensors[role] = made;
-    bound->owners[role] = owner ? owner : Py_NewRef(tensor);
-    Py_XDECREF(before);
-    bound->operands[role] = &bound->tensors[role];
-    bound->scales[role] = (const attn_scale *)(uintptr_t)scale;
-    return Py_NewRef(Py_None);
+    struct bound *bound = bound_layer(self, layer);
+    bool done = bound && bind_operand(self, bound, role, tensor) == 0;
+    if (done)
+        bound->scales[role] = (const attn_scale *)(uintptr_t)scale;
+    end(self);
+    return done ? Py_NewRef(Py_None) : NULL;
 }
 
 /* _open(address of the metadata, whether forwards return before their work is done) */
@@ -463,6 +488,22 @@ static PyObject *open_caller(PyObject *object, PyObject *args)
         return NULL;
     self->metadata = (attnhost_metadata *)(uintptr_t)address;
     self->keeps = keeps != 0;
+    return Py_NewRef(Py_None);
+}
+
+/* _begin(what), _end(): what is done between them has the metadata for itself. */
+static PyObject *begin_call(PyObject *object, PyObject *what)
+{
+    PyObject *name = PyUnicode_AsUTF8String(what);
+    bool begun = name && begin((struct caller *)object, PyBytes_AsString(name)) == 0;
+    Py_XDECREF(name);
+    return begun ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *end_call(PyObject *object, PyObject *none)
+{
+    (void)none;
+    end((struct caller *)object);
     return Py_NewRef(Py_None);
 }
 
@@ -524,6 +565,8 @@ static PyMethodDef caller_methods[] = {
      "are written to the cache, unless save_kv is False."},
     {"_bind", bind, METH_VARARGS, NULL},
     {"_open", open_caller, METH_VARARGS, NULL},
+    {"_begin", begin_call, METH_O, NULL},
+    {"_end", end_call, METH_NOARGS, NULL},
     {"_take_borrowed", take_borrowed, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

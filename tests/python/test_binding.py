@@ -7,15 +7,18 @@ import gc
 import logging
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import weakref
 
 import attnhost
 import numpy as np
 from attnhost import _abi, _call, ini
+from attnhost._library import check
 from attnhost.errors import AttnhostError, ConfigError, InvalidArgument, Unsupported
 from attnhost.stream import Borrowed
 
@@ -462,6 +465,82 @@ def test_what_is_closed_says_so():
                  lambda: host.explain([group]), lambda: host.define("a", "cpu_native"),
                  lambda: host.load("x.so"), lambda: host.compose("cpu_native", [problem])):
         assert refused(InvalidArgument, ["closed"], call).status == "BAD_STATE"
+
+
+class Waiting:
+    """An array whose reader waits in __dlpack__() until it is let go, or does what it is told."""
+
+    def __init__(self, array, act=None):
+        self.array, self.act = array, act
+        self.read, self.let_go = threading.Event(), threading.Event()
+
+    def __dlpack__(self, **options):
+        self.read.set()
+        if self.act:
+            self.act()
+        else:
+            self.let_go.wait(20)
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_metadata_are_for_one_call_at_a_time():
+    """What another thread would free or change under a forward is refused, and the forward ends well."""
+    step = Step()
+    step.metadata.plan(step.batch())
+    waiting, failed = Waiting(step.q), []
+
+    def run():
+        try:
+            step.metadata.forward(0, q=waiting, k=step.k, v=step.v, out=step.out)
+        except Exception as error:  # pylint: disable=broad-except
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert waiting.read.wait(20)
+    for call in (step.metadata.close, step.forward, lambda: step.metadata.plan(step.batch()),
+                 lambda: step.metadata.bind(0, k_cache=step.k_cache)):
+        assert refused(InvalidArgument, ["in use"], call).status == "BAD_STATE"
+    refused(InvalidArgument, ["1 metadata"], step.backend.close)
+    waiting.let_go.set()
+    thread.join()
+    assert not failed
+    out = step.out.copy()
+    step.out[:] = 0
+    step.forward()
+    assert np.array_equal(step.out, out)
+    step.metadata.close()
+
+
+def test_an_operand_does_not_close_what_reads_it():
+    step = Step()
+    step.metadata.plan(step.batch())
+    for act in (step.metadata.close, step.forward):
+        refused(InvalidArgument, ["in use"], step.metadata.forward, 0, q=Waiting(step.q, act), k=step.k,
+                v=step.v, out=step.out)
+    step.forward()
+
+
+def test_handles_are_for_one_thread_at_a_time():
+    """A thread reads an ini that comes through a pipe while others ask and close."""
+    host = attnhost.Host()
+    folder = tempfile.mkdtemp()
+    pipe = os.path.join(folder, "serve.ini")
+    os.mkfifo(pipe)
+    thread = threading.Thread(target=check, args=("attnhost_configure_file", host._host, pipe.encode()))
+    thread.start()
+    with open(pipe, "w", encoding="utf-8") as file:  # waits for who reads
+        for call in (lambda: host.plugins, host.close, lambda: host.define("a", "cpu_native")):
+            assert refused(InvalidArgument, ["another thread"], call).status == "BAD_STATE"
+        file.write("[backend.mine]\ntype = cpu_native\n")
+    thread.join()
+    shutil.rmtree(folder)
+    group = attnhost.layer_group([0], num_q_heads=4, num_kv_heads=2, head_dim=32)
+    assert host.query("mine", attnhost.problem(group, max_seqs=2, max_tokens=16, max_kv_len=16))
+    host.close()
 
 
 def test_there_is_one_of_each():
