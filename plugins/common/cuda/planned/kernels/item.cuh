@@ -25,8 +25,7 @@ static __device__ __forceinline__ walk_block block_in_line(const fi_call &c)
     return block;
 }
 
-/* ---- Keys -------------------------------------------------------------------------------------
- */
+/* ---- Keys ---------------------------------------------------------------------------------- */
 
 /* index_entry() and index_find_key(), without a division where pages are powers of two. */
 static __device__ __forceinline__ const int *find_entry(const fi_call &c, const index_sequence &q,
@@ -64,8 +63,7 @@ static __device__ __forceinline__ float v_scale_of(const fi_call &c, int head)
     return c.operands.v_scale_device ? c.operands.v_scale_device[at] : c.operands.v_scales[at];
 }
 
-/* ---- Rows -------------------------------------------------------------------------------------
- */
+/* ---- Rows ---------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ mask_rule rule_of(const fi_call &c)
 {
@@ -120,8 +118,7 @@ static __device__ __forceinline__ u32 load_pair(const char *from, bool aligned)
     return aligned ? *(const u32 *)from : two[0] | (u32)two[1] << 16;
 }
 
-/* ---- Results ----------------------------------------------------------------------------------
- */
+/* ---- Results ------------------------------------------------------------------------------- */
 
 /* Of the item that the block began with, or of the one that it does not end. */
 static __device__ __forceinline__ parts find_splits(const fi_call &c, const cursor &at,

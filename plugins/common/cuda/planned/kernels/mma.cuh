@@ -49,8 +49,7 @@ static __device__ __forceinline__ void touch(const void *line)
     asm volatile("{.reg .b32 ignored; ld.global.b32 ignored, [%0];}" ::"l"((u64)line & ~3ull));
 }
 
-/* ---- Matrices -----------------------------------------------------------------------------------
- */
+/* ---- Matrices ------------------------------------------------------------------------------ */
 
 static __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 from)
 {

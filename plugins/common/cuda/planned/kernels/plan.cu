@@ -108,8 +108,7 @@ extern "C" __global__ void __launch_bounds__(FI_PLAN_THREADS)
         p.starts[c] = plan_make_start(&p, &plan, c);
 }
 
-/* ---- New keys and values ----------------------------------------------------------------------
- */
+/* ---- New keys and values ------------------------------------------------------------------- */
 
 extern "C" __global__ void __launch_bounds__(FI_SAVE_THREADS)
     fi_save(const __grid_constant__ fi_call c, int dim, int v_dim)

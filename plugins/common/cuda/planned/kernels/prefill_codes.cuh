@@ -13,6 +13,7 @@
 #ifndef PLANNED_PREFILL_CODES_CUH
 #define PLANNED_PREFILL_CODES_CUH
 
+#include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/common/cuda/planned/kernels/prefill_stages.cuh"
 
 /* Units that are looked over for new keys without a slot before they are read from the cache. */
@@ -20,8 +21,7 @@
 
 template <typename S> using code_ring = ring<S::codes ? S::code_slots : 1>;
 
-/* ---- Codes to elements ------------------------------------------------------------------------
- */
+/* ---- Codes to elements --------------------------------------------------------------------- */
 
 /* Four codes as elements of the queries' type, which has all of their values. */
 template <bool half> DEVICE uint2 codes_to_elements(u32 codes)
@@ -116,8 +116,7 @@ DEVICE void tell_stored(u32 barrier)
         barrier_arrive(barrier);
 }
 
-/* ---- Row by row -------------------------------------------------------------------------------
- */
+/* ---- Row by row ---------------------------------------------------------------------------- */
 
 /* 16 codes from anywhere. */
 DEVICE uint4 load_codes(const char *from, bool aligned)
@@ -200,8 +199,7 @@ static __device__ __noinline__ void feed_any_codes(const fi_call &c, const struc
     tell_stored(m.v_full + 8 * stage.slot);
 }
 
-/* ---- Boxes ------------------------------------------------------------------------------------
- */
+/* ---- Boxes --------------------------------------------------------------------------------- */
 
 /* A lane's boxes of codes: those of keys are lanes 0 to 15's, those of values the others'. */
 struct code_boxes {

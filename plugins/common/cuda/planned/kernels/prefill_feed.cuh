@@ -1,18 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * prefill_feed.cuh: the warpgroup of prefill.cuh that copies: a warp has a
- * quarter of each unit's keys, and their values. It looks them up a unit before, goes on to the
- * next item while this one is worked on, and tells those who multiply what the item is. New keys
- * are read from k and v, the others from the cache; those of a cache of e4m3 come as codes, and
- * become what the queries are on their way (prefill_codes.cuh).
+ * prefill_feed.cuh: the warpgroup of prefill.cuh that copies. A warp has a quarter of each unit's
+ * keys, and their values:
+ *
+ *   Q 0 | K V | K V | ... as many as stages hold | what is item 1? Q 1 | K V | K V | ... | K V ...
+ *
+ * It looks keys up a unit before, goes on to the next item while this one is worked on, and tells
+ * those who multiply what the item is. New keys are read from k and v, the others from the cache:
+ *
+ *   boxes   runs of units whose keys all come in boxes: feed_boxes()
+ *   any     a unit of old and new keys, an end, pages that have no whole boxes: feed_unit()
+ *   codes   those of a cache of e4m3 become what queries are on their way: prefill_codes.cuh
  */
 #ifndef PLANNED_PREFILL_FEED_CUH
 #define PLANNED_PREFILL_FEED_CUH
 
 #include "plugins/common/cuda/planned/kernels/prefill_codes.cuh"
+#include "plugins/common/cuda/planned/kernels/prefill_queries.cuh"
 
-/* ---- Copies -----------------------------------------------------------------------------------
- */
+/* ---- A unit -------------------------------------------------------------------------------- */
 
 /* A warp's keys of a unit. `key`, `entry`: this lane's, and what the table has for it; `hi`: the
  * end of what is copied; `boxes`, `rows`: lanes whose key comes in a box of `box` keys, or row by
@@ -78,73 +84,6 @@ DEVICE void start_boxes(const fi_call &c, const index_sequence &q, const unit_fe
                     f.head, is_new ? 0 : page);
 }
 
-/* Rows of an item without a division for each: (row0 % ratio + r) / ratio is small. */
-struct row_finder {
-    i64 row; /* of q and out: that of row 0 */
-    int head, past, ratio;
-    float inverse;
-};
-
-DEVICE row_finder find_rows(const fi_call &c, const struct work &w)
-{
-    int row0 = w.at.tile.row0, before = row0 / c.ratio;
-    row_finder f = {w.q.first_row + before, w.at.head * c.ratio, row0 - before * c.ratio, c.ratio,
-                    __fdividef(1.0f, (float)c.ratio)};
-    return f;
-}
-
-DEVICE void find_row(const row_finder &f, int r, i64 *row, int *head)
-{
-    int n = f.past + r, before = (int)(((float)n + 0.5f) * f.inverse);
-    *row = f.row + before;
-    *head = f.head + n - before * f.ratio;
-}
-
-/* A warp's part of an item's queries: 32 rows. Rows that are not there are copies of the last. */
-template <typename S> DEVICE void copy_queries(const fi_call &c, const struct work &w, char *to)
-{
-    constexpr int pieces = S::dim / 8, rows = FI_PREFILL_ROWS / WARPS;
-    int lane = (int)threadIdx.x & 31, last = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS) - 1;
-    const row_finder finder = find_rows(c, w);
-    bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
-#pragma unroll 4
-    for (int i = lane; i < rows * pieces; i += 32) {
-        int r = warp_part() * rows + i / pieces, piece = i % pieces, head;
-        i64 row;
-        find_row(finder, min(r, last), &row, &head);
-        const char *from = (const char *)c.operands.q + row * c.operands.q_row +
-                           head * c.operands.q_head + piece * 16;
-        char *there = to + r / GROUP_ROWS * (S::panels * GROUP_ROWS * ROW_BYTES) +
-                      piece_at<GROUP_ROWS * ROW_BYTES>(r % GROUP_ROWS, piece);
-        if (aligned)
-            copy16(shared_address(there), from);
-        else
-            for (int n = 0; n < 8; n++)
-                ((u16 *)there)[n] = ((const u16 *)from)[n];
-    }
-}
-
-DEVICE int units_here(const cursor &at)
-{
-    return min(at.units - at.unit, at.left);
-}
-
-/* Tell the item to those who multiply, and start the copy of its queries. */
-template <typename S>
-DEVICE void start_item(const fi_call &c, const struct work &w, char *shared,
-                       struct control *control, int slot)
-{
-    u32 full = shared_address(&control->q_full[slot]);
-    if (threadIdx.x == 0)
-        control->work[slot] = w;
-    if (w.units > 0)
-        copy_queries<S>(c, w, shared + slot * S::q_bytes);
-    barrier_expect_copies(full);
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0)
-        barrier_arrive(full);
-}
-
 /* A unit whose keys come in any way. */
 template <typename S>
 DEVICE void feed_unit(const fi_call &c, const struct work &w, const feed_memory &m, int first,
@@ -170,6 +109,8 @@ DEVICE void feed_unit(const fi_call &c, const struct work &w, const feed_memory 
                                 m.v_full + 8 * stage.slot);
     stage.advance();
 }
+
+/* ---- Units --------------------------------------------------------------------------------- */
 
 /* Units whose keys all come in boxes: of keys by lanes 0 to 15, of values by the others. A warp
  * that waits for nothing takes some five cycles an instruction, so there are few here. Boxes after
@@ -269,6 +210,13 @@ DEVICE void feed_units(const fi_call &c, const struct work &w, const feed_memory
     } else {
         feed_elements<S>(c, w, m, first, units, stage);
     }
+}
+
+/* ---- Items --------------------------------------------------------------------------------- */
+
+DEVICE int units_here(const cursor &at)
+{
+    return min(at.units - at.unit, at.left);
 }
 
 /* The item that the cursor is at. Values that the sequence's other queries see may be multiplied by

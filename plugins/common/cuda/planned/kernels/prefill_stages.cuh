@@ -1,14 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * prefill_stages.cuh: what a block of prefill.cuh has in shared memory: queries, stages of keys and
- * values, codes on their way to be such, barriers, and the work that those who copy tell those who
- * multiply of.
+ * prefill_stages.cuh: what a block of prefill.cuh has in shared memory, and what its warps tell
+ * each other there:
+ *
+ *   | Q 0 | Q 1 | K stages | V stages | codes of K | codes of V | control: barriers and work |
+ *
+ *   Q        128 rows of queries; one where there is no room for two
+ *   K, V     `stages` units each, a quarter of each from every warp that copies
+ *   codes    over e4m3: a warp's own, on their way to be keys and values of 16 bits
+ *
+ *   q, k, v_full    the four warps that copy arrive: it is there, and so is control's work
+ *   q, k, v_empty   the eight warps that multiply arrive: it is free
  */
 #ifndef PLANNED_PREFILL_STAGES_CUH
 #define PLANNED_PREFILL_STAGES_CUH
 
 #include "plugins/common/cuda/warpgroup.cuh"
-#include "plugins/common/cuda/planned/kernels/feed.cuh"
+#include "plugins/common/cuda/planned/kernels/panels.cuh"
 #include "plugins/common/cuda/planned/kernels/shapes.h"
 
 #define CODE_PANEL 128 /* codes of a row that the 128-byte swizzle keeps together */
@@ -67,6 +75,19 @@ struct prefill_shape {
     static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
 };
 
+#define CHECK_SHAPE(name, dim, v_dim, a, b, c, d, e, f, keys, stages, q_slots, shared, codes_keys, \
+                    codes_stages, codes_q_slots, slots, codes_shared)                              \
+    static_assert(prefill_shape<dim, v_dim, keys, stages, q_slots, 0, false>::shared_bytes ==      \
+                      shared,                                                                      \
+                  #name ": the table's bytes of shared memory");                                   \
+    static_assert(prefill_shape<dim, v_dim, codes_keys, codes_stages, codes_q_slots, slots,        \
+                                false>::shared_bytes == codes_shared,                              \
+                  #name ": the table's bytes of shared memory for fp8");
+FI_SHAPES(CHECK_SHAPE)
+#undef CHECK_SHAPE
+
+/* ---- Work and barriers --------------------------------------------------------------------- */
+
 /* An item, or what the block has of it. units == 0: there is no more work. */
 struct work {
     cursor at;
@@ -109,8 +130,7 @@ template <typename S> DEVICE void control_init(struct control *control)
     fence_barrier_init();
 }
 
-/* ---- Of those who copy ------------------------------------------------------------------------
- */
+/* ---- Of those who copy --------------------------------------------------------------------- */
 
 /* Where a warp's keys and values of a unit go, and the barriers of the stages. */
 struct feed_memory {

@@ -31,9 +31,9 @@
  * items, two multiply, an item each in turn. fp8 has half of the bytes, so half of the time for its
  * products: two multiply, a unit each in turn; of more than 128 columns a thread's sums have no
  * room for two. For many items there are two blocks with a team each instead. */
-#define FI_ATTEND_COPIERS(dim) ((dim) > 128 ? 2 : 1)
-#define FI_CODES_TEAMS(v_dim)  ((v_dim) > 128 ? 1 : 2)
-#define FI_CODES_MANY_STAGES   4
+#define FI_ATTEND_PRODUCERS(dim) ((dim) > 128 ? 2 : 1)
+#define FI_CODES_TEAMS(v_dim)    ((v_dim) > 128 ? 1 : 2)
+#define FI_CODES_MANY_STAGES     4
 
 #ifndef __CUDACC__
 
@@ -82,7 +82,7 @@ typedef struct fi_shape {
             {"fi_attend_" #name,                                                                   \
              FI_ROWS,                                                                              \
              FI_KEYS,                                                                              \
-             (1 + FI_ATTEND_COPIERS(dim)) * 128,                                                   \
+             (1 + FI_ATTEND_PRODUCERS(dim)) * 128,                                                 \
              shared,                                                                               \
              1,                                                                                    \
              2},                                                                                   \

@@ -2,14 +2,17 @@
  *
  * walk.cuh: how a block goes through its work, C and CUDA alike: from unit to unit, and which parts
  * of an item other blocks have.
+ *
+ *   item: tile 4, head     tile 4, head + lanes   tile 5, head
+ *   | 0 1 2 3 4 5 6 7 8 | 0 1 2 3 4 5 6 7 8 | 0 1 2 3 4 5 ...    units
+ *     other's ^ walk_begin(), then walk_next()      ^ left == 0: other's
  */
 #ifndef PLANNED_WALK_CUH
 #define PLANNED_WALK_CUH
 
 #include "plugins/common/cuda/planned/kernels/plan.cuh"
 
-/* ---- Where a block is -------------------------------------------------------------------------
- */
+/* ---- Where a block is ---------------------------------------------------------------------- */
 
 typedef struct walk_block {
     int lane;
@@ -71,8 +74,7 @@ PORTABLE int walk_past(const fi_call *c, walk_block block, cursor *at, int unit)
     return passed;
 }
 
-/* ---- Parts ------------------------------------------------------------------------------------
- */
+/* ---- Parts --------------------------------------------------------------------------------- */
 
 /* The parts of an item that blocks of several columns share, this block's in slot `mine`; to be
  * merged are `count`: part 0 lies in slot `first`, part i in slot second + (i - 1) * step. A block
