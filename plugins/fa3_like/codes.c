@@ -316,16 +316,28 @@ static attn_status launch_widen(layer_call *call, int has_new, attn_stream strea
     return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
 }
 
-/* Where the host knows it, how many rows are named; else those that there are. */
-static attn_status check_rows(const layer_call *call, uint32_t role, const attn_i32_array *named,
+/* Rows before the end of those that an indptr names. */
+static int64_t named_rows(const attn_i32_array *indptr, const attn_batch *batch)
+{
+    return indptr->host ? indptr->host[batch->num_seqs] : -1;
+}
+
+void fa3_note_rows(attn_metadata *metadata, uint32_t index)
+{
+    const attn_batch *batch = &metadata->plan.batch;
+    const attn_i32_array *new_rows = &metadata->plan.kv[index].kv_new_indptr;
+    fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];
+    int is_named = batch->mode != ATTN_MODE_DECODE && batch->q_indptr.device;
+    view->named_rows = is_named ? named_rows(&batch->q_indptr, batch) : batch->num_tokens;
+    view->named_new_rows = new_rows->device ? named_rows(new_rows, batch) : view->named_rows;
+}
+
+/* Where nobody has told how many rows are named, those that there are. */
+static attn_status check_rows(const layer_call *call, uint32_t role, int64_t named,
                               attn_error *error)
 {
     int64_t most = most_rows(&call->metadata->plan.bounds);
-    int64_t rows = attn_operand(&call->args, role)->shape[0];
-    if (!named->device)
-        rows = call->metadata->plan.batch.num_tokens;
-    else if (named->host)
-        rows = named->host[call->metadata->plan.batch.num_seqs];
+    int64_t rows = named >= 0 ? named : attn_operand(&call->args, role)->shape[0];
     return rows <= most ? ATTN_OK
                         : FAIL(error, ATTN_FIELD_OPERAND,
                                "operand %s has %lld rows: accepted up to %lld within these bounds",
@@ -334,11 +346,9 @@ static attn_status check_rows(const layer_call *call, uint32_t role, const attn_
 
 static attn_status check_all_rows(const layer_call *call, int has_new, attn_error *error)
 {
-    const attn_i32_array *queries = &call->metadata->plan.batch.q_indptr;
-    const attn_i32_array *fresh = &call->kv->kv_new_indptr;
-    attn_status status = check_rows(call, ATTN_ROLE_Q, queries, error);
+    attn_status status = check_rows(call, ATTN_ROLE_Q, call->view->named_rows, error);
     return status == ATTN_OK && has_new
-               ? check_rows(call, ATTN_ROLE_K, fresh->device ? fresh : queries, error)
+               ? check_rows(call, ATTN_ROLE_K, call->view->named_new_rows, error)
                : status;
 }
 

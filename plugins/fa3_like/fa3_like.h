@@ -85,6 +85,9 @@ typedef struct fa3_codes_layout {
 fa3_codes_layout fa3_layout_codes(const fa3_group *group, const cuda_group *base,
                                   const attn_bounds *bounds);
 
+/* What calls of the batch that is planned will check of their rows: host arrays are gone then. */
+void fa3_note_rows(attn_metadata *metadata, uint32_t index);
+
 /* ---- Query ----------------------------------------------------------------------------------- */
 
 attn_status fa3_query(const attn_backend_type *type, const attn_options *options,
@@ -129,8 +132,10 @@ typedef struct fa3_metadata {
     int32_t window_right;
     fa3_plan *plan; /* on the device, as are its lists; NULL = the group has no tiles */
     int32_t *tiles, *slow;
-    int is_tiled;          /* this batch's tiles are planned */
-    int32_t *turned_first; /* of codes; else NULL */
+    int is_tiled;           /* this batch's tiles are planned */
+    int32_t *turned_first;  /* of codes; else NULL */
+    int64_t named_rows;     /* of codes: rows of q before the end of those that the batch names; */
+    int64_t named_new_rows; /* the same of new k and v; -1 = the host is not told */
 } fa3_metadata;
 
 /* Where the parts of a group's plan lie in its memory. Bytes. */

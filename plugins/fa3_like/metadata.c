@@ -6,8 +6,8 @@
  * read. What is made of them, the list of tiles, is made on the device too, by one small kernel for
  * each layer group when a batch is planned: nothing is waited for, host arrays are not needed, and
  * a graph that is replayed finds the new list at the old address. Host arrays, where they are
- * given, tell one thing: that all keys are new, so that they are read as they came. A group
- * whose batch is not for tiles is planned by the library.
+ * given, tell that all keys are new, so that they are read as they came, and of codes how many rows
+ * are named. A group whose batch is not for tiles is planned by the library.
  *
  * In each region what is the plugin's own lies behind what is the library's.
  */
@@ -280,6 +280,8 @@ static attn_status plan_group(attn_metadata *metadata, uint32_t index, attn_stre
     attn_status status = ATTN_OK;
     if (view->plan)
         view_batch(metadata, index);
+    if (((const fa3_instance *)metadata->instance->own)->groups[index].has_codes)
+        fa3_note_rows(metadata, index);
     view->is_tiled = fa3_is_for_tiles(metadata, index, &own->parts[index]);
     fa3_count_rows(metadata, index);
     if (view->is_tiled)

@@ -533,7 +533,6 @@ START_TEST(empty_batches)
 }
 END_TEST
 
-/* All that is asked for is enough for the parts of a plan, none of which overlap. */
 /* ---- Codes ------------------------------------------------------------------------------------
  */
 
@@ -635,6 +634,28 @@ START_TEST(codes_for_the_library)
 }
 END_TEST
 
+/* The library's rows are within what there is room for: 2 * 600 + 64. Where host arrays tell, it is
+ * when the batch is planned: afterwards they are gone. */
+START_TEST(rows_are_told_when_planned)
+{
+    int32_t rows[4] = {1200, 1208, 1216, 1264};
+    test_run t;
+    begin_codes(&t, ATTN_SCALE_PER_TENSOR);
+    t.q.shape[0] = t.k.shape[0] = t.v.shape[0] = t.out.shape[0] = 2000;
+    need(run_batch(&t, ATTN_MODE_DECODE, 3, 3, 1)); /* which reads no q_indptr */
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 3, 24, 8), ATTN_INVALID_ARGUMENT);
+    t.batch.q_indptr.host = rows;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 24, 8));
+    rows[3] = INT32_MAX;
+    num_launches = 0;
+    need(fa3_forward_extend(t.metadata, TEST_LAYER, &t.args, NULL, &test_error));
+    rows[3] = 1265;
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 3, 24, 8), ATTN_INVALID_ARGUMENT);
+    ck_assert_msg(strstr(test_message, "1265"), "%s", test_message);
+    run_end(&t);
+}
+END_TEST
+
 START_TEST(codes_need_scales)
 {
     test_run t;
@@ -651,6 +672,7 @@ START_TEST(codes_need_scales)
 }
 END_TEST
 
+/* All that is asked for is enough for the parts of a plan, none of which overlap. */
 START_TEST(memory_of_a_plan)
 {
     test_run t;
@@ -809,6 +831,7 @@ static Suite *suite(void)
     tcase_add_test(tc, codes_in_tiles);
     tcase_add_test(tc, graphs_turn_by_bounds);
     tcase_add_test(tc, codes_for_the_library);
+    tcase_add_test(tc, rows_are_told_when_planned);
     tcase_add_test(tc, codes_need_scales);
     tcase_add_test(tc, memory_of_a_plan);
     suite_add_tcase(s, tc);
