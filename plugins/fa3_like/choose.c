@@ -95,13 +95,19 @@ static int can_tile(const attn_metadata *metadata, uint32_t index)
 }
 
 /* The sequences of a MIXED batch that decode, if they have few rows. What a graph has baked in must
- * do for any number of them; and keys that are not saved have one plan for the whole batch. */
-static fi_part find_decodes(const cuda_plan *plan, int32_t ratio)
+ * do for any number of them; and where a call may be the library's as a whole, with keys that are
+ * not saved or in small pages, the library's one plan is of the whole batch. Of codes the library
+ * has no part: q comes to it as bf16. */
+static fi_part find_decodes(const attn_metadata *metadata, uint32_t index)
 {
+    const cuda_plan *plan = &metadata->plan;
     const attn_batch *batch = &plan->batch;
+    const fa3_instance *own = metadata->instance->own;
+    int32_t ratio = metadata->instance->groups[index].base.ratio;
     if (plan->kind == ATTN_METADATA_GRAPH || plan->bounds.uses & ATTN_USES_UNSAVED_KV ||
+        fa3_has_small_pages(metadata, index) || own->groups[index].has_codes ||
         batch->mode != ATTN_MODE_MIXED || batch->num_decode_seqs == 0 ||
-        batch->decode_q_len * ratio > SHORT_ROWS)
+        (int64_t)batch->decode_q_len * ratio > SHORT_ROWS)
         return (fi_part){.q_len = 0};
     return (fi_part){batch->first_decode_seq, batch->num_decode_seqs, batch->decode_q_len};
 }
@@ -116,9 +122,7 @@ int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *par
     *part = (fi_part){.q_len = 0};
     if (!can_tile(metadata, index))
         return 0;
-    fi_part decodes = {.q_len = 0}; /* of codes the library has no part: q comes to it as bf16 */
-    if (!own->groups[index].has_codes)
-        decodes = find_decodes(plan, group->base.ratio);
+    fi_part decodes = find_decodes(metadata, index);
     extent.seqs -= decodes.num_seqs;
     extent.tokens -= (int64_t)decodes.num_seqs * decodes.q_len;
     int is_faster = !fi_is_short(&group->base, &extent, keys, sms) &&

@@ -180,6 +180,10 @@ int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *par
 /* May calls of a batch in tiles bring keys that are in no page, which only the library reads? */
 int fa3_may_be_unsaved(const attn_metadata *metadata, uint32_t index);
 
+/* Are the group's keys in pages that tiles cannot read? A call that brings no keys is the library's
+ * then. */
+int fa3_has_small_pages(const attn_metadata *metadata, uint32_t index);
+
 /* ---- Paths ----------------------------------------------------------------------------------- */
 
 /* Behind the library's. */

@@ -261,15 +261,19 @@ int fa3_may_be_unsaved(const attn_metadata *metadata, uint32_t index)
     return metadata->plan.bounds.uses & ATTN_USES_UNSAVED_KV && !view->cu_seqlens_k;
 }
 
+int fa3_has_small_pages(const attn_metadata *metadata, uint32_t index)
+{
+    return cuda_group_has_cache(&metadata->instance->groups[index].base) &&
+           !((const fa3_own *)metadata->own)->groups[index].page_table;
+}
+
 /* What calls may want of a batch in tiles that only the library has: keys in pages that are too
  * small, and keys that are not saved. */
 static int needs_library(const attn_metadata *metadata, uint32_t index)
 {
     const fa3_own *own = metadata->own;
-    const fa3_metadata *view = &own->groups[index];
-    const cuda_group *group = &metadata->instance->groups[index].base;
-    return !view->is_tiled || fi_part_of(metadata, index) || fa3_may_be_unsaved(metadata, index) ||
-           (cuda_group_has_cache(group) && !view->page_table);
+    return !own->groups[index].is_tiled || fi_part_of(metadata, index) ||
+           fa3_may_be_unsaved(metadata, index) || fa3_has_small_pages(metadata, index);
 }
 
 static attn_status plan_group(attn_metadata *metadata, uint32_t index, attn_stream stream,

@@ -363,6 +363,34 @@ START_TEST(small_pages_decide)
 }
 END_TEST
 
+/* A layer that finds all keys in such pages has the library for the whole batch: it is not split.
+ */
+START_TEST(small_pages_keep_batches_whole)
+{
+    static const int32_t none[3] = {0}, rows[4] = {0, 288, 576, 577}, keys[3] = {288, 288, 1};
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.problem.page_size = 4;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    t.batch.prefix_lens.host = none;
+    t.batch.q_indptr.host = rows;
+    t.kv.kv_lens.host = keys;
+    t.own.option = TILES_ALWAYS;
+    t.num_decodes = 1;
+    need(run_batch(&t, ATTN_MODE_MIXED, 3, 577, 288));
+    expect_launches("plan fi_plan rows fa3_forward_d128");
+    ck_assert_int_eq(launches[0].params.plan.others_end, 0);
+    ck_assert_int_eq(launches[1].params.fi_plan.batch.num_seqs, 3);
+    t.operands[ATTN_ROLE_K] = t.operands[ATTN_ROLE_V] = NULL;
+    t.args.flags = 0;
+    need(run_batch(&t, ATTN_MODE_MIXED, 3, 577, 288));
+    expect_launches("plan fi_plan fi_prefill_d128");
+    ck_assert_int_eq(launches[2].params.fi_call.batch.num_seqs, 3);
+    run_end(&t);
+}
+END_TEST
+
 START_TEST(masks_decide)
 {
     static const uint8_t bits[1] = {0};
@@ -819,6 +847,7 @@ static Suite *suite(void)
     tcase_add_test(tc, rows_decide);
     tcase_add_test(tc, problems_decide);
     tcase_add_test(tc, small_pages_decide);
+    tcase_add_test(tc, small_pages_keep_batches_whole);
     tcase_add_test(tc, masks_decide);
     tcase_add_test(tc, mixed_batches_are_split);
     tcase_add_test(tc, unsaved_keys_decide);
