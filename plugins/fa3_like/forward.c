@@ -59,10 +59,9 @@ static int is_for_library(const layer_call *call)
 /* Tensor maps and the kernel's own stores move 16 bytes at a time. */
 static int is_aligned(const layer_call *call)
 {
-    const call_operands *o = &call->rows.operands;
-    int needed = CALL_ALIGNED_Q | (reads_rows(call) ? CALL_ALIGNED_NEW : CALL_ALIGNED_CACHE);
-    return (o->aligned & needed) == needed &&
-           ((uintptr_t)o->out | (uint64_t)o->out_row | (uint64_t)o->out_head) % 16 == 0;
+    int keys = reads_rows(call) ? CALL_ALIGNED_NEW : CALL_ALIGNED_CACHE;
+    int needed = CALL_ALIGNED_Q | keys | CALL_ALIGNED_OUT_16;
+    return (call->rows.operands.aligned & needed) == needed;
 }
 
 static int is_for_tiles(const layer_call *call)

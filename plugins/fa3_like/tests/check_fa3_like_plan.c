@@ -491,6 +491,17 @@ START_TEST(unaligned_operands)
             ck_assert_int_eq(launches[1].params.rows.all_slow, 1);
             *operands[i] = aligned;
         }
+    /* Of one row there is no next one, whatever its stride. */
+    attn_tensor *rows[] = {&t.q, &t.out, &t.k, &t.v};
+    for (int i = 0; i < 4; i++) {
+        rows[i]->shape[0] = 1;
+        rows[i]->strides[0] = 1;
+    }
+    t.own.option = TILES_ALWAYS;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 1, 1, 1));
+    expect_launches("plan rows fa3_forward_d128");
+    run_end(&t);
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
     t.k.strides[0] += 4; /* is copied */
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches("plan rows fa3_forward_d128");
