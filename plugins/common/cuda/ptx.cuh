@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ptx.cuh: the instructions of Hopper (sm_90a) that CUDA C has no name for. The one place where the
- * kernels of this tree speak PTX; each wrapper names the section of the PTX ISA (version 9.0) that
- * defines it. Device code alone, no header of the host: NVRTC can read it, too.
+ * ptx.cuh: the instructions of Hopper (sm_90a) that CUDA C has no name for, and the older ones that
+ * go with them; planned/kernels/mma.cuh and triton_like/kernels/common.cuh have those of Ampere.
+ * Each wrapper names the section of the PTX ISA (version 9.0) that defines it. Device code alone, no
+ * header of the host: NVRTC can read it, too.
  *
  * Addresses of shared memory are 32-bit numbers here (shared_address makes them), since that is
  * what the instructions take.
@@ -187,7 +188,20 @@ static PTX void store_wait_read(void)
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/* "ld.shared", "st.shared": 16 bytes. */
+/* "ld.shared", "st.shared": 4, 8, or 16 bytes. */
+static PTX unsigned shared_load_word(unsigned address)
+{
+    unsigned x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+    return x;
+}
+
+static PTX void shared_store_pair(unsigned address, unsigned first, unsigned second)
+{
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second)
+                 : "memory");
+}
+
 static PTX uint4 shared_load(unsigned address)
 {
     uint4 x;

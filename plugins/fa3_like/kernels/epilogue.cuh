@@ -14,8 +14,6 @@
 #include "plugins/common/cuda/warpgroup_softmax.cuh"
 #include "plugins/fa3_like/kernels/pipeline.cuh"
 
-#define BARRIER_GROUP 5 /* named barriers 5 to 8: a warpgroup's own */
-
 DEVICE void group_sync(int group)
 {
     named_sync(BARRIER_GROUP + group, GROUP_THREADS);
@@ -55,12 +53,10 @@ DEVICE void output_stage_turned(const float (&o)[T::dim_v / 2], const float (&fa
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const float *x = o + 8 * c + 2 * r;
-            asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(
-                             to + c / 4 * GROUP_ROWS * ROW_BYTES +
-                             swizzled(row + 8 * r, c % 4 * 2 + lane % 4 / 2) + lane % 2 * 8),
-                         "r"(pack_pair<T::half>(x[0] * factor[r], x[4] * factor[r])),
-                         "r"(pack_pair<T::half>(x[1] * factor[r], x[5] * factor[r]))
-                         : "memory");
+            const unsigned piece = swizzled(row + 8 * r, c % 4 * 2 + lane % 4 / 2);
+            shared_store_pair(to + c / 4 * GROUP_ROWS * ROW_BYTES + piece + lane % 2 * 8,
+                              pack_pair<T::half>(x[0] * factor[r], x[4] * factor[r]),
+                              pack_pair<T::half>(x[1] * factor[r], x[5] * factor[r]));
         }
 }
 
@@ -99,11 +95,7 @@ DEVICE void output_rows(const struct fa3_forward_params &p, const struct work &w
     for (int i = thread_here() % GROUP_THREADS; i < rows * pieces; i += GROUP_THREADS) {
         const int row = i / pieces, piece = i % pieces;
         const unsigned at = from + piece / 8 * GROUP_ROWS * ROW_BYTES + swizzled(row, piece % 8);
-        uint4 x;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                     : "r"(at));
-        *(uint4 *)(out + row * p.out_token + piece * 8) = x;
+        *(uint4 *)(out + row * p.out_token + piece * 8) = shared_load(at);
     }
 }
 

@@ -38,7 +38,7 @@ extern "C" __device__ unsigned fa3_trace[4][TRACE_ROUNDS][TRACE_PLACES];
 /* ---- Producer ----------------------------------------------------------------------------------
  */
 
-/* Lane 0 of warp 0 fetches work and tells it to all others. */
+/* Warp 0 finds work; its lane 0 tells all others. */
 DEVICE void work_publish(struct control *control, work_ring *at, const struct work &w)
 {
     barrier_wait(shared_address(&control->work_empty[at->slot()]), at->phase() ^ 1);
@@ -135,10 +135,8 @@ template <typename T> DEVICE void stage_done(struct control *control, ring<T::st
     stage->advance();
 }
 
-/* Turns at the tensor cores. Of a piece of work each warpgroup takes as many: one a stage. */
-#define BARRIER_CLEAR 9
-#define BARRIER_TURN  1 /* named barriers 1 to 4: a warpgroup's turn has come */
-
+/* Turns at the tensor cores. All warpgroups take as many of a piece of work, one a stage, be there
+ * anything to multiply or not. */
 DEVICE void turn_take(int group)
 {
     named_sync(BARRIER_TURN + group, 2 * GROUP_THREADS);

@@ -327,12 +327,7 @@ DEVICE void codes_scores_finish(const struct fa3_forward_params &p, const struct
 
 DEVICE unsigned word_of(unsigned tile, int row, int byte)
 {
-    unsigned x;
-    asm volatile("ld.shared.u32 %0, [%1];"
-                 : "=r"(x)
-                 : "r"(tile + swizzled(row, byte / 16) + byte % 16)
-                 : "memory");
-    return x;
+    return shared_load_word(tile + swizzled(row, byte / 16) + byte % 16);
 }
 
 /* 32 columns of this warp's queries, as a product takes them from registers. */

@@ -11,9 +11,9 @@
  *
  * A tile of keys is one box for each 64 columns; of a paged cache one for each run of box_rows
  * slots. Each lane looks up its own page before the stage comes free, and fetches it then; two
- * warps share a tile, since one issues a copy in some 65 cycles only. Slots after the sequence's
- * end are never read: what lies in their rows is hidden (keys) or cleared (values) by those who
- * read it.
+ * warps share a tile, since one issues a copy in some 65 cycles only. Boxes after the sequence's
+ * last key are not fetched, and that key's own box may bring anything after it: what lies in these
+ * rows is hidden (keys) or cleared (values) by those who read it.
  *
  * Queries have slots of their own. Of two, one is filled while the other is worked on.
  */
@@ -24,6 +24,11 @@
 #include "plugins/fa3_like/kernels/tiles.cuh"
 
 #define WORK_SLOTS 2
+
+/* Named barriers of consumers; 0 is that of __syncthreads(). */
+#define BARRIER_TURN  1 /* 1 to 4: a warpgroup's turn has come */
+#define BARRIER_GROUP 5 /* 5 to 8: a warpgroup's own */
+#define BARRIER_CLEAR 9 /* of all: values are cleared */
 
 /* A tile of queries and what it is multiplied with. queries == 0: there is no more work. */
 struct work {
@@ -39,7 +44,7 @@ struct control {
     struct work work[WORK_SLOTS];
 };
 
-/* The same for work, of which only the count is kept. */
+/* A place in the ring of work, as in any ring (warpgroup.cuh), of which only the count is kept. */
 struct work_ring {
     unsigned count = 0;
 
