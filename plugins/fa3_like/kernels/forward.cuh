@@ -201,13 +201,13 @@ DEVICE void rows_finish(const struct fa3_forward_params &p, const struct work &w
     softmax_finish(&r->x, sinks ? sinks + w.head : 0, r->factor, r->lse);
 }
 
-/* Cap and mask. */
+/* Cap (0: none) and mask of the scores of tile n. */
 template <typename T>
 DEVICE void scores_finish(const struct fa3_forward_params &p, const struct work &w,
-                          const rows<T> &r, int group, int n, float (&s)[T::keys / 2])
+                          const rows<T> &r, float cap, int group, int n, float (&s)[T::keys / 2])
 {
-    if (p.score_cap != 0.0f)
-        scores_cap(s, p.score_cap);
+    if (cap != 0.0f)
+        scores_cap(s, cap);
     if (n >= r.clear_from && n < r.clear_to)
         return;
     const int begin = n * T::keys;
@@ -269,7 +269,7 @@ DEVICE void first_tile(const struct fa3_forward_params &p, struct control *contr
     products_wait<0>();
     products_arrived(s);
     stage_done<T>(control, &c->stage);
-    scores_finish<T>(p, w, *r, group, n, s);
+    scores_finish<T>(p, w, *r, p.score_cap, group, n, s);
     softmax_again<T::half>(&r->x, s, p.score_log2, r->x.sum, factor, probabilities);
 }
 
@@ -301,7 +301,7 @@ DEVICE void next_tile(const struct fa3_forward_params &p, struct control *contro
     r->add = 1;
     stage_done<T>(control, &c->stage);
     *ready = stage_test<T>(control, c->stage);
-    scores_finish<T>(p, w, *r, group, n - 1, s);
+    scores_finish<T>(p, w, *r, p.score_cap, group, n - 1, s);
     softmax_tile<T::half>(r->x, s, p.score_log2, sum, probabilities);
     if (__builtin_expect(softmax_grown(sum), 0)) {
         softmax_again<T::half>(&r->x, s, p.score_log2, sum, factor, probabilities);
@@ -461,12 +461,16 @@ template <typename T> DEVICE void forward(const struct fa3_forward_params &p)
     }
 }
 
+/* What a kernel's caller has to know, beside it. */
+#define FA3_SHAPE(name)                                                                            \
+    extern "C" __constant__ const struct fa3_shape name##_shape = {                                \
+        name##_tile::queries, name##_tile::keys,         name##_tile::dim,  name##_tile::dim_v,    \
+        name##_tile::threads, name##_tile::shared_bytes, name##_tile::half, 0};
+
 /* A kernel and its shape, under one name. */
 #define FA3_FORWARD(name, ...)                                                                     \
     typedef tile_shape<__VA_ARGS__> name##_tile;                                                   \
-    extern "C" __constant__ const struct fa3_shape name##_shape = {                                \
-        name##_tile::queries, name##_tile::keys,         name##_tile::dim,  name##_tile::dim_v,    \
-        name##_tile::threads, name##_tile::shared_bytes, name##_tile::half, 0};                    \
+    FA3_SHAPE(name)                                                                                \
     extern "C" __global__ void __launch_bounds__(name##_tile::threads, 1)                          \
         name(const __grid_constant__ struct fa3_forward_params p)                                  \
     {                                                                                              \

@@ -107,15 +107,8 @@ DEVICE void load_codes(const struct fa3_forward_params &p, const struct fa3_tens
 #pragma unroll 1
     for (int n = w.k_end - 1; n >= w.k_start; n--) {
         const int boxes = boxes_needed<T>(p, w, n), box = threadIdx.x % 32;
-        int key = n * T::keys + box * p.box_rows, outer = w.sequence;
-        if (p.block_table && box < boxes) {
-            const int *table = (const int *)p.block_table + w.sequence * p.table_stride;
-            outer = table[key / p.page_size];
-            key %= p.page_size;
-        } else if (p.k_starts) {
-            key += ((const int *)p.k_starts)[w.sequence];
-            outer = 0;
-        }
+        int key = n * T::keys + box * p.box_rows, outer;
+        find_key(p, w, box < boxes, &key, &outer);
         barrier_wait(empty + 8 * stage->slot, stage->phase ^ 1);
         if (threadIdx.x % 32 == 0)
             barrier_arrive_expect(full + 8 * stage->slot, boxes * p.box_rows * ROW_BYTES);
@@ -309,22 +302,6 @@ DEVICE void codes_values(float (&o)[64], const unsigned (&p)[16], unsigned v, in
         product_codes_register(o, p + 4 * i, descriptor_advance(b, i * 32), i > 0 ? 1 : add);
 }
 
-/* Cap and mask. */
-template <typename T>
-DEVICE void codes_scores_finish(const struct fa3_forward_params &p, const struct work &w,
-                                const codes_rows<T> &r, int group, int n, float (&s)[64])
-{
-    if (r.cap != 0.0f)
-        scores_cap(s, r.cap);
-    if (n >= r.clear_from && n < r.clear_to)
-        return;
-    const int begin = n * T::keys;
-    const int thread = thread_here();
-    const int row = first_position<T>(w, group) + thread / 32 % 4 * 16 + thread % 32 / 4 - begin;
-    const int low = row - p.window_left, high = row + p.window_right + 1, end = w.keys - begin;
-    scores_mask(s, low, min(high, end), low + 8, min(high + 8, end));
-}
-
 DEVICE unsigned word_of(unsigned tile, int row, int byte)
 {
     return shared_load_word(tile + swizzled(row, byte / 16) + byte % 16);
@@ -432,14 +409,14 @@ DEVICE void codes_step(const struct fa3_forward_params &p, struct control *contr
     products_wait<0>();
     products_arrived(s);
     MARK(4, k_start - n);
-    codes_scores_finish<T>(p, w, *r, group, n - 1, s);
+    scores_finish<T>(p, w, *r, r->cap, group, n - 1, s);
 
     MARK(5, k_start - n);
     codes_exponentials<T>(group, *r, s, sum, codes);
     MARK(6, k_start - n);
     if (__builtin_expect(codes_grown(sum), 0)) {
         codes_scores_warp(s, r->q, k);
-        codes_scores_finish<T>(p, w, *r, group, n - 1, s);
+        scores_finish<T>(p, w, *r, r->cap, group, n - 1, s);
         codes_again(&r->x, s, r->scale, sum, factor, codes);
 #pragma unroll
         for (int i = 0; i < 64; i++)
@@ -471,7 +448,7 @@ DEVICE void codes_attend(const struct fa3_forward_params &p, struct control *con
         products_arrived(s);
         release(key_barrier(control->empty, c->k.slot));
         c->k.advance();
-        codes_scores_finish<T>(p, w, *r, group, n, s);
+        scores_finish<T>(p, w, *r, r->cap, group, n, s);
         codes_again(&r->x, s, r->scale, sum, factor, codes);
         r->x.sum[0] = sum[0];
         r->x.sum[1] = sum[1];
@@ -580,9 +557,7 @@ template <typename T> DEVICE void forward_codes(const struct fa3_codes_params &p
 
 #define FA3_FORWARD_CODES(name, is_half)                                                           \
     typedef codes_shape<is_half> name##_tile;                                                      \
-    extern "C" __constant__ const struct fa3_shape name##_shape = {                                \
-        name##_tile::queries, name##_tile::keys,         name##_tile::dim,  name##_tile::dim_v,    \
-        name##_tile::threads, name##_tile::shared_bytes, name##_tile::half, 0};                    \
+    FA3_SHAPE(name)                                                                                \
     extern "C" __global__ void __launch_bounds__(name##_tile::threads, 1)                          \
         name(const __grid_constant__ struct fa3_codes_params p)                                    \
     {                                                                                              \

@@ -100,6 +100,22 @@ DEVICE int boxes_needed(const struct fa3_forward_params &p, const struct work &w
     return p.block_table ? (rows + p.box_rows - 1) / p.box_rows : 1;
 }
 
+/* Where a key of the sequence lies, as coordinates of its map: its row, and the page or sequence.
+ * The page of one that is not fetched, `any` 0, is not looked up. */
+DEVICE void find_key(const struct fa3_forward_params &p, const struct work &w, bool any, int *key,
+                     int *outer)
+{
+    *outer = w.sequence;
+    if (p.block_table && any) {
+        const int *table = (const int *)p.block_table + w.sequence * p.table_stride;
+        *outer = table[*key / p.page_size];
+        *key %= p.page_size;
+    } else if (p.k_starts) {
+        *key += ((const int *)p.k_starts)[w.sequence];
+        *outer = 0;
+    }
+}
+
 /* This lane's piece of tile `n`, two warps sharing them; looked up before the stage is free. */
 template <typename T, int panels>
 DEVICE struct piece piece_of(const struct fa3_forward_params &p, const struct work &w, int n,
@@ -112,15 +128,7 @@ DEVICE struct piece piece_of(const struct fa3_forward_params &p, const struct wo
     it.panel = i % panels;
     it.any = it.box < boxes;
     it.key = n * T::keys + it.box * p.box_rows;
-    it.outer = w.sequence;
-    if (p.block_table && it.any) {
-        const int *table = (const int *)p.block_table + w.sequence * p.table_stride;
-        it.outer = table[it.key / p.page_size];
-        it.key %= p.page_size;
-    } else if (p.k_starts) {
-        it.key += ((const int *)p.k_starts)[w.sequence];
-        it.outer = 0;
-    }
+    find_key(p, w, it.any, &it.key, &it.outer);
     return it;
 }
 
