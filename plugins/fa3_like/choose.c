@@ -19,7 +19,7 @@ enum {
     CODES_BEGIN = 9000,
     CODE_EIGHTHS = 6,   /* keys of e4m3, for those of 16 bits that are done in eight */
     TURN_BEGINS = 7000, /* turning values, and bytes of them that are read and written in a cycle */
-    TURN_BYTES = 2000
+    TURNED_IN_A_CYCLE = 2000
 };
 
 int fa3_may_tile(const attn_problem *problem)
@@ -73,7 +73,7 @@ static int64_t codes_cycles(const cuda_group *group, const cuda_extent *extent, 
     int64_t bytes = 2 * extent->seqs * keys * group->kv_heads * group->v_dim;
     int64_t each = CODES_BEGIN + fi_key_cycles(keys, group->dim + group->v_dim) * CODE_EIGHTHS / 8 *
                                      fa3_codes_tile.queries / FI_PREFILL_ROWS;
-    return larger(tiles, sms) * each / sms + TURN_BEGINS + bytes / TURN_BYTES;
+    return larger(tiles, sms) * each / sms + TURN_BEGINS + bytes / TURNED_IN_A_CYCLE;
 }
 
 static int64_t forward_cycles(const cuda_group *group, const fa3_tile *tile,
@@ -90,7 +90,8 @@ static int can_tile(const attn_metadata *metadata, uint32_t index)
     const fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];
     int is_plain = (plan->mask.kind == ATTN_MASK_LAYER || plan->mask.kind == ATTN_MASK_NONE) &&
                    !plan->items.token_pos;
-    return view->plan && plan->batch.mode != ATTN_MODE_DECODE && is_plain &&
+    int is_bounded = fi_most_keys(plan, &metadata->instance->groups[index].base) <= FA3_UNBOUNDED;
+    return view->plan && plan->batch.mode != ATTN_MODE_DECODE && is_plain && is_bounded &&
            (view->cu_seqlens_k || view->page_table);
 }
 

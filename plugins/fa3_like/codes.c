@@ -23,7 +23,7 @@
 #define FAIL(error, field, ...)                                                                    \
     attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
 
-enum { ALIGNMENT = 256, TURN_KEYS = 128, TURN_THREADS = 128, WIDEN_BLOCKS = 8, SPARE_ROWS = 64 };
+enum { ALIGNMENT = 256, WIDEN_BLOCKS = 8, SPARE_ROWS = 64 };
 
 /* ---- Problems -------------------------------------------------------------------------------- */
 
@@ -93,9 +93,9 @@ static uint64_t aligned(uint64_t size)
 /* Tiles of keys of all sequences of a batch. */
 static uint64_t most_turned(const attn_bounds *bounds)
 {
-    uint64_t seqs = (uint64_t)bounds->max_seqs;
-    uint64_t all = seqs * (((uint64_t)bounds->max_kv_len + TURN_KEYS - 1) / TURN_KEYS);
-    uint64_t kept = (uint64_t)bounds->max_kv_tokens / TURN_KEYS + seqs;
+    uint64_t seqs = (uint64_t)bounds->max_seqs, keys = (uint64_t)fa3_codes_tile.keys;
+    uint64_t all = seqs * (((uint64_t)bounds->max_kv_len + keys - 1) / keys);
+    uint64_t kept = (uint64_t)bounds->max_kv_tokens / keys + seqs;
     return bounds->max_kv_tokens > 0 && kept < all ? kept : all;
 }
 
@@ -123,7 +123,8 @@ fa3_codes_layout fa3_layout_codes(const fa3_group *group, const cuda_group *base
         aligned(layout.scales_at + (3 * layout.scales_each + 2 * heads) * sizeof(float));
     layout.size = layout.turned_at;
     if (fa3_layout_plan(group, bounds).size > 0)
-        layout.size = aligned(layout.size + most_turned(bounds) * heads * TURN_KEYS * dim_v);
+        layout.size = aligned(layout.size +
+                              most_turned(bounds) * heads * (uint64_t)fa3_codes_tile.keys * dim_v);
     return layout;
 }
 
@@ -250,11 +251,12 @@ static attn_status launch_turn(const layer_call *call, const struct fa3_codes_pa
                                    .page_size = call->group->page_size,
                                    .seqs = plan_seqs(call)};
     const cuda_plan *plan = &call->metadata->plan;
-    int64_t tiles = (fi_most_keys(plan, call->group) + TURN_KEYS - 1) / TURN_KEYS;
+    int64_t keys = fa3_codes_tile.keys;
+    int64_t tiles = (fi_most_keys(plan, call->group) + keys - 1) / keys;
     const cuda_launch launch = {.function = call->kernels->turn,
                                 .name = "fa3_turn_values",
                                 .grid = {tiles, call->group->kv_heads, cuda_plan_extent(plan).seqs},
-                                .block = {TURN_THREADS}};
+                                .block = {GROUP_THREADS}};
     void *params[] = {&turn};
     return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
 }

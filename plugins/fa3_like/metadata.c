@@ -22,7 +22,6 @@ enum {
     ALIGNMENT = 256,
     COUNTER_BYTES = 2 * (int)sizeof(uint32_t),
     BOX_ROWS = 8,
-    MOST_PAGE = 65536,
     PLANS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA),
     COUNTER = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_ZEROED),
     SCRATCH = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH),
@@ -187,7 +186,7 @@ static int32_t bound_of(int32_t window)
 /* Rows of a page come in boxes of so many at least, under the swizzle. */
 static int has_boxes(const cuda_group *group)
 {
-    return group->page_size % BOX_ROWS == 0 && group->page_size <= MOST_PAGE;
+    return group->page_size % BOX_ROWS == 0;
 }
 
 static void view_batch(attn_metadata *metadata, uint32_t index)

@@ -27,7 +27,7 @@ struct fa3_tensor_map {
     FA3_ALIGN uint64_t opaque[16];
 };
 
-/* Bounds of a window where there is none. */
+/* Bounds of a window where there is none: no sequence has more keys. */
 #define FA3_UNBOUNDED (1 << 29)
 
 /* Layouts of maps, 4 dimensions each, 16-bit elements, 128-byte swizzle, L2 promotion 128 bytes:

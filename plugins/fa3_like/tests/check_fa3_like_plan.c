@@ -338,6 +338,25 @@ START_TEST(problems_decide)
 }
 END_TEST
 
+/* What counts as no window in the kernels is one to so many keys. */
+START_TEST(most_keys_decide)
+{
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.bounds.max_kv_len = INT32_MAX;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    t.own.option = TILES_ALWAYS;
+    t.max_kv_len = FA3_UNBOUNDED;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    expect_launches(by_tiles);
+    t.max_kv_len = FA3_UNBOUNDED + 1;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    expect_launches(by_prefill);
+    run_end(&t);
+}
+END_TEST
+
 /* Pages too small for boxes are the library's; where all keys are new, no page is read. */
 START_TEST(small_pages_decide)
 {
@@ -857,6 +876,7 @@ static Suite *suite(void)
     tcase_add_test(tc, decode_is_the_librarys);
     tcase_add_test(tc, rows_decide);
     tcase_add_test(tc, problems_decide);
+    tcase_add_test(tc, most_keys_decide);
     tcase_add_test(tc, small_pages_decide);
     tcase_add_test(tc, small_pages_keep_batches_whole);
     tcase_add_test(tc, masks_decide);
