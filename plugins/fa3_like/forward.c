@@ -18,9 +18,6 @@
 
 #include <string.h>
 
-#define FAIL(error, field, ...)                                                                    \
-    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
-
 enum { OUT_BYTES = 2 /* of an element */, PANEL_BYTES = 128 };
 
 static const float log2_e = 1.44269504088896341f;

@@ -31,17 +31,6 @@ static PTX int thread_here(void)
     return thread;
 }
 
-/* "elect.sync": true in one lane of a whole warp; the compiler sees a branch of a single thread. */
-static PTX bool elect_one(void)
-{
-    unsigned elected;
-    asm volatile("{\n.reg .pred p;\n"
-                 "elect.sync _|p, 0xffffffff;\n"
-                 "selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(elected));
-    return elected != 0;
-}
-
 /* ---- Barriers in shared memory -----------------------------------------------------------------
  */
 
@@ -358,14 +347,6 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 #define PTX_SUMS8(d, i)                                                                            \
     "+f"(d[(i) + 0]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]),      \
         "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
-#define PTX_LIST_32          PTX_D0 ", " PTX_D8
-#define PTX_SUMS_32(d)       PTX_SUMS8(d, 0), PTX_SUMS8(d, 8)
-#define PTX_SHARED_32        "%16, %17"
-#define PTX_SHARED_FLAG_32   "%18"
-#define PTX_SHARED_TURN_32   "%19"
-#define PTX_REGISTER_32      "{%16, %17, %18, %19}, %20"
-#define PTX_REGISTER_FLAG_32 "%21"
-#define PTX_REGISTER_TURN_32 "%22"
 #define PTX_LIST_64          PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24
 #define PTX_SUMS_64(d)       PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24)
 #define PTX_SHARED_64        "%32, %33"
@@ -374,15 +355,6 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 #define PTX_REGISTER_64      "{%32, %33, %34, %35}, %36"
 #define PTX_REGISTER_FLAG_64 "%37"
 #define PTX_REGISTER_TURN_64 "%38"
-#define PTX_LIST_80          PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32
-#define PTX_SUMS_80(d)                                                                             \
-    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32)
-#define PTX_SHARED_80        "%40, %41"
-#define PTX_SHARED_FLAG_80   "%42"
-#define PTX_SHARED_TURN_80   "%43"
-#define PTX_REGISTER_80      "{%40, %41, %42, %43}, %44"
-#define PTX_REGISTER_FLAG_80 "%45"
-#define PTX_REGISTER_TURN_80 "%46"
 #define PTX_LIST_96          PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40
 #define PTX_SUMS_96(d)                                                                             \
     PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
@@ -393,17 +365,6 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 #define PTX_REGISTER_96      "{%48, %49, %50, %51}, %52"
 #define PTX_REGISTER_FLAG_96 "%53"
 #define PTX_REGISTER_TURN_96 "%54"
-#define PTX_LIST_112                                                                               \
-    PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48
-#define PTX_SUMS_112(d)                                                                            \
-    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
-        PTX_SUMS8(d, 40), PTX_SUMS8(d, 48)
-#define PTX_SHARED_112        "%56, %57"
-#define PTX_SHARED_FLAG_112   "%58"
-#define PTX_SHARED_TURN_112   "%59"
-#define PTX_REGISTER_112      "{%56, %57, %58, %59}, %60"
-#define PTX_REGISTER_FLAG_112 "%61"
-#define PTX_REGISTER_TURN_112 "%62"
 #define PTX_LIST_128                                                                               \
     PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48 ","        \
            " " PTX_D56
@@ -416,43 +377,6 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 #define PTX_REGISTER_128      "{%64, %65, %66, %67}, %68"
 #define PTX_REGISTER_FLAG_128 "%69"
 #define PTX_REGISTER_TURN_128 "%70"
-#define PTX_LIST_144                                                                               \
-    PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48            \
-           ", " PTX_D56 ", " PTX_D64
-#define PTX_SUMS_144(d)                                                                            \
-    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
-        PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56), PTX_SUMS8(d, 64)
-#define PTX_SHARED_144        "%72, %73"
-#define PTX_SHARED_FLAG_144   "%74"
-#define PTX_SHARED_TURN_144   "%75"
-#define PTX_REGISTER_144      "{%72, %73, %74, %75}, %76"
-#define PTX_REGISTER_FLAG_144 "%77"
-#define PTX_REGISTER_TURN_144 "%78"
-#define PTX_LIST_160                                                                               \
-    PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48            \
-           ", " PTX_D56 ", " PTX_D64 ", " PTX_D72
-#define PTX_SUMS_160(d)                                                                            \
-    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
-        PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56), PTX_SUMS8(d, 64), PTX_SUMS8(d, 72)
-#define PTX_SHARED_160        "%80, %81"
-#define PTX_SHARED_FLAG_160   "%82"
-#define PTX_SHARED_TURN_160   "%83"
-#define PTX_REGISTER_160      "{%80, %81, %82, %83}, %84"
-#define PTX_REGISTER_FLAG_160 "%85"
-#define PTX_REGISTER_TURN_160 "%86"
-#define PTX_LIST_176                                                                               \
-    PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48            \
-           ", " PTX_D56 ", " PTX_D64 ", " PTX_D72 ", " PTX_D80
-#define PTX_SUMS_176(d)                                                                            \
-    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
-        PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56), PTX_SUMS8(d, 64), PTX_SUMS8(d, 72),  \
-        PTX_SUMS8(d, 80)
-#define PTX_SHARED_176        "%88, %89"
-#define PTX_SHARED_FLAG_176   "%90"
-#define PTX_SHARED_TURN_176   "%91"
-#define PTX_REGISTER_176      "{%88, %89, %90, %91}, %92"
-#define PTX_REGISTER_FLAG_176 "%93"
-#define PTX_REGISTER_TURN_176 "%94"
 #define PTX_LIST_192                                                                               \
     PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40 ", " PTX_D48            \
            ", " PTX_D56 ", " PTX_D64 ", " PTX_D72 ", " PTX_D80 ", " PTX_D88
@@ -504,17 +428,17 @@ template <int count> static PTX void products_arrived(float (&values)[count])
             PTX_PRODUCT_##kind(n, "bf16");                                                         \
     }
 #define PTX_PRODUCT_ALL(kind)                                                                      \
-    PTX_PRODUCT_EITHER(kind, 32)                                                                   \
     PTX_PRODUCT_EITHER(kind, 64)                                                                   \
-    PTX_PRODUCT_EITHER(kind, 80)                                                                   \
     PTX_PRODUCT_EITHER(kind, 96)                                                                   \
-    PTX_PRODUCT_EITHER(kind, 112)                                                                  \
     PTX_PRODUCT_EITHER(kind, 128)                                                                  \
-    PTX_PRODUCT_EITHER(kind, 144)                                                                  \
-    PTX_PRODUCT_EITHER(kind, 160)                                                                  \
-    PTX_PRODUCT_EITHER(kind, 176)                                                                  \
     PTX_PRODUCT_EITHER(kind, 192)                                                                  \
     PTX_PRODUCT_EITHER(kind, 256)
+
+/* Of any other width there would be no product at all. */
+#define PTX_PRODUCT_KNOWN()                                                                        \
+    static_assert(columns == 64 || columns == 96 || columns == 128 || columns == 192 ||            \
+                      columns == 256,                                                              \
+                  "a product of so many columns is not written yet")
 
 /* sums[64 x columns] = (add ? sums : 0) + a[64 x 16] * b[16 x columns], both in shared memory.
  * `turn`: b's rows lie across the inner dimension (as values do), else along it (as keys do). */
@@ -522,6 +446,7 @@ template <int columns, bool half, int turn>
 static PTX void product_shared(float (&sums)[columns / 2], unsigned long long a,
                                unsigned long long b, int add)
 {
+    PTX_PRODUCT_KNOWN();
     PTX_PRODUCT_ALL(SHARED)
 }
 
@@ -530,6 +455,7 @@ template <int columns, bool half, int turn>
 static PTX void product_register(float (&sums)[columns / 2], const unsigned *a,
                                  unsigned long long b, int add)
 {
+    PTX_PRODUCT_KNOWN();
     PTX_PRODUCT_ALL(REGISTER)
 }
 
