@@ -7,11 +7,21 @@
  *
  * Addresses of shared memory are 32-bit numbers here (shared_address makes them), since that is
  * what the instructions take.
+ *
+ * Compiled for sm_80 to sm_89 (HAS_HOPPER is 0), what orders and waits does without what is not
+ * there: nothing; what is another instruction is that one; and the copy engine, which no kernel may
+ * use then, traps.
  */
 #ifndef PLUGINS_COMMON_CUDA_PTX_CUH
 #define PLUGINS_COMMON_CUDA_PTX_CUH
 
 #define PTX __device__ __forceinline__
+
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ < 900
+#define HAS_HOPPER 0
+#else
+#define HAS_HOPPER 1
+#endif
 
 /* ---- Addresses and lanes ----------------------------------------------------------------------
  */
@@ -44,36 +54,34 @@ static PTX void barrier_init(unsigned barrier, unsigned arrivals)
 /* "fence.mbarrier_init": makes new barriers known to the copy engine and to a cluster. */
 static PTX void fence_barrier_init(void)
 {
+#if HAS_HOPPER
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
 }
 
 /* "mbarrier.arrive" */
 static PTX void barrier_arrive(unsigned barrier)
 {
+#if HAS_HOPPER
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+#else
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier)
+                 : "memory");
+#endif
 }
 
 /* "mbarrier.arrive", with the bytes that copies into this phase will bring. */
 static PTX void barrier_arrive_expect(unsigned barrier, unsigned bytes)
 {
+#if HAS_HOPPER
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
+#else
+    __trap();
+#endif
 }
 
-/* "mbarrier.try_wait": whether the phase of this parity is over; sleeps a while where it is not. */
-static PTX bool barrier_try_wait(unsigned barrier, unsigned parity)
-{
-    unsigned over;
-    asm volatile("{\n.reg .pred p;\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(over)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-    return over != 0;
-}
-
-/* "mbarrier.test_wait": the same at once. */
+/* "mbarrier.test_wait": whether the phase of this parity is over. */
 static PTX bool barrier_test(unsigned barrier, unsigned parity)
 {
     unsigned over;
@@ -84,6 +92,23 @@ static PTX bool barrier_test(unsigned barrier, unsigned parity)
                  : "r"(barrier), "r"(parity)
                  : "memory");
     return over != 0;
+}
+
+/* "mbarrier.try_wait": the same; sleeps a while where it is not. */
+static PTX bool barrier_try_wait(unsigned barrier, unsigned parity)
+{
+#if HAS_HOPPER
+    unsigned over;
+    asm volatile("{\n.reg .pred p;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(over)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return over != 0;
+#else
+    return barrier_test(barrier, parity);
+#endif
 }
 
 static PTX void barrier_wait(unsigned barrier, unsigned parity)
@@ -111,29 +136,39 @@ static PTX void named_arrive(int id, int threads)
  * cores after it. */
 static PTX void fence_async_shared(void)
 {
+#if HAS_HOPPER
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
 
 /* "setmaxnreg": a warpgroup hands registers back, or takes what was handed back. */
 template <int registers> static PTX void registers_release(void)
 {
+#if HAS_HOPPER
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+#endif
 }
 
 template <int registers> static PTX void registers_take(void)
 {
+#if HAS_HOPPER
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+#endif
 }
 
 /* "griddepcontrol": waits for the grid before this one; lets the one after it start. */
 static PTX void grid_wait(void)
 {
+#if HAS_HOPPER
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 static PTX void grid_launch_dependents(void)
 {
+#if HAS_HOPPER
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 /* ---- Tensor copies -----------------------------------------------------------------------------
@@ -142,7 +177,9 @@ static PTX void grid_launch_dependents(void)
 /* "prefetch": fetches a tensor map before its first use. */
 static PTX void tensor_map_prefetch(const void *map)
 {
+#if HAS_HOPPER
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+#endif
 }
 
 /* "cp.async.bulk.tensor": a box of a 4-dimensional tensor into shared memory; its bytes count on
@@ -150,31 +187,43 @@ static PTX void tensor_map_prefetch(const void *map)
 static PTX void tensor_load(unsigned to, const void *map, unsigned barrier, int c0, int c1, int c2,
                             int c3)
 {
+#if HAS_HOPPER
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
                  "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
+#else
+    __trap();
+#endif
 }
 
 /* The same from shared memory; places outside of the tensor are not written. */
 static PTX void tensor_store(const void *map, unsigned from, int c0, int c1, int c2, int c3)
 {
+#if HAS_HOPPER
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
                  "[%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
                  "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
+#else
+    __trap();
+#endif
 }
 
 /* "cp.async.bulk.commit_group" and "cp.async.bulk.wait_group": the stores of this thread so far as
  * a group; waits until all groups have read their shared memory. */
 static PTX void store_commit(void)
 {
+#if HAS_HOPPER
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
 }
 
 static PTX void store_wait_read(void)
 {
+#if HAS_HOPPER
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
 }
 
 /* "ld.shared", "st.shared": 4, 8, or 16 bytes. */
@@ -211,9 +260,19 @@ static PTX void shared_store(unsigned address, uint4 x)
 /* "stmatrix": four 8 x 8 matrices of 16-bit elements, a row's address from each lane. */
 static PTX void store_matrices(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d)
 {
+#if HAS_HOPPER
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                  "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
+#else
+    const int lane = (int)threadIdx.x & 31;
+    const unsigned x[4] = {a, b, c, d};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const unsigned row = __shfl_sync(0xffffffff, address, i * 8 + lane / 4);
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(row + lane % 4 * 4), "r"(x[i]) : "memory");
+    }
+#endif
 }
 
 /* "ldmatrix" with .trans: four 8 x 8 matrices of 16-bit elements, a row's address from each lane; a
@@ -229,10 +288,14 @@ static PTX void load_matrices_turned(unsigned address, unsigned (&x)[4])
 /* "cp.async.bulk": `bytes` bytes of global memory, which count on `barrier`. */
 static PTX void bulk_load(unsigned to, const void *from, unsigned bytes, unsigned barrier)
 {
+#if HAS_HOPPER
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
+#else
+    __trap();
+#endif
 }
 
 /* ---- Arithmetic --------------------------------------------------------------------------------
@@ -302,19 +365,25 @@ static PTX unsigned long long descriptor_advance(unsigned long long descriptor, 
 /* "wgmma.fence": registers and shared memory written before it may be read by products after it. */
 static PTX void products_fence(void)
 {
+#if HAS_HOPPER
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
 }
 
 /* "wgmma.commit_group" */
 static PTX void products_commit(void)
 {
+#if HAS_HOPPER
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
 }
 
 /* "wgmma.wait_group": until at most `pending` groups are under way. */
 template <int pending> static PTX void products_wait(void)
 {
+#if HAS_HOPPER
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+#endif
 }
 
 /* No instruction: tells the compiler that `values` change here, so that it moves no use of a

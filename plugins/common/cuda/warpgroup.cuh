@@ -57,6 +57,8 @@ template <int count> struct ring {
     }
 };
 
+#if HAS_HOPPER
+
 /* q: this warpgroup's rows; both matrices in panels of 64 columns. */
 template <typename T> DEVICE void product_scores(float (&s)[T::keys / 2], unsigned q, unsigned k)
 {
@@ -79,5 +81,7 @@ DEVICE void product_values(float (&o)[T::dim_v / 2], const unsigned (&p)[T::keys
         product_register<T::dim_v, T::half, 1>(
             o, p + 4 * i, descriptor_advance(b, i * 16 * ROW_BYTES), i > 0 ? 1 : add);
 }
+
+#endif
 
 #endif

@@ -499,6 +499,32 @@ START_TEST(decode_reads_boxes)
 }
 END_TEST
 
+/* Neither is there a copy engine, nor does a kernel wait for the one before it, before sm_90. */
+START_TEST(earlier_devices_have_kernels_of_their_own)
+{
+    test_problem earlier;
+    test_run t;
+    make_problem(&earlier);
+    earlier.device.sm = 86;
+    run_begin(&t, &earlier, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
+    need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
+    expect_launches("plan fi_attend_d128");
+    expect_attention(&t, KERNEL_ATTEND, 0);
+    ck_assert_uint_eq(launches[1].threads, 256);
+    ck_assert_int_eq(launches[1].params.call.has_maps, 0);
+    num_launches = 0;
+    need(fi_forward_decode(t.metadata, TEST_LAYER, &t.args, NULL, &test_error));
+    expect_attention(&t, KERNEL_ATTEND, 0);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, SHORT_ROWS));
+    expect_launches("plan save fi_prefill_d128");
+    expect_attention(&t, KERNEL_PREFILL, 0);
+    const fi_call *call = &launches[2].params.call;
+    ck_assert_int_eq(call->has_maps + call->has_new_maps + call->has_out_map, 0);
+    run_end(&t);
+}
+END_TEST
+
 /* A cache of e4m3 has one kernel for any rows, and its boxes are bytes. What was saved before is
  * read from the cache; k and v, which have yet to be rounded, never come in boxes. */
 START_TEST(fp8_has_a_kernel_of_its_own)
@@ -746,6 +772,7 @@ static Suite *suite(void)
     tcase_add_test(tc, invariant_batches);
     tcase_add_test(tc, encoders_have_no_cache);
     tcase_add_test(tc, decode_reads_boxes);
+    tcase_add_test(tc, earlier_devices_have_kernels_of_their_own);
     tcase_add_test(tc, fp8_has_a_kernel_of_its_own);
     tcase_add_test(tc, graphs_go_by_bounds);
     tcase_add_test(tc, prompts_go_by_what_is_cached);

@@ -143,6 +143,8 @@ static attn_status set_key_maps(layer_call *call, attn_error *error)
     attn_status status = ATTN_OK;
     p->box_keys = fi_box_keys(call->group, call->kernel);
     const uint32_t box[] = {(uint32_t)p->box_keys, 1, 1};
+    if (!call->group->shape->has_hopper)
+        return ATTN_OK; /* and row by row where there is no copy engine */
     p->has_maps = cuda_group_has_cache(&call->group->base) && p->box_keys > 1 &&
                   has_rows(call, ATTN_ROLE_K_CACHE, CALL_ALIGNED_CACHE);
     /* What an fp8 cache gets has to be rounded first. */
@@ -165,9 +167,9 @@ static attn_status set_out_map(layer_call *call, attn_error *error)
     fi_call *p = &call->params;
     static const int dims[] = {1, 0, -1}; /* head, token */
     const uint32_t box[] = {(uint32_t)p->ratio, (uint32_t)(FI_STORE_ROWS / p->ratio), 1};
-    p->has_out_map = fi_is_prefill(call->kernel) && call->plan == FI_SEQUENCES &&
-                     FI_STORE_ROWS % p->ratio == 0 && p->out_dtype == p->dtype &&
-                     has_rows(call, ATTN_ROLE_OUT, CALL_ALIGNED_OUT_16);
+    p->has_out_map = call->group->shape->has_hopper && fi_is_prefill(call->kernel) &&
+                     call->plan == FI_SEQUENCES && FI_STORE_ROWS % p->ratio == 0 &&
+                     p->out_dtype == p->dtype && has_rows(call, ATTN_ROLE_OUT, CALL_ALIGNED_OUT_16);
     return p->has_out_map ? set_map(call, "out", ATTN_ROLE_OUT, dims, box, &p->out_map, error)
                           : ATTN_OK;
 }
@@ -197,7 +199,7 @@ static attn_status launch_attend(layer_call *call, attn_stream stream, attn_erro
                  fi_is_prefill(call->kernel) ? 1 : grid.columns, 1},
         .block = {kernel->threads},
         .shared = kernel->shared,
-        .programmatic = call->metadata->is_settled};
+        .programmatic = call->group->shape->has_hopper && call->metadata->is_settled};
     void *params[] = {&call->params};
     call->metadata->is_settled = 1;
     return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);

@@ -19,6 +19,10 @@ const fi_shape fi_shapes[] = {FI_SHAPES(SHAPE)};
 #undef SHAPE
 const uint32_t fi_num_shapes = sizeof fi_shapes / sizeof fi_shapes[0];
 
+#define SHAPE(...) FI_SHAPE_SM80(__VA_ARGS__),
+static const fi_shape earlier_shapes[] = {FI_SHAPES_SM80(SHAPE)};
+#undef SHAPE
+
 /* [shape][kernel][type], in the order of the table. */
 #define DECLARE(name, ...)                                                                         \
     CUDA_IMAGE_DECLARE(attend_##name##_bf16)                                                       \
@@ -48,12 +52,23 @@ static const int image_of[KERNEL_COUNT] = {
 #undef IMAGES
 static const cuda_image plan_image = CUDA_IMAGE(plan);
 
-const fi_shape *fi_find_shape(int32_t dim, int32_t dim_v)
+static const fi_shape *find_shape(const fi_shape *shapes, int32_t dim, int32_t dim_v)
 {
     for (uint32_t i = 0; i < fi_num_shapes; i++)
-        if (fi_shapes[i].dim == dim && fi_shapes[i].dim_v == dim_v)
-            return &fi_shapes[i];
+        if (shapes[i].dim == dim && shapes[i].dim_v == dim_v)
+            return &shapes[i];
     return NULL;
+}
+
+const fi_shape *fi_find_shape(int32_t dim, int32_t dim_v)
+{
+    return find_shape(fi_shapes, dim, dim_v);
+}
+
+const fi_shape *fi_find_shape_for(const attn_device *device, int32_t dim, int32_t dim_v)
+{
+    int has_hopper = cuda_codes_run("sm_90a", device->sm) && strstr(PLANNED_CODES, "sm_90a");
+    return find_shape(has_hopper ? fi_shapes : earlier_shapes, dim, dim_v);
 }
 
 static attn_status load_plan(attn_instance *made, attn_error *error)
@@ -74,7 +89,7 @@ static attn_status load_plan(attn_instance *made, attn_error *error)
 static attn_status load_kernel(attn_instance *made, fi_group *group, int kernel, attn_error *error)
 {
     int type = group->base.q_dtype == ATTN_F16 ? TYPE_F16 : TYPE_BF16;
-    long shape = group->shape - fi_shapes;
+    long shape = group->shape - (group->shape->has_hopper ? fi_shapes : earlier_shapes);
     int image = image_of[kernel];
     cuda_module *module = &made->modules[(shape * IMAGE_COUNT + image) * TYPE_COUNT + type];
     const fi_kernel *wanted = &group->shape->kernels[kernel];
@@ -107,8 +122,8 @@ static attn_status load_kernels(attn_instance *made, fi_group *group, attn_error
 void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms,
                    const fi_options *options)
 {
-    *group =
-        (fi_group){.shape = fi_find_shape(problem->group->head_dim, problem->group->v_head_dim)};
+    *group = (fi_group){.shape = fi_find_shape_for(problem->device, problem->group->head_dim,
+                                                   problem->group->v_head_dim)};
     cuda_group_init(&group->base, problem);
     group->num_sms = num_sms ? num_sms : DEFAULT_SMS;
     group->options = *options;

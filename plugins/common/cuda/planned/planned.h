@@ -118,6 +118,9 @@ extern const uint32_t fi_num_shapes;
 /* The shape of these head dimensions, or NULL. */
 const fi_shape *fi_find_shape(int32_t dim, int32_t dim_v);
 
+/* The same of the kernels that the device gets: those of sm_90a, or of sm_80. */
+const fi_shape *fi_find_shape_for(const attn_device *device, int32_t dim, int32_t dim_v);
+
 typedef struct fi_group {
     cuda_group base; /* the first member: cuda_plan_take() walks over groups */
     const fi_shape *shape;

@@ -8,6 +8,7 @@
 #include "plugins/common/cuda/image.h"
 #include "attn_plugin_util.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -22,9 +23,6 @@ enum {
     SPLIT = 1024,          /* keys, as FI_OPTIONS says */
     WORKSPACE = 128 << 20, /* bytes, as FI_OPTIONS says */
 };
-
-/* What the kernels are compiled for; planned_GENCODE of Makefile.am.inc. */
-static const char codes[] = "sm_90a";
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
@@ -76,7 +74,25 @@ static const attn_util_limits limits = {
 
 static void check_device(const cuda_question *ask, attn_verdict *verdict)
 {
-    cuda_codes_check(codes, &ask->device, verdict);
+    cuda_codes_check(PLANNED_CODES, &ask->device, verdict);
+}
+
+/* Before Hopper a block has less shared memory, and on most devices too little for wide heads. */
+static void check_shared_memory(const cuda_question *ask, attn_verdict *verdict)
+{
+    const attn_device *device = &ask->device;
+    const fi_shape *shape = fi_find_shape_for(device, ask->group.head_dim, ask->group.v_head_dim);
+    int first = cuda_is_fp8(ask->problem.kv_dtype) ? KERNEL_CODES : 0;
+    uint32_t most = 0;
+    if (!shape || shape->has_hopper || !cuda_codes_run(PLANNED_CODES, device->sm))
+        return;
+    for (int i = first; i < first + KERNEL_CODES; i++)
+        most = shape->kernels[i].shared > most ? shape->kernels[i].shared : most;
+    if (device->shared_memory > 0 && device->shared_memory < most) {
+        char accepted[32];
+        snprintf(accepted, sizeof accepted, "%u..", most);
+        REFUSE(ARCH, DEVICE_SHARED_MEMORY, accepted, "%u", device->shared_memory);
+    }
 }
 
 #define DIMS(name, dim, v_dim, ...) {dim, v_dim},
@@ -139,8 +155,9 @@ static void check_options(const fi_options *options, attn_verdict *verdict)
 }
 
 static void (*const checks[])(const cuda_question *ask, attn_verdict *verdict) = {
-    check_device, cuda_check_layer, check_dims,   check_group_flags, check_layers,
-    check_dtypes, check_scales,     check_layout, check_bounds,      check_needs,
+    check_device,      check_shared_memory, cuda_check_layer, check_dims,
+    check_group_flags, check_layers,        check_dtypes,     check_scales,
+    check_layout,      check_bounds,        check_needs,
 };
 
 /* ---- The answer ------------------------------------------------------------------------------ */

@@ -191,6 +191,7 @@ static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
     FI_KERNEL(name##_splits, true, __VA_ARGS__)
 
 /* Kernels; their line in shapes.h has the same numbers. */
+#if HAS_HOPPER
 #define FI_ATTEND(name, dim, v_dim, stages, half)                                                  \
     FI_KERNELS(name, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), 1, half, false)
 #define FI_ATTEND_MANY(name, dim, v_dim, stages, half)                                             \
@@ -199,5 +200,13 @@ static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
     FI_KERNELS(name, dim, v_dim, stages, FI_CODES_TEAMS(v_dim), 1, 1, half, true)
 #define FI_ATTEND_CODES_MANY(name, dim, v_dim, half)                                               \
     FI_KERNEL(name, false, dim, v_dim, FI_CODES_MANY_STAGES, 1, 1, 2, half, true)
+#else
+#define FI_ATTEND(name, dim, v_dim, stages, half)                                                  \
+    FI_KERNELS(name, dim, v_dim, FI_SM80_ATTEND_STAGES(dim), 1, 1, 1, half, false)
+#define FI_ATTEND_CODES(name, dim, v_dim, stages, half)                                            \
+    FI_KERNELS(name, dim, v_dim, FI_SM80_ATTEND_CODES_STAGES(dim), 1, 1, 1, half, true)
+#define FI_ATTEND_MANY(...)
+#define FI_ATTEND_CODES_MANY(...)
+#endif
 
 #endif /* PLANNED_ATTEND_CUH */

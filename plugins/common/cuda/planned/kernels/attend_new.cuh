@@ -12,6 +12,7 @@
 #ifndef PLANNED_ATTEND_NEW_CUH
 #define PLANNED_ATTEND_NEW_CUH
 
+#include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/common/cuda/planned/kernels/attend_stages.cuh"
 
 /* ---- Rows ---------------------------------------------------------------------------------- */
@@ -62,11 +63,16 @@ template <bool half> static __device__ __forceinline__ u16 quantise_pair(u32 pai
 {
     float2 x =
         half ? unpack_half(pair) : make_float2(bits_f32(pair << 16), bits_f32(pair & 0xffff0000u));
+#if HAS_HOPPER
     u16 codes;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;"
         : "=h"(codes)
         : "f"(__fdiv_rn(x.x, scale)), "f"(__fdiv_rn(x.y, scale)));
     return (u16)(codes | (pair >> 8 & 0x80u) | (pair >> 16 & 0x8000u));
+#else
+    return (u16)(save_kv_quantise(ELEMENT_E4M3, x.x, scale) |
+                 save_kv_quantise(ELEMENT_E4M3, x.y, scale) << 8);
+#endif
 }
 
 /* A new key or value as codes: into the group, and to its slot if it has one. */

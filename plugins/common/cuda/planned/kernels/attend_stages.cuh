@@ -77,7 +77,6 @@ struct attend_shape {
     static_assert(teams * consumer_registers + producers * producer_registers <=
                       65536 / blocks / 128 / (teams + producers) / 8 * 8 * (teams + producers),
                   "registers");
-    static_assert(stages >= 2, "one is read while another comes");
     static_assert(FI_KEYS == WARPS * GROUP_KEYS, "each warp has a group of a unit");
 };
 
@@ -91,6 +90,11 @@ struct attend_shape {
     CHECK_BYTES(codes_shared, dim, v_dim, codes_stages, FI_CODES_TEAMS(v_dim), 1, 1, false, true)  \
     CHECK_BYTES(codes_many_shared, dim, v_dim, FI_CODES_MANY_STAGES, 1, 1, 2, false, true)
 FI_SHAPES(CHECK_SHAPE)
+#undef CHECK_SHAPE
+#define CHECK_SHAPE(name, dim, v_dim, shared, codes_shared, ...)                                   \
+    CHECK_BYTES(shared, dim, v_dim, FI_SM80_ATTEND_STAGES(dim), 1, 1, 1, false, false)             \
+    CHECK_BYTES(codes_shared, dim, v_dim, FI_SM80_ATTEND_CODES_STAGES(dim), 1, 1, 1, false, true)
+FI_SHAPES_SM80(CHECK_SHAPE)
 #undef CHECK_SHAPE
 #undef CHECK_BYTES
 

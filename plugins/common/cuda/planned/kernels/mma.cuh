@@ -38,9 +38,11 @@ static __device__ __forceinline__ void barrier_expect_copies(u32 barrier)
 /* A box of a tensor of four dimensions into the L2 alone. */
 static __device__ __forceinline__ void prefetch_box(const void *map, int c0, int c1, int c2, int c3)
 {
+#if HAS_HOPPER
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map),
                  "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
+#endif
 }
 
 /* Has a line of device memory brought to the L1, and waits for nothing. */
@@ -67,13 +69,28 @@ static __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32
                  : "memory");
 }
 
+/* Two codes, in the high halves of 16 bits each. */
+static __device__ __forceinline__ u32 widen_two(u32 pair)
+{
+    u32 x = (pair & 0x80008000u) | (pair & 0x7f007f00u) >> 1;
+    asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(x) : "r"(0x5c005c00u));
+    return x;
+}
+
 /* Four codes of e4m3 as f16, which has all of their values. */
 static __device__ __forceinline__ void widen_codes(u32 codes, u32 &low, u32 &high)
 {
+#if HAS_HOPPER
     asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; "
         "cvt.rn.f16x2.e4m3x2 %1, b;}"
         : "=r"(low), "=r"(high)
         : "r"(codes));
+#else
+    /* Bits of the exponent and after it a place further down: 2^-8 of the value, subnormals too. */
+    const u32 nans = __vcmpeq4(codes & 0x7f7f7f7fu, 0x7f7f7f7fu);
+    low = widen_two(__byte_perm(codes, 0, 0x1404)) | (__byte_perm(nans, 0, 0x1404) & 0x7e007e00u);
+    high = widen_two(__byte_perm(codes, 0, 0x3424)) | (__byte_perm(nans, 0, 0x3424) & 0x7e007e00u);
+#endif
 }
 
 static __device__ __forceinline__ float2 unpack_half(u32 pair)

@@ -19,6 +19,7 @@
 #include "plugins/common/cuda/planned/kernels/prefill_epilogue.cuh"
 #include "plugins/common/cuda/planned/kernels/prefill_feed.cuh"
 #include "plugins/common/cuda/planned/kernels/prefill_scores.cuh"
+#include "plugins/common/cuda/planned/kernels/warp_products.cuh"
 
 /* ---- Units --------------------------------------------------------------------------------- */
 
@@ -52,6 +53,8 @@ DEVICE void next_scores(struct control *control, const rows<S> &r, place<S> &at,
     release(shared_address(&control->k_empty[at.k.slot]));
     at.k.advance();
 }
+
+#if HAS_HOPPER
 
 /* From the probabilities `p` of a unit to those of the next one, at `from`. The
  * values' products are issued among the exponentials, and the waits for what comes next stand
@@ -136,6 +139,45 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
     at.v.advance();
 }
 
+#else
+
+/* An item's units, one after the other: a warp's products are in order with the rest of its work,
+ * and other warps' fill what it leaves. */
+template <typename S>
+DEVICE void attend(const fi_call &c, const struct work &w, struct control *control, u32 base,
+                   rows<S> &r, place<S> &at)
+{
+    int left = uniform(w.units), from = uniform(plan_unit_key(&w.at.tile, S::keys, w.at.unit));
+#pragma unroll 1
+    for (;;) {
+        float s[S::keys / 2], factor[2] = {1.0f, 1.0f}, sum[2] = {0.0f, 0.0f};
+        u32 p[S::keys / 4];
+        keys_wait<S>(w, control, at);
+        next_scores<S>(control, r, at, base, s);
+        scores_finish<S>(c, w, control, r, at.v, from, base, s);
+        softmax_tile<S::half>(r.x, s, r.scale, sum, p);
+        if (__builtin_expect(softmax_grown(sum), 0)) {
+            softmax_again<S::half>(&r.x, s, r.scale, sum, factor, p);
+#pragma unroll
+            for (int i = 0; i < S::dim_v / 2; i++)
+                r.o[i] = r.add ? r.o[i] * factor[i / 2 % 2] : 0.0f;
+        }
+        r.x.sum[0] += sum[0];
+        r.x.sum[1] += sum[1];
+        values_wait<S>(w, control, at);
+        product_values<S>(r.o, p, base + S::v_at + at.v.slot * S::v_bytes, 1);
+        release(shared_address(&control->v_empty[at.v.slot]));
+        at.v.advance();
+        r.add = 1;
+        if (--left == 0)
+            break;
+        from += S::keys;
+        from += from == w.gap_key ? w.at.tile.skip : 0;
+    }
+}
+
+#endif
+
 /* ---- The kernel ---------------------------------------------------------------------------- */
 
 template <typename S> DEVICE void consume(const fi_call &c, struct control *control, u32 base)
@@ -180,9 +222,18 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
 }
 
 /* Kernels; their line in shapes.h has the same numbers. */
+#if HAS_HOPPER
 #define FI_PREFILL(name, dim, v_dim, keys, stages, q_slots, half)                                  \
-    FI_PREFILL_CODES(name, dim, v_dim, keys, stages, q_slots, 0, half)
+    FI_PREFILL_KERNEL(name, dim, v_dim, keys, stages, q_slots, 0, half)
+#define FI_PREFILL_CODES FI_PREFILL_KERNEL
+#else
+#define FI_PREFILL(name, dim, v_dim, keys, stages, q_slots, half)                                  \
+    FI_PREFILL_KERNEL(name, dim, v_dim, FI_KEYS, FI_SM80_STAGES(dim), 1, 0, half)
 #define FI_PREFILL_CODES(name, dim, v_dim, keys, stages, q_slots, code_slots, half)                \
+    FI_PREFILL_KERNEL(name, dim, v_dim, FI_KEYS, FI_SM80_CODES_STAGES(dim), 1,                     \
+                      FI_SM80_CODE_SLOTS(dim), half)
+#endif
+#define FI_PREFILL_KERNEL(name, dim, v_dim, keys, stages, q_slots, code_slots, half)               \
     extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)                             \
         name(const __grid_constant__ fi_call c)                                                    \
     {                                                                                              \

@@ -85,6 +85,15 @@ struct prefill_shape {
                   #name ": the table's bytes of shared memory for fp8");
 FI_SHAPES(CHECK_SHAPE)
 #undef CHECK_SHAPE
+#define CHECK_SHAPE(name, dim, v_dim, a, b, shared, codes_shared)                                  \
+    static_assert(                                                                                 \
+        prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_STAGES(dim), 1, 0, false>::shared_bytes ==      \
+                shared &&                                                                          \
+            prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_CODES_STAGES(dim), 1,                       \
+                          FI_SM80_CODE_SLOTS(dim), false>::shared_bytes == codes_shared,           \
+        #name ": the table's bytes of shared memory for sm_80");
+FI_SHAPES_SM80(CHECK_SHAPE)
+#undef CHECK_SHAPE
 
 /* ---- Work and barriers --------------------------------------------------------------------- */
 

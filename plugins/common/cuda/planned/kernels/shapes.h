@@ -35,6 +35,25 @@
 #define FI_CODES_TEAMS(v_dim)    ((v_dim) > 128 ? 1 : 2)
 #define FI_CODES_MANY_STAGES     4
 
+/* The same kernels for sm_80 to sm_89, which have no copy engine and no warpgroups, and less shared
+ * memory: 99 KiB a block but for sm_80 and sm_87, which have 163. Teams of one, units of 64 keys.
+ */
+#define FI_SM80_STAGES(dim)              ((dim) > 128 ? 1 : 2) /* of prefill */
+#define FI_SM80_CODES_STAGES(dim)        ((dim) > 64 ? 1 : 2)
+#define FI_SM80_CODE_SLOTS(dim)          ((dim) > 128 ? 1 : 2)
+#define FI_SM80_ATTEND_STAGES(dim)       ((dim) > 128 ? 1 : (dim) > 64 ? 2 : 5)
+#define FI_SM80_ATTEND_CODES_STAGES(dim) ((dim) > 128 ? 2 : 5)
+
+/* X(name, head_dim, v_head_dim, bytes of shared memory: attend, the same over fp8, prefill, the
+ * same over fp8), in the order of FI_SHAPES. */
+#define FI_SHAPES_SM80(X)                                                                          \
+    X(d64, 64, 64, 86880, 86880, 50688, 83456)                                                     \
+    X(d96, 96, 96, 72496, 88928, 99840, 99840)                                                     \
+    X(d128, 128, 128, 74544, 90976, 99840, 99840)                                                  \
+    X(d192, 192, 192, 68640, 85104, 99840, 132608)                                                 \
+    X(d192_v128, 192, 128, 56352, 64624, 91648, 116224)                                            \
+    X(d256, 256, 256, 91168, 91248, 132608, 165376)
+
 #ifndef __CUDACC__
 
 #include <stdint.h>
@@ -66,9 +85,11 @@ typedef struct fi_kernel {
     int32_t begin;    /* units that take as long as an item's begin and end */
 } fi_kernel;
 
-/* A line of the table. */
+/* A line of a table. */
 typedef struct fi_shape {
     int32_t dim, dim_v;
+    int32_t
+        has_hopper; /* kernels of sm_90a: they take boxes, and wait for the kernel before them */
     fi_kernel kernels[KERNEL_COUNT];
 } fi_shape;
 
@@ -77,7 +98,7 @@ typedef struct fi_shape {
                  codes_many_shared, keys, prefill_stages, q_slots, prefill_shared, codes_keys,     \
                  prefill_codes_stages, codes_q_slots, code_slots, prefill_codes_shared)            \
     {                                                                                              \
-        dim, v_dim,                                                                                \
+        dim, v_dim, 1,                                                                             \
         {                                                                                          \
             {"fi_attend_" #name,                                                                   \
              FI_ROWS,                                                                              \
@@ -105,6 +126,27 @@ typedef struct fi_shape {
                  codes_many_shared,       2,       6},                                             \
             {                                                                                      \
                 "fi_prefill_" #name, FI_PREFILL_ROWS, codes_keys, 384, prefill_codes_shared, 1, 0  \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+#define FI_SHAPE_SM80(name, dim, v_dim, shared, codes_shared, prefill_shared,                      \
+                      prefill_codes_shared)                                                        \
+    {                                                                                              \
+        dim, v_dim, 0,                                                                             \
+        {                                                                                          \
+            [KERNEL_ATTEND] = {"fi_attend_" #name, FI_ROWS, FI_KEYS, 256, shared, 1, 2},           \
+            [KERNEL_PREFILL] =                                                                     \
+                {"fi_prefill_" #name, FI_PREFILL_ROWS, FI_KEYS, 384, prefill_shared, 1, 0},        \
+            [KERNEL_CODES] = {"fi_attend_" #name, FI_ROWS, FI_KEYS, 256, codes_shared, 1, 5},      \
+            [KERNEL_PREFILL_CODES] = {                                                             \
+                "fi_prefill_" #name,                                                               \
+                FI_PREFILL_ROWS,                                                                   \
+                FI_KEYS,                                                                           \
+                384,                                                                               \
+                prefill_codes_shared,                                                              \
+                1,                                                                                 \
+                0                                                                                  \
             }                                                                                      \
         }                                                                                          \
     }

@@ -402,11 +402,31 @@ static void clear_padding(const fi_call *c, const fi_shape *shape)
 
 /* ---- Attention ------------------------------------------------------------------------------- */
 
+/* The device is one before Hopper: it has neither its kernels nor its copy engine. */
+static int is_earlier;
+
+static const fi_shape *find_shape(const fi_shape *shape, const fi_call *c)
+{
+#define SHAPE(...) FI_SHAPE_SM80(__VA_ARGS__),
+    static const fi_shape earlier[] = {FI_SHAPES_SM80(SHAPE)};
+#undef SHAPE
+    const fi_shape *found = NULL;
+    for (size_t i = 0; i < sizeof earlier / sizeof earlier[0]; i++)
+        if (earlier[i].dim == shape->dim && earlier[i].dim_v == shape->dim_v)
+            found = &earlier[i];
+    if (!is_earlier)
+        return shape;
+    return c->has_maps || c->has_new_maps || c->has_out_map ? NULL : found;
+}
+
 /* A launch that is not of the table does nothing. */
-static void attend(const struct fake_cuda_launch *launch, const fi_shape *shape, int kernel,
+static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper, int kernel,
                    attn_dtype kv_dtype)
 {
     const fi_call *c = launch->arguments[0];
+    const fi_shape *shape = find_shape(hopper, c);
+    if (!shape)
+        return;
     const fi_kernel *wanted = &shape->kernels[kernel];
     struct block *b = calloc(1, sizeof *b);
     if (b && launch->block[0] == wanted->threads && launch->shared_bytes == wanted->shared &&
@@ -470,8 +490,17 @@ __attribute__((constructor)) static void define(void)
 {
     static const size_t plan_size[] = {sizeof(fi_plan_call)}, attend_size[] = {sizeof(fi_call)};
     static const size_t save_sizes[] = {sizeof(fi_call), sizeof(int), sizeof(int)};
+    const char *sm = getenv("ATTNHOST_FAKE_SM");
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)
         return;
+    is_earlier = sm && atoi(sm) < 90;
+    if (sm) {
+        fake.set_attribute(0, CUDA_ATTRIBUTE_CC_MAJOR, atoi(sm) / 10);
+        fake.set_attribute(0, CUDA_ATTRIBUTE_CC_MINOR, atoi(sm) % 10);
+    }
+    if (is_earlier)
+        fake.set_attribute(0, CUDA_ATTRIBUTE_SHARED_OPTIN,
+                           atoi(sm) % 10 == 0 || atoi(sm) % 10 == 7 ? 166912 : 101376);
     fake.define_kernel("fi_plan_batch", plan_batch, plan_size, 1, NULL);
     fake.define_kernel("fi_save", save, save_sizes, 3, NULL);
 #define DEFINE_ONE(name, function) fake.define_kernel(name, function, attend_size, 1, NULL);
