@@ -134,7 +134,7 @@ extern const struct check check_load[], check_nego[], check_life[], check_conf[]
     check_linear[], check_linear_invar[], check_mla[], check_size[], check_size_linear[],
     check_sequel[], check_linear_sequel[], check_padding[], check_comp[], check_thrd[], check_err[],
     check_perf[], check_strides[], check_codes[], check_any_order[], check_hints[], check_borders[],
-    check_private[], check_far_operands[], check_far_tables[], check_extremes[],
+    check_planned[], check_private[], check_far_operands[], check_far_tables[], check_extremes[],
     check_hints_tiles[], check_size_more[], check_size_linear_more[], check_wide_inputs[],
     check_dtypes[], check_caps_kinds[];
 

@@ -10,7 +10,8 @@ data, and the plugin's sources know nothing of it:
     rule   the rule of docs/ABI.md that it breaks
     also   rules whose checks may notice it sooner; optional
     file   a file of plugins/PLUGIN, or plugins/common/FILE, and the .c files that are compiled of
-           it where it is not one itself; without this line it is as in the block before
+           it where it is not one itself; without this line it is as in the block before. After a
+           pair: the pairs that follow are of this file, too
     - text that stands in the file, once; several lines are several of these
     + what stands there instead
 
@@ -90,24 +91,26 @@ class Mutant:
         self.plugin, self.name, self.place = plugin, name, place
         self.what, self.rule, self.also = "", "", []
         self.file, self.units = "", []
-        self.changes = []  # [old, new] lines
+        self.changes = []  # [old, new] lines and their file
         self.killer, self.own, self.seconds, self.wrong = "", "", 0.0, ""
 
-    def is_shared(self):
-        """Is the file one of plugins/common, which has its path in the tree?"""
-        return self.file.startswith("plugins/")
+    def path(self, file):
+        """Of a file, in the tree: one of plugins/common is called by it."""
+        return file if file.startswith("plugins/") else f"plugins/{self.plugin.name}/{file}"
 
-    def text(self):
-        """The file with the fault."""
-        folder = TOP if self.is_shared() else self.plugin.sources
-        with open(f"{folder}/{self.file}", encoding="utf-8") as file:
-            text = file.read()
-        for old, new in self.changes:
-            old, new = "\n".join(old), "\n".join(new)
-            if text.count(old) != 1:
-                raise ValueError(f"{self.place}: {self.file} has {text.count(old)} times: {old}")
-            text = text.replace(old, new)
-        return text
+    def texts(self):
+        """By path: the files with the fault."""
+        texts = {}
+        for old, new, file in self.changes:
+            path, old, new = self.path(file), "\n".join(old), "\n".join(new)
+            if path not in texts:
+                with open(f"{TOP}/{path}", encoding="utf-8") as source:
+                    texts[path] = source.read()
+            if texts[path].count(old) != 1:
+                times = texts[path].count(old)
+                raise ValueError(f"{self.place}: {file} has {times} times: {old}")
+            texts[path] = texts[path].replace(old, new)
+        return texts
 
 
 def read_line(mutant, line, place):
@@ -115,7 +118,7 @@ def read_line(mutant, line, place):
     key, _, value = line.partition(" ")
     if line[:2] in ("- ", "+ ") or line in ("-", "+"):
         if key == "-" and (not mutant.changes or mutant.changes[-1][1] is not None):
-            mutant.changes.append([[], None])
+            mutant.changes.append([[], None, mutant.file])
         if key == "-":
             mutant.changes[-1][0].append(line[2:])
         else:
@@ -123,8 +126,9 @@ def read_line(mutant, line, place):
     elif key == "also":
         mutant.also = value.split()
     elif key == "file":
-        mutant.file, *mutant.units = value.split()
-        mutant.units = mutant.units or [mutant.file]
+        before = mutant.units if mutant.changes else []
+        mutant.file, *units = value.split()
+        mutant.units = before + [u for u in units or [mutant.file] if u not in before]
     elif key in ("what", "rule"):
         setattr(mutant, key, value.strip())
     else:
@@ -155,11 +159,11 @@ def read_all(plugin):
     for m in mutants:
         if not (m.what and m.rule and m.file and m.changes):
             raise ValueError(f"{m.place}: mutant {m.name} is not whole")
-        if any(old and new is None for old, new in m.changes):
+        if any(old and new is None for old, new, _ in m.changes):
             raise ValueError(f"{m.place}: text without what stands there instead")
         if not set(m.units) <= set(plugin.units):
             raise ValueError(f"{m.place}: {m.units}: accepted {plugin.units}")
-        m.text()
+        m.texts()
         for rule in [m.rule] + m.also:
             if f"| {rule} |" not in rules:
                 raise ValueError(f"{m.place}: no rule {rule} in docs/ABI.md")
@@ -230,9 +234,9 @@ def build_sound(plugin, pool):
 
 def build(mutant):
     folder = spread(mutant.plugin, mutant.name)
-    inside = mutant.file if mutant.is_shared() else f"plugins/{mutant.plugin.name}/{mutant.file}"
-    with open(f"{folder}/{inside}", "w", encoding="utf-8") as file:
-        file.write(mutant.text())
+    for path, text in mutant.texts().items():
+        with open(f"{folder}/{path}", "w", encoding="utf-8") as file:
+            file.write(text)
     for unit in mutant.units:
         mutant.seconds += compile_unit(mutant.plugin, folder, unit)
     mutant.seconds += link(mutant.plugin, folder, mutant.name)
@@ -382,7 +386,7 @@ def main(arguments):
     names = [a for i, a in enumerate(arguments) if a[0] != "-" and arguments[i - 1] != "--jobs"]
     mutants = read_all(plugin)
     for m in mutants:
-        m.text()  # none is stale, run or not
+        m.texts()  # none is stale, run or not
     chosen = choose(mutants, names, update)
     if len(chosen) < len(set(names)):
         raise ValueError(f"{names}: accepted names of mutants")

@@ -80,13 +80,12 @@ static void place_init(struct case_place *place, const struct run *run, bool sec
     session_place(run->session, run->c, second, place);
 }
 
-/* Bring a copy of the arena to the device and plan its batch. What host arrays hold afterwards must
- * not matter. */
+/* Bring a copy of the arena to the device and plan its batch. What its structs and host arrays hold
+ * afterwards must not matter. */
 static bool plan(struct run *run, const char *arena, const struct case_lengths *lengths)
 {
     struct case_session *session = run->session;
     struct forward_case *c = run->c;
-    struct case_view view;
     struct case_place place;
     place_init(&place, run, false);
     memcpy(c->planning, arena, c->bytes);
@@ -96,10 +95,10 @@ static bool plan(struct run *run, const char *arena, const struct case_lengths *
         status = case_pool_send(c, arena, session->stream, &run->error.base);
     if (!good(run, status, "copy to the device"))
         return false;
-    case_view_init(&view, c, lengths, &place);
-    status = session->backend.type->ops->init_forward_metadata(session->metadata, &view.batch,
+    case_view_init(&c->planned, c, lengths, &place);
+    status = session->backend.type->ops->init_forward_metadata(session->metadata, &c->planned.batch,
                                                                session->stream, &run->error.base);
-    memset(c->planning, CASE_RED, c->bytes);
+    case_forget_plan(c);
     return good(run, status, "init_forward_metadata");
 }
 

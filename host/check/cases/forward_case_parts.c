@@ -633,3 +633,9 @@ void case_view_init(struct case_view *view, const struct forward_case *c,
                                      .operands = view->operands,
                                      .scales = view->scales};
 }
+
+void case_forget_plan(struct forward_case *c)
+{
+    memset(c->planning, CASE_RED, c->bytes);
+    memset(&c->planned, CASE_RED, sizeof c->planned);
+}

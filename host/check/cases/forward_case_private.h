@@ -167,6 +167,8 @@ struct forward_case {
     uint64_t bytes; /* of the arena */
     char *image, *planning, *memory, *actual;
 
+    struct case_view planned; /* what a batch is planned from: nobody may read it afterwards */
+
     int32_t stride_slots, stride_pages, stride_items; /* of the tables, in elements */
     int32_t max_chosen;                               /* of a row of a sparse layer */
     int32_t num_pages, pages_of_seq;
@@ -273,6 +275,9 @@ struct case_place {
 };
 void case_view_init(struct case_view *view, const struct forward_case *c,
                     const struct case_lengths *lengths, const struct case_place *place);
+
+/* What a batch was planned from is gone: host arrays, and the structs. */
+void case_forget_plan(struct forward_case *c);
 
 /* ---- Batch (forward_case_batch.c) ------------------------------------------------------------ */
 

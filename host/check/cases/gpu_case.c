@@ -276,12 +276,11 @@ static void view_init(const struct gpu_case *g, const struct case_session *sessi
 attn_status gpu_plan(struct gpu_case *g, struct case_session *session, enum gpu_contents contents)
 {
     struct case_lengths lengths;
-    struct case_view view;
     lengths_of(g, contents, &lengths);
-    view_init(g, session, &lengths, false, &view);
+    view_init(g, session, &lengths, false, &g->c->planned);
     attn_status status = session->backend.type->ops->init_forward_metadata(
-        session->metadata, &view.batch, session->stream, &g->error.base);
-    memset(g->c->planning, CASE_RED, g->c->bytes);
+        session->metadata, &g->c->planned.batch, session->stream, &g->error.base);
+    case_forget_plan(g->c);
     return status;
 }
 

@@ -29,13 +29,22 @@ void joint_widen(attn_bounds *bounds, const attn_bounds *other)
         bounds->max_kv_tokens = other->max_kv_tokens;
 }
 
+/* The number of the KV group of layer group g, each of which has one. */
+static uint32_t kv_number(const struct joint *joint, uint32_t g)
+{
+    uint32_t groups = 0;
+    for (int32_t n = 0; n < joint->count; n++)
+        groups += joint->with[n] == n;
+    return joint->turned ? groups - 1 - g : g;
+}
+
 /* The group of case n, and of those after it that are in it. */
 static void pose_group(struct joint *joint, int32_t n)
 {
     uint32_t g = joint->num_problems++;
     attn_layer_group *group = &joint->groups[g];
     *group = joint->cases[n]->posed.group;
-    group->kv_group = (int32_t)g;
+    group->kv_group = (int32_t)kv_number(joint, g);
     group->num_layers = 0;
     group->layers = joint->layers[g];
     for (int32_t other = n; other < joint->count; other++) {
@@ -92,31 +101,32 @@ static attn_status bring(const struct case_session *session, struct forward_case
 /* What was planned from is gone. */
 static attn_status plan(struct case_session *session, struct joint *joint, attn_error *error)
 {
-    struct case_view views[JOINT_MAX];
-    attn_kv_batch kv_groups[JOINT_MAX];
     attn_status status = ATTN_OK;
+    attn_batch *batch = &joint->batch;
     uint32_t count = 0;
-    attn_batch batch = {.struct_size = sizeof batch};
     for (int32_t n = 0; n < joint->count && status == ATTN_OK; n++) {
         struct forward_case *c = joint->cases[n];
         struct case_place place;
         session_place(session, c, false, &place);
         status = bring(session, c, error);
-        case_view_init(&views[n], c, &c->lengths, &place);
+        case_view_init(&c->planned, c, &c->lengths, &place);
         if (n == 0)
-            batch = views[0].batch;
-        widen(&batch.max_kv_len, c->lengths.max_kv_len);
-        widen(&views[0].sparse.max_count, views[n].sparse.max_count);
+            *batch = c->planned.batch;
+        widen(&batch->max_kv_len, c->lengths.max_kv_len);
+        widen(&joint->cases[0]->planned.sparse.max_count, c->planned.sparse.max_count);
         if (joint->with[n] == n && c->spec.kv_layout)
-            kv_groups[count++] = views[n].kv_groups[c->posed.group.kv_group];
+            joint->kv_groups[kv_number(joint, count++)] =
+                c->planned.kv_groups[c->posed.group.kv_group];
     }
-    batch.kv_groups = count > 0 ? kv_groups : NULL;
-    batch.num_kv_groups = count;
+    batch->kv_groups = count > 0 ? joint->kv_groups : NULL;
+    batch->num_kv_groups = count;
     if (status == ATTN_OK)
-        status = session->backend.type->ops->init_forward_metadata(session->metadata, &batch,
+        status = session->backend.type->ops->init_forward_metadata(session->metadata, batch,
                                                                    session->stream, error);
     for (int32_t n = 0; n < joint->count; n++)
-        memset(joint->cases[n]->planning, CASE_RED, joint->cases[n]->bytes);
+        case_forget_plan(joint->cases[n]);
+    memset(batch, CASE_RED, sizeof *batch);
+    memset(joint->kv_groups, CASE_RED, sizeof joint->kv_groups);
     return status;
 }
 

@@ -19,6 +19,7 @@ struct joint {
     struct forward_case *cases[JOINT_MAX];
     /* Whose layer group and KV group a case is in: its own number, or that of an earlier one. */
     int32_t with[JOINT_MAX];
+    bool turned; /* the last group's KV group is the first one of the batch */
 
     /* What joint_pose() makes of them. */
     attn_layer layers[JOINT_MAX][JOINT_MAX];
@@ -26,6 +27,8 @@ struct joint {
     attn_problem problems[JOINT_MAX];
     attn_bounds bounds;
     uint32_t num_problems;
+    attn_batch batch; /* what is planned, and nobody may read afterwards */
+    attn_kv_batch kv_groups[JOINT_MAX];
 
     int32_t at; /* the case that was looked at last */
 };

@@ -54,7 +54,8 @@ struct linear_case {
     attn_forward_args args;
     struct far_places places; /* of slots, where they are spread */
     struct far_pool pools[2];
-    char *host;              /* what host arrays point to */
+    char *host;              /* what host arrays have */
+    char *planning;          /* what they point to until the batch is planned */
     uint32_t host_arrays;    /* ATTN_HOST_* that must be there */
     reference_report judged; /* all that was compared */
 };
@@ -468,7 +469,7 @@ static int32_t *host_array_of(const struct linear_case *c, char *host, int part,
 {
     bool is_given =
         host && (c->host_arrays & array ||
-                 case_host_has(HOST_DRAWN, mix_absorb(c->seed, LINEAR_PARTS), (uint32_t)part));
+                 case_host_has(c->spec.host, mix_absorb(c->seed, LINEAR_PARTS), (uint32_t)part));
     return is_given ? array_of(c, host, part) : NULL;
 }
 
@@ -519,7 +520,8 @@ static attn_status allocate(struct linear_case *c, attn_error *error)
     c->image = calloc(1, c->bytes);
     c->after = calloc(1, c->bytes);
     c->memory = device_allocate(c->device, ATTN_SPACE_DEVICE, c->bytes, 512);
-    if (!c->image || !c->after)
+    c->planning = malloc(c->bytes);
+    if (!c->image || !c->after || !c->planning)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a case");
     if (!c->memory)
         return host_fail(error, device_exhausted(c->device, ATTN_SPACE_DEVICE),
@@ -597,6 +599,7 @@ void linear_case_destroy(struct linear_case *c)
     if (c->host != c->image)
         free(c->host);
     free(c->image);
+    free(c->planning);
     free(c->after);
     free(c);
 }
@@ -634,14 +637,35 @@ attn_status linear_case_reset(struct linear_case *c, struct case_session *sessio
     return status == ATTN_OK ? device_synchronize(c->device, session->stream, error) : status;
 }
 
-static attn_status plan(struct case_session *session, const attn_batch *batch, attn_error *error)
+/* What host arrays point to, after those that the backend needs were noted: copies of what is in
+ * `from`, until the batch is planned. */
+static char *host_arrays(struct linear_case *c, const struct case_session *session,
+                         const char *from)
+{
+    c->host_arrays = session->host_arrays;
+    for (int n = LINEAR_INDPTR; n < LINEAR_PARTS; n++)
+        memcpy(array_of(c, c->planning, n), from + c->parts[n].offset, c->parts[n].bytes);
+    return c->planning;
+}
+
+/* What the batch was planned from is gone: host arrays, and the structs. */
+static void forget_plan(struct linear_case *c)
+{
+    for (int n = LINEAR_INDPTR; n < LINEAR_PARTS; n++)
+        memset(array_of(c, c->planning, n), CASE_RED, c->parts[n].bytes);
+    memset(c->states, CASE_RED, sizeof c->states);
+    memset(&c->batch, CASE_RED, sizeof c->batch);
+}
+
+static attn_status plan(struct linear_case *c, struct case_session *session, attn_error *error)
 {
     attn_status status = session_enter(session, error);
     if (status != ATTN_OK)
         return status;
-    status = session->backend.type->ops->init_forward_metadata(session->metadata, batch,
+    status = session->backend.type->ops->init_forward_metadata(session->metadata, &c->batch,
                                                                session->stream, error);
     session_leave(session);
+    forget_plan(c);
     return status;
 }
 
@@ -661,18 +685,12 @@ static attn_status call(struct linear_case *c, struct case_session *session, uin
     return status == ATTN_OK ? device_synchronize(c->device, session->stream, error) : status;
 }
 
-static attn_status run(struct linear_case *c, struct case_session *session, const attn_batch *batch,
+static attn_status run(struct linear_case *c, struct case_session *session,
                        const attn_forward_args *args, attn_error *error)
 {
-    attn_status status = plan(session, batch, error);
-    return status == ATTN_OK ? call(c, session, batch->mode, args, error) : status;
-}
-
-/* What host arrays point to, after those that the backend needs were noted. */
-static char *host_arrays(struct linear_case *c, const struct case_session *session)
-{
-    c->host_arrays = session->host_arrays;
-    return c->host;
+    const uint32_t mode = c->batch.mode;
+    attn_status status = plan(c, session, error);
+    return status == ATTN_OK ? call(c, session, mode, args, error) : status;
 }
 
 /* The slot from which a part goes on. */
@@ -755,14 +773,13 @@ static attn_status run_part(struct linear_case *c, struct case_session *session,
     attn_status status = put_arrays(c, session, part, error);
     if (status != ATTN_OK)
         return status;
-    host_arrays(c, session);
-    point_part(c, c->memory, c->after, part, &c->batch, c->states);
+    point_part(c, c->memory, host_arrays(c, session, c->after), part, &c->batch, c->states);
     if (part->mode == ATTN_MODE_DECODE) {
         shift_rows(c, array_of(c, c->image, LINEAR_INDPTR)[part->sequence] + part->first, tensors,
                    operands);
         args.operands = operands;
     }
-    return run(c, session, &c->batch, &args, error);
+    return run(c, session, &args, error);
 }
 
 attn_status linear_case_forward(struct linear_case *c, struct case_session *session,
@@ -770,19 +787,23 @@ attn_status linear_case_forward(struct linear_case *c, struct case_session *sess
 {
     if (part)
         return run_part(c, session, part, error);
-    point(c, c->memory, host_arrays(c, session), &c->batch, c->states);
-    return run(c, session, &c->batch, &c->args, error);
+    point(c, c->memory, host_arrays(c, session, c->host), &c->batch, c->states);
+    return run(c, session, &c->args, error);
 }
 
 attn_status linear_case_plan(struct linear_case *c, struct linear_case *other,
                              struct case_session *session, attn_error *error)
 {
-    point(c, c->memory, host_arrays(c, session), &c->batch, c->states);
+    point(c, c->memory, host_arrays(c, session, c->host), &c->batch, c->states);
     if (other) {
-        point(other, other->memory, host_arrays(other, session), &other->batch, other->states);
+        point(other, other->memory, host_arrays(other, session, other->host), &other->batch,
+              other->states);
         c->states[other->spec.state_group] = other->states[other->spec.state_group];
     }
-    return plan(session, &c->batch, error);
+    attn_status status = plan(c, session, error);
+    if (other)
+        forget_plan(other);
+    return status;
 }
 
 attn_status linear_case_call(struct linear_case *c, struct case_session *session, attn_error *error)
@@ -798,8 +819,8 @@ static attn_status try_with(struct linear_case *c, struct case_session *session,
     memcpy(operands, c->operands, sizeof operands);
     operands[role] = tensor;
     args.operands = operands;
-    point(c, c->memory, host_arrays(c, session), &c->batch, c->states);
-    return run(c, session, &c->batch, &args, error);
+    point(c, c->memory, host_arrays(c, session, c->host), &c->batch, c->states);
+    return run(c, session, &args, error);
 }
 
 attn_status linear_case_try_read_only(struct linear_case *c, struct case_session *session,

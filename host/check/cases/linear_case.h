@@ -49,6 +49,7 @@ struct linear_spec {
     int32_t sparse;         /* not 0: of every `sparse`-th, or */
     int32_t cuts;           /* not 0: of so many of each sequence, at its ends and at any place */
     uint32_t absent;        /* set of LINEAR_WITHOUT_*: arrays that would say nothing */
+    enum case_host host;    /* which arrays the host has */
     int32_t gap;            /* elements between outermost rows */
     uint32_t min_alignment; /* what the problem promises of operands; */
     bool exactly_aligned;   /* they lie no better than that. A whole batch alone, no parts of it */

@@ -397,5 +397,11 @@ const struct check check_comp[] = {
      .needs = CHECK_NEEDS_CHILD | CHECK_ALONE,
      .count = stand_count_measured,
      .run = stand_run_measured},
+    {.rule = "WORK-02",
+     .name = "measured",
+     .sentence = "where children are measured, memory is what it was before",
+     .needs = CHECK_NEEDS_CHILD | CHECK_ALONE,
+     .count = stand_count_measured,
+     .run = stand_run_measured_size},
     {.rule = NULL},
 };

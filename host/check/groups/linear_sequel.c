@@ -307,8 +307,10 @@ static bool draw_layer(struct line *line, uint32_t family, int32_t num_state_gro
         take_call(spec, &line->specs[0]);
     spec->layer = line->count;
     spec->state_group = line->count % num_state_groups;
-    if (spec->state_group > 0) /* what one group's slots lack those of the other have */
+    if (spec->state_group > 0) { /* what one group's slots lack those of the other have */
         spec->absent ^= LINEAR_WITHOUT_DST | LINEAR_WITHOUT_INITIAL;
+        spec->snapshots = !spec->snapshots;
+    }
     return linear_accepts(line->run->subject, spec, reason) && add_case(line, line->run->seed);
 }
 
@@ -399,7 +401,7 @@ CASES(linear_sequel, 4)
 CASES(linear_contents, 3)
 CASES(linear_other_bounds, 2 * TWO_METADATA_WAYS)
 CASES(linear_layers, 3)
-CASES(state_groups, 1)
+CASES(state_groups, 4)
 CASES(linear_padded, MODES)
 
 #define ROW(rule, name, sentence)                                                                  \

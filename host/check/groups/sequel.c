@@ -561,6 +561,7 @@ static void draw_layers(struct chain *chain, const struct sequel_point *point, b
 {
     struct joint *joint = &chain->steps[0];
     uint64_t seed = chain->run->seed;
+    joint->turned = chain->run->index % 2;
     joint->cases[0] = make_case(chain, &chain->specs[0], seed, seed);
     joint->count = joint->cases[0] != NULL;
     if (joint->count == 0 || !add_layer(chain, mix_absorb(seed, 1)))

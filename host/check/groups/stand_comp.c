@@ -210,6 +210,7 @@ struct life {
     struct stand_scene *scene;
     attn_instance *instance;
     attn_metadata *metadata;
+    attn_memory_size unprepared; /* what metadata_size said before prepare */
     uint32_t forms;
     char *blocks[ATTN_REGION_COUNT];
     uint64_t block_bytes[ATTN_REGION_COUNT];
@@ -270,6 +271,35 @@ static void judge_instance(struct life *life)
                      accepted ? "what all children have" : "nothing, for children differ");
 }
 
+static uint32_t kind_of(const struct stand_scene *scene)
+{
+    return scene->graph ? ATTN_METADATA_GRAPH : ATTN_METADATA_EAGER;
+}
+
+static bool ask_size(struct life *life, attn_memory_size *size)
+{
+    *size = (attn_memory_size){.struct_size = sizeof *size};
+    return good(life,
+                ops_of(life)->metadata_size(life->instance, kind_of(life->scene),
+                                            &life->scene->given, size, &life->error.base),
+                "metadata_size");
+}
+
+/* Whatever prepare has found out, memory is what it was. */
+static void judge_size(const struct life *life)
+{
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
+        if (life->scene->size.size[r] != life->unprepared.size[r] ||
+            life->scene->size.alignment[r] != life->unprepared.alignment[r])
+            stand_object(life->scene,
+                         "metadata_size, region %u: %llu bytes, aligned to %llu; before prepare "
+                         "%llu, %llu",
+                         r, (unsigned long long)life->scene->size.size[r],
+                         (unsigned long long)life->scene->size.alignment[r],
+                         (unsigned long long)life->unprepared.size[r],
+                         (unsigned long long)life->unprepared.alignment[r]);
+}
+
 static bool make_instance(struct life *life)
 {
     struct stand_scene *scene = life->scene;
@@ -277,7 +307,7 @@ static bool make_instance(struct life *life)
     attn_status status = root->backend->create(root->backend, scene->problems,
                                                (uint32_t)scene->num_groups, &root->options->view,
                                                &root->services, &life->instance, &life->error.base);
-    if (!good(life, status, "create"))
+    if (!good(life, status, "create") || !ask_size(life, &life->unprepared))
         return false;
     if (root->backend->ops->prepare &&
         !good(life, root->backend->ops->prepare(life->instance, NULL, NULL, &life->error.base),
@@ -349,24 +379,19 @@ static void draw_given(struct stand_scene *scene)
 static bool make_metadata(struct life *life)
 {
     struct stand_scene *scene = life->scene;
-    uint32_t kind = scene->graph ? ATTN_METADATA_GRAPH : ATTN_METADATA_EAGER;
     attn_memory memory = {.struct_size = sizeof memory};
-    scene->size = (attn_memory_size){.struct_size = sizeof scene->size};
-    draw_given(scene);
     scene->recording = true;
-    if (!good(life,
-              ops_of(life)->metadata_size(life->instance, kind, &scene->given, &scene->size,
-                                          &life->error.base),
-              "metadata_size"))
+    if (!ask_size(life, &scene->size))
         return false;
+    judge_size(life);
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
         if (!make_region(life, r, &memory)) {
             check_fail(scene->run, "no memory for region %u", r);
             return false;
         }
     return good(life,
-                ops_of(life)->metadata_create(life->instance, kind, &scene->given, &memory,
-                                              &life->metadata, &life->error.base),
+                ops_of(life)->metadata_create(life->instance, kind_of(scene), &scene->given,
+                                              &memory, &life->metadata, &life->error.base),
                 "metadata_create");
 }
 
@@ -393,6 +418,7 @@ static bool life_begin(struct life *life, struct stand_scene *scene)
 {
     *life = (struct life){.scene = scene};
     host_error_init(&life->error);
+    draw_given(scene);
     return make_instance(life) && make_metadata(life);
 }
 
@@ -681,7 +707,7 @@ static void set_candidates(struct stand_scene *scene)
 
 /* Times are measured while the machine does other things: what it took for the fastest once may be
  * luck, three times it is not. */
-void stand_run_measured(struct check_run *run)
+static void run_measured(struct check_run *run, int batches)
 {
     enum { ATTEMPTS = 3 };
     if (strcmp(run->subject->type->name, "autotune") != 0) {
@@ -693,7 +719,7 @@ void stand_run_measured(struct check_run *run)
         if (!scene)
             return;
         set_candidates(scene);
-        run_life(scene, 2 * BATCHES);
+        run_life(scene, batches);
         bool wrong = scene->wrong[0] != '\0';
         if (wrong && attempt < ATTEMPTS)
             scene->wrong[0] = '\0';
@@ -701,4 +727,14 @@ void stand_run_measured(struct check_run *run)
         if (!wrong || run->code != CHECK_PASS)
             return;
     }
+}
+
+void stand_run_measured(struct check_run *run)
+{
+    run_measured(run, 2 * BATCHES);
+}
+
+void stand_run_measured_size(struct check_run *run)
+{
+    run_measured(run, 0);
 }

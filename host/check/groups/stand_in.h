@@ -386,5 +386,6 @@ void stand_run_memory(struct check_run *run);
 void stand_run_rows(struct check_run *run);
 void stand_run_graphs(struct check_run *run);
 void stand_run_measured(struct check_run *run);
+void stand_run_measured_size(struct check_run *run);
 
 #endif /* HOST_CHECK_GROUPS_STAND_IN_H */

@@ -63,6 +63,15 @@ static bool same_size(const attn_memory_size *a, const attn_memory_size *b)
            memcmp(a->alignment, b->alignment, sizeof a->alignment) == 0;
 }
 
+static void check_equal(struct check_run *run, struct rig *rig, struct rig_session *session,
+                        attn_instance *other, const char *when)
+{
+    attn_memory_size size;
+    if (rig_good(rig, run, rig_metadata_size(rig, other, &size), "metadata_size") &&
+        !same_size(&size, &session->memory.size))
+        check_fail(run, "metadata_size of an equal instance gives another answer%s", when);
+}
+
 static void check_same(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
     attn_memory_size size;
@@ -78,9 +87,9 @@ static void check_same(struct check_run *run, struct rig *rig, struct rig_sessio
     }
     if (!rig_good(rig, run, rig_create(rig, &other), "a second create"))
         return;
-    if (rig_good(rig, run, rig_metadata_size(rig, other, &size), "metadata_size") &&
-        !same_size(&size, &session->memory.size))
-        check_fail(run, "metadata_size of an equal instance gives another answer");
+    check_equal(run, rig, session, other, "");
+    if (run->code == CHECK_PASS && rig_prepare(rig, other) == ATTN_OK)
+        check_equal(run, rig, session, other, " after prepare");
     rig_destroy(rig, other);
 }
 
