@@ -77,7 +77,9 @@ static PTX void barrier_arrive_expect(unsigned barrier, unsigned bytes)
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 #else
-    __trap();
+    if (bytes > 0)
+        __trap();
+    barrier_arrive(barrier);
 #endif
 }
 
