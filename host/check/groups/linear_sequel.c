@@ -296,8 +296,8 @@ static void run_linear_other_bounds(struct check_run *run)
 
 /* ---- Layers of one batch --------------------------------------------------------------------- */
 
-/* The first one's batch, for layers of this family, in state groups by turns. */
-static bool draw_layer(struct line *line, uint32_t family, int32_t num_state_groups, uint64_t seed)
+/* The first one's batch, for layers of this family, in state group `group`. */
+static bool draw_layer(struct line *line, uint32_t family, int32_t group, uint64_t seed)
 {
     struct linear_spec *spec = &line->specs[line->count];
     char reason[LINEAR_TEXT];
@@ -306,8 +306,8 @@ static bool draw_layer(struct line *line, uint32_t family, int32_t num_state_gro
     if (line->count > 0)
         take_call(spec, &line->specs[0]);
     spec->layer = line->count;
-    spec->state_group = line->count % num_state_groups;
-    if (spec->state_group > 0) { /* what one group's slots lack those of the other have */
+    spec->state_group = group;
+    if (group != line->specs[0].state_group) { /* what one's slots lack those of the other have */
         spec->absent ^= LINEAR_WITHOUT_DST | LINEAR_WITHOUT_INITIAL;
         spec->snapshots = !spec->snapshots;
     }
@@ -327,6 +327,7 @@ static bool call_all(struct line *line, attn_error *error)
     return status == ATTN_OK;
 }
 
+/* In state groups by turns, from the first one on or from the last. */
 static void run_layers(struct check_run *run, int32_t num_state_groups)
 {
     struct line line = {.run = run};
@@ -335,7 +336,8 @@ static void run_layers(struct check_run *run, int32_t num_state_groups)
     host_error error;
     host_error_init(&error);
     for (int32_t n = 0; n < LAYERS && families > 0; n++)
-        draw_layer(&line, linear_family_at(set, (run->index + n / 2) % families), num_state_groups,
+        draw_layer(&line, linear_family_at(set, (run->index + n / 2) % families),
+                   (line.count + run->index / families) % num_state_groups,
                    mix_absorb(run->seed, (uint64_t)n));
     if (line.count == 0)
         check_skip(run, "query refuses every case of linear layers that was drawn");
