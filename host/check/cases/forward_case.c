@@ -565,6 +565,7 @@ void forward_case_destroy(struct forward_case *c)
     device_release(c->device, ATTN_SPACE_DEVICE, c->memory);
     free(c->image);
     free(c->planning);
+    free(c->planned);
     free(c->actual);
     free(c->pages);
     free(c->needles);

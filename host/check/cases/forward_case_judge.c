@@ -95,9 +95,9 @@ static bool plan(struct run *run, const char *arena, const struct case_lengths *
         status = case_pool_send(c, arena, session->stream, &run->error.base);
     if (!good(run, status, "copy to the device"))
         return false;
-    case_view_init(&c->planned, c, lengths, &place);
-    status = session->backend.type->ops->init_forward_metadata(session->metadata, &c->planned.batch,
-                                                               session->stream, &run->error.base);
+    case_view_init(c->planned, c, lengths, &place);
+    status = session->backend.type->ops->init_forward_metadata(
+        session->metadata, &c->planned->batch, session->stream, &run->error.base);
     case_forget_plan(c);
     return good(run, status, "init_forward_metadata");
 }

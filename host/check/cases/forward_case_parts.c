@@ -269,8 +269,9 @@ attn_status case_allocate(struct forward_case *c, attn_error *error)
 {
     c->image = malloc(c->bytes);
     c->planning = malloc(c->bytes);
+    c->planned = malloc(sizeof *c->planned);
     c->actual = malloc(c->bytes);
-    if (!c->image || !c->planning || !c->actual)
+    if (!c->image || !c->planning || !c->planned || !c->actual)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a case of %llu bytes",
                          (unsigned long long)c->bytes);
     c->memory = device_allocate(c->device, ATTN_SPACE_DEVICE, c->bytes, CASE_ALIGNMENT);
@@ -637,5 +638,5 @@ void case_view_init(struct case_view *view, const struct forward_case *c,
 void case_forget_plan(struct forward_case *c)
 {
     memset(c->planning, CASE_RED, c->bytes);
-    memset(&c->planned, CASE_RED, sizeof c->planned);
+    memset(c->planned, CASE_RED, sizeof *c->planned);
 }

@@ -167,7 +167,7 @@ struct forward_case {
     uint64_t bytes; /* of the arena */
     char *image, *planning, *memory, *actual;
 
-    struct case_view planned; /* what a batch is planned from: nobody may read it afterwards */
+    struct case_view *planned; /* what a batch is planned from: nobody may read it afterwards */
 
     int32_t stride_slots, stride_pages, stride_items; /* of the tables, in elements */
     int32_t max_chosen;                               /* of a row of a sparse layer */

@@ -277,9 +277,9 @@ attn_status gpu_plan(struct gpu_case *g, struct case_session *session, enum gpu_
 {
     struct case_lengths lengths;
     lengths_of(g, contents, &lengths);
-    view_init(g, session, &lengths, false, &g->c->planned);
+    view_init(g, session, &lengths, false, g->c->planned);
     attn_status status = session->backend.type->ops->init_forward_metadata(
-        session->metadata, &g->c->planned.batch, session->stream, &g->error.base);
+        session->metadata, &g->c->planned->batch, session->stream, &g->error.base);
     case_forget_plan(g->c);
     return status;
 }

@@ -98,35 +98,35 @@ static attn_status bring(const struct case_session *session, struct forward_case
     return device_copy(c->device, c->memory, c->image, c->bytes, session->stream, error);
 }
 
-/* What was planned from is gone. */
+/* What was planned from is gone afterwards, and lies where it lay the time before. */
 static attn_status plan(struct case_session *session, struct joint *joint, attn_error *error)
 {
+    static _Thread_local attn_batch batch;
+    static _Thread_local attn_kv_batch kv_groups[JOINT_MAX];
     attn_status status = ATTN_OK;
-    attn_batch *batch = &joint->batch;
     uint32_t count = 0;
     for (int32_t n = 0; n < joint->count && status == ATTN_OK; n++) {
         struct forward_case *c = joint->cases[n];
         struct case_place place;
         session_place(session, c, false, &place);
         status = bring(session, c, error);
-        case_view_init(&c->planned, c, &c->lengths, &place);
+        case_view_init(c->planned, c, &c->lengths, &place);
         if (n == 0)
-            *batch = c->planned.batch;
-        widen(&batch->max_kv_len, c->lengths.max_kv_len);
-        widen(&joint->cases[0]->planned.sparse.max_count, c->planned.sparse.max_count);
+            batch = c->planned->batch;
+        widen(&batch.max_kv_len, c->lengths.max_kv_len);
+        widen(&joint->cases[0]->planned->sparse.max_count, c->planned->sparse.max_count);
         if (joint->with[n] == n && c->spec.kv_layout)
-            joint->kv_groups[kv_number(joint, count++)] =
-                c->planned.kv_groups[c->posed.group.kv_group];
+            kv_groups[kv_number(joint, count++)] = c->planned->kv_groups[c->posed.group.kv_group];
     }
-    batch->kv_groups = count > 0 ? joint->kv_groups : NULL;
-    batch->num_kv_groups = count;
+    batch.kv_groups = count > 0 ? kv_groups : NULL;
+    batch.num_kv_groups = count;
     if (status == ATTN_OK)
-        status = session->backend.type->ops->init_forward_metadata(session->metadata, batch,
+        status = session->backend.type->ops->init_forward_metadata(session->metadata, &batch,
                                                                    session->stream, error);
     for (int32_t n = 0; n < joint->count; n++)
         case_forget_plan(joint->cases[n]);
-    memset(batch, CASE_RED, sizeof *batch);
-    memset(joint->kv_groups, CASE_RED, sizeof joint->kv_groups);
+    memset(&batch, CASE_RED, sizeof batch);
+    memset(kv_groups, CASE_RED, sizeof kv_groups);
     return status;
 }
 

@@ -27,8 +27,6 @@ struct joint {
     attn_problem problems[JOINT_MAX];
     attn_bounds bounds;
     uint32_t num_problems;
-    attn_batch batch; /* what is planned, and nobody may read afterwards */
-    attn_kv_batch kv_groups[JOINT_MAX];
 
     int32_t at; /* the case that was looked at last */
 };

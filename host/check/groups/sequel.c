@@ -323,6 +323,13 @@ static void swap(char **a, char **b)
     *b = kept;
 }
 
+static void swap_views(struct case_view **a, struct case_view **b)
+{
+    struct case_view *kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
 /* From now on `next` lies where `before` lay, which must not be run any more. */
 static void take_place(struct forward_case *next, struct forward_case *before)
 {
@@ -330,6 +337,7 @@ static void take_place(struct forward_case *next, struct forward_case *before)
     swap(&next->image, &before->image);
     swap(&next->planning, &before->planning);
     swap(&next->memory, &before->memory);
+    swap_views(&next->planned, &before->planned);
 }
 
 enum { OTHER_LENGTHS, OTHER_VALUES, OTHER_INDICES, CONTENTS };
