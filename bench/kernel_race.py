@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks and times the forward kernels of fa3_like, as cubins, against PyTorch's cuDNN attention.
 
+A cubin NAME.cubin has the kernel NAME. Of codes (e4m3) are those with "codes" in their names; beside
+them is codes.cubin, whose fa3_turn_values prepares their values, which is not timed.
+
     kernel_race.py check NAME.cubin ...   each kernel in a process of its own, against float64 attention
     kernel_race.py time NAME.cubin ...    those that pass a check, interleaved with cuDNN; a table
     kernel_race.py forms NAME.cubin ...   pages and ragged batches beside contiguous, even ones
+    kernel_race.py same NAME.cubin ...    launches of the same, 1000 of each shape, compared bit for bit
     kernel_race.py small NAME.cubin       a few small shapes once, for compute-sanitizer
     kernel_race.py trace NAME.cubin ...   cycles between places of the loop, of cubins with -DFA3_TRACE
 
@@ -60,40 +64,49 @@ class Kernel:
         shape = (ctypes.c_int32 * 8)()
         call("cuMemcpyDtoH_v2", shape, where, ctypes.c_size_t(32))
         self.queries, self.keys, self.dim, self.dim_v, self.threads, self.shared, half, _ = shape
-        self.dtype = torch.float16 if half else torch.bfloat16
+        self.codes = "codes" in self.name
+        self.out_dtype = torch.float16 if half else torch.bfloat16
+        self.dtype = torch.float8_e4m3fn if self.codes else self.out_dtype
         call("cuFuncSetAttribute", self.function, 8, self.shared)  # maximal dynamic shared memory
 
-        self.schedule = None
-        beside = os.path.join(os.path.dirname(path), "fa3_schedule_tiles.cubin")
-        if os.path.exists(beside):
-            with open(beside, "rb") as f:
-                self.schedule_image = f.read()
-            call("cuModuleLoadData", ctypes.byref(module), self.schedule_image)
-            self.schedule = ctypes.c_void_p()
-            call("cuModuleGetFunction", ctypes.byref(self.schedule), module, b"fa3_schedule_tiles")
+        self.schedule = self.beside(path, "fa3_schedule_tiles", "fa3_schedule_tiles")
+        self.turn = self.beside(path, "codes", "fa3_turn_values") if self.codes else None
+
+    def beside(self, path, file, kernel):
+        """A kernel of a cubin in the same folder; None where there is no such file."""
+        path = os.path.join(os.path.dirname(path), file + ".cubin")
+        if not os.path.exists(path):
+            return None
+        with open(path, "rb") as f:
+            image = f.read()
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        call("cuModuleLoadData", ctypes.byref(module), image)
+        call("cuModuleGetFunction", ctypes.byref(function), module, kernel.encode())
+        return function
 
     def make_tiles(self, params):
-        buffer = ctypes.create_string_buffer(params, len(params))
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        call("cuLaunchKernel", self.schedule, 1, 1, 1, 1024, 1, 1, 0, stream, arguments, None)
+        launch(self.schedule, params, (1, 1, 1), 1024)
 
     def launch(self, params, blocks):
-        buffer = ctypes.create_string_buffer(params, len(params))
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        call("cuLaunchKernel", self.function, blocks, 1, 1, self.threads, 1, 1, self.shared, stream, arguments, None)
+        launch(self.function, params, (blocks, 1, 1), self.threads, self.shared)
+
+
+def launch(function, params, grid, threads, shared=0):
+    buffer = ctypes.create_string_buffer(params, len(params))
+    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    call("cuLaunchKernel", function, *grid, threads, 1, 1, shared, stream, arguments, None)
 
 
 def tensor_map(x, order, box_rows):
-    """x with its dimensions in `order`: dim, row, head, outer; a box is 64 columns of box_rows rows."""
+    """x with its dimensions in `order`: dim, row, head, outer; a box is 128 bytes of box_rows rows."""
     dims = (ctypes.c_uint64 * 4)(*[x.shape[i] for i in order])
     strides = (ctypes.c_uint64 * 3)(*[x.stride(i) * x.element_size() for i in order[1:]])
-    box = (ctypes.c_uint32 * 4)(64, box_rows, 1, 1)
+    box = (ctypes.c_uint32 * 4)(128 // x.element_size(), box_rows, 1, 1)
     ones = (ctypes.c_uint32 * 4)(1, 1, 1, 1)
     out = ctypes.create_string_buffer(128 + 64)
     at = (ctypes.addressof(out) + 63) // 64 * 64
-    kind = 6 if x.dtype == torch.float16 else 9
+    kind = {torch.float8_e4m3fn: 0, torch.float16: 6, torch.bfloat16: 9}[x.dtype]
     call("cuTensorMapEncodeTiled", ctypes.c_void_p(at), kind, 4, ctypes.c_void_p(x.data_ptr()), dims, strides, box, ones, 0, 3, 2, 0)
     return ctypes.string_at(at, 128)
 
@@ -105,7 +118,7 @@ class Call:
         self.kernel, self.q, self.k, self.v = kernel, q, k, v
         device = q.device
         heads, kv_heads = q.shape[2], k.shape[1] if hnd else k.shape[2]
-        self.out = torch.full(q.shape[:3] + (kernel.dim_v,), math.nan, device=device, dtype=q.dtype)
+        self.out = torch.full(q.shape[:3] + (kernel.dim_v,), math.nan, device=device, dtype=kernel.out_dtype)
         ragged = q_lens is not None
         batch = len(q_lens) if ragged else q.shape[0]
         tokens = q.shape[1]
@@ -139,7 +152,7 @@ class Call:
             kernel.make_tiles(struct.pack("=5Q6i", *[pointer(x) for x in (self.q_starts, self.k_starts, self.k_lens, self.tiles, self.tile_count)], batch, longest, kernel.queries, left, right, len(self.tiles)))
         page = (k.shape[2] if hnd else k.shape[1]) if table is not None else UNBOUNDED
         box_rows = math.gcd(page, kernel.keys) if table is not None else kernel.keys
-        pair_bytes = (kernel.dim + kernel.dim_v) * 2 * (k.shape[1] if table is None else most)
+        pair_bytes = (kernel.dim + kernel.dim_v) * q.element_size() * (k.shape[1] if table is None else most)
         group = heads // kv_heads
         section = max(1, L2_SECTION // pair_bytes) * group
         kv_order = (3, 2, 1, 0) if hnd else (3, 1, 2, 0)
@@ -163,7 +176,24 @@ class Call:
                 ),
             ]
         )  # fmt: skip
+        if kernel.codes:
+            self.params += self.turn_values(max(k_lens) if k_lens is not None else k.shape[1], page, hnd)
         self.blocks = blocks or max(1, min(count, torch.cuda.get_device_properties(device).multi_processor_count))
+
+    def turn_values(self, longest, page, hnd):
+        """Values as the kernel of codes wants them, and what its parameters end with."""
+        v, pointer = self.v, lambda x: 0 if x is None else x.data_ptr()
+        heads, tiles = v.shape[1] if hnd else v.shape[2], -(-longest // 128)
+        batch = len(self.q_starts) - 1 if self.q_starts is not None else v.shape[0]
+        self.turned = torch.zeros(batch * tiles * heads * 16384, dtype=torch.uint8, device=v.device)
+        token, head = (v.stride(2), v.stride(1)) if hnd else (v.stride(1), v.stride(2))
+        starts = [pointer(x) for x in (self.turned, None, self.k_starts, self.k_lens, self.table)]
+        launch(
+            self.kernel.turn,
+            struct.pack("=6Q4q4iQ", v.data_ptr(), *starts, token, head, v.stride(0), 0 if self.table is None else self.table.stride(0), tiles, longest, page, 0, 0),
+            (tiles, heads, batch), 128,
+        )  # fmt: skip
+        return struct.pack("=" + 3 * "Qii" + "QQii56x", *[0] * 9, self.turned.data_ptr(), 0, tiles, 0)
 
     def __call__(self):
         self.kernel.launch(self.params, self.blocks)
@@ -194,39 +224,80 @@ class Verdict:
     def __init__(self):
         self.failed = 0
 
-    def of(self, what, out, lse, want, want_lse, half):
-        """Relative error of all, of the worst row, and of the LSE; NaN never passes."""
+    def of(self, what, out, lse, want, want_lse, dtype):
+        """Relative error of all, of the worst row, and of the LSE; NaN never passes. The probabilities of
+        codes have 4 bits, and tensor cores keep some 13 bits of a score of codes, here of 100 and more."""
         out = out.double()
         error = ((out - want).norm() / want.norm().clamp(min=1e-30)).item()
         rows = ((out - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-2)).max().item()
         empty = torch.isneginf(want_lse)
         same = bool((torch.isneginf(lse) == empty).all()) and not bool(lse.isnan().any())
         off = (lse.double() - want_lse)[~empty].abs().max().item() if bool((~empty).any()) else 0.0
-        bound = 0.0008 if half else 0.004
-        good = error < bound and rows < 4 * bound and off < 2e-3 and same
+        bound = {torch.float16: 0.0008, torch.bfloat16: 0.004, torch.float8_e4m3fn: 0.04}[dtype]
+        good = error < bound and rows < 4 * bound and off < (3e-2 if dtype == torch.float8_e4m3fn else 2e-3) and same
         self.failed += not good
         if not good or os.environ.get("VERBOSE"):
             print(f"  {'ok  ' if good else 'FAIL'} {what}: error {error:.5f} row {rows:.5f} lse {off:.2e}", flush=True)
 
 
+def differs(what, run, times):
+    """Whether one of `times` launches gives other bits than the first; outputs are poisoned before each."""
+    run()
+    first, first_lse = run.out.clone(), run.lse.clone()
+    for i in range(times):
+        run.out.fill_(math.nan)
+        run.lse.fill_(math.nan)
+        run()
+        if not torch.equal(run.out, first) or not torch.equal(run.lse, first_lse):
+            print(f"  FAIL {what or run.kernel.name}: launch {i + 1} differs from the first", flush=True)
+            return True
+    return False
+
+
+def same(kernel, times):
+    """Shapes that take each way through the kernel: masks, windows, pages, many tiles, few."""
+    torch.manual_seed(0)
+    new = lambda *shape: torch.randn(*shape, device="cuda").to(kernel.dtype)
+    operands = lambda B, Sq, Sk, H, Hk: (new(B, Sq, H, kernel.dim), new(B, Sk, Hk, kernel.dim), new(B, Sk, Hk, kernel.dim_v))
+    q, k, v = operands(6, 700, 1024, 32, 8)
+    lens = [1, 77, 512, 0, 130, 300]
+    pages = {}
+    for page in (16, 64):
+        torch.manual_seed(page)
+        pk, table = paged(k, page)
+        torch.manual_seed(page)
+        pages[page] = pk, paged(v, page)[0], table
+    ragged_q = new(1, sum(lens), 32, kernel.dim)
+    shapes = {
+        "causal 4096": Call(kernel, *operands(1, 4096, 4096, 16, 4), True),
+        "full 1000": Call(kernel, *operands(3, 1000, 1000, 16, 4), False),
+        "prefix, window, cap": Call(kernel, q, k, v, True, left=300, cap=5.0),
+        "sinks": Call(kernel, q, k, v, True, sinks=torch.randn(32, device="cuda")),
+        "pages of 16": Call(kernel, ragged_q, *pages[16][:2], True, q_lens=lens, k_lens=[300, 77, 700, 5, 131, 1024], table=pages[16][2]),
+        "pages of 64, window": Call(kernel, ragged_q, *pages[64][:2], True, q_lens=lens, k_lens=[300, 77, 700, 5, 131, 1024], table=pages[64][2], left=100),
+    }
+    failed = sum(differs(f"{kernel.name} {what}", run, times) for what, run in shapes.items())
+    print(f"{kernel.name}: {len(shapes)} shapes, {times} launches each, {failed} differ", flush=True)
+    return failed
+
+
 def check(kernel, quick=False):
     torch.manual_seed(int(time.time()))
     verdict = Verdict()
-    half = kernel.dtype == torch.float16
     D, Dv = kernel.dim, kernel.dim_v
     new = lambda *shape: torch.randn(*shape, device="cuda").to(kernel.dtype)
 
     def even(what, B, Sq, Sk, H, Hk, causal, grow=False, **more):
         q, k, v = new(B, Sq, H, D), new(B, Sk, Hk, D), new(B, Sk, Hk, Dv)
         if grow:  # the maximum grows from the last key to the first
-            k = (k * torch.linspace(12, 0.1, Sk, device="cuda")[None, :, None, None]).to(k.dtype)
+            k = (k.float() * torch.linspace(12, 0.1, Sk, device="cuda")[None, :, None, None]).to(k.dtype)
         run = Call(kernel, q, k, v, causal, **more)
         run()
         torch.cuda.synchronize()
         left, right = more.get("left", UNBOUNDED), more.get("right", 0 if causal else UNBOUNDED)
         for b in range(B):
             want, want_lse = truth(q[b], k[b], v[b], left, right, more.get("cap", 0.0), more.get("sinks"))
-            verdict.of(f"{what} [{b}]", run.out[b], run.lse[b], want, want_lse, half)
+            verdict.of(f"{what} [{b}]", run.out[b], run.lse[b], want, want_lse, kernel.dtype)
         if int(run.counter.abs().sum()):
             verdict.failed += 1
             print("  FAIL the counter is not back at zero")
@@ -238,7 +309,7 @@ def check(kernel, quick=False):
             most = max(-(-n // page) for n in k_lens)
             pages = sum(-(-n // page) for n in k_lens)
             shape = (lambda d: (pages + 3, Hk, page, d)) if hnd else (lambda d: (pages + 3, page, Hk, d))
-            k, v = (torch.full(shape(d), math.nan, device="cuda", dtype=kernel.dtype) for d in (D, Dv))
+            k, v = (torch.full(shape(d), math.nan, device="cuda", dtype=kernel.out_dtype).to(kernel.dtype) for d in (D, Dv))
             order = torch.randperm(pages + 3)[:pages].tolist()
             table = torch.full((len(k_lens), most + 2), 1 << 28, dtype=torch.int32)
             for b, n in enumerate(k_lens):
@@ -261,7 +332,7 @@ def check(kernel, quick=False):
         for b, n in enumerate(q_lens):
             if n:
                 want, want_lse = truth(q[0, at : at + n], ks[b], vs[b], left, right, more.get("cap", 0.0), more.get("sinks"))
-                verdict.of(f"{what} [{b}]", run.out[0, at : at + n], run.lse[:, at : at + n], want, want_lse, half)
+                verdict.of(f"{what} [{b}]", run.out[0, at : at + n], run.lse[:, at : at + n], want, want_lse, kernel.dtype)
             at += n
 
     even("causal 256", 1, 256, 256, 2, 1, True)
@@ -288,17 +359,7 @@ def check(kernel, quick=False):
         for hnd in (False, True):
             ragged(f"pages of {page}{' hnd' if hnd else ''}", lens_q, lens_k, 8, 2, True, page=page, hnd=hnd)
     ragged("pages of 16, window, sinks", lens_q, lens_k, 8, 2, True, page=16, left=100, sinks=torch.randn(8, device="cuda"))
-    q, k, v = new(2, 1500, 8, D), new(2, 1500, 2, D), new(2, 1500, 2, Dv)
-    run = Call(kernel, q, k, v, True)
-    run()
-    first, first_lse = run.out.clone(), run.lse.clone()
-    for _ in range(200):
-        run.out.fill_(math.nan)
-        run()
-        if not torch.equal(run.out, first) or not torch.equal(run.lse, first_lse):
-            verdict.failed += 1
-            print("  FAIL results differ from run to run")
-            break
+    verdict.failed += differs("", Call(kernel, new(2, 1500, 8, D), new(2, 1500, 2, D), new(2, 1500, 2, Dv), True), 200)
     return verdict.failed
 
 
@@ -364,9 +425,9 @@ def race(kernels, args):
                 B = max(1, args.tokens // S)
                 H, Hk = CASES[dim]
                 mine = [k for k in kernels if (k.dim, k.dim_v) == (dim, dim_v)]
-                q, k, v = (torch.randn(B, S, h, d, device="cuda").to(mine[0].dtype) for h, d in ((H, dim), (Hk, dim), (Hk, dim_v)))
+                operands = [torch.randn(B, S, h, d, device="cuda").to(mine[0].out_dtype) for h, d in ((H, dim), (Hk, dim), (Hk, dim_v))]
                 # cuDNN's own layout, as the rivals were measured: [batch, head, token, dim]
-                own = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+                own = [x.transpose(1, 2).contiguous() for x in operands]
 
                 def cudnn():
                     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
@@ -381,7 +442,7 @@ def race(kernels, args):
                     except RuntimeError as error:
                         print(f"cudnn: {str(error).splitlines()[0]}")
                 for kernel in mine:
-                    runs[kernel.name] = Call(kernel, q, k, v, causal)
+                    runs[kernel.name] = Call(kernel, *(x.to(kernel.dtype) for x in operands), causal)
                 title = f"D {dim}{'' if dim == dim_v else f',{dim_v}'} {H}/{Hk} {'causal' if causal else 'full'} S {S}"
                 row(title, flops, cool(runs, args.rounds, args.pause))
                 if args.kept:
@@ -393,9 +454,10 @@ def paged(k, page):
     B, S, heads, dim = k.shape
     each = -(-S // page)
     where = torch.randperm(B * each, device="cuda")
-    pool = torch.empty(B * each, page, heads, dim, device="cuda", dtype=k.dtype)
-    pool[where] = F.pad(k, (0, 0, 0, 0, 0, each * page - S)).view(B * each, page, heads, dim)
-    return pool, where.view(B, each).to(torch.int32)
+    numbers = k.view(torch.uint8 if k.element_size() == 1 else torch.int16)  # no index_put of e4m3
+    pool = torch.empty(B * each, page, heads, dim, device="cuda", dtype=numbers.dtype)
+    pool[where] = F.pad(numbers, (0, 0, 0, 0, 0, each * page - S)).view(B * each, page, heads, dim)
+    return pool.view(k.dtype), where.view(B, each).to(torch.int32)
 
 
 def forms(kernels, args):
@@ -407,6 +469,9 @@ def forms(kernels, args):
             B = max(1, args.tokens // S)
             q, k, v = new(B, S, H, kernel.dim), new(B, S, Hk, kernel.dim), new(B, S, Hk, kernel.dim_v)
             runs = {"contiguous": Call(kernel, q, k, v, True)}
+            if args.in_order:
+                runs["listed"] = Call(kernel, *(x.view(1, B * S, *x.shape[2:]) for x in (q, k, v)), True, q_lens=[S] * B, k_lens=[S] * B, ragged_keys=True)
+                runs |= {f"pages of {page}, in order": Call(kernel, q.view(1, B * S, H, kernel.dim), *(x.view(-1, page, Hk, x.shape[-1]) for x in (k, v)), True, q_lens=[S] * B, k_lens=[S] * B, table=torch.arange(B * S // page, dtype=torch.int32, device="cuda").view(B, -1)) for page in (64, 16)}
             for page in (64, 16):
                 torch.manual_seed(1)
                 pk, table = paged(k, page)
@@ -467,7 +532,7 @@ def passes(path, seconds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("check", "check-one", "small", "trace", "time", "forms"))
+    parser.add_argument("what", choices=("check", "check-one", "same", "small", "trace", "time", "forms"))
     parser.add_argument("cubins", nargs="+")
     parser.add_argument("--lengths", type=lambda x: [int(i) for i in x.split(",")], default=[512, 1024, 2048, 8192, 16384])
     parser.add_argument("--tokens", type=int, default=16384)
@@ -476,6 +541,8 @@ def main():
     parser.add_argument("--pause", type=float, default=0.02)
     parser.add_argument("--kept", type=float, default=0.0, help="seconds of the kept-up figure; 0: none")
     parser.add_argument("--lens", help="forms: a file with the lengths of a ragged batch")
+    parser.add_argument("--in-order", action="store_true", help="forms: pages in the order of their keys, and contiguous keys by a list of tiles, too")
+    parser.add_argument("--times", type=int, default=1000, help="same: launches of each shape")
     parser.add_argument("--alone", action="store_true", help="without cuDNN")
     parser.add_argument("--kv-heads", type=int, default=33, help="of the trace's 132 heads")
     parser.add_argument("--timeout", type=float, default=60)
@@ -485,6 +552,8 @@ def main():
     torch.zeros(1, device="cuda")
     if args.what in ("check-one", "small"):
         sys.exit(1 if sum(check(Kernel(path), args.what == "small") for path in args.cubins) else 0)
+    if args.what == "same":
+        sys.exit(1 if sum(same(Kernel(path), args.times) for path in args.cubins) else 0)
     if args.what == "trace":
         for path in args.cubins:
             trace(path, args.kv_heads)
