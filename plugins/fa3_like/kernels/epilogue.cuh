@@ -33,11 +33,11 @@ DEVICE void softmax_finish(struct softmax *x, const float *sink, float (&factor)
             const float logit = *sink * 1.44269504088896341f;
             const float next = fmaxf(top, logit);
             share = top == NEGATIVE_INFINITY ? 0.0f : exp2_fast(top - next);
-            sum = sum * share + exp2_fast(logit - next);
+            sum = sum * share + (logit == NEGATIVE_INFINITY ? 0.0f : exp2_fast(logit - next));
             top = next;
         }
-        factor[r] = sum > 0.0f ? share / sum : 0.0f;
-        lse[r] = sum > 0.0f ? (top + __log2f(sum)) * ln2 : NEGATIVE_INFINITY;
+        factor[r] = sum == 0.0f ? 0.0f : share / sum; /* a NaN stays one */
+        lse[r] = sum == 0.0f ? NEGATIVE_INFINITY : (top + __log2f(sum)) * ln2;
     }
 }
 

@@ -72,6 +72,7 @@ DEVICE void produce_work(const struct fa3_forward_params &p, struct control *con
     work_ring works;
     ring<T::stages> stage;
     ring<T::slots> slot;
+    const struct tile_step step = tile_step_of<T>(p);
     struct work w = work_of<T>(p, blockIdx.x);
     work_publish(control, &works, w);
     while (w.queries > 0) {
@@ -84,7 +85,7 @@ DEVICE void produce_work(const struct fa3_forward_params &p, struct control *con
                             shared_address(control->q_full + slot.slot));
             slot.advance();
         }
-        load_tiles<T, T::panels, 0>(p, p.k, w, base + T::k_at, control, &stage);
+        load_tiles<T, T::panels, 0>(p, p.k, step, w, base + T::k_at, control, &stage);
         w = work_of<T>(p, __shfl_sync(0xffffffff, next, 0));
         work_publish(control, &works, w);
     }
@@ -100,12 +101,13 @@ DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_
 {
     work_ring works;
     ring<T::stages> stage;
+    const struct tile_step step = tile_step_of<T>(p);
     for (;;) {
         const struct work w = work_take(control, works);
         work_done(control, &works);
         if (w.queries == 0)
             return;
-        load_tiles<T, panels, behind>(p, map, w, to, control, &stage);
+        load_tiles<T, panels, behind>(p, map, step, w, to, control, &stage);
     }
 }
 
@@ -201,16 +203,17 @@ DEVICE void rows_finish(const struct fa3_forward_params &p, const struct work &w
     softmax_finish(&r->x, sinks ? sinks + w.head : 0, r->factor, r->lse);
 }
 
-/* Cap (0: none) and mask of the scores of tile n. */
-template <typename T>
+/* Cap (0: none) and mask of the scores of tile n, or of its keys from `from` on. */
+template <typename T, int count>
 DEVICE void scores_finish(const struct fa3_forward_params &p, const struct work &w,
-                          const rows<T> &r, float cap, int group, int n, float (&s)[T::keys / 2])
+                          const rows<T> &r, float cap, int group, int n, float (&s)[count],
+                          int from = 0)
 {
     if (cap != 0.0f)
         scores_cap(s, cap);
     if (n >= r.clear_from && n < r.clear_to)
         return;
-    const int begin = n * T::keys;
+    const int begin = n * T::keys + from;
     const int thread = thread_here();
     const int row = first_position<T>(w, group) + thread / 32 % 4 * 16 + thread % 32 / 4 - begin;
     const int low = row - p.window_left, high = row + p.window_right + 1, end = w.keys - begin;
@@ -230,14 +233,21 @@ DEVICE void skip_stages(struct control *control, int group, consumer<T> *c, int 
     }
 }
 
+/* The last tile of keys that a warpgroup's rows see; there is at least one to do. */
+template <typename T>
+DEVICE int last_seen(const struct fa3_forward_params &p, const struct work &w, int group)
+{
+    const int last = first_position<T>(w, group) + GROUP_ROWS - 1;
+    return uniform(max(w.k_start, min(w.keys - 1, last + p.window_right) / T::keys));
+}
+
 /* Skips tiles of keys that none of this warpgroup's rows sees, at the end of a causal tile of
- * queries. Answers the first tile to do; at least one is left. */
+ * queries. Answers the first tile to do. */
 template <typename T>
 DEVICE int skip_hidden(const struct fa3_forward_params &p, struct control *control,
                        const struct work &w, int group, consumer<T> *c)
 {
-    const int last = first_position<T>(w, group) + GROUP_ROWS - 1;
-    const int seen = uniform(max(w.k_start, min(w.keys - 1, last + p.window_right) / T::keys));
+    const int seen = last_seen<T>(p, w, group);
     skip_stages<T>(control, group, c, uniform(w.k_end - 1) - seen);
     return seen;
 }

@@ -3,21 +3,24 @@
  * forward_codes.cuh: forward.cuh for queries, keys and values of e4m3, of head dimension 128.
  *
  *   producer 0    K Q K K K K ...
- *   producer 1        V V V V ...              values that have been turned (turn.cuh)
- *   consumer 0    S . [PV S] exponentials [PV S] exponentials ...      O
- *   consumer 1         S . exponentials [PV S] exponentials [PV S] ... O
+ *   producer 1        V V V V ...                values that have been turned (turn.cuh)
+ *   consumer 0    S exponentials PV S exponentials PV ...            O
+ *   consumer 1       S exponentials PV S exponentials PV ...         O
+ *   consumer 2          S exponentials PV S exponentials PV ...      O
  *
- * The consumers take turns (turn_take, turn_give) at exponentials: the units for these are the
- * scarcest thing there is (64 x 128 take 512 cycles, as both products do), and in a turn they are
- * all of one warpgroup's. Sums and codes are made in the turn, too, as the assembler mixes them in:
- * kept out of it, a tile took 15 % longer.
+ * Three consumers, 64 query rows each, and no order among them: one thing after the other, each
+ * fills what the others leave. A tile's scores and its products with values have the same
+ * registers, one after the other. So there is no room for scores kept until their probabilities are
+ * known to be good: where they are not, the warp computes its own ones again.
  *
  * Tensor cores keep some 13 bits of a sum of products of codes, so sums of values are of two
  * levels: those of a tile, 128 keys, are added in registers.
  *
  * Probabilities are rounded to e4m3, at most 448: a reference is such that the largest of its tile
- * is 2^TOP, and a thread's sum of a tile that is beyond 448 asks for a new one. The scores are gone
- * by then; the warp computes its own ones again.
+ * is 2^TOP, and a thread's sum of a tile that is beyond 448 asks for a new one. So the first tile
+ * of keys comes first: all rows see the whole of it, mostly, and few find a much larger score
+ * after. The last one, of which a causal row sees some keys or one, gave a reference that did not
+ * last.
  */
 #ifndef FA3_LIKE_FORWARD_CODES_CUH
 #define FA3_LIKE_FORWARD_CODES_CUH
@@ -29,14 +32,16 @@
 #define CODES_TOP   2
 #define CODES_LIMIT 448.0f
 
-/* As tile_shape. Registers: o 64 + s 64 + part 64 + codes 16 of 240. */
+#define CODES_AT_ONCE 32 /* exponentials before their sums */
+
+/* As tile_shape. Registers: o 64 + s or part 64 + codes 16 of 160. */
 template <bool half_> struct codes_shape {
     static constexpr int dim = 128;
     static constexpr int dim_v = 128;
     static constexpr int keys = TURN_KEYS;
-    static constexpr int groups = 2;
+    static constexpr int groups = 3;
     static constexpr int stages = 4; /* of keys, and of values */
-    static constexpr int slots = 1;
+    static constexpr int slots = 2;
     static constexpr bool half = half_; /* of the output */
     static constexpr bool codes = true;
 
@@ -51,15 +56,15 @@ template <bool half_> struct codes_shape {
     static constexpr int o_bytes = panels_v * queries * ROW_BYTES;
 
     static constexpr int q_at = 0;
-    static constexpr int k_at = q_at + q_bytes;
+    static constexpr int k_at = q_at + slots * q_bytes;
     static constexpr int v_at = k_at + stages * k_bytes;
     static constexpr int o_at = v_at + stages * v_bytes;
     static constexpr int control_at = o_at + o_bytes;
     static constexpr int control_bytes = 256;
     static constexpr int shared_bytes = control_at + control_bytes;
 
-    static constexpr int producer_registers = 24;
-    static constexpr int consumer_registers = 240;
+    static constexpr int producer_registers = 32;
+    static constexpr int consumer_registers = 160;
 
     static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
 };
@@ -89,7 +94,7 @@ template <typename T> DEVICE void codes_control_init(struct control *control)
 {
     const int warps = T::groups * 4;
     static_assert(2 * T::stages <= MOST_STAGES, "barriers for all");
-    ring_init(control->q_full, control->q_empty, 1, 1, warps);
+    ring_init(control->q_full, control->q_empty, T::slots, 1, warps);
     ring_init(control->full, control->empty, 2 * T::stages, 1, warps);
     ring_init(control->work_full, control->work_empty, WORK_SLOTS, 1, warps + 1);
     fence_barrier_init();
@@ -98,27 +103,35 @@ template <typename T> DEVICE void codes_control_init(struct control *control)
 /* ---- Producer ----------------------------------------------------------------------------------
  */
 
-/* One warp: tiles of rows of 128 codes. */
+/* One warp: tiles of rows of 128 codes. `first` is called after the first of them. */
 template <typename T, typename F>
 DEVICE void load_codes(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
-                       const struct work &w, unsigned to, unsigned full, unsigned empty,
-                       ring<T::stages> *stage, F first)
+                       const struct tile_step &step, const struct work &w, unsigned to,
+                       unsigned full, unsigned empty, ring<T::stages> *stage, F first)
 {
+    const int head = w.head / p.heads_per_kv;
+    if (w.k_end == w.k_start)
+        return;
+    const int last = last_boxes<T>(p, w);
+    struct piece it = piece_of<T, 1>(p, w, w.k_start, threadIdx.x % 32);
+    to += it.box * p.box_rows * ROW_BYTES;
 #pragma unroll 1
-    for (int n = w.k_end - 1; n >= w.k_start; n--) {
-        const int boxes = boxes_needed<T>(p, w, n), box = threadIdx.x % 32;
-        int key = n * T::keys + box * p.box_rows, outer;
-        find_key(p, w, box < boxes, &key, &outer);
+    for (int n = w.k_start; n < w.k_end; n++) {
+        const int boxes = n == w.k_end - 1 ? last : step.boxes;
+        int outer = it.outer;
+        if (it.box < boxes && p.block_table)
+            outer = *it.page;
         barrier_wait(empty + 8 * stage->slot, stage->phase ^ 1);
         if (threadIdx.x % 32 == 0)
             barrier_arrive_expect(full + 8 * stage->slot, boxes * p.box_rows * ROW_BYTES);
         __syncwarp();
-        if (box < boxes)
-            tensor_load(to + stage->slot * T::k_bytes + box * p.box_rows * ROW_BYTES, &map,
-                        full + 8 * stage->slot, 0, key, w.head / p.heads_per_kv, outer);
+        if (it.box < boxes)
+            tensor_load(to + stage->slot * T::k_bytes, &map, full + 8 * stage->slot, 0, it.key,
+                        head, outer);
         __syncwarp();
         stage->advance();
-        if (n == w.k_end - 1)
+        piece_advance(p, step, &it);
+        if (n == w.k_start)
             first();
     }
 }
@@ -131,18 +144,21 @@ DEVICE void codes_produce_work(const struct fa3_codes_params &c, struct control 
     const struct fa3_forward_params &p = c.forward;
     work_ring works;
     ring<T::stages> stage;
-    unsigned q_phase = 1;
+    ring<T::slots> slot;
+    const struct tile_step step = tile_step_of<T>(p);
     struct work w = work_of<T>(p, blockIdx.x);
     work_publish(control, &works, w);
     while (w.queries > 0) {
         int next = 0;
         if (threadIdx.x % 32 == 0)
             next = atomicAdd((unsigned *)p.counter, 1) + gridDim.x;
-        load_codes<T>(p, p.k, w, base + T::k_at, key_barrier(control->full, 0),
+        load_codes<T>(p, p.k, step, w, base + T::k_at, key_barrier(control->full, 0),
                       key_barrier(control->empty, 0), &stage, [&] {
-                          barrier_wait(shared_address(control->q_empty), q_phase);
-                          q_phase ^= 1;
-                          load_queries<T>(p, w, base + T::q_at, shared_address(control->q_full));
+                          barrier_wait(shared_address(control->q_empty + slot.slot),
+                                       slot.phase ^ 1);
+                          load_queries<T>(p, w, base + T::q_at + slot.slot * T::q_bytes,
+                                          shared_address(control->q_full + slot.slot));
+                          slot.advance();
                       });
         w = work_of<T>(p, __shfl_sync(0xffffffff, next, 0));
         work_publish(control, &works, w);
@@ -164,7 +180,7 @@ DEVICE void load_turned(const struct fa3_codes_params &c, const struct work &w, 
         (const char *)c.turned +
         ((int64_t)first * heads + w.head / c.forward.heads_per_kv) * (int64_t)TURN_BYTES;
 #pragma unroll 1
-    for (int n = w.k_end - 1; n >= w.k_start; n--) {
+    for (int n = w.k_start; n < w.k_end; n++) {
         barrier_wait(empty + 8 * stage->slot, stage->phase ^ 1);
         if (threadIdx.x % 32 == 0) {
             barrier_arrive_expect(full + 8 * stage->slot, TURN_BYTES);
@@ -203,18 +219,28 @@ DEVICE unsigned codes_of(const float *e, int word)
     return pack_codes(x[0], x[1], x[4], x[5]);
 }
 
-/* Sums, and codes in the order in which the second product reads them. */
-DEVICE void codes_join(const float (&e)[64], float (&sum)[2], unsigned (&p)[16])
+/* Exponentials of scores [from, count), a few at a time, so that few registers are alive; their
+ * sums, which are added to `sum`; and codes in the order in which the second product reads them. */
+template <int from = 0, int count>
+DEVICE void codes_tile(const float (&shift)[2], const float (&s)[count], float scale,
+                       float (&sum)[2], unsigned *p)
 {
-    float part[8];
+    float e[CODES_AT_ONCE];
 #pragma unroll
-    for (int i = 0; i < 64; i++)
-        part[i % 8] = i < 8 ? e[i] : part[i % 8] + e[i];
+    for (int i = 0; i < CODES_AT_ONCE; i++)
+        e[i] = exp2_fast(fmaf(s[from + i], scale, shift[i / 2 % 2]));
+    products_arrived(e);
+    float part[4] = {sum[0] + e[0], e[1], sum[1] + e[2], e[3]};
 #pragma unroll
-    for (int i = 0; i < 16; i++)
-        p[i] = codes_of(e + i / 4 * 16, i % 4);
-    sum[0] = (part[0] + part[1]) + (part[4] + part[5]);
-    sum[1] = (part[2] + part[3]) + (part[6] + part[7]);
+    for (int i = 4; i < CODES_AT_ONCE; i++)
+        part[i % 4] += e[i];
+#pragma unroll
+    for (int i = 0; i < CODES_AT_ONCE / 4; i++)
+        p[from / 4 + i] = codes_of(e + i / 4 * 16, i % 4);
+    sum[0] = part[0] + part[1];
+    sum[1] = part[2] + part[3];
+    if constexpr (from + CODES_AT_ONCE < count)
+        codes_tile<from + CODES_AT_ONCE>(shift, s, scale, sum, p);
 }
 
 /* Whether some row of the warp had a large probability, or no reference: its sum is inf then, or
@@ -224,17 +250,22 @@ DEVICE bool codes_grown(const float (&sum)[2])
     return __any_sync(0xffffffff, !(sum[0] <= CODES_LIMIT && sum[1] <= CODES_LIMIT));
 }
 
-/* A tile with a new reference; see softmax_again. */
-DEVICE void codes_again(struct softmax *x, float (&s)[64], float scale, float (&sum)[2],
-                        float (&factor)[2], unsigned (&p)[16])
+/* The largest scores of both rows of a thread, and what `top` has. */
+template <int count> DEVICE void codes_top(const float (&s)[count], float (&top)[2])
 {
-    float tops[8];
+    float tops[4] = {top[0], top[0], top[1], top[1]};
 #pragma unroll
-    for (int i = 0; i < 64; i++)
-        tops[i % 8] = i < 8 ? s[i] : fmaxf(tops[i % 8], s[i]);
-    const float top[2] = {fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[4], tops[5])),
-                          fmaxf(fmaxf(tops[2], tops[3]), fmaxf(tops[6], tops[7]))};
-    float shift[2];
+    for (int i = 0; i < count; i++)
+        tops[i % 4] = fmaxf(tops[i % 4], s[i]);
+    top[0] = fmaxf(tops[0], tops[1]);
+    top[1] = fmaxf(tops[2], tops[3]);
+}
+
+/* A new reference for rows whose scores are at most `top`; see softmax_again. `shift`: for the
+ * scores of this tile. */
+DEVICE void codes_refer(struct softmax *x, const float (&top)[2], float scale, float (&factor)[2],
+                        float (&shift)[2])
+{
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float next = fminf(x->shift[r], CODES_TOP - quad_max(top[r]) * scale);
@@ -244,10 +275,6 @@ DEVICE void codes_again(struct softmax *x, float (&s)[64], float scale, float (&
         x->shift[r] = next;
         x->sum[r] *= factor[r];
     }
-#pragma unroll
-    for (int i = 0; i < 64; i++)
-        s[i] = exp2_fast(fmaf(s[i], scale, shift[i / 2 % 2]));
-    codes_join(s, sum, p);
 }
 
 /* ---- Consumers ---------------------------------------------------------------------------------
@@ -256,7 +283,8 @@ DEVICE void codes_again(struct softmax *x, float (&s)[64], float scale, float (&
 template <typename T> struct codes_consumer {
     work_ring works;
     ring<T::stages> k, v;
-    unsigned q_phase = 0;
+    ring<T::slots> slot;
+    bool keys, values; /* those of the next tile are known to be there */
 };
 
 /* Waits for the next tile of keys, of values. */
@@ -294,12 +322,12 @@ template <typename T> DEVICE void codes_scores(float (&s)[64], const codes_rows<
 }
 
 template <typename T>
-DEVICE void codes_values(float (&o)[64], const unsigned (&p)[16], unsigned v, int add)
+DEVICE void codes_values(float (&part)[64], const unsigned (&p)[16], unsigned v)
 {
     const unsigned long long b = matrix_descriptor(v, 16, 8 * ROW_BYTES);
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        product_codes_register(o, p + 4 * i, descriptor_advance(b, i * 32), i > 0 ? 1 : add);
+        product_codes_register(part, p + 4 * i, descriptor_advance(b, i * 32), i > 0);
 }
 
 DEVICE unsigned word_of(unsigned tile, int row, int byte)
@@ -318,19 +346,20 @@ DEVICE void query_codes(unsigned q, int step, unsigned *a)
     a[3] = word_of(q, row + 8, byte + 16);
 }
 
-/* The scores of this warp's rows once more, by the warp alone: others need not take part. */
-DEVICE void codes_scores_warp(float (&s)[64], unsigned q, unsigned k)
+/* The scores of this warp's rows once more, of half a tile's keys, by the warp alone: others need
+ * not take part. */
+DEVICE void codes_scores_warp(float (&s)[32], unsigned q, unsigned k)
 {
     const int lane = thread_here() % 32;
 #pragma unroll
-    for (int i = 0; i < 64; i++)
+    for (int i = 0; i < 32; i++)
         s[i] = 0.0f;
 #pragma unroll 1
     for (int i = 0; i < 4; i++) {
         unsigned a[4];
         query_codes(q, i, a);
 #pragma unroll
-        for (int j = 0; j < 16; j++) {
+        for (int j = 0; j < 8; j++) {
             const int byte = i * 32 + lane % 4 * 4;
             float sums[4] = {s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]};
             product_codes_warp(sums, a, word_of(k, 8 * j + lane / 4, byte),
@@ -359,72 +388,130 @@ DEVICE void codes_values_clear(struct control *control, const codes_consumer<T> 
     named_sync(BARRIER_CLEAR, T::groups * GROUP_THREADS);
 }
 
-/* Of tile n - 1, in this warpgroup's turn. */
+/* Tile n with a new reference. The scores are gone by then, and there are registers for half of
+ * them only: each half is computed for the reference, and again for the codes. */
 template <typename T>
-DEVICE void codes_exponentials(int group, const codes_rows<T> &r, float (&s)[64], float (&sum)[2],
-                               unsigned (&codes)[16])
+DEVICE void codes_again(const struct fa3_forward_params &p, const struct work &w, int group,
+                        codes_rows<T> *r, int n, unsigned k, float (&sum)[2], unsigned (&codes)[16])
 {
-    turn_take(group);
+    float s[32], shift[2], factor[2], top[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        codes_scores_warp(s, r->q, k + half * (T::keys / 2) * ROW_BYTES);
+        scores_finish<T>(p, w, *r, r->cap, group, n, s, half * T::keys / 2);
+        codes_top(s, top);
+    }
+    codes_refer(&r->x, top, r->scale, factor, shift);
+    sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        codes_scores_warp(s, r->q, k + half * (T::keys / 2) * ROW_BYTES);
+        scores_finish<T>(p, w, *r, r->cap, group, n, s, half * T::keys / 2);
+        codes_tile(shift, s, r->scale, sum, codes + 8 * half);
+    }
 #pragma unroll
     for (int i = 0; i < 64; i++)
-        s[i] = exp2_fast(fmaf(s[i], r.scale, r.x.shift[i / 2 % 2]));
-    products_arrived(s);
-    turn_give<T>(group);
-    codes_join(s, sum, codes);
+        r->o[i] *= factor[i / 2 % 2];
 }
 
-/* From the probabilities of tile n to those of tile n - 1. Both products are issued at once, values
- * first: their sum is taken over while the scores are computed, and no product is under way while
- * the other warpgroup's are and this one exponentiates. */
-template <typename T>
-DEVICE void codes_step(const struct fa3_forward_params &p, struct control *control, unsigned base,
-                       int group, const struct work &w, codes_consumer<T> *c, codes_rows<T> *r,
-                       int n, int k_start, unsigned (&codes)[16])
+/* The next tile of keys or of values is done with. */
+template <typename T> DEVICE void keys_done(struct control *control, codes_consumer<T> *c)
 {
-    float s[64], part[64], factor[2], sum[2];
-    const unsigned k = base + T::k_at + c->k.slot * T::k_bytes;
-    const unsigned v = base + T::v_at + c->v.slot * T::v_bytes;
-    const unsigned k_empty = key_barrier(control->empty, c->k.slot);
-    const unsigned v_empty = value_barrier<T>(control->empty, c->v.slot);
+    release(key_barrier(control->empty, c->k.slot));
+    c->k.advance();
+    c->keys = barrier_test(key_barrier(control->full, c->k.slot), c->k.phase);
+}
 
-    MARK(0, k_start - n);
-    values_wait<T>(control, *c);
-    keys_wait<T>(control, *c);
-    MARK(1, k_start - n);
+template <typename T> DEVICE void values_done(struct control *control, codes_consumer<T> *c)
+{
+    release(value_barrier<T>(control->empty, c->v.slot));
+    c->v.advance();
+}
+
+template <typename T> DEVICE void queries_done(struct control *control, codes_consumer<T> *c)
+{
+    release(shared_address(control->q_empty + c->slot.slot));
+    c->slot.advance();
+}
+
+/* Codes of tile n; `first`: the rows have no reference yet. */
+template <typename T, bool first>
+DEVICE void codes_scores_step(const struct fa3_forward_params &p, struct control *control,
+                              unsigned base, int group, const struct work &w, codes_consumer<T> *c,
+                              codes_rows<T> *r, int n, unsigned (&codes)[16])
+{
+    float s[64], sum[2] = {0.0f, 0.0f};
+    const unsigned k = base + T::k_at + c->k.slot * T::k_bytes;
+    MARK(0, n);
+    if (first || !c->keys)
+        keys_wait<T>(control, *c);
+    MARK(1, n);
     products_fence();
-    codes_values<T>(part, codes, v, 0);
-    products_commit();
     codes_scores<T>(s, *r, k);
     products_commit();
-    MARK(2, k_start - n);
-    products_wait<1>();
+    products_wait<0>();
+    products_arrived(s);
+    MARK(2, n);
+    scores_finish<T>(p, w, *r, r->cap, group, n, s);
+    if (first) {
+        float shift[2], factor[2], top[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
+        codes_top(s, top);
+        codes_refer(&r->x, top, r->scale, factor, shift);
+        codes_tile(shift, s, r->scale, sum, codes);
+    } else {
+        codes_tile(r->x.shift, s, r->scale, sum, codes);
+        if (__builtin_expect(codes_grown(sum), 0))
+            codes_again<T>(p, w, group, r, n, k, sum, codes);
+    }
+    c->values = barrier_test(value_barrier<T>(control->full, c->v.slot), c->v.phase);
+    keys_done<T>(control, c);
+    r->x.sum[0] += sum[0];
+    r->x.sum[1] += sum[1];
+    MARK(3, n);
+}
+
+/* Products of a tile's codes with its values, added to the rows' sums. */
+template <typename T>
+DEVICE void codes_values_step(struct control *control, unsigned base, int group,
+                              codes_consumer<T> *c, codes_rows<T> *r, int n,
+                              const unsigned (&codes)[16])
+{
+    float part[64];
+    if (!c->values)
+        values_wait<T>(control, *c);
+    MARK(4, n);
+    products_fence();
+    codes_values<T>(part, codes, base + T::v_at + c->v.slot * T::v_bytes);
+    products_commit();
+    products_wait<0>();
     products_arrived(part);
-    MARK(3, k_start - n);
+    MARK(5, n);
+    values_done<T>(control, c);
 #pragma unroll
     for (int i = 0; i < 64; i++)
         r->o[i] += part[i];
-    release(v_empty);
-    c->k.advance();
-    c->v.advance();
-    products_wait<0>();
-    products_arrived(s);
-    MARK(4, k_start - n);
-    scores_finish<T>(p, w, *r, r->cap, group, n - 1, s);
+}
 
-    MARK(5, k_start - n);
-    codes_exponentials<T>(group, *r, s, sum, codes);
-    MARK(6, k_start - n);
-    if (__builtin_expect(codes_grown(sum), 0)) {
-        codes_scores_warp(s, r->q, k);
-        scores_finish<T>(p, w, *r, r->cap, group, n - 1, s);
-        codes_again(&r->x, s, r->scale, sum, factor, codes);
-#pragma unroll
-        for (int i = 0; i < 64; i++)
-            r->o[i] *= factor[i / 2 % 2];
+/* Lets `count` tiles go as they come. */
+template <typename T>
+DEVICE void codes_skip(struct control *control, codes_consumer<T> *c, int count)
+{
+#pragma unroll 1
+    for (; count > 0; count--) {
+        keys_wait<T>(control, *c);
+        keys_done<T>(control, c);
+        values_wait<T>(control, *c);
+        values_done<T>(control, c);
     }
-    release(k_empty);
-    r->x.sum[0] += sum[0];
-    r->x.sum[1] += sum[1];
+}
+
+/* Clears what lies before the window of the tile's first query, in the first tile of values. */
+template <typename T>
+DEVICE void codes_clear_before(const struct fa3_forward_params &p, struct control *control,
+                               const codes_consumer<T> &c, unsigned base, const struct work &w)
+{
+    codes_values_clear<T>(control, c, base, 0,
+                          first_position<T>(w, 0) - p.window_left - w.k_start * T::keys);
 }
 
 /* A tile of queries against its keys, of which there is at least one tile. */
@@ -433,49 +520,35 @@ DEVICE void codes_attend(const struct fa3_forward_params &p, struct control *con
                          int group, const struct work &w, codes_consumer<T> *c, codes_rows<T> *r)
 {
     unsigned codes[16];
-    int n = uniform(w.k_end - 1);
-    const int k_start = uniform(w.k_start);
+    int n = uniform(w.k_start);
+    const int last = last_seen<T>(p, w, group);
 
-    barrier_wait(shared_address(control->q_full), c->q_phase);
-    c->q_phase ^= 1;
-    {
-        float s[64], factor[2], sum[2];
-        keys_wait<T>(control, *c);
-        products_fence();
-        codes_scores<T>(s, *r, base + T::k_at + c->k.slot * T::k_bytes);
-        products_commit();
-        products_wait<0>();
-        products_arrived(s);
-        release(key_barrier(control->empty, c->k.slot));
-        c->k.advance();
-        scores_finish<T>(p, w, *r, r->cap, group, n, s);
-        codes_again(&r->x, s, r->scale, sum, factor, codes);
-        r->x.sum[0] = sum[0];
-        r->x.sum[1] = sum[1];
-    }
+    barrier_wait(shared_address(control->q_full + c->slot.slot), c->slot.phase);
+    codes_scores_step<T, true>(p, control, base, group, w, c, r, n, codes);
+    codes_clear_before<T>(p, control, *c, base, w);
 #pragma unroll 1
-    for (; n > k_start; n--)
-        codes_step<T>(p, control, base, group, w, c, r, n, k_start, codes);
-    release(shared_address(control->q_empty));
-    /* What lies before the window of the tile's first query. */
-    codes_values_clear<T>(control, *c, base, 0,
-                          first_position<T>(w, 0) - p.window_left - k_start * T::keys);
-    values_wait<T>(control, *c);
-    float part[64];
-    products_fence();
-    codes_values<T>(part, codes, base + T::v_at + c->v.slot * T::v_bytes, 0);
-    products_commit();
-    products_wait<0>();
-    products_arrived(part);
-#pragma unroll
-    for (int i = 0; i < 64; i++)
-        r->o[i] += part[i];
-    release(value_barrier<T>(control->empty, c->v.slot));
-    c->v.advance();
+    for (; n < last; n++) {
+        codes_values_step<T>(control, base, group, c, r, n, codes);
+        codes_scores_step<T, false>(p, control, base, group, w, c, r, n + 1, codes);
+    }
+    queries_done<T>(control, c);
+    codes_values_step<T>(control, base, group, c, r, n, codes);
+    codes_skip<T>(control, c, uniform(w.k_end - 1) - last);
+}
+
+/* A warpgroup after the last query of the sequence. */
+template <typename T>
+DEVICE void codes_attend_nothing(const struct fa3_forward_params &p, struct control *control,
+                                 unsigned base, const struct work &w, codes_consumer<T> *c)
+{
+    barrier_wait(shared_address(control->q_full + c->slot.slot), c->slot.phase);
+    queries_done<T>(control, c);
+    codes_clear_before<T>(p, control, *c, base, w);
+    codes_skip<T>(control, c, uniform(w.k_end - w.k_start));
 }
 
 template <typename T>
-DEVICE void codes_rows_begin(const struct fa3_codes_params &c, const struct work &w, unsigned base,
+DEVICE void codes_rows_begin(const struct fa3_codes_params &c, const struct work &w, unsigned q,
                              int group, codes_rows<T> *r)
 {
     const struct fa3_forward_params &p = c.forward;
@@ -483,7 +556,7 @@ DEVICE void codes_rows_begin(const struct fa3_codes_params &c, const struct work
     const float scale =
         scale_of(c.q_scale, w.sequence, head) * scale_of(c.k_scale, w.sequence, head);
     rows_begin<T>(p, w, group, r);
-    r->q = base + T::q_at + group * T::panels * GROUP_ROWS * ROW_BYTES;
+    r->q = q + group * T::panels * GROUP_ROWS * ROW_BYTES;
     r->cap = p.score_cap * scale;
     r->scale = p.score_cap != 0.0f ? p.score_log2 : p.score_log2 * scale;
 #pragma unroll
@@ -497,15 +570,20 @@ DEVICE void codes_consume(const struct fa3_codes_params &params, struct control 
 {
     const struct fa3_forward_params &p = params.forward;
     codes_consumer<T> c;
-    if (group == 1)
-        turn_give<T>(group);
     for (;;) {
         const struct work &w = work_take(control, c.works);
         if (w.queries == 0)
             break;
+        const bool any = w.k_end > w.k_start;
+        if (w.tile * T::queries + group * GROUP_ROWS >= w.queries) {
+            if (any)
+                codes_attend_nothing<T>(p, control, base, w, &c);
+            work_done(control, &c.works);
+            continue;
+        }
         codes_rows<T> r;
-        codes_rows_begin<T>(params, w, base, group, &r);
-        if (w.k_end > w.k_start)
+        codes_rows_begin<T>(params, w, base + T::q_at + c.slot.slot * T::q_bytes, group, &r);
+        if (any)
             codes_attend<T>(p, control, base, group, w, &c, &r);
         rows_finish<T>(p, w, &r);
         const float v_scale = scale_of(params.v_scale, w.sequence, w.head / p.heads_per_kv);

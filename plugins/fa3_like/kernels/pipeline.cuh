@@ -80,84 +80,124 @@ template <typename T> DEVICE void control_init(struct control *control)
 {
     const int warps = T::groups * 4;
     ring_init(control->q_full, control->q_empty, T::slots, 1, T::groups);
-    ring_init(control->full, control->empty, T::stages, 2, warps);
+    ring_init(control->full, control->empty, T::stages, GROUP_THREADS / 32, warps);
     ring_init(control->work_full, control->work_empty, WORK_SLOTS, 1, warps + 3);
     fence_barrier_init();
 }
 
-/* A piece of a tile: one box for one run of slots and 64 columns. Where it comes from, and whether
- * there is one for this lane. */
+/* What a lane brings of each tile of a piece of work: one box, of one run of slots and 64 columns
+ * (of codes: 128), and where that comes from. */
 struct piece {
-    int key, outer, box, panel;
-    bool any;
+    int box, panel;
+    int key;         /* the box's first row in its map: a slot of a page, a key of the sequence */
+    int outer;       /* the map's last coordinate, where that is no page */
+    const int *page; /* this box's entry in the block table; 0: not paged */
 };
 
-/* Boxes of tile `n` that hold keys of the sequence. */
-template <typename T>
-DEVICE int boxes_needed(const struct fa3_forward_params &p, const struct work &w, int n)
+/* What is the same for each step from a tile to the next: how far that is in the block table, and
+ * the boxes of a tile that is full. Divisions are dear in a producer: its instructions queue behind
+ * the consumers' at the same schedulers. */
+struct tile_step {
+    int pages, slots, boxes;
+};
+
+template <typename T> DEVICE struct tile_step tile_step_of(const struct fa3_forward_params &p)
 {
-    const int rows = min(w.keys - n * T::keys, T::keys);
-    return p.block_table ? (rows + p.box_rows - 1) / p.box_rows : 1;
+    return {uniform(T::keys / p.page_size), uniform(T::keys % p.page_size),
+            uniform(T::keys / p.box_rows)};
 }
 
-/* Where a key of the sequence lies, as coordinates of its map: its row, and the page or sequence.
- * The page of one that is not fetched, `any` 0, is not looked up. */
-DEVICE void find_key(const struct fa3_forward_params &p, const struct work &w, bool any, int *key,
-                     int *outer)
+/* Boxes of the last tile that hold keys of the sequence; of the others all do. */
+template <typename T>
+DEVICE int last_boxes(const struct fa3_forward_params &p, const struct work &w)
 {
-    *outer = w.sequence;
-    if (p.block_table && any) {
-        const int *table = (const int *)p.block_table + w.sequence * p.table_stride;
-        *outer = table[*key / p.page_size];
-        *key %= p.page_size;
+    return (min(w.keys - (w.k_end - 1) * T::keys, T::keys) + p.box_rows - 1) / p.box_rows;
+}
+
+/* The piece numbered `number` of tile n. */
+template <typename T, int panels>
+DEVICE struct piece piece_of(const struct fa3_forward_params &p, const struct work &w, int n,
+                             int number)
+{
+    struct piece it;
+    it.box = number / panels;
+    it.panel = number % panels;
+    it.key = n * T::keys + it.box * p.box_rows;
+    it.outer = w.sequence;
+    it.page = 0;
+    if (p.block_table) {
+        it.page = (const int *)p.block_table + w.sequence * p.table_stride + it.key / p.page_size;
+        it.key %= p.page_size;
     } else if (p.k_starts) {
-        *key += ((const int *)p.k_starts)[w.sequence];
-        *outer = 0;
+        it.key += ((const int *)p.k_starts)[w.sequence];
+        it.outer = 0;
+    }
+    return it;
+}
+
+/* The same of the tile before. */
+DEVICE void piece_back(const struct fa3_forward_params &p, const struct tile_step &step,
+                       struct piece *it)
+{
+    it->key -= step.slots;
+    it->page -= step.pages;
+    if (it->key < 0) {
+        it->key += p.page_size;
+        it->page--;
     }
 }
 
-/* This lane's piece of tile `n`, two warps sharing them; looked up before the stage is free. */
-template <typename T, int panels>
-DEVICE struct piece piece_of(const struct fa3_forward_params &p, const struct work &w, int n,
-                             int boxes)
+/* The same of the tile after. */
+DEVICE void piece_advance(const struct fa3_forward_params &p, const struct tile_step &step,
+                          struct piece *it)
 {
-    static_assert(T::keys / 8 * panels <= 64, "a lane of two warps has one piece at most");
-    const int i = threadIdx.x % 32 * 2 + threadIdx.x / 64;
-    struct piece it;
-    it.box = i / panels;
-    it.panel = i % panels;
-    it.any = it.box < boxes;
-    it.key = n * T::keys + it.box * p.box_rows;
-    find_key(p, w, it.any, &it.key, &it.outer);
-    return it;
+    it->key += step.slots;
+    it->page += step.pages;
+    if (it->key >= p.page_size) {
+        it->key -= p.page_size;
+        it->page++;
+    }
 }
 
 /* Two warps: what they have to bring to the stages of a piece of work, into the ring at `to`.
  * behind: 0 for keys; 1 for values, which come one stage after the keys of their tile. */
 template <typename T, int panels, int behind>
 DEVICE void load_tiles(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
-                       const struct work &w, unsigned to, struct control *control,
-                       ring<T::stages> *stage)
+                       const struct tile_step &step, const struct work &w, unsigned to,
+                       struct control *control, ring<T::stages> *stage)
 {
-    const int bytes = panels * T::keys * ROW_BYTES;
-    if (w.k_end == w.k_start)
+    static_assert(T::keys / 8 * panels <= 64, "a lane of two warps has one piece at most");
+    const int count = w.k_end - w.k_start, head = w.head / p.heads_per_kv;
+    const int box_bytes = p.box_rows * panels * ROW_BYTES;
+    if (count == 0)
         return;
+    struct piece it =
+        piece_of<T, panels>(p, w, w.k_end - 1, threadIdx.x % 32 * 2 + threadIdx.x / 64);
+    int boxes = last_boxes<T>(p, w);
+    to += (it.panel * T::keys + it.box * p.box_rows) * ROW_BYTES;
 #pragma unroll 1
-    for (int n = w.k_end - 1 + behind; n >= w.k_start - 1 + behind; n--) {
-        const bool any = n < w.k_end && n >= w.k_start;
-        const int boxes = any ? boxes_needed<T>(p, w, n) : 0;
-        const struct piece it = piece_of<T, panels>(p, w, n, boxes);
+    for (int turn = 0; turn <= count; turn++) {
+        const bool none = turn == (behind ? 0 : count);
+        const int wanted = none ? 0 : boxes;
         const unsigned full = shared_address(control->full + stage->slot);
+        int outer = it.outer;
+        if (it.box < wanted && p.block_table)
+            outer = *it.page;
         barrier_wait(shared_address(control->empty + stage->slot), stage->phase ^ 1);
         if (threadIdx.x < 64 && threadIdx.x % 32 == 0)
-            barrier_arrive_expect(full, boxes * p.box_rows * panels * ROW_BYTES);
+            barrier_arrive_expect(full, wanted * box_bytes);
         __syncwarp();
-        if (it.any)
-            tensor_load(to + stage->slot * bytes +
-                            (it.panel * T::keys + it.box * p.box_rows) * ROW_BYTES,
-                        &map, full, it.panel * PANEL, it.key, w.head / p.heads_per_kv, it.outer);
+        if (it.box < wanted)
+            tensor_load(to + stage->slot * panels * T::keys * ROW_BYTES, &map, full,
+                        it.panel * PANEL, it.key, head, outer);
         __syncwarp();
+        if (threadIdx.x >= 64 && threadIdx.x % 32 == 0)
+            barrier_arrive(full);
         stage->advance();
+        if (!none) {
+            boxes = step.boxes;
+            piece_back(p, step, &it);
+        }
     }
 }
 

@@ -225,9 +225,10 @@ static __device__ void attend_row(const fa3_rows_call &p, const index_sequence &
         __syncthreads();
     }
     if (thread < p.dim_v)
-        element_store(p.out_dtype, row_out(&p, row, head), thread, sum > 0.0f ? value / sum : 0.0f);
+        element_store(p.out_dtype, row_out(&p, row, head), thread,
+                      sum == 0.0f ? 0.0f : value / sum);
     if (thread == 0)
-        row_store_lse(&p, row, head, sum > 0.0f ? top + logf(sum) : none);
+        row_store_lse(&p, row, head, sum == 0.0f ? none : top + logf(sum));
 }
 
 static __device__ void attend_slow(const fa3_rows_call &p, float *weights, float *room)

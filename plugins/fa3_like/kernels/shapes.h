@@ -20,7 +20,7 @@
     X(d256, 256, 256, 64, 2, 2, 1, 196864)
 
 /* The same of e4m3 (forward_codes.cuh), by the type of its outputs. */
-#define FA3_CODES_SHAPES(X) X(codes_d128, 128, 128, 128, 2, 4, 1, 180480)
+#define FA3_CODES_SHAPES(X) X(codes_d128, 128, 128, 128, 3, 4, 2, 229632)
 
 #ifdef __CUDACC__
 

@@ -114,9 +114,9 @@ static void sums_add(struct sums *x, double score, attn_dtype dtype, const void 
 static void sums_store(const struct sums *x, attn_dtype dtype, void *out, float *lse)
 {
     for (int d = 0; d < x->dim_v; d++)
-        dtype_store(dtype, out, d, x->sum > 0 ? x->values[d] / x->sum : 0);
+        dtype_store(dtype, out, d, x->sum == 0 ? 0 : x->values[d] / x->sum);
     if (lse)
-        *lse = x->sum > 0 ? (float)(x->top + log(x->sum)) : -INFINITY;
+        *lse = x->sum == 0 ? -INFINITY : (float)(x->top + log(x->sum));
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
