@@ -12,15 +12,22 @@
 /* Cycles, fitted to both kernels' times on an H200 (docs/kernels/fa3_like.md). What planned tiles
  * take: fi_prefill_cycles(). */
 enum {
-    TILE_BEGINS = 5000,   /* and ends */
-    KEY_TWENTIETHS = 19,  /* of fi_key_cycles for as many rows */
-    READ_TWENTIETHS = 11, /* of these, which a tile takes for its keys with few rows, too */
-    FEW_WAVES = 4,        /* of tiles: a multiprocessor has one more than another */
-    CODES_BEGIN = 9000,
-    CODE_EIGHTHS = 6,   /* keys of e4m3, for those of 16 bits that are done in eight */
-    TURN_BEGINS = 7000, /* turning values, and bytes of them that are read and written in a cycle */
-    TURNED_IN_A_CYCLE = 2000
+    FEW_WAVES = 4, /* of tiles: a multiprocessor has one more than another */
+    TURN_BEGINS =
+        24000, /* turning values, and bytes of them that are read and written in a cycle */
+    TURNED_IN_A_CYCLE = 2000,
+    WIDENING = 30000,          /* what the library's kernels need of codes, and */
+    PLANNED_CODES_EIGHTHS = 11 /* theirs, for those of 16 bits that are done in eight */
 };
+
+/* Of a tile. */
+typedef struct tile_cost {
+    int64_t begins;          /* and ends */
+    int64_t key_twentieths;  /* of fi_key_cycles for as many rows */
+    int64_t read_twentieths; /* of these, which a tile takes for its keys with few rows, too */
+} tile_cost;
+
+static const tile_cost cost_of_numbers = {5500, 16, 11}, cost_of_codes = {9000, 11, 9};
 
 int fa3_may_tile(const attn_problem *problem)
 {
@@ -52,35 +59,31 @@ static int64_t waves_cycles(int64_t tiles, int64_t each, int64_t sms)
 }
 
 /* Warpgroups without rows multiply nothing, but a tile reads its keys whatever its rows are. */
-static int64_t tiles_cycles(const cuda_group *group, const fa3_tile *tile,
+static int64_t tiles_cycles(const cuda_group *group, const fa3_tile *tile, const tile_cost *cost,
                             const cuda_extent *extent, int64_t keys, int64_t sms)
 {
     int64_t tiles = fi_count_tiles(extent, 1, tile->queries);
     int64_t warpgroups = fi_count_tiles(extent, 1, GROUP_QUERIES);
-    int64_t whole = fi_key_cycles(keys, group->dim + group->v_dim) * KEY_TWENTIETHS / 20 *
+    int64_t whole = fi_key_cycles(keys, group->dim + group->v_dim) * cost->key_twentieths / 20 *
                     tile->queries / FI_PREFILL_ROWS;
-    int64_t read = whole * READ_TWENTIETHS / 20;
+    int64_t read = whole * cost->read_twentieths / 20;
     int64_t multiply =
         (whole - read) * warpgroups / larger(tiles, 1) * GROUP_QUERIES / tile->queries;
-    return waves_cycles(tiles * group->kv_heads * group->ratio, TILE_BEGINS + read + multiply, sms);
+    return waves_cycles(tiles * group->kv_heads * group->ratio, cost->begins + read + multiply,
+                        sms);
 }
 
-static int64_t codes_cycles(const cuda_group *group, const cuda_extent *extent, int64_t keys,
-                            int64_t sms)
+/* Do the forward kernels take no longer than planned tiles? */
+static int is_sooner(const cuda_group *group, const fa3_tile *tile, const cuda_extent *extent,
+                     int64_t keys, int64_t sms)
 {
-    int64_t tiles =
-        fi_count_tiles(extent, 1, fa3_codes_tile.queries) * group->kv_heads * group->ratio;
+    int64_t planned = fi_prefill_cycles(group, extent, keys, sms);
+    if (tile != &fa3_codes_tile)
+        return tiles_cycles(group, tile, &cost_of_numbers, extent, keys, sms) <= planned;
     int64_t bytes = 2 * extent->seqs * keys * group->kv_heads * group->v_dim;
-    int64_t each = CODES_BEGIN + fi_key_cycles(keys, group->dim + group->v_dim) * CODE_EIGHTHS / 8 *
-                                     fa3_codes_tile.queries / FI_PREFILL_ROWS;
-    return larger(tiles, sms) * each / sms + TURN_BEGINS + bytes / TURNED_IN_A_CYCLE;
-}
-
-static int64_t forward_cycles(const cuda_group *group, const fa3_tile *tile,
-                              const cuda_extent *extent, int64_t keys, int64_t sms)
-{
-    return tile == &fa3_codes_tile ? codes_cycles(group, extent, keys, sms)
-                                   : tiles_cycles(group, tile, extent, keys, sms);
+    return tiles_cycles(group, tile, &cost_of_codes, extent, keys, sms) + TURN_BEGINS +
+               bytes / TURNED_IN_A_CYCLE <=
+           planned * PLANNED_CODES_EIGHTHS / 8 + WIDENING;
 }
 
 /* Can the forward kernels serve the batch? */
@@ -127,8 +130,7 @@ int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *par
     extent.seqs -= decodes.num_seqs;
     extent.tokens -= (int64_t)decodes.num_seqs * decodes.q_len;
     int is_faster = !fi_is_short(&group->base, &extent, keys, sms) &&
-                    forward_cycles(&group->base, own->groups[index].tile, &extent, keys, sms) <=
-                        fi_prefill_cycles(&group->base, &extent, keys, sms);
+                    is_sooner(&group->base, own->groups[index].tile, &extent, keys, sms);
     if (!is_faster && own->option != TILES_ALWAYS)
         return 0;
     *part = decodes;
