@@ -11,9 +11,11 @@ attn_status fa3_query(const attn_backend_type *type, const attn_options *options
                       const attn_services *services, const attn_problem *problem,
                       attn_verdict *given, attn_error *error)
 {
+    (void)type;
+    (void)services;
     attn_verdict verdict;
     if (!given)
-        return fi_query(type, options, services, problem, NULL, error);
+        return fi_answer(FA3_CODES, options, problem, NULL, error);
     attn_util_verdict_begin(given, &verdict);
     cuda_question ask;
     attn_problem plain;
@@ -22,7 +24,7 @@ attn_status fa3_query(const attn_backend_type *type, const attn_options *options
     if (status != ATTN_OK)
         return status;
     fa3_plain_problem(problem, &plain, &plain_group);
-    status = fi_query(type, options, services, &plain, &verdict, error);
+    status = fi_answer(FA3_CODES, options, &plain, &verdict, error);
     if (status != ATTN_OK)
         return status;
     if (fa3_has_codes(problem))

@@ -86,6 +86,9 @@ START_TEST(query_accepts)
                                ATTN_USES_OMIT_SINK);
     EXPECT(0, t->layer.flags = ATTN_LAYER_KV_READ_ONLY);
     EXPECT(0, t->group.attn_type = ATTN_TYPE_CROSS; t->group.window_right = -1);
+    EXPECT(0, t->device.sm = 80);
+    EXPECT(0, t->device.sm = 86; t->device.shared_memory = 99 << 10);
+    EXPECT(0, t->device.sm = 100);
 }
 END_TEST
 
@@ -93,10 +96,11 @@ START_TEST(query_refuses)
 {
     EXPECT(FIELD(DEVICE_TYPE) | FIELD(DEVICE_SM), t->device.type = ATTN_DEVICE_CPU;
            t->device.sm = 0);
-    ck_assert_str_eq(reasons[1].accepted, "90");
+    ck_assert_str_eq(reasons[1].accepted, "80..999");
     ck_assert_uint_eq(reasons[1].code, ATTN_REASON_ARCH);
-    EXPECT(FIELD(DEVICE_SM), t->device.sm = 80);
-    EXPECT(FIELD(DEVICE_SM), t->device.sm = 100);
+    EXPECT(FIELD(DEVICE_SM), t->device.sm = 75);
+    EXPECT(FIELD(DEVICE_SHARED_MEMORY), t->device.sm = 86; t->device.shared_memory = 99 << 10;
+           t->group.head_dim = t->group.v_head_dim = 256);
     EXPECT(FIELD(ATTN_TYPE), t->group.attn_type = ATTN_TYPE_COUNT);
     EXPECT(FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM), t->group.head_dim = t->group.v_head_dim = 80);
     ck_assert_str_eq(reasons[0].accepted, "64, 96, 128, 192, 256");

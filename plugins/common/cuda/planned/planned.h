@@ -184,6 +184,10 @@ int fi_is_many(const fi_group *group, const cuda_extent *extent, int64_t sms);
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 
+/* What the library can do; of a plugin whose own kernels are for fewer devices: on these. `codes`:
+ * what all of its kernels are compiled for, as cuda_codes_check() reads it. */
+attn_status fi_answer(const char *codes, const attn_options *options, const attn_problem *problem,
+                      attn_verdict *verdict, attn_error *error);
 attn_status fi_query(const attn_backend_type *type, const attn_options *options,
                      const attn_services *services, const attn_problem *problem,
                      attn_verdict *verdict, attn_error *error);

@@ -72,11 +72,6 @@ static const attn_util_limits limits = {
     .notes = ALL_NOTES,
 };
 
-static void check_device(const cuda_question *ask, attn_verdict *verdict)
-{
-    cuda_codes_check(PLANNED_CODES, &ask->device, verdict);
-}
-
 /* Before Hopper a block has less shared memory, and on most devices too little for wide heads. */
 static void check_shared_memory(const cuda_question *ask, attn_verdict *verdict)
 {
@@ -84,7 +79,7 @@ static void check_shared_memory(const cuda_question *ask, attn_verdict *verdict)
     const fi_shape *shape = fi_find_shape_for(device, ask->group.head_dim, ask->group.v_head_dim);
     int first = cuda_is_fp8(ask->problem.kv_dtype) ? KERNEL_CODES : 0;
     uint32_t most = 0;
-    if (!shape || shape->has_hopper || !cuda_codes_run(PLANNED_CODES, device->sm))
+    if (!shape || shape->has_hopper)
         return;
     for (int i = first; i < first + KERNEL_CODES; i++)
         most = shape->kernels[i].shared > most ? shape->kernels[i].shared : most;
@@ -155,19 +150,15 @@ static void check_options(const fi_options *options, attn_verdict *verdict)
 }
 
 static void (*const checks[])(const cuda_question *ask, attn_verdict *verdict) = {
-    check_device,      check_shared_memory, cuda_check_layer, check_dims,
-    check_group_flags, check_layers,        check_dtypes,     check_scales,
-    check_layout,      check_bounds,        check_needs,
+    cuda_check_layer, check_dims,   check_group_flags, check_layers, check_dtypes,
+    check_scales,     check_layout, check_bounds,      check_needs,
 };
 
 /* ---- The answer ------------------------------------------------------------------------------ */
 
-attn_status fi_query(const attn_backend_type *type, const attn_options *options,
-                     const attn_services *services, const attn_problem *problem,
-                     attn_verdict *given, attn_error *error)
+attn_status fi_answer(const char *codes, const attn_options *options, const attn_problem *problem,
+                      attn_verdict *given, attn_error *error)
 {
-    (void)type;
-    (void)services;
     cuda_question ask;
     attn_verdict verdict;
     attn_status status = cuda_question_read(problem, &ask, error);
@@ -176,6 +167,9 @@ attn_status fi_query(const attn_backend_type *type, const attn_options *options,
     if (!given)
         return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
     attn_util_verdict_begin(given, &verdict);
+    cuda_codes_check(codes, &ask.device, &verdict);
+    if (verdict.supported)
+        check_shared_memory(&ask, &verdict);
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         checks[i](&ask, &verdict);
     const fi_options read = fi_read_options(options);
@@ -191,6 +185,15 @@ attn_status fi_query(const attn_backend_type *type, const attn_options *options,
     }
     attn_util_verdict_end(&verdict, given);
     return ATTN_OK;
+}
+
+attn_status fi_query(const attn_backend_type *type, const attn_options *options,
+                     const attn_services *services, const attn_problem *problem,
+                     attn_verdict *given, attn_error *error)
+{
+    (void)type;
+    (void)services;
+    return fi_answer(PLANNED_CODES, options, problem, given, error);
 }
 
 attn_status fi_require_bounds(const attn_bounds *bounds, attn_error *error)
