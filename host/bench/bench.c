@@ -132,6 +132,13 @@ static void note_reasons(const attn_verdict *verdict, struct bench_run *run)
     }
 }
 
+static void make_problem(const struct bench_params *params, const struct bench_shape *shape,
+                         const char *layout, uint32_t graph_level, struct bench_problem *problem)
+{
+    bench_problem_init(problem, shape, &params->device->info, layout, graph_level);
+    problem->bounds.max_sms = params->max_sms;
+}
+
 /* Asks with one layout; sets run->layout and run->graph where the answer is yes. */
 static attn_status ask_layout(const struct bench_params *params, const struct bench_entry *entry,
                               struct bench_run *run, const char *layout, attn_error *error)
@@ -142,14 +149,14 @@ static attn_status ask_layout(const struct bench_params *params, const struct be
         .struct_size = sizeof verdict, .reasons_capacity = MAX_REASONS, .reasons = reasons};
     for (int r = 0; r < MAX_REASONS; r++)
         reasons[r] = (attn_reason){.struct_size = sizeof reasons[r]};
-    bench_problem_init(&problem, &entry->shape, &params->device->info, layout, ATTN_GRAPH_NEVER);
+    make_problem(params, &entry->shape, layout, ATTN_GRAPH_NEVER, &problem);
     attn_status status =
         attnhost_query(params->host, run->backend, &problem.problem, &verdict, error);
     if (status != ATTN_OK)
         return status;
     if (verdict.supported) {
         run->layout = layout;
-        run->graph = params->device->type != ATTN_DEVICE_CPU &&
+        run->graph = !params->eager && params->device->type != ATTN_DEVICE_CPU &&
                      verdict.graph_level >= bench_graph_level(&entry->shape);
     } else if (run->why.length == 0) {
         note_reasons(&verdict, run);
@@ -208,8 +215,8 @@ static attn_status compose(struct contender *c, const struct bench_entry *entry,
 {
     struct bench_problem problem;
     struct bench_run *run = c->run;
-    bench_problem_init(&problem, &entry->shape, &c->params->device->info, run->layout,
-                       run->graph ? bench_graph_level(&entry->shape) : ATTN_GRAPH_NEVER);
+    make_problem(c->params, &entry->shape, run->layout,
+                 run->graph ? bench_graph_level(&entry->shape) : ATTN_GRAPH_NEVER, &problem);
     attn_status status =
         attnhost_compose(c->params->host, run->backend, &problem.problem, 1, &c->backend, error);
     if (status == ATTN_OK)

@@ -100,6 +100,8 @@ struct bench_params {
     attnhost *host;                             /* with its plugins and backends */
     const struct device *device;                /* open */
     struct threads *threads;                    /* of the host, for the ceilings */
+    int eager;                                  /* call a backend even if it can be captured */
+    int32_t max_sms;                            /* of bounds; 0 = all */
     bench_progress progress;                    /* NULL = none */
     void (*predict)(void *ctx, double seconds); /* once, as soon as it is known; NULL = none */
     void *progress_ctx;

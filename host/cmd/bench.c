@@ -78,7 +78,8 @@ static const struct option_row options[] = {
     {.name = "set",
      .value = "section.key=value",
      .kind = OPTION_SET,
-     .help = "any key of the ini, as backend.NAME.type or plugins.path"},
+     .help = "any key of the ini, as backend.NAME.type, plugins.path, platform.max_sms, or "
+             "cuda_graph.enable = no for calls instead of graphs"},
     OPTION_END,
 };
 
@@ -166,6 +167,8 @@ static int measure(struct bench *bench, attn_error *error)
     struct bench_params params = {
         .host = bench->host,
         .threads = bench->host->threads,
+        .eager = !bench->config->cuda_graph.enable,
+        .max_sms = (int32_t)bench->config->platform.max_sms,
         .progress = show_progress,
         .predict = tell_prediction,
         .progress_ctx = bench,

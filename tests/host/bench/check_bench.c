@@ -316,10 +316,16 @@ static void add(const char *text, const char *const *names)
     bench_shapes_finish(&shapes);
 }
 
+static attn_status measure_by(int eager)
+{
+    const struct bench_params params = {
+        .host = host, .device = device, .threads = threads, .eager = eager};
+    return bench_measure(&params, &report, &error.base);
+}
+
 static attn_status measure(void)
 {
-    const struct bench_params params = {.host = host, .device = device, .threads = threads};
-    return bench_measure(&params, &report, &error.base);
+    return measure_by(0);
 }
 
 static void assert_ran(const struct bench_run *run)
@@ -355,6 +361,22 @@ START_TEST(test_graphs)
     struct fake_cuda_counters counters;
     fake.get_counters(&counters);
     ck_assert_uint_ge(counters.graph_launches, 6 * (1 + 5 * 4));
+    assert_clean();
+}
+END_TEST
+
+/* What could be captured is called where that is asked for. */
+START_TEST(test_eager)
+{
+    static const char *const names[] = {"always", NULL};
+    load_fixture();
+    add(SMALL "kv_len=9", names);
+    GOOD(measure_by(1));
+    assert_ran(&report.entries[0].runs[0]);
+    ck_assert(!report.entries[0].runs[0].graph);
+    struct fake_cuda_counters counters;
+    fake.get_counters(&counters);
+    ck_assert_uint_eq(counters.graph_launches, 0);
     assert_clean();
 }
 END_TEST
@@ -653,6 +675,7 @@ static Suite *suite(void)
 #endif
     tcase_add_test(gpu, test_no_memory_for_ceilings);
     tcase_add_test(gpu, test_graphs);
+    tcase_add_test(gpu, test_eager);
     tcase_add_test(gpu, test_refused_beside_served);
     tcase_add_test(gpu, test_unknown_backend);
     tcase_add_test(gpu, test_failure_beside_others);
