@@ -205,11 +205,12 @@ enum {
     WARM_UP = 20,
     /* Where one takes milliseconds, as on a GPU: as many as this time allows. */
     SECONDS = 8,
-    FEWEST = 50,                   /* and in four times that, however slow */
-    HEAP_SLACK = 8 * ROUNDS,       /* less than the smallest block each round */
-    DRIVER_SLACK = 64 * ROUNDS,    /* a CUDA driver keeps some bytes of each module it loaded */
-    SPACE_SLACK = 2048 * ROUNDS,   /* less than a page each round, more than an arena of the heap */
-    DEVICE_SLACK = 2 * 1024 * 1024 /* what a driver hands out at a time */
+    FEWEST = 50,                 /* and in four times that, however slow */
+    HEAP_SLACK = 8 * ROUNDS,     /* less than the smallest block each round */
+    DRIVER_SLACK = 64 * ROUNDS,  /* a CUDA driver keeps some bytes of each module it loaded */
+    SPACE_SLACK = 2048 * ROUNDS, /* less than a page each round, more than an arena of the heap */
+    DEVICE_SLACK = 2 * 1024 * 1024, /* what a driver hands out at a time */
+    TRIES = 3 /* a device's memory is other processes', too: what leaks does so each time */
 };
 
 struct holdings {
@@ -229,11 +230,17 @@ static void take_holdings(const struct rig *rig, struct holdings *holdings)
     process_memory_take(&holdings->process);
 }
 
+static bool device_is_shorter(const struct check_subject *subject, const struct holdings *before,
+                              const struct holdings *after)
+{
+    uint64_t slack = subject->fake_device ? 0 : DEVICE_SLACK;
+    return after->device_free + slack < before->device_free;
+}
+
 static void compare_holdings(struct check_run *run, const struct holdings *before,
                              const struct holdings *after, int rounds, const char *what)
 {
     const struct check_subject *subject = run->subject;
-    uint64_t slack = subject->fake_device ? 0 : DEVICE_SLACK;
     bool driver = subject->device->type == ATTN_DEVICE_CUDA && !subject->fake_device;
     uint64_t heap = HEAP_SLACK + (driver ? DRIVER_SLACK : 0);
     CHECK_THAT(run, after->process.heap <= before->process.heap + heap,
@@ -242,7 +249,7 @@ static void compare_holdings(struct check_run *run, const struct holdings *befor
     CHECK_THAT(run, after->process.space <= before->process.space + SPACE_SLACK,
                "%d %s leave %llu bytes of address space behind", rounds, what,
                (unsigned long long)(after->process.space - before->process.space));
-    CHECK_THAT(run, after->device_free + slack >= before->device_free,
+    CHECK_THAT(run, !device_is_shorter(subject, before, after),
                "%d %s leave %llu bytes of the device's memory behind", rounds, what,
                (unsigned long long)(before->device_free - after->device_free));
 }
@@ -250,24 +257,36 @@ static void compare_holdings(struct check_run *run, const struct holdings *befor
 /* One round; false ends them. */
 typedef bool (*round_fn)(struct check_run *run, struct rig *rig, struct rig_session *session);
 
+/* As many rounds as there is time for; false if one of them failed. */
+static bool run_in_time(struct check_run *run, struct rig *rig, struct rig_session *session,
+                        round_fn round, const char *what, int *rounds)
+{
+    int64_t start = clock_now_ns(), time = (int64_t)SECONDS * 1000000000;
+    bool good = true;
+    for (*rounds = 0; *rounds < ROUNDS && good; (*rounds)++) {
+        if (clock_now_ns() - start > (*rounds < FEWEST ? 4 * time : time))
+            break;
+        good = round(run, rig, session);
+        if (*rounds % 10 == 0)
+            check_note(run, "%d %s", *rounds, what);
+    }
+    return good;
+}
+
 static void run_rounds(struct check_run *run, struct rig *rig, struct rig_session *session,
                        round_fn round, const char *what)
 {
     struct holdings before, after;
-    int64_t start = clock_now_ns(), time = (int64_t)SECONDS * 1000000000;
-    int rounds = 0;
+    int rounds = 0, tries = run->subject->fake_device ? 1 : TRIES;
     bool good = true;
     for (int n = 0; n < WARM_UP && good; n++)
         good = round(run, rig, session);
-    take_holdings(rig, &before);
-    for (; rounds < ROUNDS && good; rounds++) {
-        if (clock_now_ns() - start > (rounds < FEWEST ? 4 * time : time))
-            break;
-        good = round(run, rig, session);
-        if (rounds % 10 == 0)
-            check_note(run, "%d %s", rounds, what);
-    }
     take_holdings(rig, &after);
+    do {
+        before = after;
+        good = good && run_in_time(run, rig, session, round, what, &rounds);
+        take_holdings(rig, &after);
+    } while (good && --tries > 0 && device_is_shorter(run->subject, &before, &after));
     if (good)
         compare_holdings(run, &before, &after, rounds, what);
 }
