@@ -149,6 +149,16 @@ static void name_reasons(attn_verdict *verdict, uint32_t first, uint32_t count, 
     }
 }
 
+/* Alignment of a region that a verdict allows for; no backend has asked for more. */
+enum { MOST_ALIGNMENT = 4096 };
+
+/* Bytes that a child's regions of a space may take in the composite's, where they lie behind
+ * others: the two that are not shared begin at their alignment, which a verdict does not say. */
+static uint64_t with_gaps(uint64_t bytes)
+{
+    return bytes > 0 ? bytes + 2 * (uint64_t)(MOST_ALIGNMENT - 1) : 0;
+}
+
 /* `modes`: those that the child serves; all are IDLE. */
 static void merge_yes(const attn_verdict *child, uint32_t modes, attn_verdict *verdict)
 {
@@ -163,9 +173,9 @@ static void merge_yes(const attn_verdict *child, uint32_t modes, attn_verdict *v
     verdict->host_arrays |= child->host_arrays;
     if (child->cost_hint > verdict->cost_hint)
         verdict->cost_hint = child->cost_hint;
-    verdict->device_bytes += child->device_bytes;
-    verdict->pinned_bytes += child->pinned_bytes;
-    verdict->host_bytes += child->host_bytes;
+    verdict->device_bytes += with_gaps(child->device_bytes);
+    verdict->pinned_bytes += with_gaps(child->pinned_bytes);
+    verdict->host_bytes += with_gaps(child->host_bytes);
 }
 
 attn_status fanout_verdict_add(const attn_services *services, const char *name,

@@ -27,15 +27,18 @@ uint64_t linear_metadata_bytes(void)
     return sizeof(attn_metadata);
 }
 
-/* A child has metadata if it was made, for what of the bounds comes to its layers. */
+/* A child has metadata if it was made, for what of the bounds comes to its layers: bounds such as
+ * query has asked it about. */
 static const attn_bounds *narrow(const attn_instance *instance, uint32_t part,
                                  const attn_bounds *bounds, uint32_t *c, attn_bounds *narrowed)
 {
+    attn_bounds limited;
     *c = part;
-    return instance->child[part].ops && fanout_limit_bounds(&instance->limits[part],
-                                                            &instance->all_limits, bounds, narrowed)
-               ? narrowed
-               : NULL;
+    if (!instance->child[part].ops ||
+        !fanout_limit_bounds(&instance->limits[part], &instance->all_limits, bounds, &limited))
+        return NULL;
+    fanout_narrow_bounds(&limited, limited.modes, narrowed);
+    return narrowed;
 }
 
 static fanout_metadata_form form_of(void)

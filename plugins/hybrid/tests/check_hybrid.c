@@ -302,12 +302,12 @@ START_TEST(yes_is_merged)
     ck_assert_uint_eq(verdict.reads_new_kv_unquantised, BIT(EXTEND));
     ck_assert_int_eq(verdict.graph_seq_len_fill, 1);
     ck_assert(verdict.cost_hint == 1.5);
-    ck_assert_uint_eq(verdict.device_bytes, 111);
-    ck_assert_uint_eq(verdict.pinned_bytes, 27);
-    ck_assert_uint_gt(verdict.host_bytes, 8); /* and its own */
-    bounds.max_seqs = 0;                      /* bounds not known: no own bytes either */
+    ck_assert_uint_eq(verdict.device_bytes, 111 + 2 * MOCK_GAPS);
+    ck_assert_uint_eq(verdict.pinned_bytes, 27 + 2 * MOCK_GAPS);
+    ck_assert_uint_gt(verdict.host_bytes, 8 + 2 * MOCK_GAPS); /* and its own */
+    bounds.max_seqs = 0; /* bounds not known: no own bytes either */
     ck_assert_int_eq(query(&verdict), ATTN_OK);
-    ck_assert_uint_eq(verdict.host_bytes, 8);
+    ck_assert_uint_eq(verdict.host_bytes, 8 + 2 * MOCK_GAPS);
 }
 END_TEST
 
@@ -425,7 +425,7 @@ START_TEST(verdict_of_another_size)
     for (size_t b = last; b < sizeof given; b++)
         ck_assert_uint_eq(((unsigned char *)&given)[b], 0xEE);
     if (ATTN_HAS(&given.verdict, attn_verdict, device_bytes))
-        ck_assert_uint_eq(given.verdict.device_bytes, 5);
+        ck_assert_uint_eq(given.verdict.device_bytes, 5 + MOCK_GAPS);
 }
 END_TEST
 

@@ -11,6 +11,9 @@
 
 enum { MOCK_PRE = 0, MOCK_DEC = 1, MOCK_CHILDREN = 2, MOCK_MAX_GROUPS = 4, MOCK_MAX_REASONS = 3 };
 
+/* What verdicts add to the bytes of each child: gaps before its regions. */
+enum { MOCK_GAPS = 2 * 4095 };
+
 /* Slots of attn_backend_ops, in its order; calls are counted and failures are planned by them. */
 enum {
     MOCK_DESTROY,
