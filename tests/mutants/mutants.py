@@ -65,7 +65,7 @@ OPTIMISED = {"cpu_linear": "-Og"}  # mutants that fall in the first cases; else 
 # Composites: with what they are checked, and by which cases, where none are named; the rest of the
 # default run is about their children.
 WITH = {"hybrid": ["--with", BUILD + "/plugins/.libs/cpu_native.so"]}
-CASES = {"hybrid": ["COMP-*", "CAPS-05.*"]}
+CASES = {"hybrid": ["COMP-*", "CAPS-05.*", "WORK-02.*promised"]}
 SOUND = "nothing"  # the mutant without a fault
 PARTS = 3  # of which a commit runs one: tests/tools/part.sh
 

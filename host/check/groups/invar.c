@@ -237,13 +237,13 @@ static void run_family(struct check_run *run, struct family_kind kind, uint32_t 
     run_lengths(run, kind, needs, 4, lengths, judge);
 }
 
-/* Keys of two splits: into how many parts a sequence is cut goes by its share of the batch's work,
- * so all are about as long. */
+/* Keys of three splits, as the sum of two is the same in either order: into how many parts a
+ * sequence is cut goes by its share of the batch's work, so all are about as long. */
 static void run_long(struct check_run *run, struct family_kind kind,
                      void (*judge)(struct family *family))
 {
-    static const int32_t lengths[][2] = {{600, 1}, {513, 3}, {900, 1}, {530, 2},
-                                         {700, 1}, {640, 3}, {560, 1}, {820, 1}};
+    static const int32_t lengths[][2] = {{1100, 1}, {1026, 3}, {1400, 1}, {1030, 2},
+                                         {1200, 1}, {1140, 3}, {1060, 1}, {1320, 1}};
     run_lengths(run, kind, ATTN_NOTE_BATCH_INVARIANT, 8, lengths, judge);
 }
 

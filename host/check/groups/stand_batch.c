@@ -13,7 +13,9 @@ enum {
     ROWS = STAND_TOKENS + STAND_FIRST_ROW + 2,
     MOST_SPARE = 5, /* rows of no sequence */
     SPARE = 0x5350,
-    READ_ONLY = 0x524f, /* streams of these, and of flags of layers */
+    READ_ONLY = 0x524f,
+    INPUTS = 0x494e,
+    PAGE = 0x5047, /* streams of these, of flags of layers, of types of inputs, of pages */
     TABLE_STRIDE = STAND_KEYS + 5,
     PAGES = STAND_SEQS * STAND_KEYS,
     MASK_BYTES = STAND_SEQS * (STAND_Q_LEN * STAND_KEYS / 8 + 8),
@@ -131,6 +133,31 @@ static void draw_bounds(struct stand_scene *scene)
     };
 }
 
+/* One page in three has a size that is no power of two. */
+static int32_t draw_page_size(struct stand_scene *scene, int32_t g)
+{
+    static const int32_t odd[] = {3, 5, 6, 12};
+    int32_t even = 1 << stand_below(&scene->draw, 4);
+    uint64_t word = mix_stream(mix_absorb(scene->draw.state, PAGE), (uint64_t)g);
+    return mix_below((uint32_t)(word >> 32), 3) == 0 ? odd[word & 3] : even;
+}
+
+/* Every other softmax layer has a quantised q, with scales of its own granularity, and where the
+ * cache is quantised new k and v that are so too. */
+static void draw_inputs(struct stand_scene *scene, int32_t g, attn_problem *problem)
+{
+    static const uint32_t granularities[] = {ATTN_SCALE_PER_TENSOR, ATTN_SCALE_PER_HEAD,
+                                             ATTN_SCALE_PER_SEQ_HEAD, ATTN_SCALE_PER_SEQ_HEAD};
+    uint64_t word = mix_stream(mix_absorb(scene->draw.state, INPUTS), (uint64_t)g);
+    attn_layer_group *group = &scene->groups[g];
+    if (scene->measured || group->kind != ATTN_KIND_SOFTMAX || word >> 63)
+        return;
+    group->input_scale_granularity = granularities[word & 3];
+    problem->q_dtype = ATTN_FP8_E4M3;
+    problem->new_kv_dtype =
+        problem->kv_dtype == ATTN_FP8_E4M3 && word >> 62 & 1 ? ATTN_FP8_E4M3 : ATTN_BF16;
+}
+
 /* What is promised of where operands lie: mostly nothing, which parts of a batch keep as well. */
 static void draw_promise(const struct stand_scene *scene, attn_problem *problem)
 {
@@ -197,11 +224,12 @@ void stand_draw_question(struct stand_scene *scene)
             .q_dtype = ATTN_BF16,
             .kv_dtype = rounded ? ATTN_FP8_E4M3 : ATTN_BF16,
             .out_dtype = ATTN_BF16,
-            .page_size = cached ? 1 << stand_below(draw, 4) : 0,
+            .page_size = cached ? draw_page_size(scene, g) : 0,
             .mla_expanded = group->kind == ATTN_KIND_MLA ? expanded & scene->bounds.modes : 0,
             .tp_size = 1,
         };
         draw_promise(scene, &scene->problems[g]);
+        draw_inputs(scene, g, &scene->problems[g]);
     }
 }
 
@@ -567,20 +595,36 @@ static void draw_tensor(struct stand_scene *scene, uint32_t role, int64_t rows,
     args->operands[role] = tensor;
 }
 
-static void draw_scales(struct stand_scene *scene, const attn_layer_group *group,
+/* What a role's scales are by; NONE = it has none. */
+static uint32_t granularity_of(const attn_problem *problem, uint32_t role)
+{
+    const attn_layer_group *group = problem->group;
+    if (role == ATTN_ROLE_K_CACHE || role == ATTN_ROLE_V_CACHE)
+        return group->kv_scale_granularity;
+    attn_dtype dtype = role == ATTN_ROLE_Q ? problem->q_dtype : attn_new_kv_dtype(problem);
+    return dtype == ATTN_FP8_E4M3 ? group->input_scale_granularity : ATTN_SCALE_NONE;
+}
+
+static void draw_scales(struct stand_scene *scene, const attn_problem *problem,
                         const attn_batch *batch, struct stand_args *args)
 {
-    static const uint32_t roles[] = {ATTN_ROLE_K_CACHE, ATTN_ROLE_V_CACHE, ATTN_ROLE_Q};
-    static const float values[3][STAND_SEQS] = {{0.5f}, {0.25f}, {2}}; /* nobody computes */
-    bool by_sequence = group->kv_scale_granularity == ATTN_SCALE_PER_SEQ_HEAD;
-    for (int i = 0; i < 3; i++) {
+    static const uint32_t roles[STAND_SCALED] = {ATTN_ROLE_K_CACHE, ATTN_ROLE_V_CACHE, ATTN_ROLE_Q,
+                                                 ATTN_ROLE_K, ATTN_ROLE_V};
+    static const float values[STAND_SCALED][STAND_SEQS] = {{0}}; /* nobody computes */
+    for (int i = 0; i < STAND_SCALED; i++) {
+        uint32_t granularity = granularity_of(problem, roles[i]);
+        bool by_sequence = granularity == ATTN_SCALE_PER_SEQ_HEAD;
+        if (granularity == ATTN_SCALE_NONE)
+            continue;
         args->scale[i] = (attn_scale){.struct_size = sizeof args->scale[i],
-                                      .granularity = group->kv_scale_granularity,
+                                      .granularity = granularity,
                                       .count = by_sequence ? (uint32_t)batch->num_seqs : 1,
                                       .host = i > 1 || stand_coin(&scene->draw) ? values[i] : NULL,
                                       .device = values[i]};
         args->scales[roles[i]] = &args->scale[i];
     }
+    args->args.scales = args->scales;
+    args->args.num_scales = ATTN_ROLE_COUNT;
 }
 
 static void lay_values_as_keys(struct stand_args *args)
@@ -636,9 +680,7 @@ void stand_draw_args(struct stand_scene *scene, const struct stand_batch *batch,
                                      .flags = (uint32_t)stand_below(&scene->draw, 4),
                                      .num_operands = ATTN_ROLE_COUNT,
                                      .operands = args->operands};
-    if (group->kv_scale_granularity != ATTN_SCALE_NONE) {
-        draw_scales(scene, group, &batch->batch, args);
-        args->args.scales = args->scales;
-        args->args.num_scales = ATTN_ROLE_COUNT;
-    }
+    if (group->kv_scale_granularity != ATTN_SCALE_NONE ||
+        group->input_scale_granularity != ATTN_SCALE_NONE)
+        draw_scales(scene, &scene->problems[scene->layers[layer].group], &batch->batch, args);
 }

@@ -354,6 +354,14 @@ static void judge_red_zones(const struct life *life)
     }
 }
 
+static bool has_odd_page(const struct stand_scene *scene)
+{
+    bool found = false;
+    for (int32_t g = 0; g < scene->num_groups; g++)
+        found |= (scene->problems[g].page_size & (scene->problems[g].page_size - 1)) != 0;
+    return found;
+}
+
 /* Bounds of metadata: those of create, or lower ones. */
 static void draw_given(struct stand_scene *scene)
 {
@@ -370,7 +378,9 @@ static void draw_given(struct stand_scene *scene)
         given->modes &= ~ATTN_MODE_BIT(ATTN_MODE_MIXED);
     if (given->modes == 0)
         given->modes = scene->bounds.modes;
-    if (scene->nodes[0].type != STAND_LINEAR && stand_below(draw, 4) == 0)
+    /* More often where whole pages are no powers of two: few sums lie between keys and pages. */
+    if (scene->nodes[0].type != STAND_LINEAR &&
+        stand_below(draw, 4) < (has_odd_page(scene) ? 3 : 1))
         given->max_kv_tokens = 60;
     if (scene->graph)
         given->modes &= ~ATTN_MODE_BIT(ATTN_MODE_MIXED);

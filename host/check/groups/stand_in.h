@@ -36,6 +36,7 @@ enum {
     STAND_RED = 64,
     STAND_LOG = STAND_TOKENS + 16,
     STAND_FIRST_ROW = 4, /* q_indptr[0] at most */
+    STAND_SCALED = 5,    /* roles that may have scales */
     STAND_CLASSES = 6,   /* of autotune, as far as bounds go: 1, 2 to 4 and more sequences */
     STAND_SLOW_NS = 2500000,
     STAND_FAST_NS = 100000
@@ -243,7 +244,7 @@ struct stand_batch {
 struct stand_args {
     attn_tensor tensors[ATTN_ROLE_COUNT];
     const attn_tensor *operands[ATTN_ROLE_COUNT];
-    attn_scale scale[3];
+    attn_scale scale[STAND_SCALED];
     const attn_scale *scales[ATTN_ROLE_COUNT];
     attn_forward_args args;
 };
