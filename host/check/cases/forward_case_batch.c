@@ -583,6 +583,14 @@ static void fill_positions(const struct filling *f)
 }
 
 /* Items after a prefix of any length. */
+int32_t case_items_prefix(const struct forward_case *c, const struct case_lengths *l, int32_t s)
+{
+    uint64_t stream = case_stream(c->batch_seed, DRAW_ITEMS, (uint64_t)s, 0, 0);
+    int32_t longest = c->spec.longest_item, tokens = l->prefix[s] + l->q_len[s] + 1;
+    int32_t room = longest > 20 ? tokens / 4 + 1 : longest > 0 ? 300 : tokens;
+    return case_below(stream, UINT32_MAX, room < tokens ? room : tokens);
+}
+
 static void fill_items(const struct filling *f)
 {
     int32_t *prefix = part_of(f, PART_ITEM_PREFIX), *longest = part_of(f, PART_ITEM_LEN);
@@ -592,9 +600,7 @@ static void fill_items(const struct filling *f)
     for (int32_t s = 0; s < f->l->num_seqs; s++) {
         uint64_t stream = case_stream(f->c->batch_seed, DRAW_ITEMS, (uint64_t)s, 0, 0);
         int32_t left = 0, p = 0;
-        int32_t tokens = f->l->prefix[s] + f->l->q_len[s] + 1;
-        int32_t room = most > 20 ? tokens / 4 + 1 : is_long ? 300 : tokens;
-        prefix[s] = case_below(stream, UINT32_MAX, room < tokens ? room : tokens);
+        prefix[s] = case_items_prefix(f->c, f->l, s);
         longest[s] = 0;
         for (int32_t i = 0; i < f->c->stride_items; i++, p = p < left ? p + 1 : 0) {
             if (p == 0)

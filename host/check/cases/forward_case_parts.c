@@ -219,14 +219,42 @@ static void lay_out_inputs(struct forward_case *c, int64_t rows, int64_t new_row
     }
 }
 
+static int32_t most(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Entries of a row of token_pos that its sequence's queries need, at most. */
+static int32_t needed_items(const struct forward_case *c)
+{
+    const struct case_lengths *l = &c->lengths;
+    int32_t needed = 1;
+    for (int32_t s = 0; c->spec.multi_item && s < l->num_seqs; s++)
+        needed = most(needed, l->prefix[s] + l->q_len[s] - case_items_prefix(c, l, s));
+    return needed;
+}
+
+/* Rows of tables: in every other case as long as the longest sequence needs them. */
+static void set_strides(struct forward_case *c, int32_t page)
+{
+    const int32_t keys = c->lengths.max_kv_len;
+    c->pages_of_seq = (int32_t)units_for(keys, page) + 1;
+    if (case_coin(c->batch_seed, DRAW_TABLES)) {
+        c->stride_slots = most(keys, 1);
+        c->stride_pages = most(c->pages_of_seq - 1, 1);
+        c->stride_items = needed_items(c);
+    } else {
+        c->stride_slots = keys + 5;
+        c->stride_pages = c->pages_of_seq + 2;
+        c->stride_items = keys + c->lengths.max_q_len + 2;
+    }
+}
+
 void case_lay_out(struct forward_case *c)
 {
     const struct case_spec *spec = &c->spec;
     int32_t seqs = c->lengths.num_seqs, page = spec->page_size > 0 ? spec->page_size : 1;
-    c->stride_slots = c->lengths.max_kv_len + 5;
-    c->pages_of_seq = (int32_t)units_for(c->lengths.max_kv_len, page) + 1;
-    c->stride_pages = c->pages_of_seq + 2;
-    c->stride_items = c->lengths.max_kv_len + c->lengths.max_q_len + 2;
+    set_strides(c, page);
     c->num_pages = seqs * c->pages_of_seq + 4;
     lay_out_arrays(c);
 

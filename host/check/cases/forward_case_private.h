@@ -210,7 +210,8 @@ enum case_draw {
     DRAW_SPECIAL,
     DRAW_LATENT,
     DRAW_UNREAD,
-    DRAW_CHOSEN
+    DRAW_CHOSEN,
+    DRAW_TABLES
 };
 
 /* The state of the stream of one thing. */
@@ -316,6 +317,9 @@ bool case_is_shared(const struct forward_case *c, int32_t s, int32_t j);
 
 /* The runs of a hint: [s, *end) have *length keys in common. *end is s + 1 where there are none. */
 void case_hint_run(const struct forward_case *c, int32_t s, int32_t *end, int32_t *length);
+
+/* Tokens of a sequence before its first item. */
+int32_t case_items_prefix(const struct forward_case *c, const struct case_lengths *l, int32_t s);
 
 /* Write all arrays of the batch into a copy of the arena. */
 void case_fill_batch(struct forward_case *c, const struct case_lengths *lengths, char *arena);

@@ -36,7 +36,7 @@ struct linear_spec {
     uint32_t mode;   /* ATTN_MODE_* */
     uint32_t modes;  /* ATTN_MODE_BIT set: others that parts of the case have */
     attn_dtype q_dtype, out_dtype, state_dtype, conv_dtype;
-    bool bare;            /* what means nothing for such a layer is 0 or absent */
+    bool bare;            /* what means nothing for such a layer is 0 or absent, else any number */
     bool decodes_first;   /* MIXED: the first sequence decodes, not the last one */
     int32_t decode_q_len; /* MIXED: its rows, 1 or more */
     bool vk;              /* state.ssm.vk/1 */

@@ -209,24 +209,25 @@ static void set_bounds(attn_bounds *bounds, const struct linear_spec *spec)
 void linear_pose(struct linear_posed *posed, const struct linear_spec *spec,
                  const attn_device *device)
 {
-    bool delta = spec->family == ATTN_LINEAR_GDN || spec->family == ATTN_LINEAR_KDA;
+    const bool kda = spec->family == ATTN_LINEAR_KDA,
+               delta = kda || spec->family == ATTN_LINEAR_GDN;
+    const bool mamba2 = spec->family == ATTN_LINEAR_MAMBA2;
     *posed = (struct linear_posed){
         .layer = {.struct_size = sizeof posed->layer, .layer_id = 5 + 2 * spec->layer}};
-    posed->dims =
-        (attn_linear_dims){.struct_size = sizeof posed->dims,
-                           .family = spec->family,
-                           .flags = spec->flags,
-                           .num_k_heads = spec->k_heads,
-                           .num_v_heads = spec->v_heads,
-                           .head_k_dim = spec->k_dim,
-                           .head_v_dim = spec->v_dim,
-                           .num_groups = spec->family == ATTN_LINEAR_MAMBA2 ? spec->k_heads : 0,
-                           .conv_width = spec->width,
-                           .state_dtype = spec->state_dtype,
-                           .conv_dtype = spec->conv_dtype,
-                           .dt_min = spec->dt_min,
-                           .dt_max = spec->dt_max,
-                           .lower_bound = spec->lower_bound};
+    posed->dims = (attn_linear_dims){.struct_size = sizeof posed->dims,
+                                     .family = spec->family,
+                                     .flags = spec->flags,
+                                     .num_k_heads = spec->k_heads,
+                                     .num_v_heads = spec->v_heads,
+                                     .head_k_dim = spec->k_dim,
+                                     .head_v_dim = spec->v_dim,
+                                     .num_groups = mamba2 ? spec->k_heads : 0,
+                                     .conv_width = spec->width,
+                                     .state_dtype = spec->state_dtype,
+                                     .conv_dtype = spec->conv_dtype,
+                                     .dt_min = mamba2 || spec->bare ? spec->dt_min : 0.75f,
+                                     .dt_max = mamba2 || spec->bare ? spec->dt_max : 0.875f,
+                                     .lower_bound = kda || spec->bare ? spec->lower_bound : -0.5f};
     posed->group = (attn_layer_group){
         .struct_size = sizeof posed->group,
         .kind = ATTN_KIND_LINEAR,

@@ -154,8 +154,7 @@ static bool is_untouched(const attn_problem *given, const attn_problem *original
     bounds.max_seqs = most.max_seqs = bounds.max_kv_len = most.max_kv_len = 0;
     if (!(given->bounds->modes & ATTN_MODE_BIT(ATTN_MODE_MIXED))) {
         const uint32_t of_mixed = ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS;
-        bounds.uses &= ~of_mixed; /* which may be left out then */
-        most.uses &= ~of_mixed;
+        most.uses &= ~of_mixed; /* which then are about nobody's batches */
     }
     if (given->bounds->modes == ATTN_MODE_BIT(ATTN_MODE_DECODE)) {
         bounds.max_q_len = most.max_q_len; /* may be as few as one for each sequence */
