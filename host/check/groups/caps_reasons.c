@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_VALUES = 10 /* that are tried of a field's list */, MAX_ASSIGNMENTS = 400 };
+enum { MAX_VALUES = 10 /* that are tried of a field's list */, MAX_ASSIGNMENTS = 10000 };
 
 /* ---- CAPS-04: all reasons -------------------------------------------------------------------- */
 

@@ -101,6 +101,11 @@ START_TEST(query_refuses)
     EXPECT(FIELD(DEVICE_SM), t->device.sm = 75);
     EXPECT(FIELD(DEVICE_SHARED_MEMORY), t->device.sm = 86; t->device.shared_memory = 99 << 10;
            t->group.head_dim = t->group.v_head_dim = 256);
+    EXPECT(FIELD(DEVICE_SHARED_MEMORY) | FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM), t->device.sm = 86;
+           t->device.shared_memory = 99 << 10; t->group.head_dim = t->group.v_head_dim = 80);
+    EXPECT(FIELD(DEVICE_SHARED_MEMORY) | FIELD(KV_DTYPE), t->device.sm = 86;
+           t->device.shared_memory = 99 << 10; t->group.head_dim = t->group.v_head_dim = 192;
+           t->problem.kv_dtype = ATTN_FP8_E5M2);
     EXPECT(FIELD(ATTN_TYPE), t->group.attn_type = ATTN_TYPE_COUNT);
     EXPECT(FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM), t->group.head_dim = t->group.v_head_dim = 80);
     ck_assert_str_eq(reasons[0].accepted, "64, 96, 128, 192, 256");

@@ -65,10 +65,14 @@ const fi_shape *fi_find_shape(int32_t dim, int32_t dim_v)
     return find_shape(fi_shapes, dim, dim_v);
 }
 
+int fi_has_hopper(const attn_device *device)
+{
+    return cuda_codes_run("sm_90a", device->sm) && strstr(PLANNED_CODES, "sm_90a");
+}
+
 const fi_shape *fi_find_shape_for(const attn_device *device, int32_t dim, int32_t dim_v)
 {
-    int has_hopper = cuda_codes_run("sm_90a", device->sm) && strstr(PLANNED_CODES, "sm_90a");
-    return find_shape(has_hopper ? fi_shapes : earlier_shapes, dim, dim_v);
+    return find_shape(fi_has_hopper(device) ? fi_shapes : earlier_shapes, dim, dim_v);
 }
 
 static attn_status load_plan(attn_instance *made, attn_error *error)

@@ -118,7 +118,11 @@ extern const uint32_t fi_num_shapes;
 /* The shape of these head dimensions, or NULL. */
 const fi_shape *fi_find_shape(int32_t dim, int32_t dim_v);
 
-/* The same of the kernels that the device gets: those of sm_90a, or of sm_80. */
+/* Which kernels the device gets: those of sm_90a, or those of FI_LEAST_SM and later ones. */
+enum { FI_LEAST_SM = 80 };
+int fi_has_hopper(const attn_device *device);
+
+/* The same of these kernels. */
 const fi_shape *fi_find_shape_for(const attn_device *device, int32_t dim, int32_t dim_v);
 
 typedef struct fi_group {

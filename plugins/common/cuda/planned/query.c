@@ -72,27 +72,45 @@ static const attn_util_limits limits = {
     .notes = ALL_NOTES,
 };
 
-/* Before Hopper a block has less shared memory, and on most devices too little for wide heads. */
-static void check_shared_memory(const cuda_question *ask, attn_verdict *verdict)
+#define DIMS(name, dim, v_dim, ...) {dim, v_dim},
+static const cuda_dims dims[] = {FI_SHAPES(DIMS)};
+#undef DIMS
+
+/* What a block takes of any of a shape's kernels that the problem's dtypes may need, mended ones if
+ * they are refused. */
+static uint32_t shared_of(const fi_shape *shape, const attn_problem *problem)
+{
+    const attn_dtype q = problem->q_dtype, kv = problem->kv_dtype;
+    const int has_numbers = (q == ATTN_F16 || q == ATTN_BF16) && kv == q;
+    const int has_codes = (q == ATTN_F16 || q == ATTN_BF16) && kv == ATTN_FP8_E4M3;
+    uint32_t most = 0;
+    for (int i = has_codes ? KERNEL_CODES : 0; i < (has_numbers ? KERNEL_CODES : KERNEL_COUNT); i++)
+        most = shape->kernels[i].shared > most ? shape->kernels[i].shared : most;
+    return most;
+}
+
+/* Devices that are not Hopper have less shared memory, and most of them too little for wide heads.
+ * A device that is refused is asked as one of these, if they are accepted, and dimensions that are
+ * refused as all that are accepted: no reason may come out only when the others are mended. */
+static void check_shared_memory(const char *codes, const cuda_question *ask, attn_verdict *verdict)
 {
     const attn_device *device = &ask->device;
-    const fi_shape *shape = fi_find_shape_for(device, ask->group.head_dim, ask->group.v_head_dim);
-    int first = cuda_is_fp8(ask->problem.kv_dtype) ? KERNEL_CODES : 0;
-    uint32_t most = 0;
-    if (!shape || shape->has_hopper)
+    const fi_shape *own = fi_find_shape_for(device, ask->group.head_dim, ask->group.v_head_dim);
+    uint32_t most = own ? shared_of(own, &ask->problem) : 0;
+    if (fi_has_hopper(device) ||
+        (!cuda_codes_run(codes, device->sm) && !cuda_codes_run(codes, FI_LEAST_SM)))
         return;
-    for (int i = first; i < first + KERNEL_CODES; i++)
-        most = shape->kernels[i].shared > most ? shape->kernels[i].shared : most;
+    for (size_t i = 0; !own && i < sizeof dims / sizeof dims[0]; i++) {
+        uint32_t one =
+            shared_of(fi_find_shape_for(device, dims[i].dim, dims[i].v_dim), &ask->problem);
+        most = one > most ? one : most;
+    }
     if (device->shared_memory > 0 && device->shared_memory < most) {
         char accepted[32];
         snprintf(accepted, sizeof accepted, "%u..", most);
         REFUSE(ARCH, DEVICE_SHARED_MEMORY, accepted, "%u", device->shared_memory);
     }
 }
-
-#define DIMS(name, dim, v_dim, ...) {dim, v_dim},
-static const cuda_dims dims[] = {FI_SHAPES(DIMS)};
-#undef DIMS
 
 static void check_dims(const cuda_question *ask, attn_verdict *verdict)
 {
@@ -168,8 +186,7 @@ attn_status fi_answer(const char *codes, const attn_options *options, const attn
         return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
     attn_util_verdict_begin(given, &verdict);
     cuda_codes_check(codes, &ask.device, &verdict);
-    if (verdict.supported)
-        check_shared_memory(&ask, &verdict);
+    check_shared_memory(codes, &ask, &verdict);
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         checks[i](&ask, &verdict);
     const fi_options read = fi_read_options(options);

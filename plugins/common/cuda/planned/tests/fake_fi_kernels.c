@@ -316,13 +316,20 @@ static float *part_of(const struct block *b, i64 slot, int r, float **numbers)
     return look_up(b->c->partial + row * b->shape->dim_v, (size_t)b->shape->dim_v * sizeof(float));
 }
 
+/* gcc 12 at -O2 leaves out (double)(float) of neighbours that it converts together. */
+static double as_float(double x)
+{
+    volatile float rounded = (float)x;
+    return rounded;
+}
+
 /* To what device memory holds: splits are to add up to the same bits whoever adds them. */
 static void sums_round(struct sums *x, int dim)
 {
-    x->top = (double)(float)x->top;
-    x->total = (double)(float)x->total;
+    x->top = as_float(x->top);
+    x->total = as_float(x->total);
     for (int d = 0; d < dim; d++)
-        x->values[d] = (double)(float)x->values[d];
+        x->values[d] = as_float(x->values[d]);
 }
 
 static void leave_row(struct block *b, parts p, int r)
