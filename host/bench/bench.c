@@ -643,6 +643,7 @@ attn_status bench_measure(const struct bench_params *params, struct bench_report
         return status;
     provenance_take_device(&report->from, &params->device->info);
     report->rest = timer.rest;
+    report->max_sms = params->max_sms;
     status = measure_all(params, &timer, report, error);
     bench_timer_finish(&timer);
     return status;

@@ -53,6 +53,8 @@ static void print_device(const struct bench_report *report, FILE *file)
     else
         fprintf(file, ", cuda:%d, sm_%u, %u multiprocessors, CUDA %u.%u\n", device->id, device->sm,
                 device->num_sms, device->driver_version / 1000, device->driver_version % 1000 / 10);
+    if (report->max_sms > 0)
+        fprintf(file, "limit     launches may count on %d multiprocessors\n", report->max_sms);
     if (report->sustain > 0)
         fprintf(file, "regime    kept up: %g s of load before each measurement, no rests\n",
                 report->sustain);
@@ -172,7 +174,8 @@ static bool add_regime(cJSON *root, const struct bench_report *report)
     cJSON *object = cJSON_AddObjectToObject(root, "regime");
     return json_add_text(object, "name", report->sustain > 0 ? "kept up" : "cool") &&
            json_add_number(object, "sustain_s", report->sustain) &&
-           json_add_number(object, "rest", report->rest);
+           json_add_number(object, "rest", report->rest) &&
+           json_add_number(object, "max_sms", report->max_sms);
 }
 
 /* null where it was not measured. */

@@ -187,8 +187,8 @@ struct caller {
     bool busy;          /* a call is at work: the interpreter's lock orders what is said here */
 };
 
-/* A call begins to work with the metadata, and nobody else may until it ends: neither another thread
- * nor what an operand's __dlpack__() calls. -1 with an exception. */
+/* A call begins to work with the metadata, and nobody else may until it ends: neither another
+ * thread nor what an operand's __dlpack__() calls. -1 with an exception. */
 static int begin(struct caller *self, const char *what)
 {
     const char *why = self->busy        ? "this metadata is in use; accepted: one call at a time"
