@@ -114,7 +114,7 @@ def tensor_map(x, order, box_rows):
 class Call:
     """One launch: q, k, v as [batch, length, heads, dim], or ragged with batch 1; k and v may be pages."""
 
-    def __init__(self, kernel, q, k, v, causal, q_lens=None, k_lens=None, table=None, hnd=False, left=UNBOUNDED, right=None, cap=0.0, sinks=None, ragged_keys=False, blocks=None):
+    def __init__(self, kernel, q, k, v, causal, q_lens=None, k_lens=None, table=None, hnd=False, left=UNBOUNDED, right=None, cap=0.0, sinks=None, ragged_keys=False, blocks=None, chunk=0):
         self.kernel, self.q, self.k, self.v = kernel, q, k, v
         device = q.device
         heads, kv_heads = q.shape[2], k.shape[1] if hnd else k.shape[2]
@@ -149,7 +149,7 @@ class Call:
             self.tiles.fill_(-1)
             self.tile_count.fill_(-1)
             longest = max(k_lens) if k_lens is not None else k.shape[1]
-            kernel.make_tiles(struct.pack("=5Q6i", *[pointer(x) for x in (self.q_starts, self.k_starts, self.k_lens, self.tiles, self.tile_count)], batch, longest, kernel.queries, left, right, len(self.tiles)))
+            kernel.make_tiles(struct.pack("=5Q7i", *[pointer(x) for x in (self.q_starts, self.k_starts, self.k_lens, self.tiles, self.tile_count)], batch, longest, kernel.queries, left, right, chunk, len(self.tiles)))
         page = (k.shape[2] if hnd else k.shape[1]) if table is not None else UNBOUNDED
         box_rows = math.gcd(page, kernel.keys) if table is not None else kernel.keys
         pair_bytes = (kernel.dim + kernel.dim_v) * q.element_size() * (k.shape[1] if table is None else most)
@@ -172,7 +172,7 @@ class Call:
                 struct.pack(
                     "=11i2fi",
                     batch, heads, group, most, k.shape[1], page, box_rows, q_tiles, section, left, right,
-                    cap * log2e if cap else scale * log2e, scale / cap if cap else 0.0, 0,
+                    cap * log2e if cap else scale * log2e, scale / cap if cap else 0.0, chunk,
                 ),
             ]
         )  # fmt: skip
@@ -202,7 +202,7 @@ class Call:
 # ---- Truth ---------------------------------------------------------------------------------------
 
 
-def truth(q, k, v, left, right, cap=0.0, sinks=None):
+def truth(q, k, v, left, right, cap=0.0, sinks=None, chunk=0):
     """One sequence, [length, heads, dim], in float64: output and LSE."""
     q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
     group = q.shape[0] // k.shape[0]
@@ -213,6 +213,8 @@ def truth(q, k, v, left, right, cap=0.0, sinks=None):
     position = torch.arange(q.shape[1], device=q.device)[:, None] + k.shape[1] - q.shape[1]
     key = torch.arange(k.shape[1], device=q.device)[None, :]
     s = s.masked_fill((key > position + right) | (key < position - left), -math.inf)
+    if chunk:
+        s = s.masked_fill(key // chunk != position // chunk, -math.inf)
     if sinks is not None:
         s = torch.cat([s, sinks.double()[:, None, None].expand(-1, s.shape[1], 1)], 2)
     lse = torch.logsumexp(s, 2)
@@ -274,6 +276,7 @@ def same(kernel, times):
         "prefix, window, cap": Call(kernel, q, k, v, True, left=300, cap=5.0),
         "sinks": Call(kernel, q, k, v, True, sinks=torch.randn(32, device="cuda")),
         "pages of 16": Call(kernel, ragged_q, *pages[16][:2], True, q_lens=lens, k_lens=[300, 77, 700, 5, 131, 1024], table=pages[16][2]),
+        "chunks": Call(kernel, q, k, v, True, chunk=0 if kernel.codes else 200),
         "pages of 64, window": Call(kernel, ragged_q, *pages[64][:2], True, q_lens=lens, k_lens=[300, 77, 700, 5, 131, 1024], table=pages[64][2], left=100),
     }
     failed = sum(differs(f"{kernel.name} {what}", run, times) for what, run in shapes.items())
@@ -296,7 +299,7 @@ def check(kernel, quick=False):
         torch.cuda.synchronize()
         left, right = more.get("left", UNBOUNDED), more.get("right", 0 if causal else UNBOUNDED)
         for b in range(B):
-            want, want_lse = truth(q[b], k[b], v[b], left, right, more.get("cap", 0.0), more.get("sinks"))
+            want, want_lse = truth(q[b], k[b], v[b], left, right, more.get("cap", 0.0), more.get("sinks"), more.get("chunk", 0))
             verdict.of(f"{what} [{b}]", run.out[b], run.lse[b], want, want_lse, kernel.dtype)
         if int(run.counter.abs().sum()):
             verdict.failed += 1
@@ -331,7 +334,7 @@ def check(kernel, quick=False):
         at = 0
         for b, n in enumerate(q_lens):
             if n:
-                want, want_lse = truth(q[0, at : at + n], ks[b], vs[b], left, right, more.get("cap", 0.0), more.get("sinks"))
+                want, want_lse = truth(q[0, at : at + n], ks[b], vs[b], left, right, more.get("cap", 0.0), more.get("sinks"), more.get("chunk", 0))
                 verdict.of(f"{what} [{b}]", run.out[0, at : at + n], run.lse[:, at : at + n], want, want_lse, kernel.dtype)
             at += n
 
@@ -359,6 +362,11 @@ def check(kernel, quick=False):
         for hnd in (False, True):
             ragged(f"pages of {page}{' hnd' if hnd else ''}", lens_q, lens_k, 8, 2, True, page=page, hnd=hnd)
     ragged("pages of 16, window, sinks", lens_q, lens_k, 8, 2, True, page=16, left=100, sinks=torch.randn(8, device="cuda"))
+    if not kernel.codes:
+        even("chunks", 2, 700, 900, 4, 2, True, chunk=100)
+        even("chunks and a window", 1, 900, 900, 4, 2, True, chunk=320, left=150)
+        even("chunks, growing maximum", 1, 900, 900, 4, 2, True, chunk=257, grow=True)
+        ragged("pages of 16, chunks", lens_q, lens_k, 8, 2, True, page=16, chunk=64)
     verdict.failed += differs("", Call(kernel, new(2, 1500, 8, D), new(2, 1500, 2, D), new(2, 1500, 2, Dv), True), 200)
     return verdict.failed
 

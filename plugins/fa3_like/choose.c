@@ -41,7 +41,9 @@ int fa3_may_tile(const attn_problem *problem)
                                    : group.out_dtype == group.q_dtype);
     /* Rows of a warp share the decision to take a new reference, also with rows of no sequence. */
     int may_vary = !(problem->need_notes & (ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT));
-    return has_scale && has_one_dtype && may_vary && group.chunk <= 0 &&
+    /* Rows of a warpgroup are in two chunks at most; codes in one. */
+    int has_few_chunks = group.chunk == 0 || (group.chunk >= GROUP_QUERIES && !has_codes);
+    return has_scale && has_one_dtype && may_vary && has_few_chunks &&
            !(group.flags & ATTN_GROUP_HAS_ALIBI);
 }
 

@@ -103,6 +103,7 @@ static attn_status launch_rows(layer_call *call, int all_slow, attn_stream strea
     p->all_slow = all_slow;
     p->cache_scales = p->has_codes ? fa3_cache_scales(call) : NULL;
     p->window_left = group->window_left;
+    p->chunk = group->chunk;
     p->scale = group->sm_scale;
     p->cap = group->logit_cap;
     return cuda_launch_run(instance->cuda, &launch, params, stream, error);
@@ -237,6 +238,7 @@ static void set_scores(const layer_call *call, struct fa3_forward_params *p)
     p->sinks = (uintptr_t)call->rows.operands.sinks;
     p->window_left = call->view->window_left;
     p->window_right = call->view->window_right;
+    p->chunk = group->chunk;
     p->score_log2 = (capped ? group->logit_cap : group->sm_scale) * log2_e;
     p->score_cap = capped ? group->sm_scale / group->logit_cap : 0.0f;
 }

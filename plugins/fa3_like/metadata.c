@@ -213,6 +213,8 @@ static void view_batch(attn_metadata *metadata, uint32_t index)
     view->window_left = bound_of(group->window_left);
     view->window_right =
         metadata->plan.mask.kind == ATTN_MASK_NONE ? FA3_UNBOUNDED : bound_of(group->window_right);
+    if (group->chunk > 0) /* nobody sees a later key of his chunk */
+        view->window_right = 0;
 }
 
 /* ---- Planning -------------------------------------------------------------------------------- */
@@ -236,6 +238,7 @@ static attn_status plan_tiles(attn_metadata *metadata, uint32_t index, attn_stre
                           .first_tile = (int *)(void *)(at + layout.first_tile_at),
                           .marks = (int *)(void *)(at + layout.marks_at),
                           .window_left = base->window_left,
+                          .chunk = base->chunk,
                           .tile_queries = group->tile->queries,
                           .tile_keys = group->tile->keys,
                           .bucket_keys =

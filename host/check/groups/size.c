@@ -99,6 +99,21 @@ static void make_wide_windows(struct case_spec *spec, int32_t variant)
 
 FAMILY(wide_windows, make_wide_windows, 4, BOTH_PHASES)
 
+/* Borders in the midst of tiles, whatever size these have: of 64 keys or 256 queries. */
+static void make_narrowed_queries(struct case_spec *spec, int32_t variant)
+{
+    static const struct {
+        int32_t left, right, chunk;
+    } narrow[] = {{500, 0, 0}, {-1, 0, 200}, {150, 0, 320}, {130, 65, 0}, {-1, 0, 1000}};
+    make_long_queries(spec, variant);
+    spec->window_left = narrow[variant].left;
+    spec->window_right = narrow[variant].right;
+    spec->attention_chunk = narrow[variant].chunk;
+}
+
+FAMILY(long_queries_narrowed, make_narrowed_queries, 5, {AXIS_TYPE, BIT(TYPE_DECODER)},
+       {AXIS_MODE, BIT(MODE_EXTEND)})
+
 /* Rows before and after number 65,536. */
 static void make_late_rows(struct case_spec *spec, int32_t variant)
 {
@@ -288,6 +303,8 @@ const struct check check_size[] = {
 };
 
 const struct check check_size_more[] = {
+    FAMILY_ROW("INVAR-01", long_queries_narrowed,
+               "many queries see what windows and chunks of some hundred keys leave"),
     FAMILY_ROW("INVAR-01", wide_windows, "windows and chunks may have more than 65536 keys"),
     FAMILY_ROW("MEAN-03", late_rows, "rows may have numbers beyond 65536"),
     FAMILY_ROW("MEAN-03", mla_late_rows, "so may those of latent layers"),

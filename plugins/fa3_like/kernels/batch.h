@@ -36,6 +36,7 @@ typedef struct fa3_plan_call {
     int *first_tile; /* [max_seqs + 1] room for sums */
     int *marks;      /* [max_seqs] room: is there a new key without a slot? */
     int window_left; /* -1 = no limit */
+    int chunk;       /* 0 = off */
     int tile_queries;
     int tile_keys;
     int bucket_keys;  /* tiles of keys that are counted as one when tiles are put in order */
@@ -64,6 +65,7 @@ typedef struct fa3_rows_call {
     int out_dtype;
     int all_slow;     /* every sequence: nothing of this layer is for tiles */
     int window_left;  /* -1 = no limit */
+    int chunk;        /* 0 = off */
     float scale;      /* of the scores */
     float cap;        /* 0 = none */
     int has_codes;    /* q, and the cache, are e4m3: all below */

@@ -38,16 +38,21 @@ extern "C" __device__ unsigned fa3_trace[4][TRACE_ROUNDS][TRACE_PLACES];
 /* ---- Producer ----------------------------------------------------------------------------------
  */
 
-/* Warp 0 finds work; its lane 0 tells all others. */
-DEVICE void work_publish(struct control *control, work_ring *at, const struct work &w)
+/* Warp 0 finds work; one lane tells all others. Answers where it is told, as warp 0 has few
+ * registers to keep it in; none to keep which lane it is, so that is asked each time (but for codes,
+ * whose consumers would spill then). */
+template <typename T>
+DEVICE const struct work *work_publish(struct control *control, work_ring *at, const struct work &w)
 {
+    struct work *to = &control->work[at->slot()];
     barrier_wait(shared_address(&control->work_empty[at->slot()]), at->phase() ^ 1);
-    if (threadIdx.x % 32 == 0) {
-        control->work[at->slot()] = w;
+    if ((T::codes ? (int)threadIdx.x : thread_here()) % 32 == 0) {
+        *to = w;
         barrier_arrive(shared_address(&control->work_full[at->slot()]));
     }
     at->advance();
     __syncwarp();
+    return to;
 }
 
 /* The next piece of work; it stays where it is until work_done. */
@@ -73,24 +78,24 @@ DEVICE void produce_work(const struct fa3_forward_params &p, struct control *con
     ring<T::stages> stage;
     ring<T::slots> slot;
     const struct tile_step step = tile_step_of<T>(p);
-    struct work w = work_of<T>(p, blockIdx.x);
-    work_publish(control, &works, w);
-    while (w.queries > 0) {
+    const struct work *w =
+        work_publish<T>(control, &works, work_of<T>(p, blockIdx.x));
+    while (w->queries > 0) {
         int next = 0;
-        if (threadIdx.x % 32 == 0)
+        if (thread_here() % 32 == 0)
             next = atomicAdd((unsigned *)p.counter, 1) + gridDim.x;
-        if (w.k_end > w.k_start) {
+        if (w->k_end > w->k_start) {
             barrier_wait(shared_address(control->q_empty + slot.slot), slot.phase ^ 1);
-            load_queries<T>(p, w, base + T::q_at + slot.slot * T::q_bytes,
+            load_queries<T>(p, *w, base + T::q_at + slot.slot * T::q_bytes,
                             shared_address(control->q_full + slot.slot));
             slot.advance();
         }
-        load_tiles<T, T::panels, 0>(p, p.k, step, w, base + T::k_at, control, &stage);
-        w = work_of<T>(p, __shfl_sync(0xffffffff, next, 0));
-        work_publish(control, &works, w);
+        load_tiles<T, T::panels, 0>(p, p.k, step, *w, base + T::k_at, control, &stage);
+        next = __shfl_sync(0xffffffff, next, 0);
+        w = work_publish<T>(control, &works, work_of<T>(p, next));
     }
     grid_launch_dependents();
-    if (threadIdx.x % 32 == 0)
+    if (thread_here() % 32 == 0)
         schedule_finish(p);
 }
 
@@ -173,6 +178,7 @@ DEVICE void values_clear(struct control *control, const ring<T::stages> &stage, 
 template <typename T> struct rows {
     unsigned q;               /* its queries in shared memory, its output after that */
     int clear_from, clear_to; /* tiles of keys that all of its rows see whole */
+    int chunk, next_chunk;    /* where its first row's chunk begins, and the one after it */
     int add;                  /* 0: o holds nothing yet */
     struct softmax x;
     float o[T::dim_v / 2];
@@ -185,12 +191,26 @@ template <typename T> DEVICE int first_position(const struct work &w, int group)
     return w.keys - w.queries + w.tile * T::queries + group * GROUP_ROWS;
 }
 
+/* first_key() of one of the rows, which are in two chunks at most. Kernels of codes have no chunks:
+ * they have no registers for them. */
+template <typename T>
+DEVICE int row_first_key(const struct fa3_forward_params &p, const rows<T> &r, int position)
+{
+    const int first = position - p.window_left;
+    if constexpr (T::codes)
+        return first;
+    return max(first, position < r.next_chunk ? r.chunk : r.next_chunk);
+}
+
 template <typename T>
 DEVICE void rows_begin(const struct fa3_forward_params &p, const struct work &w, int group,
                        rows<T> *r)
 {
     const int first = first_position<T>(w, group), last = first + GROUP_ROWS - 1;
-    r->clear_from = uniform((max(0, last - p.window_left) + T::keys - 1) / T::keys);
+    const int chunk = T::codes ? 0 : p.chunk;
+    r->chunk = uniform(chunk_begin(chunk, first));
+    r->next_chunk = uniform(r->chunk + (chunk ? chunk : 2 * FA3_UNBOUNDED));
+    r->clear_from = uniform((max(0, row_first_key<T>(p, *r, last)) + T::keys - 1) / T::keys);
     r->clear_to = uniform(max(0, min(w.keys, first + p.window_right + 1)) / T::keys);
     r->add = 0;
     softmax_begin(&r->x);
@@ -215,9 +235,10 @@ DEVICE void scores_finish(const struct fa3_forward_params &p, const struct work 
         return;
     const int begin = n * T::keys + from;
     const int thread = thread_here();
-    const int row = first_position<T>(w, group) + thread / 32 % 4 * 16 + thread % 32 / 4 - begin;
-    const int low = row - p.window_left, high = row + p.window_right + 1, end = w.keys - begin;
-    scores_mask(s, low, min(high, end), low + 8, min(high + 8, end));
+    const int row = first_position<T>(w, group) + thread / 32 % 4 * 16 + thread % 32 / 4;
+    const int high = row - begin + p.window_right + 1, end = w.keys - begin;
+    scores_mask(s, row_first_key<T>(p, r, row) - begin, min(high, end),
+                row_first_key<T>(p, r, row + 8) - begin, min(high + 8, end));
 }
 
 /* Lets `count` stages go as they come, and the turns that belong to them. */
@@ -355,13 +376,12 @@ DEVICE void clear_after(struct control *control, const consumer<T> &c, unsigned 
     values_clear<T>(control, second, base, w.keys - (w.k_end - 1) * T::keys, T::keys);
 }
 
-/* Clears what lies before the window of the tile's first query. */
+/* Clears what lies before all that the tile's first query sees. */
 template <typename T>
 DEVICE void clear_before(const struct fa3_forward_params &p, struct control *control,
                          const consumer<T> &c, unsigned base, const struct work &w)
 {
-    values_clear<T>(control, c.stage, base, 0,
-                    first_position<T>(w, 0) - p.window_left - w.k_start * T::keys);
+    values_clear<T>(control, c.stage, base, 0, w.first_key - w.k_start * T::keys);
 }
 
 /* A tile of queries against its keys, of which there is at least one tile. */

@@ -60,7 +60,7 @@ template <bool half_> struct codes_shape {
     static constexpr int v_at = k_at + stages * k_bytes;
     static constexpr int o_at = v_at + stages * v_bytes;
     static constexpr int control_at = o_at + o_bytes;
-    static constexpr int control_bytes = 256;
+    static constexpr int control_bytes = 320;
     static constexpr int shared_bytes = control_at + control_bytes;
 
     static constexpr int producer_registers = 32;
@@ -147,7 +147,7 @@ DEVICE void codes_produce_work(const struct fa3_codes_params &c, struct control 
     ring<T::slots> slot;
     const struct tile_step step = tile_step_of<T>(p);
     struct work w = work_of<T>(p, blockIdx.x);
-    work_publish(control, &works, w);
+    work_publish<T>(control, &works, w);
     while (w.queries > 0) {
         int next = 0;
         if (threadIdx.x % 32 == 0)
@@ -161,7 +161,7 @@ DEVICE void codes_produce_work(const struct fa3_codes_params &c, struct control 
                           slot.advance();
                       });
         w = work_of<T>(p, __shfl_sync(0xffffffff, next, 0));
-        work_publish(control, &works, w);
+        work_publish<T>(control, &works, w);
     }
     grid_launch_dependents();
     if (threadIdx.x % 32 == 0)
@@ -505,13 +505,12 @@ DEVICE void codes_skip(struct control *control, codes_consumer<T> *c, int count)
     }
 }
 
-/* Clears what lies before the window of the tile's first query, in the first tile of values. */
+/* Clears what lies before all that the tile's first query sees, in the first tile of values. */
 template <typename T>
 DEVICE void codes_clear_before(const struct fa3_forward_params &p, struct control *control,
                                const codes_consumer<T> &c, unsigned base, const struct work &w)
 {
-    codes_values_clear<T>(control, c, base, 0,
-                          first_position<T>(w, 0) - p.window_left - w.k_start * T::keys);
+    codes_values_clear<T>(control, c, base, 0, w.first_key - w.k_start * T::keys);
 }
 
 /* A tile of queries against its keys, of which there is at least one tile. */

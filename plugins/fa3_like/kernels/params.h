@@ -41,7 +41,8 @@ struct fa3_tensor_map {
  * keys), a multiple of 8.
  *
  * Query t of a sequence stands at position k_length - q_length + t and sees keys
- * position - window_left .. position + window_right, as far as they exist. */
+ * position - window_left .. position + window_right, as far as they exist; with a chunk only those
+ * of its own chunk: from the last multiple of it on that is no more than the position. */
 struct fa3_forward_params {
     struct fa3_tensor_map q, k, v, o;
 
@@ -76,7 +77,7 @@ struct fa3_forward_params {
     int32_t window_right; /* 0: causal; FA3_UNBOUNDED: all keys after */
     float score_log2;     /* scale of the scores times log2(e); with a cap: cap * log2(e) */
     float score_cap;      /* scale / cap, 0: no cap */
-    int32_t reserved;
+    int32_t chunk; /* 0: none, of codes always; else at least 64 keys, and window_right is 0 */
 };
 
 /* One fp32 factor of each sequence and KV head; strides are 0 where they share it. at == 0: 1. */
@@ -120,6 +121,7 @@ struct fa3_schedule_params {
     int32_t tile_queries;
     int32_t window_left;
     int32_t window_right;
+    int32_t chunk;
     int32_t capacity;
 };
 

@@ -34,6 +34,7 @@
 struct work {
     int tile, head, sequence, q_start; /* q_start: the first query's place in ragged queries */
     int queries, keys, k_start, k_end; /* of the sequence; tiles of keys [k_start, k_end) */
+    int first_key;                     /* that the tile's first query sees */
 };
 
 /* Barriers and work, after the tiles. */

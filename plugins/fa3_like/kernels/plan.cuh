@@ -5,6 +5,7 @@
 #ifndef FA3_LIKE_PLAN_CUH
 #define FA3_LIKE_PLAN_CUH
 
+#include "plugins/common/cuda/mask.cuh"
 #include "plugins/common/cuda/work.cuh"
 #include "plugins/fa3_like/kernels/batch.h"
 
@@ -29,7 +30,7 @@ PORTABLE void plan_mark_row(const fa3_plan_call *p, int row)
 /* Does the forward kernel, for which the last query stands at the last key, mistake its place? */
 PORTABLE int plan_is_misplaced(const fa3_plan_call *p, const index_sequence *q)
 {
-    int bounded = p->window_left >= 0 || p->batch.window_right >= 0;
+    int bounded = p->window_left >= 0 || p->batch.window_right >= 0 || p->chunk > 0;
     return bounded && q->prefix_len != q->kv_len - q->q_len;
 }
 
@@ -70,15 +71,12 @@ PORTABLE int plan_find_bucket(const fa3_plan_call *p, int s, int tile)
 {
     index_sequence q;
     index_find_sequence(&p->batch, 1, s, &q);
-    int first = q.kv_len - q.q_len + tile * p->tile_queries;
-    int end = int_min(first + p->tile_queries, q.kv_len), start = 0;
-    if (p->batch.window_right < 0)
-        end = q.kv_len;
-    else
-        end =
-            (int)(q.kv_len - end < p->batch.window_right ? q.kv_len : end + p->batch.window_right);
-    if (p->window_left >= 0)
-        start = int_max(0, first - p->window_left);
+    const mask_rule rule = {p->window_left, p->batch.window_right, p->chunk, 0, 0};
+    int first = q.kv_len - q.q_len + tile * p->tile_queries, start, end, ignored;
+    mask_positions(&rule, first, &start, &ignored);
+    mask_positions(&rule, int_min(first + p->tile_queries, q.kv_len) - 1, &ignored, &end);
+    start = int_max(start, 0);
+    end = int_min(end, q.kv_len);
     return int_min(int_max(end - start, 0) / p->tile_keys / p->bucket_keys, FA3_PLAN_BUCKETS - 1);
 }
 

@@ -4,8 +4,8 @@
  *
  * The forward kernel takes keys from one place, by boxes of aligned rows. What it cannot take goes
  * this way, slowly, and with all in fp32: sequences with a new key that has no slot in the cache,
- * those that look at some of their keys through a window (parts of a prefix), operands that are not
- * aligned to 16 bytes.
+ * those that look at some of their keys through a window or in chunks (parts of a prefix), operands
+ * that are not aligned to 16 bytes.
  */
 #ifndef FA3_LIKE_ROWS_CUH
 #define FA3_LIKE_ROWS_CUH
@@ -30,7 +30,7 @@ PORTABLE index_place row_find_key(const fa3_rows_call *p, const index_sequence *
 PORTABLE void row_find_keys(const fa3_rows_call *p, const index_sequence *q, int t, int *low,
                             int *high)
 {
-    const mask_rule rule = {p->window_left, p->batch.window_right, 0, 0, 0};
+    const mask_rule rule = {p->window_left, p->batch.window_right, p->chunk, 0, 0};
     mask_positions(&rule, q->prefix_len + t, low, high);
     *low = int_max(*low, 0);
     *high = int_min(*high, q->kv_len);

@@ -45,6 +45,19 @@ DEVICE void place_of(const struct fa3_forward_params &p, int index, struct work 
     w->sequence = pair / p.heads_q;
 }
 
+/* Where the chunk begins that a position is in. */
+DEVICE int chunk_begin(int chunk, int position)
+{
+    const unsigned at = max(position, 0);
+    return __builtin_expect(chunk != 0, 0) ? at - at % (unsigned)chunk : 0;
+}
+
+/* The first key that a query at `position` sees, be there one or not. */
+DEVICE int first_key(int window_left, int chunk, int position)
+{
+    return max(position - window_left, chunk_begin(chunk, position));
+}
+
 /* All there is to know of tile `index`; queries 0 where the order is at its end. */
 template <typename T> DEVICE struct work work_of(const struct fa3_forward_params &p, int index)
 {
@@ -65,9 +78,9 @@ template <typename T> DEVICE struct work work_of(const struct fa3_forward_params
     const int first = w.keys - w.queries + w.tile * T::queries; /* the first query's position */
     const int last = min(first + T::queries, w.keys) - 1;
     const int end = min(w.keys, last + p.window_right + 1);
-    const int start = max(0, first - p.window_left);
-    w.k_start = start / T::keys;
-    w.k_end = end > start ? (end + T::keys - 1) / T::keys : w.k_start;
+    w.first_key = first_key(p.window_left, T::codes ? 0 : p.chunk, first);
+    w.k_start = w.first_key / T::keys;
+    w.k_end = end > w.first_key ? (end + T::keys - 1) / T::keys : w.k_start;
     return w;
 }
 

@@ -11,7 +11,7 @@
  * In no plugin: there rows.cu's fa3_plan_batch does this. bench/kernel_race.py launches it, as a
  * cubin beside those of the forward kernels that it races.
  */
-#include "plugins/fa3_like/kernels/params.h"
+#include "plugins/fa3_like/kernels/schedule.cuh"
 
 #define SIZES   1024
 #define THREADS 1024
@@ -30,7 +30,7 @@ static __device__ int size_of(const struct fa3_schedule_params &p, int queries, 
 {
     const int first = keys - queries + tile * p.tile_queries;
     const int last = min(first + p.tile_queries, keys) - 1;
-    const int end = min(keys, last + p.window_right + 1), start = max(0, first - p.window_left);
+    const int end = min(keys, last + p.window_right + 1), start = first_key(p.window_left, p.chunk, first);
     const int step = (p.k_length + SIZES - 1) / SIZES;
     return SIZES - 1 - min(max(end - start, 0) / max(step, 1), SIZES - 1);
 }

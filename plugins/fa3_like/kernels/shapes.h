@@ -12,15 +12,15 @@
 /* X(name, head_dim, v_head_dim, keys of a tile, warpgroups of 64 queries, stages, slots of queries,
  * bytes of shared memory), smaller ones first */
 #define FA3_SHAPES(X)                                                                              \
-    X(d64, 64, 64, 64, 4, 6, 2, 164096)                                                            \
-    X(d96, 96, 96, 64, 3, 4, 2, 229632)                                                            \
-    X(d128, 128, 128, 64, 3, 4, 2, 229632)                                                         \
-    X(d192, 192, 192, 64, 2, 2, 2, 196864)                                                         \
-    X(d192_v128, 192, 128, 64, 3, 2, 2, 229632)                                                    \
-    X(d256, 256, 256, 64, 2, 2, 1, 196864)
+    X(d64, 64, 64, 64, 4, 6, 2, 164160)                                                            \
+    X(d96, 96, 96, 64, 3, 4, 2, 229696)                                                            \
+    X(d128, 128, 128, 64, 3, 4, 2, 229696)                                                         \
+    X(d192, 192, 192, 64, 2, 2, 2, 196928)                                                         \
+    X(d192_v128, 192, 128, 64, 3, 2, 2, 229696)                                                    \
+    X(d256, 256, 256, 64, 2, 2, 1, 196928)
 
 /* The same of e4m3 (forward_codes.cuh), by the type of its outputs. */
-#define FA3_CODES_SHAPES(X) X(codes_d128, 128, 128, 128, 3, 4, 2, 229632)
+#define FA3_CODES_SHAPES(X) X(codes_d128, 128, 128, 128, 3, 4, 2, 229696)
 
 #ifdef __CUDACC__
 

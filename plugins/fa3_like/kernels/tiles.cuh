@@ -50,7 +50,7 @@ struct tile_shape {
     static constexpr int k_at = q_at + slots * q_bytes;
     static constexpr int v_at = k_at + stages * k_bytes;
     static constexpr int control_at = v_at + stages * v_bytes;
-    static constexpr int control_bytes = 256; /* of struct control */
+    static constexpr int control_bytes = 320; /* of struct control */
     static constexpr int shared_bytes = control_at + control_bytes;
 
     /* Registers a thread: 64 K in all; the producer keeps few. */

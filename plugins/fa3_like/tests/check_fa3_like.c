@@ -83,6 +83,7 @@ START_TEST(query_accepts)
            t->problem.page_size = 0);
     EXPECT(0, t->group.flags = ATTN_GROUP_HAS_ALIBI);
     EXPECT(0, t->group.attention_chunk = 8192);
+    EXPECT(0, t->group.attention_chunk = 1);
     EXPECT(0, t->problem.out_dtype = ATTN_F32);
     EXPECT(0, t->problem.kv_dtype = ATTN_FP8_E4M3;
            t->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR);
@@ -261,6 +262,10 @@ START_TEST(tiles_of_a_batch)
     p.batch.window_right = 0;
     ck_assert_int_eq(plan_is_slow(&p, 4), 1);
     ck_assert_int_eq(plan_is_slow(&p, 1), 0);
+    p.batch.window_right = -1;
+    p.chunk = 64;
+    ck_assert_int_eq(plan_is_slow(&p, 4), 1);
+    ck_assert_int_eq(plan_is_slow(&p, 1), 0);
     p.others_first = 3;
     p.others_end = 5;
     for (int s = 0; s < SEQS; s++) {
@@ -336,8 +341,13 @@ START_TEST(buckets_go_by_keys)
     ck_assert_int_eq(plan_find_bucket(&p, 0, 2), 30);
     p.window_left = 50;
     ck_assert_int_eq(plan_find_bucket(&p, 0, 1), 17); /* 78 .. 256 */
-    p.tile_keys = 1;
     p.window_left = -1;
+    p.chunk = 100;
+    ck_assert_int_eq(plan_find_bucket(&p, 0, 0), 12); /* 0 .. 128: two chunks */
+    ck_assert_int_eq(plan_find_bucket(&p, 0, 1), 15); /* 100 .. 256 */
+    ck_assert_int_eq(plan_find_bucket(&p, 0, 2), 10); /* 200 .. 300 */
+    p.chunk = 0;
+    p.tile_keys = 1;
     p.bucket_keys = 3;
     ck_assert_int_eq(plan_find_bucket(&p, 0, 2), 100);
     p.bucket_keys = 0x7fffffff;

@@ -319,7 +319,7 @@ START_TEST(problems_decide)
     for (int i = 0; i < 6; i++)
         make_problem(&of[i]);
     of[0].group.flags = ATTN_GROUP_HAS_ALIBI;
-    of[1].group.attention_chunk = 64;
+    of[1].group.attention_chunk = 63;
     of[2].problem.kv_dtype = ATTN_FP8_E4M3;
     of[3].problem.out_dtype = ATTN_F32;
     of[4].group.sm_scale = -1;
@@ -333,7 +333,26 @@ START_TEST(problems_decide)
     run_begin(&t, &of[1], ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches(by_prefill);
-    ck_assert_int_eq(launches[2].params.fi_call.chunk, 64);
+    ck_assert_int_eq(launches[2].params.fi_call.chunk, 63);
+    run_end(&t);
+}
+END_TEST
+
+/* Keys of a chunk are causal, whatever the window to the right. */
+START_TEST(chunks_of_a_warpgroup_or_more)
+{
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.group.attention_chunk = 64;
+    of.group.window_right = -1;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    expect_launches(by_tiles);
+    ck_assert_int_eq(launches[0].params.plan.chunk, 64);
+    ck_assert_int_eq(launches[1].params.rows.chunk, 64);
+    ck_assert_int_eq(forward_params()->chunk, 64);
+    ck_assert_int_eq(forward_params()->window_right, 0);
     run_end(&t);
 }
 END_TEST
@@ -876,6 +895,7 @@ static Suite *suite(void)
     tcase_add_test(tc, decode_is_the_librarys);
     tcase_add_test(tc, rows_decide);
     tcase_add_test(tc, problems_decide);
+    tcase_add_test(tc, chunks_of_a_warpgroup_or_more);
     tcase_add_test(tc, most_keys_decide);
     tcase_add_test(tc, small_pages_decide);
     tcase_add_test(tc, small_pages_keep_batches_whole);

@@ -371,7 +371,8 @@ static void attend_tile_row(const struct work *w, int t)
     sums_begin(&x, w->tile->dim_v, sinks ? sinks + w->head : NULL);
     fetch(w, &p->q, w->q_start + t, w->head, p->q_starts ? 0 : w->sequence, w->tile->dim, q);
     for (int j = 0; j < w->keys; j++) {
-        if (j < position - p->window_left || j > position + p->window_right)
+        if (j < position - p->window_left || j > position + p->window_right ||
+            (p->chunk > 0 && j / p->chunk != position / p->chunk))
             continue;
         fetch_key(w, 0, j, k);
         fetch_key(w, 1, j, v);
