@@ -63,7 +63,7 @@ class Kernel:
         call("cuModuleGetGlobal_v2", ctypes.byref(where), ctypes.byref(size), module, (self.name + "_shape").encode())
         shape = (ctypes.c_int32 * 8)()
         call("cuMemcpyDtoH_v2", shape, where, ctypes.c_size_t(32))
-        self.queries, self.keys, self.dim, self.dim_v, self.threads, self.shared, half, _ = shape
+        self.queries, self.keys, self.dim, self.dim_v, self.threads, self.shared, half, self.chunks = shape
         self.codes = "codes" in self.name
         self.out_dtype = torch.float16 if half else torch.bfloat16
         self.dtype = torch.float8_e4m3fn if self.codes else self.out_dtype
@@ -276,7 +276,7 @@ def same(kernel, times):
         "prefix, window, cap": Call(kernel, q, k, v, True, left=300, cap=5.0),
         "sinks": Call(kernel, q, k, v, True, sinks=torch.randn(32, device="cuda")),
         "pages of 16": Call(kernel, ragged_q, *pages[16][:2], True, q_lens=lens, k_lens=[300, 77, 700, 5, 131, 1024], table=pages[16][2]),
-        "chunks": Call(kernel, q, k, v, True, chunk=0 if kernel.codes else 200),
+        "chunks": Call(kernel, q, k, v, True, chunk=200 if kernel.chunks else 0),
         "pages of 64, window": Call(kernel, ragged_q, *pages[64][:2], True, q_lens=lens, k_lens=[300, 77, 700, 5, 131, 1024], table=pages[64][2], left=100),
     }
     failed = sum(differs(f"{kernel.name} {what}", run, times) for what, run in shapes.items())
@@ -362,7 +362,7 @@ def check(kernel, quick=False):
         for hnd in (False, True):
             ragged(f"pages of {page}{' hnd' if hnd else ''}", lens_q, lens_k, 8, 2, True, page=page, hnd=hnd)
     ragged("pages of 16, window, sinks", lens_q, lens_k, 8, 2, True, page=16, left=100, sinks=torch.randn(8, device="cuda"))
-    if not kernel.codes:
+    if kernel.chunks:
         even("chunks", 2, 700, 900, 4, 2, True, chunk=100)
         even("chunks and a window", 1, 900, 900, 4, 2, True, chunk=320, left=150)
         even("chunks, growing maximum", 1, 900, 900, 4, 2, True, chunk=257, grow=True)

@@ -29,6 +29,13 @@ typedef struct tile_cost {
 
 static const tile_cost cost_of_numbers = {5500, 16, 11}, cost_of_codes = {9000, 11, 9};
 
+/* Rows of a warpgroup are in two chunks at most. */
+static int may_tile_chunks(const cuda_group *group, int has_codes)
+{
+    const fa3_tile *tile = has_codes ? NULL : fa3_find_tile(group->dim, group->v_dim);
+    return group->chunk == 0 || (tile && tile->has_chunks && group->chunk >= GROUP_QUERIES);
+}
+
 int fa3_may_tile(const attn_problem *problem)
 {
     cuda_group group;
@@ -41,9 +48,7 @@ int fa3_may_tile(const attn_problem *problem)
                                    : group.out_dtype == group.q_dtype);
     /* Rows of a warp share the decision to take a new reference, also with rows of no sequence. */
     int may_vary = !(problem->need_notes & (ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT));
-    /* Rows of a warpgroup are in two chunks at most; codes in one. */
-    int has_few_chunks = group.chunk == 0 || (group.chunk >= GROUP_QUERIES && !has_codes);
-    return has_scale && has_one_dtype && may_vary && has_few_chunks &&
+    return has_scale && has_one_dtype && may_vary && may_tile_chunks(&group, has_codes) &&
            !(group.flags & ATTN_GROUP_HAS_ALIBI);
 }
 

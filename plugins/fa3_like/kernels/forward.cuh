@@ -38,21 +38,16 @@ extern "C" __device__ unsigned fa3_trace[4][TRACE_ROUNDS][TRACE_PLACES];
 /* ---- Producer ----------------------------------------------------------------------------------
  */
 
-/* Warp 0 finds work; one lane tells all others. Answers where it is told, as warp 0 has few
- * registers to keep it in; none to keep which lane it is, so that is asked each time (but for codes,
- * whose consumers would spill then). */
-template <typename T>
-DEVICE const struct work *work_publish(struct control *control, work_ring *at, const struct work &w)
+/* Warp 0 finds work; its lane 0 tells all others. */
+DEVICE void work_publish(struct control *control, work_ring *at, const struct work &w)
 {
-    struct work *to = &control->work[at->slot()];
     barrier_wait(shared_address(&control->work_empty[at->slot()]), at->phase() ^ 1);
-    if ((T::codes ? (int)threadIdx.x : thread_here()) % 32 == 0) {
-        *to = w;
+    if (threadIdx.x % 32 == 0) {
+        control->work[at->slot()] = w;
         barrier_arrive(shared_address(&control->work_full[at->slot()]));
     }
     at->advance();
     __syncwarp();
-    return to;
 }
 
 /* The next piece of work; it stays where it is until work_done. */
@@ -78,24 +73,24 @@ DEVICE void produce_work(const struct fa3_forward_params &p, struct control *con
     ring<T::stages> stage;
     ring<T::slots> slot;
     const struct tile_step step = tile_step_of<T>(p);
-    const struct work *w =
-        work_publish<T>(control, &works, work_of<T>(p, blockIdx.x));
-    while (w->queries > 0) {
+    struct work w = work_of<T>(p, blockIdx.x);
+    work_publish(control, &works, w);
+    while (w.queries > 0) {
         int next = 0;
-        if (thread_here() % 32 == 0)
+        if (threadIdx.x % 32 == 0)
             next = atomicAdd((unsigned *)p.counter, 1) + gridDim.x;
-        if (w->k_end > w->k_start) {
+        if (w.k_end > w.k_start) {
             barrier_wait(shared_address(control->q_empty + slot.slot), slot.phase ^ 1);
-            load_queries<T>(p, *w, base + T::q_at + slot.slot * T::q_bytes,
+            load_queries<T>(p, w, base + T::q_at + slot.slot * T::q_bytes,
                             shared_address(control->q_full + slot.slot));
             slot.advance();
         }
-        load_tiles<T, T::panels, 0>(p, p.k, step, *w, base + T::k_at, control, &stage);
-        next = __shfl_sync(0xffffffff, next, 0);
-        w = work_publish<T>(control, &works, work_of<T>(p, next));
+        load_tiles<T, T::panels, 0>(p, p.k, step, w, base + T::k_at, control, &stage);
+        w = work_of<T>(p, __shfl_sync(0xffffffff, next, 0));
+        work_publish(control, &works, w);
     }
     grid_launch_dependents();
-    if (thread_here() % 32 == 0)
+    if (threadIdx.x % 32 == 0)
         schedule_finish(p);
 }
 
@@ -191,13 +186,12 @@ template <typename T> DEVICE int first_position(const struct work &w, int group)
     return w.keys - w.queries + w.tile * T::queries + group * GROUP_ROWS;
 }
 
-/* first_key() of one of the rows, which are in two chunks at most. Kernels of codes have no chunks:
- * they have no registers for them. */
+/* first_key() of one of the rows, which are in two chunks at most. */
 template <typename T>
 DEVICE int row_first_key(const struct fa3_forward_params &p, const rows<T> &r, int position)
 {
     const int first = position - p.window_left;
-    if constexpr (T::codes)
+    if constexpr (!T::chunks)
         return first;
     return max(first, position < r.next_chunk ? r.chunk : r.next_chunk);
 }
@@ -207,7 +201,7 @@ DEVICE void rows_begin(const struct fa3_forward_params &p, const struct work &w,
                        rows<T> *r)
 {
     const int first = first_position<T>(w, group), last = first + GROUP_ROWS - 1;
-    const int chunk = T::codes ? 0 : p.chunk;
+    const int chunk = T::chunks ? p.chunk : 0;
     r->chunk = uniform(chunk_begin(chunk, first));
     r->next_chunk = uniform(r->chunk + (chunk ? chunk : 2 * FA3_UNBOUNDED));
     r->clear_from = uniform((max(0, row_first_key<T>(p, *r, last)) + T::keys - 1) / T::keys);
@@ -495,7 +489,7 @@ template <typename T> DEVICE void forward(const struct fa3_forward_params &p)
 #define FA3_SHAPE(name)                                                                            \
     extern "C" __constant__ const struct fa3_shape name##_shape = {                                \
         name##_tile::queries, name##_tile::keys,         name##_tile::dim,  name##_tile::dim_v,    \
-        name##_tile::threads, name##_tile::shared_bytes, name##_tile::half, 0};
+        name##_tile::threads, name##_tile::shared_bytes, name##_tile::half, name##_tile::chunks};
 
 /* A kernel and its shape, under one name. */
 #define FA3_FORWARD(name, ...)                                                                     \

@@ -65,6 +65,7 @@ template <bool half_> struct codes_shape {
 
     static constexpr int producer_registers = 32;
     static constexpr int consumer_registers = 160;
+    static constexpr bool chunks = false; /* its consumers have no registers for them */
 
     static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
 };
@@ -147,7 +148,7 @@ DEVICE void codes_produce_work(const struct fa3_codes_params &c, struct control 
     ring<T::slots> slot;
     const struct tile_step step = tile_step_of<T>(p);
     struct work w = work_of<T>(p, blockIdx.x);
-    work_publish<T>(control, &works, w);
+    work_publish(control, &works, w);
     while (w.queries > 0) {
         int next = 0;
         if (threadIdx.x % 32 == 0)
@@ -161,7 +162,7 @@ DEVICE void codes_produce_work(const struct fa3_codes_params &c, struct control 
                           slot.advance();
                       });
         w = work_of<T>(p, __shfl_sync(0xffffffff, next, 0));
-        work_publish<T>(control, &works, w);
+        work_publish(control, &works, w);
     }
     grid_launch_dependents();
     if (threadIdx.x % 32 == 0)

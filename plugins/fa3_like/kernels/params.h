@@ -77,7 +77,7 @@ struct fa3_forward_params {
     int32_t window_right; /* 0: causal; FA3_UNBOUNDED: all keys after */
     float score_log2;     /* scale of the scores times log2(e); with a cap: cap * log2(e) */
     float score_cap;      /* scale / cap, 0: no cap */
-    int32_t chunk; /* 0: none, of codes always; else at least 64 keys, and window_right is 0 */
+    int32_t chunk;        /* 0: none; else 64 keys or more, window_right is 0, and it has them */
 };
 
 /* One fp32 factor of each sequence and KV head; strides are 0 where they share it. at == 0: 1. */
@@ -134,8 +134,8 @@ struct fa3_shape {
     int32_t head_dim_v;
     int32_t threads;
     int32_t shared_bytes;
-    int32_t half; /* 1: fp16, 0: bf16 */
-    int32_t reserved;
+    int32_t half;   /* 1: fp16, 0: bf16 */
+    int32_t chunks; /* 1: has them, 0: params.chunk has to be 0 */
 };
 
 #endif

@@ -78,7 +78,7 @@ template <typename T> DEVICE struct work work_of(const struct fa3_forward_params
     const int first = w.keys - w.queries + w.tile * T::queries; /* the first query's position */
     const int last = min(first + T::queries, w.keys) - 1;
     const int end = min(w.keys, last + p.window_right + 1);
-    w.first_key = first_key(p.window_left, T::codes ? 0 : p.chunk, first);
+    w.first_key = first_key(p.window_left, T::chunks ? p.chunk : 0, first);
     w.k_start = w.first_key / T::keys;
     w.k_end = end > w.first_key ? (end + T::keys - 1) / T::keys : w.k_start;
     return w;

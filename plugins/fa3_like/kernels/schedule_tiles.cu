@@ -30,7 +30,8 @@ static __device__ int size_of(const struct fa3_schedule_params &p, int queries, 
 {
     const int first = keys - queries + tile * p.tile_queries;
     const int last = min(first + p.tile_queries, keys) - 1;
-    const int end = min(keys, last + p.window_right + 1), start = first_key(p.window_left, p.chunk, first);
+    const int end = min(keys, last + p.window_right + 1),
+              start = first_key(p.window_left, p.chunk, first);
     const int step = (p.k_length + SIZES - 1) / SIZES;
     return SIZES - 1 - min(max(end - start, 0) / max(step, 1), SIZES - 1);
 }

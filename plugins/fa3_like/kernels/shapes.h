@@ -19,6 +19,9 @@
     X(d192_v128, 192, 128, 64, 3, 2, 2, 229696)                                                    \
     X(d256, 256, 256, 64, 2, 2, 1, 196928)
 
+/* Do the tiles have attention_chunk? Those of codes do not. */
+#define FA3_HAS_CHUNKS(groups) ((groups) > 2)
+
 /* The same of e4m3 (forward_codes.cuh), by the type of its outputs. */
 #define FA3_CODES_SHAPES(X) X(codes_d128, 128, 128, 128, 3, 4, 2, 229696)
 
@@ -28,8 +31,10 @@
 
 #define FA3_TILE(name, dim, dim_v, keys, groups, stages, slots, shared)                            \
     static_assert(tile_shape<dim, dim_v, keys, groups, stages, slots, false>::shared_bytes ==      \
-                      shared,                                                                      \
-                  #name ": the table's bytes of shared memory");
+                          shared &&                                                                \
+                      tile_shape<dim, dim_v, keys, groups, stages, slots, false>::chunks ==        \
+                          FA3_HAS_CHUNKS(groups),                                                  \
+                  #name ": the table's bytes of shared memory, and chunks");
 FA3_SHAPES(FA3_TILE)
 #undef FA3_TILE
 
@@ -51,12 +56,13 @@ typedef struct fa3_tile {
     int32_t stages, slots;
     uint32_t threads;
     uint32_t shared; /* bytes */
+    int has_chunks;
 } fa3_tile;
 
 #define FA3_TILE(name, dim, dim_v, keys, groups, stages, slots, shared)                            \
     {                                                                                              \
         "fa3_forward_" #name, dim, dim_v, keys, (groups)*GROUP_QUERIES, stages, slots,             \
-            ((groups) + 1) * GROUP_THREADS, shared                                                 \
+            ((groups) + 1) * GROUP_THREADS, shared, FA3_HAS_CHUNKS(groups)                         \
     }
 
 #endif

@@ -57,6 +57,10 @@ struct tile_shape {
     static constexpr int producer_registers = groups == 3 ? 32 : 24;
     static constexpr int consumer_registers = groups == 4 ? 112 : groups == 3 ? 160 : 240;
 
+    /* attention_chunk? Where a chunk begins takes a division, and registers that the producer of
+     * two warpgroups has not. */
+    static constexpr bool chunks = groups > 2;
+
     static_assert(dim % 16 == 0 && dim_v % 16 == 0, "products take 16 columns at a time");
     static_assert(keys % 16 == 0, "products take 16 keys at a time");
     static_assert(groups >= 2 && groups <= 4, "two to four consumer warpgroups");

@@ -315,16 +315,20 @@ END_TEST
 /* What the forward kernels have not. */
 START_TEST(problems_decide)
 {
-    test_problem of[6];
-    for (int i = 0; i < 6; i++)
+    test_problem of[8];
+    for (int i = 0; i < 8; i++)
         make_problem(&of[i]);
     of[0].group.flags = ATTN_GROUP_HAS_ALIBI;
     of[1].group.attention_chunk = 63;
     of[2].problem.kv_dtype = ATTN_FP8_E4M3;
     of[3].problem.out_dtype = ATTN_F32;
     of[4].group.sm_scale = -1;
+    of[6].group.attention_chunk = 64;
+    of[6].group.head_dim = of[6].group.v_head_dim = 256;
+    make_codes_problem(&of[7], ATTN_SCALE_PER_HEAD);
+    of[7].group.attention_chunk = 64;
     of[5].problem.need_notes = ATTN_NOTE_DETERMINISTIC;
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
         fa3_group group = fa3_group_of(&of[i].problem, TILES_AUTO);
         ck_assert_msg(group.tile == NULL, "%d", i);
         ck_assert_uint_eq(fa3_layout_plan(&group, &of[i].bounds).size, 0);
