@@ -44,9 +44,10 @@ static void *keep(struct moving *m, void *memory, uint64_t bytes)
     return NULL;
 }
 
-static char *on_device(struct moving *m, uint64_t bytes)
+/* `size`: of its elements. */
+static char *on_device(struct moving *m, uint64_t bytes, uint64_t size)
 {
-    return m->status == ATTN_OK ? keep(m, far_map(m->far->device, bytes), bytes) : NULL;
+    return m->status == ATTN_OK ? keep(m, far_map(m->far->device, bytes, size), bytes) : NULL;
 }
 
 static void *on_host(struct moving *m, size_t bytes)
@@ -87,7 +88,7 @@ static const void *move_rows(struct moving *m, const void *table, uint32_t size,
     apart = apart / most / 64 * 64;
     apart = apart < INT32_MAX / 64 * 64 ? apart : INT32_MAX / 64 * 64;
     apart = apart > *stride ? apart : *stride;
-    char *moved = on_device(m, (uint64_t)((most + 1) * apart) * size);
+    char *moved = on_device(m, (uint64_t)(most * apart + *stride) * size, size);
     for (int32_t s = 0; moved && s < num_seqs; s++) {
         int64_t row = rows ? rows[s] : s;
         copy(m, moved + row * apart * size, (const char *)table + row * *stride * size,
@@ -109,11 +110,13 @@ static void move_csr(struct moving *m, attn_kv_batch *kv, int32_t num_seqs)
 {
     const size_t bytes = ((size_t)num_seqs + 1) * sizeof(int32_t);
     const int32_t *from = ints_of(m, &kv->kv_indptr, num_seqs + 1);
-    int32_t *to = on_host(m, bytes), *device = (int32_t *)(void *)on_device(m, bytes);
-    char *entries = on_device(m, ((uint64_t)1 << 31) * sizeof(int32_t));
+    int32_t *to = on_host(m, bytes), *device = (int32_t *)(void *)on_device(m, bytes, 4);
     if (m->status != ATTN_OK)
         return;
     int32_t shift = INT32_MAX - 64 - from[num_seqs];
+    char *entries = on_device(m, (uint64_t)(from[num_seqs] + shift) * 4, 4);
+    if (!entries)
+        return;
     for (int32_t s = 0; s <= num_seqs; s++)
         to[s] = from[s] + shift;
     copy(m, device, to, bytes);
@@ -147,16 +150,14 @@ static void move_mask(struct moving *m, attn_mask *mask, int32_t num_seqs)
     const int64_t apart = far_distance(m->far->device, 1) / num_seqs;
     const int64_t *from =
         mask->indptr.host ? mask->indptr.host : fetch(m, mask->indptr.device, bytes);
-    int64_t *to = on_host(m, bytes), *device = (int64_t *)(void *)on_device(m, bytes);
+    int64_t *to = on_host(m, bytes), *device = (int64_t *)(void *)on_device(m, bytes, 8);
     if (m->status != ATTN_OK)
         return;
-    int64_t most = from[num_seqs] - from[0] + apart; /* of a step */
-    char *bits = on_device(m, (uint64_t)((num_seqs + 1) * most));
-    for (int32_t s = 0; bits && s <= num_seqs; s++) {
-        to[s] = (s + 1) * apart + from[s] - from[0];
-        if (s < num_seqs)
-            copy(m, bits + to[s], mask->bits + from[s], (uint64_t)(from[s + 1] - from[s]));
-    }
+    for (int32_t s = 0; s <= num_seqs; s++) /* the last one ends where the memory does */
+        to[s] = (s < num_seqs ? s + 1 : s) * apart + from[s] - from[0];
+    char *bits = on_device(m, (uint64_t)to[num_seqs], 1);
+    for (int32_t s = 0; bits && s < num_seqs; s++)
+        copy(m, bits + to[s], mask->bits + from[s], (uint64_t)(from[s + 1] - from[s]));
     copy(m, device, to, bytes);
     mask->bits = (const uint8_t *)bits;
     mask->indptr = (attn_i64_array){mask->indptr.host ? to : NULL, device};

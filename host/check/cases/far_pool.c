@@ -15,7 +15,8 @@ enum {
     MANY_ON_CPU = 140000, /* beyond 2^17 */
     MANY_ON_GPU = 70000,  /* beyond 2^16: the memory is there, not only reserved */
     ROOM = 4,             /* places for each page where bytes are what is large */
-    FIRST_BYTE = 256      /* of the tensor: its byte_offset */
+    FIRST_BYTE = 256,     /* of the tensor: its byte_offset */
+    GUARD_BYTES = 4096
 };
 
 static bool is_cpu(const struct device *device)
@@ -25,13 +26,22 @@ static bool is_cpu(const struct device *device)
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-void *far_map(const struct device *device, uint64_t bytes)
+static uint64_t whole_pages(uint64_t bytes)
+{
+    return (bytes + GUARD_BYTES - 1) / GUARD_BYTES * GUARD_BYTES;
+}
+
+void *far_map(const struct device *device, uint64_t bytes, uint64_t alignment)
 {
     if (!is_cpu(device))
         return device_allocate(device, ATTN_SPACE_DEVICE, bytes, 256);
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+    uint64_t whole = whole_pages(bytes);
+    char *memory = mmap(NULL, whole + GUARD_BYTES, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
+    if (memory == MAP_FAILED)
+        return NULL;
+    mprotect(memory + whole, GUARD_BYTES, PROT_NONE);
+    return memory + (whole - bytes) / alignment * alignment;
 }
 
 void far_unmap(const struct device *device, void *memory, uint64_t bytes)
@@ -39,7 +49,7 @@ void far_unmap(const struct device *device, void *memory, uint64_t bytes)
     if (!memory)
         return;
     if (is_cpu(device))
-        munmap(memory, bytes);
+        munmap((char *)memory - (uintptr_t)memory % GUARD_BYTES, whole_pages(bytes) + GUARD_BYTES);
     else
         device_release(device, ATTN_SPACE_DEVICE, memory);
 }
@@ -106,7 +116,7 @@ attn_status far_pool_init(struct far_pool *pool, const struct far_places *places
     pool->tensor.shape[0] = places->num_places;
     pool->tensor.strides[0] = stride_of(places, dense);
     pool->bytes = FIRST_BYTE + (uint64_t)(places->num_places * pool->tensor.strides[0]) * size;
-    pool->tensor.data = pool->memory = far_map(places->device, pool->bytes);
+    pool->tensor.data = pool->memory = far_map(places->device, pool->bytes, FAR_ALIGNMENT);
     pool->tensor.byte_offset = FIRST_BYTE;
     if (pool->memory)
         return ATTN_OK;

@@ -21,9 +21,12 @@ enum page_spread {
     PAGE_SPREADS
 };
 
+enum { FAR_ALIGNMENT = 256 }; /* of operands */
+
 /* Memory of which little is touched: on the CPU reserved, not filled, and zero; a GPU has to have
- * it. NULL = there is none. */
-void *far_map(const struct device *device, uint64_t bytes);
+ * it. On the CPU a page that may not be looked at comes after it, as near as the alignment, a power
+ * of two up to 4096, lets it. NULL = there is none. */
+void *far_map(const struct device *device, uint64_t bytes, uint64_t alignment);
 void far_unmap(const struct device *device, void *memory, uint64_t bytes); /* NULL is accepted */
 
 /* So many elements have to lie between the first and the last one of something that no 32 bits may

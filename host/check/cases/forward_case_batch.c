@@ -370,24 +370,31 @@ static void fill_hint(const struct filling *f)
 
 /* ---- Masks ----------------------------------------------------------------------------------- */
 
-/* Some rows see nothing, some all, most about every other column. */
-static bool draw_bit(uint64_t stream, int32_t t, int32_t column)
+/* Some rows see nothing, some all, some the columns before or after one; most about every other
+ * column. So a tile's rows begin and end in splits of their own. */
+static bool draw_bit(uint64_t stream, int32_t t, int32_t column, int32_t columns)
 {
-    switch (case_below(stream, (uint64_t)t, 8)) {
+    uint64_t own = stream ^ (uint64_t)(t + 1);
+    int32_t border = case_below(own, UINT64_MAX - 1, columns);
+    switch (case_below(stream, (uint64_t)t, 10)) {
     case 0:
         return false;
     case 1:
         return true;
+    case 2:
+        return column < border;
+    case 3:
+        return column >= border;
     default:
-        return mix_stream(stream ^ (uint64_t)(t + 1), (uint64_t)column) >> 63;
+        return mix_stream(own, (uint64_t)column) >> 63;
     }
 }
 
 /* Does row t choose this block? At most top_k of them, so it depends on those before. */
 static bool draw_block(const struct filling *f, uint64_t stream, int32_t t, int32_t block,
-                       int32_t *count)
+                       int32_t blocks, int32_t *count)
 {
-    bool drawn = *count < f->c->spec.top_k && draw_bit(stream, t, block);
+    bool drawn = *count < f->c->spec.top_k && draw_bit(stream, t, block, blocks);
     *count += drawn;
     return drawn;
 }
@@ -405,8 +412,9 @@ static void fill_blocks(const struct filling *f, int32_t s, int32_t t, uint8_t *
     const struct case_spec *spec = &f->c->spec;
     uint64_t stream = blocks_of(f, s, spec->chosen_head);
     int32_t count = 0, last = f->l->prefix[s] + t;
+    int32_t all = (int32_t)units_for(f->l->kv_len[s], spec->block_size);
     for (int32_t j = 0; j < f->l->kv_len[s]; j += spec->block_size) {
-        bool is_chosen = draw_block(f, stream, t, j / spec->block_size, &count);
+        bool is_chosen = draw_block(f, stream, t, j / spec->block_size, all, &count);
         for (int32_t k = j; k < j + spec->block_size && k < f->l->kv_len[s]; k++) {
             uint8_t one = (uint8_t)(1u << (first + k) % 8);
             uint8_t *byte = &bits[(first + k) / 8];
@@ -437,7 +445,8 @@ static void fill_mask(const struct filling *f)
             for (int64_t column = 0; column < columns; column++) {
                 int64_t bit = indptr[s] * 8 + t * columns + column;
                 uint8_t one = (uint8_t)(1u << bit % 8);
-                bool seen = count < most && draw_bit(stream, (int32_t)t, (int32_t)column);
+                bool seen =
+                    count < most && draw_bit(stream, (int32_t)t, (int32_t)column, (int32_t)columns);
                 count += seen;
                 bits[bit / 8] = (uint8_t)(seen ? bits[bit / 8] | one : bits[bit / 8] & ~one);
             }
@@ -502,9 +511,9 @@ static int32_t choose_blocks(const struct filling *f, int32_t s, int32_t t, int3
     uint64_t stream = blocks_of(f, s, head);
     int32_t drawn = 0, entries = 0, total = 0;
     for (int32_t b = 0; b < all; b++)
-        draw_block(f, stream, t, b, &total);
+        draw_block(f, stream, t, b, all, &total);
     for (int32_t b = 0; b < all; b++) {
-        if (!draw_block(f, stream, t, b, &drawn))
+        if (!draw_block(f, stream, t, b, all, &drawn))
             continue;
         if (entries + total - drawn + 1 < spec->top_k && b % 3 == 1)
             blocks[entries++] = -1;

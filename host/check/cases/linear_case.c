@@ -791,18 +791,21 @@ attn_status linear_case_forward(struct linear_case *c, struct case_session *sess
     return run(c, session, &c->args, error);
 }
 
-attn_status linear_case_plan(struct linear_case *c, struct linear_case *other,
-                             struct case_session *session, attn_error *error)
+attn_status linear_case_plan(struct linear_case *c, struct linear_case *const *others,
+                             int32_t num_others, struct case_session *session, attn_error *error)
 {
     point(c, c->memory, host_arrays(c, session, c->host), &c->batch, c->states);
-    if (other) {
+    for (int32_t n = 0; n < num_others; n++) {
+        struct linear_case *other = others[n];
+        int32_t group = other->spec.state_group;
         point(other, other->memory, host_arrays(other, session, other->host), &other->batch,
               other->states);
-        c->states[other->spec.state_group] = other->states[other->spec.state_group];
+        if (group != c->spec.state_group)
+            c->states[group] = other->states[group];
     }
     attn_status status = plan(c, session, error);
-    if (other)
-        forget_plan(other);
+    for (int32_t n = 0; n < num_others; n++)
+        forget_plan(others[n]);
     return status;
 }
 

@@ -28,7 +28,7 @@ struct linear_case_sequence {
     bool dropped;  /* dst_slot = 0 */
 };
 
-enum { LINEAR_STATE_GROUPS = 2, LINEAR_WITHOUT_DST = 1, LINEAR_WITHOUT_INITIAL = 2 };
+enum { LINEAR_STATE_GROUPS = 4, LINEAR_WITHOUT_DST = 1, LINEAR_WITHOUT_INITIAL = 2 };
 
 struct linear_spec {
     uint32_t family; /* ATTN_LINEAR_* */
@@ -60,7 +60,7 @@ struct linear_spec {
     enum page_spread spread;
     int32_t turn; /* in the batch, sequence s is that which stands at s + turn here; slots differ */
     int32_t layer;       /* of those that one batch is for: its values are others */
-    int32_t state_group; /* below LINEAR_STATE_GROUPS; slots of the other are other slots */
+    int32_t state_group; /* below LINEAR_STATE_GROUPS; slots of the others are other slots */
     int32_t num_sequences;
     struct linear_case_sequence sequences[LINEAR_CASE_MAX_SEQS];
 };
@@ -122,10 +122,10 @@ attn_status linear_case_forward(struct linear_case *c, struct case_session *sess
                                 const struct linear_part *part, attn_error *error);
 
 /* The same step by step, for cases that are layers of one batch: plan it, as this case has it, with
- * the slots of `other` for the other state group (NULL: slots of nobody), and forward this case's
- * layer. */
-attn_status linear_case_plan(struct linear_case *c, struct linear_case *other,
-                             struct case_session *session, attn_error *error);
+ * the slots of `others` for their state groups (those of none of them have slots of nobody), and
+ * forward this case's layer. */
+attn_status linear_case_plan(struct linear_case *c, struct linear_case *const *others,
+                             int32_t num_others, struct case_session *session, attn_error *error);
 attn_status linear_case_call(struct linear_case *c, struct case_session *session,
                              attn_error *error);
 

@@ -64,7 +64,8 @@ static void draw_gates(struct linear_spec *spec, struct draw *draw)
         spec->lower_bound = -5;
     if (spec->family == ATTN_LINEAR_MAMBA2 && below(draw, 2)) {
         spec->dt_min = 0.25f;
-        spec->dt_max = below(draw, 2) ? 1.5f : 0;
+        static const float largest[] = {0, 1.5f, 0.25f}; /* none; one; the only value there is */
+        spec->dt_max = largest[below(draw, 3)];
     }
     spec->steep = below(draw, 4) == 0;
 }

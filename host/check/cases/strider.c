@@ -203,7 +203,7 @@ static attn_status allocate(const struct strider *strider, uint32_t role, struct
 {
     m->original = malloc(m->span + 1);
     m->image = m->is_far ? NULL : malloc(m->bytes);
-    m->memory = m->is_far ? far_map(strider->device, m->bytes)
+    m->memory = m->is_far ? far_map(strider->device, m->bytes, FAR_ALIGNMENT)
                           : device_allocate(strider->device, ATTN_SPACE_DEVICE, m->bytes, 256);
     if (m->original && (m->image || m->is_far) && m->memory)
         return ATTN_OK;

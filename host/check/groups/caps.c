@@ -322,6 +322,54 @@ static void set_feature(struct caps_problem *p)
     p->problem.features = p->features;
 }
 
+/* The first number that is no member, where a `<=` would take it for one. */
+static void set_next_kind(struct caps_problem *p)
+{
+    p->group.kind = ATTN_KIND_COUNT;
+}
+static void set_next_attn_type(struct caps_problem *p)
+{
+    p->group.attn_type = ATTN_TYPE_COUNT;
+}
+static void set_next_group_flag(struct caps_problem *p)
+{
+    p->group.flags |= ATTN_GROUP_HAS_ALIBI << 1;
+}
+static void set_next_layer_flag(struct caps_problem *p)
+{
+    p->layers[0].flags |= ATTN_LAYER_ALL + 1u;
+}
+static void set_next_granularity(struct caps_problem *p)
+{
+    p->group.kv_scale_granularity = ATTN_SCALE_COUNT;
+}
+static void set_next_mode(struct caps_problem *p)
+{
+    p->bounds.modes |= 1u << ATTN_MODE_COUNT;
+}
+static void set_next_mask(struct caps_problem *p)
+{
+    p->bounds.mask_kinds |= 1u << ATTN_MASK_COUNT;
+}
+static void set_next_use(struct caps_problem *p)
+{
+    p->bounds.uses |= ATTN_USES_ALL + 1u;
+}
+static void set_next_graph_level(struct caps_problem *p)
+{
+    p->problem.graph_level = ATTN_GRAPH_COUNT;
+}
+static void set_next_note(struct caps_problem *p)
+{
+    p->problem.need_notes = ATTN_NOTE_ALL + 1u;
+}
+/* Scales of tokens are a cache's alone. */
+static void set_input_granularity(struct caps_problem *p)
+{
+    p->problem.q_dtype = p->problem.new_kv_dtype = ATTN_FP8_E4M3;
+    p->group.input_scale_granularity = ATTN_SCALE_PER_TOKEN_HEAD;
+}
+
 static const struct caps_unknown unknowns[] = {
     {"kind 1000", ATTN_FIELD_KIND, set_kind},
     {"attn_type 1000", ATTN_FIELD_ATTN_TYPE, set_type},
@@ -340,6 +388,18 @@ static const struct caps_unknown unknowns[] = {
     {"graph_level 1000", ATTN_FIELD_GRAPH_LEVEL, set_graph_level},
     {"bit 31 of need_notes", ATTN_FIELD_NEED_NOTES, set_note},
     {"feature attn.unheard_of/1", ATTN_FIELD_FEATURE, set_feature},
+    {"the kind after the last one", ATTN_FIELD_KIND, set_next_kind},
+    {"the attn_type after the last one", ATTN_FIELD_ATTN_TYPE, set_next_attn_type},
+    {"the bit of the group's flags after the last one", 0, set_next_group_flag},
+    {"the bit of a layer's flags after the last one", 0, set_next_layer_flag},
+    {"the kv_scale_granularity after the last one", ATTN_FIELD_SCALE_GRANULARITY,
+     set_next_granularity},
+    {"the bit of modes after the last one", ATTN_FIELD_MODES, set_next_mode},
+    {"the bit of mask_kinds after the last one", ATTN_FIELD_MASK_KINDS, set_next_mask},
+    {"the bit of uses after the last one", ATTN_FIELD_USES, set_next_use},
+    {"the graph_level after the last one", ATTN_FIELD_GRAPH_LEVEL, set_next_graph_level},
+    {"the bit of need_notes after the last one", ATTN_FIELD_NEED_NOTES, set_next_note},
+    {"input_scale_granularity per_token_head", 0, set_input_granularity},
 };
 
 static int32_t count_unknown(const struct check_subject *subject)

@@ -109,6 +109,14 @@ static void set_latent_granularity(struct caps_problem *p)
 {
     p->group.kv_scale_granularity = 1000;
 }
+static void set_next_latent_type(struct caps_problem *p)
+{
+    p->group.attn_type = ATTN_TYPE_COUNT;
+}
+static void set_next_latent_granularity(struct caps_problem *p)
+{
+    p->group.kv_scale_granularity = ATTN_SCALE_COUNT;
+}
 
 static const struct caps_unknown latent_unknowns[] = {
     {"bit 31 of mla_expanded", ATTN_FIELD_MLA_EXPANDED, set_form},
@@ -118,6 +126,10 @@ static const struct caps_unknown latent_unknowns[] = {
     {"kv_dtype of code 99 of latent layers", ATTN_FIELD_KV_DTYPE, set_latent_dtype},
     {"kv_scale_granularity 1000 of latent layers", ATTN_FIELD_SCALE_GRANULARITY,
      set_latent_granularity},
+    {"the attn_type of latent layers after the last one", ATTN_FIELD_ATTN_TYPE,
+     set_next_latent_type},
+    {"the kv_scale_granularity of latent layers after the last one", ATTN_FIELD_SCALE_GRANULARITY,
+     set_next_latent_granularity},
 };
 
 static void set_family(struct caps_problem *p)

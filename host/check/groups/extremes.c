@@ -131,6 +131,18 @@ FAMILY(fewer_keys, make_fewer_keys, 1, {AXIS_MASK, ALL & ~BIT(MASK_ITEMS)},
        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_VERIFY)},
        {AXIS_SOURCE, BIT(SOURCE_CACHE)}, {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})
 
+/* Some rows see nothing of what they would, others do, on either side of where work is cut. */
+static void make_fewer_far(struct case_spec *spec, int32_t variant)
+{
+    static const int32_t lengths[][2] = {{20, 3}, {1000, 60}, {2035, 40}, {1000, 30}};
+    make_fewer_keys(spec, variant);
+    family_set_lengths(spec, 4, lengths);
+}
+
+FAMILY(fewer_keys_far, make_fewer_far, 1, {AXIS_WINDOW, ALL & ~BIT(WINDOW_NONE)},
+       {AXIS_CHUNK, BIT(0) | BIT(3)}, {AXIS_MODE, BIT(MODE_EXTEND)},
+       {AXIS_SOURCE, BIT(SOURCE_CACHE)})
+
 /* Numbers of rows next to those that work is cut into. */
 static void make_row_counts(struct case_spec *spec, int32_t variant)
 {
@@ -162,5 +174,6 @@ const struct check check_extremes[] = {
     FAMILY_ROW("KV-01", row_counts, "there may be any number of new rows"),
     FAMILY_ROW("KV-01", mla_row_counts, "so may there be of latents"),
     FAMILY_ROW("MEAN-10", fewer_keys, "a KV group may have fewer keys than its batch has tokens"),
+    FAMILY_ROW("MEAN-10", fewer_keys_far, "so it may where windows leave some rows nothing"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

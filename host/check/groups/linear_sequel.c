@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TRIES = 40, STEPS = 3, CHAINS = 2, LAYERS = 4, MOST_ROWS = 140 };
+enum { TRIES = 40, STEPS = 3, CHAINS = 2, LAYERS = 5, MOST_ROWS = 140 };
 
 /* ---- Specs ----------------------------------------------------------------------------------- */
 
@@ -266,7 +266,7 @@ static void judge_two(struct line *line, int32_t way)
     if (status == ATTN_OK)
         status = linear_case_reset(c, first, &error.base);
     if (status == ATTN_OK)
-        status = linear_case_plan(c, NULL, first, &error.base);
+        status = linear_case_plan(c, NULL, 0, first, &error.base);
     if (status == ATTN_OK)
         status = use_second(line, way, &second, &error.base);
     if (status == ATTN_OK)
@@ -320,8 +320,8 @@ static bool call_all(struct line *line, attn_error *error)
     for (int32_t n = 0; n < line->count && status == ATTN_OK; n++)
         status = linear_case_reset(line->cases[n], line->session, error);
     if (status == ATTN_OK)
-        status = linear_case_plan(line->cases[0], line->count > 1 ? line->cases[1] : NULL,
-                                  line->session, error);
+        status = linear_case_plan(line->cases[0], line->cases + 1, line->count - 1, line->session,
+                                  error);
     for (int32_t n = 0; n < line->count && status == ATTN_OK; n++)
         status = linear_case_call(line->cases[n], line->session, error);
     return status == ATTN_OK;

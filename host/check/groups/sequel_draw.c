@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/check/groups/sequel_draw.h"
 
+#include "host/check/cases/numbers.h"
+
 #include "host/base/mix.h"
 
 enum { TRIES = 120 };
@@ -8,17 +10,6 @@ enum { TRIES = 120 };
 static const int64_t most_work = 1000000;
 
 /* ---- What is accepted ------------------------------------------------------------------------ */
-
-static int64_t work_of(const struct case_spec *spec)
-{
-    int64_t pairs = 0;
-    for (int32_t s = 0; s < spec->num_sequences; s++) {
-        const struct case_sequence *sequence = &spec->sequences[s];
-        int64_t queries = spec->mode == ATTN_MODE_DECODE ? 1 : sequence->num_new;
-        pairs += queries * (sequence->prefix_len + sequence->num_new + sequence->num_new_keys);
-    }
-    return pairs * spec->num_q_heads * (spec->head_dim + spec->v_head_dim);
-}
 
 static bool make_spec(const struct grid *grid, const struct sequel_point *point,
                       struct case_spec *spec)
@@ -30,7 +21,7 @@ static bool make_spec(const struct grid *grid, const struct sequel_point *point,
 bool sequel_accepts(const struct grid *grid, const struct sequel_point *point,
                     struct case_spec *spec)
 {
-    return make_spec(grid, point, spec) && work_of(spec) <= most_work;
+    return make_spec(grid, point, spec) && numbers_work(spec) <= most_work;
 }
 
 /* ---- Points ---------------------------------------------------------------------------------- */
@@ -83,8 +74,12 @@ bool sequel_redraw(const struct grid *grid, const struct sequel_point *point, in
             next.at.common.value[AXIS_SINK] = n % 2 ? SINK_GIVEN : SINK_OMITTED;
         if (mask >= 0 && n < TRIES / 2)
             next.at.common.value[AXIS_MASK] = (uint8_t)mask;
-        if (sequel_accepts(grid, &next, spec))
-            return true;
+        if (!sequel_accepts(grid, &next, spec))
+            continue;
+        if (n % 2 == 0)
+            numbers_draw_batch(grid, grid_options(grid, &next.at.common), mix_absorb(seed, n),
+                               most_work, spec);
+        return true;
     }
     return false;
 }
@@ -149,7 +144,7 @@ bool sequel_draw_beside(const struct grid *grid, const struct sequel_point *firs
         take_batch(spec, first_spec);
         if (!case_spec_defect(spec) &&
             grid_accepts_spec(grid, grid_options(grid, &point->at.common), spec, NULL, 0) &&
-            work_of(spec) <= most_work)
+            numbers_work(spec) <= most_work)
             return true;
     }
     return false;

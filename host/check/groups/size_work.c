@@ -138,7 +138,8 @@ static void run_setting(struct check_run *run, const struct grid *grid, struct c
     options_destroy(options);
 }
 
-static const struct grid_choice softmax_choices[] = {BOTH_PHASES, {0}};
+static const struct grid_choice softmax_choices[] = {
+    BOTH_PHASES, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {0}};
 static const struct mla_choice latent_choice = {
     BOTH_FORMS, MLA_LATENT, SMALL_LATENTS, {{AXIS_MODE, BIT(MODE_EXTEND)}}};
 

@@ -170,13 +170,24 @@ static void draw_promise(const struct stand_scene *scene, attn_problem *problem)
     problem->kv_strides = drawn >> 60 & 1 ? ATTN_KV_STRIDES_EQUAL : ATTN_KV_STRIDES_ANY;
 }
 
+/* Have MIXED and what it would be split into more than one form of latents? */
+static bool has_forms_apart(const attn_bounds *bounds, uint32_t expanded)
+{
+    uint32_t involved =
+        bounds->modes & (ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_DECODE) |
+                         ATTN_MODE_BIT(ATTN_MODE_MIXED));
+    return (expanded & involved) != 0 && (expanded & involved) != involved;
+}
+
 void stand_draw_question(struct stand_scene *scene)
 {
     struct stand_draw *draw = &scene->draw;
     bool plain = scene->measured || scene->reading;
     bool is_rounded = stand_below(draw, scene->reading ? 2 : 3) == 0;
     bool by_sequence = is_rounded && stand_coin(draw);
-    uint32_t expanded = stand_coin(draw) ? 0 : stand_coin(draw) ? 0x3f : 1;
+    uint32_t expanded = stand_coin(draw)   ? 0
+                        : stand_coin(draw) ? 0x3f
+                                           : (uint32_t)stand_below(draw, 0x40);
     scene->mla = (attn_mla_dims){
         .struct_size = sizeof scene->mla, .kv_lora_rank = 16, .rope_dim = 8, .nope_dim = 8};
     scene->linear = (attn_linear_dims){.struct_size = sizeof scene->linear,
@@ -201,7 +212,8 @@ void stand_draw_question(struct stand_scene *scene)
     draw_bounds(scene);
     /* Groups of which one keeps MIXED whole are left to other checks: a question is about one. */
     if (scene->num_groups > 1 &&
-        (has_kind(scene, ATTN_KIND_SPARSE) || (has_kind(scene, ATTN_KIND_MLA) && expanded == 1)))
+        (has_kind(scene, ATTN_KIND_SPARSE) ||
+         (has_kind(scene, ATTN_KIND_MLA) && has_forms_apart(&scene->bounds, expanded))))
         scene->bounds.modes &= ~ATTN_MODE_BIT(ATTN_MODE_MIXED);
     if (scene->bounds.modes == 0)
         scene->bounds.modes = ATTN_MODE_BIT(ATTN_MODE_DECODE);

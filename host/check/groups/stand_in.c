@@ -180,6 +180,13 @@ static bool has_own_layers(const attn_layer_group *given, const attn_layer_group
     return true;
 }
 
+/* Bounds of DECODE alone: a row of each sequence; 0 = no bound. */
+static bool one_row_each(const attn_bounds *bounds)
+{
+    return bounds->max_seqs == 0 ||
+           (bounds->max_tokens > 0 && bounds->max_tokens <= bounds->max_seqs);
+}
+
 static void look_at_problem(const struct stand_leaf *leaf, const attn_problem *problem,
                             uint32_t *groups)
 {
@@ -204,6 +211,9 @@ static void look_at_problem(const struct stand_leaf *leaf, const attn_problem *p
         stand_object(scene, "%s is made for %d sequences and %d keys, where %d and %d come to it",
                      leaf->name, bounds->max_seqs, bounds->max_kv_len, share->max_seqs,
                      share->max_kv_len);
+    if (share->modes == ATTN_MODE_BIT(ATTN_MODE_DECODE) && !one_row_each(bounds))
+        stand_object(scene, "%s, to which only DECODE comes, is made for %d rows of %d sequences",
+                     leaf->name, bounds->max_tokens, bounds->max_seqs);
     if (problem->group->kind == ATTN_KIND_MLA && problem->mla_expanded != share->expanded)
         stand_object(scene, "%s is made for expanded modes 0x%x, where 0x%x come to it", leaf->name,
                      problem->mla_expanded, share->expanded);

@@ -434,22 +434,31 @@ static void append(char *text, const char *before, const char *word)
     snprintf(text + length, TEXT - length, "%s%s", length ? before : "", word);
 }
 
-/* "3,5-6": neighbours as ranges. */
+/* The last layer of a range from layer l on. */
+static int32_t end_of_range(const struct stand_scene *scene, uint32_t layers, int32_t l)
+{
+    while (l + 1 < scene->num_layers && layers >> (l + 1) & 1u &&
+           scene->layers[l + 1].id == scene->layers[l].id + 1)
+        l++;
+    return l;
+}
+
+/* "3,5-6", or "5-6,3": neighbours as ranges, from the first on or from the last. */
 static void write_layers(const struct stand_scene *scene, uint32_t layers, char text[TEXT])
 {
+    char words[STAND_LAYERS][32];
+    int32_t count = 0;
+    bool descends = mix_word(scene->draw.state ^ layers) & 1;
     for (int32_t l = 0; l < scene->num_layers; l++) {
-        char word[32];
-        int32_t last = l;
+        int32_t last = end_of_range(scene, layers, l);
         if (!(layers >> l & 1u))
             continue;
-        while (last + 1 < scene->num_layers && layers >> (last + 1) & 1u &&
-               scene->layers[last + 1].id == scene->layers[last].id + 1)
-            last++;
-        snprintf(word, sizeof word, last > l ? "%d-%d" : "%d", scene->layers[l].id,
+        snprintf(words[count++], sizeof words[0], last > l ? "%d-%d" : "%d", scene->layers[l].id,
                  scene->layers[last].id);
-        append(text, ",", word);
         l = last;
     }
+    for (int32_t w = 0; w < count; w++)
+        append(text, ",", words[descends ? count - 1 - w : w]);
 }
 
 static void write_names(uint32_t set, const char *const *names, int count, char text[TEXT])

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * numbers.h: numbers that are in no list. The grid varies what kinds there are, by values that are
+ * listed; here lengths, windows, heads, pages and the like of a spec become any that are accepted.
+ */
+#ifndef HOST_CHECK_CASES_NUMBERS_H
+#define HOST_CHECK_CASES_NUMBERS_H
+
+#include "host/check/cases/forward_case.h"
+#include "host/check/cases/grid.h"
+
+/* Products of a query's and a key's element. */
+int64_t numbers_work(const struct case_spec *spec);
+
+/* Other numbers of the batch: sequences and their lengths, padding, first rows. Each as drawn from
+ * the seed, if query accepts the spec with it and its work is at most `most_work`. */
+void numbers_draw_batch(const struct grid *grid, const attn_options *options, uint64_t seed,
+                        int64_t most_work, struct case_spec *spec);
+
+/* The same of the layer: windows, chunks, scale and cap, heads, dimensions, pages. */
+void numbers_draw_layer(const struct grid *grid, const attn_options *options, uint64_t seed,
+                        int64_t most_work, struct case_spec *spec);
+
+#endif /* HOST_CHECK_CASES_NUMBERS_H */
