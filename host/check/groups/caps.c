@@ -399,7 +399,8 @@ static const struct caps_unknown unknowns[] = {
     {"the bit of uses after the last one", ATTN_FIELD_USES, set_next_use},
     {"the graph_level after the last one", ATTN_FIELD_GRAPH_LEVEL, set_next_graph_level},
     {"the bit of need_notes after the last one", ATTN_FIELD_NEED_NOTES, set_next_note},
-    {"input_scale_granularity per_token_head", 0, set_input_granularity},
+    {"input_scale_granularity per_token_head", ATTN_FIELD_INPUT_SCALE_GRANULARITY,
+     set_input_granularity},
 };
 
 static int32_t count_unknown(const struct check_subject *subject)

@@ -605,9 +605,13 @@ static void judge_refused_plan(struct life *life, const struct stand_batch *batc
     host_error_init(&life->error);
 }
 
-static uint32_t draw_mode(struct stand_scene *scene)
+/* Batch `b`'s: where there are few cases each mode in turn. */
+static uint32_t draw_mode(struct stand_scene *scene, int b)
 {
-    uint32_t mode = ATTN_MODE_MIXED, modes = scene->given.modes;
+    uint32_t mode = (uint32_t)b % ATTN_MODE_COUNT, modes = scene->given.modes;
+    if (scene->measured && modes >> mode & 1u)
+        return mode;
+    mode = ATTN_MODE_MIXED;
     if (modes >> mode & 1u && stand_coin(&scene->draw))
         return mode;
     do
@@ -631,12 +635,12 @@ static bool has_too_many_keys(const struct stand_scene *scene, const attn_batch 
     return found && batch->mode == ATTN_MODE_MIXED && scene->nodes[0].splits;
 }
 
-static void judge_batch(struct life *life, struct expectation *expected)
+static void judge_batch(struct life *life, int b, struct expectation *expected)
 {
     struct stand_scene *scene = life->scene;
     struct check_run *run = scene->run;
     struct stand_batch batch;
-    if (!stand_draw_batch(scene, draw_mode(scene), life->forms, &batch)) {
+    if (!stand_draw_batch(scene, draw_mode(scene, b), life->forms, &batch)) {
         check_fail(run, "no memory for a batch");
         return;
     }
@@ -670,7 +674,7 @@ static void run_life(struct stand_scene *scene, int batches)
     if (!expected)
         check_fail(scene->run, "no memory");
     for (int b = 0; begun && b < batches && !scene->wrong[0] && scene->run->code == CHECK_PASS; b++)
-        judge_batch(&life, expected);
+        judge_batch(&life, b, expected);
     if (expected)
         life_end(&life);
     free(expected);
