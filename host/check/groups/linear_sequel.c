@@ -381,6 +381,10 @@ static void change_padded(struct linear_spec *spec, int32_t index)
         spec->sequences[s].rows = 1;
     if (spec->mode == ATTN_MODE_MIXED)
         linear_spec_mix(spec);
+    if (index / MODES == 1) { /* padding alone */
+        spec->num_sequences = 0;
+        spec->padded = 2;
+    }
 }
 
 static void run_linear_padded(struct check_run *run)
@@ -404,7 +408,7 @@ CASES(linear_contents, 3)
 CASES(linear_other_bounds, 2 * TWO_METADATA_WAYS)
 CASES(linear_layers, 3)
 CASES(state_groups, 4)
-CASES(linear_padded, MODES)
+CASES(linear_padded, 2 * MODES)
 
 #define ROW(rule, name, sentence)                                                                  \
     {                                                                                              \

@@ -265,6 +265,9 @@ static void judge_instance(struct life *life)
                      forms);
     const void *extension = ops_of(life)->get_extension(life->instance, STAND_EXTENSION);
     const void *accepted = extension_of(&scene->nodes[0], &differ);
+    if (ops_of(life)->get_extension(life->instance, ATTN_EXTENSION_PATHS))
+        stand_object(scene, "get_extension passes on %s, which goes by a child's own metadata",
+                     ATTN_EXTENSION_PATHS);
     if (extension != accepted)
         stand_object(scene, "get_extension gives %s: accepted %s",
                      extension ? "what one child has" : "nothing",

@@ -273,7 +273,8 @@ static uint32_t index_forms(attn_instance *instance)
 
 static const void *get_extension(attn_instance *instance, const char *id)
 {
-    return strcmp(id, STAND_EXTENSION) == 0 ? instance->leaf->extension : NULL;
+    bool has = strcmp(id, STAND_EXTENSION) == 0 || strcmp(id, ATTN_EXTENSION_PATHS) == 0;
+    return has ? instance->leaf->extension : NULL;
 }
 
 uint64_t stand_region_bytes(const struct stand_leaf *leaf, uint32_t region, int32_t max_seqs)
