@@ -10,7 +10,7 @@
 #ifndef PLUGINS_CUDA_SOFTMAX_CUH
 #define PLUGINS_CUDA_SOFTMAX_CUH
 
-#include "plugins/common/cuda/lse.cuh"
+#include "plugins/common/cuda/portable.h"
 
 #ifndef __CUDACC__
 #include <math.h>
@@ -32,6 +32,11 @@ PORTABLE float softmax_exp2(float x)
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+PORTABLE float softmax_log2(float x)
+{
+    return __log2f(x);
 }
 
 PORTABLE float softmax_max(float a, float b)
@@ -74,6 +79,11 @@ PORTABLE float softmax_warp_sum(float x)
 PORTABLE float softmax_exp2(float x)
 {
     return exp2f(x);
+}
+
+PORTABLE float softmax_log2(float x)
+{
+    return log2f(x);
 }
 
 PORTABLE float softmax_max(float a, float b)
@@ -165,7 +175,8 @@ PORTABLE float softmax_end(const softmax_row *row)
 /* The natural logarithm of the denominator; -inf for a row that saw nothing. */
 PORTABLE float softmax_lse(const softmax_row *row)
 {
-    return row->sum == 0.0f ? SOFTMAX_EMPTY : lse_of(softmax_base(row->top), row->sum);
+    return row->sum == 0.0f ? SOFTMAX_EMPTY
+                            : (softmax_base(row->top) + softmax_log2(row->sum)) * SOFTMAX_LN2;
 }
 
 #endif /* PLUGINS_CUDA_SOFTMAX_CUH */

@@ -11,7 +11,6 @@
 #ifndef FA3_LIKE_EPILOGUE_CUH
 #define FA3_LIKE_EPILOGUE_CUH
 
-#include "plugins/common/cuda/lse.cuh"
 #include "plugins/common/cuda/warpgroup_softmax.cuh"
 #include "plugins/fa3_like/kernels/pipeline.cuh"
 
@@ -25,6 +24,7 @@ DEVICE void group_sync(int group)
 DEVICE void softmax_finish(struct softmax *x, const float *sink, float (&factor)[2],
                            float (&lse)[2])
 {
+    const float ln2 = 0.693147180559945309f;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float sum = quad_sum(x->sum[r]), top = -x->shift[r];
@@ -37,7 +37,7 @@ DEVICE void softmax_finish(struct softmax *x, const float *sink, float (&factor)
             top = next;
         }
         factor[r] = sum == 0.0f ? 0.0f : share / sum; /* a NaN stays one */
-        lse[r] = sum == 0.0f ? NEGATIVE_INFINITY : lse_of(top, sum);
+        lse[r] = sum == 0.0f ? NEGATIVE_INFINITY : (top + __log2f(sum)) * ln2;
     }
 }
 

@@ -14,12 +14,11 @@
 
 /* ---- Logits -------------------------------------------------------------------------------- */
 
-/* A scaled product, biased already, under the cap. tanh(x) = 1 - 2 / (e^2x + 1): in absolute terms,
- * which is what a logit needs, as exact as the product. */
+/* A scaled product, biased already, under the cap. (1 - 2 / (e^2x + 1) is off by 2^-23 of the cap
+ * however small x is, which the LSE of a row of one small score shows.) */
 DEVICE float capped(float x, float cap)
 {
-    float e = softmax_exp2(x * __fdividef(2 * SOFTMAX_LOG2E, cap));
-    return cap * SOFTMAX_LOG2E * (1.0f - __fdividef(2.0f, e + 1.0f));
+    return cap * SOFTMAX_LOG2E * tanh_fast(x * __fdividef(1.0f, cap));
 }
 
 /* Products to logits where there is more to them: cap, slopes, a scale that is not positive. */
