@@ -1267,11 +1267,11 @@ static inline void attn_util_list_rows(const attn_batch *batch, attn_util_row *r
     }
 }
 
-/* Where in the operands the batch's queries begin. */
+/* Where in the operands the batch's queries begin, or, where it has no sequence, its padding. */
 static inline int32_t attn_util_first_row(const attn_batch *batch)
 {
-    int is_read = batch->mode != ATTN_MODE_DECODE && batch->num_seqs > 0;
-    return is_read ? attn_util_i32(&batch->q_indptr)[0] : 0;
+    const int32_t *indptr = attn_util_i32(&batch->q_indptr);
+    return indptr && batch->mode != ATTN_MODE_DECODE ? indptr[0] : 0;
 }
 
 /* Keys of a sequence in a KV group. */

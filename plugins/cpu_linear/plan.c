@@ -161,7 +161,7 @@ static attn_status find_state_groups(attn_metadata *metadata, plan_source *from,
 {
     const attn_instance *instance = metadata->instance;
     attn_status status = ATTN_OK;
-    metadata->first_row = from->indptr && from->batch.num_seqs > 0 ? from->indptr[0] : 0;
+    metadata->first_row = from->indptr ? from->indptr[0] : 0;
     metadata->row_end = metadata->pad_first = metadata->first_row;
     metadata->row_end += from->batch.num_tokens;
     metadata->num_seqs = from->batch.num_real_seqs;
