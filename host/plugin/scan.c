@@ -159,17 +159,17 @@ static const char *silent_end(const struct scan *scan, char text[64])
 
 static void judge(struct scan *scan, bool in_time, struct scan_verdict *verdict)
 {
-    const char *words;
+    const char *words = in_time ? last_words(scan, "the process was ended by ") : NULL;
     char how[64];
     *verdict = (struct scan_verdict){.survived = false};
-    if (in_time && strcmp(scan->said[OUT], SCAN_SURVIVED "\n") == 0) {
+    /* What a plugin does when the process ends, it does after the scanner has said that. */
+    if (in_time && !words && strcmp(scan->said[OUT], SCAN_SURVIVED "\n") == 0) {
         verdict->survived = true;
     } else if (!in_time) {
         words = last_words(scan, "was ended by SIGABRT in ");
         snprintf(verdict->reason, sizeof verdict->reason, "it did not end within %g s: %s", limit_s,
                  words ? words : "where is not known");
     } else {
-        words = last_words(scan, "the process was ended by ");
         snprintf(verdict->reason, sizeof verdict->reason, "it ended the process by %s",
                  words ? words : silent_end(scan, how));
     }
