@@ -40,7 +40,10 @@ void *far_map(const struct device *device, uint64_t bytes, uint64_t alignment)
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED)
         return NULL;
-    mprotect(memory + whole, GUARD_BYTES, PROT_NONE);
+    if (mprotect(memory + whole, GUARD_BYTES, PROT_NONE) != 0) {
+        munmap(memory, whole + GUARD_BYTES);
+        return NULL;
+    }
     return memory + (whole - bytes) / alignment * alignment;
 }
 

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SPEC_TEXT = 600, OPERANDS_TEXT = 400 };
+enum { SPEC_TEXT = 600, OPERANDS_TEXT = 400, RANDOM_TRIES = 400 };
 
 struct case_backend numerics_backend(const struct check_subject *subject,
                                      const attn_options *options)
@@ -149,6 +149,38 @@ bool numerics_judge(struct check_run *run, struct case_session *session, struct 
     if (!verdict.good)
         report_case(run, c, spec, &verdict);
     return verdict.good;
+}
+
+bool numerics_random(struct check_run *run, const struct grid *grid, struct grid_point *point,
+                     struct case_spec *spec)
+{
+    for (uint64_t n = 0; n < RANDOM_TRIES; n++) {
+        struct grid_point drawn = grid_random(grid, run->seed, n);
+        *point = grid->base;
+        for (enum grid_axis axis = 0; axis < GRID_AXES; axis++)
+            if (!(run->without >> axis & 1))
+                point->value[axis] = drawn.value[axis];
+        if (grid_accepts(grid, point, spec, NULL, 0))
+            return true;
+    }
+    check_skip(run, "%s",
+               grid->refusal[0] ? grid->refusal : "query refuses every case that was drawn");
+    return false;
+}
+
+bool numerics_mla_random(struct check_run *run, const struct grid *grid,
+                         const struct mla_choice *choice, struct mla_point *point,
+                         struct case_spec *spec)
+{
+    char reason[512] = "";
+    bool serves = mla_product(grid, choice, 0, point, reason, sizeof reason) > 0;
+    for (uint64_t n = 0; serves && n < RANDOM_TRIES; n++) {
+        *point = mla_random(grid, run->seed, n, run->without);
+        if (mla_accepts(grid, point, spec, NULL, 0))
+            return true;
+    }
+    check_skip(run, "%s", serves ? "query refuses every case that was drawn" : reason);
+    return false;
 }
 
 void numerics_make_e5m2(struct case_spec *spec)

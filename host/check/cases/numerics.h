@@ -55,6 +55,14 @@ bool numerics_mla_spec(struct check_run *run, const struct grid *grid,
                        const struct mla_choice *choice, struct case_spec *spec,
                        const attn_options **options);
 
+/* A point drawn from the run's seed that is accepted, with the base's value of what is to be left
+ * out, and its spec. False: there is none, and the case was skipped. */
+bool numerics_random(struct check_run *run, const struct grid *grid, struct grid_point *point,
+                     struct case_spec *spec);
+bool numerics_mla_random(struct check_run *run, const struct grid *grid,
+                         const struct mla_choice *choice, struct mla_point *point,
+                         struct case_spec *spec);
+
 /* What is e4m3 of q, new keys and values and the output is e5m2, whose bars no needle crosses. */
 void numerics_make_e5m2(struct case_spec *spec);
 

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANDOM_CASES = 120, RANDOM_TRIES = 400, ALL = (1 << GRID_MAX_VALUES) - 1 };
+enum { RANDOM_CASES = 120, ALL = (1 << GRID_MAX_VALUES) - 1 };
 #define BIT(value) (1u << (value))
 
 static const struct case_run once = {.exact_memory = true};
@@ -662,25 +662,14 @@ static int32_t count_random(const struct check_subject *subject)
     return subject->exhaustive ? 40 * RANDOM_CASES : compiles ? RANDOM_CASES / 5 : RANDOM_CASES;
 }
 
-/* Any point that is accepted; what is to be left out has the base's value. */
 static void run_random(struct check_run *run)
 {
     struct grid *grid = grid_of(run->subject);
+    struct grid_point point;
+    struct case_spec spec;
     CHECK_THAT(run, grid, "no memory for the grid");
-    bool found = false;
-    for (uint64_t n = 0; n < RANDOM_TRIES && !found; n++) {
-        struct grid_point point = grid->base;
-        struct grid_point drawn = grid_random(grid, run->seed, n);
-        for (enum grid_axis axis = 0; axis < GRID_AXES; axis++)
-            if (!(run->without >> axis & 1))
-                point.value[axis] = drawn.value[axis];
-        found = grid_accepts(grid, &point, NULL, NULL, 0);
-        if (found)
-            run_point(run, grid, &point);
-    }
-    if (!found)
-        check_skip(run, "%s",
-                   grid->refusal[0] ? grid->refusal : "query refuses every case that was drawn");
+    if (numerics_random(run, grid, &point, &spec))
+        run_point(run, grid, &point);
     grid_release(run->subject, grid);
 }
 

@@ -11,7 +11,10 @@
 
 #include "host/base/mix.h"
 
-enum { CASES = 600, LATENT_CASES = 180, TRIES = 400 };
+#include <stdio.h>
+#include <string.h>
+
+enum { CASES = 600, LATENT_CASES = 180 };
 /* Products of a query's and a key's element that a case may have. */
 static const int64_t most_work = 4000000;
 
@@ -38,35 +41,36 @@ static void draw_setting(const struct check_run *run, int32_t count, struct sett
     }
 }
 
-/* Options with one at an end of its range. NULL: those that there are. */
-static struct options *draw_options(struct check_run *run)
+/* Options with one at an end of its range, which `what` says. NULL: those that there are. */
+static struct options *draw_options(struct check_run *run, char what[3 * SETTING_TEXT])
 {
     int32_t count = setting_count_all(run->subject);
     struct options *options = NULL;
     struct setting setting;
-    char text[3 * SETTING_TEXT];
     host_error error;
     if (count == 0 || mix_stream(run->seed, 3) % 4 == 0)
         return NULL;
     draw_setting(run, count, &setting);
-    if (setting_parse(run->subject, &setting, 1, &options, &error) != ATTN_OK)
-        return NULL;
-    setting_describe(run->subject, &setting, 1, text);
-    check_note(run, "%s", text);
-    return options;
+    setting_describe(run->subject, &setting, 1, what);
+    return setting_parse(run->subject, &setting, 1, &options, &error) == ATTN_OK ? options : NULL;
 }
 
-/* The options of a form are its own. */
+/* The options of a form are its own. A failure says which ones there were. */
 static void judge(struct check_run *run, const struct grid *grid, const struct grid_point *point,
                   struct case_spec *spec)
 {
-    const attn_options *used = grid_options(grid, point);
-    struct options *drawn = point->value[AXIS_FORM] == 0 ? draw_options(run) : NULL;
-    if (drawn && grid_accepts_spec(grid, &drawn->view, spec, NULL, 0))
-        used = &drawn->view;
+    char what[3 * SETTING_TEXT];
+    struct options *drawn = point->value[AXIS_FORM] == 0 ? draw_options(run, what) : NULL;
+    bool is_used = drawn && grid_accepts_spec(grid, &drawn->view, spec, NULL, 0);
+    const attn_options *used = is_used ? &drawn->view : grid_options(grid, point);
+    if (is_used)
+        check_note(run, "with %s", what);
     numbers_draw_layer(grid, used, mix_absorb(run->seed, 1), most_work, spec);
     numbers_draw_batch(grid, used, mix_absorb(run->seed, 2), most_work, spec);
     numerics_run(run, spec, used, &once);
+    size_t length = strlen(run->text);
+    if (is_used && run->code == CHECK_FAIL)
+        snprintf(run->text + length, sizeof run->text - length, "; with %s", what);
     options_destroy(drawn);
 }
 
@@ -80,19 +84,11 @@ static int32_t count_numbers(const struct check_subject *subject)
 static void run_numbers(struct check_run *run)
 {
     struct grid *grid = grid_of(run->subject);
-    CHECK_THAT(run, grid, "no memory for the grid");
-    struct case_spec spec;
     struct grid_point point;
-    bool found = false;
-    for (uint64_t n = 0; n < TRIES && !found; n++) {
-        point = grid_random(grid, run->seed, n);
-        found = grid_accepts(grid, &point, &spec, NULL, 0);
-    }
-    if (found)
+    struct case_spec spec;
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (numerics_random(run, grid, &point, &spec))
         judge(run, grid, &point, &spec);
-    else
-        check_skip(run, "%s",
-                   grid->refusal[0] ? grid->refusal : "query refuses every case that was drawn");
     grid_release(run->subject, grid);
 }
 
@@ -111,18 +107,9 @@ static void run_mla_numbers(struct check_run *run)
     struct grid *grid = grid_of(run->subject);
     struct mla_point point;
     struct case_spec spec;
-    char reason[512] = "";
-    bool found = false;
     CHECK_THAT(run, grid, "no memory for the grid");
-    bool serves = mla_product(grid, &anything, 0, &point, reason, sizeof reason) > 0;
-    for (uint64_t n = 0; serves && n < TRIES && !found; n++) {
-        point = mla_random(grid, run->seed, n, run->without);
-        found = mla_accepts(grid, &point, &spec, NULL, 0);
-    }
-    if (found)
+    if (numerics_mla_random(run, grid, &anything, &point, &spec))
         judge(run, grid, &point.common, &spec);
-    else
-        check_skip(run, "%s", serves ? "query refuses every case that was drawn" : reason);
     grid_release(run->subject, grid);
 }
 

@@ -323,11 +323,11 @@ START_TEST(problems_decide)
     of[2].problem.kv_dtype = ATTN_FP8_E4M3;
     of[3].problem.out_dtype = ATTN_F32;
     of[4].group.sm_scale = -1;
+    of[5].problem.need_notes = ATTN_NOTE_DETERMINISTIC;
     of[6].group.attention_chunk = 64;
     of[6].group.head_dim = of[6].group.v_head_dim = 256;
     make_codes_problem(&of[7], ATTN_SCALE_PER_HEAD);
     of[7].group.attention_chunk = 64;
-    of[5].problem.need_notes = ATTN_NOTE_DETERMINISTIC;
     for (int i = 0; i < 8; i++) {
         fa3_group group = fa3_group_of(&of[i].problem, TILES_AUTO);
         ck_assert_msg(group.tile == NULL, "%d", i);
