@@ -830,6 +830,36 @@ static inline attn_status attn_util_require_groups(uint32_t num_problems, uint32
     return ATTN_OK;
 }
 
+/* How many of the problems' layers have this id. */
+static inline uint32_t attn_util_count_layer_id(const attn_problem *problems, uint32_t num_problems,
+                                                int32_t layer_id)
+{
+    uint32_t count = 0;
+    for (uint32_t p = 0; p < num_problems; p++) {
+        const attn_layer_group *group = ((const attn_problem *)attn_at(problems, p))->group;
+        for (uint32_t n = 0; n < group->num_layers; n++)
+            count += ((const attn_layer *)attn_at(group->layers, n))->layer_id == layer_id;
+    }
+    return count;
+}
+
+/* INVALID_ARGUMENT for an id of a layer that is below 0, or that two layers have (CAPS-11).
+ * attn_util_list_layers() and attn_util_create_model() look at it themselves. */
+static inline attn_status attn_util_require_layer_ids(const attn_problem *problems,
+                                                      uint32_t num_problems, attn_error *error)
+{
+    for (uint32_t p = 0; p < num_problems; p++) {
+        const attn_layer_group *group = ((const attn_problem *)attn_at(problems, p))->group;
+        for (uint32_t n = 0; n < group->num_layers; n++) {
+            int32_t id = ((const attn_layer *)attn_at(group->layers, n))->layer_id;
+            if (id < 0 || attn_util_count_layer_id(problems, num_problems, id) > 1)
+                return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                            "layer_id %d twice, or below 0", id);
+        }
+    }
+    return ATTN_OK;
+}
+
 /* `size` bytes of host memory, aligned to 64 and not cleared, for services->release() of
  * ATTN_SPACE_HOST to free; NULL, with OUT_OF_HOST_MEMORY in *error.
  * [instance-thread & !capturing] */

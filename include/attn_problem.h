@@ -110,7 +110,7 @@ enum {
 typedef struct attn_layer {
     uint32_t struct_size;
     uint32_t flags;    /* ATTN_LAYER_* */
-    int32_t layer_id;  /* >= 0, unique in an instance; what forward is called with */
+    int32_t layer_id;  /* >= 0, unique in an instance (CAPS-11); what forward is called with */
     int32_t kv_buffer; /* which buffer of the pool holds its KV or state; layers may share one */
 } attn_layer;
 

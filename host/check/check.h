@@ -136,6 +136,7 @@ extern const struct check check_load[], check_nego[], check_life[], check_conf[]
     check_perf[], check_strides[], check_codes[], check_any_order[], check_hints[], check_borders[],
     check_planned[], check_private[], check_far_operands[], check_far_tables[], check_extremes[],
     check_hints_tiles[], check_size_more[], check_size_linear_more[], check_wide_inputs[],
-    check_dtypes[], check_caps_kinds[], check_caps_memory[], check_size_work[], check_numbers[];
+    check_dtypes[], check_caps_kinds[], check_caps_memory[], check_size_work[], check_numbers[],
+    check_corners[];
 
 #endif /* HOST_CHECK_CHECK_H */

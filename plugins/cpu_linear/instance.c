@@ -77,10 +77,9 @@ static uint32_t note_state_group(attn_instance *instance, int32_t state_group)
     return at;
 }
 
-static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
-                               attn_error *error)
+static void fill_groups(attn_instance *instance, const attn_problem *problems)
 {
-    int32_t *layers = (int32_t *)(instance->groups + instance->num_groups), *next = layers;
+    int32_t *next = (int32_t *)(instance->groups + instance->num_groups);
     for (uint32_t i = 0; i < instance->num_groups; i++) {
         attn_layer_group from;
         attn_linear_dims dims;
@@ -90,18 +89,9 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
         linear_group_init(&instance->groups[i], problem, &from, &dims);
         instance->groups[i].slots = note_state_group(instance, from.state_group);
         instance->groups[i].layers = next;
-        for (uint32_t n = 0; n < from.num_layers; n++) {
-            int32_t id = ((const attn_layer *)attn_at(from.layers, n))->layer_id;
-            for (const int32_t *other = layers; other < next; other++)
-                if (*other == id)
-                    id = -1;
-            if (id < 0)
-                return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                            "a layer_id twice, or below 0");
-            *next++ = id;
-        }
+        for (uint32_t n = 0; n < from.num_layers; n++)
+            *next++ = ((const attn_layer *)attn_at(from.layers, n))->layer_id;
     }
-    return ATTN_OK;
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -124,6 +114,8 @@ attn_status linear_create(const attn_backend_type *type, const attn_problem *pro
         status = attn_util_require_support(&cpu_linear_type, options, services,
                                            attn_at(problems, i), error);
     if (status == ATTN_OK)
+        status = attn_util_require_layer_ids(problems, num_problems, error);
+    if (status == ATTN_OK)
         status = cpu_isa_choose(linear_builds, linear_num_builds, read.isa, &kernels, error);
     if (status != ATTN_OK)
         return status;
@@ -138,11 +130,7 @@ attn_status linear_create(const attn_backend_type *type, const attn_problem *pro
                             .options = read,
                             .num_groups = num_problems,
                             .groups = (linear_group *)(made + 1)};
-    status = fill_groups(made, problems, error);
-    if (status != ATTN_OK) {
-        linear_destroy(made);
-        return status;
-    }
+    fill_groups(made, problems);
     *instance = made;
     return ATTN_OK;
 }

@@ -37,7 +37,7 @@ static const attn_option options_declared[] = {
      .min = TILE_KEYS,
      .max = 1 << 20,
      .unit = "tokens",
-     .doc = "keys per split of a long sequence, a multiple of 64; results depend on it"},
+     .doc = "keys per split of a long sequence, rounded up to 64s; results depend on it"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_ENUM,
      .key = "kv_index",
@@ -55,15 +55,15 @@ static const attn_option options_declared[] = {
             "where the processor can; no = by fp32, slower"},
 };
 
+/* Splits end where tiles do. */
 static attn_status read_split(const attn_option_value *value, cpu_options *options,
                               attn_error *error)
 {
-    if (value->integer < TILE_KEYS || value->integer > 1 << 20 || value->integer % TILE_KEYS != 0)
-        return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                    "%s: kv_split_tokens = %lld: accepted 64..1048576/64",
-                                    value->place, (long long)value->integer);
-    options->split = (int32_t)value->integer;
-    return ATTN_OK;
+    int32_t given = 0;
+    attn_status status = attn_util_option_number(value, TILE_KEYS, 1 << 20, &given, error);
+    if (status == ATTN_OK)
+        options->split = (given + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
+    return status;
 }
 
 /* Index of an ENUM's value among its choices. */

@@ -146,6 +146,14 @@ static void set_linear(struct caps_problem *p, uint64_t seed)
         p->problem.state_layout = state_layouts[draw(seed, 1, COUNT(state_layouts))];
 }
 
+/* Dimensions of a latent, of which each says what others may be. */
+static void set_latent_dims(struct caps_problem *p, uint64_t seed)
+{
+    for (int32_t n = 0; n < COUNT(latent_numbers) - 1; n++)
+        if (draw(seed, (uint64_t)n, 2) == 0)
+            set_own(p, &latent_numbers[n], mix_absorb(seed, (uint64_t)n));
+}
+
 void caps_problem_random_kind(struct caps_problem *p, const struct grid *grid, uint32_t kind,
                               uint64_t seed)
 {
@@ -160,6 +168,10 @@ void caps_problem_random_kind(struct caps_problem *p, const struct grid *grid, u
             set_latent(p, own);
         else
             set_linear(p, own);
-        caps_set_number(p, ATTN_FIELD_KIND, kind); /* with another its own numbers mean nothing */
     }
+    if (draw(seed, 1001, 4) == 0 && kind == ATTN_KIND_MLA)
+        set_latent_dims(p, mix_absorb(seed, 1002));
+    if (draw(seed, 1003, 4) == 0)
+        caps_set_related(p, mix_absorb(seed, 1003));
+    caps_set_number(p, ATTN_FIELD_KIND, kind); /* with another its own numbers mean nothing */
 }

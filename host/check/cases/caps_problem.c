@@ -446,6 +446,41 @@ static int32_t draw(uint64_t seed, uint64_t n, int32_t count)
     return (int32_t)mix_below((uint32_t)(mix_stream(seed, n) >> 32), (uint64_t)count);
 }
 
+static void set_any_dtype(struct caps_problem *p, int32_t field, uint64_t seed)
+{
+    attn_dtype dtype = any_dtype[draw(seed, 1, (int32_t)NUM_FIELDS(any_dtype))];
+    memcpy((char *)p + dtype_fields[field].offset, &dtype, sizeof dtype);
+}
+
+/* A field of `anything`. */
+static void set_any_number(struct caps_problem *p, uint32_t field, uint64_t seed)
+{
+    for (size_t n = 0; n < NUM_FIELDS(anything); n++)
+        if (anything[n].field == field)
+            caps_set_number(p, field, anything[n].values[draw(seed, 1, anything[n].count)]);
+}
+
+void caps_set_related(struct caps_problem *p, uint64_t seed)
+{
+    enum { MOST = 4, DTYPES = 4 };
+    static const uint32_t related[][MOST] = {
+        {ATTN_FIELD_SCALE_GRANULARITY, ATTN_FIELD_INPUT_SCALE_GRANULARITY}, /* and dtypes */
+        {ATTN_FIELD_NUM_Q_HEADS, ATTN_FIELD_NUM_KV_HEADS},
+        {ATTN_FIELD_HEAD_DIM, ATTN_FIELD_V_HEAD_DIM},
+        {ATTN_FIELD_WINDOW_LEFT, ATTN_FIELD_WINDOW_RIGHT, ATTN_FIELD_ATTENTION_CHUNK},
+        {ATTN_FIELD_ATTN_TYPE, ATTN_FIELD_MODES, ATTN_FIELD_MASK_KINDS, ATTN_FIELD_USES},
+        {ATTN_FIELD_MAX_SEQS, ATTN_FIELD_MAX_TOKENS, ATTN_FIELD_MAX_Q_LEN, ATTN_FIELD_MAX_KV_LEN},
+    };
+    int32_t which = draw(seed, 0, (int32_t)NUM_FIELDS(related) + 1) - 1; /* dtypes twice */
+    const uint32_t *fields = related[which < 0 ? 0 : which];
+    for (int32_t n = 0; n < DTYPES && which <= 0; n++)
+        if (draw(seed, 2 + (uint64_t)n, 4) > 0)
+            set_any_dtype(p, n, mix_absorb(seed, (uint64_t)n));
+    for (int32_t n = 0; n < MOST && fields[n]; n++)
+        if (draw(seed, 8 + (uint64_t)n, which <= 0 ? 2 : 4) > 0)
+            set_any_number(p, fields[n], mix_absorb(seed, MOST + (uint64_t)n));
+}
+
 void caps_set_anything(struct caps_problem *p, uint64_t seed)
 {
     enum { NUMBERS = NUM_FIELDS(anything), DTYPES = 4, OTHERS = 4 };
@@ -455,8 +490,7 @@ void caps_set_anything(struct caps_problem *p, uint64_t seed)
         caps_set_number(p, any->field, any->values[draw(seed, 1, any->count)]);
         p->elsewhere |= any->field <= ATTN_FIELD_DEVICE_CPU_ISA;
     } else if (which < (int32_t)NUMBERS + DTYPES) {
-        attn_dtype dtype = any_dtype[draw(seed, 1, (int32_t)NUM_FIELDS(any_dtype))];
-        memcpy((char *)p + dtype_fields[which - (int32_t)NUMBERS].offset, &dtype, sizeof dtype);
+        set_any_dtype(p, which - (int32_t)NUMBERS, seed);
     } else if (which < (int32_t)NUMBERS + DTYPES + 2) {
         p->problem.kv_layout = any_layout[draw(seed, 1, (int32_t)NUM_FIELDS(any_layout))];
     } else if (which == (int32_t)NUMBERS + DTYPES + 2) {
@@ -499,6 +533,8 @@ void caps_problem_random(struct caps_problem *p, const struct grid *grid, uint64
     int32_t count = how_many[draw(seed, 1000, 8)];
     for (int32_t n = 0; n < count; n++)
         caps_set_anything(p, mix_absorb(seed, (uint64_t)n + 1));
+    if (draw(seed, 1001, 5) == 0)
+        caps_set_related(p, mix_absorb(seed, 1001));
     complete_cache(p);
 }
 

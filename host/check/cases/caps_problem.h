@@ -45,6 +45,9 @@ void caps_problem_plain_kind(struct caps_problem *p, const struct grid *grid, ui
 /* Set one field that every kind of layer has to anything. */
 void caps_set_anything(struct caps_problem *p, uint64_t seed);
 
+/* The same for several that say something of each other: types, heads, dimensions, windows ... */
+void caps_set_related(struct caps_problem *p, uint64_t seed);
+
 /* One line that describes the problem, for messages. */
 void caps_problem_describe(const struct caps_problem *p, char *text, size_t size);
 

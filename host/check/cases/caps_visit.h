@@ -65,7 +65,11 @@ struct caps_unknown {
     const char *what;
     uint32_t field;
     void (*set)(struct caps_problem *p);
+    bool of_any; /* it is in problems of all kinds */
 };
+
+/* Number `n` of those that are in problems of all kinds; NULL: there are fewer. */
+const struct caps_unknown *caps_unknown_of_any(int32_t n);
 
 /* Ask about a problem that is accepted, with that in it. */
 void caps_must_refuse(struct check_run *run, struct caps_problem *p,

@@ -168,6 +168,9 @@ const char *case_spec_defect(const struct case_spec *spec)
         return "partial";
     if (spec->explicit_positions && !has_custom_mask(spec))
         return "explicit_positions";
+    if (spec->positions_ahead < 0 ||
+        (spec->positions_ahead > 0 && spec->alibi && !spec->without_needles))
+        return "positions_ahead";
     if (spec->multi_item && spec->mask_kind != ATTN_MASK_LAYER)
         return "multi_item";
     if (chooses_wrongly(spec))
@@ -245,6 +248,8 @@ static void say_rules(struct line *line, const struct case_spec *spec)
     if (spec->mask_kind != ATTN_MASK_LAYER)
         say(line, ", mask %s%s", mask_names[spec->mask_kind % 4],
             spec->explicit_positions ? " with positions" : "");
+    if (spec->positions_ahead > 0)
+        say(line, " %d ahead", spec->positions_ahead);
     if (spec->multi_item)
         say(line, ", multi_item");
     if (spec->top_k > 0)

@@ -105,6 +105,7 @@ struct case_spec {
     float logit_cap, sm_scale; /* sm_scale 0 = 1 / sqrt(head_dim) */
     bool alibi, sinks;
     bool explicit_positions; /* with a custom mask */
+    int32_t positions_ahead; /* of keys' numbers, all of them; ALiBi hides needles then */
     bool multi_item;         /* with ATTN_MASK_LAYER */
     int32_t top_k;        /* a sparse layer: entries that each row has, at most; 0 = it is none */
     uint32_t index_kind;  /* ATTN_SPARSE_*: of its entries; */
@@ -149,6 +150,13 @@ struct case_spec {
     int32_t num_sequences; /* more than FORWARD_CASE_MAX_SEQS: not of a variant */
     struct case_sequence sequences[FORWARD_CASE_MAX_SEQS];
 };
+
+/* Sequence s of a batch. */
+static inline const struct case_sequence *case_sequence_at(const struct case_spec *spec, int32_t s)
+{
+    bool repeats = spec->num_sequences > FORWARD_CASE_MAX_SEQS;
+    return &spec->sequences[repeats ? s % FORWARD_CASE_REPEATED : s];
+}
 
 /* ---- Case ------------------------------------------------------------------------------------ */
 

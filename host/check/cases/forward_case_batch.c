@@ -575,7 +575,7 @@ static void fill_chosen(const struct filling *f, bool second)
                 choose(f, second, s, t);
 }
 
-/* Depths of a tree of tokens: never beyond the row's own place. */
+/* Depths of a tree of tokens: never beyond the row's own place, if none is ahead. */
 static void fill_positions(const struct filling *f)
 {
     int32_t *positions = part_of(f, PART_POSITIONS);
@@ -583,9 +583,9 @@ static void fill_positions(const struct filling *f)
               CASE_UNUSED_INDEX);
     for (int32_t s = 0; s < f->l->num_seqs; s++) {
         uint64_t stream = case_stream(f->c->batch_seed, DRAW_POSITIONS, (uint64_t)s, 0, 0);
+        int32_t root = f->l->prefix[s] + f->c->spec.positions_ahead;
         for (int32_t t = 0; t < f->l->q_len[s]; t++)
-            positions[f->l->first_row[s] + t] =
-                f->l->prefix[s] + case_below(stream, (uint64_t)t, t / 2 + 1);
+            positions[f->l->first_row[s] + t] = root + case_below(stream, (uint64_t)t, t / 2 + 1);
     }
     fill_ints(positions, f->l->first_row[f->l->num_seqs],
               f->l->first_row[f->l->num_seqs] + f->l->spare, 0);

@@ -88,13 +88,6 @@ struct case_part {
     uint64_t bytes;  /* 0 = the case has no such part */
 };
 
-/* Sequence s of a batch. */
-static inline const struct case_sequence *case_sequence_at(const struct case_spec *spec, int32_t s)
-{
-    bool repeats = spec->num_sequences > FORWARD_CASE_MAX_SEQS;
-    return &spec->sequences[repeats ? s % FORWARD_CASE_REPEATED : s];
-}
-
 /* How a tensor lies in its part. */
 struct case_shape {
     uint32_t ndim;

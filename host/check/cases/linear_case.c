@@ -495,23 +495,24 @@ static void point(struct linear_case *c, char *base, char *host, attn_batch *bat
         state->has_initial = (attn_i32_array)PAIR(LINEAR_INITIAL, 0);
     if (spec->snapshots)
         state->snapshots = (attn_i32_array)PAIR(LINEAR_SNAPSHOTS, 0);
-    *batch = (attn_batch){.struct_size = sizeof *batch,
-                          .mode = spec->mode,
-                          .num_seqs = sequences,
-                          .num_tokens = real + spec->padded + spec->spare,
-                          .num_real_seqs = spec->num_sequences,
-                          .num_real_tokens = real,
-                          .num_decode_seqs = last ? 1 + spec->padded : mixed,
-                          .first_decode_seq = last ? spec->num_sequences - 1 : 0,
-                          .decode_q_len = mixed ? spec->decode_q_len : 0,
-                          .max_q_len = c->posed.bounds.max_q_len,
-                          .max_kv_len = c->posed.bounds.max_kv_len,
-                          .num_state_groups = LINEAR_STATE_GROUPS,
-                          .seq_lens = PAIR(LINEAR_SEQ_LENS, ATTN_HOST_SEQ_LENS),
-                          .prefix_lens = PAIR(LINEAR_PREFIX_LENS, ATTN_HOST_PREFIX_LENS),
-                          .q_indptr = PAIR(LINEAR_INDPTR, ATTN_HOST_Q_INDPTR),
-                          .req_pool_indices = PAIR(LINEAR_REQUESTS, 0),
-                          .state_groups = states};
+    *batch =
+        (attn_batch){.struct_size = sizeof *batch,
+                     .mode = spec->mode,
+                     .num_seqs = sequences,
+                     .num_tokens = real + spec->padded + spec->spare,
+                     .num_real_seqs = spec->num_sequences,
+                     .num_real_tokens = real,
+                     .num_decode_seqs = last ? spec->decodes + spec->padded : mixed * spec->decodes,
+                     .first_decode_seq = last ? spec->num_sequences - spec->decodes : 0,
+                     .decode_q_len = mixed ? spec->decode_q_len : 0,
+                     .max_q_len = c->posed.bounds.max_q_len,
+                     .max_kv_len = c->posed.bounds.max_kv_len,
+                     .num_state_groups = LINEAR_STATE_GROUPS,
+                     .seq_lens = PAIR(LINEAR_SEQ_LENS, ATTN_HOST_SEQ_LENS),
+                     .prefix_lens = PAIR(LINEAR_PREFIX_LENS, ATTN_HOST_PREFIX_LENS),
+                     .q_indptr = PAIR(LINEAR_INDPTR, ATTN_HOST_Q_INDPTR),
+                     .req_pool_indices = PAIR(LINEAR_REQUESTS, 0),
+                     .state_groups = states};
 #undef PAIR
 }
 

@@ -37,8 +37,9 @@ struct linear_spec {
     uint32_t modes;  /* ATTN_MODE_BIT set: others that parts of the case have */
     attn_dtype q_dtype, out_dtype, state_dtype, conv_dtype;
     bool bare;            /* what means nothing for such a layer is 0 or absent, else any number */
-    bool decodes_first;   /* MIXED: the first sequence decodes, not the last one */
-    int32_t decode_q_len; /* MIXED: its rows, 1 or more */
+    bool decodes_first;   /* MIXED: the first sequences decode, not the last ones */
+    int32_t decodes;      /* MIXED: so many do */
+    int32_t decode_q_len; /* MIXED: rows of each, 1 or more */
     bool vk;              /* state.ssm.vk/1 */
     int32_t k_heads, v_heads, k_dim, v_dim, width;
     bool bias, z;
@@ -75,7 +76,7 @@ static inline const struct linear_case_sequence *linear_sequence(const struct li
 /* A spec of this family drawn from the seed, whether a backend accepts it or not. */
 void linear_spec_draw(struct linear_spec *spec, uint32_t family, uint64_t seed);
 
-/* MIXED, with what the spec says of the sequence that decodes. */
+/* MIXED, with what the spec says of the sequences that decode. */
 void linear_spec_mix(struct linear_spec *spec);
 void linear_spec_describe(const struct linear_spec *spec, char *text, size_t size);
 

@@ -5,20 +5,10 @@
 #include "host/check/cases/linear_case.h"
 
 #include "host/base/dtype.h"
-#include "host/base/mix.h"
+#include "host/check/cases/draw.h"
 
 #include <math.h>
 #include <stdio.h>
-
-struct draw {
-    uint64_t seed, count;
-};
-
-static int32_t below(struct draw *draw, int32_t count)
-{
-    uint32_t bits = (uint32_t)(mix_stream(draw->seed, draw->count++) >> 32);
-    return (int32_t)mix_below(bits, (uint64_t)count);
-}
 
 /* ---- Drawing --------------------------------------------------------------------------------- */
 
@@ -34,40 +24,40 @@ static void draw_dims(struct linear_spec *spec, struct draw *draw)
     static const int32_t heads[][2] = {{1, 2}, {2, 2}, {1, 3}, {2, 4}, {1, 6}, {3, 3}};
     static const int32_t widths[] = {4, 4, 0, 2, 3, 1, 5, 8};
     bool short_conv = spec->family == ATTN_LINEAR_SHORT_CONV;
-    int32_t shape = below(draw, 11);
+    int32_t shape = draw_below(draw, 11);
     bool large = dims[shape][0] * dims[shape][1] > 4096; /* then few heads: time and memory */
-    int32_t which = below(draw, large ? 2 : 6);
+    int32_t which = draw_below(draw, large ? 2 : 6);
     spec->k_heads = short_conv ? 0 : heads[which][0];
     spec->v_heads = heads[which][1];
     spec->k_dim = short_conv ? 0 : dims[shape][0];
     spec->v_dim = dims[shape][1];
-    spec->width = spec->k_dim == 1 || spec->v_dim == 1 ? 0 : widths[below(draw, 8)];
+    spec->width = spec->k_dim == 1 || spec->v_dim == 1 ? 0 : widths[draw_below(draw, 8)];
     if (short_conv && spec->width == 0)
         spec->width = 4;
-    spec->bias = below(draw, 2);
-    spec->z = below(draw, 2);
-    spec->skip = spec->family == ATTN_LINEAR_MAMBA2 ? below(draw, 3) : 0;
-    spec->vk = below(draw, 2);
+    spec->bias = draw_below(draw, 2);
+    spec->z = draw_below(draw, 2);
+    spec->skip = spec->family == ATTN_LINEAR_MAMBA2 ? draw_below(draw, 3) : 0;
+    spec->vk = draw_below(draw, 2);
 }
 
 static void draw_gates(struct linear_spec *spec, struct draw *draw)
 {
     bool delta = spec->family == ATTN_LINEAR_GDN || spec->family == ATTN_LINEAR_KDA;
     bool gated = delta || spec->family == ATTN_LINEAR_MAMBA2;
-    if (gated && below(draw, 4) > 0)
+    if (gated && draw_below(draw, 4) > 0)
         spec->flags |= ATTN_LINEAR_RAW_GATES;
-    if (delta && below(draw, 4) > 0)
+    if (delta && draw_below(draw, 4) > 0)
         spec->flags |= ATTN_LINEAR_QK_L2NORM;
-    if (below(draw, 4) == 0)
+    if (draw_below(draw, 4) == 0)
         spec->flags |= ATTN_LINEAR_CONV_IDENTITY;
-    if (spec->family == ATTN_LINEAR_KDA && below(draw, 2))
+    if (spec->family == ATTN_LINEAR_KDA && draw_below(draw, 2))
         spec->lower_bound = -5;
-    if (spec->family == ATTN_LINEAR_MAMBA2 && below(draw, 2)) {
+    if (spec->family == ATTN_LINEAR_MAMBA2 && draw_below(draw, 2)) {
         spec->dt_min = 0.25f;
         static const float largest[] = {0, 1.5f, 0.25f}; /* none; one; the only value there is */
-        spec->dt_max = largest[below(draw, 3)];
+        spec->dt_max = largest[draw_below(draw, 3)];
     }
-    spec->steep = below(draw, 4) == 0;
+    spec->steep = draw_below(draw, 4) == 0;
 }
 
 /* One of eight: of 32 bits, of 16 bits and another one than q's, or six times q's. */
@@ -79,9 +69,9 @@ static attn_dtype unlike(attn_dtype q, int32_t drawn)
 static void draw_dtypes(struct linear_spec *spec, struct draw *draw)
 {
     static const attn_dtype dtypes[] = {ATTN_BF16, ATTN_F32, ATTN_F16};
-    spec->q_dtype = dtypes[below(draw, 3)];
-    spec->conv_dtype = unlike(spec->q_dtype, below(draw, 8));
-    spec->state_dtype = below(draw, 3) == 0 ? ATTN_BF16 : ATTN_F32;
+    spec->q_dtype = dtypes[draw_below(draw, 3)];
+    spec->conv_dtype = unlike(spec->q_dtype, draw_below(draw, 8));
+    spec->state_dtype = draw_below(draw, 3) == 0 ? ATTN_BF16 : ATTN_F32;
 }
 
 static void draw_sequences(struct linear_spec *spec, struct draw *draw)
@@ -89,16 +79,16 @@ static void draw_sequences(struct linear_spec *spec, struct draw *draw)
     static const int32_t lengths[] = {1, 0, 2, 5, 8, 9, 16, 17, 63, 64, 65, 127, 130, 200};
     static const int32_t few[] = {1, 2, 3, 4, 5, 7};
     bool verify = spec->mode == ATTN_MODE_TARGET_VERIFY;
-    spec->num_sequences = 1 + below(draw, 4);
+    spec->num_sequences = 1 + draw_below(draw, 4);
     for (int32_t s = 0; s < spec->num_sequences; s++) {
         struct linear_case_sequence *sequence = &spec->sequences[s];
         bool decodes = spec->mode == ATTN_MODE_DECODE;
         sequence->rows = decodes  ? 1
-                         : verify ? few[below(draw, 6)]
-                                  : lengths[below(draw, sizeof lengths / sizeof lengths[0])];
-        sequence->has_initial = below(draw, 4) > 0;
-        sequence->in_place = below(draw, 2);
-        sequence->dropped = below(draw, 8) == 0;
+                         : verify ? few[draw_below(draw, 6)]
+                                  : lengths[draw_below(draw, sizeof lengths / sizeof lengths[0])];
+        sequence->has_initial = draw_below(draw, 4) > 0;
+        sequence->in_place = draw_below(draw, 2);
+        sequence->dropped = draw_below(draw, 8) == 0;
     }
 }
 
@@ -108,34 +98,38 @@ void linear_spec_draw(struct linear_spec *spec, uint32_t family, uint64_t seed)
                                      ATTN_MODE_MIXED,        ATTN_MODE_TARGET_VERIFY,
                                      ATTN_MODE_DRAFT_EXTEND, ATTN_MODE_EXTEND};
     struct draw draw = {.seed = seed};
-    *spec = (struct linear_spec){.family = family, .mode = modes[below(&draw, 6)]};
+    *spec =
+        (struct linear_spec){.family = family, .mode = modes[draw_below(&draw, 6)], .decodes = 1};
     draw_dims(spec, &draw);
     draw_gates(spec, &draw);
     draw_dtypes(spec, &draw);
     draw_sequences(spec, &draw);
-    spec->snapshots = spec->mode == ATTN_MODE_TARGET_VERIFY || below(&draw, 8) == 0;
+    spec->snapshots = spec->mode == ATTN_MODE_TARGET_VERIFY || draw_below(&draw, 8) == 0;
     static const uint32_t absent[6] = {LINEAR_WITHOUT_DST | LINEAR_WITHOUT_INITIAL,
                                        LINEAR_WITHOUT_DST, LINEAR_WITHOUT_INITIAL};
-    spec->absent = absent[below(&draw, 6)];
-    spec->gap = below(&draw, 3) == 0 ? 16 : 0;
-    spec->first_row = spec->mode != ATTN_MODE_DECODE && below(&draw, 3) == 0 ? 3 : 0;
-    spec->padded = below(&draw, 3) == 0 ? 2 : 0;
+    spec->absent = absent[draw_below(&draw, 6)];
+    spec->gap = draw_below(&draw, 3) == 0 ? 16 : 0;
+    spec->first_row = spec->mode != ATTN_MODE_DECODE && draw_below(&draw, 3) == 0 ? 3 : 0;
+    spec->padded = draw_below(&draw, 3) == 0 ? 2 : 0;
     bool all_rows = spec->mode == ATTN_MODE_TARGET_VERIFY;
-    spec->sparse = spec->snapshots && !all_rows && below(&draw, 3) > 0 ? 20 + below(&draw, 60) : 0;
-    spec->out_dtype = unlike(spec->q_dtype, below(&draw, 8));
-    spec->state_group = below(&draw, LINEAR_STATE_GROUPS);
-    spec->decodes_first = below(&draw, 2);
-    spec->decode_q_len = below(&draw, 2) ? 3 : 1;
-    spec->bare = below(&draw, 2);
-    spec->cuts = spec->sparse > 0 && below(&draw, 2) ? 1 + below(&draw, 4) : 0;
+    spec->sparse =
+        spec->snapshots && !all_rows && draw_below(&draw, 3) > 0 ? 20 + draw_below(&draw, 60) : 0;
+    spec->out_dtype = unlike(spec->q_dtype, draw_below(&draw, 8));
+    spec->state_group = draw_below(&draw, LINEAR_STATE_GROUPS);
+    spec->decodes_first = draw_below(&draw, 2);
+    spec->decode_q_len = draw_below(&draw, 2) ? 3 : 1;
+    spec->bare = draw_below(&draw, 2);
+    spec->cuts = spec->sparse > 0 && draw_below(&draw, 2) ? 1 + draw_below(&draw, 4) : 0;
     if (spec->mode == ATTN_MODE_MIXED)
         linear_spec_mix(spec);
 }
 
 void linear_spec_mix(struct linear_spec *spec)
 {
+    int32_t first = spec->decodes_first ? 0 : spec->num_sequences - spec->decodes;
     spec->mode = ATTN_MODE_MIXED;
-    spec->sequences[spec->decodes_first ? 0 : spec->num_sequences - 1].rows = spec->decode_q_len;
+    for (int32_t s = first; s < first + spec->decodes; s++)
+        spec->sequences[s].rows = spec->decode_q_len;
 }
 
 /* ---- Telling --------------------------------------------------------------------------------- */
@@ -164,8 +158,9 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
         absent[spec->absent], spec->bare && !spec->absent ? ", bare" : "", spec->gap,
         spec->first_row, spec->padded, spec->turn, spec->state_group);
     if (length < size && spec->mode == ATTN_MODE_MIXED)
-        length += (size_t)snprintf(text + length, size - length, " (decodes %s, of %d)",
-                                   spec->decodes_first ? "first" : "last", spec->decode_q_len);
+        length += (size_t)snprintf(text + length, size - length, " (the %s %d decode, of %d)",
+                                   spec->decodes_first ? "first" : "last", spec->decodes,
+                                   spec->decode_q_len);
     if (length < size && (spec->spare > 0 || spec->spread > 0 || spec->num_sequences > 8))
         length += (size_t)snprintf(text + length, size - length, " (%d sequences, %d more, %s)",
                                    spec->num_sequences, spec->spare,

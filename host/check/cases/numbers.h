@@ -21,4 +21,9 @@ void numbers_draw_batch(const struct grid *grid, const attn_options *options, ui
 void numbers_draw_layer(const struct grid *grid, const attn_options *options, uint64_t seed,
                         int64_t most_work, struct case_spec *spec);
 
+/* Two things at once that are large: heads, sequences, padding, keys of a sequence, queries of one;
+ * all else is small. The spec stays as it is where no such two are accepted. */
+void numbers_draw_large(const struct grid *grid, const attn_options *options, uint64_t seed,
+                        int64_t most_work, struct case_spec *spec);
+
 #endif /* HOST_CHECK_CASES_NUMBERS_H */

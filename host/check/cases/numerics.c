@@ -16,6 +16,14 @@ struct case_backend numerics_backend(const struct check_subject *subject,
                                  .services = subject->services};
 }
 
+int32_t numerics_few(const struct check_subject *subject, int32_t count)
+{
+    struct grid *grid = grid_of(subject);
+    bool compiles = grid && grid->notes & ATTN_NOTE_RUNTIME_COMPILATION;
+    grid_release(subject, grid);
+    return subject->exhaustive ? 20 * count : compiles ? count / 20 : count;
+}
+
 int32_t numerics_count(const struct check_subject *subject, const struct grid_choice *choices)
 {
     struct grid *grid = grid_of(subject);

@@ -39,6 +39,10 @@ struct case_run numerics_repeats(struct numerics_noted *noted);
 bool numerics_judge(struct check_run *run, struct case_session *session, struct forward_case *c,
                     const struct case_spec *spec);
 
+/* How many of `count` random cases: all, 20 times as many with --exhaustive, a twentieth where each
+ * is likely to be compiled first. */
+int32_t numerics_few(const struct check_subject *subject, int32_t count);
+
 /* How many cases a product of choices gives: as many as are accepted, or one that is skipped with
  * the reason. */
 int32_t numerics_count(const struct check_subject *subject, const struct grid_choice *choices);

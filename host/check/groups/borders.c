@@ -6,9 +6,7 @@
  */
 #include "host/check/cases/caps_problem.h"
 #include "host/check/cases/forward_case_session.h"
-#include "host/check/cases/linear_bench.h"
-#include "host/check/cases/mla_spec.h"
-#include "host/check/cases/numerics.h"
+#include "host/check/groups/axes.h"
 
 #include "host/base/error.h"
 
@@ -16,42 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BIT(value) (1u << (value))
-enum { TEXT = 800, EACH = 700 /* values that are asked for one by one */ };
+enum { TEXT = 800 };
 
 static const struct case_run exactly = {.exact_memory = true};
-
-/* ---- Borders of an axis ---------------------------------------------------------------------- */
-
-/* A question with one number left open. */
-typedef bool (*accepts_value)(void *ctx, int32_t value);
-
-struct borders {
-    int32_t least, most; /* accepted; most < least: none is */
-};
-
-/* Values up to EACH one by one, since some backends take multiples alone; from there on what is
- * accepted is taken to have one end. */
-static struct borders find_borders(accepts_value accepts, void *ctx)
-{
-    struct borders found = {0, -1};
-    int64_t step = EACH;
-    for (int32_t value = 0; value <= EACH; value++)
-        if (accepts(ctx, value)) {
-            found.least = found.most < found.least ? value : found.least;
-            found.most = value;
-        }
-    if (found.most < EACH)
-        return found;
-    while (found.most + step <= INT32_MAX && accepts(ctx, (int32_t)(found.most + step))) {
-        found.most += (int32_t)step;
-        step *= 2;
-    }
-    for (; step > 0; step /= 2)
-        if (found.most + step <= INT32_MAX && accepts(ctx, (int32_t)(found.most + step)))
-            found.most += (int32_t)step;
-    return found;
-}
 
 /* ---- Creating -------------------------------------------------------------------------------- */
 
@@ -97,101 +62,6 @@ static void expect_created(struct check_run *run, const attn_problem *problem,
 }
 
 /* ---- Softmax and latent layers --------------------------------------------------------------- */
-
-/* `most_run`: beyond it a case would be larger than what it shows is worth. */
-struct spec_axis {
-    const char *name;
-    int32_t most_run;
-    void (*set)(struct case_spec *spec, int32_t value);
-};
-
-static void set_head_dim(struct case_spec *spec, int32_t value)
-{
-    spec->head_dim = value;
-}
-static void set_v_head_dim(struct case_spec *spec, int32_t value)
-{
-    spec->v_head_dim = value;
-}
-static void set_both_dims(struct case_spec *spec, int32_t value)
-{
-    spec->head_dim = spec->v_head_dim = value;
-}
-static void set_kv_heads(struct case_spec *spec, int32_t value)
-{
-    spec->num_kv_heads = spec->num_q_heads = value;
-}
-static void set_ratio(struct case_spec *spec, int32_t value)
-{
-    spec->num_kv_heads = 1;
-    spec->num_q_heads = value;
-}
-static void set_page_size(struct case_spec *spec, int32_t value)
-{
-    spec->page_size = value;
-}
-static void set_window_left(struct case_spec *spec, int32_t value)
-{
-    spec->window_left = value;
-}
-static void set_window_right(struct case_spec *spec, int32_t value)
-{
-    spec->window_left = 4;
-    spec->window_right = value;
-}
-static void set_chunk(struct case_spec *spec, int32_t value)
-{
-    spec->attention_chunk = value;
-}
-
-static const struct spec_axis softmax_axes[] = {
-    {"head_dim", 1024, set_head_dim},
-    {"v_head_dim", 1024, set_v_head_dim},
-    {"head_dim and v_head_dim", 1024, set_both_dims},
-    {"num_kv_heads", 66, set_kv_heads},
-    {"num_q_heads for a KV head", 130, set_ratio},
-    {"page_size", 700, set_page_size},
-    {"window_left", INT32_MAX, set_window_left},
-    {"window_right", INT32_MAX, set_window_right},
-    {"attention_chunk", INT32_MAX, set_chunk},
-};
-
-static void set_lora(struct case_spec *spec, int32_t value)
-{
-    spec->latent.kv_lora_rank = value;
-    case_spec_set_form(spec, spec->latent.expanded);
-}
-static void set_rope(struct case_spec *spec, int32_t value)
-{
-    spec->latent.rope_dim = value;
-    case_spec_set_form(spec, spec->latent.expanded);
-}
-static void set_nope(struct case_spec *spec, int32_t value)
-{
-    spec->latent.nope_dim = value;
-    case_spec_set_form(spec, spec->latent.expanded);
-}
-static void set_values(struct case_spec *spec, int32_t value)
-{
-    spec->latent.v_dim = value;
-    case_spec_set_form(spec, spec->latent.expanded);
-}
-static void set_latent_heads(struct case_spec *spec, int32_t value)
-{
-    spec->num_q_heads = value;
-    case_spec_set_form(spec, spec->latent.expanded);
-}
-
-static const struct spec_axis latent_axes[] = {
-    {"kv_lora_rank", 1024, set_lora},      {"rope_dim", 1024, set_rope},
-    {"nope_dim", 1024, set_nope},          {"v_head_dim", 1024, set_values},
-    {"num_q_heads", 66, set_latent_heads}, {"page_size", 700, set_page_size},
-};
-
-enum {
-    SOFTMAX_AXES = sizeof softmax_axes / sizeof softmax_axes[0],
-    LATENT_AXES = sizeof latent_axes / sizeof latent_axes[0]
-};
 
 /* A spec along one axis. */
 struct spec_line {
@@ -259,7 +129,7 @@ static void judge_line(const struct spec_line *line)
 {
     struct borders borders = find_borders(accepts_spec, (void *)(uintptr_t)line);
     if (borders.most < borders.least) {
-        check_skip(line->run, "query accepts no %s of 0..%d", line->axis->name, EACH);
+        check_skip(line->run, "query accepts no %s of 0..%d", line->axis->name, AXES_EACH);
         return;
     }
     if (line->beyond) {
@@ -272,18 +142,7 @@ static void judge_line(const struct spec_line *line)
         run_at(line, borders.most);
 }
 
-/* Few keys and queries: an axis is what counts. */
-static void set_short(struct case_spec *spec)
-{
-    static const int32_t lengths[][2] = {{37, 3}, {0, 5}, {17, 1}};
-    spec->num_sequences = 3;
-    for (int32_t s = 0; s < 3; s++)
-        spec->sequences[s] =
-            (struct case_sequence){.prefix_len = lengths[s][0],
-                                   .num_new = spec->mode == ATTN_MODE_DECODE ? 1 : lengths[s][1],
-                                   .tokens_of = s};
-}
-
+#define BIT(value) (1u << (value))
 #define MODES                                                                                      \
     {                                                                                              \
         AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
@@ -316,7 +175,7 @@ static void run_line(struct check_run *run, bool latent, bool beyond)
     bool found = latent ? numerics_mla_spec(&base, grid, &latent_choice, &spec, &line.options)
                         : numerics_spec(&base, grid, softmax_choices, &spec, &line.options);
     if (found) {
-        set_short(&spec);
+        axes_make_short(&spec);
         judge_line(&line);
     } else {
         check_skip(run, "%s", base.text);
@@ -346,20 +205,6 @@ static void run_mla_beyond(struct check_run *run)
 
 /* ---- Linear layers --------------------------------------------------------------------------- */
 
-struct linear_axis {
-    const char *name;
-    int32_t most_run;
-    size_t member; /* of struct linear_spec, an int32_t */
-};
-
-static const struct linear_axis linear_axes[] = {
-    {"head_k_dim", 512, offsetof(struct linear_spec, k_dim)},
-    {"head_v_dim", 512, offsetof(struct linear_spec, v_dim)},
-    {"num_v_heads", 128, offsetof(struct linear_spec, v_heads)},
-    {"conv_width", 64, offsetof(struct linear_spec, width)},
-};
-enum { LINEAR_AXES = sizeof linear_axes / sizeof linear_axes[0] };
-
 struct linear_line {
     struct check_run *run;
     const struct linear_spec *base;
@@ -369,7 +214,7 @@ struct linear_line {
 static void set_linear(const struct linear_line *line, int32_t value, struct linear_spec *spec)
 {
     *spec = *line->base;
-    memcpy((char *)spec + line->axis->member, &value, sizeof value);
+    linear_axis_set(line->axis, value, spec);
 }
 
 static bool accepts_linear(void *ctx, int32_t value)
@@ -410,22 +255,6 @@ static void refuse_linear_at(const struct linear_line *line, int64_t value)
                        (int32_t)value);
 }
 
-static void change_short(struct linear_spec *spec, int32_t index)
-{
-    static const struct linear_case_sequence sequences[] = {{.rows = 18, .has_initial = true},
-                                                            {.rows = 1, .in_place = true}};
-    (void)index;
-    linear_set_extend(spec, 2, sequences);
-    spec->padded = 0;
-    if (spec->family != ATTN_LINEAR_SHORT_CONV) {
-        spec->k_heads = 1;
-        spec->v_heads = 2;
-        spec->k_dim = 16;
-    }
-    spec->v_dim = 16;
-    spec->width = spec->width > 1 ? spec->width : 3;
-}
-
 static int32_t count_linear_borders(const struct check_subject *subject)
 {
     return LINEAR_AXES * linear_count_families(subject);
@@ -438,11 +267,11 @@ static void run_linear_line(struct check_run *run, bool beyond)
     int32_t families = linear_count_families(run->subject);
     struct linear_line line = {
         .run = run, .base = &spec, .axis = &linear_axes[run->index / families % LINEAR_AXES]};
-    if (!linear_find_case(run, change_short, &spec))
+    if (!linear_find_case(run, axes_make_linear_short, &spec))
         return;
     struct borders borders = find_borders(accepts_linear, &line);
     if (borders.most < borders.least) {
-        check_skip(run, "query accepts no %s of 0..%d", line.axis->name, EACH);
+        check_skip(run, "query accepts no %s of 0..%d", line.axis->name, AXES_EACH);
         return;
     }
     if (beyond) {
@@ -691,7 +520,7 @@ static void climb_found(struct check_run *run, bool latent)
     bool found = latent ? numerics_mla_spec(run, grid, &latent_choice, &spec, &options)
                         : numerics_spec(run, grid, softmax_choices, &spec, &options);
     if (found) {
-        set_short(&spec);
+        axes_make_short(&spec);
         spec_problem_init(&posed, &spec, &run->subject->device->info);
         climb_all(run, &posed.problem, options);
     }
@@ -712,7 +541,7 @@ static void run_linear_climb(struct check_run *run)
 {
     struct linear_spec spec;
     struct linear_posed posed;
-    if (!linear_find_case(run, change_short, &spec))
+    if (!linear_find_case(run, axes_make_linear_short, &spec))
         return;
     linear_pose(&posed, &spec, &run->subject->device->info);
     climb_all(run, &posed.problem, run->subject->options);

@@ -12,6 +12,8 @@
 #include "host/check/cases/numerics.h"
 
 #include "host/base/error.h"
+#include "host/check/groups/refusal.h"
+#include "host/check/groups/rig.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -371,42 +373,52 @@ static void set_input_granularity(struct caps_problem *p)
 }
 
 static const struct caps_unknown unknowns[] = {
-    {"kind 1000", ATTN_FIELD_KIND, set_kind},
-    {"attn_type 1000", ATTN_FIELD_ATTN_TYPE, set_type},
-    {"bit 31 of the group's flags", 0, set_group_flag},
-    {"bit 31 of a layer's flags", 0, set_layer_flag},
-    {"kv_scale_granularity 1000", ATTN_FIELD_SCALE_GRANULARITY, set_granularity},
-    {"device.type 1000", ATTN_FIELD_DEVICE_TYPE, set_device},
-    {"q_dtype of code 99", ATTN_FIELD_Q_DTYPE, set_q_dtype},
-    {"kv_dtype of code 99", ATTN_FIELD_KV_DTYPE, set_kv_dtype},
-    {"out_dtype of code 99", ATTN_FIELD_OUT_DTYPE, set_out_dtype},
-    {"kv_layout kv.nhd/1000", ATTN_FIELD_KV_LAYOUT, set_layout_unknown},
-    {"kv_layout kv.nhd/10", ATTN_FIELD_KV_LAYOUT, set_layout_longer},
-    {"bit 31 of modes", ATTN_FIELD_MODES, set_mode},
-    {"bit 31 of mask_kinds", ATTN_FIELD_MASK_KINDS, set_mask},
-    {"bit 31 of uses", ATTN_FIELD_USES, set_use},
-    {"graph_level 1000", ATTN_FIELD_GRAPH_LEVEL, set_graph_level},
-    {"bit 31 of need_notes", ATTN_FIELD_NEED_NOTES, set_note},
-    {"feature attn.unheard_of/1", ATTN_FIELD_FEATURE, set_feature},
-    {"the kind after the last one", ATTN_FIELD_KIND, set_next_kind},
-    {"the attn_type after the last one", ATTN_FIELD_ATTN_TYPE, set_next_attn_type},
-    {"the bit of the group's flags after the last one", 0, set_next_group_flag},
-    {"the bit of a layer's flags after the last one", 0, set_next_layer_flag},
+    {"kind 1000", ATTN_FIELD_KIND, set_kind, true},
+    {"attn_type 1000", ATTN_FIELD_ATTN_TYPE, set_type, true},
+    {"bit 31 of the group's flags", 0, set_group_flag, true},
+    {"bit 31 of a layer's flags", 0, set_layer_flag, true},
+    {"kv_scale_granularity 1000", ATTN_FIELD_SCALE_GRANULARITY, set_granularity, false},
+    {"device.type 1000", ATTN_FIELD_DEVICE_TYPE, set_device, true},
+    {"q_dtype of code 99", ATTN_FIELD_Q_DTYPE, set_q_dtype, true},
+    {"kv_dtype of code 99", ATTN_FIELD_KV_DTYPE, set_kv_dtype, false},
+    {"out_dtype of code 99", ATTN_FIELD_OUT_DTYPE, set_out_dtype, true},
+    {"kv_layout kv.nhd/1000", ATTN_FIELD_KV_LAYOUT, set_layout_unknown, false},
+    {"kv_layout kv.nhd/10", ATTN_FIELD_KV_LAYOUT, set_layout_longer, false},
+    {"bit 31 of modes", ATTN_FIELD_MODES, set_mode, true},
+    {"bit 31 of mask_kinds", ATTN_FIELD_MASK_KINDS, set_mask, true},
+    {"bit 31 of uses", ATTN_FIELD_USES, set_use, true},
+    {"graph_level 1000", ATTN_FIELD_GRAPH_LEVEL, set_graph_level, true},
+    {"bit 31 of need_notes", ATTN_FIELD_NEED_NOTES, set_note, true},
+    {"feature attn.unheard_of/1", ATTN_FIELD_FEATURE, set_feature, true},
+    {"the kind after the last one", ATTN_FIELD_KIND, set_next_kind, true},
+    {"the attn_type after the last one", ATTN_FIELD_ATTN_TYPE, set_next_attn_type, true},
+    {"the bit of the group's flags after the last one", 0, set_next_group_flag, true},
+    {"the bit of a layer's flags after the last one", 0, set_next_layer_flag, true},
     {"the kv_scale_granularity after the last one", ATTN_FIELD_SCALE_GRANULARITY,
-     set_next_granularity},
-    {"the bit of modes after the last one", ATTN_FIELD_MODES, set_next_mode},
-    {"the bit of mask_kinds after the last one", ATTN_FIELD_MASK_KINDS, set_next_mask},
-    {"the bit of uses after the last one", ATTN_FIELD_USES, set_next_use},
-    {"the graph_level after the last one", ATTN_FIELD_GRAPH_LEVEL, set_next_graph_level},
-    {"the bit of need_notes after the last one", ATTN_FIELD_NEED_NOTES, set_next_note},
+     set_next_granularity, false},
+    {"the bit of modes after the last one", ATTN_FIELD_MODES, set_next_mode, true},
+    {"the bit of mask_kinds after the last one", ATTN_FIELD_MASK_KINDS, set_next_mask, true},
+    {"the bit of uses after the last one", ATTN_FIELD_USES, set_next_use, true},
+    {"the graph_level after the last one", ATTN_FIELD_GRAPH_LEVEL, set_next_graph_level, true},
+    {"the bit of need_notes after the last one", ATTN_FIELD_NEED_NOTES, set_next_note, true},
     {"input_scale_granularity per_token_head", ATTN_FIELD_INPUT_SCALE_GRANULARITY,
-     set_input_granularity},
+     set_input_granularity, false},
 };
+
+enum { UNKNOWNS = sizeof unknowns / sizeof unknowns[0] };
 
 static int32_t count_unknown(const struct check_subject *subject)
 {
     (void)subject;
-    return (int32_t)(sizeof unknowns / sizeof unknowns[0]);
+    return UNKNOWNS;
+}
+
+const struct caps_unknown *caps_unknown_of_any(int32_t n)
+{
+    for (int32_t u = 0; u < UNKNOWNS; u++)
+        if (unknowns[u].of_any && n-- == 0)
+            return &unknowns[u];
+    return NULL;
 }
 
 static bool names_field(const struct caps_answer *answer, uint32_t field)
@@ -468,9 +480,9 @@ static void set_cuda_managed(struct caps_problem *p)
 }
 
 static const struct caps_unknown memories[] = {
-    {"device.type cuda_host", ATTN_FIELD_DEVICE_TYPE, set_cuda_host},
-    {"device.type rocm_host", ATTN_FIELD_DEVICE_TYPE, set_rocm_host},
-    {"device.type cuda_managed", ATTN_FIELD_DEVICE_TYPE, set_cuda_managed},
+    {"device.type cuda_host", ATTN_FIELD_DEVICE_TYPE, set_cuda_host, true},
+    {"device.type rocm_host", ATTN_FIELD_DEVICE_TYPE, set_rocm_host, true},
+    {"device.type cuda_managed", ATTN_FIELD_DEVICE_TYPE, set_cuda_managed, true},
 };
 
 static int32_t count_memories(const struct check_subject *subject)
@@ -539,6 +551,55 @@ static void run_as_given(struct check_run *run)
     caps_visit_problems(run, look_as_given);
 }
 
+/* ---- CAPS-11: ids of layers -------------------------------------------------------------------
+ */
+
+static const struct layer_ids {
+    const char *what;
+    int32_t ids[2];
+    bool apart; /* two groups of a layer each, not one of two */
+} layer_ids[] = {
+    {"a layer_id twice", {5, 5}, false},
+    {"a layer_id in two groups", {5, 5}, true},
+    {"a layer_id below 0", {5, -1}, false},
+};
+
+static int32_t count_layer_ids(const struct check_subject *subject)
+{
+    (void)subject;
+    return (int32_t)(sizeof layer_ids / sizeof layer_ids[0]);
+}
+
+static attn_status create_ids(struct rig *rig, const struct layer_ids *named, attn_error *error)
+{
+    attn_instance *instance = NULL;
+    attn_layer layers[2] = {rig->question.layers[0], rig->question.layers[0]};
+    attn_layer_group groups[2] = {rig->question.groups[0], rig->question.groups[0]};
+    attn_problem problems[2] = {rig->question.problems[0], rig->question.problems[0]};
+    for (int n = 0; n < 2; n++) {
+        layers[n].layer_id = named->ids[n];
+        groups[n].layers = &layers[n];
+        groups[n].num_layers = named->apart ? 1 : 2;
+        problems[n].group = &groups[n];
+    }
+    attn_status status = rig->type->create(rig->type, problems, named->apart ? 2 : 1, rig->options,
+                                           rig->services, &instance, error);
+    if (status == ATTN_OK)
+        rig_destroy(rig, instance);
+    return status;
+}
+
+static void run_layer_ids(struct check_run *run)
+{
+    const struct layer_ids *named = &layer_ids[run->index];
+    struct rig rig;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    attn_status status = create_ids(&rig, named, &rig.error.base);
+    refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig.error, named->what);
+    rig_close(&rig);
+}
+
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_caps[] = {
@@ -566,5 +627,7 @@ const struct check check_caps[] = {
      caps_count_cases, run_as_given},
     {"CAPS-10", "memory", "device types that are memory alone are refused", 0, count_memories,
      run_memory},
+    {"CAPS-11", "layer_ids", "create refuses ids of layers that are below 0, or not unique", 0,
+     count_layer_ids, run_layer_ids},
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

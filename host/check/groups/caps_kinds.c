@@ -119,17 +119,17 @@ static void set_next_latent_granularity(struct caps_problem *p)
 }
 
 static const struct caps_unknown latent_unknowns[] = {
-    {"bit 31 of mla_expanded", ATTN_FIELD_MLA_EXPANDED, set_form},
-    {"the bit of mla_expanded after the last mode", ATTN_FIELD_MLA_EXPANDED, set_next_form},
-    {"kv_layout mla.latent/1000", ATTN_FIELD_KV_LAYOUT, set_latent_layout},
-    {"attn_type 1000 of latent layers", ATTN_FIELD_ATTN_TYPE, set_latent_type},
-    {"kv_dtype of code 99 of latent layers", ATTN_FIELD_KV_DTYPE, set_latent_dtype},
+    {"bit 31 of mla_expanded", ATTN_FIELD_MLA_EXPANDED, set_form, false},
+    {"the bit of mla_expanded after the last mode", ATTN_FIELD_MLA_EXPANDED, set_next_form, false},
+    {"kv_layout mla.latent/1000", ATTN_FIELD_KV_LAYOUT, set_latent_layout, false},
+    {"attn_type 1000 of latent layers", ATTN_FIELD_ATTN_TYPE, set_latent_type, false},
+    {"kv_dtype of code 99 of latent layers", ATTN_FIELD_KV_DTYPE, set_latent_dtype, false},
     {"kv_scale_granularity 1000 of latent layers", ATTN_FIELD_SCALE_GRANULARITY,
-     set_latent_granularity},
+     set_latent_granularity, false},
     {"the attn_type of latent layers after the last one", ATTN_FIELD_ATTN_TYPE,
-     set_next_latent_type},
+     set_next_latent_type, false},
     {"the kv_scale_granularity of latent layers after the last one", ATTN_FIELD_SCALE_GRANULARITY,
-     set_next_latent_granularity},
+     set_next_latent_granularity, false},
 };
 
 static void set_family(struct caps_problem *p)
@@ -166,14 +166,14 @@ static void set_linear_type(struct caps_problem *p)
 }
 
 static const struct caps_unknown linear_unknowns[] = {
-    {"linear.family 1000", ATTN_FIELD_LINEAR_FAMILY, set_family},
-    {"the linear.family after the last one", ATTN_FIELD_LINEAR_FAMILY, set_next_family},
-    {"bit 31 of linear.flags", ATTN_FIELD_LINEAR_FLAGS, set_linear_flag},
-    {"the bit of linear.flags after the last one", ATTN_FIELD_LINEAR_FLAGS, set_next_flag},
-    {"linear.state_dtype of code 99", ATTN_FIELD_STATE_DTYPE, set_state_dtype},
-    {"linear.conv_dtype of code 99", ATTN_FIELD_CONV_DTYPE, set_conv_dtype},
-    {"state_layout state.ssm.kv/1000", ATTN_FIELD_STATE_LAYOUT, set_state_layout},
-    {"attn_type 1000 of linear layers", ATTN_FIELD_ATTN_TYPE, set_linear_type},
+    {"linear.family 1000", ATTN_FIELD_LINEAR_FAMILY, set_family, false},
+    {"the linear.family after the last one", ATTN_FIELD_LINEAR_FAMILY, set_next_family, false},
+    {"bit 31 of linear.flags", ATTN_FIELD_LINEAR_FLAGS, set_linear_flag, false},
+    {"the bit of linear.flags after the last one", ATTN_FIELD_LINEAR_FLAGS, set_next_flag, false},
+    {"linear.state_dtype of code 99", ATTN_FIELD_STATE_DTYPE, set_state_dtype, false},
+    {"linear.conv_dtype of code 99", ATTN_FIELD_CONV_DTYPE, set_conv_dtype, false},
+    {"state_layout state.ssm.kv/1000", ATTN_FIELD_STATE_LAYOUT, set_state_layout, false},
+    {"attn_type 1000 of linear layers", ATTN_FIELD_ATTN_TYPE, set_linear_type, false},
 };
 
 enum {
@@ -189,28 +189,50 @@ static int32_t count_mla_unknown(const struct check_subject *subject)
 
 static int32_t count_linear_unknown(const struct check_subject *subject)
 {
-    return count_linear(subject) > 1 ? LINEAR_UNKNOWNS : 1;
+    return count_linear(subject) > 1 ? LINEAR_UNKNOWNS * ATTN_LINEAR_COUNT : 1;
 }
 
-/* Layers with a state and inputs that are kept: of others some of it means nothing. */
-static void give_state(struct caps_problem *p)
+/* Of this family, and with inputs that are kept. A convolution alone has no state. */
+static bool make_family(const struct check_run *run, uint32_t family,
+                        const struct caps_unknown *unknown, struct caps_problem *p)
 {
-    if (p->linear.family == ATTN_LINEAR_SHORT_CONV)
-        caps_set_number(p, ATTN_FIELD_LINEAR_FAMILY, ATTN_LINEAR_GDN);
+    bool means_nothing =
+        family == ATTN_LINEAR_SHORT_CONV && unknown->field == ATTN_FIELD_STATE_DTYPE;
+    caps_set_number(p, ATTN_FIELD_LINEAR_FAMILY, family);
     p->linear.conv_width = 4;
+    return !means_nothing && caps_accepts(run->subject, p);
 }
 
-static void refuse_of_kind(struct check_run *run, uint32_t kind, const struct caps_unknown *unknown)
+static int32_t count_of_any(int32_t count)
+{
+    int32_t all = 0;
+    while (caps_unknown_of_any(all))
+        all++;
+    return count > 1 ? all : 1;
+}
+
+static int32_t count_mla_unknown_any(const struct check_subject *subject)
+{
+    return count_of_any(count_mla(subject));
+}
+
+static int32_t count_linear_unknown_any(const struct check_subject *subject)
+{
+    return count_of_any(count_linear(subject));
+}
+
+/* `family` counts where the kind has such. */
+static void refuse_of_kind(struct check_run *run, uint32_t kind, uint32_t family,
+                           const struct caps_unknown *unknown)
 {
     struct grid *grid = grid_of(run->subject);
     struct caps_problem p;
-    char refusal[CAPS_TEXT] = "query accepts no linear layers with a state and a convolution of 4";
+    char refusal[CAPS_TEXT] = "query accepts no such family with a convolution of 4, or it means "
+                              "nothing there";
     CHECK_THAT(run, grid, "no memory for the grid");
     bool found = caps_find_plain(run->subject, grid, kind, &p, refusal);
-    if (found && kind == ATTN_KIND_LINEAR) {
-        give_state(&p);
-        found = caps_accepts(run->subject, &p);
-    }
+    if (found && kind == ATTN_KIND_LINEAR)
+        found = make_family(run, family, unknown, &p);
     grid_release(run->subject, grid);
     if (found)
         caps_must_refuse(run, &p, unknown);
@@ -220,12 +242,25 @@ static void refuse_of_kind(struct check_run *run, uint32_t kind, const struct ca
 
 static void run_mla_unknown(struct check_run *run)
 {
-    refuse_of_kind(run, ATTN_KIND_MLA, &latent_unknowns[run->index]);
+    refuse_of_kind(run, ATTN_KIND_MLA, 0, &latent_unknowns[run->index]);
+}
+
+static void run_mla_unknown_any(struct check_run *run)
+{
+    refuse_of_kind(run, ATTN_KIND_MLA, 0, caps_unknown_of_any(run->index));
 }
 
 static void run_linear_unknown(struct check_run *run)
 {
-    refuse_of_kind(run, ATTN_KIND_LINEAR, &linear_unknowns[run->index]);
+    refuse_of_kind(run, ATTN_KIND_LINEAR, (uint32_t)run->index / LINEAR_UNKNOWNS,
+                   &linear_unknowns[run->index % LINEAR_UNKNOWNS]);
+}
+
+/* Families in turn. */
+static void run_linear_unknown_any(struct check_run *run)
+{
+    refuse_of_kind(run, ATTN_KIND_LINEAR, (uint32_t)run->index % ATTN_LINEAR_COUNT,
+                   caps_unknown_of_any(run->index));
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
@@ -247,6 +282,10 @@ const struct check check_caps_kinds[] = {
      count_mla_unknown, run_mla_unknown},
     {"CAPS-05", "linear_unknown", "an unknown bit, id or enumerator of linear layers means no", 0,
      count_linear_unknown, run_linear_unknown},
+    {"CAPS-05", "mla_unknown_any", "so does one that is no latent layers' own", 0,
+     count_mla_unknown_any, run_mla_unknown_any},
+    {"CAPS-05", "linear_unknown_any", "so does one that is no linear layers' own", 0,
+     count_linear_unknown_any, run_linear_unknown_any},
     ROWS("CAPS-06", language, "`accepted` is a list of numbers, ranges and words"),
     ROWS("CAPS-07", capacity, "all reasons are counted, those that have room are written"),
     {NULL, NULL, NULL, 0, NULL, NULL},

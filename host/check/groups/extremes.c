@@ -52,6 +52,19 @@ static void make_odd_slopes(struct case_spec *spec, int32_t variant)
 FAMILY(slopes, make_odd_slopes, 1, BOTH_PHASES, {AXIS_ALIBI, BIT(1)},
        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})
 
+/* As where keys before the new ones were thrown away. */
+static void make_ahead(struct case_spec *spec, int32_t variant)
+{
+    static const int32_t ahead[] = {1, 16, 150, 1000000};
+    spec->positions_ahead = ahead[variant];
+    spec->without_needles = spec->alibi;
+}
+
+FAMILY(positions_ahead, make_ahead, 4, BOTH_PHASES,
+       {AXIS_MASK, BIT(MASK_FULL_POSITIONS) | BIT(MASK_QLEN_POSITIONS)},
+       {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)}, {AXIS_CHUNK, BIT(0) | BIT(1)},
+       {AXIS_ALIBI, ALL})
+
 /* Any sum of a position and these is beyond 32 bits. */
 static void make_endless(struct case_spec *spec, int32_t variant)
 {
@@ -163,6 +176,8 @@ const struct check check_extremes[] = {
     FAMILY_ROW("MEAN-09", caps, "a cap may be beyond all scores, and below them"),
     FAMILY_ROW("MEAN-09", mla_caps, "so may that of latent layers"),
     FAMILY_ROW("MEAN-09", slopes, "slopes may be 0, negative and steep"),
+    FAMILY_ROW("MEAN-05", positions_ahead,
+               "explicit positions may be far from the numbers of the keys"),
     FAMILY_ROW("MEAN-06", endless_windows, "windows and chunks may be as large as an integer"),
     FAMILY_ROW("KV-04", sizes, "keys, values and their scales may be tiny and large"),
     FAMILY_ROW("KV-11", mla_sizes, "latents and their scales may be tiny and large"),

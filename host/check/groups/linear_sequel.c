@@ -5,6 +5,7 @@
  */
 #include "host/check/cases/joint.h"
 #include "host/check/cases/linear_bench.h"
+#include "host/check/cases/linear_numbers.h"
 #include "host/check/cases/numerics.h"
 
 #include "host/base/error.h"
@@ -14,6 +15,8 @@
 #include <string.h>
 
 enum { TRIES = 40, STEPS = 3, CHAINS = 2, LAYERS = 5, MOST_ROWS = 140 };
+/* Elements of states that its rows have between them, where numbers are any. */
+static const int64_t most_work = 500000;
 
 /* ---- Specs ----------------------------------------------------------------------------------- */
 
@@ -25,6 +28,12 @@ static int32_t rows_of(const struct linear_spec *spec)
     return rows;
 }
 
+/* Now and then any numbers, instead of those of lists. */
+static bool has_any_numbers(uint64_t seed)
+{
+    return mix_stream(seed, TRIES) % 2 == 0;
+}
+
 /* A spec that is accepted and short. */
 static bool draw(const struct check_run *run, uint32_t family, uint64_t seed,
                  struct linear_spec *spec)
@@ -32,8 +41,13 @@ static bool draw(const struct check_run *run, uint32_t family, uint64_t seed,
     char reason[LINEAR_TEXT];
     for (uint64_t n = 0; n < TRIES; n++) {
         linear_spec_draw(spec, family, mix_absorb(seed, n));
-        if (rows_of(spec) <= MOST_ROWS && linear_accepts(run->subject, spec, reason))
-            return true;
+        if (rows_of(spec) > MOST_ROWS || !linear_accepts(run->subject, spec, reason))
+            continue;
+        if (has_any_numbers(seed)) {
+            linear_numbers_draw_layer(run->subject, seed, most_work, spec);
+            linear_numbers_draw_batch(run->subject, seed, most_work, spec);
+        }
+        return true;
     }
     return false;
 }
@@ -43,6 +57,7 @@ static void take_call(struct linear_spec *spec, const struct linear_spec *from)
 {
     spec->mode = from->mode;
     spec->decodes_first = from->decodes_first;
+    spec->decodes = from->decodes;
     spec->decode_q_len = from->decode_q_len;
     spec->snapshots = from->snapshots;
     spec->sparse = from->sparse;
@@ -50,6 +65,7 @@ static void take_call(struct linear_spec *spec, const struct linear_spec *from)
     spec->absent = from->absent;
     spec->first_row = from->first_row;
     spec->padded = from->padded;
+    spec->spare = from->spare;
     spec->num_sequences = from->num_sequences;
     memcpy(spec->sequences, from->sequences, sizeof spec->sequences);
 }
@@ -69,8 +85,11 @@ static bool draw_call(const struct check_run *run, const struct linear_spec *lay
         spec->skip = drawn.skip;
         spec->gap = drawn.gap;
         spec->steep = drawn.steep;
-        if (rows_of(spec) <= MOST_ROWS && linear_accepts(run->subject, spec, reason))
-            return true;
+        if (rows_of(spec) > MOST_ROWS || !linear_accepts(run->subject, spec, reason))
+            continue;
+        if (has_any_numbers(seed))
+            linear_numbers_draw_batch(run->subject, seed, most_work, spec);
+        return true;
     }
     return false;
 }

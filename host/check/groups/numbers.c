@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * numbers.c: any numbers. INVAR-01.random takes values of the grid's lists, here lengths, windows,
- * chunks, heads, dimensions, pages, scales and padding are drawn, and mostly an option's value: a
- * fault that shows at some numbers alone has no list to hide behind.
+ * numbers.c: any numbers. INVAR-01.random and linear_random take values of lists, here lengths,
+ * windows, chunks, heads, dimensions, pages, scales, snapshots and padding are drawn, and mostly an
+ * option's value: a fault that shows at some numbers alone has no list to hide behind.
  */
 #include "host/check/cases/forward_case_session.h"
+#include "host/check/cases/linear_numbers.h"
 #include "host/check/cases/numbers.h"
 #include "host/check/cases/numerics.h"
 #include "host/check/groups/setting.h"
@@ -14,34 +15,27 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { CASES = 600, LATENT_CASES = 180 };
-/* Products of a query's and a key's element that a case may have. */
-static const int64_t most_work = 4000000;
+enum { CASES = 600, LATENT_CASES = 180, LINEAR_CASES = 240, LARGE_CASES = 150 };
+/* Products of a query's and a key's element that a case may have; elements of states. */
+static const int64_t most_work = 4000000, most_state_work = 3000000, large_work = 15000000;
 
 static const struct case_run once = {.exact_memory = true};
 
-/* Fewer where each is likely to be compiled first. */
-static int32_t count_cases(const struct check_subject *subject, int32_t count)
-{
-    struct grid *grid = grid_of(subject);
-    bool compiles = grid && grid->notes & ATTN_NOTE_RUNTIME_COMPILATION;
-    grid_release(subject, grid);
-    return subject->exhaustive ? 20 * count : compiles ? count / 20 : count;
-}
-
-/* More often than not it is a number: work is cut by these. */
+/* More often than not it is a number, at an end or between them: work is cut by these. */
 static void draw_setting(const struct check_run *run, int32_t count, struct setting *setting)
 {
-    for (uint64_t n = 0; n < 20; n++) {
-        uint64_t word = mix_stream(run->seed, 4 + n);
-        setting_find(run->subject, (int32_t)mix_below((uint32_t)(word >> 32), (uint64_t)count),
-                     setting);
-        if (setting_has_range(setting_option(run->subject, setting->option)) || word % 8 == 0)
-            return;
-    }
+    struct draw draw = {.seed = mix_absorb(run->seed, 4)};
+    const attn_option *option;
+    int tries = 0;
+    do {
+        setting_find(run->subject, draw_below(&draw, count), setting);
+        option = setting_option(run->subject, setting->option);
+    } while (!setting_has_range(option) && !draw_one_in(&draw, 8) && ++tries < 20);
+    if (setting_has_range(option) && draw_coin(&draw))
+        setting_draw(option, &draw, setting->text);
 }
 
-/* Options with one at an end of its range, which `what` says. NULL: those that there are. */
+/* Options with one that is drawn, which `what` says. NULL: those that there are. */
 static struct options *draw_options(struct check_run *run, char what[3 * SETTING_TEXT])
 {
     int32_t count = setting_count_all(run->subject);
@@ -55,9 +49,16 @@ static struct options *draw_options(struct check_run *run, char what[3 * SETTING
     return setting_parse(run->subject, &setting, 1, &options, &error) == ATTN_OK ? options : NULL;
 }
 
+static void tell_options(struct check_run *run, const char *what)
+{
+    size_t length = strlen(run->text);
+    if (run->code == CHECK_FAIL)
+        snprintf(run->text + length, sizeof run->text - length, "; with %s", what);
+}
+
 /* The options of a form are its own. A failure says which ones there were. */
 static void judge(struct check_run *run, const struct grid *grid, const struct grid_point *point,
-                  struct case_spec *spec)
+                  bool large, struct case_spec *spec)
 {
     char what[3 * SETTING_TEXT];
     struct options *drawn = point->value[AXIS_FORM] == 0 ? draw_options(run, what) : NULL;
@@ -67,10 +68,11 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
         check_note(run, "with %s", what);
     numbers_draw_layer(grid, used, mix_absorb(run->seed, 1), most_work, spec);
     numbers_draw_batch(grid, used, mix_absorb(run->seed, 2), most_work, spec);
+    if (large)
+        numbers_draw_large(grid, used, mix_absorb(run->seed, 5), large_work, spec);
     numerics_run(run, spec, used, &once);
-    size_t length = strlen(run->text);
-    if (is_used && run->code == CHECK_FAIL)
-        snprintf(run->text + length, sizeof run->text - length, "; with %s", what);
+    if (is_used)
+        tell_options(run, what);
     options_destroy(drawn);
 }
 
@@ -78,18 +80,33 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
 
 static int32_t count_numbers(const struct check_subject *subject)
 {
-    return count_cases(subject, CASES);
+    return numerics_few(subject, CASES);
 }
 
-static void run_numbers(struct check_run *run)
+static int32_t count_large(const struct check_subject *subject)
+{
+    return numerics_few(subject, LARGE_CASES);
+}
+
+static void run_softmax(struct check_run *run, bool large)
 {
     struct grid *grid = grid_of(run->subject);
     struct grid_point point;
     struct case_spec spec;
     CHECK_THAT(run, grid, "no memory for the grid");
     if (numerics_random(run, grid, &point, &spec))
-        judge(run, grid, &point, &spec);
+        judge(run, grid, &point, large, &spec);
     grid_release(run->subject, grid);
+}
+
+static void run_numbers(struct check_run *run)
+{
+    run_softmax(run, false);
+}
+
+static void run_large(struct check_run *run)
+{
+    run_softmax(run, true);
 }
 
 /* ---- Latents --------------------------------------------------------------------------------- */
@@ -99,18 +116,80 @@ static const struct mla_choice anything = {
 
 static int32_t count_mla_numbers(const struct check_subject *subject)
 {
-    return numerics_mla_count(subject, &anything) > 1 ? count_cases(subject, LATENT_CASES) : 1;
+    return numerics_mla_count(subject, &anything) > 1 ? numerics_few(subject, LATENT_CASES) : 1;
 }
 
-static void run_mla_numbers(struct check_run *run)
+static void run_latents(struct check_run *run, const struct mla_choice *choice, bool large)
 {
     struct grid *grid = grid_of(run->subject);
     struct mla_point point;
     struct case_spec spec;
     CHECK_THAT(run, grid, "no memory for the grid");
-    if (numerics_mla_random(run, grid, &anything, &point, &spec))
-        judge(run, grid, &point.common, &spec);
+    if (numerics_mla_random(run, grid, choice, &point, &spec))
+        judge(run, grid, &point.common, large, &spec);
     grid_release(run->subject, grid);
+}
+
+static void run_mla_numbers(struct check_run *run)
+{
+    run_latents(run, &anything, false);
+}
+
+/* Those that have few elements. */
+static const struct mla_choice short_latents = {MLA_ABSORBED | MLA_EXPANDED,
+                                                MLA_LATENT | MLA_PACKED,
+                                                1u << MLA_SMALL | 1u << MLA_ONE_BLOCK,
+                                                {{0, 0}}};
+
+static int32_t count_mla_large(const struct check_subject *subject)
+{
+    return numerics_mla_count(subject, &short_latents) > 1 ? numerics_few(subject, LARGE_CASES) : 1;
+}
+
+static void run_mla_large(struct check_run *run)
+{
+    run_latents(run, &short_latents, true);
+}
+
+/* ---- Recurrences ------------------------------------------------------------------------------
+ */
+
+static int32_t count_linear_numbers(const struct check_subject *subject)
+{
+    return linear_families(subject) ? numerics_few(subject, LINEAR_CASES) : 1;
+}
+
+static void judge_linear(struct check_run *run, struct linear_spec *spec)
+{
+    const struct check_subject *given = run->subject;
+    struct check_subject subject = *given;
+    char what[3 * SETTING_TEXT], reason[LINEAR_TEXT];
+    struct options *drawn = draw_options(run, what);
+    if (drawn)
+        subject.options = &drawn->view;
+    if (drawn && !linear_accepts(&subject, spec, reason))
+        subject.options = given->options;
+    run->subject = &subject;
+    linear_numbers_draw_layer(&subject, mix_absorb(run->seed, 1), most_state_work, spec);
+    linear_numbers_draw_batch(&subject, mix_absorb(run->seed, 2), most_state_work, spec);
+    linear_run_spec(run, spec);
+    if (subject.options != given->options)
+        tell_options(run, what);
+    run->subject = given;
+    options_destroy(drawn);
+}
+
+static void run_linear_numbers(struct check_run *run)
+{
+    uint32_t set = linear_families(run->subject);
+    int32_t families = __builtin_popcount(set);
+    uint32_t family = set ? linear_family_at(set, run->index % families) : ATTN_LINEAR_GDN;
+    struct linear_spec spec;
+    char reason[LINEAR_TEXT] = "";
+    if (linear_find(run->subject, family, run->seed, NULL, 0, &spec, reason))
+        judge_linear(run, &spec);
+    else
+        check_skip(run, "%s", reason);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
@@ -124,5 +203,8 @@ static void run_mla_numbers(struct check_run *run)
 const struct check check_numbers[] = {
     ROW(numbers, "lengths, windows, heads and pages are any that query accepts"),
     ROW(mla_numbers, "lengths, windows, heads and pages of latent layers are any"),
+    ROW(large, "two things at once may be large: heads, sequences, padding, keys, queries"),
+    ROW(mla_large, "so they may be of latent layers"),
+    ROW(linear_numbers, "lengths, heads, dimensions and snapshots of linear layers are any"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

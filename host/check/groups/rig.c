@@ -12,6 +12,7 @@
 #include "host/base/dtype.h"
 #include "host/base/mix.h"
 #include "host/base/round.h"
+#include "host/check/cases/draw.h"
 
 /* ---- Question -------------------------------------------------------------------------------- */
 
@@ -245,16 +246,6 @@ bool rig_find(struct rig_question *question, const struct check_subject *subject
 /* ---- Batches --------------------------------------------------------------------------------- */
 
 /* Numbers from a seed. */
-struct draw {
-    uint64_t seed, count;
-};
-
-static int32_t below(struct draw *draw, int32_t count)
-{
-    uint32_t bits = (uint32_t)(mix_stream(draw->seed, draw->count++) >> 32);
-    return (int32_t)mix_below(bits, (uint64_t)count);
-}
-
 /* Lengths: `decodes` sequences of one query come last. */
 static void draw_lengths(struct draw *draw, attn_batch *batch, struct rig_arrays *arrays)
 {
@@ -265,8 +256,9 @@ static void draw_lengths(struct draw *draw, attn_batch *batch, struct rig_arrays
     for (int32_t s = 0; s < batch->num_seqs; s++) {
         int32_t left = batch->num_seqs - s - 1;
         int32_t most = RIG_TOKENS - row - left < RIG_Q_LEN ? RIG_TOKENS - row - left : RIG_Q_LEN;
-        int32_t queries = s >= batch->num_seqs - decodes ? 1 : 1 + below(draw, most);
-        int32_t prefix = s == 0 ? 5 + below(draw, 20) : below(draw, RIG_KV_LEN - queries + 1);
+        int32_t queries = s >= batch->num_seqs - decodes ? 1 : 1 + draw_below(draw, most);
+        int32_t prefix =
+            s == 0 ? 5 + draw_below(draw, 20) : draw_below(draw, RIG_KV_LEN - queries + 1);
         arrays->q_indptr[s] = row;
         arrays->prefix_lens[s] = prefix;
         arrays->seq_lens[s] = prefix + queries;
@@ -284,7 +276,7 @@ static void draw_lengths(struct draw *draw, attn_batch *batch, struct rig_arrays
 static void shuffle_pages(struct draw *draw, int32_t *pages, int32_t count)
 {
     for (int32_t p = 0; p < count; p++) {
-        int32_t other = below(draw, p + 1);
+        int32_t other = draw_below(draw, p + 1);
         pages[p] = pages[other];
         pages[other] = p + 1;
     }
@@ -384,11 +376,12 @@ static attn_status make_batch(struct rig *rig, struct rig_batch *b, uint32_t mod
     b->device = device_allocate(rig->device, ATTN_SPACE_DEVICE, sizeof *b->device, 64);
     if (!b->host || !b->device)
         return host_fail(&rig->error.base, ATTN_OUT_OF_HOST_MEMORY, "no memory for a batch");
-    b->batch = (attn_batch){.struct_size = sizeof b->batch,
-                            .mode = mode,
-                            .num_seqs = mode == ATTN_MODE_EXTEND ? 2 + below(&draw, 2) : RIG_SEQS,
-                            .num_decode_seqs = mode == ATTN_MODE_MIXED ? 2 : 0,
-                            .decode_q_len = mode == ATTN_MODE_MIXED};
+    b->batch =
+        (attn_batch){.struct_size = sizeof b->batch,
+                     .mode = mode,
+                     .num_seqs = mode == ATTN_MODE_EXTEND ? 2 + draw_below(&draw, 2) : RIG_SEQS,
+                     .num_decode_seqs = mode == ATTN_MODE_MIXED ? 2 : 0,
+                     .decode_q_len = mode == ATTN_MODE_MIXED};
     if (mode == ATTN_MODE_MIXED)
         b->batch.first_decode_seq = b->batch.num_seqs - b->batch.num_decode_seqs;
     b->batch.num_real_seqs = b->batch.num_seqs;

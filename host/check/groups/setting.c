@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/check/groups/setting.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +53,18 @@ void setting_value(const attn_option *option, int32_t which, char text[SETTING_T
         snprintf(text, SETTING_TEXT, "%s", free_numbers[which]);
     else
         snprintf(text, SETTING_TEXT, "%s", option->default_text);
+}
+
+void setting_draw(const attn_option *option, struct draw *draw, char text[SETTING_TEXT])
+{
+    double share = (draw_below(draw, 1 << 20) + 0.5) * 0x1p-20;
+    bool is_whole = option->type != ATTN_OPTION_FLOAT;
+    if (!setting_has_range(option)) {
+        setting_value(option, draw_below(draw, setting_count(option)), text);
+        return;
+    }
+    double above = exp(share * log1p(option->max - option->min)) - 1; /* 0 .. max - min */
+    setting_print_number(option, option->min + (is_whole ? floor(above) : above), text);
 }
 
 /* ---- All of a backend ------------------------------------------------------------------------ */

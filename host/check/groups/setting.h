@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * setting.h: values that are tried of the options that a backend declares: the ends of their
- * ranges, their defaults, each choice.
+ * ranges, their defaults, each choice; and any number between the ends.
  */
 #ifndef HOST_CHECK_GROUPS_SETTING_H
 #define HOST_CHECK_GROUPS_SETTING_H
 
 #include "host/check/check.h"
 #include "host/base/error.h"
+#include "host/check/cases/draw.h"
 #include "host/plugin/options.h"
 
 enum { SETTING_TEXT = 128 };
@@ -29,7 +30,10 @@ void setting_print_number(const attn_option *option, double number, char text[SE
 int32_t setting_count(const attn_option *option);
 void setting_value(const attn_option *option, int32_t which, char text[SETTING_TEXT]);
 
-/* The same for all options of a backend, one value after the other. */
+/* Any value that is declared: a number of the range, small ones as often as large ones. */
+void setting_draw(const attn_option *option, struct draw *draw, char text[SETTING_TEXT]);
+
+/* The values that are tried, for all options of a backend, one after the other. */
 int32_t setting_count_all(const struct check_subject *subject);
 void setting_find(const struct check_subject *subject, int32_t index, struct setting *setting);
 

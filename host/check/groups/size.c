@@ -171,6 +171,23 @@ FAMILY(uneven_cross, make_uneven, 3, {AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW,
 LATENT(mla_uneven, make_uneven, 3, BOTH_FORMS, MLA_LATENT,
        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)})
 
+/* Sequences of which nothing is cached, alone: whatever the cache says is about new keys. */
+static void make_new_sequences(struct case_spec *spec, int32_t variant)
+{
+    static const int32_t lengths[][2] = {{0, 5}, {0, 1}, {0, 70}, {0, 1}};
+    (void)variant;
+    family_set_lengths(spec, 4, lengths);
+}
+
+#define NEW_KEYS                                                                                   \
+    {                                                                                              \
+        AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)                                       \
+    }
+FAMILY(new_sequences, make_new_sequences, 1, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED)},
+       {AXIS_KV, ALL}, NEW_KEYS)
+LATENT(mla_new_sequences, make_new_sequences, 1, BOTH_FORMS, MLA_LATENT | MLA_PACKED,
+       {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED)}, {AXIS_KV, ALL}, NEW_KEYS)
+
 /* ---- Heads ----------------------------------------------------------------------------------- */
 
 static const int32_t heads[][2] = {{40, 8}, {64, 1}, {65, 5}, {128, 1}, {128, 128}};
@@ -312,5 +329,7 @@ const struct check check_size_more[] = {
     FAMILY_ROW("INVAR-01", uneven, "long and short sequences may be in one batch"),
     FAMILY_ROW("INVAR-01", uneven_cross, "so may long and short encoders"),
     FAMILY_ROW("INVAR-01", mla_uneven, "so may sequences of latent layers"),
+    FAMILY_ROW("INVAR-01", new_sequences, "a batch may have new sequences alone, saved or not"),
+    FAMILY_ROW("INVAR-01", mla_new_sequences, "so may one of latent layers"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

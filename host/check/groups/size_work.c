@@ -39,27 +39,33 @@ LATENT(mla_many_tiles, make_many_tiles, 1, BOTH_FORMS, MLA_LATENT, BOTH_PHASES)
 
 /* ---- Splits ---------------------------------------------------------------------------------- */
 
-/* Two shapes: two sequences whose work is shared out, with many rows, long values and two KV heads;
- * and six unlike ones. */
-enum { SHAPES = 2, ENDS = 2, WIDE_ROWS = 66, SMALL_DIM = 16 };
+/* Three shapes: two sequences whose work is shared out, with many rows, long values and two KV
+ * heads; six unlike ones; and, of 128 heads, one of many keys and one of many rows. */
+enum { WIDE, UNEVEN, MANY_HEADS, SHAPES };
+enum { ENDS = 2, WIDE_ROWS = 66, SMALL_DIM = 16, HEADS = 128 };
 
 static void make_shape(struct case_spec *spec, int32_t shape)
 {
     static const int32_t wide[][2] = {{1590, WIDE_ROWS}, {1540, WIDE_ROWS}};
     static const int32_t uneven[][2] = {{17, 40}, {1200, 5}, {0, 1}, {900, 1}, {70, 19}, {1000, 2}};
-    if (shape == 0)
+    static const int32_t apart[][2] = {{10500, 1}, {0, 80}, {3, 2}};
+    if (shape == WIDE)
         family_set_lengths(spec, 2, wide);
-    else
+    else if (shape == UNEVEN)
         family_set_lengths(spec, 6, uneven);
+    else
+        family_set_lengths(spec, 3, apart);
 }
 
 /* Queries and keys are short; of latents, those that are read as values are long. */
 static void set_dims(struct case_spec *spec, int32_t shape, int32_t value)
 {
-    const bool wide = shape == 0, decode = spec->mode == ATTN_MODE_DECODE;
+    const bool wide = shape == WIDE, decode = spec->mode == ATTN_MODE_DECODE;
     value = wide ? value : SMALL_DIM;
     spec->num_kv_heads = wide ? 2 : 1;
     spec->num_q_heads = (wide && decode ? 2 * WIDE_ROWS : 2) * spec->num_kv_heads;
+    if (shape == MANY_HEADS)
+        spec->num_q_heads = HEADS;
     if (spec->latent.kv_lora_rank > 0) {
         spec->latent.kv_lora_rank = spec->latent.expanded ? 33 : value;
         spec->latent.rope_dim = 7, spec->latent.nope_dim = 11;

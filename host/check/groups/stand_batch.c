@@ -16,10 +16,10 @@ enum {
     READ_ONLY = 0x524f,
     INPUTS = 0x494e,
     PAGE = 0x5047, /* streams of these, of flags of layers, of types of inputs, of pages */
-    TABLE_STRIDE = STAND_KEYS + 5,
-    PAGES = STAND_SEQS * STAND_KEYS,
-    MASK_BYTES = STAND_SEQS * (STAND_Q_LEN * STAND_KEYS / 8 + 8),
-    ITEM_STRIDE = STAND_KEYS + 2,
+    TABLE_STRIDE = STAND_LONG + 5,
+    PAGES = STAND_SEQS * STAND_LONG,
+    MASK_BYTES = STAND_SEQS * (STAND_Q_LEN * STAND_LONG / 8 + 8),
+    ITEM_STRIDE = STAND_LONG + 2,
     CHOSEN = 3
 };
 
@@ -54,11 +54,11 @@ struct stand_arrays {
 
 static void draw_group(struct stand_scene *scene, int32_t g, uint32_t kind)
 {
-    struct stand_draw *draw = &scene->draw;
+    struct draw *draw = &scene->draw;
     attn_layer_group *group = &scene->groups[g];
     bool decoder =
-        kind != ATTN_KIND_SOFTMAX || scene->measured || scene->reading || stand_below(draw, 4) > 0;
-    uint32_t type = decoder ? ATTN_TYPE_DECODER : 1 + (uint32_t)stand_coin(draw);
+        kind != ATTN_KIND_SOFTMAX || scene->measured || scene->reading || draw_below(draw, 4) > 0;
+    uint32_t type = decoder ? ATTN_TYPE_DECODER : 1 + (uint32_t)draw_coin(draw);
     bool no_cache = kind == ATTN_KIND_LINEAR || type == ATTN_TYPE_ENCODER_ONLY;
     *group = (attn_layer_group){.struct_size = sizeof *group,
                                 .kind = kind,
@@ -67,7 +67,7 @@ static void draw_group(struct stand_scene *scene, int32_t g, uint32_t kind)
                                 .state_group = kind == ATTN_KIND_LINEAR ? g : -1,
                                 .num_q_heads = 2,
                                 .num_kv_heads = 1,
-                                .head_dim = 8 * (1 + stand_below(draw, 3)),
+                                .head_dim = 8 * (1 + draw_below(draw, 3)),
                                 .v_head_dim = 8,
                                 .window_left = -1,
                                 .sm_scale = 1,
@@ -88,18 +88,28 @@ static bool has_kind(const struct stand_scene *scene, uint32_t kind)
 /* A layer in three, but where somebody computes. */
 static bool reads_other(const struct stand_scene *scene, int32_t layer)
 {
-    uint64_t word = mix_stream(mix_absorb(scene->draw.state, READ_ONLY), (uint64_t)layer);
+    uint64_t word = mix_stream(mix_absorb(scene->draw.seed, READ_ONLY), (uint64_t)layer);
     return !scene->measured && mix_below((uint32_t)(word >> 32), 3) == 0;
+}
+
+/* A group says its layers in any order. */
+static void turn_round(attn_layer_group *group, attn_layer layers[STAND_LAYERS])
+{
+    for (uint32_t n = 0; n < group->num_layers / 2; n++) {
+        attn_layer *last = &layers[group->num_layers - 1 - n], kept = layers[n];
+        layers[n] = *last;
+        *last = kept;
+    }
 }
 
 /* Ids are interleaved among groups; every other time some are left out. */
 static void draw_layers(struct stand_scene *scene)
 {
-    int32_t id = stand_below(&scene->draw, 3);
-    bool gaps = stand_coin(&scene->draw);
-    scene->num_layers = scene->num_groups + stand_below(&scene->draw, 4);
+    int32_t id = draw_below(&scene->draw, 3);
+    bool gaps = draw_coin(&scene->draw);
+    scene->num_layers = scene->num_groups + draw_below(&scene->draw, 4);
     for (int32_t l = 0; l < scene->num_layers; l++) {
-        int32_t g = l < scene->num_groups ? l : stand_below(&scene->draw, scene->num_groups);
+        int32_t g = l < scene->num_groups ? l : draw_below(&scene->draw, scene->num_groups);
         attn_layer_group *group = &scene->groups[g];
         scene->group_layers[g][group->num_layers++] =
             (attn_layer){.struct_size = sizeof(attn_layer),
@@ -107,38 +117,69 @@ static void draw_layers(struct stand_scene *scene)
                          .kv_buffer = l,
                          .flags = reads_other(scene, l) ? ATTN_LAYER_KV_READ_ONLY : 0};
         scene->layers[l] = (struct stand_layer){id, g};
-        id += 1 + (gaps ? stand_below(&scene->draw, 3) : 0);
+        id += 1 + (gaps ? draw_below(&scene->draw, 3) : 0);
     }
+    for (int32_t g = 0; g < scene->num_groups; g++)
+        if (draw_coin(&scene->draw))
+            turn_round(&scene->groups[g], scene->group_layers[g]);
 }
 
 static void draw_bounds(struct stand_scene *scene)
 {
-    uint32_t modes = (uint32_t)stand_below(&scene->draw, 64) & ~ATTN_MODE_BIT(ATTN_MODE_IDLE);
-    if (stand_below(&scene->draw, 4))
+    uint32_t modes = (uint32_t)draw_below(&scene->draw, 64) & ~ATTN_MODE_BIT(ATTN_MODE_IDLE);
+    if (draw_below(&scene->draw, 4))
         modes |= ATTN_MODE_BIT(ATTN_MODE_MIXED);
     if (modes == 0 || scene->graph)
         modes |= ATTN_MODE_BIT(ATTN_MODE_DECODE);
+    bool has_drafts = !scene->measured && draw_one_in(&scene->draw, 4);
     scene->bounds = (attn_bounds){
         .struct_size = sizeof scene->bounds,
         .modes = modes,
         .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_COUNT) - 1,
         .uses = ATTN_USES_POSITIONS | ATTN_USES_MULTI_ITEM | ATTN_USES_SHARED_PREFIX |
                 ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK |
-                ATTN_USES_DECODES_FIRST,
-        .max_seqs = 5 + stand_below(&scene->draw, STAND_SEQS - 4),
+                ATTN_USES_DECODES_FIRST | (has_drafts ? ATTN_USES_DECODE_DRAFTS : 0u),
+        .max_seqs = 5 + draw_below(&scene->draw, STAND_SEQS - 4),
         .max_tokens = STAND_TOKENS,
         .max_q_len = STAND_Q_LEN,
-        .max_kv_len = STAND_KEYS - stand_below(&scene->draw, 9),
+        .max_kv_len = STAND_KEYS - draw_below(&scene->draw, 9),
         .max_kv_tokens = STAND_SEQS * (STAND_KEYS + 16),
     };
+}
+
+/* At the borders of classes that are measured, and beside them; more heads than a sample has rows.
+ */
+static void draw_measured(struct stand_scene *scene)
+{
+    static const int32_t seqs[] = {1, 2, 4, 5, STAND_SEQS}, keys[] = {40, 512, 513, 513, 513};
+    int32_t num_seqs = seqs[draw_below(&scene->draw, 5)],
+            num_keys = keys[draw_below(&scene->draw, 5)];
+    bool is_long = scene->large_pages || scene->at_border;
+    scene->bounds.max_seqs = scene->large_pages ? 2 : scene->many_heads ? STAND_SEQS : num_seqs;
+    scene->bounds.max_kv_len = is_long ? 513 : num_keys;
+    scene->bounds.max_kv_tokens = STAND_SEQS * (STAND_LONG + 256);
+    if (scene->many_heads)
+        scene->bounds.modes |= ATTN_MODE_BIT(ATTN_MODE_EXTEND);
+    for (int32_t g = 0; g < scene->num_groups; g++) /* layers that are alike are measured once */
+        scene->groups[g].head_dim = 8 * (1 + 2 * scene->other + g);
+    for (int32_t g = 0; g < scene->num_groups; g++)
+        scene->groups[g].num_q_heads = scene->many_heads ? 16 : 1 << draw_below(&scene->draw, 5);
+}
+
+/* Pages of 2 MiB. */
+static void make_large_pages(struct stand_scene *scene, int32_t g)
+{
+    scene->groups[g].num_q_heads = scene->groups[g].num_kv_heads = 8;
+    scene->groups[g].head_dim = scene->groups[g].v_head_dim = 256;
+    scene->problems[g].page_size = 256;
 }
 
 /* One page in three has a size that is no power of two. */
 static int32_t draw_page_size(struct stand_scene *scene, int32_t g)
 {
     static const int32_t odd[] = {3, 5, 6, 12};
-    int32_t even = 1 << stand_below(&scene->draw, 4);
-    uint64_t word = mix_stream(mix_absorb(scene->draw.state, PAGE), (uint64_t)g);
+    int32_t even = 1 << draw_below(&scene->draw, 4);
+    uint64_t word = mix_stream(mix_absorb(scene->draw.seed, PAGE), (uint64_t)g);
     return mix_below((uint32_t)(word >> 32), 3) == 0 ? odd[word & 3] : even;
 }
 
@@ -148,7 +189,7 @@ static void draw_inputs(struct stand_scene *scene, int32_t g, attn_problem *prob
 {
     static const uint32_t granularities[] = {ATTN_SCALE_PER_TENSOR, ATTN_SCALE_PER_HEAD,
                                              ATTN_SCALE_PER_SEQ_HEAD, ATTN_SCALE_PER_SEQ_HEAD};
-    uint64_t word = mix_stream(mix_absorb(scene->draw.state, INPUTS), (uint64_t)g);
+    uint64_t word = mix_stream(mix_absorb(scene->draw.seed, INPUTS), (uint64_t)g);
     attn_layer_group *group = &scene->groups[g];
     if (scene->measured || group->kind != ATTN_KIND_SOFTMAX || word >> 63)
         return;
@@ -162,7 +203,7 @@ static void draw_inputs(struct stand_scene *scene, int32_t g, attn_problem *prob
 static void draw_promise(const struct stand_scene *scene, attn_problem *problem)
 {
     static const uint32_t alignments[] = {0, 0, 0, 0, 0, 64, 128, 256};
-    uint64_t drawn = mix_stream(mix_absorb(scene->draw.state, ATTN_FIELD_MIN_ALIGNMENT), 0);
+    uint64_t drawn = mix_stream(mix_absorb(scene->draw.seed, ATTN_FIELD_MIN_ALIGNMENT), 0);
     problem->min_alignment = alignments[drawn >> 61];
     /* Batches that are not split are measured as those of EXTEND. */
     if (scene->measured && !(scene->bounds.modes & ATTN_MODE_BIT(ATTN_MODE_EXTEND)))
@@ -181,13 +222,13 @@ static bool has_forms_apart(const attn_bounds *bounds, uint32_t expanded)
 
 void stand_draw_question(struct stand_scene *scene)
 {
-    struct stand_draw *draw = &scene->draw;
+    struct draw *draw = &scene->draw;
     bool plain = scene->measured || scene->reading;
-    bool is_rounded = stand_below(draw, scene->reading ? 2 : 3) == 0;
-    bool by_sequence = is_rounded && stand_coin(draw);
-    uint32_t expanded = stand_coin(draw)   ? 0
-                        : stand_coin(draw) ? 0x3f
-                                           : (uint32_t)stand_below(draw, 0x40);
+    bool is_rounded = draw_below(draw, scene->reading ? 2 : 3) == 0;
+    bool by_sequence = is_rounded && draw_coin(draw);
+    uint32_t expanded = draw_coin(draw)   ? 0
+                        : draw_coin(draw) ? 0x3f
+                                          : (uint32_t)draw_below(draw, 0x40);
     scene->mla = (attn_mla_dims){
         .struct_size = sizeof scene->mla, .kv_lora_rank = 16, .rope_dim = 8, .nope_dim = 8};
     scene->linear = (attn_linear_dims){.struct_size = sizeof scene->linear,
@@ -200,16 +241,20 @@ void stand_draw_question(struct stand_scene *scene)
                                        .conv_dtype = ATTN_F32};
     scene->sparse =
         (attn_sparse_dims){.struct_size = sizeof scene->sparse, .top_k = CHOSEN, .block_size = 1};
-    scene->num_groups = plain ? 1 : 1 + stand_below(draw, STAND_GROUPS);
+    scene->num_groups = scene->reading || scene->large_pages ? 1
+                        : scene->measured                    ? 1 + draw_coin(draw)
+                                                             : 1 + draw_below(draw, STAND_GROUPS);
     for (int32_t g = 0; g < scene->num_groups; g++) {
         static const uint32_t kinds[] = {ATTN_KIND_SOFTMAX, ATTN_KIND_SOFTMAX, ATTN_KIND_SOFTMAX,
                                          ATTN_KIND_SOFTMAX, ATTN_KIND_SOFTMAX, ATTN_KIND_LINEAR,
                                          ATTN_KIND_LINEAR,  ATTN_KIND_LINEAR,  ATTN_KIND_MLA,
                                          ATTN_KIND_MLA,     ATTN_KIND_MLA,     ATTN_KIND_SPARSE};
-        draw_group(scene, g, plain ? 0 : kinds[stand_below(draw, sizeof kinds / sizeof kinds[0])]);
+        draw_group(scene, g, plain ? 0 : kinds[draw_below(draw, sizeof kinds / sizeof kinds[0])]);
     }
     draw_layers(scene);
     draw_bounds(scene);
+    if (scene->measured)
+        draw_measured(scene);
     /* Groups of which one keeps MIXED whole are left to other checks: a question is about one. */
     if (scene->num_groups > 1 &&
         (has_kind(scene, ATTN_KIND_SPARSE) ||
@@ -242,6 +287,8 @@ void stand_draw_question(struct stand_scene *scene)
         };
         draw_promise(scene, &scene->problems[g]);
         draw_inputs(scene, g, &scene->problems[g]);
+        if (scene->large_pages)
+            make_large_pages(scene, g);
     }
 }
 
@@ -250,7 +297,7 @@ void stand_draw_question(struct stand_scene *scene)
 /* Rows of no sequence, which come last. */
 static int32_t draw_spare(const struct stand_scene *scene, const attn_batch *batch)
 {
-    uint64_t word = mix_stream(mix_absorb(scene->draw.state, SPARE), scene->draw.next);
+    uint64_t word = mix_stream(mix_absorb(scene->draw.seed, SPARE), scene->draw.next);
     int32_t room = scene->given.max_tokens - batch->num_tokens;
     int32_t spare = word & 1 ? 1 + (int32_t)mix_below((uint32_t)(word >> 32), MOST_SPARE) : 0;
     if (batch->mode == ATTN_MODE_DECODE || scene->measured)
@@ -261,17 +308,21 @@ static int32_t draw_spare(const struct stand_scene *scene, const attn_batch *bat
 /* Where queries of a sequence begin and end, by mode; the last `decode` have one. */
 static void draw_sequences(struct stand_scene *scene, attn_batch *batch, struct stand_arrays *a)
 {
-    struct stand_draw *draw = &scene->draw;
-    int32_t uniform = 1 + stand_below(draw, 4), limit = scene->given.max_kv_len;
+    struct draw *draw = &scene->draw;
+    int32_t uniform = 1 + draw_below(draw, 4), limit = scene->given.max_kv_len;
     bool is_draft = batch->mode == ATTN_MODE_TARGET_VERIFY || batch->mode == ATTN_MODE_DRAFT_EXTEND;
-    a->q_indptr[0] = batch->mode == ATTN_MODE_DECODE ? 0 : stand_below(draw, STAND_FIRST_ROW + 1);
+    a->q_indptr[0] = batch->mode == ATTN_MODE_DECODE ? 0 : draw_below(draw, STAND_FIRST_ROW + 1);
     for (int32_t s = 0; s < batch->num_seqs; s++) {
         bool decode = batch->mode == ATTN_MODE_DECODE || attn_is_decode_seq(batch, s);
         bool padding = s >= batch->num_real_seqs;
-        int32_t queries = decode || padding ? 1
-                          : is_draft        ? uniform
-                                            : stand_below(draw, STAND_Q_LEN);
-        int32_t prefix = padding ? 0 : stand_below(draw, limit - STAND_Q_LEN);
+        int32_t queries = padding || batch->mode == ATTN_MODE_DECODE ? 1
+                          : decode                                   ? batch->decode_q_len
+                          : is_draft                                 ? uniform
+                                     : draw_below(draw, STAND_Q_LEN);
+        int32_t prefix = padding ? 0
+                         : draw_one_in(draw, scene->measured ? 3 : 6)
+                             ? limit - queries
+                             : draw_below(draw, limit - STAND_Q_LEN);
         a->prefix_lens[s] = prefix;
         a->seq_lens[s] = prefix + queries;
         a->q_indptr[s + 1] = a->q_indptr[s] + queries;
@@ -282,24 +333,25 @@ static void draw_sequences(struct stand_scene *scene, attn_batch *batch, struct 
     batch->num_tokens += draw_spare(scene, batch);
     batch->num_real_tokens = a->q_indptr[batch->num_real_seqs] - a->q_indptr[0];
     for (int32_t r = 0; r < ROWS; r++)
-        a->positions[r] = 1000 + stand_below(draw, 1000);
+        a->positions[r] = 1000 + draw_below(draw, 1000);
 }
 
 static void draw_counts(struct stand_scene *scene, attn_batch *batch)
 {
-    struct stand_draw *draw = &scene->draw;
+    struct draw *draw = &scene->draw;
     int32_t padding;
-    batch->num_seqs = 1 + stand_below(draw, scene->given.max_seqs);
+    batch->num_seqs = 1 + draw_below(draw, scene->given.max_seqs);
     if (batch->mode == ATTN_MODE_MIXED) /* now and then all of them, or none */
-        batch->num_decode_seqs = stand_below(draw, batch->num_seqs + 1);
-    padding = stand_below(draw, 3) ? 0 : stand_below(draw, batch->num_seqs);
+        batch->num_decode_seqs = draw_below(draw, batch->num_seqs + 1);
+    padding = draw_below(draw, 3) ? 0 : draw_below(draw, batch->num_seqs);
     if (batch->num_decode_seqs > 0 && padding > batch->num_decode_seqs)
         padding = batch->num_decode_seqs;
     batch->num_real_seqs = batch->num_seqs - padding;
     if (batch->mode != ATTN_MODE_MIXED)
         return;
-    batch->decode_q_len = 1;
-    batch->first_decode_seq = stand_below(draw, 2) ? 0 : batch->num_seqs - batch->num_decode_seqs;
+    batch->decode_q_len = scene->given.uses & ATTN_USES_DECODE_DRAFTS ? 1 + draw_below(draw, 4) : 1;
+    scene->decode_q_len = batch->decode_q_len;
+    batch->first_decode_seq = draw_below(draw, 2) ? 0 : batch->num_seqs - batch->num_decode_seqs;
 }
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
@@ -308,13 +360,13 @@ static void draw_counts(struct stand_scene *scene, attn_batch *batch)
 static void draw_slots(struct stand_scene *scene, const attn_batch *batch, int32_t g,
                        const struct stand_arrays *a, struct stand_kv_arrays *kv)
 {
-    int32_t size = scene->problems[g].page_size, at = SLACK, shift = stand_below(&scene->draw, 50);
+    int32_t size = scene->problems[g].page_size, at = SLACK, shift = draw_below(&scene->draw, 50);
     size = size ? size : 1;
     kv->kv_indptr[0] = at;
     for (int32_t s = 0; s < batch->num_seqs; s++) {
         int32_t pages = (kv->kv_lens[s] + size - 1) / size;
         for (int32_t p = 0; p < pages; p++) {
-            int32_t page = 1 + ((s * STAND_KEYS + p) * 17 + shift) % (PAGES * 4);
+            int32_t page = 1 + ((s * STAND_LONG + p) * 17 + shift) % (PAGES * 4);
             kv->block_table[s * TABLE_STRIDE + p] = kv->kv_indices[at++] = page;
             for (int32_t i = 0; i < size && p * size + i < TABLE_STRIDE; i++)
                 if (a->requests[s])
@@ -333,19 +385,19 @@ static void draw_slots(struct stand_scene *scene, const attn_batch *batch, int32
 static void draw_keys(struct stand_scene *scene, const attn_batch *batch, int32_t g, bool own_lens,
                       bool own_rows, const struct stand_arrays *a, struct stand_kv_arrays *kv)
 {
-    struct stand_draw *draw = &scene->draw;
-    kv->kv_new_indptr[0] = stand_below(draw, 3);
+    struct draw *draw = &scene->draw;
+    kv->kv_new_indptr[0] = draw_below(draw, 3);
     for (int32_t s = 0; s < batch->num_seqs; s++) {
         int32_t len = a->seq_lens[s], most;
         if (own_lens && s < batch->num_real_seqs)
-            len = 1 + stand_below(draw, scene->given.max_kv_len);
+            len = 1 + draw_below(draw, scene->given.max_kv_len);
         kv->kv_lens[s] = len;
         most = len < 3 ? len : 3;
         kv->kv_new_indptr[s + 1] =
-            kv->kv_new_indptr[s] + (own_rows ? stand_below(draw, most + 1) : 0);
+            kv->kv_new_indptr[s] + (own_rows ? draw_below(draw, most + 1) : 0);
     }
     for (int32_t r = 0; r < 2 * ROWS; r++)
-        kv->out_cache_loc[r] = stand_below(draw, 8) ? 10000 * (g + 1) + r : -1;
+        kv->out_cache_loc[r] = draw_below(draw, 8) ? 10000 * (g + 1) + r : -1;
     for (int32_t i = 0; i < SLACK + PAGES; i++)
         kv->kv_indices[i] = 1000000 + i;
     for (int32_t i = 0; i < STAND_SEQS * TABLE_STRIDE; i++)
@@ -364,9 +416,9 @@ static void draw_keys(struct stand_scene *scene, const attn_batch *batch, int32_
 static void point_kv(struct stand_scene *scene, struct stand_batch *made, uint32_t forms,
                      const bool own_lens[], const bool own_rows[])
 {
-    struct stand_draw *draw = &scene->draw;
+    struct draw *draw = &scene->draw;
     for (int32_t g = 0; g < scene->num_groups; g++) {
-        bool host = stand_coin(draw);
+        bool host = draw_coin(draw);
         attn_kv_batch *kv = &made->kv[g];
         int32_t page_size = scene->problems[g].page_size;
         *kv = (attn_kv_batch){
@@ -378,15 +430,15 @@ static void point_kv(struct stand_scene *scene, struct stand_batch *made, uint32
             .out_cache_loc = BOTH(made, kv[g].out_cache_loc, host),
         };
         if (own_lens[g])
-            kv->kv_lens = (attn_i32_array)BOTH(made, kv[g].kv_lens, stand_coin(draw));
+            kv->kv_lens = (attn_i32_array)BOTH(made, kv[g].kv_lens, draw_coin(draw));
         if (own_rows[g])
             kv->kv_new_indptr = (attn_i32_array)BOTH(made, kv[g].kv_new_indptr, host);
         if (forms & ATTN_INDEX_REQ_TO_TOKEN)
             kv->req_to_token = (attn_i32_array)BOTH(made, kv[g].req_to_token, host);
         if (forms & ATTN_INDEX_BLOCK_TABLE)
-            kv->block_table = (attn_i32_array)BOTH(made, kv[g].block_table, stand_coin(draw));
+            kv->block_table = (attn_i32_array)BOTH(made, kv[g].block_table, draw_coin(draw));
         if (forms & ATTN_INDEX_CSR) {
-            kv->kv_indptr = (attn_i32_array)BOTH(made, kv[g].kv_indptr, stand_coin(draw));
+            kv->kv_indptr = (attn_i32_array)BOTH(made, kv[g].kv_indptr, draw_coin(draw));
             kv->kv_indices = (attn_i32_array)BOTH(made, kv[g].kv_indices, host);
             kv->last_page_len = (attn_i32_array)BOTH(made, kv[g].last_page_len, host);
         }
@@ -399,65 +451,65 @@ static void point_kv(struct stand_scene *scene, struct stand_batch *made, uint32
 
 static void draw_mask(struct stand_scene *scene, struct stand_batch *made, bool own_lens)
 {
-    struct stand_draw *draw = &scene->draw;
+    struct draw *draw = &scene->draw;
     struct stand_arrays *a = made->host;
-    uint32_t kind = own_lens ? ATTN_MASK_QLEN : ATTN_MASK_FULL + (uint32_t)stand_coin(draw);
-    int64_t at = stand_below(draw, 3);
+    uint32_t kind = own_lens ? ATTN_MASK_QLEN : ATTN_MASK_FULL + (uint32_t)draw_coin(draw);
+    int64_t at = draw_below(draw, 3);
     for (int32_t s = 0; s < made->batch.num_seqs; s++) {
         int64_t rows = a->q_indptr[s + 1] - a->q_indptr[s];
         int64_t columns = kind == ATTN_MASK_FULL ? a->seq_lens[s] : rows;
         a->mask_indptr[s] = at;
-        at += (rows * columns + 7) / 8 + stand_below(draw, 2);
+        at += (rows * columns + 7) / 8 + draw_below(draw, 2);
     }
     a->mask_indptr[made->batch.num_seqs] = at;
     for (int32_t b = 0; b < MASK_BYTES; b++)
-        a->mask_bits[b] = (uint8_t)stand_below(draw, 256);
+        a->mask_bits[b] = (uint8_t)draw_below(draw, 256);
     made->mask = (attn_mask){.struct_size = sizeof made->mask,
                              .kind = kind,
                              .bits = made->device->mask_bits,
-                             .indptr = BOTH(made, mask_indptr, stand_coin(draw))};
+                             .indptr = BOTH(made, mask_indptr, draw_coin(draw))};
     made->batch.mask = &made->mask;
-    if (stand_coin(draw))
-        made->batch.positions = (attn_i32_array)BOTH(made, positions, stand_coin(draw));
+    if (draw_coin(draw))
+        made->batch.positions = (attn_i32_array)BOTH(made, positions, draw_coin(draw));
 }
 
 static void draw_items(struct stand_scene *scene, struct stand_batch *made)
 {
     struct stand_arrays *a = made->host;
     for (int32_t s = 0; s < made->batch.num_seqs; s++) {
-        a->item_prefix[s] = stand_below(&scene->draw, a->prefix_lens[s] + 1);
-        a->item_len[s] = 1 + stand_below(&scene->draw, 5);
+        a->item_prefix[s] = draw_below(&scene->draw, a->prefix_lens[s] + 1);
+        a->item_len[s] = 1 + draw_below(&scene->draw, 5);
     }
     for (int32_t i = 0; i < STAND_SEQS * ITEM_STRIDE; i++)
-        a->token_pos[i] = (uint16_t)stand_below(&scene->draw, 1000);
+        a->token_pos[i] = (uint16_t)draw_below(&scene->draw, 1000);
     made->items = (attn_multi_item){.struct_size = sizeof made->items,
                                     .token_pos_stride = ITEM_STRIDE,
                                     .prefix_lens = BOTH(made, item_prefix, true),
                                     .token_pos = made->device->token_pos,
-                                    .max_item_len = BOTH(made, item_len, stand_coin(&scene->draw))};
+                                    .max_item_len = BOTH(made, item_len, draw_coin(&scene->draw))};
     made->batch.multi_item = &made->items;
 }
 
 static void draw_state(struct stand_scene *scene, struct stand_batch *made, int32_t g)
 {
-    struct stand_draw *draw = &scene->draw;
+    struct draw *draw = &scene->draw;
     struct stand_arrays *a = made->host;
     attn_state_batch *state = &made->states[g];
     for (int32_t s = 0; s < made->batch.num_seqs; s++) {
         a->state[g].slot[s] = 1000 * g + 10 + s;
         a->state[g].dst_slot[s] = 1000 * g + 40 + s * 2;
-        a->state[g].has_initial[s] = stand_coin(draw);
+        a->state[g].has_initial[s] = draw_coin(draw);
     }
     for (int32_t r = 0; r < ROWS; r++)
-        a->state[g].snapshots[r] = stand_coin(draw) ? 1000 * g + 100 + r : -1;
+        a->state[g].snapshots[r] = draw_coin(draw) ? 1000 * g + 100 + r : -1;
     *state = (attn_state_batch){.struct_size = sizeof *state,
-                                .slot = BOTH(made, state[g].slot, stand_coin(draw))};
-    if (stand_coin(draw))
-        state->dst_slot = (attn_i32_array)BOTH(made, state[g].dst_slot, stand_coin(draw));
-    if (stand_coin(draw))
-        state->has_initial = (attn_i32_array)BOTH(made, state[g].has_initial, stand_coin(draw));
-    if (stand_coin(draw))
-        state->snapshots = (attn_i32_array)BOTH(made, state[g].snapshots, stand_coin(draw));
+                                .slot = BOTH(made, state[g].slot, draw_coin(draw))};
+    if (draw_coin(draw))
+        state->dst_slot = (attn_i32_array)BOTH(made, state[g].dst_slot, draw_coin(draw));
+    if (draw_coin(draw))
+        state->has_initial = (attn_i32_array)BOTH(made, state[g].has_initial, draw_coin(draw));
+    if (draw_coin(draw))
+        state->snapshots = (attn_i32_array)BOTH(made, state[g].snapshots, draw_coin(draw));
 }
 
 static void draw_states(struct stand_scene *scene, struct stand_batch *made)
@@ -471,7 +523,7 @@ static void draw_states(struct stand_scene *scene, struct stand_batch *made)
 static void draw_sparse(struct stand_scene *scene, struct stand_batch *made)
 {
     made->sparse = (attn_sparse_batch){.struct_size = sizeof made->sparse,
-                                       .max_count = 1 + stand_below(&scene->draw, CHOSEN)};
+                                       .max_count = 1 + draw_below(&scene->draw, CHOSEN)};
     made->batch.sparse = &made->sparse;
 }
 
@@ -479,7 +531,7 @@ static void draw_sparse(struct stand_scene *scene, struct stand_batch *made)
 static void draw_shared(struct stand_scene *scene, struct stand_batch *made)
 {
     struct stand_arrays *a = made->host;
-    int32_t end = made->batch.num_seqs, first = stand_below(&scene->draw, end);
+    int32_t end = made->batch.num_seqs, first = draw_below(&scene->draw, end);
     a->shared_indptr[0] = 0;
     a->shared_indptr[1] = first;
     a->shared_indptr[2] = end;
@@ -493,18 +545,18 @@ static void draw_shared(struct stand_scene *scene, struct stand_batch *made)
 
 static void draw_parts(struct stand_scene *scene, struct stand_batch *made, bool own_lens)
 {
-    struct stand_draw *draw = &scene->draw;
-    int32_t part = stand_below(draw, 5);
+    struct draw *draw = &scene->draw;
+    int32_t part = draw_below(draw, 5);
     if (part == 0)
         draw_items(scene, made);
     else if (part < 3)
         draw_mask(scene, made, own_lens);
-    if (stand_below(draw, 3) == 0)
+    if (draw_below(draw, 3) == 0)
         draw_shared(scene, made);
     if (made->batch.mode == ATTN_MODE_TARGET_VERIFY) {
         made->spec = (attn_spec){.struct_size = sizeof made->spec,
                                  .num_draft_tokens = made->batch.max_q_len,
-                                 .top_k = 1 + stand_below(draw, 3)};
+                                 .top_k = 1 + draw_below(draw, 3)};
         made->batch.spec = &made->spec;
     }
     if (has_kind(scene, ATTN_KIND_LINEAR))
@@ -532,7 +584,7 @@ static void set_max_kv_len(struct stand_scene *scene, struct stand_batch *made)
 bool stand_draw_batch(struct stand_scene *scene, uint32_t mode, uint32_t forms,
                       struct stand_batch *made)
 {
-    struct stand_draw *draw = &scene->draw;
+    struct draw *draw = &scene->draw;
     bool own_lens[STAND_GROUPS], own_rows[STAND_GROUPS], any = false;
     memset(made, 0, sizeof *made);
     made->host = calloc(1, sizeof *made->host);
@@ -546,19 +598,19 @@ bool stand_draw_batch(struct stand_scene *scene, uint32_t mode, uint32_t forms,
     draw_sequences(scene, &made->batch, made->host);
     for (int32_t g = 0; g < scene->num_groups; g++) {
         bool cross = scene->groups[g].attn_type == ATTN_TYPE_CROSS;
-        own_lens[g] = cross || stand_below(draw, 4) == 0;
-        own_rows[g] = cross || stand_below(draw, 4) == 0;
+        own_lens[g] = cross || draw_below(draw, 4) == 0;
+        own_rows[g] = cross || draw_below(draw, 4) == 0;
         any |= own_lens[g];
         draw_keys(scene, &made->batch, g, own_lens[g], own_rows[g], made->host, &made->host->kv[g]);
     }
     set_max_kv_len(scene, made);
     point_kv(scene, made, forms, own_lens, own_rows);
     draw_parts(scene, made, any);
-    bool with_host = stand_coin(draw);
+    bool with_host = draw_coin(draw);
     made->batch.seq_lens = (attn_i32_array)BOTH(made, seq_lens, with_host);
     made->batch.prefix_lens = (attn_i32_array)BOTH(made, prefix_lens, with_host);
     made->batch.q_indptr = (attn_i32_array)BOTH(made, q_indptr, true);
-    made->batch.req_pool_indices = (attn_i32_array)BOTH(made, requests, stand_coin(draw));
+    made->batch.req_pool_indices = (attn_i32_array)BOTH(made, requests, draw_coin(draw));
     memcpy(made->device, made->host, sizeof *made->device);
     return true;
 }
@@ -586,13 +638,13 @@ static int64_t unit_of(const attn_problem *problem, int64_t width, uint32_t size
 static void draw_tensor(struct stand_scene *scene, uint32_t role, int64_t rows,
                         struct stand_args *args)
 {
-    struct stand_draw *draw = &scene->draw;
+    struct draw *draw = &scene->draw;
     attn_tensor *tensor = &args->tensors[role];
     const attn_problem *problem = &scene->problems[0]; /* all promise the same */
     const attn_dtype dtype = role == ATTN_ROLE_LSE ? ATTN_F32 : ATTN_BF16;
     uint64_t at = (uint64_t)role * (STAND_HEAP / ATTN_ROLE_COUNT / 256 * 256);
-    int64_t width = 8 + stand_below(draw, 2), gap = stand_below(draw, 3);
-    uint32_t alignment = 1u << stand_below(draw, 7);
+    int64_t width = 8 + draw_below(draw, 2), gap = draw_below(draw, 3);
+    uint32_t alignment = 1u << draw_below(draw, 7);
     gap *= unit_of(problem, width, attn_dtype_size(dtype));
     *tensor = (attn_tensor){
         .struct_size = sizeof *tensor,
@@ -631,7 +683,7 @@ static void draw_scales(struct stand_scene *scene, const attn_problem *problem,
         args->scale[i] = (attn_scale){.struct_size = sizeof args->scale[i],
                                       .granularity = granularity,
                                       .count = by_sequence ? (uint32_t)batch->num_seqs : 1,
-                                      .host = i > 1 || stand_coin(&scene->draw) ? values[i] : NULL,
+                                      .host = i > 1 || draw_coin(&scene->draw) ? values[i] : NULL,
                                       .device = values[i]};
         args->scales[roles[i]] = &args->scale[i];
     }
@@ -666,7 +718,7 @@ static uint32_t roles_of(struct stand_scene *scene, const attn_layer_group *grou
                    : group->kind == ATTN_KIND_SPARSE ? sparse
                                                      : softmax;
     uint32_t left_out =
-        stand_coin(&scene->draw) ? 0 : (uint32_t)stand_below(&scene->draw, 1 << ATTN_ROLE_COUNT);
+        draw_coin(&scene->draw) ? 0 : (uint32_t)draw_below(&scene->draw, 1 << ATTN_ROLE_COUNT);
     return (all & ~left_out) | ROLE(OUT);
 #undef ROLE
 }
@@ -689,7 +741,7 @@ void stand_draw_args(struct stand_scene *scene, const struct stand_batch *batch,
     if (scene->problems[0].kv_strides == ATTN_KV_STRIDES_EQUAL)
         lay_values_as_keys(args);
     args->args = (attn_forward_args){.struct_size = sizeof args->args,
-                                     .flags = (uint32_t)stand_below(&scene->draw, 4),
+                                     .flags = (uint32_t)draw_below(&scene->draw, 4),
                                      .num_operands = ATTN_ROLE_COUNT,
                                      .operands = args->operands};
     if (group->kv_scale_granularity != ATTN_SCALE_NONE ||

@@ -4,11 +4,20 @@
  */
 #include "host/check/groups/stand_in.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { CASES = 250, MEASURED_CASES = 3, BATCHES = 3, MAX_REASONS = 24 };
+enum {
+    CASES = 800,
+    MEASURED_CASES = 14,
+    SIZED_CASES = 3,
+    STORED_CASES = 2,
+    BATCHES = 3,
+    MAX_REASONS = 24
+};
 
 /* ---- Scenes ---------------------------------------------------------------------------------- */
 
@@ -18,18 +27,33 @@ int32_t stand_count(const struct check_subject *subject)
     return stand_knows(subject->type) ? CASES : 1;
 }
 
+static bool measures(const struct check_subject *subject)
+{
+    return strcmp(subject->type->name, "autotune") == 0;
+}
+
 int32_t stand_count_measured(const struct check_subject *subject)
 {
-    return strcmp(subject->type->name, "autotune") == 0 ? MEASURED_CASES : 1;
+    return measures(subject) ? MEASURED_CASES : 1;
+}
+
+int32_t stand_count_measured_size(const struct check_subject *subject)
+{
+    return measures(subject) ? SIZED_CASES : 1;
+}
+
+int32_t stand_count_stored(const struct check_subject *subject)
+{
+    return measures(subject) ? STORED_CASES : 1;
 }
 
 /* How new tokens are read: alike, but where that is what the scene is about. */
 static void draw_reading(struct stand_scene *scene)
 {
-    uint32_t first = stand_coin(&scene->draw) ? 0x3f : 0;
+    uint32_t first = draw_coin(&scene->draw) ? 0x3f : 0;
     for (int32_t l = 0; l < scene->num_leaves; l++)
         scene->leaves[l].reads =
-            scene->reading && (l == 1 || stand_below(&scene->draw, 4) == 0) ? ~first & 0x3f : first;
+            scene->reading && (l == 1 || draw_below(&scene->draw, 4) == 0) ? ~first & 0x3f : first;
 }
 
 static void scene_free(struct stand_scene *scene)
@@ -42,8 +66,15 @@ static void scene_free(struct stand_scene *scene)
     free(scene);
 }
 
+/* What a scene is to be. */
+struct wishes {
+    bool graph, measured;
+    const char *store; /* NULL = none */
+    uint64_t other;    /* not 0: another scene of the same case */
+};
+
 /* NULL: the case has failed or is skipped. */
-static struct stand_scene *scene_make(struct check_run *run, bool graph, bool measured)
+static struct stand_scene *scene_make(struct check_run *run, const struct wishes *wishes)
 {
     struct stand_scene *scene = calloc(1, sizeof *scene);
     if (!scene) {
@@ -51,10 +82,15 @@ static struct stand_scene *scene_make(struct check_run *run, bool graph, bool me
         return NULL;
     }
     scene->run = run;
-    scene->graph = graph;
-    scene->measured = measured;
-    scene->reading = !measured && run->index % 6 == 0;
-    scene->draw.state = run->seed;
+    scene->graph = wishes->graph;
+    scene->measured = wishes->measured;
+    scene->large_pages = wishes->measured && !wishes->store && run->index % 7 == 6;
+    scene->at_border = wishes->measured && !wishes->store && run->index % 7 == 3;
+    scene->many_heads = wishes->measured && !wishes->store && run->index % 7 == 1;
+    scene->store = wishes->store;
+    scene->other = (int32_t)wishes->other;
+    scene->reading = !wishes->measured && run->index % 6 == 0;
+    scene->draw.seed = wishes->other ? mix_absorb(run->seed, wishes->other) : run->seed;
     tally_init(&scene->tally, run->subject->services);
     scene->log = calloc(STAND_LOG, sizeof *scene->log);
     scene->spare = calloc(STAND_LOG, sizeof *scene->spare);
@@ -69,7 +105,7 @@ static struct stand_scene *scene_make(struct check_run *run, bool graph, bool me
     else
         stand_draw_question(scene);
     if (run->code == CHECK_PASS &&
-        stand_grow(scene, measured || scene->reading ? 1 : 1 + run->index % 3)) {
+        stand_grow(scene, scene->measured || scene->reading ? 1 : 1 + run->index % 3)) {
         draw_reading(scene);
         stand_deal(scene);
         return scene;
@@ -188,7 +224,7 @@ static void judge_no(struct stand_scene *scene, struct stand_leaf *leaf, int32_t
 
 void stand_run_verdict(struct check_run *run)
 {
-    struct stand_scene *scene = scene_make(run, false, false);
+    struct stand_scene *scene = scene_make(run, &(struct wishes){.graph = false});
     for (int32_t g = 0; scene && g < scene->num_groups && run->code == CHECK_PASS; g++) {
         judge_yes(scene, g);
         for (int32_t l = 0; l < scene->num_leaves && run->code == CHECK_PASS; l++) {
@@ -368,22 +404,21 @@ static bool has_odd_page(const struct stand_scene *scene)
 /* Bounds of metadata: those of create, or lower ones. */
 static void draw_given(struct stand_scene *scene)
 {
-    struct stand_draw *draw = &scene->draw;
+    struct draw *draw = &scene->draw;
     attn_bounds *given = &scene->given;
     *given = scene->bounds;
-    if (stand_coin(draw)) {
-        given->max_seqs = 1 + stand_below(draw, given->max_seqs);
-        given->max_kv_len = STAND_Q_LEN + 6 + stand_below(draw, given->max_kv_len - 11);
+    if (!scene->at_border && draw_below(draw, scene->measured ? 4 : 2) == 0) {
+        given->max_seqs = 1 + draw_below(draw, given->max_seqs);
+        given->max_kv_len = STAND_Q_LEN + 6 + draw_below(draw, given->max_kv_len - 11);
     }
-    if (stand_below(draw, 3) == 0)
-        given->modes &= 1 + (uint32_t)stand_below(draw, 62);
+    if (draw_below(draw, 3) == 0)
+        given->modes &= 1 + (uint32_t)draw_below(draw, 62);
     if (scene->graph)
         given->modes &= ~ATTN_MODE_BIT(ATTN_MODE_MIXED);
     if (given->modes == 0)
         given->modes = scene->bounds.modes;
     /* More often where whole pages are no powers of two: few sums lie between keys and pages. */
-    if (scene->nodes[0].type != STAND_LINEAR &&
-        stand_below(draw, 4) < (has_odd_page(scene) ? 3 : 1))
+    if (scene->nodes[0].type != STAND_LINEAR && draw_below(draw, 4) < (has_odd_page(scene) ? 3 : 1))
         given->max_kv_tokens = 60;
     if (scene->graph)
         given->modes &= ~ATTN_MODE_BIT(ATTN_MODE_MIXED);
@@ -615,15 +650,16 @@ static uint32_t draw_mode(struct stand_scene *scene, int b)
     if (scene->measured && modes >> mode & 1u)
         return mode;
     mode = ATTN_MODE_MIXED;
-    if (modes >> mode & 1u && stand_coin(&scene->draw))
+    if (modes >> mode & 1u && draw_coin(&scene->draw))
         return mode;
     do
-        mode = (uint32_t)stand_below(&scene->draw, ATTN_MODE_COUNT);
+        mode = (uint32_t)draw_below(&scene->draw, ATTN_MODE_COUNT);
     while (!(modes >> mode & 1u));
     return mode;
 }
 
-/* Is a batch that is split beyond a bound that neither of its halves need be beyond? */
+/* Has it more keys than the metadata is for? Who is given the whole of it may refuse it, and who
+ * splits it has to: neither of its halves need be beyond the bound. */
 static bool has_too_many_keys(const struct stand_scene *scene, const attn_batch *batch)
 {
     bool found = false;
@@ -635,7 +671,7 @@ static bool has_too_many_keys(const struct stand_scene *scene, const attn_batch 
             keys += (lens[s] + kv->page_size - 1) / kv->page_size * kv->page_size;
         found |= keys > scene->given.max_kv_tokens;
     }
-    return found && batch->mode == ATTN_MODE_MIXED && scene->nodes[0].splits;
+    return found;
 }
 
 static void judge_batch(struct life *life, int b, struct expectation *expected)
@@ -649,11 +685,13 @@ static void judge_batch(struct life *life, int b, struct expectation *expected)
     }
     check_note(run, "mode %u, %d sequences, %d of them of DECODE", batch.batch.mode,
                batch.batch.num_seqs, batch.batch.num_decode_seqs);
-    if (!has_too_many_keys(scene, &batch.batch) && stand_below(&scene->draw, 6) == 0)
+    bool beyond = has_too_many_keys(scene, &batch.batch);
+    if (!beyond && draw_below(&scene->draw, 6) == 0)
         judge_refused_plan(life, &batch, expected);
     attn_status status =
         ops_of(life)->init_forward_metadata(life->metadata, &batch.batch, NULL, &life->error.base);
-    if (has_too_many_keys(scene, &batch.batch)) {
+    bool is_split = batch.batch.mode == ATTN_MODE_MIXED && scene->nodes[0].splits;
+    if (beyond && (is_split || status == ATTN_INVALID_ARGUMENT)) {
         if (status != ATTN_INVALID_ARGUMENT)
             stand_object(scene, "a MIXED batch of more keys than max_kv_tokens %lld is planned",
                          (long long)scene->given.max_kv_tokens);
@@ -685,7 +723,7 @@ static void run_life(struct stand_scene *scene, int batches)
 
 static void run_scene(struct check_run *run, bool graph, int batches)
 {
-    struct stand_scene *scene = scene_make(run, graph, false);
+    struct stand_scene *scene = scene_make(run, &(struct wishes){.graph = graph});
     if (!scene)
         return;
     run_life(scene, batches);
@@ -709,17 +747,59 @@ void stand_run_graphs(struct check_run *run)
 
 /* ---- Measured choices ------------------------------------------------------------------------ */
 
-/* Four candidates: the first is slow, the next two are so in turns, and the last is the fastest and
- * wrong. */
+/* Is there a batch of this class within the bounds? */
+static bool has_class(const struct stand_scene *scene, int32_t class)
+{
+    static const int32_t least[] = {1, 1, 2, 2, 5, 5};
+    uint32_t mode = class < 6 ? ATTN_MODE_EXTEND : ATTN_MODE_DECODE;
+    uint32_t modes = ATTN_MODE_BIT(mode);
+    if (scene->nodes[0].splits)
+        modes |= ATTN_MODE_BIT(ATTN_MODE_MIXED);
+    return scene->bounds.modes & modes && scene->bounds.max_seqs >= least[class % 6] &&
+           (class % 2 == 0 || scene->bounds.max_kv_len > 512);
+}
+
+/* Wrong, and the fastest: in one class of one group, or in all of them. Where no class is measured
+ * nobody finds out. */
+static bool make_wrong(struct stand_scene *scene, struct stand_leaf *leaf)
+{
+    int32_t first = draw_below(&scene->draw, STAND_CLASSES), class = first;
+    bool all = draw_one_in(&scene->draw, 4) && !scene->many_heads;
+    bool unwritten = draw_coin(&scene->draw) || scene->many_heads;
+    if (scene->many_heads) /* the class of most rows */
+        first = class = stand_class(false, scene->bounds.max_seqs, 1);
+    while (!has_class(scene, class) && (class + 1) % STAND_CLASSES != first)
+        class = (class + 1) % STAND_CLASSES;
+    if (!has_class(scene, class))
+        return false;
+    leaf->wrong = unwritten ? STAND_UNWRITTEN : STAND_OTHER_NUMBER;
+    leaf->wrong_group = scene->num_groups - 1;
+    leaf->wrong_classes = all ? UINT32_MAX : 1u << class;
+    return true;
+}
+
+/* Four candidates: the first is slow, the next two are so in turns, the last is slow, and the first
+ * or the last is wrong. */
 static void set_candidates(struct stand_scene *scene)
 {
     const struct stand_node *root = &scene->nodes[0];
+    bool is_first = draw_one_in(&scene->draw, 3) && !scene->many_heads;
+    int32_t wrong = is_first ? 0 : STAND_CHILDREN - 1;
     for (int32_t c = 0; c < root->num_children; c++) {
         struct stand_leaf *leaf = &scene->leaves[root->child[c]];
-        leaf->is_wrong = c == STAND_CHILDREN - 1;
+        if (c == wrong && make_wrong(scene, leaf))
+            scene->first_left = wrong == 0;
         for (int k = 0; k < STAND_CLASSES; k++)
             leaf->slow_classes |= (uint32_t)(root->choice[k] != c) << k;
     }
+}
+
+static bool may_measure(struct check_run *run)
+{
+    bool may = measures(run->subject);
+    if (!may)
+        check_skip(run, "%s measures nothing", run->subject->type->name);
+    return may;
 }
 
 /* Times are measured while the machine does other things: what it took for the fastest once may be
@@ -727,12 +807,8 @@ static void set_candidates(struct stand_scene *scene)
 static void run_measured(struct check_run *run, int batches)
 {
     enum { ATTEMPTS = 3 };
-    if (strcmp(run->subject->type->name, "autotune") != 0) {
-        check_skip(run, "%s measures nothing", run->subject->type->name);
-        return;
-    }
     for (int attempt = 1; attempt <= ATTEMPTS; attempt++) {
-        struct stand_scene *scene = scene_make(run, false, true);
+        struct stand_scene *scene = scene_make(run, &(struct wishes){.measured = true});
         if (!scene)
             return;
         set_candidates(scene);
@@ -748,10 +824,132 @@ static void run_measured(struct check_run *run, int batches)
 
 void stand_run_measured(struct check_run *run)
 {
-    run_measured(run, 2 * BATCHES);
+    if (may_measure(run))
+        run_measured(run, 2 * BATCHES);
 }
 
 void stand_run_measured_size(struct check_run *run)
 {
-    run_measured(run, 0);
+    if (may_measure(run))
+        run_measured(run, 0);
+}
+
+/* ---- Choices that were measured before ------------------------------------------------------- */
+
+/* One of the scenes that share a store; false: it went wrong, which `last` reports. `again`: what
+ * was fast is slow now, and nothing is wrong: a choice that was not read would be another one. */
+static bool run_with_store(struct check_run *run, const char *store, uint64_t other, bool again,
+                           bool last)
+{
+    const struct wishes wishes = {.measured = true, .store = store, .other = other};
+    struct stand_scene *scene = scene_make(run, &wishes);
+    if (!scene)
+        return false;
+    set_candidates(scene);
+    for (int32_t l = 0; again && l < scene->num_leaves; l++) {
+        scene->leaves[l].wrong = STAND_RIGHT;
+        scene->leaves[l].slow_classes = ~scene->leaves[l].slow_classes;
+        scene->first_left = 0;
+    }
+    run_life(scene, again ? 2 * BATCHES : 0);
+    bool wrong = scene->wrong[0] != '\0';
+    if (!last)
+        scene->wrong[0] = '\0';
+    scene_close(scene);
+    return !wrong && run->code == CHECK_PASS;
+}
+
+/* A scene measures, others do so with the same store, and it comes again. */
+static bool share_store(struct check_run *run, const char *store, bool last)
+{
+    enum { OTHERS = 2 };
+    bool good = true;
+    for (uint64_t n = 0; n <= OTHERS && good; n++)
+        good = run_with_store(run, store, n, false, last);
+    return good && run_with_store(run, store, 0, true, last);
+}
+
+enum { STORE_TEXT = 80 };
+
+static bool write_text(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    bool written = file && fputs(text, file) >= 0;
+    return file && fclose(file) == 0 && written;
+}
+
+static bool has_text(const char *path, const char *text)
+{
+    char found[2 * STORE_TEXT] = "";
+    FILE *file = fopen(path, "r");
+    size_t length = file ? fread(found, 1, sizeof found - 1, file) : 0;
+    if (file)
+        fclose(file);
+    return length == strlen(text) && strcmp(found, text) == 0;
+}
+
+/* prepare refuses what is no store, and leaves it as it is. */
+static void judge_foreign(struct stand_scene *scene, const char *text)
+{
+    struct life life = {.scene = scene};
+    const struct stand_node *root = &scene->nodes[0];
+    host_error_init(&life.error);
+    CHECK_THAT(scene->run, write_text(scene->store, text), "%s: %s", scene->store, strerror(errno));
+    attn_status status = root->backend->create(root->backend, scene->problems,
+                                               (uint32_t)scene->num_groups, &root->options->view,
+                                               &root->services, &life.instance, &life.error.base);
+    if (!good(&life, status, "create"))
+        return;
+    status = root->backend->ops->prepare(life.instance, NULL, NULL, &life.error.base);
+    if (status != ATTN_CONFIG_ERROR || !has_text(scene->store, text))
+        check_fail(scene->run,
+                   "prepare with a store that begins with '%.40s' gives %d '%s', and the file %s: "
+                   "accepted %d, and that it stays",
+                   text, status, host_error_text(&life.error),
+                   has_text(scene->store, text) ? "stays" : "changes", ATTN_CONFIG_ERROR);
+    root->backend->ops->destroy(life.instance);
+}
+
+/* Files that are like a store, which a scene has just written. */
+static void try_foreign(struct check_run *run, const char *store)
+{
+    const struct wishes wishes = {.measured = true, .store = store};
+    char line[STORE_TEXT] = "", text[STORE_TEXT + 8];
+    struct stand_scene *scene = scene_make(run, &wishes);
+    FILE *file = fopen(store, "r");
+    if (!scene || !file || !fgets(line, sizeof line, file))
+        check_fail(run, "no store is written");
+    if (file)
+        fclose(file);
+    line[strcspn(line, "\n")] = '\0';
+    static const struct {
+        const char *before, *after;
+        int cut; /* characters at the end */
+    } ways[] = {{"", "0", 0}, {"", "", 1}, {"\n", "", 0}};
+    for (size_t w = 0; w < sizeof ways / sizeof ways[0] && run->code == CHECK_PASS; w++) {
+        snprintf(text, sizeof text, "%s%.*s%s\n", ways[w].before, (int)strlen(line) - ways[w].cut,
+                 line, ways[w].after);
+        judge_foreign(scene, text);
+    }
+    if (scene)
+        scene_close(scene);
+}
+
+void stand_run_stored(struct check_run *run)
+{
+    enum { ATTEMPTS = 3 };
+    char folder[] = "/tmp/attnhost-check-XXXXXX", store[sizeof folder + 8];
+    if (!may_measure(run))
+        return;
+    CHECK_THAT(run, mkdtemp(folder), "no folder for a store: %s", strerror(errno));
+    snprintf(store, sizeof store, "%s/store", folder);
+    for (int attempt = 1; attempt <= ATTEMPTS && run->code == CHECK_PASS; attempt++) {
+        remove(store);
+        if (share_store(run, store, attempt == ATTEMPTS))
+            break;
+    }
+    if (run->code == CHECK_PASS)
+        try_foreign(run, store);
+    remove(store);
+    rmdir(folder);
 }

@@ -4,6 +4,7 @@
  */
 #include "host/check/groups/stand_in.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 #include <time.h>
 
 #include "host/base/dtype.h"
+#include "host/base/mix.h"
 
 enum { OWN = 0x3c, SPENT = 0x5c }; /* what a child writes into its regions, and into its scratch */
 
@@ -456,7 +458,7 @@ static void look_at_counts(const attn_metadata *metadata, const attn_batch *batc
     if (batch->mode == ATTN_MODE_MIXED &&
         ((batch->first_decode_seq != 0 &&
           batch->first_decode_seq != batch->num_seqs - batch->num_decode_seqs) ||
-         batch->decode_q_len != 1))
+         batch->decode_q_len != scene->decode_q_len))
         stand_object(scene, "%s is told that %d of %d sequences, from %d on, decode %d queries",
                      name, batch->num_decode_seqs, batch->num_seqs, batch->first_decode_seq,
                      batch->decode_q_len);
@@ -550,6 +552,23 @@ static void look_at_lengths(const attn_metadata *metadata, const attn_batch *bat
                      metadata->leaf->name, batch->max_q_len, batch->max_kv_len, most, longest);
 }
 
+/* Keys of each KV group, in whole pages. */
+static void look_at_keys(const attn_metadata *metadata, const attn_batch *batch)
+{
+    for (uint32_t g = 0; g < batch->num_kv_groups; g++) {
+        const attn_kv_batch *kv = attn_at(batch->kv_groups, g);
+        const int32_t *lens = kv->kv_lens.device ? kv->kv_lens.device : batch->seq_lens.device;
+        int64_t keys = 0, page = kv->page_size > 0 ? kv->page_size : 1;
+        for (int32_t s = 0; s < batch->num_seqs && lens; s++)
+            keys += (lens[s] + page - 1) / page * page;
+        if (keys > metadata->bounds.max_kv_tokens)
+            stand_object(metadata->leaf->scene,
+                         "%s is given %lld keys in whole pages, where its metadata is for %lld",
+                         metadata->leaf->name, (long long)keys,
+                         (long long)metadata->bounds.max_kv_tokens);
+    }
+}
+
 static attn_status plan(attn_metadata *metadata, const attn_batch *batch, attn_stream stream,
                         attn_error *error)
 {
@@ -559,8 +578,10 @@ static attn_status plan(attn_metadata *metadata, const attn_batch *batch, attn_s
     if (leaf->fails)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "%s", STAND_WORDS);
     look_at_memory(metadata, "init_forward_metadata");
+    look_at_counts(metadata, batch);
+    if (!leaf->scene->recording)
+        look_at_keys(metadata, batch);
     if (leaf->scene->recording) {
-        look_at_counts(metadata, batch);
         look_at_parts(metadata, batch);
         look_at_lengths(metadata, batch);
         look_at_rows(metadata, batch);
@@ -572,11 +593,19 @@ static attn_status plan(attn_metadata *metadata, const attn_batch *batch, attn_s
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
-/* Twice the value in one place. */
-static void spoil(const attn_tensor *out)
+/* One row of one head, of those that there are. */
+static void spoil(const struct stand_leaf *leaf, const attn_batch *batch, const attn_tensor *out)
 {
+    uint64_t word = mix_stream(leaf->scene->draw.seed, STAND_UNWRITTEN);
+    int64_t row = (int64_t)(word % (uint64_t)batch->num_tokens);
+    int64_t head = (int64_t)(word >> 32) % out->shape[1], dim = out->shape[2];
     char *first = (char *)out->data + out->byte_offset;
-    dtype_store(out->dtype, first, 0, 2 * dtype_load(out->dtype, first, 0));
+    int64_t at = row * out->strides[0] + head * out->strides[1];
+    for (int64_t d = 0; d < dim && leaf->wrong == STAND_UNWRITTEN; d++)
+        dtype_store(out->dtype, first, at + d, NAN);
+    at += (int64_t)(word % (uint64_t)dim);
+    if (leaf->wrong == STAND_OTHER_NUMBER)
+        dtype_store(out->dtype, first, at, 1 + 2 * fabs(dtype_load(out->dtype, first, at)));
 }
 
 /* Candidates of autotune: the truth, in time or late; or at once something else. */
@@ -586,15 +615,16 @@ static attn_status pretend(const attn_metadata *metadata, int32_t group, int32_t
     const struct stand_leaf *leaf = metadata->leaf;
     struct stand_scene *scene = leaf->scene;
     const attn_batch *batch = &metadata->batch;
-    int32_t class = stand_class(batch->mode == ATTN_MODE_DECODE, batch->num_seqs);
+    int32_t class =
+        stand_class(batch->mode == ATTN_MODE_DECODE, batch->num_seqs, batch->max_kv_len);
     bool slow = leaf->slow_classes >> class & 1u;
     const struct timespec late = {.tv_nsec = slow ? STAND_SLOW_NS : STAND_FAST_NS};
     attn_status status =
         stand_give_truth(scene, &scene->problems[group], batch, layer_id, args, leaf->reads);
-    if (!leaf->is_wrong)
+    if (!leaf->wrong)
         nanosleep(&late, NULL);
-    else if (status == ATTN_OK)
-        spoil(attn_operand(args, ATTN_ROLE_OUT));
+    else if (status == ATTN_OK && leaf->wrong_group == group && leaf->wrong_classes >> class & 1u)
+        spoil(leaf, batch, attn_operand(args, ATTN_ROLE_OUT));
     return status;
 }
 
@@ -685,21 +715,21 @@ static const attn_backend_ops ops = {
 void stand_draw_leaf(struct stand_scene *scene, struct stand_leaf *leaf)
 {
     static const int extensions[2];
-    struct stand_draw *draw = &scene->draw;
-    leaf->forms = 1 + (uint32_t)stand_below(draw, 7);
-    leaf->graph_level = stand_coin(draw) ? ATTN_GRAPH_ALWAYS : (uint32_t)stand_below(draw, 4);
+    struct draw *draw = &scene->draw;
+    leaf->forms = 1 + (uint32_t)draw_below(draw, 7);
+    leaf->graph_level = draw_coin(draw) ? ATTN_GRAPH_ALWAYS : (uint32_t)draw_below(draw, 4);
     leaf->notes =
-        stand_coin(draw) ? ATTN_NOTE_PROMISES : (uint32_t)stand_below(draw, ATTN_NOTE_ALL + 1);
-    leaf->fill = stand_coin(draw);
-    leaf->host_arrays = stand_coin(draw) ? 0 : (uint32_t)stand_below(draw, ATTN_HOST_ALL + 1);
-    leaf->cost = 0.25 * stand_below(draw, 9);
-    leaf->extension = stand_below(draw, 3) ? &extensions[stand_below(draw, 4) == 0] : NULL;
+        draw_coin(draw) ? ATTN_NOTE_PROMISES : (uint32_t)draw_below(draw, ATTN_NOTE_ALL + 1);
+    leaf->fill = draw_coin(draw);
+    leaf->host_arrays = draw_coin(draw) ? 0 : (uint32_t)draw_below(draw, ATTN_HOST_ALL + 1);
+    leaf->cost = 0.25 * draw_below(draw, 9);
+    leaf->extension = draw_below(draw, 3) ? &extensions[draw_below(draw, 4) == 0] : NULL;
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
-        leaf->sizes[r] = stand_coin(draw) ? 1 + (uint64_t)stand_below(draw, 200) : 0;
-        leaf->alignments[r] = (uint64_t)1 << stand_below(draw, 9);
+        leaf->sizes[r] = draw_coin(draw) ? 1 + (uint64_t)draw_below(draw, 200) : 0;
+        leaf->alignments[r] = (uint64_t)1 << draw_below(draw, 9);
     }
     for (uint32_t s = 0; s < ATTN_SPACE_COUNT; s++)
-        leaf->bytes[s] = 1000 + (uint64_t)stand_below(draw, 100000);
+        leaf->bytes[s] = 1000 + (uint64_t)draw_below(draw, 100000);
     leaf->type = (attn_backend_type){.struct_size = sizeof leaf->type,
                                      .name = leaf->name,
                                      .doc = "a stand-in of attnhost check",

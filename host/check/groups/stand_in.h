@@ -5,10 +5,12 @@
  * its calls is, whatever form that was told in. So it shows whether each row of a batch has come to
  * the one child that the composite's options name, with its own lengths, slots, masks and operands.
  *
- *   stand_tree.c    composites of the plugin under test over stand-ins, one to three levels deep,
- * by options that are drawn; who serves what by these options stand_batch.c   layers, and batches
- * of any mode with any parts, whose contents nothing reads stand_row.c     what a row is stand_in.c
- * the children stand_comp.c    the checks
+ *   - stand_tree.c: composites over stand-ins, one to three levels deep, by options that are drawn;
+ *     who serves what by these options
+ *   - stand_batch.c: layers, and batches of any mode with any parts, whose contents nothing reads
+ *   - stand_row.c: what a row is
+ *   - stand_in.c: the children
+ *   - stand_comp.c: the checks
  *
  * All of it is drawn from the case's seed. It all lies on the processor, whatever the subject's
  * device is.
@@ -18,7 +20,7 @@
 
 #include "host/check/check.h"
 #include "host/base/error.h"
-#include "host/base/mix.h"
+#include "host/check/cases/draw.h"
 #include "host/check/groups/tally.h"
 #include "host/plugin/options.h"
 
@@ -33,32 +35,15 @@ enum {
     STAND_Q_LEN = 6,
     STAND_TOKENS = STAND_SEQS * STAND_Q_LEN,
     STAND_KEYS = 40,
+    STAND_LONG = 520, /* keys where candidates are measured */
     STAND_RED = 64,
     STAND_LOG = STAND_TOKENS + 16,
     STAND_FIRST_ROW = 4, /* q_indptr[0] at most */
     STAND_SCALED = 5,    /* roles that may have scales */
-    STAND_CLASSES = 6,   /* of autotune, as far as bounds go: 1, 2 to 4 and more sequences */
+    STAND_CLASSES = 12,  /* of autotune, as far as bounds go: stand_class() */
     STAND_SLOW_NS = 2500000,
     STAND_FAST_NS = 100000
 };
-
-/* ---- Draws ----------------------------------------------------------------------------------- */
-
-struct stand_draw {
-    uint64_t state, next;
-};
-
-/* 0 .. count - 1. */
-static inline int32_t stand_below(struct stand_draw *draw, int32_t count)
-{
-    return (int32_t)mix_below((uint32_t)(mix_stream(draw->state, draw->next++) >> 32),
-                              (uint64_t)count);
-}
-
-static inline bool stand_coin(struct stand_draw *draw)
-{
-    return stand_below(draw, 2) == 1;
-}
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
@@ -153,15 +138,19 @@ struct stand_share {
     int32_t max_seqs, max_kv_len;
 };
 
-/* Classes of batches that autotune decides for, by its README: of those here. */
-static inline int32_t stand_class(bool decode, int32_t seqs)
+/* Classes of batches that autotune decides for, by its README: of those here. One sequence, two to
+ * four and more; up to 512 keys and more. */
+static inline int32_t stand_class(bool decode, int32_t seqs, int32_t kv_len)
 {
-    return 3 * decode + (seqs > 4 ? 2 : seqs > 1);
+    return 6 * decode + 2 * (seqs > 4 ? 2 : seqs > 1) + (kv_len > 512);
 }
 
 /* ---- The children ---------------------------------------------------------------------------- */
 
 struct stand_scene;
+
+/* What a wrong candidate does to one row of one head, any one. */
+enum stand_wrong { STAND_RIGHT, STAND_OTHER_NUMBER, STAND_UNWRITTEN };
 
 struct stand_leaf {
     char name[16];
@@ -178,11 +167,13 @@ struct stand_leaf {
     double cost;
     uint64_t bytes[ATTN_SPACE_COUNT]; /* device, pinned, host */
     uint64_t sizes[ATTN_REGION_COUNT], alignments[ATTN_REGION_COUNT];
-    const void *extension; /* of STAND_EXTENSION; NULL = it has none */
-    bool refuses;          /* its query, with STAND_WORDS */
-    bool fails;            /* in plan, with STAND_WORDS */
-    uint32_t slow_classes; /* of batches, as stand_class() counts them */
-    bool is_wrong;
+    const void *extension;  /* of STAND_EXTENSION; NULL = it has none */
+    bool refuses;           /* its query, with STAND_WORDS */
+    bool fails;             /* in plan, with STAND_WORDS */
+    uint32_t slow_classes;  /* of batches, as stand_class() counts them */
+    uint32_t wrong_classes; /* those that it computes wrong, */
+    int32_t wrong_group;    /* of this group's layers, */
+    enum stand_wrong wrong; /* in this way. Not 0: it is the fastest of all in all else */
 
     /* What it was told. */
     int32_t made, prepared, live, live_metadata;
@@ -252,7 +243,7 @@ struct stand_args {
 /* Initialised in place and never copied. */
 struct stand_scene {
     struct check_run *run;
-    struct stand_draw draw;
+    struct draw draw;
     struct tally tally; /* of the composites' own memory */
     const attn_backend_type *types[STAND_TYPES];
 
@@ -274,8 +265,14 @@ struct stand_scene {
 
     /* The metadata that the root was given. */
     bool graph;
-    bool measured; /* the root has to find out whom to choose */
-    bool reading;  /* the children read new tokens differently */
+    bool measured;      /* the root has to find out whom to choose, */
+    bool at_border;     /* by keys alone, of which there is one beyond the border, */
+    bool many_heads;    /* where one leaves a row unwritten, of more than are sampled, */
+    bool large_pages;   /* in a cache of pages that are larger than its least memory, */
+    int32_t other;      /* scenes of one store are of other layers each, */
+    const char *store;  /* or reads it in this file; NULL = there is none */
+    int32_t first_left; /* the first candidate that is not wrong */
+    bool reading;       /* the children read new tokens differently */
     attn_bounds given;
     char *regions[ATTN_REGION_COUNT]; /* between red zones */
     attn_memory_size size;
@@ -285,6 +282,7 @@ struct stand_scene {
     struct stand_spare
         *spare; /* [STAND_LOG] its rows that the child has as padding of no sequence */
     int32_t num_spare;
+    int32_t decode_q_len; /* of the MIXED batch at hand */
     bool recording;
     char *heap;                /* what operands point to */
     struct stand_truth *truth; /* stand_truth.c */
@@ -382,11 +380,14 @@ void stand_draw_leaf(struct stand_scene *scene, struct stand_leaf *leaf);
 
 int32_t stand_count(const struct check_subject *subject);
 int32_t stand_count_measured(const struct check_subject *subject);
+int32_t stand_count_measured_size(const struct check_subject *subject);
+int32_t stand_count_stored(const struct check_subject *subject);
 void stand_run_verdict(struct check_run *run);
 void stand_run_memory(struct check_run *run);
 void stand_run_rows(struct check_run *run);
 void stand_run_graphs(struct check_run *run);
 void stand_run_measured(struct check_run *run);
 void stand_run_measured_size(struct check_run *run);
+void stand_run_stored(struct check_run *run);
 
 #endif /* HOST_CHECK_GROUPS_STAND_IN_H */

@@ -84,7 +84,8 @@ static int32_t choose(const struct stand_node *node, int32_t layer, uint32_t pha
         return node->rules[find_rule(node, layer, kind_of(node->scene, layer), phase, seqs, kv_len)]
             .child;
     default: /* drafts are not measured */
-        return phase <= DECODE ? node->choice[stand_class(phase == DECODE, seqs)] : 0;
+        return phase <= DECODE ? node->choice[stand_class(phase == DECODE, seqs, kv_len)]
+                               : node->scene->first_left;
     }
 }
 
@@ -239,13 +240,13 @@ bool stand_reads_apart(const struct stand_scene *scene)
     return (from_arguments & from_cache) != 0;
 }
 
-/* MIXED is split unless more is promised of where operands lie than holds of their rows, a layer's
- * latents come in another form than EXTEND's and DECODE's, or new tokens that are rounded would be
- * read in two ways. */
+/* MIXED is split unless its decodes have drafts, more is promised of where operands lie than holds
+ * of their rows, a layer's latents come in another form than EXTEND's and DECODE's, or new tokens
+ * that are rounded would be read in two ways. */
 static bool may_split(const struct stand_node *node, const struct stand_share whole[STAND_GROUPS])
 {
     const struct stand_scene *scene = node->scene;
-    if (scene->problems[0].min_alignment > 0)
+    if (scene->problems[0].min_alignment > 0 || scene->bounds.uses & ATTN_USES_DECODE_DRAFTS)
         return false;
     for (int32_t g = 0; g < scene->num_groups; g++) {
         uint32_t involved = whole[g].modes & (BIT(EXTEND) | BIT(DECODE) | BIT(MIXED));
@@ -448,7 +449,7 @@ static void write_layers(const struct stand_scene *scene, uint32_t layers, char 
 {
     char words[STAND_LAYERS][32];
     int32_t count = 0;
-    bool descends = mix_word(scene->draw.state ^ layers) & 1;
+    bool descends = mix_word(scene->draw.seed ^ layers) & 1;
     for (int32_t l = 0; l < scene->num_layers; l++) {
         int32_t last = end_of_range(scene, layers, l);
         if (!(layers >> l & 1u))
@@ -513,24 +514,24 @@ static void match_all(struct stand_rule *rule, int32_t child)
                                 .child = child};
 }
 
-static void draw_range(struct stand_draw *draw, int32_t least, int32_t most, int32_t range[2])
+static void draw_range(struct draw *draw, int32_t least, int32_t most, int32_t range[2])
 {
-    range[0] = least + stand_below(draw, most - least);
-    range[1] = stand_coin(draw) ? INT32_MAX : range[0] + stand_below(draw, most - range[0] + 1);
-    if (stand_coin(draw))
+    range[0] = least + draw_below(draw, most - least);
+    range[1] = draw_coin(draw) ? INT32_MAX : range[0] + draw_below(draw, most - range[0] + 1);
+    if (draw_coin(draw))
         range[0] = least;
 }
 
 static void draw_rule(struct stand_node *node, struct stand_rule *rule)
 {
-    struct stand_draw *draw = &node->scene->draw;
+    struct draw *draw = &node->scene->draw;
     uint32_t all_layers = (1u << node->scene->num_layers) - 1;
-    match_all(rule, stand_below(draw, node->num_children));
-    for (int tries = 1 + stand_below(draw, 3); tries > 0; tries--) {
-        uint32_t set = 1 + (uint32_t)stand_below(draw, 14);
-        switch (stand_below(draw, 5)) {
+    match_all(rule, draw_below(draw, node->num_children));
+    for (int tries = 1 + draw_below(draw, 3); tries > 0; tries--) {
+        uint32_t set = 1 + (uint32_t)draw_below(draw, 14);
+        switch (draw_below(draw, 5)) {
         case 0:
-            rule->layers = (1 + (uint32_t)stand_below(draw, 62)) & all_layers;
+            rule->layers = (1 + (uint32_t)draw_below(draw, 62)) & all_layers;
             break;
         case 1:
             rule->kinds = set;
@@ -571,9 +572,51 @@ static bool is_default(const struct stand_rule *rule)
            rule->kv[1] == INT32_MAX;
 }
 
-static void draw_table(struct stand_node *node)
+/* Ranges of keys or of sequences that adjoin, in any order; the last one mostly has no end. */
+static void draw_ladder(struct stand_node *node, int32_t wanted)
 {
-    int32_t wanted = 1 + stand_below(&node->scene->draw, STAND_RULES - 1);
+    struct draw *draw = &node->scene->draw;
+    bool by_keys = draw_coin(draw);
+    int32_t most = by_keys ? STAND_KEYS : STAND_SEQS;
+    int32_t next = 1 + (draw_coin(draw) ? draw_below(draw, most / 2) : 0);
+    struct stand_rule rules[STAND_RULES];
+    int32_t count = 0;
+    for (; count < wanted && next < most; count++) {
+        int32_t last = next + draw_below(draw, (most - next) / 2 + 1);
+        bool is_open = count > 0 && count + 1 == wanted && !draw_one_in(draw, 4);
+        int32_t range[2] = {next, is_open ? INT32_MAX : last};
+        match_all(&rules[count], draw_below(draw, node->num_children));
+        memcpy(by_keys ? rules[count].kv : rules[count].batch, range, sizeof range);
+        next = last + 1;
+    }
+    for (; count > 0; count--) {
+        int32_t at = draw_below(draw, count);
+        node->rules[node->num_rules++] = rules[at];
+        rules[at] = rules[count - 1];
+    }
+}
+
+/* Layers of some kinds up to some bound, and the others: an inner composite that gets both has
+ * layers to which unlike batches come. */
+static void draw_by_kinds(struct stand_node *node)
+{
+    static const uint32_t halves[] = {1u << ATTN_KIND_LINEAR,
+                                      (1u << ATTN_KIND_COUNT) - 1 - (1u << ATTN_KIND_LINEAR)};
+    struct draw *draw = &node->scene->draw;
+    int32_t child = draw_below(draw, node->num_children), first = draw_below(draw, 2);
+    for (int32_t n = 0; n < 2; n++) {
+        struct stand_rule *rule = &node->rules[node->num_rules++];
+        match_all(rule, draw_one_in(draw, 4) ? draw_below(draw, node->num_children) : child);
+        rule->kinds = halves[(first + n) % 2];
+        if (n == 0 && draw_coin(draw))
+            rule->batch[1] = 1 + draw_below(draw, STAND_SEQS);
+        else if (n == 0)
+            rule->kv[1] = draw_below(draw, STAND_KEYS);
+    }
+}
+
+static void draw_rules(struct stand_node *node, int32_t wanted)
+{
     for (int tries = 0; tries < 3 * STAND_RULES && node->num_rules < wanted; tries++) {
         draw_rule(node, &node->rules[node->num_rules]);
         if (is_default(&node->rules[node->num_rules]))
@@ -582,7 +625,19 @@ static void draw_table(struct stand_node *node)
         bool matches = can_match(node, node->num_rules - 2);
         node->num_rules -= matches ? 1 : 2;
     }
-    match_all(&node->rules[node->num_rules++], stand_below(&node->scene->draw, node->num_children));
+}
+
+static void draw_table(struct stand_node *node)
+{
+    int32_t wanted = 1 + draw_below(&node->scene->draw, STAND_RULES - 1);
+    int32_t way = draw_below(&node->scene->draw, 4);
+    if (way == 0)
+        draw_ladder(node, wanted);
+    else if (way == 1)
+        draw_by_kinds(node);
+    else
+        draw_rules(node, wanted);
+    match_all(&node->rules[node->num_rules++], draw_below(&node->scene->draw, node->num_children));
 }
 
 static const char *child_name(const struct stand_node *node, int32_t c)
@@ -600,13 +655,17 @@ static void write_options(struct stand_node *node, struct texts *texts)
         for (int32_t c = 0; c < node->num_children; c++)
             append(add_text(texts, "candidate"), "", child_name(node, c));
     if (node->type == STAND_AUTOTUNE)
-        append(add_text(texts, "seconds"), "", scene->measured ? "5" : "0");
+        append(add_text(texts, "seconds"), "", scene->measured ? "20" : "0");
     if (node->type == STAND_AUTOTUNE && scene->measured)
         append(add_text(texts, "rounds"), "", "5");
+    if (node->type == STAND_AUTOTUNE && scene->large_pages)
+        append(add_text(texts, "memory"), "", "1M");
+    if (node->type == STAND_AUTOTUNE && scene->store)
+        append(add_text(texts, "store"), "", scene->store);
     if (node->type == STAND_PHASE || node->type == STAND_LINEAR)
         for (int32_t c = 0; c < 2; c++)
             append(add_text(texts, keys[node->type][c]), "", child_name(node, c));
-    if (node->type == STAND_PHASE && (node->spec_decode || stand_coin(&scene->draw)))
+    if (node->type == STAND_PHASE && (node->spec_decode || draw_coin(&scene->draw)))
         append(add_text(texts, "speculative_attention_mode"), "",
                node->spec_decode ? "decode" : "prefill");
     if (node->type == STAND_LINEAR && !node->by_kind)
@@ -620,16 +679,28 @@ static void write_options(struct stand_node *node, struct texts *texts)
     }
 }
 
+/* One of the second and the third, as the first needs no measuring: by chance, or by the phase, the
+ * sequences or the keys of a class alone. */
+static void draw_measured_choices(struct stand_node *node)
+{
+    struct draw *draw = &node->scene->draw;
+    int32_t way = node->scene->at_border ? 3 : draw_below(draw, 4), other = draw_below(draw, 2);
+    for (int32_t c = 0; c < STAND_CLASSES; c++) {
+        const int32_t by[] = {draw_below(draw, 2), c / 6, c / 2 % 3, c % 2};
+        node->choice[c] = 1 + (by[way] + other) % 2;
+    }
+}
+
 static void draw_choices(struct stand_node *node)
 {
-    struct stand_draw *draw = &node->scene->draw;
-    node->spec_decode = stand_coin(draw);
-    node->full_layers = (uint32_t)stand_below(draw, 64) & ((1u << node->scene->num_layers) - 1);
-    node->by_kind = node->full_layers == 0 || stand_coin(draw);
+    struct draw *draw = &node->scene->draw;
+    node->spec_decode = draw_coin(draw);
+    node->full_layers = (uint32_t)draw_below(draw, 64) & ((1u << node->scene->num_layers) - 1);
+    node->by_kind = node->full_layers == 0 || draw_coin(draw);
     if (node->type == STAND_ROUTE)
         draw_table(node);
-    for (int c = 0; node->scene->measured && c < STAND_CLASSES; c++)
-        node->choice[c] = 1 + stand_below(draw, 2); /* not the first, which needs no measuring */
+    if (node->scene->measured)
+        draw_measured_choices(node);
 }
 
 /* ---- Growing --------------------------------------------------------------------------------- */
@@ -659,19 +730,17 @@ static const attn_backend_type *draw_type(struct stand_scene *scene)
 {
     const attn_backend_type *type = NULL;
     while (!type)
-        type = scene->types[stand_below(&scene->draw, STAND_TYPES)];
+        type = scene->types[draw_below(&scene->draw, STAND_TYPES)];
     return type;
 }
 
 static bool add_children(struct stand_scene *scene, struct stand_node *node, int32_t depth)
 {
     bool fixed = node->type == STAND_PHASE || node->type == STAND_LINEAR;
-    node->num_children = fixed             ? 2
-                         : scene->measured ? STAND_CHILDREN
-                                           : 2 + stand_coin(&scene->draw);
+    node->num_children = fixed ? 2 : scene->measured ? STAND_CHILDREN : 2 + draw_coin(&scene->draw);
     for (int32_t c = 0; c < node->num_children; c++) {
         bool inner = depth > 1 && scene->num_nodes < STAND_NODES &&
-                     (c == 0 || stand_below(&scene->draw, 3) == 0);
+                     (c == 0 || draw_below(&scene->draw, 3) == 0);
         node->child[c] = inner ? -1 - scene->num_nodes : add_leaf(scene);
         if (inner && !grow(scene, draw_type(scene), depth - 1))
             return false;

@@ -74,7 +74,7 @@ static bool may_skip(const struct check *check)
         return subject.device->type != ATTN_DEVICE_CPU || !is_preloaded();
     if (strcmp(check->rule, "NEGO-08") == 0) /* they tell of no paths */
         return !(subject.type->flags & ATTN_BACKEND_COMPOSITE);
-    if (strcmp(check->name, "measured") == 0)
+    if (strcmp(check->name, "measured") == 0 || strcmp(check->name, "stored") == 0)
         return strcmp(subject.backend, "autotune") != 0;
     return strcmp(check->name, "head_roles") == 0 && strcmp(subject.backend, "example_rows") == 0;
 }
