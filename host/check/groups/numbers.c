@@ -8,6 +8,7 @@
 #include "host/check/cases/linear_numbers.h"
 #include "host/check/cases/numbers.h"
 #include "host/check/cases/numerics.h"
+#include "host/check/groups/other_host.h"
 #include "host/check/groups/setting.h"
 
 #include "host/base/mix.h"
@@ -56,6 +57,13 @@ static void tell_options(struct check_run *run, const char *what)
         snprintf(run->text + length, sizeof run->text - length, "; with %s", what);
 }
 
+static uint32_t draw_threads(const struct check_run *run)
+{
+    static const uint32_t threads[] = {1, 2, 2, 3, 5, 8};
+    struct draw draw = {.seed = mix_absorb(run->seed, 6)};
+    return threads[draw_below(&draw, 6)];
+}
+
 /* The options of a form are its own. A failure says which ones there were. */
 static void judge(struct check_run *run, const struct grid *grid, const struct grid_point *point,
                   bool large, struct case_spec *spec)
@@ -70,7 +78,7 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
     numbers_draw_batch(grid, used, mix_absorb(run->seed, 2), most_work, spec);
     if (large)
         numbers_draw_large(grid, used, mix_absorb(run->seed, 5), large_work, spec);
-    numerics_run(run, spec, used, &once);
+    other_host_run_spec(run, draw_threads(run), spec, used, &once);
     if (is_used)
         tell_options(run, what);
     options_destroy(drawn);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/check/groups/other_host.h"
 
+#include "host/base/error.h"
+
 attn_status other_host_init(struct other_host *other, const struct check_subject *subject,
                             uint32_t num_threads, attn_error *error)
 {
@@ -18,4 +20,28 @@ void other_host_finish(struct other_host *other)
 {
     compose_destroy(other->node);
     threads_destroy(other->threads);
+}
+
+void other_host_run_spec(struct check_run *run, uint32_t num_threads, const struct case_spec *spec,
+                         const attn_options *options, const struct case_run *how)
+{
+    const struct check_subject *given = run->subject;
+    struct check_subject subject = *given;
+    struct other_host other;
+    host_error error;
+    if (given->device->type != ATTN_DEVICE_CPU) {
+        numerics_run(run, spec, options, how);
+        return;
+    }
+    host_error_init(&error);
+    attn_status status = other_host_init(&other, given, num_threads, &error.base);
+    if (status != ATTN_OK) {
+        numerics_report(run, spec, status, host_error_text(&error));
+    } else {
+        subject.services = &other.node->services;
+        run->subject = &subject;
+        numerics_run(run, spec, options, how);
+        run->subject = given;
+    }
+    other_host_finish(&other);
 }

@@ -7,6 +7,7 @@
 
 #include "host/check/check.h"
 #include "host/base/threads.h"
+#include "host/check/cases/numerics.h"
 
 struct other_host {
     struct threads *threads;
@@ -18,5 +19,10 @@ struct other_host {
 attn_status other_host_init(struct other_host *other, const struct check_subject *subject,
                             uint32_t num_threads, attn_error *error);
 void other_host_finish(struct other_host *other);
+
+/* numerics_run() with so many threads: what work is cut into goes by how many there are, and should
+ * not go by the machine. On a GPU with those of the subject. */
+void other_host_run_spec(struct check_run *run, uint32_t num_threads, const struct case_spec *spec,
+                         const attn_options *options, const struct case_run *how);
 
 #endif /* HOST_CHECK_GROUPS_OTHER_HOST_H */

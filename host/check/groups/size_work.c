@@ -6,6 +6,7 @@
  * be.
  */
 #include "host/check/groups/family.h"
+#include "host/check/groups/other_host.h"
 #include "host/check/groups/setting.h"
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
@@ -100,11 +101,17 @@ static int32_t find_number(const struct check_subject *subject, int32_t n, struc
     return count;
 }
 
+/* A composite cuts nothing itself: the last shape is its children's. */
+static int32_t count_shapes(const struct check_subject *subject)
+{
+    return subject->type->flags & ATTN_BACKEND_COMPOSITE ? MANY_HEADS : SHAPES;
+}
+
 static int32_t count_settings(const struct check_subject *subject, int32_t points)
 {
     struct setting unused;
     int32_t numbers = find_number(subject, -1, &unused);
-    return numbers > 0 ? numbers * ENDS * SHAPES * points : 1;
+    return numbers > 0 ? numbers * ENDS * count_shapes(subject) * points : 1;
 }
 
 static const struct case_run once = {.exact_memory = true};
@@ -112,11 +119,12 @@ static const struct case_run once = {.exact_memory = true};
 static void run_shape(struct check_run *run, const struct grid *grid, struct case_spec *spec,
                       int32_t shape, const attn_options *options)
 {
+    static const uint32_t threads[SHAPES] = {[WIDE] = 4, [UNEVEN] = 3, [MANY_HEADS] = 2};
     char reason[512] = "";
     make_shape(spec, shape);
     widen(grid, options, shape, spec);
     if (grid_accepts_spec(grid, options, spec, reason, sizeof reason))
-        numerics_run(run, spec, options, &once);
+        other_host_run_spec(run, threads[shape], spec, options, &once);
     else
         check_skip(run, "%s", reason);
 }
@@ -128,11 +136,12 @@ static void run_setting(struct check_run *run, const struct grid *grid, struct c
     struct options *options = NULL;
     char what[3 * SETTING_TEXT];
     host_error error;
-    if (find_number(run->subject, variant / SHAPES / ENDS, &setting) == 0) {
+    int32_t shapes = count_shapes(run->subject);
+    if (find_number(run->subject, variant / shapes / ENDS, &setting) == 0) {
         check_skip(run, "the backend has no option that is a number with a range");
         return;
     }
-    setting_value(setting_option(run->subject, setting.option), variant / SHAPES % ENDS,
+    setting_value(setting_option(run->subject, setting.option), variant / shapes % ENDS,
                   setting.text);
     setting_describe(run->subject, &setting, 1, what);
     check_note(run, "with %s", what);
@@ -140,7 +149,7 @@ static void run_setting(struct check_run *run, const struct grid *grid, struct c
     if (status != ATTN_OK)
         check_fail(run, "%s: the host refuses what is declared: %s", what, host_error_text(&error));
     else
-        run_shape(run, grid, spec, variant % SHAPES, &options->view);
+        run_shape(run, grid, spec, variant % shapes, &options->view);
     options_destroy(options);
 }
 

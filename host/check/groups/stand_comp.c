@@ -778,8 +778,8 @@ static bool make_wrong(struct stand_scene *scene, struct stand_leaf *leaf)
     return true;
 }
 
-/* Four candidates: the first is slow, the next two are so in turns, the last is slow, and the first
- * or the last is wrong. */
+/* Four candidates: the first and the last are slow, the others are so in turns. The first or the
+ * last is wrong, and then the fastest of all. */
 static void set_candidates(struct stand_scene *scene)
 {
     const struct stand_node *root = &scene->nodes[0];
