@@ -56,6 +56,8 @@ static __device__ __forceinline__ void consume_group(const fi_call &c, const cur
 #pragma unroll
     for (int n = 0; n < 8; n++)
         score[n / 4][n % 4] *= S::quantised ? it.factor[S::quantised ? n % 4 / 2 : 0] : c.scale;
+    if (c.cap != 0 && !c.operands.slopes)
+        scores_cap(c.cap, score);
     if (from < it.all_lo || from + GROUP_KEYS > it.all_hi)
         seen = scores_mask<S>(c, at, it, score);
     softmax_update<S>(score, it);

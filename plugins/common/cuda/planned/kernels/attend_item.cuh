@@ -18,8 +18,8 @@
 /* What a warp holds of an item: its rows' queries, and what they came to. */
 template <typename S> struct item {
     index_sequence q;
-    int all_lo,
-        all_hi; /* keys that every row sees; none, if there is more to a logit than a product */
+    int all_lo, all_hi; /* keys that every row sees; none, if there is more to a logit than a
+                           product and a cap */
     u32 a[S::q_in_shared ? 1 : S::dim / 16][4];
     float factor[S::quantised ? 2 : 1]; /* of the rows' scores; else it is the call's */
     float top[2];                       /* of rows lane / 4 and that + 8, in units of log 2 */
@@ -189,7 +189,7 @@ static __device__ __forceinline__ void item_begin(const fi_call &c, const cursor
     mask_positions(&rule, it.q.prefix_len + first, &ignored, &it.all_hi);
     it.all_hi = min(it.all_hi, at.tile.hi);
     it.all_hi = min(it.all_hi, end_of_all(c, it.q, at.tile.seq, first));
-    if (c.custom || c.cap != 0 || c.operands.slopes)
+    if (c.custom || c.operands.slopes)
         it.all_hi = 0;
     /* A branch for all of them: predicates would have each of both kinds of loads issued. */
     if (S::quantised && S::q_in_shared)

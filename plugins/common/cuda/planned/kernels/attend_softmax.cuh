@@ -4,8 +4,9 @@
  * of attend_products.cuh. Each warp has largest logits of its own: warps meet at the item's end
  * only.
  *
- *   scores -> scores_mask(): logits of what is seen, where not every row sees all of the keys, or
- *             a logit is more than a product
+ *   scores -> scores_cap(): where a cap is all that there is to a logit beside the product
+ *          -> scores_mask(): logits of what is seen, where not every row sees all of the keys, or
+ *             a logit has its slope, and the cap after it
  *          -> softmax_update(): 2^(logit - top); sums so far follow the largest
  *          -> round_probabilities(): f16 or bf16, the operand of the product with values
  */
@@ -13,6 +14,15 @@
 #define PLANNED_ATTEND_SOFTMAX_CUH
 
 #include "plugins/common/cuda/planned/kernels/attend_products.cuh"
+
+/* Scores, already scaled, under the cap. */
+static __device__ __forceinline__ void scores_cap(float cap, float (&score)[2][4])
+{
+    const float inverse = __fdividef(1.0f, cap);
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        score[n / 4][n % 4] = cap * SOFTMAX_LOG2E * tanh_fast(score[n / 4][n % 4] * inverse);
+}
 
 /* Scores, already scaled, to logits of what is seen. Returns which: bit 2j + e for key e of this
  * lane's two of the j-th 8. */
@@ -37,7 +47,7 @@ static __device__ u32 scores_mask(const fi_call &c, const cursor &at, const item
             bool sees = mask_sees(&rule, &c.batch, &it.q, &view, key, at.tile.hi);
             float &x = score[n / 2][h * 2 + n % 2];
             int position = sees ? mask_key_position(&rule, &c.batch, &it.q, key) : key;
-            x = softmax_logit(x, c.cap, slopes != 0, slope,
+            x = softmax_logit(x, c.operands.slopes ? c.cap : 0, slopes != 0, slope,
                               fabsf((float)(view.position - position)));
             x = sees ? x : SOFTMAX_EMPTY;
             seen |= sees ? 1u << n : 0;

@@ -18,9 +18,8 @@
 template <typename S> struct rows {
     u32 q;              /* its queries in shared memory */
     int all_lo, all_hi; /* keys that every row of the item sees; none, if there is more to a logit
-                           than a product */
-    bool is_special;    /* there is; then scores become logits before the softmax */
-    float scale;        /* of scores, to units of log 2 */
+                           than a product and a cap */
+    float scale;        /* of what the softmax gets, to units of log 2 */
     int add;            /* 0: o holds nothing yet */
     struct softmax x;
     float o[S::dim_v / 2];
@@ -49,6 +48,13 @@ template <typename S> DEVICE float scale_of(const fi_call &c, int head)
     return S::codes ? c.scale * k_scale_of(c, head) : c.scale;
 }
 
+/* Is there more to a logit than a product and a cap? Then scores become logits before the softmax.
+ */
+template <typename S> DEVICE bool is_special(const fi_call &c, int head)
+{
+    return c.operands.slopes || (c.cap == 0 && !(scale_of<S>(c, head) > 0));
+}
+
 template <typename S>
 DEVICE void rows_begin(const fi_call &c, const struct work &w, u32 queries, rows<S> &r)
 {
@@ -56,17 +62,15 @@ DEVICE void rows_begin(const fi_call &c, const struct work &w, u32 queries, rows
     const fi_tile tile = w.at.tile;
     int first = tile.row0 / c.ratio;
     int last = (tile.row0 + item_rows(c, w.q, tile, FI_PREFILL_ROWS) - 1) / c.ratio, ignored;
-    float scale = scale_of<S>(c, w.at.head);
-    bool is_special = c.custom || c.cap != 0 || c.operands.slopes || !(scale > 0);
+    const bool special = is_special<S>(c, w.at.head);
     r.q =
         queries + uniform(consumer_thread() / GROUP_THREADS) * (S::panels * GROUP_ROWS * ROW_BYTES);
     mask_positions(&rule, w.q.prefix_len + last, &r.all_lo, &ignored);
     mask_positions(&rule, w.q.prefix_len + first, &ignored, &r.all_hi);
     r.all_lo = uniform(r.all_lo);
     r.all_hi = min(r.all_hi, end_of_all(c, w.q, tile.seq, first));
-    r.all_hi = uniform(is_special ? -0x7fffffff : min(r.all_hi, tile.hi));
-    r.is_special = is_special;
-    r.scale = is_special ? 1.0f : scale;
+    r.all_hi = uniform(special || c.custom ? -0x7fffffff : min(r.all_hi, tile.hi));
+    r.scale = special ? 1.0f : c.cap != 0 ? c.cap * SOFTMAX_LOG2E : scale_of<S>(c, w.at.head);
     r.add = 0;
     softmax_begin(&r.x);
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * prefill_scores.cuh: a unit's scores to logits of what is seen, between the products of
- * prefill.cuh. A unit that every row sees, and whose logits are products, passes by. Others:
+ * prefill.cuh. A unit that every row sees passes by, or gets the cap and no more. Others:
  *
- *   scores -> scores_weigh(): cap, slopes, a scale that is not positive
+ *   scores -> scores_cap(), or scores_weigh() where slopes come before it, or the scale is not
+ *             positive
  *          -> seen or not: a range of keys; by a custom mask, or of items, a bit for each
  *          -> values_clear(): values of keys that nobody sees become 0, before they are multiplied
  */
@@ -21,7 +22,8 @@ DEVICE float capped(float x, float cap)
     return cap * SOFTMAX_LOG2E * tanh_fast(x * __fdividef(1.0f, cap));
 }
 
-/* Products to logits where there is more to them: cap, slopes, a scale that is not positive. */
+/* Products to logits where there is more to them: slopes, and the cap after those, or a scale that
+ * is not positive. */
 template <typename S>
 DEVICE void scores_weigh(const fi_call &c, const struct work &w, const mask_view (&view)[2],
                          int from, float (&s)[S::keys / 2])
@@ -131,7 +133,12 @@ DEVICE void scores_finish(const fi_call &c, const struct work &w, struct control
                           const rows<S> &r, const ring<S::stages> &at, int from, u32 base,
                           float (&s)[S::keys / 2])
 {
-    if (from >= r.all_lo && from + S::keys <= r.all_hi)
+    const bool is_whole = from >= r.all_lo && from + S::keys <= r.all_hi;
+    if (is_whole && c.cap == 0)
+        return;
+    if (c.cap != 0 && !c.operands.slopes)
+        scores_cap(s, __fdividef(scale_of<S>(c, w.at.head), c.cap));
+    if (is_whole)
         return;
     mask_rule rule = rule_of(c);
     mask_view view[2];
@@ -142,7 +149,7 @@ DEVICE void scores_finish(const fi_call &c, const struct work &w, struct control
         mask_find_view(&rule, &c.batch, &w.q, w.at.tile.seq,
                        row < w.q.q_len * c.ratio ? row / c.ratio : -1, &view[h]);
     }
-    if (r.is_special)
+    if (is_special<S>(c, w.at.head))
         scores_weigh<S>(c, w, view, from, s);
     if (thins_out(c)) {
         int row = w.at.tile.row0 + first_row();
