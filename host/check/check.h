@@ -137,6 +137,6 @@ extern const struct check check_load[], check_nego[], check_life[], check_conf[]
     check_planned[], check_private[], check_far_operands[], check_far_tables[], check_extremes[],
     check_hints_tiles[], check_size_more[], check_size_linear_more[], check_wide_inputs[],
     check_dtypes[], check_caps_kinds[], check_caps_memory[], check_size_work[], check_numbers[],
-    check_corners[];
+    check_corners[], check_number_turns[];
 
 #endif /* HOST_CHECK_CHECK_H */

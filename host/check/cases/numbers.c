@@ -157,6 +157,33 @@ void numbers_draw_batch(const struct grid *grid, const attn_options *options, ui
     }
 }
 
+/* Among many keys, those that ALiBi puts too far away, or for which outputs are too coarse. */
+static void hide_needles(struct case_spec *spec)
+{
+    spec->without_needles |= spec->alibi || dtype_is_fp8(spec->out_dtype);
+}
+
+bool numbers_draw_few(const struct grid *grid, const attn_options *options, uint64_t seed,
+                      int64_t most_work, struct case_spec *spec)
+{
+    enum { TRIES = 8, MOST_KEYS = 3300 };
+    struct numbers numbers = {grid, options, most_work, spec, {.seed = seed}};
+    bool is_kept = false;
+    for (int try = 0; try < TRIES && !is_kept && !has_own_lengths(spec); try++) {
+        struct case_spec changed = *spec;
+        hide_needles(&changed);
+        changed.num_sequences = one_in(&numbers, 2) ? 1 : 2 + below(&numbers, 3);
+        for (int32_t s = 0; s < changed.num_sequences; s++)
+            changed.sequences[s] =
+                (struct case_sequence){.prefix_len = below(&numbers, MOST_KEYS >> try / 2),
+                                       .num_new = 1 + below(&numbers, 2)};
+        set_kind_of_lengths(&numbers, &changed);
+        changed.padded = 0;
+        is_kept = keep_if_accepted(&numbers, &changed);
+    }
+    return is_kept;
+}
+
 /* ---- Layer ----------------------------------------------------------------------------------- */
 
 static void draw_window(struct numbers *numbers)
@@ -269,7 +296,7 @@ static void make_small(struct numbers *numbers, struct case_spec *spec)
             (struct case_sequence){.prefix_len = below(numbers, one_in(numbers, 4) ? 1200 : 90),
                                    .num_new = below(numbers, one_in(numbers, 4) ? 60 : 6)};
     spec->padded = 0;
-    spec->without_needles |= spec->alibi || dtype_is_fp8(spec->out_dtype); /* too far, too coarse */
+    hide_needles(spec);
     if (spec->latent.kv_lora_rank > 0)
         return;
     struct case_spec small = *spec;

@@ -17,6 +17,11 @@ int64_t numbers_work(const struct case_spec *spec);
 void numbers_draw_batch(const struct grid *grid, const attn_options *options, uint64_t seed,
                         int64_t most_work, struct case_spec *spec);
 
+/* A few sequences with a query or two, before up to some 3000 keys each: work that is cut along its
+ * keys. false: the spec stays as it is. */
+bool numbers_draw_few(const struct grid *grid, const attn_options *options, uint64_t seed,
+                      int64_t most_work, struct case_spec *spec);
+
 /* The same of the layer: windows, chunks, scale and cap, heads, dimensions, pages. */
 void numbers_draw_layer(const struct grid *grid, const attn_options *options, uint64_t seed,
                         int64_t most_work, struct case_spec *spec);

@@ -8,17 +8,21 @@
 #include <stddef.h>
 
 static const struct check *const groups[] = {
-    check_load,         check_nego,          check_life,       check_conf,
-    check_caps,         check_work,          check_pure,       check_pure_cuda,
-    check_capt,         check_num,           check_invar,      check_linear,
-    check_linear_invar, check_mla,           check_size,       check_size_linear,
-    check_sequel,       check_linear_sequel, check_padding,    check_comp,
-    check_strides,      check_codes,         check_any_order,  check_hints,
-    check_borders,      check_corners,       check_private,    check_thrd,
-    check_err,          check_perf,          check_far_tables, check_extremes,
-    check_far_operands, check_hints_tiles,   check_size_more,  check_size_linear_more,
-    check_wide_inputs,  check_dtypes,        check_caps_kinds, check_planned,
-    check_caps_memory,  check_size_work,     check_numbers,    NULL,
+    check_load,         check_nego,         check_life,
+    check_conf,         check_caps,         check_work,
+    check_pure,         check_pure_cuda,    check_capt,
+    check_num,          check_invar,        check_linear,
+    check_linear_invar, check_mla,          check_size,
+    check_size_linear,  check_sequel,       check_linear_sequel,
+    check_padding,      check_comp,         check_strides,
+    check_codes,        check_any_order,    check_hints,
+    check_borders,      check_corners,      check_private,
+    check_thrd,         check_err,          check_perf,
+    check_far_tables,   check_extremes,     check_far_operands,
+    check_hints_tiles,  check_size_more,    check_size_linear_more,
+    check_wide_inputs,  check_dtypes,       check_caps_kinds,
+    check_planned,      check_caps_memory,  check_size_work,
+    check_numbers,      check_number_turns, NULL,
 };
 
 /* Numerics find most faults in their first tenths of a second; what takes seconds, or finds what
@@ -67,6 +71,7 @@ static const struct check *const quick_first[] = {
     check_caps_memory,
     check_size_work,
     check_numbers,
+    check_number_turns,
     NULL,
 };
 

@@ -376,7 +376,8 @@ static void run_linear_layers(struct check_run *run)
 
 static void run_state_groups(struct check_run *run)
 {
-    run_layers(run, LINEAR_STATE_GROUPS);
+    int32_t families = linear_count_families(run->subject);
+    run_layers(run, 2 + run->index / families % (LINEAR_STATE_GROUPS - 1));
 }
 
 /* ---- Padding --------------------------------------------------------------------------------- */
@@ -426,7 +427,7 @@ CASES(linear_sequel, 4)
 CASES(linear_contents, 3)
 CASES(linear_other_bounds, 2 * TWO_METADATA_WAYS)
 CASES(linear_layers, 3)
-CASES(state_groups, 4)
+CASES(state_groups, 2 * (LINEAR_STATE_GROUPS - 1))
 CASES(linear_padded, 2 * MODES)
 
 #define ROW(rule, name, sentence)                                                                  \

@@ -22,54 +22,12 @@ static const int64_t most_work = 4000000, most_state_work = 3000000, large_work 
 
 static const struct case_run once = {.exact_memory = true};
 
-/* More often than not it is a number, at an end or between them: work is cut by these. */
-static void draw_setting(const struct check_run *run, int32_t count, struct setting *setting)
-{
-    struct draw draw = {.seed = mix_absorb(run->seed, 4)};
-    const attn_option *option;
-    int tries = 0;
-    do {
-        setting_find(run->subject, draw_below(&draw, count), setting);
-        option = setting_option(run->subject, setting->option);
-    } while (!setting_has_range(option) && !draw_one_in(&draw, 8) && ++tries < 20);
-    if (setting_has_range(option) && draw_coin(&draw))
-        setting_draw(option, &draw, setting->text);
-}
-
-/* Options with one that is drawn, which `what` says. NULL: those that there are. */
-static struct options *draw_options(struct check_run *run, char what[3 * SETTING_TEXT])
-{
-    int32_t count = setting_count_all(run->subject);
-    struct options *options = NULL;
-    struct setting setting;
-    host_error error;
-    if (count == 0 || mix_stream(run->seed, 3) % 4 == 0)
-        return NULL;
-    draw_setting(run, count, &setting);
-    setting_describe(run->subject, &setting, 1, what);
-    return setting_parse(run->subject, &setting, 1, &options, &error) == ATTN_OK ? options : NULL;
-}
-
-static void tell_options(struct check_run *run, const char *what)
-{
-    size_t length = strlen(run->text);
-    if (run->code == CHECK_FAIL)
-        snprintf(run->text + length, sizeof run->text - length, "; with %s", what);
-}
-
-static uint32_t draw_threads(const struct check_run *run)
-{
-    static const uint32_t threads[] = {1, 2, 2, 3, 5, 8};
-    struct draw draw = {.seed = mix_absorb(run->seed, 6)};
-    return threads[draw_below(&draw, 6)];
-}
-
 /* The options of a form are its own. A failure says which ones there were. */
 static void judge(struct check_run *run, const struct grid *grid, const struct grid_point *point,
                   bool large, struct case_spec *spec)
 {
     char what[3 * SETTING_TEXT];
-    struct options *drawn = point->value[AXIS_FORM] == 0 ? draw_options(run, what) : NULL;
+    struct options *drawn = point->value[AXIS_FORM] == 0 ? setting_draw_options(run, what) : NULL;
     bool is_used = drawn && grid_accepts_spec(grid, &drawn->view, spec, NULL, 0);
     const attn_options *used = is_used ? &drawn->view : grid_options(grid, point);
     if (is_used)
@@ -78,9 +36,9 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
     numbers_draw_batch(grid, used, mix_absorb(run->seed, 2), most_work, spec);
     if (large)
         numbers_draw_large(grid, used, mix_absorb(run->seed, 5), large_work, spec);
-    other_host_run_spec(run, draw_threads(run), spec, used, &once);
+    other_host_run_spec(run, other_host_draw_threads(run), spec, used, &once);
     if (is_used)
-        tell_options(run, what);
+        setting_tell(run, what);
     options_destroy(drawn);
 }
 
@@ -172,7 +130,7 @@ static void judge_linear(struct check_run *run, struct linear_spec *spec)
     const struct check_subject *given = run->subject;
     struct check_subject subject = *given;
     char what[3 * SETTING_TEXT], reason[LINEAR_TEXT];
-    struct options *drawn = draw_options(run, what);
+    struct options *drawn = setting_draw_options(run, what);
     if (drawn)
         subject.options = &drawn->view;
     if (drawn && !linear_accepts(&subject, spec, reason))
@@ -182,7 +140,7 @@ static void judge_linear(struct check_run *run, struct linear_spec *spec)
     linear_numbers_draw_batch(&subject, mix_absorb(run->seed, 2), most_state_work, spec);
     linear_run_spec(run, spec);
     if (subject.options != given->options)
-        tell_options(run, what);
+        setting_tell(run, what);
     run->subject = given;
     options_destroy(drawn);
 }

@@ -13,8 +13,7 @@
  *
  * Each call is judged as if it were alone.
  */
-#include "host/check/cases/joint.h"
-#include "host/check/cases/numerics.h"
+#include "host/check/groups/chain.h"
 #include "host/check/groups/sequel_draw.h"
 
 #include "host/base/dtype.h"
@@ -25,136 +24,6 @@
 #include <string.h>
 
 enum { STEPS = 3, CHAINS = 2, MASKS = MASK_ITEMS + 1, NUM_MODES = MODE_DRAFT + 1 };
-
-/* ---- A chain of calls ------------------------------------------------------------------------ */
-
-/* An instance, and the batches it is called with. */
-struct chain {
-    struct check_run *run;
-    const struct grid *grid;
-    const attn_options *options;
-    int32_t count;
-    struct case_spec specs[STEPS];
-    struct joint steps[STEPS];
-    attn_bounds bounds; /* of all steps */
-    uint32_t absorbed;  /* latent layers: modes in which the steps are */
-    struct case_session *session;
-};
-
-static void chain_finish(struct chain *chain)
-{
-    case_session_destroy(chain->session);
-    for (int32_t n = 0; n < STEPS; n++)
-        joint_destroy(&chain->steps[n]);
-}
-
-/* Does query accept the layers of the first step with room for all of them? A mode has one form. */
-static bool is_accepted(const struct chain *chain)
-{
-    const struct check_subject *subject = chain->run->subject;
-    const struct joint *first = &chain->steps[0];
-    bool accepted = !(first->problems[0].mla_expanded & chain->absorbed);
-    for (uint32_t g = 0; g < first->num_problems && accepted; g++) {
-        attn_problem problem = first->problems[g];
-        attn_verdict verdict = {.struct_size = sizeof verdict};
-        problem.bounds = &chain->bounds;
-        accepted = subject->type->query(subject->type, chain->options, subject->services, &problem,
-                                        &verdict, NULL) == ATTN_OK &&
-                   verdict.supported;
-    }
-    return accepted;
-}
-
-static bool chain_open(struct chain *chain)
-{
-    struct joint *first = &chain->steps[0];
-    struct case_backend backend = numerics_backend(chain->run->subject, chain->options);
-    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER,
-                                     .exact_memory = true,
-                                     .problems = first->problems,
-                                     .num_problems = first->num_problems};
-    host_error error;
-    host_error_init(&error);
-    first->bounds = chain->bounds; /* to which its problems point */
-    attn_status status = session_create(&backend, &first->problems[0], chain->run->subject->device,
-                                        &setup, &chain->session, &error.base);
-    if (status != ATTN_OK)
-        numerics_report(chain->run, &chain->specs[0], status, host_error_text(&error));
-    return status == ATTN_OK;
-}
-
-/* A case of one layer as the chain's next step. */
-static bool add_case(struct chain *chain, struct forward_case *c)
-{
-    struct joint *step = &chain->steps[chain->count];
-    if (!c)
-        return false;
-    *step = (struct joint){.count = 1, .cases = {c}};
-    c->posed.group.kv_group =
-        chain->count ? chain->steps[0].cases[0]->posed.group.kv_group : c->posed.group.kv_group;
-    joint_pose(step);
-    if (chain->count == 0)
-        chain->bounds = step->bounds;
-    joint_widen(&chain->bounds, &step->bounds);
-    chain->steps[0].problems[0].mla_expanded |= step->problems[0].mla_expanded;
-    if (case_is_absorbed(&c->spec))
-        chain->absorbed |= ATTN_MODE_BIT(c->spec.mode);
-    chain->count++;
-    return true;
-}
-
-/* The step that was added last, and what came with it, go again. */
-static void drop_case(struct chain *chain, const struct chain *before)
-{
-    joint_destroy(&chain->steps[--chain->count]);
-    chain->bounds = before->bounds;
-    chain->absorbed = before->absorbed;
-    chain->steps[0].problems[0].mla_expanded = before->steps[0].problems[0].mla_expanded;
-}
-
-static struct forward_case *make_case(struct chain *chain, const struct case_spec *spec,
-                                      uint64_t seed, uint64_t batch_seed)
-{
-    struct forward_case *c = NULL;
-    host_error error;
-    host_error_init(&error);
-    attn_status status = forward_case_create_seeded(spec, seed, batch_seed,
-                                                    chain->run->subject->device, &c, &error.base);
-    if (status != ATTN_OK)
-        numerics_report(chain->run, spec, status, host_error_text(&error));
-    return c;
-}
-
-static void chain_note(struct chain *chain, int32_t n, const char *what)
-{
-    char text[600];
-    case_spec_describe(&chain->specs[n], text, sizeof text);
-    check_note(chain->run, "%s %d: %s", what, n, text);
-}
-
-/* What a step's run has come to. */
-static bool chain_told(struct chain *chain, int32_t n, const char *what,
-                       const struct case_verdict *verdict)
-{
-    const struct joint *step = &chain->steps[n];
-    char text[600];
-    if (verdict->good)
-        return true;
-    snprintf(text, sizeof text, "%s %d, layer %d of %d: %.500s", what, n, step->at, step->count,
-             verdict->text);
-    numerics_report(chain->run, &step->cases[step->at]->spec, verdict->status, text);
-    return false;
-}
-
-static bool chain_judge(struct chain *chain, int32_t n, const char *what)
-{
-    struct case_verdict verdict;
-    if (n >= chain->count)
-        return true;
-    chain_note(chain, n, what);
-    joint_judge(chain->session, &chain->steps[n], &verdict);
-    return chain_told(chain, n, what, &verdict);
-}
 
 /* ---- Sequels --------------------------------------------------------------------------------- */
 
@@ -179,10 +48,10 @@ static bool draw_chain(struct chain *chain, bool latent, uint64_t seed)
         const struct chain before = *chain;
         if (!sequel_redraw(chain->grid, &point, mask_of(index, n), own, spec))
             continue;
-        if (!add_case(chain, make_case(chain, spec, own, own)))
+        if (!chain_add_case(chain, chain_make_case(chain, spec, own, own)))
             return false;
-        if (!is_accepted(chain))
-            drop_case(chain, &before);
+        if (!chain_is_accepted(chain))
+            chain_drop(chain, &before);
     }
     return chain->count > 1;
 }
@@ -271,7 +140,8 @@ static void run_types_of(struct check_run *run, const struct grid *grid, bool la
     for (int32_t n = 0; n < CHAINS && good; n++) {
         for (uint64_t step = 0; step < 2 && good; step++) {
             uint64_t seed = mix_absorb(run->seed, step); /* not of n: all else is equal */
-            good = add_case(&chains[n], make_case(&chains[n], &chains[n].specs[step], seed, seed));
+            good = chain_add_case(&chains[n],
+                                  chain_make_case(&chains[n], &chains[n].specs[step], seed, seed));
         }
         good = good && chain_open(&chains[n]);
     }
@@ -351,18 +221,18 @@ static bool add_like(struct chain *chain, int kind, uint64_t seed)
     *spec = chain->specs[0];
     if (kind == OTHER_LENGTHS)
         rotate(spec);
-    struct forward_case *c = make_case(chain, spec, own, mix_absorb(seed, 1));
+    struct forward_case *c = chain_make_case(chain, spec, own, mix_absorb(seed, 1));
     if (c && (c->bytes != first->bytes || memcmp(c->parts, first->parts, sizeof c->parts) != 0 ||
               memcmp(c->shapes, first->shapes, sizeof c->shapes) != 0)) {
         forward_case_destroy(c);
         return false;
     }
-    return add_case(chain, c);
+    return chain_add_case(chain, c);
 }
 
 static void judge_contents(struct chain *chain)
 {
-    if (!is_accepted(chain) || !chain_open(chain) || !chain_judge(chain, 0, "batch"))
+    if (!chain_is_accepted(chain) || !chain_open(chain) || !chain_judge(chain, 0, "batch"))
         return;
     for (int32_t n = 1; n < chain->count; n++) {
         take_place(chain->steps[n].cases[0], chain->steps[n - 1].cases[0]);
@@ -385,7 +255,7 @@ static void run_contents_of(struct check_run *run, const struct grid *grid, bool
     chain.options = grid_options(grid, &point.at.common);
     /* The same arrays are on the host in all of them, as a batch's own pointers are part of it. */
     chain.specs[0].host = run->index % 2 ? HOST_ALL : HOST_NEEDED;
-    if (add_case(&chain, make_case(&chain, &chain.specs[0], run->seed, run->seed))) {
+    if (chain_add_case(&chain, chain_make_case(&chain, &chain.specs[0], run->seed, run->seed))) {
         for (int n = 0; n < STEPS - 1; n++)
             add_like(&chain, (run->index / NUM_MODES + n) % CONTENTS,
                      mix_absorb(run->seed, 1 + (uint64_t)n));
@@ -427,10 +297,10 @@ static bool draw_two(struct chain *chain, bool latent, uint64_t seed)
         if (n > 0 && !sequel_redraw(chain->grid, &point, -1, own, &chain->specs[n]))
             return false;
         if (!set_keys(chain, (n == 0) != first_is_short, own, &chain->specs[n]) ||
-            !add_case(chain, make_case(chain, &chain->specs[n], own, own)))
+            !chain_add_case(chain, chain_make_case(chain, &chain->specs[n], own, own)))
             return false;
-        if (!is_accepted(chain)) {
-            drop_case(chain, &before);
+        if (!chain_is_accepted(chain)) {
+            chain_drop(chain, &before);
             return false;
         }
     }
@@ -534,7 +404,7 @@ static bool add_layer(struct chain *chain, uint64_t seed)
     struct joint *joint = &chain->steps[0];
     const struct forward_case *first = joint->cases[0];
     uint64_t own = like_seed(first->seed, seed);
-    struct forward_case *c = make_case(chain, &chain->specs[0], own, first->batch_seed);
+    struct forward_case *c = chain_make_case(chain, &chain->specs[0], own, first->batch_seed);
     joint->cases[joint->count] = c;
     joint->with[joint->count] = 0;
     joint->count += c != NULL;
@@ -552,7 +422,7 @@ static void add_group(struct chain *chain, const struct sequel_point *point, boo
     if (!sequel_draw_beside(chain->grid, point, &chain->specs[0], latent, seed, &drawn, &spec) ||
         spec.fill != chain->specs[0].fill)
         return;
-    struct forward_case *c = make_case(chain, &spec, seed, first->batch_seed);
+    struct forward_case *c = chain_make_case(chain, &spec, seed, first->batch_seed);
     if (!c)
         return;
     joint->cases[joint->count] = c;
@@ -560,7 +430,7 @@ static void add_group(struct chain *chain, const struct sequel_point *point, boo
     joint->count++;
     joint_pose(joint);
     chain->bounds = joint->bounds;
-    if (is_accepted(chain))
+    if (chain_is_accepted(chain))
         return;
     forward_case_destroy(joint->cases[--joint->count]);
 }
@@ -570,7 +440,7 @@ static void draw_layers(struct chain *chain, const struct sequel_point *point, b
     struct joint *joint = &chain->steps[0];
     uint64_t seed = chain->run->seed;
     joint->turned = chain->run->index % 2;
-    joint->cases[0] = make_case(chain, &chain->specs[0], seed, seed);
+    joint->cases[0] = chain_make_case(chain, &chain->specs[0], seed, seed);
     joint->count = joint->cases[0] != NULL;
     if (joint->count == 0 || !add_layer(chain, mix_absorb(seed, 1)))
         return;

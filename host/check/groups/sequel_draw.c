@@ -86,15 +86,19 @@ bool sequel_redraw(const struct grid *grid, const struct sequel_point *point, in
 
 /* ---- Another layer --------------------------------------------------------------------------- */
 
-/* The first one's queries; keys of its own where a layer has such. */
-static void take_batch(struct case_spec *spec, const struct case_spec *first)
+void sequel_take_batch(struct case_spec *spec, const struct case_spec *first)
 {
     struct case_spec own = *spec;
     spec->mode = first->mode;
     spec->mask_kind = first->mask_kind;
     spec->explicit_positions = first->explicit_positions;
+    spec->positions_ahead = first->positions_ahead;
     spec->multi_item = first->multi_item;
+    spec->longest_item = first->longest_item;
+    spec->decodes_first = first->decodes_first;
+    spec->decode_q_len = first->decode_q_len;
     spec->first_row = first->first_row;
+    spec->spare = first->spare;
     spec->padded = first->padded;
     spec->num_sequences = first->num_sequences;
     for (int32_t s = 0; s < first->num_sequences; s++) {
@@ -141,7 +145,7 @@ bool sequel_draw_beside(const struct grid *grid, const struct sequel_point *firs
             take_own_lengths(point->at.common.value, latent || seed & 1);
         if (!make_spec(grid, point, spec) || !can_share_batch(first_spec, spec))
             continue;
-        take_batch(spec, first_spec);
+        sequel_take_batch(spec, first_spec);
         if (!case_spec_defect(spec) &&
             grid_accepts_spec(grid, grid_options(grid, &point->at.common), spec, NULL, 0) &&
             numbers_work(spec) <= most_work)

@@ -41,6 +41,10 @@ bool sequel_draw_beside(const struct grid *grid, const struct sequel_point *firs
                         const struct case_spec *first_spec, bool latent, uint64_t seed,
                         struct sequel_point *point, struct case_spec *spec);
 
+/* The batch of `first` for another layer: its queries; keys of the layer's own where it has such.
+ */
+void sequel_take_batch(struct case_spec *spec, const struct case_spec *first);
+
 /* Is anything of softmax layers, or of latent ones, accepted? */
 bool sequel_serves(const struct check_subject *subject, bool latent);
 

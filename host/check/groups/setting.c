@@ -122,3 +122,37 @@ void setting_describe(const struct check_subject *subject, const struct setting 
                                    s ? ", " : "", setting_option(subject, settings[s].option)->key,
                                    settings[s].text);
 }
+
+/* More often than not it is a number, at an end or between them: work is cut by these. */
+static void draw_setting(const struct check_run *run, int32_t count, struct setting *setting)
+{
+    struct draw draw = {.seed = mix_absorb(run->seed, 4)};
+    const attn_option *option;
+    int tries = 0;
+    do {
+        setting_find(run->subject, draw_below(&draw, count), setting);
+        option = setting_option(run->subject, setting->option);
+    } while (!setting_has_range(option) && !draw_one_in(&draw, 8) && ++tries < 20);
+    if (setting_has_range(option) && draw_coin(&draw))
+        setting_draw(option, &draw, setting->text);
+}
+
+struct options *setting_draw_options(const struct check_run *run, char what[3 * SETTING_TEXT])
+{
+    int32_t count = setting_count_all(run->subject);
+    struct options *options = NULL;
+    struct setting setting;
+    host_error error;
+    if (count == 0 || mix_stream(run->seed, 3) % 4 == 0)
+        return NULL;
+    draw_setting(run, count, &setting);
+    setting_describe(run->subject, &setting, 1, what);
+    return setting_parse(run->subject, &setting, 1, &options, &error) == ATTN_OK ? options : NULL;
+}
+
+void setting_tell(struct check_run *run, const char *what)
+{
+    size_t length = strlen(run->text);
+    if (run->code == CHECK_FAIL && what[0])
+        snprintf(run->text + length, sizeof run->text - length, "; with %s", what);
+}

@@ -45,4 +45,11 @@ attn_status setting_parse(const struct check_subject *subject, const struct sett
 void setting_describe(const struct check_subject *subject, const struct setting *settings,
                       int count, char text[3 * SETTING_TEXT]);
 
+/* The user's options with one that is drawn from the run's seed, which `what` says. NULL, for some
+ * seeds and for backends without such options: as the user gave them. */
+struct options *setting_draw_options(const struct check_run *run, char what[3 * SETTING_TEXT]);
+
+/* A failure says which options there were; "" = none. */
+void setting_tell(struct check_run *run, const char *what);
+
 #endif /* HOST_CHECK_GROUPS_SETTING_H */

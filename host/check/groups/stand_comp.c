@@ -132,7 +132,7 @@ static bool comes(const struct stand_scene *scene, const struct stand_leaf *leaf
 
 /* ---- COMP-02 --------------------------------------------------------------------------------- */
 
-static bool ask(struct stand_scene *scene, int32_t group, attn_verdict *verdict,
+static bool ask(struct stand_scene *scene, int32_t group, uint32_t room, attn_verdict *verdict,
                 attn_reason reasons[MAX_REASONS])
 {
     const struct stand_node *root = &scene->nodes[0];
@@ -141,7 +141,7 @@ static bool ask(struct stand_scene *scene, int32_t group, attn_verdict *verdict,
     for (int r = 0; r < MAX_REASONS; r++)
         reasons[r] = (attn_reason){.struct_size = sizeof reasons[r]};
     *verdict = (attn_verdict){
-        .struct_size = sizeof *verdict, .reasons_capacity = MAX_REASONS, .reasons = reasons};
+        .struct_size = sizeof *verdict, .reasons_capacity = room, .reasons = reasons};
     attn_status status = root->backend->query(root->backend, &root->options->view, &root->services,
                                               &scene->problems[group], verdict, &error.base);
     if (status != ATTN_OK)
@@ -170,7 +170,7 @@ static void judge_yes(struct stand_scene *scene, int32_t group)
     attn_reason reasons[MAX_REASONS];
     struct stand_share whole = stand_whole(scene, group, &scene->bounds);
     stand_merge(&scene->nodes[0], &whole, &merged);
-    if (!ask(scene, group, &verdict, reasons))
+    if (!ask(scene, group, MAX_REASONS, &verdict, reasons))
         return;
     if (stand_reads_apart(scene)) {
         if (verdict.supported)
@@ -201,6 +201,17 @@ static void judge_yes(struct stand_scene *scene, int32_t group)
     judge_bytes(scene, "host_bytes", verdict.host_bytes, merged.host_bytes);
 }
 
+/* Reasons for which there is no room are counted all the same. */
+static void judge_room(struct stand_scene *scene, int32_t group, uint32_t count)
+{
+    attn_verdict verdict;
+    attn_reason reasons[MAX_REASONS];
+    for (uint32_t room = 0; room < count && room < MAX_REASONS; room++)
+        if (ask(scene, group, room, &verdict, reasons) && verdict.num_reasons != count)
+            check_fail(scene->run, "with room for %u reasons query counts %u, with room for %d %u",
+                       room, verdict.num_reasons, MAX_REASONS, count);
+}
+
 /* One leaf says no: so does the composite, in its words and with its path. */
 static void judge_no(struct stand_scene *scene, struct stand_leaf *leaf, int32_t group)
 {
@@ -210,7 +221,9 @@ static void judge_no(struct stand_scene *scene, struct stand_leaf *leaf, int32_t
     bool named = false;
     leaf->refuses = true;
     stand_path(scene, leaf->index, "/", path);
-    bool good = ask(scene, group, &verdict, reasons);
+    bool good = ask(scene, group, MAX_REASONS, &verdict, reasons);
+    if (good)
+        judge_room(scene, group, verdict.num_reasons);
     leaf->refuses = false;
     for (uint32_t r = 0; good && r < verdict.num_reasons && r < MAX_REASONS; r++)
         named |= strcmp(reasons[r].child, path) == 0 && strcmp(reasons[r].got, STAND_WORDS) == 0;
