@@ -593,19 +593,38 @@ static attn_status plan(attn_metadata *metadata, const attn_batch *batch, attn_s
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
-/* One row of one head, of those that there are. */
-static void spoil(const struct stand_leaf *leaf, const attn_batch *batch, const attn_tensor *out)
+/* What a wrong candidate spoils: one row of one head, of those that there are. */
+struct spoilt {
+    attn_dtype dtype;
+    char *row;
+    int64_t dim, element;
+    char before[4096];
+};
+
+static void spoilt_find(const struct stand_leaf *leaf, const attn_batch *batch,
+                        const attn_tensor *out, struct spoilt *spoilt)
 {
     uint64_t word = mix_stream(leaf->scene->draw.seed, STAND_UNWRITTEN);
     int64_t row = (int64_t)(word % (uint64_t)batch->num_tokens);
-    int64_t head = (int64_t)(word >> 32) % out->shape[1], dim = out->shape[2];
-    char *first = (char *)out->data + out->byte_offset;
-    int64_t at = row * out->strides[0] + head * out->strides[1];
-    for (int64_t d = 0; d < dim && leaf->wrong == STAND_UNWRITTEN; d++)
-        dtype_store(out->dtype, first, at + d, NAN);
-    at += (int64_t)(word % (uint64_t)dim);
-    if (leaf->wrong == STAND_OTHER_NUMBER)
-        dtype_store(out->dtype, first, at, 1 + 2 * fabs(dtype_load(out->dtype, first, at)));
+    int64_t head = (int64_t)(word >> 32) % out->shape[1];
+    int64_t size = (int64_t)attn_dtype_size(out->dtype),
+            most = (int64_t)sizeof spoilt->before / size;
+    spoilt->dtype = out->dtype;
+    spoilt->row = (char *)out->data + out->byte_offset +
+                  (row * out->strides[0] + head * out->strides[1]) * size;
+    spoilt->dim = out->shape[2] < most ? out->shape[2] : most;
+    spoilt->element = (int64_t)(word % (uint64_t)out->shape[2]);
+    memcpy(spoilt->before, spoilt->row, (size_t)(spoilt->dim * size));
+}
+
+/* The row is as it was before the forward, or has another number in it. */
+static void spoil(const struct stand_leaf *leaf, const struct spoilt *spoilt)
+{
+    if (leaf->wrong == STAND_UNWRITTEN)
+        memcpy(spoilt->row, spoilt->before, (size_t)spoilt->dim * attn_dtype_size(spoilt->dtype));
+    else
+        dtype_store(spoilt->dtype, spoilt->row, spoilt->element,
+                    1 + 2 * fabs(dtype_load(spoilt->dtype, spoilt->row, spoilt->element)));
 }
 
 /* Candidates of autotune: the truth, in time or late; or at once something else. */
@@ -619,12 +638,17 @@ static attn_status pretend(const attn_metadata *metadata, int32_t group, int32_t
         stand_class(batch->mode == ATTN_MODE_DECODE, batch->num_seqs, batch->max_kv_len);
     bool slow = leaf->slow_classes >> class & 1u;
     const struct timespec late = {.tv_nsec = slow ? STAND_SLOW_NS : STAND_FAST_NS};
+    const bool spoils =
+        leaf->wrong && leaf->wrong_group == group && leaf->wrong_classes >> class & 1u;
+    struct spoilt spoilt;
+    if (spoils)
+        spoilt_find(leaf, batch, attn_operand(args, ATTN_ROLE_OUT), &spoilt);
     attn_status status =
         stand_give_truth(scene, &scene->problems[group], batch, layer_id, args, leaf->reads);
     if (!leaf->wrong)
         nanosleep(&late, NULL);
-    else if (status == ATTN_OK && leaf->wrong_group == group && leaf->wrong_classes >> class & 1u)
-        spoil(leaf, batch, attn_operand(args, ATTN_ROLE_OUT));
+    else if (status == ATTN_OK && spoils)
+        spoil(leaf, &spoilt);
     return status;
 }
 
