@@ -119,7 +119,7 @@ static const struct case_run once = {.exact_memory = true};
 static void run_shape(struct check_run *run, const struct grid *grid, struct case_spec *spec,
                       int32_t shape, const attn_options *options)
 {
-    static const uint32_t threads[SHAPES] = {[WIDE] = 4, [UNEVEN] = 3, [MANY_HEADS] = 2};
+    static const uint32_t threads[SHAPES] = {[WIDE] = 1, [UNEVEN] = 3, [MANY_HEADS] = 2};
     char reason[512] = "";
     make_shape(spec, shape);
     widen(grid, options, shape, spec);
