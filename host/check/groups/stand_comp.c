@@ -10,14 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum {
-    CASES = 800,
-    MEASURED_CASES = 14,
-    SIZED_CASES = 3,
-    STORED_CASES = 2,
-    BATCHES = 3,
-    MAX_REASONS = 24
-};
+enum { CASES = 800, MAX_REASONS = 24 };
 
 /* ---- Scenes ---------------------------------------------------------------------------------- */
 
@@ -25,26 +18,6 @@ enum {
 int32_t stand_count(const struct check_subject *subject)
 {
     return stand_knows(subject->type) ? CASES : 1;
-}
-
-static bool measures(const struct check_subject *subject)
-{
-    return strcmp(subject->type->name, "autotune") == 0;
-}
-
-int32_t stand_count_measured(const struct check_subject *subject)
-{
-    return measures(subject) ? MEASURED_CASES : 1;
-}
-
-int32_t stand_count_measured_size(const struct check_subject *subject)
-{
-    return measures(subject) ? SIZED_CASES : 1;
-}
-
-int32_t stand_count_stored(const struct check_subject *subject)
-{
-    return measures(subject) ? STORED_CASES : 1;
 }
 
 /* How new tokens are read: alike, but where that is what the scene is about. */
@@ -66,15 +39,7 @@ static void scene_free(struct stand_scene *scene)
     free(scene);
 }
 
-/* What a scene is to be. */
-struct wishes {
-    bool graph, measured;
-    const char *store; /* NULL = none */
-    uint64_t other;    /* not 0: another scene of the same case */
-};
-
-/* NULL: the case has failed or is skipped. */
-static struct stand_scene *scene_make(struct check_run *run, const struct wishes *wishes)
+struct stand_scene *stand_make_scene(struct check_run *run, const struct stand_wishes *wishes)
 {
     struct stand_scene *scene = calloc(1, sizeof *scene);
     if (!scene) {
@@ -115,7 +80,7 @@ static struct stand_scene *scene_make(struct check_run *run, const struct wishes
 }
 
 /* What is said first is what a child has seen. */
-static void scene_close(struct stand_scene *scene)
+void stand_close_scene(struct stand_scene *scene)
 {
     if (scene->wrong[0])
         check_fail(scene->run, "%s", scene->wrong);
@@ -237,7 +202,7 @@ static void judge_no(struct stand_scene *scene, struct stand_leaf *leaf, int32_t
 
 void stand_run_verdict(struct check_run *run)
 {
-    struct stand_scene *scene = scene_make(run, &(struct wishes){.graph = false});
+    struct stand_scene *scene = stand_make_scene(run, &(struct stand_wishes){.graph = false});
     for (int32_t g = 0; scene && g < scene->num_groups && run->code == CHECK_PASS; g++) {
         judge_yes(scene, g);
         for (int32_t l = 0; l < scene->num_leaves && run->code == CHECK_PASS; l++) {
@@ -250,7 +215,7 @@ void stand_run_verdict(struct check_run *run)
         }
     }
     if (scene)
-        scene_close(scene);
+        stand_close_scene(scene);
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -337,6 +302,97 @@ static bool ask_size(struct life *life, attn_memory_size *size)
                 "metadata_size");
 }
 
+static void fill_region(const attn_memory *memory, uint32_t r)
+{
+    if (memory->size[r] > 0)
+        memset(memory->base[r], r % ATTN_USE_COUNT == ATTN_USE_ZEROED ? 0 : 0xFF, memory->size[r]);
+}
+
+/* ---- Failures -------------------------------------------------------------------------------- */
+
+/* A leaf has failed: the composite says so in its words, with its path; in create it is the host
+ * that says whose words they are. */
+static void judge_words(struct life *life, const struct stand_leaf *leaf, attn_status status,
+                        const char *call)
+{
+    const char *text = host_error_text(&life->error);
+    char path[96] = "";
+    if (life->instance)
+        stand_path(life->scene, leaf->index, ": child ", path);
+    if (status != ATTN_INVALID_ARGUMENT || !strstr(text, path) || !strstr(text, STAND_WORDS))
+        stand_object(life->scene,
+                     "%s fails to %s, and the composite says %d '%s': accepted %d '%s: %s'",
+                     leaf->name, call, status, text, ATTN_INVALID_ARGUMENT, path, STAND_WORDS);
+    host_error_init(&life->error);
+}
+
+/* What other children were given before one has failed is gone again. */
+static void judge_undone(struct stand_scene *scene, const struct stand_leaf *failed,
+                         const char *call, bool of_instances)
+{
+    for (int32_t l = 0; l < scene->num_leaves; l++) {
+        const struct stand_leaf *leaf = &scene->leaves[l];
+        if (leaf->live_metadata || (of_instances && leaf->live))
+            stand_object(scene, "%s fails to %s, and %d instances and %d metadata of %s are left",
+                         failed->name, call, leaf->live, leaf->live_metadata, leaf->name);
+    }
+}
+
+/* Each in turn; NULL: nothing comes to it. Candidates that are measured may fail. */
+static struct stand_leaf *failing_leaf(struct stand_scene *scene)
+{
+    struct stand_leaf *leaf = &scene->leaves[scene->run->index % scene->num_leaves];
+    return scene->measured || !comes(scene, leaf) ? NULL : leaf;
+}
+
+static void judge_failed_create(struct life *life)
+{
+    struct stand_scene *scene = life->scene;
+    const struct stand_node *root = &scene->nodes[0];
+    struct stand_leaf *leaf = failing_leaf(scene);
+    attn_instance *instance = NULL;
+    if (!leaf)
+        return;
+    leaf->fails = STAND_CREATE;
+    attn_status status =
+        root->backend->create(root->backend, scene->problems, (uint32_t)scene->num_groups,
+                              &root->options->view, &root->services, &instance, &life->error.base);
+    leaf->fails = STAND_NO_CALL;
+    judge_words(life, leaf, status, "create");
+    if (status == ATTN_OK)
+        root->backend->ops->destroy(instance);
+    else if (instance)
+        stand_object(scene, "create fails, and sets its output");
+    judge_undone(scene, leaf, "create", true);
+    for (int32_t l = 0; l < scene->num_leaves; l++)
+        scene->leaves[l].made = 0;
+}
+
+/* It is made anew in the same memory afterwards. */
+static void judge_failed_metadata(struct life *life, const attn_memory *memory)
+{
+    struct stand_scene *scene = life->scene;
+    struct stand_leaf *leaf = failing_leaf(scene);
+    attn_metadata *metadata = NULL;
+    if (!leaf)
+        return;
+    leaf->fails = STAND_METADATA;
+    attn_status status = ops_of(life)->metadata_create(
+        life->instance, kind_of(scene), &scene->given, memory, &metadata, &life->error.base);
+    leaf->fails = STAND_NO_CALL;
+    if (status == ATTN_OK) /* of lower bounds nothing comes to it */
+        ops_of(life)->metadata_destroy(metadata);
+    else
+        judge_words(life, leaf, status, "make metadata");
+    if (status != ATTN_OK && metadata)
+        stand_object(scene, "metadata_create fails, and sets its output");
+    judge_undone(scene, leaf, "make metadata", false);
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
+        fill_region(memory, r);
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
 /* Whatever prepare has found out, memory is what it was. */
 static void judge_size(const struct life *life)
 {
@@ -387,9 +443,9 @@ static bool make_region(struct life *life, uint32_t r, attn_memory *memory)
     at = (at + alignment - 1) / alignment * alignment;
     at += at / alignment % 2 == 0 ? alignment : 0;
     char *base = block + (at - (uint64_t)(uintptr_t)block);
-    memset(base, r % ATTN_USE_COUNT == ATTN_USE_ZEROED ? 0 : 0xFF, size);
     memory->base[r] = scene->regions[r] = base;
     memory->size[r] = size;
+    fill_region(memory, r);
     return true;
 }
 
@@ -450,6 +506,7 @@ static bool make_metadata(struct life *life)
             check_fail(scene->run, "no memory for region %u", r);
             return false;
         }
+    judge_failed_metadata(life, &memory);
     return good(life,
                 ops_of(life)->metadata_create(life->instance, kind_of(scene), &scene->given,
                                               &memory, &life->metadata, &life->error.base),
@@ -480,6 +537,7 @@ static bool life_begin(struct life *life, struct stand_scene *scene)
     *life = (struct life){.scene = scene};
     host_error_init(&life->error);
     draw_given(scene);
+    judge_failed_create(life);
     return make_instance(life) && make_metadata(life);
 }
 
@@ -632,20 +690,13 @@ static void judge_refused_plan(struct life *life, const struct stand_batch *batc
 {
     struct stand_scene *scene = life->scene;
     struct stand_args args;
-    char path[96];
     expect_sequences(scene, batch, 0, expected);
     struct stand_leaf *leaf = &scene->leaves[expected->leaf[batch->batch.num_seqs - 1]];
-    stand_path(scene, leaf->index, ": child ", path);
-    leaf->fails = true;
+    leaf->fails = STAND_PLAN;
     attn_status status =
         ops_of(life)->init_forward_metadata(life->metadata, &batch->batch, NULL, &life->error.base);
-    leaf->fails = false;
-    const char *text = host_error_text(&life->error);
-    if (status != ATTN_INVALID_ARGUMENT || !strstr(text, path) || !strstr(text, STAND_WORDS))
-        stand_object(scene,
-                     "%s fails to plan, and the composite says %d '%s': accepted %d '%s: %s'",
-                     leaf->name, status, text, ATTN_INVALID_ARGUMENT, path, STAND_WORDS);
-    host_error_init(&life->error);
+    leaf->fails = STAND_NO_CALL;
+    judge_words(life, leaf, status, "plan");
     stand_draw_args(scene, batch, 0, &args);
     bool decode = batch->batch.mode == ATTN_MODE_DECODE;
     status = (decode ? ops_of(life)->forward_decode : ops_of(life)->forward_extend)(
@@ -718,7 +769,7 @@ static void judge_batch(struct life *life, int b, struct expectation *expected)
     stand_free_batch(&batch);
 }
 
-static void run_life(struct stand_scene *scene, int batches)
+void stand_run_life(struct stand_scene *scene, int batches)
 {
     if (stand_reads_apart(scene)) /* refused: COMP-02 */
         return;
@@ -736,11 +787,11 @@ static void run_life(struct stand_scene *scene, int batches)
 
 static void run_scene(struct check_run *run, bool graph, int batches)
 {
-    struct stand_scene *scene = scene_make(run, &(struct wishes){.graph = graph});
+    struct stand_scene *scene = stand_make_scene(run, &(struct stand_wishes){.graph = graph});
     if (!scene)
         return;
-    run_life(scene, batches);
-    scene_close(scene);
+    stand_run_life(scene, batches);
+    stand_close_scene(scene);
 }
 
 void stand_run_memory(struct check_run *run)
@@ -750,219 +801,10 @@ void stand_run_memory(struct check_run *run)
 
 void stand_run_rows(struct check_run *run)
 {
-    run_scene(run, false, BATCHES);
+    run_scene(run, false, STAND_BATCHES);
 }
 
 void stand_run_graphs(struct check_run *run)
 {
-    run_scene(run, true, BATCHES);
-}
-
-/* ---- Measured choices ------------------------------------------------------------------------ */
-
-/* Is there a batch of this class within the bounds? */
-static bool has_class(const struct stand_scene *scene, int32_t class)
-{
-    static const int32_t least[] = {1, 1, 2, 2, 5, 5};
-    uint32_t mode = class < 6 ? ATTN_MODE_EXTEND : ATTN_MODE_DECODE;
-    uint32_t modes = ATTN_MODE_BIT(mode);
-    if (scene->nodes[0].splits)
-        modes |= ATTN_MODE_BIT(ATTN_MODE_MIXED);
-    return scene->bounds.modes & modes && scene->bounds.max_seqs >= least[class % 6] &&
-           (class % 2 == 0 || scene->bounds.max_kv_len > 512);
-}
-
-/* Wrong, and the fastest: in one class of one group, or in all of them. Where no class is measured
- * nobody finds out. */
-static bool make_wrong(struct stand_scene *scene, struct stand_leaf *leaf)
-{
-    int32_t first = draw_below(&scene->draw, STAND_CLASSES), class = first;
-    bool all = draw_one_in(&scene->draw, 4) && !scene->many_heads;
-    bool unwritten = draw_coin(&scene->draw) || scene->many_heads;
-    if (scene->many_heads) /* the class of most rows */
-        first = class = stand_class(false, scene->bounds.max_seqs, 1);
-    while (!has_class(scene, class) && (class + 1) % STAND_CLASSES != first)
-        class = (class + 1) % STAND_CLASSES;
-    if (!has_class(scene, class))
-        return false;
-    leaf->wrong = unwritten ? STAND_UNWRITTEN : STAND_OTHER_NUMBER;
-    leaf->wrong_group = scene->num_groups - 1;
-    leaf->wrong_classes = all ? UINT32_MAX : 1u << class;
-    return true;
-}
-
-/* Four candidates: the first and the last are slow, the others are so in turns. The first or the
- * last is wrong, and then the fastest of all. */
-static void set_candidates(struct stand_scene *scene)
-{
-    const struct stand_node *root = &scene->nodes[0];
-    bool is_first = draw_one_in(&scene->draw, 3) && !scene->many_heads;
-    int32_t wrong = is_first ? 0 : STAND_CHILDREN - 1;
-    for (int32_t c = 0; c < root->num_children; c++) {
-        struct stand_leaf *leaf = &scene->leaves[root->child[c]];
-        if (c == wrong && make_wrong(scene, leaf))
-            scene->first_left = wrong == 0;
-        for (int k = 0; k < STAND_CLASSES; k++)
-            leaf->slow_classes |= (uint32_t)(root->choice[k] != c) << k;
-    }
-}
-
-static bool may_measure(struct check_run *run)
-{
-    bool may = measures(run->subject);
-    if (!may)
-        check_skip(run, "%s measures nothing", run->subject->type->name);
-    return may;
-}
-
-/* Times are measured while the machine does other things: what it took for the fastest once may be
- * luck, three times it is not. */
-static void run_measured(struct check_run *run, int batches)
-{
-    enum { ATTEMPTS = 3 };
-    for (int attempt = 1; attempt <= ATTEMPTS; attempt++) {
-        struct stand_scene *scene = scene_make(run, &(struct wishes){.measured = true});
-        if (!scene)
-            return;
-        set_candidates(scene);
-        run_life(scene, batches);
-        bool wrong = scene->wrong[0] != '\0';
-        if (wrong && attempt < ATTEMPTS)
-            scene->wrong[0] = '\0';
-        scene_close(scene);
-        if (!wrong || run->code != CHECK_PASS)
-            return;
-    }
-}
-
-void stand_run_measured(struct check_run *run)
-{
-    if (may_measure(run))
-        run_measured(run, 2 * BATCHES);
-}
-
-void stand_run_measured_size(struct check_run *run)
-{
-    if (may_measure(run))
-        run_measured(run, 0);
-}
-
-/* ---- Choices that were measured before ------------------------------------------------------- */
-
-/* One of the scenes that share a store; false: it went wrong, which `last` reports. `again`: what
- * was fast is slow now, and nothing is wrong: a choice that was not read would be another one. */
-static bool run_with_store(struct check_run *run, const char *store, uint64_t other, bool again,
-                           bool last)
-{
-    const struct wishes wishes = {.measured = true, .store = store, .other = other};
-    struct stand_scene *scene = scene_make(run, &wishes);
-    if (!scene)
-        return false;
-    set_candidates(scene);
-    for (int32_t l = 0; again && l < scene->num_leaves; l++) {
-        scene->leaves[l].wrong = STAND_RIGHT;
-        scene->leaves[l].slow_classes = ~scene->leaves[l].slow_classes;
-        scene->first_left = 0;
-    }
-    run_life(scene, again ? 2 * BATCHES : 0);
-    bool wrong = scene->wrong[0] != '\0';
-    if (!last)
-        scene->wrong[0] = '\0';
-    scene_close(scene);
-    return !wrong && run->code == CHECK_PASS;
-}
-
-/* A scene measures, others do so with the same store, and it comes again. */
-static bool share_store(struct check_run *run, const char *store, bool last)
-{
-    enum { OTHERS = 2 };
-    bool good = true;
-    for (uint64_t n = 0; n <= OTHERS && good; n++)
-        good = run_with_store(run, store, n, false, last);
-    return good && run_with_store(run, store, 0, true, last);
-}
-
-enum { STORE_TEXT = 80 };
-
-static bool write_text(const char *path, const char *text)
-{
-    FILE *file = fopen(path, "w");
-    bool written = file && fputs(text, file) >= 0;
-    return file && fclose(file) == 0 && written;
-}
-
-static bool has_text(const char *path, const char *text)
-{
-    char found[2 * STORE_TEXT] = "";
-    FILE *file = fopen(path, "r");
-    size_t length = file ? fread(found, 1, sizeof found - 1, file) : 0;
-    if (file)
-        fclose(file);
-    return length == strlen(text) && strcmp(found, text) == 0;
-}
-
-/* prepare refuses what is no store, and leaves it as it is. */
-static void judge_foreign(struct stand_scene *scene, const char *text)
-{
-    struct life life = {.scene = scene};
-    const struct stand_node *root = &scene->nodes[0];
-    host_error_init(&life.error);
-    CHECK_THAT(scene->run, write_text(scene->store, text), "%s: %s", scene->store, strerror(errno));
-    attn_status status = root->backend->create(root->backend, scene->problems,
-                                               (uint32_t)scene->num_groups, &root->options->view,
-                                               &root->services, &life.instance, &life.error.base);
-    if (!good(&life, status, "create"))
-        return;
-    status = root->backend->ops->prepare(life.instance, NULL, NULL, &life.error.base);
-    if (status != ATTN_CONFIG_ERROR || !has_text(scene->store, text))
-        check_fail(scene->run,
-                   "prepare with a store that begins with '%.40s' gives %d '%s', and the file %s: "
-                   "accepted %d, and that it stays",
-                   text, status, host_error_text(&life.error),
-                   has_text(scene->store, text) ? "stays" : "changes", ATTN_CONFIG_ERROR);
-    root->backend->ops->destroy(life.instance);
-}
-
-/* Files that are like a store, which a scene has just written. */
-static void try_foreign(struct check_run *run, const char *store)
-{
-    const struct wishes wishes = {.measured = true, .store = store};
-    char line[STORE_TEXT] = "", text[STORE_TEXT + 8];
-    struct stand_scene *scene = scene_make(run, &wishes);
-    FILE *file = fopen(store, "r");
-    if (!scene || !file || !fgets(line, sizeof line, file))
-        check_fail(run, "no store is written");
-    if (file)
-        fclose(file);
-    line[strcspn(line, "\n")] = '\0';
-    static const struct {
-        const char *before, *after;
-        int cut; /* characters at the end */
-    } ways[] = {{"", "0", 0}, {"", "", 1}, {"\n", "", 0}};
-    for (size_t w = 0; w < sizeof ways / sizeof ways[0] && run->code == CHECK_PASS; w++) {
-        snprintf(text, sizeof text, "%s%.*s%s\n", ways[w].before, (int)strlen(line) - ways[w].cut,
-                 line, ways[w].after);
-        judge_foreign(scene, text);
-    }
-    if (scene)
-        scene_close(scene);
-}
-
-void stand_run_stored(struct check_run *run)
-{
-    enum { ATTEMPTS = 3 };
-    char folder[] = "/tmp/attnhost-check-XXXXXX", store[sizeof folder + 8];
-    if (!may_measure(run))
-        return;
-    CHECK_THAT(run, mkdtemp(folder), "no folder for a store: %s", strerror(errno));
-    snprintf(store, sizeof store, "%s/store", folder);
-    for (int attempt = 1; attempt <= ATTEMPTS && run->code == CHECK_PASS; attempt++) {
-        remove(store);
-        if (share_store(run, store, attempt == ATTEMPTS))
-            break;
-    }
-    if (run->code == CHECK_PASS)
-        try_foreign(run, store);
-    remove(store);
-    rmdir(folder);
+    run_scene(run, true, STAND_BATCHES);
 }

@@ -236,6 +236,8 @@ static attn_status make(struct stand_leaf *leaf, const attn_problem *problems,
     for (int32_t g = 0; g < scene->num_groups; g++)
         if (leaf->share[g].layers && !(groups >> g & 1u))
             stand_object(scene, "%s is not made for group %d, which comes to it", leaf->name, g);
+    if (leaf->fails == STAND_CREATE)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "%s", STAND_WORDS);
     attn_instance *made = calloc(1, sizeof *made);
     if (!made)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %s", leaf->name);
@@ -378,6 +380,8 @@ static attn_status metadata_create(attn_instance *instance, uint32_t kind,
                                    attn_metadata **metadata, attn_error *error)
 {
     struct stand_leaf *leaf = instance->leaf;
+    if (leaf->fails == STAND_METADATA)
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "%s", STAND_WORDS);
     attn_metadata *made = calloc(1, sizeof *made);
     if (!made)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for metadata");
@@ -575,7 +579,7 @@ static attn_status plan(attn_metadata *metadata, const attn_batch *batch, attn_s
     struct stand_leaf *leaf = metadata->leaf;
     (void)stream;
     metadata->planned = false;
-    if (leaf->fails)
+    if (leaf->fails == STAND_PLAN)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "%s", STAND_WORDS);
     look_at_memory(metadata, "init_forward_metadata");
     look_at_counts(metadata, batch);

@@ -10,7 +10,7 @@
  *   - stand_batch.c: layers, and batches of any mode with any parts, whose contents nothing reads
  *   - stand_row.c: what a row is
  *   - stand_in.c: the children
- *   - stand_comp.c: the checks
+ *   - stand_comp.c: the checks; stand_measured.c: those of composites that measure
  *
  * All of it is drawn from the case's seed. It all lies on the processor, whatever the subject's
  * device is.
@@ -152,6 +152,9 @@ struct stand_scene;
 /* What a wrong candidate does to one row of one head, any one. */
 enum stand_wrong { STAND_RIGHT, STAND_OTHER_NUMBER, STAND_UNWRITTEN };
 
+/* In which call a leaf fails. */
+enum stand_call { STAND_NO_CALL, STAND_CREATE, STAND_METADATA, STAND_PLAN };
+
 struct stand_leaf {
     char name[16];
     struct stand_scene *scene;
@@ -169,7 +172,7 @@ struct stand_leaf {
     uint64_t sizes[ATTN_REGION_COUNT], alignments[ATTN_REGION_COUNT];
     const void *extension;  /* of STAND_EXTENSION; NULL = it has none */
     bool refuses;           /* its query, with STAND_WORDS */
-    bool fails;             /* in plan, with STAND_WORDS */
+    enum stand_call fails;  /* with STAND_WORDS */
     uint32_t slow_classes;  /* of batches, as stand_class() counts them */
     uint32_t wrong_classes; /* those that it computes wrong, */
     int32_t wrong_group;    /* of this group's layers, */
@@ -376,7 +379,27 @@ uint64_t stand_region_bytes(const struct stand_leaf *leaf, uint32_t region, int3
 /* Draw what a leaf answers. */
 void stand_draw_leaf(struct stand_scene *scene, struct stand_leaf *leaf);
 
-/* ---- stand_comp.c, for the table of comp.c --------------------------------------------------- */
+/* ---- stand_comp.c ---------------------------------------------------------------------------- */
+
+enum { STAND_BATCHES = 3 /* of a life, where nothing is said */ };
+
+/* What a scene is to be. */
+struct stand_wishes {
+    bool graph, measured;
+    const char *store; /* NULL = none */
+    uint64_t other;    /* not 0: another scene of the same case */
+};
+
+/* NULL: the case has failed or is skipped. */
+struct stand_scene *stand_make_scene(struct check_run *run, const struct stand_wishes *wishes);
+
+/* Reports what a child has objected to. */
+void stand_close_scene(struct stand_scene *scene);
+
+/* An instance and a metadata of the scene's composite, so many batches, and the end of all. */
+void stand_run_life(struct stand_scene *scene, int batches);
+
+/* ---- For the table of comp.c ----------------------------------------------------------------- */
 
 int32_t stand_count(const struct check_subject *subject);
 int32_t stand_count_measured(const struct check_subject *subject);
