@@ -4,11 +4,9 @@
  */
 #include "host/check/groups/stand_in.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { CASES = 800, MAX_REASONS = 24 };
 
