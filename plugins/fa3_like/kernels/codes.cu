@@ -16,29 +16,51 @@ extern "C" __global__ void __launch_bounds__(FA3_STORED_SCALES)
         p.to[threadIdx.x] = p.values[threadIdx.x];
 }
 
+/* Rows and heads that a warp has of [first, end) x heads, each after as many others as there are
+ * warps. (One division for all of them: of 64 bits they are calls, around which registers spill.)
+ */
+struct share {
+    i64 row, end;
+    int head, heads, rows_on, heads_on;
+};
+
+static __device__ __forceinline__ struct share share_begin(i64 first, i64 end, int heads)
+{
+    const int warps = (int)gridDim.x * (FA3_WIDEN_THREADS / 32);
+    const int warp = (int)(blockIdx.x * (FA3_WIDEN_THREADS / 32) + threadIdx.x / 32);
+    return {first + warp / heads, end, warp % heads, heads, warps / heads, warps % heads};
+}
+
+static __device__ __forceinline__ void share_next(struct share &s)
+{
+    s.row += s.rows_on;
+    s.head += s.heads_on;
+    if (s.head >= s.heads) {
+        s.head -= s.heads;
+        s.row++;
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(FA3_WIDEN_THREADS)
     fa3_widen(const __grid_constant__ fa3_widen_call p)
 {
     int lane = (int)threadIdx.x % 32, seqs = index_num_seqs(&p.batch);
-    int kv_heads = p.heads_q / p.heads_per_kv;
-    i64 warps = (i64)gridDim.x * (FA3_WIDEN_THREADS / 32), first, end;
-    i64 warp = (i64)blockIdx.x * (FA3_WIDEN_THREADS / 32) + threadIdx.x / 32;
+    i64 first, end;
     widen_find_rows(&p, p.batch.q_indptr, &first, &end);
-    for (i64 i = warp; i < (end - first) * p.heads_q; i += warps) {
-        i64 row = first + i / p.heads_q;
-        int s = p.q_input.sequence ? work_find_row(p.batch.q_indptr, seqs, (int)row) : 0;
+    for (struct share w = share_begin(first, end, p.heads_q); w.row < w.end; share_next(w)) {
+        int s = p.q_input.sequence ? work_find_row(p.batch.q_indptr, seqs, (int)w.row) : 0;
         for (int d = lane; d < p.dim; d += 32)
-            widen_query(&p, s, row, (int)(i % p.heads_q), d);
+            widen_query(&p, s, w.row, w.head, d);
     }
     if (!p.k)
         return;
     widen_find_rows(&p, widen_new_rows(&p), &first, &end);
-    for (i64 i = warp; i < (end - first) * kv_heads; i += warps) {
-        i64 row = first + i / kv_heads;
-        int s = p.k_input.sequence ? work_find_row(widen_new_rows(&p), seqs, (int)row) : 0;
+    for (struct share w = share_begin(first, end, p.heads_q / p.heads_per_kv); w.row < w.end;
+         share_next(w)) {
+        int s = p.k_input.sequence ? work_find_row(widen_new_rows(&p), seqs, (int)w.row) : 0;
         for (int d = lane; d < p.dim; d += 32)
-            widen_key(&p, s, row, (int)(i % kv_heads), d);
+            widen_key(&p, s, w.row, w.head, d);
         for (int d = lane; d < p.dim_v; d += 32)
-            widen_value(&p, s, row, (int)(i % kv_heads), d);
+            widen_value(&p, s, w.row, w.head, d);
     }
 }
