@@ -12,6 +12,7 @@
 #include "host/base/clock.h"
 #include "host/base/error.h"
 #include "host/base/mix.h"
+#include "host/base/configured.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -13,6 +13,7 @@
 #include "host/base/interrupt.h"
 #include "host/base/text.h"
 #include "host/plugin/scan.h"
+#include "host/base/configured.h"
 
 #define COMMANDS_ADDRESS(name) &command_##name,
 static const struct command *const commands[] = {COMMANDS(COMMANDS_ADDRESS)};

@@ -12,6 +12,7 @@
 #include "host/cmd/arguments.h"
 #include "host/cmd/commands.h"
 #include "host/cmd/exit_codes.h"
+#include "host/base/configured.h"
 
 const char commands_about[] =
     "attnhost loads attention backends from shared objects and composes them by an ini file.\n";

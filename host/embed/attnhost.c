@@ -8,6 +8,7 @@
 #include "host/embed/embed.h"
 
 #include "host/plugin/answer.h"
+#include "host/base/configured.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -8,6 +8,7 @@
 #include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/embed/kernels/merge_launch.h"
+#include "host/base/configured.h"
 
 #include <math.h>
 #include <stdio.h>

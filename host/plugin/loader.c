@@ -12,6 +12,7 @@
 #include "host/plugin/guard.h"
 #include "host/plugin/scan.h"
 #include "host/plugin/services.h"
+#include "host/base/configured.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -11,6 +11,7 @@
 #include "host/base/role.h"
 #include "host/run/kernels/launch.h"
 #include "host/workload/vectors.h"
+#include "host/base/configured.h"
 
 /* The kernels as PTX, which the driver compiles for its device; what stands in for them in a build
  * without nvcc says so. A driver refuses it; one that tests put in its place need not. */

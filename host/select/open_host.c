@@ -9,6 +9,7 @@
 #include "host/embed/embed.h"
 #include "host/plugin/scan.h"
 #include "host/select/routes.h"
+#include "host/base/configured.h"
 
 /* ---- Plugins --------------------------------------------------------------------------------- */
 

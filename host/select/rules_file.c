@@ -8,6 +8,7 @@
 
 #include "host/base/beside.h"
 #include "host/config/ini.h"
+#include "host/base/configured.h"
 
 /* The bytes of selection.ini, for where it is not installed: a library alone, a program that was
  * built and not installed. */

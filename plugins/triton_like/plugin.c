@@ -8,15 +8,14 @@
 
 #include "attn_plugin_util.h"
 #include "plugins/common/plugin_entry.h"
+#include "plugins/common/configured.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#ifndef TRITON_LIKE_KERNEL_DIR
-#error "TRITON_LIKE_KERNEL_DIR: where the kernels are installed"
-#endif
+#define KERNEL_DIR ATTNHOST_KERNEL_DIR "/triton_like" /* where they are installed */
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
@@ -56,7 +55,7 @@ static const attn_option options_declared[] = {
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_PATH,
      .key = "kernel_dir",
-     .default_text = TRITON_LIKE_KERNEL_DIR,
+     .default_text = KERNEL_DIR,
      .min = 1,
      .doc = "folder of the kernels' sources; the default gives way to kernels/triton_like beside "
             "the plugin's file, where that is"},
@@ -106,7 +105,7 @@ static void find_kernels(char *kernel_dir)
 {
     Dl_info info;
     char beside[MAX_PATH];
-    if (strcmp(kernel_dir, TRITON_LIKE_KERNEL_DIR) != 0 ||
+    if (strcmp(kernel_dir, KERNEL_DIR) != 0 ||
         !dladdr((void *)(uintptr_t)&triton_like_type, &info) || !info.dli_fname)
         return;
     const char *slash = strrchr(info.dli_fname, '/');
@@ -122,7 +121,7 @@ attn_status triton_options_read(const attn_options *given, triton_options *optio
 {
     attn_status status = ATTN_OK;
     *options = (triton_options){.split_tile = DEFAULT_SPLIT_TILE, .reduce_in_fp32 = 1};
-    snprintf(options->kernel_dir, sizeof options->kernel_dir, "%s", TRITON_LIKE_KERNEL_DIR);
+    snprintf(options->kernel_dir, sizeof options->kernel_dir, "%s", KERNEL_DIR);
     for (uint32_t i = 0; given && i < given->num_values && status == ATTN_OK; i++)
         status = read_option(attn_at(given->values, i), options, error);
     return status;

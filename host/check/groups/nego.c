@@ -15,6 +15,7 @@
 #include "host/check/groups/rig.h"
 #include "host/check/groups/tally.h"
 #include "host/plugin/paths.h"
+#include "host/base/configured.h"
 
 /* ---- The entry ------------------------------------------------------------------------------- */
 

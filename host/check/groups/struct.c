@@ -14,6 +14,7 @@
 #include "host/check/groups/refusal.h"
 #include "host/check/groups/rig.h"
 #include "host/check/groups/sized.h"
+#include "host/base/configured.h"
 
 /* ---- Structs of a life ----------------------------------------------------------------------- */
 

@@ -23,6 +23,7 @@
 
 #include "host/base/beside.h"
 #include "host/base/error.h"
+#include "host/base/configured.h"
 
 static const char driver_name[] = "libcuda.so.1";
 

@@ -9,6 +9,7 @@
 #include "host/check/suite/lines.h"
 #include "host/base/error.h"
 #include "host/base/text.h"
+#include "host/base/configured.h"
 
 /* All that come with the program, for where they are not installed. */
 static const struct built_in {

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "host/base/beside.h"
+#include "host/base/configured.h"
 
 extern char **environ;
 

@@ -12,6 +12,7 @@
 #include "attn_plugin.h"
 #include "host/base/json_add.h"
 #include "host/check/suite/environment.h"
+#include "host/base/configured.h"
 
 /* Each of these is false when memory ran out; cJSON accepts the NULL that an earlier call gave. */
 

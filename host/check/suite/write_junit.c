@@ -6,6 +6,8 @@
  */
 #include "host/check/suite/result.h"
 
+#include "host/base/configured.h"
+
 #include <string.h>
 #include <unistd.h>
 

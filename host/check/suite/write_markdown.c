@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "host/select/matrix.h"
+#include "host/base/configured.h"
 
 /* In a table's cell: a bar would end it. */
 static void write_cell(const char *text, FILE *file)

@@ -23,6 +23,7 @@
 #define PLUGINS_CUDA_IMAGE_H
 
 #include "plugins/common/cuda/device.h"
+#include "plugins/common/configured.h"
 
 typedef struct cuda_image {
     const char *name;  /* of the .cu file, for messages */

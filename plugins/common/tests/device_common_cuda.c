@@ -8,6 +8,7 @@
 #include "plugins/common/cuda/image.h"
 #include "plugins/common/cuda/launch.h"
 #include "plugins/common/cuda/tensor_map.h"
+#include "plugins/common/configured.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,6 +6,7 @@
  * states. Prints TAP.
  */
 #include "plugins/common/tests/common_kernels_case.h"
+#include "plugins/common/configured.h"
 #include "tests/tools/cuda_device.h"
 
 #include <stdio.h>

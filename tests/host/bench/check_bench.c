@@ -9,6 +9,7 @@
 #include "host/base/clock.h"
 #include "host/embed/embed.h"
 #include "host/base/error.h"
+#include "host/base/configured.h"
 #include "tests/tools/fake_cuda_test.h"
 #include "tests/fixtures/cuda_fixture_kernels.h"
 #include "tests/tools/test_main.h"

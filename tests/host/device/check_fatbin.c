@@ -3,6 +3,7 @@
  * check_fatbin.c: a .cu file becomes a fatbin that is embedded in the object, whole and aligned.
  */
 #include "tests/tools/test_main.h"
+#include "host/base/configured.h"
 
 #include <stdint.h>
 #include <stdio.h>

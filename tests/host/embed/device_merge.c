@@ -6,6 +6,7 @@
 #include "tests/host/embed/merge_case.h"
 #include "tests/tools/gpu_test.h"
 #include "tests/tools/test_main.h"
+#include "host/base/configured.h"
 
 #include <stdio.h>
 

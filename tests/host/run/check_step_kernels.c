@@ -8,6 +8,7 @@
 #include "host/device/cuda_driver.h"
 #include "host/run/kernels/launch.h"
 #include "host/reference/reference.h"
+#include "host/base/configured.h"
 #include "tests/tools/fake_cuda_test.h"
 #include "tests/fixtures/host_kernels.h"
 #include "tests/host/run/step_kernels_case.h"

@@ -7,6 +7,7 @@
 #include "tests/tools/gpu_test.h"
 #include "tests/host/run/step_kernels_case.h"
 #include "tests/tools/test_main.h"
+#include "host/base/configured.h"
 
 #include <stdio.h>
 #include <string.h>
