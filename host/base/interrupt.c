@@ -13,6 +13,13 @@
 static volatile sig_atomic_t seen;
 static volatile int64_t seen_ns;
 
+static void (*on_second)(int number);
+
+void interrupt_set_second(void (*handler)(int number))
+{
+    on_second = handler;
+}
+
 static void note(int number)
 {
     if (!seen) {
@@ -20,13 +27,15 @@ static void note(int number)
         seen = number;
     } else if (clock_now_ns() - seen_ns > TWICE_NS) {
         signal(number, SIG_DFL);
+        if (on_second)
+            on_second(number);
         raise(number); /* when this handler has returned */
     }
 }
 
 void interrupt_take(void)
 {
-    static const int taken[] = {SIGINT, SIGTERM};
+    static const int taken[] = {SIGINT, SIGTERM, SIGHUP};
     struct sigaction action = {.sa_handler = note}, before; /* without SA_RESTART: waits end */
     sigemptyset(&action.sa_mask);
     for (size_t s = 0; s < sizeof taken / sizeof *taken; s++)

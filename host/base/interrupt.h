@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * interrupt.h: SIGINT and SIGTERM as a wish to end soon: a job looks whether it was told to, ends
+ * interrupt.h: SIGINT, SIGTERM and SIGHUP as a wish to end soon: a job looks whether it was told to, ends
  * what it is at, and reports. The second signal ends the process at once.
  */
 #ifndef HOST_BASE_INTERRUPT_H
 #define HOST_BASE_INTERRUPT_H
 
-/* From now on both are such a wish; what is ignored stays so. For a process of our own. */
+/* From now on they are such a wish; what is ignored stays so. For a process of our own. */
 void interrupt_take(void);
+
+/* Called in the handler of a second signal, before the process ends. */
+void interrupt_set_second(void (*handler)(int number));
 
 /* The signal that came, or 0. */
 int interrupt_seen(void);

@@ -2,12 +2,14 @@
 #include "host/cmd/arguments.h"
 
 #include <getopt.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/output.h"
 #include "host/cmd/exit_codes.h"
 
 /* FIRST_ROW + r gives getopt the row; GO_ON is no exit code: the command line is still being read.
@@ -326,6 +328,21 @@ int arguments_run(const struct command *command, int argc, char **argv)
 
 /* ---- The configuration ----------------------------------------------------------------------- */
 
+/* No output is written over them. */
+static void forbid_inputs(const char *path, const struct config *config)
+{
+    char file[PATH_MAX];
+    output_forbid(path, "the configuration");
+    output_forbid(config->workload.trace, "the trace");
+    output_forbid(config->attention.rules, "the rules");
+    output_forbid(config->model.config, "the model's configuration");
+    if (config->model.config &&
+        snprintf(file, sizeof file, "%s/config.json", config->model.config) < PATH_MAX)
+        output_forbid(file, "the model's configuration");
+    for (size_t p = 0; p < config->plugins.path.count; p++)
+        output_forbid(config->plugins.path.items[p], "a plugin");
+}
+
 int arguments_load_config(const struct arguments *arguments, const char *path,
                           struct config **config)
 {
@@ -335,5 +352,7 @@ int arguments_load_config(const struct arguments *arguments, const char *path,
                                      arguments->num_sets, config, &error.base);
     if (status != ATTN_OK)
         arguments_complain(arguments, "%s", host_error_text(&error));
+    else
+        forbid_inputs(path, *config);
     return exit_code_of(status);
 }

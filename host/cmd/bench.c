@@ -232,14 +232,13 @@ static int run_bench(struct bench *bench, struct json_file *json)
     }
     if (code != EXIT_GOOD) {
         arguments_complain(bench->arguments, "%s", host_error_text(&error));
-        json_file_close(json, NULL, 0);
         return code;
     }
     tell_missing(bench);
-    if (json->file != stdout)
+    if (!json_file_is_stdout(json))
         bench_print(&bench->report, stdout);
-    char *text = json->file ? bench_json(&bench->report) : NULL;
-    int written = json_file_close(json, text, 1);
+    char *text = json->path ? bench_json(&bench->report) : NULL;
+    int written = json_file_write(json, text);
     free(text);
     if (written != EXIT_GOOD)
         return written;
@@ -253,7 +252,7 @@ static int bench_config(const struct arguments *arguments, const struct config *
     struct bench bench = {.arguments = arguments,
                           .config = config,
                           .report = {.seed = config->workload.seed, .sustain = values->sustain}};
-    int code = json_file_open(&json, arguments, values->json);
+    int code = json_file_prepare(&json, arguments, values->json);
     if (code != EXIT_GOOD)
         return code;
     code = run_bench(&bench, &json);

@@ -171,7 +171,8 @@ struct inputs {
     struct replay replay;
     struct waivers waivers;
     struct profile profile;
-    FILE *output;
+    struct output file;
+    FILE *output; /* stdout, or that file */
 };
 
 static int fail(const struct inputs *inputs, const host_error *error, int code)
@@ -186,12 +187,13 @@ static int open_output(struct inputs *inputs)
     inputs->output = stdout;
     if (!path || inputs->params->list)
         return EXIT_GOOD;
-    char why[160] = "is the plugin itself; accepted: another file";
-    bool is_plugin = inputs->params->plugin && output_is_same(path, inputs->params->plugin);
-    inputs->output = is_plugin ? NULL : output_open(path, why);
-    if (inputs->output && output_clear(inputs->output) == 0)
+    char why[160];
+    output_forbid(inputs->params->plugin, "the plugin");
+    bool may = output_prepare(&inputs->file, path, why);
+    inputs->output = may ? output_open(&inputs->file) : NULL;
+    if (inputs->output)
         return EXIT_GOOD;
-    arguments_complain(inputs->arguments, "--output %s: %s", path, why);
+    arguments_complain(inputs->arguments, "--output %s: %s", path, may ? strerror(errno) : why);
     return EXIT_USAGE;
 }
 
@@ -268,13 +270,11 @@ static int check(struct inputs *inputs)
     return code;
 }
 
-static int close_output(const struct inputs *inputs, int code)
+static int close_output(struct inputs *inputs, int code)
 {
     if (!inputs->output || inputs->output == stdout)
         return code; /* the command looks after stdout */
-    bool failed = ferror(inputs->output) != 0;
-    failed |= fclose(inputs->output) != 0;
-    if (!failed)
+    if (output_close(&inputs->file, true) == 0)
         return code;
     arguments_complain(inputs->arguments, "--output %s: cannot be written: %s",
                        inputs->params->output, strerror(errno));

@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * json_file.h: where --json FILE goes: opened before the work, so that a path which cannot be
- * written is not found out after it; what stands in the file stays there until the work has ended
- * well.
+ * json_file.h: where --json FILE goes: looked at before the work, so that a path which cannot be
+ * written is not found out after it, and written after the work has ended (base/output.h).
  */
 #ifndef HOST_CMD_JSON_FILE_H
 #define HOST_CMD_JSON_FILE_H
 
-#include <stdio.h>
-
+#include "host/base/output.h"
 #include "host/cmd/arguments.h"
 
 struct json_file {
     const struct arguments *arguments;
-    const char *path;
-    FILE *file; /* NULL = none is wanted; `-` is stdout */
-    int is_new;
+    const char *path; /* as it was given; NULL = none is wanted; "-" is stdout */
+    struct output output;
 };
 
-/* Opens what --json names (NULL = it was not given). EXIT_GOOD, or EXIT_USAGE after a line on
+/* Look at what --json names (NULL = it was not given). EXIT_GOOD, or EXIT_USAGE after a line on
  * stderr. */
-int json_file_open(struct json_file *json, const struct arguments *arguments, const char *path);
+int json_file_prepare(struct json_file *json, const struct arguments *arguments, const char *path);
 
-/* `ended`: the work did, and `text` is the JSON (NULL: there was no memory for it); else a file
- * that was made for it goes away. EXIT_GOOD, or EXIT_RUN_TIME after a line on stderr. */
-int json_file_close(struct json_file *json, const char *text, int ended);
+/* Does the JSON go to stdout, and nothing else? */
+bool json_file_is_stdout(const struct json_file *json);
+
+/* Write `text`, if any is wanted (NULL: there was no memory for it). EXIT_GOOD, or EXIT_RUN_TIME
+ * after a line on stderr. */
+int json_file_write(struct json_file *json, const char *text);
 
 #endif /* HOST_CMD_JSON_FILE_H */

@@ -2,9 +2,12 @@
  *
  * main.c: the attnhost command: finds the command that is meant (commands.h) and runs it.
  */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "host/cmd/arguments.h"
 #include "host/cmd/commands.h"
@@ -12,6 +15,7 @@
 #include "host/cmd/warden.h"
 #include "host/base/interrupt.h"
 #include "host/base/text.h"
+#include "host/plugin/loader.h"
 #include "host/plugin/scan.h"
 #include "host/base/configured.h"
 
@@ -71,13 +75,23 @@ static int run_command(const struct command *command, int argc, char **argv)
         interrupt_take();
     if (command->calls_plugins) {
         warden_begin(name);
+        loader_keep_mapped();
         scan_configure("/proc/self/exe");
     }
     return warden_end(name, arguments_run(command, argc, argv));
 }
 
+/* What is closed would be the number of the next file that is opened, and get what is said. */
+static void open_standard(void)
+{
+    for (int descriptor = 0; descriptor <= STDERR_FILENO; descriptor++)
+        if (fcntl(descriptor, F_GETFD) < 0 && errno == EBADF)
+            open("/dev/null", descriptor == STDERR_FILENO ? O_WRONLY : O_RDONLY);
+}
+
 int main(int argc, char **argv)
 {
+    open_standard();
     if (argc < 2) {
         print_help(stderr);
         return EXIT_USAGE;

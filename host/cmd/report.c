@@ -81,6 +81,7 @@ static int add_report(const struct arguments *arguments, struct page *page, cons
 {
     host_error error;
     host_error_init(&error);
+    output_forbid(path, "a report");
     cJSON *report = json_parse_file(path, &error.base);
     if (!report) {
         arguments_complain(arguments, "%s", host_error_text(&error));
@@ -107,15 +108,16 @@ static int add_report(const struct arguments *arguments, struct page *page, cons
 static int write_page(const struct arguments *arguments, const char *path, const strbuf *html)
 {
     char why[160];
+    struct output output;
     bool standard = !path || strcmp(path, "-") == 0;
-    FILE *file = standard ? stdout : output_open(path, why);
-    if (!file) {
+    if (!standard && !output_prepare(&output, path, why)) {
         arguments_complain(arguments, "--output %s: %s", path, why);
         return EXIT_USAGE;
     }
-    bool good = standard || output_clear(file) == 0;
-    good = good && fputs(strbuf_text(html), file) != EOF;
-    good = (standard ? fflush(file) : fclose(file)) == 0 && good;
+    FILE *file = standard ? stdout : output_open(&output);
+    bool good = file && fputs(strbuf_text(html), file) != EOF;
+    if (file)
+        good = (standard ? fflush(file) : output_close(&output, good)) == 0 && good;
     if (!good)
         arguments_complain(arguments, "the page cannot be written");
     return good ? EXIT_GOOD : EXIT_RUN_TIME;

@@ -188,17 +188,17 @@ static void write_svg(struct page *page, const char *title, const strbuf *svg)
     const char *tag = strbuf_text(svg);
     size_t length = strcspn(tag, ">") + 1;
     svg_path(page, title, path, sizeof path);
-    FILE *file = output_open(path, why);
-    if (!file) {
+    struct output output;
+    if (!output_prepare(&output, path, why)) {
         snprintf(page->why, sizeof page->why, "--svg: %.300s: %s", path, why);
         page->is_refused = true;
         return;
     }
-    bool good = output_clear(file) == 0;
-    fprintf(file, "<?xml version=\"1.0\" encoding=\"utf-8\"?>\n%.*s\n<title>%s</title>\n%s%s",
-            (int)length, tag, title, style, tag + length);
-    good = !ferror(file) && good;
-    if (fclose(file) != 0 || !good)
+    FILE *file = output_open(&output);
+    if (file)
+        fprintf(file, "<?xml version=\"1.0\" encoding=\"utf-8\"?>\n%.*s\n<title>%s</title>\n%s%s",
+                (int)length, tag, title, style, tag + length);
+    if (!file || output_close(&output, true) != 0)
         snprintf(page->why, sizeof page->why, "--svg: %.300s cannot be written", path);
 }
 

@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "host/plugin/guard.h"
@@ -18,6 +20,8 @@ static struct {
     pthread_t owner;
     int descriptor;
     bool by_line; /* a terminal */
+    dev_t device; /* of what was open when the command began: a plugin may put */
+    ino_t inode;  /* another file there */
     int failed;   /* errno of the first write that failed */
     size_t used;
     char bytes[1 << 16];
@@ -42,9 +46,23 @@ static bool write_all(int descriptor, const char *bytes, size_t size)
     return true;
 }
 
+/* Is it still the file that the command was given? Before results_begin() nobody else is here. */
+static bool is_ours(void)
+{
+    struct stat info;
+    if (results.descriptor == STDOUT_FILENO)
+        return true;
+    if (fstat(results.descriptor, &info) != 0)
+        return false;
+    errno = EBADF;
+    return info.st_dev == results.device && info.st_ino == results.inode;
+}
+
 static bool flush(void)
 {
-    if (!write_all(results.descriptor, results.bytes, results.used) && results.failed == 0)
+    if (results.used > 0 && !is_ours() && results.failed == 0)
+        results.failed = errno;
+    if (results.failed == 0 && !write_all(results.descriptor, results.bytes, results.used))
         results.failed = errno;
     results.used = 0;
     return results.failed == 0;
@@ -75,20 +93,45 @@ static ssize_t take(void *cookie, const char *bytes, size_t size)
     return good ? (ssize_t)size : 0;
 }
 
+/* High, where a loop over the first few descriptors, or a wrong number, does not meet it. */
+static int copy_stdout(void)
+{
+    struct rlimit limit;
+    int high = getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur > 1024 ? 1000 : 200;
+    int copy = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, high);
+    return copy >= 0 ? copy : fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+}
+
 void results_begin(void)
 {
     const cookie_io_functions_t functions = {.write = take};
-    int descriptor = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    FILE *stream = descriptor < 0 ? NULL : fopencookie(NULL, "w", functions);
+    struct stat info;
+    int descriptor = copy_stdout();
+    bool open = descriptor >= 0 && fstat(descriptor, &info) == 0;
+    FILE *stream = open ? fopencookie(NULL, "w", functions) : NULL;
     if (!stream)
         return; /* stdout is closed: nothing to look after */
     setvbuf(stream, NULL, _IONBF, 0);
     results.owner = pthread_self();
     results.by_line = isatty(descriptor);
+    results.device = info.st_dev;
+    results.inode = info.st_ino;
     results.descriptor = descriptor;
     fflush(stdout);
     dup2(STDERR_FILENO, STDOUT_FILENO);
     stdout = stream;
+}
+
+void results_flush(void)
+{
+    if (results.descriptor != STDOUT_FILENO)
+        flush();
+}
+
+void results_adopt(void)
+{
+    results.owner = pthread_self();
+    guard_current = NULL;
 }
 
 int results_end(void)

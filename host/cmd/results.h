@@ -9,6 +9,12 @@
  * where it went; all else that is printed, and what is written to descriptor 1, goes to stderr. */
 void results_begin(void);
 
+/* Write out what has been printed so far, where something is kept. A failure is results_end()'s. */
+void results_flush(void);
+
+/* In a child of a process that is ending: this thread prints from now on. */
+void results_adopt(void);
+
 /* Write out what is left. 0, or -1 and errno if something could not be written. */
 int results_end(void);
 

@@ -12,6 +12,8 @@
 #include "host/base/interrupt.h"
 #include "host/cmd/exit_codes.h"
 #include "host/cmd/json_file.h"
+#include "host/cmd/results.h"
+#include "host/cmd/warden.h"
 #include "host/run/report.h"
 #include "host/run/session.h"
 
@@ -57,32 +59,53 @@ static const struct option_row options[] = {
     OPTION_END,
 };
 
+struct serving {
+    const struct arguments *arguments;
+    struct json_file json;
+    struct report report;
+    struct session_result result;
+    host_error error;
+    int written; /* exit code */
+};
+
+/* Print and write the report, before backends are destroyed. */
+static void publish(void *ctx, attn_status status)
+{
+    struct serving *serving = ctx;
+    warden_set_will(NULL);
+    if (status != ATTN_OK && *host_error_text(&serving->error))
+        arguments_complain(serving->arguments, "%s", host_error_text(&serving->error));
+    if (!serving->result.reported)
+        return;
+    if (!json_file_is_stdout(&serving->json))
+        report_print(&serving->report, stdout);
+    char *text = serving->json.path ? report_json(&serving->report) : NULL;
+    serving->written = json_file_write(&serving->json, text);
+    free(text);
+    results_flush();
+}
+
 static int run_config(const struct arguments *arguments, const struct config *config)
 {
     const struct values *values = arguments->values;
-    host_error error;
-    struct report report;
-    struct session_result result;
-    struct json_file json;
-    int code = json_file_open(&json, arguments, values->json);
+    struct serving serving = {.arguments = arguments, .written = EXIT_GOOD};
+    int code = json_file_prepare(&serving.json, arguments, values->json);
     if (code != EXIT_GOOD)
         return code;
-    host_error_init(&error);
-    report_init(&report);
-    struct session_params params = {
-        .config = config, .command = arguments->line, .choices = values->quiet ? NULL : stderr};
-    attn_status status = session_run(&params, &report, &result, &error.base);
-    int ended = result.reported;
-    if (status != ATTN_OK)
-        arguments_complain(arguments, "%s", host_error_text(&error));
-    if (ended && json.file != stdout)
-        report_print(&report, stdout);
-    char *text = ended && json.file ? report_json(&report) : NULL;
-    int written = json_file_close(&json, text, ended);
-    free(text);
-    report_finish(&report);
-    return ended && written != EXIT_GOOD ? written
-                                         : exit_code_of_run(status, &result, interrupt_seen());
+    host_error_init(&serving.error);
+    report_init(&serving.report);
+    struct session_params params = {.config = config,
+                                    .command = arguments->line,
+                                    .choices = values->quiet ? NULL : stderr,
+                                    .ready = publish,
+                                    .ready_ctx = &serving};
+    warden_set_will(session_last_words);
+    attn_status status =
+        session_run(&params, &serving.report, &serving.result, &serving.error.base);
+    report_finish(&serving.report);
+    return serving.written != EXIT_GOOD
+               ? serving.written
+               : exit_code_of_run(status, &serving.result, interrupt_seen());
 }
 
 static int run(struct arguments *arguments)

@@ -15,10 +15,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
 
 #include "host/base/ambient.h"
+#include "host/base/interrupt.h"
 #include "host/cmd/exit_codes.h"
 #include "host/cmd/results.h"
 #include "host/plugin/guard.h"
@@ -31,6 +34,7 @@ static struct {
     pthread_t thread;
     char command[64];
     struct ambient ambient;
+    void (*_Atomic will)(const char *how);
 } warden;
 
 /* ---- The last words -------------------------------------------------------------------------- */
@@ -42,14 +46,22 @@ static _Noreturn void end_now(int code)
         syscall(SYS_exit_group, code);
 }
 
-/* Several texts at once, until NULL, so that no other thread's come between. */
+/* Texts until NULL, cut where there is no room. */
+static size_t join(const char *const *texts, char *line, size_t size)
+{
+    size_t length = 0;
+    for (; *texts; texts++)
+        for (const char *c = *texts; *c && length + 1 < size; c++)
+            line[length++] = *c;
+    line[length] = '\0';
+    return length;
+}
+
+/* At once, so that no other thread's come between. */
 static void write_texts(const char *const *texts)
 {
     char line[2048];
-    size_t length = 0;
-    for (; *texts; texts++)
-        for (const char *c = *texts; *c && length < sizeof line; c++)
-            line[length++] = *c;
+    size_t length = join(texts, line, sizeof line);
     if (write(STDERR_FILENO, line, length) < 0)
         return; /* nobody is left to be told */
 }
@@ -74,6 +86,51 @@ static const char *find_object(const void *address)
     return *name ? name : NULL; /* "" is the program */
 }
 
+/* ---- What there is to be reported ------------------------------------------------------------ */
+
+void warden_set_will(void (*will)(const char *how))
+{
+    warden.will = will;
+}
+
+/* In the child: nothing of a plugin's is left but the memory. */
+static _Noreturn void speak_will(void (*will)(const char *how), const char *how)
+{
+    char changes[AMBIENT_KINDS][256];
+    ambient_restore(&warden.ambient, changes);
+    results_adopt();
+    will(how);
+    end_now(results_end() == 0 ? EXIT_GOOD : EXIT_RUN_TIME);
+}
+
+/* False when the time is over. */
+static bool wait_for(pid_t child, int *status)
+{
+    const struct timespec pause = {.tv_nsec = 5000000};
+    for (int i = 0; i < WARDEN_WILL_SECONDS * 200; i++) {
+        pid_t gone = waitpid(child, status, WNOHANG);
+        if (gone != 0)
+            return gone == child;
+        nanosleep(&pause, NULL);
+    }
+    kill(child, SIGKILL);
+    waitpid(child, status, 0);
+    return false;
+}
+
+static void execute_will(const char *how)
+{
+    int status = 0;
+    void (*will)(const char *) = atomic_exchange(&warden.will, NULL);
+    pid_t child = will ? _Fork() : -1;
+    if (child == 0)
+        speak_will(will, how);
+    if (!will || (child > 0 && wait_for(child, &status) && status == 0))
+        return;
+    const char *const texts[] = {warden.command, ": the report so far could not be made\n", NULL};
+    write_texts(texts);
+}
+
 /* "attnhost run: the process was ended by HOW in bad: forward_decode of layer 3 (/path/bad.so)". A
  * thread that a plugin has made is in no call: its code, at `address`, says whose it is. */
 static void name_culprit(const char *how, const void *address)
@@ -85,16 +142,14 @@ static void name_culprit(const char *how, const void *address)
     const char *when = guard_current  ? ""
                        : warden.ended ? " after the command had ended"
                                       : ", outside of any call of a plugin";
-    const char *const texts[] = {warden.command,
-                                 ": the process was ended by ",
-                                 how,
-                                 guard_current || file ? " in " : "",
-                                 file ? file : where,
-                                 when,
-                                 "\n",
-                                 NULL};
+    const char *in = guard_current || file ? " in " : "";
+    const char *const said[] = {how, in, file ? file : where, when, NULL};
+    char whole[1200];
+    join(said, whole, sizeof whole);
+    const char *const texts[] = {warden.command, ": the process was ended by ", whole, "\n", NULL};
     speak_alone();
     write_texts(texts);
+    execute_will(whole);
 }
 
 /* ---- exit() ---------------------------------------------------------------------------------- */
@@ -173,9 +228,9 @@ static const struct {
     int number;
     const char *name;
     bool comes_again; /* when the instruction that made it is run again */
-} fatal[] = {{SIGSEGV, "SIGSEGV", true}, {SIGBUS, "SIGBUS", true},    {SIGILL, "SIGILL", true},
-             {SIGFPE, "SIGFPE", true},   {SIGABRT, "SIGABRT", false}, {SIGSYS, "SIGSYS", false},
-             {SIGTRAP, "SIGTRAP", false}};
+} fatal[] = {{SIGSEGV, "SIGSEGV", true},  {SIGBUS, "SIGBUS", true},    {SIGILL, "SIGILL", true},
+             {SIGFPE, "SIGFPE", true},    {SIGABRT, "SIGABRT", false}, {SIGSYS, "SIGSYS", false},
+             {SIGTRAP, "SIGTRAP", false}, {SIGXFSZ, "SIGXFSZ", false}, {SIGXCPU, "SIGXCPU", false}};
 
 enum { NUM_FATAL = sizeof fatal / sizeof *fatal };
 
@@ -198,6 +253,8 @@ static void on_fatal(int number, siginfo_t *info, void *context)
     size_t f = 0;
     while (f + 1 < NUM_FATAL && fatal[f].number != number)
         f++;
+    if (number == SIGXFSZ && !guard_current)
+        return; /* whoever writes is told */
     if (is_watching())
         name_culprit(fatal[f].name, instruction_of(context));
     sigaction(number, &fatal_before[f], NULL);
@@ -205,9 +262,20 @@ static void on_fatal(int number, siginfo_t *info, void *context)
         raise(number); /* when this handler has returned */
 }
 
+/* SIGINT, SIGTERM or SIGHUP once more: where a call hangs is said, and what was done is kept. */
+static void on_impatience(int number)
+{
+    char how[32];
+    snprintf(how, sizeof how, "a second SIG%s", sigabbrev_np(number));
+    if (is_watching() && guard_current)
+        name_culprit(how, NULL);
+    else if (is_watching())
+        execute_will(how);
+}
+
 static void take_fatal(void)
 {
-    static char stack[1 << 16];
+    static char stack[1 << 19]; /* enough for a report */
     const stack_t alternate = {.ss_sp = stack, .ss_size = sizeof stack};
     struct sigaction action = {.sa_sigaction = on_fatal, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     stack_t before;
@@ -268,6 +336,7 @@ void warden_begin(const char *command)
     warden.thread = pthread_self();
     results_begin();
     take_fatal();
+    interrupt_set_second(on_impatience);
     on_exit(at_exit, NULL);
     at_quick_exit(at_quick_exit_handler);
     pthread_atfork(before_fork, NULL, in_child);

@@ -21,6 +21,12 @@
  * the messages. */
 void warden_begin(const char *command);
 
+/* When a plugin ends the process, `will` is called with how, "SIGSEGV in bad: create (bad.so)", to
+ * print and write what there is to be reported; in a child, since the memory may be damaged, which
+ * has WARDEN_WILL_SECONDS for it. NULL = nothing is to be said any more. */
+enum { WARDEN_WILL_SECONDS = 10 };
+void warden_set_will(void (*will)(const char *how));
+
 /* The command ends with this code, whatever exit handlers of plugins want. Returns `code`, or
  * EXIT_RUN_TIME if it was EXIT_GOOD and what was printed cannot be written. Without
  * warden_begin() it looks after stdout alone. */

@@ -144,6 +144,8 @@ void guard_check_fpu(const struct guard_call *call)
     guard_report(call, GUARD_KIND_FPU, what);
 }
 
+static const struct guard_party *last_party;
+
 void guard_check_all(const struct guard_call *call)
 {
     guard_check_fpu(call);
@@ -151,9 +153,17 @@ void guard_check_all(const struct guard_call *call)
         guard_watch(call);
 }
 
+void guard_settle(void)
+{
+    const struct guard_call call = {last_party, "a step", GUARD_NO_LAYER, .fpu = fpu_control()};
+    if (last_party)
+        guard_check_all(&call);
+}
+
 void guard_check_sometimes(const struct guard_call *call)
 {
     static _Atomic unsigned int steps;
+    last_party = call->party;
     if (steps++ % GUARD_STEPS == GUARD_STEPS - 1)
         guard_check_all(call);
 }

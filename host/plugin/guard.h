@@ -73,6 +73,10 @@ void guard_check_fpu(const struct guard_call *call);
 /* After a call that is not hot. */
 void guard_check_all(const struct guard_call *call);
 
+/* Before a report: what the calls of steps have changed since the last look, which is said of the
+ * plugin that was called last outside of forwards. Its party lives. */
+void guard_settle(void);
+
 /* After the plan of a step. */
 enum { GUARD_STEPS = 16 };
 void guard_check_sometimes(const struct guard_call *call);

@@ -299,13 +299,20 @@ void loader_release(const struct loader_plugin *plugin)
     pthread_mutex_unlock(&libraries_mutex);
 }
 
+static bool keep_mapped;
+
+void loader_keep_mapped(void)
+{
+    keep_mapped = true;
+}
+
 void loader_close(struct loader_plugin *plugin)
 {
     if (!plugin)
         return;
     loader_free_types(plugin);
     pthread_mutex_lock(&libraries_mutex);
-    if (plugin->handle && !find_library(plugin->handle)) {
+    if (plugin->handle && !keep_mapped && !find_library(plugin->handle)) {
         const struct guard_party party = {.file = plugin->file};
         struct guard_call call;
         guard_enter(&call, &party, "dlclose");

@@ -63,6 +63,10 @@ attn_status loader_check_file(const char *file, int *descriptor, attn_error *err
 /* The same test for a folder that is to be searched. */
 attn_status loader_check_folder(const char *folder, attn_error *error);
 
+/* From now on plugins stay mapped to the end of the process: a program that is about to end gains
+ * nothing by unloading them, and one that has left a thread behind would crash. */
+void loader_keep_mapped(void);
+
 /* Does the content of the open file have this SHA-256? CONFIG_ERROR with both. */
 attn_status loader_check_pin(const char *file, int descriptor, const uint8_t sha256[32],
                              attn_error *error);

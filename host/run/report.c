@@ -451,6 +451,8 @@ static bool add_end(cJSON *root, const struct report *report)
     if (report->failed_steps > 0 && !(json_add_int(root, "failed_steps", report->failed_steps) &&
                                       json_add_int(root, "dropped", report->dropped)))
         return false;
+    if (report->ended_by[0] && !json_add_text(root, "ended_by", report->ended_by))
+        return false;
     return !report->interrupted || cJSON_AddTrueToObject(root, "interrupted") != NULL;
 }
 
@@ -593,6 +595,8 @@ void report_print(const struct report *report, FILE *file)
     if (report->failed_steps > 0)
         fprintf(file, "failed       %lld steps; %lld requests were dropped\n",
                 (long long)report->failed_steps, (long long)report->dropped);
+    if (report->ended_by[0])
+        text_wrap_line(file, 0, COLUMN, "ended by     %s", report->ended_by);
     if (report->interrupted)
         fputs("interrupted  by a signal, before all requests had ended\n", file);
 }

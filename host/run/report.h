@@ -134,7 +134,8 @@ struct report {
     int64_t device_losses; /* survived */
     int64_t failed_steps;  /* and requests that were dropped for it */
     int64_t dropped;
-    bool interrupted; /* before all requests had ended; what they hold is not called leaked */
+    char ended_by[512]; /* what ended the run before its end; "" = nothing */
+    bool interrupted;   /* before all requests had ended; what they hold is not called leaked */
     char digest[65];
     uint64_t seed;
 };

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/run/session_private.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "host/base/clock.h"
 #include "host/base/round.h"
 #include "host/base/text.h"
 #include "host/embed/embed.h"
+#include "host/plugin/guard.h"
 #include "host/run/requests.h"
 #include "host/select/idle.h"
 #include "host/select/open_host.h"
@@ -430,7 +432,9 @@ static attn_status conclude(struct session *s, attn_error *error)
     struct report *report = s->report;
     struct scheduler_counts counts;
     attn_status status = note_choices(s, error);
-    if (status == ATTN_OK)
+    if (s->executor)
+        guard_settle();
+    if (status == ATTN_OK && s->executor) /* a lost device's has reported */
         status = executor_report(s->executor, error);
     if (status != ATTN_OK)
         return status;
@@ -455,7 +459,7 @@ static attn_status conclude(struct session *s, attn_error *error)
     report->states.present = s->has_state;
     report->states.capacity = counts.state_capacity;
     report->states.peak = counts.state_peak;
-    report->states.leaked = report->interrupted ? 0 : scheduler_leaked_states(s->scheduler);
+    report->states.leaked = session_is_whole(s) ? scheduler_leaked_states(s->scheduler) : 0;
     report->seed = s->config->workload.seed;
     report->failed_steps = s->failed_steps;
     report->dropped = counts.dropped;
@@ -470,6 +474,29 @@ static attn_status conclude(struct session *s, attn_error *error)
                         report->verify.trespasses == 0 && report->kv.leaked == 0 &&
                         report->states.leaked == 0;
     return ATTN_OK;
+}
+
+/* The run that goes on, for session_last_words(). */
+static struct session *current;
+
+/* The run has ended before its end, but what it has done stands. */
+static void conclude_early(struct session *s, const char *how)
+{
+    snprintf(s->report->ended_by, sizeof s->report->ended_by, "%s", how);
+    if (s->report->wall_s <= 0)
+        s->report->wall_s = (double)(clock_now_ns() - s->start_ns) * 1e-9;
+    conclude(s, NULL);
+}
+
+void session_last_words(const char *how)
+{
+    struct session *s = current;
+    if (!s)
+        return;
+    if (s->result->began && !s->result->reported)
+        conclude_early(s, how);
+    if (s->params->ready)
+        s->params->ready(s->params->ready_ctx, ATTN_INTERNAL);
 }
 
 static void close_session(struct session *s)
@@ -507,8 +534,14 @@ attn_status session_run(const struct session_params *params, struct report *repo
     s->result = result;
     host_error_init(&s->failure);
     attn_status status = ATTN_OK;
+    current = s;
     for (size_t i = 0; i < sizeof stages / sizeof stages[0] && status == ATTN_OK; i++)
         status = stages[i](s, error);
+    if (status != ATTN_OK && result->began && !result->reported)
+        conclude_early(s, error && error->message ? error->message : host_status_name(status));
+    current = NULL;
+    if (params->ready)
+        params->ready(params->ready_ctx, status);
     close_session(s);
     free(s);
     return status;

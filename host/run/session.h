@@ -23,13 +23,17 @@ struct session_params {
     FILE *choices;        /* where one line for each chosen backend goes; NULL = nowhere */
     executor_probe probe; /* NULL = none (executor.h) */
     void *probe_ctx;
+    /* The report is whole, or there is none: called once, before anything is torn down, so that
+     * what a plugin does there loses nothing. NULL = none. */
+    void (*ready)(void *ctx, attn_status status);
+    void *ready_ctx;
     row_check_listener listener; /* NULL = none (row_check.h) */
     void *listener_ctx;
 };
 
 struct session_result {
     bool began;    /* steps were run: a failure is one while running */
-    bool reported; /* the report is whole, though steps may have failed */
+    bool reported; /* the report is whole, though steps may have failed, or the run as such */
     bool passed;   /* with ATTN_OK: no row that was looked at is wrong, no memory leaked */
 };
 
@@ -38,5 +42,9 @@ struct session_result {
  * error. */
 attn_status session_run(const struct session_params *params, struct report *report,
                         struct session_result *result, attn_error *error);
+
+/* In a child of a process that a plugin is ending, `how`: complete the report of the run that goes
+ * on with what was done up to its last whole step, and call `ready`. Nothing without such a run. */
+void session_last_words(const char *how);
 
 #endif /* HOST_RUN_SESSION_H */

@@ -180,7 +180,7 @@ attn_status session_allocate_pool(struct session *s, attn_error *error)
 
 /* ---- Report ---------------------------------------------------------------------------------- */
 
-/* A pool of the scheduler's; what leaked of an interrupted run is not known. */
+/* A pool of the scheduler's; what leaked of a run that was cut short is not known. */
 static struct report_pool report_pool(struct session *s, const struct kv_pool_group *groups,
                                       int pool, const struct scheduler_pool_counts *counts)
 {
@@ -201,7 +201,7 @@ static struct report_pool report_pool(struct session *s, const struct kv_pool_gr
         .capacity = counts->capacity,
         .peak = counts->peak,
         .held = counts->held,
-        .leaked = s->report->interrupted ? 0 : scheduler_leaked(s->scheduler, pool),
+        .leaked = session_is_whole(s) ? scheduler_leaked(s->scheduler, pool) : 0,
     };
 }
 

@@ -44,6 +44,12 @@ struct session {
     host_error failure; /* of the first step that failed */
 };
 
+/* Has the run come to its end, so that what is held is lost? */
+static inline bool session_is_whole(const struct session *s)
+{
+    return !s->report->interrupted && !s->report->ended_by[0];
+}
+
 /* Losses in a row, without a step confirmed in between, after which a run gives up. */
 enum { SESSION_MAX_LOSSES = 3 };
 

@@ -317,9 +317,38 @@ for what in "pipe:is not a regular file" "link:is a symbolic link"; do
 done
 tap_try "the pipe and the link are still there" test -p ../pipe -a -L ../link
 tap_try "and what the link names is as it was" grep -qx kept ../target
-ends 2 "check does not write its report over the plugin" nowhere:exit "is the plugin itself" -- \
+ends 2 "check does not write its report over the plugin" nowhere:exit "is the plugin, which is read" -- \
     "$command" check ../checked.so --output ../checked.so
 tap_try "which is as it was" cmp ../checked.so "$villain"
+
+ln ../checked.so ../other_name.so
+ends 2 "nor over it by another name" nowhere:exit "is the plugin, which is read" -- \
+    "$command" check ../checked.so --output ../other_name.so
+cp run.ini kept.ini
+ln run.ini link.ini
+ln trace.jsonl link.jsonl
+for file in link.ini link.jsonl ../checked.so; do
+    ends 2 "run does not write its report over $file" nowhere:exit "--json $file: is " "accepted: another file" -- \
+        "$command" run run.ini --json $file
+done
+tap_try "which are as they were" sh -c 'cmp run.ini kept.ini && cmp ../checked.so "$1"' sh "$villain"
+"$command" run run.ini --json ../old.json >/dev/null 2>&1
+cp ../old.json ../kept.json
+ends 2 "report does not write over what it reads" nowhere:exit "is a report, which is read" -- \
+    "$command" report ../old.json --output ../old.json
+ends 5 "a disk that is full after the work keeps the old report" nowhere:exit "old.json: cannot be written" -- \
+    sh -c 'ulimit -f 1 && exec "$1" run run.ini --json ../old.json' sh "$command"
+tap_try "which is as it was" cmp ../old.json ../kept.json
+tap_try "with nothing beside it" sh -c '! ls .. | grep -q "old.json\..*new"'
+ends 5 "a plugin's file in the place of stdout gets no report" forward:take_files "stdout cannot be written" -- \
+    "$command" run run.ini
+tap_try "nothing at all" test ! -s villain.took
+ends 0 "nor does the plugin write into the report" forward:write_files -- "$command" run run.ini --json ../report.json
+tap_try "which begins as it should" test "$(head -c 1 ../report.json)" = "{"
+ends 2 "without stderr" nowhere:exit -- sh -c 'exec "$1" run nowhere.ini --json ../gone.json 2>&-' sh "$command"
+ends 0 "nor is a report written over by what goes to a stderr that is closed" forward:print -- \
+    sh -c 'exec "$1" run run.ini --json ../report.json 2>&-' sh "$command"
+tap_try "it is whole" sh -c 'head -c 1 ../report.json | grep -q "{" && ! grep -qx villain ../report.json'
 
 # ---- Runs that do not come to their end ----------------------------------------------------------
 
@@ -330,12 +359,58 @@ tap_try "with the steps that did not fail" sh -c \
     'grep -qx "	\"requests\":	1," ../out && grep -q "\"failed_steps\":	1" ../out'
 run 5 "a plugin's own words about a loss survive" forward:lose "the villain has lost it"
 
+# survived: the report so far is printed and written, and says what ended the run, "$1".
+survived()
+{
+    tap_try "its report is printed: $1" grep -q '^digest' ../out
+    tap_try "and written: $1" sh -c 'tail -n 1 ../survived.json | grep -q "^}" && grep -q "\"ended_by\":.*$1" ../survived.json' \
+        sh "$1"
+    rm -f ../survived.json
+}
+for end in 139:segv:SIGSEGV 134:abort:SIGABRT 5:exit:'exit()' 137:kill:SIGKILL 139:overflow:SIGSEGV; do
+    code=${end%%:*} deed=${end#*:}
+    said=${deed#*:} deed=${deed%:*}
+    for call in forward task; do
+        VILLAIN_AFTER=9
+        export VILLAIN_AFTER
+        ends "$code" "$deed in $call in the midst of a run" $call:"$deed" "ended by $said in villain: forward_" -- \
+            "$command" run run.ini --json ../survived.json --set workload.max_running_requests=1
+        unset VILLAIN_AFTER
+        test $call:$deed != forward:segv ||
+            tap_try "what was done counts" grep -q '^tokens *prefill [1-9]' ../out
+        survived "$said"
+    done
+done
+ends 5 "a lost device keeps the report of what was done" forward:lose "the villain has lost it" -- \
+    "$command" run run.ini --json ../survived.json
+survived "lost it"
+for end in 139:segv 134:abort 5:exit; do
+    ends "${end%:*}" "${end#*:} in destroy loses no report" "destroy:${end#*:}" "in villain: destroy" -- \
+        "$command" run run.ini --json ../survived.json
+    tap_try "it is printed" grep -q '^digest' ../out
+    tap_try "and written, and the run was good: $end" sh -c \
+        'tail -n 1 ../survived.json | grep -q "^}" && ! grep -q ended_by ../survived.json'
+done
+rm ../survived.json
+(VILLAIN=destroy:hang exec "$command" run run.ini --json ../survived.json) >../out 2>../err </dev/null &
+process=$!
+until grep -q '^digest' ../out || ! kill -0 $process; do sleep 0.1; done
+tap_try "nor does a destroy that hangs" grep -q '^}' ../survived.json
+kill -KILL $process
+wait $process
+ends 153 "a file that grows past its limit is named" forward:write_too_much \
+    "ended by SIGXFSZ in villain: forward_extend of layer 0" -- "$command" run run.ini
+cp "$fixtures/bad_leaves_thread.so" ../leaves.so
+ends 0 "a thread of a bystander that is refused survives it" nowhere:exit -- \
+    "$command" run bystander.ini --set "plugins.path=$folder/leaves.so"
+tap_try "and so does the report" grep -q '^digest' ../out
+
 i=0
 while test $i -lt 2000; do
     echo '{"timestamp": 0, "input_length": 200, "output_length": 100, "hash_ids": ['$i']}'
     i=$((i + 1))
 done >long.jsonl
-for signal in INT:130 TERM:143; do
+for signal in INT:130 TERM:143 HUP:129; do
     number=${signal#*:} signal=${signal%:*}
     ends "$number" "SIG$signal ends a run with $number" nowhere:exit -- timeout --preserve-status \
         -s $signal 2 "$command" run run.ini --trace long.jsonl --json ../report.json
@@ -347,7 +422,7 @@ for signal in INT:130 TERM:143; do
     tap_try "its report is written, too" grep -q '"interrupted":	true' ../report.json
 done
 
-(VILLAIN=init:hang exec "$command" run run.ini) >../out 2>../err </dev/null &
+(VILLAIN=forward:hang exec "$command" run run.ini --json ../survived.json) >../out 2>../err </dev/null &
 process=$!
 until grep -q '^layers' ../err; do sleep 0.1; done
 sleep 0.5
@@ -357,5 +432,8 @@ kill -0 $process 2>/dev/null || echo "# it did not wait for the step"
 kill -TERM $process 2>/dev/null
 wait $process
 tap_try "a second signal ends it at once" test $? -eq 143
+tap_try "where it hung is said" grep -qF \
+    "ended by a second SIGTERM in villain: forward_extend of layer 0 ($villain)" ../err
+survived "a second SIGTERM"
 
 tap_end

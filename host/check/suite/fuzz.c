@@ -107,12 +107,13 @@ static void write_down(struct fuzz *fuzz, const struct suite_case *what, const c
     snprintf(path, sizeof path, "%s/fuzz-%s-%s.%s-%016llx.replay", folder, what->backend,
              what->check->rule, what->check->name, (unsigned long long)what->seed);
     char why[160];
-    FILE *file = output_open(path, why);
-    if (file && output_clear(file) == 0)
+    struct output output;
+    bool may = output_prepare(&output, path, why);
+    FILE *file = may ? output_open(&output) : NULL;
+    if (file)
         replay_write(fuzz->params, id, what->seed, what->without, what->device, file);
-    if (!file || fclose(file) != 0)
-        fprintf(fuzz->out, "  cannot be written down: %s: %s\n", path,
-                file ? strerror(errno) : why);
+    if (!file || output_close(&output, true) != 0)
+        fprintf(fuzz->out, "  cannot be written down: %s: %s\n", path, may ? strerror(errno) : why);
     else
         fprintf(fuzz->out, "  attnhost check --replay %s\n", path);
 }
