@@ -18,8 +18,8 @@
 #include "attn_plugin.h"
 #include "host/base/clock.h"
 #include "host/base/mix.h"
-#include "plugins/common/cuda/planned/planned.h"
-#include "plugins/common/cuda/planned/kernels/plan.cuh"
+#include "plugins/flashinfer_like/flashinfer_like.h"
+#include "plugins/flashinfer_like/kernels/plan.cuh"
 
 enum {
     SEQS = 256,

@@ -143,6 +143,8 @@ echo '# May include: nowhere' >>"$scratch/tree/host/new/Makefile.am.inc"
 finds fragment "finds a room that is not there" "nowhere is no room"
 echo '#include "plugins/two/two.h"' >>"$scratch/tree/plugins/one/one.c"
 finds plugin "finds a plugin that includes another" "is another plugin's"
+echo '# Links the library of: two' >"$scratch/tree/plugins/one/Makefile.am.inc"
+finds plugin "a plugin may include another whose library its fragment says that it links" ""
 make_tree
 echo '#include <host/low/a.h>' >>"$scratch/tree/plugins/one/one.c"
 finds plugin "finds a plugin that includes the host" "includes host/low/a.h"

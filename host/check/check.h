@@ -6,8 +6,8 @@
  *                       their limits, collects results, writes the report
  *   child (child.c)     opens the plugin, makes a subject for each backend, runs the cases that it
  *                       is told to run
- *   groups              one table of checks for each group of rules: check/groups/load.c ...
- * (groups.c)
+ *   groups              one table of checks for each group of rules (suite/groups.c), in numerics/,
+ *                       relations/, contract/ and composites/
  *
  * A check belongs to one rule of docs/ABI.md and may have many cases. A case's id is
  * BACKEND/RULE.name or, where there are several, BACKEND/RULE.name/INDEX, as in
@@ -35,7 +35,7 @@ enum check_code {
     CHECK_CODES
 };
 
-struct process_state;
+struct process_resources;
 struct translator;
 
 /* A backend of the plugin under test, ready to be called, in the child. Its plugin is initialised,
@@ -62,7 +62,7 @@ struct check_subject {
     bool exhaustive;
     int32_t repeat; /* how often a numeric case is run; 0 = once */
     /* What the process held before the plugin was loaded, and after. */
-    const struct process_state *unloaded, *loaded;
+    const struct process_resources *unloaded, *loaded;
     /* Where the grid of its cases is kept once it was made (grid.h); its owner starts with NULL
      * there and ends with grid_destroy(). NULL = nowhere. */
     struct grid **grid;
@@ -134,9 +134,9 @@ extern const struct check check_load[], check_nego[], check_life[], check_conf[]
     check_linear[], check_linear_invar[], check_mla[], check_size[], check_size_linear[],
     check_sequel[], check_linear_sequel[], check_padding[], check_comp[], check_thrd[], check_err[],
     check_perf[], check_strides[], check_codes[], check_any_order[], check_hints[], check_borders[],
-    check_planned[], check_private[], check_far_operands[], check_far_tables[], check_extremes[],
-    check_hints_tiles[], check_size_more[], check_size_linear_more[], check_wide_inputs[],
-    check_dtypes[], check_caps_kinds[], check_caps_memory[], check_size_work[], check_numbers[],
-    check_corners[], check_number_turns[];
+    check_arrays_forgotten[], check_private[], check_far_operands[], check_far_tables[],
+    check_extremes[], check_hints_tiles[], check_size_more[], check_size_linear_more[],
+    check_wide_inputs[], check_dtypes[], check_caps_kinds[], check_caps_memory[], check_size_work[],
+    check_numbers[], check_corners[], check_number_turns[];
 
 #endif /* HOST_CHECK_CHECK_H */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attnhost check-load: the process of LOAD-04, started by check/groups/load_watch.c: opens a shared
- * object and says what its constructors did.
+ * attnhost check-load: the process of LOAD-04, started by check/contract/load_watch.c: opens a
+ * shared object and says what its constructors did.
  */
-#include "host/check/groups/load_watch.h"
+#include "host/check/contract/load_watch.h"
 #include "host/cmd/commands.h"
 
 static const struct option_row options[] = {OPTION_END};

@@ -17,7 +17,7 @@
 #include "host/run/requests.h"
 #include "host/select/open_host.h"
 #include "host/select/routes.h"
-#include "host/select/told.h"
+#include "host/select/selection_api.h"
 
 struct values {
     bool json;
@@ -49,7 +49,7 @@ static bool add_notes(const char *notes, cJSON *tree)
 
 static int show_json(const struct config *config, const attnhost_selection *told)
 {
-    cJSON *tree = told_to_json(told);
+    cJSON *tree = selection_api_to_json(told);
     bool good = tree && routes_add_json(config, tree) && add_notes(told->notes, tree);
     char *text = json_take_text(tree, good);
     fputs(text ? text : "attnhost explain: no memory for the answer\n", text ? stdout : stderr);
@@ -65,7 +65,7 @@ static int show(const struct config *config, const attnhost_selection *told, boo
     } else {
         routes_print(config, stdout);
         text_wrap_lines(stdout, told->notes);
-        told_print(told, stdout);
+        selection_api_print(told, stdout);
     }
     if (told->status)
         fprintf(stderr, "attnhost explain: %s\n", told->message);
@@ -87,7 +87,7 @@ static int explain(attnhost *host, struct config *config, bool json)
         model_destroy(model);
         config_destroy(config);
     } else {
-        status = told_select(host, config, model, &told, &error.base);
+        status = selection_api_select(host, config, model, &told, &error.base);
     }
     if (status)
         fprintf(stderr, "attnhost explain: %s\n", host_error_text(&error));

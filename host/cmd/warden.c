@@ -20,7 +20,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-#include "host/base/ambient.h"
+#include "host/plugin/process_state.h"
 #include "host/base/interrupt.h"
 #include "host/cmd/exit_codes.h"
 #include "host/cmd/results.h"
@@ -33,7 +33,7 @@ static struct {
     pid_t process;
     pthread_t thread;
     char command[64];
-    struct ambient ambient;
+    struct process_state ambient;
     void (*_Atomic will)(const char *how);
 } warden;
 
@@ -96,8 +96,8 @@ void warden_set_will(void (*will)(const char *how))
 /* In the child: nothing of a plugin's is left but the memory. */
 static _Noreturn void speak_will(void (*will)(const char *how), const char *how)
 {
-    char changes[AMBIENT_KINDS][256];
-    ambient_restore(&warden.ambient, changes);
+    char changes[PROCESS_STATE_KINDS][256];
+    process_state_restore(&warden.ambient, changes);
     results_adopt();
     will(how);
     end_now(results_end() == 0 ? EXIT_GOOD : EXIT_RUN_TIME);
@@ -290,11 +290,11 @@ static void take_fatal(void)
 
 static void look_around(const struct guard_call *call)
 {
-    char changes[AMBIENT_KINDS][256];
+    char changes[PROCESS_STATE_KINDS][256];
     if (!pthread_equal(pthread_self(), warden.thread))
         return; /* masks and locales are a thread's */
-    ambient_restore(&warden.ambient, changes);
-    for (unsigned int kind = 0; kind < AMBIENT_KINDS; kind++)
+    process_state_restore(&warden.ambient, changes);
+    for (unsigned int kind = 0; kind < PROCESS_STATE_KINDS; kind++)
         if (changes[kind][0])
             guard_report(call, GUARD_KINDS_OF_OTHERS + kind, changes[kind]);
 }
@@ -340,7 +340,7 @@ void warden_begin(const char *command)
     on_exit(at_exit, NULL);
     at_quick_exit(at_quick_exit_handler);
     pthread_atfork(before_fork, NULL, in_child);
-    ambient_take(&warden.ambient);
+    process_state_take(&warden.ambient);
     guard_watch = look_around;
     warden.armed = true;
 }

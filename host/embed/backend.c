@@ -4,7 +4,7 @@
  */
 #include "host/embed/embed.h"
 
-#include "host/base/set.h"
+#include "host/base/bit_names.h"
 #include "host/plugin/answer.h"
 
 #include <stdlib.h>
@@ -164,7 +164,7 @@ static attn_status note_answers(attnhost_backend *backend, attn_error *error)
     if (!(backend->index_forms & ~(uint32_t)ATTN_INDEX_ALL))
         return ATTN_OK;
     char forms[64];
-    set_text(ATTN_FIELD_INDEX_FORMS, backend->index_forms, forms, sizeof forms);
+    bit_names_text(ATTN_FIELD_INDEX_FORMS, backend->index_forms, forms, sizeof forms);
     return host_fail(error, ATTN_INTERNAL,
                      "%s: defect of the plugin: it reads index forms that are not known: %s",
                      backend->root->name, forms);

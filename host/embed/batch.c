@@ -7,7 +7,7 @@
 #include "host/embed/batch.h"
 
 #include "host/base/error.h"
-#include "host/base/set.h"
+#include "host/base/bit_names.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,13 +55,13 @@ static attn_status check_sizes(const attn_batch *batch, attn_error *error)
 
 static attn_status check_mode(const attn_bounds *bounds, const attn_batch *batch, attn_error *error)
 {
-    const char *name = set_member_name(ATTN_FIELD_MODES, batch->mode);
+    const char *name = bit_names_member(ATTN_FIELD_MODES, batch->mode);
     char accepted[96];
     if (!name)
         return fail_batch(error, "mode", batch->mode, "0..", ATTN_MODE_COUNT - 1);
     if (bounds->modes & ATTN_MODE_BIT(batch->mode))
         return ATTN_OK;
-    set_text(ATTN_FIELD_MODES, bounds->modes, accepted, sizeof accepted);
+    bit_names_text(ATTN_FIELD_MODES, bounds->modes, accepted, sizeof accepted);
     return host_fail(error, ATTN_INVALID_ARGUMENT,
                      "batch.mode is %s; accepted: %s, the modes of the bounds", name, accepted);
 }

@@ -8,7 +8,7 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
-#include "host/base/role.h"
+#include "host/base/operand_roles.h"
 
 #include <stdlib.h>
 

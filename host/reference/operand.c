@@ -7,8 +7,8 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
-#include "host/base/role.h"
-#include "host/base/set.h"
+#include "host/base/operand_roles.h"
+#include "host/base/bit_names.h"
 
 #include <math.h>
 #include <string.h>
@@ -241,8 +241,8 @@ static attn_status find_kv_group(reference_call *call, const reference_options *
         return ATTN_OK;
     uint32_t accepted = options && options->index_form ? options->index_form : ATTN_INDEX_ALL;
     char got[64], wanted[64];
-    set_text(ATTN_FIELD_INDEX_FORMS, call->kv->index_forms, got, sizeof got);
-    set_text(ATTN_FIELD_INDEX_FORMS, accepted, wanted, sizeof wanted);
+    bit_names_text(ATTN_FIELD_INDEX_FORMS, call->kv->index_forms, got, sizeof got);
+    bit_names_text(ATTN_FIELD_INDEX_FORMS, accepted, wanted, sizeof wanted);
     return host_fail(error, ATTN_INVALID_ARGUMENT,
                      "KV group %d has index forms %s: accepted one of %s", index, got, wanted);
 }

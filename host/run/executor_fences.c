@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
-#include "host/base/role.h"
+#include "host/base/operand_roles.h"
 
 enum { FENCE_BYTE = 0xA5 };
 

@@ -10,7 +10,7 @@
 #include "host/embed/embed.h"
 #include "host/plugin/guard.h"
 #include "host/run/requests.h"
-#include "host/select/idle.h"
+#include "host/select/unused_keys.h"
 #include "host/select/open_host.h"
 #include "host/kinds/mla.h"
 #include "host/select/problem.h"
@@ -107,7 +107,7 @@ static void print_choices(const struct session *s)
     const char *none = select_shares_none(s->config, s->model);
     strbuf idle;
     strbuf_init(&idle);
-    idle_tell(&s->host->composer, s->config, s->selection, &idle);
+    unused_keys_list(&s->host->composer, s->config, s->selection, &idle);
     select_print_choices(s->selection, s->params->choices);
     text_wrap_lines(s->params->choices, strbuf_text(&idle));
     if (none)

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
-#include "host/base/role.h"
+#include "host/base/operand_roles.h"
 #include "host/base/round.h"
 #include "host/kinds/kinds.h"
 

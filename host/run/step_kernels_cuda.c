@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "host/base/error.h"
-#include "host/base/role.h"
+#include "host/base/operand_roles.h"
 #include "host/run/kernels/launch.h"
 #include "host/workload/vectors.h"
 #include "host/base/configured.h"

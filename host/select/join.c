@@ -6,7 +6,7 @@
  * keeps layers that are called in the expanded form apart) they stay two units, and each is
  * composed by itself.
  */
-#include "host/select/parts.h"
+#include "host/select/select_private.h"
 
 #include <stdlib.h>
 #include <string.h>

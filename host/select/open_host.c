@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-#include "host/base/beside.h"
+#include "host/base/data_files.h"
 #include "host/base/error.h"
 #include "host/embed/embed.h"
 #include "host/plugin/scan.h"
@@ -111,7 +111,7 @@ static attn_status load_found(attnhost *host, attn_error *error)
     static const char *const places[] = {"plugins/.libs", "../lib/attnhost/plugins",
                                          ATTNHOST_PLUGIN_DIR};
     char folder[PATH_MAX];
-    beside_find(places, sizeof places / sizeof *places, folder);
+    data_file_find(places, sizeof places / sizeof *places, folder);
     return embed_load_found(host, folder, error);
 }
 

@@ -2,14 +2,14 @@
  *
  * print.c: a selection as text and as JSON.
  */
-#include "host/select/told.h"
+#include "host/select/selection_api.h"
 
 #include <stdarg.h>
 #include <string.h>
 
 #include "host/base/dtype.h"
 #include "host/base/json_add.h"
-#include "host/base/set.h"
+#include "host/base/bit_names.h"
 #include "host/base/text.h"
 #include "host/select/platform.h"
 
@@ -478,7 +478,7 @@ static void print_group(const attnhost_selection *told, const attnhost_group *gr
         print_phase(told, group, p, same ? "prefill, decode" : phase_at(group, p)->name, file);
 }
 
-void told_print(const attnhost_selection *told, FILE *file)
+void selection_api_print(const attnhost_selection *told, FILE *file)
 {
     if (told->simulated)
         text_wrap_line(file, 0, 2, "device: %s, simulated: %s", told->device_name, told->simulated);
@@ -539,7 +539,7 @@ static bool add_notes(cJSON *object, uint32_t notes)
     cJSON *list = cJSON_AddArrayToObject(object, "notes");
     bool ok = list != NULL;
     for (uint32_t bit = 0; ok && bit < 32; bit++) {
-        const char *name = set_member_name(ATTN_FIELD_NEED_NOTES, bit);
+        const char *name = bit_names_member(ATTN_FIELD_NEED_NOTES, bit);
         if (name && notes >> bit & 1u)
             ok = json_add_text_item(list, name);
     }
@@ -611,7 +611,7 @@ static cJSON *group_json(const attnhost_selection *told, const attnhost_group *g
     return NULL;
 }
 
-cJSON *told_to_json(const attnhost_selection *told)
+cJSON *selection_api_to_json(const attnhost_selection *told)
 {
     cJSON *object = cJSON_CreateObject();
     cJSON *groups = NULL;

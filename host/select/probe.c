@@ -9,7 +9,7 @@
 
 #include "host/device/device.h"
 #include "host/base/dtype.h"
-#include "host/base/set.h"
+#include "host/base/bit_names.h"
 #include "host/base/text.h"
 #include "host/select/platform.h"
 #include "host/select/select.h"
@@ -262,13 +262,13 @@ static void visit_bits(const struct visit *visit)
     for (uint32_t i = 0; i < ATTN_MODE_COUNT; i++) {
         bounds->modes = ATTN_MODE_BIT(i);
         if (i != ATTN_MODE_IDLE)
-            see(visit, "modes", set_member_name(ATTN_FIELD_MODES, i));
+            see(visit, "modes", bit_names_member(ATTN_FIELD_MODES, i));
     }
     *bounds = before;
     for (uint32_t i = 0; i < ATTN_MASK_COUNT; i++) {
         bounds->mask_kinds = ATTN_MASK_BIT(i);
         bounds->modes = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
-        see(visit, "masks", set_member_name(ATTN_FIELD_MASK_KINDS, i));
+        see(visit, "masks", bit_names_member(ATTN_FIELD_MASK_KINDS, i));
     }
     *bounds = before;
     for (uint32_t i = 0; 1u << i < ATTN_USES_ALL; i++) {
@@ -276,7 +276,7 @@ static void visit_bits(const struct visit *visit)
         bounds->mask_kinds =
             1u << i == ATTN_USES_POSITIONS ? ATTN_MASK_BIT(ATTN_MASK_FULL) : before.mask_kinds;
         bounds->modes = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
-        see(visit, "uses", set_member_name(ATTN_FIELD_USES, i));
+        see(visit, "uses", bit_names_member(ATTN_FIELD_USES, i));
     }
     *bounds = before;
 }

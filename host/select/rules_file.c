@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-#include "host/base/beside.h"
+#include "host/base/data_files.h"
 #include "host/config/ini.h"
 #include "host/base/configured.h"
 
@@ -34,7 +34,7 @@ attn_status rules_create(const struct config *config, struct rules **rules, attn
     char path[PATH_MAX];
     if (config && config->attention.rules)
         return create_from_file(config->attention.rules, rules, error);
-    if (beside_find(places, sizeof places / sizeof *places, path))
+    if (data_file_find(places, sizeof places / sizeof *places, path))
         return create_from_file(path, rules, error);
     return rules_create_text(built_in, sizeof built_in, "selection.ini (built in)", rules, error);
 }

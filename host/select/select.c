@@ -3,9 +3,9 @@
  * select.c: from the candidates of each phase to a backend for each layer group.
  *
  * In three steps for each group: list the candidates of each phase, ask each one about each layout
- * its kind of layer can have (select/ask.c), choose. All answers are kept.
+ * its kind of layer can have (select/candidates.c), choose. All answers are kept.
  */
-#include "host/select/parts.h"
+#include "host/select/select_private.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "host/base/role.h"
+#include "host/base/operand_roles.h"
 #include "host/workload/vectors.h"
 
 /* ---- Shapes ---------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * choose.c: whose batch it is: of the forward kernels, which are the fastest where rows are many,
- * or of plugins/common/cuda/planned, which serves everything, packs the query heads of a KV head
+ * or of plugins/flashinfer_like, which serves everything, packs the query heads of a KV head
  * into one tile, and shares out the keys of few tiles among all multiprocessors.
  *
  * A problem tells what the forward kernels can serve at all. Of a batch, or of a graph's bounds,
@@ -16,8 +16,8 @@ enum {
     TURN_BEGINS =
         24000, /* turning values, and bytes of them that are read and written in a cycle */
     TURNED_IN_A_CYCLE = 2000,
-    WIDENING = 30000,          /* what the library's kernels need of codes, and */
-    PLANNED_CODES_EIGHTHS = 11 /* theirs, for those of 16 bits that are done in eight */
+    WIDENING = 30000,     /* what the library's kernels need of codes, and */
+    FI_CODES_EIGHTHS = 11 /* theirs, for those of 16 bits that are done in eight */
 };
 
 /* Of a tile. */
@@ -90,7 +90,7 @@ static int is_sooner(const cuda_group *group, const fa3_tile *tile, const cuda_e
     int64_t bytes = 2 * extent->seqs * keys * group->kv_heads * group->v_dim;
     return tiles_cycles(group, tile, &cost_of_codes, extent, keys, sms) + TURN_BEGINS +
                bytes / TURNED_IN_A_CYCLE <=
-           planned * PLANNED_CODES_EIGHTHS / 8 + WIDENING;
+           planned * FI_CODES_EIGHTHS / 8 + WIDENING;
 }
 
 /* Can the forward kernels serve the batch? */

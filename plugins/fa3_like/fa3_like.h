@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * fa3_like.h: the plugin's own declarations. Batches that its forward kernels are not the fastest
- * for, or cannot serve, are those of plugins/common/cuda/planned, which every instance and all
+ * for, or cannot serve, are those of plugins/flashinfer_like, which every instance and all
  * metadata here begin with; choose.c tells which are which.
  *
  *   plugin.c         tables
@@ -20,7 +20,7 @@
 
 #include "attn_plugin.h"
 #include "attn_plugin_util.h"
-#include "plugins/common/cuda/planned/planned.h"
+#include "plugins/flashinfer_like/flashinfer_like.h"
 #include "plugins/fa3_like/kernels/batch.h"
 #include "plugins/fa3_like/kernels/params.h"
 #include "plugins/fa3_like/kernels/shapes.h"

@@ -2,7 +2,7 @@
  *
  * plugin.c: flashinfer_like: what it is called, and the one exported function.
  */
-#include "plugins/common/cuda/planned/planned.h"
+#include "plugins/flashinfer_like/flashinfer_like.h"
 
 #include "plugins/common/plugin_entry.h"
 

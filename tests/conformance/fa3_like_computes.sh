@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # fa3_like_computes.sh: a sample of the suite on the fake driver, where host functions stand in for
-# fa3_like's kernels and for those of plugins/common/cuda/planned: what is planned and launched, by what
+# fa3_like's kernels and for those of plugins/flashinfer_like: what is planned and launched, by what
 # comes of it. Whatever can be cut into tiles is, as few of these batches are so large that they would be
 # of themselves. Without nvcc there is nothing to stand in for.
 ATTNHOST_LIBCUDA=$ATTNHOST_TEST_FIXTURE_DIR/fake_fa3_kernels.so ATTNHOST_FAKE_KERNELS=fa3_like

@@ -39,9 +39,13 @@ room_facts()
             print ($3 == "U" || $3 == "w" ? "needs " : "defines ") path " " $2 }'
 }
 
-# plugin_facts TREE
+# plugin_facts TREE: also "links ONE OTHER" where ONE's fragment says so.
 plugin_facts()
 {
+    (cd "$1" && for fragment in plugins/*/Makefile.am.inc; do
+        plugin=${fragment#plugins/}
+        test ! -f "$fragment" || sed -n "s,^# Links the library of:,links ${plugin%/*},p" "$fragment"
+    done)
     for under in plugins include; do
         sources_of "$1" "$under" | sed 's/^/source /'
     done

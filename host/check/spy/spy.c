@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "host/base/beside.h"
+#include "host/base/data_files.h"
 #include "host/base/error.h"
 #include "host/base/configured.h"
 
@@ -122,7 +122,7 @@ static attn_status open_spy(const char *file, void **library, attn_error *error)
                                          "../lib/attnhost/spy/libcuda.so.1", ATTNHOST_SPY_FILE};
     char found[PATH_MAX];
     if (!file) {
-        beside_find(places, sizeof places / sizeof *places, found);
+        data_file_find(places, sizeof places / sizeof *places, found);
         file = found;
     }
     *library = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);

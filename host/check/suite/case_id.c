@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "host/check/groups/groups.h"
+#include "host/check/suite/groups.h"
 #include "host/base/mix.h"
 #include "host/base/text.h"
 

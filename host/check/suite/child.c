@@ -250,10 +250,10 @@ static void answer_quit(struct check_child *child, cJSON *answer)
 
 /* ---- The child ------------------------------------------------------------------------------- */
 
-static void add_changes(cJSON *answer, char changes[AMBIENT_KINDS][256])
+static void add_changes(cJSON *answer, char changes[PROCESS_STATE_KINDS][256])
 {
     cJSON *list = cJSON_AddArrayToObject(answer, "changes");
-    for (int kind = 0; kind < AMBIENT_KINDS; kind++)
+    for (int kind = 0; kind < PROCESS_STATE_KINDS; kind++)
         cJSON_AddItemToArray(list, cJSON_CreateString(changes[kind]));
 }
 
@@ -277,11 +277,11 @@ static void answer_any(struct check_child *child, const cJSON *question, cJSON *
 /* What the plugin printed is out before the answer is. */
 cJSON *check_child_answer(struct check_child *child, const cJSON *question)
 {
-    char changes[AMBIENT_KINDS][256];
+    char changes[PROCESS_STATE_KINDS][256];
     cJSON *answer = cJSON_CreateObject();
-    ambient_take(&child->before);
+    process_state_take(&child->before);
     answer_any(child, question, answer);
-    ambient_restore(&child->before, changes);
+    process_state_restore(&child->before, changes);
     fflush(stdout);
     fflush(stderr);
     add_changes(answer, changes);

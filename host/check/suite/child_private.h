@@ -5,10 +5,10 @@
 #ifndef HOST_CHECK_SUITE_CHILD_PRIVATE_H
 #define HOST_CHECK_SUITE_CHILD_PRIVATE_H
 
-#include "host/base/ambient.h"
+#include "host/plugin/process_state.h"
 #include "host/check/cases/translator.h"
 #include "host/check/check.h"
-#include "host/check/groups/process.h"
+#include "host/check/cases/process_resources.h"
 #include "host/check/suite/child.h"
 #include "host/base/error.h"
 
@@ -31,13 +31,13 @@ struct check_child {
     const struct check_params *params;
     struct check_trail *trail;
     attnhost *host;
-    struct process_state unloaded, loaded; /* before the plugin was loaded, and after */
-    uint32_t plugin;                       /* its index, once it is open */
-    char *file;                            /* absolute */
+    struct process_resources unloaded, loaded; /* before the plugin was loaded, and after */
+    uint32_t plugin;                           /* its index, once it is open */
+    char *file;                                /* absolute */
     struct child_subject *subjects;
     uint32_t num_subjects;
     struct check_subject file_view; /* for checks about the file */
-    struct ambient before;          /* the question that is being answered */
+    struct process_state before;    /* the question that is being answered */
 };
 
 /* Load the plugin and those of --with, define the backends with their options. */

@@ -304,7 +304,7 @@ static attn_status open_device(struct check_child *child, struct child_subject *
                          choose ? &subject->missing.base : error);
     if (status == ATTN_OK)
         subject->device = cuda;
-    ambient_take(&child->before); /* what the driver changes is not the plugin's doing */
+    process_state_take(&child->before); /* what the driver changes is not the plugin's doing */
     return choose ? ATTN_OK : status;
 }
 

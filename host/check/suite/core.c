@@ -2,7 +2,7 @@
  *
  * core.c: checks that no case answers but the suite, from what it saw meanwhile.
  */
-#include "host/check/groups/groups.h"
+#include "host/check/suite/groups.h"
 
 const struct check check_core[CORE_COUNT] = {
     [CORE_OPENS] = {.rule = "LOAD-02",

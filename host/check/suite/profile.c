@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "host/base/beside.h"
-#include "host/check/groups/groups.h"
+#include "host/base/data_files.h"
+#include "host/check/suite/groups.h"
 #include "host/check/suite/lines.h"
 #include "host/base/error.h"
 #include "host/base/text.h"
@@ -47,7 +47,7 @@ static bool find(const char *name, char path[PATH_MAX])
     const char *const places[] = {beside, installed};
     snprintf(beside, sizeof beside, "../share/attnhost/profiles/%.64s.txt", name);
     snprintf(installed, sizeof installed, ATTNHOST_PROFILE_DIR "/%.64s.txt", name);
-    return beside_find(places, 2, path);
+    return data_file_find(places, 2, path);
 }
 
 static const struct built_in *find_built_in(const char *name)

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "host/base/beside.h"
+#include "host/base/data_files.h"
 #include "host/base/configured.h"
 
 extern char **environ;
@@ -40,7 +40,7 @@ static bool find_watch(char path[PATH_MAX])
     static const char *const places[] = {".libs/attnhost_watch.so",
                                          "../lib/attnhost/attnhost_watch.so",
                                          ATTNHOST_PKGLIB_DIR "/attnhost_watch.so"};
-    return beside_find(places, sizeof places / sizeof *places, path);
+    return data_file_find(places, sizeof places / sizeof *places, path);
 #endif
 }
 

@@ -7,7 +7,7 @@
 
 #include <nettle/sha2.h>
 
-#include "host/check/groups/groups.h"
+#include "host/check/suite/groups.h"
 #include "host/base/progress.h"
 #include "host/check/suite/outcome.h"
 #include "host/check/suite/replay.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * ptx.cuh: the instructions of Hopper (sm_90a) that CUDA C has no name for, and the older ones that
- * go with them; planned/kernels/mma.cuh and triton_like/kernels/common.cuh have those of Ampere.
+ * go with them; flashinfer_like/kernels/mma.cuh and triton_like/kernels/common.cuh have those of Ampere.
  * Each wrapper names the section of the PTX ISA (version 9.0) that defines it. Device code alone,
  * no header of the host: NVRTC can read it, too.
  *

@@ -179,7 +179,7 @@ static void expect_kernel(const fi_kernel *kernel, const char *type_name, const 
 {
     const char *top = getenv("ATTNHOST_TEST_SRCDIR");
     char path[4096], text[4096] = "";
-    snprintf(path, sizeof path, "%s/plugins/common/cuda/planned/kernels/%s_%s.cu", top ? top : ".",
+    snprintf(path, sizeof path, "%s/plugins/flashinfer_like/kernels/%s_%s.cu", top ? top : ".",
              kernel->name + strlen("fi_"), type_name);
     FILE *file = fopen(path, "r");
     ck_assert_msg(file != NULL, "%s", path);

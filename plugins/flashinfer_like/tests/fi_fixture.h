@@ -7,7 +7,7 @@
 #ifndef FI_FIXTURE_H
 #define FI_FIXTURE_H
 
-#include "plugins/common/cuda/planned/planned.h"
+#include "plugins/flashinfer_like/flashinfer_like.h"
 
 enum { TEST_SMS = 20, TEST_Q_HEADS = 8, TEST_KV_HEADS = 2, TEST_DIM = 128, TEST_LAYER = 3 };
 enum { TEST_PAGE = 48, TEST_PAGES = 100, TEST_ROWS = 700, TEST_MAX_LAUNCHES = 8 };

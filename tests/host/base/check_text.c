@@ -11,7 +11,7 @@
 #include "host/base/text.h"
 
 #include "attn_batch.h"
-#include "host/base/role.h"
+#include "host/base/operand_roles.h"
 #include "tests/tools/test_main.h"
 
 START_TEST(int64_takes_the_whole_range_and_nothing_more)

@@ -14,9 +14,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "host/base/ambient.h"
-#include "host/check/groups/elf_file.h"
-#include "host/check/groups/groups.h"
+#include "host/plugin/process_state.h"
+#include "host/check/contract/elf_file.h"
+#include "host/check/suite/groups.h"
 #include "host/check/suite/profile.h"
 #include "host/check/suite/replay.h"
 #include "host/check/suite/result.h"
@@ -194,11 +194,11 @@ static void nothing(int number)
 
 START_TEST(surroundings)
 {
-    char changes[AMBIENT_KINDS][256];
-    struct ambient before, after;
-    ambient_take(&before);
-    ambient_restore(&before, changes);
-    for (int kind = 0; kind < AMBIENT_KINDS; kind++)
+    char changes[PROCESS_STATE_KINDS][256];
+    struct process_state before, after;
+    process_state_take(&before);
+    process_state_restore(&before, changes);
+    for (int kind = 0; kind < PROCESS_STATE_KINDS; kind++)
         ck_assert_str_eq(changes[kind], "");
     fesetround(FE_DOWNWARD);
     ck_assert_int_eq(chdir("/"), 0);
@@ -210,15 +210,15 @@ START_TEST(surroundings)
     sigprocmask(SIG_BLOCK, &set, NULL);
     locale_t own = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     uselocale(own);
-    ambient_restore(&before, changes);
-    ck_assert_ptr_nonnull(strstr(changes[AMBIENT_FPU], "downward"));
-    ck_assert_ptr_nonnull(strstr(changes[AMBIENT_LOCALE], "uselocale"));
-    ck_assert_ptr_nonnull(strstr(changes[AMBIENT_SIGNALS], "handler"));
-    ck_assert_ptr_nonnull(strstr(changes[AMBIENT_CWD], "umask is 123"));
+    process_state_restore(&before, changes);
+    ck_assert_ptr_nonnull(strstr(changes[PROCESS_STATE_FPU], "downward"));
+    ck_assert_ptr_nonnull(strstr(changes[PROCESS_STATE_LOCALE], "uselocale"));
+    ck_assert_ptr_nonnull(strstr(changes[PROCESS_STATE_SIGNALS], "handler"));
+    ck_assert_ptr_nonnull(strstr(changes[PROCESS_STATE_CWD], "umask is 123"));
     freelocale(own);
-    ambient_take(&after);
-    ambient_restore(&before, changes);
-    for (int kind = 0; kind < AMBIENT_KINDS; kind++)
+    process_state_take(&after);
+    process_state_restore(&before, changes);
+    for (int kind = 0; kind < PROCESS_STATE_KINDS; kind++)
         ck_assert_str_eq(changes[kind], "");
     ck_assert_int_eq(fegetround(), FE_TONEAREST);
     ck_assert_str_eq(after.directory, before.directory);
@@ -229,17 +229,17 @@ END_TEST
 /* Denormals as zero is no matter of rounding. */
 START_TEST(denormals)
 {
-    char changes[AMBIENT_KINDS][256];
-    struct ambient before;
-    ambient_take(&before);
+    char changes[PROCESS_STATE_KINDS][256];
+    struct process_state before;
+    process_state_take(&before);
     uint32_t control;
     __asm__ volatile("stmxcsr %0" : "=m"(control));
     control |= 1u << 6;
     __asm__ volatile("ldmxcsr %0" : : "m"(control));
-    ambient_restore(&before, changes);
-    ck_assert_ptr_nonnull(strstr(changes[AMBIENT_FPU], "control word"));
-    ambient_restore(&before, changes);
-    ck_assert_str_eq(changes[AMBIENT_FPU], "");
+    process_state_restore(&before, changes);
+    ck_assert_ptr_nonnull(strstr(changes[PROCESS_STATE_FPU], "control word"));
+    process_state_restore(&before, changes);
+    ck_assert_str_eq(changes[PROCESS_STATE_FPU], "");
 }
 END_TEST
 #endif

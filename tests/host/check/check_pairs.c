@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "host/check/groups/tally.h"
+#include "host/check/cases/tally.h"
 #include "host/embed/embed.h"
 #include "host/base/error.h"
 #include "tests/host/check/pairs_case.h"

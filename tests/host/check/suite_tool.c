@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "host/check/groups/groups.h"
+#include "host/check/suite/groups.h"
 #include "host/cmd/commands.h"
 #include "host/base/error.h"
 #include "host/select/probe.h"

@@ -5,7 +5,7 @@
  */
 #include "tests/host/embed/batch_fixture.h"
 
-#include "host/base/role.h"
+#include "host/base/operand_roles.h"
 
 /* ---- Batches --------------------------------------------------------------------------------- */
 

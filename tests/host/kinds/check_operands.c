@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
-#include "host/base/role.h"
+#include "host/base/operand_roles.h"
 #include "host/kinds/kinds.h"
 #include "host/model/model.h"
 #include "tests/tools/test_main.h"

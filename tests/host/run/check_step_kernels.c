@@ -4,7 +4,7 @@
  * ones, on the fake driver, against the processor. tests/host/run/device_step_kernels.c does the
  * latter on a GPU.
  */
-#include "host/base/role.h"
+#include "host/base/operand_roles.h"
 #include "host/device/cuda_driver.h"
 #include "host/run/kernels/launch.h"
 #include "host/reference/reference.h"

@@ -14,7 +14,7 @@
 #include "host/embed/embed.h"
 #include "host/base/error.h"
 #include "host/select/platform.h"
-#include "host/select/told.h"
+#include "host/select/selection_api.h"
 #include "tests/tools/fake_cuda_test.h"
 #include "tests/tools/test_main.h"
 
@@ -103,8 +103,9 @@ static void choose(struct scene *scene, const char *model, const char *platform)
 static const attnhost_selection *tell(struct scene *scene)
 {
     const attnhost_selection *told = NULL;
-    attn_status status = told_create(scene->host, scene->config, scene->selection, scene->status,
-                                     host_error_text(&scene->error), &told, &scene->error.base);
+    attn_status status =
+        selection_api_create(scene->host, scene->config, scene->selection, scene->status,
+                             host_error_text(&scene->error), &told, &scene->error.base);
     ck_assert_int_eq(status, ATTN_OK);
     return told;
 }
@@ -350,7 +351,7 @@ START_TEST(every_rejection_has_code_got_and_accepted)
             choose(&scene, models[m], platforms[p]);
             snprintf(where, sizeof where, "%s on %s", models[m], platforms[p]);
             const attnhost_selection *told = tell(&scene);
-            cJSON *json = told_to_json(told);
+            cJSON *json = selection_api_to_json(told);
             cJSON_ArrayForEach(group, cJSON_GetObjectItem(json, "groups"))
                 cJSON_ArrayForEach(phase, cJSON_GetObjectItem(group, "phases")) seen +=
                 check_candidates(phase, where);
@@ -378,7 +379,7 @@ static char *explain_all(const char *model)
         choose(&scene, model, platforms[p]);
         fprintf(file, "%s==== %s on %s ====\n", p ? "\n" : "", model, platforms[p]);
         const attnhost_selection *told = tell(&scene);
-        told_print(told, file);
+        selection_api_print(told, file);
         attnhost_selection_destroy(told);
         tear_down(&scene);
     }
@@ -447,10 +448,10 @@ static double expect_memory(const char *platform, const char *most, int has_memo
                               has_memory ? chosen->verdict->device_bytes : 0);
     }
     FILE *file = open_memstream(&text, &size);
-    told_print(told, file);
+    selection_api_print(told, file);
     fclose(file);
     ck_assert_int_eq(strstr(text, "\n  device memory: at most ") != NULL, has_memory);
-    cJSON *json = told_to_json(told);
+    cJSON *json = selection_api_to_json(told);
     const cJSON *first = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "groups"), 0);
     double bytes = cJSON_GetObjectItem(first, "device_bytes")->valuedouble;
     ck_assert_double_eq(bytes, (double)group->device_bytes);

@@ -11,7 +11,7 @@
 #include "host/base/error.h"
 #include "host/select/platform.h"
 #include "host/select/problem.h"
-#include "host/select/told.h"
+#include "host/select/selection_api.h"
 #include "tests/tools/test_main.h"
 
 /* ---- One selection --------------------------------------------------------------------------- */
@@ -471,10 +471,10 @@ START_TEST(json_tells_all)
     begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 192\n"
                   "[platform]\nsimulate = sm90\n");
     const attnhost_selection *told = NULL;
-    ck_assert_int_eq(told_create(scene.host, scene.config, scene.selection, scene.status, "", &told,
-                                 &scene.error.base),
+    ck_assert_int_eq(selection_api_create(scene.host, scene.config, scene.selection, scene.status,
+                                          "", &told, &scene.error.base),
                      ATTN_OK);
-    cJSON *json = told_to_json(told);
+    cJSON *json = selection_api_to_json(told);
     char *text = cJSON_PrintUnformatted(json);
     ck_assert_ptr_nonnull(strstr(text, "\"code\":\"HEAD_DIM\""));
     ck_assert_ptr_nonnull(strstr(text, "\"accepted\":\"64, 128\""));
@@ -485,7 +485,7 @@ START_TEST(json_tells_all)
     char *printed = NULL;
     size_t size = 0;
     FILE *file = open_memstream(&printed, &size);
-    told_print(told, file);
+    selection_api_print(told, file);
     attnhost_selection_destroy(told);
     select_print_choices(scene.selection, file);
     fclose(file);
@@ -503,13 +503,13 @@ static char *say_all(struct scene *scene)
     const attnhost_selection *told = NULL;
     char *text = NULL;
     size_t size = 0;
-    ck_assert_int_eq(told_create(scene->host, scene->config, scene->selection, scene->status, "",
-                                 &told, &scene->error.base),
+    ck_assert_int_eq(selection_api_create(scene->host, scene->config, scene->selection,
+                                          scene->status, "", &told, &scene->error.base),
                      ATTN_OK);
     FILE *file = open_memstream(&text, &size);
-    cJSON *json = told_to_json(told);
+    cJSON *json = selection_api_to_json(told);
     char *printed = cJSON_PrintUnformatted(json);
-    told_print(told, file);
+    selection_api_print(told, file);
     select_print_choices(scene->selection, file);
     fputs(printed, file);
     fclose(file);

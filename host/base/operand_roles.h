@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * operand_roles.h: what operands are called in texts, and their dtypes.
+ */
+#ifndef HOST_BASE_OPERAND_ROLES_H
+#define HOST_BASE_OPERAND_ROLES_H
+
+#include "attn_problem.h"
+
+/* "q", "c_kv" ... of an ATTN_ROLE_*; "?" for anything else. Static. */
+const char *role_name(uint32_t role);
+
+/* The dtype that an operand of this role has in calls for the problem's group; ATTN_DTYPE_NONE
+ * where it has no use there. `whose` gets what says so, "the problem's q_dtype" ...; static; may be
+ * NULL.
+ */
+attn_dtype role_dtype(const attn_problem *problem, uint32_t role, const char **whose);
+
+/* The role's column of ATTN_ROLE_MAP: ATTN_DTYPE_OF_*; ATTN_DTYPE_OF_COUNT for an unknown role. */
+uint32_t role_dtype_of(uint32_t role);
+
+#endif /* HOST_BASE_OPERAND_ROLES_H */

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/check/cases/refusal.h"
+
+#include <string.h>
+
+#include "host/base/text.h"
+
+static bool is_utf8(const char *text)
+{
+    while (*text && text_utf8_length(text))
+        text += text_utf8_length(text);
+    return !*text;
+}
+
+bool refusal_is_told(struct check_run *run, attn_status status, const host_error *error,
+                     const char *what)
+{
+    const char *text = host_error_text(error);
+    if (status == ATTN_OK)
+        check_fail(run, "%s: succeeded; accepted: a failure", what);
+    else if (status < 0 || status >= ATTN_STATUS_COUNT)
+        check_fail(run, "%s: status %d: accepted 0..%d", what, status, ATTN_STATUS_COUNT - 1);
+    else if (error->base.code != status)
+        check_fail(run, "%s: error.code is %d: accepted %d, what was returned (%s)", what,
+                   error->base.code, status, text);
+    else if (!*text)
+        check_fail(run, "%s: %s without a message", what, host_status_name(status));
+    else if (!is_utf8(text))
+        check_fail(run, "%s: the message is not UTF-8", what);
+    else
+        return true;
+    return false;
+}
+
+bool refusal_is(struct check_run *run, attn_status status, attn_status wanted,
+                const host_error *error, const char *what)
+{
+    bool by_child = status == ATTN_CHILD_FAILED && run->subject->type &&
+                    run->subject->type->flags & ATTN_BACKEND_COMPOSITE;
+    if (status != wanted && !by_child) {
+        check_fail(run, "%s: %s (%s): accepted %s", what, host_status_name(status),
+                   host_error_text(error), host_status_name(wanted));
+        return false;
+    }
+    return refusal_is_told(run, status, error, what);
+}
+
+bool refusal_names(const host_error *error, const char *const *words)
+{
+    for (; *words; words++)
+        if (strstr(host_error_text(error), *words))
+            return true;
+    return false;
+}

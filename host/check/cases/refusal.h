@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * refusal.h: what is common to all calls that must fail: a status of ATTN_STATUS_MAP, the one that
+ * is wanted, the same in the error, and words.
+ */
+#ifndef HOST_CHECK_CASES_REFUSAL_H
+#define HOST_CHECK_CASES_REFUSAL_H
+
+#include "host/check/check.h"
+#include "host/base/error.h"
+
+/* Did a call fail with this status, and did it say why? Else the case fails; `what` is the call. Of
+ * a composite CHILD_FAILED will do, too: it is a child that found out. */
+bool refusal_is(struct check_run *run, attn_status status, attn_status wanted,
+                const host_error *error, const char *what);
+
+/* The same without a wanted one: any failure will do. */
+bool refusal_is_told(struct check_run *run, attn_status status, const host_error *error,
+                     const char *what);
+
+/* Does the message name one of these words (ended by NULL)? */
+bool refusal_names(const host_error *error, const char *const *words);
+
+#endif /* HOST_CHECK_CASES_REFUSAL_H */

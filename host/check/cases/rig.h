@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rig.h: the plainest whole use of a backend, step by step and through its raw tables, for checks
+ * of the contract: each step can be left out, done twice, or done with something else.
+ *
+ *   question   two layer groups that the backend accepts, found by asking
+ *   batches    a few small batches within its bounds, drawn from a seed
+ *   arena      operands and caches of all layers, with red zones, in one piece of the device's
+ * memory memory     regions for a metadata, exactly as large and as aligned as asked for result the
+ * arena after a run
+ *
+ * What a result should be is not known here: it is compared with that of another run. Whether it is
+ * attention is what forward_case.h judges.
+ */
+#ifndef HOST_CHECK_CASES_RIG_H
+#define HOST_CHECK_CASES_RIG_H
+
+#include "host/check/check.h"
+#include "host/base/error.h"
+
+enum {
+    RIG_GROUPS = 2,
+    RIG_LAYERS = 3, /* two of the first group, one of the second */
+    RIG_BATCHES = 3,
+    RIG_SEQS = 4, /* bounds */
+    RIG_TOKENS = 24,
+    RIG_Q_LEN = 12,
+    RIG_KV_LEN = 48,
+    RIG_RED = 0xA5,   /* what red zones hold */
+    RIG_RED_ZONE = 64 /* bytes */
+};
+
+/* Two layer groups, equal but for their layers and KV groups: of softmax layers or, where a backend
+ * serves none, of linear ones, whose gates are given computed and which have no convolution. */
+struct rig_question {
+    attn_linear_dims linear; /* of a linear question */
+    attn_layer layers[RIG_LAYERS];
+    attn_layer_group groups[RIG_GROUPS];
+    attn_bounds bounds;
+    attn_problem problems[RIG_GROUPS];
+};
+
+/* Arrays of a batch, in one piece. */
+struct rig_arrays {
+    struct {
+        int64_t out_cache_loc[RIG_TOKENS];
+        int32_t req_to_token[(RIG_SEQS + 1) * RIG_KV_LEN];
+        int32_t block_table[RIG_SEQS * RIG_KV_LEN];
+        int32_t kv_indptr[RIG_SEQS + 1];
+        int32_t kv_indices[RIG_SEQS * RIG_KV_LEN];
+        int32_t last_page_len[RIG_SEQS];
+    } kv[RIG_GROUPS];
+    int32_t seq_lens[RIG_SEQS];
+    int32_t prefix_lens[RIG_SEQS];
+    int32_t q_indptr[RIG_SEQS + 1];
+    int32_t requests[RIG_SEQS];
+    struct {
+        int32_t slot[RIG_SEQS];
+        int32_t dst_slot[RIG_SEQS];
+        int32_t has_initial[RIG_SEQS];
+    } state[RIG_GROUPS];
+};
+
+struct rig_batch {
+    attn_batch batch;
+    attn_kv_batch kv[RIG_GROUPS];
+    attn_state_batch states[RIG_GROUPS];
+    struct rig_arrays *host;   /* what host pointers point to */
+    struct rig_arrays *device; /* what device pointers point to */
+};
+
+/* Operands of a layer; of a linear one mixed_qkv, a, b, out, the state, and none. */
+enum rig_part { RIG_Q, RIG_K, RIG_V, RIG_OUT, RIG_K_CACHE, RIG_V_CACHE, RIG_PARTS };
+
+struct rig_layer {
+    attn_tensor tensors[RIG_PARTS];
+    uint64_t offsets[RIG_PARTS]; /* in the arena */
+    uint64_t bytes[RIG_PARTS];
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+    attn_forward_args args;
+};
+
+/* Initialised in place and never copied. */
+struct rig {
+    const struct check_subject *subject;
+    const struct device *device;
+    const attn_backend_ops *ops;
+    struct rig_question question;
+    attn_verdict verdict; /* on the first group */
+    attn_stream stream;
+    uint32_t index_forms; /* of the instances made here; which the batches have */
+    struct rig_batch batches[RIG_BATCHES];
+    int num_batches; /* 1..RIG_BATCHES */
+    struct rig_layer layers[RIG_LAYERS];
+    uint64_t arena_bytes;
+    char *image; /* of the arena before a run */
+    void *arena; /* on the device */
+
+    /* What calls are given. They point to what is above, or to what a check has put there. */
+    const attn_backend_type *type;
+    const attn_options *options;
+    const attn_services *services;
+    const attn_problem *problems;
+    const attn_bounds *bounds;
+    const attn_batch *given_batches[RIG_BATCHES];
+    const attn_forward_args *given_args[RIG_LAYERS];
+    attn_error *given_error; /* emptied before each call */
+    host_error error;        /* what given_error points to at first */
+};
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+/* Find a question, make batches and arena. false: the case has been skipped, with what query says
+ * to the plain question, or has failed; there is nothing to close then. */
+bool rig_open(struct rig *rig, struct check_run *run, uint64_t seed);
+
+/* The same with a question that child number `child` of the subject accepts by itself too, where
+ * there is one. */
+bool rig_open_for_child(struct rig *rig, struct check_run *run, uint64_t seed, uint32_t child);
+
+void rig_close(struct rig *rig);
+
+/* The question of a subject whose memory is of no interest. false and all reasons in `why`. */
+bool rig_find(struct rig_question *question, const struct check_subject *subject, char *why,
+              size_t size);
+
+/* Is it about linear layers? */
+bool rig_is_linear(const struct rig_question *question);
+
+/* Give a problem a layout of the KV cache, or of the state, that there is not. */
+void rig_spoil_layout(attn_problem *problem);
+
+/* The operands that a forward needs: roles[RIG_PARTS]; how many. */
+int rig_needed_roles(const struct rig_question *question, uint32_t *roles);
+
+/* Does query accept it? */
+bool rig_accepts(const struct check_subject *subject, const attn_problem *problem);
+
+/* For checks whose cases are batches of other seeds. */
+int32_t rig_count_seeds(const struct check_subject *subject);
+
+/* ---- Calls, as a host makes them ------------------------------------------------------------- */
+
+attn_status rig_create(struct rig *rig, attn_instance **instance);
+
+/* As a host prepares what it created (LIFE-10); good where there is nothing to prepare. */
+attn_status rig_prepare(struct rig *rig, attn_instance *instance);
+void rig_destroy(struct rig *rig, attn_instance *instance);
+
+/* rig_create() that has to succeed. false: the case has failed, or was skipped if a dependency is
+ * missing. */
+bool rig_create_for(struct rig *rig, struct check_run *run, attn_instance **instance);
+
+/* Regions of a metadata; each between red zones, aligned no better than asked for; ZEROED ones
+ * zero, the others poison. */
+struct rig_memory {
+    const struct rig *rig;
+    attn_memory_size size;
+    attn_memory memory;
+    void *blocks[ATTN_REGION_COUNT];
+};
+
+attn_status rig_metadata_size(struct rig *rig, attn_instance *instance, attn_memory_size *size);
+
+/* `extra` bytes more than `size` says. OUT_OF_HOST_MEMORY. */
+attn_status rig_memory_init(struct rig_memory *memory, struct rig *rig,
+                            const attn_memory_size *size, uint64_t extra);
+void rig_memory_finish(struct rig_memory *memory);
+
+/* Fill the regions of a use with a byte. */
+void rig_memory_fill(struct rig_memory *memory, uint32_t use, int byte);
+
+/* The first region whose red zones are damaged, or ATTN_REGION_COUNT. */
+uint32_t rig_memory_damage(struct rig_memory *memory);
+
+attn_status rig_metadata_create(struct rig *rig, attn_instance *instance,
+                                const struct rig_memory *memory, attn_metadata **metadata);
+
+attn_status rig_plan(struct rig *rig, attn_metadata *metadata, int batch);
+attn_status rig_forward(struct rig *rig, attn_metadata *metadata, int batch, int layer);
+
+/* An instance with metadata. */
+struct rig_session {
+    attn_instance *instance;
+    struct rig_memory memory;
+    attn_metadata *metadata;
+};
+
+/* On failure the case has failed, or was skipped if a dependency is missing; nothing is left. */
+bool rig_session_open(struct rig_session *session, struct rig *rig, struct check_run *run);
+
+/* The same for what needs no forward: where prepare() finds no compiler or kernels, memory and
+ * plans may still be looked at. */
+bool rig_session_open_without(struct rig_session *session, struct rig *rig, struct check_run *run);
+
+void rig_session_close(struct rig_session *session, struct rig *rig);
+
+/* ---- Results --------------------------------------------------------------------------------- */
+
+/* Bring the arena to what it was at first. */
+attn_status rig_reset(struct rig *rig);
+
+/* The arena as it is now, when the stream's work is done. The caller frees it; NULL: it failed. */
+char *rig_result(struct rig *rig);
+
+/* From rig_reset() to rig_result() with a batch. NULL: the case has failed. */
+char *rig_run(struct rig *rig, struct check_run *run, attn_metadata *metadata, int batch);
+
+/* A whole life, from create to destroy, with every batch. On success results[] has num_batches
+ * results, which the caller frees; false: the case has failed or was skipped, nothing is there. */
+bool rig_life(struct rig *rig, struct check_run *run, char *results[RIG_BATCHES]);
+void rig_free(char *results[RIG_BATCHES]);
+
+/* Are two results of one batch the same: to the bit if the backend says that it is deterministic,
+ * else outputs within a hundredth of the largest one? NULL, or what differs. */
+const char *rig_difference(const struct rig *rig, const char *a, const char *b);
+
+/* Has anything changed in a result but the outputs and the slots of this batch? NULL, or what. */
+const char *rig_trespass(const struct rig *rig, int batch, const char *result);
+
+/* ATTN_OK, or the case fails with the rig's message. */
+bool rig_good(struct rig *rig, struct check_run *run, attn_status status, const char *what);
+
+/* "extend", "decode" ... */
+const char *rig_batch_name(const struct rig *rig, int batch);
+
+#endif /* HOST_CHECK_CASES_RIG_H */

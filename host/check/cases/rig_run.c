@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rig_run.c: calls and their results.
+ */
+#include "host/check/cases/rig.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/base/dtype.h"
+
+/* ---- Instance and memory --------------------------------------------------------------------- */
+
+void rig_destroy(struct rig *rig, attn_instance *instance)
+{
+    rig->ops->destroy(instance);
+}
+
+attn_status rig_metadata_size(struct rig *rig, attn_instance *instance, attn_memory_size *size)
+{
+    *size = (attn_memory_size){.struct_size = sizeof *size};
+    host_error_init(&rig->error);
+    return rig->ops->metadata_size(instance, ATTN_METADATA_EAGER, rig->bounds, size,
+                                   rig->given_error);
+}
+
+static uint64_t alignment_of(const attn_memory_size *size, uint32_t region)
+{
+    return size->alignment[region] ? size->alignment[region] : 1;
+}
+
+/* Bytes before a region in its block: a red zone, and an alignment no better than asked for. */
+static uint64_t lead_of(const attn_memory_size *size, uint32_t region)
+{
+    uint64_t alignment = alignment_of(size, region), lead = alignment;
+    while (lead < RIG_RED_ZONE)
+        lead += 2 * alignment;
+    return lead;
+}
+
+static attn_status fill(const struct rig *rig, void *memory, int byte, uint64_t size)
+{
+    return device_fill(rig->device, memory, byte, size, rig->stream, NULL);
+}
+
+static attn_status make_region(struct rig_memory *memory, uint32_t region, uint64_t bytes)
+{
+    const struct rig *rig = memory->rig;
+    uint32_t use = region % ATTN_USE_COUNT, space = region / ATTN_USE_COUNT;
+    uint64_t lead = lead_of(&memory->size, region);
+    uint64_t block = lead + bytes + RIG_RED_ZONE;
+    char *made =
+        device_allocate(rig->device, space, block, 2 * alignment_of(&memory->size, region));
+    if (!made)
+        return ATTN_OUT_OF_HOST_MEMORY;
+    memory->blocks[region] = made;
+    memory->memory.base[region] = made + lead;
+    memory->memory.size[region] = bytes;
+    attn_status status = fill(rig, made, RIG_RED, block);
+    if (status == ATTN_OK)
+        status = fill(rig, made + lead, use == ATTN_USE_ZEROED ? 0 : 0xFF, bytes);
+    return status;
+}
+
+attn_status rig_memory_init(struct rig_memory *memory, struct rig *rig,
+                            const attn_memory_size *size, uint64_t extra)
+{
+    attn_status status = ATTN_OK;
+    *memory = (struct rig_memory){
+        .rig = rig, .size = *size, .memory = {.struct_size = sizeof memory->memory}};
+    memory->size.struct_size = sizeof memory->size;
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT && status == ATTN_OK; r++)
+        if (size->size[r] > 0)
+            status = make_region(memory, r, size->size[r] + extra);
+    if (status == ATTN_OK)
+        return device_synchronize(rig->device, rig->stream, NULL);
+    rig_memory_finish(memory);
+    return status;
+}
+
+void rig_memory_finish(struct rig_memory *memory)
+{
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
+        device_release(memory->rig->device, r / ATTN_USE_COUNT, memory->blocks[r]);
+    memset(memory->blocks, 0, sizeof memory->blocks);
+}
+
+void rig_memory_fill(struct rig_memory *memory, uint32_t use, int byte)
+{
+    for (uint32_t r = use; r < ATTN_REGION_COUNT; r += ATTN_USE_COUNT)
+        if (memory->blocks[r])
+            fill(memory->rig, memory->memory.base[r], byte, memory->memory.size[r]);
+}
+
+static bool is_red(const unsigned char *bytes, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        if (bytes[i] != RIG_RED)
+            return false;
+    return true;
+}
+
+static bool region_is_whole(const struct rig_memory *memory, uint32_t region)
+{
+    const struct rig *rig = memory->rig;
+    uint64_t lead = lead_of(&memory->size, region);
+    uint64_t block = lead + memory->memory.size[region] + RIG_RED_ZONE;
+    unsigned char *copy = malloc(block);
+    bool whole = copy &&
+                 device_copy(rig->device, copy, memory->blocks[region], block, rig->stream, NULL) ==
+                     ATTN_OK &&
+                 device_synchronize(rig->device, rig->stream, NULL) == ATTN_OK &&
+                 is_red(copy, lead) && is_red(copy + block - RIG_RED_ZONE, RIG_RED_ZONE);
+    free(copy);
+    return whole;
+}
+
+uint32_t rig_memory_damage(struct rig_memory *memory)
+{
+    uint32_t region = 0;
+    while (region < ATTN_REGION_COUNT &&
+           (!memory->blocks[region] || region_is_whole(memory, region)))
+        region++;
+    return region;
+}
+
+/* ---- Metadata -------------------------------------------------------------------------------- */
+
+attn_status rig_metadata_create(struct rig *rig, attn_instance *instance,
+                                const struct rig_memory *memory, attn_metadata **metadata)
+{
+    host_error_init(&rig->error);
+    return rig->ops->metadata_create(instance, ATTN_METADATA_EAGER, rig->bounds, &memory->memory,
+                                     metadata, rig->given_error);
+}
+
+attn_status rig_plan(struct rig *rig, attn_metadata *metadata, int batch)
+{
+    host_error_init(&rig->error);
+    return rig->ops->init_forward_metadata(metadata, rig->given_batches[batch], rig->stream,
+                                           rig->given_error);
+}
+
+attn_status rig_forward(struct rig *rig, attn_metadata *metadata, int batch, int layer)
+{
+    int decodes = rig->batches[batch].batch.mode == ATTN_MODE_DECODE;
+    host_error_init(&rig->error);
+    return (decodes ? rig->ops->forward_decode : rig->ops->forward_extend)(
+        metadata, rig->question.layers[layer].layer_id, rig->given_args[layer], rig->stream,
+        rig->given_error);
+}
+
+/* ---- Session --------------------------------------------------------------------------------- */
+
+bool rig_good(struct rig *rig, struct check_run *run, attn_status status, const char *what)
+{
+    if (status != ATTN_OK)
+        check_fail(run, "%s: %s: %s", what, host_status_name(status), host_error_text(&rig->error));
+    return status == ATTN_OK;
+}
+
+/* DEPENDENCY_MISSING: what it takes is not on this machine. */
+static bool skip_missing(struct rig *rig, struct check_run *run, attn_status status,
+                         const char *what)
+{
+    if (status == ATTN_DEPENDENCY_MISSING)
+        check_skip(run, "%s: DEPENDENCY_MISSING: %s", what, host_error_text(&rig->error));
+    return rig_good(rig, run, status, what);
+}
+
+bool rig_create_for(struct rig *rig, struct check_run *run, attn_instance **instance)
+{
+    *instance = NULL;
+    return skip_missing(rig, run, rig_create(rig, instance), "create for what query accepts");
+}
+
+attn_status rig_prepare(struct rig *rig, attn_instance *instance)
+{
+    host_error_init(&rig->error);
+    return rig->ops->prepare ? rig->ops->prepare(instance, NULL, NULL, rig->given_error) : ATTN_OK;
+}
+
+static bool open_metadata(struct rig_session *session, struct rig *rig, struct check_run *run,
+                          bool is_prepared)
+{
+    attn_memory_size size;
+    if (!rig_good(rig, run, rig_metadata_size(rig, session->instance, &size), "metadata_size"))
+        return false;
+    attn_status status = rig_memory_init(&session->memory, rig, &size, 0);
+    if (status != ATTN_OK) {
+        check_fail(run, "no memory for what metadata_size asks for");
+        return false;
+    }
+    status = rig_metadata_create(rig, session->instance, &session->memory, &session->metadata);
+    if (status == ATTN_BAD_STATE && !is_prepared)
+        check_skip(run, "prepare: DEPENDENCY_MISSING, and without it there is no metadata: %s",
+                   host_error_text(&rig->error));
+    if (rig_good(rig, run, status, "metadata_create with exactly the memory asked for"))
+        return true;
+    rig_memory_finish(&session->memory);
+    return false;
+}
+
+static bool open_session(struct rig_session *session, struct rig *rig, struct check_run *run,
+                         bool needs_kernels)
+{
+    *session = (struct rig_session){.instance = NULL};
+    if (!rig_create_for(rig, run, &session->instance))
+        return false;
+    attn_status status = rig_prepare(rig, session->instance);
+    bool is_prepared = status != ATTN_DEPENDENCY_MISSING;
+    if ((is_prepared || needs_kernels) && !skip_missing(rig, run, status, "prepare")) {
+        rig_destroy(rig, session->instance);
+        return false;
+    }
+    if (open_metadata(session, rig, run, is_prepared))
+        return true;
+    rig_destroy(rig, session->instance);
+    return false;
+}
+
+bool rig_session_open(struct rig_session *session, struct rig *rig, struct check_run *run)
+{
+    return open_session(session, rig, run, true);
+}
+
+bool rig_session_open_without(struct rig_session *session, struct rig *rig, struct check_run *run)
+{
+    return open_session(session, rig, run, false);
+}
+
+void rig_session_close(struct rig_session *session, struct rig *rig)
+{
+    device_synchronize(rig->device, rig->stream, NULL);
+    rig->ops->metadata_destroy(session->metadata);
+    rig_memory_finish(&session->memory);
+    rig_destroy(rig, session->instance);
+}
+
+/* ---- Results --------------------------------------------------------------------------------- */
+
+attn_status rig_reset(struct rig *rig)
+{
+    attn_status status = device_copy(rig->device, rig->arena, rig->image, rig->arena_bytes,
+                                     rig->stream, &rig->error.base);
+    return status == ATTN_OK ? device_synchronize(rig->device, rig->stream, &rig->error.base)
+                             : status;
+}
+
+char *rig_result(struct rig *rig)
+{
+    char *result = malloc(rig->arena_bytes);
+    attn_status status = result ? device_copy(rig->device, result, rig->arena, rig->arena_bytes,
+                                              rig->stream, &rig->error.base)
+                                : ATTN_OUT_OF_HOST_MEMORY;
+    if (status == ATTN_OK)
+        status = device_synchronize(rig->device, rig->stream, &rig->error.base);
+    if (status == ATTN_OK)
+        return result;
+    free(result);
+    return NULL;
+}
+
+char *rig_run(struct rig *rig, struct check_run *run, attn_metadata *metadata, int batch)
+{
+    char what[64];
+    attn_status status = rig_reset(rig);
+    if (status == ATTN_OK)
+        status = rig_plan(rig, metadata, batch);
+    snprintf(what, sizeof what, "init_forward_metadata, %s batch", rig_batch_name(rig, batch));
+    for (int l = 0; l < RIG_LAYERS && status == ATTN_OK; l++) {
+        status = rig_forward(rig, metadata, batch, l);
+        snprintf(what, sizeof what, "forward, %s batch", rig_batch_name(rig, batch));
+    }
+    if (!rig_good(rig, run, status, what))
+        return NULL;
+    char *result = rig_result(rig);
+    if (!result)
+        check_fail(run, "%s: the results cannot be fetched: %s", what,
+                   host_error_text(&rig->error));
+    return result;
+}
+
+void rig_free(char *results[RIG_BATCHES])
+{
+    for (int b = 0; b < RIG_BATCHES; b++) {
+        free(results[b]);
+        results[b] = NULL;
+    }
+}
+
+bool rig_life(struct rig *rig, struct check_run *run, char *results[RIG_BATCHES])
+{
+    struct rig_session session;
+    bool good = true;
+    memset(results, 0, RIG_BATCHES * sizeof *results);
+    if (!rig_session_open(&session, rig, run))
+        return false;
+    for (int b = 0; b < rig->num_batches && good; b++) {
+        results[b] = rig_run(rig, run, session.metadata, b);
+        good = results[b] != NULL;
+    }
+    rig_session_close(&session, rig);
+    if (!good)
+        rig_free(results);
+    return good;
+}
+
+/* The largest output, and the largest difference between outputs. */
+static void measure(const struct rig *rig, const char *a, const char *b, double *largest,
+                    double *difference)
+{
+    *largest = *difference = 0;
+    for (int l = 0; l < RIG_LAYERS; l++) {
+        uint64_t offset = rig->layers[l].offsets[RIG_OUT];
+        attn_dtype dtype = rig->layers[l].tensors[RIG_OUT].dtype;
+        int64_t count = (int64_t)rig->layers[l].bytes[RIG_OUT] / attn_dtype_size(dtype);
+        for (int64_t i = 0; i < count; i++) {
+            double x = dtype_load(dtype, a + offset, i), y = dtype_load(dtype, b + offset, i);
+            if (isnan(x) != isnan(y))
+                *difference = INFINITY;
+            else if (!isnan(x)) {
+                *largest = fmax(*largest, fabs(x));
+                *difference = fmax(*difference, fabs(x - y));
+            }
+        }
+    }
+}
+
+const char *rig_difference(const struct rig *rig, const char *a, const char *b)
+{
+    static const char *const names[RIG_PARTS] = {"q",          "k",           "v",
+                                                 "the output", "the K cache", "the V cache"};
+    double largest, difference;
+    int exact = (rig->verdict.notes & ATTN_NOTE_DETERMINISTIC) != 0;
+    measure(rig, a, b, &largest, &difference);
+    if (difference > largest / 100)
+        return "the output";
+    for (int l = 0; l < RIG_LAYERS; l++)
+        for (int p = 0; p < RIG_PARTS; p++)
+            if ((p != RIG_OUT || exact) &&
+                memcmp(a + rig->layers[l].offsets[p], b + rig->layers[l].offsets[p],
+                       rig->layers[l].bytes[p]) != 0)
+                return names[p];
+    return NULL;
+}
+
+/* ---- Trespass -------------------------------------------------------------------------------- */
+
+/* Page 0 of a cache, which is padding: anything may write to it. */
+static void permit_padding(const struct rig_layer *layer, const char *result, char *expected)
+{
+    for (int p = RIG_K_CACHE; p <= RIG_V_CACHE; p++) {
+        const attn_tensor *view = &layer->tensors[p];
+        memcpy(expected + layer->offsets[p], result + layer->offsets[p],
+               (uint64_t)view->strides[0] * attn_dtype_size(view->dtype));
+    }
+}
+
+/* The slots that the states of a batch go to, and slot 0. */
+static void permit_states(const struct rig *rig, const struct rig_batch *b, const char *result,
+                          char *expected)
+{
+    for (int l = 0; l < RIG_LAYERS; l++)
+        for (int32_t s = -1; s < b->batch.num_seqs; s++) {
+            const attn_tensor *state = &rig->layers[l].tensors[RIG_K_CACHE];
+            uint64_t bytes = (uint64_t)state->strides[0] * attn_dtype_size(state->dtype);
+            uint64_t slot = s < 0 ? 0 : (uint64_t)b->host->state[l == 2].dst_slot[s];
+            uint64_t at = rig->layers[l].offsets[RIG_K_CACHE] + slot * bytes;
+            memcpy(expected + at, result + at, bytes);
+        }
+}
+
+/* Let `expected` have what a result may have: rows of outputs, slots of new tokens, padding. */
+static void permit(const struct rig *rig, int batch, const char *result, char *expected)
+{
+    const struct rig_batch *b = &rig->batches[batch];
+    for (int l = 0; l < RIG_LAYERS; l++) {
+        const struct rig_layer *layer = &rig->layers[l];
+        const attn_tensor *out = &layer->tensors[RIG_OUT];
+        uint64_t size = attn_dtype_size(out->dtype), page_size = (uint64_t)b->kv[0].page_size;
+        memcpy(expected + layer->offsets[RIG_OUT], result + layer->offsets[RIG_OUT],
+               (uint64_t)(b->batch.num_tokens * out->strides[0]) * size);
+        if (rig_is_linear(&rig->question))
+            continue;
+        permit_padding(layer, result, expected);
+        int hnd = strcmp(rig->question.problems[0].kv_layout, ATTN_LAYOUT_KV_HND) == 0;
+        for (int32_t t = 0; t < b->batch.num_tokens; t++)
+            for (int64_t h = 0; h < rig->question.groups[0].num_kv_heads; h++)
+                for (int p = RIG_K_CACHE; p <= RIG_V_CACHE; p++) {
+                    const attn_tensor *view = &layer->tensors[p];
+                    int64_t slot = b->host->kv[l == 2].out_cache_loc[t];
+                    int64_t page = slot / (int64_t)page_size, offset = slot % (int64_t)page_size;
+                    uint64_t at =
+                        layer->offsets[p] + size * (uint64_t)(page * view->strides[0] +
+                                                              offset * view->strides[hnd ? 2 : 1] +
+                                                              h * view->strides[hnd ? 1 : 2]);
+                    memcpy(expected + at, result + at, size * (uint64_t)view->shape[3]);
+                }
+    }
+}
+
+const char *rig_trespass(const struct rig *rig, int batch, const char *result)
+{
+    static const char *const names[RIG_PARTS] = {
+        "q was written",
+        "k was written",
+        "v was written",
+        "rows of the output beyond the batch were written",
+        "slots of the K cache that are not the batch's were written",
+        "slots of the V cache that are not the batch's were written"};
+    const char *found = NULL;
+    char *expected = malloc(rig->arena_bytes);
+    if (!expected)
+        return "no memory to compare";
+    memcpy(expected, rig->image, rig->arena_bytes);
+    permit(rig, batch, result, expected);
+    if (rig_is_linear(&rig->question))
+        permit_states(rig, &rig->batches[batch], result, expected);
+    for (int l = 0; l < RIG_LAYERS && !found; l++)
+        for (int p = 0; p < RIG_PARTS && !found; p++)
+            if (memcmp(expected + rig->layers[l].offsets[p], result + rig->layers[l].offsets[p],
+                       rig->layers[l].bytes[p]) != 0)
+                found = names[p];
+    if (!found && memcmp(expected, result, rig->arena_bytes) != 0)
+        found = "memory around the operands was written";
+    free(expected);
+    return found;
+}

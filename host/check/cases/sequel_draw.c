@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/check/cases/sequel_draw.h"
+
+#include "host/check/cases/numbers.h"
+
+#include "host/base/mix.h"
+
+enum { TRIES = 120 };
+/* Products of a query's and a key's element that a case may have. */
+static const int64_t most_work = 1000000;
+
+/* ---- What is accepted ------------------------------------------------------------------------ */
+
+static bool make_spec(const struct grid *grid, const struct sequel_point *point,
+                      struct case_spec *spec)
+{
+    return point->latent ? mla_accepts(grid, &point->at, spec, NULL, 0)
+                         : grid_accepts(grid, &point->at.common, spec, NULL, 0);
+}
+
+bool sequel_accepts(const struct grid *grid, const struct sequel_point *point,
+                    struct case_spec *spec)
+{
+    return make_spec(grid, point, spec) && numbers_work(spec) <= most_work;
+}
+
+/* ---- Points ---------------------------------------------------------------------------------- */
+
+static struct sequel_point any_point(const struct grid *grid, bool latent, uint64_t seed,
+                                     uint64_t n)
+{
+    struct sequel_point point = {.latent = latent};
+    if (latent)
+        point.at = mla_random(grid, seed, n, 0);
+    else
+        point.at.common = grid_random(grid, seed, n);
+    uint8_t *value = point.at.common.value;
+    if (value[AXIS_SOURCE] == SOURCE_SHARED) /* the reading layer is a matter of its own */
+        value[AXIS_SOURCE] = SOURCE_SAVED;
+    if (value[AXIS_LENGTHS] == LENGTHS_SPLITS)
+        value[AXIS_LENGTHS] = LENGTHS_SHORT;
+    return point;
+}
+
+bool sequel_draw(const struct grid *grid, const struct sequel_wish *wish, uint64_t seed,
+                 struct sequel_point *point, struct case_spec *spec)
+{
+    for (uint64_t n = 0; n < TRIES; n++) {
+        *point = any_point(grid, wish->latent, seed, n);
+        if (wish->padded)
+            point->at.common.value[AXIS_PADDING] = 1;
+        if (wish->modes && !(wish->modes >> point->at.common.value[AXIS_MODE] & 1))
+            continue;
+        if (sequel_accepts(grid, point, spec))
+            return true;
+    }
+    return false;
+}
+
+/* ---- Another call ---------------------------------------------------------------------------- */
+
+bool sequel_redraw(const struct grid *grid, const struct sequel_point *point, int32_t mask,
+                   uint64_t seed, struct case_spec *spec)
+{
+    static const enum grid_axis of_call[] = {AXIS_MODE,   AXIS_SLOTS,   AXIS_MASK,
+                                             AXIS_SOURCE, AXIS_LENGTHS, AXIS_LSE,
+                                             AXIS_SCORES, AXIS_PADDING, AXIS_ROW};
+    for (uint64_t n = 0; n < TRIES; n++) {
+        struct sequel_point drawn = any_point(grid, point->latent, seed, n), next = *point;
+        for (size_t a = 0; a < sizeof of_call / sizeof of_call[0]; a++)
+            next.at.common.value[of_call[a]] = drawn.at.common.value[of_call[a]];
+        next.at.expanded = drawn.at.expanded;
+        if (next.at.common.value[AXIS_SINK] != SINK_NONE)
+            next.at.common.value[AXIS_SINK] = n % 2 ? SINK_GIVEN : SINK_OMITTED;
+        if (mask >= 0 && n < TRIES / 2)
+            next.at.common.value[AXIS_MASK] = (uint8_t)mask;
+        if (!sequel_accepts(grid, &next, spec))
+            continue;
+        if (n % 2 == 0)
+            numbers_draw_batch(grid, grid_options(grid, &next.at.common), mix_absorb(seed, n),
+                               most_work, spec);
+        return true;
+    }
+    return false;
+}
+
+/* ---- Another layer --------------------------------------------------------------------------- */
+
+void sequel_take_batch(struct case_spec *spec, const struct case_spec *first)
+{
+    struct case_spec own = *spec;
+    spec->mode = first->mode;
+    spec->mask_kind = first->mask_kind;
+    spec->explicit_positions = first->explicit_positions;
+    spec->positions_ahead = first->positions_ahead;
+    spec->multi_item = first->multi_item;
+    spec->longest_item = first->longest_item;
+    spec->decodes_first = first->decodes_first;
+    spec->decode_q_len = first->decode_q_len;
+    spec->first_row = first->first_row;
+    spec->spare = first->spare;
+    spec->padded = first->padded;
+    spec->num_sequences = first->num_sequences;
+    for (int32_t s = 0; s < first->num_sequences; s++) {
+        struct case_sequence *sequence = &spec->sequences[s];
+        *sequence = first->sequences[s];
+        if (own.attn_type == ATTN_TYPE_CROSS) {
+            sequence->prefix_len = own.sequences[s % (own.num_sequences + 1)].prefix_len;
+            sequence->num_new_keys = s % 2 ? 0 : 11;
+        }
+    }
+}
+
+/* A mask over all keys is for layers of equal lengths. */
+static bool can_share_batch(const struct case_spec *first, const struct case_spec *spec)
+{
+    bool cross = spec->attn_type == ATTN_TYPE_CROSS || first->attn_type == ATTN_TYPE_CROSS;
+    return spec->attn_type != ATTN_TYPE_ENCODER_ONLY &&
+           !(cross && first->mask_kind == ATTN_MASK_FULL);
+}
+
+/* Other keys than the first one's: those of an encoder, or a prefix alone. */
+static void take_own_lengths(uint8_t *value, bool of_prefix)
+{
+    if (of_prefix) {
+        value[AXIS_SOURCE] = SOURCE_PREFIX;
+        return;
+    }
+    value[AXIS_TYPE] = TYPE_CROSS;
+    value[AXIS_WINDOW] = WINDOW_NONE;
+    value[AXIS_CHUNK] = value[AXIS_ALIBI] = 0;
+}
+
+bool sequel_draw_beside(const struct grid *grid, const struct sequel_point *first,
+                        const struct case_spec *first_spec, bool latent, uint64_t seed,
+                        struct sequel_point *point, struct case_spec *spec)
+{
+    static const enum grid_axis of_batch[] = {AXIS_MODE,    AXIS_MASK, AXIS_LENGTHS,
+                                              AXIS_PADDING, AXIS_ROW,  AXIS_FORM};
+    for (uint64_t n = 0; n < TRIES; n++) {
+        *point = any_point(grid, latent, seed, n);
+        for (size_t a = 0; a < sizeof of_batch / sizeof of_batch[0]; a++)
+            point->at.common.value[of_batch[a]] = first->at.common.value[of_batch[a]];
+        if (n % 2 == 0)
+            take_own_lengths(point->at.common.value, latent || seed & 1);
+        if (!make_spec(grid, point, spec) || !can_share_batch(first_spec, spec))
+            continue;
+        sequel_take_batch(spec, first_spec);
+        if (!case_spec_defect(spec) &&
+            grid_accepts_spec(grid, grid_options(grid, &point->at.common), spec, NULL, 0) &&
+            numbers_work(spec) <= most_work)
+            return true;
+    }
+    return false;
+}
+
+/* ---- How many cases -------------------------------------------------------------------------- */
+
+bool sequel_serves(const struct check_subject *subject, bool latent)
+{
+    static const struct mla_choice plain = {
+        MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED, 3, {{0, 0}}};
+    struct grid *grid = grid_of(subject);
+    struct mla_point point;
+    bool any =
+        grid && (latent ? mla_product(grid, &plain, 0, &point, NULL, 0) > 0 : grid->num_points > 0);
+    grid_release(subject, grid);
+    return any;
+}
+
+int32_t sequel_count(const struct check_subject *subject, bool latent, int32_t count)
+{
+    return !sequel_serves(subject, latent) ? 1 : subject->exhaustive ? 40 * count : count;
+}

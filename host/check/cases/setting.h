@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * setting.h: values that are tried of the options that a backend declares: the ends of their
+ * ranges, their defaults, each choice; and any number between the ends.
+ */
+#ifndef HOST_CHECK_CASES_SETTING_H
+#define HOST_CHECK_CASES_SETTING_H
+
+#include "host/check/check.h"
+#include "host/base/error.h"
+#include "host/check/cases/draw.h"
+#include "host/plugin/options.h"
+
+enum { SETTING_TEXT = 128 };
+
+/* An option, by its index in the backend's declarations, and a value. */
+struct setting {
+    uint32_t option;
+    char text[SETTING_TEXT];
+};
+
+const attn_option *setting_option(const struct check_subject *subject, uint32_t index);
+
+bool setting_is_number(const attn_option *option);
+bool setting_has_range(const attn_option *option);
+void setting_print_number(const attn_option *option, double number, char text[SETTING_TEXT]);
+
+/* How many values are tried of an option; 0 = what it may be, only a user knows. And value
+ * `which` of them. */
+int32_t setting_count(const attn_option *option);
+void setting_value(const attn_option *option, int32_t which, char text[SETTING_TEXT]);
+
+/* Any value that is declared: a number of the range, small ones as often as large ones. */
+void setting_draw(const attn_option *option, struct draw *draw, char text[SETTING_TEXT]);
+
+/* The values that are tried, for all options of a backend, one after the other. */
+int32_t setting_count_all(const struct check_subject *subject);
+void setting_find(const struct check_subject *subject, int32_t index, struct setting *setting);
+
+/* What the user gave, but for the options of `settings`, and these. */
+attn_status setting_parse(const struct check_subject *subject, const struct setting *settings,
+                          int count, struct options **options, host_error *error);
+
+/* "key = value, key = value" of one or two. */
+void setting_describe(const struct check_subject *subject, const struct setting *settings,
+                      int count, char text[3 * SETTING_TEXT]);
+
+/* The user's options with one that is drawn from the run's seed, which `what` says. NULL, for some
+ * seeds and for backends without such options: as the user gave them. */
+struct options *setting_draw_options(const struct check_run *run, char what[3 * SETTING_TEXT]);
+
+/* A failure says which options there were; "" = none. */
+void setting_tell(struct check_run *run, const char *what);
+
+#endif /* HOST_CHECK_CASES_SETTING_H */

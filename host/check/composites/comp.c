@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * comp.c: the group COMP: whether a composite passes on what its children say. One child at a
+ * time is made to answer something else (meddler.h). Composites of composites are in
+ * check/composites/comp_depth.c.
+ */
+#include "host/check/check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/check/cases/refusal.h"
+#include "host/check/composites/scene.h"
+#include "host/check/composites/stand_in.h"
+
+/* ---- Children -------------------------------------------------------------------------------- */
+
+/* The name of child `index`, or NULL. */
+static const char *child_name(const struct check_subject *subject, uint32_t index)
+{
+    return index < subject->node->num_children ? subject->node->children[index]->name : NULL;
+}
+
+/* A case for each child. */
+static int32_t count_children(const struct check_subject *subject)
+{
+    return (int32_t)subject->node->num_children;
+}
+
+static bool scene_open(struct scene *scene, struct check_run *run)
+{
+    if (!rig_open_for_child(&scene->rig, run, run->seed, (uint32_t)run->index))
+        return false;
+    scene->child = child_name(run->subject, (uint32_t)run->index);
+    scene->path[0] = scene->child;
+    scene->num_path = 1;
+    scene->reached = 0;
+    meddler_init(&scene->meddler, run->subject->services, scene->child, MEDDLE_NOT, 0);
+    tally_init(&scene->tally, &scene->meddler.table);
+    scene->rig.services = &scene->tally.table;
+    return true;
+}
+
+void scene_meddle(struct scene *scene, enum meddle what, uint64_t value)
+{
+    scene->reached += scene->meddler.hits;
+    scene->meddler.what = what;
+    scene->meddler.value = value;
+    scene->meddler.hits = 0;
+}
+
+void scene_close(struct scene *scene, struct check_run *run)
+{
+    scene_meddle(scene, MEDDLE_NOT, 0);
+    if (run->code == CHECK_PASS && scene->reached == 0)
+        check_skip(run, "no question of the suite comes to the child %s", scene->child);
+    rig_close(&scene->rig);
+}
+
+/* ---- COMP-02 --------------------------------------------------------------------------------- */
+
+enum { MAX_REASONS = 16 };
+
+static bool ask(struct scene *scene, struct check_run *run, attn_verdict *verdict,
+                attn_reason reasons[MAX_REASONS])
+{
+    struct rig *rig = &scene->rig;
+    for (int r = 0; r < MAX_REASONS; r++)
+        reasons[r] = (attn_reason){.struct_size = sizeof reasons[r]};
+    *verdict = (attn_verdict){
+        .struct_size = sizeof *verdict, .reasons_capacity = MAX_REASONS, .reasons = reasons};
+    host_error_init(&rig->error);
+    attn_status status = rig->type->query(rig->type, rig->options, rig->services, rig->problems,
+                                          verdict, &rig->error.base);
+    return rig_good(rig, run, status, "query");
+}
+
+static void check_refused(struct check_run *run, struct scene *scene)
+{
+    attn_verdict verdict;
+    attn_reason reasons[MAX_REASONS];
+    bool named = false;
+    scene_meddle(scene, MEDDLE_REFUSE, 0);
+    if (!ask(scene, run, &verdict, reasons) || scene->meddler.hits == 0)
+        return;
+    CHECK_THAT(run, !verdict.supported, "the child %s says no, and the composite says yes",
+               scene->child);
+    for (uint32_t r = 0; r < verdict.num_reasons && r < MAX_REASONS; r++)
+        named |= strncmp(reasons[r].child, scene->child, sizeof reasons[r].child - 1) == 0 &&
+                 strcmp(reasons[r].got, MEDDLER_WORDS) == 0;
+    CHECK_THAT(run, named,
+               "the child %s says no, and no reason of the composite is the child's "
+               "with its name",
+               scene->child);
+}
+
+static void check_graph_level(struct check_run *run, struct scene *scene)
+{
+    attn_verdict verdict;
+    attn_reason reasons[MAX_REASONS];
+    for (uint32_t level = 0; level < ATTN_GRAPH_COUNT; level++) {
+        scene_meddle(scene, MEDDLE_GRAPH_LEVEL, level);
+        if (!ask(scene, run, &verdict, reasons) || scene->meddler.hits == 0 || !verdict.supported)
+            continue;
+        CHECK_THAT(run, verdict.graph_level <= level,
+                   "the child %s can be captured up to level %u, the composite up to %u",
+                   scene->child, level, verdict.graph_level);
+    }
+}
+
+static void check_notes(struct check_run *run, struct scene *scene)
+{
+    static const uint32_t notes[] = {ATTN_NOTE_DETERMINISTIC, ATTN_NOTE_BATCH_INVARIANT};
+    attn_verdict verdict;
+    attn_reason reasons[MAX_REASONS];
+    for (size_t n = 0; n < sizeof notes / sizeof notes[0]; n++) {
+        scene_meddle(scene, MEDDLE_NOTES, notes[n]);
+        if (!ask(scene, run, &verdict, reasons) || scene->meddler.hits == 0 || !verdict.supported)
+            continue;
+        CHECK_THAT(run, !(verdict.notes & notes[n]),
+                   "the child %s lacks the note %u, and the composite has it", scene->child,
+                   notes[n]);
+    }
+}
+
+static void run_verdict(struct check_run *run)
+{
+    struct scene scene;
+    if (!scene_open(&scene, run))
+        return;
+    check_refused(run, &scene);
+    check_graph_level(run, &scene);
+    check_notes(run, &scene);
+    scene_close(&scene, run);
+}
+
+/* ---- COMP-03 --------------------------------------------------------------------------------- */
+
+/* Whatever the child asks for, the composite asks for. */
+static void check_forms(struct check_run *run, struct scene *scene)
+{
+    static const uint32_t forms[] = {ATTN_INDEX_REQ_TO_TOKEN, ATTN_INDEX_BLOCK_TABLE,
+                                     ATTN_INDEX_CSR};
+    struct rig *rig = &scene->rig;
+    for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++) {
+        attn_instance *instance = NULL;
+        scene_meddle(scene, MEDDLE_INDEX_FORMS, forms[f]);
+        if (!rig_create_for(rig, run, &instance))
+            return;
+        if (scene->meddler.hits > 0 && !(rig->index_forms & forms[f]))
+            check_fail(run, "the child %s asks for index forms %u, the composite for %u",
+                       scene->child, forms[f], rig->index_forms);
+        else if (scene->meddler.hits == 0 && rig->index_forms == 0)
+            check_fail(run, "the composite asks for no index form");
+        rig_destroy(rig, instance);
+    }
+}
+
+static void check_memory(struct check_run *run, struct scene *scene)
+{
+    const uint32_t region = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA);
+    const uint64_t more = (uint64_t)1 << 20;
+    struct rig *rig = &scene->rig;
+    attn_instance *instance = NULL;
+    attn_memory_size before, after;
+    scene_meddle(scene, MEDDLE_NOT, 0);
+    if (!rig_good(rig, run, rig_create(rig, &instance), "create"))
+        return;
+    bool good = rig_good(rig, run, rig_metadata_size(rig, instance, &before), "metadata_size");
+    scene_meddle(scene, MEDDLE_SIZE, more);
+    good = good && rig_good(rig, run, rig_metadata_size(rig, instance, &after), "metadata_size");
+    if (good && scene->meddler.hits > 0 && after.size[region] < before.size[region] + more)
+        check_fail(run, "the child %s asks for %llu bytes more, the composite for %llu",
+                   scene->child, (unsigned long long)more,
+                   (unsigned long long)(after.size[region] - before.size[region]));
+    rig_destroy(rig, instance);
+}
+
+static void run_forms(struct check_run *run)
+{
+    struct scene scene;
+    if (!scene_open(&scene, run))
+        return;
+    check_forms(run, &scene);
+    if (run->code == CHECK_PASS)
+        check_memory(run, &scene);
+    scene_close(&scene, run);
+}
+
+/* ---- COMP-04 --------------------------------------------------------------------------------- */
+
+/* A failure that was planted: the message has the names on the way, and then the child's words. */
+static bool judge_failure(struct check_run *run, struct scene *scene, attn_status status,
+                          const char *call)
+{
+    const char *text = host_error_text(&scene->rig.error), *rest = text;
+    char what[96];
+    snprintf(what, sizeof what, "%s whose child %.40s fails", call, scene->child);
+    if (!refusal_is_told(run, status, &scene->rig.error, what))
+        return false;
+    for (int n = 0; n < scene->num_path && rest; n++) {
+        rest = strstr(rest, scene->path[n]);
+        rest = rest ? rest + strlen(scene->path[n]) : NULL;
+    }
+    if (!rest || !strstr(rest, MEDDLER_WORDS))
+        check_fail(run,
+                   "%s: '%s': accepted the names of the children on the way, %s the last, and "
+                   "then '%s'",
+                   what, text, scene->child, MEDDLER_WORDS);
+    return run->code == CHECK_PASS;
+}
+
+/* Of what was made since there were `instances` and `metadata`, nothing is left. */
+static void judge_left(struct check_run *run, const struct scene *scene, int instances,
+                       int metadata, const char *call)
+{
+    if (scene->meddler.live != instances || scene->meddler.live_metadata != metadata)
+        check_fail(run,
+                   "%s whose child %s fails: %d instances and %d metadata of children are left, "
+                   "where %d and %d are accepted",
+                   call, scene->child, scene->meddler.live, scene->meddler.live_metadata, instances,
+                   metadata);
+}
+
+static void check_create_fails(struct check_run *run, struct scene *scene)
+{
+    attn_instance *instance = NULL;
+    scene_meddle(scene, MEDDLE_CREATE, 0);
+    tally_restart(&scene->tally, 0);
+    attn_status status = rig_create(&scene->rig, &instance);
+    if (scene->meddler.hits > 0 && !judge_failure(run, scene, status, "create"))
+        return;
+    CHECK_THAT(run, !instance || status == ATTN_OK, "create fails, and sets its output");
+    if (status == ATTN_OK)
+        rig_destroy(&scene->rig, instance);
+    judge_left(run, scene, 0, 0, "create");
+    CHECK_THAT(run, !tally_left(&scene->tally), "create whose child %s fails leaves %s",
+               scene->child, tally_left(&scene->tally));
+}
+
+static void check_metadata_fails(struct check_run *run, struct scene *scene,
+                                 struct rig_session *session)
+{
+    struct rig *rig = &scene->rig;
+    attn_memory_size size;
+    attn_metadata *metadata = NULL;
+    int instances = scene->meddler.live, others = scene->meddler.live_metadata;
+    scene_meddle(scene, MEDDLE_METADATA_SIZE, 0);
+    attn_status status = rig_metadata_size(rig, session->instance, &size);
+    if (scene->meddler.hits > 0 && !judge_failure(run, scene, status, "metadata_size"))
+        return;
+    /* A composite may ask for sizes in metadata_create: it has its own way to fail there. */
+    scene_meddle(scene, MEDDLE_METADATA_CREATE, 0);
+    status = rig_metadata_create(rig, session->instance, &session->memory, &metadata);
+    if (scene->meddler.hits > 0)
+        judge_failure(run, scene, status, "metadata_create");
+    if (status == ATTN_OK)
+        rig->ops->metadata_destroy(metadata);
+    judge_left(run, scene, instances, others, "metadata_create");
+}
+
+static void check_batches_fail(struct check_run *run, struct scene *scene,
+                               struct rig_session *session)
+{
+    struct rig *rig = &scene->rig;
+    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
+        scene_meddle(scene, MEDDLE_PLAN, 0);
+        attn_status status = rig_plan(rig, session->metadata, b);
+        if (scene->meddler.hits > 0 && !judge_failure(run, scene, status, "init_forward_metadata"))
+            return;
+        scene_meddle(scene, MEDDLE_NOT, 0);
+        if (!rig_good(rig, run, rig_plan(rig, session->metadata, b), "init_forward_metadata"))
+            return;
+        scene_meddle(scene, MEDDLE_FORWARD, 0);
+        for (int l = 0; l < RIG_LAYERS; l++) {
+            status = rig_forward(rig, session->metadata, b, l);
+            if (scene->meddler.hits == 0)
+                continue;
+            if (!judge_failure(run, scene, status, "forward"))
+                return;
+            break;
+        }
+        scene_meddle(scene, MEDDLE_NOT, 0);
+        free(rig_run(rig, run, session->metadata, b));
+    }
+}
+
+void scene_check_failures(struct scene *scene, struct check_run *run)
+{
+    struct rig_session session;
+    check_create_fails(run, scene);
+    scene_meddle(scene, MEDDLE_NOT, 0);
+    tally_restart(&scene->tally, 0);
+    if (run->code != CHECK_PASS || !rig_session_open(&session, &scene->rig, run))
+        return;
+    check_batches_fail(run, scene, &session);
+    scene->rig.ops->metadata_destroy(session.metadata);
+    session.metadata = NULL;
+    if (run->code == CHECK_PASS)
+        check_metadata_fails(run, scene, &session);
+    scene_meddle(scene, MEDDLE_NOT, 0);
+    rig_session_close(&session, &scene->rig);
+    judge_left(run, scene, 0, 0, "a life");
+    if (tally_left(&scene->tally))
+        check_fail(run, "a life whose child %s fails leaves %s", scene->child,
+                   tally_left(&scene->tally));
+}
+
+static void run_failures(struct check_run *run)
+{
+    struct scene scene;
+    if (!scene_open(&scene, run))
+        return;
+    scene_check_failures(&scene, run);
+    scene_close(&scene, run);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+const struct check check_comp[] = {
+    {.rule = "COMP-02",
+     .name = "verdict",
+     .sentence = "a child's no is the composite's no, with the child's name; its graph level and "
+                 "notes are no better than a child's",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = count_children,
+     .run = run_verdict},
+    {.rule = "COMP-03",
+     .name = "needs",
+     .sentence = "the index forms and the memory of each child are among the composite's",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = count_children,
+     .run = run_forms},
+    {.rule = "COMP-04",
+     .name = "failures",
+     .sentence =
+         "what a child fails with, in create, plan or forward, comes with the child's name, "
+         "and nothing of it or of its siblings is left",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = count_children,
+     .run = run_failures},
+    {.rule = "COMP-05",
+     .name = "cycles",
+     .sentence = "a composite that contains itself, at once or by another, is refused",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = comp_count_refs,
+     .run = comp_run_cycles},
+    {.rule = "COMP-05",
+     .name = "missing",
+     .sentence = "a missing child is refused by its name",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = comp_count_refs,
+     .run = comp_run_missing},
+    {.rule = "COMP-06",
+     .name = "equal",
+     .sentence = "with one backend as all children, results are that backend's",
+     .needs = CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE,
+     .count = count_children,
+     .run = comp_run_equal},
+    {.rule = "COMP-06",
+     .name = "deep",
+     .sentence = "the same three levels deep, and failures come with all names on the way",
+     .needs = CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE,
+     .count = count_children,
+     .run = comp_run_deep},
+    {.rule = "COMP-02",
+     .name = "stand_ins",
+     .sentence = "over children that answer differently a verdict is what follows from the "
+                 "answers of those that anything comes to, at any depth",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = stand_count,
+     .run = stand_run_verdict},
+    {.rule = "COMP-03",
+     .name = "stand_ins",
+     .sentence = "children that ask for different index forms and memory get what they ask for, "
+                 "and none of another's",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = stand_count,
+     .run = stand_run_memory},
+    {.rule = "COMP-08",
+     .name = "rows",
+     .sentence = "each row of a batch, with all that belongs to it, comes to the one child that "
+                 "the options name for it, once, and nothing else does",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = stand_count,
+     .run = stand_run_rows},
+    {.rule = "COMP-07",
+     .name = "graphs",
+     .sentence = "with GRAPH metadata each row comes to the child that the bounds pick",
+     .needs = CHECK_NEEDS_CHILD,
+     .count = stand_count,
+     .run = stand_run_graphs},
+    {.rule = "COMP-08",
+     .name = "measured",
+     .sentence = "where children are measured, rows come to the fastest that is right",
+     .needs = CHECK_NEEDS_CHILD | CHECK_ALONE,
+     .count = stand_count_measured,
+     .run = stand_run_measured},
+    {.rule = "COMP-08",
+     .name = "stored",
+     .sentence =
+         "choices that were measured before are taken from the store, whoever wrote to it since",
+     .needs = CHECK_NEEDS_CHILD | CHECK_ALONE,
+     .count = stand_count_stored,
+     .run = stand_run_stored},
+    {.rule = "WORK-02",
+     .name = "measured",
+     .sentence = "where children are measured, memory is what it was before",
+     .needs = CHECK_NEEDS_CHILD | CHECK_ALONE,
+     .count = stand_count_measured_size,
+     .run = stand_run_measured_size},
+    {.rule = NULL},
+};

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/check/composites/meddler.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/base/error.h"
+
+/* Stands before each child's instance, as before its metadata. */
+struct attn_instance {
+    attn_child inner;
+    struct meddler *meddler;
+    bool chosen;            /* the one that is meddled with */
+    attn_backend_type type; /* a copy with `ops` */
+    attn_backend_ops ops;   /* a copy: slots that are NULL stay so */
+};
+
+struct attn_metadata {
+    struct attn_instance *instance;
+    attn_metadata *inner;
+};
+
+static bool meddles(struct meddler *meddler, enum meddle what)
+{
+    meddler->hits += meddler->what == what;
+    return meddler->what == what;
+}
+
+static bool meddles_with(const attn_instance *instance, enum meddle what)
+{
+    return instance->chosen && meddles(instance->meddler, what);
+}
+
+static attn_status plant(attn_error *error)
+{
+    return host_fail(error, ATTN_INTERNAL, "%s", MEDDLER_WORDS);
+}
+
+/* ---- The child's slots ----------------------------------------------------------------------- */
+
+static void destroy(attn_instance *instance)
+{
+    if (!instance)
+        return;
+    instance->inner.type->ops->destroy(instance->inner.instance);
+    instance->meddler->live--;
+    free(instance);
+}
+
+static attn_status prepare(attn_instance *instance, attn_progress progress, void *ctx,
+                           attn_error *error)
+{
+    return instance->inner.type->ops->prepare(instance->inner.instance, progress, ctx, error);
+}
+
+static uint32_t index_forms(attn_instance *instance)
+{
+    if (meddles_with(instance, MEDDLE_INDEX_FORMS))
+        return (uint32_t)instance->meddler->value;
+    return instance->inner.type->ops->index_forms(instance->inner.instance);
+}
+
+static attn_status metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                                 attn_memory_size *size, attn_error *error)
+{
+    const uint32_t region = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA);
+    if (meddles_with(instance, MEDDLE_METADATA_SIZE))
+        return plant(error);
+    attn_status status = instance->inner.type->ops->metadata_size(instance->inner.instance, kind,
+                                                                  bounds, size, error);
+    if (status == ATTN_OK && meddles_with(instance, MEDDLE_SIZE))
+        size->size[region] += instance->meddler->value;
+    return status;
+}
+
+static attn_status metadata_create(attn_instance *instance, uint32_t kind,
+                                   const attn_bounds *bounds, const attn_memory *memory,
+                                   attn_metadata **metadata, attn_error *error)
+{
+    if (meddles_with(instance, MEDDLE_METADATA_CREATE))
+        return plant(error);
+    attn_metadata *made = calloc(1, sizeof *made);
+    if (!made)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for metadata");
+    made->instance = instance;
+    attn_status status = instance->inner.type->ops->metadata_create(
+        instance->inner.instance, kind, bounds, memory, &made->inner, error);
+    if (status == ATTN_OK)
+        *metadata = made;
+    else
+        free(made);
+    instance->meddler->live_metadata += status == ATTN_OK;
+    return status;
+}
+
+static attn_status plan(attn_metadata *metadata, const attn_batch *batch, attn_stream stream,
+                        attn_error *error)
+{
+    if (meddles_with(metadata->instance, MEDDLE_PLAN))
+        return plant(error);
+    return metadata->instance->inner.type->ops->init_forward_metadata(metadata->inner, batch,
+                                                                      stream, error);
+}
+
+static void metadata_destroy(attn_metadata *metadata)
+{
+    if (!metadata)
+        return;
+    metadata->instance->inner.type->ops->metadata_destroy(metadata->inner);
+    metadata->instance->meddler->live_metadata--;
+    free(metadata);
+}
+
+static attn_status forward_extend(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error)
+{
+    if (meddles_with(metadata->instance, MEDDLE_FORWARD))
+        return plant(error);
+    return metadata->instance->inner.type->ops->forward_extend(metadata->inner, layer_id, args,
+                                                               stream, error);
+}
+
+static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error)
+{
+    if (meddles_with(metadata->instance, MEDDLE_FORWARD))
+        return plant(error);
+    return metadata->instance->inner.type->ops->forward_decode(metadata->inner, layer_id, args,
+                                                               stream, error);
+}
+
+static const void *get_extension(attn_instance *instance, const char *id)
+{
+    if (strcmp(id, ATTN_EXTENSION_PATHS) == 0) /* it would be given our metadata */
+        return NULL;
+    return instance->inner.type->ops->get_extension(instance->inner.instance, id);
+}
+
+static attn_status wrap(struct meddler *meddler, bool chosen, attn_child *child, attn_error *error)
+{
+    attn_instance *made = calloc(1, sizeof *made);
+    if (!made) {
+        child->type->ops->destroy(child->instance);
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a child");
+    }
+    const attn_backend_ops *ops = child->type->ops;
+    made->inner = *child;
+    made->meddler = meddler;
+    made->chosen = chosen;
+    meddler->live++;
+    made->type = *child->type;
+    made->type.ops = &made->ops;
+    made->ops = (attn_backend_ops){
+        .struct_size = sizeof made->ops,
+        .destroy = destroy,
+        .prepare = ops->prepare ? prepare : NULL,
+        .index_forms = index_forms,
+        .metadata_size = metadata_size,
+        .metadata_create = metadata_create,
+        .init_forward_metadata = plan,
+        .metadata_destroy = metadata_destroy,
+        .forward_extend = ops->forward_extend ? forward_extend : NULL,
+        .forward_decode = ops->forward_decode ? forward_decode : NULL,
+        .get_extension = ops->get_extension ? get_extension : NULL,
+    };
+    child->type = &made->type;
+    child->instance = made;
+    return ATTN_OK;
+}
+
+/* ---- Services -------------------------------------------------------------------------------- */
+
+static void refuse(attn_verdict *verdict)
+{
+    verdict->supported = 0;
+    verdict->num_reasons = 1;
+    if (verdict->reasons_capacity == 0)
+        return;
+    attn_reason *reason = verdict->reasons;
+    uint32_t size = reason->struct_size;
+    attn_reason planted = {.struct_size = size,
+                           .code = ATTN_REASON_HEAD_DIM,
+                           .field = ATTN_FIELD_HEAD_DIM,
+                           .got = MEDDLER_WORDS,
+                           .accepted = "nothing"};
+    memcpy(reason, &planted, size < sizeof planted ? size : sizeof planted);
+}
+
+static attn_status child_query(void *ctx, const char *name, const attn_problem *problem,
+                               attn_verdict *verdict, attn_error *error)
+{
+    struct meddler *meddler = ctx;
+    attn_status status =
+        meddler->inner->child_query(meddler->inner->ctx, name, problem, verdict, error);
+    if (status != ATTN_OK || strcmp(name, meddler->child) != 0 || !verdict->supported)
+        return status;
+    if (meddles(meddler, MEDDLE_REFUSE))
+        refuse(verdict);
+    else if (meddles(meddler, MEDDLE_GRAPH_LEVEL))
+        verdict->graph_level =
+            verdict->graph_level < meddler->value ? verdict->graph_level : (uint32_t)meddler->value;
+    else if (meddles(meddler, MEDDLE_NOTES))
+        verdict->notes &= ~(uint32_t)meddler->value;
+    return status;
+}
+
+static attn_status child_create(void *ctx, const char *name, const attn_problem *problems,
+                                uint32_t num_problems, attn_child *child, attn_error *error)
+{
+    struct meddler *meddler = ctx;
+    bool chosen = strcmp(name, meddler->child) == 0;
+    if (chosen && meddles(meddler, MEDDLE_CREATE))
+        return host_fail(error, ATTN_CHILD_FAILED, "%s: %s", name, MEDDLER_WORDS);
+    attn_status status = meddler->inner->child_create(meddler->inner->ctx, name, problems,
+                                                      num_problems, child, error);
+    return status == ATTN_OK ? wrap(meddler, chosen, child, error) : status;
+}
+
+/* The other slots are the inner ones with the inner ctx. */
+static void log_message(void *ctx, uint32_t level, const char *message)
+{
+    const struct meddler *meddler = ctx;
+    meddler->inner->log(meddler->inner->ctx, level, message);
+}
+
+static void *allocate(void *ctx, uint32_t space, uint64_t size, uint64_t alignment)
+{
+    const struct meddler *meddler = ctx;
+    return meddler->inner->allocate(meddler->inner->ctx, space, size, alignment);
+}
+
+static void release(void *ctx, uint32_t space, void *memory)
+{
+    const struct meddler *meddler = ctx;
+    meddler->inner->release(meddler->inner->ctx, space, memory);
+}
+
+static attn_status parallel_for(void *ctx, int64_t num_tasks, attn_task task, void *arg)
+{
+    const struct meddler *meddler = ctx;
+    return meddler->inner->parallel_for(meddler->inner->ctx, num_tasks, task, arg);
+}
+
+void meddler_init(struct meddler *meddler, const attn_services *inner, const char *child,
+                  enum meddle what, uint64_t value)
+{
+    *meddler = (struct meddler){
+        .table = {.struct_size = sizeof meddler->table,
+                  .num_workers = inner->num_workers,
+                  .ctx = meddler,
+                  .log = log_message,
+                  .allocate = allocate,
+                  .release = release,
+                  .parallel_for = parallel_for,
+                  .child_query = child_query,
+                  .child_create = child_create},
+        .inner = inner,
+        .child = child,
+        .what = what,
+        .value = value,
+    };
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * scene.h: a composite on a rig, with a meddler before its children, for the checks of the group
+ * COMP.
+ */
+#ifndef HOST_CHECK_COMPOSITES_SCENE_H
+#define HOST_CHECK_COMPOSITES_SCENE_H
+
+#include "host/check/check.h"
+#include "host/check/composites/meddler.h"
+#include "host/check/cases/rig.h"
+#include "host/check/cases/tally.h"
+
+enum { SCENE_MAX_PATH = 4 };
+
+/* Initialised in place and never copied. */
+struct scene {
+    struct rig rig;
+    struct tally tally; /* of the composite's own memory */
+    struct meddler meddler;
+    const char *child;                /* the one that is meddled with */
+    const char *path[SCENE_MAX_PATH]; /* the names that its failures come with, the child's last */
+    int num_path;
+    int reached; /* hits of all meddling so far */
+};
+
+/* From now on the child does this. */
+void scene_meddle(struct scene *scene, enum meddle what, uint64_t value);
+
+/* Let the child fail in each call of its life: the message has the names on the way to it, and then
+ * its words; nothing is left of its siblings or of the composite's memory. */
+void scene_check_failures(struct scene *scene, struct check_run *run);
+
+/* A case whose child no question of the suite comes to shows nothing, and is skipped with that. */
+void scene_close(struct scene *scene, struct check_run *run);
+
+/* check/composites/comp_depth.c, for the table of check/composites/comp.c */
+int32_t comp_count_refs(const struct check_subject *subject);
+void comp_run_cycles(struct check_run *run);
+void comp_run_missing(struct check_run *run);
+void comp_run_equal(struct check_run *run);
+void comp_run_deep(struct check_run *run);
+
+#endif /* HOST_CHECK_COMPOSITES_SCENE_H */

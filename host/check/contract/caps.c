@@ -1,0 +1,633 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * caps.c: is what query answers true, and all of it?
+ *
+ * Ten thousand random problems, a thousand to a case: points of the grid, with up to five fields
+ * set to anything. What is accepted is made and run, what is refused is refused everywhere, and its
+ * reasons are what would have to change: with all of the named fields set to what is accepted the
+ * answer is yes, with all but one of them it is no.
+ */
+#include "host/check/cases/caps_visit.h"
+#include "host/check/cases/forward_case_session.h"
+#include "host/check/cases/numerics.h"
+
+#include "host/base/error.h"
+#include "host/check/cases/refusal.h"
+#include "host/check/cases/rig.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    RUN_EVERY = 8,      /* accepted problems, unless the run is exhaustive */
+    COMPILE_EVERY = 64, /* where each is likely to be compiled first */
+    SIZE_EVERY = 8,     /* refused bounds */
+    LARGE_DIM = 512     /* heads beyond it are few among the problems: all of them are run */
+};
+
+/* ---- Refusals -------------------------------------------------------------------------------- */
+
+/* A composite's child has the same right to say no. */
+static bool is_refusal(const struct check_subject *subject, attn_status status)
+{
+    return status == ATTN_UNSUPPORTED ||
+           (status == ATTN_CHILD_FAILED && subject->type->flags & ATTN_BACKEND_COMPOSITE);
+}
+
+/* ---- CAPS-01: the same answer ---------------------------------------------------------------- */
+
+static bool same_answer(const struct caps_answer *a, const struct caps_answer *b)
+{
+    const attn_verdict *v = &a->verdict, *w = &b->verdict;
+    if (a->status != b->status || strcmp(a->error.text, b->error.text) != 0)
+        return false;
+    if (a->status != ATTN_OK)
+        return true;
+    if (v->supported != w->supported || v->num_reasons != w->num_reasons)
+        return false;
+    for (uint32_t r = 0; r < caps_num_reasons(a); r++)
+        if (!caps_same_reason(&a->reasons[r], &b->reasons[r]))
+            return false;
+    return !v->supported ||
+           (v->graph_level == w->graph_level && v->notes == w->notes &&
+            v->reads_new_kv_unquantised == w->reads_new_kv_unquantised &&
+            v->graph_seq_len_fill == w->graph_seq_len_fill && v->host_arrays == w->host_arrays &&
+            v->cost_hint == w->cost_hint && v->device_bytes == w->device_bytes &&
+            v->pinned_bytes == w->pinned_bytes && v->host_bytes == w->host_bytes);
+}
+
+bool caps_look_same(struct caps_visit *visit, const struct caps_problem *p,
+                    const struct caps_answer *answer)
+{
+    struct caps_problem asked;
+    struct caps_answer again;
+    caps_problem_copy(&asked, p);
+    caps_ask(visit->run->subject, &asked.problem, &again);
+    if (!same_answer(answer, &again))
+        caps_tell(visit, p, "query gives another answer the second time");
+    else if (memcmp(&asked.group, &p->group, offsetof(attn_layer_group, layers)) != 0 ||
+             memcmp(&asked.bounds, &p->bounds, sizeof p->bounds) != 0 ||
+             memcmp(&asked.device, &p->device, sizeof p->device) != 0)
+        caps_tell(visit, p, "query changes the problem it is asked about");
+    else
+        return true;
+    return false;
+}
+
+static void run_same_answer(struct check_run *run)
+{
+    caps_visit_problems(run, caps_look_same);
+}
+
+/* ---- CAPS-02: what is accepted runs ---------------------------------------------------------- */
+
+/* The problem's own bounds, as far as memory for them is a small matter. */
+static void widen_bounds(attn_bounds *bounds, const attn_bounds *wanted)
+{
+    static const int32_t most[] = {256, 2048, 2048, 16384};
+    const int32_t *from[] = {&wanted->max_seqs, &wanted->max_tokens, &wanted->max_q_len,
+                             &wanted->max_kv_len};
+    int32_t *to[] = {&bounds->max_seqs, &bounds->max_tokens, &bounds->max_q_len,
+                     &bounds->max_kv_len};
+    for (int n = 0; n < 4; n++)
+        if (*from[n] > *to[n])
+            *to[n] = *from[n] < most[n] ? *from[n] : most[n];
+    if (wanted->max_kv_tokens > bounds->max_kv_tokens)
+        bounds->max_kv_tokens = wanted->max_kv_tokens < 65536 ? wanted->max_kv_tokens : 65536;
+    bounds->modes = wanted->modes;
+    bounds->mask_kinds = wanted->mask_kinds;
+    bounds->uses = wanted->uses;
+}
+
+/* Create, metadata and a forward for the problem as it was asked about. */
+static bool run_problem(struct caps_visit *visit, const struct caps_problem *p,
+                        const struct case_spec *spec)
+{
+    struct check_run *run = visit->run;
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
+    struct forward_case *c = numerics_case(run, spec, NULL);
+    if (!c)
+        return false;
+    attn_problem *problem = &c->posed.problem;
+    problem->graph_level = p->problem.graph_level;
+    problem->need_notes = p->problem.need_notes;
+    problem->mla_expanded = p->problem.mla_expanded;
+    c->posed.layers[0].flags = p->layers[0].flags;
+    c->posed.group.num_layers = p->group.num_layers;
+    widen_bounds(&c->posed.bounds, &p->bounds);
+    struct case_session *session = numerics_session(run, c, spec, NULL, &setup);
+    bool good = session && numerics_judge(run, session, c, spec);
+    case_session_destroy(session);
+    forward_case_destroy(c);
+    return good;
+}
+
+static bool look_runs(struct caps_visit *visit, const struct caps_problem *p,
+                      const struct caps_answer *answer)
+{
+    struct case_spec spec;
+    int64_t every = visit->grid->notes & ATTN_NOTE_RUNTIME_COMPILATION ? COMPILE_EVERY : RUN_EVERY;
+    bool chosen = visit->run->subject->exhaustive || visit->accepted % every == 0 ||
+                  p->group.head_dim > LARGE_DIM;
+    if (answer->status != ATTN_OK || !answer->verdict.supported || !chosen ||
+        !caps_problem_spec(p, visit->seed, &spec))
+        return true;
+    return run_problem(visit, p, &spec);
+}
+
+static void run_accepted(struct check_run *run)
+{
+    caps_visit_problems(run, look_runs);
+}
+
+/* ---- CAPS-03: what is refused stays refused -------------------------------------------------- */
+
+static attn_status try_create(const struct check_subject *subject, const struct caps_problem *p,
+                              attn_instance **instance, host_error *error)
+{
+    host_error_init(error);
+    return subject->type->create(subject->type, &p->problem, 1, subject->options, subject->services,
+                                 instance, &error->base);
+}
+
+bool caps_look_create(struct caps_visit *visit, const struct caps_problem *p,
+                      const struct caps_answer *answer)
+{
+    const struct check_subject *subject = visit->run->subject;
+    char here, what[512];
+    attn_instance *const untouched = (attn_instance *)(void *)&here;
+    attn_instance *instance = untouched;
+    host_error error;
+    if (answer->status == ATTN_OK && answer->verdict.supported)
+        return true;
+    attn_status status = try_create(subject, p, &instance, &error);
+    bool good = answer->status == ATTN_OK ? is_refusal(subject, status)
+                                          : status == answer->status || status == ATTN_UNSUPPORTED;
+    if (status == ATTN_OK)
+        subject->type->ops->destroy(instance);
+    if (!good)
+        snprintf(what, sizeof what, "query refuses, create gives %s %.300s: accepted UNSUPPORTED",
+                 host_status_name(status), host_error_text(&error));
+    else if (instance != untouched)
+        snprintf(what, sizeof what, "a create that fails sets its output");
+    else if (!host_error_text(&error)[0])
+        snprintf(what, sizeof what, "a create that fails says nothing");
+    else
+        return true;
+    caps_tell(visit, p, what);
+    return false;
+}
+
+static bool only_bounds(const struct caps_answer *answer)
+{
+    uint32_t count = caps_num_reasons(answer);
+    for (uint32_t r = 0; r < count; r++)
+        if (!caps_is_bound(answer->reasons[r].field))
+            return false;
+    return count > 0 && answer->verdict.num_reasons <= CAPS_MAX_REASONS;
+}
+
+/* An instance of the same problem within other bounds refuses metadata for these. */
+static bool refuses_metadata(struct caps_visit *visit, const struct caps_problem *p,
+                             attn_instance *instance)
+{
+    const attn_backend_ops *ops = visit->run->subject->type->ops;
+    attn_memory_size size = {.struct_size = sizeof size};
+    attn_memory memory = {.struct_size = sizeof memory};
+    attn_metadata *metadata = NULL;
+    char what[512];
+    host_error error;
+    host_error_init(&error);
+    attn_status status =
+        ops->metadata_size(instance, ATTN_METADATA_EAGER, &p->bounds, &size, &error.base);
+    if (!is_refusal(visit->run->subject, status)) {
+        snprintf(what, sizeof what,
+                 "query refuses bounds for which metadata_size gives %s %.300s: accepted "
+                 "UNSUPPORTED",
+                 host_status_name(status), host_error_text(&error));
+        caps_tell(visit, p, what);
+        return false;
+    }
+    status = ops->metadata_create(instance, ATTN_METADATA_EAGER, &p->bounds, &memory, &metadata,
+                                  &error.base);
+    if (is_refusal(visit->run->subject, status) && !metadata)
+        return true;
+    snprintf(what, sizeof what,
+             "query refuses bounds for which metadata_create gives %s: accepted UNSUPPORTED",
+             host_status_name(status));
+    caps_tell(visit, p, what);
+    return false;
+}
+
+bool caps_look_bounds(struct caps_visit *visit, const struct caps_problem *p,
+                      const struct caps_answer *answer)
+{
+    const struct check_subject *subject = visit->run->subject;
+    struct caps_problem within;
+    attn_instance *instance = NULL;
+    host_error error;
+    /* Of other kinds few problems are refused for their bounds alone. */
+    int64_t every = p->group.kind == ATTN_KIND_SOFTMAX ? SIZE_EVERY : 1;
+    if (!only_bounds(answer) || p->elsewhere || visit->refused % every != 0)
+        return true;
+    caps_problem_copy(&within, p);
+    within.bounds = visit->plain.bounds;
+    if (!caps_accepts(subject, &within) ||
+        try_create(subject, &within, &instance, &error) != ATTN_OK)
+        return true;
+    bool good = refuses_metadata(visit, p, instance);
+    subject->type->ops->destroy(instance);
+    return good;
+}
+
+static void run_refused(struct check_run *run)
+{
+    caps_visit_problems(run, caps_look_create);
+}
+
+static void run_refused_bounds(struct check_run *run)
+{
+    caps_visit_problems(run, caps_look_bounds);
+}
+
+/* ---- CAPS-05: what is unknown ---------------------------------------------------------------- */
+
+static void set_kind(struct caps_problem *p)
+{
+    p->group.kind = 1000;
+}
+static void set_type(struct caps_problem *p)
+{
+    p->group.attn_type = 1000;
+}
+static void set_group_flag(struct caps_problem *p)
+{
+    p->group.flags |= 1u << 31;
+}
+static void set_layer_flag(struct caps_problem *p)
+{
+    p->layers[0].flags |= 1u << 31;
+}
+static void set_granularity(struct caps_problem *p)
+{
+    p->group.kv_scale_granularity = 1000;
+}
+static void set_device(struct caps_problem *p)
+{
+    p->device.type = 1000;
+}
+static void set_q_dtype(struct caps_problem *p)
+{
+    p->problem.q_dtype = p->problem.kv_dtype = ATTN_DTYPE(99, 16);
+}
+static void set_kv_dtype(struct caps_problem *p)
+{
+    p->problem.kv_dtype = ATTN_DTYPE(99, 8);
+}
+static void set_out_dtype(struct caps_problem *p)
+{
+    p->problem.out_dtype = ATTN_DTYPE(99, 16);
+}
+static void set_layout_unknown(struct caps_problem *p)
+{
+    p->problem.kv_layout = "kv.nhd/1000";
+}
+static void set_layout_longer(struct caps_problem *p)
+{
+    p->problem.kv_layout = ATTN_LAYOUT_KV_NHD "0";
+}
+static void set_mode(struct caps_problem *p)
+{
+    p->bounds.modes |= 1u << 31;
+}
+static void set_mask(struct caps_problem *p)
+{
+    p->bounds.mask_kinds |= 1u << 31;
+}
+static void set_use(struct caps_problem *p)
+{
+    p->bounds.uses |= 1u << 31;
+}
+static void set_graph_level(struct caps_problem *p)
+{
+    p->problem.graph_level = 1000;
+}
+static void set_note(struct caps_problem *p)
+{
+    p->problem.need_notes = 1u << 31;
+}
+static void set_feature(struct caps_problem *p)
+{
+    p->features[0] = "attn.unheard_of/1";
+    p->problem.num_features = 1;
+    p->problem.features = p->features;
+}
+
+/* The first number that is no member, where a `<=` would take it for one. */
+static void set_next_kind(struct caps_problem *p)
+{
+    p->group.kind = ATTN_KIND_COUNT;
+}
+static void set_next_attn_type(struct caps_problem *p)
+{
+    p->group.attn_type = ATTN_TYPE_COUNT;
+}
+static void set_next_group_flag(struct caps_problem *p)
+{
+    p->group.flags |= ATTN_GROUP_HAS_ALIBI << 1;
+}
+static void set_next_layer_flag(struct caps_problem *p)
+{
+    p->layers[0].flags |= ATTN_LAYER_ALL + 1u;
+}
+static void set_next_granularity(struct caps_problem *p)
+{
+    p->group.kv_scale_granularity = ATTN_SCALE_COUNT;
+}
+static void set_next_mode(struct caps_problem *p)
+{
+    p->bounds.modes |= 1u << ATTN_MODE_COUNT;
+}
+static void set_next_mask(struct caps_problem *p)
+{
+    p->bounds.mask_kinds |= 1u << ATTN_MASK_COUNT;
+}
+static void set_next_use(struct caps_problem *p)
+{
+    p->bounds.uses |= ATTN_USES_ALL + 1u;
+}
+static void set_next_graph_level(struct caps_problem *p)
+{
+    p->problem.graph_level = ATTN_GRAPH_COUNT;
+}
+static void set_next_note(struct caps_problem *p)
+{
+    p->problem.need_notes = ATTN_NOTE_ALL + 1u;
+}
+/* Scales of tokens are a cache's alone. */
+static void set_input_granularity(struct caps_problem *p)
+{
+    p->problem.q_dtype = p->problem.new_kv_dtype = ATTN_FP8_E4M3;
+    p->group.input_scale_granularity = ATTN_SCALE_PER_TOKEN_HEAD;
+}
+
+static const struct caps_unknown unknowns[] = {
+    {"kind 1000", ATTN_FIELD_KIND, set_kind, true},
+    {"attn_type 1000", ATTN_FIELD_ATTN_TYPE, set_type, true},
+    {"bit 31 of the group's flags", 0, set_group_flag, true},
+    {"bit 31 of a layer's flags", 0, set_layer_flag, true},
+    {"kv_scale_granularity 1000", ATTN_FIELD_SCALE_GRANULARITY, set_granularity, false},
+    {"device.type 1000", ATTN_FIELD_DEVICE_TYPE, set_device, true},
+    {"q_dtype of code 99", ATTN_FIELD_Q_DTYPE, set_q_dtype, true},
+    {"kv_dtype of code 99", ATTN_FIELD_KV_DTYPE, set_kv_dtype, false},
+    {"out_dtype of code 99", ATTN_FIELD_OUT_DTYPE, set_out_dtype, true},
+    {"kv_layout kv.nhd/1000", ATTN_FIELD_KV_LAYOUT, set_layout_unknown, false},
+    {"kv_layout kv.nhd/10", ATTN_FIELD_KV_LAYOUT, set_layout_longer, false},
+    {"bit 31 of modes", ATTN_FIELD_MODES, set_mode, true},
+    {"bit 31 of mask_kinds", ATTN_FIELD_MASK_KINDS, set_mask, true},
+    {"bit 31 of uses", ATTN_FIELD_USES, set_use, true},
+    {"graph_level 1000", ATTN_FIELD_GRAPH_LEVEL, set_graph_level, true},
+    {"bit 31 of need_notes", ATTN_FIELD_NEED_NOTES, set_note, true},
+    {"feature attn.unheard_of/1", ATTN_FIELD_FEATURE, set_feature, true},
+    {"the kind after the last one", ATTN_FIELD_KIND, set_next_kind, true},
+    {"the attn_type after the last one", ATTN_FIELD_ATTN_TYPE, set_next_attn_type, true},
+    {"the bit of the group's flags after the last one", 0, set_next_group_flag, true},
+    {"the bit of a layer's flags after the last one", 0, set_next_layer_flag, true},
+    {"the kv_scale_granularity after the last one", ATTN_FIELD_SCALE_GRANULARITY,
+     set_next_granularity, false},
+    {"the bit of modes after the last one", ATTN_FIELD_MODES, set_next_mode, true},
+    {"the bit of mask_kinds after the last one", ATTN_FIELD_MASK_KINDS, set_next_mask, true},
+    {"the bit of uses after the last one", ATTN_FIELD_USES, set_next_use, true},
+    {"the graph_level after the last one", ATTN_FIELD_GRAPH_LEVEL, set_next_graph_level, true},
+    {"the bit of need_notes after the last one", ATTN_FIELD_NEED_NOTES, set_next_note, true},
+    {"input_scale_granularity per_token_head", ATTN_FIELD_INPUT_SCALE_GRANULARITY,
+     set_input_granularity, false},
+};
+
+enum { UNKNOWNS = sizeof unknowns / sizeof unknowns[0] };
+
+static int32_t count_unknown(const struct check_subject *subject)
+{
+    (void)subject;
+    return UNKNOWNS;
+}
+
+const struct caps_unknown *caps_unknown_of_any(int32_t n)
+{
+    for (int32_t u = 0; u < UNKNOWNS; u++)
+        if (unknowns[u].of_any && n-- == 0)
+            return &unknowns[u];
+    return NULL;
+}
+
+static bool names_field(const struct caps_answer *answer, uint32_t field)
+{
+    for (uint32_t r = 0; r < caps_num_reasons(answer); r++)
+        if (answer->reasons[r].field == field)
+            return true;
+    return false;
+}
+
+void caps_must_refuse(struct check_run *run, struct caps_problem *p,
+                      const struct caps_unknown *unknown)
+{
+    struct caps_answer answer;
+    unknown->set(p);
+    caps_ask(run->subject, &p->problem, &answer);
+    CHECK_THAT(run, answer.status == ATTN_OK, "query with %s gives %s %s: accepted is a no",
+               unknown->what, host_status_name(answer.status), host_error_text(&answer.error));
+    CHECK_THAT(run, !answer.verdict.supported, "query accepts %s", unknown->what);
+    CHECK_THAT(run, !unknown->field || names_field(&answer, unknown->field),
+               "query refuses %s, but gives no reason with that field", unknown->what);
+}
+
+/* A plain problem, with one thing in it that must be refused. */
+static void must_refuse(struct check_run *run, const struct caps_unknown *unknown)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct caps_problem p;
+    struct case_spec spec;
+    CHECK_THAT(run, grid, "no memory for the grid");
+    bool found = grid_accepts(grid, &grid->base, &spec, NULL, 0);
+    if (!found)
+        check_skip(run, "%s", grid->refusal);
+    grid_release(run->subject, grid);
+    if (!found)
+        return;
+    caps_problem_init(&p, &spec, &run->subject->device->info);
+    caps_must_refuse(run, &p, unknown);
+}
+
+static void run_unknown(struct check_run *run)
+{
+    must_refuse(run, &unknowns[run->index]);
+}
+
+/* ---- CAPS-10: devices ------------------------------------------------------------------------ */
+
+static void set_cuda_host(struct caps_problem *p)
+{
+    p->device.type = ATTN_DEVICE_CUDA_HOST;
+}
+static void set_rocm_host(struct caps_problem *p)
+{
+    p->device.type = ATTN_DEVICE_ROCM_HOST;
+}
+static void set_cuda_managed(struct caps_problem *p)
+{
+    p->device.type = ATTN_DEVICE_CUDA_MANAGED;
+}
+
+static const struct caps_unknown memories[] = {
+    {"device.type cuda_host", ATTN_FIELD_DEVICE_TYPE, set_cuda_host, true},
+    {"device.type rocm_host", ATTN_FIELD_DEVICE_TYPE, set_rocm_host, true},
+    {"device.type cuda_managed", ATTN_FIELD_DEVICE_TYPE, set_cuda_managed, true},
+};
+
+static int32_t count_memories(const struct check_subject *subject)
+{
+    (void)subject;
+    return (int32_t)(sizeof memories / sizeof memories[0]);
+}
+
+static void run_memory(struct check_run *run)
+{
+    must_refuse(run, &memories[run->index]);
+}
+
+/* ---- CAPS-08: how new tokens are read -------------------------------------------------------- */
+
+/* The bit of each mode, asked alone and with others, within small bounds and large ones. */
+static bool look_new_tokens(struct caps_visit *visit, const struct caps_problem *p,
+                            const struct caps_answer *answer)
+{
+    const struct check_subject *subject = visit->run->subject;
+    uint32_t modes = p->bounds.modes, reads = answer->verdict.reads_new_kv_unquantised;
+    if (answer->status != ATTN_OK || !answer->verdict.supported)
+        return true;
+    for (uint32_t mode = 0; mode < ATTN_MODE_COUNT; mode++) {
+        struct caps_problem alone;
+        struct caps_answer other;
+        if (!(modes & ATTN_MODE_BIT(mode)))
+            continue;
+        caps_problem_copy(&alone, p);
+        alone.bounds.modes = ATTN_MODE_BIT(mode);
+        alone.bounds.max_seqs = alone.bounds.max_tokens = 2;
+        alone.bounds.max_kv_len = 100;
+        alone.bounds.max_q_len = 1;
+        caps_ask(subject, &alone.problem, &other);
+        if (other.status != ATTN_OK || !other.verdict.supported ||
+            !((other.verdict.reads_new_kv_unquantised ^ reads) & ATTN_MODE_BIT(mode)))
+            continue;
+        caps_tell(visit, p,
+                  "reads_new_kv_unquantised of a mode depends on other modes or on bounds");
+        return false;
+    }
+    return true;
+}
+
+static void run_new_tokens(struct check_run *run)
+{
+    caps_visit_problems(run, look_new_tokens);
+}
+
+/* ---- KV-14: scales per token ----------------------------------------------------------------- */
+
+static bool look_as_given(struct caps_visit *visit, const struct caps_problem *p,
+                          const struct caps_answer *answer)
+{
+    uint32_t modes = p->bounds.modes & ~ATTN_MODE_BIT(ATTN_MODE_IDLE);
+    if (answer->status != ATTN_OK || !answer->verdict.supported ||
+        p->group.kv_scale_granularity != ATTN_SCALE_PER_TOKEN_HEAD ||
+        (answer->verdict.reads_new_kv_unquantised & modes) == modes)
+        return true;
+    caps_tell(visit, p, "with scales per token reads_new_kv_unquantised lacks a mode");
+    return false;
+}
+
+static void run_as_given(struct check_run *run)
+{
+    caps_visit_problems(run, look_as_given);
+}
+
+/* ---- CAPS-11: ids of layers -------------------------------------------------------------------
+ */
+
+static const struct layer_ids {
+    const char *what;
+    int32_t ids[2];
+    bool apart; /* two groups of a layer each, not one of two */
+} layer_ids[] = {
+    {"a layer_id twice", {5, 5}, false},
+    {"a layer_id in two groups", {5, 5}, true},
+    {"a layer_id below 0", {5, -1}, false},
+};
+
+static int32_t count_layer_ids(const struct check_subject *subject)
+{
+    (void)subject;
+    return (int32_t)(sizeof layer_ids / sizeof layer_ids[0]);
+}
+
+static attn_status create_ids(struct rig *rig, const struct layer_ids *named, attn_error *error)
+{
+    attn_instance *instance = NULL;
+    attn_layer layers[2] = {rig->question.layers[0], rig->question.layers[0]};
+    attn_layer_group groups[2] = {rig->question.groups[0], rig->question.groups[0]};
+    attn_problem problems[2] = {rig->question.problems[0], rig->question.problems[0]};
+    for (int n = 0; n < 2; n++) {
+        layers[n].layer_id = named->ids[n];
+        groups[n].layers = &layers[n];
+        groups[n].num_layers = named->apart ? 1 : 2;
+        problems[n].group = &groups[n];
+    }
+    attn_status status = rig->type->create(rig->type, problems, named->apart ? 2 : 1, rig->options,
+                                           rig->services, &instance, error);
+    if (status == ATTN_OK)
+        rig_destroy(rig, instance);
+    return status;
+}
+
+static void run_layer_ids(struct check_run *run)
+{
+    const struct layer_ids *named = &layer_ids[run->index];
+    struct rig rig;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    attn_status status = create_ids(&rig, named, &rig.error.base);
+    refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig.error, named->what);
+    rig_close(&rig);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+const struct check check_caps[] = {
+    {"CAPS-01", "same_answer", "query gives the same answer to the same question, and changes none",
+     0, caps_count_cases, run_same_answer},
+    {"CAPS-02", "accepted", "what query accepts is created, planned and computed right",
+     CHECK_NEEDS_COMPUTE, caps_count_cases, run_accepted},
+    {"CAPS-03", "refused", "what query refuses, create refuses with UNSUPPORTED", 0,
+     caps_count_cases, run_refused},
+    {"CAPS-03", "refused_bounds", "bounds that query refuses, metadata_size and _create refuse", 0,
+     caps_count_cases, run_refused_bounds},
+    {"CAPS-04", "reasons", "a no gives all its reasons, and no more", 0, caps_count_cases,
+     caps_run_reasons},
+    {"CAPS-04", "listed", "what a reason accepts is not refused for the same field again", 0,
+     caps_count_cases, caps_run_listed},
+    {"CAPS-05", "unknown", "an unknown bit, id or enumerator means no, with its field", 0,
+     count_unknown, run_unknown},
+    {"CAPS-06", "language", "`accepted` is a list of numbers, ranges and words", 0,
+     caps_count_cases, caps_run_language},
+    {"CAPS-07", "capacity", "all reasons are counted, those that have room are written", 0,
+     caps_count_cases, caps_run_capacity},
+    {"CAPS-08", "new_tokens", "how new tokens are read is fixed for a mode", 0, caps_count_cases,
+     run_new_tokens},
+    {"KV-14", "as_given", "with scales per token new tokens are read as given in every mode", 0,
+     caps_count_cases, run_as_given},
+    {"CAPS-10", "memory", "device types that are memory alone are refused", 0, count_memories,
+     run_memory},
+    {"CAPS-11", "layer_ids", "create refuses ids of layers that are below 0, or not unique", 0,
+     count_layer_ids, run_layer_ids},
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};

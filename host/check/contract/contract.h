@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * contract.h: checks that stand in the table of one file and are written in another.
+ */
+#ifndef HOST_CHECK_CONTRACT_CONTRACT_H
+#define HOST_CHECK_CONTRACT_CONTRACT_H
+
+#include "host/check/check.h"
+
+/* check/contract/struct.c, for check_nego */
+void check_struct_entry(struct check_run *run);
+int32_t check_struct_count(const struct check_subject *subject);
+void check_struct_sizes(struct check_run *run);
+int32_t check_struct_count_arrays(const struct check_subject *subject);
+void check_struct_arrays(struct check_run *run);
+void check_struct_reserved(struct check_run *run);
+
+/* check/contract/leak.c, for check_life */
+void check_leak_instances(struct check_run *run);
+void check_leak_metadata(struct check_run *run);
+void check_leak_create(struct check_run *run);
+void check_leak_metadata_create(struct check_run *run);
+void check_leak_unsupported(struct check_run *run);
+void check_leak_layer_ids(struct check_run *run);
+
+#endif /* HOST_CHECK_CONTRACT_CONTRACT_H */

@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * leak.c: what is left behind: by a create that fails at any allocation, and by a thousand
+ * that succeed. Counted are allocations from services, the heap and the address space of the
+ * process, and the device's memory; what a backend maps and never touches is seen by the second.
+ */
+#include "host/check/contract/contract.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/check/cases/process_resources.h"
+#include "host/check/cases/refusal.h"
+#include "host/check/cases/rig.h"
+#include "host/check/cases/tally.h"
+#include "host/base/clock.h"
+
+/* A pointer that a failed call must leave alone. */
+static char sentinel;
+#define UNTOUCHED ((void *)&sentinel)
+
+/* ---- What fails ------------------------------------------------------------------------------ */
+
+static bool is_exhausted(attn_status status)
+{
+    return status == ATTN_OUT_OF_HOST_MEMORY || status == ATTN_OUT_OF_DEVICE_MEMORY;
+}
+
+/* A failed call: the right status and words, an output that was not set, nothing left. */
+static void judge_failure(struct check_run *run, const struct tally *tally, attn_status status,
+                          const host_error *error, const void *output, const char *what)
+{
+    if (!refusal_is_told(run, status, error, what))
+        return;
+    CHECK_THAT(run, output == UNTOUCHED, "%s: fails, and sets its output", what);
+    const char *left = tally_left(tally);
+    CHECK_THAT(run, !left, "%s: fails, and leaves %s", what, left);
+}
+
+void check_leak_create(struct check_run *run)
+{
+    struct rig rig;
+    struct tally tally;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    tally_init(&tally, rig.services);
+    rig.services = &tally.table;
+    for (uint64_t n = 1; n < 10000 && run->code == CHECK_PASS; n++) {
+        attn_instance *instance = UNTOUCHED;
+        tally_restart(&tally, n);
+        check_note(run, "create, allocation %llu is refused", (unsigned long long)n);
+        attn_status status = rig_create(&rig, &instance);
+        if (status == ATTN_OK && !tally.refused) {
+            rig_destroy(&rig, instance);
+            break; /* that was all of them */
+        }
+        if (status == ATTN_DEPENDENCY_MISSING) {
+            check_skip(run, "create: DEPENDENCY_MISSING: %s", host_error_text(&rig.error));
+        } else if (status == ATTN_OK) { /* it can do without */
+            rig_destroy(&rig, instance);
+        } else {
+            judge_failure(run, &tally, status, &rig.error, instance,
+                          "create when memory is refused");
+            if (!is_exhausted(status))
+                check_fail(run,
+                           "create when memory is refused: %s: accepted OUT_OF_HOST_MEMORY, "
+                           "OUT_OF_DEVICE_MEMORY",
+                           host_status_name(status));
+        }
+    }
+    rig_close(&rig);
+}
+
+/* Problems that query refuses, the last of two groups. */
+static void refuse_one(struct check_run *run, struct rig *rig, struct tally *tally,
+                       const char *what)
+{
+    attn_instance *instance = UNTOUCHED;
+    if (rig_accepts(run->subject, &rig->question.problems[1]))
+        return; /* a backend for everything */
+    tally_restart(tally, 0);
+    check_note(run, "create with %s", what);
+    attn_status status = rig_create(rig, &instance);
+    if (refusal_is(run, status, ATTN_UNSUPPORTED, &rig->error, what))
+        judge_failure(run, tally, status, &rig->error, instance, what);
+}
+
+void check_leak_unsupported(struct check_run *run)
+{
+    static const char *const features[] = {"attn.no_such_feature/1"};
+    struct rig rig;
+    struct tally tally;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    attn_problem *problem = &rig.question.problems[1], kept = *problem;
+    attn_layer_group *group = &rig.question.groups[1], kept_group = *group;
+    tally_init(&tally, rig.services);
+    rig.services = &tally.table;
+    problem->num_features = 1;
+    problem->features = features;
+    refuse_one(run, &rig, &tally, "an unknown feature");
+    *problem = kept;
+    rig_spoil_layout(problem);
+    refuse_one(run, &rig, &tally, "an unknown layout");
+    *problem = kept;
+    group->kind = 1000;
+    refuse_one(run, &rig, &tally, "an unknown kind of layer");
+    *group = kept_group;
+    group->head_dim = group->v_head_dim = 100003;
+    refuse_one(run, &rig, &tally, "a head_dim of 100003");
+    *group = kept_group;
+    rig_close(&rig);
+}
+
+/* The host lets no such ids through, so a backend may take them; if it does not, nothing stays. */
+static void create_with_ids(struct check_run *run, struct rig *rig, struct tally *tally,
+                            const char *what)
+{
+    attn_instance *instance = UNTOUCHED;
+    tally_restart(tally, 0);
+    check_note(run, "create with %s", what);
+    attn_status status = rig_create(rig, &instance);
+    if (status == ATTN_OK)
+        rig_destroy(rig, instance);
+    else
+        judge_failure(run, tally, status, &rig->error, instance, what);
+}
+
+void check_leak_layer_ids(struct check_run *run)
+{
+    struct rig rig;
+    struct tally tally;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    attn_layer *last = &rig.question.layers[RIG_LAYERS - 1];
+    int32_t kept = last->layer_id;
+    tally_init(&tally, rig.services);
+    rig.services = &tally.table;
+    last->layer_id = rig.question.layers[0].layer_id;
+    create_with_ids(run, &rig, &tally, "a layer_id that two layers have");
+    last->layer_id = -1;
+    create_with_ids(run, &rig, &tally, "a layer_id of -1");
+    last->layer_id = kept;
+    rig_close(&rig);
+}
+
+static void fail_metadata(struct check_run *run, struct rig *rig, struct rig_session *session,
+                          struct tally *tally)
+{
+    attn_memory none = {.struct_size = sizeof none};
+    attn_metadata *metadata = UNTOUCHED;
+    int64_t before[ATTN_SPACE_COUNT];
+    uint64_t needed = 0;
+    memcpy(before, tally->live, sizeof before);
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
+        needed += session->memory.size.size[r];
+    for (uint64_t n = 0; n < 1000 && run->code == CHECK_PASS; n++) {
+        tally->num_allocations = 0;
+        tally->refuse_at = n;
+        tally->refused = false;
+        host_error_init(&rig->error);
+        metadata = UNTOUCHED;
+        check_note(run, "metadata_create, allocation %llu is refused", (unsigned long long)n);
+        attn_status status = rig->ops->metadata_create(
+            session->instance, ATTN_METADATA_EAGER, rig->bounds,
+            n == 0 ? &none : &session->memory.memory, &metadata, &rig->error.base);
+        if (status == ATTN_OK) {
+            rig->ops->metadata_destroy(metadata);
+            if (n == 0 && needed > 0)
+                check_fail(run, "metadata_create without memory succeeds");
+            else if (n > 0 && !tally->refused)
+                break;
+        } else if (refusal_is_told(run, status, &rig->error, "metadata_create")) {
+            CHECK_THAT(run, metadata == UNTOUCHED, "metadata_create fails, and sets its output");
+        }
+        CHECK_THAT(run, memcmp(before, tally->live, sizeof before) == 0,
+                   "metadata_create leaves memory of services->allocate");
+    }
+}
+
+void check_leak_metadata_create(struct check_run *run)
+{
+    struct rig rig;
+    struct rig_session session;
+    struct tally tally;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    tally_init(&tally, rig.services);
+    rig.services = &tally.table;
+    if (rig_session_open(&session, &rig, run)) {
+        rig.ops->metadata_destroy(session.metadata);
+        session.metadata = NULL;
+        fail_metadata(run, &rig, &session, &tally);
+        rig_session_close(&session, &rig);
+        if (run->code == CHECK_PASS && tally_left(&tally))
+            check_fail(run, "after destroy there is %s", tally_left(&tally));
+    }
+    rig_close(&rig);
+}
+
+/* ---- A thousand ------------------------------------------------------------------------------ */
+
+enum {
+    ROUNDS = 1000,
+    WARM_UP = 20,
+    /* Where one takes milliseconds, as on a GPU: as many as this time allows. */
+    SECONDS = 8,
+    FEWEST = 50,                 /* and in four times that, however slow */
+    HEAP_SLACK = 8 * ROUNDS,     /* less than the smallest block each round */
+    DRIVER_SLACK = 64 * ROUNDS,  /* a CUDA driver keeps some bytes of each module it loaded */
+    SPACE_SLACK = 2048 * ROUNDS, /* less than a page each round, more than an arena of the heap */
+    DEVICE_SLACK = 2 * 1024 * 1024, /* what a driver hands out at a time */
+    TRIES = 3 /* a device's memory is other processes', too: what leaks does so each time */
+};
+
+struct holdings {
+    struct process_memory process;
+    uint64_t device_free;
+};
+
+/* When all that was enqueued is done. */
+static void take_holdings(const struct rig *rig, struct holdings *holdings)
+{
+    const struct device *device = rig->device;
+    uint64_t total;
+    device_synchronize(device, rig->stream, NULL);
+    holdings->device_free = 0;
+    if (device->type != ATTN_DEVICE_CPU)
+        device_memory(device, &holdings->device_free, &total, NULL);
+    process_memory_take(&holdings->process);
+}
+
+static bool device_is_shorter(const struct check_subject *subject, const struct holdings *before,
+                              const struct holdings *after)
+{
+    uint64_t slack = subject->fake_device ? 0 : DEVICE_SLACK;
+    return after->device_free + slack < before->device_free;
+}
+
+static void compare_holdings(struct check_run *run, const struct holdings *before,
+                             const struct holdings *after, int rounds, const char *what)
+{
+    const struct check_subject *subject = run->subject;
+    bool driver = subject->device->type == ATTN_DEVICE_CUDA && !subject->fake_device;
+    uint64_t heap = HEAP_SLACK + (driver ? DRIVER_SLACK : 0);
+    CHECK_THAT(run, after->process.heap <= before->process.heap + heap,
+               "%d %s leave %llu bytes of the heap behind", rounds, what,
+               (unsigned long long)(after->process.heap - before->process.heap));
+    CHECK_THAT(run, after->process.space <= before->process.space + SPACE_SLACK,
+               "%d %s leave %llu bytes of address space behind", rounds, what,
+               (unsigned long long)(after->process.space - before->process.space));
+    CHECK_THAT(run, !device_is_shorter(subject, before, after),
+               "%d %s leave %llu bytes of the device's memory behind", rounds, what,
+               (unsigned long long)(before->device_free - after->device_free));
+}
+
+/* One round; false ends them. */
+typedef bool (*round_fn)(struct check_run *run, struct rig *rig, struct rig_session *session);
+
+/* As many rounds as there is time for; false if one of them failed. */
+static bool run_in_time(struct check_run *run, struct rig *rig, struct rig_session *session,
+                        round_fn round, const char *what, int *rounds)
+{
+    int64_t start = clock_now_ns(), time = (int64_t)SECONDS * 1000000000;
+    bool good = true;
+    for (*rounds = 0; *rounds < ROUNDS && good; (*rounds)++) {
+        if (clock_now_ns() - start > (*rounds < FEWEST ? 4 * time : time))
+            break;
+        good = round(run, rig, session);
+        if (*rounds % 10 == 0)
+            check_note(run, "%d %s", *rounds, what);
+    }
+    return good;
+}
+
+static void run_rounds(struct check_run *run, struct rig *rig, struct rig_session *session,
+                       round_fn round, const char *what)
+{
+    struct holdings before, after;
+    int rounds = 0, tries = run->subject->fake_device ? 1 : TRIES;
+    bool good = true;
+    for (int n = 0; n < WARM_UP && good; n++)
+        good = round(run, rig, session);
+    take_holdings(rig, &after);
+    do {
+        before = after;
+        good = good && run_in_time(run, rig, session, round, what, &rounds);
+        take_holdings(rig, &after);
+    } while (good && --tries > 0 && device_is_shorter(run->subject, &before, &after));
+    if (good)
+        compare_holdings(run, &before, &after, rounds, what);
+}
+
+/* An instance and a metadata of it, in given memory. */
+static bool make_instance(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    attn_instance *instance = NULL;
+    attn_metadata *metadata = NULL;
+    rig_memory_fill(&session->memory, ATTN_USE_ZEROED, 0);
+    if (!rig_good(rig, run, rig_create(rig, &instance), "create"))
+        return false;
+    attn_status status = rig_prepare(rig, instance);
+    if (status == ATTN_OK)
+        status = rig_metadata_create(rig, instance, &session->memory, &metadata);
+    if (status == ATTN_OK)
+        rig->ops->metadata_destroy(metadata);
+    rig_destroy(rig, instance);
+    return rig_good(rig, run, status, "prepare and metadata_create");
+}
+
+/* A metadata that is planned with and run once. */
+static bool make_metadata(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    attn_metadata *metadata = NULL;
+    rig_memory_fill(&session->memory, ATTN_USE_ZEROED, 0);
+    attn_status status = rig_metadata_create(rig, session->instance, &session->memory, &metadata);
+    if (status == ATTN_OK) {
+        status = rig_plan(rig, metadata, 0);
+        if (status == ATTN_OK)
+            status = rig_forward(rig, metadata, 0, 0);
+        device_synchronize(rig->device, rig->stream, NULL);
+        rig->ops->metadata_destroy(metadata);
+    }
+    return rig_good(rig, run, status, "a metadata and a forward with it");
+}
+
+/* Rounds with a session whose memory they use. */
+static void run_thousand(struct check_run *run, round_fn round, const char *what)
+{
+    struct rig rig;
+    struct rig_session session;
+    struct tally tally;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    tally_init(&tally, rig.services);
+    rig.services = &tally.table;
+    if (rig_session_open(&session, &rig, run)) {
+        rig.ops->metadata_destroy(session.metadata);
+        session.metadata = NULL;
+        run_rounds(run, &rig, &session, round, what);
+        rig_session_close(&session, &rig);
+        if (run->code == CHECK_PASS && tally_left(&tally))
+            check_fail(run, "a thousand %s leave %s behind", what, tally_left(&tally));
+    }
+    rig_close(&rig);
+}
+
+void check_leak_instances(struct check_run *run)
+{
+    run_thousand(run, make_instance, "instances");
+}
+
+void check_leak_metadata(struct check_run *run)
+{
+    run_thousand(run, make_metadata, "metadata");
+}

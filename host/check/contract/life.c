@@ -1,0 +1,574 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * life.c: the group LIFE: what may be called when, and what is left afterwards;
+ * check/contract/leak.c has what counts memory.
+ */
+#include "host/check/contract/contract.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "host/check/cases/process_resources.h"
+#include "host/check/cases/refusal.h"
+#include "host/check/cases/rig.h"
+#include "host/base/clock.h"
+
+/* ---- Describe -------------------------------------------------------------------------------- */
+
+static const struct loader_plugin *record_of(const struct check_run *run)
+{
+    return run->subject->host->registry.plugins[run->subject->plugin];
+}
+
+/* Describe all types once: the same tables as at load. */
+static void describe_all(struct check_run *run)
+{
+    const struct loader_plugin *plugin = record_of(run);
+    for (uint32_t i = 0; i < plugin->num_types; i++) {
+        const attn_backend_type *type = NULL;
+        host_error error;
+        host_error_init(&error);
+        attn_status status = plugin->table.describe(i, &type, &error.base);
+        CHECK_THAT(run, status == ATTN_OK, "describe(%u): %s: %s", i, host_status_name(status),
+                   host_error_text(&error));
+        CHECK_THAT(run, type == plugin->types[i], "describe(%u) gives another table than at load",
+                   i);
+    }
+}
+
+static void run_describe(struct check_run *run)
+{
+    struct process_resources before, after;
+    double milliseconds = 100;
+    process_take(&before);
+    for (int n = 0; n < 5 && milliseconds >= 100; n++) { /* a busy machine is no fault of its */
+        int64_t start = clock_now_ns();
+        describe_all(run);
+        milliseconds = (double)(clock_now_ns() - start) / 1e6;
+    }
+    process_take(&after);
+    const char *gained = process_gained(&before, &after);
+    CHECK_THAT(run, !gained, "after describe the process has %s", gained);
+    CHECK_THAT(run, milliseconds < 100, "describe takes %.1f ms: accepted less than 100",
+               milliseconds);
+    for (int again = 0; again < 4 && run->code == CHECK_PASS; again++)
+        describe_all(run);
+}
+
+static void run_describe_beyond(struct check_run *run)
+{
+    static const attn_backend_type nothing;
+    const struct loader_plugin *plugin = record_of(run);
+    const uint32_t beyond[] = {plugin->num_types, plugin->num_types + 1, UINT32_MAX};
+    for (size_t i = 0; i < sizeof beyond / sizeof beyond[0]; i++) {
+        const attn_backend_type *type = &nothing;
+        host_error error;
+        host_error_init(&error);
+        attn_status status = plugin->table.describe(beyond[i], &type, &error.base);
+        if (!refusal_is(run, status, ATTN_INVALID_ARGUMENT, &error, "describe of no backend"))
+            return;
+        CHECK_THAT(run, type == &nothing, "describe(%u) fails, and sets its output", beyond[i]);
+        status = plugin->table.describe(beyond[i], &type, NULL);
+        CHECK_THAT(run, status == ATTN_INVALID_ARGUMENT, "describe(%u) without attn_error: %s",
+                   beyond[i], host_status_name(status));
+    }
+}
+
+/* ---- init and fini --------------------------------------------------------------------------- */
+
+/* No instance is alive: the plugin may be finished and begin again. Its services are kept, since it
+ * goes on using them until the host's fini. */
+static attn_status restart(const attn_plugin *table, struct process_resources *between,
+                           host_error *error)
+{
+    static attn_services *services;
+    if (!table->init)
+        return ATTN_OK;
+    if (!services && !(services = services_create_for_plugin()))
+        return ATTN_OUT_OF_HOST_MEMORY;
+    table->fini();
+    process_take(between);
+    host_error_init(error);
+    return table->init(services, &error->base);
+}
+
+static void run_pairs(struct check_run *run)
+{
+    const attn_plugin *table = &run->subject->node->type->plugin->table;
+    char *results[RIG_BATCHES];
+    struct process_resources unused;
+    struct rig rig;
+    host_error error;
+    attn_status status = ATTN_OK;
+    host_error_init(&error);
+    if (!table->init != !table->fini)
+        check_fail(run, "one of init and fini is NULL");
+    for (int round = 0; round < 3 && run->code == CHECK_PASS && status == ATTN_OK; round++) {
+        status = restart(table, &unused, &error);
+        if (status != ATTN_OK)
+            check_fail(run, "init after fini: %s: %s", host_status_name(status),
+                       host_error_text(&error));
+        else if (rig_open(&rig, run, run->seed)) {
+            if (rig_life(&rig, run, results))
+                rig_free(results);
+            rig_close(&rig);
+        }
+    }
+}
+
+/* Threads that are there after fini and were not before the last life. A thread that was joined may
+ * still be listed for a moment. */
+static void run_threads(struct check_run *run)
+{
+    const attn_plugin *table = &run->subject->node->type->plugin->table;
+    struct process_resources before, after;
+    char *results[RIG_BATCHES];
+    struct rig rig;
+    host_error error;
+    host_error_init(&error);
+    process_take(&before);
+    after = before;
+    attn_status status = restart(table, &before, &error);
+    if (status == ATTN_OK && rig_open(&rig, run, run->seed)) {
+        if (rig_life(&rig, run, results))
+            rig_free(results);
+        rig_close(&rig);
+        status = restart(table, &after, &error);
+    }
+    if (status != ATTN_OK)
+        check_fail(run, "init after fini: %s: %s", host_status_name(status),
+                   host_error_text(&error));
+    if (!table->init)
+        process_take(&after);
+    for (int wait = 0; wait < 50 && process_gained_threads(&before, &after); wait++) {
+        struct timespec ms = {.tv_nsec = 1000000};
+        nanosleep(&ms, NULL);
+        struct process_resources now;
+        process_take(&now);
+        if (!process_gained_threads(&before, &now))
+            after = now;
+    }
+    const struct check_subject *subject = run->subject;
+    const char *end = table->fini ? "fini" : "destroy";
+    if (process_gained_threads(&before, &after))
+        check_fail(run, "after %s there is a thread that was not there before", end);
+    else if (subject->unloaded && process_keeps_thread(subject->unloaded, subject->loaded, &after))
+        check_fail(run, "after %s there is a thread that was started when the file was loaded",
+                   end);
+}
+
+/* ---- Destroy --------------------------------------------------------------------------------- */
+
+static void run_destroy_null(struct check_run *run)
+{
+    check_note(run, "metadata_destroy(NULL)");
+    run->subject->type->ops->metadata_destroy(NULL);
+    check_note(run, "destroy(NULL)");
+    run->subject->type->ops->destroy(NULL);
+}
+
+/* A second metadata of the same instance, with its own operands and batches. */
+struct other {
+    struct rig rig;
+    struct rig_memory memory;
+    attn_metadata *metadata;
+};
+
+static bool other_open(struct other *other, struct check_run *run, attn_instance *instance)
+{
+    attn_memory_size size;
+    attn_instance *own = NULL;
+    if (!rig_open(&other->rig, run, run->seed + 1))
+        return false;
+    /* Its batches take the forms of a separate instance, which is gone at once. */
+    attn_status status = rig_create(&other->rig, &own);
+    if (status == ATTN_OK) {
+        rig_destroy(&other->rig, own);
+        status = rig_metadata_size(&other->rig, instance, &size);
+    }
+    if (status == ATTN_OK)
+        status = rig_memory_init(&other->memory, &other->rig, &size, 0);
+    if (status == ATTN_OK) {
+        status = rig_metadata_create(&other->rig, instance, &other->memory, &other->metadata);
+        if (status != ATTN_OK)
+            rig_memory_finish(&other->memory);
+    }
+    if (rig_good(&other->rig, run, status, "a second metadata of an instance"))
+        return true;
+    rig_close(&other->rig);
+    return false;
+}
+
+static void other_close(struct other *other)
+{
+    device_synchronize(other->rig.device, other->rig.stream, NULL);
+    other->rig.ops->metadata_destroy(other->metadata);
+    rig_memory_finish(&other->memory);
+    rig_close(&other->rig);
+}
+
+/* ---- Two at a time --------------------------------------------------------------------------- */
+
+/* The results of both with nothing else going on. */
+static bool run_alone(struct check_run *run, struct rig *rig, attn_metadata *metadata, int batch,
+                      char **result)
+{
+    *result = rig_run(rig, run, metadata, batch);
+    return *result != NULL;
+}
+
+/* Layer by layer in turns, both planned before. */
+static attn_status take_turns(struct rig *a, attn_metadata *meta_a, struct rig *b,
+                              attn_metadata *meta_b, int batch_a, int batch_b, struct rig **failed)
+{
+    attn_status status = rig_reset(*failed = a);
+    if (status == ATTN_OK)
+        status = rig_reset(*failed = b);
+    if (status == ATTN_OK)
+        status = rig_plan(*failed = a, meta_a, batch_a);
+    if (status == ATTN_OK)
+        status = rig_plan(*failed = b, meta_b, batch_b);
+    for (int l = 0; l < RIG_LAYERS && status == ATTN_OK; l++) {
+        status = rig_forward(*failed = b, meta_b, batch_b, l);
+        if (status == ATTN_OK)
+            status = rig_forward(*failed = a, meta_a, batch_a, l);
+    }
+    return status;
+}
+
+static void compare_result(struct check_run *run, struct rig *rig, const char *expected,
+                           const char *which)
+{
+    char *result = rig_result(rig);
+    const char *what = result ? rig_difference(rig, expected, result) : "the fetching of results";
+    if (what)
+        check_fail(run, "%s: %s differs from what it is alone", which, what);
+    free(result);
+}
+
+static void check_turns(struct check_run *run, struct rig *a, attn_metadata *meta_a, struct rig *b,
+                        attn_metadata *meta_b)
+{
+    char *alone_a = NULL, *alone_b = NULL;
+    for (int batch = 0; batch < a->num_batches && run->code == CHECK_PASS; batch++) {
+        int other = (batch + 1) % b->num_batches;
+        struct rig *failed;
+        if (!run_alone(run, a, meta_a, batch, &alone_a) ||
+            !run_alone(run, b, meta_b, other, &alone_b))
+            break;
+        attn_status status = take_turns(a, meta_a, b, meta_b, batch, other, &failed);
+        if (rig_good(failed, run, status, "two in turns")) {
+            compare_result(run, a, alone_a, "two in turns, the first");
+            compare_result(run, b, alone_b, "two in turns, the second");
+        }
+        free(alone_a);
+        free(alone_b);
+        alone_a = alone_b = NULL;
+    }
+    free(alone_a);
+    free(alone_b);
+}
+
+static void run_two_instances(struct check_run *run)
+{
+    struct rig a, b;
+    struct rig_session sa, sb;
+    if (!rig_open(&a, run, run->seed))
+        return;
+    if (rig_open(&b, run, run->seed + 1)) {
+        if (rig_session_open(&sa, &a, run)) {
+            if (rig_session_open(&sb, &b, run)) {
+                check_turns(run, &a, sa.metadata, &b, sb.metadata);
+                rig_session_close(&sb, &b);
+            }
+            rig_session_close(&sa, &a);
+        }
+        rig_close(&b);
+    }
+    rig_close(&a);
+}
+
+static void run_two_metadata(struct check_run *run)
+{
+    struct rig rig;
+    struct rig_session session;
+    struct other other;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    if (rig_session_open(&session, &rig, run)) {
+        if (other_open(&other, run, session.instance)) {
+            check_turns(run, &rig, session.metadata, &other.rig, other.metadata);
+            other_close(&other);
+        }
+        rig_session_close(&session, &rig);
+    }
+    rig_close(&rig);
+}
+
+/* One goes, the other one still gives its result: the older goes first, then the younger. */
+static void run_orders(struct check_run *run)
+{
+    struct rig a, b;
+    for (int order = 0; order < 2 && run->code == CHECK_PASS; order++) {
+        struct rig_session sa, sb;
+        char *alone;
+        if (!rig_open(&a, run, run->seed))
+            return;
+        if (!rig_open(&b, run, run->seed + 1)) {
+            rig_close(&a);
+            return;
+        }
+        struct rig *stays = order ? &a : &b, *goes = order ? &b : &a;
+        struct rig_session *left = order ? &sa : &sb, *gone = order ? &sb : &sa;
+        if (rig_session_open(&sa, &a, run)) {
+            if (!rig_session_open(&sb, &b, run))
+                rig_session_close(&sa, &a);
+            else {
+                alone = rig_run(stays, run, left->metadata, 0);
+                check_note(run, "the %s instance is destroyed", order ? "younger" : "older");
+                rig_session_close(gone, goes);
+                char *after = alone ? rig_run(stays, run, left->metadata, 0) : NULL;
+                if (after && rig_difference(stays, alone, after))
+                    check_fail(run, "when the %s instance is gone, %s of the other differs",
+                               order ? "younger" : "older", rig_difference(stays, alone, after));
+                free(alone);
+                free(after);
+                rig_session_close(left, stays);
+            }
+        }
+        rig_close(&b);
+        rig_close(&a);
+    }
+}
+
+/* ---- States ---------------------------------------------------------------------------------- */
+
+/* All forwards before a batch was planned; then with a layer that is none. */
+static void check_states(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    for (int b = 0; b < rig->num_batches; b++) {
+        attn_status status = rig_forward(rig, session->metadata, b, 0);
+        if (!refusal_is(run, status, ATTN_BAD_STATE, &rig->error,
+                        "forward before init_forward_metadata"))
+            return;
+    }
+    char *result = rig_run(rig, run, session->metadata, 0);
+    free(result);
+    if (!result)
+        return;
+    int32_t *layer_id = &rig->question.layers[0].layer_id, kept = *layer_id;
+    static const int32_t strange[] = {-1, 4, INT32_MAX};
+    for (size_t i = 0; i < sizeof strange / sizeof strange[0]; i++) {
+        *layer_id = strange[i];
+        attn_status status = rig_forward(rig, session->metadata, 0, 0);
+        if (!refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
+                        "forward of an unknown layer_id"))
+            break;
+    }
+    *layer_id = kept;
+    char *again = run->code == CHECK_PASS ? rig_run(rig, run, session->metadata, 0) : NULL;
+    free(again);
+}
+
+static void run_states(struct check_run *run)
+{
+    struct rig rig;
+    struct rig_session session;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    if (rig_session_open(&session, &rig, run)) {
+        check_states(run, &rig, &session);
+        rig_session_close(&session, &rig);
+    }
+    rig_close(&rig);
+}
+
+/* Plan a, plan b, forward b, plan a, forward a: a plan holds until the next one. */
+static void check_replan(struct check_run *run, struct rig *rig, attn_metadata *metadata)
+{
+    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
+        int other = (b + 1) % rig->num_batches;
+        char *first = rig_run(rig, run, metadata, b);
+        if (!first)
+            return;
+        attn_status status = rig_plan(rig, metadata, other);
+        char *again = NULL;
+        if (rig_good(rig, run, status, "init_forward_metadata of another batch"))
+            again = rig_run(rig, run, metadata, b);
+        if (again && rig_difference(rig, first, again))
+            check_fail(run, "when another batch was planned in between, %s of the %s batch differs",
+                       rig_difference(rig, first, again), rig_batch_name(rig, b));
+        free(first);
+        free(again);
+    }
+}
+
+static void run_replan(struct check_run *run)
+{
+    struct rig rig;
+    struct rig_session session;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    if (rig_session_open(&session, &rig, run)) {
+        check_replan(run, &rig, session.metadata);
+        rig_session_close(&session, &rig);
+    }
+    rig_close(&rig);
+}
+
+/* The problems, the options and all that they point to are gone after create. */
+static void run_arguments(struct check_run *run)
+{
+    struct rig rig;
+    struct rig_session session;
+    char *expected[RIG_BATCHES];
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    if (rig_life(&rig, run, expected)) {
+        struct rig_question kept = rig.question;
+        if (rig_session_open(&session, &rig, run)) {
+            memset(rig.question.groups, 0xA5, sizeof rig.question.groups);
+            memset(rig.question.problems, 0xA5, sizeof rig.question.problems);
+            memset(&rig.question.bounds, 0xA5, sizeof rig.question.bounds);
+            for (int l = 0; l < RIG_LAYERS; l++)
+                rig.question.layers[l].kv_buffer = 0x5A5A5A5A;
+            for (int b = 0; b < rig.num_batches && run->code == CHECK_PASS; b++) {
+                char *result = rig_run(&rig, run, session.metadata, b);
+                const char *what = result ? rig_difference(&rig, expected[b], result) : NULL;
+                if (what)
+                    check_fail(run,
+                               "when the problems of create are gone, %s of the %s batch "
+                               "differs",
+                               what, rig_batch_name(&rig, b));
+                free(result);
+            }
+            memcpy(&rig.question.bounds, &kept.bounds, sizeof kept.bounds);
+            rig_session_close(&session, &rig);
+        }
+        rig_free(expected);
+    }
+    rig_close(&rig);
+}
+
+/* ---- The current context --------------------------------------------------------------------- */
+
+static void expect_entered(struct check_run *run, const char *call)
+{
+    if (!device_is_entered(run->subject->device))
+        check_fail(run, "after %s the primary context is not current", call);
+}
+
+static void run_context(struct check_run *run)
+{
+    struct rig rig;
+    struct rig_session session;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    expect_entered(run, "query");
+    if (rig_session_open(&session, &rig, run)) {
+        expect_entered(run, "create, prepare, metadata_size and metadata_create");
+        for (int b = 0; b < rig.num_batches; b++) {
+            rig_plan(&rig, session.metadata, b);
+            expect_entered(run, "init_forward_metadata");
+            for (int l = 0; l < RIG_LAYERS; l++)
+                rig_forward(&rig, session.metadata, b, l);
+            expect_entered(run, "forward");
+        }
+        rig_session_close(&session, &rig);
+        expect_entered(run, "metadata_destroy and destroy");
+    }
+    rig_close(&rig);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+const struct check check_life[] = {
+    {.rule = "LIFE-01",
+     .name = "describe",
+     .sentence = "describe uses no thread, file or environment, gives the same tables, and takes "
+                 "less than 100 ms",
+     .needs = CHECK_ONCE | CHECK_ALONE,
+     .run = run_describe},
+    {.rule = "LIFE-01",
+     .name = "describe_beyond",
+     .sentence = "describe of a backend that does not exist is INVALID_ARGUMENT",
+     .needs = CHECK_ONCE,
+     .run = run_describe_beyond},
+    {.rule = "LIFE-02",
+     .name = "pairs",
+     .sentence = "after fini the plugin can be initialised and used again",
+     .run = run_pairs},
+    {.rule = "LIFE-03",
+     .name = "destroy_null",
+     .sentence = "destroy(NULL) and metadata_destroy(NULL) do nothing",
+     .run = run_destroy_null},
+    {.rule = "LIFE-04",
+     .name = "create_without_memory",
+     .sentence = "when any allocation of create is refused, it fails and leaves nothing",
+     .run = check_leak_create},
+    {.rule = "LIFE-04",
+     .name = "create_unsupported",
+     .sentence = "a create that query would refuse fails and leaves nothing",
+     .run = check_leak_unsupported},
+    {.rule = "LIFE-04",
+     .name = "create_layer_ids",
+     .sentence = "a create that refuses ids of layers leaves nothing",
+     .run = check_leak_layer_ids},
+    {.rule = "LIFE-04",
+     .name = "metadata_without_memory",
+     .sentence = "a metadata_create that fails leaves nothing",
+     .run = check_leak_metadata_create},
+    {.rule = "LIFE-05",
+     .name = "two_instances",
+     .sentence = "two instances used in turns give what each gives alone",
+     .count = rig_count_seeds,
+     .run = run_two_instances},
+    {.rule = "LIFE-05",
+     .name = "two_metadata",
+     .sentence = "two metadata of an instance used in turns give what each gives alone",
+     .count = rig_count_seeds,
+     .run = run_two_metadata},
+    {.rule = "LIFE-05",
+     .name = "orders",
+     .sentence = "instances can be destroyed in any order",
+     .count = rig_count_seeds,
+     .run = run_orders},
+    {.rule = "LIFE-05",
+     .name = "arguments",
+     .sentence = "an instance does not need the problems it was made for any more",
+     .count = rig_count_seeds,
+     .run = run_arguments},
+    {.rule = "LIFE-06",
+     .name = "states",
+     .sentence = "a forward before init_forward_metadata is BAD_STATE, one of an unknown layer "
+                 "INVALID_ARGUMENT",
+     .count = rig_count_seeds,
+     .run = run_states},
+    {.rule = "LIFE-06",
+     .name = "replan",
+     .sentence = "the batch that was planned last is the one that is computed",
+     .needs = CHECK_NEEDS_COMPUTE,
+     .count = rig_count_seeds,
+     .run = run_replan},
+    {.rule = "LIFE-07",
+     .name = "instances",
+     .sentence = "a thousand instances leave no memory behind",
+     .needs = CHECK_ALONE,
+     .run = check_leak_instances},
+    {.rule = "LIFE-07",
+     .name = "metadata",
+     .sentence = "a thousand metadata leave no memory behind",
+     .needs = CHECK_ALONE,
+     .run = check_leak_metadata},
+    {.rule = "LIFE-08",
+     .name = "threads",
+     .sentence = "no thread of the plugin is left after fini",
+     .run = run_threads},
+    {.rule = "LIFE-09",
+     .name = "context",
+     .sentence = "the primary context is current when a slot returns",
+     .needs = CHECK_NEEDS_CUDA,
+     .run = run_context},
+    {.rule = NULL},
+};

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * load.c: group LOAD, the file. Most is read from it; what its constructors do is seen by a
+ * process that opens it and nothing else (load_watch.c).
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+#include "host/check/check.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+#include "host/check/contract/elf_file.h"
+#include "host/check/contract/load_watch.h"
+#include "host/base/error.h"
+#include "host/base/text.h"
+
+/* The file of the plugin; false and the run has failed. */
+static bool open_file(struct check_run *run, struct elf_file *elf)
+{
+    host_error error;
+    host_error_init(&error);
+    if (elf_open(run->subject->file, elf, &error.base) == ATTN_OK)
+        return true;
+    check_fail(run, "%s", host_error_text(&error));
+    return false;
+}
+
+static bool is_defined(const ElfW(Sym) * symbol)
+{
+    return symbol->st_shndx != SHN_UNDEF && symbol->st_shndx != SHN_ABS;
+}
+
+static unsigned binding(const ElfW(Sym) * symbol)
+{
+    return symbol->st_info >> 4;
+}
+
+/* ---- LOAD-01 --------------------------------------------------------------------------------- */
+
+static bool is_exported(const ElfW(Sym) * symbol)
+{
+    unsigned visibility = symbol->st_other & 3;
+    return is_defined(symbol) && binding(symbol) != STB_LOCAL &&
+           (visibility == STV_DEFAULT || visibility == STV_PROTECTED);
+}
+
+static bool is_allowed(const char *name)
+{
+    static const char *const names[] = {ATTN_PLUGIN_ENTRY, "_init", "_fini", "_edata", "_end",
+                                        "__bss_start",     "end",   "edata"};
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+        if (strcmp(names[n], name) == 0)
+            return true;
+    return false;
+}
+
+static void run_exports(struct check_run *run)
+{
+    struct elf_file elf;
+    strbuf found;
+    size_t count = 0;
+    if (!open_file(run, &elf))
+        return;
+    strbuf_init(&found);
+    for (size_t s = 0; s < elf.num_symbols; s++) {
+        const char *name = elf_string(&elf, elf.symbols[s].st_name);
+        if (is_exported(&elf.symbols[s]) && !is_allowed(name) && count++ < 8)
+            strbuf_appendf(&found, "%s%s", count > 1 ? ", " : "", name);
+    }
+    if (count)
+        check_fail(run, "exports %zu other symbols: %s%s; accepted: " ATTN_PLUGIN_ENTRY " alone",
+                   count, strbuf_text(&found), count > 8 ? " ..." : "");
+    strbuf_finish(&found);
+    elf_close(&elf);
+}
+
+/* ---- LOAD-02 --------------------------------------------------------------------------------- */
+
+/* A sanitizer's run time is the program's. */
+static bool is_of_sanitizer(const char *name)
+{
+    static const char *const prefixes[] = {"__asan_", "__ubsan_", "__tsan_",
+                                           "__lsan_", "__msan_",  "__sanitizer_"};
+    for (size_t p = 0; p < sizeof prefixes / sizeof *prefixes; p++)
+        if (strncmp(name, prefixes[p], strlen(prefixes[p])) == 0)
+            return true;
+    return false;
+}
+
+/* In this process the symbol was found, or the file would not be open; in another one that does not
+ * happen to have the same libraries it would not be. */
+static void run_closure(struct check_run *run)
+{
+    struct elf_file elf;
+    void *handle = dlopen(run->subject->file, RTLD_NOW | RTLD_LOCAL);
+    CHECK_THAT(run, handle != NULL, "cannot be opened a second time: %s", dlerror());
+    if (!open_file(run, &elf)) {
+        dlclose(handle);
+        return;
+    }
+    for (size_t s = 1; s < elf.num_symbols; s++) {
+        const ElfW(Sym) *symbol = &elf.symbols[s];
+        const char *name = elf_string(&elf, symbol->st_name);
+        if (symbol->st_shndx == SHN_UNDEF && binding(symbol) == STB_GLOBAL && *name &&
+            !is_of_sanitizer(name) && !dlsym(handle, name))
+            check_fail(run,
+                       "%s is in none of the libraries that it names as needed, but in this "
+                       "process by chance; accepted: all are named (link with -Wl,-z,defs)",
+                       name);
+    }
+    elf_close(&elf);
+    dlclose(handle);
+}
+
+/* ---- LOAD-04 --------------------------------------------------------------------------------- */
+
+static void run_constructors(struct check_run *run)
+{
+    char seen[512];
+    switch (load_watch(run->subject->file, seen, sizeof seen)) {
+    case LOAD_WATCH_NOTHING:
+        return;
+    case LOAD_WATCH_EFFECT:
+        check_fail(run, "on being opened it %s; accepted: no effect", seen);
+        return;
+    default:
+        check_fail(run, "a process that opens it and nothing else: %s", seen);
+    }
+}
+
+/* ---- LOAD-05, LOAD-08 ------------------------------------------------------------------------ */
+
+static void run_driver(struct check_run *run)
+{
+    struct elf_file elf;
+    const char *name;
+    if (!open_file(run, &elf))
+        return;
+    for (size_t n = 0; (name = elf_needed(&elf, n)); n++)
+        if (strncmp(name, "libcuda.so", 10) == 0)
+            check_warn(run,
+                       "needs %s; accepted: it is opened at run time, so that the file can be "
+                       "loaded where there is no driver",
+                       name);
+    elf_close(&elf);
+}
+
+static void run_text(struct check_run *run)
+{
+    struct elf_file elf;
+    uint64_t flags = 0, ignored;
+    if (!open_file(run, &elf))
+        return;
+    const ElfW(Phdr) *stack = elf_segment(&elf, PT_GNU_STACK);
+    if (elf_dynamic(&elf, DT_TEXTREL, &ignored) ||
+        (elf_dynamic(&elf, DT_FLAGS, &flags) && flags & DF_TEXTREL))
+        check_fail(run, "has text relocations; accepted: none (compile with -fPIC)");
+    else if (!stack)
+        check_fail(run, "does not say whether its stack is executable, so it is; accepted: "
+                        "a GNU_STACK header without the flag E (link with -Wl,-z,noexecstack)");
+    else if (stack->p_flags & PF_X)
+        check_fail(run, "its stack is executable; accepted: link with -Wl,-z,noexecstack");
+    elf_close(&elf);
+}
+
+const struct check check_load[] = {
+    {.rule = "LOAD-01",
+     .name = "exports",
+     .sentence = "the file exports " ATTN_PLUGIN_ENTRY " and nothing else",
+     .needs = CHECK_ONCE,
+     .run = run_exports},
+    {.rule = "LOAD-02",
+     .name = "closure",
+     .sentence = "every symbol is found in the file and the libraries it needs",
+     .needs = CHECK_ONCE,
+     .run = run_closure},
+    {.rule = "LOAD-04",
+     .name = "constructors",
+     .sentence = "opening the file opens no file, starts no thread and changes nothing",
+     .needs = CHECK_ONCE,
+     .run = run_constructors},
+    {.rule = "LOAD-05",
+     .name = "driver",
+     .sentence = "the CUDA driver is not named as needed",
+     .needs = CHECK_ONCE,
+     .run = run_driver},
+    {.rule = "LOAD-08",
+     .name = "text",
+     .sentence = "no text relocations, no executable stack",
+     .needs = CHECK_ONCE,
+     .run = run_text},
+    {0},
+};

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * load_watch.h: what the constructors of a shared object do (rule LOAD-04): a new process opens the
+ * libraries it needs, looks at itself, opens the object, looks again.
+ */
+#ifndef HOST_CHECK_CONTRACT_LOAD_WATCH_H
+#define HOST_CHECK_CONTRACT_LOAD_WATCH_H
+
+#include <stddef.h>
+
+enum load_watch_result {
+    LOAD_WATCH_NOTHING, /* nothing was changed */
+    LOAD_WATCH_EFFECT,  /* something was, `text` says what: "opened 2 files" */
+    LOAD_WATCH_FAILED   /* the process died or could not be started, `text` says why */
+};
+
+/* Starts `attnhost check-load FILE` from the program that is running. */
+enum load_watch_result load_watch(const char *file, char *text, size_t size);
+
+/* What that process does: open the file, report what it saw, end. */
+_Noreturn void load_watch_open(const char *file);
+
+#endif /* HOST_CHECK_CONTRACT_LOAD_WATCH_H */

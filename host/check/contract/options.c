@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * options.c: the group CONF: options at the ends of what they declare and between them, one by one
+ * and in pairs; and that the host refuses what lies outside.
+ */
+#include "host/check/check.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/check/cases/refusal.h"
+#include "host/check/cases/rig.h"
+#include "host/check/cases/setting.h"
+
+enum { MAX_PAIRS = 60 };
+
+/* ---- CONF-06 --------------------------------------------------------------------------------- */
+
+/* No plain problem is accepted with these options: it has to be they that are refused, by a reason:
+ * an error would say that they are none, and the declarations say that they are. */
+static void judge_refusal(struct check_run *run, const struct check_subject *with, const char *what)
+{
+    struct rig_question question;
+    attn_reason reasons[8];
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .reasons_capacity = 8, .reasons = reasons};
+    char why[256];
+    host_error error;
+    if (!rig_find(&question, run->subject, why, sizeof why)) {
+        check_skip(run, "query accepts no plain softmax problem on this device: %s", why);
+        return;
+    }
+    for (int r = 0; r < 8; r++)
+        reasons[r] = (attn_reason){.struct_size = sizeof reasons[r]};
+    host_error_init(&error);
+    attn_status status = with->type->query(with->type, with->options, with->services,
+                                           &question.problems[0], &verdict, &error.base);
+    CHECK_THAT(run, status == ATTN_OK, "%s: query: %s: accepted a verdict: the value is declared",
+               what, host_error_text(&error));
+    bool named = false;
+    for (uint32_t r = 0; r < verdict.num_reasons && r < 8; r++)
+        named |= reasons[r].field == ATTN_FIELD_OPTION;
+    CHECK_THAT(run, named,
+               "%s: query refuses every plain problem, and no reason has the field "
+               "option",
+               what);
+}
+
+static void judge_settings(struct check_run *run, const struct setting *settings, int count)
+{
+    char what[3 * SETTING_TEXT], *results[RIG_BATCHES];
+    struct options *options = NULL;
+    struct check_subject with = *run->subject;
+    struct check_run inner = *run;
+    struct rig rig;
+    host_error error;
+    setting_describe(run->subject, settings, count, what);
+    check_note(run, "%s", what);
+    attn_status status = setting_parse(run->subject, settings, count, &options, &error);
+    CHECK_THAT(run, status == ATTN_OK, "%s: the host refuses what is declared: %s", what,
+               host_error_text(&error));
+    with.options = &options->view;
+    inner.subject = &with;
+    if (rig_open(&rig, &inner, run->seed)) {
+        if (rig_life(&rig, &inner, results))
+            rig_free(results);
+        rig_close(&rig);
+        if (inner.code == CHECK_FAIL)
+            check_fail(run, "%s: %s", what, inner.text);
+        /* Else it works, or what it takes is not on this machine. */
+    } else if (inner.code == CHECK_SKIP)
+        judge_refusal(run, &with, what);
+    else
+        check_fail(run, "%s: %s", what, inner.text);
+    options_destroy(options);
+}
+
+static void run_single(struct check_run *run)
+{
+    struct setting setting;
+    setting_find(run->subject, run->index, &setting);
+    judge_settings(run, &setting, 1);
+}
+
+enum { INSIDE = 8 };
+
+/* Option n of those that are numbers with a range; -1: there are fewer. */
+static int32_t find_range(const struct check_subject *subject, int32_t n)
+{
+    for (uint32_t o = 0; o < subject->type->num_options; o++)
+        if (setting_has_range(setting_option(subject, o)) && n-- == 0)
+            return (int32_t)o;
+    return -1;
+}
+
+static int32_t count_ranges(const struct check_subject *subject)
+{
+    int32_t count = 0;
+    while (find_range(subject, count) >= 0)
+        count++;
+    return count;
+}
+
+static int32_t count_inside(const struct check_subject *subject)
+{
+    return (subject->exhaustive ? 20 : 1) * INSIDE * count_ranges(subject);
+}
+
+static void run_inside(struct check_run *run)
+{
+    struct draw draw = {.seed = run->seed};
+    int32_t ranges = count_ranges(run->subject);
+    struct setting setting = {.option = (uint32_t)find_range(run->subject, run->index % ranges)};
+    setting_draw(setting_option(run->subject, setting.option), &draw, setting.text);
+    judge_settings(run, &setting, 1);
+}
+
+static int32_t count_all_pairs(const struct check_subject *subject)
+{
+    int32_t count = 0;
+    for (uint32_t a = 0; a < subject->type->num_options; a++)
+        for (uint32_t b = a + 1; b < subject->type->num_options; b++)
+            count += setting_count(setting_option(subject, a)) *
+                     setting_count(setting_option(subject, b));
+    return count;
+}
+
+static int32_t count_pairs(const struct check_subject *subject)
+{
+    int32_t count = count_all_pairs(subject);
+    return count > MAX_PAIRS && !subject->exhaustive ? MAX_PAIRS : count;
+}
+
+/* Pair `index` of all. */
+static void find_pair(const struct check_subject *subject, int64_t index, struct setting pair[2])
+{
+    for (uint32_t a = 0; a < subject->type->num_options; a++)
+        for (uint32_t b = a + 1; b < subject->type->num_options; b++) {
+            const attn_option *first = setting_option(subject, a),
+                              *second = setting_option(subject, b);
+            int64_t count = (int64_t)setting_count(first) * setting_count(second);
+            if (index >= count) {
+                index -= count;
+                continue;
+            }
+            pair[0].option = a;
+            pair[1].option = b;
+            setting_value(first, (int32_t)(index / setting_count(second)), pair[0].text);
+            setting_value(second, (int32_t)(index % setting_count(second)), pair[1].text);
+            return;
+        }
+}
+
+static void run_pairs(struct check_run *run)
+{
+    struct setting pair[2] = {{.option = 0}, {.option = 0}};
+    int64_t all = count_all_pairs(run->subject), some = count_pairs(run->subject);
+    find_pair(run->subject, run->index * all / some, pair);
+    judge_settings(run, pair, 2);
+}
+
+/* ---- What the host refuses ------------------------------------------------------------------- */
+
+static void expect_refused(struct check_run *run, uint32_t option, const char *text)
+{
+    struct setting setting = {.option = option};
+    struct options *options = NULL;
+    host_error error;
+    char what[3 * SETTING_TEXT];
+    snprintf(setting.text, sizeof setting.text, "%s", text);
+    setting_describe(run->subject, &setting, 1, what);
+    attn_status status = setting_parse(run->subject, &setting, 1, &options, &error);
+    if (status == ATTN_OK)
+        options_destroy(options);
+    if (refusal_is(run, status, ATTN_CONFIG_ERROR, &error, what) &&
+        !strstr(host_error_text(&error), setting_option(run->subject, option)->key))
+        check_fail(run, "%s: '%s' does not name the option", what, host_error_text(&error));
+}
+
+static void run_outside(struct check_run *run)
+{
+    static const char *const not_numbers[] = {"nan", "inf", "", "1x", "0x10", "1,5", " 1"};
+    char text[SETTING_TEXT];
+    for (uint32_t o = 0; o < run->subject->type->num_options; o++) {
+        const attn_option *option = setting_option(run->subject, o);
+        double step = option->type == ATTN_OPTION_FLOAT ? 0.5 : 1;
+        for (size_t n = 0;
+             setting_is_number(option) && n < sizeof not_numbers / sizeof not_numbers[0]; n++)
+            expect_refused(run, o, not_numbers[n]);
+        /* Beyond 2^53 a double has no neighbour one apart. */
+        if (setting_has_range(option) && fabs(option->min) < 0x1p52) {
+            setting_print_number(option, option->min - step, text);
+            expect_refused(run, o, text);
+        }
+        if (setting_has_range(option) && fabs(option->max) < 0x1p52) {
+            setting_print_number(option, option->max + step, text);
+            expect_refused(run, o, text);
+        }
+        if (option->type == ATTN_OPTION_BOOL)
+            expect_refused(run, o, "maybe");
+        if (option->type == ATTN_OPTION_ENUM) {
+            expect_refused(run, o, "no_such_choice_of_any");
+            expect_refused(run, o, "");
+        }
+    }
+}
+
+static bool find_option(const struct check_subject *subject, const char *key)
+{
+    bool found = false;
+    for (uint32_t o = 0; o < subject->type->num_options && strlen(key) < SETTING_TEXT - 2; o++) {
+        const attn_option *option = setting_option(subject, o);
+        found |= strcmp(option->key, key) == 0 ||
+                 (option->deprecated_alias && strcmp(option->deprecated_alias, key) == 0);
+    }
+    return found;
+}
+
+/* A key with a slip in it: an error that names the right one. */
+static void run_unknown(struct check_run *run)
+{
+    const struct check_subject *subject = run->subject;
+    for (uint32_t o = 0; o < subject->type->num_options; o++) {
+        const char *key = setting_option(subject, o)->key;
+        char slip[SETTING_TEXT];
+        struct options *options = NULL;
+        host_error error;
+        snprintf(slip, sizeof slip, "%.100sx", key);
+        while (find_option(subject, slip))
+            strcat(slip, "x");
+        struct options_text text = {slip, "1", "attnhost check", "/"};
+        host_error_init(&error);
+        attn_status status = options_create(subject->type, subject->type->name, NULL, &text, 1,
+                                            &options, &error.base);
+        if (status == ATTN_OK)
+            options_destroy(options);
+        if (!refusal_is(run, status, ATTN_CONFIG_ERROR, &error, slip))
+            return;
+        CHECK_THAT(run, strlen(key) < 3 || strstr(host_error_text(&error), key),
+                   "%s: '%s' does not name '%s'", slip, host_error_text(&error), key);
+    }
+}
+
+static void run_declared(struct check_run *run)
+{
+    host_error error;
+    host_error_init(&error);
+    attn_status status = options_check_type(run->subject->type, &error.base);
+    CHECK_THAT(run, status == ATTN_OK, "%s", host_error_text(&error));
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+const struct check check_conf[] = {
+    {.rule = "CONF-01",
+     .name = "declared",
+     .sentence = "the declarations of options are well formed",
+     .run = run_declared},
+    {.rule = "CONF-02",
+     .name = "unknown",
+     .sentence = "an unknown key is refused with the nearest one",
+     .run = run_unknown},
+    {.rule = "CONF-03",
+     .name = "outside",
+     .sentence = "a value just outside what is declared is refused with the option's name",
+     .run = run_outside},
+    {.rule = "CONF-06",
+     .name = "single",
+     .sentence = "an option at an end of its range, at its default, or at each choice works, or "
+                 "query refuses it with the field option",
+     .count = setting_count_all,
+     .run = run_single},
+    {.rule = "CONF-06",
+     .name = "inside",
+     .sentence = "so does any number between the ends",
+     .count = count_inside,
+     .run = run_inside},
+    {.rule = "CONF-06",
+     .name = "pairs",
+     .sentence = "two options at such values work together, or query refuses them with the field "
+                 "option",
+     .count = count_pairs,
+     .run = run_pairs},
+    {.rule = NULL},
+};

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * perf.c: the group PERF: times that are worth a word. Nothing here fails.
+ */
+#include "host/check/check.h"
+
+#include <stdlib.h>
+
+#include "host/check/cases/rig.h"
+#include "host/base/clock.h"
+
+/* Microseconds. What is measured is a few sequences of a few tokens, so that the call itself shows
+ * and not the work: a step of an engine has one plan and a forward for each layer. */
+enum { SAMPLES = 51, MAX_PLAN_US = 1000, MAX_FORWARD_US = 1000 };
+
+static int compare_times(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The median of SAMPLES calls. */
+static double median(double times[SAMPLES])
+{
+    qsort(times, SAMPLES, sizeof *times, compare_times);
+    return times[SAMPLES / 2];
+}
+
+static void measure(struct check_run *run, struct rig *rig, attn_metadata *metadata, int batch)
+{
+    double plans[SAMPLES], forwards[SAMPLES];
+    attn_status status = ATTN_OK;
+    for (int n = 0; n < SAMPLES && status == ATTN_OK; n++) {
+        int64_t start = clock_now_ns();
+        status = rig_plan(rig, metadata, batch);
+        int64_t planned = clock_now_ns();
+        if (status == ATTN_OK)
+            status = rig_forward(rig, metadata, batch, 0);
+        int64_t end = clock_now_ns();
+        plans[n] = (double)(planned - start) / 1e3;
+        forwards[n] = (double)(end - planned) / 1e3;
+        if (status == ATTN_OK)
+            status = device_synchronize(rig->device, rig->stream, &rig->error.base);
+    }
+    if (!rig_good(rig, run, status, "plan and forward"))
+        return;
+    double plan = median(plans), forward = median(forwards);
+    if (plan > MAX_PLAN_US)
+        check_warn(run,
+                   "init_forward_metadata of a %s batch of %d sequences takes %.0f us: "
+                   "accepted up to %d",
+                   rig_batch_name(rig, batch), rig->batches[batch].batch.num_seqs, plan,
+                   MAX_PLAN_US);
+    if (forward > MAX_FORWARD_US)
+        check_warn(run, "forward of a %s batch of %d rows takes %.0f us: accepted up to %d",
+                   rig_batch_name(rig, batch), rig->batches[batch].batch.num_tokens, forward,
+                   MAX_FORWARD_US);
+}
+
+static void run_times(struct check_run *run)
+{
+    struct rig rig;
+    struct rig_session session;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    if (rig_session_open(&session, &rig, run)) {
+        for (int b = 0; b < rig.num_batches && run->code != CHECK_FAIL; b++)
+            measure(run, &rig, session.metadata, b);
+        rig_session_close(&session, &rig);
+    }
+    rig_close(&rig);
+}
+
+const struct check check_perf[] = {
+    {.rule = "PERF-01",
+     .name = "overhead",
+     .sentence = "planning a small batch and calling a forward of it take less than a millisecond "
+                 "each",
+     .needs = CHECK_ALONE,
+     .run = run_times},
+    {.rule = NULL},
+};

@@ -1,0 +1,537 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * private.c: the group PRIV: operands and layouts of one vendor. What such an operand means nobody
+ * else knows; that it means the same wherever it lies can be seen.
+ */
+#include "host/check/cases/numerics.h"
+#include "host/check/cases/translator.h"
+#include "host/check/cases/rig.h"
+
+#include "host/base/dtype.h"
+#include "host/base/mix.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BIT(value) (1u << (value))
+enum { ALL = (1 << GRID_MAX_VALUES) - 1, RED = 0xA5, RED_ZONE = 64 };
+
+static const attn_backend_type *own_type(const struct check_subject *subject)
+{
+    return subject->translator ? subject->translator->inner : subject->type;
+}
+
+/* ---- Tensors --------------------------------------------------------------------------------- */
+
+/* Strides of a tensor whose shape is set: dimension `first` is the innermost but one, then the
+ * others, each with a gap. Returns how many elements it spans. */
+static int64_t lay_out(attn_tensor *tensor, bool turned, int64_t gap)
+{
+    uint32_t last = tensor->ndim - 1;
+    int64_t stride = tensor->shape[last] + gap;
+    tensor->strides[last] = 1;
+    for (uint32_t n = 0; n < last; n++) {
+        uint32_t d = turned ? n : last - 1 - n;
+        tensor->strides[d] = stride;
+        stride = stride * tensor->shape[d] + gap;
+    }
+    return (int64_t)translator_span(tensor) / attn_dtype_size(tensor->dtype);
+}
+
+static int64_t num_elements(const attn_tensor *tensor)
+{
+    int64_t count = 1;
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        count *= tensor->shape[d];
+    return count;
+}
+
+/* The address of element `number`, counted as in a dense tensor. */
+static char *element(const attn_tensor *tensor, int64_t number)
+{
+    int64_t at = 0;
+    for (uint32_t d = tensor->ndim; d-- > 0; number /= tensor->shape[d])
+        at += number % tensor->shape[d] * tensor->strides[d];
+    return (char *)tensor->data + tensor->byte_offset + at * attn_dtype_size(tensor->dtype);
+}
+
+/* ---- Private operands ------------------------------------------------------------------------ */
+
+/* One operand of all forwards, in two forms of the same values. */
+struct bearer {
+    const attn_private_operand *wanted;
+    attn_tensor tensor;
+    attn_named_operand named;
+    char *memory; /* on the host */
+    void *device;
+    uint64_t bytes;
+};
+
+/* 0 = it is any that the vendor says, or unknown. */
+static int64_t extent_of(const struct rig *rig, int64_t extent)
+{
+    switch (extent) {
+    case ATTN_EXTENT_TOKENS:
+        return rig->layers[0].tensors[RIG_OUT].shape[0];
+    case ATTN_EXTENT_Q_HEADS:
+        return rig->question.groups[0].num_q_heads;
+    case ATTN_EXTENT_KV_HEADS:
+        return rig->question.groups[0].num_kv_heads;
+    case ATTN_EXTENT_KEYS:
+        return rig->question.bounds.max_kv_len;
+    default:
+        return extent > 0 ? extent : 0;
+    }
+}
+
+static bool has_any_extent(const attn_private_operand *wanted)
+{
+    for (uint32_t d = 0; d < wanted->ndim; d++)
+        if (wanted->shape[d] == ATTN_EXTENT_ANY)
+            return true;
+    return false;
+}
+
+/* Values of -1 .. 1, zeros of what is no floating-point type; NaN, or ones, in the gaps. */
+static void fill(struct bearer *bearer, uint64_t seed)
+{
+    attn_dtype dtype = bearer->tensor.dtype;
+    memset(bearer->memory, 0xFF, bearer->bytes);
+    for (int64_t n = 0; n < num_elements(&bearer->tensor); n++) {
+        double value = (double)(mix_stream(seed, (uint64_t)n) >> 40) / (1 << 23) - 1;
+        memset(element(&bearer->tensor, n), 0, attn_dtype_size(dtype));
+        if (dtype_is_float(dtype))
+            dtype_store(dtype, element(&bearer->tensor, n), 0, value);
+    }
+}
+
+static void drop(struct bearer *bearer, const struct rig *rig)
+{
+    free(bearer->memory);
+    device_release(rig->device, ATTN_SPACE_DEVICE, bearer->device);
+}
+
+/* `moved`: with other strides, and not where the memory begins. */
+static bool bear(struct bearer *bearer, struct rig *rig, bool moved, uint64_t seed)
+{
+    const attn_private_operand *wanted = bearer->wanted;
+    attn_dtype dtype = wanted->dtype ? wanted->dtype : rig->question.problems[0].q_dtype;
+    uint32_t unit = rig->device->type == ATTN_DEVICE_CPU ? 1 : 16 / attn_dtype_size(dtype);
+    attn_tensor *tensor = &bearer->tensor;
+    *tensor = (attn_tensor){.struct_size = sizeof *tensor,
+                            .device_type = rig->device->type,
+                            .device_id = rig->device->id,
+                            .dtype = dtype,
+                            .ndim = wanted->ndim,
+                            .alignment = attn_dtype_size(dtype)};
+    for (uint32_t d = 0; d < wanted->ndim; d++)
+        tensor->shape[d] = extent_of(rig, wanted->shape[d]);
+    lay_out(tensor, moved, moved ? 3 * (int64_t)unit : 0);
+    tensor->byte_offset = moved ? unit * attn_dtype_size(dtype) : 0;
+    bearer->bytes = tensor->byte_offset + translator_span(tensor);
+    bearer->memory = malloc(bearer->bytes);
+    bearer->device = device_allocate(rig->device, ATTN_SPACE_DEVICE, bearer->bytes, 256);
+    if (!bearer->memory || !bearer->device)
+        return false;
+    tensor->data = bearer->memory;
+    fill(bearer, seed);
+    tensor->data = bearer->device;
+    bearer->named = (attn_named_operand){
+        .struct_size = sizeof bearer->named, .name = wanted->name, .tensor = tensor};
+    for (int l = 0; l < RIG_LAYERS; l++) {
+        rig->layers[l].args.num_named = 1;
+        rig->layers[l].args.named = &bearer->named;
+    }
+    return device_copy(rig->device, bearer->device, bearer->memory, bearer->bytes, rig->stream,
+                       NULL) == ATTN_OK &&
+           device_synchronize(rig->device, rig->stream, NULL) == ATTN_OK;
+}
+
+static bool is_whole(const struct bearer *bearer, const struct rig *rig)
+{
+    char *now = malloc(bearer->bytes);
+    bool whole = now &&
+                 device_copy(rig->device, now, bearer->device, bearer->bytes, rig->stream, NULL) ==
+                     ATTN_OK &&
+                 device_synchronize(rig->device, rig->stream, NULL) == ATTN_OK &&
+                 memcmp(now, bearer->memory, bearer->bytes) == 0;
+    free(now);
+    return whole;
+}
+
+/* All batches with the operand in one form. */
+static bool run_form(struct check_run *run, struct rig *rig, const attn_private_operand *wanted,
+                     bool moved, char *results[RIG_BATCHES])
+{
+    struct bearer bearer = {.wanted = wanted};
+    bool good = bear(&bearer, rig, moved, run->seed);
+    if (!good)
+        check_fail(run, "no memory for %s", wanted->name);
+    else
+        good = rig_life(rig, run, results);
+    if (good && !is_whole(&bearer, rig))
+        check_fail(run, "%s was written to", wanted->name);
+    drop(&bearer, rig);
+    return good;
+}
+
+static void compare_forms(struct check_run *run, struct rig *rig,
+                          const attn_private_operand *wanted)
+{
+    char *dense[RIG_BATCHES] = {NULL}, *moved[RIG_BATCHES] = {NULL};
+    if (run_form(run, rig, wanted, false, dense) && run_form(run, rig, wanted, true, moved))
+        for (int b = 0; b < rig->num_batches; b++) {
+            const char *what = rig_difference(rig, dense[b], moved[b]);
+            if (what)
+                check_fail(run, "a %s batch: %s differs where %s has other strides and an offset",
+                           rig_batch_name(rig, b), what, wanted->name);
+        }
+    rig_free(dense);
+    rig_free(moved);
+}
+
+static int32_t count_operands(const struct check_subject *subject)
+{
+    const attn_backend_type *type = own_type(subject);
+    uint32_t count = ATTN_HAS(type, attn_backend_type, operands) ? type->num_operands : 0;
+    return count > 0 ? (int32_t)count : 1;
+}
+
+static void run_places(struct check_run *run)
+{
+    const attn_backend_type *type = own_type(run->subject);
+    struct rig rig;
+    if (!ATTN_HAS(type, attn_backend_type, operands) || type->num_operands == 0) {
+        check_skip(run, "it declares no private operand");
+        return;
+    }
+    const attn_private_operand *wanted = attn_at(type->operands, (uint32_t)run->index);
+    if (has_any_extent(wanted)) {
+        check_skip(run, "%s has an extent of any size, which only its vendor knows", wanted->name);
+        return;
+    }
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    bool accepted = true;
+    for (int g = 0; g < RIG_GROUPS; g++) {
+        rig.question.problems[g].num_features = 1;
+        rig.question.problems[g].features = &wanted->name;
+        accepted = accepted && rig_accepts(run->subject, &rig.question.problems[g]);
+    }
+    if (accepted)
+        compare_forms(run, &rig, wanted);
+    else
+        check_skip(run, "query refuses %s in a plain problem", wanted->name);
+    rig_close(&rig);
+}
+
+/* ---- Private layouts: whether they can be converted ------------------------------------------ */
+
+static const attn_layouts *conversions(const struct check_subject *subject)
+{
+    return translator_layouts(subject->node->type->plugin);
+}
+
+/* False: there is nothing to check, which was said. */
+static bool has_layout(struct check_run *run, uint32_t index)
+{
+    const char *layout = translator_layout(own_type(run->subject), index);
+    if (!layout)
+        check_skip(run, "it has no layout of a vendor's own");
+    else if (!conversions(run->subject))
+        check_skip(run, "%s cannot be converted", layout);
+    return run->code == CHECK_PASS;
+}
+
+static void run_extension(struct check_run *run)
+{
+    const char *layout = translator_layout(own_type(run->subject), 0);
+    if (!layout)
+        check_skip(run, "it has no layout of a vendor's own");
+    else if (!conversions(run->subject))
+        check_warn(run, "the plugin has no extension %s: nobody can judge what is in %s",
+                   ATTN_EXTENSION_LAYOUTS, layout);
+}
+
+/* A subject that is asked in kv.nhd/1 and works in one of its own layouts. */
+struct view {
+    struct translator translator, *before;
+    struct check_subject subject;
+};
+
+static void view_open(struct view *view, const struct check_subject *subject, uint32_t layout)
+{
+    view->subject = *subject;
+    view->before = translator_use(NULL);
+    translator_use(view->before);
+    if (subject->translator && layout == 0)
+        return;
+    translator_init(&view->translator, own_type(subject), subject->device, conversions(subject),
+                    translator_layout(own_type(subject), layout));
+    translator_use(&view->translator);
+    view->subject.type = &view->translator.type;
+    view->subject.translator = &view->translator;
+    view->subject.grid = NULL;
+}
+
+static void view_close(struct view *view)
+{
+    translator_use(view->before);
+}
+
+/* Cases of a product over all layouts; *layout is that of case `index`, whose number among those of
+ * its layout is returned. */
+static int32_t count_in_layouts(const struct check_subject *subject,
+                                const struct grid_choice *choices, int32_t index, uint32_t *layout)
+{
+    int32_t all = 0;
+    for (uint32_t l = 0; translator_layout(own_type(subject), l) && conversions(subject); l++) {
+        struct view view;
+        view_open(&view, subject, l);
+        int32_t count = numerics_count(&view.subject, choices);
+        view_close(&view);
+        if (layout && index < all + count) {
+            *layout = l;
+            return index - all;
+        }
+        all += count;
+    }
+    return all > 0 ? all : 1;
+}
+
+/* ---- What is converted ----------------------------------------------------------------------- */
+
+/* A tensor in memory between red zones. */
+struct zoned {
+    attn_tensor tensor;
+    unsigned char *memory, *before;
+    uint64_t bytes;
+};
+
+static bool zoned_init(struct zoned *z, int byte)
+{
+    z->bytes = translator_span(&z->tensor) + 2 * RED_ZONE;
+    z->memory = malloc(z->bytes);
+    z->before = malloc(z->bytes);
+    if (!z->memory || !z->before)
+        return false;
+    memset(z->memory, byte, z->bytes);
+    z->tensor.data = z->memory;
+    z->tensor.byte_offset = RED_ZONE;
+    return true;
+}
+
+static void zoned_finish(struct zoned *z)
+{
+    free(z->memory);
+    free(z->before);
+}
+
+static void zoned_keep(struct zoned *z)
+{
+    memcpy(z->before, z->memory, z->bytes);
+}
+
+static bool zoned_is_kept(const struct zoned *z)
+{
+    return memcmp(z->before, z->memory, z->bytes) == 0;
+}
+
+struct round_trip {
+    struct check_run *run;
+    const attn_layouts *layouts;
+    const char *layout;
+    uint32_t role;
+    struct zoned from, own, to;
+    host_error error;
+};
+
+static bool good(struct round_trip *trip, attn_status status, const char *what)
+{
+    if (status != ATTN_OK)
+        check_fail(trip->run, "%s of %s: %s: %s", what, trip->layout, host_status_name(status),
+                   host_error_text(&trip->error));
+    return status == ATTN_OK;
+}
+
+/* Three pages of a cache. */
+static void set_cache(attn_tensor *tensor, const struct case_spec *spec, uint32_t role, bool turned,
+                      int64_t gap)
+{
+    int32_t dim = role == ATTN_ROLE_K_CACHE ? spec->head_dim : spec->v_head_dim;
+    *tensor = (attn_tensor){.struct_size = sizeof *tensor,
+                            .device_type = ATTN_DEVICE_CPU,
+                            .dtype = spec->kv_dtype,
+                            .ndim = 4,
+                            .shape = {3, spec->page_size, spec->num_kv_heads, dim},
+                            .alignment = attn_dtype_size(spec->kv_dtype)};
+    lay_out(tensor, turned, gap);
+}
+
+static bool shape_own(struct round_trip *trip)
+{
+    attn_tensor *own = &trip->own.tensor;
+    *own = trip->from.tensor;
+    if (!good(trip,
+              trip->layouts->shape(trip->layout, trip->role, &trip->from.tensor, own,
+                                   &trip->error.base),
+              "shape"))
+        return false;
+    bool sane = own->ndim >= 1 && own->ndim <= ATTN_MAX_DIMS && attn_dtype_size(own->dtype) > 0;
+    for (uint32_t d = 0; sane && d < own->ndim; d++)
+        sane = own->shape[d] > 0 && own->strides[d] > 0;
+    if (!sane)
+        check_fail(trip->run, "shape of %s: ndim %u, or an extent or a stride that is not positive",
+                   trip->layout, own->ndim);
+    return sane;
+}
+
+/* A layout is the plugin's, or it is refused. */
+static void refuse_others(struct round_trip *trip)
+{
+    attn_tensor own = trip->from.tensor;
+    attn_status status = trip->layouts->shape("unheard.of/1", trip->role, &trip->from.tensor, &own,
+                                              &trip->error.base);
+    if (status != ATTN_UNSUPPORTED)
+        check_fail(trip->run, "shape of unheard.of/1: %s; accepted: UNSUPPORTED",
+                   host_status_name(status));
+}
+
+static void convert(struct round_trip *trip)
+{
+    struct zoned *from = &trip->from, *own = &trip->own, *to = &trip->to;
+    for (int64_t n = 0; n < num_elements(&from->tensor); n++) {
+        uint64_t bits = mix_stream(trip->run->seed, (uint64_t)n);
+        memcpy(element(&from->tensor, n), &bits, attn_dtype_size(from->tensor.dtype));
+    }
+    zoned_keep(from);
+    attn_status status = trip->layouts->from_nhd(trip->layout, trip->role, &from->tensor,
+                                                 &own->tensor, &trip->error.base);
+    if (!good(trip, status, "from_nhd"))
+        return;
+    zoned_keep(own);
+    status = trip->layouts->to_nhd(trip->layout, trip->role, &own->tensor, &to->tensor,
+                                   &trip->error.base);
+    if (!good(trip, status, "to_nhd"))
+        return;
+    CHECK_THAT(trip->run, zoned_is_kept(from) && zoned_is_kept(own),
+               "a conversion of %s changes what it converts", trip->layout);
+    zoned_keep(to);
+    for (int64_t n = 0; n < num_elements(&to->tensor); n++) {
+        size_t size = attn_dtype_size(to->tensor.dtype);
+        CHECK_THAT(trip->run, memcmp(element(&to->tensor, n), element(&from->tensor, n), size) == 0,
+                   "%s of %s: element %lld of [%lld, %lld, %lld, %lld] comes back as another one",
+                   trip->role == ATTN_ROLE_K_CACHE ? "k_cache" : "v_cache", trip->layout,
+                   (long long)n, (long long)to->tensor.shape[0], (long long)to->tensor.shape[1],
+                   (long long)to->tensor.shape[2], (long long)to->tensor.shape[3]);
+        memset(element(&to->tensor, n), RED, size);
+    }
+    for (uint64_t i = 0; i < to->bytes; i++)
+        CHECK_THAT(trip->run, to->memory[i] == RED, "to_nhd of %s writes between elements",
+                   trip->layout);
+    for (uint64_t i = 0; i < own->bytes; i++)
+        CHECK_THAT(trip->run, own->memory[i] == RED || (i >= RED_ZONE && i < own->bytes - RED_ZONE),
+                   "from_nhd of %s writes beyond what shape says", trip->layout);
+}
+
+static void convert_role(struct check_run *run, const struct case_spec *spec, const char *layout,
+                         uint32_t role)
+{
+    struct round_trip trip = {
+        .run = run, .layouts = conversions(run->subject), .layout = layout, .role = role};
+    host_error_init(&trip.error);
+    set_cache(&trip.from.tensor, spec, role, true, 3);
+    set_cache(&trip.to.tensor, spec, role, false, 5);
+    if (shape_own(&trip)) {
+        if (zoned_init(&trip.from, RED) && zoned_init(&trip.own, RED) && zoned_init(&trip.to, RED))
+            convert(&trip);
+        else
+            check_fail(run, "no memory for caches");
+        refuse_others(&trip);
+    }
+    zoned_finish(&trip.from);
+    zoned_finish(&trip.own);
+    zoned_finish(&trip.to);
+}
+
+static const struct grid_choice shapes[GRID_MAX_CHOICES + 1] = {
+    {AXIS_KV, ALL}, {AXIS_DIM, 7}, {AXIS_V_DIM, 3}, {AXIS_HEADS, 3}, {AXIS_PAGE, 7}};
+
+/* All shapes in one case: a conversion takes no time. */
+static void run_round_trip(struct check_run *run)
+{
+    if (!has_layout(run, 0))
+        return;
+    int32_t count = count_in_layouts(run->subject, shapes, 0, NULL);
+    for (int32_t n = 0; n < count && run->code == CHECK_PASS; n++) {
+        struct view view;
+        struct check_run each = *run;
+        struct case_spec spec;
+        const attn_options *options;
+        uint32_t l = 0;
+        each.index = count_in_layouts(run->subject, shapes, n, &l);
+        view_open(&view, run->subject, l);
+        each.subject = &view.subject;
+        struct grid *grid = grid_of(&view.subject);
+        if (grid && numerics_spec(&each, grid, shapes, &spec, &options) && spec.kv_layout)
+            for (uint32_t role = ATTN_ROLE_K_CACHE; role <= ATTN_ROLE_V_CACHE; role++)
+                convert_role(&each, &spec, translator_layout(own_type(run->subject), l), role);
+        grid_release(&view.subject, grid);
+        view_close(&view);
+        run->code = each.code;
+        memcpy(run->text, each.text, sizeof run->text);
+    }
+}
+
+/* ---- What is computed ------------------------------------------------------------------------ */
+
+static const struct grid_choice computed[GRID_MAX_CHOICES + 1] = {
+    {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
+    {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)},
+    {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)},
+    {AXIS_PAGE, 3}};
+
+static int32_t count_numerics(const struct check_subject *subject)
+{
+    return count_in_layouts(subject, computed, 0, NULL);
+}
+
+static void run_numerics(struct check_run *run)
+{
+    static const struct case_run once = {.exact_memory = true};
+    struct view view;
+    struct check_run each = *run;
+    struct case_spec spec;
+    const attn_options *options;
+    uint32_t l = 0;
+    if (!has_layout(run, 0))
+        return;
+    each.index = count_in_layouts(run->subject, computed, run->index, &l);
+    view_open(&view, run->subject, l);
+    each.subject = &view.subject;
+    struct grid *grid = grid_of(&view.subject);
+    if (grid && numerics_spec(&each, grid, computed, &spec, &options))
+        numerics_run(&each, &spec, options, &once);
+    grid_release(&view.subject, grid);
+    view_close(&view);
+    run->code = each.code;
+    memcpy(run->text, each.text, sizeof run->text);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+const struct check check_private[] = {
+    {"PRIV-02", "places",
+     "a private operand means the same wherever it lies, and nothing is written to it",
+     CHECK_NEEDS_COMPUTE, count_operands, run_places},
+    {"PRIV-05", "layouts", "layouts of a vendor's own can be converted from and to kv.nhd/1", 0,
+     NULL, run_extension},
+    {"PRIV-06", "round_trip", "conversions are copies, element by element, and of nothing else", 0,
+     NULL, run_round_trip},
+    {"PRIV-07", "numerics",
+     "what is read and written in a layout of a vendor's own is right once it is converted",
+     CHECK_NEEDS_COMPUTE, count_numerics, run_numerics},
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};

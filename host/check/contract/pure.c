@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pure.c: the group PURE as far as it can be seen on any device: what a forward writes, what
+ * a batch is read for, and on the processor what a forward calls.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* dladdr, RTLD_DEFAULT */
+#endif
+#include "host/check/check.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/check/cases/translator.h"
+#include "host/check/cases/rig.h"
+#include "host/check/spy/watch.h"
+
+/* ---- PURE-01 --------------------------------------------------------------------------------- */
+
+static watch_begin_fn find_begin(void)
+{
+    watch_begin_fn function = NULL;
+    void *found = dlsym(RTLD_DEFAULT, WATCH_BEGIN);
+    memcpy(&function, &found, sizeof found);
+    return function;
+}
+
+static watch_end_fn find_end(void)
+{
+    watch_end_fn function = NULL;
+    void *found = dlsym(RTLD_DEFAULT, WATCH_END);
+    memcpy(&function, &found, sizeof found);
+    return function;
+}
+
+/* The object that an address lies in. */
+static const char *object_of(const void *address)
+{
+    Dl_info info;
+    if (!dladdr(address, &info) || !info.dli_fname)
+        return "?";
+    const char *slash = strrchr(info.dli_fname, '/');
+    return slash ? slash + 1 : info.dli_fname;
+}
+
+static attn_status watched_forward(struct rig *rig, attn_metadata *metadata, int batch, int layer,
+                                   struct watch_report *report)
+{
+    bool translated = rig->subject->translator != NULL; /* whose copies are no business of ours */
+    if (translated)
+        translator_watch(find_begin(), find_end(), report);
+    else
+        find_begin()();
+    attn_status status = rig_forward(rig, metadata, batch, layer);
+    if (translated)
+        translator_watch(NULL, NULL, NULL);
+    else
+        find_end()(report);
+    return status;
+}
+
+/* Watch every forward of a batch; the first one that calls something reports it. */
+static void watch_forwards(struct check_run *run, struct rig *rig, attn_metadata *metadata,
+                           int batch)
+{
+    for (int round = 0; round < 3 && run->code == CHECK_PASS; round++) {
+        if (!rig_good(rig, run, rig_plan(rig, metadata, batch), "init_forward_metadata"))
+            return;
+        for (int l = 0; l < RIG_LAYERS; l++) {
+            struct watch_report report = {.count = 0};
+            attn_status status = watched_forward(rig, metadata, batch, l, &report);
+            if (!rig_good(rig, run, status, "forward"))
+                return;
+            CHECK_THAT(run, report.count == 0,
+                       "a %s forward makes %llu calls that it may not make, the first is %s() from "
+                       "%s",
+                       rig_batch_name(rig, batch), (unsigned long long)report.count, report.first,
+                       object_of(report.caller));
+        }
+    }
+}
+
+static void run_calls(struct check_run *run)
+{
+    struct rig rig;
+    struct rig_session session;
+    if (run->subject->device->type != ATTN_DEVICE_CPU) {
+        check_skip(run, "for backends on the processor; a GPU's driver allocates as it likes");
+        return;
+    }
+    if (!find_begin() || !find_end()) {
+        check_skip(run, "%s is not preloaded into this process", WATCH_FILE);
+        return;
+    }
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    if (rig_session_open(&session, &rig, run)) {
+        for (int b = 0; b < rig.num_batches && run->code == CHECK_PASS; b++)
+            watch_forwards(run, &rig, session.metadata, b);
+        rig_session_close(&session, &rig);
+    }
+    rig_close(&rig);
+}
+
+/* ---- PURE-02 --------------------------------------------------------------------------------- */
+
+static void run_inputs(struct check_run *run)
+{
+    struct rig rig;
+    struct rig_session session;
+    struct rig_arrays *arrays = malloc(sizeof *arrays);
+    CHECK_THAT(run, arrays, "no memory for arrays");
+    if (!rig_open(&rig, run, run->seed)) {
+        free(arrays);
+        return;
+    }
+    if (rig_session_open(&session, &rig, run)) {
+        for (int b = 0; b < rig.num_batches && run->code == CHECK_PASS; b++) {
+            char *result = rig_run(&rig, run, session.metadata, b);
+            const char *what = result ? rig_trespass(&rig, b, result) : NULL;
+            if (what)
+                check_fail(run, "a %s forward: %s", rig_batch_name(&rig, b), what);
+            free(result);
+            device_copy(rig.device, arrays, rig.batches[b].device, sizeof *arrays, rig.stream,
+                        NULL);
+            device_synchronize(rig.device, rig.stream, NULL);
+            if (memcmp(arrays, rig.batches[b].host, sizeof *arrays) != 0)
+                check_fail(run, "a %s batch: its arrays were written", rig_batch_name(&rig, b));
+        }
+        rig_session_close(&session, &rig);
+    }
+    free(arrays);
+    rig_close(&rig);
+}
+
+/* ---- PURE-06 --------------------------------------------------------------------------------- */
+
+/* Plan, then spoil the batch's structs and host arrays; they come back afterwards. */
+static char *run_spoilt(struct check_run *run, struct rig *rig, attn_metadata *metadata, int batch)
+{
+    struct rig_batch *b = &rig->batches[batch], *kept = malloc(sizeof *kept);
+    struct rig_arrays *arrays = malloc(sizeof *arrays);
+    char *result = NULL;
+    attn_status status = kept && arrays ? rig_reset(rig) : ATTN_OUT_OF_HOST_MEMORY;
+    if (status == ATTN_OK) {
+        *kept = *b;
+        *arrays = *b->host;
+        status = rig_plan(rig, metadata, batch);
+        memset(b->host, 0x7F, sizeof *b->host);
+        memset(&b->batch, 0x7F, sizeof b->batch);
+        memset(b->kv, 0x7F, sizeof b->kv);
+        b->batch.mode = kept->batch.mode; /* which the rig itself looks at */
+        for (int l = 0; l < RIG_LAYERS && status == ATTN_OK; l++)
+            status = rig_forward(rig, metadata, batch, l);
+        *b = *kept;
+        *b->host = *arrays;
+    }
+    if (rig_good(rig, run, status, "with the batch overwritten after init_forward_metadata"))
+        result = rig_result(rig);
+    free(kept);
+    free(arrays);
+    return result;
+}
+
+static void run_host_arrays(struct check_run *run)
+{
+    struct rig rig;
+    struct rig_session session;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    if (rig_session_open(&session, &rig, run)) {
+        for (int b = 0; b < rig.num_batches && run->code == CHECK_PASS; b++) {
+            char *expected = rig_run(&rig, run, session.metadata, b);
+            char *result = expected ? run_spoilt(run, &rig, session.metadata, b) : NULL;
+            const char *what = result ? rig_difference(&rig, expected, result) : NULL;
+            if (what)
+                check_fail(run,
+                           "when the batch and its host arrays are overwritten after "
+                           "init_forward_metadata, %s of the %s batch differs",
+                           what, rig_batch_name(&rig, b));
+            free(expected);
+            free(result);
+        }
+        rig_session_close(&session, &rig);
+    }
+    rig_close(&rig);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+const struct check check_pure[] = {
+    {.rule = "PURE-01",
+     .name = "calls",
+     .sentence = "a forward on the processor allocates nothing, opens, reads and writes nothing, "
+                 "starts no thread and does not sleep",
+     .count = rig_count_seeds,
+     .run = run_calls},
+    {.rule = "PURE-02",
+     .name = "inputs",
+     .sentence = "a forward writes its outputs and the batch's slots, and nothing else",
+     .count = rig_count_seeds,
+     .run = run_inputs},
+    {.rule = "PURE-06",
+     .name = "host_arrays",
+     .sentence = "the batch and its host arrays are not read after init_forward_metadata",
+     .count = rig_count_seeds,
+     .run = run_host_arrays},
+    {.rule = NULL},
+};

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * threads.c: the group THRD: several threads at once.
+ */
+#include "host/check/check.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/check/cases/rig.h"
+
+enum { NUM_THREADS = 8, ROUNDS = 50, MAX_REASONS = 8 };
+
+/* ---- Questions ------------------------------------------------------------------------------- */
+
+/* What is asked at once: as accepted, and with defects. */
+enum { NUM_QUESTIONS = 4 };
+
+struct question {
+    struct rig_question asked;
+    const char *features[1];
+};
+
+struct answer {
+    attn_status status;
+    attn_verdict verdict;
+    attn_reason reasons[MAX_REASONS];
+};
+
+static void spoil(struct question *question, int which)
+{
+    attn_problem *problem = &question->asked.problems[0];
+    question->features[0] = "attn.no_such_feature/1";
+    if (which & 1) {
+        problem->num_features = 1;
+        problem->features = question->features;
+        question->asked.bounds.modes |= 1u << 31;
+    }
+    if (which & 2) {
+        question->asked.groups[0].head_dim = 100003;
+        rig_spoil_layout(problem);
+    }
+}
+
+static void ask(const struct check_subject *subject, const struct question *question,
+                struct answer *answer)
+{
+    memset(answer, 0, sizeof *answer);
+    for (int r = 0; r < MAX_REASONS; r++)
+        answer->reasons[r].struct_size = sizeof answer->reasons[r];
+    answer->verdict = (attn_verdict){.struct_size = sizeof answer->verdict,
+                                     .reasons_capacity = MAX_REASONS,
+                                     .reasons = answer->reasons};
+    answer->status = subject->type->query(subject->type, subject->options, subject->services,
+                                          &question->asked.problems[0], &answer->verdict, NULL);
+}
+
+static bool same_answer(const struct answer *a, const struct answer *b)
+{
+    if (a->status != b->status || a->verdict.supported != b->verdict.supported ||
+        a->verdict.num_reasons != b->verdict.num_reasons)
+        return false;
+    for (uint32_t r = 0; r < a->verdict.num_reasons && r < MAX_REASONS; r++)
+        if (a->reasons[r].code != b->reasons[r].code ||
+            a->reasons[r].field != b->reasons[r].field ||
+            strcmp(a->reasons[r].child, b->reasons[r].child) != 0 ||
+            strcmp(a->reasons[r].got, b->reasons[r].got) != 0 ||
+            strcmp(a->reasons[r].accepted, b->reasons[r].accepted) != 0)
+            return false;
+    return a->verdict.supported != 1 || (a->verdict.graph_level == b->verdict.graph_level &&
+                                         a->verdict.notes == b->verdict.notes);
+}
+
+/* ---- Threads --------------------------------------------------------------------------------- */
+
+/* What a thread works with. */
+struct worker {
+    pthread_t thread;
+    const struct check_run *run;
+    struct crowd *crowd;
+    int index;
+};
+
+struct crowd {
+    struct question questions[NUM_QUESTIONS];
+    struct answer answers[NUM_QUESTIONS]; /* of one thread alone */
+    atomic_bool begin;                    /* none goes before all are there */
+    atomic_int wrong;                     /* question whose answer differed, from 1; 0 = none */
+    struct worker workers[NUM_THREADS];
+};
+
+static void await(struct crowd *crowd)
+{
+    while (!atomic_load(&crowd->begin))
+        sched_yield();
+}
+
+static void *ask_often(void *arg)
+{
+    struct worker *worker = arg;
+    struct crowd *crowd = worker->crowd;
+    struct answer *answer = malloc(sizeof *answer);
+    await(crowd);
+    for (int round = 0; answer && round < ROUNDS; round++) {
+        int which = (round + worker->index) % NUM_QUESTIONS;
+        ask(worker->run->subject, &crowd->questions[which], answer);
+        if (!same_answer(answer, &crowd->answers[which]))
+            atomic_store(&crowd->wrong, which + 1);
+    }
+    free(answer);
+    return NULL;
+}
+
+static void *describe_often(void *arg)
+{
+    struct worker *worker = arg;
+    const struct check_subject *subject = worker->run->subject;
+    const struct loader_plugin *plugin = subject->host->registry.plugins[subject->plugin];
+    await(worker->crowd);
+    for (int round = 0; round < ROUNDS; round++)
+        for (uint32_t i = 0; i < plugin->num_types; i++) {
+            const attn_backend_type *type = NULL;
+            if (plugin->table.describe(i, &type, NULL) != ATTN_OK || type != plugin->types[i])
+                atomic_store(&worker->crowd->wrong, (int)i + 1);
+        }
+    return NULL;
+}
+
+/* All threads at once. */
+static void run_crowd(struct check_run *run, struct crowd *crowd, void *(*body)(void *))
+{
+    int started = 0;
+    atomic_store(&crowd->begin, false);
+    atomic_store(&crowd->wrong, 0);
+    for (; started < NUM_THREADS; started++) {
+        struct worker *worker = &crowd->workers[started];
+        *worker = (struct worker){.run = run, .crowd = crowd, .index = started};
+        if (pthread_create(&worker->thread, NULL, body, worker) != 0)
+            break;
+    }
+    atomic_store(&crowd->begin, true);
+    for (int t = 0; t < started; t++)
+        pthread_join(crowd->workers[t].thread, NULL);
+    if (started < NUM_THREADS)
+        check_fail(run, "the system gives %d threads of %d", started, NUM_THREADS);
+}
+
+static void run_query(struct check_run *run)
+{
+    char why[512];
+    struct crowd *crowd = calloc(1, sizeof *crowd);
+    CHECK_THAT(run, crowd, "no memory for %d threads", NUM_THREADS);
+    bool found = true;
+    for (int q = 0; q < NUM_QUESTIONS && found; q++) {
+        struct question *question = &crowd->questions[q];
+        found = rig_find(&question->asked, run->subject, why, sizeof why);
+        spoil(question, q);
+        ask(run->subject, question, &crowd->answers[q]);
+    }
+    if (found)
+        run_crowd(run, crowd, ask_often);
+    else
+        check_skip(run, "query accepts no plain softmax problem on this device: %s", why);
+    if (atomic_load(&crowd->wrong))
+        check_fail(run,
+                   "of %d threads that query at once one gets another answer than alone "
+                   "(question %d)",
+                   NUM_THREADS, atomic_load(&crowd->wrong) - 1);
+    free(crowd);
+}
+
+static void run_describe(struct check_run *run)
+{
+    struct crowd *crowd = calloc(1, sizeof *crowd);
+    CHECK_THAT(run, crowd, "no memory for %d threads", NUM_THREADS);
+    run_crowd(run, crowd, describe_often);
+    if (atomic_load(&crowd->wrong))
+        check_fail(run, "of %d threads that call describe(%d) at once one gets another table",
+                   NUM_THREADS, atomic_load(&crowd->wrong) - 1);
+    free(crowd);
+}
+
+/* ---- Two instances --------------------------------------------------------------------------- */
+
+/* A thread with its own instance; what it finds is put together by the main thread. */
+struct lane {
+    pthread_t thread;
+    struct check_run run;
+    struct rig rig;
+    struct rig_session session;
+    char *expected[RIG_BATCHES];
+    atomic_bool *begin;
+};
+
+static void *run_lane(void *arg)
+{
+    struct lane *lane = arg;
+    host_error error;
+    host_error_init(&error);
+    while (!atomic_load(lane->begin))
+        sched_yield();
+    if (device_enter(lane->rig.device, &error.base) != ATTN_OK) {
+        check_fail(&lane->run, "the device cannot be entered: %s", host_error_text(&error));
+        return NULL;
+    }
+    for (int round = 0; round < 20 && lane->run.code == CHECK_PASS; round++) {
+        int batch = round % lane->rig.num_batches;
+        char *result = rig_run(&lane->rig, &lane->run, lane->session.metadata, batch);
+        const char *what =
+            result ? rig_difference(&lane->rig, lane->expected[batch], result) : NULL;
+        if (what)
+            check_fail(&lane->run,
+                       "two instances in two threads: %s of the %s batch differs from "
+                       "what it is alone",
+                       what, rig_batch_name(&lane->rig, batch));
+        free(result);
+    }
+    device_leave(lane->rig.device);
+    return NULL;
+}
+
+static bool open_lane(struct lane *lane, struct check_run *run, uint64_t seed, atomic_bool *begin)
+{
+    lane->run = *run;
+    lane->run.trail = NULL;
+    lane->begin = begin;
+    if (!rig_open(&lane->rig, run, seed))
+        return false;
+    if (!rig_life(&lane->rig, run, lane->expected)) {
+        rig_close(&lane->rig);
+        return false;
+    }
+    if (rig_session_open(&lane->session, &lane->rig, run))
+        return true;
+    rig_free(lane->expected);
+    rig_close(&lane->rig);
+    return false;
+}
+
+static void close_lane(struct lane *lane, struct check_run *run)
+{
+    if (lane->run.code != CHECK_PASS)
+        check_fail(run, "%s", lane->run.text);
+    rig_session_close(&lane->session, &lane->rig);
+    rig_free(lane->expected);
+    rig_close(&lane->rig);
+}
+
+static void run_lanes(struct check_run *run, struct lane *lanes)
+{
+    int started = 0;
+    atomic_store(lanes[0].begin, false);
+    for (; started < 2; started++)
+        if (pthread_create(&lanes[started].thread, NULL, run_lane, &lanes[started]) != 0)
+            break;
+    atomic_store(lanes[0].begin, true);
+    for (int t = 0; t < started; t++)
+        pthread_join(lanes[t].thread, NULL);
+    if (started < 2)
+        check_fail(run, "the system gives no thread");
+}
+
+static void run_instances(struct check_run *run)
+{
+    atomic_bool begin;
+    struct lane *lanes = calloc(2, sizeof *lanes);
+    CHECK_THAT(run, lanes, "no memory for two threads");
+    if (open_lane(&lanes[0], run, run->seed, &begin)) {
+        if (open_lane(&lanes[1], run, run->seed + 1, &begin)) {
+            run_lanes(run, lanes);
+            close_lane(&lanes[1], run);
+        }
+        close_lane(&lanes[0], run);
+    }
+    free(lanes);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+const struct check check_thrd[] = {
+    {.rule = "THRD-01",
+     .name = "describe",
+     .sentence = "describe from eight threads at once gives what it gives to one",
+     .needs = CHECK_ONCE,
+     .run = run_describe},
+    {.rule = "THRD-01",
+     .name = "query",
+     .sentence = "query from eight threads at once gives what it gives to one",
+     .run = run_query},
+    {.rule = "THRD-02",
+     .name = "instances",
+     .sentence = "two instances used by two threads at once give what each gives alone",
+     .count = rig_count_seeds,
+     .run = run_instances},
+    {.rule = NULL},
+};

@@ -1,0 +1,646 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * work.c: the group WORK: the memory of metadata, and the bounds it is made for.
+ */
+#include "host/check/check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/check/cases/refusal.h"
+#include "host/check/cases/rig.h"
+#include "host/base/round.h"
+
+/* A metadata that a failed create must leave alone. */
+static char sentinel;
+#define UNTOUCHED ((attn_metadata *)(void *)&sentinel)
+
+static const char *const space_names[ATTN_SPACE_COUNT] = {"device", "pinned", "host"};
+static const char *const use_names[ATTN_USE_COUNT] = {"scratch", "metadata", "zeroed"};
+
+static void name_region(uint32_t region, char text[32])
+{
+    snprintf(text, 32, "%s %s", space_names[region / ATTN_USE_COUNT],
+             use_names[region % ATTN_USE_COUNT]);
+}
+
+/* Run `body` with a separate session. */
+typedef void (*body_fn)(struct check_run *run, struct rig *rig, struct rig_session *session);
+
+static void with_session(struct check_run *run, body_fn body)
+{
+    struct rig rig;
+    struct rig_session session;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    if (rig_session_open(&session, &rig, run)) {
+        body(run, &rig, &session);
+        rig_session_close(&session, &rig);
+    }
+    rig_close(&rig);
+}
+
+/* For what calls no forward. */
+static void without_forward(struct check_run *run, body_fn body)
+{
+    struct rig rig;
+    struct rig_session session;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    if (rig_session_open_without(&session, &rig, run)) {
+        body(run, &rig, &session);
+        rig_session_close(&session, &rig);
+    }
+    rig_close(&rig);
+}
+
+/* ---- WORK-02: sizes -------------------------------------------------------------------------- */
+
+static bool same_size(const attn_memory_size *a, const attn_memory_size *b)
+{
+    return memcmp(a->size, b->size, sizeof a->size) == 0 &&
+           memcmp(a->alignment, b->alignment, sizeof a->alignment) == 0;
+}
+
+static void check_equal(struct check_run *run, struct rig *rig, struct rig_session *session,
+                        attn_instance *other, const char *when)
+{
+    attn_memory_size size;
+    if (rig_good(rig, run, rig_metadata_size(rig, other, &size), "metadata_size") &&
+        !same_size(&size, &session->memory.size))
+        check_fail(run, "metadata_size of an equal instance gives another answer%s", when);
+}
+
+static void check_same(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    attn_memory_size size;
+    attn_instance *other = NULL;
+    for (int n = 0; n < 3; n++) {
+        if (!rig_good(rig, run, rig_metadata_size(rig, session->instance, &size), "metadata_size"))
+            return;
+        CHECK_THAT(run, same_size(&size, &session->memory.size),
+                   "metadata_size gives two answers to one question");
+        if (!rig_good(rig, run, rig_plan(rig, session->metadata, n % rig->num_batches),
+                      "init_forward_metadata"))
+            return;
+    }
+    if (!rig_good(rig, run, rig_create(rig, &other), "a second create"))
+        return;
+    check_equal(run, rig, session, other, "");
+    if (run->code == CHECK_PASS && rig_prepare(rig, other) == ATTN_OK)
+        check_equal(run, rig, session, other, " after prepare");
+    rig_destroy(rig, other);
+}
+
+static void check_alignments(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    char name[32];
+    (void)rig;
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
+        uint64_t alignment = session->memory.size.alignment[r];
+        name_region(r, name);
+        CHECK_THAT(run, (alignment & (alignment - 1)) == 0,
+                   "metadata_size, %s: alignment %llu: accepted powers of two", name,
+                   (unsigned long long)alignment);
+    }
+    check_same(run, rig, session);
+}
+
+static void run_sizes(struct check_run *run)
+{
+    without_forward(run, check_alignments);
+}
+
+/* A bound, and the same one larger. */
+struct growth {
+    const char *name;
+    size_t offset;
+    int is_wide; /* int64_t */
+};
+
+static const struct growth growths[] = {
+    {"max_seqs", offsetof(attn_bounds, max_seqs), 0},
+    {"max_tokens", offsetof(attn_bounds, max_tokens), 0},
+    {"max_q_len", offsetof(attn_bounds, max_q_len), 0},
+    {"max_kv_len", offsetof(attn_bounds, max_kv_len), 0},
+    {"max_kv_tokens", offsetof(attn_bounds, max_kv_tokens), 1},
+};
+
+static void grow(attn_bounds *bounds, const struct growth *growth, int factor)
+{
+    char *member = (char *)bounds + growth->offset;
+    int64_t wide;
+    int32_t narrow;
+    if (growth->is_wide) {
+        memcpy(&wide, member, sizeof wide);
+        wide *= factor;
+        memcpy(member, &wide, sizeof wide);
+    } else {
+        memcpy(&narrow, member, sizeof narrow);
+        narrow *= factor;
+        memcpy(member, &narrow, sizeof narrow);
+    }
+}
+
+/* Is no region of `more` smaller than that of `less`? */
+static void expect_growth(struct check_run *run, const attn_memory_size *less,
+                          const attn_memory_size *more, const char *what)
+{
+    char name[32];
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
+        name_region(r, name);
+        CHECK_THAT(run, more->size[r] >= less->size[r],
+                   "with %s, %s is %llu bytes, less than the %llu before", what, name,
+                   (unsigned long long)more->size[r], (unsigned long long)less->size[r]);
+    }
+}
+
+static void check_growth(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    attn_bounds bounds;
+    attn_memory_size last, size;
+    char what[64];
+    rig->bounds = &bounds;
+    for (size_t g = 0; g < sizeof growths / sizeof growths[0]; g++) {
+        bounds = rig->question.bounds;
+        last = session->memory.size;
+        for (int factor = 2; factor <= 64; factor *= 2) {
+            attn_problem problem = rig->question.problems[0];
+            grow(&bounds, &growths[g], 2);
+            problem.bounds = &bounds;
+            if (!rig_accepts(run->subject, &problem))
+                break;
+            snprintf(what, sizeof what, "%s %d times as large", growths[g].name, factor);
+            if (!rig_good(rig, run, rig_metadata_size(rig, session->instance, &size),
+                          "metadata_size of larger bounds that query accepts"))
+                return;
+            expect_growth(run, &last, &size, what);
+            last = size;
+        }
+    }
+    rig->bounds = &rig->question.bounds;
+}
+
+/* Fewer modes, mask kinds or uses need no more. */
+static void check_sets(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    attn_bounds bounds = rig->question.bounds;
+    attn_memory_size size;
+    attn_problem problem = rig->question.problems[0];
+    check_growth(run, rig, session);
+    rig->bounds = problem.bounds = &bounds;
+    for (uint32_t bit = 0; bit < ATTN_MODE_COUNT; bit++) {
+        bounds.modes = rig->question.bounds.modes & (1u << bit);
+        if (!bounds.modes || !rig_accepts(run->subject, &problem))
+            continue;
+        if (rig_good(rig, run, rig_metadata_size(rig, session->instance, &size),
+                     "metadata_size of a single mode"))
+            expect_growth(run, &size, &session->memory.size, "all modes instead of one");
+    }
+    rig->bounds = &rig->question.bounds;
+}
+
+static void run_growth(struct check_run *run)
+{
+    without_forward(run, check_sets);
+}
+
+/* ---- WORK-03: exactly what was asked for ----------------------------------------------------- */
+
+/* The results with `extra` bytes more than asked for; nothing around the memory changes. */
+static void run_with(struct check_run *run, struct rig *rig, struct rig_session *session,
+                     uint64_t extra, char *results[RIG_BATCHES])
+{
+    struct rig_memory memory;
+    attn_metadata *metadata = NULL;
+    char name[32];
+    attn_status status = rig_memory_init(&memory, rig, &session->memory.size, extra);
+    CHECK_THAT(run, status == ATTN_OK, "no memory for what metadata_size asks for");
+    status = rig_metadata_create(rig, session->instance, &memory, &metadata);
+    if (rig_good(rig, run, status, "metadata_create")) {
+        for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++)
+            results[b] = rig_run(rig, run, metadata, b);
+        device_synchronize(rig->device, rig->stream, NULL);
+        rig->ops->metadata_destroy(metadata);
+    }
+    uint32_t damaged = rig_memory_damage(&memory);
+    if (damaged < ATTN_REGION_COUNT) {
+        name_region(damaged, name);
+        check_fail(run, "bytes around the region %s were written", name);
+    }
+    rig_memory_finish(&memory);
+}
+
+static void check_exact(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    char *exact[RIG_BATCHES] = {NULL}, *roomy[RIG_BATCHES] = {NULL};
+    run_with(run, rig, session, 0, exact);
+    if (run->code == CHECK_PASS)
+        run_with(run, rig, session, 8192, roomy);
+    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
+        const char *what = rig_difference(rig, exact[b], roomy[b]);
+        if (what)
+            check_fail(run, "with more memory than asked for, %s of the %s batch differs", what,
+                       rig_batch_name(rig, b));
+    }
+    rig_free(exact);
+    rig_free(roomy);
+}
+
+static void run_exact(struct check_run *run)
+{
+    with_session(run, check_exact);
+}
+
+/* metadata_create must fail with this status, and leave its output alone. */
+static bool refuses(struct check_run *run, struct rig *rig, struct rig_session *session,
+                    const attn_memory *memory, attn_status wanted, const char *what)
+{
+    attn_metadata *metadata = UNTOUCHED;
+    host_error_init(&rig->error);
+    attn_status status = rig->ops->metadata_create(
+        session->instance, ATTN_METADATA_EAGER, rig->bounds, memory, &metadata, &rig->error.base);
+    if (status == ATTN_OK)
+        rig->ops->metadata_destroy(metadata);
+    if (!refusal_is(run, status, wanted, &rig->error, what))
+        return false;
+    if (metadata != UNTOUCHED)
+        check_fail(run, "%s: fails, and sets its output", what);
+    return metadata == UNTOUCHED;
+}
+
+static void check_small(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    char name[32], what[160];
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
+        uint64_t size = session->memory.size.size[r];
+        name_region(r, name);
+        if (size == 0)
+            continue;
+        for (int none = 0; none < 2; none++) {
+            attn_memory memory = session->memory.memory;
+            memory.size[r] = none ? 0 : size - 1;
+            if (none)
+                memory.base[r] = NULL;
+            snprintf(what, sizeof what,
+                     "metadata_create, %s of %llu bytes where %llu were asked "
+                     "for",
+                     name, (unsigned long long)memory.size[r], (unsigned long long)size);
+            check_note(run, "%s", what);
+            if (!refuses(run, rig, session, &memory, ATTN_BUFFER_TOO_SMALL, what))
+                return;
+            CHECK_THAT(run, rig->error.base.needed == size, "%s: error.needed is %llu", what,
+                       (unsigned long long)rig->error.base.needed);
+        }
+    }
+}
+
+static void run_small(struct check_run *run)
+{
+    without_forward(run, check_small);
+}
+
+static void check_misaligned(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    char name[32], what[160];
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
+        const attn_memory_size *size = &session->memory.size;
+        name_region(r, name);
+        if (size->size[r] == 0 || size->alignment[r] <= 1)
+            continue;
+        for (uint64_t by = 1; by < size->alignment[r]; by *= 2) {
+            attn_memory memory = session->memory.memory;
+            memory.base[r] = (char *)memory.base[r] - by; /* its size is still there */
+            snprintf(what, sizeof what, "metadata_create, %s %llu bytes off its alignment of %llu",
+                     name, (unsigned long long)by, (unsigned long long)size->alignment[r]);
+            check_note(run, "%s", what);
+            if (!refuses(run, rig, session, &memory, ATTN_INVALID_ARGUMENT, what))
+                return;
+        }
+    }
+}
+
+static void run_misaligned(struct check_run *run)
+{
+    without_forward(run, check_misaligned);
+}
+
+static void check_kinds(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    static const uint32_t kinds[] = {2, 1000, UINT32_MAX};
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        attn_memory_size size = {.struct_size = sizeof size};
+        attn_metadata *metadata = UNTOUCHED;
+        host_error_init(&rig->error);
+        attn_status status = rig->ops->metadata_size(session->instance, kinds[k], rig->bounds,
+                                                     &size, &rig->error.base);
+        if (!refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
+                        "metadata_size of an unknown kind"))
+            return;
+        host_error_init(&rig->error);
+        status = rig->ops->metadata_create(session->instance, kinds[k], rig->bounds,
+                                           &session->memory.memory, &metadata, &rig->error.base);
+        if (!refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
+                        "metadata_create of an unknown kind"))
+            return;
+        CHECK_THAT(run, metadata == UNTOUCHED, "metadata_create fails, and sets its output");
+    }
+}
+
+static void run_kinds(struct check_run *run)
+{
+    without_forward(run, check_kinds);
+}
+
+/* ---- WORK-04, WORK-05: what regions hold ----------------------------------------------------- */
+
+/* A run with other bytes in the scratch before each forward. */
+static char *run_dirty(struct rig *rig, struct check_run *run, struct rig_session *session,
+                       int batch)
+{
+    attn_status status = rig_reset(rig);
+    if (status == ATTN_OK)
+        status = rig_plan(rig, session->metadata, batch);
+    for (int l = 0; l < RIG_LAYERS && status == ATTN_OK; l++) {
+        rig_memory_fill(&session->memory, ATTN_USE_SCRATCH, l == 1 ? 0x7F : 0xFF);
+        status = rig_forward(rig, session->metadata, batch, l);
+    }
+    if (!rig_good(rig, run, status, "with its scratch overwritten before each forward"))
+        return NULL;
+    return rig_result(rig);
+}
+
+static void check_scratch(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
+        char *clean = rig_run(rig, run, session->metadata, b);
+        char *dirty = clean ? run_dirty(rig, run, session, b) : NULL;
+        const char *what = dirty ? rig_difference(rig, clean, dirty) : NULL;
+        if (what)
+            check_fail(run,
+                       "when scratch is overwritten before each forward, %s of the %s batch "
+                       "differs",
+                       what, rig_batch_name(rig, b));
+        free(clean);
+        free(dirty);
+    }
+}
+
+static void run_scratch(struct check_run *run)
+{
+    with_session(run, check_scratch);
+}
+
+/* Plan once, compute the same several times. */
+static void check_repeat(struct check_run *run, struct rig *rig, struct rig_session *session,
+                         int batch, const char *first)
+{
+    for (int n = 0; n < 4 && run->code == CHECK_PASS; n++) {
+        attn_status status = rig_reset(rig);
+        for (int l = 0; l < RIG_LAYERS && status == ATTN_OK; l++)
+            status = rig_forward(rig, session->metadata, batch, l);
+        if (!rig_good(rig, run, status, "a repeated forward"))
+            return;
+        char *again = rig_result(rig);
+        const char *what = again ? rig_difference(rig, first, again) : "the fetching of results";
+        if (what)
+            check_fail(run, "forward number %d of one plan: %s of the %s batch differs", n + 2,
+                       what, rig_batch_name(rig, batch));
+        free(again);
+    }
+}
+
+static void check_zeroed(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
+        char *first = rig_run(rig, run, session->metadata, b);
+        if (!first)
+            return;
+        check_repeat(run, rig, session, b, first);
+        /* After a failed forward the host zeroes them. */
+        uint32_t roles[RIG_PARTS];
+        rig_needed_roles(&rig->question, roles);
+        const attn_tensor *q = rig->layers[0].operands[roles[0]];
+        rig->layers[0].operands[roles[0]] = NULL;
+        attn_status status = rig_forward(rig, session->metadata, b, 0);
+        rig->layers[0].operands[roles[0]] = q;
+        refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
+                   "forward without q, or mixed_qkv");
+        device_synchronize(rig->device, rig->stream, NULL);
+        rig_memory_fill(&session->memory, ATTN_USE_ZEROED, 0);
+        if (run->code == CHECK_PASS)
+            check_repeat(run, rig, session, b, first);
+        free(first);
+    }
+}
+
+static void run_zeroed(struct check_run *run)
+{
+    with_session(run, check_zeroed);
+}
+
+/* ---- WORK-06: beyond the bounds -------------------------------------------------------------- */
+
+/* What a batch is beyond, and how that may be called. */
+struct excess {
+    const char *name;
+    uint32_t field;
+    const char *words[3];
+};
+
+enum {
+    BEYOND_SEQS,
+    BEYOND_TOKENS,
+    BEYOND_Q_LEN,
+    BEYOND_KV_LEN,
+    BEYOND_KV_TOKENS,
+    BEYOND_MODES,
+    BEYOND_COUNT
+};
+
+static const struct excess excesses[BEYOND_COUNT] = {
+    {"max_seqs", ATTN_FIELD_MAX_SEQS, {"max_seqs", "num_seqs", NULL}},
+    {"max_tokens", ATTN_FIELD_MAX_TOKENS, {"max_tokens", "num_tokens", NULL}},
+    {"max_q_len", ATTN_FIELD_MAX_Q_LEN, {"max_q_len", NULL}},
+    {"max_kv_len", ATTN_FIELD_MAX_KV_LEN, {"max_kv_len", NULL}},
+    {"max_kv_tokens", ATTN_FIELD_MAX_KV_TOKENS, {"max_kv_tokens", NULL}},
+    {"modes", ATTN_FIELD_MODES, {"mode", NULL}},
+};
+
+/* Let one bound be one less than the batch needs. false: it cannot. */
+static bool tighten(struct rig *rig, int batch, int which, attn_bounds *bounds)
+{
+    const attn_batch *b = &rig->batches[batch].batch;
+    int64_t page = rig->batches[batch].kv[0].page_size, kv_tokens = 0;
+    for (int32_t s = 0; s < b->num_seqs; s++)
+        kv_tokens += round_up(b->seq_lens.host[s], page);
+    *bounds = rig->question.bounds;
+    if (which == BEYOND_SEQS)
+        bounds->max_seqs = b->num_seqs - 1;
+    else if (which == BEYOND_TOKENS)
+        bounds->max_tokens = b->num_tokens - 1;
+    else if (which == BEYOND_Q_LEN)
+        bounds->max_q_len = b->max_q_len - 1;
+    else if (which == BEYOND_KV_LEN)
+        bounds->max_kv_len = b->max_kv_len - 1;
+    else if (which == BEYOND_KV_TOKENS)
+        bounds->max_kv_tokens = kv_tokens - 1;
+    else
+        bounds->modes &= ~ATTN_MODE_BIT(b->mode);
+    attn_problem problem = rig->question.problems[0];
+    problem.bounds = bounds;
+    /* Sums of host arrays are known only to those who read them. */
+    if (which == BEYOND_KV_TOKENS && rig->device->type != ATTN_DEVICE_CPU &&
+        !(rig->verdict.host_arrays & ATTN_HOST_SEQ_LENS))
+        return false;
+    return bounds->max_seqs > 0 && bounds->max_tokens > 0 && bounds->max_q_len > 0 &&
+           bounds->max_kv_len > 0 && bounds->modes != 0 && rig_accepts(rig->subject, &problem);
+}
+
+static void exceed(struct check_run *run, struct rig *rig, struct rig_session *session, int batch,
+                   const struct excess *excess)
+{
+    char what[96];
+    attn_metadata *metadata = NULL;
+    struct rig_memory memory;
+    attn_memory_size size;
+    snprintf(what, sizeof what, "a %s batch beyond the bound %s", rig_batch_name(rig, batch),
+             excess->name);
+    check_note(run, "%s", what);
+    attn_status status = rig_metadata_size(rig, session->instance, &size);
+    if (!rig_good(rig, run, status, "metadata_size"))
+        return;
+    status = rig_memory_init(&memory, rig, &size, 0);
+    CHECK_THAT(run, status == ATTN_OK, "no memory for what metadata_size asks for");
+    status = rig_metadata_create(rig, session->instance, &memory, &metadata);
+    if (rig_good(rig, run, status, "metadata_create")) {
+        status = rig_plan(rig, metadata, batch);
+        if (refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error, what) &&
+            rig->error.base.field != excess->field && !refusal_names(&rig->error, excess->words))
+            check_fail(run, "%s: '%s' does not name the bound, nor does error.field (%u)", what,
+                       host_error_text(&rig->error), rig->error.base.field);
+        rig->ops->metadata_destroy(metadata);
+    }
+    if (run->code == CHECK_PASS && rig_memory_damage(&memory) < ATTN_REGION_COUNT)
+        check_fail(run, "%s: bytes around the memory of the metadata were written", what);
+    rig_memory_finish(&memory);
+}
+
+static void check_beyond(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    attn_bounds bounds;
+    for (int which = 0; which < BEYOND_COUNT; which++)
+        for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
+            if (!tighten(rig, b, which, &bounds))
+                continue;
+            rig->bounds = &bounds;
+            exceed(run, rig, session, b, &excesses[which]);
+            rig->bounds = &rig->question.bounds;
+        }
+}
+
+static void run_beyond(struct check_run *run)
+{
+    without_forward(run, check_beyond);
+}
+
+/* Parts of a batch that the bounds do not mention. */
+static void check_parts(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    static const char *const mask_words[] = {"mask", NULL}, *const item_words[] = {"multi", NULL};
+    static const char *const position_words[] = {"position", NULL};
+    attn_batch *batch = &rig->batches[0].batch, kept = *batch;
+    const attn_mask none = {.struct_size = sizeof none, .kind = ATTN_MASK_NONE};
+    const attn_mask unknown = {.struct_size = sizeof unknown, .kind = 1000};
+    attn_multi_item items = {.struct_size = sizeof items,
+                             .token_pos_stride = RIG_KV_LEN,
+                             .prefix_lens = kept.prefix_lens,
+                             .token_pos = (const uint16_t *)(const void *)kept.seq_lens.device,
+                             .max_item_len = kept.seq_lens};
+    const struct {
+        const attn_mask *mask;
+        const attn_multi_item *items;
+        int positions;
+        uint32_t field;
+        const char *const *words;
+        const char *what;
+    } parts[] = {
+        {&none, NULL, 0, ATTN_FIELD_MASK_KINDS, mask_words, "a batch with mask kind NONE"},
+        {&unknown, NULL, 0, ATTN_FIELD_MASK_KINDS, mask_words, "a batch with an unknown mask kind"},
+        {NULL, &items, 0, ATTN_FIELD_USES, item_words, "a batch with multi_item"},
+        {NULL, NULL, 1, ATTN_FIELD_USES, position_words, "a batch with positions"},
+    };
+    for (size_t p = 0; p < sizeof parts / sizeof parts[0] && run->code == CHECK_PASS; p++) {
+        *batch = kept;
+        batch->mask = parts[p].mask;
+        batch->multi_item = parts[p].items;
+        if (parts[p].positions)
+            batch->positions = kept.prefix_lens;
+        check_note(run, "%s that the bounds exclude", parts[p].what);
+        attn_status status = rig_plan(rig, session->metadata, 0);
+        if (refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error, parts[p].what) &&
+            rig->error.base.field != parts[p].field && !refusal_names(&rig->error, parts[p].words))
+            check_fail(run, "%s that the bounds exclude: '%s' does not name it", parts[p].what,
+                       host_error_text(&rig->error));
+    }
+    *batch = kept;
+}
+
+static void run_parts(struct check_run *run)
+{
+    without_forward(run, check_parts);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+const struct check check_work[] = {
+    {.rule = "WORK-02",
+     .name = "sizes",
+     .sentence = "metadata_size gives one answer to one question, with alignments that are powers "
+                 "of two",
+     .run = run_sizes},
+    {.rule = "WORK-02",
+     .name = "growth",
+     .sentence = "no region becomes smaller when a bound grows",
+     .run = run_growth},
+    {.rule = "WORK-03",
+     .name = "exact",
+     .sentence = "with exactly the memory asked for, and with more, everything works, and nothing "
+                 "around it is touched",
+     .count = rig_count_seeds,
+     .run = run_exact},
+    {.rule = "WORK-03",
+     .name = "too_small",
+     .sentence = "one byte less, or none, is BUFFER_TOO_SMALL with what is needed",
+     .run = run_small},
+    {.rule = "WORK-03",
+     .name = "misaligned",
+     .sentence = "a misaligned region is INVALID_ARGUMENT",
+     .run = run_misaligned},
+    {.rule = "WORK-03",
+     .name = "kinds",
+     .sentence = "an unknown kind of metadata is INVALID_ARGUMENT",
+     .run = run_kinds},
+    {.rule = "WORK-04",
+     .name = "scratch",
+     .sentence = "scratch that is overwritten before each forward changes nothing",
+     .count = rig_count_seeds,
+     .run = run_scratch},
+    {.rule = "WORK-05",
+     .name = "zeroed",
+     .sentence = "a forward leaves the zeroed regions as the next one needs them",
+     .count = rig_count_seeds,
+     .run = run_zeroed},
+    {.rule = "WORK-06",
+     .name = "bounds",
+     .sentence = "a batch beyond a bound is INVALID_ARGUMENT and names the bound",
+     .count = rig_count_seeds,
+     .run = run_beyond},
+    {.rule = "WORK-06",
+     .name = "parts",
+     .sentence = "a batch with parts that the bounds exclude is INVALID_ARGUMENT and names them",
+     .count = rig_count_seeds,
+     .run = run_parts},
+    {.rule = NULL},
+};

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * arrays_forgotten.c: what a batch was planned from, in every mode, type of layer, kind of mask and
+ * form. All of its arrays are on the host. When the batch is planned they hold other bytes, and so
+ * do the structs, as in every case (case_forget_plan()): a forward that reads them is wrong.
+ */
+#include "host/check/cases/linear_bench.h"
+#include "host/check/numerics/family.h"
+
+static void keep_on_host(struct case_spec *spec, int32_t variant)
+{
+    (void)variant;
+    spec->host = HOST_ALL;
+}
+
+FAMILY(types_forgotten, keep_on_host, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, ALL},
+       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
+FAMILY(masks_forgotten, keep_on_host, 1, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_VERIFY)},
+       {AXIS_MASK, ALL})
+LATENT(mla_forgotten, keep_on_host, 1, BOTH_FORMS, MLA_LATENT, {AXIS_MODE, ALL},
+       {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_QLEN)})
+
+static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_MIXED,
+                                 ATTN_MODE_TARGET_VERIFY};
+enum { MODES = sizeof modes / sizeof modes[0] };
+
+/* Every array of a state group. */
+static void keep_slots_on_host(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[] = {
+        {.rows = 3, .has_initial = true}, {.rows = 1}, {.rows = 1, .has_initial = true}};
+    linear_set_extend(spec, 3, sequences);
+    spec->host = HOST_ALL;
+    spec->snapshots = true;
+    spec->absent = 0;
+    spec->mode = modes[index % MODES];
+    spec->first_row = spec->mode == ATTN_MODE_DECODE ? 0 : 2;
+    if (spec->mode == ATTN_MODE_DECODE)
+        spec->sequences[0].rows = 1;
+    if (spec->mode == ATTN_MODE_MIXED)
+        linear_spec_mix(spec);
+}
+
+static int32_t count_linear_forgotten(const struct check_subject *subject)
+{
+    return linear_families(subject) ? MODES * linear_count_families(subject) : 1;
+}
+
+static void run_linear_forgotten(struct check_run *run)
+{
+    struct linear_spec spec;
+    if (linear_find_case(run, keep_slots_on_host, &spec))
+        linear_run_spec(run, &spec);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+const struct check check_arrays_forgotten[] = {
+    FAMILY_ROW("PURE-06", types_forgotten,
+               "no forward reads what the batch was planned from, in any mode"),
+    FAMILY_ROW("PURE-06", masks_forgotten, "nor under any mask, nor of items"),
+    FAMILY_ROW("PURE-06", mla_forgotten, "nor does one of a latent layer"),
+    FAMILY_ROW("PURE-06", linear_forgotten, "nor does one of a linear layer"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};

@@ -1,0 +1,769 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention.c: attention as it is meant, against the oracle: groups MEAN, KV and the pass rule.
+ *
+ * A check proves one rule on cases that are plain but for what the rule is about: a product of
+ * values of a few axes of the grid. INVAR-01.grid then has all pairs of everything, and
+ * INVAR-01.random anything.
+ */
+#include "host/check/cases/forward_case_session.h"
+#include "host/check/cases/numerics.h"
+
+#include "host/base/dtype.h"
+#include "host/base/error.h"
+#include "host/base/operand_roles.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RANDOM_CASES = 120, ALL = (1 << GRID_MAX_VALUES) - 1 };
+#define BIT(value) (1u << (value))
+
+static const struct case_run once = {.exact_memory = true};
+
+/* ---- Products -------------------------------------------------------------------------------- */
+
+static void run_product(struct check_run *run, const struct grid_choice *choices,
+                        void (*change)(struct case_spec *spec))
+{
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec spec;
+    const attn_options *options;
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (numerics_spec(run, grid, choices, &spec, &options)) {
+        if (change)
+            change(&spec);
+        numerics_run(run, &spec, options, &once);
+    }
+    grid_release(run->subject, grid);
+}
+
+/* count_NAME and run_NAME for a list of choices; `call` judges them. */
+#define CHOICES(name, call, ...)                                                                   \
+    static const struct grid_choice name##_choices[GRID_MAX_CHOICES + 1] = {__VA_ARGS__};          \
+    static int32_t count_##name(const struct check_subject *subject)                               \
+    {                                                                                              \
+        return numerics_count(subject, name##_choices);                                            \
+    }                                                                                              \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        call;                                                                                      \
+    }
+
+/* `change` (or NULL) completes the spec. */
+#define PRODUCT(name, change, ...)                                                                 \
+    CHOICES(name, run_product(run, name##_choices, change), __VA_ARGS__)
+
+#define BOTH_PHASES                                                                                \
+    {                                                                                              \
+        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
+    }
+#define CUSTOM_MASKS (BIT(MASK_FULL) | BIT(MASK_QLEN))
+#define POSITIONS    (BIT(MASK_FULL_POSITIONS) | BIT(MASK_QLEN_POSITIONS))
+
+/* ---- Meanings -------------------------------------------------------------------------------- */
+
+PRODUCT(mixed, NULL, {AXIS_MODE, BIT(MODE_MIXED)}, {AXIS_LENGTHS, ALL}, {AXIS_ROW, ALL})
+PRODUCT(mixed_decodes, NULL, {AXIS_MODE, BIT(MODE_MIXED)}, {AXIS_DECODES, ALL & ~BIT(DECODES_LAST)},
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)}, {AXIS_ROW, ALL},
+        {AXIS_PADDING, ALL})
+PRODUCT(decode_rows, NULL, {AXIS_MODE, BIT(MODE_DECODE)}, {AXIS_LENGTHS, ALL})
+PRODUCT(absolute_rows, NULL,
+        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED) | BIT(MODE_VERIFY) | BIT(MODE_DRAFT)},
+        {AXIS_ROW, BIT(1)}, {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
+PRODUCT(positions, NULL, {AXIS_MODE, ALL}, {AXIS_LENGTHS, ALL})
+PRODUCT(explicit_positions, NULL, {AXIS_MASK, POSITIONS},
+        {AXIS_WINDOW, BIT(WINDOW_NONE) | BIT(WINDOW_15)}, {AXIS_CHUNK, BIT(0) | BIT(1)},
+        {AXIS_ALIBI, ALL})
+PRODUCT(windows, NULL, {AXIS_WINDOW, ALL}, BOTH_PHASES,
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})
+PRODUCT(chunks, NULL, {AXIS_CHUNK, ALL & ~BIT(0)}, BOTH_PHASES,
+        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE) | BIT(WINDOW_15)})
+PRODUCT(cross, NULL, {AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES,
+        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)})
+PRODUCT(cross_lengths, NULL, {AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW, BIT(WINDOW_NONE)},
+        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
+        {AXIS_LENGTHS, BIT(LENGTHS_EMPTY) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_ROWS)},
+        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})
+PRODUCT(scores, NULL, {AXIS_CAP, ALL}, {AXIS_SCALE, ALL}, {AXIS_ALIBI, ALL}, BOTH_PHASES,
+        {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})
+PRODUCT(alibi_ahead, NULL, {AXIS_ALIBI, BIT(1)}, {AXIS_CAP, BIT(0) | BIT(1)},
+        {AXIS_WINDOW, BIT(WINDOW_NONE) | BIT(WINDOW_BOTH) | BIT(WINDOW_RIGHT)})
+PRODUCT(encoder, NULL, {AXIS_TYPE, BIT(TYPE_ENCODER_ONLY)},
+        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE) | BIT(WINDOW_BOTH) | BIT(WINDOW_RIGHT)},
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_ROWS)})
+PRODUCT(growing_scores, NULL, {AXIS_SCORES, BIT(1)}, {AXIS_LENGTHS, ALL}, BOTH_PHASES)
+PRODUCT(masks, NULL, {AXIS_MASK, BIT(MASK_NONE) | CUSTOM_MASKS},
+        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_VERIFY)},
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_ROWS)})
+PRODUCT(mask_none_narrowed, NULL, {AXIS_MASK, BIT(MASK_NONE)},
+        {AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH)}, {AXIS_CHUNK, BIT(0) | BIT(1)})
+PRODUCT(custom_masks_narrowed, NULL, {AXIS_MASK, CUSTOM_MASKS},
+        {AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH) | BIT(WINDOW_RIGHT)},
+        {AXIS_CHUNK, BIT(0) | BIT(1)})
+PRODUCT(sinks, NULL, {AXIS_SINK, BIT(SINK_GIVEN) | BIT(SINK_OMITTED)}, BOTH_PHASES,
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY) | BIT(LENGTHS_SPLITS)})
+PRODUCT(lse, NULL, {AXIS_LSE, BIT(0)}, {AXIS_SINK, ALL}, {AXIS_SCORES, ALL}, BOTH_PHASES)
+PRODUCT(empty_rows, NULL, {AXIS_MASK, CUSTOM_MASKS}, {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)},
+        {AXIS_LENGTHS, BIT(LENGTHS_EMPTY) | BIT(LENGTHS_SHORT)})
+PRODUCT(no_keys, NULL, {AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_NONE)},
+        {AXIS_LENGTHS, BIT(LENGTHS_EMPTY) | BIT(LENGTHS_SHORT)},
+        {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)}, BOTH_PHASES)
+PRODUCT(multi_item, NULL, {AXIS_MASK, BIT(MASK_ITEMS)},
+        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)}, {AXIS_LENGTHS, ALL})
+PRODUCT(heads, NULL, {AXIS_HEADS, ALL}, BOTH_PHASES)
+
+/* ---- The cache ------------------------------------------------------------------------------- */
+
+static void make_special(struct case_spec *spec)
+{
+    spec->special_values = true;
+}
+
+PRODUCT(saved, NULL, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_SOME_SAVED)}, {AXIS_SLOTS, ALL},
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_ROWS)}, {AXIS_V_DIM, BIT(0) | BIT(2)},
+        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)})
+PRODUCT(sources, NULL, {AXIS_SOURCE, ALL}, BOTH_PHASES, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})
+PRODUCT(partials, NULL, {AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_NONE)}, BOTH_PHASES,
+        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})
+PRODUCT(read_only_layers, NULL, {AXIS_SOURCE, BIT(SOURCE_SHARED)}, {AXIS_KV, ALL}, BOTH_PHASES)
+PRODUCT(quantised, NULL, {AXIS_KV, ALL & ~BIT(KV_AS_Q)}, {AXIS_MODE, ALL}, {AXIS_LAYOUT, ALL})
+PRODUCT(sequence_scales, NULL, {AXIS_KV, BIT(KV_E4M3_PER_SEQ_HEAD)}, {AXIS_MODE, ALL},
+        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
+PRODUCT(token_scales, NULL, {AXIS_KV, BIT(KV_E4M3_PER_TOKEN_HEAD)}, {AXIS_MODE, ALL},
+        {AXIS_SOURCE, ALL & ~BIT(SOURCE_SHARED)})
+PRODUCT(new_kv, NULL, {AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)}, BOTH_PHASES,
+        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3) | BIT(KV_E4M3_PER_HEAD)},
+        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_SHARED)})
+PRODUCT(input_scales, NULL, {AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)}, {AXIS_MODE, ALL},
+        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}, {AXIS_HEADS, BIT(0) | BIT(1) | BIT(2)})
+PRODUCT(out_scale, NULL, {AXIS_OUT, BIT(OUT_E4M3)},
+        {AXIS_INPUTS, BIT(INPUTS_PLAIN) | BIT(INPUTS_E4M3) | BIT(INPUTS_Q_E4M3)}, BOTH_PHASES,
+        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}, {AXIS_SCORES, ALL},
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
+
+static void run_e5m2(struct check_run *run, const struct grid_choice *choices)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec spec;
+    const attn_options *options;
+    char reason[512];
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (numerics_spec(run, grid, choices, &spec, &options)) {
+        numerics_make_e5m2(&spec);
+        if (grid_accepts_spec(grid, options, &spec, reason, sizeof reason))
+            numerics_run(run, &spec, options, &once);
+        else
+            check_skip(run, "%s", reason);
+    }
+    grid_release(run->subject, grid);
+}
+
+#define E5M2(name, ...) CHOICES(name, run_e5m2(run, name##_choices), __VA_ARGS__)
+
+E5M2(input_scales_e5m2, {AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)}, BOTH_PHASES,
+     {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E5M2)})
+E5M2(out_scale_e5m2, {AXIS_OUT, BIT(OUT_E4M3)}, {AXIS_INPUTS, BIT(INPUTS_PLAIN) | BIT(INPUTS_E4M3)},
+     BOTH_PHASES)
+PRODUCT(places, NULL, {AXIS_PLACE, ALL}, BOTH_PHASES, {AXIS_LAYOUT, ALL})
+PRODUCT(kv_strides, NULL, {AXIS_PLACE, BIT(PLACE_ANY) | BIT(PLACE_KV_EQUAL)}, BOTH_PHASES,
+        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
+PRODUCT(limits, make_special, {AXIS_KV, ALL}, {AXIS_DTYPE, ALL}, BOTH_PHASES,
+        {AXIS_WINDOW, BIT(WINDOW_CAUSAL)}, {AXIS_CHUNK, BIT(0)}, {AXIS_SOURCE, BIT(SOURCE_SAVED)})
+PRODUCT(pages, NULL, {AXIS_PAGE, ALL}, {AXIS_SLOTS, ALL}, {AXIS_LAYOUT, ALL})
+PRODUCT(unseen, NULL, {AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH)},
+        {AXIS_PAGE, BIT(0) | BIT(1)}, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)},
+        {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, BOTH_PHASES)
+PRODUCT(index_forms, NULL, {AXIS_FORM, ALL}, {AXIS_PAGE, ALL}, BOTH_PHASES,
+        {AXIS_SLOTS, BIT(SLOTS_CONTIGUOUS) | BIT(SLOTS_SHUFFLED_PAGES)})
+
+static void host_needed(struct case_spec *spec)
+{
+    spec->host = HOST_NEEDED;
+}
+
+static void host_some(struct case_spec *spec)
+{
+    spec->host = HOST_SOME;
+}
+
+PRODUCT(host_needed, host_needed,
+        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)}, {AXIS_FORM, ALL},
+        {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {AXIS_TYPE, ALL},
+        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)})
+PRODUCT(host_some, host_some, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
+        {AXIS_FORM, ALL}, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {AXIS_TYPE, ALL},
+        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)})
+
+/* Without the scale of one operand. */
+static void drop_scale(void *ctx, attn_forward_args *args, const attn_tensor **operands,
+                       const attn_scale **scales)
+{
+    const uint32_t *role = ctx;
+    (void)args, (void)operands;
+    scales[*role] = NULL;
+}
+
+static void try_without_scales(struct check_run *run, const struct case_spec *spec,
+                               const attn_options *options)
+{
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
+    struct forward_case *c = numerics_case(run, spec, NULL);
+    struct case_session *session = c ? numerics_session(run, c, spec, options, &setup) : NULL;
+    for (uint32_t role = 0; session && role < ATTN_ROLE_COUNT; role++) {
+        if (!case_has_scale(c, role))
+            continue;
+        host_error error;
+        host_error_init(&error);
+        attn_status status = case_session_try(session, c, drop_scale, &role, &error.base);
+        if (status != ATTN_INVALID_ARGUMENT)
+            check_fail(run,
+                       "a forward without the scale of %s gives %s %s: accepted "
+                       "INVALID_ARGUMENT",
+                       role_name(role), host_status_name(status), host_error_text(&error));
+    }
+    case_session_destroy(session);
+    forward_case_destroy(c);
+}
+
+/* Without the indices of a sparse layer. */
+static void drop_operand(void *ctx, attn_forward_args *args, const attn_tensor **operands,
+                         const attn_scale **scales)
+{
+    const uint32_t *role = ctx;
+    (void)args, (void)scales;
+    operands[*role] = NULL;
+}
+
+static void try_without_indices(struct check_run *run, const struct case_spec *spec,
+                                const attn_options *options)
+{
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
+    struct forward_case *c = numerics_case(run, spec, NULL);
+    struct case_session *session = c ? numerics_session(run, c, spec, options, &setup) : NULL;
+    uint32_t role = ATTN_ROLE_SPARSE_INDICES;
+    host_error error;
+    host_error_init(&error);
+    if (session &&
+        (case_session_try(session, c, drop_operand, &role, &error.base) != ATTN_INVALID_ARGUMENT ||
+         !strstr(host_error_text(&error), "sparse_indices")))
+        check_fail(run,
+                   "a forward without sparse_indices gives '%s': accepted INVALID_ARGUMENT with "
+                   "its name",
+                   host_error_text(&error));
+    case_session_destroy(session);
+    forward_case_destroy(c);
+}
+
+/* The same layer, whose rows choose their keys. Few backends serve them. */
+static bool chooses_keys(const struct grid *grid, const attn_options *options,
+                         struct case_spec *spec)
+{
+    if (spec->top_k == 0)
+        spec->top_k = 40;
+    return !case_spec_defect(spec) && grid_accepts_spec(grid, options, spec, NULL, 0);
+}
+
+static int32_t count_chosen(const struct check_subject *subject, const struct grid_choice *choices)
+{
+    struct grid *grid = grid_of(subject);
+    struct case_spec spec;
+    bool serves = grid && !grid->refusal[0] && grid_accepts(grid, &grid->base, &spec, NULL, 0) &&
+                  chooses_keys(grid, grid_options(grid, &grid->base), &spec);
+    grid_release(subject, grid);
+    return serves ? numerics_count(subject, choices) : 1;
+}
+
+static void run_chosen(struct check_run *run, const struct grid_choice *choices,
+                       void (*act)(struct check_run *run, const struct case_spec *spec,
+                                   const attn_options *options))
+{
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec spec;
+    const attn_options *options;
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (!numerics_spec(run, grid, choices, &spec, &options))
+        (void)0; /* and has said why */
+    else if (chooses_keys(grid, options, &spec))
+        act(run, &spec, options);
+    else
+        check_skip(run, "query refuses sparse layers whose rows choose slots");
+    grid_release(run->subject, grid);
+}
+
+static void judge_once(struct check_run *run, const struct case_spec *spec,
+                       const attn_options *options)
+{
+    numerics_run(run, spec, options, &once);
+}
+
+#define CHOSEN(name, act, ...)                                                                     \
+    static const struct grid_choice name##_choices[GRID_MAX_CHOICES + 1] = {__VA_ARGS__};          \
+    static int32_t count_##name(const struct check_subject *subject)                               \
+    {                                                                                              \
+        return count_chosen(subject, name##_choices);                                              \
+    }                                                                                              \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        run_chosen(run, name##_choices, act);                                                      \
+    }
+
+CHOSEN(chosen_keys, judge_once, {AXIS_MODE, ALL}, {AXIS_FORM, ALL},
+       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE) | BIT(SOURCE_SHARED)},
+       {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
+CHOSEN(chosen_from_caches, judge_once, {AXIS_KV, ALL}, {AXIS_LAYOUT, ALL}, {AXIS_PAGE, ALL})
+
+static void set_blocks(struct case_spec *spec, uint32_t index_kind)
+{
+    spec->top_k = 4;
+    spec->index_kind = index_kind;
+    spec->block_size = 8;
+}
+
+/* Blocks of keys that rows choose for all heads, or for each KV head, as in NSA: first one head is
+ * judged, then the last. */
+static void judge_blocks(struct check_run *run, const struct case_spec *spec,
+                         const attn_options *options, uint32_t index_kind)
+{
+    struct case_spec blocks = *spec;
+    struct grid *grid = grid_of(run->subject);
+    set_blocks(&blocks, index_kind);
+    if (grid && chooses_keys(grid, options, &blocks)) {
+        numerics_run(run, &blocks, options, &once);
+        blocks.chosen_head = blocks.num_kv_heads - 1;
+        if (index_kind == ATTN_SPARSE_PER_HEAD && run->code == CHECK_PASS && blocks.chosen_head > 0)
+            numerics_run(run, &blocks, options, &once);
+    } else
+        check_skip(run, "query refuses sparse layers whose rows choose blocks%s",
+                   index_kind == ATTN_SPARSE_PER_HEAD ? " for each head" : "");
+    grid_release(run->subject, grid);
+}
+
+static void judge_for_all(struct check_run *run, const struct case_spec *spec,
+                          const attn_options *options)
+{
+    judge_blocks(run, spec, options, ATTN_SPARSE_BLOCK);
+}
+
+static void judge_for_each(struct check_run *run, const struct case_spec *spec,
+                           const attn_options *options)
+{
+    judge_blocks(run, spec, options, ATTN_SPARSE_PER_HEAD);
+}
+
+CHOSEN(chosen_blocks, judge_for_all, {AXIS_MODE, ALL}, {AXIS_PAGE, 3},
+       {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
+CHOSEN(blocks_of_heads, judge_for_each, {AXIS_MODE, ALL}, {AXIS_HEADS, BIT(0) | BIT(1)},
+       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
+CHOSEN(chosen_roles, try_without_indices, BOTH_PHASES)
+
+static const struct grid_choice missing_scale_choices[] = {
+    {AXIS_KV, ALL & ~BIT(KV_AS_Q)}, BOTH_PHASES, {0, 0}};
+
+static const struct grid_choice missing_input_scale_choices[] = {
+    {AXIS_INPUTS, ALL},
+    {AXIS_OUT, BIT(OUT_E4M3)},
+    {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
+    BOTH_PHASES,
+    {0, 0}};
+
+static int32_t count_missing_scale(const struct check_subject *subject)
+{
+    return numerics_count(subject, missing_scale_choices);
+}
+
+static int32_t count_missing_input_scale(const struct check_subject *subject)
+{
+    return numerics_count(subject, missing_input_scale_choices);
+}
+
+static void run_without_scales(struct check_run *run, const struct grid_choice *choices)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec spec;
+    const attn_options *options;
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (numerics_spec(run, grid, choices, &spec, &options))
+        try_without_scales(run, &spec, options);
+    grid_release(run->subject, grid);
+}
+
+static void run_missing_scale(struct check_run *run)
+{
+    run_without_scales(run, missing_scale_choices);
+}
+
+static void run_missing_input_scale(struct check_run *run)
+{
+    run_without_scales(run, missing_input_scale_choices);
+}
+
+/* ---- Cross attention without a position ------------------------------------------------------ */
+
+static void set_position_rule(attn_layer_group *group, int which)
+{
+    if (which == 0)
+        group->window_left = 5;
+    else if (which == 1)
+        group->window_right = 0;
+    else if (which == 2)
+        group->attention_chunk = 16;
+    else
+        group->flags |= ATTN_GROUP_HAS_ALIBI;
+}
+
+static void run_positionless(struct check_run *run)
+{
+    static const char *const names[] = {"window_left 5", "window_right 0", "attention_chunk 16",
+                                        "has_alibi"};
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec spec;
+    const attn_options *options;
+    CHECK_THAT(run, grid, "no memory for the grid");
+    for (int which = 0; which < 4 && numerics_spec(run, grid, cross_choices, &spec, &options);
+         which++) {
+        struct spec_problem posed;
+        attn_verdict verdict = {.struct_size = sizeof verdict};
+        spec_problem_init(&posed, &spec, &run->subject->device->info);
+        set_position_rule(&posed.group, which);
+        attn_status status = run->subject->type->query(
+            run->subject->type, options, run->subject->services, &posed.problem, &verdict, NULL);
+        bool child = run->subject->type->flags & ATTN_BACKEND_COMPOSITE;
+        if (status != ATTN_INVALID_ARGUMENT && !(child && status == ATTN_CHILD_FAILED))
+            check_fail(run,
+                       "query of cross attention with %s gives %s, supported %u: accepted "
+                       "INVALID_ARGUMENT",
+                       names[which], host_status_name(status), verdict.supported);
+    }
+    grid_release(run->subject, grid);
+}
+
+/* ---- Partial results ------------------------------------------------------------------------- */
+
+enum { WHOLE, FRONT, BACK, PARTS };
+
+/* The keys of each sequence in two parts; of one part, and of a second sequence, there are none. */
+static void split_keys(const struct case_spec *whole, struct case_spec *front,
+                       struct case_spec *back)
+{
+    *front = *back = *whole;
+    for (int32_t s = 0; s < whole->num_sequences; s++) {
+        int32_t keys = whole->sequences[s].prefix_len, at = s == 1 ? 0 : keys / 3;
+        front->sequences[s].tokens_of = back->sequences[s].tokens_of = s;
+        front->sequences[s].prefix_len = at;
+        back->sequences[s].prefix_len = keys - at;
+        back->sequences[s].first_key = at;
+    }
+    front->flags |= ATTN_FORWARD_OMIT_SINK; /* of partials to be merged one has the sink */
+}
+
+/* Partials that are each within their bar, merged, are within theirs: weights from the LSE. */
+static void compare_merged(struct check_run *run, struct forward_case *const *cases, int32_t s,
+                           int32_t t, int32_t head)
+{
+    double out[PARTS][1024], lse[PARTS], merged[1024], merged_lse, largest = 0;
+    const struct case_spec *spec = &cases[WHOLE]->spec;
+    int32_t dim = spec->v_head_dim < 1024 ? spec->v_head_dim : 1024;
+    for (int part = 0; part < PARTS; part++) {
+        dtype_to_double(spec->out_dtype, forward_case_output(cases[part], s, t, head), dim,
+                        out[part]);
+        lse[part] = (double)*forward_case_lse(cases[part], s, t, head);
+    }
+    reference_merge(dim, out[FRONT], lse[FRONT], out[BACK], lse[BACK], merged, &merged_lse);
+    for (int32_t d = 0; d < dim; d++)
+        largest = fmax(largest, fabs(out[WHOLE][d]));
+    double unit = numerics_unit(spec->out_dtype);
+    double bar = unit * (largest + 1);
+    for (int32_t d = 0; d < dim; d++)
+        CHECK_THAT(run, fabs(merged[d] - out[WHOLE][d]) <= bar,
+                   "merged partials of query %d of sequence %d, head %d, element %d: got %g, whole "
+                   "%g, accepted a difference of %g",
+                   t, s, head, d, merged[d], out[WHOLE][d], bar);
+    bool same = isinf(lse[WHOLE]) ? merged_lse == lse[WHOLE]
+                                  : fabs(merged_lse - lse[WHOLE]) <= unit * (1 + fabs(lse[WHOLE]));
+    CHECK_THAT(run, same, "merged LSE of query %d of sequence %d, head %d: got %g, whole %g", t, s,
+               head, merged_lse, lse[WHOLE]);
+}
+
+static void judge_partials(struct check_run *run, const struct case_spec *specs,
+                           const attn_options *options)
+{
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
+    struct forward_case *cases[PARTS] = {NULL};
+    bool good = true;
+    for (int part = 0; part < PARTS && good; part++) {
+        cases[part] = numerics_case(run, &specs[part], cases[WHOLE]);
+        struct case_session *session =
+            cases[part] ? numerics_session(run, cases[part], &specs[part], options, &setup) : NULL;
+        good = session && numerics_judge(run, session, cases[part], &specs[part]);
+        case_session_destroy(session);
+    }
+    const struct case_spec *spec = &specs[WHOLE];
+    for (int32_t s = 0; s < spec->num_sequences && good; s++)
+        for (int32_t t = 0; t < cases[WHOLE]->lengths.q_len[s]; t++)
+            for (int32_t head = 0; head < spec->num_q_heads; head++)
+                compare_merged(run, cases, s, t, head);
+    for (int part = PARTS; part-- > 0;)
+        forward_case_destroy(cases[part]);
+}
+
+static const struct grid_choice merge_choices[] = {{AXIS_SOURCE, BIT(SOURCE_PREFIX)},
+                                                   {AXIS_MASK, BIT(MASK_NONE)},
+                                                   {AXIS_LSE, BIT(0)},
+                                                   {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)},
+                                                   BOTH_PHASES,
+                                                   {0, 0}};
+
+static int32_t count_merge(const struct check_subject *subject)
+{
+    return numerics_count(subject, merge_choices);
+}
+
+static void run_merge(struct check_run *run)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec specs[PARTS];
+    const attn_options *options;
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (numerics_spec(run, grid, merge_choices, &specs[WHOLE], &options)) {
+        char reason[512] = "";
+        split_keys(&specs[WHOLE], &specs[FRONT], &specs[BACK]);
+        if (grid_accepts_spec(grid, options, &specs[FRONT], reason, sizeof reason))
+            judge_partials(run, specs, options);
+        else
+            check_skip(run, "%s", reason);
+    }
+    grid_release(run->subject, grid);
+}
+
+/* ---- What SGLang tests ----------------------------------------------------------------------- */
+
+/* The twelve base cases of its attention unit tests, each in four orders of slots. */
+struct base_case {
+    uint8_t mode, page, heads; /* of the axes */
+    int32_t num_sequences;
+    int32_t lengths[3][2]; /* prefix, new tokens */
+};
+enum {
+    PAGE_16 = 0,
+    PAGE_1 = 1,
+    PAGE_32 = 3,
+    HEADS_GQA = 0,
+    HEADS_MHA = 1,
+    HEADS_MQA = 2,
+    DIM_16 = 2
+};
+
+static int32_t count_slot_orders(const struct check_subject *subject)
+{
+    (void)subject;
+    return SLOT_ORDERS;
+}
+
+/* fp16 with heads of 16, as there; or what the backend has. */
+static struct grid_point base_point(const struct grid *grid, const struct base_case *base,
+                                    int32_t slots)
+{
+    struct grid_point point = grid->base, small;
+    point.value[AXIS_MODE] = base->mode;
+    point.value[AXIS_PAGE] = base->page;
+    point.value[AXIS_HEADS] = base->heads;
+    point.value[AXIS_SLOTS] = (uint8_t)slots;
+    small = point;
+    small.value[AXIS_DTYPE] = DTYPE_F16;
+    small.value[AXIS_DIM] = DIM_16;
+    return grid_accepts(grid, &small, NULL, NULL, 0) ? small : point;
+}
+
+static void run_base_case(struct check_run *run, const struct base_case *base)
+{
+    struct grid *grid = grid_of(run->subject);
+    CHECK_THAT(run, grid, "no memory for the grid");
+    struct grid_point point = base_point(grid, base, run->index);
+    struct case_spec spec;
+    char reason[512] = "";
+    if (grid_accepts(grid, &point, &spec, reason, sizeof reason)) {
+        spec.num_sequences = base->num_sequences;
+        for (int32_t s = 0; s < base->num_sequences; s++)
+            spec.sequences[s] = (struct case_sequence){.prefix_len = base->lengths[s][0],
+                                                       .num_new = base->lengths[s][1]};
+        if (grid_accepts_spec(grid, grid_options(grid, &point), &spec, reason, sizeof reason))
+            numerics_run(run, &spec, grid_options(grid, &point), &once);
+    }
+    if (reason[0])
+        check_skip(run, "%s", reason);
+    grid_release(run->subject, grid);
+}
+
+#define BASE_CASE(name, ...)                                                                       \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        static const struct base_case base = {__VA_ARGS__};                                        \
+        run_base_case(run, &base);                                                                 \
+    }
+
+BASE_CASE(page_one_prefix, MODE_EXTEND, PAGE_1, HEADS_MHA, 2, {{2, 3}, {4, 1}})
+BASE_CASE(page_exact, MODE_EXTEND, PAGE_16, HEADS_MHA, 1, {{0, 16}})
+BASE_CASE(page_about, MODE_EXTEND, PAGE_16, HEADS_MHA, 3, {{0, 15}, {0, 16}, {0, 17}})
+BASE_CASE(prefix_of_a_page, MODE_EXTEND, PAGE_16, HEADS_MHA, 1, {{16, 2}})
+BASE_CASE(prefix_fills_page, MODE_EXTEND, PAGE_16, HEADS_MHA, 1, {{8, 8}})
+BASE_CASE(prefix_crosses_page, MODE_EXTEND, PAGE_16, HEADS_MHA, 1, {{15, 2}})
+BASE_CASE(prefixes_mixed, MODE_EXTEND, PAGE_16, HEADS_MHA, 3, {{0, 15}, {8, 8}, {16, 1}})
+BASE_CASE(large_page_crossed, MODE_EXTEND, PAGE_32, HEADS_MHA, 1, {{31, 2}})
+BASE_CASE(decode_about_page, MODE_DECODE, PAGE_16, HEADS_MHA, 3, {{14, 1}, {15, 1}, {16, 1}})
+BASE_CASE(decode_single, MODE_DECODE, PAGE_16, HEADS_MHA, 1, {{7, 1}})
+BASE_CASE(decode_gqa, MODE_DECODE, PAGE_16, HEADS_GQA, 3, {{14, 1}, {15, 1}, {16, 1}})
+BASE_CASE(extend_mqa, MODE_EXTEND, PAGE_16, HEADS_MQA, 3, {{0, 15}, {8, 8}, {16, 1}})
+
+/* ---- The grid -------------------------------------------------------------------------------- */
+
+static int32_t count_grid(const struct check_subject *subject)
+{
+    struct grid *grid = grid_of(subject);
+    int32_t count = grid ? grid->num_points : 0;
+    grid_release(subject, grid);
+    return count > 0 ? count : 1;
+}
+
+/* A failure says which rules it may be about. */
+static void run_point(struct check_run *run, const struct grid *grid,
+                      const struct grid_point *point)
+{
+    struct case_spec spec;
+    if (grid_accepts(grid, point, &spec, NULL, 0))
+        numerics_run(run, &spec, grid_options(grid, point), &once);
+    else
+        check_fail(run, "query accepted this case before, and refuses it now");
+    size_t length = strlen(run->text);
+    if (run->code == CHECK_FAIL && length + 16 < sizeof run->text) {
+        memcpy(run->text + length, "; rules: ", 10);
+        grid_rules(point, run->text + length + 9, sizeof run->text - length - 9);
+    }
+}
+
+static void run_grid(struct check_run *run)
+{
+    struct grid *grid = grid_of(run->subject);
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (run->index < grid->num_points)
+        run_point(run, grid, &grid->points[run->index]);
+    else
+        check_skip(run, "%s", grid->refusal);
+    grid_release(run->subject, grid);
+}
+
+/* Fewer where each is likely to be compiled first. */
+static int32_t count_random(const struct check_subject *subject)
+{
+    struct grid *grid = grid_of(subject);
+    bool compiles = grid && grid->notes & ATTN_NOTE_RUNTIME_COMPILATION;
+    grid_release(subject, grid);
+    return subject->exhaustive ? 40 * RANDOM_CASES : compiles ? RANDOM_CASES / 5 : RANDOM_CASES;
+}
+
+static void run_random(struct check_run *run)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct grid_point point;
+    struct case_spec spec;
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (numerics_random(run, grid, &point, &spec))
+        run_point(run, grid, &point);
+    grid_release(run->subject, grid);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+#define ROW(rule, function, sentence)                                                              \
+    {                                                                                              \
+        rule, #function, sentence, CHECK_NEEDS_COMPUTE, count_##function, run_##function           \
+    }
+#define BASE_ROW(function, sentence)                                                               \
+    {                                                                                              \
+        "INVAR-01", #function, sentence, CHECK_NEEDS_COMPUTE, count_slot_orders, run_##function    \
+    }
+
+const struct check check_num[] = {
+    ROW("MEAN-02", mixed, "a MIXED batch has extend rows first, then one query for each sequence"),
+    ROW("MEAN-02", mixed_decodes,
+        "sequences of a MIXED batch that decode come first, or have several queries each"),
+    ROW("MEAN-03", decode_rows, "row s of a DECODE batch belongs to sequence s, whatever q_indptr"),
+    ROW("MEAN-03", absolute_rows, "q_indptr holds absolute rows and need not start at 0"),
+    ROW("MEAN-04", positions, "query t of a request sits at prefix_len + t, key j at j"),
+    ROW("MEAN-05", explicit_positions,
+        "explicit positions move new keys and their queries for window, chunk and ALiBi"),
+    ROW("MEAN-06", windows, "key j is seen iff i - window_left <= j <= i + window_right"),
+    ROW("MEAN-06", encoder,
+        "an encoder's tokens see each other on the sides that the window leaves"),
+    ROW("MEAN-07", chunks, "with attention_chunk only keys of the query's chunk are seen"),
+    ROW("MEAN-08", cross, "cross attention sees the encoder's keys, all of them"),
+    ROW("MEAN-08", cross_lengths,
+        "an encoder has none, fewer keys than there are queries, or many more"),
+    {"MEAN-08", "positionless", "cross attention with what needs a position is INVALID_ARGUMENT", 0,
+     NULL, run_positionless},
+    ROW("MEAN-09", scores, "the score is scaled, biased by ALiBi, then capped"),
+    ROW("MEAN-09", alibi_ahead, "ALiBi goes by the distance, for keys after the query too"),
+    ROW("MEAN-09", growing_scores, "scores that grow by more than 100 along the keys do no harm"),
+    ROW("MEAN-10", masks, "the masks NONE, FULL and QLEN let through what their bits say"),
+    ROW("MEAN-10", mask_none_narrowed, "window_left and chunk also narrow a batch with mask NONE"),
+    ROW("MEAN-11", custom_masks_narrowed,
+        "a custom mask replaces window_right and the chunk's j <= i, and nothing else"),
+    ROW("MEAN-12", sinks, "a sink is one more logit in the denominator, unless it is omitted"),
+    ROW("MEAN-13", lse, "the LSE is the natural logarithm of the sum of exp(score), with the sink"),
+    ROW("MEAN-14", empty_rows, "a row that sees no key gives 0 and -inf, or the sink"),
+    ROW("MEAN-14", no_keys, "a sequence without keys gives 0 and -inf, or the sink"),
+    ROW("MEAN-15", merge, "results over parts of the keys merge to the result over all"),
+    ROW("MEAN-16", multi_item, "tokens of an item see the prefix and their own item"),
+    ROW("MEAN-17", heads, "query head h reads KV head h / (num_q_heads / num_kv_heads)"),
+    ROW("KV-01", saved, "new keys and values are written to out_cache_loc, -1 nowhere"),
+    ROW("KV-02", sources, "keys come from the arguments where they are new, else from the cache"),
+    ROW("KV-02", partials, "without k and v only the cache is read"),
+    ROW("KV-03", read_only_layers, "a layer that reads another's buffer finds what that one wrote"),
+    ROW("KV-04", quantised, "stored = x / scale rounded to nearest even, read = stored * scale"),
+    ROW("KV-04", limits, "values beyond the largest are saturated, ties go to even, NaN stays NaN"),
+    ROW("KV-13", sequence_scales, "each sequence of a batch has scales of its own"),
+    ROW("KV-14", token_scales, "each slot has scales of its own; new tokens are read as given"),
+    ROW("KV-16", new_kv, "new k and v of another type than q's are read and saved by their values"),
+    ROW("MEAN-22", input_scales, "q, k and v that are fp8 stand for codes times their scales"),
+    ROW("MEAN-23", out_scale, "an fp8 output is divided by its scale, rounded once, saturated"),
+    ROW("MEAN-22", input_scales_e5m2,
+        "q, k and v that are e5m2 stand for codes times their scales"),
+    ROW("MEAN-23", out_scale_e5m2, "an output of e5m2 is divided by its scale, rounded once"),
+    ROW("STRUCT-10", places, "operands are as aligned as the problem promises, and no better"),
+    ROW("STRUCT-11", kv_strides, "the caches of keys and values have strides of their own"),
+    {"KV-05", "missing_scale", "a scale that is needed and missing is INVALID_ARGUMENT", 0,
+     count_missing_scale, run_missing_scale},
+    {"KV-05", "missing_input_scale", "so is one of q, k, v or the output", 0,
+     count_missing_input_scale, run_missing_input_scale},
+    ROW("KV-06", pages,
+        "slots are page * page_size + offset, in any order; what is unused is not "
+        "read for its value"),
+    ROW("KV-06", unseen, "keys that no query sees may be NaN and change nothing"),
+    ROW("MEAN-21", chosen_keys,
+        "a row of a sparse layer sees the keys whose slots its own call names, and no others"),
+    ROW("MEAN-21", chosen_from_caches, "keys are chosen from caches of any type and layout"),
+    ROW("MEAN-21", chosen_blocks,
+        "a row sees of the blocks that it names what the layer's rules leave, for all heads"),
+    ROW("MEAN-21", blocks_of_heads, "each KV head of a row has blocks of its own"),
+    ROW("ERR-05", chosen_roles, "indices of a sparse layer that are missing are named"),
+    ROW("CAPS-09", host_needed, "a batch with the host arrays that the verdict names is enough"),
+    ROW("CAPS-09", host_some, "other host arrays may be there or not, one by one"),
+    ROW("KV-08", index_forms, "each form of KV indices gives the same result"),
+    BASE_ROW(page_one_prefix, "page 1: prefixes of 2 and 4 tokens, 3 and 1 new ones"),
+    BASE_ROW(page_exact, "page 16: 16 new tokens"),
+    BASE_ROW(page_about, "page 16: 15, 16 and 17 new tokens"),
+    BASE_ROW(prefix_of_a_page, "page 16: a prefix of 16 tokens, 2 new ones"),
+    BASE_ROW(prefix_fills_page, "page 16: a prefix of 8 tokens, 8 new ones"),
+    BASE_ROW(prefix_crosses_page, "page 16: a prefix of 15 tokens, 2 new ones"),
+    BASE_ROW(prefixes_mixed, "page 16: prefixes of 0, 8 and 16 tokens, 15, 8 and 1 new ones"),
+    BASE_ROW(large_page_crossed, "page 32: a prefix of 31 tokens, 2 new ones"),
+    BASE_ROW(decode_about_page, "page 16: decoding after 14, 15 and 16 tokens"),
+    BASE_ROW(decode_single, "page 16: decoding after 7 tokens"),
+    BASE_ROW(decode_gqa, "page 16: decoding with grouped queries"),
+    BASE_ROW(extend_mqa, "page 16: prefixes and new tokens with one KV head"),
+    ROW("INVAR-01", grid, "every pair of what query accepts computes attention right"),
+    {"INVAR-01", "random", "whatever query accepts computes attention right",
+     CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE, count_random, run_random},
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};

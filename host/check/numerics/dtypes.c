@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * dtypes.c: dtypes of operands that have nothing to do with each other. The grid has them as models
+ * do; here each operand of a layer has each dtype, by itself, and whatever query accepts of that is
+ * computed right: as wide as another's and unlike it, wider, narrower.
+ */
+#include "host/check/cases/linear_bench.h"
+#include "host/check/numerics/family.h"
+
+#include "host/base/dtype.h"
+#include "host/base/mix.h"
+
+#include <string.h>
+
+static const attn_dtype dtypes[] = {ATTN_BF16, ATTN_F16, ATTN_F32, ATTN_FP8_E4M3, ATTN_FP8_E5M2};
+enum {
+    DTYPES = sizeof dtypes / sizeof dtypes[0],
+    TYPES = DTYPES * DTYPES * DTYPES * DTYPES, /* of four operands */
+    FORMS = 4                                  /* of latents: two forms, two layouts */
+};
+
+static const struct case_run once = {.exact_memory = true};
+
+/* Number `n`'s digit for operand `which`. */
+static attn_dtype dtype_at(int32_t n, int which)
+{
+    while (which-- > 0)
+        n /= DTYPES;
+    return dtypes[n % DTYPES];
+}
+
+/* ---- Softmax layers and latent ones ---------------------------------------------------------- */
+
+static const uint8_t modes[] = {MODE_EXTEND, MODE_DECODE, MODE_MIXED};
+
+/* A plain spec in one mode, as the backend accepts it; of latents in one of their forms. */
+static bool find_plain(const struct grid *grid, bool latent, int32_t form, uint8_t mode,
+                       struct case_spec *spec, char *reason, size_t size)
+{
+    const struct mla_choice choice = {
+        1u << form % 2, 1u << form / 2, BIT(MLA_SMALL), {{AXIS_MODE, 1u << mode}}};
+    struct grid_point point = grid->base;
+    struct mla_point at;
+    if (latent)
+        return mla_product(grid, &choice, 0, &at, reason, size) > 0 &&
+               mla_accepts(grid, &at, spec, reason, size);
+    point.value[AXIS_MODE] = mode;
+    return grid_accepts(grid, &point, spec, reason, size);
+}
+
+static void set_types(struct case_spec *spec, int32_t n)
+{
+    attn_dtype new_kv = dtype_at(n, 1);
+    spec->q_dtype = dtype_at(n, 0);
+    spec->new_kv_dtype = new_kv != spec->q_dtype ? new_kv : ATTN_DTYPE_NONE;
+    spec->kv_dtype = dtype_at(n, 2);
+    spec->out_dtype = dtype_at(n, 3);
+    spec->input_granularity = dtype_is_fp8(spec->q_dtype) || dtype_is_fp8(new_kv)
+                                  ? ATTN_SCALE_PER_TENSOR
+                                  : ATTN_SCALE_NONE;
+    spec->scale_granularity = dtype_is_fp8(spec->kv_dtype) && spec->kv_layout &&
+                                      strcmp(spec->kv_layout, ATTN_LAYOUT_MLA_LATENT_FP8) != 0
+                                  ? ATTN_SCALE_PER_TENSOR
+                                  : ATTN_SCALE_NONE;
+    /* Of e5m2 no needle stands out. */
+    spec->without_needles = spec->q_dtype == ATTN_FP8_E5M2 || spec->out_dtype == ATTN_FP8_E5M2;
+}
+
+/* New keys are saved or not, in turns, as far as query accepts it. */
+static void set_source(const struct grid *grid, int32_t index, struct case_spec *spec)
+{
+    struct case_spec changed = *spec;
+    changed.flags ^= index % 3 == 2 ? ATTN_FORWARD_SAVE_KV : 0;
+    if (!case_spec_defect(&changed) &&
+        grid_accepts_spec(grid, grid_options(grid, &grid->base), &changed, NULL, 0))
+        *spec = changed;
+}
+
+/* How many there are, and case `index` of them; if there are none, why the first is refused. */
+static int32_t find(const struct grid *grid, bool latent, int32_t index, struct case_spec *spec,
+                    char *reason, size_t size)
+{
+    struct case_spec plain[FORMS][sizeof modes];
+    bool is_there[FORMS][sizeof modes];
+    int32_t count = 0, forms = latent ? FORMS : 1;
+    if (!latent && grid->refusal[0])
+        return 0;
+    for (int32_t form = 0; form < forms; form++)
+        for (size_t m = 0; m < sizeof modes; m++)
+            is_there[form][m] = find_plain(grid, latent, form, modes[m], &plain[form][m],
+                                           form + (int32_t)m == 0 ? reason : NULL, size);
+    for (int32_t n = 0; n < TYPES * forms; n++) {
+        int32_t form = n % forms;
+        size_t mode = (size_t)count % sizeof modes;
+        struct case_spec tried = plain[form][is_there[form][mode] ? mode : 0];
+        if (!is_there[form][mode] && !is_there[form][0])
+            continue;
+        set_types(&tried, n / forms);
+        if (case_spec_defect(&tried) ||
+            !grid_accepts_spec(grid, grid_options(grid, &grid->base), &tried, NULL, 0))
+            continue;
+        if (count++ == index) {
+            set_source(grid, index, &tried);
+            *spec = tried;
+        }
+    }
+    return count;
+}
+
+static int32_t count_cases(const struct check_subject *subject, bool latent)
+{
+    struct grid *grid = grid_of(subject);
+    struct case_spec spec;
+    char reason[512] = "";
+    int32_t count = grid ? find(grid, latent, -1, &spec, reason, sizeof reason) : 0;
+    grid_release(subject, grid);
+    return count > 0 ? count : 1;
+}
+
+static void run_case(struct check_run *run, bool latent)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec spec;
+    char reason[512] = "";
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (run->index < find(grid, latent, run->index, &spec, reason, sizeof reason))
+        numerics_run(run, &spec, grid_options(grid, &grid->base), &once);
+    else
+        check_skip(run, "%s", reason[0] ? reason : grid->refusal);
+    grid_release(run->subject, grid);
+}
+
+static int32_t count_dtypes(const struct check_subject *subject)
+{
+    return count_cases(subject, false);
+}
+
+static int32_t count_mla_dtypes(const struct check_subject *subject)
+{
+    return count_cases(subject, true);
+}
+
+static void run_dtypes(struct check_run *run)
+{
+    run_case(run, false);
+}
+
+static void run_mla_dtypes(struct check_run *run)
+{
+    run_case(run, true);
+}
+
+/* ---- Linear layers --------------------------------------------------------------------------- */
+
+/* States and inputs of a convolution are read, kept and left after some rows; one sequence is long
+ * enough to be computed in chunks. */
+static void set_batch(struct linear_spec *spec, int32_t n)
+{
+    static const struct linear_case_sequence sequences[] = {
+        {.rows = 67, .has_initial = true},
+        {.rows = 2, .has_initial = true, .in_place = true},
+        {.rows = 5},
+        {.rows = 1, .has_initial = true}};
+    linear_set_extend(spec, 4, sequences);
+    if (spec->width < 2 && spec->k_dim != 1 && spec->v_dim != 1)
+        spec->width = 4;
+    spec->snapshots = n % 2;
+    spec->cuts = 2;
+    spec->q_dtype = dtype_at(n, 0);
+    spec->conv_dtype = dtype_at(n, 1);
+    spec->state_dtype = dtype_at(n, 2);
+    spec->out_dtype = dtype_at(n, 3);
+}
+
+/* Each of the types in one family, as far as there is one that has it. */
+static int32_t find_linear(const struct check_subject *subject, int32_t index,
+                           struct linear_spec *spec)
+{
+    char reason[LINEAR_TEXT];
+    struct linear_spec plain[ATTN_LINEAR_COUNT];
+    uint32_t set = linear_families(subject);
+    int32_t count = 0, families = __builtin_popcount(set);
+    for (int32_t f = 0; f < families; f++)
+        if (!linear_find(subject, linear_family_at(set, f), mix_absorb(subject->seed, (uint64_t)f),
+                         NULL, 0, &plain[f], reason))
+            return 0;
+    for (int32_t n = 0; n < TYPES && families > 0; n++) {
+        struct linear_spec tried = plain[count % families];
+        set_batch(&tried, n);
+        if (linear_accepts(subject, &tried, reason) && count++ == index)
+            *spec = tried;
+    }
+    return count;
+}
+
+static int32_t count_linear_dtypes(const struct check_subject *subject)
+{
+    struct linear_spec spec;
+    int32_t count = find_linear(subject, -1, &spec);
+    return count > 0 ? count : 1;
+}
+
+static void run_linear_dtypes(struct check_run *run)
+{
+    struct linear_spec spec;
+    if (run->index < find_linear(run->subject, run->index, &spec))
+        linear_run_spec(run, &spec);
+    else
+        check_skip(run, "query refuses every case of linear layers that was drawn");
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+const struct check check_dtypes[] = {
+    FAMILY_ROW("CAPS-02", dtypes,
+               "whatever dtypes query accepts of q, new k and v, caches and outputs are computed"),
+    FAMILY_ROW("CAPS-02", mla_dtypes,
+               "whatever dtypes query accepts of a latent layer's operands are computed"),
+    FAMILY_ROW("CAPS-02", linear_dtypes,
+               "whatever dtypes query accepts of a linear layer's operands are computed"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * extremes.c: the least, the largest and the negative value of each number that a layer has: scales
+ * and caps of scores, slopes, windows, magnitudes of keys and values and the scales of their
+ * caches, and scores of -inf.
+ */
+#include "host/check/cases/forward_case_private.h"
+#include "host/check/numerics/family.h"
+
+#include <stdint.h>
+
+/* ---- Scores ---------------------------------------------------------------------------------- */
+
+/* Queries are as large as leaves scores what they are; where they are f16 that is not much. */
+static bool is_f16(const struct case_spec *spec)
+{
+    return spec->q_dtype == ATTN_F16 || spec->kv_dtype == ATTN_F16;
+}
+
+static void make_scaled(struct case_spec *spec, int32_t variant)
+{
+    static const float scales[] = {-0.3f, -3, 0x1p-9f, 0x1p9f, 0x1p-100f, 0x1p100f, -0x1p-100f};
+    spec->sm_scale = scales[is_f16(spec) && variant >= 4 ? 2 : variant];
+}
+
+FAMILY(score_scales, make_scaled, 7, BOTH_PHASES, {AXIS_DTYPE, ALL}, {AXIS_ALIBI, BIT(0)},
+       {AXIS_LENGTHS, BIT(LENGTHS_SPLITS)})
+LATENT(mla_score_scales, make_scaled, 7, BOTH_FORMS, MLA_LATENT, BOTH_PHASES)
+
+/* Beyond what scores are, far above them, far below: then all keys weigh the same, and no needle
+ * stands out. In every second variant scores grow beyond the cap. */
+static void make_capped(struct case_spec *spec, int32_t variant)
+{
+    static const float caps[] = {100, 1000, 0x1p30f, 0x1p-10f};
+    spec->logit_cap = caps[variant / 2];
+    spec->growing_scores = variant % 2;
+    spec->without_needles = spec->logit_cap < 1;
+}
+
+FAMILY(caps, make_capped, 8, BOTH_PHASES, {AXIS_CAP, BIT(1)},
+       {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})
+LATENT(mla_caps, make_capped, 8, BOTH_FORMS, MLA_LATENT, {AXIS_CAP, BIT(1)}, BOTH_PHASES)
+
+static void make_odd_slopes(struct case_spec *spec, int32_t variant)
+{
+    (void)variant;
+    spec->odd_slopes = true;
+    spec->num_q_heads = 6;
+    spec->num_kv_heads = 2;
+}
+
+FAMILY(slopes, make_odd_slopes, 1, BOTH_PHASES, {AXIS_ALIBI, BIT(1)},
+       {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})
+
+/* As where keys before the new ones were thrown away. */
+static void make_ahead(struct case_spec *spec, int32_t variant)
+{
+    static const int32_t ahead[] = {1, 16, 150, 1000000};
+    spec->positions_ahead = ahead[variant];
+    spec->without_needles = spec->alibi;
+}
+
+FAMILY(positions_ahead, make_ahead, 4, BOTH_PHASES,
+       {AXIS_MASK, BIT(MASK_FULL_POSITIONS) | BIT(MASK_QLEN_POSITIONS)},
+       {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)}, {AXIS_CHUNK, BIT(0) | BIT(1)},
+       {AXIS_ALIBI, ALL})
+
+/* Any sum of a position and these is beyond 32 bits. */
+static void make_endless(struct case_spec *spec, int32_t variant)
+{
+    spec->window_left = variant % 3 != 1 ? INT32_MAX : -1;
+    spec->window_right = variant % 3 != 0 ? INT32_MAX : 0;
+    spec->attention_chunk = variant == 3 ? INT32_MAX : 0;
+}
+
+FAMILY(endless_windows, make_endless, 4, {AXIS_WINDOW, BIT(WINDOW_BOTH)},
+       {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)},
+       {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_NONE) | BIT(MASK_QLEN_POSITIONS)})
+
+/* ---- Magnitudes ------------------------------------------------------------------------------ */
+
+/* Scales of their caches are 0.01 times these. Nothing comes below 2^-126, where it may count as 0
+ * (docs/ABI.md, the pass rule), but what is as small beside the rest of a row. */
+static void make_sized(struct case_spec *spec, int32_t variant)
+{
+    static const float sizes[][2] = {{0x1p-100f, 0x1p-100f},
+                                     {0x1p-104f, 1},
+                                     {1, 0x1p-100f},
+                                     {0x1p100f, 0x1p100f},
+                                     {0x1p-60f, 0x1p110f}};
+    static const float of_f16[2] = {0x1p-6f, 0x1p9f};
+    const float *size = is_f16(spec) || spec->out_dtype == ATTN_F16 ? of_f16 : sizes[variant];
+    spec->key_size = size[0];
+    spec->value_size = size[1];
+}
+
+FAMILY(sizes, make_sized, 5, BOTH_PHASES, {AXIS_DTYPE, ALL},
+       {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD) | BIT(KV_E5M2)},
+       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
+LATENT(mla_sizes, make_sized, 5, BOTH_FORMS, MLA_LATENT, BOTH_PHASES,
+       {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})
+static const struct mla_choice packed_choice = {
+    BOTH_FORMS, MLA_PACKED, BIT(MLA_ONE_BLOCK), {BOTH_PHASES}};
+static const struct family mla_packed_sizes_family = {
+    .latents = &packed_choice, .num_variants = 5, .change = make_sized, .as_is = true};
+FAMILY_FUNCTIONS(mla_packed_sizes)
+
+/* NaN and values at the limits in vectors that no register is filled by. */
+static void make_special(struct case_spec *spec, int32_t variant)
+{
+    (void)variant;
+    spec->special_values = true;
+}
+
+static const struct grid_choice short_values_choices[GRID_MAX_CHOICES + 1] = {
+    BOTH_PHASES, {AXIS_V_DIM, BIT(4)}, {AXIS_OUT, ALL}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}};
+static const struct family short_values_family = {
+    .choices = short_values_choices, .change = make_special, .as_is = true};
+FAMILY_FUNCTIONS(short_values)
+
+/* ---- Scores of -inf -------------------------------------------------------------------------- */
+
+/* A page, a tile and more, a split and more, all keys: then a row is as one that sees none. */
+static void make_lost(struct case_spec *spec, int32_t variant)
+{
+    static const int32_t lost[] = {16, 130, 1100, 1 << 20};
+    static const int32_t lengths[][2] = {{1500, 3}, {20, 2}, {1030, 1}, {0, 5}};
+    family_set_lengths(spec, 4, lengths);
+    spec->lost_keys = lost[variant];
+}
+
+FAMILY(lost_keys, make_lost, 4, BOTH_PHASES, {AXIS_DTYPE, ALL},
+       {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})
+
+/* ---- Lengths --------------------------------------------------------------------------------- */
+
+static void make_fewer_keys(struct case_spec *spec, int32_t variant)
+{
+    (void)variant;
+    spec->fewer_keys = true;
+}
+
+FAMILY(fewer_keys, make_fewer_keys, 1, {AXIS_MASK, ALL & ~BIT(MASK_ITEMS)},
+       {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_VERIFY)},
+       {AXIS_SOURCE, BIT(SOURCE_CACHE)}, {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})
+
+/* Some rows see nothing of what they would, others do, on either side of where work is cut. */
+static void make_fewer_far(struct case_spec *spec, int32_t variant)
+{
+    static const int32_t lengths[][2] = {{20, 3}, {1000, 60}, {2035, 40}, {1000, 30}};
+    make_fewer_keys(spec, variant);
+    family_set_lengths(spec, 4, lengths);
+}
+
+FAMILY(fewer_keys_far, make_fewer_far, 1, {AXIS_WINDOW, ALL & ~BIT(WINDOW_NONE)},
+       {AXIS_CHUNK, BIT(0) | BIT(3)}, {AXIS_MODE, BIT(MODE_EXTEND)},
+       {AXIS_SOURCE, BIT(SOURCE_CACHE)})
+
+/* Numbers of rows next to those that work is cut into. */
+static void make_row_counts(struct case_spec *spec, int32_t variant)
+{
+    static const int32_t counts[] = {63, 64, 65, 127, 128, 129, 131, 132, 133, 255, 256, 257};
+    const int32_t lengths[][2] = {{3, counts[variant] - variant % 2}, {0, 1}};
+    family_set_lengths(spec, 1 + variant % 2, lengths);
+}
+
+FAMILY(row_counts, make_row_counts, 12, {AXIS_SOURCE, BIT(SOURCE_SAVED)},
+       {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_SEQ_HEAD)})
+LATENT(mla_row_counts, make_row_counts, 12, BOTH_FORMS, MLA_LATENT, {AXIS_MODE, BIT(MODE_EXTEND)})
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+const struct check check_extremes[] = {
+    FAMILY_ROW("MEAN-09", score_scales, "sm_scale may be negative, tiny and large"),
+    FAMILY_ROW("MEAN-09", mla_score_scales, "so may that of latent layers"),
+    FAMILY_ROW("MEAN-09", caps, "a cap may be beyond all scores, and below them"),
+    FAMILY_ROW("MEAN-09", mla_caps, "so may that of latent layers"),
+    FAMILY_ROW("MEAN-09", slopes, "slopes may be 0, negative and steep"),
+    FAMILY_ROW("MEAN-05", positions_ahead,
+               "explicit positions may be far from the numbers of the keys"),
+    FAMILY_ROW("MEAN-06", endless_windows, "windows and chunks may be as large as an integer"),
+    FAMILY_ROW("KV-04", sizes, "keys, values and their scales may be tiny and large"),
+    FAMILY_ROW("KV-11", mla_sizes, "latents and their scales may be tiny and large"),
+    FAMILY_ROW("KV-11", mla_packed_sizes, "so may packed ones"),
+    FAMILY_ROW("KV-06", short_values, "values that are NaN may have one element"),
+    FAMILY_ROW("MEAN-14", lost_keys,
+               "keys with a score of -inf weigh nothing, and rows may have no "
+               "others"),
+    FAMILY_ROW("KV-01", row_counts, "there may be any number of new rows"),
+    FAMILY_ROW("KV-01", mla_row_counts, "so may there be of latents"),
+    FAMILY_ROW("MEAN-10", fewer_keys, "a KV group may have fewer keys than its batch has tokens"),
+    FAMILY_ROW("MEAN-10", fewer_keys_far, "so it may where windows leave some rows nothing"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};

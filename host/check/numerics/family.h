@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * family.h: a family of cases: a product of choices of the grid, each point in some variants, which
+ * a function makes out of a plain case that is small in all that the family is not about.
+ */
+#ifndef HOST_CHECK_NUMERICS_FAMILY_H
+#define HOST_CHECK_NUMERICS_FAMILY_H
+
+#include "host/check/cases/numerics.h"
+
+struct family {
+    const struct grid_choice *choices; /* NULL = latents alone */
+    const struct mla_choice *latents;  /* NULL = no latents */
+    int32_t num_variants;              /* 0 = 1 */
+    void (*change)(struct case_spec *spec, int32_t variant);
+    bool as_is; /* heads and dimensions are those of the grid's base */
+};
+
+int32_t family_count(const struct check_subject *subject, const struct family *family);
+void family_run(struct check_run *run, const struct family *family);
+
+/* Prefix and new tokens of each sequence. What a mode or a type says of lengths holds for them too.
+ */
+void family_set_lengths(struct case_spec *spec, int32_t count, const int32_t (*lengths)[2]);
+
+/* count_NAME and run_NAME of a family: softmax layers, or latent ones. */
+#define FAMILY(name, change, variants, ...)                                                        \
+    static const struct grid_choice name##_choices[GRID_MAX_CHOICES + 1] = {__VA_ARGS__};          \
+    static const struct family name##_family = {name##_choices, NULL, variants, change, false};    \
+    FAMILY_FUNCTIONS(name)
+#define LATENT(name, change, variants, forms, layouts, ...)                                        \
+    static const struct mla_choice name##_choice = {forms, layouts, SMALL_LATENTS, {__VA_ARGS__}}; \
+    static const struct family name##_family = {NULL, &name##_choice, variants, change, false};    \
+    FAMILY_FUNCTIONS(name)
+#define FAMILY_FUNCTIONS(name)                                                                     \
+    static int32_t count_##name(const struct check_subject *subject)                               \
+    {                                                                                              \
+        return family_count(subject, &name##_family);                                              \
+    }                                                                                              \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        family_run(run, &name##_family);                                                           \
+    }
+#define FAMILY_ROW(rule, function, sentence)                                                       \
+    {                                                                                              \
+        rule, #function, sentence, CHECK_NEEDS_COMPUTE, count_##function, run_##function           \
+    }
+
+enum { ALL = (1 << GRID_MAX_VALUES) - 1 };
+#define BIT(value)    (1u << (value))
+#define BOTH_FORMS    (MLA_ABSORBED | MLA_EXPANDED)
+#define SMALL_LATENTS BIT(MLA_SMALL)
+#define BOTH_PHASES                                                                                \
+    {                                                                                              \
+        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
+    }
+
+#endif /* HOST_CHECK_NUMERICS_FAMILY_H */

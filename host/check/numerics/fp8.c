@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fp8.c: every code of a quantised type, read through the cache; scales in all places in which
+ * they may be, and too few of them; scores that are scaled by 0.
+ *
+ * All keys of a sequence are the same, and so are their values: then an output is that value
+ * whatever the probabilities, and the LSE is the common score and the logarithm of the number of
+ * keys. So each code that is read as another number shows, in the value by itself and in the key by
+ * a part of the score that is as large as that of any other code.
+ */
+#include "host/check/cases/forward_case_session.h"
+#include "host/check/cases/mla_spec.h"
+#include "host/check/cases/numerics.h"
+
+#include "host/base/dtype.h"
+#include "host/base/error.h"
+#include "host/base/operand_roles.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BIT(value) (1u << (value))
+enum { ALL = (1 << GRID_MAX_VALUES) - 1, NUM_CODES = 256, PACKED_BLOCK = 128 };
+
+static const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
+
+/* ---- Rows of codes --------------------------------------------------------------------------- */
+
+/* What a row of codes is for. One that is no finite number would make all of a row that it is a key
+ * of, or of a latent, no number: values alone have those, and only where a sequence has one query,
+ * since of several one may be changed by what another one sees (KV-06). */
+enum coded { CODED_KEYS, CODED_VALUES, CODED_ANY_VALUES, CODED_KINDS };
+
+/* A case that is being filled: which code is the next of each kind; which there are of keys, and of
+ * values. */
+struct coding {
+    struct forward_case *c;
+    int32_t next[CODED_KINDS];
+    bool has[2][NUM_CODES];
+};
+
+static uint8_t next_code(struct coding *coding, enum coded kind)
+{
+    attn_dtype dtype = coding->c->spec.kv_dtype;
+    bool value = kind != CODED_KEYS;
+    uint8_t code = (uint8_t)coding->next[kind]++;
+    while (kind != CODED_ANY_VALUES && !isfinite(dtype_load(dtype, &code, 0)))
+        code = (uint8_t)coding->next[kind]++;
+    coding->has[value][code] = true;
+    if (coding->c->spec.latent.kv_lora_rank > 0)
+        coding->has[!value][code] = true;
+    return code;
+}
+
+static void fill_codes(struct coding *coding, enum coded kind, int32_t count, char *row)
+{
+    for (int32_t d = 0; d < count; d++)
+        row[d] = (char)next_code(coding, kind);
+}
+
+static float scale_at(const struct forward_case *c, enum case_part_id part, int32_t s, int32_t j,
+                      int32_t head)
+{
+    const float *scales = case_part(c, part);
+    return scales ? scales[case_scale_place(c, part, s, j, head)] : 1;
+}
+
+/* An element of a query, so that its product with this one of the key adds `share` to the score; as
+ * near to that as the query's type has numbers. */
+static void set_query(struct forward_case *c, enum case_part_id part, int32_t s, int32_t head,
+                      int32_t d, double key, double share)
+{
+    double largest = c->spec.q_dtype == ATTN_F16 ? 3e4 : 1e30;
+    double q = key == 0 ? 1 : share / ((double)c->posed.group.sm_scale * key);
+    q = fmin(fmax(q, -largest), largest);
+    for (int32_t t = 0; t < c->lengths.q_len[s]; t++)
+        dtype_store(c->spec.q_dtype,
+                    case_vector(c, c->image, part, c->lengths.first_row[s] + t, head, 0), d, q);
+}
+
+static void set_queries(struct forward_case *c, int32_t s, int32_t kv_head, const char *row)
+{
+    int32_t ratio = c->spec.num_q_heads / c->spec.num_kv_heads, dim = c->spec.head_dim;
+    double scale = (double)scale_at(c, PART_K_SCALE, s, 0, kv_head);
+    for (int32_t n = 0; n < ratio; n++)
+        for (int32_t d = 0; d < dim; d++)
+            set_query(c, PART_Q, s, kv_head * ratio + n, d,
+                      dtype_load(c->spec.kv_dtype, row, d) * scale, 4.0 / dim);
+}
+
+/* The same row for all keys of a sequence. */
+static void set_rows(struct forward_case *c, enum case_part_id cache, int32_t s, int32_t kv_head,
+                     const char *row, int32_t bytes)
+{
+    for (int32_t j = 0; j < c->lengths.kv_len[s]; j++)
+        memcpy(case_slot_vector(c, c->image, cache, case_slot(c, s, j), kv_head), row,
+               (size_t)bytes);
+}
+
+static void code_sequence(struct coding *coding, int32_t s, char *row)
+{
+    struct forward_case *c = coding->c;
+    enum coded values = c->lengths.q_len[s] == 1 ? CODED_ANY_VALUES : CODED_VALUES;
+    for (int32_t h = 0; h < c->spec.num_kv_heads; h++) {
+        fill_codes(coding, CODED_KEYS, c->spec.head_dim, row);
+        set_rows(c, PART_K_CACHE, s, h, row, c->spec.head_dim);
+        set_queries(c, s, h, row);
+        fill_codes(coding, values, c->spec.v_head_dim, row);
+        set_rows(c, PART_V_CACHE, s, h, row, c->spec.v_head_dim);
+    }
+}
+
+/* ---- Latent rows ----------------------------------------------------------------------------- */
+
+/* Element d of a latent row, as it is read. */
+static double latent_at(const struct forward_case *c, const char *row, int32_t d)
+{
+    int32_t lora = c->spec.latent.kv_lora_rank;
+    if (!case_is_packed(&c->spec))
+        return dtype_load(c->spec.kv_dtype, row, d) *
+               (double)scale_at(c, PART_LATENT_SCALE, 0, 0, 0);
+    if (d >= lora)
+        return dtype_load(ATTN_BF16, row + lora + lora / PACKED_BLOCK * 4, d - lora);
+    return dtype_load(ATTN_FP8_E4M3, row, d) * dtype_load(ATTN_F32, row + lora, d / PACKED_BLOCK);
+}
+
+/* A packed row keeps the rope part that it has. */
+static void code_latent(struct coding *coding, int32_t s, char *row)
+{
+    struct forward_case *c = coding->c;
+    int32_t lora = c->spec.latent.kv_lora_rank, dim = c->spec.head_dim;
+    int32_t width = case_latent_width(&c->spec);
+    memcpy(row, case_slot_vector(c, c->image, PART_LATENT_CACHE, case_slot(c, s, 0), 0),
+           (size_t)width);
+    fill_codes(coding, CODED_VALUES, case_is_packed(&c->spec) ? lora : dim, row);
+    set_rows(c, PART_LATENT_CACHE, s, 0, row, width);
+    for (int32_t head = 0; head < c->spec.num_q_heads; head++)
+        for (int32_t d = 0; d < dim; d++)
+            set_query(c, d < lora ? PART_Q : PART_Q_PE, s, head, d < lora ? d : d - lora,
+                      latent_at(c, row, d), 4.0 / dim);
+}
+
+/* ---- Cases of codes -------------------------------------------------------------------------- */
+
+/* False: a code is missing in keys or in values. */
+static bool has_all(const struct coding *coding)
+{
+    for (int code = 0; code < NUM_CODES; code++) {
+        uint8_t byte = (uint8_t)code;
+        bool finite = isfinite(dtype_load(coding->c->spec.kv_dtype, &byte, 0));
+        bool latent = coding->c->spec.latent.kv_lora_rank > 0;
+        if ((finite && !coding->has[0][code]) || (!latent && !coding->has[1][code]))
+            return false;
+    }
+    return true;
+}
+
+/* There is nothing to point at, and nothing to tell apart. */
+static void code_case(struct coding *coding, char *row)
+{
+    struct forward_case *c = coding->c;
+    c->num_needles = 0;
+    for (int32_t s = 0; s < c->lengths.num_real_seqs; s++)
+        if (c->spec.latent.kv_lora_rank > 0)
+            code_latent(coding, s, row);
+        else
+            code_sequence(coding, s, row);
+}
+
+static void judge_codes(struct check_run *run, const struct case_spec *spec,
+                        const attn_options *options)
+{
+    struct coding coding = {.c = numerics_case(run, spec, NULL)};
+    struct case_session *session =
+        coding.c ? numerics_session(run, coding.c, spec, options, &exactly) : NULL;
+    char *row = malloc((size_t)(spec->head_dim + spec->v_head_dim) * 4 + 64);
+    bool good = session && row;
+    for (int round = 0; good && round < NUM_CODES && !(round > 0 && has_all(&coding)); round++) {
+        code_case(&coding, row);
+        good = numerics_judge(run, session, coding.c, spec);
+    }
+    if (good && !has_all(&coding))
+        check_fail(run, "the suite is wrong: there is a code that no row of the case has");
+    free(row);
+    case_session_destroy(session);
+    forward_case_destroy(coding.c);
+}
+
+/* So many queries of one sequence that a kernel of its own may be for them. */
+static void set_lengths(struct case_spec *spec)
+{
+    static const int32_t lengths[][2] = {{0, 1}, {16, 40}, {77, 3}, {4, 1}};
+    spec->num_sequences = 4;
+    for (int32_t s = 0; s < 4; s++)
+        spec->sequences[s] =
+            (struct case_sequence){.prefix_len = lengths[s][0],
+                                   .num_new = spec->mode == ATTN_MODE_DECODE ? 1 : lengths[s][1],
+                                   .tokens_of = s};
+    spec->wants_lse = true;
+}
+
+/* ---- Finding specs --------------------------------------------------------------------------- */
+
+/* What is done with a spec that was found. */
+typedef void (*use_spec)(struct check_run *run, const struct case_spec *spec,
+                         const attn_options *options);
+
+static void with_spec(struct check_run *run, const struct grid_choice *choices,
+                      const struct mla_choice *latent, use_spec use)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec spec;
+    const attn_options *options;
+    char reason[512] = "";
+    CHECK_THAT(run, grid, "no memory for the grid");
+    bool found = latent ? numerics_mla_spec(run, grid, latent, &spec, &options)
+                        : numerics_spec(run, grid, choices, &spec, &options);
+    if (found) {
+        set_lengths(&spec);
+        if (grid_accepts_spec(grid, options, &spec, reason, sizeof reason))
+            use(run, &spec, options);
+        else
+            check_skip(run, "%s", reason);
+    }
+    grid_release(run->subject, grid);
+}
+
+#define BOTH_PHASES                                                                                \
+    {                                                                                              \
+        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
+    }
+#define CACHED                                                                                     \
+    {                                                                                              \
+        AXIS_SOURCE, BIT(SOURCE_CACHE)                                                             \
+    }
+#define QUANTISED                                                                                  \
+    {                                                                                              \
+        AXIS_KV, ALL & ~BIT(KV_AS_Q)                                                               \
+    }
+
+/* count_NAME and run_NAME for a product of axes, and for one of latent layers. */
+#define PRODUCT(name, use, ...)                                                                    \
+    static const struct grid_choice name##_choices[] = {__VA_ARGS__, {0, 0}};                      \
+    static int32_t count_##name(const struct check_subject *subject)                               \
+    {                                                                                              \
+        return numerics_count(subject, name##_choices);                                            \
+    }                                                                                              \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        with_spec(run, name##_choices, NULL, use);                                                 \
+    }
+#define LATENT(name, use, layout, ...)                                                             \
+    static const struct mla_choice name##_choice = {                                               \
+        MLA_ABSORBED, layout, BIT(MLA_ONE_BLOCK), {__VA_ARGS__}};                                  \
+    static int32_t count_##name(const struct check_subject *subject)                               \
+    {                                                                                              \
+        return numerics_mla_count(subject, &name##_choice);                                        \
+    }                                                                                              \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        with_spec(run, NULL, &name##_choice, use);                                                 \
+    }
+
+PRODUCT(codes, judge_codes, QUANTISED, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)
+LATENT(mla_codes, judge_codes, MLA_LATENT, {AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)},
+       {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)
+LATENT(mla_packed_codes, judge_codes, MLA_PACKED, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)
+
+/* ---- Where scales are ------------------------------------------------------------------------ */
+
+static void judge_device_scales(struct check_run *run, const struct case_spec *spec,
+                                const attn_options *options)
+{
+    struct case_spec elsewhere = *spec;
+    elsewhere.device_scales = true;
+    numerics_run(run, &elsewhere, options, &(struct case_run){.exact_memory = true});
+}
+
+#define SAVED_OR_NOT                                                                               \
+    {                                                                                              \
+        AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)                                         \
+    }
+
+#define FP8_OPERANDS                                                                               \
+    {AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)},                                                 \
+    {                                                                                              \
+        AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)                                                       \
+    }
+
+PRODUCT(device_scales, judge_device_scales, QUANTISED, BOTH_PHASES, SAVED_OR_NOT)
+PRODUCT(device_input_scales, judge_device_scales, FP8_OPERANDS, BOTH_PHASES)
+LATENT(mla_device_scales, judge_device_scales, MLA_LATENT, {AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)},
+       BOTH_PHASES, SAVED_OR_NOT)
+
+/* ---- Too few of them ------------------------------------------------------------------------- */
+
+/* One thing that is wrong with the scale of one role. */
+enum { NO_VALUE, ONE_LESS, ONE_MORE, OTHER_GRANULARITY, NO_GRANULARITY, NOWHERE, NO_ARRAY, FAULTS };
+static const char *const fault_names[FAULTS] = {"has count 0",
+                                                "has one value too few",
+                                                "has one value too many",
+                                                "has another granularity",
+                                                "is for unscaled",
+                                                "is nowhere",
+                                                "is beyond num_scales"};
+
+struct scale_fault {
+    uint32_t role;
+    int fault;
+    attn_scale scale; /* what the forward is given */
+};
+
+static void spoil_scale(void *ctx, attn_forward_args *args, const attn_tensor **operands,
+                        const attn_scale **scales)
+{
+    struct scale_fault *fault = ctx;
+    attn_scale *scale = &fault->scale;
+    (void)operands;
+    *scale = *scales[fault->role];
+    scales[fault->role] = scale;
+    if (fault->fault == NO_VALUE)
+        scale->count = 0;
+    else if (fault->fault == ONE_LESS)
+        scale->count--;
+    else if (fault->fault == ONE_MORE)
+        scale->count++;
+    else if (fault->fault == OTHER_GRANULARITY)
+        scale->granularity =
+            scale->granularity == ATTN_SCALE_PER_HEAD ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_PER_HEAD;
+    else if (fault->fault == NO_GRANULARITY)
+        scale->granularity = ATTN_SCALE_NONE;
+    else if (fault->fault == NOWHERE)
+        scale->host = scale->device = NULL;
+    else
+        args->num_scales = fault->role;
+}
+
+static void try_fault(struct check_run *run, struct case_session *session, struct forward_case *c,
+                      struct scale_fault *fault)
+{
+    const char *name = role_name(fault->role);
+    host_error error;
+    host_error_init(&error);
+    attn_status status = case_session_try(session, c, spoil_scale, fault, &error.base);
+    /* Where num_scales ends early, scales of the roles after it are missing too. */
+    bool any = fault->fault == NO_ARRAY && fault->role < ATTN_ROLE_K_CACHE;
+    if (status != ATTN_INVALID_ARGUMENT || (!any && !strstr(host_error_text(&error), name)))
+        check_fail(run,
+                   "a forward whose scale of %s %s gives %s %s: accepted INVALID_ARGUMENT with the "
+                   "operand's name",
+                   name, fault_names[fault->fault], host_status_name(status),
+                   host_error_text(&error));
+}
+
+/* The same session takes the scales as they are. */
+static void try_as_ever(struct check_run *run, struct case_session *session, struct forward_case *c)
+{
+    host_error error;
+    host_error_init(&error);
+    if (case_session_try(session, c, NULL, NULL, &error.base) != ATTN_OK)
+        check_fail(run, "after forwards with wrong scales, one with the right ones: %s",
+                   host_error_text(&error));
+}
+
+/* Each fault of each scale, then none. */
+static void try_faults(struct check_run *run, const struct case_spec *spec,
+                       const attn_options *options)
+{
+    struct forward_case *c = numerics_case(run, spec, NULL);
+    struct case_session *session = c ? numerics_session(run, c, spec, options, &exactly) : NULL;
+    for (uint32_t role = 0; session && role < ATTN_ROLE_COUNT; role++)
+        for (int fault = 0; fault < FAULTS && case_has_scale(c, role); fault++)
+            try_fault(run, session, c, &(struct scale_fault){.role = role, .fault = fault});
+    if (session)
+        try_as_ever(run, session, c);
+    case_session_destroy(session);
+    forward_case_destroy(c);
+}
+
+PRODUCT(few_scales, try_faults, QUANTISED, BOTH_PHASES, SAVED_OR_NOT)
+PRODUCT(few_input_scales, try_faults, FP8_OPERANDS, BOTH_PHASES)
+LATENT(mla_few_scales, try_faults, MLA_LATENT, {AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)}, BOTH_PHASES,
+       SAVED_OR_NOT)
+
+/* ---- Scores of 0 ----------------------------------------------------------------------------- */
+
+/* A scale of 0 is 0, not a scale that was left out. Needles have nothing to say then. */
+static void judge_unscaled(struct check_run *run, const struct case_spec *spec,
+                           const attn_options *options)
+{
+    struct forward_case *c = numerics_case(run, spec, NULL);
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    const struct check_subject *subject = run->subject;
+    struct case_session *session = NULL;
+    if (c) {
+        c->posed.group.sm_scale = 0;
+        c->num_needles = 0;
+        attn_status status = subject->type->query(subject->type, options, subject->services,
+                                                  &c->posed.problem, &verdict, NULL);
+        if (status == ATTN_OK && !verdict.supported)
+            check_skip(run, "query refuses sm_scale 0");
+        else
+            session = numerics_session(run, c, spec, options, &exactly);
+    }
+    if (session)
+        numerics_judge(run, session, c, spec);
+    case_session_destroy(session);
+    forward_case_destroy(c);
+}
+
+PRODUCT(scale_zero, judge_unscaled, {AXIS_CAP, BIT(0) | BIT(1)}, {AXIS_ALIBI, 3},
+        {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)}, BOTH_PHASES)
+LATENT(mla_scale_zero, judge_unscaled, MLA_LATENT, {AXIS_CAP, BIT(0) | BIT(1)}, BOTH_PHASES)
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+#define ROW(rule, name, sentence)                                                                  \
+    {                                                                                              \
+        rule, #name, sentence, CHECK_NEEDS_COMPUTE, count_##name, run_##name                       \
+    }
+
+const struct check check_codes[] = {
+    ROW("MEAN-09", scale_zero, "where sm_scale is 0 all keys count alike"),
+    ROW("MEAN-19", mla_scale_zero, "where sm_scale is 0 all latents count alike"),
+    ROW("KV-04", codes, "every code of fp8 is read as its number, in keys and in values"),
+    ROW("KV-04", mla_codes, "every code of fp8 in a latent cache is read as its number"),
+    ROW("KV-11", mla_packed_codes, "every code of a packed latent is read as its number"),
+    ROW("KV-04", device_scales, "scales may be on the device alone"),
+    ROW("KV-04", device_input_scales, "so may those of q, k, v and the output"),
+    ROW("KV-04", mla_device_scales, "the scale of latents may be on the device alone"),
+    {"KV-05", "few_scales", "scales that are too few, or of another kind, are INVALID_ARGUMENT", 0,
+     count_few_scales, run_few_scales},
+    {"KV-05", "few_input_scales", "so are those of q, k, v and the output", 0,
+     count_few_input_scales, run_few_input_scales},
+    {"KV-05", "mla_few_scales", "so is a latent cache's scale of another kind", 0,
+     count_mla_few_scales, run_mla_few_scales},
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * linear.c: linear layers as they are meant, against the oracle: the recurrences and their
+ * slots. check/relations/linear_invariance.c: what must not change them.
+ */
+#include "host/check/cases/linear_bench.h"
+
+#include "host/base/error.h"
+#include "host/base/operand_roles.h"
+
+#include <string.h>
+
+enum { FAMILY_CASES = 24, CUTS = 12 };
+
+/* ---- Families -------------------------------------------------------------------------------- */
+
+/* Values of one element or one channel, and what is given for each of them as a column. */
+static void make_narrow(struct linear_spec *spec, bool values)
+{
+    if (spec->k_heads == 0)
+        return;
+    spec->k_dim = values ? 16 : 1;
+    spec->v_dim = values ? 1 : 16;
+    spec->width = spec->gap = 0;
+    if (spec->family == ATTN_LINEAR_MAMBA2)
+        spec->skip = 2;
+    if (spec->family == ATTN_LINEAR_KDA)
+        spec->flags |= ATTN_LINEAR_RAW_GATES;
+}
+
+/* Every mode, in both layouts; narrow heads in the last cases. */
+static void vary_mode(struct linear_spec *spec, int32_t index)
+{
+    if (index >= FAMILY_CASES - 2)
+        make_narrow(spec, index == FAMILY_CASES - 2);
+    static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_TARGET_VERIFY,
+                                     ATTN_MODE_EXTEND, ATTN_MODE_MIXED,  ATTN_MODE_DRAFT_EXTEND};
+    spec->vk = index / 6 % 2;
+    if (spec->mode == modes[index % 6])
+        return;
+    spec->mode = modes[index % 6];
+    spec->first_row = spec->mode == ATTN_MODE_DECODE ? 0 : spec->first_row;
+    spec->snapshots = spec->mode == ATTN_MODE_TARGET_VERIFY;
+    for (int32_t s = 0; s < spec->num_sequences && spec->mode == ATTN_MODE_DECODE; s++)
+        spec->sequences[s].rows = 1;
+    if (spec->mode == ATTN_MODE_MIXED)
+        linear_spec_mix(spec);
+}
+
+static void run_family(struct check_run *run, uint32_t family)
+{
+    struct linear_spec spec;
+    char reason[LINEAR_TEXT] = "";
+    if (!linear_find(run->subject, family, run->seed, vary_mode, run->index, &spec, reason) &&
+        !linear_find(run->subject, family, run->seed, NULL, run->index, &spec, reason))
+        check_skip(run, "%s", reason);
+    else
+        linear_run_spec(run, &spec);
+}
+
+#define FAMILY(name, family)                                                                       \
+    static int32_t count_##name(const struct check_subject *subject)                               \
+    {                                                                                              \
+        return linear_families(subject) >> (family)&1 ? FAMILY_CASES : 1;                          \
+    }                                                                                              \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        run_family(run, family);                                                                   \
+    }
+
+FAMILY(linear_gdn, ATTN_LINEAR_GDN)
+FAMILY(linear_ssd, ATTN_LINEAR_MAMBA2)
+FAMILY(linear_kda, ATTN_LINEAR_KDA)
+FAMILY(linear_lightning, ATTN_LINEAR_LIGHTNING)
+FAMILY(linear_short_conv, ATTN_LINEAR_SHORT_CONV)
+
+/* ---- Cases of every family ------------------------------------------------------------------- */
+
+static void change_slots(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[] = {
+        {.rows = 5, .has_initial = true, .in_place = true},
+        {.rows = 0, .has_initial = true},
+        {.rows = 0},
+        {.rows = 3, .has_initial = true, .dropped = true},
+        {.rows = 70},
+        {.rows = 1, .has_initial = true},
+        {.rows = 0, .has_initial = true, .in_place = true},
+        {.rows = 2, .in_place = true}};
+    (void)index;
+    linear_set_extend(spec, 8, sequences);
+}
+
+static void change_snapshots(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[] = {
+        {.rows = 4, .has_initial = true},
+        {.rows = 1, .has_initial = true},
+        {.rows = 1, .has_initial = true},
+        {.rows = 70, .has_initial = true, .in_place = true},
+        {.rows = 1}};
+    linear_set_extend(spec, 5, sequences);
+    spec->sparse = index ? 23 : 0;
+    spec->mode = ATTN_MODE_TARGET_VERIFY;
+    spec->snapshots = true;
+}
+
+/* Long sequences, new ones and others, in all modes that have such, with few snapshots or none. */
+static void change_cuts(struct linear_spec *spec, int32_t index)
+{
+    static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DRAFT_EXTEND, ATTN_MODE_MIXED};
+    static const int32_t rows[] = {65, 100, 128, 70, 131, 190, 64, 80};
+    struct linear_case_sequence sequences[4] = {{0}};
+    for (int32_t s = 0; s < 4; s++)
+        sequences[s] = (struct linear_case_sequence){.rows = rows[(index + 3 * s) % 8],
+                                                     .has_initial = (s + index / 2) % 2,
+                                                     .in_place = index / 4 % 2};
+    sequences[3].rows = 1;
+    linear_set_extend(spec, 4, sequences);
+    spec->snapshots = true;
+    spec->cuts = 1 + index % 4;
+    if (modes[index % 3] == ATTN_MODE_MIXED)
+        linear_spec_mix(spec);
+    spec->mode = modes[index % 3];
+}
+
+static void change_padding(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[] = {{.rows = 1, .has_initial = true},
+                                                            {.rows = 1, .in_place = true}};
+    linear_set_extend(spec, 2, sequences);
+    spec->mode = index % 2 ? ATTN_MODE_EXTEND : ATTN_MODE_DECODE;
+    spec->first_row = 0;
+    spec->padded = 6;
+}
+
+static void change_places(struct linear_spec *spec, int32_t index)
+{
+    static const uint32_t alignments[] = {0, 64, 256};
+    change_slots(spec, index);
+    if (index % 2)
+        spec->gap = 16;
+    spec->min_alignment = alignments[index % 3];
+    spec->exactly_aligned = true;
+}
+
+static int32_t count_places(const struct check_subject *subject)
+{
+    return 6 * linear_count_families(subject);
+}
+
+static int32_t count_twice(const struct check_subject *subject)
+{
+    return 2 * linear_count_families(subject);
+}
+
+static void run_linear_slots(struct check_run *run)
+{
+    struct linear_spec spec;
+    if (linear_find_case(run, change_slots, &spec))
+        linear_run_spec(run, &spec);
+}
+
+static void run_linear_snapshots(struct check_run *run)
+{
+    struct linear_spec spec;
+    if (linear_find_case(run, change_snapshots, &spec))
+        linear_run_spec(run, &spec);
+}
+
+static int32_t count_cuts(const struct check_subject *subject)
+{
+    int32_t count = (subject->exhaustive ? 40 : 1) * CUTS * linear_count_families(subject);
+    return linear_families(subject) ? count : 1;
+}
+
+static void run_linear_cuts(struct check_run *run)
+{
+    struct linear_spec spec;
+    if (linear_find_case(run, change_cuts, &spec))
+        linear_run_spec(run, &spec);
+}
+
+static void run_linear_places(struct check_run *run)
+{
+    struct linear_spec spec;
+    if (linear_find_case(run, change_places, &spec))
+        linear_run_spec(run, &spec);
+}
+
+static void run_linear_padding(struct check_run *run)
+{
+    struct linear_spec spec;
+    if (linear_find_case(run, change_padding, &spec))
+        linear_run_spec(run, &spec);
+}
+
+/* ---- Missing operands ------------------------------------------------------------------------ */
+
+static void run_linear_roles(struct check_run *run)
+{
+    struct linear_spec spec;
+    struct linear_bench bench;
+    if (!linear_find_case(run, change_slots, &spec) || !linear_bench_open(&bench, run, &spec))
+        return;
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
+        host_error error;
+        host_error_init(&error);
+        if (!linear_case_needs(bench.c, role))
+            continue;
+        attn_status status = linear_case_try_without(bench.c, bench.session, role, &error.base);
+        if (status != ATTN_INVALID_ARGUMENT || !strstr(host_error_text(&error), role_name(role)))
+            check_fail(run,
+                       "a forward without %s gives %s %s: accepted INVALID_ARGUMENT with its name",
+                       role_name(role), host_status_name(status), host_error_text(&error));
+        session_begin_anew(bench.session);
+    }
+    linear_bench_close(&bench);
+}
+
+/* What would be written and is read-only. */
+static void run_linear_read_only(struct check_run *run)
+{
+    static const uint32_t written[] = {ATTN_ROLE_OUT, ATTN_ROLE_STATE, ATTN_ROLE_CONV_STATE};
+    struct linear_spec spec;
+    struct linear_bench bench;
+    if (run->subject->device->type != ATTN_DEVICE_CPU) {
+        check_skip(run, "this is about calls on a CPU");
+        return;
+    }
+    if (!linear_find_case(run, change_slots, &spec) || !linear_bench_open(&bench, run, &spec))
+        return;
+    for (size_t n = 0; n < sizeof written / sizeof written[0]; n++) {
+        host_error error;
+        host_error_init(&error);
+        if (!linear_case_has(bench.c, written[n]))
+            continue;
+        attn_status status =
+            linear_case_try_read_only(bench.c, bench.session, written[n], &error.base);
+        if (status != ATTN_INVALID_ARGUMENT)
+            check_fail(run,
+                       "a forward whose %s is read-only gives %s %s: accepted INVALID_ARGUMENT",
+                       role_name(written[n]), host_status_name(status), host_error_text(&error));
+        session_begin_anew(bench.session);
+    }
+    linear_bench_close(&bench);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+#define ROW(rule, name, counter, sentence)                                                         \
+    {                                                                                              \
+        rule, #name, sentence, CHECK_NEEDS_COMPUTE, counter, run_##name                            \
+    }
+
+const struct check check_linear[] = {
+    ROW("MEAN-18", linear_gdn, count_linear_gdn, "gated delta net is its recurrence"),
+    ROW("MEAN-18", linear_ssd, count_linear_ssd, "Mamba2 is its recurrence"),
+    ROW("MEAN-18", linear_kda, count_linear_kda, "Kimi delta attention is its recurrence"),
+    ROW("MEAN-18", linear_lightning, count_linear_lightning,
+        "lightning attention is its recurrence"),
+    ROW("MEAN-18", linear_short_conv, count_linear_short_conv,
+        "a short convolution sees its last inputs, those of its state first"),
+    ROW("KV-09", linear_slots, linear_count_families,
+        "states are read from slot and written to dst_slot, in place or not, without rows too"),
+    ROW("KV-09", linear_snapshots, count_twice,
+        "a snapshot is the state after its row, and changes nothing"),
+    ROW("KV-09", linear_cuts, count_cuts,
+        "snapshots at any rows of long sequences, new ones and others, change nothing"),
+    ROW("KV-09", linear_padding, count_twice, "rows of padding change nothing"),
+    ROW("STRUCT-10", linear_places, count_places,
+        "operands of linear layers are as aligned as the problem promises, and no better"),
+    ROW("PURE-02", linear_read_only, linear_count_families,
+        "a linear layer whose output or states are read-only is refused"),
+    ROW("ERR-05", linear_roles, linear_count_families,
+        "a linear layer's operand that is missing is named"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};

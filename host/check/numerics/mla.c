@@ -1,0 +1,497 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mla.c: latent attention as it is meant, against the oracle: its two forms, what they save
+ * and read, and that they agree. What must not change a result of theirs is in
+ * check/relations/invariance.c.
+ */
+#include "host/check/cases/forward_case_session.h"
+#include "host/check/cases/mla_pair.h"
+#include "host/check/cases/mla_spec.h"
+
+#include "host/base/dtype.h"
+#include "host/base/error.h"
+#include "host/base/operand_roles.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { RANDOM_CASES = 60, ALL = (1 << GRID_MAX_VALUES) - 1 };
+#define BIT(value) (1u << (value))
+
+static const struct case_run once = {.exact_memory = true};
+
+/* ---- Products -------------------------------------------------------------------------------- */
+
+/* What is done with a spec that was found. */
+typedef void (*use_spec)(struct check_run *run, const struct grid *grid,
+                         const struct case_spec *spec, const attn_options *options);
+
+static void run_product(struct check_run *run, const struct mla_choice *choice, use_spec use)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec spec;
+    const attn_options *options;
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (numerics_mla_spec(run, grid, choice, &spec, &options))
+        use(run, grid, &spec, options);
+    grid_release(run->subject, grid);
+}
+
+static void judge(struct check_run *run, const struct grid *grid, const struct case_spec *spec,
+                  const attn_options *options)
+{
+    (void)grid;
+    numerics_run(run, spec, options, &once);
+}
+
+static void judge_limits(struct check_run *run, const struct grid *grid,
+                         const struct case_spec *spec, const attn_options *options)
+{
+    struct case_spec special = *spec;
+    (void)grid;
+    special.special_values = true;
+    numerics_run(run, &special, options, &once);
+}
+
+/* count_NAME and run_NAME for a product: forms, layouts, dimensions, then axes of the grid. */
+#define PRODUCT(name, use, forms, layouts, dims, ...)                                              \
+    static const struct mla_choice name##_choice = {forms, layouts, dims, {__VA_ARGS__}};          \
+    static int32_t count_##name(const struct check_subject *subject)                               \
+    {                                                                                              \
+        return numerics_mla_count(subject, &name##_choice);                                        \
+    }                                                                                              \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        run_product(run, &name##_choice, use);                                                     \
+    }
+
+#define BOTH_FORMS   (MLA_ABSORBED | MLA_EXPANDED)
+#define BOTH_LAYOUTS (MLA_LATENT | MLA_PACKED)
+#define SMALL        BIT(MLA_SMALL)
+#define TWO_DIMS     (BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK))
+#define ALL_DIMS     ((1u << MLA_DIMS) - 1)
+#define BOTH_PHASES                                                                                \
+    {                                                                                              \
+        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
+    }
+#define SCALED (BIT(KV_E4M3) | BIT(KV_E5M2))
+
+/* ---- The two forms --------------------------------------------------------------------------- */
+
+PRODUCT(mla_absorbed, judge, MLA_ABSORBED, MLA_LATENT, SMALL, {AXIS_MODE, ALL},
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_EMPTY)})
+PRODUCT(mla_dims, judge, BOTH_FORMS, MLA_LATENT, ALL_DIMS, {AXIS_DTYPE, ALL}, BOTH_PHASES)
+PRODUCT(mla_deepseek, judge, BOTH_FORMS, MLA_LATENT, BIT(MLA_DEEPSEEK),
+        {AXIS_MODE, BIT(MODE_MIXED) | BIT(MODE_VERIFY)}, {AXIS_LENGTHS, BIT(LENGTHS_SPLITS)})
+PRODUCT(mla_heads, judge, BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_HEADS, ALL}, BOTH_PHASES)
+PRODUCT(mla_scores, judge, MLA_ABSORBED, MLA_LATENT, SMALL, {AXIS_CAP, BIT(0) | BIT(1)},
+        {AXIS_SCALE, ALL}, {AXIS_SINK, ALL}, BOTH_PHASES, {AXIS_SCORES, ALL})
+PRODUCT(mla_masks, judge, BOTH_FORMS, MLA_LATENT, SMALL,
+        {AXIS_MASK, BIT(MASK_NONE) | BIT(MASK_FULL) | BIT(MASK_QLEN)},
+        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)},
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
+PRODUCT(mla_expanded, judge, MLA_EXPANDED, MLA_LATENT, SMALL, {AXIS_MODE, ALL},
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_EMPTY)},
+        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)})
+PRODUCT(mla_as_given, judge, MLA_EXPANDED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
+        {AXIS_KV, BIT(KV_AS_Q) | SCALED}, {AXIS_DTYPE, ALL}, BOTH_PHASES)
+PRODUCT(mla_chunks, judge, MLA_EXPANDED, MLA_LATENT, SMALL, {AXIS_MODE, ALL},
+        {AXIS_MASK, BIT(MASK_NONE)}, {AXIS_SOURCE, BIT(SOURCE_PREFIX)},
+        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_EMPTY)},
+        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)})
+
+/* ---- The cache ------------------------------------------------------------------------------- */
+
+PRODUCT(mla_sources, judge, MLA_ABSORBED, MLA_LATENT, SMALL,
+        {AXIS_SOURCE, BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)}, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
+        BOTH_PHASES, {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})
+PRODUCT(mla_partials, judge, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
+        {AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_NONE)}, BOTH_PHASES)
+PRODUCT(mla_places, judge, BOTH_FORMS, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK), {AXIS_PLACE, ALL},
+        {AXIS_DTYPE, BIT(DTYPE_BF16) | BIT(DTYPE_F32)}, BOTH_PHASES)
+PRODUCT(mla_read_only, judge, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
+        {AXIS_SOURCE, BIT(SOURCE_SHARED)}, {AXIS_KV, BIT(KV_AS_Q) | SCALED}, BOTH_PHASES)
+PRODUCT(mla_saved, judge, BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
+        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_SOME_SAVED)}, {AXIS_MODE, ALL})
+PRODUCT(mla_limits, judge_limits, BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
+        {AXIS_DTYPE, ALL})
+PRODUCT(mla_packed, judge, BOTH_FORMS, MLA_PACKED, BIT(MLA_DEEPSEEK) | BIT(MLA_ONE_BLOCK),
+        {AXIS_MODE, ALL}, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_SOME_SAVED)})
+PRODUCT(mla_packed_read, judge, MLA_ABSORBED, MLA_PACKED, BIT(MLA_DEEPSEEK) | BIT(MLA_ONE_BLOCK),
+        {AXIS_DTYPE, ALL}, {AXIS_SOURCE, BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)}, BOTH_PHASES)
+PRODUCT(mla_packed_limits, judge_limits, BOTH_FORMS, MLA_PACKED,
+        BIT(MLA_DEEPSEEK) | BIT(MLA_ONE_BLOCK), {AXIS_DTYPE, ALL})
+PRODUCT(mla_pages, judge, MLA_ABSORBED, MLA_LATENT, SMALL, {AXIS_PAGE, ALL}, {AXIS_SLOTS, ALL})
+PRODUCT(mla_packed_pages, judge, MLA_ABSORBED, MLA_PACKED, BIT(MLA_ONE_BLOCK), {AXIS_PAGE, ALL},
+        {AXIS_SLOTS, BIT(SLOTS_SHUFFLED_PAGES)})
+PRODUCT(mla_unseen, judge, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
+        {AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH)}, {AXIS_PAGE, BIT(0) | BIT(1)},
+        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)}, BOTH_PHASES)
+PRODUCT(mla_index_forms, judge, BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_FORM, ALL},
+        {AXIS_PAGE, BIT(0) | BIT(1) | BIT(2)}, BOTH_PHASES)
+
+/* ---- Missing operands ------------------------------------------------------------------------ */
+
+static void drop_operand(void *ctx, attn_forward_args *args, const attn_tensor **operands,
+                         const attn_scale **scales)
+{
+    const uint32_t *role = ctx;
+    (void)args, (void)scales;
+    operands[*role] = NULL;
+}
+
+static void drop_scale(void *ctx, attn_forward_args *args, const attn_tensor **operands,
+                       const attn_scale **scales)
+{
+    (void)ctx, (void)args, (void)operands;
+    scales[ATTN_ROLE_LATENT_CACHE] = NULL;
+}
+
+/* A forward that lacks something is refused, and `name` said. */
+static void try_without(struct check_run *run, struct case_session *session, struct forward_case *c,
+                        case_change change, uint32_t role, const char *what)
+{
+    host_error error;
+    host_error_init(&error);
+    attn_status status = case_session_try(session, c, change, &role, &error.base);
+    if (status != ATTN_INVALID_ARGUMENT || !strstr(host_error_text(&error), role_name(role)))
+        check_fail(run,
+                   "a forward without %s %s gives %s %s: accepted INVALID_ARGUMENT with its name",
+                   what, role_name(role), host_status_name(status), host_error_text(&error));
+}
+
+static void try_roles(struct check_run *run, const struct grid *grid, const struct case_spec *spec,
+                      const attn_options *options)
+{
+    static const uint32_t roles[2][6] = {{ATTN_ROLE_Q_NOPE, ATTN_ROLE_Q_PE, ATTN_ROLE_C_KV,
+                                          ATTN_ROLE_K_PE, ATTN_ROLE_LATENT_CACHE, ATTN_ROLE_OUT},
+                                         {ATTN_ROLE_Q, ATTN_ROLE_K, ATTN_ROLE_V, ATTN_ROLE_C_KV,
+                                          ATTN_ROLE_K_PE, ATTN_ROLE_LATENT_CACHE}};
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
+    struct forward_case *c = numerics_case(run, spec, NULL);
+    struct case_session *session = c ? numerics_session(run, c, spec, options, &setup) : NULL;
+    (void)grid;
+    for (int n = 0; session && n < 6; n++)
+        try_without(run, session, c, drop_operand, roles[spec->latent.expanded][n], "the operand");
+    if (session && spec->scale_granularity != ATTN_SCALE_NONE)
+        try_without(run, session, c, drop_scale, ATTN_ROLE_LATENT_CACHE, "the scale of");
+    case_session_destroy(session);
+    forward_case_destroy(c);
+}
+
+PRODUCT(mla_roles, try_roles, BOTH_FORMS, MLA_LATENT, SMALL, BOTH_PHASES)
+PRODUCT(mla_missing_scale, try_roles, BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_KV, SCALED}, BOTH_PHASES)
+
+/* ---- Both forms ------------------------------------------------------------------------------ */
+
+enum { PREFIX = 40, QUERIES = 9 };
+
+/* Whole sequences of new tokens, so that both forms see the same keys. */
+static void set_whole(struct case_spec *spec)
+{
+    static const int32_t lengths[] = {PREFIX + QUERIES, PREFIX + 1, 17};
+    spec->num_sequences = 3;
+    spec->first_row = 0;
+    spec->padded = 0;
+    for (int32_t s = 0; s < 3; s++)
+        spec->sequences[s] = (struct case_sequence){.num_new = lengths[s], .tokens_of = s};
+}
+
+static void with_pair(struct check_run *run, const struct grid *grid, const struct case_spec *spec,
+                      const attn_options *options, void (*use)(struct mla_pair *pair))
+{
+    struct case_spec whole = *spec, expanded;
+    struct mla_pair pair;
+    char reason[512] = "";
+    set_whole(&whole);
+    expanded = whole;
+    case_spec_set_form(&expanded, true);
+    if (!grid_accepts_spec(grid, options, &whole, reason, sizeof reason) ||
+        !grid_accepts_spec(grid, options, &expanded, reason, sizeof reason)) {
+        check_skip(run, "%s", reason);
+        return;
+    }
+    if (mla_pair_init(&pair, run, &whole, options) && mla_pair_judge(&pair))
+        use(&pair);
+    mla_pair_finish(&pair);
+}
+
+static void judge_agreement(struct check_run *run, const struct grid *grid,
+                            const struct case_spec *spec, const attn_options *options)
+{
+    with_pair(run, grid, spec, options, mla_pair_compare);
+}
+
+/* What is in the cache but the last tokens, which are new; or one of them, which is decoded. */
+static struct case_spec reader_of(const struct case_spec *whole, bool decode)
+{
+    struct case_spec spec = *whole;
+    for (int32_t s = 0; s < spec.num_sequences; s++) {
+        struct case_sequence *sequence = &spec.sequences[s];
+        int32_t all = sequence->num_new, left = decode ? 1 : all < QUERIES ? all : QUERIES;
+        *sequence = (struct case_sequence){
+            .prefix_len = all - left, .num_new = left, .tokens_of = s, .first_query = all - left};
+    }
+    if (decode)
+        spec.mode = ATTN_MODE_DECODE;
+    return spec;
+}
+
+/* The cache that one instance has written is the prefix of another one, whose session is made for
+ * the reader, or of this one. */
+static void read_cache_of(struct mla_pair *pair, const struct forward_case *writer, bool decode,
+                          struct case_session *session)
+{
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
+    struct case_spec spec = reader_of(&pair->spec, decode);
+    struct forward_case *reader = numerics_case(pair->run, &spec, pair->absorbed);
+    struct case_session *other = NULL;
+    if (reader && !session)
+        session = other = numerics_session(pair->run, reader, &spec, pair->options, &setup);
+    if (reader && session) {
+        mla_pair_hand_over(writer, reader);
+        numerics_judge(pair->run, session, reader, &spec);
+    }
+    case_session_destroy(other);
+    forward_case_destroy(reader);
+}
+
+static void hand_over(struct mla_pair *pair)
+{
+    for (int n = 0; n < 4; n++)
+        read_cache_of(pair, n & 1 ? pair->expanded : pair->absorbed, n & 2, NULL);
+}
+
+/* One instance expands a prefill, and decodes absorbed. */
+static void serve_both(struct mla_pair *pair)
+{
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
+    const struct check_subject *subject = pair->run->subject;
+    struct spec_problem *posed = &pair->expanded->posed;
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    posed->bounds.modes |= ATTN_MODE_BIT(ATTN_MODE_DECODE);
+    attn_status status = subject->type->query(subject->type, pair->options, subject->services,
+                                              &posed->problem, &verdict, NULL);
+    if (status != ATTN_OK || !verdict.supported) {
+        check_skip(pair->run, "query refuses both forms in one instance");
+        return;
+    }
+    struct case_session *session =
+        numerics_session(pair->run, pair->expanded, &pair->expanded_spec, pair->options, &setup);
+    if (session && numerics_judge(pair->run, session, pair->expanded, &pair->expanded_spec))
+        read_cache_of(pair, pair->expanded, true, session);
+    case_session_destroy(session);
+}
+
+static void judge_both_forms(struct check_run *run, const struct grid *grid,
+                             const struct case_spec *spec, const attn_options *options)
+{
+    with_pair(run, grid, spec, options, serve_both);
+}
+
+static void judge_hand_off(struct check_run *run, const struct grid *grid,
+                           const struct case_spec *spec, const attn_options *options)
+{
+    struct case_spec decoding = *spec;
+    char reason[512] = "";
+    set_whole(&decoding);
+    decoding = reader_of(&decoding, true);
+    if (grid_accepts_spec(grid, options, &decoding, reason, sizeof reason))
+        with_pair(run, grid, spec, options, hand_over);
+    else
+        check_skip(run, "%s", reason);
+}
+
+PRODUCT(mla_forms_agree, judge_agreement, MLA_ABSORBED, MLA_LATENT, SMALL, {AXIS_DTYPE, ALL},
+        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)}, {AXIS_SINK, BIT(0) | BIT(1)})
+PRODUCT(mla_hand_off, judge_hand_off, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
+        {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
+        {AXIS_PAGE, BIT(0) | BIT(2)})
+PRODUCT(mla_both_forms, judge_both_forms, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
+        {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})
+
+/* ---- Chunks of a prefix ---------------------------------------------------------------------- */
+
+enum { WHOLE, OWN, FIRST_CHUNK, MAX_CHUNKS = 3, MAX_PARTS = FIRST_CHUNK + MAX_CHUNKS };
+
+/* Where the chunks of a prefix end. */
+static const int32_t chunk_ends[][MAX_CHUNKS] = {{PREFIX}, {16, PREFIX}, {1, 23, PREFIX}};
+enum { PATTERNS = sizeof chunk_ends / sizeof chunk_ends[0] };
+
+static int32_t least(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The last tokens with keys [first, end) of those before them, or with each other (end = 0). The
+ * second sequence has none before. */
+static struct case_spec part_of(const struct case_spec *whole, int32_t first, int32_t end)
+{
+    struct case_spec spec = *whole;
+    for (int32_t s = 0; s < spec.num_sequences; s++) {
+        int32_t all = whole->sequences[s].num_new, prefix = s == 1 ? 0 : all - QUERIES;
+        spec.sequences[s] =
+            (struct case_sequence){.prefix_len = prefix,
+                                   .num_new = all - prefix,
+                                   .num_new_keys = least(end, prefix) - least(first, prefix),
+                                   .chunk_end = least(end, prefix),
+                                   .tokens_of = s,
+                                   .first_query = prefix};
+    }
+    if (end == 0)
+        return spec;
+    spec.partial = true;
+    spec.mask_kind = ATTN_MASK_NONE;
+    spec.flags &= ~(uint32_t)ATTN_FORWARD_SAVE_KV;
+    if (spec.sinks)
+        spec.flags |= ATTN_FORWARD_OMIT_SINK; /* of partials to be merged one has the sink */
+    return spec;
+}
+
+/* What there is to be merged, or compared with. */
+struct parts {
+    struct check_run *run;
+    int count;
+    struct case_spec specs[MAX_PARTS];
+    struct forward_case *cases[MAX_PARTS];
+};
+
+static void compare_merged(struct parts *parts, int32_t s, int32_t t, int32_t head)
+{
+    const struct case_spec *spec = &parts->specs[WHOLE];
+    double part[1024], merged[1024] = {0}, merged_lse = -HUGE_VAL;
+    double bar = 2 * numerics_unit(spec->out_dtype);
+    int32_t dim = least(spec->v_head_dim, 1024);
+    int32_t row = parts->specs[OWN].sequences[s].prefix_len + t;
+    for (int n = OWN; n < parts->count; n++) {
+        double lse = (double)*forward_case_lse(parts->cases[n], s, t, head);
+        dtype_to_double(spec->out_dtype, forward_case_output(parts->cases[n], s, t, head), dim,
+                        part);
+        reference_merge(dim, merged, merged_lse, part, lse, merged, &merged_lse);
+    }
+    double lse = (double)*forward_case_lse(parts->cases[WHOLE], s, row, head);
+    dtype_to_double(spec->out_dtype, forward_case_output(parts->cases[WHOLE], s, row, head), dim,
+                    part);
+    for (int32_t d = 0; d < dim; d++)
+        CHECK_THAT(parts->run, fabs(merged[d] - part[d]) <= bar * (1 + fabs(part[d])),
+                   "merged chunks of query %d of sequence %d, head %d, element %d: got %g, whole "
+                   "%g, accepted a difference of %g",
+                   t, s, head, d, merged[d], part[d], bar * (1 + fabs(part[d])));
+    CHECK_THAT(parts->run, fabs(merged_lse - lse) <= bar * (1 + fabs(lse)),
+               "merged LSE of query %d of sequence %d, head %d: got %g, whole %g", t, s, head,
+               merged_lse, lse);
+}
+
+static bool judge_part(struct parts *parts, int part, const attn_options *options)
+{
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
+    struct forward_case *base = part == WHOLE ? NULL : parts->cases[WHOLE];
+    struct forward_case *c = numerics_case(parts->run, &parts->specs[part], base);
+    parts->cases[part] = c;
+    struct case_session *session =
+        c ? numerics_session(parts->run, c, &parts->specs[part], options, &setup) : NULL;
+    bool good = session && numerics_judge(parts->run, session, c, &parts->specs[part]);
+    case_session_destroy(session);
+    return good;
+}
+
+static void judge_parts(struct parts *parts, const attn_options *options)
+{
+    bool good = true;
+    for (int part = WHOLE; part < parts->count && good; part++)
+        good = judge_part(parts, part, options);
+    const struct case_spec *own = &parts->specs[OWN];
+    for (int32_t s = 0; s < own->num_sequences && good; s++)
+        for (int32_t t = 0; t < own->sequences[s].num_new; t++)
+            for (int32_t head = 0; head < own->num_q_heads; head++)
+                compare_merged(parts, s, t, head);
+    for (int part = parts->count; part-- > 0;)
+        forward_case_destroy(parts->cases[part]);
+}
+
+/* In each pattern of chunks. */
+static void judge_merge(struct check_run *run, const struct grid *grid,
+                        const struct case_spec *spec, const attn_options *options)
+{
+    char reason[512] = "";
+    for (int pattern = 0; pattern < PATTERNS && !reason[0]; pattern++) {
+        struct parts parts = {.run = run, .count = FIRST_CHUNK};
+        parts.specs[WHOLE] = *spec;
+        set_whole(&parts.specs[WHOLE]);
+        parts.specs[OWN] = part_of(&parts.specs[WHOLE], 0, 0);
+        for (int32_t first = 0, n = 0; first < PREFIX; first = chunk_ends[pattern][n++])
+            parts.specs[parts.count++] =
+                part_of(&parts.specs[WHOLE], first, chunk_ends[pattern][n]);
+        if (grid_accepts_spec(grid, options, &parts.specs[WHOLE], reason, sizeof reason) &&
+            grid_accepts_spec(grid, options, &parts.specs[FIRST_CHUNK], reason, sizeof reason))
+            judge_parts(&parts, options);
+        else
+            check_skip(run, "%s", reason);
+    }
+}
+
+PRODUCT(mla_merge, judge_merge, MLA_EXPANDED, MLA_LATENT, SMALL, {AXIS_DTYPE, ALL},
+        {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_LSE, BIT(0)}, {AXIS_SINK, BIT(0) | BIT(1)})
+
+/* ---- Anything -------------------------------------------------------------------------------- */
+
+static const struct mla_choice anything = {BOTH_FORMS, BOTH_LAYOUTS, TWO_DIMS, {{0, 0}}};
+
+static int32_t count_random(const struct check_subject *subject)
+{
+    int32_t count = subject->exhaustive ? 40 * RANDOM_CASES : RANDOM_CASES;
+    return numerics_mla_count(subject, &anything) > 1 ? count : 1;
+}
+
+static void run_mla_random(struct check_run *run)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct mla_point point;
+    struct case_spec spec;
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (numerics_mla_random(run, grid, &anything, &point, &spec))
+        numerics_run(run, &spec, grid_options(grid, &point.common), &once);
+    grid_release(run->subject, grid);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+#define ROW(rule, function, sentence)                                                              \
+    {                                                                                              \
+        rule, #function, sentence, CHECK_NEEDS_COMPUTE, count_##function, run_##function           \
+    }
+
+const struct check check_mla[] = {
+    ROW("MEAN-19", mla_absorbed, "absorbed: keys are latent rows, their values the first part"),
+    ROW("STRUCT-10", mla_places, "latents are as aligned as the problem promises, and no better"),
+    ROW("MEAN-19", mla_dims, "latents of any dimensions, in both forms"),
+    ROW("MEAN-19", mla_deepseek, "latents of 512 and 64, long ones, mixed and to be verified"),
+    ROW("MEAN-19", mla_heads, "all heads share the latent"),
+    ROW("MEAN-19", mla_scores, "scores are scaled and capped, and sinks count, as elsewhere"),
+    ROW("MEAN-19", mla_masks, "masks and windows let through what they do elsewhere"),
+    ROW("MEAN-20", mla_expanded, "expanded: the new tokens see each other, and no cache"),
+    ROW("MEAN-20", mla_as_given, "expanded keys are read as given, whatever the cache's type"),
+    ROW("MEAN-20", mla_chunks, "a chunk of an expanded prefix brings its only keys"),
+    ROW("MEAN-20", mla_merge, "chunks of an expanded prefix merge to the result over all of it"),
+    ROW("KV-02", mla_sources, "new latents come from the arguments, the prefix from the cache"),
+    ROW("KV-02", mla_partials, "without new latents only the cache is read"),
+    ROW("KV-03", mla_read_only, "a layer that reads another's latents finds what that one wrote"),
+    {"KV-05", "mla_missing_scale", "the scale of a latent cache that is missing is named", 0,
+     count_mla_missing_scale, run_mla_missing_scale},
+    ROW("KV-06", mla_pages, "latents lie in pages in any order; unused ones are not read"),
+    ROW("KV-06", mla_packed_pages, "packed latents lie in pages in any order"),
+    ROW("KV-06", mla_unseen, "latents that no query sees may be NaN and change nothing"),
+    ROW("KV-08", mla_index_forms, "each form of KV indices gives the same result"),
+    ROW("KV-10", mla_saved, "both forms save c_kv and k_pe, -1 nowhere"),
+    ROW("KV-10", mla_limits, "latents beyond the largest are saturated, ties go to even"),
+    ROW("KV-11", mla_packed, "packed rows are codes, a scale for each 128, and bf16"),
+    ROW("KV-11", mla_packed_read, "packed rows are read as they were written"),
+    ROW("KV-11", mla_packed_limits, "the scale of a packed row follows from its largest number"),
+    ROW("INVAR-01", mla_forms_agree, "the expanded form gives W_UV times what the absorbed does"),
+    ROW("INVAR-01", mla_hand_off, "what one instance has saved, in either form, another one reads"),
+    ROW("INVAR-01", mla_both_forms, "an instance that expands a prefill decodes absorbed"),
+    {"INVAR-01", "mla_random", "whatever query accepts of latent layers computes them right",
+     CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE, count_random, run_mla_random},
+    ROW("ERR-05", mla_roles, "an operand of a latent layer that is missing is named"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};

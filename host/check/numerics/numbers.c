@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * numbers.c: any numbers. INVAR-01.random and linear_random take values of lists, here lengths,
+ * windows, chunks, heads, dimensions, pages, scales, snapshots and padding are drawn, and mostly an
+ * option's value: a fault that shows at some numbers alone has no list to hide behind.
+ */
+#include "host/check/cases/forward_case_session.h"
+#include "host/check/cases/linear_numbers.h"
+#include "host/check/cases/numbers.h"
+#include "host/check/cases/numerics.h"
+#include "host/check/cases/other_host.h"
+#include "host/check/cases/setting.h"
+
+#include "host/base/mix.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { CASES = 600, LATENT_CASES = 180, LINEAR_CASES = 240, LARGE_CASES = 150 };
+/* Products of a query's and a key's element that a case may have; elements of states. */
+static const int64_t most_work = 4000000, most_state_work = 3000000, large_work = 15000000;
+
+static const struct case_run once = {.exact_memory = true};
+
+/* The options of a form are its own. A failure says which ones there were. */
+static void judge(struct check_run *run, const struct grid *grid, const struct grid_point *point,
+                  bool large, struct case_spec *spec)
+{
+    char what[3 * SETTING_TEXT];
+    struct options *drawn = point->value[AXIS_FORM] == 0 ? setting_draw_options(run, what) : NULL;
+    bool is_used = drawn && grid_accepts_spec(grid, &drawn->view, spec, NULL, 0);
+    const attn_options *used = is_used ? &drawn->view : grid_options(grid, point);
+    if (is_used)
+        check_note(run, "with %s", what);
+    numbers_draw_layer(grid, used, mix_absorb(run->seed, 1), most_work, spec);
+    numbers_draw_batch(grid, used, mix_absorb(run->seed, 2), most_work, spec);
+    if (large)
+        numbers_draw_large(grid, used, mix_absorb(run->seed, 5), large_work, spec);
+    other_host_run_spec(run, other_host_draw_threads(run), spec, used, &once);
+    if (is_used)
+        setting_tell(run, what);
+    options_destroy(drawn);
+}
+
+/* ---- Softmax --------------------------------------------------------------------------------- */
+
+static int32_t count_numbers(const struct check_subject *subject)
+{
+    return numerics_few(subject, CASES);
+}
+
+static int32_t count_large(const struct check_subject *subject)
+{
+    return numerics_few(subject, LARGE_CASES);
+}
+
+static void run_softmax(struct check_run *run, bool large)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct grid_point point;
+    struct case_spec spec;
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (numerics_random(run, grid, &point, &spec))
+        judge(run, grid, &point, large, &spec);
+    grid_release(run->subject, grid);
+}
+
+static void run_numbers(struct check_run *run)
+{
+    run_softmax(run, false);
+}
+
+static void run_large(struct check_run *run)
+{
+    run_softmax(run, true);
+}
+
+/* ---- Latents --------------------------------------------------------------------------------- */
+
+static const struct mla_choice anything = {
+    MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED, (1u << MLA_DIMS) - 1, {{0, 0}}};
+
+static int32_t count_mla_numbers(const struct check_subject *subject)
+{
+    return numerics_mla_count(subject, &anything) > 1 ? numerics_few(subject, LATENT_CASES) : 1;
+}
+
+static void run_latents(struct check_run *run, const struct mla_choice *choice, bool large)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct mla_point point;
+    struct case_spec spec;
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (numerics_mla_random(run, grid, choice, &point, &spec))
+        judge(run, grid, &point.common, large, &spec);
+    grid_release(run->subject, grid);
+}
+
+static void run_mla_numbers(struct check_run *run)
+{
+    run_latents(run, &anything, false);
+}
+
+/* Those that have few elements. */
+static const struct mla_choice short_latents = {MLA_ABSORBED | MLA_EXPANDED,
+                                                MLA_LATENT | MLA_PACKED,
+                                                1u << MLA_SMALL | 1u << MLA_ONE_BLOCK,
+                                                {{0, 0}}};
+
+static int32_t count_mla_large(const struct check_subject *subject)
+{
+    return numerics_mla_count(subject, &short_latents) > 1 ? numerics_few(subject, LARGE_CASES) : 1;
+}
+
+static void run_mla_large(struct check_run *run)
+{
+    run_latents(run, &short_latents, true);
+}
+
+/* ---- Recurrences ------------------------------------------------------------------------------
+ */
+
+static int32_t count_linear_numbers(const struct check_subject *subject)
+{
+    return linear_families(subject) ? numerics_few(subject, LINEAR_CASES) : 1;
+}
+
+static void judge_linear(struct check_run *run, struct linear_spec *spec)
+{
+    const struct check_subject *given = run->subject;
+    struct check_subject subject = *given;
+    char what[3 * SETTING_TEXT], reason[LINEAR_TEXT];
+    struct options *drawn = setting_draw_options(run, what);
+    if (drawn)
+        subject.options = &drawn->view;
+    if (drawn && !linear_accepts(&subject, spec, reason))
+        subject.options = given->options;
+    run->subject = &subject;
+    linear_numbers_draw_layer(&subject, mix_absorb(run->seed, 1), most_state_work, spec);
+    linear_numbers_draw_batch(&subject, mix_absorb(run->seed, 2), most_state_work, spec);
+    linear_run_spec(run, spec);
+    if (subject.options != given->options)
+        setting_tell(run, what);
+    run->subject = given;
+    options_destroy(drawn);
+}
+
+static void run_linear_numbers(struct check_run *run)
+{
+    uint32_t set = linear_families(run->subject);
+    int32_t families = __builtin_popcount(set);
+    uint32_t family = set ? linear_family_at(set, run->index % families) : ATTN_LINEAR_GDN;
+    struct linear_spec spec;
+    char reason[LINEAR_TEXT] = "";
+    if (linear_find(run->subject, family, run->seed, NULL, 0, &spec, reason))
+        judge_linear(run, &spec);
+    else
+        check_skip(run, "%s", reason);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+#define ROW(function, sentence)                                                                    \
+    {                                                                                              \
+        "INVAR-01", #function, sentence, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE, count_##function,   \
+            run_##function                                                                         \
+    }
+
+const struct check check_numbers[] = {
+    ROW(numbers, "lengths, windows, heads and pages are any that query accepts"),
+    ROW(mla_numbers, "lengths, windows, heads and pages of latent layers are any"),
+    ROW(large, "two things at once may be large: heads, sequences, padding, keys, queries"),
+    ROW(mla_large, "so they may be of latent layers"),
+    ROW(linear_numbers, "lengths, heads, dimensions and snapshots of linear layers are any"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};

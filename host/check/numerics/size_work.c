@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * size_work.c: what work is cut into: tiles of rows of many sequences that do not fill their last
+ * one, and splits of keys, as many as the backend's own options make them. Tables of such pieces,
+ * and memory for what they leave, are sized by the bounds, and must hold the most that there can
+ * be.
+ */
+#include "host/check/numerics/family.h"
+#include "host/check/cases/other_host.h"
+#include "host/check/cases/setting.h"
+
+/* ---- Tiles ----------------------------------------------------------------------------------- */
+
+enum { MANY_SEQUENCES = 160, QUERIES = 67, WIDE_HEADS = 2 * QUERIES };
+
+/* Each sequence has 134 rows of a KV head (queries, times two heads; in DECODE heads alone): a few
+ * more than tiles of 16, 32, 64, 128 and 132, and its queries are more than 64. */
+static void make_many_tiles(struct case_spec *spec, int32_t variant)
+{
+    static const int32_t lengths[FORWARD_CASE_MAX_SEQS][2] = {
+        {3, QUERIES}, {0, QUERIES}, {9, QUERIES}, {1, QUERIES},
+        {5, QUERIES}, {2, QUERIES}, {7, QUERIES}, {4, QUERIES}};
+    (void)variant;
+    family_set_lengths(spec, FORWARD_CASE_MAX_SEQS, lengths);
+    spec->num_sequences = MANY_SEQUENCES;
+    for (int32_t s = 0; spec->mode == ATTN_MODE_TARGET_VERIFY && s < FORWARD_CASE_MAX_SEQS; s++)
+        spec->sequences[s].num_new = QUERIES;
+    if (spec->mode != ATTN_MODE_DECODE)
+        return;
+    spec->num_q_heads = WIDE_HEADS;
+    if (spec->latent.kv_lora_rank > 0)
+        case_spec_set_form(spec, spec->latent.expanded);
+}
+
+FAMILY(many_tiles, make_many_tiles, 1, {AXIS_TYPE, BIT(TYPE_DECODER) | BIT(TYPE_ENCODER_ONLY)},
+       {AXIS_MODE, ALL})
+FAMILY(many_tiles_cross, make_many_tiles, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
+       {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)
+LATENT(mla_many_tiles, make_many_tiles, 1, BOTH_FORMS, MLA_LATENT, BOTH_PHASES)
+
+/* ---- Splits ---------------------------------------------------------------------------------- */
+
+/* Three shapes: two sequences whose work is shared out, with many rows, long values and two KV
+ * heads; six unlike ones; and, of 128 heads, one of many keys and one of many rows. */
+enum { WIDE, UNEVEN, MANY_HEADS, SHAPES };
+enum { ENDS = 2, WIDE_ROWS = 66, SMALL_DIM = 16, HEADS = 128 };
+
+static void make_shape(struct case_spec *spec, int32_t shape)
+{
+    static const int32_t wide[][2] = {{1590, WIDE_ROWS}, {1540, WIDE_ROWS}};
+    static const int32_t uneven[][2] = {{17, 40}, {1200, 5}, {0, 1}, {900, 1}, {70, 19}, {1000, 2}};
+    static const int32_t apart[][2] = {{10500, 1}, {0, 80}, {3, 2}};
+    if (shape == WIDE)
+        family_set_lengths(spec, 2, wide);
+    else if (shape == UNEVEN)
+        family_set_lengths(spec, 6, uneven);
+    else
+        family_set_lengths(spec, 3, apart);
+}
+
+/* Queries and keys are short; of latents, those that are read as values are long. */
+static void set_dims(struct case_spec *spec, int32_t shape, int32_t value)
+{
+    const bool wide = shape == WIDE, decode = spec->mode == ATTN_MODE_DECODE;
+    value = wide ? value : SMALL_DIM;
+    spec->num_kv_heads = wide ? 2 : 1;
+    spec->num_q_heads = (wide && decode ? 2 * WIDE_ROWS : 2) * spec->num_kv_heads;
+    if (shape == MANY_HEADS)
+        spec->num_q_heads = HEADS;
+    if (spec->latent.kv_lora_rank > 0) {
+        spec->latent.kv_lora_rank = spec->latent.expanded ? 33 : value;
+        spec->latent.rope_dim = 7, spec->latent.nope_dim = 11;
+        spec->latent.v_dim = spec->latent.expanded ? value : 5;
+        case_spec_set_form(spec, spec->latent.expanded);
+    } else {
+        spec->head_dim = SMALL_DIM, spec->v_head_dim = value;
+    }
+}
+
+/* The longest values that are accepted; else the dimensions stay what they are. */
+static void widen(const struct grid *grid, const attn_options *options, int32_t shape,
+                  struct case_spec *spec)
+{
+    for (int32_t value = 512; value >= 64; value /= 2) {
+        struct case_spec wide = *spec;
+        set_dims(&wide, shape, value);
+        if (!case_spec_defect(&wide) && grid_accepts_spec(grid, options, &wide, NULL, 0)) {
+            *spec = wide;
+            return;
+        }
+    }
+}
+
+/* Option number `n` of those that are numbers with a range, in `setting`; how many there are. */
+static int32_t find_number(const struct check_subject *subject, int32_t n, struct setting *setting)
+{
+    int32_t count = 0;
+    for (uint32_t o = 0; o < subject->type->num_options; o++)
+        if (setting_has_range(setting_option(subject, o)) && count++ == n)
+            setting->option = o;
+    return count;
+}
+
+/* A composite cuts nothing itself: the last shape is its children's. */
+static int32_t count_shapes(const struct check_subject *subject)
+{
+    return subject->type->flags & ATTN_BACKEND_COMPOSITE ? MANY_HEADS : SHAPES;
+}
+
+static int32_t count_settings(const struct check_subject *subject, int32_t points)
+{
+    struct setting unused;
+    int32_t numbers = find_number(subject, -1, &unused);
+    return numbers > 0 ? numbers * ENDS * count_shapes(subject) * points : 1;
+}
+
+static const struct case_run once = {.exact_memory = true};
+
+static void run_shape(struct check_run *run, const struct grid *grid, struct case_spec *spec,
+                      int32_t shape, const attn_options *options)
+{
+    static const uint32_t threads[SHAPES] = {[WIDE] = 1, [UNEVEN] = 3, [MANY_HEADS] = 2};
+    char reason[512] = "";
+    make_shape(spec, shape);
+    widen(grid, options, shape, spec);
+    if (grid_accepts_spec(grid, options, spec, reason, sizeof reason))
+        other_host_run_spec(run, threads[shape], spec, options, &once);
+    else
+        check_skip(run, "%s", reason);
+}
+
+static void run_setting(struct check_run *run, const struct grid *grid, struct case_spec *spec,
+                        int32_t variant)
+{
+    struct setting setting;
+    struct options *options = NULL;
+    char what[3 * SETTING_TEXT];
+    host_error error;
+    int32_t shapes = count_shapes(run->subject);
+    if (find_number(run->subject, variant / shapes / ENDS, &setting) == 0) {
+        check_skip(run, "the backend has no option that is a number with a range");
+        return;
+    }
+    setting_value(setting_option(run->subject, setting.option), variant / shapes % ENDS,
+                  setting.text);
+    setting_describe(run->subject, &setting, 1, what);
+    check_note(run, "with %s", what);
+    attn_status status = setting_parse(run->subject, &setting, 1, &options, &error);
+    if (status != ATTN_OK)
+        check_fail(run, "%s: the host refuses what is declared: %s", what, host_error_text(&error));
+    else
+        run_shape(run, grid, spec, variant % shapes, &options->view);
+    options_destroy(options);
+}
+
+static const struct grid_choice softmax_choices[] = {
+    BOTH_PHASES, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {0}};
+static const struct mla_choice latent_choice = {
+    BOTH_FORMS, MLA_LATENT, SMALL_LATENTS, {{AXIS_MODE, BIT(MODE_EXTEND)}}};
+
+static int32_t count_split_settings(const struct check_subject *subject)
+{
+    return count_settings(subject, numerics_count(subject, softmax_choices));
+}
+
+static int32_t count_mla_split_settings(const struct check_subject *subject)
+{
+    return count_settings(subject, numerics_mla_count(subject, &latent_choice));
+}
+
+/* Points of the product come first: it is they that numerics_spec() counts by run->index. */
+static void run_settings(struct check_run *run, int32_t points, bool latent)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct check_run at = *run;
+    struct case_spec spec;
+    const attn_options *options;
+    CHECK_THAT(run, grid, "no memory for the grid");
+    at.index = run->index % points;
+    bool found = latent ? numerics_mla_spec(&at, grid, &latent_choice, &spec, &options)
+                        : numerics_spec(&at, grid, softmax_choices, &spec, &options);
+    at.index = run->index;
+    *run = at;
+    if (found)
+        run_setting(run, grid, &spec, run->index / points);
+    grid_release(run->subject, grid);
+}
+
+static void run_split_settings(struct check_run *run)
+{
+    run_settings(run, numerics_count(run->subject, softmax_choices), false);
+}
+
+static void run_mla_split_settings(struct check_run *run)
+{
+    run_settings(run, numerics_mla_count(run->subject, &latent_choice), true);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+const struct check check_size_work[] = {
+    FAMILY_ROW("INVAR-01", many_tiles, "160 sequences may have a few rows more than a tile each"),
+    FAMILY_ROW("INVAR-01", many_tiles_cross, "so may those that see an encoder"),
+    FAMILY_ROW("INVAR-01", mla_many_tiles, "so may those of latent layers"),
+    FAMILY_ROW("INVAR-01", split_settings,
+               "long batches are computed right with each number among the options at its ends"),
+    FAMILY_ROW("INVAR-01", mla_split_settings, "so are those of latent layers"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * wide_inputs.c: queries, and new keys and values, of fp8 as models have them: head dimensions of
+ * 64 and more, more queries than a tile of a kernel has. num.c has the rest of MEAN-22, in batches
+ * of few queries and one head dimension.
+ *
+ * A case for each head dimension and kind of scales that query accepts. Lengths, windows, pages,
+ * sources, LSE and outputs follow from the two, so that each head dimension has all values of each
+ * of these, as far as query accepts them.
+ */
+#include "host/check/cases/numerics.h"
+#include "host/check/numerics/family.h"
+
+#include <string.h>
+
+#define COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
+
+static const struct case_run once = {.exact_memory = true};
+
+/* ---- What is drawn --------------------------------------------------------------------------- */
+
+static const int32_t dims[] = {64, 96, 128, 192, 256};
+
+/* Scales of new keys and values are as fine as those of queries. */
+static const struct {
+    uint8_t inputs; /* of AXIS_INPUTS */
+    uint32_t granularity;
+} kinds[] = {{INPUTS_E4M3, ATTN_SCALE_PER_TENSOR},   {INPUTS_E4M3, ATTN_SCALE_PER_HEAD},
+             {INPUTS_E4M3, ATTN_SCALE_PER_SEQ_HEAD}, {INPUTS_Q_E4M3, ATTN_SCALE_PER_TENSOR},
+             {INPUTS_Q_E4M3, ATTN_SCALE_PER_HEAD},   {INPUTS_Q_E4M3, ATTN_SCALE_PER_SEQ_HEAD}};
+
+/* Prefixes and new tokens: a tile of 128 queries and one more, two tiles and one more; with keys
+ * before them and without; and so many keys that sums of values are added up in parts. */
+static const int32_t lengths[][2][2] = {{{0, 129}, {37, 130}},
+                                        {{0, 257}, {5, 3}},
+                                        {{129, 140}, {0, 30}},
+                                        {{70, 259}, {0, 1}},
+                                        {{1300, 150}, {0, 40}}};
+
+static const int32_t windows[][2] = {{-1, 0}, {-1, -1}, {100, 0}, {40, 20}};
+static const int32_t pages[] = {16, 64};
+
+/* What a case has beside its lengths, one after the other as far as query accepts it. */
+enum { CHANGE_HEADS, CHANGE_WINDOW, CHANGE_PAGE, CHANGE_SOURCE, CHANGE_LSE, CHANGE_OUT, CHANGES };
+
+static void change_one(struct case_spec *spec, int change, int32_t dim, int32_t kind)
+{
+    const int32_t *window = windows[(2 * dim + 3 * kind) % COUNT(windows)];
+    switch (change) {
+    case CHANGE_HEADS: /* fewer of the widest, which take as long as more of others */
+        if (spec->head_dim > 128)
+            spec->num_q_heads = spec->num_kv_heads = 2;
+        break;
+    case CHANGE_WINDOW:
+        spec->window_left = window[0];
+        spec->window_right = window[1];
+        break;
+    case CHANGE_PAGE:
+        spec->page_size = pages[(kind / 2 + dim) % COUNT(pages)];
+        break;
+    case CHANGE_SOURCE: /* saved, or all from the cache */
+        spec->from_cache = (kind + dim) % 3 == 2;
+        spec->flags = spec->from_cache ? 0 : ATTN_FORWARD_SAVE_KV;
+        break;
+    case CHANGE_LSE:
+        spec->wants_lse = (kind + kind / 3 + dim) % 2 == 0;
+        break;
+    case CHANGE_OUT:
+    default:
+        spec->out_dtype = (kind + dim) % 4 == 3 ? ATTN_F16 : spec->out_dtype;
+        break;
+    }
+}
+
+static void complete(const struct grid *grid, struct case_spec *spec, int32_t dim, int32_t kind)
+{
+    const attn_options *options = grid_options(grid, &grid->base);
+    for (int change = 0; change < CHANGES; change++) {
+        struct case_spec changed = *spec;
+        change_one(&changed, change, dim, kind);
+        if (!case_spec_defect(&changed) && grid_accepts_spec(grid, options, &changed, NULL, 0))
+            *spec = changed;
+    }
+}
+
+/* Over a cache of codes, some first over one of 16 or 32 bits; whichever query accepts. */
+static bool find_spec(const struct grid *grid, bool e5m2, int32_t dim, int32_t kind,
+                      struct case_spec *spec, char *reason, size_t size)
+{
+    bool is_plain_first = (dim + kind) % 5 == 4;
+    for (int n = 0; n < 2; n++) {
+        struct grid_point point = grid->base;
+        char last[512];
+        point.value[AXIS_INPUTS] = kinds[kind].inputs;
+        point.value[AXIS_KV] = (n == 0) == is_plain_first ? KV_AS_Q : e5m2 ? KV_E5M2 : KV_E4M3;
+        if (!grid_spec(grid, &point, spec))
+            continue;
+        spec->head_dim = spec->v_head_dim = dims[dim];
+        spec->input_granularity = kinds[kind].granularity;
+        if (e5m2)
+            numerics_make_e5m2(spec);
+        family_set_lengths(spec, 2, lengths[(dim + kind) % COUNT(lengths)]);
+        if (!case_spec_defect(spec) &&
+            grid_accepts_spec(grid, grid_options(grid, &point), spec, n == 0 ? reason : last,
+                              n == 0 ? size : sizeof last))
+            return true;
+    }
+    return false;
+}
+
+/* How many there are, and case `index` of them. If there are none, `reason` is why the first is
+ * refused. */
+static int32_t find(const struct grid *grid, bool e5m2, int32_t index, struct case_spec *spec,
+                    char *reason, size_t size)
+{
+    int32_t count = 0;
+    for (int32_t dim = 0; dim < COUNT(dims) && !grid->refusal[0]; dim++)
+        for (int32_t kind = 0; kind < COUNT(kinds); kind++) {
+            struct case_spec found;
+            char last[512];
+            bool is_first = dim + kind == 0;
+            if (e5m2 && (dim + kind) % 3 != 0)
+                continue;
+            if (!find_spec(grid, e5m2, dim, kind, &found, is_first ? reason : last,
+                           is_first ? size : sizeof last))
+                continue;
+            if (count++ == index) {
+                complete(grid, &found, dim, kind);
+                *spec = found;
+            }
+        }
+    return count;
+}
+
+/* ---- Running --------------------------------------------------------------------------------- */
+
+static int32_t count_cases(const struct check_subject *subject, bool e5m2)
+{
+    struct grid *grid = grid_of(subject);
+    struct case_spec spec;
+    char reason[512] = "";
+    int32_t count = grid ? find(grid, e5m2, -1, &spec, reason, sizeof reason) : 0;
+    grid_release(subject, grid);
+    return count > 0 ? count : 1;
+}
+
+static void run_case(struct check_run *run, bool e5m2)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec spec;
+    char reason[512] = "";
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (run->index < find(grid, e5m2, run->index, &spec, reason, sizeof reason))
+        numerics_run(run, &spec, grid_options(grid, &grid->base), &once);
+    else
+        check_skip(run, "%s", grid->refusal[0] ? grid->refusal : reason);
+    grid_release(run->subject, grid);
+}
+
+static int32_t count_wide_inputs(const struct check_subject *subject)
+{
+    return count_cases(subject, false);
+}
+
+static int32_t count_wide_inputs_e5m2(const struct check_subject *subject)
+{
+    return count_cases(subject, true);
+}
+
+static void run_wide_inputs(struct check_run *run)
+{
+    run_case(run, false);
+}
+
+static void run_wide_inputs_e5m2(struct check_run *run)
+{
+    run_case(run, true);
+}
+
+const struct check check_wide_inputs[] = {
+    FAMILY_ROW("MEAN-22", wide_inputs,
+               "q, k and v of fp8 stand for codes times their scales, whatever the head dimension "
+               "and in batches of many queries"),
+    FAMILY_ROW("MEAN-22", wide_inputs_e5m2, "so do those of e5m2"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * chain.h: an instance that is called with one batch after another, through one metadata. Each call
+ * is judged as if it were alone.
+ */
+#ifndef HOST_CHECK_RELATIONS_CHAIN_H
+#define HOST_CHECK_RELATIONS_CHAIN_H
+
+#include "host/check/cases/joint.h"
+#include "host/check/cases/numerics.h"
+
+enum { CHAIN_STEPS = 4 };
+
+/* An instance, and the batches it is called with. */
+struct chain {
+    struct check_run *run;
+    const struct grid *grid;
+    const attn_options *options;
+    int32_t count;
+    struct case_spec specs[CHAIN_STEPS];
+    struct joint steps[CHAIN_STEPS];
+    attn_bounds bounds; /* of all steps */
+    /* Latent layers, by layer group: modes in which the steps are absorbed. */
+    uint32_t absorbed[JOINT_MAX];
+    struct case_session *session;
+};
+
+/* Its cases and its session go. */
+void chain_finish(struct chain *chain);
+
+/* Does query accept the layers of the first step with room for all of them? A mode has one form. */
+bool chain_is_accepted(const struct chain *chain);
+
+/* The session, with room for all steps. False: reported. */
+bool chain_open(struct chain *chain);
+
+/* A joint of one case or more, posed, is the next step: bounds and forms of the chain have room for
+ * it. */
+void chain_add(struct chain *chain);
+
+/* A case of one layer as the next step. False: there is none. */
+bool chain_add_case(struct chain *chain, struct forward_case *c);
+
+/* The step that was added last, and what came with it, go again. */
+void chain_drop(struct chain *chain, const struct chain *before);
+
+/* NULL: reported. */
+struct forward_case *chain_make_case(struct chain *chain, const struct case_spec *spec,
+                                     uint64_t seed, uint64_t batch_seed);
+
+void chain_note(struct chain *chain, int32_t n, const char *what);
+
+/* What a step's run has come to. */
+bool chain_told(struct chain *chain, int32_t n, const char *what,
+                const struct case_verdict *verdict);
+
+/* Plans and judges step n; there may be none. False: reported. */
+bool chain_judge(struct chain *chain, int32_t n, const char *what);
+
+#endif /* HOST_CHECK_RELATIONS_CHAIN_H */

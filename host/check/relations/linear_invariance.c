@@ -1,0 +1,477 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * linear_invariance.c: what must not change a linear layer's results: where a sequence is cut, who
+ * computes which part of it, the order of the batch, other layers, threads.
+ *
+ * As in check/relations/invariance.c each variant is judged by the oracle; where a backend has
+ * declared it, bits are also equal.
+ */
+#include "host/check/cases/linear_bench.h"
+#include "host/check/cases/other_host.h"
+#include "host/check/cases/setting.h"
+
+#include "host/base/error.h"
+#include "host/base/mix.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Splits ---------------------------------------------------------------------------------- */
+
+enum { SPLIT_DECODE, SPLIT_SINGLE, SPLIT_HALF, SPLIT_CHUNK, SPLIT_RANDOM, SPLIT_TAIL, SPLITS };
+enum { FORMS = 4 }; /* of a state: two layouts, two dtypes */
+
+/* In fp32 passing a state on rounds nothing that the oracle does not round, in bf16 it does.
+ * `convolves`: a convolution keeps inputs, whatever was drawn, as it does where it is all there is.
+ */
+static void set_form(struct linear_spec *spec, int32_t form, bool convolves)
+{
+    convolves |= spec->family == ATTN_LINEAR_SHORT_CONV;
+    spec->vk = form % 2;
+    spec->state_dtype = form / 2 ? ATTN_BF16 : ATTN_F32;
+    spec->conv_dtype = spec->q_dtype;
+    if (convolves && spec->width < 2 && spec->k_dim != 1 && spec->v_dim != 1)
+        spec->width = 4;
+}
+
+static void change_split(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[] = {
+        {.rows = 130, .has_initial = true},
+        {.rows = 65, .in_place = true},
+        {.rows = 0, .has_initial = true},
+        {.rows = 9, .has_initial = true, .in_place = true}};
+    static const struct linear_case_sequence few[] = {
+        {.rows = 20, .has_initial = true},
+        {.rows = 11, .in_place = true},
+        {.rows = 0, .has_initial = true},
+        {.rows = 3, .has_initial = true, .in_place = true}};
+    int32_t split = index % SPLITS, form = index / SPLITS;
+    bool by_row = split == SPLIT_DECODE || split == SPLIT_SINGLE;
+    bool decodes = split == SPLIT_DECODE || split == SPLIT_TAIL;
+    linear_set_extend(spec, 4, by_row && form / 2 ? few : sequences); /* judged part by part */
+    spec->padded = 0;
+    spec->modes = decodes ? ATTN_MODE_BIT(ATTN_MODE_DECODE) : 0;
+    set_form(spec, form, (split + form / 2) % 2);
+}
+
+/* Rows of the next part, of `left`. */
+static int32_t part_rows(int32_t split, int32_t first, int32_t left, uint64_t seed)
+{
+    int32_t rows = left;
+    if (split == SPLIT_DECODE || split == SPLIT_SINGLE)
+        rows = 1;
+    else if (split == SPLIT_HALF)
+        rows = first == 0 ? (left + 1) / 2 : left;
+    else if (split == SPLIT_CHUNK)
+        rows = 64;
+    else if (split == SPLIT_RANDOM)
+        rows = 1 + (int32_t)mix_below((uint32_t)(mix_stream(seed, (uint64_t)first) >> 32), 40);
+    else if (left > 5)
+        rows = left - 5;
+    else
+        rows = 1;
+    return rows < left ? rows : left;
+}
+
+static bool run_parts(struct linear_bench *bench, int32_t split)
+{
+    const struct linear_spec *spec = bench->spec;
+    bool decodes = split == SPLIT_DECODE || split == SPLIT_TAIL;
+    for (int32_t s = 0; s < spec->num_sequences; s++) {
+        int32_t first = 0, all = spec->sequences[s].rows;
+        do {
+            int32_t rows = all > 0 ? part_rows(split, first, all - first, bench->run->seed) : 0;
+            const struct linear_part part = {.sequence = s,
+                                             .first = first,
+                                             .rows = rows,
+                                             .mode = rows == 1 && decodes ? ATTN_MODE_DECODE
+                                                                          : ATTN_MODE_EXTEND};
+            if (!linear_bench_part(bench, &part))
+                return false;
+            first += rows;
+        } while (first < all);
+    }
+    return true;
+}
+
+static int32_t count_splits(const struct check_subject *subject)
+{
+    return FORMS * SPLITS * linear_count_families(subject);
+}
+
+static void run_linear_splits(struct check_run *run)
+{
+    struct linear_spec spec;
+    struct linear_bench bench;
+    int32_t split = run->index / linear_count_families(run->subject) % SPLITS;
+    if (!linear_find_case(run, change_split, &spec) || !linear_bench_open(&bench, run, &spec))
+        return;
+    if (run_parts(&bench, split))
+        linear_bench_judge_parts(&bench);
+    linear_bench_close(&bench);
+}
+
+/* ---- Accepted drafts ------------------------------------------------------------------------- */
+
+enum { VERIFIED = 7 }; /* rows that are verified at once */
+
+static void change_accepted(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[] = {
+        {.rows = 12, .has_initial = true}, {.rows = 75, .has_initial = true, .in_place = true}};
+    change_split(spec, index * SPLITS + (index % 2 ? SPLIT_HALF : SPLIT_CHUNK));
+    linear_set_extend(spec, 2, sequences);
+    spec->modes = ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY);
+    spec->snapshots = true;
+}
+
+/* Some rows are verified, some of those accepted, and the rest goes on from there. */
+static bool run_accepted(struct linear_bench *bench, int32_t s)
+{
+    int32_t accepted = 1 + (int32_t)((bench->run->seed + (uint64_t)s) % (VERIFIED - 2));
+    const struct linear_part verified = {
+        .sequence = s, .rows = VERIFIED, .mode = ATTN_MODE_TARGET_VERIFY, .snapshots = true};
+    while (!linear_case_has_snapshot(bench->c, s, accepted - 1))
+        accepted++;
+    const struct linear_part rest = {.sequence = s,
+                                     .first = accepted,
+                                     .rows = bench->spec->sequences[s].rows - accepted,
+                                     .snapshots = true,
+                                     .accepted = true};
+    return linear_bench_part(bench, &verified) && linear_bench_part(bench, &rest);
+}
+
+static int32_t count_accepted(const struct check_subject *subject)
+{
+    return FORMS * linear_count_families(subject);
+}
+
+static void run_linear_accepted(struct check_run *run)
+{
+    struct linear_spec spec;
+    struct linear_bench bench;
+    if (!linear_find_case(run, change_accepted, &spec) || !linear_bench_open(&bench, run, &spec))
+        return;
+    if (run_accepted(&bench, 0) && run_accepted(&bench, 1))
+        linear_bench_judge_parts(&bench);
+    linear_bench_close(&bench);
+}
+
+/* ---- Hand-off -------------------------------------------------------------------------------- */
+
+/* The first rows of all sequences by one session, the others, one by one, by another. */
+static bool run_handed(struct linear_bench *bench, struct case_session *first,
+                       struct case_session *second)
+{
+    struct case_session *own = bench->session;
+    bool good = true;
+    for (int32_t s = 0; s < bench->spec->num_sequences && good; s++) {
+        int32_t rows = bench->spec->sequences[s].rows, prefill = rows > 4 ? rows - 4 : rows;
+        struct linear_part part = {.sequence = s, .rows = prefill};
+        bench->session = first;
+        good = linear_bench_part(bench, &part);
+        bench->session = second;
+        part = (struct linear_part){.sequence = s, .rows = 1, .mode = ATTN_MODE_DECODE};
+        for (part.first = prefill; part.first < rows && good; part.first++)
+            good = linear_bench_part(bench, &part);
+    }
+    bench->session = own;
+    return good;
+}
+
+/* With the bench's session alone, then to the other one, then from it. `same`: with equal bits. */
+static void judge_handed(struct linear_bench *bench, struct case_session *other, bool same)
+{
+    struct case_session *own = bench->session;
+    struct case_session *const pairs[][2] = {{own, own}, {own, other}, {other, own}};
+    void *alone = NULL;
+    for (int n = 0; n < 3; n++) {
+        if (!linear_bench_reset(bench) || !run_handed(bench, pairs[n][0], pairs[n][1]) ||
+            !linear_bench_judge_parts(bench))
+            break;
+        uint64_t size;
+        const void *bytes = linear_case_bytes(bench->c, &size);
+        if (same && n == 0)
+            alone = linear_bench_copy(bench);
+        else if (alone && memcmp(alone, bytes, size) != 0)
+            linear_report(bench->run, bench->spec, ATTN_OK,
+                          "a state handed to another instance, or by it, gives other bits");
+    }
+    free(alone);
+}
+
+enum { HANDED_FORMS = 2 }; /* of each variant: fp32 and bf16, one in each layout */
+
+static void change_handed(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[] = {
+        {.rows = 72, .has_initial = true}, {.rows = 0, .has_initial = true}, {.rows = 21}};
+    int32_t variant = index / HANDED_FORMS, dtype = index % HANDED_FORMS;
+    change_split(spec, SPLIT_TAIL);
+    linear_set_extend(spec, 3, sequences);
+    set_form(spec, 2 * dtype + (variant + dtype) % 2, true);
+}
+
+/* The other instance is the subject's own, on another number of threads. */
+static void hand_to_threads(struct linear_bench *bench)
+{
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
+    struct check_subject subject = *bench->run->subject;
+    struct case_session *session = NULL;
+    struct other_host other;
+    host_error error;
+    host_error_init(&error);
+    attn_status status = other_host_init(&other, bench->run->subject, 3, &error.base);
+    if (status != ATTN_OK) {
+        linear_report(bench->run, bench->spec, status, host_error_text(&error));
+    } else {
+        subject.services = &other.node->services;
+        if (linear_bench_session(bench, &subject, &setup, &session))
+            judge_handed(bench, session,
+                         case_session_verdict(session)->notes & ATTN_NOTE_DETERMINISTIC);
+    }
+    case_session_destroy(session);
+    other_host_finish(&other);
+}
+
+/* The other instance has another value of one option. */
+static void hand_to_setting(struct linear_bench *bench, const struct setting *setting)
+{
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
+    struct check_run *run = bench->run;
+    struct check_subject subject = *run->subject;
+    struct options *options = NULL;
+    struct case_session *session = NULL;
+    char what[3 * SETTING_TEXT], reason[LINEAR_TEXT] = "";
+    host_error error;
+    setting_describe(run->subject, setting, 1, what);
+    check_note(run, "handed to an instance with %s", what);
+    attn_status status = setting_parse(run->subject, setting, 1, &options, &error);
+    if (status != ATTN_OK) {
+        check_fail(run, "%s: the host refuses what is declared: %s", what, host_error_text(&error));
+        return;
+    }
+    subject.options = &options->view;
+    if (!linear_accepts(&subject, bench->spec, reason))
+        check_skip(run, "%s: %s", what, reason);
+    else if (linear_bench_session(bench, &subject, &setup, &session))
+        judge_handed(bench, session, false);
+    case_session_destroy(session);
+    options_destroy(options);
+}
+
+static int32_t count_handed(const struct check_subject *subject)
+{
+    return HANDED_FORMS * linear_count_families(subject) * (1 + setting_count_all(subject));
+}
+
+static void run_linear_handed(struct check_run *run)
+{
+    struct linear_spec spec;
+    struct linear_bench bench;
+    struct setting setting;
+    int32_t variant = run->index / linear_count_families(run->subject) / HANDED_FORMS;
+    if (!linear_find_case(run, change_handed, &spec) || !linear_bench_open(&bench, run, &spec))
+        return;
+    if (variant == 0) {
+        hand_to_threads(&bench);
+    } else {
+        setting_find(run->subject, variant - 1, &setting);
+        hand_to_setting(&bench, &setting);
+    }
+    linear_bench_close(&bench);
+}
+
+/* ---- The rest of the batch, and of the model ------------------------------------------------- */
+
+static const struct linear_case_sequence many[] = {
+    {.rows = 5, .has_initial = true, .in_place = true},
+    {.rows = 67, .has_initial = true},
+    {.rows = 0, .has_initial = true},
+    {.rows = 1, .has_initial = true},
+    {.rows = 20},
+    {.rows = 1}};
+enum { MANY = sizeof many / sizeof many[0] };
+
+static void change_many(struct linear_spec *spec, int32_t index)
+{
+    (void)index;
+    linear_set_extend(spec, MANY, many);
+}
+
+static void run_linear_permuted(struct check_run *run)
+{
+    struct linear_spec spec;
+    if (!linear_find_case(run, change_many, &spec))
+        return;
+    for (spec.turn = 0; spec.turn < MANY && run->code == CHECK_PASS; spec.turn++)
+        linear_run_spec(run, &spec);
+}
+
+/* Another family where there is one, of the same dtypes and layout. */
+static bool find_beside(struct check_run *run, const struct linear_spec *spec,
+                        struct linear_posed *posed)
+{
+    struct linear_spec beside;
+    char reason[LINEAR_TEXT] = "";
+    uint32_t set = linear_families(run->subject);
+    int32_t count = __builtin_popcount(set);
+    uint32_t family = linear_family_at(set, (run->index + 1) % count);
+    if (!linear_find(run->subject, family, mix_absorb(run->seed, 1), change_many, 0, &beside,
+                     reason)) {
+        check_skip(run, "%s", reason);
+        return false;
+    }
+    beside.q_dtype = spec->q_dtype;
+    beside.out_dtype = spec->out_dtype;
+    beside.state_dtype = spec->state_dtype;
+    beside.conv_dtype = spec->conv_dtype;
+    beside.vk = spec->vk;
+    linear_pose(posed, &beside, &run->subject->device->info);
+    posed->layer.layer_id += 3;
+    if (linear_accepts(run->subject, &beside, reason))
+        return true;
+    check_skip(run, "%s", reason);
+    return false;
+}
+
+static void run_linear_layer_groups(struct check_run *run)
+{
+    struct linear_spec spec;
+    struct linear_bench bench;
+    struct linear_posed posed;
+    if (!linear_find_case(run, change_many, &spec) || !find_beside(run, &spec, &posed) ||
+        !linear_bench_open(&bench, run, &spec))
+        return;
+    posed.problem.bounds = linear_case_problem(bench.c)->bounds;
+    struct case_session *alone = bench.session;
+    for (int last = 0; last < 2 && run->code == CHECK_PASS; last++) {
+        const struct case_setup setup = {.kind = ATTN_METADATA_EAGER,
+                                         .exact_memory = true,
+                                         .beside = &posed.problem,
+                                         .beside_last = last};
+        if (linear_bench_session(&bench, run->subject, &setup, &bench.session) &&
+            linear_bench_reset(&bench) && linear_bench_forward(&bench, NULL))
+            linear_bench_judge(&bench, true);
+        case_session_destroy(bench.session);
+        bench.session = alone;
+    }
+    linear_bench_close(&bench);
+}
+
+/* ---- Threads --------------------------------------------------------------------------------- */
+
+/* The batch on a pool with as many threads: the same bytes as at first. */
+static void judge_threads(struct linear_bench *bench, uint32_t num_threads, const void *first)
+{
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
+    struct check_subject subject = *bench->run->subject;
+    struct case_session *own = bench->session;
+    struct other_host other;
+    host_error error;
+    host_error_init(&error);
+    check_note(bench->run, "%u threads", num_threads);
+    attn_status status = other_host_init(&other, bench->run->subject, num_threads, &error.base);
+    if (status != ATTN_OK) {
+        linear_report(bench->run, bench->spec, status, host_error_text(&error));
+        other_host_finish(&other);
+        return;
+    }
+    subject.services = &other.node->services;
+    if (linear_bench_session(bench, &subject, &setup, &bench->session))
+        linear_bench_repeat(bench, first, "another number of threads changes bits");
+    case_session_destroy(bench->session);
+    bench->session = own;
+    other_host_finish(&other);
+}
+
+static void run_linear_threads(struct check_run *run)
+{
+    struct linear_spec spec;
+    struct linear_bench bench;
+    if (run->subject->device->type != ATTN_DEVICE_CPU) {
+        check_skip(run, "a GPU's threads are up to the backend");
+        return;
+    }
+    if (!linear_find_case(run, change_many, &spec) || !linear_bench_open(&bench, run, &spec))
+        return;
+    if (!(case_session_verdict(bench.session)->notes & ATTN_NOTE_DETERMINISTIC))
+        check_skip(run, "the backend does not declare DETERMINISTIC here");
+    else if (linear_bench_forward(&bench, NULL) && linear_bench_judge(&bench, true)) {
+        void *first = linear_bench_copy(&bench);
+        for (uint32_t count = 1; first && count <= 4 && run->code == CHECK_PASS; count++)
+            judge_threads(&bench, count, first);
+        free(first);
+    }
+    linear_bench_close(&bench);
+}
+
+/* ---- Anything -------------------------------------------------------------------------------- */
+
+enum { RANDOM_CASES = 60 };
+
+static int32_t count_random(const struct check_subject *subject)
+{
+    int32_t count = subject->exhaustive ? 40 * RANDOM_CASES : RANDOM_CASES;
+    return linear_families(subject) ? count : 1;
+}
+
+/* Complications that are left out to make a failing case smaller. */
+static void leave_out(struct linear_spec *spec, uint32_t without)
+{
+    if (without & 1)
+        spec->padded = 0;
+    if (without & 2)
+        spec->first_row = 0;
+    if (without & 4)
+        spec->snapshots = false;
+    if (without & 8)
+        spec->gap = 0;
+    if (without & 16)
+        spec->z = spec->bias = false;
+    if (without & 32)
+        spec->num_sequences = 1;
+}
+
+static void run_linear_random(struct check_run *run)
+{
+    struct linear_spec spec;
+    uint32_t set = linear_families(run->subject);
+    char reason[LINEAR_TEXT] = "";
+    uint32_t family =
+        set ? linear_family_at(set, (int32_t)(run->seed % (uint32_t)__builtin_popcount(set)))
+            : ATTN_LINEAR_GDN;
+    if (!linear_find(run->subject, family, run->seed, NULL, 0, &spec, reason)) {
+        check_skip(run, "%s", reason);
+        return;
+    }
+    leave_out(&spec, run->without);
+    linear_run_spec(run, &spec);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+#define ROW(rule, name, counter, sentence)                                                         \
+    {                                                                                              \
+        rule, #name, sentence, CHECK_NEEDS_COMPUTE, counter, run_##name                            \
+    }
+
+const struct check check_linear_invar[] = {
+    ROW("INVAR-01", linear_layer_groups, linear_count_families,
+        "another group of linear layers in the instance changes no result"),
+    ROW("INVAR-01", linear_accepted, count_accepted,
+        "a sequence goes on from the snapshot of any row that was verified"),
+    ROW("INVAR-01", linear_permuted, linear_count_families,
+        "the order of the sequences and of their slots changes no result"),
+    ROW("INVAR-02", linear_threads, linear_count_families,
+        "DETERMINISTIC: with any number of threads"),
+    ROW("INVAR-01", linear_splits, count_splits,
+        "a sequence may be cut anywhere: its state goes on from part to part"),
+    ROW("INVAR-01", linear_handed, count_handed,
+        "an instance goes on with a state that another one has left"),
+    {"INVAR-01", "linear_random", "whatever query accepts of linear layers computes them right",
+     CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE, count_random, run_linear_random},
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};

@@ -1,0 +1,528 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sequel.c: what an earlier call must not leave behind, and layers of one batch not share.
+ *
+ *   sequel        two instances whose problems have nothing to do with each other, called in turns;
+ *                 each call of an instance is unlike the one before: mode, mask, lengths, scales,
+ *                 sources
+ *   contents      the same call again at the same addresses, with the same counts: only what stands
+ *                 there is another
+ *   other_bounds  metadata for other bounds is made, used and destroyed between plan and forward
+ *   layers        layers of one group with operands and scales of their own, and groups with KV
+ *                 groups of their own, in one batch
+ *
+ * Each call is judged as if it were alone.
+ */
+#include "host/check/relations/chain.h"
+#include "host/check/cases/sequel_draw.h"
+
+#include "host/base/dtype.h"
+#include "host/base/error.h"
+#include "host/base/mix.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { STEPS = 3, CHAINS = 2, MASKS = MASK_ITEMS + 1, NUM_MODES = MODE_DRAFT + 1 };
+
+/* ---- Sequels --------------------------------------------------------------------------------- */
+
+/* Which mask a step has: each after each, then any. */
+static int32_t mask_of(int32_t index, int32_t step)
+{
+    return step == 0 ? index % MASKS : step == 1 ? (index + index / MASKS) % MASKS : -1;
+}
+
+/* Steps that the instance of the first one does not take are left out. */
+static bool draw_chain(struct chain *chain, bool latent, uint64_t seed)
+{
+    struct sequel_point point;
+    struct sequel_wish wish = {.latent = latent};
+    int32_t index = chain->run->index;
+    if (!sequel_draw(chain->grid, &wish, seed, &point, &chain->specs[0]))
+        return false;
+    chain->options = grid_options(chain->grid, &point.at.common);
+    for (int32_t n = 0; n < STEPS; n++) {
+        uint64_t own = mix_absorb(seed, 1 + (uint64_t)n);
+        struct case_spec *spec = &chain->specs[chain->count];
+        const struct chain before = *chain;
+        if (!sequel_redraw(chain->grid, &point, mask_of(index, n), own, spec))
+            continue;
+        if (!chain_add_case(chain, chain_make_case(chain, spec, own, own)))
+            return false;
+        if (!chain_is_accepted(chain))
+            chain_drop(chain, &before);
+    }
+    return chain->count > 1;
+}
+
+/* Both instances are there before the first call. */
+static void run_chains(struct check_run *run, const struct grid *grid, bool latent)
+{
+    struct chain chains[CHAINS];
+    bool open = true, any = false;
+    for (int32_t n = 0; n < CHAINS; n++) {
+        chains[n] = (struct chain){.run = run, .grid = grid};
+        if (!draw_chain(&chains[n], latent, mix_absorb(run->seed, (uint64_t)n)))
+            chains[n].count = chains[n].count > 0;
+        if (chains[n].count > 0)
+            open = open && chain_open(&chains[n]);
+        any = any || chains[n].count > 0;
+    }
+    for (int32_t step = 0; step < STEPS && open; step++)
+        for (int32_t n = 0; n < CHAINS && open; n++)
+            open =
+                chain_judge(&chains[n], step, n ? "second instance, call" : "first instance, call");
+    for (int32_t n = 0; n < CHAINS; n++)
+        chain_finish(&chains[n]);
+    if (!any)
+        check_skip(run, "query refuses every case that was drawn");
+}
+
+/* ---- Two dtypes in turn -----------------------------------------------------------------------
+ */
+
+/* What may be fp8 of a layer: each in both of its types, alone and with others. */
+static const struct fp8_types {
+    attn_dtype q, new_kv, kv, out; /* NONE = the base's; of new k, v: q's */
+} fp8_types[] = {
+    {ATTN_FP8_E4M3, ATTN_DTYPE_NONE, ATTN_FP8_E4M3, ATTN_DTYPE_NONE},
+    {ATTN_FP8_E5M2, ATTN_DTYPE_NONE, ATTN_FP8_E5M2, ATTN_DTYPE_NONE},
+    {ATTN_DTYPE_NONE, ATTN_DTYPE_NONE, ATTN_FP8_E4M3, ATTN_DTYPE_NONE},
+    {ATTN_DTYPE_NONE, ATTN_DTYPE_NONE, ATTN_FP8_E5M2, ATTN_DTYPE_NONE},
+    {ATTN_DTYPE_NONE, ATTN_DTYPE_NONE, ATTN_DTYPE_NONE, ATTN_FP8_E4M3},
+    {ATTN_DTYPE_NONE, ATTN_DTYPE_NONE, ATTN_DTYPE_NONE, ATTN_FP8_E5M2},
+    {ATTN_FP8_E4M3, ATTN_BF16, ATTN_DTYPE_NONE, ATTN_DTYPE_NONE},
+    {ATTN_FP8_E5M2, ATTN_BF16, ATTN_DTYPE_NONE, ATTN_DTYPE_NONE},
+    {ATTN_DTYPE_NONE, ATTN_FP8_E4M3, ATTN_FP8_E4M3, ATTN_DTYPE_NONE},
+    {ATTN_DTYPE_NONE, ATTN_FP8_E5M2, ATTN_FP8_E5M2, ATTN_DTYPE_NONE},
+};
+enum { FP8_TYPES = sizeof fp8_types / sizeof fp8_types[0] };
+
+/* False: query refuses it. */
+static bool take_types(const struct grid *grid, int32_t types, struct case_spec *spec)
+{
+    const struct fp8_types *t = &fp8_types[types];
+    if (!grid_accepts(grid, &grid->base, spec, NULL, 0))
+        return false;
+    spec->q_dtype = t->q ? t->q : spec->q_dtype;
+    spec->new_kv_dtype = t->new_kv;
+    spec->kv_dtype = t->kv ? t->kv : spec->kv_dtype;
+    spec->out_dtype = t->out ? t->out : spec->out_dtype;
+    spec->input_granularity =
+        dtype_is_fp8(t->q) || dtype_is_fp8(t->new_kv) ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
+    spec->scale_granularity =
+        dtype_is_fp8(spec->kv_dtype) ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
+    spec->wants_lse = true;
+    /* Of e5m2 no needle stands out. */
+    spec->without_needles = spec->q_dtype == ATTN_FP8_E5M2 || spec->out_dtype == ATTN_FP8_E5M2;
+    return !case_spec_defect(spec) &&
+           grid_accepts_spec(grid, grid_options(grid, &grid->base), spec, NULL, 0);
+}
+
+/* Two instances that differ in their types alone, both there before the first call, called in
+ * turns. */
+static void run_types_of(struct check_run *run, const struct grid *grid, bool latent)
+{
+    struct chain chains[CHAINS];
+    const int32_t of[CHAINS] = {run->index % FP8_TYPES,
+                                (run->index + 1 + run->index / FP8_TYPES * 2) % FP8_TYPES};
+    bool good = true;
+    (void)latent;
+    for (int32_t n = 0; n < CHAINS; n++) {
+        chains[n] =
+            (struct chain){.run = run, .grid = grid, .options = grid_options(grid, &grid->base)};
+        good = good && take_types(grid, of[n], &chains[n].specs[0]);
+        chains[n].specs[1] = chains[n].specs[0];
+    }
+    if (!good)
+        check_skip(run, "query refuses fp8 operands of these types");
+    for (int32_t n = 0; n < CHAINS && good; n++) {
+        for (uint64_t step = 0; step < 2 && good; step++) {
+            uint64_t seed = mix_absorb(run->seed, step); /* not of n: all else is equal */
+            good = chain_add_case(&chains[n],
+                                  chain_make_case(&chains[n], &chains[n].specs[step], seed, seed));
+        }
+        good = good && chain_open(&chains[n]);
+    }
+    for (int32_t call = 0; call < 2 * CHAINS && good; call++)
+        good = chain_judge(&chains[call % CHAINS], call / CHAINS,
+                           call % CHAINS ? "second instance, call" : "first instance, call");
+    for (int32_t n = 0; n < CHAINS; n++)
+        chain_finish(&chains[n]);
+}
+
+/* ---- The same addresses ---------------------------------------------------------------------- */
+
+/* Do both seeds leave out the same arrays, and put the others into the same places? */
+static bool has_equal_coins(uint64_t a, uint64_t b)
+{
+    static const enum case_draw coins[] = {DRAW_SLACK, DRAW_NEW_ROWS, DRAW_LENS,   DRAW_MASK,
+                                           DRAW_FORMS, DRAW_SCALES,   DRAW_UNREAD, DRAW_GROUPS};
+    for (size_t n = 0; n < sizeof coins / sizeof coins[0]; n++)
+        if (case_coin(a, coins[n]) != case_coin(b, coins[n]))
+            return false;
+    return true;
+}
+
+/* A seed of which one in some 500 is. */
+static uint64_t like_seed(uint64_t seed, uint64_t from)
+{
+    uint64_t n = 0;
+    while (!has_equal_coins(seed, mix_absorb(from, n)))
+        n++;
+    return mix_absorb(from, n);
+}
+
+/* The same lengths, of other sequences. Those that decode stay the last ones of a MIXED batch. */
+static void rotate(struct case_spec *spec)
+{
+    int32_t count = spec->num_sequences, first = spec->mode == ATTN_MODE_MIXED ? count - 2 : 0;
+    if (count < 2 || first < 0)
+        return;
+    struct case_sequence kept = spec->sequences[first];
+    for (int32_t s = first; s + 1 < count; s++)
+        spec->sequences[s] = spec->sequences[s + 1];
+    spec->sequences[count - 1] = kept;
+}
+
+static void swap(char **a, char **b)
+{
+    char *kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+static void swap_views(struct case_view **a, struct case_view **b)
+{
+    struct case_view *kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+/* From now on `next` lies where `before` lay, which must not be run any more. */
+static void take_place(struct forward_case *next, struct forward_case *before)
+{
+    memcpy(before->image, next->image, next->bytes);
+    swap(&next->image, &before->image);
+    swap(&next->planning, &before->planning);
+    swap(&next->memory, &before->memory);
+    swap_views(&next->planned, &before->planned);
+}
+
+enum { OTHER_LENGTHS, OTHER_VALUES, OTHER_INDICES, CONTENTS };
+
+/* Another step at the same addresses: false where there is none. */
+static bool add_like(struct chain *chain, int kind, uint64_t seed)
+{
+    const struct forward_case *first = chain->steps[0].cases[0];
+    struct case_spec *spec = &chain->specs[chain->count];
+    uint64_t own = kind == OTHER_INDICES ? first->seed : like_seed(first->seed, seed);
+    *spec = chain->specs[0];
+    if (kind == OTHER_LENGTHS)
+        rotate(spec);
+    struct forward_case *c = chain_make_case(chain, spec, own, mix_absorb(seed, 1));
+    if (c && (c->bytes != first->bytes || memcmp(c->parts, first->parts, sizeof c->parts) != 0 ||
+              memcmp(c->shapes, first->shapes, sizeof c->shapes) != 0)) {
+        forward_case_destroy(c);
+        return false;
+    }
+    return chain_add_case(chain, c);
+}
+
+static void judge_contents(struct chain *chain)
+{
+    if (!chain_is_accepted(chain) || !chain_open(chain) || !chain_judge(chain, 0, "batch"))
+        return;
+    for (int32_t n = 1; n < chain->count; n++) {
+        take_place(chain->steps[n].cases[0], chain->steps[n - 1].cases[0]);
+        if (!chain_judge(chain, n, "at the same addresses as before, batch"))
+            return;
+    }
+}
+
+static void run_contents_of(struct check_run *run, const struct grid *grid, bool latent)
+{
+    struct chain chain = {.run = run, .grid = grid};
+    struct sequel_point point;
+    struct sequel_wish wish = {.latent = latent, .modes = 1u << run->index % NUM_MODES};
+    bool found = sequel_draw(grid, &wish, run->seed, &point, &chain.specs[0]);
+    wish.modes = 0;
+    if (!found && !sequel_draw(grid, &wish, run->seed, &point, &chain.specs[0])) {
+        check_skip(run, "query refuses every case that was drawn");
+        return;
+    }
+    chain.options = grid_options(grid, &point.at.common);
+    /* The same arrays are on the host in all of them, as a batch's own pointers are part of it. */
+    chain.specs[0].host = run->index % 2 ? HOST_ALL : HOST_NEEDED;
+    if (chain_add_case(&chain, chain_make_case(&chain, &chain.specs[0], run->seed, run->seed))) {
+        for (int n = 0; n < STEPS - 1; n++)
+            add_like(&chain, (run->index / NUM_MODES + n) % CONTENTS,
+                     mix_absorb(run->seed, 1 + (uint64_t)n));
+        judge_contents(&chain);
+    }
+    chain_finish(&chain);
+}
+
+/* ---- Two metadata ---------------------------------------------------------------------------- */
+
+enum { SECOND_PLANNED = 1, SECOND_STAYS = 2, FIRST_IS_SHORT = 4, TWO_METADATA_WAYS = 8 };
+
+/* Sequences of more keys than most ways to divide them, or of few. False: query refuses them. */
+static bool set_keys(struct chain *chain, bool many, uint64_t seed, struct case_spec *spec)
+{
+    for (int32_t s = 0; s < spec->num_sequences && spec->attn_type != ATTN_TYPE_ENCODER_ONLY; s++) {
+        struct case_sequence *sequence = &spec->sequences[s];
+        uint32_t drawn = (uint32_t)(mix_stream(seed, (uint64_t)s) >> 32);
+        if (many && s % 2 == 0)
+            sequence->prefix_len += 500 + (int32_t)mix_below(drawn, 600);
+        else if (!many && !spec->partial && sequence->prefix_len > 20)
+            sequence->prefix_len = (int32_t)mix_below(drawn, 20);
+    }
+    return !case_spec_defect(spec) && grid_accepts_spec(chain->grid, chain->options, spec, NULL, 0);
+}
+
+/* Two calls of a layer; bounds of one of them are much wider than those of the other. */
+static bool draw_two(struct chain *chain, bool latent, uint64_t seed)
+{
+    struct sequel_point point;
+    struct sequel_wish wish = {.latent = latent, .modes = 1u << chain->run->index % NUM_MODES};
+    bool first_is_short = chain->run->index / NUM_MODES % TWO_METADATA_WAYS & FIRST_IS_SHORT;
+    if (!sequel_draw(chain->grid, &wish, seed, &point, &chain->specs[0]))
+        return false;
+    chain->options = grid_options(chain->grid, &point.at.common);
+    for (int32_t n = 0; n < 2; n++) {
+        uint64_t own = mix_absorb(seed, 1 + (uint64_t)n);
+        const struct chain before = *chain;
+        if (n > 0 && !sequel_redraw(chain->grid, &point, -1, own, &chain->specs[n]))
+            return false;
+        if (!set_keys(chain, (n == 0) != first_is_short, own, &chain->specs[n]) ||
+            !chain_add_case(chain, chain_make_case(chain, &chain->specs[n], own, own)))
+            return false;
+        if (!chain_is_accepted(chain)) {
+            chain_drop(chain, &before);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool passed(struct chain *chain, attn_status status, const host_error *error)
+{
+    if (status != ATTN_OK)
+        numerics_report(chain->run, &chain->specs[0], status, host_error_text(error));
+    return status == ATTN_OK;
+}
+
+/* A metadata is made of the instance for the second step, planned and used or not, and goes. */
+static bool use_second(struct chain *chain, bool planned, struct case_session **second)
+{
+    host_error error;
+    host_error_init(&error);
+    chain_note(chain, 1, "a second metadata, call");
+    attn_status status =
+        session_create_beside(chain->session, &chain->steps[1].bounds, second, &error.base);
+    if (!passed(chain, status, &error))
+        return false;
+    struct case_verdict verdict = {.good = true};
+    if (planned)
+        joint_judge(*second, &chain->steps[1], &verdict);
+    return chain_told(chain, 1, "a second metadata, call", &verdict);
+}
+
+static bool has_equal_size(struct chain *chain, const struct case_session *first)
+{
+    attn_memory_size size;
+    host_error error;
+    host_error_init(&error);
+    attn_status status = session_ask_size(first, &first->bounds, &size, &error.base);
+    if (!passed(chain, status, &error))
+        return false;
+    if (memcmp(&size, &first->size, sizeof size) == 0)
+        return true;
+    numerics_report(chain->run, &chain->specs[0], ATTN_INTERNAL,
+                    "metadata_size gives another answer to the same question since another "
+                    "metadata was made");
+    return false;
+}
+
+/* The first one's batch is planned before the second metadata is there, and computed after. */
+static void judge_two(struct chain *chain, int32_t way)
+{
+    static const char what[] = "planned before a second metadata was made, call";
+    struct case_session *first = NULL, *second = NULL;
+    struct case_verdict verdict;
+    host_error error;
+    host_error_init(&error);
+    attn_status status =
+        session_create_beside(chain->session, &chain->steps[0].bounds, &first, &error.base);
+    bool good = passed(chain, status, &error);
+    if (good) {
+        chain_note(chain, 0, what);
+        joint_plan(first, &chain->steps[0], &verdict);
+        good = chain_told(chain, 0, what, &verdict) &&
+               use_second(chain, way & SECOND_PLANNED, &second);
+    }
+    if (!(way & SECOND_STAYS)) {
+        case_session_destroy(second);
+        second = NULL;
+    }
+    if (good) {
+        chain_note(chain, 0, what);
+        joint_judge_planned(first, &chain->steps[0], &verdict);
+        good = chain_told(chain, 0, what, &verdict) && has_equal_size(chain, first);
+    }
+    if (good) { /* and once more, planned as things are now */
+        joint_judge(first, &chain->steps[0], &verdict);
+        chain_told(chain, 0, "since a second metadata was made, call", &verdict);
+    }
+    case_session_destroy(second);
+    case_session_destroy(first);
+}
+
+static void run_two_metadata_of(struct check_run *run, const struct grid *grid, bool latent)
+{
+    struct chain chain = {.run = run, .grid = grid};
+    bool found = false;
+    for (uint64_t n = 0; n < 8 && !found; n++) {
+        chain_finish(&chain);
+        chain = (struct chain){.run = run, .grid = grid};
+        found = draw_two(&chain, latent, mix_absorb(run->seed, n));
+    }
+    if (!found)
+        check_skip(run, "query refuses every case that was drawn");
+    else if (chain_open(&chain))
+        judge_two(&chain, run->index / NUM_MODES % TWO_METADATA_WAYS);
+    chain_finish(&chain);
+}
+
+/* ---- Layers of one batch --------------------------------------------------------------------- */
+
+/* A second layer of the first one's group: other values, other scales. */
+static bool add_layer(struct chain *chain, uint64_t seed)
+{
+    struct joint *joint = &chain->steps[0];
+    const struct forward_case *first = joint->cases[0];
+    uint64_t own = like_seed(first->seed, seed);
+    struct forward_case *c = chain_make_case(chain, &chain->specs[0], own, first->batch_seed);
+    joint->cases[joint->count] = c;
+    joint->with[joint->count] = 0;
+    joint->count += c != NULL;
+    return c != NULL;
+}
+
+/* Another layer group, if query accepts it in the first one's batch. */
+static void add_group(struct chain *chain, const struct sequel_point *point, bool latent,
+                      uint64_t seed)
+{
+    struct joint *joint = &chain->steps[0];
+    const struct forward_case *first = joint->cases[0];
+    struct sequel_point drawn;
+    struct case_spec spec;
+    if (!sequel_draw_beside(chain->grid, point, &chain->specs[0], latent, seed, &drawn, &spec) ||
+        spec.fill != chain->specs[0].fill)
+        return;
+    struct forward_case *c = chain_make_case(chain, &spec, seed, first->batch_seed);
+    if (!c)
+        return;
+    joint->cases[joint->count] = c;
+    joint->with[joint->count] = joint->count;
+    joint->count++;
+    joint_pose(joint);
+    chain->bounds = joint->bounds;
+    if (chain_is_accepted(chain))
+        return;
+    forward_case_destroy(joint->cases[--joint->count]);
+}
+
+static void draw_layers(struct chain *chain, const struct sequel_point *point, bool latent)
+{
+    struct joint *joint = &chain->steps[0];
+    uint64_t seed = chain->run->seed;
+    joint->turned = chain->run->index % 2;
+    joint->cases[0] = chain_make_case(chain, &chain->specs[0], seed, seed);
+    joint->count = joint->cases[0] != NULL;
+    if (joint->count == 0 || !add_layer(chain, mix_absorb(seed, 1)))
+        return;
+    for (uint64_t n = 2; n < 5; n++)
+        add_group(chain, point, n == 3 ? !latent : latent, mix_absorb(seed, n));
+    joint_pose(joint);
+    chain->bounds = joint->bounds;
+    chain->count = 1;
+}
+
+static void run_layers_of(struct check_run *run, const struct grid *grid, bool latent)
+{
+    struct chain chain = {.run = run, .grid = grid};
+    struct sequel_point point;
+    struct sequel_wish wish = {.latent = latent};
+    bool found = false;
+    for (uint64_t n = 0; n < 8 && !found; n++) {
+        wish.modes = 1u << ((uint64_t)run->index + n) % NUM_MODES;
+        found = sequel_draw(grid, &wish, mix_absorb(run->seed, n), &point, &chain.specs[0]) &&
+                chain.specs[0].attn_type == ATTN_TYPE_DECODER; /* which has all that a batch has */
+    }
+    chain.options = grid_options(grid, &point.at.common);
+    if (found)
+        draw_layers(&chain, &point, latent);
+    else
+        check_skip(run, "query refuses every case that was drawn");
+    if (chain.count > 0 && chain_open(&chain))
+        chain_judge(&chain, 0, "layers of a batch");
+    chain_finish(&chain);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+static void run_with_grid(struct check_run *run, bool latent,
+                          void (*use)(struct check_run *run, const struct grid *grid, bool latent))
+{
+    struct grid *grid = grid_of(run->subject);
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (sequel_serves(run->subject, latent))
+        use(run, grid, latent);
+    else
+        check_skip(run, "%s", latent ? "query accepts no plain latent layer" : grid->refusal);
+    grid_release(run->subject, grid);
+}
+
+#define CASES(name, latent, number, use)                                                           \
+    static int32_t count_##name(const struct check_subject *subject)                               \
+    {                                                                                              \
+        return sequel_count(subject, latent, number);                                              \
+    }                                                                                              \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        run_with_grid(run, latent, use);                                                           \
+    }
+
+CASES(types_in_turn, false, 3 * FP8_TYPES, run_types_of)
+CASES(sequel, false, MASKS *MASKS, run_chains)
+CASES(mla_sequel, true, 21, run_chains)
+CASES(contents, false, 30, run_contents_of)
+CASES(mla_contents, true, 20, run_contents_of)
+CASES(other_bounds, false, NUM_MODES *TWO_METADATA_WAYS, run_two_metadata_of)
+CASES(mla_other_bounds, true, NUM_MODES *TWO_METADATA_WAYS, run_two_metadata_of)
+CASES(layers, false, 35, run_layers_of)
+CASES(mla_layers, true, 20, run_layers_of)
+
+#define ROW(rule, name, sentence)                                                                  \
+    {                                                                                              \
+        rule, #name, sentence, CHECK_NEEDS_COMPUTE, count_##name, run_##name                       \
+    }
+
+const struct check check_sequel[] = {
+    ROW("INVAR-01", sequel, "calls of an instance, and of another one, leave nothing behind"),
+    ROW("INVAR-01", types_in_turn, "instances of unlike types may be called in turns"),
+    ROW("INVAR-01", layers,
+        "layers and KV groups of one batch have nothing in common but its rows"),
+    ROW("LIFE-05", other_bounds,
+        "a batch that is planned does not change when the instance gets another metadata"),
+    ROW("LIFE-05", mla_other_bounds,
+        "latent layers: a planned batch does not change when there is another metadata"),
+    ROW("LIFE-06", contents, "a batch at the same addresses as the one before is planned anew"),
+    ROW("INVAR-01", mla_sequel, "calls of latent layers leave nothing behind"),
+    ROW("INVAR-01", mla_layers, "latent layers of one batch have nothing in common but its rows"),
+    ROW("LIFE-06", mla_contents, "latent layers: a batch at the same addresses is planned anew"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * groups.h: all checks there are: those of the groups, which run in the child, and those that the
+ * suite itself answers from what it saw.
+ */
+#ifndef HOST_CHECK_SUITE_GROUPS_H
+#define HOST_CHECK_SUITE_GROUPS_H
+
+#include "host/check/check.h"
+
+/* The tables of the groups in the order in which they run, ended by NULL. Tests of the suite have
+ * tables of their own. */
+const struct check *const *check_groups(void);
+
+/* The same tables, those first that find most in the least time: for --fail-fast. */
+const struct check *const *check_groups_quick_first(void);
+
+/* The profile that every run of all cases is judged by; NULL = none. */
+const char *check_groups_minimum(void);
+
+/* Checks without a run(): what the suite found out on the way. */
+enum {
+    CORE_OPENS,  /* LOAD-02 */
+    CORE_DEVICE, /* CAPS-01 */
+    CORE_SILENT, /* ERR-03, from here on; in the order of enum process_state_kind */
+    CORE_FPU,
+    CORE_LOCALE,
+    CORE_SIGNALS,
+    CORE_CWD,
+    CORE_ENDS,
+    CORE_WAIVER,
+    CORE_PROFILE,
+    CORE_COUNT
+};
+extern const struct check check_core[CORE_COUNT];
+
+#endif /* HOST_CHECK_SUITE_GROUPS_H */

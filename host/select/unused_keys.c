@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/select/unused_keys.h"
+
+#include "host/select/problem.h"
+#include "host/select/routes.h"
+
+/* ---- Keys ------------------------------------------------------------------------------------ */
+
+static bool has_windows(const struct model *model)
+{
+    for (uint32_t g = 0; g < model->num_groups; g++) {
+        const attn_layer_group *group = &model->groups[g];
+        if (group->attn_type == ATTN_TYPE_DECODER && model_group_has_kv(group) &&
+            (group->window_left >= 0 || group->attention_chunk > 0))
+            return true;
+    }
+    return false;
+}
+
+static void tell_keys(const struct config *config, const struct model *model, strbuf *text)
+{
+    bool drafts = config->speculative.draft_tokens > 0, encodes = model_encodes(model);
+    bool apart = config->kv_cache.hybrid_swa_memory, crosses = model_crosses(model);
+    static const char no_drafts[] = "without speculative.draft_tokens";
+    const struct {
+        const char *key;
+        bool idle;
+        const char *why;
+    } keys[] = {
+        {"attention.decode_attention_backend", encodes, "as all layers are encoders"},
+        {"kv_cache.hybrid_swa_memory", apart && !has_windows(model),
+         "as no layer with a KV cache has a window or chunks"},
+        {"kv_cache.swa_full_tokens_ratio", !apart, "without kv_cache.hybrid_swa_memory"},
+        {"kv_cache.max_encoder_tokens", !crosses, "without cross attention"},
+        {"speculative.topk", !drafts, no_drafts},
+        {"speculative.acceptance", !drafts, no_drafts},
+        {"speculative.seed", !drafts, no_drafts},
+    };
+    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
+        if (keys[k].idle && config_is_set(config, keys[k].key))
+            strbuf_appendf(text, "%s (%s): no effect, %s\n", keys[k].key,
+                           config_place(config, keys[k].key), keys[k].why);
+}
+
+/* ---- Routes ---------------------------------------------------------------------------------- */
+
+static void tell_routes(const struct composer *composer, const struct config *config,
+                        const struct selection *selection, strbuf *text)
+{
+    const struct model *model = selection->model;
+    if (model_encodes(model))
+        routes_never(composer, selection, "prefill", "of encoders", text);
+    else if (config->speculative.draft_tokens > 0)
+        routes_never(composer, selection,
+                     model->layers[model->num_layers - 1].is_draft ? "prefill, verify, draft"
+                                                                   : "prefill, verify",
+                     "with speculative.draft_tokens", text);
+    else if (problem_draft_topk(config) == 0) /* else an engine has drafts of its own */
+        routes_never(composer, selection, "prefill, decode", "without speculative.draft_tokens",
+                     text);
+}
+
+void unused_keys_list(const struct composer *composer, const struct config *config,
+                      const struct selection *selection, strbuf *text)
+{
+    tell_keys(config, selection->model, text);
+    tell_routes(composer, config, selection, text);
+}

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * unused_keys.h: what of a configuration has no effect, though it was given.
+ */
+#ifndef HOST_SELECT_UNUSED_KEYS_H
+#define HOST_SELECT_UNUSED_KEYS_H
+
+#include "host/base/text.h"
+#include "host/plugin/compose.h"
+#include "host/select/select.h"
+
+/* A line for each such key, and for each route that nothing can ever take; for `run` and `explain`.
+ * To add a key: a row in idle.c. */
+void unused_keys_list(const struct composer *composer, const struct config *config,
+                      const struct selection *selection, strbuf *text);
+
+#endif /* HOST_SELECT_UNUSED_KEYS_H */

@@ -1,4 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "plugins/common/cuda/planned/kernels/attend.cuh"
-
-FI_ATTEND(fi_attend_d192_bf16, 192, 192, 4, false)

@@ -1,4 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "plugins/common/cuda/planned/kernels/attend.cuh"
-
-FI_ATTEND_CODES(fi_attend_d192_f16_e4m3, 192, 192, 5, true)

@@ -1,4 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "plugins/common/cuda/planned/kernels/attend.cuh"
-
-FI_ATTEND_CODES(fi_attend_d256_f16_e4m3, 256, 256, 5, true)

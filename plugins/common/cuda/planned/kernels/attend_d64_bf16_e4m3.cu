@@ -1,5 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "plugins/common/cuda/planned/kernels/attend.cuh"
-
-FI_ATTEND_CODES(fi_attend_d64_bf16_e4m3, 64, 64, 10, false)
-FI_ATTEND_CODES_MANY(fi_attend_many_d64_bf16_e4m3, 64, 64, false)

@@ -1,5 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "plugins/common/cuda/planned/kernels/attend.cuh"
-
-FI_ATTEND(fi_attend_d64_f16, 64, 64, 8, true)
-FI_ATTEND_MANY(fi_attend_many_d64_f16, 64, 64, 8, true)

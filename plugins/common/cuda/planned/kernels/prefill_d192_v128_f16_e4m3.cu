@@ -1,4 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "plugins/common/cuda/planned/kernels/prefill.cuh"
-
-FI_PREFILL_CODES(fi_prefill_d192_v128_f16_e4m3, 192, 128, 64, 2, 2, 2, true)

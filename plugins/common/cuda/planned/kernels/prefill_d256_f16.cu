@@ -1,4 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "plugins/common/cuda/planned/kernels/prefill.cuh"
-
-FI_PREFILL(fi_prefill_d256_f16, 256, 256, 64, 2, 1, true)

@@ -1,4 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "plugins/common/cuda/planned/kernels/prefill.cuh"
-
-FI_PREFILL(fi_prefill_d64_f16, 64, 64, 128, 3, 2, true)

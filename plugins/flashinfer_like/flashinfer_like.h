@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * flashinfer_like.h: softmax attention, planned and shared out evenly, for any mix of lengths. All
+ * but plugin.c is a library, which fa3_like links beside kernels of its own; fa3_like's structs
+ * begin with this library's. The prefix is `fi`, as the design is FlashInfer's.
+ *
+ *   query.c      options, and what it can do
+ *   choose.c     few rows or many: which kernel
+ *   instance.c   an instance for a model's layer groups, and its kernels
+ *   metadata.c   memory, and a batch: checked, and planned on the device
+ *   paths.c      by which path a batch's rows go, for reports
+ *   forward.c    a layer: operands to the kernels' parameters, launches
+ *   kernels/     the kernels; shapes.h is the table of the attention kernels, plan.h what they are
+ *                told, plan.cuh the planner
+ */
+#ifndef PLUGINS_FLASHINFER_LIKE_H
+#define PLUGINS_FLASHINFER_LIKE_H
+
+#include "attn_plugin.h"
+#include "plugins/common/cuda/device.h"
+#include "plugins/common/cuda/plan.h"
+#include "plugins/flashinfer_like/kernels/plan.h"
+#include "plugins/flashinfer_like/kernels/shapes.h"
+
+enum {
+    DEFAULT_SMS = 132,          /* multiprocessors of a device that does not tell */
+    SHORT_ROWS = FI_SHORT_ROWS, /* of a sequence and KV head, at most, for tiles of FI_ROWS */
+    SAVE_BLOCKS = 8,            /* blocks of fi_save for each multiprocessor */
+    LEAST_SPLIT = FI_KEYS,      /* keys, as FI_OPTIONS says */
+    MOST_SPLIT = 1 << 20
+};
+
+/* ---- Options --------------------------------------------------------------------------------- */
+
+/* Products are those of tensor cores, whatever the ratio of heads: docs/kernels/ has the reason. */
+enum { TENSOR_CORES_AUTO = 0, TENSOR_CORES_ALWAYS = 1, TENSOR_CORES_NEVER = 2, TENSOR_CORES_COUNT };
+
+/* When keys that sequences share are read once for all of them. */
+enum { WHEN_AUTO = 0, WHEN_ALWAYS = 1, WHEN_NEVER = 2, WHEN_COUNT = 3 };
+
+/* What a plugin declares of them. */
+extern const char *const fi_whens[WHEN_COUNT];
+extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
+#define FI_OPTIONS                                                                                 \
+    {.struct_size = sizeof(attn_option),                                                           \
+     .type = ATTN_OPTION_ENUM,                                                                     \
+     .key = "cascade",                                                                             \
+     .default_text = "auto",                                                                       \
+     .min = 1,                                                                                     \
+     .num_choices = WHEN_COUNT,                                                                    \
+     .choices = fi_whens,                                                                          \
+     .doc = "read keys that sequences of a DECODE batch share, as its hint says, once for all "    \
+            "of them; auto = where that saves more than it costs"},                                \
+        {.struct_size = sizeof(attn_option),                                                       \
+         .type = ATTN_OPTION_ENUM,                                                                 \
+         .key = "many_items",                                                                      \
+         .default_text = "auto",                                                                   \
+         .min = 1,                                                                                 \
+         .num_choices = WHEN_COUNT,                                                                \
+         .choices = fi_whens,                                                                      \
+         .doc = "decode, and short queries, by the kernel that begins a block's next item while "  \
+                "it ends one, where there is such a kernel; auto = where a block has several"},    \
+        {.struct_size = sizeof(attn_option),                                                       \
+         .type = ATTN_OPTION_SIZE,                                                                 \
+         .key = "workspace_size",                                                                  \
+         .default_text = "128M",                                                                   \
+         .min = 1 << 20,                                                                           \
+         .max = 1099511627776.0,                                                                   \
+         .doc = "most scratch memory of a layer for the parts of sequences that blocks share; no " \
+                "more is asked for than they need, 35 MB at most on 132 multiprocessors but for "  \
+                "batch_invariant. Less of it: fewer blocks"},                                      \
+        {.struct_size = sizeof(attn_option),                                                       \
+         .type = ATTN_OPTION_BOOL,                                                                 \
+         .key = "batch_invariant",                                                                 \
+         .default_text = "off",                                                                    \
+         .doc = "bits of a row's results do not depend on the rest of its batch; on too where a "  \
+                "problem needs that note. Slower: sequences are cut into fixed splits, those of "  \
+                "many rows not at all, and each keeps to itself what others share with it"},       \
+    {                                                                                              \
+        .struct_size = sizeof(attn_option), .type = ATTN_OPTION_INT, .key = "split_tile_size",     \
+        .default_text = "1024", .min = LEAST_SPLIT, .max = MOST_SPLIT,                             \
+        .doc = "with batch_invariant: keys of a split of few rows, a power of two. Fewer: short "  \
+               "batches are shared out better, and more is merged; scratch memory goes by the "    \
+               "splits of max_kv_len"                                                              \
+    }
+
+/* More of them, of a plugin that has no kernels beside the library's. */
+#define FI_KERNEL_OPTIONS                                                                          \
+    {                                                                                              \
+        .struct_size = sizeof(attn_option), .type = ATTN_OPTION_ENUM, .key = "use_tensor_cores",   \
+        .default_text = "auto", .min = 1, .num_choices = TENSOR_CORES_COUNT,                       \
+        .choices = fi_tensor_cores,                                                                \
+        .doc = "products of decode; auto and always are the same, as CUDA cores would not be "     \
+               "faster for any ratio of heads; never is refused"                                   \
+    }
+
+typedef struct fi_options {
+    int cascade;       /* WHEN_* */
+    int many_items;    /* WHEN_* */
+    int64_t workspace; /* bytes */
+    int tensor_cores;  /* TENSOR_CORES_* */
+    int is_invariant;  /* what is asked for; fi_group has what holds */
+    int64_t split;     /* keys */
+} fi_options;
+
+fi_options fi_read_options(const attn_options *given);
+
+/* What is given for a key: a number, or an enumerator's place among its option's choices. */
+int64_t fi_read_option(const attn_options *given, const char *key, int64_t otherwise);
+
+/* ---- Layer groups ---------------------------------------------------------------------------- */
+
+enum { TYPE_BF16 = 0, TYPE_F16 = 1, TYPE_COUNT = 2 }; /* of queries */
+
+extern const fi_shape fi_shapes[];
+extern const uint32_t fi_num_shapes;
+
+/* The shape of these head dimensions, or NULL. */
+const fi_shape *fi_find_shape(int32_t dim, int32_t dim_v);
+
+/* Which kernels the device gets: those of sm_90a, or those of FI_LEAST_SM and later ones. */
+enum { FI_LEAST_SM = 80 };
+int fi_has_hopper(const attn_device *device);
+
+/* The same of these kernels. */
+const fi_shape *fi_find_shape_for(const attn_device *device, int32_t dim, int32_t dim_v);
+
+typedef struct fi_group {
+    cuda_group base; /* the first member: cuda_plan_take() walks over groups */
+    const fi_shape *shape;
+    uint32_t num_sms;
+    fi_options options;
+    int is_invariant;                      /* a row's bits do not depend on the rest of its batch */
+    cuda_function functions[KERNEL_COUNT]; /* those that its cache's type needs */
+} fi_group;
+
+/* May a batch of the group get this kernel? There is one of its shape, for a cache of its type, and
+ * not for many items where bits must not depend on how many there are. */
+int fi_has_kernel(const fi_group *group, int kernel);
+
+/* A kernel's grid: plan.h. */
+typedef struct fi_grid {
+    uint32_t lanes, columns;
+} fi_grid;
+
+fi_grid fi_find_grid(const fi_group *group, int kernel, const attn_bounds *bounds);
+
+/* What a block has of the workspace. */
+int64_t fi_block_bytes(const fi_group *group, const attn_bounds *bounds);
+
+/* Splits that an item of few rows has at most within the bounds, where it is cut into such; else 0.
+ */
+int64_t fi_most_splits(const fi_group *group, const attn_bounds *bounds);
+
+/* The same within the bounds' share of the multiprocessors. */
+fi_grid fi_bounded_grid(const fi_group *group, int kernel, const attn_bounds *bounds);
+
+/* Keys that a kernel's warp copies at a time, and of them those that come from the cache in one
+ * box: they lie in one page. 1: page by page is row by row. */
+int fi_warp_keys(const fi_group *group, int kernel);
+int fi_box_keys(const fi_group *group, int kernel);
+
+/* A group from a problem that query accepts, on a device of `num_sms`; layers and the kernel are
+ * left to the caller. */
+void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms,
+                   const fi_options *options);
+
+/* Is a row's result to be the same whatever the rest of its batch? */
+int fi_is_invariant(const attn_problem *problem, const fi_options *options);
+
+/* ---- The choice ------------------------------------------------------------------------------ */
+
+/* Tiles of `size` rows that sequences are cut into, `ratio` rows a query. */
+int64_t fi_count_tiles(const cuda_extent *extent, int64_t ratio, int64_t size);
+
+/* A measure of cycles that 128 rows take for so many keys, of which each kind of kernel has its own
+ * part; and cycles for all of a batch by tiles of FI_PREFILL_ROWS. */
+int64_t fi_key_cycles(int64_t keys, int64_t dims);
+int64_t fi_prefill_cycles(const cuda_group *group, const cuda_extent *extent, int64_t keys,
+                          int64_t sms);
+
+/* Are sequences of so many keys served sooner by tiles of FI_ROWS? */
+int fi_is_short(const cuda_group *group, const cuda_extent *extent, int64_t keys, int64_t sms);
+
+/* Are a batch's tiles of FI_ROWS so many that the kernel for many items is faster? `sms`: those
+ * that the batch may have. */
+int fi_is_many(const fi_group *group, const cuda_extent *extent, int64_t sms);
+
+/* ---- Query ----------------------------------------------------------------------------------- */
+
+/* What the library can do; of a plugin whose own kernels are for fewer devices: on these. `codes`:
+ * what all of its kernels are compiled for, as cuda_codes_check() reads it. */
+attn_status fi_answer(const char *codes, const attn_options *options, const attn_problem *problem,
+                      attn_verdict *verdict, attn_error *error);
+attn_status fi_query(const attn_backend_type *type, const attn_options *options,
+                     const attn_services *services, const attn_problem *problem,
+                     attn_verdict *verdict, attn_error *error);
+/* What query says no to in bounds, as one sentence: UNSUPPORTED, or
+ * INVALID_ARGUMENT for bounds that are not known. */
+attn_status fi_require_bounds(const attn_bounds *bounds, attn_error *error);
+
+/* ---- Instance -------------------------------------------------------------------------------- */
+
+struct attn_instance {
+    const attn_services *services;
+    const cuda_api *cuda;
+    cuda_facts facts;
+    fi_options options;
+    cuda_module plan_module;
+    cuda_function plan;
+    cuda_function save;
+    cuda_module *modules; /* by shape, image and type; NULL = not needed */
+    uint32_t num_groups;
+    fi_group *groups; /* groups, layers, modules and `own` lie behind the instance */
+    void *own;        /* of a plugin that has more than this library */
+};
+
+/* create of attn_backend_type. `own_size` bytes of zeros for the plugin: instance->own. */
+attn_status fi_create_with(const attn_backend_type *type, const attn_problem *problems,
+                           uint32_t num_problems, const attn_options *options,
+                           const attn_services *services, uint64_t own_size,
+                           attn_instance **instance, attn_error *error);
+attn_status fi_create(const attn_backend_type *type, const attn_problem *problems,
+                      uint32_t num_problems, const attn_options *options,
+                      const attn_services *services, attn_instance **instance, attn_error *error);
+void fi_destroy(attn_instance *instance);
+uint32_t fi_index_forms(attn_instance *instance);
+
+/* A layer and its group; INVALID_ARGUMENT for another's. */
+attn_status fi_find_layer(const attn_instance *instance, int32_t layer_id, uint32_t *index,
+                          const attn_util_layer **layer, attn_error *error);
+
+/* ---- Metadata -------------------------------------------------------------------------------- */
+
+/* Where the parts of a group's plan lie in its memory. Bytes. */
+typedef struct fi_plan_layout {
+    int64_t most_tiles;
+    uint64_t first_tile_at, before_at, tiles_at, starts_at;
+    uint64_t size;
+} fi_plan_layout;
+
+/* Of a batch's sequences, of those with few rows, and of the runs of a level of shared prefixes. */
+fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds);
+fi_plan_layout fi_layout_few(const fi_group *group, const attn_bounds *bounds);
+fi_plan_layout fi_layout_runs(const fi_group *group, const attn_bounds *bounds);
+
+/* Levels of shared prefixes that the group's keys are read by within these bounds. None for
+ * windows, chunks and ALiBi, over fp8, and for the keys of an encoder, of which they say nothing.
+ */
+int fi_num_levels(const fi_group *group, const attn_bounds *bounds);
+
+/* Where the parts of items that blocks share lie in scratch memory. Bytes. */
+typedef struct fi_workspace_layout {
+    uint64_t rows_at;
+    uint64_t size;
+} fi_workspace_layout;
+
+fi_workspace_layout fi_layout_workspace(const fi_group *group, const attn_bounds *bounds,
+                                        int kernel);
+
+/* What runs leave for sequences lies after the parts. Bytes. */
+typedef struct fi_prior_layout {
+    uint64_t at, rows_at;
+    uint64_t size; /* of scratch memory, parts included */
+} fi_prior_layout;
+
+fi_prior_layout fi_layout_prior(const fi_group *group, const attn_bounds *bounds);
+
+/* Neighbouring sequences of a batch, the only ones that the library works on; their new keys are
+ * saved by others, if at all, and so is padding cleared. */
+typedef struct fi_part {
+    int first_seq, num_seqs;
+    int q_len; /* the longest; 0 = there is no part: all of the batch */
+} fi_part;
+
+/* What host arrays tell of the shared prefixes of a batch, or of a graph's replay. */
+typedef struct fi_told {
+    int levels;   /* 0 = they tell nothing */
+    int64_t keys; /* that need not be read */
+    int64_t rows; /* of sequences that share keys which are read once, padding aside */
+} fi_told;
+
+struct attn_metadata {
+    attn_instance *instance;
+    cuda_plan plan;
+    char *plans;          /* device: of the groups, one after the other */
+    char *workspace;      /* device */
+    int32_t *arrived;     /* device: counters that every attention kernel leaves at 0 */
+    fi_prefixes prefixes; /* of a DECODE batch, in device memory */
+    int64_t shared_keys;  /* that need not be read thanks to them; -1 = nobody has told */
+    fi_told told;
+    int64_t (*rows)[ATTN_MAX_PATHS]; /* [num_groups] of the batch, by path; the library's first */
+    int is_settled; /* a kernel was launched since the plan was: the next may read the plan before
+                       that one has ended */
+    void *own;      /* of a plugin that has more than this library */
+    const fi_part *parts; /* [num_groups] of an eager batch; NULL = none */
+};
+
+/* The group's part of the batch, or NULL. */
+const fi_part *fi_part_of(const attn_metadata *metadata, uint32_t index);
+
+/* The most keys that a sequence of the batch that was planned has, or of a graph's batches. */
+int64_t fi_most_keys(const cuda_plan *plan, const cuda_group *group);
+
+/* The plans of a group, but for those of levels 0, 1, ... of shared prefixes. */
+enum {
+    FI_SEQUENCES = -1, /* all of the batch, or those that FI_BESIDE has not */
+    FI_BESIDE = -2     /* sequences of few rows, by a kernel of their own */
+};
+
+/* Has a group's part of the batch that was planned, or have a graph's batches, both? */
+int fi_has_beside(const attn_metadata *metadata, uint32_t index);
+
+/* KERNEL_*: which one a group's layers of the batch that was planned, or of a graph's batches, get
+ * for the sequences of a plan. */
+int fi_find_kernel(const attn_metadata *metadata, uint32_t index, int plan);
+
+/* Levels by which the group's keys are read in the batch that was planned. */
+int fi_planned_levels(const attn_metadata *metadata, const fi_group *group);
+
+/* Does the planner find runs of its sequences worth it? -1 = the device alone is told. */
+int fi_uses_runs(const attn_metadata *metadata, const fi_group *group);
+
+/* Group i's plan in the metadata's memory, as the planner and the kernels are told of it:
+ * FI_SEQUENCES, FI_BESIDE, or a level of runs. */
+void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan_call *call);
+
+attn_status fi_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                             attn_memory_size *size, attn_error *error);
+attn_status fi_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                               const attn_memory *memory, attn_metadata **metadata,
+                               attn_error *error);
+void fi_metadata_destroy(attn_metadata *metadata);
+/* In two steps: check the batch and take it, `is_worked_on` telling if anything is left to plan;
+ * then plan a group's part of it, which its layers need to be forwarded by this library. */
+attn_status fi_take_batch(attn_metadata *metadata, const attn_batch *batch, attn_stream stream,
+                          int *is_worked_on, attn_error *error);
+attn_status fi_plan_group(attn_metadata *metadata, uint32_t index, attn_stream stream,
+                          attn_error *error);
+attn_status fi_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
+                                     attn_stream stream, attn_error *error);
+
+/* Bytes of device and host memory in all, for what query tells. */
+void fi_tell_memory(const attn_problem *problem, const fi_options *options, attn_verdict *verdict);
+
+/* ---- Paths ----------------------------------------------------------------------------------- */
+
+enum {
+    FI_PATH_RAGGED = 0,
+    FI_PATH_PAGED = 1,
+    FI_PATH_UNTOLD = 2,
+    FI_PATH_FEW = 3,
+    FI_PATH_DECODE = 4,
+    FI_PATH_CASCADE = 5,
+    FI_PATH_DECODE_UNTOLD = 6,
+    FI_NUM_PATHS = 7
+};
+
+/* What a plugin tells of them (attn_paths), its own after these. */
+#define FI_PATH(name_, doc_)                                                                       \
+    {                                                                                              \
+        .struct_size = sizeof(attn_path), .name = name_, .doc = doc_                               \
+    }
+#define FI_PATHS                                                                                   \
+    FI_PATH("prefill_ragged", "tiles of 128 rows, of sequences whose keys are all new: they are "  \
+                              "read as they came, no page is"),                                    \
+        FI_PATH("prefill_paged", "tiles of 128 rows, of sequences that have keys in the cache"),   \
+        FI_PATH("prefill_untold", "rows outside DECODE, of which the device alone knows what "     \
+                                  "keys are cached, or which are few"),                            \
+        FI_PATH("few_rows", "tiles of 16 rows, of sequences of few rows outside DECODE"),          \
+        FI_PATH("decode", "rows of DECODE, each by all of its keys"),                              \
+        FI_PATH("cascade", "rows of DECODE that share first keys, which are read once for all of " \
+                           "them"),                                                                \
+        FI_PATH("decode_untold", "rows of DECODE, of which the device alone knows whether they "   \
+                                 "share keys")
+
+/* Rows of [S + 1] k and v that the host is told of, or NULL. */
+const int32_t *fi_new_rows(const attn_batch *batch, const attn_kv_batch *kv);
+
+/* Count, when it is planned, the rows that a group's batch has, or its part of the library's:
+ * metadata->rows[index]. Returns how many. */
+int64_t fi_count_rows(attn_metadata *metadata, uint32_t index);
+
+/* attn_paths.rows: find the group, then read what was counted. A layer that is called without k and
+ * v finds all keys in the cache. */
+attn_status fi_find_rows(const attn_metadata *metadata, int32_t layer_id, uint32_t *index,
+                         const attn_util_layer **layer, attn_error *error);
+void fi_read_rows(const attn_metadata *metadata, uint32_t index, const attn_util_layer *layer,
+                  int64_t rows[FI_NUM_PATHS]);
+
+/* Of a plugin that has no paths beside the library's. */
+const void *fi_get_extension(attn_instance *instance, const char *id);
+
+/* ---- Forward --------------------------------------------------------------------------------- */
+
+attn_status fi_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                              const attn_forward_args *args, attn_stream stream, attn_error *error);
+attn_status fi_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                              const attn_forward_args *args, attn_stream stream, attn_error *error);
+
+#endif /* PLUGINS_FLASHINFER_LIKE_H */

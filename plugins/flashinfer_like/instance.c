@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * instance.c: an instance is one block: the instance, its groups, their layers, its modules.
+ * Kernels are loaded with create: there is nothing to prepare.
+ */
+#include "plugins/flashinfer_like/flashinfer_like.h"
+
+#include "plugins/common/cuda/image.h"
+#include "plugins/common/cuda/launch.h"
+#include "attn_plugin_util.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- Kernels --------------------------------------------------------------------------------- */
+
+#define SHAPE(...) FI_SHAPE(__VA_ARGS__),
+const fi_shape fi_shapes[] = {FI_SHAPES(SHAPE)};
+#undef SHAPE
+const uint32_t fi_num_shapes = sizeof fi_shapes / sizeof fi_shapes[0];
+
+#define SHAPE(...) FI_SHAPE_SM80(__VA_ARGS__),
+static const fi_shape earlier_shapes[] = {FI_SHAPES_SM80(SHAPE)};
+#undef SHAPE
+
+/* [shape][kernel][type], in the order of the table. */
+#define DECLARE(name, ...)                                                                         \
+    CUDA_IMAGE_DECLARE(attend_##name##_bf16)                                                       \
+    CUDA_IMAGE_DECLARE(attend_##name##_f16)                                                        \
+    CUDA_IMAGE_DECLARE(attend_##name##_bf16_e4m3)                                                  \
+    CUDA_IMAGE_DECLARE(attend_##name##_f16_e4m3)                                                   \
+    CUDA_IMAGE_DECLARE(prefill_##name##_bf16)                                                      \
+    CUDA_IMAGE_DECLARE(prefill_##name##_f16)                                                       \
+    CUDA_IMAGE_DECLARE(prefill_##name##_bf16_e4m3)                                                 \
+    CUDA_IMAGE_DECLARE(prefill_##name##_f16_e4m3)
+FI_SHAPES(DECLARE)
+#undef DECLARE
+CUDA_IMAGE_DECLARE(plan)
+
+enum { IMAGE_ATTEND, IMAGE_PREFILL, IMAGE_CODES, IMAGE_PREFILL_CODES, IMAGE_COUNT };
+
+#define IMAGES(name, ...)                                                                          \
+    {{CUDA_IMAGE(attend_##name##_bf16), CUDA_IMAGE(attend_##name##_f16)},                          \
+     {CUDA_IMAGE(prefill_##name##_bf16), CUDA_IMAGE(prefill_##name##_f16)},                        \
+     {CUDA_IMAGE(attend_##name##_bf16_e4m3), CUDA_IMAGE(attend_##name##_f16_e4m3)},                \
+     {CUDA_IMAGE(prefill_##name##_bf16_e4m3), CUDA_IMAGE(prefill_##name##_f16_e4m3)}},
+static const cuda_image images[][IMAGE_COUNT][TYPE_COUNT] = {FI_SHAPES(IMAGES)};
+static const int image_of[KERNEL_COUNT] = {
+    [KERNEL_ATTEND] = IMAGE_ATTEND,    [KERNEL_ATTEND_MANY] = IMAGE_ATTEND,
+    [KERNEL_PREFILL] = IMAGE_PREFILL,  [KERNEL_CODES] = IMAGE_CODES,
+    [KERNEL_CODES_MANY] = IMAGE_CODES, [KERNEL_PREFILL_CODES] = IMAGE_PREFILL_CODES};
+#undef IMAGES
+static const cuda_image plan_image = CUDA_IMAGE(plan);
+
+static const fi_shape *find_shape(const fi_shape *shapes, int32_t dim, int32_t dim_v)
+{
+    for (uint32_t i = 0; i < fi_num_shapes; i++)
+        if (shapes[i].dim == dim && shapes[i].dim_v == dim_v)
+            return &shapes[i];
+    return NULL;
+}
+
+const fi_shape *fi_find_shape(int32_t dim, int32_t dim_v)
+{
+    return find_shape(fi_shapes, dim, dim_v);
+}
+
+int fi_has_hopper(const attn_device *device)
+{
+    return cuda_codes_run("sm_90a", device->sm) && strstr(FI_CODES, "sm_90a");
+}
+
+const fi_shape *fi_find_shape_for(const attn_device *device, int32_t dim, int32_t dim_v)
+{
+    return find_shape(fi_has_hopper(device) ? fi_shapes : earlier_shapes, dim, dim_v);
+}
+
+static attn_status load_plan(attn_instance *made, attn_error *error)
+{
+    static const cuda_wants wants = {0};
+    attn_status status =
+        cuda_image_load(made->cuda, &made->facts, &plan_image, 1, &made->plan_module, NULL, error);
+    if (status == ATTN_OK)
+        status = cuda_function_find(made->cuda, &made->facts, made->plan_module, "fi_plan_batch",
+                                    &wants, &made->plan, error);
+    if (status == ATTN_OK)
+        status = cuda_function_find(made->cuda, &made->facts, made->plan_module, "fi_save", &wants,
+                                    &made->save, error);
+    return status;
+}
+
+/* Groups of the same dimensions and type share a module. */
+static attn_status load_kernel(attn_instance *made, fi_group *group, int kernel, attn_error *error)
+{
+    int type = group->base.q_dtype == ATTN_F16 ? TYPE_F16 : TYPE_BF16;
+    long shape = group->shape - (group->shape->has_hopper ? fi_shapes : earlier_shapes);
+    int image = image_of[kernel];
+    cuda_module *module = &made->modules[(shape * IMAGE_COUNT + image) * TYPE_COUNT + type];
+    const fi_kernel *wanted = &group->shape->kernels[kernel];
+    const cuda_wants wants = {.shared = wanted->shared};
+    char name[64];
+    attn_status status = ATTN_OK;
+    snprintf(name, sizeof name, "%s_%s%s%s", wanted->name, type == TYPE_F16 ? "f16" : "bf16",
+             kernel >= KERNEL_CODES ? "_e4m3" : "",
+             group->is_invariant && !fi_is_prefill(kernel) ? "_splits" : "");
+    if (!*module)
+        status = cuda_image_load(made->cuda, &made->facts, &images[shape][image][type], 1, module,
+                                 NULL, error);
+    if (status == ATTN_OK)
+        status = cuda_function_find(made->cuda, &made->facts, *module, name, &wants,
+                                    &group->functions[kernel], error);
+    return status;
+}
+
+static attn_status load_kernels(attn_instance *made, fi_group *group, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (int i = 0; i < KERNEL_COUNT && status == ATTN_OK; i++)
+        if (fi_has_kernel(group, i))
+            status = load_kernel(made, group, i, error);
+    return status;
+}
+
+/* ---- Groups ---------------------------------------------------------------------------------- */
+
+void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms,
+                   const fi_options *options)
+{
+    *group = (fi_group){.shape = fi_find_shape_for(problem->device, problem->group->head_dim,
+                                                   problem->group->v_head_dim)};
+    cuda_group_init(&group->base, problem);
+    group->num_sms = num_sms ? num_sms : DEFAULT_SMS;
+    group->options = *options;
+    group->is_invariant = fi_is_invariant(problem, options);
+}
+
+int fi_has_kernel(const fi_group *group, int kernel)
+{
+    int is_many = kernel == KERNEL_ATTEND_MANY || kernel == KERNEL_CODES_MANY;
+    return group->shape->kernels[kernel].threads > 0 && !(is_many && group->is_invariant) &&
+           cuda_is_fp8(group->base.kv_dtype) == (kernel >= KERNEL_CODES);
+}
+
+/* As many blocks as the device runs at once and as there is workspace for, or fewer, so that all
+ * lanes have as many. Heads of the same keys are read at the same time where there are blocks for
+ * them. */
+fi_grid fi_find_grid(const fi_group *group, int kernel, const attn_bounds *bounds)
+{
+    int64_t most = group->options.workspace / fi_block_bytes(group, bounds);
+    uint32_t heads = (uint32_t)group->base.kv_heads;
+    uint32_t blocks = group->num_sms * (uint32_t)group->shape->kernels[kernel].blocks;
+    if (most < blocks)
+        blocks = most > 1 ? (uint32_t)most : 1;
+    fi_grid grid = {.lanes = heads < blocks ? heads : blocks};
+    while (heads % grid.lanes)
+        grid.lanes--;
+    grid.columns = blocks / grid.lanes;
+    return grid;
+}
+
+fi_grid fi_bounded_grid(const fi_group *group, int kernel, const attn_bounds *bounds)
+{
+    fi_group bounded = *group;
+    bounded.num_sms = cuda_num_sms(bounds, group->num_sms);
+    return fi_find_grid(&bounded, kernel, bounds);
+}
+
+int fi_warp_keys(const fi_group *group, int kernel)
+{
+    return group->shape->kernels[kernel].keys / WARPS_OF_A_UNIT;
+}
+
+int fi_box_keys(const fi_group *group, int kernel)
+{
+    int keys = fi_warp_keys(group, kernel), page = group->base.page_size;
+    while (keys >= FI_GROUP && page % keys)
+        keys /= 2;
+    return keys >= FI_GROUP ? keys : 1;
+}
+
+static attn_status fill_groups(attn_instance *made, const attn_problem *problems,
+                               attn_util_layer *layers, attn_error *error)
+{
+    attn_util_layer *next = layers;
+    attn_status status = ATTN_OK;
+    for (uint32_t i = 0; i < made->num_groups && status == ATTN_OK; i++) {
+        const attn_problem *problem = attn_at(problems, i);
+        fi_group *group = &made->groups[i];
+        fi_group_init(group, problem, made->facts.num_sms, &made->options);
+        group->base.layers = next;
+        status = attn_util_list_layers(problem->group, layers, &next, error);
+        if (status == ATTN_OK)
+            status = load_kernels(made, group, error);
+    }
+    return status;
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+static attn_status fill(attn_instance *made, const attn_problem *problems, attn_util_layer *layers,
+                        attn_error *error)
+{
+    attn_status status = cuda_facts_find(made->cuda, problems->device, &made->facts, error);
+    if (made->facts.num_sms == 0)
+        made->facts.num_sms = DEFAULT_SMS;
+    if (status == ATTN_OK)
+        status = load_plan(made, error);
+    return status == ATTN_OK ? fill_groups(made, problems, layers, error) : status;
+}
+
+attn_status fi_create_with(const attn_backend_type *type, const attn_problem *problems,
+                           uint32_t num_problems, const attn_options *options,
+                           const attn_services *services, uint64_t own_size,
+                           attn_instance **instance, attn_error *error)
+{
+    const cuda_api *cuda = NULL;
+    attn_status status =
+        attn_util_require_create(problems, num_problems, services, instance, error);
+    for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
+        status = attn_util_require_support(type, options, services, attn_at(problems, i), error);
+    if (status == ATTN_OK)
+        status = cuda_api_get(&cuda, error);
+    if (status != ATTN_OK)
+        return status;
+
+    uint64_t num_modules = (uint64_t)fi_num_shapes * IMAGE_COUNT * TYPE_COUNT;
+    uint32_t num_layers = attn_util_count_layers(problems, num_problems);
+    uint64_t size = sizeof(attn_instance) + num_modules * sizeof(cuda_module) +
+                    num_problems * sizeof(fi_group) + num_layers * sizeof(attn_util_layer);
+    attn_instance *made = attn_util_allocate_instance(services, size + own_size, error);
+    if (!made)
+        return ATTN_OUT_OF_HOST_MEMORY;
+    memset(made, 0, size + own_size);
+    made->services = services;
+    made->cuda = cuda;
+    made->options = fi_read_options(options);
+    made->num_groups = num_problems;
+    made->modules = (cuda_module *)(made + 1);
+    made->groups = (fi_group *)(made->modules + num_modules);
+    made->own = (char *)made + size;
+    status = fill(made, problems, (attn_util_layer *)(made->groups + num_problems), error);
+    if (status != ATTN_OK) {
+        fi_destroy(made);
+        return status;
+    }
+    *instance = made;
+    return ATTN_OK;
+}
+
+attn_status fi_create(const attn_backend_type *type, const attn_problem *problems,
+                      uint32_t num_problems, const attn_options *options,
+                      const attn_services *services, attn_instance **instance, attn_error *error)
+{
+    return fi_create_with(type, problems, num_problems, options, services, 0, instance, error);
+}
+
+void fi_destroy(attn_instance *instance)
+{
+    if (!instance)
+        return;
+    for (uint32_t i = 0; i < fi_num_shapes * IMAGE_COUNT * TYPE_COUNT; i++)
+        if (instance->modules[i])
+            instance->cuda->cuModuleUnload(instance->modules[i]);
+    if (instance->plan_module)
+        instance->cuda->cuModuleUnload(instance->plan_module);
+    instance->services->release(instance->services->ctx, ATTN_SPACE_HOST, instance);
+}
+
+/* Slots where a page is one token, else pages: fewer to be read, and to be written by the host. */
+uint32_t fi_index_forms(attn_instance *instance)
+{
+    uint32_t forms = 0;
+    for (uint32_t i = 0; i < instance->num_groups; i++)
+        if (cuda_group_has_cache(&instance->groups[i].base))
+            forms |= instance->groups[i].base.page_size == 1 ? ATTN_INDEX_REQ_TO_TOKEN
+                                                             : ATTN_INDEX_BLOCK_TABLE;
+    return forms ? forms : ATTN_INDEX_BLOCK_TABLE;
+}
+
+attn_status fi_find_layer(const attn_instance *instance, int32_t layer_id, uint32_t *index,
+                          const attn_util_layer **layer, attn_error *error)
+{
+    for (uint32_t i = 0; i < instance->num_groups; i++)
+        for (uint32_t n = 0; n < instance->groups[i].base.num_layers; n++) {
+            if (instance->groups[i].base.layers[n].layer_id != layer_id)
+                continue;
+            *index = i;
+            *layer = &instance->groups[i].base.layers[n];
+            return ATTN_OK;
+        }
+    return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                "layer_id %d is not of this instance", layer_id);
+}

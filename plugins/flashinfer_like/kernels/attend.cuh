@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attend.cuh: tiles of 16 rows against any keys, for decode and short queries: bound by how fast
+ * keys come. A block has one list of units (plan.h), 64 keys each:
+ *
+ *   producers   K V | K V | K V | K V | K V | K V | ...      `stages` units ahead, whatever item
+ *   consumers       Q . [S PV][S PV][S PV] out Q . [S PV] ... [S PV]: scores, softmax, values
+ *
+ *   producers   a team of four warps, or two in turn: look up pages, start copies; what comes they
+ *               never look at
+ *   consumers   a team of four warps, or two in turn: of a unit, warp w has keys 16 w to 16 w + 15,
+ *               and waits for them, and is done with them, by itself
+ *
+ * At the end of an item the sums of its warps become one: the output, or, where other blocks have
+ * parts of the item, a part of it in device memory (attend_epilogue.cuh, attend_merge.cuh).
+ *
+ * Where blocks have many items, two teams of consumers take them in turn (FI_ATTEND_MANY):
+ *
+ *   team 0   Q 0 [S PV] ... [S PV] out 0  Q 2 .    [S PV] ... [S PV] out 2  Q 4 .    [S PV] ...
+ *   team 1   Q 1 .                [S PV] ... [S PV] out 1  Q 3 .    [S PV] ... [S PV] out 3  Q 5 .
+ *
+ * Over fp8, where one team is too slow for that, they take units in turn, and for many items there
+ * are two blocks of a team each (FI_ATTEND_CODES_MANY). shapes.h says which kernel has how many.
+ *
+ * What a multiprocessor does for a unit of D 128, bf16: 32 KiB come in some 1860 cycles, at 4.6
+ * TB/s. The products of a warp take 1120 of them, most of it latency. To look up a page and to
+ * start its four boxes of the copy engine, one page at a time, takes a warp 1500: so boxes go in
+ * runs. To copy the same keys row by row, as small pages and keys that are not in the cache need
+ * it, takes 1900. What is done once an item, and not in a loop, takes a warp five cycles an
+ * instruction: to end an item and to begin the next is 8000 cycles.
+ */
+#ifndef FI_ATTEND_CUH
+#define FI_ATTEND_CUH
+
+#include "plugins/flashinfer_like/kernels/attend_epilogue.cuh"
+#include "plugins/flashinfer_like/kernels/attend_producer.cuh"
+#include "plugins/flashinfer_like/kernels/attend_softmax.cuh"
+
+/* ---- Consumers ----------------------------------------------------------------------------- */
+
+/* A warp's 16 keys of a unit, from scores to sums of values. */
+template <typename S>
+static __device__ __forceinline__ void consume_group(const fi_call &c, const cursor &at,
+                                                     item<S> &it, const char *shared,
+                                                     const char *stage)
+{
+    float score[2][4] = {};
+    int from = cursor_key(at);
+    u32 seen = 15;
+    const char *k = stage + warp_part() * S::k_bytes;
+    const char *v = stage + WARPS * S::k_bytes + warp_part() * S::v_bytes;
+    if constexpr (S::quantised)
+        product_scores_codes<S>(it, shared, k, score);
+    else
+        product_scores<S>(it, shared, k, score);
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        score[n / 4][n % 4] *= S::quantised ? it.factor[S::quantised ? n % 4 / 2 : 0] : c.scale;
+    if (c.cap != 0 && !c.operands.slopes)
+        scores_cap(c.cap, score);
+    if (from < it.all_lo || from + GROUP_KEYS > it.all_hi)
+        seen = scores_mask<S>(c, at, it, score);
+    softmax_update<S>(score, it);
+    if constexpr (!S::quantised)
+        product_values<S>(round_probabilities<S::half>(score, seen), v, it);
+    else if (S::half || fit_half(score))
+        product_values_codes<S, true>(round_probabilities<true>(score, seen), v, it);
+    else
+        product_values_codes<S, false>(round_probabilities<false>(score, seen), v, it);
+}
+
+/* A unit that has come; its stage is free again. */
+template <typename S>
+static __device__ __forceinline__ void consume_unit(const fi_call &c, const cursor &at, item<S> &it,
+                                                    const ring &r, char *shared)
+{
+    if (cursor_key(at) < at.tile.hi)
+        consume_group<S>(c, at, it, shared, shared + r.stage * S::stage_bytes);
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0)
+        barrier_arrive(empty_barrier<S>(shared, r.stage));
+}
+
+/* To the item that is this team's after the other one's. */
+template <typename S>
+static __device__ __forceinline__ void pass_item(const fi_call &c, cursor &at, ring &r)
+{
+    int stage = r.stage + walk_past(&c, block_here(), &at, FI_KEYS);
+    r.parity ^= stage / S::stages & 1;
+    r.stage = stage % S::stages;
+}
+
+/* All that a warp multiplies. */
+template <typename S, bool splits>
+static __device__ __forceinline__ void consume(const fi_call &c, const fi_start &start, cursor at,
+                                               item<S> &it, char *shared)
+{
+    ring r = {0, 0};
+    int team = my_team(), turn = 0;
+    bool is_first = true;
+    if (S::by_item && team == 1) {
+        pass_item<S>(c, at, r);
+        if (at.left == 0)
+            return;
+        is_first = false;
+        item_find<S>(c, at, it);
+    }
+    PROFILE_BEGIN;
+    item_begin<S>(c, at, it, shared);
+    if (S::by_item && team == 1)
+        turn_take(team);
+#pragma unroll 1
+    for (;;) {
+        PROFILE_UNIT;
+        PROFILE(0);
+        if (S::by_item || S::teams == 1 || turn == team) {
+            barrier_wait(full_barrier<S>(shared, r.stage), r.parity);
+            PROFILE(1);
+            consume_unit<S>(c, at, it, r, shared);
+        }
+        turn = turn + 1 == S::teams ? 0 : turn + 1;
+        ring_next<S>(r);
+        bool ends = walk_ends_part(splits ? c.split : 0, &at), is_over = at.unit == at.units - 1;
+        PROFILE(2);
+        if (S::by_item && is_over && at.left > 1)
+            turn_give(1 - team);
+        if (ends)
+            item_end<S, splits>(c, at, start, is_first, it, shared);
+        PROFILE(3);
+        walk_next(&c, block_here(), &at, FI_KEYS);
+        if (S::by_item && is_over && at.left > 0)
+            pass_item<S>(c, at, r);
+        if (at.left == 0)
+            break;
+        if (ends) {
+            is_first &= !is_over;
+            turn = splits ? 0 : turn; /* which team has which unit of a split is no chance */
+            item_find<S>(c, at, it);
+            item_begin<S>(c, at, it, shared);
+            if (S::by_item && is_over)
+                turn_take(team);
+        }
+    }
+    PROFILE_END("consumers");
+}
+
+/* ---- The kernel ---------------------------------------------------------------------------- */
+
+template <typename S, bool splits>
+static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
+{
+    const fi_start start = c.starts[blockIdx.y];
+    const cursor at = walk_begin(&c, block_here(), &start, FI_KEYS);
+    if (threadIdx.x < S::stages) {
+        barrier_init(full_barrier<S>(shared, (int)threadIdx.x), WARPS);
+        barrier_init(empty_barrier<S>(shared, (int)threadIdx.x), WARPS);
+    }
+    __syncthreads();
+    if (threadIdx.x >= S::warps * 32) {
+        registers_release<S::producer_registers>();
+        if (at.left > 0)
+            produce<S>(c, at, shared);
+        grid_wait();
+        grid_launch_dependents();
+    } else {
+        item<S> it;
+        registers_take<S::consumer_registers>();
+        if (at.left > 0)
+            item_find<S>(c, at, it);
+        grid_wait();
+        grid_launch_dependents();
+        if (at.left > 0)
+            consume<S, splits>(c, start, at, it, shared);
+    }
+    clear_padding(c, S::v_dim, (int)(blockIdx.y * gridDim.x + blockIdx.x),
+                  (int)(gridDim.x * gridDim.y));
+    PROFILE_LAUNCH;
+}
+
+#define FI_KERNEL(name, splits, dim, v_dim, stages, teams, producers, blocks, half, quantised)     \
+    extern "C" __global__ void __launch_bounds__((teams + producers) * WARPS * 32, blocks)         \
+        name(const __grid_constant__ fi_call c)                                                    \
+    {                                                                                              \
+        extern __shared__ __align__(1024) char shared[];                                           \
+        using shape = attend_shape<dim, v_dim, stages, teams, producers, blocks, half, quantised>; \
+        attend<shape, splits>(c, shared);                                                          \
+    }
+
+/* Where items are cut into splits, a row's bits are the same whatever the rest of its batch: by a
+ * kernel of its own, as what that takes would slow the other one by a twentieth. */
+#define FI_KERNELS(name, ...)                                                                      \
+    FI_KERNEL(name, false, __VA_ARGS__)                                                            \
+    FI_KERNEL(name##_splits, true, __VA_ARGS__)
+
+/* Kernels; their line in shapes.h has the same numbers. */
+#if HAS_HOPPER
+#define FI_ATTEND(name, dim, v_dim, stages, half)                                                  \
+    FI_KERNELS(name, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), 1, half, false)
+#define FI_ATTEND_MANY(name, dim, v_dim, stages, half)                                             \
+    FI_KERNEL(name, false, dim, v_dim, stages, 2, 1, 1, half, false)
+#define FI_ATTEND_CODES(name, dim, v_dim, stages, half)                                            \
+    FI_KERNELS(name, dim, v_dim, stages, FI_CODES_TEAMS(v_dim), 1, 1, half, true)
+#define FI_ATTEND_CODES_MANY(name, dim, v_dim, half)                                               \
+    FI_KERNEL(name, false, dim, v_dim, FI_CODES_MANY_STAGES, 1, 1, 2, half, true)
+#else
+#define FI_ATTEND(name, dim, v_dim, stages, half)                                                  \
+    FI_KERNELS(name, dim, v_dim, FI_SM80_ATTEND_STAGES(dim), 1, 1, 1, half, false)
+#define FI_ATTEND_CODES(name, dim, v_dim, stages, half)                                            \
+    FI_KERNELS(name, dim, v_dim, FI_SM80_ATTEND_CODES_STAGES(dim), 1, 1, 1, half, true)
+#define FI_ATTEND_MANY(...)
+#define FI_ATTEND_CODES_MANY(...)
+#endif
+
+#endif /* FI_ATTEND_CUH */

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attend_item.cuh: what a warp of attend.cuh that multiplies holds of an item, and how the item
+ * begins: which keys every row sees, and the queries as operand `a` of products.
+ *
+ *   16 bits   device memory -> registers; of more than 128 dimensions -> shared memory
+ *   fp8       the same, each row on its way multiplied by a power of two and made f16; the inverse,
+ *             with the scale of keys, is the factor of the row's scores
+ *
+ * That power of two has the row's largest element near 2^15, so that f16 loses nothing of it that
+ * fp32 sums would have kept.
+ */
+#ifndef FI_ATTEND_ITEM_CUH
+#define FI_ATTEND_ITEM_CUH
+
+#include "plugins/flashinfer_like/kernels/attend_stages.cuh"
+
+/* What a warp holds of an item: its rows' queries, and what they came to. */
+template <typename S> struct item {
+    index_sequence q;
+    int all_lo, all_hi; /* keys that every row sees; none, if there is more to a logit than a
+                           product and a cap */
+    u32 a[S::q_in_shared ? 1 : S::dim / 16][4];
+    float factor[S::quantised ? 2 : 1]; /* of the rows' scores; else it is the call's */
+    float top[2];                       /* of rows lane / 4 and that + 8, in units of log 2 */
+    float sum[2];                       /* this lane's part */
+    float out[S::v_dim / 8][4];
+};
+
+/* ---- Queries ------------------------------------------------------------------------------- */
+
+/* The rows' queries as operand `a`, from device memory. */
+template <typename S, bool aligned>
+static __device__ __forceinline__ void take_queries(const fi_call &c, const cursor &at, item<S> &it,
+                                                    char *shared)
+{
+    int lane = (int)threadIdx.x & 31, last = item_rows(c, it.q, at.tile, FI_ROWS) - 1;
+    if constexpr (S::q_in_shared) {
+        item_sync<S>(); /* the item before is done with its own */
+        for (int i = item_thread<S>(); i < FI_ROWS * S::dim / 2; i += S::item_threads) {
+            i64 row;
+            int head, r = i / (S::dim / 2), d = i % (S::dim / 2);
+            find_short_row(c, it.q, at, min(r, last), &row, &head);
+            const char *from =
+                (const char *)c.operands.q + row * c.operands.q_row + head * c.operands.q_head;
+            *(u32 *)(shared + S::q_at + r * S::q_stride + d * 4) = load_pair(from + d * 4, aligned);
+        }
+        item_sync<S>();
+    } else {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            i64 row;
+            int head;
+            find_short_row(c, it.q, at, min(h * 8 + lane / 4, last), &row, &head);
+            const char *from = (const char *)c.operands.q + row * c.operands.q_row +
+                               head * c.operands.q_head + (lane & 3) * 4;
+#pragma unroll
+            for (int d = 0; d < S::dim / 16; d++) {
+                it.a[d][h] = load_pair(from + d * 32, aligned);
+                it.a[d][h + 2] = load_pair(from + d * 32 + 16, aligned);
+            }
+        }
+    }
+}
+
+/* ---- Queries over fp8 ---------------------------------------------------------------------- */
+
+/* The power of two that brings a row whose largest magnitude is `most` to 2^14 .. 2^15; `back` is
+ * its inverse. */
+static __device__ __forceinline__ float find_lift(float most, float *back)
+{
+    u32 exponent = max(f32_bits(most) >> 23, 15u);
+    *back = bits_f32((exponent - 14) << 23);
+    return bits_f32((268 - exponent) << 23);
+}
+
+template <typename S> static __device__ __forceinline__ float2 unpack_query(u32 pair)
+{
+    if (S::half)
+        return unpack_half(pair);
+    return make_float2(bits_f32(pair << 16), bits_f32(pair & 0xffff0000u));
+}
+
+/* Lifted queries as operand `a`. A lane's four codes of a row are two pairs of neighbours, so of 16
+ * dimensions it has 4 t to 4 t + 3 where it would have 2 t, 2 t + 1, 2 t + 8 and 2 t + 9: the
+ * queries are put in that order. */
+template <typename S, bool aligned>
+static __device__ __forceinline__ void lift_queries(const fi_call &c, const cursor &at, item<S> &it)
+{
+    int lane = (int)threadIdx.x & 31, last = item_rows(c, it.q, at.tile, FI_ROWS) - 1;
+    float scale = c.scale * k_scale_of(c, at.head);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        i64 row;
+        int head;
+        float most = 0.0f, back;
+        find_short_row(c, it.q, at, min(h * 8 + lane / 4, last), &row, &head);
+        const char *from = (const char *)c.operands.q + row * c.operands.q_row +
+                           head * c.operands.q_head + (lane & 3) * 8;
+#pragma unroll
+        for (int n = 0; n < S::dim / 8; n++) {
+            u32 &pair = it.a[S::q_in_shared ? 0 : n / 2][h + n % 2 * 2];
+            pair = load_pair(from + n / 2 * 32 + n % 2 * 4, aligned);
+            float2 x = unpack_query<S>(pair);
+            most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
+        }
+        float lift = find_lift(softmax_quad_max(most), &back);
+        it.factor[S::quantised ? h : 0] = back * scale;
+#pragma unroll
+        for (int n = 0; n < S::dim / 8; n++) {
+            u32 &pair = it.a[S::q_in_shared ? 0 : n / 2][h + n % 2 * 2];
+            float2 x = unpack_query<S>(pair);
+            pair = pack_pair<true>(x.x * lift, x.y * lift);
+        }
+    }
+}
+
+/* The same into shared memory: a row by a warp. */
+template <typename S>
+static __device__ __forceinline__ void lift_queries_shared(const fi_call &c, const cursor &at,
+                                                           item<S> &it, char *shared)
+{
+    constexpr int pairs = S::dim / 2;
+    int lane = (int)threadIdx.x & 31, last = item_rows(c, it.q, at.tile, FI_ROWS) - 1;
+    bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
+    float scale = c.scale * k_scale_of(c, at.head);
+    float *backs = (float *)(shared + S::backs_at);
+    item_sync<S>(); /* the item before is done with its own */
+#pragma unroll 1
+    for (int r = item_warp<S>(); r < FI_ROWS; r += S::item_warps) {
+        i64 row;
+        int head;
+        float most = 0.0f, back;
+        u32 mine[pairs / 32];
+        find_short_row(c, it.q, at, min(r, last), &row, &head);
+        const char *from =
+            (const char *)c.operands.q + row * c.operands.q_row + head * c.operands.q_head;
+#pragma unroll
+        for (int n = 0; n < pairs / 32; n++) {
+            mine[n] = load_pair(from + (n * 32 + lane) * 4, aligned);
+            float2 x = unpack_query<S>(mine[n]);
+            most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
+        }
+        float lift = find_lift(softmax_warp_max(most), &back);
+#pragma unroll
+        for (int n = 0; n < pairs / 32; n++) {
+            int d = n * 32 + lane; /* pair d % 8 of 16 dimensions, and where it goes */
+            int to = d / 8 * 8 + d % 2 * 4 + d % 8 / 2;
+            float2 x = unpack_query<S>(mine[n]);
+            *(u32 *)(shared + S::q_at + r * S::q_stride + to * 4) =
+                pack_pair<true>(x.x * lift, x.y * lift);
+        }
+        if (lane == 0)
+            backs[r] = back * scale;
+    }
+    item_sync<S>();
+    for (int h = 0; h < 2; h++)
+        it.factor[S::quantised ? h : 0] = backs[h * 8 + lane / 4];
+}
+
+/* ---- Begin --------------------------------------------------------------------------------- */
+
+template <typename S, bool aligned>
+static __device__ __forceinline__ void find_queries(const fi_call &c, const cursor &at, item<S> &it,
+                                                    char *shared)
+{
+    if constexpr (S::quantised)
+        lift_queries<S, aligned>(c, at, it);
+    else
+        take_queries<S, aligned>(c, at, it, shared);
+}
+
+/* What of an item the plan and the batch tell. */
+template <typename S>
+static __device__ __forceinline__ void item_find(const fi_call &c, const cursor &at, item<S> &it)
+{
+    index_find_sequence(&c.batch, c.operands.k != 0, at.tile.seq, &it.q);
+}
+
+template <typename S>
+static __device__ __forceinline__ void item_begin(const fi_call &c, const cursor &at, item<S> &it,
+                                                  char *shared)
+{
+    mask_rule rule = rule_of(c);
+    int ignored;
+    int last = at.tile.row0 + item_rows(c, it.q, at.tile, FI_ROWS) - 1;
+    mask_positions(&rule, it.q.prefix_len + short_query(c, last), &it.all_lo, &ignored);
+    int first = short_query(c, at.tile.row0);
+    mask_positions(&rule, it.q.prefix_len + first, &ignored, &it.all_hi);
+    it.all_hi = min(it.all_hi, at.tile.hi);
+    it.all_hi = min(it.all_hi, end_of_all(c, it.q, at.tile.seq, first));
+    if (c.custom || c.operands.slopes)
+        it.all_hi = 0;
+    /* A branch for all of them: predicates would have each of both kinds of loads issued. */
+    if (S::quantised && S::q_in_shared)
+        lift_queries_shared<S>(c, at, it, shared);
+    else if (c.operands.aligned & CALL_ALIGNED_Q)
+        find_queries<S, true>(c, at, it, shared);
+    else
+        find_queries<S, false>(c, at, it, shared);
+    for (int h = 0; h < 2; h++) {
+        it.top[h] = SOFTMAX_EMPTY;
+        it.sum[h] = 0.0f;
+    }
+#pragma unroll
+    for (int d = 0; d < S::v_dim / 8; d++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            it.out[d][e] = 0.0f;
+}
+
+#endif /* FI_ATTEND_ITEM_CUH */

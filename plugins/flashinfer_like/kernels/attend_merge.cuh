@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attend_merge.cuh: an item that several blocks have parts of. Each leaves its part in a slot of
+ * device memory and counts itself; the last one merges them, in their order, so that results are
+ * the same each time:
+ *
+ *   block 3   ... item 7: | units 0-8  |--> slot --\
+ *   block 4               | units 9-30 |--> slot ---+--> the last to come: out
+ *   block 5               | units 31-40| item 8 ... /
+ *
+ *   parts    cut anywhere: a row by a warp, a lane has a part's numbers        merge_row()
+ *   splits   cut where the batch has no say: added one by one, rounding alike  merge_splits()
+ *
+ * Rows that levels of shared prefixes left (plan.h) are taken up here and in attend_epilogue.cuh.
+ */
+#ifndef FI_ATTEND_MERGE_CUH
+#define FI_ATTEND_MERGE_CUH
+
+#include "plugins/flashinfer_like/kernels/attend_item.cuh"
+
+/* Levels whose runs have left something for the item's rows: none over fp8. */
+template <typename S> static __device__ __forceinline__ int shared_levels(const cursor &at)
+{
+    return S::quantised ? 0 : at.tile.levels;
+}
+
+/* ---- Sums of two --------------------------------------------------------------------------- */
+
+/* What came of some keys, and of keys after them, together. Splits are added one by one, by the
+ * block that has an item's first one or by the one that comes last, so both have to round alike:
+ * the compiler has no say in it. */
+struct sum_of_two {
+    float2 numbers; /* largest logit, denominator */
+    float before, after;
+
+    __device__ __forceinline__ float values(float x, float y) const
+    {
+        return __fmaf_rn(y, after, __fmul_rn(x, before));
+    }
+};
+
+static __device__ __forceinline__ sum_of_two add_two(float2 x, float2 y)
+{
+    sum_of_two both;
+    float top = fmaxf(x.x, y.x), base = softmax_base(top);
+    both.before = softmax_exp2(__fsub_rn(x.x, base));
+    both.after = softmax_exp2(__fsub_rn(y.x, base));
+    both.numbers = make_float2(top, both.values(x.y, y.y));
+    return both;
+}
+
+/* The numbers of row r of a split, or of all splits up to it. Of each split the same instructions
+ * add up what the warps have of its denominator. */
+template <typename S>
+static __device__ __forceinline__ float2 add_numbers(const float *tops, int r, bool is_added,
+                                                     const float2 *before)
+{
+    float top = SOFTMAX_EMPTY, total = 0.0f;
+    for (int w = 0; w < S::item_warps; w++)
+        top = fmaxf(top, tops[w * FI_ROWS + r]);
+    float base = softmax_base(top);
+    for (int w = 0; w < S::item_warps; w++)
+        total = __fmaf_rn(softmax_exp2(__fsub_rn(tops[w * FI_ROWS + r], base)),
+                          tops[(S::item_warps + w) * FI_ROWS + r], total);
+    float2 numbers = make_float2(top, total);
+    return is_added ? add_two(*before, numbers).numbers : numbers;
+}
+
+/* ---- Merge --------------------------------------------------------------------------------- */
+
+/* A merged row: a lane has every 32nd column. */
+template <typename S>
+static __device__ __forceinline__ void store_merged(const fi_call &c, i64 row, int head,
+                                                    const softmax_row &end, float factor,
+                                                    const float (&x)[S::v_dim / 32])
+{
+    int lane = (int)threadIdx.x & 31;
+#pragma unroll
+    for (int n = 0; n < S::v_dim / 32; n++)
+        element_store(c.out_dtype, out_row(c, row, head), n * 32 + lane, x[n] * factor);
+    if (lane == 0)
+        store_lse(c, row, head, softmax_lse(&end));
+}
+
+/* A row's sums in parts `begin` to begin + here - 1, all on their way together. */
+template <typename S>
+static __device__ __forceinline__ void fetch_sums(const fi_call &c, const parts &p, int r,
+                                                  int begin, int here, int lane,
+                                                  float (&y)[S::merged][S::v_dim / 32])
+{
+#pragma unroll
+    for (int i = 0; i < S::merged; i++) {
+        i64 row = part_slot(p, begin + min(i, here - 1)) * FI_ROWS + r;
+        const float *from = c.partial + row * S::v_dim + lane;
+#pragma unroll
+        for (int n = 0; n < S::v_dim / 32; n++)
+            y[i][n] = __ldcg(from + n * 32);
+    }
+}
+
+/* Row r of an item that blocks share, by a warp: a lane has a part's numbers, and every 32nd
+ * column. The numbers and sums of several parts are on their way together, as each wait costs as
+ * much as a unit of keys. */
+template <typename S>
+static __device__ void merge_row(const fi_call &c, const parts &p, int levels, int r, i64 row,
+                                 int head)
+{
+    constexpr int columns = S::v_dim / 32;
+    int lane = (int)threadIdx.x & 31;
+    float sink = sink_of(c, head), top = sink, total = 0.0f, x[columns] = {};
+    if (lane == 0)
+        total = softmax_exp2(sink - softmax_base(sink));
+    auto row_of = [&](int i) { return part_slot(p, i) * FI_ROWS + r; };
+    for (int begin = 0; begin < p.count; begin += S::merged) {
+        int here = min(S::merged, p.count - begin);
+        float y[S::merged][columns];
+        float2 numbers = {SOFTMAX_EMPTY, 0.0f};
+        if (lane < here)
+            numbers = __ldcg((const float2 *)(c.partial_row + row_of(begin + lane) * 2));
+        fetch_sums<S>(c, p, r, begin, here, lane, y);
+        float higher = fmaxf(top, softmax_warp_max(numbers.x)), base = softmax_base(higher);
+        float shrink = softmax_exp2(top - base), share = softmax_exp2(numbers.x - base);
+        top = higher;
+        total = total * shrink + share * numbers.y;
+#pragma unroll
+        for (int n = 0; n < columns; n++)
+            x[n] *= shrink;
+#pragma unroll
+        for (int i = 0; i < S::merged; i++) {
+            float weight = __shfl_sync(~0u, share, i);
+#pragma unroll
+            for (int n = 0; n < columns; n++)
+                x[n] += i < here ? weight * y[i][n] : 0.0f;
+        }
+    }
+    for (int l = 0; levels >> l; l++) {
+        if (!(levels >> l & 1))
+            continue;
+        i64 slot = prior_slot(c, l, row, head);
+        const float2 numbers = *(const float2 *)(c.prior_row + slot * 2);
+        float higher = fmaxf(top, numbers.x), base = softmax_base(higher);
+        float shrink = softmax_exp2(top - base), weight = softmax_exp2(numbers.x - base);
+        top = higher;
+        total = total * shrink + (lane == 0 ? weight * numbers.y : 0.0f);
+#pragma unroll
+        for (int n = 0; n < columns; n++)
+            x[n] = x[n] * shrink + weight * c.prior[slot * S::v_dim + n * 32 + lane];
+    }
+    softmax_row end = {top, softmax_warp_sum(total)};
+    store_merged<S>(c, row, head, end, softmax_end(&end), x);
+}
+
+/* The same of splits, one after the other; several are on their way together. */
+template <typename S>
+static __device__ __forceinline__ void merge_splits(const fi_call &c, int first, int second,
+                                                    int count, int r, i64 row, int head)
+{
+    parts p = {};
+    p.first = first, p.second = second, p.step = 1;
+    constexpr int columns = S::v_dim / 32;
+    int lane = (int)threadIdx.x & 31;
+    float2 numbers = make_float2(SOFTMAX_EMPTY, 0.0f);
+    float x[columns] = {};
+#pragma unroll 1
+    for (int begin = 0; begin < count; begin += S::merged) {
+        int here = min(S::merged, count - begin);
+        float y[S::merged][columns];
+        float2 of[S::merged];
+#pragma unroll
+        for (int i = 0; i < S::merged; i++) {
+            i64 slot = part_slot(p, begin + min(i, here - 1)) * FI_ROWS + r;
+            of[i] = __ldcg((const float2 *)(c.partial_row + slot * 2));
+#pragma unroll
+            for (int n = 0; n < columns; n++)
+                y[i][n] = __ldcg(c.partial + slot * S::v_dim + lane + n * 32);
+        }
+#pragma unroll
+        for (int i = 0; i < S::merged; i++) {
+            if (i >= here)
+                break;
+            const sum_of_two both = add_two(numbers, of[i]);
+            bool is_first = begin + i == 0;
+            numbers = is_first ? of[i] : both.numbers;
+#pragma unroll
+            for (int n = 0; n < columns; n++)
+                x[n] = is_first ? y[i][n] : both.values(x[n], y[i][n]);
+        }
+    }
+    float sink = sink_of(c, head), top = fmaxf(numbers.x, sink), base = softmax_base(top);
+    float shrink = softmax_exp2(numbers.x - base);
+    softmax_row end = {top, numbers.y * shrink + softmax_exp2(sink - base)};
+    store_merged<S>(c, row, head, end, softmax_end(&end) * shrink, x);
+}
+
+/* Leave the block's part of an item; the last one merges them. */
+template <typename S, bool splits>
+static __device__ void merge_parts(const fi_call &c, const cursor &at, const item<S> &it,
+                                   const parts &p, int rows, int *is_last)
+{
+    if (!p.ends)
+        return;
+    if (item_thread<S>() == 0) {
+        *is_last = p.arriving == p.all || add_acq_rel(p.counter, p.arriving) == p.all - p.arriving;
+        if (*is_last && p.arriving < p.all)
+            *p.counter = 0;
+    }
+    item_sync<S>();
+    if (!*is_last)
+        return;
+    for (int r = item_warp<S>(); r < rows; r += S::item_warps) {
+        i64 row;
+        int head;
+        find_short_row(c, it.q, at, r, &row, &head);
+        if (splits)
+            merge_splits<S>(c, p.first, p.second, p.count, r, row, head);
+        else
+            merge_row<S>(c, p, shared_levels<S>(at), r, row, head);
+    }
+}
+
+#endif /* FI_ATTEND_MERGE_CUH */

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attend_products.cuh: attention's two products by a warp of attend.cuh, 16 rows by 16 keys:
+ *
+ *   scores   S[16 x 16]     = Q[16 x dim] * K[16 x dim]^T      Q: attend_item.cuh
+ *   values   O[16 x v_dim] += P[16 x 16] * V[16 x v_dim]       P: attend_softmax.cuh
+ *
+ * Over fp8 keys become f16, exactly, between shared memory and the product. Values become what
+ * probabilities are rounded to: f16 where that has room for them, else what queries are. The scales
+ * of keys are part of the scores' factor, those of values are applied at the item's end.
+ */
+#ifndef FI_ATTEND_PRODUCTS_CUH
+#define FI_ATTEND_PRODUCTS_CUH
+
+#include "plugins/flashinfer_like/kernels/attend_item.cuh"
+
+/* ---- Scores -------------------------------------------------------------------------------- */
+
+/* score[j]: products of the rows with keys 8j to 8j + 7. */
+template <typename S>
+static __device__ __forceinline__ void product_scores(const item<S> &it, const char *shared,
+                                                      const char *k, float (&score)[2][4])
+{
+    int lane = (int)threadIdx.x & 31, row = (lane & 7) + (lane >> 4) * 8;
+    u32 keys = shared_address(k) + piece_at<PANEL_BYTES>(row, lane >> 3 & 1);
+    u32 queries = shared_address(shared) + S::q_at + (lane & 15) * S::q_stride + (lane >> 4) * 16;
+    float odd[2][4] = {}; /* two sums for each: half as many products wait for one another */
+#pragma unroll
+    for (int d = 0; d < S::dim / 16; d++) {
+        u32 a[4], b[4];
+        if (S::q_in_shared)
+            load_matrices(a, queries + d * 32);
+        for (int n = 0; n < 4 && !S::q_in_shared; n++)
+            a[n] = it.a[S::q_in_shared ? 0 : d][n];
+        load_matrices(b, (keys ^ (d & 3) << 5) + d / 4 * PANEL_BYTES);
+        multiply<S::half>(d % 2 ? odd[0] : score[0], a, b[0], b[1]);
+        multiply<S::half>(d % 2 ? odd[1] : score[1], a, b[2], b[3]);
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        score[n / 4][n % 4] += odd[n / 4][n % 4];
+}
+
+/* The same of fp8: a matrix has 16 dimensions of 8 keys. */
+template <typename S>
+static __device__ __forceinline__ void product_scores_codes(const item<S> &it, const char *shared,
+                                                            const char *k, float (&score)[2][4])
+{
+    int lane = (int)threadIdx.x & 31, row = (lane & 7) + (lane >> 4) * 8;
+    u32 keys = shared_address(k) + piece_at<PANEL_BYTES>(row, lane >> 3 & 1);
+    u32 queries = shared_address(shared) + S::q_at + (lane & 15) * S::q_stride + (lane >> 4) * 16;
+    float odd[2][4] = {};
+#pragma unroll
+    for (int d = 0; d < S::dim / 32; d++) {
+        u32 codes[4];
+        load_matrices(codes, (keys ^ (d & 3) << 5) + d / 4 * PANEL_BYTES);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            u32 a[4], low, high;
+            if (S::q_in_shared)
+                load_matrices(a, queries + d * 64 + half * 32);
+            for (int n = 0; n < 4 && !S::q_in_shared; n++)
+                a[n] = it.a[S::q_in_shared ? 0 : d * 2 + half][n];
+            widen_codes(codes[half], low, high);
+            multiply<true>(half ? odd[0] : score[0], a, low, high);
+            widen_codes(codes[2 + half], low, high);
+            multiply<true>(half ? odd[1] : score[1], a, low, high);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        score[n / 4][n % 4] += odd[n / 4][n % 4];
+}
+
+/* ---- Values -------------------------------------------------------------------------------- */
+
+/* Probabilities as operand `a`, and all bits of the keys that some row sees, two keys in each. Of
+ * the values of the others, which may be anything, nothing is left: 0 times NaN is NaN. */
+struct probabilities {
+    u32 p[4], kept[2];
+};
+
+/* out += probabilities x values. */
+template <typename S>
+static __device__ __forceinline__ void product_values(const probabilities &w, const char *v,
+                                                      item<S> &it)
+{
+    int lane = (int)threadIdx.x & 31;
+    u32 values = shared_address(v) + piece_at<PANEL_BYTES>(lane & 15, lane >> 4);
+#pragma unroll
+    for (int d = 0; d < S::v_dim / 16; d++) {
+        u32 b[4];
+        load_matrices_transposed(b, (values ^ (d & 3) << 5) + d / 4 * PANEL_BYTES);
+        multiply<S::half>(it.out[d * 2], w.p, b[0] & w.kept[0], b[1] & w.kept[1]);
+        multiply<S::half>(it.out[d * 2 + 1], w.p, b[2] & w.kept[0], b[3] & w.kept[1]);
+    }
+}
+
+/* Two codes of e4m3 from f16 to bf16, which has all of their values too. */
+static __device__ __forceinline__ u32 half_to_bf16(u32 pair)
+{
+    float2 x = unpack_half(pair);
+    return pack_pair<false>(x.x, x.y);
+}
+
+/* The same of fp8: a lane of a transposed matrix has two dimensions of two keys, so of 16
+ * dimensions out[2 n] has the even ones and out[2 n + 1] the odd ones. */
+template <typename S, bool half>
+static __device__ __forceinline__ void product_values_codes(const probabilities &w, const char *v,
+                                                            item<S> &it)
+{
+    int lane = (int)threadIdx.x & 31;
+    u32 values = shared_address(v) + piece_at<PANEL_BYTES>(lane & 15, lane >> 4);
+#pragma unroll
+    for (int d = 0; d < S::v_dim / 32; d++) {
+        u32 codes[4];
+        load_matrices_transposed(codes, (values ^ (d & 3) << 5) + d / 4 * PANEL_BYTES);
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            u32 even[2], odd[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                widen_codes(__byte_perm(codes[n * 2 + j] & w.kept[j], 0, 0x3120), even[j], odd[j]);
+                if (!half) {
+                    even[j] = half_to_bf16(even[j]);
+                    odd[j] = half_to_bf16(odd[j]);
+                }
+            }
+            multiply<half>(it.out[d * 4 + n * 2], w.p, even[0], even[1]);
+            multiply<half>(it.out[d * 4 + n * 2 + 1], w.p, odd[0], odd[1]);
+        }
+    }
+}
+
+#endif /* FI_ATTEND_PRODUCTS_CUH */

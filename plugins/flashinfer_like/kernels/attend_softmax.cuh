@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attend_softmax.cuh: a warp's scores of its 16 keys into probabilities, between the two products
+ * of attend_products.cuh. Each warp has largest logits of its own: warps meet at the item's end
+ * only.
+ *
+ *   scores -> scores_cap(): where a cap is all that there is to a logit beside the product
+ *          -> scores_mask(): logits of what is seen, where not every row sees all of the keys, or
+ *             a logit has its slope, and the cap after it
+ *          -> softmax_update(): 2^(logit - top); sums so far follow the largest
+ *          -> round_probabilities(): f16 or bf16, the operand of the product with values
+ */
+#ifndef FI_ATTEND_SOFTMAX_CUH
+#define FI_ATTEND_SOFTMAX_CUH
+
+#include "plugins/flashinfer_like/kernels/attend_products.cuh"
+
+/* Scores, already scaled, under the cap. */
+static __device__ __forceinline__ void scores_cap(float cap, float (&score)[2][4])
+{
+    const float inverse = __fdividef(1.0f, cap);
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        score[n / 4][n % 4] = cap * SOFTMAX_LOG2E * tanh_fast(score[n / 4][n % 4] * inverse);
+}
+
+/* Scores, already scaled, to logits of what is seen. Returns which: bit 2j + e for key e of this
+ * lane's two of the j-th 8. */
+template <typename S>
+static __device__ u32 scores_mask(const fi_call &c, const cursor &at, const item<S> &it,
+                                  float (&score)[2][4])
+{
+    mask_rule rule = rule_of(c);
+    int lane = (int)threadIdx.x & 31, from = cursor_key(at);
+    u32 seen = 0;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        mask_view view;
+        int row = at.tile.row0 + h * 8 + lane / 4;
+        int there = row < it.q.q_len * c.ratio, query = short_query(c, row);
+        mask_find_view(&rule, &c.batch, &it.q, at.tile.seq, there ? query : -1, &view);
+        const float *slopes = there ? c.operands.slopes : 0;
+        float slope = slopes ? slopes[at.head * c.ratio + row - query * c.ratio] : 0.0f;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            int key = from + n / 2 * 8 + (lane & 3) * 2 + n % 2;
+            bool sees = mask_sees(&rule, &c.batch, &it.q, &view, key, at.tile.hi);
+            float &x = score[n / 2][h * 2 + n % 2];
+            int position = sees ? mask_key_position(&rule, &c.batch, &it.q, key) : key;
+            x = softmax_logit(x, c.operands.slopes ? c.cap : 0, slopes != 0, slope,
+                              fabsf((float)(view.position - position)));
+            x = sees ? x : SOFTMAX_EMPTY;
+            seen |= sees ? 1u << n : 0;
+        }
+    }
+    /* What any row of the warp sees. */
+    seen |= __shfl_xor_sync(~0u, seen, 4);
+    seen |= __shfl_xor_sync(~0u, seen, 8);
+    return seen | __shfl_xor_sync(~0u, seen, 16);
+}
+
+/* Logits become probabilities by the largest so far; what was summed up follows it. */
+template <typename S>
+static __device__ __forceinline__ void softmax_update(float (&score)[2][4], item<S> &it)
+{
+    float shrink[2];
+    bool grown = false;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float here = fmaxf(fmaxf(score[0][h * 2], score[0][h * 2 + 1]),
+                           fmaxf(score[1][h * 2], score[1][h * 2 + 1]));
+        float top = fmaxf(it.top[h], softmax_quad_max(here)), base = softmax_base(top);
+        shrink[h] = softmax_exp2(it.top[h] - base);
+        grown |= top != it.top[h];
+        it.top[h] = top;
+        it.sum[h] *= shrink[h];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float &x = score[n / 2][h * 2 + n % 2];
+            x = softmax_exp2(x - (base - S::lift));
+            it.sum[h] += x;
+        }
+    }
+    if (__any_sync(~0u, grown)) { /* else shrink is 1, or there is nothing yet */
+#pragma unroll
+        for (int d = 0; d < S::v_dim / 8; d++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                it.out[d][e] *= shrink[e / 2];
+    }
+}
+
+/* Does f16 lose less of the warp's probabilities, lifted as they are, than bf16 would? Of those
+ * that are not too small for it, or 0. */
+static __device__ __forceinline__ bool fit_half(const float (&score)[2][4])
+{
+    u32 least = ~0u; /* 0 becomes the largest */
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        least = min(least, f32_bits(score[n / 4][n % 4]) - 1);
+    return __all_sync(~0u, least >= 0x38800000u - 1); /* 2^-14 */
+}
+
+template <bool half>
+static __device__ __forceinline__ probabilities round_probabilities(const float (&score)[2][4],
+                                                                    u32 seen)
+{
+    probabilities w;
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        w.p[e] = pack_pair<half>(score[e / 2][e % 2 * 2], score[e / 2][e % 2 * 2 + 1]);
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+        w.kept[j] = (seen >> 2 * j & 1 ? 0xffffu : 0) | (seen >> 2 * j & 2 ? 0xffff0000u : 0);
+    return w;
+}
+
+#endif /* FI_ATTEND_SOFTMAX_CUH */

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attend_stages.cuh: what a block of attend.cuh has: its shared memory, barriers, and teams.
+ *
+ *   | stage 0 | stage 1 | ... | Q | backs | exchange | tops | full[stages] empty[stages] |
+ *
+ *   stage      K 0  K 1  K 2  K 3  V 0  V 1  V 2  V 3: of 16 keys each, by the warp that has them
+ *   Q, backs   where queries have no room in registers; over fp8 what undoes their lift
+ *   exchange   at an item's end: rows of each warp, PASS_ROWS at a time, to be added up
+ *   tops       with them: each warp's largest logits and denominators; for each team that has an
+ *              item by itself, as exchange is
+ *
+ *   full[s]    the four warps of the producers that filled stage s arrive
+ *   empty[s]   the four warps of the consumers that are done with it arrive
+ */
+#ifndef FI_ATTEND_STAGES_CUH
+#define FI_ATTEND_STAGES_CUH
+
+#include "plugins/flashinfer_like/kernels/panels.cuh"
+#include "plugins/flashinfer_like/kernels/shapes.h"
+
+#define PASS_ROWS 4 /* that warps exchange at a time */
+
+/* teams: that multiply in turn. producers: teams that copy in turn. blocks: of a multiprocessor.
+ * half: queries are of fp16, else of bf16; so is the cache, or it is quantised. */
+template <int dim_, int v_dim_, int stages_, int teams_, int producers_, int blocks_, bool half_,
+          bool quantised_>
+struct attend_shape {
+    static constexpr int dim = dim_;
+    static constexpr int v_dim = v_dim_;
+    static constexpr int stages = stages_;
+    static constexpr int teams = teams_;
+    static constexpr int producers = producers_;
+    static constexpr int blocks = blocks_;
+    static constexpr bool half = half_;
+    static constexpr bool quantised = quantised_;
+    static constexpr int warps = teams * WARPS; /* that multiply */
+    /* Two teams take turns by items, where one is fast enough: the one ends an item and begins its
+     * next while the other multiplies. */
+    static constexpr bool by_item = teams == 2 && !quantised;
+    static constexpr int item_warps = by_item ? WARPS : warps; /* that have an item together */
+    static constexpr int item_threads = item_warps * 32;
+    static constexpr int apart = warps / item_warps; /* items at a time */
+    /* More than all were launched with is not to be had, and who asks for it waits for ever. */
+    static constexpr int producer_registers = blocks == 2  ? 72
+                                              : teams == 1 ? 112
+                                              : quantised  ? 104
+                                                           : 88;
+    static constexpr int consumer_registers = blocks == 2  ? 184
+                                              : teams == 1 ? 240
+                                              : quantised  ? 200
+                                                           : 208;
+    static constexpr int size = quantised ? 1 : 2; /* bytes of an element */
+    static constexpr int panel = 128 / size;       /* elements of a row that lie side by side */
+    static constexpr int k_bytes = (dim + panel - 1) / panel * PANEL_BYTES; /* of a group */
+    static constexpr int v_bytes = (v_dim + panel - 1) / panel * PANEL_BYTES;
+    /* Probabilities are worked with times 2^lift where they become f16, which has few small
+     * numbers. */
+    static constexpr int lift = half || quantised ? 15 : 0;
+    static constexpr int stage_bytes = WARPS * (k_bytes + v_bytes);
+    /* Queries of more than 128 dimensions stay in shared memory: registers are for the sums. Their
+     * rows lie 16 bytes more apart than they are long, for the banks. */
+    static constexpr bool q_in_shared = dim > 128;
+    static constexpr int q_stride = dim * 2 + 16;
+    static constexpr int q_at = stages * stage_bytes;
+    static constexpr int backs_at = q_at + (q_in_shared ? FI_ROWS * q_stride : 0);
+    static constexpr int exchange_at = backs_at + (q_in_shared && quantised ? FI_ROWS * 4 : 0);
+    static constexpr int exchange_stride = v_dim + 4;
+    static constexpr int exchange_bytes = item_warps * PASS_ROWS * exchange_stride * 4;
+    static constexpr int tops_at = exchange_at + apart * exchange_bytes;
+    static constexpr int tops_bytes = 2 * item_warps * FI_ROWS * 4 + 16;
+    static constexpr int barriers_at = tops_at + apart * tops_bytes;
+    static constexpr int shared_bytes = barriers_at + 2 * stages * 8;
+    static constexpr int merged = v_dim > 128 ? 4 : 8; /* parts of an item, at a time */
+
+    static_assert(dim % 32 == 0 && v_dim % 32 == 0, "rows are copied by whole warps");
+    static_assert(teams * consumer_registers + producers * producer_registers <=
+                      65536 / blocks / 128 / (teams + producers) / 8 * 8 * (teams + producers),
+                  "registers");
+    static_assert(FI_KEYS == WARPS * GROUP_KEYS, "each warp has a group of a unit");
+};
+
+#define CHECK_BYTES(bytes, ...)                                                                    \
+    static_assert(bytes == 0 || attend_shape<__VA_ARGS__>::shared_bytes == bytes,                  \
+                  "the table's bytes of shared memory");
+#define CHECK_SHAPE(name, dim, v_dim, stages, shared, many_shared, codes_stages, codes_shared,     \
+                    codes_many_shared, ...)                                                        \
+    CHECK_BYTES(shared, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), 1, false, false)          \
+    CHECK_BYTES(many_shared, dim, v_dim, stages, 2, 1, 1, false, false)                            \
+    CHECK_BYTES(codes_shared, dim, v_dim, codes_stages, FI_CODES_TEAMS(v_dim), 1, 1, false, true)  \
+    CHECK_BYTES(codes_many_shared, dim, v_dim, FI_CODES_MANY_STAGES, 1, 1, 2, false, true)
+FI_SHAPES(CHECK_SHAPE)
+#undef CHECK_SHAPE
+#define CHECK_SHAPE(name, dim, v_dim, shared, codes_shared, ...)                                   \
+    CHECK_BYTES(shared, dim, v_dim, FI_SM80_ATTEND_STAGES(dim), 1, 1, 1, false, false)             \
+    CHECK_BYTES(codes_shared, dim, v_dim, FI_SM80_ATTEND_CODES_STAGES(dim), 1, 1, 1, false, true)
+FI_SHAPES_SM80(CHECK_SHAPE)
+#undef CHECK_SHAPE
+#undef CHECK_BYTES
+
+/* ---- Stages -------------------------------------------------------------------------------- */
+
+/* A place in the ring of stages, and which round of it. */
+struct ring {
+    int stage;
+    u32 parity;
+};
+
+template <typename S> static __device__ __forceinline__ void ring_next(ring &r)
+{
+    r.parity ^= r.stage + 1 == S::stages;
+    r.stage = r.stage + 1 == S::stages ? 0 : r.stage + 1;
+}
+
+template <typename S> static __device__ __forceinline__ u32 full_barrier(char *shared, int stage)
+{
+    return shared_address(shared) + S::barriers_at + stage * 8;
+}
+
+template <typename S> static __device__ __forceinline__ u32 empty_barrier(char *shared, int stage)
+{
+    return shared_address(shared) + S::barriers_at + (S::stages + stage) * 8;
+}
+
+/* The first key of this warp's group of the unit at hand. */
+static __device__ __forceinline__ int cursor_key(const cursor &at)
+{
+    return at.tile.lo + at.unit * FI_KEYS + warp_part() * GROUP_KEYS;
+}
+
+/* ---- Teams --------------------------------------------------------------------------------- */
+
+enum { ITEM_BARRIER = 1, TURN_BARRIER = 3 }; /* and those after them, for the other team */
+
+static __device__ __forceinline__ int my_team(void)
+{
+    return (int)threadIdx.x / (WARPS * 32);
+}
+
+/* Of the threads that have an item together, this one's number, and its warp's. */
+template <typename S> static __device__ __forceinline__ int item_thread(void)
+{
+    return (int)threadIdx.x % S::item_threads;
+}
+
+template <typename S> static __device__ __forceinline__ int item_warp(void)
+{
+    return item_thread<S>() / 32;
+}
+
+template <typename S> static __device__ __forceinline__ void item_sync(void)
+{
+    named_sync(ITEM_BARRIER + (S::by_item ? my_team() : 0), S::item_threads);
+}
+
+/* Products go through the units in their order, whoever's they are: a team that ran ahead would
+ * take a stage's last round for its own. */
+static __device__ __forceinline__ void turn_take(int team)
+{
+    named_sync(TURN_BARRIER + team, 2 * WARPS * 32);
+}
+
+static __device__ __forceinline__ void turn_give(int team)
+{
+    named_arrive(TURN_BARRIER + team, 2 * WARPS * 32);
+}
+
+#endif /* FI_ATTEND_STAGES_CUH */

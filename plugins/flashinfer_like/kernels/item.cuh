@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * item.cuh: what the attention kernels share: where keys lie, which rows an item has, and how
+ * results are stored.
+ */
+#ifndef FI_ITEM_CUH
+#define FI_ITEM_CUH
+
+#include "plugins/common/cuda/elements.cuh"
+#include "plugins/common/cuda/softmax.cuh"
+#include "plugins/flashinfer_like/kernels/mma.cuh"
+#include "plugins/flashinfer_like/kernels/walk.cuh"
+
+/* Of few rows, where blocks are lanes by columns: a division is 30 instructions. Of many rows they
+ * have one number, as that leaves registers free. */
+static __device__ __forceinline__ walk_block block_here(void)
+{
+    walk_block block = {(int)blockIdx.x, (int)blockIdx.y};
+    return block;
+}
+
+static __device__ __forceinline__ walk_block block_in_line(const fi_call &c)
+{
+    walk_block block = {(int)blockIdx.x % c.lanes, (int)blockIdx.x / c.lanes};
+    return block;
+}
+
+/* ---- Keys ---------------------------------------------------------------------------------- */
+
+/* index_entry() and index_find_key(), without a division where pages are powers of two. */
+static __device__ __forceinline__ const int *find_entry(const fi_call &c, const index_sequence &q,
+                                                        int j)
+{
+    if (c.page_shift < 0 || c.batch.req_to_token)
+        return index_entry(&c.batch, &q, c.page_size, j);
+    return j < q.first_new ? q.table + (j >> c.page_shift) : 0;
+}
+
+static __device__ __forceinline__ index_place find_key(const fi_call &c, const index_sequence &q,
+                                                       int head, int j, int entry)
+{
+    const call_operands &o = c.operands;
+    if (c.page_shift < 0 || j >= q.first_new)
+        return index_find_key(&o, &c.batch, &q, c.page_size, head, j, entry);
+    int page = c.batch.req_to_token ? entry >> c.page_shift : entry;
+    int at = (c.batch.req_to_token ? entry : j) & ((1 << c.page_shift) - 1);
+    index_place place = {
+        (const char *)o.k_cache + page * o.k_page + at * o.k_token + head * o.k_cache_head,
+        (const char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head};
+    return place;
+}
+
+/* Scales of an fp8 cache. */
+static __device__ __forceinline__ float k_scale_of(const fi_call &c, int head)
+{
+    int at = head * c.scale_stride;
+    return c.operands.k_scale_device ? c.operands.k_scale_device[at] : c.operands.k_scales[at];
+}
+
+static __device__ __forceinline__ float v_scale_of(const fi_call &c, int head)
+{
+    int at = head * c.scale_stride;
+    return c.operands.v_scale_device ? c.operands.v_scale_device[at] : c.operands.v_scales[at];
+}
+
+/* ---- Rows ---------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ mask_rule rule_of(const fi_call &c)
+{
+    mask_rule rule = {c.window_left, c.batch.window_right, c.chunk, c.custom, 1};
+    return rule;
+}
+
+/* The end of the keys that all rows of a tile see that row `first` of it, a query, and window and
+ * chunk, leave them: in a batch of items, those of the prefix. */
+static __device__ __forceinline__ int end_of_all(const fi_call &c, const index_sequence &q, int seq,
+                                                 int first)
+{
+    if (!c.batch.item_prefix_lens)
+        return 0x7fffffff;
+    return min(q.prefix_len + first + 1, c.batch.item_prefix_lens[seq]);
+}
+
+/* Rows that a tile of `most` has. */
+static __device__ __forceinline__ int item_rows(const fi_call &c, const index_sequence &q,
+                                                const fi_tile &tile, int most)
+{
+    return min(most, q.q_len * c.ratio - tile.row0);
+}
+
+/* Row r of the tile as a row of q and out, and its query head in the group of a KV head. */
+static __device__ __forceinline__ void find_row(const fi_call &c, const index_sequence &q,
+                                                const cursor &at, int kv_head, int r, i64 *row,
+                                                int *head)
+{
+    int n = at.tile.row0 + r;
+    *row = (i64)q.first_row + n / c.ratio;
+    *head = kv_head * c.ratio + n % c.ratio;
+}
+
+/* row / ratio, where sequences have few rows: a division is 30 instructions. */
+static __device__ __forceinline__ int short_query(const fi_call &c, int row)
+{
+    return c.ratio_inverse ? (int)__umulhi((u32)row, c.ratio_inverse) : row;
+}
+
+static __device__ __forceinline__ void find_short_row(const fi_call &c, const index_sequence &q,
+                                                      const cursor &at, int r, i64 *row, int *head)
+{
+    int n = at.tile.row0 + r, query = short_query(c, n);
+    *row = (i64)q.first_row + query;
+    *head = at.head * c.ratio + n - query * c.ratio;
+}
+
+static __device__ __forceinline__ u32 load_pair(const char *from, bool aligned)
+{
+    const u16 *two = (const u16 *)from;
+    return aligned ? *(const u32 *)from : two[0] | (u32)two[1] << 16;
+}
+
+/* ---- Results ------------------------------------------------------------------------------- */
+
+/* Of the item that the block began with, or of the one that it does not end. */
+static __device__ __forceinline__ parts find_splits(const fi_call &c, const cursor &at,
+                                                    const fi_start &start, bool is_first)
+{
+    return walk_splits(&c, block_here(), &at, &start, is_first);
+}
+
+static __device__ __forceinline__ parts find_shared(const fi_call &c, walk_block block,
+                                                    const fi_start &start, bool is_first)
+{
+    return walk_shared(&c, block, &start, is_first);
+}
+
+/* For outputs of f32, and rows that do not begin at multiples of two elements. */
+static __device__ __noinline__ void store_one(int dtype, char *row, int d, float x)
+{
+    element_store(dtype, row, d, x);
+}
+
+static __device__ __forceinline__ void store_four(const fi_call &c, char *row, int d, float4 x)
+{
+    if (c.out_dtype != ELEMENT_F32 && c.operands.aligned & CALL_ALIGNED_OUT) {
+        bool half = c.out_dtype == ELEMENT_F16;
+        ((u32 *)row)[d / 2] = half ? pack_pair<true>(x.x, x.y) : pack_pair<false>(x.x, x.y);
+        ((u32 *)row)[d / 2 + 1] = half ? pack_pair<true>(x.z, x.w) : pack_pair<false>(x.z, x.w);
+        return;
+    }
+    store_one(c.out_dtype, row, d, x.x);
+    store_one(c.out_dtype, row, d + 1, x.y);
+    store_one(c.out_dtype, row, d + 2, x.z);
+    store_one(c.out_dtype, row, d + 3, x.w);
+}
+
+static __device__ __forceinline__ char *out_row(const fi_call &c, i64 row, int head)
+{
+    return (char *)c.operands.out + row * c.operands.out_row + head * c.operands.out_head;
+}
+
+static __device__ __forceinline__ void store_lse(const fi_call &c, i64 row, int head, float lse)
+{
+    const call_operands &o = c.operands;
+    if (o.lse)
+        *(float *)((char *)o.lse + row * o.lse_row + head * o.lse_head) = lse;
+}
+
+/* A row's denominator, relative to `top`, with the sink of its head. */
+static __device__ __forceinline__ float sink_of(const fi_call &c, int head)
+{
+    return c.operands.sinks ? c.operands.sinks[head] * SOFTMAX_LOG2E : SOFTMAX_EMPTY;
+}
+
+/* Where runs of a level left a row's sums. */
+static __device__ __forceinline__ i64 prior_slot(const fi_call &c, int level, i64 row, int head)
+{
+    return ((i64)level * c.prior_rows + row) * (c.kv_heads * c.ratio) + head;
+}
+
+/* Rows of no sequence, whose output has to be finite: this block's part of them. */
+static __device__ void clear_padding(const fi_call &c, int v_dim, int block, int blocks)
+{
+    const int *rows = c.batch.q_indptr;
+    int seqs = index_num_seqs(&c.batch), heads = c.kv_heads * c.ratio;
+    i64 first = rows ? rows[seqs] : seqs;
+    i64 end = (rows ? rows[0] : 0) + (i64)index_num_tokens(&c.batch);
+    for (i64 i = block; i < (end - first) * heads; i += blocks) {
+        i64 row = first + i / heads;
+        int head = (int)(i % heads);
+        for (int d = (int)threadIdx.x; d < v_dim; d += (int)blockDim.x)
+            element_store(c.out_dtype, out_row(c, row, head), d, 0.0f);
+        if (threadIdx.x == 0)
+            store_lse(c, row, head, SOFTMAX_EMPTY);
+    }
+}
+
+#endif /* FI_ITEM_CUH */

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan.cu: the kernels beside attention.
+ *
+ *   fi_plan_batch  one block: what shared prefixes are worth -> sequences -> tiles
+ *                  -> units before each tile -> starts of columns; thread t has neighbouring
+ *                  sequences, and neighbouring tiles
+ *   fi_save        new keys and values into the cache, where attention does not do it on the way
+ */
+#include "plugins/common/cuda/save_kv.cuh"
+#include "plugins/flashinfer_like/kernels/item.cuh"
+#include "plugins/flashinfer_like/kernels/plan.cuh"
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+/* Sum of x over the threads before this one; *all = over all of them. */
+static __device__ i64 sum_before(i64 x, i64 *room, i64 *all)
+{
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    i64 sum = x;
+    for (int step = 1; step < 32; step *= 2) {
+        i64 other = __shfl_up_sync(~0u, sum, step);
+        sum += lane >= step ? other : 0;
+    }
+    if (lane == 31)
+        room[warp] = sum;
+    __syncthreads();
+    i64 before = 0, total = 0;
+    for (int w = 0; w < FI_PLAN_THREADS / 32; w++) {
+        before += w < warp ? room[w] : 0;
+        total += room[w];
+    }
+    __syncthreads();
+    *all = total;
+    return before + sum - x;
+}
+
+/* The part of `count` things that this thread has. */
+static __device__ void share(int count, int *first, int *end)
+{
+    int width = (count + FI_PLAN_THREADS - 1) / FI_PLAN_THREADS;
+    *first = min(count, (int)threadIdx.x * width);
+    *end = min(count, *first + width);
+}
+
+/* Levels of shared prefixes that are worth it. */
+static __device__ int plan_levels(const fi_plan_call &p, i64 *room)
+{
+    i64 saved = 0, all;
+    if (p.prefixes.levels == 0)
+        return 0;
+    for (int l = 0; l < p.prefixes.levels; l++)
+        for (int r = (int)threadIdx.x; r < p.prefixes.level[l].count; r += FI_PLAN_THREADS)
+            saved += plan_count_saved(&p.prefixes, l, r);
+    sum_before(saved, room, &all);
+    return plan_choose_levels(&p, all);
+}
+
+static __device__ int plan_sequences(const fi_plan_call &p, int levels, i64 *room)
+{
+    int seqs = index_num_seqs(&p.batch), first, end, tiles = 0;
+    i64 all;
+    share(seqs, &first, &end);
+    for (int s = first; s < end; s++)
+        tiles += plan_count_tiles(&p, levels, s);
+    int at = (int)sum_before(tiles, room, &all);
+    for (int s = first; s < end; s++) {
+        p.first_tile[s] = at;
+        at += plan_count_tiles(&p, levels, s);
+    }
+    if (threadIdx.x == 0)
+        p.first_tile[seqs] = (int)all;
+    __syncthreads();
+    return (int)all;
+}
+
+static __device__ i64 plan_tiles(const fi_plan_call &p, int levels, int tiles, i64 *room)
+{
+    int first, end;
+    i64 units = 0, all;
+    share(tiles, &first, &end);
+    for (int i = first; i < end; i++) {
+        fi_tile tile = plan_make_tile(&p, levels, plan_deal(&p, tiles, i));
+        p.tiles[i] = tile;
+        units += plan_tile_units(&tile, p.unit);
+    }
+    i64 at = sum_before(units, room, &all);
+    for (int i = first; i < end; i++) {
+        p.before[i] = at;
+        at += plan_tile_units(&p.tiles[i], p.unit);
+    }
+    if (threadIdx.x == 0)
+        p.before[tiles] = all;
+    __syncthreads();
+    return all;
+}
+
+extern "C" __global__ void __launch_bounds__(FI_PLAN_THREADS)
+    fi_plan_batch(const __grid_constant__ fi_plan_call p)
+{
+    __shared__ i64 room[FI_PLAN_THREADS / 32];
+    int levels = plan_levels(p, room);
+    int tiles = plan_sequences(p, levels, room);
+    fi_plan plan = plan_make(&p, tiles, plan_tiles(p, levels, tiles, room));
+    if (threadIdx.x == 0)
+        *p.plan = plan;
+    for (int c = (int)threadIdx.x; c < p.columns; c += FI_PLAN_THREADS)
+        p.starts[c] = plan_make_start(&p, &plan, c);
+}
+
+/* ---- New keys and values ------------------------------------------------------------------- */
+
+extern "C" __global__ void __launch_bounds__(FI_SAVE_THREADS)
+    fi_save(const __grid_constant__ fi_call c, int dim, int v_dim)
+{
+    const call_operands &o = c.operands;
+    const int *rows = c.batch.new_indptr ? c.batch.new_indptr : c.batch.q_indptr;
+    i64 first = rows ? rows[0] : 0, end = index_num_seqs(&c.batch);
+    if (rows)
+        end = rows[end];
+    int warp = (int)(blockIdx.x * FI_SAVE_THREADS + threadIdx.x) / 32;
+    int warps = (int)(gridDim.x * FI_SAVE_THREADS) / 32, lane = (int)threadIdx.x % 32;
+    bool codes = element_is_fp8(c.kv_dtype);
+    bool wide = !codes && o.aligned & CALL_ALIGNED_NEW && o.aligned & CALL_ALIGNED_CACHE;
+    for (i64 i = warp; i < (end - first) * c.kv_heads; i += warps) {
+        i64 row = first + i / c.kv_heads, slot = c.batch.out_cache_loc[row];
+        int head = (int)(i % c.kv_heads);
+        if (slot < 0)
+            continue;
+        i64 page = slot / c.page_size, at = slot % c.page_size;
+        const char *k = (const char *)o.k + row * o.k_row + head * o.k_head;
+        const char *v = (const char *)o.v + row * o.v_row + head * o.v_head;
+        char *k_to = (char *)o.k_cache + page * o.k_page + at * o.k_token + head * o.k_cache_head;
+        char *v_to = (char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head;
+        for (int d = lane; wide && d < dim / 8; d += 32)
+            ((uint4 *)k_to)[d] = ((const uint4 *)k)[d];
+        for (int d = lane; wide && d < v_dim / 8; d += 32)
+            ((uint4 *)v_to)[d] = ((const uint4 *)v)[d];
+        if (wide)
+            continue;
+        float k_scale = codes ? k_scale_of(c, head) : 1.0f;
+        float v_scale = codes ? v_scale_of(c, head) : 1.0f;
+        save_kv_vector(c.dtype, c.kv_dtype, k, k_to, dim, k_scale, lane, 32);
+        save_kv_vector(c.dtype, c.kv_dtype, v, v_to, v_dim, v_scale, lane, 32);
+    }
+}

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan.cuh: the planner, piece by piece, C and CUDA alike. plan.cu runs the pieces side by side on
+ * the device, fi_plan_all() one after the other; the results are the same bits.
+ *
+ *   sequences   A            B   C          plan_count_tiles(): how many tiles each has
+ *   tiles       0    1    2  3   4    5     plan_make_tile(), plan_deal(): which, in which order
+ *   units       |||| |||| || |   |||| ||    plan_tile_units(): of keys, for each item
+ *   columns     0     1          2          plan_make_start(): where each begins, and who else
+ *                                           has parts of an item that is cut
+ *
+ * With splits (plan.h) a column has those that begin among its units: plan_make_split_start().
+ */
+#ifndef FI_PLAN_CUH
+#define FI_PLAN_CUH
+
+#include "plugins/common/cuda/mask.cuh"
+#include "plugins/flashinfer_like/kernels/prefixes.cuh"
+
+/* ---- Tiles ----------------------------------------------------------------------------------- */
+
+/* A decode has few rows whatever the ratio of heads, as it has in a batch of DECODE. */
+PORTABLE int plan_has_few(int q_len, int ratio)
+{
+    return q_len == 1 || q_len * ratio <= FI_SHORT_ROWS;
+}
+
+/* `levels`: of shared prefixes, those that are worth it. */
+PORTABLE int plan_count_tiles(const fi_plan_call *p, int levels, int s)
+{
+    index_sequence q;
+    index_find_sequence(&p->batch, 0, s, &q);
+    if (p->level >= levels || q.q_len == 0)
+        return 0;
+    if (p->whose != FI_ALL && plan_has_few(q.q_len, p->ratio) != (p->whose == FI_FEW))
+        return 0;
+    if (p->level >= 0 && !(plan_find_run(p, s).levels >> p->level & 1))
+        return 0;
+    return (q.q_len * p->ratio + p->rows - 1) / p->rows;
+}
+
+PORTABLE mask_rule plan_rule(const fi_plan_call *p)
+{
+    mask_rule rule = {p->window_left, p->batch.window_right, p->chunk, p->custom, 1};
+    return rule;
+}
+
+/* Of queries [t0, t1], all of them in items: whole units between the prefix and the first of their
+ * items are passed over. */
+PORTABLE void plan_skip_items(const fi_plan_call *p, const index_sequence *q, int t0, int t1,
+                              fi_tile *tile)
+{
+    int first = tile->hi, here;
+    for (int t = t0; t <= t1; t++) {
+        if (!mask_find_item(&p->batch, q, tile->seq, t, &here))
+            return;
+        first = int_min(first, here);
+    }
+    int before = int_max(index_int(p->batch.item_prefix_lens, tile->seq) - tile->lo, 0);
+    int gap = (before + p->unit - 1) / p->unit, end = (first - tile->lo) / p->unit;
+    if (first <= tile->lo || end <= gap)
+        return;
+    tile->gap = gap;
+    tile->skip = (end - gap) * p->unit;
+    if (tile->hi - tile->lo <= tile->skip) /* they see nothing */
+        tile->lo = tile->hi = tile->gap = tile->skip = 0;
+}
+
+/* Tile i of the batch, once first_tile is whole. */
+PORTABLE fi_tile plan_make_tile(const fi_plan_call *p, int levels, int i)
+{
+    const mask_rule rule = plan_rule(p);
+    int s = work_find_row(p->first_tile, index_num_seqs(&p->batch), i);
+    fi_tile tile = {s, (i - index_int(p->first_tile, s)) * p->rows, 0, 0, 0, 0, 0};
+    index_sequence q;
+    index_find_sequence(&p->batch, 0, s, &q);
+    int last = int_min(tile.row0 + p->rows, q.q_len * p->ratio) - 1;
+    mask_outline(&rule, &p->batch, &q, tile.row0 / p->ratio, last / p->ratio, &tile.lo, &tile.hi);
+    if (p->level >= 0) {
+        tile.lo = plan_find_run(p, s).before;
+    } else if (levels > 0) {
+        plan_share share = plan_find_share(&p->prefixes, levels, s);
+        tile.lo = int_max(tile.lo, share.keys);
+        tile.hi = int_max(tile.lo, tile.hi);
+        tile.levels = share.levels;
+    }
+    tile.lo -= tile.lo % p->align; /* shared keys are whole pages */
+    if (p->skips && p->level < 0 && mask_has_items(&rule, &p->batch))
+        plan_skip_items(p, &q, tile.row0 / p->ratio, last / p->ratio, &tile);
+    return tile;
+}
+
+/* Which of the batch's tiles has place n of the plan's. Columns do parts of the plan's list one
+ * after the other, so in the batch's order each would be at keys of its own. Dealt to h hands, one
+ * hand's tiles after the other's, a hand has tiles h apart: then tiles of one sequence are worked
+ * on side by side, from their first key on, and what one reads the others find in the L2. Every
+ * other round is dealt backwards, since in a causal sequence a tile has more keys than the one
+ * before it. */
+PORTABLE int plan_deal(const fi_plan_call *p, int tiles, int n)
+{
+    if (p->hands <= 1)
+        return n;
+    /* The last round, of `rest` tiles, goes to the first hands or, dealt backwards, to the last: of
+     * hands in two groups, those of the first have `first_rounds`. */
+    int rounds = tiles / p->hands, rest = tiles % p->hands, back = rounds % 2;
+    int group = back ? p->hands - rest : rest;
+    int first_rounds = back ? rounds : rounds + 1, other_rounds = back ? rounds + 1 : rounds;
+    int is_first = n < group * first_rounds, here = is_first ? n : n - group * first_rounds;
+    int mine = is_first ? first_rounds : other_rounds;
+    int hand = (is_first ? 0 : group) + here / mine, round = here % mine;
+    return round * p->hands + (round % 2 ? p->hands - 1 - hand : hand);
+}
+
+PORTABLE int plan_tile_units(const fi_tile *tile, int unit)
+{
+    return int_max(1, (tile->hi - tile->lo - tile->skip + unit - 1) / unit);
+}
+
+/* The first key of its unit u. */
+PORTABLE int plan_unit_key(const fi_tile *tile, int unit, int u)
+{
+    return tile->lo + u * unit + (u >= tile->gap ? tile->skip : 0);
+}
+
+/* ---- Columns ------------------------------------------------------------------------------- */
+
+/* The first unit of column c. */
+PORTABLE i64 plan_first_unit(i64 units, int columns, int c)
+{
+    return units * c / columns;
+}
+
+/* The column that unit u belongs to. */
+PORTABLE int plan_column_of(i64 units, int columns, i64 u)
+{
+    return (int)(((u + 1) * columns - 1) / units);
+}
+
+/* Columns for runs. Of n columns that share an item, the last one merges n parts, one after the
+ * other, which takes FI_MERGE / 16 of a unit's time each: units / n + n * FI_MERGE / 16 is least
+ * where n^2 = units * 16 / FI_MERGE. */
+PORTABLE int plan_run_columns(int columns, i64 units, i64 items)
+{
+    i64 few = 1;
+    while (few < columns && few * few * FI_MERGE < units * items * 16)
+        few++;
+    return (int)few;
+}
+
+/* Units of a lane, and how many columns share them. Of fewer items than columns each is shared, and
+ * its begin is no one column's. */
+PORTABLE fi_plan plan_make(const fi_plan_call *p, int tiles, i64 head_units)
+{
+    i64 items = (i64)tiles * p->rounds;
+    fi_plan plan = {head_units * p->rounds, tiles, p->columns, items >= p->columns ? p->begin : 0};
+    if (p->level >= 0)
+        plan.columns = plan_run_columns(p->columns, plan.units, items);
+    plan.units += items * plan.begin;
+    if (plan.units < plan.columns)
+        plan.columns = (int)plan.units;
+    return plan;
+}
+
+/* Where a unit is: its item, by tile and round, and which of the item's own units; below 0: it is
+ * of those before them. */
+typedef struct plan_place {
+    int tile;
+    int round;
+    int unit;
+    int units; /* that the item has */
+} plan_place;
+
+/* The first unit of a lane's items of a tile. */
+PORTABLE i64 plan_tile_begin(const fi_plan_call *p, const fi_plan *plan, int tile)
+{
+    return (*PORTABLE_AT(p->before + tile) + (i64)tile * plan->begin) * p->rounds;
+}
+
+PORTABLE plan_place plan_find_unit(const fi_plan_call *p, const fi_plan *plan, i64 u)
+{
+    int low = 0, high = plan->tiles; /* begin of low <= u < begin of high */
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (plan_tile_begin(p, plan, middle) <= u)
+            low = middle;
+        else
+            high = middle;
+    }
+    const fi_tile tile = *PORTABLE_AT(p->tiles + low);
+    plan_place place = {low, 0, 0, plan_tile_units(&tile, p->unit)};
+    i64 rest = u - plan_tile_begin(p, plan, low);
+    int all = place.units + plan->begin;
+    place.round = (int)(rest / all);
+    place.unit = (int)(rest % all) - plan->begin;
+    return place;
+}
+
+/* Units of items before the one at this place, and of its own those before it. */
+PORTABLE i64 plan_own_units(const fi_plan_call *p, plan_place at)
+{
+    return *PORTABLE_AT(p->before + at.tile) * p->rounds + (i64)at.round * at.units +
+           int_max(at.unit, 0);
+}
+
+/* The first split that begins with unit u or after it; tile plan->tiles: there is none. An item's
+ * first one begins with the units that stand for the item's begin. */
+PORTABLE plan_place plan_find_split(const fi_plan_call *p, const fi_plan *plan, i64 u)
+{
+    plan_place place = {plan->tiles, 0, 0, 0};
+    if (u >= plan->units)
+        return place;
+    place = plan_find_unit(p, plan, u);
+    i64 next = place.unit <= 0 ? p->split : ((i64)place.unit + p->split - 1) / p->split * p->split;
+    if (place.unit == -plan->begin)
+        next = 0;
+    if (next < place.units) {
+        place.unit = (int)next;
+        return place;
+    }
+    place.unit = 0;
+    place.round++;
+    if (place.round == p->rounds) {
+        place.round = 0;
+        place.tile++;
+    }
+    return place;
+}
+
+/* The start of column c, which has the splits that begin within its units. */
+PORTABLE fi_start plan_make_split_start(const fi_plan_call *p, const fi_plan *plan, int c)
+{
+    fi_start start = {{0, 0, 0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0};
+    plan_place from = plan_find_split(p, plan, plan_first_unit(plan->units, plan->columns, c));
+    plan_place to = plan_find_split(p, plan, plan_first_unit(plan->units, plan->columns, c + 1));
+    start.count = (int)(plan_own_units(p, to) - plan_own_units(p, from));
+    if (start.count == 0)
+        return start;
+    start.first = *PORTABLE_AT(p->tiles + from.tile);
+    start.tile = from.tile;
+    start.round = from.round;
+    start.unit = from.unit;
+    start.first_column = c;
+    if (from.unit > 0) {
+        i64 begin =
+            plan_tile_begin(p, plan, from.tile) + (i64)from.round * (from.units + plan->begin);
+        start.first_column = plan_column_of(plan->units, plan->columns, begin);
+        to = plan_find_split(p, plan,
+                             plan_first_unit(plan->units, plan->columns, start.first_column + 1));
+        start.first_parts = to.unit / p->split;
+    }
+    return start;
+}
+
+/* The start of column c, once tiles and `before` are whole. A column may have no unit of its own:
+ * only those that stand for the begin of an item. */
+PORTABLE fi_start plan_make_start(const fi_plan_call *p, const fi_plan *plan, int c)
+{
+    fi_start start = {{0, 0, 0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0};
+    if (c >= plan->columns)
+        return start;
+    if (p->split > 0)
+        return plan_make_split_start(p, plan, c);
+    i64 first = plan_first_unit(plan->units, plan->columns, c);
+    i64 last = plan_first_unit(plan->units, plan->columns, c + 1) - 1;
+    plan_place from = plan_find_unit(p, plan, first), to = plan_find_unit(p, plan, last);
+    int count = (int)(plan_own_units(p, to) + (to.unit >= 0) - plan_own_units(p, from));
+    if (count == 0)
+        return start;
+    start.first = *PORTABLE_AT(p->tiles + from.tile);
+    start.tile = from.tile;
+    start.round = from.round;
+    start.unit = int_max(from.unit, 0);
+    start.count = count;
+    i64 begin = first - from.unit; /* the item's first unit of its own */
+    start.first_column = plan_column_of(plan->units, plan->columns, begin);
+    start.in_the_middle =
+        plan_first_unit(plan->units, plan->columns, start.first_column) < begin - plan->begin;
+    start.first_parts =
+        plan_column_of(plan->units, plan->columns, begin + from.units - 1) - start.first_column + 1;
+    /* Before an item's own units the one before it has ended. */
+    start.last_parts = 1;
+    if (to.unit >= 0)
+        start.last_parts =
+            plan_column_of(plan->units, plan->columns, last - to.unit + to.units - 1) - c + 1;
+    return start;
+}
+
+/* ---- All of it ------------------------------------------------------------------------------- */
+
+#ifndef __CUDACC__
+
+/* Plan a batch whose arrays can be read here, or looked up. */
+static inline void fi_plan_all(const fi_plan_call *p)
+{
+    int seqs = index_num_seqs(&p->batch), tiles = 0;
+    i64 units = 0, saved = 0;
+    for (int l = 0; l < p->prefixes.levels; l++)
+        for (int r = 0; r < p->prefixes.level[l].count; r++)
+            saved += plan_count_saved(&p->prefixes, l, r);
+    int levels = plan_choose_levels(p, saved);
+    for (int s = 0; s < seqs; s++) {
+        *PORTABLE_AT(p->first_tile + s) = tiles;
+        tiles += plan_count_tiles(p, levels, s);
+    }
+    *PORTABLE_AT(p->first_tile + seqs) = tiles;
+    for (int i = 0; i < tiles; i++) {
+        fi_tile tile = plan_make_tile(p, levels, plan_deal(p, tiles, i));
+        *PORTABLE_AT(p->tiles + i) = tile;
+        *PORTABLE_AT(p->before + i) = units;
+        units += plan_tile_units(&tile, p->unit);
+    }
+    *PORTABLE_AT(p->before + tiles) = units;
+    fi_plan plan = plan_make(p, tiles, units);
+    *PORTABLE_AT(p->plan) = plan;
+    for (int c = 0; c < p->columns; c++)
+        *PORTABLE_AT(p->starts + c) = plan_make_start(p, &plan, c);
+}
+
+#endif
+
+#endif /* FI_PLAN_CUH */

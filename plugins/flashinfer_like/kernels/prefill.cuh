@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * prefill.cuh: tiles of 128 rows against 64 or 128 keys at a time, bound by products, which are
+ * wgmma's. One warpgroup copies, two multiply, 64 rows each:
+ *
+ *   producers   Q | K V | K V | K V | ...          units of keys into stages, as they come free
+ *   rows 0      S . [S PV][S PV][S PV] ... PV out  [S PV]: the scores of a unit, then the values of
+ *   rows 64         S . [S PV][S PV] ... PV out    the one before among its exponentials
+ *
+ * Nothing orders the two: while one waits for scores, the other has exponentials to do. A warp that
+ * copies has 16 keys of each 64, which it looks up a unit before; it goes on to the next item while
+ * this one is worked on, and tells those who multiply what the item is. New keys are read from k
+ * and v, the others from the cache: a batch without a prefix reads no page, one with a prefix goes
+ * from the one to the other within a tile, without partial results to be merged.
+ */
+#ifndef FI_PREFILL_CUH
+#define FI_PREFILL_CUH
+
+#include "plugins/flashinfer_like/kernels/prefill_epilogue.cuh"
+#include "plugins/flashinfer_like/kernels/prefill_feed.cuh"
+#include "plugins/flashinfer_like/kernels/prefill_scores.cuh"
+#include "plugins/flashinfer_like/kernels/warp_products.cuh"
+
+/* ---- Units --------------------------------------------------------------------------------- */
+
+/* Copies row by row are ordinary stores, which products see only after a fence. */
+template <typename S>
+DEVICE void keys_wait(const struct work &w, struct control *control, const place<S> &at)
+{
+    barrier_wait(shared_address(&control->k_full[at.k.slot]), at.k.phase);
+    if (__builtin_expect(w.has_rows, 0))
+        fence_async_shared();
+}
+
+template <typename S>
+DEVICE void values_wait(const struct work &w, struct control *control, const place<S> &at)
+{
+    barrier_wait(shared_address(&control->v_full[at.v.slot]), at.v.phase);
+    if (__builtin_expect(w.has_rows, 0))
+        fence_async_shared();
+}
+
+/* The scores of the unit that comes next. */
+template <typename S>
+DEVICE void next_scores(struct control *control, const rows<S> &r, place<S> &at, u32 base,
+                        float (&s)[S::keys / 2])
+{
+    products_fence();
+    product_scores<S>(s, r.q, base + S::k_at + at.k.slot * S::k_bytes);
+    products_commit();
+    products_wait<0>();
+    products_arrived(s);
+    release(shared_address(&control->k_empty[at.k.slot]));
+    at.k.advance();
+}
+
+#if HAS_HOPPER
+
+/* From the probabilities `p` of a unit to those of the next one, at `from`. The
+ * values' products are issued among the exponentials, and the waits for what comes next stand
+ * before the wait for them: fa3_like's step(), which tells why. */
+template <typename S>
+DEVICE void step(const fi_call &c, const struct work &w, struct control *control, u32 base,
+                 rows<S> &r, place<S> &at, int from, bool more, u32 (&p)[S::keys / 4])
+{
+    constexpr int half = S::keys / 4 / 4 * 4;
+    float s[S::keys / 2], factor[2], sum[2] = {0.0f, 0.0f};
+    float early[half], late[S::keys / 2 - half];
+    u32 packed[S::keys / 4];
+    const u32 v = base + S::v_at + at.v.slot * S::v_bytes;
+    const u32 v_empty = shared_address(&control->v_empty[at.v.slot]);
+
+    next_scores<S>(control, r, at, base, s);
+    at.v.advance();
+    scores_finish<S>(c, w, control, r, at.v, from, base, s);
+
+    products_fence();
+    product_values<S>(r.o, p, v, r.add);
+    products_commit();
+    softmax_exp<0>(r.x, s, r.scale, early);
+    softmax_exp<half>(r.x, s, r.scale, late);
+    softmax_join<S::half, 0>(early, sum, packed);
+    softmax_join<S::half, half>(late, sum, packed);
+    if (more)
+        keys_wait<S>(w, control, at);
+    values_wait<S>(w, control, at);
+    const bool again = softmax_grown(sum);
+    if (__builtin_expect(again, 0))
+        softmax_again<S::half>(&r.x, s, r.scale, sum, factor, packed);
+    r.x.sum[0] += sum[0];
+    r.x.sum[1] += sum[1];
+
+    products_wait<0>();
+    products_arrived(r.o);
+    release(v_empty);
+    if (again) {
+#pragma unroll
+        for (int i = 0; i < S::dim_v / 2; i++)
+            r.o[i] *= factor[i / 2 % 2];
+    }
+    r.add = 1;
+#pragma unroll
+    for (int i = 0; i < S::keys / 4; i++)
+        asm volatile("mov.b32 %0, %1;" : "=r"(p[i]) : "r"(packed[i]));
+}
+
+/* An item's units, of which there is one at least. */
+template <typename S>
+DEVICE void attend(const fi_call &c, const struct work &w, struct control *control, u32 base,
+                   rows<S> &r, place<S> &at)
+{
+    u32 p[S::keys / 4];
+    int left = uniform(w.units) - 1;
+    int from = uniform(plan_unit_key(&w.at.tile, S::keys, w.at.unit));
+    {
+        float s[S::keys / 2], factor[2], sum[2];
+        keys_wait<S>(w, control, at);
+        next_scores<S>(control, r, at, base, s);
+        scores_finish<S>(c, w, control, r, at.v, from, base, s);
+        softmax_again<S::half>(&r.x, s, r.scale, sum, factor, p);
+        r.x.sum[0] = sum[0];
+        r.x.sum[1] = sum[1];
+    }
+    values_wait<S>(w, control, at);
+    if (left > 0)
+        keys_wait<S>(w, control, at);
+#pragma unroll 1
+    for (; left > 0; left--) {
+        from += S::keys;
+        from += from == w.gap_key ? w.at.tile.skip : 0;
+        step<S>(c, w, control, base, r, at, from, left > 1, p);
+    }
+    products_fence();
+    product_values<S>(r.o, p, base + S::v_at + at.v.slot * S::v_bytes, r.add);
+    products_commit();
+    products_wait<0>();
+    products_arrived(r.o);
+    release(shared_address(&control->v_empty[at.v.slot]));
+    at.v.advance();
+}
+
+#else
+
+/* An item's units, one after the other: a warp's products are in order with the rest of its work,
+ * and other warps' fill what it leaves. */
+template <typename S>
+DEVICE void attend(const fi_call &c, const struct work &w, struct control *control, u32 base,
+                   rows<S> &r, place<S> &at)
+{
+    int left = uniform(w.units), from = uniform(plan_unit_key(&w.at.tile, S::keys, w.at.unit));
+#pragma unroll 1
+    for (;;) {
+        float s[S::keys / 2], factor[2] = {1.0f, 1.0f}, sum[2] = {0.0f, 0.0f};
+        u32 p[S::keys / 4];
+        keys_wait<S>(w, control, at);
+        next_scores<S>(control, r, at, base, s);
+        scores_finish<S>(c, w, control, r, at.v, from, base, s);
+        softmax_tile<S::half>(r.x, s, r.scale, sum, p);
+        if (__builtin_expect(softmax_grown(sum), 0)) {
+            softmax_again<S::half>(&r.x, s, r.scale, sum, factor, p);
+#pragma unroll
+            for (int i = 0; i < S::dim_v / 2; i++)
+                r.o[i] = r.add ? r.o[i] * factor[i / 2 % 2] : 0.0f;
+        }
+        r.x.sum[0] += sum[0];
+        r.x.sum[1] += sum[1];
+        values_wait<S>(w, control, at);
+        product_values<S>(r.o, p, base + S::v_at + at.v.slot * S::v_bytes, 1);
+        release(shared_address(&control->v_empty[at.v.slot]));
+        at.v.advance();
+        r.add = 1;
+        if (--left == 0)
+            break;
+        from += S::keys;
+        from += from == w.gap_key ? w.at.tile.skip : 0;
+    }
+}
+
+#endif
+
+/* ---- The kernel ---------------------------------------------------------------------------- */
+
+template <typename S> DEVICE void consume(const fi_call &c, struct control *control, u32 base)
+{
+    place<S> at;
+    ring<S::q_slots> slot;
+#pragma unroll 1
+    for (;;) {
+        barrier_wait(shared_address(&control->q_full[slot.slot]), slot.phase);
+        const struct work &w = control->work[slot.slot];
+        if (w.units == 0)
+            break;
+        rows<S> r;
+        fence_async_shared(); /* the queries */
+        rows_begin<S>(c, w, base + slot.slot * S::q_bytes, r);
+        attend<S>(c, w, control, base, r, at);
+        rows_end<S>(c, w, control, r);
+        release(shared_address(&control->q_empty[slot.slot]));
+        slot.advance();
+    }
+}
+
+template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
+{
+    struct control *control = (struct control *)(shared + S::control_at);
+    static_assert(sizeof(struct control) <= S::control_bytes, "room for barriers and work");
+    const fi_start start = c.starts[(int)blockIdx.x / c.lanes];
+    const cursor at = walk_begin(&c, block_in_line(c), &start, S::keys);
+    if (threadIdx.x == 0)
+        control_init<S>(control);
+    __syncthreads();
+    grid_wait();
+    grid_launch_dependents();
+    clear_padding(c, S::dim_v, (int)blockIdx.x, (int)gridDim.x);
+    if (uniform((int)threadIdx.x / GROUP_THREADS) == 0) {
+        registers_release<S::producer_registers>();
+        produce<S>(c, at, shared, control);
+    } else {
+        registers_take<S::consumer_registers>();
+        consume<S>(c, control, shared_address(shared));
+    }
+}
+
+/* Kernels; their line in shapes.h has the same numbers. */
+#if HAS_HOPPER
+#define FI_PREFILL(name, dim, v_dim, keys, stages, q_slots, half)                                  \
+    FI_PREFILL_KERNEL(name, dim, v_dim, keys, stages, q_slots, 0, half)
+#define FI_PREFILL_CODES FI_PREFILL_KERNEL
+#else
+#define FI_PREFILL(name, dim, v_dim, keys, stages, q_slots, half)                                  \
+    FI_PREFILL_KERNEL(name, dim, v_dim, FI_KEYS, FI_SM80_STAGES(dim), 1, 0, half)
+#define FI_PREFILL_CODES(name, dim, v_dim, keys, stages, q_slots, code_slots, half)                \
+    FI_PREFILL_KERNEL(name, dim, v_dim, FI_KEYS, FI_SM80_CODES_STAGES(dim), 1,                     \
+                      FI_SM80_CODE_SLOTS(dim), half)
+#endif
+#define FI_PREFILL_KERNEL(name, dim, v_dim, keys, stages, q_slots, code_slots, half)               \
+    extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)                             \
+        name(const __grid_constant__ fi_call c)                                                    \
+    {                                                                                              \
+        extern __shared__ __align__(1024) char shared[];                                           \
+        prefill<prefill_shape<dim, v_dim, keys, stages, q_slots, code_slots, half>>(c, shared);    \
+    }
+
+#endif /* FI_PREFILL_CUH */

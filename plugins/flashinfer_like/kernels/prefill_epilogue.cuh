@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * prefill_epilogue.cuh: the block's part of an item ends. A warpgroup for itself:
+ *
+ *   registers -> its slot, where other blocks have parts; the last to come takes them all up
+ *             -> prior, for the sequences of a run that shares keys (plan.h)
+ *             -> 16 bits -> where its queries were -> boxes of 64 rows, or 16 bytes at a time
+ *             -> out, two columns at a time, where rows are not aligned or of another type
+ */
+#ifndef FI_PREFILL_EPILOGUE_CUH
+#define FI_PREFILL_EPILOGUE_CUH
+
+#include "plugins/flashinfer_like/kernels/prefill_queries.cuh"
+#include "plugins/flashinfer_like/kernels/prefill_rows.cuh"
+
+/* What a thread's two rows came to: the largest logit, or a number near it, in units of log 2, and
+ * the sum relative to it. */
+struct totals {
+    float top[2], sum[2];
+};
+
+/* ---- Parts and runs ------------------------------------------------------------------------ */
+
+/* A thread's part of the block's part of an item, for the block that merges. */
+template <typename S>
+DEVICE void leave_part(const fi_call &c, const parts &p, const rows<S> &r, const totals &t)
+{
+    int lane = thread_here() & 31;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        i64 slot = (i64)p.mine * FI_PREFILL_ROWS + first_row() + h * 8;
+        float *to = c.partial + slot * S::dim_v + (lane & 3) * 2;
+#pragma unroll
+        for (int d = 0; d < S::dim_v / 8; d++)
+            *(float2 *)(to + d * 8) = make_float2(r.o[d * 4 + h * 2], r.o[d * 4 + h * 2 + 1]);
+        if ((lane & 3) == 0)
+            *(float2 *)(c.partial_row + slot * 2) = make_float2(t.top[h], t.sum[h]);
+    }
+}
+
+/* A thread's rows of a run, for the sequences that share its keys. */
+template <typename S>
+DEVICE void leave_prior(const fi_call &c, const struct work &w, const rows<S> &r, const totals &t)
+{
+    int lane = thread_here() & 31, count = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        i64 row;
+        int head, n = first_row() + h * 8;
+        find_row(c, w.q, w.at, w.at.head, n, &row, &head);
+        if (n >= count)
+            continue;
+        i64 slot = prior_slot(c, c.level, row, head);
+        float *to = c.prior + slot * S::dim_v + (lane & 3) * 2;
+#pragma unroll
+        for (int d = 0; d < S::dim_v / 8; d++)
+            *(float2 *)(to + d * 8) = make_float2(r.o[d * 4 + h * 2], r.o[d * 4 + h * 2 + 1]);
+        if ((lane & 3) == 0)
+            *(float2 *)(c.prior_row + slot * 2) = make_float2(t.top[h], t.sum[h]);
+    }
+}
+
+/* All parts of the item, in their order, into this thread's rows. */
+template <typename S>
+DEVICE void take_parts(const fi_call &c, const parts &p, rows<S> &r, totals &t)
+{
+    int lane = thread_here() & 31;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float top = SOFTMAX_EMPTY, total = 0.0f;
+#pragma unroll
+        for (int d = 0; d < S::dim_v / 8; d++)
+            r.o[d * 4 + h * 2] = r.o[d * 4 + h * 2 + 1] = 0.0f;
+#pragma unroll 1
+        for (int n = 0; n < p.count; n++) {
+            i64 slot = part_slot(p, n) * FI_PREFILL_ROWS + first_row() + h * 8;
+            const float *from = c.partial + slot * S::dim_v + (lane & 3) * 2;
+            float2 numbers = __ldcg((const float2 *)(c.partial_row + slot * 2));
+            float higher = fmaxf(top, numbers.x), zero = softmax_base(higher);
+            float shrink = softmax_exp2(top - zero), share = softmax_exp2(numbers.x - zero);
+            top = higher;
+            total = total * shrink + numbers.y * share;
+#pragma unroll
+            for (int d = 0; d < S::dim_v / 8; d++) {
+                float2 x = __ldcg((const float2 *)(from + d * 8));
+                float *o = &r.o[d * 4 + h * 2];
+                o[0] = o[0] * shrink + x.x * share;
+                o[1] = o[1] * shrink + x.y * share;
+            }
+        }
+        t.top[h] = top;
+        t.sum[h] = total;
+    }
+}
+
+/* ---- Rows ---------------------------------------------------------------------------------- */
+
+DEVICE void store_two(const fi_call &c, char *row, int d, float x, float y)
+{
+    if (c.out_dtype != ELEMENT_F32 && c.operands.aligned & CALL_ALIGNED_OUT) {
+        ((u32 *)row)[d / 2] =
+            c.out_dtype == ELEMENT_F16 ? pack_pair<true>(x, y) : pack_pair<false>(x, y);
+        return;
+    }
+    element_store(c.out_dtype, row, d, x);
+    element_store(c.out_dtype, row, d + 1, y);
+}
+
+/* Rows as they are stored otherwise: a thread's columns, two at a time. */
+template <typename S>
+DEVICE void store_columns(const fi_call &c, const struct work &w, const rows<S> &r,
+                          const float (&factor)[2], int count)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        i64 row;
+        int head, n = first_row() + h * 8;
+        find_row(c, w.q, w.at, w.at.head, n, &row, &head);
+        if (n >= count)
+            continue;
+        char *to = out_row(c, row, head);
+#pragma unroll
+        for (int d = 0; d < S::dim_v / 8; d++)
+            store_two(c, to, d * 8 + thread_here() % 4 * 2, r.o[d * 4 + h * 2] * factor[h],
+                      r.o[d * 4 + h * 2 + 1] * factor[h]);
+    }
+}
+
+/* A warpgroup's rows in the operands' type to where its queries were. */
+template <typename S> DEVICE void stage_rows(const rows<S> &r, const float (&factor)[2])
+{
+    const int thread = thread_here() % GROUP_THREADS, lane = thread % 32;
+    const int mine = thread / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int d = 0; d < S::dim_v / 16; d++) {
+        const float *x = r.o + 8 * d;
+        store_matrices(r.q + d / 4 * GROUP_ROWS * ROW_BYTES + swizzled(mine, d % 4 * 2 + lane / 16),
+                       pack_pair<S::half>(x[0] * factor[0], x[1] * factor[0]),
+                       pack_pair<S::half>(x[2] * factor[1], x[3] * factor[1]),
+                       pack_pair<S::half>(x[4] * factor[0], x[5] * factor[0]),
+                       pack_pair<S::half>(x[6] * factor[1], x[7] * factor[1]));
+    }
+}
+
+/* All of them are there: the copy engine stores them, a box for each panel. */
+template <typename S>
+DEVICE void store_boxes(const fi_call &c, const struct work &w, const rows<S> &r, int group)
+{
+    fence_async_shared();
+    named_sync(BARRIER_GROUP + group, GROUP_THREADS);
+    if (thread_here() % GROUP_THREADS != 0)
+        return;
+    const int row = w.q.first_row + (w.at.tile.row0 + group * GROUP_ROWS) / c.ratio;
+    for (int panel = 0; panel < S::panels_v; panel++)
+        tensor_store(&c.out_map, r.q + panel * GROUP_ROWS * ROW_BYTES, panel * PANEL,
+                     w.at.head * c.ratio, row, 0);
+    store_commit();
+    store_wait_read(); /* before its warp lets the next queries come */
+}
+
+/* Those that are there, 16 bytes at a time. */
+template <typename S>
+DEVICE void store_pieces(const fi_call &c, const struct work &w, const rows<S> &r, int group,
+                         int count)
+{
+    constexpr int pieces = S::dim_v / 8;
+    const int thread = thread_here() % GROUP_THREADS;
+    const row_finder finder = find_rows(c, w);
+    named_sync(BARRIER_GROUP + group, GROUP_THREADS);
+#pragma unroll 4
+    for (int i = thread; i < GROUP_ROWS * pieces; i += GROUP_THREADS) {
+        int n = i / pieces, piece = i % pieces, head;
+        i64 row;
+        uint4 x;
+        if (group * GROUP_ROWS + n >= count)
+            break;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                     : "r"(r.q + piece / 8 * GROUP_ROWS * ROW_BYTES + swizzled(n, piece % 8)));
+        find_row(finder, group * GROUP_ROWS + n, &row, &head);
+        *(uint4 *)(out_row(c, row, head) + piece * 16) = x;
+    }
+}
+
+template <typename S>
+DEVICE void store_rows(const fi_call &c, const struct work &w, const rows<S> &r, const totals &t)
+{
+    int count = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS);
+    float factor[2], scale = S::codes ? v_scale_of(c, w.at.head) : 1.0f;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        i64 row;
+        int head, n = first_row() + h * 8;
+        find_row(c, w.q, w.at, w.at.head, min(n, count - 1), &row, &head);
+        float sink = sink_of(c, head), top = fmaxf(t.top[h], sink);
+        float zero = softmax_base(top), shrink = softmax_exp2(t.top[h] - zero);
+        softmax_row end = {top, t.sum[h] * shrink + softmax_exp2(sink - zero)};
+        factor[h] = end.sum == 0.0f ? 0.0f : __fdividef(shrink, end.sum) * scale;
+        if (n < count && thread_here() % 4 == 0)
+            store_lse(c, row, head, softmax_lse(&end));
+    }
+    if (!(c.operands.aligned & CALL_ALIGNED_OUT_16) ||
+        c.out_dtype != (S::half ? ELEMENT_F16 : ELEMENT_BF16)) {
+        store_columns<S>(c, w, r, factor, count);
+        return;
+    }
+    const int group = uniform(consumer_thread() / GROUP_THREADS);
+    stage_rows<S>(r, factor);
+    if (c.has_out_map && (group + 1) * GROUP_ROWS <= count)
+        store_boxes<S>(c, w, r, group);
+    else
+        store_pieces<S>(c, w, r, group, count);
+}
+
+/* ---- The end ------------------------------------------------------------------------------- */
+
+/* The block's part of an item has ended. */
+template <typename S>
+DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *control, rows<S> &r)
+{
+    totals t;
+    for (int h = 0; h < 2; h++) {
+        t.top[h] = -r.x.shift[h];
+        t.sum[h] = quad_sum(r.x.sum[h]);
+    }
+    if (!w.is_whole) {
+        const parts p =
+            find_shared(c, block_in_line(c), c.starts[(int)blockIdx.x / c.lanes], w.is_first);
+        leave_part<S>(c, p, r, t);
+        named_sync(BARRIER_CONSUMERS, S::consumers);
+        if (consumer_thread() == 0) {
+            control->is_last = add_acq_rel(p.counter, 1) == p.count - 1;
+            if (control->is_last)
+                *p.counter = 0;
+        }
+        named_sync(BARRIER_CONSUMERS, S::consumers);
+        if (!control->is_last)
+            return;
+        take_parts<S>(c, p, r, t);
+    }
+    if (c.level >= 0)
+        leave_prior<S>(c, w, r, t);
+    else
+        store_rows<S>(c, w, r, t);
+}
+
+#endif /* FI_PREFILL_EPILOGUE_CUH */

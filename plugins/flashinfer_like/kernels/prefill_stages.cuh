@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * prefill_stages.cuh: what a block of prefill.cuh has in shared memory, and what its warps tell
+ * each other there:
+ *
+ *   | Q 0 | Q 1 | K stages | V stages | codes of K | codes of V | control: barriers and work |
+ *
+ *   Q        128 rows of queries; one where there is no room for two
+ *   K, V     `stages` units each, a quarter of each from every warp that copies
+ *   codes    over e4m3: a warp's own, on their way to be keys and values of 16 bits
+ *
+ *   q, k, v_full    the four warps that copy arrive: it is there, and so is control's work
+ *   q, k, v_empty   the eight warps that multiply arrive: it is free
+ */
+#ifndef FI_PREFILL_STAGES_CUH
+#define FI_PREFILL_STAGES_CUH
+
+#include "plugins/common/cuda/warpgroup.cuh"
+#include "plugins/flashinfer_like/kernels/panels.cuh"
+#include "plugins/flashinfer_like/kernels/shapes.h"
+
+#define CODE_PANEL 128 /* codes of a row that the 128-byte swizzle keeps together */
+
+/* keys: of a unit; stages: units of keys, and of values, in shared memory; q_slots: tiles of
+ * queries, of which the next one comes while this one is worked on where there is room for two;
+ * code_slots: units of codes on their way to be keys and values, 0 = the cache has no codes. */
+template <int dim_, int dim_v_, int keys_, int stages_, int q_slots_, int code_slots_, bool half_>
+struct prefill_shape {
+    static constexpr int dim = dim_;
+    static constexpr int dim_v = dim_v_;
+    static constexpr int keys = keys_;
+    static constexpr int stages = stages_;
+    static constexpr int q_slots = q_slots_;
+    static constexpr int code_slots = code_slots_;
+    static constexpr bool codes = code_slots > 0;
+    static constexpr bool half = half_;
+
+    static constexpr int groups = FI_PREFILL_ROWS / GROUP_ROWS;
+    static constexpr int consumers = groups * GROUP_THREADS;
+    static constexpr int threads = consumers + GROUP_THREADS;
+    static constexpr int panels = (dim + PANEL - 1) / PANEL;
+    static constexpr int panels_v = (dim_v + PANEL - 1) / PANEL;
+    static constexpr int panel_bytes = keys * ROW_BYTES; /* of a unit */
+    static constexpr int k_bytes = panels * panel_bytes;
+    static constexpr int v_bytes = panels_v * panel_bytes;
+    static constexpr int q_bytes = panels * FI_PREFILL_ROWS * ROW_BYTES;
+    static constexpr int warp_keys = keys / WARPS; /* of a unit, that a warp copies */
+    static constexpr int parts = warp_keys / FI_GROUP;
+
+    static constexpr int k_at = q_slots * q_bytes;
+    static constexpr int v_at = k_at + stages * k_bytes;
+    /* Codes: each warp's rows by themselves, 128 bytes of one, then the rest. */
+    static constexpr int warp_code_bytes =
+        (dim + CODE_PANEL - 1) / CODE_PANEL * warp_keys * ROW_BYTES;
+    static constexpr int warp_code_v_bytes =
+        (dim_v + CODE_PANEL - 1) / CODE_PANEL * warp_keys * ROW_BYTES;
+    static constexpr int k_codes_at = v_at + stages * v_bytes;
+    static constexpr int v_codes_at = k_codes_at + WARPS * code_slots * warp_code_bytes;
+    static constexpr int control_at = v_codes_at + WARPS * code_slots * warp_code_v_bytes;
+    static constexpr int control_bytes = 1536;
+    static constexpr int shared_bytes = control_at + control_bytes;
+
+    /* A thread's. Those who copy need few and hand the others what they were launched with: more
+     * is not to be had, and who asks for it waits for ever. */
+    static constexpr int launch_registers = 65536 / threads / 8 * 8;
+    static constexpr int producer_registers = 56;
+    static constexpr int consumer_registers = 224;
+    static_assert(producer_registers + groups * consumer_registers <=
+                      (groups + 1) * launch_registers,
+                  "registers are handed on, not made");
+
+    static_assert(dim % 32 == 0 && dim_v % 32 == 0, "rows are copied by whole warps");
+    static_assert(FI_STORE_ROWS == GROUP_ROWS, "a warpgroup's rows leave together");
+    static_assert(parts == 1 || parts == 2, "a lane looks up one key");
+    static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
+};
+
+#define CHECK_SHAPE(name, dim, v_dim, a, b, c, d, e, f, keys, stages, q_slots, shared, codes_keys, \
+                    codes_stages, codes_q_slots, slots, codes_shared)                              \
+    static_assert(prefill_shape<dim, v_dim, keys, stages, q_slots, 0, false>::shared_bytes ==      \
+                      shared,                                                                      \
+                  #name ": the table's bytes of shared memory");                                   \
+    static_assert(prefill_shape<dim, v_dim, codes_keys, codes_stages, codes_q_slots, slots,        \
+                                false>::shared_bytes == codes_shared,                              \
+                  #name ": the table's bytes of shared memory for fp8");
+FI_SHAPES(CHECK_SHAPE)
+#undef CHECK_SHAPE
+#define CHECK_SHAPE(name, dim, v_dim, a, b, shared, codes_shared)                                  \
+    static_assert(                                                                                 \
+        prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_STAGES(dim), 1, 0, false>::shared_bytes ==      \
+                shared &&                                                                          \
+            prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_CODES_STAGES(dim), 1,                       \
+                          FI_SM80_CODE_SLOTS(dim), false>::shared_bytes == codes_shared,           \
+        #name ": the table's bytes of shared memory for sm_80");
+FI_SHAPES_SM80(CHECK_SHAPE)
+#undef CHECK_SHAPE
+
+/* ---- Work and barriers --------------------------------------------------------------------- */
+
+/* An item, or what the block has of it. units == 0: there is no more work. */
+struct work {
+    cursor at;
+    index_sequence q;
+    int units;
+    int lo, hi; /* keys that any query of the sequence sees; a custom mask thins them out */
+    bool is_whole, is_first;
+    bool has_rows; /* some of its keys come row by row */
+    int new_from;  /* keys from here on are new, whether they are read from the cache or not */
+    int gap_key;   /* the tile's first key that is passed over, if any is */
+};
+
+struct control {
+    unsigned long long q_full[2], q_empty[2], k_full[3], k_empty[3], v_full[3], v_empty[3];
+    struct work work[2];         /* told to those who multiply */
+    struct work feeds[WARPS][2]; /* what a warp that copies is at, and what comes next: registers
+                                    are few */
+    unsigned long long k_codes[WARPS][2], v_codes[WARPS][2]; /* a warp's own */
+    u32 seen[8][4]; /* keys that any row of a warp sees: bit 2i + e of word n: key 8i + 2n + e */
+    int is_last;
+};
+
+template <typename S> DEVICE void control_init(struct control *control)
+{
+    const int warps = S::consumers / 32;
+    for (int i = 0; i < S::q_slots; i++) {
+        barrier_init(shared_address(&control->q_full[i]), WARPS);
+        barrier_init(shared_address(&control->q_empty[i]), warps);
+    }
+    for (int i = 0; i < S::stages; i++) {
+        barrier_init(shared_address(&control->k_full[i]), WARPS);
+        barrier_init(shared_address(&control->v_full[i]), WARPS);
+        barrier_init(shared_address(&control->k_empty[i]), warps);
+        barrier_init(shared_address(&control->v_empty[i]), warps);
+    }
+    for (int i = 0; S::codes && i < WARPS * 2; i++) {
+        barrier_init(shared_address(&control->k_codes[i / 2][i % 2]), 1);
+        barrier_init(shared_address(&control->v_codes[i / 2][i % 2]), 1);
+    }
+    fence_barrier_init();
+}
+
+/* ---- Of those who copy --------------------------------------------------------------------- */
+
+/* Where a warp's keys and values of a unit go, and the barriers of the stages. */
+struct feed_memory {
+    char *keys, *values;
+    u32 k_full, k_empty, v_full, v_empty;
+    u32 k_codes, v_codes, k_codes_full, v_codes_full; /* of a cache of codes */
+};
+
+/* What the table has for a warp's key, if any key of its group of 16 is below `hi`. */
+DEVICE int look_up(const fi_call &c, const index_sequence &q, int key, int hi)
+{
+    if (key - (int)(threadIdx.x & 15) >= hi)
+        return 0;
+    const int *entry = find_entry(c, q, min(key, hi - 1));
+    return entry ? *entry : 0;
+}
+
+#endif /* FI_PREFILL_STAGES_CUH */

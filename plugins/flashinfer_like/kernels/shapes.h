@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * shapes.h: the kernels that are built, as the plugin's C knows them: the one table.
+ *
+ * A pair of head dimensions has a kernel for few rows (attend.cuh) and one for many (prefill.cuh),
+ * each built for bf16 (attend_NAME_bf16.cu, prefill_NAME_bf16.cu) and fp16; and the same two over a
+ * cache of e4m3 (attend_NAME_bf16_e4m3.cu and so on). The files of few rows may have another
+ * kernel, which is faster where a block goes through many items. To add a pair: eight such files,
+ * their names in Makefile.am.inc, and a line here.
+ */
+#ifndef FI_SHAPES_H
+#define FI_SHAPES_H
+
+/* X(name, head_dim, v_head_dim, attend: stages, bytes of shared memory, the same for many items
+ * (0: there is no such kernel); attend over fp8: the same three; prefill: keys of a unit, stages,
+ * tiles of queries, bytes of shared memory; prefill over fp8: the same, before the bytes units of
+ * codes), smaller ones first. A multiprocessor has one block of any, but for many items over fp8.
+ *
+ * Of attend, memory is at its best with some 96 to 128 KiB on their way; more of them are worse, by
+ * 1 to 3 %. Of prefill, 64 keys where registers have no room for scores of 128 beside the sums. */
+#define FI_SHAPES(X)                                                                               \
+    X(d64, 64, 64, 8, 136080, 140960, 10, 173744, 70480, 128, 3, 2, 132608, 128, 3, 2, 2, 198144)  \
+    X(d96, 96, 96, 4, 138064, 144992, 8, 145040, 72528, 128, 2, 2, 198144, 128, 2, 1, 2, 230912)   \
+    X(d128, 128, 128, 4, 140112, 149088, 8, 149136, 74576, 128, 2, 2, 198144, 128, 2, 1, 2,        \
+      230912)                                                                                      \
+    X(d192, 192, 192, 4, 216144, 0, 5, 183456, 0, 64, 2, 2, 198144, 64, 2, 1, 2, 214528)           \
+    X(d192_v128, 192, 128, 5, 220256, 0, 6, 171952, 0, 128, 2, 1, 214528, 64, 2, 2, 2, 230912)     \
+    X(d256, 256, 256, 3, 222272, 0, 5, 189600, 0, 64, 2, 1, 198144, 64, 2, 1, 1, 230912)
+
+/* Teams of four warps: one multiplies and one copies; two copy where a unit is larger. For many
+ * items, two multiply, an item each in turn. fp8 has half of the bytes, so half of the time for its
+ * products: two multiply, a unit each in turn; of more than 128 columns a thread's sums have no
+ * room for two. For many items there are two blocks with a team each instead. */
+#define FI_ATTEND_PRODUCERS(dim) ((dim) > 128 ? 2 : 1)
+#define FI_CODES_TEAMS(v_dim)    ((v_dim) > 128 ? 1 : 2)
+#define FI_CODES_MANY_STAGES     4
+
+/* The same kernels for sm_80 to sm_89, which have no copy engine and no warpgroups, and less shared
+ * memory: 99 KiB a block but for sm_80 and sm_87, which have 163. Teams of one, units of 64 keys.
+ */
+#define FI_SM80_STAGES(dim)              ((dim) > 128 ? 1 : 2) /* of prefill */
+#define FI_SM80_CODES_STAGES(dim)        ((dim) > 64 ? 1 : 2)
+#define FI_SM80_CODE_SLOTS(dim)          ((dim) > 128 ? 1 : 2)
+#define FI_SM80_ATTEND_STAGES(dim)       ((dim) > 128 ? 1 : (dim) > 64 ? 2 : 5)
+#define FI_SM80_ATTEND_CODES_STAGES(dim) ((dim) > 128 ? 2 : 5)
+
+/* X(name, head_dim, v_head_dim, bytes of shared memory: attend, the same over fp8, prefill, the
+ * same over fp8), in the order of FI_SHAPES. */
+#define FI_SHAPES_SM80(X)                                                                          \
+    X(d64, 64, 64, 86880, 86880, 50688, 83456)                                                     \
+    X(d96, 96, 96, 72496, 88928, 99840, 99840)                                                     \
+    X(d128, 128, 128, 74544, 90976, 99840, 99840)                                                  \
+    X(d192, 192, 192, 68640, 85104, 99840, 132608)                                                 \
+    X(d192_v128, 192, 128, 56352, 64624, 91648, 116224)                                            \
+    X(d256, 256, 256, 91168, 91248, 132608, 165376)
+
+#ifndef __CUDACC__
+
+#include <stdint.h>
+
+/* The last three: over fp8. MANY: of few rows, where a block has many items. */
+enum {
+    KERNEL_ATTEND = 0,
+    KERNEL_ATTEND_MANY = 1,
+    KERNEL_PREFILL = 2,
+    KERNEL_CODES = 3,
+    KERNEL_CODES_MANY = 4,
+    KERNEL_PREFILL_CODES = 5,
+    KERNEL_COUNT = 6
+};
+enum { WARPS_OF_A_UNIT = 4 }; /* that copy it */
+
+static inline int fi_is_prefill(int kernel)
+{
+    return kernel == KERNEL_PREFILL || kernel == KERNEL_PREFILL_CODES;
+}
+
+typedef struct fi_kernel {
+    const char *name; /* without "_bf16" and the like */
+    int32_t rows;     /* of a tile */
+    int32_t keys;     /* of a unit */
+    uint32_t threads; /* 0 = there is no such kernel */
+    uint32_t shared;  /* bytes */
+    int32_t blocks;   /* that a multiprocessor has at once */
+    int32_t begin;    /* units that take as long as an item's begin and end */
+} fi_kernel;
+
+/* A line of a table. */
+typedef struct fi_shape {
+    int32_t dim, dim_v;
+    int32_t
+        has_hopper; /* kernels of sm_90a: they take boxes, and wait for the kernel before them */
+    fi_kernel kernels[KERNEL_COUNT];
+} fi_shape;
+
+#define FI_TEAM(bytes, teams) ((bytes) ? (teams)*128 : 0)
+#define FI_SHAPE(name, dim, v_dim, stages, shared, many_shared, codes_stages, codes_shared,        \
+                 codes_many_shared, keys, prefill_stages, q_slots, prefill_shared, codes_keys,     \
+                 prefill_codes_stages, codes_q_slots, code_slots, prefill_codes_shared)            \
+    {                                                                                              \
+        dim, v_dim, 1,                                                                             \
+        {                                                                                          \
+            {"fi_attend_" #name,                                                                   \
+             FI_ROWS,                                                                              \
+             FI_KEYS,                                                                              \
+             (1 + FI_ATTEND_PRODUCERS(dim)) * 128,                                                 \
+             shared,                                                                               \
+             1,                                                                                    \
+             2},                                                                                   \
+                {"fi_attend_many_" #name,                                                          \
+                 FI_ROWS,                                                                          \
+                 FI_KEYS,                                                                          \
+                 FI_TEAM(many_shared, 3),                                                          \
+                 many_shared,                                                                      \
+                 1,                                                                                \
+                 2},                                                                               \
+                {"fi_prefill_" #name, FI_PREFILL_ROWS, keys, 384, prefill_shared, 1, 0},           \
+                {"fi_attend_" #name,                                                               \
+                 FI_ROWS,                                                                          \
+                 FI_KEYS,                                                                          \
+                 (FI_CODES_TEAMS(v_dim) + 1) * 128,                                                \
+                 codes_shared,                                                                     \
+                 1,                                                                                \
+                 (v_dim) > 128 ? 5 : 10},                                                          \
+                {"fi_attend_many_" #name, FI_ROWS, FI_KEYS, FI_TEAM(codes_many_shared, 2),         \
+                 codes_many_shared,       2,       6},                                             \
+            {                                                                                      \
+                "fi_prefill_" #name, FI_PREFILL_ROWS, codes_keys, 384, prefill_codes_shared, 1, 0  \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+#define FI_SHAPE_SM80(name, dim, v_dim, shared, codes_shared, prefill_shared,                      \
+                      prefill_codes_shared)                                                        \
+    {                                                                                              \
+        dim, v_dim, 0,                                                                             \
+        {                                                                                          \
+            [KERNEL_ATTEND] = {"fi_attend_" #name, FI_ROWS, FI_KEYS, 256, shared, 1, 2},           \
+            [KERNEL_PREFILL] =                                                                     \
+                {"fi_prefill_" #name, FI_PREFILL_ROWS, FI_KEYS, 384, prefill_shared, 1, 0},        \
+            [KERNEL_CODES] = {"fi_attend_" #name, FI_ROWS, FI_KEYS, 256, codes_shared, 1, 5},      \
+            [KERNEL_PREFILL_CODES] = {                                                             \
+                "fi_prefill_" #name,                                                               \
+                FI_PREFILL_ROWS,                                                                   \
+                FI_KEYS,                                                                           \
+                384,                                                                               \
+                prefill_codes_shared,                                                              \
+                1,                                                                                 \
+                0                                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+#endif
+#endif /* FI_SHAPES_H */
