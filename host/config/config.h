@@ -202,17 +202,27 @@ struct config_cuda_graph {
     struct config_ints bs; /* batch sizes to capture, ascending */
 };
 
-enum { CONFIG_FORMAT_AUTO = 0, CONFIG_FORMAT_MOONCAKE = 1, CONFIG_FORMAT_AZURE = 2 };
+enum {
+    CONFIG_FORMAT_AUTO = 0,
+    CONFIG_FORMAT_MOONCAKE = 1,
+    CONFIG_FORMAT_AZURE = 2,
+    CONFIG_FORMAT_BAILIAN = 3,
+    CONFIG_FORMAT_BURSTGPT = 4
+};
+
+enum { CONFIG_TOO_LONG_REFUSE = 0, CONFIG_TOO_LONG_SKIP = 1, CONFIG_TOO_LONG_CUT = 2 };
 
 enum { CONFIG_CLOCK_VIRTUAL = 0, CONFIG_CLOCK_WALL = 1 };
 
 struct config_workload {
-    char *trace;    /* NULL = not given */
-    int32_t format; /* CONFIG_FORMAT_* */
+    char *trace;          /* NULL = not given */
+    int32_t format;       /* CONFIG_FORMAT_* */
+    int64_t block_tokens; /* that a hash id stands for; 0 = found in the trace */
     double length_scale;
     int64_t chunked_prefill_size; /* tokens; 0 or -1 = prompts are not split */
     int64_t max_running_requests;
     int64_t max_requests; /* 0 = the whole trace */
+    int32_t too_long;     /* CONFIG_TOO_LONG_* */
     int32_t clock;        /* CONFIG_CLOCK_* */
     bool mixed;
     uint64_t seed;

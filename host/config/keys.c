@@ -48,8 +48,14 @@ static const struct config_choice latent_layouts[] = {{"auto", CONFIG_LATENT_AUT
                                                       {NULL, 0}};
 static const struct config_choice formats[] = {{"auto", CONFIG_FORMAT_AUTO},
                                                {"mooncake", CONFIG_FORMAT_MOONCAKE},
+                                               {"bailian", CONFIG_FORMAT_BAILIAN},
                                                {"azure", CONFIG_FORMAT_AZURE},
+                                               {"burstgpt", CONFIG_FORMAT_BURSTGPT},
                                                {NULL, 0}};
+static const struct config_choice too_longs[] = {{"refuse", CONFIG_TOO_LONG_REFUSE},
+                                                 {"skip", CONFIG_TOO_LONG_SKIP},
+                                                 {"cut", CONFIG_TOO_LONG_CUT},
+                                                 {NULL, 0}};
 static const struct config_choice clocks[] = {
     {"virtual", CONFIG_CLOCK_VIRTUAL}, {"wall", CONFIG_CLOCK_WALL}, {NULL, 0}};
 
@@ -185,9 +191,13 @@ const struct config_key config_keys[] = {
         .help = "Batch sizes to capture."),
 
     KEY(workload, "trace", trace, path, "",
-        .help = "The requests: a Mooncake .jsonl or an Azure LLM .csv file, plain or compressed by gzip."),
+        .help = "The requests: a Mooncake or Bailian .jsonl, an Azure LLM or BurstGPT .csv file, plain or "
+                "compressed by gzip."),
     KEY(workload, "format", format, choice, "auto", WORDS(formats),
         .help = "Format of the trace; auto: by its content."),
+    KEY(workload, "block_tokens", block_tokens, int, "0", RANGE(0, 1073741824),
+        .help = "Prompt tokens that a hash id of the trace stands for; 0: found from the numbers of "
+                "ids, 512 where several sizes agree (bailian: 16)."),
     KEY(workload, "length_scale", length_scale, double, "1", RANGE(0, 1000),
         .flags = CONFIG_ABOVE_MIN,
         .help = "Factor of all lengths of the trace."),
@@ -198,6 +208,9 @@ const struct config_key config_keys[] = {
         .help = "Requests that run at the same time."),
     KEY(workload, "max_requests", max_requests, int, "0", RANGE(0, 2147483647),
         .help = "Requests taken from the trace; 0 = all."),
+    KEY(workload, "too_long", too_long, choice, "refuse", WORDS(too_longs),
+        .help = "A request longer than the model's context: refuse: an error; skip: leave it out; "
+                "cut: shorten it."),
     KEY(workload, "clock", clock, choice, "virtual", WORDS(clocks),
         .help = "virtual: requests arrive in order, without waiting; wall: at their timestamps."),
     KEY(workload, "mixed", mixed, bool, "no",

@@ -445,6 +445,16 @@ static bool add_device(cJSON *root, const struct report *report)
     return device && (!report_has_device(report) || add_own_device(device, report));
 }
 
+/* Requests that were too long for the model's context. */
+static bool add_too_long(cJSON *root, const struct report *report)
+{
+    if (report->skipped == 0 && report->cut == 0)
+        return true;
+    cJSON *too_long = cJSON_AddObjectToObject(root, "too_long");
+    return json_add_int(too_long, "skipped", report->skipped) &&
+           json_add_int(too_long, "cut", report->cut);
+}
+
 /* What did not come to its end. */
 static bool add_end(cJSON *root, const struct report *report)
 {
@@ -460,7 +470,7 @@ static bool add_all(cJSON *root, const struct report *report)
 {
     return provenance_add_json(root, &report->from) && add_device(root, report) &&
            json_add_uint(root, "seed", report->seed) &&
-           json_add_int(root, "requests", report->requests) &&
+           json_add_int(root, "requests", report->requests) && add_too_long(root, report) &&
            json_add_int(root, "steps", report->steps) && add_tokens(root, report) &&
            add_drafts(root, report) && add_shared(root, report) &&
            json_add_number(root, "wall_s", report->wall_s) &&
@@ -551,6 +561,9 @@ void report_print(const struct report *report, FILE *file)
 {
     fprintf(file, "requests     %lld in %lld steps, %.3f s\n", (long long)report->requests,
             (long long)report->steps, report->wall_s);
+    if (report->skipped > 0 || report->cut > 0)
+        fprintf(file, "too long     %lld left out, %lld cut to the model's context\n",
+                (long long)report->skipped, (long long)report->cut);
     fprintf(file, "tokens       prefill %lld  decode %lld  prefix hit %lld  recomputed %lld\n",
             (long long)report->tokens.prefill, (long long)report->tokens.decode,
             (long long)report->tokens.prefix_hit, (long long)report->tokens.recomputed);

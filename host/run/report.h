@@ -132,6 +132,7 @@ struct report {
         int64_t bytes;          /* device memory that was gone after the captures */
     } graphs;
     int64_t device_losses; /* survived */
+    int64_t skipped, cut;  /* requests of the trace that were too long: left out, shortened */
     int64_t failed_steps;  /* and requests that were dropped for it */
     int64_t dropped;
     char ended_by[512]; /* what ended the run before its end; "" = nothing */

@@ -105,7 +105,7 @@ static attn_status check_fit(const struct config *config, const struct model *mo
             break;
         status = scheduler_check_pools(&params, r, &added, error);
         if (status != ATTN_OK)
-            host_fail_prefix(error, "%s:%lld", trace->path, (long long)trace->requests[r].line);
+            host_fail_prefix(error, "%s:%lld", trace->path, (long long)request->line);
     }
     return status;
 }
@@ -121,7 +121,7 @@ static attn_status check_whole(const struct config_workload *config, const struc
         status = scheduler_check_whole(r, workload->requests[r].input_length,
                                        config->chunked_prefill_size, error);
         if (status != ATTN_OK)
-            host_fail_prefix(error, "%s:%lld", trace->path, (long long)trace->requests[r].line);
+            host_fail_prefix(error, "%s:%lld", trace->path, (long long)workload->requests[r].line);
     }
     return status;
 }
@@ -130,10 +130,13 @@ attn_status requests_read(const struct config *config, const struct model *model
                           struct trace *trace, struct workload *workload, attn_error *error)
 {
     const struct config_workload *keys = &config->workload;
-    attn_status status = trace_init(trace, keys->trace, keys->format, error);
+    const workload_params params = {.length_scale = keys->length_scale,
+                                    .max_requests = keys->max_requests,
+                                    .max_context_len = model->max_context_len,
+                                    .too_long = keys->too_long};
+    attn_status status = trace_init(trace, keys->trace, keys->format, keys->block_tokens, error);
     if (status == ATTN_OK)
-        status = workload_init(workload, trace, keys->length_scale, keys->max_requests,
-                               model->max_context_len, error);
+        status = workload_init(workload, trace, &params, error);
     if (status == ATTN_OK)
         status = check_total(config, model, error);
     if (status == ATTN_OK)

@@ -190,13 +190,12 @@ static attn_status add_requests(struct session *s, attn_error *error)
         struct scheduler_request added = {
             .input_length = request->input_length,
             .output_length = request->output_length,
-            .shareable_length = request->num_whole * s->workload.block_size,
+            .shareable_length = workload_shareable_length(&s->workload, r),
             .arrival_us = request->arrival_us,
         };
         attn_status status = scheduler_add(s->scheduler, &added, error);
         if (status != ATTN_OK)
-            return host_fail_prefix(error, "%s:%lld", s->trace.path,
-                                    (long long)s->trace.requests[r].line);
+            return host_fail_prefix(error, "%s:%lld", s->trace.path, (long long)request->line);
     }
     return ATTN_OK;
 }
@@ -461,6 +460,8 @@ static attn_status conclude(struct session *s, attn_error *error)
     report->states.peak = counts.state_peak;
     report->states.leaked = session_is_whole(s) ? scheduler_leaked_states(s->scheduler) : 0;
     report->seed = s->config->workload.seed;
+    report->skipped = s->workload.skipped;
+    report->cut = s->workload.cut;
     report->failed_steps = s->failed_steps;
     report->dropped = counts.dropped;
     s->result->reported = true;

@@ -71,7 +71,7 @@ static int64_t count_hash_ids(const struct workload *workload)
 {
     int64_t count = 0;
     for (int64_t r = 0; r < workload->num_requests; r++)
-        count += workload->requests[r].num_whole;
+        count += workload->requests[r].num_blocks;
     return count;
 }
 
@@ -87,7 +87,7 @@ static attn_status upload_hash_ids(const struct device *device, const struct wor
                          (long long)count);
     for (int64_t r = 0; r < workload->num_requests; r++) {
         struct request_tokens tokens = workload_tokens(workload, r);
-        for (int64_t i = 0; i < tokens.num_whole; i++)
+        for (int64_t i = 0; i < tokens.num_blocks; i++)
             ids[at++] = tokens.hash_ids[i];
     }
     attn_status status =
@@ -109,7 +109,7 @@ static attn_status upload_requests(const struct device *device, const struct wor
     for (size_t r = 0; r < count; r++) {
         requests[r] = workload_tokens(workload, (int64_t)r);
         requests[r].hash_ids = ids;
-        ids += requests[r].num_whole;
+        ids += requests[r].num_blocks;
     }
     attn_status status =
         upload(device, requests, count * sizeof *requests, "requests", &memory, error);

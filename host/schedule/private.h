@@ -171,13 +171,14 @@ static inline int32_t state_slot(const struct scheduler *scheduler, const struct
     return 1 + (request->row - 1) * slots + (request->state_turn + turns) % slots;
 }
 
-/* Of the first `rows` rows of a request, the pages that hold nothing but complete units of
- * shareable tokens: those that others may see. */
+/* Of the first `rows` rows of a request, the pages that hold nothing but shareable tokens in
+ * complete units, or in the last one, which may be shorter: those that others may see. */
 static inline int32_t visible_pages(const struct scheduler *scheduler,
                                     const struct request *request, int32_t rows)
 {
     int64_t visible = min_i32(rows, request->shareable);
-    visible -= request->shareable > 0 ? visible % scheduler->params.share_unit : 0;
+    if (visible < request->shareable)
+        visible -= visible % scheduler->params.share_unit;
     return (int32_t)(visible / scheduler->params.page_size);
 }
 

@@ -34,7 +34,7 @@
  *
  * Prefix cache. Of a request's tokens the first shareable_length may be equal to another's; they
  * become visible to later requests in units of share_unit tokens when the prefill step that
- * completes the unit was launched, cut to whole pages. A request starts after the longest prefix
+ * completes the unit, or has the last shareable token, was launched, cut to whole pages. A request starts after the longest prefix
  * that is cached, but computes at least its last prompt row itself. Whatever two requests computed
  * twice, because none saw the other's, is kept once.
  *

@@ -14,8 +14,8 @@
 #include "host/base/portable.h"
 
 /* Two kinds, told apart by the lowest bit of `a`:
- *   token of a whole block   a = hash id * 2 + 1, b = offset within the block
- *   any other token          a = request * 2,     b = position within the request
+ *   input token of a block with a hash id   a = hash id * 2 + 1, b = offset within the block
+ *   any other token                         a = request * 2,     b = position in the request
  * A draft that is not the token at its position is a token of another request, of a number that no
  * request has: request_of_draft(). */
 typedef struct token_key {
@@ -51,15 +51,15 @@ struct request_tokens {
     int64_t request; /* its number */
     int64_t input_length;
     int64_t block_size;
-    int64_t num_whole;       /* whole blocks, the first ones */
-    const int64_t *hash_ids; /* [num_whole] */
+    int64_t num_blocks;      /* that have a hash id, the first ones */
+    const int64_t *hash_ids; /* [num_blocks] */
 };
 
 /* The identity of the token at `position` (>= 0; past the input: generated). */
 PORTABLE token_key token_key_at(const struct request_tokens *tokens, int64_t position)
 {
     int64_t block = position / tokens->block_size;
-    if (block >= tokens->num_whole)
+    if (block >= tokens->num_blocks || position >= tokens->input_length)
         return token_key_of_request(tokens->request, position);
     return token_key_of_block(*DEVICE_AT(&tokens->hash_ids[block]),
                               position - block * tokens->block_size);
@@ -69,7 +69,7 @@ PORTABLE token_key token_key_at(const struct request_tokens *tokens, int64_t pos
  */
 PORTABLE struct request_tokens request_tokens_as(struct request_tokens tokens, int64_t number)
 {
-    tokens.num_whole = number == tokens.request ? tokens.num_whole : 0;
+    tokens.num_blocks = number == tokens.request ? tokens.num_blocks : 0;
     tokens.request = number;
     return tokens;
 }

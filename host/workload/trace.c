@@ -8,6 +8,7 @@
 #include "host/workload/trace.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,8 +28,9 @@ typedef struct trace_reader {
     char *text;        /* one line, NUL-terminated */
     size_t length;     /* bytes, without the NUL */
     size_t capacity;
-    trace_azure_columns columns;
-    int has_header; /* azure: `columns` is known */
+    trace_json json;
+    trace_csv_columns columns;
+    int has_header; /* CSV: `columns` is known */
     trace_row row;
     struct trace *trace;
     int64_t requests_capacity;
@@ -174,23 +176,26 @@ static attn_status append_row(trace_reader *reader, attn_error *error)
 static attn_status parse_line(trace_reader *reader, attn_error *error)
 {
     struct trace *trace = reader->trace;
+    trace_format *format = &trace->format;
     char first = reader->text[strspn(reader->text, " \t")];
+    bool is_json = *format == TRACE_FORMAT_MOONCAKE || *format == TRACE_FORMAT_BAILIAN ||
+                   (*format == TRACE_FORMAT_AUTO && first == '{');
     if (!reader->has_header && trace->num_requests == 0 && first == '[')
         return host_fail(error, ATTN_CONFIG_ERROR,
-                         "%s:%lld: got a JSON array, accepted: JSON lines, an object on each "
-                         "(jq -c '.[]' makes them)",
+                         "%s:%lld: got a JSON array, accepted: " TRACE_LINE_ACCEPTED
+                         " (jq -c '.[]' makes lines of an array whose elements have these keys)",
                          reader->place.path, (long long)reader->place.line);
-    if (trace->format == TRACE_FORMAT_AUTO)
-        trace->format = first == '{' ? TRACE_FORMAT_MOONCAKE : TRACE_FORMAT_AZURE;
     attn_status status;
-    if (trace->format == TRACE_FORMAT_MOONCAKE) {
-        status = trace_mooncake_parse(&reader->place, reader->text, &reader->row, error);
+    if (is_json) {
+        status = trace_json_parse(&reader->place, reader->text, &reader->json, &reader->row, error);
+        *format = reader->json.format;
     } else if (!reader->has_header) {
         reader->has_header = 1;
-        return trace_azure_parse_header(&reader->place, reader->text, &reader->columns, error);
+        return trace_csv_parse_header(&reader->place, reader->text, format, &reader->columns,
+                                      error);
     } else {
         status =
-            trace_azure_parse(&reader->place, reader->text, &reader->columns, &reader->row, error);
+            trace_csv_parse(&reader->place, reader->text, &reader->columns, &reader->row, error);
     }
     return status == ATTN_OK ? append_row(reader, error) : status;
 }
@@ -240,7 +245,7 @@ static void settle(struct trace *trace)
 /* ---- Lifetime -------------------------------------------------------------------------------- */
 
 attn_status trace_init(struct trace *trace, const char *path, trace_format format,
-                       attn_error *error)
+                       int64_t block_tokens, attn_error *error)
 {
     memset(trace, 0, sizeof *trace);
     trace->format = format;
@@ -260,12 +265,15 @@ attn_status trace_init(struct trace *trace, const char *path, trace_format forma
     trace->path = strdup(path);
     if (!trace->path)
         status = fail_memory(&reader, error);
+    trace_json_init(&reader.json, format, block_tokens);
     if (status == ATTN_OK)
         status = read_rows(&reader, error);
+    trace->block_tokens = trace_blocks_size(&reader.json.blocks);
     if (status == ATTN_OK)
         settle(trace);
     else
         trace_finish(trace);
+    trace_json_finish(&reader.json);
     free(reader.row.hash_ids);
     free(reader.text);
     gzclose_r(reader.file);

@@ -16,46 +16,72 @@ static int64_t scale_length(int64_t length, double length_scale)
     return scaled < 1 ? 1 : scaled;
 }
 
-static attn_status check_arguments(double length_scale, int64_t max_requests, attn_error *error)
+static attn_status check_params(const workload_params *params, attn_error *error)
 {
-    if (!(length_scale > 0 && length_scale <= WORKLOAD_MAX_LENGTH_SCALE))
+    if (!(params->length_scale > 0 && params->length_scale <= WORKLOAD_MAX_LENGTH_SCALE))
         return host_fail(error, ATTN_CONFIG_ERROR,
                          "workload.length_scale: got %g, accepted: above 0, at most %g",
-                         length_scale, WORKLOAD_MAX_LENGTH_SCALE);
-    if (max_requests < 0)
+                         params->length_scale, WORKLOAD_MAX_LENGTH_SCALE);
+    if (params->max_requests < 0)
         return host_fail(error, ATTN_CONFIG_ERROR,
                          "max_requests: got %lld, accepted: 0 (all) or more",
-                         (long long)max_requests);
+                         (long long)params->max_requests);
+    if (params->max_context_len < 1)
+        return host_fail(error, ATTN_CONFIG_ERROR,
+                         "max_context_len: got %lld, accepted: 1 and more",
+                         (long long)params->max_context_len);
     return ATTN_OK;
 }
 
-static workload_request scale_request(const trace_request *source, int64_t block_size,
-                                      double length_scale)
+static workload_request scale_request(const trace_request *source, double length_scale)
 {
-    workload_request request = {
+    return (workload_request){
         .arrival_us = source->arrival_us,
         .input_length = scale_length(source->input_length, length_scale),
         .output_length = scale_length(source->output_length, length_scale),
+        .line = source->line,
         .hash_ids = source->hash_ids,
     };
-    int64_t fitting = request.input_length / block_size;
-    request.num_whole = fitting < source->num_hash_ids ? fitting : source->num_hash_ids;
-    return request;
 }
 
-static attn_status add_request(struct workload *workload, const struct trace *trace,
-                               double length_scale, int64_t max_context_len, attn_error *error)
+/* Cut a request that is too long: an output token needs one of the input before it. */
+static void cut_request(workload_request *request, int64_t max_context_len)
 {
-    int64_t number = workload->num_requests;
+    int64_t input = max_context_len - request->output_length;
+    request->input_length = input < 1 ? 1 : input;
+    if (request->output_length > max_context_len - request->input_length)
+        request->output_length = max_context_len - request->input_length;
+}
+
+static attn_status fail_too_long(const struct trace *trace, const workload_request *request,
+                                 int64_t number, const workload_params *params, attn_error *error)
+{
+    return host_fail(error, ATTN_CONFIG_ERROR,
+                     "%s:%lld: request %lld: got %lld input + %lld output tokens at "
+                     "length_scale %g, accepted: max_context_len = %lld in total "
+                     "(workload.too_long = skip or cut takes the trace without it, or cut)",
+                     trace->path, (long long)request->line, (long long)number,
+                     (long long)request->input_length, (long long)request->output_length,
+                     params->length_scale, (long long)params->max_context_len);
+}
+
+static attn_status add_request(struct workload *workload, const struct trace *trace, int64_t number,
+                               const workload_params *params, attn_error *error)
+{
     const trace_request *source = &trace->requests[number];
-    workload_request request = scale_request(source, workload->block_size, length_scale);
-    if (request.input_length + request.output_length > max_context_len)
-        return host_fail(error, ATTN_CONFIG_ERROR,
-                         "%s:%lld: request %lld: got %lld input + %lld output tokens at "
-                         "length_scale %g, accepted: max_context_len = %lld in total",
-                         trace->path, (long long)source->line, (long long)number,
-                         (long long)request.input_length, (long long)request.output_length,
-                         length_scale, (long long)max_context_len);
+    workload_request request = scale_request(source, params->length_scale);
+    if (request.input_length + request.output_length > params->max_context_len) {
+        if (params->too_long == WORKLOAD_REFUSE)
+            return fail_too_long(trace, &request, number, params, error);
+        if (params->too_long == WORKLOAD_SKIP) {
+            workload->skipped++;
+            return ATTN_OK;
+        }
+        cut_request(&request, params->max_context_len);
+        workload->cut++;
+    }
+    int64_t blocks = (request.input_length + workload->block_size - 1) / workload->block_size;
+    request.num_blocks = blocks < source->num_hash_ids ? blocks : source->num_hash_ids;
     workload->requests[workload->num_requests++] = request;
     workload->input_tokens += request.input_length;
     if (request.output_length > 0)
@@ -63,23 +89,41 @@ static attn_status add_request(struct workload *workload, const struct trace *tr
     return ATTN_OK;
 }
 
-attn_status workload_init(struct workload *workload, const struct trace *trace, double length_scale,
-                          int64_t max_requests, int64_t max_context_len, attn_error *error)
+static attn_status add_requests(struct workload *workload, const struct trace *trace,
+                                const workload_params *params, attn_error *error)
+{
+    int64_t most = params->max_requests > 0 ? params->max_requests : trace->num_requests;
+    attn_status status = ATTN_OK;
+    for (int64_t i = 0; i < trace->num_requests && workload->num_requests < most; i++) {
+        status = add_request(workload, trace, i, params, error);
+        if (status != ATTN_OK)
+            return status;
+    }
+    if (workload->num_requests > 0)
+        return ATTN_OK;
+    return host_fail(error, ATTN_CONFIG_ERROR,
+                     "%s: all %lld requests were left out as longer than max_context_len = %lld, "
+                     "accepted: at least one that fits",
+                     trace->path, (long long)trace->num_requests,
+                     (long long)params->max_context_len);
+}
+
+attn_status workload_init(struct workload *workload, const struct trace *trace,
+                          const workload_params *params, attn_error *error)
 {
     memset(workload, 0, sizeof *workload);
-    attn_status status = check_arguments(length_scale, max_requests, error);
+    attn_status status = check_params(params, error);
     if (status != ATTN_OK)
         return status;
     int64_t count = trace->num_requests;
-    if (max_requests > 0 && max_requests < count)
-        count = max_requests;
-    workload->block_size = scale_length(TRACE_BLOCK_TOKENS, length_scale);
+    if (params->max_requests > 0 && params->max_requests < count)
+        count = params->max_requests;
+    workload->block_size = scale_length(trace->block_tokens, params->length_scale);
     workload->requests = calloc((size_t)(count > 0 ? count : 1), sizeof *workload->requests);
     if (!workload->requests)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "workload: no memory for %lld requests",
                          (long long)count);
-    while (status == ATTN_OK && workload->num_requests < count)
-        status = add_request(workload, trace, length_scale, max_context_len, error);
+    status = add_requests(workload, trace, params, error);
     if (status != ATTN_OK)
         workload_finish(workload);
     return status;
@@ -98,9 +142,11 @@ void workload_finish(struct workload *workload)
     memset(workload, 0, sizeof *workload);
 }
 
-int64_t workload_whole_blocks(const struct workload *workload, int64_t request)
+int64_t workload_shareable_length(const struct workload *workload, int64_t request)
 {
-    return workload->requests[request].num_whole;
+    const workload_request *r = &workload->requests[request];
+    int64_t covered = r->num_blocks * workload->block_size;
+    return covered < r->input_length ? covered : r->input_length;
 }
 
 struct request_tokens workload_tokens(const struct workload *workload, int64_t request)
@@ -111,7 +157,7 @@ struct request_tokens workload_tokens(const struct workload *workload, int64_t r
         .request = own,
         .input_length = r->input_length,
         .block_size = workload->block_size,
-        .num_whole = r->num_whole,
+        .num_blocks = r->num_blocks,
         .hash_ids = r->hash_ids,
     };
     return request_tokens_as(tokens, request);

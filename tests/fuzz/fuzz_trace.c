@@ -6,8 +6,8 @@
 static void check_request(const struct trace *trace, int64_t index)
 {
     const trace_request *request = &trace->requests[index];
-    int64_t blocks = (request->input_length + TRACE_BLOCK_TOKENS - 1) / TRACE_BLOCK_TOKENS;
-    int64_t wanted = trace->format == TRACE_FORMAT_MOONCAKE ? blocks : 0;
+    int64_t blocks = (request->input_length + trace->block_tokens - 1) / trace->block_tokens;
+    int64_t wanted = request->num_hash_ids > 0 ? blocks : 0;
     int64_t before = index ? request[-1].arrival_us : 0;
     if (request->arrival_us < before || request->input_length < 1 ||
         request->input_length > TRACE_MAX_LENGTH || request->output_length < 0 ||
@@ -28,7 +28,7 @@ static void read_as(const char *path, trace_format format)
     struct trace trace;
     host_error error;
     host_error_init(&error);
-    attn_status status = trace_init(&trace, path, format, &error.base);
+    attn_status status = trace_init(&trace, path, format, 0, &error.base);
     if (status != ATTN_OK) {
         fuzz_check_refusal(status, &error, path);
         return;

@@ -63,8 +63,14 @@ void linear_run_init(int number, uint32_t num_threads)
                                       .output_length = max_len - input_lengths[r],
                                       .num_hash_ids = 2,
                                       .hash_ids = hash_ids[r]};
-    struct trace trace = {.path = "some.trace", .num_requests = RUN_REQUESTS, .requests = requests};
-    ck_assert_int_eq(workload_init(&run.workload, &trace, 1, 0, 2 * max_len, NULL), ATTN_OK);
+    struct trace trace = {.path = "some.trace",
+                          .block_tokens = 512,
+                          .num_requests = RUN_REQUESTS,
+                          .requests = requests};
+    ck_assert_int_eq(
+        workload_init(&run.workload, &trace,
+                      &(workload_params){.length_scale = 1, .max_context_len = 2 * max_len}, NULL),
+        ATTN_OK);
     linear_run_seed(5);
     ck_assert_int_eq(threads_create(num_threads, &run.threads, NULL), ATTN_OK);
 }

@@ -400,7 +400,7 @@ static const struct {
     {"cuda_graph", "bs = 1-65536", "has too many numbers"},
     {"workload", "length_scale = 0", "above 0"},
     {"workload", "seed = -1", "64-bit unsigned"},
-    {"workload", "format = json", "accepted: auto, mooncake, azure"},
+    {"workload", "format = json", "accepted: auto, mooncake, bailian, azure, burstgpt"},
     {"verify", "rate = 1.5", "verify.rate = '1.5' is out of range; accepted: a number from 0 to 1"},
     {"verify", "rate = 50%", "is not a finite number"},
 };

@@ -123,8 +123,13 @@ static inline void expected_tokens(int64_t *input_tokens, int64_t *decode_tokens
     char path[1024];
     snprintf(path, sizeof path, "%s/examples/traces/mini_mooncake.jsonl",
              environment("ATTNHOST_TEST_SRCDIR", "."));
-    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, NULL), ATTN_OK);
-    ck_assert_int_eq(workload_init(&workload, &trace, 0.02, 12, 4096, NULL), ATTN_OK);
+    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, 0, NULL), ATTN_OK);
+    ck_assert_int_eq(
+        workload_init(
+            &workload, &trace,
+            &(workload_params){.length_scale = 0.02, .max_requests = 12, .max_context_len = 4096},
+            NULL),
+        ATTN_OK);
     *input_tokens = workload.input_tokens;
     *decode_tokens = workload.decode_tokens;
     workload_finish(&workload);

@@ -33,18 +33,22 @@ static void make_workload(struct step_case *c)
 {
     static const double scales[] = {1, 0.31, 0.05, 0.003};
     for (int r = 0; r < CASE_REQUESTS; r++) {
-        int32_t input = between(c, 1, CASE_HASH_IDS * TRACE_BLOCK_TOKENS);
+        int32_t input = between(c, 1, CASE_HASH_IDS * 512);
         for (int i = 0; i < CASE_HASH_IDS; i++)
             c->hash_ids[r][i] = i < 3 ? i + 100 : between(c, 0, 1 << 30);
         c->requests[r] = (trace_request){
             .input_length = input,
             .output_length = between(c, 0, 300),
-            .num_hash_ids = r == 1 ? 0 : (input + TRACE_BLOCK_TOKENS - 1) / TRACE_BLOCK_TOKENS,
+            .num_hash_ids = r == 1 ? 0 : (input + 512 - 1) / 512,
             .hash_ids = c->hash_ids[r],
         };
     }
-    struct trace trace = {.num_requests = CASE_REQUESTS, .requests = c->requests};
-    GOOD(workload_init(&c->workload, &trace, ONE_OF(scales), 0, 1 << 20, &c->error.base));
+    struct trace trace = {
+        .block_tokens = 512, .num_requests = CASE_REQUESTS, .requests = c->requests};
+    GOOD(workload_init(
+        &c->workload, &trace,
+        &(workload_params){.length_scale = ONE_OF(scales), .max_context_len = 1 << 20},
+        &c->error.base));
 }
 
 static void make_layers(struct step_case *c)

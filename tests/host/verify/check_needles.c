@@ -59,8 +59,12 @@ static struct generator generator;
 
 static void set_up(void)
 {
-    struct trace trace = {.path = "some.trace", .num_requests = 1, .requests = &request};
-    ck_assert_int_eq(workload_init(&workload, &trace, 1, 0, 2000, NULL), ATTN_OK);
+    struct trace trace = {
+        .path = "some.trace", .block_tokens = 512, .num_requests = 1, .requests = &request};
+    ck_assert_int_eq(workload_init(&workload, &trace,
+                                   &(workload_params){.length_scale = 1, .max_context_len = 2000},
+                                   NULL),
+                     ATTN_OK);
     ck_assert_int_eq(generator_init(&generator, 5, layers, LAYERS, 16, 256, NULL), ATTN_OK);
 }
 

@@ -123,10 +123,13 @@ static void read_trace(void)
     ck_assert_int_ge(file, 0);
     ck_assert_int_eq(write(file, trace_text, sizeof trace_text - 1), (int)sizeof trace_text - 1);
     close(file);
-    attn_status status = trace_init(&trace, path, TRACE_FORMAT_MOONCAKE, NULL);
+    attn_status status = trace_init(&trace, path, TRACE_FORMAT_MOONCAKE, 0, NULL);
     unlink(path);
     ck_assert_int_eq(status, ATTN_OK);
-    ck_assert_int_eq(workload_init(&workload, &trace, 1, 0, 64, NULL), ATTN_OK);
+    ck_assert_int_eq(workload_init(&workload, &trace,
+                                   &(workload_params){.length_scale = 1, .max_context_len = 64},
+                                   NULL),
+                     ATTN_OK);
 }
 
 static void describe_layers(void)

@@ -74,8 +74,12 @@ static void set_up(void)
     for (int i = 0; i < 3; i++)
         requests[i] = (trace_request){
             .input_length = 1500, .output_length = 400, .num_hash_ids = 3, .hash_ids = hash_ids[i]};
-    struct trace trace = {.path = "some.trace", .num_requests = 3, .requests = requests};
-    ck_assert_int_eq(workload_init(&workload, &trace, 1, 0, 2000, NULL), ATTN_OK);
+    struct trace trace = {
+        .path = "some.trace", .block_tokens = 512, .num_requests = 3, .requests = requests};
+    ck_assert_int_eq(workload_init(&workload, &trace,
+                                   &(workload_params){.length_scale = 1, .max_context_len = 2000},
+                                   NULL),
+                     ATTN_OK);
     set_seed(99);
 }
 
@@ -214,9 +218,13 @@ START_TEST(known_needles)
                                      743,  -1,  -1,   1499, -1,  -1,   -1, 755, 570, -1, -1,  1024,
                                      1115, -1,  1499, 1499, -1,  1270, -1, -1,  -1,  79, 588, 691};
     trace_request request = {.input_length = 1500, .output_length = 400};
-    struct trace trace = {.path = "some.trace", .num_requests = 1, .requests = &request};
+    struct trace trace = {
+        .path = "some.trace", .block_tokens = 512, .num_requests = 1, .requests = &request};
     struct workload plain;
-    ck_assert_int_eq(workload_init(&plain, &trace, 1, 0, 2000, NULL), ATTN_OK);
+    ck_assert_int_eq(workload_init(&plain, &trace,
+                                   &(workload_params){.length_scale = 1, .max_context_len = 2000},
+                                   NULL),
+                     ATTN_OK);
     for (int n = 0; n < 48; n++) {
         ck_assert_int_eq(generator_needle(&generator, &plain, 0, n * 37 % 1900, SLIDING, n % 4),
                          sliding[n]);

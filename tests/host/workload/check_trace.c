@@ -53,7 +53,7 @@ static void write_bytes(const char *bytes, size_t length)
 static void read_good(const char *text, trace_format format)
 {
     write_bytes(text, strlen(text));
-    attn_status status = trace_init(&trace, path, format, &failure.base);
+    attn_status status = trace_init(&trace, path, format, 0, &failure.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&failure));
 }
 
@@ -61,7 +61,7 @@ static void read_good(const char *text, trace_format format)
 static void expect_error(trace_format format, const char *place, const char *words[])
 {
     char start[128];
-    ck_assert_int_eq(trace_init(&trace, path, format, &failure.base), ATTN_CONFIG_ERROR);
+    ck_assert_int_eq(trace_init(&trace, path, format, 0, &failure.base), ATTN_CONFIG_ERROR);
     const char *message = host_error_text(&failure);
     snprintf(start, sizeof start, "%s%s", path, place);
     ck_assert_msg(strncmp(message, start, strlen(start)) == 0, "%s: no %s", message, start);
@@ -150,7 +150,7 @@ START_TEST(mooncake_many_rows)
         fputs("]}\r\n", file);
     }
     ck_assert_int_eq(fclose(file), 0);
-    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, &failure.base), ATTN_OK);
+    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, 0, &failure.base), ATTN_OK);
     ck_assert_int_eq(trace.num_requests, 1001);
     for (int row = 0; row < 1001; row++) {
         const trace_request *request = &trace.requests[row];
@@ -198,8 +198,9 @@ static const struct {
     {"output_length null",
      "{\"timestamp\":0,\"input_length\":1,\"output_length\":null,\"hash_ids\":[1]}",
      "output_length", "null", "an integer"},
-    {"no hash_ids", "{\"timestamp\":0,\"input_length\":1,\"output_length\":1}", "hash_ids",
-     "nothing", "array"},
+    {"hash_ids of no list",
+     "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":null}", "hash_ids",
+     "got null", "array"},
     {"too few hash_ids",
      "{\"timestamp\":0,\"input_length\":513,\"output_length\":1,\"hash_ids\":[1]}", "hash_ids",
      "got 1 ids", "accepted: 2"},
@@ -220,6 +221,144 @@ START_TEST(mooncake_errors)
     snprintf(text, sizeof text, "%s%s\n", ROW_1, broken_mooncake[_i].line);
     EXPECT_ERROR(text, TRACE_FORMAT_MOONCAKE, ":2: ", broken_mooncake[_i].field,
                  broken_mooncake[_i].got, broken_mooncake[_i].accepted);
+}
+END_TEST
+
+/* ---- What lines of JSON may say -------------------------------------------------------------- */
+
+#define LINE(rest) "{\"input_length\": 40, \"output_length\": 3, " rest "}\n"
+
+START_TEST(hash_ids_may_be_left_out)
+{
+    read_good(LINE("\"timestamp\": 5") LINE("\"timestamp\": 6, \"hash_ids\": [3]"),
+              TRACE_FORMAT_AUTO);
+    ck_assert_int_eq(trace.num_requests, 2);
+    ck_assert_int_eq(trace.requests[0].num_hash_ids, 0);
+    ck_assert_ptr_null(trace.requests[0].hash_ids);
+    ck_assert_int_eq(trace.requests[1].hash_ids[0], 3);
+    ck_assert_int_eq(trace.block_tokens, 512);
+}
+END_TEST
+
+/* The number of ids says how long a block is, as far as it does. */
+static const struct {
+    const char *lines;
+    int64_t given, block_tokens;
+} block_sizes[] = {
+    {LINE("\"timestamp\": 0, \"hash_ids\": [1]"), 0, 512},
+    {LINE("\"timestamp\": 0, \"hash_ids\": [1, 2, 3]"), 0, 16},
+    {LINE("\"timestamp\": 0, \"hash_ids\": [1, 2]"), 0, 32},
+    {LINE("\"timestamp\": 0, \"hash_ids\": [1, 2]"), 30, 30},
+    {LINE("\"timestamp\": 0, \"hash_ids\": [1]") ROW_1, 0, 512},
+    {LINE("\"timestamp\": 0, \"chat_id\": 0"), 0, 16},
+    {LINE("\"timestamp\": 0, \"chat_id\": 0, \"hash_ids\": [1]"), 0, 512},
+};
+
+START_TEST(block_size_is_found)
+{
+    write_bytes(block_sizes[_i].lines, strlen(block_sizes[_i].lines));
+    attn_status status =
+        trace_init(&trace, path, TRACE_FORMAT_AUTO, block_sizes[_i].given, &failure.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&failure));
+    ck_assert_int_eq(trace.block_tokens, block_sizes[_i].block_tokens);
+}
+END_TEST
+
+START_TEST(block_sizes_that_disagree)
+{
+    EXPECT_ERROR(LINE("\"timestamp\": 0, \"hash_ids\": [1, 2, 3]") ROW_1, TRACE_FORMAT_AUTO,
+                 ":2: ", "hash_ids: got 3 ids for input_length 1025, accepted: 65",
+                 "per block of 16 tokens", "workload.block_tokens");
+    write_bytes(ROW_1, strlen(ROW_1));
+    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, 100, &failure.base),
+                     ATTN_CONFIG_ERROR);
+    ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "accepted: 11, one per block of 100 "));
+}
+END_TEST
+
+START_TEST(bailian_has_seconds)
+{
+    read_good(LINE("\"timestamp\": 61.5, \"chat_id\": 0") LINE("\"timestamp\": 62"),
+              TRACE_FORMAT_AUTO);
+    ck_assert_int_eq(trace.format, TRACE_FORMAT_BAILIAN);
+    ck_assert_int_eq(trace.requests[1].arrival_us, 500000);
+    trace_finish(&trace);
+    read_good(LINE("\"timestamp\": 61.5, \"chat_id\": 0") LINE("\"timestamp\": 62"),
+              TRACE_FORMAT_MOONCAKE);
+    ck_assert_int_eq(trace.requests[1].arrival_us, 500);
+}
+END_TEST
+
+START_TEST(turns_of_a_session)
+{
+    read_good(LINE("\"timestamp\": 10, \"session_id\": \"a\"")
+                  LINE("\"timestamp\": 20, \"session_id\": \"b\"")
+                      LINE("\"delay\": 30, \"session_id\": \"a\"")
+                          LINE("\"delay\": 5, \"session_id\": \"a\"")
+                              LINE("\"delay\": 1, \"session_id\": \"b\""),
+              TRACE_FORMAT_AUTO);
+    static const int64_t lines[] = {1, 2, 5, 3, 4}, arrivals[] = {0, 10, 11, 30, 35};
+    ck_assert_int_eq(trace.num_requests, 5);
+    for (int i = 0; i < 5; i++) {
+        ck_assert_int_eq(trace.requests[i].line, lines[i]);
+        ck_assert_int_eq(trace.requests[i].arrival_us, arrivals[i] * 1000);
+    }
+}
+END_TEST
+
+START_TEST(turns_without_a_beginning)
+{
+    EXPECT_ERROR(LINE("\"delay\": 5"), TRACE_FORMAT_AUTO, ":1: ", "delay: got no session_id");
+    EXPECT_ERROR(LINE("\"delay\": 5, \"session_id\": \"a\""), TRACE_FORMAT_AUTO,
+                 ":1: ", "session_id: got \"a\", accepted: a session of an earlier line");
+    EXPECT_ERROR(LINE("\"timestamp\": 5, \"session_id\": [1]"), TRACE_FORMAT_AUTO,
+                 ":1: ", "session_id: got [1], accepted: a text or a number");
+    EXPECT_ERROR(LINE("\"timestamp\": 5, \"session_id\": 1")
+                     LINE("\"delay\": -5, \"session_id\": 1"),
+                 TRACE_FORMAT_AUTO, ":2: ", "delay: got -5, accepted: milliseconds");
+}
+END_TEST
+
+/* Files of texts: the message says what a line needs, at the first try. */
+START_TEST(texts_are_no_trace)
+{
+    static const char *const texts[] = {
+        "[{\"id\": \"c0\", \"conversations\": [{\"from\": \"human\", \"value\": \"a b c\"}]}]\n",
+        "{\"id\": \"c0\", \"conversations\": [{\"from\": \"human\", \"value\": \"a b c\"}]}\n",
+        "{}\n", "Tell me a story.\n", "prompt,answer\n"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        EXPECT_ERROR(texts[i], TRACE_FORMAT_AUTO, ":1: ",
+                     "{\"timestamp\": ms, \"input_length\": tokens, \"output_length\": tokens}",
+                     "texts have no token counts");
+}
+END_TEST
+
+/* ---- BurstGPT -------------------------------------------------------------------------------- */
+
+#define BURST "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+
+START_TEST(burstgpt_rows)
+{
+    read_good(BURST "5,ChatGPT,472,18,490,Conversation log\n"
+                    "45.25,GPT-4,1087,0,1087,API log\n",
+              TRACE_FORMAT_AUTO);
+    ck_assert_int_eq(trace.format, TRACE_FORMAT_BURSTGPT);
+    ck_assert_int_eq(trace.num_requests, 2);
+    ck_assert_int_eq(trace.requests[0].input_length, 472);
+    ck_assert_int_eq(trace.requests[0].output_length, 18);
+    ck_assert_int_eq(trace.requests[1].arrival_us, 40250000);
+    ck_assert_int_eq(trace.requests[1].output_length, 0);
+}
+END_TEST
+
+START_TEST(burstgpt_errors)
+{
+    EXPECT_ERROR("Timestamp,Request tokens\n", TRACE_FORMAT_AUTO, ":1: ", "Response tokens",
+                 "no such column");
+    EXPECT_ERROR(BURST "x,a,1,1,2,b\n", TRACE_FORMAT_AUTO, ":2: ", "Timestamp: got x",
+                 "accepted: seconds");
+    EXPECT_ERROR(BURST "-1,a,1,1,2,b\n", TRACE_FORMAT_BURSTGPT, ":2: ", "Timestamp: got -1");
+    EXPECT_ERROR(BURST "1,a,0,1,1,b\n", TRACE_FORMAT_AUTO, ":2: ", "Request tokens: got 0");
 }
 END_TEST
 
@@ -342,14 +481,14 @@ START_TEST(gzip_is_read)
     static const char azure[] = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
                                 "2023-11-16 18:15:46.6805900,374,44\n";
     write_gzip(ROW_1 ROW_2);
-    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, &failure.base), ATTN_OK);
+    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, 0, &failure.base), ATTN_OK);
     ck_assert_int_eq(trace.format, TRACE_FORMAT_MOONCAKE);
     ck_assert_int_eq(trace.num_requests, 2);
     ck_assert_int_eq(trace.requests[0].hash_ids[2], 9);
     ck_assert_int_eq(trace.requests[1].line, 2);
     trace_finish(&trace);
     write_gzip(azure);
-    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, &failure.base), ATTN_OK);
+    ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, 0, &failure.base), ATTN_OK);
     ck_assert_int_eq(trace.format, TRACE_FORMAT_AZURE);
     ck_assert_int_eq(trace.requests[0].output_length, 44);
 }
@@ -381,7 +520,7 @@ START_TEST(no_file)
 {
     unlink(path);
     expect_error(TRACE_FORMAT_AUTO, ": ", (const char *[]){"No such file", NULL});
-    ck_assert_int_eq(trace_init(&trace, "/", TRACE_FORMAT_AUTO, NULL), ATTN_CONFIG_ERROR);
+    ck_assert_int_eq(trace_init(&trace, "/", TRACE_FORMAT_AUTO, 0, NULL), ATTN_CONFIG_ERROR);
 }
 END_TEST
 
@@ -426,6 +565,15 @@ static Suite *suite(void)
     tcase_add_test(good, order_is_arrival_then_file);
     tcase_add_test(good, mooncake_limits);
     tcase_add_test(good, mooncake_many_rows);
+    tcase_add_test(good, hash_ids_may_be_left_out);
+    tcase_add_loop_test(good, block_size_is_found, 0, sizeof block_sizes / sizeof *block_sizes);
+    tcase_add_test(bad, block_sizes_that_disagree);
+    tcase_add_test(good, bailian_has_seconds);
+    tcase_add_test(good, turns_of_a_session);
+    tcase_add_test(bad, turns_without_a_beginning);
+    tcase_add_test(bad, texts_are_no_trace);
+    tcase_add_test(good, burstgpt_rows);
+    tcase_add_test(bad, burstgpt_errors);
     tcase_add_test(good, azure_rows);
     tcase_add_test(good, azure_columns_by_name);
     tcase_add_loop_test(good, azure_timestamps, 0, sizeof spans / sizeof *spans);

@@ -42,8 +42,11 @@ static trace_request make_request(int64_t input_length, int64_t output_length,
 
 static void make_workload(trace_request *requests, int64_t count, double length_scale)
 {
-    struct trace trace = {.path = "some.trace", .num_requests = count, .requests = requests};
-    attn_status status = workload_init(&workload, &trace, length_scale, 0, MANY, &failure.base);
+    struct trace trace = {
+        .path = "some.trace", .block_tokens = 512, .num_requests = count, .requests = requests};
+    attn_status status = workload_init(
+        &workload, &trace,
+        &(workload_params){.length_scale = length_scale, .max_context_len = MANY}, &failure.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&failure));
     ck_assert_int_eq(workload.num_requests, count);
 }
@@ -101,14 +104,14 @@ START_TEST(blocks_unscaled)
     static const int64_t ids[] = {70, 71, 72}, full[] = {70, 80};
     trace_request requests[] = {make_request(1025, 4, ids), make_request(1024, 4, full)};
     make_workload(requests, 2, 1);
-    ck_assert_int_eq(workload_whole_blocks(&workload, 0), 2);
-    ck_assert_int_eq(workload_whole_blocks(&workload, 1), 2);
+    ck_assert_int_eq(workload_shareable_length(&workload, 0), 1025);
+    ck_assert_int_eq(workload_shareable_length(&workload, 1), 1024);
     expect_block_token(0, 0, 70, 0);
     expect_block_token(0, 511, 70, 511);
     expect_block_token(0, 512, 71, 0);
     expect_block_token(0, 1023, 71, 511);
-    expect_own_token(0, 1024);
-    expect_own_token(0, 1025);
+    expect_block_token(0, 1024, 72, 0);
+    expect_own_token(0, 1025); /* generated, though the block goes on */
     expect_block_token(1, 0, 70, 0);
     expect_block_token(1, 512, 80, 0);
     expect_own_token(1, 1024);
@@ -120,15 +123,18 @@ START_TEST(blocks_scaled)
     static const int64_t ids[] = {5, 0, 3};
     trace_request requests[] = {make_request(1040, 100, ids), make_request(1000, 100, ids)};
     make_workload(requests, 2, 0.1); /* blocks of 51; 104 and 100 tokens */
-    ck_assert_int_eq(workload_whole_blocks(&workload, 0), 2);
-    ck_assert_int_eq(workload_whole_blocks(&workload, 1), 1);
+    ck_assert_int_eq(workload_shareable_length(&workload, 0), 104);
+    ck_assert_int_eq(workload_shareable_length(&workload, 1), 100);
     expect_block_token(0, 50, 5, 50);
     expect_block_token(0, 51, 0, 0);
     expect_block_token(0, 101, 0, 50);
-    expect_own_token(0, 102);
+    expect_block_token(0, 102, 3, 0);
+    expect_block_token(0, 103, 3, 1);
+    expect_own_token(0, 104);
     expect_block_token(1, 50, 5, 50);
-    expect_own_token(1, 51);
-    expect_own_token(1, 99);
+    expect_block_token(1, 51, 0, 0);
+    expect_block_token(1, 99, 0, 48);
+    expect_own_token(1, 100);
 }
 END_TEST
 
@@ -140,7 +146,7 @@ START_TEST(blocks_end_with_the_hash_ids)
     make_workload(&request, 1, 0.0039);
     ck_assert_int_eq(workload.block_size, 1);
     ck_assert_int_eq(workload.requests[0].input_length, 19);
-    ck_assert_int_eq(workload_whole_blocks(&workload, 0), 10);
+    ck_assert_int_eq(workload_shareable_length(&workload, 0), 10);
     expect_block_token(0, 9, 10, 0);
     expect_own_token(0, 10);
 }
@@ -150,7 +156,7 @@ START_TEST(no_hash_ids_no_blocks)
 {
     trace_request requests[] = {make_request(2000, 1, NULL), make_request(2000, 1, NULL)};
     make_workload(requests, 2, 1);
-    ck_assert_int_eq(workload_whole_blocks(&workload, 1), 0);
+    ck_assert_int_eq(workload_shareable_length(&workload, 1), 0);
     expect_own_token(0, 0);
     expect_own_token(1, 1999);
     ck_assert(
@@ -190,14 +196,15 @@ static int64_t hit_by_rule(int64_t request, int64_t page_size)
     for (int64_t earlier = 0; earlier < request; earlier++) {
         const workload_request *r = &workload.requests[request], *e = &workload.requests[earlier];
         int64_t k = 0;
-        while (k < r->num_whole && k < e->num_whole && r->hash_ids[k] == e->hash_ids[k])
+        while (k < r->num_blocks && k < e->num_blocks && r->hash_ids[k] == e->hash_ids[k])
             k++;
-        longest = k > longest ? k : longest;
+        int64_t shared = k * workload.block_size,
+                covered = workload_shareable_length(&workload, earlier);
+        shared = shared < covered ? shared : covered;
+        shared = shared < r->input_length - 1 ? shared : r->input_length - 1;
+        longest = shared > longest ? shared : longest;
     }
-    int64_t reusable = longest * workload.block_size;
-    if (reusable > workload.requests[request].input_length - 1)
-        reusable = workload.requests[request].input_length - 1;
-    return reusable / page_size * page_size;
+    return longest / page_size * page_size;
 }
 
 /* What a cache of whole pages finds by comparing tokens, generated ones included: all that an
@@ -227,14 +234,15 @@ START_TEST(hits_literal)
         make_request(1536, 9, b), /* blocks 0 and 1 */
         make_request(700, 9, c),  /* another first block */
         make_request(1024, 9, d), /* all of it, but one token must be computed */
-        make_request(1023, 9, d), /* block 1 is not whole */
+        make_request(1023, 9, d), /* the first 511 tokens of block 1 */
         make_request(1536, 9, b), /* three blocks of request 1, less the last token */
+        make_request(700, 9, c),  /* request 2 again, its tail too */
     };
-    static const int64_t hits_1[] = {0, 1024, 0, 1023, 512, 1535};
-    static const int64_t hits_16[] = {0, 1024, 0, 1008, 512, 1520};
-    static const int64_t hits_100[] = {0, 1000, 0, 1000, 500, 1500};
-    make_workload(requests, 6, 1);
-    for (int64_t r = 0; r < 6; r++) {
+    static const int64_t hits_1[] = {0, 1024, 0, 1023, 1022, 1535, 699};
+    static const int64_t hits_16[] = {0, 1024, 0, 1008, 1008, 1520, 688};
+    static const int64_t hits_100[] = {0, 1000, 0, 1000, 1000, 1500, 600};
+    make_workload(requests, 7, 1);
+    for (int64_t r = 0; r < 7; r++) {
         ck_assert_int_eq(hit_by_rule(r, 1), hits_1[r]);
         ck_assert_int_eq(hit_by_rule(r, 16), hits_16[r]);
         ck_assert_int_eq(hit_by_rule(r, 100), hits_100[r]);
@@ -280,15 +288,25 @@ START_TEST(max_requests)
 {
     trace_request requests[] = {make_request(10, 5, NULL), make_request(7, 3, NULL),
                                 make_request(99, 1, NULL)};
-    struct trace trace = {.path = "some.trace", .num_requests = 3, .requests = requests};
+    struct trace trace = {
+        .path = "some.trace", .block_tokens = 512, .num_requests = 3, .requests = requests};
     static const int64_t limits[] = {0, 1, 2, 3, 4}, counts[] = {3, 1, 2, 3, 3};
     for (int i = 0; i < 5; i++) {
-        ck_assert_int_eq(workload_init(&workload, &trace, 1, limits[i], MANY, NULL), ATTN_OK);
+        ck_assert_int_eq(workload_init(&workload, &trace,
+                                       &(workload_params){.length_scale = 1,
+                                                          .max_requests = limits[i],
+                                                          .max_context_len = MANY},
+                                       NULL),
+                         ATTN_OK);
         ck_assert_int_eq(workload.num_requests, counts[i]);
         workload_finish(&workload);
     }
     /* What is not taken is not checked either. */
-    ck_assert_int_eq(workload_init(&workload, &trace, 1, 2, 20, NULL), ATTN_OK);
+    ck_assert_int_eq(
+        workload_init(
+            &workload, &trace,
+            &(workload_params){.length_scale = 1, .max_requests = 2, .max_context_len = 20}, NULL),
+        ATTN_OK);
     ck_assert_int_eq(workload.input_tokens, 17);
     ck_assert_int_eq(workload.decode_tokens, 6);
 }
@@ -297,31 +315,115 @@ END_TEST
 START_TEST(max_context_len)
 {
     trace_request requests[] = {make_request(60, 40, NULL), make_request(200, 30, NULL)};
-    struct trace trace = {.path = "some.trace", .num_requests = 2, .requests = requests};
-    ck_assert_int_eq(workload_init(&workload, &trace, 1, 0, 230, &failure.base), ATTN_OK);
+    struct trace trace = {
+        .path = "some.trace", .block_tokens = 512, .num_requests = 2, .requests = requests};
+    ck_assert_int_eq(workload_init(&workload, &trace,
+                                   &(workload_params){.length_scale = 1, .max_context_len = 230},
+                                   &failure.base),
+                     ATTN_OK);
     workload_finish(&workload);
-    ck_assert_int_eq(workload_init(&workload, &trace, 1, 0, 229, &failure.base), ATTN_CONFIG_ERROR);
+    ck_assert_int_eq(workload_init(&workload, &trace,
+                                   &(workload_params){.length_scale = 1, .max_context_len = 229},
+                                   &failure.base),
+                     ATTN_CONFIG_ERROR);
     ck_assert_str_eq(host_error_text(&failure),
                      "some.trace:200: request 1: got 200 input + 30 output tokens at length_scale "
-                     "1, accepted: max_context_len = 229 in total");
+                     "1, accepted: max_context_len = 229 in total (workload.too_long = skip or "
+                     "cut takes the trace without it, or cut)");
     ck_assert_ptr_null(workload.requests);
-    ck_assert_int_eq(workload_init(&workload, &trace, 0.5, 0, 229, NULL), ATTN_OK);
+    ck_assert_int_eq(workload_init(&workload, &trace,
+                                   &(workload_params){.length_scale = 0.5, .max_context_len = 229},
+                                   NULL),
+                     ATTN_OK);
+}
+END_TEST
+
+static void make_with_limit(int64_t limit, workload_too_long too_long)
+{
+    static const int64_t ids[] = {1, 2};
+    static trace_request requests[3];
+    requests[0] = make_request(60, 40, NULL);
+    requests[1] = make_request(700, 30, ids);
+    requests[2] = make_request(10, 500, NULL);
+    static const struct trace trace = {
+        .path = "some.trace", .block_tokens = 512, .num_requests = 3, .requests = requests};
+    attn_status status = workload_init(&workload, &trace,
+                                       &(workload_params){.length_scale = 1,
+                                                          .max_context_len = limit,
+                                                          .too_long = too_long},
+                                       &failure.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&failure));
+}
+
+START_TEST(too_long_is_skipped)
+{
+    make_with_limit(510, WORKLOAD_SKIP);
+    ck_assert_int_eq(workload.num_requests, 2);
+    ck_assert_int_eq(workload.skipped, 1);
+    ck_assert_int_eq(workload.cut, 0);
+    ck_assert_int_eq(workload.input_tokens, 70);
+    ck_assert_int_eq(workload.requests[1].input_length, 10);
+    ck_assert_int_eq(workload.requests[1].line, 10);
+    expect_own_token(1, 3);
+}
+END_TEST
+
+START_TEST(too_long_is_cut)
+{
+    make_with_limit(400, WORKLOAD_CUT);
+    ck_assert_int_eq(workload.num_requests, 3);
+    ck_assert_int_eq(workload.skipped, 0);
+    ck_assert_int_eq(workload.cut, 2);
+    ck_assert_int_eq(workload.requests[1].input_length, 370);
+    ck_assert_int_eq(workload.requests[1].output_length, 30);
+    ck_assert_int_eq(workload_shareable_length(&workload, 1), 370);
+    ck_assert_int_eq(workload.requests[2].input_length, 1);
+    ck_assert_int_eq(workload.requests[2].output_length, 399);
+    ck_assert_int_eq(workload.input_tokens, 60 + 370 + 1);
+    workload_finish(&workload);
+    make_with_limit(1, WORKLOAD_CUT);
+    ck_assert_int_eq(workload.requests[2].input_length, 1);
+    ck_assert_int_eq(workload.requests[2].output_length, 0);
+}
+END_TEST
+
+START_TEST(all_are_too_long)
+{
+    trace_request request = make_request(60, 40, NULL);
+    struct trace trace = {
+        .path = "some.trace", .block_tokens = 512, .num_requests = 1, .requests = &request};
+    const workload_params params = {
+        .length_scale = 1, .max_context_len = 99, .too_long = WORKLOAD_SKIP};
+    ck_assert_int_eq(workload_init(&workload, &trace, &params, &failure.base), ATTN_CONFIG_ERROR);
+    ck_assert_str_eq(
+        host_error_text(&failure),
+        "some.trace: all 1 requests were left out as longer than max_context_len = 99, "
+        "accepted: at least one that fits");
+    ck_assert_ptr_null(workload.requests);
 }
 END_TEST
 
 START_TEST(bad_arguments)
 {
     trace_request request = make_request(1, 1, NULL);
-    struct trace trace = {.path = "some.trace", .num_requests = 1, .requests = &request};
+    struct trace trace = {
+        .path = "some.trace", .block_tokens = 512, .num_requests = 1, .requests = &request};
     const double scales[] = {0, -1, (double)NAN, (double)INFINITY, 1e7};
     for (int i = 0; i < 5; i++) {
         host_error_init(&failure);
-        ck_assert_int_eq(workload_init(&workload, &trace, scales[i], 0, MANY, &failure.base),
-                         ATTN_CONFIG_ERROR);
+        ck_assert_int_eq(
+            workload_init(&workload, &trace,
+                          &(workload_params){.length_scale = scales[i], .max_context_len = MANY},
+                          &failure.base),
+            ATTN_CONFIG_ERROR);
         ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "length_scale: got "));
     }
-    ck_assert_int_eq(workload_init(&workload, &trace, 1, -1, MANY, &failure.base),
-                     ATTN_CONFIG_ERROR);
+    ck_assert_int_eq(
+        workload_init(
+            &workload, &trace,
+            &(workload_params){.length_scale = 1, .max_requests = -1, .max_context_len = MANY},
+            &failure.base),
+        ATTN_CONFIG_ERROR);
     ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "max_requests: got -1"));
 }
 END_TEST
@@ -346,6 +448,9 @@ static Suite *suite(void)
     tcase_add_loop_test(hits, hits_by_rule_and_by_tokens, 0, 40);
     tcase_add_test(limits, max_requests);
     tcase_add_test(limits, max_context_len);
+    tcase_add_test(limits, too_long_is_skipped);
+    tcase_add_test(limits, too_long_is_cut);
+    tcase_add_test(limits, all_are_too_long);
     tcase_add_test(limits, bad_arguments);
     suite_add_tcase(suite, tokens);
     suite_add_tcase(suite, hits);

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * trace_azure.c: one line of an Azure LLM inference trace, a CSV without quotes.
+ * trace_csv.c: one line of a trace that is a CSV without quotes: Azure's and BurstGPT.
  */
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "host/base/error.h"
 #include "host/base/text.h"
 #include "host/workload/trace_row.h"
-
-#define TIMESTAMP_ACCEPTED "YYYY-MM-DD hh:mm:ss[.fraction][Z or +hh:mm]"
 
 static char *trim(char *text)
 {
@@ -31,30 +30,91 @@ static char *next_field(char **rest)
     return trim(field);
 }
 
-attn_status trace_azure_parse_header(const trace_place *place, char *text,
-                                     trace_azure_columns *columns, attn_error *error)
+/* ---- Header ---------------------------------------------------------------------------------- */
+
+enum { CSV_COLUMNS = 3 };
+
+struct trace_csv_format {
+    trace_format format;
+    const char *names[CSV_COLUMNS]; /* time, input tokens, output tokens */
+    const char *header;             /* the same as a list */
+    int (*parse_time)(const char *text, int64_t *microseconds);
+    const char *time_accepted;
+};
+
+static int parse_timestamp(const char *text, int64_t *microseconds);
+static int parse_seconds(const char *text, int64_t *microseconds);
+
+static const struct trace_csv_format csv_formats[] = {
+    {TRACE_FORMAT_AZURE,
+     {"TIMESTAMP", "ContextTokens", "GeneratedTokens"},
+     "TIMESTAMP, ContextTokens, GeneratedTokens",
+     parse_timestamp,
+     "YYYY-MM-DD hh:mm:ss[.fraction][Z or +hh:mm]"},
+    {TRACE_FORMAT_BURSTGPT,
+     {"Timestamp", "Request tokens", "Response tokens"},
+     "Timestamp, Request tokens, Response tokens",
+     parse_seconds,
+     "seconds from 0 to 1e12"},
+};
+
+enum { CSV_FORMATS = sizeof csv_formats / sizeof *csv_formats };
+
+/* Enter a header's field number `field`, called `name`. */
+static attn_status enter_column(const trace_place *place, const char *name, int field,
+                                trace_csv_columns *columns, attn_error *error)
 {
-    static const char *const names[] = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"};
-    int found[] = {-1, -1, -1};
-    int num_fields = 0;
-    for (char *rest = text; rest; num_fields++) {
-        const char *name = next_field(&rest);
-        for (int i = 0; i < 3; i++) {
-            if (strcmp(name, names[i]) != 0)
-                continue;
-            if (found[i] >= 0)
-                return trace_fail_field(place, name, "two columns", "one column", error);
-            found[i] = num_fields;
-        }
+    for (int i = 0; i < CSV_COLUMNS; i++) {
+        if (strcmp(name, columns->format->names[i]) != 0)
+            continue;
+        if (columns->found[i] >= 0)
+            return trace_fail_field(place, name, "two columns", "one column", error);
+        columns->found[i] = field;
     }
-    for (int i = 0; i < 3; i++)
-        if (found[i] < 0)
-            return trace_fail_field(place, names[i], "no such column",
-                                    "a header line with TIMESTAMP, ContextTokens, GeneratedTokens",
-                                    error);
-    *columns = (trace_azure_columns){num_fields, found[0], found[1], found[2]};
     return ATTN_OK;
 }
+
+static bool has_word(const char *text, const char *word)
+{
+    const char *at = strstr(text, word);
+    return at && (at == text || strchr(", \t", at[-1])) && strchr(", \t", at[strlen(word)]);
+}
+
+/* The format that has a column of the header; NULL if none has. */
+static const struct trace_csv_format *find_format(const char *header, trace_format format)
+{
+    for (int f = 0; f < CSV_FORMATS; f++)
+        for (int i = 0; i < CSV_COLUMNS; i++)
+            if (format == csv_formats[f].format ||
+                (format == TRACE_FORMAT_AUTO && has_word(header, csv_formats[f].names[i])))
+                return &csv_formats[f];
+    return NULL;
+}
+
+attn_status trace_csv_parse_header(const trace_place *place, char *text, trace_format *format,
+                                   trace_csv_columns *columns, attn_error *error)
+{
+    *columns = (trace_csv_columns){.format = find_format(text, *format), .found = {-1, -1, -1}};
+    if (!columns->format)
+        return host_fail(error, ATTN_CONFIG_ERROR,
+                         "%s:%lld: got \"%.40s\", accepted: a CSV header line with %s, or with %s; "
+                         "or " TRACE_LINE_ACCEPTED,
+                         place->path, (long long)place->line, text, csv_formats[0].header,
+                         csv_formats[1].header);
+    *format = columns->format->format;
+    attn_status status = ATTN_OK;
+    for (char *rest = text; rest && status == ATTN_OK; columns->num_fields++)
+        status = enter_column(place, next_field(&rest), columns->num_fields, columns, error);
+    for (int i = 0; i < CSV_COLUMNS && status == ATTN_OK; i++)
+        if (columns->found[i] < 0)
+            status = host_fail(error, ATTN_CONFIG_ERROR,
+                               "%s:%lld: %s: got no such column, accepted: a header line with %s",
+                               place->path, (long long)place->line, columns->format->names[i],
+                               columns->format->header);
+    return status;
+}
+
+/* ---- Lengths --------------------------------------------------------------------------------- */
 
 static attn_status parse_length(const trace_place *place, const char *field, const char *text,
                                 int64_t least, int64_t *value, attn_error *error)
@@ -155,33 +215,40 @@ static int parse_timestamp(const char *cursor, int64_t *microseconds)
     return 1;
 }
 
+static int parse_seconds(const char *text, int64_t *microseconds)
+{
+    double seconds;
+    if (!text_parse_double(text, &seconds) || !(seconds >= 0 && seconds <= 1e12))
+        return 0;
+    *microseconds = (int64_t)(seconds * 1e6);
+    return 1;
+}
+
 /* ---- Row ------------------------------------------------------------------------------------- */
 
-attn_status trace_azure_parse(const trace_place *place, char *text,
-                              const trace_azure_columns *columns, trace_row *row, attn_error *error)
+attn_status trace_csv_parse(const trace_place *place, char *text, const trace_csv_columns *columns,
+                            trace_row *row, attn_error *error)
 {
-    const char *timestamp = "", *context = "", *generated = "";
+    const struct trace_csv_format *format = columns->format;
+    const char *fields[CSV_COLUMNS] = {"", "", ""};
     int num_fields = 0;
     for (char *rest = text; rest; num_fields++) {
         const char *field = next_field(&rest);
-        if (num_fields == columns->timestamp)
-            timestamp = field;
-        if (num_fields == columns->context_tokens)
-            context = field;
-        if (num_fields == columns->generated_tokens)
-            generated = field;
+        for (int i = 0; i < CSV_COLUMNS; i++)
+            if (columns->found[i] == num_fields)
+                fields[i] = field;
     }
     if (num_fields != columns->num_fields)
         return host_fail(error, ATTN_CONFIG_ERROR,
                          "%s:%lld: got %d fields, accepted: %d as in the header line", place->path,
                          (long long)place->line, num_fields, columns->num_fields);
-    if (!parse_timestamp(timestamp, &row->arrival_us))
-        return trace_fail_field(place, "TIMESTAMP", *timestamp ? timestamp : "nothing",
-                                TIMESTAMP_ACCEPTED, error);
+    if (!format->parse_time(fields[0], &row->arrival_us))
+        return trace_fail_field(place, format->names[0], *fields[0] ? fields[0] : "nothing",
+                                format->time_accepted, error);
     row->num_hash_ids = 0;
     attn_status status =
-        parse_length(place, "ContextTokens", context, 1, &row->input_length, error);
+        parse_length(place, format->names[1], fields[1], 1, &row->input_length, error);
     if (status == ATTN_OK)
-        status = parse_length(place, "GeneratedTokens", generated, 0, &row->output_length, error);
+        status = parse_length(place, format->names[2], fields[2], 0, &row->output_length, error);
     return status;
 }
