@@ -257,7 +257,10 @@ typedef struct attn_layouts {
 
 /* attn_backend_type.flags */
 enum {
-    ATTN_BACKEND_COMPOSITE = 1 << 0 /* serves through children (BACKEND_REF options) */
+    ATTN_BACKEND_COMPOSITE = 1 << 0, /* serves through children (BACKEND_REF options) */
+    /* Built where its kernels could not be compiled: query answers as if they were there, so that
+     * the backend can be explained; create fails with DEPENDENCY_MISSING. */
+    ATTN_BACKEND_WITHOUT_KERNELS = 1 << 1
 };
 
 /* A kind of backend. It lies in the plugin's static storage, with all that it points to. */

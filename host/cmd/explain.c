@@ -20,7 +20,7 @@
 #include "host/select/selection_api.h"
 
 struct values {
-    bool json;
+    bool json, would;
 };
 
 static const struct option_row options[] = {
@@ -29,6 +29,11 @@ static const struct option_row options[] = {
      .kind = OPTION_SWITCH,
      .place = offsetof(struct values, json),
      .help = "the same as JSON"},
+    {.name = "would",
+     .kind = OPTION_SWITCH,
+     .place = offsetof(struct values, would),
+     .help = "what the rules would choose is an answer (exit code 0), even if no such plugin "
+             "exists yet"},
     OPTION_END,
 };
 
@@ -47,34 +52,79 @@ static bool add_notes(const char *notes, cJSON *tree)
     return good;
 }
 
-static int show_json(const struct config *config, const attnhost_selection *told)
+/* Would each phase have a backend if there were plugins of all that the rules name? */
+static bool would_be_served(const attnhost_selection *told)
+{
+    for (uint32_t g = 0; g < told->num_groups; g++) {
+        const attnhost_group *group = attn_at(told->groups, g);
+        for (uint32_t p = 0; group->unit < 0 && p < group->num_phases; p++)
+            if (((const attnhost_phase *)attn_at(group->phases, p))->preferred < 0)
+                return false;
+    }
+    return true;
+}
+
+/* Backends that are chosen, as on a simulated platform they are, although their kernels are not in
+ * this build; "" = none. */
+static void append_without_kernels(const attnhost *host, const attnhost_selection *told,
+                                   strbuf *names)
+{
+    for (uint32_t t = 0; t < host->registry.num_types; t++) {
+        const attn_backend_type *type = host->registry.types[t].type;
+        bool chosen = false;
+        for (uint32_t g = 0; g < told->num_groups; g++) {
+            const attnhost_group *group = attn_at(told->groups, g);
+            for (uint32_t p = 0; p < group->num_phases; p++) {
+                const attnhost_phase *phase = attn_at(group->phases, p);
+                const attnhost_candidate *candidate =
+                    phase->chosen < 0 ? NULL : attn_at(phase->candidates, (uint32_t)phase->chosen);
+                chosen |= candidate && strcmp(candidate->name, type->name) == 0;
+            }
+        }
+        if (chosen && type->flags & ATTN_BACKEND_WITHOUT_KERNELS)
+            strbuf_appendf(names, "%s%s", *strbuf_text(names) ? ", " : "", type->name);
+    }
+}
+
+static int show_json(const struct config *config, const attnhost_selection *told,
+                     const char *without_kernels)
 {
     cJSON *tree = selection_api_to_json(told);
-    bool good = tree && routes_add_json(config, tree) && add_notes(told->notes, tree);
+    bool good = tree && routes_add_json(config, tree) && add_notes(told->notes, tree) &&
+                (!*without_kernels || json_add_text(tree, "without_kernels", without_kernels));
     char *text = json_take_text(tree, good);
     fputs(text ? text : "attnhost explain: no memory for the answer\n", text ? stdout : stderr);
     free(text);
     return text ? EXIT_GOOD : EXIT_RUN_TIME;
 }
 
-static int show(const struct config *config, const attnhost_selection *told, bool json)
+static int show(const attnhost *host, const struct config *config, const attnhost_selection *told,
+                const struct values *values)
 {
     int code = EXIT_GOOD;
-    if (json) {
-        code = show_json(config, told);
+    strbuf without;
+    strbuf_init(&without);
+    append_without_kernels(host, told, &without);
+    if (values->json) {
+        code = show_json(config, told, strbuf_text(&without));
     } else {
         routes_print(config, stdout);
         text_wrap_lines(stdout, told->notes);
         selection_api_print(told, stdout);
+        if (*strbuf_text(&without))
+            text_wrap_line(stdout, 0, 2, "built without kernels: %s; to run, build with nvcc",
+                           strbuf_text(&without));
     }
-    if (told->status)
-        fprintf(stderr, "attnhost explain: %s\n", told->message);
-    return told->status ? exit_code_of(told->status) : code;
+    strbuf_finish(&without);
+    if (told->status == ATTN_OK || (values->would && would_be_served(told)))
+        return code;
+    fprintf(stderr, "attnhost explain: %s\n", told->message);
+    return exit_code_of(told->status);
 }
 
 /* Model, platform and selection of a configuration whose host is open; the configuration's owner
  * from now on. */
-static int explain(attnhost *host, struct config *config, bool json)
+static int explain(attnhost *host, struct config *config, const struct values *values)
 {
     host_error error;
     struct model *model = NULL;
@@ -91,7 +141,7 @@ static int explain(attnhost *host, struct config *config, bool json)
     }
     if (status)
         fprintf(stderr, "attnhost explain: %s\n", host_error_text(&error));
-    int code = status ? exit_code_of(status) : show(config, told, json);
+    int code = status ? exit_code_of(status) : show(host, config, told, values);
     attnhost_selection_destroy(told);
     return code;
 }
@@ -107,7 +157,7 @@ static int open_and_explain(const struct arguments *arguments, struct config *co
         arguments_complain(arguments, "%s", host_error_text(&error));
         config_destroy(config);
     } else {
-        code = explain(host, config, values->json);
+        code = explain(host, config, values);
     }
     attnhost_destroy(host);
     return code;
@@ -157,7 +207,8 @@ const struct command command_explain = {
     .ending =
         "The answer goes to stdout, folded to 80 columns in a pipe, too; for scripts there is\n"
         "--json. Everything else goes to stderr. Exit codes: 0 every layer is served, or on a\n"
-        "simulated platform would be; 2 usage or configuration; 3 a critical plugin is refused; 4\n"
+        "simulated platform would be by a plugin that exists; 2 usage or configuration; 3 a "
+        "critical plugin is refused; 4\n"
         "no backend can serve some layer, or the named one cannot.\n"
         "\n"
         "examples:\n"

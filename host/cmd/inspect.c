@@ -83,6 +83,9 @@ static void print_type(const attnhost *host, const attn_backend_type *type)
            type->num_options ? "" : " none");
     for (uint32_t i = 0; i < type->num_options; i++)
         print_option(attn_at(type->options, i));
+    if (type->flags & ATTN_BACKEND_WITHOUT_KERNELS)
+        text_wrap_line(stdout, 2, 4,
+                       "built without kernels: what follows is what they would do; create fails");
     if (type->flags & ATTN_BACKEND_COMPOSITE)
         puts("  a composite: it can do what its children can");
     else if (probe_find(host, type, &probe))
@@ -128,7 +131,9 @@ static bool add_type(cJSON *list, const attnhost *host, const attn_backend_type 
     cJSON *object = cJSON_CreateObject();
     bool good = json_add_item(list, object) && json_add_text(object, "name", type->name) &&
                 json_add_text(object, "doc", type->doc) &&
-                cJSON_AddBoolToObject(object, "composite", type->flags & ATTN_BACKEND_COMPOSITE);
+                cJSON_AddBoolToObject(object, "composite", type->flags & ATTN_BACKEND_COMPOSITE) &&
+                cJSON_AddBoolToObject(object, "without_kernels",
+                                      type->flags & ATTN_BACKEND_WITHOUT_KERNELS);
     cJSON *layouts = good ? cJSON_AddArrayToObject(object, "layouts") : NULL;
     good = layouts != NULL;
     for (uint32_t i = 0; good && i < type->num_layouts; i++)

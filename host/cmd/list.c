@@ -45,6 +45,8 @@ static void state_of(const attnhost *host, const attn_backend_type *type, char *
     char why[320];
     if (type->flags & ATTN_BACKEND_COMPOSITE)
         snprintf(text, size, "usable, a composite");
+    else if (type->flags & ATTN_BACKEND_WITHOUT_KERNELS)
+        snprintf(text, size, "built without kernels: explained, but not run; build with nvcc");
     else if (probe_here(host, type, why, sizeof why))
         snprintf(text, size, "usable");
     else if (strncmp(why, other_kind, strlen(other_kind)) == 0)
@@ -181,6 +183,23 @@ static cJSON *list_others(const attnhost *host, const struct matrix_column *colu
     return names;
 }
 
+/* Of the columns, those whose kernels are not in this build. A cJSON array, the caller's; NULL when
+ * memory ran out. */
+static cJSON *list_without_kernels(const attnhost *host, const struct matrix_column *columns,
+                                   uint32_t num_columns)
+{
+    cJSON *names = cJSON_CreateArray();
+    for (uint32_t c = 0; names && c < num_columns; c++) {
+        const struct registry_type *found = registry_find(&host->registry, columns[c].name);
+        if (!found || !(found->type->flags & ATTN_BACKEND_WITHOUT_KERNELS) ||
+            json_add_text_item(names, columns[c].name))
+            continue;
+        cJSON_Delete(names);
+        names = NULL;
+    }
+    return names;
+}
+
 static void print_others(const cJSON *names, const char *sentence)
 {
     const char *separator = sentence;
@@ -216,7 +235,7 @@ static bool ask_all(const attnhost *host, struct matrix_column *columns, uint32_
 struct matrix_parts {
     struct matrix_column *columns;
     uint32_t num_columns;
-    cJSON *composites, *others;
+    cJSON *composites, *others, *without_kernels;
 };
 
 static bool ask_matrix(const attnhost *host, struct matrix_parts *parts)
@@ -226,7 +245,8 @@ static bool ask_matrix(const attnhost *host, struct matrix_parts *parts)
         return false;
     parts->composites = list_others(host, parts->columns, parts->num_columns, true);
     parts->others = list_others(host, parts->columns, parts->num_columns, false);
-    return parts->composites && parts->others;
+    parts->without_kernels = list_without_kernels(host, parts->columns, parts->num_columns);
+    return parts->composites && parts->others && parts->without_kernels;
 }
 
 static void finish_matrix(struct matrix_parts *parts)
@@ -235,10 +255,12 @@ static void finish_matrix(struct matrix_parts *parts)
         cJSON_Delete((cJSON *)parts->columns[c].rows);
     cJSON_Delete(parts->composites);
     cJSON_Delete(parts->others);
+    cJSON_Delete(parts->without_kernels);
     free(parts->columns);
 }
 
-/* {"backends": {NAME: {MATTER: [VALUE ...]}}, "composites": [NAME ...], "others": [NAME ...]} */
+/* {"backends": {NAME: {MATTER: [VALUE ...]}}, "composites": [NAME ...], "others": [NAME ...],
+ * "without_kernels": [NAME ...]} */
 static char *matrix_json(struct matrix_parts *parts)
 {
     cJSON *root = cJSON_CreateObject(), *backends = cJSON_AddObjectToObject(root, "backends");
@@ -248,7 +270,8 @@ static char *matrix_json(struct matrix_parts *parts)
         good = cJSON_AddItemToObject(backends, parts->columns[c].name, rows);
     }
     good = good && cJSON_AddItemReferenceToObject(root, "composites", parts->composites) &&
-           cJSON_AddItemReferenceToObject(root, "others", parts->others);
+           cJSON_AddItemReferenceToObject(root, "others", parts->others) &&
+           cJSON_AddItemReferenceToObject(root, "without_kernels", parts->without_kernels);
     return json_take_text(root, good);
 }
 
@@ -275,6 +298,7 @@ static int print_matrix(const attnhost *host, bool json)
         print_others(parts.composites, "\nComposites can do what their children can: ");
         print_others(parts.others,
                      "\nNot for plain softmax attention, which this table is about: ");
+        print_others(parts.without_kernels, "\nBuilt without kernels here: ");
     }
     finish_matrix(&parts);
     return code;

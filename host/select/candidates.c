@@ -128,6 +128,13 @@ static attn_status resolve(struct selector *selector, const char *key, const cha
     }
     if (!known)
         return fail_unknown(selector, key, section, type);
+    if (known->plugin.count > 0) {
+        strbuf_appendf(absent, "%s%s%s%s (%s); installed: %s", alias ? wanted : "",
+                       alias ? " stands for " : "", alias ? type : "",
+                       alias ? ": " SELECT_NO_PLUGIN_TEXT : SELECT_NO_PLUGIN_TEXT, known->text,
+                       selector->selection->installed);
+        return ATTN_OK;
+    }
     if (alias)
         strbuf_appendf(absent, "%s stands for %s, which is not installed", wanted, type);
     else if (section)
@@ -372,6 +379,16 @@ static struct rule_facts facts_of(const struct selector *selector, const attn_la
                                .draft_topk = problem_draft_topk(selector->config)};
 }
 
+/* A backend of the rules whose type is not loaded. */
+static attn_status add_missing(struct selector *selector, struct select_phase *phase,
+                               const char *name)
+{
+    const struct rule *known = rules_backend(selector->selection->rules, name);
+    if (known && known->plugin.count > 0)
+        return add_candidate(selector, phase, name, SELECT_NO_PLUGIN, SELECT_NO_PLUGIN_TEXT);
+    return add_candidate(selector, phase, name, SELECT_NOT_INSTALLED, "not installed here");
+}
+
 /* The backends of the order, then every other type that is loaded. */
 static attn_status add_auto(struct selector *selector, const attn_layer_group *group,
                             struct select_phase *phase)
@@ -388,9 +405,9 @@ static attn_status add_auto(struct selector *selector, const attn_layer_group *g
         strbuf_append(&why, "no rule: in order of loading");
     for (size_t i = 0; order && i < order->backends.count && !status; i++) {
         const char *name = order->backends.items[i];
-        bool here = select_find_type(selector->host, name) != NULL;
-        status = add_candidate(selector, phase, name, here ? SELECT_PRESENT : SELECT_NOT_INSTALLED,
-                               here ? NULL : "not installed here");
+        status = select_find_type(selector->host, name)
+                     ? add_candidate(selector, phase, name, SELECT_PRESENT, NULL)
+                     : add_missing(selector, phase, name);
     }
     for (uint32_t i = 0; i < attnhost_num_types(selector->host) && !status; i++) {
         attnhost_type_info info = {.struct_size = sizeof info};
@@ -458,6 +475,26 @@ static void apply_rules(struct selector *selector, const attn_layer_group *group
     }
 }
 
+static bool is_missing(const struct select_candidate *candidate)
+{
+    return candidate->absence == SELECT_NOT_INSTALLED || candidate->absence == SELECT_NO_PLUGIN;
+}
+
+/* A backend without kernels cannot serve on this device. On a simulated one it is asked as if they
+ * were there. */
+static attn_status set_aside_without_kernels(struct selector *selector,
+                                             struct select_candidate *candidate)
+{
+    const attn_backend_type *type =
+        select_find_type(selector->host, select_type_name(selector, candidate->name));
+    if (selector->selection->simulated || candidate->absent || candidate->excluded || !type ||
+        !(type->flags & ATTN_BACKEND_WITHOUT_KERNELS))
+        return ATTN_OK;
+    candidate->absence = SELECT_WITHOUT_KERNELS;
+    candidate->absent = strdup("built without kernels");
+    return candidate->absent ? ATTN_OK : select_no_memory(selector);
+}
+
 /* The first of the order that serves, or that is not installed, runs here and was not taken out. */
 static int32_t find_preferred(const struct selector *selector, const attn_layer_group *group,
                               const struct select_phase *phase)
@@ -467,8 +504,8 @@ static int32_t find_preferred(const struct selector *selector, const attn_layer_
     for (uint32_t i = 0; order && i < order->backends.count && i < phase->num_candidates; i++) {
         const struct select_candidate *candidate = &phase->candidates[i];
         if (candidate->layouts ||
-            (candidate->absence == SELECT_NOT_INSTALLED && !candidate->excluded &&
-             candidate->known && rules_runs_on(&candidate->known->platforms, facts.device)))
+            (is_missing(candidate) && !candidate->excluded && candidate->known &&
+             rules_runs_on(&candidate->known->platforms, facts.device)))
             return (int32_t)i;
     }
     return -1;
@@ -487,7 +524,8 @@ attn_status select_fill_phase(struct selector *selector, uint32_t group, uint32_
     for (uint32_t i = 0; i < phase->num_candidates && !status; i++) {
         struct select_candidate *candidate = &phase->candidates[i];
         host_error error;
-        if (candidate->absent || candidate->excluded)
+        status = set_aside_without_kernels(selector, candidate);
+        if (status || candidate->absent || candidate->excluded)
             continue;
         host_error_init(&error);
         status = select_ask(selector, group, modes, candidate, &error.base);

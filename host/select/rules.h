@@ -66,6 +66,7 @@ struct rule {
     char *text;
     char *accepted;              /* exclude */
     struct config_texts aliases; /* backend */
+    struct config_ints plugin;   /* backend: not empty = no such plugin exists yet */
     struct config_texts backends;
     bool all; /* exclude: `backends = all` */
     struct rule_platforms platforms;

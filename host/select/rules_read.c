@@ -143,6 +143,7 @@ static const struct config_choice has_words[] = {{"sinks", RULE_HAS_SINKS},
                                                  {"alibi", RULE_HAS_ALIBI},
                                                  {"unequal_v", RULE_HAS_UNEQUAL_V},
                                                  {NULL, 0}};
+static const struct config_choice plugin_words[] = {{"none", 1}, {NULL, 0}};
 static const struct config_choice dtype_words[] = {
     {"f32", ATTN_F32},           {"f16", ATTN_F16},           {"bf16", ATTN_BF16},
     {"fp8_e4m3", ATTN_FP8_E4M3}, {"fp8_e5m2", ATTN_FP8_E5M2}, {NULL, 0}};
@@ -155,6 +156,7 @@ static const struct config_choice dtype_words[] = {
 
 static const struct config_key keys[] = {
     KEY("aliases", aliases, config_kind_names, OF_BACKEND, .min = 0),
+    KEY("plugin", plugin, config_kind_set, OF_BACKEND, .choices = plugin_words),
     KEY("platform", platforms, kind_platforms, OF_ALL, .min = 0),
     KEY("kind", kinds, config_kind_set, OF_BOTH, .choices = kind_words),
     KEY("attn_type", attn_types, config_kind_set, OF_BOTH, .choices = type_words),

@@ -448,6 +448,8 @@ bool select_is_settled(const struct selection *selection)
                 continue;
             if (phase->preferred < 0)
                 return false;
+            if (phase->candidates[phase->preferred].absence == SELECT_NO_PLUGIN)
+                return false;
             absent |= phase->candidates[phase->preferred].absence == SELECT_NOT_INSTALLED;
         }
         if (group->unit < 0 && !absent)

@@ -29,7 +29,14 @@
 enum { SELECT_PREFILL = 0, SELECT_DECODE = 1, SELECT_PHASES = 2 };
 
 /* select_candidate.absence */
-enum { SELECT_PRESENT, SELECT_NOT_INSTALLED, SELECT_COMPOSITE, SELECT_NO_ANSWER };
+enum {
+    SELECT_PRESENT,
+    SELECT_NOT_INSTALLED,
+    SELECT_NO_PLUGIN,       /* no such plugin exists yet */
+    SELECT_WITHOUT_KERNELS, /* its kernels are not in this build */
+    SELECT_COMPOSITE,
+    SELECT_NO_ANSWER
+};
 
 /* A backend and what it answered. */
 struct select_candidate {
@@ -111,7 +118,8 @@ void select_destroy(struct selection *selection);
 /* The backend that serves a phase of a group, or NULL. */
 const char *select_backend(const struct selection *selection, uint32_t group, uint32_t phase);
 
-/* Does each group have a backend, or one that would be chosen if it were installed? */
+/* Does each group have a backend, or one that would be chosen if it were installed? One that no
+ * plugin has yet is no answer. */
 bool select_is_settled(const struct selection *selection);
 
 /* Can decode batches of a group be captured: the graph level (ATTN_GRAPH_*) of the backend that

@@ -8,6 +8,8 @@
 #include "host/base/error.h"
 #include "host/select/select.h"
 
+#define SELECT_NO_PLUGIN_TEXT "no such plugin exists yet"
+
 /* What all steps of a selection need. */
 struct selector {
     attnhost *host;

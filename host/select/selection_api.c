@@ -119,6 +119,14 @@ static attnhost_reason tell_absence(const struct selection *selection,
         reason.code_name = "NOT_INSTALLED";
         reason.field = "backend";
         reason.accepted = selection->installed;
+    } else if (candidate->absence == SELECT_NO_PLUGIN) {
+        reason.code_name = "NO_PLUGIN";
+        reason.field = "backend";
+        reason.accepted = selection->installed;
+    } else if (candidate->absence == SELECT_WITHOUT_KERNELS) {
+        reason.code_name = "WITHOUT_KERNELS";
+        reason.field = "backend";
+        reason.accepted = "a build with nvcc";
     } else if (candidate->absence == SELECT_COMPOSITE) {
         reason.code_name = "COMPOSITE";
         reason.field = "attention_backend";

@@ -5,6 +5,7 @@
  */
 #include "plugins/fa3_like/fa3_like.h"
 
+#include "plugins/common/cuda/image.h"
 #include "plugins/common/plugin_entry.h"
 
 static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND};
@@ -40,6 +41,7 @@ static const attn_backend_ops ops = {
 
 static const attn_backend_type fa3_like_type = {
     .struct_size = sizeof(attn_backend_type),
+    .flags = CUDA_IMAGE_BACKEND_FLAGS,
     .name = "fa3_like",
     .doc = "softmax attention on Hopper (sm_90), bf16 and fp16, kernels with wgmma and TMA",
     .num_layouts = sizeof layouts / sizeof layouts[0],

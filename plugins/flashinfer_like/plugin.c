@@ -4,6 +4,7 @@
  */
 #include "plugins/flashinfer_like/flashinfer_like.h"
 
+#include "plugins/common/cuda/image.h"
 #include "plugins/common/plugin_entry.h"
 
 /* ---- Tables ---------------------------------------------------------------------------------- */
@@ -28,6 +29,7 @@ static const attn_backend_ops ops = {
 static const attn_backend_type flashinfer_like_type = {
     .struct_size = sizeof(attn_backend_type),
     .name = "flashinfer_like",
+    .flags = CUDA_IMAGE_BACKEND_FLAGS,
     .doc = "paged softmax attention, planned and balanced for any mix of lengths, bf16 and fp16",
     .num_layouts = sizeof layouts / sizeof layouts[0],
     .layouts = layouts,

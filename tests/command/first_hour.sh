@@ -60,9 +60,52 @@ says 0 "and so it answers" "served by triton_like" \
     -- "$attnhost" explain "$top/examples/cuda.ini" --set platform.simulate=sm90
 says 0 "for an H100 or H200, both phases" "served by fa3_like-flashinfer_like" \
     -- "$attnhost" explain "$top/examples/hopper.ini" --set platform.simulate=sm90
-says 4 "an error that lacks a plugin says where to look" "plugins.path names other folders" \
+says 4 "an error that lacks a plugin says that there is none" "no such plugin exists yet" \
     -- "$attnhost" run "$top/examples/quickstart.ini" --attention-backend trtllm_mha_like
-says 4 "inspect says it, too" "plugins.path names other folders" -- "$attnhost" inspect trtllm_mha
+says 4 "inspect says where to look" "plugins.path names other folders" -- "$attnhost" inspect trtllm_mha
+says 4 "a backend that no plugin has yet" "no such plugin exists yet" \
+    -- "$attnhost" explain "$top/examples/quickstart.ini" --set platform.simulate=gfx942 \
+    --set attention.attention_backend=auto
+says 0 "and --would takes it for an answer" "aiter_like: would be chosen; no such plugin exists yet" \
+    -- "$attnhost" explain "$top/examples/quickstart.ini" --set platform.simulate=gfx942 \
+    --set attention.attention_backend=auto --would
+says 0 "whose kernels fa3_like's are" "this project's own kernels for Hopper" \
+    -- "$attnhost" explain "$top/examples/quickstart.ini" --set platform.simulate=sm90 \
+    --set attention.attention_backend=auto --json
+
+# A build without nvcc: what would need kernels is told apart, and is not served on a real GPU.
+if grep -q '^#define HAVE_NVCC' "$ATTNHOST_TEST_BUILDDIR/host/base/configured.h"; then
+    without=0
+else
+    without=1
+fi
+# kernels NAME COMMAND...: "built without kernels" is said exactly where they are missing.
+kernels()
+{
+    what=$1
+    shift
+    "$@" >output 2>&1 </dev/null
+    said=$(tr -s '\n ' ' ' <output | grep -c -i -e 'built without kernels' -e '"without_kernels":.*true' -e '"without_kernels":.*fa3_like')
+    if test "$said" -eq $without; then
+        tap_ok "$what: whether its kernels are in this build"
+    else
+        tap_not_ok "$what: whether its kernels are in this build" "$(cat output)"
+    fi
+}
+kernels list "$attnhost" list
+kernels "list --matrix" "$attnhost" list --matrix
+kernels "list --matrix --json" "$attnhost" list --matrix --json
+kernels inspect "$attnhost" inspect fa3_like
+kernels "inspect --json" "$attnhost" inspect fa3_like --json
+kernels "explain, simulated" "$attnhost" explain "$top/examples/hopper.ini" --set platform.simulate=sm90
+ATTNHOST_LIBCUDA=$ATTNHOST_TEST_FIXTURE_DIR/fake_cuda_kernels.so
+export ATTNHOST_LIBCUDA
+kernels "explain on a GPU" "$attnhost" explain "$top/examples/hopper.ini"
+if test $without -eq 1; then
+    says 4 "explain on a GPU does not take it for served" "fa3_like: built without kernels" \
+        -- "$attnhost" explain "$top/examples/hopper.ini"
+fi
+unset ATTNHOST_LIBCUDA
 for command in run list inspect explain bench check fuzz report; do
     says 0 "help $command" "usage: attnhost $command " -- "$attnhost" help "$command"
     narrow "$command --help" "$attnhost" "$command" --help

@@ -32,6 +32,7 @@ typedef struct cuda_image {
 } cuda_image;
 
 #ifdef HAVE_NVCC
+#define CUDA_IMAGE_BACKEND_FLAGS 0 /* of a backend type whose kernels are images */
 #define CUDA_IMAGE_DECLARE(name)                                                                   \
     extern const unsigned char name##_fatbin[];                                                    \
     extern const char name##_fatbin_codes[];
@@ -40,6 +41,7 @@ typedef struct cuda_image {
 #name, name##_fatbin_codes, name##_fatbin                                                  \
     }
 #else
+#define CUDA_IMAGE_BACKEND_FLAGS ATTN_BACKEND_WITHOUT_KERNELS
 #define CUDA_IMAGE_DECLARE(name)
 #define CUDA_IMAGE(name)                                                                           \
     {                                                                                              \
