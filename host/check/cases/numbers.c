@@ -163,6 +163,34 @@ static void hide_needles(struct case_spec *spec)
     spec->without_needles |= spec->alibi || dtype_is_fp8(spec->out_dtype);
 }
 
+static void lengthen(struct case_sequence *sequence, int32_t prefix_len)
+{
+    if (sequence->prefix_len < prefix_len)
+        sequence->prefix_len = prefix_len;
+}
+
+void numbers_draw_hint(const struct grid *grid, const attn_options *options, uint64_t seed,
+                       int64_t most_work, struct case_spec *spec)
+{
+    enum { MOST_PAGES = 3 };
+    struct numbers numbers = {grid, options, most_work, spec, {.seed = seed}};
+    struct case_spec changed = *spec;
+    if (!one_in(&numbers, 3) || has_own_lengths(spec) ||
+        spec->num_sequences > FORWARD_CASE_MAX_SEQS)
+        return;
+    changed.hint = HINT_ALL + below(&numbers, CASE_HINTS - HINT_ALL);
+    for (int32_t s = 1; s < changed.num_sequences; s++) {
+        if (one_in(&numbers, 3))
+            continue;
+        int32_t shared = changed.page_size * (1 + below(&numbers, MOST_PAGES));
+        lengthen(&changed.sequences[s - 1], shared);
+        lengthen(&changed.sequences[s], shared);
+        changed.sequences[s].shared = shared;
+    }
+    hide_needles(&changed);
+    keep_if_accepted(&numbers, &changed);
+}
+
 bool numbers_draw_few(const struct grid *grid, const attn_options *options, uint64_t seed,
                       int64_t most_work, struct case_spec *spec)
 {

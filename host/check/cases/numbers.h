@@ -17,6 +17,11 @@ int64_t numbers_work(const struct case_spec *spec);
 void numbers_draw_batch(const struct grid *grid, const attn_options *options, uint64_t seed,
                         int64_t most_work, struct case_spec *spec);
 
+/* Runs of sequences with first pages in common and a hint of them, in a third of the cases. What
+ * else the spec has stays: sinks, slopes, caps, masks, and whether LSE is asked for. */
+void numbers_draw_hint(const struct grid *grid, const attn_options *options, uint64_t seed,
+                       int64_t most_work, struct case_spec *spec);
+
 /* A few sequences with a query or two, before up to some 3000 keys each: work that is cut along its
  * keys. false: the spec stays as it is. */
 bool numbers_draw_few(const struct grid *grid, const attn_options *options, uint64_t seed,

@@ -34,6 +34,7 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
         check_note(run, "with %s", what);
     numbers_draw_layer(grid, used, mix_absorb(run->seed, 1), most_work, spec);
     numbers_draw_batch(grid, used, mix_absorb(run->seed, 2), most_work, spec);
+    numbers_draw_hint(grid, used, mix_absorb(run->seed, 7), most_work, spec);
     if (large)
         numbers_draw_large(grid, used, mix_absorb(run->seed, 5), large_work, spec);
     other_host_run_spec(run, other_host_draw_threads(run), spec, used, &once);
