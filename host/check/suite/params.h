@@ -23,7 +23,7 @@ struct check_params {
     struct text_list options; /* KEY=VALUE */
     uint64_t seed;
     double timeout;    /* seconds for all */
-    double inactivity; /* seconds without a sign of life */
+    double inactivity; /* seconds without a sign of life (silence.h) */
     double time;       /* seconds to fuzz for */
     enum check_format format;
     const char *output;  /* file of the report, folder of replay files; NULL = stdout, none */

@@ -20,6 +20,7 @@
 
 #include "host/check/suite/descendants.h"
 #include "host/check/suite/json.h"
+#include "host/check/suite/silence.h"
 #include "host/base/clock.h"
 #include "host/base/error.h"
 
@@ -226,8 +227,6 @@ static void describe_stop(const struct sandbox *sandbox, struct sandbox_reply *r
     if (reply->end == SANDBOX_LATE)
         snprintf(reply->text, sizeof reply->text, "the time for all cases, %g s, is over",
                  params->timeout);
-    else if (reply->end == SANDBOX_HUNG)
-        snprintf(reply->text, sizeof reply->text, "no sign of life for %g s", params->inactivity);
     else
         snprintf(reply->text, sizeof reply->text, "interrupted");
 }
@@ -263,8 +262,25 @@ static void sleep_until(const struct sandbox *sandbox, int64_t limit_ns)
         nanosleep(&pause, NULL);
 }
 
+static int64_t inactivity_ns(const struct sandbox *sandbox)
+{
+    return (int64_t)(sandbox->params->inactivity * 1e9);
+}
+
+/* Which limit it was is said. */
+static void stop_hung(struct sandbox *sandbox, struct sandbox_reply *reply,
+                      const struct silence *silence)
+{
+    bool own = silence->own >= inactivity_ns(sandbox);
+    double limit = sandbox->params->inactivity;
+    stop(sandbox, reply, SANDBOX_HUNG);
+    snprintf(reply->text, sizeof reply->text, "no sign of life for %g s%s",
+             own ? limit : SILENCE_WALL * limit,
+             own ? " of its own time" : " on the clock, in most of which it did not run");
+}
+
 /* One look. false when the question has come to an end. */
-static bool look(struct sandbox *sandbox, struct sandbox_reply *reply, int64_t silent_since)
+static bool look(struct sandbox *sandbox, struct sandbox_reply *reply, struct silence *silence)
 {
     int64_t now = clock_now_ns();
     int signal_now = read_signals(sandbox);
@@ -283,8 +299,8 @@ static bool look(struct sandbox *sandbox, struct sandbox_reply *reply, int64_t s
         stop(sandbox, reply, SANDBOX_INTERRUPTED);
     else if (now > sandbox->deadline_ns)
         stop(sandbox, reply, SANDBOX_LATE);
-    else if (now - silent_since > (int64_t)(sandbox->params->inactivity * 1e9))
-        stop(sandbox, reply, SANDBOX_HUNG);
+    else if (silence_left(silence, inactivity_ns(sandbox)) <= 0)
+        stop_hung(sandbox, reply, silence);
     else
         return true;
     return false;
@@ -292,15 +308,17 @@ static bool look(struct sandbox *sandbox, struct sandbox_reply *reply, int64_t s
 
 static void await_answer(struct sandbox *sandbox, struct sandbox_reply *reply)
 {
-    int64_t silent_since = clock_now_ns();
-    int64_t inactivity = (int64_t)(sandbox->params->inactivity * 1e9);
+    struct silence silence;
     uint64_t seen = atomic_load(&sandbox->trail->count);
-    while (look(sandbox, reply, silent_since)) {
-        int64_t limit = silent_since + inactivity;
+    silence_begin(&silence, sandbox->child);
+    while (look(sandbox, reply, &silence)) {
+        int64_t limit = clock_now_ns() + silence_left(&silence, inactivity_ns(sandbox));
         sleep_until(sandbox, limit < sandbox->deadline_ns ? limit : sandbox->deadline_ns);
         uint64_t count = atomic_load(&sandbox->trail->count);
         if (count != seen)
-            silent_since = clock_now_ns();
+            silence_begin(&silence, sandbox->child);
+        else
+            silence_update(&silence, sandbox->child);
         seen = count;
     }
 }

@@ -11,7 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "host/plugin/process_state.h"
@@ -20,6 +22,7 @@
 #include "host/check/suite/profile.h"
 #include "host/check/suite/replay.h"
 #include "host/check/suite/result.h"
+#include "host/check/suite/silence.h"
 #include "host/check/trail.h"
 #include "host/base/error.h"
 #include "tests/tools/test_main.h"
@@ -222,6 +225,47 @@ START_TEST(surroundings)
         ck_assert_str_eq(changes[kind], "");
     ck_assert_int_eq(fegetround(), FE_TONEAREST);
     ck_assert_str_eq(after.directory, before.directory);
+}
+END_TEST
+
+/* ---- Silence --------------------------------------------------------------------------------- */
+
+/* A process that others keep from the processor is charged for what it ran; one that waits, for all
+ * of it. Threads together are charged no more than the clock. */
+START_TEST(silence_of_a_child)
+{
+    ck_assert_int_eq(silence_own(1000, 0, true), 0);
+    ck_assert_int_eq(silence_own(1000, 50, true), 50);
+    ck_assert_int_eq(silence_own(1000, 50, false), 50);
+    ck_assert_int_eq(silence_own(1000, 0, false), 1000);
+    ck_assert_int_eq(silence_own(1000, 4000, true), 1000);
+
+    struct silence silence = {.began = 0, .seen = 2000, .own = 40};
+    ck_assert_int_eq(silence_left(&silence, 300), 260);
+    silence.seen = SILENCE_WALL * 300 - 7;
+    ck_assert_int_eq(silence_left(&silence, 300), 7);
+    silence.own = 300;
+    ck_assert_int_le(silence_left(&silence, 300), 0);
+}
+END_TEST
+
+START_TEST(silence_of_one_that_waits)
+{
+    struct silence silence;
+    pid_t child = fork();
+    if (child == 0) {
+        for (;;)
+            pause();
+    }
+    ck_assert_int_gt(child, 0);
+    silence_begin(&silence, child);
+    do {
+        usleep(20000);
+        silence_update(&silence, child);
+    } while (silence.own == 0); /* it may be kept from its pause() for a while */
+    kill(child, SIGKILL);
+    ck_assert_int_eq(waitpid(child, NULL, 0), child);
+    ck_assert_int_le(silence.own, silence.seen - silence.began);
 }
 END_TEST
 
@@ -777,6 +821,8 @@ int main(void)
     tcase_add_test(plain, orders);
     tcase_add_test(plain, first_word_stays);
     tcase_add_test(plain, surroundings);
+    tcase_add_test(plain, silence_of_a_child);
+    tcase_add_test(plain, silence_of_one_that_waits);
 #ifdef __x86_64__
     tcase_add_test(plain, denormals);
 #endif
