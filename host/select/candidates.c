@@ -480,16 +480,17 @@ static bool is_missing(const struct select_candidate *candidate)
     return candidate->absence == SELECT_NOT_INSTALLED || candidate->absence == SELECT_NO_PLUGIN;
 }
 
-/* A backend without kernels cannot serve on this device. On a simulated one it is asked as if they
- * were there. */
+/* A backend without kernels accepts what it could serve with them: on a simulated device that is
+ * the answer, on the real one it cannot serve. */
 static attn_status set_aside_without_kernels(struct selector *selector,
                                              struct select_candidate *candidate)
 {
     const attn_backend_type *type =
         select_find_type(selector->host, select_type_name(selector, candidate->name));
-    if (selector->selection->simulated || candidate->absent || candidate->excluded || !type ||
+    if (selector->selection->simulated || candidate->layouts == 0 || !type ||
         !(type->flags & ATTN_BACKEND_WITHOUT_KERNELS))
         return ATTN_OK;
+    candidate->layouts = 0;
     candidate->absence = SELECT_WITHOUT_KERNELS;
     candidate->absent = strdup("built without kernels");
     return candidate->absent ? ATTN_OK : select_no_memory(selector);
@@ -524,13 +525,14 @@ attn_status select_fill_phase(struct selector *selector, uint32_t group, uint32_
     for (uint32_t i = 0; i < phase->num_candidates && !status; i++) {
         struct select_candidate *candidate = &phase->candidates[i];
         host_error error;
-        status = set_aside_without_kernels(selector, candidate);
-        if (status || candidate->absent || candidate->excluded)
+        if (candidate->absent || candidate->excluded)
             continue;
         host_error_init(&error);
         status = select_ask(selector, group, modes, candidate, &error.base);
-        if (!status)
+        if (!status) {
+            status = set_aside_without_kernels(selector, candidate);
             continue;
+        }
         if (!automatic || status == ATTN_OUT_OF_HOST_MEMORY)
             return host_fail(selector->error, status, "%s", host_error_text(&error));
         candidate->layouts = 0;

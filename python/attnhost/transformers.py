@@ -4,7 +4,7 @@
     attnhost.use("serve.ini")
     model = AutoModelForCausalLM.from_config(config, attn_implementation="attnhost")
     attnhost.generate(model, prompts)                         packed, continuous batching
-    model.generate(ids, past_key_values=attnhost.Cache(model))    Transformers' own loop
+    model.generate(ids, past_key_values=attnhost.Cache(model))    Transformers' own loop; cache= since 5.24
 
 Keys and values lie in pages of this cache, recurrent states in its slots; a model's own code computes
 everything but attention, and everything but the recurrence of its recurrent layers (recurrent.py).
@@ -29,6 +29,8 @@ from .host import Host
 from .problem import layer_group
 
 NAME = "attnhost"
+# What a model calls its cache: since Transformers 5.24, before, and where it is recurrent.
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 Key = Tuple[str, int]  # ("self", "cross", "recurrent" or "encoder", the model's number of the layer)
 
 _host: Optional[Host] = None
@@ -38,6 +40,7 @@ class _Thread(threading.local):
     """What a call of a model leaves for the next one, of its thread."""
 
     recorded: Optional[List["Layer"]] = None  # while describe() looks
+    without_cache: Optional[str] = None  # the model that describe() could give no cache, its class
     awaiting: Optional["_Awaited"] = None  # from a cache's layer to attention()
     sized: Optional["_Steps"] = None  # the cache that was asked for the size of a mask
 
@@ -131,7 +134,12 @@ def itself(model: torch.nn.Module) -> torch.nn.Module:
 def cache_argument(model: torch.nn.Module) -> Optional[str]:
     """What the model's forward calls its cache."""
     names = inspect.signature(itself(model).forward).parameters
-    return next((name for name in ("past_key_values", "cache_params") if name in names), None)
+    return next((name for name in CACHE_NAMES if name in names), None)
+
+
+def _cache_in(call: Mapping[str, Any], *more: str) -> Any:
+    """What a module was called with as its cache, under whichever name."""
+    return next((call[name] for name in (*more, *CACHE_NAMES) if call.get(name) is not None), None)
 
 
 def takes_positions(model: torch.nn.Module) -> bool:
@@ -158,6 +166,7 @@ def _look(model: torch.nn.Module) -> List[Layer]:
                 1, model.config.num_mel_bins, 2 * model.config.max_source_positions,
                 dtype=model.dtype, device=model.device)
         argument = cache_argument(model)
+        _now.without_cache = None if argument else type(model).__name__
         try:
             with torch.no_grad():
                 model(**inputs, **({argument: _make(_Steps, model)} if argument else {}))
@@ -168,7 +177,7 @@ def _look(model: torch.nn.Module) -> List[Layer]:
                               "UNSUPPORTED") from error
         seen = sorted(_now.recorded, key=lambda layer: layer.key[0] == "encoder")
     finally:
-        _now.recorded = None
+        _now.recorded = _now.without_cache = None
     if not seen:
         raise Unsupported(f"{type(model).__name__}: no layer calls attention through the interface, "
                           f"nor is a {' or '.join([*recurrent.KINDS, *alibi.KINDS])}", "UNSUPPORTED")
@@ -221,7 +230,7 @@ def _keep_latents(module: torch.nn.Module, kv_nope: torch.Tensor,
 def _recurrent_forward(module: torch.nn.Module, hidden_states: torch.Tensor, *args: Any,
                        **call: Any) -> Any:
     """In place of the module's own forward."""
-    cache = call.get("cache_params", call.get("past_key_values"))
+    cache = _cache_in(call)
     if not isinstance(cache, _Steps):
         return type(module).forward(module, hidden_states, *args, **call)
     facts, forward = recurrent.KINDS[type(module).__name__]
@@ -239,7 +248,7 @@ def _recurrent_forward(module: torch.nn.Module, hidden_states: torch.Tensor, *ar
 
 def _alibi_forward(module: torch.nn.Module, hidden_states: torch.Tensor, *args: Any, **call: Any) -> Any:
     """In place of the module's own forward."""
-    cache = call.get("layer_past", call.get("past_key_values"))
+    cache = _cache_in(call, "layer_past")
     if not isinstance(cache, _Steps):
         return type(module).forward(module, hidden_states, *args, **call)
 
@@ -370,7 +379,8 @@ def _make(kind: type, model: torch.nn.Module) -> Any:
 
 
 class Cache(_Steps):
-    """Keys, values and states of a model's sequences, for past_key_values of a model on attnhost.
+    """Keys, values and states of a model's sequences, for the cache of a model on attnhost (its
+    argument past_key_values before Transformers 5.24).
 
     Backends are chosen, asked and made here: what none can serve is an exception before the first
     token. A batch may be padded on either side (attention_mask); padding takes no page. For the
@@ -584,12 +594,16 @@ def _check_call(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
 
 
 def _refuse_causal(kind: Key) -> None:
+    if _now.without_cache:
+        raise Unsupported(f"{_now.without_cache}.forward: no argument for a cache: accepted "
+                          f"{', '.join(CACHE_NAMES[:-1])} or {CACHE_NAMES[-1]}", "UNSUPPORTED")
     if _now.recorded is not None:
         raise Unsupported(f"layer {kind[1]}: attention whose keys are another layer's, or were used before: "
                           "accepted layers that bring their own, once", "UNSUPPORTED")
     raise InvalidArgument(
         f"layer {kind[1]}: keys that do not come from an attnhost.Cache; accepted: "
-        "attnhost.generate(model, prompts), or past_key_values=attnhost.Cache(model)",
+        "attnhost.generate(model, prompts), or cache=attnhost.Cache(model), which Transformers before "
+        "5.24 call past_key_values",
         "INVALID_ARGUMENT")
 
 

@@ -38,7 +38,7 @@ has()
 # run MODULE...: the tests of these modules, numbered on from here.
 run()
 {
-    "$venv/bin/python" "$top/tests/python/run.py" "$tap_count" "$@" >"$scratch/run" 2>"$scratch/errors" </dev/null
+    "${run_python:-$venv/bin/python}" "$top/tests/python/run.py" "$tap_count" "$@" >"$scratch/run" 2>"$scratch/errors" </dev/null
     grep -v '^# last ' "$scratch/run"
     last=$(sed -n 's/^# last //p' "$scratch/run")
     if test -z "$last"; then
@@ -114,6 +114,24 @@ fi
 OMP_NUM_THREADS=1 # of PyTorch: the models are tiny, and tests run beside others
 export OMP_NUM_THREADS
 run test_models test_docs_models
+
+# The same tutorial with the newest Transformers, in an environment that sees the packages of the first: a
+# release that breaks the package fails here, by its number.
+newest=$venv/newest
+if "$venv/bin/python" -m venv --without-pip "$newest" &&
+    "$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$scratch/packages" &&
+    run_python=$newest/bin/python &&
+    cp "$scratch/packages" "$("$run_python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pinned.pth" &&
+    "$venv/bin/pip" --python "$run_python" install -q --no-compile --upgrade transformers >"$scratch/pip" 2>&1; then
+    version=$("$run_python" -c 'import transformers; print(transformers.__version__)' 2>&1 | tail -n 1)
+    before=$tap_failed
+    echo "# Transformers $version, the newest"
+    run test_docs_models
+    tap_try "the package works with Transformers $version, the newest release" test "$tap_failed" -eq "$before"
+else
+    tap_skip "the newest Transformers" "pip installs it not here: $(tail -n 1 "$scratch/pip")"
+fi
+run_python=
 
 # What the README's commands for Python end with, word by word: in a folder in which their paths are right.
 sed -n '/^## From Python/,/^## On/{/^```sh/,/^```$/{/^```/!p;};}' "$top/README.md" >"$scratch/commands"
