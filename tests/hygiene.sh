@@ -205,6 +205,20 @@ none "no text has a placeholder left" \
 tap_try "the guide's plugin has fewer than 250 lines, as docs/PLUGIN_GUIDE.md says" \
     test "$(wc -l <"$top/examples/plugin/example_rows.c")" -lt 250
 
+# The bars of README's picture are figures of the page that says how they were measured.
+sed -n 's/^[0-9]*k\t\([0-9.]*\)\t\([0-9.]*\)\t1$/\1 \2/p' "$top/docs/speed.dat" >"$scratch/bars"
+tap_try "docs/speed.dat has bars" test "$(wc -l <"$scratch/bars")" -eq 3
+tap_try "docs/speed.dat has the figures of docs/PERFORMANCE.md" awk '
+    NR == FNR { bars[NR] = $1; others[NR] = $2; count = NR; next }
+    /^\| causal, 2k \/ 8k \/ 16k / { row = $0 }
+    END {
+        split(row, cell, "|")
+        for (i = 1; i <= count; i++)
+            if (!index(cell[4], "(" bars[i] " x)") || !index(cell[6], "(" others[i] " x)"))
+                exit 1
+        exit row == ""
+    }' "$scratch/bars" "$top/docs/PERFORMANCE.md"
+
 # ---- Mutants that survive ------------------------------------------------------------------------
 
 name="docs/MUTATION.md has the mutants of tests/mutation/survivors.txt, which there are"

@@ -161,6 +161,12 @@ export PATH
 for file in README.md docs/FIRST_HOUR.md docs/RUN.md; do
     documented "$ATTNHOST_TEST_DOCS/$file" "$scratch/blocks.$(basename "$file")" "$scratch"
 done
+tap_try "README has 120 lines at most" test "$(wc -l <"$ATTNHOST_TEST_DOCS/README.md")" -le 120
+# Pages that are read one after the other in one clone install it into one prefix.
+for file in README.md docs/FIRST_HOUR.md docs/PLUGIN_GUIDE.md; do
+    tap_try "$file: the prefix is build/installed" sh -c '
+        grep -q "PWD/build/installed" "$1" && ! grep -n -e "--prefix=" -e "HOME/attnhost" "$1"' sh "$ATTNHOST_TEST_DOCS/$file"
+done
 # All other pages: what is on them is marked, too.
 (cd "$ATTNHOST_TEST_DOCS" && find . -name '*.md') | sort >"$scratch/pages"
 tap_try "the docs are installed" test "$(wc -l <"$scratch/pages")" -ge 20

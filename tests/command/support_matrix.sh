@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# support_matrix.sh: the README's matrix is what `attnhost list --matrix` prints of this build, cell
+# support_matrix.sh: the matrix of docs/MATRIX.md is what `attnhost list --matrix` prints of this build, cell
 # by cell; and what our backends can do against what is published of those they are named after.
-# `make readme-update` writes the matrix into the README.
+# `make readme-update` writes it there.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
@@ -25,7 +25,7 @@ fi
 sed '/^Built without kernels here: /d' "$folder/printed" >"$folder/matrix" # of this build, not of the backends
 compare=$top/tests/independent/support_matrix.py
 if test "${1-}" = --update; then
-    "$python" "$compare" --update "$top/README.md" "$folder/matrix"
+    "$python" "$compare" --update "$top/docs/MATRIX.md" "$folder/matrix"
 else
-    "$python" "$compare" "$top/README.md" "$folder/matrix" "$top/tests/tools/published_features.txt"
+    "$python" "$compare" "$top/docs/MATRIX.md" "$folder/matrix" "$top/tests/tools/published_features.txt"
 fi

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The README's support matrix against `attnhost list --matrix`, and that against what is published.
+"""The support matrix of docs/MATRIX.md against `attnhost list --matrix`, and that against what is published.
 
-  support_matrix.py README MATRIX FEATURES     TAP: a result for each cell
-  support_matrix.py --update README MATRIX     write the matrix into the README
+  support_matrix.py PAGE MATRIX FEATURES     TAP: a result for each cell
+  support_matrix.py --update PAGE MATRIX     write the matrix into the page
 
 FEATURES is written by hand (its head describes its form). A backend's cell has to agree with what is
 published of its namesake, or to say why it does not; a reason that is no longer needed fails too.
@@ -79,10 +79,10 @@ def compare(tap, readme, built):
         row, answers = shown.get(matter, {}), asked.get(matter, {})
         for backend in sorted(row.keys() | answers.keys()):
             here, there = row.get(backend, "nothing"), answers.get(backend, "nothing")
-            tap.result(here == there, f"README: {matter} of {backend}",
-                       f"the README says {here}, query answers {there}; {fix}")
-    tap.result(list(shown) == list(asked), "README: the order of the rows", fix)
-    tap.result(shown_others == asked_others, "README: what stands below the table",
+            tap.result(here == there, f"docs/MATRIX.md: {matter} of {backend}",
+                       f"the page says {here}, query answers {there}; {fix}")
+    tap.result(list(shown) == list(asked), "docs/MATRIX.md: the order of the rows", fix)
+    tap.result(shown_others == asked_others, "docs/MATRIX.md: what stands below the table",
                f"{shown_others}, {asked_others}; {fix}")
     return asked
 
