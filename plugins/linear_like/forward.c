@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward.c: one layer: the rows of all sequences, then what is left when they are done, as states
+ * of the convolution are read by several blocks.
+ */
+#include "linear_like.h"
+
+#include "attn_plugin_util.h"
+#include "plugins/common/cuda/launch.h"
+
+enum { PAD_BLOCKS = 32 };
+
+/* One call. */
+typedef struct layer_call {
+    const attn_metadata *metadata;
+    const linear_group *group;
+    linear_call params;
+} layer_call;
+
+static attn_status find_layer(layer_call *call, int32_t layer_id, attn_error *error)
+{
+    const attn_instance *instance = call->metadata->instance;
+    for (uint32_t i = 0; i < instance->num_groups; i++)
+        for (uint32_t n = 0; n < instance->groups[i].num_layers; n++)
+            if (instance->groups[i].layers[n] == layer_id) {
+                call->group = &instance->groups[i];
+                return ATTN_OK;
+            }
+    return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                "layer_id %d is not of this instance", layer_id);
+}
+
+static attn_status launch(const layer_call *call, cuda_function function, const char *name,
+                          int64_t blocks, int threads, int shared, void **params,
+                          attn_stream stream, attn_error *error)
+{
+    const cuda_launch run = {.function = function,
+                             .name = name,
+                             .grid = {blocks, 1, 1},
+                             .block = {(uint32_t)threads},
+                             .shared = (uint32_t)shared};
+    return cuda_launch_run(call->metadata->instance->cuda, &run, params, stream, error);
+}
+
+/* Few states: blocks of fewer values, so that more multiprocessors read them. */
+static int find_warps(const layer_call *call, int64_t seqs, int values)
+{
+    const attn_instance *instance = call->metadata->instance;
+    const linear_dims *d = &call->group->dims;
+    const int64_t sms = cuda_plan_num_sms(&call->metadata->plan,
+                                          instance->facts.num_sms ? instance->facts.num_sms
+                                                                  : DEFAULT_SMS);
+    int warps = STEPS_MAX_WARPS;
+    while (warps > 1 && STEPS_COLUMNS(warps / 2, values) >= d->v_dim)
+        warps /= 2;
+    while (warps > 1 && seqs * d->v_heads * d->v_dim < sms * STEPS_COLUMNS(warps, values))
+        warps /= 2;
+    return warps;
+}
+
+static attn_status launch_steps(layer_call *call, attn_stream stream, attn_error *error)
+{
+    const linear_dims *d = &call->group->dims;
+    const cuda_extent e = cuda_plan_extent(&call->metadata->plan);
+    const int keys = call->group->lane_keys, values = STEPS_VALUES(keys);
+    const int warps = find_warps(call, e.seqs, values), columns = STEPS_COLUMNS(warps, values);
+    const int vectors = d->family == LINEAR_FAMILY_KDA ? 3 : 2;
+    void *params[] = {&call->params};
+    return launch(call, call->group->steps, "linear_steps",
+                  e.seqs * d->v_heads * ((d->v_dim + columns - 1) / columns), 32 * warps,
+                  STEPS_SHARED(keys, vectors, columns), params, stream, error);
+}
+
+static int goes_by_vectors(const layer_call *call)
+{
+    const linear_group *g = call->group;
+    return call->params.operands.aligned & LINEAR_ALIGNED_ROWS && g->dims.width <= 4 &&
+           g->dims.v_dim % 8 == 0 && attn_dtype_size(g->q_dtype) == 2 &&
+           attn_dtype_size(g->out_dtype) == 2;
+}
+
+static attn_status launch_convolve(layer_call *call, attn_stream stream, attn_error *error)
+{
+    const linear_group *g = call->group;
+    const cuda_extent e = cuda_plan_extent(&call->metadata->plan);
+    const int vectors = goes_by_vectors(call);
+    const int64_t pieces = (e.tokens + CONVOLVE_ROWS - 1) / CONVOLVE_ROWS;
+    const int64_t threads = g->dims.channels / (vectors ? 8 : 1);
+    void *params[] = {&call->params};
+    return launch(call, vectors ? g->convolve_vectors : g->convolve, "linear_convolve",
+                  pieces * ((threads + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS), CONVOLVE_THREADS,
+                  0, params, stream, error);
+}
+
+/* Padding, as far as the host knows: a graph's batches, and rows that belong to no sequence. */
+static int may_have_padding(const layer_call *call)
+{
+    const attn_batch *batch = &call->metadata->plan.batch;
+    return call->metadata->plan.kind == ATTN_METADATA_GRAPH || batch->num_real_seqs_device ||
+           batch->num_real_tokens < batch->num_tokens;
+}
+
+static attn_status launch_finish(layer_call *call, attn_stream stream, attn_error *error)
+{
+    const linear_dims *d = &call->group->dims;
+    const cuda_extent e = cuda_plan_extent(&call->metadata->plan);
+    int pad_blocks = may_have_padding(call) ? PAD_BLOCKS : 0;
+    int64_t blocks = d->width > 1 ? (d->channels + FINISH_THREADS - 1) / FINISH_THREADS : 0;
+    void *params[] = {&call->params, &pad_blocks};
+    return launch(call, call->group->finish, "linear_finish", e.seqs * blocks + pad_blocks,
+                  FINISH_THREADS, 0, params, stream, error);
+}
+
+static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id,
+                           const attn_forward_args *args, attn_stream stream, attn_error *error)
+{
+    if (!metadata || !args)
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
+    layer_call call = {.metadata = metadata};
+    attn_status status = cuda_plan_check_forward(&metadata->plan, decode, error);
+    if (status != ATTN_OK || metadata->plan.batch.mode == ATTN_MODE_IDLE)
+        return status;
+    status = find_layer(&call, layer_id, error);
+    if (status == ATTN_OK)
+        status = linear_take_operands(metadata, call.group, args, &call.params, error);
+    if (status != ATTN_OK)
+        return status;
+    status = call.group->steps ? launch_steps(&call, stream, error)
+                               : launch_convolve(&call, stream, error);
+    return status == ATTN_OK ? launch_finish(&call, stream, error) : status;
+}
+
+attn_status linear_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error)
+{
+    return forward(metadata, 0, layer_id, args, stream, error);
+}
+
+attn_status linear_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error)
+{
+    return forward(metadata, 1, layer_id, args, stream, error);
+}

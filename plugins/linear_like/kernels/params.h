@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * params.h: what a kernel of linear_like is given: the layer's operands, its dimensions, the batch.
+ * Included by the plugin, which fills it in, by its kernels and by their stand-ins in tests.
+ *
+ * Strides are in bytes; constants of a head are fp32, with strides in elements. Pointers are to
+ * device memory; arrays of the batch are read on the device in every launch, so that a graph that
+ * is replayed sees their new contents.
+ */
+#ifndef LINEAR_LIKE_PARAMS_H
+#define LINEAR_LIKE_PARAMS_H
+
+#define LINEAR_MAX_DIM   256 /* of a head */
+#define LINEAR_MAX_WIDTH 8   /* of the convolution */
+
+/* linear_dims.family: ATTN_LINEAR_*. */
+#define LINEAR_FAMILY_GDN        0
+#define LINEAR_FAMILY_MAMBA2     1
+#define LINEAR_FAMILY_KDA        2
+#define LINEAR_FAMILY_LIGHTNING  3
+#define LINEAR_FAMILY_SHORT_CONV 4
+
+/* linear_operands.aligned: all that a thread reads or writes of it at once begins at a multiple of
+ * what it reads at once. */
+#define LINEAR_ALIGNED_STATE 1 /* four elements of a state's row */
+#define LINEAR_ALIGNED_ROWS  2 /* 16 bytes of mixed_qkv and out, and of z where it is given */
+
+typedef struct linear_operands {
+    const char *mixed;   /* [tokens, channels] */
+    char *out;           /* [tokens, v_heads, v_dim] */
+    const char *a;       /* [tokens, v_heads] or, KDA, [tokens, v_heads, k_dim]; NULL = none */
+    const char *b;       /* [tokens, v_heads]; NULL = 1 */
+    const char *z;       /* [tokens, v_heads, v_dim]; NULL = none */
+    const char *weight;  /* [channels, width]; NULL = no convolution */
+    const char *bias;    /* [channels]; NULL = 0 */
+    char *state;         /* [slots, v_heads, rows, columns] */
+    char *conv;          /* [slots, channels, width - 1] */
+    const float *a_log;  /* [v_heads] */
+    const float *dt_bias; /* of head h, channel i: [h * dt_bias_stride + i] */
+    const float *skip;   /* of head h, element j: [h * skip_stride + j * skip_step]; NULL = 0 */
+
+    long long mixed_row;
+    long long out_row, out_head;
+    long long a_row, a_head;
+    long long b_row;
+    long long z_row, z_head;
+    long long weight_row;
+    long long state_slot, state_head, state_row;
+    long long conv_slot, conv_channel;
+    long long dt_bias_stride;
+    long long skip_stride;
+    int skip_step; /* 0: one for a head */
+    int aligned;   /* LINEAR_ALIGNED_* */
+} linear_operands;
+
+typedef struct linear_dims {
+    int family;
+    int k_heads; /* 0: short_conv */
+    int v_heads;
+    int ratio; /* v heads of a k head */
+    int k_dim;
+    int v_dim;
+    int channels;
+    int first[3]; /* channels of q, k and v */
+    int width;    /* of the convolution; 0 = none */
+    int silu;     /* after the convolution */
+    int l2_norm;  /* of q and k */
+    int raw;      /* gates are computed here */
+    int vk;       /* rows of a state are v's */
+    int dtype;    /* ELEMENT_* of mixed_qkv, z, the weights, and raw gates */
+    int out_dtype;
+    int state_dtype; /* ELEMENT_F32 or ELEMENT_BF16 */
+    int conv_dtype;
+    float sm_scale;
+    float dt_min;
+    float dt_max; /* infinite = no bound */
+    float lower_bound;
+} linear_dims;
+
+typedef struct linear_batch {
+    const int *q_indptr;    /* [seqs + 1]; NULL = row s belongs to sequence s */
+    const int *slot;        /* [seqs] */
+    const int *dst_slot;    /* [seqs]; NULL = slot */
+    const int *has_initial; /* [seqs]; NULL = all 1 */
+    const int *snapshots;   /* [tokens]; NULL = none */
+    const int *num_real;    /* sequences that are no padding; NULL = num_real_seqs */
+    const int *counts;      /* [CALL_COUNTS] of a graph's batch; NULL = those below */
+    int num_seqs;
+    int num_tokens;
+    int num_real_seqs;
+} linear_batch;
+
+typedef struct linear_call {
+    linear_operands operands;
+    linear_dims dims;
+    linear_batch batch;
+} linear_call;
+
+#endif /* LINEAR_LIKE_PARAMS_H */

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rows.cuh: what all kernels of linear_like need of a batch and of its rows: whose rows are which,
+ * channels after the convolution, gates. C and CUDA alike.
+ */
+#ifndef LINEAR_LIKE_ROWS_CUH
+#define LINEAR_LIKE_ROWS_CUH
+
+#include "plugins/common/cuda/call.h"
+#include "plugins/common/cuda/elements.cuh"
+#include "plugins/linear_like/kernels/params.h"
+
+#ifndef __CUDACC__
+#include <math.h>
+#endif
+
+/* ---- Sequences ------------------------------------------------------------------------------- */
+
+/* A sequence of the batch. Rows are absolute. */
+typedef struct linear_sequence {
+    int first_row;
+    int num_rows;
+    int slot; /* to be read; 0 = start from zero */
+    int dst;  /* to be written; 0 = dropped */
+} linear_sequence;
+
+PORTABLE int linear_load_int(const int *array, int index)
+{
+    return *PORTABLE_AT(array + index);
+}
+
+/* Sequences that are no padding. */
+PORTABLE int linear_num_real(const linear_batch *b)
+{
+    return b->num_real ? linear_load_int(b->num_real, 0) : b->num_real_seqs;
+}
+
+/* The batch's rows are [*first, *end); those from *pad on belong to no sequence. */
+PORTABLE void linear_find_rows(const linear_batch *b, int *first, int *pad, int *end)
+{
+    int tokens = b->counts ? linear_load_int(b->counts, CALL_COUNT_TOKENS) : b->num_tokens;
+    int real = linear_num_real(b);
+    *first = b->q_indptr ? linear_load_int(b->q_indptr, 0) : 0;
+    *pad = b->q_indptr ? linear_load_int(b->q_indptr, real) : real;
+    *end = *first + tokens;
+}
+
+/* Sequence `s` < linear_num_real(). */
+PORTABLE linear_sequence linear_find_sequence(const linear_batch *b, int s)
+{
+    linear_sequence found;
+    int slot = linear_load_int(b->slot, s);
+    found.first_row = b->q_indptr ? linear_load_int(b->q_indptr, s) : s;
+    found.num_rows = b->q_indptr ? linear_load_int(b->q_indptr, s + 1) - found.first_row : 1;
+    found.slot = !b->has_initial || linear_load_int(b->has_initial, s) ? slot : 0;
+    found.dst = b->dst_slot ? linear_load_int(b->dst_slot, s) : slot;
+    return found;
+}
+
+/* The slot that gets the state after row `row`; 0 = none. */
+PORTABLE int linear_snapshot(const linear_batch *b, int row)
+{
+    int slot = b->snapshots ? linear_load_int(b->snapshots, row) : 0;
+    return slot > 0 ? slot : 0;
+}
+
+/* ---- Functions ------------------------------------------------------------------------------- */
+
+/* Exponentials and logarithms: accurate to a few units in the last place, never of a fast-math
+ * build: errors of a decay add up over a long prompt. */
+PORTABLE float linear_sigmoid(float x)
+{
+    float small = expf(-fabsf(x));
+    return (x >= 0 ? 1.0f : small) / (1.0f + small);
+}
+
+PORTABLE float linear_softplus(float x)
+{
+    return (x > 0 ? x : 0.0f) + log1pf(expf(-fabsf(x)));
+}
+
+PORTABLE float linear_silu(float x)
+{
+    return x * linear_sigmoid(x);
+}
+
+/* ---- Convolution ----------------------------------------------------------------------------- */
+
+/* The input of channel `c` in row `t` of a sequence, t >= 1 - width: rows before the first are in
+ * the state. */
+PORTABLE float linear_input(const linear_call *call, const linear_sequence *sequence, int t, int c)
+{
+    const linear_operands *o = &call->operands;
+    const linear_dims *d = &call->dims;
+    if (t >= 0)
+        return element_load(d->dtype, o->mixed + (i64)(sequence->first_row + t) * o->mixed_row, c);
+    if (sequence->slot == 0)
+        return 0;
+    return element_load(d->conv_dtype, o->conv + sequence->slot * o->conv_slot + c * o->conv_channel,
+                        t + d->width - 1);
+}
+
+/* Weights of a channel; those of taps that there are not are 0. The last tap is at the end. */
+PORTABLE void linear_load_taps(const linear_call *call, int c, float *taps)
+{
+    const linear_dims *d = &call->dims;
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+    for (int w = 0; w < LINEAR_MAX_WIDTH; w++) {
+        int tap = w - (LINEAR_MAX_WIDTH - d->width);
+        taps[w] = tap < 0 ? 0
+                          : element_load(d->dtype,
+                                         call->operands.weight + c * call->operands.weight_row, tap);
+    }
+}
+
+/* ---- Gates ----------------------------------------------------------------------------------- */
+
+/* The decay of a row, of channel `i` of a head (KDA; 0 for the others), and Mamba2's dt. */
+PORTABLE float linear_decay(const linear_call *call, int row, int head, int i, float *dt)
+{
+    const linear_operands *o = &call->operands;
+    const linear_dims *d = &call->dims;
+    if (d->family == LINEAR_FAMILY_LIGHTNING)
+        return expf(bits_f32(*PORTABLE_AT((const any32 *)(o->a_log + head))));
+    float a = element_load(d->raw ? d->dtype : ELEMENT_F32, o->a + row * o->a_row + head * o->a_head,
+                           i);
+    if (!d->raw)
+        return expf(a);
+    float rate = expf(bits_f32(*PORTABLE_AT((const any32 *)(o->a_log + head))));
+    a += bits_f32(*PORTABLE_AT((const any32 *)(o->dt_bias + head * o->dt_bias_stride + i)));
+    if (d->family == LINEAR_FAMILY_KDA && d->lower_bound != 0)
+        return expf(d->lower_bound * linear_sigmoid(rate * a));
+    float soft = linear_softplus(a);
+    if (d->family == LINEAR_FAMILY_MAMBA2) {
+        soft = soft < d->dt_min ? d->dt_min : soft;
+        soft = soft > d->dt_max ? d->dt_max : soft;
+        *dt = soft;
+    }
+    return expf(-(rate * soft));
+}
+
+/* beta of a row, but for Mamba2's of raw gates, which is dt. */
+PORTABLE float linear_beta(const linear_call *call, int row, int head)
+{
+    const linear_operands *o = &call->operands;
+    const linear_dims *d = &call->dims;
+    if (!o->b)
+        return 1;
+    float b = element_load(d->raw ? d->dtype : ELEMENT_F32, o->b + row * o->b_row, head);
+    return d->raw ? linear_sigmoid(b) : b;
+}
+
+/* D of an element of a head; 0 = none. */
+PORTABLE float linear_skip(const linear_call *call, int head, int j)
+{
+    const linear_operands *o = &call->operands;
+    i64 at = head * o->skip_stride + (i64)j * o->skip_step;
+    return o->skip ? bits_f32(*PORTABLE_AT((const any32 *)(o->skip + at))) : 0;
+}
+
+#endif /* LINEAR_LIKE_ROWS_CUH */

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * linear_like.h: the data structures of the plugin, in the order in which they come to be.
+ *
+ *   linear_group    a layer group of a model, its kernels   instance.c, after query.c said yes
+ *   attn_metadata   a batch that was planned                metadata.c
+ *   linear_call     one layer's operands, checked           operands.c, for kernels/params.h
+ *   launches        by families                             forward.c
+ */
+#ifndef LINEAR_LIKE_H
+#define LINEAR_LIKE_H
+
+#include "attn_plugin.h"
+#include "plugins/common/cuda/device.h"
+#include "plugins/common/cuda/plan.h"
+#include "plugins/linear_like/kernels/params.h"
+#include "plugins/linear_like/kernels/shapes.h"
+
+#ifndef LINEAR_CODES
+#error "LINEAR_CODES: what the kernels are compiled for"
+#endif
+
+enum {
+    MAX_GROUPS = 64, /* of an instance; more than any model has */
+    DEFAULT_SMS = 132 /* multiprocessors of a device that does not say */
+};
+
+extern const attn_backend_type linear_like_type;
+
+/* ---- Query ----------------------------------------------------------------------------------- */
+
+attn_status linear_query(const attn_backend_type *type, const attn_options *options,
+                         const attn_services *services, const attn_problem *problem,
+                         attn_verdict *verdict, attn_error *error);
+
+/* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
+ * that are not known. */
+attn_status linear_require_bounds(const attn_bounds *bounds, attn_error *error);
+
+/* ---- Instance -------------------------------------------------------------------------------- */
+
+/* Modules: the recurrence of each layout and type of state; what goes by rows. */
+enum { MODULE_STEPS = 0, MODULE_ROWS = 4, MODULE_COUNT = 5 };
+
+typedef struct linear_group {
+    linear_dims dims;
+    attn_dtype q_dtype;
+    attn_dtype out_dtype;
+    attn_dtype state_dtype;
+    attn_dtype conv_dtype;
+    uint32_t slots;      /* index of its slots in the metadata */
+    int32_t lane_keys;   /* elements of k that a lane of the recurrence has */
+    cuda_function steps; /* NULL: short_conv */
+    cuda_function convolve;
+    cuda_function convolve_vectors;
+    cuda_function finish;
+    uint32_t num_layers;
+    int32_t *layers; /* ids */
+} linear_group;
+
+struct attn_instance {
+    const attn_services *services;
+    const cuda_api *cuda;
+    cuda_facts facts;
+    cuda_module modules[MODULE_COUNT];
+    uint32_t num_groups;
+    linear_group *groups; /* the groups and their layers lie after the instance */
+    uint32_t num_state_groups;
+    int32_t state_groups[MAX_GROUPS]; /* of the batch, that the layers have slots in */
+};
+
+/* A group from a problem that query accepts; kernels and layers are left to the caller. */
+void linear_group_init(linear_group *group, const attn_problem *problem,
+                       const attn_layer_group *from, const attn_linear_dims *dims);
+
+attn_status linear_create(const attn_backend_type *type, const attn_problem *problems,
+                          uint32_t num_problems, const attn_options *options,
+                          const attn_services *services, attn_instance **instance,
+                          attn_error *error);
+void linear_destroy(attn_instance *instance);
+
+/* ---- Metadata -------------------------------------------------------------------------------- */
+
+struct attn_metadata {
+    attn_instance *instance;
+    cuda_plan plan;
+    attn_state_batch *slots; /* [instance->num_state_groups]; their device arrays count */
+};
+
+attn_status linear_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                                 attn_memory_size *size, attn_error *error);
+attn_status linear_metadata_create(attn_instance *instance, uint32_t kind,
+                                   const attn_bounds *bounds, const attn_memory *memory,
+                                   attn_metadata **metadata, attn_error *error);
+void linear_metadata_destroy(attn_metadata *metadata);
+attn_status linear_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
+                                         attn_stream stream, attn_error *error);
+
+/* ---- Forward --------------------------------------------------------------------------------- */
+
+/* Check the operands of a call and fill in what kernels are given. INVALID_ARGUMENT names the
+ * role. */
+attn_status linear_take_operands(const attn_metadata *metadata, const linear_group *group,
+                                 const attn_forward_args *args, linear_call *call,
+                                 attn_error *error);
+
+attn_status linear_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error);
+attn_status linear_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error);
+
+#endif /* LINEAR_LIKE_H */
