@@ -47,9 +47,8 @@ static int find_warps(const layer_call *call, int64_t seqs, int values)
 {
     const attn_instance *instance = call->metadata->instance;
     const linear_dims *d = &call->group->dims;
-    const int64_t sms = cuda_plan_num_sms(&call->metadata->plan,
-                                          instance->facts.num_sms ? instance->facts.num_sms
-                                                                  : DEFAULT_SMS);
+    const int64_t sms = cuda_plan_num_sms(
+        &call->metadata->plan, instance->facts.num_sms ? instance->facts.num_sms : DEFAULT_SMS);
     int warps = STEPS_MAX_WARPS;
     while (warps > 1 && STEPS_COLUMNS(warps / 2, values) >= d->v_dim)
         warps /= 2;

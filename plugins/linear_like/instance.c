@@ -55,14 +55,13 @@ static attn_status load_steps(attn_instance *made, linear_group *group, attn_err
 
 static attn_status load_kernels(attn_instance *made, linear_group *group, attn_error *error)
 {
-    attn_status status =
-        load_kernel(made, MODULE_ROWS, "linear_finish", &group->finish, error);
+    attn_status status = load_kernel(made, MODULE_ROWS, "linear_finish", &group->finish, error);
     if (status != ATTN_OK || group->dims.family != LINEAR_FAMILY_SHORT_CONV)
         return status == ATTN_OK ? load_steps(made, group, error) : status;
     status = load_kernel(made, MODULE_ROWS, "linear_convolve", &group->convolve, error);
     if (status == ATTN_OK)
-        status = load_kernel(made, MODULE_ROWS, "linear_convolve_vectors",
-                             &group->convolve_vectors, error);
+        status = load_kernel(made, MODULE_ROWS, "linear_convolve_vectors", &group->convolve_vectors,
+                             error);
     return status;
 }
 

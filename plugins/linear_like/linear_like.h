@@ -21,7 +21,7 @@
 #endif
 
 enum {
-    MAX_GROUPS = 64, /* of an instance; more than any model has */
+    MAX_GROUPS = 64,  /* of an instance; more than any model has */
     DEFAULT_SMS = 132 /* multiprocessors of a device that does not say */
 };
 

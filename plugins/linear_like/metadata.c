@@ -20,8 +20,7 @@ enum {
 
 /* Sizes of the two regions. */
 static attn_status measure(const attn_instance *instance, uint32_t kind, const attn_bounds *given,
-                           attn_bounds *bounds, uint64_t *counts, uint64_t *host,
-                           attn_error *error)
+                           attn_bounds *bounds, uint64_t *counts, uint64_t *host, attn_error *error)
 {
     attn_status status = attn_util_read_bounds(kind, given, bounds, error);
     if (status == ATTN_OK)
@@ -57,8 +56,8 @@ attn_status linear_metadata_create(attn_instance *instance, uint32_t kind, const
     uint64_t counts, host;
     attn_status status = measure(instance, kind, given, &bounds, &counts, &host, error);
     if (status == ATTN_OK && counts)
-        status = attn_util_check_region(memory, COUNTS, "device metadata", counts, ALIGNMENT,
-                                        error);
+        status =
+            attn_util_check_region(memory, COUNTS, "device metadata", counts, ALIGNMENT, error);
     if (status == ATTN_OK)
         status = attn_util_check_region(memory, HOST, "host metadata", host, ALIGNMENT, error);
     if (status != ATTN_OK)

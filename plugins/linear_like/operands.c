@@ -207,17 +207,17 @@ static void take_batch(const attn_metadata *metadata, const linear_group *group,
 {
     const attn_batch *batch = &metadata->plan.batch;
     const attn_state_batch *slots = &metadata->slots[group->slots];
-    *to = (linear_batch){
-        .q_indptr = batch->mode == ATTN_MODE_DECODE ? NULL : batch->q_indptr.device,
-        .slot = slots->slot.device,
-        .dst_slot = slots->dst_slot.device,
-        .has_initial = slots->has_initial.device,
-        .snapshots = slots->snapshots.device,
-        .num_real = batch->num_real_seqs_device,
-        .counts = (const int *)(uintptr_t)metadata->plan.counts,
-        .num_seqs = batch->num_seqs,
-        .num_tokens = batch->num_tokens,
-        .num_real_seqs = batch->num_real_seqs};
+    *to =
+        (linear_batch){.q_indptr = batch->mode == ATTN_MODE_DECODE ? NULL : batch->q_indptr.device,
+                       .slot = slots->slot.device,
+                       .dst_slot = slots->dst_slot.device,
+                       .has_initial = slots->has_initial.device,
+                       .snapshots = slots->snapshots.device,
+                       .num_real = batch->num_real_seqs_device,
+                       .counts = (const int *)(uintptr_t)metadata->plan.counts,
+                       .num_seqs = batch->num_seqs,
+                       .num_tokens = batch->num_tokens,
+                       .num_real_seqs = batch->num_real_seqs};
 }
 
 attn_status linear_take_operands(const attn_metadata *metadata, const linear_group *group,

@@ -26,18 +26,18 @@
 #define LINEAR_ALIGNED_ROWS  2 /* 16 bytes of mixed_qkv and out, and of z where it is given */
 
 typedef struct linear_operands {
-    const char *mixed;   /* [tokens, channels] */
-    char *out;           /* [tokens, v_heads, v_dim] */
-    const char *a;       /* [tokens, v_heads] or, KDA, [tokens, v_heads, k_dim]; NULL = none */
-    const char *b;       /* [tokens, v_heads]; NULL = 1 */
-    const char *z;       /* [tokens, v_heads, v_dim]; NULL = none */
-    const char *weight;  /* [channels, width]; NULL = no convolution */
-    const char *bias;    /* [channels]; NULL = 0 */
-    char *state;         /* [slots, v_heads, rows, columns] */
-    char *conv;          /* [slots, channels, width - 1] */
-    const float *a_log;  /* [v_heads] */
+    const char *mixed;    /* [tokens, channels] */
+    char *out;            /* [tokens, v_heads, v_dim] */
+    const char *a;        /* [tokens, v_heads] or, KDA, [tokens, v_heads, k_dim]; NULL = none */
+    const char *b;        /* [tokens, v_heads]; NULL = 1 */
+    const char *z;        /* [tokens, v_heads, v_dim]; NULL = none */
+    const char *weight;   /* [channels, width]; NULL = no convolution */
+    const char *bias;     /* [channels]; NULL = 0 */
+    char *state;          /* [slots, v_heads, rows, columns] */
+    char *conv;           /* [slots, channels, width - 1] */
+    const float *a_log;   /* [v_heads] */
     const float *dt_bias; /* of head h, channel i: [h * dt_bias_stride + i] */
-    const float *skip;   /* of head h, element j: [h * skip_stride + j * skip_step]; NULL = 0 */
+    const float *skip;    /* of head h, element j: [h * skip_stride + j * skip_step]; NULL = 0 */
 
     long long mixed_row;
     long long out_row, out_head;

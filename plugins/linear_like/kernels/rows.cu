@@ -48,10 +48,9 @@ DEVICE void load_inputs(const linear_call &call, const linear_sequence &sequence
                         float *x)
 {
     if (t >= 0)
-        load_elements<NUMBER>(call.dims.dtype,
-                              call.operands.mixed +
-                                  (i64)(sequence.first_row + t) * call.operands.mixed_row,
-                              c, x);
+        load_elements<NUMBER>(
+            call.dims.dtype,
+            call.operands.mixed + (i64)(sequence.first_row + t) * call.operands.mixed_row, c, x);
     else
         for (int i = 0; i < NUMBER; i++)
             x[i] = linear_input(&call, &sequence, t, c + i);
@@ -94,11 +93,12 @@ DEVICE void convolve(const linear_call &call, int row, int end, int c)
         bias[i] = call.operands.bias ? element_load(d.dtype, call.operands.bias, c + i) : 0;
 #pragma unroll
         for (int w = 0; w < WIDTH; w++)
-            taps[w][i] = w < WIDTH - d.width
-                             ? 0
-                             : element_load(d.dtype,
-                                            call.operands.weight + (c + i) * call.operands.weight_row,
-                                            w - (WIDTH - d.width));
+            taps[w][i] =
+                w < WIDTH - d.width
+                    ? 0
+                    : element_load(d.dtype,
+                                   call.operands.weight + (c + i) * call.operands.weight_row,
+                                   w - (WIDTH - d.width));
     }
     for (int s = work_find_row(call.batch.q_indptr, real, row); s >= 0 && s < real && row < end;
          s++) {
@@ -165,7 +165,7 @@ DEVICE void keep_inputs(const linear_call &call, const linear_sequence &sequence
     float kept[LINEAR_MAX_WIDTH - 1];
     if (slot == 0)
         return;
-    /* Read before anything is written: the state may be its own successor. */
+        /* Read before anything is written: the state may be its own successor. */
 #pragma unroll
     for (int n = 0; n < LINEAR_MAX_WIDTH - 1; n++)
         kept[n] = n < taps ? linear_input(&call, &sequence, end - taps + n, c) : 0;
@@ -180,8 +180,7 @@ DEVICE void finish_sequence(const linear_call &call, int s, int c)
 {
     const linear_sequence sequence = linear_find_sequence(&call.batch, s);
     for (int t = 0; call.batch.snapshots && t < sequence.num_rows; t++)
-        keep_inputs(call, sequence, t + 1,
-                    linear_snapshot(&call.batch, sequence.first_row + t), c);
+        keep_inputs(call, sequence, t + 1, linear_snapshot(&call.batch, sequence.first_row + t), c);
     keep_inputs(call, sequence, sequence.num_rows, sequence.dst, c);
 }
 
@@ -203,9 +202,8 @@ DEVICE void clear_padding(const linear_call &call, int block, int blocks)
 extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     linear_finish(const __grid_constant__ linear_call call, int pad_blocks)
 {
-    const int per_seq = call.dims.width > 1
-                            ? (call.dims.channels + FINISH_THREADS - 1) / FINISH_THREADS
-                            : 0;
+    const int per_seq =
+        call.dims.width > 1 ? (call.dims.channels + FINISH_THREADS - 1) / FINISH_THREADS : 0;
     const int blocks = gridDim.x - pad_blocks;
     const int block = blockIdx.x;
     if (block >= blocks) {

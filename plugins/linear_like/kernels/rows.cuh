@@ -96,7 +96,8 @@ PORTABLE float linear_input(const linear_call *call, const linear_sequence *sequ
         return element_load(d->dtype, o->mixed + (i64)(sequence->first_row + t) * o->mixed_row, c);
     if (sequence->slot == 0)
         return 0;
-    return element_load(d->conv_dtype, o->conv + sequence->slot * o->conv_slot + c * o->conv_channel,
+    return element_load(d->conv_dtype,
+                        o->conv + sequence->slot * o->conv_slot + c * o->conv_channel,
                         t + d->width - 1);
 }
 
@@ -109,9 +110,10 @@ PORTABLE void linear_load_taps(const linear_call *call, int c, float *taps)
 #endif
     for (int w = 0; w < LINEAR_MAX_WIDTH; w++) {
         int tap = w - (LINEAR_MAX_WIDTH - d->width);
-        taps[w] = tap < 0 ? 0
-                          : element_load(d->dtype,
-                                         call->operands.weight + c * call->operands.weight_row, tap);
+        taps[w] = tap < 0
+                      ? 0
+                      : element_load(d->dtype,
+                                     call->operands.weight + c * call->operands.weight_row, tap);
     }
 }
 
@@ -124,8 +126,8 @@ PORTABLE float linear_decay(const linear_call *call, int row, int head, int i, f
     const linear_dims *d = &call->dims;
     if (d->family == LINEAR_FAMILY_LIGHTNING)
         return expf(bits_f32(*PORTABLE_AT((const any32 *)(o->a_log + head))));
-    float a = element_load(d->raw ? d->dtype : ELEMENT_F32, o->a + row * o->a_row + head * o->a_head,
-                           i);
+    float a =
+        element_load(d->raw ? d->dtype : ELEMENT_F32, o->a + row * o->a_row + head * o->a_head, i);
     if (!d->raw)
         return expf(a);
     float rate = expf(bits_f32(*PORTABLE_AT((const any32 *)(o->a_log + head))));

@@ -12,11 +12,11 @@
 
 /* Elements of v that a lane has, for so many of k, and those of a block. */
 #define STEPS_VALUES(keys)           ((keys) > 16 ? 2 : 4)
-#define STEPS_COLUMNS(warps, values) ((warps) * 4 * (values))
+#define STEPS_COLUMNS(warps, values) ((warps)*4 * (values))
 
 /* Bytes of shared memory; `vectors`: q and k, and decays where each channel has its own. */
 #define STEPS_SHARED(keys, vectors, columns)                                                       \
-    (STEPS_ROWS * ((vectors) * 8 * (keys) + (columns) + 5) * 4)
+    (STEPS_ROWS * ((vectors)*8 * (keys) + (columns) + 5) * 4)
 
 /* ---- rows.cu: the convolution alone, and what is left when all rows are done ----------------- */
 

@@ -55,9 +55,8 @@ DEVICE void convolve_channel(const linear_call &call, const linear_sequence &seq
 #pragma unroll
     for (int i = 0; i < most - 1 + STEPS_ROWS; i++) {
         int back = most - 1 - i; /* rows before the first */
-        window[i] = back < d.width && i < most - 1 + rows
-                        ? linear_input(&call, &sequence, t - back, c)
-                        : 0;
+        window[i] =
+            back < d.width && i < most - 1 + rows ? linear_input(&call, &sequence, t - back, c) : 0;
     }
 #pragma unroll
     for (int r = 0; r < STEPS_ROWS; r++) {
@@ -80,7 +79,9 @@ DEVICE void load_rows(const linear_call &call, const linear_sequence &sequence, 
     for (int i = threadIdx.x; i < 2 * width + columns; i += blockDim.x) {
         int part = i < width ? 0 : i < 2 * width ? 1 : 2;
         int at = i - part * width, row = part < 2 ? width : columns;
-        float *to = (part == 0 ? m.q : part == 1 ? m.k : m.v) +
+        float *to = (part == 0   ? m.q
+                     : part == 1 ? m.k
+                                 : m.v) +
                     (part < 2 ? tile_position<VK>(at) : at);
         int element = part < 2 ? k_head * d.k_dim + at : head * d.v_dim + first + at;
         if (part < 2 ? at < d.k_dim : first + at < d.v_dim)
@@ -266,7 +267,7 @@ DEVICE void steps_block(const linear_call &call)
 }
 
 #define STEPS_KERNEL(name, mode, keys, vk, bf16)                                                   \
-    extern "C" __global__ void __launch_bounds__(STEPS_MAX_WARPS * 32, 3)                           \
+    extern "C" __global__ void __launch_bounds__(STEPS_MAX_WARPS * 32, 3)                          \
         name(const __grid_constant__ linear_call call)                                             \
     {                                                                                              \
         steps_block<mode, keys, STEPS_VALUES(keys), vk, bf16>(call);                               \

@@ -22,7 +22,7 @@
 
 /* Keys and values of a lane; where its first value and the keys begin. */
 template <int KEYS, int VALUES, bool VK, bool BF16> struct tile_place {
-    int keys; /* the lane's part of k, 0..7 */
+    int keys;  /* the lane's part of k, 0..7 */
     int value; /* the first of its values */
 
     __device__ __forceinline__ tile_place(int first, int warp, int lane)
@@ -161,16 +161,15 @@ DEVICE void tile_load(const linear_call &call, int slot, int head,
             for (int j = 0; j < KEYS; j++) {
                 int v = place.value + i, k = place.key(j);
                 if (v < d.v_dim && k < d.k_dim)
-                    s.at[i][j] = pool_load<BF16>(from + (VK ? v : k) * o.state_row +
-                                                 (VK ? k : v) * size);
+                    s.at[i][j] =
+                        pool_load<BF16>(from + (VK ? v : k) * o.state_row + (VK ? k : v) * size);
             }
     }
 }
 
 template <int KEYS, int VALUES, bool VK, bool BF16>
 DEVICE void tile_store(const linear_call &call, int slot, int head,
-                       const tile_place<KEYS, VALUES, VK, BF16> &place,
-                       const tile<KEYS, VALUES> &s)
+                       const tile_place<KEYS, VALUES, VK, BF16> &place, const tile<KEYS, VALUES> &s)
 {
     constexpr int size = BF16 ? 2 : 4;
     const linear_operands &o = call.operands;

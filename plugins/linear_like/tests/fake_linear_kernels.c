@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fake_linear_kernels.c: the fake CUDA driver with linear_like's kernels in it, as host functions,
+ * so that all of the plugin but its device code is judged without a GPU: operands, strides, slots,
+ * launches and their order. Rows, gates and the convolution are the plugin's own source
+ * (kernels/rows.cuh), which is C as well; the recurrence is that of attn_linear_dims.
+ *
+ * A block is taken for what its number says, as on the device: too few blocks leave work undone.
+ */
+#include "tests/fixtures/fake_cuda.h"
+
+static struct fake_cuda fake;
+
+/* Where an address of the device is in this process. Beyond what there is the device is lost, and
+ * something harmless is looked at. */
+static void *look_up(const void *address, size_t bytes)
+{
+    static char nothing[64];
+    void *found = fake.access((cuda_pointer)(uintptr_t)address, bytes);
+    memset(nothing, 0, sizeof nothing);
+    return found ? found : nothing;
+}
+
+#define PORTABLE_AT(pointer) ((__typeof__(pointer))look_up((pointer), sizeof *(pointer)))
+
+#include "plugins/linear_like/kernels/rows.cuh"
+#include "plugins/linear_like/kernels/shapes.h"
+
+enum { MAX_DIM = LINEAR_MAX_DIM };
+
+static float convolved(const linear_call *call, const linear_sequence *sequence, int t, int c)
+{
+    const linear_dims *d = &call->dims;
+    float taps[LINEAR_MAX_WIDTH], sum;
+    if (d->width == 0)
+        return linear_input(call, sequence, t, c);
+    linear_load_taps(call, c, taps);
+    sum = call->operands.bias ? element_load(d->dtype, call->operands.bias, c) : 0;
+    for (int w = LINEAR_MAX_WIDTH - d->width; w < LINEAR_MAX_WIDTH; w++)
+        sum += taps[w] * linear_input(call, sequence, t - (LINEAR_MAX_WIDTH - 1 - w), c);
+    return d->silu ? linear_silu(sum) : sum;
+}
+
+static void write_value(const linear_call *call, int row, int head, int j, float x)
+{
+    const linear_operands *o = &call->operands;
+    if (o->z)
+        x *= linear_silu(
+            element_load(call->dims.dtype, o->z + row * o->z_row + head * o->z_head, j));
+    element_store(call->dims.out_dtype, o->out + row * o->out_row + head * o->out_head, j, x);
+}
+
+/* ---- The recurrence -------------------------------------------------------------------------- */
+
+/* One value of a head: the state's elements that it has, and where it is. */
+struct column {
+    const linear_call *call;
+    linear_sequence sequence;
+    int head;
+    int value;
+    double state[MAX_DIM];
+};
+
+static char *state_row(const struct column *at, int slot, int k, int *element)
+{
+    const linear_operands *o = &at->call->operands;
+    int vk = at->call->dims.vk;
+    *element = vk ? k : at->value;
+    return o->state + slot * o->state_slot + at->head * o->state_head +
+           (vk ? at->value : k) * o->state_row;
+}
+
+static void load_state(struct column *at)
+{
+    int element;
+    for (int k = 0; k < at->call->dims.k_dim; k++) {
+        char *row = state_row(at, at->sequence.slot, k, &element);
+        at->state[k] =
+            at->sequence.slot ? (double)element_load(at->call->dims.state_dtype, row, element) : 0;
+    }
+}
+
+static void store_state(const struct column *at, int slot)
+{
+    int element;
+    for (int k = 0; slot && k < at->call->dims.k_dim; k++) {
+        char *row = state_row(at, slot, k, &element);
+        element_store(at->call->dims.state_dtype, row, element, (float)at->state[k]);
+    }
+}
+
+/* q or k of row `t`. */
+static void load_key(const struct column *at, int part, int t, double *to)
+{
+    const linear_dims *d = &at->call->dims;
+    double sum = 0, times = part == 0 ? (double)d->sm_scale : 1;
+    for (int i = 0; i < d->k_dim; i++) {
+        to[i] = (double)convolved(at->call, &at->sequence, t,
+                                  d->first[part] + at->head / d->ratio * d->k_dim + i);
+        sum += to[i] * to[i];
+    }
+    for (int i = 0; i < d->k_dim; i++)
+        to[i] *= d->l2_norm ? times / sqrt(sum + 1e-6) : times;
+}
+
+static void step(struct column *at, int t, const double *q, const double *k, const float *decays,
+                 float beta)
+{
+    const linear_call *call = at->call;
+    const linear_dims *d = &call->dims;
+    const int row = at->sequence.first_row + t;
+    const int delta = d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
+    double held = 0, out = 0;
+    for (int i = 0; i < d->k_dim; i++) {
+        at->state[i] *= (double)decays[i];
+        held += at->state[i] * k[i];
+    }
+    float v = convolved(call, &at->sequence, t, d->first[2] + at->head * d->v_dim + at->value);
+    double update = (double)beta * ((double)v - (delta ? held : 0));
+    for (int i = 0; i < d->k_dim; i++) {
+        at->state[i] += k[i] * update;
+        out += at->state[i] * q[i];
+    }
+    out += (double)linear_skip(call, at->head, at->value) * (double)v;
+    write_value(call, row, at->head, at->value, (float)out);
+    store_state(at, linear_snapshot(&call->batch, row));
+}
+
+/* Row `t` of all values of a block. */
+static void step_all(struct column *columns, int count, int t)
+{
+    const linear_call *call = columns->call;
+    const linear_dims *d = &call->dims;
+    const int row = columns->sequence.first_row + t, head = columns->head;
+    double q[MAX_DIM], k[MAX_DIM];
+    float decays[MAX_DIM], beta = linear_beta(call, row, head);
+    load_key(columns, 0, t, q);
+    load_key(columns, 1, t, k);
+    for (int i = 0; i < d->k_dim; i++)
+        decays[i] = d->family == LINEAR_FAMILY_KDA || i == 0
+                        ? linear_decay(call, row, head, i, &beta)
+                        : decays[0];
+    for (int i = 0; i < count; i++)
+        step(&columns[i], t, q, k, decays, beta);
+}
+
+static void steps_block(const linear_call *call, int64_t block, int columns)
+{
+    static struct column all[STEPS_COLUMNS(STEPS_MAX_WARPS, 4)];
+    const linear_dims *d = &call->dims;
+    int64_t slices = (d->v_dim + columns - 1) / columns, s = block / slices / d->v_heads;
+    int first = (int)(block % slices) * columns, count = d->v_dim - first;
+    if (s >= linear_num_real(&call->batch))
+        return;
+    const linear_sequence sequence = linear_find_sequence(&call->batch, (int)s);
+    count = count < columns ? count : columns;
+    for (int i = 0; i < count; i++) {
+        all[i].call = call;
+        all[i].sequence = sequence;
+        all[i].head = (int)(block / slices % d->v_heads);
+        all[i].value = first + i;
+        load_state(&all[i]);
+    }
+    for (int t = 0; t < sequence.num_rows; t++)
+        step_all(all, count, t);
+    for (int i = 0; i < count; i++)
+        store_state(&all[i], sequence.dst);
+}
+
+static void steps(const struct fake_cuda_launch *launch)
+{
+    const linear_call *call = launch->arguments[0];
+    int values = STEPS_VALUES(call->dims.k_dim > 128 ? 32 : 16);
+    int columns = STEPS_COLUMNS((int)launch->block[0] / 32, values);
+    for (int64_t block = 0; block < launch->grid[0]; block++)
+        steps_block(call, block, columns);
+}
+
+/* ---- Rows ------------------------------------------------------------------------------------ */
+
+static void convolve_rows(const struct fake_cuda_launch *launch, int number)
+{
+    const linear_call *call = launch->arguments[0];
+    const linear_dims *d = &call->dims;
+    int per_row = (d->channels / number + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS, first, pad, end;
+    linear_find_rows(&call->batch, &first, &pad, &end);
+    int64_t rows = launch->grid[0] / per_row * CONVOLVE_ROWS;
+    for (int s = 0; s < linear_num_real(&call->batch); s++) {
+        linear_sequence sequence = linear_find_sequence(&call->batch, s);
+        for (int t = 0; t < sequence.num_rows && sequence.first_row + t - first < rows; t++)
+            for (int c = 0; c < d->channels; c++)
+                write_value(call, sequence.first_row + t, c / d->v_dim, c % d->v_dim,
+                            convolved(call, &sequence, t, c));
+    }
+}
+
+static void convolve(const struct fake_cuda_launch *launch)
+{
+    convolve_rows(launch, 1);
+}
+
+static void convolve_vectors(const struct fake_cuda_launch *launch)
+{
+    convolve_rows(launch, 8);
+}
+
+static void keep_inputs(const linear_call *call, const linear_sequence *sequence, int end, int slot,
+                        int c)
+{
+    const linear_operands *o = &call->operands;
+    float kept[LINEAR_MAX_WIDTH];
+    int taps = call->dims.width - 1;
+    for (int n = 0; slot && n < taps; n++)
+        kept[n] = linear_input(call, sequence, end - taps + n, c);
+    for (int n = 0; slot && n < taps; n++)
+        element_store(call->dims.conv_dtype, o->conv + slot * o->conv_slot + c * o->conv_channel, n,
+                      kept[n]);
+}
+
+static void finish_block(const linear_call *call, int s, int from)
+{
+    if (s >= linear_num_real(&call->batch))
+        return;
+    linear_sequence sequence = linear_find_sequence(&call->batch, s);
+    for (int c = from; c < from + FINISH_THREADS && c < call->dims.channels; c++) {
+        for (int t = 0; t < sequence.num_rows; t++)
+            keep_inputs(call, &sequence, t + 1,
+                        linear_snapshot(&call->batch, sequence.first_row + t), c);
+        keep_inputs(call, &sequence, sequence.num_rows, sequence.dst, c);
+    }
+}
+
+static void clear_row(const linear_call *call, int row)
+{
+    const linear_operands *o = &call->operands;
+    const linear_dims *d = &call->dims;
+    for (int h = 0; h < d->v_heads; h++)
+        for (int j = 0; j < d->v_dim; j++)
+            element_store(d->out_dtype, o->out + row * o->out_row + h * o->out_head, j, 0);
+}
+
+static void finish(const struct fake_cuda_launch *launch)
+{
+    const linear_call *call = launch->arguments[0];
+    const int pad_blocks = *(const int *)launch->arguments[1];
+    int blocks = (int)launch->grid[0] - pad_blocks, first, pad, end;
+    int per_seq =
+        call->dims.width > 1 ? (call->dims.channels + FINISH_THREADS - 1) / FINISH_THREADS : 0;
+    linear_find_rows(&call->batch, &first, &pad, &end);
+    for (int block = 0; block < blocks; block++)
+        finish_block(call, block / per_seq, block % per_seq * FINISH_THREADS);
+    for (int row = pad; row < end && pad_blocks > 0; row++)
+        clear_row(call, row);
+}
+
+__attribute__((constructor)) static void define(void)
+{
+    static const char *const names[] = {"linear_steps_plain_128",    "linear_steps_delta_128",
+                                        "linear_steps_channels_128", "linear_steps_plain_256",
+                                        "linear_steps_delta_256",    "linear_steps_channels_256"};
+    static const size_t sizes[] = {sizeof(linear_call), sizeof(int)};
+    if (fake_cuda_load("fake_cuda.so", &fake) != 0)
+        return;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        fake.define_kernel(names[i], steps, sizes, 1, NULL);
+    fake.define_kernel("linear_convolve", convolve, sizes, 1, NULL);
+    fake.define_kernel("linear_convolve_vectors", convolve_vectors, sizes, 1, NULL);
+    fake.define_kernel("linear_finish", finish, sizes, 2, NULL);
+}
