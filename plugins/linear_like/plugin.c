@@ -6,6 +6,7 @@
 #include "linear_like.h"
 
 #include "attn_plugin_util.h"
+#include "plugins/common/cuda/image.h"
 #include "plugins/common/plugin_entry.h"
 
 static const char *const layouts[] = {ATTN_LAYOUT_STATE_SSM_KV, ATTN_LAYOUT_STATE_SSM_VK,
@@ -33,6 +34,7 @@ static const attn_backend_ops ops = {
 
 const attn_backend_type linear_like_type = {
     .struct_size = sizeof(attn_backend_type),
+    .flags = CUDA_IMAGE_BACKEND_FLAGS,
     .name = "linear_like",
     .doc = "recurrent layers on CUDA: gated delta net, Mamba2, KDA, lightning, short convolution",
     .num_layouts = sizeof layouts / sizeof layouts[0],

@@ -146,7 +146,7 @@ static void step_all(struct column *columns, int count, int t)
 
 static void steps_block(const linear_call *call, int64_t block, int columns)
 {
-    static struct column all[STEPS_COLUMNS(STEPS_MAX_WARPS, 4)];
+    struct column all[STEPS_COLUMNS(STEPS_MAX_WARPS, 4)];
     const linear_dims *d = &call->dims;
     int64_t slices = (d->v_dim + columns - 1) / columns, s = block / slices / d->v_heads;
     int first = (int)(block % slices) * columns, count = d->v_dim - first;
