@@ -11,4 +11,4 @@ profiles=$ATTNHOST_TEST_SRCDIR/host/check/profiles
 both=$(mktemp) || exit 1
 trap 'rm -f "$both"' EXIT
 cat "$profiles/core.txt" "$profiles/linear.txt" >"$both" || exit 1
-sample - --profile "$both" "$ATTNHOST_TEST_PLUGIN_DIR/linear_like.so" --device cuda
+(sample - --profile "$both" "$ATTNHOST_TEST_PLUGIN_DIR/linear_like.so" --device cuda)
