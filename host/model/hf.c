@@ -9,11 +9,13 @@
 #include "host/model/hf.h"
 
 #include <float.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
 #include "host/base/error.h"
+#include "host/base/log.h"
 #include "host/base/text.h"
 
 /* ---- What families share --------------------------------------------------------------------- */
@@ -92,8 +94,8 @@ int32_t hf_int(const struct hf_source *source, const char *keys, int32_t otherwi
 
 int32_t hf_num_layers(const struct hf_source *source)
 {
-    return hf_int(source, "num_hidden_layers|n_layers|n_layer", source->defaults->num_layers,
-                  MODEL_MAX_LAYERS);
+    return hf_int(source, "num_hidden_layers|n_layers|n_layer|num_layers",
+                  source->defaults->num_layers, MODEL_MAX_LAYERS);
 }
 
 int32_t hf_split_heads(const struct json_reader *reader, const char *hidden_keys, int32_t num_heads)
@@ -108,15 +110,36 @@ int32_t hf_split_heads(const struct json_reader *reader, const char *hidden_keys
     return (int32_t)(hidden / num_heads);
 }
 
+/* Falcon's and BigCode's query heads share one KV head unless the file says otherwise. */
+static int32_t read_kv_heads(const struct hf_source *source, int32_t heads)
+{
+    static const char keys[] = "num_key_value_heads|num_kv_heads";
+    const struct json_reader *text = &source->text;
+    bool shares = source->defaults->flags & HF_MULTI_QUERY;
+    bool single = shares && json_bool(text, "multi_query", true);
+    if (shares && !json_has(text, "num_key_value_heads")) {
+        bool grouped = json_bool(text, "new_decoder_architecture", false);
+        hf_no_matter(text, keys);
+        return single && !grouped ? 1 : hf_int(source, "num_kv_heads", heads, MODEL_MAX_HEADS);
+    }
+    int32_t otherwise = source->defaults->num_kv_heads ? source->defaults->num_kv_heads : heads;
+    return hf_int(source, "num_key_value_heads", otherwise, MODEL_MAX_HEADS);
+}
+
+/* Classes that project to heads of hidden_size // heads elements, whatever is left. */
+static int32_t floor_heads(const struct json_reader *text, int32_t num_heads)
+{
+    int64_t hidden = json_int(text, "hidden_size", JSON_REQUIRED, num_heads, MODEL_MAX_DIM);
+    return hidden < num_heads ? 1 : (int32_t)(hidden / num_heads);
+}
+
 struct hf_heads hf_read_heads(const struct hf_source *source)
 {
     const struct hf_defaults *defaults = source->defaults;
     struct hf_heads heads;
     heads.num_heads =
         hf_int(source, "num_attention_heads|n_head", defaults->num_heads, MODEL_MAX_HEADS);
-    heads.num_kv_heads =
-        hf_int(source, "num_key_value_heads",
-               defaults->num_kv_heads ? defaults->num_kv_heads : heads.num_heads, MODEL_MAX_HEADS);
+    heads.num_kv_heads = read_kv_heads(source, heads.num_heads);
     if (heads.num_heads % heads.num_kv_heads != 0)
         json_fail(&source->text, "num_attention_heads",
                   "got %d: accepted a multiple of num_key_value_heads = %d", heads.num_heads,
@@ -126,8 +149,11 @@ struct hf_heads hf_read_heads(const struct hf_source *source)
     if (json_has(&source->text, "head_dim|attention_head_dim") || (defaults->head_dim && !shared))
         heads.head_dim =
             hf_int(source, "head_dim|attention_head_dim", defaults->head_dim, MODEL_MAX_DIM);
+    else if (defaults->flags & HF_FLOOR_DIM)
+        heads.head_dim = floor_heads(&source->text, heads.num_heads);
     else
-        heads.head_dim = hf_split_heads(&source->text, "hidden_size|n_embed", heads.num_heads);
+        heads.head_dim =
+            hf_split_heads(&source->text, "hidden_size|n_embed|n_embd", heads.num_heads);
     return heads;
 }
 
@@ -190,24 +216,48 @@ attn_dtype hf_state_dtype(const struct hf_source *source)
 
 /* ---- Which architecture ---------------------------------------------------------------------- */
 
-/* Length of a name without its task: 5 of LlamaForCausalLM, 4 of BertModel. */
+/* What a class adds to its family for a task; attention is the same in all of them. */
+static const char *const tasks[] = {"ForCausalLM",
+                                    "ForConditionalGeneration",
+                                    "ForSequenceClassification",
+                                    "ForTokenClassification",
+                                    "ForQuestionAnswering",
+                                    "ForMaskedLM",
+                                    "ForMultipleChoice",
+                                    "ForPreTraining",
+                                    "LMHeadModel",
+                                    "Model"};
+
+/* Length of the task at the end of a class's name; 0 = none that is known. */
+static size_t task_length(const char *name)
+{
+    size_t length = strlen(name);
+    for (size_t i = 0; i < sizeof tasks / sizeof *tasks; i++) {
+        size_t cut = strlen(tasks[i]);
+        if (length > cut && strcmp(name + length - cut, tasks[i]) == 0)
+            return cut;
+    }
+    return 0;
+}
+
+/* Length of a name without its task, which may be spelt wrongly: 5 of LlamaForCasualLM. */
 static size_t family_length(const char *name)
 {
-    const char *task = strstr(name, "For");
-    if (!task)
-        task = strstr(name, "Model");
+    size_t cut = task_length(name);
+    const char *task = cut ? name + strlen(name) - cut : strstr(name, "For");
     return task ? (size_t)(task - name) : strlen(name);
 }
 
-/* A known name of the same family: LlamaForCasualLM and LlamaModel are Llama. A family that is only
- * spelt alike is another model: Gemma is not Gemma 2. */
-static const char *same_family(const char *got)
+/* The row of the same family by `compare`. A family that is only spelt alike is another model:
+ * Gemma is not Gemma 2. */
+static const struct hf_architecture *same_family(const char *got,
+                                                 int (*compare)(const char *, const char *, size_t))
 {
     size_t length = family_length(got);
     for (size_t i = 0; i < hf_num_architectures; i++) {
         const char *name = hf_architectures[i].name;
-        if (family_length(name) == length && strncasecmp(name, got, length) == 0)
-            return name;
+        if (family_length(name) == length && compare(name, got, length) == 0)
+            return &hf_architectures[i];
     }
     return NULL;
 }
@@ -222,9 +272,10 @@ static const char *reason_beyond(const char *got)
 
 static void fail_unknown(const struct json_reader *root, const char *got)
 {
-    static const char keys[] = "the keys of [model] describe any attention (num_layers, "
+    static const char keys[] = "the keys of [model] describe layers of one shape (num_layers, "
                                "num_q_heads, head_dim, layer_types ...)";
-    const char *same = same_family(got), *beyond = reason_beyond(got);
+    const struct hf_architecture *family = same_family(got, strncasecmp);
+    const char *same = family ? family->name : NULL, *beyond = reason_beyond(got);
     if (beyond)
         json_fail(root, "architectures[0]", "%s cannot be described: %s", got, beyond);
     else
@@ -235,8 +286,60 @@ static void fail_unknown(const struct json_reader *root, const char *got)
             keys);
 }
 
-static const struct hf_architecture *find_architecture(const struct json_reader *root)
+static const struct hf_architecture *find_row(const char *name)
 {
+    for (size_t i = 0; i < hf_num_architectures; i++)
+        if (strcmp(name, hf_architectures[i].name) == 0)
+            return &hf_architectures[i];
+    return NULL;
+}
+
+/* Another task's class of a known family. Alone, a decoder that reads an encoder is another model.
+ */
+static const struct hf_architecture *find_family(const char *name)
+{
+    const struct hf_architecture *row = task_length(name) ? same_family(name, strncmp) : NULL;
+    bool alone = row && row->build == hf_build_whisper && strstr(name, "ForCausalLM");
+    return alone ? NULL : row;
+}
+
+/* A wrapper's text model, by the model_type of its text_config. */
+static const struct hf_architecture *find_text_type(const struct json_reader *text)
+{
+    const char *type = json_string(text, "model_type", "");
+    for (size_t i = 0; i < hf_num_text_types; i++)
+        if (strcmp(type, hf_text_types[i].model_type) == 0)
+            return find_row(hf_text_types[i].architecture);
+    return NULL;
+}
+
+/* A decoder that is not known but says its layers and heads. */
+static const struct hf_architecture *find_by_keys(const struct json_reader *text, const char *name)
+{
+    static const struct hf_defaults none = {.flags = HF_BY_KEYS};
+    static const struct hf_architecture softmax = {"", hf_build_dense, &none};
+    static const struct hf_architecture latent = {"", hf_build_mla, &none};
+    bool decodes = strstr(name, "ForCausalLM") || strstr(name, "LMHeadModel") ||
+                   strstr(name, "ForConditionalGeneration");
+    if (!decodes || !json_has(text, "num_hidden_layers|n_layer") ||
+        !json_has(text, "num_attention_heads|n_head"))
+        return NULL;
+    return json_has(text, "kv_lora_rank") ? &latent : &softmax;
+}
+
+/* The text model's object, or the whole file. */
+static void find_text(struct hf_source *source)
+{
+    source->text = source->root;
+    if (!json_object(&source->root, "text_config", "text_config.", &source->text) &&
+        !json_object(&source->root, "llm_config", "llm_config.", &source->text))
+        json_object(&source->root, "language_config", "language_config.", &source->text);
+}
+
+/* The row of the file's class: its own, its family's, or by what the file holds. */
+static const struct hf_architecture *find_architecture(struct hf_source *source, const char **name)
+{
+    const struct json_reader *root = &source->root;
     const cJSON *list = json_array(root, "architectures", -1);
     const cJSON *first = list ? cJSON_GetArrayItem(list, 0) : NULL;
     if (!cJSON_IsString(first)) {
@@ -244,11 +347,19 @@ static const struct hf_architecture *find_architecture(const struct json_reader 
                   "is missing or not a list of names: accepted as [\"LlamaForCausalLM\"]");
         return NULL;
     }
-    for (size_t i = 0; i < hf_num_architectures; i++)
-        if (strcmp(first->valuestring, hf_architectures[i].name) == 0)
-            return &hf_architectures[i];
-    fail_unknown(root, first->valuestring);
-    return NULL;
+    *name = first->valuestring;
+    const struct hf_architecture *row = find_row(*name);
+    if (!row)
+        row = find_family(*name);
+    if (!row && !reason_beyond(*name)) {
+        source->is_wrapper = source->text.object != root->object;
+        row = source->is_wrapper ? find_text_type(&source->text) : NULL;
+        if (!row)
+            row = find_by_keys(&source->text, *name);
+    }
+    if (!row)
+        fail_unknown(root, *name);
+    return row;
 }
 
 /* ---- What the user may say too --------------------------------------------------------------- */
@@ -291,7 +402,8 @@ static void read_dtype(struct hf_source *source, const struct config *config)
 
 static void read_context(struct hf_source *source, const struct config *config)
 {
-    static const char keys[] = "max_position_embeddings|max_target_positions|model_max_length";
+    static const char keys[] = "max_position_embeddings|max_target_positions|model_max_length|"
+                               "n_positions";
     const struct hf_defaults *defaults = source->defaults;
     int64_t stated = json_int(&source->text, keys, defaults->max_positions, 1, MODEL_MAX_CONTEXT);
     if (defaults->flags & HF_PADDED_POSITIONS && stated > 2)
@@ -330,10 +442,23 @@ static void leave_out_towers(struct hf_source *source)
         hf_leave_out(source, what);
 }
 
+/* Of a wrapper the text model is known; towers are its own. */
+static void leave_out_wrapped(struct hf_source *source)
+{
+    static const char *const towers[] = {"vision_config", "audio_config", "encoder_config"};
+    for (size_t i = 0; i < sizeof towers / sizeof *towers; i++)
+        if (json_has(&source->root, towers[i]))
+            hf_leave_out(source, "its towers, which are not read");
+}
+
 static void add_vision_tower(struct hf_source *source)
 {
     struct json_reader vision;
     struct model_spec spec;
+    if (source->is_wrapper) {
+        leave_out_wrapped(source);
+        return;
+    }
     leave_out_towers(source);
     if (source->defaults->flags & HF_NO_TOWER ||
         !json_object(&source->root, "vision_config", "vision_config.", &vision))
@@ -367,12 +492,29 @@ static void add_vision_tower(struct hf_source *source)
 
 /* ---- The whole ------------------------------------------------------------------------------- */
 
+/* Nothing may be left that could be about attention; then the user should know what was assumed. */
+static void check_by_keys(const struct hf_source *source)
+{
+    char message[512];
+    if (json_bool(&source->text, "is_encoder_decoder", false))
+        json_fail(&source->text, "is_encoder_decoder", "got true: accepted false of %s",
+                  source->model->architecture);
+    hf_check_unknown(source, &source->root);
+    if (source->text.object != source->root.object)
+        hf_check_unknown(source, &source->text);
+    if (!hf_ok(source))
+        return;
+    snprintf(message, sizeof message,
+             "%s: %.60s is not a known architecture (docs/MODELS.md): read by its keys, as causal "
+             "attention with a scale of 1 / sqrt(head_dim) and without sinks",
+             source->root.file, source->model->architecture);
+    host_log_write_newest(ATTN_LOG_WARNING, message);
+}
+
 static void build(struct hf_source *source, const struct hf_architecture *architecture,
                   const struct config *config)
 {
-    source->text = source->root;
     source->defaults = architecture->defaults;
-    json_object(&source->root, "text_config", "text_config.", &source->text);
     read_dtype(source, config);
     read_context(source, config);
     if (hf_ok(source))
@@ -382,6 +524,8 @@ static void build(struct hf_source *source, const struct hf_architecture *archit
     hf_check_unread(source, &source->root);
     if (source->text.object != source->root.object)
         hf_check_unread(source, &source->text);
+    if (source->defaults->flags & HF_BY_KEYS)
+        check_by_keys(source);
     if (hf_ok(source) && source->model->num_layers == 0)
         json_fail(&source->text, "", "has no attention layer");
 }
@@ -394,10 +538,12 @@ static attn_status create(const cJSON *tree, const char *name, const struct conf
         return status;
     struct hf_source source = {
         .root = {.file = name, .object = tree, .path = "", .status = &status, .error = error}};
-    const struct hf_architecture *architecture = find_architecture(&source.root);
+    const char *class_name = "";
+    find_text(&source);
+    const struct hf_architecture *architecture = find_architecture(&source, &class_name);
     if (!architecture)
         return status;
-    source.model = model_new(name, architecture->name, config);
+    source.model = model_new(name, class_name, config);
     if (!source.model)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%s: no memory for a model", name);
     build(&source, architecture, config);

@@ -38,7 +38,12 @@ enum {
     HF_LAST_FULL = 1 << 11,     /* the last layer is full, whatever the file says (Gemma 4) */
     HF_GATES_GIVEN = 1 << 12,   /* the delta net's gates are not the usual ones (OLMo Hybrid) */
     HF_LISTED_LINEAR = 1 << 13, /* which layers are linear is in layer_types (Kimi Linear) */
-    HF_NO_TOWER = 1 << 14       /* the vision tower's attention is not the ABI's */
+    HF_NO_TOWER = 1 << 14,      /* the vision tower's attention is not the ABI's */
+    HF_MULTI_QUERY = 1 << 15,   /* multi_query, true by default: one KV head (Falcon) */
+    HF_HEADS_LISTED = 1 << 16,  /* num_attention_heads_per_layer (Laguna) */
+    HF_FLOOR_DIM = 1 << 18,     /* head_dim is hidden_size // heads, rounded down */
+    HF_ROOT_SCALE = 1 << 19,    /* attention_multiplier, else 1 / sqrt(head_dim) */
+    HF_BY_KEYS = 1 << 17        /* no known architecture: the keys alone describe it */
 };
 
 /* 0 = the field must be in the file (or follows from others). */
@@ -62,6 +67,7 @@ struct hf_source {
     struct json_reader root; /* the whole file */
     struct json_reader text; /* its text_config, or the root */
     struct model *model;
+    bool is_wrapper; /* its row is the text model's: towers are left out */
 };
 
 struct hf_architecture {
@@ -72,6 +78,13 @@ struct hf_architecture {
 
 extern const struct hf_architecture hf_architectures[];
 extern const size_t hf_num_architectures;
+
+/* The text model of a multimodal wrapper. */
+struct hf_text_type {
+    const char *model_type, *architecture;
+};
+extern const struct hf_text_type hf_text_types[];
+extern const size_t hf_num_text_types;
 
 /* Architectures whose attention the ABI has no words for, and which part of it. */
 struct hf_beyond {
@@ -95,7 +108,8 @@ void hf_build_minimax(struct hf_source *source);         /* softmax and lightnin
 void hf_build_lfm2(struct hf_source *source);            /* softmax and short convolutions */
 void hf_build_bert(struct hf_source *source);
 void hf_build_modernbert(struct hf_source *source);
-void hf_build_whisper(struct hf_source *source);
+void hf_build_whisper(struct hf_source *source); /* encoder, and decoder with cross attention */
+void hf_build_decoder(struct hf_source *source); /* such a decoder alone */
 
 /* ---- What families share --------------------------------------------------------------------- */
 
@@ -159,6 +173,9 @@ void hf_no_matter(const struct json_reader *reader, const char *keys);
 
 /* Refuse what no reader has looked at, if it is about attention and not neutral (hf_keys.c). */
 void hf_check_unread(const struct hf_source *source, const struct json_reader *reader);
+
+/* Refuse every unread key that sounds like attention: for models that are read by their keys. */
+void hf_check_unknown(const struct hf_source *source, const struct json_reader *reader);
 
 /* "bfloat16" and the like of a field; `otherwise` if absent. */
 attn_dtype hf_dtype(const struct json_reader *reader, const char *keys, attn_dtype otherwise);

@@ -51,7 +51,8 @@ static int32_t read_window(const struct hf_source *source)
 /* A number, or EXAONE's letters: LLLG is three local layers and a global one. */
 static int32_t read_period(const struct hf_source *source)
 {
-    static const char keys[] = "sliding_window_pattern|_sliding_window_pattern";
+    static const char keys[] = "sliding_window_pattern|_sliding_window_pattern|"
+                               "global_attn_every_n_layers";
     const cJSON *value = json_get(&source->text, keys);
     if (!cJSON_IsString(value))
         return hf_int(source, keys, source->defaults->period, MODEL_MAX_LAYERS);
@@ -184,6 +185,8 @@ static double read_scale(const struct hf_source *source, double otherwise)
                                       defaults->query_scalar, 1e-6, 1e9));
     if (defaults->flags & HF_MULTIPLIER)
         return json_double(&source->text, "attention_multiplier", 1, 1e-9, 1e9);
+    if (defaults->flags & HF_ROOT_SCALE)
+        return json_double(&source->text, "attention_multiplier", otherwise, 1e-9, 1e9);
     if (defaults->flags & HF_UNIT_SCALE) {
         hf_no_matter(&source->text, "query_pre_attn_scalar"); /* Gemma 3's, left in 3n's files */
         return 1;
@@ -319,6 +322,22 @@ static void read_layer_heads(const struct hf_source *source, const struct dense 
     }
 }
 
+/* Query heads by layer; the KV heads of all are the same. */
+static void read_listed_heads(const struct hf_source *source, const struct dense *dense,
+                              int32_t index, struct model_spec *spec)
+{
+    static const char key[] = "num_attention_heads_per_layer";
+    const cJSON *list = json_array(&source->text, key, dense->num_layers);
+    const cJSON *item = cJSON_GetArrayItem(list, index);
+    if (!list)
+        return;
+    if (!hf_is_index(item, MODEL_MAX_HEADS) || item->valueint < 1 ||
+        item->valueint % spec->group.num_kv_heads != 0)
+        hf_fail_item(source, key, index, item, "a multiple of num_key_value_heads");
+    else
+        spec->group.num_q_heads = item->valueint;
+}
+
 /* ---- The whole ------------------------------------------------------------------------------- */
 
 /* A type that the family, or the rest of the file, says nothing about. */
@@ -357,6 +376,8 @@ static void add_dense_layer(struct hf_source *source, struct dense *dense, int32
     check_type(source, dense, type);
     if (source->defaults->flags & HF_LAYER_HEADS)
         read_layer_heads(source, dense, index, type, &spec);
+    if (source->defaults->flags & HF_HEADS_LISTED)
+        read_listed_heads(source, dense, index, &spec);
     if (index < dense->first_shared || dense->reach >= 0) {
         dense->last[type] = index;
         hf_add(source, &spec, stack, index);

@@ -90,7 +90,8 @@ void hf_build_whisper(struct hf_source *source)
     int32_t encoder_heads = whisper_heads(source, "encoder_attention_heads", &encoder_head_dim);
     int32_t layers = hf_int(source, "decoder_layers", 0, MODEL_MAX_LAYERS);
     int32_t encoder_layers = hf_int(source, "encoder_layers", 0, MODEL_MAX_LAYERS);
-    source->model->max_encoder_len = hf_int(source, "max_source_positions", 1500, INT32_MAX);
+    source->model->max_encoder_len =
+        hf_int(source, "max_source_positions|max_position_embeddings", 1500, INT32_MAX);
     model_spec_softmax(&self, heads, heads, head_dim, head_dim);
     model_spec_cross(&cross, heads, heads, head_dim, head_dim);
     model_spec_encoder(&encoder, encoder_heads, encoder_head_dim);
@@ -100,4 +101,17 @@ void hf_build_whisper(struct hf_source *source)
     }
     for (int32_t i = 0; hf_ok(source) && i < encoder_layers; i++)
         hf_add(source, &encoder, "encoder", i);
+}
+
+/* The keys of an encoder with a decoder, of which this is the decoder; it has no cross attention
+ * unless the file asks for it, and that is refused as an unread key. */
+void hf_build_decoder(struct hf_source *source)
+{
+    struct model_spec self;
+    int32_t head_dim;
+    int32_t heads = whisper_heads(source, "decoder_attention_heads", &head_dim);
+    int32_t layers = hf_int(source, "decoder_layers", 0, MODEL_MAX_LAYERS);
+    model_spec_softmax(&self, heads, heads, head_dim, head_dim);
+    for (int32_t i = 0; hf_ok(source) && i < layers; i++)
+        hf_add(source, &self, "decoder", i);
 }

@@ -172,3 +172,86 @@ void hf_check_unread(const struct hf_source *source, const struct json_reader *r
             got, source->model->architecture, accepted);
     }
 }
+
+/* ---- Models that are read by their keys alone ------------------------------------------------ */
+
+/* What the name of a key about attention has in it. */
+static const char *const words[] = {
+    "attn",      "attention", "window",        "head",     "kv_",      "_kv",        "chunk",
+    "sparse",    "index",     "layer_type",    "mixer",    "ssm",      "mamba",      "linear",
+    "conv",      "lora_rank", "sink",          "softcap",  "soft_cap", "alibi",      "cross",
+    "direction", "causal",    "local",         "global",   "relative", "recurr",     "compress",
+    "loop",      "block",     "position_bias", "landmark", "lsh",      "hybrid",     "swa_",
+    "state",     "memory",    "nope",          "query",    "scale",    "multiplier", "encoder",
+    "diffusion", "per_stack", "type_vocab"};
+
+/* Keys with such a word that change neither shapes, masks nor scores. */
+static const char *const harmless[] = {"_attn_implementation",
+                                       "attn_implementation",
+                                       "attention_bias",
+                                       "attention_dropout",
+                                       "attn_pdrop",
+                                       "attn_dropout",
+                                       "attention_probs_dropout_prob",
+                                       "attention_softmax_in_fp32",
+                                       "scale_attention_softmax_in_fp32",
+                                       "q_lora_rank",
+                                       "qk_head_dim",
+                                       "mlp_layer_types",
+                                       "mtp_layer_types",
+                                       "mtp_mlp_layer_types",
+                                       "num_local_experts",
+                                       "decoder_sparse_step",
+                                       "final_logit_softcapping",
+                                       "moe_router_logit_softcapping",
+                                       "embedding_multiplier",
+                                       "residual_multiplier",
+                                       "logits_scaling",
+                                       "scale_embedding",
+                                       "lm_head_bias",
+                                       "chunk_size_feed_forward",
+                                       "output_hidden_states",
+                                       "use_cache",
+                                       "partial_rotary_factor",
+                                       "is_encoder_decoder",
+                                       "state_dict",
+                                       "head_type"};
+
+static bool is_harmless(const char *name)
+{
+    size_t length = strlen(name);
+    for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++)
+        if (strcmp(name, harmless[i]) == 0)
+            return true;
+    return (length > 9 && strcmp(name + length - 9, "_token_id") == 0) ||
+           (length > 12 && strcmp(name + length - 12, "_token_index") == 0);
+}
+
+static bool sounds_like_attention(const char *name)
+{
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strstr(name, words[i]))
+            return !is_harmless(name);
+    return false;
+}
+
+void hf_check_unknown(const struct hf_source *source, const struct json_reader *reader)
+{
+    const cJSON *value;
+    cJSON_ArrayForEach(value, reader->object)
+    {
+        char got[64];
+        bool inner = value == source->text.object;
+        if (!hf_ok(source))
+            return;
+        if (inner || json_was_read(value) || !sounds_like_attention(value->string) ||
+            is_neutral(value, "false|0|0.0|[]|{}|\"\"") ||
+            is_repeated(source, reader, value->string, value))
+            continue;
+        json_describe(value, got, sizeof got);
+        json_fail(reader, value->string,
+                  "got %s: %s is not a known architecture (docs/MODELS.md), and this key may be "
+                  "about its attention: accepted null; the keys of [model] describe attention too",
+                  got, source->model->architecture);
+    }
+}

@@ -196,6 +196,66 @@ static const struct hf_defaults modernbert = {
     .num_layers = 22, .num_heads = 12, .max_positions = 8192, .window = 128, .period = 3};
 static const struct hf_defaults whisper = {.max_positions = 448};
 
+/* Families that were read off their configuration classes in Transformers 5.24. */
+static const struct hf_defaults afmoe = {.num_layers = 32,
+                                         .num_heads = 16,
+                                         .head_dim = 128,
+                                         .window = 1024,
+                                         .pattern = HF_PERIOD_SLIDING,
+                                         .period = 4,
+                                         .max_positions = 16384};
+static const struct hf_defaults ministral = {
+    .num_heads = 32, .num_kv_heads = 8, .window = 4096, .pattern = HF_ALL_SLIDING};
+static const struct hf_defaults laguna = {.num_layers = 40,
+                                          .num_heads = 48,
+                                          .num_kv_heads = 8,
+                                          .head_dim = 128,
+                                          .max_positions = 131072,
+                                          .flags = HF_HEADS_LISTED};
+static const struct hf_defaults granite_swa = {
+    .num_layers = 24, .num_heads = 20, .flags = HF_MULTIPLIER | HF_SINKS | HF_FLOOR_DIM};
+static const struct hf_defaults granite_moe_swa = {
+    .num_layers = 32, .num_heads = 32, .flags = HF_MULTIPLIER | HF_SINKS | HF_FLOOR_DIM};
+static const struct hf_defaults vaultgemma = {.num_layers = 26,
+                                              .num_heads = 8,
+                                              .num_kv_heads = 4,
+                                              .head_dim = 256,
+                                              .window = 4096,
+                                              .pattern = HF_PERIOD_SLIDING,
+                                              .period = 2,
+                                              .max_positions = 8192,
+                                              .flags = HF_QUERY_SCALAR | HF_SOFTCAP,
+                                              .query_scalar = 256,
+                                              .softcap = 50};
+static const struct hf_defaults minimax_m2 = {
+    .num_layers = 62, .num_heads = 48, .num_kv_heads = 8, .head_dim = 128, .max_positions = 196608};
+static const struct hf_defaults hy_v3 = {
+    .num_layers = 80, .num_heads = 64, .num_kv_heads = 8, .head_dim = 128, .max_positions = 131072};
+static const struct hf_defaults solar_open = {
+    .num_layers = 48, .num_heads = 64, .num_kv_heads = 8, .head_dim = 128, .max_positions = 131072};
+static const struct hf_defaults gpt2 = {.num_layers = 12, .num_heads = 12, .max_positions = 1024};
+static const struct hf_defaults opt = {.num_layers = 12, .num_heads = 12, .max_positions = 2048};
+static const struct hf_defaults gpt_neox = {
+    .num_layers = 44, .num_heads = 64, .max_positions = 2048};
+static const struct hf_defaults gptj = {.num_layers = 28, .num_heads = 16, .max_positions = 2048};
+static const struct hf_defaults falcon = {
+    .num_layers = 32, .num_heads = 71, .max_positions = 2048, .flags = HF_MULTI_QUERY};
+static const struct hf_defaults gpt_bigcode = {
+    .num_layers = 12, .num_heads = 12, .max_positions = 1024, .flags = HF_MULTI_QUERY};
+static const struct hf_defaults persimmon = {
+    .num_layers = 36, .num_heads = 64, .max_positions = 16384};
+static const struct hf_defaults glm4v = {
+    .num_layers = 40, .num_heads = 32, .num_kv_heads = 2, .max_positions = 32768};
+static const struct hf_defaults hyperclovax = {
+    .num_layers = 32, .num_heads = 32, .max_positions = 2048, .flags = HF_ROOT_SCALE};
+static const struct hf_defaults flint = {.num_layers = 49,
+                                         .num_heads = 32,
+                                         .num_kv_heads = 4,
+                                         .head_dim = 128,
+                                         .max_positions = 262144,
+                                         .flags = HF_SINKS};
+static const struct hf_defaults seq2seq = {.max_positions = 1024};
+
 const struct hf_architecture hf_architectures[] = {
     {"LlamaForCausalLM", hf_build_dense, &plain},
     {"OlmoForCausalLM", hf_build_dense, &as_llama},
@@ -258,6 +318,47 @@ const struct hf_architecture hf_architectures[] = {
     {"ApertusForCausalLM", hf_build_dense, &apertus},
     {"SeedOssForCausalLM", hf_build_dense, &seed_oss},
     {"BloomForCausalLM", hf_build_dense, &bloom},
+    {"AfmoeForCausalLM", hf_build_dense, &afmoe},
+    {"MinistralForCausalLM", hf_build_dense, &ministral},
+    {"Ministral3ForCausalLM", hf_build_dense, &ministral},
+    {"FlintForCausalLM", hf_build_dense, &flint},
+    {"LagunaForCausalLM", hf_build_dense, &laguna},
+    {"GraniteSWAForCausalLM", hf_build_dense, &granite_swa},
+    {"GraniteMoeSWAForCausalLM", hf_build_dense, &granite_moe_swa},
+    {"VaultGemmaForCausalLM", hf_build_dense, &vaultgemma},
+    {"MiniMaxM2ForCausalLM", hf_build_dense, &minimax_m2},
+    {"HYV3ForCausalLM", hf_build_dense, &hy_v3},
+    {"SolarOpenForCausalLM", hf_build_dense, &solar_open},
+    {"Cohere2MoeForCausalLM", hf_build_dense, &cohere2},
+    {"GPT2LMHeadModel", hf_build_dense, &gpt2},
+    {"OpenAIGPTLMHeadModel", hf_build_dense, &gpt2},
+    {"OPTForCausalLM", hf_build_dense, &opt},
+    {"GPTNeoXForCausalLM", hf_build_dense, &gpt_neox},
+    {"GPTJForCausalLM", hf_build_dense, &gptj},
+    {"CodeGenForCausalLM", hf_build_dense, &gptj},
+    {"FalconForCausalLM", hf_build_dense, &falcon},
+    {"GPTBigCodeForCausalLM", hf_build_dense, &gpt_bigcode},
+    {"PersimmonForCausalLM", hf_build_dense, &persimmon},
+    {"Glm4vForConditionalGeneration", hf_build_dense, &glm4v},
+    {"Glm46VForConditionalGeneration", hf_build_dense, &glm4v},
+    {"HyperCLOVAXForCausalLM", hf_build_dense, &hyperclovax},
+    {"CwmForCausalLM", hf_build_dense, &plain},
+    {"MellumForCausalLM", hf_build_dense, &plain},
+    {"FlexOlmoForCausalLM", hf_build_dense, &plain},
+    {"Jais2ForCausalLM", hf_build_dense, &plain},
+    {"BitNetForCausalLM", hf_build_dense, &plain},
+    {"HeliumForCausalLM", hf_build_dense, &plain},
+    {"BioGptForCausalLM", hf_build_dense, &plain},
+    {"NanoChatForCausalLM", hf_build_dense, &plain},
+    {"Dots1ForCausalLM", hf_build_dense, &plain},
+    {"AriaTextForCausalLM", hf_build_dense, &plain},
+    {"Apertus1p5TextForCausalLM", hf_build_dense, &plain},
+    {"ChameleonForConditionalGeneration", hf_build_dense, &plain},
+    {"Glm4MoeLiteForCausalLM", hf_build_mla, &plain},
+    {"Mistral4ForCausalLM", hf_build_mla, &plain},
+    {"YoutuForCausalLM", hf_build_mla, &plain},
+    {"MiniCPM3ForCausalLM", hf_build_mla, &plain},
+    {"AXK1ForCausalLM", hf_build_mla, &plain},
     {"DeepseekV2ForCausalLM", hf_build_mla, &plain},
     {"DeepseekV3ForCausalLM", hf_build_mla, &plain},
     {"DeepseekV32ForCausalLM", hf_build_mla, &sparse_mla},
@@ -286,11 +387,77 @@ const struct hf_architecture hf_architectures[] = {
     {"XLMRobertaModel", hf_build_bert, &roberta},
     {"XLMRobertaForSequenceClassification", hf_build_bert, &roberta},
     {"DistilBertModel", hf_build_bert, &distilbert},
+    {"CamembertModel", hf_build_bert, &roberta},
+    {"Data2VecTextModel", hf_build_bert, &roberta},
+    {"XLMRobertaXLModel", hf_build_bert, &roberta},
+    {"XmodModel", hf_build_bert, &roberta},
+    {"RobertaPreLayerNormModel", hf_build_bert, &roberta},
+    {"ElectraModel", hf_build_bert, &bert},
+    {"ErnieModel", hf_build_bert, &bert},
+    {"MegatronBertModel", hf_build_bert, &bert},
+    {"RoCBertModel", hf_build_bert, &bert},
+    {"RemBertModel", hf_build_bert, &bert},
+    {"AlbertModel", hf_build_bert, &bert},
+    {"RoFormerModel", hf_build_bert, &bert},
+    {"LayoutLMModel", hf_build_bert, &bert},
+    {"BartForConditionalGeneration", hf_build_whisper, &seq2seq},
+    {"BartForCausalLM", hf_build_decoder, &seq2seq},
+    {"BlenderbotForConditionalGeneration", hf_build_whisper, &seq2seq},
+    {"BlenderbotForCausalLM", hf_build_decoder, &seq2seq},
+    {"BlenderbotSmallForConditionalGeneration", hf_build_whisper, &seq2seq},
+    {"BlenderbotSmallForCausalLM", hf_build_decoder, &seq2seq},
+    {"MarianForCausalLM", hf_build_decoder, &seq2seq},
+    {"MBartForConditionalGeneration", hf_build_whisper, &seq2seq},
+    {"MBartForCausalLM", hf_build_decoder, &seq2seq},
+    {"MvpForConditionalGeneration", hf_build_whisper, &seq2seq},
+    {"MvpForCausalLM", hf_build_decoder, &seq2seq},
+    {"PegasusForConditionalGeneration", hf_build_whisper, &seq2seq},
+    {"PegasusForCausalLM", hf_build_decoder, &seq2seq},
+    {"PLBartForConditionalGeneration", hf_build_whisper, &seq2seq},
+    {"PLBartForCausalLM", hf_build_decoder, &seq2seq},
+    {"MarianMTModel", hf_build_whisper, &seq2seq},
+    {"M2M100ForConditionalGeneration", hf_build_whisper, &seq2seq},
+    {"NllbMoeForConditionalGeneration", hf_build_whisper, &seq2seq},
+    {"Speech2TextForConditionalGeneration", hf_build_whisper, &seq2seq},
+    {"TrOCRForCausalLM", hf_build_decoder, &seq2seq},
     {"ModernBertModel", hf_build_modernbert, &modernbert},
     {"ModernBertForMaskedLM", hf_build_modernbert, &modernbert},
     {"WhisperForConditionalGeneration", hf_build_whisper, &whisper},
 };
 const size_t hf_num_architectures = sizeof hf_architectures / sizeof *hf_architectures;
+
+/* "model_type" of a text_config, and the architecture that reads it. */
+const struct hf_text_type hf_text_types[] = {
+    {"llama", "LlamaForCausalLM"},
+    {"mistral", "MistralForCausalLM"},
+    {"ministral3", "Ministral3ForCausalLM"},
+    {"qwen2", "Qwen2ForCausalLM"},
+    {"qwen3", "Qwen3ForCausalLM"},
+    {"qwen3_moe", "Qwen3MoeForCausalLM"},
+    {"qwen3_vl_text", "Qwen3VLForConditionalGeneration"},
+    {"qwen2_5_omni_text", "Qwen2ForCausalLM"},
+    {"qwen3_5_text", "Qwen3_5ForCausalLM"},
+    {"qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"},
+    {"cohere", "CohereForCausalLM"},
+    {"cohere2", "Cohere2ForCausalLM"},
+    {"gemma", "GemmaForCausalLM"},
+    {"gemma2", "Gemma2ForCausalLM"},
+    {"gemma3_text", "Gemma3ForCausalLM"},
+    {"granite", "GraniteForCausalLM"},
+    {"granite4_vision_text", "GraniteForCausalLM"},
+    {"granite_docling_text", "GraniteForCausalLM"},
+    {"opt", "OPTForCausalLM"},
+    {"persimmon", "PersimmonForCausalLM"},
+    {"exaone4", "Exaone4ForCausalLM"},
+    {"hyperclovax", "HyperCLOVAXForCausalLM"},
+    {"lfm2", "Lfm2ForCausalLM"},
+    {"phi3", "Phi3ForCausalLM"},
+    {"nemotron_h", "NemotronHForCausalLM"},
+    {"glm4v_text", "Glm4vForConditionalGeneration"},
+    {"aria_text", "AriaTextForCausalLM"},
+    {"apertus1p5_text", "Apertus1p5TextForCausalLM"},
+};
+const size_t hf_num_text_types = sizeof hf_text_types / sizeof *hf_text_types;
 
 static const char position_bias[] =
     "it adds a learned bias of the distance to its scores, for which the ABI has no word but a "
@@ -298,10 +465,17 @@ static const char position_bias[] =
 static const char other_recurrence[] = "it has no attention, and its recurrence is none of the "
                                        "ABI's (gdn, mamba2, kda, lightning, short_conv)";
 
+static const char two_maps[] = "its output is the difference of two attention maps";
+
 const struct hf_beyond hf_beyond[] = {
-    {"T5ForConditionalGeneration", position_bias},  {"T5EncoderModel", position_bias},
-    {"MT5ForConditionalGeneration", position_bias}, {"UMT5ForConditionalGeneration", position_bias},
-    {"MambaForCausalLM", other_recurrence},         {"FalconMambaForCausalLM", other_recurrence},
-    {"RwkvForCausalLM", other_recurrence},          {"xLSTMForCausalLM", other_recurrence},
+    {"DiffLlamaForCausalLM", two_maps},
+    {"T5ForConditionalGeneration", position_bias},
+    {"T5EncoderModel", position_bias},
+    {"MT5ForConditionalGeneration", position_bias},
+    {"UMT5ForConditionalGeneration", position_bias},
+    {"MambaForCausalLM", other_recurrence},
+    {"FalconMambaForCausalLM", other_recurrence},
+    {"RwkvForCausalLM", other_recurrence},
+    {"xLSTMForCausalLM", other_recurrence},
 };
 const size_t hf_num_beyond = sizeof hf_beyond / sizeof *hf_beyond;

@@ -695,6 +695,137 @@ START_TEST(unknown_architectures)
 }
 END_TEST
 
+/* ---- Classes that are read by their family, their text model or their keys --------------------
+ */
+
+#define SHAPE                                                                                      \
+    "\"hidden_size\": 64, \"num_hidden_layers\": 4, \"num_attention_heads\": 8, "                  \
+    "\"num_key_value_heads\": 2"
+
+static struct model *read_text(const char *text)
+{
+    struct model *model = NULL;
+    host_error error;
+    host_error_init(&error);
+    attn_status status = model_create_hf_text(text, strlen(text), "x", NULL, &model, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s: %s", text, host_error_text(&error));
+    return model;
+}
+
+/* One group of causal attention: all that a plain decoder has. */
+static void assert_plain(const char *text, int32_t kv_heads, int32_t head_dim)
+{
+    struct model *model = read_text(text);
+    ck_assert_uint_eq(model->num_groups, 1);
+    ck_assert_uint_eq(model->num_layers, 4);
+    ck_assert_int_eq(model->groups[0].num_q_heads, 8);
+    ck_assert_int_eq(model->groups[0].num_kv_heads, kv_heads);
+    ck_assert_int_eq(model->groups[0].head_dim, head_dim);
+    ck_assert_uint_eq(model->groups[0].attn_type, ATTN_TYPE_DECODER);
+    model_destroy(model);
+}
+
+START_TEST(other_classes_of_a_family)
+{
+    assert_plain("{\"architectures\": [\"LlamaForSequenceClassification\"], " SHAPE "}", 2, 8);
+    assert_plain("{\"architectures\": [\"Qwen3Model\"], " SHAPE "}", 2, 128);
+    struct model *model =
+        read_text("{\"architectures\": [\"BertForTokenClassification\"], "
+                  "\"hidden_size\": 64, \"num_hidden_layers\": 4, \"num_attention_heads\": 8}");
+    ck_assert_uint_eq(model->groups[0].attn_type, ATTN_TYPE_ENCODER_ONLY);
+    ck_assert_str_eq(model->architecture, "BertForTokenClassification");
+    model_destroy(model);
+    hf_refused("{\"architectures\": [\"WhisperForCausalLM\"], \"d_model\": 64}",
+               "WhisperForCausalLM", NULL);
+}
+END_TEST
+
+/* The text model is read, the tower is said to be left out; what is not neutral is refused. */
+START_TEST(wrappers)
+{
+    static const char *const places[] = {"text_config", "llm_config", "language_config"};
+    char text[512];
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        snprintf(text, sizeof text,
+                 "{\"architectures\": [\"NewVlForConditionalGeneration\"], \"vision_config\": "
+                 "{\"x\": 1}, \"%s\": {\"model_type\": \"llama\", " SHAPE "}}",
+                 places[i]);
+        assert_plain(text, 2, 8);
+        struct model *model = read_text(text);
+        ck_assert_uint_eq(model->num_left_out, 1);
+        ck_assert_ptr_nonnull(strstr(model->left_out, "towers"));
+        model_destroy(model);
+    }
+    hf_refused("{\"architectures\": [\"NewVlForConditionalGeneration\"], \"text_config\": "
+               "{\"model_type\": \"gemma\", \"use_bidirectional_attention\": true, " SHAPE "}}",
+               "text_config.use_bidirectional_attention", "got true", NULL);
+}
+END_TEST
+
+/* Whatever could be about attention must be known; what is neutral or about something else may be
+ * there. */
+START_TEST(decoders_by_their_keys)
+{
+#define NEW(keys) "{\"architectures\": [\"NewForCausalLM\"], " SHAPE keys "}"
+    assert_plain(NEW(", \"intermediate_size\": 9, \"num_local_experts\": 8, \"eos_token_id\": 2"),
+                 2, 8);
+    assert_plain(NEW(", \"attention_bias\": true, \"ring_attention\": false, \"head_dim\": 24"), 2,
+                 24);
+    hf_refused(NEW(", \"ring_attention\": true"), "ring_attention", "got true", "NewForCausalLM",
+               NULL);
+    hf_refused(NEW(", \"sliding_window\": 8"), "sliding_window", "got 8", NULL);
+    hf_refused(NEW(", \"index_kpool\": 16"), "index_kpool", "got 16", NULL);
+    hf_refused(NEW(", \"type_vocab_size\": 2"), "type_vocab_size", NULL);
+    hf_refused(NEW(", \"is_encoder_decoder\": true"), "is_encoder_decoder", NULL);
+    hf_refused("{\"architectures\": [\"NewModel\"], " SHAPE "}", "unknown architecture", NULL);
+    struct model *model =
+        read_text(NEW(", \"sliding_window\": 8, \"layer_types\": [\"full_attention\", "
+                      "\"sliding_attention\", \"sliding_attention\", \"full_attention\"]"));
+    assert_layers(model, 0, "0,3");
+    ck_assert_int_eq(model->groups[1].window_left, 7);
+    model_destroy(model);
+    model = read_text("{\"architectures\": [\"NewForCausalLM\"], \"num_hidden_layers\": 4, "
+                      "\"num_attention_heads\": 8, \"kv_lora_rank\": 32, \"qk_rope_head_dim\": "
+                      "8, \"qk_nope_head_dim\": 16, \"v_head_dim\": 24}");
+    ck_assert_uint_eq(model->groups[0].kind, ATTN_KIND_MLA);
+    model_destroy(model);
+#undef NEW
+}
+END_TEST
+
+/* Heads that a file does not say as most do. */
+START_TEST(heads_of_falcon_and_others)
+{
+#define FALCON(keys)                                                                               \
+    "{\"architectures\": [\"FalconForCausalLM\"], \"hidden_size\": 64, \"num_hidden_layers\": "    \
+    "4, \"num_attention_heads\": 8" keys "}"
+    assert_plain(FALCON(""), 1, 8);
+    assert_plain(FALCON(", \"num_kv_heads\": 8, \"multi_query\": true"), 1, 8);
+    assert_plain(FALCON(", \"multi_query\": false"), 8, 8);
+    assert_plain(FALCON(", \"new_decoder_architecture\": true, \"num_kv_heads\": 2"), 2, 8);
+    hf_refused(FALCON(", \"alibi\": true"), "alibi", "got true", NULL);
+#undef FALCON
+    assert_plain("{\"architectures\": [\"GPT2LMHeadModel\"], \"n_embd\": 64, \"n_layer\": 4, "
+                 "\"n_head\": 8}",
+                 8, 8);
+    struct model *model = read_text("{\"architectures\": [\"LagunaForCausalLM\"], " SHAPE
+                                    ", \"num_attention_heads_per_layer\": [8, 4, 4, 8]}");
+    assert_layers(model, 0, "0,3");
+    ck_assert_int_eq(model->groups[1].num_q_heads, 4);
+    model_destroy(model);
+    hf_refused("{\"architectures\": [\"LagunaForCausalLM\"], " SHAPE
+               ", \"num_attention_heads_per_layer\": [8, 3, 4, 8]}",
+               "num_attention_heads_per_layer[1]", "got 3", NULL);
+    model = read_text("{\"architectures\": [\"GraniteSWAForCausalLM\"], \"hidden_size\": 1024, "
+                      "\"num_hidden_layers\": 1, \"num_attention_heads\": 20, "
+                      "\"num_key_value_heads\": 4, \"attention_multiplier\": 0.015}");
+    ck_assert_int_eq(model->groups[0].head_dim, 51);
+    ck_assert_uint_ne(model->groups[0].flags & ATTN_GROUP_HAS_SINKS, 0);
+    assert_close(model->groups[0].sm_scale, 0.015);
+    model_destroy(model);
+}
+END_TEST
+
 /* What sounds like attention and is not read is refused by name; neutral values are not. */
 START_TEST(keys_that_nothing_reads)
 {
@@ -1029,6 +1160,10 @@ static Suite *suite(void)
     tcase_add_test(hf, mamba2_layers);
     tcase_add_test(hf, encoders);
     tcase_add_test(hf, what_the_user_may_override);
+    tcase_add_test(hf, other_classes_of_a_family);
+    tcase_add_test(hf, wrappers);
+    tcase_add_test(hf, decoders_by_their_keys);
+    tcase_add_test(hf, heads_of_falcon_and_others);
     tcase_add_test(bad, bad_json);
     tcase_add_test(bad, nul_bytes_are_refused);
     tcase_add_test(bad, bad_lists_of_layers);
