@@ -113,17 +113,16 @@ int32_t hf_split_heads(const struct json_reader *reader, const char *hidden_keys
 /* Falcon's and BigCode's query heads share one KV head unless the file says otherwise. */
 static int32_t read_kv_heads(const struct hf_source *source, int32_t heads)
 {
-    static const char keys[] = "num_key_value_heads|num_kv_heads";
     const struct json_reader *text = &source->text;
-    bool shares = source->defaults->flags & HF_MULTI_QUERY;
-    bool single = shares && json_bool(text, "multi_query", true);
-    if (shares && !json_has(text, "num_key_value_heads")) {
-        bool grouped = json_bool(text, "new_decoder_architecture", false);
-        hf_no_matter(text, keys);
-        return single && !grouped ? 1 : hf_int(source, "num_kv_heads", heads, MODEL_MAX_HEADS);
-    }
     int32_t otherwise = source->defaults->num_kv_heads ? source->defaults->num_kv_heads : heads;
-    return hf_int(source, "num_key_value_heads", otherwise, MODEL_MAX_HEADS);
+    if (!(source->defaults->flags & HF_MULTI_QUERY))
+        return hf_int(source, "num_key_value_heads", otherwise, MODEL_MAX_HEADS);
+    bool grouped = json_bool(text, "new_decoder_architecture", false);
+    bool single = json_bool(text, "multi_query", true);
+    hf_no_matter(text, "num_key_value_heads|num_kv_heads"); /* unless one of these asks for it */
+    return single && !grouped
+               ? 1
+               : hf_int(source, "num_kv_heads|num_key_value_heads", heads, MODEL_MAX_HEADS);
 }
 
 /* Classes that project to heads of hidden_size // heads elements, whatever is left. */

@@ -82,7 +82,6 @@ MODELS = {
     "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM", {"moe_num_experts": 2, "moe_k": 1}),
     "exaone4": ("Exaone4ForCausalLM", {}),
     "exaone_moe": ("ExaoneMoeForCausalLM", {}),
-    "falcon": ("FalconForCausalLM", {}),
     "flint": ("FlintForCausalLM", {}),
     "falcon_h1": ("FalconH1ForCausalLM", MAMBA | {"mamba_d_ssm": 128}),
     "gemma": ("GemmaForCausalLM", {}),
@@ -275,8 +274,8 @@ class Probe:
     def attention(self, module, query, key, value, mask, causal, scale, cap, sinks, alibi=False):
         """One call of softmax attention; query, key, value are [batch, heads, tokens, dim]."""
         scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-        if type(module).__name__ == "WhisperAttention":
-            scale *= module.scaling  # it multiplies its queries itself
+        if type(module).__name__ in ("WhisperAttention", "OPTAttention"):
+            scale *= module.scaling  # they multiply their queries themselves
         seen = visible(mask, module, causal)
         left, right, chunk = (-1, -1, 0) if seen is None or bool(seen.all()) else borders(seen)
         cross = re.search("cross|encoder_attn", self.names[module])
