@@ -433,6 +433,7 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan
     const fi_group *group = &metadata->instance->groups[index];
     const attn_bounds *bounds = &metadata->plan.bounds;
     int kernel = fi_find_kernel(metadata, index, plan), level = plan >= 0 ? plan : -1;
+    int rows = group->shape->kernels[kernel].rows;
     fi_grid grid = fi_bounded_grid(group, kernel, bounds);
     char *base = find_plan(metadata, index, plan);
     fi_plan_layout layout = plan == FI_BESIDE      ? fi_layout_few(group, bounds)
@@ -447,7 +448,7 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan
                            .chunk = group->base.chunk,
                            .custom = is_custom(&metadata->plan),
                            .skips = fi_is_prefill(kernel),
-                           .rows = group->shape->kernels[kernel].rows,
+                           .rows = rows,
                            .align = fi_box_keys(group, kernel),
                            .ratio = group->base.ratio,
                            .unit = group->shape->kernels[kernel].keys,
@@ -456,6 +457,8 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan
                            .whose = whose(metadata, index, plan),
                            .rounds = group->base.kv_heads / (int)grid.lanes,
                            .columns = (int)grid.columns,
+                           .merge = level >= 0 ? FI_MERGE : FI_MERGE_ROWS * rows / FI_ROWS,
+                           .merged = level >= 0 ? 1 : int_max(1, FI_MERGED * FI_ROWS / rows),
                            .hands = fi_is_prefill(kernel) && level < 0 ? FI_HANDS : 1,
                            .level = level,
                            .prefixes = metadata->prefixes};

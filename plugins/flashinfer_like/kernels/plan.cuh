@@ -136,15 +136,15 @@ PORTABLE int plan_column_of(i64 units, int columns, i64 u)
     return (int)(((u + 1) * columns - 1) / units);
 }
 
-/* Columns for runs. Of n columns that share an item, the last one merges n parts, one after the
- * other, which takes FI_MERGE / 16 of a unit's time each: units / n + n * FI_MERGE / 16 is least
- * where n^2 = units * 16 / FI_MERGE. */
-PORTABLE int plan_run_columns(int columns, i64 units, i64 items)
+/* Columns where items are fewer. Of n columns that share an item, the last one merges n parts, one
+ * after the other, which takes p->merge / 16 of a unit's time each: units / n + n * merge / 16 is
+ * least where n^2 = units * 16 / merge. Up to p->merged parts are merged in the time of one. */
+PORTABLE int plan_shared_columns(const fi_plan_call *p, i64 units, i64 items)
 {
-    i64 few = 1;
-    while (few < columns && few * few * FI_MERGE < units * items * 16)
+    i64 few = int_max(1, (int)(items < p->columns ? items * p->merged : p->columns));
+    while (few < p->columns && few * few * p->merge < units * items * 16)
         few++;
-    return (int)few;
+    return (int)(few < p->columns ? few : p->columns);
 }
 
 /* Units of a lane, and how many columns share them. Of fewer items than columns each is shared, and
@@ -153,8 +153,8 @@ PORTABLE fi_plan plan_make(const fi_plan_call *p, int tiles, i64 head_units)
 {
     i64 items = (i64)tiles * p->rounds;
     fi_plan plan = {head_units * p->rounds, tiles, p->columns, items >= p->columns ? p->begin : 0};
-    if (p->level >= 0)
-        plan.columns = plan_run_columns(p->columns, plan.units, items);
+    if (p->level >= 0 || (items < p->columns && p->split == 0))
+        plan.columns = plan_shared_columns(p, plan.units, items);
     plan.units += items * plan.begin;
     if (plan.units < plan.columns)
         plan.columns = (int)plan.units;

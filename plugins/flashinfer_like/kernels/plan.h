@@ -45,8 +45,10 @@ enum {
     FI_KEYS = 64,       /* of a unit of few rows */
     FI_GROUP = 16,
     FI_SHORT_ROWS = 32, /* of a sequence and KV head, at most, for tiles of FI_ROWS */
-    FI_MERGE = 24, /* merging a part of a run's item takes as long as so many 16ths of a unit */
-    FI_LEVELS = 4, /* of shared prefixes; those of more levels are read by each sequence */
+    FI_MERGE = 24,     /* merging a part of a run's item takes as long as so many 16ths of a unit */
+    FI_MERGE_ROWS = 7, /* the same of FI_ROWS rows of any other item */
+    FI_MERGED = 16,    /* parts of FI_ROWS rows that are merged in about the time of one */
+    FI_LEVELS = 4,     /* of shared prefixes; those of more levels are read by each sequence */
     FI_PLAN_THREADS = 1024,
     FI_SAVE_THREADS = 256
 };
@@ -129,6 +131,8 @@ typedef struct fi_plan_call {
     int whose;         /* FI_ALL, FI_FEW, FI_MANY */
     int rounds;        /* items that a lane has of a tile */
     int columns;       /* of the attention kernel's grid */
+    int merge;         /* what merging a part of an item takes, in 16ths of a unit's time */
+    int merged;        /* parts of an item that take no longer than one to merge */
     int hands; /* that the tiles are dealt to: plan_deal(). 1 = they lie in the batch's order */
     int skips; /* the kernel passes over keys of other items: fi_tile.skip */
     int level; /* of `prefixes`, whose runs are the batch's sequences; -1 = they are its own */

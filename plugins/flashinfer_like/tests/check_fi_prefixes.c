@@ -282,12 +282,31 @@ END_TEST
  * columns, 64 by 7, where 24 / 16 of a unit's time go to a part; never more than there are. */
 START_TEST(few_columns_share_a_run)
 {
+    fi_plan_call p = {.columns = 132, .merge = FI_MERGE, .merged = 1};
     ck_assert_int_eq(FI_MERGE, 24);
-    ck_assert_int_eq(plan_run_columns(132, 4, 1), 2);
-    ck_assert_int_eq(plan_run_columns(132, 64, 1), 7);
-    ck_assert_int_eq(plan_run_columns(132, 640, 10), 66); /* ten such items */
-    ck_assert_int_eq(plan_run_columns(16, 6400, 100), 16);
-    ck_assert_int_eq(plan_run_columns(132, 0, 0), 1);
+    ck_assert_int_eq(plan_shared_columns(&p, 4, 1), 2);
+    ck_assert_int_eq(plan_shared_columns(&p, 64, 1), 7);
+    ck_assert_int_eq(plan_shared_columns(&p, 640, 10), 66); /* ten such items */
+    ck_assert_int_eq(plan_shared_columns(&p, 0, 0), 1);
+    p.columns = 16;
+    ck_assert_int_eq(plan_shared_columns(&p, 6400, 100), 16);
+}
+END_TEST
+
+/* Where a batch has fewer items than columns, as one decode over one KV head: 16 parts of an item
+ * are merged in about the time of one, and where 7 / 16 of a unit's time go to each further one,
+ * 1024 units are shared by 49 columns, not by 132. */
+START_TEST(few_columns_share_an_item)
+{
+    fi_plan_call p = {.columns = 132, .merge = FI_MERGE_ROWS, .merged = FI_MERGED, .level = -1};
+    p.rounds = 1;
+    ck_assert_int_eq(plan_make(&p, 1, 128).columns, 18);
+    ck_assert_int_eq(plan_make(&p, 1, 1024).columns, 49);
+    ck_assert_int_eq(plan_make(&p, 1, 5).columns, 5);
+    ck_assert_int_eq(plan_make(&p, 8, 1024).columns, 132);
+    ck_assert_int_eq(plan_make(&p, 200, 1024).columns, 132); /* each has items of its own */
+    p.columns = 16; /* as with 8 KV heads: all of them, however short the keys are */
+    ck_assert_int_eq(plan_make(&p, 1, 16).columns, 16);
 }
 END_TEST
 
@@ -347,6 +366,7 @@ static Suite *suite(void)
     tcase_add_test(tc, every_key_once);
     tcase_add_test(tc, groups);
     tcase_add_test(tc, few_columns_share_a_run);
+    tcase_add_test(tc, few_columns_share_an_item);
     tcase_add_test(tc, the_planner_tells_what_is_worth_it);
     tcase_add_test(tc, little_is_not_worth_it);
     suite_add_tcase(s, tc);
