@@ -65,6 +65,28 @@ static inline void attn_util_format(char *text, size_t capacity, const char *for
         attn_util_cut(text);
 }
 
+/* A number as text: what %g says, with a point in every locale. */
+typedef struct attn_util_decimal {
+    char text[32];
+} attn_util_decimal;
+
+static inline attn_util_decimal attn_util_number(double value)
+{
+    attn_util_decimal number;
+    char *to = number.text;
+    snprintf(number.text, sizeof number.text, "%g", value);
+    for (const char *from = number.text; *from; from++) {
+        int is_plain = (*from >= '0' && *from <= '9') || (*from >= 'a' && *from <= 'z') ||
+                       *from == '-' || *from == '+';
+        if (is_plain)
+            *to++ = *from;
+        else if (to > number.text && to[-1] != '.') /* a decimal sign may have several bytes */
+            *to++ = '.';
+    }
+    *to = '\0';
+    return number;
+}
+
 /* Write code, field and message. For the functions below. */
 ATTN_UTIL_PRINTF(4, 0)
 static inline void attn_util_write_error(attn_error *error, attn_status code, uint32_t field,
@@ -454,11 +476,12 @@ static inline attn_status attn_util_require_softmax(const attn_layer_group *grou
         return status;
     if (!isfinite(group->sm_scale))
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_SM_SCALE,
-                                    "sm_scale %g: accepted finite", (double)group->sm_scale);
+                                    "sm_scale %s: accepted finite",
+                                    attn_util_number((double)group->sm_scale).text);
     if (!isfinite(group->logit_cap) || group->logit_cap < 0)
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LOGIT_CAP,
-                                    "logit_cap %g: accepted 0, or finite above 0",
-                                    (double)group->logit_cap);
+                                    "logit_cap %s: accepted 0, or finite above 0",
+                                    attn_util_number((double)group->logit_cap).text);
     if (group->window_left < -1)
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_WINDOW_LEFT,
                                     "window_left %d: accepted -1 and more", group->window_left);
@@ -1540,19 +1563,23 @@ static inline attn_status attn_util_check_shape(const char *name, const attn_ten
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND,
                                     "operand %s has %u dimensions: accepted %u", name, tensor->ndim,
                                     form->ndim);
+    int is_empty = 0; /* a tensor without elements has no strides that count */
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        is_empty |= tensor->shape[d] == 0;
     for (uint32_t d = 0; d < form->ndim; d++) {
         if (tensor->shape[d] < 0 || (form->shape[d] >= 0 && tensor->shape[d] != form->shape[d]))
             return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND,
                                         "operand %s: shape[%u] is %" PRId64 ": accepted %" PRId64,
                                         name, d, tensor->shape[d], form->shape[d]);
-        if (tensor->strides[d] < 0 || (tensor->strides[d] == 0 && tensor->shape[d] > 1))
+        if (tensor->strides[d] < 0 ||
+            (tensor->strides[d] == 0 && tensor->shape[d] > 1 && !is_empty))
             return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_STRIDE,
                                         "operand %s: strides[%u] is %" PRId64
                                         ": accepted 1 and more",
                                         name, d, tensor->strides[d]);
     }
     uint32_t last = form->ndim - 1;
-    if (tensor->strides[last] != 1 && tensor->shape[last] > 1)
+    if (tensor->strides[last] != 1 && tensor->shape[last] > 1 && !is_empty)
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_STRIDE,
                                     "operand %s: innermost stride is %" PRId64 ": accepted 1", name,
                                     tensor->strides[last]);
@@ -1753,8 +1780,8 @@ static inline attn_status attn_util_scale(const attn_forward_args *args, uint32_
     for (uint32_t i = 0; i < count && granularity != ATTN_SCALE_PER_TOKEN_HEAD; i++)
         if (!(given[i] > 0) || !isfinite(given[i]))
             return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_SCALE,
-                                        "scale of %s: value %u is %g: accepted finite, above 0",
-                                        name, i, (double)given[i]);
+                                        "scale of %s: value %u is %s: accepted finite, above 0",
+                                        name, i, attn_util_number((double)given[i]).text);
     *values = given;
     return ATTN_OK;
 }

@@ -41,7 +41,7 @@ attn_status host_fail(attn_error *error, attn_status code, const char *format, .
     if (has_room(error)) {
         va_list args;
         va_start(args, format);
-        int length = vsnprintf(error->message, error->capacity, format, args);
+        int length = text_vformat(error->message, error->capacity, format, args);
         va_end(args);
         if (length >= 0 && (uint32_t)length >= error->capacity)
             text_cut_incomplete(error->message);
@@ -71,13 +71,13 @@ attn_status host_fail_prefix(attn_error *error, const char *format, ...)
         va_list args, again;
         va_start(args, format);
         va_copy(again, args);
-        int length = vsnprintf(NULL, 0, format, args);
+        int length = text_vformat(NULL, 0, format, args);
         if (length >= 0 && (uint64_t)length + 2 < error->capacity) {
             move_message(error, (size_t)length + 2);
-            vsnprintf(error->message, (size_t)length + 1, format, again);
+            text_vformat(error->message, (size_t)length + 1, format, again);
             memcpy(error->message + length, ": ", 2);
         } else {
-            vsnprintf(error->message, error->capacity, format, again);
+            text_vformat(error->message, error->capacity, format, again);
             text_cut_incomplete(error->message);
         }
         hide_controls(error->message);
@@ -94,7 +94,7 @@ void host_fail_suffix(attn_error *error, const char *format, ...)
         return;
     va_list args;
     va_start(args, format);
-    vsnprintf(error->message + length, error->capacity - length, format, args);
+    text_vformat(error->message + length, error->capacity - length, format, args);
     va_end(args);
     text_cut_incomplete(error->message);
     hide_controls(error->message);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/base/log.h"
+#include "host/base/text.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -50,7 +51,7 @@ void host_log_write(struct host_log *log, uint32_t level, const char *format, ..
     if (level > log->level)
         return;
     va_start(args, format);
-    vsnprintf(message, sizeof message, format, args);
+    text_vformat(message, sizeof message, format, args);
     va_end(args);
     for (char *c = message; *c; c++)
         if ((unsigned char)*c < ' ' || *c == 0x7f)

@@ -101,6 +101,25 @@ static void make_c_locale(void)
     c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
 }
 
+int text_vformat(char *text, size_t size, const char *format, va_list args)
+{
+    pthread_once(&c_locale_once, make_c_locale);
+    locale_t before = c_locale ? uselocale(c_locale) : (locale_t)0;
+    int length = vsnprintf(text, size, format, args);
+    if (before)
+        uselocale(before);
+    return length;
+}
+
+int text_format(char *text, size_t size, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int length = text_vformat(text, size, format, args);
+    va_end(args);
+    return length;
+}
+
 bool text_parse_double(const char *text, double *value)
 {
     /* strtod() also takes spaces, nan, inf and 0x1p3; none of those has only these characters. */
@@ -472,11 +491,11 @@ void strbuf_appendv(strbuf *buffer, const char *format, va_list args)
 {
     va_list again;
     va_copy(again, args);
-    int length = vsnprintf(NULL, 0, format, args);
+    int length = text_vformat(NULL, 0, format, args);
     if (length < 0)
         buffer->failed = true;
     else if (strbuf_reserve(buffer, (size_t)length)) {
-        vsnprintf(buffer->data + buffer->length, (size_t)length + 1, format, again);
+        text_vformat(buffer->data + buffer->length, (size_t)length + 1, format, again);
         buffer->length += (size_t)length;
     }
     va_end(again);

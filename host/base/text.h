@@ -49,6 +49,14 @@ const char *text_parse_range_list(const char *text, int64_t min, int64_t max, si
 /* What a parser that allocates returns when memory ran out; compared by address. */
 extern const char text_out_of_memory[];
 
+/* ---- Printing -------------------------------------------------------------------------------- */
+
+/* vsnprintf() and snprintf() as they are in the C locale: a decimal point is a point. */
+int text_vformat(char *text, size_t size, const char *format, va_list args)
+    __attribute__((format(printf, 3, 0)));
+int text_format(char *text, size_t size, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
 /* The next item of a list separated by spaces or by one comma, starting at *cursor. Returns its

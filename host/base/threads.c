@@ -21,6 +21,7 @@
 #endif
 #include "host/base/threads.h"
 
+#include "host/base/cpu_quota.h"
 #include "host/base/error.h"
 
 #include <pthread.h>
@@ -297,6 +298,7 @@ attn_status threads_for_here(int64_t num_tasks, attn_task task, void *arg)
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
+/* Processors that this process may use: those of its mask, as far as its cgroups let it. */
 static uint32_t count_cpus(void)
 {
     cpu_set_t set;
@@ -304,6 +306,9 @@ static uint32_t count_cpus(void)
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     if (count <= 0) /* more CPUs than cpu_set_t has room for */
         count = online > 0 ? (int)online : 1;
+    uint32_t quota = cpu_quota("/proc/self/cgroup", "/sys/fs/cgroup");
+    if (quota > 0 && quota < (uint32_t)count)
+        count = (int)quota;
     return count < THREADS_MAX ? (uint32_t)count : THREADS_MAX;
 }
 

@@ -490,7 +490,7 @@ attn_status config_fail(const struct config *config, const char *key, attn_error
     char message[768];
     va_list args;
     va_start(args, format);
-    vsnprintf(message, sizeof message, format, args);
+    text_vformat(message, sizeof message, format, args);
     va_end(args);
     return host_fail(error, ATTN_CONFIG_ERROR, "%s: %s: %s", place ? place : config->name, key,
                      message);

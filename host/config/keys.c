@@ -218,7 +218,8 @@ const struct config_key config_keys[] = {
     KEY(workload, "seed", seed, uint64, "1",
         .help = "Seed of all vectors, and of the rows that are verified."),
     KEY(workload, "num_threads", num_threads, int, "0", RANGE(0, 1024),
-        .help = "Threads of the CPU plugins; 0 = one per processor."),
+        .help = "Threads of the CPU plugins; 0 = one per processor that the process may use, cgroup quotas "
+                "included."),
 
     KEY(speculative, "draft_tokens", draft_tokens, int, "0", RANGE(0, 64),
         .help = "Tokens of a request that are verified at once, the last one and drafts; 0: none."),

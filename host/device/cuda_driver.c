@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/text.h"
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
@@ -52,7 +53,7 @@ attn_status cuda_fail(const struct cuda_driver *driver, cuda_result result, cons
     char text[256];
     va_list args;
     va_start(args, what);
-    vsnprintf(text, sizeof text, what, args);
+    text_vformat(text, sizeof text, what, args);
     va_end(args);
     return host_fail(error, cuda_status(result), "%s: %s: %s (%u): %s", text, call,
                      result_name(driver, result), result, result_text(driver, result));

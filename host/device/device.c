@@ -5,6 +5,7 @@
 #include "host/device/device.h"
 
 #include "host/base/error.h"
+#include "host/base/text.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -148,7 +149,7 @@ attn_status device_no_memory(const struct device *device, uint32_t space, attn_e
     if (status == ATTN_DEVICE_LOST)
         return host_fail(error, status, "the device was lost before memory was taken on it");
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    text_vformat(text, sizeof text, format, args);
     va_end(args);
     return host_fail(error, status, "%s%s", text,
                      device->allocator ? ": attnhost_params.allocate gave none that is aligned"

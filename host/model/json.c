@@ -14,6 +14,7 @@
 #include "host/base/error.h"
 #include "host/base/input.h"
 #include "host/base/json_keys.h"
+#include "host/base/text.h"
 
 enum { JSON_MAX_BYTES = 16 << 20, JSON_MAX_KEY = 64 };
 
@@ -165,7 +166,7 @@ void json_describe(const cJSON *value, char *text, size_t size)
     if (cJSON_IsString(value))
         snprintf(text, size, "\"%.40s\"", value->valuestring);
     else if (cJSON_IsNumber(value))
-        snprintf(text, size, "%.17g", value->valuedouble);
+        text_format(text, size, "%.17g", value->valuedouble);
     else if (cJSON_IsBool(value))
         snprintf(text, size, "%s", cJSON_IsTrue(value) ? "true" : "false");
     else
@@ -216,7 +217,7 @@ void json_fail(const struct json_reader *reader, const char *keys, const char *f
     char message[896], name[JSON_MAX_KEY];
     va_list args;
     va_start(args, format);
-    vsnprintf(message, sizeof message, format, args);
+    text_vformat(message, sizeof message, format, args);
     va_end(args);
     find(reader, keys, name);
     *reader->status = host_fail(reader->error, ATTN_CONFIG_ERROR, "%s: %s%s: %s", reader->file,
@@ -277,7 +278,7 @@ double json_double(const struct json_reader *reader, const char *keys, double ot
 {
     char name[JSON_MAX_KEY], accepted[80];
     const cJSON *value = find(reader, keys, name);
-    snprintf(accepted, sizeof accepted, "a number from %g to %g", min, max);
+    text_format(accepted, sizeof accepted, "a number from %g to %g", min, max);
     if (!value) {
         if (isnan(otherwise))
             json_fail(reader, name, "is missing: accepted %s", accepted);

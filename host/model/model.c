@@ -11,6 +11,7 @@
 
 #include "host/base/error.h"
 #include "host/model/build.h"
+#include "host/base/text.h"
 
 /* ---- Parameters of a layer ------------------------------------------------------------------- */
 
@@ -541,7 +542,7 @@ static void cut_append(struct cut_text *out, const char *format, ...)
         return;
     va_list args;
     va_start(args, format);
-    int wanted = vsnprintf(out->text + out->length, out->size - out->length, format, args);
+    int wanted = text_vformat(out->text + out->length, out->size - out->length, format, args);
     va_end(args);
     if (wanted < 0)
         return;

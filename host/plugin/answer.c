@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/plugin/answer.h"
+#include "host/base/text.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -16,7 +17,7 @@ attn_status answer_fail(attn_status status, const host_error *said, attn_error *
     char prefix[512];
     va_list args;
     va_start(args, format);
-    vsnprintf(prefix, sizeof prefix, format, args);
+    text_vformat(prefix, sizeof prefix, format, args);
     va_end(args);
     status = answer_status(status);
     const char *text = host_error_text(said);

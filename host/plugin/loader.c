@@ -13,6 +13,7 @@
 #include "host/plugin/scan.h"
 #include "host/plugin/services.h"
 #include "host/base/configured.h"
+#include "host/base/text.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -166,7 +167,7 @@ attn_status loader_refuse(struct loader_plugin *plugin, attn_status status, cons
     char reason[1024];
     va_list args;
     va_start(args, format);
-    vsnprintf(reason, sizeof reason, format, args);
+    text_vformat(reason, sizeof reason, format, args);
     va_end(args);
     char *copy = strdup(reason);
     if (!copy)

@@ -18,6 +18,7 @@
 
 #include "host/base/clock.h"
 #include "host/plugin/scan_cache.h"
+#include "host/base/text.h"
 
 extern char **environ;
 
@@ -167,8 +168,8 @@ static void judge(struct scan *scan, bool in_time, struct scan_verdict *verdict)
         verdict->survived = true;
     } else if (!in_time) {
         words = last_words(scan, "was ended by SIGABRT in ");
-        snprintf(verdict->reason, sizeof verdict->reason, "it did not end within %g s: %s", limit_s,
-                 words ? words : "where is not known");
+        text_format(verdict->reason, sizeof verdict->reason, "it did not end within %g s: %s",
+                    limit_s, words ? words : "where is not known");
     } else {
         snprintf(verdict->reason, sizeof verdict->reason, "it ended the process by %s",
                  words ? words : silent_end(scan, how));

@@ -37,12 +37,16 @@ static const struct product products[] = {
     {"sm75", ATTN_DEVICE_CUDA, 75, 40, 64, 16, 4, 0},        /* T4 */
     {"sm80", ATTN_DEVICE_CUDA, 80, 108, 163, 80, 40, 0},     /* A100 */
     {"sm86", ATTN_DEVICE_CUDA, 86, 84, 99, 48, 6, 0},        /* A40 */
+    {"sm87", ATTN_DEVICE_CUDA, 87, 16, 163, 64, 4, 0},       /* Jetson AGX Orin */
     {"sm89", ATTN_DEVICE_CUDA, 89, 142, 99, 48, 96, 0},      /* L40S */
     {"sm90", ATTN_DEVICE_CUDA, 90, 132, 227, 80, 50, 0},     /* H100 */
     {"sm100", ATTN_DEVICE_CUDA, 100, 148, 227, 180, 126, 0}, /* B200 */
     {"sm103", ATTN_DEVICE_CUDA, 103, 148, 227, 270, 126, 0}, /* B300 */
+    {"sm110", ATTN_DEVICE_CUDA, 110, 20, 227, 128, 32, 0},   /* Jetson T5000 (Thor) */
     {"sm120", ATTN_DEVICE_CUDA, 120, 188, 99, 96, 128, 0},   /* RTX PRO 6000 */
-    {"gfx942", ATTN_DEVICE_ROCM, 0, 0, 0, 0, 0, 0}, /* nothing is asked about these three */
+    {"sm121", ATTN_DEVICE_CUDA, 121, 48, 99, 128, 24, 0},    /* GB10 */
+    {"gfx942", ATTN_DEVICE_ROCM, 0, 0, 0, 0, 0, 0},          /* nothing is asked about these four */
+    {"gfx950", ATTN_DEVICE_ROCM, 0, 0, 0, 0, 0, 0},
     {"npu", ATTN_DEVICE_EXT_DEV, 0, 0, 0, 0, 0, 0},
     {"xpu", ATTN_DEVICE_ONEAPI, 0, 0, 0, 0, 0, 0},
     {"cpu", ATTN_DEVICE_CPU, 0, 0, 0, 0, 0, ATTN_CPU_AVX2},
@@ -50,8 +54,21 @@ static const struct product products[] = {
 };
 enum { NUM_PRODUCTS = sizeof products / sizeof *products };
 
+/* What people call them. */
+static const struct {
+    const char *name, *product;
+} nicknames[] = {
+    {"t4", "sm75"},    {"a100", "sm80"},  {"a40", "sm86"},      {"orin", "sm87"},
+    {"l40s", "sm89"},  {"h100", "sm90"},  {"b200", "sm100"},    {"b300", "sm103"},
+    {"thor", "sm110"}, {"gb10", "sm121"}, {"mi300x", "gfx942"}, {"mi350x", "gfx950"},
+};
+enum { NUM_NICKNAMES = sizeof nicknames / sizeof *nicknames };
+
 int platform_simulate(const char *name, attn_device *device)
 {
+    for (size_t i = 0; i < NUM_NICKNAMES; i++)
+        if (text_equal_ignoring_case(nicknames[i].name, name))
+            name = nicknames[i].product;
     for (size_t i = 0; i < NUM_PRODUCTS; i++) {
         const struct product *product = &products[i];
         if (strcmp(product->name, name) != 0)
@@ -72,12 +89,14 @@ int platform_simulate(const char *name, attn_device *device)
 
 static attn_status fail_unknown(const struct config *config, attn_error *error)
 {
-    const char *names[NUM_PRODUCTS], *got = config->platform.simulate;
+    const char *names[NUM_PRODUCTS + NUM_NICKNAMES], *got = config->platform.simulate;
     strbuf list;
     strbuf_init(&list);
     for (size_t i = 0; i < NUM_PRODUCTS; i++)
         names[i] = products[i].name;
-    config_append_accepted(&list, got, names, NUM_PRODUCTS, "''");
+    for (size_t i = 0; i < NUM_NICKNAMES; i++)
+        names[NUM_PRODUCTS + i] = nicknames[i].name;
+    config_append_accepted(&list, got, names, NUM_PRODUCTS + NUM_NICKNAMES, "''");
     attn_status status = config_fail(config, "platform.simulate", error, "'%.60s' is not known%s",
                                      got, strbuf_text(&list));
     strbuf_finish(&list);

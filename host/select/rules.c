@@ -10,6 +10,7 @@
 #include "host/base/dtype.h"
 #include "host/kinds/kinds.h"
 #include "host/select/platform.h"
+#include "host/base/text.h"
 
 /* ---- Words ----------------------------------------------------------------------------------- */
 
@@ -194,7 +195,7 @@ static const char *blame_layers(int64_t what, const attn_layer_group *group, cha
         snprintf(got, size, "%d", group->window_left);
         return "window_left";
     case RULE_HAS_CAP:
-        snprintf(got, size, "%g", (double)group->logit_cap);
+        text_format(got, size, "%g", (double)group->logit_cap);
         return "logit_cap";
     case RULE_HAS_UNEQUAL_V:
         snprintf(got, size, "%d", group->v_head_dim);

@@ -22,6 +22,14 @@ static void tell_keys(const struct config *config, const struct model *model, st
     bool drafts = config->speculative.draft_tokens > 0, encodes = model_encodes(model);
     bool apart = config->kv_cache.hybrid_swa_memory, crosses = model_crosses(model);
     static const char no_drafts[] = "without speculative.draft_tokens";
+    bool no_page = config->kv_cache.prefix_cache && !encodes && !crosses &&
+                   config->kv_cache.page_size >= model->max_context_len;
+    if (no_page)
+        strbuf_appendf(text,
+                       "kv_cache.prefix_cache (%s): no effect, as kv_cache.page_size %lld is not "
+                       "below max_context_len %lld: no page of a prompt is ever whole\n",
+                       config_place(config, "kv_cache.prefix_cache"),
+                       (long long)config->kv_cache.page_size, (long long)model->max_context_len);
     const struct {
         const char *key;
         bool idle;

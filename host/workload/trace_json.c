@@ -15,6 +15,7 @@
 
 #include "host/base/error.h"
 #include "host/base/json_keys.h"
+#include "host/base/text.h"
 #include "host/workload/trace_row.h"
 
 /* 10^15 ms are 31 000 years: any clock, and microseconds still fit an int64_t with room. */
@@ -27,7 +28,7 @@ static attn_status fail_item(const trace_place *place, const char *field, const 
 {
     char number[40];
     if (cJSON_IsNumber(item)) {
-        snprintf(number, sizeof number, "%.17g", item->valuedouble);
+        text_format(number, sizeof number, "%.17g", item->valuedouble);
         return trace_fail_field(place, field, number, accepted, error);
     }
     char *text = item ? cJSON_PrintUnformatted(item) : NULL;

@@ -50,14 +50,16 @@ static attn_status check_numbers(const question *ask, attn_error *error)
 {
     const attn_linear_dims *dims = &ask->dims;
     if (!isfinite(ask->group.sm_scale))
-        return FAIL(error, ATTN_FIELD_SM_SCALE, "sm_scale %g: accepted finite",
-                    (double)ask->group.sm_scale);
+        return FAIL(error, ATTN_FIELD_SM_SCALE, "sm_scale %s: accepted finite",
+                    attn_util_number((double)ask->group.sm_scale).text);
     if (!(dims->dt_min >= 0) || !(dims->dt_max == 0 || dims->dt_max >= dims->dt_min) ||
         !isfinite(dims->lower_bound))
         return FAIL(error, ATTN_FIELD_LINEAR_DIMS,
-                    "dt_min %g, dt_max %g, lower_bound %g: accepted 0 and more, 0 or above dt_min, "
+                    "dt_min %s, dt_max %s, lower_bound %s: accepted 0 and more, 0 or above dt_min, "
                     "finite",
-                    (double)dims->dt_min, (double)dims->dt_max, (double)dims->lower_bound);
+                    attn_util_number((double)dims->dt_min).text,
+                    attn_util_number((double)dims->dt_max).text,
+                    attn_util_number((double)dims->lower_bound).text);
     return ATTN_OK;
 }
 

@@ -157,8 +157,8 @@ static attn_status check_scale(const layer_call *call, uint32_t role, const attn
     for (uint32_t i = 0; i < count && !scale->device; i++)
         if (!(scale->host[i] > 0) || !isfinite(scale->host[i]))
             return FAIL(error, ATTN_FIELD_SCALE,
-                        "scale of %s: value %u is %g: accepted finite, above 0", name, i,
-                        (double)scale->host[i]);
+                        "scale of %s: value %u is %s: accepted finite, above 0", name, i,
+                        attn_util_number((double)scale->host[i]).text);
     return ATTN_OK;
 }
 

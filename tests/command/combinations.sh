@@ -70,6 +70,7 @@ settings()
     cross_windows) echo "$(settings cross) model.layer_types=sliding,cross,encoder model.sliding_window=9" ;;
     topk | acceptance | seed) echo "speculative.$1=1" ;;
     ratio) echo "kv_cache.swa_full_tokens_ratio=0.5" ;;
+    wide_pages) echo "kv_cache.page_size=128" ;;
     apart) echo "kv_cache.hybrid_swa_memory=yes" ;;
     keys) echo "kv_cache.max_encoder_tokens=4096" ;;
     decode_name) echo "attention.decode_attention_backend=cpu_native" ;;
@@ -244,6 +245,7 @@ warned "speculative.topk (--set): no effect, without speculative.draft_tokens" p
 warned "speculative.acceptance (--set): no effect, without speculative.draft_tokens" plain acceptance
 warned "speculative.seed (--set): no effect, without speculative.draft_tokens" plain seed
 warned "kv_cache.hybrid_swa_memory (--set): no effect, as no layer with a KV cache has a window or chunks" plain apart
+warned "kv_cache.prefix_cache (default): no effect, as kv_cache.page_size 128 is not below max_context_len 128" plain wide_pages
 warned "kv_cache.swa_full_tokens_ratio (--set): no effect, without kv_cache.hybrid_swa_memory" plain ratio
 warned "kv_cache.max_encoder_tokens (--set): no effect, without cross attention" plain keys
 warned "attention.decode_attention_backend (--set): no effect, as all layers are encoders" encoder decode_name

@@ -190,9 +190,9 @@ static attn_status take_scale(const taking *t, uint32_t role, float *values, con
                     attn_util_role_name(role));
     for (uint32_t i = 0; i < count; i++)
         if (!(scale->host[i] > 0) || !isfinite(scale->host[i]))
-            return FAIL(error, ATTN_FIELD_SCALE,
-                        "scale of %s: value %u is %g: accepted finite, above 0",
-                        attn_util_role_name(role), i, (double)scale->host[i]);
+            return FAIL(
+                error, ATTN_FIELD_SCALE, "scale of %s: value %u is %s: accepted finite, above 0",
+                attn_util_role_name(role), i, attn_util_number((double)scale->host[i]).text);
     memcpy(values, scale->host, count * sizeof *values);
     return ATTN_OK;
 }

@@ -289,11 +289,11 @@ static void describe_group(const attn_problem *problem, tune_group *group)
     snprintf(group->layers, sizeof group->layers, first == last ? "%d" : "%d-%d", first, last);
     const attn_layer_group *g = &group->group;
     snprintf(group->text, sizeof group->text,
-             "kind %u type %u flags %u heads %d/%d dim %d/%d window %d,%d chunk %d cap %g q %s "
+             "kind %u type %u flags %u heads %d/%d dim %d/%d window %d,%d chunk %d cap %s q %s "
              "new %s kv %s out %s scale %u %s page %d",
              g->kind, g->attn_type, g->flags, g->num_q_heads, g->num_kv_heads, g->head_dim,
              g->v_head_dim, g->window_left, g->window_right, g->attention_chunk,
-             (double)g->logit_cap, attn_util_dtype_name(problem->q_dtype),
+             attn_util_number((double)g->logit_cap).text, attn_util_dtype_name(problem->q_dtype),
              attn_util_dtype_name(attn_new_kv_dtype(problem)),
              attn_util_dtype_name(problem->kv_dtype), attn_util_dtype_name(problem->out_dtype),
              g->kv_scale_granularity, layout, problem->page_size);

@@ -11,6 +11,7 @@
 #include "host/base/text.h"
 
 #include "attn_batch.h"
+#include "attn_plugin_util.h"
 #include "host/base/operand_roles.h"
 #include "tests/tools/test_main.h"
 
@@ -132,6 +133,18 @@ START_TEST(locale_changes_nothing)
     ck_assert(text_parse_double("1.5", &value));
     ck_assert(value == 1.5);
     ck_assert(!text_parse_double("1,5", &value));
+    char text[32];
+    ck_assert_int_eq(text_format(text, sizeof text, "%g, %.2f", 0.125, 30.5), 12);
+    ck_assert_str_eq(text, "0.125, 30.50");
+    strbuf buffer;
+    strbuf_init(&buffer);
+    strbuf_appendf(&buffer, "%g", -0.5);
+    ck_assert_str_eq(strbuf_text(&buffer), "-0.5");
+    strbuf_finish(&buffer);
+    static const double numbers[] = {0.125, -30.5, 1e300, (double)INFINITY, 7};
+    static const char *const texts[] = {"0.125", "-30.5", "1e+300", "inf", "7"};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        ck_assert_str_eq(attn_util_number(numbers[i]).text, texts[i]);
     setlocale(LC_ALL, "C");
 }
 END_TEST

@@ -6,6 +6,7 @@
 
 #include "host/embed/embed.h"
 #include "host/base/error.h"
+#include "host/select/platform.h"
 #include "host/select/select.h"
 #include "tests/tools/fake_cuda_test.h"
 #include "tests/tools/test_main.h"
@@ -81,6 +82,23 @@ START_TEST(a_device_that_serves_is_taken)
 }
 END_TEST
 
+START_TEST(devices_have_their_products_names)
+{
+    static const struct {
+        const char *name;
+        uint32_t sm;
+    } named[] = {{"sm75", 75}, {"sm87", 87},  {"sm110", 110}, {"sm121", 121}, {"h100", 90},
+                 {"H100", 90}, {"gb10", 121}, {"a100", 80},   {"l40s", 89},   {"thor", 110},
+                 {"orin", 87}, {"gfx950", 0}, {"mi350x", 0}};
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
+        attn_device simulated = {.sm = 1};
+        ck_assert_int_eq(platform_simulate(named[i].name, &simulated), 0);
+        ck_assert_uint_eq(simulated.sm, named[i].sm);
+    }
+    ck_assert_int_eq(platform_simulate("h10", &device), -1);
+}
+END_TEST
+
 /* triton_like has no fp32: the processor serves, and it is said why. */
 START_TEST(a_device_that_does_not_serve_is_passed_over)
 {
@@ -144,6 +162,7 @@ static Suite *suite(void)
 {
     Suite *made = suite_create("select_device");
     TCase *tests = tcase_create("device");
+    tcase_add_test(tests, devices_have_their_products_names);
     tcase_add_test(tests, a_device_that_serves_is_taken);
     tcase_add_test(tests, a_device_that_does_not_serve_is_passed_over);
     tcase_add_test(tests, a_named_backend_tells_the_device);

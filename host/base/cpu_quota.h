@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cpu_quota.h: how many processors cgroups grant, as containers have them (docker --cpus). Threads
+ * beyond that number are throttled together, and wait for each other meanwhile.
+ */
+#ifndef HOST_BASE_CPU_QUOTA_H
+#define HOST_BASE_CPU_QUOTA_H
+
+#include <stdint.h>
+
+/* The least quota of the cgroups named in `membership` (/proc/self/cgroup) and of their parents
+ * below `root` (/sys/fs/cgroup), version 1 and 2, in whole processors, rounded down, at least 1.
+ * 0: there is no quota, or it cannot be read. */
+uint32_t cpu_quota(const char *membership, const char *root);
+
+#endif /* HOST_BASE_CPU_QUOTA_H */
