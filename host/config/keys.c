@@ -46,12 +46,10 @@ static const struct config_choice latent_layouts[] = {{"auto", CONFIG_LATENT_AUT
                                                       {"latent", CONFIG_LATENT_PLAIN},
                                                       {"latent_fp8", CONFIG_LATENT_FP8},
                                                       {NULL, 0}};
-static const struct config_choice formats[] = {{"auto", CONFIG_FORMAT_AUTO},
-                                               {"mooncake", CONFIG_FORMAT_MOONCAKE},
-                                               {"bailian", CONFIG_FORMAT_BAILIAN},
-                                               {"azure", CONFIG_FORMAT_AZURE},
-                                               {"burstgpt", CONFIG_FORMAT_BURSTGPT},
-                                               {NULL, 0}};
+static const struct config_choice formats[] = {
+    {"auto", CONFIG_FORMAT_AUTO},         {"mooncake", CONFIG_FORMAT_MOONCAKE},
+    {"bailian", CONFIG_FORMAT_BAILIAN},   {"azure", CONFIG_FORMAT_AZURE},
+    {"burstgpt", CONFIG_FORMAT_BURSTGPT}, {NULL, 0}};
 static const struct config_choice too_longs[] = {{"refuse", CONFIG_TOO_LONG_REFUSE},
                                                  {"skip", CONFIG_TOO_LONG_SKIP},
                                                  {"cut", CONFIG_TOO_LONG_CUT},
