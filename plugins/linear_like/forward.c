@@ -64,18 +64,20 @@ static attn_status launch_steps(layer_call *call, attn_stream stream, attn_error
     const int keys = call->group->lane_keys, values = STEPS_VALUES(keys);
     const int warps = find_warps(call, e.seqs, values), columns = STEPS_COLUMNS(warps, values);
     const int vectors = d->family == LINEAR_FAMILY_KDA ? 3 : 2;
+    const int single = e.q_len == 1 && call->group->decode;
     void *params[] = {&call->params};
-    return launch(call, call->group->steps, "linear_steps",
+    return launch(call, single ? call->group->decode : call->group->steps,
+                  single ? "linear_decode" : "linear_steps",
                   e.seqs * d->v_heads * ((d->v_dim + columns - 1) / columns), 32 * warps,
-                  STEPS_SHARED(keys, vectors, columns), params, stream, error);
+                  STEPS_SHARED(single ? 1 : STEPS_ROWS, keys, vectors, columns), params, stream,
+                  error);
 }
 
 static int goes_by_vectors(const layer_call *call)
 {
     const linear_group *g = call->group;
     return call->params.operands.aligned & LINEAR_ALIGNED_ROWS && g->dims.width <= 4 &&
-           g->dims.v_dim % 8 == 0 && attn_dtype_size(g->q_dtype) == 2 &&
-           attn_dtype_size(g->out_dtype) == 2;
+           g->dims.v_dim % 8 == 0 && g->convolve_vectors && g->out_dtype == g->q_dtype;
 }
 
 static attn_status launch_convolve(layer_call *call, attn_stream stream, attn_error *error)

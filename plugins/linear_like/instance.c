@@ -44,13 +44,17 @@ static attn_status load_kernel(attn_instance *made, int module, const char *name
 static attn_status load_steps(attn_instance *made, linear_group *group, attn_error *error)
 {
     const linear_dims *d = &group->dims;
+    const int module = MODULE_STEPS + 2 * d->vk + (group->state_dtype == ATTN_BF16);
     const char *mode = d->family == LINEAR_FAMILY_GDN   ? "delta"
                        : d->family == LINEAR_FAMILY_KDA ? "channels"
                                                         : "plain";
     char name[64];
     snprintf(name, sizeof name, "linear_steps_%s_%d", mode, 8 * group->lane_keys);
-    return load_kernel(made, MODULE_STEPS + 2 * d->vk + (group->state_dtype == ATTN_BF16), name,
-                       &group->steps, error);
+    attn_status status = load_kernel(made, module, name, &group->steps, error);
+    if (status != ATTN_OK || group->lane_keys != STEPS_DECODE_KEYS)
+        return status;
+    snprintf(name, sizeof name, "linear_decode_%s_%d", mode, 8 * group->lane_keys);
+    return load_kernel(made, module, name, &group->decode, error);
 }
 
 static attn_status load_kernels(attn_instance *made, linear_group *group, attn_error *error)
@@ -59,9 +63,11 @@ static attn_status load_kernels(attn_instance *made, linear_group *group, attn_e
     if (status != ATTN_OK || group->dims.family != LINEAR_FAMILY_SHORT_CONV)
         return status == ATTN_OK ? load_steps(made, group, error) : status;
     status = load_kernel(made, MODULE_ROWS, "linear_convolve", &group->convolve, error);
-    if (status == ATTN_OK)
-        status = load_kernel(made, MODULE_ROWS, "linear_convolve_vectors", &group->convolve_vectors,
-                             error);
+    if (status == ATTN_OK && group->q_dtype != ATTN_F32)
+        status =
+            load_kernel(made, MODULE_ROWS,
+                        group->q_dtype == ATTN_F16 ? "linear_convolve_f16" : "linear_convolve_bf16",
+                        &group->convolve_vectors, error);
     return status;
 }
 

@@ -48,11 +48,12 @@ typedef struct linear_group {
     attn_dtype out_dtype;
     attn_dtype state_dtype;
     attn_dtype conv_dtype;
-    uint32_t slots;      /* index of its slots in the metadata */
-    int32_t lane_keys;   /* elements of k that a lane of the recurrence has */
-    cuda_function steps; /* NULL: short_conv */
+    uint32_t slots;       /* index of its slots in the metadata */
+    int32_t lane_keys;    /* elements of k that a lane of the recurrence has */
+    cuda_function steps;  /* NULL: short_conv */
+    cuda_function decode; /* of one row a sequence; NULL: none for so many keys */
     cuda_function convolve;
-    cuda_function convolve_vectors;
+    cuda_function convolve_vectors; /* NULL: fp32 */
     cuda_function finish;
     uint32_t num_layers;
     int32_t *layers; /* ids */

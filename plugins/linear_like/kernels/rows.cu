@@ -11,44 +11,62 @@
 
 /* ---- A convolution alone --------------------------------------------------------------------- */
 
-/* NUMBER neighbouring elements of type `dtype`; with more than one they are 16-bit and aligned. */
-template <int NUMBER> DEVICE void load_elements(int dtype, const char *from, i64 at, float *x)
+/* How elements are read and written: one of any type, or eight aligned ones of 16 bits. */
+enum { ELEMENTS_ANY, ELEMENTS_BF16, ELEMENTS_F16 };
+
+DEVICE u32 pack_pair(bool half, float low, float high)
 {
-    if constexpr (NUMBER == 8) {
+    u32 packed;
+    if (half)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+template <int KIND, int NUMBER>
+DEVICE void load_elements(int dtype, const char *from, i64 at, float *x)
+{
+    if constexpr (KIND != ELEMENTS_ANY) {
         uint4 y = *(const uint4 *)(from + at * 2);
         const u32 words[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             u16 bits = (u16)(words[i / 2] >> i % 2 * 16);
-            x[i] = dtype == ELEMENT_F16 ? element_from_f16(bits) : element_from_bf16(bits);
+            x[i] = KIND == ELEMENTS_F16 ? element_from_f16(bits) : element_from_bf16(bits);
         }
     } else {
         x[0] = element_load(dtype, from, at);
     }
 }
 
-template <int NUMBER> DEVICE void store_elements(int dtype, char *to, i64 at, const float *x)
+template <int KIND, int NUMBER>
+DEVICE void store_elements(int dtype, char *to, i64 at, const float *x)
 {
-    if constexpr (NUMBER == 8) {
+    if constexpr (KIND != ELEMENTS_ANY) {
         u32 words[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            words[i] = dtype == ELEMENT_F16
-                           ? element_to_f16(x[2 * i]) | (u32)element_to_f16(x[2 * i + 1]) << 16
-                           : element_to_bf16(x[2 * i]) | (u32)element_to_bf16(x[2 * i + 1]) << 16;
+            words[i] = pack_pair(KIND == ELEMENTS_F16, x[2 * i], x[2 * i + 1]);
         *(uint4 *)(to + at * 2) = make_uint4(words[0], words[1], words[2], words[3]);
     } else {
         element_store(dtype, to, at, x[0]);
     }
 }
 
+/* For results of 16 bits, which these instructions' errors, of 2^-21, are far below. */
+template <int KIND> DEVICE float silu(float x)
+{
+    return KIND == ELEMENTS_ANY ? linear_silu(x) : __fdividef(x, 1.0f + __expf(-x));
+}
+
 /* Inputs of row `t` of a sequence, before its first ones too. */
-template <int NUMBER>
+template <int KIND, int NUMBER>
 DEVICE void load_inputs(const linear_call &call, const linear_sequence &sequence, int t, int c,
                         float *x)
 {
     if (t >= 0)
-        load_elements<NUMBER>(
+        load_elements<KIND, NUMBER>(
             call.dims.dtype,
             call.operands.mixed + (i64)(sequence.first_row + t) * call.operands.mixed_row, c, x);
     else
@@ -56,7 +74,7 @@ DEVICE void load_inputs(const linear_call &call, const linear_sequence &sequence
             x[i] = linear_input(&call, &sequence, t, c + i);
 }
 
-template <int WIDTH, int NUMBER>
+template <int KIND, int WIDTH, int NUMBER>
 DEVICE void convolve_row(const linear_call &call, int row, int c,
                          const float (&taps)[WIDTH][NUMBER], const float (&bias)[NUMBER],
                          const float (&window)[WIDTH][NUMBER])
@@ -66,23 +84,24 @@ DEVICE void convolve_row(const linear_call &call, int row, int c,
     const int head = c / d.v_dim, element = c % d.v_dim;
     float x[NUMBER], z[NUMBER];
     if (o.z)
-        load_elements<NUMBER>(d.dtype, o.z + row * o.z_row + head * o.z_head, element, z);
+        load_elements<KIND, NUMBER>(d.dtype, o.z + row * o.z_row + head * o.z_head, element, z);
 #pragma unroll
     for (int i = 0; i < NUMBER; i++) {
         float sum = bias[i];
 #pragma unroll
         for (int w = 0; w < WIDTH; w++)
             sum += taps[w][i] * window[w][i];
-        x[i] = d.silu ? linear_silu(sum) : sum;
+        x[i] = d.silu ? silu<KIND>(sum) : sum;
         if (o.z)
-            x[i] *= linear_silu(z[i]);
+            x[i] *= silu<KIND>(z[i]);
     }
-    store_elements<NUMBER>(d.out_dtype, o.out + row * o.out_row + head * o.out_head, element, x);
+    store_elements<KIND, NUMBER>(d.out_dtype, o.out + row * o.out_row + head * o.out_head, element,
+                                 x);
 }
 
 /* Rows [row, end) of the batch, whatever sequences they are of. WIDTH: taps, those before the
  * layer's being 0. */
-template <int WIDTH, int NUMBER>
+template <int KIND, int WIDTH, int NUMBER>
 DEVICE void convolve(const linear_call &call, int row, int end, int c)
 {
     const linear_dims &d = call.dims;
@@ -111,7 +130,7 @@ DEVICE void convolve(const linear_call &call, int row, int end, int c)
                 for (int i = 0; i < NUMBER; i++)
                     window[w][i] = 0;
             else
-                load_inputs<NUMBER>(call, sequence, t, c, window[w]);
+                load_inputs<KIND, NUMBER>(call, sequence, t, c, window[w]);
         }
 #pragma unroll 4
         for (; row < last; row++) {
@@ -120,15 +139,16 @@ DEVICE void convolve(const linear_call &call, int row, int end, int c)
 #pragma unroll
                 for (int w = 0; w + 1 < WIDTH; w++)
                     window[w][i] = window[w + 1][i];
-            load_elements<NUMBER>(d.dtype, call.operands.mixed + (i64)row * call.operands.mixed_row,
-                                  c, window[WIDTH - 1]);
-            convolve_row<WIDTH, NUMBER>(call, row, c, taps, bias, window);
+            load_elements<KIND, NUMBER>(d.dtype,
+                                        call.operands.mixed + (i64)row * call.operands.mixed_row, c,
+                                        window[WIDTH - 1]);
+            convolve_row<KIND, WIDTH, NUMBER>(call, row, c, taps, bias, window);
         }
     }
 }
 
 /* Blocks: pieces of CONVOLVE_ROWS rows, times blocks of channels. */
-template <int WIDTH, int NUMBER> DEVICE void convolve_block(const linear_call &call)
+template <int KIND, int WIDTH, int NUMBER> DEVICE void convolve_block(const linear_call &call)
 {
     const int blocks = (call.dims.channels / NUMBER + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS;
     const int c = (blockIdx.x % blocks * CONVOLVE_THREADS + threadIdx.x) * NUMBER;
@@ -136,21 +156,27 @@ template <int WIDTH, int NUMBER> DEVICE void convolve_block(const linear_call &c
     linear_find_rows(&call.batch, &first, &pad, &end);
     const int row = first + (int)(blockIdx.x / blocks) * CONVOLVE_ROWS;
     if (c < call.dims.channels && row < pad)
-        convolve<WIDTH, NUMBER>(call, row, int_min(row + CONVOLVE_ROWS, pad), c);
+        convolve<KIND, WIDTH, NUMBER>(call, row, int_min(row + CONVOLVE_ROWS, pad), c);
 }
 
 /* Any dimensions, strides and types. */
 extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS)
     linear_convolve(const __grid_constant__ linear_call call)
 {
-    convolve_block<LINEAR_MAX_WIDTH, 1>(call);
+    convolve_block<ELEMENTS_ANY, LINEAR_MAX_WIDTH, 1>(call);
 }
 
-/* At most four taps, 16-bit types, whole and aligned vectors of eight channels. */
+/* At most four taps, one 16-bit type for all, whole and aligned vectors of eight channels. */
 extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS)
-    linear_convolve_vectors(const __grid_constant__ linear_call call)
+    linear_convolve_bf16(const __grid_constant__ linear_call call)
 {
-    convolve_block<4, 8>(call);
+    convolve_block<ELEMENTS_BF16, 4, 8>(call);
+}
+
+extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS)
+    linear_convolve_f16(const __grid_constant__ linear_call call)
+{
+    convolve_block<ELEMENTS_F16, 4, 8>(call);
 }
 
 /* ---- When all rows are done ------------------------------------------------------------------ */

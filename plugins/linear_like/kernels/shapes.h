@@ -7,16 +7,18 @@
 
 /* ---- steps.cuh: the recurrence, token by token ----------------------------------------------- */
 
-#define STEPS_ROWS      8 /* made ready in shared memory together */
-#define STEPS_MAX_WARPS 4
+#define STEPS_ROWS        8 /* made ready in shared memory together */
+#define STEPS_MAX_WARPS   4
+#define STEPS_DECODE_KEYS 16 /* of a lane, that there are kernels for single rows for */
 
 /* Elements of v that a lane has, for so many of k, and those of a block. */
 #define STEPS_VALUES(keys)           ((keys) > 16 ? 2 : 4)
 #define STEPS_COLUMNS(warps, values) ((warps)*4 * (values))
 
-/* Bytes of shared memory; `vectors`: q and k, and decays where each channel has its own. */
-#define STEPS_SHARED(keys, vectors, columns)                                                       \
-    (STEPS_ROWS * ((vectors)*8 * (keys) + (columns) + 5) * 4)
+/* Bytes of shared memory, for so many rows at once; `vectors`: q and k, and decays where each
+ * channel has its own. */
+#define STEPS_SHARED(rows, keys, vectors, columns)                                                 \
+    ((rows) * ((vectors)*8 * (keys) + (columns) + 5) * 4)
 
 /* ---- rows.cu: the convolution alone, and what is left when all rows are done ----------------- */
 

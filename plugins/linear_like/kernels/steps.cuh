@@ -18,8 +18,8 @@
 
 enum { STEPS_PLAIN = 0, STEPS_DELTA = 1, STEPS_CHANNELS = 2 /* a decay for each channel of k */ };
 
-/* Shared memory, in floats: vectors of STEPS_ROWS rows, one after the other; then their numbers. */
-template <int MODE, int KEYS> struct steps_memory {
+/* Shared memory, in floats: vectors of ROWS rows, one after the other; then their numbers. */
+template <int MODE, int KEYS, int ROWS> struct steps_memory {
     static constexpr int width = 8 * KEYS; /* of q, k and decays */
     float *q, *k, *decays, *v;
     float *decay, *beta, *q_times, *k_times, *qk;
@@ -27,24 +27,25 @@ template <int MODE, int KEYS> struct steps_memory {
     __device__ __forceinline__ steps_memory(float *from, int columns)
     {
         q = from;
-        k = q + STEPS_ROWS * width;
-        decays = k + STEPS_ROWS * width;
-        v = decays + (MODE == STEPS_CHANNELS ? STEPS_ROWS * width : 0);
-        decay = v + STEPS_ROWS * columns;
-        beta = decay + STEPS_ROWS;
-        q_times = beta + STEPS_ROWS;
-        k_times = q_times + STEPS_ROWS;
-        qk = k_times + STEPS_ROWS;
+        k = q + ROWS * width;
+        decays = k + ROWS * width;
+        v = decays + (MODE == STEPS_CHANNELS ? ROWS * width : 0);
+        decay = v + ROWS * columns;
+        beta = decay + ROWS;
+        q_times = beta + ROWS;
+        k_times = q_times + ROWS;
+        qk = k_times + ROWS;
     }
 };
 
 /* Channel `c` in rows [t, t + rows), after the convolution: to[r * width]. */
+template <int ROWS>
 DEVICE void convolve_channel(const linear_call &call, const linear_sequence &sequence, int t,
                              int rows, int c, float *to, int width)
 {
     constexpr int most = LINEAR_MAX_WIDTH;
     const linear_dims &d = call.dims;
-    float taps[most], window[most - 1 + STEPS_ROWS];
+    float taps[most], window[most - 1 + ROWS];
     if (d.width == 0) {
         for (int r = 0; r < rows; r++)
             to[r * width] = linear_input(&call, &sequence, t + r, c);
@@ -53,13 +54,13 @@ DEVICE void convolve_channel(const linear_call &call, const linear_sequence &seq
     linear_load_taps(&call, c, taps);
     float bias = call.operands.bias ? element_load(d.dtype, call.operands.bias, c) : 0;
 #pragma unroll
-    for (int i = 0; i < most - 1 + STEPS_ROWS; i++) {
+    for (int i = 0; i < most - 1 + ROWS; i++) {
         int back = most - 1 - i; /* rows before the first */
         window[i] =
             back < d.width && i < most - 1 + rows ? linear_input(&call, &sequence, t - back, c) : 0;
     }
 #pragma unroll
-    for (int r = 0; r < STEPS_ROWS; r++) {
+    for (int r = 0; r < ROWS; r++) {
         float sum = bias;
 #pragma unroll
         for (int w = 0; w < most; w++)
@@ -69,32 +70,124 @@ DEVICE void convolve_channel(const linear_call &call, const linear_sequence &seq
     }
 }
 
-template <int MODE, int KEYS, bool VK>
-DEVICE void load_rows(const linear_call &call, const linear_sequence &sequence, int t, int rows,
-                      int head, int first, int columns, const steps_memory<MODE, KEYS> &m)
+/* Where a thread's number `i` of the block's channels goes in shared memory. */
+template <int MODE, int KEYS, bool VK, int ROWS>
+DEVICE float *find_channel(const linear_dims &d, int head, int first, int columns, int i,
+                           const steps_memory<MODE, KEYS, ROWS> &m, int *channel)
 {
     constexpr int width = 8 * KEYS;
+    int part = i < width ? 0 : i < 2 * width ? 1 : 2, at = i - part * width;
+    bool there = part < 2 ? at < d.k_dim : first + at < d.v_dim;
+    int element = part < 2 ? head / d.ratio * d.k_dim + at : head * d.v_dim + first + at;
+    *channel = there ? d.first[part] + element : -1;
+    return (part == 0 ? m.q : part == 1 ? m.k : m.v) + (part < 2 ? tile_position<VK>(at) : at);
+}
+
+/* ---- One row, its common case ---------------------------------------------------------------- */
+
+/* bf16 with four taps or none: what a channel needs is loaded without a branch, and that of several
+ * channels before any is computed. */
+DEVICE bool is_common(const linear_call &call)
+{
     const linear_dims &d = call.dims;
-    const int k_head = head / d.ratio;
-    for (int i = threadIdx.x; i < 2 * width + columns; i += blockDim.x) {
-        int part = i < width ? 0 : i < 2 * width ? 1 : 2;
-        int at = i - part * width, row = part < 2 ? width : columns;
-        float *to = (part == 0   ? m.q
-                     : part == 1 ? m.k
-                                 : m.v) +
-                    (part < 2 ? tile_position<VK>(at) : at);
-        int element = part < 2 ? k_head * d.k_dim + at : head * d.v_dim + first + at;
-        if (part < 2 ? at < d.k_dim : first + at < d.v_dim)
-            convolve_channel(call, sequence, t, rows, d.first[part] + element, to, row);
-        else
-            for (int r = 0; r < rows; r++)
-                to[r * row] = 0;
+    const linear_operands &o = call.operands;
+    return d.dtype == ELEMENT_BF16 &&
+           (d.width == 0 || (d.width == 4 && d.conv_dtype == ELEMENT_BF16 && o.weight_row == 8 &&
+                             (u64)o.weight % 8 == 0));
+}
+
+typedef struct common_channel {
+    u16 x[4]; /* inputs; the last is the row's own */
+    u16 bias;
+    uint2 taps;
+} common_channel;
+
+DEVICE u16 load_bits(const char *from, bool there)
+{
+    return there ? *(const u16 *)from : (u16)0;
+}
+
+/* Channel `c` < 0: there is none. */
+DEVICE void load_common(const linear_call &call, const linear_sequence &sequence, int t, int c,
+                        common_channel *x)
+{
+    const linear_operands &o = call.operands;
+    const char *mixed = o.mixed + (i64)(sequence.first_row + t) * o.mixed_row + c * 2;
+    const char *kept = o.conv + sequence.slot * o.conv_slot + c * o.conv_channel + t * 2;
+    const bool convolved = call.dims.width > 0 && c >= 0;
+    x->x[3] = load_bits(mixed, c >= 0);
+#pragma unroll
+    for (int w = 0; w < 3; w++) {
+        bool is_row = t - 3 + w >= 0;
+        x->x[w] = load_bits(is_row ? mixed + (w - 3) * o.mixed_row : kept + w * 2,
+                            convolved && (is_row || sequence.slot != 0));
     }
+    x->bias = load_bits(o.bias + c * 2, convolved && o.bias);
+    x->taps = convolved ? *(const uint2 *)(o.weight + c * 8) : make_uint2(0, 0);
+}
+
+DEVICE float compute_common(const linear_dims &d, const common_channel &x)
+{
+    if (d.width == 0)
+        return element_from_bf16(x.x[3]);
+    float sum = element_from_bf16(x.bias);
+    sum += bits_f32(x.taps.x << 16) * element_from_bf16(x.x[0]);
+    sum += bits_f32(x.taps.x & 0xffff0000) * element_from_bf16(x.x[1]);
+    sum += bits_f32(x.taps.y << 16) * element_from_bf16(x.x[2]);
+    sum += bits_f32(x.taps.y & 0xffff0000) * element_from_bf16(x.x[3]);
+    return d.silu ? linear_silu(sum) : sum;
 }
 
 template <int MODE, int KEYS, bool VK>
+DEVICE void load_common_row(const linear_call &call, const linear_sequence &sequence, int t,
+                            int head, int first, int columns, const steps_memory<MODE, KEYS, 1> &m)
+{
+    constexpr int many = 3; /* channels of a thread at once: all, in a block of four warps */
+    const int all = 16 * KEYS + columns, apart = blockDim.x;
+    for (int i = threadIdx.x; i < all; i += many * apart) {
+        common_channel x[many];
+        float *to[many];
+        int c[many];
+#pragma unroll
+        for (int n = 0; n < many; n++) {
+            to[n] = find_channel<MODE, KEYS, VK, 1>(call.dims, head, first, columns, i + n * apart,
+                                                    m, &c[n]);
+            c[n] = i + n * apart < all ? c[n] : -1;
+            load_common(call, sequence, t, c[n], &x[n]);
+        }
+#pragma unroll
+        for (int n = 0; n < many; n++)
+            if (i + n * apart < all)
+                *to[n] = c[n] < 0 ? 0 : compute_common(call.dims, x[n]);
+    }
+}
+
+/* ---- Any row --------------------------------------------------------------------------------- */
+
+template <int MODE, int KEYS, bool VK, int ROWS>
+DEVICE void load_rows(const linear_call &call, const linear_sequence &sequence, int t, int rows,
+                      int head, int first, int columns, const steps_memory<MODE, KEYS, ROWS> &m)
+{
+    constexpr int width = 8 * KEYS;
+    if constexpr (ROWS == 1)
+        if (is_common(call)) {
+            load_common_row<MODE, KEYS, VK>(call, sequence, t, head, first, columns, m);
+            return;
+        }
+    for (int i = threadIdx.x; i < 2 * width + columns; i += blockDim.x) {
+        int c, apart = i < 2 * width ? width : columns;
+        float *to = find_channel<MODE, KEYS, VK, ROWS>(call.dims, head, first, columns, i, m, &c);
+        if (c >= 0)
+            convolve_channel<ROWS>(call, sequence, t, rows, c, to, apart);
+        else
+            for (int r = 0; r < rows; r++)
+                to[r * apart] = 0;
+    }
+}
+
+template <int MODE, int KEYS, bool VK, int ROWS>
 DEVICE void load_gates(const linear_call &call, const linear_sequence &sequence, int t, int rows,
-                       int head, const steps_memory<MODE, KEYS> &m)
+                       int head, const steps_memory<MODE, KEYS, ROWS> &m)
 {
     constexpr int width = 8 * KEYS;
     const linear_dims &d = call.dims;
@@ -114,8 +207,8 @@ DEVICE void load_gates(const linear_call &call, const linear_sequence &sequence,
 }
 
 /* What q and k are to be multiplied by, and q.k after that; a warp takes a row. */
-template <int MODE, int KEYS>
-DEVICE void measure_rows(const linear_dims &d, int rows, const steps_memory<MODE, KEYS> &m)
+template <int MODE, int KEYS, int ROWS>
+DEVICE void measure_rows(const linear_dims &d, int rows, const steps_memory<MODE, KEYS, ROWS> &m)
 {
     constexpr int width = 8 * KEYS;
     const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -148,9 +241,9 @@ DEVICE void load_four(const float *from, float (&x)[4])
 }
 
 /* Row `r`: the state after it, and its outputs. */
-template <int MODE, int KEYS, int VALUES, bool VK>
-DEVICE void step_row(const steps_memory<MODE, KEYS> &m, int r, int keys, int value, int columns,
-                     tile<KEYS, VALUES> &s, float (&out)[VALUES])
+template <int MODE, int KEYS, int VALUES, bool VK, int ROWS>
+DEVICE void step_row(const steps_memory<MODE, KEYS, ROWS> &m, int r, int keys, int value,
+                     int columns, tile<KEYS, VALUES> &s, float (&out)[VALUES])
 {
     constexpr int width = 8 * KEYS;
     const float *q = m.q + r * width + keys * 4, *k = m.k + r * width + keys * 4;
@@ -214,29 +307,29 @@ DEVICE void write_value(const linear_call &call, int row, int head, int value, f
 }
 
 /* All rows of a sequence for v head `head`, values [first, first + columns). */
-template <int MODE, int KEYS, int VALUES, bool VK, bool BF16>
+template <int MODE, int KEYS, int VALUES, bool VK, bool BF16, int ROWS>
 DEVICE void steps(const linear_call &call, const linear_sequence &sequence, int head, int first,
                   int columns, float *memory)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const tile_place<KEYS, VALUES, VK, BF16> place(first, warp, lane);
-    const steps_memory<MODE, KEYS> m(memory, columns);
+    const steps_memory<MODE, KEYS, ROWS> m(memory, columns);
     tile<KEYS, VALUES> s;
     float out[VALUES];
     tile_load(call, sequence.slot, head, place, s);
-    for (int t = 0; t < sequence.num_rows; t += STEPS_ROWS) {
-        const int rows = int_min(sequence.num_rows - t, STEPS_ROWS);
+    for (int t = 0; t < sequence.num_rows; t += ROWS) {
+        const int rows = int_min(sequence.num_rows - t, ROWS);
         if (t > 0)
             __syncthreads();
-        load_rows<MODE, KEYS, VK>(call, sequence, t, rows, head, first, columns, m);
-        load_gates<MODE, KEYS, VK>(call, sequence, t, rows, head, m);
+        load_rows<MODE, KEYS, VK, ROWS>(call, sequence, t, rows, head, first, columns, m);
+        load_gates<MODE, KEYS, VK, ROWS>(call, sequence, t, rows, head, m);
         __syncthreads();
-        measure_rows<MODE, KEYS>(call.dims, rows, m);
+        measure_rows<MODE, KEYS, ROWS>(call.dims, rows, m);
         __syncthreads();
         for (int r = 0; r < rows; r++) {
             const int row = sequence.first_row + t + r;
-            step_row<MODE, KEYS, VALUES, VK>(m, r, place.keys, place.value - first, columns, s,
-                                             out);
+            step_row<MODE, KEYS, VALUES, VK, ROWS>(m, r, place.keys, place.value - first, columns,
+                                                   s, out);
 #pragma unroll
             for (int i = 0; i < VALUES; i++)
                 if (place.keys == i)
@@ -251,7 +344,7 @@ DEVICE void steps(const linear_call &call, const linear_sequence &sequence, int 
 }
 
 /* Blocks: sequences, times v heads, times slices of a head's values. */
-template <int MODE, int KEYS, int VALUES, bool VK, bool BF16>
+template <int MODE, int KEYS, int VALUES, bool VK, bool BF16, int ROWS>
 DEVICE void steps_block(const linear_call &call)
 {
     extern __shared__ float4 steps_shared[];
@@ -262,24 +355,28 @@ DEVICE void steps_block(const linear_call &call)
     if (s >= linear_num_real(&call.batch))
         return;
     const linear_sequence sequence = linear_find_sequence(&call.batch, s);
-    steps<MODE, KEYS, VALUES, VK, BF16>(call, sequence, head, slice * columns, columns,
-                                        (float *)steps_shared);
+    steps<MODE, KEYS, VALUES, VK, BF16, ROWS>(call, sequence, head, slice * columns, columns,
+                                              (float *)steps_shared);
 }
 
-#define STEPS_KERNEL(name, mode, keys, vk, bf16)                                                   \
-    extern "C" __global__ void __launch_bounds__(STEPS_MAX_WARPS * 32, 3)                          \
+#define STEPS_KERNEL(name, mode, keys, vk, bf16, rows, blocks)                                     \
+    extern "C" __global__ void __launch_bounds__(STEPS_MAX_WARPS * 32, blocks)                     \
         name(const __grid_constant__ linear_call call)                                             \
     {                                                                                              \
-        steps_block<mode, keys, STEPS_VALUES(keys), vk, bf16>(call);                               \
+        steps_block<mode, keys, STEPS_VALUES(keys), vk, bf16, rows>(call);                         \
     }
 
-/* The kernels of a layout and a type of state. */
+/* The kernels of a layout and a type of state; those for one row, of a decode, have more blocks on
+ * a multiprocessor. */
 #define STEPS_KERNELS(vk, bf16)                                                                    \
-    STEPS_KERNEL(linear_steps_plain_128, STEPS_PLAIN, 16, vk, bf16)                                \
-    STEPS_KERNEL(linear_steps_delta_128, STEPS_DELTA, 16, vk, bf16)                                \
-    STEPS_KERNEL(linear_steps_channels_128, STEPS_CHANNELS, 16, vk, bf16)                          \
-    STEPS_KERNEL(linear_steps_plain_256, STEPS_PLAIN, 32, vk, bf16)                                \
-    STEPS_KERNEL(linear_steps_delta_256, STEPS_DELTA, 32, vk, bf16)                                \
-    STEPS_KERNEL(linear_steps_channels_256, STEPS_CHANNELS, 32, vk, bf16)
+    STEPS_KERNEL(linear_decode_plain_128, STEPS_PLAIN, 16, vk, bf16, 1, 4)                         \
+    STEPS_KERNEL(linear_decode_delta_128, STEPS_DELTA, 16, vk, bf16, 1, 4)                         \
+    STEPS_KERNEL(linear_decode_channels_128, STEPS_CHANNELS, 16, vk, bf16, 1, 4)                   \
+    STEPS_KERNEL(linear_steps_plain_128, STEPS_PLAIN, 16, vk, bf16, STEPS_ROWS, 3)                 \
+    STEPS_KERNEL(linear_steps_delta_128, STEPS_DELTA, 16, vk, bf16, STEPS_ROWS, 3)                 \
+    STEPS_KERNEL(linear_steps_channels_128, STEPS_CHANNELS, 16, vk, bf16, STEPS_ROWS, 3)           \
+    STEPS_KERNEL(linear_steps_plain_256, STEPS_PLAIN, 32, vk, bf16, STEPS_ROWS, 3)                 \
+    STEPS_KERNEL(linear_steps_delta_256, STEPS_DELTA, 32, vk, bf16, STEPS_ROWS, 3)                 \
+    STEPS_KERNEL(linear_steps_channels_256, STEPS_CHANNELS, 32, vk, bf16, STEPS_ROWS, 3)
 
 #endif /* LINEAR_LIKE_STEPS_CUH */

@@ -255,15 +255,17 @@ static void finish(const struct fake_cuda_launch *launch)
 
 __attribute__((constructor)) static void define(void)
 {
-    static const char *const names[] = {"linear_steps_plain_128",    "linear_steps_delta_128",
-                                        "linear_steps_channels_128", "linear_steps_plain_256",
-                                        "linear_steps_delta_256",    "linear_steps_channels_256"};
+    static const char *const names[] = {
+        "linear_decode_plain_128", "linear_decode_delta_128", "linear_decode_channels_128",
+        "linear_steps_plain_128",  "linear_steps_delta_128",  "linear_steps_channels_128",
+        "linear_steps_plain_256",  "linear_steps_delta_256",  "linear_steps_channels_256"};
     static const size_t sizes[] = {sizeof(linear_call), sizeof(int)};
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)
         return;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         fake.define_kernel(names[i], steps, sizes, 1, NULL);
     fake.define_kernel("linear_convolve", convolve, sizes, 1, NULL);
-    fake.define_kernel("linear_convolve_vectors", convolve_vectors, sizes, 1, NULL);
+    fake.define_kernel("linear_convolve_bf16", convolve_vectors, sizes, 1, NULL);
+    fake.define_kernel("linear_convolve_f16", convolve_vectors, sizes, 1, NULL);
     fake.define_kernel("linear_finish", finish, sizes, 2, NULL);
 }
