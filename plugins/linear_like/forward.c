@@ -42,17 +42,12 @@ static attn_status launch(const layer_call *call, cuda_function function, const 
     return cuda_launch_run(call->metadata->instance->cuda, &run, params, stream, error);
 }
 
-/* Few states: blocks of fewer values, so that more multiprocessors read them. */
-static int find_warps(const layer_call *call, int64_t seqs, int values)
+/* As many as a head has values for: what is made ready before a step is shared out among more
+ * threads. */
+static int find_warps(const linear_dims *d, int values)
 {
-    const attn_instance *instance = call->metadata->instance;
-    const linear_dims *d = &call->group->dims;
-    const int64_t sms = cuda_plan_num_sms(
-        &call->metadata->plan, instance->facts.num_sms ? instance->facts.num_sms : DEFAULT_SMS);
     int warps = STEPS_MAX_WARPS;
     while (warps > 1 && STEPS_COLUMNS(warps / 2, values) >= d->v_dim)
-        warps /= 2;
-    while (warps > 1 && seqs * d->v_heads * d->v_dim < sms * STEPS_COLUMNS(warps, values))
         warps /= 2;
     return warps;
 }
@@ -62,7 +57,7 @@ static attn_status launch_steps(layer_call *call, attn_stream stream, attn_error
     const linear_dims *d = &call->group->dims;
     const cuda_extent e = cuda_plan_extent(&call->metadata->plan);
     const int keys = call->group->lane_keys, values = STEPS_VALUES(keys);
-    const int warps = find_warps(call, e.seqs, values), columns = STEPS_COLUMNS(warps, values);
+    const int warps = find_warps(d, values), columns = STEPS_COLUMNS(warps, values);
     const int vectors = d->family == LINEAR_FAMILY_KDA ? 3 : 2;
     const int single = e.q_len == 1 && call->group->decode;
     void *params[] = {&call->params};

@@ -21,8 +21,7 @@
 #endif
 
 enum {
-    MAX_GROUPS = 64,  /* of an instance; more than any model has */
-    DEFAULT_SMS = 132 /* multiprocessors of a device that does not say */
+    MAX_GROUPS = 64 /* of an instance; more than any model has */
 };
 
 extern const attn_backend_type linear_like_type;

@@ -359,24 +359,24 @@ DEVICE void steps_block(const linear_call &call)
                                               (float *)steps_shared);
 }
 
-#define STEPS_KERNEL(name, mode, keys, vk, bf16, rows, blocks)                                     \
-    extern "C" __global__ void __launch_bounds__(STEPS_MAX_WARPS * 32, blocks)                     \
+#define STEPS_KERNEL(name, mode, keys, vk, bf16, rows)                                             \
+    extern "C" __global__ void __launch_bounds__(STEPS_MAX_WARPS * 32, (rows) == 1 ? 4 : 3)        \
         name(const __grid_constant__ linear_call call)                                             \
     {                                                                                              \
         steps_block<mode, keys, STEPS_VALUES(keys), vk, bf16, rows>(call);                         \
     }
 
-/* The kernels of a layout and a type of state; those for one row, of a decode, have more blocks on
- * a multiprocessor. */
+/* The kernels of a layout and a type of state; linear_decode_* are for single rows, and leave room
+ * for more blocks. */
 #define STEPS_KERNELS(vk, bf16)                                                                    \
-    STEPS_KERNEL(linear_decode_plain_128, STEPS_PLAIN, 16, vk, bf16, 1, 4)                         \
-    STEPS_KERNEL(linear_decode_delta_128, STEPS_DELTA, 16, vk, bf16, 1, 4)                         \
-    STEPS_KERNEL(linear_decode_channels_128, STEPS_CHANNELS, 16, vk, bf16, 1, 4)                   \
-    STEPS_KERNEL(linear_steps_plain_128, STEPS_PLAIN, 16, vk, bf16, STEPS_ROWS, 3)                 \
-    STEPS_KERNEL(linear_steps_delta_128, STEPS_DELTA, 16, vk, bf16, STEPS_ROWS, 3)                 \
-    STEPS_KERNEL(linear_steps_channels_128, STEPS_CHANNELS, 16, vk, bf16, STEPS_ROWS, 3)           \
-    STEPS_KERNEL(linear_steps_plain_256, STEPS_PLAIN, 32, vk, bf16, STEPS_ROWS, 3)                 \
-    STEPS_KERNEL(linear_steps_delta_256, STEPS_DELTA, 32, vk, bf16, STEPS_ROWS, 3)                 \
-    STEPS_KERNEL(linear_steps_channels_256, STEPS_CHANNELS, 32, vk, bf16, STEPS_ROWS, 3)
+    STEPS_KERNEL(linear_decode_plain_128, STEPS_PLAIN, 16, vk, bf16, 1)                            \
+    STEPS_KERNEL(linear_decode_delta_128, STEPS_DELTA, 16, vk, bf16, 1)                            \
+    STEPS_KERNEL(linear_decode_channels_128, STEPS_CHANNELS, 16, vk, bf16, 1)                      \
+    STEPS_KERNEL(linear_steps_plain_128, STEPS_PLAIN, 16, vk, bf16, STEPS_ROWS)                    \
+    STEPS_KERNEL(linear_steps_delta_128, STEPS_DELTA, 16, vk, bf16, STEPS_ROWS)                    \
+    STEPS_KERNEL(linear_steps_channels_128, STEPS_CHANNELS, 16, vk, bf16, STEPS_ROWS)              \
+    STEPS_KERNEL(linear_steps_plain_256, STEPS_PLAIN, 32, vk, bf16, STEPS_ROWS)                    \
+    STEPS_KERNEL(linear_steps_delta_256, STEPS_DELTA, 32, vk, bf16, STEPS_ROWS)                    \
+    STEPS_KERNEL(linear_steps_channels_256, STEPS_CHANNELS, 32, vk, bf16, STEPS_ROWS)
 
 #endif /* LINEAR_LIKE_STEPS_CUH */
