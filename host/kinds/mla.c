@@ -132,6 +132,5 @@ const struct kind_ops kind_mla = {
     .tensors = list_tensors,
     .is_scaled = mla_is_scaled,
     .one_scale = MLA_ONE_SCALE,
-    .on_cpu_alone = true,
     .judged = KIND_JUDGED_AS_ATTENTION,
 };

@@ -52,6 +52,12 @@ static attn_status check_kinds(const struct session *s, attn_error *error)
                              "%s: layer group %u is %s, which `run` serves only on the processor: "
                              "accepted platform.device = cpu",
                              s->model->name, g, model_kind_name(group->kind));
+        if (kind_expands(s->model, group) && s->described.type != ATTN_DEVICE_CPU)
+            return host_fail(
+                error, ATTN_CONFIG_ERROR,
+                "%s: layer group %u has a mode in the expanded form, which `run` "
+                "serves only on the processor: accepted attention.mla_prefill = absorbed",
+                s->model->name, g);
     }
     return ATTN_OK;
 }

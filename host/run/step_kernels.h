@@ -45,7 +45,7 @@ struct step_vectors {
 /* Make rows of these operands of a layer as generator.h, or generator_linear.h, defines them; those
  * of padding are zero.
  * INVALID_ARGUMENT names an operand that is of another type, that the generator has no stream for,
- * or, on CUDA, that is not a whole q, k or v. */
+ * or, on CUDA, that is of another stream than queries, keys and values, or begins in between. */
 attn_status step_kernels_generate(const struct step_kernels *kernels, int32_t layer,
                                   const struct step_rows *rows, const struct step_vectors *vectors,
                                   uint32_t num_vectors, attn_stream stream, attn_error *error);

@@ -165,35 +165,48 @@ static attn_status launch(const struct step_kernels *kernels, struct device_func
     return device_launch(kernels->device, function, grid, block, arguments, stream, error);
 }
 
-static uint64_t groups_of(int32_t dim)
+/* The stream's vectors are so wide. */
+static int32_t width_of(const generator_layer *geometry, int32_t stream)
 {
-    return (uint64_t)(dim + VECTORS_GROUP - 1) / VECTORS_GROUP;
+    return stream == GENERATOR_VALUE ? geometry->v_head_dim : geometry->head_dim;
 }
 
-/* The kernel makes whole vectors of softmax layers, of one type: query, key and value, or those of
- * an encoder, which have rows of their own. */
+/* The kernel makes queries, keys and values of one type, in whole words. */
 static attn_status place_vectors(const generator_layer *geometry,
                                  const struct step_vectors *vectors, uint32_t num_vectors,
                                  struct generate_vectors *placed, attn_error *error)
 {
     for (uint32_t i = 0; i < num_vectors; i++) {
         const struct row_operand *operand = &vectors[i].operand;
-        bool is_value = operand->role == ATTN_ROLE_V;
-        if (geometry->latent || operand->role > ATTN_ROLE_V || operand->first != 0 ||
-            operand->dtype != vectors[0].operand.dtype ||
-            operand->dim != (is_value ? geometry->v_head_dim : geometry->head_dim))
-            return host_fail(
-                error, ATTN_INVALID_ARGUMENT,
-                "%s: a GPU makes only q, k and v of softmax layers, whole and of one type",
-                role_name(operand->role));
-        void **to[] = {&placed->q, &placed->k, &placed->v};
-        *to[operand->role] = vectors[i].memory;
-        placed->dtype = operand->dtype;
+        int32_t end = operand->first + operand->dim;
+        bool known = operand->stream == GENERATOR_QUERY || operand->stream == GENERATOR_KEY ||
+                     operand->stream == GENERATOR_VALUE;
+        if (i >= GENERATE_MAX || !known || operand->first % VECTORS_GROUP != 0 ||
+            operand->dtype != vectors[0].operand.dtype || end > width_of(geometry, operand->stream))
+            return host_fail(error, ATTN_INVALID_ARGUMENT,
+                             "%s: a GPU makes only queries, keys and values of one type, in pieces "
+                             "that begin at multiples of %d",
+                             role_name(operand->role), VECTORS_GROUP);
+        placed->list[i] = (struct generate_vector){
+            .data = vectors[i].memory,
+            .stream = operand->stream,
+            .heads = operand->heads > 0 ? operand->heads : 1,
+            .dim = operand->dim,
+            .first_word = operand->first / VECTORS_GROUP,
+        };
     }
-    if (!placed->k != !placed->v)
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "vectors: a GPU makes k and v together, and neither by itself");
+    placed->count = (int32_t)num_vectors;
+    placed->dtype = num_vectors > 0 ? vectors[0].operand.dtype : ATTN_DTYPE_NONE;
     return ATTN_OK;
+}
+
+static uint64_t count_words(const struct generate_vectors *placed)
+{
+    uint64_t words = 0;
+    for (int32_t i = 0; i < placed->count; i++)
+        words += (uint64_t)(placed->list[i].dim + VECTORS_GROUP - 1) / VECTORS_GROUP *
+                 (uint64_t)placed->list[i].heads;
+    return words;
 }
 
 attn_status step_cuda_generate(const struct step_kernels *kernels, int32_t layer,
@@ -213,11 +226,7 @@ attn_status step_cuda_generate(const struct step_kernels *kernels, int32_t layer
     if (status != ATTN_OK)
         return status;
     work.generator.layers = NULL;
-    if (work.vectors.q)
-        work.num_words = groups_of(geometry->head_dim) * (uint64_t)geometry->num_q_heads;
-    if (work.vectors.k)
-        work.num_words += (groups_of(geometry->head_dim) + groups_of(geometry->v_head_dim)) *
-                          (uint64_t)geometry->num_kv_heads;
+    work.num_words = count_words(&work.vectors);
     return launch(kernels, kernels->cuda->generate, rows->count, work.num_words, &work, stream,
                   error);
 }

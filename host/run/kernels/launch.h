@@ -13,16 +13,24 @@
 #include "host/run/step_kernels.h"
 
 enum {
-    STEP_BLOCK = 128,       /* threads of a block */
-    STEP_MAX_GRID_Y = 65535 /* of CUDA */
+    STEP_BLOCK = 128,        /* threads of a block */
+    STEP_MAX_GRID_Y = 65535, /* of CUDA */
+    GENERATE_MAX = 4         /* operands of a layer */
 };
 
 /* X(name) */
 #define STEP_KERNELS(X) X(generate) X(update_table) X(index_pages) X(watch) X(gather) X(move)
 
-/* Dense [rows, heads, dim]. */
+/* Elements [8 first_word, 8 first_word + dim) of each head's vector, dense [rows, heads, dim]. */
+struct generate_vector {
+    void *data;
+    int32_t stream; /* GENERATOR_QUERY, _KEY or _VALUE */
+    int32_t heads, dim, first_word;
+};
+
 struct generate_vectors {
-    void *q, *k, *v; /* NULL: not made; k and v both, or neither */
+    struct generate_vector list[GENERATE_MAX];
+    int32_t count;
     attn_dtype dtype;
 };
 

@@ -34,44 +34,47 @@ PORTABLE uint64_t address(const void *memory)
 /* One word of a row: up to eight elements of a head. */
 struct word_place {
     char *to;
-    int32_t role, head, group;
+    int32_t stream, head;
+    int32_t word;  /* of the head's vector */
     int32_t count; /* elements */
 };
 
-/* Word `index` of the row in an operand that begins with word 0. */
-PORTABLE struct word_place place_in(void *data, uint32_t element_bytes, int32_t role, int32_t heads,
-                                    int32_t dim, uint64_t row, uint64_t index)
+PORTABLE uint64_t words_of(const struct generate_vector *vector)
 {
-    uint64_t groups = (uint64_t)(dim + VECTORS_GROUP - 1) / VECTORS_GROUP;
+    return (uint64_t)(vector->dim + VECTORS_GROUP - 1) / VECTORS_GROUP;
+}
+
+/* Word `index` of the row in an operand that begins with word 0. */
+PORTABLE struct word_place place_in(const struct generate_vector *vector, uint32_t element_bytes,
+                                    uint64_t row, uint64_t index)
+{
+    uint64_t words = words_of(vector);
     struct word_place place;
-    place.role = role;
-    place.head = (int32_t)(index / groups);
-    place.group = (int32_t)(index - (uint64_t)place.head * groups);
-    int32_t d = place.group * VECTORS_GROUP;
-    place.count = dim - d < VECTORS_GROUP ? dim - d : VECTORS_GROUP;
-    uint64_t element = (row * (uint64_t)heads + (uint64_t)place.head) * (uint64_t)dim + (uint64_t)d;
-    place.to = (char *)data + element * element_bytes;
+    place.stream = vector->stream;
+    place.head = (int32_t)(index / words);
+    place.word = (int32_t)(index - (uint64_t)place.head * words);
+    int32_t d = place.word * VECTORS_GROUP;
+    place.count = vector->dim - d < VECTORS_GROUP ? vector->dim - d : VECTORS_GROUP;
+    uint64_t element =
+        (row * (uint64_t)vector->heads + (uint64_t)place.head) * (uint64_t)vector->dim +
+        (uint64_t)d;
+    place.to = (char *)vector->data + element * element_bytes;
+    place.word += vector->first_word;
     return place;
 }
 
-PORTABLE struct word_place find_place(const struct generate_launch *work, uint64_t row,
+PORTABLE struct word_place find_place(const struct generate_vectors *to, uint64_t row,
                                       uint64_t index)
 {
-    const generator_layer *layer = &work->geometry;
-    const struct generate_vectors *to = &work->vectors;
     uint32_t bytes = to->dtype == ATTN_F32 ? 4 : 2;
-    uint64_t groups = (uint64_t)(layer->head_dim + VECTORS_GROUP - 1) / VECTORS_GROUP;
-    uint64_t q_words = to->q ? groups * (uint64_t)layer->num_q_heads : 0;
-    uint64_t k_words = groups * (uint64_t)layer->num_kv_heads;
-    if (index < q_words)
-        return place_in(to->q, bytes, GENERATOR_QUERY, layer->num_q_heads, layer->head_dim, row,
-                        index);
-    index -= q_words;
-    if (index < k_words)
-        return place_in(to->k, bytes, GENERATOR_KEY, layer->num_kv_heads, layer->head_dim, row,
-                        index);
-    return place_in(to->v, bytes, GENERATOR_VALUE, layer->num_kv_heads, layer->v_head_dim, row,
-                    index - k_words);
+    int32_t i = 0;
+    for (; i + 1 < to->count; i++) {
+        uint64_t words = words_of(&to->list[i]) * (uint64_t)to->list[i].heads;
+        if (index < words)
+            break;
+        index -= words;
+    }
+    return place_in(&to->list[i], bytes, row, index);
 }
 
 /* The stream of a head; that of padding is never asked for. */
@@ -81,30 +84,32 @@ PORTABLE struct vectors_scaled find_stream(const struct generate_launch *work, i
     struct request_tokens own = *DEVICE_AT(&work->requests[request % work->num_requests]);
     struct request_tokens tokens = request_tokens_as(own, request);
     uint64_t token = vectors_token(&work->generator, token_key_at(&tokens, position));
-    if (place->role == GENERATOR_QUERY)
+    if (place->stream == GENERATOR_QUERY)
         return vectors_query(&work->generator, &work->geometry, &tokens, position, token,
                              work->layer, place->head);
     struct vectors_scaled kv = {0, 1, 0};
-    kv.stream = vectors_stream(token, work->geometry.kv_layer, place->head, place->role);
+    kv.stream = vectors_stream(token, work->geometry.kv_layer, place->head, place->stream);
     return kv;
 }
 
 /* The bits of one element, in the low bits. */
-PORTABLE uint32_t element_bits(uint64_t word, int32_t index, int32_t factor, attn_dtype dtype)
+PORTABLE uint32_t element_bits(uint64_t word, int32_t index, const struct vectors_scaled *scaled,
+                               attn_dtype dtype)
 {
-    int32_t raw = vectors_element(word, index) * factor;
+    int32_t raw = vectors_scale(scaled, vectors_element(word, index));
     return dtype == ATTN_F32 ? vectors_f32(raw)
                              : (dtype == ATTN_F16 ? vectors_f16(raw) : vectors_bf16(raw));
 }
 
 /* Elements `index` and up as 16 bytes. */
-PORTABLE uint4 pack(uint64_t word, int32_t index, int32_t factor, attn_dtype dtype)
+PORTABLE uint4 pack(uint64_t word, int32_t index, const struct vectors_scaled *scaled,
+                    attn_dtype dtype)
 {
     uint32_t bits[8];
     uint4 packed;
     int32_t count = dtype == ATTN_F32 ? 4 : 8;
     for (int32_t i = 0; i < 8; i++)
-        bits[i] = i < count ? element_bits(word, index + i, factor, dtype) : 0;
+        bits[i] = i < count ? element_bits(word, index + i, scaled, dtype) : 0;
     if (dtype != ATTN_F32)
         for (int32_t i = 0; i < 4; i++)
             bits[i] = bits[2 * i] | bits[2 * i + 1] << 16;
@@ -115,18 +120,18 @@ PORTABLE uint4 pack(uint64_t word, int32_t index, int32_t factor, attn_dtype dty
     return packed;
 }
 
-PORTABLE void store_word(const struct word_place *place, uint64_t word, int32_t factor,
-                         attn_dtype dtype)
+PORTABLE void store_word(const struct word_place *place, uint64_t word,
+                         const struct vectors_scaled *scaled, attn_dtype dtype)
 {
     if (place->count == VECTORS_GROUP && is_aligned(address(place->to))) {
         uint4 *to = (uint4 *)place->to;
-        *DEVICE_AT(to) = pack(word, 0, factor, dtype);
+        *DEVICE_AT(to) = pack(word, 0, scaled, dtype);
         if (dtype == ATTN_F32)
-            *DEVICE_AT(to + 1) = pack(word, 4, factor, dtype);
+            *DEVICE_AT(to + 1) = pack(word, 4, scaled, dtype);
         return;
     }
     for (int32_t i = 0; i < place->count; i++) {
-        uint32_t bits = element_bits(word, i, factor, dtype);
+        uint32_t bits = element_bits(word, i, scaled, dtype);
         if (dtype == ATTN_F32)
             *DEVICE_AT((uint32_t *)place->to + i) = bits;
         else
@@ -134,22 +139,21 @@ PORTABLE void store_word(const struct word_place *place, uint64_t word, int32_t 
     }
 }
 
-/* A thread makes a word: those of all query heads come first, then keys, then values; of what is
- * made. */
+/* A thread makes a word: those of the first operand's heads come first, then the next one's. */
 KERNEL step_generate(struct generate_launch work)
 {
     uint64_t row = blockIdx.x;
     int32_t request = *DEVICE_AT(&work.rows.request[row]);
     int32_t position = request < 0 ? 0 : *DEVICE_AT(&work.rows.position[row]);
     for (uint64_t i = first_of_piece(); i < work.num_words; i += stride_of_piece()) {
-        struct word_place place = find_place(&work, row, i);
+        struct word_place place = find_place(&work.vectors, row, i);
         struct vectors_scaled stream = {0, 1, 0};
         uint64_t word = 0;
         if (request >= 0) {
             stream = find_stream(&work, request, position, &place);
-            word = vectors_word(stream.stream, (uint64_t)place.group);
+            word = vectors_word(stream.stream, (uint64_t)place.word);
         }
-        store_word(&place, word, stream.factor, work.vectors.dtype);
+        store_word(&place, word, &stream, work.vectors.dtype);
     }
 }
 

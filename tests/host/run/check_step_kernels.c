@@ -379,28 +379,46 @@ START_TEST(cuda_is_equal_to_the_processor)
 }
 END_TEST
 
+/* Parts of vectors of the one KV head that latent attention has; its queries are halved. */
+START_TEST(cuda_makes_latents)
+{
+    struct step_case c;
+    open_fake();
+    step_case_create(&c, device, 7);
+    c.layers[0].latent = 1;
+    c.layers[0].num_kv_heads = 1;
+    step_case_generate(&c, 0, ATTN_BF16);
+    step_case_generate(&c, 0, ATTN_F32);
+    step_case_destroy(&c);
+    close_fake();
+}
+END_TEST
+
 /* What the kernel does not make is refused, not made otherwise. */
-START_TEST(cuda_makes_softmax_layers_alone)
+START_TEST(cuda_makes_queries_and_keys_alone)
 {
     struct step_case c;
     struct step_rows rows = {NULL, NULL, 1};
     open_fake();
     step_case_create(&c, device, 3);
     c.layers[0].v_head_dim = c.layers[0].head_dim;
-    for (int wrong = 0; wrong < 5; wrong++) {
+    for (int wrong = 0; wrong < 4; wrong++) {
         struct step_vectors vectors[OPERANDS_MAX];
         uint32_t count = step_case_vectors(&c.layers[0], ATTN_F16, &c, &c, &c, vectors);
         host_error said;
         host_error_init(&said);
-        c.layers[0].latent = wrong == 0;
-        if (wrong == 1)
-            vectors[2].operand.role = ATTN_ROLE_C_KV;
+        if (wrong == 0) {
+            vectors[2].operand.role = ATTN_ROLE_MIXED_QKV;
+            vectors[2].operand.stream = GENERATOR_OPERAND + ATTN_ROLE_MIXED_QKV;
+        }
+        if (wrong == 1) {
+            vectors[0].operand.first = 4;
+            vectors[0].operand.dim = 1;
+        }
         if (wrong == 2)
             vectors[1].operand.dim++;
         if (wrong == 3)
             vectors[1].operand.dtype = ATTN_F32;
-        if (wrong == 4)
-            count = 2;
         FAILS(step_kernels_generate(c.kernels[CASE_DEVICE], 0, &rows, vectors, count,
                                     c.streams[CASE_DEVICE], &said.base),
               ATTN_INVALID_ARGUMENT);
@@ -648,7 +666,8 @@ static Suite *suite(void)
     tcase_add_test(processor, other_types_are_refused);
     tcase_add_loop_test(cuda, cuda_is_equal_to_the_processor, 0, 40);
     tcase_add_loop_test(cuda, cuda_graphs_see_new_contents, 0, 6);
-    tcase_add_test(cuda, cuda_makes_softmax_layers_alone);
+    tcase_add_test(cuda, cuda_makes_latents);
+    tcase_add_test(cuda, cuda_makes_queries_and_keys_alone);
     tcase_add_loop_test(cuda, bounds_are_kept, 0, NUM_WORKS);
     tcase_add_test(failing, failure_at_every_call);
     tcase_add_test(failing, loss_at_every_call);

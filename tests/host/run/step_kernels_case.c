@@ -278,6 +278,14 @@ uint32_t step_case_vectors(const generator_layer *layer, attn_dtype dtype, void 
         {{ATTN_ROLE_V, kv, layer->v_head_dim, dtype, GENERATOR_VALUE, 0}, &group, v},
     };
     memcpy(list, all, sizeof all);
+    if (layer->latent) { /* the last word of queries and of latents */
+        int32_t first = (dim - 1) / 8 * 8;
+        list[0].operand =
+            (struct row_operand){ATTN_ROLE_Q_PE, heads, dim - first, dtype, GENERATOR_QUERY, first};
+        list[1].operand =
+            (struct row_operand){ATTN_ROLE_K_PE, 0, dim - first, dtype, GENERATOR_KEY, first};
+        return k ? 2 : 1;
+    }
     return k ? 3 : 1;
 }
 
