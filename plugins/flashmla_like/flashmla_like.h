@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * flashmla_like.h: absorbed latent attention on Hopper, by the file that has each part.
+ *
+ *   query.c     which problems it takes
+ *   instance.c  groups, kernels                kernels/mla.h says what is launched
+ *   metadata.c  a batch, planned on the device
+ *   operands.c  tensors of a layer
+ *   forward.c   launches
+ */
+#ifndef FLASHMLA_LIKE_H
+#define FLASHMLA_LIKE_H
+
+#include "plugins/common/cuda/launch.h"
+#include "plugins/common/cuda/plan.h"
+#include "plugins/flashmla_like/kernels/mla.h"
+
+/* Kernels by their rows: 8, 16, 32, 64. */
+enum { FM_KERNELS = 4 };
+
+enum {
+    FM_INDEX_FORMS = ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_CSR,
+    FM_ALIGNMENT = 256
+};
+
+struct attn_instance {
+    const attn_services *services;
+    const cuda_api *cuda;
+    cuda_facts facts;
+    cuda_module module;
+    cuda_function plan, merge, attend[FM_KERNELS];
+    uint32_t num_groups;
+    cuda_group *groups; /* one KV head, dim MLA_DIM; layers lie after them */
+};
+
+/* How a batch is cut for a group. */
+typedef struct fm_shape {
+    int kernel; /* place in attn_instance.attend */
+    int rows;   /* of a block */
+    int pair;   /* blocks of a unit */
+    int ranges;
+} fm_shape;
+
+struct attn_metadata {
+    attn_instance *instance;
+    cuda_plan plan;
+    char *plans;   /* device: a plan for each group */
+    char *scratch; /* device: parts, of whichever layer runs */
+};
+
+/* ---- By file --------------------------------------------------------------------------------- */
+
+attn_status fm_query(const attn_backend_type *type, const attn_options *options,
+                     const attn_services *services, const attn_problem *problem,
+                     attn_verdict *verdict, attn_error *error);
+attn_status fm_require_bounds(const attn_bounds *bounds, attn_error *error);
+
+attn_status fm_create(const attn_backend_type *type, const attn_problem *problems,
+                      uint32_t num_problems, const attn_options *options,
+                      const attn_services *services, attn_instance **instance, attn_error *error);
+void fm_destroy(attn_instance *instance);
+
+uint32_t fm_index_forms(attn_instance *instance);
+attn_status fm_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                             attn_memory_size *size, attn_error *error);
+attn_status fm_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
+                               const attn_memory *memory, attn_metadata **metadata,
+                               attn_error *error);
+void fm_metadata_destroy(attn_metadata *metadata);
+attn_status fm_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
+                                     attn_stream stream, attn_error *error);
+
+/* How the planned batch is cut for group `index`; the same from its planning to its forwards. */
+fm_shape fm_find_shape(const attn_metadata *metadata, uint32_t index);
+
+/* What kernels are launched with for group `index`, but for operands. */
+void fm_describe(const attn_metadata *metadata, uint32_t index, mla_call *call);
+
+/* A layer's tensors, checked, as addresses and byte strides: operands.h's words for latents. */
+attn_status fm_take_operands(const attn_metadata *metadata, uint32_t index,
+                             const attn_util_layer *layer, const attn_forward_args *args,
+                             mla_call *call, attn_error *error);
+
+attn_status fm_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                              const attn_forward_args *args, attn_stream stream, attn_error *error);
+attn_status fm_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                              const attn_forward_args *args, attn_stream stream, attn_error *error);
+
+extern const attn_backend_type flashmla_like_type;
+
+#endif /* FLASHMLA_LIKE_H */

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward.c: two launches a layer: tiles, then the parts of units that were divided.
+ */
+#include "plugins/flashmla_like/flashmla_like.h"
+
+#include "attn_plugin_util.h"
+
+static attn_status find_layer(const attn_instance *instance, int32_t layer_id, uint32_t *index,
+                              const attn_util_layer **layer, attn_error *error)
+{
+    for (uint32_t i = 0; i < instance->num_groups; i++)
+        for (uint32_t n = 0; n < instance->groups[i].num_layers; n++)
+            if (instance->groups[i].layers[n].layer_id == layer_id) {
+                *index = i;
+                *layer = &instance->groups[i].layers[n];
+                return ATTN_OK;
+            }
+    return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                "layer_id %d is not of this instance", layer_id);
+}
+
+static attn_status launch_all(const attn_metadata *metadata, const fm_shape *shape, mla_call *call,
+                              attn_stream stream, attn_error *error)
+{
+    const attn_instance *instance = metadata->instance;
+    const int64_t blocks = (int64_t)shape->ranges * shape->pair;
+    void *params[] = {call};
+    const cuda_launch attend = {.function = instance->attend[shape->kernel],
+                                .name = "mla_attend",
+                                .grid = {blocks, 1, 1},
+                                .block = {MLA_THREADS},
+                                .shared = (uint32_t)MLA_SHARED(shape->rows),
+                                .programmatic = 1};
+    const cuda_launch merge = {.function = instance->merge,
+                               .name = "mla_merge",
+                               .grid = {2 * (int64_t)instance->facts.num_sms, 1, 1},
+                               .block = {MLA_MERGE_WARPS * 32},
+                               .programmatic = 1};
+    attn_status status = cuda_launch_run(instance->cuda, &attend, params, stream, error);
+    return status == ATTN_OK ? cuda_launch_run(instance->cuda, &merge, params, stream, error)
+                             : status;
+}
+
+static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id,
+                           const attn_forward_args *given, attn_stream stream, attn_error *error)
+{
+    mla_call call = {.operands = {.k = NULL}};
+    attn_forward_args args;
+    uint32_t index = 0;
+    const attn_util_layer *layer = NULL;
+    if (!metadata || !given)
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
+    attn_status status = cuda_plan_check_forward(&metadata->plan, decode, error);
+    if (status != ATTN_OK || !cuda_plan_has_rows(&metadata->plan))
+        return status;
+    status = find_layer(metadata->instance, layer_id, &index, &layer, error);
+    if (status != ATTN_OK)
+        return status;
+    ATTN_UTIL_READ(&args, given);
+    status = fm_take_operands(metadata, index, layer, &args, &call, error);
+    if (status != ATTN_OK)
+        return status;
+    const fm_shape shape = fm_find_shape(metadata, index);
+    fm_describe(metadata, index, &call);
+    return launch_all(metadata, &shape, &call, stream, error);
+}
+
+attn_status fm_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                              const attn_forward_args *args, attn_stream stream, attn_error *error)
+{
+    return forward(metadata, 0, layer_id, args, stream, error);
+}
+
+attn_status fm_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                              const attn_forward_args *args, attn_stream stream, attn_error *error)
+{
+    return forward(metadata, 1, layer_id, args, stream, error);
+}

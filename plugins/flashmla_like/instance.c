@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * instance.c: an instance is one block: the instance, its groups, their layers.
+ */
+#include "plugins/flashmla_like/flashmla_like.h"
+
+#include "attn_plugin_util.h"
+#include "plugins/common/cuda/image.h"
+
+CUDA_IMAGE_DECLARE(flashmla)
+static const cuda_image images[] = {CUDA_IMAGE(flashmla)};
+
+void fm_destroy(attn_instance *instance)
+{
+    if (!instance)
+        return;
+    if (instance->module)
+        instance->cuda->cuModuleUnload(instance->module);
+    instance->services->release(instance->services->ctx, ATTN_SPACE_HOST, instance);
+}
+
+/* All query heads of a token read one key. */
+static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
+                               attn_error *error)
+{
+    attn_util_layer *layers = (attn_util_layer *)(instance->groups + instance->num_groups);
+    attn_util_layer *next = layers;
+    for (uint32_t i = 0; i < instance->num_groups; i++) {
+        const attn_problem *problem = attn_at(problems, i);
+        cuda_group *group = &instance->groups[i];
+        cuda_group_init(group, problem);
+        group->ratio = problem->group->num_q_heads;
+        group->kv_heads = 1;
+        group->dim = MLA_DIM;
+        group->v_dim = MLA_LORA;
+        group->layers = next;
+        attn_status status = attn_util_list_layers(problem->group, layers, &next, error);
+        if (status != ATTN_OK)
+            return status;
+    }
+    return ATTN_OK;
+}
+
+static attn_status find(attn_instance *made, const char *name, uint32_t shared,
+                        cuda_function *function, attn_error *error)
+{
+    const cuda_wants wants = {.shared = shared};
+    return cuda_function_find(made->cuda, &made->facts, made->module, name, &wants, function,
+                              error);
+}
+
+static attn_status load_kernels(attn_instance *made, attn_error *error)
+{
+    static const char *const names[FM_KERNELS] = {"mla_attend_8", "mla_attend_16", "mla_attend_32",
+                                                  "mla_attend_64"};
+    attn_status status =
+        cuda_image_load(made->cuda, &made->facts, images, 1, &made->module, NULL, error);
+    if (status == ATTN_OK)
+        status = find(made, "mla_plan", 0, &made->plan, error);
+    if (status == ATTN_OK)
+        status = find(made, "mla_merge", 0, &made->merge, error);
+    for (uint32_t i = 0; i < FM_KERNELS && status == ATTN_OK; i++)
+        status = find(made, names[i], MLA_SHARED(8u << i), &made->attend[i], error);
+    return status;
+}
+
+attn_status fm_create(const attn_backend_type *type, const attn_problem *problems,
+                      uint32_t num_problems, const attn_options *options,
+                      const attn_services *services, attn_instance **instance, attn_error *error)
+{
+    const cuda_api *cuda = NULL;
+    attn_status status =
+        attn_util_require_create(problems, num_problems, services, instance, error);
+    for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
+        status = attn_util_require_support(type, options, services, attn_at(problems, i), error);
+    if (status == ATTN_OK)
+        status = cuda_api_get(&cuda, error);
+    if (status != ATTN_OK)
+        return status;
+    uint64_t size =
+        sizeof(attn_instance) + num_problems * sizeof(cuda_group) +
+        (uint64_t)attn_util_count_layers(problems, num_problems) * sizeof(attn_util_layer);
+    attn_instance *made = attn_util_allocate_instance(services, size, error);
+    if (!made)
+        return ATTN_OUT_OF_HOST_MEMORY;
+    *made = (attn_instance){.services = services,
+                            .cuda = cuda,
+                            .num_groups = num_problems,
+                            .groups = (cuda_group *)(made + 1)};
+    status = fill_groups(made, problems, error);
+    if (status == ATTN_OK)
+        status = cuda_facts_find(cuda, problems->device, &made->facts, error);
+    if (status == ATTN_OK)
+        status = load_kernels(made, error);
+    if (status != ATTN_OK)
+        fm_destroy(made);
+    else
+        *instance = made;
+    return status;
+}

@@ -1,0 +1,736 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attend.cuh: N query rows over tiles of 64 latents. Tokens are the 64 rows of a product and
+ * queries its columns, so that 8 or 16 heads are not padded to 64:
+ *
+ *   S^T[64 x N]  = K[64 x 576] Q^T      K as it lies, 36 products
+ *   O^T[512 x N] += V^T[512 x 64] P^T   V: the first 512 elements of the same tile, read across
+ *
+ * Warpgroups: 0 loads tiles (cp.async, 16 bytes a lane, whatever the size of a page is), 1 computes
+ * scores and probabilities, 2 and 3 add up 256 dimensions of the output each. All go over the same
+ * units and tiles; barriers in shared memory hand over tiles (full, empty) and probabilities
+ * (p_full, p_empty).
+ */
+#ifndef FLASHMLA_LIKE_ATTEND_CUH
+#define FLASHMLA_LIKE_ATTEND_CUH
+
+#include "plugins/flashmla_like/kernels/plan.cuh"
+#include "plugins/flashmla_like/kernels/products.cuh"
+
+#include "plugins/common/cuda/merge_states.cuh"
+#include "plugins/common/cuda/save_kv.cuh"
+#include "plugins/common/cuda/softmax.cuh"
+
+#define PANELS     (MLA_DIM / PANEL)
+#define PANEL_TILE (MLA_TILE * ROW_BYTES) /* bytes of a panel of a tile */
+
+/* ---- Shared memory --------------------------------------------------------------------------- */
+
+template <int N> struct mla_shared {
+    unsigned q, tiles, p;
+    float *exchange; /* [4 warps][N] */
+    float *factor;   /* [N] what outputs are multiplied by */
+    int *lo, *hi;    /* [N] keys that a row sees */
+    unsigned full, empty, p_full, p_empty;
+};
+
+template <int N> DEVICE mla_shared<N> shared_find(unsigned char *memory)
+{
+    mla_shared<N> m;
+    m.q = shared_address(memory);
+    m.tiles = m.q + MLA_SHARED_Q(N);
+    m.p = m.tiles + MLA_STAGES * MLA_SHARED_TILE;
+    m.exchange =
+        (float *)(memory + MLA_SHARED_Q(N) + MLA_STAGES * MLA_SHARED_TILE + MLA_SHARED_P(N));
+    m.factor = m.exchange + 4 * N;
+    m.lo = (int *)(m.factor + N);
+    m.hi = m.lo + N;
+    m.full = shared_address(m.hi + 2 * N);
+    m.empty = m.full + 8 * MLA_STAGES;
+    m.p_full = m.empty + 8 * MLA_STAGES;
+    m.p_empty = m.p_full + 8;
+    return m;
+}
+
+DEVICE void copy_async(unsigned to, const void *from, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+}
+
+/* Arrives when the copies of this thread so far have ended. */
+DEVICE void copy_arrive(unsigned barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+DEVICE void copy_wait(void)
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* 16 bytes whose address is a multiple of 2. */
+DEVICE void copy_slow(unsigned to, const char *from, int bytes)
+{
+    u32 words[4] = {0, 0, 0, 0};
+    const any16 *halves = (const any16 *)from;
+    if (bytes)
+        for (int i = 0; i < 4; i++)
+            words[i] = halves[2 * i] | (u32)halves[2 * i + 1] << 16;
+    shared_store(to, make_uint4(words[0], words[1], words[2], words[3]));
+}
+
+/* ---- Work ------------------------------------------------------------------------------------ */
+
+/* A range's units one after another. */
+struct mla_walk {
+    int range, at, unit, num_units;
+    mla_unit u;
+    int t0, t1; /* tiles */
+};
+
+DEVICE mla_walk walk_begin(const mla_call &c)
+{
+    mla_walk w;
+    w.range = c.plan->range;
+    w.num_units = c.plan->num_units;
+    w.at = (int)blockIdx.x / c.pair;
+    w.unit = c.first[w.at] - 1;
+    return w;
+}
+
+DEVICE bool walk_next(const mla_call &c, mla_walk &w)
+{
+    while (++w.unit < w.num_units) {
+        w.u = c.units[w.unit];
+        if (w.u.begin >= (w.at + 1) * w.range)
+            return false;
+        plan_tiles(&w.u, w.range, w.at, &w.t0, &w.t1);
+        if (w.t0 < w.t1)
+            return true;
+    }
+    return false;
+}
+
+DEVICE bool walk_whole(const mla_walk &w)
+{
+    return w.t0 == 0 && w.t1 == w.u.tiles;
+}
+
+/* The first of this block's rows in its sequence. */
+template <int N> DEVICE int first_row(const mla_call &c, const mla_walk &w)
+{
+    return w.u.first_row + (int)blockIdx.x % c.pair * N;
+}
+
+/* Where the parts of this block's unit lie, as a number of states of N rows. */
+DEVICE i64 part_place(const mla_call &c, const mla_walk &w)
+{
+    return (2ll * w.at + (w.t0 == 0)) * c.pair + (int)blockIdx.x % c.pair;
+}
+
+/* ---- Warpgroup 0: tiles ---------------------------------------------------------------------- */
+
+/* A lane's row of a warp's 16 of a tile. */
+struct mla_source {
+    const char *c_kv, *k_pe;
+    int bytes; /* 16, or 0: zeros */
+};
+
+DEVICE mla_source find_source(const mla_call &c, const index_sequence &q, int lo, int hi, int j)
+{
+    mla_source from = {(const char *)c.operands.k_cache, (const char *)c.operands.v_cache, 0};
+    if (j < lo || j >= hi)
+        return from;
+    const int *entry = index_entry(&c.batch, &q, c.page_size, j);
+    index_place at =
+        index_find_key(&c.operands, &c.batch, &q, c.page_size, 0, j, entry ? *entry : 0);
+    from.c_kv = at.k;
+    from.k_pe = at.v;
+    from.bytes = 16;
+    return from;
+}
+
+DEVICE const char *shuffle_pointer(const char *pointer, int lane)
+{
+    return (const char *)__shfl_sync(~0u, (unsigned long long)pointer, lane);
+}
+
+/* Eight lanes copy the 128 bytes that a row has in a panel, four rows at a time. */
+DEVICE void load_tile(const mla_source &mine, unsigned tile, int warp, int lane, bool aligned)
+{
+    const int piece = lane % 8;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int row = i * 4 + lane / 8;
+        const char *c_kv = shuffle_pointer(mine.c_kv, row) + piece * 16;
+        const char *k_pe = shuffle_pointer(mine.k_pe, row) + piece * 16;
+        int bytes = __shfl_sync(~0u, mine.bytes, row);
+        unsigned to = tile + swizzled(warp * 16 + row, piece);
+        if (aligned) {
+#pragma unroll
+            for (int p = 0; p < PANELS - 1; p++)
+                copy_async(to + p * PANEL_TILE, c_kv + p * ROW_BYTES, bytes);
+            copy_async(to + (PANELS - 1) * PANEL_TILE, k_pe, bytes);
+        } else {
+            for (int p = 0; p < PANELS - 1; p++)
+                copy_slow(to + p * PANEL_TILE, c_kv + p * ROW_BYTES, bytes);
+            copy_slow(to + (PANELS - 1) * PANEL_TILE, k_pe, bytes);
+        }
+    }
+}
+
+template <int N> DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int both = CALL_ALIGNED_CACHE | CALL_ALIGNED_NEW;
+    const bool aligned = (c.operands.aligned & both) == both;
+    const mask_rule rule = plan_rule(&c);
+    ring<MLA_STAGES> at;
+    mla_walk w = walk_begin(c);
+    while (walk_next(c, w)) {
+        index_sequence q;
+        int lo, hi, rows = N * c.pair;
+        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        int last = int_min(w.u.first_row + rows, q.q_len * c.heads) - 1;
+        mask_outline(&rule, &c.batch, &q, w.u.first_row / c.heads, last / c.heads, &lo, &hi);
+        int j = (w.u.first_tile + w.t0) * MLA_TILE + warp * 16 + lane % 16;
+        mla_source next = find_source(c, q, lo, hi, j);
+        for (int t = w.t0; t < w.t1; t++) {
+            mla_source now = next;
+            j += MLA_TILE;
+            if (t + 1 < w.t1)
+                next = find_source(c, q, lo, hi, j);
+            barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
+            load_tile(now, m.tiles + at.slot * MLA_SHARED_TILE, warp, lane, aligned);
+            if (aligned)
+                copy_arrive(m.full + 8 * at.slot);
+            else
+                barrier_arrive(m.full + 8 * at.slot);
+            at.advance();
+        }
+    }
+    copy_wait();
+}
+
+/* ---- Warpgroup 1: scores --------------------------------------------------------------------- */
+
+/* Keys that the rows see, and the queries. */
+template <int N>
+DEVICE void load_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                         const mla_shared<N> &m, int thread)
+{
+    const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
+    const mask_rule rule = plan_rule(&c);
+    for (int i = thread; i < N * (MLA_DIM / 8); i += GROUP_THREADS) {
+        int n = i / (MLA_DIM / 8), piece = i % (MLA_DIM / 8);
+        int valid = first + n < rows, r = valid ? first + n : 0;
+        i64 row = q.first_row + r / c.heads;
+        int head = r % c.heads;
+        const char *from = piece < MLA_LORA / 8
+                               ? (const char *)c.operands.q + row * c.operands.q_row +
+                                     head * c.operands.q_head + piece * 16
+                               : (const char *)c.q_pe + row * c.q_pe_row + head * c.q_pe_head +
+                                     (piece - MLA_LORA / 8) * 16;
+        unsigned to = m.q + piece / 8 * (N * ROW_BYTES) + swizzled(n, piece % 8);
+        if (c.operands.aligned & CALL_ALIGNED_Q)
+            copy_async(to, from, valid ? 16 : 0);
+        else
+            copy_slow(to, from, valid);
+    }
+    if (thread < N) {
+        int lo = 0, hi = 0;
+        if (first + thread < rows) {
+            int t = (first + thread) / c.heads;
+            mask_outline(&rule, &c.batch, &q, t, t, &lo, &hi);
+        }
+        m.lo[thread] = lo;
+        m.hi[thread] = hi;
+    }
+    copy_wait();
+    fence_async_shared();
+    named_sync(1, GROUP_THREADS);
+}
+
+/* What a thread has of its N / 4 columns: 8 i + lane % 4 * 2 + e is column 2 i + e of them. */
+template <int N> struct mla_columns {
+    float top[N / 4], sum[N / 4];
+};
+
+DEVICE float eight_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 4));
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 8));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 16));
+}
+
+DEVICE float eight_sum(float x)
+{
+    x += __shfl_xor_sync(~0u, x, 4);
+    x += __shfl_xor_sync(~0u, x, 8);
+    return x + __shfl_xor_sync(~0u, x, 16);
+}
+
+template <int N> DEVICE void scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned tile)
+{
+    const unsigned long long a = matrix_descriptor(tile, 16, 8 * ROW_BYTES);
+    const unsigned long long b = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
+    products_fence();
+#pragma unroll
+    for (int i = 0; i < MLA_DIM / 16; i++)
+        product_few<N, 0>::run(s, descriptor_advance(a, i / 4 * PANEL_TILE + i % 4 * 32),
+                               descriptor_advance(b, i / 4 * (N * ROW_BYTES) + i % 4 * 32), i > 0);
+    products_commit();
+    products_wait<0>();
+    products_arrived(s);
+}
+
+/* Hide what rows do not see; `j` is the key of s[0]. */
+template <int N> DEVICE void hide(float (&s)[N / 2], const mla_shared<N> &m, int j, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int n = i * 8 + lane % 4 * 2 + e, lo = m.lo[n], hi = m.hi[n];
+            s[4 * i + e] = lo <= j && j < hi ? s[4 * i + e] : SOFTMAX_EMPTY;
+            s[4 * i + 2 + e] = lo <= j + 8 && j + 8 < hi ? s[4 * i + 2 + e] : SOFTMAX_EMPTY;
+        }
+}
+
+/* The maximum of each column over all warps, into `top`. */
+template <int N>
+DEVICE void exchange_max(float (&top)[N / 4], const mla_shared<N> &m, int warp, int lane)
+{
+#pragma unroll
+    for (int k = 0; k < N / 4; k++)
+        top[k] = eight_max(top[k]);
+    if (lane < 4)
+#pragma unroll
+        for (int i = 0; i < N / 8; i++)
+            *(float2 *)(m.exchange + warp * N + i * 8 + lane * 2) =
+                make_float2(top[2 * i], top[2 * i + 1]);
+    named_sync(1, GROUP_THREADS);
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+        for (int other = 0; other < 4; other++) {
+            float2 x = *(const float2 *)(m.exchange + other * N + i * 8 + lane % 4 * 2);
+            top[2 * i] = fmaxf(top[2 * i], x.x);
+            top[2 * i + 1] = fmaxf(top[2 * i + 1], x.y);
+        }
+}
+
+/* Two or four 8 x 8 matrices of tokens by queries into rows of queries. */
+template <int N> DEVICE void store_turned(unsigned p, const float (&s)[N / 2], int warp, int lane)
+{
+    const int piece = warp * 2 + lane / 8 % 2;
+#pragma unroll
+    for (int i = 0; i < N / 8; i += 2) {
+        int n = (i + lane / 16) * 8 + lane % 8;
+        unsigned a = pack_pair<false>(s[4 * i], s[4 * i + 1]);
+        unsigned b = pack_pair<false>(s[4 * i + 2], s[4 * i + 3]);
+        if (N == 8) {
+            unsigned to = p + swizzled(lane % 8, piece);
+            asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to),
+                         "r"(a), "r"(b)
+                         : "memory");
+        } else {
+            unsigned d = pack_pair<false>(s[(4 * i + 4) % (N / 2)], s[(4 * i + 5) % (N / 2)]);
+            unsigned e = pack_pair<false>(s[(4 * i + 6) % (N / 2)], s[(4 * i + 7) % (N / 2)]);
+            asm volatile(
+                "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                    p + swizzled(n, piece)),
+                "r"(a), "r"(b), "r"(d), "r"(e)
+                : "memory");
+        }
+    }
+}
+
+/* Probabilities of a tile in `s`, and what outputs so far are to be multiplied by in `factor`. */
+template <int N>
+DEVICE void softmax(float (&s)[N / 2], mla_columns<N> &columns, float (&factor)[N / 4],
+                    const mla_shared<N> &m, int warp, int lane)
+{
+    float top[N / 4];
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+            top[2 * i + e] = fmaxf(columns.top[2 * i + e], fmaxf(s[4 * i + e], s[4 * i + 2 + e]));
+    exchange_max<N>(top, m, warp, lane);
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int k = 2 * i + e;
+            float base = softmax_base(top[k]);
+            factor[k] = softmax_exp2(columns.top[k] - base);
+            s[4 * i + e] = softmax_exp2(s[4 * i + e] - base);
+            s[4 * i + 2 + e] = softmax_exp2(s[4 * i + 2 + e] - base);
+            columns.sum[k] = columns.sum[k] * factor[k] + (s[4 * i + e] + s[4 * i + 2 + e]);
+            columns.top[k] = top[k];
+        }
+}
+
+template <int N>
+DEVICE void store_factors(const float (&factor)[N / 4], const mla_shared<N> &m, int warp, int lane)
+{
+    if (warp == 0 && lane < 4)
+#pragma unroll
+        for (int i = 0; i < N / 8; i++)
+            *(float2 *)(m.factor + i * 8 + lane * 2) =
+                make_float2(factor[2 * i], factor[2 * i + 1]);
+}
+
+/* Add up the columns' sums over all warps, take the sink in, and write the LSE. */
+template <int N>
+DEVICE void finish(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                   mla_columns<N> &columns, float (&factor)[N / 4], const mla_shared<N> &m,
+                   int warp, int lane)
+{
+    named_sync(1, GROUP_THREADS);
+#pragma unroll
+    for (int k = 0; k < N / 4; k++)
+        columns.sum[k] = eight_sum(columns.sum[k]);
+    if (lane < 4)
+#pragma unroll
+        for (int i = 0; i < N / 8; i++)
+            *(float2 *)(m.exchange + warp * N + i * 8 + lane * 2) =
+                make_float2(columns.sum[2 * i], columns.sum[2 * i + 1]);
+    named_sync(1, GROUP_THREADS);
+    const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
+#pragma unroll
+    for (int k = 0; k < N / 4; k++) {
+        const int n = k / 2 * 8 + lane % 4 * 2 + k % 2;
+        float sum = 0;
+        for (int other = 0; other < 4; other++)
+            sum += m.exchange[other * N + n];
+        int valid = first + n < rows, r = valid ? first + n : 0;
+        float shrink = 1;
+        softmax_row row = {columns.top[k], sum};
+        if (walk_whole(w) && c.operands.sinks)
+            softmax_take(&row, c.operands.sinks[r % c.heads] * SOFTMAX_LOG2E, &shrink);
+        factor[k] = softmax_end(&row) * shrink;
+        if (warp != 0 || lane >= 4)
+            continue;
+        if (!walk_whole(w))
+            c.part_lse[part_place(c, w) * N + n] = softmax_lse(&row);
+        else if (c.operands.lse && valid)
+            *(float *)((char *)c.operands.lse + (q.first_row + r / c.heads) * c.operands.lse_row +
+                       r % c.heads * c.operands.lse_head) = softmax_lse(&row);
+    }
+}
+
+template <int N> DEVICE void score(const mla_call &c, const mla_shared<N> &m)
+{
+    const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
+    const mask_rule rule = plan_rule(&c);
+    const float scale = c.sm_scale * SOFTMAX_LOG2E;
+    ring<MLA_STAGES> at;
+    unsigned p_phase = 1;
+    mla_walk w = walk_begin(c);
+    while (walk_next(c, w)) {
+        index_sequence q;
+        mla_columns<N> columns;
+        float factor[N / 4], s[N / 2];
+        int lo, hi, least_hi, ignored;
+        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        load_queries<N>(c, w, q, m, thread);
+        /* Of a block's queries the first sees the fewest keys on the right, the last on the left.
+         */
+        int last = int_min(first_row<N>(c, w) + N, q.q_len * c.heads) - 1;
+        mask_outline(&rule, &c.batch, &q, first_row<N>(c, w) / c.heads,
+                     first_row<N>(c, w) / c.heads, &ignored, &least_hi);
+        mask_outline(&rule, &c.batch, &q, last / c.heads, last / c.heads, &lo, &hi);
+#pragma unroll
+        for (int k = 0; k < N / 4; k++) {
+            columns.top[k] = SOFTMAX_EMPTY;
+            columns.sum[k] = 0;
+        }
+        for (int t = w.t0; t < w.t1; t++) {
+            int j = (w.u.first_tile + t) * MLA_TILE;
+            barrier_wait(m.full + 8 * at.slot, at.phase);
+            fence_async_shared();
+            scores<N>(s, m, m.tiles + at.slot * MLA_SHARED_TILE);
+            release(m.empty + 8 * at.slot);
+            at.advance();
+#pragma unroll
+            for (int i = 0; i < N / 2; i++)
+                s[i] *= scale;
+            if (j < lo || j + MLA_TILE > least_hi)
+                hide<N>(s, m, j + warp * 16 + lane / 4, lane);
+            softmax<N>(s, columns, factor, m, warp, lane);
+            barrier_wait(m.p_empty, p_phase);
+            p_phase ^= 1;
+            store_turned<N>(m.p, s, warp, lane);
+            store_factors<N>(factor, m, warp, lane);
+            fence_async_shared();
+            release(m.p_full);
+            named_sync(1, GROUP_THREADS);
+        }
+        finish<N>(c, w, q, columns, factor, m, warp, lane);
+        barrier_wait(m.p_empty, p_phase);
+        p_phase ^= 1;
+        store_factors<N>(factor, m, warp, lane);
+        release(m.p_full);
+    }
+}
+
+/* ---- Warpgroups 2 and 3: values -------------------------------------------------------------- */
+
+template <int N> using mla_sums = float[4][N / 2];
+
+template <int N>
+DEVICE void add_values(mla_sums<N> &o, const mla_shared<N> &m, unsigned tile, int add)
+{
+    const unsigned long long b = matrix_descriptor(m.p, 16, 8 * ROW_BYTES);
+    products_fence();
+#pragma unroll
+    for (int panel = 0; panel < 4; panel++) {
+        const unsigned long long a =
+            matrix_descriptor(tile + panel * PANEL_TILE, PANEL_TILE, 8 * ROW_BYTES);
+#pragma unroll
+        for (int i = 0; i < MLA_TILE / 16; i++)
+            product_few<N, 1>::run(o[panel], descriptor_advance(a, i * 16 * ROW_BYTES),
+                                   descriptor_advance(b, i * 32), i > 0 ? 1 : add);
+    }
+    products_commit();
+    products_wait<0>();
+#pragma unroll
+    for (int panel = 0; panel < 4; panel++)
+        products_arrived(o[panel]);
+}
+
+template <int N> DEVICE void multiply(mla_sums<N> &o, const mla_shared<N> &m, int lane)
+{
+    float2 f[N / 8];
+    bool same = true;
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+        f[i] = *(const float2 *)(m.factor + i * 8 + lane % 4 * 2);
+        same = same && f[i].x == 1.0f && f[i].y == 1.0f;
+    }
+    if (__all_sync(~0u, same))
+        return;
+#pragma unroll
+    for (int panel = 0; panel < 4; panel++)
+#pragma unroll
+        for (int i = 0; i < N / 8; i++) {
+            o[panel][4 * i] *= f[i].x;
+            o[panel][4 * i + 1] *= f[i].y;
+            o[panel][4 * i + 2] *= f[i].x;
+            o[panel][4 * i + 3] *= f[i].y;
+        }
+}
+
+DEVICE unsigned turn_matrix(unsigned x)
+{
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
+    return x;
+}
+
+/* Outputs of whole units in fp32: eight lanes have neighbouring dimensions of a row. */
+template <int N>
+DEVICE void store_wide(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                       const mla_sums<N> &o, int d0, int lane)
+{
+    const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int r = first + i * 8 + lane % 4 * 2 + e;
+            if (r >= rows)
+                continue;
+            float *to = (float *)((char *)c.operands.out +
+                                  (q.first_row + r / c.heads) * c.operands.out_row +
+                                  r % c.heads * c.operands.out_head) +
+                        d0 + lane / 4;
+#pragma unroll
+            for (int panel = 0; panel < 4; panel++) {
+                to[panel * 64] = o[panel][4 * i + e];
+                to[panel * 64 + 8] = o[panel][4 * i + 2 + e];
+            }
+        }
+}
+
+/* Outputs of whole units in bf16: 8 x 8 matrices are turned, so that a lane has two dimensions of a
+ * row. */
+template <int N>
+DEVICE void store_outputs(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                          const mla_sums<N> &o, int d0, int lane)
+{
+    const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+        int r = first + i * 8 + lane / 4;
+        char *to = (char *)c.operands.out + (q.first_row + r / c.heads) * c.operands.out_row +
+                   r % c.heads * c.operands.out_head + (d0 + lane % 4 * 2) * 2;
+#pragma unroll
+        for (int panel = 0; panel < 4; panel++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                unsigned x = turn_matrix(
+                    pack_pair<false>(o[panel][4 * i + 2 * e], o[panel][4 * i + 2 * e + 1]));
+                char *at = to + (panel * 64 + e * 8) * 2;
+                if (r >= rows)
+                    continue;
+                if (c.operands.aligned & CALL_ALIGNED_OUT) {
+                    *(any32 *)at = x;
+                } else {
+                    ((any16 *)at)[0] = (u16)x;
+                    ((any16 *)at)[1] = (u16)(x >> 16);
+                }
+            }
+    }
+}
+
+template <int N>
+DEVICE void store_part(const mla_call &c, const mla_walk &w, const mla_sums<N> &o, int d0, int lane)
+{
+    float *to = c.parts + part_place(c, w) * (MLA_LORA * N) + (d0 + lane / 4) * N + lane % 4 * 2;
+#pragma unroll
+    for (int panel = 0; panel < 4; panel++)
+#pragma unroll
+        for (int i = 0; i < N / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                *(float2 *)(to + (panel * 64 + e * 8) * N + i * 8) =
+                    make_float2(o[panel][4 * i + 2 * e], o[panel][4 * i + 2 * e + 1]);
+}
+
+/* New latents to their slots; who reads them here reads them as they are given. */
+DEVICE void save_latents(const mla_call &c, int thread, int threads)
+{
+    const call_operands *o = &c.operands;
+    const int *indptr = c.batch.new_indptr ? c.batch.new_indptr : c.batch.q_indptr;
+    i64 first = indptr ? index_int(indptr, 0) : 0, end = index_num_seqs(&c.batch);
+    if (indptr)
+        end = index_int(indptr, end);
+    save_kv_call call = {{o->k, o->k_cache, o->k_row, 0, o->k_page, o->k_token, 0, 0, 0, MLA_LORA},
+                         {o->v, o->v_cache, o->v_row, 0, o->v_page, o->v_token, 0, 0, 0, MLA_ROPE},
+                         c.batch.out_cache_loc,
+                         c.page_size,
+                         ELEMENT_BF16,
+                         ELEMENT_BF16};
+    save_kv_rows(&call, first + (int)blockIdx.x, end, (int)gridDim.x, 0, thread, threads);
+}
+
+/* Rows of no sequence, whose output has to be finite. */
+DEVICE void clear_padding(const mla_call &c, int thread, int threads)
+{
+    const int *indptr = c.batch.q_indptr;
+    int seqs = index_num_seqs(&c.batch), first = indptr ? index_int(indptr, seqs) : seqs;
+    int end = (indptr ? index_int(indptr, 0) : 0) + index_num_tokens(&c.batch);
+    for (int row = first + (int)blockIdx.x; row < end; row += (int)gridDim.x) {
+        for (int i = thread; i < c.heads * MLA_LORA; i += threads)
+            element_store(c.out_f32 ? ELEMENT_F32 : ELEMENT_BF16,
+                          (char *)c.operands.out + row * c.operands.out_row +
+                              i / MLA_LORA * c.operands.out_head,
+                          i % MLA_LORA, 0.0f);
+        for (int h = thread; h < c.heads && c.operands.lse; h += threads)
+            *(float *)((char *)c.operands.lse + row * c.operands.lse_row +
+                       h * c.operands.lse_head) = SOFTMAX_EMPTY;
+    }
+}
+
+/* What warpgroups 2 and 3 do while the first tile is loaded. */
+DEVICE void begin_rows(const mla_call &c, int thread)
+{
+    if (c.operands.save)
+        save_latents(c, thread, 2 * GROUP_THREADS);
+    clear_padding(c, thread, 2 * GROUP_THREADS);
+}
+
+template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
+{
+    const int thread = (int)threadIdx.x - 2 * GROUP_THREADS, group = thread / GROUP_THREADS;
+    const int warp = thread % GROUP_THREADS / 32, lane = thread % 32, d0 = group * 256 + warp * 16;
+    ring<MLA_STAGES> at;
+    unsigned p_phase = 0;
+    mla_sums<N> o;
+    begin_rows(c, thread);
+    mla_walk w = walk_begin(c);
+    while (walk_next(c, w)) {
+        index_sequence q;
+        for (int t = w.t0; t < w.t1; t++) {
+            barrier_wait(m.p_full, p_phase);
+            p_phase ^= 1;
+            fence_async_shared();
+            if (t > w.t0)
+                multiply<N>(o, m, lane);
+            add_values<N>(o, m, m.tiles + at.slot * MLA_SHARED_TILE + group * 4 * PANEL_TILE,
+                          t > w.t0);
+            release(m.p_empty);
+            release(m.empty + 8 * at.slot);
+            at.advance();
+        }
+        barrier_wait(m.p_full, p_phase);
+        p_phase ^= 1;
+        multiply<N>(o, m, lane);
+        release(m.p_empty);
+        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        if (walk_whole(w) && c.out_f32)
+            store_wide<N>(c, w, q, o, d0, lane);
+        else if (walk_whole(w))
+            store_outputs<N>(c, w, q, o, d0, lane);
+        else
+            store_part<N>(c, w, o, d0, lane);
+    }
+}
+
+/* ---- Kernel ---------------------------------------------------------------------------------- */
+
+#define DEVICE_MEMBER __device__ __forceinline__
+
+/* What warpgroups 1, and 2 and 3, do. attend_rows.cuh has others for 64 rows. */
+template <int N> struct mla_roles {
+    static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<N> &m)
+    {
+        ::score<N>(c, m);
+    }
+    static DEVICE_MEMBER void add_up(const mla_call &c, const mla_shared<N> &m)
+    {
+        ::add_up<N>(c, m);
+    }
+};
+
+template <int N> DEVICE void attend(const mla_call &c)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const mla_shared<N> m = shared_find<N>(memory);
+    const int group = uniform((int)threadIdx.x / GROUP_THREADS);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < MLA_STAGES; i++) {
+            barrier_init(m.full + 8 * i, GROUP_THREADS);
+            barrier_init(m.empty + 8 * i, 12);
+        }
+        barrier_init(m.p_full, 4);
+        barrier_init(m.p_empty, 8);
+        fence_barrier_init();
+    }
+    __syncthreads();
+    grid_launch_dependents();
+    grid_wait();
+    if (group == 0) {
+        registers_release<56>();
+        feed<N>(c, m);
+    } else if (group == 1) {
+        registers_release<104>();
+        mla_roles<N>::score(c, m);
+    } else {
+        registers_take<176>();
+        mla_roles<N>::add_up(c, m);
+    }
+}
+
+#define MLA_ATTEND(N)                                                                              \
+    extern "C" __global__ void __launch_bounds__(MLA_THREADS, 1)                                   \
+        mla_attend_##N(const __grid_constant__ mla_call c)                                         \
+    {                                                                                              \
+        attend<N>(c);                                                                              \
+    }
+
+#endif /* FLASHMLA_LIKE_ATTEND_CUH */

@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plugins/flashmla_like/kernels/attend.cuh"
+#include "plugins/flashmla_like/kernels/merge.cuh"
+
+MLA_ATTEND(8)
+MLA_ATTEND(16)
+MLA_ATTEND(32)
+MLA_ATTEND(64)

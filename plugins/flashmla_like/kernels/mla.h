@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mla.h: what the kernels are launched with, for both sides.
+ *
+ *   mla_plan      1 block: units of work of the batch, and where each range of them begins
+ *   mla_attend_N  grid [ranges * pair]: blocks of N query rows over tiles of 64 latents
+ *   mla_merge     any grid: parts of units into one
+ *
+ * A unit is N * pair query rows of a sequence (row t * heads + h is query t of head h) and the
+ * tiles of keys that they see. Units lie one after another on a line, MLA_UNIT_COST + tiles long
+ * each; the line is cut into ranges of equal length, and a cluster of `pair` blocks works on each,
+ * N rows a block. A unit that a cut divides has parts, which mla_merge adds up. Where units are
+ * equally long and ranges of whole units are not much longer, no cut divides one.
+ */
+#ifndef FLASHMLA_LIKE_MLA_H
+#define FLASHMLA_LIKE_MLA_H
+
+#include "plugins/common/cuda/call.h"
+
+#define MLA_LORA          512 /* elements of a latent: of a value */
+#define MLA_ROPE          64
+#define MLA_DIM           (MLA_LORA + MLA_ROPE)
+#define MLA_TILE          64 /* latents of a tile */
+#define MLA_UNIT_COST     4  /* what a unit costs besides its tiles, in tiles */
+#define MLA_WHOLE_PERCENT 6
+#define MLA_THREADS       512 /* of a block of mla_attend: four warpgroups */
+#define MLA_PLAN_THREADS  512
+#define MLA_MERGE_DIMS    16 /* dimensions of a warp of mla_merge */
+#define MLA_MERGE_WARPS   8
+#define MLA_MOST_RANGES   256
+
+/* Bytes of shared memory of a block of mla_attend with N rows. */
+#define MLA_STAGES            2
+#define MLA_SHARED_Q(n)       ((n)*MLA_DIM * 2)
+#define MLA_SHARED_TILE       (MLA_TILE * MLA_DIM * 2)
+#define MLA_SHARED_P(n)       ((n)*MLA_TILE * 2)
+#define MLA_SHARED_NUMBERS(n) ((n)*32 + 128)
+#define MLA_SHARED(n)                                                                              \
+    (MLA_SHARED_Q(n) + MLA_STAGES * MLA_SHARED_TILE + MLA_SHARED_P(n) + MLA_SHARED_NUMBERS(n))
+
+/* A unit, in the order of the line. */
+typedef struct mla_unit {
+    int seq;
+    int first_row;  /* of its rows, in the sequence */
+    int begin;      /* on the line */
+    int first_tile; /* of its keys */
+    int tiles;      /* at least 1, which may be of keys that nobody sees */
+} mla_unit;
+
+/* What mla_plan leaves besides the lists of mla_call. */
+typedef struct mla_plan_header {
+    int num_units;
+    int range;                    /* length of a range of the line */
+    int num_divided;              /* units that a cut divides */
+    int divided[MLA_MOST_RANGES]; /* the second range of each, in any order */
+} mla_plan_header;
+
+typedef struct mla_call {
+    call_operands operands; /* q: q_nope; k: c_kv, v: k_pe; k_cache: latents */
+    call_batch batch;
+    const void *q_pe;
+    long long q_pe_row, q_pe_head;
+    mla_plan_header *plan;
+    int *first;      /* [ranges] the unit where a range begins */
+    mla_unit *units; /* [most_units] */
+    float *parts;    /* [ranges, 2, pair, MLA_LORA, N] outputs of parts: of a unit that an earlier
+                      * range began, and of one that a later range ends */
+    float *part_lse; /* [ranges, 2, pair, N] */
+    int most_units;
+    int ranges;
+    int pair; /* blocks of N rows of a unit */
+    int rows; /* N */
+    int heads;
+    int page_size;
+    int window_left, chunk;
+    int out_f32; /* 1 = the output is fp32, else bf16 */
+    float sm_scale;
+} mla_call;
+
+#endif /* FLASHMLA_LIKE_MLA_H */

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * metadata.c: a batch, planned on the device by one block for each group. Launch shapes are made of
+ * the batch's sizes, in graphs of the bounds.
+ */
+#include "plugins/flashmla_like/flashmla_like.h"
+
+#include "attn_plugin_util.h"
+
+#include <string.h>
+
+enum {
+    PLANS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA),
+    PARTS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH),
+    HOST = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)
+};
+
+uint32_t fm_index_forms(attn_instance *instance)
+{
+    (void)instance;
+    return FM_INDEX_FORMS;
+}
+
+/* ---- Shapes ---------------------------------------------------------------------------------- */
+
+static fm_shape shape_of(int64_t rows, uint32_t sms)
+{
+    fm_shape shape = {.kernel = 0, .rows = 8, .pair = rows > 64 ? 2 : 1};
+    while (shape.rows < 64 && shape.rows < rows) {
+        shape.rows *= 2;
+        shape.kernel++;
+    }
+    shape.ranges = (int)sms / shape.pair;
+    if (shape.ranges > MLA_MOST_RANGES)
+        shape.ranges = MLA_MOST_RANGES;
+    if (shape.ranges < 1)
+        shape.ranges = 1;
+    return shape;
+}
+
+fm_shape fm_find_shape(const attn_metadata *metadata, uint32_t index)
+{
+    const attn_instance *instance = metadata->instance;
+    return shape_of(cuda_plan_extent(&metadata->plan).q_len * instance->groups[index].ratio,
+                    cuda_plan_num_sms(&metadata->plan, instance->facts.num_sms));
+}
+
+/* ---- Sizes ----------------------------------------------------------------------------------- */
+
+static uint64_t aligned(uint64_t size)
+{
+    return (size + FM_ALIGNMENT - 1) / FM_ALIGNMENT * FM_ALIGNMENT;
+}
+
+/* A sequence of at most 128 rows is one unit. */
+static uint64_t most_units(const cuda_group *group, const attn_bounds *bounds)
+{
+    return (uint64_t)bounds->max_seqs + (uint64_t)bounds->max_tokens * (uint64_t)group->ratio / 128;
+}
+
+static uint64_t plan_bytes(const cuda_group *group, const attn_bounds *bounds)
+{
+    return aligned(sizeof(mla_plan_header)) + aligned(MLA_MOST_RANGES * sizeof(int)) +
+           aligned(most_units(group, bounds) * sizeof(mla_unit));
+}
+
+/* Two states for each block. */
+static uint64_t num_states(const fm_shape *shape)
+{
+    return 2u * (uint64_t)shape->ranges * (uint64_t)shape->pair;
+}
+
+static uint64_t outputs_bytes(const fm_shape *shape)
+{
+    return aligned(num_states(shape) * (uint64_t)shape->rows * MLA_LORA * sizeof(float));
+}
+
+/* Of the most rows that a block may have, and of either number of blocks. */
+static uint64_t parts_bytes(const attn_instance *instance, const attn_bounds *bounds)
+{
+    uint64_t most = 0;
+    uint32_t sms = cuda_num_sms(bounds, instance->facts.num_sms);
+    for (uint32_t i = 0; i < instance->num_groups; i++)
+        for (int64_t rows = 64; rows <= 128; rows += 64) {
+            fm_shape shape = shape_of(rows, sms);
+            uint64_t size = outputs_bytes(&shape) +
+                            aligned(num_states(&shape) * (uint64_t)shape.rows * sizeof(float));
+            most = size > most ? size : most;
+        }
+    return most;
+}
+
+static attn_status measure(const attn_instance *instance, uint32_t kind, const attn_bounds *given,
+                           attn_bounds *bounds, uint64_t sizes[ATTN_REGION_COUNT],
+                           attn_error *error)
+{
+    attn_status status = attn_util_read_bounds(kind, given, bounds, error);
+    if (status == ATTN_OK)
+        status = fm_require_bounds(bounds, error);
+    memset(sizes, 0, ATTN_REGION_COUNT * sizeof *sizes);
+    if (status != ATTN_OK)
+        return status;
+    sizes[PLANS] = aligned(CUDA_COUNTS_BYTES);
+    for (uint32_t i = 0; i < instance->num_groups; i++)
+        sizes[PLANS] += plan_bytes(&instance->groups[i], bounds);
+    sizes[PARTS] = parts_bytes(instance, bounds);
+    sizes[HOST] = sizeof(attn_metadata) + instance->num_groups * sizeof(attn_kv_batch);
+    return ATTN_OK;
+}
+
+attn_status fm_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *given,
+                             attn_memory_size *size, attn_error *error)
+{
+    attn_bounds bounds;
+    uint64_t sizes[ATTN_REGION_COUNT];
+    attn_status status = measure(instance, kind, given, &bounds, sizes, error);
+    if (status != ATTN_OK)
+        return status;
+    attn_util_clear_size(size);
+    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
+        size->size[region] = sizes[region];
+        size->alignment[region] = sizes[region] ? FM_ALIGNMENT : 0;
+    }
+    return ATTN_OK;
+}
+
+attn_status fm_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *given,
+                               const attn_memory *memory, attn_metadata **metadata,
+                               attn_error *error)
+{
+    static const char *const names[ATTN_REGION_COUNT] = {
+        [PLANS] = "device metadata", [PARTS] = "device scratch", [HOST] = "host metadata"};
+    attn_bounds bounds;
+    uint64_t sizes[ATTN_REGION_COUNT];
+    attn_status status = measure(instance, kind, given, &bounds, sizes, error);
+    for (uint32_t region = 0; region < ATTN_REGION_COUNT && status == ATTN_OK; region++)
+        if (sizes[region])
+            status = attn_util_check_region(memory, region, names[region], sizes[region],
+                                            FM_ALIGNMENT, error);
+    if (status != ATTN_OK)
+        return status;
+    attn_metadata *made = memory->base[HOST];
+    char *plans = memory->base[PLANS];
+    *made = (attn_metadata){.instance = instance,
+                            .plans = plans + aligned(CUDA_COUNTS_BYTES),
+                            .scratch = memory->base[PARTS]};
+    cuda_plan_init(&made->plan, kind, &bounds, FM_INDEX_FORMS,
+                   kind == ATTN_METADATA_GRAPH ? (cuda_address)(uintptr_t)plans : 0,
+                   (attn_kv_batch *)(made + 1));
+    *metadata = made;
+    return ATTN_OK;
+}
+
+/* All of it lies in the caller's memory. */
+void fm_metadata_destroy(attn_metadata *metadata)
+{
+    (void)metadata;
+}
+
+/* ---- A batch --------------------------------------------------------------------------------- */
+
+void fm_describe(const attn_metadata *metadata, uint32_t index, mla_call *call)
+{
+    const cuda_group *group = &metadata->instance->groups[index];
+    const attn_bounds *bounds = &metadata->plan.bounds;
+    const fm_shape shape = fm_find_shape(metadata, index);
+    char *at = metadata->plans;
+    for (uint32_t i = 0; i < index; i++)
+        at += plan_bytes(&metadata->instance->groups[i], bounds);
+    cuda_plan_fill(&metadata->plan, group, &metadata->plan.kv[index], &call->batch);
+    call->plan = (mla_plan_header *)(void *)at;
+    at += aligned(sizeof(mla_plan_header));
+    call->first = (int *)(void *)at;
+    call->units = (mla_unit *)(void *)(at + aligned(MLA_MOST_RANGES * sizeof(int)));
+    call->most_units = (int)most_units(group, bounds);
+    call->parts = (float *)(void *)metadata->scratch;
+    call->part_lse = (float *)(void *)(metadata->scratch + outputs_bytes(&shape));
+    call->ranges = shape.ranges;
+    call->pair = shape.pair;
+    call->rows = shape.rows;
+    call->heads = group->ratio;
+    call->page_size = group->page_size;
+    call->window_left = group->window_left;
+    call->chunk = group->chunk;
+    call->sm_scale = group->sm_scale;
+    call->out_f32 = group->out_dtype == ATTN_F32;
+}
+
+attn_status fm_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
+                                     attn_stream stream, attn_error *error)
+{
+    if (!metadata || !batch)
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or batch is NULL");
+    const attn_instance *instance = metadata->instance;
+    attn_status status =
+        cuda_plan_take(&metadata->plan, instance->cuda, instance->groups, sizeof(cuda_group),
+                       instance->num_groups, batch, stream, error);
+    if (status != ATTN_OK || !cuda_plan_has_rows(&metadata->plan))
+        return status;
+    for (uint32_t i = 0; i < instance->num_groups && status == ATTN_OK; i++) {
+        mla_call call = {.operands = {.k = NULL}};
+        void *params[] = {&call};
+        const cuda_launch launch = {.function = instance->plan,
+                                    .name = "mla_plan",
+                                    .grid = {1, 1, 1},
+                                    .block = {MLA_PLAN_THREADS}};
+        fm_describe(metadata, i, &call);
+        status = cuda_launch_run(instance->cuda, &launch, params, stream, error);
+    }
+    return status;
+}

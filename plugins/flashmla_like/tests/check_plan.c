@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_plan.c: units and ranges as the kernels find them: plan.cuh compiled as C.
+ */
+#include "plugins/flashmla_like/kernels/plan.cuh"
+
+#include <stdlib.h>
+
+#include "tests/tools/test_main.h"
+
+enum { SEQS = 40, RANGES = 132 };
+
+static uint32_t state;
+
+static int below(int n)
+{
+    state = state * 1664525u + 1013904223u;
+    return (int)((state >> 8) % (uint32_t)n);
+}
+
+/* A batch of `seqs` sequences with up to `most_q` queries each. */
+typedef struct plan_case {
+    int lens[SEQS], prefix[SEQS], indptr[SEQS + 1];
+    mla_call call;
+    mla_unit units[4096];
+    int num_units, length;
+} plan_case;
+
+static void make_case(plan_case *c, int heads, int most_q, int window)
+{
+    int seqs = 1 + below(SEQS), rows = heads * most_q;
+    memset(c, 0, sizeof *c);
+    for (int s = 0; s < seqs; s++) {
+        int q = 1 + below(most_q);
+        c->prefix[s] = below(5000);
+        c->lens[s] = c->prefix[s] + q;
+        c->indptr[s + 1] = c->indptr[s] + q;
+    }
+    c->call.batch.seq_lens = c->call.batch.kv_lens = c->lens;
+    c->call.batch.prefix_lens = c->prefix;
+    c->call.batch.q_indptr = c->indptr;
+    c->call.batch.num_seqs = seqs;
+    c->call.heads = heads;
+    c->call.rows = rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+    c->call.pair = rows > 64 ? 2 : 1;
+    c->call.window_left = window;
+}
+
+/* As mla_plan does it, one after the other. */
+static void list_units(plan_case *c)
+{
+    for (int s = 0; s < c->call.batch.num_seqs; s++)
+        for (int piece = 0; piece < plan_seq_units(&c->call, s); piece++) {
+            mla_unit *unit = &c->units[c->num_units++];
+            *unit = plan_unit(&c->call, s, piece);
+            unit->begin = c->length;
+            c->length += unit->tiles + MLA_UNIT_COST;
+        }
+}
+
+/* Every tile of a unit is one range's, and the range that merges it is the second of them. */
+static void check_unit(const mla_unit *unit, int range)
+{
+    int next = 0, dividing = 0, working = 0;
+    for (int r = 0; r < RANGES; r++) {
+        int t0, t1;
+        plan_tiles(unit, range, r, &t0, &t1);
+        dividing += plan_divides(unit, range, r);
+        if (t0 >= t1)
+            continue;
+        ck_assert_int_eq(t0, next);
+        ck_assert_int_ge(r, plan_first_range(unit, range));
+        ck_assert_int_le(r, plan_last_range(unit, range));
+        ck_assert_int_eq(working == 1, plan_divides(unit, range, r));
+        next = t1;
+        working++;
+    }
+    ck_assert_int_eq(next, unit->tiles);
+    ck_assert_int_eq(dividing, working > 1);
+}
+
+/* The unit's tiles are the keys that its first and its last query see. */
+static void check_keys(const plan_case *c, const mla_unit *unit)
+{
+    int rows = (c->indptr[unit->seq + 1] - c->indptr[unit->seq]) * c->call.heads;
+    int last = unit->first_row + c->call.rows * c->call.pair - 1;
+    last = last < rows ? last : rows - 1;
+    int hi = c->prefix[unit->seq] + last / c->call.heads + 1, lo = 0;
+    if (c->call.window_left >= 0)
+        lo = c->prefix[unit->seq] + unit->first_row / c->call.heads - c->call.window_left;
+    lo = lo > 0 ? lo : 0;
+    ck_assert_int_lt(unit->first_row, rows);
+    ck_assert_int_eq(unit->first_tile, lo / MLA_TILE);
+    ck_assert_int_eq(unit->tiles, (hi + MLA_TILE - 1) / MLA_TILE - lo / MLA_TILE);
+}
+
+START_TEST(ranges_share_out_all_tiles)
+{
+    static const int heads[] = {1, 8, 16, 40, 128}, most_q[] = {1, 4, 90};
+    plan_case *c = malloc(sizeof *c);
+    state = (uint32_t)_i;
+    make_case(c, heads[_i % 5], most_q[_i / 5 % 3], _i % 4 == 3 ? 100 : -1);
+    c->call.batch.window_right = 0;
+    list_units(c);
+    ck_assert_int_gt(c->num_units, 0);
+    int range = (c->length + RANGES - 1) / RANGES;
+    for (int u = 0; u < c->num_units; u++) {
+        check_unit(&c->units[u], range);
+        check_keys(c, &c->units[u]);
+    }
+    free(c);
+}
+END_TEST
+
+/* Rows that see nothing have a unit all the same, so that their outputs are written. */
+START_TEST(units_without_keys_have_a_tile)
+{
+    plan_case c;
+    state = 1;
+    make_case(&c, 16, 1, -1);
+    c.lens[0] = 0;
+    c.prefix[0] = -1;
+    mla_unit unit = plan_unit(&c.call, 0, 0);
+    ck_assert_int_eq(unit.tiles, 1);
+    ck_assert_int_eq(unit.first_tile, 0);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("flashmla_like plan");
+    TCase *plan = tcase_create("plan");
+    tcase_add_loop_test(plan, ranges_share_out_all_tiles, 0, 60);
+    tcase_add_test(plan, units_without_keys_have_a_tile);
+    suite_add_tcase(s, plan);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}
