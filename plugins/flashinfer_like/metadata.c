@@ -428,6 +428,14 @@ static int whose(const attn_metadata *metadata, uint32_t index, int plan)
     return plan == FI_SEQUENCES && fi_has_beside(metadata, index) ? FI_MANY : FI_ALL;
 }
 
+/* What merging a part of an item takes, in 16ths of a unit's time: it grows with the tile's rows.
+ * Units of a few queries each take five times as long as those of one, so that more parts pay. */
+static int merge_cost(int rows, const attn_bounds *bounds)
+{
+    int is_few = rows == FI_ROWS && bounds->max_q_len > 1;
+    return is_few ? MERGE_FEW : FI_MERGE_ROWS * rows / FI_ROWS;
+}
+
 void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan_call *call)
 {
     const fi_group *group = &metadata->instance->groups[index];
@@ -457,7 +465,7 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan
                            .whose = whose(metadata, index, plan),
                            .rounds = group->base.kv_heads / (int)grid.lanes,
                            .columns = (int)grid.columns,
-                           .merge = level >= 0 ? FI_MERGE : FI_MERGE_ROWS * rows / FI_ROWS,
+                           .merge = level >= 0 ? FI_MERGE : merge_cost(rows, bounds),
                            .merged = level >= 0 ? 1 : int_max(1, FI_MERGED * FI_ROWS / rows),
                            .hands = fi_is_prefill(kernel) && level < 0 ? FI_HANDS : 1,
                            .level = level,

@@ -485,6 +485,7 @@ static void point(struct linear_case *c, char *base, char *host, attn_batch *bat
     int32_t sequences = spec->num_sequences + spec->padded;
     int32_t real = array_of(c, c->image, LINEAR_INDPTR)[spec->num_sequences] - spec->first_row;
     int mixed = spec->mode == ATTN_MODE_MIXED, last = mixed && !spec->decodes_first;
+    int32_t decodes = spec->decodes < spec->num_sequences ? spec->decodes : spec->num_sequences;
     for (int32_t g = 0; g < LINEAR_STATE_GROUPS; g++)
         states[g] =
             (attn_state_batch){.struct_size = sizeof *states, .slot = PAIR(LINEAR_OTHERS, 0)};
@@ -495,24 +496,23 @@ static void point(struct linear_case *c, char *base, char *host, attn_batch *bat
         state->has_initial = (attn_i32_array)PAIR(LINEAR_INITIAL, 0);
     if (spec->snapshots)
         state->snapshots = (attn_i32_array)PAIR(LINEAR_SNAPSHOTS, 0);
-    *batch =
-        (attn_batch){.struct_size = sizeof *batch,
-                     .mode = spec->mode,
-                     .num_seqs = sequences,
-                     .num_tokens = real + spec->padded + spec->spare,
-                     .num_real_seqs = spec->num_sequences,
-                     .num_real_tokens = real,
-                     .num_decode_seqs = last ? spec->decodes + spec->padded : mixed * spec->decodes,
-                     .first_decode_seq = last ? spec->num_sequences - spec->decodes : 0,
-                     .decode_q_len = mixed ? spec->decode_q_len : 0,
-                     .max_q_len = c->posed.bounds.max_q_len,
-                     .max_kv_len = c->posed.bounds.max_kv_len,
-                     .num_state_groups = LINEAR_STATE_GROUPS,
-                     .seq_lens = PAIR(LINEAR_SEQ_LENS, ATTN_HOST_SEQ_LENS),
-                     .prefix_lens = PAIR(LINEAR_PREFIX_LENS, ATTN_HOST_PREFIX_LENS),
-                     .q_indptr = PAIR(LINEAR_INDPTR, ATTN_HOST_Q_INDPTR),
-                     .req_pool_indices = PAIR(LINEAR_REQUESTS, 0),
-                     .state_groups = states};
+    *batch = (attn_batch){.struct_size = sizeof *batch,
+                          .mode = spec->mode,
+                          .num_seqs = sequences,
+                          .num_tokens = real + spec->padded + spec->spare,
+                          .num_real_seqs = spec->num_sequences,
+                          .num_real_tokens = real,
+                          .num_decode_seqs = last ? decodes + spec->padded : mixed * decodes,
+                          .first_decode_seq = last ? spec->num_sequences - decodes : 0,
+                          .decode_q_len = mixed ? spec->decode_q_len : 0,
+                          .max_q_len = c->posed.bounds.max_q_len,
+                          .max_kv_len = c->posed.bounds.max_kv_len,
+                          .num_state_groups = LINEAR_STATE_GROUPS,
+                          .seq_lens = PAIR(LINEAR_SEQ_LENS, ATTN_HOST_SEQ_LENS),
+                          .prefix_lens = PAIR(LINEAR_PREFIX_LENS, ATTN_HOST_PREFIX_LENS),
+                          .q_indptr = PAIR(LINEAR_INDPTR, ATTN_HOST_Q_INDPTR),
+                          .req_pool_indices = PAIR(LINEAR_REQUESTS, 0),
+                          .state_groups = states};
 #undef PAIR
 }
 
