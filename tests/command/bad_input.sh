@@ -238,8 +238,9 @@ mv "$folder/bad.ini" "$folder/model.ini"
 llama=$top/tests/models/llama.json
 sed 's/LlamaForCausalLM/LlamaForCasualLM/' "$llama" >"$folder/config.json"
 config_json "a misspelt architecture" "LlamaForCasualLM" "did you mean LlamaForCausalLM?"
-sed 's/LlamaForCausalLM/Llama9ForCausalLM/' "$llama" >"$folder/config.json"
-config_json "an unknown architecture" "Llama9ForCausalLM" "docs/MODELS.md" "the keys of [model]"
+sed 's/LlamaForCausalLM/Llama9ForCausalLM/; s/^{/{"attention_magic": 3, /' "$llama" >"$folder/config.json"
+config_json "an unknown architecture with an unknown key" "attention_magic: got 3" "Llama9ForCausalLM" "docs/MODELS.md" \
+    "the keys of [model]"
 sed 's/^{/{"sliding_window": 4096, /' "$llama" >"$folder/config.json"
 config_json "a key that the family does not read" ": sliding_window: got 4096" "accepted null"
 head -c 200 "$llama" >"$folder/config.json"
@@ -286,9 +287,9 @@ EOF
 traced "a missing member" a.jsonl ":1: output_length: got nothing" "accepted: an integer" <<EOF
 {"timestamp": 0, "input_length": 1, "hash_ids": [1]}
 EOF
-traced "too few hash ids" a.jsonl ":2: hash_ids: got 1 ids" "accepted: 2" <<EOF
+traced "too few hash ids" a.jsonl ":2: hash_ids: got 0 ids for input_length 400" "accepted: 1, one per block of 512" <<EOF
 $row
-{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1]}
+{"timestamp": 0, "input_length": 400, "output_length": 5, "hash_ids": []}
 EOF
 traced "a length over max_context_len" a.jsonl ":2: " "got 510 input + 3 output" \
     "accepted: max_context_len = 512" <<EOF
@@ -429,9 +430,9 @@ refused 4 "create fails, and no empty report is left" "libunobtainium.so.1 is no
     -- run "$folder/good.ini" --set "plugins.path=$plugin_file" \
     --set attention.attention_backend=fixture_fails --json report.json
 set_refused 4 "an alias without its plugin" attention.attention_backend=trtllm_mha "trtllm_mha" "trtllm_mha_like" \
-    "not installed" "--set"
-set_refused 4 "a backend that is not installed" attention.attention_backend=trtllm_mha_like \
-    "trtllm_mha_like" "not installed"
+    "no such plugin exists yet" "--set"
+set_refused 4 "a backend that no plugin has yet" attention.attention_backend=trtllm_mha_like \
+    "trtllm_mha_like" "no such plugin exists yet"
 set_refused 4 "a backend that refuses the problem" model.head_dim=513 "head_dim" "513" \
     "accepted 1..512"
 set_refused 4 "no CUDA device" platform.device=cuda "cuda"
@@ -440,10 +441,10 @@ set_refused 2 "a simulated device" platform.simulate=sm90 "--set: platform.simul
 set_refused 2 "drafts" attention.speculative_eagle_topk=1 "--set" "without speculative.draft_tokens" "accepted: 0"
 refused 2 "an unknown platform" "--set: platform.simulate" "'sm9'" "did you mean" "gfx942" \
     -- explain "$folder/good.ini" --set platform.simulate=sm9
-# elsewhere CODE NAME BACKEND TEXT: what `explain` says of BACKEND on a platform that is not this one.
+# elsewhere CODE NAME BACKEND TEXT [OPTION]: what `explain` says of BACKEND on a platform that is not this one.
 elsewhere()
 {
-    "$command" explain "$folder/good.ini" --set platform.simulate=gfx942 \
+    "$command" explain "$folder/good.ini" --set platform.simulate=gfx942 ${5-} \
         --set "attention.attention_backend=$3" >"$folder/out" 2>&1
     code=$?
     if test $code -eq "$1" && grep -q "$4" "$folder/out"; then
@@ -452,10 +453,10 @@ elsewhere()
         tap_not_ok "$2" "exit code $code: $(cat "$folder/out")"
     fi
 }
-elsewhere 4 "a named backend that is not installed, elsewhere" aiter \
-    "aiter stands for aiter_like, which is not installed (.*); installed: cpu_linear, cpu_native"
-elsewhere 0 "what would be chosen elsewhere is an answer" auto \
-    "aiter_like: would be chosen; not installed here"
+elsewhere 4 "a named backend that no plugin has yet, elsewhere" aiter \
+    "aiter stands for aiter_like: no such plugin exists yet (.*); installed: cpu_linear, cpu_native"
+elsewhere 4 "what no plugin serves elsewhere is no answer" auto "aiter_like: no such plugin exists yet"
+elsewhere 0 "what would be chosen elsewhere is an answer to --would" auto "aiter_like" --would
 printf '[order.mine]\nplatfrom = any\n' >"$folder/rules.ini"
 refused 2 "rules with a mistake" "$folder/rules.ini:2: unknown key 'platfrom' in [order.mine]" \
     "did you mean 'platform'?" -- explain "$folder/good.ini" \

@@ -30,7 +30,7 @@ for name in cpu_native cpu_linear hybrid; do
 done
 
 for i in 1 2 3; do
-    echo "{\"timestamp\": $i, \"input_length\": 3$i, \"output_length\": 3, \"hash_ids\": [1]}"
+    echo "{\"timestamp\": $i, \"input_length\": 3$i, \"output_length\": 3, \"hash_ids\": [$i]}"
 done >"$folder/trace.jsonl"
 cat >"$folder/run.ini" <<END
 [plugins]

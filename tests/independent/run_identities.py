@@ -254,8 +254,11 @@ def check_identities(tap, report, expected, rate=None):
     tap.true("peak <= capacity", 0 < report["kv"]["peak"] <= report["kv"]["capacity"])
     check_times(tap, report, expected)
     if rate == 1:
-        tap.equal("rows_checked at rate 1", report["verify"]["rows_checked"],
-                  LAYERS * (expected["input"] - tokens["prefix_hit"] + expected["decode"]))
+        # A row that was hit is computed after all where its request is retracted and its page is gone by then.
+        least = LAYERS * (expected["input"] - tokens["prefix_hit"] + expected["decode"])
+        most = least + LAYERS * min(tokens["prefix_hit"], tokens["recomputed"])
+        tap.true(f"rows_checked at rate 1: {report['verify']['rows_checked']}, accepted {least} to {most}",
+                 least <= report["verify"]["rows_checked"] <= most)
 
 
 def check_shape(tap, where, value, shape):

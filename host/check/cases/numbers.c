@@ -172,7 +172,7 @@ static void lengthen(struct case_sequence *sequence, int32_t prefix_len)
 void numbers_draw_hint(const struct grid *grid, const attn_options *options, uint64_t seed,
                        int64_t most_work, struct case_spec *spec)
 {
-    enum { MOST_PAGES = 3 };
+    enum { MOST_PAGES = 3, LEAST_DIM = 8 };
     struct numbers numbers = {grid, options, most_work, spec, {.seed = seed}};
     struct case_spec changed = *spec;
     if (!one_in(&numbers, 3) || has_own_lengths(spec) ||
@@ -188,6 +188,8 @@ void numbers_draw_hint(const struct grid *grid, const attn_options *options, uin
         changed.sequences[s].shared = shared;
     }
     hide_needles(&changed);
+    /* Prefixes have grown: so few elements do not tell so many keys apart. */
+    changed.without_needles |= changed.head_dim < LEAST_DIM || changed.v_head_dim < LEAST_DIM;
     keep_if_accepted(&numbers, &changed);
 }
 
