@@ -23,7 +23,13 @@
 #define PLUGINS_CUDA_IMAGE_H
 
 #include "plugins/common/cuda/device.h"
+/* What configure found. A plugin outside of this tree has no such file, and defines HAVE_NVCC
+ * itself. */
+#if defined __has_include
+#if __has_include("plugins/common/configured.h")
 #include "plugins/common/configured.h"
+#endif
+#endif
 
 typedef struct cuda_image {
     const char *name;  /* of the .cu file, for messages */
