@@ -53,10 +53,10 @@ static bool add_notes(const char *notes, cJSON *tree)
 }
 
 /* Would each phase have a backend if there were plugins of all that the rules name? */
-static bool would_be_served(const attnhost_selection *told)
+static bool would_be_served(const attnhost_selection *selected)
 {
-    for (uint32_t g = 0; g < told->num_groups; g++) {
-        const attnhost_group *group = attn_at(told->groups, g);
+    for (uint32_t g = 0; g < selected->num_groups; g++) {
+        const attnhost_group *group = attn_at(selected->groups, g);
         for (uint32_t p = 0; group->unit < 0 && p < group->num_phases; p++)
             if (((const attnhost_phase *)attn_at(group->phases, p))->preferred < 0)
                 return false;
@@ -66,14 +66,14 @@ static bool would_be_served(const attnhost_selection *told)
 
 /* Backends that are chosen, as on a simulated platform they are, although their kernels are not in
  * this build; "" = none. */
-static void append_without_kernels(const attnhost *host, const attnhost_selection *told,
+static void append_without_kernels(const attnhost *host, const attnhost_selection *selected,
                                    strbuf *names)
 {
     for (uint32_t t = 0; t < host->registry.num_types; t++) {
         const attn_backend_type *type = host->registry.types[t].type;
         bool chosen = false;
-        for (uint32_t g = 0; g < told->num_groups; g++) {
-            const attnhost_group *group = attn_at(told->groups, g);
+        for (uint32_t g = 0; g < selected->num_groups; g++) {
+            const attnhost_group *group = attn_at(selected->groups, g);
             for (uint32_t p = 0; p < group->num_phases; p++) {
                 const attnhost_phase *phase = attn_at(group->phases, p);
                 const attnhost_candidate *candidate =
@@ -86,11 +86,11 @@ static void append_without_kernels(const attnhost *host, const attnhost_selectio
     }
 }
 
-static int show_json(const struct config *config, const attnhost_selection *told,
+static int show_json(const struct config *config, const attnhost_selection *selected,
                      const char *without_kernels)
 {
-    cJSON *tree = selection_api_to_json(told);
-    bool good = tree && routes_add_json(config, tree) && add_notes(told->notes, tree) &&
+    cJSON *tree = selection_api_to_json(selected);
+    bool good = tree && routes_add_json(config, tree) && add_notes(selected->notes, tree) &&
                 (!*without_kernels || json_add_text(tree, "without_kernels", without_kernels));
     char *text = json_take_text(tree, good);
     fputs(text ? text : "attnhost explain: no memory for the answer\n", text ? stdout : stderr);
@@ -98,28 +98,28 @@ static int show_json(const struct config *config, const attnhost_selection *told
     return text ? EXIT_GOOD : EXIT_RUN_TIME;
 }
 
-static int show(const attnhost *host, const struct config *config, const attnhost_selection *told,
-                const struct values *values)
+static int show(const attnhost *host, const struct config *config,
+                const attnhost_selection *selected, const struct values *values)
 {
     int code = EXIT_GOOD;
     strbuf without;
     strbuf_init(&without);
-    append_without_kernels(host, told, &without);
+    append_without_kernels(host, selected, &without);
     if (values->json) {
-        code = show_json(config, told, strbuf_text(&without));
+        code = show_json(config, selected, strbuf_text(&without));
     } else {
         routes_print(config, stdout);
-        text_wrap_lines(stdout, told->notes);
-        selection_api_print(told, stdout);
+        text_wrap_lines(stdout, selected->notes);
+        selection_api_print(selected, stdout);
         if (*strbuf_text(&without))
             text_wrap_line(stdout, 0, 2, "built without kernels: %s; to run, build with nvcc",
                            strbuf_text(&without));
     }
     strbuf_finish(&without);
-    if (told->status == ATTN_OK || (values->would && would_be_served(told)))
+    if (selected->status == ATTN_OK || (values->would && would_be_served(selected)))
         return code;
-    fprintf(stderr, "attnhost explain: %s\n", told->message);
-    return exit_code_of(told->status);
+    fprintf(stderr, "attnhost explain: %s\n", selected->message);
+    return exit_code_of(selected->status);
 }
 
 /* Model, platform and selection of a configuration whose host is open; the configuration's owner
@@ -128,7 +128,7 @@ static int explain(attnhost *host, struct config *config, const struct values *v
 {
     host_error error;
     struct model *model = NULL;
-    const attnhost_selection *told = NULL;
+    const attnhost_selection *selected = NULL;
     host_error_init(&error);
     attn_status status = model_create(config, &model, &error.base);
     if (!status)
@@ -137,12 +137,12 @@ static int explain(attnhost *host, struct config *config, const struct values *v
         model_destroy(model);
         config_destroy(config);
     } else {
-        status = selection_api_select(host, config, model, &told, &error.base);
+        status = selection_api_select(host, config, model, &selected, &error.base);
     }
     if (status)
         fprintf(stderr, "attnhost explain: %s\n", host_error_text(&error));
-    int code = status ? exit_code_of(status) : show(host, config, told, values);
-    attnhost_selection_destroy(told);
+    int code = status ? exit_code_of(status) : show(host, config, selected, values);
+    attnhost_selection_destroy(selected);
     return code;
 }
 

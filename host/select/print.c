@@ -161,9 +161,9 @@ static const attnhost_reason *reason_at(const attnhost_candidate *candidate, uin
     return attn_at(candidate->reasons, index);
 }
 
-static const attnhost_unit *unit_of(const attnhost_selection *told, const attnhost_group *group)
+static const attnhost_unit *unit_of(const attnhost_selection *selected, const attnhost_group *group)
 {
-    return group->unit < 0 ? NULL : attn_at(told->units, (uint32_t)group->unit);
+    return group->unit < 0 ? NULL : attn_at(selected->units, (uint32_t)group->unit);
 }
 
 /* The chosen backend of a phase, or NULL. */
@@ -204,7 +204,7 @@ static const char *other_dtype(const attnhost_candidate *candidate)
     return accepted;
 }
 
-static void print_candidate(const attnhost_selection *told, const attnhost_phase *phase,
+static void print_candidate(const attnhost_selection *selected, const attnhost_phase *phase,
                             uint32_t index, FILE *file)
 {
     char budget[BUDGET_TEXT];
@@ -220,9 +220,10 @@ static void print_candidate(const attnhost_selection *told, const attnhost_phase
         put_absent(candidate, (int32_t)index == phase->preferred, file);
         return;
     case ATTNHOST_CAN_SERVE:
-        text_wrap_line(file, 4, 6, "%s %s: can serve%s",
-                       (int32_t)index == phase->chosen ? "*" : " ", candidate->name,
-                       budget_text(told->max_sms, &told->device, candidate->verdict, budget));
+        text_wrap_line(
+            file, 4, 6, "%s %s: can serve%s", (int32_t)index == phase->chosen ? "*" : " ",
+            candidate->name,
+            budget_text(selected->max_sms, &selected->device, candidate->verdict, budget));
         return;
     default:
         text_wrap_line(file, 6, 8, "%s: cannot serve", candidate->name);
@@ -234,14 +235,14 @@ static void print_candidate(const attnhost_selection *told, const attnhost_phase
         text_wrap_line(file, 8, 10, "it could with model.dtype = %s", dtype);
 }
 
-static bool same_answer(const attnhost_selection *told, const attnhost_candidate *a,
+static bool same_answer(const attnhost_selection *selected, const attnhost_candidate *a,
                         const attnhost_candidate *b)
 {
     bool same =
         strcmp(a->name, b->name) == 0 && a->state == b->state && a->num_reasons == b->num_reasons;
     if (same && a->state == ATTNHOST_CAN_SERVE)
-        same = budget_of(told->max_sms, &told->device, a->verdict) ==
-               budget_of(told->max_sms, &told->device, b->verdict);
+        same = budget_of(selected->max_sms, &selected->device, a->verdict) ==
+               budget_of(selected->max_sms, &selected->device, b->verdict);
     for (uint32_t r = 0; same && r < a->num_reasons; r++) {
         const attnhost_reason *first = reason_at(a, r), *second = reason_at(b, r);
         same = strcmp(first->code_name, second->code_name) == 0 &&
@@ -251,39 +252,40 @@ static bool same_answer(const attnhost_selection *told, const attnhost_candidate
 }
 
 /* Is all that is said of one phase said of the other? */
-static bool same_phase(const attnhost_selection *told, const attnhost_phase *a,
+static bool same_phase(const attnhost_selection *selected, const attnhost_phase *a,
                        const attnhost_phase *b)
 {
     bool same = a->chosen == b->chosen && a->preferred == b->preferred &&
                 strcmp(a->why, b->why) == 0 && a->num_candidates == b->num_candidates;
     for (uint32_t i = 0; same && i < a->num_candidates; i++)
-        same = same_answer(told, candidate_at(a, i), candidate_at(b, i));
+        same = same_answer(selected, candidate_at(a, i), candidate_at(b, i));
     return same;
 }
 
-static bool same_phases(const attnhost_selection *told, const attnhost_group *group)
+static bool same_phases(const attnhost_selection *selected, const attnhost_group *group)
 {
     return decodes(group) &&
-           same_phase(told, phase_at(group, SELECT_PREFILL), phase_at(group, SELECT_DECODE));
+           same_phase(selected, phase_at(group, SELECT_PREFILL), phase_at(group, SELECT_DECODE));
 }
 
-static bool same_group(const attnhost_selection *told, const attnhost_group *a,
+static bool same_group(const attnhost_selection *selected, const attnhost_group *a,
                        const attnhost_group *b)
 {
     bool same = a->num_phases == b->num_phases;
     for (uint32_t p = 0; same && p < a->num_phases; p++)
-        same = same_phase(told, phase_at(a, p), phase_at(b, p));
+        same = same_phase(selected, phase_at(a, p), phase_at(b, p));
     return same;
 }
 
 /* The first group before this one of which the same is said, or NULL. */
-static const attnhost_group *find_same(const attnhost_selection *told, const attnhost_group *group)
+static const attnhost_group *find_same(const attnhost_selection *selected,
+                                       const attnhost_group *group)
 {
-    for (uint32_t g = 0; g < told->num_groups; g++) {
-        const attnhost_group *before = attn_at(told->groups, g);
+    for (uint32_t g = 0; g < selected->num_groups; g++) {
+        const attnhost_group *before = attn_at(selected->groups, g);
         if (before == group)
             return NULL;
-        if (same_group(told, before, group))
+        if (same_group(selected, before, group))
             return before;
     }
     return NULL;
@@ -301,10 +303,10 @@ static const char *graph_level_name(uint32_t level)
 }
 
 /* Whether decode steps can be graphs: a matter of GPUs alone. */
-static void print_graph_level(const attnhost_selection *told, const attnhost_group *group,
+static void print_graph_level(const attnhost_selection *selected, const attnhost_group *group,
                               FILE *file)
 {
-    if (told->device.type == ATTN_DEVICE_CPU || !decodes(group))
+    if (selected->device.type == ATTN_DEVICE_CPU || !decodes(group))
         return;
     fprintf(file, "  decode steps %s (graph level %s)\n",
             group->decode_graph_level >= ATTN_GRAPH_SINGLE_TOKEN ? "can be captured into graphs"
@@ -319,10 +321,11 @@ static double mebibytes(uint64_t bytes)
 
 /* Most that metadata of the group's batches takes of a GPU's memory, within the run's bounds: as
  * the backends tell it. */
-static void print_memory(const attnhost_selection *told, const attnhost_group *group, FILE *file)
+static void print_memory(const attnhost_selection *selected, const attnhost_group *group,
+                         FILE *file)
 {
     strbuf more;
-    if (told->device.type == ATTN_DEVICE_CPU || group->device_bytes == 0)
+    if (selected->device.type == ATTN_DEVICE_CPU || group->device_bytes == 0)
         return;
     strbuf_init(&more);
     for (uint32_t p = 0; p < group->num_phases && decodes(group); p++) {
@@ -343,39 +346,39 @@ static void print_memory(const attnhost_selection *told, const attnhost_group *g
     strbuf_finish(&more);
 }
 
-static bool has_answer(const attnhost_selection *told, const attnhost_phase *phase,
+static bool has_answer(const attnhost_selection *selected, const attnhost_phase *phase,
                        const attnhost_candidate *candidate)
 {
     for (uint32_t c = 0; c < phase->num_candidates; c++)
-        if (same_answer(told, candidate_at(phase, c), candidate))
+        if (same_answer(selected, candidate_at(phase, c), candidate))
             return true;
     return false;
 }
 
 /* The phase, of a group before this one or of this one, in which the same was said of a candidate;
  * NULL = of none. What can serve, and what would be chosen, is said each time. */
-static const attnhost_phase *said_before(const attnhost_selection *told,
+static const attnhost_phase *said_before(const attnhost_selection *selected,
                                          const attnhost_group *group, uint32_t p, uint32_t index)
 {
     const attnhost_phase *phase = phase_at(group, p);
     const attnhost_candidate *candidate = candidate_at(phase, index);
     if (candidate->state == ATTNHOST_CAN_SERVE || (int32_t)index == phase->preferred)
         return NULL;
-    for (uint32_t g = 0; attn_at(told->groups, g) != (const void *)group; g++) {
-        const attnhost_group *before = attn_at(told->groups, g);
-        if (p < before->num_phases && has_answer(told, phase_at(before, p), candidate))
+    for (uint32_t g = 0; attn_at(selected->groups, g) != (const void *)group; g++) {
+        const attnhost_group *before = attn_at(selected->groups, g);
+        if (p < before->num_phases && has_answer(selected, phase_at(before, p), candidate))
             return phase_at(before, p);
     }
     for (uint32_t before = 0; before < p; before++)
-        if (has_answer(told, phase_at(group, before), candidate))
+        if (has_answer(selected, phase_at(group, before), candidate))
             return phase_at(group, before);
     return NULL;
 }
 
 /* The last of the candidates from `index` on of which nothing but one and the same sentence is
  * said. */
-static uint32_t last_alike(const attnhost_selection *told, const attnhost_group *group, uint32_t p,
-                           uint32_t index)
+static uint32_t last_alike(const attnhost_selection *selected, const attnhost_group *group,
+                           uint32_t p, uint32_t index)
 {
     const attnhost_phase *phase = phase_at(group, p);
     const attnhost_candidate *first = candidate_at(phase, index);
@@ -386,7 +389,7 @@ static uint32_t last_alike(const attnhost_selection *told, const attnhost_group 
         const attnhost_candidate *next = candidate_at(phase, c);
         if (next->state != ATTNHOST_ABSENT || (int32_t)c == phase->preferred ||
             strcmp(reason_at(first, 0)->text, reason_at(next, 0)->text) != 0 ||
-            said_before(told, group, p, c))
+            said_before(selected, group, p, c))
             break;
         last = c;
     }
@@ -411,53 +414,54 @@ static void print_alike(const attnhost_phase *phase, uint32_t first, uint32_t la
 
 /* "as for layers 0-2: cpu_native, route": the candidates from `index` on of which the same was said
  * in one place. */
-static void print_said(const attnhost_selection *told, const attnhost_group *group, uint32_t p,
+static void print_said(const attnhost_selection *selected, const attnhost_group *group, uint32_t p,
                        uint32_t index, FILE *file)
 {
-    const attnhost_phase *phase = phase_at(group, p), *place = said_before(told, group, p, index);
+    const attnhost_phase *phase = phase_at(group, p),
+                         *place = said_before(selected, group, p, index);
     strbuf names;
     for (uint32_t c = 0; c < index; c++)
-        if (said_before(told, group, p, c) == place)
+        if (said_before(selected, group, p, c) == place)
             return; /* with that one */
     strbuf_init(&names);
     for (uint32_t c = index; c < phase->num_candidates; c++)
-        if (said_before(told, group, p, c) == place)
+        if (said_before(selected, group, p, c) == place)
             append_name(&names, candidate_at(phase, c)->name);
     if (p > 0 && place == phase_at(group, 0))
         text_wrap_line(file, 6, 8, "as in %s: %s", place->name, strbuf_text(&names));
-    for (uint32_t g = 0; attn_at(told->groups, g) != (const void *)group; g++) {
-        const attnhost_group *before = attn_at(told->groups, g);
+    for (uint32_t g = 0; attn_at(selected->groups, g) != (const void *)group; g++) {
+        const attnhost_group *before = attn_at(selected->groups, g);
         if (p < before->num_phases && place == phase_at(before, p))
             text_wrap_line(file, 6, 8, "as for layers %s: %s", before->layers, strbuf_text(&names));
     }
     strbuf_finish(&names);
 }
 
-static void print_phase(const attnhost_selection *told, const attnhost_group *group, uint32_t p,
+static void print_phase(const attnhost_selection *selected, const attnhost_group *group, uint32_t p,
                         const char *name, FILE *file)
 {
     const attnhost_phase *phase = phase_at(group, p);
     const char *backend = backend_of(phase);
     text_wrap_line(file, 2, 4, "%s: %s (%s)", name, backend ? backend : "none", phase->why);
     for (uint32_t c = 0; c < phase->num_candidates; c++) {
-        uint32_t last = last_alike(told, group, p, c);
-        if (said_before(told, group, p, c))
+        uint32_t last = last_alike(selected, group, p, c);
+        if (said_before(selected, group, p, c))
             continue;
         if (last > c)
             print_alike(phase, c, last, file);
         else
-            print_candidate(told, phase, c, file);
+            print_candidate(selected, phase, c, file);
         c = last;
     }
     for (uint32_t c = 0; c < phase->num_candidates; c++)
-        if (said_before(told, group, p, c))
-            print_said(told, group, p, c, file);
+        if (said_before(selected, group, p, c))
+            print_said(selected, group, p, c, file);
 }
 
-static void print_group(const attnhost_selection *told, const attnhost_group *group, FILE *file)
+static void print_group(const attnhost_selection *selected, const attnhost_group *group, FILE *file)
 {
-    const attnhost_unit *unit = unit_of(told, group);
-    const attnhost_group *same_as = find_same(told, group);
+    const attnhost_unit *unit = unit_of(selected, group);
+    const attnhost_group *same_as = find_same(selected, group);
     putc('\n', file);
     text_wrap_line(file, 0, 2, "layers %s: %s", group->layers, group->what);
     if (unit) {
@@ -466,34 +470,36 @@ static void print_group(const attnhost_selection *told, const attnhost_group *gr
         text_wrap_line(file, 2, 4, "served by %s%s%s%s%s%s", unit->backend, joined ? " (" : "",
                        joined ? unit->type : "", joined ? ")" : "", layout ? ", layout " : "",
                        layout ? layout : "");
-        print_graph_level(told, group, file);
-        print_memory(told, group, file);
+        print_graph_level(selected, group, file);
+        print_memory(selected, group, file);
     }
     if (same_as) {
         text_wrap_line(file, 2, 4, "candidates and reasons: as for layers %s", same_as->layers);
         return;
     }
-    bool same = same_phases(told, group);
+    bool same = same_phases(selected, group);
     for (uint32_t p = 0; p < (same ? 1 : group->num_phases); p++)
-        print_phase(told, group, p, same ? "prefill, decode" : phase_at(group, p)->name, file);
+        print_phase(selected, group, p, same ? "prefill, decode" : phase_at(group, p)->name, file);
 }
 
-void selection_api_print(const attnhost_selection *told, FILE *file)
+void selection_api_print(const attnhost_selection *selected, FILE *file)
 {
-    if (told->simulated)
-        text_wrap_line(file, 0, 2, "device: %s, simulated: %s", told->device_name, told->simulated);
+    if (selected->simulated)
+        text_wrap_line(file, 0, 2, "device: %s, simulated: %s", selected->device_name,
+                       selected->simulated);
     else
-        text_wrap_line(file, 0, 2, "device: %s%s%s%s", told->device_name,
-                       told->device_note ? " (" : "", told->device_note ? told->device_note : "",
-                       told->device_note ? ")" : "");
-    if (told->max_sms > 0)
-        text_wrap_line(file, 0, 2, "multiprocessors: launches may count on %d of %u", told->max_sms,
-                       told->device.num_sms);
+        text_wrap_line(file, 0, 2, "device: %s%s%s%s", selected->device_name,
+                       selected->device_note ? " (" : "",
+                       selected->device_note ? selected->device_note : "",
+                       selected->device_note ? ")" : "");
+    if (selected->max_sms > 0)
+        text_wrap_line(file, 0, 2, "multiprocessors: launches may count on %d of %u",
+                       selected->max_sms, selected->device.num_sms);
     text_wrap_line(file, 0, 2, "model: %s (%s), %u attention layers, %s, context %d tokens",
-                   told->architecture, told->model, told->num_layers, dtype_name(told->dtype),
-                   told->max_context_len);
-    for (uint32_t g = 0; g < told->num_groups; g++)
-        print_group(told, attn_at(told->groups, g), file);
+                   selected->architecture, selected->model, selected->num_layers,
+                   dtype_name(selected->dtype), selected->max_context_len);
+    for (uint32_t g = 0; g < selected->num_groups; g++)
+        print_group(selected, attn_at(selected->groups, g), file);
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
@@ -588,9 +594,9 @@ static cJSON *phase_json(const attnhost_phase *phase)
     return NULL;
 }
 
-static cJSON *group_json(const attnhost_selection *told, const attnhost_group *group)
+static cJSON *group_json(const attnhost_selection *selected, const attnhost_group *group)
 {
-    const attnhost_unit *unit = unit_of(told, group);
+    const attnhost_unit *unit = unit_of(selected, group);
     cJSON *object = cJSON_CreateObject();
     cJSON *phases = NULL;
     bool ok =
@@ -611,21 +617,22 @@ static cJSON *group_json(const attnhost_selection *told, const attnhost_group *g
     return NULL;
 }
 
-cJSON *selection_api_to_json(const attnhost_selection *told)
+cJSON *selection_api_to_json(const attnhost_selection *selected)
 {
     cJSON *object = cJSON_CreateObject();
     cJSON *groups = NULL;
-    bool ok = object && add_text(object, "device", told->device_name) &&
-              add_text(object, "simulated", told->simulated) &&
-              add_text(object, "device_note", told->device_note) &&
-              (told->max_sms == 0 || cJSON_AddNumberToObject(object, "max_sms", told->max_sms)) &&
-              add_text(object, "model", told->model) &&
-              add_text(object, "architecture", told->architecture) &&
-              add_text(object, "dtype", dtype_name(told->dtype)) &&
-              cJSON_AddNumberToObject(object, "max_context_len", told->max_context_len) &&
-              (groups = cJSON_AddArrayToObject(object, "groups"));
-    for (uint32_t g = 0; ok && g < told->num_groups; g++)
-        ok = append(groups, group_json(told, attn_at(told->groups, g)));
+    bool ok =
+        object && add_text(object, "device", selected->device_name) &&
+        add_text(object, "simulated", selected->simulated) &&
+        add_text(object, "device_note", selected->device_note) &&
+        (selected->max_sms == 0 || cJSON_AddNumberToObject(object, "max_sms", selected->max_sms)) &&
+        add_text(object, "model", selected->model) &&
+        add_text(object, "architecture", selected->architecture) &&
+        add_text(object, "dtype", dtype_name(selected->dtype)) &&
+        cJSON_AddNumberToObject(object, "max_context_len", selected->max_context_len) &&
+        (groups = cJSON_AddArrayToObject(object, "groups"));
+    for (uint32_t g = 0; ok && g < selected->num_groups; g++)
+        ok = append(groups, group_json(selected, attn_at(selected->groups, g)));
     if (ok)
         return object;
     cJSON_Delete(object);

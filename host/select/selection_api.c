@@ -18,7 +18,7 @@
 #include "host/select/routes.h"
 
 /* What is behind an attnhost_selection. */
-struct told {
+struct selected {
     attnhost_selection base;
     struct block *blocks;
     bool failed; /* memory ran out */
@@ -37,38 +37,38 @@ struct block {
 };
 
 /* `count` zeroed structs; NULL where memory ran out, or for none. */
-static void *take(struct told *told, size_t count, size_t size)
+static void *take(struct selected *selected, size_t count, size_t size)
 {
     struct block *block = count ? calloc(1, sizeof *block + count * size) : NULL;
     if (!block) {
-        told->failed |= count > 0;
+        selected->failed |= count > 0;
         return NULL;
     }
-    block->next = told->blocks;
-    told->blocks = block;
+    block->next = selected->blocks;
+    selected->blocks = block;
     return block->data;
 }
 
-static const char *keep(struct told *told, const char *text)
+static const char *keep(struct selected *selected, const char *text)
 {
     size_t size = strlen(text) + 1;
-    char *copy = take(told, size, 1);
+    char *copy = take(selected, size, 1);
     return copy ? memcpy(copy, text, size) : "";
 }
 
 /* ---- Reasons --------------------------------------------------------------------------------- */
 
 /* The fixed arrays of a reason come from a plugin: read no further than they are long. */
-#define KEEP_ARRAY(told, array) keep_cut(told, array, sizeof(array))
+#define KEEP_ARRAY(selected, array) keep_cut(selected, array, sizeof(array))
 
-static const char *keep_cut(struct told *told, const char *text, size_t size)
+static const char *keep_cut(struct selected *selected, const char *text, size_t size)
 {
     char cut[256];
     snprintf(cut, sizeof cut, "%.*s", (int)strnlen(text, size), text);
-    return keep(told, cut);
+    return keep(selected, cut);
 }
 
-static attnhost_reason tell_reason(struct told *told, const attn_reason *reason)
+static attnhost_reason tell_reason(struct selected *selected, const attn_reason *reason)
 {
     char text[320];
     select_reason_text(reason, text, sizeof text);
@@ -78,15 +78,16 @@ static attnhost_reason tell_reason(struct told *told, const attn_reason *reason)
         .code_name = select_code_name(reason->code),
         .field = select_field_name(reason->field),
         .with_field = reason->with_field ? select_field_name(reason->with_field) : "",
-        .child = KEEP_ARRAY(told, reason->child),
-        .got = KEEP_ARRAY(told, reason->got),
-        .accepted = KEEP_ARRAY(told, reason->accepted),
-        .text = keep(told, text),
+        .child = KEEP_ARRAY(selected, reason->child),
+        .got = KEEP_ARRAY(selected, reason->got),
+        .accepted = KEEP_ARRAY(selected, reason->accepted),
+        .text = keep(selected, text),
         .rule = "",
     };
 }
 
-static attnhost_reason tell_exclusion(struct told *told, const struct select_candidate *candidate)
+static attnhost_reason tell_exclusion(struct selected *selected,
+                                      const struct select_candidate *candidate)
 {
     char text[512];
     select_exclusion_text(candidate, text, sizeof text);
@@ -98,7 +99,7 @@ static attnhost_reason tell_exclusion(struct told *told, const struct select_can
         .child = "",
         .got = candidate->got,
         .accepted = candidate->excluded->accepted,
-        .text = keep(told, text),
+        .text = keep(selected, text),
         .rule = candidate->excluded->name,
     };
 }
@@ -147,9 +148,9 @@ static uint32_t state_of(const struct select_candidate *candidate)
     return candidate->layouts ? ATTNHOST_CAN_SERVE : ATTNHOST_CANNOT_SERVE;
 }
 
-static const attn_verdict *tell_verdict(struct told *told, const attn_verdict *given)
+static const attn_verdict *tell_verdict(struct selected *selected, const attn_verdict *given)
 {
-    attn_verdict *verdict = take(told, 1, sizeof *verdict);
+    attn_verdict *verdict = take(selected, 1, sizeof *verdict);
     if (verdict) {
         *verdict = *given;
         verdict->reasons = NULL;
@@ -158,47 +159,49 @@ static const attn_verdict *tell_verdict(struct told *told, const attn_verdict *g
     return verdict;
 }
 
-static const char *tell_aliases(struct told *told, const struct rule *known)
+static const char *tell_aliases(struct selected *selected, const struct rule *known)
 {
     strbuf text;
     strbuf_init(&text);
     for (size_t i = 0; known && i < known->aliases.count; i++)
         strbuf_appendf(&text, "%s%s", i ? ", " : "", known->aliases.items[i]);
-    const char *kept = keep(told, strbuf_text(&text));
+    const char *kept = keep(selected, strbuf_text(&text));
     strbuf_finish(&text);
     return kept;
 }
 
-static attnhost_candidate tell_candidate(struct told *told, const struct selection *selection,
+static attnhost_candidate tell_candidate(struct selected *selected,
+                                         const struct selection *selection,
                                          const struct select_candidate *candidate)
 {
     attnhost_candidate made = {.struct_size = sizeof made,
                                .state = state_of(candidate),
                                .name = candidate->name,
                                .what = candidate->known ? candidate->known->text : "",
-                               .aliases = tell_aliases(told, candidate->known)};
+                               .aliases = tell_aliases(selected, candidate->known)};
     if (made.state == ATTNHOST_CAN_SERVE) {
-        made.verdict = tell_verdict(told, &candidate->verdict);
+        made.verdict = tell_verdict(selected, &candidate->verdict);
         return made;
     }
     made.num_reasons = made.state == ATTNHOST_CANNOT_SERVE ? candidate->verdict.num_reasons : 1;
-    attnhost_reason *reasons = take(told, made.num_reasons, sizeof *reasons);
+    attnhost_reason *reasons = take(selected, made.num_reasons, sizeof *reasons);
     for (uint32_t r = 0; reasons && r < made.num_reasons; r++)
-        reasons[r] = made.state == ATTNHOST_EXCLUDED ? tell_exclusion(told, candidate)
-                     : made.state == ATTNHOST_ABSENT ? tell_absence(selection, candidate)
-                                                     : tell_reason(told, &candidate->reasons[r]);
+        reasons[r] = made.state == ATTNHOST_EXCLUDED ? tell_exclusion(selected, candidate)
+                     : made.state == ATTNHOST_ABSENT
+                         ? tell_absence(selection, candidate)
+                         : tell_reason(selected, &candidate->reasons[r]);
     made.reasons = reasons;
     return made;
 }
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
-static attnhost_phase tell_phase(struct told *told, const struct selection *selection,
+static attnhost_phase tell_phase(struct selected *selected, const struct selection *selection,
                                  uint32_t index, const struct select_phase *phase)
 {
-    attnhost_candidate *candidates = take(told, phase->num_candidates, sizeof *candidates);
+    attnhost_candidate *candidates = take(selected, phase->num_candidates, sizeof *candidates);
     for (uint32_t c = 0; candidates && c < phase->num_candidates; c++)
-        candidates[c] = tell_candidate(told, selection, &phase->candidates[c]);
+        candidates[c] = tell_candidate(selected, selection, &phase->candidates[c]);
     return (attnhost_phase){.struct_size = sizeof(attnhost_phase),
                             .chosen = phase->chosen,
                             .preferred = phase->preferred,
@@ -219,24 +222,24 @@ static uint64_t graph_bytes(const struct selection *selection, uint32_t index)
     return decode->candidates[decode->chosen].verdict.device_bytes;
 }
 
-static attnhost_group tell_group(struct told *told, const struct selection *selection,
+static attnhost_group tell_group(struct selected *selected, const struct selection *selection,
                                  uint32_t index)
 {
     const struct select_group *group = &selection->groups[index];
     const attn_layer_group *layers = &selection->model->groups[index];
     char ids[MODEL_LAYERS_TEXT], what[512];
     uint32_t num_phases = 0;
-    attnhost_phase *phases = take(told, SELECT_PHASES, sizeof *phases);
+    attnhost_phase *phases = take(selected, SELECT_PHASES, sizeof *phases);
     model_layers_text(layers, ids, sizeof ids);
     model_group_text(selection->model, layers, what, sizeof what);
     for (uint32_t p = 0; phases && p < SELECT_PHASES; p++)
         if (group->phases[p].exists)
-            phases[num_phases++] = tell_phase(told, selection, p, &group->phases[p]);
+            phases[num_phases++] = tell_phase(selected, selection, p, &group->phases[p]);
     return (attnhost_group){.struct_size = sizeof(attnhost_group),
                             .unit = group->unit,
                             .group = layers,
-                            .layers = keep(told, ids),
-                            .what = keep(told, what),
+                            .layers = keep(selected, ids),
+                            .what = keep(selected, what),
                             .kv_layout = group->kv_layout,
                             .state_layout = group->state_layout,
                             .decode_graph_level = group->unit < 0
@@ -251,11 +254,11 @@ static attnhost_group tell_group(struct told *told, const struct selection *sele
 /* ---- Units ----------------------------------------------------------------------------------- */
 
 /* The questions that its groups were asked, once more, for attnhost_compose(). */
-static attnhost_unit tell_unit(struct told *told, const struct config *config,
+static attnhost_unit tell_unit(struct selected *selected, const struct config *config,
                                const struct selection *selection, const struct select_unit *unit)
 {
-    struct problem *posed = take(told, unit->num_groups, sizeof *posed);
-    attn_problem *problems = take(told, unit->num_groups, sizeof *problems);
+    struct problem *posed = take(selected, unit->num_groups, sizeof *posed);
+    attn_problem *problems = take(selected, unit->num_groups, sizeof *problems);
     for (uint32_t i = 0; posed && problems && i < unit->num_groups; i++) {
         const struct select_group *group = &selection->groups[unit->groups[i]];
         problem_init(&posed[i], config, selection->model, unit->groups[i], &selection->device,
@@ -273,15 +276,15 @@ static attnhost_unit tell_unit(struct told *told, const struct config *config,
 
 /* ---- The whole ------------------------------------------------------------------------------- */
 
-static void tell_head(struct told *told, const struct selection *selection)
+static void tell_head(struct selected *selected, const struct selection *selection)
 {
     const struct model *model = selection->model;
-    attnhost_selection *base = &told->base;
+    attnhost_selection *base = &selected->base;
     char device[32];
     platform_text(&selection->device, device, sizeof device);
     base->struct_size = sizeof *base;
     base->device = selection->device;
-    base->device_name = keep(told, device);
+    base->device_name = keep(selected, device);
     base->device_note = selection->device_note;
     base->max_sms = selection->max_sms;
     base->simulated = selection->simulated;
@@ -294,17 +297,17 @@ static void tell_head(struct told *told, const struct selection *selection)
     base->num_units = selection->num_units;
 }
 
-static void tell_arrays(struct told *told, const struct config *config,
+static void tell_arrays(struct selected *selected, const struct config *config,
                         const struct selection *selection)
 {
-    attnhost_group *groups = take(told, selection->num_groups, sizeof *groups);
-    attnhost_unit *units = take(told, selection->num_units, sizeof *units);
+    attnhost_group *groups = take(selected, selection->num_groups, sizeof *groups);
+    attnhost_unit *units = take(selected, selection->num_units, sizeof *units);
     for (uint32_t g = 0; groups && g < selection->num_groups; g++)
-        groups[g] = tell_group(told, selection, g);
+        groups[g] = tell_group(selected, selection, g);
     for (uint32_t u = 0; units && u < selection->num_units; u++)
-        units[u] = tell_unit(told, config, selection, &selection->units[u]);
-    told->base.groups = groups;
-    told->base.units = units;
+        units[u] = tell_unit(selected, config, selection, &selection->units[u]);
+    selected->base.groups = groups;
+    selected->base.units = units;
 }
 
 /* The backend that serves a phase of a group, or would if it were installed; NULL = none. */
@@ -386,7 +389,7 @@ static void note_run(const struct selection *selection, strbuf *notes)
     }
 }
 
-static void tell_notes(struct told *told, const attnhost *host, const struct config *config,
+static void tell_notes(struct selected *selected, const attnhost *host, const struct config *config,
                        const struct selection *selection)
 {
     strbuf notes;
@@ -402,7 +405,7 @@ static void tell_notes(struct told *told, const attnhost *host, const struct con
         strbuf_appendf(&notes, "%s\n", none);
     routes_beyond_graphs(&host->composer, config, selection, selection->model->max_context_len,
                          "the model's context; in a run, its longest request's", &notes);
-    told->base.notes = keep(told, strbuf_text(&notes));
+    selected->base.notes = keep(selected, strbuf_text(&notes));
     strbuf_finish(&notes);
 }
 
@@ -411,38 +414,38 @@ attn_status selection_api_create(const attnhost *host, const struct config *conf
                                  const char *message, const attnhost_selection **out,
                                  attn_error *error)
 {
-    struct told *told = calloc(1, sizeof *told);
-    if (told) {
+    struct selected *selected = calloc(1, sizeof *selected);
+    if (selected) {
         /* Elsewhere the rules' choice is an answer, installed here or not. */
         bool settled = selection->simulated && select_is_settled(selection);
-        told->base.status = settled ? ATTN_OK : status;
-        told->base.message = keep(told, told->base.status ? message : "");
-        tell_head(told, selection);
-        tell_arrays(told, config, selection);
-        tell_notes(told, host, config, selection);
+        selected->base.status = settled ? ATTN_OK : status;
+        selected->base.message = keep(selected, selected->base.status ? message : "");
+        tell_head(selected, selection);
+        tell_arrays(selected, config, selection);
+        tell_notes(selected, host, config, selection);
     }
-    if (!told || told->failed) {
-        attnhost_selection_destroy(told ? &told->base : NULL);
+    if (!selected || selected->failed) {
+        attnhost_selection_destroy(selected ? &selected->base : NULL);
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a selection");
     }
-    *out = &told->base;
+    *out = &selected->base;
     return ATTN_OK;
 }
 
 void attnhost_selection_destroy(const attnhost_selection *selection)
 {
-    struct told *told = (struct told *)(uintptr_t)selection;
-    if (!told)
+    struct selected *selected = (struct selected *)(uintptr_t)selection;
+    if (!selected)
         return;
-    while (told->blocks) {
-        struct block *block = told->blocks;
-        told->blocks = block->next;
+    while (selected->blocks) {
+        struct block *block = selected->blocks;
+        selected->blocks = block->next;
         free(block);
     }
-    select_destroy(told->selection);
-    model_destroy(told->model);
-    config_destroy(told->config);
-    free(told);
+    select_destroy(selected->selection);
+    model_destroy(selected->model);
+    config_destroy(selected->config);
+    free(selected);
 }
 
 /* ---- attnhost_select() ----------------------------------------------------------------------- */
@@ -467,10 +470,10 @@ attn_status selection_api_select(attnhost *host, struct config *config, struct m
         config_destroy(config);
         return status;
     }
-    struct told *told = (struct told *)(uintptr_t)made;
-    told->selection = selection;
-    told->model = model;
-    told->config = config;
+    struct selected *selected = (struct selected *)(uintptr_t)made;
+    selected->selection = selection;
+    selected->model = model;
+    selected->config = config;
     *out = made;
     return ATTN_OK;
 }

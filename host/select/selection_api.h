@@ -11,22 +11,24 @@
 
 #include "host/select/select.h"
 
-/* Put a selection into the words of attnhost.h, where *told borrows from it: selection, config and
- * model outlive it. `status` and `message` are what select_create() said. OUT_OF_HOST_MEMORY. */
+/* Put a selection into the words of attnhost.h, where *selected borrows from it: selection, config
+ * and model outlive it. `status` and `message` are what select_create() said. OUT_OF_HOST_MEMORY.
+ */
 attn_status selection_api_create(const attnhost *host, const struct config *config,
                                  const struct selection *selection, attn_status status,
-                                 const char *message, const attnhost_selection **told,
+                                 const char *message, const attnhost_selection **selected,
                                  attn_error *error);
 
-/* Select on the device that the configuration asks for, and tell it. Config and model are *told's
- * from now on, and freed with it, or at once where there is none. As attnhost_select(). */
+/* Select on the device that the configuration asks for, and tell it. Config and model are
+ * *selected's from now on, and freed with it, or at once where there is none. As attnhost_select().
+ */
 attn_status selection_api_select(attnhost *host, struct config *config, struct model *model,
-                                 const attnhost_selection **told, attn_error *error);
+                                 const attnhost_selection **selected, attn_error *error);
 
 /* Everything: device, model, groups, each candidate with its reasons. For `explain`. */
-void selection_api_print(const attnhost_selection *told, FILE *file);
+void selection_api_print(const attnhost_selection *selected, FILE *file);
 
 /* The same as JSON; NULL when memory ran out. The caller deletes it. */
-cJSON *selection_api_to_json(const attnhost_selection *told);
+cJSON *selection_api_to_json(const attnhost_selection *selected);
 
 #endif /* HOST_SELECT_SELECTION_API_H */

@@ -429,7 +429,8 @@ static int whose(const attn_metadata *metadata, uint32_t index, int plan)
 }
 
 /* What merging a part of an item takes, in 16ths of a unit's time: it grows with the tile's rows.
- * Units of a few queries each take five times as long as those of one, so that more parts pay. */
+ * Where sequences have a few queries each, more parts pay: 4 of them over 2 KV heads, 8192 keys,
+ * took 37 us with 17 parts and 27 us with 32. */
 static int merge_cost(int rows, const attn_bounds *bounds)
 {
     int is_few = rows == FI_ROWS && bounds->max_q_len > 1;

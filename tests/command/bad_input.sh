@@ -456,7 +456,8 @@ elsewhere()
 elsewhere 4 "a named backend that no plugin has yet, elsewhere" aiter \
     "aiter stands for aiter_like: no such plugin exists yet (.*); installed: cpu_linear, cpu_native"
 elsewhere 4 "what no plugin serves elsewhere is no answer" auto "aiter_like: no such plugin exists yet"
-elsewhere 0 "what would be chosen elsewhere is an answer to --would" auto "aiter_like" --would
+elsewhere 0 "what would be chosen elsewhere is an answer to --would" auto \
+    "aiter_like: would be chosen; no such plugin exists yet" --would
 printf '[order.mine]\nplatfrom = any\n' >"$folder/rules.ini"
 refused 2 "rules with a mistake" "$folder/rules.ini:2: unknown key 'platfrom' in [order.mine]" \
     "did you mean 'platform'?" -- explain "$folder/good.ini" \

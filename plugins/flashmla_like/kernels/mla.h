@@ -44,7 +44,7 @@ typedef struct mla_unit {
     int first_row;  /* of its rows, in the sequence */
     int begin;      /* on the line */
     int first_tile; /* of its keys */
-    int tiles;      /* at least 1, which may be of keys that nobody sees */
+    int tiles;      /* at least 1, even where no row sees a key */
 } mla_unit;
 
 /* What mla_plan leaves besides the lists of mla_call. */

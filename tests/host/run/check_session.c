@@ -661,9 +661,11 @@ static const struct fp8_bit {
     int32_t width; /* bytes of a row */
     int32_t byte;
     uint8_t mask;
+    uint8_t least; /* of the other bits: 2^-3 in e4m3, 2^-5 in bf16 */
 } fp8_bits[] = {
-    {"latent", 268, 0, 0x80},       {"latent", 268, 267, 0x80},     {"latent_fp8", 288, 255, 0x80},
-    {"latent_fp8", 288, 258, 0x40}, {"latent_fp8", 288, 262, 0x40}, {"latent_fp8", 288, 287, 0x80},
+    {"latent", 268, 0, 0x80, 0x20},       {"latent", 268, 267, 0x80, 0x20},
+    {"latent_fp8", 288, 255, 0x80, 0x20}, {"latent_fp8", 288, 258, 0x40, 0},
+    {"latent_fp8", 288, 262, 0x40, 0},    {"latent_fp8", 288, 287, 0x80, 0x3d},
 };
 
 struct flipped {
@@ -680,7 +682,11 @@ static void flip(void *ctx, const struct batch_step *step, int32_t layer,
         return;
     ck_assert_uint_eq(attn_dtype_size(cache->dtype), 1);
     ck_assert_int_eq(cache->shape[2], flipped->bit->width);
-    ((uint8_t *)cache->data)[last_latent(step, cache) + flipped->bit->byte] ^= flipped->bit->mask;
+    uint8_t *byte = (uint8_t *)cache->data + last_latent(step, cache) + flipped->bit->byte;
+    /* The sign of an element near 0 would be within the row's bar. */
+    ck_assert_msg((*byte & ~flipped->bit->mask) >= flipped->bit->least,
+                  "byte 0x%02x: workload.seed is to be one of a larger element", *byte);
+    *byte ^= flipped->bit->mask;
     flipped->done = 1;
 }
 
@@ -693,7 +699,7 @@ START_TEST(one_bit_of_a_quantised_latent_fails)
     set(&run, "kv_cache.k_scale=0.02");
     set(&run, "model.dtype=f32");
     set(&run, "workload.max_requests=2");
-    set(&run, "workload.seed=3"); /* the flipped elements are not near 0 */
+    set(&run, "workload.seed=3"); /* flip() asserts that its elements are not near 0 */
     run.probe = flip;
     run.probe_ctx = &flipped;
     go(&run);

@@ -102,12 +102,12 @@ static void choose(struct scene *scene, const char *model, const char *platform)
 /* The scene's selection in the words of attnhost.h. */
 static const attnhost_selection *tell(struct scene *scene)
 {
-    const attnhost_selection *told = NULL;
+    const attnhost_selection *selected = NULL;
     attn_status status =
         selection_api_create(scene->host, scene->config, scene->selection, scene->status,
-                             host_error_text(&scene->error), &told, &scene->error.base);
+                             host_error_text(&scene->error), &selected, &scene->error.base);
     ck_assert_int_eq(status, ATTN_OK);
-    return told;
+    return selected;
 }
 
 static void end_choice(struct scene *scene)
@@ -350,13 +350,13 @@ START_TEST(every_rejection_has_code_got_and_accepted)
             load_real(scene.host);
             choose(&scene, models[m], platforms[p]);
             snprintf(where, sizeof where, "%s on %s", models[m], platforms[p]);
-            const attnhost_selection *told = tell(&scene);
-            cJSON *json = selection_api_to_json(told);
+            const attnhost_selection *selected = tell(&scene);
+            cJSON *json = selection_api_to_json(selected);
             cJSON_ArrayForEach(group, cJSON_GetObjectItem(json, "groups"))
                 cJSON_ArrayForEach(phase, cJSON_GetObjectItem(group, "phases")) seen +=
                 check_candidates(phase, where);
             cJSON_Delete(json);
-            attnhost_selection_destroy(told);
+            attnhost_selection_destroy(selected);
             tear_down(&scene);
         }
     ck_assert_int_gt(seen, 1000);
@@ -378,9 +378,9 @@ static char *explain_all(const char *model)
         load_real(scene.host);
         choose(&scene, model, platforms[p]);
         fprintf(file, "%s==== %s on %s ====\n", p ? "\n" : "", model, platforms[p]);
-        const attnhost_selection *told = tell(&scene);
-        selection_api_print(told, file);
-        attnhost_selection_destroy(told);
+        const attnhost_selection *selected = tell(&scene);
+        selection_api_print(selected, file);
+        attnhost_selection_destroy(selected);
         tear_down(&scene);
     }
     fclose(file);
@@ -437,8 +437,8 @@ static double expect_memory(const char *platform, const char *most, int has_memo
     set_up(&scene, sets.list, sets.count);
     load_real(scene.host);
     choose(&scene, "llama", platform);
-    const attnhost_selection *told = tell(&scene);
-    const attnhost_group *group = told->groups;
+    const attnhost_selection *selected = tell(&scene);
+    const attnhost_group *group = selected->groups;
     for (uint32_t p = 0; p < group->num_phases; p++) {
         const attnhost_phase *phase = attn_at(group->phases, p);
         const attnhost_candidate *chosen = attn_at(phase->candidates, (uint32_t)phase->chosen);
@@ -448,10 +448,10 @@ static double expect_memory(const char *platform, const char *most, int has_memo
                               has_memory ? chosen->verdict->device_bytes : 0);
     }
     FILE *file = open_memstream(&text, &size);
-    selection_api_print(told, file);
+    selection_api_print(selected, file);
     fclose(file);
     ck_assert_int_eq(strstr(text, "\n  device memory: at most ") != NULL, has_memory);
-    cJSON *json = selection_api_to_json(told);
+    cJSON *json = selection_api_to_json(selected);
     const cJSON *first = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "groups"), 0);
     double bytes = cJSON_GetObjectItem(first, "device_bytes")->valuedouble;
     ck_assert_double_eq(bytes, (double)group->device_bytes);
@@ -459,7 +459,7 @@ static double expect_memory(const char *platform, const char *most, int has_memo
                         (double)group->graph_device_bytes);
     cJSON_Delete(json);
     free(text);
-    attnhost_selection_destroy(told);
+    attnhost_selection_destroy(selected);
     tear_down(&scene);
     return bytes;
 }

@@ -471,11 +471,11 @@ START_TEST(json_tells_all)
     struct scene scene;
     begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 192\n"
                   "[platform]\nsimulate = sm90\n");
-    const attnhost_selection *told = NULL;
+    const attnhost_selection *selected = NULL;
     ck_assert_int_eq(selection_api_create(scene.host, scene.config, scene.selection, scene.status,
-                                          "", &told, &scene.error.base),
+                                          "", &selected, &scene.error.base),
                      ATTN_OK);
-    cJSON *json = selection_api_to_json(told);
+    cJSON *json = selection_api_to_json(selected);
     char *text = cJSON_PrintUnformatted(json);
     ck_assert_ptr_nonnull(strstr(text, "\"code\":\"HEAD_DIM\""));
     ck_assert_ptr_nonnull(strstr(text, "\"accepted\":\"64, 128\""));
@@ -486,8 +486,8 @@ START_TEST(json_tells_all)
     char *printed = NULL;
     size_t size = 0;
     FILE *file = open_memstream(&printed, &size);
-    selection_api_print(told, file);
-    attnhost_selection_destroy(told);
+    selection_api_print(selected, file);
+    attnhost_selection_destroy(selected);
     select_print_choices(scene.selection, file);
     fclose(file);
     ck_assert_ptr_nonnull(strstr(printed, "fa3_like: cannot serve\n"));
@@ -501,22 +501,22 @@ END_TEST
 /* Everything that is said of the selection: explain's text, run's lines, explain's JSON. */
 static char *say_all(struct scene *scene)
 {
-    const attnhost_selection *told = NULL;
+    const attnhost_selection *selected = NULL;
     char *text = NULL;
     size_t size = 0;
     ck_assert_int_eq(selection_api_create(scene->host, scene->config, scene->selection,
-                                          scene->status, "", &told, &scene->error.base),
+                                          scene->status, "", &selected, &scene->error.base),
                      ATTN_OK);
     FILE *file = open_memstream(&text, &size);
-    cJSON *json = selection_api_to_json(told);
+    cJSON *json = selection_api_to_json(selected);
     char *printed = cJSON_PrintUnformatted(json);
-    selection_api_print(told, file);
+    selection_api_print(selected, file);
     select_print_choices(scene->selection, file);
     fputs(printed, file);
     fclose(file);
     cJSON_free(printed);
     cJSON_Delete(json);
-    attnhost_selection_destroy(told);
+    attnhost_selection_destroy(selected);
     return text;
 }
 
