@@ -4,6 +4,7 @@
     Host, Backend, Metadata     load plugins, ask them, compose them, drive them
     problem(), layer_group()    what a backend is asked
     Batch, KVGroup              what a step works on
+    Planner, Step, KVTable      the same from the tables of an engine (PyTorch)
 """
 from typing import TYPE_CHECKING, Any, List
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # those of _LAZY
     from .engine import Engine, Sequence
     from .generation import generate
     from .graphs import DecodeGraphs
+    from .step import KVTable, Planner, Step
     from .transformers import Cache, describe, use
 
 __version__ = version()
@@ -26,12 +28,13 @@ __all__ = [
     "Group", "Host", "InvalidArgument", "KVGroup", "LayerGroup", "Metadata", "Node", "OutOfMemory",
     "Phase", "Plugin", "Problem", "Reason", "Selection", "Unit", "Unsupported", "Verdict",
     "device", "layer_group", "operand", "problem", "state_group", "version",
-    "Cache", "DecodeGraphs", "Engine", "Sequence", "describe", "generate", "use",
+    "Cache", "DecodeGraphs", "Engine", "KVTable", "Planner", "Sequence", "Step", "describe", "generate", "use",
 ]
 
 # What needs PyTorch and Transformers comes when it is asked for.
-_LAZY = {"Cache": "transformers", "DecodeGraphs": "graphs", "Engine": "engine", "Sequence": "engine",
-         "describe": "transformers", "generate": "generation", "use": "transformers"}
+_LAZY = {"Cache": "transformers", "DecodeGraphs": "graphs", "Engine": "engine", "KVTable": "step",
+         "Planner": "step", "Sequence": "engine", "Step": "step", "describe": "transformers",
+         "generate": "generation", "use": "transformers"}
 
 if not TYPE_CHECKING:  # which would take any name for one of it
     def __getattr__(name: str) -> Any:

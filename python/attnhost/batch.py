@@ -14,13 +14,15 @@ def operand(tensor: Any, role: str = "tensor") -> _abi.attn_tensor:
     return made
 
 
-def _address(tensor: Any, name: str, dtype: int) -> int:
-    """Of a dense array of this type."""
+def _address(tensor: Any, name: str, dtype: int, rows: bool = False) -> int:
+    """Of a dense array of this type, or one whose `rows` lie any distance apart."""
     seen = operand(tensor, name)
     strides, dense = [], 1
     for extent in reversed(seen.shape[:seen.ndim]):
         strides.insert(0, dense)
         dense *= extent
+    if rows and seen.ndim == 2 and seen.strides[0] >= seen.shape[1]:
+        strides[0] = seen.strides[0]
     if seen.dtype != dtype:
         raise InvalidArgument(
             f"{name}: {_words.DTYPE_NAMES.get(seen.dtype, hex(seen.dtype))}: accepted "
@@ -32,7 +34,7 @@ def _address(tensor: Any, name: str, dtype: int) -> int:
     return (seen.data or 0) + seen.byte_offset
 
 
-def _pair(kind: Any, dtype: int, array: Any, name: str) -> Any:
+def _pair(kind: Any, dtype: int, array: Any, name: str, rows: bool = False) -> Any:
     """An array in two places: `array` on the device, or (host, device); on the CPU both are one."""
     if array is None:
         return kind()
@@ -40,17 +42,33 @@ def _pair(kind: Any, dtype: int, array: Any, name: str) -> Any:
     made = kind()
     if host is not None:
         if operand(host, name).device_type == _abi.ATTN_DEVICE_CPU:
-            made.host = _address(host, name, dtype)
+            made.host = _address(host, name, dtype, rows)
         elif host is not device:
             raise InvalidArgument(f"{name}: the first of the pair is on a device: accepted host "
                                   "memory", "INVALID_ARGUMENT", "batch")
     if device is not None:
-        made.device = _address(device, name, dtype)
+        made.device = _address(device, name, dtype, rows)
     return made
 
 
-def i32(array: Any, name: str = "array") -> _abi.attn_i32_array:
-    return _pair(_abi.attn_i32_array, _abi.ATTN_I32, array, name)
+def i32(array: Any, name: str = "array", rows: bool = False) -> _abi.attn_i32_array:
+    return _pair(_abi.attn_i32_array, _abi.ATTN_I32, array, name, rows)
+
+
+def _row_stride(array: Any, name: str) -> int:
+    """Elements between two rows of a table, on the host and on the device."""
+    strides = set()
+    for part in array if isinstance(array, tuple) else (array,):
+        if part is not None:
+            seen = operand(part, name)
+            if seen.ndim != 2:
+                raise InvalidArgument(f"{name}: {seen.ndim} dimensions: accepted 2, [sequences, "
+                                      "entries]", "INVALID_ARGUMENT", "batch")
+            strides.add(max(seen.strides[0], seen.shape[1]))
+    if len(strides) > 1:
+        raise InvalidArgument(f"{name}: rows {_words.join(map(str, strides))} elements apart: accepted the same "
+                              "on the host and on the device", "INVALID_ARGUMENT", "batch")
+    return strides.pop()
 
 
 def i64(array: Any, name: str = "array") -> _abi.attn_i64_array:
@@ -76,7 +94,7 @@ def _total(indptr: Any, num_seqs: int, otherwise: int) -> int:
 class KVGroup:
     """Where the keys of a KV group lie: slots of new keys, and the slots of all keys in one or more
     of the three forms (attn_kv_batch). Arrays are int32, `out_cache_loc` int64; on a GPU each is a
-    device array, or (host array, device array)."""
+    device array, or (host array, device array). Tables may be parts of wider ones."""
 
     ARRAYS = ("kv_lens", "kv_new_indptr", "req_to_token", "block_table", "kv_indptr", "kv_indices",
               "last_page_len")
@@ -91,15 +109,12 @@ class KVGroup:
             if name not in self.ARRAYS:
                 raise TypeError(f"KVGroup() has no array '{name}'; accepted: out_cache_loc, "
                                 + ", ".join(self.ARRAYS))
-            setattr(self.struct, name, i32(array, name))
+            is_table = name in ("req_to_token", "block_table")
+            if is_table and array is not None:
+                setattr(self.struct, f"{name}_stride", _row_stride(array, name))
+            setattr(self.struct, name, i32(array, name, is_table))
             if name in forms and array is not None:
                 self.struct.index_forms |= forms[name]
-            if name in ("req_to_token", "block_table") and array is not None:
-                last = array[1] if isinstance(array, tuple) else array
-                if len(last.shape) != 2:
-                    raise InvalidArgument(f"{name}: {len(last.shape)} dimensions: accepted 2, [sequences, "
-                                          "entries]", "INVALID_ARGUMENT", "batch")
-                setattr(self.struct, f"{name}_stride", int(last.shape[1]))
 
     def refuse_short(self, num_seqs: int, num_tokens: int) -> None:
         """Raise what names the first array with too few entries for so many sequences and new keys."""

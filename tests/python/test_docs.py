@@ -38,10 +38,10 @@ def run_blocks(text):
 
 
 def chapters():
-    """Up to the chapter on models, which needs PyTorch, and from there."""
+    """Up to the chapters that need PyTorch, and from there."""
     with open(os.path.join(SOURCE, "docs/PYTHON.md"), encoding="utf-8") as file:
         text = file.read()
-    first, mark, second = text.partition("\n## Models of Transformers")
+    first, mark, second = text.partition("\n## An engine's own tables")
     return first, mark + second
 
 

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner for engines (attnhost.step): an engine's tables in either form, batches that are mixed, padded
+and replayed, several KV groups, against attention in fp64 written here."""
+import attnhost
+import torch
+from attnhost import InvalidArgument, KVTable, Planner, Step, Unsupported
+
+from harness import cases, refused
+
+HEADS, KV_HEADS, DIM, PAGES = 4, 2, 32, 40
+PAIR = {"attention": {"prefill_attention_backend": "one", "decode_attention_backend": "two"},
+        "backend.one": {"type": "cpu_native"}, "backend.two": {"type": "cpu_native"}}
+SINGLE = {"attention": {"attention_backend": "cpu_native"}}
+
+
+class Toy:
+    """An engine: pools of some layers in KV groups, and sequences with pages of each group."""
+
+    def __init__(self, page_size=16, windows=(-1, 5), sections=SINGLE, **given):
+        self.size, self.windows = page_size, windows
+        groups = [attnhost.layer_group([i], num_q_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM,
+                                       window_left=window, kv_group=i) for i, window in enumerate(windows)]
+        self.planner = Planner(attnhost.Host(sections), groups, page_size=page_size, **{
+            **dict(dtype=torch.float32, max_seqs=8, max_tokens=64, max_len=96), **given})
+        self.random = torch.Generator().manual_seed(1)
+        self.caches = [[torch.zeros(PAGES, page_size, KV_HEADS, DIM) for _ in "kv"] for _ in windows]
+        for i, (k, v) in enumerate(self.caches):
+            self.planner.bind(i, k_cache=k, v_cache=v)
+        self.free = [list(range(1, PAGES)) for _ in windows]
+        self.pages, self.keys = {}, {}
+
+    def draw(self, *shape):
+        return torch.randn(shape, generator=self.random)
+
+    def tables(self, work, by_rows, width):
+        """Of each group; `width` columns of a wider table, or rows of a pool of requests."""
+        made = []
+        for group in range(len(self.windows)):
+            slots, block_table = [], torch.full((len(work), 12), -1, dtype=torch.int32)
+            for row, (name, count) in enumerate(work):
+                pages = self.pages.setdefault((group, name), [])
+                length = self.keys[name][group][0].shape[0] if name in self.keys else 0
+                while len(pages) * self.size < length + count:
+                    pages.append(self.free[group].pop())
+                slots += [pages[i // self.size] * self.size + i % self.size for i in range(length, length + count)]
+                block_table[row, :len(pages)] = torch.tensor(pages)
+            slots = torch.tensor(slots, dtype=torch.int32)
+            if by_rows:
+                rows = torch.full((len(work) + 3, 12 * self.size), 7, dtype=torch.int32)
+                rows[1:len(work) + 1] = (block_table[:, :, None] * self.size + torch.arange(self.size)).flatten(1)
+                made.append(KVTable(slots, req_to_token=rows,
+                                    req_pool_indices=torch.arange(1, len(work) + 1)))
+            else:
+                made.append(KVTable(slots.long(), block_table=block_table[:, :width]))
+        return made
+
+    def step(self, work, by_rows=False, plan=None, width=12, **members):
+        """`work`: names of sequences with their numbers of rows. Runs all layers and checks every row."""
+        tables = self.tables(work, by_rows, width)
+        counts = [count for _, count in work]
+        lens = [(self.keys[name][0][0].shape[0] if name in self.keys else 0) + count for name, count in work]
+        starts = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
+        plan = plan or self.planner
+        plan.plan(Step(torch.tensor(lens, dtype=torch.int32), tables, q_indptr=starts, num_tokens=sum(counts),
+                       max_q_len=max(counts), max_kv_len=max(lens), **members))
+        for group, window in enumerate(self.windows):
+            rows = getattr(plan, "num_seqs", 0) or sum(counts)
+            q, k, v = (self.draw(rows, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+            out = torch.full_like(q, float("nan"))
+            plan.forward(group, q=q, k=k, v=v, out=out)
+            assert out.isfinite().all()
+            for (name, count), first in zip(work, starts.tolist()):
+                known = self.keys.setdefault(name, {}).setdefault(group, [torch.zeros(0, KV_HEADS, DIM)] * 2)
+                part = slice(first, first + count)
+                known[:] = [torch.cat([old, new[part]]) for old, new in zip(known, (k, v))]
+                expected = attention(q[part], *known, window)
+                assert (out[part] - expected).abs().max() < 1e-5, (name, group)
+
+
+def attention(q, k, v, window):
+    """Causal attention of the last rows of a sequence, in fp64."""
+    q, k, v = q.double(), *(x.double().repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
+    distance = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
+    seen = (distance >= 0) & ((distance <= window) | torch.tensor(window < 0))
+    scores = torch.einsum("thd,jhd->htj", q, k) * DIM ** -0.5
+    return torch.einsum("htj,jhd->thd", scores.masked_fill(~seen, float("-inf")).softmax(-1), v).float()
+
+
+# ---- What it computes ----------------------------------------------------------------------------------
+
+
+@cases((4, False), (16, False), (16, True), (48, True))
+def test_prefill_chunks_and_decodes_of_two_kv_groups(page_size, by_rows):
+    toy = Toy(page_size)
+    toy.step([("a", 7), ("b", 20)], by_rows)
+    toy.step([("a", 1), ("b", 9), ("c", 30)], by_rows, num_decodes=1)
+    toy.step([("a", 1), ("b", 1), ("c", 1)], by_rows)
+
+
+def test_mixed_batches_are_split_by_rows():
+    """Each backend of a pair computes its rows: those that decode stand first."""
+    toy = Toy(sections=PAIR)
+    assert toy.planner.mixed
+    toy.step([("a", 7), ("b", 5)])
+    toy.step([("a", 1), ("b", 1), ("c", 30)], num_decodes=2)
+    assert toy.planner.rows["one"] == 2 * (12 + 30) and toy.planner.rows["two"] == 2 * 2
+
+
+def test_decodes_may_stand_last():
+    toy = Toy(sections=PAIR, decodes="last")
+    toy.step([("a", 7)])
+    toy.step([("c", 30), ("a", 1)], num_decodes=1)
+    assert toy.planner.rows["two"] == 2
+
+
+def test_drafts_of_decodes():
+    toy = Toy(uses=("decode_drafts",))
+    toy.step([("a", 7), ("b", 5)])
+    toy.step([("a", 3), ("b", 3), ("c", 20)], num_decodes=2, decode_q_len=3)
+    batch = toy.planner.eager._metadata[0]._batch.struct
+    assert toy.planner.drafts and (batch.num_decode_seqs, batch.decode_q_len) == (2, 3)
+    plain = Toy()
+    plain.step([("a", 7)])
+    plain.step([("a", 3), ("c", 20)], num_decodes=1, decode_q_len=3)
+    assert plain.planner.eager._metadata[0]._batch.struct.num_decode_seqs == 0, "as rows of prompts"
+
+
+def test_without_mixed_batches_all_rows_are_prefill():
+    toy = Toy(sections=PAIR, decodes=None)
+    toy.step([("a", 7)])
+    toy.step([("a", 1), ("c", 30)], num_decodes=1)
+    assert "two" not in toy.planner.rows
+
+
+def test_heads_before_tokens():
+    toy = Toy(sections={**SINGLE, "kv_cache": {"layout": "hnd"}})
+    assert all(problem.kv_layout == b"kv.hnd/1" for problem in toy.planner.problems.values())
+    toy.step([("a", 40), ("b", 3)])
+    toy.step([("a", 1), ("b", 1)])
+
+
+def test_part_of_a_wider_table_is_not_copied():
+    toy = Toy()
+    toy.step([("a", 7), ("b", 20)], width=3)
+    wide = torch.zeros(3, 8, dtype=torch.int32)
+    group = attnhost.KVGroup(16, block_table=wide[:, :3])
+    assert group.struct.block_table_stride == 8 and group.struct.block_table.device == wide.data_ptr()
+
+
+# ---- Graphs --------------------------------------------------------------------------------------------
+
+
+@cases((False,), (True,))
+def test_a_plan_for_a_graph_keeps_its_addresses(by_rows):
+    toy = Toy(sections=PAIR)
+    graph = toy.planner.graph(4)
+    toy.step([("a", 7), ("b", 20), ("c", 2)], by_rows)
+    toy.step([("a", 1), ("b", 1)], by_rows, graph)
+    batch = graph._metadata[0]._batch.struct
+    places = {name: getattr(batch.kv_groups[0], name).device for name in ("block_table", "out_cache_loc")}
+    assert places["block_table"] and batch.num_seqs == 4 and batch.num_real_seqs == 2
+    toy.step([("c", 1), ("a", 1), ("b", 1)], by_rows, graph)
+    batch = graph._metadata[0]._batch.struct
+    assert places == {name: getattr(batch.kv_groups[0], name).device for name in places}
+    assert batch.num_real_seqs == 3 and batch.seq_lens.device == graph._kept["seq_lens"].data_ptr()
+
+
+def test_a_graph_takes_no_more_than_it_has_room_for():
+    toy = Toy()
+    graph = toy.planner.graph(1)
+    toy.step([("a", 3), ("b", 3)])
+    refused(InvalidArgument, ["2 sequences", "1 to 1"], toy.step, [("a", 1), ("b", 1)], False, graph)
+
+
+# ---- Forms of indices ----------------------------------------------------------------------------------
+
+
+def test_lists_of_pages_and_rows_of_slots():
+    """What backends get that read no block table; a table's rest is not looked at."""
+    from attnhost import step
+    table = torch.tensor([[5, 6, -1], [9, -1, -1], [3, 4, 8]], dtype=torch.int32)
+    lens = torch.tensor([17, 0, 48], dtype=torch.int32)
+    starts = step._list_indptr(lens, 16)
+    assert starts.tolist() == [0, 2, 2, 5]
+    assert step._list_pages(table, lens, starts, 16)[:5].tolist() == [5, 6, 3, 4, 8]
+    assert step._last_pages(lens, 16).tolist() == [1, 0, 16]
+    rows = step._rows_of_pages(table, 2)
+    assert rows[0].tolist() == [0] * 6 and rows[1][:4].tolist() == [10, 11, 12, 13]
+
+
+# ---- Refusals ------------------------------------------------------------------------------------------
+
+
+def test_what_it_refuses():
+    toy = Toy()
+    lens, table = torch.tensor([3], dtype=torch.int32), torch.ones(1, 1, dtype=torch.int32)
+    refused(InvalidArgument, ["accepted one of them"], KVTable, torch.arange(3))
+    refused(InvalidArgument, ["req_pool_indices"], KVTable, torch.arange(3), req_to_token=table)
+    pages = [KVTable(torch.arange(3), block_table=table)] * 2
+    refused(InvalidArgument, ["without q_indptr"], toy.planner.plan,
+            Step(lens, pages, num_tokens=3, max_q_len=3, max_kv_len=3))
+    refused(InvalidArgument, ["layer 7", "0, 1"], toy.planner.bind, 7, k_cache=toy.caches[0][0])
+    error = refused(Unsupported, ["head_dim 1024", "1..512"], Planner, attnhost.Host(SINGLE),
+                    [attnhost.layer_group([0], num_q_heads=4, num_kv_heads=4, head_dim=1024)],
+                    dtype=torch.float32, page_size=16, max_seqs=4, max_tokens=4, max_len=64)
+    assert error.reasons
+    refused(Unsupported, ["dtype torch.int8"], Toy, dtype=torch.int8)
+    refused(InvalidArgument, ["decodes 'middle'"], Toy, decodes="middle")
+
+
+def test_it_is_closed_in_order():
+    toy = Toy()
+    toy.planner.graph(2)
+    toy.planner.close()
+    toy.planner.host.close()
