@@ -30,7 +30,7 @@ nothing else has to be looked at. Each is run on one processor, so with one thre
 but where a check asks for more: again the same on every machine, and two at a time do not wait for
 each other.
 
-A third of the mutants is run, chosen by the commit, so that each commit runs another and all come
+A sixth of the mutants is run, chosen by the commit, so that each commit runs another and all come
 to be run; with ATTNHOST_TEST_ALL=1 in the environment, and with --update, all of them.
 
 usage: mutants.py PLUGIN [--update] [--jobs N] [NAME]...   from the environment of `make check`
@@ -67,7 +67,7 @@ OPTIMISED = {"cpu_linear": "-Og"}  # mutants that fall in the first cases; else 
 WITH = {"hybrid": ["--with", BUILD + "/plugins/.libs/cpu_native.so"]}
 CASES = {"hybrid": ["COMP-*", "CAPS-05.*", "WORK-02.*promised"]}
 SOUND = "nothing"  # the mutant without a fault
-PARTS = 3  # of which a commit runs one: tests/tools/part.sh
+PARTS = 6  # of which a commit runs one: tests/tools/part.sh
 
 
 class Plugin:
