@@ -13,68 +13,13 @@ top=${ATTNHOST_TEST_SRCDIR:-.}
 
 python=${PYTHON3:-python3}
 venv=$ATTNHOST_TEST_VENV
-scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
-umask 022
-PKG_CONFIG_PATH=$ATTNHOST_TEST_LIBDIR/pkgconfig
-PYTHONDONTWRITEBYTECODE=1
-PIP_DISABLE_PIP_VERSION_CHECK=1
-export PKG_CONFIG_PATH PYTHONDONTWRITEBYTECODE PIP_DISABLE_PIP_VERSION_CHECK
-unset MAKEFLAGS MFLAGS MAKELEVEL PYTHONPATH
-
-# skip_all REASON: nothing more can be tested here.
-skip_all()
-{
-    tap_skip "$1" "$2"
-    tap_end
-}
-
-# has PACKAGES...: pip installs them, if they are not there yet.
-has()
-{
-    "$venv/bin/pip" install -q --no-compile "$@" >"$scratch/pip" 2>&1
-}
-
-# run MODULE...: the tests of these modules, numbered on from here.
-run()
-{
-    "${run_python:-$venv/bin/python}" "$top/tests/python/run.py" "$tap_count" "$@" >"$scratch/run" 2>"$scratch/errors" </dev/null
-    grep -v '^# last ' "$scratch/run"
-    last=$(sed -n 's/^# last //p' "$scratch/run")
-    if test -z "$last"; then
-        tap_count=$(grep -c '^\(not \)\?ok ' "$scratch/run" | awk -v n="$tap_count" '{ print n + $1 }')
-        tap_not_ok "$*: ran to its end" "$(tail -n 20 "$scratch/errors")"
-        return
-    fi
-    tap_count=${last% *}
-    tap_failed=$((tap_failed + ${last#* }))
-}
-
-# ---- Can it be tested here? ----------------------------------------------------------------------
-
-test -z "${ATTNHOST_NO_PYTHON-}" || skip_all "the Python package" "ATTNHOST_NO_PYTHON is set"
-test -z "$ATTNHOST_TEST_DESTDIR" || skip_all "the Python package" "pkg-config's paths do not know DESTDIR"
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
-    skip_all "the Python package" "no Python 3.10 or newer here"
-"$python" -c 'import ensurepip, venv' 2>/dev/null ||
-    skip_all "the Python package" "this Python has no venv module (Debian: python3-venv)"
-"$python" -c 'import os, sysconfig, sys
-sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
-    skip_all "the Python package" "no Python.h here (Debian: python3-dev)"
-
-wanted="$("$python" -VV) $(cat "$top/tests/python/requirements.txt")"
-if ! test -f "$venv/wanted" || test "$(cat "$venv/wanted")" != "$wanted"; then
-    rm -rf "$venv"
-    "$python" -m venv "$venv" || skip_all "the Python package" "python3 -m venv failed"
-    has "setuptools>=77" numpy || skip_all "the Python package" "pip installs nothing here: $(tail -n 1 "$scratch/pip")"
-    printf '%s' "$wanted" >"$venv/wanted"
-fi
+. "$top/tests/python/venv.sh"
+need_python "the Python package"
+need_venv "the Python package" "$top/tests/python/requirements.txt"
 
 # ---- The binding ---------------------------------------------------------------------------------
 
-cp -R "$top/python" "$scratch/python"
-rm -rf "$scratch/python/build" # of an earlier installation: as old as all other files now
-chmod -R u+w "$scratch/python"
+copied "$top/python" python
 tap_try "pip install ./python" \
     "$venv/bin/pip" install -q --no-deps --no-build-isolation --force-reinstall "$scratch/python"
 run test_generate test_binding test_docs
@@ -106,8 +51,7 @@ if ! test -f "$venv/models"; then
     # shellcheck disable=SC2046
     has --no-deps $(sed -n 's/^torch==/torch==/p' "$top/tests/python/requirements.txt") &&
         has $(grep -v -e '^#' -e '^torch==' "$top/tests/python/requirements.txt") &&
-        lib=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch/lib &&
-        "$python" "$top/tests/python/torch_without_cuda.py" "$lib" ||
+        torch_without_cuda ||
         skip_all "models of Transformers" "pip installs no PyTorch here: $(tail -n 1 "$scratch/pip")"
     : >"$venv/models"
 fi

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's attention by attnhost. vLLM calls register() in each of its processes (the entry point
+vllm.general_plugins); from then on --attention-backend takes the name."""
+
+PATH = "attnhost_vllm.backend.AttnhostBackend"
+
+
+def backend_name() -> str:
+    """What --attention-backend takes: ATTNHOST; CUSTOM where vLLM has no names of others' (before 0.32)."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    return "ATTNHOST" if hasattr(AttentionBackendEnum, "register") else "CUSTOM"
+
+
+def register() -> None:
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    name = backend_name()
+    if name not in AttentionBackendEnum.__members__:
+        AttentionBackendEnum.register(name, PATH)
+    register_backend(AttentionBackendEnum[name], PATH)
+    if current_platform.is_cpu():  # which has one backend, whatever it is asked for
+        register_backend(AttentionBackendEnum.CPU_ATTN, "attnhost_vllm.cpu.Chosen")

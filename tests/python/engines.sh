@@ -1,0 +1,36 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# engines.sh: engines that people run, with attention by attnhost, on the processor: vLLM with real weights.
+# About 1 GB is downloaded once, into an environment of its own; what cannot be had is skipped, with the
+# reason. ATTNHOST_NO_ENGINES=1 or ATTNHOST_NO_PYTHON=1 skips it all.
+set -u
+top=${ATTNHOST_TEST_SRCDIR:-.}
+. "$top/tests/tools/tap.sh"
+
+python=${PYTHON3:-python3}
+venv=$ATTNHOST_TEST_VENV
+requirements=$top/tests/python/requirements-vllm.txt
+. "$top/tests/python/venv.sh"
+test -z "${ATTNHOST_NO_ENGINES-}" || skip_all "engines" "ATTNHOST_NO_ENGINES is set"
+need_python "engines"
+test "$(uname -m)" = x86_64 || skip_all "engines" "$(uname -m): the pinned packages are for x86_64"
+need_venv "engines" "$requirements"
+
+# Every package is named with its version, none brings others along: CUDA's libraries are not needed.
+if ! test -f "$venv/engines"; then
+    has --no-deps -r "$requirements" && torch_without_cuda ||
+        skip_all "engines" "pip installs no vLLM here: $(tail -n 1 "$scratch/pip")"
+    : >"$venv/engines"
+fi
+copied "$top/python" python
+tap_try "pip install ./python" \
+    "$venv/bin/pip" install -q --no-deps --no-build-isolation --force-reinstall "$scratch/python"
+copied "$top/python/bridges/attnhost_vllm" attnhost_vllm
+tap_try "pip install ./python/bridges/attnhost_vllm" \
+    "$venv/bin/pip" install -q --no-deps --no-build-isolation --force-reinstall "$scratch/attnhost_vllm"
+
+OMP_NUM_THREADS=1 # of PyTorch: tests run beside others
+export OMP_NUM_THREADS
+run test_vllm
+tap_end

