@@ -129,7 +129,7 @@ typedef struct attn_layer {
 typedef struct attn_mla_dims {
     uint32_t struct_size;
     int32_t kv_lora_rank; /* width of the latent, which is also the absorbed form's value; 512 */
-    int32_t rope_dim;     /* width of the position-encoded key part shared by all heads; 64 */
+    int32_t rope_dim;     /* width of the position-encoded key part of all heads; 64; 0 = none */
     int32_t nope_dim;     /* width of a head's key part without position encoding; 128 */
 } attn_mla_dims;
 

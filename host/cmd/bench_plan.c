@@ -138,7 +138,7 @@ static void base_of_group(const struct plan *plan, const attn_layer_group *group
     base->head_dim = group->head_dim;
     base->v_head_dim = group->v_head_dim;
     base->dtype = plan->model->dtype;
-    base->kv_dtype = problem_kv_dtype(plan->config, plan->model);
+    base->kv_dtype = problem_kv_dtype(plan->config, plan->model, group);
     base->page_size = (int32_t)cache->page_size;
     base->window = group->window_left + 1;
     base->causal = group->window_right == 0;
@@ -150,7 +150,8 @@ static void base_of_group(const struct plan *plan, const attn_layer_group *group
     base->layout = cache->layout == CONFIG_LAYOUT_NHD   ? BENCH_LAYOUT_NHD
                    : cache->layout == CONFIG_LAYOUT_HND ? BENCH_LAYOUT_HND
                                                         : BENCH_LAYOUT_ANY;
-    base->scales = cache->k_scale.count > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR;
+    base->scales =
+        problem_num_scales(plan->config) > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR;
 }
 
 /* A chunk of a prompt, and decodes of prompts of that length. */

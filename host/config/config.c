@@ -118,12 +118,14 @@ attn_status config_bad_value(const char *section, const struct config_key *key,
                              const struct config_value *value, const char *problem,
                              attn_error *error)
 {
+    bool typed = key->flags & CONFIG_BY_LAYER_TYPE;
     strbuf accepted;
     strbuf_init(&accepted);
     key->kind->accepted(key, &accepted);
-    attn_status status =
-        host_fail(error, ATTN_CONFIG_ERROR, "%s: %s.%s = '%.200s' %s; accepted: %s", value->place,
-                  section, key->name, value->text, problem, strbuf_text(&accepted));
+    attn_status status = host_fail(
+        error, ATTN_CONFIG_ERROR, "%s: %s.%s%s = '%.200s' %s; accepted: %s", value->place, section,
+        typed ? config_layer_name(value->number) : "", typed ? strchr(key->name, '.') : key->name,
+        value->text, problem, strbuf_text(&accepted));
     strbuf_finish(&accepted);
     return status;
 }

@@ -87,7 +87,25 @@ enum {
     CONFIG_LAYER_CHUNKED = 2,
     CONFIG_LAYER_LINEAR = 3,
     CONFIG_LAYER_CROSS = 4,
-    CONFIG_LAYER_ENCODER = 5
+    CONFIG_LAYER_ENCODER = 5,
+    CONFIG_LAYER_SPARSE = 6,
+    CONFIG_LAYER_COUNT = 7
+};
+
+/* The word of CONFIG_LAYER_*. */
+const char *config_layer_name(int64_t type);
+
+/* What layers of one type have otherwise than the rest: <layer_type>.head_dim and the like. What
+ * was not given is 0, where 0 may be given too config_is_set() tells. */
+struct config_layer_keys {
+    int64_t num_q_heads[CONFIG_LAYER_COUNT];
+    int64_t num_kv_heads[CONFIG_LAYER_COUNT];
+    int64_t head_dim[CONFIG_LAYER_COUNT];
+    int64_t v_head_dim[CONFIG_LAYER_COUNT];
+    double logit_cap[CONFIG_LAYER_COUNT];
+    double sm_scale[CONFIG_LAYER_COUNT];
+    bool sinks[CONFIG_LAYER_COUNT];
+    bool alibi[CONFIG_LAYER_COUNT];
 };
 
 /* 0 = not given wherever nothing else is said. */
@@ -98,7 +116,9 @@ struct config_model {
     int64_t num_kv_heads;
     int64_t head_dim;
     int64_t v_head_dim;
+    struct config_layer_keys by_type;
     struct config_ints layer_types; /* CONFIG_LAYER_*, repetitions written out */
+    int64_t num_kv_shared_layers;   /* that read the cache of an earlier layer */
     int64_t sliding_window;         /* tokens, the query itself counted: window_left + 1 */
     int64_t attention_chunk;        /* tokens; 0 = off */
     double logit_cap;               /* 0 = off */
@@ -109,6 +129,10 @@ struct config_model {
     int64_t kv_lora_rank;
     int64_t qk_rope_head_dim;
     int64_t qk_nope_head_dim;
+    int64_t index_topk;      /* keys that a query of a sparse layer reads */
+    int64_t index_head_dim;  /* of the index's keys; 0 = nothing is known of them */
+    int32_t linear_family;   /* ATTN_LINEAR_* + 1; 0 = not given */
+    int64_t linear_conv;     /* taps; 0 = no convolution */
     int64_t max_context_len; /* tokens */
     int32_t attn_type;       /* ATTN_TYPE_DECODER or ATTN_TYPE_ENCODER_ONLY */
 };
@@ -182,9 +206,10 @@ enum { CONFIG_LAYOUT_AUTO = 0, CONFIG_LAYOUT_NHD = 1, CONFIG_LAYOUT_HND = 2 };
 enum { CONFIG_LATENT_AUTO = 0, CONFIG_LATENT_PLAIN = 1, CONFIG_LATENT_FP8 = 2 };
 
 struct config_kv_cache {
-    int64_t page_size;             /* tokens */
-    attn_dtype dtype;              /* ATTN_DTYPE_NONE = as the model */
-    struct config_doubles k_scale; /* none, one, or one per KV head */
+    int64_t page_size;                     /* tokens */
+    attn_dtype dtype;                      /* ATTN_DTYPE_NONE = as the model */
+    attn_dtype dtypes[CONFIG_LAYER_COUNT]; /* by layer type; ATTN_DTYPE_NONE = dtype */
+    struct config_doubles k_scale;         /* none, one, or one per KV head */
     struct config_doubles v_scale;
     int32_t layout;               /* CONFIG_LAYOUT_* */
     int32_t latent_layout;        /* CONFIG_LATENT_* */

@@ -11,13 +11,10 @@
 /* ---- Choices --------------------------------------------------------------------------------- */
 
 static const struct config_choice layer_types[] = {
-    {"full", CONFIG_LAYER_FULL},
-    {"sliding", CONFIG_LAYER_SLIDING},
-    {"chunked", CONFIG_LAYER_CHUNKED},
-    {"linear", CONFIG_LAYER_LINEAR},
-    {"cross", CONFIG_LAYER_CROSS},
-    {"encoder", CONFIG_LAYER_ENCODER},
-    {NULL, 0},
+    {"full", CONFIG_LAYER_FULL},       {"sliding", CONFIG_LAYER_SLIDING},
+    {"chunked", CONFIG_LAYER_CHUNKED}, {"linear", CONFIG_LAYER_LINEAR},
+    {"cross", CONFIG_LAYER_CROSS},     {"encoder", CONFIG_LAYER_ENCODER},
+    {"sparse", CONFIG_LAYER_SPARSE},   {NULL, 0},
 };
 static const struct config_choice model_dtypes[] = {
     {"f32", ATTN_F32}, {"f16", ATTN_F16}, {"bf16", ATTN_BF16}, {NULL, 0}};
@@ -32,6 +29,12 @@ static const struct config_choice cache_dtypes[] = {
 };
 static const struct config_choice attn_types[] = {
     {"decoder", ATTN_TYPE_DECODER}, {"encoder_only", ATTN_TYPE_ENCODER_ONLY}, {NULL, 0}};
+static const struct config_choice linear_families[] = {{"gdn", ATTN_LINEAR_GDN + 1},
+                                                       {"mamba2", ATTN_LINEAR_MAMBA2 + 1},
+                                                       {"kda", ATTN_LINEAR_KDA + 1},
+                                                       {"lightning", ATTN_LINEAR_LIGHTNING + 1},
+                                                       {"short_conv", ATTN_LINEAR_SHORT_CONV + 1},
+                                                       {NULL, 0}};
 static const struct config_choice speculative_modes[] = {
     {"prefill", CONFIG_SPECULATIVE_PREFILL}, {"decode", CONFIG_SPECULATIVE_DECODE}, {NULL, 0}};
 static const struct config_choice mla_forms[] = {
@@ -67,6 +70,7 @@ static const struct config_choice clocks[] = {
     }
 #define RANGE(min_, max_) .min = (min_), .max = (max_)
 #define WORDS(choices_)   .choices = (choices_)
+#define BY_LAYER_TYPE     .flags = CONFIG_BY_LAYER_TYPE
 
 /* clang-format off */
 const struct config_key config_keys[] = {
@@ -100,6 +104,24 @@ const struct config_key config_keys[] = {
         .help = "Elements of a value vector of one head; left out: head_dim."),
     KEY(model, "layer_types", layer_types, pattern, "", WORDS(layer_types),
         .help = "Type of each layer; a shorter pattern is repeated up to num_layers."),
+    KEY(model, "num_kv_shared_layers", num_kv_shared_layers, int, "0", RANGE(0, 4095),
+        .help = "The last layers, so many, read the cache of the last one of their type before them."),
+    KEY(model, "<layer_type>.num_q_heads", by_type.num_q_heads, ints_by_type, "", RANGE(1, 4096),
+        BY_LAYER_TYPE, .help = "Query heads of layers of one type; of linear ones the values' heads."),
+    KEY(model, "<layer_type>.num_kv_heads", by_type.num_kv_heads, ints_by_type, "", RANGE(1, 4096),
+        BY_LAYER_TYPE, .help = "Their key and value heads; of linear ones the keys' heads."),
+    KEY(model, "<layer_type>.head_dim", by_type.head_dim, ints_by_type, "", RANGE(1, 4096),
+        BY_LAYER_TYPE, .help = "Elements of a query or key vector of one of their heads."),
+    KEY(model, "<layer_type>.v_head_dim", by_type.v_head_dim, ints_by_type, "", RANGE(1, 4096),
+        BY_LAYER_TYPE, .help = "Elements of a value vector of one of their heads."),
+    KEY(model, "<layer_type>.logit_cap", by_type.logit_cap, doubles_by_type, "", RANGE(0, 1e6),
+        BY_LAYER_TYPE, .help = "Their cap, as logit_cap."),
+    KEY(model, "<layer_type>.sm_scale", by_type.sm_scale, doubles_by_type, "", RANGE(0, 1e6),
+        .flags = CONFIG_BY_LAYER_TYPE | CONFIG_ABOVE_MIN, .help = "Factor of their scores, as sm_scale."),
+    KEY(model, "<layer_type>.sinks", by_type.sinks, bools_by_type, "", BY_LAYER_TYPE,
+        .help = "Whether they have sinks, as sinks."),
+    KEY(model, "<layer_type>.alibi", by_type.alibi, bools_by_type, "", BY_LAYER_TYPE,
+        .help = "Whether their scores fall with the distance, as alibi."),
     KEY(model, "sliding_window", sliding_window, int, "", RANGE(1, 2147483647),
         .help = "Tokens that a sliding layer's query sees, itself counted."),
     KEY(model, "attention_chunk", attention_chunk, int, "", RANGE(1, 2147483647),
@@ -116,10 +138,18 @@ const struct config_key config_keys[] = {
         .help = "Type of queries, new keys and values, and outputs."),
     KEY(model, "kv_lora_rank", kv_lora_rank, int, "", RANGE(1, 65536),
         .help = "MLA: elements of the compressed key and value; makes the layers MLA layers."),
-    KEY(model, "qk_rope_head_dim", qk_rope_head_dim, int, "", RANGE(1, 4096),
-        .help = "MLA: elements of a head that carry the position."),
+    KEY(model, "qk_rope_head_dim", qk_rope_head_dim, int, "", RANGE(0, 4096),
+        .help = "MLA: elements of a head that carry the position; 0: none does."),
     KEY(model, "qk_nope_head_dim", qk_nope_head_dim, int, "", RANGE(1, 4096),
         .help = "MLA: elements of a head that carry no position."),
+    KEY(model, "index_topk", index_topk, int, "", RANGE(1, 2147483647),
+        .help = "Keys that each query of a sparse layer reads; sparse layers are MLA layers."),
+    KEY(model, "index_head_dim", index_head_dim, int, "", RANGE(1, 65536),
+        .help = "Elements of the keys that a sparse layer's index looks at."),
+    KEY(model, "linear_family", linear_family, choice, "", WORDS(linear_families),
+        .help = "Recurrence of linear layers; linear.num_q_heads and the like give their shape."),
+    KEY(model, "linear_conv_kernel_dim", linear_conv, int, "", RANGE(1, 64),
+        .help = "Taps of the short convolution before them; left out: there is none."),
     KEY(model, "max_context_len", max_context_len, int, "", RANGE(1, 2147483647),
         .help = "Tokens of the longest request, input and output."),
     KEY(model, "attn_type", attn_type, choice, "decoder", WORDS(attn_types),
@@ -156,6 +186,8 @@ const struct config_key config_keys[] = {
         .help = "Tokens of a page."),
     KEY(kv_cache, "dtype", dtype, dtype, "auto", WORDS(cache_dtypes),
         .help = "Type of the cached keys and values; auto: the model's."),
+    KEY(kv_cache, "<layer_type>.dtype", dtypes, dtypes_by_type, "", WORDS(cache_dtypes), BY_LAYER_TYPE,
+        .help = "Type of the cache of layers of one type: sliding and chunked ones, cross ones, all others full."),
     KEY(kv_cache, "k_scale", k_scale, doubles, "", RANGE(1.2e-38, 3.4e38), /* normal in fp32 */
         .help = "Scale of cached keys or latents: stored = key / scale. Must be known for fp8."),
     KEY(kv_cache, "v_scale", v_scale, doubles, "", RANGE(1.2e-38, 3.4e38),
@@ -249,6 +281,34 @@ static bool match_numbered(const struct config_key *key, const char *name, int64
     return text_parse_int64(digits, number) && *number >= 0 && *number <= CONFIG_MAX_NUMBER;
 }
 
+const char *config_layer_name(int64_t type)
+{
+    return type >= 0 && type < CONFIG_LAYER_COUNT ? layer_types[type].name : "?";
+}
+
+/* Does "sliding.head_dim" fit the row "<layer_type>.head_dim"? */
+static bool match_layer_type(const struct config_key *key, const char *name, int64_t *number)
+{
+    size_t length = strcspn(name, ".");
+    if (strcmp(name + length, key->name + strlen("<layer_type>")) != 0)
+        return false;
+    for (const struct config_choice *type = layer_types; type->name; type++)
+        if (strlen(type->name) == length && strncmp(type->name, name, length) == 0) {
+            *number = type->value;
+            return true;
+        }
+    return false;
+}
+
+static bool match(const struct config_key *key, const char *name, int64_t *number)
+{
+    if (key->flags & CONFIG_NUMBERED)
+        return match_numbered(key, name, number);
+    if (key->flags & CONFIG_BY_LAYER_TYPE)
+        return match_layer_type(key, name, number);
+    return strcmp(key->name, name) == 0;
+}
+
 const struct config_key *config_key_find(const char *section, const char *name, int64_t *number)
 {
     for (size_t i = 0; i < config_num_keys; i++) {
@@ -256,8 +316,7 @@ const struct config_key *config_key_find(const char *section, const char *name, 
         if (strcmp(key->section, section) != 0)
             continue;
         *number = 0;
-        if (key->flags & CONFIG_NUMBERED ? match_numbered(key, name, number)
-                                         : strcmp(key->name, name) == 0)
+        if (match(key, name, number))
             return key;
     }
     return NULL;

@@ -23,7 +23,7 @@ struct config_value {
     const char *text;
     const char *base;  /* directory of relative paths */
     const char *place; /* outlives what is parsed */
-    int64_t number;    /* <n> of a numbered key */
+    int64_t number;    /* <n> of a numbered key, CONFIG_LAYER_* of one by layer type */
 };
 
 struct config_key;
@@ -42,11 +42,16 @@ struct config_kind {
     bool is_path; /* the text starts with a path, which config_path() makes absolute */
 };
 
-enum { CONFIG_REPEATABLE = 1 << 0, CONFIG_NUMBERED = 1 << 1, CONFIG_ABOVE_MIN = 1 << 2 };
+enum {
+    CONFIG_REPEATABLE = 1 << 0,
+    CONFIG_NUMBERED = 1 << 1,
+    CONFIG_ABOVE_MIN = 1 << 2,
+    CONFIG_BY_LAYER_TYPE = 1 << 3 /* the member is an array with an element for each type */
+};
 
 struct config_key {
     const char *section;
-    const char *name; /* numbered: "route.<n>" */
+    const char *name; /* numbered: "route.<n>"; by layer type: "<layer_type>.head_dim" */
     const struct config_kind *kind;
     size_t offset;            /* in struct config */
     const char *default_text; /* as it would stand in the ini; "" = not given, the member is 0 */
@@ -59,7 +64,7 @@ struct config_key {
 /* A value that was given. Overridden ones are not kept. */
 struct config_entry {
     const struct config_key *key;
-    int64_t number;   /* <n> of a numbered key, else 0 */
+    int64_t number;   /* <n> of a numbered key, CONFIG_LAYER_* of one by layer type, else 0 */
     char *name;       /* "section.key" */
     char *value;      /* as it was written */
     char *place;      /* "file:line" or "--set" */
@@ -87,7 +92,8 @@ extern const struct config_kind config_kind_int, config_kind_uint64, config_kind
     config_kind_bool, config_kind_choice, config_kind_dtype, config_kind_word, config_kind_path,
     config_kind_words, config_kind_paths, config_kind_ranges, config_kind_doubles,
     config_kind_pattern, config_kind_set, config_kind_device, config_kind_pin, config_kind_route,
-    config_kind_text, config_kind_names;
+    config_kind_text, config_kind_names, config_kind_ints_by_type, config_kind_doubles_by_type,
+    config_kind_bools_by_type, config_kind_dtypes_by_type;
 
 enum {
     CONFIG_MAX_KEYS = 128,
@@ -101,7 +107,7 @@ enum {
     CONFIG_MAX_VALUES = 16384  /* outside of them */
 };
 
-/* The row of [section] name, with its <n> in *number for a numbered key; NULL if there is none. */
+/* The row of [section] name, with its <n> or layer type in *number; NULL if there is none. */
 const struct config_key *config_key_find(const char *section, const char *name, int64_t *number);
 
 /* The names of all sections, or of the keys of `section`, in the table's order, into

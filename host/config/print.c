@@ -68,7 +68,9 @@ static void print_key(const struct config *config, const struct config_key *key,
     key->kind->accepted(key, &accepted);
     fprintf(file, "\n# %s\n# Accepted: %s%s%s. Default: %s.\n", key->help, strbuf_text(&accepted),
             key->flags & CONFIG_REPEATABLE ? "; may be repeated" : "",
-            key->flags & CONFIG_NUMBERED ? "; n from 0 to 9999" : "",
+            key->flags & CONFIG_NUMBERED        ? "; n from 0 to 9999"
+            : key->flags & CONFIG_BY_LAYER_TYPE ? "; layer_type as in model.layer_types"
+                                                : "",
             *key->default_text ? key->default_text : "not given");
     strbuf_finish(&accepted);
     bool given = false;

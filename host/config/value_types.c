@@ -154,6 +154,37 @@ static void accept_choice(const struct config_key *key, strbuf *text)
         strbuf_appendf(text, "%s%s", choice == key->choices ? "" : ", ", choice->name);
 }
 
+/* One element of an array by layer type. */
+static const char *parse_int_of_type(const struct config_key *key, const struct config_value *value,
+                                     void *member)
+{
+    return parse_int(key, value, (int64_t *)member + value->number);
+}
+
+static const char *parse_double_of_type(const struct config_key *key,
+                                        const struct config_value *value, void *member)
+{
+    return parse_double(key, value, (double *)member + value->number);
+}
+
+static const char *parse_bool_of_type(const struct config_key *key,
+                                      const struct config_value *value, void *member)
+{
+    return parse_bool(key, value, (bool *)member + value->number);
+}
+
+static const char *parse_dtype_of_type(const struct config_key *key,
+                                       const struct config_value *value, void *member)
+{
+    return parse_dtype(key, value, (attn_dtype *)member + value->number);
+}
+
+const struct config_kind config_kind_ints_by_type = {parse_int_of_type, NULL, accept_int, false};
+const struct config_kind config_kind_doubles_by_type = {parse_double_of_type, NULL, accept_double,
+                                                        false};
+const struct config_kind config_kind_bools_by_type = {parse_bool_of_type, NULL, accept_bool, false};
+const struct config_kind config_kind_dtypes_by_type = {parse_dtype_of_type, NULL, accept_choice,
+                                                       false};
 const struct config_kind config_kind_int = {parse_int, NULL, accept_int, false};
 const struct config_kind config_kind_uint64 = {parse_uint64, NULL, accept_uint64, false};
 const struct config_kind config_kind_double = {parse_double, NULL, accept_double, false};

@@ -271,8 +271,8 @@ static const char *reason_beyond(const char *got)
 
 static void fail_unknown(const struct json_reader *root, const char *got)
 {
-    static const char keys[] = "the keys of [model] describe layers of one shape (num_layers, "
-                               "num_q_heads, head_dim, layer_types ...)";
+    static const char keys[] = "the keys of [model] describe layers by type (layer_types, "
+                               "num_q_heads, sliding.num_kv_heads, sliding.sinks ...)";
     const struct hf_architecture *family = same_family(got, strncasecmp);
     const char *same = family ? family->name : NULL, *beyond = reason_beyond(got);
     if (beyond)

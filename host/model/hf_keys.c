@@ -165,11 +165,10 @@ void hf_check_unread(const struct hf_source *source, const struct json_reader *r
             continue;
         json_describe(value, got, sizeof got);
         accepted_text(keys[i].neutral, accepted, sizeof accepted);
-        json_fail(
-            reader, keys[i].name,
-            "got %s, which is not known of %s: accepted %s; the keys of [model] describe what "
-            "a config.json cannot",
-            got, source->model->architecture, accepted);
+        json_fail(reader, keys[i].name,
+                  "got %s, which is not known of %s: accepted %s; the keys of [model] describe "
+                  "layers by type (docs/MODELS.md)",
+                  got, source->model->architecture, accepted);
     }
 }
 

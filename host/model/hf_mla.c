@@ -42,21 +42,15 @@ static void read_latent(const struct hf_source *source, struct model_spec *spec)
     int32_t heads = hf_int(source, "num_attention_heads", 0, MODEL_MAX_HEADS);
     int32_t lora = hf_int(source, "kv_lora_rank", 0, MODEL_MAX_DIM);
     int32_t nope = hf_int(source, "qk_nope_head_dim", 0, MODEL_MAX_DIM);
-    int32_t rope = hf_int(source, "qk_rope_head_dim", 0, MODEL_MAX_DIM);
+    int32_t rope = (int32_t)json_int(&source->text, "qk_rope_head_dim", JSON_REQUIRED, 0,
+                                     MODEL_MAX_DIM); /* 0: no head has a position (Kimi K3) */
     int32_t v_dim = hf_int(source, "v_head_dim", 0, MODEL_MAX_DIM);
     model_spec_mla(spec, heads, lora, nope, rope, v_dim);
     check_said_again(source, heads);
     spec->group.sm_scale = (float)(scale_correction(source) / sqrt((double)nope + rope));
-    if (!(source->defaults->flags & HF_SPARSE_INDEX))
-        return;
-    spec->group.kind = ATTN_KIND_SPARSE;
-    spec->sparse =
-        (attn_sparse_dims){.struct_size = sizeof spec->sparse,
-                           .index_kind = ATTN_SPARSE_TOKEN,
-                           .top_k = hf_int(source, "index_topk", 0, INT32_MAX),
-                           .block_size = 1,
-                           .label_dim = hf_int(source, "index_head_dim", 0, MODEL_MAX_DIM),
-                           .label_dtype = source->model->dtype};
+    if (source->defaults->flags & HF_SPARSE_INDEX)
+        model_spec_sparse(spec, hf_int(source, "index_topk", 0, INT32_MAX),
+                          hf_int(source, "index_head_dim", 0, MODEL_MAX_DIM), source->model->dtype);
 }
 
 /* The checkpoint's linear_attn_config, or the same fields as Transformers saves them. */

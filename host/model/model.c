@@ -66,6 +66,19 @@ void model_spec_mla(struct model_spec *spec, int32_t num_heads, int32_t kv_lora_
     spec->mla.rope_dim = rope_dim;
 }
 
+void model_spec_sparse(struct model_spec *spec, int32_t top_k, int32_t label_dim, attn_dtype dtype)
+{
+    spec->group.kind = ATTN_KIND_SPARSE;
+    spec->sparse = (attn_sparse_dims){
+        .struct_size = sizeof spec->sparse,
+        .index_kind = ATTN_SPARSE_TOKEN,
+        .top_k = top_k,
+        .block_size = 1,
+        .label_dim = label_dim,
+        .label_dtype = label_dim ? dtype : (attn_dtype)ATTN_DTYPE_NONE,
+    };
+}
+
 void model_spec_linear(struct model_spec *spec, const attn_linear_dims *dims)
 {
     spec_init(spec, ATTN_KIND_LINEAR, ATTN_TYPE_DECODER);

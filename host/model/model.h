@@ -61,7 +61,8 @@ struct model {
     uint32_t mla_expanded;   /* modes that latent layers are called for in the expanded form */
     int32_t max_encoder_len; /* tokens an encoder reads at most; 0 = there is none */
     bool has_window_pool;    /* kv_cache.hybrid_swa_memory */
-    bool conv_bias;          /* the convolutions of its linear layers have a bias */
+    bool has_type[CONFIG_LAYER_COUNT]; /* which types of layers a [model] section has */
+    bool conv_bias;                    /* the convolutions of its linear layers have a bias */
     const char *left_out;  /* static: what its layers are that the ABI has no words for, or NULL */
     uint32_t num_left_out; /* how many of them there are; they are not in `layers` */
     uint32_t num_layers;

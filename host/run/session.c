@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "host/base/clock.h"
+#include "host/base/dtype.h"
 #include "host/base/round.h"
 #include "host/base/text.h"
 #include "host/embed/embed.h"
@@ -320,25 +321,26 @@ static attn_status narrow_bounds(const struct session *s, attn_bounds *bounds, a
 static attn_status make_scales(struct session *s, attn_error *error)
 {
     const struct config_kv_cache *cache = &s->config->kv_cache;
-    size_t count = cache->k_scale.count;
+    uint32_t count = problem_num_scales(s->config);
     s->scales = calloc(s->model->num_groups, sizeof *s->scales);
     s->reads_new_unquantised = calloc(s->model->num_groups, sizeof *s->reads_new_unquantised);
-    s->scale_values = calloc(count + cache->v_scale.count + 1, sizeof *s->scale_values);
+    s->scale_values = calloc((size_t)count * 2, sizeof *s->scale_values);
     if (!s->scales || !s->reads_new_unquantised || !s->scale_values)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for scales");
-    for (size_t i = 0; i < count; i++)
-        s->scale_values[i] = (float)cache->k_scale.items[i];
-    for (size_t i = 0; i < cache->v_scale.count; i++)
-        s->scale_values[count + i] = (float)cache->v_scale.items[i];
+    for (uint32_t i = 0; i < count; i++) {
+        s->scale_values[i] = problem_scale(&cache->k_scale, i);
+        s->scale_values[count + i] = problem_scale(&cache->v_scale, i);
+    }
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
         bool packed = mla_is_packed(s->selection->groups[g].kv_layout);
-        const float *k = count > 0 && !packed ? s->scale_values : NULL;
+        attn_dtype kv_dtype = problem_kv_dtype(s->config, s->model, &s->model->groups[g]);
+        const float *k = dtype_is_fp8(kv_dtype) && !packed ? s->scale_values : NULL;
         s->scales[g] = (struct verify_scales){
-            .kv_dtype = problem_kv_dtype(s->config, s->model),
+            .kv_dtype = kv_dtype,
             .packed = packed,
             .k = k,
             .v = k ? k + count : NULL,
-            .count = (uint32_t)count,
+            .count = count,
         };
         s->reads_new_unquantised[g] = s->selection->groups[g].verdict.reads_new_kv_unquantised;
     }

@@ -53,7 +53,7 @@ static void pool_groups(const struct session *s, struct kv_pool_group *groups)
         groups[g] = (struct kv_pool_group){
             .kv_layout = s->selection->groups[g].kv_layout,
             .state_layout = s->selection->groups[g].state_layout,
-            .kv_dtype = problem_kv_dtype(s->config, s->model),
+            .kv_dtype = problem_kv_dtype(s->config, s->model, &s->model->groups[g]),
         };
 }
 

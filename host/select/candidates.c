@@ -227,7 +227,7 @@ static bool layout_allowed(const struct selector *selector, const attn_layer_gro
                            uint32_t index)
 {
     const struct kind_ops *kind = kind_of(group);
-    attn_dtype kv_dtype = problem_kv_dtype(selector->config, selector->model);
+    attn_dtype kv_dtype = problem_kv_dtype(selector->config, selector->model, group);
     if (!kind_layouts(group)[0])
         return index == 0;
     return !kind->allows || kind->allows(&selector->config->kv_cache, group, kv_dtype, index);
@@ -373,9 +373,10 @@ static struct rule_facts facts_of(const struct selector *selector, const attn_la
     return (struct rule_facts){.device = &selector->selection->device,
                                .model = selector->model,
                                .group = group,
-                               .kv_dtype = model_group_has_kv(group)
-                                               ? problem_kv_dtype(selector->config, selector->model)
-                                               : selector->model->dtype,
+                               .kv_dtype =
+                                   model_group_has_kv(group)
+                                       ? problem_kv_dtype(selector->config, selector->model, group)
+                                       : selector->model->dtype,
                                .draft_topk = problem_draft_topk(selector->config)};
 }
 

@@ -37,32 +37,42 @@ uint32_t problem_decode_modes(const struct config *config)
     return ATTN_MODE_BIT(ATTN_MODE_DECODE) | draft_modes(config, CONFIG_SPECULATIVE_DECODE);
 }
 
-attn_dtype problem_kv_dtype(const struct config *config, const struct model *model)
+/* The CONFIG_LAYER_* whose keys of [kv_cache] a group has; one of a config.json is seen by its
+ * mask. */
+int64_t problem_cache_type(const attn_layer_group *group)
 {
+    return group->attn_type == ATTN_TYPE_CROSS ? CONFIG_LAYER_CROSS
+           : group->attention_chunk > 0        ? CONFIG_LAYER_CHUNKED
+           : group->window_left >= 0           ? CONFIG_LAYER_SLIDING
+                                               : CONFIG_LAYER_FULL;
+}
+
+attn_dtype problem_kv_dtype(const struct config *config, const struct model *model,
+                            const attn_layer_group *group)
+{
+    attn_dtype own = config->kv_cache.dtypes[problem_cache_type(group)];
+    if (own)
+        return own;
     return config->kv_cache.dtype ? config->kv_cache.dtype : model->dtype;
 }
 
 /* ---- Scales ---------------------------------------------------------------------------------- */
 
 /* Is the group's cache quantised by scales of the configuration? */
-static bool is_scaled(const struct config *config, const attn_layer_group *group)
+static bool is_scaled(const struct config *config, const struct model *model,
+                      const attn_layer_group *group)
 {
     const struct kind_ops *kind = kind_of(group);
-    return model_group_has_kv(group) && (!kind->is_scaled || kind->is_scaled(&config->kv_cache));
+    return model_group_has_kv(group) && dtype_is_fp8(problem_kv_dtype(config, model, group)) &&
+           (!kind->is_scaled || kind->is_scaled(&config->kv_cache));
 }
 
 static attn_status check_count(const struct config *config, const struct model *model,
                                const char *key, size_t count, attn_error *error)
 {
-    if (count == 0)
-        return config_fail(
-            config, key, error,
-            "is missing: a KV cache of type %s needs it; accepted one number, or one "
-            "for each KV head",
-            dtype_name(config->kv_cache.dtype));
     for (uint32_t i = 0; i < model->num_groups; i++) {
         const attn_layer_group *group = &model->groups[i];
-        if (count == 1 || !is_scaled(config, group))
+        if (count <= 1 || !is_scaled(config, model, group))
             continue;
         if (kind_of(group)->one_scale)
             return config_fail(config, key, error, "%zu numbers: accepted 1, as %s", count,
@@ -81,10 +91,34 @@ static void find_scaled(const struct config *config, const struct model *model, 
 {
     *keys = *values = false;
     for (uint32_t i = 0; i < model->num_groups; i++)
-        if (is_scaled(config, &model->groups[i])) {
+        if (is_scaled(config, model, &model->groups[i])) {
             *keys = true;
             *values |= kind_of(&model->groups[i])->has_values;
         }
+}
+
+uint32_t problem_num_scales(const struct config *config)
+{
+    size_t keys = config->kv_cache.k_scale.count, values = config->kv_cache.v_scale.count;
+    return (uint32_t)(keys ? keys : values ? values : 1);
+}
+
+float problem_scale(const struct config_doubles *given, uint32_t index)
+{
+    return given->count ? (float)given->items[index] : 1;
+}
+
+const char *problem_scales_taken(const struct config *config, const struct model *model)
+{
+    const struct config_kv_cache *cache = &config->kv_cache;
+    bool keys, values;
+    find_scaled(config, model, &keys, &values);
+    keys = keys && cache->k_scale.count == 0;
+    values = values && cache->v_scale.count == 0;
+    return keys && values ? "kv_cache.k_scale and v_scale"
+           : keys         ? "kv_cache.k_scale"
+           : values       ? "kv_cache.v_scale"
+                          : NULL;
 }
 
 attn_status problem_check_scales(const struct config *config, const struct model *model,
@@ -93,14 +127,15 @@ attn_status problem_check_scales(const struct config *config, const struct model
     const struct config_kv_cache *cache = &config->kv_cache;
     bool keys, values;
     find_scaled(config, model, &keys, &values);
-    if (!dtype_is_fp8(problem_kv_dtype(config, model)) || !keys)
+    if (!keys)
         return ATTN_OK;
     attn_status status =
         check_count(config, model, "kv_cache.k_scale", cache->k_scale.count, error);
     if (status || !values)
         return status;
     status = check_count(config, model, "kv_cache.v_scale", cache->v_scale.count, error);
-    if (!status && cache->k_scale.count != cache->v_scale.count)
+    if (!status && cache->k_scale.count && cache->v_scale.count &&
+        cache->k_scale.count != cache->v_scale.count)
         status = config_fail(config, "kv_cache.v_scale", error,
                              "%zu numbers: accepted %zu, as many as kv_cache.k_scale",
                              cache->v_scale.count, cache->k_scale.count);
@@ -110,12 +145,12 @@ attn_status problem_check_scales(const struct config *config, const struct model
 attn_status problem_check_layouts(const struct config *config, const struct model *model,
                                   attn_error *error)
 {
-    attn_dtype kv_dtype = problem_kv_dtype(config, model);
     attn_status status = ATTN_OK;
     for (uint32_t i = 0; i < model->num_groups && status == ATTN_OK; i++) {
         const attn_layer_group *group = &model->groups[i];
         if (kind_of(group)->check_layout)
-            status = kind_of(group)->check_layout(config, group, kv_dtype, error);
+            status = kind_of(group)->check_layout(config, group,
+                                                  problem_kv_dtype(config, model, group), error);
     }
     return status;
 }
@@ -177,7 +212,7 @@ static uint32_t scale_granularity(const struct config *config, const attn_proble
 {
     if (!dtype_is_fp8(problem->kv_dtype) || mla_is_packed(problem->kv_layout))
         return ATTN_SCALE_NONE;
-    return config->kv_cache.k_scale.count > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR;
+    return problem_num_scales(config) > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR;
 }
 
 /* ---- Bounds ---------------------------------------------------------------------------------- */
@@ -289,7 +324,7 @@ void problem_init(struct problem *out, const struct config *config, const struct
     if (kind_expands(model, &out->group))
         problem->mla_expanded = model->mla_expanded & modes;
     problem_bounds_expand(&out->bounds, model, &out->group);
-    problem->kv_dtype = has_kv ? problem_kv_dtype(config, model) : model->dtype;
+    problem->kv_dtype = has_kv ? problem_kv_dtype(config, model, &out->group) : model->dtype;
     problem->kv_layout = has_kv ? layout : NULL;
     problem->state_layout = model_group_has_state(&out->group) ? layout : NULL;
     problem->page_size = has_kv ? min_i64(config->kv_cache.page_size, INT32_MAX) : 0;

@@ -36,14 +36,25 @@ attn_status problem_check_drafts(const struct config *config, const struct model
  */
 bool problem_has_positions(const struct config *config, const struct model *model);
 
-/* Type of the KV cache: kv_cache.dtype, or the model's. */
-attn_dtype problem_kv_dtype(const struct config *config, const struct model *model);
-
-/* Are there scales where the KV cache needs them, one or one for each KV head of every group?
- * Packed latents that are asked for (kv_cache.latent_layout) need none. CONFIG_ERROR names the key.
+/* CONFIG_LAYER_* by which [kv_cache] names a group: CROSS, CHUNKED, SLIDING by its mask, else FULL.
  */
+int64_t problem_cache_type(const attn_layer_group *group);
+
+/* Type of a layer group's KV cache: kv_cache.<layer_type>.dtype, kv_cache.dtype, or the model's. */
+attn_dtype problem_kv_dtype(const struct config *config, const struct model *model,
+                            const attn_layer_group *group);
+
+/* Are scales that are given for fp8 caches one, or one for each KV head of every group? Packed
+ * latents that are asked for (kv_cache.latent_layout) have none. CONFIG_ERROR names the key. */
 attn_status problem_check_scales(const struct config *config, const struct model *model,
                                  attn_error *error);
+
+/* Scales of an fp8 cache: how many, and one of k_scale or v_scale; 1 where none is given, as
+ * engines take it where a checkpoint has none. The keys that this is so of, in words; NULL = none.
+ */
+uint32_t problem_num_scales(const struct config *config);
+float problem_scale(const struct config_doubles *given, uint32_t index);
+const char *problem_scales_taken(const struct config *config, const struct model *model);
 
 /* Can the model's layers have the layouts that the configuration asks for? CONFIG_ERROR names the
  * key. */

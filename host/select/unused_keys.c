@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/select/unused_keys.h"
 
+#include <stdio.h>
+
 #include "host/select/problem.h"
 #include "host/select/routes.h"
 
@@ -50,6 +52,40 @@ static void tell_keys(const struct config *config, const struct model *model, st
                            config_place(config, keys[k].key), keys[k].why);
 }
 
+/* A layer type's keys without a layer of it, of a model that the ini describes. */
+static void tell_types(const struct config *config, const struct model *model, strbuf *text)
+{
+    static const char *const names[] = {"num_q_heads", "num_kv_heads", "head_dim", "v_head_dim",
+                                        "logit_cap",   "sm_scale",     "sinks",    "alibi"};
+    for (int64_t type = 0; type < CONFIG_LAYER_COUNT; type++)
+        for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
+            char key[64];
+            snprintf(key, sizeof key, "model.%s.%s", config_layer_name(type), names[n]);
+            if (!config_is_set(config, key) || (!config->model.config && model->has_type[type]))
+                continue;
+            strbuf_appendf(text, "%s (%s): no effect, as ", key, config_place(config, key));
+            if (config->model.config)
+                strbuf_append(text, "model.config describes the model\n");
+            else
+                strbuf_appendf(text, "no layer is %s\n", config_layer_name(type));
+        }
+}
+
+static void tell_dtypes(const struct config *config, const struct model *model, strbuf *text)
+{
+    for (int64_t type = 0; type < CONFIG_LAYER_COUNT; type++) {
+        char key[64];
+        bool used = false;
+        snprintf(key, sizeof key, "kv_cache.%s.dtype", config_layer_name(type));
+        for (uint32_t g = 0; g < model->num_groups; g++)
+            used |= model_group_has_kv(&model->groups[g]) &&
+                    problem_cache_type(&model->groups[g]) == type;
+        if (!used && config_is_set(config, key))
+            strbuf_appendf(text, "%s (%s): no effect, as no such layer has a KV cache\n", key,
+                           config_place(config, key));
+    }
+}
+
 /* ---- Routes ---------------------------------------------------------------------------------- */
 
 static void tell_routes(const struct composer *composer, const struct config *config,
@@ -71,6 +107,11 @@ static void tell_routes(const struct composer *composer, const struct config *co
 void unused_keys_list(const struct composer *composer, const struct config *config,
                       const struct selection *selection, strbuf *text)
 {
+    const char *taken = problem_scales_taken(config, selection->model);
     tell_keys(config, selection->model, text);
+    tell_types(config, selection->model, text);
+    tell_dtypes(config, selection->model, text);
+    if (taken)
+        strbuf_appendf(text, "%s: 1.0, as none is given for the fp8 cache\n", taken);
     tell_routes(composer, config, selection, text);
 }

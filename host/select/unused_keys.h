@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * unused_keys.h: what of a configuration has no effect, though it was given.
+ * unused_keys.h: what of a configuration has no effect, though it was given; and what is taken
+ * where something was not.
  */
 #ifndef HOST_SELECT_UNUSED_KEYS_H
 #define HOST_SELECT_UNUSED_KEYS_H
@@ -10,7 +11,7 @@
 #include "host/select/select.h"
 
 /* A line for each such key, and for each route that nothing can ever take; for `run` and `explain`.
- * To add a key: a row in idle.c. */
+ * To add a key: a row in unused_keys.c. */
 void unused_keys_list(const struct composer *composer, const struct config *config,
                       const struct selection *selection, strbuf *text);
 

@@ -33,7 +33,7 @@ const char *case_latent_defect(const struct case_spec *spec)
     if (latent->kv_lora_rank == 0)
         return NULL;
     case_spec_set_form(&formed, latent->expanded);
-    if (latent->rope_dim < 1 || latent->nope_dim < 1 || latent->v_dim < 1 ||
+    if (latent->rope_dim < 0 || latent->nope_dim < 1 || latent->v_dim < 1 ||
         spec->num_kv_heads != formed.num_kv_heads || spec->head_dim != formed.head_dim ||
         spec->v_head_dim != formed.v_head_dim)
         return "latent";

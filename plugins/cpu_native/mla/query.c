@@ -49,9 +49,9 @@ typedef struct part_range {
     int32_t least, most;
 } part_range;
 
-static part_range range_of(int32_t dim, int32_t most)
+static part_range range_of(int32_t dim, int32_t least, int32_t most)
 {
-    return dim >= 1 && dim <= most ? (part_range){dim, dim} : (part_range){1, most};
+    return dim >= least && dim <= most ? (part_range){dim, dim} : (part_range){least, most};
 }
 
 static void list_range(part_range range, char *text, size_t size)
@@ -62,13 +62,14 @@ static void list_range(part_range range, char *text, size_t size)
         snprintf(text, size, "%d..%d", range.least, range.most);
 }
 
-/* Heads of the expanded form have both parts. A part that has to change becomes what head_dim
- * leaves to it; if there is no such part head_dim has to change with it. */
+/* Heads of the expanded form have both parts, though no position need be in them. A part that has
+ * to change becomes what head_dim leaves to it; if there is no such part head_dim has to change
+ * with it. */
 void mla_check_dims(const question *ask, attn_verdict *verdict)
 {
     const int32_t head = ask->group.head_dim;
-    part_range rope = range_of(ask->mla.rope_dim, MAX_ROPE);
-    part_range nope = range_of(ask->mla.nope_dim, MAX_HEAD_DIM - MAX_ROPE);
+    part_range rope = range_of(ask->mla.rope_dim, 0, MAX_ROPE);
+    part_range nope = range_of(ask->mla.nope_dim, 1, MAX_HEAD_DIM - MAX_ROPE);
     const part_range sum = {rope.least + nope.least, rope.most + nope.most};
     const int kept = sum.least <= head && head <= sum.most;
     char accepted[32];
@@ -79,7 +80,7 @@ void mla_check_dims(const question *ask, attn_verdict *verdict)
         rope.least = rope.most = head - nope.most;
     }
     list_range(rope, accepted, sizeof accepted);
-    if (ask->mla.rope_dim < 1 || ask->mla.rope_dim > MAX_ROPE)
+    if (ask->mla.rope_dim < 0 || ask->mla.rope_dim > MAX_ROPE)
         REFUSE(HEAD_DIM, ROPE_DIM, accepted, "%d", ask->mla.rope_dim);
     list_range(nope, accepted, sizeof accepted);
     if (ask->mla.nope_dim < 1 || ask->mla.nope_dim > MAX_HEAD_DIM - MAX_ROPE)

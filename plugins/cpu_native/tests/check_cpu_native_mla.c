@@ -87,7 +87,7 @@ static const double *numbers(struct mla_case *c, int n, int64_t count)
 static void choose_group(struct mla_case *c, int absorbed)
 {
     static const int32_t heads[] = {1, 2, 3, 5, 16, MAX_HEADS}, loras[] = {1, 8, 33, 64, 130},
-                         ropes[] = {1, 2, 7, 16, 64}, pages[] = {1, 16, 32, 64, 128};
+                         ropes[] = {0, 1, 2, 7, 16, 64}, pages[] = {1, 16, 32, 64, 128};
     static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16},
                             fp8[] = {ATTN_FP8_E4M3, ATTN_FP8_E5M2};
     fixture *f = &c->f;

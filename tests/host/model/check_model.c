@@ -1064,19 +1064,153 @@ START_TEST(ini_mla)
 }
 END_TEST
 
+/* MiMo V2: heads, dimensions and sinks by type of layer. */
+START_TEST(ini_heads_by_type)
+{
+    struct model *model = model_of_ini(
+        "[model]\nnum_q_heads = 64\nnum_kv_heads = 4\nhead_dim = 192\nv_head_dim = 128\n"
+        "layer_types = full sliding*5\nsliding_window = 128\nlogit_cap = 30\n"
+        "sliding.num_kv_heads = 8\nsliding.sinks = yes\nsliding.logit_cap = 0\n"
+        "sliding.sm_scale = 0.5\nsliding.v_head_dim = 64\nfull.alibi = yes\n");
+    const attn_layer_group *full = &model->groups[0], *sliding = &model->groups[1];
+    ck_assert_uint_eq(model->num_groups, 2);
+    assert_consistent(model);
+    ck_assert_int_eq(full->num_kv_heads, 4);
+    ck_assert_int_eq(full->v_head_dim, 128);
+    ck_assert_uint_eq(full->flags, ATTN_GROUP_HAS_ALIBI);
+    assert_close((double)full->logit_cap, 30);
+    assert_close((double)full->sm_scale, 1 / sqrt(192));
+    ck_assert_int_eq(sliding->num_q_heads, 64);
+    ck_assert_int_eq(sliding->num_kv_heads, 8);
+    ck_assert_int_eq(sliding->head_dim, 192);
+    ck_assert_int_eq(sliding->v_head_dim, 64);
+    ck_assert_uint_eq(sliding->flags, ATTN_GROUP_HAS_SINKS);
+    ck_assert(!(sliding->logit_cap > 0));
+    assert_close((double)sliding->sm_scale, 0.5);
+    model_destroy(model);
+}
+END_TEST
+
+/* Types may have all of their shape to themselves, and v_head_dim follows their own head_dim. */
+START_TEST(ini_types_alone)
+{
+    struct model *model =
+        model_of_ini("[model]\nlayer_types = full cross\nfull.num_q_heads = 4\n"
+                     "full.head_dim = 8\ncross.num_q_heads = 2\ncross.head_dim = 16\n");
+    ck_assert_int_eq(model->groups[0].v_head_dim, 8);
+    ck_assert_int_eq(model->groups[0].num_kv_heads, 4);
+    ck_assert_int_eq(model->groups[1].v_head_dim, 16);
+    ck_assert_int_eq(model->groups[1].num_kv_heads, 2);
+    model_destroy(model);
+}
+END_TEST
+
+/* Gemma 3n: the last layers read the cache of the last one of their type before them. */
+START_TEST(ini_shared_caches)
+{
+    struct model *model =
+        model_of_ini("[model]\nnum_layers = 6\nnum_q_heads = 4\nhead_dim = 8\nsliding_window = 4\n"
+                     "layer_types = sliding sliding full\nnum_kv_shared_layers = 3\n");
+    static const int32_t buffers[] = {0, 1, 2, 1, 1, 2};
+    ck_assert_uint_eq(model->num_buffers, 3);
+    for (int32_t l = 0; l < 6; l++) {
+        const struct model_layer *layer = &model->layers[l];
+        const attn_layer *given = attn_at(model->groups[layer->group].layers, layer->index);
+        ck_assert_int_eq(layer->kv_buffer, buffers[l]);
+        ck_assert_uint_eq(given->flags, l < 3 ? 0u : (uint32_t)ATTN_LAYER_KV_READ_ONLY);
+    }
+    model_destroy(model);
+}
+END_TEST
+
+START_TEST(ini_sparse_layers)
+{
+    struct model *model = model_of_ini(
+        "[model]\nnum_layers = 3\nnum_q_heads = 8\nkv_lora_rank = 512\nqk_rope_head_dim = 64\n"
+        "qk_nope_head_dim = 128\nindex_topk = 2048\nindex_head_dim = 128\n"
+        "layer_types = full sparse sparse\n");
+    ck_assert_uint_eq(model->groups[0].kind, ATTN_KIND_MLA);
+    ck_assert_uint_eq(model->groups[1].kind, ATTN_KIND_SPARSE);
+    ck_assert_int_eq(model->groups[1].sparse->top_k, 2048);
+    ck_assert_int_eq(model->groups[1].sparse->label_dim, 128);
+    ck_assert_uint_eq(model->groups[1].sparse->label_dtype, ATTN_BF16);
+    ck_assert_int_eq(model->groups[1].mla->kv_lora_rank, 512);
+    model_destroy(model);
+}
+END_TEST
+
+/* Qwen3-Next; and latent layers next to linear ones, as Kimi Linear has them. */
+START_TEST(ini_linear_layers)
+{
+    static const char linear[] =
+        "[model]\nnum_layers = 4\nnum_q_heads = 16\nnum_kv_heads = 2\nhead_dim = 256\n"
+        "layer_types = linear*3 full\nlinear_family = gdn\nlinear.num_q_heads = 32\n"
+        "linear.num_kv_heads = 16\nlinear.head_dim = 128\nlinear_conv_kernel_dim = 4\n";
+    struct model *model = model_of_ini(linear), *next = load_hf("qwen3_next");
+    const attn_linear_dims *dims = model->groups[0].linear, *wanted = NULL;
+    for (uint32_t g = 0; g < next->num_groups; g++)
+        wanted = next->groups[g].linear ? next->groups[g].linear : wanted;
+    ck_assert_uint_eq(dims->family, wanted->family);
+    ck_assert_uint_eq(dims->flags, wanted->flags);
+    ck_assert_int_eq(dims->num_k_heads, 16);
+    ck_assert_int_eq(dims->num_v_heads, 32);
+    ck_assert_int_eq(dims->head_k_dim, 128);
+    ck_assert_int_eq(dims->head_v_dim, 128);
+    ck_assert_int_eq(dims->conv_width, 4);
+    ck_assert_int_eq(model->groups[1].num_q_heads, 16);
+    assert_consistent(model);
+    model_destroy(model);
+    model_destroy(next);
+    model = model_of_ini(
+        "[model]\nnum_layers = 2\nnum_q_heads = 4\nkv_lora_rank = 64\nqk_rope_head_dim = 0\n"
+        "qk_nope_head_dim = 32\nlayer_types = linear full\nlinear_family = short_conv\n"
+        "linear.head_dim = 16\nlinear_conv_kernel_dim = 3\n");
+    ck_assert_uint_eq(model->groups[0].linear->family, ATTN_LINEAR_SHORT_CONV);
+    ck_assert_int_eq(model->groups[0].linear->num_k_heads, 0);
+    ck_assert_int_eq(model->groups[0].linear->head_v_dim, 16);
+    ck_assert_int_eq(model->groups[1].mla->rope_dim, 0);
+    ck_assert_int_eq(model->groups[1].head_dim, 32);
+    model_destroy(model);
+}
+END_TEST
+
+START_TEST(ini_type_refusals)
+{
+#define MODEL  "[model]\nnum_layers = 2\nnum_q_heads = 4\nhead_dim = 8\n"
+#define LATENT MODEL "kv_lora_rank = 16\nqk_nope_head_dim = 8\nqk_rope_head_dim = 0\n"
+    ini_refused(MODEL "full.num_kv_heads = 3\n", "test.ini:5", "model.full.num_kv_heads: 3",
+                "the 4 query heads of full layers", NULL);
+    ini_refused(MODEL "layer_types = sparse\n", "model.kv_lora_rank", "sparse", NULL);
+    ini_refused(LATENT "layer_types = sparse\n", "model.index_topk", "sparse", NULL);
+    ini_refused(LATENT "full.head_dim = 8\n", "model.full.head_dim", "do not have", NULL);
+    ini_refused(MODEL "index_topk = 8\n", "model.index_topk", "kv_lora_rank", NULL);
+    ini_refused(MODEL "layer_types = linear\nlinear_family = gdn\nlinear.sinks = yes\n",
+                "model.linear.sinks", "linear layers do not have", NULL);
+    ini_refused(MODEL "layer_types = linear\nlinear_family = short_conv\n",
+                "linear_conv_kernel_dim", "1 to 64 taps", NULL);
+    ini_refused(MODEL "num_kv_shared_layers = 2\n", "accepted 0 to 1", NULL);
+    ini_refused(MODEL "num_kv_shared_layers = 1\nlayer_types = full sliding\n"
+                      "sliding_window = 4\n",
+                "num_kv_shared_layers", "layer 1 is sliding", NULL);
+#undef LATENT
+#undef MODEL
+}
+END_TEST
+
 START_TEST(ini_refusals)
 {
     ini_refused("[model]\nnum_q_heads = 4\nhead_dim = 8\n", "num_layers", "is missing", NULL);
     ini_refused("[model]\nnum_layers = 1\nhead_dim = 8\n", "num_q_heads", "is missing", NULL);
     ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\n", "head_dim", "is missing", NULL);
     ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\nnum_kv_heads = 3\nhead_dim = 8\n",
-                "test.ini:4", "num_kv_heads", "3", "divisor of model.num_q_heads = 4", NULL);
+                "test.ini:4", "num_kv_heads", "3", "a divisor of the 4 query heads of full layers",
+                NULL);
     ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 8\nlayer_types = full full\n",
                 "layer_types", "2 layers", "num_layers = 1", NULL);
     ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 8\nlayer_types = sliding\n",
                 "sliding_window", "is missing", NULL);
     ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 8\nlayer_types = linear\n",
-                "layer_types", "config.json", NULL);
+                "model.linear_family", "config.json", NULL);
     ini_refused("[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 8\nlayer_types = full\n"
                 "sliding_window = 4\n",
                 "sliding_window", "no layer is sliding", NULL);
@@ -1177,6 +1311,12 @@ static Suite *suite(void)
     tcase_add_test(bad, truncated_anywhere);
     tcase_add_test(ini, ini_plain);
     tcase_add_test(ini, ini_layer_types);
+    tcase_add_test(ini, ini_heads_by_type);
+    tcase_add_test(ini, ini_types_alone);
+    tcase_add_test(ini, ini_shared_caches);
+    tcase_add_test(ini, ini_sparse_layers);
+    tcase_add_test(ini, ini_linear_layers);
+    tcase_add_test(ini, ini_type_refusals);
     tcase_add_test(ini, ini_encoder_window_is_two_sided);
     tcase_add_test(ini, ini_mla);
     tcase_add_test(ini, ini_refusals);

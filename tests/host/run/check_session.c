@@ -42,6 +42,13 @@ static const char *const variants[][4] = {
     {"model.dtype=f16", "kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale=0.02 0.03",
      "kv_cache.v_scale=0.05 0.01"},
     {"kv_cache.dtype=fp8_e5m2", "kv_cache.k_scale=1.5", "kv_cache.v_scale=0.7"},
+    {"kv_cache.dtype=fp8_e4m3", "kv_cache.v_scale=0.05 0.01"},
+    {"model.layer_types=sliding full", "model.sliding_window=9", "kv_cache.sliding.dtype=fp8_e4m3",
+     "kv_cache.v_scale=0.05"},
+    {"model.layer_types=sliding full", "model.sliding_window=9", "model.sliding.num_kv_heads=4",
+     "model.sliding.sinks=yes"},
+    {"model.layer_types=full sliding", "model.sliding_window=9", "model.num_layers=4",
+     "model.num_kv_shared_layers=2"},
     {"attention.prefill_attention_backend=cpu_native", "attention.decode_attention_backend=other",
      "backend.other.type=cpu_native", "workload.mixed=yes"},
     {"attention.prefill_attention_backend=cpu_native", "attention.decode_attention_backend=other",
@@ -379,6 +386,24 @@ START_TEST(latents_keep_the_identities)
 }
 END_TEST
 
+/* Kimi K3, GLM-5.3: no head has a part with a position. */
+START_TEST(latents_without_positions_keep_the_identities)
+{
+    static const int variants_of[] = {0, 3, 12}; /* plain, in fp8, expanded over fp8 */
+    char text[sizeof latent_model];
+    struct run run;
+    memcpy(text, latent_model, sizeof text);
+    char *rope = strstr(text, "\"qk_rope_head_dim\": ");
+    ck_assert_ptr_nonnull(rope);
+    for (rope += strlen("\"qk_rope_head_dim\": "); *rope != ','; rope++)
+        *rope = rope[1] == ',' ? '0' : ' ';
+    remove_latent_model(); /* the fixture's */
+    write_model(text, latent_path);
+    begin_latent(&run);
+    keep_identities(&run, latent_variants[variants_of[_i]], 5);
+}
+END_TEST
+
 START_TEST(digest_of_latents_does_not_depend_on_threads)
 {
     struct run runs[2];
@@ -569,7 +594,6 @@ static const struct {
     int code;
     const char *message;
 } latent_refusals[] = {
-    {{"kv_cache.dtype=fp8_e4m3"}, EXIT_USAGE, "kv_cache.k_scale"},
     {{"kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale=0.1 0.2 0.3"}, EXIT_USAGE, "no heads"},
     {{"kv_cache.dtype=fp8_e4m3", "kv_cache.latent_layout=latent_fp8"},
      EXIT_USAGE,
@@ -1090,7 +1114,7 @@ static const struct {
     {{"model.max_context_len=8"}, EXIT_USAGE, "8"},
     {{"attention.attention_backend=cpu_natve"}, EXIT_USAGE, "cpu_native"},
     {{"attention.attention_backend=fa3"}, EXIT_NO_BACKEND, "fa3"},
-    {{"kv_cache.dtype=fp8_e4m3"}, EXIT_USAGE, "kv_cache.k_scale"},
+    {{"kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale=1 2 3"}, EXIT_USAGE, "kv_cache.k_scale"},
     {{"plugins.critical=nowhere"}, EXIT_PLUGIN, "nowhere"},
     {{"attention.fallback=cpu_native"}, EXIT_USAGE, "attention.fallback"},
     {{"platform.simulate=sm90"}, EXIT_USAGE, "platform.simulate"},
@@ -1185,6 +1209,7 @@ static Suite *suite(void)
     tcase_set_timeout(quantised, 60);
     tcase_set_tags(quantised, "long");
     tcase_add_checked_fixture(quantised, write_packed_model, remove_latent_model);
+    tcase_add_loop_test(quantised, latents_without_positions_keep_the_identities, 0, 3);
     tcase_add_loop_test(quantised, packed_latents_keep_the_identities, 0, COUNT(packed_variants));
     tcase_add_test(quantised, packed_latents_have_their_own_scales);
     tcase_add_loop_test(quantised, one_bit_of_a_quantised_latent_fails, 0, COUNT(fp8_bits));

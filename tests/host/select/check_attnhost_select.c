@@ -306,7 +306,7 @@ START_TEST(wrong_settings)
         {"model.head_dim=64", "setting 'model.head_dim=64': accepted: KEY=VALUE of the sections"},
         {"plugins.path=/tmp", "setting 'plugins.path=/tmp'"},
         {"attention.route.1=-> cpu_native", "attnhost_configure_text()"},
-        {"kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale: is missing"},
+        {"kv_cache.k_scale=0", "kv_cache.k_scale = '0' has a number out of range"},
     };
     attnhost_model model = make_groups();
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {

@@ -389,12 +389,17 @@ END_TEST
 
 /* ---- Scales, platforms, problems, text ------------------------------------------------------- */
 
-START_TEST(fp8_needs_scales)
+START_TEST(scales_of_fp8_caches)
 {
     struct scene scene;
-    begin(&scene, MODEL "[kv_cache]\ndtype = fp8_e4m3\n");
-    ck_assert_int_eq(scene.status, ATTN_CONFIG_ERROR);
-    assert_says(&scene, "kv_cache.k_scale");
+    begin(&scene, MODEL "[platform]\nsimulate = sm90\n[kv_cache]\ndtype = fp8_e4m3\n"
+                        "v_scale = 1 2\n");
+    ck_assert_int_eq(scene.status, ATTN_OK);
+    ck_assert_str_eq(problem_scales_taken(scene.config, scene.model), "kv_cache.k_scale");
+    ck_assert_uint_eq(problem_num_scales(scene.config), 2);
+    ck_assert(problem_scale(&scene.config->kv_cache.k_scale, 1) >= 1 &&
+              problem_scale(&scene.config->kv_cache.k_scale, 1) <= 1);
+    ck_assert(problem_scale(&scene.config->kv_cache.v_scale, 1) >= 2);
     end(&scene);
     begin(&scene, MODEL "[kv_cache]\ndtype = fp8_e4m3\nk_scale = 1 2 3\nv_scale = 1 2 3\n");
     ck_assert_int_eq(scene.status, ATTN_CONFIG_ERROR);
@@ -409,6 +414,28 @@ START_TEST(fp8_needs_scales)
     ck_assert_uint_eq(problem.group.kv_scale_granularity, ATTN_SCALE_PER_HEAD);
     ck_assert_uint_eq(problem.problem.kv_dtype, ATTN_FP8_E4M3);
     ck_assert_uint_eq(problem.problem.q_dtype, ATTN_BF16);
+    end(&scene);
+}
+END_TEST
+
+START_TEST(cache_types_by_layer_type)
+{
+    struct scene scene;
+    begin(&scene, MODEL "layer_types = sliding full\nsliding_window = 8\n"
+                        "[platform]\nsimulate = sm90\n"
+                        "[kv_cache]\ndtype = fp8_e4m3\nsliding.dtype = bf16\n");
+    ck_assert_int_eq(scene.status, ATTN_OK);
+    for (uint32_t g = 0; g < 2; g++) {
+        struct problem problem;
+        bool sliding = scene.model->groups[g].window_left >= 0;
+        problem_init(&problem, scene.config, scene.model, g, &scene.selection->device,
+                     problem_decode_modes(scene.config), ATTN_LAYOUT_KV_NHD);
+        ck_assert_uint_eq(problem.problem.kv_dtype, sliding ? ATTN_BF16 : ATTN_FP8_E4M3);
+        ck_assert_uint_eq(problem.group.kv_scale_granularity,
+                          sliding ? ATTN_SCALE_NONE : ATTN_SCALE_PER_TENSOR);
+    }
+    ck_assert_str_eq(problem_scales_taken(scene.config, scene.model),
+                     "kv_cache.k_scale and v_scale");
     end(&scene);
 }
 END_TEST
@@ -607,7 +634,8 @@ static Suite *suite(void)
     tcase_add_test(choice, groups_of_one_backend_are_one_unit);
     tcase_add_test(choice, a_tower_is_a_unit_of_its_own);
     tcase_add_test(choice, an_encoder_has_no_decode_phase);
-    tcase_add_test(rest, fp8_needs_scales);
+    tcase_add_test(rest, scales_of_fp8_caches);
+    tcase_add_test(rest, cache_types_by_layer_type);
     tcase_add_test(rest, bounds_follow_the_workload);
     tcase_add_test(rest, platforms);
     tcase_add_test(rest, json_tells_all);
