@@ -213,7 +213,7 @@ class Plan:
 
     def _mode(self, step: Step) -> Tuple[str, Dict[str, Any]]:
         """Which mode it is, and which members say where the sequences that decode are."""
-        if step.max_q_len <= 1 and step.num_tokens == step.num_seqs:
+        if step.max_q_len <= 1 and step.num_tokens == step.num_seqs and self.planner.decodes_alone:
             return "decode", {}
         decodes, draft = step.num_decodes, step.decode_q_len > 1
         if not self.planner.mixed or not 0 < decodes < step.num_seqs or (draft and not self.planner.drafts):
@@ -376,6 +376,8 @@ class Planner:
         self.problems = {layer.layer_id: problem for backend in self.backends for problem in backend.problems
                          for layer in elements(problem.group.contents.layers,
                                                problem.group.contents.num_layers)}
+        self.decodes_alone = all(problem.bounds.contents.modes & 1 << _abi.ATTN_MODE_DECODE  # encoders do not
+                                 for problem in self.problems.values())
         self.eager = Plan(self)
         self._graphs: List[GraphPlan] = []
 
