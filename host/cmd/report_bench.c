@@ -26,7 +26,7 @@ static void add_shares(struct figure *figure, const cJSON *entry)
     cJSON_ArrayForEach(run, page_get(entry, "backends"))
     {
         char label[300];
-        if (!ran(run))
+        if (!ran(run) || figure_is_full(figure))
             continue;
         snprintf(label, sizeof label, "%.80s, %.200s", text_of(run, "backend"),
                  text_of(entry, "text"));
@@ -70,8 +70,8 @@ static void roofline(struct page *page, const cJSON *report)
     if (!isfinite(read) || !isfinite(matrix))
         return;
     figure_begin(&figure, columns, 3);
-    cJSON_ArrayForEach(entry, page_get(report, "results"))
-        cJSON_ArrayForEach(run, page_get(entry, "backends")) if (ran(run))
+    cJSON_ArrayForEach(entry, page_get(report, "results")) cJSON_ArrayForEach(
+        run, page_get(entry, "backends")) if (ran(run) && !figure_is_full(&figure))
     {
         double intensity = page_number(entry, "flop") / page_number(entry, "bytes");
         figure_number(&figure, intensity);
@@ -125,7 +125,7 @@ static void add_sweep(struct page *page, const cJSON *results, const cJSON *firs
     figure_begin(&figure, columns, count);
     cJSON_ArrayForEach(entry, results)
     {
-        if (strcmp(mode_of(entry), mode_of(first)) != 0)
+        if (strcmp(mode_of(entry), mode_of(first)) != 0 || figure_is_full(&figure))
             continue;
         figure_number(&figure, page_number(entry, "seen_keys"));
         for (size_t c = 1; c < count; c++)
@@ -143,18 +143,17 @@ static void add_sweep(struct page *page, const cJSON *results, const cJSON *firs
 /* A mode that has several shapes is a sweep. */
 static void sweeps(struct page *page, const cJSON *results)
 {
-    const cJSON *entry, *other;
-    cJSON_ArrayForEach(entry, results)
-    {
-        const cJSON *first = NULL;
+    static const char *const modes[] = {"decode", "extend", "mixed"};
+    for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
+        const cJSON *entry, *first = NULL;
         int shapes = 0;
-        cJSON_ArrayForEach(other, results) if (strcmp(mode_of(other), mode_of(entry)) == 0)
+        cJSON_ArrayForEach(entry, results) if (strcmp(mode_of(entry), modes[m]) == 0)
         {
-            first = first ? first : other;
+            first = first ? first : entry;
             shapes++;
         }
-        if (entry == first && shapes > 1)
-            add_sweep(page, results, entry);
+        if (shapes > 1)
+            add_sweep(page, results, first);
     }
 }
 

@@ -107,6 +107,12 @@ void figure_end_row(struct figure *figure)
     strbuf_append(&figure->plot, "\n");
     strbuf_append(&figure->rows, "</tr>\n");
     figure->in_row = false;
+    figure->num_rows++;
+}
+
+bool figure_is_full(const struct figure *figure)
+{
+    return figure->num_rows > FIGURE_ROWS;
 }
 
 /* ---- gnuplot --------------------------------------------------------------------------------- */
@@ -204,14 +210,14 @@ static void write_svg(struct page *page, const char *title, const strbuf *svg)
 
 /* ---- Both ------------------------------------------------------------------------------------ */
 
-void page_figure(struct page *page, struct figure *figure, const char *title, const char *note,
-                 const char *script)
+static void add_figure(struct page *page, const struct figure *figure, const char *title,
+                       const char *note, const char *script)
 {
     strbuf svg;
     strbuf_init(&svg);
     unsigned int number = ++page->num_figures;
     if (!draw(number, figure, script, &svg))
-        snprintf(page->why, sizeof page->why, "gnuplot could not draw a figure");
+        snprintf(page->why, sizeof page->why, "gnuplot could not draw \"%.80s\"", title);
     else if (page->svg_folder && !page->why[0])
         write_svg(page, title, &svg);
     strbuf_appendf(&page->html, "<figure id=\"figure-%u\">\n<figcaption>", number);
@@ -220,11 +226,20 @@ void page_figure(struct page *page, struct figure *figure, const char *title, co
     strbuf_append(&page->html, strbuf_text(&svg));
     strbuf_append(&page->html, "<p>");
     page_text(&page->html, note);
+    if (figure_is_full(figure))
+        strbuf_appendf(&page->html, " No more than %d rows are shown.", FIGURE_ROWS);
     strbuf_appendf(&page->html,
                    "</p>\n<details><summary>numbers</summary><table>\n%s</table></details>\n"
                    "</figure>\n",
                    strbuf_text(&figure->rows));
     strbuf_finish(&svg);
+}
+
+void page_figure(struct page *page, struct figure *figure, const char *title, const char *note,
+                 const char *script)
+{
+    if (figure->num_rows > 1) /* the columns are one */
+        add_figure(page, figure, title, note, script);
     strbuf_finish(&figure->plot);
     strbuf_finish(&figure->rows);
 }

@@ -25,11 +25,16 @@ struct page {
     bool is_refused;        /* as there is something else in a file's place */
 };
 
+/* Rows of a figure: more than any run or bench has. A page of a file that claims more stays small.
+ */
+enum { FIGURE_ROWS = 4096 };
+
 /* A figure in the making: columns, then rows. */
 struct figure {
     strbuf plot; /* the data, as gnuplot takes them */
     strbuf rows; /* the same, of the table */
     bool in_row;
+    int num_rows; /* ended, the columns among them */
 };
 
 void figure_begin(struct figure *figure, const char *const *columns, size_t count);
@@ -37,8 +42,11 @@ void figure_number(struct figure *figure, double value); /* NaN: there is none *
 void figure_text(struct figure *figure, const char *text);
 void figure_end_row(struct figure *figure);
 
-/* Draw it: `script` are gnuplot's commands, in which $d is the data; and release it. `title`: words
- * without what means something in HTML. */
+/* Is there no room for another row? To be asked before each. */
+bool figure_is_full(const struct figure *figure);
+
+/* Draw it, unless it has no row: `script` are gnuplot's commands, in which $d is the data; and
+ * release it. `title`: words without what means something in HTML. */
 void page_figure(struct page *page, struct figure *figure, const char *title, const char *note,
                  const char *script);
 

@@ -8,6 +8,25 @@
 
 #include "host/cmd/report_page.h"
 
+/* ---- Lists side by side ---------------------------------------------------------------------- */
+
+static void begin_lists(const cJSON *const *lists, int count, const cJSON **items)
+{
+    for (int i = 0; i < count; i++)
+        items[i] = cJSON_IsArray(lists[i]) ? lists[i]->child : NULL;
+}
+
+/* The number there, and on to the next; `none` at the end of the list, NaN where it is no number.
+ */
+static double take_number(const cJSON **item, double none)
+{
+    const cJSON *taken = *item;
+    if (!taken)
+        return none;
+    *item = taken->next;
+    return cJSON_IsNumber(taken) ? taken->valuedouble : NAN;
+}
+
 /* ---- Distributions --------------------------------------------------------------------------- */
 
 /* Percentiles of two, side by side; nothing where neither has any. */
@@ -15,7 +34,7 @@ static void distribution(struct page *page, const cJSON *times, const char *cons
                          const char *title, const char *note, const char *unit)
 {
     const char *columns[] = {"percentile", names[0], names[1]};
-    const cJSON *lists[2];
+    const cJSON *lists[2], *items[2];
     struct figure figure;
     char script[256];
     for (int i = 0; i < 2; i++)
@@ -23,12 +42,11 @@ static void distribution(struct page *page, const cJSON *times, const char *cons
     if (cJSON_GetArraySize(lists[0]) + cJSON_GetArraySize(lists[1]) == 0)
         return;
     figure_begin(&figure, columns, 3);
+    begin_lists(lists, 2, items);
     for (int p = 0; p <= 100; p++) {
         figure_number(&figure, p);
-        for (int i = 0; i < 2; i++) {
-            const cJSON *item = cJSON_GetArrayItem(lists[i], p);
-            figure_number(&figure, item ? item->valuedouble : NAN);
-        }
+        for (int i = 0; i < 2; i++)
+            figure_number(&figure, take_number(&items[i], NAN));
         figure_end_row(&figure);
     }
     snprintf(script, sizeof script,
@@ -43,16 +61,16 @@ static void distribution(struct page *page, const cJSON *times, const char *cons
 static void over_time(struct page *page, const cJSON *report, const char *const columns[3],
                       double constant, const char *title, const char *note, const char *label)
 {
-    const cJSON *series = page_get(report, "series"), *times = page_get(series, "wall_s");
+    const cJSON *series = page_get(report, "series"), *lists[3], *items[3];
     struct figure figure;
     char script[192];
+    for (int c = 0; c < 3; c++)
+        lists[c] = page_get(series, columns[c]);
     figure_begin(&figure, columns, 3);
-    for (int b = 0; b < cJSON_GetArraySize(times); b++) {
-        figure_number(&figure, cJSON_GetArrayItem(times, b)->valuedouble);
-        for (int c = 1; c < 3; c++) {
-            const cJSON *item = cJSON_GetArrayItem(page_get(series, columns[c]), b);
-            figure_number(&figure, item ? item->valuedouble : constant);
-        }
+    begin_lists(lists, 3, items);
+    while (items[0] && !figure_is_full(&figure)) {
+        for (int c = 0; c < 3; c++)
+            figure_number(&figure, take_number(&items[c], constant));
         figure_end_row(&figure);
     }
     snprintf(script, sizeof script,
@@ -72,6 +90,8 @@ static void paths(struct page *page, const cJSON *report)
     figure_begin(&figure, columns, 2);
     cJSON_ArrayForEach(path, page_get(report, "paths"))
     {
+        if (!path->string || !cJSON_IsNumber(path) || figure_is_full(&figure))
+            continue; /* an array has no names */
         figure_text(&figure, path->string);
         figure_number(&figure, path->valuedouble);
         figure_end_row(&figure);
@@ -80,8 +100,30 @@ static void paths(struct page *page, const cJSON *report)
                 "set yrange [0:*]\nset key off\nplot $d using 2:xtic(1) with boxes");
 }
 
+/* Choices that differ in phase or backend, each a line of the plot; all beyond the last share it.
+ */
+struct lines {
+    const cJSON *choices[64];
+    int count;
+};
+
+static int line_of(struct lines *lines, const cJSON *choice)
+{
+    int l = 0;
+    while (
+        l < lines->count &&
+        !(cJSON_Compare(page_get(lines->choices[l], "phase"), page_get(choice, "phase"), true) &&
+          cJSON_Compare(page_get(lines->choices[l], "backend"), page_get(choice, "backend"), true)))
+        l++;
+    if (l == (int)(sizeof lines->choices / sizeof *lines->choices))
+        return l;
+    if (l == lines->count)
+        lines->choices[lines->count++] = choice;
+    return l + 1;
+}
+
 /* A row for each layer of "0-3,5-9/2". */
-static void add_layers(struct figure *figure, const cJSON *choice, int number)
+static void add_layers(struct figure *figure, const cJSON *choice, struct lines *lines)
 {
     const char *layers = cJSON_GetStringValue(page_get(choice, "layers"));
     const char *phase = cJSON_GetStringValue(page_get(choice, "phase"));
@@ -91,39 +133,31 @@ static void add_layers(struct figure *figure, const cJSON *choice, int number)
     if (!layers || !phase || !backend ||
         text_parse_range_list(layers, 0, INT32_MAX, 1 << 16, &ids, &count))
         return;
-    for (size_t i = 0; i < count; i++) {
+    int line = line_of(lines, choice);
+    for (size_t i = 0; i < count && !figure_is_full(figure); i++) {
         char label[160];
         snprintf(label, sizeof label, "%s: %s", phase, backend);
         figure_number(figure, (double)ids[i]);
         figure_text(figure, label);
-        figure_number(figure, number);
+        figure_number(figure, line);
         figure_end_row(figure);
     }
     free(ids);
 }
 
-/* The line of the plot that a choice belongs to: that of the first with its phase and backend. */
-static int line_of(const cJSON *composition, const cJSON *choice)
-{
-    int line = 0;
-    const cJSON *other;
-    cJSON_ArrayForEach(other, composition)
-    {
-        line++;
-        if (cJSON_Compare(page_get(other, "phase"), page_get(choice, "phase"), true) &&
-            cJSON_Compare(page_get(other, "backend"), page_get(choice, "backend"), true))
-            break;
-    }
-    return line;
-}
-
 static void composition(struct page *page, const cJSON *report)
 {
     static const char *const columns[] = {"layer", "phase: backend", "line"};
-    const cJSON *choices = page_get(report, "composition"), *choice;
+    struct lines lines = {.count = 0};
+    const cJSON *choice;
     struct figure figure;
     figure_begin(&figure, columns, 3);
-    cJSON_ArrayForEach(choice, choices) add_layers(&figure, choice, line_of(choices, choice));
+    cJSON_ArrayForEach(choice, page_get(report, "composition"))
+    {
+        if (figure_is_full(&figure))
+            break;
+        add_layers(&figure, choice, &lines);
+    }
     page_figure(page, &figure, "Backend of each layer and phase",
                 "As it was chosen before the run.",
                 "set xlabel 'layer'\nset offsets 0.5,0.5,0.5,0.5\nset key off\n"
@@ -135,18 +169,18 @@ static void composition(struct page *page, const cJSON *report)
 static void bars(struct page *page, const cJSON *report)
 {
     static const char *const columns[] = {"layer", "prefill", "decode"};
-    const cJSON *of_bar = page_get(report, "verify.of_bar");
+    const cJSON *of_bar = page_get(report, "verify.of_bar"), *lists[2], *items[2];
     struct figure figure;
-    int layers = cJSON_GetArraySize(page_get(of_bar, "prefill"));
-    if (layers == 0)
+    for (int c = 0; c < 2; c++)
+        lists[c] = page_get(of_bar, columns[1 + c]);
+    begin_lists(lists, 2, items);
+    if (!items[0])
         return;
     figure_begin(&figure, columns, 3);
-    for (int l = 0; l < layers; l++) {
+    for (int l = 0; items[0] && !figure_is_full(&figure); l++) {
         figure_number(&figure, l);
-        for (int c = 1; c < 3; c++) {
-            const cJSON *item = cJSON_GetArrayItem(page_get(of_bar, columns[c]), l);
-            figure_number(&figure, cJSON_IsNumber(item) ? item->valuedouble : NAN);
-        }
+        for (int c = 0; c < 2; c++)
+            figure_number(&figure, take_number(&items[c], NAN));
         figure_end_row(&figure);
     }
     page_figure(page, &figure, "Largest error over its bar",

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import resource
 import subprocess
 import sys
 import xml.etree.ElementTree as xml
@@ -33,10 +34,15 @@ def result(name, problems):
         print("#", problem)
 
 
-def report(*arguments, path=None):
+def limit_time(seconds):
+    """Of a processor, so that a busy machine changes nothing."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+
+
+def report(*arguments, path=None, limit=resource.RLIM_INFINITY):
     env = dict(os.environ, PATH=path or os.environ["PATH"])
     return subprocess.run([command, "report", *arguments], capture_output=True, text=True, cwd=folder,
-                          env=env, stdin=subprocess.DEVNULL, check=False)
+                          env=env, stdin=subprocess.DEVNULL, check=False, preexec_fn=lambda: limit_time(limit))
 
 
 def value(cell):
@@ -154,6 +160,39 @@ def check_files(text):
     result("each figure as a file, light and dark", problems)
 
 
+def hostile():
+    """Files that no run and no bench writes: what is no name or number is left out, and a page stays small."""
+    steps = {"series": {"wall_s": [1, 2], "prefill": [1, 2], "decode": [1, 2], "kv_tokens": [3, 4]},
+             "kv": {"capacity": 9}}
+    choice = {"layers": "0-65535", "phase": "decode", "backend": "b"}
+    one = {"backend": "b", "outcome": "ran", "median_us": 3, "fraction": 0.5}
+    long = 30000
+    return {
+        "an array of null for paths": {**steps, "paths": [None, None, {"a": 1}, 3]},
+        "words for numbers": {**steps, "paths": {"a": "b", "c": 3},
+                              "verify": {"of_bar": {"prefill": ["x", 1], "decode": {"0": 1}}}},
+        "very many layers": {**steps, "composition": [choice] * 3000},
+        "choices without a layer": {**steps, "composition": [{"phase": "decode"}] * long + [choice]},
+        "very many steps": {"series": {name: list(range(long)) for name in steps["series"]}},
+        "very many results": {"results": [{"shape": {"mode": "decode"}, "seen_keys": n + 1, "text": '"' * 200,
+                                           "backends": [one] * 3} for n in range(4000)]},
+        "results without a mode": {"results": [{}] * 4 * long + [{"text": "t", "backends": [one]}]},
+    }
+
+
+def check_hostile():
+    for name, tree in hostile().items():
+        with open(os.path.join(folder, "hostile.json"), "w", encoding="utf-8") as file:
+            json.dump(tree, file)
+        done = report("hostile.json", limit=20)
+        problems = [] if done.returncode == 0 else [f"exit code {done.returncode}: {done.stderr}"]
+        if len(done.stdout) > 16 << 20:
+            problems.append(f"{len(done.stdout)} bytes")
+        if not problems:
+            xml.fromstring(done.stdout)
+        result(name, problems)
+
+
 def main():
     global count
     as_of_fp8()
@@ -196,6 +235,7 @@ def main():
         done = report(*arguments, path=path)
         result(name, [] if done.returncode == code and words in done.stderr and not done.stdout
                else [f"exit code {done.returncode}: {done.stderr}"])
+    check_hostile()
     print(f"1..{count}")
     return failures != 0
 
