@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "host/bench/inputs.h"
+#include "host/bench/judge.h"
 #include "host/base/clock.h"
 #include "host/base/interrupt.h"
 #include "host/base/error.h"
@@ -40,6 +41,10 @@ enum { MEASURE_CALLS = LEAST_ROUNDS + 3 };
 /* Products of fp8 by products of bf16 in the same time, by NVIDIA's data sheets: good enough to say
  * how long something may take, not to say how good a time is. */
 #define CODES_SPEED 2.0
+
+/* Ceilings are medians of a short measurement, and a machine that is shared gives more at times.
+ * What is this many times as fast as the nearer ceiling is no attention over these inputs. */
+#define CEILING_ERROR 1.25
 
 /* One backend of an entry, while it is measured. */
 struct contender {
@@ -156,6 +161,7 @@ static attn_status ask_layout(const struct bench_params *params, const struct be
         return status;
     if (verdict.supported) {
         run->layout = layout;
+        run->reads_new_unquantised = verdict.reads_new_kv_unquantised;
         run->graph = !params->eager && params->device->type != ATTN_DEVICE_CPU &&
                      verdict.graph_level >= bench_graph_level(&entry->shape);
     } else if (run->why.length == 0) {
@@ -242,6 +248,22 @@ static attn_status list_calls(struct contender *c, attn_error *error)
     return ATTN_OK;
 }
 
+/* Judge the first copy's output; `when` is "before" or "after". */
+static attn_status judge_output(struct contender *c, const char *when, attn_error *error)
+{
+    struct bench_run *run = c->run;
+    strbuf why;
+    strbuf_init(&why);
+    attn_status status =
+        bench_judge_rows(c->inputs, run->layout, run->reads_new_unquantised, &why, error);
+    if (status == ATTN_OK && why.length > 0) {
+        run->outcome = BENCH_WRONG;
+        strbuf_appendf(&run->why, "%s it was timed, %s", when, strbuf_text(&why));
+    }
+    strbuf_finish(&why);
+    return status;
+}
+
 /* Forwards of a sample, from a first look at their time. A graph begins with the same copy at every
  * launch, so it goes through all of them. The first look at a slow backend is its only sample. */
 static attn_status choose_calls(struct contender *c, attn_error *error)
@@ -284,7 +306,7 @@ static attn_status capture(struct contender *c, attn_error *error)
     return status;
 }
 
-/* Ready to be timed: composed, compiled, run a few times, captured. */
+/* Ready to be timed: composed, compiled, run a few times and judged, captured. */
 static attn_status make_contender(struct contender *c, const struct bench_entry *entry,
                                   attn_error *error)
 {
@@ -293,7 +315,13 @@ static attn_status make_contender(struct contender *c, const struct bench_entry 
     if (status == ATTN_OK)
         status = list_calls(c, error);
     if (status == ATTN_OK)
-        status = choose_calls(c, error);
+        status = bench_judge_poison(c->inputs, c->timer->stream, error);
+    if (status == ATTN_OK)
+        status = choose_calls(c, error); /* begins with the first copy */
+    if (status == ATTN_OK)
+        status = judge_output(c, "before", error);
+    if (status == ATTN_OK && c->run->outcome == BENCH_WRONG)
+        return ATTN_OK;
     if (status == ATTN_OK && c->run->graph)
         status = capture(c, error);
     if (status == ATTN_OK && !c->run->one_call) {
@@ -361,6 +389,24 @@ static attn_status run_rounds(struct contender *contenders, uint32_t count, doub
     return status;
 }
 
+/* What was timed is run and judged once more: as it was timed, from its graph. */
+static attn_status judge_again(struct contender *c, attn_error *error)
+{
+    const struct bench_work work = work_of(c);
+    double us;
+    host_error said;
+    host_error_init(&said);
+    if (c->run->outcome != BENCH_RAN || c->run->one_call)
+        return ATTN_OK;
+    c->next = 0;
+    attn_status status = bench_judge_poison(c->inputs, c->timer->stream, &said.base);
+    if (status == ATTN_OK)
+        status = bench_timer_estimate(c->timer, &work, 0, &us, &said.base);
+    if (status == ATTN_OK)
+        status = judge_output(c, "after", &said.base);
+    return status == ATTN_OK ? ATTN_OK : note_failure(c, status, &said, error);
+}
+
 /* The load before a kept-up measurement: the forwards of all that can run. */
 static attn_status sustain(struct contender *contenders, uint32_t count, double seconds,
                            attn_error *error)
@@ -410,6 +456,7 @@ static void set_fraction(const struct bench_report *report, const struct bench_e
         return;
     run->bound = bound;
     run->fraction = floor_us / run->us.median;
+    run->impossible = run->fraction > CEILING_ERROR;
 }
 
 /* Ratios of the medians of each round that both have. */
@@ -483,9 +530,9 @@ static attn_status make_contenders(const struct bench_params *params,
                                 .run = &entry->runs[r]};
         if (!c->run->layout || status != ATTN_OK)
             continue;
+        c->run->outcome = BENCH_RAN;
         attn_status made = make_contender(c, entry, &said.base);
         c->run->per_round = c->run->one_call ? 1 : timer->samples;
-        c->run->outcome = BENCH_RAN;
         if (made != ATTN_OK)
             status = note_failure(c, made, &said, error);
     }
@@ -506,6 +553,8 @@ static attn_status run_contenders(const struct bench_params *params,
         status = sustain(contenders, entry->num_runs, report->sustain, error);
     if (status == ATTN_OK)
         status = run_rounds(contenders, entry->num_runs, report->seconds, due_ns, error);
+    for (uint32_t r = 0; r < entry->num_runs && status == ATTN_OK; r++)
+        status = judge_again(&contenders[r], error);
     for (uint32_t r = 0; r < entry->num_runs; r++)
         finish_contender(&contenders[r]);
     free(contenders);

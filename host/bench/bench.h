@@ -6,6 +6,9 @@
  * each of which every backend has a block of samples (A B A B ...). A sample is a number of
  * forwards through the copies of the inputs, replayed from a graph where the backend allows it.
  * Whatever slows the device for longer than a round slows all of them.
+ *
+ * Before a backend is timed, and after it, rows of its output are judged by the oracle (judge.h):
+ * one that is wrong is not ranked.
  */
 #ifndef HOST_BENCH_BENCH_H
 #define HOST_BENCH_BENCH_H
@@ -23,8 +26,9 @@
 enum {
     BENCH_REFUSED = 0, /* the backend cannot serve the shape: `why` */
     BENCH_RAN = 1,
-    BENCH_FAILED = 2,  /* it said that it can, and failed: `why` */
-    BENCH_LEFT_OUT = 3 /* the time had passed: `why` */
+    BENCH_FAILED = 2,   /* it said that it can, and failed: `why` */
+    BENCH_LEFT_OUT = 3, /* the time had passed: `why` */
+    BENCH_WRONG = 4     /* a sampled row of its output is wrong, so its times mean nothing: `why` */
 };
 
 /* Which ceiling is the nearer one; NONE: nothing is known of it. */
@@ -34,17 +38,19 @@ enum { BENCH_BOUND_NONE = 0, BENCH_BOUND_MEMORY = 1, BENCH_BOUND_COMPUTE = 2 };
 struct bench_run {
     char *backend; /* as it was asked for; owned */
     uint32_t outcome;
-    strbuf why;                   /* reasons, separated by "; " */
-    const char *layout;           /* static layout id; NULL = none was accepted */
-    bool graph;                   /* replayed from a graph, else called */
-    uint32_t calls;               /* forwards of a sample */
-    bool one_call;                /* so slow that its first call is all that was measured */
-    struct bench_samples samples; /* microseconds of one forward: the mean of a sample */
-    uint32_t per_round;           /* samples */
+    strbuf why;                     /* reasons, separated by "; " */
+    const char *layout;             /* static layout id; NULL = none was accepted */
+    uint32_t reads_new_unquantised; /* ATTN_MODE_BIT set, of the verdict */
+    bool graph;                     /* replayed from a graph, else called */
+    uint32_t calls;                 /* forwards of a sample */
+    bool one_call;                  /* so slow that its first call is all that was measured */
+    struct bench_samples samples;   /* microseconds of one forward: the mean of a sample */
+    uint32_t per_round;             /* samples */
     struct bench_summary us;
     double flops, bytes_rate;           /* a second */
     double fraction;                    /* of the nearer ceiling; 0 = not known, bound NONE */
     uint32_t bound;                     /* BENCH_BOUND_*: which one that is */
+    bool impossible;                    /* beyond the ceiling by more than it may be off */
     double ratio, ratio_p10, ratio_p90; /* of times, round by round, to the first that ran */
 };
 

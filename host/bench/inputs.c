@@ -16,8 +16,6 @@
 #include "host/base/mix.h"
 #include "host/base/round.h"
 
-enum { Q, K, V, OUT, K_CACHE, V_CACHE, NUM_OPERANDS };
-
 enum { ALIGNMENT = 256, MAX_COPIES = 1024 };
 
 /* ---- The problem ----------------------------------------------------------------------------- */
@@ -412,24 +410,33 @@ static attn_status fill_operand(const struct bench_inputs *inputs, char *to, uin
     return status;
 }
 
+static int64_t heads_of(const struct bench_shape *shape, int operand)
+{
+    return operand == BENCH_Q || operand == BENCH_OUT ? shape->q_heads : shape->kv_heads;
+}
+
+static int64_t dim_of(const struct bench_shape *shape, int operand)
+{
+    bool values = operand == BENCH_V || operand == BENCH_OUT || operand == BENCH_V_CACHE;
+    return values ? shape->v_head_dim : shape->head_dim;
+}
+
 /* Elements of each operand. */
-static void list_elements(const struct bench_inputs *inputs, int64_t elements[NUM_OPERANDS])
+static void list_elements(const struct bench_inputs *inputs, int64_t elements[BENCH_OPERANDS])
 {
     const struct bench_shape *shape = &inputs->shape;
     int64_t tokens = inputs->count.tokens, slots = (inputs->count.pages + 1) * shape->page_size;
-    elements[Q] = tokens * shape->q_heads * shape->head_dim;
-    elements[K] = tokens * shape->kv_heads * shape->head_dim;
-    elements[V] = tokens * shape->kv_heads * shape->v_head_dim;
-    elements[OUT] = tokens * shape->q_heads * shape->v_head_dim;
-    elements[K_CACHE] = slots * shape->kv_heads * shape->head_dim;
-    elements[V_CACHE] = slots * shape->kv_heads * shape->v_head_dim;
+    for (int o = 0; o < BENCH_OPERANDS; o++)
+        elements[o] = (o == BENCH_K_CACHE || o == BENCH_V_CACHE ? slots : tokens) *
+                      heads_of(shape, o) * dim_of(shape, o);
 }
 
 static attn_dtype dtype_of(const struct bench_shape *shape, int operand)
 {
-    const attn_dtype dtypes[NUM_OPERANDS] = {
-        [Q] = shape->dtype,       [K] = shape->new_kv_dtype,   [V] = shape->new_kv_dtype,
-        [OUT] = shape->out_dtype, [K_CACHE] = shape->kv_dtype, [V_CACHE] = shape->kv_dtype,
+    const attn_dtype dtypes[BENCH_OPERANDS] = {
+        [BENCH_Q] = shape->dtype,          [BENCH_K] = shape->new_kv_dtype,
+        [BENCH_V] = shape->new_kv_dtype,   [BENCH_OUT] = shape->out_dtype,
+        [BENCH_K_CACHE] = shape->kv_dtype, [BENCH_V_CACHE] = shape->kv_dtype,
     };
     return dtypes[operand];
 }
@@ -448,23 +455,23 @@ static void fill_pools(const struct bench_inputs *inputs, uint64_t seed, char *p
 static attn_status fill_copies(const struct bench_inputs *inputs, uint64_t seed,
                                char *pools[NUM_POOLS], attn_error *error)
 {
-    static const int sources[NUM_OPERANDS] = {
-        [Q] = POOL_Q,   [K] = POOL_NEW_KV,      [V] = POOL_NEW_KV,
-        [OUT] = POOL_Q, [K_CACHE] = POOL_CACHE, [V_CACHE] = POOL_CACHE,
+    static const int sources[BENCH_OPERANDS] = {
+        [BENCH_Q] = POOL_Q,   [BENCH_K] = POOL_NEW_KV,      [BENCH_V] = POOL_NEW_KV,
+        [BENCH_OUT] = POOL_Q, [BENCH_K_CACHE] = POOL_CACHE, [BENCH_V_CACHE] = POOL_CACHE,
     };
     const struct bench_shape *shape = &inputs->shape;
     const attn_dtype pool_dtypes[NUM_POOLS] = {shape->dtype, shape->new_kv_dtype, shape->kv_dtype};
-    int64_t elements[NUM_OPERANDS];
+    int64_t elements[BENCH_OPERANDS];
     attn_status status = ATTN_OK;
     list_elements(inputs, elements);
     fill_pools(inputs, seed, pools);
     for (uint32_t c = 0; c < inputs->copies; c++)
-        for (int o = 0; o < NUM_OPERANDS && status == ATTN_OK; o++)
+        for (int o = 0; o < BENCH_OPERANDS && status == ATTN_OK; o++)
             status =
                 fill_operand(inputs, inputs->operands + c * inputs->copy_bytes + inputs->where[o],
                              (uint64_t)elements[o] * attn_dtype_size(dtype_of(shape, o)),
                              pools[sources[o]], attn_dtype_size(pool_dtypes[sources[o]]),
-                             mix_stream(seed, (uint64_t)c * NUM_OPERANDS + (uint64_t)o), error);
+                             mix_stream(seed, (uint64_t)c * BENCH_OPERANDS + (uint64_t)o), error);
     if (status == ATTN_OK)
         status = device_synchronize(inputs->device, NULL, error);
     return status;
@@ -501,9 +508,9 @@ static uint32_t choose_copies(const struct bench_inputs *inputs)
 
 static attn_status make_operands(struct bench_inputs *inputs, uint64_t seed, attn_error *error)
 {
-    int64_t elements[NUM_OPERANDS];
+    int64_t elements[BENCH_OPERANDS];
     list_elements(inputs, elements);
-    for (int o = 0; o < NUM_OPERANDS; o++) {
+    for (int o = 0; o < BENCH_OPERANDS; o++) {
         uint64_t bytes = (uint64_t)elements[o] * attn_dtype_size(dtype_of(&inputs->shape, o));
         inputs->where[o] = inputs->copy_bytes;
         inputs->copy_bytes += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -609,12 +616,12 @@ void bench_inputs_call(const struct bench_inputs *inputs, uint32_t copy, const c
     char *at = inputs->operands + copy * inputs->copy_bytes;
     int cached = s->new_kv == BENCH_NEW_KV_CACHED;
     memset(call, 0, sizeof *call);
-    view_rows(inputs, at, Q, s->q_heads, s->head_dim, &call->q);
-    view_rows(inputs, at, K, s->kv_heads, s->head_dim, &call->k);
-    view_rows(inputs, at, V, s->kv_heads, s->v_head_dim, &call->v);
-    view_rows(inputs, at, OUT, s->q_heads, s->v_head_dim, &call->out);
-    view_cache(inputs, at, K_CACHE, s->head_dim, layout, &call->k_cache);
-    view_cache(inputs, at, V_CACHE, s->v_head_dim, layout, &call->v_cache);
+    view_rows(inputs, at, BENCH_Q, s->q_heads, s->head_dim, &call->q);
+    view_rows(inputs, at, BENCH_K, s->kv_heads, s->head_dim, &call->k);
+    view_rows(inputs, at, BENCH_V, s->kv_heads, s->v_head_dim, &call->v);
+    view_rows(inputs, at, BENCH_OUT, s->q_heads, s->v_head_dim, &call->out);
+    view_cache(inputs, at, BENCH_K_CACHE, s->head_dim, layout, &call->k_cache);
+    view_cache(inputs, at, BENCH_V_CACHE, s->v_head_dim, layout, &call->v_cache);
     view_heads(inputs, inputs->arrays.sinks, &call->sinks);
     view_heads(inputs, inputs->arrays.slopes, &call->slopes);
     call->operands[ATTN_ROLE_Q] = &call->q;
@@ -634,4 +641,35 @@ void bench_inputs_call(const struct bench_inputs *inputs, uint32_t copy, const c
         .operands = call->operands,
         .scales = call->scales,
     };
+}
+
+/* ---- Parts of a copy ------------------------------------------------------------------------- */
+
+struct bench_region bench_inputs_rows(const struct bench_inputs *inputs, int operand, int64_t first,
+                                      int64_t count)
+{
+    const struct bench_shape *shape = &inputs->shape;
+    uint64_t row = (uint64_t)(heads_of(shape, operand) * dim_of(shape, operand)) *
+                   attn_dtype_size(dtype_of(shape, operand));
+    return (struct bench_region){inputs->where[operand] + (uint64_t)first * row,
+                                 (uint64_t)count * row};
+}
+
+struct bench_region bench_inputs_page(const struct bench_inputs *inputs, int operand, int64_t page)
+{
+    int64_t slots = inputs->shape.page_size;
+    return bench_inputs_rows(inputs, operand, page * slots, slots);
+}
+
+void bench_inputs_mirror(const struct bench_inputs *inputs, char *operands,
+                         struct bench_inputs *mirror)
+{
+    static const struct device host = {.type = ATTN_DEVICE_CPU};
+    *mirror = *inputs;
+    mirror->device = &host;
+    mirror->copies = 1;
+    mirror->operands = operands;
+    mirror->device_block = inputs->block;
+    init_batch(mirror);
+    make_scales(mirror);
 }

@@ -43,16 +43,19 @@ struct bench_arrays {
     float *out_scale;
 };
 
+/* Operands of a copy. */
+enum { BENCH_Q, BENCH_K, BENCH_V, BENCH_OUT, BENCH_K_CACHE, BENCH_V_CACHE, BENCH_OPERANDS };
+
 struct bench_inputs {
     const struct device *device;
     struct bench_shape shape;
     struct bench_count count;
     uint32_t copies;
-    uint64_t copy_bytes; /* of one copy's operands */
-    uint64_t where[6];   /* of each operand in a copy: q, k, v, out, k_cache, v_cache */
-    char *operands;      /* [copies][copy_bytes], the device's */
-    char *block;         /* of the arrays, the host's */
-    char *device_block;  /* the same on the device; on the CPU the same block */
+    uint64_t copy_bytes;            /* of one copy's operands */
+    uint64_t where[BENCH_OPERANDS]; /* of each operand in a copy: bytes from its start */
+    char *operands;                 /* [copies][copy_bytes], the device's */
+    char *block;                    /* of the arrays, the host's */
+    char *device_block;             /* the same on the device; on the CPU the same block */
     uint64_t block_bytes;
     struct bench_arrays arrays; /* in `block` */
     attn_batch batch;
@@ -80,5 +83,23 @@ struct bench_call {
 /* The arguments of a forward on copy `copy` in a layout that the problem may have. */
 void bench_inputs_call(const struct bench_inputs *inputs, uint32_t copy, const char *layout,
                        struct bench_call *call);
+
+/* ---- Parts of a copy ------------------------------------------------------------------------- */
+
+struct bench_region {
+    uint64_t at, bytes; /* from the start of a copy */
+};
+
+/* Rows [first, first + count) of q, k, v or out. */
+struct bench_region bench_inputs_rows(const struct bench_inputs *inputs, int operand, int64_t first,
+                                      int64_t count);
+
+/* A page of k_cache or v_cache, in any layout. */
+struct bench_region bench_inputs_page(const struct bench_inputs *inputs, int operand, int64_t page);
+
+/* The same inputs in host memory: `operands` has room for one copy and is the caller's, the arrays
+ * are borrowed. The mirror is not destroyed, and stays in place. */
+void bench_inputs_mirror(const struct bench_inputs *inputs, char *operands,
+                         struct bench_inputs *mirror);
 
 #endif /* HOST_BENCH_INPUTS_H */

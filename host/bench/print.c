@@ -15,7 +15,7 @@
 enum { TEXT = 288, MAX_BACKEND = 12 };
 
 /* By BENCH_REFUSED and so on. */
-static const char *const outcomes[] = {"refused", "ran", "failed", "left out"};
+static const char *const outcomes[] = {"refused", "ran", "failed", "left out", "wrong"};
 
 /* "layers 0-3: decode B32 ..." */
 static void entry_text(const struct bench_entry *entry, char text[TEXT])
@@ -86,7 +86,9 @@ static void print_row(const struct bench_run *run, FILE *file)
 {
     static const char *const bounds[] = {"", " memory", " compute"};
     char a[32], b[32], c[32], d[32], e[32], share[16] = "-";
-    if (run->fraction > 0)
+    if (run->impossible)
+        snprintf(share, sizeof share, "impossible");
+    else if (run->fraction > 0)
         snprintf(share, sizeof share, "%.0f%%%s", 100 * run->fraction, bounds[run->bound]);
     fprintf(file, " %-6s %8s %7s %7s %7s %5s %-11s %.3f%s\n", how_text(run),
             number(run->us.median, a), number(run->us.p10, b), number(run->us.p90, c),
@@ -105,6 +107,17 @@ static void print_unknown(const struct bench_report *report, const struct bench_
         text_wrap_line(file, 2, 4,
                        "of ceiling: not known; matrix is of %s, and products of fp8 are faster",
                        dtype_name(matrix_dtype(report)));
+}
+
+static void print_impossible(const struct bench_run *run, FILE *file)
+{
+    static const char *const bounds[] = {"", "memory", "compute"};
+    if (run->impossible)
+        text_wrap_line(
+            file, 2, 4,
+            "%s: %.3g times as fast as the %s ceiling allows: it does not do the work in "
+            "each call, or the ceiling was measured on a busy machine",
+            run->backend, run->fraction, bounds[run->bound]);
 }
 
 /* The shape, and a row for each backend below it, of 80 columns; a longer name has a line of its
@@ -128,6 +141,7 @@ static void print_entry(const struct bench_report *report, const struct bench_en
         if (folded)
             fprintf(file, "\n  %*s", width, "");
         print_row(run, file);
+        print_impossible(run, file);
     }
     print_unknown(report, entry, file);
 }
@@ -259,6 +273,7 @@ static bool add_figures(cJSON *object, const struct bench_run *run)
            (known ? json_add_number(object, "fraction", run->fraction)
                   : cJSON_AddNullToObject(object, "fraction") != NULL) &&
            json_add_text(object, "bound", bounds[run->bound]) &&
+           cJSON_AddBoolToObject(object, "impossible", run->impossible) &&
            json_add_number(object, "ratio", run->ratio) &&
            json_add_number(object, "ratio_p10", run->ratio_p10) &&
            json_add_number(object, "ratio_p90", run->ratio_p90) &&

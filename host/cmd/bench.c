@@ -191,10 +191,12 @@ static int measure(struct bench *bench, attn_error *error)
     return exit_code_of(status);
 }
 
-/* What ended well may still hold a shape that no backend served, or a backend that failed. */
+/* What ended well may still hold a shape that no backend served, or a backend that failed or is
+ * wrong. */
 static int judge(const struct bench_report *report)
 {
     int code = EXIT_GOOD;
+    bool wrong = false;
     for (size_t e = 0; e < report->num_entries; e++) {
         const struct bench_entry *entry = &report->entries[e];
         uint32_t ran = 0;
@@ -202,11 +204,12 @@ static int judge(const struct bench_report *report)
             ran += entry->runs[r].outcome == BENCH_RAN || entry->runs[r].outcome == BENCH_LEFT_OUT;
             if (entry->runs[r].outcome == BENCH_FAILED)
                 return EXIT_RUN_TIME;
+            wrong |= entry->runs[r].outcome == BENCH_WRONG;
         }
         if (ran == 0)
             code = EXIT_NO_BACKEND;
     }
-    return code;
+    return wrong ? EXIT_CHECK_FAILED : code;
 }
 
 static void tell_missing(const struct bench *bench)
@@ -297,15 +300,18 @@ const struct command command_bench = {
         "whose missing keys are the model's; --backend other backends.\n",
     .options = options,
     .more = print_shapes,
-    .ending =
-        "The table goes to stdout, everything else to stderr. Exit codes: 0 success; 2 usage or\n"
-        "configuration; 3 a critical plugin is refused; 4 no backend can serve some shape; 5 a\n"
-        "backend failed while running.\n"
-        "\n"
-        "examples:\n"
-        "  attnhost bench --backend cpu_native --shape mode=decode,kv_len=1024-4096x2\n"
-        "  attnhost bench --backend triton_like --shape mode=prefill,kv_len=2048:8192\n"
-        "  attnhost bench examples/quickstart.ini --json -\n",
+    .ending = "The table goes to stdout, everything else to stderr. Rows of each backend's output "
+              "are judged\n"
+              "before it is timed and after; one that is wrong is not ranked. Exit codes: 0 "
+              "success; 1 a\n"
+              "backend's output is wrong; 2 usage or configuration; 3 a critical plugin is "
+              "refused; 4 no\n"
+              "backend can serve some shape; 5 a backend failed while running.\n"
+              "\n"
+              "examples:\n"
+              "  attnhost bench --backend cpu_native --shape mode=decode,kv_len=1024-4096x2\n"
+              "  attnhost bench --backend triton_like --shape mode=prefill,kv_len=2048:8192\n"
+              "  attnhost bench examples/quickstart.ini --json -\n",
     .size = sizeof(struct bench_values),
     .run = run,
 };

@@ -278,6 +278,30 @@ for change in "past_out:behind the last row of operand out" "into_q:into operand
         "$command" run run.ini --set verify.rate=0
 done
 
+# ---- Times of what is not computed ---------------------------------------------------------------
+
+measure()
+{
+    ends "$@" -- "$command" bench --backend villain,cpu_native --set plugins.path="$villain" \
+        --set workload.num_threads=1 --shape mode=decode,q_heads=1,kv_heads=1,head_dim=64,kv_len=4096 --seconds 1 --json ../bench.json
+}
+measure 1 "bench ranks no backend that computes nothing" forward:nothing
+tap_try "it says which row is wrong" grep -q \
+    'villain *wrong: before it was timed, row 0 of query head [0-9]* is not written' ../out
+tap_try "and gives no time of it" sh -c '! grep -A 3 "\"wrong\"" ../bench.json | grep -q _us'
+tap_try "the next one is what others are compared with" grep -q 'cpu_native .* 1.000$' ../out
+VILLAIN_AFTER=8
+export VILLAIN_AFTER
+measure 1 "nor one that computes nothing after a while" forward:nothing
+unset VILLAIN_AFTER
+tap_try "it says when" grep -q 'wrong: after it was timed' ../out
+measure 0 "a backend beyond the ceiling is marked" forward:cheat
+tap_try "as impossible" grep -q 'villain .* impossible ' ../out
+tap_try "it is said why" grep -q 'villain: .* times as fast as the .* ceiling allows' ../out
+tap_try "and in the report" grep -q '"impossible":	true' ../bench.json
+measure 0 "and no slow one is" nowhere:exit
+tap_try "which has its share" grep -q 'villain .*% \(memory\|compute\) ' ../out
+
 # ---- What the suite sees -------------------------------------------------------------------------
 
 mkdir gone && (cd gone && rmdir ../gone &&

@@ -97,7 +97,7 @@ def quantile(values, p):
 TOP_KEYS = {"attnhost", "commit", "command", "plugins", "device", "regime", "seed", "seconds", "total_seconds", "ceilings",
             "results"}
 RUN_KEYS = {"backend", "outcome", "graph", "layout", "calls", "samples_per_round", "one_call", "median_us",
-            "p10_us", "p90_us", "best_us", "flop_per_s", "bytes_per_s", "fraction", "bound", "ratio",
+            "p10_us", "p90_us", "best_us", "flop_per_s", "bytes_per_s", "fraction", "bound", "impossible", "ratio",
             "ratio_p10", "ratio_p90", "samples_us"}
 
 
@@ -134,6 +134,8 @@ def check_run(run, entry, first, ceilings):
                  if not close(run[key], value)]
     if floors[run["bound"]] != max(floors.values()):
         problems.append(f"bound {run['bound']} of {floors}")
+    if run["impossible"] != (run["fraction"] > 1.25):
+        problems.append(f"impossible: {run['impossible']} of {run['fraction']}")
     return problems
 
 
