@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * exits.c: exit(), _exit(), _Exit(), pthread_exit(), kill(), raise() and exec*() of the program.
- * They stand before the C library's for every object of the process, and ask the warden first
- * (warden.h). What the C library itself calls does not come here, but to the warden's exit handler.
+ * exits.c: exit(), _exit(), _Exit(), pthread_exit(), thrd_exit(), pthread_cancel(), kill(),
+ * raise(), exec*() and syscall() of the program. They stand before the C library's for every object
+ * of the process, and ask the warden first (warden.h). What the C library itself calls does not
+ * come here, but to the warden's exit handler. dlsym() gives them as well.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* RTLD_NEXT */
@@ -16,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <threads.h>
 #include <unistd.h>
 
 #include "host/cmd/exit_codes.h"
@@ -28,10 +30,28 @@ static _Noreturn void end_now(int code)
         syscall(SYS_exit_group, code);
 }
 
-/* The C library's; ISO C has no cast from data to function. */
+/* dlsym() of the C library; since 2.34, then of x86-64 and of ARM before. */
+static void *(*next_dlsym)(void *, const char *);
+
+static void find_dlsym(void)
+{
+    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
+    void *symbol = NULL;
+    for (size_t v = 0; !symbol && v < sizeof versions / sizeof *versions; v++)
+        symbol = dlvsym(RTLD_NEXT, "dlsym", versions[v]);
+    memcpy(&next_dlsym, &symbol, sizeof symbol); /* ISO C has no cast from data to function */
+}
+
+static void *find_in_library(const char *name)
+{
+    if (!next_dlsym)
+        find_dlsym();
+    return next_dlsym ? next_dlsym(RTLD_NEXT, name) : NULL;
+}
+
 static void find_next(const char *name, void *function)
 {
-    void *symbol = dlsym(RTLD_NEXT, name);
+    void *symbol = find_in_library(name);
     memcpy(function, &symbol, sizeof symbol);
 }
 
@@ -62,13 +82,30 @@ _Noreturn void _Exit(int code)
 /* A plugin may end threads of its own, but none that is in a call of the host's. */
 _Noreturn void pthread_exit(void *value)
 {
-    if (guard_current)
-        warden_on_exit("pthread_exit()", __builtin_return_address(0));
+    warden_on_thread_end(pthread_self(), "pthread_exit()", __builtin_return_address(0));
     void (*next)(void *);
     find_next("pthread_exit", &next);
     if (next)
         next(value);
     end_now(EXIT_RUN_TIME);
+}
+
+_Noreturn void thrd_exit(int value)
+{
+    warden_on_thread_end(pthread_self(), "thrd_exit()", __builtin_return_address(0));
+    void (*next)(int);
+    find_next("thrd_exit", &next);
+    if (next)
+        next(value);
+    end_now(EXIT_RUN_TIME);
+}
+
+int pthread_cancel(pthread_t thread)
+{
+    warden_on_thread_end(thread, "pthread_cancel()", __builtin_return_address(0));
+    int (*next)(pthread_t);
+    find_next("pthread_cancel", &next);
+    return next ? next(thread) : ENOSYS;
 }
 
 /* ---- A signal -------------------------------------------------------------------------------- */
@@ -97,56 +134,58 @@ int raise(int number)
 
 /* In a child, between fork() and exec*(), dlsym() may not be called: so they are found before. */
 static struct {
+    long (*syscall)(long, ...);
     int (*execve)(const char *, char *const[], char *const[]);
     int (*execvpe)(const char *, char *const[], char *const[]);
     int (*fexecve)(int, char *const[], char *const[]);
     int (*execveat)(int, const char *, char *const[], char *const[], int);
-} next_exec;
+} next_calls;
 
-__attribute__((constructor)) static void find_execs(void)
+__attribute__((constructor)) static void find_all(void)
 {
-    find_next("execve", &next_exec.execve);
-    find_next("execvpe", &next_exec.execvpe);
-    find_next("fexecve", &next_exec.fexecve);
-    find_next("execveat", &next_exec.execveat);
+    find_next("syscall", &next_calls.syscall);
+    find_next("execve", &next_calls.execve);
+    find_next("execvpe", &next_calls.execvpe);
+    find_next("fexecve", &next_calls.fexecve);
+    find_next("execveat", &next_calls.execveat);
 }
 
 int execve(const char *path, char *const arguments[], char *const environment[])
 {
     warden_on_exit("execve()", __builtin_return_address(0));
-    return next_exec.execve(path, arguments, environment);
+    return next_calls.execve(path, arguments, environment);
 }
 
 int execv(const char *path, char *const arguments[])
 {
     warden_on_exit("execv()", __builtin_return_address(0));
-    return next_exec.execve(path, arguments, environ);
+    return next_calls.execve(path, arguments, environ);
 }
 
 int execvpe(const char *file, char *const arguments[], char *const environment[])
 {
     warden_on_exit("execvpe()", __builtin_return_address(0));
-    return next_exec.execvpe(file, arguments, environment);
+    return next_calls.execvpe(file, arguments, environment);
 }
 
 int execvp(const char *file, char *const arguments[])
 {
     warden_on_exit("execvp()", __builtin_return_address(0));
-    return next_exec.execvpe(file, arguments, environ);
+    return next_calls.execvpe(file, arguments, environ);
 }
 
 int fexecve(int descriptor, char *const arguments[], char *const environment[])
 {
     warden_on_exit("fexecve()", __builtin_return_address(0));
-    return next_exec.fexecve(descriptor, arguments, environment);
+    return next_calls.fexecve(descriptor, arguments, environment);
 }
 
 int execveat(int folder, const char *path, char *const arguments[], char *const environment[],
              int flags)
 {
     warden_on_exit("execveat()", __builtin_return_address(0));
-    if (next_exec.execveat) /* glibc 2.34 */
-        return next_exec.execveat(folder, path, arguments, environment, flags);
+    if (next_calls.execveat) /* glibc 2.34 */
+        return next_calls.execveat(folder, path, arguments, environment, flags);
     errno = ENOSYS;
     return -1;
 }
@@ -173,7 +212,7 @@ int execl(const char *path, const char *first, ...)
     va_start(list, first);
     int taken = take_words(first, list, words);
     va_end(list);
-    return taken ? next_exec.execve(path, words, environ) : -1;
+    return taken ? next_calls.execve(path, words, environ) : -1;
 }
 
 int execlp(const char *file, const char *first, ...)
@@ -184,7 +223,7 @@ int execlp(const char *file, const char *first, ...)
     va_start(list, first);
     int taken = take_words(first, list, words);
     va_end(list);
-    return taken ? next_exec.execvpe(file, words, environ) : -1;
+    return taken ? next_calls.execvpe(file, words, environ) : -1;
 }
 
 int execle(const char *path, const char *first, ...)
@@ -196,5 +235,63 @@ int execle(const char *path, const char *first, ...)
     int taken = take_words(first, list, words);
     char *const *environment = taken ? va_arg(list, char *const *) : NULL;
     va_end(list);
-    return taken ? next_exec.execve(path, words, environment) : -1;
+    return taken ? next_calls.execve(path, words, environment) : -1;
+}
+
+/* ---- A system call --------------------------------------------------------------------------- */
+
+/* Six arguments are passed on, whatever the call has: a system call reads registers. */
+long syscall(long number, ...)
+{
+    enum { NUM_WORDS = 6 };
+    long words[NUM_WORDS];
+    va_list list;
+    if (number == SYS_exit_group)
+        warden_on_exit("syscall(SYS_exit_group)", __builtin_return_address(0));
+    if (number == SYS_exit)
+        warden_on_thread_end(pthread_self(), "syscall(SYS_exit)", __builtin_return_address(0));
+    va_start(list, number);
+    for (int w = 0; w < NUM_WORDS; w++)
+        words[w] = va_arg(list, long);
+    va_end(list);
+    if (!next_calls.syscall)
+        find_next("syscall", &next_calls.syscall);
+    return next_calls.syscall(number, words[0], words[1], words[2], words[3], words[4], words[5]);
+}
+
+/* ---- By name --------------------------------------------------------------------------------- */
+
+/* What stands here for a function of that name. */
+static void *find_here(const char *name)
+{
+    static const struct {
+        const char *name;
+        uintptr_t function;
+    } functions[] = {
+        {"exit", (uintptr_t)exit},           {"_exit", (uintptr_t)_exit},
+        {"_Exit", (uintptr_t)_Exit},         {"pthread_exit", (uintptr_t)pthread_exit},
+        {"thrd_exit", (uintptr_t)thrd_exit}, {"pthread_cancel", (uintptr_t)pthread_cancel},
+        {"kill", (uintptr_t)kill},           {"raise", (uintptr_t)raise},
+        {"execve", (uintptr_t)execve},       {"execv", (uintptr_t)execv},
+        {"execvpe", (uintptr_t)execvpe},     {"execvp", (uintptr_t)execvp},
+        {"fexecve", (uintptr_t)fexecve},     {"execveat", (uintptr_t)execveat},
+        {"execl", (uintptr_t)execl},         {"execlp", (uintptr_t)execlp},
+        {"execle", (uintptr_t)execle},       {"syscall", (uintptr_t)syscall},
+    };
+    for (size_t f = 0; f < sizeof functions / sizeof *functions; f++)
+        if (strcmp(functions[f].name, name) == 0)
+            return (void *)functions[f].function;
+    return NULL;
+}
+
+/* A function of the C library that stands here, too, is the one here, in whichever object it was
+ * looked for. The last call is a jump, so that RTLD_NEXT still means the object that called. */
+void *dlsym(void *restrict object, const char *restrict name)
+{
+    if (!next_dlsym)
+        find_dlsym();
+    void *here = find_here(name);
+    if (here && next_dlsym(object, name) == find_in_library(name))
+        return here;
+    return next_dlsym(object, name);
 }

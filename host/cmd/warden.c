@@ -39,9 +39,13 @@ static struct {
 
 /* ---- The last words -------------------------------------------------------------------------- */
 
+/* Volatile, since syscall() is declared not to come back here, and does (exits.c). */
+static _Thread_local volatile sig_atomic_t is_leaving;
+
 /* The process at once, without exit handlers: they may be a plugin's. */
 static _Noreturn void end_now(int code)
 {
+    is_leaving = 1;
     for (;;)
         syscall(SYS_exit_group, code);
 }
@@ -157,7 +161,7 @@ static void name_culprit(const char *how, const void *address)
 /* A child that a plugin has forked is not this process. */
 static bool is_watching(void)
 {
-    return warden.armed && getpid() == warden.process;
+    return warden.armed && !is_leaving && getpid() == warden.process;
 }
 
 static _Noreturn void refuse_exit(const char *function, const void *caller)
@@ -184,6 +188,13 @@ static void at_quick_exit_handler(void)
 void warden_on_exit(const char *function, const void *caller)
 {
     if (is_watching())
+        refuse_exit(function, caller);
+}
+
+void warden_on_thread_end(pthread_t thread, const char *function, const void *caller)
+{
+    bool here = pthread_equal(thread, pthread_self());
+    if (is_watching() && ((here && guard_current) || pthread_equal(thread, warden.thread)))
         refuse_exit(function, caller);
 }
 
@@ -301,7 +312,7 @@ static void look_around(const struct guard_call *call)
 
 /* ---- Children -------------------------------------------------------------------------------- */
 
-/* It would go on with the run as a second one, and be waited for by whoever reads our output. */
+/* The child would continue the run and keep our output pipe open. */
 static void end_child(const struct guard_call *call)
 {
     char where[1024];
@@ -310,21 +321,6 @@ static void end_child(const struct guard_call *call)
                                  " came back from it, and was ended\n", NULL};
     write_texts(texts);
     end_now(EXIT_RUN_TIME);
-}
-
-/* Is it this process that forks, and not a child of it? Noted before the fork, as the parent may be
- * gone when the child comes to ask. */
-static _Thread_local bool forks_here;
-
-static void before_fork(void)
-{
-    forks_here = is_watching();
-}
-
-static void in_child(void)
-{
-    if (forks_here)
-        guard_disown(end_child);
 }
 
 /* ---- Begin and end --------------------------------------------------------------------------- */
@@ -339,7 +335,7 @@ void warden_begin(const char *command)
     interrupt_set_second(on_impatience);
     on_exit(at_exit, NULL);
     at_quick_exit(at_quick_exit_handler);
-    pthread_atfork(before_fork, NULL, in_child);
+    guard_watch_children(end_child);
     process_state_take(&warden.ambient);
     guard_watch = look_around;
     warden.armed = true;

@@ -12,10 +12,13 @@
  *   locale, signal handlers and mask, working directory, umask, resource limits
  *              are put back after each call, but forwards, and reported (plugin/guard.h)
  *
- * What it cannot see is a system call that is made without the C library.
+ * What it cannot see is a system call that is made without the C library. Whatever dlsym() finds it
+ * sees.
  */
 #ifndef HOST_CMD_WARDEN_H
 #define HOST_CMD_WARDEN_H
+
+#include <pthread.h>
 
 /* To be called by the main thread before it loads plugins. `command`, as in "attnhost run", begins
  * the messages. */
@@ -35,6 +38,10 @@ int warden_end(const char *command, int code);
 /* Somebody at the address `caller` calls `function`, which is to end the process: returns only if
  * that is to be. For exits.c. */
 void warden_on_exit(const char *function, const void *caller);
+
+/* Somebody there is about to end a thread: returns unless it is in a call of the host's, as far as
+ * is known, or the main one. */
+void warden_on_thread_end(pthread_t thread, const char *function, const void *caller);
 
 /* Somebody there is about to send a signal to this process, or to its group. For exits.c. */
 void warden_on_signal(int number, const void *caller);

@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* MADV_WIPEONFORK */
+#endif
 #include "host/plugin/guard.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "host/base/log.h"
 
@@ -108,16 +113,24 @@ void guard_report(const struct guard_call *call, unsigned int kind, const char *
 
 /* ---- Children -------------------------------------------------------------------------------- */
 
-/* No control word: so what compares them after a call sees this, too, and at no cost of its own. */
-#define FPU_OF_PARENT UINT64_MAX
-
+static const volatile uint32_t no_home;
+const volatile uint32_t *guard_home = &no_home;
 static void (*returned_from)(const struct guard_call *call);
 
-void guard_disown(void (*returned)(const struct guard_call *call))
+void guard_watch_children(void (*returned)(const struct guard_call *call))
 {
+    size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    uint32_t *page = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED || madvise(page, size, MADV_WIPEONFORK) != 0)
+        return;
+    *page = 1;
     returned_from = returned;
-    for (struct guard_call *call = guard_current; call; call = call->outer)
-        call->fpu = FPU_OF_PARENT;
+    guard_home = page;
+}
+
+void guard_end_child(const struct guard_call *call)
+{
+    returned_from(call);
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
@@ -133,8 +146,6 @@ void guard_check_fpu(const struct guard_call *call)
 {
     char what[160];
     uint64_t now = fpu_control();
-    if (call->fpu == FPU_OF_PARENT)
-        returned_from(call);
     if (now == call->fpu || let_be)
         return;
     fpu_set_control(call->fpu);

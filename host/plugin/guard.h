@@ -39,6 +39,7 @@ struct guard_call {
     int32_t layer;     /* GUARD_NO_LAYER = the call is not about one */
     bool is_hot;       /* part of a step, once a layer */
     uint64_t fpu;      /* when it was entered */
+    uint32_t home;     /* *guard_home then */
     struct guard_call *outer;
 };
 
@@ -50,9 +51,16 @@ extern _Thread_local struct guard_call *guard_current
 typedef void (*guard_watcher)(const struct guard_call *call);
 extern guard_watcher guard_watch __attribute__((visibility("hidden")));
 
-/* In a child of fork(): the calls that this thread is in are another process's, and one that comes
- * back from them is `returned`'s, which does not return. */
-void guard_disown(void (*returned)(const struct guard_call *call));
+/* A mark of this process: memory that the kernel wipes in a child, however it was forked. */
+extern const volatile uint32_t *guard_home __attribute__((visibility("hidden")));
+
+/* From now on, of a child that comes back from a call that its parent has entered, `returned` is
+ * called, which does not return. Before the first plugin is loaded; without effect on Linux before
+ * 4.14. */
+void guard_watch_children(void (*returned)(const struct guard_call *call));
+
+/* In a child. */
+void guard_end_child(const struct guard_call *call);
 
 /* "bad: forward_decode of layer 3 (/path/bad.so)"; cut where it does not fit. Calls nothing that a
  * signal handler may not call. Returns `text`. */
@@ -89,8 +97,15 @@ static inline void guard_push(struct guard_call *call, const struct guard_party 
     call->layer = layer;
     call->is_hot = is_hot;
     call->fpu = is_hot && fpu_sums_as_default() ? FPU_DEFAULT : fpu_control();
+    call->home = *guard_home;
     call->outer = guard_current;
     guard_current = call;
+}
+
+static inline void guard_check_home(const struct guard_call *call)
+{
+    if (__builtin_expect(call->home != *guard_home, 0))
+        guard_end_child(call);
 }
 
 static inline void guard_enter(struct guard_call *call, const struct guard_party *party,
@@ -101,6 +116,7 @@ static inline void guard_enter(struct guard_call *call, const struct guard_party
 
 static inline void guard_leave(struct guard_call *call)
 {
+    guard_check_home(call);
     guard_check_all(call);
     guard_current = call->outer;
 }
@@ -114,6 +130,7 @@ static inline void guard_enter_hot(struct guard_call *call, const struct guard_p
 
 static inline void guard_leave_hot(struct guard_call *call)
 {
+    guard_check_home(call);
     if (__builtin_expect(call->fpu != FPU_DEFAULT || !fpu_sums_as_default(), 0))
         guard_check_fpu(call);
     guard_current = call->outer;

@@ -96,6 +96,8 @@ for where in dlopen:dlopen entry:attn_plugin_entry describe:describe query:query
     run 5 "exit in $call ends with 5" "$call:exit" "attnhost run: the process was ended by $said"
 done
 run 5 "_exit ends with 5" forward:exit_at_once "_exit() in villain: forward_extend of layer 0"
+run 5 "so does _exit that dlsym finds" forward:exit_by_name "_exit() in villain: forward_extend of layer 0"
+run 5 "and the system call" forward:exit_by_hand "syscall(SYS_exit_group) in villain: forward_extend of layer 0"
 run 5 "quick_exit ends with 5" forward:quick_exit "quick_exit() in villain: forward_extend"
 run 5 "exit in a thread of the plugin's ends with 5" forward:exit_in_thread "exit() in $villain"
 run 5 "another program in its place ends with 5" forward:exec "execl() in villain: forward_extend of layer 0"
@@ -108,12 +110,24 @@ for where in query:query create:create forward:forward_extend task:forward_exten
         "a child that was forked in villain: ${where#*:}" "came back from it, and was ended"
     tap_try "and there is one report: $call" test "$(grep -c '^digest' ../out)" -eq 1
 done
+for call in query forward; do
+    run 0 "nor one of _Fork: $call" $call:fork_bare "a child that was forked in villain: $call" \
+        "came back from it, and was ended"
+    tap_try "and there is one report: $call" test "$(grep -c '^digest' ../out)" -eq 1
+done
 ends 0 "nor one whose parent is gone by then" query:fork "came back from it, and was ended" -- \
     env LD_PRELOAD="$fixtures/orphaned.so" "$command" run run.ini
 tap_try "and there is one report" test "$(grep -c '^digest' ../out)" -eq 1
 for call in forward task; do
     run 5 "the end of the thread in $call ends with 5" $call:end_thread \
         "pthread_exit() in villain: forward_extend of layer 0"
+    run 5 "and by thrd_exit" $call:end_thread_c11 "thrd_exit() in villain: forward_extend of layer 0"
+    run 5 "and by pthread_cancel" $call:cancel "pthread_cancel() in villain: forward_extend of layer 0"
+    run 5 "and by a system call" $call:end_thread_by_hand "syscall(SYS_exit) in villain: forward_extend of layer 0"
+done
+for other in list explain; do
+    ends 5 "$other does not hang when its thread ends" describe:end_thread_c11 "thrd_exit() in" -- \
+        "$command" $other bystander.ini
 done
 run 137 "kill(getpid(), SIGKILL) is named" forward:kill "ended by SIGKILL in villain: forward_extend of layer 0"
 run 138 "and raise(SIGUSR1)" query:raise "ended by SIGUSR1 in villain: query ($villain)"
