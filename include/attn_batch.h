@@ -201,8 +201,8 @@ typedef struct attn_sparse_batch {
  * Rows and sequences beyond num_real_* are padding: request row 0, seq_len = the backend's fill
  * value (graph_seq_len_fill), prefix_len 0, out_cache_loc 0 or -1, state slots 0, zero q, k, v. In
  * a batch of equally many queries for each sequence it has as many, and a seq_len of no fewer. Rows
- * from q_indptr[S] to T belong to no sequence and are padding too. The output of all of them is
- * finite; they change nothing else. */
+ * from q_indptr[S] to q_indptr[0] + T belong to no sequence and are padding too. The output of all
+ * of them is finite; they change nothing else. */
 typedef struct attn_batch {
     uint32_t struct_size;
     uint32_t mode;                         /* ATTN_MODE_* */

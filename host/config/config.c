@@ -479,6 +479,26 @@ bool config_is_set(const struct config *config, const char *key)
     return find_place(config, key) != NULL;
 }
 
+static bool is_among(const char *name, const char *const *names)
+{
+    for (; *names; names++)
+        if (strcmp(*names, name) == 0)
+            return true;
+    return false;
+}
+
+const char *config_find_set(const struct config *config, const char *section,
+                            const char *const *others)
+{
+    for (size_t i = 0; i < config->num_entries; i++) {
+        const struct config_entry *entry = &config->entries[i];
+        if (*entry->value && strcmp(entry->key->section, section) == 0 &&
+            !is_among(entry->name, others))
+            return entry->name;
+    }
+    return NULL;
+}
+
 const char *config_place(const struct config *config, const char *key)
 {
     const char *place = find_place(config, key);

@@ -133,6 +133,8 @@ struct config_model {
     int64_t index_head_dim;  /* of the index's keys; 0 = nothing is known of them */
     int32_t linear_family;   /* ATTN_LINEAR_* + 1; 0 = not given */
     int64_t linear_conv;     /* taps; 0 = no convolution */
+    int64_t tp_size;         /* ranks that share the heads */
+    int64_t tp_rank;         /* whose the layers are, below tp_size */
     int64_t max_context_len; /* tokens */
     int32_t attn_type;       /* ATTN_TYPE_DECODER or ATTN_TYPE_ENCODER_ONLY */
 };
@@ -254,10 +256,19 @@ struct config_workload {
     int64_t num_threads; /* 0 = all */
 };
 
+/* Of the draft model, 0 or NULL = as the target's last layer that has a KV cache. */
 struct config_speculative {
-    int64_t draft_tokens; /* rows of a request in a verification; 0 = no drafts */
-    int64_t topk;         /* 1 = a chain */
-    double acceptance;    /* share of the drafts that are right */
+    char *config;       /* its config.json */
+    int64_t num_layers; /* of the keys below */
+    int64_t num_q_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    int64_t v_head_dim;
+    int64_t sliding_window; /* tokens, the query itself counted */
+    attn_dtype kv_dtype;    /* of its cache; ATTN_DTYPE_NONE = as the target's */
+    int64_t draft_tokens;   /* rows of a request in a verification; 0 = no drafts */
+    int64_t topk;           /* 1 = a chain */
+    double acceptance;      /* share of the drafts that are right */
     uint64_t seed;
 };
 
@@ -310,6 +321,11 @@ void config_destroy(struct config *config);
 /* Was "section.key" given a value by the ini or by --set? Works for numbered keys
  * ("attention.route.2") and for backend sections ("backend.NAME.key"). */
 bool config_is_set(const struct config *config, const char *key);
+
+/* The first key of `section` that was given and is none of `others`, which NULL ends; NULL = there
+ * is none. Lives as long as the config. */
+const char *config_find_set(const struct config *config, const char *section,
+                            const char *const *others);
 
 /* Where: "file:line", "--set", or "default" when it was not given. Of a repeatable key the first.
  * Never NULL; lives as long as the config. */

@@ -73,6 +73,7 @@ void attention_make_constant(const struct generator *generator, const attn_layer
                              int32_t layer, uint32_t role, float *values)
 {
     for (int32_t h = 0; h < group->num_q_heads; h++)
-        values[h] = role == ATTN_ROLE_SINKS ? generator_sink(generator, layer, h)
-                                            : generator_alibi_slope(h, group->num_q_heads);
+        values[h] = role == ATTN_ROLE_SINKS
+                        ? generator_sink(generator, layer, h)
+                        : generator_rank_slope(generator, h, group->num_q_heads);
 }

@@ -50,8 +50,9 @@ void model_spec_linear(struct model_spec *spec, const attn_linear_dims *dims);
 /* An empty model; NULL when memory ran out. `config` says where KV groups part; NULL: nowhere. */
 struct model *model_new(const char *name, const char *architecture, const struct config *config);
 
-/* Append a layer with its own buffer where its kind has one, to the group of equal parameters
- * or to a new one. `stack` is static. OUT_OF_HOST_MEMORY; CONFIG_ERROR beyond MODEL_MAX_LAYERS. */
+/* Append a layer, of which the model has the heads of rank tp_rank, with its own buffer where its
+ * kind has one, to the group of equal parameters or to a new one. `stack` is static.
+ * OUT_OF_HOST_MEMORY; CONFIG_ERROR beyond MODEL_MAX_LAYERS. */
 attn_status model_add_layer(struct model *model, const struct model_spec *spec, const char *stack,
                             int32_t block, attn_error *error);
 
@@ -59,6 +60,13 @@ attn_status model_add_layer(struct model *model, const struct model_spec *spec, 
 attn_status model_add_shared_layer(struct model *model, const struct model_spec *spec,
                                    const char *stack, int32_t block, int32_t owner,
                                    attn_error *error);
+
+/* Append a layer of the draft model: as a model of one rank has it, or `whole`. */
+attn_status model_add_draft_layer(struct model *model, const struct model_spec *spec, bool whole,
+                                  int32_t block, attn_error *error);
+
+/* Append the draft model that [speculative] describes (draft.c). */
+attn_status model_add_drafts(struct model *model, const struct config *config, attn_error *error);
 
 /* Settle what depends on all layers (KV groups' limits). Call once, after the last layer. */
 void model_settle(struct model *model);

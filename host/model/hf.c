@@ -366,27 +366,13 @@ static const struct hf_architecture *find_architecture(struct hf_source *source,
 /* A config.json is the model: other keys of [model] would be ignored, so they are refused. */
 static attn_status check_overrides(const struct config *config, attn_error *error)
 {
-    static const char *const keys[] = {"model.num_layers",
-                                       "model.num_q_heads",
-                                       "model.num_kv_heads",
-                                       "model.head_dim",
-                                       "model.v_head_dim",
-                                       "model.layer_types",
-                                       "model.sliding_window",
-                                       "model.attention_chunk",
-                                       "model.logit_cap",
-                                       "model.sinks",
-                                       "model.alibi",
-                                       "model.sm_scale",
-                                       "model.kv_lora_rank",
-                                       "model.qk_rope_head_dim",
-                                       "model.qk_nope_head_dim",
-                                       "model.attn_type"};
-    for (size_t i = 0; config && i < sizeof keys / sizeof *keys; i++)
-        if (config_is_set(config, keys[i]))
-            return config_fail(config, keys[i], error,
-                               "the model comes from model.config: accepted with it are "
-                               "model.dtype and model.max_context_len");
+    static const char *const others[] = {"model.config",  "model.dtype",   "model.max_context_len",
+                                         "model.tp_size", "model.tp_rank", NULL};
+    const char *key = config ? config_find_set(config, "model", others) : NULL;
+    if (key)
+        return config_fail(config, key, error,
+                           "the model comes from model.config: accepted with it are model.dtype, "
+                           "max_context_len, tp_size and tp_rank");
     return ATTN_OK;
 }
 

@@ -170,10 +170,11 @@ static bool group_copy(const attn_layer_group *from, attn_layer_group *to)
     return true;
 }
 
-/* The index of the group with these parameters, made if there is none; false without memory. */
+/* The index of the group with these parameters, made if there is none; false without memory. Draft
+ * layers may have groups of their own. */
 static bool find_group(struct model *model, const attn_layer_group *parameters, uint32_t *index)
 {
-    for (uint32_t i = 0; i < model->num_groups; i++)
+    for (uint32_t i = model->first_draft_group; i < model->num_groups; i++)
         if (same_parameters(&model->groups[i], parameters)) {
             *index = i;
             return true;
@@ -279,45 +280,81 @@ no_memory:
     return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%s: no memory for its layers", model->name);
 }
 
+/* ---- Tensor parallelism ---------------------------------------------------------------------- */
+
+/* One rank's share of heads. Heads that are fewer than ranks are replicated, where they may be:
+ * each rank has one, and so many ranks have the same. */
+static attn_status share_heads(const struct model *model, const char *what, bool replicates,
+                               int32_t *heads, attn_error *error)
+{
+    int32_t ranks = model->tp_size;
+    bool few = replicates && *heads > 0 && ranks % *heads == 0;
+    if (*heads % ranks != 0 && !few)
+        return host_fail(error, ATTN_CONFIG_ERROR,
+                         "%s: layer %u has %d %s: accepted a multiple of model.tp_size = %d%s",
+                         model->name, model->num_layers, *heads, what, ranks,
+                         replicates ? ", or a divisor" : "");
+    *heads = *heads % ranks == 0 ? *heads / ranks : 1;
+    return ATTN_OK;
+}
+
+/* Latents are the same for all heads, so every rank has them whole. */
+static attn_status share_softmax(const struct model *model, attn_layer_group *group, bool latent,
+                                 attn_error *error)
+{
+    attn_status status = share_heads(model, "query heads", false, &group->num_q_heads, error);
+    if (latent)
+        group->num_kv_heads = group->num_q_heads;
+    else if (!status)
+        status = share_heads(model, "KV heads", true, &group->num_kv_heads, error);
+    return status;
+}
+
+/* Mamba2's groups are replicated as KV heads are. */
+static attn_status share_linear(const struct model *model, struct model_spec *spec,
+                                attn_error *error)
+{
+    attn_linear_dims *dims = &spec->linear;
+    bool groups = dims->family == ATTN_LINEAR_MAMBA2;
+    attn_status status = share_heads(model, "heads of values", false, &dims->num_v_heads, error);
+    if (!status)
+        status = share_heads(model, groups ? "groups" : "heads of keys", groups, &dims->num_k_heads,
+                             error);
+    dims->num_groups = dims->num_groups ? dims->num_k_heads : 0;
+    spec->group.num_q_heads = dims->num_v_heads;
+    spec->group.num_kv_heads = dims->num_k_heads;
+    return status;
+}
+
+/* A layer of the whole model, as this rank has it. */
+static attn_status add_share(struct model *model, const struct model_spec *spec, const char *stack,
+                             int32_t block, int32_t owner, attn_error *error)
+{
+    struct model_spec own = *spec;
+    bool linear = own.linear.struct_size > 0, latent = own.mla.struct_size > 0;
+    attn_status status =
+        linear ? share_linear(model, &own, error) : share_softmax(model, &own.group, latent, error);
+    return status ? status : add_layer(model, &own, stack, block, owner, error);
+}
+
 attn_status model_add_layer(struct model *model, const struct model_spec *spec, const char *stack,
                             int32_t block, attn_error *error)
 {
-    return add_layer(model, spec, stack, block, -1, error);
+    return add_share(model, spec, stack, block, -1, error);
 }
 
 attn_status model_add_shared_layer(struct model *model, const struct model_spec *spec,
                                    const char *stack, int32_t block, int32_t owner,
                                    attn_error *error)
 {
-    return add_layer(model, spec, stack, block, owner, error);
+    return add_share(model, spec, stack, block, owner, error);
 }
 
-/* The target's last layer of decoders that has a KV cache; NULL = it has none. */
-static const struct model_layer *last_with_kv(const struct model *model)
+attn_status model_add_draft_layer(struct model *model, const struct model_spec *spec, bool whole,
+                                  int32_t block, attn_error *error)
 {
-    for (uint32_t l = model->num_layers; l-- > 0;) {
-        const attn_layer_group *group = &model->groups[model->layers[l].group];
-        if (model_group_has_kv(group) && group->attn_type == ATTN_TYPE_DECODER)
-            return &model->layers[l];
-    }
-    return NULL;
-}
-
-/* As a draft model of one layer has it (EAGLE, MTP): one more of the kind of the last one. */
-static attn_status add_draft_layer(struct model *model, attn_error *error)
-{
-    const struct model_layer *like = last_with_kv(model);
-    struct model_spec spec;
-    if (!like)
-        return ATTN_OK;
-    memset(&spec, 0, sizeof spec);
-    const attn_layer_group *group = &model->groups[like->group];
-    spec.group = *group;
-    if (group->mla)
-        spec.mla = *group->mla;
-    if (group->sparse)
-        spec.sparse = *group->sparse;
-    attn_status status = add_layer(model, &spec, "draft", 0, -1, error);
+    attn_status status = whole ? add_share(model, spec, "draft", block, -1, error)
+                               : add_layer(model, spec, "draft", block, -1, error);
     if (status == ATTN_OK)
         model->layers[model->num_layers - 1].is_draft = true;
     return status;
@@ -362,6 +399,12 @@ bool model_layer_runs(const struct model *model, uint32_t layer, uint32_t mode)
     return model->layers[layer].is_draft ? !verifies : !drafts;
 }
 
+bool model_group_drafts(const struct model *model, const attn_layer_group *group)
+{
+    const attn_layer *first = group->layers;
+    return model->first_draft_group > 0 && model->layers[first->layer_id].is_draft;
+}
+
 bool model_mode_decodes(uint32_t mode)
 {
     return mode == ATTN_MODE_DECODE || mode == ATTN_MODE_TARGET_VERIFY ||
@@ -389,6 +432,8 @@ struct model *model_new(const char *name, const char *architecture, const struct
         model_destroy(model);
         return NULL;
     }
+    model->tp_size = config ? (int32_t)config->model.tp_size : 1;
+    model->tp_rank = config ? (int32_t)config->model.tp_rank : 0;
     model->has_window_pool = config && config->kv_cache.hybrid_swa_memory;
     return model;
 }
@@ -462,15 +507,21 @@ void model_settle_forms(struct model *model, const struct config *config)
 
 attn_status model_create(const struct config *config, struct model **model, attn_error *error)
 {
+    if (config->model.tp_rank >= config->model.tp_size)
+        return config_fail(config, "model.tp_rank", error,
+                           "%lld: accepted 0 to %lld, below tp_size",
+                           (long long)config->model.tp_rank, (long long)config->model.tp_size - 1);
     attn_status status = config->model.config
                              ? model_create_hf(config->model.config, config, model, error)
                              : model_create_ini(config, model, error);
     if (status == ATTN_OK)
         model_settle_forms(*model, config);
     if (status == ATTN_OK && config->speculative.draft_tokens > 0) {
-        status = add_draft_layer(*model, error);
-        if (status != ATTN_OK)
+        status = model_add_drafts(*model, config, error);
+        if (status != ATTN_OK) {
             model_destroy(*model);
+            *model = NULL;
+        }
     }
     return status;
 }

@@ -57,6 +57,8 @@ struct model {
     char *name;         /* the config.json, or the ini's name; for people */
     char *architecture; /* "LlamaForCausalLM"; "ini" */
     attn_dtype dtype;   /* of activations, and of the KV cache unless kv_cache.dtype is given */
+    int32_t tp_size;    /* ranks that share the heads; those of the groups are one rank's */
+    int32_t tp_rank;
     int32_t max_context_len; /* tokens of one request, prompt and output together */
     uint32_t mla_expanded;   /* modes that latent layers are called for in the expanded form */
     int32_t max_encoder_len; /* tokens an encoder reads at most; 0 = there is none */
@@ -65,6 +67,7 @@ struct model {
     bool conv_bias;                    /* the convolutions of its linear layers have a bias */
     const char *left_out;  /* static: what its layers are that the ABI has no words for, or NULL */
     uint32_t num_left_out; /* how many of them there are; they are not in `layers` */
+    uint32_t first_draft_group; /* from it on groups are the draft model's alone; 0 = none is */
     uint32_t num_layers;
     uint32_t num_groups;
     uint32_t num_kv_groups;
@@ -76,9 +79,8 @@ struct model {
 };
 
 /* The model that `config` describes: its [model] section, or the config.json it names; with
- * [speculative] also the draft model's layer, which comes last and is as the target's last one that
- * has a KV cache. *model is the caller's. CONFIG_ERROR names file, place, what was got and what is
- * accepted. */
+ * [speculative] also the draft model's layers, which come last. *model is the caller's.
+ * CONFIG_ERROR names file, place, what was got and what is accepted. */
 attn_status model_create(const struct config *config, struct model **model, attn_error *error);
 
 /* From a [model] section without `config`. */
@@ -118,6 +120,9 @@ bool model_crosses(const struct model *model);
 /* Does a layer run in batches of this mode? The draft model's run where prompts are computed and in
  * DRAFT_EXTEND, the target's in all modes but that. */
 bool model_layer_runs(const struct model *model, uint32_t layer, uint32_t mode);
+
+/* Is the group, one of the model's or a copy, the draft model's alone? */
+bool model_group_drafts(const struct model *model, const attn_layer_group *group);
 
 /* Do batches of this mode hold no row of a prompt? */
 bool model_mode_decodes(uint32_t mode);

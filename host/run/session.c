@@ -266,9 +266,12 @@ static attn_status make_generator(struct session *s, attn_error *error)
     for (int32_t l = 0; l < forms; l++)
         s->layers[l] = operands_geometry(s->model, l);
     int64_t chunk = s->config->workload.chunked_prefill_size;
-    return generator_init(&s->generator, s->config->workload.seed, s->layers, forms,
-                          (int32_t)s->config->kv_cache.page_size, chunk > 0 ? (int32_t)chunk : 0,
-                          error);
+    attn_status status = generator_init(&s->generator, s->config->workload.seed, s->layers, forms,
+                                        (int32_t)s->config->kv_cache.page_size,
+                                        chunk > 0 ? (int32_t)chunk : 0, error);
+    s->generator.tp_size = s->model->tp_size;
+    s->generator.tp_rank = s->model->tp_rank;
+    return status;
 }
 
 static int compare_descending(const void *a, const void *b)
@@ -475,9 +478,9 @@ static attn_status conclude(struct session *s, attn_error *error)
     s->result->reported = true;
     if (s->failed_steps > 0)
         return host_fail(error, s->failure.base.code,
-                         "%lld steps failed and %lld requests were dropped; "
-                         "the first: %s",
-                         (long long)s->failed_steps, (long long)counts.dropped,
+                         "%lld step%s failed and %lld request%s dropped; the first: %s",
+                         (long long)s->failed_steps, s->failed_steps == 1 ? "" : "s",
+                         (long long)counts.dropped, counts.dropped == 1 ? " was" : "s were",
                          host_error_text(&s->failure));
     s->result->passed = report->verify.rows_failed == 0 && report->verify.steps_not_finite == 0 &&
                         report->verify.trespasses == 0 && report->kv.leaked == 0 &&

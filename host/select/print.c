@@ -96,15 +96,18 @@ static bool same_choice(const struct selection *selection, const struct select_g
     const struct select_phase *prefill = &group->phases[SELECT_PREFILL];
     const struct select_phase *decode = &group->phases[SELECT_DECODE];
     const struct select_candidate *first = chosen_of(prefill), *second = chosen_of(decode);
-    return first && second && strcmp(first->name, second->name) == 0 &&
-           strcmp(prefill->why, decode->why) == 0 &&
-           budget_of(selection->max_sms, &selection->device, &first->verdict) ==
-               budget_of(selection->max_sms, &selection->device, &second->verdict);
+    if (!decode->exists || strcmp(prefill->why, decode->why) != 0 || !first != !second)
+        return false;
+    return !first || (strcmp(first->name, second->name) == 0 &&
+                      budget_of(selection->max_sms, &selection->device, &first->verdict) ==
+                          budget_of(selection->max_sms, &selection->device, &second->verdict));
 }
 
+/* Of a group's second phase the layers are not named again. */
 static void print_choice(const struct selection *selection, uint32_t group, uint32_t phase,
                          const char *phases, FILE *file)
 {
+    bool again = phase == SELECT_DECODE;
     char layers[MODEL_LAYERS_TEXT], budget[BUDGET_TEXT] = "";
     const struct select_phase *of = &selection->groups[group].phases[phase];
     const struct select_candidate *chosen = chosen_of(of);
@@ -112,7 +115,8 @@ static void print_choice(const struct selection *selection, uint32_t group, uint
     model_layers_text(&selection->model->groups[group], layers, sizeof layers);
     if (chosen)
         budget_text(selection->max_sms, &selection->device, &chosen->verdict, budget);
-    text_wrap_line(file, 0, 2, "layers %s %s: %s (%s)%s", layers, phases,
+    text_wrap_line(file, again ? 2 : 0, again ? 4 : 2, "%s%s%s%s: %s (%s)%s",
+                   again ? "" : "layers ", again ? "" : layers, again ? "" : " ", phases,
                    backend ? backend : "none", of->why, budget);
 }
 
@@ -319,8 +323,8 @@ static double mebibytes(uint64_t bytes)
     return (double)bytes / (1 << 20);
 }
 
-/* Most that metadata of the group's batches takes of a GPU's memory, within the run's bounds: as
- * the backends tell it. */
+/* Most that metadata of the group's batches takes of a GPU's memory, within bounds that a note
+ * states: as the backends tell it. */
 static void print_memory(const attnhost_selection *selected, const attnhost_group *group,
                          FILE *file)
 {
@@ -341,8 +345,8 @@ static void print_memory(const attnhost_selection *selected, const attnhost_grou
     if (group->graph_device_bytes > 0)
         strbuf_appendf(&more, "; a graph of decode steps %.1f, its scratch part shared by all",
                        mebibytes(group->graph_device_bytes));
-    text_wrap_line(file, 2, 4, "device memory: at most %.1f MiB%s", mebibytes(group->device_bytes),
-                   strbuf_text(&more));
+    text_wrap_line(file, 2, 4, "workspace: at most %.1f MiB of device memory%s",
+                   mebibytes(group->device_bytes), strbuf_text(&more));
     strbuf_finish(&more);
 }
 

@@ -50,7 +50,9 @@ int64_t problem_cache_type(const attn_layer_group *group)
 attn_dtype problem_kv_dtype(const struct config *config, const struct model *model,
                             const attn_layer_group *group)
 {
-    attn_dtype own = config->kv_cache.dtypes[problem_cache_type(group)];
+    attn_dtype own = model_group_drafts(model, group)
+                         ? config->speculative.kv_dtype
+                         : config->kv_cache.dtypes[problem_cache_type(group)];
     if (own)
         return own;
     return config->kv_cache.dtype ? config->kv_cache.dtype : model->dtype;
@@ -328,7 +330,8 @@ void problem_init(struct problem *out, const struct config *config, const struct
     problem->kv_layout = has_kv ? layout : NULL;
     problem->state_layout = model_group_has_state(&out->group) ? layout : NULL;
     problem->page_size = has_kv ? min_i64(config->kv_cache.page_size, INT32_MAX) : 0;
-    problem->tp_size = 1;
+    problem->tp_size = model->tp_size;
+    problem->tp_rank = model->tp_rank;
     if (out->group.head_dim == out->group.v_head_dim) /* caches are dense */
         problem->kv_strides = ATTN_KV_STRIDES_EQUAL;
     if (has_kv)

@@ -268,11 +268,17 @@ const struct rule *rules_backend(const struct rules *rules, const char *type)
     return NULL;
 }
 
+const struct rule *rules_former(const struct rules *rules, const char *alias)
+{
+    const struct rule *rule = rules_alias(rules, alias);
+    return rule && names(&rule->former, alias) ? rule : NULL;
+}
+
 const struct rule *rules_alias(const struct rules *rules, const char *alias)
 {
     const struct rule_list *backends = &rules->lists[RULE_BACKEND];
     for (size_t i = 0; i < backends->count; i++)
-        if (names(&backends->items[i].aliases, alias))
+        if (names(&backends->items[i].aliases, alias) || names(&backends->items[i].former, alias))
             return &backends->items[i];
     return NULL;
 }

@@ -66,6 +66,7 @@ struct rule {
     char *text;
     char *accepted;              /* exclude */
     struct config_texts aliases; /* backend */
+    struct config_texts former;  /* backend: aliases that SGLang has dropped */
     struct config_ints plugin;   /* backend: not empty = no such plugin exists yet */
     struct config_texts backends;
     bool all; /* exclude: `backends = all` */
@@ -126,6 +127,9 @@ const char *rules_blame(const struct rule *exclusion, const struct rule_facts *f
 /* The section of a backend type, or of an alias; NULL = unknown. */
 const struct rule *rules_backend(const struct rules *rules, const char *type);
 const struct rule *rules_alias(const struct rules *rules, const char *alias);
+
+/* The same, if SGLang has dropped this name; else NULL. */
+const struct rule *rules_former(const struct rules *rules, const char *alias);
 
 /* Is the device one of these? An empty list is all. */
 bool rules_runs_on(const struct rule_platforms *platforms, const attn_device *device);

@@ -156,6 +156,7 @@ static const struct config_choice dtype_words[] = {
 
 static const struct config_key keys[] = {
     KEY("aliases", aliases, config_kind_names, OF_BACKEND, .min = 0),
+    KEY("former", former, config_kind_names, OF_BACKEND, .min = 0),
     KEY("plugin", plugin, config_kind_set, OF_BACKEND, .choices = plugin_words),
     KEY("platform", platforms, kind_platforms, OF_ALL, .min = 0),
     KEY("kind", kinds, config_kind_set, OF_BOTH, .choices = kind_words),
@@ -352,14 +353,14 @@ static attn_status check_backends(const struct rules *rules, int kind, const str
 }
 
 static attn_status check_aliases(const struct rules *rules, const struct rule *rule,
-                                 attn_error *error)
+                                 const struct config_texts *aliases, attn_error *error)
 {
-    for (size_t i = 0; i < rule->aliases.count; i++) {
-        const char *alias = rule->aliases.items[i];
+    for (size_t i = 0; i < aliases->count; i++) {
+        const char *alias = aliases->items[i];
         const struct rule *first = rules_alias(rules, alias), *type = rules_backend(rules, alias);
         if (first != rule || type)
             return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s: backend.%s.aliases = '%s' is taken at %s; accepted: one section "
+                             "%s: backend.%s: the name '%s' is taken at %s; accepted: one section "
                              "for a name",
                              rule->place, rule->name, alias, type ? type->place : first->place);
     }
@@ -377,7 +378,9 @@ static attn_status check_together(struct rules *rules, attn_error *error)
                         strcmp(rule->backends.items[0], "all") == 0;
             status = check_backends(rules, kind, rule, error);
             if (!status)
-                status = check_aliases(rules, rule, error);
+                status = check_aliases(rules, rule, &rule->aliases, error);
+            if (!status)
+                status = check_aliases(rules, rule, &rule->former, error);
         }
     }
     return status;

@@ -259,6 +259,42 @@ static void append_mismatch(const struct selector *selector, const struct select
         strbuf_append(text, "no backend accepts prefill and decode together");
 }
 
+/* A paragraph for each candidate of a phase that none of them accepts. */
+static void append_reasons(const struct selector *selector, const struct select_phase *phase,
+                           strbuf *text)
+{
+    strbuf_appendf(text, " (%s):", phase->why);
+    for (uint32_t i = 0; i < phase->num_candidates; i++) {
+        strbuf_append(text, "\n  ");
+        append_candidate(selector, text, &phase->candidates[i]);
+    }
+}
+
+/* Phases that no candidate accepts; both together where the same is said of them. False: none. */
+static bool append_phases(const struct selector *selector, const struct select_group *chosen,
+                          const char *layers, strbuf *text)
+{
+    strbuf reasons[SELECT_PHASES];
+    bool fails[SELECT_PHASES];
+    for (uint32_t p = 0; p < SELECT_PHASES; p++) {
+        strbuf_init(&reasons[p]);
+        fails[p] = chosen->phases[p].exists && !some_accept(&chosen->phases[p]);
+        if (fails[p])
+            append_reasons(selector, &chosen->phases[p], &reasons[p]);
+    }
+    bool same =
+        fails[SELECT_PREFILL] && fails[SELECT_DECODE] &&
+        strcmp(strbuf_text(&reasons[SELECT_PREFILL]), strbuf_text(&reasons[SELECT_DECODE])) == 0;
+    for (uint32_t p = 0; p < SELECT_PHASES; p++) {
+        if (fails[p] && !(same && p == SELECT_DECODE))
+            strbuf_appendf(text, "%sno backend serves layers %s in %s%s%s",
+                           *strbuf_text(text) ? "\n" : "", layers, select_phase_name(p),
+                           same ? " and decode" : "", strbuf_text(&reasons[p]));
+        strbuf_finish(&reasons[p]);
+    }
+    return fails[SELECT_PREFILL] || fails[SELECT_DECODE];
+}
+
 /* Keep what is wrong with this group, if it is the first one. */
 static attn_status note_failure(struct selector *selector, uint32_t group)
 {
@@ -269,19 +305,7 @@ static attn_status note_failure(struct selector *selector, uint32_t group)
         return ATTN_OK;
     strbuf_init(&text);
     model_layers_text(&selector->model->groups[group], layers, sizeof layers);
-    bool named = false;
-    for (uint32_t p = 0; p < SELECT_PHASES; p++) {
-        const struct select_phase *phase = &chosen->phases[p];
-        if (!phase->exists || some_accept(phase))
-            continue;
-        named = true;
-        strbuf_appendf(&text, "%sno backend serves layers %s in %s (%s)",
-                       strbuf_text(&text)[0] ? "; " : "", layers, select_phase_name(p), phase->why);
-        for (uint32_t i = 0; i < phase->num_candidates; i++) {
-            strbuf_append(&text, i ? "; " : ": ");
-            append_candidate(selector, &text, &phase->candidates[i]);
-        }
-    }
+    bool named = append_phases(selector, chosen, layers, &text);
     if (!named) {
         strbuf_appendf(&text, "no backend serves layers %s: ", layers);
         append_mismatch(selector, chosen, &text);

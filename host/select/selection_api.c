@@ -389,6 +389,25 @@ static void note_run(const struct selection *selection, strbuf *notes)
     }
 }
 
+/* What the workspace of backends on a GPU is for. */
+static void note_bounds(const struct selected *selected, const struct config *config,
+                        const struct selection *selection, strbuf *notes)
+{
+    uint32_t modes = problem_prefill_modes(config) | problem_decode_modes(config);
+    attn_bounds bounds;
+    uint64_t bytes = 0;
+    for (uint32_t g = 0; g < selected->base.num_groups; g++)
+        bytes |= ((const attnhost_group *)attn_at(selected->base.groups, g))->device_bytes;
+    if (selection->device.type == ATTN_DEVICE_CPU || bytes == 0)
+        return;
+    problem_bounds(&bounds, config, selection->model, modes);
+    strbuf_appendf(
+        notes,
+        "workspace: for batches of up to %d sequences, %d rows, %d keys of a sequence and "
+        "%lld in all\n",
+        bounds.max_seqs, bounds.max_tokens, bounds.max_kv_len, (long long)bounds.max_kv_tokens);
+}
+
 static void tell_notes(struct selected *selected, const attnhost *host, const struct config *config,
                        const struct selection *selection)
 {
@@ -399,6 +418,7 @@ static void tell_notes(struct selected *selected, const attnhost *host, const st
         strbuf_appendf(&notes, "left out: %u of %s\n", selection->model->num_left_out,
                        selection->model->left_out);
     note_run(selection, &notes);
+    note_bounds(selected, config, selection, &notes);
     unused_keys_list(&host->composer, config, selection, &notes);
     const char *none = select_shares_none(config, selection->model);
     if (none)

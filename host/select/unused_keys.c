@@ -42,6 +42,14 @@ static void tell_keys(const struct config *config, const struct model *model, st
          "as no layer with a KV cache has a window or chunks"},
         {"kv_cache.swa_full_tokens_ratio", !apart, "without kv_cache.hybrid_swa_memory"},
         {"kv_cache.max_encoder_tokens", !crosses, "without cross attention"},
+        {"speculative.config", !drafts, no_drafts},
+        {"speculative.num_layers", !drafts, no_drafts},
+        {"speculative.num_q_heads", !drafts, no_drafts},
+        {"speculative.num_kv_heads", !drafts, no_drafts},
+        {"speculative.head_dim", !drafts, no_drafts},
+        {"speculative.v_head_dim", !drafts, no_drafts},
+        {"speculative.sliding_window", !drafts, no_drafts},
+        {"speculative.kv_dtype", !drafts, no_drafts},
         {"speculative.topk", !drafts, no_drafts},
         {"speculative.acceptance", !drafts, no_drafts},
         {"speculative.seed", !drafts, no_drafts},
@@ -61,13 +69,9 @@ static void tell_types(const struct config *config, const struct model *model, s
         for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
             char key[64];
             snprintf(key, sizeof key, "model.%s.%s", config_layer_name(type), names[n]);
-            if (!config_is_set(config, key) || (!config->model.config && model->has_type[type]))
-                continue;
-            strbuf_appendf(text, "%s (%s): no effect, as ", key, config_place(config, key));
-            if (config->model.config)
-                strbuf_append(text, "model.config describes the model\n");
-            else
-                strbuf_appendf(text, "no layer is %s\n", config_layer_name(type));
+            if (!config->model.config && !model->has_type[type] && config_is_set(config, key))
+                strbuf_appendf(text, "%s (%s): no effect, as no layer is %s\n", key,
+                               config_place(config, key), config_layer_name(type));
         }
 }
 
@@ -83,6 +87,30 @@ static void tell_dtypes(const struct config *config, const struct model *model, 
         if (!used && config_is_set(config, key))
             strbuf_appendf(text, "%s (%s): no effect, as no such layer has a KV cache\n", key,
                            config_place(config, key));
+    }
+}
+
+/* Names of backends that SGLang had once. */
+static void tell_former(const struct config *config, const struct rules *rules, strbuf *text)
+{
+    const struct config_attention *attention = &config->attention;
+    const struct {
+        const char *key, *name;
+    } named[] = {{"attention.attention_backend", attention->attention_backend},
+                 {"attention.prefill_attention_backend", attention->prefill_attention_backend},
+                 {"attention.decode_attention_backend", attention->decode_attention_backend},
+                 {"attention.mm_attention_backend", attention->mm_attention_backend},
+                 {"attention.linear_attn_backend", attention->linear_attn_backend}};
+    for (size_t n = 0; n < sizeof named / sizeof *named; n++) {
+        const char *name = named[n].name;
+        const struct rule *rule =
+            name && !config_backend(config, name) ? rules_former(rules, name) : NULL;
+        if (rule)
+            strbuf_appendf(text,
+                           "%s (%s): SGLang has dropped the name %s; here it stands for %s%s%s\n",
+                           named[n].key, config_place(config, named[n].key), name, rule->name,
+                           rule->aliases.count ? ", in SGLang " : "",
+                           rule->aliases.count ? rule->aliases.items[0] : "");
     }
 }
 
@@ -111,6 +139,10 @@ void unused_keys_list(const struct composer *composer, const struct config *conf
     tell_keys(config, selection->model, text);
     tell_types(config, selection->model, text);
     tell_dtypes(config, selection->model, text);
+    tell_former(config, selection->rules, text);
+    if (selection->model->tp_size > 1)
+        strbuf_appendf(text, "model.tp_size %d: heads are those of rank %d\n",
+                       selection->model->tp_size, selection->model->tp_rank);
     if (taken)
         strbuf_appendf(text, "%s: 1.0, as none is given for the fp8 cache\n", taken);
     tell_routes(composer, config, selection, text);

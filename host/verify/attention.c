@@ -237,7 +237,8 @@ static void describe_row(const struct check *check, int64_t kv_len, int64_t posi
     row->sm_scale = group->sm_scale;
     row->logit_cap = group->logit_cap;
     if (group->flags & ATTN_GROUP_HAS_ALIBI)
-        row->alibi_slope = generator_alibi_slope(head, group->num_q_heads);
+        row->alibi_slope =
+            generator_rank_slope(check->verifier->params.generator, head, group->num_q_heads);
     row->has_sink = (group->flags & ATTN_GROUP_HAS_SINKS) != 0;
     if (row->has_sink)
         row->sink = generator_sink(check->verifier->params.generator, check->layer, head);

@@ -62,6 +62,8 @@ attn_status generator_init(struct generator *generator, uint64_t seed,
     generator->num_layers = num_layers;
     generator->page_size = page_size;
     generator->prefill_chunk = prefill_chunk;
+    generator->tp_size = 1;
+    generator->tp_rank = 0;
     return ATTN_OK;
 }
 
@@ -213,6 +215,12 @@ float generator_sink(const struct generator *generator, int32_t layer, int32_t h
 float generator_alibi_slope(int32_t head, int32_t num_q_heads)
 {
     return (float)exp2(-8.0 * (head + 1) / num_q_heads);
+}
+
+float generator_rank_slope(const struct generator *generator, int32_t head, int32_t num_q_heads)
+{
+    return generator_alibi_slope(generator->tp_rank * num_q_heads + head,
+                                 generator->tp_size * num_q_heads);
 }
 
 /* ---- Tensors --------------------------------------------------------------------------------- */

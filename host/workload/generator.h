@@ -80,6 +80,7 @@ struct generator {
     int32_t num_layers;
     int32_t page_size;
     int32_t prefill_chunk;
+    int32_t tp_size, tp_rank; /* of the model; generator_init(): 1, 0 */
 };
 
 /* A generator for the layers[0 .. num_layers), borrowed until the generator is no longer used.
@@ -131,6 +132,9 @@ float generator_sink(const struct generator *generator, int32_t layer, int32_t h
 /* The standard ALiBi slope of a query head, 2^(-8 (head + 1) / num_q_heads), computed in double and
  * rounded to fp32. Source: arXiv 2108.12409. */
 float generator_alibi_slope(int32_t head, int32_t num_q_heads);
+
+/* That of a rank's head, of which the rank has num_q_heads. */
+float generator_rank_slope(const struct generator *generator, int32_t head, int32_t num_q_heads);
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 

@@ -390,7 +390,7 @@ tap_try "it is whole" sh -c 'head -c 1 ../report.json | grep -q "{" && ! grep -q
 
 # ---- Runs that do not come to their end ----------------------------------------------------------
 
-ends 5 "a failed step keeps the report of the rest" forward:fail_once "1 steps failed" \
+ends 5 "a failed step keeps the report of the rest" forward:fail_once "1 step failed" \
     "the villain does not feel like it" -- \
     "$command" run run.ini --json - --set workload.max_running_requests=1
 tap_try "with the steps that did not fail" sh -c \

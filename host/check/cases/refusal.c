@@ -38,8 +38,9 @@ bool refusal_is(struct check_run *run, attn_status status, attn_status wanted,
     bool by_child = status == ATTN_CHILD_FAILED && run->subject->type &&
                     run->subject->type->flags & ATTN_BACKEND_COMPOSITE;
     if (status != wanted && !by_child) {
-        check_fail(run, "%s: %s (%s): accepted %s", what, host_status_name(status),
-                   host_error_text(error), host_status_name(wanted));
+        const char *text = host_error_text(error);
+        check_fail(run, "%s: %s%s%s%s: accepted %s", what, host_status_name(status),
+                   *text ? " (" : "", text, *text ? ")" : "", host_status_name(wanted));
         return false;
     }
     return refusal_is_told(run, status, error, what);

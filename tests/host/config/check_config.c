@@ -315,8 +315,12 @@ START_TEST(every_row_is_sound)
         snprintf(name, sizeof name, "%s", key->name);
         if (key->flags & CONFIG_NUMBERED)
             strcpy(strchr(name, '<'), "123");
+        if (key->flags & CONFIG_BY_LAYER_TYPE)
+            snprintf(name, sizeof name, "chunked%s", strchr(key->name, '.'));
         ck_assert_ptr_eq(config_key_find(key->section, name, &number), key);
-        ck_assert_int_eq(number, key->flags & CONFIG_NUMBERED ? 123 : 0);
+        ck_assert_int_eq(number, key->flags & CONFIG_NUMBERED        ? 123
+                                 : key->flags & CONFIG_BY_LAYER_TYPE ? CONFIG_LAYER_CHUNKED
+                                                                     : 0);
     }
 }
 END_TEST

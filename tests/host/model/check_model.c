@@ -1174,6 +1174,132 @@ START_TEST(ini_linear_layers)
 }
 END_TEST
 
+/* One rank's heads, as engines divide them: KV heads that are fewer than ranks are replicated. */
+START_TEST(heads_of_a_rank)
+{
+    static const struct {
+        int32_t ranks, q_heads, kv_heads;
+    } wanted[] = {{1, 32, 8}, {2, 16, 4}, {8, 4, 1}, {16, 2, 1}, {32, 1, 1}};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        char text[256];
+        snprintf(text, sizeof text,
+                 "[model]\nnum_layers = 1\nnum_q_heads = 32\nnum_kv_heads = 8\nhead_dim = 8\n"
+                 "tp_size = %d\ntp_rank = %d\n",
+                 wanted[i].ranks, wanted[i].ranks - 1);
+        struct model *model = model_of_ini(text);
+        ck_assert_int_eq(model->groups[0].num_q_heads, wanted[i].q_heads);
+        ck_assert_int_eq(model->groups[0].num_kv_heads, wanted[i].kv_heads);
+        ck_assert_int_eq(model->tp_rank, wanted[i].ranks - 1);
+        model_destroy(model);
+    }
+#define SHARED "[model]\nnum_layers = 1\nnum_q_heads = 12\nhead_dim = 8\n"
+    ini_refused(SHARED "tp_size = 8\n", "12 query heads", "model.tp_size = 8", NULL);
+    ini_refused(SHARED "num_kv_heads = 3\ntp_size = 2\n", "3 KV heads", "or a divisor", NULL);
+    ini_refused(SHARED "tp_size = 2\ntp_rank = 2\n", "model.tp_rank: 2", "accepted 0 to 1", NULL);
+#undef SHARED
+}
+END_TEST
+
+static struct model *load_rank(const char *name, int32_t ranks)
+{
+    char set[64], path[1024];
+    const char *source = getenv("ATTNHOST_TEST_SRCDIR"), *const sets[] = {set};
+    struct config *config = NULL;
+    struct model *model = NULL;
+    host_error error;
+    host_error_init(&error);
+    snprintf(set, sizeof set, "model.tp_size=%d", ranks);
+    snprintf(path, sizeof path, "%s/tests/models/%s.json", source ? source : ".", name);
+    ck_assert_int_eq(config_load(NULL, sets, 1, &config, &error.base), ATTN_OK);
+    attn_status status = model_create_hf(path, config, &model, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s: %s", name, host_error_text(&error));
+    config_destroy(config);
+    return model;
+}
+
+/* Latents are each rank's; recurrences are shared by heads, Mamba2's groups as KV heads are. */
+START_TEST(ranks_of_other_kinds)
+{
+    static const char *const names[] = {"deepseek_v3", "qwen3_next", "kimi_linear", "falcon_h1"};
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
+        struct model *whole = load_hf(names[n]), *rank = load_rank(names[n], 2);
+        assert_consistent(rank);
+        ck_assert_uint_eq(rank->num_groups, whole->num_groups);
+        for (uint32_t g = 0; g < whole->num_groups; g++) {
+            const attn_layer_group *all = &whole->groups[g], *own = &rank->groups[g];
+            ck_assert_int_eq(own->num_q_heads * 2, all->num_q_heads);
+            if (all->mla)
+                ck_assert_int_eq(own->mla->kv_lora_rank, all->mla->kv_lora_rank);
+            if (all->mla)
+                ck_assert_int_eq(own->num_kv_heads, own->num_q_heads);
+            if (all->linear) {
+                ck_assert_int_eq(own->linear->num_v_heads * 2, all->linear->num_v_heads);
+                ck_assert_int_eq(own->linear->num_k_heads,
+                                 all->linear->num_k_heads == 1 ? 1 : all->linear->num_k_heads / 2);
+            }
+        }
+        model_destroy(whole);
+        model_destroy(rank);
+    }
+}
+END_TEST
+
+#define DRAFTED                                                                                    \
+    "[model]\nnum_layers = 2\nnum_q_heads = 8\nnum_kv_heads = 2\nhead_dim = 64\n"                  \
+    "[speculative]\ndraft_tokens = 3\n"
+
+/* A draft model of its own shape, in a buffer of its own. */
+START_TEST(drafts_of_another_shape)
+{
+    struct model *model =
+        model_of_ini(DRAFTED "num_q_heads = 4\nhead_dim = 32\nsliding_window = 8\n"
+                             "num_layers = 2\nkv_dtype = fp8_e4m3\n");
+    const attn_layer_group *draft = &model->groups[1];
+    assert_consistent(model);
+    ck_assert_uint_eq(model->num_groups, 2);
+    ck_assert_uint_eq(model->num_buffers, 4);
+    ck_assert_int_eq(draft->num_q_heads, 4);
+    ck_assert_int_eq(draft->num_kv_heads, 4);
+    ck_assert_int_eq(draft->head_dim, 32);
+    ck_assert_int_eq(draft->window_left, 7);
+    for (uint32_t l = 0; l < 4; l++)
+        ck_assert_int_eq(model->layers[l].is_draft, l >= 2);
+    ck_assert(model_group_drafts(model, draft) && !model_group_drafts(model, &model->groups[0]));
+    model_destroy(model);
+    model = model_of_ini(DRAFTED); /* as the target's last layer, in its group */
+    ck_assert_uint_eq(model->num_groups, 1);
+    ck_assert(model->layers[2].is_draft && !model_group_drafts(model, &model->groups[0]));
+    model_destroy(model);
+    model = model_of_ini(DRAFTED "kv_dtype = f16\n"); /* the same shape, another cache */
+    ck_assert_uint_eq(model->num_groups, 2);
+    ck_assert_int_eq(model->groups[1].head_dim, 64);
+    model_destroy(model);
+}
+END_TEST
+
+START_TEST(drafts_from_a_file)
+{
+    const char *source = getenv("ATTNHOST_TEST_SRCDIR");
+    char text[1400];
+    snprintf(text, sizeof text, DRAFTED "config = %s/tests/models/llama.json\n",
+             source ? source : ".");
+    struct model *model = model_of_ini(text), *llama = load_hf("llama");
+    ck_assert_uint_eq(model->num_layers, 2 + llama->num_layers);
+    ck_assert_int_eq(model->groups[1].num_q_heads, llama->groups[0].num_q_heads);
+    ck_assert_int_eq(model->groups[1].head_dim, llama->groups[0].head_dim);
+    ck_assert(model->layers[2].is_draft);
+    model_destroy(model);
+    model_destroy(llama);
+    snprintf(text, sizeof text, DRAFTED "config = %s/tests/models/qwen3_next.json\n",
+             source ? source : ".");
+    ini_refused(text, "speculative.config", "linear", "accepted decoder layers", NULL);
+    snprintf(text, sizeof text, DRAFTED "head_dim = 8\nconfig = %s/tests/models/llama.json\n",
+             source ? source : ".");
+    ini_refused(text, "speculative.head_dim", "speculative.config", NULL);
+    ini_refused(DRAFTED "num_q_heads = 4\nnum_kv_heads = 3\n", "speculative.num_kv_heads: 3", NULL);
+}
+END_TEST
+
 START_TEST(ini_type_refusals)
 {
 #define MODEL  "[model]\nnum_layers = 2\nnum_q_heads = 4\nhead_dim = 8\n"
@@ -1316,6 +1442,10 @@ static Suite *suite(void)
     tcase_add_test(ini, ini_shared_caches);
     tcase_add_test(ini, ini_sparse_layers);
     tcase_add_test(ini, ini_linear_layers);
+    tcase_add_test(ini, heads_of_a_rank);
+    tcase_add_test(ini, ranks_of_other_kinds);
+    tcase_add_test(ini, drafts_of_another_shape);
+    tcase_add_test(ini, drafts_from_a_file);
     tcase_add_test(ini, ini_type_refusals);
     tcase_add_test(ini, ini_encoder_window_is_two_sided);
     tcase_add_test(ini, ini_mla);

@@ -450,7 +450,7 @@ static double expect_memory(const char *platform, const char *most, int has_memo
     FILE *file = open_memstream(&text, &size);
     selection_api_print(selected, file);
     fclose(file);
-    ck_assert_int_eq(strstr(text, "\n  device memory: at most ") != NULL, has_memory);
+    ck_assert_int_eq(strstr(text, "\n  workspace: at most ") != NULL, has_memory);
     cJSON *json = selection_api_to_json(selected);
     const cJSON *first = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "groups"), 0);
     double bytes = cJSON_GetObjectItem(first, "device_bytes")->valuedouble;

@@ -67,7 +67,10 @@ START_TEST(all_names_of_sglang_are_known)
         {"trtllm_mla", "trtllm_mla_like"},
         {"trtllm_mha", "trtllm_mha_like"},
         {"cutlass_mla", "cutlass_mla_like"},
-        {"tokenspeed_mla", "tokenspeed_mla_like"},
+        {"tokenspeed_mla", "cutedsl_mla_like"},
+        {"qsa", "qsa_like"},
+        {"minicpm_flashattn", "minicpm_like"},
+        {"minicpm_flashinfer", "minicpm_like"},
         {"cutedsl_mla", "cutedsl_mla_like"},
         {"nsa", "dsa_like"},
         {"dsa", "dsa_like"},
@@ -89,6 +92,12 @@ START_TEST(all_names_of_sglang_are_known)
         ck_assert_ptr_eq(rules_backend(rules, names[i].type), backend);
         ck_assert_ptr_nonnull(backend->text);
     }
+    static const char *const dropped[] = {"tokenspeed_mla", "cutlass_mla", "nsa", "compressed",
+                                          "dual_chunk_flash_attn"};
+    for (size_t i = 0; i < sizeof dropped / sizeof *dropped; i++)
+        ck_assert_ptr_eq(rules_former(rules, dropped[i]), rules_alias(rules, dropped[i]));
+    ck_assert_ptr_null(rules_former(rules, "dsa"));
+    ck_assert_ptr_null(rules_former(rules, "nowhere"));
     ck_assert_ptr_null(rules_alias(rules, "auto"));
     ck_assert_ptr_null(rules_alias(rules, "fa3_like"));
     ck_assert_ptr_null(rules_backend(rules, "fa3"));
@@ -243,7 +252,7 @@ static const struct {
      {"r.ini:3", "'fa_like' has no section [backend.fa_like]", "did you mean 'fa3_like'?"}},
     {BACKEND "[order.o]\nbackends = all\ntext = x\n", {"r.ini:3", "'all' has no section"}},
     {BACKEND "aliases = c\n[backend.d]\ntext = x\naliases = c\n",
-     {"r.ini:4", "backend.d.aliases = 'c' is taken at r.ini:1"}},
+     {"r.ini:4", "backend.d: the name 'c' is taken at r.ini:1"}},
     {BACKEND "aliases = d\n[backend.d]\ntext = x\n", {"r.ini:1", "'d' is taken at r.ini:4"}},
     {"[backend.b]\ntext\n", {"r.ini:2", "'text' is not understood"}},
 };

@@ -582,8 +582,8 @@ START_TEST(who_does_not_keep_to_a_budget_is_named)
                 "  (t.ini:10)), launches may take all 132 multiprocessors\n",
                 true);
     assert_part(text,
-                "layers 0-1 decode: triton_like (attention.attention_backend = triton_like\n"
-                "  (t.ini:10)), launches keep to 20 multiprocessors\n",
+                "  decode: triton_like (attention.attention_backend = triton_like (t.ini:10)),\n"
+                "    launches keep to 20 multiprocessors\n",
                 true);
     free(text);
     end(&scene);
