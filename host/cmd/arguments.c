@@ -9,6 +9,8 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/message.h"
+#include "host/base/text.h"
 #include "host/base/output.h"
 #include "host/cmd/exit_codes.h"
 
@@ -28,9 +30,12 @@ static size_t num_rows(const struct command *command)
 
 static void complain(const struct arguments *arguments, const char *format, va_list args)
 {
-    fprintf(stderr, "attnhost %s: ", arguments->command->name);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    strbuf message;
+    strbuf_init(&message);
+    strbuf_appendf(&message, "attnhost %s: ", arguments->command->name);
+    strbuf_appendv(&message, format, args);
+    message_print(stderr, strbuf_text(&message));
+    strbuf_finish(&message);
 }
 
 void arguments_complain(const struct arguments *arguments, const char *format, ...)

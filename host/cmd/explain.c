@@ -12,6 +12,7 @@
 #include "host/embed/embed.h"
 #include "host/base/error.h"
 #include "host/base/json_add.h"
+#include "host/base/message.h"
 #include "host/base/text.h"
 #include "host/cmd/exit_codes.h"
 #include "host/run/requests.h"
@@ -118,7 +119,8 @@ static int show(const attnhost *host, const struct config *config,
     strbuf_finish(&without);
     if (selected->status == ATTN_OK || (values->would && would_be_served(selected)))
         return code;
-    fprintf(stderr, "attnhost explain: %s\n", selected->message);
+    fputs("attnhost explain: ", stderr);
+    message_print(stderr, selected->message);
     return exit_code_of(selected->status);
 }
 

@@ -67,12 +67,12 @@ static attn_status keep_neither(struct attempt *cpu, struct attempt *cuda, attn_
 {
     bool asked = cuda->selection != NULL;
     attn_status status = keep(cpu, cuda, device, selection, error);
-    return asked ? host_fail(error, status, "%s\non cuda:0: %s", host_error_text(&cpu->error),
+    return asked ? host_fail(error, status, "%s; on cuda:0: %s", host_error_text(&cpu->error),
                              host_error_text(&cuda->error))
                  : status;
 }
 
-/* "auto; cuda:0: WHY", in one line. */
+/* "auto; cuda:0: WHY". */
 static attn_status note(struct selection *selection, const struct attempt *refused,
                         const char *name, attn_error *error)
 {
@@ -80,9 +80,6 @@ static attn_status note(struct selection *selection, const struct attempt *refus
     strbuf_init(&text);
     strbuf_appendf(&text, "auto; %s: %s", name, host_error_text(&refused->error));
     selection->device_note = strbuf_steal(&text);
-    for (char *c = selection->device_note; c && *c; c++)
-        if (*c == '\n')
-            *c = c[-1] == ':' ? ' ' : ';';
     return selection->device_note
                ? ATTN_OK
                : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a note");

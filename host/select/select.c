@@ -14,6 +14,7 @@
 #include "host/kinds/kinds.h"
 #include "host/select/problem.h"
 #include "host/select/routes.h"
+#include "host/base/message.h"
 #include "host/base/text.h"
 
 enum { MAX_NAME = 63 };
@@ -263,9 +264,9 @@ static void append_mismatch(const struct selector *selector, const struct select
 static void append_reasons(const struct selector *selector, const struct select_phase *phase,
                            strbuf *text)
 {
-    strbuf_appendf(text, " (%s):", phase->why);
+    strbuf_appendf(text, " (%s)", phase->why);
     for (uint32_t i = 0; i < phase->num_candidates; i++) {
-        strbuf_append(text, "\n  ");
+        strbuf_append(text, MESSAGE_PARAGRAPH);
         append_candidate(selector, text, &phase->candidates[i]);
     }
 }
@@ -288,7 +289,7 @@ static bool append_phases(const struct selector *selector, const struct select_g
     for (uint32_t p = 0; p < SELECT_PHASES; p++) {
         if (fails[p] && !(same && p == SELECT_DECODE))
             strbuf_appendf(text, "%sno backend serves layers %s in %s%s%s",
-                           *strbuf_text(text) ? "\n" : "", layers, select_phase_name(p),
+                           *strbuf_text(text) ? "; " : "", layers, select_phase_name(p),
                            same ? " and decode" : "", strbuf_text(&reasons[p]));
         strbuf_finish(&reasons[p]);
     }

@@ -414,6 +414,12 @@ static attn_status make_batches(struct rig *rig, uint64_t seed)
 const char *rig_batch_name(const struct rig *rig, int batch)
 {
     uint32_t mode = rig->batches[batch].batch.mode;
+    return mode == ATTN_MODE_EXTEND ? "extend" : mode == ATTN_MODE_DECODE ? "decode" : "mixed";
+}
+
+const char *rig_a_batch(const struct rig *rig, int batch)
+{
+    uint32_t mode = rig->batches[batch].batch.mode;
     return mode == ATTN_MODE_EXTEND   ? "an extend"
            : mode == ATTN_MODE_DECODE ? "a decode"
                                       : "a mixed";

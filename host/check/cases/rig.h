@@ -221,7 +221,8 @@ const char *rig_trespass(const struct rig *rig, int batch, const char *result);
 /* ATTN_OK, or the case fails with the rig's message. */
 bool rig_good(struct rig *rig, struct check_run *run, attn_status status, const char *what);
 
-/* "extend", "decode" ... */
+/* "extend", "decode" ...; with its article. */
 const char *rig_batch_name(const struct rig *rig, int batch);
+const char *rig_a_batch(const struct rig *rig, int batch);
 
 #endif /* HOST_CHECK_CASES_RIG_H */

@@ -337,7 +337,7 @@ static void leave_out(struct check_run *run, struct rig *rig, attn_metadata *met
     const attn_tensor **operand = &rig->layers[0].operands[role], *kept = *operand;
     if (!rig_good(rig, run, rig_plan(rig, metadata, batch), "init_forward_metadata"))
         return;
-    snprintf(what, sizeof what, "%s forward without the operand %s", rig_batch_name(rig, batch),
+    snprintf(what, sizeof what, "%s forward without the operand %s", rig_a_batch(rig, batch),
              role_name(role));
     check_note(run, "%s", what);
     *operand = NULL;

@@ -49,11 +49,10 @@ static void measure(struct check_run *run, struct rig *rig, attn_metadata *metad
         check_warn(run,
                    "init_forward_metadata of %s batch of %d sequences takes %.0f us: "
                    "accepted up to %d",
-                   rig_batch_name(rig, batch), rig->batches[batch].batch.num_seqs, plan,
-                   MAX_PLAN_US);
+                   rig_a_batch(rig, batch), rig->batches[batch].batch.num_seqs, plan, MAX_PLAN_US);
     if (forward > MAX_FORWARD_US)
         check_warn(run, "forward of %s batch of %d rows takes %.0f us: accepted up to %d",
-                   rig_batch_name(rig, batch), rig->batches[batch].batch.num_tokens, forward,
+                   rig_a_batch(rig, batch), rig->batches[batch].batch.num_tokens, forward,
                    MAX_FORWARD_US);
 }
 

@@ -186,7 +186,7 @@ static void compare_forms(struct check_run *run, struct rig *rig,
             const char *what = rig_difference(rig, dense[b], moved[b]);
             if (what)
                 check_fail(run, "%s batch: %s differs where %s has other strides and an offset",
-                           rig_batch_name(rig, b), what, wanted->name);
+                           rig_a_batch(rig, b), what, wanted->name);
         }
     rig_free(dense);
     rig_free(moved);

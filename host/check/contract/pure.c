@@ -75,7 +75,7 @@ static void watch_forwards(struct check_run *run, struct rig *rig, attn_metadata
             CHECK_THAT(run, report.count == 0,
                        "%s forward makes %llu calls that it may not make, the first is %s() from "
                        "%s",
-                       rig_batch_name(rig, batch), (unsigned long long)report.count, report.first,
+                       rig_a_batch(rig, batch), (unsigned long long)report.count, report.first,
                        object_of(report.caller));
         }
     }
@@ -120,13 +120,13 @@ static void run_inputs(struct check_run *run)
             char *result = rig_run(&rig, run, session.metadata, b);
             const char *what = result ? rig_trespass(&rig, b, result) : NULL;
             if (what)
-                check_fail(run, "%s forward: %s", rig_batch_name(&rig, b), what);
+                check_fail(run, "%s forward: %s", rig_a_batch(&rig, b), what);
             free(result);
             device_copy(rig.device, arrays, rig.batches[b].device, sizeof *arrays, rig.stream,
                         NULL);
             device_synchronize(rig.device, rig.stream, NULL);
             if (memcmp(arrays, rig.batches[b].host, sizeof *arrays) != 0)
-                check_fail(run, "%s batch: its arrays were written", rig_batch_name(&rig, b));
+                check_fail(run, "%s batch: its arrays were written", rig_a_batch(&rig, b));
         }
         rig_session_close(&session, &rig);
     }

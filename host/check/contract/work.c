@@ -505,7 +505,7 @@ static void exceed(struct check_run *run, struct rig *rig, struct rig_session *s
     attn_metadata *metadata = NULL;
     struct rig_memory memory;
     attn_memory_size size;
-    snprintf(what, sizeof what, "%s batch beyond the bound %s", rig_batch_name(rig, batch),
+    snprintf(what, sizeof what, "%s batch beyond the bound %s", rig_a_batch(rig, batch),
              excess->name);
     check_note(run, "%s", what);
     attn_status status = rig_metadata_size(rig, session->instance, &size);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host/base/message.h"
 #include "host/base/text.h"
 
 #include "attn_batch.h"
@@ -343,6 +344,20 @@ static void assert_wrapped(const char *words, size_t column, size_t indent, cons
     free(text);
 }
 
+START_TEST(paragraphs_of_a_message)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *file = open_memstream(&text, &size);
+    message_print(file,
+                  "none serves (why)" MESSAGE_PARAGRAPH "a: no" MESSAGE_PARAGRAPH "b: no; on x");
+    message_print(file, "plain");
+    fclose(file);
+    ck_assert_str_eq(text, "none serves (why)\n  a: no\n  b: no; on x\nplain\n");
+    free(text);
+}
+END_TEST
+
 START_TEST(lines_of_utf8)
 {
     ck_assert(text_is_line("") && text_is_line("a b~") && text_is_line("\xc3\xa9 \xe2\x82\xac"));
@@ -401,6 +416,7 @@ static Suite *suite(void)
     tcase_add_test(strings, strbuf_grows);
     tcase_add_test(strings, lines_are_folded);
     tcase_add_test(strings, lines_of_utf8);
+    tcase_add_test(strings, paragraphs_of_a_message);
     tcase_add_test(strings, strbuf_remembers_failure);
     suite_add_tcase(text, strings);
     return text;

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/base/message.h"
+
+#include <string.h>
+
+void message_print(FILE *file, const char *message)
+{
+    const char *end;
+    for (; (end = strstr(message, MESSAGE_PARAGRAPH)); message = end + strlen(MESSAGE_PARAGRAPH))
+        fprintf(file, "%.*s\n  ", (int)(end - message), message);
+    fprintf(file, "%s\n", message);
+}
