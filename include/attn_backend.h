@@ -36,7 +36,7 @@ typedef struct attn_metadata attn_metadata; /* a plugin's own, opaque to the hos
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* What a region of memory is for. */
-enum {
+enum attn_memory_purpose {
     ATTN_USE_SCRATCH = 0,  /* undefined at entry of each forward; shared by all on one stream */
     ATTN_USE_METADATA = 1, /* this metadata's own, from create to destroy */
     ATTN_USE_ZEROED = 2, /* the same, zeroed by the host before metadata_create and again after a */
@@ -47,6 +47,19 @@ enum {
 /* Regions: spaces times uses. */
 #define ATTN_REGION(space, use) ((space) * (uint32_t)ATTN_USE_COUNT + (use))
 #define ATTN_REGION_COUNT       9u
+
+/* The same numbers by name, for languages without macros. */
+enum attn_region {
+    ATTN_REGION_DEVICE_SCRATCH = 0,
+    ATTN_REGION_DEVICE_METADATA = 1,
+    ATTN_REGION_DEVICE_ZEROED = 2,
+    ATTN_REGION_PINNED_SCRATCH = 3,
+    ATTN_REGION_PINNED_METADATA = 4,
+    ATTN_REGION_PINNED_ZEROED = 5,
+    ATTN_REGION_HOST_SCRATCH = 6,
+    ATTN_REGION_HOST_METADATA = 7,
+    ATTN_REGION_HOST_ZEROED = 8
+};
 
 /* Bytes that metadata needs, by region. */
 typedef struct attn_memory_size {
@@ -66,7 +79,7 @@ typedef struct attn_memory {
 } attn_memory;
 
 /* What metadata is for. */
-enum {
+enum attn_metadata_kind {
     ATTN_METADATA_EAGER = 0, /* any batch within the bounds */
     ATTN_METADATA_GRAPH = 1  /* capture and replay; launch shapes depend on the bounds alone */
 };
@@ -153,7 +166,7 @@ typedef struct attn_backend_ops {
  * results do not depend on it. A composite has none: a host asks the children that it made. */
 #define ATTN_EXTENSION_PATHS "attn.paths/1"
 
-enum { ATTN_MAX_PATHS = 16 };
+#define ATTN_MAX_PATHS 16
 
 /* What the host cannot know when a batch is planned, as it lies on the device alone or is a matter
  * of the call, is a path of its own, whose doc says so. */
@@ -204,7 +217,7 @@ typedef struct attn_judge {
 /* ---- Private operands ------------------------------------------------------------------------ */
 
 /* Extents of a private operand that follow from the layer or the call. */
-enum {
+enum attn_extent {
     ATTN_EXTENT_ANY = 0,       /* as the vendor says */
     ATTN_EXTENT_TOKENS = -1,   /* rows of OUT */
     ATTN_EXTENT_Q_HEADS = -2,  /* num_q_heads */
@@ -256,7 +269,7 @@ typedef struct attn_layouts {
 /* ---- Type ------------------------------------------------------------------------------------ */
 
 /* attn_backend_type.flags */
-enum {
+enum attn_backend_flag {
     ATTN_BACKEND_COMPOSITE = 1 << 0, /* serves through children (BACKEND_REF options) */
     /* Built where its kernels could not be compiled: query answers as if they were there, so that
      * the backend can be explained; create fails with DEPENDENCY_MISSING. */

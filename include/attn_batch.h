@@ -46,7 +46,7 @@ typedef struct attn_i64_array {
     X(BLOCK_TABLE, 1, "block_table")   /* a row of pages for each sequence of the batch */         \
     X(CSR, 2, "csr")                   /* pages of all sequences in one list, with an indptr */
 
-enum {
+enum attn_index_form {
 #define ATTN_INDEX_ENUM(name, bit, text) ATTN_INDEX_##name = 1 << (bit),
     ATTN_INDEX_MAP(ATTN_INDEX_ENUM)
 #undef ATTN_INDEX_ENUM
@@ -244,7 +244,7 @@ static inline int attn_is_decode_seq(const attn_batch *batch, int32_t s)
 
 /* Which dtype an operand has: the last column of ATTN_ROLE_MAP. The host checks it where an engine
  * forwards. */
-enum {
+enum attn_operand_dtype {
     ATTN_DTYPE_OF_Q = 0,       /* the problem's q_dtype */
     ATTN_DTYPE_OF_KV = 1,      /* the problem's kv_dtype */
     ATTN_DTYPE_OF_LATENT = 2,  /* the problem's kv_dtype; bytes (ATTN_U8) in mla.latent_fp8/1 */
@@ -297,7 +297,7 @@ enum {
     X(SPARSE_COUNT, 27, "sparse_count", I32)     /* sparse, optional: [T] entries of a row; */     \
                                                  /* absent = all, of which some may be -1 */
 
-enum {
+enum attn_role {
 #define ATTN_ROLE_ENUM(name, value, text, dtype) ATTN_ROLE_##name = value,
     ATTN_ROLE_MAP(ATTN_ROLE_ENUM)
 #undef ATTN_ROLE_ENUM
@@ -325,7 +325,7 @@ typedef struct attn_named_operand {
 } attn_named_operand;
 
 /* attn_forward_args.flags */
-enum {
+enum attn_forward_flag {
     ATTN_FORWARD_SAVE_KV = 1 << 0,   /* write k, v to out_cache_loc before reading */
     ATTN_FORWARD_OMIT_SINK = 1 << 1, /* leave the sink out of output and LSE */
     ATTN_FORWARD_CAPTURING = 1 << 2  /* the stream is being captured */

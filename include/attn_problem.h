@@ -31,13 +31,21 @@ extern "C" {
     X(TARGET_VERIFY, 4, "target_verify") /* drafted tokens of each sequence, target model */       \
     X(DRAFT_EXTEND, 5, "draft_extend")   /* accepted tokens through the draft model */
 
-enum {
+enum attn_mode {
 #define ATTN_MODE_ENUM(name, value, text) ATTN_MODE_##name = value,
     ATTN_MODE_MAP(ATTN_MODE_ENUM)
 #undef ATTN_MODE_ENUM
         ATTN_MODE_COUNT = 6
 };
 #define ATTN_MODE_BIT(mode) (1u << (mode)) /* sets of modes are masks of these */
+
+/* The same masks by name, for languages without macros. */
+enum attn_mode_bit {
+#define ATTN_MODE_BIT_ENUM(name, value, text) ATTN_MODE_BIT_##name = 1 << (value),
+    ATTN_MODE_MAP(ATTN_MODE_BIT_ENUM)
+#undef ATTN_MODE_BIT_ENUM
+        ATTN_MODE_BIT_ALL = (1 << 6) - 1
+};
 
 /* ---- Mask kinds ------------------------------------------------------------------------------ */
 
@@ -49,18 +57,26 @@ enum {
     X(FULL, 2, "full")   /* bits over all kv_len keys, the new ones included */                    \
     X(QLEN, 3, "qlen")   /* bits over the new tokens; all prefix keys are seen */
 
-enum {
+enum attn_mask_kind {
 #define ATTN_MASK_ENUM(name, value, text) ATTN_MASK_##name = value,
     ATTN_MASK_MAP(ATTN_MASK_ENUM)
 #undef ATTN_MASK_ENUM
         ATTN_MASK_COUNT = 4
 };
-#define ATTN_MASK_BIT(kind) (1u << (kind))
+#define ATTN_MASK_BIT(kind) (1u << (kind)) /* sets of mask kinds are masks of these */
+
+/* The same masks by name. */
+enum attn_mask_bit {
+#define ATTN_MASK_BIT_ENUM(name, value, text) ATTN_MASK_BIT_##name = 1 << (value),
+    ATTN_MASK_MAP(ATTN_MASK_BIT_ENUM)
+#undef ATTN_MASK_BIT_ENUM
+        ATTN_MASK_BIT_ALL = (1 << 4) - 1
+};
 
 /* ---- Layers ---------------------------------------------------------------------------------- */
 
 /* attn_layer_group.kind */
-enum {
+enum attn_layer_kind {
     ATTN_KIND_SOFTMAX = 0, /* softmax over a KV cache with per-head keys and values */
     ATTN_KIND_MLA = 1,     /* multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) */
     ATTN_KIND_LINEAR = 2,  /* recurrent state instead of a KV cache */
@@ -69,7 +85,7 @@ enum {
 };
 
 /* attn_layer_group.attn_type */
-enum {
+enum attn_attention_type {
     ATTN_TYPE_DECODER = 0,      /* self attention with a KV cache */
     ATTN_TYPE_ENCODER_ONLY = 1, /* self attention among a batch's own tokens; no cache */
     ATTN_TYPE_CROSS = 2,        /* keys of an encoder; has no i: window, chunk, ALiBi, causal off */
@@ -77,13 +93,13 @@ enum {
 };
 
 /* attn_layer_group.flags */
-enum {
+enum attn_group_flag {
     ATTN_GROUP_HAS_SINKS = 1 << 0, /* operand SINKS is given: one extra logit per query head */
     ATTN_GROUP_HAS_ALIBI = 1 << 1  /* operand ALIBI_SLOPES is given */
 };
 
 /* Granularity of quantisation scales: how many there are and what each one covers. */
-enum {
+enum attn_scale_granularity {
     ATTN_SCALE_NONE = 0,           /* the operand is not quantised */
     ATTN_SCALE_PER_TENSOR = 1,     /* one */
     ATTN_SCALE_PER_HEAD = 2,       /* one for each KV head; query heads have that of theirs */
@@ -99,7 +115,7 @@ enum {
     X(KV_READ_ONLY, 0, "kv_read_only") /* another layer owns this one's kv_buffer: called with */  \
                                        /* k = v = NULL, uses the owner's scales */
 
-enum {
+enum attn_layer_flag {
 #define ATTN_LAYER_ENUM(name, bit, text) ATTN_LAYER_##name = 1 << (bit),
     ATTN_LAYER_MAP(ATTN_LAYER_ENUM)
 #undef ATTN_LAYER_ENUM
@@ -134,7 +150,7 @@ typedef struct attn_mla_dims {
 } attn_mla_dims;
 
 /* attn_linear_dims.family; recurrences as the named papers and their authors' code state them. */
-enum {
+enum attn_linear_family {
     ATTN_LINEAR_GDN = 0,        /* gated delta net, arXiv 2412.06464 */
     ATTN_LINEAR_MAMBA2 = 1,     /* state space duality, arXiv 2405.21060 */
     ATTN_LINEAR_KDA = 2,        /* Kimi delta attention, arXiv 2510.26692 */
@@ -151,7 +167,7 @@ enum {
     X(CONV_IDENTITY, 2, "conv_identity") /* the convolution's sums as they are; else through SiLU  \
                                           */
 
-enum {
+enum attn_linear_flag {
 #define ATTN_LINEAR_FLAG_ENUM(name, bit, text) ATTN_LINEAR_##name = 1 << (bit),
     ATTN_LINEAR_FLAG_MAP(ATTN_LINEAR_FLAG_ENUM)
 #undef ATTN_LINEAR_FLAG_ENUM
@@ -201,7 +217,7 @@ typedef struct attn_linear_dims {
 
 /* attn_sparse_dims.index_kind: what one entry of operand SPARSE_INDICES selects: a slot, or a block
  * of the sequence's keys by its number. -1 selects nothing. */
-enum {
+enum attn_sparse_index_kind {
     ATTN_SPARSE_TOKEN = 0,    /* one key, for all heads of a query */
     ATTN_SPARSE_BLOCK = 1,    /* block_size keys, for all heads of a query */
     ATTN_SPARSE_PER_HEAD = 2, /* block_size keys, for one KV head of a query */
@@ -258,7 +274,7 @@ typedef struct attn_layer_group {
 /* ---- Devices --------------------------------------------------------------------------------- */
 
 /* attn_device.cpu_isa: what the processor and the operating system allow. */
-enum {
+enum attn_cpu_isa {
     ATTN_CPU_AVX2 = 1 << 0,   /* with FMA and F16C */
     ATTN_CPU_AVX512 = 1 << 1, /* F, BW, DQ, VL */
     ATTN_CPU_AVX512BF16 = 1 << 2,
@@ -298,7 +314,7 @@ typedef struct attn_device {
 /* ---- Where operands lie ---------------------------------------------------------------------- */
 
 /* attn_problem.kv_strides: what an engine promises of the strides of K_CACHE and V_CACHE. */
-enum {
+enum attn_kv_strides {
     ATTN_KV_STRIDES_ANY = 0,   /* each has its own */
     ATTN_KV_STRIDES_EQUAL = 1, /* the same ones, in elements; V may be narrower than K, or wider */
     ATTN_KV_STRIDES_COUNT = 2
@@ -327,7 +343,7 @@ static inline uint32_t attn_guaranteed_alignment(int32_t device_type, attn_dtype
     X(DECODES_FIRST, 6, "decodes_first") /* MIXED batches whose first sequences decode */          \
     X(DECODE_DRAFTS, 7, "decode_drafts") /* MIXED batches whose decode_q_len is above 1 */
 
-enum {
+enum attn_uses {
 #define ATTN_USES_ENUM(name, bit, text) ATTN_USES_##name = 1 << (bit),
     ATTN_USES_MAP(ATTN_USES_ENUM)
 #undef ATTN_USES_ENUM
@@ -335,14 +351,14 @@ enum {
 };
 
 /* The two forms of latent attention. */
-enum {
+enum attn_mla_form {
     ATTN_MLA_ABSORBED =
         0,                /* q_nope is multiplied by W_UK; keys = latent and rope, value = latent */
     ATTN_MLA_EXPANDED = 1 /* K and V given expanded per head; ordinary attention */
 };
 
 /* Can a forward be captured into a graph? Each level includes the ones below it. */
-enum {
+enum attn_graph_level {
     ATTN_GRAPH_NEVER = 0,
     ATTN_GRAPH_SINGLE_TOKEN = 1, /* batches of one query for each sequence */
     ATTN_GRAPH_UNIFORM = 2,      /* batches of equally many queries for each sequence */
@@ -412,17 +428,16 @@ static inline attn_dtype attn_new_kv_dtype(const attn_problem *problem)
     X(DEPENDENT_LAUNCH, 6, "dependent_launch") /* programmatic dependent launch */                 \
     X(SM_BUDGET, 7, "sm_budget")               /* launches keep to max_sms of the bounds */
 
-enum {
+enum attn_note {
 #define ATTN_NOTE_ENUM(name, bit, text) ATTN_NOTE_##name = 1 << (bit),
     ATTN_NOTE_MAP(ATTN_NOTE_ENUM)
 #undef ATTN_NOTE_ENUM
-        ATTN_NOTE_ALL = (1 << 8) - 1
-};
+        ATTN_NOTE_ALL = (1 << 8) - 1,
 
-/* Those that promise something: a problem may need them, and a backend over others has one only if
- * each of the others has it. The rest warn: one that has it is enough. */
-#define ATTN_NOTE_PROMISES                                                                         \
-    (ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT | ATTN_NOTE_SM_BUDGET)
+    /* Those that promise something: a problem may need them, and a backend over others has one only
+     * if each of the others has it. The rest warn: one that has it is enough. */
+    ATTN_NOTE_PROMISES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT | ATTN_NOTE_SM_BUDGET
+};
 
 /* Host arrays of a batch that a backend may need to plan with; bits of a mask, named as in
  * attn_batch.h. X(NAME, bit, "name in texts") */
@@ -436,7 +451,7 @@ enum {
     X(LAST_PAGE_LEN, 6, "last_page_len")                                                           \
     X(MASK_INDPTR, 7, "mask.indptr")
 
-enum {
+enum attn_host_array {
 #define ATTN_HOST_ENUM(name, bit, text) ATTN_HOST_##name = 1 << (bit),
     ATTN_HOST_MAP(ATTN_HOST_ENUM)
 #undef ATTN_HOST_ENUM
@@ -477,7 +492,7 @@ enum {
     X(OTHER, 30)                                                                                   \
     X(OPERANDS, 31)
 
-enum {
+enum attn_reason_code {
 #define ATTN_REASON_ENUM(name, value) ATTN_REASON_##name = value,
     ATTN_REASON_MAP(ATTN_REASON_ENUM)
 #undef ATTN_REASON_ENUM
@@ -554,7 +569,7 @@ enum {
     X(NEW_KV_DTYPE, 66, "new_kv_dtype")                                                            \
     X(INPUT_SCALE_GRANULARITY, 67, "input_scale_granularity")
 
-enum {
+enum attn_field {
     ATTN_FIELD_NONE = 0,
 #define ATTN_FIELD_ENUM(name, value, text) ATTN_FIELD_##name = value,
     ATTN_FIELD_MAP(ATTN_FIELD_ENUM)

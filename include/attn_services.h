@@ -18,7 +18,7 @@ typedef struct attn_backend_type attn_backend_type; /* attn_backend.h */
 /* ---- Options --------------------------------------------------------------------------------- */
 
 /* Types of options; how the host parses the ini's text. */
-enum {
+enum attn_option_type {
     ATTN_OPTION_BOOL = 0,        /* yes/no, true/false, on/off, 1/0 -> integer 1 or 0 */
     ATTN_OPTION_INT = 1,         /* decimal -> integer */
     ATTN_OPTION_FLOAT = 2,       /* finite decimal -> real */
@@ -31,7 +31,7 @@ enum {
 };
 
 /* attn_option.flags */
-enum {
+enum attn_option_flag {
     ATTN_OPTION_REQUIRED = 1 << 0, /* no default: a value must be given */
     ATTN_OPTION_REPEATED = 1 << 1  /* may be given several times; order is kept */
 };
@@ -75,10 +75,10 @@ typedef struct attn_options {
 /* ---- Services -------------------------------------------------------------------------------- */
 
 /* attn_services.log levels */
-enum { ATTN_LOG_ERROR = 0, ATTN_LOG_WARNING = 1, ATTN_LOG_INFO = 2, ATTN_LOG_DEBUG = 3 };
+enum attn_log_level { ATTN_LOG_ERROR = 0, ATTN_LOG_WARNING = 1, ATTN_LOG_INFO = 2, ATTN_LOG_DEBUG = 3 };
 
 /* Where memory lies. */
-enum {
+enum attn_memory_space {
     ATTN_SPACE_DEVICE = 0, /* the instance's device; host memory on the CPU */
     ATTN_SPACE_PINNED = 1, /* host memory the device can copy from without staging */
     ATTN_SPACE_HOST = 2,

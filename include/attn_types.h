@@ -61,7 +61,7 @@ typedef int32_t attn_status;
     X(TIMEOUT, 13, "a bound on waiting was reached")                                               \
     X(INTERNAL, 14, "a defect of the callee")
 
-enum {
+enum attn_status_code {
 #define ATTN_STATUS_ENUM(name, value, meaning) ATTN_##name = value,
     ATTN_STATUS_MAP(ATTN_STATUS_ENUM)
 #undef ATTN_STATUS_ENUM
@@ -129,7 +129,7 @@ typedef uint32_t attn_dtype;
     X(MAIA, 17, "maia")                 /* the stream of its runtime */                            \
     X(TRN, 18, "trn")                   /* the stream of its runtime: Trainium */
 
-enum {
+enum attn_device_type {
 #define ATTN_DEVICE_ENUM(name, value, text) ATTN_DEVICE_##name = value,
     ATTN_DEVICE_MAP(ATTN_DEVICE_ENUM)
 #undef ATTN_DEVICE_ENUM
@@ -145,7 +145,7 @@ typedef void *attn_stream;
 #define ATTN_MAX_DIMS 6u
 
 /* attn_tensor.flags */
-enum { ATTN_TENSOR_READ_ONLY = 1 << 0 };
+enum attn_tensor_flag { ATTN_TENSOR_READ_ONLY = 1 << 0 };
 
 /* A borrowed, strided view modelled on DLPack's DLTensor. Element (i0, i1, ...) lies at
  * (char *)data + byte_offset + sizeof(dtype) * (i0 * strides[0] + i1 * strides[1] + ...).

@@ -237,7 +237,7 @@ typedef struct attnhost_model {
 } attnhost_model;
 
 /* attnhost_candidate.state */
-enum {
+enum attnhost_standing {
     ATTNHOST_CAN_SERVE = 0,    /* the only one without reasons */
     ATTNHOST_CANNOT_SERVE = 1, /* asked: its own reasons */
     ATTNHOST_EXCLUDED = 2,     /* a rule takes it out, so it was not asked */

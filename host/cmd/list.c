@@ -16,12 +16,13 @@
 #include "host/base/error.h"
 #include "host/base/json_add.h"
 #include "host/cmd/exit_codes.h"
+#include "host/cmd/words.h"
 #include "host/select/matrix.h"
 #include "host/select/open_host.h"
 #include "host/select/probe.h"
 
 struct values {
-    bool json, matrix;
+    bool json, matrix, words;
 };
 
 static const struct option_row options[] = {
@@ -35,6 +36,11 @@ static const struct option_row options[] = {
      .place = offsetof(struct values, matrix),
      .help = "what each backend can do, side by side, as a Markdown table: asked about one change "
              "at a time of a plain problem"},
+    {.name = "words",
+     .kind = OPTION_SWITCH,
+     .place = offsetof(struct values, words),
+     .help = "the ABI's numbers and their words instead, for plugins in languages that do not see "
+             "C's macros: set, value, constant, word, separated by tabs"},
     OPTION_END,
 };
 
@@ -325,6 +331,10 @@ static int list(const struct arguments *arguments, const struct config *config)
 
 static int run(struct arguments *arguments)
 {
+    if (((const struct values *)arguments->values)->words) {
+        words_print();
+        return EXIT_GOOD;
+    }
     struct config *config = NULL;
     int code = arguments_load_config(arguments, arguments->target, &config);
     if (code == EXIT_GOOD)
@@ -351,7 +361,8 @@ const struct command command_list = {
               "examples:\n"
               "  attnhost list\n"
               "  attnhost list --set plugins.path=/opt/my/plugins --json\n"
-              "  attnhost list --matrix\n",
+              "  attnhost list --matrix\n"
+              "  attnhost list --words | grep -w head_dim\n",
     .size = sizeof(struct values),
     .run = run,
 };

@@ -15,7 +15,7 @@ for tool in bindgen python3; do
 done
 scratch=$(mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT
-if ! message=$(bindgen "$top/include/attn_plugin.h" -o "$scratch/attn.rs" -- \
+if ! message=$(bindgen --no-prepend-enum-name "$top/include/attn_plugin.h" -o "$scratch/attn.rs" -- \
     -I"$top/include" 2>&1); then
     tap_not_ok "bindgen reads the headers" "$message"
     tap_end
@@ -26,4 +26,9 @@ if message=$(python3 "$top/tests/abi/bindgen.py" "$top/tests/abi/layout.golden" 
 else
     tap_not_ok "bindgen reads the headers" "$message"
 fi
+# A type without a name in the headers gets a number here, which changes with every type before it.
+tap_try "every enumeration has a name" sh -c '! grep _bindgen_ty_ "$1"' - "$scratch/attn.rs"
+for name in ATTN_MODE_BIT_DECODE ATTN_MASK_BIT_QLEN ATTN_REGION_HOST_METADATA ATTN_NOTE_PROMISES; do
+    tap_try "$name is a constant" grep -q "pub const $name:" "$scratch/attn.rs"
+done
 tap_end
