@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend.cuh: N query rows over tiles of 64 latents. Tokens are the 64 rows of a product and
- * queries its columns, so that 8 or 16 heads are not padded to 64:
+ * attend.cuh: N query rows, at most 32, over tiles of 64 latents. Tokens are the 64 rows of a
+ * product and queries its columns, so that 8 or 16 heads are not padded to 64:
  *
  *   S^T[64 x N]  = K[64 x 576] Q^T      K as it lies, 36 products
  *   O^T[512 x N] += V^T[512 x 64] P^T   V: the first 512 elements of the same tile, read across
@@ -685,7 +685,7 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
 
 #define DEVICE_MEMBER __device__ __forceinline__
 
-/* What warpgroups 1, and 2 and 3, do. attend_rows.cuh has others for 64 rows. */
+/* What warpgroup 1 does, and what 2 and 3 do. attend_rows.cuh has others for 64 rows. */
 template <int N> struct mla_roles {
     static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<N> &m)
     {
@@ -715,13 +715,13 @@ template <int N> DEVICE void attend(const mla_call &c)
     grid_launch_dependents();
     grid_wait();
     if (group == 0) {
-        registers_release<56>();
+        registers_release<72>();
         feed<N>(c, m);
     } else if (group == 1) {
         registers_release<104>();
         mla_roles<N>::score(c, m);
     } else {
-        registers_take<176>();
+        registers_take<168>();
         mla_roles<N>::add_up(c, m);
     }
 }

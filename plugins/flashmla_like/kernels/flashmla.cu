@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "plugins/flashmla_like/kernels/attend.cuh"
+#include "plugins/flashmla_like/kernels/attend_rows.cuh"
 #include "plugins/flashmla_like/kernels/merge.cuh"
 
 MLA_ATTEND(8)
