@@ -118,7 +118,7 @@ function judge_files(path)
             print path " is in no fragment"
 }
 
-# A folder with C files is a room.
+# A folder with C files is a room; a vendor's under vendor/ is a part of the room around it.
 function judge_fragments(path, folder, room, told)
 {
     for (path in sources) {
@@ -126,7 +126,7 @@ function judge_fragments(path, folder, room, told)
         sub(/^host\//, "", folder)
         if (!sub(/\/[^\/]*$/, "", folder))
             folder = "."
-        if (path ~ /\.c$/ && !(folder in rooms) && !(folder in told)) {
+        if (path ~ /\.c$/ && path !~ /\/vendor\// && !(folder in rooms) && !(folder in told)) {
             told[folder] = 1
             print "host/" folder " has C files and no Makefile.am.inc"
         }
