@@ -89,10 +89,6 @@ enum attn_metadata_kind {
 /* Progress of prepare(): `done` of `total` steps, and what is being done. (may be NULL) */
 typedef void (*attn_progress)(void *ctx, uint32_t done, uint32_t total, const char *what);
 
-/* An extension of an instance: `const char *`, the choices that prepare() made, as text for people,
- * one line each; it lives as long as the instance. */
-#define ATTN_EXTENSION_EXPLAIN "attn.explain/1"
-
 /* What can be done with an instance. Static storage. Slots are never NULL unless marked. */
 typedef struct attn_backend_ops {
     uint32_t struct_size;
@@ -159,61 +155,6 @@ typedef struct attn_backend_ops {
     const void *(*get_extension)(attn_instance *instance, const char *id);
 } attn_backend_ops;
 
-/* ---- Paths ----------------------------------------------------------------------------------- */
-
-/* An extension of an instance: `const attn_paths *`, by which of its ways the rows of a batch are
- * computed: kernels, forms of a prefix, whatever tells batches of one backend apart. For reports:
- * results do not depend on it. A composite has none: a host asks the children that it made. */
-#define ATTN_EXTENSION_PATHS "attn.paths/1"
-
-#define ATTN_MAX_PATHS 16
-
-/* What the host cannot know when a batch is planned, as it lies on the device alone or is a matter
- * of the call, is a path of its own, whose doc says so. */
-typedef struct attn_path {
-    uint32_t struct_size;
-    uint32_t reserved; /* 0 */
-    const char *name;  /* [a-z][a-z0-9_]*, unique among the paths, the same in later versions */
-    const char *doc;   /* one line, never NULL */
-} attn_path;
-
-/* Static storage, with all that it points to. */
-typedef struct attn_paths {
-    uint32_t struct_size;
-    uint32_t num_paths;     /* 1..ATTN_MAX_PATHS */
-    const attn_path *paths; /* array; walk with attn_at() */
-
-    /* Of the batch that this metadata was given last: how many of its rows, padding aside, go by
-     * each path in this layer. Sets rows[num_paths], whose sum is num_real_tokens; layers of one
-     * group that are called alike have the same. Only looks at what was planned: nothing is
-     * allocated, enqueued or waited for, no array of the batch is read. BAD_STATE before the first
-     * init_forward_metadata, INVALID_ARGUMENT for another's layer. [instance-thread] */
-    attn_status (*rows)(const attn_metadata *metadata, int32_t layer_id, int64_t *rows,
-                        attn_error *error);
-} attn_paths;
-
-/* ---- The host's judge ------------------------------------------------------------------------ */
-
-/* An extension of the host, of attn_services: `const attn_judge *`, the oracle and the pass rule of
- * docs/ABI.md, for a backend that looks at other backends' outputs. */
-#define ATTN_EXTENSION_JUDGE "attn.judge/1"
-
-typedef struct attn_judge {
-    uint32_t struct_size;
-    uint32_t reserved; /* 0 */
-
-    /* By how many bars is the output (operand OUT) of query head `head` in row `row` off at its
-     * worst element? Up to 1 is right; INFINITY: it is finite, or a number, where it must not be,
-     * or the other way round. All pointers, `device` ones too, are host memory, and `problem` names
-     * a group that has the layer. `reads_new_unquantised` is the verdict's
-     * reads_new_kv_unquantised. New keys and values are taken from the arguments, saved or not.
-     * UNSUPPORTED: a kind of layer without an oracle; INVALID_ARGUMENT: a row of no sequence.
-     * [any-thread] */
-    attn_status (*judge)(const attn_problem *problem, const attn_batch *batch, int32_t layer_id,
-                         const attn_forward_args *args, uint32_t reads_new_unquantised, int64_t row,
-                         int32_t head, double *bars_off, attn_error *error);
-} attn_judge;
-
 /* ---- Private operands ------------------------------------------------------------------------ */
 
 /* Extents of a private operand that follow from the layer or the call. */
@@ -238,33 +179,6 @@ typedef struct attn_private_operand {
     const char *doc;   /* one line, never NULL */
     int64_t shape[ATTN_MAX_DIMS]; /* each > 0, or ATTN_EXTENT_* */
 } attn_private_operand;
-
-/* ---- Private layouts ------------------------------------------------------------------------- */
-
-/* An extension of a plugin (attn_plugin.get_extension): `const attn_layouts *`, what its backends'
- * own KV layouts, "vendor.name/rev", are to kv.nhd/1. With it `attnhost check` judges what they
- * read and write. */
-#define ATTN_EXTENSION_LAYOUTS "attn.layouts/1"
-
-/* `role` is K_CACHE or V_CACHE; `nhd` is a cache [pages, page_size, kv_heads, dim] in kv.nhd/1 and
- * `own` the same one in `layout`. A layout that is none of the plugin's, or does not keep such a
- * cache, is UNSUPPORTED. Nothing is allocated. Static storage. */
-typedef struct attn_layouts {
-    uint32_t struct_size;
-    uint32_t reserved; /* 0 */
-
-    /* How `own` lies: sets its dtype, ndim, shape and strides, by the dtype and shape of `nhd`.
-     * [any-thread] */
-    attn_status (*shape)(const char *layout, uint32_t role, const attn_tensor *nhd,
-                         attn_tensor *own, attn_error *error);
-
-    /* Copy every element, bit for bit, to one from the other. Both are host memory; `own` lies as
-     * shape() says, `nhd` as it likes. [any-thread] */
-    attn_status (*to_nhd)(const char *layout, uint32_t role, const attn_tensor *own,
-                          const attn_tensor *nhd, attn_error *error);
-    attn_status (*from_nhd)(const char *layout, uint32_t role, const attn_tensor *nhd,
-                            const attn_tensor *own, attn_error *error);
-} attn_layouts;
 
 /* ---- Type ------------------------------------------------------------------------------------ */
 

@@ -11,6 +11,7 @@
  *   attn_batch.h     batches and forward arguments
  *   attn_services.h  options, and what the host does for a plugin
  *   attn_backend.h   backend types, instances, metadata
+ *   attn_ext_*.h     extensions, each optional and in a header of its own
  *
  * attn_plugin_util.h has what most plugins would otherwise write again: it includes this one and is
  * no part of the contract. docs/ABI.md numbers every rule. examples/plugin is a plugin to copy.
@@ -26,6 +27,10 @@
 #include "attn_batch.h"
 #include "attn_services.h"
 #include "attn_backend.h"
+#include "attn_ext_explain.h"
+#include "attn_ext_judge.h"
+#include "attn_ext_layouts.h"
+#include "attn_ext_paths.h"
 
 #ifdef __cplusplus
 extern "C" {

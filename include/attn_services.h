@@ -75,7 +75,12 @@ typedef struct attn_options {
 /* ---- Services -------------------------------------------------------------------------------- */
 
 /* attn_services.log levels */
-enum attn_log_level { ATTN_LOG_ERROR = 0, ATTN_LOG_WARNING = 1, ATTN_LOG_INFO = 2, ATTN_LOG_DEBUG = 3 };
+enum attn_log_level {
+    ATTN_LOG_ERROR = 0,
+    ATTN_LOG_WARNING = 1,
+    ATTN_LOG_INFO = 2,
+    ATTN_LOG_DEBUG = 3
+};
 
 /* Where memory lies. */
 enum attn_memory_space {

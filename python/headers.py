@@ -17,13 +17,13 @@ class HeaderError(Exception):
 
 ABI = r"attn_\w+\.h"
 ALL = r"attn(_\w+|host)\.h"
-COMPILED_IN = ("attn_plugin_local.h", "attn_plugin_util.h")
+COMPILED_IN = r"attn_(local_attention|plugin_util|util_\w+)\.h"
 
 
 def list_headers(include_dir, pattern=ABI):
     """Those of the ABI; of a plugin's others what they have is compiled into it and never crosses it."""
     return sorted(n for n in os.listdir(include_dir)
-                  if re.fullmatch(pattern, n) and n not in COMPILED_IN)
+                  if re.fullmatch(pattern, n) and not re.fullmatch(COMPILED_IN, n))
 
 
 def expand(include_dir, more="", pattern=ABI):

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_local_attention.c: attn_plugin_local.h alone, against what the ABI says of attention_chunk:
+ * check_local_attention.c: attn_local_attention.h alone, against what the ABI says of attention_chunk:
  * query and key see each other in a virtual sequence if and only if they do in the batch.
  */
-#include "attn_plugin_local.h"
+#include "attn_local_attention.h"
 #include "tests/tools/test_main.h"
 
 #include <stdlib.h>

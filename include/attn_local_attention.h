@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * attn_plugin_local.h: local attention (attention_chunk) for kernels that have no chunks. Each
+ * attn_local_attention.h: local attention (attention_chunk) for kernels that have no chunks. Each
  * chunk of a sequence becomes a sequence of its own, a virtual one, which such a kernel computes as
  * causal attention. What engines call LocalAttentionMetadata, by the names that it has there. No
  * part of the ABI, as attn_plugin_util.h.
@@ -15,8 +15,8 @@
  * The last query of a virtual sequence stands at its last key, as in FlashAttention's causal mask.
  * C11 or C++17; [any-thread].
  */
-#ifndef ATTN_PLUGIN_LOCAL_H
-#define ATTN_PLUGIN_LOCAL_H
+#ifndef ATTN_LOCAL_ATTENTION_H
+#define ATTN_LOCAL_ATTENTION_H
 
 #include "attn_plugin_util.h"
 
@@ -119,4 +119,4 @@ attn_util_make_local_attention_virtual_batches(const attn_batch *batch, const at
 }
 #endif
 
-#endif /* ATTN_PLUGIN_LOCAL_H */
+#endif /* ATTN_LOCAL_ATTENTION_H */

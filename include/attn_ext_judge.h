@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ *
+ * attn_ext_judge.h: an extension of the host: the oracle and the pass rule.
+ */
+#ifndef ATTN_EXT_JUDGE_H
+#define ATTN_EXT_JUDGE_H
+
+#include "attn_backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* An extension of the host, of attn_services: `const attn_judge *`, the oracle and the pass rule of
+ * docs/ABI.md, for a backend that looks at other backends' outputs. */
+#define ATTN_EXTENSION_JUDGE "attn.judge/1"
+
+typedef struct attn_judge {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+
+    /* By how many bars is the output (operand OUT) of query head `head` in row `row` off at its
+     * worst element? Up to 1 is right; INFINITY: it is finite, or a number, where it must not be,
+     * or the other way round. All pointers, `device` ones too, are host memory, and `problem` names
+     * a group that has the layer. `reads_new_unquantised` is the verdict's
+     * reads_new_kv_unquantised. New keys and values are taken from the arguments, saved or not.
+     * UNSUPPORTED: a kind of layer without an oracle; INVALID_ARGUMENT: a row of no sequence.
+     * [any-thread] */
+    attn_status (*judge)(const attn_problem *problem, const attn_batch *batch, int32_t layer_id,
+                         const attn_forward_args *args, uint32_t reads_new_unquantised, int64_t row,
+                         int32_t head, double *bars_off, attn_error *error);
+} attn_judge;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* ATTN_EXT_JUDGE_H */
