@@ -356,7 +356,7 @@ static void open_subject(struct subject *s, int level)
     attn_child child = {.struct_size = sizeof child};
     attn_memory_size size = {.struct_size = sizeof size};
     attn_memory memory = {.struct_size = sizeof memory};
-    const uint32_t host = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA);
+    const uint32_t host = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA);
     *s = (struct subject){.ops = &leaf_ops};
     if (child_create(NULL, levels[level].name, problems, 2, &child, &error) != ATTN_OK)
         fail(text);

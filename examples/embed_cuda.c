@@ -412,7 +412,7 @@ static attn_bounds bounds_of_graph(const model *m, int size)
     return bounds;
 }
 
-enum { SCRATCH = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH) };
+enum { SCRATCH = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH) };
 
 /* One workspace for all, as all run on one stream; the largest need of either kind. */
 static void make_workspace(engine *e)

@@ -37,15 +37,16 @@ typedef struct attn_metadata attn_metadata; /* a plugin's own, opaque to the hos
 
 /* What a region of memory is for. */
 enum attn_memory_purpose {
-    ATTN_USE_SCRATCH = 0,  /* undefined at entry of each forward; shared by all on one stream */
-    ATTN_USE_METADATA = 1, /* this metadata's own, from create to destroy */
-    ATTN_USE_ZEROED = 2, /* the same, zeroed by the host before metadata_create and again after a */
-                         /* failed forward (counters that kernels leave at zero) */
-    ATTN_USE_COUNT = 3
+    ATTN_MEMORY_SCRATCH = 0,  /* undefined at entry of each forward; shared by all on one stream */
+    ATTN_MEMORY_METADATA = 1, /* this metadata's own, from create to destroy */
+    ATTN_MEMORY_ZEROED =
+        2, /* the same, zeroed by the host before metadata_create and again after a */
+           /* failed forward (counters that kernels leave at zero) */
+    ATTN_MEMORY_COUNT = 3
 };
 
 /* Regions: spaces times uses. */
-#define ATTN_REGION(space, use) ((space) * (uint32_t)ATTN_USE_COUNT + (use))
+#define ATTN_REGION(space, use) ((space) * (uint32_t)ATTN_MEMORY_COUNT + (use))
 #define ATTN_REGION_COUNT       9u
 
 /* The same numbers by name, for languages without macros. */

@@ -94,12 +94,12 @@ typedef struct attn_mask {
 } attn_mask;
 
 /* Drafted tokens under verification. */
-typedef struct attn_spec {
+typedef struct attn_speculation {
     uint32_t struct_size;
     int32_t num_draft_tokens; /* queries of each sequence */
     int32_t top_k;            /* branches of the draft tree; 1 = a chain */
     int32_t reserved;         /* 0 */
-} attn_spec;
+} attn_speculation;
 
 /* Several items scored after one prefix. Let i be a query and p = token_pos[s][i -
  * prefix_lens[s]]. A query of the prefix is causal. An item's token sees the prefix and keys i - p
@@ -228,7 +228,7 @@ typedef struct attn_batch {
     const attn_kv_batch *kv_groups;  /* array; walk with attn_at() */
     const attn_state_batch *state_groups; /* array; walk with attn_at(); NULL = no linear layer */
     const attn_mask *mask;                /* NULL = ATTN_MASK_LAYER */
-    const attn_spec *spec;                /* NULL = none */
+    const attn_speculation *speculation;  /* NULL = none */
     const attn_multi_item *multi_item;    /* NULL = none */
     const attn_shared_prefix *shared_prefix; /* array; walk with attn_at(); NULL = none */
     const attn_sparse_batch *sparse;         /* NULL = no sparse layer */

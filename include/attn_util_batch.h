@@ -265,10 +265,10 @@ static inline void attn_util_tell_size(attn_memory_size *size, uint64_t scratch,
                                        uint64_t alignment)
 {
     attn_util_clear_size(size);
-    size->size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH)] = scratch;
-    size->alignment[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH)] = alignment;
-    size->size[ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)] = metadata;
-    size->alignment[ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)] = alignment;
+    size->size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH)] = scratch;
+    size->alignment[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH)] = alignment;
+    size->size[ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)] = metadata;
+    size->alignment[ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)] = alignment;
 }
 
 /* Has the region (ATTN_REGION) `needed` bytes, aligned to `alignment`? BUFFER_TOO_SMALL with
@@ -296,10 +296,10 @@ static inline attn_status attn_util_check_told(const attn_memory *memory, uint64
                                                attn_error *error)
 {
     attn_status status =
-        attn_util_check_region(memory, ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH),
+        attn_util_check_region(memory, ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH),
                                "device scratch", scratch, alignment, error);
     if (status == ATTN_OK)
-        status = attn_util_check_region(memory, ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA),
+        status = attn_util_check_region(memory, ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA),
                                         "host metadata", metadata, alignment, error);
     return status;
 }
@@ -619,14 +619,14 @@ static inline attn_status attn_util_create_plan(const attn_util_limits *limits,
                                       error);
     if (status != ATTN_OK)
         return status;
-    void *made = memory->base[ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)];
+    void *made = memory->base[ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)];
     attn_util_plan *plan = (attn_util_plan *)made;
     memset(made, 0, (size_t)head);
     plan->model = model;
     plan->bounds = bounds;
     plan->kv = (attn_kv_batch *)(void *)((char *)made + head);
     plan->rows = (attn_util_row *)(void *)(plan->kv + model->num_kv_groups);
-    plan->scratch = (char *)memory->base[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH)];
+    plan->scratch = (char *)memory->base[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH)];
     plan->worker_bytes = worker_bytes;
     *metadata = (attn_metadata *)made;
     return ATTN_OK;

@@ -75,7 +75,7 @@ abi! {
         num_prefix_levels: u32, num_real_seqs_device: Opaque, num_real_tokens_device: Opaque,
         seq_lens: attn_i32_array, prefix_lens: attn_i32_array, q_indptr: attn_i32_array, positions: attn_i32_array,
         req_pool_indices: attn_i32_array, kv_groups: *const attn_kv_batch, state_groups: Opaque,
-        mask: *const attn_mask, spec: Opaque, multi_item: Opaque, shared_prefix: Opaque, sparse: Opaque,
+        mask: *const attn_mask, speculation: Opaque, multi_item: Opaque, shared_prefix: Opaque, sparse: Opaque,
     }
     attn_forward_args = 48 {
         struct_size: u32, flags: u32, num_operands: u32, num_scales: u32,

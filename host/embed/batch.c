@@ -34,8 +34,9 @@ static attn_status check_sizes(const attn_batch *batch, attn_error *error)
                                   "batch.kv_groups[0]", error);
     if (status == ATTN_OK && batch->mask)
         status = EMBED_CHECK_SIZE(batch->mask, attn_mask, indptr, "batch.mask", error);
-    if (status == ATTN_OK && batch->spec)
-        status = EMBED_CHECK_SIZE(batch->spec, attn_spec, reserved, "batch.spec", error);
+    if (status == ATTN_OK && batch->speculation)
+        status = EMBED_CHECK_SIZE(batch->speculation, attn_speculation, reserved,
+                                  "batch.speculation", error);
     if (status == ATTN_OK && batch->multi_item)
         status = EMBED_CHECK_SIZE(batch->multi_item, attn_multi_item, max_item_len,
                                   "batch.multi_item", error);

@@ -30,12 +30,12 @@ struct attnhost_metadata {
 
 static uint32_t space_of(uint32_t region)
 {
-    return region / ATTN_USE_COUNT;
+    return region / ATTN_MEMORY_COUNT;
 }
 
 static uint32_t use_of(uint32_t region)
 {
-    return region % ATTN_USE_COUNT;
+    return region % ATTN_MEMORY_COUNT;
 }
 
 /* "pinned scratch" */
@@ -200,7 +200,7 @@ static attn_status provide_region(attnhost_metadata *metadata, uint32_t region,
                           alignment, error);
     if (size == 0)
         return ATTN_OK;
-    if (use_of(region) == ATTN_USE_SCRATCH)
+    if (use_of(region) == ATTN_MEMORY_SCRATCH)
         return share_scratch(metadata, region, size, alignment, error);
     return allocate_own(metadata, region, size, alignment, error);
 }
@@ -211,7 +211,7 @@ static attn_status zero_counters(const attnhost_metadata *metadata, attn_stream 
 {
     attn_status status = ATTN_OK;
     for (uint32_t space = 0; space < ATTN_SPACE_COUNT && status == ATTN_OK; space++) {
-        uint32_t region = ATTN_REGION(space, ATTN_USE_ZEROED);
+        uint32_t region = ATTN_REGION(space, ATTN_MEMORY_ZEROED);
         if (metadata->memory.base[region])
             status = device_fill(metadata->backend->device, metadata->memory.base[region], 0,
                                  metadata->memory.size[region], stream, error);

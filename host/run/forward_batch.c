@@ -618,12 +618,12 @@ static void describe_state(struct forward_batch *b, const struct batch_arrays *s
 static void describe_drafts(struct forward_batch *b, const struct batch_arrays *staged)
 {
     const struct drafts *drafts = &b->params.drafts;
-    b->spec = (attn_spec){
+    b->spec = (attn_speculation){
         .struct_size = sizeof b->spec,
         .num_draft_tokens = drafts->tokens,
         .top_k = drafts->top_k,
     };
-    b->batch.spec = &b->spec;
+    b->batch.speculation = &b->spec;
     if (!drafts_branch(drafts))
         return;
     b->mask = (attn_mask){

@@ -123,7 +123,7 @@ struct forward_batch {
     attn_batch batch; /* what is handed to backends: the batch that was filled last */
     attn_kv_batch kv[MODEL_KV_COUNT]; /* its KV groups */
     attn_state_batch state;           /* its one state group, if there are states */
-    attn_spec spec;                   /* of a verification */
+    attn_speculation spec;            /* of a verification */
     attn_mask mask;                   /* of one of trees */
     struct shared_prefix shared;      /* with tells_shared: of the last DECODE batch */
     attn_shared_prefix levels[SHARED_PREFIX_LEVELS];

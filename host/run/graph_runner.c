@@ -101,10 +101,10 @@ static attn_status compute_memory(struct executor *executor, uint64_t *bytes, at
             attn_memory_size size = {.struct_size = sizeof size};
             status = attnhost_metadata_size(executor->units[u].backend, ATTN_METADATA_GRAPH,
                                             &bounds, &size, error);
-            uint64_t own = size.size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH)];
+            uint64_t own = size.size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH)];
             scratch = own > scratch ? own : scratch;
-            *bytes += size.size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA)] +
-                      size.size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_ZEROED)];
+            *bytes += size.size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_METADATA)] +
+                      size.size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_ZEROED)];
         }
         *bytes += scratch;
     }

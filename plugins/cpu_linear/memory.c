@@ -45,8 +45,8 @@ uint64_t linear_metadata_bytes(const attn_bounds *bounds, uint32_t num_state_gro
 /* ---- Slots of the ABI ------------------------------------------------------------------------ */
 
 enum {
-    SCRATCH = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH),
-    METADATA = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)
+    SCRATCH = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH),
+    METADATA = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)
 };
 
 /* Sizes of the two regions. */

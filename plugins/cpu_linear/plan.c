@@ -44,9 +44,9 @@ static attn_status check_parts(const attn_batch *batch, attn_error *error)
         return FAIL(error, "mask kind %u: accepted 0", batch->mask->kind);
     if (attn_util_i32(&batch->positions) || batch->multi_item)
         return FAIL(error, "positions or multi_item are given: accepted neither");
-    if (batch->spec && batch->spec->top_k > 1)
-        return FAIL(error, "spec.top_k %d: accepted 1: a recurrence has no branches",
-                    batch->spec->top_k);
+    if (batch->speculation && batch->speculation->top_k > 1)
+        return FAIL(error, "speculation.top_k %d: accepted 1: a recurrence has no branches",
+                    batch->speculation->top_k);
     return ATTN_OK;
 }
 

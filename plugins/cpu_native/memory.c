@@ -128,8 +128,8 @@ uint64_t cpu_metadata_bytes(const group_capacity *capacities, uint32_t count,
 /* ---- Slots of the ABI ------------------------------------------------------------------------ */
 
 enum {
-    SCRATCH = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH),
-    METADATA = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)
+    SCRATCH = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH),
+    METADATA = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)
 };
 
 /* Sizes of the two regions; `capacities` is for MAX_GROUPS. */

@@ -12,8 +12,8 @@
 
 enum {
     ALIGNMENT = 64,
-    COUNTS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA),
-    HOST = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)
+    COUNTS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_METADATA),
+    HOST = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)
 };
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -82,9 +82,9 @@ static attn_status check_parts(const attn_batch *batch, attn_error *error)
 {
     if (batch->positions.device || batch->positions.host || batch->multi_item)
         return FAIL(error, "positions or multi_item are given: accepted neither");
-    if (batch->spec && batch->spec->top_k > 1)
-        return FAIL(error, "spec.top_k %d: accepted 1: a recurrence has no branches",
-                    batch->spec->top_k);
+    if (batch->speculation && batch->speculation->top_k > 1)
+        return FAIL(error, "speculation.top_k %d: accepted 1: a recurrence has no branches",
+                    batch->speculation->top_k);
     return ATTN_OK;
 }
 

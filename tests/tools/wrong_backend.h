@@ -419,7 +419,7 @@ static void change_results(const attn_forward_args *args)
         flip(wrong_element(out, first, 0), 0);
     if (wrong_backend.wrong == NOT_INVARIANT && rows > 0 && batch->num_seqs % 2)
         flip(wrong_element(out, first, 0), 0);
-    uint32_t region = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH);
+    uint32_t region = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH);
     char *scratch = wrong_backend.memory.base[region];
     if (wrong_backend.wrong == OVERRUNS_MEMORY && scratch)
         flip(scratch + wrong_backend.memory.size[region] + 5, 0);

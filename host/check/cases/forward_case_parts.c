@@ -470,9 +470,9 @@ static void view_spec(const struct viewing *v)
     int64_t rows = l->first_row[l->num_seqs] - l->first_row[0];
     if (v->c->spec.mode != ATTN_MODE_TARGET_VERIFY || rows != (int64_t)l->num_seqs * l->max_q_len)
         return;
-    v->view->spec = (attn_spec){
+    v->view->spec = (attn_speculation){
         .struct_size = sizeof v->view->spec, .num_draft_tokens = l->max_q_len, .top_k = 1};
-    v->view->batch.spec = &v->view->spec;
+    v->view->batch.speculation = &v->view->spec;
 }
 
 static attn_i32_array ints_from(const struct viewing *v, enum case_part_id part, uint32_t from)

@@ -119,7 +119,7 @@ struct case_view {
     attn_mask mask;
     attn_multi_item items;
     attn_sparse_batch sparse;
-    attn_spec spec;
+    attn_speculation spec;
     attn_shared_prefix shared[2];
     attn_tensor tensors[ATTN_ROLE_COUNT];
     const attn_tensor *operands[ATTN_ROLE_COUNT];

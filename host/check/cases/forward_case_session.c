@@ -48,7 +48,7 @@ static attn_status ask(struct case_session *session, const attn_problem *problem
 
 static uint32_t space_of(uint32_t region)
 {
-    return region / ATTN_USE_COUNT;
+    return region / ATTN_MEMORY_COUNT;
 }
 
 /* Where a region begins in what is allocated for it: not before the red zone, and aligned to what
@@ -82,7 +82,7 @@ static attn_status make_region(struct case_session *session, uint32_t region, at
     made->begin = begin_of(session, made->memory, alignment);
     session->memory.base[region] = made->memory + made->begin;
     session->memory.size[region] = bytes;
-    int poison = region % ATTN_USE_COUNT == ATTN_USE_ZEROED ? 0 : CASE_POISON;
+    int poison = region % ATTN_MEMORY_COUNT == ATTN_MEMORY_ZEROED ? 0 : CASE_POISON;
     attn_status status =
         device_fill(session->device, made->memory, CASE_RED, made->bytes, session->stream, error);
     return status == ATTN_OK ? device_fill(session->device, session->memory.base[region], poison,
@@ -106,7 +106,7 @@ attn_status session_spoil_scratch(struct case_session *session, attn_error *erro
     int byte = bytes[session->num_runs % 3];
     attn_status status = ATTN_OK;
     for (uint32_t space = 0; space < ATTN_SPACE_COUNT && status == ATTN_OK; space++) {
-        uint32_t region = ATTN_REGION(space, ATTN_USE_SCRATCH);
+        uint32_t region = ATTN_REGION(space, ATTN_MEMORY_SCRATCH);
         if (session->memory.size[region] > 0)
             status = device_fill(session->device, session->memory.base[region], byte,
                                  session->memory.size[region], session->stream, error);
@@ -117,7 +117,7 @@ attn_status session_spoil_scratch(struct case_session *session, attn_error *erro
 void session_begin_anew(struct case_session *session)
 {
     for (uint32_t space = 0; space < ATTN_SPACE_COUNT; space++) {
-        uint32_t region = ATTN_REGION(space, ATTN_USE_ZEROED);
+        uint32_t region = ATTN_REGION(space, ATTN_MEMORY_ZEROED);
         if (session->memory.size[region] > 0)
             device_fill(session->device, session->memory.base[region], 0,
                         session->memory.size[region], session->stream, NULL);

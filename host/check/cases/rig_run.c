@@ -48,7 +48,7 @@ static attn_status fill(const struct rig *rig, void *memory, int byte, uint64_t 
 static attn_status make_region(struct rig_memory *memory, uint32_t region, uint64_t bytes)
 {
     const struct rig *rig = memory->rig;
-    uint32_t use = region % ATTN_USE_COUNT, space = region / ATTN_USE_COUNT;
+    uint32_t use = region % ATTN_MEMORY_COUNT, space = region / ATTN_MEMORY_COUNT;
     uint64_t lead = lead_of(&memory->size, region);
     uint64_t block = lead + bytes + RIG_RED_ZONE;
     char *made =
@@ -60,7 +60,7 @@ static attn_status make_region(struct rig_memory *memory, uint32_t region, uint6
     memory->memory.size[region] = bytes;
     attn_status status = fill(rig, made, RIG_RED, block);
     if (status == ATTN_OK)
-        status = fill(rig, made + lead, use == ATTN_USE_ZEROED ? 0 : 0xFF, bytes);
+        status = fill(rig, made + lead, use == ATTN_MEMORY_ZEROED ? 0 : 0xFF, bytes);
     return status;
 }
 
@@ -83,13 +83,13 @@ attn_status rig_memory_init(struct rig_memory *memory, struct rig *rig,
 void rig_memory_finish(struct rig_memory *memory)
 {
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
-        device_release(memory->rig->device, r / ATTN_USE_COUNT, memory->blocks[r]);
+        device_release(memory->rig->device, r / ATTN_MEMORY_COUNT, memory->blocks[r]);
     memset(memory->blocks, 0, sizeof memory->blocks);
 }
 
 void rig_memory_fill(struct rig_memory *memory, uint32_t use, int byte)
 {
-    for (uint32_t r = use; r < ATTN_REGION_COUNT; r += ATTN_USE_COUNT)
+    for (uint32_t r = use; r < ATTN_REGION_COUNT; r += ATTN_MEMORY_COUNT)
         if (memory->blocks[r])
             fill(memory->rig, memory->memory.base[r], byte, memory->memory.size[r]);
 }

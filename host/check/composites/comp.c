@@ -159,7 +159,7 @@ static void check_forms(struct check_run *run, struct scene *scene)
 
 static void check_memory(struct check_run *run, struct scene *scene)
 {
-    const uint32_t region = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA);
+    const uint32_t region = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA);
     const uint64_t more = (uint64_t)1 << 20;
     struct rig *rig = &scene->rig;
     attn_instance *instance = NULL;

@@ -63,7 +63,7 @@ static uint32_t index_forms(attn_instance *instance)
 static attn_status metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                  attn_memory_size *size, attn_error *error)
 {
-    const uint32_t region = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA);
+    const uint32_t region = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA);
     if (meddles_with(instance, MEDDLE_METADATA_SIZE))
         return plant(error);
     attn_status status = instance->inner.type->ops->metadata_size(instance->inner.instance, kind,

@@ -554,10 +554,10 @@ static void draw_parts(struct stand_scene *scene, struct stand_batch *made, bool
     if (draw_below(draw, 3) == 0)
         draw_shared(scene, made);
     if (made->batch.mode == ATTN_MODE_TARGET_VERIFY) {
-        made->spec = (attn_spec){.struct_size = sizeof made->spec,
-                                 .num_draft_tokens = made->batch.max_q_len,
-                                 .top_k = 1 + draw_below(draw, 3)};
-        made->batch.spec = &made->spec;
+        made->spec = (attn_speculation){.struct_size = sizeof made->spec,
+                                        .num_draft_tokens = made->batch.max_q_len,
+                                        .top_k = 1 + draw_below(draw, 3)};
+        made->batch.speculation = &made->spec;
     }
     if (has_kind(scene, ATTN_KIND_LINEAR))
         draw_states(scene, made);

@@ -303,7 +303,8 @@ static bool ask_size(struct life *life, attn_memory_size *size)
 static void fill_region(const attn_memory *memory, uint32_t r)
 {
     if (memory->size[r] > 0)
-        memset(memory->base[r], r % ATTN_USE_COUNT == ATTN_USE_ZEROED ? 0 : 0xFF, memory->size[r]);
+        memset(memory->base[r], r % ATTN_MEMORY_COUNT == ATTN_MEMORY_ZEROED ? 0 : 0xFF,
+               memory->size[r]);
 }
 
 /* ---- Failures -------------------------------------------------------------------------------- */

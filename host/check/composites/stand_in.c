@@ -32,7 +32,7 @@ struct attn_metadata {
     attn_kv_batch kv[STAND_GROUPS];
     attn_mask mask;
     attn_multi_item items;
-    attn_spec spec;
+    attn_speculation spec;
     attn_state_batch states[STAND_GROUPS];
     attn_sparse_batch sparse;
 };
@@ -302,7 +302,7 @@ static attn_status metadata_size(attn_instance *instance, uint32_t kind, const a
 
 static bool is_scratch(uint32_t region)
 {
-    return region % ATTN_USE_COUNT == ATTN_USE_SCRATCH;
+    return region % ATTN_MEMORY_COUNT == ATTN_MEMORY_SCRATCH;
 }
 
 static bool is_filled(const void *memory, uint64_t size, int byte)
@@ -326,7 +326,7 @@ static const char *region_defect(const attn_metadata *metadata, uint32_t r)
         return "is misaligned";
     if (scene->recording && (base < whole || base + size > whole + scene->size.size[r]))
         return "is not within the composite's";
-    if (r % ATTN_USE_COUNT == ATTN_USE_ZEROED && !is_filled(base, size, 0))
+    if (r % ATTN_MEMORY_COUNT == ATTN_MEMORY_ZEROED && !is_filled(base, size, 0))
         return "is not zero";
     return NULL;
 }
@@ -431,7 +431,7 @@ static void copy_batch(attn_metadata *metadata, const attn_batch *batch)
     }
     COPY(mask, mask)
     COPY(multi_item, items)
-    COPY(spec, spec)
+    COPY(speculation, spec)
     COPY(sparse, sparse)
 #undef COPY
 }

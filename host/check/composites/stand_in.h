@@ -228,7 +228,7 @@ struct stand_batch {
     attn_kv_batch kv[STAND_GROUPS];
     attn_mask mask;
     attn_multi_item items;
-    attn_spec spec;
+    attn_speculation spec;
     attn_shared_prefix shared;
     attn_state_batch states[STAND_GROUPS];
     attn_sparse_batch sparse;

@@ -208,8 +208,9 @@ static void read_parts(const struct stand_place *place, int32_t seq, int32_t t, 
     const attn_batch *batch = place->batch;
     read_mask(place, seq, t, to);
     read_items(place, seq, t, to);
-    if (batch->spec)
-        to->field[STAND_DRAFT] = batch->spec->num_draft_tokens * 256 + batch->spec->top_k;
+    if (batch->speculation)
+        to->field[STAND_DRAFT] =
+            batch->speculation->num_draft_tokens * 256 + batch->speculation->top_k;
     if (place->group->kind == ATTN_KIND_LINEAR) {
         uint32_t group = (uint32_t)place->group->state_group;
         if (group >= batch->num_state_groups) {

@@ -19,7 +19,7 @@ static bool are_known(const attn_bounds *bounds)
 static uint64_t bytes_of_space(const attn_memory_size *size, uint32_t space)
 {
     uint64_t bytes = 0;
-    for (uint32_t use = 0; use < ATTN_USE_COUNT; use++)
+    for (uint32_t use = 0; use < ATTN_MEMORY_COUNT; use++)
         bytes += size->size[ATTN_REGION(space, use)];
     return bytes;
 }

@@ -453,9 +453,9 @@ static attn_status other_allocate(struct other_metadata *other, const attn_memor
             continue;
         other->memory.size[r] = size->size[r];
         other->memory.base[r] =
-            device_allocate(other->device, r / ATTN_USE_COUNT, size->size[r], alignment);
+            device_allocate(other->device, r / ATTN_MEMORY_COUNT, size->size[r], alignment);
         if (!other->memory.base[r])
-            return host_fail(error, device_exhausted(other->device, r / ATTN_USE_COUNT),
+            return host_fail(error, device_exhausted(other->device, r / ATTN_MEMORY_COUNT),
                              "no memory for more metadata");
         attn_status status =
             device_fill(other->device, other->memory.base[r], 0, size->size[r], stream, error);
@@ -470,7 +470,7 @@ static void other_finish(struct other_metadata *other, struct case_session *sess
     device_synchronize(session->device, session->stream, NULL);
     session->backend.type->ops->metadata_destroy(other->metadata);
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
-        device_release(other->device, r / ATTN_USE_COUNT, other->memory.base[r]);
+        device_release(other->device, r / ATTN_MEMORY_COUNT, other->memory.base[r]);
 }
 
 /* Twice as large, where query allows that. */

@@ -296,7 +296,7 @@ static bool make_instance(struct check_run *run, struct rig *rig, struct rig_ses
 {
     attn_instance *instance = NULL;
     attn_metadata *metadata = NULL;
-    rig_memory_fill(&session->memory, ATTN_USE_ZEROED, 0);
+    rig_memory_fill(&session->memory, ATTN_MEMORY_ZEROED, 0);
     if (!rig_good(rig, run, rig_create(rig, &instance), "create"))
         return false;
     attn_status status = rig_prepare(rig, instance);
@@ -312,7 +312,7 @@ static bool make_instance(struct check_run *run, struct rig *rig, struct rig_ses
 static bool make_metadata(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
     attn_metadata *metadata = NULL;
-    rig_memory_fill(&session->memory, ATTN_USE_ZEROED, 0);
+    rig_memory_fill(&session->memory, ATTN_MEMORY_ZEROED, 0);
     attn_status status = rig_metadata_create(rig, session->instance, &session->memory, &metadata);
     if (status == ATTN_OK) {
         status = rig_plan(rig, metadata, 0);

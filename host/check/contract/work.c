@@ -17,12 +17,12 @@ static char sentinel;
 #define UNTOUCHED ((attn_metadata *)(void *)&sentinel)
 
 static const char *const space_names[ATTN_SPACE_COUNT] = {"device", "pinned", "host"};
-static const char *const use_names[ATTN_USE_COUNT] = {"scratch", "metadata", "zeroed"};
+static const char *const use_names[ATTN_MEMORY_COUNT] = {"scratch", "metadata", "zeroed"};
 
 static void name_region(uint32_t region, char text[32])
 {
-    snprintf(text, 32, "%s %s", space_names[region / ATTN_USE_COUNT],
-             use_names[region % ATTN_USE_COUNT]);
+    snprintf(text, 32, "%s %s", space_names[region / ATTN_MEMORY_COUNT],
+             use_names[region % ATTN_MEMORY_COUNT]);
 }
 
 /* Run `body` with a separate session. */
@@ -363,7 +363,7 @@ static char *run_dirty(struct rig *rig, struct check_run *run, struct rig_sessio
     if (status == ATTN_OK)
         status = rig_plan(rig, session->metadata, batch);
     for (int l = 0; l < RIG_LAYERS && status == ATTN_OK; l++) {
-        rig_memory_fill(&session->memory, ATTN_USE_SCRATCH, l == 1 ? 0x7F : 0xFF);
+        rig_memory_fill(&session->memory, ATTN_MEMORY_SCRATCH, l == 1 ? 0x7F : 0xFF);
         status = rig_forward(rig, session->metadata, batch, l);
     }
     if (!rig_good(rig, run, status, "with its scratch overwritten before each forward"))
@@ -428,7 +428,7 @@ static void check_zeroed(struct check_run *run, struct rig *rig, struct rig_sess
         refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
                    "forward without q, or mixed_qkv");
         device_synchronize(rig->device, rig->stream, NULL);
-        rig_memory_fill(&session->memory, ATTN_USE_ZEROED, 0);
+        rig_memory_fill(&session->memory, ATTN_MEMORY_ZEROED, 0);
         if (run->code == CHECK_PASS)
             check_repeat(run, rig, session, b, first);
         free(first);

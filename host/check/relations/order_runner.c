@@ -113,7 +113,7 @@ void order_watch(const struct case_session *session)
 {
     amid.page = (uintptr_t)sysconf(_SC_PAGESIZE);
     for (int n = 0; n < REGIONS; n++) {
-        uint32_t region = ATTN_REGION(n ? ATTN_SPACE_HOST : ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH);
+        uint32_t region = ATTN_REGION(n ? ATTN_SPACE_HOST : ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH);
         uintptr_t base = session ? (uintptr_t)session->memory.base[region] : 0;
         uintptr_t end = base + (session ? session->memory.size[region] : 0);
         bool empty = base == end;

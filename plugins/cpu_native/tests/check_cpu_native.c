@@ -194,7 +194,7 @@ static attn_status forward(setup *u, const attn_case *c)
 
 static void run_case(setup *u, attn_case *c, const char *what)
 {
-    uint32_t scratch = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH);
+    uint32_t scratch = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH);
     case_poison(c);
     ck_assert_msg(type->ops->init_forward_metadata(u->metadata, &c->batch, NULL, &error) == ATTN_OK,
                   "%s: %s", what, message);

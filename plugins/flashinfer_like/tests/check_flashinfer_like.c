@@ -279,8 +279,8 @@ START_TEST(memory_grows_with_bounds)
         ck_assert_int_eq(
             fi_metadata_size(&t.instance, ATTN_METADATA_EAGER, &bounds, &size, &test_error),
             ATTN_OK);
-        uint64_t plans = size.size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA)];
-        ck_assert_uint_gt(plans, before.size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA)]);
+        uint64_t plans = size.size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_METADATA)];
+        ck_assert_uint_gt(plans, before.size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_METADATA)]);
         for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++)
             ck_assert_uint_ge(size.size[region], before.size[region]);
         before = size;

@@ -592,7 +592,7 @@ static void unplan(tune_case *tune, uint32_t c)
     if (planned->metadata)
         tune->instance->child[c].ops->metadata_destroy(planned->metadata);
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
-        tune->services->release(tune->services->ctx, r / ATTN_USE_COUNT, planned->memory[r]);
+        tune->services->release(tune->services->ctx, r / ATTN_MEMORY_COUNT, planned->memory[r]);
     memset(planned, 0, sizeof *planned);
 }
 
@@ -633,12 +633,13 @@ static attn_status take_regions(tune_case *tune, uint32_t c, const attn_memory_s
         uint64_t alignment = size->alignment[r] > ALIGNMENT ? size->alignment[r] : ALIGNMENT;
         memory->size[r] = size->size[r];
         memory->base[r] = tune->planned[c].memory[r] = tune->services->allocate(
-            tune->services->ctx, r / ATTN_USE_COUNT, size->size[r], alignment);
+            tune->services->ctx, r / ATTN_MEMORY_COUNT, size->size[r], alignment);
         if (!memory->base[r])
             return attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "metadata to measure with");
-        if (r % ATTN_USE_COUNT == ATTN_USE_ZEROED && r / ATTN_USE_COUNT == ATTN_SPACE_DEVICE)
+        if (r % ATTN_MEMORY_COUNT == ATTN_MEMORY_ZEROED &&
+            r / ATTN_MEMORY_COUNT == ATTN_SPACE_DEVICE)
             set_bytes(tune, memory->base[r], 0, size->size[r]);
-        else if (r % ATTN_USE_COUNT == ATTN_USE_ZEROED)
+        else if (r % ATTN_MEMORY_COUNT == ATTN_MEMORY_ZEROED)
             memset(memory->base[r], 0, size->size[r]);
     }
     return ATTN_OK;

@@ -244,7 +244,7 @@ static uint64_t align_up(uint64_t offset, uint64_t alignment)
 
 static int is_shared(uint32_t region)
 {
-    return region % ATTN_USE_COUNT == ATTN_USE_SCRATCH;
+    return region % ATTN_MEMORY_COUNT == ATTN_MEMORY_SCRATCH;
 }
 
 void fanout_memory_add(const attn_memory_size *child, attn_memory_size *total)

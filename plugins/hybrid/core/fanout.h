@@ -211,7 +211,7 @@ typedef struct fanout_metadata_form {
 } fanout_metadata_form;
 
 /* Where a composite's own part of metadata lies. */
-enum { FANOUT_OWN_REGION = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA) };
+enum { FANOUT_OWN_REGION = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA) };
 
 attn_status fanout_total_size(attn_instance *instance, const fanout_metadata_form *form,
                               uint32_t kind, const attn_bounds *bounds, attn_memory_size *total,

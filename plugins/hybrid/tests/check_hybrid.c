@@ -598,12 +598,12 @@ END_TEST
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 enum {
-    DEVICE_SCRATCH = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH),
-    DEVICE_METADATA = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_METADATA),
-    DEVICE_ZEROED = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_ZEROED),
-    PINNED_METADATA = ATTN_REGION(ATTN_SPACE_PINNED, ATTN_USE_METADATA),
-    HOST_SCRATCH = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_SCRATCH),
-    HOST_METADATA = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA)
+    DEVICE_SCRATCH = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH),
+    DEVICE_METADATA = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_METADATA),
+    DEVICE_ZEROED = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_ZEROED),
+    PINNED_METADATA = ATTN_REGION(ATTN_SPACE_PINNED, ATTN_MEMORY_METADATA),
+    HOST_SCRATCH = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_SCRATCH),
+    HOST_METADATA = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)
 };
 
 static void ask_memory(mock_child *child, uint32_t region, uint64_t bytes, uint64_t alignment)
@@ -656,7 +656,7 @@ START_TEST(memory_is_what_the_children_need)
             ck_assert(bytes + child->size.size[r] <=
                       (unsigned char *)memory.base[r] + memory.size[r]);
             /* Each child has filled its part; scratch alone may be shared. */
-            for (uint64_t b = 0; r % ATTN_USE_COUNT != 0 && b < child->size.size[r]; b++)
+            for (uint64_t b = 0; r % ATTN_MEMORY_COUNT != 0 && b < child->size.size[r]; b++)
                 ck_assert_uint_eq(bytes[b], 0xA0u + (unsigned)c);
         }
     ck_assert_ptr_eq(PRE->memory.base[DEVICE_SCRATCH], memory.base[DEVICE_SCRATCH]);

@@ -311,7 +311,7 @@ static void end_rows(const char *name)
     options = route_options;
 }
 
-enum { OWN_METADATA = ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_METADATA) };
+enum { OWN_METADATA = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA) };
 
 static attn_status create_graph_metadata(void)
 {

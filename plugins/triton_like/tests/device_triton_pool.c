@@ -493,7 +493,7 @@ static void run(job *j, char *out, char *lse)
 {
     cuda_poison(&cuda, &j->device[3]);
     cuda_poison(&cuda, &j->device[4]);
-    cuda_poison(&cuda, &j->workspace[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH)]);
+    cuda_poison(&cuda, &j->workspace[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH)]);
     triton_need(type->ops->init_forward_metadata(j->metadata, &j->gpu.batch, stream, &triton_error),
                 "init");
     triton_need(

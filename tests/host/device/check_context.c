@@ -203,8 +203,8 @@ enum {
     BLOCKING = 0  /* flags of a stream in order with the legacy one: CU_STREAM_DEFAULT */
 };
 
-#define ON_DEVICE ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_ZEROED)
-#define ON_HOST   ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_ZEROED)
+#define ON_DEVICE ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_ZEROED)
+#define ON_HOST   ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_ZEROED)
 
 static void assert_zero(const void *memory)
 {

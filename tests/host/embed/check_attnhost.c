@@ -8,8 +8,8 @@
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
-#define SCRATCH ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_USE_SCRATCH)
-#define ZEROED  ATTN_REGION(ATTN_SPACE_HOST, ATTN_USE_ZEROED)
+#define SCRATCH ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH)
+#define ZEROED  ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_ZEROED)
 
 START_TEST(memory_is_given_or_allocated)
 {

@@ -538,8 +538,8 @@ START_TEST(a_tree_by_hand)
     };
     build(&step);
     const attn_batch *batch = &made.batch;
-    ck_assert_int_eq(batch->spec->num_draft_tokens, DRAFTED);
-    ck_assert_int_eq(batch->spec->top_k, 2);
+    ck_assert_int_eq(batch->speculation->num_draft_tokens, DRAFTED);
+    ck_assert_int_eq(batch->speculation->top_k, 2);
     ck_assert_int_eq(batch->max_q_len, DRAFTED);
     ck_assert_int_eq(batch->num_tokens, 2 * DRAFTED);
     ck_assert_int_eq(batch->num_real_tokens, DRAFTED);
@@ -590,12 +590,12 @@ START_TEST(a_chain_by_hand)
     ck_assert_mem_eq(made.rows.position, positions, sizeof positions);
     ck_assert_ptr_null(made.batch.mask);
     ck_assert_ptr_null(made.batch.positions.device);
-    ck_assert_int_eq(made.batch.spec->top_k, 1);
+    ck_assert_int_eq(made.batch.speculation->top_k, 1);
     ck_assert_int_eq(forward_batch_moves(&made, 0, 0).num_seqs, 0);
     step.mode = ATTN_MODE_DRAFT_EXTEND;
     step.trees = NULL;
     build(&step);
-    ck_assert_ptr_null(made.batch.spec);
+    ck_assert_ptr_null(made.batch.speculation);
     forward_batch_finish(&made);
 }
 END_TEST
