@@ -22,7 +22,7 @@
 #include "host/device/device.h"
 #include "host/embed/embed.h"
 
-/* What a case came to. */
+/* The outcome of a case. */
 enum check_code {
     CHECK_PASS,
     CHECK_FAIL,

@@ -8,9 +8,10 @@
  * of head 0 and role GENERATOR_OPERAND + ATTN_ROLE_*: element d of the row is element d of the
  * stream, an integer n in -127 .. 127, and comes to
  *
- *   mixed_qkv        n * 2^-6               q and k that are not normalised: n * 2^-6-e, 2^e >=
- *                                           2 sqrt(head_k_dim), e <= 8, as a delta rule with keys
- * longer than 1 grows without bound a, raw           n * 2^-7               b, raw       n * 2^-5
+ *   mixed_qkv        n * 2^-6               q and k that are not normalised: n * 2^(-6-e), 2^e >=
+ *                                           2 sqrt(head_k_dim), e <= 8: with keys longer than 1 a
+ *                                           delta rule grows without bound
+ *   a, raw           n * 2^-7               b, raw       n * 2^-5
  *   a, computed      -(128 + n) * 2^(f-7)   b, computed  (128 + n) * 2^-8; Mamba2's dt: * 2^-11
  *   z                n * 2^-6
  *

@@ -4,13 +4,14 @@
  * poisoned KV cache, operands with needles at the borders.
  *
  *   spec      everything that is varied, in plain numbers: a layer of softmax attention, or of
- * latent attention in one of its two forms case      a spec with a seed: all arrays and tensors, in
- * one piece of host memory that the oracle reads, and a copy of it in the device's memory, where
- * the backend works variant   a case whose sequences take their tokens from those of another case:
- * the same text in another batch, other pages, other chunks session   an instance and its metadata,
- * made through the raw tables of a backend judge     what a session makes of a case: statuses,
- * outputs and LSE against the oracle, the cache against what it must hold, every other byte against
- * what it was
+ *             latent attention in one of its two forms
+ *   case      a spec with a seed: all arrays and tensors, in one piece of host memory that the
+ *             oracle reads, and a copy of it in the device's memory, where the backend works
+ *   variant   a case whose sequences take their tokens from those of another case: the same text
+ *             in another batch, other pages, other chunks
+ *   session   an instance and its metadata, made through the raw tables of a backend
+ *   judge     compares what a session makes of a case: statuses, outputs and LSE with the oracle's,
+ *             the cache with what it must hold, every other byte with what it was
  *
  * A case is a function of its spec and seed alone. Unused slots hold NaN, so do keys that no query
  * sees; unused indices are huge; outputs are poisoned; red zones surround every array.

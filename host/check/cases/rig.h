@@ -6,8 +6,9 @@
  *   question   two layer groups that the backend accepts, found by asking
  *   batches    a few small batches within its bounds, drawn from a seed
  *   arena      operands and caches of all layers, with red zones, in one piece of the device's
- * memory memory     regions for a metadata, exactly as large and as aligned as asked for result the
- * arena after a run
+ *              memory
+ *   memory     regions for a metadata, exactly as large and as aligned as asked for
+ *   result     the arena after a run
  *
  * What a result should be is not known here: it is compared with that of another run. Whether it is
  * attention is what forward_case.h judges.

@@ -360,7 +360,8 @@ const struct check check_comp[] = {
      .run = comp_run_equal},
     {.rule = "COMP-06",
      .name = "deep",
-     .sentence = "the same three levels deep, and failures come with all names on the way",
+     .sentence =
+         "results are that backend's three levels deep too, and a failure names every level",
      .needs = CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE,
      .count = count_children,
      .run = comp_run_deep},

@@ -95,8 +95,10 @@ static void run_linear_promised(struct check_run *run)
 const struct check check_caps_memory[] = {
     {"WORK-02", "promised", "metadata needs no more than the verdict has said", 0, caps_count_cases,
      run_promised},
-    {"WORK-02", "mla_promised", "nor does that of latent layers", 0, count_mla, run_mla_promised},
-    {"WORK-02", "linear_promised", "nor does that of linear layers", 0, count_linear,
+    {"WORK-02", "mla_promised", "metadata of latent layers needs no more than the verdict has said",
+     0, count_mla, run_mla_promised},
+    {"WORK-02", "linear_promised",
+     "metadata of linear layers needs no more than the verdict has said", 0, count_linear,
      run_linear_promised},
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

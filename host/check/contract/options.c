@@ -274,7 +274,8 @@ const struct check check_conf[] = {
      .run = run_single},
     {.rule = "CONF-06",
      .name = "inside",
-     .sentence = "so does any number between the ends",
+     .sentence = "any number between the ends of an option's range works, or query refuses it with "
+                 "the field option",
      .count = count_inside,
      .run = run_inside},
     {.rule = "CONF-06",

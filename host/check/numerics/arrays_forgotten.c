@@ -58,8 +58,11 @@ static void run_linear_forgotten(struct check_run *run)
 const struct check check_arrays_forgotten[] = {
     FAMILY_ROW("PURE-06", types_forgotten,
                "no forward reads what the batch was planned from, in any mode"),
-    FAMILY_ROW("PURE-06", masks_forgotten, "nor under any mask, nor of items"),
-    FAMILY_ROW("PURE-06", mla_forgotten, "nor does one of a latent layer"),
-    FAMILY_ROW("PURE-06", linear_forgotten, "nor does one of a linear layer"),
+    FAMILY_ROW("PURE-06", masks_forgotten,
+               "no forward reads what the batch was planned from, under any mask or with items"),
+    FAMILY_ROW("PURE-06", mla_forgotten,
+               "no forward of a latent layer reads what the batch was planned from"),
+    FAMILY_ROW("PURE-06", linear_forgotten,
+               "no forward of a linear layer reads what the batch was planned from"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

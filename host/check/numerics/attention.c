@@ -734,8 +734,8 @@ const struct check check_num[] = {
     ROW("STRUCT-11", kv_strides, "the caches of keys and values have strides of their own"),
     {"KV-05", "missing_scale", "a scale that is needed and missing is INVALID_ARGUMENT", 0,
      count_missing_scale, run_missing_scale},
-    {"KV-05", "missing_input_scale", "so is one of q, k, v or the output", 0,
-     count_missing_input_scale, run_missing_input_scale},
+    {"KV-05", "missing_input_scale", "a missing scale of q, k, v or the output is INVALID_ARGUMENT",
+     0, count_missing_input_scale, run_missing_input_scale},
     ROW("KV-06", pages,
         "slots are page * page_size + offset, in any order; what is unused is not "
         "read for its value"),

@@ -184,7 +184,7 @@ static void run_linear_corners(struct check_run *run)
 
 const struct check check_corners[] = {
     ROW(corners, "several axes may be at the ends of what query accepts"),
-    ROW(mla_corners, "so may those of latent layers"),
-    ROW(linear_corners, "so may those of linear layers"),
+    ROW(mla_corners, "several axes of latent layers may be at the ends of what query accepts"),
+    ROW(linear_corners, "several axes of linear layers may be at the ends of what query accepts"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -181,7 +181,7 @@ const struct check check_size_linear[] = {
 };
 
 const struct check check_size_linear_more[] = {
-    ROW("MEAN-18", linear_longest, "so is one of more than 65536 rows"),
+    ROW("MEAN-18", linear_longest, "a sequence of more than 65536 rows is its recurrence"),
     ROW("MEAN-03", linear_late_rows, "rows of linear layers may have numbers beyond 65536"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

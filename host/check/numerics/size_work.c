@@ -200,10 +200,14 @@ static void run_mla_split_settings(struct check_run *run)
 
 const struct check check_size_work[] = {
     FAMILY_ROW("INVAR-01", many_tiles, "160 sequences may have a few rows more than a tile each"),
-    FAMILY_ROW("INVAR-01", many_tiles_cross, "so may those that see an encoder"),
-    FAMILY_ROW("INVAR-01", mla_many_tiles, "so may those of latent layers"),
+    FAMILY_ROW("INVAR-01", many_tiles_cross,
+               "160 sequences that see an encoder may have a few rows more than a tile each"),
+    FAMILY_ROW("INVAR-01", mla_many_tiles,
+               "160 sequences of latent layers may have a few rows more than a tile each"),
     FAMILY_ROW("INVAR-01", split_settings,
                "long batches are computed right with each number among the options at its ends"),
-    FAMILY_ROW("INVAR-01", mla_split_settings, "so are those of latent layers"),
+    FAMILY_ROW("INVAR-01", mla_split_settings,
+               "long batches of latent layers are computed right with each number among the "
+               "options at its ends"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

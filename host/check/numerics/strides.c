@@ -332,16 +332,21 @@ static void run_linear_far_operands(struct check_run *run)
 
 const struct check check_strides[] = {
     ROW(strides, "each operand may have any outer strides, gaps and a byte_offset"),
-    ROW(mla_strides, "so may each operand of latent layers"),
-    ROW(linear_strides, "so may each operand of linear layers, constants and states too"),
+    ROW(mla_strides,
+        "each operand of latent layers may have any outer strides, gaps and a byte_offset"),
+    ROW(linear_strides, "each operand of linear layers, constants and states too, may have any "
+                        "outer strides, gaps and a byte_offset"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };
 
 const struct check check_far_operands[] = {
     ROW(far_operands, "vectors of an operand may lie more than 2^32 elements apart"),
-    {"INVAR-01", "mla_far_operands", "so may those of latent layers", CHECK_NEEDS_COMPUTE,
-     count_mla_strides, run_mla_far_operands},
-    {"INVAR-01", "linear_far_operands", "so may those of linear layers, states and constants too",
+    {"INVAR-01", "mla_far_operands",
+     "vectors of an operand of latent layers may lie more than 2^32 elements apart",
+     CHECK_NEEDS_COMPUTE, count_mla_strides, run_mla_far_operands},
+    {"INVAR-01", "linear_far_operands",
+     "vectors of an operand of linear layers, states and constants too, may lie more than 2^32 "
+     "elements apart",
      CHECK_NEEDS_COMPUTE, count_linear_strides, run_linear_far_operands},
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

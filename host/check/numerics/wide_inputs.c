@@ -181,6 +181,8 @@ const struct check check_wide_inputs[] = {
     FAMILY_ROW("MEAN-22", wide_inputs,
                "q, k and v of fp8 stand for codes times their scales, whatever the head dimension "
                "and in batches of many queries"),
-    FAMILY_ROW("MEAN-22", wide_inputs_e5m2, "so do those of e5m2"),
+    FAMILY_ROW("MEAN-22", wide_inputs_e5m2,
+               "q, k and v of e5m2 stand for codes times their scales, whatever the head dimension "
+               "and in batches of many queries"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

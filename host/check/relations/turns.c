@@ -240,7 +240,8 @@ static void run_mla_turns(struct check_run *run)
 const struct check check_number_turns[] = {
     {"INVAR-01", "turns", "layers and batches of any numbers share an instance and a metadata",
      CHECK_NEEDS_COMPUTE, count_turns, run_softmax_turns},
-    {"INVAR-01", "mla_turns", "so do latent layers and their batches", CHECK_NEEDS_COMPUTE,
-     count_mla_turns, run_mla_turns},
+    {"INVAR-01", "mla_turns",
+     "latent layers and batches of any numbers share an instance and a metadata",
+     CHECK_NEEDS_COMPUTE, count_mla_turns, run_mla_turns},
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -115,6 +115,16 @@ START_TEST(codes)
 }
 END_TEST
 
+/* Reports print a sentence without the ones before it. */
+static bool stands_alone(const char *sentence)
+{
+    static const char *const links[] = {"so ", "nor ", "and ", "the same for ", "the same three "};
+    bool alone = sentence[0] != '\0';
+    for (size_t l = 0; l < sizeof links / sizeof links[0]; l++)
+        alone &= strncmp(sentence, links[l], strlen(links[l])) != 0;
+    return alone;
+}
+
 /* What is shipped has ids that patterns can mean, and rules that are written down. */
 START_TEST(tables)
 {
@@ -134,7 +144,8 @@ START_TEST(tables)
                 check->name[strspn(check->name, "abcdefghijklmnopqrstuvwxyz0123456789_")] == '\0',
                 "%s.%s: accepted [a-z0-9_]+", check->rule, check->name);
             ck_assert(check->run != NULL);
-            ck_assert(check->sentence[0] != '\0');
+            ck_assert_msg(stands_alone(check->sentence), "%s.%s: '%s' needs the one before it",
+                          check->rule, check->name, check->sentence);
             for (const struct check *other = *group; other < check; other++)
                 ck_assert_msg(strcmp(other->rule, check->rule) != 0 ||
                                   strcmp(other->name, check->name) != 0,
