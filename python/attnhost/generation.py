@@ -9,7 +9,7 @@ import torch
 from .engine import Engine, Sequence
 from .errors import InvalidArgument, Unsupported
 from .graphs import DecodeGraphs
-from .transformers import Cache, cache_argument, itself, takes_positions
+from .transformers import Cache, cache_argument, itself, keeps_some_logits, takes_positions
 
 _LOG = logging.getLogger("attnhost")
 
@@ -62,6 +62,7 @@ def generate(model: torch.nn.Module, prompts: Many[Many[int]], max_new_tokens: i
     if cache.sequences:
         raise InvalidArgument("this cache is in use by model.generate(); accepted: another one, or "
                               "Cache.clear() before", "BAD_STATE")
+    cache.refuse_unplaced()
     ends = {eos_token_id} if isinstance(eos_token_id, int) else set(eos_token_id or ())
     engine = cache.engine
     _prepare_graphs(model, cache, graphs)
@@ -124,21 +125,24 @@ def _compute(model: torch.nn.Module, cache: Cache, work: Work, graphs: Optional[
 
 
 def _call(model: torch.nn.Module, cache: Cache, work: Work) -> torch.Tensor:
-    """A call of the model."""
+    """A call of the model. Returns the logits of the last row of each."""
     device = cache.engine.device
     tokens, positions = [], []
     for request, count in work:
         start = request.sequence.length
         tokens += request.sequence.tokens[start:start + count]
         positions += range(start, start + count)
+    last = torch.tensor([end - 1 for end in itertools.accumulate(count for _, count in work)], device=device)
+    placed = torch.tensor([positions], device=device)
+    more = {"position_ids": placed} if takes_positions(model) else {}
+    if len(last) < len(tokens) and keeps_some_logits(model):
+        more["logits_to_keep"] = last
     cache.begin([(request.sequence, count) for request, count in work])
-    placed = {"position_ids": torch.tensor([positions], device=device)} if takes_positions(model) else {}
-    logits = model(input_ids=torch.tensor([tokens], device=device), use_cache=True,
-                   **{cache_argument(model): cache}, **placed).logits[0]
+    with cache.packed(placed):
+        logits = model(input_ids=torch.tensor([tokens], device=device), use_cache=True,
+                       **{cache_argument(model): cache}, **more).logits[0]
     cache.engine.confirm()
-    last = torch.tensor([end - 1 for end in itertools.accumulate(count for _, count in work)],
-                        device=logits.device)
-    return logits[last]
+    return logits if "logits_to_keep" in more else logits[last]
 
 
 def _take(work: Work, logits: torch.Tensor, ends: set) -> List[_Request]:

@@ -100,8 +100,9 @@ class DecodeGraph:
     def _run(self) -> torch.Tensor:
         self.cache.expect()
         placed = {"position_ids": self._step.positions} if self._placed else {}
-        return self._step.captured(lambda: self.model(
-            input_ids=self._step.ids, use_cache=True, **{self._argument: self.cache}, **placed).logits[:, 0])
+        with self.cache.packed(self._step.positions):
+            return self._step.captured(lambda: self.model(
+                input_ids=self._step.ids, use_cache=True, **{self._argument: self.cache}, **placed).logits[:, 0])
 
     def step(self, sequences: Many[Sequence]) -> torch.Tensor:
         """As DecodeGraphs.step()."""

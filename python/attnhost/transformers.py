@@ -9,12 +9,13 @@
 Keys and values lie in pages of this cache, recurrent states in its slots; a model's own code computes
 everything but attention, and everything but the recurrence of its recurrent layers (recurrent.py).
 """
+import contextlib
 import functools
 import inspect
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence as Many, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence as Many, Tuple
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -143,8 +144,13 @@ def _cache_in(call: Mapping[str, Any], *more: str) -> Any:
 
 
 def takes_positions(model: torch.nn.Module) -> bool:
-    """Not so where all layers are recurrent."""
+    """Not so where all layers are recurrent, and of some old decoders (refuse_unplaced())."""
     return "position_ids" in inspect.signature(itself(model).forward).parameters
+
+
+def keeps_some_logits(model: torch.nn.Module) -> bool:
+    """Can it be asked for the logits of some rows alone?"""
+    return "logits_to_keep" in inspect.signature(itself(model).forward).parameters
 
 
 def _look(model: torch.nn.Module) -> List[Layer]:
@@ -295,8 +301,9 @@ class _CacheLayer(CacheLayerMixin):
         _now.sized = self.cache
         return self.cache.columns + query_length, 0
 
-    def get_seq_length(self) -> int:
-        return self.cache.columns
+    def get_seq_length(self) -> Any:
+        """What models add to 0, 1, 2 ... for positions; of a packed step it is not one number."""
+        return self.cache.columns if self.cache.offsets is None else self.cache.offsets
 
     def get_max_length(self) -> int:
         return -1
@@ -350,6 +357,7 @@ class _Steps(TransformersCache):
         count = max(config.num_hidden_layers, getattr(config, "decoder_layers", 0))
         TransformersCache.__init__(self, [_CacheLayer(self, index) for index in range(count)])
         self.columns = 0  # of the batch, padding included
+        self.offsets: Optional[torch.Tensor] = None  # of a packed step: of each row, its position less its place
         if isinstance(self, EncoderDecoderCache):
             self.self_attention_cache = TransformersCache(self.layers)
             self.cross_attention_cache = TransformersCache(
@@ -434,6 +442,26 @@ class Cache(_Steps):
     def expect(self) -> None:
         """The next call of the model is of what begin() has planned."""
         self._rows, self._planned, self._called = None, True, set()
+
+    @contextlib.contextmanager
+    def packed(self, positions: torch.Tensor) -> Iterator[None]:
+        """A call of the model whose rows have these positions, also to code that asks the cache for its length."""
+        self.offsets = (positions - torch.arange(positions.shape[-1], device=positions.device)).squeeze(0)
+        try:
+            yield
+        finally:
+            self.offsets = None
+
+    def refuse_unplaced(self) -> None:
+        """Steps of several sequences in one row: of models that can be given positions, or need none."""
+        model = self.model()
+        if model.config.is_encoder_decoder:
+            raise Unsupported(f"{type(model).__name__}: an encoder and a decoder: accepted model.generate()",
+                              "UNSUPPORTED")
+        places = any(kind == "self" for kind, _ in self._ids) and not any(map(alibi.is_known, model.modules()))
+        if places and not takes_positions(model):
+            raise Unsupported(f"{type(model).__name__} takes no position_ids and counts by its cache: accepted "
+                              "model.generate(), or models that are told positions", "UNSUPPORTED")
 
     def _enter(self, key: Key, batch: int, new: int, mask: Optional[torch.Tensor]) -> int:
         """A layer is called with so many rows; its id. The first one of a step plans it."""

@@ -23,7 +23,7 @@ from attnhost.transformers import cache_argument, describe
 from transformers import AutoModelForCausalLM
 
 from harness import cases, refused
-from models import (ALIBI, ALL, MODELS, RECURRENT, config, make, make_encoder, make_of_images,
+from models import (ALIBI, ALL, MODELS, PAIR, RECURRENT, config, make, make_encoder, make_of_images,
                     weights)
 
 PROMPTS = (21, 34, 9)  # tokens of the three sequences
@@ -133,6 +133,31 @@ def test_greedy_tokens(name):
         steps = logits[len(prompt) - 1:-1]
         short = steps.max(1).values - steps.gather(1, torch.tensor(tail)[:, None])[:, 0]
         assert short.max() < 1e-4, f"token {int(short.argmax())} is not the greatest"
+
+
+@cases(("BartForCausalLM",), ("MBartForCausalLM",), ("PegasusForCausalLM",), ("MarianForCausalLM",))
+def test_decoders_that_count_by_their_cache(name):
+    """Rows of several sequences in one step would have wrong positions, and are refused; their own loop works."""
+    use(16)
+    kind = getattr(transformers, name)
+    given = dict(is_decoder=True, is_encoder_decoder=False, max_position_embeddings=64, **PAIR)
+    torch.manual_seed(0)
+    own = kind._from_config(kind.config_class(**given), attn_implementation="eager").eval()
+    model = kind._from_config(kind.config_class(**given), attn_implementation="attnhost").eval()
+    model.load_state_dict(own.state_dict())
+    refused(Unsupported, [name, "position_ids", "model.generate()"], attnhost.generate, model, [[5, 6, 7]], 4)
+    ids, loop = torch.tensor([[5, 6, 7, 8]]), dict(max_new_tokens=8, do_sample=False, pad_token_id=0)
+    cache = attnhost.Cache(model, num_tokens=512, max_seqs=4)
+    assert torch.equal(model.generate(ids, **{cache_argument(model): cache}, **loop), own.generate(ids, **loop))
+
+
+def test_logits_of_the_last_rows_alone():
+    """Of a prompt nobody reads the others, and they are the most work of a large vocabulary."""
+    use(16)
+    model, shapes = make("llama", "attnhost"), []
+    model.lm_head.register_forward_hook(lambda module, given, made: shapes.append(tuple(made.shape)))
+    attnhost.generate(model, [list(range(1, 30)), [3, 4]], 3, num_tokens=512, max_seqs=4)
+    assert shapes and all(shape[1] <= 2 for shape in shapes), shapes
 
 
 @cases((torch.float32,), (torch.bfloat16,))
