@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, 
 
 from . import _abi, _call, _words, ini
 from ._library import Handle, call, check, destroy, text
-from ._struct import make_array
+from ._struct import elements, make_array
 from .batch import Batch, operand
 from .errors import InvalidArgument
 from .problem import Problem, Verdict, read_verdict
@@ -254,7 +254,6 @@ class Host:
 
 
 def _options(kind: _abi.attn_backend_type) -> Tuple[str, ...]:
-    from ._struct import elements
     return tuple(text(option.key) for option in elements(kind.options, kind.num_options))
 
 
@@ -391,6 +390,8 @@ class Metadata(_call.Caller):
         self._metadata: Optional[Handle] = None
         self.backend = backend
         self._scales: List[Any] = []
+        self._layers = {layer.layer_id for problem in backend.problems for layer in elements(
+            problem.group.contents.layers, problem.group.contents.num_layers)}
         problem = backend.problems[0]
         given = problem.bounds.contents
         largest = _abi.attn_bounds.from_buffer_copy(given)
@@ -420,6 +421,9 @@ class Metadata(_call.Caller):
         head.
         """
         values = dict(scales or {})
+        if layer not in self._layers:
+            raise InvalidArgument(f"bind: layer {layer}: accepted {_words.join(map(str, sorted(self._layers)))}",
+                                  "INVALID_ARGUMENT")
         for role, tensor in operands.items():
             scale = values.pop(role, None)
             self._bind(layer, role, tensor, self._keep_scale(scale) if scale is not None else 0)
@@ -455,7 +459,8 @@ class Metadata(_call.Caller):
         self._begin("close")
         try:
             destroy("attnhost_metadata_destroy", self._metadata)
-            self._metadata = None
+            self._metadata = self._batch = None
+            self._scales = []
             self._open(0, False)
         finally:
             self._end()

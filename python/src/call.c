@@ -120,12 +120,61 @@ static int see_capsule(PyObject *object, const char *role, struct seen *seen)
     return 0;
 }
 
+static PyObject *name_is_neg, *name_requires_grad, *name_is_grad_enabled;
+
+/* Was an attribute or a method's answer true? What there is not is not. */
+static bool is_true(PyObject *said)
+{
+    if (!said)
+        PyErr_Clear();
+    bool is = said && PyObject_IsTrue(said) == 1;
+    Py_XDECREF(said);
+    return is;
+}
+
+/* What a tensor's memory does not show, which its own __dlpack__() would refuse. */
+static int refuse_hidden(PyObject *object, const char *role)
+{
+    const char *why = NULL;
+    if (is_true(PyObject_CallMethodObjArgs(object, name_is_neg, NULL)))
+        why = "a negative view, whose memory has the other sign; accepted: resolve_neg()";
+    if (!why && is_true(PyObject_GetAttr(object, name_requires_grad))) {
+        PyObject *torch = PyImport_ImportModule("torch");
+        if (torch && is_true(PyObject_CallMethodObjArgs(torch, name_is_grad_enabled, NULL)))
+            why =
+                "it requires gradients, and there are none; accepted: detach(), or torch.no_grad()";
+        Py_XDECREF(torch);
+        PyErr_Clear();
+    }
+    if (!why)
+        return 0;
+    attn_error error = {.field = ATTN_FIELD_OPERAND, .message = (char *)why};
+    fail(ATTN_INVALID_ARGUMENT, &error, role);
+    return -1;
+}
+
+/* JAX's arrays never change, though their capsules do not say so. */
+static bool is_immutable(PyObject *object)
+{
+    PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__module__");
+    PyObject *name = module ? PyUnicode_AsUTF8String(module) : NULL;
+    bool is = name && strncmp(PyBytes_AsString(name), "jax", 3) == 0;
+    Py_XDECREF(name);
+    Py_XDECREF(module);
+    PyErr_Clear();
+    return is;
+}
+
 static int see(PyObject *object, const char *role, struct seen *seen)
 {
     *seen = (struct seen){.api = exchange_api(object)};
+    if (seen->api && refuse_hidden(object, role) != 0)
+        return -1;
     if (seen->api)
         return seen->api->dltensor_from_py_object_no_sync(object, &seen->tensor);
-    return see_capsule(object, role, seen);
+    int status = see_capsule(object, role, seen);
+    seen->read_only |= status == 0 && is_immutable(object);
+    return status;
 }
 
 /* *tensor becomes a view of the object's memory. *owner, where not NULL, is the caller's. */
@@ -474,6 +523,16 @@ static PyObject *bind(PyObject *object, PyObject *args)
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
+/* What was bound is the caller's again. */
+static void release_bound(struct caller *self)
+{
+    for (Py_ssize_t l = 0; l < self->num_layers; l++)
+        for (int role = 0; self->layers[l] && role < ATTN_ROLE_COUNT; role++) {
+            self->layers[l]->operands[role] = NULL;
+            Py_CLEAR(self->layers[l]->owners[role]);
+        }
+}
+
 /* _open(address of the metadata, whether forwards return before their work is done) */
 static PyObject *open_caller(PyObject *object, PyObject *args)
 {
@@ -488,6 +547,8 @@ static PyObject *open_caller(PyObject *object, PyObject *args)
         return NULL;
     self->metadata = (attnhost_metadata *)(uintptr_t)address;
     self->keeps = keeps != 0;
+    if (!address)
+        release_bound(self);
     return Py_NewRef(Py_None);
 }
 
@@ -533,11 +594,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
 static int clear(PyObject *object)
 {
     struct caller *self = (struct caller *)object;
-    for (Py_ssize_t l = 0; l < self->num_layers; l++)
-        for (int role = 0; self->layers[l] && role < ATTN_ROLE_COUNT; role++) {
-            self->layers[l]->operands[role] = NULL;
-            Py_CLEAR(self->layers[l]->owners[role]);
-        }
+    release_bound(self);
     Py_CLEAR(self->borrowed);
     return 0;
 }
@@ -615,6 +672,9 @@ static int intern_names(void)
     option_names[OPTION_SAVE_KV] = PyUnicode_InternFromString("save_kv");
     option_names[OPTION_OMIT_SINK] = PyUnicode_InternFromString("omit_sink");
     option_names[OPTION_CAPTURING] = PyUnicode_InternFromString("capturing");
+    name_is_neg = PyUnicode_InternFromString("is_neg");
+    name_requires_grad = PyUnicode_InternFromString("requires_grad");
+    name_is_grad_enabled = PyUnicode_InternFromString("is_grad_enabled");
     return PyErr_Occurred() ? -1 : 0;
 }
 

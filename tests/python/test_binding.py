@@ -128,6 +128,43 @@ def test_arrays_of_jax():
     assert np.abs(step.out[rows] - naive(step.q[rows], step.k[rows], step.v[rows])).max() < 1e-5
 
 
+def test_a_layer_that_is_not_there():
+    step = Step()
+    refused(InvalidArgument, ["layer 7", "accepted 0"], step.metadata.bind, 7, k_cache=step.k_cache)
+
+
+def test_what_is_closed_lets_go_of_caches_and_batches():
+    class Cache(np.ndarray):
+        """Of which there may be weak references."""
+
+    step = Step()
+    cache = np.zeros_like(step.k_cache).view(Cache)
+    step.metadata.bind(0, k_cache=cache)
+    batch = step.batch()
+    step.metadata.plan(batch)
+    gone = [weakref.ref(cache), weakref.ref(batch)]
+    del cache, batch
+    gc.collect()
+    assert all(one() is not None for one in gone), "they are in use"
+    step.metadata.close()
+    gc.collect()
+    assert all(one() is None for one in gone)
+
+
+def test_arrays_that_never_change_are_not_written():
+    """As JAX's, whose capsules do not say so."""
+    step = Step()
+    step.metadata.plan(step.batch())
+
+    class Array:
+        def __dlpack__(self, **_):
+            return step.out.__dlpack__()
+
+    step.forward(out=Array())
+    Array.__module__ = "jaxlib._jax"
+    refused(InvalidArgument, ["out", "read-only"], step.forward, out=Array())
+
+
 # ---- Type hints ------------------------------------------------------------------------------------
 
 

@@ -147,6 +147,18 @@ def test_part_of_a_wider_table_is_not_copied():
     assert group.struct.block_table_stride == 8 and group.struct.block_table.device == wide.data_ptr()
 
 
+def test_tensors_that_are_not_what_their_memory_says():
+    toy = Toy()
+    toy.step([("a", 3)])
+    q, k, out = toy.draw(3, HEADS, DIM), toy.draw(3, KV_HEADS, DIM), torch.empty(3, HEADS, DIM)
+    refused(InvalidArgument, ["q", "negative view", "resolve_neg()"], toy.planner.forward, 0,
+            q=torch._neg_view(q), k=k, v=k, out=out)
+    q.requires_grad_()
+    refused(InvalidArgument, ["q", "gradients", "detach()"], toy.planner.forward, 0, q=q, k=k, v=k, out=out)
+    with torch.no_grad():
+        toy.planner.forward(0, q=q, k=k, v=k, out=out)
+
+
 # ---- Graphs --------------------------------------------------------------------------------------------
 
 
