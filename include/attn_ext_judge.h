@@ -19,10 +19,10 @@ typedef struct attn_judge {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
 
-    /* By how many bars is the output (operand OUT) of query head `head` in row `row` off at its
-     * worst element? Up to 1 is right; INFINITY: it is finite, or a number, where it must not be,
-     * or the other way round. All pointers, `device` ones too, are host memory, and `problem` names
-     * a group that has the layer. `reads_new_unquantised` is the verdict's
+    /* The error of the worst element of operand OUT in row `row`, query head `head`, in bars: 1 and
+     * less is right; INFINITY where one of output and truth is finite, or a number, and the other
+     * is not. All pointers, `device` ones too, are host memory, and `problem` names a group that
+     * has the layer. `reads_new_unquantised` is the verdict's
      * reads_new_kv_unquantised. New keys and values are taken from the arguments, saved or not.
      * UNSUPPORTED: a kind of layer without an oracle; INVALID_ARGUMENT: a row of no sequence.
      * [any-thread] */

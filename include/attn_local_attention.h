@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-/* The arrays are the caller's, on the host, and stay his. */
+/* Host arrays, owned by the caller. */
 typedef struct attn_local_attention {
     int32_t num_seqs; /* virtual ones: those that have a query */
     int32_t local_max_query_len;

@@ -163,9 +163,9 @@ enum attn_linear_family {
 #define ATTN_LINEAR_FLAG_MAP(X)                                                                    \
     X(QK_L2NORM, 0, "qk_l2norm") /* q and k are L2-normalised (eps 1e-6) by the backend */         \
     X(RAW_GATES, 1,                                                                                \
-      "raw_gates") /* gates from a, b, A_log, dt_bias; else they are given computed */             \
-    X(CONV_IDENTITY, 2, "conv_identity") /* the convolution's sums as they are; else through SiLU  \
-                                          */
+      "raw_gates")      /* gates from a, b, A_log, dt_bias; else they are given computed */        \
+    X(CONV_IDENTITY, 2, /* the convolution's sums as they are; else through SiLU */                \
+      "conv_identity")
 
 enum attn_linear_flag {
 #define ATTN_LINEAR_FLAG_ENUM(name, bit, text) ATTN_LINEAR_##name = 1 << (bit),

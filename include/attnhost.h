@@ -295,7 +295,7 @@ typedef struct attnhost_group {
     uint32_t decode_graph_level; /* ATTN_GRAPH_* of decode batches; NEVER without unit or decode */
     uint32_t num_phases;         /* encoders have prefill alone */
     const attnhost_phase *phases;
-    /* Device memory of metadata, at most; 0 = not told. For batches of all phases, which share it
+    /* Device memory of metadata, at most; 0 = unknown. For batches of all phases, which share it
      * (those of a phase alone: its candidate's verdict), and for a graph of decode batches, of
      * which all graphs share the scratch part. */
     uint64_t device_bytes;

@@ -54,18 +54,18 @@ struct spy_record {
 enum { SPY_MAX_RECORDS = 8192 };
 
 /* X(type, name, parameters): spy_cuda_NAME in the object, .NAME in struct spy_cuda. */
-#define SPY_CUDA_CONTROLS(X)                                                                       \
+#define SPY_CUDA_CONTROLS(X)                                                                         \
     /* The driver to pass calls on to, an absolute file; once a process, before any call. NULL, or \
-     * what is wrong. */                                                                           \
-    X(const char *, open, (const char *file))                                                      \
-    /* Forget all records and note the calls of all threads from now on, until spy_cuda_end(). */  \
-    X(void, begin, (void))                                                                         \
-    X(void, end, (void))                                                                           \
+     * what is wrong. */ \
+    X(const char *, open, (const char *file))                                                        \
+    /* Forget all records and note the calls of all threads from now on, until spy_cuda_end(). */    \
+    X(void, begin, (void))                                                                           \
+    X(void, end, (void))                                                                             \
     /* From now on calls of the kinds in this mask fail with `result` and are not passed on; 0 =   \
-     * none. spy_cuda_end() ends it. */                                                            \
-    X(void, fail, (uint32_t kinds, int32_t result))                                                \
+     * none. spy_cuda_end() ends it. */ \
+    X(void, fail, (uint32_t kinds, int32_t result))                                                  \
     /* The records since begin(), valid until the next one; the value is how many calls there      \
-     * were, of which no more than the first SPY_MAX_RECORDS are there. */                         \
+     * were, of which no more than the first SPY_MAX_RECORDS are there. */ \
     X(uint32_t, records, (const struct spy_record **records))
 
 struct spy_cuda {

@@ -347,11 +347,10 @@ static void make_with_limit(int64_t limit, workload_too_long too_long)
     requests[2] = make_request(10, 500, NULL);
     static const struct trace trace = {
         .path = "some.trace", .block_tokens = 512, .num_requests = 3, .requests = requests};
-    attn_status status = workload_init(&workload, &trace,
-                                       &(workload_params){.length_scale = 1,
-                                                          .max_context_len = limit,
-                                                          .too_long = too_long},
-                                       &failure.base);
+    attn_status status = workload_init(
+        &workload, &trace,
+        &(workload_params){.length_scale = 1, .max_context_len = limit, .too_long = too_long},
+        &failure.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&failure));
 }
 
