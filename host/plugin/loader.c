@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 /* ---- Open ------------------------------------------------------------------------------------ */
@@ -42,6 +43,15 @@ static const char *clean_dlerror(const char *file, char text[512])
     return text;
 }
 
+/* The reason that the dynamic linker does not give. */
+static const char *noexec_text(const char *file)
+{
+    struct statvfs system;
+    return statvfs(file, &system) == 0 && system.f_flag & ST_NOEXEC
+               ? "; its file system is mounted noexec: accepted one that is not"
+               : "";
+}
+
 static attn_status open_object(struct loader_plugin *plugin, attn_error *error)
 {
     char said[512];
@@ -53,8 +63,8 @@ static attn_status open_object(struct loader_plugin *plugin, attn_error *error)
     guard_leave(&call);
     if (plugin->handle)
         return ATTN_OK;
-    return host_fail(error, ATTN_DEPENDENCY_MISSING, "%s: cannot be loaded: %s", plugin->file,
-                     clean_dlerror(plugin->file, said));
+    return host_fail(error, ATTN_DEPENDENCY_MISSING, "%s: cannot be loaded: %s%s", plugin->file,
+                     clean_dlerror(plugin->file, said), noexec_text(plugin->file));
 }
 
 /* dlsym() also searches what the object links; an entry found there belongs to another object. */

@@ -370,8 +370,13 @@ static void note_drafts(const struct config *config, const struct selection *sel
     else
         strbuf_append(notes, "in chains");
     note_verifiers(config, selection, notes);
-    if (model->layers[model->num_layers - 1].is_draft)
-        strbuf_appendf(notes, "; layer %u is the draft model's", model->num_layers - 1);
+    uint32_t first = model->num_layers, last = model->num_layers - 1;
+    while (first > 0 && model->layers[first - 1].is_draft)
+        first--;
+    if (first == last)
+        strbuf_appendf(notes, "; layer %u is the draft model's", last);
+    else if (first < last)
+        strbuf_appendf(notes, "; layers %u-%u are the draft model's", first, last);
     strbuf_append(notes, "\n");
 }
 

@@ -79,6 +79,14 @@ settings()
     decodes) echo "attention.route.1=phase=decode@->@other backend.other.type=cpu_native" ;;
     table) echo "attention.attention_backend=mine backend.mine.type=route backend.mine.when=phase=decode
         backend.mine.then=other backend.mine.otherwise=cpu_native backend.other.type=cpu_native" ;;
+    no_such_type) echo "model.chunked.num_kv_heads=1" ;;
+    no_such_cache) echo "kv_cache.cross.dtype=f16" ;;
+    draft_shape) echo "speculative.head_dim=16" ;;
+    draft_keys) echo "speculative.head_dim=16 speculative.num_kv_heads=1 speculative.kv_dtype=fp8_e4m3" ;;
+    two_drafts) echo "speculative.num_layers=2" ;;
+    ranks) echo "model.tp_size=2" ;;
+    dropped) echo "attention.attention_backend=nsa" ;;
+    fp8) echo "kv_cache.dtype=fp8_e4m3" ;;
     no_page) echo "kv_cache.max_total_tokens=3" ;;
     few_pages) echo "kv_cache.max_total_tokens=72" ;;
     few_windows) echo "kv_cache.max_total_tokens=140 kv_cache.swa_full_tokens_ratio=0.001" ;;
@@ -160,6 +168,12 @@ verified()
 told()
 {
     tr '\n' ' ' <"$folder/$1" | tr -s ' '
+}
+
+# answers WORDS: the last answer has them.
+answers()
+{
+    told out | grep -qF "$1"
 }
 
 # warned WORDS KIND...: run and explain do as they are told, and say once that a setting or a route is idle; with WORDS
@@ -247,6 +261,11 @@ warned "speculative.seed (--set): no effect, without speculative.draft_tokens" p
 warned "kv_cache.hybrid_swa_memory (--set): no effect, as no layer with a KV cache has a window or chunks" plain apart
 warned "kv_cache.prefix_cache (default): no effect, as kv_cache.page_size 128 is not below max_context_len 128" plain wide_pages
 warned "kv_cache.swa_full_tokens_ratio (--set): no effect, without kv_cache.hybrid_swa_memory" plain ratio
+warned "model.chunked.num_kv_heads (--set): no effect, as no layer is chunked" windows no_such_type
+warned "kv_cache.cross.dtype (--set): no effect, as no such layer has a KV cache" plain no_such_cache
+warned "speculative.head_dim (--set): no effect, without speculative.draft_tokens" plain draft_shape
+warned "" chains draft_keys
+warned "" plain ranks
 warned "kv_cache.max_encoder_tokens (--set): no effect, without cross attention" plain keys
 warned "attention.decode_attention_backend (--set): no effect, as all layers are encoders" encoder decode_name
 warned "nothing takes the row 'phase=verify' (--set: attention.route.1): without .*draft_tokens the phases are prefill, decode" \
@@ -257,6 +276,14 @@ warned "nothing takes the row 'phase=decode' (--set): with speculative.draft_tok
 warned "nothing takes the row 'phase=decode' (--set: attention.route.1): of encoders the phases are prefill" encoder decodes
 refusal=4
 refused "a sliding window and cross attention in one model are not served" cross_windows
+command_of explain chains two_drafts
+tap_try "all layers of a draft model are named" answers "layers 2-3 are the draft model's"
+command_of explain plain dropped
+tap_try "a name that SGLang has dropped is said to be one" \
+    answers "attention.attention_backend (--set): SGLang has dropped the name nsa; here it stands for dsa_like"
+command_of explain plain fp8
+tap_try "scales that an fp8 cache is not given are said to be 1" \
+    answers "kv_cache.k_scale and v_scale: 1.0, as none is given for the fp8 cache"
 refusal=2
 refused "cross layers, which no draft is verified in" chains cross
 refused "encoder_only layers, which no draft is verified in" chains encoder

@@ -2,6 +2,7 @@
  *
  * Loader and registry, against real files: good ones, and one for each thing that can be wrong.
  */
+#define _GNU_SOURCE /* unshare() */
 #include "host/plugin/loader.h"
 #include "host/plugin/registry.h"
 
@@ -10,6 +11,10 @@
 #include "tests/tools/test_main.h"
 
 #include <nettle/sha2.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -218,6 +223,59 @@ START_TEST(missing_library)
     assert_refused(path, ATTN_DEPENDENCY_MISSING, "cannot be loaded: ");
     assert_says("cannot open shared object file");
     ck_assert_ptr_null(strchr(host_error_text(&error), '\n'));
+}
+END_TEST
+
+static bool map_user(unsigned user)
+{
+    char text[64];
+    FILE *map = fopen("/proc/self/uid_map", "w");
+    snprintf(text, sizeof text, "%u %u 1", user, user);
+    bool good = map && fputs(text, map) >= 0;
+    return map && fclose(map) == 0 && good;
+}
+
+/* A file system without programs over `folder`, for this process alone. */
+static bool mount_noexec(void)
+{
+    unsigned user = geteuid();
+    bool apart =
+        unshare(CLONE_NEWNS) == 0 || (unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0 && map_user(user));
+    return apart && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("none", folder, "tmpfs", MS_NOEXEC, "mode=0755") == 0;
+}
+
+enum { SAYS_NOEXEC = 0, SAYS_ANOTHER = 1, NOT_PERMITTED = 77 };
+
+static int load_from_noexec(void)
+{
+    char command[9000];
+    const char *path = join(folder, "good.so");
+    if (!mount_noexec())
+        return NOT_PERMITTED;
+    snprintf(command, sizeof command, "cp '%s' '%s' && chmod 0755 '%s'", fixture("fixture_good"),
+             path, path);
+    if (system(command) != 0)
+        return NOT_PERMITTED;
+    attn_status status = registry_load_file(&registry, path, &error.base);
+    if (status == ATTN_DEPENDENCY_MISSING && strstr(host_error_text(&error), "mounted noexec"))
+        return SAYS_NOEXEC;
+    fprintf(stderr, "# %d: %s\n", status, host_error_text(&error));
+    return SAYS_ANOTHER;
+}
+
+START_TEST(on_a_file_system_without_programs)
+{
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0)
+        _exit(load_from_noexec());
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert(WIFEXITED(status));
+    if (WEXITSTATUS(status) == NOT_PERMITTED)
+        puts("# a file system without programs: skipped, no process may mount one here");
+    else
+        ck_assert_int_eq(WEXITSTATUS(status), SAYS_NOEXEC);
 }
 END_TEST
 
@@ -477,6 +535,7 @@ static Suite *suite(void)
     tcase_add_test(tests, not_a_regular_file);
     tcase_add_test(tests, entry_of_another_object);
     tcase_add_test(tests, missing_library);
+    tcase_add_test(tests, on_a_file_system_without_programs);
     tcase_add_test(tests, versions);
     tcase_add_test(tests, bad_tables);
     tcase_add_test(tests, names_that_are_taken);
