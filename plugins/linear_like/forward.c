@@ -121,8 +121,10 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
         status = linear_take_operands(metadata, call.group, args, &call.params, error);
     if (status != ATTN_OK)
         return status;
-    status = call.group->steps ? launch_steps(&call, stream, error)
-                               : launch_convolve(&call, stream, error);
+    status = linear_launch_chunks(metadata, call.group, &call.params, stream, error);
+    if (status == ATTN_OK)
+        status = call.group->steps ? launch_steps(&call, stream, error)
+                                   : launch_convolve(&call, stream, error);
     return status == ATTN_OK ? launch_finish(&call, stream, error) : status;
 }
 

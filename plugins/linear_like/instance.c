@@ -20,17 +20,19 @@ CUDA_IMAGE_DECLARE(steps_kv_bf16)
 CUDA_IMAGE_DECLARE(steps_vk_f32)
 CUDA_IMAGE_DECLARE(steps_vk_bf16)
 CUDA_IMAGE_DECLARE(rows)
+CUDA_IMAGE_DECLARE(chunks)
 
 /* By module; those of the recurrence: 2 * vk + bf16. */
 static const cuda_image images[MODULE_COUNT] = {CUDA_IMAGE(steps_kv_f32), CUDA_IMAGE(steps_kv_bf16),
                                                 CUDA_IMAGE(steps_vk_f32), CUDA_IMAGE(steps_vk_bf16),
-                                                CUDA_IMAGE(rows)};
+                                                CUDA_IMAGE(rows),         CUDA_IMAGE(chunks)};
 
-/* The kernel `name` of a module, which is loaded when it is first wanted. */
-static attn_status load_kernel(attn_instance *made, int module, const char *name,
+/* The kernel `name` of a module, which is loaded when it is first wanted. `shared`: bytes that its
+ * launches ask for, beyond what any may. */
+static attn_status load_kernel(attn_instance *made, int module, const char *name, uint32_t shared,
                                cuda_function *function, attn_error *error)
 {
-    static const cuda_wants wants = {0};
+    const cuda_wants wants = {.shared = shared};
     attn_status status = ATTN_OK;
     if (!made->modules[module])
         status = cuda_image_load(made->cuda, &made->facts, &images[module], 1,
@@ -41,33 +43,57 @@ static attn_status load_kernel(attn_instance *made, int module, const char *name
     return status;
 }
 
+/* What a family's kernels are called. */
+static const char *mode_of(const linear_group *group)
+{
+    return group->dims.family == LINEAR_FAMILY_GDN   ? "delta"
+           : group->dims.family == LINEAR_FAMILY_KDA ? "channels"
+                                                     : "plain";
+}
+
 static attn_status load_steps(attn_instance *made, linear_group *group, attn_error *error)
 {
     const linear_dims *d = &group->dims;
     const int module = MODULE_STEPS + 2 * d->vk + (group->state_dtype == ATTN_BF16);
-    const char *mode = d->family == LINEAR_FAMILY_GDN   ? "delta"
-                       : d->family == LINEAR_FAMILY_KDA ? "channels"
-                                                        : "plain";
+    const char *mode = mode_of(group);
     char name[64];
     snprintf(name, sizeof name, "linear_steps_%s_%d", mode, 8 * group->lane_keys);
-    attn_status status = load_kernel(made, module, name, &group->steps, error);
+    attn_status status = load_kernel(made, module, name, 0, &group->steps, error);
     if (status != ATTN_OK || group->lane_keys != STEPS_DECODE_KEYS)
         return status;
     snprintf(name, sizeof name, "linear_decode_%s_%d", mode, 8 * group->lane_keys);
-    return load_kernel(made, module, name, &group->decode, error);
+    return load_kernel(made, module, name, 0, &group->decode, error);
+}
+
+static attn_status load_chunks(attn_instance *made, linear_group *group, attn_error *error)
+{
+    const int delta = linear_is_delta(&group->dims);
+    char name[64];
+    attn_status status = load_kernel(made, MODULE_CHUNKS, "linear_list", 0, &group->list, error);
+    snprintf(name, sizeof name, "linear_ready_%s", mode_of(group));
+    if (status == ATTN_OK)
+        status = load_kernel(made, MODULE_CHUNKS, name, linear_ready_shared(&group->dims),
+                             &group->ready, error);
+    if (status == ATTN_OK)
+        status =
+            load_kernel(made, MODULE_CHUNKS, delta ? "linear_states_delta" : "linear_states_plain",
+                        CHUNK_STATES_SHARED(CHUNK_STATE_WARPS, delta), &group->states, error);
+    return status;
 }
 
 static attn_status load_kernels(attn_instance *made, linear_group *group, attn_error *error)
 {
-    attn_status status = load_kernel(made, MODULE_ROWS, "linear_finish", &group->finish, error);
+    attn_status status = load_kernel(made, MODULE_ROWS, "linear_finish", 0, &group->finish, error);
+    if (status == ATTN_OK && group->by_chunks)
+        status = load_chunks(made, group, error);
     if (status != ATTN_OK || group->dims.family != LINEAR_FAMILY_SHORT_CONV)
         return status == ATTN_OK ? load_steps(made, group, error) : status;
-    status = load_kernel(made, MODULE_ROWS, "linear_convolve", &group->convolve, error);
+    status = load_kernel(made, MODULE_ROWS, "linear_convolve", 0, &group->convolve, error);
     if (status == ATTN_OK && group->q_dtype != ATTN_F32)
         status =
             load_kernel(made, MODULE_ROWS,
                         group->q_dtype == ATTN_F16 ? "linear_convolve_f16" : "linear_convolve_bf16",
-                        &group->convolve_vectors, error);
+                        0, &group->convolve_vectors, error);
     return status;
 }
 
@@ -115,6 +141,7 @@ void linear_group_init(linear_group *group, const attn_problem *problem,
         .lower_bound = dims->lower_bound,
     };
     lay_out_channels(&group->dims);
+    group->by_chunks = linear_goes_by_chunks(group, problem);
 }
 
 /* The place of a state group among those of the instance. */

@@ -6,6 +6,7 @@
  *   attn_metadata   a batch that was planned                metadata.c
  *   linear_call     one layer's operands, checked           operands.c, for kernels/params.h
  *   launches        by families                             forward.c
+ *                   of what goes by chunks                  chunks.c
  */
 #ifndef LINEAR_LIKE_H
 #define LINEAR_LIKE_H
@@ -38,8 +39,8 @@ attn_status linear_require_bounds(const attn_bounds *bounds, attn_error *error);
 
 /* ---- Instance -------------------------------------------------------------------------------- */
 
-/* Modules: the recurrence of each layout and type of state; what goes by rows. */
-enum { MODULE_STEPS = 0, MODULE_ROWS = 4, MODULE_COUNT = 5 };
+/* Modules: the recurrence of each layout and type of state; what goes by rows; by chunks. */
+enum { MODULE_STEPS = 0, MODULE_ROWS = 4, MODULE_CHUNKS = 5, MODULE_COUNT = 6 };
 
 typedef struct linear_group {
     linear_dims dims;
@@ -54,6 +55,10 @@ typedef struct linear_group {
     cuda_function convolve;
     cuda_function convolve_vectors; /* NULL: fp32 */
     cuda_function finish;
+    int by_chunks; /* long sequences; the three kernels of it */
+    cuda_function list;
+    cuda_function ready;
+    cuda_function states;
     uint32_t num_layers;
     int32_t *layers; /* ids */
 } linear_group;
@@ -79,11 +84,37 @@ attn_status linear_create(const attn_backend_type *type, const attn_problem *pro
                           attn_error *error);
 void linear_destroy(attn_instance *instance);
 
+/* ---- Chunks ---------------------------------------------------------------------------------- */
+
+/* Scratch of a group that goes by chunks: where its parts begin. */
+typedef struct linear_scratch {
+    uint64_t list, carry, keys, values;
+    uint64_t bytes; /* 0: none is needed */
+    int32_t window; /* chunks that there are tiles for */
+} linear_scratch;
+
+/* Is it a delta rule, GDN's or KDA's? */
+int linear_is_delta(const linear_dims *dims);
+
+/* Shared memory of its linear_ready_* kernel. */
+uint32_t linear_ready_shared(const linear_dims *dims);
+
+/* May sequences of such a group go by chunks, for this problem? */
+int linear_goes_by_chunks(const linear_group *group, const attn_problem *problem);
+
+linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_bounds *bounds);
+
+/* Enqueue what sequences that are long enough come to, if the batch may have such. call->chunks
+ * says to other launches which these are. */
+attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_group *group,
+                                 linear_call *call, attn_stream stream, attn_error *error);
+
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
 struct attn_metadata {
     attn_instance *instance;
     cuda_plan plan;
+    char *scratch;           /* device memory; NULL = none is needed */
     attn_state_batch *slots; /* [instance->num_state_groups]; their device arrays count */
 };
 

@@ -12,23 +12,34 @@
 
 enum {
     ALIGNMENT = 64,
+    SCRATCH_ALIGNMENT = 256,
     COUNTS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_METADATA),
+    SCRATCH = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH),
     HOST = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)
 };
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-/* Sizes of the two regions. */
+typedef struct sizes {
+    uint64_t counts, scratch, host;
+} sizes;
+
+/* Sizes of the regions. */
 static attn_status measure(const attn_instance *instance, uint32_t kind, const attn_bounds *given,
-                           attn_bounds *bounds, uint64_t *counts, uint64_t *host, attn_error *error)
+                           attn_bounds *bounds, sizes *to, attn_error *error)
 {
     attn_status status = attn_util_read_bounds(kind, given, bounds, error);
     if (status == ATTN_OK)
         status = linear_require_bounds(bounds, error);
     if (status != ATTN_OK)
         return status;
-    *counts = kind == ATTN_METADATA_GRAPH ? CUDA_COUNTS_BYTES : 0;
-    *host = sizeof(attn_metadata) + instance->num_state_groups * sizeof(attn_state_batch);
+    *to = (sizes){.counts = kind == ATTN_METADATA_GRAPH ? CUDA_COUNTS_BYTES : 0,
+                  .host = sizeof(attn_metadata) +
+                          instance->num_state_groups * sizeof(attn_state_batch)};
+    for (uint32_t g = 0; g < instance->num_groups; g++) {
+        const linear_scratch scratch = linear_lay_out_scratch(&instance->groups[g], bounds);
+        to->scratch = to->scratch > scratch.bytes ? to->scratch : scratch.bytes;
+    }
     return ATTN_OK;
 }
 
@@ -36,14 +47,16 @@ attn_status linear_metadata_size(attn_instance *instance, uint32_t kind, const a
                                  attn_memory_size *size, attn_error *error)
 {
     attn_bounds bounds;
-    uint64_t counts, host;
-    attn_status status = measure(instance, kind, given, &bounds, &counts, &host, error);
+    sizes need;
+    attn_status status = measure(instance, kind, given, &bounds, &need, error);
     if (status != ATTN_OK)
         return status;
     attn_util_clear_size(size);
-    size->size[COUNTS] = counts;
-    size->alignment[COUNTS] = counts ? ALIGNMENT : 0;
-    size->size[HOST] = host;
+    size->size[COUNTS] = need.counts;
+    size->alignment[COUNTS] = need.counts ? ALIGNMENT : 0;
+    size->size[SCRATCH] = need.scratch;
+    size->alignment[SCRATCH] = need.scratch ? SCRATCH_ALIGNMENT : 0;
+    size->size[HOST] = need.host;
     size->alignment[HOST] = ALIGNMENT;
     return ATTN_OK;
 }
@@ -53,19 +66,24 @@ attn_status linear_metadata_create(attn_instance *instance, uint32_t kind, const
                                    attn_error *error)
 {
     attn_bounds bounds;
-    uint64_t counts, host;
-    attn_status status = measure(instance, kind, given, &bounds, &counts, &host, error);
-    if (status == ATTN_OK && counts)
-        status =
-            attn_util_check_region(memory, COUNTS, "device metadata", counts, ALIGNMENT, error);
+    sizes need;
+    attn_status status = measure(instance, kind, given, &bounds, &need, error);
+    if (status == ATTN_OK && need.counts)
+        status = attn_util_check_region(memory, COUNTS, "device metadata", need.counts, ALIGNMENT,
+                                        error);
+    if (status == ATTN_OK && need.scratch)
+        status = attn_util_check_region(memory, SCRATCH, "scratch", need.scratch, SCRATCH_ALIGNMENT,
+                                        error);
     if (status == ATTN_OK)
-        status = attn_util_check_region(memory, HOST, "host metadata", host, ALIGNMENT, error);
+        status = attn_util_check_region(memory, HOST, "host metadata", need.host, ALIGNMENT, error);
     if (status != ATTN_OK)
         return status;
     attn_metadata *made = memory->base[HOST];
-    *made = (attn_metadata){.instance = instance, .slots = (attn_state_batch *)(made + 1)};
+    *made = (attn_metadata){.instance = instance,
+                            .scratch = need.scratch ? memory->base[SCRATCH] : NULL,
+                            .slots = (attn_state_batch *)(made + 1)};
     cuda_plan_init(&made->plan, kind, &bounds, 0,
-                   counts ? (cuda_address)(uintptr_t)memory->base[COUNTS] : 0, NULL);
+                   need.counts ? (cuda_address)(uintptr_t)memory->base[COUNTS] : 0, NULL);
     *metadata = made;
     return ATTN_OK;
 }

@@ -24,7 +24,6 @@ enum {
     ALL_FLAGS = ATTN_LINEAR_QK_L2NORM | ATTN_LINEAR_RAW_GATES | ATTN_LINEAR_CONV_IDENTITY,
     ALL_USES = ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV | ATTN_USES_DECODES_FIRST |
                ATTN_USES_DECODE_DRAFTS,
-    /* Rows go one after the other, whatever batch they are in. */
     ALL_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT
 };
 
@@ -225,11 +224,11 @@ static void (*const checks[])(const question *ask, attn_verdict *verdict) = {
 
 /* ---- The answer ------------------------------------------------------------------------------ */
 
-static void tell_memory(const question *ask, attn_verdict *verdict)
+static void tell_memory(const question *ask, const linear_group *group, attn_verdict *verdict)
 {
     if (ask->bounds.max_seqs == 0 || ask->bounds.max_tokens == 0)
         return;
-    verdict->device_bytes = CUDA_COUNTS_BYTES;
+    verdict->device_bytes = CUDA_COUNTS_BYTES + linear_lay_out_scratch(group, &ask->bounds).bytes;
     verdict->host_bytes = sizeof(attn_metadata) + sizeof(attn_state_batch);
 }
 
@@ -251,10 +250,13 @@ attn_status linear_query(const attn_backend_type *type, const attn_options *opti
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         checks[i](&ask, &verdict);
     if (verdict.supported) {
+        linear_group group;
+        linear_group_init(&group, &ask.problem, &ask.group, &ask.dims);
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
-        verdict.notes = ALL_NOTES;
+        /* Chunks begin with the batch: where a sequence is cut shows in the last bits. */
+        verdict.notes = group.by_chunks ? ATTN_NOTE_DETERMINISTIC : ALL_NOTES;
         verdict.cost_hint = 1;
-        tell_memory(&ask, &verdict);
+        tell_memory(&ask, &group, &verdict);
     }
     attn_util_verdict_end(&verdict, given);
     return ATTN_OK;

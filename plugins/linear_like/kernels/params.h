@@ -90,10 +90,32 @@ typedef struct linear_batch {
     int num_real_seqs;
 } linear_batch;
 
+/* A chunk of a sequence that goes by chunks. */
+typedef struct linear_chunk {
+    int sequence;
+    int first; /* row within the sequence */
+    int rows;
+    int snapshot; /* slot that gets the state after it; 0 = none */
+} linear_chunk;
+
+/* Sequences that go by chunks, and what passes from kernel to kernel; all in device memory. A
+ * launch does `window` chunks of the list, so that tiles need no more memory than theirs. */
+typedef struct linear_chunks {
+    int *sequences;     /* [seqs, 2]: first chunk and number of them; 0 = row by row. NULL = all */
+    int *count;         /* of all chunks */
+    linear_chunk *list; /* [most] those of a sequence one after the other */
+    char *keys;         /* [window, heads of keys, CHUNK_KEYS_BYTES] */
+    char *values;       /* [window, v_heads, CHUNK_VALUES_BYTES()] */
+    float *carry;       /* [2, v_heads, panels, CHUNK_CARRY] states that pass between launches */
+    int most;
+    int window;
+} linear_chunks;
+
 typedef struct linear_call {
     linear_operands operands;
     linear_dims dims;
     linear_batch batch;
+    linear_chunks chunks;
 } linear_call;
 
 #endif /* LINEAR_LIKE_PARAMS_H */

@@ -24,20 +24,23 @@ DEVICE u32 pack_pair(bool half, float low, float high)
     return packed;
 }
 
+DEVICE void unpack_elements(bool half, uint4 y, float *x)
+{
+    const u32 words[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        u16 bits = (u16)(words[i / 2] >> i % 2 * 16);
+        x[i] = half ? element_from_f16(bits) : element_from_bf16(bits);
+    }
+}
+
 template <int KIND, int NUMBER>
 DEVICE void load_elements(int dtype, const char *from, i64 at, float *x)
 {
-    if constexpr (KIND != ELEMENTS_ANY) {
-        uint4 y = *(const uint4 *)(from + at * 2);
-        const u32 words[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            u16 bits = (u16)(words[i / 2] >> i % 2 * 16);
-            x[i] = KIND == ELEMENTS_F16 ? element_from_f16(bits) : element_from_bf16(bits);
-        }
-    } else {
+    if constexpr (KIND != ELEMENTS_ANY)
+        unpack_elements(KIND == ELEMENTS_F16, *(const uint4 *)(from + at * 2), x);
+    else
         x[0] = element_load(dtype, from, at);
-    }
 }
 
 template <int KIND, int NUMBER>
@@ -99,6 +102,37 @@ DEVICE void convolve_row(const linear_call &call, int row, int c,
                                  x);
 }
 
+/* Rows [row, end) of a sequence, CONVOLVE_AT_ONCE at most: their inputs wait for memory together.
+ */
+template <int KIND, int WIDTH, int NUMBER>
+DEVICE void convolve_rows(const linear_call &call, int row, int end, int c,
+                          const float (&taps)[WIDTH][NUMBER], const float (&bias)[NUMBER],
+                          float (&window)[WIDTH][NUMBER])
+{
+    const char *from = call.operands.mixed + (i64)row * call.operands.mixed_row;
+    uint4 raw[CONVOLVE_AT_ONCE];
+#pragma unroll
+    for (int r = 0; KIND != ELEMENTS_ANY && r < CONVOLVE_AT_ONCE; r++)
+        raw[r] = row + r < end ? *(const uint4 *)(from + r * call.operands.mixed_row + c * 2)
+                               : make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int r = 0; r < CONVOLVE_AT_ONCE; r++) {
+        if (row + r >= end)
+            return;
+#pragma unroll
+        for (int i = 0; i < NUMBER; i++)
+#pragma unroll
+            for (int w = 0; w + 1 < WIDTH; w++)
+                window[w][i] = window[w + 1][i];
+        if constexpr (KIND == ELEMENTS_ANY)
+            window[WIDTH - 1][0] =
+                element_load(call.dims.dtype, from + r * call.operands.mixed_row, c);
+        else
+            unpack_elements(KIND == ELEMENTS_F16, raw[r], window[WIDTH - 1]);
+        convolve_row<KIND, WIDTH, NUMBER>(call, row + r, c, taps, bias, window);
+    }
+}
+
 /* Rows [row, end) of the batch, whatever sequences they are of. WIDTH: taps, those before the
  * layer's being 0. */
 template <int KIND, int WIDTH, int NUMBER>
@@ -132,18 +166,10 @@ DEVICE void convolve(const linear_call &call, int row, int end, int c)
             else
                 load_inputs<KIND, NUMBER>(call, sequence, t, c, window[w]);
         }
-#pragma unroll 4
-        for (; row < last; row++) {
-#pragma unroll
-            for (int i = 0; i < NUMBER; i++)
-#pragma unroll
-                for (int w = 0; w + 1 < WIDTH; w++)
-                    window[w][i] = window[w + 1][i];
-            load_elements<KIND, NUMBER>(d.dtype,
-                                        call.operands.mixed + (i64)row * call.operands.mixed_row, c,
-                                        window[WIDTH - 1]);
-            convolve_row<KIND, WIDTH, NUMBER>(call, row, c, taps, bias, window);
-        }
+        for (; row < last; row += CONVOLVE_AT_ONCE)
+            convolve_rows<KIND, WIDTH, NUMBER>(call, row, int_min(last, row + CONVOLVE_AT_ONCE), c,
+                                               taps, bias, window);
+        row = last;
     }
 }
 
@@ -167,13 +193,13 @@ extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS)
 }
 
 /* At most four taps, one 16-bit type for all, whole and aligned vectors of eight channels. */
-extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS)
+extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, 2)
     linear_convolve_bf16(const __grid_constant__ linear_call call)
 {
     convolve_block<ELEMENTS_BF16, 4, 8>(call);
 }
 
-extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS)
+extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, 2)
     linear_convolve_f16(const __grid_constant__ linear_call call)
 {
     convolve_block<ELEMENTS_F16, 4, 8>(call);

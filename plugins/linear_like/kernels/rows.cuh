@@ -57,6 +57,12 @@ PORTABLE linear_sequence linear_find_sequence(const linear_batch *b, int s)
     return found;
 }
 
+/* Has sequence `s` gone by chunks? */
+PORTABLE int linear_is_chunked(const linear_call *call, int s)
+{
+    return call->chunks.sequences && linear_load_int(call->chunks.sequences, 2 * s + 1) > 0;
+}
+
 /* The slot that gets the state after row `row`; 0 = none. */
 PORTABLE int linear_snapshot(const linear_batch *b, int row)
 {
@@ -119,28 +125,34 @@ PORTABLE void linear_load_taps(const linear_call *call, int c, float *taps)
 
 /* ---- Gates ----------------------------------------------------------------------------------- */
 
-/* The decay of a row, of channel `i` of a head (KDA; 0 for the others), and Mamba2's dt. */
-PORTABLE float linear_decay(const linear_call *call, int row, int head, int i, float *dt)
+/* The logarithm of a row's decay, of channel `i` of a head (KDA; 0 for the others), and Mamba2's
+ * dt. */
+PORTABLE float linear_log_decay(const linear_call *call, int row, int head, int i, float *dt)
 {
     const linear_operands *o = &call->operands;
     const linear_dims *d = &call->dims;
     if (d->family == LINEAR_FAMILY_LIGHTNING)
-        return expf(bits_f32(*PORTABLE_AT((const any32 *)(o->a_log + head))));
+        return bits_f32(*PORTABLE_AT((const any32 *)(o->a_log + head)));
     float a =
         element_load(d->raw ? d->dtype : ELEMENT_F32, o->a + row * o->a_row + head * o->a_head, i);
     if (!d->raw)
-        return expf(a);
+        return a;
     float rate = expf(bits_f32(*PORTABLE_AT((const any32 *)(o->a_log + head))));
     a += bits_f32(*PORTABLE_AT((const any32 *)(o->dt_bias + head * o->dt_bias_stride + i)));
     if (d->family == LINEAR_FAMILY_KDA && d->lower_bound != 0)
-        return expf(d->lower_bound * linear_sigmoid(rate * a));
+        return d->lower_bound * linear_sigmoid(rate * a);
     float soft = linear_softplus(a);
     if (d->family == LINEAR_FAMILY_MAMBA2) {
         soft = soft < d->dt_min ? d->dt_min : soft;
         soft = soft > d->dt_max ? d->dt_max : soft;
         *dt = soft;
     }
-    return expf(-(rate * soft));
+    return -(rate * soft);
+}
+
+PORTABLE float linear_decay(const linear_call *call, int row, int head, int i, float *dt)
+{
+    return expf(linear_log_decay(call, row, head, i, dt));
 }
 
 /* beta of a row, but for Mamba2's of raw gates, which is dt. */

@@ -20,10 +20,47 @@
 #define STEPS_SHARED(rows, keys, vectors, columns)                                                 \
     ((rows) * ((vectors)*8 * (keys) + (columns) + 5) * 4)
 
+/* ---- chunks.cuh: the recurrence, chunk by chunk ---------------------------------------------- */
+
+#define CHUNK_ROWS          64
+#define CHUNK_LEAST         32  /* rows of a sequence that goes by chunks */
+#define CHUNK_MAX_KEYS      128 /* and values: tiles have as many columns */
+#define CHUNK_MAX_WIDTH     4   /* of the convolution */
+#define CHUNK_PANEL         16  /* values of a warp */
+#define CHUNK_PLAN_THREADS  1024
+#define CHUNK_READY_THREADS 128
+#define CHUNK_READY_HEADS   4 /* v heads of a block, at most */
+#define CHUNK_STATE_WARPS   4
+
+/* Tiles: q and k; the numbers of rows, products of queries and keys, w, u by panels. */
+#define CHUNK_TILE        (CHUNK_ROWS * CHUNK_MAX_KEYS * 2)
+#define CHUNK_KEYS_BYTES  (2 * CHUNK_TILE)
+#define CHUNK_NUMBERS     2048
+#define CHUNK_PRODUCTS    (CHUNK_ROWS * CHUNK_ROWS * 2)
+#define CHUNK_PANEL_BYTES (CHUNK_ROWS * CHUNK_PANEL * 2)
+#define CHUNK_VALUES_BYTES(panels, delta)                                                          \
+    (CHUNK_NUMBERS + CHUNK_PRODUCTS + ((delta) ? CHUNK_TILE : 0) + (panels)*CHUNK_PANEL_BYTES)
+#define CHUNK_CARRY (CHUNK_PANEL * CHUNK_MAX_KEYS) /* floats of a panel's state */
+
+/* Chunks of a batch at most: a sequence with more than twice as many as without snapshots goes row
+ * by row. */
+#define CHUNK_MOST(tokens, seqs, snapshots)                                                        \
+    (((tokens) / CHUNK_ROWS + (seqs)) * ((snapshots) ? 2 : 1))
+
+/* Bytes of shared memory. */
+#define CHUNK_READY_GATES         ((3 + CHUNK_READY_HEADS * 3) * 64 * 4)
+#define CHUNK_READY_SHARED(delta) (2 * CHUNK_TILE + CHUNK_READY_GATES + ((delta) ? 64 * 68 * 4 : 0))
+#define CHUNK_CHANNELS_SHARED     (CHUNK_READY_SHARED(1) + CHUNK_TILE + 64 * 132 * 4)
+#define CHUNK_STAGE(warps, delta) (CHUNK_KEYS_BYTES + CHUNK_VALUES_BYTES(warps, delta))
+/* Two stages; what warpgroups hand on; what outputs are turned in. */
+#define CHUNK_STATES_SHARED(warps, delta)                                                          \
+    (2 * CHUNK_STAGE(warps, delta) + 14 * 2048 + (warps)*16 * 20 * 4)
+
 /* ---- rows.cu: the convolution alone, and what is left when all rows are done ----------------- */
 
 #define CONVOLVE_THREADS 256
-#define CONVOLVE_ROWS    16 /* of a thread */
+#define CONVOLVE_ROWS    32 /* of a thread */
+#define CONVOLVE_AT_ONCE 4  /* whose inputs are loaded together */
 #define FINISH_THREADS   256
 
 #endif /* LINEAR_LIKE_SHAPES_H */

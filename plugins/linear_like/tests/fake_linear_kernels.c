@@ -144,20 +144,15 @@ static void step_all(struct column *columns, int count, int t)
         step(&columns[i], t, q, k, decays, beta);
 }
 
-static void steps_block(const linear_call *call, int64_t block, int columns)
+/* All of a sequence, values [first, first + count) of a head. */
+static void steps_columns(const linear_call *call, int s, int head, int first, int count)
 {
     struct column all[STEPS_COLUMNS(STEPS_MAX_WARPS, 4)];
-    const linear_dims *d = &call->dims;
-    int64_t slices = (d->v_dim + columns - 1) / columns, s = block / slices / d->v_heads;
-    int first = (int)(block % slices) * columns, count = d->v_dim - first;
-    if (s >= linear_num_real(&call->batch))
-        return;
-    const linear_sequence sequence = linear_find_sequence(&call->batch, (int)s);
-    count = count < columns ? count : columns;
+    const linear_sequence sequence = linear_find_sequence(&call->batch, s);
     for (int i = 0; i < count; i++) {
         all[i].call = call;
         all[i].sequence = sequence;
-        all[i].head = (int)(block / slices % d->v_heads);
+        all[i].head = head;
         all[i].value = first + i;
         load_state(&all[i]);
     }
@@ -167,6 +162,16 @@ static void steps_block(const linear_call *call, int64_t block, int columns)
         store_state(&all[i], sequence.dst);
 }
 
+static void steps_block(const linear_call *call, int64_t block, int columns)
+{
+    const linear_dims *d = &call->dims;
+    int64_t slices = (d->v_dim + columns - 1) / columns, s = block / slices / d->v_heads;
+    int first = (int)(block % slices) * columns, count = d->v_dim - first;
+    if (s < linear_num_real(&call->batch) && !linear_is_chunked(call, (int)s))
+        steps_columns(call, (int)s, (int)(block / slices % d->v_heads), first,
+                      count < columns ? count : columns);
+}
+
 static void steps(const struct fake_cuda_launch *launch)
 {
     const linear_call *call = launch->arguments[0];
@@ -174,6 +179,96 @@ static void steps(const struct fake_cuda_launch *launch)
     int columns = STEPS_COLUMNS((int)launch->block[0] / 32, values);
     for (int64_t block = 0; block < launch->grid[0]; block++)
         steps_block(call, block, columns);
+}
+
+/* ---- Chunks ---------------------------------------------------------------------------------- */
+
+static void add_chunk(const linear_call *call, int s, int first, int end, int snapshot, int *count)
+{
+    for (; first < end; first += CHUNK_ROWS) {
+        int rows = end - first < CHUNK_ROWS ? end - first : CHUNK_ROWS;
+        *PORTABLE_AT(call->chunks.list + (*count)++) =
+            (linear_chunk){s, first, rows, first + rows == end ? snapshot : 0};
+    }
+}
+
+/* Chunks of a sequence end with a row that has a snapshot, or with 64 rows. */
+static void list_sequence(const linear_call *call, int s, int *count)
+{
+    const linear_sequence sequence = linear_find_sequence(&call->batch, s);
+    int before = *count, from = 0;
+    for (int t = 0; t < sequence.num_rows && sequence.num_rows >= CHUNK_LEAST; t++) {
+        int slot = linear_snapshot(&call->batch, sequence.first_row + t);
+        if (slot || t + 1 == sequence.num_rows) {
+            add_chunk(call, s, from, t + 1, slot, count);
+            from = t + 1;
+        }
+        if (*count - before > 2 * ((sequence.num_rows + CHUNK_ROWS - 1) / CHUNK_ROWS)) {
+            *count = before;
+            break;
+        }
+    }
+    *PORTABLE_AT(call->chunks.sequences + 2 * s) = before;
+    *PORTABLE_AT(call->chunks.sequences + 2 * s + 1) = *count - before;
+}
+
+static void list(const struct fake_cuda_launch *launch)
+{
+    const linear_call *call = launch->arguments[0];
+    int count = 0;
+    for (int s = 0; s < linear_num_real(&call->batch); s++)
+        list_sequence(call, s, &count);
+    *PORTABLE_AT(call->chunks.count) = count;
+}
+
+/* Its results have no reader but the stand-in below, which needs none: that a chunk's last byte
+ * is there is all that is looked at. */
+static void ready(const struct fake_cuda_launch *launch)
+{
+    const linear_call *call = launch->arguments[0];
+    const linear_dims *d = &call->dims;
+    const int delta = d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
+    const int heads = d->family == LINEAR_FAMILY_KDA ? d->v_heads : d->k_heads;
+    const int64_t values = (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, delta);
+    const int parts =
+        heads == d->v_heads ? 1 : (d->ratio + CHUNK_READY_HEADS - 1) / CHUNK_READY_HEADS;
+    int first = *(const int *)launch->arguments[1];
+    for (int64_t i = 0; i < launch->grid[0] / (heads * parts); i++)
+        if (first + i < linear_load_int(call->chunks.count, 0)) {
+            *PORTABLE_AT(call->chunks.keys + (i + 1) * heads * CHUNK_KEYS_BYTES - 1) = 1;
+            *PORTABLE_AT(call->chunks.values + (i + 1) * values - 1) = (char)(first + i + 1);
+        }
+}
+
+/* A sequence, in the launch that has the last of its chunks. */
+static void states_sequence(const linear_call *call, int s, int first, int64_t blocks)
+{
+    const linear_dims *d = &call->dims;
+    int begin = linear_load_int(call->chunks.sequences, 2 * s);
+    int end = begin + linear_load_int(call->chunks.sequences, 2 * s + 1);
+    if (end == begin || end <= first || end > first + call->chunks.window)
+        return;
+    const int delta = d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
+    const int64_t values = (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, delta);
+    if (*PORTABLE_AT(call->chunks.values + (end - first) * values - 1) != (char)end)
+        return; /* not ready */
+    for (int head = 0; head < d->v_heads && blocks > 0; head++)
+        for (int value = 0; value < d->v_dim; value += 16 * CHUNK_STATE_WARPS, blocks--)
+            if (blocks > 0)
+                steps_columns(call, s, head, value,
+                              d->v_dim - value < 16 * CHUNK_STATE_WARPS ? d->v_dim - value
+                                                                        : 16 * CHUNK_STATE_WARPS);
+}
+
+static void states(const struct fake_cuda_launch *launch)
+{
+    const linear_call *call = launch->arguments[0];
+    const linear_dims *d = &call->dims;
+    int columns = 16 * CHUNK_STATE_WARPS, slices = (d->v_dim + columns - 1) / columns;
+    int64_t blocks = launch->grid[0];
+    for (int s = 0; s < linear_num_real(&call->batch); s++)
+        states_sequence(call, s, *(const int *)launch->arguments[1],
+                        blocks - (int64_t)s * d->v_heads * slices);
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
@@ -259,11 +354,17 @@ __attribute__((constructor)) static void define(void)
         "linear_decode_plain_128", "linear_decode_delta_128", "linear_decode_channels_128",
         "linear_steps_plain_128",  "linear_steps_delta_128",  "linear_steps_channels_128",
         "linear_steps_plain_256",  "linear_steps_delta_256",  "linear_steps_channels_256"};
+    static const char *const chunked[] = {"linear_ready_plain", "linear_ready_delta",
+                                          "linear_ready_channels", "linear_states_plain",
+                                          "linear_states_delta"};
     static const size_t sizes[] = {sizeof(linear_call), sizeof(int)};
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)
         return;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         fake.define_kernel(names[i], steps, sizes, 1, NULL);
+    fake.define_kernel("linear_list", list, sizes, 1, NULL);
+    for (size_t i = 0; i < sizeof chunked / sizeof chunked[0]; i++)
+        fake.define_kernel(chunked[i], i < 3 ? ready : states, sizes, 2, NULL);
     fake.define_kernel("linear_convolve", convolve, sizes, 1, NULL);
     fake.define_kernel("linear_convolve_bf16", convolve_vectors, sizes, 1, NULL);
     fake.define_kernel("linear_convolve_f16", convolve_vectors, sizes, 1, NULL);

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * chunks.c: sequences that go by chunks: for which layers, in what memory, by which launches. Which
+ * of a batch's sequences are long enough is found on the device.
+ */
+#include "linear_like.h"
+
+#include "attn_plugin_util.h"
+#include "plugins/common/cuda/launch.h"
+
+enum {
+    ALIGNMENT = 256,
+    MOST_TILES = 384 << 20 /* bytes of tiles; a batch that needs more takes more launches */
+};
+
+static int is_tiled(int32_t dim)
+{
+    return dim % CHUNK_PANEL == 0 && dim <= CHUNK_MAX_KEYS;
+}
+
+int linear_is_delta(const linear_dims *d)
+{
+    return d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
+}
+
+uint32_t linear_ready_shared(const linear_dims *d)
+{
+    return d->family == LINEAR_FAMILY_KDA ? CHUNK_CHANNELS_SHARED
+                                          : CHUNK_READY_SHARED(linear_is_delta(d));
+}
+
+/* Products of 16-bit numbers are no worse than what is rounded anyway: q, k and v after a
+ * convolution or a norm, or else the output and what a delta rule leaves in a bf16 state. States of
+ * the others keep fp32's precision. */
+static int is_rounded(const linear_group *g)
+{
+    const linear_dims *d = &g->dims;
+    return d->width > 0 || d->l2_norm ||
+           (g->out_dtype == ATTN_BF16 && (!linear_is_delta(d) || g->state_dtype == ATTN_BF16));
+}
+
+int linear_goes_by_chunks(const linear_group *g, const attn_problem *problem)
+{
+    const linear_dims *d = &g->dims;
+    return d->family != LINEAR_FAMILY_SHORT_CONV &&
+           !(problem->need_notes & ATTN_NOTE_BATCH_INVARIANT) && g->q_dtype != ATTN_F32 &&
+           g->out_dtype != ATTN_F32 && is_tiled(d->k_dim) && is_tiled(d->v_dim) &&
+           d->width <= CHUNK_MAX_WIDTH && is_rounded(g);
+}
+
+/* ---- Scratch --------------------------------------------------------------------------------- */
+
+static int key_heads(const linear_dims *d)
+{
+    return d->family == LINEAR_FAMILY_KDA ? d->v_heads : d->k_heads;
+}
+
+static uint64_t take(uint64_t *at, uint64_t bytes)
+{
+    uint64_t begin = *at;
+    *at = (begin + bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return begin;
+}
+
+/* The number of chunks comes first, then the sequences. */
+linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_bounds *bounds)
+{
+    const linear_dims *d = &group->dims;
+    linear_scratch to = {0};
+    if (!group->by_chunks || bounds->max_q_len < CHUNK_LEAST)
+        return to;
+    const int panels = d->v_dim / CHUNK_PANEL;
+    const uint64_t seqs = (uint64_t)bounds->max_seqs, heads = (uint64_t)d->v_heads;
+    const uint64_t keys = (uint64_t)key_heads(d) * CHUNK_KEYS_BYTES;
+    const uint64_t values = heads * (uint64_t)CHUNK_VALUES_BYTES(panels, linear_is_delta(d));
+    uint64_t window = CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 0);
+    if (window > MOST_TILES / (keys + values))
+        window = MOST_TILES / (keys + values) + 1;
+    uint64_t at = ALIGNMENT;
+    take(&at, 2 * seqs * sizeof(int32_t));
+    to.list = take(&at, CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 1) * sizeof(linear_chunk));
+    to.carry = take(&at, 2 * heads * (uint64_t)panels * CHUNK_CARRY * sizeof(float));
+    to.keys = take(&at, window * keys);
+    to.values = take(&at, window * values);
+    to.bytes = at;
+    to.window = (int32_t)window;
+    return to;
+}
+
+static void point(const attn_metadata *metadata, const linear_group *group, linear_call *call)
+{
+    const linear_scratch parts = linear_lay_out_scratch(group, &metadata->plan.bounds);
+    const cuda_extent e = cuda_plan_extent(&metadata->plan);
+    char *base = metadata->scratch;
+    call->chunks =
+        (linear_chunks){.count = (int *)(void *)base,
+                        .sequences = (int *)(void *)(base + ALIGNMENT),
+                        .list = (linear_chunk *)(void *)(base + parts.list),
+                        .carry = (float *)(void *)(base + parts.carry),
+                        .keys = base + parts.keys,
+                        .values = base + parts.values,
+                        .most = (int)CHUNK_MOST(e.tokens, e.seqs, call->batch.snapshots != NULL),
+                        .window = parts.window};
+}
+
+/* ---- Launches -------------------------------------------------------------------------------- */
+
+/* Blocks of linear_ready_* for a chunk. */
+static int64_t ready_blocks(const linear_dims *d)
+{
+    const int parts = (d->ratio + CHUNK_READY_HEADS - 1) / CHUNK_READY_HEADS;
+    return d->family == LINEAR_FAMILY_KDA ? d->v_heads : (int64_t)d->k_heads * parts;
+}
+
+attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_group *group,
+                                 linear_call *call, attn_stream stream, attn_error *error)
+{
+    const linear_dims *d = &group->dims;
+    const cuda_api *cuda = metadata->instance->cuda;
+    const cuda_extent e = cuda_plan_extent(&metadata->plan);
+    if (!group->by_chunks || e.q_len < CHUNK_LEAST ||
+        !(call->operands.aligned & LINEAR_ALIGNED_ROWS))
+        return ATTN_OK;
+    point(metadata, group, call);
+    const linear_chunks *chunks = &call->chunks;
+    const int at_once = chunks->window < chunks->most ? chunks->window : chunks->most;
+    const int columns = CHUNK_PANEL * CHUNK_STATE_WARPS, delta = linear_is_delta(d);
+    int first = 0;
+    void *params[] = {call, &first};
+    const cuda_launch list = {.function = group->list,
+                              .name = "linear_list",
+                              .grid = {1, 1, 1},
+                              .block = {CHUNK_PLAN_THREADS}};
+    const cuda_launch ready = {.function = group->ready,
+                               .name = "linear_ready",
+                               .grid = {at_once * ready_blocks(d), 1, 1},
+                               .block = {CHUNK_READY_THREADS},
+                               .shared = linear_ready_shared(d)};
+    const cuda_launch states = {
+        .function = group->states,
+        .name = "linear_states",
+        .grid = {e.seqs * d->v_heads * ((d->v_dim + columns - 1) / columns), 1, 1},
+        .block = {64 * CHUNK_STATE_WARPS},
+        .shared = (uint32_t)CHUNK_STATES_SHARED(CHUNK_STATE_WARPS, delta)};
+    attn_status status = cuda_launch_run(cuda, &list, params, stream, error);
+    for (; first < chunks->most && status == ATTN_OK; first += chunks->window) {
+        status = cuda_launch_run(cuda, &ready, params, stream, error);
+        if (status == ATTN_OK)
+            status = cuda_launch_run(cuda, &states, params, stream, error);
+    }
+    return status;
+}

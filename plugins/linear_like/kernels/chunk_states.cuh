@@ -1,0 +1,547 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * chunk_states.cuh: the states of sequences from chunk to chunk, and all outputs, from what
+ * chunk_ready.cuh has made of each chunk.
+ *
+ * A block has 64 values of a head and all of k, a warp 16 of them: the transposed state, 64 x 128,
+ * is the sums of a warpgroup's product from the first chunk to the last. Sums of one product have
+ * the shape of the next one's left operand:
+ *
+ *   U' = u - w S;  O = q S + P U';  S = decay S + k' U'
+ *
+ * all transposed: S' w', S' q', U'' P', U'' k. The first warpgroup passes the state on; the second
+ * makes outputs of the state and of U', which it is handed as they are in the first one's
+ * registers.
+ */
+#ifndef LINEAR_LIKE_CHUNK_STATES_CUH
+#define LINEAR_LIKE_CHUNK_STATES_CUH
+
+#include "plugins/linear_like/kernels/chunk_tile.cuh"
+
+/* Numbers of a chunk's rows and of its keys, in a tile's CHUNK_NUMBERS: products are multiplied by
+ * them. */
+enum {
+    NUMBERS_Q = 0,
+    NUMBERS_W = 64,
+    NUMBERS_U = 128,
+    NUMBERS_P = 192,
+    NUMBERS_K = 256, /* and what is left of a row's update at the end of the chunk */
+    NUMBERS_V = 320, /* u as the layer's v */
+    NUMBERS_DECAY = 384
+};
+
+typedef float state_tile[64]; /* of k by eights: v r at k 2 q, 2 q + 1; v r + 8 at the same */
+
+/* ---- States in a pool ------------------------------------------------------------------------ */
+
+struct state_place {
+    int head, value, key; /* of the first element: value + 8 for the second pair */
+};
+
+template <bool STORE>
+DEVICE void pass_state(const linear_call &call, int slot, const state_place &at, state_tile &s)
+{
+    const linear_operands &o = call.operands;
+    const linear_dims &d = call.dims;
+    char *pool = o.state + slot * o.state_slot + at.head * o.state_head;
+#pragma unroll
+    for (int n = 0; n < 16; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int k = at.key + 8 * n + e % 2, v = at.value + e / 2 * 8;
+            char *row = pool + (d.vk ? v : k) * o.state_row;
+            if (k >= d.k_dim)
+                continue;
+            if (!STORE)
+                s[4 * n + e] = element_load(d.state_dtype, row, d.vk ? k : v);
+            else
+                element_store(d.state_dtype, row, d.vk ? k : v, s[4 * n + e]);
+        }
+}
+
+/* ---- Copies ---------------------------------------------------------------------------------- */
+
+DEVICE void copy_bytes(unsigned to, const char *from, int bytes)
+{
+    for (int i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
+        copy_async(to + i, from + i);
+}
+
+/* Everything that a block needs of a chunk, at number `index` of the window. */
+template <bool DELTA>
+DEVICE void copy_chunk(const linear_call &call, unsigned stage, int index, int head, int panel)
+{
+    constexpr int common = CHUNK_VALUES_BYTES(0, DELTA);
+    const linear_dims &d = call.dims;
+    const int panels = d.v_dim / CHUNK_PANEL;
+    const int own = d.family == LINEAR_FAMILY_KDA;
+    const i64 keys = (i64)index * (own ? d.v_heads : d.k_heads) + (own ? head : head / d.ratio);
+    const char *values =
+        call.chunks.values + ((i64)index * d.v_heads + head) * CHUNK_VALUES_BYTES(panels, DELTA);
+    copy_bytes(stage, call.chunks.keys + keys * CHUNK_KEYS_BYTES, CHUNK_KEYS_BYTES);
+    copy_bytes(stage + CHUNK_KEYS_BYTES, values, common);
+    copy_bytes(stage + CHUNK_KEYS_BYTES + common, values + common + panel * CHUNK_PANEL_BYTES,
+               int_min(CHUNK_STATE_WARPS, panels - panel) * CHUNK_PANEL_BYTES);
+    copy_commit();
+}
+
+/* ---- Operands -------------------------------------------------------------------------------- */
+
+/* Rows of sums times a power of two each: a left operand, and what its products are to be
+ * multiplied by. COUNT: sums by eights. */
+template <int COUNT> struct left_operand {
+    u32 at[COUNT / 2][4];
+    float times[2];
+};
+
+template <int COUNT>
+DEVICE void make_left(const float (&x)[4 * COUNT], left_operand<COUNT> &to, float (&scale)[2])
+{
+    float largest[2] = {0, 0};
+#pragma unroll
+    for (int n = 0; n < 4 * COUNT; n += 4) {
+        largest[0] = fmaxf(largest[0], fmaxf(fabsf(x[n]), fabsf(x[n + 1])));
+        largest[1] = fmaxf(largest[1], fmaxf(fabsf(x[n + 2]), fabsf(x[n + 3])));
+    }
+    scale[0] = find_scale(largest_of_row(largest[0]), &to.times[0]);
+    scale[1] = find_scale(largest_of_row(largest[1]), &to.times[1]);
+#pragma unroll
+    for (int n = 0; n < COUNT; n++) {
+        to.at[n / 2][n % 2 * 2] = pack_half(x[4 * n] * scale[0], x[4 * n + 1] * scale[0]);
+        to.at[n / 2][n % 2 * 2 + 1] = pack_half(x[4 * n + 2] * scale[1], x[4 * n + 3] * scale[1]);
+    }
+}
+
+/* What is left of x when it has been rounded to `a`. */
+DEVICE void make_rest(const float (&x)[32], const left_operand<8> &a, const float (&scale)[2],
+                      u32 (&rest)[4][4])
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            rest[n / 2][n % 2 * 2 + i] =
+                pack_rest(x[4 * n + 2 * i] * scale[i], x[4 * n + 2 * i + 1] * scale[i],
+                          a.at[n / 2][n % 2 * 2 + i]);
+}
+
+/* ---- Products -------------------------------------------------------------------------------- */
+
+/* sums[64 x 64] = a[64 x 16 STEPS] * (rows of a tile)', by a warpgroup; wait_product() before they
+ * are used. */
+template <int STEPS>
+DEVICE void multiply_rows(float (&sums)[32], const u32 (&a)[STEPS][4], unsigned tile)
+{
+#if HAS_HOPPER
+    const unsigned long long b = matrix_descriptor(tile, 16, 1024);
+    products_fence();
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+        product_register<64, true, 0>(
+            sums, a[step], descriptor_advance(b, step / 4 * (CHUNK_TILE / 2) + step % 4 * 32),
+            step > 0);
+    products_commit();
+#else
+    const int lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
+#pragma unroll
+    for (int n = 0; n < 32; n++)
+        sums[n] = 0;
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+#pragma unroll
+        for (int pair = 0; pair < 4; pair++) {
+            u32 b[4];
+            load_matrices(tile + tile_offset(row, 2 * step + half) + pair * 2048, b);
+            multiply(*(float(*)[4]) & sums[8 * pair], a[step], b[0], b[1]);
+            multiply(*(float(*)[4]) & sums[8 * pair + 4], a[step], b[2], b[3]);
+        }
+#endif
+}
+
+/* sums[64 x 64] (+)= a[64 x 64] * (a panel of a tile). */
+DEVICE void multiply_panel(float (&sums)[32], const u32 (&a)[4][4], unsigned panel, bool add)
+{
+#if HAS_HOPPER
+    const unsigned long long b = matrix_descriptor(panel, CHUNK_TILE / 2, 1024);
+    products_fence();
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+        product_register<64, true, 1>(sums, a[step], descriptor_advance(b, step * 2048),
+                                      add || step > 0);
+    products_commit();
+#else
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < 32; n++)
+        sums[n] = add ? sums[n] : 0;
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+#pragma unroll
+        for (int pair = 0; pair < 4; pair++) {
+            u32 b[4];
+            load_matrices_turned(panel + tile_offset(lane % 16, 2 * pair + lane / 16) + step * 2048,
+                                 b);
+            multiply(*(float(*)[4]) & sums[8 * pair], a[step], b[0], b[1]);
+            multiply(*(float(*)[4]) & sums[8 * pair + 4], a[step], b[2], b[3]);
+        }
+#endif
+}
+
+/* Until at most PENDING of the products that were begun are under way. */
+template <int PENDING> DEVICE void wait_product(float (&sums)[32])
+{
+    products_wait<PENDING>();
+    products_arrived(sums);
+}
+
+/* ---- What the warpgroups hand on ------------------------------------------------------------- */
+
+/* A left operand, each thread's as it is in its registers. */
+template <int COUNT> DEVICE void hand_on(char *to, const left_operand<COUNT> &x)
+{
+    const int thread = threadIdx.x % 128;
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; i++)
+        ((uint4 *)to)[i * 128 + thread] =
+            make_uint4(x.at[i][0], x.at[i][1], x.at[i][2], x.at[i][3]);
+    ((float2 *)((uint4 *)to + COUNT / 2 * 128))[thread] = make_float2(x.times[0], x.times[1]);
+}
+
+template <int COUNT> DEVICE void take_over(const char *from, left_operand<COUNT> &x)
+{
+    const int thread = threadIdx.x % 128;
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; i++) {
+        const uint4 y = ((const uint4 *)from)[i * 128 + thread];
+        x.at[i][0] = y.x, x.at[i][1] = y.y, x.at[i][2] = y.z, x.at[i][3] = y.w;
+    }
+    const float2 y = ((const float2 *)((const uint4 *)from + COUNT / 2 * 128))[thread];
+    x.times[0] = y.x, x.times[1] = y.y;
+}
+
+enum { HANDED_STATE = 1, HANDED_UPDATES = 2 /* named barriers */ };
+
+/* A stage of shared memory, and where the halves of a block meet. */
+struct states_memory {
+    unsigned q, k, products, w, u; /* u: the warp's panel */
+    const float *numbers;
+    const char *values; /* u again */
+    char *state, *updates;
+    float *turn; /* the warp's */
+};
+
+template <bool DELTA> DEVICE states_memory find_memory(char *memory, int stage, int warp)
+{
+    constexpr int bytes = CHUNK_STAGE(CHUNK_STATE_WARPS, DELTA);
+    constexpr int panels = CHUNK_KEYS_BYTES + CHUNK_VALUES_BYTES(0, DELTA);
+    char *at = memory + stage * bytes, *handed = memory + 2 * bytes;
+    const unsigned from = shared_address(at);
+    states_memory m;
+    m.q = from;
+    m.k = from + CHUNK_TILE;
+    m.products = from + CHUNK_KEYS_BYTES + CHUNK_NUMBERS;
+    m.w = m.products + CHUNK_PRODUCTS;
+    m.u = from + panels + warp * CHUNK_PANEL_BYTES;
+    m.numbers = (const float *)(at + CHUNK_KEYS_BYTES);
+    m.values = at + panels + warp * CHUNK_PANEL_BYTES;
+    m.state = handed;
+    m.updates = handed + 9 * 2048;
+    m.turn = (float *)(handed + 14 * 2048) + warp * 16 * 20;
+    return m;
+}
+
+/* ---- The state ------------------------------------------------------------------------------- */
+
+/* What the rows of a chunk add to a state: u - w S. `x`: w S, if there is one. */
+template <bool DELTA>
+DEVICE void find_updates(const states_memory &m, const left_operand<16> &s, int lane,
+                         float (&x)[32])
+{
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) {
+        const int row = 16 * pair + lane % 8 + lane / 16 * 8;
+        u32 b[4];
+        load_matrices_turned(m.u + panel_offset(row, lane / 8 % 2), b);
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const int at = 4 * (2 * pair + n), c = 8 * (2 * pair + n) + lane % 4 * 2;
+            const float2 times = *(const float2 *)(m.numbers + NUMBERS_U + c);
+            const float2 less = DELTA ? *(const float2 *)(m.numbers + NUMBERS_W + c) : times;
+            const float held[4] = {DELTA ? x[at] * (less.x * s.times[0]) : 0,
+                                   DELTA ? x[at + 1] * (less.y * s.times[0]) : 0,
+                                   DELTA ? x[at + 2] * (less.x * s.times[1]) : 0,
+                                   DELTA ? x[at + 3] * (less.y * s.times[1]) : 0};
+            x[at] = half_low(b[2 * n]) * times.x - held[0];
+            x[at + 1] = half_high(b[2 * n]) * times.y - held[1];
+            x[at + 2] = half_low(b[2 * n + 1]) * times.x - held[2];
+            x[at + 3] = half_high(b[2 * n + 1]) * times.y - held[3];
+        }
+    }
+}
+
+/* Half of the state after the chunk. */
+DEVICE void fold(const states_memory &m, const float (&sums)[32], const left_operand<8> &a,
+                 int half, int lane, state_tile &s)
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const int at = 4 * (8 * half + n);
+        const float2 decay =
+            *(const float2 *)(m.numbers + NUMBERS_DECAY + 8 * (8 * half + n) + lane % 4 * 2);
+        s[at] = s[at] * decay.x + sums[4 * n] * a.times[0];
+        s[at + 1] = s[at + 1] * decay.y + sums[4 * n + 1] * a.times[0];
+        s[at + 2] = s[at + 2] * decay.x + sums[4 * n + 2] * a.times[1];
+        s[at + 3] = s[at + 3] * decay.y + sums[4 * n + 3] * a.times[1];
+    }
+}
+
+/* The state after a chunk. EXACT: updates as two numbers each. */
+template <bool DELTA, bool EXACT>
+DEVICE void pass_chunk(const states_memory &m, int lane, state_tile &s)
+{
+    left_operand<16> held;
+    left_operand<8> added;
+    float x[32], scale[2], low[32], high[32];
+    u32 rest[4][4];
+    make_left(s, held, scale);
+    if constexpr (DELTA)
+        multiply_rows<8>(x, held.at, m.w);
+    hand_on(m.state, held);
+    named_arrive(HANDED_STATE, 64 * CHUNK_STATE_WARPS);
+    if constexpr (DELTA)
+        wait_product<0>(x);
+    find_updates<DELTA>(m, held, lane, x);
+    make_left(x, added, scale);
+    hand_on(m.updates, added);
+    named_arrive(HANDED_UPDATES, 64 * CHUNK_STATE_WARPS);
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const float2 times = *(const float2 *)(m.numbers + NUMBERS_K + 8 * n + lane % 4 * 2);
+        x[4 * n] *= times.x, x[4 * n + 1] *= times.y;
+        x[4 * n + 2] *= times.x, x[4 * n + 3] *= times.y;
+    }
+    make_left(x, added, scale);
+    if constexpr (EXACT)
+        make_rest(x, added, scale, rest);
+    multiply_panel(low, added.at, m.k, false);
+    if constexpr (EXACT)
+        multiply_panel(low, rest, m.k, true);
+    multiply_panel(high, added.at, m.k + CHUNK_TILE / 2, false);
+    if constexpr (EXACT)
+        multiply_panel(high, rest, m.k + CHUNK_TILE / 2, true);
+    wait_product<EXACT ? 2 : 1>(low);
+    fold(m, low, added, 0, lane, s);
+    wait_product<0>(high);
+    fold(m, high, added, 1, lane, s);
+}
+
+/* ---- Outputs --------------------------------------------------------------------------------- */
+
+DEVICE void unpack_eight(int dtype, uint4 from, float (&x)[8])
+{
+    const u32 words[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        x[2 * i] = dtype == ELEMENT_F16 ? half_low(words[i]) : bits_f32(words[i] << 16);
+        x[2 * i + 1] = dtype == ELEMENT_F16 ? half_high(words[i]) : bits_f32(words[i] & 0xffff0000);
+    }
+}
+
+DEVICE u32 pack_two(int dtype, float low, float high)
+{
+    u32 packed;
+    if (dtype == ELEMENT_F16)
+        return pack_half(low, high);
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+/* For results of 16 bits, which these instructions' errors, of 2^-21, are far below. */
+DEVICE float fast_silu(float x)
+{
+    return __fdividef(x, 1.0f + __expf(-x));
+}
+
+/* Eight neighbouring values of a row's output. `v`: those of u. */
+DEVICE void write_eight(const linear_call &call, int row, int head, int value, float (&x)[8],
+                        uint4 v, float v_times)
+{
+    const linear_operands &o = call.operands;
+    const linear_dims &d = call.dims;
+    float y[8];
+    if (o.skip) {
+        unpack_eight(ELEMENT_F16, v, y);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] += linear_skip(&call, head, value + i) * (y[i] * v_times);
+    }
+    if (o.z) {
+        unpack_eight(d.dtype, *(const uint4 *)(o.z + row * o.z_row + head * o.z_head + value * 2),
+                     y);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] *= fast_silu(y[i]);
+    }
+    *(uint4 *)(o.out + row * o.out_row + head * o.out_head + value * 2) =
+        make_uint4(pack_two(d.out_dtype, x[0], x[1]), pack_two(d.out_dtype, x[2], x[3]),
+                   pack_two(d.out_dtype, x[4], x[5]), pack_two(d.out_dtype, x[6], x[7]));
+}
+
+/* Outputs of a chunk's rows, of which the first is `row` of the batch; turned in shared memory,
+ * sixteen rows at a time. */
+DEVICE void write_chunk(const linear_call &call, const states_memory &m, int row, int rows,
+                        int head, int value, int lane)
+{
+    left_operand<16> s;
+    left_operand<8> x;
+    float read[32], added[32];
+    named_sync(HANDED_STATE, 64 * CHUNK_STATE_WARPS);
+    take_over(m.state, s);
+    multiply_rows<8>(read, s.at, m.q);
+    named_sync(HANDED_UPDATES, 64 * CHUNK_STATE_WARPS);
+    take_over(m.updates, x);
+    multiply_rows<4>(added, x.at, m.products);
+    wait_product<0>(read);
+    products_arrived(added);
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) {
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const int c = 8 * n + lane % 4 * 2, at = 4 * (2 * pair + n);
+            const float2 a = *(const float2 *)(m.numbers + NUMBERS_Q + 16 * pair + c);
+            const float2 p = *(const float2 *)(m.numbers + NUMBERS_P + 16 * pair + c);
+            float *to = m.turn + c * 20 + lane / 4;
+            to[0] = read[at] * (a.x * s.times[0]) + added[at] * (p.x * x.times[0]);
+            to[20] = read[at + 1] * (a.y * s.times[0]) + added[at + 1] * (p.y * x.times[0]);
+            to[8] = read[at + 2] * (a.x * s.times[1]) + added[at + 2] * (p.x * x.times[1]);
+            to[28] = read[at + 3] * (a.y * s.times[1]) + added[at + 3] * (p.y * x.times[1]);
+        }
+        __syncwarp();
+        const int c = lane / 2, at = 16 * pair + c;
+        if (at < rows && value < call.dims.v_dim) {
+            const float4 low = *(const float4 *)(m.turn + c * 20 + lane % 2 * 8);
+            const float4 high = *(const float4 *)(m.turn + c * 20 + lane % 2 * 8 + 4);
+            float y[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            write_eight(call, row + at, head, value + lane % 2 * 8, y,
+                        *(const uint4 *)(m.values + panel_offset(at, lane % 2)),
+                        m.numbers[NUMBERS_V + at]);
+        }
+        __syncwarp();
+    }
+}
+
+/* ---- A sequence ------------------------------------------------------------------------------ */
+
+DEVICE void carry_state(float *carry, bool store, state_tile &s)
+{
+#pragma unroll
+    for (int n = 0; n < 16; n++) {
+        float4 *at = (float4 *)carry + n * 32;
+        if (store) {
+            *at = make_float4(s[4 * n], s[4 * n + 1], s[4 * n + 2], s[4 * n + 3]);
+        } else {
+            float4 x = *at;
+            s[4 * n] = x.x, s[4 * n + 1] = x.y, s[4 * n + 2] = x.z, s[4 * n + 3] = x.w;
+        }
+    }
+}
+
+/* A block's part of a launch: chunks [from, to) of the list, those of a sequence being [begin,
+ * end).
+ */
+struct states_work {
+    linear_sequence sequence;
+    int first, begin, end, from, to;
+    int head, panel; /* the first of the block's */
+};
+
+/* The next chunk is there, and the one after it on its way. */
+template <bool DELTA>
+DEVICE void next_chunk(const linear_call &call, const states_work &work, int i, char *memory)
+{
+    constexpr int bytes = CHUNK_STAGE(CHUNK_STATE_WARPS, DELTA);
+    copy_wait<0>();
+    fence_async_shared();
+    __syncthreads();
+    if (i + 1 < work.to)
+        copy_chunk<DELTA>(call, shared_address(memory) + (i + 1 - work.from) % 2 * bytes,
+                          i + 1 - work.first, work.head, work.panel);
+}
+
+template <bool DELTA, bool EXACT>
+DEVICE void pass_chunks(const linear_call &call, const states_work &work, int warp, int lane,
+                        char *memory)
+{
+    const linear_chunks &chunks = call.chunks;
+    const int panels = call.dims.v_dim / CHUNK_PANEL, panel = work.panel + warp;
+    const bool here = panel < panels;
+    const state_place at = {work.head, panel * CHUNK_PANEL + lane / 4, lane % 4 * 2};
+    const i64 half = (i64)call.dims.v_heads * panels * CHUNK_CARRY;
+    const int odd = work.first / chunks.window % 2;
+    float *carry = chunks.carry + ((i64)work.head * panels + panel) * CHUNK_CARRY + lane * 4;
+    state_tile s = {};
+    if (here && work.from > work.begin)
+        carry_state(carry + (1 - odd) * half, false, s);
+    else if (here && work.sequence.slot)
+        pass_state<false>(call, work.sequence.slot, at, s);
+#pragma unroll 1
+    for (int i = work.from; i < work.to; i++) {
+        const int snapshot = chunks.list[i].snapshot;
+        next_chunk<DELTA>(call, work, i, memory);
+        pass_chunk<DELTA, EXACT>(find_memory<DELTA>(memory, (i - work.from) % 2, warp), lane, s);
+        if (here && snapshot)
+            pass_state<true>(call, snapshot, at, s);
+    }
+    if (here && work.to < work.end)
+        carry_state(carry + odd * half, true, s);
+    else if (here && work.sequence.dst)
+        pass_state<true>(call, work.sequence.dst, at, s);
+}
+
+template <bool DELTA>
+DEVICE void write_chunks(const linear_call &call, const states_work &work, int warp, int lane,
+                         char *memory)
+{
+#pragma unroll 1
+    for (int i = work.from; i < work.to; i++) {
+        const linear_chunk chunk = call.chunks.list[i];
+        next_chunk<DELTA>(call, work, i, memory);
+        write_chunk(call, find_memory<DELTA>(memory, (i - work.from) % 2, warp),
+                    work.sequence.first_row + chunk.first, chunk.rows, work.head,
+                    (work.panel + warp) * CHUNK_PANEL, lane);
+    }
+}
+
+/* Blocks: sequences, times v heads, times slices of 64 values. Chunks of the list from `first` on.
+ */
+template <bool DELTA, bool EXACT>
+DEVICE void states_block(const linear_call &call, int first, char *memory)
+{
+    const linear_dims &d = call.dims;
+    const int panels = d.v_dim / CHUNK_PANEL;
+    const int slices = (panels + CHUNK_STATE_WARPS - 1) / CHUNK_STATE_WARPS;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % CHUNK_STATE_WARPS;
+    /* The same in all lanes, and told so to the compiler. */
+    const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
+    const int rest = blockIdx.x / slices, number = rest / d.v_heads;
+    if (number >= linear_num_real(&call.batch))
+        return;
+    states_work work;
+    work.first = first;
+    work.begin = call.chunks.sequences[2 * number];
+    work.end = work.begin + call.chunks.sequences[2 * number + 1];
+    work.from = work.begin > first ? work.begin : first;
+    work.to = int_min(work.end, first + call.chunks.window);
+    work.head = rest % d.v_heads;
+    work.panel = blockIdx.x % slices * CHUNK_STATE_WARPS;
+    if (work.from >= work.to)
+        return;
+    work.sequence = linear_find_sequence(&call.batch, number);
+    copy_chunk<DELTA>(call, shared_address(memory), work.from - first, work.head, work.panel);
+    if (group == 0)
+        pass_chunks<DELTA, EXACT>(call, work, warp, lane, memory);
+    else
+        write_chunks<DELTA>(call, work, warp, lane, memory);
+}
+
+#endif /* LINEAR_LIKE_CHUNK_STATES_CUH */
