@@ -20,12 +20,15 @@ CUDA_IMAGE_DECLARE(steps_kv_bf16)
 CUDA_IMAGE_DECLARE(steps_vk_f32)
 CUDA_IMAGE_DECLARE(steps_vk_bf16)
 CUDA_IMAGE_DECLARE(rows)
-CUDA_IMAGE_DECLARE(chunks)
+CUDA_IMAGE_DECLARE(chunk_ready)
+CUDA_IMAGE_DECLARE(chunk_channels)
+CUDA_IMAGE_DECLARE(chunk_states)
 
 /* By module; those of the recurrence: 2 * vk + bf16. */
-static const cuda_image images[MODULE_COUNT] = {CUDA_IMAGE(steps_kv_f32), CUDA_IMAGE(steps_kv_bf16),
-                                                CUDA_IMAGE(steps_vk_f32), CUDA_IMAGE(steps_vk_bf16),
-                                                CUDA_IMAGE(rows),         CUDA_IMAGE(chunks)};
+static const cuda_image images[MODULE_COUNT] = {
+    CUDA_IMAGE(steps_kv_f32),   CUDA_IMAGE(steps_kv_bf16), CUDA_IMAGE(steps_vk_f32),
+    CUDA_IMAGE(steps_vk_bf16),  CUDA_IMAGE(rows),          CUDA_IMAGE(chunk_ready),
+    CUDA_IMAGE(chunk_channels), CUDA_IMAGE(chunk_states)};
 
 /* The kernel `name` of a module, which is loaded when it is first wanted. `shared`: bytes that its
  * launches ask for, beyond what any may. */
@@ -68,16 +71,17 @@ static attn_status load_steps(attn_instance *made, linear_group *group, attn_err
 static attn_status load_chunks(attn_instance *made, linear_group *group, attn_error *error)
 {
     const int delta = linear_is_delta(&group->dims);
+    const int ready = group->dims.family == LINEAR_FAMILY_KDA ? MODULE_CHANNELS : MODULE_READY;
     char name[64];
-    attn_status status = load_kernel(made, MODULE_CHUNKS, "linear_list", 0, &group->list, error);
+    attn_status status = load_kernel(made, MODULE_READY, "linear_list", 0, &group->list, error);
     snprintf(name, sizeof name, "linear_ready_%s", mode_of(group));
     if (status == ATTN_OK)
-        status = load_kernel(made, MODULE_CHUNKS, name, linear_ready_shared(&group->dims),
-                             &group->ready, error);
+        status =
+            load_kernel(made, ready, name, linear_ready_shared(&group->dims), &group->ready, error);
     if (status == ATTN_OK)
         status =
-            load_kernel(made, MODULE_CHUNKS, delta ? "linear_states_delta" : "linear_states_plain",
-                        CHUNK_STATES_SHARED(CHUNK_STATE_WARPS, delta), &group->states, error);
+            load_kernel(made, MODULE_STATES, delta ? "linear_states_delta" : "linear_states_plain",
+                        (uint32_t)CHUNK_STATES_SHARED(delta), &group->states, error);
     return status;
 }
 

@@ -40,7 +40,14 @@ attn_status linear_require_bounds(const attn_bounds *bounds, attn_error *error);
 /* ---- Instance -------------------------------------------------------------------------------- */
 
 /* Modules: the recurrence of each layout and type of state; what goes by rows; by chunks. */
-enum { MODULE_STEPS = 0, MODULE_ROWS = 4, MODULE_CHUNKS = 5, MODULE_COUNT = 6 };
+enum {
+    MODULE_STEPS = 0,
+    MODULE_ROWS = 4,
+    MODULE_READY = 5,
+    MODULE_CHANNELS = 6,
+    MODULE_STATES = 7,
+    MODULE_COUNT = 8
+};
 
 typedef struct linear_group {
     linear_dims dims;

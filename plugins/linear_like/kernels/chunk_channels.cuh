@@ -30,15 +30,15 @@ DEVICE void load_channel_gates(const linear_call &call, const ready_chunk &chunk
     float sum = 0;
     if (k < CHUNK_ROWS)
         g.beta[k] = k < chunk.rows ? linear_beta(&call, row + k, head) : 0;
-    for (int first = 0; first < CHUNK_ROWS; first += 8) {
-        float logs[8];
+    for (int first = 0; first < CHUNK_ROWS; first += 16) {
+        float logs[16];
 #pragma unroll
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < 16; i++)
             logs[i] = first + i < chunk.rows && k < call.dims.k_dim
                           ? linear_log_decay(&call, row + first + i, head, k, NULL)
                           : 0;
 #pragma unroll
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < 16; i++)
             sums[(first + i) * SUMS_ROW + k] = sum += logs[i] < LEAST_LOG ? LEAST_LOG : logs[i];
     }
 }
@@ -202,11 +202,16 @@ static __device__ __noinline__ void decay_tile(const char *from, const float *ti
         float x[8], largest = 0;
         unpack_eight(ELEMENT_F16, *(const uint4 *)(from + tile_offset(row, place)), x);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float g = sums[row * SUMS_ROW + d + i];
-            x[i] *= __expf(rest ? sums[63 * SUMS_ROW + d + i] - g : g);
-            largest = fmaxf(largest, fabsf(x[i]));
+        for (int i = 0; i < 8; i += 4) {
+            const float4 g = *(const float4 *)(sums + row * SUMS_ROW + d + i);
+            const float4 e = rest ? *(const float4 *)(sums + 63 * SUMS_ROW + d + i)
+                                  : make_float4(2 * g.x, 2 * g.y, 2 * g.z, 2 * g.w);
+            x[i] *= __expf(e.x - g.x), x[i + 1] *= __expf(e.y - g.y);
+            x[i + 2] *= __expf(e.z - g.z), x[i + 3] *= __expf(e.w - g.w);
         }
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            largest = fmaxf(largest, fabsf(x[i]));
         float inverse, up = find_scale(largest_of_lanes(largest), &inverse);
         if (place == 0)
             to_times[row] = inverse * times[row] * scale;

@@ -105,6 +105,7 @@ DEVICE void load_taps(const linear_call &call, int c, float (&taps)[CHUNK_MAX_WI
     if (d.width == 0 || c < 0)
         return;
     if (call.operands.bias)
+#pragma unroll
         for (int i = 0; i < 8; i++)
             bias[i] = element_load(d.dtype, call.operands.bias, c + i);
     if (d.width == 4 && call.operands.weight_row == 8 && (u64)weight % 16 == 0) {
@@ -131,52 +132,54 @@ DEVICE void load_taps(const linear_call &call, int c, float (&taps)[CHUNK_MAX_WI
  * as a tile or as panels of values; rows and columns that there are not are 0, or panels that are
  * not written. Sixteen lanes have a row, eight channels each; a thread has eight rows. `times`:
  * what rows are to be multiplied by; `beta_times` the same times beta, if that is given. */
-template <bool PANELS>
-static __device__ __noinline__ void load_tile(const linear_call &call, const ready_chunk &chunk,
+template <bool PANELS, bool CONVOLVED>
+static __device__ __noinline__ void make_tile(const linear_call &call, const ready_chunk &chunk,
                                               int first, int dim, bool normalise, char *tile,
                                               float *times, const float *beta, float *beta_times)
 {
     constexpr int most = CHUNK_MAX_WIDTH;
-    const linear_dims &d = call.dims;
+    /* Read once: for all that the compiler knows, what is stored may change them. */
+    const int dtype = call.dims.dtype, silu = call.dims.silu, rows = chunk.rows;
     const int place = threadIdx.x % 16, begin = threadIdx.x / 16 * 8, c = first + place * 8;
+    const i64 apart = call.operands.mixed_row;
+    const char *from =
+        call.operands.mixed + (i64)(chunk.sequence.first_row + chunk.t + begin) * apart + c * 2;
     const bool there = place * 8 < dim;
-    float taps[most][8], window[most][8] = {}, bias[8] = {};
-    load_taps(call, there ? c : -1, taps, bias);
-    if (d.width > 1 && there && begin < chunk.rows)
-#pragma unroll
-        for (int w = 1; w < most; w++)
-            load_inputs(call, chunk, chunk.t + begin - (most - w), c, window[w]);
     uint4 raw[8];
 #pragma unroll
     for (int r = 0; r < 8; r++)
-        raw[r] = there && begin + r < chunk.rows
-                     ? *(const uint4 *)(call.operands.mixed +
-                                        (i64)(chunk.sequence.first_row + chunk.t + begin + r) *
-                                            call.operands.mixed_row +
-                                        c * 2)
-                     : make_uint4(0, 0, 0, 0);
+        raw[r] =
+            there && begin + r < rows ? *(const uint4 *)(from + r * apart) : make_uint4(0, 0, 0, 0);
+    float taps[most][8], window[most][8] = {}, bias[8] = {};
+    if constexpr (CONVOLVED) {
+        load_taps(call, there ? c : -1, taps, bias);
+        if (there && begin < rows)
+#pragma unroll
+            for (int w = 1; w < most; w++)
+                load_inputs(call, chunk, chunk.t + begin - (most - w), c, window[w]);
+    }
 #pragma unroll
     for (int r = 0; r < 8; r++) {
         const int row = begin + r;
-        float x[8] = {};
+        float x[8];
+        if constexpr (CONVOLVED) {
 #pragma unroll
-        for (int w = 0; w + 1 < most; w++)
+            for (int w = 0; w + 1 < most; w++)
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                window[w][i] = window[w + 1][i];
-        if (there && row < chunk.rows) {
-            unpack_eight(d.dtype, raw[r], window[most - 1]);
+                for (int i = 0; i < 8; i++)
+                    window[w][i] = window[w + 1][i];
+            unpack_eight(dtype, raw[r], window[most - 1]);
+            const bool here = there && row < rows;
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 x[i] = bias[i];
 #pragma unroll
                 for (int w = 0; w < most; w++)
                     x[i] += taps[w][i] * window[w][i];
+                x[i] = here ? silu ? fast_silu(x[i]) : x[i] : 0;
             }
-            if (d.width > 0 && d.silu)
-#pragma unroll
-                for (int i = 0; i < 8; i++)
-                    x[i] = fast_silu(x[i]);
+        } else {
+            unpack_eight(dtype, raw[r], x);
         }
         float largest = 0, sum = 0;
 #pragma unroll
@@ -198,6 +201,17 @@ static __device__ __noinline__ void load_tile(const linear_call &call, const rea
                     pack_half(x[0] * scale, x[1] * scale), pack_half(x[2] * scale, x[3] * scale),
                     pack_half(x[4] * scale, x[5] * scale), pack_half(x[6] * scale, x[7] * scale));
     }
+}
+
+template <bool PANELS>
+DEVICE void load_tile(const linear_call &call, const ready_chunk &chunk, int first, int dim,
+                      bool normalise, char *tile, float *times, const float *beta,
+                      float *beta_times)
+{
+    if (call.dims.width > 0)
+        make_tile<PANELS, true>(call, chunk, first, dim, normalise, tile, times, beta, beta_times);
+    else
+        make_tile<PANELS, false>(call, chunk, first, dim, normalise, tile, times, beta, beta_times);
 }
 
 /* ---- Gates ----------------------------------------------------------------------------------- */

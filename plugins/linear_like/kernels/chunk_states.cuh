@@ -59,32 +59,6 @@ DEVICE void pass_state(const linear_call &call, int slot, const state_place &at,
         }
 }
 
-/* ---- Copies ---------------------------------------------------------------------------------- */
-
-DEVICE void copy_bytes(unsigned to, const char *from, int bytes)
-{
-    for (int i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
-        copy_async(to + i, from + i);
-}
-
-/* Everything that a block needs of a chunk, at number `index` of the window. */
-template <bool DELTA>
-DEVICE void copy_chunk(const linear_call &call, unsigned stage, int index, int head, int panel)
-{
-    constexpr int common = CHUNK_VALUES_BYTES(0, DELTA);
-    const linear_dims &d = call.dims;
-    const int panels = d.v_dim / CHUNK_PANEL;
-    const int own = d.family == LINEAR_FAMILY_KDA;
-    const i64 keys = (i64)index * (own ? d.v_heads : d.k_heads) + (own ? head : head / d.ratio);
-    const char *values =
-        call.chunks.values + ((i64)index * d.v_heads + head) * CHUNK_VALUES_BYTES(panels, DELTA);
-    copy_bytes(stage, call.chunks.keys + keys * CHUNK_KEYS_BYTES, CHUNK_KEYS_BYTES);
-    copy_bytes(stage + CHUNK_KEYS_BYTES, values, common);
-    copy_bytes(stage + CHUNK_KEYS_BYTES + common, values + common + panel * CHUNK_PANEL_BYTES,
-               int_min(CHUNK_STATE_WARPS, panels - panel) * CHUNK_PANEL_BYTES);
-    copy_commit();
-}
-
 /* ---- Operands -------------------------------------------------------------------------------- */
 
 /* Rows of sums times a power of two each: a left operand, and what its products are to be
@@ -219,54 +193,135 @@ template <int COUNT> DEVICE void take_over(const char *from, left_operand<COUNT>
     x.times[0] = y.x, x.times[1] = y.y;
 }
 
-enum { HANDED_STATE = 1, HANDED_UPDATES = 2 /* named barriers */ };
+/* Named barriers: what is handed on is there; it has been taken over; a warpgroup among itself. */
+enum { HANDED_STATE = 1, HANDED_UPDATES = 2, HANDED_TAKEN = 3, GROUP_BARRIER = 4 };
 
-/* A stage of shared memory, and where the halves of a block meet. */
-struct states_memory {
-    unsigned q, k, products, w, u; /* u: the warp's panel */
-    const float *numbers;
-    const char *values; /* u again */
-    char *state, *updates;
+/* ---- Shared memory --------------------------------------------------------------------------- */
+
+/* Each warpgroup has a ring of stages of its own, and what it needs of a chunk in each: w, k, the
+ * numbers, u for the state; q, the numbers, products and, for D, u for the outputs. */
+enum { STATE_STAGES = CHUNK_STATE_STAGES, OUTPUT_STAGES = CHUNK_OUTPUT_STAGES };
+
+template <bool DELTA> struct states_memory {
+    static constexpr int w = 0, k = DELTA ? CHUNK_TILE : 0, state_numbers = k + CHUNK_TILE;
+    static constexpr int state_u = state_numbers + CHUNK_NUMBERS;
+    static constexpr int q = 0, output_numbers = CHUNK_TILE;
+    static constexpr int products = output_numbers + CHUNK_NUMBERS;
+    static constexpr int output_u = products + CHUNK_PRODUCTS;
+
+    char *stages[2], *state, *updates;
     float *turn; /* the warp's */
+    unsigned barriers;
+
+    __device__ __forceinline__ states_memory(char *from, int warp)
+    {
+        stages[0] = from;
+        stages[1] = from + STATE_STAGES * CHUNK_STATE_STAGE(DELTA);
+        state = stages[1] + OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(DELTA);
+        updates = state + 9 * 2048;
+        turn = (float *)(state + 14 * 2048) + warp * 16 * 20;
+        barriers = shared_address(state + CHUNK_HANDED);
+    }
+
+    __device__ __forceinline__ char *stage(int group, int n) const
+    {
+        return stages[group] + (group == 0 ? n % STATE_STAGES * CHUNK_STATE_STAGE(DELTA)
+                                           : n % OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(DELTA));
+    }
+
+    __device__ __forceinline__ unsigned barrier(int group, int n) const
+    {
+        return barriers + 8 * (group == 0 ? n % STATE_STAGES : STATE_STAGES + n % OUTPUT_STAGES);
+    }
+
+    __device__ __forceinline__ void wait(int group, int n) const
+    {
+        barrier_wait(barrier(group, n), n / (group == 0 ? STATE_STAGES : OUTPUT_STAGES) & 1);
+    }
 };
 
-template <bool DELTA> DEVICE states_memory find_memory(char *memory, int stage, int warp)
+/* ---- Copies ---------------------------------------------------------------------------------- */
+
+/* By the copy engine, or by all threads of the warpgroup. */
+DEVICE void copy_bytes(char *to, const char *from, int bytes, unsigned barrier)
 {
-    constexpr int bytes = CHUNK_STAGE(CHUNK_STATE_WARPS, DELTA);
-    constexpr int panels = CHUNK_KEYS_BYTES + CHUNK_VALUES_BYTES(0, DELTA);
-    char *at = memory + stage * bytes, *handed = memory + 2 * bytes;
-    const unsigned from = shared_address(at);
-    states_memory m;
-    m.q = from;
-    m.k = from + CHUNK_TILE;
-    m.products = from + CHUNK_KEYS_BYTES + CHUNK_NUMBERS;
-    m.w = m.products + CHUNK_PRODUCTS;
-    m.u = from + panels + warp * CHUNK_PANEL_BYTES;
-    m.numbers = (const float *)(at + CHUNK_KEYS_BYTES);
-    m.values = at + panels + warp * CHUNK_PANEL_BYTES;
-    m.state = handed;
-    m.updates = handed + 9 * 2048;
-    m.turn = (float *)(handed + 14 * 2048) + warp * 16 * 20;
-    return m;
+#if HAS_HOPPER
+    bulk_load(shared_address(to), from, bytes, barrier);
+#else
+    (void)barrier;
+    for (int i = threadIdx.x % 128 * 16; i < bytes; i += 128 * 16)
+        copy_async(shared_address(to) + i, from + i);
+#endif
+}
+
+/* A block's part of a launch: chunks [from, to) of the list, those of a sequence being [begin,
+ * end). */
+struct states_work {
+    linear_sequence sequence;
+    int first, begin, end, from, to;
+    int head, panel; /* the first of the block's */
+};
+
+/* What a warpgroup needs of chunk `i`, on its way. */
+template <bool DELTA>
+DEVICE void copy_chunk(const linear_call &call, const states_work &work,
+                       const states_memory<DELTA> &m, int group, int i)
+{
+    typedef states_memory<DELTA> at;
+    const linear_dims &d = call.dims;
+    const int panels = d.v_dim / CHUNK_PANEL, own = d.family == LINEAR_FAMILY_KDA;
+    const int index = i - work.first, n = i - work.from;
+    if (i >= work.to || (HAS_HOPPER && threadIdx.x % 128 != 0))
+        return;
+    const char *keys = call.chunks.keys + ((i64)index * (own ? d.v_heads : d.k_heads) +
+                                           (own ? work.head : work.head / d.ratio)) *
+                                              CHUNK_KEYS_BYTES;
+    const char *values = call.chunks.values +
+                         ((i64)index * d.v_heads + work.head) * CHUNK_VALUES_BYTES(panels, DELTA);
+    const char *u = values + CHUNK_VALUES_BYTES(0, DELTA) + work.panel * CHUNK_PANEL_BYTES;
+    const int u_bytes = int_min(CHUNK_STATE_WARPS, panels - work.panel) * CHUNK_PANEL_BYTES;
+    char *to = m.stage(group, n);
+    const unsigned barrier = m.barrier(group, n);
+    const bool skips = !DELTA && call.operands.skip;
+#if HAS_HOPPER
+    barrier_arrive_expect(
+        barrier, group == 0 ? (DELTA ? 2 : 1) * CHUNK_TILE + CHUNK_NUMBERS + u_bytes
+                            : CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS + (skips ? u_bytes : 0));
+#endif
+    if (group == 0) {
+        if (DELTA)
+            copy_bytes(to + at::w, values + CHUNK_NUMBERS + CHUNK_PRODUCTS, CHUNK_TILE, barrier);
+        copy_bytes(to + at::k, keys + CHUNK_TILE, CHUNK_TILE, barrier);
+        copy_bytes(to + at::state_numbers, values, CHUNK_NUMBERS, barrier);
+        copy_bytes(to + at::state_u, u, u_bytes, barrier);
+    } else {
+        copy_bytes(to + at::q, keys, CHUNK_TILE, barrier);
+        copy_bytes(to + at::output_numbers, values, CHUNK_NUMBERS + CHUNK_PRODUCTS, barrier);
+        if (skips)
+            copy_bytes(to + at::output_u, u, u_bytes, barrier);
+    }
+#if !HAS_HOPPER
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+#endif
 }
 
 /* ---- The state ------------------------------------------------------------------------------- */
 
 /* What the rows of a chunk add to a state: u - w S. `x`: w S, if there is one. */
 template <bool DELTA>
-DEVICE void find_updates(const states_memory &m, const left_operand<16> &s, int lane,
+DEVICE void find_updates(unsigned u, const float *numbers, const left_operand<16> &s, int lane,
                          float (&x)[32])
 {
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
         const int row = 16 * pair + lane % 8 + lane / 16 * 8;
         u32 b[4];
-        load_matrices_turned(m.u + panel_offset(row, lane / 8 % 2), b);
+        load_matrices_turned(u + panel_offset(row, lane / 8 % 2), b);
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             const int at = 4 * (2 * pair + n), c = 8 * (2 * pair + n) + lane % 4 * 2;
-            const float2 times = *(const float2 *)(m.numbers + NUMBERS_U + c);
-            const float2 less = DELTA ? *(const float2 *)(m.numbers + NUMBERS_W + c) : times;
+            const float2 times = *(const float2 *)(numbers + NUMBERS_U + c);
+            const float2 less = DELTA ? *(const float2 *)(numbers + NUMBERS_W + c) : times;
             const float held[4] = {DELTA ? x[at] * (less.x * s.times[0]) : 0,
                                    DELTA ? x[at + 1] * (less.y * s.times[0]) : 0,
                                    DELTA ? x[at + 2] * (less.x * s.times[1]) : 0,
@@ -280,14 +335,14 @@ DEVICE void find_updates(const states_memory &m, const left_operand<16> &s, int 
 }
 
 /* Half of the state after the chunk. */
-DEVICE void fold(const states_memory &m, const float (&sums)[32], const left_operand<8> &a,
-                 int half, int lane, state_tile &s)
+DEVICE void fold(const float *numbers, const float (&sums)[32], const left_operand<8> &a, int half,
+                 int lane, state_tile &s)
 {
 #pragma unroll
     for (int n = 0; n < 8; n++) {
         const int at = 4 * (8 * half + n);
         const float2 decay =
-            *(const float2 *)(m.numbers + NUMBERS_DECAY + 8 * (8 * half + n) + lane % 4 * 2);
+            *(const float2 *)(numbers + NUMBERS_DECAY + 8 * (8 * half + n) + lane % 4 * 2);
         s[at] = s[at] * decay.x + sums[4 * n] * a.times[0];
         s[at + 1] = s[at + 1] * decay.y + sums[4 * n + 1] * a.times[0];
         s[at + 2] = s[at + 2] * decay.x + sums[4 * n + 2] * a.times[1];
@@ -297,42 +352,49 @@ DEVICE void fold(const states_memory &m, const float (&sums)[32], const left_ope
 
 /* The state after a chunk. EXACT: updates as two numbers each. */
 template <bool DELTA, bool EXACT>
-DEVICE void pass_chunk(const states_memory &m, int lane, state_tile &s)
+DEVICE void pass_chunk(const states_memory<DELTA> &m, int n, int warp, int lane, state_tile &s)
 {
+    typedef states_memory<DELTA> at;
+    const char *stage = m.stage(0, n);
+    const float *numbers = (const float *)(stage + at::state_numbers);
+    const unsigned from = shared_address(stage), k = from + at::k;
+    const unsigned u = from + at::state_u + warp * CHUNK_PANEL_BYTES;
     left_operand<16> held;
     left_operand<8> added;
     float x[32], scale[2], low[32], high[32];
     u32 rest[4][4];
     make_left(s, held, scale);
     if constexpr (DELTA)
-        multiply_rows<8>(x, held.at, m.w);
+        multiply_rows<8>(x, held.at, from + at::w);
+    if (n > 0)
+        named_sync(HANDED_TAKEN, 64 * CHUNK_STATE_WARPS);
     hand_on(m.state, held);
     named_arrive(HANDED_STATE, 64 * CHUNK_STATE_WARPS);
     if constexpr (DELTA)
         wait_product<0>(x);
-    find_updates<DELTA>(m, held, lane, x);
+    find_updates<DELTA>(u, numbers, held, lane, x);
     make_left(x, added, scale);
     hand_on(m.updates, added);
     named_arrive(HANDED_UPDATES, 64 * CHUNK_STATE_WARPS);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        const float2 times = *(const float2 *)(m.numbers + NUMBERS_K + 8 * n + lane % 4 * 2);
+        const float2 times = *(const float2 *)(numbers + NUMBERS_K + 8 * n + lane % 4 * 2);
         x[4 * n] *= times.x, x[4 * n + 1] *= times.y;
         x[4 * n + 2] *= times.x, x[4 * n + 3] *= times.y;
     }
     make_left(x, added, scale);
     if constexpr (EXACT)
         make_rest(x, added, scale, rest);
-    multiply_panel(low, added.at, m.k, false);
+    multiply_panel(low, added.at, k, false);
     if constexpr (EXACT)
-        multiply_panel(low, rest, m.k, true);
-    multiply_panel(high, added.at, m.k + CHUNK_TILE / 2, false);
+        multiply_panel(low, rest, k, true);
+    multiply_panel(high, added.at, k + CHUNK_TILE / 2, false);
     if constexpr (EXACT)
-        multiply_panel(high, rest, m.k + CHUNK_TILE / 2, true);
+        multiply_panel(high, rest, k + CHUNK_TILE / 2, true);
     wait_product<EXACT ? 2 : 1>(low);
-    fold(m, low, added, 0, lane, s);
+    fold(numbers, low, added, 0, lane, s);
     wait_product<0>(high);
-    fold(m, high, added, 1, lane, s);
+    fold(numbers, high, added, 1, lane, s);
 }
 
 /* ---- Outputs --------------------------------------------------------------------------------- */
@@ -362,9 +424,16 @@ DEVICE float fast_silu(float x)
     return __fdividef(x, 1.0f + __expf(-x));
 }
 
+/* Eight values of a v head, those of a lane, in all rows. */
+struct output_place {
+    int head, value;
+    bool here;
+    float skip[8];
+};
+
 /* Eight neighbouring values of a row's output. `v`: those of u. */
-DEVICE void write_eight(const linear_call &call, int row, int head, int value, float (&x)[8],
-                        uint4 v, float v_times)
+DEVICE void write_eight(const linear_call &call, int row, const output_place &place, float (&x)[8],
+                        uint4 z, uint4 v, float v_times)
 {
     const linear_operands &o = call.operands;
     const linear_dims &d = call.dims;
@@ -373,58 +442,70 @@ DEVICE void write_eight(const linear_call &call, int row, int head, int value, f
         unpack_eight(ELEMENT_F16, v, y);
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            x[i] += linear_skip(&call, head, value + i) * (y[i] * v_times);
+            x[i] += place.skip[i] * (y[i] * v_times);
     }
     if (o.z) {
-        unpack_eight(d.dtype, *(const uint4 *)(o.z + row * o.z_row + head * o.z_head + value * 2),
-                     y);
+        unpack_eight(d.dtype, z, y);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             x[i] *= fast_silu(y[i]);
     }
-    *(uint4 *)(o.out + row * o.out_row + head * o.out_head + value * 2) =
+    *(uint4 *)(o.out + row * o.out_row + place.head * o.out_head + place.value * 2) =
         make_uint4(pack_two(d.out_dtype, x[0], x[1]), pack_two(d.out_dtype, x[2], x[3]),
                    pack_two(d.out_dtype, x[4], x[5]), pack_two(d.out_dtype, x[6], x[7]));
 }
 
 /* Outputs of a chunk's rows, of which the first is `row` of the batch; turned in shared memory,
- * sixteen rows at a time. */
-DEVICE void write_chunk(const linear_call &call, const states_memory &m, int row, int rows,
-                        int head, int value, int lane)
+ * sixteen rows at a time. `last`: the other warpgroup has no chunk after it. */
+template <bool DELTA>
+DEVICE void write_chunk(const linear_call &call, const states_memory<DELTA> &m, int n, int row,
+                        int rows, bool last, const output_place &place, int warp, int lane)
 {
+    typedef states_memory<DELTA> at;
+    const linear_operands &o = call.operands;
+    const char *stage = m.stage(1, n), *v = stage + at::output_u + warp * CHUNK_PANEL_BYTES;
+    const float *numbers = (const float *)(stage + at::output_numbers);
     left_operand<16> s;
     left_operand<8> x;
     float read[32], added[32];
+    uint4 z[4] = {};
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++)
+        if (o.z && place.here && 16 * pair + lane / 2 < rows)
+            z[pair] = *(const uint4 *)(o.z + (row + 16 * pair + lane / 2) * o.z_row +
+                                       place.head * o.z_head + place.value * 2);
     named_sync(HANDED_STATE, 64 * CHUNK_STATE_WARPS);
     take_over(m.state, s);
-    multiply_rows<8>(read, s.at, m.q);
+    multiply_rows<8>(read, s.at, shared_address(stage + at::q));
     named_sync(HANDED_UPDATES, 64 * CHUNK_STATE_WARPS);
     take_over(m.updates, x);
-    multiply_rows<4>(added, x.at, m.products);
+    if (!last)
+        named_arrive(HANDED_TAKEN, 64 * CHUNK_STATE_WARPS);
+    multiply_rows<4>(added, x.at, shared_address(stage + at::products));
     wait_product<0>(read);
     products_arrived(added);
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
 #pragma unroll
-        for (int n = 0; n < 2; n++) {
-            const int c = 8 * n + lane % 4 * 2, at = 4 * (2 * pair + n);
-            const float2 a = *(const float2 *)(m.numbers + NUMBERS_Q + 16 * pair + c);
-            const float2 p = *(const float2 *)(m.numbers + NUMBERS_P + 16 * pair + c);
+        for (int i = 0; i < 2; i++) {
+            const int c = 8 * i + lane % 4 * 2, from = 4 * (2 * pair + i);
+            const float2 a = *(const float2 *)(numbers + NUMBERS_Q + 16 * pair + c);
+            const float2 p = *(const float2 *)(numbers + NUMBERS_P + 16 * pair + c);
             float *to = m.turn + c * 20 + lane / 4;
-            to[0] = read[at] * (a.x * s.times[0]) + added[at] * (p.x * x.times[0]);
-            to[20] = read[at + 1] * (a.y * s.times[0]) + added[at + 1] * (p.y * x.times[0]);
-            to[8] = read[at + 2] * (a.x * s.times[1]) + added[at + 2] * (p.x * x.times[1]);
-            to[28] = read[at + 3] * (a.y * s.times[1]) + added[at + 3] * (p.y * x.times[1]);
+            to[0] = read[from] * (a.x * s.times[0]) + added[from] * (p.x * x.times[0]);
+            to[20] = read[from + 1] * (a.y * s.times[0]) + added[from + 1] * (p.y * x.times[0]);
+            to[8] = read[from + 2] * (a.x * s.times[1]) + added[from + 2] * (p.x * x.times[1]);
+            to[28] = read[from + 3] * (a.y * s.times[1]) + added[from + 3] * (p.y * x.times[1]);
         }
         __syncwarp();
-        const int c = lane / 2, at = 16 * pair + c;
-        if (at < rows && value < call.dims.v_dim) {
+        const int c = lane / 2, r = 16 * pair + c;
+        if (r < rows && place.here) {
             const float4 low = *(const float4 *)(m.turn + c * 20 + lane % 2 * 8);
             const float4 high = *(const float4 *)(m.turn + c * 20 + lane % 2 * 8 + 4);
             float y[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-            write_eight(call, row + at, head, value + lane % 2 * 8, y,
-                        *(const uint4 *)(m.values + panel_offset(at, lane % 2)),
-                        m.numbers[NUMBERS_V + at]);
+            const uint4 own =
+                DELTA ? make_uint4(0, 0, 0, 0) : *(const uint4 *)(v + panel_offset(r, lane % 2));
+            write_eight(call, row + r, place, y, z[pair], own, numbers[NUMBERS_V + r]);
         }
         __syncwarp();
     }
@@ -446,31 +527,18 @@ DEVICE void carry_state(float *carry, bool store, state_tile &s)
     }
 }
 
-/* A block's part of a launch: chunks [from, to) of the list, those of a sequence being [begin,
- * end).
- */
-struct states_work {
-    linear_sequence sequence;
-    int first, begin, end, from, to;
-    int head, panel; /* the first of the block's */
-};
-
-/* The next chunk is there, and the one after it on its way. */
+/* Chunk number `n` has been done: the warpgroup's stage is free for a later one. */
 template <bool DELTA>
-DEVICE void next_chunk(const linear_call &call, const states_work &work, int i, char *memory)
+DEVICE void next_chunk(const linear_call &call, const states_work &work,
+                       const states_memory<DELTA> &m, int group, int n)
 {
-    constexpr int bytes = CHUNK_STAGE(CHUNK_STATE_WARPS, DELTA);
-    copy_wait<0>();
-    fence_async_shared();
-    __syncthreads();
-    if (i + 1 < work.to)
-        copy_chunk<DELTA>(call, shared_address(memory) + (i + 1 - work.from) % 2 * bytes,
-                          i + 1 - work.first, work.head, work.panel);
+    named_sync(GROUP_BARRIER + group, 32 * CHUNK_STATE_WARPS);
+    copy_chunk(call, work, m, group, work.from + n + (group == 0 ? STATE_STAGES : OUTPUT_STAGES));
 }
 
 template <bool DELTA, bool EXACT>
-DEVICE void pass_chunks(const linear_call &call, const states_work &work, int warp, int lane,
-                        char *memory)
+DEVICE void pass_chunks(const linear_call &call, const states_work &work,
+                        const states_memory<DELTA> &m, int warp, int lane)
 {
     const linear_chunks &chunks = call.chunks;
     const int panels = call.dims.v_dim / CHUNK_PANEL, panel = work.panel + warp;
@@ -480,15 +548,18 @@ DEVICE void pass_chunks(const linear_call &call, const states_work &work, int wa
     const int odd = work.first / chunks.window % 2;
     float *carry = chunks.carry + ((i64)work.head * panels + panel) * CHUNK_CARRY + lane * 4;
     state_tile s = {};
+    for (int i = 0; i < STATE_STAGES; i++)
+        copy_chunk(call, work, m, 0, work.from + i);
     if (here && work.from > work.begin)
         carry_state(carry + (1 - odd) * half, false, s);
     else if (here && work.sequence.slot)
         pass_state<false>(call, work.sequence.slot, at, s);
 #pragma unroll 1
-    for (int i = work.from; i < work.to; i++) {
-        const int snapshot = chunks.list[i].snapshot;
-        next_chunk<DELTA>(call, work, i, memory);
-        pass_chunk<DELTA, EXACT>(find_memory<DELTA>(memory, (i - work.from) % 2, warp), lane, s);
+    for (int n = 0; n < work.to - work.from; n++) {
+        const int snapshot = chunks.list[work.from + n].snapshot;
+        m.wait(0, n);
+        pass_chunk<DELTA, EXACT>(m, n, warp, lane, s);
+        next_chunk(call, work, m, 0, n);
         if (here && snapshot)
             pass_state<true>(call, snapshot, at, s);
     }
@@ -499,16 +570,25 @@ DEVICE void pass_chunks(const linear_call &call, const states_work &work, int wa
 }
 
 template <bool DELTA>
-DEVICE void write_chunks(const linear_call &call, const states_work &work, int warp, int lane,
-                         char *memory)
+DEVICE void write_chunks(const linear_call &call, const states_work &work,
+                         const states_memory<DELTA> &m, int warp, int lane)
 {
+    output_place place;
+    place.head = work.head;
+    place.value = (work.panel + warp) * CHUNK_PANEL + lane % 2 * 8;
+    place.here = place.value < call.dims.v_dim;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        place.skip[i] = place.here ? linear_skip(&call, work.head, place.value + i) : 0;
+    for (int i = 0; i < OUTPUT_STAGES; i++)
+        copy_chunk(call, work, m, 1, work.from + i);
 #pragma unroll 1
-    for (int i = work.from; i < work.to; i++) {
-        const linear_chunk chunk = call.chunks.list[i];
-        next_chunk<DELTA>(call, work, i, memory);
-        write_chunk(call, find_memory<DELTA>(memory, (i - work.from) % 2, warp),
-                    work.sequence.first_row + chunk.first, chunk.rows, work.head,
-                    (work.panel + warp) * CHUNK_PANEL, lane);
+    for (int n = 0; n < work.to - work.from; n++) {
+        const linear_chunk chunk = call.chunks.list[work.from + n];
+        m.wait(1, n);
+        write_chunk(call, m, n, work.sequence.first_row + chunk.first, chunk.rows,
+                    work.from + n + 1 == work.to, place, warp, lane);
+        next_chunk(call, work, m, 1, n);
     }
 }
 
@@ -537,11 +617,17 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
     if (work.from >= work.to)
         return;
     work.sequence = linear_find_sequence(&call.batch, number);
-    copy_chunk<DELTA>(call, shared_address(memory), work.from - first, work.head, work.panel);
+    const states_memory<DELTA> m(memory, warp);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STATE_STAGES + OUTPUT_STAGES; i++)
+            barrier_init(m.barriers + 8 * i, HAS_HOPPER ? 1 : 128);
+        fence_barrier_init();
+    }
+    __syncthreads();
     if (group == 0)
-        pass_chunks<DELTA, EXACT>(call, work, warp, lane, memory);
+        pass_chunks<DELTA, EXACT>(call, work, m, warp, lane);
     else
-        write_chunks<DELTA>(call, work, warp, lane, memory);
+        write_chunks<DELTA>(call, work, m, warp, lane);
 }
 
 #endif /* LINEAR_LIKE_CHUNK_STATES_CUH */

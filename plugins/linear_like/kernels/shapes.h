@@ -51,10 +51,18 @@
 #define CHUNK_READY_GATES         ((3 + CHUNK_READY_HEADS * 3) * 64 * 4)
 #define CHUNK_READY_SHARED(delta) (2 * CHUNK_TILE + CHUNK_READY_GATES + ((delta) ? 64 * 68 * 4 : 0))
 #define CHUNK_CHANNELS_SHARED     (CHUNK_READY_SHARED(1) + CHUNK_TILE + 64 * 132 * 4)
-#define CHUNK_STAGE(warps, delta) (CHUNK_KEYS_BYTES + CHUNK_VALUES_BYTES(warps, delta))
-/* Two stages; what warpgroups hand on; what outputs are turned in. */
-#define CHUNK_STATES_SHARED(warps, delta)                                                          \
-    (2 * CHUNK_STAGE(warps, delta) + 14 * 2048 + (warps)*16 * 20 * 4)
+/* Stages of the two warpgroups; what they hand on and what outputs are turned in. */
+#define CHUNK_STATE_STAGES  3
+#define CHUNK_OUTPUT_STAGES 2
+#define CHUNK_STATE_STAGE(delta)                                                                   \
+    (((delta) ? 2 : 1) * CHUNK_TILE + CHUNK_NUMBERS + CHUNK_STATE_WARPS * CHUNK_PANEL_BYTES)
+#define CHUNK_OUTPUT_STAGE(delta)                                                                  \
+    (CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS +                                                 \
+     ((delta) ? 0 : CHUNK_STATE_WARPS * CHUNK_PANEL_BYTES))
+#define CHUNK_HANDED (14 * 2048 + CHUNK_STATE_WARPS * 16 * 20 * 4)
+#define CHUNK_STATES_SHARED(delta)                                                                 \
+    (CHUNK_STATE_STAGES * CHUNK_STATE_STAGE(delta) +                                               \
+     CHUNK_OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(delta) + CHUNK_HANDED + 64)
 
 /* ---- rows.cu: the convolution alone, and what is left when all rows are done ----------------- */
 

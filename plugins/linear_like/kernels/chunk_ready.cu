@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plugins/linear_like/kernels/chunk_ready.cuh"
+
+extern "C" __global__ void __launch_bounds__(CHUNK_PLAN_THREADS)
+    linear_list(const __grid_constant__ linear_call call)
+{
+    list_block(call);
+}
+
+#define READY_KERNEL(name, delta)                                                                  \
+    extern "C" __global__ void __launch_bounds__(CHUNK_READY_THREADS, 4)                           \
+        name(const __grid_constant__ linear_call call, int first)                                  \
+    {                                                                                              \
+        extern __shared__ float4 chunk_shared[];                                                   \
+        ready_block<delta>(call, first, (char *)chunk_shared);                                     \
+    }
+
+READY_KERNEL(linear_ready_plain, false)
+READY_KERNEL(linear_ready_delta, true)

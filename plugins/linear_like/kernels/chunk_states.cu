@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plugins/linear_like/kernels/chunk_states.cuh"
+
+#define STATES_KERNEL(name, delta, exact)                                                          \
+    extern "C" __global__ void __launch_bounds__(64 * CHUNK_STATE_WARPS, 1)                        \
+        name(const __grid_constant__ linear_call call, int first)                                  \
+    {                                                                                              \
+        extern __shared__ float4 chunk_shared[];                                                   \
+        states_block<delta, exact>(call, first, (char *)chunk_shared);                             \
+    }
+
+STATES_KERNEL(linear_states_plain, false, true)
+STATES_KERNEL(linear_states_delta, true, false)
