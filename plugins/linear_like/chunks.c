@@ -10,12 +10,14 @@
 
 enum {
     ALIGNMENT = 256,
+    LEAST_DIM = 64,
     MOST_TILES = 384 << 20 /* bytes of tiles; a batch that needs more takes more launches */
 };
 
+/* Of few elements a row's largest may be small by chance, and with it what errors may be. */
 static int is_tiled(int32_t dim)
 {
-    return dim % CHUNK_PANEL == 0 && dim <= CHUNK_MAX_KEYS;
+    return dim % CHUNK_PANEL == 0 && dim >= LEAST_DIM && dim <= CHUNK_MAX_KEYS;
 }
 
 int linear_is_delta(const linear_dims *d)
@@ -29,22 +31,21 @@ uint32_t linear_ready_shared(const linear_dims *d)
                                           : CHUNK_READY_SHARED(linear_is_delta(d));
 }
 
-/* Products of 16-bit numbers are no worse than what is rounded anyway: q, k and v after a
- * convolution or a norm, or else the output and what a delta rule leaves in a bf16 state. States of
- * the others keep fp32's precision. */
+/* Products of fp16 are better than what bf16 rounds anyway: q, k and v after a convolution or a
+ * norm, or else the output and what a delta rule leaves in a bf16 state. States of the others keep
+ * fp32's precision. */
 static int is_rounded(const linear_group *g)
 {
     const linear_dims *d = &g->dims;
-    return d->width > 0 || d->l2_norm ||
-           (g->out_dtype == ATTN_BF16 && (!linear_is_delta(d) || g->state_dtype == ATTN_BF16));
+    return d->width > 0 || d->l2_norm || !linear_is_delta(d) || g->state_dtype == ATTN_BF16;
 }
 
 int linear_goes_by_chunks(const linear_group *g, const attn_problem *problem)
 {
     const linear_dims *d = &g->dims;
     return d->family != LINEAR_FAMILY_SHORT_CONV &&
-           !(problem->need_notes & ATTN_NOTE_BATCH_INVARIANT) && g->q_dtype != ATTN_F32 &&
-           g->out_dtype != ATTN_F32 && is_tiled(d->k_dim) && is_tiled(d->v_dim) &&
+           !(problem->need_notes & ATTN_NOTE_BATCH_INVARIANT) && g->q_dtype == ATTN_BF16 &&
+           g->out_dtype == ATTN_BF16 && is_tiled(d->k_dim) && is_tiled(d->v_dim) &&
            d->width <= CHUNK_MAX_WIDTH && is_rounded(g);
 }
 

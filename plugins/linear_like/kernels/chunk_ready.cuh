@@ -340,14 +340,24 @@ DEVICE void write_numbers(const linear_dims &d, const ready_memory &m, const rea
         exp2f((g.sum[63] - g.sum[r]) + (g.rest[63] - g.rest[r])) * m.k_times[r];
 }
 
-/* Decayed products of queries and keys. */
+/* Decayed products of queries and keys. STRICT: without those on the diagonal, which go among the
+ * numbers, times beta: a row of little but its own product may be cancelled by D. */
+template <bool STRICT>
 DEVICE void write_products(const linear_dims &d, const float (&qk)[8][4], const ready_memory &m,
                            const ready_gates &g, char *to, float *numbers, int warp, int lane)
 {
     float x[32];
     const int i = 16 * warp + lane / 4;
     const float more[2] = {m.q_times[i] * d.sm_scale, m.q_times[i + 8] * d.sm_scale};
-    decay_products<false>(qk, g, m.k_times, warp, lane, x);
+    decay_products<STRICT>(qk, g, m.k_times, warp, lane, x);
+#pragma unroll
+    for (int n = 0; STRICT && n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int row = i + e / 2 * 8, j = 8 * n + lane % 4 * 2 + e % 2;
+            if (row == j)
+                numbers[NUMBERS_OWN + row] = qk[n][e] * (m.k_times[j] * more[e / 2] * g.beta[j]);
+        }
     write_rows<8, false>(x, to, numbers + NUMBERS_P, more, 64, warp, lane);
 }
 
@@ -545,7 +555,7 @@ template <bool DELTA> DEVICE void ready_block(const linear_call &call, int first
         const ready_values to(call, index, head + n, DELTA);
         const ready_gates g(m, n);
         write_numbers(d, m, g, to.numbers);
-        write_products(d, products, m, g, to.products, to.numbers, warp, lane);
+        write_products<!DELTA>(d, products, m, g, to.products, to.numbers, warp, lane);
         if (!DELTA)
             load_tile<true>(call, chunk, d.first[2] + (head + n) * d.v_dim, d.v_dim, false, to.u,
                             to.numbers + NUMBERS_V, g.beta, to.numbers + NUMBERS_U);

@@ -23,6 +23,7 @@
 enum {
     NUMBERS_Q = 0,
     NUMBERS_W = 64,
+    NUMBERS_OWN = 64, /* of what has no w: a row's product with itself, times beta */
     NUMBERS_U = 128,
     NUMBERS_P = 192,
     NUMBERS_K = 256, /* and what is left of a row's update at the end of the chunk */
@@ -199,7 +200,8 @@ enum { HANDED_STATE = 1, HANDED_UPDATES = 2, HANDED_TAKEN = 3, GROUP_BARRIER = 4
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
 /* Each warpgroup has a ring of stages of its own, and what it needs of a chunk in each: w, k, the
- * numbers, u for the state; q, the numbers, products and, for D, u for the outputs. */
+ * numbers, u for the state; q, the numbers, products and, where there is no w, u for the outputs.
+ */
 enum { STATE_STAGES = CHUNK_STATE_STAGES, OUTPUT_STAGES = CHUNK_OUTPUT_STAGES };
 
 template <bool DELTA> struct states_memory {
@@ -282,11 +284,10 @@ DEVICE void copy_chunk(const linear_call &call, const states_work &work,
     const int u_bytes = int_min(CHUNK_STATE_WARPS, panels - work.panel) * CHUNK_PANEL_BYTES;
     char *to = m.stage(group, n);
     const unsigned barrier = m.barrier(group, n);
-    const bool skips = !DELTA && call.operands.skip;
 #if HAS_HOPPER
     barrier_arrive_expect(
         barrier, group == 0 ? (DELTA ? 2 : 1) * CHUNK_TILE + CHUNK_NUMBERS + u_bytes
-                            : CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS + (skips ? u_bytes : 0));
+                            : CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS + (DELTA ? 0 : u_bytes));
 #endif
     if (group == 0) {
         if (DELTA)
@@ -297,7 +298,7 @@ DEVICE void copy_chunk(const linear_call &call, const states_work &work,
     } else {
         copy_bytes(to + at::q, keys, CHUNK_TILE, barrier);
         copy_bytes(to + at::output_numbers, values, CHUNK_NUMBERS + CHUNK_PRODUCTS, barrier);
-        if (skips)
+        if (!DELTA)
             copy_bytes(to + at::output_u, u, u_bytes, barrier);
     }
 #if !HAS_HOPPER
@@ -432,17 +433,18 @@ struct output_place {
 };
 
 /* Eight neighbouring values of a row's output. `v`: those of u. */
+template <bool DELTA>
 DEVICE void write_eight(const linear_call &call, int row, const output_place &place, float (&x)[8],
-                        uint4 z, uint4 v, float v_times)
+                        uint4 z, uint4 v, float v_times, float own)
 {
     const linear_operands &o = call.operands;
     const linear_dims &d = call.dims;
     float y[8];
-    if (o.skip) {
+    if (!DELTA) {
         unpack_eight(ELEMENT_F16, v, y);
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            x[i] += place.skip[i] * (y[i] * v_times);
+            x[i] += (own + place.skip[i]) * (y[i] * v_times);
     }
     if (o.z) {
         unpack_eight(d.dtype, z, y);
@@ -503,9 +505,10 @@ DEVICE void write_chunk(const linear_call &call, const states_memory<DELTA> &m, 
             const float4 low = *(const float4 *)(m.turn + c * 20 + lane % 2 * 8);
             const float4 high = *(const float4 *)(m.turn + c * 20 + lane % 2 * 8 + 4);
             float y[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-            const uint4 own =
+            const uint4 values =
                 DELTA ? make_uint4(0, 0, 0, 0) : *(const uint4 *)(v + panel_offset(r, lane % 2));
-            write_eight(call, row + r, place, y, z[pair], own, numbers[NUMBERS_V + r]);
+            write_eight<DELTA>(call, row + r, place, y, z[pair], values, numbers[NUMBERS_V + r],
+                               numbers[NUMBERS_OWN + r]);
         }
         __syncwarp();
     }
