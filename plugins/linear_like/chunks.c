@@ -11,6 +11,7 @@
 enum {
     ALIGNMENT = 256,
     LEAST_DIM = 64,
+    CHUNK_SM = 90,         /* others have less shared memory, or have not been tried */
     MOST_TILES = 384 << 20 /* bytes of tiles; a batch that needs more takes more launches */
 };
 
@@ -43,7 +44,9 @@ static int is_rounded(const linear_group *g)
 int linear_goes_by_chunks(const linear_group *g, const attn_problem *problem)
 {
     const linear_dims *d = &g->dims;
-    return d->family != LINEAR_FAMILY_SHORT_CONV &&
+    attn_device device;
+    ATTN_UTIL_READ(&device, problem->device);
+    return device.sm == CHUNK_SM && d->family != LINEAR_FAMILY_SHORT_CONV &&
            !(problem->need_notes & ATTN_NOTE_BATCH_INVARIANT) && g->q_dtype == ATTN_BF16 &&
            g->out_dtype == ATTN_BF16 && is_tiled(d->k_dim) && is_tiled(d->v_dim) &&
            d->width <= CHUNK_MAX_WIDTH && is_rounded(g);
