@@ -609,10 +609,11 @@ static void judge_row(struct stand_scene *scene, const struct stand_row *row, in
     expected->times[r]++;
     const struct stand_row *right = &expected->rows[r];
     const char *differs = stand_difference(row, right, &field);
-    if (row->leaf != right->leaf)
+    if (row->leaf != right->leaf) {
+        scene->misplaced |= !scene->wrong[0];
         stand_object(scene, "layer %d, sequence %d: the row comes to %s: accepted %s", id,
                      expected->seq[r], leaf->name, scene->leaves[right->leaf].name);
-    else if (differs)
+    } else if (differs)
         stand_object(scene,
                      "layer %d, sequence %d: %s is told of another row: %s %lld: accepted "
                      "%lld",

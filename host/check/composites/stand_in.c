@@ -11,6 +11,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "host/base/clock.h"
 #include "host/base/dtype.h"
 #include "host/base/mix.h"
 
@@ -28,6 +29,8 @@ struct attn_metadata {
     attn_memory memory;
     attn_memory_size size;
     bool planned;
+    int64_t planned_ns, planned_cpu_ns; /* when, by the clock and by this thread's time */
+    int32_t forwards;                   /* since then */
     attn_batch batch;
     attn_kv_batch kv[STAND_GROUPS];
     attn_mask mask;
@@ -573,6 +576,13 @@ static void look_at_keys(const attn_metadata *metadata, const attn_batch *batch)
     }
 }
 
+static int64_t thread_cpu_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
 static attn_status plan(attn_metadata *metadata, const attn_batch *batch, attn_stream stream,
                         attn_error *error)
 {
@@ -592,6 +602,9 @@ static attn_status plan(attn_metadata *metadata, const attn_batch *batch, attn_s
     }
     copy_batch(metadata, batch);
     metadata->planned = true;
+    metadata->planned_ns = clock_now_ns();
+    metadata->planned_cpu_ns = thread_cpu_ns();
+    metadata->forwards = 0;
     return ATTN_OK;
 }
 
@@ -631,8 +644,39 @@ static void spoil(const struct stand_leaf *leaf, const struct spoilt *spoilt)
                     1 + 2 * fabs(dtype_load(spoilt->dtype, spoilt->row, spoilt->element)));
 }
 
+/* What whoever measures has seen so far of the batch that was planned last: how long a forward
+ * waited on average, for its own sleep and for other work of the machine. Its own computing, which
+ * all candidates have alike, is left out. */
+static void sample(attn_metadata *metadata, int32_t class)
+{
+    struct stand_leaf *leaf = metadata->leaf;
+    int64_t waited =
+        clock_now_ns() - metadata->planned_ns - (thread_cpu_ns() - metadata->planned_cpu_ns);
+    int64_t each = waited / ++metadata->forwards;
+    if (leaf->samples[class]++ == 0 || each < leaf->shortest_ns[class])
+        leaf->shortest_ns[class] = each;
+    if (each > leaf->longest_ns[class])
+        leaf->longest_ns[class] = each;
+}
+
+bool stand_is_undecided(const struct stand_scene *scene)
+{
+    const struct stand_node *root = &scene->nodes[0];
+    for (int32_t class = 0; class < STAND_CLASSES; class ++) {
+        const struct stand_leaf *right = &scene->leaves[root->child[root->choice[class]]];
+        for (int32_t c = 0; c < root->num_children; c++) {
+            const struct stand_leaf *other = &scene->leaves[root->child[c]];
+            if (other == right || other->wrong || other->samples[class] == 0)
+                continue;
+            if (right->samples[class] == 0 || right->longest_ns[class] >= other->shortest_ns[class])
+                return true;
+        }
+    }
+    return false;
+}
+
 /* Candidates of autotune: the truth, in time or late; or at once something else. */
-static attn_status pretend(const attn_metadata *metadata, int32_t group, int32_t layer_id,
+static attn_status pretend(attn_metadata *metadata, int32_t group, int32_t layer_id,
                            const attn_forward_args *args)
 {
     const struct stand_leaf *leaf = metadata->leaf;
@@ -649,10 +693,12 @@ static attn_status pretend(const attn_metadata *metadata, int32_t group, int32_t
         spoilt_find(leaf, batch, attn_operand(args, ATTN_ROLE_OUT), &spoilt);
     attn_status status =
         stand_give_truth(scene, &scene->problems[group], batch, layer_id, args, leaf->reads);
-    if (!leaf->wrong)
+    if (!leaf->wrong) {
         nanosleep(&late, NULL);
-    else if (status == ATTN_OK && spoils)
+        sample(metadata, class);
+    } else if (status == ATTN_OK && spoils) {
         spoil(leaf, &spoilt);
+    }
     return status;
 }
 

@@ -180,6 +180,8 @@ struct stand_leaf {
 
     /* What it was told. */
     int32_t made, prepared, live, live_metadata;
+    int32_t samples[STAND_CLASSES]; /* of its speed, by whoever measures it, */
+    int64_t shortest_ns[STAND_CLASSES], longest_ns[STAND_CLASSES]; /* and what they were */
     uint32_t asked; /* groups that it was asked about, as a mask */
     attn_backend_type type;
 };
@@ -290,11 +292,16 @@ struct stand_scene {
     char *heap;                /* what operands point to */
     struct stand_truth *truth; /* stand_truth.c */
     char wrong[512];           /* the first thing that a child has seen; "" = none */
+    bool misplaced;            /* and it is that a row came to another child */
 };
 
 /* A child has seen something that is not right. The first one stays. */
 void stand_object(struct stand_scene *scene, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* Do the samples that the root took of its candidates leave open which one is the fastest, in one
+ * class at least? Then the machine had other work to do, and no choice is wrong. */
+bool stand_is_undecided(const struct stand_scene *scene);
 
 /* ---- stand_truth.c --------------------------------------------------------------------------- */
 

@@ -92,24 +92,34 @@ static bool may_measure(struct check_run *run)
     return may;
 }
 
-/* Times are measured while the machine does other things: what it took for the fastest once may be
- * luck, three times it is not. */
+enum { ATTEMPTS = 3 };
+
+/* A choice is judged by the samples that it was made by, never by the clock: where they leave open
+ * which candidate is the fastest, the machine had other work to do, and it is tried again. */
+static void skip_undecided(struct check_run *run)
+{
+    check_skip(run,
+               "in %d attempts the fastest candidate took longer than a slow one in some sample: "
+               "the machine is too busy to measure on",
+               ATTEMPTS);
+}
+
 static void run_measured(struct check_run *run, int batches)
 {
-    enum { ATTEMPTS = 3 };
-    for (int attempt = 1; attempt <= ATTEMPTS; attempt++) {
+    bool open = true;
+    for (int attempt = 1; attempt <= ATTEMPTS && open && run->code == CHECK_PASS; attempt++) {
         struct stand_scene *scene = stand_make_scene(run, &(struct stand_wishes){.measured = true});
         if (!scene)
             return;
         set_candidates(scene);
         stand_run_life(scene, batches);
-        bool wrong = scene->wrong[0] != '\0';
-        if (wrong && attempt < ATTEMPTS)
+        open = scene->misplaced && stand_is_undecided(scene);
+        if (open)
             scene->wrong[0] = '\0';
         stand_close_scene(scene);
-        if (!wrong || run->code != CHECK_PASS)
-            return;
     }
+    if (open && run->code == CHECK_PASS)
+        skip_undecided(run);
 }
 
 void stand_run_measured(struct check_run *run)
@@ -126,10 +136,9 @@ void stand_run_measured_size(struct check_run *run)
 
 /* ---- Choices that were measured before ------------------------------------------------------- */
 
-/* One of the scenes that share a store; false: it went wrong, which `last` reports. `again`: what
- * was fast is slow now, and nothing is wrong: a choice that was not read would be another one. */
-static bool run_with_store(struct check_run *run, const char *store, uint64_t other, bool again,
-                           bool last)
+/* One of the scenes that share a store; false: its samples leave the choice open. `again`: what was
+ * fast is slow now, and nothing is wrong: a choice that was not read would be another one. */
+static bool run_with_store(struct check_run *run, const char *store, uint64_t other, bool again)
 {
     const struct stand_wishes wishes = {.measured = true, .store = store, .other = other};
     struct stand_scene *scene = stand_make_scene(run, &wishes);
@@ -142,21 +151,20 @@ static bool run_with_store(struct check_run *run, const char *store, uint64_t ot
         scene->first_left = 0;
     }
     stand_run_life(scene, again ? 2 * STAND_BATCHES : 0);
-    bool wrong = scene->wrong[0] != '\0';
-    if (!last)
-        scene->wrong[0] = '\0';
+    bool decided = again || !stand_is_undecided(scene);
     stand_close_scene(scene);
-    return !wrong && run->code == CHECK_PASS;
+    return decided;
 }
 
-/* A scene measures, others do so with the same store, and it comes again. */
-static bool share_store(struct check_run *run, const char *store, bool last)
+/* A scene measures, others do so with the same store, and it comes again. false: what it stored the
+ * first time was left open by its samples. */
+static bool share_store(struct check_run *run, const char *store)
 {
     enum { OTHERS = 2 };
-    bool good = true;
-    for (uint64_t n = 0; n <= OTHERS && good; n++)
-        good = run_with_store(run, store, n, false, last);
-    return good && run_with_store(run, store, 0, true, last);
+    bool decided = true;
+    for (uint64_t n = 0; n <= OTHERS && decided && run->code == CHECK_PASS; n++)
+        decided = run_with_store(run, store, n, false) || n > 0;
+    return decided && run_with_store(run, store, 0, true);
 }
 
 enum { STORE_TEXT = 80 };
@@ -227,19 +235,20 @@ static void try_foreign(struct check_run *run, const char *store)
 
 void stand_run_stored(struct check_run *run)
 {
-    enum { ATTEMPTS = 3 };
     char folder[] = "/tmp/attnhost-check-XXXXXX", store[sizeof folder + 8];
     if (!may_measure(run))
         return;
     CHECK_THAT(run, mkdtemp(folder), "no folder for a store: %s", strerror(errno));
     snprintf(store, sizeof store, "%s/store", folder);
-    for (int attempt = 1; attempt <= ATTEMPTS && run->code == CHECK_PASS; attempt++) {
+    bool decided = false;
+    for (int attempt = 1; attempt <= ATTEMPTS && !decided && run->code == CHECK_PASS; attempt++) {
         remove(store);
-        if (share_store(run, store, attempt == ATTEMPTS))
-            break;
+        decided = share_store(run, store);
     }
     if (run->code == CHECK_PASS)
         try_foreign(run, store);
+    if (!decided && run->code == CHECK_PASS)
+        skip_undecided(run);
     remove(store);
     rmdir(folder);
 }

@@ -655,7 +655,7 @@ static void write_options(struct stand_node *node, struct texts *texts)
         for (int32_t c = 0; c < node->num_children; c++)
             append(add_text(texts, "candidate"), "", child_name(node, c));
     if (node->type == STAND_AUTOTUNE)
-        append(add_text(texts, "seconds"), "", scene->measured ? "20" : "0");
+        append(add_text(texts, "seconds"), "", scene->measured ? "3600" : "0");
     if (node->type == STAND_AUTOTUNE && scene->measured)
         append(add_text(texts, "rounds"), "", "5");
     if (node->type == STAND_AUTOTUNE && scene->large_pages)
