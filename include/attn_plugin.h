@@ -53,6 +53,10 @@ typedef struct attn_host_info {
     uint32_t abi_minor;     /* minor of the newest major; says what exists; never refuse by it */
     const char *name;       /* of the host, never NULL */
     const char *version;    /* of the host, never NULL */
+    /* What a plugin that runs sources is opened for: an absolute path ("/a/kernel.py"), or
+     * "module:Class". Each source is a plugin of its own: equal sources get equal tables. NULL, or
+     * not in struct_size = the plugin's own file. */
+    const char *source;
 } attn_host_info;
 
 /* Does the host drive this major? What an entry asks about ATTN_ABI_MAJOR. [any-thread] */

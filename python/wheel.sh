@@ -18,6 +18,7 @@ chmod -R u+w "$scratch/python"
 rm -rf "$scratch/python/build"
 mkdir -p "$scratch/python/attnhost/plugins"
 cp "$libdir"/attnhost/plugins/*.so "$scratch/python/attnhost/plugins/"
+cp "$libdir"/attnhost/python.so "$scratch/python/attnhost/"
 cp -R "$datadir"/attnhost/kernels "$scratch/python/attnhost/plugins/"
 PKG_CONFIG_PATH=$libdir/pkgconfig "$python" -m pip wheel -q --no-deps --no-build-isolation \
     -w "$scratch/plain" "$scratch/python"

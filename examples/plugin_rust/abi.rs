@@ -108,7 +108,7 @@ abi! {
         create: unsafe extern "C" fn(Opaque, *const attn_problem, u32, Opaque, *const attn_services, *mut Opaque, Error) -> Status,
         num_operands: u32, reserved: u32, operands: Opaque,
     }
-    attn_host_info = 32 { struct_size: u32, abi_major_min: u32, abi_major_max: u32, abi_minor: u32, name: Text, version: Text }
+    attn_host_info = 40 { struct_size: u32, abi_major_min: u32, abi_major_max: u32, abi_minor: u32, name: Text, version: Text, source: Text }
     attn_plugin = 88 {
         struct_size: u32, abi_major: u32, abi_minor: u32, num_backends: u32, name: Text,
         version: Text, vendor: Text, doc: Text, build: Text,

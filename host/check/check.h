@@ -44,6 +44,8 @@ struct translator;
 struct check_subject {
     attnhost *host;                /* the plugin is loaded in it, and those of --with */
     const char *file;              /* of the plugin, absolute */
+    const char *object;            /* the shared object that was opened: the same, or what runs */
+    const char *source;            /* this source; NULL = the plugin is its own object */
     uint32_t plugin;               /* its index in the host; attnhost_plugin() */
     const attn_backend_type *type; /* the plugin's own table, or: */
     const struct translator

@@ -75,7 +75,7 @@ static const struct config_choice clocks[] = {
 /* clang-format off */
 const struct config_key config_keys[] = {
     KEY(plugins, "path", path, paths, "", .flags = CONFIG_REPEATABLE,
-        .help = "A directory whose .so files are loaded, or one .so file; searched in this order."),
+        .help = "A directory whose .so files are loaded, one .so or .py file, or module:Class; in this order."),
     KEY(plugins, "pin.<n>", pins, pin, "", .flags = CONFIG_NUMBERED,
         .help = "This plugin file is loaded only if its content has this digest."),
     KEY(plugins, "critical", critical, words, "", .flags = CONFIG_REPEATABLE,

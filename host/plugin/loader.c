@@ -59,12 +59,12 @@ static attn_status open_object(struct loader_plugin *plugin, attn_error *error)
     struct guard_call call;
     dlerror();
     guard_enter(&call, &party, "dlopen");
-    plugin->handle = dlopen(plugin->file, RTLD_NOW | RTLD_LOCAL);
+    plugin->handle = dlopen(plugin->object, RTLD_NOW | RTLD_LOCAL);
     guard_leave(&call);
     if (plugin->handle)
         return ATTN_OK;
-    return host_fail(error, ATTN_DEPENDENCY_MISSING, "%s: cannot be loaded: %s%s", plugin->file,
-                     clean_dlerror(plugin->file, said), noexec_text(plugin->file));
+    return host_fail(error, ATTN_DEPENDENCY_MISSING, "%s: cannot be loaded: %s%s", plugin->object,
+                     clean_dlerror(plugin->object, said), noexec_text(plugin->object));
 }
 
 /* dlsym() also searches what the object links; an entry found there belongs to another object. */
@@ -123,7 +123,8 @@ static attn_status negotiate(struct loader_plugin *plugin, attn_plugin_entry_fn 
                            .abi_major_max = adapters[0].major,
                            .abi_minor = adapters[0].minor,
                            .name = "attnhost",
-                           .version = ATTNHOST_VERSION};
+                           .version = ATTNHOST_VERSION,
+                           .source = loader_source(plugin)};
     attn_plugin answer = {.struct_size = sizeof answer};
     attn_status status = call_entry(plugin, entry, &host, &answer, error);
     if (status != ATTN_OK)
@@ -140,19 +141,31 @@ static attn_status negotiate(struct loader_plugin *plugin, attn_plugin_entry_fn 
 
 /* ---- Record ---------------------------------------------------------------------------------- */
 
-static attn_status check_content(const struct loader_plugin *plugin, const uint8_t *sha256,
-                                 attn_error *error)
+/* A file that may be read or opened; `sha256` may be NULL. */
+static attn_status check_file(const char *file, const uint8_t *sha256, bool is_object,
+                              attn_error *error)
 {
     int descriptor;
-    attn_status status = loader_check_file(plugin->file, &descriptor, error);
+    attn_status status = loader_check_file(file, &descriptor, error);
     if (status != ATTN_OK)
         return status;
     if (sha256)
-        status = loader_check_pin(plugin->file, descriptor, sha256, error);
-    if (status == ATTN_OK)
-        status = loader_check_object(plugin->file, descriptor, error);
+        status = loader_check_pin(file, descriptor, sha256, error);
+    if (status == ATTN_OK && is_object)
+        status = loader_check_object(file, descriptor, error);
     close(descriptor);
     return status;
+}
+
+/* Of a module no file is known before it is imported: Python's search path is trusted. */
+static attn_status check_content(const struct loader_plugin *plugin, const uint8_t *sha256,
+                                 attn_error *error)
+{
+    if (!loader_source(plugin))
+        return check_file(plugin->file, sha256, true, error);
+    attn_status status =
+        loader_is_module(plugin->file) ? ATTN_OK : check_file(plugin->file, sha256, false, error);
+    return status == ATTN_OK ? check_file(plugin->object, NULL, true, error) : status;
 }
 
 static attn_status run_steps(struct loader_plugin *plugin, const uint8_t *sha256, attn_error *error)
@@ -189,6 +202,15 @@ attn_status loader_refuse(struct loader_plugin *plugin, attn_status status, cons
     return status;
 }
 
+/* What is to be opened for made->file. */
+static attn_status find_object(struct loader_plugin *made, attn_error *error)
+{
+    if (loader_is_source(made->file))
+        return loader_find_runner(made->file, &made->object, error);
+    made->object = strdup(made->file);
+    return made->object ? ATTN_OK : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "out of memory");
+}
+
 attn_status loader_open(const char *file, const uint8_t *sha256, struct loader_plugin **plugin,
                         attn_error *error)
 {
@@ -196,7 +218,7 @@ attn_status loader_open(const char *file, const uint8_t *sha256, struct loader_p
     if (!made)
         goto out_of_memory;
     made->reason = strdup("");
-    made->file = realpath(file, NULL);
+    made->file = loader_is_module(file) ? strdup(file) : realpath(file, NULL);
     int why = errno;
     bool exists = made->file != NULL;
     if (!exists)
@@ -206,9 +228,11 @@ attn_status loader_open(const char *file, const uint8_t *sha256, struct loader_p
     host_error said;
     host_error_init(&said);
     attn_status status = exists
-                             ? run_steps(made, sha256, &said.base)
+                             ? find_object(made, &said.base)
                              : host_fail(&said.base, ATTN_INVALID_ARGUMENT,
                                          "%s: %s; accepted: a plugin's file", file, strerror(why));
+    if (status == ATTN_OK)
+        status = run_steps(made, sha256, &said.base);
     if (status != ATTN_OK &&
         loader_refuse(made, status, "%s", host_error_text(&said)) == ATTN_OUT_OF_HOST_MEMORY)
         goto out_of_memory;
@@ -332,6 +356,7 @@ void loader_close(struct loader_plugin *plugin)
     }
     pthread_mutex_unlock(&libraries_mutex);
     free(plugin->file);
+    free(plugin->object);
     free(plugin->reason);
     free(plugin);
 }

@@ -2,6 +2,7 @@
  *
  * loader.h: from a file to the tables of a plugin.
  *
+ *   source       which object runs a .py file                  loader_source.c
  *   check file   a regular file, not writable by others        loader_trust.c
  *   pin          its SHA-256 is the one the user wrote down    loader_trust.c
  *   object       a whole shared object for this machine        loader_object.c
@@ -18,6 +19,8 @@
 #ifndef HOST_PLUGIN_LOADER_H
 #define HOST_PLUGIN_LOADER_H
 
+#include <stdbool.h>
+
 #include "attn_plugin.h"
 
 /* A file that was looked at. */
@@ -25,6 +28,7 @@ struct loader_plugin {
     attn_status status; /* ATTN_OK = usable */
     char *reason;       /* why it was refused; "" for a usable one */
     char *file;         /* absolute with links resolved; as it was given if it does not exist */
+    char *object;       /* the shared object that is opened: `file`, or what runs it as a source */
     const char
         *shadowed_by;  /* the file that has its backends already, if that is why; registry.h */
     attn_plugin table; /* as the plugin filled it; all zero before that */
@@ -53,6 +57,21 @@ attn_status loader_acquire(const struct loader_plugin *plugin, attn_error *error
 
 /* After the last destroy: fini() when the last acquire is released. */
 void loader_release(const struct loader_plugin *plugin);
+
+/* ---- Sources: loader_source.c ---------------------------------------------------------------- */
+
+/* Is it run by a plugin of ours rather than opened: a .py file, or "module:Class"? */
+bool loader_is_source(const char *file);
+
+/* Is it the second of the two? Then no file of it is known. */
+bool loader_is_module(const char *file);
+
+/* What the plugin's object runs; NULL = it is the plugin itself. */
+const char *loader_source(const struct loader_plugin *plugin);
+
+/* The plugin that runs sources. DEPENDENCY_MISSING where it was not installed. The text is the
+ * caller's. */
+attn_status loader_find_runner(const char *source, char **object, attn_error *error);
 
 /* ---- Steps, for loader.c and tests ----------------------------------------------------------- */
 

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "host/base/clock.h"
+#include "host/plugin/loader.h"
 #include "host/plugin/scan_cache.h"
 #include "host/base/text.h"
 
@@ -24,6 +25,14 @@ extern char **environ;
 
 static const char *scanner;
 static double limit_s = 10;
+enum {
+    SOURCE_FACTOR = 12
+}; /* a source imports libraries that take seconds, or many on a cold disk */
+
+static double limit_of(const char *file)
+{
+    return loader_is_source(file) ? SOURCE_FACTOR * limit_s : limit_s;
+}
 
 void scan_configure(const char *program)
 {
@@ -158,7 +167,7 @@ static const char *silent_end(const struct scan *scan, char text[64])
     return text;
 }
 
-static void judge(struct scan *scan, bool in_time, struct scan_verdict *verdict)
+static void judge(struct scan *scan, const char *file, bool in_time, struct scan_verdict *verdict)
 {
     const char *words = in_time ? last_words(scan, "the process was ended by ") : NULL;
     char how[64];
@@ -169,7 +178,7 @@ static void judge(struct scan *scan, bool in_time, struct scan_verdict *verdict)
     } else if (!in_time) {
         words = last_words(scan, "was ended by SIGABRT in ");
         text_format(verdict->reason, sizeof verdict->reason, "it did not end within %g s: %s",
-                    limit_s, words ? words : "where is not known");
+                    limit_of(file), words ? words : "where is not known");
     } else {
         snprintf(verdict->reason, sizeof verdict->reason, "it ended the process by %s",
                  words ? words : silent_end(scan, how));
@@ -182,12 +191,12 @@ static bool scan(const char *file, struct scan_verdict *verdict)
     struct scan scan = {.process = 0};
     if (!start(file, &scan))
         return false;
-    bool in_time = follow(&scan, clock_now_ns() + (int64_t)(limit_s * 1e9));
+    bool in_time = follow(&scan, clock_now_ns() + (int64_t)(limit_of(file) * 1e9));
     if (!in_time) {
         kill(scan.process, SIGABRT); /* it says where it is */
         follow(&scan, clock_now_ns() + 500000000);
     }
-    judge(&scan, in_time, verdict);
+    judge(&scan, file, in_time, verdict);
     end(&scan);
     return true;
 }

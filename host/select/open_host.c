@@ -2,6 +2,7 @@
 #include "host/select/open_host.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 
 #include "host/base/data_files.h"
@@ -13,16 +14,28 @@
 
 /* ---- Plugins --------------------------------------------------------------------------------- */
 
-/* A path of [plugins] is a folder or a file. A file that is refused stays on record. */
+/* "module:Class", which the ini's reader took for a file of its folder; NULL = it is none. */
+static const char *module_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    return loader_is_module(name) ? name : NULL;
+}
+
+/* A path of [plugins] is a folder, a file, or a class of a Python module. A file that is refused
+ * stays on record. */
 static attn_status load_path(attnhost *host, const struct config *config, const char *path,
                              attn_error *error)
 {
     struct stat info;
-    if (stat(path, &info) != 0)
+    const char *module = module_of(path);
+    bool exists = stat(path, &info) == 0;
+    if (!exists && !module)
         return config_fail(config, "plugins.path", error,
                            "%s does not exist; accepted: a folder of plugins, or a plugin's file",
                            path);
-    if (!S_ISDIR(info.st_mode)) {
+    path = exists ? path : module;
+    if (!exists || !S_ISDIR(info.st_mode)) {
         attn_status status = attnhost_load_plugin(host, path, NULL);
         return status == ATTN_OUT_OF_HOST_MEMORY
                    ? host_fail(error, status, "%s: out of memory", path)

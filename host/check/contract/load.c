@@ -21,7 +21,7 @@ static bool open_file(struct check_run *run, struct elf_file *elf)
 {
     host_error error;
     host_error_init(&error);
-    if (elf_open(run->subject->file, elf, &error.base) == ATTN_OK)
+    if (elf_open(run->subject->object, elf, &error.base) == ATTN_OK)
         return true;
     check_fail(run, "%s", host_error_text(&error));
     return false;
@@ -94,7 +94,7 @@ static bool is_of_sanitizer(const char *name)
 static void run_closure(struct check_run *run)
 {
     struct elf_file elf;
-    void *handle = dlopen(run->subject->file, RTLD_NOW | RTLD_LOCAL);
+    void *handle = dlopen(run->subject->object, RTLD_NOW | RTLD_LOCAL);
     CHECK_THAT(run, handle != NULL, "cannot be opened a second time: %s", dlerror());
     if (!open_file(run, &elf)) {
         dlclose(handle);
@@ -119,7 +119,7 @@ static void run_closure(struct check_run *run)
 static void run_constructors(struct check_run *run)
 {
     char seen[512];
-    switch (load_watch(run->subject->file, seen, sizeof seen)) {
+    switch (load_watch(run->subject->object, seen, sizeof seen)) {
     case LOAD_WATCH_NOTHING:
         return;
     case LOAD_WATCH_EFFECT:

@@ -31,19 +31,21 @@ static attn_plugin_entry_fn find_entry(struct check_run *run)
     void *address = dlsym(record_of(run)->handle, ATTN_PLUGIN_ENTRY);
     memcpy(&entry, &address, sizeof entry);
     if (!entry)
-        check_fail(run, "%s has no symbol %s", run->subject->file, ATTN_PLUGIN_ENTRY);
+        check_fail(run, "%s has no symbol %s", run->subject->object, ATTN_PLUGIN_ENTRY);
     return entry;
 }
 
 /* A host that drives these majors. */
-static attn_host_info host_of(uint32_t oldest, uint32_t newest, uint32_t minor)
+static attn_host_info host_of(const struct check_run *run, uint32_t oldest, uint32_t newest,
+                              uint32_t minor)
 {
     return (attn_host_info){.struct_size = sizeof(attn_host_info),
                             .abi_major_min = oldest,
                             .abi_major_max = newest,
                             .abi_minor = minor,
                             .name = "attnhost check",
-                            .version = ATTNHOST_VERSION};
+                            .version = ATTNHOST_VERSION,
+                            .source = run->subject->source};
 }
 
 static attn_status call_entry(attn_plugin_entry_fn entry, const attn_host_info *host,
@@ -59,8 +61,9 @@ static void run_majors(struct check_run *run)
 {
     attn_plugin_entry_fn entry = find_entry(run);
     uint32_t mine = record_of(run)->table.abi_major;
-    attn_host_info newer = host_of(mine + 1000, mine + 1005, 0), older = host_of(0, mine, 0);
-    attn_host_info all = host_of(0, UINT32_MAX, UINT32_MAX);
+    attn_host_info newer = host_of(run, mine + 1000, mine + 1005, 0),
+                   older = host_of(run, 0, mine, 0);
+    attn_host_info all = host_of(run, 0, UINT32_MAX, UINT32_MAX);
     attn_plugin plugin;
     host_error error;
     if (!entry)
@@ -102,7 +105,7 @@ static void run_minors(struct check_run *run)
     static const uint32_t minors[] = {0, 1, ATTN_ABI_MINOR, ATTN_ABI_MINOR + 1, 1000, UINT32_MAX};
     attn_plugin_entry_fn entry = find_entry(run);
     for (size_t m = 0; entry && m < sizeof minors / sizeof minors[0]; m++) {
-        attn_host_info host = host_of(ATTN_ABI_MAJOR, ATTN_ABI_MAJOR, minors[m]);
+        attn_host_info host = host_of(run, ATTN_ABI_MAJOR, ATTN_ABI_MAJOR, minors[m]);
         attn_plugin plugin;
         host_error error;
         attn_status status = call_entry(entry, &host, &plugin, &error);
@@ -116,7 +119,7 @@ static void run_minors(struct check_run *run)
 static void run_again(struct check_run *run)
 {
     attn_plugin_entry_fn entry = find_entry(run);
-    attn_host_info host = host_of(ATTN_ABI_MAJOR, ATTN_ABI_MAJOR, ATTN_ABI_MINOR);
+    attn_host_info host = host_of(run, ATTN_ABI_MAJOR, ATTN_ABI_MAJOR, ATTN_ABI_MINOR);
     for (int n = 0; entry && n < 8; n++) {
         attn_plugin plugin;
         host_error error;
@@ -197,7 +200,7 @@ static void check_extensions(struct check_run *run, const struct asked *asked)
     for (size_t u = 0; u < sizeof unknown / sizeof unknown[0]; u++)
         CHECK_THAT(run, !ask_extension(asked, unknown[u]), "the unknown id '%s' is answered",
                    unknown[u]);
-    FILE *file = fopen(run->subject->file, "rb");
+    FILE *file = fopen(run->subject->object, "rb");
     char *bytes = NULL;
     long size = 0;
     if (file && fseek(file, 0, SEEK_END) == 0 && (size = ftell(file)) > 0)
@@ -206,7 +209,7 @@ static void check_extensions(struct check_run *run, const struct asked *asked)
         fread(bytes, 1, (size_t)size, file) == (size_t)size)
         check_ids_of_file(run, asked, bytes, (size_t)size);
     else
-        check_fail(run, "%s cannot be read", run->subject->file);
+        check_fail(run, "%s cannot be read", run->subject->object);
     free(bytes);
     if (file)
         fclose(file);

@@ -449,7 +449,8 @@ static void call_entry(struct check_run *run, attn_plugin_entry_fn entry,
                            .abi_major_max = ATTN_ABI_MAJOR,
                            .abi_minor = ATTN_ABI_MINOR,
                            .name = "attnhost check",
-                           .version = ATTNHOST_VERSION};
+                           .version = ATTNHOST_VERSION,
+                           .source = run->subject->source};
     attn_host_info bad = good;
     bad.abi_major_min = bad.abi_major_max = ATTN_ABI_MAJOR + 1000;
     check_note(run, "attn_host_info of %zu bytes, attn_plugin of %zu, attn_error of %zu",
@@ -489,7 +490,7 @@ void check_struct_entry(struct check_run *run)
     void *address =
         dlsym(subject->host->registry.plugins[subject->plugin]->handle, ATTN_PLUGIN_ENTRY);
     memcpy(&entry, &address, sizeof entry);
-    CHECK_THAT(run, entry, "%s has no symbol %s", subject->file, ATTN_PLUGIN_ENTRY);
+    CHECK_THAT(run, entry, "%s has no symbol %s", subject->object, ATTN_PLUGIN_ENTRY);
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
         call_entry(run, entry, &sizes[s]);
 }

@@ -34,6 +34,11 @@ static enum check_outcome outcome_of(attn_status status)
 
 /* ---- The plugin ------------------------------------------------------------------------------ */
 
+static const struct loader_plugin *found_plugin(const struct check_child *child)
+{
+    return child->host->registry.plugins[child->plugin];
+}
+
 static bool is_wanted(const struct check_child *child, const attn_backend_type *type)
 {
     return !child->params->backend || strcmp(child->params->backend, type->name) == 0;
@@ -41,7 +46,7 @@ static bool is_wanted(const struct check_child *child, const attn_backend_type *
 
 static enum check_outcome refuse_backend(const struct check_child *child, host_error *error)
 {
-    const struct loader_plugin *plugin = child->host->registry.plugins[child->plugin];
+    const struct loader_plugin *plugin = found_plugin(child);
     strbuf names;
     strbuf_init(&names);
     for (uint32_t t = 0; t < plugin->num_types; t++)
@@ -56,7 +61,7 @@ static enum check_outcome refuse_backend(const struct check_child *child, host_e
 
 static enum check_outcome list_subjects(struct check_child *child, host_error *error)
 {
-    const struct loader_plugin *plugin = child->host->registry.plugins[child->plugin];
+    const struct loader_plugin *plugin = found_plugin(child);
     child->subjects = calloc(plugin->num_types + 1u, sizeof *child->subjects);
     if (!child->subjects)
         return CHECK_BROKEN;
@@ -251,8 +256,12 @@ enum check_outcome child_open(struct check_child *child, host_error *error)
     }
     if (outcome == CHECK_BROKEN)
         host_fail(&error->base, ATTN_OUT_OF_HOST_MEMORY, "out of memory");
+    if (outcome != CHECK_GOOD)
+        return outcome;
     child->file_view = (struct check_subject){.host = child->host,
                                               .file = child->file,
+                                              .object = found_plugin(child)->object,
+                                              .source = loader_source(found_plugin(child)),
                                               .plugin = child->plugin,
                                               .seed = child->params->seed,
                                               .exhaustive = child->params->exhaustive,

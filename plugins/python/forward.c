@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plugins/python/python.h"
+
+#include <stdlib.h>
+
+/* ---- DLPack 1.0, managed tensors without a version ------------------------------------------- */
+
+struct dl_tensor {
+    void *data;
+    int32_t device_type, device_id;
+    int32_t ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+};
+
+/* A view of somebody else's memory: what is freed is the view. */
+struct dl_managed {
+    struct dl_tensor tensor;
+    void *context;
+    void (*deleter)(struct dl_managed *self);
+    int64_t extents[2 * ATTN_MAX_DIMS];
+};
+
+static void free_view(struct dl_managed *view)
+{
+    free(view);
+}
+
+/* Of a capsule that nobody has made a tensor of. */
+static void drop_capsule(py_object *capsule)
+{
+    if (py.PyCapsule_IsValid(capsule, "dltensor"))
+        free(py.PyCapsule_GetPointer(capsule, "dltensor"));
+}
+
+static struct dl_managed *make_view(const attn_tensor *tensor)
+{
+    struct dl_managed *view = malloc(sizeof *view);
+    if (!view)
+        return NULL;
+    *view = (struct dl_managed){.deleter = free_view};
+    view->tensor = (struct dl_tensor){.data = attn_util_data(tensor),
+                                      .device_type = tensor->device_type,
+                                      .device_id = tensor->device_id,
+                                      .ndim = (int32_t)tensor->ndim,
+                                      .code = (uint8_t)(tensor->dtype & 0xffu),
+                                      .bits = (uint8_t)(tensor->dtype >> 8 & 0xffu),
+                                      .lanes = (uint16_t)(tensor->dtype >> 16),
+                                      .shape = view->extents,
+                                      .strides = view->extents + ATTN_MAX_DIMS};
+    for (uint32_t d = 0; d < tensor->ndim; d++) {
+        view->tensor.shape[d] = tensor->shape[d];
+        view->tensor.strides[d] = tensor->strides[d];
+    }
+    return view;
+}
+
+py_object *python_tensor(const attn_instance *instance, const attn_tensor *tensor,
+                         attn_error *error)
+{
+    struct dl_managed *view = make_view(tensor);
+    py_object *capsule = view ? py.PyCapsule_New(view, "dltensor", drop_capsule) : NULL;
+    py_object *arguments = py.PyTuple_New(1);
+    if (!capsule)
+        free(view);
+    python_put(arguments, 0, capsule);
+    return python_call(instance->convert, arguments, error);
+}
+
+/* ---- Operands -------------------------------------------------------------------------------- */
+
+/* What an operand has to look like, and whether it has to be there. */
+struct wanted {
+    uint32_t role;
+    bool needed;
+    attn_util_form form;
+};
+
+enum { MAX_WANTED = 9 };
+
+/* A call. */
+struct call {
+    const attn_metadata *metadata;
+    const attn_util_model_layer *layer;
+    const struct python_layer *more;
+    const attn_forward_args *args;
+    uint32_t index; /* of the layer */
+    bool is_new, saves;
+};
+
+/* Pages of K or V. */
+static attn_util_form cache_form(const struct call *call, int32_t dim)
+{
+    int32_t heads = call->layer->group.num_kv_heads;
+    attn_util_form form = {call->layer->dtype,
+                           call->metadata->instance->device_type,
+                           4,
+                           {-1, -1, heads, dim},
+                           call->saves};
+    if (call->more->is_hnd) {
+        form.shape[1] = heads;
+        form.shape[2] = -1;
+    }
+    return form;
+}
+
+static uint32_t list_softmax(const struct call *call, struct wanted list[MAX_WANTED])
+{
+    const attn_layer_group *g = &call->layer->group;
+    const attn_dtype dtype = call->layer->dtype;
+    const int32_t device = call->metadata->instance->device_type;
+    const int32_t q_heads = g->num_q_heads, kv_heads = g->num_kv_heads;
+    bool paged = call->more->has_cache, fresh = call->is_new || !paged;
+    const struct wanted wanted[] = {
+        {ATTN_ROLE_Q, true, {dtype, device, 3, {-1, q_heads, g->head_dim}, 0}},
+        {ATTN_ROLE_OUT, true, {dtype, device, 3, {-1, q_heads, g->v_head_dim}, 1}},
+        {ATTN_ROLE_K, fresh, {dtype, device, 3, {-1, kv_heads, g->head_dim}, 0}},
+        {ATTN_ROLE_V, fresh, {dtype, device, 3, {-1, kv_heads, g->v_head_dim}, 0}},
+        {ATTN_ROLE_LSE, false, {ATTN_F32, device, 2, {-1, q_heads}, 1}},
+        {ATTN_ROLE_SINKS, g->flags & ATTN_GROUP_HAS_SINKS, {ATTN_F32, device, 1, {q_heads}, 0}},
+        {ATTN_ROLE_ALIBI_SLOPES,
+         g->flags & ATTN_GROUP_HAS_ALIBI,
+         {ATTN_F32, device, 1, {q_heads}, 0}},
+        {ATTN_ROLE_K_CACHE, paged, cache_form(call, g->head_dim)},
+        {ATTN_ROLE_V_CACHE, paged, cache_form(call, g->v_head_dim)},
+    };
+    memcpy(list, wanted, sizeof wanted);
+    return sizeof wanted / sizeof wanted[0];
+}
+
+static uint32_t list_latent(const struct call *call, struct wanted list[MAX_WANTED])
+{
+    const attn_layer_group *g = &call->layer->group;
+    const attn_dtype dtype = call->layer->dtype;
+    const int32_t device = call->metadata->instance->device_type, heads = g->num_q_heads;
+    const int32_t rank = call->more->mla.kv_lora_rank, rope = call->more->mla.rope_dim;
+    const struct wanted wanted[] = {
+        {ATTN_ROLE_Q_NOPE, true, {dtype, device, 3, {-1, heads, rank}, 0}},
+        {ATTN_ROLE_Q_PE, true, {dtype, device, 3, {-1, heads, rope}, 0}},
+        {ATTN_ROLE_OUT, true, {dtype, device, 3, {-1, heads, rank}, 1}},
+        {ATTN_ROLE_C_KV, call->is_new, {dtype, device, 2, {-1, rank}, 0}},
+        {ATTN_ROLE_K_PE, call->is_new, {dtype, device, 2, {-1, rope}, 0}},
+        {ATTN_ROLE_LSE, false, {ATTN_F32, device, 2, {-1, heads}, 1}},
+        {ATTN_ROLE_SINKS, g->flags & ATTN_GROUP_HAS_SINKS, {ATTN_F32, device, 1, {heads}, 0}},
+        {ATTN_ROLE_LATENT_CACHE, true, {dtype, device, 3, {-1, -1, rank + rope}, call->saves}},
+    };
+    memcpy(list, wanted, sizeof wanted);
+    return sizeof wanted / sizeof wanted[0];
+}
+
+/* Caches and parameters stay where they are from call to call. */
+static bool stays(uint32_t role)
+{
+    return role == ATTN_ROLE_K_CACHE || role == ATTN_ROLE_V_CACHE || role == ATTN_ROLE_SINKS ||
+           role == ATTN_ROLE_ALIBI_SLOPES || role == ATTN_ROLE_LATENT_CACHE;
+}
+
+static bool is_same(const attn_tensor *a, const attn_tensor *b)
+{
+    size_t dims = a->ndim * sizeof a->shape[0];
+    return a->data == b->data && a->byte_offset == b->byte_offset && a->dtype == b->dtype &&
+           a->ndim == b->ndim && memcmp(a->shape, b->shape, dims) == 0 &&
+           memcmp(a->strides, b->strides, dims) == 0;
+}
+
+/* A new reference. */
+static py_object *pass_operand(const struct call *call, uint32_t role, const attn_tensor *tensor,
+                               attn_error *error)
+{
+    const attn_metadata *metadata = call->metadata;
+    struct python_kept *kept = &metadata->kept[call->index * ATTN_ROLE_COUNT + role];
+    if (!stays(role))
+        return python_tensor(metadata->instance, tensor, error);
+    if (!kept->tensor || !is_same(&kept->of, tensor)) {
+        py.Py_DecRef(kept->tensor);
+        ATTN_UTIL_READ(&kept->of, tensor);
+        kept->tensor = python_tensor(metadata->instance, tensor, error);
+    }
+    if (kept->tensor)
+        py.Py_IncRef(kept->tensor);
+    return kept->tensor;
+}
+
+/* Every operand that is there, by role, each of the form that its layer has. NULL and *status. */
+static py_object *pass_operands(const struct call *call, attn_status *status, attn_error *error)
+{
+    struct wanted list[MAX_WANTED];
+    uint32_t count = call->layer->group.kind == ATTN_KIND_MLA ? list_latent(call, list)
+                                                              : list_softmax(call, list);
+    py_object *tuple = py.PyTuple_New(ATTN_ROLE_COUNT);
+    for (int role = 0; tuple && role < ATTN_ROLE_COUNT; role++)
+        python_put(tuple, role, python_none());
+    for (uint32_t w = 0; w < count && *status == ATTN_OK; w++) {
+        const attn_tensor *tensor = NULL;
+        if (!list[w].needed && !attn_operand(call->args, list[w].role))
+            continue;
+        *status = attn_util_operand(call->args, list[w].role, &list[w].form, &tensor, error);
+        if (*status != ATTN_OK)
+            break;
+        py_object *made = pass_operand(call, list[w].role, tensor, error);
+        *status = made ? ATTN_OK : ATTN_INTERNAL;
+        python_put(tuple, (int)list[w].role, made);
+    }
+    if (*status == ATTN_OK)
+        return tuple;
+    py.Py_DecRef(tuple);
+    return NULL;
+}
+
+/* ---- Forward --------------------------------------------------------------------------------- */
+
+static attn_status run(const struct call *call, attn_stream stream, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    int gil = py.PyGILState_Ensure();
+    py_object *operands = pass_operands(call, &status, error);
+    if (operands) {
+        py_object *arguments = py.PyTuple_New(4);
+        python_put(arguments, 0, python_int(call->index));
+        python_put(arguments, 1, python_int(call->args->flags));
+        python_put(arguments, 2, python_int((int64_t)(uintptr_t)stream));
+        python_put(arguments, 3, operands);
+        status = python_status(python_call(call->metadata->forward, arguments, error), error);
+    }
+    py.PyGILState_Release(gil);
+    return status;
+}
+
+static attn_status forward(attn_metadata *metadata, int32_t layer_id,
+                           const attn_forward_args *given, attn_stream stream, bool decode,
+                           attn_error *error)
+{
+    attn_forward_args args;
+    const attn_instance *instance = metadata->instance;
+    attn_status status = attn_util_check_forward(metadata->planned, metadata->mode, decode, error);
+    if (status == ATTN_OK && instance->device_type == ATTN_DEVICE_CPU)
+        status = attn_util_read_args(given, &args, error);
+    else
+        ATTN_UTIL_READ(&args, given);
+    if (status != ATTN_OK)
+        return status;
+    const attn_util_model_layer *layer = attn_util_find_layer(&instance->model, layer_id);
+    if (!layer)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                    "layer_id %d is unknown", layer_id);
+    bool latent = layer->group.kind == ATTN_KIND_MLA;
+    uint32_t key = latent ? ATTN_ROLE_C_KV : ATTN_ROLE_K,
+             value = latent ? ATTN_ROLE_K_PE : ATTN_ROLE_V;
+    struct call call = {.metadata = metadata, .layer = layer, .args = &args};
+    call.index = (uint32_t)(layer - instance->model.layers);
+    call.more = &instance->layers[call.index];
+    call.is_new = attn_operand(&args, key) || attn_operand(&args, value);
+    call.saves = call.is_new && args.flags & ATTN_FORWARD_SAVE_KV;
+    return run(&call, stream, error);
+}
+
+attn_status python_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error)
+{
+    return forward(metadata, layer_id, args, stream, false, error);
+}
+
+attn_status python_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                                  const attn_forward_args *args, attn_stream stream,
+                                  attn_error *error)
+{
+    return forward(metadata, layer_id, args, stream, true, error);
+}

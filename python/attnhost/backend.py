@@ -1,0 +1,619 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backends written in Python: a class that attnhost loads, checks, measures and runs like a plugin in C.
+
+    class Mine(Backend):
+        name, doc      as an ini and a report call it
+        devices ...    what it takes: words and ranges, from which questions are answered
+        supports()     reasons of its own against a problem (optional)
+        plan()         looks at a batch once, before its first layer (optional)
+        forward()      computes one layer
+
+`attnhost check mine.py`, `plugins.path = mine.py` or `plugins.path = package.module:Mine`.
+
+This file needs nothing but Python's own library: python.so (plugins/python) carries it along, and
+calls what begins with an underscore. Tensors are PyTorch's where PyTorch is installed, else numpy's.
+"""
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+_PROTOCOL = 1  # of python.so
+_OK_MODES = "extend, decode, mixed, idle"
+_STATUS = {"INVALID_ARGUMENT": 1, "UNSUPPORTED": 2, "BAD_STATE": 4, "OUT_OF_HOST_MEMORY": 5,
+           "OUT_OF_DEVICE_MEMORY": 6, "CAPTURE_UNSUPPORTED": 8, "CONFIG_ERROR": 9,
+           "DEPENDENCY_MISSING": 10, "DEVICE_LOST": 12, "TIMEOUT": 13, "INTERNAL": 14}
+_SAVE_KV, _OMIT_SINK, _CAPTURING = 1, 2, 4  # ATTN_FORWARD_*
+# Operands by role (ATTN_ROLE_*), as forward() names them.
+_ROLES = {"q": 0, "k": 1, "v": 2, "out": 3, "lse": 4, "k_cache": 5, "v_cache": 6, "sinks": 7,
+          "alibi_slopes": 8, "q_nope": 9, "q_pe": 10, "c_kv": 11, "k_pe": 12, "latent_cache": 13}
+_OUT, _LSE = _ROLES["out"], _ROLES["lse"]
+
+
+# ---- What authors use -------------------------------------------------------------------------------
+
+
+class Error(Exception):
+    """A failure with a status of attnhost's: Error("UNSUPPORTED", "only one layer group")."""
+
+    def __init__(self, status: str, text: str, field: str = "") -> None:
+        super().__init__(text)
+        if status not in _STATUS:
+            raise ValueError(f"status {status!r}: accepted {', '.join(_STATUS)}")
+        self.status, self.field = _STATUS[status], field
+
+
+class Reason(NamedTuple):
+    """Why supports() refuses: `field` as `attnhost inspect` names it ("head_dim"), the value it has, the
+    values it may have ("64, 128"), and the field that it conflicts with, if it is a combination."""
+
+    field: str
+    got: Any
+    accepted: str
+    with_field: str = ""
+
+
+class Option(NamedTuple):
+    """An option of an ini: type is bool, int, float, string, enum, size or path. Without a default
+    it is required. `min` and `max` bound numbers; `choices` are the words of an enum."""
+
+    key: str
+    type: str
+    default: Any = None
+    doc: str = ""
+    min: float = 1.0
+    max: float = 0.0  # below min: no range
+    choices: Optional[Sequence[str]] = None
+    unit: Optional[str] = None
+    repeated: bool = False
+
+
+class Layer:
+    """A layer of the model: numbers as attn_layer_group has them."""
+
+    _numbers = ("id", "num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window_left",
+                "window_right", "attention_chunk", "kv_group", "page_size", "kind", "attn_type",
+                "flags", "is_hnd", "kv_lora_rank", "rope_dim", "nope_dim", "sm_scale", "logit_cap",
+                "dtype")
+    id: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    window_left: int
+    window_right: int
+    attention_chunk: int
+    kv_group: int
+    page_size: int
+    is_hnd: bool
+    kv_lora_rank: int
+    rope_dim: int
+    nope_dim: int
+    sm_scale: float
+    logit_cap: float
+    dtype: str
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.__dict__.update(zip(self._numbers, values))
+        self.has_sinks, self.has_alibi = bool(values[12] & 1), bool(values[12] & 2)
+        self.is_latent, self.is_hnd = values[10] == 1, bool(values[13])
+
+
+class Problem:
+    """What supports() is asked about: a layer group on a device, within bounds (0 = not known yet)."""
+
+    _names = ("sm", "num_q_heads", "num_kv_heads", "gqa_ratio", "head_dim", "v_head_dim", "page_size",
+              "window_left", "window_right", "kv_lora_rank", "rope_dim", "nope_dim", "max_seqs",
+              "max_tokens", "max_q_len", "max_kv_len", "num_layers", "device", "dtype", "kind",
+              "kv_layout", "flags", "attention_chunk", "logit_cap")
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.__dict__.update(zip(self._names, values))
+        self.has_sinks, self.has_alibi = bool(self.flags & 1), bool(self.flags & 2)
+
+    flags: int
+
+
+class Keys:
+    """Where the keys of one KV group lie; arrays as attn_kv_batch has them, on the device."""
+
+    def __init__(self, values: Sequence[Any], batch: "Batch") -> None:
+        (self.page_size, self.kv_lens, self._lens_host, self.kv_new_indptr, self._new_host,
+         self._slots, self.block_table, self.req_to_token, self.kv_indptr, self.kv_indices,
+         self.last_page_len) = values
+        # Not the batch: a cycle would keep views of the caller's memory until it is collected.
+        self._num_seqs, self._q_indptr = batch.num_seqs, batch.q_indptr
+        self._q_host, self._decodes = batch._host["q_indptr"], batch.mode == "decode"
+        self._where: Dict[int, Any] = {}
+        if self.kv_lens is None:
+            self.kv_lens, self._lens_host = batch.seq_lens, batch._host["seq_lens"]
+
+    def lens(self) -> List[int]:
+        """Keys of each sequence, the new ones included. On a GPU: host_arrays = "seq_lens, kv_lens"."""
+        return _list(self.kv_lens, self._lens_host, "kv_lens")
+
+    def new_indptr(self) -> List[int]:
+        """Rows of k and v of each sequence: [S + 1]."""
+        if self.kv_new_indptr is None:
+            return _indptr(self._q_indptr, self._q_host, self._num_seqs, self._decodes)
+        return _list(self.kv_new_indptr, self._new_host, "kv_new_indptr")
+
+    def slots(self, rows: int) -> Any:
+        """(pages, offsets) of the new rows, from row 0 of k on: for at most `rows` of them, fewer where k
+        has rows of no sequence at its end. Rows that go nowhere have page 0, which is padding."""
+        if rows not in self._where:
+            self._where[rows] = self._find(rows)
+        return self._where[rows]
+
+    def _find(self, rows: int) -> Any:
+        import torch
+        slots, indptr = self._slots, self.kv_new_indptr
+        indptr = self._q_indptr if indptr is None else indptr
+        rows = min(rows, slots.shape[0], self._num_seqs if indptr is None else rows)
+        row = torch.arange(rows, device=slots.device)
+        if indptr is not None:
+            inside = (row >= indptr[0]) & (row < indptr[-1])
+            slot = torch.where(inside, slots[torch.where(inside, row, indptr[0].long())], 0)
+        else:
+            slot = slots[:rows]
+        slot = slot.clamp(min=0)
+        return slot // self.page_size, slot % self.page_size
+
+
+class Batch:
+    """What a step works on; members as attn_batch has them. Arrays lie on the device."""
+
+    _numbers = ("num_seqs", "num_tokens", "num_real_seqs", "num_real_tokens", "num_decode_seqs",
+                "first_decode_seq", "decode_q_len", "max_q_len", "max_kv_len", "stream", "mode")
+    num_seqs: int
+    num_tokens: int
+    num_real_seqs: int
+    num_real_tokens: int
+    max_q_len: int
+    max_kv_len: int
+    stream: int
+    mode: str
+
+    def __init__(self, values: Sequence[Any], graph: bool) -> None:
+        self.__dict__.update(zip(self._numbers, values))
+        self.graph = graph  # planned for a capture and its replays
+        (self.seq_lens, seq_lens, self.prefix_lens, prefix_lens, self.q_indptr, indptr,
+         self.positions, self.req_pool_indices, groups, mask) = values[11:]
+        self._host = {"seq_lens": seq_lens, "prefix_lens": prefix_lens, "q_indptr": indptr}
+        self.mask_kind, self.mask_bits, self.mask_indptr = mask
+        self.kv_groups = tuple(Keys(g, self) if g is not None else None for g in groups)
+
+    def lens(self) -> List[int]:
+        """Tokens of each sequence. On a GPU: host_arrays = "seq_lens"."""
+        return _list(self.seq_lens, self._host["seq_lens"], "seq_lens")
+
+    def prefixes(self) -> List[int]:
+        """Tokens before the first query of each sequence. On a GPU: host_arrays = "prefix_lens"."""
+        if self.mode == "decode":
+            return [n - 1 for n in self.lens()]
+        return _list(self.prefix_lens, self._host["prefix_lens"], "prefix_lens")
+
+    def indptr(self) -> List[int]:
+        """Query rows of each sequence: [S + 1]. On a GPU: host_arrays = "q_indptr"."""
+        return _indptr(self.q_indptr, self._host.get("q_indptr"), self.num_seqs, self.mode == "decode")
+
+    def keys(self, layer: Layer) -> Keys:
+        """Those of the layer's KV group."""
+        return self.kv_groups[layer.kv_group]
+
+
+def _list(array: Any, host: Any, name: str) -> List[int]:
+    if host is None and array is not None and _is_on_host(array):
+        host = array
+    if host is None:
+        raise Error("INVALID_ARGUMENT", f"{name} is on the device alone; declare host_arrays = \"{name}\"")
+    return host if isinstance(host, list) else host.tolist()
+
+
+def _indptr(array: Any, host: Any, num_seqs: int, decodes: bool) -> List[int]:
+    if decodes:
+        return list(range(num_seqs + 1))
+    return _list(array, host, "q_indptr") if num_seqs else [0]
+
+
+def _is_on_host(array: Any) -> bool:
+    return not getattr(array, "is_cuda", False)
+
+
+class Backend:
+    """A backend. What is declared here is its query: words in the ABI's spelling, separated by
+    commas; numbers as texts ("64, 128", "16..256/16"), ranges or sets.
+
+    Keys and values are one tensor each, in pages, with the layout's order of dimensions and any
+    outer strides. New ones are in the cache before forward() is called, unless `saves_kv`.
+    """
+
+    name: str = ""
+    doc: str = "a backend written in Python"
+    devices: str = "cpu"
+    dtypes: str = "f32, bf16, f16"  # of q, the cache and the output, which have the same one
+    layouts: str = "kv.nhd/1"
+    kinds: str = "softmax"
+    attn_types: str = "decoder"
+    flags: str = ""  # of sinks, alibi, logit_cap, attention_chunk
+    layer_flags: str = "kv_read_only"
+    modes: str = _OK_MODES
+    mask_kinds: str = "layer"
+    uses: str = ""  # lse, shared_prefix ... (ATTN_USES_MAP)
+    notes: str = ""
+    index_forms: str = "block_table"
+    host_arrays: str = ""  # needed by plan() on a GPU
+    graph_level: str = "never"
+    accepts: Dict[str, Any] = {}  # {"head_dim": "64, 128", "page_size": range(16, 129, 16)}
+    options: Sequence[Option] = ()
+    cost_hint: float = 0.0
+    saves_kv: bool = False  # True: forward() writes k and v to keys.slots() itself
+    tensors: str = ""  # torch, numpy or dlpack; "" = torch where it is installed
+
+    def __init__(self, layers: Sequence[Layer], options: Dict[str, Any], device: str) -> None:
+        """For a model's layers; device is "cpu" or "cuda:0"."""
+        self.layers, self.options_given, self.device = layers, options, device
+
+    @classmethod
+    def supports(cls, problem: Problem, options: Dict[str, Any]) -> Iterable[Reason]:
+        """Reasons against a problem that the declaration accepts."""
+        return ()
+
+    def prepare(self) -> None:
+        """Compile, tune, warm up: before the first step."""
+
+    def plan(self, batch: Batch) -> Any:
+        """Look at a batch once. What it returns comes to forward() as `plan`; None = the batch."""
+
+    def forward(self, layer: Layer, plan: Any, **operands: Any) -> None:
+        """Compute one layer into `out`. Name the parameters that are wanted: layer, plan, batch, keys,
+        flags, q, k, v, out, lse, k_cache, v_cache, sinks ...; an operand that is absent is None.
+        Tensors are the caller's: keep none of them."""
+        raise NotImplementedError(f"{type(self).__name__}.forward")
+
+    def close(self) -> None:
+        """The instance is freed."""
+
+
+# ---- Failures ---------------------------------------------------------------------------------------
+
+
+def _place(error: BaseException) -> str:
+    """Where: the last line of the traceback that is not of this file."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
+    if not frames:
+        return ""
+    return f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno}, {frames[-1].name})"
+
+
+def _is_ours(file: str) -> bool:
+    return file.replace(os.sep, "/").endswith("attnhost/backend.py") or file.startswith("<frozen")
+
+
+def _describe(error: BaseException) -> Tuple[int, str, str]:
+    """(status, field, text)"""
+    text = " ".join(str(error).split())
+    if isinstance(error, Error):
+        return error.status, error.field, text + _place(error)
+    if isinstance(error, ImportError):
+        status = _STATUS["DEPENDENCY_MISSING"]
+    elif type(error).__name__ in ("OutOfMemoryError", "OutOfResources"):
+        status = _STATUS["OUT_OF_DEVICE_MEMORY"]
+    elif isinstance(error, MemoryError):
+        status = _STATUS["OUT_OF_HOST_MEMORY"]
+    else:
+        status = _STATUS["INTERNAL"]
+    if isinstance(error, SystemExit):
+        text = f"exit({text}) called"
+    return status, "", f"{type(error).__name__}: {text}{_place(error)}"
+
+
+def _guarded(function: Any) -> Any:
+    """What python.so calls never raises: a failure is its answer."""
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except BaseException as error:  # pylint: disable=broad-except
+            return _describe(error)
+    return call
+
+
+# ---- Sources ----------------------------------------------------------------------------------------
+
+
+def _import_file(path: str) -> Any:
+    """A file under a name of its own: two may be called alike."""
+    stem = os.path.splitext(os.path.basename(path))[0]
+    name, folder = f"attnhost_source_{abs(hash(path)):x}_{stem}", os.path.dirname(path)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _classes_of(module: Any) -> Iterator[type]:
+    for cls in vars(module).values():
+        if isinstance(cls, type) and issubclass(cls, Backend) and cls.__module__ == module.__name__:
+            if cls.name and not cls.__name__.startswith("_"):
+                yield cls
+
+
+def _load(source: str) -> List[type]:
+    if source.endswith(".py"):
+        classes = list(_classes_of(_import_file(source)))
+        if not classes:
+            raise Error("CONFIG_ERROR", "no class with a name is a Backend of attnhost.backend here")
+        return classes
+    module, _, path = source.partition(":")
+    found: Any = importlib.import_module(module)
+    for word in path.split("."):
+        found = getattr(found, word)
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        raise Error("CONFIG_ERROR", f"{source} is no Backend of attnhost.backend")
+    return [found]
+
+
+@_guarded
+def _open(source: str, protocol: int) -> Any:
+    if protocol != _PROTOCOL:
+        raise Error("DEPENDENCY_MISSING", f"attnhost of this Python speaks {_PROTOCOL} with python.so; "
+                    f"accepted {protocol}: install the package of the same release")
+    for stream in (sys.stdout, sys.stderr):  # nothing flushes them at the end of a process that is not ours
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True)
+    return (tuple(map(_Kind, _load(source))),)
+
+
+# ---- What python.so calls ---------------------------------------------------------------------------
+
+
+def _range_text(given: Any) -> str:
+    """A range as the ABI writes it."""
+    if isinstance(given, range):
+        last = given[-1]
+        return f"{given.start}..{last}" + (f"/{given.step}" if given.step != 1 else "")
+    if isinstance(given, int):
+        return str(given)
+    return given if isinstance(given, str) else ", ".join(map(str, sorted(given)))
+
+
+def _default_text(option: Option) -> Optional[str]:
+    if option.default is None:
+        return None
+    if isinstance(option.default, bool):
+        return "yes" if option.default else "no"
+    return str(option.default)
+
+
+class _Kind:
+    """A class as python.so sees it."""
+
+    _fields = ("device.sm", "num_q_heads", "num_kv_heads", "num_q_heads/num_kv_heads", "head_dim",
+               "v_head_dim", "page_size", "window_left", "window_right", "mla.kv_lora_rank",
+               "mla.rope_dim", "mla.nope_dim", "max_seqs", "max_tokens", "max_q_len", "max_kv_len",
+               "num_layers")
+
+    def __init__(self, cls: type) -> None:
+        self.cls: Any = cls
+        parameters = inspect.signature(cls.forward).parameters  # type: ignore[attr-defined]
+        self.wants = list(parameters)[1:]
+        known = {"layer", "plan", "batch", "keys", "flags", *_ROLES}
+        for name, parameter in parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD or parameter.kind is parameter.VAR_POSITIONAL:
+                raise Error("CONFIG_ERROR", f"{cls.__name__}.forward(*{name}): name the operands")
+        for name in self.wants:
+            if name not in known:
+                raise Error("CONFIG_ERROR", f"{cls.__name__}.forward({name}): accepted "
+                            f"{', '.join(sorted(known))}")
+
+    def declaration(self) -> Tuple[Any, ...]:
+        cls = self.cls
+        for field in cls.accepts:
+            if field not in self._fields:
+                raise Error("CONFIG_ERROR", f"accepts[{field!r}]: accepted {', '.join(self._fields)}")
+        ranges = tuple((field, _range_text(given)) for field, given in cls.accepts.items())
+        options = tuple((o.key, o.type, _default_text(o), float(o.min), float(o.max),
+                         tuple(o.choices) if o.choices else None, o.unit, o.doc or o.key, o.repeated)
+                        for o in cls.options)
+        asks = getattr(cls.supports, "__func__", cls.supports) is not Backend.supports.__func__
+        return (cls.name, cls.doc, cls.devices, cls.dtypes, cls.layouts, cls.kinds, cls.attn_types,
+                cls.flags, cls.layer_flags, cls.modes, cls.mask_kinds, cls.uses, cls.notes,
+                cls.index_forms, cls.host_arrays, cls.graph_level, float(cls.cost_hint), asks, ranges,
+                options)
+
+    def values(self, given: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
+        """Options by key; by default where none are given."""
+        made: Dict[str, Any] = {o.key: [] if o.repeated else o.default for o in self.cls.options}
+        lists = {o.key for o in self.cls.options if o.repeated}
+        for key, value in given:
+            if key in lists:
+                made[key].append(value)
+            else:
+                made[key] = value
+        return made
+
+    def supports(self, problem: Sequence[Any], options: Sequence[Tuple[str, Any]]) -> Any:
+        try:
+            reasons = self.cls.supports(Problem(problem), self.values(options))
+            return (tuple((r.field, r.with_field, str(r.got), str(r.accepted)) for r in reasons),)
+        except BaseException as error:  # pylint: disable=broad-except
+            return _describe(error)
+
+    def create(self, layers: Sequence[Any], options: Sequence[Tuple[str, Any]], device: str,
+               ordinal: int, workers: int) -> Any:
+        try:
+            return _create(self, tuple(map(Layer, layers)), self.values(options),
+                           device if device == "cpu" else f"{device}:{ordinal}", workers)
+        except BaseException as error:  # pylint: disable=broad-except
+            return _describe(error)
+
+
+def _create(kind: _Kind, layers: Tuple[Layer, ...], options: Dict[str, Any], device: str,
+            workers: int) -> Any:
+    convert = _converter(kind.cls.tensors, workers)
+    instance = _Instance(kind, kind.cls(layers, options, device), layers, device)
+    return instance, convert
+
+
+def _converter(tensors: str, workers: int) -> Any:
+    """From a DLPack capsule to a tensor, without a copy."""
+    if tensors in ("", "torch"):
+        try:
+            import torch
+            if "attnhost.host" not in sys.modules:  # a process of ours: as many threads as the host has
+                torch.set_num_threads(workers)
+            return torch._C._from_dlpack
+        except ImportError:
+            if tensors:
+                raise
+    if tensors == "dlpack":
+        return _Managed
+    import numpy
+    return lambda capsule: numpy.from_dlpack(_Managed(capsule))
+
+
+class _Managed:
+    """A capsule as libraries take it."""
+
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return 1, 0
+
+
+class _Instance:
+    """An object of the class."""
+
+    def __init__(self, kind: _Kind, backend: Backend, layers: Tuple[Layer, ...], device: str) -> None:
+        self.kind, self.backend, self.layers, self.device = kind, backend, layers, device
+
+    prepare = _guarded(lambda self: self.backend.prepare())
+    close = _guarded(lambda self: self.backend.close())
+
+    def metadata(self, graph: int) -> "_Metadata":
+        return _Metadata(self, bool(graph))
+
+
+class _Metadata:
+    """A plan and its forwards. forward() is the only call for each layer: it is kept short."""
+
+    def __init__(self, instance: _Instance, graph: bool) -> None:
+        self.backend, self.layers, self.graph = instance.backend, instance.layers, graph
+        self.call, self.wants = instance.backend.forward, instance.kind.wants
+        self.saves = not instance.backend.saves_kv
+        self.on_stream = _streams(instance.device) if instance.device != "cpu" else None
+        self.batch: Any = None
+        self.plans: Any = None
+
+    def plan(self, *values: Any) -> Any:
+        try:
+            self.batch = batch = Batch(values, self.graph)
+            with _no_grad(), self._stream(batch.stream):
+                plan = self.backend.plan(batch)
+            self.plans = [self._arguments(layer, batch if plan is None else plan) for layer in self.layers]
+            batch._host = dict.fromkeys(batch._host)  # the host's arrays are gone
+            return None
+        except BaseException as error:  # pylint: disable=broad-except
+            return _describe(error)
+
+    def _stream(self, stream: int) -> Any:
+        return self.on_stream(stream) if self.on_stream else _NOTHING
+
+    def _arguments(self, layer: Layer, plan: Any) -> Any:
+        """(fixed arguments, [(place, role)], place of the flags) of the layer's calls."""
+        keys = self.batch.keys(layer) if 0 <= layer.kv_group < len(self.batch.kv_groups) else None
+        fixed = {"layer": layer, "plan": plan, "batch": self.batch, "keys": keys}
+        row = [fixed.get(name) for name in self.wants]
+        roles = [(i, _ROLES[n]) for i, n in enumerate(self.wants) if n in _ROLES]
+        flags = self.wants.index("flags") if "flags" in self.wants else -1
+        return row, roles, flags, keys
+
+    def forward(self, index: int, flags: int, stream: int, operands: Sequence[Any]) -> Any:
+        try:
+            if self.on_stream:
+                with self.on_stream(stream):
+                    return self._forward(index, flags, operands)
+            return self._forward(index, flags, operands)
+        except BaseException as error:  # pylint: disable=broad-except
+            return _describe(error)
+
+    def _forward(self, index: int, flags: int, operands: Sequence[Any]) -> Any:
+        fixed, roles, place, keys = self.plans[index]
+        out, lse = operands[_OUT], operands[_LSE]
+        held = sys.getrefcount(out), sys.getrefcount(lse)
+        row = fixed.copy()
+        for i, role in roles:
+            row[i] = operands[role]
+        if place >= 0:
+            row[place] = flags
+        if self.saves and flags & _SAVE_KV and keys is not None:
+            _save(keys, self.layers[index].is_hnd, operands)
+        self.call(*row)
+        del row
+        if sys.getrefcount(out) > held[0] or (lse is not None and sys.getrefcount(lse) > held[1]):
+            raise Error("INTERNAL", f"forward of layer {self.layers[index].id} keeps a reference to out or "
+                        "lse: they are the caller's memory, which may be gone or another's after the call")
+        return None
+
+
+def _save(keys: Keys, is_hnd: bool, operands: Sequence[Any]) -> None:
+    """New keys and values, to their slots."""
+    k, v = operands[_ROLES["k"]], operands[_ROLES["v"]]
+    if k is not None:
+        pages, offsets = keys.slots(k.shape[0])
+        for cache, rows in ((operands[_ROLES["k_cache"]], k), (operands[_ROLES["v_cache"]], v)):
+            if is_hnd:
+                cache = cache.transpose(1, 2)
+            cache[pages, offsets] = rows[:pages.shape[0]]
+        return
+    c_kv, k_pe, cache = (operands[_ROLES[n]] for n in ("c_kv", "k_pe", "latent_cache"))
+    if c_kv is not None:
+        pages, offsets = keys.slots(c_kv.shape[0])
+        cache[pages, offsets, :c_kv.shape[1]] = c_kv[:pages.shape[0]]
+        cache[pages, offsets, c_kv.shape[1]:] = k_pe[:pages.shape[0]]
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
+
+
+def _no_grad() -> Any:
+    return sys.modules["torch"].no_grad() if "torch" in sys.modules else _NOTHING
+
+
+def _streams(device: str) -> Any:
+    """stream -> what makes it PyTorch's current one, if PyTorch is there."""
+    if "torch" not in sys.modules:
+        return lambda stream: _NOTHING
+    import torch
+    made: Dict[int, Any] = {}
+
+    def enter(stream: int) -> Any:
+        if torch.cuda.current_stream(device).cuda_stream == stream:
+            return _NOTHING
+        if stream not in made:
+            made[stream] = torch.cuda.ExternalStream(stream, device=device)
+        return torch.cuda.stream(made[stream])
+    return enter
