@@ -34,7 +34,7 @@ static attn_status launch_all(const attn_metadata *metadata, const fm_shape *sha
                                 .programmatic = 1};
     const cuda_launch merge = {.function = instance->merge,
                                .name = "mla_merge",
-                               .grid = {2 * (int64_t)instance->facts.num_sms, 1, 1},
+                               .grid = {4 * (int64_t)instance->facts.num_sms, 1, 1},
                                .block = {MLA_MERGE_WARPS * 32},
                                .programmatic = 1};
     attn_status status = cuda_launch_run(instance->cuda, &attend, params, stream, error);

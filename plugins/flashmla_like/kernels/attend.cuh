@@ -467,14 +467,14 @@ template <int N> DEVICE void score(const mla_call &c, const mla_shared<N> &m)
             store_turned<N>(m.p, s, warp, lane);
             store_factors<N>(factor, m, warp, lane);
             fence_async_shared();
-            release(m.p_full);
+            barrier_arrive(m.p_full);
             named_sync(1, GROUP_THREADS);
         }
         finish<N>(c, w, q, columns, factor, m, warp, lane);
         barrier_wait(m.p_empty, p_phase);
         p_phase ^= 1;
         store_factors<N>(factor, m, warp, lane);
-        release(m.p_full);
+        barrier_arrive(m.p_full);
     }
 }
 
@@ -663,14 +663,14 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
                 multiply<N>(o, m, lane);
             add_values<N>(o, m, m.tiles + at.slot * MLA_SHARED_TILE + group * 4 * PANEL_TILE,
                           t > w.t0);
-            release(m.p_empty);
+            barrier_arrive(m.p_empty);
             release(m.empty + 8 * at.slot);
             at.advance();
         }
         barrier_wait(m.p_full, p_phase);
         p_phase ^= 1;
         multiply<N>(o, m, lane);
-        release(m.p_empty);
+        barrier_arrive(m.p_empty);
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         if (walk_whole(w) && c.out_f32)
             store_wide<N>(c, w, q, o, d0, lane);
@@ -707,21 +707,21 @@ template <int N> DEVICE void attend(const mla_call &c)
             barrier_init(m.full + 8 * i, GROUP_THREADS);
             barrier_init(m.empty + 8 * i, 12);
         }
-        barrier_init(m.p_full, 4);
-        barrier_init(m.p_empty, 8);
+        barrier_init(m.p_full, GROUP_THREADS);
+        barrier_init(m.p_empty, 2 * GROUP_THREADS);
         fence_barrier_init();
     }
     __syncthreads();
     grid_launch_dependents();
     grid_wait();
     if (group == 0) {
-        registers_release<72>();
+        registers_release<(N < 64 ? 56 : 72)>();
         feed<N>(c, m);
     } else if (group == 1) {
         registers_release<104>();
         mla_roles<N>::score(c, m);
     } else {
-        registers_take<168>();
+        registers_take<(N < 64 ? 176 : 168)>();
         mla_roles<N>::add_up(c, m);
     }
 }

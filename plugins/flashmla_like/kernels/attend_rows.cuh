@@ -54,7 +54,7 @@ DEVICE void rows_hide(float (&s)[32], const mla_shared<ROWS> &m, int j, int warp
     }
 }
 
-DEVICE void rows_softmax(float (&s)[32], float scale, mla_rows &rows, float (&factor)[2])
+DEVICE void rows_softmax(float (&s)[32], mla_rows &rows, float (&factor)[2])
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -62,7 +62,7 @@ DEVICE void rows_softmax(float (&s)[32], float scale, mla_rows &rows, float (&fa
 #pragma unroll
         for (int i = 0; i < 8; i++)
             top = fmaxf(top, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
-        top = fmaxf(rows.top[r], softmax_quad_max(top) * scale);
+        top = fmaxf(rows.top[r], softmax_quad_max(top));
         float base = softmax_base(top);
         factor[r] = softmax_exp2(rows.top[r] - base);
 #pragma unroll
@@ -70,7 +70,7 @@ DEVICE void rows_softmax(float (&s)[32], float scale, mla_rows &rows, float (&fa
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 float &x = s[4 * i + 2 * r + e];
-                x = softmax_exp2(fmaf(x, scale, -base));
+                x = softmax_exp2(x - base);
                 sum += x;
             }
         rows.sum[r] = rows.sum[r] * factor[r] + sum;
@@ -143,19 +143,22 @@ DEVICE void rows_score(const mla_call &c, const mla_shared<ROWS> &m)
             rows_scores(s, m, m.tiles + at.slot * MLA_SHARED_TILE);
             release(m.empty + 8 * at.slot);
             at.advance();
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                s[i] *= scale;
             if (j < lo || j + MLA_TILE > least_hi)
                 rows_hide(s, m, j + lane % 4 * 2, warp, lane);
-            rows_softmax(s, scale, rows, factor);
+            rows_softmax(s, rows, factor);
             barrier_wait(m.p_empty, p_phase);
             p_phase ^= 1;
             rows_store(s, factor, m, warp, lane);
             fence_async_shared();
-            release(m.p_full);
+            barrier_arrive(m.p_full);
         }
         barrier_wait(m.p_empty, p_phase);
         p_phase ^= 1;
         rows_finish(c, w, q, rows, m, warp, lane);
-        release(m.p_full);
+        barrier_arrive(m.p_full);
         named_sync(1, GROUP_THREADS); /* all have used the queries */
     }
 }
@@ -255,14 +258,14 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m)
             if (t > w.t0)
                 rows_multiply(o, m, warp, lane);
             rows_add(o, m, m.tiles + at.slot * MLA_SHARED_TILE + group * 4 * PANEL_TILE, t > w.t0);
-            release(m.p_empty);
+            barrier_arrive(m.p_empty);
             release(m.empty + 8 * at.slot);
             at.advance();
         }
         barrier_wait(m.p_full, p_phase);
         p_phase ^= 1;
         rows_multiply(o, m, warp, lane);
-        release(m.p_empty);
+        barrier_arrive(m.p_empty);
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         if (walk_whole(w))
             rows_out(c, w, q, o, group * 256, warp, lane);

@@ -13,28 +13,29 @@
 #include "plugins/common/cuda/ptx.cuh"
 
 #define MLA_MERGE_THREADS (MLA_MERGE_WARPS * 32)
+#define MERGE_EARLY       4 /* parts of a warp that are fetched at once */
 
 struct mla_piece {
-    int first, count; /* parts: of ranges first on */
+    mla_divided unit;
     int half, n0, d0; /* rows and dimensions */
     int sharing;      /* warps that share out the parts */
-    mla_unit unit;
-    index_sequence q;
 };
 
 /* Shared memory of a block. */
 struct mla_merging {
     float weights[MLA_MOST_RANGES * 8]; /* [parts][8] */
-    float most[MLA_MERGE_THREADS];
-    float total[8], top[8];
+    float most[MLA_MERGE_WARPS * 8], total[MLA_MERGE_WARPS * 8];
     float4 sums[MLA_MERGE_WARPS * 32]; /* [warp][MLA_MERGE_DIMS][8] */
 };
 
-/* Pieces of each divided unit by dimensions. */
-static __device__ int merge_chunks(const mla_call &c)
+/* Pieces of each 8 rows by dimensions: as many as there are blocks for. */
+static __device__ int merge_chunks(const mla_call &c, int groups)
 {
-    const int all = MLA_LORA / MLA_MERGE_DIMS, few = all / MLA_MERGE_WARPS;
-    return c.plan->num_divided * c.pair * (c.rows / 8) * few >= (int)gridDim.x ? few : all;
+    const int all = MLA_LORA / MLA_MERGE_DIMS;
+    int chunks = all / MLA_MERGE_WARPS;
+    while (chunks < all && groups * chunks * 2 <= (int)gridDim.x)
+        chunks *= 2;
+    return chunks;
 }
 
 static __device__ mla_piece merge_piece(const mla_call &c, int chunks, int i)
@@ -47,71 +48,108 @@ static __device__ mla_piece merge_piece(const mla_call &c, int chunks, int i)
     i /= c.rows / 8;
     p.half = i % c.pair;
     p.sharing = MLA_MERGE_WARPS * MLA_MERGE_DIMS / dims;
-    p.unit = c.units[c.first[c.plan->divided[i / c.pair]]];
-    p.first = plan_first_range(&p.unit, c.plan->range);
-    p.count = plan_last_range(&p.unit, c.plan->range) - p.first + 1;
-    index_find_sequence(&c.batch, 0, p.unit.seq, &p.q);
+    p.unit = c.plan->divided[i / c.pair];
     return p;
 }
 
 static __device__ long long part_at(const mla_call &c, const mla_piece &p, int part)
 {
-    return (2ll * (p.first + part) + (part == 0)) * c.pair + p.half;
+    return (2ll * (p.unit.first + part) + (part == 0)) * c.pair + p.half;
 }
 
 /* Row n of the piece in its sequence; below 0: there is none. */
 static __device__ int merge_row(const mla_call &c, const mla_piece &p, int n)
 {
     int row = p.unit.first_row + p.half * c.rows + p.n0 + n;
-    return row < p.q.q_len * c.heads ? row : -1;
+    return row < p.unit.rows ? row : -1;
 }
 
-/* Weights of the parts, and what sums are to be divided by. */
+/* Row n's maximum and its sum of weights, of the warps' ones. */
+static __device__ float merge_most(const mla_merging &m, int n)
+{
+    float top = MERGE_EMPTY;
+    for (int w = 0; w < MLA_MERGE_WARPS; w++)
+        top = merge_top(top, m.most[w * 8 + n]);
+    return top;
+}
+
+static __device__ float merge_total(const mla_merging &m, int n)
+{
+    float sum = 0;
+    for (int w = 0; w < MLA_MERGE_WARPS; w++)
+        sum += m.total[w * 8 + n];
+    return sum;
+}
+
+/* Weights of the parts; the maxima and sums of each warp's share of them. A sink counts as a part
+ * without an output. */
 static __device__ void merge_weights(const mla_call &c, const mla_piece &p, mla_merging &m)
 {
-    const int n = threadIdx.x % 8, begin = threadIdx.x / 8, step = MLA_MERGE_THREADS / 8;
-    float top = MERGE_EMPTY, sink = MERGE_EMPTY;
-    __syncthreads();
-    for (int part = begin; part < p.count; part += step) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int n = lane % 8, begin = threadIdx.x / 8, step = MLA_MERGE_THREADS / 8;
+    const int row = merge_row(c, p, n);
+    float sink =
+        c.operands.sinks && row >= 0 && begin == 0 ? c.operands.sinks[row % c.heads] : MERGE_EMPTY;
+    float top = sink, total = 0;
+    for (int part = begin; part < p.unit.count; part += step) {
         float lse = c.part_lse[part_at(c, p, part) * c.rows + p.n0 + n];
         m.weights[part * 8 + n] = lse;
         top = merge_top(top, lse);
     }
-    m.most[threadIdx.x] = top;
+    top = merge_top(top, __shfl_xor_sync(~0u, top, 8));
+    top = merge_top(top, __shfl_xor_sync(~0u, top, 16));
+    if (lane < 8)
+        m.most[warp * 8 + n] = top;
     __syncthreads();
-    int row = merge_row(c, p, n);
-    if (c.operands.sinks && row >= 0)
-        sink = c.operands.sinks[row % c.heads];
-    top = sink;
-    for (int i = 0; i < step && i < p.count; i++)
-        top = merge_top(top, m.most[i * 8 + n]);
-    for (int part = begin; part < p.count; part += step)
-        m.weights[part * 8 + n] = merge_weight(m.weights[part * 8 + n], top);
-    __syncthreads();
-    if (threadIdx.x < 8) {
-        float sum = merge_weight(sink, top);
-        for (int part = 0; part < p.count; part++)
-            sum += m.weights[part * 8 + n];
-        m.total[n] = sum;
-        m.top[n] = top;
+    top = merge_most(m, n);
+    if (begin == 0)
+        total = merge_weight(sink, top);
+    for (int part = begin; part < p.unit.count; part += step) {
+        float weight = merge_weight(m.weights[part * 8 + n], top);
+        m.weights[part * 8 + n] = weight;
+        total += weight;
     }
+    total += __shfl_xor_sync(~0u, total, 8);
+    total += __shfl_xor_sync(~0u, total, 16);
+    if (lane < 8)
+        m.total[warp * 8 + n] = total;
 }
 
+static __device__ void merge_take(float4 &sum, float4 x, const float *weight)
+{
+    sum.x += weight[0] * x.x;
+    sum.y += weight[1] * x.y;
+    sum.z += weight[2] * x.z;
+    sum.w += weight[3] * x.w;
+}
+
+/* A warp's weighted sums: two lanes for the 8 rows of each dimension. The first parts are fetched
+ * before their weights are known. */
 static __device__ void merge_sums(const mla_call &c, const mla_piece &p, mla_merging &m)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int d = p.d0 + warp / p.sharing * MLA_MERGE_DIMS + lane / 2;
     const float *from = c.parts + d * c.rows + p.n0 + lane % 2 * 4;
-    float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-    for (int part = warp % p.sharing; part < p.count; part += p.sharing) {
-        float4 x = *(const float4 *)(from + part_at(c, p, part) * (MLA_LORA * c.rows));
-        const float *weight = m.weights + part * 8 + lane % 2 * 4;
-        sum.x += weight[0] * x.x;
-        sum.y += weight[1] * x.y;
-        sum.z += weight[2] * x.z;
-        sum.w += weight[3] * x.w;
+    const int begin = warp % p.sharing;
+    float4 early[MERGE_EARLY], sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < MERGE_EARLY; i++) {
+        const int part = begin + i * p.sharing;
+        if (part < p.unit.count)
+            early[i] = *(const float4 *)(from + part_at(c, p, part) * (MLA_LORA * c.rows));
     }
+    merge_weights(c, p, m);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < MERGE_EARLY; i++) {
+        const int part = begin + i * p.sharing;
+        if (part < p.unit.count)
+            merge_take(sum, early[i], m.weights + part * 8 + lane % 2 * 4);
+    }
+#pragma unroll 4
+    for (int part = begin + MERGE_EARLY * p.sharing; part < p.unit.count; part += p.sharing)
+        merge_take(sum, *(const float4 *)(from + part_at(c, p, part) * (MLA_LORA * c.rows)),
+                   m.weights + part * 8 + lane % 2 * 4);
     m.sums[warp * 32 + lane] = sum;
 }
 
@@ -130,15 +168,15 @@ static __device__ void merge_out(const mla_call &c, const mla_piece &p, const ml
                 sums[((d / MLA_MERGE_DIMS * p.sharing + w) * MLA_MERGE_DIMS + d % MLA_MERGE_DIMS) *
                          8 +
                      n];
-        i64 token = p.q.first_row + row / c.heads;
+        i64 token = p.unit.first_token + row / c.heads;
         int head = row % c.heads;
         char *out =
             (char *)c.operands.out + token * c.operands.out_row + head * c.operands.out_head;
         element_store(c.out_f32 ? ELEMENT_F32 : ELEMENT_BF16, out, p.d0 + d,
-                      merge_element(sum, m.top[n], m.total[n]));
+                      merge_element(sum, merge_most(m, n), merge_total(m, n)));
         if (p.d0 + d == 0 && c.operands.lse)
             *(float *)((char *)c.operands.lse + token * c.operands.lse_row +
-                       head * c.operands.lse_head) = merge_lse(m.top[n], m.total[n]);
+                       head * c.operands.lse_head) = merge_lse(merge_most(m, n), merge_total(m, n));
     }
 }
 
@@ -148,15 +186,14 @@ extern "C" __global__ void __launch_bounds__(MLA_MERGE_THREADS)
     __shared__ mla_merging m;
     grid_launch_dependents();
     grid_wait();
-    const int chunks = merge_chunks(c);
-    const int pieces = c.plan->num_divided * c.pair * (c.rows / 8) * chunks;
-    for (int i = blockIdx.x; i < pieces; i += gridDim.x) {
+    const int groups = c.plan->num_divided * c.pair * (c.rows / 8);
+    const int chunks = merge_chunks(c, groups);
+    for (int i = blockIdx.x; i < groups * chunks; i += gridDim.x) {
         mla_piece p = merge_piece(c, chunks, i);
-        merge_weights(c, p, m);
-        __syncthreads();
         merge_sums(c, p, m);
         __syncthreads();
         merge_out(c, p, m);
+        __syncthreads();
     }
 }
 

@@ -47,12 +47,20 @@ typedef struct mla_unit {
     int tiles;      /* at least 1, even where no row sees a key */
 } mla_unit;
 
+/* A unit that a cut divides: all that mla_merge has to know of it. */
+typedef struct mla_divided {
+    int first, count; /* its ranges */
+    int first_row;    /* of its rows, in the sequence */
+    int rows;         /* of the sequence */
+    int first_token;  /* of the sequence */
+} mla_divided;
+
 /* What mla_plan leaves besides the lists of mla_call. */
 typedef struct mla_plan_header {
     int num_units;
-    int range;                    /* length of a range of the line */
-    int num_divided;              /* units that a cut divides */
-    int divided[MLA_MOST_RANGES]; /* the second range of each, in any order */
+    int range; /* length of a range of the line */
+    int num_divided;
+    mla_divided divided[MLA_MOST_RANGES]; /* in any order */
 } mla_plan_header;
 
 typedef struct mla_call {

@@ -65,6 +65,19 @@ PORTABLE int plan_divides(const mla_unit *unit, int range, int r)
     return plan_first_range(unit, range) + 1 == r && plan_last_range(unit, range) >= r;
 }
 
+PORTABLE mla_divided plan_divided(const mla_call *c, const mla_unit *unit, int range)
+{
+    index_sequence q;
+    mla_divided divided;
+    index_find_sequence(&c->batch, 0, unit->seq, &q);
+    divided.first = plan_first_range(unit, range);
+    divided.count = plan_last_range(unit, range) - divided.first + 1;
+    divided.first_row = unit->first_row;
+    divided.rows = q.q_len * c->heads;
+    divided.first_token = q.first_row;
+    return divided;
+}
+
 #ifdef __CUDACC__
 
 /* Sum over the block before this thread, and of all. */
@@ -144,7 +157,8 @@ extern "C" __global__ void __launch_bounds__(MLA_PLAN_THREADS)
         }
         c.first[r] = low;
         if (count && plan_divides(&c.units[low], range, r))
-            c.plan->divided[atomicAdd(&c.plan->num_divided, 1)] = r;
+            c.plan->divided[atomicAdd(&c.plan->num_divided, 1)] =
+                plan_divided(&c, &c.units[low], range);
     }
     if (threadIdx.x == 0) {
         c.plan->num_units = count;

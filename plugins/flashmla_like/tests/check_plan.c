@@ -58,10 +58,22 @@ static void list_units(plan_case *c)
         }
 }
 
-/* Every tile of a unit is one range's, and the range that merges it is the second of them. */
-static void check_unit(const mla_unit *unit, int range)
+/* What mla_merge reads of a divided unit. */
+static void check_divided(const plan_case *c, const mla_unit *unit, int range, int first, int count)
 {
-    int next = 0, dividing = 0, working = 0;
+    mla_divided divided = plan_divided(&c->call, unit, range);
+    int queries = c->indptr[unit->seq + 1] - c->indptr[unit->seq];
+    ck_assert_int_eq(divided.first, first);
+    ck_assert_int_eq(divided.count, count);
+    ck_assert_int_eq(divided.first_row, unit->first_row);
+    ck_assert_int_eq(divided.rows, queries * c->call.heads);
+    ck_assert_int_eq(divided.first_token, c->indptr[unit->seq]);
+}
+
+/* Every tile of a unit is one range's, and the second of them lists a divided unit. */
+static void check_unit(const plan_case *c, const mla_unit *unit, int range)
+{
+    int next = 0, dividing = 0, working = 0, first = 0;
     for (int r = 0; r < RANGES; r++) {
         int t0, t1;
         plan_tiles(unit, range, r, &t0, &t1);
@@ -73,10 +85,11 @@ static void check_unit(const mla_unit *unit, int range)
         ck_assert_int_le(r, plan_last_range(unit, range));
         ck_assert_int_eq(working == 1, plan_divides(unit, range, r));
         next = t1;
-        working++;
+        first = working++ == 0 ? r : first;
     }
     ck_assert_int_eq(next, unit->tiles);
     ck_assert_int_eq(dividing, working > 1);
+    check_divided(c, unit, range, first, working);
 }
 
 /* The unit's tiles are the keys that its first and its last query see. */
@@ -105,7 +118,7 @@ START_TEST(ranges_share_out_all_tiles)
     ck_assert_int_gt(c->num_units, 0);
     int range = (c->length + RANGES - 1) / RANGES;
     for (int u = 0; u < c->num_units; u++) {
-        check_unit(&c->units[u], range);
+        check_unit(c, &c->units[u], range);
         check_keys(c, &c->units[u]);
     }
     free(c);
