@@ -153,6 +153,8 @@ static attn_status check_file(const char *file, const uint8_t *sha256, bool is_o
         status = loader_check_pin(file, descriptor, sha256, error);
     if (status == ATTN_OK && is_object)
         status = loader_check_object(file, descriptor, error);
+    if (status == ATTN_OK && is_object)
+        status = loader_check_needed(file, descriptor, error);
     close(descriptor);
     return status;
 }

@@ -90,6 +90,15 @@ void loader_keep_mapped(void);
 attn_status loader_check_pin(const char *file, int descriptor, const uint8_t sha256[32],
                              attn_error *error);
 
+/* The same of a library that a plugin links; folders above it may be of a group without members, as
+ * /usr/local is. And of a folder where libraries are looked for: nobody else may put one there. */
+attn_status loader_check_library(const char *file, int *descriptor, attn_error *error);
+attn_status loader_check_search_folder(const char *folder, attn_error *error);
+
+/* Of the open object `file`: what it links from its DT_RUNPATH or by a path, and what that links.
+ * INVALID_ARGUMENT names the library or folder. */
+attn_status loader_check_needed(const char *file, int descriptor, attn_error *error);
+
 /* The SHA-256 of the open file; 0, or -1 and errno. */
 int loader_hash(int descriptor, uint8_t sha256[32]);
 

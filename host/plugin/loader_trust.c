@@ -87,8 +87,8 @@ static bool is_open_to_others(const struct stat *folder)
 }
 
 /* Who may write to a folder above may put another one in the plugin's place, but where the sticky
- * bit forbids it (/tmp). Cuts `path`, which is absolute, from its end. */
-static attn_status check_ancestors(char *path, attn_error *error)
+ * bit forbids it (/tmp). Cuts `path`, which is absolute, from its end; `what` lies there. */
+static attn_status check_ancestors(char *path, const char *what, attn_error *error)
 {
     struct stat info;
     for (char *slash; (slash = strrchr(path, '/')) && slash[1];) {
@@ -97,10 +97,10 @@ static attn_status check_ancestors(char *path, attn_error *error)
             return host_fail(error, ATTN_INVALID_ARGUMENT, "%s: %s", path, strerror(errno));
         if (is_open_to_others(&info))
             return host_fail(error, ATTN_INVALID_ARGUMENT,
-                             "%s: the folder, which the plugin lies below, is writable by others "
+                             "%s: the folder, which the %s lies below, is writable by others "
                              "(mode %04o); accepted: writable by its owner alone (chmod go-w), or "
                              "sticky",
-                             path, (unsigned)(info.st_mode & 07777));
+                             path, what, (unsigned)(info.st_mode & 07777));
     }
     return ATTN_OK;
 }
@@ -114,34 +114,70 @@ static attn_status check_parent(const char *file, attn_error *error)
     slash[slash == folder] = '\0'; /* "/" stays */
     attn_status status = loader_check_folder(folder, error);
     if (status == ATTN_OK && folder[0] == '/')
-        status = check_ancestors(folder, error);
+        status = check_ancestors(folder, "plugin", error);
     if (status != ATTN_OK)
         host_fail_prefix(error, "%s", file);
     free(folder);
     return status;
 }
 
-attn_status loader_check_file(const char *file, int *descriptor, attn_error *error)
+/* A regular file of an accepted owner, open; INVALID_ARGUMENT. `what` is its kind in messages. */
+static attn_status open_owned(const char *file, const char *what, int *descriptor,
+                              attn_error *error)
 {
     struct stat info;
     /* Without O_NONBLOCK a named pipe would wait for a writer. */
     int opened = open(file, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (opened < 0)
-        return host_fail(error, ATTN_INVALID_ARGUMENT, "%s: %s; accepted: a plugin's file", file,
-                         strerror(errno));
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "%s: %s; accepted: a %s's file", file,
+                         strerror(errno), what);
     attn_status status = ATTN_OK;
     if (fstat(opened, &info) != 0 || !S_ISREG(info.st_mode))
         status = host_fail(error, ATTN_INVALID_ARGUMENT,
-                           "%s: not a regular file; accepted: a plugin's file", file);
+                           "%s: not a regular file; accepted: a %s's file", file, what);
     if (status == ATTN_OK)
         status = check_owner(file, "file", &info, error);
-    if (status == ATTN_OK)
-        status = check_parent(file, error);
     if (status != ATTN_OK)
         close(opened);
     else
         *descriptor = opened;
     return status;
+}
+
+attn_status loader_check_file(const char *file, int *descriptor, attn_error *error)
+{
+    attn_status status = open_owned(file, "plugin", descriptor, error);
+    if (status != ATTN_OK)
+        return status;
+    status = check_parent(file, error);
+    if (status != ATTN_OK)
+        close(*descriptor);
+    return status;
+}
+
+attn_status loader_check_library(const char *file, int *descriptor, attn_error *error)
+{
+    attn_status status = open_owned(file, "library", descriptor, error);
+    if (status != ATTN_OK)
+        return status;
+    char *path = strdup(file);
+    status = path ? check_ancestors(path, "library", error)
+                  : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "loader: out of memory");
+    free(path);
+    if (status != ATTN_OK)
+        close(*descriptor);
+    return status;
+}
+
+attn_status loader_check_search_folder(const char *folder, attn_error *error)
+{
+    struct stat info;
+    if (stat(folder, &info) != 0 || (!is_open_to_others(&info) && !(info.st_mode & S_IWOTH)))
+        return ATTN_OK;
+    return host_fail(error, ATTN_INVALID_ARGUMENT,
+                     "%s: the folder is writable by others (mode %04o); accepted: writable by its "
+                     "owner alone (chmod go-w)",
+                     folder, (unsigned)(info.st_mode & 07777));
 }
 
 /* ---- Content --------------------------------------------------------------------------------- */

@@ -339,6 +339,36 @@ START_TEST(folders_above)
 }
 END_TEST
 
+static void assert_reason(const char *file, const char *part)
+{
+    struct loader_plugin *plugin;
+    ck_assert_int_eq(loader_open(file, NULL, &plugin, NULL), ATTN_OK);
+    ck_assert_int_eq(plugin->status, ATTN_INVALID_ARGUMENT);
+    ck_assert_msg(strstr(plugin->reason, part) != NULL, "%s", plugin->reason);
+    loader_close(plugin);
+}
+
+/* bad_borrowed links bad_nothing from $ORIGIN/deps, too. */
+START_TEST(libraries_of_others)
+{
+    char deps[96], library[128];
+    snprintf(deps, sizeof deps, "%s/deps", folder);
+    snprintf(library, sizeof library, "%s/bad_nothing.so", deps);
+    const char *copy = copy_fixture("bad_borrowed", "linked.so");
+    ck_assert_int_eq(mkdir(deps, 0755), 0);
+    ck_assert_int_eq(rename(copy_fixture("bad_nothing", "bad_nothing.so"), library), 0);
+    ck_assert_int_eq(chmod(library, 0666), 0);
+    assert_reason(copy, "deps/bad_nothing.so: the file is writable by others (mode 0666)");
+    ck_assert_int_eq(chmod(library, 0644), 0);
+    ck_assert_int_eq(chmod(deps, 0777), 0);
+    assert_reason(copy, "deps: the folder is writable by others (mode 0777)");
+    ck_assert_int_eq(chmod(deps, 01777), 0);
+    assert_reason(copy, "deps: the folder is writable by others (mode 1777)");
+    ck_assert_int_eq(chmod(deps, 0755), 0);
+    assert_reason(copy, "no symbol attn_plugin_entry of its own");
+}
+END_TEST
+
 START_TEST(writable_by_others)
 {
     const char *copy = copy_fixture("fixture_good", "good.so");
@@ -541,6 +571,7 @@ static Suite *suite(void)
     tcase_add_test(tests, names_that_are_taken);
     tcase_add_test(tests, writable_by_others);
     tcase_add_test(tests, folders_above);
+    tcase_add_test(tests, libraries_of_others);
     tcase_add_test(tests, writable_by_the_group);
     tcase_add_test(tests, folder_writable_by_others);
     tcase_add_test(tests, owned_by_somebody_else);
