@@ -13,7 +13,9 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -238,6 +240,20 @@ int execle(const char *path, const char *first, ...)
     return taken ? next_calls.execve(path, words, environment) : -1;
 }
 
+/* ---- A stream -------------------------------------------------------------------------------- */
+
+/* Those of the program stay open in a call of a plugin, whose fclose() is a flush then: what the
+ * command prints later must not go to memory that is free. */
+int fclose(FILE *stream)
+{
+    bool is_ours = stream == stdin || stream == stdout || stream == stderr;
+    int (*next)(FILE *);
+    if (is_ours && guard_current)
+        return fflush(stream);
+    find_next("fclose", &next);
+    return next ? next(stream) : EOF;
+}
+
 /* ---- A system call --------------------------------------------------------------------------- */
 
 /* Six arguments are passed on, whatever the call has: a system call reads registers. */
@@ -277,6 +293,7 @@ static void *find_here(const char *name)
         {"fexecve", (uintptr_t)fexecve},     {"execveat", (uintptr_t)execveat},
         {"execl", (uintptr_t)execl},         {"execlp", (uintptr_t)execlp},
         {"execle", (uintptr_t)execle},       {"syscall", (uintptr_t)syscall},
+        {"fclose", (uintptr_t)fclose},
     };
     for (size_t f = 0; f < sizeof functions / sizeof *functions; f++)
         if (strcmp(functions[f].name, name) == 0)

@@ -12,6 +12,7 @@
 #include "host/base/error.h"
 #include "host/base/json_add.h"
 #include "host/cmd/exit_codes.h"
+#include "host/plugin/scan.h"
 #include "host/select/matrix.h"
 #include "host/select/open_host.h"
 #include "host/plugin/options.h"
@@ -334,8 +335,10 @@ static int is_file(const char *target)
 static int open_for(const char *target, const struct config *config, attnhost **host,
                     attn_error *error)
 {
-    if (is_file(target))
+    if (is_file(target)) {
+        scan_set_limit(config->plugins.scan_seconds);
         return attnhost_create(NULL, host, error) == ATTN_OK ? EXIT_GOOD : EXIT_RUN_TIME;
+    }
     return exit_code_of(open_host(config, host, error));
 }
 

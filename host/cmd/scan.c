@@ -5,6 +5,7 @@
  * still there. If it is not, the warden has said why.
  */
 #include <signal.h>
+#include <dlfcn.h>
 #include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -35,10 +36,12 @@ static int run(struct arguments *arguments)
     attnhost *host = NULL;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     setrlimit(RLIMIT_CORE, &none);
-    scan_configure(NULL); /* this is the process of its own */
+    scan_configure(NULL);                               /* this is the process of its own */
+    for (size_t t = 1; t < arguments->num_targets; t++) /* as the process that asks has done */
+        dlopen(arguments->targets[t], RTLD_NOW | RTLD_LOCAL);
     if (attnhost_create(NULL, &host, NULL) != ATTN_OK)
         return EXIT_RUN_TIME;
-    if (attnhost_load_plugin(host, arguments->target, NULL) == ATTN_OK)
+    if (attnhost_load_plugin(host, arguments->targets[0], NULL) == ATTN_OK)
         ask(host);
     attnhost_destroy(host);
     puts(SCAN_SURVIVED);
@@ -47,8 +50,9 @@ static int run(struct arguments *arguments)
 
 const struct command command_scan = {
     .name = "scan",
-    .usage = "PLUGIN.so",
+    .usage = "PLUGIN.so [OPENED-BEFORE.so]...",
     .names = "plugin file",
+    .target = TARGET_MANY,
     .calls_plugins = true,
     .about = "Opens a plugin and says whether it came to an end, for the process that starts it.\n",
     .options = options,

@@ -301,13 +301,15 @@ static void take_fatal(void)
 
 static void look_around(const struct guard_call *call)
 {
-    char changes[PROCESS_STATE_KINDS][256];
+    char changes[PROCESS_STATE_KINDS][256], left[PROCESS_STATE_KINDS][256];
     if (!pthread_equal(pthread_self(), warden.thread))
         return; /* masks and locales are a thread's */
     process_state_restore(&warden.ambient, changes);
     for (unsigned int kind = 0; kind < PROCESS_STATE_KINDS; kind++)
-        if (changes[kind][0])
-            guard_report(call, GUARD_KINDS_OF_OTHERS + kind, changes[kind]);
+        if (changes[kind][0]) {
+            process_state_restore(&warden.ambient, left);
+            guard_report(call, GUARD_KINDS_OF_OTHERS + kind, changes[kind], !left[kind][0]);
+        }
 }
 
 /* ---- Children -------------------------------------------------------------------------------- */

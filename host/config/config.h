@@ -273,7 +273,8 @@ struct config_speculative {
 };
 
 struct config_verify {
-    double rate; /* share of the computed rows, 0 to 1 */
+    double rate;    /* share of the computed rows, 0 to 1 */
+    bool fail_fast; /* the first failure ends a run */
 };
 
 struct config_entry;

@@ -282,6 +282,8 @@ const struct config_key config_keys[] = {
 
     KEY(verify, "rate", rate, double, "0.01", RANGE(0, 1),
         .help = "Share of the computed rows that is compared with the reference; 0 = none."),
+    KEY(verify, "fail_fast", fail_fast, bool, "no",
+        .help = "End a run at the first row that is wrong; what was done is reported."),
 };
 /* clang-format on */
 

@@ -101,13 +101,15 @@ static bool is_first(const char *file, unsigned int kind)
     return first;
 }
 
-void guard_report(const struct guard_call *call, unsigned int kind, const char *what)
+void guard_report(const struct guard_call *call, unsigned int kind, const char *what,
+                  bool is_restored)
 {
     char where[512], message[900];
     if (!is_first(call->party->file, kind))
         return;
-    snprintf(message, sizeof message, "%s: defect of the plugin (ERR-03): %s; it was put back",
-             guard_describe(call, where, sizeof where), what);
+    snprintf(message, sizeof message, "%s: defect of the plugin (ERR-03): %s; it %s",
+             guard_describe(call, where, sizeof where), what,
+             is_restored ? "was put back" : "cannot be put back");
     host_log_write_newest(ATTN_LOG_WARNING, message);
 }
 
@@ -152,7 +154,7 @@ void guard_check_fpu(const struct guard_call *call)
     snprintf(what, sizeof what,
              "the FPU's control word (rounding, denormals, traps) is 0x%llx, before: 0x%llx",
              (unsigned long long)now, (unsigned long long)call->fpu);
-    guard_report(call, GUARD_KIND_FPU, what);
+    guard_report(call, GUARD_KIND_FPU, what, true);
 }
 
 static const struct guard_party *last_party;

@@ -69,8 +69,10 @@ const char *guard_describe(const struct guard_call *call, char *text, size_t siz
 /* Let changes be, for a caller that looks for them itself. For the process. */
 void guard_let_be(void);
 
-/* Say once for each plugin and `kind`, a small number, that a call has changed `what`. */
-void guard_report(const struct guard_call *call, unsigned int kind, const char *what);
+/* Say once for each plugin and `kind`, a small number, that a call has changed `what`, and whether
+ * it was put back. */
+void guard_report(const struct guard_call *call, unsigned int kind, const char *what,
+                  bool is_restored);
 
 /* The kind of guard_report() that the guard uses itself; others are above. */
 enum { GUARD_KIND_FPU, GUARD_KINDS_OF_OTHERS };

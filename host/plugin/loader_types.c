@@ -196,6 +196,11 @@ static attn_status check_type(const char *file, uint32_t index, const attn_backe
         return host_fail(error, ATTN_INTERNAL,
                          "%s: backend %u: its name is '%.100s'; accepted: [a-z][a-z0-9_]*", file,
                          index, type->name);
+    if (strcmp(type->name, "auto") == 0)
+        return host_fail(error, ATTN_INTERNAL,
+                         "%s: backend %u: its name is 'auto', which in a configuration means that "
+                         "attnhost chooses; accepted: another one",
+                         file, index);
     if (!text_is_line(type->doc))
         return host_fail(error, ATTN_INTERNAL, GARBLED, file, type->doc);
     attn_status status = check_layouts(file, type, error);

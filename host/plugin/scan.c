@@ -7,10 +7,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -19,12 +21,13 @@
 #include "host/base/clock.h"
 #include "host/plugin/loader.h"
 #include "host/plugin/scan_cache.h"
+#include "host/base/log.h"
 #include "host/base/text.h"
 
 extern char **environ;
 
 static const char *scanner;
-static double limit_s = 10;
+static _Atomic double limit_s = 10;
 enum {
     SOURCE_FACTOR = 12
 }; /* a source imports libraries that take seconds, or many on a cold disk */
@@ -33,6 +36,16 @@ static double limit_of(const char *file)
 {
     return loader_is_source(file) ? SOURCE_FACTOR * limit_s : limit_s;
 }
+
+/* Files that survived, in the order in which this process opens them: a file is scanned beside
+ * these, since a corrupt one may be harmless alone. */
+enum { MAX_COMPANY = 64 };
+static struct {
+    pthread_mutex_t mutex;
+    char *files[MAX_COMPANY];
+    int count;
+    uint64_t hash;
+} company = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 void scan_configure(const char *program)
 {
@@ -56,20 +69,35 @@ struct scan {
     size_t length[NUM_PIPES];
 };
 
+static void say_unscanned(const char *file, int why)
+{
+    char message[512];
+    snprintf(message, sizeof message,
+             "%.300s: no process could be started to open it first (%s); it is opened here", file,
+             strerror(why));
+    host_log_write_newest(ATTN_LOG_WARNING, message);
+}
+
 static bool start(const char *file, struct scan *scan)
 {
     int ends[NUM_PIPES][2] = {{-1, -1}, {-1, -1}};
-    char *const words[] = {(char *)(uintptr_t)scanner, "scan", (char *)(uintptr_t)file, NULL};
+    char *words[3 + MAX_COMPANY + 1] = {(char *)(uintptr_t)scanner, "scan",
+                                        (char *)(uintptr_t)file};
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attributes;
     bool good = pipe2(ends[OUT], O_CLOEXEC) == 0 && pipe2(ends[ERR], O_CLOEXEC) == 0;
+    int why = good ? 0 : errno;
+    for (int c = 0; c < company.count; c++)
+        words[3 + c] = company.files[c];
     posix_spawn_file_actions_init(&files);
     posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     posix_spawn_file_actions_adddup2(&files, ends[OUT][1], STDOUT_FILENO);
     posix_spawn_file_actions_adddup2(&files, ends[ERR][1], STDERR_FILENO);
     posix_spawnattr_init(&attributes);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP); /* to be killed as a whole */
-    good = good && posix_spawn(&scan->process, scanner, &files, &attributes, words, environ) == 0;
+    if (good)
+        why = posix_spawn(&scan->process, scanner, &files, &attributes, words, environ);
+    good = why == 0;
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&files);
     for (int p = 0; p < NUM_PIPES; p++) {
@@ -79,6 +107,8 @@ static bool start(const char *file, struct scan *scan)
         if (!good && ends[p][0] >= 0)
             close(ends[p][0]);
     }
+    if (!good)
+        say_unscanned(file, why);
     return good;
 }
 
@@ -212,11 +242,11 @@ static attn_status tell(const char *file, const struct scan_verdict *verdict, bo
                      kept ? scan_cache_path(path) : "", kept ? ")" : "");
 }
 
-attn_status scan_file(const char *file, attn_error *error)
+static attn_status find_or_scan(const char *file, attn_error *error)
 {
     struct scan_key key;
     struct scan_verdict verdict;
-    if (!scanner || !scan_key_make(file, &key))
+    if (!scan_key_make(file, company.hash, &key))
         return ATTN_OK;
     if (scan_cache_find(file, &key, &verdict))
         return tell(file, &verdict, true, error);
@@ -224,4 +254,30 @@ attn_status scan_file(const char *file, attn_error *error)
         return ATTN_OK;
     scan_cache_keep(file, &key, &verdict);
     return tell(file, &verdict, false, error);
+}
+
+static void join_company(const char *file)
+{
+    if (loader_is_source(file))
+        return; /* no object: there is nothing to be opened */
+    for (int c = 0; c < company.count; c++)
+        if (strcmp(company.files[c], file) == 0)
+            return;
+    char *copy = company.count < MAX_COMPANY ? strdup(file) : NULL;
+    if (!copy)
+        return;
+    company.files[company.count++] = copy;
+    company.hash = scan_company_add(company.hash, file);
+}
+
+attn_status scan_file(const char *file, attn_error *error)
+{
+    if (!scanner)
+        return ATTN_OK;
+    pthread_mutex_lock(&company.mutex);
+    attn_status status = find_or_scan(file, error);
+    if (status == ATTN_OK)
+        join_company(file);
+    pthread_mutex_unlock(&company.mutex);
+    return status;
 }

@@ -11,8 +11,9 @@
 
 #include "host/base/error.h"
 
-/* From now on files are scanned: by `program`, called as `program scan FILE`, which prints
- * SCAN_SURVIVED on stdout in the end; static. */
+/* From now on files are scanned: by `program`, called as `program scan FILE BEFORE...`,
+ * which opens what this process has opened before, then the file, and prints SCAN_SURVIVED on
+ * stdout in the end; static. */
 void scan_configure(const char *program);
 
 /* How long a scan may take; 10 unless set. */

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "host/base/mix.h"
 #include "host/base/text.h"
 #include "host/plugin/loader.h"
 
@@ -26,14 +27,28 @@ static void write_identity(const struct stat *info, char *text, size_t size)
              (unsigned long long)info->st_ctim.tv_sec, (unsigned long)info->st_ctim.tv_nsec);
 }
 
-bool scan_key_make(const char *file, struct scan_key *key)
+bool scan_key_make(const char *file, uint64_t company, struct scan_key *key)
 {
     struct stat info;
-    *key = (struct scan_key){.hashed = false};
+    *key = (struct scan_key){.company = company};
     if (stat(file, &info) != 0)
         return false;
     write_identity(&info, key->identity, sizeof key->identity);
+    size_t length = strlen(key->identity);
+    snprintf(key->identity + length, sizeof key->identity - length, ":%llx",
+             (unsigned long long)company);
     return true;
+}
+
+uint64_t scan_company_add(uint64_t company, const char *file)
+{
+    struct stat info;
+    char identity[160] = "";
+    if (stat(file, &info) == 0)
+        write_identity(&info, identity, sizeof identity);
+    for (const char *c = identity; *c; c++)
+        company = mix_absorb(company, (unsigned char)*c);
+    return company;
 }
 
 static bool hash(const char *file, struct scan_key *key)
@@ -45,6 +60,8 @@ static bool hash(const char *file, struct scan_key *key)
         return false;
     key->hashed = loader_hash(descriptor, key->sha256) == 0;
     close(descriptor);
+    for (size_t b = 0; b < sizeof key->company; b++)
+        key->sha256[b] ^= (uint8_t)(key->company >> 8 * b);
     return key->hashed;
 }
 
@@ -56,7 +73,7 @@ const char *scan_cache_path(char path[PATH_SIZE])
     int length = -1;
     if (cache && *cache == '/')
         length = snprintf(path, PATH_SIZE, "%s/attnhost/scanned", cache);
-    else if (home && *home == '/')
+    else if (home && *home == '/' && access(home, W_OK) == 0) /* it is not made here */
         length = snprintf(path, PATH_SIZE, "%s/.cache/attnhost/scanned", home);
     return length > 0 && length < PATH_SIZE ? path : NULL;
 }

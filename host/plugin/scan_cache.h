@@ -12,8 +12,9 @@
 #include <stdint.h>
 
 struct scan_key {
-    char identity[160];
-    uint8_t sha256[32]; /* of the content, once it was needed */
+    char identity[192];
+    uint64_t company;
+    uint8_t sha256[32]; /* of the content, once it was needed, and of the company */
     bool hashed;
 };
 
@@ -22,8 +23,12 @@ struct scan_verdict {
     char reason[600]; /* "" if it did; one line */
 };
 
-/* What the file is; false if it cannot be looked at. */
-bool scan_key_make(const char *file, struct scan_key *key);
+/* What the file is, and beside which others, of which `company` is a hash, it is opened; false if
+ * it cannot be looked at. */
+bool scan_key_make(const char *file, uint64_t company, struct scan_key *key);
+
+/* The hash of a company and one file more. */
+uint64_t scan_company_add(uint64_t company, const char *file);
 
 /* The verdict that is kept; false if there is none. */
 bool scan_cache_find(const char *file, struct scan_key *key, struct scan_verdict *verdict);

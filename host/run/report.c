@@ -305,12 +305,30 @@ static bool add_bars(cJSON *verify, const struct report *report)
     return good;
 }
 
+/* The share of wrong rows of which a sample of this size has none with a chance of 5 %: about 3 /
+ * n, the rule of three. 0 where all rows were checked, a row failed, or too few were checked. */
+static double detectable_share(const struct report *report)
+{
+    int64_t checked = report->verify.rows_checked;
+    if (!report->verify.sampled || report->verify.rows_failed > 0 || checked < 3)
+        return 0;
+    return 1 - pow(0.05, 1 / (double)checked);
+}
+
+static bool add_detectable(cJSON *verify, const struct report *report)
+{
+    double share = detectable_share(report);
+    return share > 0 ? json_add_number(verify, "detectable_share", share)
+                     : cJSON_AddNullToObject(verify, "detectable_share") != NULL;
+}
+
 static bool add_verify(cJSON *root, const struct report *report)
 {
     cJSON *verify = cJSON_AddObjectToObject(root, "verify");
     const char *failure = report->verify.first_failure;
     return json_add_int(verify, "rows_checked", report->verify.rows_checked) &&
            json_add_int(verify, "rows_failed", report->verify.rows_failed) &&
+           add_detectable(verify, report) &&
            json_add_number(verify, "max_abs_err", report->verify.max_abs_err) &&
            json_add_number(verify, "max_rel_err", report->verify.max_rel_err) &&
            (report->verify.steps_not_finite == 0 ||
@@ -593,6 +611,11 @@ void report_print(const struct report *report, FILE *file)
     if (report->verify.trespasses > 0)
         fprintf(file, "             %lld forwards wrote into their inputs or past their output\n",
                 (long long)report->verify.trespasses);
+    double share = detectable_share(report);
+    if (share > 0)
+        text_wrap_line(file, COLUMN, COLUMN,
+                       "a fault of 1 row in %.0f would have been seen with 95 %% probability",
+                       floor(1 / share));
     if (report->verify.first_failure[0])
         text_wrap_line(file, COLUMN, COLUMN, "first failure: %s", report->verify.first_failure);
     print_kv(report, file);

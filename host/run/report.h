@@ -100,6 +100,7 @@ struct report {
     struct report_path *paths;
     struct {
         int64_t rows_checked, rows_failed; /* (request, position, layer) */
+        bool sampled;                      /* rows that were not checked may be wrong */
         int64_t steps_not_finite;          /* steps with an output that is NaN or infinite */
         int64_t trespasses;                /* forwards that wrote beside their outputs */
         double max_abs_err, max_rel_err;

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/run/row_check.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "host/verify/digest.h"
 #include "host/base/error.h"
+#include "host/base/log.h"
 #include "host/kinds/operands.h"
 #include "host/verify/sample.h"
 
@@ -23,6 +25,7 @@ struct row_check {
     char first_not_finite[VERIFY_FAILURE_TEXT];
     int64_t trespasses;
     char first_trespass[VERIFY_FAILURE_TEXT];
+    atomic_bool has_failed;
     uint64_t threshold;
     uint64_t *row_states; /* [max_tokens] of a step's rows */
     int32_t *sampled;     /* [max_tokens] of a layer, counted from their sequence's first row */
@@ -31,6 +34,21 @@ struct row_check {
 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
+
+/* The first failure of any kind is said at once: the report may be hours away. */
+static void note_failure(void *ctx, const char *text)
+{
+    struct row_check *check = ctx;
+    char message[VERIFY_FAILURE_TEXT + 32];
+    snprintf(message, sizeof message, "verification failed: %s", text);
+    if (!atomic_exchange(&check->has_failed, true))
+        host_log_write_newest(ATTN_LOG_WARNING, message);
+}
+
+bool row_check_has_failed(const struct row_check *check)
+{
+    return atomic_load(&check->has_failed);
+}
 
 static attn_status make_verifier(struct row_check *check, attn_error *error)
 {
@@ -43,6 +61,8 @@ static attn_status make_verifier(struct row_check *check, attn_error *error)
         .reads_new_unquantised = p->reads_new_unquantised,
         .threads = p->threads,
         .beside = p->beside,
+        .failed = note_failure,
+        .failed_ctx = check,
     };
     return verifier_create(&params, &check->verifier, error);
 }
@@ -323,15 +343,26 @@ void row_check_watch(struct row_check *check, const struct row_list *list, uint6
     const struct verify_sequence *sequence = &list->sequences[s];
     char place[VERIFY_PLACE_TEXT];
     verify_place_text(sequence, row - sequence->first_row, place);
-    if (check->steps_not_finite++ == 0)
-        snprintf(check->first_not_finite, sizeof check->first_not_finite,
-                 "%s, layer %u: an output is not finite", place, (unsigned int)(watch >> 32));
+    if (check->steps_not_finite++ > 0)
+        return;
+    snprintf(check->first_not_finite, sizeof check->first_not_finite,
+             "%s, layer %u: an output is not finite", place, (unsigned int)(watch >> 32));
+    note_failure(check, check->first_not_finite);
 }
 
 void row_check_trespass(struct row_check *check, const char *text)
 {
-    if (check->trespasses++ == 0)
-        snprintf(check->first_trespass, sizeof check->first_trespass, "%s", text);
+    if (check->trespasses++ > 0)
+        return;
+    snprintf(check->first_trespass, sizeof check->first_trespass, "%s", text);
+    note_failure(check, text);
+}
+
+/* Where the last row of a request ends: of its last output token none is computed. */
+static int64_t last_row_end(const struct row_check *check, int64_t request)
+{
+    const workload_request *r = &check->params.workload->requests[request];
+    return r->input_length + (r->output_length > 1 ? r->output_length - 1 : 0);
 }
 
 /* Its rows, of a verification those that stay. */
@@ -352,6 +383,11 @@ static attn_status mark_computed(struct row_check *check, const struct verify_se
     for (int64_t t = 0; t < rows; t++) { /* those that stay stand one after the other */
         int64_t position = sequence->prefix_len + t;
         (*bits)[position / 8] |= (uint8_t)(1u << position % 8);
+    }
+    if (whose != OF_TOWER &&
+        sequence->prefix_len + rows >= last_row_end(check, sequence->request)) {
+        free(*bits); /* the request has ended: nobody asks again, and runs are long */
+        *bits = NULL;
     }
     return ATTN_OK;
 }
@@ -400,6 +436,7 @@ attn_status row_check_report(struct row_check *check, struct report *report, att
     verifier_result(check->verifier, &result);
     report->verify.rows_checked = check->rows_checked;
     report->verify.rows_failed = result.rows_failed;
+    report->verify.sampled = check->params.config->verify.rate < 1;
     report->verify.steps_not_finite = check->steps_not_finite;
     report->verify.max_abs_err = result.max_abs_error;
     report->verify.max_rel_err = result.max_rel_error;

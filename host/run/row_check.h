@@ -42,6 +42,9 @@ struct row_check_params {
 attn_status row_check_create(const struct row_check_params *params, struct row_check **check,
                              attn_error *error);
 
+/* Has anything failed so far? Said on stderr when it is first seen; by any thread. */
+bool row_check_has_failed(const struct row_check *check);
+
 /* NULL is accepted. */
 void row_check_destroy(struct row_check *check);
 

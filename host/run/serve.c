@@ -152,11 +152,16 @@ static void sleep_until(const struct session *s, int64_t wake_us)
 
 /* ---- The run --------------------------------------------------------------------------------- */
 
+static bool failed_fast(const struct session *s)
+{
+    return s->config->verify.fail_fast && row_check_has_failed(s->check);
+}
+
 static attn_status serve_all(struct serve *serve, attn_error *error)
 {
     struct session *s = serve->s;
     attn_status status = ATTN_OK;
-    while (status == ATTN_OK && !interrupt_seen()) {
+    while (status == ATTN_OK && !interrupt_seen() && !failed_fast(s)) {
         const struct scheduler_step *planned;
         int64_t wake_us;
         switch (scheduler_next(s->scheduler, &planned, &wake_us)) {
@@ -175,7 +180,10 @@ static attn_status serve_all(struct serve *serve, attn_error *error)
     }
     while (status == ATTN_OK && executor_in_flight(s->executor) > 0)
         status = finish(serve, error);
-    s->report->interrupted = status == ATTN_OK;
+    s->report->interrupted = status == ATTN_OK && interrupt_seen();
+    if (status == ATTN_OK && !s->report->interrupted)
+        snprintf(s->report->ended_by, sizeof s->report->ended_by,
+                 "the first failed verification, as verify.fail_fast = yes wants it");
     return status;
 }
 

@@ -48,6 +48,8 @@ struct verifier {
     double (*of_bar)[2]; /* [num_layers], the second of decode steps; negative = none judged */
     struct batch *batch; /* that is being added to; NULL = nothing was added */
     struct queue *queue; /* NULL = the caller judges */
+    void (*failed)(void *ctx, const char *text);
+    void *failed_ctx;
 };
 
 static attn_status start_queue(struct verifier *verifier, attn_error *error);
@@ -81,6 +83,8 @@ attn_status verifier_create(const struct verify_params *params, struct verifier 
         if (!made->made[judged])
             status = methods[judged]->create(params, &made->made[judged], error);
     }
+    made->failed = params->failed;
+    made->failed_ctx = params->failed_ctx;
     if (status == ATTN_OK && params->beside)
         status = start_queue(made, error);
     if (status != ATTN_OK)
@@ -219,8 +223,11 @@ static void add_result(struct verifier *verifier, const struct verify_entry *ent
     all->max_rel_error = fmax(all->max_rel_error, entry->result.max_rel_error);
     all->max_of_bar = fmax(all->max_of_bar, entry->result.max_of_bar);
     *worst = fmax(*worst, entry->result.max_of_bar);
-    if (!all->first_failure[0])
-        memcpy(all->first_failure, entry->result.first_failure, sizeof all->first_failure);
+    if (all->first_failure[0] || !entry->result.first_failure[0])
+        return;
+    memcpy(all->first_failure, entry->result.first_failure, sizeof all->first_failure);
+    if (verifier->failed)
+        verifier->failed(verifier->failed_ctx, all->first_failure);
 }
 
 static void add_results(struct verifier *verifier, const struct batch *batch)

@@ -99,8 +99,12 @@ struct verify_params {
     const struct verify_scales *scales;    /* [model.num_groups] */
     const uint32_t *reads_new_unquantised; /* [model.num_groups] */
     struct threads *threads;
-    bool beside;             /* rows are judged by a thread beside the caller's; for models */
-                             /* without recurrent layers */
+    bool beside; /* rows are judged by a thread beside the caller's; for models */
+                 /* without recurrent layers */
+    void (*failed)(void *ctx,
+                   const char *text); /* at the first failure, by the thread that judges; */
+                                      /* NULL = none */
+    void *failed_ctx;
     uint64_t max_kept_bytes; /* of scores, for each thread: where rows of a KV head have more of */
                              /* them, keys and values are made again for so many rows; 0 = 64 MiB */
 };

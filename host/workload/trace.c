@@ -22,6 +22,10 @@
 /* A line of a real trace has some kilobytes; the bound keeps a wrong file from filling memory. */
 #define MAX_LINE_BYTES ((size_t)16 << 20)
 
+/* Bounds for files that are small and unpack to much: real traces have hardly an empty line, and
+ * unpack to 5 to 30 times their size. */
+enum { MAX_BLANK_LINES = 100000, MAX_EXPANSION = 200, MIN_EXPANDED = 64 << 20 };
+
 typedef struct trace_reader {
     gzFile file;       /* reads what is not compressed as it stands */
     trace_place place; /* of the line in `text` */
@@ -36,6 +40,7 @@ typedef struct trace_reader {
     int64_t requests_capacity;
     int64_t num_hash_ids;
     int64_t hash_ids_capacity;
+    int64_t num_blank; /* lines */
 } trace_reader;
 
 attn_status trace_fail_field(const trace_place *place, const char *field, const char *got,
@@ -142,6 +147,27 @@ static attn_status read_line(trace_reader *reader, int *more, attn_error *error)
     return ATTN_OK;
 }
 
+static attn_status check_expansion(const trace_reader *reader, attn_error *error)
+{
+    int64_t bytes = gztell(reader->file);
+    if (bytes < MIN_EXPANDED || gzdirect(reader->file) ||
+        bytes / MAX_EXPANSION < gzoffset(reader->file))
+        return ATTN_OK;
+    return host_fail(error, ATTN_CONFIG_ERROR,
+                     "%s:%lld: got data that unpack to more than %d times their size, accepted: at "
+                     "most that",
+                     reader->place.path, (long long)reader->place.line, MAX_EXPANSION);
+}
+
+static attn_status note_blank(trace_reader *reader, attn_error *error)
+{
+    if (++reader->num_blank <= MAX_BLANK_LINES)
+        return ATTN_OK;
+    return host_fail(error, ATTN_CONFIG_ERROR,
+                     "%s:%lld: got more than %d empty lines, accepted: at most that",
+                     reader->place.path, (long long)reader->place.line, MAX_BLANK_LINES);
+}
+
 static int is_blank(const trace_reader *reader)
 {
     return reader->length == 0 || strspn(reader->text, " \t") == reader->length;
@@ -209,7 +235,10 @@ static attn_status read_rows(trace_reader *reader, attn_error *error)
             return status;
         if (!more)
             break;
-        if (!is_blank(reader) && (status = parse_line(reader, error)) != ATTN_OK)
+        status = check_expansion(reader, error);
+        if (status == ATTN_OK)
+            status = is_blank(reader) ? note_blank(reader, error) : parse_line(reader, error);
+        if (status != ATTN_OK)
             return status;
     }
     if (reader->trace->num_requests > 0)

@@ -186,6 +186,11 @@ for way in "kill:SIGKILL in attn_plugin_entry ($villain)" "kill_by_hand:SIGKILL"
     ends 3 "a scanner that is killed says how: ${way%%:*}" "entry:${way%%:*}" \
         "it ended the process by ${way#*:}" -- "$command" inspect "$villain"
 done
+ends 3 "inspect FILE keeps to plugins.scan_seconds" entry:hang "it did not end within 0.5 s" -- \
+    "$command" inspect "$villain" --set plugins.scan_seconds=0.5
+ends 0 "a scan does not make the home" nowhere:exit -- env -u XDG_CACHE_HOME HOME="$folder/no_home" \
+    "$command" list bystander.ini
+tap_try "which is not there after it" test ! -e ../no_home
 ends 3 "inspect of such a file says it" entry:segv "SIGSEGV in attn_plugin_entry" -- \
     "$command" inspect "$villain"
 ends 2 "and so does a run that needs it" entry:segv "SIGSEGV in attn_plugin_entry" -- \
@@ -270,6 +275,15 @@ ends 0 "limit_memory of a bystander is undone" entry:limit_memory "RLIMIT_AS is 
     "$command" run bystander.ini
 alike "limit_memory of a bystander changes no output"
 
+for call in query forward; do
+    run 0 "fclose(stdout) in $call closes nothing of the command's" $call:close_stdout
+    tap_try "and the report is whole: $call" grep -q '^digest' ../out
+done
+if test "$(id -u)" -ne 0; then # root may raise it again
+    run 0 "a hard limit that is lowered" query:limit_files_for_good "it cannot be put back"
+    tap_try "is not said to be put back" sh -c '! grep -q "it was put back" ../err'
+fi
+
 for call in dlopen query forward task; do
     ends 0 "what is printed in $call goes to stderr" $call:print villain \
         -- "$command" run run.ini --json -
@@ -281,6 +295,26 @@ ends 5 "a full disk is an error still" nowhere:exit "stdout cannot be written: N
     sh -c '"$1" list bystander.ini >/dev/full' sh "$command"
 
 # ---- Writes beside the output --------------------------------------------------------------------
+
+# ---- Failures of verification ----------------------------------------------------------------------
+
+ends 1 "the first failure is said at once" forward:wrong "verification failed: request 0, " -- \
+    "$command" run run.ini --json ../all.json
+tap_try "once" test "$(grep -c 'verification failed' ../err)" -eq 1
+ends 1 "verify.fail_fast ends a run there" forward:wrong "verification failed: request 0, " -- \
+    "$command" run run.ini --set verify.fail_fast=yes --json ../fast.json
+tap_try "its report says what ended it" grep -q '^ended by *the first failed verification' ../out
+failed()
+{
+    sed -n 's/.*"rows_failed":[^0-9]*\([0-9]*\).*/\1/p' "$1"
+}
+tap_try "after fewer failures" test "$(failed ../fast.json)" -lt "$(failed ../all.json)"
+ends 0 "a good run is not ended" nowhere:exit -- "$command" run run.ini --set verify.fail_fast=yes
+ends 0 "what a sample cannot see is said" nowhere:exit -- "$command" run run.ini --set verify.rate=0.5 \
+    --json ../sample.json
+tap_try "as 1 row in so many" grep -q 'a fault of 1 row in [0-9]* would have been seen with' ../out
+tap_try "by the rule of three" awk '/"rows_checked"/ { n = $2 + 0 } /"detectable_share"/ { s = $2 + 0 }
+    END { exit !(n > 0 && s * n > 2.5 && s * n < 3.1) }' ../sample.json
 
 for change in "past_out:behind the last row of operand out" "into_q:into operand q" \
     "into_v:into operand v"; do

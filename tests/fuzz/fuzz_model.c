@@ -15,13 +15,18 @@ const char fuzz_name[] = "model";
 static void check_group(const struct model *model, const attn_layer_group *group)
 {
     char text[256];
-    if (group->num_layers == 0 || group->num_q_heads < 1 || group->num_kv_heads < 1 ||
-        group->num_q_heads % group->num_kv_heads != 0 || group->head_dim < 1 ||
-        group->v_head_dim < 1)
+    bool has_heads = group->kind != ATTN_KIND_LINEAR; /* those of a recurrent layer are elsewhere */
+    if (group->kind == ATTN_KIND_LINEAR && !group->linear)
+        fuzz_fail("recurrent layers without dimensions");
+    if (group->num_layers == 0)
+        fuzz_fail("a group without layers");
+    if (has_heads && (group->num_q_heads < 1 || group->num_kv_heads < 1 ||
+                      group->num_q_heads % group->num_kv_heads != 0 || group->head_dim < 1 ||
+                      group->v_head_dim < 1))
         fuzz_fail("a group of %u layers, heads %d and %d, dims %d and %d", group->num_layers,
                   group->num_q_heads, group->num_kv_heads, group->head_dim, group->v_head_dim);
-    if (!isfinite(group->sm_scale) || !(group->sm_scale > 0) || !isfinite(group->logit_cap) ||
-        group->logit_cap < 0)
+    if (!isfinite(group->sm_scale) || (has_heads && !(group->sm_scale > 0)) ||
+        !isfinite(group->logit_cap) || group->logit_cap < 0)
         fuzz_fail("sm_scale %g, logit_cap %g", (double)group->sm_scale, (double)group->logit_cap);
     model_layers_text(group, text, sizeof text);
     model_group_text(model, group, text, sizeof text);

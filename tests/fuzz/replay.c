@@ -2,7 +2,7 @@
  *
  * replay.c: the corpus of one parser, input by input, without libFuzzer, for `make check`.
  *
- *   replay_NAME            all of tests/fuzz/corpus/NAME, as TAP
+ *   replay_NAME            all of tests/fuzz/corpus/NAME and the files that are shipped, as TAP
  *   replay_NAME FILE...    these files
  *
  * Inputs are read in a child; where it dies or hangs, the input's name is known, and another child
@@ -44,13 +44,21 @@ static int is_input(const struct dirent *entry)
     return entry->d_name[0] != '.';
 }
 
-static void list_corpus(struct inputs *inputs)
+static int is_shipped(const struct dirent *entry)
+{
+    const char *dot = strrchr(entry->d_name, '.');
+    return dot &&
+           (strcmp(dot, ".ini") == 0 || strcmp(dot, ".json") == 0 || strcmp(dot, ".jsonl") == 0);
+}
+
+static void list_folder(struct inputs *inputs, const char *name,
+                        int (*select)(const struct dirent *entry))
 {
     const char *top = getenv("ATTNHOST_TEST_SRCDIR");
     struct dirent **entries = NULL;
     char folder[MAX_PATH];
-    snprintf(folder, sizeof folder, "%s/tests/fuzz/corpus/%s", top ? top : ".", fuzz_name);
-    int count = scandir(folder, &entries, is_input, alphasort);
+    snprintf(folder, sizeof folder, "%s/%s", top ? top : ".", name);
+    int count = scandir(folder, &entries, select, alphasort);
     for (int i = 0; i < count; i++) {
         add_path(inputs, folder, entries[i]->d_name);
         free(entries[i]);
@@ -60,6 +68,18 @@ static void list_corpus(struct inputs *inputs)
         printf("Bail out! %s: %s\n", folder, count ? strerror(errno) : "no input");
         exit(2);
     }
+}
+
+/* Every parser gets every file that is shipped: those of other kinds must be refused, no more. */
+static void list_all(struct inputs *inputs)
+{
+    char corpus[MAX_PATH];
+    snprintf(corpus, sizeof corpus, "tests/fuzz/corpus/%s", fuzz_name);
+    list_folder(inputs, corpus, is_input);
+    list_folder(inputs, "examples", is_shipped);
+    list_folder(inputs, "examples/models", is_shipped);
+    list_folder(inputs, "examples/traces", is_shipped);
+    list_folder(inputs, "tests/models", is_shipped);
 }
 
 static void read_input(const char *path)
@@ -104,7 +124,7 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++)
         add_path(&inputs, "", argv[i]);
     if (inputs.count == 0)
-        list_corpus(&inputs);
+        list_all(&inputs);
     int *done = mmap(NULL, sizeof *done, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (done == MAP_FAILED) {
         perror("mmap");

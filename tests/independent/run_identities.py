@@ -71,7 +71,7 @@ REPORT = {
     "tpot_ms": dict.fromkeys(("virtual", "wall"), TIMES),
     "composition": [{"layers": TEXT, "phase": TEXT, "backend": TEXT}],
     "paths": collections.defaultdict(lambda: COUNT),
-    "verify": {"rows_checked": COUNT, "rows_failed": COUNT, "max_abs_err": NUMBER,
+    "verify": {"rows_checked": COUNT, "rows_failed": COUNT, "detectable_share": (float, type(None)), "max_abs_err": NUMBER,
                "max_rel_err": NUMBER,
                "of_bar": dict.fromkeys(("prefill", "decode"), [(int, float, type(None))])},
     "kv": {**dict.fromkeys(("capacity", "peak", "leaked"), COUNT),

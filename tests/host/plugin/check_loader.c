@@ -339,6 +339,12 @@ START_TEST(folders_above)
 }
 END_TEST
 
+START_TEST(a_backend_called_auto)
+{
+    assert_refused(fixture("fixture_auto"), ATTN_INTERNAL, "its name is 'auto', which in a");
+}
+END_TEST
+
 static void assert_reason(const char *file, const char *part)
 {
     struct loader_plugin *plugin;
@@ -571,6 +577,7 @@ static Suite *suite(void)
     tcase_add_test(tests, names_that_are_taken);
     tcase_add_test(tests, writable_by_others);
     tcase_add_test(tests, folders_above);
+    tcase_add_test(tests, a_backend_called_auto);
     tcase_add_test(tests, libraries_of_others);
     tcase_add_test(tests, writable_by_the_group);
     tcase_add_test(tests, folder_writable_by_others);

@@ -495,6 +495,31 @@ START_TEST(gzip_is_read)
 END_TEST
 
 /* Cut anywhere, or with any byte changed: an error, never another trace. */
+/* Small files that unpack to much: empty lines by the million, then long ones. */
+START_TEST(gzip_that_unpacks_to_much)
+{
+    enum { LINE = 1 << 20 };
+    char *line = malloc(LINE + 1);
+    for (int long_lines = 0; long_lines < 2; long_lines++) {
+        gzFile file = gzopen(path, "wb");
+        memset(line, long_lines ? ' ' : '\n', LINE);
+        line[LINE - 1] = '\n';
+        line[LINE] = '\0';
+        for (int l = 0; l < 80; l++)
+            ck_assert_int_eq(gzputs(file, line), LINE);
+        ck_assert_int_eq(gzputs(file, ROW_1), (int)strlen(ROW_1));
+        ck_assert_int_eq(gzclose(file), Z_OK);
+        host_error_init(&failure);
+        ck_assert_int_eq(trace_init(&trace, path, TRACE_FORMAT_AUTO, 0, &failure.base),
+                         ATTN_CONFIG_ERROR);
+        ck_assert_ptr_nonnull(strstr(host_error_text(&failure),
+                                     long_lines ? ":64: got data that unpack to more than 200 times"
+                                                : ":100001: got more than 100000 empty lines"));
+    }
+    free(line);
+}
+END_TEST
+
 START_TEST(gzip_that_is_damaged)
 {
     unsigned char bytes[512];
@@ -581,6 +606,7 @@ static Suite *suite(void)
     tcase_add_test(bad, azure_header_errors);
     tcase_add_loop_test(bad, azure_errors, 0, sizeof broken_azure / sizeof *broken_azure);
     tcase_add_test(bad, gzip_is_read);
+    tcase_add_test(bad, gzip_that_unpacks_to_much);
     tcase_add_test(bad, gzip_that_is_damaged);
     tcase_add_test(bad, no_file);
     tcase_add_test(bad, no_requests);
