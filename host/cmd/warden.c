@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <ucontext.h>
@@ -259,6 +260,48 @@ static const void *instruction_of(const ucontext_t *context)
 #endif
 }
 
+/* The stack pointer there. */
+static uintptr_t stack_of(const ucontext_t *context)
+{
+#if defined(__x86_64__)
+    return (uintptr_t)context->uc_mcontext.gregs[REG_RSP];
+#elif defined(__aarch64__)
+    return (uintptr_t)context->uc_mcontext.sp;
+#else
+    return (void)context, 0;
+#endif
+}
+
+/* Where abort() and its like are, which somebody calls. */
+static bool is_c_library(const void *address)
+{
+    const char *name = find_object(address);
+    const char *slash = name ? strrchr(name, '/') : NULL;
+    return slash && strncmp(slash, "/libc.so", strlen("/libc.so")) == 0;
+}
+
+/* The instruction that a signal came at; in the C library the first address on the stack that is of
+ * another object than that and the program: whoever called. The stack may end before what is read.
+ */
+static const void *culprit_of(const ucontext_t *context)
+{
+    enum { PIECES = 16, WORDS = 64 }; /* no piece is read in part */
+    uintptr_t words[PIECES * WORDS];
+    struct iovec to = {words, sizeof words}, from[PIECES];
+    const void *at = instruction_of(context);
+    if (guard_current || !is_c_library(at))
+        return at;
+    for (size_t p = 0; p < PIECES; p++)
+        from[p] = (struct iovec){(uintptr_t *)stack_of(context) + p * WORDS, WORDS * sizeof *words};
+    ssize_t size = process_vm_readv(getpid(), &to, 1, from, PIECES, 0);
+    for (ssize_t w = 0; w < size / (ssize_t)sizeof *words; w++) {
+        const void *address = (const void *)words[w];
+        if (find_object(address) && !is_c_library(address))
+            return address;
+    }
+    return at;
+}
+
 static void on_fatal(int number, siginfo_t *info, void *context)
 {
     size_t f = 0;
@@ -267,7 +310,7 @@ static void on_fatal(int number, siginfo_t *info, void *context)
     if (number == SIGXFSZ && !guard_current)
         return; /* whoever writes is told */
     if (is_watching())
-        name_culprit(fatal[f].name, instruction_of(context));
+        name_culprit(fatal[f].name, culprit_of(context));
     sigaction(number, &fatal_before[f], NULL);
     if (!fatal[f].comes_again || info->si_code <= 0)
         raise(number); /* when this handler has returned */

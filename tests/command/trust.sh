@@ -158,6 +158,8 @@ for where in entry:attn_plugin_entry query:query create:create destroy:destroy \
     run 139 "and a stack that overflows" "$call:overflow" "ended by SIGSEGV in" "$said ($villain)"
 done
 
+run 134 "abort in a thread of the plugin's names its file" forward:abort_in_thread "ended by SIGABRT in $villain"
+
 # ---- Scans ---------------------------------------------------------------------------------------
 
 unset VILLAIN_SLY
@@ -331,8 +333,9 @@ done
 measure()
 {
     ends "$@" -- "$command" bench --backend villain,cpu_native --set plugins.path="$villain" \
-        --set workload.num_threads=1 --shape mode=decode,q_heads=1,kv_heads=1,head_dim=64,kv_len=4096 --seconds 1 --json ../bench.json
+        --set workload.num_threads=1 --shape mode=decode,q_heads=$heads,kv_heads=1,head_dim=64,kv_len=4096 --seconds 1 --json ../bench.json
 }
+heads=1
 measure 1 "bench ranks no backend that computes nothing" forward:nothing
 tap_try "it says which row is wrong" grep -q \
     'villain *wrong: before it was timed, row 0 of query head [0-9]* is not written' ../out
@@ -347,6 +350,7 @@ measure 0 "a backend beyond the ceiling is marked" forward:cheat
 tap_try "as impossible" grep -q 'villain .* impossible ' ../out
 tap_try "it is said why" grep -q 'villain: .* times as fast as the .* ceiling allows' ../out
 tap_try "and in the report" grep -q '"impossible":	true' ../bench.json
+heads=32 # the plugin computes 32 rows of what it reads once
 measure 0 "and no slow one is" nowhere:exit
 tap_try "which has its share" grep -q 'villain .*% \(memory\|compute\) ' ../out
 
