@@ -24,7 +24,8 @@
 
 enum {
     DEFAULT_SMS = 132,          /* multiprocessors of a device that does not tell */
-    MERGE_FEW = 2,              /* FI_MERGE_ROWS where sequences have a few queries each */
+    MERGE_SEVERAL = 4,          /* 64ths of a unit: a part of few rows, by several blocks */
+    MERGE_SEVERAL_MANY = 1,     /* of many rows */
     SHORT_ROWS = FI_SHORT_ROWS, /* of a sequence and KV head, at most, for tiles of FI_ROWS */
     SAVE_BLOCKS = 8,            /* blocks of fi_save for each multiprocessor */
     LEAST_SPLIT = FI_KEYS,      /* keys, as FI_OPTIONS says */

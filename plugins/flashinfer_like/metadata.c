@@ -428,13 +428,16 @@ static int whose(const attn_metadata *metadata, uint32_t index, int plan)
     return plan == FI_SEQUENCES && fi_has_beside(metadata, index) ? FI_MANY : FI_ALL;
 }
 
-/* What merging a part of an item takes, in 16ths of a unit's time: it grows with the tile's rows.
- * Where sequences have a few queries each, more parts pay: 4 of them over 2 KV heads, 8192 keys,
- * took 37 us with 17 parts and 27 us with 32. */
-static int merge_cost(int rows, const attn_bounds *bounds)
+/* What merging a part of an item takes a block, in 64ths of a unit's time: it grows with the tile's
+ * rows. Where several blocks do, it is little, and less of a unit that takes longer. */
+static int merge_cost(int rows, int level)
 {
-    int is_few = rows == FI_ROWS && bounds->max_q_len > 1;
-    return is_few ? MERGE_FEW : FI_MERGE_ROWS * rows / FI_ROWS;
+    return level >= 0 ? FI_MERGE : FI_MERGE_ROWS * rows / FI_ROWS;
+}
+
+static int merge_cost_several(int rows, int level)
+{
+    return level >= 0 ? FI_MERGE : rows == FI_ROWS ? MERGE_SEVERAL : MERGE_SEVERAL_MANY;
 }
 
 void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan_call *call)
@@ -466,7 +469,8 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan
                            .whose = whose(metadata, index, plan),
                            .rounds = group->base.kv_heads / (int)grid.lanes,
                            .columns = (int)grid.columns,
-                           .merge = level >= 0 ? FI_MERGE : merge_cost(rows, bounds),
+                           .merge = merge_cost(rows, level),
+                           .merge_several = merge_cost_several(rows, level),
                            .merged = level >= 0 ? 1 : int_max(1, FI_MERGED * FI_ROWS / rows),
                            .hands = fi_is_prefill(kernel) && level < 0 ? FI_HANDS : 1,
                            .level = level,

@@ -120,26 +120,27 @@ static __device__ __forceinline__ void consume(const fi_call &c, const fi_start 
         }
         turn = turn + 1 == S::teams ? 0 : turn + 1;
         ring_next<S>(r);
-        bool ends = walk_ends_part(splits ? c.split : 0, &at), is_over = at.unit == at.units - 1;
         PROFILE(2);
+        if (!walk_ends_part(splits ? c.split : 0, &at)) {
+            walk_next(&c, block_here(), &at, FI_KEYS);
+            continue;
+        }
+        const bool is_over = at.unit == at.units - 1;
         if (S::by_item && is_over && at.left > 1)
             turn_give(1 - team);
-        if (ends)
-            item_end<S, splits>(c, at, start, is_first, it, shared);
+        item_end<S, splits>(c, at, start, is_first, it, shared);
         PROFILE(3);
         walk_next(&c, block_here(), &at, FI_KEYS);
         if (S::by_item && is_over && at.left > 0)
             pass_item<S>(c, at, r);
         if (at.left == 0)
             break;
-        if (ends) {
-            is_first &= !is_over;
-            turn = splits ? 0 : turn; /* which team has which unit of a split is no chance */
-            item_find<S>(c, at, it);
-            item_begin<S>(c, at, it, shared);
-            if (S::by_item && is_over)
-                turn_take(team);
-        }
+        is_first &= !is_over;
+        turn = splits ? 0 : turn; /* which team has which unit of a split is no chance */
+        item_find<S>(c, at, it);
+        item_begin<S>(c, at, it, shared);
+        if (S::by_item && is_over)
+            turn_take(team);
     }
     PROFILE_END("consumers");
 }

@@ -15,15 +15,6 @@
 
 #include "plugins/flashinfer_like/kernels/attend_merge.cuh"
 
-/* x += weight * y. */
-static __device__ __forceinline__ void add_weighted(float4 &x, float weight, const float4 &y)
-{
-    x.x += weight * y.x;
-    x.y += weight * y.y;
-    x.z += weight * y.z;
-    x.w += weight * y.w;
-}
-
 /* To the block's slot, as other blocks have parts of the item. A split's numbers are written when
  * all of its columns are: item_end(). */
 template <typename S, bool splits>
@@ -44,25 +35,26 @@ static __device__ __forceinline__ void leave_row(const fi_call &c, const parts &
         *(float2 *)(c.partial_row + slot * 2) = make_float2(top, total);
 }
 
-/* Row r of the item from the warps' parts of it in shared memory: four columns of it, from d on. */
+/* Row r of the item from `count` warps' parts of it in shared memory: four columns of it, from d
+ * on. */
 template <typename S, bool splits>
 static __device__ __forceinline__ void
-finish_row(const fi_call &c, const cursor &at, const item<S> &it, int r, int d,
+finish_row(const fi_call &c, const cursor &at, const index_sequence &q, int r, int d, int count,
            const float *exchange, const float *tops, bool is_shared, const parts &shared_by)
 {
     i64 row;
     int head;
-    find_short_row(c, it.q, at, r, &row, &head);
+    find_short_row(c, q, at, r, &row, &head);
     float sink = is_shared ? SOFTMAX_EMPTY : sink_of(c, head), top = sink;
     int levels = is_shared ? 0 : shared_levels<S>(at);
-    for (int w = 0; w < S::item_warps; w++)
+    for (int w = 0; w < count; w++)
         top = fmaxf(top, tops[w * FI_ROWS + r]);
     for (int l = 0; levels >> l; l++)
         if (levels >> l & 1)
             top = fmaxf(top, c.prior_row[prior_slot(c, l, row, head) * 2]);
     float base = softmax_base(top), total = softmax_exp2(sink - base);
     float4 x = {0, 0, 0, 0};
-    for (int w = 0; w < S::item_warps; w++) {
+    for (int w = 0; w < count; w++) {
         float weight = softmax_exp2(tops[w * FI_ROWS + r] - base);
         const float4 y =
             *(const float4 *)(exchange + (w * PASS_ROWS + r % PASS_ROWS) * S::exchange_stride + d);
@@ -144,6 +136,61 @@ static __device__ __forceinline__ void exchange_rows(const item<S> &it, int firs
     }
 }
 
+/* ---- Merge --------------------------------------------------------------------------------- */
+
+/* Rows first to end of an item that blocks share, at most 2^shift: so many warps have a row each,
+ * and those that are left other parts of it. */
+template <typename S>
+static __device__ __forceinline__ void
+merge_rows(const fi_call &c, const cursor &at, const index_sequence &q, const parts &p, int first,
+           int end, int shift, float *exchange, float *tops)
+{
+    const int thread = item_thread<S>(), warp = thread / 32;
+    const int of_row = S::item_warps >> shift, mine = warp >> shift;
+    const int r = first + (warp & ((1 << shift) - 1));
+    if (r < end && mine < of_row) {
+        gathered<S::v_dim, FI_ROWS, S::merged, S::cuts_short> row;
+        row.take(c, p, r, mine, of_row);
+        row.leave(exchange + (mine * PASS_ROWS + r % PASS_ROWS) * S::exchange_stride);
+        tops[mine * FI_ROWS + r] = row.top;
+        tops[(S::item_warps + mine) * FI_ROWS + r] = row.total;
+    }
+    item_sync<S>();
+#pragma unroll 1
+    for (int i = thread; i < (end - first) * (S::v_dim / 4); i += S::item_threads)
+        finish_row<S, false>(c, at, q, first + i / (S::v_dim / 4), i % (S::v_dim / 4) * 4, of_row,
+                             exchange, tops, false, p);
+    item_sync<S>();
+}
+
+/* The block has left its part of an item: it merges the slices that are its own. */
+template <typename S>
+static __device__ __forceinline__ void
+merge_parts(const fi_call &c, const cursor &at, const index_sequence &q, const parts &p, int rows,
+            float *exchange, float *tops, u32 *told)
+{
+    constexpr int pass = 2; /* PASS_ROWS */
+    static_assert(1 << pass == PASS_ROWS && PASS_ROWS <= S::item_warps, "a warp has a row");
+    const int shift = arrivals_shift(rows, p.count, S::item_warps);
+    const int slices = arrivals_slices(rows, shift), together = min(shift, pass);
+    if (item_thread<S>() == 0)
+        *told = arrivals_come(p.counter, p.count, slices, at.left > 1 ? 0 : ARRIVALS_POLLS);
+    item_sync<S>();
+    const u32 all = *told;
+#pragma unroll 1
+    for (u32 left = all; left != 0; left &= left - 1) {
+        int first = (__ffs((int)left) - 1) << shift, end = min(first + (1 << shift), rows);
+#pragma unroll 1
+        for (; first < end; first += 1 << together)
+            merge_rows<S>(c, at, q, p, first, min(first + (1 << together), end), together, exchange,
+                          tops);
+    }
+    if (all && item_thread<S>() == 0)
+        arrivals_end(p.counter, slices, all);
+}
+
+/* ---- The end ------------------------------------------------------------------------------- */
+
 /* A part of an item has ended; `at` is its last unit. `is_first`: it is the block's first item. */
 template <typename S, bool splits>
 static __device__ __forceinline__ void item_end(const fi_call &c, const cursor &at,
@@ -167,7 +214,7 @@ static __device__ __forceinline__ void item_end(const fi_call &c, const cursor &
         for (int i = thread; i < PASS_ROWS * (S::v_dim / 4); i += S::item_threads) {
             int d = i % (S::v_dim / 4) * 4, r = first + i / (S::v_dim / 4);
             if (r < rows)
-                finish_row<S, splits>(c, at, it, r, d, exchange, tops, !whole, p);
+                finish_row<S, splits>(c, at, it.q, r, d, S::item_warps, exchange, tops, !whole, p);
         }
         /* Nobody else looks at a split's numbers any more when they are written. */
         int mine = first + thread;
@@ -179,8 +226,11 @@ static __device__ __forceinline__ void item_end(const fi_call &c, const cursor &
         if (leaves)
             *numbers = sum;
     }
-    if (!whole)
-        merge_parts<S, splits>(c, at, it, p, rows, (int *)(tops + 2 * S::item_warps * FI_ROWS));
+    u32 *told = (u32 *)(tops + 2 * S::item_warps * FI_ROWS);
+    if (!whole && splits)
+        merge_splits<S>(c, at, it, p, rows, told);
+    else if (!whole)
+        merge_parts<S>(c, at, it.q, p, rows, exchange, tops, told);
 }
 
 #endif /* FI_ATTEND_EPILOGUE_CUH */

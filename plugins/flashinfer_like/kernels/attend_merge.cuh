@@ -17,6 +17,7 @@
 #define FI_ATTEND_MERGE_CUH
 
 #include "plugins/flashinfer_like/kernels/attend_item.cuh"
+#include "plugins/flashinfer_like/kernels/gather.cuh"
 
 /* Levels whose runs have left something for the item's rows: none over fp8. */
 template <typename S> static __device__ __forceinline__ int shared_levels(const cursor &at)
@@ -82,92 +83,22 @@ static __device__ __forceinline__ void store_merged(const fi_call &c, i64 row, i
         store_lse(c, row, head, softmax_lse(&end));
 }
 
-/* A row's sums in parts `begin` to begin + here - 1, all on their way together. */
+/* Row r of splits, by a warp, one after the other; several are on their way together. */
 template <typename S>
-static __device__ __forceinline__ void fetch_sums(const fi_call &c, const parts &p, int r,
-                                                  int begin, int here, int lane,
-                                                  float (&y)[S::merged][S::v_dim / 32])
+static __device__ __forceinline__ void add_splits(const fi_call &c, const parts &p, int r, i64 row,
+                                                  int head)
 {
-#pragma unroll
-    for (int i = 0; i < S::merged; i++) {
-        i64 row = part_slot(p, begin + min(i, here - 1)) * FI_ROWS + r;
-        const float *from = c.partial + row * S::v_dim + lane;
-#pragma unroll
-        for (int n = 0; n < S::v_dim / 32; n++)
-            y[i][n] = __ldcg(from + n * 32);
-    }
-}
-
-/* Row r of an item that blocks share, by a warp: a lane has a part's numbers, and every 32nd
- * column. The numbers and sums of several parts are on their way together, as each wait costs as
- * much as a unit of keys. */
-template <typename S>
-static __device__ void merge_row(const fi_call &c, const parts &p, int levels, int r, i64 row,
-                                 int head)
-{
-    constexpr int columns = S::v_dim / 32;
-    int lane = (int)threadIdx.x & 31;
-    float sink = sink_of(c, head), top = sink, total = 0.0f, x[columns] = {};
-    if (lane == 0)
-        total = softmax_exp2(sink - softmax_base(sink));
-    auto row_of = [&](int i) { return part_slot(p, i) * FI_ROWS + r; };
-    for (int begin = 0; begin < p.count; begin += S::merged) {
-        int here = min(S::merged, p.count - begin);
-        float y[S::merged][columns];
-        float2 numbers = {SOFTMAX_EMPTY, 0.0f};
-        if (lane < here)
-            numbers = __ldcg((const float2 *)(c.partial_row + row_of(begin + lane) * 2));
-        fetch_sums<S>(c, p, r, begin, here, lane, y);
-        float higher = fmaxf(top, softmax_warp_max(numbers.x)), base = softmax_base(higher);
-        float shrink = softmax_exp2(top - base), share = softmax_exp2(numbers.x - base);
-        top = higher;
-        total = total * shrink + share * numbers.y;
-#pragma unroll
-        for (int n = 0; n < columns; n++)
-            x[n] *= shrink;
-#pragma unroll
-        for (int i = 0; i < S::merged; i++) {
-            float weight = __shfl_sync(~0u, share, i);
-#pragma unroll
-            for (int n = 0; n < columns; n++)
-                x[n] += i < here ? weight * y[i][n] : 0.0f;
-        }
-    }
-    for (int l = 0; levels >> l; l++) {
-        if (!(levels >> l & 1))
-            continue;
-        i64 slot = prior_slot(c, l, row, head);
-        const float2 numbers = *(const float2 *)(c.prior_row + slot * 2);
-        float higher = fmaxf(top, numbers.x), base = softmax_base(higher);
-        float shrink = softmax_exp2(top - base), weight = softmax_exp2(numbers.x - base);
-        top = higher;
-        total = total * shrink + (lane == 0 ? weight * numbers.y : 0.0f);
-#pragma unroll
-        for (int n = 0; n < columns; n++)
-            x[n] = x[n] * shrink + weight * c.prior[slot * S::v_dim + n * 32 + lane];
-    }
-    softmax_row end = {top, softmax_warp_sum(total)};
-    store_merged<S>(c, row, head, end, softmax_end(&end), x);
-}
-
-/* The same of splits, one after the other; several are on their way together. */
-template <typename S>
-static __device__ __forceinline__ void merge_splits(const fi_call &c, int first, int second,
-                                                    int count, int r, i64 row, int head)
-{
-    parts p = {};
-    p.first = first, p.second = second, p.step = 1;
     constexpr int columns = S::v_dim / 32;
     int lane = (int)threadIdx.x & 31;
     float2 numbers = make_float2(SOFTMAX_EMPTY, 0.0f);
     float x[columns] = {};
 #pragma unroll 1
-    for (int begin = 0; begin < count; begin += S::merged) {
-        int here = min(S::merged, count - begin);
-        float y[S::merged][columns];
-        float2 of[S::merged];
+    for (int begin = 0; begin < p.count; begin += S::merged_splits) {
+        int here = min(S::merged_splits, p.count - begin);
+        float y[S::merged_splits][columns];
+        float2 of[S::merged_splits];
 #pragma unroll
-        for (int i = 0; i < S::merged; i++) {
+        for (int i = 0; i < S::merged_splits; i++) {
             i64 slot = part_slot(p, begin + min(i, here - 1)) * FI_ROWS + r;
             of[i] = __ldcg((const float2 *)(c.partial_row + slot * 2));
 #pragma unroll
@@ -175,7 +106,7 @@ static __device__ __forceinline__ void merge_splits(const fi_call &c, int first,
                 y[i][n] = __ldcg(c.partial + slot * S::v_dim + lane + n * 32);
         }
 #pragma unroll
-        for (int i = 0; i < S::merged; i++) {
+        for (int i = 0; i < S::merged_splits; i++) {
             if (i >= here)
                 break;
             const sum_of_two both = add_two(numbers, of[i]);
@@ -192,29 +123,28 @@ static __device__ __forceinline__ void merge_splits(const fi_call &c, int first,
     store_merged<S>(c, row, head, end, softmax_end(&end) * shrink, x);
 }
 
-/* Leave the block's part of an item; the last one merges them. */
-template <typename S, bool splits>
-static __device__ void merge_parts(const fi_call &c, const cursor &at, const item<S> &it,
-                                   const parts &p, int rows, int *is_last)
+/* The block has left its splits of an item; the last one adds them all. */
+template <typename S>
+static __device__ __forceinline__ void merge_splits(const fi_call &c, const cursor &at,
+                                                    const item<S> &it, const parts &p, int rows,
+                                                    u32 *told)
 {
     if (!p.ends)
         return;
     if (item_thread<S>() == 0) {
-        *is_last = p.arriving == p.all || add_acq_rel(p.counter, p.arriving) == p.all - p.arriving;
-        if (*is_last && p.arriving < p.all)
+        *told = p.arriving == p.all ||
+                (int)counter_add(p.counter, (u32)p.arriving) == p.all - p.arriving;
+        if (*told && p.arriving < p.all)
             *p.counter = 0;
     }
     item_sync<S>();
-    if (!*is_last)
+    if (!*told)
         return;
     for (int r = item_warp<S>(); r < rows; r += S::item_warps) {
         i64 row;
         int head;
         find_short_row(c, it.q, at, r, &row, &head);
-        if (splits)
-            merge_splits<S>(c, p.first, p.second, p.count, r, row, head);
-        else
-            merge_row<S>(c, p, shared_levels<S>(at), r, row, head);
+        add_splits<S>(c, p, r, row, head);
     }
 }
 

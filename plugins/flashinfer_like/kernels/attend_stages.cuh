@@ -71,7 +71,11 @@ struct attend_shape {
     static constexpr int tops_bytes = 2 * item_warps * FI_ROWS * 4 + 16;
     static constexpr int barriers_at = tops_at + apart * tops_bytes;
     static constexpr int shared_bytes = barriers_at + 2 * stages * 8;
-    static constexpr int merged = v_dim > 128 ? 4 : 8; /* parts of an item, at a time */
+    /* Parts of an item, at a time; fewer where they are. Two teams have few registers, and items of
+     * few parts. */
+    static constexpr int merged = by_item ? 4 : v_dim > 128 ? 8 : 16;
+    static constexpr bool cuts_short = teams == 1 && !quantised && v_dim <= 128;
+    static constexpr int merged_splits = v_dim > 128 ? 4 : 8;
 
     static_assert(dim % 32 == 0 && v_dim % 32 == 0, "rows are copied by whole warps");
     static_assert(teams * consumer_registers + producers * producer_registers <=

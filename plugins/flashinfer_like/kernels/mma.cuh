@@ -118,21 +118,4 @@ static __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4]
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Adds, and orders all that the block's threads did before the barrier before it against whatever
- * they, and others, do after a barrier after they saw the sum. No fence is needed beside it, in
- * PTX's memory model: a write to a part is ordered before the addition by the block's barrier
- * (bar.sync makes what its threads did before it happen before what they do after it); an addition
- * that finds this one's sum, or that of one after it, synchronizes with it, as it acquires what
- * that released, at the scope of the device; and the barrier of the block that found it orders the
- * reads after that. Causality order goes through all three. */
-static __device__ __forceinline__ int add_acq_rel(int *counter, int x)
-{
-    int old;
-    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
-                 : "=r"(old)
-                 : "l"(counter), "r"(x)
-                 : "memory");
-    return old;
-}
-
 #endif /* FI_MMA_CUH */

@@ -136,15 +136,27 @@ PORTABLE int plan_column_of(i64 units, int columns, i64 u)
     return (int)(((u + 1) * columns - 1) / units);
 }
 
-/* Columns where items are fewer. Of n columns that share an item, the last one merges n parts, one
- * after the other, which takes p->merge / 16 of a unit's time each: units / n + n * merge / 16 is
- * least where n^2 = units * 16 / merge. Up to p->merged parts are merged in the time of one. */
+/* Of n columns that share an item, merging n parts takes `merge` 64ths of a unit's time each:
+ * units / n + n * merge / 64 is least where n^2 = units * 64 / merge. `least`: columns, at least.
+ */
+PORTABLE i64 plan_best_columns(const fi_plan_call *p, i64 units, i64 items, i64 least, int merge)
+{
+    while (least < p->columns && least * least * merge < units * items * 64)
+        least++;
+    return int_min((int)least, p->columns);
+}
+
+/* Columns where items are fewer. Up to p->merged parts are merged in the time of one. Where several
+ * blocks merge, columns are fewer than were best if none of them has more units then. One block's
+ * merge takes longer: blocks that do not all end at once do that while others work. */
 PORTABLE int plan_shared_columns(const fi_plan_call *p, i64 units, i64 items)
 {
-    i64 few = int_max(1, (int)(items < p->columns ? items * p->merged : p->columns));
-    while (few < p->columns && few * few * p->merge < units * items * 16)
-        few++;
-    return (int)(few < p->columns ? few : p->columns);
+    i64 least = int_max(1, (int)(items < p->columns ? items * p->merged : p->columns));
+    i64 best = plan_best_columns(p, units, items, least, p->merge_several);
+    if (best < items * FI_SEVERAL || units == 0)
+        return (int)plan_best_columns(p, units, items, least, p->merge);
+    i64 each = (units + best - 1) / best;
+    return (int)((units + each - 1) / each);
 }
 
 /* Units of a lane, and how many columns share them. Of fewer items than columns each is shared, and

@@ -45,10 +45,11 @@ enum {
     FI_KEYS = 64,       /* of a unit of few rows */
     FI_GROUP = 16,
     FI_SHORT_ROWS = 32, /* of a sequence and KV head, at most, for tiles of FI_ROWS */
-    FI_MERGE = 24,     /* merging a part of a run's item takes as long as so many 16ths of a unit */
-    FI_MERGE_ROWS = 7, /* the same of FI_ROWS rows of any other item */
-    FI_MERGED = 16,    /* parts of FI_ROWS rows that are merged in about the time of one */
-    FI_LEVELS = 4,     /* of shared prefixes; those of more levels are read by each sequence */
+    FI_SEVERAL = 8,     /* parts of an item from which on several blocks merge them */
+    FI_MERGE = 96, /* merging a part of a run's item takes as long as so many 64ths of a unit */
+    FI_MERGE_ROWS = 28, /* the same of FI_ROWS rows of any other item, by one block */
+    FI_MERGED = 16,     /* parts of FI_ROWS rows that are merged in about the time of one */
+    FI_LEVELS = 4,      /* of shared prefixes; those of more levels are read by each sequence */
     FI_PLAN_THREADS = 1024,
     FI_SAVE_THREADS = 256
 };
@@ -131,7 +132,8 @@ typedef struct fi_plan_call {
     int whose;         /* FI_ALL, FI_FEW, FI_MANY */
     int rounds;        /* items that a lane has of a tile */
     int columns;       /* of the attention kernel's grid */
-    int merge;         /* what merging a part of an item takes, in 16ths of a unit's time */
+    int merge;         /* what merging a part of an item takes a block, in 64ths of a unit's time */
+    int merge_several; /* the same where several blocks do */
     int merged;        /* parts of an item that take no longer than one to merge */
     int hands; /* that the tiles are dealt to: plan_deal(). 1 = they lie in the batch's order */
     int skips; /* the kernel passes over keys of other items: fi_tile.skip */

@@ -180,8 +180,9 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
 
 /* ---- The kernel ---------------------------------------------------------------------------- */
 
-template <typename S> DEVICE void consume(const fi_call &c, struct control *control, u32 base)
+template <typename S> DEVICE void consume(const fi_call &c, struct control *control, char *shared)
 {
+    const u32 base = shared_address(shared);
     place<S> at;
     ring<S::q_slots> slot;
 #pragma unroll 1
@@ -194,7 +195,7 @@ template <typename S> DEVICE void consume(const fi_call &c, struct control *cont
         fence_async_shared(); /* the queries */
         rows_begin<S>(c, w, base + slot.slot * S::q_bytes, r);
         attend<S>(c, w, control, base, r, at);
-        rows_end<S>(c, w, control, r);
+        rows_end<S>(c, w, control, r, shared + slot.slot * S::q_bytes);
         release(shared_address(&control->q_empty[slot.slot]));
         slot.advance();
     }
@@ -217,7 +218,7 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
         produce<S>(c, at, shared, control);
     } else {
         registers_take<S::consumer_registers>();
-        consume<S>(c, control, shared_address(shared));
+        consume<S>(c, control, shared);
     }
 }
 

@@ -10,6 +10,7 @@
 #ifndef FI_PREFILL_EPILOGUE_CUH
 #define FI_PREFILL_EPILOGUE_CUH
 
+#include "plugins/flashinfer_like/kernels/gather.cuh"
 #include "plugins/flashinfer_like/kernels/prefill_queries.cuh"
 #include "plugins/flashinfer_like/kernels/prefill_rows.cuh"
 
@@ -21,14 +22,17 @@ struct totals {
 
 /* ---- Parts and runs ------------------------------------------------------------------------ */
 
-/* A thread's part of the block's part of an item, for the block that merges. */
+/* A thread's part of the block's part of an item of `count` rows, for those who merge. */
 template <typename S>
-DEVICE void leave_part(const fi_call &c, const parts &p, const rows<S> &r, const totals &t)
+DEVICE void leave_part(const fi_call &c, const parts &p, const rows<S> &r, const totals &t,
+                       int count)
 {
     int lane = thread_here() & 31;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         i64 slot = (i64)p.mine * FI_PREFILL_ROWS + first_row() + h * 8;
+        if (first_row() + h * 8 >= count)
+            continue;
         float *to = c.partial + slot * S::dim_v + (lane & 3) * 2;
 #pragma unroll
         for (int d = 0; d < S::dim_v / 8; d++)
@@ -212,11 +216,103 @@ DEVICE void store_rows(const fi_call &c, const struct work &w, const rows<S> &r,
         store_pieces<S>(c, w, r, group, count);
 }
 
+/* ---- Merge --------------------------------------------------------------------------------- */
+
+/* What a warp gathered of a row, where the item's queries were. */
+template <typename S> struct found {
+    float x[S::dim_v];
+    float2 numbers; /* largest logit, denominator */
+    float2 unused;  /* rows lie where 16 bytes do */
+};
+
+/* Row r of the item, of which `count` warps have parts: four columns of it, from d on. */
+template <typename S>
+DEVICE void finish_row(const fi_call &c, const struct work &w, int r, int d, int count,
+                       const found<S> *found)
+{
+    i64 row;
+    int head;
+    find_row(c, w.q, w.at, w.at.head, r, &row, &head);
+    float sink = c.level >= 0 ? SOFTMAX_EMPTY : sink_of(c, head), top = sink;
+    for (int i = 0; i < count; i++)
+        top = fmaxf(top, found[i].numbers.x);
+    float base = softmax_base(top), total = softmax_exp2(sink - base);
+    float4 x = {0, 0, 0, 0};
+    for (int i = 0; i < count; i++) {
+        float weight = softmax_exp2(found[i].numbers.x - base);
+        total += weight * found[i].numbers.y;
+        add_weighted(x, weight, *(const float4 *)(found[i].x + d));
+    }
+    if (c.level >= 0) {
+        i64 slot = prior_slot(c, c.level, row, head);
+        *(float4 *)(c.prior + slot * S::dim_v + d) = x;
+        if (d == 0)
+            *(float2 *)(c.prior_row + slot * 2) = make_float2(top, total);
+        return;
+    }
+    softmax_row end = {top, total};
+    float factor = softmax_end(&end) * (S::codes ? v_scale_of(c, w.at.head) : 1.0f);
+    store_four(c, out_row(c, row, head), d,
+               make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor));
+    if (d == 0)
+        store_lse(c, row, head, softmax_lse(&end));
+}
+
+/* Rows first to end, at most 2^shift: so many warps have a row each, and those that are left other
+ * parts of it. */
+template <typename S>
+DEVICE void merge_rows(const fi_call &c, const struct work &w, const parts &p, int first, int end,
+                       int shift, found<S> *room)
+{
+    const int warp = consumer_thread() / 32, of_row = S::consumers / 32 >> shift;
+    const int n = warp >> (S::warps_shift - shift), r = first + n;
+    if (r < end) {
+        gathered<S::dim_v, FI_PREFILL_ROWS, S::merged, false> row;
+        row.take(c, p, r, warp & (of_row - 1), of_row);
+        row.leave(room[warp].x);
+        room[warp].numbers = make_float2(row.top, row.total);
+    }
+    named_sync(BARRIER_CONSUMERS, S::consumers);
+#pragma unroll 1
+    for (int i = consumer_thread(); i < (end - first) * (S::dim_v / 4); i += S::consumers) {
+        int m = i / (S::dim_v / 4);
+        finish_row<S>(c, w, first + m, i % (S::dim_v / 4) * 4, of_row, room + m * of_row);
+    }
+    named_sync(BARRIER_CONSUMERS, S::consumers);
+}
+
+/* Slices of the item's rows, of 2^shift each, by all warps that multiply. A function of its own:
+ * the loop of products is not to find its registers taken. */
+template <typename S>
+static __device__ __noinline__ void merge_slices(const fi_call &c, const struct work &w,
+                                                 struct control *control, const parts p, int shift,
+                                                 found<S> *room)
+{
+    const int count = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS);
+    const int slices = arrivals_slices(count, shift), together = min(shift, S::warps_shift);
+    static_assert(S::consumers / 32 * sizeof *room <= S::q_bytes, "room");
+    if (consumer_thread() == 0)
+        control->slices =
+            arrivals_come(p.counter, p.count, slices, w.at.left > w.units ? 0 : ARRIVALS_POLLS);
+    named_sync(BARRIER_CONSUMERS, S::consumers);
+    const u32 all = control->slices;
+#pragma unroll 1
+    for (u32 left = all; left != 0; left &= left - 1) {
+        int first = (__ffs((int)left) - 1) << shift, end = min(first + (1 << shift), count);
+#pragma unroll 1
+        for (; first < end; first += 1 << together)
+            merge_rows<S>(c, w, p, first, min(first + (1 << together), end), together, room);
+    }
+    if (all != 0 && consumer_thread() == 0)
+        arrivals_end(p.counter, slices, all);
+}
+
 /* ---- The end ------------------------------------------------------------------------------- */
 
-/* The block's part of an item has ended. */
+/* The block's part of an item has ended; `room`: where its queries were. */
 template <typename S>
-DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *control, rows<S> &r)
+DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *control, rows<S> &r,
+                     char *room)
 {
     totals t;
     for (int h = 0; h < 2; h++) {
@@ -226,15 +322,21 @@ DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *con
     if (!w.is_whole) {
         const parts p =
             find_shared(c, block_in_line(c), c.starts[(int)blockIdx.x / c.lanes], w.is_first);
-        leave_part<S>(c, p, r, t);
+        const int count = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS);
+        const int shift = arrivals_shift(count, p.count, S::consumers / 32);
+        leave_part<S>(c, p, r, t, count);
         named_sync(BARRIER_CONSUMERS, S::consumers);
+        if (1 << shift < count) {
+            merge_slices<S>(c, w, control, p, shift, (found<S> *)room);
+            return;
+        }
         if (consumer_thread() == 0) {
-            control->is_last = add_acq_rel(p.counter, 1) == p.count - 1;
-            if (control->is_last)
+            control->slices = counter_add(p.counter, 1) == (u32)p.count - 1;
+            if (control->slices)
                 *p.counter = 0;
         }
         named_sync(BARRIER_CONSUMERS, S::consumers);
-        if (!control->is_last)
+        if (!control->slices)
             return;
         take_parts<S>(c, p, r, t);
     }

@@ -37,6 +37,8 @@ struct prefill_shape {
 
     static constexpr int groups = FI_PREFILL_ROWS / GROUP_ROWS;
     static constexpr int consumers = groups * GROUP_THREADS;
+    static constexpr int warps_shift = 3;               /* 2^3 warps that multiply */
+    static constexpr int merged = dim_v > 128 ? 8 : 16; /* parts of an item, at a time */
     static constexpr int threads = consumers + GROUP_THREADS;
     static constexpr int panels = (dim + PANEL - 1) / PANEL;
     static constexpr int panels_v = (dim_v + PANEL - 1) / PANEL;
@@ -70,6 +72,7 @@ struct prefill_shape {
                   "registers are handed on, not made");
 
     static_assert(dim % 32 == 0 && dim_v % 32 == 0, "rows are copied by whole warps");
+    static_assert(32 << warps_shift == consumers, "warps that multiply");
     static_assert(FI_STORE_ROWS == GROUP_ROWS, "a warpgroup's rows leave together");
     static_assert(parts == 1 || parts == 2, "a lane looks up one key");
     static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
@@ -116,7 +119,7 @@ struct control {
                                     are few */
     unsigned long long k_codes[WARPS][2], v_codes[WARPS][2]; /* a warp's own */
     u32 seen[8][4]; /* keys that any row of a warp sees: bit 2i + e of word n: key 8i + 2n + e */
-    int is_last;
+    u32 slices;     /* of an item that others share, which the block has to merge */
 };
 
 template <typename S> DEVICE void control_init(struct control *control)

@@ -369,7 +369,10 @@ static void check_tiles(const test_case *t)
     REQUIRE(p->plan->begin == (tiles * p->rounds >= p->columns ? p->begin : 0));
     units = (units + (i64)tiles * p->plan->begin) * p->rounds;
     REQUIRE(p->plan->units == units);
-    REQUIRE(p->plan->columns == (units < p->columns ? units : p->columns));
+    /* As many columns as can have units, or fewer of which none has more. */
+    const i64 most = units < p->columns ? units : p->columns, columns = p->plan->columns;
+    REQUIRE(columns <= most && (columns > 0 || units == 0));
+    REQUIRE(units == 0 || (units + columns - 1) / columns == (units + most - 1) / most);
 }
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */

@@ -279,11 +279,12 @@ START_TEST(groups)
 END_TEST
 
 /* Few columns have parts of an item, since merging takes time for each: 4 units of a KV head by 2
- * columns, 64 by 7, where 24 / 16 of a unit's time go to a part; never more than there are. */
+ * columns, 64 by 7, where 96 / 64 of a unit's time go to a part; never more than there are. */
 START_TEST(few_columns_share_a_run)
 {
-    fi_plan_call p = {.columns = 132, .merge = FI_MERGE, .merged = 1};
-    ck_assert_int_eq(FI_MERGE, 24);
+    fi_plan_call p = {
+        .columns = 132, .merge = FI_MERGE, .merge_several = FI_MERGE, .merged = 1, .level = 0};
+    ck_assert_int_eq(FI_MERGE, 96);
     ck_assert_int_eq(plan_shared_columns(&p, 4, 1), 2);
     ck_assert_int_eq(plan_shared_columns(&p, 64, 1), 7);
     ck_assert_int_eq(plan_shared_columns(&p, 640, 10), 66); /* ten such items */
@@ -293,20 +294,30 @@ START_TEST(few_columns_share_a_run)
 }
 END_TEST
 
-/* Where a batch has fewer items than columns, as one decode over one KV head: 16 parts of an item
- * are merged in about the time of one, and where 7 / 16 of a unit's time go to each further one,
- * 1024 units are shared by 49 columns, not by 132. */
+/* Where a batch has fewer items than columns, as one decode over one KV head: where several blocks
+ * merge and 4 / 64 of a unit's time go to a part, 128 units are shared by 43 columns, three each,
+ * not by 46, and 1024 by 128, eight each, not by 132. Of less than 8 parts one block merges. */
 START_TEST(few_columns_share_an_item)
 {
-    fi_plan_call p = {.columns = 132, .merge = FI_MERGE_ROWS, .merged = FI_MERGED, .level = -1};
-    p.rounds = 1;
-    ck_assert_int_eq(plan_make(&p, 1, 128).columns, 18);
-    ck_assert_int_eq(plan_make(&p, 1, 1024).columns, 49);
+    fi_plan_call p = {.columns = 132,
+                      .rounds = 1,
+                      .merge = FI_MERGE_ROWS,
+                      .merge_several = 4,
+                      .merged = FI_MERGED,
+                      .level = -1};
+    ck_assert_int_eq(plan_make(&p, 1, 128).columns, 43);
+    ck_assert_int_eq(plan_make(&p, 1, 1024).columns, 128);
     ck_assert_int_eq(plan_make(&p, 1, 5).columns, 5);
-    ck_assert_int_eq(plan_make(&p, 8, 1024).columns, 132);
+    ck_assert_int_eq(plan_make(&p, 8, 1024).columns, 128);
     ck_assert_int_eq(plan_make(&p, 200, 1024).columns, 132); /* each has items of its own */
     p.columns = 16; /* as with 8 KV heads: all of them, however short the keys are */
     ck_assert_int_eq(plan_make(&p, 1, 16).columns, 16);
+    p.columns = 100;
+    p.merge = 28 * 8; /* of 128 rows */
+    p.merged = 2;
+    p.merge_several = 1;
+    ck_assert_int_eq(plan_make(&p, 10, 300).columns, 100);
+    ck_assert_int_eq(plan_make(&p, 20, 300).columns, 42); /* an item has less than 8 parts */
 }
 END_TEST
 

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_fi_arrivals.c: who merges an item that blocks share: each slice of its rows once, when all
+ * parts are there, whatever the blocks' order, however long each waits; and the counter is 0 again.
+ *
+ * Blocks are functions here. At every look at the counter other blocks may run, from their begin to
+ * their end, before it goes on: drawn at random.
+ */
+#include "host/base/mix.h"
+#include "tests/tools/test_main.h"
+
+static void let_others_run(void);
+
+#define PORTABLE_AT(pointer) (let_others_run(), (pointer))
+
+#include "plugins/flashinfer_like/kernels/arrivals.cuh"
+
+enum { CASES = 200000, MOST_BLOCKS = 48 };
+
+/* Check takes a note of every assertion: too slow for one a block. */
+#define REQUIRE(what)                                                                              \
+    do {                                                                                           \
+        if (!(what))                                                                               \
+            ck_abort_msg("case %d: not so: %s", case_number, #what);                               \
+    } while (0)
+
+static int case_number;
+static uint64_t drawn;
+
+static struct {
+    int counter, count, slices;
+    int begun;           /* blocks, that have left their part */
+    unsigned merged;     /* slices, a bit each */
+    int mergers, others; /* blocks that merged slices; slices that were not the merger's own */
+} now;
+
+static int draw(int end)
+{
+    return (int)(mix_stream(0, drawn++) % (uint64_t)end);
+}
+
+static void run_block(void)
+{
+    now.begun++;
+    u32 mine = arrivals_come(&now.counter, now.count, now.slices, draw(4));
+    if (mine == 0)
+        return;
+    REQUIRE(now.begun == now.count);
+    REQUIRE((now.merged & mine) == 0);
+    now.merged |= mine;
+    now.mergers++;
+    now.others += count_bits(mine) - 1;
+    arrivals_end(&now.counter, now.slices, mine);
+}
+
+static void let_others_run(void)
+{
+    while (now.begun < now.count && draw(4) == 0)
+        run_block();
+}
+
+START_TEST(each_slice_once)
+{
+    int mergers = 0, others = 0;
+    for (case_number = 0; case_number < CASES; case_number++) {
+        now.count = 2 + draw(MOST_BLOCKS - 1);
+        now.slices = 1 + draw(int_min(now.count, ARRIVALS_SLICES));
+        now.counter = now.begun = now.mergers = now.others = 0;
+        now.merged = 0;
+        while (now.begun < now.count)
+            run_block();
+        REQUIRE(now.merged == (1u << now.slices) - 1);
+        REQUIRE(now.counter == 0);
+        mergers += now.mergers > 1;
+        others += now.others > 0;
+    }
+    ck_assert_int_gt(mergers, CASES / 10); /* several merged, and some gave up */
+    ck_assert_int_gt(others, CASES / 10);
+}
+END_TEST
+
+/* Slices are all rows, no more of them than a counter has bits for, or than there are blocks. A
+ * team of four warps has tiles of few rows. */
+START_TEST(slices)
+{
+    for (int warps = 4; warps <= 8; warps += 4)
+        for (int rows = 1; rows <= (warps == 4 ? FI_ROWS : FI_PREFILL_ROWS); rows++)
+            for (int count = 2; count < 300; count++) {
+                int shift = arrivals_shift(rows, count, warps), n = arrivals_slices(rows, shift);
+                ck_assert(shift >= 0 && shift <= ARRIVALS_ALL);
+                ck_assert(n << shift >= rows && (n - 1) << shift < rows);
+                ck_assert(n == 1 || (n <= ARRIVALS_SLICES && n <= count));
+            }
+    ck_assert_int_eq(arrivals_slices(16, arrivals_shift(16, FI_SEVERAL - 1, 4)), 1);
+    ck_assert_int_eq(arrivals_slices(16, arrivals_shift(16, ARRIVALS_MOST + 1, 4)), 1);
+    ck_assert_int_eq(arrivals_slices(16, arrivals_shift(16, 128, 4)), 16);
+    ck_assert_int_eq(arrivals_slices(128, arrivals_shift(128, 16, 8)), 16);
+    ck_assert_int_eq(1 << ARRIVALS_ALL, FI_PREFILL_ROWS);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("fi_arrivals");
+    TCase *tc = tcase_create("arrivals");
+    tcase_set_timeout(tc, 300);
+    tcase_add_test(tc, each_slice_once);
+    tcase_add_test(tc, slices);
+    suite_add_tcase(s, tc);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}
