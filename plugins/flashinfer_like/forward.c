@@ -174,15 +174,25 @@ static attn_status set_out_map(layer_call *call, attn_error *error)
                           : ATTN_OK;
 }
 
+/* As many blocks as have a warp for each new row and head, if they fit. New rows may be more than
+ * the batch's: then blocks have several. */
+static int64_t save_blocks(const layer_call *call)
+{
+    const cuda_plan *plan = &call->metadata->plan;
+    int64_t most = (int64_t)cuda_plan_num_sms(plan, call->instance->facts.num_sms) * SAVE_BLOCKS;
+    int64_t warps = cuda_plan_extent(plan).tokens * call->group->base.kv_heads;
+    int64_t blocks = (warps * 32 + FI_SAVE_THREADS - 1) / FI_SAVE_THREADS;
+    return blocks < 1 ? 1 : blocks < most ? blocks : most;
+}
+
 static attn_status launch_save(layer_call *call, attn_stream stream, attn_error *error)
 {
-    const cuda_launch launch = {
-        .function = call->instance->save,
-        .name = "fi_save",
-        .grid = {(int64_t)cuda_plan_num_sms(&call->metadata->plan, call->instance->facts.num_sms) *
-                     SAVE_BLOCKS,
-                 1, 1},
-        .block = {FI_SAVE_THREADS}};
+    const cuda_launch launch = {.function = call->instance->save,
+                                .name = "fi_save",
+                                .grid = {save_blocks(call), 1, 1},
+                                .block = {FI_SAVE_THREADS},
+                                .programmatic =
+                                    call->group->shape->has_hopper && call->metadata->is_settled};
     int dim = call->group->base.dim, v_dim = call->group->base.v_dim;
     void *params[] = {&call->params, &dim, &v_dim};
     return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);

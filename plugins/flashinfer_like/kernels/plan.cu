@@ -8,6 +8,7 @@
  *   fi_save        new keys and values into the cache, where attention does not do it on the way
  */
 #include "plugins/common/cuda/save_kv.cuh"
+#include "plugins/common/cuda/save_rows.cuh"
 #include "plugins/flashinfer_like/kernels/item.cuh"
 #include "plugins/flashinfer_like/kernels/plan.cuh"
 
@@ -113,15 +114,21 @@ extern "C" __global__ void __launch_bounds__(FI_PLAN_THREADS)
 extern "C" __global__ void __launch_bounds__(FI_SAVE_THREADS)
     fi_save(const __grid_constant__ fi_call c, int dim, int v_dim)
 {
+    grid_wait();
+    grid_launch_dependents();
     const call_operands &o = c.operands;
     const int *rows = c.batch.new_indptr ? c.batch.new_indptr : c.batch.q_indptr;
     i64 first = rows ? rows[0] : 0, end = index_num_seqs(&c.batch);
     if (rows)
         end = rows[end];
+    bool codes = element_is_fp8(c.kv_dtype);
+    if (!codes && o.aligned & CALL_ALIGNED_NEW && o.aligned & CALL_ALIGNED_CACHE) {
+        const save_shape shape = {c.kv_heads, c.page_size, dim / 8, v_dim / 8};
+        save_rows_wide(o, c.batch.out_cache_loc, shape, first, end);
+        return;
+    }
     int warp = (int)(blockIdx.x * FI_SAVE_THREADS + threadIdx.x) / 32;
     int warps = (int)(gridDim.x * FI_SAVE_THREADS) / 32, lane = (int)threadIdx.x % 32;
-    bool codes = element_is_fp8(c.kv_dtype);
-    bool wide = !codes && o.aligned & CALL_ALIGNED_NEW && o.aligned & CALL_ALIGNED_CACHE;
     for (i64 i = warp; i < (end - first) * c.kv_heads; i += warps) {
         i64 row = first + i / c.kv_heads, slot = c.batch.out_cache_loc[row];
         int head = (int)(i % c.kv_heads);
@@ -132,12 +139,6 @@ extern "C" __global__ void __launch_bounds__(FI_SAVE_THREADS)
         const char *v = (const char *)o.v + row * o.v_row + head * o.v_head;
         char *k_to = (char *)o.k_cache + page * o.k_page + at * o.k_token + head * o.k_cache_head;
         char *v_to = (char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head;
-        for (int d = lane; wide && d < dim / 8; d += 32)
-            ((uint4 *)k_to)[d] = ((const uint4 *)k)[d];
-        for (int d = lane; wide && d < v_dim / 8; d += 32)
-            ((uint4 *)v_to)[d] = ((const uint4 *)v)[d];
-        if (wide)
-            continue;
         float k_scale = codes ? k_scale_of(c, head) : 1.0f;
         float v_scale = codes ? v_scale_of(c, head) : 1.0f;
         save_kv_vector(c.dtype, c.kv_dtype, k, k_to, dim, k_scale, lane, 32);

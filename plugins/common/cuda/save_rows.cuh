@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * save_rows.cuh: new keys and values into a cache of their own type, by all blocks of a grid, where
+ * both begin at multiples of 16 bytes.
+ *
+ *   thread    0  1  2 ...  one has a piece of 16 bytes of a head's key or value, of every token
+ * that token 0   K0 K0 K0 ... V0 V0 ... K1 ...        it comes to, SAVE_TOKENS neighbours at a time
+ *   token 1   K0 K0 K0 ... V0 V0 ... K1 ...
+ *
+ * So all lanes copy, neighbours copy neighbours, and where a piece lies in its head is worked out
+ * once. Where a token has fewer pieces than a block has threads, several tokens go side by side.
+ */
+#ifndef PLUGINS_CUDA_SAVE_ROWS_CUH
+#define PLUGINS_CUDA_SAVE_ROWS_CUH
+
+#include "plugins/common/cuda/call.h"
+#include "plugins/common/cuda/portable.h"
+
+enum { SAVE_TOKENS = 4, SAVE_PIECE = 16 };
+
+typedef struct save_shape {
+    int heads, page_size;
+    int k_pieces, v_pieces; /* of a head */
+} save_shape;
+
+/* Where a piece lies: that of row 0, and of slot 0. */
+typedef struct save_piece {
+    const char *from;
+    char *to;
+    i64 from_row, to_page, to_token;
+} save_piece;
+
+static __device__ __forceinline__ save_piece save_find_piece(const call_operands &o,
+                                                             const save_shape &s, int i)
+{
+    const int pieces = s.k_pieces + s.v_pieces, head = i / pieces, at = i % pieces;
+    if (at < s.k_pieces)
+        return save_piece{(const char *)o.k + head * o.k_head + at * SAVE_PIECE,
+                          (char *)o.k_cache + head * o.k_cache_head + at * SAVE_PIECE, o.k_row,
+                          o.k_page, o.k_token};
+    const int offset = (at - s.k_pieces) * SAVE_PIECE;
+    return save_piece{(const char *)o.v + head * o.v_head + offset,
+                      (char *)o.v_cache + head * o.v_cache_head + offset, o.v_row, o.v_page,
+                      o.v_token};
+}
+
+/* Of rows [row, end), the first SAVE_TOKENS, all on their way together. */
+static __device__ __forceinline__ void save_tokens(const save_piece &p, const long long *slots,
+                                                   int page_size, i64 row, i64 end)
+{
+    i64 slot[SAVE_TOKENS];
+    uint4 x[SAVE_TOKENS];
+#pragma unroll
+    for (int n = 0; n < SAVE_TOKENS; n++)
+        slot[n] = row + n < end ? slots[row + n] : -1;
+#pragma unroll
+    for (int n = 0; n < SAVE_TOKENS; n++)
+        if (slot[n] >= 0)
+            x[n] = *(const uint4 *)(p.from + (row + n) * p.from_row);
+#pragma unroll
+    for (int n = 0; n < SAVE_TOKENS; n++) {
+        if (slot[n] < 0)
+            continue;
+        i64 page = slot[n] >> 32 ? slot[n] / page_size : (u32)slot[n] / (u32)page_size;
+        *(uint4 *)(p.to + page * p.to_page + (slot[n] - page * page_size) * p.to_token) = x[n];
+    }
+}
+
+/* Rows [first, end) of k and v into their slots; a slot below 0 is not written. */
+static __device__ void save_rows_wide(const call_operands &o, const long long *slots,
+                                      const save_shape &s, i64 first, i64 end)
+{
+    const int pieces = s.heads * (s.k_pieces + s.v_pieces), threads = (int)blockDim.x;
+    const int side = pieces < threads ? threads / pieces : 1; /* groups of tokens side by side */
+    const int mine = (int)threadIdx.x / pieces;
+    if (side > 1 && mine >= side)
+        return;
+    const i64 step = (i64)gridDim.x * side * SAVE_TOKENS;
+    const i64 begin = first + ((i64)blockIdx.x * side + (side > 1 ? mine : 0)) * SAVE_TOKENS;
+    for (int i = (int)threadIdx.x - (side > 1 ? mine * pieces : 0); i < pieces; i += threads) {
+        const save_piece p = save_find_piece(o, s, i);
+        for (i64 row = begin; row < end; row += step)
+            save_tokens(p, slots, s.page_size, row, end);
+    }
+}
+
+#endif /* PLUGINS_CUDA_SAVE_ROWS_CUH */
