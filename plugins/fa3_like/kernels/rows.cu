@@ -5,11 +5,12 @@
  *
  *   fa3_plan_batch  one block: sequences -> how many tiles, sums of them -> tiles into buckets
  *                   by their keys
- *   fa3_rows        as many blocks as fit: a warp copies a head's row of k and v; then a block
+ *   fa3_rows        as many blocks as fit: rows of k and v into their slots; then a block
  *                   has a row and head of a slow sequence, thread i the scores of keys i,
  *                   i + 256 ... and element i
  */
 #include "plugins/common/cuda/save_kv.cuh"
+#include "plugins/common/cuda/save_rows.cuh"
 #include "plugins/fa3_like/kernels/rows.cuh"
 #include "plugins/fa3_like/kernels/shapes.h" /* whose numbers are compared here */
 
@@ -108,18 +109,6 @@ extern "C" __global__ void __launch_bounds__(FA3_PLAN_THREADS)
 /* ---- Rows --------------------------------------------------------------------------------------
  */
 
-/* By a warp, 16 bytes a lane where it may. */
-static __device__ void copy_vector(const fa3_rows_call &p, bool wide, const char *from, char *to,
-                                   int dim)
-{
-    int lane = (int)threadIdx.x % 32;
-    if (!wide)
-        save_kv_vector(p.dtype, p.dtype, from, to, dim, 1.0f, lane, 32);
-    else
-        for (int i = lane; i < dim / 8; i += 32)
-            ((uint4 *)to)[i] = ((const uint4 *)from)[i];
-}
-
 static __device__ void save_codes(const fa3_rows_call &p, int head, int sequence, const char *k,
                                   const char *v, char *k_to, char *v_to)
 {
@@ -135,9 +124,14 @@ static __device__ void save_rows(const fa3_rows_call &p)
     const int *rows = plan_new_rows(&p.batch);
     int seqs = index_num_seqs(&p.batch), heads = p.heads_q / p.heads_per_kv;
     i64 first = rows ? rows[0] : 0, end = rows ? rows[seqs] : seqs;
+    if (!p.has_codes && o.aligned & CALL_ALIGNED_NEW && o.aligned & CALL_ALIGNED_CACHE) {
+        const save_shape shape = {heads, p.page_size, p.dim / 8, p.dim_v / 8};
+        save_rows_wide(o, p.batch.out_cache_loc, shape, first, end);
+        return;
+    }
+    int lane = (int)threadIdx.x % 32;
     i64 warps = (i64)gridDim.x * (FA3_ROWS_THREADS / 32);
     i64 warp = (i64)blockIdx.x * (FA3_ROWS_THREADS / 32) + threadIdx.x / 32;
-    bool wide = o.aligned & CALL_ALIGNED_NEW && o.aligned & CALL_ALIGNED_CACHE;
     for (i64 i = warp; i < (end - first) * heads; i += warps) {
         i64 row = first + i / heads, slot = p.batch.out_cache_loc[row];
         int head = (int)(i % heads);
@@ -152,8 +146,8 @@ static __device__ void save_rows(const fa3_rows_call &p)
             save_codes(p, head, work_find_row(rows, seqs, (int)row), k, v, k_to, v_to);
             continue;
         }
-        copy_vector(p, wide, k, k_to, p.dim);
-        copy_vector(p, wide, v, v_to, p.dim_v);
+        save_kv_vector(p.dtype, p.dtype, k, k_to, p.dim, 1.0f, lane, 32);
+        save_kv_vector(p.dtype, p.dtype, v, v_to, p.dim_v, 1.0f, lane, 32);
     }
 }
 
