@@ -395,8 +395,8 @@ START_TEST(extend_saves_before)
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 20, short_rows));
     expect_launches("plan save fi_attend_many_d128");
     expect_attention(&t, KERNEL_ATTEND_MANY, 0);
-    /* A warp for each new row and head. */
-    ck_assert_uint_eq(launches[1].grid, 3 * short_rows * TEST_KV_HEADS * 32 / FI_SAVE_THREADS);
+    /* A warp for each of 20 new rows and its heads. */
+    ck_assert_uint_eq(launches[1].grid, 20 * TEST_KV_HEADS * 32 / FI_SAVE_THREADS);
     ck_assert_uint_eq(launches[1].threads, FI_SAVE_THREADS);
     ck_assert_int_eq(launches[2].params.call.save, 0);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, short_rows + 1));
