@@ -480,7 +480,6 @@ refused 5 "a KV pool that is too large" "accepted: at most " \
 refused 2 "a scale of 0" "kv_cache.k_scale = '0'" "each from 1.2e-38 to 3.4e+38" \
     -- run "$folder/good.ini" --set kv_cache.dtype=fp8_e4m3 --set kv_cache.k_scale=0 \
     --set kv_cache.v_scale=1
-set_refused 2 "fp8 without a scale" kv_cache.dtype=fp8_e4m3 "k_scale" "accepted"
 set_refused 2 "a route of an unknown condition" "attention.route.1=layer=0 -> cpu_native" \
     "--set: attention.route.1: row 1 'layer=0 -> cpu_native'" "not a condition" "accepted: layers, kind"
 set_refused 2 "a route to an unknown backend" "attention.route.1=layers=0 -> cpu_nativ" \
