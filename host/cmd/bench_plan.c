@@ -242,7 +242,6 @@ static void model_of_shape(const struct bench_shape *shape, struct config_model 
                                    .head_dim = shape->head_dim,
                                    .v_head_dim = shape->v_head_dim,
                                    .dtype = plain_dtype(shape),
-                                   .tp_size = 1,
                                    .attn_type = ATTN_TYPE_DECODER};
 }
 

@@ -133,7 +133,7 @@ struct config_model {
     int64_t index_head_dim;  /* of the index's keys; 0 = nothing is known of them */
     int32_t linear_family;   /* ATTN_LINEAR_* + 1; 0 = not given */
     int64_t linear_conv;     /* taps; 0 = no convolution */
-    int64_t tp_size;         /* ranks that share the heads */
+    int64_t tp_size;         /* ranks that share the heads; 0 = 1 */
     int64_t tp_rank;         /* whose the layers are, below tp_size */
     int64_t max_context_len; /* tokens */
     int32_t attn_type;       /* ATTN_TYPE_DECODER or ATTN_TYPE_ENCODER_ONLY */

@@ -432,7 +432,7 @@ struct model *model_new(const char *name, const char *architecture, const struct
         model_destroy(model);
         return NULL;
     }
-    model->tp_size = config ? (int32_t)config->model.tp_size : 1;
+    model->tp_size = config && config->model.tp_size > 0 ? (int32_t)config->model.tp_size : 1;
     model->tp_rank = config ? (int32_t)config->model.tp_rank : 0;
     model->has_window_pool = config && config->kv_cache.hybrid_swa_memory;
     return model;
@@ -507,7 +507,7 @@ void model_settle_forms(struct model *model, const struct config *config)
 
 attn_status model_create(const struct config *config, struct model **model, attn_error *error)
 {
-    if (config->model.tp_rank >= config->model.tp_size)
+    if (config->model.tp_rank > 0 && config->model.tp_rank >= config->model.tp_size)
         return config_fail(config, "model.tp_rank", error,
                            "%lld: accepted 0 to %lld, below tp_size",
                            (long long)config->model.tp_rank, (long long)config->model.tp_size - 1);

@@ -28,8 +28,8 @@ attn_status reference_mla_check(const reference_call *call, attn_error *error)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "a group of kind mla has no mla dimensions");
     if (mla->kv_lora_rank < 1 || mla->rope_dim < 0 || mla->nope_dim < 1)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "kv_lora_rank %d, rope_dim %d, nope_dim %d: accepted 1 and more, of "
-                         "rope_dim 0 too",
+                         "kv_lora_rank %d, rope_dim %d, nope_dim %d: accepted 1 and more; "
+                         "rope_dim may be 0",
                          mla->kv_lora_rank, mla->rope_dim, mla->nope_dim);
     if (group->head_dim != mla->nope_dim + mla->rope_dim)
         return host_fail(error, ATTN_INVALID_ARGUMENT,

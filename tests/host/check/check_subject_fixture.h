@@ -42,7 +42,8 @@ static inline void open_host(void)
 /* Make a subject of a backend; the plugin's file is in `path`. */
 static inline void open_subject(const char *backend, const char *path, int32_t device_type)
 {
-    subject = (struct check_subject){.host = host, .file = path, .backend = backend, .seed = 7};
+    subject = (struct check_subject){
+        .host = host, .file = path, .object = path, .backend = backend, .seed = 7};
     GOOD(device_open(device_type, 0, &subject.device, &error.base));
     GOOD(device_open(ATTN_DEVICE_CPU, 0, &subject.cpu, &error.base));
     GOOD(device_enter(subject.device, &error.base));

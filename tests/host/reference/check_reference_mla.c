@@ -370,8 +370,8 @@ START_TEST(senseless_groups)
     f->group.mla = NULL;
     fixture_refuse(f, ATTN_INVALID_ARGUMENT, "no mla dimensions");
     f->group.mla = &other;
-    other.rope_dim = 0;
-    fixture_refuse(f, ATTN_INVALID_ARGUMENT, "rope_dim 0");
+    other.rope_dim = -1;
+    fixture_refuse(f, ATTN_INVALID_ARGUMENT, "rope_dim -1");
     other.rope_dim = ROPE + 1;
     fixture_refuse(f, ATTN_INVALID_ARGUMENT, "head_dim 5: accepted nope_dim + rope_dim, 6");
     f->group.mla = &small;

@@ -219,7 +219,7 @@ START_TEST(json_has_every_key)
     ck_assert_double_eq_tol(number(root, "virtual_s"), 11250e-9, 1e-15);
     ck_assert_double_eq_tol(number(get(rates, "virtual"), "decode"), 1000003 / 11250e-9, 1e-3);
     const cJSON *verify =
-        keys_are(get(root, "verify"), "rows_checked rows_failed max_abs_err max_rel_err");
+        keys_are(get(root, "verify"), "rows_checked rows_failed detectable_share max_abs_err max_rel_err");
     ck_assert_double_eq(number(verify, "rows_checked"), 25);
     ck_assert_double_eq(number(verify, "rows_failed"), 0);
     ck_assert_double_eq(number(verify, "max_abs_err"), 0.333);
@@ -325,6 +325,8 @@ START_TEST(every_number_is_a_number)
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         struct report report;
         report_init(&report);
+        report.verify.sampled = true;
+        report.verify.rows_checked = 100;
         report.verify.max_abs_err = odd[i];
         report.verify.max_rel_err = odd[i];
         char *json = report_json(&report);
@@ -350,7 +352,7 @@ START_TEST(first_failure_only_if_there_is_one)
     strcpy(report.verify.first_failure, "request 1, position 2");
     cJSON *root = parse(&report);
     const cJSON *verify = keys_are(
-        get(root, "verify"), "rows_checked rows_failed max_abs_err max_rel_err first_failure");
+        get(root, "verify"), "rows_checked rows_failed detectable_share max_abs_err max_rel_err first_failure");
     ck_assert_str_eq(text(verify, "first_failure"), "request 1, position 2");
     ck_assert_double_eq(number(verify, "rows_failed"), 1);
     cJSON_Delete(root);
