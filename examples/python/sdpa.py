@@ -22,7 +22,8 @@ class Sdpa(Backend):
 
     def plan(self, batch):
         """For each KV group (sequence, first row, end, position of the first, keys, new keys, their row)."""
-        made, rows, prefixes = {}, batch.indptr(), batch.prefixes()
+        rows, prefixes = batch.indptr(), batch.prefixes()
+        made = {"first row": rows[0]}
         for group, keys in enumerate(batch.kv_groups):
             if keys is not None:
                 new, lens = keys.new_indptr(), keys.lens()
@@ -36,7 +37,7 @@ class Sdpa(Backend):
         group = layer.num_q_heads // layer.num_kv_heads
         left = layer.window_left
         right = layer.window_right if batch.mask_kind == "layer" else -1
-        padding = batch.indptr()[0]
+        padding = plan["first row"]
         out[padding:padding + batch.num_tokens] = 0  # rows of no sequence, and those that see no key
         for s, first, end, position, count, num_new, row in plan[layer.kv_group]:
             start = max(0, position - left) if left >= 0 else 0
