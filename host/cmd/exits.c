@@ -277,6 +277,17 @@ long syscall(long number, ...)
 
 /* ---- By name --------------------------------------------------------------------------------- */
 
+/* A sanitizer's library looks for functions before code that it instruments can run; there, dlsym()
+ * is left alone. */
+#if defined __SANITIZE_ADDRESS__
+#define KEEPS_DLSYM 1
+#elif defined __has_feature
+#if __has_feature(address_sanitizer)
+#define KEEPS_DLSYM 1
+#endif
+#endif
+#ifndef KEEPS_DLSYM
+
 /* What stands here for a function of that name. */
 static void *find_here(const char *name)
 {
@@ -312,3 +323,5 @@ void *dlsym(void *restrict object, const char *restrict name)
         return here;
     return next_dlsym(object, name);
 }
+
+#endif /* KEEPS_DLSYM */
