@@ -511,7 +511,8 @@ static void print_json(const char *path)
 
 static void measure_plugin(const char *file)
 {
-    attn_host_info info = {sizeof info, 0, ATTN_ABI_MAJOR, ATTN_ABI_MINOR, "composite_cost", "1"};
+    attn_host_info info = {sizeof info, 0,   ATTN_ABI_MAJOR, ATTN_ABI_MINOR, "composite_cost",
+                           "1",         NULL};
     attn_plugin plugin = {.struct_size = sizeof plugin};
     void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     attn_plugin_entry_fn entry = NULL;

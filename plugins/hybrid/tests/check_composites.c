@@ -161,7 +161,7 @@ static attn_status run_batch(uint32_t mode)
 /* The plugin has no other composites than the ones with rows, and its table the header's slots. */
 START_TEST(every_composite_has_rows)
 {
-    attn_host_info host = {sizeof host, 0, ATTN_ABI_MAJOR, 0, "host", "1"};
+    attn_host_info host = {sizeof host, 0, ATTN_ABI_MAJOR, 0, "host", "1", NULL};
     attn_plugin plugin = {.struct_size = sizeof plugin};
     ck_assert_int_eq(attn_plugin_entry(&host, &plugin, NULL), ATTN_OK);
     for (uint32_t b = 0; b < plugin.num_backends; b++) {

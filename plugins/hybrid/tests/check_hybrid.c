@@ -738,7 +738,7 @@ END_TEST
 
 START_TEST(entry_and_describe)
 {
-    attn_host_info host = {sizeof host, 0, ATTN_ABI_MAJOR, 0, "host", "1"};
+    attn_host_info host = {sizeof host, 0, ATTN_ABI_MAJOR, 0, "host", "1", NULL};
     struct {
         attn_plugin plugin;
         unsigned char more[16];

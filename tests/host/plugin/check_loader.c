@@ -231,8 +231,8 @@ static bool map_user(unsigned user)
     char text[64];
     FILE *map = fopen("/proc/self/uid_map", "w");
     snprintf(text, sizeof text, "%u %u 1", user, user);
-    bool good = map && fputs(text, map) >= 0;
-    return map && fclose(map) == 0 && good;
+    bool written = map && fputs(text, map) >= 0;
+    return map && fclose(map) == 0 && written;
 }
 
 /* A file system without programs over `folder`, for this process alone. */
