@@ -27,68 +27,22 @@ void report_finish(struct report *report)
     }
     free(report->choices);
     for (int clock = 0; clock < REPORT_CLOCKS; clock++) {
-        free(report->ttft[clock].ns);
-        free(report->tpot[clock].ns);
+        report_times_finish(&report->ttft[clock]);
+        report_times_finish(&report->tpot[clock]);
     }
     for (int phase = 0; phase < REPORT_PHASES; phase++)
         free(report->verify.of_bar[phase]);
     provenance_finish(&report->from);
-    free(report->prefill.ns);
-    free(report->decode.ns);
-    free(report->host.prefill.ns);
-    free(report->host.decode.ns);
-    free(report->host.prefill_launch.ns);
-    free(report->host.decode_launch.ns);
+    report_times_finish(&report->prefill);
+    report_times_finish(&report->decode);
+    report_times_finish(&report->host.prefill);
+    report_times_finish(&report->host.decode);
+    report_times_finish(&report->host.prefill_launch);
+    report_times_finish(&report->host.decode_launch);
     report_init(report);
 }
 
 /* ---- Gathering ------------------------------------------------------------------------------- */
-
-attn_status report_add_time(struct report_times *times, int64_t ns, attn_error *error)
-{
-    if (times->count == times->capacity) {
-        size_t capacity = times->capacity ? 2 * times->capacity : 1024;
-        int64_t *grown = realloc(times->ns, capacity * sizeof *grown);
-        if (!grown)
-            return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "durations of %zu steps or requests",
-                             capacity);
-        times->ns = grown;
-        times->capacity = capacity;
-    }
-    times->ns[times->count++] = ns;
-    return ATTN_OK;
-}
-
-static int compare_ns(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* Ascending; NULL without any, or without memory. The caller frees it. */
-static int64_t *sort_times(const struct report_times *times)
-{
-    int64_t *sorted = times->count ? malloc(times->count * sizeof *sorted) : NULL;
-    if (!sorted)
-        return NULL;
-    memcpy(sorted, times->ns, times->count * sizeof *sorted);
-    qsort(sorted, times->count, sizeof *sorted, compare_ns);
-    return sorted;
-}
-
-static double quantile_us(const int64_t *sorted, size_t count, double p)
-{
-    size_t rank = (size_t)ceil(p * (double)count - 1e-9); /* 0.07 * 100 is more than 7 */
-    return (double)sorted[rank > 0 ? rank - 1 : 0] * 1e-3;
-}
-
-double report_quantile_us(const struct report_times *times, double p)
-{
-    int64_t *sorted = sort_times(times);
-    double us = sorted ? quantile_us(sorted, times->count, p) : 0;
-    free(sorted);
-    return us;
-}
 
 bool report_has_device(const struct report *report)
 {
@@ -132,18 +86,10 @@ void report_add_step(struct report_series *series, const struct report_bin *step
     series->steps_in_last++;
 }
 
-static double sum_ns(const struct report_times *times)
-{
-    double sum = 0;
-    for (size_t i = 0; i < times->count; i++)
-        sum += (double)times->ns[i];
-    return sum;
-}
-
 double report_host_share(const struct report *report)
 {
-    double steps = sum_ns(&report->prefill) + sum_ns(&report->decode);
-    double host = sum_ns(&report->host.prefill) + sum_ns(&report->host.decode);
+    double steps = report->prefill.sum_ns + report->decode.sum_ns;
+    double host = report->host.prefill.sum_ns + report->host.decode.sum_ns;
     return steps > 0 ? host / steps : 0;
 }
 
@@ -240,7 +186,7 @@ static const char *const clocks[] = {"virtual", "wall"};
 static double run_seconds(const struct report *report, int clock)
 {
     return clock == REPORT_WALL ? report->wall_s
-                                : (sum_ns(&report->prefill) + sum_ns(&report->decode)) * 1e-9;
+                                : (report->prefill.sum_ns + report->decode.sum_ns) * 1e-9;
 }
 
 /* 0 where no time has passed. */
@@ -384,12 +330,12 @@ enum { PERCENTILES = 101 };
 static bool add_times(cJSON *parent, const char *name, const struct report_times *times,
                       double unit_us)
 {
-    double percentiles[PERCENTILES] = {0};
-    int64_t *sorted = sort_times(times);
-    for (int p = 0; sorted && p < PERCENTILES; p++)
-        percentiles[p] = quantile_us(sorted, times->count, p / 100.0) / unit_us;
-    bool good = sorted || times->count == 0;
-    free(sorted);
+    double shares[PERCENTILES], percentiles[PERCENTILES];
+    for (int p = 0; p < PERCENTILES; p++)
+        shares[p] = p / 100.0;
+    bool good = report_quantiles_us(times, shares, PERCENTILES, percentiles);
+    for (int p = 0; p < PERCENTILES; p++)
+        percentiles[p] /= unit_us;
     cJSON *object = good ? cJSON_AddObjectToObject(parent, name) : NULL;
     return json_add_uint(object, "count", times->count) &&
            json_add_number(object, "p50", percentiles[50]) &&

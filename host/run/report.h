@@ -11,6 +11,7 @@
 
 #include "attn_plugin.h"
 #include "host/embed/provenance.h"
+#include "host/run/report_times.h"
 
 /* Which backend serves which layers in which phase. */
 struct report_choice {
@@ -24,12 +25,6 @@ struct report_choice {
 struct report_path {
     char *name; /* owned: "backend", "backend/path" */
     int64_t rows;
-};
-
-/* Durations, of steps or of what requests waited for, in the order in which they were noted. */
-struct report_times {
-    int64_t *ns;
-    size_t count, capacity;
 };
 
 /* Two clocks. The wall clock is the process's, with all that it does between steps: making
@@ -147,13 +142,6 @@ void report_init(struct report *report);
 
 /* Release what it holds. */
 void report_finish(struct report *report);
-
-/* Note the duration of a step. OUT_OF_HOST_MEMORY. */
-attn_status report_add_time(struct report_times *times, int64_t ns, attn_error *error);
-
-/* The p-quantile (0 to 1) in microseconds, by nearest rank; 0 without any duration, or without
- * memory to sort them in. */
-double report_quantile_us(const struct report_times *times, double p);
 
 /* Did the steps run on a device that works by itself? Then `host` holds a time for each. */
 bool report_has_device(const struct report *report);

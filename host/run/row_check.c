@@ -9,11 +9,17 @@
 #include "host/verify/digest.h"
 #include "host/base/error.h"
 #include "host/base/log.h"
+#include "host/base/moving_range.h"
 #include "host/kinds/operands.h"
 #include "host/verify/sample.h"
 
 /* Whose layers have computed a position: the target's, the draft model's, a tower's. */
 enum { OF_TARGET, OF_DRAFT, OF_TOWER, OF_COUNT };
+
+/* A bit for each position of a request that was computed; NULL = none yet. */
+struct marks {
+    uint8_t *computed[OF_COUNT];
+};
 
 struct row_check {
     struct row_check_params params;
@@ -29,7 +35,7 @@ struct row_check {
     uint64_t threshold;
     uint64_t *row_states; /* [max_tokens] of a step's rows */
     int32_t *sampled;     /* [max_tokens] of a layer, counted from their sequence's first row */
-    uint8_t **computed;   /* [OF_COUNT * num_requests] bit for each position; NULL = none yet */
+    struct moving_range marks;   /* struct marks of the requests that are not over */
     struct state_history states; /* of the steps that have ended */
 };
 
@@ -96,11 +102,10 @@ attn_status row_check_create(const struct row_check_params *params, struct row_c
         digest_init(&made->generated);
         made->row_states = calloc(tokens, sizeof *made->row_states);
         made->sampled = calloc(tokens, sizeof *made->sampled);
-        made->computed =
-            calloc(OF_COUNT * (size_t)params->workload->num_requests + 1, sizeof *made->computed);
+        made->marks.size = sizeof(struct marks);
     }
     attn_status status = ATTN_OK;
-    if (!made || !made->row_states || !made->sampled || !made->computed)
+    if (!made || !made->row_states || !made->sampled)
         status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
                            "no memory for the verification of steps of %zu tokens", tokens);
     if (status == ATTN_OK)
@@ -121,9 +126,8 @@ void row_check_destroy(struct row_check *check)
     verifier_destroy(check->verifier);
     digest_finish(&check->digest, NULL);
     digest_finish(&check->generated, NULL);
-    for (int64_t r = 0; check->computed && r < OF_COUNT * check->params.workload->num_requests; r++)
-        free(check->computed[r]);
-    free(check->computed);
+    row_check_pass(check, check->marks.end);
+    moving_range_finish(&check->marks);
     free(check->sampled);
     free(check->row_states);
     state_history_finish(&check->states);
@@ -228,16 +232,12 @@ void row_check_list(const struct row_check *check, const struct batch_step *step
 
 /* ---- What becomes of them -------------------------------------------------------------------- */
 
-/* The marks of a request. */
-static uint8_t **computed_of(const struct row_check *check, int64_t request, uint32_t whose)
+static bool is_computed(struct row_check *check, int64_t request, int64_t position, uint32_t whose)
 {
-    return &check->computed[OF_COUNT * request + whose];
-}
-
-static bool is_computed(const struct row_check *check, int64_t request, int64_t position,
-                        uint32_t whose)
-{
-    const uint8_t *bits = *computed_of(check, request, whose);
+    if (request >= check->marks.end)
+        return false;
+    const struct marks *marks = moving_range_at(&check->marks, request);
+    const uint8_t *bits = marks->computed[whose];
     return bits && bits[position / 8] >> position % 8 & 1;
 }
 
@@ -358,36 +358,25 @@ void row_check_trespass(struct row_check *check, const char *text)
     note_failure(check, text);
 }
 
-/* Where the last row of a request ends: of its last output token none is computed. */
-static int64_t last_row_end(const struct row_check *check, int64_t request)
-{
-    const workload_request *r = &check->params.workload->requests[request];
-    return r->input_length + (r->output_length > 1 ? r->output_length - 1 : 0);
-}
-
 /* Its rows, of a verification those that stay. */
 static attn_status mark_computed(struct row_check *check, const struct verify_sequence *sequence,
                                  uint32_t whose, attn_error *error)
 {
-    uint8_t **bits = computed_of(check, sequence->request, whose);
-    if (!*bits) {
+    struct marks *marks = moving_range_at(&check->marks, sequence->request);
+    uint8_t **bits = marks ? &marks->computed[whose] : NULL;
+    if (bits && !*bits) {
         const workload_request *r = &check->params.workload->requests[sequence->request];
         int64_t positions = whose == OF_TOWER ? check->params.model->max_encoder_len
                                               : r->input_length + r->output_length;
         *bits = calloc((size_t)positions / 8 + 1, 1);
-        if (!*bits)
-            return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for marks of rows");
     }
+    if (!bits || !*bits)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for marks of rows");
     bool has_tree = verify_has_tree(sequence);
     int64_t rows = has_tree ? sequence->tree.committed : sequence->num_rows;
     for (int64_t t = 0; t < rows; t++) { /* those that stay stand one after the other */
         int64_t position = sequence->prefix_len + t;
         (*bits)[position / 8] |= (uint8_t)(1u << position % 8);
-    }
-    if (whose != OF_TOWER &&
-        sequence->prefix_len + rows >= last_row_end(check, sequence->request)) {
-        free(*bits); /* the request has ended: nobody asks again, and runs are long */
-        *bits = NULL;
     }
     return ATTN_OK;
 }
@@ -409,6 +398,18 @@ attn_status row_check_end(struct row_check *check, const struct row_list *list, 
     for (int32_t n = 0; n < list->num_writes; n++)
         state_history_write(&check->states, &list->writes[n]);
     return status;
+}
+
+void row_check_pass(struct row_check *check, int64_t first)
+{
+    for (int64_t r = check->marks.first; r < first && r < check->marks.end; r++) {
+        const struct marks *marks = moving_range_at(&check->marks, r);
+        for (int whose = 0; whose < OF_COUNT; whose++)
+            free(marks->computed[whose]);
+    }
+    moving_range_pass(&check->marks, first);
+    digest_seal(&check->digest, first);
+    digest_seal(&check->generated, first);
 }
 
 static attn_status report_bars(const struct row_check *check, struct report *report,

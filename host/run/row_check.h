@@ -93,6 +93,9 @@ void row_check_trespass(struct row_check *check, const char *text);
 /* The step is over: its rows count as computed from now on. */
 attn_status row_check_end(struct row_check *check, const struct row_list *list, attn_error *error);
 
+/* No row of the requests below `first` will come any more: nothing is kept for them. */
+void row_check_pass(struct row_check *check, int64_t first);
+
 /* Fill in the report's verification and digest. Once, at the end, after row_check_wait().
  * OUT_OF_HOST_MEMORY. */
 attn_status row_check_report(struct row_check *check, struct report *report, attn_error *error);

@@ -117,6 +117,14 @@ static attn_status submit(struct serve *serve, const struct scheduler_step *plan
     return ATTN_OK;
 }
 
+/* What is kept of each request goes when it is over. */
+static void pass(struct serve *serve)
+{
+    int64_t first = scheduler_first_unfinished(serve->s->scheduler);
+    row_check_pass(serve->s->check, first);
+    timeline_pass(serve->timeline, first);
+}
+
 /* Wait for the oldest step in flight; an error is the run's. */
 static attn_status finish(struct serve *serve, attn_error *error)
 {
@@ -130,7 +138,9 @@ static attn_status finish(struct serve *serve, attn_error *error)
     if (status == ATTN_OK) {
         scheduler_confirm(s->scheduler);
         s->losses = 0;
-        return timeline_confirm(serve->timeline, step_ns, clock_now_ns(), error);
+        status = timeline_confirm(serve->timeline, step_ns, clock_now_ns(), error);
+        pass(serve);
+        return status;
     }
     /* What came of it is not known, nor of the steps that build on it. */
     note_failure(s, &said);

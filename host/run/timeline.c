@@ -5,6 +5,7 @@
 
 #include "attn_problem.h"
 #include "host/base/error.h"
+#include "host/base/moving_range.h"
 
 /* Nanoseconds since the run began, by REPORT_VIRTUAL and REPORT_WALL. */
 struct moment {
@@ -29,9 +30,9 @@ struct noted {
 
 struct timeline {
     struct timeline_params params;
-    struct request_times *requests; /* [num_requests] */
-    struct noted *noted;            /* ring [max_in_flight] */
-    struct noted_seq *seqs;         /* of all of them */
+    struct moving_range requests; /* struct request_times of those that are not over */
+    struct noted *noted;          /* ring [max_in_flight] */
+    struct noted_seq *seqs;       /* of all of them */
     int64_t oldest;
     int32_t in_flight;
     int64_t virtual_ns;
@@ -44,13 +45,13 @@ attn_status timeline_create(const struct timeline_params *params, struct timelin
     size_t flights = (size_t)params->max_in_flight, seqs = (size_t)params->max_seqs;
     if (made) {
         made->params = *params;
-        made->requests = calloc((size_t)params->workload->num_requests + 1, sizeof *made->requests);
+        made->requests.size = sizeof(struct request_times);
         made->noted = calloc(flights, sizeof *made->noted);
         made->seqs = calloc(flights * seqs, sizeof *made->seqs);
     }
-    if (!made || !made->requests || !made->noted || !made->seqs) {
+    if (!made || !made->noted || !made->seqs) {
         timeline_destroy(made);
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for times of requests");
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for times of steps");
     }
     for (size_t f = 0; f < flights; f++)
         made->noted[f].seqs = made->seqs + f * seqs;
@@ -64,7 +65,7 @@ void timeline_destroy(struct timeline *timeline)
         return;
     free(timeline->seqs);
     free(timeline->noted);
-    free(timeline->requests);
+    moving_range_finish(&timeline->requests);
     free(timeline);
 }
 
@@ -104,6 +105,11 @@ void timeline_submit(struct timeline *timeline, const struct scheduler_step *ste
     }
 }
 
+void timeline_pass(struct timeline *timeline, int64_t first)
+{
+    moving_range_pass(&timeline->requests, first);
+}
+
 void timeline_forget(struct timeline *timeline)
 {
     timeline->in_flight = 0;
@@ -125,10 +131,12 @@ static attn_status note_request(struct timeline *timeline, const struct noted_se
                                 attn_error *error)
 {
     const workload_request *request = &timeline->params.workload->requests[seq->request];
-    struct request_times *times = &timeline->requests[seq->request];
+    struct request_times *times = moving_range_at(&timeline->requests, seq->request);
     struct report *report = timeline->params.report;
     int64_t further = request->output_length - 1;
     attn_status status = ATTN_OK;
+    if (!times)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for times of requests");
     if (!times->began) {
         times->began = true;
         times->begin = *begin;

@@ -42,6 +42,9 @@ void timeline_submit(struct timeline *timeline, const struct scheduler_step *ste
 attn_status timeline_confirm(struct timeline *timeline, int64_t step_ns, int64_t end_ns,
                              attn_error *error);
 
+/* The requests below `first` are over, and in no step in flight: nothing is kept for them. */
+void timeline_pass(struct timeline *timeline, int64_t first);
+
 /* The steps in flight are lost, or have failed. */
 void timeline_forget(struct timeline *timeline);
 

@@ -24,6 +24,20 @@ int32_t scheduler_in_flight(const struct scheduler *scheduler)
     return scheduler->num_flights;
 }
 
+int64_t scheduler_first_unfinished(struct scheduler *scheduler)
+{
+    while (scheduler->first_unfinished < scheduler->num_requests &&
+           scheduler->requests[scheduler->first_unfinished].state >= REQUEST_FINISHED)
+        scheduler->first_unfinished++;
+    int64_t first = scheduler->first_unfinished;
+    for (int32_t f = 0; f < scheduler->num_flights; f++) {
+        const struct flight *flight = flight_at(scheduler, f);
+        for (int32_t i = 0; i < flight->num_seqs; i++) /* dropped ones have rows there still */
+            first = flight->seqs[i].request < first ? flight->seqs[i].request : first;
+    }
+    return first;
+}
+
 /* ---- Launched -------------------------------------------------------------------------------- */
 
 /* Each row is looked at; nothing is derived from the sums that are to be checked. */

@@ -92,7 +92,8 @@ struct scheduler {
     struct request *requests;
     int64_t num_requests, max_requests;
     int64_t first_waiting;
-    int64_t *running; /* [max_running_requests] numbers */
+    int64_t first_unfinished; /* those before it are finished or dropped */
+    int64_t *running;         /* [max_running_requests] numbers */
     int32_t num_running;
     int64_t *decoding; /* [max_running_requests] of these the ones whose prompt is through */
     int32_t num_decoding;

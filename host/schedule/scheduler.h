@@ -332,6 +332,10 @@ void scheduler_device_lost(struct scheduler *scheduler);
 /* Steps launched and neither confirmed nor lost; the one that is out is not among them. */
 int32_t scheduler_in_flight(const struct scheduler *scheduler);
 
+/* The lowest request that can still have rows: those below it are finished or dropped, and in no
+ * step in flight. */
+int64_t scheduler_first_unfinished(struct scheduler *scheduler);
+
 /* A pool's req_to_token; owned by the scheduler, as large as the params say. */
 const struct request_table *scheduler_request_table(const struct scheduler *scheduler, int pool);
 

@@ -62,6 +62,20 @@ static bool is_through(const struct tally *tally, int64_t request)
     return tally->mark[request] == rows_of(request);
 }
 
+/* Requests that are neither over nor in flight come after it. Not all of the source may have been
+ * added yet. */
+static int64_t first_unfinished(int64_t added)
+{
+    int64_t first = 0;
+    while (first < added && (model.dropped[first] || is_through(&confirmed, first)))
+        first++;
+    for (int32_t f = 0; f < num_flights; f++)
+        for (int32_t i = 0; i < flight_at(f)->num_seqs; i++)
+            if (flight_at(f)->seqs[i].request < first)
+                first = flight_at(f)->seqs[i].request;
+    return first;
+}
+
 static void require_figures(void)
 {
     struct scheduler_counts counts;
@@ -73,6 +87,8 @@ static void require_figures(void)
     scheduler_count(scheduler, &counts);
     require(scheduler_in_flight(scheduler) == num_flights, "in flight", num_flights);
     require(counts.steps == num_confirmed, "steps", num_confirmed);
+    require(scheduler_first_unfinished(scheduler) == first_unfinished(counts.requests),
+            "first unfinished", first_unfinished(counts.requests));
     require(counts.finished == finished, "finished", finished);
     require(counts.dropped == dropped, "dropped", dropped);
     require(counts.prefill == confirmed.prefill, "prefill", confirmed.prefill);

@@ -5,6 +5,7 @@
  */
 #include "host/verify/digest.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 #include "tests/tools/test_main.h"
@@ -109,6 +110,47 @@ START_TEST(first_arrival_counts)
 }
 END_TEST
 
+/* Rows of 1,000 requests, four at a time, the later ones first. */
+static void add_requests(bool seal)
+{
+    for (int64_t first = 0; first < 1000; first += 4) {
+        for (int64_t row = 31; row >= 0; row--)
+            add_bytes(first + row % 4, row / 4, 0, "abc");
+        if (seal)
+            digest_seal(&digest, first + 4);
+    }
+}
+
+START_TEST(sealed_rows_leave_memory)
+{
+    char whole[65];
+    add_requests(false);
+    ck_assert_int_eq(digest.num_rows, 8000);
+    digest_finish(&digest, whole);
+    add_requests(true);
+    ck_assert_int_eq(digest.arrivals, 8000);
+    ck_assert_int_le(digest.capacity, 1024);
+    expect_digest(whole);
+    ck_assert_ptr_null(digest.hash);
+}
+END_TEST
+
+/* A seal says nothing of later requests: more rows of them come, also for a second time. */
+START_TEST(rows_after_a_seal)
+{
+    char whole[65], sealed[65];
+    for (int seal = 0; seal < 2; seal++) {
+        add_requests(false);
+        if (seal)
+            digest_seal(&digest, 500);
+        for (int64_t row = 0; row < 8000; row++)
+            add_bytes(500 + row % 700, row / 700, 0, row % 700 < 500 ? "other" : "new");
+        digest_finish(&digest, seal ? sealed : whole);
+    }
+    ck_assert_str_eq(sealed, whole);
+}
+END_TEST
+
 /* One byte, or one number of one place, and all is different. */
 START_TEST(everything_matters)
 {
@@ -138,6 +180,8 @@ static Suite *suite(void)
     tcase_add_loop_test(cases, any_order, 0, 120);
     tcase_add_test(cases, repetitions_count_once);
     tcase_add_test(cases, first_arrival_counts);
+    tcase_add_test(cases, sealed_rows_leave_memory);
+    tcase_add_test(cases, rows_after_a_seal);
     tcase_add_test(cases, everything_matters);
     suite_add_tcase(suite, cases);
     return suite;
