@@ -116,8 +116,7 @@ struct kind_ops {
     const char *(*backend)(const struct config_attention *attention);
 
     /* A run. */
-    const char *refused; /* why it does not serve such layers; NULL = it does, and: */
-    bool on_cpu_alone;   /* rows are made, and judged, on the processor alone */
+    const char *refused; /* why it does not serve such layers; NULL = it does */
     uint32_t judged;     /* KIND_JUDGED_* */
 };
 

@@ -110,6 +110,5 @@ const struct kind_ops kind_linear = {
     .tensors = list_tensors,
     .backend_key = "attention.linear_attn_backend",
     .backend = backend,
-    .on_cpu_alone = true,
     .judged = KIND_JUDGED_AS_RECURRENCE,
 };

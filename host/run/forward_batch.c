@@ -611,7 +611,8 @@ static void describe_state(struct forward_batch *b, const struct batch_arrays *s
         .dst_slot = BOTH(state_dst),
         .has_initial = BOTH(state_initial),
     };
-    if (step->num_snapshots > 0)
+    /* A graph of verifications is captured with them: which rows leave one changes. */
+    if (step->num_snapshots > 0 || (step->padded > 0 && step->mode == ATTN_MODE_TARGET_VERIFY))
         b->state.snapshots = (attn_i32_array)BOTH(snapshots);
 }
 

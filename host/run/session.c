@@ -43,16 +43,11 @@ static attn_status check_drivable(const struct session *s, attn_error *error)
     return ATTN_OK;
 }
 
-/* Operands of some kinds are made on the processor alone. */
+/* Partial results of the expanded form are merged on the processor alone. */
 static attn_status check_kinds(const struct session *s, attn_error *error)
 {
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
         const attn_layer_group *group = &s->model->groups[g];
-        if (kind_of(group)->on_cpu_alone && s->described.type != ATTN_DEVICE_CPU)
-            return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s: layer group %u is %s, which `run` serves only on the processor: "
-                             "accepted platform.device = cpu",
-                             s->model->name, g, model_kind_name(group->kind));
         if (kind_expands(s->model, group) && s->described.type != ATTN_DEVICE_CPU)
             return host_fail(
                 error, ATTN_CONFIG_ERROR,

@@ -38,14 +38,15 @@ struct step_rows {
 /* An operand of a layer and its memory: dense [rows, heads, dim] in ATTN_F32, F16 or BF16. */
 struct step_vectors {
     struct row_operand operand;
-    const attn_layer_group *group; /* the layer's; on CUDA it is not read */
+    const attn_layer_group *group; /* the layer's */
     void *memory;
 };
 
 /* Make rows of these operands of a layer as generator.h, or generator_linear.h, defines them; those
  * of padding are zero.
  * INVALID_ARGUMENT names an operand that is of another type, that the generator has no stream for,
- * or, on CUDA, that is of another stream than queries, keys and values, or begins in between. */
+ * or, on CUDA, that begins in between, is not of the kind of the first one (queries, keys and values
+ * of one type, or operands of a linear layer), or has factors for more heads than a launch holds. */
 attn_status step_kernels_generate(const struct step_kernels *kernels, int32_t layer,
                                   const struct step_rows *rows, const struct step_vectors *vectors,
                                   uint32_t num_vectors, attn_stream stream, attn_error *error);

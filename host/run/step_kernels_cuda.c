@@ -10,6 +10,7 @@
 #include "host/base/error.h"
 #include "host/base/operand_roles.h"
 #include "host/run/kernels/launch.h"
+#include "host/workload/generator_linear.h"
 #include "host/workload/vectors.h"
 #include "host/base/configured.h"
 
@@ -165,6 +166,11 @@ static attn_status launch(const struct step_kernels *kernels, struct device_func
     return device_launch(kernels->device, function, grid, block, arguments, stream, error);
 }
 
+static bool is_linear(const struct row_operand *operand)
+{
+    return operand->stream == GENERATOR_OPERAND + (int32_t)operand->role;
+}
+
 /* The stream's vectors are so wide. */
 static int32_t width_of(const generator_layer *geometry, int32_t stream)
 {
@@ -209,9 +215,10 @@ static uint64_t count_words(const struct generate_vectors *placed)
     return words;
 }
 
-attn_status step_cuda_generate(const struct step_kernels *kernels, int32_t layer,
-                               const struct step_rows *rows, const struct step_vectors *vectors,
-                               uint32_t num_vectors, attn_stream stream, attn_error *error)
+static attn_status generate_vectors(const struct step_kernels *kernels, int32_t layer,
+                                    const struct step_rows *rows,
+                                    const struct step_vectors *vectors, uint32_t num_vectors,
+                                    attn_stream stream, attn_error *error)
 {
     const generator_layer *geometry = &kernels->generator->layers[layer];
     struct generate_launch work = {
@@ -229,6 +236,68 @@ attn_status step_cuda_generate(const struct step_kernels *kernels, int32_t layer
     work.num_words = count_words(&work.vectors);
     return launch(kernels, kernels->cuda->generate, rows->count, work.num_words, &work, stream,
                   error);
+}
+
+/* What the kernel must know of an operand; its exponents go after those of the ones before. */
+static attn_status place_linear(const struct step_kernels *kernels,
+                                const struct step_vectors *vectors,
+                                struct generate_linear_launch *work, int32_t *num_exponents,
+                                attn_error *error)
+{
+    const struct row_operand *operand = &vectors->operand;
+    struct generate_linear_operand made = {
+        .data = vectors->memory,
+        .role = operand->role,
+        .dtype = operand->dtype,
+        .elements = (int32_t)operands_row_elements(operand),
+        .exponents_at = *num_exponents,
+    };
+    generator_linear_factors(vectors->group, operand->role, &made.factors);
+    if (!is_linear(operand) || operand->first != 0 || work->num_operands == GENERATE_MAX_LINEAR)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "%s: got stream %d beside operands of linear layers, accepted: up to %d "
+                         "whole operands of these",
+                         role_name(operand->role), operand->stream, GENERATE_MAX_LINEAR);
+    if (made.factors.count > GENERATE_MAX_FACTORS - *num_exponents)
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "%s: a GPU makes computed gates of up to %d heads",
+                         role_name(operand->role), GENERATE_MAX_FACTORS - *num_exponents);
+    for (int32_t i = 0; i < made.factors.count; i++)
+        work->exponents[(*num_exponents)++] = (int8_t)generator_linear_exponent(
+            kernels->generator, vectors->group, work->layer, operand->role, i);
+    work->num_words += ((uint64_t)made.elements + VECTORS_GROUP - 1) / VECTORS_GROUP;
+    work->operands[work->num_operands++] = made;
+    return ATTN_OK;
+}
+
+static attn_status generate_linear(const struct step_kernels *kernels, int32_t layer,
+                                   const struct step_rows *rows, const struct step_vectors *vectors,
+                                   uint32_t num_vectors, attn_stream stream, attn_error *error)
+{
+    int32_t num_exponents = 0;
+    attn_status status = ATTN_OK;
+    struct generate_linear_launch work = {
+        .generator = *kernels->generator,
+        .requests = kernels->cuda->requests,
+        .num_requests = (int32_t)kernels->workload->num_requests,
+        .rows = *rows,
+        .layer = layer,
+    };
+    work.generator.layers = NULL;
+    for (uint32_t i = 0; i < num_vectors && status == ATTN_OK; i++)
+        status = place_linear(kernels, &vectors[i], &work, &num_exponents, error);
+    return status == ATTN_OK ? launch(kernels, kernels->cuda->generate_linear, rows->count,
+                                      work.num_words, &work, stream, error)
+                             : status;
+}
+
+attn_status step_cuda_generate(const struct step_kernels *kernels, int32_t layer,
+                               const struct step_rows *rows, const struct step_vectors *vectors,
+                               uint32_t num_vectors, attn_stream stream, attn_error *error)
+{
+    bool linear = num_vectors > 0 && is_linear(&vectors[0].operand);
+    return (linear ? generate_linear : generate_vectors)(kernels, layer, rows, vectors, num_vectors,
+                                                         stream, error);
 }
 
 attn_status step_cuda_update_table(const struct step_kernels *kernels,

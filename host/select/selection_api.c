@@ -11,7 +11,6 @@
 #include "host/base/error.h"
 #include "host/base/text.h"
 #include "host/embed/embed.h"
-#include "host/kinds/kinds.h"
 #include "host/select/unused_keys.h"
 #include "host/select/platform.h"
 #include "host/select/problem.h"
@@ -380,20 +379,6 @@ static void note_drafts(const struct config *config, const struct selection *sel
     strbuf_append(notes, "\n");
 }
 
-/* What `run` would refuse of a model that backends serve. */
-static void note_run(const struct selection *selection, strbuf *notes)
-{
-    for (uint32_t g = 0; g < selection->model->num_groups; g++) {
-        const attn_layer_group *group = &selection->model->groups[g];
-        char layers[MODEL_LAYERS_TEXT];
-        if (!kind_of(group)->on_cpu_alone || selection->device.type == ATTN_DEVICE_CPU ||
-            selection->groups[g].unit < 0)
-            continue;
-        model_layers_text(group, layers, sizeof layers);
-        strbuf_appendf(notes, "run: layers %s are served on the processor alone\n", layers);
-    }
-}
-
 /* What the workspace of backends on a GPU is for. */
 static void note_bounds(const struct selected *selected, const struct config *config,
                         const struct selection *selection, strbuf *notes)
@@ -422,7 +407,6 @@ static void tell_notes(struct selected *selected, const attnhost *host, const st
     if (selection->model->left_out)
         strbuf_appendf(&notes, "left out: %u of %s\n", selection->model->num_left_out,
                        selection->model->left_out);
-    note_run(selection, &notes);
     note_bounds(selected, config, selection, &notes);
     unused_keys_list(&host->composer, config, selection, &notes);
     const char *none = select_shares_none(config, selection->model);

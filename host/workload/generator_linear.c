@@ -125,26 +125,20 @@ static void fill_raw(uint64_t stream, int64_t group, int64_t groups, int8_t *raw
     }
 }
 
-static void scale_raw(const int8_t *raw, int64_t groups, int32_t offset, float factor, float *out)
+static void scale_raw(const int8_t *raw, int64_t groups, const struct vectors_factors *factors,
+                      int32_t exponent, float *out)
 {
-    for (int64_t g = 0; g < groups; g++)
-        for (int lane = 0; lane < VECTORS_GROUP; lane++)
-            out[g * VECTORS_GROUP + lane] =
-                (float)(raw[g * VECTORS_GROUP + lane] + offset) * factor;
+    for (int64_t i = 0; i < groups * VECTORS_GROUP; i++)
+        out[i] = vectors_times_power(factors, exponent, raw[i]);
 }
 
-/* Normal numbers of at most 8 significant bits, or zero: what vectors.h says of raw integers. */
-static void halve(const float *from, int64_t groups, int bf16, uint16_t *out)
+static void halve(const float *from, int64_t groups, attn_dtype dtype, uint16_t *out)
 {
     for (int64_t g = 0; g < groups; g++) {
         uint32_t bits[VECTORS_GROUP];
         memcpy(bits, from + g * VECTORS_GROUP, sizeof bits);
-        for (int lane = 0; lane < VECTORS_GROUP; lane++) {
-            uint32_t magnitude = bits[lane] & 0x7fffffffu;
-            uint32_t narrow = magnitude == 0 ? 0 : (magnitude - (112u << 23)) >> 13;
-            uint32_t half = bf16 ? bits[lane] >> 16 : (bits[lane] >> 16 & 0x8000u) | narrow;
-            out[g * VECTORS_GROUP + lane] = (uint16_t)half;
-        }
+        for (int lane = 0; lane < VECTORS_GROUP; lane++)
+            out[g * VECTORS_GROUP + lane] = (uint16_t)vectors_narrow(bits[lane], dtype);
     }
 }
 
@@ -168,14 +162,15 @@ static void store(const float *values, int64_t groups, int64_t skipped, int64_t 
         widen(values, groups, wide);
         memcpy((double *)out + at, wide + skipped, number * sizeof *wide);
     } else {
-        halve(values, groups, dtype == ATTN_BF16, halves);
+        halve(values, groups, dtype, halves);
         memcpy((uint16_t *)out + at, halves + skipped, number * sizeof *halves);
     }
 }
 
-/* Elements [first, first + count) of the stream, each (offset + n) * factor, to out[at ...]. */
-static void fill(uint64_t stream, int64_t first, int64_t count, int32_t offset, float factor,
-                 attn_dtype dtype, void *out, int64_t at)
+/* Elements [first, first + count) of the stream, times a factor, to out[at ...]. */
+static void fill(uint64_t stream, int64_t first, int64_t count,
+                 const struct vectors_factors *factors, int32_t exponent, attn_dtype dtype,
+                 void *out, int64_t at)
 {
     int8_t raw[BLOCK];
     float values[BLOCK];
@@ -184,7 +179,7 @@ static void fill(uint64_t stream, int64_t first, int64_t count, int32_t offset, 
         int64_t taken = BLOCK - skipped < end - first ? BLOCK - skipped : end - first;
         int64_t groups = (skipped + taken + VECTORS_GROUP - 1) / VECTORS_GROUP;
         fill_raw(stream, group, groups, raw);
-        scale_raw(raw, groups, offset, factor, values);
+        scale_raw(raw, groups, factors, exponent, values);
         store(values, groups, skipped, taken, dtype, out, at);
         first += taken;
         at += taken;
@@ -192,11 +187,6 @@ static void fill(uint64_t stream, int64_t first, int64_t count, int32_t offset, 
 }
 
 /* ---- Ranges ---------------------------------------------------------------------------------- */
-
-static float power_of_two(int exponent)
-{
-    return (float)ldexp(1, exponent);
-}
 
 /* What makes q and k short enough if they are not normalised. Up to 8, elements are normal in fp16.
  */
@@ -238,56 +228,85 @@ double generator_linear_rate(const struct generator *generator, const attn_layer
     return slowest * pow(fastest / slowest, place);
 }
 
-/* ---- Rows ------------------------------------------------------------------------------------ */
+/* ---- Factors --------------------------------------------------------------------------------- */
 
-/* Computed log decays: a factor for each head. */
-static void fill_decays(const struct generator *generator, const attn_layer_group *group,
-                        int32_t layer, uint64_t stream, int64_t first, int64_t count,
-                        attn_dtype dtype, void *out)
+/* Are these log decays, which have a factor for each head? */
+static int is_decay(const attn_linear_dims *dims, uint32_t role)
 {
-    int64_t width = group->linear->family == ATTN_LINEAR_KDA ? group->linear->head_k_dim : 1;
-    for (int64_t end = first + count, at = 0; first < end;) {
-        int64_t head = first / width, next = (head + 1) * width < end ? (head + 1) * width : end;
-        double rate = generator_linear_rate(generator, group, layer, (int32_t)head);
-        float factor = -power_of_two((int)lround(log2(rate)) - 7);
-        fill(stream, first, next - first, 128, factor, dtype, out, at);
-        at += next - first;
-        first = next;
+    return role == ATTN_ROLE_GATE_A && !is_raw(dims);
+}
+
+void generator_linear_factors(const attn_layer_group *group, uint32_t role,
+                              struct vectors_factors *factors)
+{
+    const attn_linear_dims *dims = group->linear;
+    int32_t elements = (int32_t)generator_linear_elements(group, role);
+    int channels = role == ATTN_ROLE_MIXED_QKV || role == ATTN_ROLE_CONV_BIAS;
+    *factors = (struct vectors_factors){.sign = 1, .width = elements > 0 ? elements : 1};
+    if (is_decay(dims, role)) {
+        factors->offset = 128;
+        factors->sign = -1;
+        factors->width = dims->family == ATTN_LINEAR_KDA ? dims->head_k_dim : 1;
+    } else if (role == ATTN_ROLE_GATE_B && !is_raw(dims)) {
+        factors->offset = 128;
+    } else if (channels) { /* those of q and k are shorter than those of v */
+        factors->first = 2 * dims->num_k_heads * dims->head_k_dim;
+    }
+    factors->count = elements > 0 ? vectors_factor_index(factors, elements - 1) + 1 : 0;
+}
+
+static int32_t plain_exponent(const attn_linear_dims *dims, uint32_t role)
+{
+    switch (role) {
+    case ATTN_ROLE_GATE_A:
+    case ATTN_ROLE_CONV_WEIGHT:
+        return -7;
+    case ATTN_ROLE_GATE_B:
+        return is_raw(dims) ? -5 : dims->family == ATTN_LINEAR_MAMBA2 ? -11 : -8;
+    case ATTN_ROLE_CONV_BIAS:
+        return -8;
+    default:
+        return -6;
     }
 }
 
-/* Channels of q and k are shorter than those of v where they are not normalised. */
-static void fill_channels(const attn_linear_dims *dims, uint64_t stream, int64_t first,
-                          int64_t count, float factor, attn_dtype dtype, void *out)
+int32_t generator_linear_exponent(const struct generator *generator, const attn_layer_group *group,
+                                  int32_t layer, uint32_t role, int32_t index)
 {
-    int64_t keys = 2 * (int64_t)dims->num_k_heads * dims->head_k_dim;
-    int64_t border = key_exponent(dims) > 0 && keys > first ? keys - first : 0;
-    if (border > count)
-        border = count;
-    fill(stream, first, border, 0, factor * power_of_two(-key_exponent(dims)), dtype, out, 0);
-    fill(stream, first + border, count - border, 0, factor, dtype, out, border);
+    const attn_linear_dims *dims = group->linear;
+    int channels = role == ATTN_ROLE_MIXED_QKV || role == ATTN_ROLE_CONV_BIAS;
+    if (is_decay(dims, role))
+        return (int32_t)lround(log2(generator_linear_rate(generator, group, layer, index))) - 7;
+    int keys = channels && index == 0 && dims->num_k_heads > 0 && dims->head_k_dim > 0;
+    return plain_exponent(dims, role) - (keys ? key_exponent(dims) : 0);
+}
+
+/* ---- Rows ------------------------------------------------------------------------------------ */
+
+/* Elements [first, first + count) of a stream with all its factors. */
+static void fill_part(const struct generator *generator, const attn_layer_group *group,
+                      int32_t layer, uint64_t stream, uint32_t role, attn_dtype dtype,
+                      int64_t first, int64_t count, void *out)
+{
+    struct vectors_factors factors;
+    generator_linear_factors(group, role, &factors);
+    for (int64_t end = first + count, at = 0; first < end;) {
+        int32_t index = vectors_factor_index(&factors, (int32_t)first);
+        int64_t next = factors.first + (int64_t)factors.width * (index + (factors.first == 0));
+        next = next < end ? next : end;
+        fill(stream, first, next - first, &factors,
+             generator_linear_exponent(generator, group, layer, role, index), dtype, out, at);
+        at += next - first;
+        first = next;
+    }
 }
 
 void generator_linear_part(const struct generator *generator, const attn_layer_group *group,
                            int32_t layer, token_key key, uint32_t role, attn_dtype dtype,
                            int64_t first, int64_t count, void *out)
 {
-    const attn_linear_dims *dims = group->linear;
-    uint64_t stream = stream_of(generator, key, layer, role);
-    int raw = is_raw(dims);
-    if (role == ATTN_ROLE_MIXED_QKV)
-        fill_channels(dims, stream, first, count, power_of_two(-6), dtype, out);
-    else if (role == ATTN_ROLE_GATE_A && !raw)
-        fill_decays(generator, group, layer, stream, first, count, dtype, out);
-    else if (role == ATTN_ROLE_GATE_A)
-        fill(stream, first, count, 0, power_of_two(-7), dtype, out, 0);
-    else if (role == ATTN_ROLE_GATE_B && raw)
-        fill(stream, first, count, 0, power_of_two(-5), dtype, out, 0);
-    else if (role == ATTN_ROLE_GATE_B)
-        fill(stream, first, count, 128, power_of_two(dims->family == ATTN_LINEAR_MAMBA2 ? -11 : -8),
-             dtype, out, 0);
-    else
-        fill(stream, first, count, 0, power_of_two(-6), dtype, out, 0);
+    fill_part(generator, group, layer, stream_of(generator, key, layer, role), role, dtype, first,
+              count, out);
 }
 
 void generator_linear_row(const struct generator *generator, const attn_layer_group *group,
@@ -348,7 +367,8 @@ static void fill_gate_constant(const struct generator *generator, const attn_lay
 {
     int64_t count = generator_linear_elements(group, role);
     int64_t width = count / group->linear->num_v_heads;
-    fill(stream, 0, count, 0, 1, ATTN_F32, out, 0);
+    const struct vectors_factors integers = {.sign = 1};
+    fill(stream, 0, count, &integers, 0, ATTN_F32, out, 0);
     for (int64_t n = 0; n < count; n++) {
         double rate = generator_linear_rate(generator, group, layer, (int32_t)(n / width));
         out[n] = role == ATTN_ROLE_A_LOG ? a_log_of(group->linear, rate)
@@ -359,15 +379,11 @@ static void fill_gate_constant(const struct generator *generator, const attn_lay
 void generator_linear_constant(const struct generator *generator, const attn_layer_group *group,
                                int32_t layer, uint32_t role, float *out)
 {
-    const attn_linear_dims *dims = group->linear;
     const token_key nobody = {0, 0};
     uint64_t stream = stream_of(generator, nobody, layer, role);
     int64_t count = generator_linear_elements(group, role);
     if (role == ATTN_ROLE_A_LOG || role == ATTN_ROLE_DT_BIAS)
         fill_gate_constant(generator, group, layer, role, stream, out);
-    else if (role == ATTN_ROLE_CONV_BIAS)
-        fill_channels(dims, stream, 0, count, power_of_two(-8), ATTN_F32, out);
     else
-        fill(stream, 0, count, 0, power_of_two(role == ATTN_ROLE_CONV_WEIGHT ? -7 : -6), ATTN_F32,
-             out, 0);
+        fill_part(generator, group, layer, stream, role, ATTN_F32, 0, count, out);
 }

@@ -63,6 +63,14 @@ attn_dtype generator_linear_dtype(const attn_layer_group *group, uint32_t role, 
 double generator_linear_rate(const struct generator *generator, const attn_layer_group *group,
                              int32_t layer, int32_t head);
 
+/* How an operand's row, or a constant but A_LOG and DT_BIAS, comes from its stream: what vectors.h
+ * says, and the exponent of factor `index`. */
+struct vectors_factors;
+void generator_linear_factors(const attn_layer_group *group, uint32_t role,
+                              struct vectors_factors *factors);
+int32_t generator_linear_exponent(const struct generator *generator, const attn_layer_group *group,
+                                  int32_t layer, uint32_t role, int32_t index);
+
 /* Elements [first, first + count) of the token's row of MIXED_QKV, GATE_A, GATE_B or GATE_Z, packed
  * at `out` as `dtype`: ATTN_F64, F32, F16 or BF16. */
 void generator_linear_part(const struct generator *generator, const attn_layer_group *group,

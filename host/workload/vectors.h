@@ -162,30 +162,71 @@ PORTABLE float vectors_value(int32_t raw)
     return (float)raw * (1.0f / GENERATOR_UNITS);
 }
 
-PORTABLE uint32_t vectors_f32(int32_t raw)
+PORTABLE uint32_t vectors_bits(float value)
 {
     union {
         float value;
         uint32_t bits;
     } pun;
-    pun.value = vectors_value(raw);
+    pun.value = value;
     return pun.bits;
 }
 
-/* Any raw integer has at most 8 significant bits, so bf16 is the upper half of fp32, and fp16,
- * whose exponent bias is 112 less and whose fraction is 13 bits shorter, loses only zeros. Zero is
- * +0. */
+/* The low bits of an element of ATTN_F32, F16 or BF16, from the bits of an fp32 number of at most 8
+ * significant bits, zero or normal in the type: bf16 is the upper half of fp32, and fp16, whose
+ * exponent bias is 112 less and whose fraction is 13 bits shorter, loses only zeros. */
+PORTABLE uint32_t vectors_narrow(uint32_t bits, attn_dtype dtype)
+{
+    uint32_t magnitude = bits & 0x7fffffffu;
+    uint32_t half = magnitude == 0 ? 0 : (magnitude - (112u << 23)) >> 13;
+    if (dtype == ATTN_F32)
+        return bits;
+    return dtype == ATTN_F16 ? (bits >> 16 & 0x8000u) | half : bits >> 16;
+}
+
+/* Any raw integer has at most 8 significant bits. Zero is +0. */
+PORTABLE uint32_t vectors_f32(int32_t raw)
+{
+    return vectors_bits(vectors_value(raw));
+}
+
 PORTABLE uint16_t vectors_bf16(int32_t raw)
 {
-    return (uint16_t)(vectors_f32(raw) >> 16);
+    return (uint16_t)vectors_narrow(vectors_f32(raw), ATTN_BF16);
 }
 
 PORTABLE uint16_t vectors_f16(int32_t raw)
 {
-    uint32_t bits = vectors_f32(raw);
-    uint32_t sign = bits >> 16 & 0x8000u;
-    uint32_t magnitude = ((bits & 0x7fffffffu) - (112u << 23)) >> 13;
-    return (uint16_t)((sign | magnitude) & (raw == 0 ? 0 : 0xffffu));
+    return (uint16_t)vectors_narrow(vectors_f32(raw), ATTN_F16);
+}
+
+/* ---- Linear layers --------------------------------------------------------------------------- */
+
+/* What the integers of a row of a linear layer are multiplied with (generator_linear.h): element d
+ * is (offset + n) * sign * 2^e, where e is that of the factor of number vectors_factor_index(). The
+ * first `first` elements have one factor, then each `width` elements have the next one. */
+struct vectors_factors {
+    int32_t offset, sign;
+    int32_t first, width, count;
+};
+
+PORTABLE int32_t vectors_factor_index(const struct vectors_factors *factors, int32_t d)
+{
+    if (d < factors->first)
+        return 0;
+    return (factors->first > 0) + (d - factors->first) / factors->width;
+}
+
+/* (offset + n) * sign * 2^exponent, -126 <= exponent < 128. */
+PORTABLE float vectors_times_power(const struct vectors_factors *factors, int32_t exponent,
+                                   int32_t n)
+{
+    union {
+        uint32_t bits;
+        float value;
+    } power;
+    power.bits = (uint32_t)(exponent + 127) << 23;
+    return (float)((factors->offset + n) * factors->sign) * power.value;
 }
 
 #endif /* HOST_WORKLOAD_VECTORS_H */

@@ -141,14 +141,13 @@ case $said in
     tap_not_ok "explain says what run does not share" "$said" ;;
 esac
 
-# Recurrent layers, whatever backend accepts them on a GPU.
-said=$("$ATTNHOST_TEST_COMMAND" explain "$top/examples/models/falcon_h1.json" \
-    --set platform.simulate=sm90 --set plugins.path="$ATTNHOST_TEST_FIXTURE_DIR/all_backends.so" 2>&1)
+# Recurrent layers on a GPU: two backends, joined, each by the first of its order.
+said=$("$ATTNHOST_TEST_COMMAND" explain "$top/examples/qwen3_next_cuda.ini" --set platform.simulate=sm90 2>&1)
 case $said in
-*"run: layers 0,2 are served on the processor alone"*)
-    tap_ok "explain says what run does not serve" ;;
+*"served by fa3_like-with-linear_like (hybrid_linear)"*"prefill, decode: linear_like (auto:"*"prefill, decode: fa3_like (auto:"*)
+    tap_ok "on Hopper linear_like and fa3_like share a model" ;;
 *)
-    tap_not_ok "explain says what run does not serve" "$said" ;;
+    tap_not_ok "on Hopper linear_like and fa3_like share a model" "$said" ;;
 esac
 
 # An encoder caches nothing, so there are no prefixes to share.

@@ -58,7 +58,7 @@ chmod -R u+w "$scratch/examples"
 cd "$scratch/examples" || exit 1
 for example in *.ini; do
     case $example in
-    cuda.ini | deepseek_v3_cuda.ini | hopper.ini)
+    cuda.ini | deepseek_v3_cuda.ini | hopper.ini | qwen3_next_cuda.ini)
         tap_try "attnhost explain $example" "$attnhost" explain "$example" --set platform.simulate=sm90 ;;
     *)
         tap_try "attnhost run $example" sh -c '"$0" run "$1" >"$1.out"' "$attnhost" "$example" ;;

@@ -11,15 +11,19 @@
 #define HOST_RUN_KERNELS_LAUNCH_H
 
 #include "host/run/step_kernels.h"
+#include "host/workload/vectors.h"
 
 enum {
     STEP_BLOCK = 128,        /* threads of a block */
     STEP_MAX_GRID_Y = 65535, /* of CUDA */
-    GENERATE_MAX = 4         /* operands of a layer */
+    GENERATE_MAX = 4,        /* operands of a layer */
+    GENERATE_MAX_LINEAR = 3, /* of a linear layer */
+    GENERATE_MAX_FACTORS = 512
 };
 
 /* X(name) */
-#define STEP_KERNELS(X) X(generate) X(update_table) X(index_pages) X(watch) X(gather) X(move)
+#define STEP_KERNELS(X)                                                                            \
+    X(generate) X(generate_linear) X(update_table) X(index_pages) X(watch) X(gather) X(move)
 
 /* Elements [8 first_word, 8 first_word + dim) of each head's vector, dense [rows, heads, dim]. */
 struct generate_vector {
@@ -43,6 +47,28 @@ struct generate_launch {
     struct generate_vectors vectors;
     uint64_t num_words; /* of a row */
     int32_t layer;
+};
+
+/* An operand of a linear layer, dense [rows, elements]; the first of its exponents is that of
+ * generate_linear_launch.exponents[exponents_at]. */
+struct generate_linear_operand {
+    void *data;
+    uint32_t role;
+    attn_dtype dtype;
+    int32_t elements, exponents_at;
+    struct vectors_factors factors;
+};
+
+struct generate_linear_launch {
+    struct generator generator;            /* its layers are not the device's: NULL */
+    const struct request_tokens *requests; /* of the whole workload */
+    int32_t num_requests;
+    int32_t num_operands;
+    struct step_rows rows;
+    struct generate_linear_operand operands[GENERATE_MAX_LINEAR];
+    uint64_t num_words; /* of a row */
+    int32_t layer;
+    int8_t exponents[GENERATE_MAX_FACTORS];
 };
 
 struct update_table_launch {

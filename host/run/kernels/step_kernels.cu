@@ -92,27 +92,10 @@ PORTABLE struct vectors_scaled find_stream(const struct generate_launch *work, i
     return kv;
 }
 
-/* The bits of one element, in the low bits. */
-PORTABLE uint32_t element_bits(uint64_t word, int32_t index, const struct vectors_scaled *scaled,
-                               attn_dtype dtype)
+/* The bits of a word's elements, in the low bits of each. */
+PORTABLE uint4 pack_words(const uint32_t *bits)
 {
-    int32_t raw = vectors_scale(scaled, vectors_element(word, index));
-    return dtype == ATTN_F32 ? vectors_f32(raw)
-                             : (dtype == ATTN_F16 ? vectors_f16(raw) : vectors_bf16(raw));
-}
-
-/* Elements `index` and up as 16 bytes. */
-PORTABLE uint4 pack(uint64_t word, int32_t index, const struct vectors_scaled *scaled,
-                    attn_dtype dtype)
-{
-    uint32_t bits[8];
     uint4 packed;
-    int32_t count = dtype == ATTN_F32 ? 4 : 8;
-    for (int32_t i = 0; i < 8; i++)
-        bits[i] = i < count ? element_bits(word, index + i, scaled, dtype) : 0;
-    if (dtype != ATTN_F32)
-        for (int32_t i = 0; i < 4; i++)
-            bits[i] = bits[2 * i] | bits[2 * i + 1] << 16;
     packed.x = bits[0];
     packed.y = bits[1];
     packed.z = bits[2];
@@ -120,22 +103,29 @@ PORTABLE uint4 pack(uint64_t word, int32_t index, const struct vectors_scaled *s
     return packed;
 }
 
-PORTABLE void store_word(const struct word_place *place, uint64_t word,
-                         const struct vectors_scaled *scaled, attn_dtype dtype)
+PORTABLE uint4 pack_halves(const uint32_t *bits)
 {
-    if (place->count == VECTORS_GROUP && is_aligned(address(place->to))) {
-        uint4 *to = (uint4 *)place->to;
-        *DEVICE_AT(to) = pack(word, 0, scaled, dtype);
+    uint32_t pairs[4];
+    for (int32_t i = 0; i < 4; i++)
+        pairs[i] = bits[2 * i] | bits[2 * i + 1] << 16;
+    return pack_words(pairs);
+}
+
+/* The first `count` elements of a word. */
+PORTABLE void store_word(char *memory, int32_t count, const uint32_t *bits, attn_dtype dtype)
+{
+    if (count == VECTORS_GROUP && is_aligned(address(memory))) {
+        uint4 *to = (uint4 *)memory;
+        *DEVICE_AT(to) = dtype == ATTN_F32 ? pack_words(bits) : pack_halves(bits);
         if (dtype == ATTN_F32)
-            *DEVICE_AT(to + 1) = pack(word, 4, scaled, dtype);
+            *DEVICE_AT(to + 1) = pack_words(bits + 4);
         return;
     }
-    for (int32_t i = 0; i < place->count; i++) {
-        uint32_t bits = element_bits(word, i, scaled, dtype);
-        if (dtype == ATTN_F32)
-            *DEVICE_AT((uint32_t *)place->to + i) = bits;
-        else
-            *DEVICE_AT((uint16_t *)place->to + i) = (uint16_t)bits;
+    for (int32_t i = 0; i < VECTORS_GROUP; i++) { /* so many that `bits` stay in registers */
+        if (i < count && dtype == ATTN_F32)
+            *DEVICE_AT((uint32_t *)memory + i) = bits[i];
+        else if (i < count)
+            *DEVICE_AT((uint16_t *)memory + i) = (uint16_t)bits[i];
     }
 }
 
@@ -149,11 +139,71 @@ KERNEL step_generate(struct generate_launch work)
         struct word_place place = find_place(&work.vectors, row, i);
         struct vectors_scaled stream = {0, 1, 0};
         uint64_t word = 0;
+        uint32_t bits[VECTORS_GROUP];
         if (request >= 0) {
             stream = find_stream(&work, request, position, &place);
             word = vectors_word(stream.stream, (uint64_t)place.word);
         }
-        store_word(&place, word, &stream, work.vectors.dtype);
+        for (int32_t e = 0; e < VECTORS_GROUP; e++)
+            bits[e] = vectors_narrow(vectors_f32(vectors_scale(&stream, vectors_element(word, e))),
+                                     work.vectors.dtype);
+        store_word(place.to, place.count, bits, work.vectors.dtype);
+    }
+}
+
+/* ---- Rows of linear layers ------------------------------------------------------------------- */
+
+PORTABLE int32_t linear_words(const struct generate_linear_operand *operand)
+{
+    return (operand->elements + VECTORS_GROUP - 1) / VECTORS_GROUP;
+}
+
+/* The elements of word `index` of an operand's row of this token. */
+PORTABLE void linear_word(const struct generate_linear_launch *work,
+                          const struct generate_linear_operand *operand, uint64_t token,
+                          int32_t index, int32_t count, uint32_t *bits)
+{
+    const struct vectors_factors *factors = &operand->factors;
+    const int8_t *exponents = work->exponents + operand->exponents_at;
+    uint64_t stream =
+        vectors_stream(token, work->layer, 0, GENERATOR_OPERAND + (int32_t)operand->role);
+    uint64_t word = vectors_word(stream, (uint64_t)index);
+    int32_t first = index * VECTORS_GROUP;
+    int32_t begin = vectors_factor_index(factors, first);
+    int32_t end = vectors_factor_index(factors, first + count - 1);
+    for (int32_t e = 0; e < VECTORS_GROUP; e++) {
+        int32_t factor = begin; /* most words have but one */
+        if (begin != end && e < count)
+            factor = vectors_factor_index(factors, first + e);
+        float value = vectors_times_power(factors, exponents[factor], vectors_element(word, e));
+        bits[e] = vectors_narrow(vectors_bits(value), operand->dtype);
+    }
+}
+
+/* As above: a thread makes a word. */
+KERNEL step_generate_linear(struct generate_linear_launch work)
+{
+    uint64_t row = blockIdx.x, token = 0;
+    int32_t request = *DEVICE_AT(&work.rows.request[row]);
+    if (request >= 0) {
+        struct request_tokens own = *DEVICE_AT(&work.requests[request % work.num_requests]);
+        struct request_tokens tokens = request_tokens_as(own, request);
+        int64_t position = *DEVICE_AT(&work.rows.position[row]);
+        token = vectors_token(&work.generator, token_key_at(&tokens, position));
+    }
+    for (uint64_t i = first_of_piece(); i < work.num_words; i += stride_of_piece()) {
+        const struct generate_linear_operand *operand = work.operands;
+        int32_t index = (int32_t)i, words = linear_words(operand);
+        for (; index >= words; words = linear_words(++operand))
+            index -= words;
+        int32_t left = operand->elements - index * VECTORS_GROUP;
+        int32_t count = left < VECTORS_GROUP ? left : VECTORS_GROUP;
+        uint64_t element = row * (uint64_t)operand->elements + (uint64_t)index * VECTORS_GROUP;
+        uint32_t bits[VECTORS_GROUP] = {0, 0, 0, 0, 0, 0, 0, 0};
+        if (request >= 0)
+            linear_word(&work, operand, token, index, count, bits);
+        store_word((char *)operand->data + element * (operand->dtype == ATTN_F32 ? 4 : 2), count,
+                   bits, operand->dtype);
     }
 }
 

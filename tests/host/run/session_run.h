@@ -51,13 +51,13 @@ static inline const char *environment(const char *name, const char *otherwise)
     return value ? value : otherwise;
 }
 
-/* The first requests of the example trace, in small pages and chunks; the model is to come. */
-static inline void begin_trace(struct run *run)
+/* The first requests of the example trace, in small pages and chunks; plugins and model are to
+ * come. */
+static inline void begin_requests(struct run *run)
 {
     memset(run, 0, sizeof *run);
     report_init(&run->report);
     host_error_init(&run->error);
-    set(run, "plugins.path=%s", environment("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs"));
     set(run, "workload.trace=%s/examples/traces/mini_mooncake.jsonl",
         environment("ATTNHOST_TEST_SRCDIR", "."));
     set(run, "workload.length_scale=0.02");
@@ -66,6 +66,13 @@ static inline void begin_trace(struct run *run)
     set(run, "workload.max_running_requests=4");
     set(run, "kv_cache.page_size=4");
     set(run, "verify.rate=1");
+}
+
+/* The same with the plugins of this build. */
+static inline void begin_trace(struct run *run)
+{
+    begin_requests(run);
+    set(run, "plugins.path=%s", environment("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs"));
 }
 
 static inline void finish(struct run *run)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "host/base/mix.h"
+#include "host/workload/generator_linear.h"
 
 #define GOOD(call) ck_assert_msg((call) == ATTN_OK, "%s", host_error_text(&c->error))
 
@@ -315,6 +316,76 @@ void step_case_generate(struct step_case *c, int32_t layer, attn_dtype dtype)
     run_both(c, call_generate, &g);
 }
 
+/* ---- Rows of linear layers ------------------------------------------------------------------- */
+
+struct linear_case {
+    attn_linear_dims dims;
+    attn_layer_group group;
+    int32_t layer;
+    struct rows_case rows;
+    uint32_t count;
+    struct row_operand operands[3];
+    struct twin *outputs[3];
+};
+
+/* Of any family, with heads whose factors change within a word, at its border, or not at all. */
+static void make_linear(struct step_case *c, struct linear_case *g)
+{
+    static const int32_t dims[] = {1, 3, 8, 16, 20, 64, 129}, heads[] = {1, 2, 3, 8, 40};
+    static const uint32_t flags[] = {0, ATTN_LINEAR_RAW_GATES, ATTN_LINEAR_QK_L2NORM,
+                                     ATTN_LINEAR_RAW_GATES | ATTN_LINEAR_QK_L2NORM};
+    g->dims = (attn_linear_dims){
+        .struct_size = sizeof g->dims,
+        .family = (uint32_t)step_case_random(c, ATTN_LINEAR_COUNT),
+        .flags = ONE_OF(flags),
+        .num_k_heads = between(c, 1, 3),
+        .head_k_dim = ONE_OF(dims),
+        .num_v_heads = ONE_OF(heads),
+        .head_v_dim = ONE_OF(dims),
+    };
+    if (g->dims.family == ATTN_LINEAR_SHORT_CONV) {
+        g->dims.num_k_heads = 0;
+        g->dims.conv_width = 4;
+    }
+    g->group = (attn_layer_group){
+        .struct_size = sizeof g->group, .kind = ATTN_KIND_LINEAR, .linear = &g->dims};
+    g->layer = between(c, 0, CASE_LAYERS - 1);
+}
+
+static attn_status call_generate_linear(struct step_case *c, int which, const void *work)
+{
+    const struct linear_case *g = work;
+    struct step_rows rows = rows_at(&g->rows, which);
+    struct step_vectors vectors[3];
+    for (uint32_t i = 0; i < g->count; i++)
+        vectors[i] = (struct step_vectors){g->operands[i], &g->group, at(g->outputs[i], which)};
+    return step_kernels_generate(c->kernels[which], g->layer, &rows, vectors, g->count,
+                                 c->streams[which], &c->error.base);
+}
+
+void step_case_generate_linear(struct step_case *c, attn_dtype dtype)
+{
+    static const uint32_t roles[] = {ATTN_ROLE_MIXED_QKV, ATTN_ROLE_GATE_A, ATTN_ROLE_GATE_B};
+    struct linear_case g = {.rows = make_rows(c)};
+    make_linear(c, &g);
+    make_positions(c, &g.rows);
+    for (size_t r = 0; r < COUNT(roles); r++) {
+        int32_t elements = (int32_t)generator_linear_elements(&g.group, roles[r]);
+        attn_dtype own = generator_linear_dtype(&g.group, roles[r], dtype);
+        if (elements == 0)
+            continue;
+        g.operands[g.count] = (struct row_operand){
+            .role = roles[r],
+            .dim = elements,
+            .dtype = own,
+            .stream = GENERATOR_OPERAND + (int32_t)roles[r],
+        };
+        g.outputs[g.count++] =
+            make_output(c, (size_t)(g.rows.count * elements) * attn_dtype_size(own));
+    }
+    run_both(c, call_generate_linear, &g);
+}
+
 /* ---- Indices --------------------------------------------------------------------------------- */
 
 struct update_case {
@@ -583,6 +654,8 @@ void step_case_everything(struct step_case *c)
     for (size_t d = 0; d < COUNT(dtypes); d++) {
         for (int32_t layer = 0; layer < CASE_LAYERS; layer++)
             step_case_generate(c, layer, dtypes[d]);
+        for (int i = 0; i < 2; i++)
+            step_case_generate_linear(c, dtypes[d]);
         step_case_watch(c, dtypes[d]);
         step_case_gather(c, dtypes[d]);
         step_case_update_table(c);

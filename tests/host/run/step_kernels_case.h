@@ -59,6 +59,7 @@ uint32_t step_case_vectors(const generator_layer *layer, attn_dtype dtype, void 
                            void *v, struct step_vectors *list);
 
 void step_case_generate(struct step_case *c, int32_t layer, attn_dtype dtype);
+void step_case_generate_linear(struct step_case *c, attn_dtype dtype);
 void step_case_update_table(struct step_case *c);
 void step_case_index_pages(struct step_case *c);
 void step_case_watch(struct step_case *c, attn_dtype dtype);

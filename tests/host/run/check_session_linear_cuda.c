@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_session_linear_cuda.c: whole runs of models with recurrent layers on a GPU, without one: the
+ * fake CUDA driver, the host's own kernels and linear_like's as host functions, cuda_fixture for the
+ * other layers. States, their slots and snapshots are the device's; steps are in flight and in
+ * graphs; rows are judged by replay as on the processor.
+ */
+#include "tests/tools/fake_cuda_test.h"
+#include "tests/fixtures/cuda_fixture_kernels.h"
+#include "tests/fixtures/host_kernels.h"
+#include "tests/host/run/session_run.h"
+
+enum { SETTINGS = 5 };
+
+/* ---- Models ---------------------------------------------------------------------------------- */
+
+/* Delta net with attention, Mamba2 and attention in each block, Mamba2 alone, short convolutions
+ * with attention, lightning attention with attention. */
+static const char *const models[] = {
+    "{\"architectures\": [\"Qwen3NextForCausalLM\"], \"hidden_size\": 64,\n"
+    " \"num_attention_heads\": 4, \"num_hidden_layers\": 4, \"num_key_value_heads\": 2,\n"
+    " \"head_dim\": 16, \"full_attention_interval\": 2, \"linear_conv_kernel_dim\": 4,\n"
+    " \"linear_key_head_dim\": 16, \"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4,\n"
+    " \"linear_value_head_dim\": 24, \"max_position_embeddings\": 4096,\n"
+    " \"torch_dtype\": \"bfloat16\"}\n",
+    "{\"architectures\": [\"FalconH1ForCausalLM\"], \"hidden_size\": 48,\n"
+    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16,\n"
+    " \"num_hidden_layers\": 2, \"mamba_d_conv\": 4, \"mamba_d_head\": 16, \"mamba_d_ssm\": 96,\n"
+    " \"mamba_d_state\": 32, \"mamba_n_groups\": 2, \"mamba_n_heads\": 6,\n"
+    " \"mamba_chunk_size\": 32, \"max_position_embeddings\": 4096,\n"
+    " \"torch_dtype\": \"bfloat16\"}\n",
+    "{\"architectures\": [\"Mamba2ForCausalLM\"], \"hidden_size\": 32, \"expand\": 2,\n"
+    " \"num_heads\": 4, \"head_dim\": 16, \"num_hidden_layers\": 2, \"n_groups\": 2,\n"
+    " \"state_size\": 16, \"conv_kernel\": 4, \"chunk_size\": 32,\n"
+    " \"max_position_embeddings\": 4096, \"torch_dtype\": \"bfloat16\"}\n",
+    "{\"architectures\": [\"Lfm2ForCausalLM\"], \"hidden_size\": 68,\n"
+    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16,\n"
+    " \"num_hidden_layers\": 3, \"layer_types\": [\"conv\", \"full_attention\", \"conv\"],\n"
+    " \"max_position_embeddings\": 4096, \"torch_dtype\": \"bfloat16\"}\n",
+};
+enum { QWEN3_NEXT, FALCON_H1, MAMBA2, LFM2, NUM_MODELS };
+
+static char path[64];
+
+/* ---- A run ----------------------------------------------------------------------------------- */
+
+/* A fake driver with all kernels; again before each run, so that its counters are that run's. */
+static void prepare_device(void)
+{
+    static void (*define)(void);
+    char library[4096];
+    if (!define) {
+        fixture_path("fake_linear_kernels.so", library);
+        void *found = dlopen(library, RTLD_NOW | RTLD_LOCAL), *symbol;
+        ck_assert_msg(found != NULL, "%s", dlerror());
+        symbol = dlsym(found, "fake_linear_define");
+        ck_assert_ptr_nonnull(symbol);
+        memcpy(&define, &symbol, sizeof define);
+    }
+    fake.reset();
+    host_kernels_define(&fake);
+    cuda_fixture_define(&fake);
+    define();
+}
+
+static void set_up(int model)
+{
+    use_fake_cuda_in_plugins();
+    write_model(models[model], path);
+}
+
+static void tear_down(void)
+{
+    fake.reset();
+    unlink(path);
+}
+
+/* The recurrent layers by linear_like on a GPU, by cpu_linear without; the others likewise. */
+static void begin_on(struct run *run, int model, const char *device)
+{
+    bool on_gpu = strcmp(device, "cpu") != 0;
+    const char *fixtures = environment("ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs");
+    if (on_gpu) {
+        begin_requests(run);
+        set(run, "plugins.path=%s/cuda_fixture.so", fixtures);
+        set(run, "plugins.path=%s/linear_fixture.so", fixtures);
+    } else {
+        begin_trace(run);
+    }
+    set(run, "platform.device=%s", device);
+    set(run, "model.config=%s", path);
+    set(run, "workload.num_threads=1");
+    set(run, "cuda_graph.bs=1 2 4");
+    set(run, "attention.linear_attn_backend=%s", on_gpu ? "linear_like" : "cpu_linear");
+    if (model != MAMBA2)
+        set(run, "attention.attention_backend=%s", on_gpu ? "cuda_fixture" : "cpu_native");
+}
+
+static void set_all(struct run *run, const char *const settings[SETTINGS])
+{
+    for (int s = 0; s < SETTINGS && settings[s]; s++)
+        set(run, "%s", settings[s]);
+}
+
+static void check_good(const struct run *run)
+{
+    const struct report *r = &run->report;
+    ck_assert_msg(run->code == EXIT_GOOD, "exit %d: %s %s %s", run->code,
+                  host_error_text(&run->error), r->verify.first_failure, fake.first_fault());
+    ck_assert_int_gt(r->verify.rows_checked, 0);
+    ck_assert_int_eq(r->verify.rows_failed, 0);
+    ck_assert_int_eq(r->verify.trespasses, 0);
+    ck_assert_int_eq(r->kv.leaked, 0);
+    ck_assert_int_eq(r->states.leaked, 0);
+    ck_assert(r->states.present);
+}
+
+/* ---- Equal results --------------------------------------------------------------------------- */
+
+static const char *const variants[][SETTINGS] = {
+    {NULL},
+    {"workload.mixed=yes", "kv_cache.page_size=1", "kv_cache.cached_states=3"},
+    {"workload.chunked_prefill_size=7", "cuda_graph.bs=3", "model.dtype=f16"},
+    {"kv_cache.prefix_cache=no", "model.dtype=f32", "workload.chunked_prefill_size=0"},
+    {"kv_cache.max_total_tokens=288", "workload.max_running_requests=8"},
+    {"speculative.draft_tokens=4", "speculative.acceptance=0.6"},
+    {"speculative.draft_tokens=7", "speculative.acceptance=0", "cuda_graph.bs=3"},
+    {"speculative.draft_tokens=3", "kv_cache.max_total_tokens=288", "cuda_graph.bs=1-4",
+     "workload.max_running_requests=8"},
+    {"verify.rate=0.1", "workload.seed=7"},
+};
+enum { NUM_VARIANTS = sizeof variants / sizeof *variants };
+
+static void check_equal_counts(const struct report *a, const struct report *b)
+{
+    ck_assert_int_eq(a->requests, b->requests);
+    ck_assert_int_eq(a->tokens.prefill, b->tokens.prefill);
+    ck_assert_int_eq(a->tokens.decode, b->tokens.decode);
+    ck_assert_int_eq(a->tokens.prefix_hit, b->tokens.prefix_hit);
+    ck_assert_int_eq(a->tokens.recomputed, b->tokens.recomputed);
+    ck_assert_int_eq(a->verify.rows_checked, b->verify.rows_checked);
+    ck_assert_int_eq(a->states.peak, b->states.peak);
+}
+
+/* On the processor, on the device eagerly, and from graphs: the same tokens and the same hits, and
+ * on the device the same bits. */
+START_TEST(results_are_equal)
+{
+    const char *const *settings = variants[_i / NUM_MODELS];
+    struct run runs[3];
+    set_up(_i % NUM_MODELS);
+    for (int i = 0; i < 3; i++) {
+        struct fake_cuda_counters counters;
+        prepare_device();
+        begin_on(&runs[i], _i % NUM_MODELS, i ? "cuda:0" : "cpu");
+        set_all(&runs[i], settings);
+        set(&runs[i], "cuda_graph.enable=%s", i == 2 ? "yes" : "no");
+        go(&runs[i]);
+        fake.get_counters(&counters);
+        check_good(&runs[i]);
+        check_equal_counts(&runs[i].report, &runs[0].report);
+        ck_assert_int_eq(counters.graph_launches > 0, i == 2);
+        assert_nothing_left();
+        assert_clean();
+    }
+    ck_assert_str_eq(runs[1].report.digest, runs[2].report.digest);
+    for (int i = 0; i < 3; i++)
+        finish(&runs[i]);
+    tear_down();
+}
+END_TEST
+
+/* Prefixes are found again with their states, which lie on the device. */
+START_TEST(prefixes_are_hit)
+{
+    struct run run;
+    set_up(_i);
+    prepare_device();
+    begin_on(&run, _i, "cuda:0");
+    go(&run);
+    check_good(&run);
+    ck_assert_int_gt(run.report.tokens.prefix_hit, 0);
+    ck_assert_int_gt(run.report.states.peak, 0);
+    finish(&run);
+    tear_down();
+}
+END_TEST
+
+/* ---- What is wrong is seen ------------------------------------------------------------------- */
+
+/* An element of an operand of the first recurrent layer. */
+struct wrong {
+    uint32_t role;
+    int done;
+};
+
+static size_t row_bytes(const attn_tensor *tensor)
+{
+    return (size_t)tensor->strides[0] * attn_dtype_size(tensor->dtype);
+}
+
+/* A call of the driver that returns when it is done. */
+static void *driver_call(const char *name)
+{
+    void *library = dlopen(getenv("ATTNHOST_LIBCUDA"), RTLD_NOW | RTLD_LOCAL);
+    void *symbol = library ? dlsym(library, name) : NULL;
+    ck_assert_msg(symbol != NULL, "%s", name);
+    return symbol;
+}
+
+/* Row `to` of a tensor on the device becomes row `from`, once all that was enqueued before is done;
+ * from < 0: zeros. */
+static void overwrite_row(const attn_tensor *tensor, int64_t to, int64_t from)
+{
+    int (*synchronize)(void), (*fetch)(void *, cuda_pointer, size_t);
+    int (*store)(cuda_pointer, const void *, size_t);
+    void *calls[] = {driver_call("cuCtxSynchronize"), driver_call("cuMemcpyDtoH_v2"),
+                     driver_call("cuMemcpyHtoD_v2")};
+    size_t size = row_bytes(tensor);
+    cuda_pointer at = (cuda_pointer)(uintptr_t)tensor->data;
+    char *row = calloc(1, size);
+    memcpy(&synchronize, &calls[0], sizeof synchronize);
+    memcpy(&fetch, &calls[1], sizeof fetch);
+    memcpy(&store, &calls[2], sizeof store);
+    ck_assert_int_eq(synchronize(), 0);
+    if (from >= 0)
+        ck_assert_int_eq(fetch(row, at + (size_t)from * size, size), 0);
+    ck_assert_int_eq(store(at + (size_t)to * size, row, size), 0);
+    free(row);
+}
+
+/* The state of a cached prefix is lost before the first request that goes on from it. */
+static void lose_state(void *ctx, const struct batch_step *step, int32_t layer,
+                       const attn_tensor *const *operands)
+{
+    struct wrong *wrong = ctx;
+    const attn_tensor *state = operands[wrong->role];
+    for (int32_t s = 0; s < step->num_sequences && state && layer == 0 && !wrong->done; s++) {
+        const struct scheduler_seq *sequence = &step->sequences[s];
+        if (sequence->state_slot == 0 || sequence->state_slot == sequence->state_dst)
+            continue;
+        overwrite_row(state, sequence->state_slot, -1);
+        wrong->done++;
+    }
+}
+
+/* Another token's inputs, in the first prompt. */
+static void mix_up_rows(void *ctx, const struct batch_step *step, int32_t layer,
+                        const attn_tensor *const *operands)
+{
+    struct wrong *wrong = ctx;
+    const attn_tensor *mixed = operands[wrong->role];
+    int64_t row = 0;
+    if (layer != 0 || !mixed || wrong->done || find_first_rows(step, &row) <= 3)
+        return;
+    overwrite_row(mixed, row + 2, row + 3);
+    wrong->done++;
+}
+
+START_TEST(wrong_states_and_inputs_fail)
+{
+    static const struct {
+        int model;
+        uint32_t role;
+        executor_probe probe;
+    } cases[] = {
+        {QWEN3_NEXT, ATTN_ROLE_STATE, lose_state},      {FALCON_H1, ATTN_ROLE_STATE, lose_state},
+        {QWEN3_NEXT, ATTN_ROLE_CONV_STATE, lose_state}, {LFM2, ATTN_ROLE_CONV_STATE, lose_state},
+        {QWEN3_NEXT, ATTN_ROLE_MIXED_QKV, mix_up_rows}, {MAMBA2, ATTN_ROLE_MIXED_QKV, mix_up_rows},
+    };
+    struct wrong wrong = {.role = cases[_i].role};
+    struct run run;
+    set_up(cases[_i].model);
+    prepare_device();
+    begin_on(&run, cases[_i].model, "cuda:0");
+    run.probe = cases[_i].probe;
+    run.probe_ctx = &wrong;
+    go(&run);
+    ck_assert_int_eq(wrong.done, 1);
+    ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
+    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 0"));
+    finish(&run);
+    tear_down();
+}
+END_TEST
+
+/* The device is lost in mid-run: all states with it, and every request begins again. */
+START_TEST(a_lost_device_is_made_again)
+{
+    struct run run;
+    set_up(_i);
+    prepare_device();
+    begin_on(&run, _i, "cuda:0");
+    fake.inject("cuLaunchKernel", 150, CUDA_ERROR_ILLEGAL_ADDRESS);
+    go(&run);
+    ck_assert(fake.injected());
+    check_good(&run);
+    ck_assert_int_eq(run.report.device_losses, 1);
+    finish(&run);
+    tear_down();
+}
+END_TEST
+
+/* ---- Suite ----------------------------------------------------------------------------------- */
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("session_linear_cuda");
+    TCase *runs = tcase_create("runs");
+    tcase_set_timeout(runs, 120);
+    tcase_add_loop_test(runs, results_are_equal, 0, NUM_MODELS * NUM_VARIANTS);
+    tcase_add_loop_test(runs, prefixes_are_hit, 0, NUM_MODELS);
+    suite_add_tcase(s, runs);
+    TCase *faults = tcase_create("faults");
+    tcase_set_timeout(faults, 120);
+    tcase_add_loop_test(faults, wrong_states_and_inputs_fail, 0, 6);
+    tcase_add_loop_test(faults, a_lost_device_is_made_again, 0, 2);
+    suite_add_tcase(s, faults);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}
