@@ -253,10 +253,11 @@ enum attn_operand_dtype {
     ATTN_DTYPE_OF_GATE = 5,    /* the problem's q_dtype with ATTN_LINEAR_RAW_GATES, else fp32 */
     ATTN_DTYPE_OF_STATE = 6,   /* linear.state_dtype */
     ATTN_DTYPE_OF_CONV = 7,    /* linear.conv_dtype */
-    ATTN_DTYPE_OF_LABEL = 8,   /* sparse.label_dtype */
+    ATTN_DTYPE_OF_LABEL = 8,   /* sparse.label_dtype; bytes (ATTN_U8) where that is e4m3 */
     ATTN_DTYPE_OF_I32 = 9,     /* int32 */
     ATTN_DTYPE_OF_NEW_KV = 10, /* the problem's new_kv_dtype */
-    ATTN_DTYPE_OF_COUNT = 11
+    ATTN_DTYPE_OF_INDEX = 11,  /* sparse.index_dtype */
+    ATTN_DTYPE_OF_COUNT = 12
 };
 
 /* Operands by role, their dtypes and shapes. T = query rows, R = rows of new k and v.
@@ -291,17 +292,28 @@ enum attn_operand_dtype {
     X(CONV_BIAS, 22, "conv_bias", Q)             /* linear, optional: [channels] */                \
     X(STATE, 23, "state", STATE)                 /* linear: in the problem's state_layout */       \
     X(CONV_STATE, 24, "conv_state", CONV)        /* linear: state.conv/1 */                        \
-    X(LABEL_CACHE, 25, "label_cache", LABEL)     /* sparse: [slots, label_dim] */                  \
+    X(LABEL_CACHE, 25, "label_cache", LABEL)     /* sparse: [pages, page_size, label_dim], or */   \
+                                                 /* in e4m3 [pages, page_size * (label_dim + */    \
+                                                 /* 4)] bytes: attn_sparse_dims */                 \
     X(SPARSE_INDICES, 26, "sparse_indices", I32) /* sparse: [T, top_k] or, per head, [T, */        \
-                                                 /* kv_heads, top_k]; docs/ABI.md, MEAN-21 */      \
+                                                 /* kv_heads, top_k]; docs/ABI.md, MEAN-21; */     \
+                                                 /* written by a call that chooses */              \
     X(SPARSE_COUNT, 27, "sparse_count", I32)     /* sparse, optional: [T] entries of a row; */     \
-                                                 /* absent = all, of which some may be -1 */
+                                                 /* absent = all, of which some may be -1; */      \
+                                                 /* written by a call that chooses */              \
+    X(INDEX_Q, 28, "index_q", INDEX)             /* indexer: [T, index_heads, label_dim] */        \
+    X(INDEX_WEIGHTS, 29, "index_weights", F32)   /* indexer: [T, index_heads] */                   \
+    X(INDEX_K, 30, "index_k", NEW_KV)            /* indexer: new labels [R, label_dim] */          \
+    X(INDEX_LOGITS, 31, "index_logits", F32)     /* indexer: [T, at least the most keys of a */    \
+                                                 /* sequence]; key j of the row's sequence at */   \
+                                                 /* j, -inf of keys that it does not see; */       \
+                                                 /* written by a call that has INDEX_Q */
 
 enum attn_role {
 #define ATTN_ROLE_ENUM(name, value, text, dtype) ATTN_ROLE_##name = value,
     ATTN_ROLE_MAP(ATTN_ROLE_ENUM)
 #undef ATTN_ROLE_ENUM
-        ATTN_ROLE_COUNT = 28
+        ATTN_ROLE_COUNT = 32
 };
 
 /* Quantisation scale of an operand that is fp8: a cache, q, new k and v, or OUT. Stored value =
@@ -330,6 +342,21 @@ enum attn_forward_flag {
     ATTN_FORWARD_OMIT_SINK = 1 << 1, /* leave the sink out of output and LSE */
     ATTN_FORWARD_CAPTURING = 1 << 2  /* the stream is being captured */
 };
+
+/* What a call of a sparse layer with an indexer does: a run of three steps, from the first one
+ * whose input it is given to the last one whose output it is given.
+ *
+ *   label    INDEX_Q, INDEX_WEIGHTS, LABEL_CACHE -> INDEX_LOGITS
+ *   choose   INDEX_LOGITS                        -> SPARSE_INDICES, SPARSE_COUNT
+ *   attend   SPARSE_INDICES, SPARSE_COUNT, q ..  -> OUT, LSE
+ *
+ * With INDEX_Q it begins at the first; without, but with INDEX_LOGITS, at the second; else at the
+ * third, whose choice is then the engine's. With OUT it ends at the third, else at the second if it
+ * has SPARSE_INDICES, else at the first. Results in between that are not given are kept to itself;
+ * those given are written for every real row: the entries of a choice in any order, then -1; what
+ * lies after a sequence's keys in INDEX_LOGITS is left alone.
+ * With SAVE_KV new labels, where INDEX_K is given, and new latents, where these are, are written
+ * before all that; the first and the third step read the caches alone. */
 
 /* One layer's tensors. Operand pointers are indexed by ATTN_ROLE_*, scales by the role of the
  * operand they belong to; entries beyond the counts are absent.

@@ -224,14 +224,34 @@ enum attn_sparse_index_kind {
     ATTN_SPARSE_COUNT = 3
 };
 
-/* A layer that attends to a chosen subset of the cache. */
+/* A layer that attends to a chosen subset of the cache: per-head keys and values, or, with `mla`,
+ * latents, always in the absorbed form.
+ *
+ * A layer with an indexer (index_heads > 0; ATTN_SPARSE_TOKEN, `mla`) can choose for itself, as
+ * DeepSeek sparse attention does (DeepSeek-V3.2, arXiv 2512.02556). Beside its latent each key j
+ * has a label k[j], a row of the label cache, and
+ *
+ *   logit(t, j) = sum_h w[t, h] * max(0, q[t, h] . k[j])          h < index_heads
+ *
+ * with q of INDEX_Q and w of INDEX_WEIGHTS. Row t chooses, of the keys that it sees by window,
+ * causal rule, chunk and mask, the min(top_k, all of them) that have the largest logits; which of
+ * equal ones is free. Which steps of that a call takes is said by its operands (attn_batch.h).
+ *
+ * The label cache has the slots of the layer's KV group. In ATTN_FP8_E4M3 it is a tensor of bytes
+ * whose pages are page_size rows of label_dim codes, then page_size scales in fp32 (the layout of
+ * DeepGEMM, vLLM and SGLang; 132 bytes a token where label_dim is 128): k[j] = code * scale. A
+ * writer's scale is max(1e-4, the largest finite magnitude) / 448 in fp32, codes as in KV-04 of
+ * docs/ABI.md. In other dtypes it is [pages, page_size, label_dim], without scales. */
 typedef struct attn_sparse_dims {
     uint32_t struct_size;
     uint32_t index_kind;    /* ATTN_SPARSE_* */
     int32_t top_k;          /* indices for each query (and head, if per head) */
     int32_t block_size;     /* keys for each index; 1 for ATTN_SPARSE_TOKEN */
-    int32_t label_dim;      /* width of a row of the label cache; 0 = no label cache */
+    int32_t label_dim;      /* elements of a label and of a head of INDEX_Q, a multiple of 4 in */
+                            /* e4m3; 0 = no label cache */
     attn_dtype label_dtype; /* of the label cache; ATTN_DTYPE_NONE = none */
+    int32_t index_heads;    /* heads of INDEX_Q; 0 = no indexer, the engine chooses */
+    attn_dtype index_dtype; /* of INDEX_Q, which has no scale; ATTN_DTYPE_NONE = no indexer */
 } attn_sparse_dims;
 
 /* Layers that differ only in their ids and buffers. A model is a list of groups, given at
@@ -567,14 +587,17 @@ enum attn_reason_code {
     X(MIN_ALIGNMENT, 64, "min_alignment")                                                          \
     X(KV_STRIDES, 65, "kv_strides")                                                                \
     X(NEW_KV_DTYPE, 66, "new_kv_dtype")                                                            \
-    X(INPUT_SCALE_GRANULARITY, 67, "input_scale_granularity")
+    X(INPUT_SCALE_GRANULARITY, 67, "input_scale_granularity")                                      \
+    X(INDEX_HEADS, 68, "sparse.index_heads")                                                       \
+    X(INDEX_DTYPE, 69, "sparse.index_dtype")                                                       \
+    X(LABEL_DTYPE, 70, "sparse.label_dtype")
 
 enum attn_field {
     ATTN_FIELD_NONE = 0,
 #define ATTN_FIELD_ENUM(name, value, text) ATTN_FIELD_##name = value,
     ATTN_FIELD_MAP(ATTN_FIELD_ENUM)
 #undef ATTN_FIELD_ENUM
-        ATTN_FIELD_COUNT = 68
+        ATTN_FIELD_COUNT = 71
 };
 
 /* One reason of a refusal, for people and for programs: "head_dim 192: accepted 64, 128, 256".

@@ -34,6 +34,21 @@ static attn_dtype latent_dtype(const attn_problem *problem)
                                                                        : problem->kv_dtype;
 }
 
+/* So is a label cache in e4m3. */
+static attn_dtype label_dtype(const attn_sparse_dims *sparse)
+{
+    if (!sparse)
+        return ATTN_DTYPE_NONE;
+    return sparse->label_dtype == ATTN_FP8_E4M3 ? ATTN_U8 : sparse->label_dtype;
+}
+
+/* Older headers have no indexer. */
+static attn_dtype index_dtype(const attn_sparse_dims *sparse)
+{
+    return sparse && ATTN_HAS(sparse, attn_sparse_dims, index_dtype) ? sparse->index_dtype
+                                                                     : ATTN_DTYPE_NONE;
+}
+
 static attn_dtype linear_dtype(const attn_problem *problem, uint32_t of)
 {
     const attn_linear_dims *dims = problem->group->linear;
@@ -55,9 +70,10 @@ attn_dtype role_dtype(const attn_problem *problem, uint32_t role, const char **w
         [ATTN_DTYPE_OF_GATE] = "as linear.flags have it",
         [ATTN_DTYPE_OF_STATE] = "linear.state_dtype",
         [ATTN_DTYPE_OF_CONV] = "linear.conv_dtype",
-        [ATTN_DTYPE_OF_LABEL] = "sparse.label_dtype",
+        [ATTN_DTYPE_OF_LABEL] = "as sparse.label_dtype has it",
         [ATTN_DTYPE_OF_I32] = "whatever the problem's dtypes are",
         [ATTN_DTYPE_OF_NEW_KV] = "the problem's new_kv_dtype",
+        [ATTN_DTYPE_OF_INDEX] = "sparse.index_dtype",
         [ATTN_DTYPE_OF_COUNT] = "",
     };
     uint32_t of = role_dtype_of(role);
@@ -77,7 +93,9 @@ attn_dtype role_dtype(const attn_problem *problem, uint32_t role, const char **w
     case ATTN_DTYPE_OF_F32:
         return ATTN_F32;
     case ATTN_DTYPE_OF_LABEL:
-        return problem->group->sparse ? problem->group->sparse->label_dtype : ATTN_DTYPE_NONE;
+        return label_dtype(problem->group->sparse);
+    case ATTN_DTYPE_OF_INDEX:
+        return index_dtype(problem->group->sparse);
     case ATTN_DTYPE_OF_I32:
         return problem->group->sparse ? ATTN_I32 : ATTN_DTYPE_NONE;
     case ATTN_DTYPE_OF_COUNT:

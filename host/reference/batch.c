@@ -212,9 +212,10 @@ struct forward {
     const reference_options *options; /* NULL = defaults */
     reference_result *result;         /* NULL = of one head alone */
     reference_scratch scratch;
-    double *query;    /* [call->dim] */
-    double *vector;   /* [max(dim, v_dim)] of a key that is asked about */
-    struct memo memo; /* of the sequence at hand */
+    double *query;             /* [call->dim] */
+    double *vector;            /* [max(dim, v_dim)] of a key that is asked about */
+    struct memo memo;          /* of the sequence at hand */
+    reference_chooser chooser; /* likewise, of a layer whose rows' keys are chosen */
 };
 
 /* Are products of two fp8 numbers among those that scores and outputs are sums of? */
@@ -281,13 +282,23 @@ static void answer_all(const struct forward *forward, const reference_row *row,
 }
 
 /* What the queries of row `t` see, whatever their head. */
-static attn_status set_sight(reference_sight *sight, const reference_call *call,
-                             const reference_sequence *sequence, int64_t t, attn_error *error)
+attn_status reference_set_sight(reference_sight *sight, const reference_call *call,
+                                const reference_sequence *sequence, int64_t t, attn_error *error)
 {
     *sight = reference_sight_all();
     set_mask(sight, call, sequence, t);
     set_positions(sight, call, sequence, t);
     return set_items(sight, call, sequence, error);
+}
+
+static attn_status set_row_sight(reference_sight *sight, struct forward *forward,
+                                 const reference_sequence *sequence, int64_t t, attn_error *error)
+{
+    const reference_call *call = forward->call;
+    attn_status status = reference_set_sight(sight, call, sequence, t, error);
+    return status == ATTN_OK && call->chooses
+               ? reference_sparse_sight(sight, call, sequence, t, &forward->chooser, error)
+               : status;
 }
 
 /* One head: out[v_dim], bars[v_dim] (NULL = not wanted) and the rest. */
@@ -325,7 +336,7 @@ static attn_status compute_heads(struct forward *forward, const reference_sequen
     const reference_call *call = forward->call;
     reference_result *result = forward->result;
     reference_sight sight;
-    attn_status status = set_sight(&sight, call, sequence, t, error);
+    attn_status status = set_row_sight(&sight, forward, sequence, t, error);
     int32_t heads = call->group->num_q_heads;
     for (int32_t h = 0; h < heads && status == ATTN_OK; h++) {
         int64_t entry = (sequence->first_row + t) * heads + h, first = entry * call->v_dim;
@@ -345,6 +356,8 @@ static attn_status compute_sequence(struct forward *forward, int32_t s, attn_err
         status = reference_check_slots(call, &sequence, error);
     if (status == ATTN_OK)
         memo_init(&forward->memo, call, &sequence);
+    if (status == ATTN_OK && call->chooses)
+        status = reference_chooser_init(&forward->chooser, call, &sequence, error);
     for (int64_t t = 0; t < sequence.num_rows && status == ATTN_OK; t++) {
         int real = reference_row_is_real(call, &sequence, t);
         forward->result->kind[sequence.first_row + t] =
@@ -354,6 +367,7 @@ static attn_status compute_sequence(struct forward *forward, int32_t s, attn_err
     }
     memo_finish(&forward->memo);
     forward->memo = (struct memo){NULL, NULL};
+    reference_chooser_finish(&forward->chooser);
     return status;
 }
 
@@ -489,12 +503,15 @@ static attn_status judge(const reference_call *call, const attn_tensor *out, int
     reference_sight sight;
     int64_t t = 0, index[] = {row, head};
     attn_status status = find_row(call, row, &sequence, &t, error);
+    if (status == ATTN_OK && call->chooses)
+        status = reference_chooser_init(&forward.chooser, call, &sequence, error);
     if (status == ATTN_OK)
-        status = set_sight(&sight, call, &sequence, t, error);
+        status = set_row_sight(&sight, &forward, &sequence, t, error);
     reference_scratch_init(&forward.scratch);
     if (status == ATTN_OK)
         status = compute_head(&forward, &sequence, &sight, t, head, &into, error);
     reference_scratch_finish(&forward.scratch);
+    reference_chooser_finish(&forward.chooser);
     if (status != ATTN_OK)
         return status;
     dtype_to_double(out->dtype, reference_element(out, index, 2), call->v_dim, actual);

@@ -23,16 +23,18 @@ typedef struct reference_call {
     int32_t dim;   /* elements of a query and a key */
     int32_t v_dim; /* of a value and the output */
     int32_t kv_heads;
-    int32_t has_new;   /* new keys are given */
-    int32_t save_kv;   /* new keys are written */
-    int32_t as_stored; /* new keys are read rounded as the cache holds them */
-    int32_t hnd;       /* the cache is [pages, kv_heads, page_size, dim] */
-    int32_t absorbed;  /* latent attention: q is q_nope, keys are latent rows */
-    int32_t expanded;  /* latent attention: k and v are all keys there are */
-    int32_t packed;    /* the cache is mla.latent_fp8/1 */
-    int64_t num_slots; /* of the cache; 0 = there is no cache */
-    int64_t num_rows;  /* of q */
-    int64_t num_new;   /* rows of new keys; 0 = the cache alone is read */
+    int32_t has_new;    /* new keys are given */
+    int32_t save_kv;    /* new keys are written */
+    int32_t as_stored;  /* new keys are read rounded as the cache holds them */
+    int32_t hnd;        /* the cache is [pages, kv_heads, page_size, dim] */
+    int32_t absorbed;   /* latent attention: q is q_nope, keys are latent rows */
+    int32_t expanded;   /* latent attention: k and v are all keys there are */
+    int32_t packed;     /* the cache is mla.latent_fp8/1 */
+    int32_t chooses;    /* a sparse layer whose rows' keys are chosen, here or by the caller */
+    int32_t index_only; /* it stops before attention: there is no q */
+    int64_t num_slots;  /* of the cache; 0 = there is no cache */
+    int64_t num_rows;   /* of q */
+    int64_t num_new;    /* rows of new keys; 0 = the cache alone is read */
     const attn_tensor *q;
     const attn_tensor *k; /* k and v: both or neither */
     const attn_tensor *v;
@@ -42,9 +44,16 @@ typedef struct reference_call {
     const attn_tensor *c_kv; /* absorbed: new keys; expanded: what is saved; c_kv and k_pe: both */
     const attn_tensor *k_pe; /* or neither */
     const attn_tensor *latent_cache; /* NULL where it is neither read nor written */
-    const float *sinks;              /* [q_heads]; NULL = none, or omitted */
-    const float *slopes;             /* [q_heads]; NULL = none */
-    const attn_scale *k_scale;       /* NULL unless the cache is fp8 */
+    const attn_tensor *index_q;      /* sparse, as far as they are given */
+    const attn_tensor *index_weights;
+    const attn_tensor *index_k;
+    const attn_tensor *index_logits;
+    const attn_tensor *label_cache;
+    const attn_tensor *sparse_indices;
+    const attn_tensor *sparse_count;
+    const float *sinks;        /* [q_heads]; NULL = none, or omitted */
+    const float *slopes;       /* [q_heads]; NULL = none */
+    const attn_scale *k_scale; /* NULL unless the cache is fp8 */
     const attn_scale *v_scale;
     const attn_scale *latent_scale;
     const attn_scale *q_scale; /* NULL unless q is fp8; and so on */
@@ -144,5 +153,41 @@ void reference_mla_read(const reference_call *call, const reference_sequence *se
 /* Write new latent row `new_row` to a slot of an image of the cache. */
 void reference_mla_store(const reference_call *call, int64_t new_row, const attn_tensor *image,
                          int64_t slot);
+
+/* ---- What a query sees (batch.c) ------------------------------------------------------------- */
+
+/* Of query `t` of a sequence, whatever its head; choices aside. */
+attn_status reference_set_sight(reference_sight *sight, const reference_call *call,
+                                const reference_sequence *sequence, int64_t t, attn_error *error);
+
+/* ---- Sparse layers over latents (sparse_call.c) ---------------------------------------------- */
+
+/* Does the call stop before attention? */
+int reference_is_index_only(const attn_forward_args *args);
+
+/* Operands of the indexer and of the choice. */
+attn_status reference_sparse_find(reference_call *call, const attn_forward_args *args,
+                                  attn_error *error);
+
+/* What rows of a sequence are chosen with; for one sequence after the other. */
+typedef struct reference_chooser {
+    int32_t *key_of; /* [num_slots] key of the sequence in it; -1 = none */
+    int64_t num_slots;
+    uint8_t *chosen;       /* [kv_len] */
+    double *logits, *bars; /* [kv_len] */
+    double *vectors;       /* of a query and a label */
+    int64_t *keys;         /* [top_k] */
+} reference_chooser;
+
+attn_status reference_chooser_init(reference_chooser *chooser, const reference_call *call,
+                                   const reference_sequence *sequence, attn_error *error);
+void reference_chooser_finish(reference_chooser *chooser);
+
+/* The keys of query `t`: those that SPARSE_INDICES names, or else the oracle's choice; they replace
+ * whatever narrows `sight`. INVALID_ARGUMENT for an entry that is no key of the sequence, or named
+ * twice. */
+attn_status reference_sparse_sight(reference_sight *sight, const reference_call *call,
+                                   const reference_sequence *sequence, int64_t t,
+                                   reference_chooser *chooser, attn_error *error);
 
 #endif /* HOST_REFERENCE_CALL_H */

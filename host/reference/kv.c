@@ -36,7 +36,7 @@ static attn_status store_sequence(const reference_call *call, const reference_se
             return host_fail(error, ATTN_INVALID_ARGUMENT,
                              "out_cache_loc of new key %lld is %lld: accepted -1..%lld",
                              (long long)row, (long long)slot, (long long)call->num_slots - 1);
-        if (call->latent_cache)
+        if (call->c_kv)
             reference_mla_store(call, row, k_image, slot);
         for (int32_t h = 0; h < call->kv_heads && !call->latent_cache; h++) {
             store_vector(call, call->k, call->new_k_scale, call->k_scale, sequence->index, row, h,
@@ -104,10 +104,10 @@ int64_t reference_compare_kv(const attn_problem *problem, const attn_tensor *cac
                              const attn_tensor *image, int64_t place[4])
 {
     int hnd = strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0;
-    int has_heads = cache->ndim == 4; /* a latent has none */
+    int has_heads = cache->ndim == 4; /* a latent has none; labels in e4m3 are a page's bytes */
     int64_t differing = 0, first = 0, dim = cache->shape[cache->ndim - 1];
     for (int64_t page = 1; page < cache->shape[0]; page++)
-        for (int64_t i = 0; i < cache->shape[1]; i++)
+        for (int64_t i = 0; i < (cache->ndim > 2 ? cache->shape[1] : 1); i++)
             for (int64_t j = 0; j < (has_heads ? cache->shape[2] : 1); j++) {
                 int64_t index[] = {page, i, j};
                 int64_t bytes = differing_bytes(reference_element(cache, index, cache->ndim - 1),

@@ -17,7 +17,10 @@
 
 int reference_is_absorbed(const attn_problem *problem, uint32_t mode)
 {
-    return problem->group->kind == ATTN_KIND_MLA && !(problem->mla_expanded & ATTN_MODE_BIT(mode));
+    const attn_layer_group *group = problem->group;
+    if (group->kind == ATTN_KIND_SPARSE)
+        return group->mla != NULL;
+    return group->kind == ATTN_KIND_MLA && !(problem->mla_expanded & ATTN_MODE_BIT(mode));
 }
 
 attn_status reference_mla_check(const reference_call *call, attn_error *error)
@@ -58,16 +61,14 @@ static attn_status find_new_latents(reference_call *call, const attn_forward_arg
     return reference_check_tensor(call->k_pe, ATTN_ROLE_K_PE, dtype, 2, pe_shape, error);
 }
 
-attn_status reference_mla_find_absorbed(reference_call *call, const attn_forward_args *args,
-                                        attn_error *error)
+/* q_nope and q_pe. */
+static attn_status find_queries(reference_call *call, const attn_forward_args *args,
+                                attn_error *error)
 {
     const attn_mla_dims *mla = call->group->mla;
     attn_dtype dtype = call->problem->q_dtype;
     call->q = attn_operand(args, ATTN_ROLE_Q_NOPE);
     call->q_pe = attn_operand(args, ATTN_ROLE_Q_PE);
-    call->dim = mla->kv_lora_rank + mla->rope_dim;
-    call->v_dim = mla->kv_lora_rank;
-    call->kv_heads = 1;
     int64_t nope_shape[] = {-1, call->group->num_q_heads, mla->kv_lora_rank};
     attn_status status =
         reference_check_tensor(call->q, ATTN_ROLE_Q_NOPE, dtype, 3, nope_shape, error);
@@ -75,7 +76,17 @@ attn_status reference_mla_find_absorbed(reference_call *call, const attn_forward
         return status;
     call->num_rows = call->q->shape[0];
     int64_t pe_shape[] = {call->num_rows, call->group->num_q_heads, mla->rope_dim};
-    status = reference_check_tensor(call->q_pe, ATTN_ROLE_Q_PE, dtype, 3, pe_shape, error);
+    return reference_check_tensor(call->q_pe, ATTN_ROLE_Q_PE, dtype, 3, pe_shape, error);
+}
+
+attn_status reference_mla_find_absorbed(reference_call *call, const attn_forward_args *args,
+                                        attn_error *error)
+{
+    const attn_mla_dims *mla = call->group->mla;
+    call->dim = mla->kv_lora_rank + mla->rope_dim;
+    call->v_dim = mla->kv_lora_rank;
+    call->kv_heads = 1;
+    attn_status status = call->index_only ? ATTN_OK : find_queries(call, args, error);
     if (status != ATTN_OK)
         return status;
     if (!attn_operand(args, ATTN_ROLE_C_KV) && !attn_operand(args, ATTN_ROLE_K_PE))
@@ -139,6 +150,11 @@ attn_status reference_mla_find_cache(reference_call *call, const attn_forward_ar
     attn_status status = ATTN_OK;
     if (call->expanded && !call->save_kv)
         return ATTN_OK;
+    if (call->index_only && !call->c_kv) {
+        call->num_slots = call->label_cache ? call->label_cache->shape[0] * call->problem->page_size
+                                            : (int64_t)INT32_MAX + 1;
+        return ATTN_OK;
+    }
     if (call->expanded)
         status = find_new_latents(call, args, call->num_new, error);
     if (status != ATTN_OK)
@@ -274,7 +290,7 @@ void reference_mla_read(const reference_call *call, const reference_sequence *se
                         int32_t count, double *x)
 {
     int64_t first_new = sequence->kv_len - sequence->num_new;
-    if (j >= first_new) {
+    if (j >= first_new && call->c_kv) {
         read_new(call, sequence->first_new_row + j - first_new, count, x);
         return;
     }

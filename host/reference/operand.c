@@ -190,7 +190,7 @@ static attn_status find_input_scales(reference_call *call, const attn_forward_ar
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "input_scale_granularity %u with q in %s and new k, v in %s", granularity,
                          dtype_name(problem->q_dtype), dtype_name(attn_new_kv_dtype(problem)));
-    if ((q || new_kv) && call->group->kind == ATTN_KIND_MLA)
+    if ((q || new_kv) && call->group->mla)
         return host_fail(error, ATTN_UNSUPPORTED, "latent attention of fp8 inputs has no oracle");
     if (q)
         status = reference_find_scale(&call->q_scale, call, args, ATTN_ROLE_Q, granularity, error);
@@ -305,8 +305,9 @@ static attn_status check_layer(const reference_call *call, int32_t layer_id, att
 static attn_status check_group(const reference_call *call, attn_error *error)
 {
     const attn_layer_group *group = call->group;
-    /* What rows of a sparse layer choose is a mask here. */
-    int is_chosen = group->kind == ATTN_KIND_SPARSE && call->mask_kind == ATTN_MASK_FULL;
+    /* What rows of a sparse layer choose of keys and values is a mask here. */
+    int is_chosen =
+        group->kind == ATTN_KIND_SPARSE && (group->mla || call->mask_kind == ATTN_MASK_FULL);
     if (group->kind != ATTN_KIND_SOFTMAX && group->kind != ATTN_KIND_MLA && !is_chosen)
         return host_fail(error, ATTN_UNSUPPORTED,
                          "layer kind %u has no oracle here: accepted %d, %d", group->kind,
@@ -324,7 +325,7 @@ static attn_status check_group(const reference_call *call, attn_error *error)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "sm_scale %g, logit_cap %g: accepted finite, finite and at least 0",
                          (double)group->sm_scale, (double)group->logit_cap);
-    return group->kind == ATTN_KIND_MLA ? reference_mla_check(call, error) : ATTN_OK;
+    return call->absorbed || call->expanded ? reference_mla_check(call, error) : ATTN_OK;
 }
 
 /* ---- All of it ------------------------------------------------------------------------------- */
@@ -347,8 +348,8 @@ static attn_status find_cache_side(reference_call *call, const attn_forward_args
 {
     attn_status status = find_kv_group(call, options, error);
     if (status == ATTN_OK)
-        status = call->group->kind == ATTN_KIND_MLA ? reference_mla_find_cache(call, args, error)
-                                                    : find_kv_caches(call, args, error);
+        status = call->absorbed || call->expanded ? reference_mla_find_cache(call, args, error)
+                                                  : find_kv_caches(call, args, error);
     if (status != ATTN_OK)
         return status;
     uint32_t unquantised = options ? options->reads_new_unquantised : 0;
@@ -369,10 +370,13 @@ attn_status reference_call_init(reference_call *call, const attn_problem *proble
     call->mask_kind = batch->mask ? batch->mask->kind : ATTN_MASK_LAYER;
     call->absorbed = reference_is_absorbed(problem, batch->mode);
     call->expanded = problem->group->kind == ATTN_KIND_MLA && !call->absorbed;
+    call->index_only = problem->group->kind == ATTN_KIND_SPARSE && reference_is_index_only(args);
     attn_status status = check_group(call, error);
     if (status == ATTN_OK)
         status = call->absorbed ? reference_mla_find_absorbed(call, args, error)
                                 : find_queries_and_new_keys(call, args, error);
+    if (status == ATTN_OK && problem->group->kind == ATTN_KIND_SPARSE && problem->group->mla)
+        status = reference_sparse_find(call, args, error);
     call->save_kv = call->has_new && args->flags & ATTN_FORWARD_SAVE_KV;
     if (status == ATTN_OK)
         status = find_input_scales(call, args, error);

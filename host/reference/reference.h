@@ -28,7 +28,8 @@
  *
  * Files: score.c (which keys are seen; fp64 scores), row.c (rows), row_kernels.c (their inner
  * loops), rounding.c (their bars), verdict.c (the pass rule), operand.c (tensors and scales of the
- * ABI), slots.c (where keys lie), mla.c (latent attention), batch.c (a whole forward), kv.c (what
+ * ABI), slots.c (where keys lie), mla.c (latent attention), sparse.c,
+ * sparse_call.c (choices of keys: sparse.h), batch.c (a whole forward), kv.c (what
  * the cache must hold), compare.c (whole tensors), merge.c. Build with -ffp-contract=off: the
  * quantiser is an exact statement about rounding.
  */
@@ -60,6 +61,8 @@ typedef struct reference_sight {
     int32_t has_items;            /* multi-item scoring: the two below hold */
     int32_t token_pos_in_item;    /* p of this query; not read if its position < items_prefix_len */
     int64_t items_prefix_len;     /* tokens before the first delimiter */
+    const uint8_t *chosen; /* [kv_len] 1 = key j is among those of a sparse layer's row; NULL = */
+                           /* all are */
 } reference_sight;
 
 /* A sight that sees every key: no mask, no window. */

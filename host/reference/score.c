@@ -78,7 +78,7 @@ static int sees_by_item(const reference_sight *sight, int64_t j)
 
 int reference_sees(const reference_sight *sight, int64_t j)
 {
-    if (j < sight->first_key)
+    if (j < sight->first_key || (sight->chosen && !sight->chosen[j]))
         return 0;
     if (has_bits(sight) && !sees_by_bits(sight, j))
         return 0;
@@ -108,7 +108,7 @@ static void narrow(const reference_sight *sight, int64_t *first, int64_t *end)
 int reference_sight_range(const reference_sight *sight, int64_t kv_len, int64_t *first,
                           int64_t *end)
 {
-    int exact = !has_bits(sight) && !sight->key_positions && !sight->has_items;
+    int exact = !has_bits(sight) && !sight->key_positions && !sight->has_items && !sight->chosen;
     *first = sight->first_key > 0 ? sight->first_key : 0;
     *end = kv_len;
     if (exact && sight->has_position)

@@ -12,6 +12,7 @@
 
 #include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/mla.h"
+#include "plugins/cpu_native/sparse/sparse.h"
 
 #include <math.h>
 #include <string.h>
@@ -242,6 +243,27 @@ static attn_status find_cached(layer_call *call, int32_t seq, int32_t kv_head, i
     return ATTN_OK;
 }
 
+/* Rows of the entries `seen` of a row's list of slots. */
+static attn_status find_chosen(layer_call *call, const work_unit *unit, int64_t first,
+                               uint64_t seen, worker_scratch *w)
+{
+    const row_lists *lists = &call->sparse.lists;
+    const int64_t row = place_of(call, unit, 0, 0).row;
+    const int32_t *slots = lists->slots + row * lists->stride + first;
+    page_cursor cursor = {.index = -1, .number = -1};
+    memset(w->keys.rows, 0, sizeof w->keys.rows);
+    memset(w->next_values->rows, 0, sizeof w->next_values->rows);
+    w->keys.fresh = w->next_values->fresh = 0;
+    for (uint64_t left = seen; left; left &= left - 1) {
+        int key = __builtin_ctzll(left);
+        int64_t fault = 0, offset = find_slot(call, slots[key], 0, &cursor, &fault);
+        if (offset < 0)
+            return cpu_call_fault(call, unit->seq, first + key, fault);
+        w->keys.rows[key] = w->next_values->rows[key] = cursor.k + offset * call->k_cache.token;
+    }
+    return ATTN_OK;
+}
+
 /* Find the rows of the keys and values [first, first + 64) that some row sees: w->keys and
  * w->next_values. */
 static attn_status find_tile(layer_call *call, int32_t seq, int32_t kv_head, int64_t first,
@@ -299,15 +321,18 @@ static void set_formats(const layer_call *call, const cache_view *cache, const f
 }
 
 /* What each row sees of the keys [first, first + 64); returns what any row sees. */
-static uint64_t look(const cpu_group *group, const work_unit *unit, const visibility *v,
+static uint64_t look(const layer_call *call, const work_unit *unit, const visibility *v,
                      int64_t first, uint64_t *visible)
 {
+    const cpu_group *group = call->group;
     uint64_t seen = 0;
     int32_t query = (int32_t)(unit->row / group->ratio), r = 0;
     for (; r < unit->rows; query++) { /* its rows follow each other */
         const int64_t rest = (query + 1) * (int64_t)group->ratio - unit->row;
         const int32_t end = rest < unit->rows ? (int32_t)rest : unit->rows;
-        const uint64_t word = visible_word(v, query, first);
+        const uint64_t word = group->sparse.top_k > 0
+                                  ? sparse_word(call, place_of(call, unit, 0, r).row, first)
+                                  : visible_word(v, query, first);
         seen |= word;
         for (; r < end; r++)
             visible[r] = word;
@@ -320,7 +345,9 @@ static attn_status find_next(layer_call *call, const work_unit *unit, int32_t kv
                              const visibility *v, int64_t end, int64_t *first, worker_scratch *w)
 {
     for (; *first < end; *first += TILE_KEYS) {
-        uint64_t seen = look(call->group, unit, v, *first, w->next_visible);
+        uint64_t seen = look(call, unit, v, *first, w->next_visible);
+        if (seen != 0 && call->group->sparse.top_k > 0)
+            return find_chosen(call, unit, *first, seen, w);
         if (seen != 0)
             return find_tile(call, unit->seq, kv_head, *first, seen, w);
     }
@@ -501,6 +528,8 @@ attn_status cpu_attend_task(void *arg, int64_t task, uint32_t worker)
     worker_scratch w;
     visibility v;
     cpu_visibility(call->metadata, call->group, call->plan, unit->seq, &v);
+    if (call->group->sparse.top_k > 0) /* keys are entries of the row's list */
+        v.kv_len = sparse_count(call, place_of(call, unit, 0, 0).row);
     lay_out(call, worker, unit->rows, &w);
     load_rows(call, unit, kv_head, &v, &w.block);
     if (call->group->mla.absorbed)

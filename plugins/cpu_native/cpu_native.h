@@ -14,7 +14,8 @@
  * for too long are shared out by splits, and are merged in a second step.
  *
  * Latent attention goes the same way; what it does otherwise is in mla/ (mla/mla.h), and is called
- * where group->mla says so.
+ * where group->mla says so. So does attention to chosen latents: sparse/ (sparse/sparse.h), where
+ * group->sparse.top_k is not 0.
  */
 #ifndef CPU_NATIVE_H
 #define CPU_NATIVE_H
@@ -23,6 +24,7 @@
 #include "plugins/common/cpu_isa.h"
 #include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/latent.h"
+#include "plugins/cpu_native/sparse/index.h"
 #include "kernels.h"
 #include "visibility.h"
 
@@ -56,9 +58,10 @@ typedef attn_util_layer cpu_layer;
 
 /* A layer group, as far as it matters here. */
 typedef struct cpu_group {
-    uint32_t modes;     /* ATTN_MODE_BIT set */
-    mla_group mla;      /* zero unless it is latent attention */
-    uint32_t attn_type; /* ATTN_TYPE_* */
+    uint32_t modes;      /* ATTN_MODE_BIT set */
+    mla_group mla;       /* zero unless it is latent attention */
+    sparse_group sparse; /* zero unless it is attention to chosen latents */
+    uint32_t attn_type;  /* ATTN_TYPE_* */
     int32_t kv_group;
     int32_t kv_heads;
     int32_t ratio; /* query heads of a KV head */
@@ -148,7 +151,10 @@ typedef struct group_plan {
     int64_t part_rows;    /* rows of partial results for each KV head */
     int32_t new_first;    /* rows of new keys: [new_first, new_end) */
     int32_t new_end;
+    int32_t row_first; /* of all sequences' rows */
     int32_t row_end;   /* most rows that q, out and lse must have */
+    int32_t longest;   /* keys of a sequence, at most */
+    int32_t max_count; /* sparse: entries of a row's list, at most */
     int32_t pad_first; /* rows of no sequence: [pad_first, pad_end) */
     int32_t pad_end;
     int32_t reads_prefix; /* some keys are not among the new ones */
@@ -170,6 +176,7 @@ typedef struct group_capacity {
     int64_t part_rows;   /* for all KV heads together */
     int64_t part_floats; /* of a row of partial results: its sums in whole panels, max and sum */
     int64_t worker_bytes;
+    int64_t shared_floats; /* sparse: logits and lists, of all workers */
 } group_capacity;
 
 struct attn_metadata {
@@ -177,7 +184,8 @@ struct attn_metadata {
     attn_bounds bounds;
     group_plan *plans;          /* [num_groups] */
     group_capacity *capacities; /* [num_groups] */
-    char *scratch;              /* a part for each worker, then partial results */
+    char *scratch;              /* a part for each worker, then partial results, then: */
+    float *shared;              /* logits and lists of sparse groups */
     uint64_t worker_bytes;
     int32_t planned;
     attn_batch batch; /* its scalars and device arrays */
@@ -195,6 +203,8 @@ group_capacity cpu_group_capacity(const cpu_group *group, const cpu_options *opt
                                   uint32_t num_workers, const attn_bounds *bounds);
 /* Bytes of scratch for such groups: the most that one of them needs. */
 uint64_t cpu_scratch_bytes(const group_capacity *capacities, uint32_t count, uint32_t num_workers);
+/* Of these, where what sparse groups share begins. */
+uint64_t cpu_shared_offset(const group_capacity *capacities, uint32_t count, uint32_t num_workers);
 
 /* Bytes of host metadata. */
 uint64_t cpu_metadata_bytes(const group_capacity *capacities, uint32_t count,
@@ -245,6 +255,8 @@ typedef struct layer_call {
     const attn_tensor *k; /* new keys */
     const attn_tensor *v;
     mla_operands mla;
+    sparse_operands sparse;
+    int32_t attends; /* else it stops before attention: a sparse layer's choice alone */
     const attn_tensor *out;
     const attn_tensor *lse;
     cache_view k_cache;
@@ -291,6 +303,9 @@ row_format cpu_new_format(const cpu_group *group, const float *scales, int32_t s
 
 /* Tasks of cpu_save_task. */
 int64_t cpu_save_tasks(const layer_call *call);
+
+/* Do tasks; where one found a slot to lie outside the cache the error says so. */
+attn_status cpu_run(layer_call *call, int64_t count, attn_task task, void *arg, attn_error *error);
 
 /* Remember where a slot was out of the cache, and return what the task then returns. */
 attn_status cpu_call_fault(layer_call *call, int32_t seq, int64_t at, int64_t slot);

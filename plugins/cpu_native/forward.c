@@ -5,6 +5,7 @@
 #include "cpu_native.h"
 
 #include "attn_plugin_util.h"
+#include "plugins/cpu_native/sparse/sparse.h"
 
 #include <math.h>
 #include <string.h>
@@ -24,7 +25,8 @@ attn_status cpu_call_fault(layer_call *call, int32_t seq, int64_t at, int64_t sl
 
 static attn_status fault_message(const layer_call *call, attn_error *error)
 {
-    long long last = call->k_cache.num_pages * call->group->page_size - 1;
+    int64_t pages = call->k_cache.data ? call->k_cache.num_pages : call->sparse.num_pages;
+    long long last = (long long)pages * call->group->page_size - 1;
     if (call->fault_seq < 0)
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
                                     "out_cache_loc[%lld] is %lld: accepted -1..%lld",
@@ -36,9 +38,9 @@ static attn_status fault_message(const layer_call *call, attn_error *error)
                                 (long long)call->fault_slot, last);
 }
 
-static attn_status run(layer_call *call, int64_t count, attn_task task, attn_error *error)
+attn_status cpu_run(layer_call *call, int64_t count, attn_task task, void *arg, attn_error *error)
 {
-    attn_status status = attn_util_run_tasks(call->instance->services, count, task, call, error);
+    attn_status status = attn_util_run_tasks(call->instance->services, count, task, arg, error);
     return status != ATTN_OK && call->fault_claimed ? fault_message(call, error) : status;
 }
 
@@ -50,7 +52,7 @@ static attn_status merge(layer_call *call, attn_error *error)
     const int64_t heads = call->group->kv_heads;
     const int64_t count = call->plan->num_merges * heads * call->plan->merge_pieces;
     if (call->plan->part_rows * heads * call->capacity->part_floats > FEW_FLOATS)
-        return run(call, count, cpu_merge_task, error);
+        return cpu_run(call, count, cpu_merge_task, call, error);
     for (int64_t task = 0; task < count; task++)
         cpu_merge_task(call, task, 0); /* which can not fail */
     return ATTN_OK;
@@ -87,9 +89,12 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     if (status != ATTN_OK)
         return status;
     const int64_t heads = call.group->kv_heads;
-    status = run(&call, cpu_save_tasks(&call), cpu_save_task, error);
-    if (status == ATTN_OK)
-        status = run(&call, call.plan->num_units * heads, cpu_attend_task, error);
+    status = cpu_run(&call, cpu_save_tasks(&call), cpu_save_task, &call, error);
+    if (status == ATTN_OK && call.group->sparse.top_k > 0)
+        status = sparse_choose(&call, error);
+    if (status != ATTN_OK || !call.attends)
+        return status;
+    status = cpu_run(&call, call.plan->num_units * heads, cpu_attend_task, &call, error);
     if (status == ATTN_OK)
         status = merge(&call, error);
     if (status == ATTN_OK)

@@ -6,6 +6,7 @@
 
 #include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/mla.h"
+#include "plugins/cpu_native/sparse/sparse.h"
 
 #include <string.h>
 
@@ -75,7 +76,9 @@ uint32_t cpu_groups_init(cpu_group *groups, const attn_problem *problem)
 {
     group_init(&groups[0], problem);
     groups[0].modes = (1u << ATTN_MODE_COUNT) - 1;
-    return problem->group->kind == ATTN_KIND_MLA ? mla_groups_init(groups, problem) : 1;
+    if (problem->group->kind == ATTN_KIND_SPARSE)
+        sparse_group_init(&groups[0], problem);
+    return problem->group->kind == ATTN_KIND_SOFTMAX ? 1 : mla_groups_init(groups, problem);
 }
 
 static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,

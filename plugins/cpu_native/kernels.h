@@ -128,6 +128,11 @@ typedef struct cpu_kernels {
     void (*store)(const float *acc, float factor, attn_dtype dtype, int32_t n, void *to);
 
     const struct latent_kernels *latents; /* mla/kernels.h */
+
+    /* logits[j] = sum of weights[h] * max(0, query[h] . label j) of 64 labels, [dim][64]; `heads` is
+     * a multiple of INDEX_STEP, query [heads][dim]. */
+    void (*index)(const float *query, const float *weights, int32_t heads, int32_t dim,
+                  const float *labels, float *logits);
 } cpu_kernels;
 
 extern const cpu_kernels cpu_kernels_generic;

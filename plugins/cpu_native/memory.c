@@ -2,7 +2,8 @@
  *
  * memory.c: the regions of a metadata, and how they are laid out.
  *
- *   device scratch    [worker 0][worker 1] ... [partial results]   the most any group needs
+ *   device scratch    [worker 0][worker 1] ... [partial results][logits and lists]
+ *                     the most any group needs
  *   host metadata     attn_metadata, capacities, plans, then for each group its sequences, units,
  *                     merges
  *
@@ -13,6 +14,7 @@
 
 #include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/mla.h"
+#include "plugins/cpu_native/sparse/sparse.h"
 
 #include <string.h>
 
@@ -24,6 +26,11 @@ enum { ALIGNMENT = 64 };
 static int64_t least(int64_t a, int64_t b)
 {
     return a < b ? a : b;
+}
+
+static int64_t most_of(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
 }
 
 static uint64_t aligned(uint64_t bytes)
@@ -42,6 +49,8 @@ static int64_t worker_bytes(const cpu_group *group, int64_t rows)
                      + TILE_KEYS                       /* positions */
                      + lanes * (dim + dim % 2 + TILE_KEYS) + rows * 2 * v_dim +
                      6 * panel_round(TILE_ROWS);
+    if (group->sparse.top_k > 0)
+        floats = most_of(floats, sparse_worker_floats(group));
     return (int64_t)aligned((uint64_t)floats * sizeof(float) + 2 * TILE_ROWS * sizeof(uint64_t)) +
            20 * ALIGNMENT;
 }
@@ -50,9 +59,11 @@ group_capacity cpu_group_capacity(const cpu_group *group, const cpu_options *opt
                                   uint32_t num_workers, const attn_bounds *bounds)
 {
     int64_t rows = (int64_t)bounds->max_tokens * group->ratio;
-    int64_t tiles = (int64_t)bounds->max_seqs + rows / TILE_ROWS;
+    int64_t tiles = group->sparse.top_k > 0 ? sparse_units(group, bounds)
+                                            : (int64_t)bounds->max_seqs + rows / TILE_ROWS;
+    int64_t keys = group->sparse.top_k > 0 ? group->sparse.top_k : bounds->max_kv_len;
     int64_t extra = (int64_t)SHARE * num_workers;
-    int64_t splits = ((int64_t)bounds->max_kv_len + options->split - 1) / options->split;
+    int64_t splits = (keys + options->split - 1) / options->split;
     group_capacity capacity = {
         .units = (tiles > extra ? tiles : extra) + extra, /* rows that are cut; then splits */
         .merges = extra,
@@ -64,12 +75,24 @@ group_capacity cpu_group_capacity(const cpu_group *group, const cpu_options *opt
     int64_t part_bytes = capacity.part_floats * (int64_t)sizeof(float);
     int64_t part_rows = least(rows * group->kv_heads, extra * least(rows, TILE_ROWS));
     int64_t most = PART_BYTES_PER_WORKER * num_workers / part_bytes;
+    if (group->sparse.top_k > 0)
+        capacity.shared_floats = sparse_shared_floats(group, num_workers, bounds);
     if (splits > 1)
         capacity.part_rows = part_rows > most / splits ? most : part_rows * splits;
     return capacity;
 }
 
 uint64_t cpu_scratch_bytes(const group_capacity *capacities, uint32_t count, uint32_t num_workers)
+{
+    uint64_t shared = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t floats = (uint64_t)capacities[i].shared_floats;
+        shared = floats > shared ? floats : shared;
+    }
+    return cpu_shared_offset(capacities, count, num_workers) + shared * sizeof(float);
+}
+
+uint64_t cpu_shared_offset(const group_capacity *capacities, uint32_t count, uint32_t num_workers)
 {
     uint64_t worker = 0, parts = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -183,6 +206,9 @@ attn_status cpu_metadata_create(attn_instance *instance, uint32_t kind, const at
     made->instance = instance;
     made->bounds = bounds;
     made->scratch = memory->base[SCRATCH];
+    made->shared =
+        (float *)(void *)(made->scratch + cpu_shared_offset(capacities, instance->num_groups,
+                                                            instance->services->num_workers));
     for (uint32_t i = 0; i < instance->num_groups; i++)
         if ((uint64_t)capacities[i].worker_bytes > made->worker_bytes)
             made->worker_bytes = (uint64_t)capacities[i].worker_bytes;

@@ -7,6 +7,7 @@
 
 #include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/mla.h"
+#include "plugins/cpu_native/sparse/sparse.h"
 
 #define FAIL(error, field, ...)                                                                    \
     attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
@@ -221,14 +222,17 @@ attn_status cpu_call_init(layer_call *call, attn_metadata *metadata, int32_t lay
 {
     const cpu_layer *layer = NULL;
     attn_forward_args args;
-    *call = (layer_call){.instance = metadata->instance, .metadata = metadata, .fault_seq = -1};
+    *call = (layer_call){
+        .instance = metadata->instance, .metadata = metadata, .attends = 1, .fault_seq = -1};
     attn_status status = attn_util_read_args(given, &args, error);
     if (status == ATTN_OK)
         status = find_layer(metadata, layer_id, call, &layer, error);
     if (status == ATTN_OK)
-        status = call->group->mla.lora > 0 ? mla_get_operands(call, layer, &args, error)
-                                           : get_operands(call, layer, &args, error);
-    if (status == ATTN_OK && call->group->has_sinks && !(args.flags & ATTN_FORWARD_OMIT_SINK))
+        status = call->group->sparse.top_k > 0 ? sparse_get_operands(call, layer, &args, error)
+                 : call->group->mla.lora > 0   ? mla_get_operands(call, layer, &args, error)
+                                               : get_operands(call, layer, &args, error);
+    if (status == ATTN_OK && call->attends && call->group->has_sinks &&
+        !(args.flags & ATTN_FORWARD_OMIT_SINK))
         status = get_per_head(call, &args, ATTN_ROLE_SINKS, &call->sinks, error);
     if (status == ATTN_OK && call->group->rule.has_alibi)
         status = get_per_head(call, &args, ATTN_ROLE_ALIBI_SLOPES, &call->slopes, error);

@@ -9,6 +9,7 @@
 
 #include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/mla.h"
+#include "plugins/cpu_native/sparse/sparse.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -213,11 +214,15 @@ static attn_status find_sequences(attn_metadata *metadata, const cpu_group *grou
     plan->pad_end = plan->pad_first + batch->num_tokens;
     plan->reads_prefix = 0;
     plan->short_seq = -1;
+    plan->row_first = plan->pad_first;
+    plan->longest = 0;
     for (int32_t s = 0; s < batch->num_seqs; s++) {
         cpu_sequence *sequence = &plan->sequences[s];
         attn_status status = find_sequence(metadata, group, plan, s, sequence, error);
         if (status != ATTN_OK)
             return status;
+        if (sequence->kv_len > plan->longest)
+            plan->longest = sequence->kv_len;
         kv_tokens += (sequence->kv_len + page - 1) / page * page;
         if (s == 0)
             plan->new_first = sequence->first_new;
@@ -285,6 +290,21 @@ static attn_status check_cross(const attn_metadata *metadata, const cpu_group *g
         return ATTN_OK;
     if (metadata->mask.kind == ATTN_MASK_QLEN || batch->multi_item || batch->positions.device)
         return FAIL(error, "cross attention: accepted no QLEN mask, no multi_item, no positions");
+    return ATTN_OK;
+}
+
+/* How many keys a row of a sparse layer has at most. */
+static attn_status find_max_count(const attn_metadata *metadata, const cpu_group *group,
+                                  group_plan *plan, attn_error *error)
+{
+    const attn_sparse_batch *given = metadata->batch.sparse;
+    plan->max_count = group->sparse.top_k;
+    if (group->sparse.top_k == 0 || metadata->batch.num_seqs == 0)
+        return ATTN_OK;
+    if (!given || given->max_count < 1)
+        return FAIL(error, "sparse is missing, or its max_count is below 1");
+    if (given->max_count < plan->max_count)
+        plan->max_count = given->max_count;
     return ATTN_OK;
 }
 
@@ -431,12 +451,16 @@ static attn_status plan_group(attn_metadata *metadata, uint32_t index, attn_erro
         status = check_cross(metadata, group, error);
     if (status == ATTN_OK)
         status = find_sequences(metadata, group, plan, error);
+    if (status == ATTN_OK)
+        status = find_max_count(metadata, group, plan, error);
     if (status != ATTN_OK)
         return status;
     const group_capacity *capacity = &metadata->capacities[index];
     plan->num_merges = plan->merge_pieces = 0;
     plan->part_rows = 0;
-    if (group->mla.absorbed)
+    if (group->sparse.top_k > 0)
+        cpu_share_tiles(group, plan, capacity, sparse_cut_tiles(metadata, group, plan));
+    else if (group->mla.absorbed)
         mla_cut_tiles(metadata, group, capacity, plan);
     else
         cpu_share_tiles(group, plan, capacity, cpu_cut_tiles(metadata, group, TILE_ROWS, plan));

@@ -7,6 +7,7 @@
 
 #include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/mla.h"
+#include "plugins/cpu_native/sparse/sparse.h"
 
 #include <stdio.h>
 
@@ -19,9 +20,11 @@ enum {
     ALL_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT
 };
 
+/* Of sparse layers those over latents. */
 static int is_served(const attn_layer_group *group)
 {
-    return group->kind == ATTN_KIND_SOFTMAX || group->kind == ATTN_KIND_MLA;
+    return group->kind == ATTN_KIND_SOFTMAX || group->kind == ATTN_KIND_MLA ||
+           (group->kind == ATTN_KIND_SPARSE && group->mla);
 }
 
 /* ---- Arguments that make no sense ------------------------------------------------------------ */
@@ -54,6 +57,8 @@ static attn_status question_init(question *ask, const attn_options *options,
         return status;
     if (ask->group.kind == ATTN_KIND_MLA)
         status = mla_question_init(ask, error);
+    if (ask->group.kind == ATTN_KIND_SPARSE && ask->group.mla)
+        status = sparse_question_init(ask, error);
     if (status == ATTN_OK)
         status = cpu_options_read(options, &ask->options, error);
     return status == ATTN_OK ? check_sense(ask, error) : status;
@@ -265,19 +270,32 @@ static void check_needs(const question *ask, attn_verdict *verdict)
     attn_util_check_needs(&limits, &ask->problem, verdict);
 }
 
-/* Of softmax attention, and of latent attention. */
-static void (*const checks[][2])(const question *ask, attn_verdict *verdict) = {
-    {check_device, check_device},
-    {check_kind, check_kind},
-    {check_attn_type, mla_check_attn_type},
-    {check_dims, mla_check_dims},
-    {check_group_flags, check_group_flags},
-    {check_layers, check_layers},
-    {check_dtypes, mla_check_dtypes},
-    {check_scales, mla_check_scales},
-    {check_layout, mla_check_layout},
-    {check_bounds, check_bounds},
-    {check_needs, check_needs},
+static void check_sparse_flags(const question *ask, attn_verdict *verdict)
+{
+    check_group_flags(ask, verdict);
+    sparse_check_flags(ask, verdict);
+}
+
+static void check_sparse_bounds(const question *ask, attn_verdict *verdict)
+{
+    attn_util_limits own = limits;
+    own.uses &= ~(uint32_t)ATTN_USES_UNSAVED_KV; /* chosen keys are read from the cache */
+    attn_util_check_bounds(&own, &ask->bounds, verdict);
+}
+
+/* Of softmax attention, of latent attention, and of that to chosen latents. */
+static void (*const checks[][3])(const question *ask, attn_verdict *verdict) = {
+    {check_device, check_device, check_device},
+    {check_kind, check_kind, check_kind},
+    {check_attn_type, mla_check_attn_type, mla_check_attn_type},
+    {check_dims, mla_check_dims, sparse_check_dims},
+    {check_group_flags, check_group_flags, check_sparse_flags},
+    {check_layers, check_layers, check_layers},
+    {check_dtypes, mla_check_dtypes, mla_check_dtypes},
+    {check_scales, mla_check_scales, mla_check_scales},
+    {check_layout, mla_check_layout, mla_check_layout},
+    {check_bounds, check_bounds, check_sparse_bounds},
+    {check_needs, check_needs, check_needs},
 };
 
 /* ---- The answer ------------------------------------------------------------------------------ */
@@ -309,10 +327,12 @@ attn_status cpu_query(const attn_backend_type *type, const attn_options *options
         return status;
     if (!given)
         return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
-    const int latent = ask.group.kind == ATTN_KIND_MLA;
+    const int column = ask.group.kind == ATTN_KIND_MLA                       ? 1
+                       : ask.group.kind == ATTN_KIND_SPARSE && ask.group.mla ? 2
+                                                                             : 0;
     attn_util_verdict_begin(given, &verdict);
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
-        checks[i][latent](&ask, &verdict);
+        checks[i][column](&ask, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_NEVER;
         verdict.notes = ALL_NOTES;

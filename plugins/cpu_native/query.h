@@ -14,7 +14,8 @@ typedef struct question {
     attn_layer_group group;
     attn_bounds bounds;
     attn_device device;
-    attn_mla_dims mla; /* where the kind is MLA */
+    attn_mla_dims mla;       /* where the kind is MLA, or SPARSE */
+    attn_sparse_dims sparse; /* where it is SPARSE */
     cpu_options options;
 } question;
 

@@ -6,6 +6,7 @@
 
 #include "attn_plugin_util.h"
 #include "plugins/cpu_native/mla/mla.h"
+#include "plugins/cpu_native/sparse/sparse.h"
 
 #include <string.h>
 
@@ -55,6 +56,7 @@ attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker)
     const int64_t *slots = plan->kv.out_cache_loc.device;
     int64_t first = plan->new_first + task * ROWS_PER_TASK, end = first + ROWS_PER_TASK;
     int32_t seq = 0;
+    int64_t num_pages = call->k_cache.data ? call->k_cache.num_pages : call->sparse.num_pages;
     (void)worker;
     for (int64_t row = first; row < end && row < plan->new_end; row++) {
         int64_t slot = slots[row];
@@ -62,12 +64,16 @@ attn_status cpu_save_task(void *arg, int64_t task, uint32_t worker)
             seq++;
         if (slot == -1)
             continue;
-        if (slot < 0 || slot / call->group->page_size >= call->k_cache.num_pages)
+        if (slot < 0 || slot / call->group->page_size >= num_pages)
             return cpu_call_fault(call, -1, row, slot);
+        if (call->sparse.k)
+            sparse_save_row(call, row, slot);
         if (call->mla.c_kv) {
             mla_save_row(call, row, slot);
             continue;
         }
+        if (!call->k)
+            continue;
         save_row(call, call->k, call->new_k_scales, seq, row, slot, &call->k_cache,
                  call->group->dim);
         save_row(call, call->v, call->new_v_scales, seq, row, slot, &call->v_cache,

@@ -32,6 +32,8 @@ torch.set_default_dtype(torch.float64)
 
 def number(value):
     value = float(value)
+    if abs(value) == float("inf"):
+        return str(value)
     return str(int(value)) if value == int(value) and abs(value) < 1 << 31 else value.hex()
 
 
@@ -100,9 +102,9 @@ class Case:
         cache, prefix = DynamicCache(), self.kv_len - self.tokens
         update = cache.update
 
-        def keep(latent, rot, layer):
+        def keep(latent, rot, layer, **options):
             self.stored_in.append((latent[0, 0], rot[0, 0]))
-            return update(*self.as_stored(latent, rot), layer)
+            return update(*self.as_stored(latent, rot), layer, **options)
 
         cache.update = keep
         for first, end in ((0, prefix), (prefix, self.kv_len)):
@@ -195,22 +197,27 @@ def quantise(x, scale):
 
 
 deepseek.nn.functional.softmax = softmax64
-CASES = (
-    Case("prefill", 7, 7),
-    Case("prefill_halves", 5, 5, interleave=False),
-    Case("decode", 1, 19),
-    Case("decode_first", 1, 1),
-    Case("verify", 4, 15, heads=2),
-    Case("extend", 6, 21, heads=5, lora=9, rope=2, nope=3, v_dim=7),
-    Case("peaked", 3, 11, peak=800),
-    Case("yarn", 2, 9, sm_scale=0.1352337788608801),
-    Case("dims_of_v3", 1, 3, heads=1, lora=512, rope=64, nope=2, v_dim=2),
-    Case("fp8", 3, 10, storage="fp8"),
-    Case("packed", 2, 7, heads=2, lora=256, rope=6, nope=2, v_dim=2, peak=400, storage="packed"),
-    Case("packed_of_v3", 1, 2, heads=1, lora=512, rope=64, nope=2, v_dim=2, storage="packed"),
-)
 
-with open(os.path.join(HERE, "mla.txt"), "w", encoding="ascii") as file:
-    file.write("# Made by generate_mla.py with PyTorch %s, Transformers %s; do not edit.\n" %
-               (torch.__version__, transformers.__version__))
-    file.write("\n".join(case.text() for case in CASES) + "\n")
+
+def cases():
+    return (
+        Case("prefill", 7, 7),
+        Case("prefill_halves", 5, 5, interleave=False),
+        Case("decode", 1, 19),
+        Case("decode_first", 1, 1),
+        Case("verify", 4, 15, heads=2),
+        Case("extend", 6, 21, heads=5, lora=9, rope=2, nope=3, v_dim=7),
+        Case("peaked", 3, 11, peak=800),
+        Case("yarn", 2, 9, sm_scale=0.1352337788608801),
+        Case("dims_of_v3", 1, 3, heads=1, lora=512, rope=64, nope=2, v_dim=2),
+        Case("fp8", 3, 10, storage="fp8"),
+        Case("packed", 2, 7, heads=2, lora=256, rope=6, nope=2, v_dim=2, peak=400, storage="packed"),
+        Case("packed_of_v3", 1, 2, heads=1, lora=512, rope=64, nope=2, v_dim=2, storage="packed"),
+    )
+
+
+if __name__ == "__main__":
+    with open(os.path.join(HERE, "mla.txt"), "w", encoding="ascii") as file:
+        file.write("# Made by generate_mla.py with PyTorch %s, Transformers %s; do not edit.\n" %
+                   (torch.__version__, transformers.__version__))
+        file.write("\n".join(case.text() for case in cases()) + "\n")

@@ -712,13 +712,15 @@ static uint32_t roles_of(struct stand_scene *scene, const attn_layer_group *grou
     const uint32_t linear = ROLE(MIXED_QKV) | ROLE(GATE_A) | ROLE(GATE_B) | ROLE(GATE_Z) |
                             ROLE(A_LOG) | ROLE(DT_BIAS) | ROLE(D_SKIP) | ROLE(CONV_WEIGHT) |
                             ROLE(CONV_BIAS) | ROLE(STATE) | ROLE(CONV_STATE);
-    const uint32_t sparse = softmax | ROLE(LABEL_CACHE) | ROLE(SPARSE_INDICES) | ROLE(SPARSE_COUNT);
+    const uint32_t sparse = softmax | ROLE(LABEL_CACHE) | ROLE(SPARSE_INDICES) |
+                            ROLE(SPARSE_COUNT) | ROLE(INDEX_Q) | ROLE(INDEX_WEIGHTS) |
+                            ROLE(INDEX_K) | ROLE(INDEX_LOGITS);
     uint32_t all = group->kind == ATTN_KIND_MLA      ? latent
                    : group->kind == ATTN_KIND_LINEAR ? linear
                    : group->kind == ATTN_KIND_SPARSE ? sparse
                                                      : softmax;
     uint32_t left_out =
-        draw_coin(&scene->draw) ? 0 : (uint32_t)draw_below(&scene->draw, 1 << ATTN_ROLE_COUNT);
+        draw_coin(&scene->draw) ? 0 : (uint32_t)mix_stream(scene->draw.seed, scene->draw.next++);
     return (all & ~left_out) | ROLE(OUT);
 #undef ROLE
 }

@@ -245,11 +245,15 @@ static enum rows_of rows_of_role(uint32_t role)
     case ATTN_ROLE_GATE_Z:
     case ATTN_ROLE_SPARSE_INDICES:
     case ATTN_ROLE_SPARSE_COUNT:
+    case ATTN_ROLE_INDEX_Q:
+    case ATTN_ROLE_INDEX_WEIGHTS:
+    case ATTN_ROLE_INDEX_LOGITS:
         return OF_QUERIES;
     case ATTN_ROLE_K:
     case ATTN_ROLE_V:
     case ATTN_ROLE_C_KV:
     case ATTN_ROLE_K_PE:
+    case ATTN_ROLE_INDEX_K:
         return OF_NEW_KEYS;
     default:
         return OF_NOTHING;

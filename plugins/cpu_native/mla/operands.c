@@ -86,6 +86,8 @@ static attn_status get_cache(layer_call *call, const attn_forward_args *args, at
     const attn_tensor *cache = NULL;
     attn_status status = ATTN_OK;
     int needed = !call->k || call->save || call->plan->reads_prefix;
+    if (!call->attends && !call->mla.c_kv) /* nothing is read or written */
+        return ATTN_OK;
     if (needed)
         status = cpu_get_rows(args, ATTN_ROLE_LATENT_CACHE, form, 0, &cache, error);
     if (status != ATTN_OK)
@@ -105,8 +107,8 @@ static attn_status get_cache(layer_call *call, const attn_forward_args *args, at
 attn_status mla_get_operands(layer_call *call, const cpu_layer *layer,
                              const attn_forward_args *args, attn_error *error)
 {
-    attn_status status = get_queries(call, args, error);
-    if (status == ATTN_OK)
+    attn_status status = call->attends ? get_queries(call, args, error) : ATTN_OK;
+    if (status == ATTN_OK && call->attends)
         status = cpu_get_outputs(call, args, error);
     if (status == ATTN_OK)
         status = call->group->mla.absorbed ? get_absorbed_keys(call, layer, args, error)

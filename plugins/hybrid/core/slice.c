@@ -233,13 +233,14 @@ void slice_layers(const attn_batch *batch, uint32_t needs, slice_groups groups, 
 /* ---- Operands -------------------------------------------------------------------------------- */
 
 /* Roles with one row for each query, and roles with one row for each new key. */
-static const uint32_t query_roles = 1u << ATTN_ROLE_Q | 1u << ATTN_ROLE_OUT | 1u << ATTN_ROLE_LSE |
-                                    1u << ATTN_ROLE_Q_NOPE | 1u << ATTN_ROLE_Q_PE |
-                                    1u << ATTN_ROLE_MIXED_QKV | 1u << ATTN_ROLE_GATE_A |
-                                    1u << ATTN_ROLE_GATE_B | 1u << ATTN_ROLE_GATE_Z |
-                                    1u << ATTN_ROLE_SPARSE_INDICES | 1u << ATTN_ROLE_SPARSE_COUNT;
-static const uint32_t new_key_roles =
-    1u << ATTN_ROLE_K | 1u << ATTN_ROLE_V | 1u << ATTN_ROLE_C_KV | 1u << ATTN_ROLE_K_PE;
+static const uint32_t query_roles =
+    1u << ATTN_ROLE_Q | 1u << ATTN_ROLE_OUT | 1u << ATTN_ROLE_LSE | 1u << ATTN_ROLE_Q_NOPE |
+    1u << ATTN_ROLE_Q_PE | 1u << ATTN_ROLE_MIXED_QKV | 1u << ATTN_ROLE_GATE_A |
+    1u << ATTN_ROLE_GATE_B | 1u << ATTN_ROLE_GATE_Z | 1u << ATTN_ROLE_SPARSE_INDICES |
+    1u << ATTN_ROLE_SPARSE_COUNT | 1u << ATTN_ROLE_INDEX_Q | 1u << ATTN_ROLE_INDEX_WEIGHTS |
+    1u << ATTN_ROLE_INDEX_LOGITS;
+static const uint32_t new_key_roles = 1u << ATTN_ROLE_K | 1u << ATTN_ROLE_V | 1u << ATTN_ROLE_C_KV |
+                                      1u << ATTN_ROLE_K_PE | 1u << ATTN_ROLE_INDEX_K;
 
 static void shift_rows(const attn_tensor *from, int32_t first_row, attn_tensor *to)
 {
@@ -262,7 +263,7 @@ void slice_args(const attn_forward_args *args, int32_t first_row, int new_rows_f
     memset(slice->operands, 0, sizeof slice->operands);
     if (count > 0)
         memcpy(slice->operands, args->operands, count * sizeof *slice->operands);
-    for (uint32_t role = 0; shifted >> role; role++)
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
         if (shifted >> role & 1u && slice->operands[role]) {
             shift_rows(slice->operands[role], first_row, &slice->tensors[role]);
             slice->operands[role] = &slice->tensors[role];

@@ -193,8 +193,9 @@ static int role_in(uint32_t role, uint64_t set)
 #define R(name) (1ull << ATTN_ROLE_##name)
 static const uint64_t query_rows = R(Q) | R(OUT) | R(LSE) | R(Q_NOPE) | R(Q_PE) | R(MIXED_QKV) |
                                    R(GATE_A) | R(GATE_B) | R(GATE_Z) | R(SPARSE_INDICES) |
-                                   R(SPARSE_COUNT);
-static const uint64_t key_rows = R(K) | R(V) | R(C_KV) | R(K_PE);
+                                   R(SPARSE_COUNT) | R(INDEX_Q) | R(INDEX_WEIGHTS) |
+                                   R(INDEX_LOGITS);
+static const uint64_t key_rows = R(K) | R(V) | R(C_KV) | R(K_PE) | R(INDEX_K);
 
 static void check_shifted(uint32_t role, int32_t row)
 {

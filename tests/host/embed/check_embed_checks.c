@@ -351,7 +351,7 @@ static void expect_dtypes(const attn_problem *problem, const attn_dtype expected
 START_TEST(dtypes_of_roles)
 {
     const attn_mla_dims mla = {.struct_size = sizeof mla};
-    const attn_sparse_dims sparse = {.struct_size = sizeof sparse, .label_dtype = ATTN_BF16};
+    attn_sparse_dims sparse = {.struct_size = sizeof sparse, .label_dtype = ATTN_BF16};
     attn_linear_dims linear = {
         .struct_size = sizeof linear, .state_dtype = ATTN_F32, .conv_dtype = ATTN_BF16};
     attn_dtype expected[ATTN_ROLE_COUNT] = {
@@ -375,6 +375,9 @@ START_TEST(dtypes_of_roles)
         [ATTN_ROLE_D_SKIP] = ATTN_F32,
         [ATTN_ROLE_CONV_WEIGHT] = ATTN_F16,
         [ATTN_ROLE_CONV_BIAS] = ATTN_F16,
+        [ATTN_ROLE_INDEX_WEIGHTS] = ATTN_F32,
+        [ATTN_ROLE_INDEX_K] = ATTN_F16,
+        [ATTN_ROLE_INDEX_LOGITS] = ATTN_F32,
     };
     make_problems();
     problems[0].q_dtype = ATTN_F16;
@@ -384,6 +387,13 @@ START_TEST(dtypes_of_roles)
     groups[0].sparse = &sparse;
     expected[ATTN_ROLE_SPARSE_INDICES] = expected[ATTN_ROLE_SPARSE_COUNT] = ATTN_I32;
     expected[ATTN_ROLE_LABEL_CACHE] = ATTN_BF16;
+    expect_dtypes(problems, expected);
+    sparse.label_dtype = sparse.index_dtype = ATTN_FP8_E4M3;
+    expected[ATTN_ROLE_LABEL_CACHE] = ATTN_U8;
+    expected[ATTN_ROLE_INDEX_Q] = ATTN_FP8_E4M3;
+    expect_dtypes(problems, expected);
+    sparse.struct_size = offsetof(attn_sparse_dims, index_heads); /* of older headers */
+    expected[ATTN_ROLE_INDEX_Q] = ATTN_DTYPE_NONE;
     expect_dtypes(problems, expected);
     groups[0].sparse = NULL;
     expected[ATTN_ROLE_SPARSE_INDICES] = expected[ATTN_ROLE_SPARSE_COUNT] = ATTN_DTYPE_NONE;
