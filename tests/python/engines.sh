@@ -1,9 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# engines.sh: engines that people run, with attention by attnhost, on the processor: vLLM with real weights.
-# About 1 GB is downloaded once, into an environment of its own; what cannot be had is skipped, with the
-# reason. ATTNHOST_NO_ENGINES=1 or ATTNHOST_NO_PYTHON=1 skips it all.
+# engines.sh: engines that people run, with attention by attnhost, on the processor and with real weights: vLLM;
+# nano-vllm and mini-sglang, which no index of packages has, from the checkouts that ATTNHOST_NANOVLLM and
+# ATTNHOST_MINISGL name. About 1 GB is downloaded once, into an environment of its own; what cannot be had is
+# skipped, with the reason. ATTNHOST_NO_ENGINES=1 or ATTNHOST_NO_PYTHON=1 skips it all.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
@@ -26,11 +27,27 @@ fi
 copied "$top/python" python
 tap_try "pip install ./python" \
     "$venv/bin/pip" install -q --no-deps --no-build-isolation --force-reinstall "$scratch/python"
-copied "$top/python/bridges/attnhost_vllm" attnhost_vllm
-tap_try "pip install ./python/bridges/attnhost_vllm" \
-    "$venv/bin/pip" install -q --no-deps --no-build-isolation --force-reinstall "$scratch/attnhost_vllm"
+for bridge in attnhost_vllm attnhost_minisgl; do
+    copied "$top/python/bridges/$bridge" "$bridge"
+    tap_try "pip install ./python/bridges/$bridge" \
+        "$venv/bin/pip" install -q --no-deps --no-build-isolation --force-reinstall "$scratch/$bridge"
+done
+
+# checkout NAME FOLDER VARIABLE MODULE: the tests of an engine that is a checkout in this folder.
+checkout()
+{
+    if test -d "$2"; then
+        run "$4"
+    else
+        tap_skip "$1" "$3 names no checkout of it, and no index of packages has it"
+    fi
+}
 
 OMP_NUM_THREADS=1 # of PyTorch: tests run beside others
 export OMP_NUM_THREADS
+HF_HUB_OFFLINE=1
+export HF_HUB_OFFLINE
 run test_vllm
+checkout nano-vllm "${ATTNHOST_NANOVLLM-}" ATTNHOST_NANOVLLM test_nanovllm
+checkout mini-sglang "${ATTNHOST_MINISGL-}" ATTNHOST_MINISGL test_minisgl
 tap_end

