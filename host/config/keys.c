@@ -241,7 +241,8 @@ const struct config_key config_keys[] = {
     KEY(workload, "max_running_requests", max_running_requests, int, "64", RANGE(1, 65536),
         .help = "Requests that run at the same time."),
     KEY(workload, "max_requests", max_requests, int, "0", RANGE(0, 2147483647),
-        .help = "Requests taken from the trace; 0 = all."),
+        .help = "Requests taken from the beginning of the trace file, of which no more is read; "
+                "0 = all."),
     KEY(workload, "too_long", too_long, choice, "refuse", WORDS(too_longs),
         .help = "A request longer than the model's context: refuse: an error; skip: leave it out; "
                 "cut: shorten it."),

@@ -134,7 +134,9 @@ attn_status requests_read(const struct config *config, const struct model *model
                                     .max_requests = keys->max_requests,
                                     .max_context_len = model->max_context_len,
                                     .too_long = keys->too_long};
-    attn_status status = trace_init(trace, keys->trace, keys->format, keys->block_tokens, error);
+    const struct trace_limit limit = {keys->max_requests, workload_takes, &params};
+    attn_status status =
+        trace_init_limited(trace, keys->trace, keys->format, keys->block_tokens, &limit, error);
     if (status == ATTN_OK)
         status = workload_init(workload, trace, &params, error);
     if (status == ATTN_OK)

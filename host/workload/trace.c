@@ -41,6 +41,8 @@ typedef struct trace_reader {
     int64_t num_hash_ids;
     int64_t hash_ids_capacity;
     int64_t num_blank; /* lines */
+    const struct trace_limit *limit;
+    int64_t num_counted; /* requests that the limit is for */
 } trace_reader;
 
 attn_status trace_fail_field(const trace_place *place, const char *field, const char *got,
@@ -175,6 +177,14 @@ static int is_blank(const trace_reader *reader)
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
+/* One more request, the trace's last one. */
+static void count_row(trace_reader *reader)
+{
+    const struct trace_limit *limit = reader->limit;
+    const trace_request *request = &reader->trace->requests[reader->trace->num_requests - 1];
+    reader->num_counted += !limit->counts || limit->counts(limit->ctx, request);
+}
+
 static attn_status append_row(trace_reader *reader, attn_error *error)
 {
     const trace_row *row = &reader->row;
@@ -196,6 +206,7 @@ static attn_status append_row(trace_reader *reader, attn_error *error)
         memcpy(trace->hash_ids + reader->num_hash_ids, row->hash_ids,
                (size_t)row->num_hash_ids * sizeof *row->hash_ids);
     reader->num_hash_ids = num_hash_ids;
+    count_row(reader);
     return ATTN_OK;
 }
 
@@ -226,9 +237,14 @@ static attn_status parse_line(trace_reader *reader, attn_error *error)
     return status == ATTN_OK ? append_row(reader, error) : status;
 }
 
+static bool is_enough(const trace_reader *reader)
+{
+    return reader->limit->requests > 0 && reader->num_counted >= reader->limit->requests;
+}
+
 static attn_status read_rows(trace_reader *reader, attn_error *error)
 {
-    for (;;) {
+    while (!is_enough(reader)) {
         int more = 0;
         attn_status status = read_line(reader, &more, error);
         if (status != ATTN_OK)
@@ -276,9 +292,17 @@ static void settle(struct trace *trace)
 attn_status trace_init(struct trace *trace, const char *path, trace_format format,
                        int64_t block_tokens, attn_error *error)
 {
+    static const struct trace_limit all = {.requests = 0};
+    return trace_init_limited(trace, path, format, block_tokens, &all, error);
+}
+
+attn_status trace_init_limited(struct trace *trace, const char *path, trace_format format,
+                               int64_t block_tokens, const struct trace_limit *limit,
+                               attn_error *error)
+{
     memset(trace, 0, sizeof *trace);
     trace->format = format;
-    trace_reader reader = {.place = {.path = path}, .trace = trace};
+    trace_reader reader = {.place = {.path = path}, .trace = trace, .limit = limit};
     int descriptor = input_descriptor(path);
     errno = descriptor < 0 ? errno : ENOMEM; /* what gzdopen() leaves it at if there is no memory */
     reader.file = descriptor < 0 ? NULL : gzdopen(descriptor, "rb");

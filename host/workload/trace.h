@@ -20,6 +20,8 @@
 #ifndef HOST_WORKLOAD_TRACE_H
 #define HOST_WORKLOAD_TRACE_H
 
+#include <stdbool.h>
+
 #include "attn_types.h"
 
 typedef enum trace_format {
@@ -56,6 +58,19 @@ struct trace {
  * unreadable, empty or broken; OUT_OF_HOST_MEMORY. */
 attn_status trace_init(struct trace *trace, const char *path, trace_format format,
                        int64_t block_tokens, attn_error *error);
+
+/* Where reading ends before the file does. */
+struct trace_limit {
+    int64_t requests; /* that count; 0 = all of the file */
+    /* Does the request count? NULL: each does. It has no hash_ids yet. */
+    bool (*counts)(const void *ctx, const trace_request *request);
+    const void *ctx;
+};
+
+/* The same of the file's beginning: no line is read after the last request that counts. */
+attn_status trace_init_limited(struct trace *trace, const char *path, trace_format format,
+                               int64_t block_tokens, const struct trace_limit *limit,
+                               attn_error *error);
 
 /* Release the memory; a zeroed or finished trace is fine. */
 void trace_finish(struct trace *trace);

@@ -65,12 +65,24 @@ static attn_status fail_too_long(const struct trace *trace, const workload_reque
                      params->length_scale, (long long)params->max_context_len);
 }
 
+static bool is_too_long(const workload_request *request, const workload_params *params)
+{
+    return request->input_length + request->output_length > params->max_context_len;
+}
+
+bool workload_takes(const void *params, const trace_request *request)
+{
+    const workload_params *p = params;
+    workload_request scaled = scale_request(request, p->length_scale);
+    return p->too_long != WORKLOAD_SKIP || !is_too_long(&scaled, p);
+}
+
 static attn_status add_request(struct workload *workload, const struct trace *trace, int64_t number,
                                const workload_params *params, attn_error *error)
 {
     const trace_request *source = &trace->requests[number];
     workload_request request = scale_request(source, params->length_scale);
-    if (request.input_length + request.output_length > params->max_context_len) {
+    if (is_too_long(&request, params)) {
         if (params->too_long == WORKLOAD_REFUSE)
             return fail_too_long(trace, &request, number, params, error);
         if (params->too_long == WORKLOAD_SKIP) {

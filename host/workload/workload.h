@@ -22,6 +22,8 @@
 #ifndef HOST_WORKLOAD_WORKLOAD_H
 #define HOST_WORKLOAD_WORKLOAD_H
 
+#include <stdbool.h>
+
 #include "host/workload/token_key.h"
 #include "host/workload/trace.h"
 
@@ -67,6 +69,10 @@ struct workload {
  * caller releases *workload by workload_finish(). */
 attn_status workload_init(struct workload *workload, const struct trace *trace,
                           const workload_params *params, attn_error *error);
+
+/* Does a request of the trace become one of the workload, that max_requests counts? `params` are
+ * workload_params: a trace_limit's `counts`. */
+bool workload_takes(const void *params, const trace_request *request);
 
 /* Nothing is generated: every output becomes 0 tokens long, as encoders have it. */
 void workload_drop_outputs(struct workload *workload);

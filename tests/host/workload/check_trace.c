@@ -549,6 +549,47 @@ START_TEST(no_file)
 }
 END_TEST
 
+#define MOONCAKE_LINE(time, length)                                                                \
+    "{\"timestamp\": " #time ", \"input_length\": " #length ", \"output_length\": 1}\n"
+
+static bool is_short(const void *ctx, const trace_request *request)
+{
+    return request->input_length <= *(const int64_t *)ctx;
+}
+
+/* Nothing is read beyond the last request that counts: what is broken there is not seen. */
+START_TEST(beginning_of_a_file)
+{
+    static const char lines[] =
+        MOONCAKE_LINE(30, 10) MOONCAKE_LINE(10, 2000) MOONCAKE_LINE(20, 11) "broken\n";
+    static const int64_t most = 100;
+    static const struct {
+        struct trace_limit limit;
+        int64_t requests, last_line;
+    } cases[] = {
+        {{1, NULL, NULL}, 1, 1},
+        {{2, NULL, NULL}, 2, 1},
+        {{3, NULL, NULL}, 3, 1},
+        {{2, is_short, &most}, 3, 1}, /* line 2 is read, and counts as none */
+    };
+    write_bytes(lines, strlen(lines));
+    ck_assert_int_eq(
+        trace_init_limited(&trace, path, TRACE_FORMAT_AUTO, 0, &cases[_i].limit, &failure.base),
+        ATTN_OK);
+    ck_assert_int_eq(trace.num_requests, cases[_i].requests);
+    ck_assert_int_eq(trace.requests[trace.num_requests - 1].line, cases[_i].last_line);
+}
+END_TEST
+
+START_TEST(more_than_a_file_has)
+{
+    const struct trace_limit four = {4, NULL, NULL};
+    write_bytes(MOONCAKE_LINE(30, 10) "broken\n", strlen(MOONCAKE_LINE(30, 10) "broken\n"));
+    ck_assert_int_eq(trace_init_limited(&trace, path, TRACE_FORMAT_AUTO, 0, &four, &failure.base),
+                     ATTN_CONFIG_ERROR);
+}
+END_TEST
+
 START_TEST(no_requests)
 {
     EXPECT_ERROR("", TRACE_FORMAT_AUTO, ": ", "no request");
@@ -609,6 +650,8 @@ static Suite *suite(void)
     tcase_add_test(bad, gzip_that_unpacks_to_much);
     tcase_add_test(bad, gzip_that_is_damaged);
     tcase_add_test(bad, no_file);
+    tcase_add_loop_test(bad, beginning_of_a_file, 0, 4);
+    tcase_add_test(bad, more_than_a_file_has);
     tcase_add_test(bad, no_requests);
     tcase_add_test(bad, nul_byte);
     tcase_add_test(bad, endless_line);
