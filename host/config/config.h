@@ -221,6 +221,7 @@ struct config_kv_cache {
     bool hybrid_swa_memory;       /* layers with a window or chunks have a pool of their own */
     double swa_full_tokens_ratio; /* tokens of that pool over those of the other */
     bool prefix_cache;
+    bool await_prefix;
     int64_t cached_states; /* recurrent states that the prefix cache keeps */
 };
 

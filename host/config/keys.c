@@ -216,6 +216,9 @@ const struct config_key config_keys[] = {
         .help = "Tokens of that pool, as a share of those of the other layers' pool."),
     KEY(kv_cache, "prefix_cache", prefix_cache, bool, "yes",
         .help = "Keep the cache of finished requests for later ones with the same prefix."),
+    KEY(kv_cache, "await_prefix", await_prefix, bool, "yes",
+        .help = "Let a request wait a step for a prefix of 32 tokens and more that another one "
+                "computes in it."),
     KEY(kv_cache, "cached_states", cached_states, int, "32", RANGE(0, 1048576),
         .help = "Recurrent states kept for it; 0: models that have them share no prefixes."),
 

@@ -231,6 +231,7 @@ static attn_status make_scheduler(struct session *s, attn_error *error)
         .whole_prompts = model_encodes(s->model),
         .prefix_cache = s->config->kv_cache.prefix_cache && !model_encodes(s->model) &&
                         !model_crosses(s->model),
+        .await_prefix = s->config->kv_cache.await_prefix,
         .has_state = s->has_state,
         .num_cached_states = s->num_cached_states,
         .encoder_len = session_encoder_len(s),

@@ -95,13 +95,19 @@ static void cut_prefix(struct scheduler *scheduler, struct request *request)
     } while (request->cached_pages != before);
 }
 
+/* Pages that the request could find cached. */
+static int32_t most_cached(const struct scheduler *scheduler, const struct request *request)
+{
+    return min_i32(request->shareable, request->target - 1) / scheduler->params.page_size;
+}
+
 /* Find and hold the cached pages that the request can start after, into scheduler->pages. At
  * least one row is left to compute, as some row has to make the first output token. The state at
  * their end may not be taken until it was read. */
 static void lock_prefix(struct scheduler *scheduler, struct request *request)
 {
     int32_t page_size = scheduler->params.page_size;
-    int32_t most = min_i32(request->shareable, request->target - 1) / page_size;
+    int32_t most = most_cached(scheduler, request);
     request->node = radix_cache_root(scheduler->cache);
     request->cached_pages = request->parted_at = request->passed = 0;
     if (most == 0)
@@ -129,6 +135,54 @@ static void unlock_prefix(struct scheduler *scheduler, struct request *request)
     radix_cache_unlock(scheduler->cache, request->node);
 }
 
+/* ---- Planning: a prefix that is computed right now ------------------------------------------- */
+
+/* Has `other`, at `position`, the token that is at scheduler->keys there? */
+static bool same_token(const struct scheduler *scheduler, const struct request *other,
+                       int32_t position)
+{
+    token_key key;
+    scheduler->params.keys(scheduler->params.keys_context, number_of(scheduler, other), position, 1,
+                           &key);
+    return token_key_equal(key, scheduler->keys[position]);
+}
+
+/* Tokens that `other` publishes by this step, of which the request, its prefix locked, would find
+ * `rows` cached; scheduler->keys has that many. Those beyond its prefix are compared first: mostly
+ * the first one differs. */
+static int32_t published(const struct scheduler *scheduler, const struct request *request,
+                         const struct request *other, int32_t rows)
+{
+    int32_t page_size = scheduler->params.page_size;
+    int32_t first = request->cached_pages * page_size, end = first;
+    int32_t visible = visible_pages(scheduler, other, other->computed + other->num_new);
+    rows = min_i32(rows, visible * page_size);
+    while (end < rows && same_token(scheduler, other, end))
+        end++;
+    int32_t gain = end / page_size * page_size - first;
+    for (int32_t position = 0; gain >= SCHEDULER_AWAITED && position < first; position++)
+        if (!same_token(scheduler, other, position))
+            return 0;
+    return gain;
+}
+
+/* Would the request, its prefix locked, find more in the cache when this step was launched? */
+static bool awaits_prefix(const struct scheduler *scheduler, const struct request *request)
+{
+    int32_t rows = most_cached(scheduler, request) * scheduler->params.page_size;
+    if (!scheduler->params.await_prefix)
+        return false;
+    for (int32_t i = 0; i < scheduler->num_running; i++) {
+        const struct request *other = running_at(scheduler, i);
+        if (!is_decoding(other) && other->num_new > 0 &&
+            published(scheduler, request, other, rows) >= SCHEDULER_AWAITED)
+            return true;
+    }
+    return false;
+}
+
+/* ---- Planning: starts ------------------------------------------------------------------------ */
+
 /* Is there room for the prompt of a request that is about to start, after `reserve` pages? */
 static bool has_room(const struct scheduler *scheduler, const struct request *request,
                      int64_t reserve)
@@ -154,7 +208,7 @@ static void take_rows(struct scheduler *scheduler, struct request *request)
     scheduler_encoder_take(scheduler, request);
 }
 
-/* Let the oldest waiting request run if its pages fit after *reserved ones, to which its own
+/* Let the oldest waiting request run if this step computes no prefix for it, and its pages fit after *reserved ones, to which its own
  * reserve is added. Where nothing else runs it always fits: all pages but its own can be evicted.
  */
 static bool start(struct scheduler *scheduler, struct request *request, int64_t *reserved)
@@ -162,7 +216,8 @@ static bool start(struct scheduler *scheduler, struct request *request, int64_t 
     request->target = max_i32(request->input_length, request->mark);
     lock_prefix(scheduler, request);
     int64_t reserve = *reserved + reserve_for(scheduler, request, request->target);
-    if (scheduler->num_running > 0 && !has_room(scheduler, request, reserve)) {
+    if (scheduler->num_running > 0 &&
+        (awaits_prefix(scheduler, request) || !has_room(scheduler, request, reserve))) {
         unlock_prefix(scheduler, request);
         return false;
     }

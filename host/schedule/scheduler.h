@@ -36,7 +36,8 @@
  * become visible to later requests in units of share_unit tokens when the prefill step that
  * completes the unit, or has the last shareable token, was launched, cut to whole pages. A request starts after the longest prefix
  * that is cached, but computes at least its last prompt row itself. Whatever two requests computed
- * twice, because none saw the other's, is kept once.
+ * twice, because none saw the other's, is kept once. With await_prefix a request does not start in a
+ * step that computes SCHEDULER_AWAITED tokens or more which it would find cached in the next one.
  *
  * Nothing depends on the outputs of a step, and the order of everything is deterministic unless a
  * clock is given. One step at a time is out: scheduler_next() must not be called before the step
@@ -115,6 +116,10 @@ struct scheduler_window {
     int32_t left, chunk;
 };
 
+/* The shortest prefix that is worth a step: SGLang defers requests for as much
+ * (IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD). */
+enum { SCHEDULER_AWAITED = 32 };
+
 /* The mode of steps in which encoders run next to a decoder. */
 enum { SCHEDULER_MODE_ENCODE = ATTN_MODE_COUNT };
 
@@ -126,6 +131,7 @@ struct scheduler_params {
     int32_t max_context_len;      /* elements of a row */
     int32_t chunked_prefill_size; /* prompt rows of a step; <= 0: no limit */
     bool mixed;                   /* prompt and decode rows in one step */
+    bool await_prefix;            /* requests wait for a prefix that the step computes */
     bool whole_prompts; /* a prompt is never cut: the next one waits if the step has no room for */
                         /* it; one that is longer than a step by itself is refused */
     int32_t max_in_flight;     /* steps launched and not confirmed; 0 = 1 */

@@ -40,6 +40,7 @@ static void tell_keys(const struct config *config, const struct model *model, st
         {"attention.decode_attention_backend", encodes, "as all layers are encoders"},
         {"kv_cache.hybrid_swa_memory", apart && !has_windows(model),
          "as no layer with a KV cache has a window or chunks"},
+        {"kv_cache.await_prefix", !config->kv_cache.prefix_cache, "without kv_cache.prefix_cache"},
         {"kv_cache.swa_full_tokens_ratio", !apart, "without kv_cache.hybrid_swa_memory"},
         {"kv_cache.max_encoder_tokens", !crosses, "without cross attention"},
         {"speculative.config", !drafts, no_drafts},

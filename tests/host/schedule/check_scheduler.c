@@ -161,6 +161,58 @@ START_TEST(a_prefix_computed_twice_is_kept_once)
 }
 END_TEST
 
+/* Blocks of 11 tokens, pages of 8: three requests have 33 tokens in common, of which 32 are whole
+ * pages, and are worth a step; the two that differ in the third block have 16, and are not. */
+START_TEST(requests_wait_for_a_prefix)
+{
+    static const struct {
+        const char *second;
+        int32_t hit; /* of the second request, which waits for that; 0 = it does not wait */
+    } cases[] = {{"abcd", 32}, {"abxd", 0}, {"xbcd", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        set_up();
+        source.block_size = 11;
+        params.page_size = 8;
+        params.await_prefix = true;
+        add_to_source(50, 1, "abc");
+        add_to_source(50, 1, cases[i].second);
+        add_to_source(50, 1, "abcd");
+        create();
+        const struct scheduler_step *step = next_run();
+        ck_assert_int_eq(step->num_seqs, cases[i].hit ? 1 : 2);
+        scheduler_complete(scheduler);
+        step = next_run();
+        expect_seq(step, 0, cases[i].hit ? 1 : 2, 32, 18);
+        ck_assert_int_eq(step->num_seqs, cases[i].hit ? 2 : 1);
+        scheduler_complete(scheduler);
+        expect_done();
+        tear_down();
+    }
+}
+END_TEST
+
+/* The last piece of a prompt, too, is awaited, though the step has room for a row more. */
+START_TEST(a_prefix_in_pieces_is_awaited)
+{
+    source.block_size = 11;
+    params.page_size = 8;
+    params.chunked_prefill_size = 50;
+    params.await_prefix = true;
+    add_to_source(99, 1, "abcdefgh");
+    add_to_source(99, 1, "abcdefgh");
+    create();
+    expect_seq(next_run(), 0, 0, 0, 50);
+    scheduler_complete(scheduler);
+    const struct scheduler_step *step = next_run();
+    expect_seq(step, 0, 0, 50, 49);
+    ck_assert_int_eq(step->num_seqs, 1);
+    scheduler_complete(scheduler);
+    expect_seq(next_run(), 0, 1, 88, 11);
+    scheduler_complete(scheduler);
+    expect_done();
+}
+END_TEST
+
 /* A pool of 60 slots for two requests that want 50 each: the younger is retracted, prefills again
  * the rows it had, and decodes on. */
 START_TEST(the_youngest_is_retracted_and_resumes)
@@ -1687,6 +1739,8 @@ static Suite *suite(void)
     tcase_add_test(hits, no_more_is_evicted_than_is_needed);
     tcase_add_test(hits, a_hit_takes_no_room);
     tcase_add_test(hits, the_last_unit_may_be_short);
+    tcase_add_test(hits, requests_wait_for_a_prefix);
+    tcase_add_test(hits, a_prefix_in_pieces_is_awaited);
     tcase_add_test(hits, without_a_prefix_cache_there_is_no_unit);
     tcase_add_test(hits, without_a_prefix_cache_nothing_is_hit);
     tcase_add_test(hits, eviction_turns_hits_into_prefill);

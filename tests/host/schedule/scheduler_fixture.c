@@ -149,6 +149,7 @@ void set_variant(int variant)
     params.num_pages = 200 / params.page_size + 1;
     params.has_state = variant / 48 > 0;
     params.num_cached_states = variant / 48 == 1 ? 40 : 3;
+    params.await_prefix = (variant + variant / 3 + variant / 12) % 2;
     source.block_size = variant % 2 ? 11 : 5;
     set_window(variant);
     draws = (uint64_t)variant << 32 | 5;
