@@ -131,6 +131,7 @@ struct config_model {
     int64_t qk_nope_head_dim;
     int64_t index_topk;      /* keys that a query of a sparse layer reads */
     int64_t index_head_dim;  /* of the index's keys; 0 = nothing is known of them */
+    int64_t index_n_heads;   /* of its queries */
     int32_t linear_family;   /* ATTN_LINEAR_* + 1; 0 = not given */
     int64_t linear_conv;     /* taps; 0 = no convolution */
     int64_t tp_size;         /* ranks that share the heads; 0 = 1 */

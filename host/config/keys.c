@@ -146,6 +146,8 @@ const struct config_key config_keys[] = {
         .help = "Keys that each query of a sparse layer reads; sparse layers are MLA layers."),
     KEY(model, "index_head_dim", index_head_dim, int, "", RANGE(1, 65536),
         .help = "Elements of the keys that a sparse layer's index looks at."),
+    KEY(model, "index_n_heads", index_n_heads, int, "64", RANGE(1, 1024),
+        .help = "Heads of the queries that a sparse layer's index looks with."),
     KEY(model, "linear_family", linear_family, choice, "", WORDS(linear_families),
         .help = "Recurrence of linear layers; linear.num_q_heads and the like give their shape."),
     KEY(model, "linear_conv_kernel_dim", linear_conv, int, "", RANGE(1, 64),

@@ -6,7 +6,7 @@
  *   softmax.c   softmax attention over keys and values
  *   mla.c       latent attention, absorbed or expanded; its layouts (mla.h)
  *   linear.c    recurrences: a state instead of a cache
- *   sparse.c    selected and explained, but not run
+ *   sparse.c    latent attention to the keys that an indexer chooses
  *   attention.c what all but recurrences have in common
  *
  * To add a kind: a file with its row, the row's line in kinds.c, the file's line in
@@ -116,9 +116,14 @@ struct kind_ops {
     const char *(*backend)(const struct config_attention *attention);
 
     /* A run. */
-    const char *refused; /* why it does not serve such layers; NULL = it does */
-    uint32_t judged;     /* KIND_JUDGED_* */
+    const char *on_cpu_alone; /* why it is no run of another device; NULL = it may be */
+    uint32_t judged;          /* KIND_JUDGED_* */
 };
+
+/* Element d of head `head` of an indexer's operand, INDEX_Q, INDEX_WEIGHTS or INDEX_K, of a token in
+ * a layer: in units of 1 / GENERATOR_UNITS. Of INDEX_K the layer is that which owns the labels. */
+void sparse_index_raw(const struct generator *generator, token_key key, int32_t layer, int32_t head,
+                      uint32_t role, int32_t dim, int16_t *out);
 
 /* The row of a group of a model. */
 const struct kind_ops *kind_of(const attn_layer_group *group);

@@ -40,7 +40,7 @@ static void geometry_absorbed(const attn_layer_group *group, generator_layer *ge
     geometry->v_head_dim = group->mla->kv_lora_rank;
 }
 
-static const struct kind_form absorbed = {list_absorbed, output_absorbed, geometry_absorbed};
+const struct kind_form mla_absorbed = {list_absorbed, output_absorbed, geometry_absorbed};
 
 /* ---- Layouts --------------------------------------------------------------------------------- */
 
@@ -103,8 +103,8 @@ bool mla_is_scaled(const struct config_kv_cache *cache)
     return cache->latent_layout != CONFIG_LATENT_FP8;
 }
 
-static uint32_t list_tensors(const attn_layer_group *group, const struct kind_pool *pool,
-                             struct kind_tensor *list)
+uint32_t mla_list_tensors(const attn_layer_group *group, const struct kind_pool *pool,
+                          struct kind_tensor *list)
 {
     const attn_mla_dims *mla = group->mla;
     bool packed = mla_is_packed(pool->layout);
@@ -120,7 +120,7 @@ static uint32_t list_tensors(const attn_layer_group *group, const struct kind_po
 }
 
 const struct kind_ops kind_mla = {
-    .form = &absorbed,
+    .form = &mla_absorbed,
     .expanded = &attention_form,
     .make_row = attention_make_row,
     .constants = attention_constants,
@@ -129,7 +129,7 @@ const struct kind_ops kind_mla = {
     .layouts = MLA_LAYOUTS,
     .allows = mla_allows,
     .check_layout = mla_check_layout,
-    .tensors = list_tensors,
+    .tensors = mla_list_tensors,
     .is_scaled = mla_is_scaled,
     .one_scale = MLA_ONE_SCALE,
     .judged = KIND_JUDGED_AS_ATTENTION,

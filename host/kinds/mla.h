@@ -26,6 +26,11 @@ attn_status mla_check_packed(const attn_mla_dims *mla, attn_dtype kv_dtype, attn
     }
 #define MLA_ONE_SCALE "latents have no heads"
 
+/* The absorbed form, and its cache. */
+extern const struct kind_form mla_absorbed;
+uint32_t mla_list_tensors(const attn_layer_group *group, const struct kind_pool *pool,
+                          struct kind_tensor *list);
+
 bool mla_allows(const struct config_kv_cache *cache, const attn_layer_group *group,
                 attn_dtype kv_dtype, uint32_t layout);
 attn_status mla_check_layout(const struct config *config, const attn_layer_group *group,

@@ -55,7 +55,8 @@ bool operands_are_encoded(const struct model *model, int32_t layer)
 /* Is it written to the cache? */
 static bool is_key_or_value(const struct row_operand *operand)
 {
-    return operand->stream == GENERATOR_KEY || operand->stream == GENERATOR_VALUE;
+    return operand->stream == GENERATOR_KEY || operand->stream == GENERATOR_VALUE ||
+           operand->role == ATTN_ROLE_INDEX_K;
 }
 
 uint32_t operands_count_kv(const struct row_operand *list, uint32_t count)
@@ -104,6 +105,22 @@ struct row_operand operands_lse(const struct model *model, int32_t layer)
         .dim = group_of(model, layer)->num_q_heads,
         .dtype = ATTN_F32,
     };
+}
+
+struct row_operand operands_choice(const struct model *model, int32_t layer)
+{
+    const attn_sparse_dims *sparse = group_of(model, layer)->sparse;
+    return (struct row_operand){
+        .role = ATTN_ROLE_SPARSE_INDICES,
+        .dim = sparse ? sparse->top_k : 0,
+        .dtype = ATTN_I32,
+    };
+}
+
+bool operands_choose(const struct model *model, int32_t layer)
+{
+    const attn_sparse_dims *sparse = group_of(model, layer)->sparse;
+    return sparse && sparse->index_heads > 0;
 }
 
 int64_t operands_row_elements(const struct row_operand *operand)

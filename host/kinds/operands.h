@@ -7,6 +7,7 @@
  *   MLA, absorbed    q_nope, q_pe, c_kv, k_pe   out: query heads x kv_lora_rank
  *   MLA, expanded    q, k, v                    out: query heads x v_head_dim
  *   linear           mixed_qkv, a, b            out: value heads x head_v_dim
+ *   sparse           as MLA, absorbed, and of an indexer index_q, index_weights, index_k
  *
  * A layer of latent attention has two forms, each with its own vectors; the expanded one of
  * layer l goes by the number num_layers + l, here and as the generator's layer. It is given c_kv
@@ -35,7 +36,7 @@ struct row_operand {
 };
 
 /* Operands of a layer at most. */
-enum { OPERANDS_MAX = 5 };
+enum { OPERANDS_MAX = 7 };
 
 /* Under which number `layer` is called in batches of this mode: its own, or that of its expanded
  * form. Where a function below has a `layer`, either is fine. */
@@ -63,6 +64,14 @@ uint32_t operands_list_latents(const struct model *model, int32_t layer, struct 
 /* What a layer writes; nothing is made of it. The LSE of the expanded form, likewise. */
 struct row_operand operands_output(const struct model *model, int32_t layer);
 struct row_operand operands_lse(const struct model *model, int32_t layer);
+
+/* The keys that rows of a sparse layer choose, or are given: slots, top_k of them; of other layers it
+ * has no elements. Its memory is the same for all layers, so a layer without an indexer has what
+ * the last one with an indexer chose. */
+struct row_operand operands_choice(const struct model *model, int32_t layer);
+
+/* Does the layer itself choose? */
+bool operands_choose(const struct model *model, int32_t layer);
 
 /* Elements and bytes of a row. */
 int64_t operands_row_elements(const struct row_operand *operand);

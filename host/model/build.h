@@ -42,7 +42,8 @@ void model_spec_mla(struct model_spec *spec, int32_t num_heads, int32_t kv_lora_
 
 /* Latent attention, as model_spec_mla() made it, to the top_k keys that an index picks. `label_dim`
  * elements of `dtype` are a key of the index; 0 = nothing is known of them. */
-void model_spec_sparse(struct model_spec *spec, int32_t top_k, int32_t label_dim, attn_dtype dtype);
+void model_spec_sparse(struct model_spec *spec, int32_t top_k, int32_t label_dim,
+                       int32_t index_heads, attn_dtype dtype);
 
 /* A recurrence; `dims` is copied. Head counts of the group are those of the recurrence. */
 void model_spec_linear(struct model_spec *spec, const attn_linear_dims *dims);

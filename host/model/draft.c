@@ -19,6 +19,17 @@ static const struct model_layer *last_with_kv(const struct model *model)
     return NULL;
 }
 
+/* A draft layer is the first of its steps: it has an indexer, if layers of its model have one. */
+static const attn_layer_group *with_indexer(const struct model *model,
+                                            const attn_layer_group *group)
+{
+    for (uint32_t g = 0; group->sparse && group->sparse->index_heads == 0 && g < model->num_groups;
+         g++)
+        if (model->groups[g].sparse && model->groups[g].sparse->index_heads > 0)
+            group = &model->groups[g];
+    return group;
+}
+
 static void spec_of_group(const attn_layer_group *group, struct model_spec *spec)
 {
     memset(spec, 0, sizeof *spec);
@@ -101,7 +112,7 @@ static attn_status add_keys(struct model *model, const struct config *config, at
     if (whole)
         status = shape_spec(model, config, &model->groups[like->group], &spec, error);
     else
-        spec_of_group(&model->groups[like->group], &spec);
+        spec_of_group(with_indexer(model, &model->groups[like->group]), &spec);
     for (int32_t l = 0; status == ATTN_OK && l < config->speculative.num_layers; l++)
         status = model_add_draft_layer(model, &spec, whole, l, error);
     return status;

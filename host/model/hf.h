@@ -28,7 +28,7 @@ enum {
     HF_QUERY_SCALAR = 1 << 1,     /* sm_scale = query_pre_attn_scalar ^ -1/2 */
     HF_SOFTCAP = 1 << 2,          /* attn_logit_softcapping caps scores */
     HF_PADDED_POSITIONS = 1 << 3, /* two of max_position_embeddings are no positions (RoBERTa) */
-    HF_SPARSE_INDEX = 1 << 4,     /* index_topk keys for each query (DeepSeek-V3.2) */
+    HF_SPARSE_INDEX = 1 << 4,     /* index_topk keys for each query (DeepSeek-V3.2, GLM-5) */
     HF_MULTIPLIER = 1 << 5,       /* sm_scale = attention_multiplier (Granite) */
     HF_UNIT_SCALE = 1 << 6,       /* sm_scale = 1: queries and keys are normalised (Gemma 3n, 4) */
     HF_ALIBI = 1 << 7,
@@ -56,7 +56,8 @@ struct hf_defaults {
     int32_t window;
     int32_t pattern; /* HF_ALL_FULL ... */
     int32_t period;
-    uint32_t flags; /* HF_* */
+    uint32_t flags;      /* HF_* */
+    int32_t index_heads; /* of HF_SPARSE_INDEX */
     double query_scalar;
     double softcap;
     attn_dtype dtype; /* ATTN_DTYPE_NONE = f32, as Transformers takes a missing one */

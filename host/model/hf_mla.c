@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hf_mla.c: latent attention: DeepSeek V2, V3, V3.2, Kimi K2, and Kimi Linear, whose other
- * layers are Kimi delta attention.
+ * hf_mla.c: latent attention: DeepSeek V2, V3, V3.2, GLM-5, Kimi K2, and Kimi Linear, whose
+ * other layers are Kimi delta attention.
  */
 #include "host/model/hf.h"
 
 #include <math.h>
+#include <string.h>
 
 /* YaRN's attention factor: 0.1 m ln(s) + 1 for a context stretched s times, arXiv 2309.00071. */
 static double yarn_factor(double stretch, double mscale)
@@ -49,8 +50,10 @@ static void read_latent(const struct hf_source *source, struct model_spec *spec)
     check_said_again(source, heads);
     spec->group.sm_scale = (float)(scale_correction(source) / sqrt((double)nope + rope));
     if (source->defaults->flags & HF_SPARSE_INDEX)
-        model_spec_sparse(spec, hf_int(source, "index_topk", 0, INT32_MAX),
-                          hf_int(source, "index_head_dim", 0, MODEL_MAX_DIM), source->model->dtype);
+        model_spec_sparse(spec, hf_int(source, "index_topk", 2048, INT32_MAX),
+                          hf_int(source, "index_head_dim", 128, MODEL_MAX_DIM),
+                          hf_int(source, "index_n_heads", source->defaults->index_heads, 1024),
+                          source->model->dtype);
 }
 
 /* The checkpoint's linear_attn_config, or the same fields as Transformers saves them. */
@@ -145,18 +148,46 @@ static void check_indexed(const struct hf_source *source, int32_t num_layers)
         hf_layer_type(source, "layer_types", list, i, names);
 }
 
+/* Layers that have the choice of the layer before them (GLM-5): by a list, by a pattern of F and S,
+ * or all but each freq-th from the offset on. */
+static void read_shared(const struct hf_source *source, int32_t num_layers, bool *shared)
+{
+    static const struct hf_layer_name names[] = {{"full", 0}, {"shared", 1}, {NULL, 0}};
+    const cJSON *list = json_array(&source->text, "indexer_types", num_layers);
+    const char *pattern = json_string(&source->text, "index_topk_pattern", NULL);
+    int64_t freq = json_int(&source->text, "index_topk_freq", 1, 1, INT32_MAX);
+    int64_t offset = json_int(&source->text, "index_skip_topk_offset", 2, 0, INT32_MAX);
+    if (pattern &&
+        ((int32_t)strlen(pattern) != num_layers || (int32_t)strspn(pattern, "FS") != num_layers))
+        json_fail(&source->text, "index_topk_pattern", "got \"%s\": accepted %d letters, F or S",
+                  pattern, num_layers);
+    for (int32_t i = 0; hf_ok(source) && i < num_layers; i++) {
+        int64_t after = i + 1 > offset ? i + 1 - offset : 0;
+        shared[i] = list      ? hf_layer_type(source, "indexer_types", list, i, names) == 1
+                    : pattern ? pattern[i] == 'S'
+                              : after % freq != 0;
+    }
+    if (hf_ok(source) && shared[0])
+        json_fail(&source->text, list ? "indexer_types" : "index_topk_pattern",
+                  "the first layer is shared: accepted full, as no layer is before it");
+}
+
 void hf_build_mla(struct hf_source *source)
 {
-    struct model_spec latent, delta;
-    bool is_delta[MODEL_MAX_LAYERS] = {0};
+    struct model_spec latent, delta, following;
+    bool is_delta[MODEL_MAX_LAYERS] = {0}, is_shared[MODEL_MAX_LAYERS] = {0};
     int32_t num_layers = hf_num_layers(source);
     read_latent(source, &latent);
     if (source->defaults->flags & HF_LISTED_LINEAR) {
         read_delta(source, &delta);
         read_kimi_layers(source, num_layers, is_delta);
     }
-    if (source->defaults->flags & HF_SPARSE_INDEX)
+    following = latent;
+    if (source->defaults->flags & HF_SPARSE_INDEX) {
         check_indexed(source, num_layers);
+        read_shared(source, num_layers, is_shared);
+        model_spec_sparse(&following, latent.sparse.top_k, 0, 0, ATTN_DTYPE_NONE);
+    }
     for (int32_t i = 0; hf_ok(source) && i < num_layers; i++)
-        hf_add(source, is_delta[i] ? &delta : &latent, "decoder", i);
+        hf_add(source, is_delta[i] ? &delta : is_shared[i] ? &following : &latent, "decoder", i);
 }

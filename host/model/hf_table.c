@@ -174,7 +174,8 @@ static const struct hf_defaults seed_oss = {
     .num_layers = 64, .num_heads = 80, .num_kv_heads = 8, .head_dim = 128, .max_positions = 524288};
 static const struct hf_defaults bloom = {.num_layers = 2, .num_heads = 8, .flags = HF_ALIBI};
 static const struct hf_defaults kimi_linear = {.flags = HF_LISTED_LINEAR};
-static const struct hf_defaults sparse_mla = {.flags = HF_SPARSE_INDEX};
+static const struct hf_defaults sparse_mla = {.flags = HF_SPARSE_INDEX, .index_heads = 64};
+static const struct hf_defaults glm_dsa = {.flags = HF_SPARSE_INDEX, .index_heads = 32};
 static const struct hf_defaults falcon_h1 = {
     .num_layers = 32, .num_heads = 32, .num_kv_heads = 8, .max_positions = 8192};
 static const struct hf_defaults bamba = {
@@ -362,6 +363,7 @@ const struct hf_architecture hf_architectures[] = {
     {"DeepseekV2ForCausalLM", hf_build_mla, &plain},
     {"DeepseekV3ForCausalLM", hf_build_mla, &plain},
     {"DeepseekV32ForCausalLM", hf_build_mla, &sparse_mla},
+    {"GlmMoeDsaForCausalLM", hf_build_mla, &glm_dsa},
     {"KimiLinearForCausalLM", hf_build_mla, &kimi_linear},
     {"KimiVLForConditionalGeneration", hf_build_mla, &plain},
     {"KimiK25ForConditionalGeneration", hf_build_mla, &plain},

@@ -158,7 +158,8 @@ static attn_status settle_dims(const struct ini_model *model, struct shape *shap
 static attn_status check_latent_keys(const struct ini_model *model, attn_error *error)
 {
     static const char *const names[] = {"model.qk_rope_head_dim", "model.qk_nope_head_dim",
-                                        "model.index_topk", "model.index_head_dim"};
+                                        "model.index_topk", "model.index_head_dim",
+                                        "model.index_n_heads"};
     for (size_t i = 0; !model->keys->kv_lora_rank && i < sizeof names / sizeof *names; i++)
         if (config_is_set(model->config, names[i]))
             return config_fail(model->config, names[i], error,
@@ -312,7 +313,7 @@ static void latent_spec(const struct config_model *keys, const struct shape *sha
                    shape->v_head_dim);
     if (shape->type == CONFIG_LAYER_SPARSE)
         model_spec_sparse(spec, (int32_t)keys->index_topk, (int32_t)keys->index_head_dim,
-                          keys->dtype);
+                          (int32_t)keys->index_n_heads, keys->dtype);
 }
 
 static void set_masks(const struct config_model *keys, int64_t type, bool encoder,

@@ -66,7 +66,8 @@ void model_spec_mla(struct model_spec *spec, int32_t num_heads, int32_t kv_lora_
     spec->mla.rope_dim = rope_dim;
 }
 
-void model_spec_sparse(struct model_spec *spec, int32_t top_k, int32_t label_dim, attn_dtype dtype)
+void model_spec_sparse(struct model_spec *spec, int32_t top_k, int32_t label_dim,
+                       int32_t index_heads, attn_dtype dtype)
 {
     spec->group.kind = ATTN_KIND_SPARSE;
     spec->sparse = (attn_sparse_dims){
@@ -76,6 +77,8 @@ void model_spec_sparse(struct model_spec *spec, int32_t top_k, int32_t label_dim
         .block_size = 1,
         .label_dim = label_dim,
         .label_dtype = label_dim ? dtype : (attn_dtype)ATTN_DTYPE_NONE,
+        .index_heads = label_dim ? index_heads : 0,
+        .index_dtype = label_dim ? dtype : (attn_dtype)ATTN_DTYPE_NONE,
     };
 }
 
@@ -717,6 +720,8 @@ void model_group_text(const struct model *model, const attn_layer_group *group, 
     cut_append(&out, ", sm_scale %g", (double)group->sm_scale);
     if (group->sparse)
         cut_append(&out, ", top_k %d", group->sparse->top_k);
+    if (group->sparse && group->sparse->index_heads > 0)
+        cut_append(&out, " by %d x %d", group->sparse->index_heads, group->sparse->label_dim);
     append_masks(&out, group);
     if (model->has_window_pool && held_for(model, group) == MODEL_KV_WINDOW)
         cut_append(&out, ", in the KV pool of windows");

@@ -46,6 +46,8 @@ static attn_status make_inputs(struct executor *executor, int32_t layer,
                                        o->num_latents, executor->stream, error);
     if (status == ATTN_OK)
         status = executor_poison(executor, o->operands[ATTN_ROLE_OUT], error);
+    if (status == ATTN_OK && operands_choose(executor->params.model, layer))
+        status = executor_poison(executor, o->operands[ATTN_ROLE_SPARSE_INDICES], error);
     return status == ATTN_OK ? executor_poison(executor, o->operands[ATTN_ROLE_LSE], error)
                              : status;
 }
@@ -139,6 +141,21 @@ attn_status executor_plan(struct executor *executor, attnhost_metadata *const *m
 
 /* ---- Accepted drafts ------------------------------------------------------------------------- */
 
+/* Slots of labels in e4m3: of a page their codes, and after them their scales. */
+static void split_labels(const attn_tensor *tensor, int32_t page_size, struct step_cache caches[2])
+{
+    int64_t scale = (int64_t)sizeof(float), label = tensor->shape[1] / page_size - scale;
+    for (int i = 0; i < 2; i++)
+        caches[i] = (struct step_cache){
+            .data = (char *)tensor->data + i * page_size * label,
+            .page_bytes = tensor->strides[0],
+            .slot_bytes = i ? scale : label,
+            .piece_bytes = i ? scale : label,
+            .num_pieces = 1,
+            .page_size = page_size,
+        };
+}
+
 /* Slots of a cache: its layout says whether a slot is one piece, or one for each head. */
 static struct step_cache cache_of(const attn_tensor *tensor, bool heads_first, int32_t page_size)
 {
@@ -169,10 +186,17 @@ static attn_status move_in_layer(struct executor *executor, uint32_t slot, uint3
     const struct step_moves moves = forward_batch_moves(
         &executor->batch, slot, (uint32_t)p->model->groups[entry->group].kv_group);
     for (uint32_t t = 0; t < buffer->num_tensors && moves.num_seqs > 0 && status == ATTN_OK; t++) {
-        struct step_cache cache =
-            cache_of(&buffer->tensors[t].tensor, strcmp(layout, ATTN_LAYOUT_KV_HND) == 0,
-                     (int32_t)p->config->kv_cache.page_size);
-        status = step_kernels_move(executor->kernels, &moves, &cache, executor->stream, error);
+        const attn_tensor *tensor = &buffer->tensors[t].tensor;
+        const int32_t page_size = (int32_t)p->config->kv_cache.page_size;
+        struct step_cache caches[2];
+        const int count = tensor->ndim == 2 ? 2 : 1;
+        if (count == 2)
+            split_labels(tensor, page_size, caches);
+        else
+            caches[0] = cache_of(tensor, strcmp(layout, ATTN_LAYOUT_KV_HND) == 0, page_size);
+        for (int i = 0; i < count && status == ATTN_OK; i++)
+            status =
+                step_kernels_move(executor->kernels, &moves, &caches[i], executor->stream, error);
     }
     return status;
 }

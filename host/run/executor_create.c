@@ -141,6 +141,16 @@ static attn_status make_units(struct executor *executor, attn_error *error)
 
 /* ---- Memory of a step ------------------------------------------------------------------------ */
 
+/* Keys that a row of a sparse layer chooses, at most; 0 = there is none. */
+static int32_t largest_choice(const struct model *model)
+{
+    int32_t most = 0;
+    for (uint32_t g = 0; g < model->num_groups; g++)
+        if (model->groups[g].sparse && model->groups[g].sparse->top_k > most)
+            most = model->groups[g].sparse->top_k;
+    return most;
+}
+
 static bool has_state(const struct model *model)
 {
     bool found = false;
@@ -173,6 +183,7 @@ static attn_status make_batch(struct executor *executor, attn_error *error)
         .page_size = (int32_t)p->config->kv_cache.page_size,
         .index_forms = forms,
         .has_state = has_state(p->model),
+        .max_top_k = largest_choice(p->model),
         .table_rows = p->table_rows,
         .table_columns = p->table_columns,
         .drafts = p->drafts,

@@ -28,7 +28,9 @@ static void find_widest(const struct model *model, uint64_t widest[ATTN_ROLE_COU
         uint32_t count = operands_list(model, l, list);
         for (uint32_t i = 0; i < count; i++)
             widen(&list[i], widest);
+        struct row_operand choice = operands_choice(model, l);
         widen(&out, widest);
+        widen(&choice, widest);
         if (operands_is_expanded(model, l))
             widen(&lse, widest);
     }
@@ -139,6 +141,9 @@ static void set_rows(const struct executor *executor, int32_t l, int64_t rows,
     }
     o->written = operands_output(model, o->form);
     set_operand(executor, &o->written, rows, &o->out, o);
+    o->choice = operands_choice(model, o->form);
+    if (o->choice.dim > 0)
+        set_operand(executor, &o->choice, rows, &o->chosen, o);
     if (operands_is_expanded(model, o->form))
         set_operand(executor, &lse, rows, &o->lse, o);
 }

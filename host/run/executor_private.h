@@ -118,8 +118,8 @@ struct layer_operands {
     uint32_t num_encoded; /* of the vectors: the last ones, whose rows are an encoder's */
     struct step_vectors vectors[OPERANDS_MAX]; /* what is made for the form, then for the latents */
     attn_tensor rows[OPERANDS_MAX];            /* the same as it is handed over */
-    struct row_operand written;
-    attn_tensor out, lse;
+    struct row_operand written, choice;
+    attn_tensor out, lse, chosen;
     attn_scale key_scale, value_scale;
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     const attn_scale *scales[ATTN_ROLE_COUNT];

@@ -43,6 +43,13 @@ static void place_arrays(const struct executor *executor, void *memory,
     arrays->rows = (int32_t *)((char *)memory + header_bytes(executor));
 }
 
+/* Of a sampled row: its output, and the keys that it chose. */
+static uint64_t gathered_bytes(const struct executor *executor, uint32_t mode, int32_t layer)
+{
+    struct row_operand choice = operands_choice(executor->params.model, layer);
+    return row_check_row_bytes(executor->params.check, mode, layer) + operands_row_bytes(&choice);
+}
+
 /* All rows of the widest layer, or of all layers of the largest captured step. */
 static int64_t choose_capacity(const struct executor *executor)
 {
@@ -50,8 +57,8 @@ static int64_t choose_capacity(const struct executor *executor)
     const struct config_ints *sizes = &p->config->cuda_graph.bs;
     uint64_t widest = 0, all = 0;
     for (uint32_t l = 0; l < p->model->num_layers; l++) {
-        uint64_t bytes = row_check_row_bytes(p->check, ATTN_MODE_DECODE, (int32_t)l);
-        uint64_t other = row_check_row_bytes(p->check, ATTN_MODE_EXTEND, (int32_t)l);
+        uint64_t bytes = gathered_bytes(executor, ATTN_MODE_DECODE, (int32_t)l);
+        uint64_t other = gathered_bytes(executor, ATTN_MODE_EXTEND, (int32_t)l);
         bytes = other > bytes ? other : bytes;
         widest = bytes > widest ? bytes : widest;
         all += bytes;
@@ -150,7 +157,7 @@ static int64_t layer_bytes(const struct executor *executor, const struct flight 
                            int32_t layer)
 {
     int64_t count = flight->list.indptr[layer + 1] - flight->list.indptr[layer];
-    return count * (int64_t)row_check_row_bytes(executor->params.check, flight->list.mode, layer);
+    return count * (int64_t)gathered_bytes(executor, flight->list.mode, layer);
 }
 
 /* Where each layer's rows go: after the layer before, or at the start where they do not fit. */
@@ -185,6 +192,44 @@ attn_status executor_rows_list(struct executor *executor, struct flight *flight,
 
 /* ---- In the step ----------------------------------------------------------------------------- */
 
+/* Which of the sequence's keys lies in a slot; -1 = none. */
+static int32_t key_in(const int32_t *slots, int64_t kv_len, int32_t page_size, int32_t slot)
+{
+    for (int64_t first = 0; slot >= 0 && first < kv_len; first += page_size)
+        if (slots[first] / page_size == slot / page_size)
+            return (int32_t)(first + slot % page_size);
+    return -1;
+}
+
+/* After a layer's sampled rows: the keys that each of them chose, as places in its sequence; -1 of a
+ * slot that is not the sequence's. On the processor. */
+static void gather_choices(const struct executor *executor, const struct flight *flight,
+                           int32_t layer)
+{
+    const struct executor_params *p = &executor->params;
+    const struct row_list *list = &flight->list;
+    const attn_layer_group *group = &p->model->groups[p->model->layers[layer].group];
+    const struct row_operand choice = operands_choice(p->model, layer);
+    const int32_t page_size = (int32_t)p->config->kv_cache.page_size;
+    const int32_t *from = executor->operands[ATTN_ROLE_SPARSE_INDICES];
+    const attn_batch *batch = &executor->batch.batch;
+    int32_t first = list->indptr[layer], last = list->indptr[layer + 1], s = 0;
+    int32_t *to = (int32_t *)(void *)(executor->gathered + executor->sample.offset[layer] +
+                                      (uint64_t)(last - first) *
+                                          row_check_row_bytes(p->check, list->mode, layer));
+    for (int32_t i = first; i < last; i++) {
+        const int32_t *chosen = from + (int64_t)list->rows[i] * choice.dim;
+        while (s + 1 < list->num_sequences && list->sequences[s + 1].first_row <= list->rows[i])
+            s++;
+        const int32_t *slots =
+            executor->batch.tables[group->kv_group] +
+            (int64_t)batch->req_pool_indices.host[s] * executor->batch.table_stride;
+        int64_t kv_len = list->sequences[s].prefix_len + list->sequences[s].num_rows;
+        for (int32_t n = 0; n < choice.dim; n++)
+            *to++ = chosen[n] == -1 ? VERIFY_NO_ENTRY : key_in(slots, kv_len, page_size, chosen[n]);
+    }
+}
+
 attn_status executor_rows_gather(struct executor *executor, struct flight *flight, int32_t layer,
                                  const struct step_output *output, attn_error *error)
 {
@@ -197,6 +242,8 @@ attn_status executor_rows_gather(struct executor *executor, struct flight *fligh
         return ATTN_OK;
     struct step_sample sample = {executor->sample.indptr, executor->sample.rows,
                                  executor->sample.offset, executor->gathered};
+    if (flight && operands_choice(executor->params.model, layer).dim > 0)
+        gather_choices(executor, flight, layer);
     return step_kernels_gather(executor->kernels, layer, &sample, output, most, executor->stream,
                                error);
 }

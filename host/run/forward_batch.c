@@ -701,6 +701,11 @@ static void describe(struct forward_batch *b, struct batch_arrays *staged,
     };
     if (b->params.has_state)
         describe_state(b, staged, step);
+    if (b->params.max_top_k > 0) {
+        b->sparse =
+            (attn_sparse_batch){.struct_size = sizeof b->sparse, .max_count = b->params.max_top_k};
+        batch->sparse = &b->sparse;
+    }
     if (step->mode == ATTN_MODE_TARGET_VERIFY)
         describe_drafts(b, staged);
     if (step->mode == ATTN_MODE_DECODE && b->params.tells_shared)

@@ -64,6 +64,7 @@ struct forward_batch_params {
     uint32_t index_forms;              /* ATTN_INDEX_* to fill */
     uint32_t num_kv_groups;            /* of the model; 0 = one, in the pool of all positions */
     int kv_pools[MODEL_KV_COUNT];      /* SCHEDULER_* of each */
+    int32_t max_top_k;                 /* of sparse layers; 0 = there are none */
     bool has_state;                    /* recurrent layers: fill attn_batch.state */
     struct drafts drafts;              /* zeros: there are none */
     bool tells_shared;                 /* fill attn_batch.shared_prefix in DECODE */
@@ -119,6 +120,7 @@ struct batch_staging {
 
 struct forward_batch {
     struct forward_batch_params params;
+    attn_sparse_batch sparse;
     uint32_t mode;    /* of the step that was filled last */
     attn_batch batch; /* what is handed to backends: the batch that was filled last */
     attn_kv_batch kv[MODEL_KV_COUNT]; /* its KV groups */

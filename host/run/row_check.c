@@ -317,7 +317,12 @@ attn_status row_check_layer(struct row_check *check, const struct row_list *list
         .sequences = list->sequences,
         .sampled = check->sampled,
         .compact = 1,
+        .most_chosen = operands_choice(check->params.model, layer).dim,
     };
+    if (step.most_chosen > 0)
+        step.chosen =
+            (const int32_t *)(const void *)((const char *)rows +
+                                            (uint64_t)count * operands_row_bytes(&written));
     attn_status status = split_rows(check, list, layer, rows, error);
     return status == ATTN_OK ? verifier_add(check->verifier, &step, layer, &out, error) : status;
 }

@@ -76,7 +76,8 @@ void row_check_list(const struct row_check *check, const struct batch_step *step
                     struct row_list *list);
 
 /* A layer is to be judged: `rows` are its sampled output rows in the order of the list, in host
- * memory, where they stay up to row_check_judge(). */
+ * memory, where they stay up to row_check_judge(); after them, of a sparse layer, what they chose
+ * (verify_step.chosen). */
 attn_status row_check_layer(struct row_check *check, const struct row_list *list, int32_t layer,
                             void *rows, attn_error *error);
 

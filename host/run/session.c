@@ -30,30 +30,38 @@ static attn_status load_plugins(struct session *s, attn_error *error)
 
 /* ---- Model ----------------------------------------------------------------------------------- */
 
-static attn_status check_drivable(const struct session *s, attn_error *error)
-{
-    for (uint32_t g = 0; g < s->model->num_groups; g++) {
-        const attn_layer_group *group = &s->model->groups[g];
-        if (kind_of(group)->refused)
-            return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s: layer group %u is %s: %s (`explain` covers them all)",
-                             s->model->name, g, model_kind_name(group->kind),
-                             kind_of(group)->refused);
-    }
-    return ATTN_OK;
-}
-
-/* Partial results of the expanded form are merged on the processor alone. */
+/* What is done on the processor alone: what a kind says, and the merging of partial results of the
+ * expanded form. */
 static attn_status check_kinds(const struct session *s, attn_error *error)
 {
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
         const attn_layer_group *group = &s->model->groups[g];
+        const char *why = kind_of(group)->on_cpu_alone;
+        if (why && s->described.type != ATTN_DEVICE_CPU)
+            return host_fail(error, ATTN_CONFIG_ERROR,
+                             "%s: layer group %u is %s: %s: accepted platform.device = cpu",
+                             s->model->name, g, model_kind_name(group->kind), why);
         if (kind_expands(s->model, group) && s->described.type != ATTN_DEVICE_CPU)
             return host_fail(
                 error, ATTN_CONFIG_ERROR,
                 "%s: layer group %u has a mode in the expanded form, which `run` "
                 "serves only on the processor: accepted attention.mla_prefill = absorbed",
                 s->model->name, g);
+    }
+    return ATTN_OK;
+}
+
+/* A sparse layer without an indexer has the choice of one before it. */
+static attn_status check_choices(const struct session *s, attn_error *error)
+{
+    bool chosen = false;
+    for (uint32_t l = 0; l < s->model->num_layers; l++) {
+        chosen |= operands_choose(s->model, (int32_t)l);
+        if (!chosen && operands_choice(s->model, (int32_t)l).dim > 0)
+            return config_fail(s->config, "model.index_head_dim", error,
+                               "is missing: nothing chooses the keys of layer %u; accepted 1 to "
+                               "65536 elements",
+                               l);
     }
     return ATTN_OK;
 }
@@ -83,8 +91,6 @@ static attn_status read_model(struct session *s, attn_error *error)
     attn_status status = check_keys(s, error);
     if (status == ATTN_OK)
         status = model_create(s->config, &s->model, error);
-    if (status == ATTN_OK)
-        status = check_drivable(s, error);
     for (uint32_t g = 0; status == ATTN_OK && g < s->model->num_groups; g++)
         s->has_state |= model_group_has_state(&s->model->groups[g]);
     if (s->has_state && s->config->kv_cache.prefix_cache && !model_crosses(s->model))
@@ -125,6 +131,8 @@ static attn_status select_backends(struct session *s, attn_error *error)
         print_choices(s);
     if (status == ATTN_OK)
         status = check_kinds(s, error);
+    if (status == ATTN_OK)
+        status = check_choices(s, error);
     return status;
 }
 

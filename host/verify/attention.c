@@ -15,8 +15,9 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
-#include "host/kinds/operands.h"
+#include "host/kinds/kinds.h"
 #include "host/reference/reference.h"
+#include "host/reference/sparse.h"
 #include "host/verify/row.h"
 
 #define DEFAULT_MAX_KEPT_BYTES (UINT64_C(64) << 20)
@@ -300,6 +301,7 @@ struct head_rows {
     const struct tree_view *view; /* NULL = its rows are no tree, or a chain */
     int32_t first_head, heads;
     int64_t count;
+    const uint8_t *chosen; /* a sparse layer's: the keys of its one sampled row; NULL = all */
 };
 
 static int64_t sampled_of(const struct head_rows *rows, int64_t n)
@@ -359,6 +361,11 @@ static void set_row(const struct head_rows *rows, int64_t n, int64_t i,
                  &memory->rows[i]);
     if (rows->view)
         see_tree(rows->sequence, rows->view, row_of(rows, n), &memory->rows[i].sight);
+    if (rows->chosen) {
+        memory->rows[i].sight = reference_sight_all();
+        memory->rows[i].sight.position = token.position;
+        memory->rows[i].sight.chosen = rows->chosen;
+    }
     memory->rows[i].query = query;
     memory->to[i].out = query + dim;
     memory->to[i].bars = query + dim + v_dim;
@@ -392,6 +399,162 @@ static attn_status check_head_rows(const struct head_rows *rows, const reference
         for (int64_t i = 0; i < count && status == ATTN_OK; i++)
             judge_row(rows, n + i, i, memory);
     }
+    return status;
+}
+
+/* ---- Keys that are chosen -------------------------------------------------------------------- */
+
+/* What a choice is judged with, for one row after the other. */
+struct choice_memory {
+    double *q, *weights, *label; /* of the indexer */
+    double *logits, *bars;       /* [kv_len] */
+    int64_t *keys;               /* [most_chosen] */
+    uint8_t *chosen;             /* [kv_len] */
+};
+
+static attn_status choice_memory_init(struct choice_memory *made, const struct check *check,
+                                      int64_t kv_len)
+{
+    const attn_sparse_dims *sparse = check->group->sparse;
+    size_t heads = (size_t)sparse->index_heads, dim = (size_t)sparse->label_dim;
+    size_t len = (size_t)kv_len + 1;
+    *made = (struct choice_memory){
+        .q = calloc(heads * dim + 1, sizeof(double)),
+        .weights = calloc(heads + 1, sizeof(double)),
+        .label = calloc(dim + 1, sizeof(double)),
+        .logits = calloc(len, sizeof(double)),
+        .bars = calloc(len, sizeof(double)),
+        .keys = calloc((size_t)check->step->most_chosen + 1, sizeof(int64_t)),
+        .chosen = calloc(len, 1),
+    };
+    return made->q && made->weights && made->label && made->logits && made->bars && made->keys &&
+                   made->chosen
+               ? ATTN_OK
+               : ATTN_OUT_OF_HOST_MEMORY;
+}
+
+static void choice_memory_finish(struct choice_memory *made)
+{
+    free(made->q);
+    free(made->weights);
+    free(made->label);
+    free(made->logits);
+    free(made->bars);
+    free(made->keys);
+    free(made->chosen);
+}
+
+static void make_index(const struct check *check, token_key key, int32_t head, uint32_t role,
+                       int32_t dim, double *to)
+{
+    int16_t raw[GENERATOR_MAX_DIM];
+    sparse_index_raw(check->verifier->params.generator, key, check->form, head, role, dim, raw);
+    for (int32_t d = 0; d < dim; d++)
+        to[d] = (double)raw[d] / GENERATOR_UNITS;
+}
+
+/* A label as a reader of the cache finds it. */
+static void read_label(void *ctx, int64_t j, double *label)
+{
+    const struct key_source *source = ctx;
+    const attn_sparse_dims *sparse = source->check->group->sparse;
+    make_index(source->check, key_at(source, j), 0, ATTN_ROLE_INDEX_K, sparse->label_dim, label);
+    reference_label_round(sparse, label);
+}
+
+/* What a row's indexer sees of each key: memory->logits and bars. */
+static void compute_logits(const struct head_rows *rows, struct key_source *source, int64_t t,
+                           struct choice_memory *memory)
+{
+    const struct check *check = rows->check;
+    const attn_sparse_dims *sparse = check->group->sparse;
+    const struct verify_params *params = &check->verifier->params;
+    struct verify_token token = verify_token_of(params->workload, rows->sequence, t);
+    struct request_tokens tokens = request_tokens_as(source->tokens, token.request);
+    token_key key = token_key_at(&tokens, token.position);
+    reference_row row;
+    describe_row(check, count_keys(check, rows->sequence), token.position, 0, &row);
+    if (rows->view)
+        see_tree(rows->sequence, rows->view, t, &row.sight);
+    for (int32_t h = 0; h < sparse->index_heads; h++)
+        make_index(check, key, h, ATTN_ROLE_INDEX_Q, sparse->label_dim,
+                   memory->q + (int64_t)h * sparse->label_dim);
+    make_index(check, key, 0, ATTN_ROLE_INDEX_WEIGHTS, sparse->index_heads, memory->weights);
+    const reference_index index = {
+        .heads = sparse->index_heads,
+        .dim = sparse->label_dim,
+        .top_k = sparse->top_k,
+        .multiplies_codes = dtype_is_fp8(sparse->index_dtype) && dtype_is_fp8(sparse->label_dtype),
+        .kv_len = row.kv_len,
+        .q = memory->q,
+        .weights = memory->weights,
+        .sight = row.sight,
+    };
+    const reference_labels labels = {.read = read_label, .ctx = source};
+    reference_index_logits(&index, &labels, memory->label, memory->logits, memory->bars);
+}
+
+/* A choice that is wrong fails its row, before any head. */
+static void record_choice(struct check *check, const struct verify_sequence *sequence,
+                          int64_t sampled, const reference_choice *choice)
+{
+    struct attention_verifier *verifier = check->verifier;
+    char place[VERIFY_PLACE_TEXT], text[REFERENCE_CHOICE_TEXT];
+    if (choice->code == REFERENCE_CHOICE_RIGHT)
+        return;
+    verify_place_text(sequence, check->step->sampled[sampled], place);
+    reference_choice_text(choice, text);
+    pthread_mutex_lock(&verifier->mutex);
+    check->failed[sampled] = 1;
+    if (is_first(check, sampled, -1)) {
+        check->first_sampled = sampled;
+        check->first_head = -1;
+        snprintf(check->first_failure, sizeof check->first_failure, "%s, layer %d: %.130s", place,
+                 check->layer, text);
+    }
+    pthread_mutex_unlock(&verifier->mutex);
+}
+
+/* The keys of a sampled row, judged by its logits where the layer chooses itself. */
+static void judge_choice(const struct head_rows *rows, struct key_source *source,
+                         struct choice_memory *memory)
+{
+    struct check *check = rows->check;
+    const struct verify_step *step = check->step;
+    const int64_t sampled = rows->sequence->first_sampled;
+    const int64_t kv_len = count_keys(check, rows->sequence);
+    const int32_t *entries = step->chosen + sampled * step->most_chosen;
+    int32_t count = 0;
+    for (int32_t n = 0; n < step->most_chosen; n++)
+        if (entries[n] != VERIFY_NO_ENTRY)
+            memory->keys[count++] = entries[n];
+    if (check->group->sparse->index_heads > 0)
+        compute_logits(rows, source, step->sampled[sampled], memory);
+    reference_choice choice =
+        reference_judge_choice(memory->logits, memory->bars, kv_len, step->most_chosen,
+                               memory->keys, count, memory->chosen);
+    if (check->group->sparse->index_heads > 0)
+        record_choice(check, rows->sequence, sampled, &choice);
+}
+
+/* Sampled rows one by one, each with its own keys. */
+static attn_status check_chosen_rows(const struct head_rows *all, struct key_source *source,
+                                     const reference_kv *kv, struct worker_memory *worker)
+{
+    struct choice_memory memory;
+    struct verify_sequence one = *all->sequence;
+    struct head_rows rows = *all;
+    attn_status status =
+        choice_memory_init(&memory, all->check, count_keys(all->check, all->sequence));
+    rows.sequence = &one;
+    rows.count = all->heads;
+    rows.chosen = memory.chosen;
+    for (int64_t n = 0; n < all->sequence->num_sampled && status == ATTN_OK; n++) {
+        one.first_sampled = all->sequence->first_sampled + n;
+        judge_choice(&rows, source, &memory);
+        status = check_head_rows(&rows, kv, worker);
+    }
+    choice_memory_finish(&memory);
     return status;
 }
 
@@ -429,6 +592,8 @@ static attn_status check_entry_task(struct check *check, int64_t task, uint32_t 
         view_tree(sequence, &view);
         rows.view = &view;
     }
+    if (check->step->chosen)
+        return check_chosen_rows(&rows, &source, &kv, &check->verifier->workers[worker]);
     return check_head_rows(&rows, &kv, &check->verifier->workers[worker]);
 }
 

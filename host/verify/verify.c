@@ -113,7 +113,8 @@ void verifier_destroy(struct verifier *verifier)
  * elements. */
 struct sizes {
     int64_t sequences, sampled;
-    uint64_t elements; /* bytes */
+    uint64_t chosen;   /* bytes */
+    uint64_t elements; /* likewise */
 };
 
 static struct sizes measure(const struct verify_step *step, const attn_tensor *out, bool beside)
@@ -123,6 +124,8 @@ static struct sizes measure(const struct verify_step *step, const attn_tensor *o
         sizes.sequences += step->sequences[s].num_sampled > 0;
         sizes.sampled += step->sequences[s].num_sampled;
     }
+    if (step->chosen)
+        sizes.chosen = (uint64_t)sizes.sampled * (uint64_t)step->most_chosen * sizeof *step->chosen;
     if (beside)
         sizes.elements = (uint64_t)(out->shape[0] * out->strides[0]) * attn_dtype_size(out->dtype);
     return sizes;
@@ -136,7 +139,8 @@ static attn_status copy_entry(struct verify_entry *entry, const struct sizes *si
     const struct verify_sequence *from = entry->step.sequences;
     uint64_t of_sequences = (uint64_t)sizes->sequences * sizeof *from;
     uint64_t of_sampled = (uint64_t)sizes->sampled * sizeof *entry->step.sampled;
-    struct verify_sequence *sequences = malloc(of_sequences + of_sampled + sizes->elements);
+    struct verify_sequence *sequences =
+        malloc(of_sequences + of_sampled + sizes->chosen + sizes->elements);
     if (!sequences)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
                          "no memory for the verification of %lld rows", (long long)sizes->sampled);
@@ -146,16 +150,21 @@ static attn_status copy_entry(struct verify_entry *entry, const struct sizes *si
         if (from[s].num_sampled > 0)
             sequences[count++] = from[s];
     memcpy(sampled, entry->step.sampled, of_sampled);
+    char *next = (char *)(sampled + sizes->sampled);
+    if (sizes->chosen > 0) {
+        memcpy(next, entry->step.chosen, sizes->chosen);
+        entry->step.chosen = (const int32_t *)(const void *)next;
+        next += sizes->chosen;
+    }
     if (sizes->elements > 0) {
-        memcpy(sampled + sizes->sampled, (const char *)entry->out.data + entry->out.byte_offset,
-               sizes->elements);
-        entry->out.data = sampled + sizes->sampled;
+        memcpy(next, (const char *)entry->out.data + entry->out.byte_offset, sizes->elements);
+        entry->out.data = next;
         entry->out.byte_offset = 0;
     }
     entry->step.num_sequences = count;
     entry->step.sequences = sequences;
     entry->step.sampled = sampled;
-    *bytes += of_sequences + of_sampled + sizes->elements;
+    *bytes += of_sequences + of_sampled + sizes->chosen + sizes->elements;
     return ATTN_OK;
 }
 

@@ -86,7 +86,13 @@ struct verify_step {
     const struct verify_sequence *sequences;
     const int32_t *sampled;
     int compact; /* 1 = `out` holds the sampled rows alone, in their order; first_row is not read */
+    int32_t most_chosen; /* sparse layers: entries of a sampled row, top_k of them; */
+    const int32_t
+        *chosen; /* [sampled, most_chosen] places of keys in the row's sequence, -1 = of */
+                 /* no key, VERIFY_NO_ENTRY = nothing */
 };
+
+enum { VERIFY_NO_ENTRY = -2 };
 
 struct verifier;
 

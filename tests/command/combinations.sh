@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# combinations.sh: drafts, pools of windows and chunks, encoders, cross attention, vision towers and recurrent
-# layers, each with retraction, chunked prefill, mixed steps, and prefixes that are shared: a run of every pair
+# combinations.sh: drafts, pools of windows and chunks, encoders, cross attention, vision towers, recurrent and
+# sparse layers, each with retraction, chunked prefill, mixed steps, and prefixes that are shared: a run of every pair
 # verifies all its sampled rows and leaks nothing, and did what the pair is about; or `run` and `explain` refuse it
 # by the same sentence.
 set -u
@@ -45,6 +45,9 @@ window="$layers model.layer_types=sliding,full model.sliding_window=9 kv_cache.h
 by_hand="$layers speculative.draft_tokens=5 attention.attention_backend=h backend.h.type=hybrid_phase backend.h.prefill=one
     backend.h.decode=two backend.one.type=cpu_native backend.two.type=cpu_native"
 recurrent="model.config=$top/examples/models/falcon_h1.json attention.linear_attn_backend=cpu_linear"
+sparse="model.num_q_heads=4 model.kv_lora_rank=16 model.qk_nope_head_dim=8 model.qk_rope_head_dim=4 model.v_head_dim=8
+    model.num_layers=2 model.max_context_len=128 model.layer_types=sparse model.index_topk=12 model.index_head_dim=8
+    model.index_n_heads=4"
 
 # settings KIND: what makes it.
 settings()
@@ -58,6 +61,9 @@ settings()
     cross) echo "$layers model.num_layers=3 model.layer_types=full,cross,encoder" ;;
     vision) echo "model.config=$top/examples/models/gemma3_vl.json kv_cache.hybrid_swa_memory=yes" ;;
     recurrent) echo "$recurrent" ;;
+    sparse) echo "$sparse" ;;
+    sparse_chains) echo "$sparse speculative.draft_tokens=4" ;;
+    sparse_trees) echo "$sparse $(settings branches)" ;;
     windows_chains) echo "$window speculative.draft_tokens=4" ;;
     recurrent_chains) echo "$recurrent speculative.draft_tokens=4" ;;
     by_hand) echo "$by_hand" ;;
@@ -215,12 +221,13 @@ refused()
     fi
 }
 
-for kind in chains trees windows chunks vision recurrent windows_chains recurrent_chains; do
+for kind in chains trees windows chunks vision recurrent windows_chains recurrent_chains sparse sparse_chains \
+    sparse_trees; do
     runs $kind retraction recomputed -gt 0
     runs $kind chunked steps -gt 40
     runs $kind sharing prefix_hit -gt 0
     case $kind in
-    *chains | trees) refused "drafts are verified in steps of their own" $kind mixed ;;
+    *chains | *trees) refused "drafts are verified in steps of their own" $kind mixed ;;
     *) runs $kind mixed steps -gt 40 ;;
     esac
 done

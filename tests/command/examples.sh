@@ -111,6 +111,7 @@ example falcon_h1 cpu_linear cpu_native portable
 example minimax cpu_linear cpu_native portable
 example lfm2 cpu_linear cpu_native portable
 example deepseek_v3 cpu_native second
+example deepseek_v32 cpu_native
 example speculative cpu_native
 counted speculative
 example speculative_route cpu_native verifier drafter

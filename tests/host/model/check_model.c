@@ -141,17 +141,18 @@ static void assert_consistent(const struct model *model)
 
 START_TEST(every_family_is_consistent)
 {
-    static const char *const names[] = {"llama",       "mistral",      "mistral_no_window",
-                                        "qwen2",       "qwen3_moe",    "qwen3_next",
-                                        "gemma2",      "gemma3",       "gpt_oss",
-                                        "llama4",      "deepseek_v3",  "deepseek_v32",
-                                        "kimi_linear", "falcon_h1",    "nemotron_h",
-                                        "mamba2",      "bert",         "roberta",
-                                        "modernbert",  "whisper",      "deepseek_v2",
-                                        "mixtral",     "olmo2",        "qwen3",
-                                        "qwen3_vl",    "qwen3_vl_moe", "kimi_k2",
-                                        "kimi_k25",    "kimi_vl",      "minimax",
-                                        "minimax_m1",  "lfm2",         "lfm2_indices"};
+    static const char *const names[] = {"llama",       "mistral",     "mistral_no_window",
+                                        "qwen2",       "qwen3_moe",   "qwen3_next",
+                                        "gemma2",      "gemma3",      "gpt_oss",
+                                        "llama4",      "deepseek_v3", "deepseek_v32",
+                                        "glm_5",       "kimi_linear", "falcon_h1",
+                                        "nemotron_h",  "mamba2",      "bert",
+                                        "roberta",     "modernbert",  "whisper",
+                                        "deepseek_v2", "mixtral",     "olmo2",
+                                        "qwen3",       "qwen3_vl",    "qwen3_vl_moe",
+                                        "kimi_k2",     "kimi_k25",    "kimi_vl",
+                                        "minimax",     "minimax_m1",  "lfm2",
+                                        "lfm2_indices"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct model *model = load_hf(names[i]);
         assert_consistent(model);
@@ -256,10 +257,28 @@ START_TEST(latent_attention)
     assert_close(group->sm_scale, mscale * mscale / sqrt(192));
     ck_assert_uint_eq(v32->groups[0].kind, ATTN_KIND_SPARSE);
     ck_assert_int_eq(v32->groups[0].sparse->top_k, 2048);
+    ck_assert_int_eq(v32->groups[0].sparse->index_heads, 64);
+    ck_assert_int_eq(v32->groups[0].sparse->label_dim, 128);
     ck_assert_int_eq(v32->groups[0].mla->kv_lora_rank, 512);
     assert_close(v32->groups[0].sm_scale, 1 / sqrt(192));
     model_destroy(v3);
     model_destroy(v32);
+}
+END_TEST
+
+/* GLM-5's later layers have the choice of the layer before them. */
+START_TEST(shared_choices)
+{
+    struct model *glm = load_hf("glm_5");
+    ck_assert_uint_eq(glm->num_groups, 2);
+    ck_assert_int_eq(glm->groups[0].sparse->index_heads, 32);
+    ck_assert_uint_eq(glm->groups[0].num_layers, 3);
+    ck_assert_int_eq(glm->groups[1].sparse->index_heads, 0);
+    ck_assert_int_eq(glm->groups[1].sparse->label_dim, 0);
+    ck_assert_int_eq(glm->groups[1].sparse->top_k, 2048);
+    for (uint32_t l = 0; l < 6; l++)
+        ck_assert_uint_eq(glm->layers[l].group, l >= 2 && l <= 4);
+    model_destroy(glm);
 }
 END_TEST
 
@@ -1133,6 +1152,7 @@ START_TEST(ini_sparse_layers)
     ck_assert_uint_eq(model->groups[1].kind, ATTN_KIND_SPARSE);
     ck_assert_int_eq(model->groups[1].sparse->top_k, 2048);
     ck_assert_int_eq(model->groups[1].sparse->label_dim, 128);
+    ck_assert_int_eq(model->groups[1].sparse->index_heads, 64);
     ck_assert_uint_eq(model->groups[1].sparse->label_dtype, ATTN_BF16);
     ck_assert_int_eq(model->groups[1].mla->kv_lora_rank, 512);
     model_destroy(model);
@@ -1410,6 +1430,7 @@ static Suite *suite(void)
     tcase_add_test(hf, gemma_alternates_and_scales);
     tcase_add_test(hf, sinks_and_chunks);
     tcase_add_test(hf, latent_attention);
+    tcase_add_test(hf, shared_choices);
     tcase_add_test(hf, latent_scales);
     tcase_add_test(hf, kimi_models);
     tcase_add_test(hf, lightning_layers);

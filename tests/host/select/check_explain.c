@@ -23,10 +23,11 @@ static const char *const platforms[] = {"sm80",   "sm90", "sm100", "sm120",
 enum { NUM_PLATFORMS = sizeof platforms / sizeof *platforms };
 
 static const char *const models[] = {
-    "bert",    "deepseek_v2", "deepseek_v3", "deepseek_v32", "falcon_h1",    "gemma2",  "gemma3",
-    "gpt_oss", "kimi_k25",    "kimi_linear", "lfm2",         "llama",        "llama4",  "mamba2",
-    "minimax", "mistral",     "mixtral",     "modernbert",   "nemotron_h",   "olmo2",   "qwen2",
-    "qwen3",   "qwen3_moe",   "qwen3_next",  "qwen3_vl",     "qwen3_vl_moe", "roberta", "whisper",
+    "bert",       "deepseek_v2", "deepseek_v3",  "deepseek_v32", "falcon_h1",   "gemma2",
+    "gemma3",     "glm_5",       "gpt_oss",      "kimi_k25",     "kimi_linear", "lfm2",
+    "llama",      "llama4",      "mamba2",       "minimax",      "mistral",     "mixtral",
+    "modernbert", "nemotron_h",  "olmo2",        "qwen2",        "qwen3",       "qwen3_moe",
+    "qwen3_next", "qwen3_vl",    "qwen3_vl_moe", "roberta",      "whisper",
 };
 enum { NUM_MODELS = sizeof models / sizeof *models };
 

@@ -151,7 +151,8 @@ static void set_step(uint32_t mode, const struct verify_sequence *rows)
         for (int32_t t = 0; t < rows[s].num_rows; t++)
             sampled[count++] = t;
     }
-    step = (struct verify_step){mode, NUM_SEQUENCES, sequences, sampled, 0};
+    step = (struct verify_step){
+        .mode = mode, .num_sequences = NUM_SEQUENCES, .sequences = sequences, .sampled = sampled};
 }
 
 static void set_up_model(const char *ini, uint32_t num_threads)
