@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # engines.sh: engines that people run, with attention by attnhost, on the processor and with real weights: vLLM;
-# nano-vllm and mini-sglang, which no index of packages has, from the checkouts that ATTNHOST_NANOVLLM and
+# SGLang, by its own unit test kit of attention backends; nano-vllm and mini-sglang, which no index of packages has, from the checkouts that ATTNHOST_NANOVLLM and
 # ATTNHOST_MINISGL name. About 1 GB is downloaded once, into an environment of its own; what cannot be had is
 # skipped, with the reason. ATTNHOST_NO_ENGINES=1 or ATTNHOST_NO_PYTHON=1 skips it all.
 set -u
@@ -27,7 +27,7 @@ fi
 copied "$top/python" python
 tap_try "pip install ./python" \
     "$venv/bin/pip" install -q --no-deps --no-build-isolation --force-reinstall "$scratch/python"
-for bridge in attnhost_vllm attnhost_minisgl; do
+for bridge in attnhost_vllm attnhost_minisgl attnhost_sglang; do
     copied "$top/python/bridges/$bridge" "$bridge"
     tap_try "pip install ./python/bridges/$bridge" \
         "$venv/bin/pip" install -q --no-deps --no-build-isolation --force-reinstall "$scratch/$bridge"
@@ -48,6 +48,11 @@ export OMP_NUM_THREADS
 HF_HUB_OFFLINE=1
 export HF_HUB_OFFLINE
 run test_vllm
+if has --no-deps sglang==0.5.23; then
+    run test_sglang
+else
+    tap_skip "SGLang" "pip installs it not here: $(tail -n 1 "$scratch/pip")"
+fi
 checkout nano-vllm "${ATTNHOST_NANOVLLM-}" ATTNHOST_NANOVLLM test_nanovllm
 checkout mini-sglang "${ATTNHOST_MINISGL-}" ATTNHOST_MINISGL test_minisgl
 tap_end

@@ -68,7 +68,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return bool(frame) and frame.f_globals.get("__name__", "").split(".")[0] == self.importer
 
     def create_module(self, spec):
-        return _Module(spec.name)
+        made = _Module(spec.name)
+        made.__version__ = "3.0.0"
+        return made
 
     def exec_module(self, module):
         pass
