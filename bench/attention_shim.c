@@ -17,9 +17,8 @@ struct bench {
     attn_scale scale;
     attn_kv_batch kv_batch;
     attn_shared_prefix prefix;
-    size_t index_bytes;     /* of shim.index, in which the arrays below lie */
-    const char *index_copy; /* that block where the device reads it; NULL = not placed yet */
-    int64_t *out_cache_loc; /* [rows] */
+    attn_speculation speculation;
+    int64_t *out_cache_loc; /* [rows]; this and the arrays below lie in shim.index */
     int32_t *pages;         /* [seqs][max_pages], which is block table and CSR indices alike */
     int32_t *req_to_token;  /* [seqs + 1][max_pages * page_size] */
     int32_t *seq_lens, *prefix_lens, *last_page_len, *request; /* [seqs] */
@@ -78,7 +77,7 @@ static void share_pages(bench *b)
 
 static void fill_index(bench *b)
 {
-    int32_t tokens = b->setup.num_tokens, new_tokens = b->setup.decode ? 1 : tokens;
+    int32_t tokens = b->setup.num_tokens, new_tokens = b->setup.num_new;
     size_t slots = (size_t)b->max_pages * (size_t)b->setup.page_size;
     for (int32_t s = 0; s < b->setup.num_seqs; s++) {
         int32_t *row = b->req_to_token + (size_t)(s + 1) * slots;
@@ -97,16 +96,10 @@ static void fill_index(bench *b)
     b->num_real[1] = b->rows;
 }
 
-/* An array of the block, here and in the device's copy. */
-static attn_i32_array both(const bench *b, const int32_t *array)
-{
-    const char *copy = b->index_copy + ((const char *)array - (const char *)b->shim.index);
-    return (attn_i32_array){array, (const int32_t *)(const void *)copy};
-}
-
 /* All three index forms are right, whichever the backend reads. */
-static void fill_batch(bench *b)
+static void fill_batch(shim *s)
 {
+    bench *b = (bench *)s; /* which begins with it */
     const bench_setup *setup = &b->setup;
     b->kv_batch = (attn_kv_batch){
         .struct_size = sizeof b->kv_batch,
@@ -114,55 +107,64 @@ static void fill_batch(bench *b)
         .page_size = setup->page_size,
         .req_to_token_stride = b->max_pages * setup->page_size,
         .block_table_stride = b->max_pages,
-        .out_cache_loc = {b->out_cache_loc, (const int64_t *)(const void *)b->index_copy},
-        .req_to_token = both(b, b->req_to_token),
-        .block_table = both(b, b->pages),
-        .kv_indptr = both(b, b->kv_indptr),
-        .kv_indices = both(b, b->pages),
-        .last_page_len = both(b, b->last_page_len),
+        .out_cache_loc = {b->out_cache_loc, (const int64_t *)(const void *)s->index_copy},
+        .req_to_token = shim_both(&b->shim, b->req_to_token),
+        .block_table = shim_both(&b->shim, b->pages),
+        .kv_indptr = shim_both(&b->shim, b->kv_indptr),
+        .kv_indices = shim_both(&b->shim, b->pages),
+        .last_page_len = shim_both(&b->shim, b->last_page_len),
     };
     b->prefix = (attn_shared_prefix){.struct_size = sizeof b->prefix,
                                      .num_groups = (uint32_t)setup->num_seqs,
-                                     .seq_indptr = both(b, b->run_indptr),
-                                     .prefix_len = both(b, b->run_len)};
+                                     .seq_indptr = shim_both(&b->shim, b->run_indptr),
+                                     .prefix_len = shim_both(&b->shim, b->run_len)};
+    b->speculation = (attn_speculation){
+        .struct_size = sizeof b->speculation, .num_draft_tokens = setup->num_new, .top_k = 1};
     b->shim.batch = (attn_batch){
         .struct_size = sizeof b->shim.batch,
-        .mode = setup->decode ? ATTN_MODE_DECODE : ATTN_MODE_EXTEND,
+        .mode = (uint32_t)setup->mode,
         .num_seqs = setup->num_seqs,
         .num_tokens = b->rows,
         .num_real_seqs = setup->num_seqs,
         .num_real_tokens = b->rows,
-        .max_q_len = setup->decode ? 1 : setup->num_tokens,
+        .max_q_len = setup->num_new,
         .max_kv_len = setup->num_tokens,
         .num_kv_groups = 1,
         .num_prefix_levels = setup->num_shared > 0,
         .shared_prefix = setup->num_shared > 0 ? &b->prefix : NULL,
-        .num_real_seqs_device = setup->graph ? both(b, b->num_real).device : NULL,
-        .num_real_tokens_device = setup->graph ? both(b, b->num_real + 1).device : NULL,
-        .seq_lens = both(b, b->seq_lens),
-        .prefix_lens = both(b, b->prefix_lens),
-        .q_indptr = both(b, b->q_indptr),
-        .req_pool_indices = both(b, b->request),
+        .num_real_seqs_device = setup->graph ? shim_both(&b->shim, b->num_real).device : NULL,
+        .num_real_tokens_device = setup->graph ? shim_both(&b->shim, b->num_real + 1).device : NULL,
+        .seq_lens = shim_both(&b->shim, b->seq_lens),
+        .prefix_lens = shim_both(&b->shim, b->prefix_lens),
+        .q_indptr = shim_both(&b->shim, b->q_indptr),
+        .req_pool_indices = shim_both(&b->shim, b->request),
         .kv_groups = &b->kv_batch,
+        .speculation = setup->mode == ATTN_MODE_TARGET_VERIFY ? &b->speculation : NULL,
     };
 }
 
 /* ---- The backend ----------------------------------------------------------------------------- */
+
+/* Where there is one, keys that are not saved are in the cache already. */
+static int has_prefix(const bench_setup *setup)
+{
+    return setup->mode == ATTN_MODE_DECODE || setup->num_new < setup->num_tokens;
+}
 
 static attn_bounds bounds_of(const bench *b)
 {
     const bench_setup *setup = &b->setup;
     return (attn_bounds){
         .struct_size = sizeof(attn_bounds),
-        .modes = ATTN_MODE_BIT(setup->decode ? ATTN_MODE_DECODE : ATTN_MODE_EXTEND),
+        .modes = ATTN_MODE_BIT((uint32_t)setup->mode),
         .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
-        .uses = setup->num_shared > 0             ? (uint32_t)ATTN_USES_SHARED_PREFIX
-                : setup->decode || setup->save_kv ? 0
-                                                  : (uint32_t)ATTN_USES_UNSAVED_KV,
+        .uses = setup->num_shared > 0                 ? (uint32_t)ATTN_USES_SHARED_PREFIX
+                : setup->save_kv || has_prefix(setup) ? 0
+                                                      : (uint32_t)ATTN_USES_UNSAVED_KV,
         .max_prefix_levels = setup->num_shared > 0,
         .max_seqs = setup->num_seqs,
         .max_tokens = b->rows,
-        .max_q_len = setup->decode ? 1 : setup->num_tokens,
+        .max_q_len = setup->num_new,
         .max_kv_len = setup->num_tokens,
         .max_kv_tokens = (int64_t)setup->num_seqs * b->max_pages * setup->page_size};
 }
@@ -191,7 +193,7 @@ static uint32_t graph_level_of(const bench_setup *setup)
 {
     if (!setup->graph)
         return ATTN_GRAPH_NEVER;
-    return setup->decode ? ATTN_GRAPH_SINGLE_TOKEN : ATTN_GRAPH_UNIFORM;
+    return setup->mode == ATTN_MODE_DECODE ? ATTN_GRAPH_SINGLE_TOKEN : ATTN_GRAPH_UNIFORM;
 }
 
 static attn_status compose(bench *b)
@@ -216,13 +218,13 @@ static attn_status compose(bench *b)
 static attn_status open_backend(bench *b)
 {
     const bench_setup *setup = &b->setup;
-    b->rows = setup->num_seqs * (setup->decode ? 1 : setup->num_tokens);
+    b->rows = setup->num_seqs * setup->num_new;
     b->max_pages = (setup->num_tokens + setup->page_size - 1) / setup->page_size;
-    b->index_bytes = lay_out_index(b, NULL);
     const shim_params params = {.device_type = setup->device_type,
                                 .num_layers = setup->num_layers,
                                 .num_threads = setup->num_threads,
-                                .index_bytes = b->index_bytes,
+                                .index_bytes = lay_out_index(b, NULL),
+                                .describe = fill_batch,
                                 .plugin = setup->plugin};
     attn_status status = shim_open(&b->shim, &params);
     if (status != ATTN_OK)
@@ -283,14 +285,12 @@ const int32_t *bench_pages(const bench *b, int32_t *stride)
 
 const void *bench_index(const bench *b, int64_t *bytes)
 {
-    *bytes = (int64_t)b->index_bytes;
-    return b->shim.index;
+    return shim_index(&b->shim, bytes);
 }
 
 void bench_place_index(bench *b, void *device)
 {
-    b->index_copy = device;
-    fill_batch(b);
+    shim_place_index(&b->shim, device);
 }
 
 attn_status bench_bind(bench *b, int32_t layer, const bench_tensors *t)
@@ -321,10 +321,6 @@ attn_status bench_bind(bench *b, int32_t layer, const bench_tensors *t)
 
 attn_status bench_plan(bench *b, void *stream)
 {
-    if (!b->index_copy) {
-        snprintf(b->shim.message, sizeof b->shim.message, "bench_plan before bench_place_index");
-        return ATTN_BAD_STATE;
-    }
     return shim_plan(&b->shim, stream);
 }
 

@@ -22,9 +22,10 @@
 typedef struct bench_setup {
     uint32_t struct_size;
     int32_t device_type; /* ATTN_DEVICE_*, the first of its kind */
-    int32_t decode;      /* 1: one query for each sequence, 0: all tokens are new, no prefix */
+    int32_t mode;        /* ATTN_MODE_DECODE, _EXTEND, or _TARGET_VERIFY of a chain of drafts */
     int32_t num_seqs;    /* of the batch */
     int32_t num_tokens;  /* keys of each sequence */
+    int32_t num_new;     /* of them the last, which are its queries; DECODE: 1 */
     int32_t num_shared; /* of them the first, whole pages, that all sequences have in common, as the
                            batch says; DECODE */
     int32_t num_q_heads;

@@ -14,6 +14,8 @@ from shapes import DTYPES
 
 HERE = Path(__file__).resolve().parent
 CPU, CUDA = 1, 2  # ATTN_DEVICE_*
+CAPTURING = 1 << 2  # ATTN_FORWARD_CAPTURING
+MODES = {"prefill": 0, "chunk": 0, "decode": 1, "verify": 4}  # ATTN_MODE_* by Case.phase
 
 
 class Setup(ctypes.Structure):
@@ -21,7 +23,7 @@ class Setup(ctypes.Structure):
 
     _fields_ = [("struct_size", ctypes.c_uint32)]
     _fields_ += [(name, ctypes.c_int32) for name in (
-        "device_type", "decode", "num_seqs", "num_tokens", "num_shared", "num_q_heads",
+        "device_type", "mode", "num_seqs", "num_tokens", "num_new", "num_shared", "num_q_heads",
         "num_kv_heads", "head_dim", "num_layers", "page_size", "num_threads", "graph",
         "save_kv")]
     _fields_ += [("dtype", ctypes.c_uint32), ("kv_dtype", ctypes.c_uint32),
@@ -42,10 +44,11 @@ class LinearSetup(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint32) for name in (
         "struct_size", "family", "flags", "dtype", "state_dtype")]
     _fields_ += [(name, ctypes.c_int32) for name in (
-        "decode", "num_seqs", "num_tokens", "k_heads", "v_heads", "k_dim", "v_dim", "conv_width",
+        "device_type", "graph", "apart", "decode", "num_seqs", "num_tokens", "k_heads", "v_heads", "k_dim", "v_dim", "conv_width",
         "vk", "num_layers", "num_threads")]
     _fields_ += [("sm_scale", ctypes.c_float), ("plugin", ctypes.c_char_p),
-                 ("backend", ctypes.c_char_p)]
+                 ("backend", ctypes.c_char_p), ("options", ctypes.POINTER(ctypes.c_char_p)),
+                 ("num_options", ctypes.c_uint32)]
 
 
 class MlaSetup(ctypes.Structure):
@@ -53,7 +56,7 @@ class MlaSetup(ctypes.Structure):
 
     _fields_ = [(name, ctypes.c_uint32) for name in ("struct_size", "dtype", "kv_dtype")]
     _fields_ += [(name, ctypes.c_int32) for name in (
-        "packed", "num_seqs", "num_tokens", "num_heads", "lora", "rope", "page_size", "num_layers",
+        "packed", "device_type", "graph", "num_seqs", "num_tokens", "num_new", "num_heads", "lora", "rope", "page_size", "num_layers",
         "num_threads")]
     _fields_ += [("sm_scale", ctypes.c_float), ("kv_scale", ctypes.c_float),
                  ("plugin", ctypes.c_char_p), ("backend", ctypes.c_char_p),
@@ -142,9 +145,14 @@ def load_shim(build_dir, folder):
 def load_plain_shim(build_dir, name, setup):
     """The built linear_shim or mla_shim, whose functions are those of shim.h."""
     shim = ctypes.CDLL(str(find_shim(build_dir, name)))
-    declare(shim, "shim_", setup, [("bind", ctypes.c_int32, [
-        ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32,
-        ctypes.c_uint32, ctypes.POINTER(ctypes.c_int64)])])
+    handle, pointer, int32, uint32 = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32
+    declare(shim, "shim_", setup, (
+        ("bind", int32, [handle, int32, uint32, pointer, uint32, uint32,
+                         ctypes.POINTER(ctypes.c_int64)]),
+        ("index", pointer, [handle, ctypes.POINTER(ctypes.c_int64)]),
+        ("place_index", None, [handle, pointer]),
+        ("plan", int32, [handle, pointer]),
+        ("forward", int32, [handle, int32, uint32, pointer])))
     return shim
 
 
@@ -164,6 +172,14 @@ def find_plugins(build_dir):
     if build_dir:
         return build_dir.resolve() / "plugins/.libs"
     return HERE.parent / "plugins" if (HERE / "attention_shim.so").exists() else None
+
+
+def plugin_text(plugins, name):
+    """What a shim opens: a file; of a folder the file that is named as the type, if there is one."""
+    if plugins and Path(plugins).is_dir():
+        file = Path(plugins) / f"{name}.so"
+        plugins = file if file.exists() else f"{plugins}/"
+    return str(plugins).encode() if plugins else None
 
 
 def parse_backend(text):
@@ -217,12 +233,29 @@ class Shim:
         """On the CPU."""
         self.check(self.function("steps")(self.handle, count))
 
+    def index(self):
+        """The index arrays, as an array of bytes that lives as long as this."""
+        size = ctypes.c_int64()
+        address = self.function("index")(self.handle, ctypes.byref(size))
+        return (ctypes.c_uint8 * size.value).from_address(address)
+
+    def place_index(self, address):
+        self.function("place_index")(self.handle, address)
+
+    def plan(self, stream=None):
+        self.check(self.function("plan")(self.handle, stream))
+
+    def forward(self, layer, stream=None, capturing=False):
+        """One layer."""
+        self.check(self.function("forward")(self.handle, layer, CAPTURING if capturing else 0, stream))
+
 
 class MlaBench(Shim):
     """A backend behind mla_shim.c."""
 
     def __init__(self, shim, setup):
         super().__init__(shim, setup)
+        self.page_size = setup.page_size
         self.pages_of_seq = -(-setup.num_tokens // setup.page_size)
         self.num_pages = setup.num_seqs * self.pages_of_seq + 1  # page 0 is padding
 
@@ -243,17 +276,15 @@ class Bench(Shim):
         self.page_size = page_size
         self.layers = layers
         texts = [text.encode() for pair in (options or {}).items() for text in pair]
-        if plugin and Path(plugin).is_dir():
-            plugin = f"{plugin}/"
         setup = Setup(
-            device_type=device, decode=case.decode,
-            num_seqs=case.batch, num_tokens=case.tokens,
+            device_type=device, mode=MODES[case.phase], num_seqs=case.batch,
+            num_tokens=case.tokens, num_new=case.queries,
             num_shared=case.shared, num_q_heads=case.q_heads,
             num_kv_heads=case.kv_heads, head_dim=case.head_dim, num_layers=layers,
             page_size=page_size, num_threads=threads, graph=graph, save_kv=save_kv,
             dtype=DTYPES[case.dtype][0], kv_dtype=DTYPES[case.cache_dtype][0],
             sm_scale=case.head_dim ** -0.5, kv_scale=kv_scale, num_options=len(texts) // 2,
-            plugin=str(plugin).encode() if plugin else None, backend=backend.encode(),
+            plugin=plugin_text(plugin, backend), backend=backend.encode(),
             options=(ctypes.c_char_p * (len(texts) or 1))(*texts))
         super().__init__(shim, setup)
 
@@ -268,23 +299,11 @@ class Bench(Shim):
         address = self.shim.bench_pages(self.handle, ctypes.byref(stride))
         return (ctypes.c_int32 * (self.case.batch * stride.value)).from_address(address)
 
-    def index(self):
-        """The index arrays, as an array of bytes that lives as long as this."""
-        size = ctypes.c_int64()
-        address = self.shim.bench_index(self.handle, ctypes.byref(size))
-        return (ctypes.c_uint8 * size.value).from_address(address)
-
-    def place_index(self, address):
-        self.shim.bench_place_index(self.handle, address)
-
     def bind(self, layer, q, k, v, out, k_cache, v_cache):
         """Addresses; k and v may be None."""
         assert 0 <= layer < self.layers
         tensors = Tensors(q=q, k=k, v=v, out=out, k_cache=k_cache, v_cache=v_cache)
         self.check(self.shim.bench_bind(self.handle, layer, ctypes.byref(tensors)))
-
-    def plan(self, stream=None):
-        self.check(self.shim.bench_plan(self.handle, stream))
 
     def forward(self, layer, stream=None, capturing=False):
         assert 0 <= layer < self.layers

@@ -19,12 +19,11 @@ import torch
 import attnhost_ctypes
 from cpu_attention import (add_arguments, add_built_plugin, built_plugin, figures,
                            last_level_cache, measure_rounds, roof_of, run, steps_for)
-from shapes import DTYPES, median
+from shapes import DTYPES, linear_flops, median
 
 GDN, MAMBA2, KDA, LIGHTNING = range(4)
 NAMES = {GDN: "gdn", MAMBA2: "mamba2", KDA: "kda", LIGHTNING: "lightning"}
 MIXED_QKV, A, B, STATE, A_LOG, OUT = 14, 15, 16, 23, 18, 3  # ATTN_ROLE_*
-CHUNK = 64
 LIMIT = 2e-3  # largest difference of two right answers, relative to the largest output
 
 
@@ -43,13 +42,9 @@ class Case:
 
     @property
     def flops(self):
-        """Of the chunked form: pairs below the diagonal, rows by state."""
-        delta = self.family in (GDN, KDA)
-        pair_heads = self.v_heads if self.family == KDA else self.k_heads
-        pairs = CHUNK / 2 * self.k_dim * (2 if delta else 1) * pair_heads
-        values = CHUNK / 2 * self.v_dim * (2 if delta else 1) * self.v_heads
-        state = self.k_dim * self.v_dim * (3 if delta else 2) * self.v_heads
-        return 2.0 * self.batch * self.tokens * (pairs + values + state)
+        """Of the chunked form."""
+        return linear_flops(self.batch * self.tokens, self.family in (GDN, KDA), self.family == KDA,
+                            self.k_heads, self.v_heads, self.k_dim, self.v_dim)
 
 
 def all_cases():
@@ -90,7 +85,7 @@ class Ours:
         scale, fp32 = case.k_dim ** -0.5 if case.family in (GDN, KDA) else 1.0, DTYPES["fp32"][0]
         self.kept = []
         self.shim = attnhost_ctypes.Shim(shim, attnhost_ctypes.LinearSetup(
-            family=case.family, dtype=fp32, state_dtype=fp32, decode=case.decode,
+            device_type=attnhost_ctypes.CPU, family=case.family, dtype=fp32, state_dtype=fp32, decode=case.decode,
             num_seqs=case.batch, num_tokens=case.tokens, k_heads=case.k_heads, v_heads=case.v_heads,
             k_dim=case.k_dim, v_dim=case.v_dim, vk=args.vk, num_layers=len(data),
             num_threads=args.threads, sm_scale=scale, plugin=str(args.plugin).encode(),

@@ -98,7 +98,7 @@ class Ours:
         code, cache_code = DTYPES[case.dtype][0], DTYPES[kv_dtype][0]
         self.kept, self.out = [], []
         self.shim = attnhost_ctypes.MlaBench(shim, attnhost_ctypes.MlaSetup(
-            dtype=code, kv_dtype=cache_code, packed=packed, num_seqs=case.batch,
+            device_type=attnhost_ctypes.CPU, num_new=1, dtype=code, kv_dtype=cache_code, packed=packed, num_seqs=case.batch,
             num_tokens=case.tokens, num_heads=case.heads, lora=LORA, rope=ROPE,
             page_size=args.page_size, num_layers=len(data), num_threads=args.threads,
             sm_scale=SCALE, kv_scale=KV_SCALE, plugin=str(args.plugin).encode(),

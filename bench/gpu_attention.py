@@ -284,6 +284,7 @@ def make_setting(args, folder):
     device = gpu_device.Cuda() if args.device == "cuda" else gpu_device.Cpu()
     return gpu_measure.Setting(
         device=device, shim=attnhost_ctypes.load_shim(args.build_dir, folder),
+        mla_shim=None, linear_shim=None,  # serving_grid.py's
         plugin=args.plugin or attnhost_ctypes.find_plugins(args.build_dir), threads=args.threads,
         graph=args.metadata == "graph" and device.captures, save_kv=args.save_kv,
         rounds=args.rounds, sustain=args.sustain)

@@ -4,15 +4,19 @@
 A contender has plan(), to be called before calls are enqueued or replayed; call(copy), which
 enqueues one layer on a copy of the inputs; and out[copy], what came of it: [sequences, heads,
 queries, dim].
+
+What a module of contenders has: Data of a case, compare() of what came of it, Attnhost, RIVALS.
 """
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnhost_ctypes
 from shapes import DTYPES
 
+LONG = 1 << 16  # keys
 KV_SCALE = 2.0 ** -6  # of quantised caches: 448 / 64 = 7, beyond what normal numbers reach
 
 
@@ -82,7 +86,7 @@ def reference(case, data, copy, seqs, queries):
         q = q.reshape(case.kv_heads, group * len(queries), case.head_dim)
         scores = q @ k.transpose(1, 2) * case.head_dim ** -0.5
         if not case.decode:
-            last = torch.tensor(queries, device=k.device).repeat(group)
+            last = torch.tensor(queries, device=k.device).repeat(group) + case.tokens - case.queries
             hidden = torch.arange(case.tokens, device=k.device) > last[:, None]
             scores.masked_fill_(hidden, float("-inf"))
         out = torch.softmax(scores, -1) @ v
@@ -94,6 +98,8 @@ def compare(case, data, contender):
     """(largest relative error of a row, largest absolute error) of sampled rows in the first and
     the last copy; NaN if anything is not finite."""
     seqs, queries = sample_of(case.batch, 8), sample_of(case.queries, 48)
+    if case.tokens > LONG:  # fp64 scores of all these would not fit
+        seqs, queries = seqs[-1:], queries[::4] + queries[-1:]
     worst_row, worst = 0.0, 0.0
     for copy in sorted({0, data.copies - 1}):
         right = reference(case, data, copy, seqs, queries)
@@ -109,33 +115,51 @@ def compare(case, data, contender):
 # ---- Contenders ----------------------------------------------------------------------------------
 
 
-class Attnhost:
-    """A backend behind attnhost.h over a paged cache; `layers` layers, over the copies in turn."""
+class Ours:
+    """A backend behind attnhost.h; `layers` layers, over the copies in turn."""
 
     def __init__(self, setting, case, data, backend, page_size, layers):
         name, options = attnhost_ctypes.parse_backend(backend)
-        device = setting.device
-        self.device = device
-        self.bench = attnhost_ctypes.Bench(
-            setting.shim, case, layers, page_size, name, options, setting.plugin, device.type,
-            setting.threads, setting.graph, setting.save_kv, KV_SCALE)
+        self.device = setting.device
+        self.bench = self.open(setting, case, page_size, layers, name, options)
         try:
-            self.bind(case, data, device, layers, setting.save_kv)
+            if self.device.type == attnhost_ctypes.CUDA:
+                index = torch.frombuffer(self.bench.index(), dtype=torch.uint8)
+                self.index = index.to(self.device.name)
+                self.bench.place_index(self.index.data_ptr())
+            self.kept, self.out = [], []
+            self.bind(setting, case, data, layers)
+            self.plan()
         except BaseException:
             self.bench.close()
             raise
 
-    def bind(self, case, data, device, layers, save_kv):
-        bench = self.bench
-        if device.type == attnhost_ctypes.CUDA:
-            self.index = torch.frombuffer(bench.index(), dtype=torch.uint8).to(device.name)
-            bench.place_index(self.index.data_ptr())
+    def plan(self):
+        self.bench.plan(self.device.stream)
+
+    def call(self, layer):
+        self.bench.forward(layer, self.device.stream, self.device.is_capturing())
+
+    def close(self):
+        self.device.synchronize()
+        self.bench.close()
+
+
+class Attnhost(Ours):
+    """Softmax attention over a paged cache."""
+
+    def open(self, setting, case, page_size, layers, name, options):
+        return attnhost_ctypes.Bench(
+            setting.shim, case, layers, page_size, name, options, setting.plugin,
+            self.device.type, setting.threads, setting.graph, setting.save_kv, KV_SCALE)
+
+    def bind(self, setting, case, data, layers):
+        bench, save_kv = self.bench, setting.save_kv
         prefix = case.tokens - case.queries
         caches = data.paged(bench, prefix if save_kv else case.tokens)
-        self.kept, self.out = [], []
         for copy in range(data.copies):
             tensors = [attnhost_ctypes.rows(data.q[copy])]
-            if save_kv or not case.decode:
+            if save_kv or case.phase == "prefill":
                 tensors += [attnhost_ctypes.rows(data.load(x[copy]), prefix)
                             for x in (data.k, data.v)]
             else:
@@ -148,17 +172,6 @@ class Attnhost:
         for layer in range(layers):
             bench.bind(layer, *(None if t is None else t.data_ptr()
                                 for t in self.kept[layer % data.copies]))
-        self.plan()
-
-    def plan(self):
-        self.bench.plan(self.device.stream)
-
-    def call(self, layer):
-        self.bench.forward(layer, self.device.stream, self.device.is_capturing())
-
-    def close(self):
-        self.device.synchronize()
-        self.bench.close()
 
 
 class Rival:
@@ -187,10 +200,36 @@ class Sdpa(Rival):
         super().__init__(case, data)
         self.kernel = kernel
 
+        self.mask = None
+        if case.phase in ("chunk", "verify"):  # is_causal would begin with the first key
+            self.mask = causal_lower_right(case.queries, case.tokens)
+
     def call(self, copy):
         with sdpa_kernel([self.kernel]):
             self.out[copy] = scaled_dot_product_attention(
-                *self.inputs(copy), is_causal=not self.case.decode, enable_gqa=self.grouped)
+                *self.inputs(copy), attn_mask=self.mask, is_causal=self.case.phase == "prefill",
+                enable_gqa=self.grouped)
+
+
+class Flash3(Rival):
+    """FlashAttention-3, if its wheel is installed: keys contiguous as it likes them best."""
+
+    def __init__(self, case, data):
+        super().__init__(case, data)
+        import flash_attn_interface
+        self.module = flash_attn_interface
+        self.given = [[x.transpose(1, 2).contiguous() for x in self.inputs(copy)]
+                      for copy in range(data.copies)]
+        self.lens = torch.full((case.batch,), case.tokens, dtype=torch.int32,
+                               device=data.q[0].device)
+
+    def call(self, copy):
+        q, k, v = self.given[copy]
+        if self.case.phase == "prefill":
+            out = self.module.flash_attn_func(q, k, v, causal=True)
+        else:
+            out = self.module.flash_attn_with_kvcache(q, k, v, cache_seqlens=self.lens, causal=True)
+        self.out[copy] = (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
 
 class Flex(Rival):
@@ -214,4 +253,5 @@ RIVALS = {
     "cudnn": lambda case, data: Sdpa(case, data, SDPBackend.CUDNN_ATTENTION),
     "flash2": lambda case, data: Sdpa(case, data, SDPBackend.FLASH_ATTENTION),
     "flex": Flex,
+    "fa3": Flash3,
 }

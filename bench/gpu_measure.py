@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How gpu_attention.py measures: contenders opened and compared, samples taken in turn, ceilings,
 and what the host spends on a step."""
+import importlib
 import random
 import time
 from dataclasses import asdict, dataclass
@@ -23,7 +24,9 @@ class Setting:
     """What holds for all shapes of a run."""
 
     device: object
-    shim: object
+    shim: object  # of softmax attention
+    mla_shim: object
+    linear_shim: object
     plugin: object
     threads: int
     graph: bool  # GRAPH metadata, and ours are captured
@@ -82,7 +85,7 @@ class Runner:
         self.contender.plan()
         self.run()
         self.device.synchronize()
-        return gpu_contenders.compare(case, data, self.contender)
+        return contenders_of(case).compare(case, data, self.contender)
 
     def sample(self):
         """Microseconds of a call; planning is not in it."""
@@ -94,10 +97,16 @@ class Runner:
         self.contender.close()
 
 
+def contenders_of(case):
+    """The module that knows such shapes: gpu_contenders.py says what is in one."""
+    return importlib.import_module(case.contenders)
+
+
 def open_contender(setting, case, data, entry):
+    module = contenders_of(case)
     if entry.rival:
-        return gpu_contenders.RIVALS[entry.rival](case, data)
-    return gpu_contenders.Attnhost(setting, case, data, entry.backend, entry.page_size, data.copies)
+        return module.RIVALS[entry.rival](case, data)
+    return module.Attnhost(setting, case, data, entry.backend, entry.page_size, data.copies)
 
 
 def open_runner(setting, case, data, entry, calls, record):
@@ -183,7 +192,7 @@ def measure(setting, case, entries, copies, calls, needed):
     if needed > 0.85 * device.free_bytes():
         raise Skipped(f"{needed / 1e9:.0f} GB needed, {device.free_bytes() / 1e9:.0f} GB free")
     try:
-        data = gpu_contenders.Data(case, copies, device)
+        data = contenders_of(case).Data(case, copies, device)
     except torch.OutOfMemoryError as error:
         raise Skipped(str(error).splitlines()[0]) from error
     device.synchronize()

@@ -53,6 +53,8 @@ attn_status shim_open(shim *s, const shim_params *params)
                                          .num_threads = (uint32_t)params->num_threads,
                                          .log_level = ATTN_LOG_WARNING};
     s->device_type = params->device_type;
+    s->index_bytes = params->index_bytes;
+    s->describe = params->describe;
     s->num_layers = params->num_layers;
     attn_status status = allocate(s, params);
     if (status == ATTN_OK)
@@ -111,8 +113,30 @@ attn_status shim_bind(shim *s, int32_t layer, uint32_t role, void *data, uint32_
                 : ATTN_OK;
 }
 
+const void *shim_index(const shim *s, int64_t *bytes)
+{
+    *bytes = (int64_t)s->index_bytes;
+    return s->index;
+}
+
+void shim_place_index(shim *s, const void *device)
+{
+    s->index_copy = device;
+    s->describe(s);
+}
+
+attn_i32_array shim_both(const shim *s, const int32_t *array)
+{
+    const char *copy = s->index_copy + ((const char *)array - (const char *)s->index);
+    return (attn_i32_array){array, (const int32_t *)(const void *)copy};
+}
+
 attn_status shim_plan(shim *s, void *stream)
 {
+    if (!s->index_copy) {
+        snprintf(s->message, sizeof s->message, "plan before the index is placed");
+        return ATTN_BAD_STATE;
+    }
     return attnhost_init_forward_metadata(s->metadata, &s->batch, stream, &s->error);
 }
 

@@ -16,6 +16,8 @@
 
 #include <stddef.h>
 
+struct shim;
+
 /* What is opened before there is a problem. */
 typedef struct shim_params {
     int32_t device_type; /* ATTN_DEVICE_*, the first of its kind */
@@ -23,6 +25,7 @@ typedef struct shim_params {
     int32_t num_threads; /* of the host's pool */
     size_t index_bytes;  /* of shim.index */
     const char *plugin;  /* a file, a folder if it ends with a slash; NULL = the installed ones */
+    void (*describe)(struct shim *s);
 } shim_params;
 
 typedef struct shim {
@@ -35,6 +38,9 @@ typedef struct shim {
     attn_tensor (*tensors)[ATTN_ROLE_COUNT];
     const attn_tensor *(*operands)[ATTN_ROLE_COUNT]; /* those of the tensors that are bound */
     void *index;                                     /* zeroed; what the batch points into */
+    size_t index_bytes;
+    const char *index_copy; /* that block where the device reads it; NULL = not placed yet */
+    void (*describe)(struct shim *s); /* fills in the batch once the block is placed */
     attn_batch batch;
     const attn_scale *scales[ATTN_ROLE_COUNT]; /* of every layer; NULL = none */
     uint32_t flags;                            /* ATTN_FORWARD_* of every forward */
@@ -64,7 +70,13 @@ const char *shim_message(const shim *s);
 attn_status shim_bind(shim *s, int32_t layer, uint32_t role, void *data, uint32_t dtype,
                       uint32_t ndim, const int64_t *shape);
 
-/* Plan the batch; `stream` as in attnhost.h. */
+/* The index as one block of host memory; where a copy of it lies on the GPU (on the CPU the block
+ * itself), which stays there as long as the shim is used; an array of it, here and there. */
+const void *shim_index(const shim *s, int64_t *bytes);
+void shim_place_index(shim *s, const void *device);
+attn_i32_array shim_both(const shim *s, const int32_t *array);
+
+/* Plan the batch; `stream` as in attnhost.h. BAD_STATE before the index is placed. */
 attn_status shim_plan(shim *s, void *stream);
 
 /* One layer of the planned batch; `flags` besides those of every forward. */

@@ -117,7 +117,7 @@ static void *upload_new(const float *kv, int queries)
 
 static void layer_init(layer *l, const bench *b, const bench_setup *setup)
 {
-    int queries = setup->decode ? 1 : TOKENS;
+    int queries = setup->num_new;
     size_t q_bytes = (size_t)SEQS * (size_t)queries * Q_HEADS * DIM * sizeof(float);
     int cached = setup->save_kv ? TOKENS - queries : TOKENS;
     memset(&l->device, 0, sizeof l->device);
@@ -126,7 +126,7 @@ static void layer_init(layer *l, const bench *b, const bench_setup *setup)
     l->device.q = upload(l->q, q_bytes);
     l->device.out = device_allocate(device, ATTN_SPACE_DEVICE, q_bytes, 256);
     GOOD(device_fill(device, l->device.out, 0xFF, q_bytes, stream, &error.base)); /* NaN */
-    if (setup->save_kv || !setup->decode) {
+    if (setup->save_kv || setup->num_new == TOKENS) {
         l->device.k = upload_new(l->kv[0], queries);
         l->device.v = upload_new(l->kv[1], queries);
     }
@@ -276,9 +276,18 @@ static const char *const index_forms[] = {"req_to_token", "block_table", "csr"};
 START_TEST(shapes)
 {
     static layer layers[LAYERS];
-    page_size = _i < 24 ? 4 : TOKENS; /* the last page partly or wholly used */
-    bench_setup setup = {.decode = _i & 1, .graph = _i >> 1 & 1, .save_kv = _i >> 2 & 1};
-    bench *b = open_bench(&setup, index_forms[_i / 8 % 3]);
+    static const struct {
+        int32_t mode, num_new;
+    } batches[] = {{ATTN_MODE_DECODE, 1},
+                   {ATTN_MODE_EXTEND, TOKENS},
+                   {ATTN_MODE_EXTEND, 4},
+                   {ATTN_MODE_TARGET_VERIFY, 3}};
+    page_size = _i < 48 ? 4 : TOKENS; /* the last page partly or wholly used */
+    bench_setup setup = {.mode = batches[_i % 4].mode,
+                         .num_new = batches[_i % 4].num_new,
+                         .graph = _i >> 2 & 1,
+                         .save_kv = _i >> 3 & 1};
+    bench *b = open_bench(&setup, index_forms[_i / 16 % 3]);
     int64_t bytes = 0;
     const void *index = bench_index(b, &bytes);
     void *placed = upload(index, (size_t)bytes);
@@ -293,7 +302,7 @@ START_TEST(shapes)
     else
         run_eagerly(b);
     for (int i = 0; i < LAYERS; i++) {
-        check_out(&layers[i], setup.decode ? 1 : TOKENS);
+        check_out(&layers[i], setup.num_new);
         check_cache(&layers[i], b);
         layer_finish(&layers[i]);
     }
@@ -320,7 +329,7 @@ int main(void)
     TCase *tc = tcase_create("fake_device");
     tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_loop_test(tc, shapes, 0, 8 * 3 * 2);
+    tcase_add_loop_test(tc, shapes, 0, 16 * 3 * 2);
     tcase_add_test(tc, another_size_is_refused);
     suite_add_tcase(s, tc);
     return test_main(s);

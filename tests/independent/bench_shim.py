@@ -95,7 +95,7 @@ def check_case(case, save_kv):
     bench = open_bench(case, save_kv=save_kv)
     layers = [Layer(case, bench, save_kv) for _ in range(LAYERS)]
     for number, layer in enumerate(layers):
-        bench.bind(number, *layer.addresses(save_kv or not case.decode))
+        bench.bind(number, *layer.addresses(save_kv or case.phase == "prefill"))
     if save_kv:
         bench.steps(2)
     else:
@@ -163,13 +163,15 @@ def assert_close(got, right, what):
     assert all(abs(a - b) < 1e-5 * (1 + abs(b)) for a, b in zip(got, right)), (what, got[:], right)
 
 
-def check_mla(quantised):
-    """Latents are values that e4m3 has, stored as they are or by their codes and a scale."""
+def check_mla(quantised, new=1):
+    """Latents are values that e4m3 has, stored as they are or by their codes and a scale; `new`
+    queries of each sequence, which see up to their own."""
     seqs, tokens, heads, lora, rope, unit = 2, 11, 3, 16, 8, 0.125
     row, scale = lora + rope, (lora + rope) ** -0.5
     shim = attnhost_ctypes.load_mla_shim(BUILD)
     bench = attnhost_ctypes.MlaBench(shim, attnhost_ctypes.MlaSetup(
-        dtype=F32, kv_dtype=E4M3 if quantised else F32, num_seqs=seqs, num_tokens=tokens,
+        device_type=attnhost_ctypes.CPU, num_new=new, dtype=F32,
+        kv_dtype=E4M3 if quantised else F32, num_seqs=seqs, num_tokens=tokens,
         num_heads=heads, lora=lora, rope=rope, page_size=PAGE, num_layers=LAYERS, num_threads=2,
         sm_scale=scale, kv_scale=unit, plugin=plugin("cpu_native"), backend=b"cpu_native"))
     pages, element = bench.pages(), ctypes.c_uint8 if quantised else ctypes.c_float
@@ -181,21 +183,23 @@ def check_mla(quantised):
             for t, key in enumerate(drawn[s]):
                 at = (pages[s * bench.pages_of_seq + t // PAGE] * PAGE + t % PAGE) * row
                 cache[at:at + row] = [code if quantised else unit * value for code, value in key]
-        nope, pe = random_floats(seqs * heads * lora), random_floats(seqs * heads * rope)
+        rows = seqs * new
+        nope, pe = random_floats(rows * heads * lora), random_floats(rows * heads * rope)
         out = (ctypes.c_float * len(nope))(*[math.nan] * len(nope))
         for role, tensor, dtype, shape in (
-                (Q_NOPE, nope, F32, (seqs, heads, lora)), (Q_PE, pe, F32, (seqs, heads, rope)),
-                (OUT, out, F32, (seqs, heads, lora)),
+                (Q_NOPE, nope, F32, (rows, heads, lora)), (Q_PE, pe, F32, (rows, heads, rope)),
+                (OUT, out, F32, (rows, heads, lora)),
                 (LATENT_CACHE, cache, E4M3 if quantised else F32, (bench.num_pages, PAGE, row))):
             bench.bind(layer, role, ctypes.addressof(tensor), dtype, shape)
         made.append((drawn, cache, nope, pe, out))
     bench.steps(1)
     for drawn, _, nope, pe, out in made:
-        for i in range(seqs * heads):
-            keys = [[unit * value for _, value in key] for key in drawn[i // heads]]
+        for i in range(seqs * new * heads):
+            s, t = divmod(i // heads, new)
+            keys = [[unit * value for _, value in key] for key in drawn[s][:tokens - new + t + 1]]
             query = nope[i * lora:(i + 1) * lora] + pe[i * rope:(i + 1) * rope]
             assert_close(out[i * lora:(i + 1) * lora], attend(query, keys, scale, lora),
-                         (quantised, i))
+                         (quantised, new, i))
     bench.close()
 
 
@@ -214,24 +218,25 @@ def recur(state, rows, width, heads, decay):
     return outputs
 
 
-def check_linear(decode):
+def check_linear(decode, apart=0):
     seqs, tokens, heads, width = 2, 1 if decode else 7, 2, 8
     count, decay = seqs * tokens, [-0.3, -0.05]
     shim = attnhost_ctypes.load_linear_shim(BUILD)
     bench = attnhost_ctypes.Shim(shim, attnhost_ctypes.LinearSetup(
-        family=LIGHTNING, dtype=F32, state_dtype=F32, decode=decode, num_seqs=seqs,
+        device_type=attnhost_ctypes.CPU, apart=apart, family=LIGHTNING, dtype=F32, state_dtype=F32,
+        decode=decode, num_seqs=seqs,
         num_tokens=tokens, k_heads=heads, v_heads=heads, k_dim=width, v_dim=width,
         num_layers=LAYERS, num_threads=2, sm_scale=1, plugin=plugin("cpu_linear"), backend=b"cpu_linear"))
     rates = (ctypes.c_float * heads)(*decay)
     made = []
     for layer in range(LAYERS):
         mixed = random_floats(count * 3 * heads * width)
-        pool = random_floats((seqs + 1) * heads * width * width)
+        pool = random_floats((2 * seqs + 1) * heads * width * width)
         out = (ctypes.c_float * (count * heads * width))(*[math.nan] * (count * heads * width))
         made.append((mixed, pool, pool[:], out))
         for role, tensor, shape in (
                 (MIXED_QKV, mixed, (count, 3 * heads * width)), (A_LOG, rates, (heads,)),
-                (OUT, out, (count, heads, width)), (STATE, pool, (seqs + 1, heads, width, width))):
+                (OUT, out, (count, heads, width)), (STATE, pool, (2 * seqs + 1, heads, width, width))):
             bench.bind(layer, role, ctypes.addressof(tensor), F32, shape)
     bench.steps(1)
     for mixed, pool, before, out in made:
@@ -244,8 +249,11 @@ def check_linear(decode):
             right = [x for row in recur(state, rows, width, heads, decay) for x in row]
             first = s * tokens * heads * width
             assert_close(out[first:first + len(right)], right, (decode, s))
-            assert_close(pool[at:at + heads * width * width],
+            written = at + apart * seqs * heads * width * width
+            assert_close(pool[written:written + heads * width * width],
                          [x for h in state for i in h for x in i], "state")
+            kept = slice(at, at + heads * width * width)
+            assert not apart or pool[kept] == before[kept]
     bench.close()
 
 
@@ -262,11 +270,15 @@ random.seed(7)
 for save in (True, False):
     check_case(Case("prefill", "fp32", 2, 4, 2, 8, 11), save)
     check_case(Case("decode", "fp32", 3, 6, 2, 8, 21), save)
+    check_case(Case("chunk", "fp32", 2, 4, 2, 8, 21, new=6), save)
+    check_case(Case("verify", "fp32", 3, 6, 2, 8, 21, new=4), save)
 check_quantised()
 check_refused("nosuch", backend="nosuch")
 check_refused("nokey", options={"nokey": "1"})
 check_other_size()
 for flag in (0, 1):
     check_mla(flag)
+    check_mla(flag, 3)
     check_linear(flag)
+    check_linear(flag, 1)
 check_refused_by_others()
