@@ -1,39 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_shim.c: a backend of linear layers behind attnhost.h, for cpu_linear.py and gpu_linear.py; the class
- * LinearSetup is the twin of linear_setup. Sequence s has state slot s + 1, which is updated in
- * place or, `apart`, goes to slot num_seqs + s + 1, so that a step can be made again.
+ * linear_shim.c: see linear_shim.h.
  */
-#include "shim.h"
+#include "linear_shim.h"
 
 #include <stdlib.h>
-
-typedef struct linear_setup {
-    uint32_t struct_size;
-    uint32_t family; /* ATTN_LINEAR_* */
-    uint32_t flags;  /* ATTN_LINEAR_* flags */
-    uint32_t dtype;
-    uint32_t state_dtype;
-    int32_t device_type; /* ATTN_DEVICE_*, the first of its kind */
-    int32_t graph;       /* 1: GRAPH metadata, 0: EAGER */
-    int32_t apart;
-    int32_t decode; /* 1: a token for each sequence, of an existing state */
-    int32_t num_seqs;
-    int32_t num_tokens; /* new ones of each sequence */
-    int32_t k_heads;
-    int32_t v_heads;
-    int32_t k_dim;
-    int32_t v_dim;
-    int32_t conv_width;
-    int32_t vk; /* state.ssm.vk/1 */
-    int32_t num_layers;
-    int32_t num_threads;
-    float sm_scale;
-    const char *plugin; /* a file */
-    const char *backend;
-    const char *const *options; /* [num_options] pairs of a key and a value, of the backend */
-    uint32_t num_options;
-} linear_setup;
 
 enum { NUM_ARRAYS = 7 }; /* of the index, num_seqs + 2 elements each */
 
@@ -45,8 +16,6 @@ typedef struct linear_bench {
     int32_t *num_real;                                  /* sequences, rows */
     attn_state_batch state;
 } linear_bench;
-
-shim *shim_create(const linear_setup *setup, attn_status *status);
 
 static void fill_index(linear_bench *b)
 {
@@ -163,7 +132,6 @@ static attn_status open_backend(linear_bench *b)
     return compose(b);
 }
 
-/* NULL only without memory; else *status says so, and shim_message() why. */
 shim *shim_create(const linear_setup *setup, attn_status *status)
 {
     linear_bench *b = calloc(1, sizeof *b);
