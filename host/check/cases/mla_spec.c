@@ -127,15 +127,14 @@ static struct mla_point find_base(const struct grid *grid, char *reason, size_t 
     return (struct mla_point){0};
 }
 
-/* Axes that a choice leaves as they are have the base's value; the form and the dimensions of the
- * choice are its own. */
-int32_t mla_product(const struct grid *grid, const struct mla_choice *choice, int32_t index,
-                    struct mla_point *point, char *reason, size_t size)
+/* Points of a product around a base that the backend accepts; `*point` is number `index` of them. */
+static int32_t accepted_points(const struct grid *grid, const struct mla_point *base,
+                               const struct mla_choice *choice, int32_t index,
+                               struct mla_point *point, char *reason, size_t size)
 {
-    struct mla_point base = find_base(grid, reason, size);
     int32_t count = 0;
     for (int64_t n = 0; n < num_points(choice); n++) {
-        struct mla_point tried = base;
+        struct mla_point tried = *base;
         struct case_spec spec;
         bool ask_why = reason && count == 0 && !reason[0];
         if (!take_point(grid, choice, n, &tried) ||
@@ -145,6 +144,19 @@ int32_t mla_product(const struct grid *grid, const struct mla_choice *choice, in
             *point = tried;
     }
     return count;
+}
+
+/* Axes that a choice leaves as they are have the base's value; the form is the choice's own, and so
+ * are the dimensions, unless the backend takes none of them: kernels of 512 + 64 alone are checked
+ * for all that others are. */
+int32_t mla_product(const struct grid *grid, const struct mla_choice *choice, int32_t index,
+                    struct mla_point *point, char *reason, size_t size)
+{
+    struct mla_point base = find_base(grid, reason, size);
+    struct mla_choice of_base = *choice;
+    int32_t count = accepted_points(grid, &base, choice, index, point, reason, size);
+    of_base.dims = 1u << base.dims;
+    return count > 0 ? count : accepted_points(grid, &base, &of_base, index, point, reason, size);
 }
 
 /* ---- At random ------------------------------------------------------------------------------- */
