@@ -610,7 +610,8 @@ static void judge_row(struct stand_scene *scene, const struct stand_row *row, in
     const struct stand_row *right = &expected->rows[r];
     const char *differs = stand_difference(row, right, &field);
     if (row->leaf != right->leaf) {
-        scene->misplaced |= !scene->wrong[0];
+        if (!scene->wrong[0])
+            scene->placed = row->leaf, scene->right = right->leaf;
         stand_object(scene, "layer %d, sequence %d: the row comes to %s: accepted %s", id,
                      expected->seq[r], leaf->name, scene->leaves[right->leaf].name);
     } else if (differs)

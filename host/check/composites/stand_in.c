@@ -659,18 +659,15 @@ static void sample(attn_metadata *metadata, int32_t class)
         leaf->longest_ns[class] = each;
 }
 
-bool stand_is_undecided(const struct stand_scene *scene)
+bool stand_is_undecided(const struct stand_scene *scene, const struct stand_leaf *right,
+                        const struct stand_leaf *other)
 {
     const struct stand_node *root = &scene->nodes[0];
-    for (int32_t class = 0; class < STAND_CLASSES; class ++) {
-        const struct stand_leaf *right = &scene->leaves[root->child[root->choice[class]]];
-        for (int32_t c = 0; c < root->num_children; c++) {
-            const struct stand_leaf *other = &scene->leaves[root->child[c]];
-            if (other == right || other->wrong || other->samples[class] == 0)
-                continue;
-            if (right->samples[class] == 0 || right->longest_ns[class] >= other->shortest_ns[class])
-                return true;
-        }
+    for (int32_t class = 0; class < STAND_CLASSES && !other->wrong; class ++) {
+        if (&scene->leaves[root->child[root->choice[class]]] != right || other->samples[class] == 0)
+            continue;
+        if (right->samples[class] == 0 || right->longest_ns[class] >= other->shortest_ns[class])
+            return true;
     }
     return false;
 }

@@ -292,16 +292,19 @@ struct stand_scene {
     char *heap;                /* what operands point to */
     struct stand_truth *truth; /* stand_truth.c */
     char wrong[512];           /* the first thing that a child has seen; "" = none */
-    bool misplaced;            /* and it is that a row came to another child */
+    int32_t placed, right;     /* leaves: a row came to the first, not to the second, and that is
+                                  the first thing that was seen; the same number = it is not */
 };
 
 /* A child has seen something that is not right. The first one stays. */
 void stand_object(struct stand_scene *scene, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Do the samples that the root took of its candidates leave open which one is the fastest, in one
- * class at least? Then the machine had other work to do, and no choice is wrong. */
-bool stand_is_undecided(const struct stand_scene *scene);
+/* Do the samples that the root took leave open whether `right` is faster than `other`, in a class
+ * where it should be, at least? Then the machine had other work to do, and either choice is right.
+ * A leaf whose output is wrong is never one. */
+bool stand_is_undecided(const struct stand_scene *scene, const struct stand_leaf *right,
+                        const struct stand_leaf *other);
 
 /* ---- stand_truth.c --------------------------------------------------------------------------- */
 

@@ -113,7 +113,9 @@ static void run_measured(struct check_run *run, int batches)
             return;
         set_candidates(scene);
         stand_run_life(scene, batches);
-        open = scene->misplaced && stand_is_undecided(scene);
+        open =
+            scene->placed != scene->right &&
+            stand_is_undecided(scene, &scene->leaves[scene->right], &scene->leaves[scene->placed]);
         if (open)
             scene->wrong[0] = '\0';
         stand_close_scene(scene);
@@ -136,6 +138,18 @@ void stand_run_measured_size(struct check_run *run)
 
 /* ---- Choices that were measured before ------------------------------------------------------- */
 
+/* Do the samples leave any choice open? */
+static bool leaves_open(const struct stand_scene *scene)
+{
+    const struct stand_node *root = &scene->nodes[0];
+    for (int32_t right = 0; right < root->num_children; right++)
+        for (int32_t c = 0; c < root->num_children; c++)
+            if (c != right && stand_is_undecided(scene, &scene->leaves[root->child[right]],
+                                                 &scene->leaves[root->child[c]]))
+                return true;
+    return false;
+}
+
 /* One of the scenes that share a store; false: its samples leave the choice open. `again`: what was
  * fast is slow now, and nothing is wrong: a choice that was not read would be another one. */
 static bool run_with_store(struct check_run *run, const char *store, uint64_t other, bool again)
@@ -151,7 +165,7 @@ static bool run_with_store(struct check_run *run, const char *store, uint64_t ot
         scene->first_left = 0;
     }
     stand_run_life(scene, again ? 2 * STAND_BATCHES : 0);
-    bool decided = again || !stand_is_undecided(scene);
+    bool decided = again || !leaves_open(scene);
     stand_close_scene(scene);
     return decided;
 }
