@@ -113,7 +113,7 @@ int pthread_cancel(pthread_t thread)
 /* ---- A signal -------------------------------------------------------------------------------- */
 
 /* Is the process, or the group, one that this process is in? */
-static int is_own(pid_t target)
+static bool is_own(pid_t target)
 {
     return target == getpid() || target == 0 || target == -1 || target == -getpgrp();
 }
@@ -131,10 +131,9 @@ int raise(int number)
     return (int)syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), number);
 }
 
-/* ---- Another program --------------------------------------------------------------------------
- */
+/* ---- Another program ------------------------------------------------------------------------- */
 
-/* In a child, between fork() and exec*(), dlsym() may not be called: so they are found before. */
+/* Found at start: in a child, between fork() and exec*(), dlsym() may not be called. */
 static struct {
     long (*syscall)(long, ...);
     int (*execve)(const char *, char *const[], char *const[]);
@@ -194,12 +193,12 @@ int execveat(int folder, const char *path, char *const arguments[], char *const 
 
 enum { MAX_WORDS = 1024 };
 
-/* Words until NULL, which is one of them; the list stands behind it. false: too many. */
-static int take_words(const char *first, va_list list, char *words[MAX_WORDS])
+/* Words until NULL, which is one of them; *list is after it then. false: too many. */
+static bool take_words(const char *first, va_list *list, char *words[MAX_WORDS])
 {
     int count = 0;
     const char *word = first;
-    for (; word && count < MAX_WORDS - 1; word = va_arg(list, const char *))
+    for (; word && count < MAX_WORDS - 1; word = va_arg(*list, const char *))
         words[count++] = (char *)(uintptr_t)word;
     words[count] = NULL;
     errno = E2BIG;
@@ -212,7 +211,7 @@ int execl(const char *path, const char *first, ...)
     va_list list;
     warden_on_exit("execl()", __builtin_return_address(0));
     va_start(list, first);
-    int taken = take_words(first, list, words);
+    bool taken = take_words(first, &list, words);
     va_end(list);
     return taken ? next_calls.execve(path, words, environ) : -1;
 }
@@ -223,7 +222,7 @@ int execlp(const char *file, const char *first, ...)
     va_list list;
     warden_on_exit("execlp()", __builtin_return_address(0));
     va_start(list, first);
-    int taken = take_words(first, list, words);
+    bool taken = take_words(first, &list, words);
     va_end(list);
     return taken ? next_calls.execvpe(file, words, environ) : -1;
 }
@@ -234,7 +233,7 @@ int execle(const char *path, const char *first, ...)
     va_list list;
     warden_on_exit("execle()", __builtin_return_address(0));
     va_start(list, first);
-    int taken = take_words(first, list, words);
+    bool taken = take_words(first, &list, words);
     char *const *environment = taken ? va_arg(list, char *const *) : NULL;
     va_end(list);
     return taken ? next_calls.execve(path, words, environment) : -1;
@@ -242,8 +241,8 @@ int execle(const char *path, const char *first, ...)
 
 /* ---- A stream -------------------------------------------------------------------------------- */
 
-/* Those of the program stay open in a call of a plugin, whose fclose() is a flush then: what the
- * command prints later must not go to memory that is free. */
+/* In a call of a plugin, fclose() of one of the program's streams only flushes it: the command
+ * prints to it later. */
 int fclose(FILE *stream)
 {
     bool is_ours = stream == stdin || stream == stdout || stream == stderr;
@@ -256,7 +255,7 @@ int fclose(FILE *stream)
 
 /* ---- A system call --------------------------------------------------------------------------- */
 
-/* Six arguments are passed on, whatever the call has: a system call reads registers. */
+/* Six arguments are passed on, as many as a system call can have. */
 long syscall(long number, ...)
 {
     enum { NUM_WORDS = 6 };
@@ -277,8 +276,8 @@ long syscall(long number, ...)
 
 /* ---- By name --------------------------------------------------------------------------------- */
 
-/* A sanitizer's library looks for functions before code that it instruments can run; there, dlsym()
- * is left alone. */
+/* The address sanitizer's library calls dlsym() before instrumented code can run, so with it dlsym()
+ * stays the C library's. */
 #if defined __SANITIZE_ADDRESS__
 #define KEEPS_DLSYM 1
 #elif defined __has_feature
@@ -288,7 +287,7 @@ long syscall(long number, ...)
 #endif
 #ifndef KEEPS_DLSYM
 
-/* What stands here for a function of that name. */
+/* The function of that name in this file; NULL = there is none. */
 static void *find_here(const char *name)
 {
     static const struct {
@@ -312,8 +311,8 @@ static void *find_here(const char *name)
     return NULL;
 }
 
-/* A function of the C library that stands here, too, is the one here, in whichever object it was
- * looked for. The last call is a jump, so that RTLD_NEXT still means the object that called. */
+/* Gives the function of this file where the C library's would be found, whichever object it was
+ * looked for in. The last call is a jump, so that RTLD_NEXT still means the object that called. */
 void *dlsym(void *restrict object, const char *restrict name)
 {
     if (!next_dlsym)

@@ -68,7 +68,7 @@ static void write_texts(const char *const *texts)
     char line[2048];
     size_t length = join(texts, line, sizeof line);
     if (write(STDERR_FILENO, line, length) < 0)
-        return; /* nobody is left to be told */
+        return; /* there is no other place to report it to */
 }
 
 /* The first thread that comes here speaks; another one that ends the process waits for that. */
@@ -272,7 +272,7 @@ static uintptr_t stack_of(const ucontext_t *context)
 #endif
 }
 
-/* Where abort() and its like are, which somebody calls. */
+/* A crash in the C library, as abort() makes one, is its caller's. */
 static bool is_c_library(const void *address)
 {
     const char *name = find_object(address);
@@ -280,9 +280,9 @@ static bool is_c_library(const void *address)
     return slash && strncmp(slash, "/libc.so", strlen("/libc.so")) == 0;
 }
 
-/* The instruction that a signal came at; in the C library the first address on the stack that is of
- * another object than that and the program: whoever called. The stack may end before what is read.
- */
+/* The instruction that a signal came at. In the C library it is the caller that counts: the first
+ * address on the stack that belongs to neither the C library nor the program. The stack may be
+ * shorter than what is read. */
 static const void *culprit_of(const ucontext_t *context)
 {
     enum { PIECES = 16, WORDS = 64 }; /* no piece is read in part */
@@ -308,7 +308,7 @@ static void on_fatal(int number, siginfo_t *info, void *context)
     while (f + 1 < NUM_FATAL && fatal[f].number != number)
         f++;
     if (number == SIGXFSZ && !guard_current)
-        return; /* whoever writes is told */
+        return; /* write() fails with EFBIG, which is reported where the command writes */
     if (is_watching())
         name_culprit(fatal[f].name, culprit_of(context));
     sigaction(number, &fatal_before[f], NULL);

@@ -12,8 +12,8 @@
  *   locale, signal handlers and mask, working directory, umask, resource limits
  *              are put back after each call, but forwards, and reported (plugin/guard.h)
  *
- * What it cannot see is a system call that is made without the C library. Whatever dlsym() finds it
- * sees.
+ * It sees functions that a plugin finds by dlsym(), too. It does not see a system call that is made
+ * without the C library.
  */
 #ifndef HOST_CMD_WARDEN_H
 #define HOST_CMD_WARDEN_H
@@ -39,8 +39,8 @@ int warden_end(const char *command, int code);
  * that is to be. For exits.c. */
 void warden_on_exit(const char *function, const void *caller);
 
-/* Somebody there is about to end a thread: returns unless it is in a call of the host's, as far as
- * is known, or the main one. */
+/* Code at `caller` is about to end `thread`. Returns if the thread is none of the host's: neither
+ * the main one nor, as far as is known here, one that is in a call. */
 void warden_on_thread_end(pthread_t thread, const char *function, const void *caller);
 
 /* Somebody there is about to send a signal to this process, or to its group. For exits.c. */

@@ -29,12 +29,22 @@ struct word {
 #define FIELD(name, value, text)          {"field", value, "ATTN_FIELD_" #name, text},
 #define ROLE(name, value, text, dtype)    {"role", value, "ATTN_ROLE_" #name, text},
 
-/* clang-format off: one map a line */
+/* clang-format off */
 static const struct word words[] = {
-    ATTN_STATUS_MAP(STATUS) ATTN_DEVICE_MAP(DEVICE) ATTN_MODE_MAP(MODE) ATTN_MASK_MAP(MASK)
-        ATTN_LAYER_MAP(LAYER) ATTN_LINEAR_FLAG_MAP(LINEAR) ATTN_USES_MAP(USES) ATTN_NOTE_MAP(NOTE)
-            ATTN_HOST_MAP(HOST) ATTN_INDEX_MAP(INDEX) ATTN_REASON_MAP(REASON) ATTN_FIELD_MAP(FIELD)
-                ATTN_ROLE_MAP(ROLE)};
+    ATTN_STATUS_MAP(STATUS)
+    ATTN_DEVICE_MAP(DEVICE)
+    ATTN_MODE_MAP(MODE)
+    ATTN_MASK_MAP(MASK)
+    ATTN_LAYER_MAP(LAYER)
+    ATTN_LINEAR_FLAG_MAP(LINEAR)
+    ATTN_USES_MAP(USES)
+    ATTN_NOTE_MAP(NOTE)
+    ATTN_HOST_MAP(HOST)
+    ATTN_INDEX_MAP(INDEX)
+    ATTN_REASON_MAP(REASON)
+    ATTN_FIELD_MAP(FIELD)
+    ATTN_ROLE_MAP(ROLE)
+};
 /* clang-format on */
 
 void words_print(void)

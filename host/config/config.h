@@ -95,8 +95,8 @@ enum {
 /* The word of CONFIG_LAYER_*. */
 const char *config_layer_name(int64_t type);
 
-/* What layers of one type have otherwise than the rest: <layer_type>.head_dim and the like. What
- * was not given is 0, where 0 may be given too config_is_set() tells. */
+/* Keys of one layer type, <layer_type>.head_dim and the like, which replace those of all layers. 0 =
+ * not given; where 0 is a value too, config_is_set() knows. */
 struct config_layer_keys {
     int64_t num_q_heads[CONFIG_LAYER_COUNT];
     int64_t num_kv_heads[CONFIG_LAYER_COUNT];

@@ -105,7 +105,7 @@ const struct config_key config_keys[] = {
     KEY(model, "layer_types", layer_types, pattern, "", WORDS(layer_types),
         .help = "Type of each layer; a shorter pattern is repeated up to num_layers."),
     KEY(model, "num_kv_shared_layers", num_kv_shared_layers, int, "0", RANGE(0, 4095),
-        .help = "The last layers, so many, read the cache of the last one of their type before them."),
+        .help = "So many last layers read the cache of the last layer of their type before them."),
     KEY(model, "<layer_type>.num_q_heads", by_type.num_q_heads, ints_by_type, "", RANGE(1, 4096),
         BY_LAYER_TYPE, .help = "Query heads of layers of one type; of linear ones the values' heads."),
     KEY(model, "<layer_type>.num_kv_heads", by_type.num_kv_heads, ints_by_type, "", RANGE(1, 4096),
@@ -193,7 +193,7 @@ const struct config_key config_keys[] = {
     KEY(kv_cache, "dtype", dtype, dtype, "auto", WORDS(cache_dtypes),
         .help = "Type of the cached keys and values; auto: the model's."),
     KEY(kv_cache, "<layer_type>.dtype", dtypes, dtypes_by_type, "", WORDS(cache_dtypes), BY_LAYER_TYPE,
-        .help = "Type of the cache of layers of one type: sliding and chunked ones, cross ones, all others full."),
+        .help = "Type of the cache of sliding, chunked or cross layers; full: of all others."),
     KEY(kv_cache, "k_scale", k_scale, doubles, "", RANGE(1.2e-38, 3.4e38), /* normal in fp32 */
         .help = "Scale of cached keys or latents: stored = key / scale. Must be known for fp8."),
     KEY(kv_cache, "v_scale", v_scale, doubles, "", RANGE(1.2e-38, 3.4e38),

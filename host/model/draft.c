@@ -3,7 +3,7 @@
  * draft.c: the layers of a draft model: from a config.json of its own, from keys of [speculative],
  * or, as EAGLE and MTP have it, one more of the kind of the target's last one.
  */
-#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "host/model/build.h"
@@ -127,8 +127,8 @@ attn_status model_add_drafts(struct model *model, const struct config *config, a
         snprintf(key, sizeof key, "speculative.%s", names[n]);
         if (config_is_set(config, key))
             return config_fail(config, key, error,
-                               "the draft model comes from speculative.config: accepted without "
-                               "it");
+                               "accepted without speculative.config, which describes the draft "
+                               "model");
     }
     if (config->speculative.kv_dtype)
         model->first_draft_group = model->num_groups;

@@ -14,13 +14,13 @@
 #include "host/base/error.h"
 #include "host/model/build.h"
 
-/* The model, and the layers of one type with what their keys and those of all layers say. */
 struct ini_model {
     const struct config *config;
     const struct config_model *keys;
     int32_t num_layers;
 };
 
+/* Layers of one type, by their keys and those of all layers. */
 struct shape {
     int64_t type; /* CONFIG_LAYER_* */
     int32_t num_q_heads;
@@ -33,8 +33,10 @@ struct shape {
     bool alibi;
 };
 
-/* "model.sliding.head_dim" where that was given, else "model.head_dim": which key to blame. */
 enum { KEY_TEXT = 64 };
+
+/* The key to name in a message: "model.sliding.head_dim" where that was given, else
+ * "model.head_dim". */
 
 static const char *key_of(const struct ini_model *model, int64_t type, const char *name, char *text)
 {
@@ -233,15 +235,18 @@ static attn_status check_type(const struct ini_model *model, int64_t type, attn_
 /* Keys of one type that its layers cannot have. */
 static attn_status check_own_keys(const struct ini_model *model, int64_t type, attn_error *error)
 {
-    static const char *const names[] = {"logit_cap", "sm_scale",   "sinks",       "alibi",
-                                        "head_dim",  "v_head_dim", "num_kv_heads"};
-    bool linear = type == CONFIG_LAYER_LINEAR;
+    bool linear = type == CONFIG_LAYER_LINEAR, cross = type == CONFIG_LAYER_CROSS;
     bool latent = model->keys->kv_lora_rank && !linear;
-    size_t from = latent ? 4 : 0, to = latent ? 7 : linear ? 4 : 0;
-    for (size_t i = from; i < to; i++)
-        if (is_own(model, type, names[i])) {
+    const struct {
+        const char *name;
+        bool refused;
+    } keys[] = {{"logit_cap", linear},     {"sm_scale", linear},   {"sinks", linear},
+                {"head_dim", latent},      {"v_head_dim", latent}, {"num_kv_heads", latent},
+                {"alibi", linear || cross}};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (keys[i].refused && is_own(model, type, keys[i].name)) {
             char key[KEY_TEXT];
-            return config_fail(model->config, key_of(model, type, names[i], key), error,
+            return config_fail(model->config, key_of(model, type, keys[i].name, key), error,
                                "is a key that %s layers do not have%s", config_layer_name(type),
                                latent ? " in an MLA model (kv_lora_rank)" : "");
         }

@@ -154,7 +154,7 @@ static attn_status check_file(const char *file, const uint8_t *sha256, bool is_o
     if (status == ATTN_OK && is_object)
         status = loader_check_object(file, descriptor, error);
     if (status == ATTN_OK && is_object)
-        status = loader_check_needed(file, descriptor, error);
+        status = loader_check_needed(file, error);
     close(descriptor);
     return status;
 }

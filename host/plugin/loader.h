@@ -63,7 +63,7 @@ void loader_release(const struct loader_plugin *plugin);
 /* Is it run by a plugin of ours rather than opened: a .py file, or "module:Class"? */
 bool loader_is_source(const char *file);
 
-/* Is it the second of the two? Then no file of it is known. */
+/* Is it "module:Class"? Then its file is not known. */
 bool loader_is_module(const char *file);
 
 /* What the plugin's object runs; NULL = it is the plugin itself. */
@@ -90,14 +90,15 @@ void loader_keep_mapped(void);
 attn_status loader_check_pin(const char *file, int descriptor, const uint8_t sha256[32],
                              attn_error *error);
 
-/* The same of a library that a plugin links; folders above it may be of a group without members, as
- * /usr/local is. And of a folder where libraries are looked for: nobody else may put one there. */
-attn_status loader_check_library(const char *file, int *descriptor, attn_error *error);
+/* The same for a library that a plugin links; a folder above it may belong to a group without
+ * members, as /usr/local does. And for a folder that libraries are searched in: only root and the
+ * user may write to it. */
+attn_status loader_check_library(const char *file, attn_error *error);
 attn_status loader_check_search_folder(const char *folder, attn_error *error);
 
-/* Of the open object `file`: what it links from its DT_RUNPATH or by a path, and what that links.
+/* Of the object `file`: what it links from its DT_RUNPATH or by a path, and what that links.
  * INVALID_ARGUMENT names the library or folder. */
-attn_status loader_check_needed(const char *file, int descriptor, attn_error *error);
+attn_status loader_check_needed(const char *file, attn_error *error);
 
 /* The SHA-256 of the open file; 0, or -1 and errno. */
 int loader_hash(int descriptor, uint8_t sha256[32]);

@@ -1,199 +1,162 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * loader_needed.c: may what a plugin links be trusted? The dynamic linker searches the folders of
- * the object's DT_RPATH or DT_RUNPATH, then its own, which are root's. Whoever may write to one of
- * the former may put code into the process, so the rule for plugins holds for the folders and for
- * what lies there, and for what that links in turn.
+ * the object's DT_RUNPATH, or DT_RPATH, then its own, which are root's. Who can write to one of the
+ * former can put code into the process. So these folders, the libraries that are found there, and
+ * what those link in turn are held to the rule for plugins.
  */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE 1 /* ElfW */
-#endif
 #include "host/plugin/loader.h"
 
-#include "host/base/error.h"
-
-#include <elf.h>
+#include <errno.h>
 #include <limits.h>
-#include <link.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-enum { MAX_DEPTH = 8, MAX_NEEDED = 128, MAX_TABLE = 1 << 20 };
+#include "host/base/error.h"
+#include "host/plugin/elf_file.h"
 
-/* What an object says of others. */
-struct links {
-    char *strings;                  /* its string table, which ends with a NUL; owned */
-    const char *folders;            /* separated by ':'; NULL = none */
-    const char *needed[MAX_NEEDED]; /* in `strings` */
-    size_t num_needed;
+enum { MAX_LIBRARIES = 256 };
+
+/* The libraries that were found, each once. */
+struct search {
+    char *files[MAX_LIBRARIES]; /* without links; owned */
+    size_t count;
 };
 
-/* ---- Reading --------------------------------------------------------------------------------- */
-
-static bool read_at(int descriptor, uint64_t offset, void *bytes, size_t size)
+static attn_status add_library(struct search *search, const char *path, attn_error *error)
 {
-    return pread(descriptor, bytes, size, (off_t)offset) == (ssize_t)size;
-}
-
-/* The segments of the object; NULL without them. The caller frees them. */
-static ElfW(Phdr) * read_segments(int descriptor, size_t *count)
-{
-    ElfW(Ehdr) header;
-    if (!read_at(descriptor, 0, &header, sizeof header) ||
-        header.e_phentsize != sizeof(ElfW(Phdr)) || header.e_phnum == 0)
-        return NULL;
-    ElfW(Phdr) *segments = calloc(header.e_phnum, sizeof *segments);
-    if (segments &&
-        !read_at(descriptor, header.e_phoff, segments, header.e_phnum * sizeof *segments)) {
-        free(segments);
-        segments = NULL;
+    char *file = realpath(path, NULL);
+    if (!file)
+        return errno == ENOMEM ? host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "loader: out of memory")
+                               : ATTN_OK; /* it is not there */
+    for (size_t f = 0; f < search->count; f++)
+        if (strcmp(search->files[f], file) == 0) {
+            free(file);
+            return ATTN_OK;
+        }
+    if (search->count < MAX_LIBRARIES) {
+        search->files[search->count++] = file;
+        return ATTN_OK;
     }
-    *count = header.e_phnum;
-    return segments;
+    free(file);
+    return host_fail(error, ATTN_INVALID_ARGUMENT,
+                     "more than %d libraries; accepted: up to that many", MAX_LIBRARIES);
 }
 
-/* Where in the file is what will be at `address`? UINT64_MAX: nowhere. */
-static uint64_t offset_of(const ElfW(Phdr) * segments, size_t count, uint64_t address)
-{
-    for (size_t s = 0; s < count; s++)
-        if (segments[s].p_type == PT_LOAD && address >= segments[s].p_vaddr &&
-            address - segments[s].p_vaddr < segments[s].p_filesz)
-            return segments[s].p_offset + (address - segments[s].p_vaddr);
-    return UINT64_MAX;
-}
+/* ---- Names ----------------------------------------------------------------------------------- */
 
-/* The dynamic section, up to DT_NULL; NULL without one. The caller frees it. */
-static ElfW(Dyn) * read_dynamic(int descriptor, const ElfW(Phdr) * segments, size_t count)
+/* "$ORIGIN/lib" with the folder of `file` for $ORIGIN; an empty text is the working directory, as
+ * it is for the dynamic linker. INVALID_ARGUMENT: a word that depends on the machine, as $LIB. */
+static attn_status expand(const char *file, const char *text, size_t length, char path[PATH_MAX],
+                          attn_error *error)
 {
-    for (size_t s = 0; s < count; s++) {
-        const ElfW(Phdr) *segment = &segments[s];
-        if (segment->p_type != PT_DYNAMIC || segment->p_filesz > MAX_TABLE)
-            continue;
-        ElfW(Dyn) *dynamic = calloc(1, segment->p_filesz + sizeof *dynamic);
-        if (dynamic && read_at(descriptor, segment->p_offset, dynamic, segment->p_filesz))
-            return dynamic;
-        free(dynamic);
-    }
-    return NULL;
-}
-
-static void take_entry(struct links *links, const ElfW(Dyn) * entry, uint64_t size)
-{
-    const char *text = entry->d_un.d_val < size ? links->strings + entry->d_un.d_val : "";
-    if (entry->d_tag == DT_NEEDED && links->num_needed < MAX_NEEDED)
-        links->needed[links->num_needed++] = text;
-    if (entry->d_tag == DT_RUNPATH || (entry->d_tag == DT_RPATH && !links->folders))
-        links->folders = text;
-}
-
-static void take_strings(int descriptor, const ElfW(Phdr) * segments, size_t count,
-                         const ElfW(Dyn) * dynamic, struct links *links)
-{
-    uint64_t table = UINT64_MAX, size = 0;
-    for (const ElfW(Dyn) *entry = dynamic; entry->d_tag != DT_NULL; entry++) {
-        table = entry->d_tag == DT_STRTAB ? offset_of(segments, count, entry->d_un.d_ptr) : table;
-        size = entry->d_tag == DT_STRSZ ? entry->d_un.d_val : size;
-    }
-    if (table == UINT64_MAX || size > 64 * (uint64_t)MAX_TABLE)
-        return;
-    links->strings = calloc(1, size + 1);
-    if (!links->strings || !read_at(descriptor, table, links->strings, size))
-        return;
-    for (const ElfW(Dyn) *entry = dynamic; entry->d_tag != DT_NULL; entry++)
-        take_entry(links, entry, size);
-}
-
-/* What cannot be read links nothing: dlopen() will say what is wrong with it. */
-static void read_links(int descriptor, struct links *links)
-{
-    size_t count = 0;
-    ElfW(Phdr) *segments = read_segments(descriptor, &count);
-    ElfW(Dyn) *dynamic = segments ? read_dynamic(descriptor, segments, count) : NULL;
-    *links = (struct links){.num_needed = 0};
-    if (dynamic)
-        take_strings(descriptor, segments, count, dynamic, links);
-    free(dynamic);
-    free(segments);
-}
-
-/* ---- Searching ------------------------------------------------------------------------------- */
-
-/* "$ORIGIN/lib" with the folder of `file` for $ORIGIN; false if it does not fit. */
-static bool expand(const char *file, const char *folder, size_t length, char path[PATH_MAX])
-{
-    static const char *const words[] = {"${ORIGIN}", "$ORIGIN"};
+    static const char *const words[] = {"$ORIGIN", "${ORIGIN}"};
     const char *slash = strrchr(file, '/');
-    int origin = slash ? (int)(slash - file) : 0, written;
+    size_t skipped = 0;
     for (size_t w = 0; w < sizeof words / sizeof *words; w++) {
         size_t size = strlen(words[w]);
-        if (length >= size && strncmp(folder, words[w], size) == 0) {
-            written = snprintf(path, PATH_MAX, "%.*s%.*s", origin, file, (int)(length - size),
-                               folder + size);
-            return written < PATH_MAX;
-        }
+        if (length >= size && strncmp(text, words[w], size) == 0 &&
+            (length == size || text[size] == '/'))
+            skipped = size;
     }
-    written = snprintf(path, PATH_MAX, "%.*s", (int)length, folder);
-    return written < PATH_MAX;
+    if (memchr(text + skipped, '$', length - skipped))
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "'%.*s' in its DT_RUNPATH; accepted: a folder, which may begin with "
+                         "$ORIGIN",
+                         (int)length, text);
+    int origin = skipped && slash ? (int)(slash - file) : 0;
+    int written =
+        snprintf(path, PATH_MAX, "%.*s%.*s", origin, file, (int)(length - skipped), text + skipped);
+    if (written == 0)
+        strcpy(path, skipped ? "/" : ".");
+    if (written >= PATH_MAX)
+        path[0] = '\0'; /* too long for the dynamic linker, too */
+    return ATTN_OK;
 }
 
-static attn_status check_links(const char *file, int descriptor, int depth, attn_error *error);
-
-/* A library that is there; a link to it is followed. */
-static attn_status check_library(const char *path, int depth, attn_error *error)
+/* Folders, separated by ':'; "" = none. */
+static const char *folders_of(const struct elf_file *elf)
 {
-    char file[PATH_MAX];
-    int descriptor;
-    if (!realpath(path, file))
-        return ATTN_OK; /* it is not there */
-    attn_status status = loader_check_library(file, &descriptor, error);
-    if (status != ATTN_OK)
-        return status;
-    status = check_links(file, descriptor, depth + 1, error);
-    close(descriptor);
-    return status;
+    uint64_t at;
+    bool has = elf_dynamic(elf, DT_RUNPATH, &at) || elf_dynamic(elf, DT_RPATH, &at);
+    return has ? elf_string(elf, at) : "";
 }
 
-static attn_status check_folder(const char *folder, const struct links *links, int depth,
-                                attn_error *error)
+/* ---- One object ------------------------------------------------------------------------------ */
+
+static attn_status check_folder(struct search *search, const struct elf_file *elf,
+                                const char *folder, attn_error *error)
 {
-    char path[PATH_MAX];
-    if (access(folder, F_OK) != 0)
-        return ATTN_OK;
     attn_status status = loader_check_search_folder(folder, error);
-    for (size_t n = 0; n < links->num_needed && status == ATTN_OK; n++)
-        if (!strchr(links->needed[n], '/') &&
-            snprintf(path, sizeof path, "%s/%s", folder, links->needed[n]) < (int)sizeof path)
-            status = check_library(path, depth, error);
-    return status;
-}
-
-static attn_status check_links(const char *file, int descriptor, int depth, attn_error *error)
-{
-    struct links links;
-    char folder[PATH_MAX];
-    attn_status status = ATTN_OK;
-    if (depth > MAX_DEPTH)
-        return ATTN_OK;
-    read_links(descriptor, &links);
-    for (const char *next = links.folders; next && status == ATTN_OK;) {
-        size_t length = strcspn(next, ":");
-        if (length > 0 && expand(file, next, length, folder))
-            status = check_folder(folder, &links, depth, error);
-        next = next[length] ? next + length + 1 : NULL;
+    const char *name;
+    for (size_t n = 0; status == ATTN_OK && (name = elf_needed(elf, n)); n++) {
+        char path[PATH_MAX];
+        if (!strchr(name, '/') &&
+            snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path)
+            status = add_library(search, path, error);
     }
-    for (size_t n = 0; n < links.num_needed && status == ATTN_OK; n++)
-        if (strchr(links.needed[n], '/'))
-            status = check_library(links.needed[n], depth, error);
-    free(links.strings);
     return status;
 }
 
-attn_status loader_check_needed(const char *file, int descriptor, attn_error *error)
+static attn_status check_folders(struct search *search, const struct elf_file *elf,
+                                 const char *file, attn_error *error)
 {
-    attn_status status = check_links(file, descriptor, 0, error);
+    const char *next = folders_of(elf);
+    bool more = *next != '\0';
+    attn_status status = ATTN_OK;
+    while (more && status == ATTN_OK) {
+        char folder[PATH_MAX];
+        size_t length = strcspn(next, ":");
+        status = expand(file, next, length, folder, error);
+        if (status == ATTN_OK)
+            status = check_folder(search, elf, folder, error);
+        more = next[length] == ':';
+        next += length + more;
+    }
+    return status;
+}
+
+/* Libraries that are named by their paths. */
+static attn_status check_paths(struct search *search, const struct elf_file *elf, const char *file,
+                               attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    const char *name;
+    for (size_t n = 0; status == ATTN_OK && (name = elf_needed(elf, n)); n++) {
+        char path[PATH_MAX];
+        if (!strchr(name, '/'))
+            continue;
+        status = expand(file, name, strlen(name), path, error);
+        if (status == ATTN_OK)
+            status = add_library(search, path, error);
+    }
+    return status;
+}
+
+static attn_status check_object(struct search *search, const char *file, attn_error *error)
+{
+    struct elf_file elf;
+    if (elf_open(file, &elf, NULL) != ATTN_OK)
+        return ATTN_OK; /* dlopen() says what is wrong with it */
+    attn_status status = check_folders(search, &elf, file, error);
+    if (status == ATTN_OK)
+        status = check_paths(search, &elf, file, error);
+    elf_close(&elf);
+    return status;
+}
+
+attn_status loader_check_needed(const char *file, attn_error *error)
+{
+    struct search search = {.count = 0};
+    attn_status status = check_object(&search, file, error);
+    for (size_t f = 0; f < search.count && status == ATTN_OK; f++) {
+        status = loader_check_library(search.files[f], error);
+        if (status == ATTN_OK)
+            status = check_object(&search, search.files[f], error);
+    }
+    for (size_t f = 0; f < search.count; f++)
+        free(search.files[f]);
     return status == ATTN_OK ? status
                              : host_fail_prefix(error, "%s: it would link from elsewhere", file);
 }

@@ -39,13 +39,22 @@ static bool is_private_group(uid_t user, gid_t group)
 }
 
 /* `what` is "file" or "folder". */
+static attn_status check_user(const char *path, const char *what, const struct stat *info,
+                              attn_error *error)
+{
+    if (info->st_uid == 0 || info->st_uid == geteuid())
+        return ATTN_OK;
+    return host_fail(error, ATTN_INVALID_ARGUMENT,
+                     "%s: the %s belongs to user %u; accepted: root or user %u", path, what,
+                     (unsigned)info->st_uid, (unsigned)geteuid());
+}
+
 static attn_status check_owner(const char *path, const char *what, const struct stat *info,
                                attn_error *error)
 {
-    if (info->st_uid != 0 && info->st_uid != geteuid())
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "%s: the %s belongs to user %u; accepted: root or user %u", path, what,
-                         (unsigned)info->st_uid, (unsigned)geteuid());
+    attn_status status = check_user(path, what, info, error);
+    if (status != ATTN_OK)
+        return status;
     unsigned others = info->st_mode & S_IWOTH;
     unsigned group = info->st_mode & S_IWGRP && !is_private_group(info->st_uid, info->st_gid);
     if (others || group)
@@ -155,29 +164,37 @@ attn_status loader_check_file(const char *file, int *descriptor, attn_error *err
     return status;
 }
 
-attn_status loader_check_library(const char *file, int *descriptor, attn_error *error)
+static attn_status check_above(const char *file, const char *what, attn_error *error)
 {
-    attn_status status = open_owned(file, "library", descriptor, error);
+    char *path = strdup(file);
+    attn_status status = path ? check_ancestors(path, what, error)
+                              : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "loader: out of memory");
+    free(path);
+    return status;
+}
+
+attn_status loader_check_library(const char *file, attn_error *error)
+{
+    int descriptor;
+    attn_status status = open_owned(file, "library", &descriptor, error);
     if (status != ATTN_OK)
         return status;
-    char *path = strdup(file);
-    status = path ? check_ancestors(path, "library", error)
-                  : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "loader: out of memory");
-    free(path);
-    if (status != ATTN_OK)
-        close(*descriptor);
-    return status;
+    close(descriptor);
+    return check_above(file, "library", error);
 }
 
 attn_status loader_check_search_folder(const char *folder, attn_error *error)
 {
     struct stat info;
-    if (stat(folder, &info) != 0 || (!is_open_to_others(&info) && !(info.st_mode & S_IWOTH)))
-        return ATTN_OK;
-    return host_fail(error, ATTN_INVALID_ARGUMENT,
-                     "%s: the folder is writable by others (mode %04o); accepted: writable by its "
-                     "owner alone (chmod go-w)",
-                     folder, (unsigned)(info.st_mode & 07777));
+    if (stat(folder, &info) != 0)
+        return ATTN_OK; /* it is not there */
+    attn_status status = check_user(folder, "folder", &info, error);
+    if (status == ATTN_OK && (is_open_to_others(&info) || info.st_mode & S_IWOTH))
+        status = host_fail(error, ATTN_INVALID_ARGUMENT,
+                           "%s: the folder is writable by others (mode %04o); accepted: writable "
+                           "by its owner alone (chmod go-w)",
+                           folder, (unsigned)(info.st_mode & 07777));
+    return status == ATTN_OK ? check_above(folder, "library folder", error) : status;
 }
 
 /* ---- Content --------------------------------------------------------------------------------- */

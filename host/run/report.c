@@ -575,7 +575,7 @@ void report_print(const struct report *report, FILE *file)
         print_device(report, file);
     fprintf(file, "digest       %s\n", report->digest);
     if (report->failed_steps > 0)
-        fprintf(file, "failed       %lld steps; %lld requests were dropped\n",
+        fprintf(file, "failed       steps %lld  requests dropped %lld\n",
                 (long long)report->failed_steps, (long long)report->dropped);
     if (report->ended_by[0])
         text_wrap_line(file, 0, COLUMN, "ended by     %s", report->ended_by);

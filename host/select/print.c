@@ -323,8 +323,8 @@ static double mebibytes(uint64_t bytes)
     return (double)bytes / (1 << 20);
 }
 
-/* Most that metadata of the group's batches takes of a GPU's memory, within bounds that a note
- * states: as the backends tell it. */
+/* The most GPU memory that metadata of the group's batches takes, as the backends state it, within
+ * bounds that a note states. */
 static void print_memory(const attnhost_selection *selected, const attnhost_group *group,
                          FILE *file)
 {

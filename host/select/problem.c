@@ -133,10 +133,9 @@ attn_status problem_check_scales(const struct config *config, const struct model
         return ATTN_OK;
     attn_status status =
         check_count(config, model, "kv_cache.k_scale", cache->k_scale.count, error);
-    if (status || !values)
-        return status;
-    status = check_count(config, model, "kv_cache.v_scale", cache->v_scale.count, error);
-    if (!status && cache->k_scale.count && cache->v_scale.count &&
+    if (!status)
+        status = check_count(config, model, "kv_cache.v_scale", cache->v_scale.count, error);
+    if (!status && values && cache->k_scale.count && cache->v_scale.count &&
         cache->k_scale.count != cache->v_scale.count)
         status = config_fail(config, "kv_cache.v_scale", error,
                              "%zu numbers: accepted %zu, as many as kv_cache.k_scale",

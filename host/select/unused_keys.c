@@ -24,6 +24,7 @@ static void tell_keys(const struct config *config, const struct model *model, st
     bool drafts = config->speculative.draft_tokens > 0, encodes = model_encodes(model);
     bool apart = config->kv_cache.hybrid_swa_memory, crosses = model_crosses(model);
     static const char no_drafts[] = "without speculative.draft_tokens";
+    static const char no_sparse[] = "as no layer is sparse", no_linear[] = "as no layer is linear";
     bool no_page = config->kv_cache.prefix_cache && !encodes && !crosses &&
                    config->kv_cache.page_size >= model->max_context_len;
     if (no_page)
@@ -32,11 +33,16 @@ static void tell_keys(const struct config *config, const struct model *model, st
                        "below max_context_len %lld: no page of a prompt is ever whole\n",
                        config_place(config, "kv_cache.prefix_cache"),
                        (long long)config->kv_cache.page_size, (long long)model->max_context_len);
+    const bool *has_type = model->has_type;
     const struct {
         const char *key;
         bool idle;
         const char *why;
     } keys[] = {
+        {"model.index_topk", !has_type[CONFIG_LAYER_SPARSE], no_sparse},
+        {"model.index_head_dim", !has_type[CONFIG_LAYER_SPARSE], no_sparse},
+        {"model.linear_family", !has_type[CONFIG_LAYER_LINEAR], no_linear},
+        {"model.linear_conv_kernel_dim", !has_type[CONFIG_LAYER_LINEAR], no_linear},
         {"attention.decode_attention_backend", encodes, "as all layers are encoders"},
         {"kv_cache.hybrid_swa_memory", apart && !has_windows(model),
          "as no layer with a KV cache has a window or chunks"},
@@ -86,8 +92,10 @@ static void tell_dtypes(const struct config *config, const struct model *model, 
             used |= model_group_has_kv(&model->groups[g]) &&
                     problem_cache_type(&model->groups[g]) == type;
         if (!used && config_is_set(config, key))
-            strbuf_appendf(text, "%s (%s): no effect, as no such layer has a KV cache\n", key,
-                           config_place(config, key));
+            strbuf_appendf(text,
+                           "%s (%s): no effect, as no KV cache is of that type: they are sliding, "
+                           "chunked, cross, or else full\n",
+                           key, config_place(config, key));
     }
 }
 

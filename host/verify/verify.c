@@ -48,7 +48,7 @@ struct verifier {
     double (*of_bar)[2]; /* [num_layers], the second of decode steps; negative = none judged */
     struct batch *batch; /* that is being added to; NULL = nothing was added */
     struct queue *queue; /* NULL = the caller judges */
-    void (*failed)(void *ctx, const char *text);
+    verify_failed failed;
     void *failed_ctx;
 };
 

@@ -98,6 +98,9 @@ struct verifier;
 
 /* All that is borrowed outlives the verifier. `reads_new_unquantised` is the backend's word on each
  * layer group: a mask of modes for each of model.num_groups. */
+/* Called at the first failure, by the thread that judges. */
+typedef void (*verify_failed)(void *ctx, const char *text);
+
 struct verify_params {
     const struct model *model;
     const struct workload *workload;
@@ -105,11 +108,9 @@ struct verify_params {
     const struct verify_scales *scales;    /* [model.num_groups] */
     const uint32_t *reads_new_unquantised; /* [model.num_groups] */
     struct threads *threads;
-    bool beside; /* rows are judged by a thread beside the caller's; for models */
-                 /* without recurrent layers */
-    void (*failed)(void *ctx,
-                   const char *text); /* at the first failure, by the thread that judges; */
-                                      /* NULL = none */
+    bool beside;          /* rows are judged by a thread beside the caller's; for models */
+                          /* without recurrent layers */
+    verify_failed failed; /* NULL = none */
     void *failed_ctx;
     uint64_t max_kept_bytes; /* of scores, for each thread: where rows of a KV head have more of */
                              /* them, keys and values are made again for so many rows; 0 = 64 MiB */

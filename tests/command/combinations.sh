@@ -87,6 +87,7 @@ settings()
         backend.mine.then=other backend.mine.otherwise=cpu_native backend.other.type=cpu_native" ;;
     no_such_type) echo "model.chunked.num_kv_heads=1" ;;
     no_such_cache) echo "kv_cache.cross.dtype=f16" ;;
+    no_linear) echo "model.linear_family=gdn" ;;
     draft_shape) echo "speculative.head_dim=16" ;;
     draft_keys) echo "speculative.head_dim=16 speculative.num_kv_heads=1 speculative.kv_dtype=fp8_e4m3" ;;
     two_drafts) echo "speculative.num_layers=2" ;;
@@ -269,7 +270,8 @@ warned "kv_cache.hybrid_swa_memory (--set): no effect, as no layer with a KV cac
 warned "kv_cache.prefix_cache (default): no effect, as kv_cache.page_size 128 is not below max_context_len 128" plain wide_pages
 warned "kv_cache.swa_full_tokens_ratio (--set): no effect, without kv_cache.hybrid_swa_memory" plain ratio
 warned "model.chunked.num_kv_heads (--set): no effect, as no layer is chunked" windows no_such_type
-warned "kv_cache.cross.dtype (--set): no effect, as no such layer has a KV cache" plain no_such_cache
+warned "kv_cache.cross.dtype (--set): no effect, as no KV cache is of that type" plain no_such_cache
+warned "model.linear_family (--set): no effect, as no layer is linear" plain no_linear
 warned "speculative.head_dim (--set): no effect, without speculative.draft_tokens" plain draft_shape
 warned "" chains draft_keys
 warned "" plain ranks

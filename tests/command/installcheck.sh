@@ -153,8 +153,8 @@ case $? in
 77) tap_skip "embed_cuda runs" "$output" ;;
 *) tap_not_ok "embed_cuda runs" "$output" ;;
 esac
-# One clone, whose pages are read in this order. Their blocks that install it are skipped: what they make
-# is linked, and the line that README says to type then is typed.
+# The pages are tried in this order in one clone. Their blocks that install attnhost are skipped: the clone
+# links to the prefix that is tested, and README's line for PATH is run.
 unset PREFIX
 cd "$scratch" || exit 1
 mkdir build && ln -s "$(variable prefix)" build/installed

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# plugin_rust.sh: examples/plugin_rust says of the ABI what the headers say, is built without a warning,
-# passes `attnhost check` with profile core; and so it finds a fault in it.
+# plugin_rust.sh: examples/plugin_rust declares the ABI as the headers do, is built without a warning, and
+# passes `attnhost check` with profile core, which finds a fault that is put into it.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"

@@ -96,8 +96,8 @@ for where in dlopen:dlopen entry:attn_plugin_entry describe:describe query:query
     run 5 "exit in $call ends with 5" "$call:exit" "attnhost run: the process was ended by $said"
 done
 run 5 "_exit ends with 5" forward:exit_at_once "_exit() in villain: forward_extend of layer 0"
-run 5 "so does _exit that dlsym finds" forward:exit_by_name "_exit() in villain: forward_extend of layer 0"
-run 5 "and the system call" forward:exit_by_hand "syscall(SYS_exit_group) in villain: forward_extend of layer 0"
+run 5 "_exit that dlsym finds ends with 5" forward:exit_by_name "_exit() in villain: forward_extend of layer 0"
+run 5 "the system call that exits ends with 5" forward:exit_by_hand "syscall(SYS_exit_group) in villain: forward_extend of layer 0"
 run 5 "quick_exit ends with 5" forward:quick_exit "quick_exit() in villain: forward_extend"
 run 5 "exit in a thread of the plugin's ends with 5" forward:exit_in_thread "exit() in $villain"
 run 5 "another program in its place ends with 5" forward:exec "execl() in villain: forward_extend of layer 0"
@@ -111,7 +111,7 @@ for where in query:query create:create forward:forward_extend task:forward_exten
     tap_try "and there is one report: $call" test "$(grep -c '^digest' ../out)" -eq 1
 done
 for call in query forward; do
-    run 0 "nor one of _Fork: $call" $call:fork_bare "a child that was forked in villain: $call" \
+    run 0 "a child of _Fork in $call does not come back" $call:fork_bare "a child that was forked in villain: $call" \
         "came back from it, and was ended"
     tap_try "and there is one report: $call" test "$(grep -c '^digest' ../out)" -eq 1
 done
@@ -121,9 +121,9 @@ tap_try "and there is one report" test "$(grep -c '^digest' ../out)" -eq 1
 for call in forward task; do
     run 5 "the end of the thread in $call ends with 5" $call:end_thread \
         "pthread_exit() in villain: forward_extend of layer 0"
-    run 5 "and by thrd_exit" $call:end_thread_c11 "thrd_exit() in villain: forward_extend of layer 0"
-    run 5 "and by pthread_cancel" $call:cancel "pthread_cancel() in villain: forward_extend of layer 0"
-    run 5 "and by a system call" $call:end_thread_by_hand "syscall(SYS_exit) in villain: forward_extend of layer 0"
+    run 5 "thrd_exit in $call ends with 5" $call:end_thread_c11 "thrd_exit() in villain: forward_extend of layer 0"
+    run 5 "pthread_cancel in $call ends with 5" $call:cancel "pthread_cancel() in villain: forward_extend of layer 0"
+    run 5 "the system call that ends the thread in $call ends with 5" $call:end_thread_by_hand "syscall(SYS_exit) in villain: forward_extend of layer 0"
 done
 for other in list explain; do
     ends 5 "$other does not hang when its thread ends" describe:end_thread_c11 "thrd_exit() in" -- \
@@ -192,7 +192,7 @@ ends 3 "inspect FILE keeps to plugins.scan_seconds" entry:hang "it did not end w
     "$command" inspect "$villain" --set plugins.scan_seconds=0.5
 ends 0 "a scan does not make the home" nowhere:exit -- env -u XDG_CACHE_HOME HOME="$folder/no_home" \
     "$command" list bystander.ini
-tap_try "which is not there after it" test ! -e ../no_home
+tap_try "there is no home after a scan" test ! -e ../no_home
 ends 3 "inspect of such a file says it" entry:segv "SIGSEGV in attn_plugin_entry" -- \
     "$command" inspect "$villain"
 ends 2 "and so does a run that needs it" entry:segv "SIGSEGV in attn_plugin_entry" -- \
@@ -279,11 +279,11 @@ alike "limit_memory of a bystander changes no output"
 
 for call in query forward; do
     run 0 "fclose(stdout) in $call closes nothing of the command's" $call:close_stdout
-    tap_try "and the report is whole: $call" grep -q '^digest' ../out
+    tap_try "the report is whole after fclose(stdout) in $call" grep -q '^digest' ../out
 done
 if test "$(id -u)" -ne 0; then # root may raise it again
-    run 0 "a hard limit that is lowered" query:limit_files_for_good "it cannot be put back"
-    tap_try "is not said to be put back" sh -c '! grep -q "it was put back" ../err'
+    run 0 "a hard limit that is lowered is said" query:limit_files_for_good "it cannot be put back"
+    tap_try "a hard limit is not said to be put back" sh -c '! grep -q "it was put back" ../err'
 fi
 
 for call in dlopen query forward task; do
@@ -296,27 +296,27 @@ done
 ends 5 "a full disk is an error still" nowhere:exit "stdout cannot be written: No space left" -- \
     sh -c '"$1" list bystander.ini >/dev/full' sh "$command"
 
-# ---- Writes beside the output --------------------------------------------------------------------
-
-# ---- Failures of verification ----------------------------------------------------------------------
+# ---- Failures of verification --------------------------------------------------------------------
 
 ends 1 "the first failure is said at once" forward:wrong "verification failed: request 0, " -- \
     "$command" run run.ini --json ../all.json
-tap_try "once" test "$(grep -c 'verification failed' ../err)" -eq 1
+tap_try "the first failure is said once" test "$(grep -c 'verification failed' ../err)" -eq 1
 ends 1 "verify.fail_fast ends a run there" forward:wrong "verification failed: request 0, " -- \
     "$command" run run.ini --set verify.fail_fast=yes --json ../fast.json
-tap_try "its report says what ended it" grep -q '^ended by *the first failed verification' ../out
+tap_try "the report says that verify.fail_fast ended the run" grep -q '^ended by *the first failed verification' ../out
 failed()
 {
     sed -n 's/.*"rows_failed":[^0-9]*\([0-9]*\).*/\1/p' "$1"
 }
-tap_try "after fewer failures" test "$(failed ../fast.json)" -lt "$(failed ../all.json)"
-ends 0 "a good run is not ended" nowhere:exit -- "$command" run run.ini --set verify.fail_fast=yes
+tap_try "verify.fail_fast ends a run after fewer failures" test "$(failed ../fast.json)" -lt "$(failed ../all.json)"
+ends 0 "verify.fail_fast does not end a good run" nowhere:exit -- "$command" run run.ini --set verify.fail_fast=yes
 ends 0 "what a sample cannot see is said" nowhere:exit -- "$command" run run.ini --set verify.rate=0.5 \
     --json ../sample.json
-tap_try "as 1 row in so many" grep -q 'a fault of 1 row in [0-9]* would have been seen with' ../out
-tap_try "by the rule of three" awk '/"rows_checked"/ { n = $2 + 0 } /"detectable_share"/ { s = $2 + 0 }
+tap_try "it is said as 1 row in so many" grep -q 'a fault of 1 row in [0-9]* would have been seen with' ../out
+tap_try "detectable_share keeps to the rule of three" awk '/"rows_checked"/ { n = $2 + 0 } /"detectable_share"/ { s = $2 + 0 }
     END { exit !(n > 0 && s * n > 2.5 && s * n < 3.1) }' ../sample.json
+
+# ---- Writes beside the output --------------------------------------------------------------------
 
 for change in "past_out:behind the last row of operand out" "into_q:into operand q" \
     "into_v:into operand v"; do
@@ -337,22 +337,22 @@ measure()
 }
 heads=1
 measure 1 "bench ranks no backend that computes nothing" forward:nothing
-tap_try "it says which row is wrong" grep -q \
+tap_try "bench says which row is wrong" grep -q \
     'villain *wrong: before it was timed, row 0 of query head [0-9]* is not written' ../out
-tap_try "and gives no time of it" sh -c '! grep -A 3 "\"wrong\"" ../bench.json | grep -q _us'
-tap_try "the next one is what others are compared with" grep -q 'cpu_native .* 1.000$' ../out
+tap_try "bench gives no time of a wrong backend" sh -c '! grep -A 3 "\"wrong\"" ../bench.json | grep -q _us'
+tap_try "bench compares with the next backend" grep -q 'cpu_native .* 1.000$' ../out
 VILLAIN_AFTER=8
 export VILLAIN_AFTER
-measure 1 "nor one that computes nothing after a while" forward:nothing
+measure 1 "bench ranks no backend that computes nothing after a while" forward:nothing
 unset VILLAIN_AFTER
-tap_try "it says when" grep -q 'wrong: after it was timed' ../out
+tap_try "bench says that it was wrong after it was timed" grep -q 'wrong: after it was timed' ../out
 measure 0 "a backend beyond the ceiling is marked" forward:cheat
-tap_try "as impossible" grep -q 'villain .* impossible ' ../out
-tap_try "it is said why" grep -q 'villain: .* times as fast as the .* ceiling allows' ../out
-tap_try "and in the report" grep -q '"impossible":	true' ../bench.json
+tap_try "it is marked as impossible" grep -q 'villain .* impossible ' ../out
+tap_try "bench says why it is impossible" grep -q 'villain: .* times as fast as the .* ceiling allows' ../out
+tap_try "the report of bench marks it, too" grep -q '"impossible":	true' ../bench.json
 heads=32 # the plugin computes 32 rows of what it reads once
-measure 0 "and no slow one is" nowhere:exit
-tap_try "which has its share" grep -q 'villain .*% \(memory\|compute\) ' ../out
+measure 0 "a slow backend is not marked" nowhere:exit
+tap_try "a slow backend has its share of the ceiling" grep -q 'villain .*% \(memory\|compute\) ' ../out
 
 # ---- What the suite sees -------------------------------------------------------------------------
 

@@ -644,9 +644,9 @@ static void spoil(const struct stand_leaf *leaf, const struct spoilt *spoilt)
                     1 + 2 * fabs(dtype_load(spoilt->dtype, spoilt->row, spoilt->element)));
 }
 
-/* What whoever measures has seen so far of the batch that was planned last: how long a forward
- * waited on average, for its own sleep and for other work of the machine. Its own computing, which
- * all candidates have alike, is left out. */
+/* Takes a sample as autotune does: how long the forwards of the batch planned last have waited on
+ * average, in their own sleep and for other work of the machine. Computing, which is the same for
+ * all candidates, is left out. */
 static void sample(attn_metadata *metadata, int32_t class)
 {
     struct stand_leaf *leaf = metadata->leaf;

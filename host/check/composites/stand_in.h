@@ -180,8 +180,8 @@ struct stand_leaf {
 
     /* What it was told. */
     int32_t made, prepared, live, live_metadata;
-    int32_t samples[STAND_CLASSES]; /* of its speed, by whoever measures it, */
-    int64_t shortest_ns[STAND_CLASSES], longest_ns[STAND_CLASSES]; /* and what they were */
+    int32_t samples[STAND_CLASSES]; /* how many samples of its speed were taken */
+    int64_t shortest_ns[STAND_CLASSES], longest_ns[STAND_CLASSES]; /* of these */
     uint32_t asked; /* groups that it was asked about, as a mask */
     attn_backend_type type;
 };
@@ -292,8 +292,8 @@ struct stand_scene {
     char *heap;                /* what operands point to */
     struct stand_truth *truth; /* stand_truth.c */
     char wrong[512];           /* the first thing that a child has seen; "" = none */
-    int32_t placed, right;     /* leaves: a row came to the first, not to the second, and that is
-                                  the first thing that was seen; the same number = it is not */
+    int32_t placed, right;     /* leaves: `wrong` is that a row came to the first, not the second;
+                                  the same number: it is something else */
 };
 
 /* A child has seen something that is not right. The first one stays. */

@@ -11,7 +11,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include "host/check/contract/elf_file.h"
+#include "host/plugin/elf_file.h"
 #include "host/check/contract/load_watch.h"
 #include "host/base/error.h"
 #include "host/base/text.h"

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "host/plugin/process_state.h"
-#include "host/check/contract/elf_file.h"
+#include "host/plugin/elf_file.h"
 #include "host/base/text.h"
 
 extern char **environ;

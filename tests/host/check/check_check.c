@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "host/plugin/process_state.h"
-#include "host/check/contract/elf_file.h"
+#include "host/plugin/elf_file.h"
 #include "host/check/suite/groups.h"
 #include "host/check/suite/profile.h"
 #include "host/check/suite/replay.h"

@@ -256,7 +256,7 @@ static int load_from_noexec(void)
     snprintf(command, sizeof command, "cp '%s' '%s' && chmod 0755 '%s'", fixture("fixture_good"),
              path, path);
     if (system(command) != 0)
-        return NOT_PERMITTED;
+        return SAYS_ANOTHER;
     attn_status status = registry_load_file(&registry, path, &error.base);
     if (status == ATTN_DEPENDENCY_MISSING && strstr(host_error_text(&error), "mounted noexec"))
         return SAYS_NOEXEC;
@@ -372,6 +372,57 @@ START_TEST(libraries_of_others)
     assert_reason(copy, "deps: the folder is writable by others (mode 1777)");
     ck_assert_int_eq(chmod(deps, 0755), 0);
     assert_reason(copy, "no symbol attn_plugin_entry of its own");
+    if (geteuid() != 0)
+        return; /* only root can give a folder away */
+    ck_assert_int_eq(chown(deps, 12345, 12345), 0);
+    assert_reason(copy, "deps: the folder belongs to user 12345");
+}
+END_TEST
+
+/* A copy of bad_borrowed with another DT_RUNPATH, which is no longer than its own. */
+static const char *copy_with_runpath(const char *runpath, const char *as)
+{
+    static const char own[] = "$ORIGIN:$ORIGIN/deps";
+    size_t length = read_file(fixture("bad_borrowed"));
+    uint8_t *at = memmem(content, length, own, sizeof own);
+    ck_assert_ptr_nonnull(at);
+    ck_assert_uint_le(strlen(runpath), strlen(own));
+    memcpy(at, runpath, strlen(runpath) + 1);
+    write_file(join(folder, as), content, length);
+    return join(folder, as);
+}
+
+/* The dynamic linker takes an empty part of a DT_RUNPATH for the working directory. */
+START_TEST(other_runpaths)
+{
+    assert_reason(copy_with_runpath("$ORIGIN/$LIB", "lib.so"), "'$ORIGIN/$LIB' in its DT_RUNPATH");
+    assert_reason(copy_with_runpath("${PLATFORM}", "platform.so"), "accepted: a folder, which may");
+    copy_fixture("bad_nothing", "bad_nothing.so");
+    assert_reason(copy_with_runpath("${ORIGIN}/.", "braces.so"), "no symbol attn_plugin_entry");
+    ck_assert_int_eq(mkdir(join(folder, "open"), 0755), 0);
+    ck_assert_int_eq(chmod(join(folder, "open"), 0777), 0);
+    ck_assert_int_eq(chdir(join(folder, "open")), 0);
+    assert_reason(copy_with_runpath("$ORIGIN:", "empty.so"),
+                  ".: the folder is writable by others (mode 0777)");
+    ck_assert_int_eq(chdir("/"), 0);
+    assert_reason(join(folder, "empty.so"), "no symbol attn_plugin_entry of its own");
+}
+END_TEST
+
+/* linked.so links bad_nothing.so, and that links linked.so. */
+START_TEST(libraries_in_a_circle)
+{
+    static const char needed[] = "bad_nothing.so", other[] = "linked.so";
+    const char *first = copy_with_runpath("$ORIGIN", other);
+    size_t length = read_file(first);
+    uint8_t *at = memmem(content, length, needed, sizeof needed);
+    ck_assert_ptr_nonnull(at);
+    memcpy(at, other, sizeof other);
+    write_file(join(folder, needed), content, length);
+    ck_assert_int_eq(loader_check_needed(first, &error.base), ATTN_OK);
+    ck_assert_int_eq(chmod(first, 0666), 0);
+    ck_assert_int_eq(loader_check_needed(first, &error.base), ATTN_INVALID_ARGUMENT);
+    assert_says("linked.so: the file is writable by others (mode 0666)");
 }
 END_TEST
 
@@ -579,6 +630,8 @@ static Suite *suite(void)
     tcase_add_test(tests, folders_above);
     tcase_add_test(tests, a_backend_called_auto);
     tcase_add_test(tests, libraries_of_others);
+    tcase_add_test(tests, other_runpaths);
+    tcase_add_test(tests, libraries_in_a_circle);
     tcase_add_test(tests, writable_by_the_group);
     tcase_add_test(tests, folder_writable_by_others);
     tcase_add_test(tests, owned_by_somebody_else);

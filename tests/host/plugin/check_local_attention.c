@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_local_attention.c: attn_local_attention.h alone, against what the ABI says of attention_chunk:
- * query and key see each other in a virtual sequence if and only if they do in the batch.
+ * check_local_attention.c: attn_local_attention.h alone, against what the ABI says of
+ * attention_chunk: query and key see each other in a virtual sequence if and only if they do in the
+ * batch.
  */
 #include "attn_local_attention.h"
 #include "tests/tools/test_main.h"

@@ -494,7 +494,6 @@ START_TEST(gzip_is_read)
 }
 END_TEST
 
-/* Cut anywhere, or with any byte changed: an error, never another trace. */
 /* Small files that unpack to much: empty lines by the million, then long ones. */
 START_TEST(gzip_that_unpacks_to_much)
 {
@@ -520,6 +519,7 @@ START_TEST(gzip_that_unpacks_to_much)
 }
 END_TEST
 
+/* Cut anywhere, or with any byte changed: an error, never another trace. */
 START_TEST(gzip_that_is_damaged)
 {
     unsigned char bytes[512];

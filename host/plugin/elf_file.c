@@ -3,7 +3,7 @@
  * elf_file.c: see elf_file.h. Sources: System V ABI, chapter 5; the GNU hash table as glibc's
  * elf/dl-lookup.c walks it.
  */
-#include "host/check/contract/elf_file.h"
+#include "host/plugin/elf_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,31 +14,33 @@
 
 #include "host/base/error.h"
 
-/* `size` bytes at an offset of the file; NULL if it does not have them. */
-static const void *at_offset(const struct elf_file *elf, uint64_t offset, uint64_t size)
+/* `size` bytes at an offset of the file; NULL if it does not have them, or they are misaligned. */
+static const void *at_offset(const struct elf_file *elf, uint64_t offset, uint64_t size,
+                             size_t alignment)
 {
     bool there = offset <= elf->size && size <= elf->size - offset;
-    return there ? elf->bytes + offset : NULL;
+    return there && offset % alignment == 0 ? elf->bytes + offset : NULL;
 }
 
 /* The nth program header; NULL beyond the last. */
 static const ElfW(Phdr) * segment(const struct elf_file *elf, unsigned n)
 {
     const ElfW(Ehdr) *header = elf->header;
-    return n < header->e_phnum ? at_offset(elf, header->e_phoff + (uint64_t)n * sizeof(ElfW(Phdr)),
-                                           sizeof(ElfW(Phdr)))
+    uint64_t offset = header->e_phoff + (uint64_t)n * sizeof(ElfW(Phdr));
+    return n < header->e_phnum ? at_offset(elf, offset, sizeof(ElfW(Phdr)), _Alignof(ElfW(Phdr)))
                                : NULL;
 }
 
 /* What would be at an address once the file is loaded, and how much of it there is. */
-static const void *at_address(const struct elf_file *elf, uint64_t address, uint64_t *left)
+static const void *at_address(const struct elf_file *elf, uint64_t address, size_t alignment,
+                              uint64_t *left)
 {
     const ElfW(Phdr) * load;
     for (unsigned n = 0; (load = segment(elf, n)); n++)
         if (load->p_type == PT_LOAD && address >= load->p_vaddr &&
             address - load->p_vaddr < load->p_filesz) {
             *left = load->p_filesz - (address - load->p_vaddr);
-            return at_offset(elf, load->p_offset + (address - load->p_vaddr), *left);
+            return at_offset(elf, load->p_offset + (address - load->p_vaddr), *left, alignment);
         }
     return NULL;
 }
@@ -69,14 +71,15 @@ bool elf_dynamic(const struct elf_file *elf, int64_t tag, uint64_t *value)
 static size_t count_by_sysv_hash(const struct elf_file *elf, uint64_t address)
 {
     uint64_t left = 0;
-    const uint32_t *table = at_address(elf, address, &left); /* buckets, chains, ... */
+    const uint32_t *table =
+        at_address(elf, address, sizeof *table, &left); /* buckets, chains, ... */
     return table && left >= 8 ? table[1] : 0;
 }
 
 static size_t count_by_gnu_hash(const struct elf_file *elf, uint64_t address)
 {
     uint64_t left = 0;
-    const uint32_t *table = at_address(elf, address, &left);
+    const uint32_t *table = at_address(elf, address, sizeof *table, &left);
     if (!table || left < 16)
         return 0;
     uint64_t words = left / 4, num_buckets = table[0], first = table[1];
@@ -102,10 +105,10 @@ static bool find_symbols(struct elf_file *elf)
         elf->num_symbols = count_by_sysv_hash(elf, address);
     if (!elf_dynamic(elf, DT_SYMTAB, &address))
         return false;
-    elf->symbols = at_address(elf, address, &left);
+    elf->symbols = at_address(elf, address, _Alignof(ElfW(Sym)), &left);
     if (!elf_dynamic(elf, DT_STRTAB, &address) || !elf_dynamic(elf, DT_STRSZ, &strings_size))
         return false;
-    elf->strings = at_address(elf, address, &strings_left);
+    elf->strings = at_address(elf, address, 1, &strings_left);
     elf->strings_size = strings_size < strings_left ? strings_size : strings_left;
     return elf->symbols && elf->strings && elf->num_symbols <= left / sizeof *elf->symbols;
 }
@@ -117,7 +120,7 @@ static bool find_dynamic(struct elf_file *elf)
     const ElfW(Phdr) *dynamic = elf_segment(elf, PT_DYNAMIC);
     if (!dynamic)
         return false;
-    elf->dynamic = at_offset(elf, dynamic->p_offset, dynamic->p_filesz);
+    elf->dynamic = at_offset(elf, dynamic->p_offset, dynamic->p_filesz, _Alignof(ElfW(Dyn)));
     elf->num_dynamic = dynamic->p_filesz / sizeof *elf->dynamic;
     return elf->dynamic != NULL;
 }
@@ -168,8 +171,11 @@ const char *elf_string(const struct elf_file *elf, uint64_t offset)
 
 const char *elf_needed(const struct elf_file *elf, size_t n)
 {
-    for (size_t d = 0; d < elf->num_dynamic && elf->dynamic[d].d_tag != DT_NULL; d++)
-        if (elf->dynamic[d].d_tag == DT_NEEDED && n-- == 0)
+    for (size_t d = 0; d < elf->num_dynamic && elf->dynamic[d].d_tag != DT_NULL; d++) {
+        int64_t tag = elf->dynamic[d].d_tag;
+        bool loads = tag == DT_NEEDED || tag == DT_AUXILIARY || tag == DT_FILTER;
+        if (loads && n-- == 0)
             return elf_string(elf, elf->dynamic[d].d_un.d_val);
+    }
     return NULL;
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * elf_file.h: what a shared object's dynamic section says, as the dynamic linker reads it: by
- * program headers, so that a file without section headers is read as well. For files that
- * loader_check_object() has found whole.
+ * program headers, so that a file without section headers is read as well. A file may be cut off or
+ * corrupt.
  */
-#ifndef HOST_CHECK_CONTRACT_ELF_FILE_H
-#define HOST_CHECK_CONTRACT_ELF_FILE_H
+#ifndef HOST_PLUGIN_ELF_FILE_H
+#define HOST_PLUGIN_ELF_FILE_H
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* ElfW */
@@ -40,10 +40,10 @@ const ElfW(Phdr) * elf_segment(const struct elf_file *elf, uint32_t type);
 /* The value of a tag of the dynamic section; false if it is not there. */
 bool elf_dynamic(const struct elf_file *elf, int64_t tag, uint64_t *value);
 
-/* The name of the nth library that is needed; NULL beyond the last. */
+/* The name of the nth library that is loaded with it: needed, or a filter; NULL beyond the last. */
 const char *elf_needed(const struct elf_file *elf, size_t n);
 
 /* A string of the table that symbols and library names lie in; "" for an offset beyond it. */
 const char *elf_string(const struct elf_file *elf, uint64_t offset);
 
-#endif /* HOST_CHECK_CONTRACT_ELF_FILE_H */
+#endif /* HOST_PLUGIN_ELF_FILE_H */
