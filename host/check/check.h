@@ -133,12 +133,12 @@ struct check {
 /* The tables, each ended by a row without a rule. */
 extern const struct check check_load[], check_nego[], check_life[], check_conf[], check_caps[],
     check_work[], check_pure[], check_pure_cuda[], check_capt[], check_num[], check_invar[],
-    check_linear[], check_linear_invar[], check_mla[], check_size[], check_size_linear[],
-    check_sequel[], check_linear_sequel[], check_padding[], check_comp[], check_thrd[], check_err[],
-    check_perf[], check_strides[], check_codes[], check_any_order[], check_hints[], check_borders[],
-    check_arrays_forgotten[], check_private[], check_far_operands[], check_far_tables[],
-    check_extremes[], check_hints_tiles[], check_size_more[], check_size_linear_more[],
-    check_wide_inputs[], check_dtypes[], check_caps_kinds[], check_caps_memory[], check_size_work[],
-    check_numbers[], check_corners[], check_number_turns[];
+    check_linear[], check_linear_invar[], check_mla[], check_sparse[], check_size[],
+    check_size_linear[], check_sequel[], check_linear_sequel[], check_padding[], check_comp[],
+    check_thrd[], check_err[], check_perf[], check_strides[], check_codes[], check_any_order[],
+    check_hints[], check_borders[], check_arrays_forgotten[], check_private[], check_far_operands[],
+    check_far_tables[], check_extremes[], check_hints_tiles[], check_size_more[],
+    check_size_linear_more[], check_wide_inputs[], check_dtypes[], check_caps_kinds[],
+    check_caps_memory[], check_size_work[], check_numbers[], check_corners[], check_number_turns[];
 
 #endif /* HOST_CHECK_CHECK_H */

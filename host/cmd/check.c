@@ -123,9 +123,10 @@ static const struct option_row options[] = {
      .value = "NAME|FILE",
      .kind = OPTION_TEXT,
      .place = offsetof(struct check_params, profile),
-     .help = "what must pass: core, paged-kv, mla, linear, quant-fp8, capture (default: core, "
-             "unless cases are left out by --filter, --fail-fast, --quick, --in-process or "
-             "--replay)"},
+     .help =
+         "what must pass: core, paged-kv, mla, sparse, linear, quant-fp8, capture (default: core, "
+         "unless cases are left out by --filter, --fail-fast, --quick, --in-process or "
+         "--replay)"},
     {.name = "waivers",
      .value = "FILE",
      .kind = OPTION_TEXT,

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # cpu_native.sh: the conformance suite on plugins/cpu_native, judged by what any backend keeps and by
-# profile mla at once.
+# profiles mla and sparse at once.
 profiles=$ATTNHOST_TEST_SRCDIR/host/check/profiles
 both=$(mktemp) || exit 1
 trap 'rm -f "$both"' EXIT
-cat "$profiles/core.txt" "$profiles/mla.txt" >"$both" || exit 1
+cat "$profiles/core.txt" "$profiles/mla.txt" "$profiles/sparse.txt" >"$both" || exit 1
 "$ATTNHOST_TEST_COMMAND" check --profile "$both" "$ATTNHOST_TEST_PLUGIN_DIR/cpu_native.so"

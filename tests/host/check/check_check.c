@@ -756,7 +756,7 @@ static void compare_with_file(const char *name)
 
 START_TEST(shipped_profiles)
 {
-    static const char *const names[] = {"core",   "paged-kv",  "mla",
+    static const char *const names[] = {"core",   "paged-kv",  "mla",    "sparse",
                                         "linear", "quant-fp8", "capture"};
     struct profile profile;
     for (size_t n = 0; n < sizeof names / sizeof *names; n++)

@@ -1,0 +1,593 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sparse.c: sparse layers over latents against the oracle: choices of the layer's own indexer, in
+ * one call and in one for each of its three steps; choices that are given; labels that are saved.
+ *
+ * A case is one batch of a layer in pages of shuffled order. It lies in one block of the device's
+ * memory, whose image on the host is what the oracle reads. What no query sees is NaN.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/base/dtype.h"
+#include "host/check/cases/draw.h"
+#include "host/check/cases/rig.h"
+#include "host/reference/sparse.h"
+
+enum { SEQS = 3, LONGEST = 150, LATENT_PAGES = 64, ALIGNMENT = 256 };
+
+/* ---- Which cases ----------------------------------------------------------------------------- */
+
+/* Axes of a case, by its index: what changes fastest comes first. */
+static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_TARGET_VERIFY};
+static const attn_dtype label_dtypes[] = {ATTN_FP8_E4M3, ATTN_BF16, ATTN_F32};
+static const struct sizes {
+    attn_dtype dtype, index_dtype;
+    int32_t heads, lora, rope, nope, index_heads, label, page_size, top_k;
+} all_sizes[] = {
+    {ATTN_BF16, ATTN_BF16, 4, 64, 16, 24, 4, 32, 16, 24},
+    {ATTN_F32, ATTN_F32, 3, 40, 8, 12, 5, 20, 4, 7},
+    {ATTN_BF16, ATTN_FP8_E4M3, 16, 512, 64, 128, 64, 128, 64, 64},
+};
+enum { MODES = 3, LABELS = 3, SIZES = 3, CASES = MODES * LABELS * SIZES };
+
+/* ---- A case ---------------------------------------------------------------------------------- */
+
+struct arrays {
+    int64_t out_cache_loc[SEQS * LONGEST];
+    int32_t req_to_token[(SEQS + 1) * LONGEST], block_table[SEQS * LONGEST];
+    int32_t kv_indptr[SEQS + 1], kv_indices[SEQS * LONGEST], last_page_len[SEQS];
+    int32_t seq_lens[SEQS], prefix_lens[SEQS], q_indptr[SEQS + 1], requests[SEQS];
+};
+
+struct sparse_case {
+    struct check_run *run;
+    const struct device *device;
+    const struct sizes *sizes;
+    attn_stream stream;
+    struct draw draw;
+    attn_mla_dims mla;
+    attn_sparse_dims sparse;
+    attn_layer layer;
+    attn_layer_group group;
+    attn_bounds bounds;
+    attn_problem problem;
+    attn_batch batch;
+    attn_kv_batch kv;
+    attn_sparse_batch most;
+    struct arrays arrays;
+    int32_t rows;
+    /* Operands, and where they lie in the block. */
+    attn_tensor tensors[ATTN_ROLE_COUNT];
+    uint64_t offsets[ATTN_ROLE_COUNT], bytes;
+    char *image;  /* of the block, on the host */
+    char *before; /* what it was before any call */
+    char *block;  /* the device's; its arrays come last */
+    attn_instance *instance;
+    attn_metadata *metadata;
+    void *regions[ATTN_REGION_COUNT];
+    host_error error;
+};
+
+static void pose(struct sparse_case *c, const struct sizes *sizes, uint32_t mode,
+                 attn_dtype label_dtype)
+{
+    c->sizes = sizes;
+    c->mla = (attn_mla_dims){sizeof c->mla, sizes->lora, sizes->rope, sizes->nope};
+    c->sparse = (attn_sparse_dims){.struct_size = sizeof c->sparse,
+                                   .index_kind = ATTN_SPARSE_TOKEN,
+                                   .top_k = sizes->top_k,
+                                   .block_size = 1,
+                                   .label_dim = sizes->label,
+                                   .label_dtype = label_dtype,
+                                   .index_heads = sizes->index_heads,
+                                   .index_dtype = sizes->index_dtype};
+    c->layer = (attn_layer){.struct_size = sizeof c->layer, .layer_id = 5};
+    c->group = (attn_layer_group){.struct_size = sizeof c->group,
+                                  .kind = ATTN_KIND_SPARSE,
+                                  .state_group = -1,
+                                  .num_q_heads = sizes->heads,
+                                  .num_kv_heads = sizes->heads,
+                                  .head_dim = sizes->nope + sizes->rope,
+                                  .v_head_dim = sizes->nope,
+                                  .window_left = -1,
+                                  .sm_scale = 1 / sqrtf((float)(sizes->nope + sizes->rope)),
+                                  .num_layers = 1,
+                                  .layers = &c->layer,
+                                  .mla = &c->mla,
+                                  .sparse = &c->sparse};
+    c->bounds = (attn_bounds){.struct_size = sizeof c->bounds,
+                              .modes = ATTN_MODE_BIT(mode),
+                              .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
+                              .max_seqs = SEQS,
+                              .max_tokens = SEQS * 16,
+                              .max_q_len = 16,
+                              .max_kv_len = LONGEST,
+                              .max_kv_tokens = SEQS * 192};
+    c->problem = (attn_problem){.struct_size = sizeof c->problem,
+                                .device = &c->device->info,
+                                .group = &c->group,
+                                .bounds = &c->bounds,
+                                .kv_layout = ATTN_LAYOUT_MLA_LATENT,
+                                .q_dtype = sizes->dtype,
+                                .kv_dtype = sizes->dtype,
+                                .out_dtype = sizes->dtype,
+                                .page_size = sizes->page_size,
+                                .tp_size = 1};
+    c->batch = (attn_batch){.struct_size = sizeof c->batch, .mode = mode};
+}
+
+static bool is_accepted(const struct sparse_case *c)
+{
+    return rig_accepts(c->run->subject, &c->problem);
+}
+
+static void pose_case(struct sparse_case *c, const struct check_subject *subject, int32_t index)
+{
+    c->device = subject->device;
+    pose(c, &all_sizes[index / MODES / LABELS % SIZES], modes[index % MODES],
+         label_dtypes[index / MODES % LABELS]);
+}
+
+/* All cases, if some one is accepted. */
+static int32_t count_sparse(const struct check_subject *subject)
+{
+    struct check_run run = {.subject = subject};
+    struct sparse_case *c = calloc(1, sizeof *c);
+    int32_t accepted = 0;
+    for (int32_t i = 0; c && i < CASES && !accepted; i++) {
+        c->run = &run;
+        pose_case(c, subject, i);
+        accepted = is_accepted(c);
+    }
+    free(c);
+    return accepted ? CASES : 1;
+}
+
+/* ---- Operands -------------------------------------------------------------------------------- */
+
+static void add(struct sparse_case *c, uint32_t role, attn_dtype dtype, uint32_t ndim,
+                const int64_t *shape)
+{
+    attn_tensor *tensor = &c->tensors[role];
+    int64_t count = 1;
+    *tensor = (attn_tensor){
+        .struct_size = sizeof *tensor, .dtype = dtype, .ndim = ndim, .alignment = ALIGNMENT};
+    for (uint32_t d = ndim; d-- > 0;) {
+        tensor->shape[d] = shape[d];
+        tensor->strides[d] = count;
+        count *= shape[d];
+    }
+    c->offsets[role] = c->bytes;
+    c->bytes += ((uint64_t)count * attn_dtype_size(dtype) + ALIGNMENT) / ALIGNMENT * ALIGNMENT;
+}
+
+static void add_operands(struct sparse_case *c)
+{
+    const struct sizes *z = c->sizes;
+    const int64_t rows = c->rows, heads = z->heads, page = z->page_size;
+    const bool has_codes = c->sparse.label_dtype == ATTN_FP8_E4M3;
+    const int64_t codes[] = {LATENT_PAGES, page * (z->label + (int64_t)sizeof(float))};
+    const int64_t plain[] = {LATENT_PAGES, page, z->label};
+    add(c, ATTN_ROLE_Q_NOPE, z->dtype, 3, (int64_t[]){rows, heads, z->lora});
+    add(c, ATTN_ROLE_Q_PE, z->dtype, 3, (int64_t[]){rows, heads, z->rope});
+    add(c, ATTN_ROLE_C_KV, z->dtype, 2, (int64_t[]){rows, z->lora});
+    add(c, ATTN_ROLE_K_PE, z->dtype, 2, (int64_t[]){rows, z->rope});
+    add(c, ATTN_ROLE_INDEX_Q, z->index_dtype, 3, (int64_t[]){rows, z->index_heads, z->label});
+    add(c, ATTN_ROLE_INDEX_WEIGHTS, ATTN_F32, 2, (int64_t[]){rows, z->index_heads});
+    add(c, ATTN_ROLE_INDEX_K, z->dtype, 2, (int64_t[]){rows, z->label});
+    add(c, ATTN_ROLE_OUT, z->dtype, 3, (int64_t[]){rows, heads, z->lora});
+    add(c, ATTN_ROLE_INDEX_LOGITS, ATTN_F32, 2, (int64_t[]){rows, LONGEST});
+    add(c, ATTN_ROLE_SPARSE_INDICES, ATTN_I32, 2, (int64_t[]){rows, z->top_k});
+    add(c, ATTN_ROLE_SPARSE_COUNT, ATTN_I32, 1, (int64_t[]){rows});
+    add(c, ATTN_ROLE_LATENT_CACHE, z->dtype, 3, (int64_t[]){LATENT_PAGES, page, z->lora + z->rope});
+    add(c, ATTN_ROLE_LABEL_CACHE, has_codes ? ATTN_U8 : c->sparse.label_dtype, has_codes ? 2 : 3,
+        has_codes ? codes : plain);
+}
+
+static double number(struct sparse_case *c)
+{
+    return (draw_below(&c->draw, 255) - 127) / 64.0;
+}
+
+static char *in_image(const struct sparse_case *c, uint32_t role)
+{
+    return c->image + c->offsets[role];
+}
+
+static void fill(struct sparse_case *c, uint32_t role)
+{
+    const attn_tensor *tensor = &c->tensors[role];
+    for (int64_t n = 0; n < tensor->shape[0] * tensor->strides[0]; n++)
+        dtype_store(tensor->dtype, in_image(c, role), n, number(c));
+}
+
+/* A key of the prefix, with a label of a size of its own: scales are what tells them apart. */
+static void put_cached(struct sparse_case *c, int64_t slot)
+{
+    const attn_tensor *latents = &c->tensors[ATTN_ROLE_LATENT_CACHE];
+    const attn_tensor *labels = &c->tensors[ATTN_ROLE_LABEL_CACHE];
+    const int64_t page = c->sizes->page_size;
+    const double size = 1 << draw_below(&c->draw, 5);
+    double label[128];
+    for (int64_t d = 0; d < latents->shape[2]; d++)
+        dtype_store(latents->dtype, in_image(c, ATTN_ROLE_LATENT_CACHE),
+                    slot * latents->shape[2] + d, number(c));
+    for (int32_t d = 0; d < c->sizes->label; d++)
+        label[d] = number(c) / size;
+    reference_label_store(&c->sparse, page, label,
+                          in_image(c, ATTN_ROLE_LABEL_CACHE) +
+                              slot / page * labels->strides[0] *
+                                  (int64_t)attn_dtype_size(labels->dtype),
+                          slot % page);
+}
+
+/* ---- Batch ----------------------------------------------------------------------------------- */
+
+/* Lengths below top_k and above, prefixes or none. */
+static void draw_sequences(struct sparse_case *c)
+{
+    struct arrays *a = &c->arrays;
+    const bool decodes = c->batch.mode == ATTN_MODE_DECODE;
+    const int32_t page = c->sizes->page_size;
+    int32_t next_page = 1 + draw_below(&c->draw, 3);
+    for (int32_t s = 0; s < SEQS; s++) {
+        int32_t queries = decodes                                    ? 1
+                          : c->batch.mode == ATTN_MODE_TARGET_VERIFY ? 4
+                                                                     : 1 + draw_below(&c->draw, 16);
+        int32_t prefix = s == 0 && !decodes ? 0 : 40 + draw_below(&c->draw, 90);
+        int32_t kv_len = prefix + queries, pages = (kv_len + page - 1) / page;
+        a->prefix_lens[s] = prefix;
+        a->seq_lens[s] = kv_len;
+        a->q_indptr[s + 1] = a->q_indptr[s] + queries;
+        a->requests[s] = SEQS - s;
+        a->kv_indptr[s + 1] = a->kv_indptr[s] + pages;
+        a->last_page_len[s] = kv_len - (pages - 1) * page;
+        for (int32_t p = 0; p < pages; p++) {
+            /* Odd steps through a power of two: each page once. */
+            int32_t number = next_page++ * 13 % LATENT_PAGES;
+            number = number == 0 ? next_page++ * 13 % LATENT_PAGES : number;
+            a->block_table[s * LONGEST + p] = a->kv_indices[a->kv_indptr[s] + p] = number;
+            for (int32_t j = p * page; j < (p + 1) * page && j < kv_len; j++)
+                a->req_to_token[a->requests[s] * LONGEST + j] = number * page + j % page;
+        }
+        for (int32_t t = 0; t < queries; t++)
+            a->out_cache_loc[a->q_indptr[s] + t] =
+                a->req_to_token[a->requests[s] * LONGEST + prefix + t];
+    }
+    c->rows = a->q_indptr[SEQS];
+}
+
+#define BOTH(member)                                                                               \
+    {                                                                                              \
+        c->arrays.member, on_device->member                                                        \
+    }
+
+/* The batch as the oracle reads it, or a backend. */
+static void describe(struct sparse_case *c, const struct arrays *on_device)
+{
+    const bool decodes = c->batch.mode == ATTN_MODE_DECODE;
+    c->most = (attn_sparse_batch){.struct_size = sizeof c->most, .max_count = c->sizes->top_k};
+    c->kv = (attn_kv_batch){.struct_size = sizeof c->kv,
+                            .index_forms = ATTN_INDEX_ALL,
+                            .page_size = c->sizes->page_size,
+                            .req_to_token_stride = LONGEST,
+                            .block_table_stride = LONGEST,
+                            .out_cache_loc = BOTH(out_cache_loc),
+                            .req_to_token = BOTH(req_to_token),
+                            .block_table = BOTH(block_table),
+                            .kv_indptr = BOTH(kv_indptr),
+                            .kv_indices = BOTH(kv_indices),
+                            .last_page_len = BOTH(last_page_len)};
+    c->batch = (attn_batch){.struct_size = sizeof c->batch,
+                            .mode = c->batch.mode,
+                            .num_seqs = SEQS,
+                            .num_tokens = c->rows,
+                            .num_real_seqs = SEQS,
+                            .num_real_tokens = c->rows,
+                            .max_q_len = 16,
+                            .max_kv_len = LONGEST,
+                            .num_kv_groups = 1,
+                            .seq_lens = BOTH(seq_lens),
+                            .req_pool_indices = BOTH(requests),
+                            .kv_groups = &c->kv,
+                            .sparse = &c->most};
+    if (decodes)
+        return;
+    c->batch.prefix_lens = (attn_i32_array)BOTH(prefix_lens);
+    c->batch.q_indptr = (attn_i32_array)BOTH(q_indptr);
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+static void close_case(struct sparse_case *c)
+{
+    const attn_backend_ops *ops = c->run->subject->type->ops;
+    if (c->metadata)
+        ops->metadata_destroy(c->metadata);
+    if (c->instance)
+        ops->destroy(c->instance);
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
+        device_release(c->device, r / ATTN_MEMORY_COUNT, c->regions[r]);
+    device_release(c->device, ATTN_SPACE_DEVICE, c->block);
+    device_stream_destroy(c->device, c->stream);
+    free(c->image);
+    free(c->before);
+    free(c);
+}
+
+static void make_image(struct sparse_case *c)
+{
+    static const uint32_t inputs[] = {ATTN_ROLE_Q_NOPE, ATTN_ROLE_Q_PE,    ATTN_ROLE_C_KV,
+                                      ATTN_ROLE_K_PE,   ATTN_ROLE_INDEX_Q, ATTN_ROLE_INDEX_WEIGHTS,
+                                      ATTN_ROLE_INDEX_K};
+    memset(c->image, 0xFF, c->bytes);
+    for (size_t n = 0; n < sizeof inputs / sizeof inputs[0]; n++)
+        fill(c, inputs[n]);
+    for (int32_t s = 0; s < SEQS; s++)
+        for (int32_t j = 0; j < c->arrays.prefix_lens[s]; j++)
+            put_cached(c, c->arrays.req_to_token[c->arrays.requests[s] * LONGEST + j]);
+    memcpy(c->before, c->image, c->bytes);
+}
+
+static attn_status make_metadata(struct sparse_case *c)
+{
+    const struct check_subject *subject = c->run->subject;
+    const attn_backend_ops *ops = subject->type->ops;
+    attn_memory_size size = {.struct_size = sizeof size};
+    attn_memory memory = {.struct_size = sizeof memory};
+    attn_error *error = &c->error.base;
+    attn_status status = subject->type->create(subject->type, &c->problem, 1, subject->options,
+                                               subject->services, &c->instance, error);
+    if (status == ATTN_OK)
+        status = ops->metadata_size(c->instance, ATTN_METADATA_EAGER, &c->bounds, &size, error);
+    for (uint32_t r = 0; r < ATTN_REGION_COUNT && status == ATTN_OK; r++) {
+        if (size.size[r] == 0)
+            continue;
+        int byte = r % ATTN_MEMORY_COUNT == ATTN_MEMORY_ZEROED ? 0 : 0xFF;
+        c->regions[r] = device_allocate(c->device, r / ATTN_MEMORY_COUNT, size.size[r], ALIGNMENT);
+        memory.base[r] = c->regions[r];
+        memory.size[r] = size.size[r];
+        status = c->regions[r]
+                     ? device_fill(c->device, c->regions[r], byte, size.size[r], c->stream, error)
+                     : ATTN_OUT_OF_HOST_MEMORY;
+    }
+    if (status == ATTN_OK)
+        status = device_synchronize(c->device, c->stream, error);
+    return status == ATTN_OK ? ops->metadata_create(c->instance, ATTN_METADATA_EAGER, &c->bounds,
+                                                    &memory, &c->metadata, error)
+                             : status;
+}
+
+/* NULL: the case has been skipped or has failed. */
+static struct sparse_case *open_case(struct check_run *run)
+{
+    struct sparse_case *c = calloc(1, sizeof *c);
+    if (!c) {
+        check_fail(run, "no memory for a case");
+        return NULL;
+    }
+    c->run = run;
+    c->draw.seed = run->seed;
+    host_error_init(&c->error);
+    pose_case(c, run->subject, run->index);
+    if (!is_accepted(c)) {
+        check_skip(run, "query refuses sparse layers over latents, or %s labels of %d elements",
+                   dtype_name(c->sparse.label_dtype), c->sparse.label_dim);
+        free(c);
+        return NULL;
+    }
+    draw_sequences(c);
+    add_operands(c);
+    c->image = malloc(c->bytes);
+    c->before = malloc(c->bytes);
+    c->block =
+        device_allocate(c->device, ATTN_SPACE_DEVICE, c->bytes + sizeof c->arrays, ALIGNMENT);
+    attn_status status = device_stream_create(c->device, &c->stream, &c->error.base);
+    if (status == ATTN_OK && (!c->image || !c->before || !c->block))
+        status = host_fail(&c->error.base, ATTN_OUT_OF_HOST_MEMORY, "no memory for operands");
+    if (status == ATTN_OK) {
+        make_image(c);
+        status = make_metadata(c);
+    }
+    if (status == ATTN_OK)
+        return c;
+    check_fail(run, "%s: %s", host_status_name(status), host_error_text(&c->error));
+    close_case(c);
+    return NULL;
+}
+
+/* ---- Calls ----------------------------------------------------------------------------------- */
+
+/* A set of roles. */
+#define R(name)   (UINT32_C(1) << ATTN_ROLE_##name)
+#define QUERIES   (R(Q_NOPE) | R(Q_PE))
+#define LATENTS   (R(C_KV) | R(K_PE) | R(LATENT_CACHE))
+#define INDEXER   (R(INDEX_Q) | R(INDEX_WEIGHTS) | R(INDEX_K) | R(LABEL_CACHE))
+#define CHOICE    (R(SPARSE_INDICES) | R(SPARSE_COUNT))
+#define ALL_OF_IT (QUERIES | LATENTS | INDEXER | CHOICE | R(INDEX_LOGITS) | R(OUT))
+
+/* Tensors of these roles at `memory`. */
+static attn_forward_args view(struct sparse_case *c, uint32_t roles, char *memory, bool on_device,
+                              const attn_tensor **operands)
+{
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
+        attn_tensor *tensor = &c->tensors[role];
+        operands[role] = roles >> role & 1 ? tensor : NULL;
+        tensor->data = memory + c->offsets[role];
+        tensor->device_type = on_device ? c->device->type : ATTN_DEVICE_CPU;
+        tensor->device_id = on_device ? c->device->id : 0;
+    }
+    return (attn_forward_args){.struct_size = sizeof(attn_forward_args),
+                               .flags = ATTN_FORWARD_SAVE_KV,
+                               .num_operands = ATTN_ROLE_COUNT,
+                               .operands = operands};
+}
+
+/* Calls with each of these sets of roles, from the image to the image. */
+static attn_status call_all(struct sparse_case *c, const uint32_t *sets, int count)
+{
+    const attn_backend_ops *ops = c->run->subject->type->ops;
+    const bool decodes = c->batch.mode == ATTN_MODE_DECODE;
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+    attn_error *error = &c->error.base;
+    char *arrays = c->block + c->bytes;
+    attn_status status = device_copy(c->device, c->block, c->image, c->bytes, c->stream, error);
+    if (status == ATTN_OK)
+        status = device_copy(c->device, arrays, &c->arrays, sizeof c->arrays, c->stream, error);
+    describe(c, (const struct arrays *)(const void *)arrays);
+    if (status == ATTN_OK)
+        status = ops->init_forward_metadata(c->metadata, &c->batch, c->stream, error);
+    for (int n = 0; n < count && status == ATTN_OK; n++) {
+        attn_forward_args args = view(c, sets[n], c->block, true, operands);
+        status = (decodes ? ops->forward_decode : ops->forward_extend)(
+            c->metadata, c->layer.layer_id, &args, c->stream, error);
+    }
+    if (status == ATTN_OK)
+        status = device_copy(c->device, c->image, c->block, c->bytes, c->stream, error);
+    if (status == ATTN_OK)
+        status = device_synchronize(c->device, c->stream, error);
+    if (status != ATTN_OK)
+        check_fail(c->run, "%s: %s", host_status_name(status), host_error_text(&c->error));
+    return status;
+}
+
+/* ---- Judging --------------------------------------------------------------------------------- */
+
+/* What is in the image of the choice and the output. */
+static void judge(struct sparse_case *c, uint32_t chosen_by, uint32_t attended_by)
+{
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+    reference_choice_report choice = {0};
+    reference_report report = {0};
+    reference_result result = {0};
+    attn_error *error = &c->error.base;
+    describe(c, &c->arrays);
+    attn_forward_args args = view(c, chosen_by, c->image, false, operands);
+    attn_status status = chosen_by
+                             ? reference_check_choice(&c->problem, &c->batch, c->layer.layer_id,
+                                                      &args, &choice, error)
+                             : ATTN_OK;
+    CHECK_THAT(c->run, status == ATTN_OK, "the oracle: %s", host_error_text(&c->error));
+    CHECK_THAT(c->run, !choice.message[0], "%s", choice.message);
+    if (!attended_by)
+        return;
+    args = view(c, attended_by, c->image, false, operands);
+    status =
+        reference_forward(&c->problem, &c->batch, c->layer.layer_id, &args, NULL, &result, error);
+    CHECK_THAT(c->run, status == ATTN_OK, "the oracle: %s", host_error_text(&c->error));
+    status = reference_compare(&result, &c->tensors[ATTN_ROLE_OUT], NULL, &report, error);
+    reference_result_finish(&result);
+    CHECK_THAT(c->run, status == ATTN_OK, "the oracle: %s", host_error_text(&c->error));
+    if (!reference_report_passed(&report))
+        check_fail(c->run, "%s", report.message);
+}
+
+static void run_sparse_chosen(struct check_run *run)
+{
+    static const uint32_t at_once[] = {ALL_OF_IT};
+    struct sparse_case *c = open_case(run);
+    if (!c)
+        return;
+    if (call_all(c, at_once, 1) == ATTN_OK)
+        judge(c, ALL_OF_IT, QUERIES | LATENTS | CHOICE | R(OUT));
+    close_case(c);
+}
+
+/* Only the output is written; its choice is not told, so it is judged where all keys are chosen. */
+static void run_sparse_steps(struct check_run *run)
+{
+    static const uint32_t steps[] = {INDEXER | R(INDEX_LOGITS), R(INDEX_LOGITS) | CHOICE,
+                                     QUERIES | LATENTS | CHOICE | R(OUT)};
+    struct sparse_case *c = open_case(run);
+    if (!c)
+        return;
+    if (call_all(c, steps, 3) == ATTN_OK) {
+        judge(c, INDEXER | R(INDEX_LOGITS), 0);
+        if (run->code == CHECK_PASS)
+            judge(c, steps[1], steps[2]);
+    }
+    close_case(c);
+}
+
+/* Any keys of the cache, after them one that the count leaves out; of some rows none. */
+static void draw_choices(struct sparse_case *c)
+{
+    int32_t *indices = (int32_t *)(void *)in_image(c, ATTN_ROLE_SPARSE_INDICES);
+    int32_t *counts = (int32_t *)(void *)in_image(c, ATTN_ROLE_SPARSE_COUNT);
+    for (int32_t s = 0; s < SEQS; s++)
+        for (int32_t row = c->arrays.q_indptr[s]; row < c->arrays.q_indptr[s + 1]; row++) {
+            int32_t seen = c->arrays.prefix_lens[s] + row - c->arrays.q_indptr[s] + 1;
+            int32_t most = seen < c->sizes->top_k ? seen : c->sizes->top_k;
+            int32_t first = draw_below(&c->draw, seen), count = most > 1 ? most - 1 : most;
+            for (int32_t n = 0; n < c->sizes->top_k; n++)
+                indices[row * c->sizes->top_k + n] =
+                    n < most
+                        ? c->arrays
+                              .req_to_token[c->arrays.requests[s] * LONGEST + (first + n) % seen]
+                        : -1;
+            counts[row] = count;
+        }
+}
+
+static void run_sparse_given(struct check_run *run)
+{
+    static const uint32_t given[] = {QUERIES | LATENTS | CHOICE | R(OUT)};
+    struct sparse_case *c = open_case(run);
+    if (!c)
+        return;
+    draw_choices(c);
+    if (call_all(c, given, 1) == ATTN_OK)
+        judge(c, 0, given[0]);
+    close_case(c);
+}
+
+/* The caches, to the bit. */
+static void run_sparse_labels(struct check_run *run)
+{
+    static const uint32_t at_once[] = {ALL_OF_IT};
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+    struct sparse_case *c = open_case(run);
+    if (!c)
+        return;
+    if (call_all(c, at_once, 1) == ATTN_OK) {
+        attn_tensor labels, latents;
+        describe(c, &c->arrays);
+        attn_forward_args args = view(c, ALL_OF_IT & ~CHOICE, c->image, false, operands);
+        labels = c->tensors[ATTN_ROLE_LABEL_CACHE];
+        latents = c->tensors[ATTN_ROLE_LATENT_CACHE];
+        labels.data = c->before + c->offsets[ATTN_ROLE_LABEL_CACHE];
+        latents.data = c->before + c->offsets[ATTN_ROLE_LATENT_CACHE];
+        attn_status status = reference_expected_labels(&c->problem, &c->batch, c->layer.layer_id,
+                                                       &args, &labels, &c->error.base);
+        if (status == ATTN_OK)
+            status = reference_expected_kv(&c->problem, &c->batch, c->layer.layer_id, &args,
+                                           &latents, NULL, &c->error.base);
+        if (status != ATTN_OK)
+            check_fail(run, "the oracle: %s", host_error_text(&c->error));
+        else if (reference_compare_kv(&c->problem, &c->tensors[ATTN_ROLE_LABEL_CACHE], &labels,
+                                      NULL) > 0)
+            check_fail(run, "the label cache is not what it was with the new labels in it");
+        else if (reference_compare_kv(&c->problem, &c->tensors[ATTN_ROLE_LATENT_CACHE], &latents,
+                                      NULL) > 0)
+            check_fail(run, "the latent cache is not what it was with the new latents in it");
+    }
+    close_case(c);
+}
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+#define ROW(rule, name, sentence)                                                                  \
+    {                                                                                              \
+        rule, #name, sentence, CHECK_NEEDS_COMPUTE, count_sparse, run_##name                       \
+    }
+
+const struct check check_sparse[] = {
+    ROW("MEAN-21", sparse_given, "a row attends to the latents that its list names, to its count"),
+    ROW("MEAN-24", sparse_chosen,
+        "a layer with an indexer chooses the best keys that a row sees, and attends to them"),
+    ROW("MEAN-24", sparse_steps, "logits, choice and attention, each in a call of its own"),
+    ROW("KV-17", sparse_labels, "new labels and latents are in the caches, and nothing else is"),
+    {NULL, NULL, NULL, 0, NULL, NULL},
+};
