@@ -222,6 +222,24 @@ refused()
     fi
 }
 
+# fails FAULT WORDS: a run of sparse layers by a stand-in that is wrong in this way says so, and what it saw.
+fails()
+{
+    options=
+    for setting in $(settings sparse) attention.attention_backend=wrong backend.wrong.type="$1" \
+        backend.wrong.child=cpu_native plugins.path="$folder/wrong"; do
+        options="$options --set $setting"
+    done
+    # shellcheck disable=SC2086 # words
+    "$ATTNHOST_TEST_COMMAND" run "$folder/run.ini" $options >"$folder/out" 2>"$folder/run"
+    code=$?
+    if test $code -eq 1 && grep -q "$2" "$folder/run"; then
+        tap_ok "a run sees what is wrong: $1"
+    else
+        tap_not_ok "a run sees what is wrong: $1: exit $code" "$(cat "$folder/run" "$folder/out")"
+    fi
+}
+
 for kind in chains trees windows chunks vision recurrent windows_chains recurrent_chains sparse sparse_chains \
     sparse_trees; do
     runs $kind retraction recomputed -gt 0
@@ -232,6 +250,11 @@ for kind in chains trees windows chunks vision recurrent windows_chains recurren
     *) runs $kind mixed steps -gt 40 ;;
     esac
 done
+mkdir "$folder/wrong"
+cp "$folder/plugins/cpu_native.so" "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" "$folder/wrong" || exit 1
+fails wrap_chosen_fewer "keys are chosen; accepted: "
+fails wrap_chosen_later "which the query does not see"
+fails wrap_labels_unsaved "is not; they may be off by"
 runs cross retraction recomputed -gt 0
 runs cross chunked steps -gt 40
 runs cross mixed steps -gt 40

@@ -495,7 +495,7 @@ static void run_sparse_chosen(struct check_run *run)
     close_case(c);
 }
 
-/* Only the output is written; its choice is not told, so it is judged where all keys are chosen. */
+/* Logits by the truth, the choice by the logits that were written, the output by that choice. */
 static void run_sparse_steps(struct check_run *run)
 {
     static const uint32_t steps[] = {INDEXER | R(INDEX_LOGITS), R(INDEX_LOGITS) | CHOICE,
