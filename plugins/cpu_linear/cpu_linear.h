@@ -11,7 +11,7 @@
  * Work of a layer: sequences, times blocks of v heads that share a k head. A task takes its block
  * (several in a decode) through all rows of its sequence, in chunks of CHUNK rows as matrix
  * products, which end where a snapshot is wanted, or row by row where there are few rows
- * (options.recurrent_tokens), or few from one snapshot to the next. States of the convolution are
+ * (options.recurrent_tokens), few from one snapshot to the next, or bits may not depend on the cut. States of the convolution are
  * read by several tasks, so they are written when all are done.
  */
 #ifndef CPU_LINEAR_H
@@ -72,6 +72,7 @@ typedef struct linear_group {
     int32_t delta;      /* the state's own answer is subtracted from v */
     int32_t vector;     /* a log decay for each channel of k */
     int32_t vk;         /* state.ssm.vk/1 */
+    int32_t by_steps;   /* all rows go row by row: BATCH_INVARIANT is needed */
     uint32_t slots;     /* index of its slots in the metadata */
     int32_t num_blocks; /* of v heads of all k heads */
     float sm_scale;

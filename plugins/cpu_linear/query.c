@@ -122,8 +122,9 @@ static const attn_util_limits limits = {
     .uses = ALL_USES,
     /* Nothing is enqueued on a processor, so nothing can be captured. */
     .graph_level = ATTN_GRAPH_NEVER,
-    /* How a sequence is cut into batches shows in the last bits: chunks begin with the batch. */
-    .notes = ATTN_NOTE_DETERMINISTIC,
+    /* How a sequence is cut into batches shows in the last bits, as chunks begin with the batch,
+     * unless it is asked that it does not. */
+    .notes = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT,
 };
 
 static void check_device(const question *ask, attn_verdict *verdict)
@@ -217,9 +218,21 @@ static void check_bounds(const question *ask, attn_verdict *verdict)
     attn_util_check_bounds(&limits, &ask->bounds, verdict);
 }
 
+/* Is what a batch hands on to the next one what it would itself go on with? */
+static int keeps_state_exactly(const attn_linear_dims *dims, attn_dtype q_dtype)
+{
+    int inputs =
+        dims->conv_width < 2 || dims->conv_dtype == q_dtype || dims->conv_dtype == ATTN_F32;
+    int state = dims->family == ATTN_LINEAR_SHORT_CONV || dims->state_dtype == ATTN_F32;
+    return inputs && state;
+}
+
 static void check_needs(const question *ask, attn_verdict *verdict)
 {
-    attn_util_check_needs(&limits, &ask->problem, verdict);
+    attn_util_limits can = limits;
+    if (!keeps_state_exactly(&ask->dims, ask->problem.q_dtype))
+        can.notes = ATTN_NOTE_DETERMINISTIC;
+    attn_util_check_needs(&can, &ask->problem, verdict);
 }
 
 static void (*const checks[])(const question *ask, attn_verdict *verdict) = {
@@ -257,7 +270,8 @@ attn_status linear_query(const attn_backend_type *type, const attn_options *opti
         checks[i](&ask, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_NEVER;
-        verdict.notes = ATTN_NOTE_DETERMINISTIC;
+        verdict.notes =
+            ATTN_NOTE_DETERMINISTIC | (ask.problem.need_notes & ATTN_NOTE_BATCH_INVARIANT);
         verdict.cost_hint = 1;
         tell_memory(&ask, services, &verdict);
     }
