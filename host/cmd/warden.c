@@ -25,6 +25,7 @@
 #include "host/base/interrupt.h"
 #include "host/cmd/exit_codes.h"
 #include "host/cmd/results.h"
+#include "host/cmd/syscall_gate.h"
 #include "host/plugin/guard.h"
 
 static struct {
@@ -302,8 +303,32 @@ static const void *culprit_of(const ucontext_t *context)
     return at;
 }
 
+/* Was it a system call of a plugin's own code? One that ends this thread would end the run. */
+static bool is_plugins_call(const siginfo_t *info, void *context)
+{
+    bool handed_over;
+    if (syscall_gate_ends(info, context, &handed_over) && is_watching())
+        refuse_exit(info->si_syscall == SYS_exit ? "a system call that ends a thread"
+                                                 : "a system call that ends the process",
+                    info->si_call_addr);
+    return handed_over;
+}
+
+/* A plugin may have left the check of alignment on, by which the handler itself would fault. */
+static void check_no_alignment(void)
+{
+#if defined(__x86_64__)
+    enum { ALIGNMENT_CHECK = 1 << 18 };
+    __builtin_ia32_writeeflags_u64(__builtin_ia32_readeflags_u64() &
+                                   ~(unsigned long long)ALIGNMENT_CHECK);
+#endif
+}
+
 static void on_fatal(int number, siginfo_t *info, void *context)
 {
+    check_no_alignment();
+    if (number == SIGSYS && is_plugins_call(info, context))
+        return;
     size_t f = 0;
     while (f + 1 < NUM_FATAL && fatal[f].number != number)
         f++;
@@ -347,6 +372,7 @@ static void look_around(const struct guard_call *call)
     char changes[PROCESS_STATE_KINDS][256], left[PROCESS_STATE_KINDS][256];
     if (!pthread_equal(pthread_self(), warden.thread))
         return; /* masks and locales are a thread's */
+    syscall_gate_close();
     process_state_restore(&warden.ambient, changes);
     for (unsigned int kind = 0; kind < PROCESS_STATE_KINDS; kind++)
         if (changes[kind][0]) {
@@ -384,6 +410,7 @@ void warden_begin(const char *command)
     process_state_take(&warden.ambient);
     guard_watch = look_around;
     warden.armed = true;
+    syscall_gate_close();
 }
 
 int warden_end(const char *command, int code)

@@ -125,6 +125,23 @@ for call in forward task; do
     run 5 "pthread_cancel in $call ends with 5" $call:cancel "pthread_cancel() in villain: forward_extend of layer 0"
     run 5 "the system call that ends the thread in $call ends with 5" $call:end_thread_by_hand "syscall(SYS_exit) in villain: forward_extend of layer 0"
 done
+# By the kernel's own hand, where it hands calls over; a sanitizer makes such calls all the time.
+oldest=$(printf '5.11\n%s\n' "$(uname -r)" | sort -V | head -n 1)
+if test "$(uname -m)" != x86_64 || test "$oldest" != 5.11; then
+    tap_skip "system calls without the C library" "it takes Linux 5.11 on x86-64"
+elif grep -q -e __asan_init -e __tsan_init "$command"; then
+    tap_skip "system calls without the C library" "a sanitizer makes such calls itself"
+else
+    for where in describe:describe query:query "forward:forward_extend of layer 0"; do
+        call=${where%%:*} said=${where#*:}
+        run 5 "the end of the process in $call without the C library" $call:exit_inline \
+            "a system call that ends the process in " "$said"
+        run 5 "the end of the thread in $call without the C library" $call:end_thread_inline \
+            "a system call that ends a thread in " "$said"
+    done
+    run 0 "another system call without the C library is made" forward:call_inline
+    run 135 "a check of alignment that is left on is named" query:check_alignment "ended by SIGBUS in "
+fi
 for other in list explain; do
     ends 5 "$other does not hang when its thread ends" describe:end_thread_c11 "thrd_exit() in" -- \
         "$command" $other bystander.ini
