@@ -125,7 +125,7 @@ for call in forward task; do
     run 5 "pthread_cancel in $call ends with 5" $call:cancel "pthread_cancel() in villain: forward_extend of layer 0"
     run 5 "the system call that ends the thread in $call ends with 5" $call:end_thread_by_hand "syscall(SYS_exit) in villain: forward_extend of layer 0"
 done
-# By the kernel's own hand, where it hands calls over; a sanitizer makes such calls all the time.
+# System calls that the kernel hands over. A sanitizer makes such calls all the time.
 oldest=$(printf '5.11\n%s\n' "$(uname -r)" | sort -V | head -n 1)
 if test "$(uname -m)" != x86_64 || test "$oldest" != 5.11; then
     tap_skip "system calls without the C library" "it takes Linux 5.11 on x86-64"
