@@ -4,10 +4,9 @@
     attnhost check sdpa.py
     attnhost check --device cuda:0 sdpa.py
 """
-import torch
-import torch.nn.functional as F
+from attnhost.backend import Backend, need
 
-from attnhost.backend import Backend
+torch = need("torch", "torch")
 
 
 class Sdpa(Backend):
@@ -32,33 +31,38 @@ class Sdpa(Backend):
         return made
 
     def forward(self, layer, plan, batch, keys, q, k, v, k_cache, v_cache, out):
+        out[plan["first row"]:plan["first row"] + batch.num_tokens] = 0  # also rows that see no key
+        group = layer.num_q_heads // layer.num_kv_heads
+        for rows, key, value, i, j, seen in self.pieces(layer, plan, batch, keys, k, v, k_cache, v_cache):
+            result = torch.nn.functional.scaled_dot_product_attention(
+                q[rows].transpose(0, 1)[None], key.repeat_interleave(group, 1), value.repeat_interleave(group, 1),
+                attn_mask=seen, scale=layer.sm_scale)
+            out[rows] = result[0].transpose(0, 1).masked_fill(~seen.any(1)[:, None, None], 0)
+
+    def pieces(self, layer, plan, batch, keys, k, v, k_cache, v_cache):
+        """Of each sequence that sees a key its rows, keys and values as [1, heads, keys, dim], positions of
+        queries [rows, 1] and keys [keys], and which query sees which key."""
         if layer.is_hnd:
             k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-        group = layer.num_q_heads // layer.num_kv_heads
         left = layer.window_left
         right = layer.window_right if batch.mask_kind == "layer" else -1
-        padding = plan["first row"]
-        out[padding:padding + batch.num_tokens] = 0  # rows of no sequence, and those that see no key
         for s, first, end, position, count, num_new, row in plan[layer.kv_group]:
             start = max(0, position - left) if left >= 0 else 0
             stop = min(count, position + end - first + right) if right >= 0 else count
             if start >= stop:
                 continue
-            i = torch.arange(position, position + end - first, device=q.device)[:, None]
-            j = torch.arange(start, stop, device=q.device)
-            seen = torch.ones(end - first, stop - start, dtype=torch.bool, device=q.device)
+            i = torch.arange(position, position + end - first, device=k_cache.device)[:, None]
+            j = torch.arange(start, stop, device=k_cache.device)
+            seen = torch.ones(end - first, stop - start, dtype=torch.bool, device=k_cache.device)
             if left >= 0:
                 seen &= j >= i - left
             if right >= 0:
                 seen &= j <= i + right
             where = keys, s, start, stop, count - num_new, row
-            result = F.scaled_dot_product_attention(
-                q[first:end].transpose(0, 1)[None], self.gather(k_cache, k, group, *where),
-                self.gather(v_cache, v, group, *where), attn_mask=seen, scale=layer.sm_scale)
-            out[first:end] = result[0].transpose(0, 1).masked_fill(~seen.any(1)[:, None, None], 0)
+            yield slice(first, end), self.gather(k_cache, k, *where), self.gather(v_cache, v, *where), i, j, seen
 
     @staticmethod
-    def gather(cache, given, group, keys, s, start, stop, first_new, row):
+    def gather(cache, given, keys, s, start, stop, first_new, row):
         """Keys start .. stop - 1 of sequence s: [1, heads, keys, dim]. The new ones are read where they are
         given, for not all of them need be saved; what else lies in a page may be anything."""
         size, cached = keys.page_size, stop if given is None else min(stop, first_new)
@@ -69,4 +73,4 @@ class Sdpa(Backend):
         if cached < stop:
             begin = max(start, first_new)
             parts.append(given[row + begin - first_new:row + stop - first_new])
-        return torch.cat(parts).repeat_interleave(group, 1).transpose(0, 1)[None]
+        return torch.cat(parts).transpose(0, 1)[None]

@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from attnhost.backend import Backend, Option, Reason
+from attnhost.backend import Backend, Option
 
 
 @triton.jit
@@ -58,14 +58,10 @@ class TritonDecode(Backend):
     modes = "decode, idle"
     dtypes = "f16, bf16"
     uses = "lse, shared_prefix, unsaved_kv, omit_sink"
-    accepts = {"head_dim": "16, 32, 64, 128, 256", "v_head_dim": "16, 32, 64, 128, 256",
-               "num_q_heads/num_kv_heads": "1..64", "window_right": "-1..2147483647"}
-    options = [Option("block", "int", 64, "keys of a step of the loop", 16, 256, unit="tokens")]
-
-    @classmethod
-    def supports(cls, problem, options):
-        if problem.head_dim != problem.v_head_dim:
-            yield Reason("v_head_dim", problem.v_head_dim, str(problem.head_dim), "head_dim")
+    accepts = {"head_dim": "16, 32, 64, 128, 256", "v_head_dim": "head_dim",
+               "num_q_heads/num_kv_heads": "1..64"}
+    options = [Option("block", "enum", 64, "keys of a step of the loop", unit="tokens",
+                      choices=(16, 32, 64, 128, 256))]
 
     def forward(self, layer, batch, keys, q, k, v, k_cache, v_cache, out, lse):
         group = layer.num_q_heads // layer.num_kv_heads
@@ -76,5 +72,5 @@ class TritonDecode(Backend):
             *q.stride()[:2], *new_k.stride()[:2], *new_v.stride()[:2], *k_cache.stride()[:3],
             *v_cache.stride()[:3], *out.stride()[:2], 0 if lse is None else lse.stride(0),
             keys.block_table.stride(0), HAS_NEW=k is not None, HAS_LSE=lse is not None, GROUP=group,
-            DIM=layer.head_dim, PAGE=keys.page_size, BLOCK=self.options_given["block"],
+            DIM=layer.head_dim, PAGE=keys.page_size, BLOCK=int(self.options_given["block"]),
             HEADS=max(16, triton.next_power_of_2(group)))

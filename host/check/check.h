@@ -106,6 +106,12 @@ void check_note(struct check_run *run, const char *format, ...)
         }                                                                                          \
     } while (0)
 
+/* Of a backend that an interpreter runs: what it allocates is the interpreter's and the libraries'
+ * business. Said by the cases that are skipped for it, and once at the end of a report. */
+#define CHECK_SOURCE_UNJUDGED                                                                      \
+    "not judged of a backend written in Python: PURE-01 as far as it is about memory, files, "     \
+    "threads and code that is loaded; on a GPU PURE-01 is judged by what a forward waits for"
+
 /* What a check needs of the machine or of the subject, or it is skipped with that as its reason. */
 enum {
     /* Results mean something: a CPU, a real GPU, or a backend whose kernels the fake driver has. */

@@ -179,6 +179,19 @@ static void initialise(void *handle, const char *program)
     py.PyEval_SaveThread();
 }
 
+struct python_lock python_lock(void)
+{
+    struct python_lock lock = {.error_number = errno};
+    lock.gil = py.PyGILState_Ensure();
+    return lock;
+}
+
+void python_unlock(const struct python_lock *lock)
+{
+    py.PyGILState_Release(lock->gil);
+    errno = lock->error_number;
+}
+
 /* The module that is embedded here; in a process of Python that of its package. */
 static py_object *load_module(bool own)
 {
@@ -193,7 +206,7 @@ static py_object *load_module(bool own)
 
 static attn_status load_backend(bool own, attn_error *error)
 {
-    int gil = py.PyGILState_Ensure();
+    struct python_lock lock = python_lock();
     py_object *module = load_module(own);
     py.describe = module ? py.PyObject_GetAttrString(module, "_describe") : NULL;
     attn_status status = ATTN_OK;
@@ -201,7 +214,7 @@ static attn_status load_backend(bool own, attn_error *error)
         status = python_failed(error);
     else
         py.backend = module;
-    py.PyGILState_Release(gil);
+    python_unlock(&lock);
     return status == ATTN_OK ? status
                              : attn_util_fail_prefix(error, ATTN_DEPENDENCY_MISSING,
                                                      "attnhost.backend cannot be imported");
@@ -301,7 +314,7 @@ py_object *python_call(py_object *callable, py_object *arguments, attn_error *er
     return answer;
 }
 
-static uint32_t find_field(const char *name)
+uint32_t python_field(const char *name)
 {
     for (uint32_t field = 1; *name && field < ATTN_FIELD_COUNT; field++)
         if (strcmp(attn_util_field_name(field), name) == 0)
@@ -316,7 +329,7 @@ attn_status python_status(py_object *answer, attn_error *error)
     attn_status status = ATTN_OK;
     if (answer != py.None) {
         status = (attn_status)py.PyLong_AsLongLong(py.PyTuple_GetItem(answer, 0));
-        uint32_t field = find_field(python_utf8(py.PyTuple_GetItem(answer, 1)));
+        uint32_t field = python_field(python_utf8(py.PyTuple_GetItem(answer, 1)));
         attn_util_fail_field(error, status, field, "%s",
                              python_utf8(py.PyTuple_GetItem(answer, 2)));
     }

@@ -66,6 +66,13 @@ attn_status python_start(attn_error *error);
 /* Is there an interpreter to enter? Not once a process of Python is at its end. [any-thread] */
 bool python_is_there(void);
 
+/* The GIL, and errno as it was: libraries of Python set it to 0. */
+struct python_lock {
+    int gil, error_number;
+};
+struct python_lock python_lock(void);
+void python_unlock(const struct python_lock *lock);
+
 /* Call `callable` with the tuple `arguments`, whose reference is taken; NULL = none could be made.
  * NULL, and *error says which exception it was. With the GIL, as all below. */
 py_object *python_call(py_object *callable, py_object *arguments, attn_error *error);
@@ -76,6 +83,9 @@ attn_status python_run(py_object *object, const char *method, py_object *argumen
 
 /* What such an answer says. The reference is taken; NULL is what python_call() returns. */
 attn_status python_status(py_object *answer, attn_error *error);
+
+/* ATTN_FIELD_* by its name; ATTN_FIELD_NONE = no field is called so. */
+uint32_t python_field(const char *name);
 
 /* The exception that is set, as INTERNAL. */
 attn_status python_failed(attn_error *error);

@@ -219,10 +219,8 @@ static attn_status read_ranges(struct python_kind *kind, py_object *declaration)
     kind->ranges = calloc((size_t)count + 1, sizeof *kind->ranges);
     for (ptrdiff_t r = 0; kind->ranges && r < count; r++) {
         py_object *range = py.PyTuple_GetItem(ranges, r);
-        const char *field = python_utf8(py.PyTuple_GetItem(range, 0));
-        for (uint32_t f = 1; f < ATTN_FIELD_COUNT; f++)
-            if (strcmp(attn_util_field_name(f), field) == 0)
-                kind->ranges[kind->num_ranges++] = (struct python_range){f, copy_text(range, 1)};
+        uint32_t field = python_field(python_utf8(py.PyTuple_GetItem(range, 0)));
+        kind->ranges[kind->num_ranges++] = (struct python_range){field, copy_text(range, 1)};
     }
     return kind->ranges ? ATTN_OK : ATTN_OUT_OF_HOST_MEMORY;
 }

@@ -214,7 +214,7 @@ static py_object *pass_operands(const struct call *call, attn_status *status, at
 static attn_status run(const struct call *call, attn_stream stream, attn_error *error)
 {
     attn_status status = ATTN_OK;
-    int gil = py.PyGILState_Ensure();
+    struct python_lock lock = python_lock();
     py_object *operands = pass_operands(call, &status, error);
     if (operands) {
         py_object *arguments = py.PyTuple_New(4);
@@ -224,7 +224,7 @@ static attn_status run(const struct call *call, attn_stream stream, attn_error *
         python_put(arguments, 3, operands);
         status = python_status(python_call(call->metadata->forward, arguments, error), error);
     }
-    py.PyGILState_Release(gil);
+    python_unlock(&lock);
     return status;
 }
 

@@ -97,12 +97,12 @@ static void destroy(attn_instance *instance)
     if (!instance)
         return;
     if (python_is_there()) {
-        int gil = py.PyGILState_Ensure();
+        struct python_lock lock = python_lock();
         if (instance->object)
             python_run(instance->object, "close", py.PyTuple_New(0), NULL);
         py.Py_DecRef(instance->object);
         py.Py_DecRef(instance->convert);
-        py.PyGILState_Release(gil);
+        python_unlock(&lock);
     }
     free(instance->layers);
     attn_util_destroy_model(instance);
@@ -121,9 +121,9 @@ attn_status python_create(const attn_backend_type *type, const attn_problem *pro
     made->kind = (const struct python_kind *)(const void *)type;
     status = keep_more(made, problems, num_problems, error);
     if (status == ATTN_OK) {
-        int gil = py.PyGILState_Ensure();
+        struct python_lock lock = python_lock();
         status = make_object(made, options, error);
-        py.PyGILState_Release(gil);
+        python_unlock(&lock);
     }
     if (status == ATTN_OK)
         *instance = made;
@@ -137,9 +137,9 @@ static attn_status prepare(attn_instance *instance, attn_progress progress, void
 {
     if (progress)
         progress(progress_ctx, 0, 1, instance->kind->type.name);
-    int gil = py.PyGILState_Ensure();
+    struct python_lock lock = python_lock();
     attn_status status = python_run(instance->object, "prepare", py.PyTuple_New(0), error);
-    py.PyGILState_Release(gil);
+    python_unlock(&lock);
     if (progress && status == ATTN_OK)
         progress(progress_ctx, 1, 1, instance->kind->type.name);
     return status;
@@ -180,26 +180,26 @@ static void metadata_destroy(attn_metadata *metadata)
         return;
     uint32_t kept = metadata->instance->model.num_layers * ATTN_ROLE_COUNT;
     if (python_is_there()) {
-        int gil = py.PyGILState_Ensure();
+        struct python_lock lock = python_lock();
         for (uint32_t k = 0; metadata->kept && k < kept; k++)
             py.Py_DecRef(metadata->kept[k].tensor);
         py.Py_DecRef(metadata->forward);
         py.Py_DecRef(metadata->object);
-        py.PyGILState_Release(gil);
+        python_unlock(&lock);
     }
     free(metadata->kept);
 }
 
 static attn_status make_metadata(attn_metadata *made, attn_error *error)
 {
-    int gil = py.PyGILState_Ensure();
+    struct python_lock lock = python_lock();
     py_object *arguments = py.PyTuple_New(1);
     python_put(arguments, 0, python_int(made->kind == ATTN_METADATA_GRAPH));
     py_object *method = py.PyObject_GetAttrString(made->instance->object, "metadata");
     made->object = python_call(method, arguments, error);
     made->forward = made->object ? py.PyObject_GetAttrString(made->object, "forward") : NULL;
     py.Py_DecRef(method);
-    py.PyGILState_Release(gil);
+    python_unlock(&lock);
     return made->forward ? ATTN_OK : ATTN_INTERNAL;
 }
 
@@ -262,10 +262,10 @@ static attn_status init_forward_metadata(attn_metadata *metadata, const attn_bat
     attn_status status = check_batch(metadata, &batch, error);
     if (status != ATTN_OK)
         return status;
-    int gil = py.PyGILState_Ensure();
+    struct python_lock lock = python_lock();
     py_object *arguments = python_batch(metadata, &batch, stream, error);
     status = arguments ? python_run(metadata->object, "plan", arguments, error) : ATTN_INTERNAL;
-    py.PyGILState_Release(gil);
+    python_unlock(&lock);
     metadata->mode = batch.mode;
     metadata->planned = status == ATTN_OK;
     return status;

@@ -73,20 +73,59 @@ static bool has_cache(const struct python_kind *kind, const attn_util_question *
            !(kind->limits.attn_types >> ATTN_TYPE_ENCODER_ONLY & 1u);
 }
 
+/* The class's own ranges, and where numbers do not count. */
+static void list_declared(const struct python_kind *kind, const attn_util_question *ask,
+                          struct number numbers[NUM_NUMBERS])
+{
+    list_numbers(ask, numbers);
+    for (int n = 0; n < NUM_NUMBERS; n++) {
+        struct number *number = &numbers[n];
+        for (uint32_t r = 0; r < kind->num_ranges; r++)
+            if (kind->ranges[r].field == number->field)
+                number->accepted = kind->ranges[r].accepted;
+        number->counts &= number->field != ATTN_FIELD_PAGE_SIZE || has_cache(kind, ask);
+    }
+}
+
+/* The number whose value `number` must have; NULL = it has a list of its own. */
+static const struct number *find_twin(const struct number numbers[NUM_NUMBERS],
+                                      const struct number *number)
+{
+    uint32_t field = python_field(number->accepted);
+    for (int n = 0; n < NUM_NUMBERS && field; n++)
+        if (numbers[n].field == field)
+            return &numbers[n];
+    return NULL;
+}
+
+/* The reason with which the answer becomes yes: the twin's value if that is accepted; else the
+ * twin's list, unless the value is in it, and the twin has to change alone. */
+static void check_twin(attn_util_question *ask, const struct number *number,
+                       const struct number *twin)
+{
+    long long value = number->value;
+    if (!is_accepted(twin->accepted, twin->value)) {
+        if (!is_accepted(twin->accepted, value))
+            attn_util_refuse(&ask->verdict, number->code, number->field, twin->accepted, "%lld",
+                             value);
+        return;
+    }
+    char accepted[24];
+    snprintf(accepted, sizeof accepted, "%lld", (long long)twin->value);
+    if (value != twin->value)
+        attn_util_refuse_with(&ask->verdict, number->field, twin->field, accepted, "%lld", value);
+}
+
 static void check_numbers(const struct python_kind *kind, attn_util_question *ask)
 {
     struct number numbers[NUM_NUMBERS];
-    list_numbers(ask, numbers);
+    list_declared(kind, ask, numbers);
     for (int n = 0; n < NUM_NUMBERS; n++) {
-        const struct number *number = &numbers[n];
-        const char *accepted = number->accepted;
-        for (uint32_t r = 0; r < kind->num_ranges; r++)
-            if (kind->ranges[r].field == number->field)
-                accepted = kind->ranges[r].accepted;
-        bool counts =
-            number->counts && (number->field != ATTN_FIELD_PAGE_SIZE || has_cache(kind, ask));
-        if (counts && !is_accepted(accepted, number->value))
-            attn_util_refuse(&ask->verdict, number->code, number->field, accepted, "%lld",
+        const struct number *number = &numbers[n], *twin = find_twin(numbers, number);
+        if (number->counts && twin)
+            check_twin(ask, number, twin);
+        else if (number->counts && !is_accepted(number->accepted, number->value))
+            attn_util_refuse(&ask->verdict, number->code, number->field, number->accepted, "%lld",
                              (long long)number->value);
     }
 }
@@ -151,27 +190,47 @@ static void check_declaration(const struct python_kind *kind, attn_util_question
 
 /* ---- The class's own predicate --------------------------------------------------------------- */
 
-/* (field, with_field, got, accepted) */
-static void add_reason(attn_verdict *verdict, py_object *reason)
+/* The fields that the declaration refuses, whatever room for reasons the caller has. */
+static void list_refused(const struct python_kind *kind, const attn_util_question *ask,
+                         bool refused[ATTN_FIELD_COUNT])
 {
-    uint32_t fields[2] = {0, 0};
-    for (int n = 0; n < 2; n++)
-        for (uint32_t f = 1; f < ATTN_FIELD_COUNT; f++)
-            if (strcmp(attn_util_field_name(f), python_utf8(py.PyTuple_GetItem(reason, n))) == 0)
-                fields[n] = f;
-    const char *got = python_utf8(py.PyTuple_GetItem(reason, 2));
-    const char *accepted = python_utf8(py.PyTuple_GetItem(reason, 3));
-    if (fields[1])
-        attn_util_refuse_with(verdict, fields[0], fields[1], accepted, "%s", got);
-    else
-        attn_util_refuse(verdict, ATTN_REASON_OTHER, fields[0], accepted, "%s", got);
+    attn_reason reasons[ATTN_FIELD_COUNT];
+    attn_util_question again = *ask;
+    ATTN_UTIL_INIT(&again.verdict);
+    for (uint32_t r = 0; r < ATTN_FIELD_COUNT; r++)
+        ATTN_UTIL_INIT(&reasons[r]);
+    again.verdict.reasons = reasons;
+    again.verdict.reasons_capacity = ATTN_FIELD_COUNT;
+    check_declaration(kind, &again);
+    memset(refused, 0, ATTN_FIELD_COUNT * sizeof *refused);
+    for (uint32_t r = 0; r < again.verdict.num_reasons && r < ATTN_FIELD_COUNT; r++)
+        refused[reasons[r].field] = true;
 }
 
-/* Asked about what the declaration accepts; a tuple of reasons in a tuple. */
+/* (field, with_field, got, accepted). A reason is left out where the declaration refuses one of its
+ * fields: that field has to change, and may take the reason along. */
+static void add_reason(attn_verdict *verdict, const bool refused[ATTN_FIELD_COUNT],
+                       py_object *reason)
+{
+    uint32_t field = python_field(python_utf8(py.PyTuple_GetItem(reason, 0)));
+    uint32_t with = python_field(python_utf8(py.PyTuple_GetItem(reason, 1)));
+    const char *got = python_utf8(py.PyTuple_GetItem(reason, 2));
+    const char *accepted = python_utf8(py.PyTuple_GetItem(reason, 3));
+    if (refused[field] || refused[with])
+        return;
+    if (with)
+        attn_util_refuse_with(verdict, field, with, accepted, "%s", got);
+    else
+        attn_util_refuse(verdict, ATTN_REASON_OTHER, field, accepted, "%s", got);
+}
+
+/* Reasons of the class beside those of its declaration: a tuple of them in a tuple. */
 static attn_status ask_class(const struct python_kind *kind, const attn_options *options,
                              attn_util_question *ask, attn_error *error)
 {
-    int gil = py.PyGILState_Ensure();
+    bool refused[ATTN_FIELD_COUNT];
+    list_refused(kind, ask, refused);
+    struct python_lock lock = python_lock();
     py_object *method = py.PyObject_GetAttrString(kind->object, "supports");
     py_object *arguments = py.PyTuple_New(2);
     python_put(arguments, 0, python_problem(ask));
@@ -182,12 +241,12 @@ static attn_status ask_class(const struct python_kind *kind, const attn_options 
     if (answer && py.PyTuple_Size(answer) == 1) {
         py_object *reasons = py.PyTuple_GetItem(answer, 0);
         for (ptrdiff_t r = 0; r < py.PyTuple_Size(reasons); r++)
-            add_reason(&ask->verdict, py.PyTuple_GetItem(reasons, r));
+            add_reason(&ask->verdict, refused, py.PyTuple_GetItem(reasons, r));
         py.Py_DecRef(answer);
     } else {
         status = python_status(answer, error);
     }
-    py.PyGILState_Release(gil);
+    python_unlock(&lock);
     return status;
 }
 
@@ -204,7 +263,7 @@ attn_status python_query(const attn_backend_type *type, const attn_options *opti
     if (status != ATTN_OK)
         return status;
     check_declaration(kind, &ask);
-    if (ask.verdict.supported && kind->asks)
+    if (kind->asks)
         status = ask_class(kind, options, &ask, error);
     if (status != ATTN_OK)
         return status;

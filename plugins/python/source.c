@@ -14,7 +14,8 @@
     X(0)                                                                                           \
     X(1)                                                                                           \
     X(2)                                                                                           \
-    X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16) X(17) X(18) X(19) \
+    X(3)                                                                                           \
+    X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16) X(17) X(18) X(19)      \
         X(20) X(21) X(22) X(23) X(24) X(25) X(26) X(27) X(28) X(29) X(30) X(31)
 enum { MAX_SOURCES = 32 };
 
@@ -75,7 +76,7 @@ static attn_status read_kinds(struct source *source, py_object *answer, attn_err
 static attn_status open_source(struct source *source, attn_error *error)
 {
     enum { PROTOCOL = 1 };
-    int gil = py.PyGILState_Ensure();
+    struct python_lock lock = python_lock();
     py_object *function = py.PyObject_GetAttrString(py.backend, "_open");
     py_object *arguments = py.PyTuple_New(2);
     python_put(arguments, 0, python_text(source->name));
@@ -89,7 +90,7 @@ static attn_status open_source(struct source *source, attn_error *error)
     } else {
         status = python_status(answer, error);
     }
-    py.PyGILState_Release(gil);
+    python_unlock(&lock);
     return status;
 }
 

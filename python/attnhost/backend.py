@@ -13,10 +13,12 @@
 This file needs nothing but Python's own library: python.so (plugins/python) carries it along, and
 calls what begins with an underscore. Tensors are PyTorch's where PyTorch is installed, else numpy's.
 """
+import ctypes
 import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import traceback
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -44,6 +46,20 @@ class Error(Exception):
         if status not in _STATUS:
             raise ValueError(f"status {status!r}: accepted {', '.join(_STATUS)}")
         self.status, self.field = _STATUS[status], field
+
+
+def need(module: str, package: str) -> Any:
+    """Import an installed module. Where it is missing the backend is refused, and the text says how to
+    install it: need("flashinfer", "flashinfer-python"). A file beside the caller's may be called alike."""
+    folder = os.path.dirname(os.path.abspath(sys._getframe(1).f_globals.get("__file__", "")))
+    spec = None
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # of the package that it is in
+        pass
+    if spec is None or os.path.dirname(os.path.abspath(spec.origin or "")) == folder:
+        raise Error("DEPENDENCY_MISSING", f"no module {module}: pip install {package}")
+    return importlib.import_module(module)
 
 
 class Reason(NamedTuple):
@@ -149,18 +165,28 @@ class Keys:
         return self._where[rows]
 
     def _find(self, rows: int) -> Any:
-        import torch
         slots, indptr = self._slots, self.kv_new_indptr
         indptr = self._q_indptr if indptr is None else indptr
         rows = min(rows, slots.shape[0], self._num_seqs if indptr is None else rows)
-        row = torch.arange(rows, device=slots.device)
-        if indptr is not None:
-            inside = (row >= indptr[0]) & (row < indptr[-1])
-            slot = torch.where(inside, slots[torch.where(inside, row, indptr[0].long())], 0)
+        if indptr is None:
+            slot = slots[:rows].clip(min=0)
+        elif _is_torch(slots):
+            import torch
+            slot = _slots_inside(torch, slots, torch.arange(rows, device=slots.device), indptr)
         else:
-            slot = slots[:rows]
-        slot = slot.clamp(min=0)
+            import numpy
+            slot = _slots_inside(numpy, slots, numpy.arange(rows), indptr)
         return slot // self.page_size, slot % self.page_size
+
+
+def _slots_inside(library: Any, slots: Any, row: Any, indptr: Any) -> Any:
+    """Of rows outside of indptr[0] .. indptr[-1] nothing is read: there may be no slots."""
+    inside = (row >= indptr[0]) & (row < indptr[-1])
+    return library.where(inside, slots[library.where(inside, row, indptr[0])], 0).clip(min=0)
+
+
+def _is_torch(array: Any) -> bool:
+    return type(array).__module__ == "torch"
 
 
 class Batch:
@@ -204,8 +230,20 @@ class Batch:
         """Those of the layer's KV group."""
         return self.kv_groups[layer.kv_group]
 
+    def _forget(self) -> None:
+        """The host's arrays are the caller's again."""
+        self._host = dict.fromkeys(self._host, _GONE)
+        for keys in self.kv_groups:
+            if keys is not None:
+                keys._lens_host = keys._new_host = keys._q_host = _GONE
+
+
+_GONE = object()  # in the place of an array of the host, once the batch is planned
+
 
 def _list(array: Any, host: Any, name: str) -> List[int]:
+    if host is _GONE:
+        raise Error("BAD_STATE", f"{name} as a list: accepted in plan() alone, whose result forward() has as `plan`")
     if host is None and array is not None and _is_on_host(array):
         host = array
     if host is None:
@@ -251,7 +289,7 @@ class Backend:
     options: Sequence[Option] = ()
     cost_hint: float = 0.0
     saves_kv: bool = False  # True: forward() writes k and v to keys.slots() itself
-    tensors: str = ""  # torch, numpy or dlpack; "" = torch where it is installed
+    tensors: str = ""  # torch, numpy or dlpack (with saves_kv); "" = torch where it is installed
 
     def __init__(self, layers: Sequence[Layer], options: Dict[str, Any], device: str) -> None:
         """For a model's layers; device is "cpu" or "cuda:0"."""
@@ -259,7 +297,9 @@ class Backend:
 
     @classmethod
     def supports(cls, problem: Problem, options: Dict[str, Any]) -> Iterable[Reason]:
-        """Reasons against a problem that the declaration accepts."""
+        """Reasons against a problem beside those of the declaration. One on a field that the declaration
+        refuses already, or that conflicts with such a field, is left out. It is called with problems that the
+        declaration refuses, too, so that a no names all that has to change."""
         return ()
 
     def prepare(self) -> None:
@@ -369,8 +409,8 @@ def _open(source: str, protocol: int) -> Any:
     if protocol != _PROTOCOL:
         raise Error("DEPENDENCY_MISSING", f"attnhost of this Python speaks {_PROTOCOL} with python.so; "
                     f"accepted {protocol}: install the package of the same release")
-    for stream in (sys.stdout, sys.stderr):  # nothing flushes them at the end of a process that is not ours
-        if hasattr(stream, "reconfigure"):
+    for stream in (sys.stdout, sys.stderr):  # which nothing flushes at the end of a process of C
+        if "attnhost.host" not in sys.modules and hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
     return (tuple(map(_Kind, _load(source))),)
 
@@ -378,14 +418,21 @@ def _open(source: str, protocol: int) -> Any:
 # ---- What python.so calls ---------------------------------------------------------------------------
 
 
-def _range_text(given: Any) -> str:
-    """A range as the ABI writes it."""
-    if isinstance(given, range):
-        last = given[-1]
-        return f"{given.start}..{last}" + (f"/{given.step}" if given.step != 1 else "")
-    if isinstance(given, int):
-        return str(given)
-    return given if isinstance(given, str) else ", ".join(map(str, sorted(given)))
+_RANGE = re.compile(r"-?\d+(\.\.-?\d+(/[1-9]\d*)?)?")
+
+
+def _range_text(field: str, given: Any, accepts: Dict[str, Any]) -> str:
+    """A range as the ABI writes it, or the name of a field that has the same value."""
+    if isinstance(given, range) and given:
+        given = f"{min(given)}..{max(given)}/{abs(given.step)}"
+    text = given if isinstance(given, str) else ", ".join(map(str, given if hasattr(given, "__iter__") else [given]))
+    items = text.replace(",", " ").split()
+    if text in _Kind.fields and text != field and accepts.get(text) not in _Kind.fields:
+        return text
+    if not items or not all(map(_RANGE.fullmatch, items)):
+        raise Error("CONFIG_ERROR", f"accepts[{field!r}] = {given!r}: accepted numbers and ranges, as \"64, 128\" or "
+                    "\"16..256/16\", or the name of another field, which has numbers")
+    return ", ".join(items)
 
 
 def _default_text(option: Option) -> Optional[str]:
@@ -399,10 +446,10 @@ def _default_text(option: Option) -> Optional[str]:
 class _Kind:
     """A class as python.so sees it."""
 
-    _fields = ("device.sm", "num_q_heads", "num_kv_heads", "num_q_heads/num_kv_heads", "head_dim",
-               "v_head_dim", "page_size", "window_left", "window_right", "mla.kv_lora_rank",
-               "mla.rope_dim", "mla.nope_dim", "max_seqs", "max_tokens", "max_q_len", "max_kv_len",
-               "num_layers")
+    fields = ("device.sm", "num_q_heads", "num_kv_heads", "num_q_heads/num_kv_heads", "head_dim",
+              "v_head_dim", "page_size", "window_left", "window_right", "mla.kv_lora_rank",
+              "mla.rope_dim", "mla.nope_dim", "max_seqs", "max_tokens", "max_q_len", "max_kv_len",
+              "num_layers")
 
     def __init__(self, cls: type) -> None:
         self.cls: Any = cls
@@ -420,11 +467,16 @@ class _Kind:
     def declaration(self) -> Tuple[Any, ...]:
         cls = self.cls
         for field in cls.accepts:
-            if field not in self._fields:
-                raise Error("CONFIG_ERROR", f"accepts[{field!r}]: accepted {', '.join(self._fields)}")
-        ranges = tuple((field, _range_text(given)) for field, given in cls.accepts.items())
+            if field not in self.fields:
+                raise Error("CONFIG_ERROR", f"accepts[{field!r}]: accepted {', '.join(self.fields)}")
+        if cls.tensors not in ("", "torch", "numpy", "dlpack"):
+            raise Error("CONFIG_ERROR", f"tensors {cls.tensors!r}: accepted torch, numpy, dlpack")
+        if cls.tensors == "dlpack" and not cls.saves_kv:
+            raise Error("CONFIG_ERROR", "tensors 'dlpack' without saves_kv: accepted saves_kv = True, as nothing "
+                        "here computes with such tensors")
+        ranges = tuple((field, _range_text(field, given, cls.accepts)) for field, given in cls.accepts.items())
         options = tuple((o.key, o.type, _default_text(o), float(o.min), float(o.max),
-                         tuple(o.choices) if o.choices else None, o.unit, o.doc or o.key, o.repeated)
+                         tuple(map(str, o.choices)) if o.choices else None, o.unit, o.doc or o.key, o.repeated)
                         for o in cls.options)
         asks = getattr(cls.supports, "__func__", cls.supports) is not Backend.supports.__func__
         return (cls.name, cls.doc, cls.devices, cls.dtypes, cls.layouts, cls.kinds, cls.attn_types,
@@ -478,22 +530,57 @@ def _converter(tensors: str, workers: int) -> Any:
             if tensors:
                 raise
     if tensors == "dlpack":
-        return _Managed
+        return _View
     import numpy
-    return lambda capsule: numpy.from_dlpack(_Managed(capsule))
+    return lambda capsule: numpy.asarray(_View(capsule))
 
 
-class _Managed:
-    """A capsule as libraries take it."""
+class _DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32),
+                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("byte_offset", ctypes.c_uint64)]
+
+
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.POINTER(_DLTensor), ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi))
+
+
+class _View:
+    """A capsule as libraries take it. numpy reads it through the array interface: what it makes of a capsule
+    without a version cannot be written."""
 
     def __init__(self, capsule: Any) -> None:
-        self.capsule = capsule
+        self.capsule, tensor = capsule, _pointer_of(capsule, b"dltensor").contents
+        self.device = tuple(tensor.device)
+        self.shape = tuple(tensor.shape[:tensor.ndim])
+        self._number = "iuf"[tensor.code] if tensor.code < 3 else "", tensor.bits // 8
+        self._address, self._strides = (tensor.data or 0) + tensor.byte_offset, tensor.strides[:tensor.ndim]
 
     def __dlpack__(self, **_: Any) -> Any:
         return self.capsule
 
-    def __dlpack_device__(self) -> Tuple[int, int]:
-        return 1, 0
+    def __dlpack_device__(self) -> Any:
+        return self.device
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device[0] != 1
+
+    @property
+    def __array_interface__(self) -> Dict[str, Any]:
+        kind, size = self._number
+        if not kind:
+            raise Error("UNSUPPORTED", "numpy has no bf16: accepted dtypes = \"f32, f16\", or PyTorch")
+        return {"version": 3, "shape": self.shape, "typestr": f"<{kind}{size}", "data": (self._address, False),
+                "strides": tuple(stride * size for stride in self._strides)}
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    def tolist(self) -> List[int]:
+        """Of a list of int32, as plans read them."""
+        return list((ctypes.c_int32 * self.shape[0]).from_address(self._address)) if self.shape[0] else []
 
 
 class _Instance:
@@ -502,8 +589,13 @@ class _Instance:
     def __init__(self, kind: _Kind, backend: Backend, layers: Tuple[Layer, ...], device: str) -> None:
         self.kind, self.backend, self.layers, self.device = kind, backend, layers, device
 
-    prepare = _guarded(lambda self: self.backend.prepare())
-    close = _guarded(lambda self: self.backend.close())
+    @_guarded
+    def prepare(self) -> None:
+        self.backend.prepare()  # what it returns, if anything, is not an answer
+
+    @_guarded
+    def close(self) -> None:
+        self.backend.close()
 
     def metadata(self, graph: int) -> "_Metadata":
         return _Metadata(self, bool(graph))
@@ -526,7 +618,7 @@ class _Metadata:
             with _no_grad(), self._stream(batch.stream):
                 plan = self.backend.plan(batch)
             self.plans = [self._arguments(layer, batch if plan is None else plan) for layer in self.layers]
-            batch._host = dict.fromkeys(batch._host)  # the host's arrays are gone
+            batch._forget()
             return None
         except BaseException as error:  # pylint: disable=broad-except
             return _describe(error)
@@ -578,7 +670,7 @@ def _save(keys: Keys, is_hnd: bool, operands: Sequence[Any]) -> None:
         pages, offsets = keys.slots(k.shape[0])
         for cache, rows in ((operands[_ROLES["k_cache"]], k), (operands[_ROLES["v_cache"]], v)):
             if is_hnd:
-                cache = cache.transpose(1, 2)
+                cache = cache.swapaxes(1, 2)
             cache[pages, offsets] = rows[:pages.shape[0]]
         return
     c_kv, k_pe, cache = (operands[_ROLES[n]] for n in ("c_kv", "k_pe", "latent_cache"))

@@ -1,26 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backends that are wrong on purpose, each in one way; wrong_backends.sh says which rule names it.
 
-Each is sdpa.py but for its mistake: WRONG names the one that this process has.
+Each is rows.py but for its mistake: WRONG names the one that this process has.
 """
-import importlib.util
+import ctypes
+import math
 import os
-import threading
 import time
 
-import torch
+import rows
+from attnhost.backend import Backend
 
-_spec = importlib.util.spec_from_file_location("sdpa_example", os.environ["ATTNHOST_SDPA"])
-_module = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_module)
 _kept = []
 
 
-class _Wrong(_module.Sdpa):
+class _Wrong(rows.Rows):
     name = "wrong"
-
-    def forward(self, layer, plan, batch, keys, flags, q, k, v, k_cache, v_cache, out, lse, sinks):
-        super().forward(layer, plan, batch, keys, q, k, v, k_cache, v_cache, out)
 
 
 class window(_Wrong):
@@ -37,51 +32,52 @@ class stale_table(_Wrong):
 
     table = None
 
-    def forward(self, layer, plan, batch, keys, flags, q, k, v, k_cache, v_cache, out, lse, sinks):
-        mine = type(self)
-        table = keys.block_table
-        if mine.table is None or mine.table.shape != table.shape:
-            mine.table = table.clone()
-        keys.block_table = mine.table
-        super().forward(layer, plan, batch, keys, flags, q, k, v, k_cache, v_cache, out, lse, sinks)
+    def plan(self, batch):
+        for keys in batch.kv_groups:
+            mine = type(self).table
+            if mine is None or mine.shape != keys.block_table.shape:
+                type(self).table = keys.block_table.copy()
+            keys.block_table = type(self).table
+        return super().plan(batch)
 
 
 class sink(_Wrong):
     """Sinks are accepted and left out."""
 
-    flags = "sinks"
+    @staticmethod
+    def row(q, key, value, scale, sinks):
+        return rows.Rows.row(q, key, value, scale, None)
 
 
 class lse_base_2(_Wrong):
-    """The LSE, here of rows that see one key of score 0, is in base 2."""
+    """The LSE is in base 2."""
 
-    uses = "lse, " + _module.Sdpa.uses
-
-    def forward(self, layer, plan, batch, keys, flags, q, k, v, k_cache, v_cache, out, lse, sinks):
-        super().forward(layer, plan, batch, keys, flags, q, k, v, k_cache, v_cache, out, lse, sinks)
-        if lse is not None:
-            lse.fill_(1 / 0.6931471805599453)
+    @staticmethod
+    def row(q, key, value, scale, sinks):
+        output, lse = rows.Rows.row(q, key, value, scale, sinks)
+        return output, lse / math.log(2)
 
 
-class unsynchronised(_Wrong):
-    """Another thread writes the output, after the call."""
+class unsynchronised(Backend):
+    """On a GPU: the output is written on another stream, which nothing joins to the call's."""
 
-    def forward(self, layer, plan, batch, keys, flags, q, k, v, k_cache, v_cache, out, lse, sinks):
-        made = torch.empty_like(out)
-        super().forward(layer, plan, batch, keys, flags, q, k, v, k_cache, v_cache, made, lse, sinks)
-        view = out[:]
+    name = "wrong"
+    devices = "cuda"
+    dtypes = "bf16"
+    tensors = "dlpack"
+    saves_kv = True
 
-        def late():
-            time.sleep(0.005)
-            view.copy_(made)
-        threading.Thread(target=late).start()
+    def forward(self, layer, out):
+        fill = ctypes.CDLL("libcuda.so.1").cuMemsetD8Async
+        fill.argtypes = [ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p]
+        fill(out.data_ptr(), 0, 2, 1)  # CU_STREAM_LEGACY
 
 
 class keeps_out(_Wrong):
-    """The output's tensor is kept."""
+    """The output's array is kept."""
 
-    def forward(self, layer, plan, batch, keys, flags, q, k, v, k_cache, v_cache, out, lse, sinks):
-        super().forward(layer, plan, batch, keys, flags, q, k, v, k_cache, v_cache, out, lse, sinks)
+    def forward(self, layer, plan, batch, keys, q, k, v, k_cache, v_cache, out, lse, sinks):
+        super().forward(layer, plan, batch, keys, q, k, v, k_cache, v_cache, out, lse, sinks)
         _kept.append(out)
 
 
@@ -104,7 +100,7 @@ class hangs(_Wrong):
 
     def forward(self, layer, plan, batch, keys, q, out):
         while True:
-            pass
+            time.sleep(1)
 
 
 class leaks(_Wrong):

@@ -1,48 +1,40 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# wrong_backends.sh ATTNHOST TOP FIRST: backends in Python that are wrong on purpose are each caught by the
-# rule that names it, and the right one, sdpa.py, passes the same cases. TAP from number FIRST + 1 on, then
-# "# last COUNT FAILED". ATTNHOST_PYTHON is a Python that has torch.
-set -u
-attnhost=$1 top=$2
-. "$top/tests/tools/tap.sh"
-tap_count=$3
-scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
-umask 022
-XDG_CACHE_HOME=$scratch/cache # what is scanned depends on WRONG
-ATTNHOST_SDPA=$top/examples/python/sdpa.py
-export ATTNHOST_SDPA XDG_CACHE_HOME
-cp "$top/tests/python/wrong_backends.py" "$top/examples/python/sdpa.py" "$scratch"
+# wrong_backends.sh: backends in Python that are wrong on purpose are each caught by the rule that names it,
+# and the right one, rows.py, passes the same cases. Sourced by backends.sh, with $attnhost, $top, $scratch
+# and $fixtures, and ATTNHOST_PYTHON, a Python that has numpy. 40 s of processor time.
 
-# caught NAME RULE TEXT: a case of the rule fails, and TEXT is in what it says.
+wrong=$scratch/wrong
+mkdir "$wrong"
+cp "$top/tests/python/wrong_backends.py" "$top/examples/python/rows.py" "$wrong"
+
+# caught NAME RULE TEXT [OPTION...]: a case of the rule fails, and TEXT is in what it says.
 caught()
 {
-    WRONG=$1
-    export WRONG
-    "$attnhost" check --jobs 1 --inactivity "${inactivity:-30}" --fail-fast --filter "$2" "$scratch/wrong_backends.py" \
-        >"$scratch/report" 2>"$scratch/errors"
-    if grep -q '^not ok ' "$scratch/report" && grep -q -e "$3" "$scratch/report"; then
-        tap_ok "$1 is caught by $2"
+    name=$1 rule=$2 text=$3
+    shift 3
+    # What a scan found depends on WRONG.
+    WRONG=$name XDG_CACHE_HOME=$wrong/cache.$name "$attnhost" check --jobs 1 --fail-fast --filter "$rule" "$@" \
+        "$wrong/wrong_backends.py" >"$wrong/report" 2>"$wrong/errors"
+    if grep -q "^not ok .*${rule%%[.*]*}" "$wrong/report" && grep -q -e "$text" "$wrong/report"; then
+        tap_ok "$name is caught by $rule"
     else
-        tap_not_ok "$1 is caught by $2" "$(tail -n 12 "$scratch/report" "$scratch/errors")"
+        tap_not_ok "$name is caught by $rule" "$(tail -n 12 "$wrong/report" "$wrong/errors")"
     fi
 }
 
-tap_try "sdpa.py passes the rules that catch the others" \
-    "$attnhost" check --jobs 1 --filter 'MEAN-06.windows/0' --filter 'INVAR-01.two_batches/0' \
-    --filter 'LIFE-07.instances' --filter 'ERR-03.*' "$scratch/sdpa.py"
-caught window 'MEAN-06.*' 'output row'
-caught stale_table 'KV-06.*' 'output row'
-caught sink 'MEAN-1*' 'output row'
-caught lse_base_2 'MEAN-13.*' 'LSE'
-caught unsynchronised 'MEAN-06.*' 'output row'
-caught keeps_out 'MEAN-06.*' 'keeps a reference to out'
-caught exception 'MEAN-06.*' 'ValueError: no such head (wrong_backends.py:'
-caught exits 'MEAN-06.*' 'CRASH: .*exit'
-inactivity=15
-caught hangs 'MEAN-06.*' 'no sign of life'
-inactivity=30
+tap_try "rows.py passes the cases that catch the others" \
+    "$attnhost" check --jobs 1 --filter 'MEAN-06.windows/*' --filter 'LIFE-06.contents/*' \
+    --filter 'MEAN-12.sinks/*' --filter 'MEAN-13.*' --filter 'LIFE-07.instances' "$wrong/rows.py"
+caught window 'MEAN-06.windows/*' 'output row'
+caught stale_table 'LIFE-06.contents/*' 'at the same addresses as before'
+caught sink 'MEAN-12.sinks/*' 'output row'
+caught lse_base_2 'MEAN-13.*' 'LSE row'
+ATTNHOST_LIBCUDA=$fixtures/fake_cuda_kernels.so \
+    caught unsynchronised 'PURE-03.*' 'enqueues without an event from the given stream before' --device cuda
+caught keeps_out 'MEAN-06.windows/*' 'keeps a reference to out'
+caught exception 'MEAN-06.windows/*' 'ValueError: no such head (wrong_backends.py:'
+caught exits 'MEAN-06.windows/*' 'CRASH: .*exit'
+caught hangs 'MEAN-06.windows/*' 'no sign of life' --inactivity 5
 caught leaks 'LIFE-07.*' 'leave .* behind'
-echo "# last $tap_count $tap_failed"

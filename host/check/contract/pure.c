@@ -89,6 +89,10 @@ static void run_calls(struct check_run *run)
         check_skip(run, "for backends on the processor; a GPU's driver allocates as it likes");
         return;
     }
+    if (run->subject->source) {
+        check_skip(run, CHECK_SOURCE_UNJUDGED);
+        return;
+    }
     if (!find_begin() || !find_end()) {
         check_skip(run, "%s is not preloaded into this process", WATCH_FILE);
         return;

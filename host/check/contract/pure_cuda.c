@@ -89,7 +89,8 @@ static const char *const kind_names[SPY_KINDS] = {
 enum {
     NOT_IN_FORWARD = 1 << SPY_ALLOCATE | 1 << SPY_FREE | 1 << SPY_SYNCHRONIZE | 1 << SPY_COPY |
                      1 << SPY_OBJECT | 1 << SPY_MODULE | 1 << SPY_CAPTURE,
-    WAITS = 1 << SPY_SYNCHRONIZE | 1 << SPY_COPY
+    WAITS = 1 << SPY_SYNCHRONIZE | 1 << SPY_COPY,
+    NOT_IN_SOURCE = WAITS | 1 << SPY_CAPTURE /* CHECK_SOURCE_UNJUDGED */
 };
 
 static bool forward_is_pure(struct watch *w, const char *when)
@@ -106,7 +107,7 @@ static bool forward_is_pure(struct watch *w, const char *when)
     status = gpu_forward(g, w->session, GPU_REAL, 0);
     if (!stop(w, &records, &count) || !gpu_good(g, status, "forward"))
         return false;
-    found = find_kind(records, count, NOT_IN_FORWARD);
+    found = find_kind(records, count, g->run->subject->source ? NOT_IN_SOURCE : NOT_IN_FORWARD);
     if (found)
         check_fail(g->run, "%s %s: %s; %s", when, kind_names[found->kind], found->call, g->what);
     return !found && settle(w);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host/plugin/loader.h"
 #include "host/select/matrix.h"
 #include "host/base/configured.h"
 
@@ -38,6 +39,8 @@ static void write_head(const struct check_report *report, FILE *file)
         fputs("A sample of the cases alone (`--quick`).\n\n", file);
     if (report->params->repeat > 1)
         fprintf(file, "Numeric cases were run %u times (`--repeat`).\n\n", report->params->repeat);
+    if (loader_is_source(report->params->plugin))
+        fputs("Note: " CHECK_SOURCE_UNJUDGED ".\n\n", file);
     if (report->profile)
         fprintf(file, "Judged by profile `%s`.\n\n", report->profile);
     for (size_t b = 0; b < report->num_backends; b++)

@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#include "host/plugin/loader.h"
+
 static const char head[] = "TAP version 13\n";
 
 /* Each line of a text as a comment. */
@@ -59,6 +61,8 @@ void write_tap_end(const struct check_report *report, FILE *file)
         fputs("# a sample of the cases: --quick\n", file);
     if (report->params->repeat > 1)
         fprintf(file, "# numeric cases were run %u times: --repeat\n", report->params->repeat);
+    if (loader_is_source(report->params->plugin))
+        fputs("# " CHECK_SOURCE_UNJUDGED "\n", file);
     if (report->profile)
         fprintf(file, "# judged by profile %s\n", report->profile);
     if (report->refused)
