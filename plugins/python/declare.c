@@ -133,7 +133,8 @@ enum {
     COST_HINT,
     ASKS,
     RANGES,
-    OPTIONS
+    OPTIONS,
+    SAVES
 };
 
 static char *copy_text(py_object *tuple, int place)
@@ -314,6 +315,7 @@ attn_status python_declare(struct python_kind *kind, attn_error *error)
     type->create = python_create;
     kind->cost_hint = py.PyFloat_AsDouble(py.PyTuple_GetItem(declaration, COST_HINT));
     kind->asks = (uint32_t)py.PyLong_AsLongLong(py.PyTuple_GetItem(declaration, ASKS));
+    kind->saves = (uint32_t)py.PyLong_AsLongLong(py.PyTuple_GetItem(declaration, SAVES));
     attn_status status = read_declaration(kind, declaration, error);
     type->num_layouts = kind->num_layouts;
     type->layouts = (const char *const *)kind->layouts;

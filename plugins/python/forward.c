@@ -211,11 +211,44 @@ static py_object *pass_operands(const struct call *call, attn_status *status, at
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
+/* New keys and values, to their slots, on a processor; on a GPU attnhost.backend saves them. */
+static void save_rows(const struct call *call)
+{
+    static const uint32_t softmax[] = {ATTN_ROLE_K, ATTN_ROLE_V, ATTN_ROLE_K_CACHE,
+                                       ATTN_ROLE_V_CACHE};
+    static const uint32_t latent[] = {ATTN_ROLE_C_KV, ATTN_ROLE_K_PE, ATTN_ROLE_LATENT_CACHE,
+                                      ATTN_ROLE_LATENT_CACHE};
+    bool is_latent = call->layer->group.kind == ATTN_KIND_MLA;
+    attn_layer_group group = call->layer->group;
+    attn_tensor parts[4];
+    for (int p = 0; p < 4; p++)
+        ATTN_UTIL_READ(&parts[p], attn_operand(call->args, (is_latent ? latent : softmax)[p]));
+    if (is_latent) { /* as one head, whose value lies beside its key */
+        group.num_kv_heads = 1;
+        group.head_dim = call->more->mla.kv_lora_rank;
+        group.v_head_dim = call->more->mla.rope_dim;
+        parts[3].byte_offset += (uint64_t)group.head_dim * attn_dtype_size(parts[3].dtype);
+    }
+    for (int p = 2; p < 4 && call->more->is_hnd; p++) {
+        int64_t heads = parts[p].strides[1];
+        parts[p].strides[1] = parts[p].strides[2];
+        parts[p].strides[2] = heads;
+    }
+    const attn_util_operands operands = {
+        .k = &parts[0], .v = &parts[1], .k_cache = &parts[2], .v_cache = &parts[3], .saves = 1};
+    attn_util_save_kv(&operands, &call->metadata->batch, &call->metadata->kv[group.kv_group],
+                      &group);
+}
+
 static attn_status run(const struct call *call, attn_stream stream, attn_error *error)
 {
     attn_status status = ATTN_OK;
     struct python_lock lock = python_lock();
     py_object *operands = pass_operands(call, &status, error);
+    bool here = call->metadata->instance->device_type == ATTN_DEVICE_CPU;
+    if (operands && here && call->saves && !call->metadata->instance->kind->saves &&
+        call->more->has_cache)
+        save_rows(call);
     if (operands) {
         py_object *arguments = py.PyTuple_New(4);
         python_put(arguments, 0, python_int(call->index));

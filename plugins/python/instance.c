@@ -188,6 +188,7 @@ static void metadata_destroy(attn_metadata *metadata)
         python_unlock(&lock);
     }
     free(metadata->kept);
+    free(metadata->kv);
 }
 
 static attn_status make_metadata(attn_metadata *made, attn_error *error)
@@ -217,8 +218,10 @@ static attn_status metadata_create(attn_instance *instance, uint32_t kind, const
     attn_metadata *made = memory->base[ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)];
     *made = (attn_metadata){.instance = instance, .bounds = bounds, .kind = kind};
     made->kept = calloc((size_t)instance->model.num_layers * ATTN_ROLE_COUNT, sizeof *made->kept);
-    status = made->kept ? make_metadata(made, error)
-                        : attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for tensors");
+    made->kv = calloc((size_t)instance->model.num_kv_groups + 1, sizeof *made->kv);
+    status = made->kept && made->kv
+                 ? make_metadata(made, error)
+                 : attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for tensors");
     if (status == ATTN_OK)
         *metadata = made;
     else
@@ -253,6 +256,15 @@ static attn_status check_batch(const attn_metadata *metadata, const attn_batch *
     return status;
 }
 
+static void keep_batch(attn_metadata *metadata, const attn_batch *batch)
+{
+    const attn_util_model *model = &metadata->instance->model;
+    metadata->batch = *batch;
+    for (uint32_t g = 0; g < model->num_kv_groups; g++)
+        if (attn_util_has_kv_group(model, g))
+            ATTN_UTIL_READ(&metadata->kv[g], attn_at(batch->kv_groups, g));
+}
+
 static attn_status init_forward_metadata(attn_metadata *metadata, const attn_batch *given,
                                          attn_stream stream, attn_error *error)
 {
@@ -266,6 +278,7 @@ static attn_status init_forward_metadata(attn_metadata *metadata, const attn_bat
     py_object *arguments = python_batch(metadata, &batch, stream, error);
     status = arguments ? python_run(metadata->object, "plan", arguments, error) : ATTN_INTERNAL;
     python_unlock(&lock);
+    keep_batch(metadata, &batch);
     metadata->mode = batch.mode;
     metadata->planned = status == ATTN_OK;
     return status;

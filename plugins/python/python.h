@@ -42,6 +42,7 @@ struct python_kind {
     uint32_t host_arrays; /* ATTN_HOST_* */
     uint32_t caps_logits; /* 1 = logit_cap is served */
     uint32_t asks;        /* 1 = the class has a predicate */
+    uint32_t saves;       /* 1 = the class saves new keys itself */
     double cost_hint;
 };
 
@@ -97,6 +98,8 @@ struct attn_metadata {
     py_object *object;        /* _Metadata */
     py_object *forward;       /* its method */
     struct python_kept *kept; /* [num_layers][ATTN_ROLE_COUNT] */
+    attn_batch batch;         /* of the last plan, on a processor; its structs are the caller's */
+    attn_kv_batch *kv;        /* [num_kv_groups] copies */
 };
 
 /* A view of the tensor as Python's library has it; no copy. NULL with *error. With the GIL. */

@@ -482,7 +482,7 @@ class _Kind:
         return (cls.name, cls.doc, cls.devices, cls.dtypes, cls.layouts, cls.kinds, cls.attn_types,
                 cls.flags, cls.layer_flags, cls.modes, cls.mask_kinds, cls.uses, cls.notes,
                 cls.index_forms, cls.host_arrays, cls.graph_level, float(cls.cost_hint), asks, ranges,
-                options)
+                options, bool(cls.saves_kv))
 
     def values(self, given: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
         """Options by key; by default where none are given."""
@@ -607,7 +607,7 @@ class _Metadata:
     def __init__(self, instance: _Instance, graph: bool) -> None:
         self.backend, self.layers, self.graph = instance.backend, instance.layers, graph
         self.call, self.wants = instance.backend.forward, instance.kind.wants
-        self.saves = not instance.backend.saves_kv
+        self.saves = not instance.backend.saves_kv and instance.device != "cpu"  # there python.so does
         self.on_stream = _streams(instance.device) if instance.device != "cpu" else None
         self.batch: Any = None
         self.plans: Any = None
@@ -664,7 +664,7 @@ class _Metadata:
 
 
 def _save(keys: Keys, is_hnd: bool, operands: Sequence[Any]) -> None:
-    """New keys and values, to their slots."""
+    """New keys and values, to their slots, on a GPU."""
     k, v = operands[_ROLES["k"]], operands[_ROLES["v"]]
     if k is not None:
         pages, offsets = keys.slots(k.shape[0])

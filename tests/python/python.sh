@@ -24,6 +24,11 @@ tap_try "pip install ./python" \
     "$venv/bin/pip" install -q --no-deps --no-build-isolation --force-reinstall "$scratch/python"
 run test_generate test_binding test_docs
 
+# ---- Backends in Python: in 60 s of processor time -------------------------------------------------
+
+. "$top/tests/python/backends.sh"
+backends_numpy
+
 # ---- The wheel -------------------------------------------------------------------------------------
 
 # Where the library was installed is not asked again: from a folder that has the wheel alone.
@@ -58,6 +63,7 @@ fi
 OMP_NUM_THREADS=1 # of PyTorch: the models are tiny, and tests run beside others
 export OMP_NUM_THREADS
 run test_step test_flash_attn test_models test_docs_models
+backends_torch
 
 # The same tutorial with the newest Transformers, in an environment that sees the packages of the first: a
 # release that breaks the package fails here, by its number.

@@ -1,0 +1,69 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# backends.sh: backends that are written in Python, through the installed command. Sourced by python.sh, once
+# the environment has numpy (backends_numpy), and once it has PyTorch (backends_torch).
+
+attnhost=$(pkg-config --variable=prefix attnhost)/bin/attnhost
+fixtures=$ATTNHOST_TEST_FIXTURE_DIR
+. "$top/tests/command/documented.sh"
+
+# Can the command open this Python?
+can_embed()
+{
+    ATTNHOST_PYTHON=$venv/bin/python
+    export ATTNHOST_PYTHON
+    embed_output=$("$attnhost" inspect "$top/examples/python/rows.py" 2>&1) && return
+    case $embed_output in
+    *"no shared libpython"*) return 1 ;;
+    esac
+}
+
+# missing FILE TEXT: an example whose package is not there says how to get it.
+missing()
+{
+    output=$("$attnhost" inspect "$top/examples/python/$1" 2>&1)
+    case $output in
+    *": no module $2 ("*) tap_ok "$1 says what is missing" ;;
+    "$top/examples/python/$1"*) tap_skip "$1 says what is missing" "its package is installed" ;;
+    *) tap_not_ok "$1 says what is missing" "$output" ;;
+    esac
+}
+
+backends_numpy()
+{
+    if ! can_embed; then
+        tap_skip "backends in Python" "$embed_output"
+        return
+    fi
+    missing flash_attn_3.py 'flash_attn_interface: pip install "git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"'
+    missing flashinfer.py 'flashinfer: pip install flashinfer-python'
+    missing flashmla.py 'flash_mla: pip install "git+https://github.com/deepseek-ai/FlashMLA"'
+    missing sdpa.py 'torch: pip install torch'
+    tap_try "examples have 120 lines at most" sh -c '
+        test "$(cat "$0"/*.py | wc -l)" -gt 0 && ! wc -l "$0"/*.py | grep -v total | grep -E "^ *(12[1-9]|1[3-9].|[2-9]..|....+) "' \
+        "$top/examples/python"
+    . "$top/tests/python/wrong_backends.sh"
+    OLD_PATH=$PATH
+    PATH=$(dirname "$attnhost"):$PATH
+    documented "$top/docs/PYTHON_BACKENDS.md" "$scratch/blocks" "$scratch/guide"
+    PATH=$OLD_PATH
+}
+
+# passes FILE: a sample of the suite, less than a minute. The whole is judged by profile core.
+passes()
+{
+    tap_try "$1 passes a sample of the suite" "$attnhost" check --quick --jobs 1 --inactivity 120 \
+        --filter 'CAPS-*' --filter 'MEAN-*' --filter 'KV-0*' --filter 'LIFE-0[56]*' --filter 'INVAR-01.random*' \
+        --filter 'ERR-0*' --filter 'PURE-*' "$top/examples/python/$1"
+}
+
+backends_torch()
+{
+    if ! can_embed; then
+        tap_skip "backends on PyTorch" "$embed_output"
+        return
+    fi
+    passes sdpa.py
+    passes flex.py
+}
