@@ -3,9 +3,12 @@
 
     attnhost check flex.py
 """
+import logging
+
 from attnhost.backend import need
 from sdpa import Sdpa, torch
 
+logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # it prints that there is no Triton
 flex = need("torch.nn.attention.flex_attention", "torch")
 flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True  # as it is, not through torch.compile
 

@@ -12,6 +12,7 @@
 #include "host/base/error.h"
 #include "host/base/json_add.h"
 #include "host/cmd/exit_codes.h"
+#include "host/plugin/loader.h"
 #include "host/plugin/scan.h"
 #include "host/select/matrix.h"
 #include "host/select/open_host.h"
@@ -328,7 +329,8 @@ static int inspect_name(const struct arguments *arguments, const attnhost *host,
 static int is_file(const char *target)
 {
     size_t length = strlen(target);
-    return strchr(target, '/') || (length > 3 && strcmp(target + length - 3, ".so") == 0);
+    return strchr(target, '/') || (length > 3 && strcmp(target + length - 3, ".so") == 0) ||
+           loader_is_source(target);
 }
 
 /* A file alone, so that a backend of the same name that is installed does not stand in its way. */
@@ -376,18 +378,16 @@ static int run(struct arguments *arguments)
 const struct command command_inspect = {
     .name = "inspect",
     .summary = "what a backend or a plugin file can do, and its options",
-    .usage = "BACKEND|PLUGIN.so [OPTION]...",
+    .usage = "BACKEND|PLUGIN.so|PLUGIN.py [OPTION]...",
     .names = "backend or plugin file",
     .calls_plugins = true,
     .about =
         "Shows a backend, or all backends of a plugin file: layouts, what it needs, options with\n"
         "their defaults and what they accept, and what it can do, found out by asking it. No GPU\n"
-        "is needed: a CUDA backend is asked about simulated ones. What contains a slash or ends "
-        "in\n"
-        ".so is a file; else it is a backend's name, an alias (fa3), or, with --config, a backend\n"
-        "of that ini: its options as given are shown as well (`routes` is what "
-        "attention.route.<n>\n"
-        "make).\n",
+        "is needed: a CUDA backend is asked about simulated ones. What contains a slash or ends\n"
+        "in .so or .py is a file, module:Class a class of Python; else it is a backend's name,\n"
+        "an alias (fa3), or, with --config, a backend of that ini: its options as given are\n"
+        "shown as well (`routes` is what attention.route.<n> make).\n",
     .options = options,
     .ending = "The answer goes to stdout, everything else to stderr. Exit codes: 0 success;\n"
               "2 usage, configuration or an unknown backend; 3 the plugin file, or a critical\n"
