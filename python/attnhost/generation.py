@@ -139,8 +139,12 @@ def _call(model: torch.nn.Module, cache: Cache, work: Work) -> torch.Tensor:
         more["logits_to_keep"] = last
     cache.begin([(request.sequence, count) for request, count in work])
     with cache.packed(placed):
-        logits = model(input_ids=torch.tensor([tokens], device=device), use_cache=True,
-                       **{cache_argument(model): cache}, **more).logits[0]
+        try:
+            logits = model(input_ids=torch.tensor([tokens], device=device), use_cache=True,
+                           **{cache_argument(model): cache}, **more).logits[0]
+        except TypeError as error:  # it takes the cache's length for a number
+            raise Unsupported(f"{type(model).__name__}: its own code fails with several sequences in a row: {error}: "
+                              "accepted model.generate()", "UNSUPPORTED") from error
     cache.engine.confirm()
     return logits if "logits_to_keep" in more else logits[last]
 

@@ -5,9 +5,12 @@ import copy
 import functools
 import io
 import itertools
+import os
 import pathlib
 import pickle
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from unittest import mock
@@ -22,7 +25,7 @@ from attnhost.pages import Snapshots
 from attnhost.transformers import cache_argument, describe
 from transformers import AutoModelForCausalLM
 
-from harness import cases, refused
+from harness import SOURCE, cases, refused
 from models import (ALIBI, ALL, MODELS, PAIR, RECURRENT, config, make, make_encoder, make_of_images,
                     weights)
 
@@ -699,3 +702,15 @@ def test_graphs_on_the_cpu():
     use()
     refused(Unsupported, ["device cpu", "cuda"], attnhost.generate, make("llama", "attnhost"), [[1, 2]], 2,
             graphs=True, num_tokens=64)
+
+
+def test_a_sample_of_the_sweep():
+    wanted = {"llama": "equal", "gemma2": "equal", "gpt2": "equal", "mamba": "refused", "opt": "refused",
+              "falcon": "refused", "gemma3n_text": "refused"}
+    done = subprocess.run([sys.executable, "-W", "ignore", os.path.join(SOURCE, "tests/python/sweep.py"), *wanted],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    lines = [line.split(None, 2) for line in done.stdout.splitlines()]
+    assert {kind: outcome for outcome, kind, *_ in lines} == wanted, done.stdout + done.stderr[-500:]
+    assert done.returncode == 0
+    [said] = [why for _, kind, *why in lines if kind == "opt"]
+    assert "several sequences in a row" in said[0], said
