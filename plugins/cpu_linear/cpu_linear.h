@@ -11,8 +11,8 @@
  * Work of a layer: sequences, times blocks of v heads that share a k head. A task takes its block
  * (several in a decode) through all rows of its sequence, in chunks of CHUNK rows as matrix
  * products, which end where a snapshot is wanted, or row by row where there are few rows
- * (options.recurrent_tokens), few from one snapshot to the next, or bits may not depend on the cut. States of the convolution are
- * read by several tasks, so they are written when all are done.
+ * (options.recurrent_tokens), few from one snapshot to the next, or bits may not depend on the cut.
+ * States of the convolution are read by several tasks, so they are written when all are done.
  */
 #ifndef CPU_LINEAR_H
 #define CPU_LINEAR_H

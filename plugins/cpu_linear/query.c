@@ -41,6 +41,12 @@ static int has_state(const question *ask)
     return ask->dims.family != ATTN_LINEAR_SHORT_CONV;
 }
 
+/* May the way a prompt is cut not show? */
+static int is_invariant(const question *ask)
+{
+    return (ask->problem.need_notes & ATTN_NOTE_BATCH_INVARIANT) != 0;
+}
+
 /* ---- Arguments that make no sense ------------------------------------------------------------ */
 
 #define FAIL(error, field, ...)                                                                    \
@@ -160,6 +166,34 @@ static void check_layers(const question *ask, attn_verdict *verdict)
     attn_util_check_layers(&limits, &ask->group, verdict);
 }
 
+/* Has it inputs of a convolution that one batch hands on to the next? */
+static int keeps_inputs(const question *ask)
+{
+    return ask->dims.conv_width > 1 && is_operand_dtype(ask->dims.conv_dtype);
+}
+
+/* Of what is kept between batches; q is or would have to be `q_dtype`, NONE = any. Where the cut may
+ * not show a batch has to hand on just what it would itself go on with. */
+static void check_kept_dtypes(const question *ask, attn_dtype q_dtype, attn_verdict *verdict)
+{
+    const attn_linear_dims *dims = &ask->dims;
+    const char *state = attn_util_dtype_name(dims->state_dtype);
+    const char *inputs = attn_util_dtype_name(dims->conv_dtype);
+    int exact = is_invariant(ask);
+    if (!is_linear(ask))
+        return;
+    if (has_state(ask) && dims->state_dtype == ATTN_BF16 && exact)
+        attn_util_refuse_with(verdict, ATTN_FIELD_STATE_DTYPE, ATTN_FIELD_NEED_NOTES, "f32", "%s",
+                              state);
+    else if (has_state(ask) && dims->state_dtype != ATTN_F32 && dims->state_dtype != ATTN_BF16)
+        REFUSE(DTYPE, STATE_DTYPE, exact ? "f32" : "f32, bf16", "%s", state);
+    if (keeps_inputs(ask) && exact && dims->conv_dtype != ATTN_F32 && dims->conv_dtype != q_dtype)
+        attn_util_refuse_with(verdict, ATTN_FIELD_CONV_DTYPE, ATTN_FIELD_NEED_NOTES, "f32", "%s",
+                              inputs);
+    else if (dims->conv_width > 1 && !is_operand_dtype(dims->conv_dtype))
+        REFUSE(DTYPE, CONV_DTYPE, exact ? "f32" : "f32, f16, bf16", "%s", inputs);
+}
+
 static void check_dims(const question *ask, attn_verdict *verdict)
 {
     const attn_linear_dims *dims = &ask->dims;
@@ -183,20 +217,15 @@ static void check_dtypes(const question *ask, attn_verdict *verdict)
     const attn_linear_dims *dims = &ask->dims;
     int is_one = is_operand_dtype(ask->problem.q_dtype);
     attn_dtype fresh = ask->problem.new_kv_dtype, one = is_one ? ask->problem.q_dtype : fresh;
-    if (!is_operand_dtype(one))
-        one = ATTN_DTYPE_NONE;
+    if (!is_operand_dtype(one)) /* of those accepted the one that goes with the convolution's */
+        one = keeps_inputs(ask) && is_invariant(ask) ? dims->conv_dtype : ATTN_DTYPE_NONE;
     if (!is_one)
         REFUSE(DTYPE, Q_DTYPE, one != ATTN_DTYPE_NONE ? attn_util_dtype_name(one) : all, "%s",
                attn_util_dtype_name(ask->problem.q_dtype));
     attn_util_check_inputs(&ask->problem, &ask->group, one, verdict);
     if (!is_operand_dtype(ask->problem.out_dtype))
         REFUSE(DTYPE, OUT_DTYPE, all, "%s", attn_util_dtype_name(ask->problem.out_dtype));
-    if (!is_linear(ask))
-        return;
-    if (has_state(ask) && dims->state_dtype != ATTN_F32 && dims->state_dtype != ATTN_BF16)
-        REFUSE(DTYPE, STATE_DTYPE, "f32, bf16", "%s", attn_util_dtype_name(dims->state_dtype));
-    if (dims->conv_width > 1 && !is_operand_dtype(dims->conv_dtype))
-        REFUSE(DTYPE, CONV_DTYPE, all, "%s", attn_util_dtype_name(dims->conv_dtype));
+    check_kept_dtypes(ask, one, verdict);
 }
 
 /* A convolution alone has no state that a layout could order; it may be said all the same. */
@@ -218,21 +247,9 @@ static void check_bounds(const question *ask, attn_verdict *verdict)
     attn_util_check_bounds(&limits, &ask->bounds, verdict);
 }
 
-/* Is what a batch hands on to the next one what it would itself go on with? */
-static int keeps_state_exactly(const attn_linear_dims *dims, attn_dtype q_dtype)
-{
-    int inputs =
-        dims->conv_width < 2 || dims->conv_dtype == q_dtype || dims->conv_dtype == ATTN_F32;
-    int state = dims->family == ATTN_LINEAR_SHORT_CONV || dims->state_dtype == ATTN_F32;
-    return inputs && state;
-}
-
 static void check_needs(const question *ask, attn_verdict *verdict)
 {
-    attn_util_limits can = limits;
-    if (!keeps_state_exactly(&ask->dims, ask->problem.q_dtype))
-        can.notes = ATTN_NOTE_DETERMINISTIC;
-    attn_util_check_needs(&can, &ask->problem, verdict);
+    attn_util_check_needs(&limits, &ask->problem, verdict);
 }
 
 static void (*const checks[])(const question *ask, attn_verdict *verdict) = {

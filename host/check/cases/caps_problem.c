@@ -43,7 +43,7 @@ void caps_problem_init(struct caps_problem *p, const struct case_spec *spec,
                                    .head_v_dim = 64,
                                    .conv_width = 4,
                                    .state_dtype = ATTN_F32,
-                                   .conv_dtype = ATTN_BF16};
+                                   .conv_dtype = ATTN_F32}; /* goes with any q_dtype */
     p->sparse = (attn_sparse_dims){.struct_size = sizeof p->sparse, .top_k = 64, .block_size = 1};
     link_parts(p);
 }
