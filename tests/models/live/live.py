@@ -106,6 +106,8 @@ MODELS = {
     "glm4_moe": ("Glm4MoeForCausalLM", {}),
     "glm4v": ("Glm4vForConditionalGeneration",
               {"text_config": MROPE, "vision_config": {"out_hidden_size": 64}}),
+    "glm_moe_dsa": ("GlmMoeDsaForCausalLM", LATENT | {"index_topk": LENGTH, "index_n_heads": 2,
+                                                      "index_head_dim": 16}),
     "gpt2": ("GPT2LMHeadModel", GPT2),
     "gpt_bigcode": ("GPTBigCodeForCausalLM", GPT2),
     "gpt_neox": ("GPTNeoXForCausalLM", {}),
