@@ -241,7 +241,7 @@ static bool mount_noexec(void)
     unsigned user = geteuid();
     bool apart =
         unshare(CLONE_NEWNS) == 0 || (unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0 && map_user(user));
-    return apart && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+    return apart && mount("none", "/", "none", MS_REC | MS_PRIVATE, NULL) == 0 &&
            mount("none", folder, "tmpfs", MS_NOEXEC, "mode=0755") == 0;
 }
 
