@@ -110,7 +110,8 @@ void check_note(struct check_run *run, const char *format, ...)
  * business. Said by the cases that are skipped for it, and once at the end of a report. */
 #define CHECK_SOURCE_UNJUDGED                                                                      \
     "not judged of a backend written in Python: PURE-01 as far as it is about memory, files, "     \
-    "threads and code that is loaded; on a GPU PURE-01 is judged by what a forward waits for"
+    "threads and code that is loaded; LIFE-08 of threads that packages start when they are "       \
+    "imported; on a GPU PURE-01 is judged by what a forward waits for"
 
 /* What a check needs of the machine or of the subject, or it is skipped with that as its reason. */
 enum {
