@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# engines.sh: engines that people run, with attention by attnhost, on the processor and with real weights: vLLM;
-# SGLang, by its own unit test kit of attention backends; nano-vllm and mini-sglang, which no index of packages has, from the checkouts that ATTNHOST_NANOVLLM and
-# ATTNHOST_MINISGL name. About 1 GB is downloaded once, into an environment of its own; what cannot be had is
-# skipped, with the reason. ATTNHOST_NO_ENGINES=1 or ATTNHOST_NO_PYTHON=1 skips it all.
+# engines.sh: engines that people run, with attention by attnhost, on the processor and with real weights. vLLM is run
+# whole; SGLang by its own unit test kit of attention backends. nano-vllm and mini-sglang are on no package index:
+# ATTNHOST_NANOVLLM and ATTNHOST_MINISGL name their checkouts. An environment of its own is installed once, 2.3 GB; what
+# cannot be had is skipped, with the reason. ATTNHOST_NO_ENGINES=1 or ATTNHOST_NO_PYTHON=1 skips it all.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
@@ -39,7 +39,7 @@ checkout()
     if test -d "$2"; then
         run "$4"
     else
-        tap_skip "$1" "$3 names no checkout of it, and no index of packages has it"
+        tap_skip "$1" "$3 names no checkout of it, and no package index has it"
     fi
 }
 
@@ -51,7 +51,7 @@ run test_vllm
 if has --no-deps sglang==0.5.23; then
     run test_sglang
 else
-    tap_skip "SGLang" "pip installs it not here: $(tail -n 1 "$scratch/pip")"
+    tap_skip "SGLang" "pip does not install it here: $(tail -n 1 "$scratch/pip")"
 fi
 checkout nano-vllm "${ATTNHOST_NANOVLLM-}" ATTNHOST_NANOVLLM test_nanovllm
 checkout mini-sglang "${ATTNHOST_MINISGL-}" ATTNHOST_MINISGL test_minisgl

@@ -79,7 +79,7 @@ if "$venv/bin/python" -m venv --without-pip "$newest" &&
     run test_docs_models
     tap_try "the package works with Transformers $version, the newest release" test "$tap_failed" -eq "$before"
 else
-    tap_skip "the newest Transformers" "pip installs it not here: $(tail -n 1 "$scratch/pip")"
+    tap_skip "the newest Transformers" "pip does not install it here: $(tail -n 1 "$scratch/pip")"
 fi
 run_python=
 
