@@ -694,9 +694,12 @@ static void judge_refused_plan(struct life *life, const struct stand_batch *batc
     expect_sequences(scene, batch, 0, expected);
     struct stand_leaf *leaf = &scene->leaves[expected->leaf[batch->batch.num_seqs - 1]];
     leaf->fails = STAND_PLAN;
+    leaf->refused = false;
     attn_status status =
         ops_of(life)->init_forward_metadata(life->metadata, &batch->batch, NULL, &life->error.base);
     leaf->fails = STAND_NO_CALL;
+    if (scene->measured && status == ATTN_OK && !leaf->refused)
+        return; /* another child was chosen; judge_row() says whether it may be */
     judge_words(life, leaf, status, "plan");
     stand_draw_args(scene, batch, 0, &args);
     bool decode = batch->batch.mode == ATTN_MODE_DECODE;

@@ -589,7 +589,8 @@ static attn_status plan(attn_metadata *metadata, const attn_batch *batch, attn_s
     struct stand_leaf *leaf = metadata->leaf;
     (void)stream;
     metadata->planned = false;
-    if (leaf->fails == STAND_PLAN)
+    leaf->refused = leaf->fails == STAND_PLAN;
+    if (leaf->refused)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "%s", STAND_WORDS);
     look_at_memory(metadata, "init_forward_metadata");
     look_at_counts(metadata, batch);

@@ -178,7 +178,8 @@ struct stand_leaf {
     int32_t wrong_group;    /* of this group's layers, */
     enum stand_wrong wrong; /* in this way. Not 0: it is the fastest of all in all else */
 
-    /* What it was told. */
+    /* What calls have done to it. */
+    bool refused; /* its last plan, as `fails` wants it */
     int32_t made, prepared, live, live_metadata;
     int32_t samples[STAND_CLASSES]; /* how many samples of its speed were taken */
     int64_t shortest_ns[STAND_CLASSES], longest_ns[STAND_CLASSES]; /* of these */
