@@ -261,7 +261,8 @@ static attn_status query_all(struct selector *selector, const char *name,
         if (!grown) {
             free(*reasons);
             *reasons = NULL;
-            return select_no_memory(selector);
+            return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the reasons of %s",
+                             name);
         }
         *reasons = grown;
         capacity = needed;
