@@ -533,6 +533,13 @@ static void close_session(struct session *s)
     attnhost_destroy(s->host);
 }
 
+static attn_status call_ready(const struct session_params *params, attn_status status)
+{
+    if (params->ready)
+        params->ready(params->ready_ctx, status);
+    return status;
+}
+
 attn_status session_run(const struct session_params *params, struct report *report,
                         struct session_result *result, attn_error *error)
 {
@@ -542,8 +549,10 @@ attn_status session_run(const struct session_params *params, struct report *repo
     };
     *result = (struct session_result){.began = false};
     struct session *s = calloc(1, sizeof *s);
-    if (!s)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a session");
+    if (!s) {
+        host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a session");
+        return call_ready(params, ATTN_OUT_OF_HOST_MEMORY);
+    }
     s->params = params;
     s->config = params->config;
     s->report = report;
@@ -556,8 +565,7 @@ attn_status session_run(const struct session_params *params, struct report *repo
     if (status != ATTN_OK && result->began && !result->reported)
         conclude_early(s, error && error->message ? error->message : host_status_name(status));
     current = NULL;
-    if (params->ready)
-        params->ready(params->ready_ctx, status);
+    call_ready(params, status);
     close_session(s);
     free(s);
     return status;

@@ -431,7 +431,8 @@ attn_status selection_api_create(const attnhost *host, const struct config *conf
         selected->base.message = keep(selected, selected->base.status ? message : "");
         tell_head(selected, selection);
         tell_arrays(selected, config, selection);
-        tell_notes(selected, host, config, selection);
+        if (!selected->failed) /* they read the groups */
+            tell_notes(selected, host, config, selection);
     }
     if (!selected || selected->failed) {
         attnhost_selection_destroy(selected ? &selected->base : NULL);
