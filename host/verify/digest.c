@@ -88,7 +88,7 @@ static attn_status fail_memory(const struct digest *digest, attn_error *error)
 static attn_status hash_sealed(struct digest *digest, attn_error *error)
 {
     int64_t count = 0;
-    if (digest->sealed == 0)
+    if (digest->sealed == 0 || digest->num_rows == 0)
         return ATTN_OK;
     if (!digest->hash) {
         digest->hash = malloc(sizeof *digest->hash);

@@ -135,6 +135,15 @@ START_TEST(sealed_rows_leave_memory)
 }
 END_TEST
 
+/* A request can end before any row was added: none of its rows were sampled. */
+START_TEST(a_seal_comes_first)
+{
+    digest_seal(&digest, 3);
+    add_bytes(0, 0, 0, "abc");
+    expect_digest(ONE_ROW);
+}
+END_TEST
+
 /* A seal says nothing of later requests: more rows of them come, also for a second time. */
 START_TEST(rows_after_a_seal)
 {
@@ -181,6 +190,7 @@ static Suite *suite(void)
     tcase_add_test(cases, repetitions_count_once);
     tcase_add_test(cases, first_arrival_counts);
     tcase_add_test(cases, sealed_rows_leave_memory);
+    tcase_add_test(cases, a_seal_comes_first);
     tcase_add_test(cases, rows_after_a_seal);
     tcase_add_test(cases, everything_matters);
     suite_add_tcase(suite, cases);
