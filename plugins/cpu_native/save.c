@@ -25,6 +25,8 @@ void cpu_save_head(const layer_call *call, const void *from, const row_format *f
 {
     const cpu_group *group = call->group;
     float x[MAX_DIM];
+    if (dim == 0) /* positions of latents that have none */
+        return;
     if (!group->fp8) {
         memcpy(to, from, (size_t)dim * attn_dtype_size(group->kv_dtype));
         return;
