@@ -397,12 +397,13 @@ static inline attn_status attn_util_check_indptr(const attn_batch *batch, attn_e
     return ATTN_OK;
 }
 
-/* Is a batch what a processor's metadata for `bounds` is made for: counts and lengths, mode, kind
- * of mask, optional parts, q_indptr, at least `num_kv_groups` KV groups? INVALID_ARGUMENT. */
-static inline attn_status attn_util_check_batch(const attn_bounds *bounds, const attn_batch *batch,
-                                                uint32_t num_kv_groups, attn_error *error)
+/* Is a batch what metadata for `bounds` is made for, as far as it can be seen without its arrays:
+ * counts and lengths, mode, kind of mask, optional parts, at least `num_kv_groups` KV groups?
+ * INVALID_ARGUMENT. */
+static inline attn_status attn_util_check_scalars(const attn_bounds *bounds,
+                                                  const attn_batch *batch, uint32_t num_kv_groups,
+                                                  attn_error *error)
 {
-    uint32_t kind = attn_util_mask_kind(batch);
     attn_status status = attn_util_check_counts(bounds, batch, error);
     if (status == ATTN_OK)
         status = attn_util_check_count("max_q_len", batch->max_q_len, bounds->max_q_len,
@@ -412,13 +413,8 @@ static inline attn_status attn_util_check_batch(const attn_bounds *bounds, const
                                        ATTN_FIELD_MAX_KV_LEN, error);
     if (status == ATTN_OK)
         status = attn_util_check_mode(bounds, batch->mode, error);
-    if (status != ATTN_OK)
-        return status;
-    if (batch->mode == ATTN_MODE_DECODE && batch->num_tokens != batch->num_seqs)
-        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
-                                    "num_tokens %d in DECODE: accepted %d", batch->num_tokens,
-                                    batch->num_seqs);
-    status = attn_util_check_mask_kind(bounds, kind, error);
+    if (status == ATTN_OK)
+        status = attn_util_check_mask_kind(bounds, attn_util_mask_kind(batch), error);
     if (status != ATTN_OK)
         return status;
     if ((attn_util_i32(&batch->positions) && !(bounds->uses & ATTN_USES_POSITIONS)) ||
@@ -429,6 +425,20 @@ static inline attn_status attn_util_check_batch(const attn_bounds *bounds, const
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
                                     "batch has %u KV groups: accepted %u and more",
                                     batch->num_kv_groups, num_kv_groups);
+    return ATTN_OK;
+}
+
+/* The same on a processor, q_indptr and the rows of DECODE included. INVALID_ARGUMENT. */
+static inline attn_status attn_util_check_batch(const attn_bounds *bounds, const attn_batch *batch,
+                                                uint32_t num_kv_groups, attn_error *error)
+{
+    attn_status status = attn_util_check_scalars(bounds, batch, num_kv_groups, error);
+    if (status != ATTN_OK)
+        return status;
+    if (batch->mode == ATTN_MODE_DECODE && batch->num_tokens != batch->num_seqs)
+        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH,
+                                    "num_tokens %d in DECODE: accepted %d", batch->num_tokens,
+                                    batch->num_seqs);
     return attn_util_check_indptr(batch, error);
 }
 

@@ -4,7 +4,7 @@
     attnhost check sdpa.py
     attnhost check --device cuda:0 sdpa.py
 """
-from attnhost.backend import Backend, need
+from attnhost.backend import Backend, Option, need
 
 torch = need("torch", "torch")
 
@@ -18,6 +18,8 @@ class Sdpa(Backend):
     uses = "shared_prefix, unsaved_kv, omit_sink, decodes_first, decode_drafts"
     host_arrays = "seq_lens, prefix_lens, q_indptr, kv_lens, kv_new_indptr"
     cost_hint = 8
+    options = [Option("kernel", "enum", "math", "which of PyTorch's kernels, where it can serve the call; the others give "
+                      "NaN where the first keys of a row have scores of -inf", choices=("math", "efficient", "cudnn"))]
 
     def plan(self, batch):
         """For each KV group (sequence, first row, end, position of the first, keys, new keys, their row)."""
@@ -34,10 +36,17 @@ class Sdpa(Backend):
         out[plan["first row"]:plan["first row"] + batch.num_tokens] = 0  # also rows that see no key
         group = layer.num_q_heads // layer.num_kv_heads
         for rows, key, value, i, j, seen in self.pieces(layer, plan, batch, keys, k, v, k_cache, v_cache):
-            result = torch.nn.functional.scaled_dot_product_attention(
-                q[rows].transpose(0, 1)[None], key.repeat_interleave(group, 1), value.repeat_interleave(group, 1),
-                attn_mask=seen, scale=layer.sm_scale)
+            with self.kernel():
+                result = torch.nn.functional.scaled_dot_product_attention(
+                    q[rows].transpose(0, 1)[None], key.repeat_interleave(group, 1),
+                    value.repeat_interleave(group, 1), attn_mask=seen, scale=layer.sm_scale)
             out[rows] = result[0].transpose(0, 1).masked_fill(~seen.any(1)[:, None, None], 0)
+
+    def kernel(self):
+        known = torch.nn.attention.SDPBackend
+        chosen = {"math": known.MATH, "efficient": known.EFFICIENT_ATTENTION, "cudnn": known.CUDNN_ATTENTION}
+        kernels = [chosen[self.options_given["kernel"]], known.MATH]
+        return torch.nn.attention.sdpa_kernel(kernels, set_priority=True)
 
     def pieces(self, layer, plan, batch, keys, k, v, k_cache, v_cache):
         """Of each sequence that sees a key its rows, keys and values as [1, heads, keys, dim], positions of

@@ -10,12 +10,17 @@ from attnhost.backend import Backend, Option
 
 
 @triton.jit
-def decode(q, k_new, v_new, k_cache, v_cache, out, lse, table, lens, scale, left,
+def decode(q, k_new, v_new, k_cache, v_cache, out, lse, table, lens, new_rows, scale, left,
            q_row, q_head, k_row, k_head, v_row, v_head, kp, kt, kh, vp, vt, vh, o_row, o_head,
-           l_row, t_row, HAS_NEW: tl.constexpr, HAS_LSE: tl.constexpr, GROUP: tl.constexpr,
-           DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr):
+           l_row, t_row, HAS_NEW: tl.constexpr, OWN_ROWS: tl.constexpr, HAS_LSE: tl.constexpr,
+           GROUP: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr):
     s, h = tl.program_id(0), tl.program_id(1)
     length = tl.load(lens + s)
+    row, count = s, 1  # of the new keys
+    if OWN_ROWS:
+        row = tl.load(new_rows + s)
+        count = tl.load(new_rows + s + 1) - row
+    stop = length - count if HAS_NEW else length  # keys of the cache end here
     d, g = tl.arange(0, DIM), tl.arange(0, HEADS)
     real = g[:, None] < GROUP
     head = h * GROUP + g
@@ -27,14 +32,14 @@ def decode(q, k_new, v_new, k_cache, v_cache, out, lse, table, lens, scale, left
     for start in range(first // BLOCK * BLOCK, length, BLOCK):
         j = start + tl.arange(0, BLOCK)
         seen = (j >= first) & (j < length)
-        stored = seen & (j < length - 1) if HAS_NEW else seen
+        stored = seen & (j < stop)
         page = tl.load(table + s.to(tl.int64) * t_row + j // PAGE, stored, 0).to(tl.int64)
         k_at = k_cache + page * kp + (j % PAGE) * kt + h * kh
         v_at = v_cache + page * vp + (j % PAGE) * vt + h * vh
-        if HAS_NEW:  # the last key as it is given: its slot may be -1
-            new = j == length - 1
-            k_at = tl.where(new, k_new + s.to(tl.int64) * k_row + h * k_head, k_at)
-            v_at = tl.where(new, v_new + s.to(tl.int64) * v_row + h * v_head, v_at)
+        if HAS_NEW:  # new keys as they are given: their slots may be -1
+            at = (row + j - stop).to(tl.int64)
+            k_at = tl.where(j >= stop, k_new + at * k_row + h * k_head, k_at)
+            v_at = tl.where(j >= stop, v_new + at * v_row + h * v_head, v_at)
         keys = tl.load(k_at[:, None] + d[None, :], seen[:, None], 0.0)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
@@ -66,11 +71,13 @@ class TritonDecode(Backend):
     def forward(self, layer, batch, keys, q, k, v, k_cache, v_cache, out, lse):
         group = layer.num_q_heads // layer.num_kv_heads
         new_k, new_v = (q, q) if k is None else (k, v)
+        own = keys.kv_new_indptr if k is not None else None
         decode[(batch.num_seqs, layer.num_kv_heads)](
             q, new_k, new_v, k_cache, v_cache, out, out if lse is None else lse, keys.block_table,
-            keys.kv_lens, layer.sm_scale, layer.window_left,
+            keys.kv_lens, keys.kv_lens if own is None else own, layer.sm_scale, layer.window_left,
             *q.stride()[:2], *new_k.stride()[:2], *new_v.stride()[:2], *k_cache.stride()[:3],
             *v_cache.stride()[:3], *out.stride()[:2], 0 if lse is None else lse.stride(0),
-            keys.block_table.stride(0), HAS_NEW=k is not None, HAS_LSE=lse is not None, GROUP=group,
+            keys.block_table.stride(0), HAS_NEW=k is not None,
+            OWN_ROWS=own is not None, HAS_LSE=lse is not None, GROUP=group,
             DIM=layer.head_dim, PAGE=keys.page_size, BLOCK=int(self.options_given["block"]),
             HEADS=max(16, triton.next_power_of_2(group)))

@@ -179,16 +179,28 @@ static void initialise(void *handle, const char *program)
     py.PyEval_SaveThread();
 }
 
+/* What LLVM, and with it Triton, takes for itself when it compiles for the first time. */
+static const int signals[PYTHON_NUM_SIGNALS] = {SIGHUP,  SIGINT,  SIGTERM, SIGUSR2, SIGILL,
+                                                SIGTRAP, SIGABRT, SIGFPE,  SIGBUS,  SIGSEGV,
+                                                SIGQUIT, SIGSYS,  SIGXCPU, SIGXFSZ};
+
 struct python_lock python_lock(void)
 {
     struct python_lock lock = {.error_number = errno};
+    for (int s = 0; s < PYTHON_NUM_SIGNALS; s++)
+        sigaction(signals[s], NULL, &lock.handlers[s]);
     lock.gil = py.PyGILState_Ensure();
     return lock;
 }
 
 void python_unlock(const struct python_lock *lock)
 {
+    struct sigaction now;
     py.PyGILState_Release(lock->gil);
+    for (int s = 0; s < PYTHON_NUM_SIGNALS; s++)
+        if (sigaction(signals[s], NULL, &now) == 0 &&
+            now.sa_sigaction != lock->handlers[s].sa_sigaction)
+            sigaction(signals[s], &lock->handlers[s], NULL);
     errno = lock->error_number;
 }
 

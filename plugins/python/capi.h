@@ -10,6 +10,7 @@
 #ifndef PLUGINS_PYTHON_CAPI_H
 #define PLUGINS_PYTHON_CAPI_H
 
+#include <signal.h>
 #include <stdbool.h>
 
 #include "attn_plugin_util.h"
@@ -66,9 +67,11 @@ attn_status python_start(attn_error *error);
 /* Is there an interpreter to enter? Not once a process of Python is at its end. [any-thread] */
 bool python_is_there(void);
 
-/* The GIL, and errno as it was: libraries of Python set it to 0. */
+/* The GIL; errno and handlers of signals as they were, for libraries of Python change both. */
+enum { PYTHON_NUM_SIGNALS = 14 };
 struct python_lock {
     int gil, error_number;
+    struct sigaction handlers[PYTHON_NUM_SIGNALS];
 };
 struct python_lock python_lock(void);
 void python_unlock(const struct python_lock *lock);

@@ -272,6 +272,10 @@ static attn_status forward(attn_metadata *metadata, int32_t layer_id,
         status = attn_util_read_args(given, &args, error);
     else
         ATTN_UTIL_READ(&args, given);
+    if (status == ATTN_OK && args.flags & ATTN_FORWARD_CAPTURING &&
+        metadata->kind != ATTN_METADATA_GRAPH)
+        status = attn_util_fail_field(error, ATTN_CAPTURE_UNSUPPORTED, ATTN_FIELD_GRAPH_LEVEL,
+                                      "a forward in a capture: accepted with graph metadata");
     if (status != ATTN_OK)
         return status;
     const attn_util_model_layer *layer = attn_util_find_layer(&instance->model, layer_id);

@@ -238,14 +238,8 @@ static attn_status check_batch(const attn_metadata *metadata, const attn_batch *
     const attn_util_model *model = &metadata->instance->model;
     const attn_bounds *bounds = &metadata->bounds;
     attn_status status = ATTN_OK;
-    if (metadata->instance->device_type != ATTN_DEVICE_CPU) {
-        status = attn_util_check_counts(bounds, batch, error);
-        if (status == ATTN_OK)
-            status = attn_util_check_mode(bounds, batch->mode, error);
-        return status == ATTN_OK
-                   ? attn_util_check_mask_kind(bounds, attn_util_mask_kind(batch), error)
-                   : status;
-    }
+    if (metadata->instance->device_type != ATTN_DEVICE_CPU)
+        return attn_util_check_scalars(bounds, batch, model->num_kv_groups, error);
     status = attn_util_check_batch(bounds, batch, model->num_kv_groups, error);
     for (uint32_t g = 0; g < model->num_kv_groups && status == ATTN_OK; g++) {
         attn_kv_batch kv;

@@ -160,6 +160,11 @@ class Keys:
     def slots(self, rows: int) -> Any:
         """(pages, offsets) of the new rows, from row 0 of k on: for at most `rows` of them, fewer where k
         has rows of no sequence at its end. Rows that go nowhere have page 0, which is padding."""
+        slot = self._slots_of(rows)[0].clip(min=0)
+        return slot // self.page_size, slot % self.page_size
+
+    def _slots_of(self, rows: int) -> Any:
+        """(slots of the new rows, -1 for those that go nowhere; the library of the array)."""
         if rows not in self._where:
             self._where[rows] = self._find(rows)
         return self._where[rows]
@@ -168,21 +173,17 @@ class Keys:
         slots, indptr = self._slots, self.kv_new_indptr
         indptr = self._q_indptr if indptr is None else indptr
         rows = min(rows, slots.shape[0], self._num_seqs if indptr is None else rows)
-        if indptr is None:
-            slot = slots[:rows].clip(min=0)
-        elif _is_torch(slots):
-            import torch
-            slot = _slots_inside(torch, slots, torch.arange(rows, device=slots.device), indptr)
+        if _is_torch(slots):
+            import torch as library
+            row = library.arange(rows, device=slots.device)
         else:
-            import numpy
-            slot = _slots_inside(numpy, slots, numpy.arange(rows), indptr)
-        return slot // self.page_size, slot % self.page_size
-
-
-def _slots_inside(library: Any, slots: Any, row: Any, indptr: Any) -> Any:
-    """Of rows outside of indptr[0] .. indptr[-1] nothing is read: there may be no slots."""
-    inside = (row >= indptr[0]) & (row < indptr[-1])
-    return library.where(inside, slots[library.where(inside, row, indptr[0])], 0).clip(min=0)
+            import numpy as library  # type: ignore[no-redef]
+            row = library.arange(rows)
+        if indptr is None:
+            return slots[:rows], library
+        # Of rows outside of indptr[0] .. indptr[-1] nothing is read: there may be no slots.
+        inside = (row >= indptr[0]) & (row < indptr[-1])
+        return library.where(inside, slots[library.where(inside, row, indptr[0])], -1), library
 
 
 def _is_torch(array: Any) -> bool:
@@ -320,6 +321,10 @@ class Backend:
 
 # ---- Failures ---------------------------------------------------------------------------------------
 
+# Of cudaGetErrorString: errors after which a context is of no more use.
+_LOST = re.compile(r"illegal memory access|unspecified launch failure|illegal instruction|misaligned address|"
+                   r"device-side assert|uncorrectable|hardware stack error|invalid program counter|"
+                   r"invalid address space|launch timed out|Invalid access of peer GPU|unknown error")
 
 def _place(error: BaseException) -> str:
     """Where: the last line of the traceback that is not of this file."""
@@ -342,6 +347,8 @@ def _describe(error: BaseException) -> Tuple[int, str, str]:
         status = _STATUS["DEPENDENCY_MISSING"]
     elif type(error).__name__ in ("OutOfMemoryError", "OutOfResources"):
         status = _STATUS["OUT_OF_DEVICE_MEMORY"]
+    elif isinstance(error, RuntimeError) and _LOST.search(text):
+        status = _STATUS["DEVICE_LOST"]
     elif isinstance(error, MemoryError):
         status = _STATUS["OUT_OF_HOST_MEMORY"]
     else:
@@ -667,17 +674,26 @@ def _save(keys: Keys, is_hnd: bool, operands: Sequence[Any]) -> None:
     """New keys and values, to their slots, on a GPU."""
     k, v = operands[_ROLES["k"]], operands[_ROLES["v"]]
     if k is not None:
-        pages, offsets = keys.slots(k.shape[0])
         for cache, rows in ((operands[_ROLES["k_cache"]], k), (operands[_ROLES["v_cache"]], v)):
-            if is_hnd:
-                cache = cache.swapaxes(1, 2)
-            cache[pages, offsets] = rows[:pages.shape[0]]
+            _save_rows(keys, cache.swapaxes(1, 2) if is_hnd else cache, rows)
         return
     c_kv, k_pe, cache = (operands[_ROLES[n]] for n in ("c_kv", "k_pe", "latent_cache"))
     if c_kv is not None:
-        pages, offsets = keys.slots(c_kv.shape[0])
-        cache[pages, offsets, :c_kv.shape[1]] = c_kv[:pages.shape[0]]
-        cache[pages, offsets, c_kv.shape[1]:] = k_pe[:pages.shape[0]]
+        _save_rows(keys, cache[..., :c_kv.shape[1]], c_kv)
+        _save_rows(keys, cache[..., c_kv.shape[1]:], k_pe)
+
+
+def _save_rows(keys: Keys, cache: Any, rows: Any) -> None:
+    """A row that goes nowhere writes what the first one that goes somewhere does, so that the order of
+    writes to a slot does not matter; where none goes anywhere, what is there already."""
+    slot, torch = keys._slots_of(rows.shape[0])
+    if not len(slot):
+        return
+    saved = slot >= 0
+    row = torch.where(saved, torch.arange(len(slot), device=slot.device), saved.int().argmax())
+    slot = slot[row].clip(min=0)
+    at = slot // keys.page_size, slot % keys.page_size
+    cache[at] = torch.where(saved.any(), rows[row], cache[at])
 
 
 class _Nothing:

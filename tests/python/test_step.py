@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The planner for engines (attnhost.step): an engine's tables in either form, batches that are mixed, padded
 and replayed, several KV groups, against attention in fp64 written here."""
+from types import SimpleNamespace
+
 import attnhost
 import torch
 from attnhost import InvalidArgument, KVTable, Planner, Step, Unsupported
@@ -198,6 +200,26 @@ def test_lists_of_pages_and_rows_of_slots():
     assert step._last_pages(lens, 16).tolist() == [1, 0, 16]
     rows = step._rows_of_pages(table, 2)
     assert rows[0].tolist() == [0] * 6 and rows[1][:4].tolist() == [10, 11, 12, 13]
+
+
+def test_saved_rows_of_a_backend_in_python():
+    """On a GPU a row that goes nowhere writes nothing of its own, so that the order of writes does not matter."""
+    from attnhost import backend
+    batch = SimpleNamespace(num_seqs=2, q_indptr=torch.tensor([0, 2, 4]), _host={"q_indptr": None}, mode="extend")
+    k, v = torch.rand(5, 2, 8), torch.rand(5, 2, 4)
+    for slots, saved in (([-1, 5, -1, 9, 7], {5: 1, 9: 3}), ([-1, -1, -1, -1, 7], {}),
+                         ([4, 0, 1, 2, 3], {4: 0, 0: 1, 1: 2, 2: 3})):
+        keys = backend.Keys((4, batch.q_indptr, None, None, None, torch.tensor(slots), *[None] * 5), batch)
+        for is_hnd in (False, True):
+            operands = [None] * 14
+            caches = [torch.full((3, 4, 2, dim), torch.nan) for dim in (8, 4)]
+            operands[1:3], operands[5:7] = (k, v), [c.swapaxes(1, 2) if is_hnd else c for c in caches]
+            backend._save(keys, is_hnd, operands)
+            for rows, cache in zip((k, v), caches):
+                expected = torch.full_like(cache, torch.nan)
+                for slot, row in saved.items():
+                    expected[slot // 4, slot % 4] = rows[row]
+                assert torch.equal(cache.nan_to_num(-1), expected.nan_to_num(-1)), (slots, is_hnd)
 
 
 # ---- Refusals ------------------------------------------------------------------------------------------
