@@ -14,17 +14,17 @@ def decode(q, k_new, v_new, k_cache, v_cache, out, lse, table, lens, new_rows, s
            q_row, q_head, k_row, k_head, v_row, v_head, kp, kt, kh, vp, vt, vh, o_row, o_head,
            l_row, t_row, HAS_NEW: tl.constexpr, OWN_ROWS: tl.constexpr, HAS_LSE: tl.constexpr,
            GROUP: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr):
-    s, h = tl.program_id(0), tl.program_id(1)
+    s, h = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)  # strides may be long
     length = tl.load(lens + s)
     row, count = s, 1  # of the new keys
     if OWN_ROWS:
-        row = tl.load(new_rows + s)
+        row = tl.load(new_rows + s).to(tl.int64)
         count = tl.load(new_rows + s + 1) - row
     stop = length - count if HAS_NEW else length  # keys of the cache end here
     d, g = tl.arange(0, DIM), tl.arange(0, HEADS)
     real = g[:, None] < GROUP
     head = h * GROUP + g
-    queries = tl.load(q + s.to(tl.int64) * q_row + head[:, None] * q_head + d[None, :], real, 0.0)
+    queries = tl.load(q + s * q_row + head[:, None] * q_head + d[None, :], real, 0.0)
     top = tl.full([HEADS], float("-inf"), tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     sums = tl.zeros([HEADS, DIM], tl.float32)
@@ -33,9 +33,9 @@ def decode(q, k_new, v_new, k_cache, v_cache, out, lse, table, lens, new_rows, s
         j = start + tl.arange(0, BLOCK)
         seen = (j >= first) & (j < length)
         stored = seen & (j < stop)
-        page = tl.load(table + s.to(tl.int64) * t_row + j // PAGE, stored, 0).to(tl.int64)
-        k_at = k_cache + page * kp + (j % PAGE) * kt + h * kh
-        v_at = v_cache + page * vp + (j % PAGE) * vt + h * vh
+        page = tl.load(table + s * t_row + j // PAGE, stored, 0).to(tl.int64)
+        k_at = k_cache + page * kp + (j % PAGE).to(tl.int64) * kt + h * kh
+        v_at = v_cache + page * vp + (j % PAGE).to(tl.int64) * vt + h * vh
         if HAS_NEW:  # new keys as they are given: their slots may be -1
             at = (row + j - stop).to(tl.int64)
             k_at = tl.where(j >= stop, k_new + at * k_row + h * k_head, k_at)
@@ -51,9 +51,9 @@ def decode(q, k_new, v_new, k_cache, v_cache, out, lse, table, lens, new_rows, s
         sums = sums * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         top = peak
     rows = tl.where(total[:, None] > 0, sums / total[:, None], 0.0)
-    tl.store(out + s.to(tl.int64) * o_row + head[:, None] * o_head + d[None, :], rows, real)
+    tl.store(out + s * o_row + head[:, None] * o_head + d[None, :], rows, real)
     if HAS_LSE:
-        tl.store(lse + s.to(tl.int64) * l_row + head, top + tl.log(total), g < GROUP)
+        tl.store(lse + s * l_row + head, top + tl.log(total), g < GROUP)
 
 
 class TritonDecode(Backend):

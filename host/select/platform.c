@@ -34,12 +34,13 @@ enum {
 };
 
 static const struct product products[] = {
-    {"sm75", ATTN_DEVICE_CUDA, 75, 40, 64, 16, 4, 0},        /* T4 */
-    {"sm80", ATTN_DEVICE_CUDA, 80, 108, 163, 80, 40, 0},     /* A100 */
-    {"sm86", ATTN_DEVICE_CUDA, 86, 84, 99, 48, 6, 0},        /* A40 */
-    {"sm87", ATTN_DEVICE_CUDA, 87, 16, 163, 64, 4, 0},       /* Jetson AGX Orin */
-    {"sm89", ATTN_DEVICE_CUDA, 89, 142, 99, 48, 96, 0},      /* L40S */
-    {"sm90", ATTN_DEVICE_CUDA, 90, 132, 227, 80, 50, 0},     /* H100 */
+    {"sm75", ATTN_DEVICE_CUDA, 75, 40, 64, 16, 4, 0},    /* T4 */
+    {"sm80", ATTN_DEVICE_CUDA, 80, 108, 163, 80, 40, 0}, /* A100 */
+    {"sm86", ATTN_DEVICE_CUDA, 86, 84, 99, 48, 6, 0},    /* A40 */
+    {"sm87", ATTN_DEVICE_CUDA, 87, 16, 163, 64, 4, 0},   /* Jetson AGX Orin */
+    {"sm89", ATTN_DEVICE_CUDA, 89, 142, 99, 48, 96, 0},  /* L40S */
+    {"sm90", ATTN_DEVICE_CUDA, 90, 132, 227, 80, 50, 0}, /* H100 */
+    {"h200", ATTN_DEVICE_CUDA, 90, 132, 227, 141, 50, 0},
     {"sm100", ATTN_DEVICE_CUDA, 100, 148, 227, 180, 126, 0}, /* B200 */
     {"sm103", ATTN_DEVICE_CUDA, 103, 148, 227, 270, 126, 0}, /* B300 */
     {"sm110", ATTN_DEVICE_CUDA, 110, 20, 227, 128, 32, 0},   /* Jetson T5000 (Thor) */
@@ -71,7 +72,7 @@ int platform_simulate(const char *name, attn_device *device)
             name = nicknames[i].product;
     for (size_t i = 0; i < NUM_PRODUCTS; i++) {
         const struct product *product = &products[i];
-        if (strcmp(product->name, name) != 0)
+        if (!text_equal_ignoring_case(product->name, name))
             continue;
         *device = (attn_device){.struct_size = sizeof *device,
                                 .type = product->type,

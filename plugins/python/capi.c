@@ -180,9 +180,9 @@ static void initialise(void *handle, const char *program)
 }
 
 /* What LLVM, and with it Triton, takes for itself when it compiles for the first time. */
-static const int signals[PYTHON_NUM_SIGNALS] = {SIGHUP,  SIGINT,  SIGTERM, SIGUSR2, SIGILL,
-                                                SIGTRAP, SIGABRT, SIGFPE,  SIGBUS,  SIGSEGV,
-                                                SIGQUIT, SIGSYS,  SIGXCPU, SIGXFSZ};
+static const int signals[PYTHON_NUM_SIGNALS] = {
+    SIGHUP,  SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGPIPE, SIGILL,  SIGTRAP,
+    SIGABRT, SIGFPE, SIGBUS,  SIGSEGV, SIGQUIT, SIGSYS,  SIGXCPU, SIGXFSZ};
 
 struct python_lock python_lock(void)
 {

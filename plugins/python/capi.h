@@ -68,7 +68,7 @@ attn_status python_start(attn_error *error);
 bool python_is_there(void);
 
 /* The GIL; errno and handlers of signals as they were, for libraries of Python change both. */
-enum { PYTHON_NUM_SIGNALS = 14 };
+enum { PYTHON_NUM_SIGNALS = 16 };
 struct python_lock {
     int gil, error_number;
     struct sigaction handlers[PYTHON_NUM_SIGNALS];

@@ -231,21 +231,27 @@ static attn_status metadata_create(attn_instance *instance, uint32_t kind, const
 
 /* ---- A batch --------------------------------------------------------------------------------- */
 
-/* On a GPU only what the host knows can be looked at. */
-static attn_status check_batch(const attn_metadata *metadata, const attn_batch *batch,
+/* On a GPU only what the host knows is looked at: lengths where the class asked for them. */
+static attn_status check_batch(const attn_metadata *metadata, const attn_batch *given,
                                attn_error *error)
 {
     const attn_util_model *model = &metadata->instance->model;
     const attn_bounds *bounds = &metadata->bounds;
-    attn_status status = ATTN_OK;
-    if (metadata->instance->device_type != ATTN_DEVICE_CPU)
-        return attn_util_check_scalars(bounds, batch, model->num_kv_groups, error);
-    status = attn_util_check_batch(bounds, batch, model->num_kv_groups, error);
+    bool here = metadata->instance->device_type == ATTN_DEVICE_CPU;
+    attn_batch batch = *given;
+    attn_status status = here ? attn_util_check_batch(bounds, given, model->num_kv_groups, error)
+                              : attn_util_check_scalars(bounds, given, model->num_kv_groups, error);
+    if (!here)
+        batch.seq_lens.device = NULL;
     for (uint32_t g = 0; g < model->num_kv_groups && status == ATTN_OK; g++) {
         attn_kv_batch kv;
-        ATTN_UTIL_READ(&kv, attn_at(batch->kv_groups, g));
-        if (attn_util_has_kv_group(model, g))
-            status = attn_util_check_kv(bounds, batch, &kv, error);
+        ATTN_UTIL_READ(&kv, attn_at(batch.kv_groups, g));
+        bool own = kv.kv_lens.device || kv.kv_lens.host;
+        if (!here)
+            kv.kv_lens.device = NULL;
+        bool known = own ? attn_util_i32(&kv.kv_lens) : attn_util_i32(&batch.seq_lens);
+        if (attn_util_has_kv_group(model, g) && known)
+            status = attn_util_check_kv(bounds, &batch, &kv, error);
     }
     return status;
 }

@@ -321,10 +321,11 @@ class Backend:
 
 # ---- Failures ---------------------------------------------------------------------------------------
 
-# Of cudaGetErrorString: errors after which a context is of no more use.
-_LOST = re.compile(r"illegal memory access|unspecified launch failure|illegal instruction|misaligned address|"
-                   r"device-side assert|uncorrectable|hardware stack error|invalid program counter|"
-                   r"invalid address space|launch timed out|Invalid access of peer GPU|unknown error")
+# Errors after which a context is of no more use, as PyTorch and Triton pass on cudaGetErrorString.
+_LOST = re.compile(r"(CUDA error|Triton Error \[CUDA\]): (an illegal memory access|unspecified launch failure|an illegal instruction|"
+                   r"misaligned address|device-side assert|uncorrectable|hardware stack error|invalid program counter|"
+                   r"operation not supported on global/shared|the launch timed out|unknown error)")
+
 
 def _place(error: BaseException) -> str:
     """Where: the last line of the traceback that is not of this file."""
