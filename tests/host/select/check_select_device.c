@@ -87,10 +87,9 @@ START_TEST(devices_have_their_products_names)
     static const struct {
         const char *name;
         uint32_t sm;
-    } named[] = {{"sm75", 75},  {"sm87", 87},  {"sm110", 110}, {"sm121", 121},
-                 {"h100", 90},  {"h200", 90},  {"H200", 90},   {"h200", 90},
-                 {"H100", 90},  {"gb10", 121}, {"a100", 80},   {"l40s", 89},
-                 {"thor", 110}, {"orin", 87},  {"gfx950", 0},  {"mi350x", 0}};
+    } named[] = {{"sm75", 75}, {"sm87", 87},  {"sm110", 110}, {"sm121", 121}, {"h100", 90},
+                 {"H100", 90}, {"h200", 90},  {"H200", 90},   {"gb10", 121},  {"a100", 80},
+                 {"l40s", 89}, {"thor", 110}, {"orin", 87},   {"gfx950", 0},  {"mi350x", 0}};
     for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
         attn_device simulated = {.sm = 1};
         ck_assert_int_eq(platform_simulate(named[i].name, &simulated), 0);
