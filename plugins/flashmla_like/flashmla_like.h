@@ -15,8 +15,9 @@
 #include "plugins/common/cuda/plan.h"
 #include "plugins/flashmla_like/kernels/mla.h"
 
-/* Kernels by their rows: 8, 16, 32, 64. */
+/* Kernels by their rows, 8, 16, 32, 64, over each kind of latents. */
 enum { FM_KERNELS = 4 };
+enum { FM_LATENT_BF16, FM_LATENT_CODES, FM_LATENTS };
 
 enum {
     FM_INDEX_FORMS = ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_CSR,
@@ -28,14 +29,14 @@ struct attn_instance {
     const cuda_api *cuda;
     cuda_facts facts;
     cuda_module module;
-    cuda_function plan, merge, attend[FM_KERNELS];
+    cuda_function plan, merge, attend[FM_LATENTS][FM_KERNELS];
     uint32_t num_groups;
     cuda_group *groups; /* one KV head, dim MLA_DIM; layers lie after them */
 };
 
 /* How a batch is cut for a group. */
 typedef struct fm_shape {
-    int kernel; /* place in attn_instance.attend */
+    int kernel; /* place in attn_instance.attend[] */
     int rows;   /* of a block */
     int pair;   /* blocks of a unit */
     int ranges;

@@ -20,18 +20,21 @@ static attn_status find_layer(const attn_instance *instance, int32_t layer_id, u
                                 "layer_id %d is not of this instance", layer_id);
 }
 
-static attn_status launch_all(const attn_metadata *metadata, const fm_shape *shape, mla_call *call,
+static attn_status launch_all(const attn_metadata *metadata, uint32_t index, mla_call *call,
                               attn_stream stream, attn_error *error)
 {
     const attn_instance *instance = metadata->instance;
+    const fm_shape found = fm_find_shape(metadata, index), *shape = &found;
+    const int codes = cuda_is_fp8(instance->groups[index].kv_dtype);
     const int64_t blocks = (int64_t)shape->ranges * shape->pair;
     void *params[] = {call};
-    const cuda_launch attend = {.function = instance->attend[shape->kernel],
-                                .name = "mla_attend",
-                                .grid = {blocks, 1, 1},
-                                .block = {MLA_THREADS},
-                                .shared = (uint32_t)MLA_SHARED(shape->rows),
-                                .programmatic = 1};
+    const cuda_launch attend = {
+        .function = instance->attend[codes ? FM_LATENT_CODES : FM_LATENT_BF16][shape->kernel],
+        .name = "mla_attend",
+        .grid = {blocks, 1, 1},
+        .block = {MLA_THREADS},
+        .shared = (uint32_t)(codes ? MLA_CODES_SHARED(shape->rows) : MLA_SHARED(shape->rows)),
+        .programmatic = 1};
     const cuda_launch merge = {.function = instance->merge,
                                .name = "mla_merge",
                                .grid = {4 * (int64_t)instance->facts.num_sms, 1, 1},
@@ -61,9 +64,8 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     status = fm_take_operands(metadata, index, layer, &args, &call, error);
     if (status != ATTN_OK)
         return status;
-    const fm_shape shape = fm_find_shape(metadata, index);
     fm_describe(metadata, index, &call);
-    return launch_all(metadata, &shape, &call, stream, error);
+    return launch_all(metadata, index, &call, stream, error);
 }
 
 attn_status fm_forward_extend(attn_metadata *metadata, int32_t layer_id,

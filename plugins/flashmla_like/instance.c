@@ -51,8 +51,10 @@ static attn_status find(attn_instance *made, const char *name, uint32_t shared,
 
 static attn_status load_kernels(attn_instance *made, attn_error *error)
 {
-    static const char *const names[FM_KERNELS] = {"mla_attend_8", "mla_attend_16", "mla_attend_32",
-                                                  "mla_attend_64"};
+    static const char *const names[FM_LATENTS][FM_KERNELS] = {
+        [FM_LATENT_BF16] = {"mla_attend_8", "mla_attend_16", "mla_attend_32", "mla_attend_64"},
+        [FM_LATENT_CODES] = {"mla_attend_codes_8", "mla_attend_codes_16", "mla_attend_codes_32",
+                             "mla_attend_codes_64"}};
     attn_status status =
         cuda_image_load(made->cuda, &made->facts, images, 1, &made->module, NULL, error);
     if (status == ATTN_OK)
@@ -60,7 +62,11 @@ static attn_status load_kernels(attn_instance *made, attn_error *error)
     if (status == ATTN_OK)
         status = find(made, "mla_merge", 0, &made->merge, error);
     for (uint32_t i = 0; i < FM_KERNELS && status == ATTN_OK; i++)
-        status = find(made, names[i], MLA_SHARED(8u << i), &made->attend[i], error);
+        status = find(made, names[FM_LATENT_BF16][i], MLA_SHARED(8u << i),
+                      &made->attend[FM_LATENT_BF16][i], error);
+    for (uint32_t i = 0; i < FM_KERNELS && status == ATTN_OK; i++)
+        status = find(made, names[FM_LATENT_CODES][i], MLA_CODES_SHARED(8u << i),
+                      &made->attend[FM_LATENT_CODES][i], error);
     return status;
 }
 

@@ -6,6 +6,8 @@
 
 #include "attn_plugin_util.h"
 
+#include <math.h>
+
 #define FAIL(error, field, ...)                                                                    \
     attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
 
@@ -78,6 +80,8 @@ static attn_status take_outputs(const cuda_group *group, const attn_forward_args
     to->out_head = stride_bytes(out, 1);
     if (is_aligned(out, 2 * (int64_t)attn_dtype_size(group->out_dtype)))
         to->aligned |= CALL_ALIGNED_OUT;
+    if (is_aligned(out, 16))
+        to->aligned |= CALL_ALIGNED_OUT_16;
     if (lse) {
         to->lse = (float *)(void *)attn_util_data(lse);
         to->lse_row = stride_bytes(lse, 0);
@@ -123,7 +127,7 @@ static attn_status take_cache(const cuda_group *group, const attn_forward_args *
                               call_operands *to, attn_error *error)
 {
     const attn_tensor *cache = NULL;
-    attn_util_form form = {.dtype = ATTN_BF16,
+    attn_util_form form = {.dtype = group->kv_dtype,
                            .ndim = 3,
                            .shape = {0, group->page_size, MLA_DIM},
                            .written = to->save};
@@ -131,11 +135,37 @@ static attn_status take_cache(const cuda_group *group, const attn_forward_args *
     if (status != ATTN_OK)
         return status;
     to->k_cache = attn_util_data(cache);
-    to->v_cache = (char *)attn_util_data(cache) + MLA_LORA * 2;
+    to->v_cache = (char *)attn_util_data(cache) + MLA_LORA * (int)attn_dtype_size(cache->dtype);
     to->k_page = to->v_page = stride_bytes(cache, 0);
     to->k_token = to->v_token = stride_bytes(cache, 1);
     if (is_aligned(cache, 16))
         to->aligned |= CALL_ALIGNED_CACHE;
+    return ATTN_OK;
+}
+
+/* The scale of quantised latents: on the device it is read there, else it travels in the argument.
+ */
+static attn_status take_scale(const cuda_group *group, const attn_forward_args *args,
+                              call_operands *to, attn_error *error)
+{
+    const attn_scale *scale =
+        args->scales ? attn_operand_scale(args, ATTN_ROLE_LATENT_CACHE) : NULL;
+    const char *name = attn_util_role_name(ATTN_ROLE_LATENT_CACHE);
+    if (!cuda_is_fp8(group->kv_dtype))
+        return ATTN_OK;
+    if (!scale || (!scale->device && !scale->host))
+        return FAIL(error, ATTN_FIELD_SCALE, "scale of %s is missing", name);
+    if (scale->granularity != ATTN_SCALE_PER_TENSOR || scale->count != 1)
+        return FAIL(error, ATTN_FIELD_SCALE,
+                    "scale of %s: granularity %u, count %u: accepted per_tensor, 1", name,
+                    scale->granularity, scale->count);
+    to->k_scale_device = scale->device;
+    if (scale->device)
+        return ATTN_OK;
+    if (!(scale->host[0] > 0) || !isfinite(scale->host[0]))
+        return FAIL(error, ATTN_FIELD_SCALE, "scale of %s is %s: accepted finite, above 0", name,
+                    attn_util_number((double)scale->host[0]).text);
+    to->k_scales[0] = scale->host[0];
     return ATTN_OK;
 }
 
@@ -170,5 +200,7 @@ attn_status fm_take_operands(const attn_metadata *metadata, uint32_t index,
                               error);
     if (status == ATTN_OK)
         status = take_cache(group, args, &call->operands, error);
+    if (status == ATTN_OK)
+        status = take_scale(group, args, &call->operands, error);
     return status == ATTN_OK ? take_sinks(group, args, &call->operands, error) : status;
 }

@@ -32,6 +32,23 @@ static int is_bf16(attn_dtype dtype)
     return dtype == ATTN_BF16;
 }
 
+/* bf16 latents have no scale, e4m3 has one. Where the dtype has to change, it may become either. */
+static void check_scales(const attn_problem *problem, const attn_layer_group *group,
+                         attn_verdict *verdict)
+{
+    const uint32_t given = group->kv_scale_granularity;
+    const int quantised = problem->kv_dtype == ATTN_FP8_E4M3;
+    const int open = !quantised && !is_bf16(problem->kv_dtype);
+    if (given == ATTN_SCALE_NONE ? !quantised
+                                 : given == ATTN_SCALE_PER_TENSOR && (quantised || open))
+        return;
+    REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY,
+           open        ? "none, per_tensor"
+           : quantised ? "per_tensor"
+                       : "none",
+           "%s", attn_util_granularity_name(given));
+}
+
 static void check_group(const attn_layer_group *group, attn_verdict *verdict)
 {
     if (group->kind != ATTN_KIND_MLA)
@@ -66,13 +83,11 @@ static void check_dtypes(const attn_problem *problem, const attn_layer_group *gr
     attn_util_check_inputs(problem, group, ATTN_BF16, verdict);
     if (!is_bf16(problem->q_dtype))
         REFUSE(DTYPE, Q_DTYPE, "bf16", "%s", attn_util_dtype_name(problem->q_dtype));
-    if (!is_bf16(problem->kv_dtype))
-        REFUSE(DTYPE, KV_DTYPE, "bf16", "%s", attn_util_dtype_name(problem->kv_dtype));
+    if (!is_bf16(problem->kv_dtype) && problem->kv_dtype != ATTN_FP8_E4M3)
+        REFUSE(DTYPE, KV_DTYPE, "bf16, fp8_e4m3", "%s", attn_util_dtype_name(problem->kv_dtype));
     if (!is_bf16(problem->out_dtype) && problem->out_dtype != ATTN_F32)
         REFUSE(DTYPE, OUT_DTYPE, "f32, bf16", "%s", attn_util_dtype_name(problem->out_dtype));
-    if (group->kv_scale_granularity != ATTN_SCALE_NONE)
-        REFUSE(SCALE_GRANULARITY, SCALE_GRANULARITY, "none", "%s",
-               attn_util_granularity_name(group->kv_scale_granularity));
+    check_scales(problem, group, verdict);
 }
 
 static attn_status check_sense(const attn_problem *problem, const attn_layer_group *group,

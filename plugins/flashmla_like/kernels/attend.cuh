@@ -30,6 +30,7 @@ template <int N> struct mla_shared {
     unsigned q, tiles, p;
     float *exchange; /* [4 warps][N] */
     float *factor;   /* [N] what outputs are multiplied by */
+    float *q_scale;  /* [N] what scores are multiplied by: e4m3 alone */
     int *lo, *hi;    /* [N] keys that a row sees */
     unsigned full, empty, p_full, p_empty;
 };
@@ -43,6 +44,7 @@ template <int N> DEVICE mla_shared<N> shared_find(unsigned char *memory)
     m.exchange =
         (float *)(memory + MLA_SHARED_Q(N) + MLA_STAGES * MLA_SHARED_TILE + MLA_SHARED_P(N));
     m.factor = m.exchange + 4 * N;
+    m.q_scale = 0;
     m.lo = (int *)(m.factor + N);
     m.hi = m.lo + N;
     m.full = shared_address(m.hi + 2 * N);
@@ -323,22 +325,23 @@ DEVICE void exchange_max(float (&top)[N / 4], const mla_shared<N> &m, int warp, 
 }
 
 /* Two or four 8 x 8 matrices of tokens by queries into rows of queries. */
-template <int N> DEVICE void store_turned(unsigned p, const float (&s)[N / 2], int warp, int lane)
+template <int N, bool half = false>
+DEVICE void store_turned(unsigned p, const float (&s)[N / 2], int warp, int lane)
 {
     const int piece = warp * 2 + lane / 8 % 2;
 #pragma unroll
     for (int i = 0; i < N / 8; i += 2) {
         int n = (i + lane / 16) * 8 + lane % 8;
-        unsigned a = pack_pair<false>(s[4 * i], s[4 * i + 1]);
-        unsigned b = pack_pair<false>(s[4 * i + 2], s[4 * i + 3]);
+        unsigned a = pack_pair<half>(s[4 * i], s[4 * i + 1]);
+        unsigned b = pack_pair<half>(s[4 * i + 2], s[4 * i + 3]);
         if (N == 8) {
             unsigned to = p + swizzled(lane % 8, piece);
             asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to),
                          "r"(a), "r"(b)
                          : "memory");
         } else {
-            unsigned d = pack_pair<false>(s[(4 * i + 4) % (N / 2)], s[(4 * i + 5) % (N / 2)]);
-            unsigned e = pack_pair<false>(s[(4 * i + 6) % (N / 2)], s[(4 * i + 7) % (N / 2)]);
+            unsigned d = pack_pair<half>(s[(4 * i + 4) % (N / 2)], s[(4 * i + 5) % (N / 2)]);
+            unsigned e = pack_pair<half>(s[(4 * i + 6) % (N / 2)], s[(4 * i + 7) % (N / 2)]);
             asm volatile(
                 "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                     p + swizzled(n, piece)),
@@ -423,6 +426,27 @@ DEVICE void finish(const mla_call &c, const mla_walk &w, const index_sequence &q
     }
 }
 
+/* The keys [*lo, *hi) that every row of the block sees: of its queries the first sees the fewest
+ * on the right, the last on the left. */
+template <int N>
+DEVICE void seen_by_all(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                        const mask_rule &rule, int *lo, int *hi)
+{
+    const int first = first_row<N>(c, w), last = int_min(first + N, q.q_len * c.heads) - 1;
+    int ignored;
+    mask_outline(&rule, &c.batch, &q, first / c.heads, first / c.heads, &ignored, hi);
+    mask_outline(&rule, &c.batch, &q, last / c.heads, last / c.heads, lo, &ignored);
+}
+
+template <int N> DEVICE void columns_begin(mla_columns<N> &columns)
+{
+#pragma unroll
+    for (int k = 0; k < N / 4; k++) {
+        columns.top[k] = SOFTMAX_EMPTY;
+        columns.sum[k] = 0;
+    }
+}
+
 template <int N> DEVICE void score(const mla_call &c, const mla_shared<N> &m)
 {
     const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
@@ -435,20 +459,11 @@ template <int N> DEVICE void score(const mla_call &c, const mla_shared<N> &m)
         index_sequence q;
         mla_columns<N> columns;
         float factor[N / 4], s[N / 2];
-        int lo, hi, least_hi, ignored;
+        int lo, least_hi;
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         load_queries<N>(c, w, q, m, thread);
-        /* Of a block's queries the first sees the fewest keys on the right, the last on the left.
-         */
-        int last = int_min(first_row<N>(c, w) + N, q.q_len * c.heads) - 1;
-        mask_outline(&rule, &c.batch, &q, first_row<N>(c, w) / c.heads,
-                     first_row<N>(c, w) / c.heads, &ignored, &least_hi);
-        mask_outline(&rule, &c.batch, &q, last / c.heads, last / c.heads, &lo, &hi);
-#pragma unroll
-        for (int k = 0; k < N / 4; k++) {
-            columns.top[k] = SOFTMAX_EMPTY;
-            columns.sum[k] = 0;
-        }
+        seen_by_all<N>(c, w, q, rule, &lo, &least_hi);
+        columns_begin<N>(columns);
         for (int t = w.t0; t < w.t1; t++) {
             int j = (w.u.first_tile + t) * MLA_TILE;
             barrier_wait(m.full + 8 * at.slot, at.phase);
@@ -602,19 +617,21 @@ DEVICE void store_part(const mla_call &c, const mla_walk &w, const mla_sums<N> &
 }
 
 /* New latents to their slots; who reads them here reads them as they are given. */
-DEVICE void save_latents(const mla_call &c, int thread, int threads)
+DEVICE void save_latents(const mla_call &c, int to_dtype, int thread, int threads)
 {
     const call_operands *o = &c.operands;
     const int *indptr = c.batch.new_indptr ? c.batch.new_indptr : c.batch.q_indptr;
     i64 first = indptr ? index_int(indptr, 0) : 0, end = index_num_seqs(&c.batch);
     if (indptr)
         end = index_int(indptr, end);
-    save_kv_call call = {{o->k, o->k_cache, o->k_row, 0, o->k_page, o->k_token, 0, 0, 0, MLA_LORA},
-                         {o->v, o->v_cache, o->v_row, 0, o->v_page, o->v_token, 0, 0, 0, MLA_ROPE},
-                         c.batch.out_cache_loc,
-                         c.page_size,
-                         ELEMENT_BF16,
-                         ELEMENT_BF16};
+    const float *scales = o->k_scale_device ? o->k_scale_device : o->k_scales;
+    save_kv_call call = {
+        {o->k, o->k_cache, o->k_row, 0, o->k_page, o->k_token, 0, scales, 0, MLA_LORA},
+        {o->v, o->v_cache, o->v_row, 0, o->v_page, o->v_token, 0, scales, 0, MLA_ROPE},
+        c.batch.out_cache_loc,
+        c.page_size,
+        ELEMENT_BF16,
+        to_dtype};
     save_kv_rows(&call, first + (int)blockIdx.x, end, (int)gridDim.x, 0, thread, threads);
 }
 
@@ -636,11 +653,11 @@ DEVICE void clear_padding(const mla_call &c, int thread, int threads)
     }
 }
 
-/* What warpgroups 2 and 3 do while the first tile is loaded. */
-DEVICE void begin_rows(const mla_call &c, int thread)
+/* What warpgroups 2 and 3 do while the first tile is loaded; `dtype` is the cache's. */
+DEVICE void begin_rows(const mla_call &c, int dtype, int thread)
 {
     if (c.operands.save)
-        save_latents(c, thread, 2 * GROUP_THREADS);
+        save_latents(c, dtype, thread, 2 * GROUP_THREADS);
     clear_padding(c, thread, 2 * GROUP_THREADS);
 }
 
@@ -651,7 +668,7 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
     ring<MLA_STAGES> at;
     unsigned p_phase = 0;
     mla_sums<N> o;
-    begin_rows(c, thread);
+    begin_rows(c, ELEMENT_BF16, thread);
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
@@ -685,8 +702,19 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
 
 #define DEVICE_MEMBER __device__ __forceinline__
 
-/* What warpgroup 1 does, and what 2 and 3 do. attend_rows.cuh has others for 64 rows. */
+/* What the warpgroups of a kernel of N rows do, and how many registers they have: attend_rows.cuh
+ * has others for 64 rows, attend_codes.cuh for e4m3. */
 template <int N> struct mla_roles {
+    static constexpr int rows = N, stages = MLA_STAGES, feeding = 56, scoring = 104, adding = 176;
+
+    static DEVICE_MEMBER mla_shared<N> find(unsigned char *memory)
+    {
+        return shared_find<N>(memory);
+    }
+    static DEVICE_MEMBER void feed(const mla_call &c, const mla_shared<N> &m)
+    {
+        ::feed<N>(c, m);
+    }
     static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<N> &m)
     {
         ::score<N>(c, m);
@@ -697,13 +725,13 @@ template <int N> struct mla_roles {
     }
 };
 
-template <int N> DEVICE void attend(const mla_call &c)
+template <class roles> DEVICE void attend(const mla_call &c)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
-    const mla_shared<N> m = shared_find<N>(memory);
+    const mla_shared<roles::rows> m = roles::find(memory);
     const int group = uniform((int)threadIdx.x / GROUP_THREADS);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < MLA_STAGES; i++) {
+        for (int i = 0; i < roles::stages; i++) {
             barrier_init(m.full + 8 * i, GROUP_THREADS);
             barrier_init(m.empty + 8 * i, 12);
         }
@@ -715,22 +743,23 @@ template <int N> DEVICE void attend(const mla_call &c)
     grid_launch_dependents();
     grid_wait();
     if (group == 0) {
-        registers_release<(N < 64 ? 56 : 72)>();
-        feed<N>(c, m);
+        registers_release<roles::feeding>();
+        roles::feed(c, m);
     } else if (group == 1) {
-        registers_release<104>();
-        mla_roles<N>::score(c, m);
+        registers_release<roles::scoring>();
+        roles::score(c, m);
     } else {
-        registers_take<(N < 64 ? 176 : 168)>();
-        mla_roles<N>::add_up(c, m);
+        registers_take<roles::adding>();
+        roles::add_up(c, m);
     }
 }
 
-#define MLA_ATTEND(N)                                                                              \
+#define MLA_KERNEL(name, ...)                                                                      \
     extern "C" __global__ void __launch_bounds__(MLA_THREADS, 1)                                   \
-        mla_attend_##N(const __grid_constant__ mla_call c)                                         \
+        name(const __grid_constant__ mla_call c)                                                   \
     {                                                                                              \
-        attend<N>(c);                                                                              \
+        attend<__VA_ARGS__>(c);                                                                    \
     }
+#define MLA_ATTEND(N) MLA_KERNEL(mla_attend_##N, mla_roles<N>)
 
 #endif /* FLASHMLA_LIKE_ATTEND_CUH */

@@ -130,12 +130,10 @@ DEVICE void rows_score(const mla_call &c, const mla_shared<ROWS> &m)
         index_sequence q;
         mla_rows rows = {{SOFTMAX_EMPTY, SOFTMAX_EMPTY}, {0, 0}};
         float factor[2], s[32];
-        int lo, hi, least_hi, ignored;
+        int lo, least_hi;
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         load_queries<ROWS>(c, w, q, m, thread);
-        int first = first_row<ROWS>(c, w), last = int_min(first + ROWS, q.q_len * c.heads) - 1;
-        mask_outline(&rule, &c.batch, &q, first / c.heads, first / c.heads, &ignored, &least_hi);
-        mask_outline(&rule, &c.batch, &q, last / c.heads, last / c.heads, &lo, &hi);
+        seen_by_all<ROWS>(c, w, q, rule, &lo, &least_hi);
         for (int t = w.t0; t < w.t1; t++) {
             int j = (w.u.first_tile + t) * MLA_TILE;
             barrier_wait(m.full + 8 * at.slot, at.phase);
@@ -247,7 +245,7 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m)
     ring<MLA_STAGES> at;
     unsigned p_phase = 0;
     float o[2][64];
-    begin_rows(c, thread);
+    begin_rows(c, ELEMENT_BF16, thread);
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
@@ -276,6 +274,17 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m)
 
 /* The kernel of 64 rows. */
 template <> struct mla_roles<ROWS> {
+    static constexpr int rows = ROWS, stages = MLA_STAGES, feeding = 72, scoring = 104;
+    static constexpr int adding = 168;
+
+    static DEVICE_MEMBER mla_shared<ROWS> find(unsigned char *memory)
+    {
+        return shared_find<ROWS>(memory);
+    }
+    static DEVICE_MEMBER void feed(const mla_call &c, const mla_shared<ROWS> &m)
+    {
+        ::feed<ROWS>(c, m);
+    }
     static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<ROWS> &m)
     {
         rows_score(c, m);

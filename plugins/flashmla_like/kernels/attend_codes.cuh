@@ -1,0 +1,568 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attend_codes.cuh: N query rows, at most 64, over tiles of 64 latents of e4m3 with one scale. The
+ * products are those of attend.cuh, tokens or dimensions as rows, in fp16, which holds each code
+ * exactly. No tile is widened in shared memory: whoever multiplies loads codes as they lie, 8 bytes
+ * a lane, and converts them into the registers of the product's first operand.
+ *
+ *   S^T[64 x N]  = K[64 x 576] Q^T      a lane's 8 codes of a token: two products of 16
+ *   O^T[512 x N] += V^T[512 x 64] P^T   its 8 dimensions of four tokens: four products of 16 tokens
+ *
+ * Queries are rounded to nothing: each row is multiplied by the power of two that brings its
+ * largest element just below 2^15, where elements down to 2^-32 of it stay exact. Probabilities are
+ * stored times 2^15, so that fp16 holds those down to 2^-29 to its full precision.
+ */
+#ifndef FLASHMLA_LIKE_ATTEND_CODES_CUH
+#define FLASHMLA_LIKE_ATTEND_CODES_CUH
+
+#include "plugins/flashmla_like/kernels/attend_rows.cuh"
+
+#define CODES_PIECES (MLA_DIM / 16) /* of 16 bytes in a row */
+#define CODES_BLOCKS (MLA_DIM / 32) /* of 32 codes: what the lanes of a row load at once */
+#define P_SCALE      32768.0f
+
+/* ---- Shared memory --------------------------------------------------------------------------- */
+
+template <int N> DEVICE mla_shared<N> codes_find(unsigned char *memory)
+{
+    mla_shared<N> m;
+    m.q = shared_address(memory);
+    m.p = m.q + MLA_SHARED_Q(N);
+    m.tiles = m.p + MLA_SHARED_P(N);
+    m.exchange = (float *)(memory + MLA_SHARED_Q(N) + MLA_SHARED_P(N) +
+                           MLA_CODES_STAGES(N) * MLA_CODES_TILE);
+    m.factor = m.exchange + 4 * N;
+    m.q_scale = m.factor + N;
+    m.lo = (int *)(m.q_scale + N);
+    m.hi = m.lo + N;
+    m.full = shared_address(m.hi + N);
+    m.empty = m.full + 8 * MLA_CODES_STAGES(N);
+    m.p_full = m.empty + 8 * MLA_CODES_STAGES(N);
+    m.p_empty = m.p_full + 8;
+    return m;
+}
+
+/* Where block `block` of a row of a tile lies. Rows are MLA_CODES_ROW bytes apart and neighbouring
+ * blocks change places in every other four rows: then four rows in a line, and four that are two
+ * apart, lie in different banks. */
+DEVICE unsigned codes_place(int row, int block)
+{
+    return row * MLA_CODES_ROW + (block ^ (row / 4 % 2)) * 32;
+}
+
+/* "cvt": two codes of e4m3 as fp16, exact. */
+DEVICE unsigned widen_pair(unsigned short codes)
+{
+    unsigned pair;
+    asm volatile("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(codes));
+    return pair;
+}
+
+DEVICE unsigned widen_low(unsigned codes)
+{
+    return widen_pair((unsigned short)codes);
+}
+
+DEVICE unsigned widen_high(unsigned codes)
+{
+    return widen_pair((unsigned short)(codes >> 16));
+}
+
+DEVICE uint2 codes_load(unsigned address)
+{
+    uint2 x;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(x.x), "=r"(x.y)
+                 : "r"(address)
+                 : "memory");
+    return x;
+}
+
+/* ---- Warpgroup 0: tiles ---------------------------------------------------------------------- */
+
+DEVICE float codes_scale(const mla_call &c)
+{
+    return c.operands.k_scale_device ? *c.operands.k_scale_device : c.operands.k_scales[0];
+}
+
+/* A lane's row of a warp's 16 of a tile. */
+struct codes_source {
+    const char *row, *k_pe;
+    int bytes; /* 16, or 0: zeros */
+    int fresh; /* 1: a new latent, c_kv in `row`, which is quantised here */
+};
+
+DEVICE codes_source codes_find_source(const mla_call &c, const index_sequence &q, int lo, int hi,
+                                      int j)
+{
+    mla_source at = find_source(c, q, lo, hi, j);
+    return codes_source{at.c_kv, at.k_pe, at.bytes, at.bytes && j >= q.first_new};
+}
+
+/* 16 bytes at any address. */
+DEVICE void codes_copy_slow(unsigned to, const char *from, int bytes)
+{
+    u32 words[4] = {0, 0, 0, 0};
+    if (bytes)
+        for (int i = 0; i < 16; i++)
+            words[i / 4] |= (u32)((const u8 *)from)[i] << i % 4 * 8;
+    shared_store(to, make_uint4(words[0], words[1], words[2], words[3]));
+}
+
+/* A new latent as the cache would hold it, by a warp. */
+DEVICE void codes_quantise(unsigned tile, int row, const char *c_kv, const char *k_pe, float scale,
+                           int lane)
+{
+    for (int d = lane * 4; d < MLA_DIM; d += 128) {
+        const char *from = d < MLA_LORA ? c_kv + d * 2 : k_pe + (d - MLA_LORA) * 2;
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            x[i] = f32_divide(element_from_bf16(((const any16 *)from)[i]), scale);
+        unsigned codes = pack_codes(x[0], x[1], x[2], x[3]);
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + codes_place(row, d / 32) + d % 32),
+                     "r"(codes)
+                     : "memory");
+    }
+}
+
+/* Eight lanes copy 128 bytes of a row at a time, four rows side by side. */
+DEVICE void codes_load_tile(const codes_source &mine, unsigned tile, int warp, int lane,
+                            bool aligned)
+{
+    const int piece = lane % 8;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = warp * 16 + i * 4 + lane / 8;
+        const char *from = shuffle_pointer(mine.row, i * 4 + lane / 8) + piece * 16;
+        const int bytes = __shfl_sync(~0u, mine.bytes, i * 4 + lane / 8);
+        const int fresh = __shfl_sync(~0u, mine.fresh, i * 4 + lane / 8);
+        const unsigned to = tile + codes_place(row, piece / 2) + piece % 2 * 16;
+        if (fresh)
+            continue;
+#pragma unroll
+        for (int k = 0; k < (CODES_PIECES + 7) / 8; k++)
+            if (k * 8 + 8 <= CODES_PIECES || k * 8 + piece < CODES_PIECES) {
+                if (aligned)
+                    copy_async(to + k * 128, from + k * 128, bytes);
+                else
+                    codes_copy_slow(to + k * 128, from + k * 128, bytes);
+            }
+    }
+}
+
+DEVICE void codes_load_fresh(const codes_source &mine, unsigned tile, float scale, int warp,
+                             int lane)
+{
+    for (int i = 0; i < 16; i++) {
+        const char *c_kv = shuffle_pointer(mine.row, i), *k_pe = shuffle_pointer(mine.k_pe, i);
+        if (__shfl_sync(~0u, mine.fresh, i))
+            codes_quantise(tile, warp * 16 + i, c_kv, k_pe, scale, lane);
+    }
+}
+
+template <int N> DEVICE void codes_feed(const mla_call &c, const mla_shared<N> &m)
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
+    const mask_rule rule = plan_rule(&c);
+    const float scale = codes_scale(c);
+    ring<MLA_CODES_STAGES(N)> at;
+    mla_walk w = walk_begin(c);
+    while (walk_next(c, w)) {
+        index_sequence q;
+        int lo, hi, rows = N * c.pair;
+        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        int last = int_min(w.u.first_row + rows, q.q_len * c.heads) - 1;
+        mask_outline(&rule, &c.batch, &q, w.u.first_row / c.heads, last / c.heads, &lo, &hi);
+        int j = (w.u.first_tile + w.t0) * MLA_TILE + warp * 16 + lane % 16;
+        codes_source next = codes_find_source(c, q, lo, hi, j);
+        for (int t = w.t0; t < w.t1; t++) {
+            codes_source now = next;
+            j += MLA_TILE;
+            if (t + 1 < w.t1)
+                next = codes_find_source(c, q, lo, hi, j);
+            const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE;
+            barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
+            codes_load_tile(now, tile, warp, lane, aligned);
+            if (aligned && !__any_sync(~0u, now.fresh)) {
+                copy_arrive(m.full + 8 * at.slot);
+            } else {
+                codes_load_fresh(now, tile, scale, warp, lane);
+                copy_wait();
+                barrier_arrive(m.full + 8 * at.slot);
+            }
+            at.advance();
+        }
+    }
+    copy_wait();
+}
+
+/* ---- Warpgroup 1: scores --------------------------------------------------------------------- */
+
+DEVICE unsigned codes_query_place(unsigned q, int rows, int n, int piece)
+{
+    return q + piece / 8 * (rows * ROW_BYTES) + swizzled(n, piece % 8);
+}
+
+DEVICE unsigned bf16_pair_top(unsigned top, unsigned pair)
+{
+    const unsigned low = pair & 0x7fff, high = pair >> 16 & 0x7fff;
+    top = low < 0x7f80 && low > top ? low : top;
+    return high < 0x7f80 && high > top ? high : top;
+}
+
+DEVICE unsigned bf16_pair_to_f16(unsigned pair, float scale)
+{
+    return pack_pair<true>(bits_f32(pair << 16) * scale, bits_f32(pair & 0xffff0000u) * scale);
+}
+
+/* The power of two, as an exponent, that brings a row whose largest finite element has these bits
+ * just below 2^15. */
+DEVICE int query_exponent(int top)
+{
+    return top == 0 ? 0 : int_min(141 - top / 128, 126);
+}
+
+/* Queries, which load_queries() left in bf16, in fp16, in the order in which lanes load codes. Of a
+ * block of 32 elements lane t of four loads 8 t and following; the k-th pair of them belongs to
+ * product k / 2, in which it is pair t (k even) or 4 + t. */
+template <int N> DEVICE void convert_queries(const mla_shared<N> &m, float scale, int thread)
+{
+    int *top = (int *)m.q_scale;
+    if (thread < N)
+        top[thread] = 0;
+    named_sync(1, GROUP_THREADS);
+    for (int i = thread; i < N * CODES_BLOCKS; i += GROUP_THREADS) {
+        const int n = i % N, block = i / N;
+        unsigned most = 0;
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            uint4 x = shared_load(codes_query_place(m.q, N, n, block * 4 + t));
+            most = bf16_pair_top(bf16_pair_top(most, x.x), x.y);
+            most = bf16_pair_top(bf16_pair_top(most, x.z), x.w);
+        }
+        atomicMax(top + n, (int)most);
+    }
+    named_sync(1, GROUP_THREADS);
+    for (int i = thread; i < N * CODES_BLOCKS; i += GROUP_THREADS) {
+        const int n = i % N, block = i / N;
+        const float up = bits_f32((u32)(127 + query_exponent(top[n])) << 23);
+        uint4 x[4];
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            x[t] = shared_load(codes_query_place(m.q, N, n, block * 4 + t));
+            x[t] = make_uint4(bf16_pair_to_f16(x[t].x, up), bf16_pair_to_f16(x[t].y, up),
+                              bf16_pair_to_f16(x[t].z, up), bf16_pair_to_f16(x[t].w, up));
+        }
+        const unsigned to = block * 4;
+        shared_store(codes_query_place(m.q, N, n, to), make_uint4(x[0].x, x[1].x, x[2].x, x[3].x));
+        shared_store(codes_query_place(m.q, N, n, to + 1),
+                     make_uint4(x[0].y, x[1].y, x[2].y, x[3].y));
+        shared_store(codes_query_place(m.q, N, n, to + 2),
+                     make_uint4(x[0].z, x[1].z, x[2].z, x[3].z));
+        shared_store(codes_query_place(m.q, N, n, to + 3),
+                     make_uint4(x[0].w, x[1].w, x[2].w, x[3].w));
+    }
+    fence_async_shared();
+    named_sync(1, GROUP_THREADS);
+    if (thread < N)
+        m.q_scale[thread] = bits_f32((u32)(127 - query_exponent(top[thread])) << 23) * scale;
+    named_sync(1, GROUP_THREADS);
+}
+
+/* A block's codes of a lane's two tokens. */
+struct codes_block {
+    uint2 x[2];
+};
+
+DEVICE codes_block codes_load_block(unsigned tile, int block, int row, int lane)
+{
+    codes_block k;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        k.x[r] = codes_load(tile + codes_place(row + 8 * r, block) + lane % 4 * 8);
+    return k;
+}
+
+DEVICE void codes_widen_block(const codes_block &k, unsigned (&a)[2][4])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        a[0][r] = widen_low(k.x[r].x);
+        a[0][r + 2] = widen_high(k.x[r].x);
+        a[1][r] = widen_low(k.x[r].y);
+        a[1][r + 2] = widen_high(k.x[r].y);
+    }
+}
+
+/* Codes of one block are converted while those of the block before are multiplied. The tile is
+ * given back once all are loaded. */
+template <int N>
+DEVICE void codes_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned tile, unsigned empty,
+                         int warp, int lane)
+{
+    const unsigned long long b = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
+    const int row = warp * 16 + lane / 4;
+    unsigned a[2][2][4];
+    codes_block k = codes_load_block(tile, 0, row, lane);
+#pragma unroll
+    for (int i = 0; i < CODES_BLOCKS; i++) {
+        if (i >= 2)
+            products_wait<1>();
+        codes_widen_block(k, a[i % 2]);
+        if (i + 1 < CODES_BLOCKS)
+            k = codes_load_block(tile, i + 1, row, lane);
+        else
+            release(empty);
+        products_fence();
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+            product_held<N>::run(
+                s, a[i % 2][n],
+                descriptor_advance(b, i / 2 * (N * ROW_BYTES) + (i % 2 * 2 + n) * 32), i + n > 0);
+        products_commit();
+    }
+    products_wait<0>();
+    products_arrived(s);
+}
+
+/* Scores in units of log 2. */
+template <int N> DEVICE void codes_rescale(float (&s)[N / 2], const mla_shared<N> &m, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+        const float2 f = *(const float2 *)(m.q_scale + i * 8 + lane % 4 * 2);
+        s[4 * i] *= f.x;
+        s[4 * i + 1] *= f.y;
+        s[4 * i + 2] *= f.x;
+        s[4 * i + 3] *= f.y;
+    }
+}
+
+template <int N> DEVICE void codes_score(const mla_call &c, const mla_shared<N> &m)
+{
+    const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
+    const mask_rule rule = plan_rule(&c);
+    const float cache_scale = codes_scale(c);
+    ring<MLA_CODES_STAGES(N)> at;
+    unsigned p_phase = 1;
+    mla_walk w = walk_begin(c);
+    while (walk_next(c, w)) {
+        index_sequence q;
+        mla_columns<N> columns;
+        float factor[N / 4], s[N / 2];
+        int lo, least_hi;
+        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        load_queries<N>(c, w, q, m, thread);
+        convert_queries<N>(m, cache_scale * (c.sm_scale * SOFTMAX_LOG2E), thread);
+        seen_by_all<N>(c, w, q, rule, &lo, &least_hi);
+        columns_begin<N>(columns);
+        for (int t = w.t0; t < w.t1; t++) {
+            int j = (w.u.first_tile + t) * MLA_TILE;
+            barrier_wait(m.full + 8 * at.slot, at.phase);
+            codes_scores<N>(s, m, m.tiles + at.slot * MLA_CODES_TILE, m.empty + 8 * at.slot, warp,
+                            lane);
+            at.advance();
+            codes_rescale<N>(s, m, lane);
+            if (j < lo || j + MLA_TILE > least_hi)
+                hide<N>(s, m, j + warp * 16 + lane / 4, lane);
+            softmax<N>(s, columns, factor, m, warp, lane);
+#pragma unroll
+            for (int i = 0; i < N / 2; i++)
+                s[i] *= P_SCALE;
+            barrier_wait(m.p_empty, p_phase);
+            p_phase ^= 1;
+            store_turned<N, true>(m.p, s, warp, lane);
+            store_factors<N>(factor, m, warp, lane);
+            fence_async_shared();
+            barrier_arrive(m.p_full);
+            named_sync(1, GROUP_THREADS);
+        }
+        finish<N>(c, w, q, columns, factor, m, warp, lane);
+#pragma unroll
+        for (int k = 0; k < N / 4; k++)
+            factor[k] *= cache_scale * (1 / P_SCALE);
+        barrier_wait(m.p_empty, p_phase);
+        p_phase ^= 1;
+        store_factors<N>(factor, m, warp, lane);
+        barrier_arrive(m.p_full);
+    }
+}
+
+/* ---- Warpgroups 2 and 3: values -------------------------------------------------------------- */
+
+/* 8 dimensions of four tokens: 2 t and 2 t + 1 of the first 8 of 16, and of the second 8. */
+struct codes_values {
+    uint2 x[4];
+};
+
+DEVICE codes_values codes_load_values(unsigned tile, int tokens, int block, int lane)
+{
+    codes_values v;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        v.x[i] = codes_load(tile + codes_place(tokens + lane % 4 * 2 + i % 2 + i / 2 * 8, block) +
+                            lane / 4 % 4 * 8);
+    return v;
+}
+
+/* Two products, 2 `half` and the next, whose rows are four of the lane's dimensions. */
+DEVICE void codes_widen_values(const codes_values &v, int half, unsigned (&a)[2][4])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const unsigned even = half ? v.x[2 * i].y : v.x[2 * i].x;
+        const unsigned odd = half ? v.x[2 * i + 1].y : v.x[2 * i + 1].x;
+        const unsigned first = __byte_perm(even, odd, 0x5140);
+        const unsigned second = __byte_perm(even, odd, 0x7362);
+        a[0][2 * i] = widen_low(first);
+        a[0][2 * i + 1] = widen_high(first);
+        a[1][2 * i] = widen_low(second);
+        a[1][2 * i + 1] = widen_high(second);
+    }
+}
+
+/* Step i of eight: 16 tokens by half of the lane's dimensions. */
+template <int N>
+DEVICE void codes_add(mla_sums<N> &o, const unsigned (&a)[2][4], const mla_shared<N> &m, int i,
+                      int add)
+{
+    const unsigned long long b = matrix_descriptor(m.p, 16, 8 * ROW_BYTES);
+    products_fence();
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+        product_held<N>::run(o[i % 2 * 2 + n], a[n], descriptor_advance(b, i / 2 * 32), add);
+    products_commit();
+}
+
+/* Outputs of whole units: a lane has eight dimensions of its rows side by side. */
+template <int N>
+DEVICE void codes_out(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                      const mla_sums<N> &o, int d0)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int r = first + i * 8 + lane % 4 * 2 + e;
+            float x[8];
+            if (r >= rows)
+                continue;
+#pragma unroll
+            for (int d = 0; d < 8; d++)
+                x[d] = o[d / 2][4 * i + 2 * (d % 2) + e];
+            char *to = (char *)c.operands.out + (q.first_row + r / c.heads) * c.operands.out_row +
+                       r % c.heads * c.operands.out_head;
+            if (c.operands.aligned & CALL_ALIGNED_OUT_16 && c.out_f32) {
+                *(float4 *)(to + d0 * 4) = make_float4(x[0], x[1], x[2], x[3]);
+                *(float4 *)(to + d0 * 4 + 16) = make_float4(x[4], x[5], x[6], x[7]);
+            } else if (c.operands.aligned & CALL_ALIGNED_OUT_16) {
+                *(uint4 *)(to + d0 * 2) =
+                    make_uint4(pack_pair<false>(x[0], x[1]), pack_pair<false>(x[2], x[3]),
+                               pack_pair<false>(x[4], x[5]), pack_pair<false>(x[6], x[7]));
+            } else {
+#pragma unroll
+                for (int d = 0; d < 8; d++)
+                    element_store(c.out_f32 ? ELEMENT_F32 : ELEMENT_BF16, to, d0 + d, x[d]);
+            }
+        }
+}
+
+template <int N>
+DEVICE void codes_part(const mla_call &c, const mla_walk &w, const mla_sums<N> &o, int d0)
+{
+    const int lane = (int)threadIdx.x % 32;
+    float *to = c.parts + part_place(c, w) * (MLA_LORA * N) + d0 * N + lane % 4 * 2;
+#pragma unroll
+    for (int d = 0; d < 8; d++)
+#pragma unroll
+        for (int i = 0; i < N / 8; i++)
+            *(float2 *)(to + d * N + i * 8) =
+                make_float2(o[d / 2][4 * i + 2 * (d % 2)], o[d / 2][4 * i + 2 * (d % 2) + 1]);
+}
+
+template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N> &m)
+{
+    const int thread = (int)threadIdx.x - 2 * GROUP_THREADS, warp = thread / 32, lane = thread % 32;
+    const int d0 = warp * 64 + lane / 4 * 8, block = d0 / 32;
+    constexpr int ahead = N < 64 ? 2 : 1; /* of 64 rows sums leave no registers for two */
+    ring<MLA_CODES_STAGES(N)> at;
+    unsigned p_phase = 0;
+    mla_sums<N> o;
+    begin_rows(c, ELEMENT_E4M3, thread);
+    mla_walk w = walk_begin(c);
+    while (walk_next(c, w)) {
+        index_sequence q;
+        for (int t = w.t0; t < w.t1; t++) {
+            const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE;
+            unsigned a[ahead][2][4];
+            barrier_wait(m.full + 8 * at.slot, at.phase);
+            codes_values v = codes_load_values(tile, 0, block, lane);
+            codes_widen_values(v, 0, a[0]);
+            barrier_wait(m.p_full, p_phase);
+            p_phase ^= 1;
+            fence_async_shared();
+            if (t > w.t0)
+                multiply<N>(o, m, lane);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                codes_add<N>(o, a[i % ahead], m, i, i > 1 ? 1 : t > w.t0);
+                if (i == 7)
+                    break;
+                if (i % 2)
+                    v = codes_load_values(tile, i * 8 + 8, block, lane);
+                if (i == 5)
+                    release(m.empty + 8 * at.slot);
+                if (i + 1 >= ahead)
+                    products_wait<ahead - 1>();
+                codes_widen_values(v, (i + 1) % 2, a[(i + 1) % ahead]);
+            }
+            products_wait<0>();
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                products_arrived(o[i]);
+            barrier_arrive(m.p_empty);
+            at.advance();
+        }
+        barrier_wait(m.p_full, p_phase);
+        p_phase ^= 1;
+        multiply<N>(o, m, lane);
+        barrier_arrive(m.p_empty);
+        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        if (walk_whole(w))
+            codes_out<N>(c, w, q, o, d0);
+        else
+            codes_part<N>(c, w, o, d0);
+    }
+}
+
+/* ---- Kernel ---------------------------------------------------------------------------------- */
+
+template <int N> struct codes_roles {
+    static constexpr int rows = N, stages = MLA_CODES_STAGES(N);
+    static constexpr int feeding = N < 64 ? 72 : 56, scoring = N < 64 ? 104 : 120, adding = 168;
+
+    static DEVICE_MEMBER mla_shared<N> find(unsigned char *memory)
+    {
+        return codes_find<N>(memory);
+    }
+    static DEVICE_MEMBER void feed(const mla_call &c, const mla_shared<N> &m)
+    {
+        codes_feed<N>(c, m);
+    }
+    static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<N> &m)
+    {
+        codes_score<N>(c, m);
+    }
+    static DEVICE_MEMBER void add_up(const mla_call &c, const mla_shared<N> &m)
+    {
+        codes_add_up<N>(c, m);
+    }
+};
+
+#define MLA_ATTEND_CODES(N) MLA_KERNEL(mla_attend_codes_##N, codes_roles<N>)
+
+#endif /* FLASHMLA_LIKE_ATTEND_CODES_CUH */
