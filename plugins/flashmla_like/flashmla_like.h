@@ -31,7 +31,7 @@ struct attn_instance {
     cuda_module module;
     cuda_function plan, merge, attend[FM_LATENTS][FM_KERNELS];
     uint32_t num_groups;
-    cuda_group *groups; /* one KV head, dim MLA_DIM; layers lie after them */
+    cuda_group *groups; /* one KV head; layers lie after them */
 };
 
 /* How a batch is cut for a group. */

@@ -31,8 +31,8 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
         cuda_group_init(group, problem);
         group->ratio = problem->group->num_q_heads;
         group->kv_heads = 1;
-        group->dim = MLA_DIM;
-        group->v_dim = MLA_LORA;
+        group->dim = problem->group->mla->kv_lora_rank + problem->group->mla->rope_dim;
+        group->v_dim = problem->group->mla->kv_lora_rank;
         group->layers = next;
         attn_status status = attn_util_list_layers(problem->group, layers, &next, error);
         if (status != ATTN_OK)

@@ -179,6 +179,8 @@ void fm_describe(const attn_metadata *metadata, uint32_t index, mla_call *call)
     call->pair = shape.pair;
     call->rows = shape.rows;
     call->heads = group->ratio;
+    call->lora = group->v_dim;
+    call->rope = group->dim - group->v_dim;
     call->page_size = group->page_size;
     call->window_left = group->window_left;
     call->chunk = group->chunk;

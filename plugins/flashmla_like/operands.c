@@ -44,9 +44,9 @@ static attn_status take_queries(const cuda_group *group, const attn_forward_args
                                 int64_t rows, mla_call *call, attn_error *error)
 {
     const attn_tensor *nope = NULL, *pe = NULL;
-    attn_util_form form = {.dtype = ATTN_BF16, .ndim = 3, .shape = {0, group->ratio, MLA_LORA}};
+    attn_util_form form = {.dtype = ATTN_BF16, .ndim = 3, .shape = {0, group->ratio, group->v_dim}};
     attn_status status = get(args, ATTN_ROLE_Q_NOPE, form, rows, &nope, error);
-    form.shape[2] = MLA_ROPE;
+    form.shape[2] = group->dim - group->v_dim;
     if (status == ATTN_OK)
         status = get(args, ATTN_ROLE_Q_PE, form, rows, &pe, error);
     if (status != ATTN_OK)
@@ -66,8 +66,10 @@ static attn_status take_outputs(const cuda_group *group, const attn_forward_args
                                 int64_t rows, call_operands *to, attn_error *error)
 {
     const attn_tensor *out = NULL, *lse = NULL;
-    attn_util_form form = {
-        .dtype = group->out_dtype, .ndim = 3, .shape = {0, group->ratio, MLA_LORA}, .written = 1};
+    attn_util_form form = {.dtype = group->out_dtype,
+                           .ndim = 3,
+                           .shape = {0, group->ratio, group->v_dim},
+                           .written = 1};
     attn_util_form lse_form = {
         .dtype = ATTN_F32, .ndim = 2, .shape = {0, group->ratio}, .written = 1};
     attn_status status = get(args, ATTN_ROLE_OUT, form, rows, &out, error);
@@ -90,12 +92,12 @@ static attn_status take_outputs(const cuda_group *group, const attn_forward_args
     return ATTN_OK;
 }
 
-static attn_status take_latents(const attn_util_layer *layer, const attn_kv_batch *kv,
-                                const attn_forward_args *args, int64_t rows, call_operands *to,
-                                attn_error *error)
+static attn_status take_latents(const cuda_group *group, const attn_util_layer *layer,
+                                const attn_kv_batch *kv, const attn_forward_args *args,
+                                int64_t rows, call_operands *to, attn_error *error)
 {
     const attn_tensor *c_kv = NULL, *k_pe = NULL;
-    attn_util_form form = {.dtype = ATTN_BF16, .ndim = 2, .shape = {0, MLA_LORA}};
+    attn_util_form form = {.dtype = ATTN_BF16, .ndim = 2, .shape = {0, group->v_dim}};
     to->aligned |= CALL_ALIGNED_NEW;
     if (!attn_operand(args, ATTN_ROLE_C_KV) && !attn_operand(args, ATTN_ROLE_K_PE))
         return ATTN_OK;
@@ -105,7 +107,7 @@ static attn_status take_latents(const attn_util_layer *layer, const attn_kv_batc
                     "k_pe",
                     layer->layer_id);
     attn_status status = get(args, ATTN_ROLE_C_KV, form, rows, &c_kv, error);
-    form.shape[1] = MLA_ROPE;
+    form.shape[1] = group->dim - group->v_dim;
     if (status == ATTN_OK)
         status = get(args, ATTN_ROLE_K_PE, form, rows, &k_pe, error);
     to->save = (args->flags & ATTN_FORWARD_SAVE_KV) != 0;
@@ -122,20 +124,20 @@ static attn_status take_latents(const attn_util_layer *layer, const attn_kv_batc
     return ATTN_OK;
 }
 
-/* Keys are rows of the cache; what is 512 elements further on is their position-encoded part. */
+/* Keys are rows of the cache; what is v_dim elements further on is their position-encoded part. */
 static attn_status take_cache(const cuda_group *group, const attn_forward_args *args,
                               call_operands *to, attn_error *error)
 {
     const attn_tensor *cache = NULL;
     attn_util_form form = {.dtype = group->kv_dtype,
                            .ndim = 3,
-                           .shape = {0, group->page_size, MLA_DIM},
+                           .shape = {0, group->page_size, group->dim},
                            .written = to->save};
     attn_status status = get(args, ATTN_ROLE_LATENT_CACHE, form, 0, &cache, error);
     if (status != ATTN_OK)
         return status;
     to->k_cache = attn_util_data(cache);
-    to->v_cache = (char *)attn_util_data(cache) + MLA_LORA * (int)attn_dtype_size(cache->dtype);
+    to->v_cache = (char *)attn_util_data(cache) + group->v_dim * (int)attn_dtype_size(cache->dtype);
     to->k_page = to->v_page = stride_bytes(cache, 0);
     to->k_token = to->v_token = stride_bytes(cache, 1);
     if (is_aligned(cache, 16))
@@ -196,8 +198,8 @@ attn_status fm_take_operands(const attn_metadata *metadata, uint32_t index,
     if (status == ATTN_OK)
         status = take_outputs(group, args, rows, &call->operands, error);
     if (status == ATTN_OK)
-        status = take_latents(layer, kv, args, kv->kv_new_indptr.device ? 0 : rows, &call->operands,
-                              error);
+        status = take_latents(group, layer, kv, args, kv->kv_new_indptr.device ? 0 : rows,
+                              &call->operands, error);
     if (status == ATTN_OK)
         status = take_cache(group, args, &call->operands, error);
     if (status == ATTN_OK)

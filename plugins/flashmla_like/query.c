@@ -63,13 +63,18 @@ static void check_group(const attn_layer_group *group, attn_verdict *verdict)
         REFUSE(UNKNOWN_FEATURE, FEATURE, "absent", "group flags %#x", group->flags);
 }
 
+static int is_width(int32_t elements, int32_t least, int32_t most)
+{
+    return elements >= least && elements <= most && elements % MLA_WIDTH_STEP == 0;
+}
+
 static void check_latents(const attn_problem *problem, const attn_mla_dims *mla,
                           attn_verdict *verdict)
 {
-    if (mla->kv_lora_rank != MLA_LORA)
-        REFUSE(HEAD_DIM, KV_LORA_RANK, "512", "%d", mla->kv_lora_rank);
-    if (mla->rope_dim != MLA_ROPE)
-        REFUSE(HEAD_DIM, ROPE_DIM, "64", "%d", mla->rope_dim);
+    if (!is_width(mla->kv_lora_rank, MLA_WIDTH_STEP, MLA_LORA))
+        REFUSE(HEAD_DIM, KV_LORA_RANK, "16..512/16", "%d", mla->kv_lora_rank);
+    if (!is_width(mla->rope_dim, 0, MLA_ROPE))
+        REFUSE(HEAD_DIM, ROPE_DIM, "0..64/16", "%d", mla->rope_dim);
     attn_util_refuse_excess(verdict, ATTN_REASON_MLA_FORM, ATTN_FIELD_MLA_EXPANDED, 0,
                             problem->mla_expanded);
     if (!problem->kv_layout || strcmp(problem->kv_layout, ATTN_LAYOUT_MLA_LATENT) != 0)

@@ -160,9 +160,10 @@ DEVICE const char *shuffle_pointer(const char *pointer, int lane)
 }
 
 /* Eight lanes copy the 128 bytes that a row has in a panel, four rows at a time. */
-DEVICE void load_tile(const mla_source &mine, unsigned tile, int warp, int lane, bool aligned)
+DEVICE void load_tile(const mla_call &c, const mla_source &mine, unsigned tile, int warp, int lane,
+                      bool aligned)
 {
-    const int piece = lane % 8;
+    const int piece = lane % 8, lora = c.lora - piece * 8, rope = c.rope - piece * 8;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int row = i * 4 + lane / 8;
@@ -173,12 +174,12 @@ DEVICE void load_tile(const mla_source &mine, unsigned tile, int warp, int lane,
         if (aligned) {
 #pragma unroll
             for (int p = 0; p < PANELS - 1; p++)
-                copy_async(to + p * PANEL_TILE, c_kv + p * ROW_BYTES, bytes);
-            copy_async(to + (PANELS - 1) * PANEL_TILE, k_pe, bytes);
+                copy_async(to + p * PANEL_TILE, c_kv + p * ROW_BYTES, p * PANEL < lora ? bytes : 0);
+            copy_async(to + (PANELS - 1) * PANEL_TILE, k_pe, rope > 0 ? bytes : 0);
         } else {
             for (int p = 0; p < PANELS - 1; p++)
-                copy_slow(to + p * PANEL_TILE, c_kv + p * ROW_BYTES, bytes);
-            copy_slow(to + (PANELS - 1) * PANEL_TILE, k_pe, bytes);
+                copy_slow(to + p * PANEL_TILE, c_kv + p * ROW_BYTES, p * PANEL < lora ? bytes : 0);
+            copy_slow(to + (PANELS - 1) * PANEL_TILE, k_pe, rope > 0 ? bytes : 0);
         }
     }
 }
@@ -205,7 +206,7 @@ template <int N> DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
             if (t + 1 < w.t1)
                 next = find_source(c, q, lo, hi, j);
             barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
-            load_tile(now, m.tiles + at.slot * MLA_SHARED_TILE, warp, lane, aligned);
+            load_tile(c, now, m.tiles + at.slot * MLA_SHARED_TILE, warp, lane, aligned);
             if (aligned)
                 copy_arrive(m.full + 8 * at.slot);
             else
@@ -236,6 +237,8 @@ DEVICE void load_queries(const mla_call &c, const mla_walk &w, const index_seque
                                : (const char *)c.q_pe + row * c.q_pe_row + head * c.q_pe_head +
                                      (piece - MLA_LORA / 8) * 16;
         unsigned to = m.q + piece / 8 * (N * ROW_BYTES) + swizzled(n, piece % 8);
+        valid =
+            valid && (piece < MLA_LORA / 8 ? piece * 8 < c.lora : piece * 8 - MLA_LORA < c.rope);
         if (c.operands.aligned & CALL_ALIGNED_Q)
             copy_async(to, from, valid ? 16 : 0);
         else
@@ -564,10 +567,11 @@ DEVICE void store_wide(const mla_call &c, const mla_walk &w, const index_sequenc
                                   r % c.heads * c.operands.out_head) +
                         d0 + lane / 4;
 #pragma unroll
-            for (int panel = 0; panel < 4; panel++) {
-                to[panel * 64] = o[panel][4 * i + e];
-                to[panel * 64 + 8] = o[panel][4 * i + 2 + e];
-            }
+            for (int panel = 0; panel < 4; panel++)
+                if (d0 + panel * 64 < c.lora) {
+                    to[panel * 64] = o[panel][4 * i + e];
+                    to[panel * 64 + 8] = o[panel][4 * i + 2 + e];
+                }
         }
 }
 
@@ -590,7 +594,7 @@ DEVICE void store_outputs(const mla_call &c, const mla_walk &w, const index_sequ
                 unsigned x = turn_matrix(
                     pack_pair<false>(o[panel][4 * i + 2 * e], o[panel][4 * i + 2 * e + 1]));
                 char *at = to + (panel * 64 + e * 8) * 2;
-                if (r >= rows)
+                if (r >= rows || d0 + panel * 64 >= c.lora)
                     continue;
                 if (c.operands.aligned & CALL_ALIGNED_OUT) {
                     *(any32 *)at = x;
@@ -626,8 +630,8 @@ DEVICE void save_latents(const mla_call &c, int to_dtype, int thread, int thread
         end = index_int(indptr, end);
     const float *scales = o->k_scale_device ? o->k_scale_device : o->k_scales;
     save_kv_call call = {
-        {o->k, o->k_cache, o->k_row, 0, o->k_page, o->k_token, 0, scales, 0, MLA_LORA},
-        {o->v, o->v_cache, o->v_row, 0, o->v_page, o->v_token, 0, scales, 0, MLA_ROPE},
+        {o->k, o->k_cache, o->k_row, 0, o->k_page, o->k_token, 0, scales, 0, c.lora},
+        {o->v, o->v_cache, o->v_row, 0, o->v_page, o->v_token, 0, scales, 0, c.rope},
         c.batch.out_cache_loc,
         c.page_size,
         ELEMENT_BF16,
@@ -642,11 +646,11 @@ DEVICE void clear_padding(const mla_call &c, int thread, int threads)
     int seqs = index_num_seqs(&c.batch), first = indptr ? index_int(indptr, seqs) : seqs;
     int end = (indptr ? index_int(indptr, 0) : 0) + index_num_tokens(&c.batch);
     for (int row = first + (int)blockIdx.x; row < end; row += (int)gridDim.x) {
-        for (int i = thread; i < c.heads * MLA_LORA; i += threads)
+        for (int i = thread; i < c.heads * c.lora; i += threads)
             element_store(c.out_f32 ? ELEMENT_F32 : ELEMENT_BF16,
                           (char *)c.operands.out + row * c.operands.out_row +
-                              i / MLA_LORA * c.operands.out_head,
-                          i % MLA_LORA, 0.0f);
+                              i / c.lora * c.operands.out_head,
+                          i % c.lora, 0.0f);
         for (int h = thread; h < c.heads && c.operands.lse; h += threads)
             *(float *)((char *)c.operands.lse + row * c.operands.lse_row +
                        h * c.operands.lse_head) = SOFTMAX_EMPTY;

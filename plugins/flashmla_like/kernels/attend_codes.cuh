@@ -17,7 +17,6 @@
 
 #include "plugins/flashmla_like/kernels/attend_rows.cuh"
 
-#define CODES_PIECES (MLA_DIM / 16) /* of 16 bytes in a row */
 #define CODES_BLOCKS (MLA_DIM / 32) /* of 32 codes: what the lanes of a row load at once */
 #define P_SCALE      32768.0f
 
@@ -99,9 +98,13 @@ DEVICE codes_source codes_find_source(const mla_call &c, const index_sequence &q
     return codes_source{at.c_kv, at.k_pe, at.bytes, at.bytes && j >= q.first_new};
 }
 
-/* 16 bytes at any address. */
-DEVICE void codes_copy_slow(unsigned to, const char *from, int bytes)
+/* 16 bytes, or zeros, at any address where not `aligned`. */
+DEVICE void codes_copy(unsigned to, const char *from, int bytes, bool aligned)
 {
+    if (aligned) {
+        copy_async(to, from, bytes);
+        return;
+    }
     u32 words[4] = {0, 0, 0, 0};
     if (bytes)
         for (int i = 0; i < 16; i++)
@@ -110,15 +113,16 @@ DEVICE void codes_copy_slow(unsigned to, const char *from, int bytes)
 }
 
 /* A new latent as the cache would hold it, by a warp. */
-DEVICE void codes_quantise(unsigned tile, int row, const char *c_kv, const char *k_pe, float scale,
-                           int lane)
+DEVICE void codes_quantise(const mla_call &c, unsigned tile, int row, const char *c_kv,
+                           const char *k_pe, float scale, int lane)
 {
     for (int d = lane * 4; d < MLA_DIM; d += 128) {
+        const bool there = d < MLA_LORA ? d < c.lora : d - MLA_LORA < c.rope;
         const char *from = d < MLA_LORA ? c_kv + d * 2 : k_pe + (d - MLA_LORA) * 2;
         float x[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            x[i] = f32_divide(element_from_bf16(((const any16 *)from)[i]), scale);
+            x[i] = there ? f32_divide(element_from_bf16(((const any16 *)from)[i]), scale) : 0.0f;
         unsigned codes = pack_codes(x[0], x[1], x[2], x[3]);
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + codes_place(row, d / 32) + d % 32),
                      "r"(codes)
@@ -127,10 +131,10 @@ DEVICE void codes_quantise(unsigned tile, int row, const char *c_kv, const char 
 }
 
 /* Eight lanes copy 128 bytes of a row at a time, four rows side by side. */
-DEVICE void codes_load_tile(const codes_source &mine, unsigned tile, int warp, int lane,
-                            bool aligned)
+DEVICE void codes_load_tile(const mla_call &c, const codes_source &mine, unsigned tile, int warp,
+                            int lane, bool aligned)
 {
-    const int piece = lane % 8;
+    const int piece = lane % 8, lora = c.lora - piece * 16;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int row = warp * 16 + i * 4 + lane / 8;
@@ -141,23 +145,20 @@ DEVICE void codes_load_tile(const codes_source &mine, unsigned tile, int warp, i
         if (fresh)
             continue;
 #pragma unroll
-        for (int k = 0; k < (CODES_PIECES + 7) / 8; k++)
-            if (k * 8 + 8 <= CODES_PIECES || k * 8 + piece < CODES_PIECES) {
-                if (aligned)
-                    copy_async(to + k * 128, from + k * 128, bytes);
-                else
-                    codes_copy_slow(to + k * 128, from + k * 128, bytes);
-            }
+        for (int k = 0; k < MLA_LORA / 128; k++)
+            codes_copy(to + k * 128, from + k * 128, k * 128 < lora ? bytes : 0, aligned);
+        if (piece < MLA_ROPE / 16)
+            codes_copy(to + MLA_LORA, from + c.lora, piece * 16 < c.rope ? bytes : 0, aligned);
     }
 }
 
-DEVICE void codes_load_fresh(const codes_source &mine, unsigned tile, float scale, int warp,
-                             int lane)
+DEVICE void codes_load_fresh(const mla_call &c, const codes_source &mine, unsigned tile,
+                             float scale, int warp, int lane)
 {
     for (int i = 0; i < 16; i++) {
         const char *c_kv = shuffle_pointer(mine.row, i), *k_pe = shuffle_pointer(mine.k_pe, i);
         if (__shfl_sync(~0u, mine.fresh, i))
-            codes_quantise(tile, warp * 16 + i, c_kv, k_pe, scale, lane);
+            codes_quantise(c, tile, warp * 16 + i, c_kv, k_pe, scale, lane);
     }
 }
 
@@ -184,11 +185,11 @@ template <int N> DEVICE void codes_feed(const mla_call &c, const mla_shared<N> &
                 next = codes_find_source(c, q, lo, hi, j);
             const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE;
             barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
-            codes_load_tile(now, tile, warp, lane, aligned);
+            codes_load_tile(c, now, tile, warp, lane, aligned);
             if (aligned && !__any_sync(~0u, now.fresh)) {
                 copy_arrive(m.full + 8 * at.slot);
             } else {
-                codes_load_fresh(now, tile, scale, warp, lane);
+                codes_load_fresh(c, now, tile, scale, warp, lane);
                 copy_wait();
                 barrier_arrive(m.full + 8 * at.slot);
             }
@@ -449,7 +450,7 @@ DEVICE void codes_out(const mla_call &c, const mla_walk &w, const index_sequence
         for (int e = 0; e < 2; e++) {
             const int r = first + i * 8 + lane % 4 * 2 + e;
             float x[8];
-            if (r >= rows)
+            if (r >= rows || d0 >= c.lora)
                 continue;
 #pragma unroll
             for (int d = 0; d < 8; d++)

@@ -214,6 +214,8 @@ DEVICE void rows_out(const mla_call &c, const mla_walk &w, const index_sequence 
         for (int i = 0; i < 32; i++) {
             const float x = o[i / 16][i % 16 * 4 + 2 * r], y = o[i / 16][i % 16 * 4 + 2 * r + 1];
             const int d = d0 + i * 8 + lane % 4 * 2;
+            if (d >= c.lora)
+                continue;
             if (c.out_f32) {
                 ((float *)to)[d] = x;
                 ((float *)to)[d + 1] = y;

@@ -160,7 +160,7 @@ static __device__ void merge_out(const mla_call &c, const mla_piece &p, const ml
     const float *sums = (const float *)m.sums;
     for (int i = threadIdx.x; i < 8 * dims; i += MLA_MERGE_THREADS) {
         int n = i / dims, d = i % dims, row = merge_row(c, p, n);
-        if (row < 0)
+        if (row < 0 || p.d0 + d >= c.lora)
             continue;
         float sum = 0;
         for (int w = 0; w < p.sharing; w++)

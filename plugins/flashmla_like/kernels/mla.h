@@ -17,8 +17,9 @@
 
 #include "plugins/common/cuda/call.h"
 
-#define MLA_LORA          512 /* elements of a latent: of a value */
-#define MLA_ROPE          64
+#define MLA_LORA          512 /* elements of a latent: of a value; of narrower ones the rest is 0 */
+#define MLA_ROPE          64  /* likewise */
+#define MLA_WIDTH_STEP    16  /* latents of 16, 32 ... MLA_LORA + 0, 16 ... MLA_ROPE elements */
 #define MLA_DIM           (MLA_LORA + MLA_ROPE)
 #define MLA_TILE          64 /* latents of a tile */
 #define MLA_UNIT_COST     4  /* what a unit costs besides its tiles, in tiles */
@@ -87,6 +88,7 @@ typedef struct mla_call {
     int pair; /* blocks of N rows of a unit */
     int rows; /* N */
     int heads;
+    int lora, rope; /* at most MLA_LORA, MLA_ROPE */
     int page_size;
     int window_left, chunk;
     int out_f32; /* 1 = the output is fp32, else bf16 */
