@@ -75,6 +75,8 @@ static void check_latents(const attn_problem *problem, const attn_mla_dims *mla,
         REFUSE(HEAD_DIM, KV_LORA_RANK, "16..512/16", "%d", mla->kv_lora_rank);
     if (!is_width(mla->rope_dim, 0, MLA_ROPE))
         REFUSE(HEAD_DIM, ROPE_DIM, "0..64/16", "%d", mla->rope_dim);
+    if (mla->nope_dim < 1 || mla->nope_dim > MLA_LORA) /* read by the expanded form alone */
+        REFUSE(HEAD_DIM, NOPE_DIM, "1..512", "%d", mla->nope_dim);
     attn_util_refuse_excess(verdict, ATTN_REASON_MLA_FORM, ATTN_FIELD_MLA_EXPANDED, 0,
                             problem->mla_expanded);
     if (!problem->kv_layout || strcmp(problem->kv_layout, ATTN_LAYOUT_MLA_LATENT) != 0)
@@ -122,7 +124,7 @@ attn_status fm_query(const attn_backend_type *type, const attn_options *options,
     attn_bounds bounds;
     attn_device device;
     attn_verdict verdict;
-    attn_mla_dims mla = {.kv_lora_rank = MLA_LORA, .rope_dim = MLA_ROPE};
+    attn_mla_dims mla = {.kv_lora_rank = MLA_LORA, .rope_dim = MLA_ROPE, .nope_dim = 1};
     attn_status status = attn_util_read_problem(given, &problem, &group, &bounds, &device, error);
     if (status == ATTN_OK)
         status = check_sense(&problem, &group, &mla, error);

@@ -729,6 +729,15 @@ template <int N> struct mla_roles {
     }
 };
 
+/* A block starts with 128 for each thread. */
+template <int registers> DEVICE void registers_set(void)
+{
+    if constexpr (registers < 128)
+        registers_release<registers>();
+    else if constexpr (registers > 128)
+        registers_take<registers>();
+}
+
 template <class roles> DEVICE void attend(const mla_call &c)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -747,13 +756,13 @@ template <class roles> DEVICE void attend(const mla_call &c)
     grid_launch_dependents();
     grid_wait();
     if (group == 0) {
-        registers_release<roles::feeding>();
+        registers_set<roles::feeding>();
         roles::feed(c, m);
     } else if (group == 1) {
-        registers_release<roles::scoring>();
+        registers_set<roles::scoring>();
         roles::score(c, m);
     } else {
-        registers_take<roles::adding>();
+        registers_set<roles::adding>();
         roles::add_up(c, m);
     }
 }

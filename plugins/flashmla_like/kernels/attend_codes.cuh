@@ -272,56 +272,64 @@ template <int N> DEVICE void convert_queries(const mla_shared<N> &m, float scale
     named_sync(1, GROUP_THREADS);
 }
 
-/* A block's codes of a lane's two tokens. */
-struct codes_block {
-    uint2 x[2];
+/* Some blocks' codes of a lane's two tokens. */
+template <int blocks> struct codes_chunk {
+    uint2 x[blocks][2];
 };
 
-DEVICE codes_block codes_load_block(unsigned tile, int block, int row, int lane)
-{
-    codes_block k;
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        k.x[r] = codes_load(tile + codes_place(row + 8 * r, block) + lane % 4 * 8);
-    return k;
-}
-
-DEVICE void codes_widen_block(const codes_block &k, unsigned (&a)[2][4])
+template <int blocks>
+DEVICE void codes_load_chunk(codes_chunk<blocks> &k, unsigned tile, int first, int row, int lane)
 {
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        a[0][r] = widen_low(k.x[r].x);
-        a[0][r + 2] = widen_high(k.x[r].x);
-        a[1][r] = widen_low(k.x[r].y);
-        a[1][r + 2] = widen_high(k.x[r].y);
-    }
+    for (int b = 0; b < blocks; b++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            k.x[b][r] = codes_load(tile + codes_place(row + 8 * r, first + b) + lane % 4 * 8);
 }
 
-/* Codes of one block are converted while those of the block before are multiplied. The tile is
+template <int blocks>
+DEVICE void codes_widen_chunk(const codes_chunk<blocks> &k, unsigned (&a)[2 * blocks][4])
+{
+#pragma unroll
+    for (int b = 0; b < blocks; b++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            a[2 * b][r] = widen_low(k.x[b][r].x);
+            a[2 * b][r + 2] = widen_high(k.x[b][r].x);
+            a[2 * b + 1][r] = widen_low(k.x[b][r].y);
+            a[2 * b + 1][r + 2] = widen_high(k.x[b][r].y);
+        }
+}
+
+/* Codes of one chunk are converted while those of the chunk before are multiplied. The tile is
  * given back once all are loaded. */
 template <int N>
 DEVICE void codes_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned tile, unsigned empty,
                          int warp, int lane)
 {
+    constexpr int blocks = N < 64 ? 3 : 2, chunks = CODES_BLOCKS / blocks;
     const unsigned long long b = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
     const int row = warp * 16 + lane / 4;
-    unsigned a[2][2][4];
-    codes_block k = codes_load_block(tile, 0, row, lane);
+    unsigned a[2][2 * blocks][4];
+    codes_chunk<blocks> k;
+    codes_load_chunk(k, tile, 0, row, lane);
 #pragma unroll
-    for (int i = 0; i < CODES_BLOCKS; i++) {
+    for (int i = 0; i < chunks; i++) {
         if (i >= 2)
             products_wait<1>();
-        codes_widen_block(k, a[i % 2]);
-        if (i + 1 < CODES_BLOCKS)
-            k = codes_load_block(tile, i + 1, row, lane);
+        codes_widen_chunk(k, a[i % 2]);
+        if (i + 1 < chunks)
+            codes_load_chunk(k, tile, (i + 1) * blocks, row, lane);
         else
             release(empty);
         products_fence();
 #pragma unroll
-        for (int n = 0; n < 2; n++)
-            product_held<N>::run(
-                s, a[i % 2][n],
-                descriptor_advance(b, i / 2 * (N * ROW_BYTES) + (i % 2 * 2 + n) * 32), i + n > 0);
+        for (int n = 0; n < 2 * blocks; n++) {
+            const int step = i * 2 * blocks + n;
+            product_held<N>::run(s, a[i % 2][n],
+                                 descriptor_advance(b, step / 4 * (N * ROW_BYTES) + step % 4 * 32),
+                                 step > 0);
+        }
         products_commit();
     }
     products_wait<0>();
@@ -409,7 +417,7 @@ DEVICE codes_values codes_load_values(unsigned tile, int tokens, int block, int 
 }
 
 /* Two products, 2 `half` and the next, whose rows are four of the lane's dimensions. */
-DEVICE void codes_widen_values(const codes_values &v, int half, unsigned (&a)[2][4])
+DEVICE void codes_widen_values(const codes_values &v, int half, unsigned (*a)[4])
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -424,17 +432,40 @@ DEVICE void codes_widen_values(const codes_values &v, int half, unsigned (&a)[2]
     }
 }
 
-/* Step i of eight: 16 tokens by half of the lane's dimensions. */
+/* A tile's values: products of 16 tokens with 64 dimensions a warp, four at a time, the next ones
+ * converted while these are under way; of 64 rows, whose sums leave few registers, two at a time,
+ * one after the other. The tile is given back once all are loaded. */
 template <int N>
-DEVICE void codes_add(mla_sums<N> &o, const unsigned (&a)[2][4], const mla_shared<N> &m, int i,
-                      int add)
+DEVICE void codes_add(mla_sums<N> &o, const mla_shared<N> &m, codes_values &v, unsigned tile,
+                      unsigned empty, int block, int add, int lane)
 {
+    constexpr int ahead = N < 64 ? 2 : 1, halves = N < 64 ? 1 : 2, steps = MLA_TILE / 16 * halves;
+    constexpr int products = 4 / halves;
     const unsigned long long b = matrix_descriptor(m.p, 16, 8 * ROW_BYTES);
-    products_fence();
+    unsigned a[ahead][products][4];
 #pragma unroll
-    for (int n = 0; n < 2; n++)
-        product_held<N>::run(o[i % 2 * 2 + n], a[n], descriptor_advance(b, i / 2 * 32), add);
-    products_commit();
+    for (int i = 0; i < steps; i++) {
+        const int tokens = i / halves * 16, first = i % halves * products;
+        if (i >= ahead)
+            products_wait<ahead - 1>();
+#pragma unroll
+        for (int n = 0; n < products; n += 2)
+            codes_widen_values(v, (first + n) / 2, a[i % ahead] + n);
+        if (i + 1 == steps)
+            release(empty);
+        else if ((i + 1) % halves == 0)
+            v = codes_load_values(tile, tokens + 16, block, lane);
+        products_fence();
+#pragma unroll
+        for (int n = 0; n < products; n++)
+            product_held<N>::run(o[first + n], a[i % ahead][n], descriptor_advance(b, tokens * 2),
+                                 tokens > 0 ? 1 : add);
+        products_commit();
+    }
+    products_wait<0>();
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+        products_arrived(o[n]);
 }
 
 /* Outputs of whole units: a lane has eight dimensions of its rows side by side. */
@@ -489,7 +520,6 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
 {
     const int thread = (int)threadIdx.x - 2 * GROUP_THREADS, warp = thread / 32, lane = thread % 32;
     const int d0 = warp * 64 + lane / 4 * 8, block = d0 / 32;
-    constexpr int ahead = N < 64 ? 2 : 1; /* of 64 rows sums leave no registers for two */
     ring<MLA_CODES_STAGES(N)> at;
     unsigned p_phase = 0;
     mla_sums<N> o;
@@ -499,32 +529,14 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
         index_sequence q;
         for (int t = w.t0; t < w.t1; t++) {
             const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE;
-            unsigned a[ahead][2][4];
             barrier_wait(m.full + 8 * at.slot, at.phase);
             codes_values v = codes_load_values(tile, 0, block, lane);
-            codes_widen_values(v, 0, a[0]);
             barrier_wait(m.p_full, p_phase);
             p_phase ^= 1;
             fence_async_shared();
             if (t > w.t0)
                 multiply<N>(o, m, lane);
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                codes_add<N>(o, a[i % ahead], m, i, i > 1 ? 1 : t > w.t0);
-                if (i == 7)
-                    break;
-                if (i % 2)
-                    v = codes_load_values(tile, i * 8 + 8, block, lane);
-                if (i == 5)
-                    release(m.empty + 8 * at.slot);
-                if (i + 1 >= ahead)
-                    products_wait<ahead - 1>();
-                codes_widen_values(v, (i + 1) % 2, a[(i + 1) % ahead]);
-            }
-            products_wait<0>();
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                products_arrived(o[i]);
+            codes_add<N>(o, m, v, tile, m.empty + 8 * at.slot, block, t > w.t0, lane);
             barrier_arrive(m.p_empty);
             at.advance();
         }
@@ -544,7 +556,8 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
 
 template <int N> struct codes_roles {
     static constexpr int rows = N, stages = MLA_CODES_STAGES(N);
-    static constexpr int feeding = N < 64 ? 72 : 56, scoring = N < 64 ? 104 : 120, adding = 168;
+    static constexpr int feeding = N < 64 ? 72 : 40, scoring = N < 64 ? 184 : 136;
+    static constexpr int adding = N < 64 ? 128 : 168;
 
     static DEVICE_MEMBER mla_shared<N> find(unsigned char *memory)
     {
