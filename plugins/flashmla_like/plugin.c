@@ -22,8 +22,9 @@ static const attn_backend_ops ops = {
 const attn_backend_type flashmla_like_type = {
     .struct_size = sizeof flashmla_like_type,
     .name = "flashmla_like",
-    .doc = "absorbed latent attention over latents of 512 + 64 in bf16 or e4m3, planned and split "
-           "on the device",
+    .doc =
+        "absorbed latent attention over latents up to 512 + 64 in bf16 or e4m3, planned and split "
+        "on the device",
     .num_layouts = sizeof layouts / sizeof layouts[0],
     .layouts = layouts,
     .ops = &ops,
