@@ -71,11 +71,11 @@ static void describe(reference_linear_replay *replay, const reference_linear_lay
                      int32_t first_head, int32_t num_heads)
 {
     const attn_linear_dims *dims = &layer->dims;
-    int32_t lanes = LINEAR_LANES, k_dim = dims->head_k_dim, v_dim = dims->head_v_dim;
+    int32_t k_dim = dims->head_k_dim, v_dim = dims->head_v_dim;
     *replay = (reference_linear_replay){.layer = layer,
                                         .first_head = first_head,
                                         .num_heads = num_heads,
-                                        .stride = (v_dim + lanes - 1) / lanes * lanes};
+                                        .stride = linear_stride(layer)};
     if (dims->num_k_heads > 0) {
         int32_t shared = dims->num_v_heads / dims->num_k_heads;
         replay->first_k_head = first_head / shared;
@@ -177,6 +177,7 @@ struct work {
     double *out_terms;       /* [V] of the truth, */
     double *unused;          /* [V] and of the naive form, which is not wanted */
     double *step;            /* linear_step_work() */
+    const linear_kernels *kernels;
 };
 
 static double *take(double **next, int64_t count)
@@ -214,6 +215,7 @@ static attn_status lay_out(const reference_linear_replay *replay, int64_t count,
     work->out_terms = take(&next, v_dim);
     work->unused = take(&next, v_dim);
     work->step = next;
+    work->kernels = linear_kernels_here(0);
     return ATTN_OK;
 }
 
@@ -283,9 +285,9 @@ static void compute_form(reference_linear_replay *replay, const reference_linear
         token.k = token.q + keys;
         token.beta = linear_gates(layer, &form, rows, t, head, work->decay);
         if (n == TRUTH)
-            linear_step_truth(layer, &token, replay->truth + state, work->step);
+            work->kernels->truth(layer, &token, replay->truth + state, work->step);
         else
-            linear_step_naive(layer, &token, replay->naive + state, work->step);
+            work->kernels->naive(layer, &token, replay->naive + state, work->step);
     }
     if (rows->z && wanted)
         linear_output_gate(layer, &form, rows->z + (t * dims->num_v_heads + head) * v_dim,

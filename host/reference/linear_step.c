@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_step.c: the convolution, the gates, and one step of the recurrence.
+ * linear_step.c: the convolution and the gates.
  */
 #include "host/reference/linear_step.h"
 
@@ -130,23 +130,10 @@ double linear_gates(const reference_linear_layer *layer, const linear_form *form
 
 /* ---- One step -------------------------------------------------------------------------------- */
 
-static int32_t stride_of(const reference_linear_layer *layer)
-{
-    return (layer->dims.head_v_dim + LINEAR_LANES - 1) / LINEAR_LANES * LINEAR_LANES;
-}
-
 int64_t linear_step_work(const reference_linear_layer *layer)
 {
-    return 2 * (int64_t)layer->dims.head_k_dim + 3 * (int64_t)stride_of(layer);
+    return 2 * (int64_t)layer->dims.head_k_dim + 3 * (int64_t)linear_stride(layer);
 }
-
-#define REAL       double
-#define NAME(name) name##_truth
-#include "host/reference/linear_step.inc"
-
-#define REAL       float
-#define NAME(name) name##_naive
-#include "host/reference/linear_step.inc"
 
 void linear_output_gate(const reference_linear_layer *layer, const linear_form *form,
                         const double *z, double *out, double *terms)

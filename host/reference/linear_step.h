@@ -63,14 +63,27 @@ typedef struct linear_token {
     double *terms;  /* [V] sums of absolute terms; of the truth alone */
 } linear_token;
 
-/* Doubles that linear_step_*() work in. */
+/* Elements of a row of a state, padded to LINEAR_LANES. */
+static inline int32_t linear_stride(const reference_linear_layer *layer)
+{
+    return (layer->dims.head_v_dim + LINEAR_LANES - 1) / LINEAR_LANES * LINEAR_LANES;
+}
+
+/* Doubles that a step works in. */
 int64_t linear_step_work(const reference_linear_layer *layer);
 
 /* One step of the recurrence, in fp64, and with every operation rounded to fp32. */
-void linear_step_truth(const reference_linear_layer *layer, const linear_token *token,
-                       double *state, void *work);
-void linear_step_naive(const reference_linear_layer *layer, const linear_token *token, float *state,
-                       void *work);
+typedef struct linear_kernels {
+    const char *name;
+    void (*truth)(const reference_linear_layer *layer, const linear_token *token, double *state,
+                  void *work);
+    void (*naive)(const reference_linear_layer *layer, const linear_token *token, float *state,
+                  void *work);
+} linear_kernels;
+
+/* Those for the processor's widest vectors (0) and narrower ones; NULL = there are no more. All give
+ * the same bits. */
+const linear_kernels *linear_kernels_here(int32_t index);
 
 /* out and terms times silu(z): [V]. */
 void linear_output_gate(const reference_linear_layer *layer, const linear_form *form,

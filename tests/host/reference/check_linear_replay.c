@@ -222,6 +222,50 @@ START_TEST(storing)
 }
 END_TEST
 
+/* Three steps by each set of instructions: outputs, sums of terms and states, to the bit. */
+START_TEST(kernels_agree)
+{
+    enum { K = 19, V = 21, STRIDE = 24, STEPS = 3 };
+    reference_linear_layer layer = {
+        .dims = {.family = _i % 2 ? ATTN_LINEAR_GDN : ATTN_LINEAR_MAMBA2,
+                 .head_k_dim = K,
+                 .head_v_dim = V},
+        .sm_scale = 0.3};
+    double in[STEPS][2 * K + V + K], truth[2][K * STRIDE], to[2][2][STEPS][2 * V];
+    float naive[2][K * STRIDE];
+    double *work = malloc((size_t)linear_step_work(&layer) * sizeof *work);
+    for (int t = 0; t < STEPS; t++)
+        for (int n = 0; n < 3 * K + V; n++)
+            in[t][n] = (double)(mix_stream((uint64_t)t, (uint64_t)n) >> 11) / 0x1p53 - 0.25;
+    for (int32_t set = 0; linear_kernels_here(set); set++) {
+        int at = set > 0;
+        memset(truth[at], 0, sizeof truth[at]);
+        memset(naive[at], 0, sizeof naive[at]);
+        memset(to[at], 0, sizeof to[at]);
+        for (int t = 0; t < STEPS; t++)
+            for (int n = 0; n < 2; n++) {
+                const linear_token token = {.q = in[t],
+                                            .k = in[t] + K,
+                                            .v = in[t] + 2 * K,
+                                            .decay = in[t] + 2 * K + V,
+                                            .beta = 0.7,
+                                            .wanted = t != 1,
+                                            .out = to[at][n][t],
+                                            .terms = to[at][n][t] + V};
+                if (n == 0)
+                    linear_kernels_here(set)->truth(&layer, &token, truth[at], work);
+                else
+                    linear_kernels_here(set)->naive(&layer, &token, naive[at], work);
+            }
+        ck_assert_double_ne(to[at][0][2][0], 0);
+        ck_assert_mem_eq(truth[at], truth[0], sizeof truth[0]);
+        ck_assert_mem_eq(naive[at], naive[0], sizeof naive[0]);
+        ck_assert_mem_eq(to[at], to[0], sizeof to[0]);
+    }
+    free(work);
+}
+END_TEST
+
 /* The quick way of rounding to bf16 is that of dtype.h: random numbers, ties, ends of the range. */
 START_TEST(rounding)
 {
@@ -255,6 +299,7 @@ static Suite *suite(void)
     tcase_add_loop_test(tcase, in_pieces, 0, 2 * RUN_MODELS);
     tcase_add_loop_test(tcase, storing, 0, RUN_MODELS);
     tcase_add_test(tcase, rounding);
+    tcase_add_loop_test(tcase, kernels_agree, 0, 2);
     suite_add_tcase(made, tcase);
     return made;
 }
