@@ -3,10 +3,15 @@
 
     attnhost check --device cuda:0 flashmla.py
 """
+import inspect
+
 from attnhost.backend import Backend, need
 
-flash_mla = need("flash_mla", '"git+https://github.com/deepseek-ai/FlashMLA"')
+flash_mla = need("flash_mla", "sgl-flash-mla")
 import torch  # noqa: E402  the package above needs it
+
+# FlashMLA's own releases have no dense decode any more (2026-09-30); SGLang's package keeps it under this name.
+DENSE = {"use_legacy": True} if "use_legacy" in inspect.signature(flash_mla.flash_mla_with_kvcache).parameters else {}
 
 
 class FlashMla(Backend):
@@ -37,7 +42,7 @@ class FlashMla(Backend):
         queries = torch.cat([q_nope, q_pe], -1)[:batch.num_seqs, None]
         made, base_e = flash_mla.flash_mla_with_kvcache(
             queries, latent_cache[:, :, None], keys.block_table, keys.kv_lens, layer.kv_lora_rank,
-            *plan[layer.kv_group, layer.num_q_heads], layer.sm_scale, True)
+            *plan[layer.kv_group, layer.num_q_heads], layer.sm_scale, True, **DENSE)
         out[:batch.num_seqs] = made[:, 0]
         if lse is not None:  # +inf of a row that sees no key
             lse[:batch.num_seqs] = base_e[..., 0].masked_fill(base_e[..., 0] == float("inf"), float("-inf"))

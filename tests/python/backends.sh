@@ -38,7 +38,7 @@ backends_numpy()
     fi
     missing flash_attn_3.py 'flash_attn_interface: pip install "git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"'
     missing flashinfer.py 'flashinfer: pip install flashinfer-python'
-    missing flashmla.py 'flash_mla: pip install "git+https://github.com/deepseek-ai/FlashMLA"'
+    missing flashmla.py 'flash_mla: pip install sgl-flash-mla'
     missing sdpa.py 'torch: pip install torch'
     tap_try "examples have 120 lines at most" sh -c '
         test "$(cat "$0"/*.py | wc -l)" -gt 0 &&
