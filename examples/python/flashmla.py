@@ -24,7 +24,7 @@ class FlashMla(Backend):
     modes = "decode, idle"
     uses = "lse, shared_prefix, omit_sink"
     accepts = {"device.sm": "90", "page_size": "64", "mla.kv_lora_rank": "512", "mla.rope_dim": "64",
-               "window_left": "-1"}
+               "mla.nope_dim": "1..512", "window_left": "-1"}
 
     def plan(self, batch):
         """What FlashMLA keeps of a batch, for each KV group and number of heads."""
