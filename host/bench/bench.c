@@ -174,12 +174,10 @@ static attn_status ask_layout(const struct bench_params *params, const struct be
 static attn_status ask(const struct bench_params *params, const struct bench_entry *entry,
                        struct bench_run *run, attn_error *error)
 {
-    static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND};
-    int32_t wanted = entry->shape.layout;
+    const char *layouts[2];
     host_error said;
-    for (int l = 0; l < 2 && !run->layout; l++) {
-        if (wanted != BENCH_LAYOUT_ANY && wanted != l + BENCH_LAYOUT_NHD)
-            continue;
+    bench_layouts(&entry->shape, layouts);
+    for (int l = 0; l < 2 && layouts[l] && !run->layout; l++) {
         host_error_init(&said);
         attn_status status = ask_layout(params, entry, run, layouts[l], &said.base);
         if (status == ATTN_CONFIG_ERROR)

@@ -12,7 +12,8 @@
 #include "host/bench/timer.h"
 #include "host/base/dtype.h"
 #include "host/base/error.h"
-#include "host/workload/generator.h"
+#include "host/kinds/mla.h"
+#include "host/workload/generator_linear.h"
 #include "host/base/mix.h"
 #include "host/base/round.h"
 
@@ -42,11 +43,15 @@ static uint32_t input_granularity(const struct bench_shape *shape)
     return fp8 ? (uint32_t)shape->input_scales : (uint32_t)ATTN_SCALE_NONE;
 }
 
-static void init_group(const struct bench_shape *shape, const attn_layer *layer,
-                       attn_layer_group *group)
+/* Dimensions of a query and a key; a recurrence's sm_scale goes by those of its keys. */
+static int32_t key_dim(const struct bench_shape *shape)
 {
-    float scale =
-        shape->sm_scale > 0 ? (float)shape->sm_scale : (float)(1 / sqrt((double)shape->head_dim));
+    int32_t dim = bench_shape_is_linear(shape) ? shape->head_k_dim : shape->head_dim;
+    return dim > 0 ? dim : 1;
+}
+
+static void init_attention(const struct bench_shape *shape, attn_layer_group *group)
+{
     *group = (attn_layer_group){
         .struct_size = sizeof *group,
         .kind = ATTN_KIND_SOFTMAX,
@@ -60,14 +65,85 @@ static void init_group(const struct bench_shape *shape, const attn_layer *layer,
         .window_left = shape->window - 1,
         .window_right = shape->causal ? 0 : -1,
         .attention_chunk = shape->chunk,
-        .sm_scale = scale,
+        .kv_group = 0,
+        .state_group = -1,
         .logit_cap = (float)shape->logit_cap,
         .kv_scale_granularity =
             dtype_is_fp8(shape->kv_dtype) ? (uint32_t)shape->scales : (uint32_t)ATTN_SCALE_NONE,
         .input_scale_granularity = input_granularity(shape),
-        .num_layers = 1,
-        .layers = layer,
     };
+    if (shape->layout == BENCH_LAYOUT_LATENT_FP8)
+        group->kv_scale_granularity = ATTN_SCALE_NONE;
+}
+
+static void init_mla(const struct bench_shape *shape, attn_mla_dims *mla)
+{
+    *mla = (attn_mla_dims){
+        .struct_size = sizeof *mla,
+        .kv_lora_rank = shape->kv_lora_rank,
+        .rope_dim = shape->rope_dim,
+        .nope_dim = shape->nope_dim,
+    };
+}
+
+static void init_linear(const struct bench_shape *shape, attn_linear_dims *linear)
+{
+    uint32_t family = (uint32_t)(shape->kind - BENCH_LINEAR);
+    *linear = shape->linear;
+    linear->struct_size = sizeof *linear;
+    linear->family = family;
+    linear->flags &= ~(uint32_t)ATTN_LINEAR_RAW_GATES;
+    linear->flags |= shape->gates ? (uint32_t)ATTN_LINEAR_RAW_GATES : 0u;
+    linear->num_k_heads = shape->k_heads;
+    linear->num_v_heads = shape->v_heads;
+    linear->head_k_dim = shape->head_k_dim;
+    linear->head_v_dim = shape->head_v_dim;
+    linear->num_groups = family == ATTN_LINEAR_MAMBA2 ? shape->k_heads : 0;
+    linear->conv_width = shape->conv_width;
+    linear->state_dtype = shape->state_dtype;
+    linear->conv_dtype =
+        shape->conv_width > 1 ? bench_shape_conv_dtype(shape) : (attn_dtype)ATTN_DTYPE_NONE;
+}
+
+static void init_group(const struct bench_shape *shape, struct bench_problem *problem)
+{
+    attn_layer_group *group = &problem->group;
+    init_attention(shape, group);
+    if (shape->kind == BENCH_MLA) {
+        init_mla(shape, &problem->mla);
+        group->kind = ATTN_KIND_MLA;
+        group->mla = &problem->mla;
+    }
+    if (bench_shape_is_linear(shape)) {
+        init_linear(shape, &problem->linear);
+        *group = (attn_layer_group){.struct_size = sizeof *group,
+                                    .kind = ATTN_KIND_LINEAR,
+                                    .kv_group = -1,
+                                    .window_left = -1,
+                                    .linear = &problem->linear};
+    }
+    group->sm_scale =
+        shape->sm_scale > 0 ? (float)shape->sm_scale : (float)(1 / sqrt((double)key_dim(shape)));
+    group->num_layers = 1;
+    group->layers = &problem->layer;
+}
+
+void bench_layouts(const struct bench_shape *shape, const char *layouts[2])
+{
+    static const char *const all[] = {
+        [BENCH_LAYOUT_NHD] = ATTN_LAYOUT_KV_NHD,
+        [BENCH_LAYOUT_HND] = ATTN_LAYOUT_KV_HND,
+        [BENCH_LAYOUT_LATENT_FP8] = ATTN_LAYOUT_MLA_LATENT_FP8,
+        [BENCH_LAYOUT_KV] = ATTN_LAYOUT_STATE_SSM_KV,
+        [BENCH_LAYOUT_VK] = ATTN_LAYOUT_STATE_SSM_VK,
+    };
+    int32_t any = shape->kind == BENCH_SOFTMAX ? BENCH_LAYOUT_NHD : BENCH_LAYOUT_KV;
+    layouts[0] = all[shape->layout ? shape->layout : any];
+    layouts[1] = shape->layout ? NULL : all[any + 1];
+    if (shape->kind == BENCH_MLA && !shape->layout)
+        layouts[0] = ATTN_LAYOUT_MLA_LATENT, layouts[1] = NULL;
+    if (shape->kind == BENCH_LINEAR + ATTN_LINEAR_SHORT_CONV)
+        layouts[0] = ATTN_LAYOUT_STATE_CONV, layouts[1] = NULL;
 }
 
 static void init_bounds(const struct bench_shape *shape, attn_bounds *bounds)
@@ -78,7 +154,9 @@ static void init_bounds(const struct bench_shape *shape, attn_bounds *bounds)
         .struct_size = sizeof *bounds,
         .modes = ATTN_MODE_BIT((uint32_t)shape->mode),
         .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
-        .uses = shape->new_kv == BENCH_NEW_KV_ARGS ? (uint32_t)ATTN_USES_UNSAVED_KV : 0u,
+        .uses = !bench_shape_is_linear(shape) && shape->new_kv == BENCH_NEW_KV_ARGS
+                    ? (uint32_t)ATTN_USES_UNSAVED_KV
+                    : 0u,
         .max_seqs = shape->batch,
         .max_tokens = (int32_t)count.tokens,
         .max_kv_tokens = count.pages * shape->page_size,
@@ -94,7 +172,9 @@ void bench_problem_init(struct bench_problem *problem, const struct bench_shape 
                         const attn_device *device, const char *layout, uint32_t graph_level)
 {
     problem->layer = (attn_layer){.struct_size = sizeof problem->layer};
-    init_group(shape, &problem->layer, &problem->group);
+    bool is_linear = bench_shape_is_linear(shape);
+    bool has_state = is_linear && strcmp(layout, ATTN_LAYOUT_STATE_CONV) != 0;
+    init_group(shape, problem);
     init_bounds(shape, &problem->bounds);
     problem->problem = (attn_problem){
         .struct_size = sizeof problem->problem,
@@ -102,30 +182,187 @@ void bench_problem_init(struct bench_problem *problem, const struct bench_shape 
         .device = device,
         .group = &problem->group,
         .bounds = &problem->bounds,
-        .kv_layout = layout,
+        .kv_layout = is_linear ? NULL : layout,
+        .state_layout = has_state ? layout : NULL,
         .q_dtype = shape->dtype,
-        .new_kv_dtype =
-            shape->new_kv_dtype == shape->dtype ? (attn_dtype)ATTN_DTYPE_NONE : shape->new_kv_dtype,
-        .kv_dtype = shape->kv_dtype,
+        .new_kv_dtype = is_linear || shape->new_kv_dtype == shape->dtype
+                            ? (attn_dtype)ATTN_DTYPE_NONE
+                            : shape->new_kv_dtype,
+        .kv_dtype = is_linear ? shape->dtype : shape->kv_dtype,
         .out_dtype = shape->out_dtype,
-        .page_size = shape->page_size,
+        .page_size = is_linear ? 0 : shape->page_size,
+        .mla_expanded = shape->form == ATTN_MLA_EXPANDED ? ATTN_MODE_BIT((uint32_t)shape->mode) : 0,
         .tp_size = 1,
     };
 }
 
+/* ---- Operands -------------------------------------------------------------------------------- */
+
+/* As much of a model as kinds ask for. */
+static struct model model_of(const struct bench_shape *shape)
+{
+    return (struct model){.dtype = shape->dtype, .conv_bias = shape->conv_bias};
+}
+
+/* Of a new token's row. */
+static attn_dtype row_dtype(const struct bench_shape *shape, const struct row_operand *row)
+{
+    switch (row->role) {
+    case ATTN_ROLE_K:
+    case ATTN_ROLE_V:
+    case ATTN_ROLE_C_KV:
+    case ATTN_ROLE_K_PE:
+        return shape->new_kv_dtype;
+    case ATTN_ROLE_OUT:
+        return shape->out_dtype;
+    default:
+        return row->dtype;
+    }
+}
+
+static void add_operand(struct bench_inputs *inputs, struct bench_operand operand)
+{
+    uint64_t bytes = (uint64_t)(operand.units * operand.elements) * attn_dtype_size(operand.dtype);
+    operand.at = inputs->copy_bytes;
+    inputs->list[inputs->num_operands++] = operand;
+    inputs->copy_bytes += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static void add_row(struct bench_inputs *inputs, const struct row_operand *row)
+{
+    int64_t tokens = inputs->count.tokens;
+    struct bench_operand operand = {.role = row->role,
+                                    .unit = BENCH_PER_TOKEN,
+                                    .dtype = row_dtype(&inputs->shape, row),
+                                    .units = tokens,
+                                    .elements = operands_row_elements(row),
+                                    .ndim = row->heads ? 3 : 2,
+                                    .shape = {tokens, row->heads, row->dim}};
+    if (!row->heads)
+        operand.shape[1] = row->dim;
+    add_operand(inputs, operand);
+}
+
+/* Page 0 and slot 0 are nobody's. */
+static uint32_t list_stored(const struct bench_inputs *inputs, const char *layout,
+                            struct kind_tensor *list)
+{
+    const struct kind_pool pool = {.layout = layout,
+                                   .kv_dtype = inputs->shape.kv_dtype,
+                                   .num_pages = inputs->count.pages + 1,
+                                   .page_size = inputs->shape.page_size,
+                                   .num_slots = 2 * (int64_t)inputs->shape.batch + 1};
+    return kind_of(&inputs->problem.group)->tensors(&inputs->problem.group, &pool, list);
+}
+
+/* Rows, the output, then what is stored. Layouts differ in the order of elements alone. */
+static void list_operands(struct bench_inputs *inputs)
+{
+    const struct bench_shape *shape = &inputs->shape;
+    const attn_layer_group *group = &inputs->problem.group;
+    const struct kind_ops *kind = kind_of(group);
+    const struct kind_form *form = shape->form == ATTN_MLA_EXPANDED ? kind->expanded : kind->form;
+    const struct model model = model_of(shape);
+    struct row_operand rows[OPERANDS_MAX + 1];
+    struct kind_tensor stored[KIND_MAX_TENSORS];
+    const char *layouts[2];
+    uint32_t count = form->list(&model, group, rows);
+    if (form != kind->form) { /* latents are saved, too */
+        struct row_operand absorbed[OPERANDS_MAX];
+        uint32_t all = kind->form->list(&model, group, absorbed);
+        for (uint32_t i = all - operands_count_kv(absorbed, all); i < all; i++)
+            rows[count++] = absorbed[i];
+    }
+    struct row_operand out = {.role = ATTN_ROLE_OUT};
+    form->output(group, &out);
+    rows[count++] = out;
+    for (uint32_t i = 0; i < count; i++)
+        add_row(inputs, &rows[i]);
+    bench_layouts(shape, layouts);
+    count = list_stored(inputs, layouts[0], stored);
+    for (uint32_t i = 0; i < count; i++) {
+        struct bench_operand operand = {.role = stored[i].role,
+                                        .unit = bench_shape_is_linear(shape) ? BENCH_PER_SLOT
+                                                                             : BENCH_PER_PAGE,
+                                        .dtype = stored[i].dtype,
+                                        .units = stored[i].shape[0],
+                                        .elements = 1};
+        for (uint32_t d = 1; d < stored[i].ndim; d++)
+            operand.elements *= stored[i].shape[d];
+        add_operand(inputs, operand);
+    }
+}
+
+/* ---- Constants ------------------------------------------------------------------------------- */
+
+static uint32_t list_constants(const struct bench_inputs *inputs)
+{
+    const struct model model = model_of(&inputs->shape);
+    return kind_of(&inputs->problem.group)->constants(&model, &inputs->problem.group);
+}
+
+/* dtype and shape; returns how many elements these are. */
+static int64_t describe_constant(const struct bench_inputs *inputs, uint32_t role,
+                                 attn_tensor *tensor)
+{
+    const struct model model = model_of(&inputs->shape);
+    int64_t elements = 1;
+    *tensor = (attn_tensor){.struct_size = sizeof *tensor};
+    kind_of(&inputs->problem.group)
+        ->describe_constant(&model, &inputs->problem.group, role, tensor);
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        elements *= tensor->shape[d];
+    return elements;
+}
+
+/* Of one layer; the other one is there so that lightning's decays have a last layer. */
+static attn_status open_generator(uint64_t seed, struct generator *generator, attn_error *error)
+{
+    static const generator_layer layers[2] = {{.kv_layer = 0}, {.kv_layer = 1}};
+    return generator_init(generator, seed, layers, 2, 1, 0, error);
+}
+
+static attn_status fill_constants(const struct bench_inputs *inputs, uint64_t seed,
+                                  attn_error *error)
+{
+    const attn_layer_group *group = &inputs->problem.group;
+    struct generator generator;
+    attn_status status = open_generator(seed, &generator, error);
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT && status == ATTN_OK; role++) {
+        attn_tensor tensor;
+        if (!inputs->arrays.constants[role])
+            continue;
+        int64_t elements = describe_constant(inputs, role, &tensor);
+        float *values = malloc((size_t)elements * sizeof *values);
+        if (!values)
+            return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a layer's constants");
+        kind_of(group)->make_constant(&generator, group, 0, role, values);
+        for (int64_t i = 0; i < elements; i++)
+            dtype_quantise(tensor.dtype, inputs->arrays.constants[role], i, values[i], 1);
+        free(values);
+    }
+    return status;
+}
+
 /* ---- Index arrays ---------------------------------------------------------------------------- */
+
+/* Keys of sequence `s` that lie in a cache. */
+static int32_t stored_keys(const struct bench_shape *shape, int32_t s)
+{
+    return bench_shape_is_linear(shape) ? 0 : bench_shape_kv_len(shape, s);
+}
 
 static int32_t pages_of(const struct bench_shape *shape, int32_t s)
 {
-    return (int32_t)units_for(bench_shape_kv_len(shape, s), shape->page_size);
+    return (int32_t)units_for(stored_keys(shape, s), shape->page_size);
 }
 
 static int32_t longest(const struct bench_shape *shape)
 {
     int32_t most = 0;
     for (int32_t s = 0; s < shape->batch; s++) {
-        int32_t kv_len = bench_shape_kv_len(shape, s);
-        most = kv_len > most ? kv_len : most;
+        int32_t keys = stored_keys(shape, s);
+        most = keys > most ? keys : most;
     }
     return most;
 }
@@ -178,8 +415,15 @@ static uint64_t lay_out(const struct bench_inputs *inputs, char *base, struct be
         a->input_scales[i] = carve(base, &used, count_scales(shape, input_granularity(shape)),
                                    sizeof *a->input_scales[i]);
     a->out_scale = carve(base, &used, 1, sizeof *a->out_scale);
-    a->sinks = carve(base, &used, shape->q_heads, sizeof *a->sinks);
-    a->slopes = carve(base, &used, shape->q_heads, sizeof *a->slopes);
+    a->state_slots = carve(base, &used, 2 * seqs, sizeof *a->state_slots);
+    a->has_initial = carve(base, &used, seqs, sizeof *a->has_initial);
+    for (uint32_t role = 0, given = list_constants(inputs); role < ATTN_ROLE_COUNT; role++) {
+        attn_tensor tensor;
+        if (!(given >> role & 1))
+            continue;
+        int64_t elements = describe_constant(inputs, role, &tensor);
+        a->constants[role] = carve(base, &used, elements, attn_dtype_size(tensor.dtype));
+    }
     return used;
 }
 
@@ -202,7 +446,7 @@ static void fill_slots(const struct bench_inputs *inputs, int32_t s)
 {
     const struct bench_shape *shape = &inputs->shape;
     const struct bench_arrays *a = &inputs->arrays;
-    int32_t kv_len = bench_shape_kv_len(shape, s), page_size = shape->page_size;
+    int32_t kv_len = stored_keys(shape, s), page_size = shape->page_size;
     int32_t *slots = a->req_to_token + (int64_t)(s + 1) * inputs->kv.req_to_token_stride;
     int32_t *table = a->block_table + (int64_t)s * inputs->kv.block_table_stride;
     const int32_t *pages = a->kv_indices + a->kv_indptr[s];
@@ -210,7 +454,7 @@ static void fill_slots(const struct bench_inputs *inputs, int32_t s)
         table[p] = pages[p];
     for (int32_t j = 0; j < kv_len; j++)
         slots[j] = pages[j / page_size] * page_size + j % page_size;
-    for (int32_t t = 0; t < bench_shape_q_len(shape, s); t++)
+    for (int32_t t = 0; kv_len && t < bench_shape_q_len(shape, s); t++)
         a->out_cache_loc[a->q_indptr[s] + t] = slots[a->prefix_lens[s] + t];
 }
 
@@ -235,6 +479,7 @@ static void fill_arrays(struct bench_inputs *inputs, uint64_t seed)
     const struct bench_shape *shape = &inputs->shape;
     struct bench_arrays *a = &inputs->arrays;
     shuffle_pages(a->kv_indices, inputs->count.pages, mix_absorb(seed, 1));
+    shuffle_pages(a->state_slots, 2 * (int64_t)shape->batch, mix_absorb(seed, 1));
     for (int32_t s = 0; s < shape->batch; s++) {
         int32_t q_len = bench_shape_q_len(shape, s), kv_len = bench_shape_kv_len(shape, s);
         int32_t pages = pages_of(shape, s);
@@ -243,16 +488,13 @@ static void fill_arrays(struct bench_inputs *inputs, uint64_t seed)
         a->q_indptr[s + 1] = a->q_indptr[s] + q_len;
         a->req_pool_indices[s] = s + 1;
         a->kv_indptr[s + 1] = a->kv_indptr[s] + pages;
-        a->last_page_len[s] = kv_len - (pages - 1) * shape->page_size;
+        a->has_initial[s] = kv_len > q_len;
+        a->last_page_len[s] = pages ? kv_len - (pages - 1) * shape->page_size : 0;
         fill_slots(inputs, s);
     }
     a->real[0] = shape->batch;
     a->real[1] = (int32_t)inputs->count.tokens;
     fill_scales(inputs);
-    for (int32_t h = 0; h < shape->q_heads; h++) {
-        a->sinks[h] = (float)(h % 7 - 3) / 2;
-        a->slopes[h] = generator_alibi_slope(h, shape->q_heads);
-    }
 }
 
 /* ---- The batch ------------------------------------------------------------------------------- */
@@ -285,8 +527,20 @@ static void init_kv_batch(struct bench_inputs *inputs)
     kv->last_page_len = both(inputs, a->last_page_len);
 }
 
+static void init_state_batch(struct bench_inputs *inputs)
+{
+    const struct bench_arrays *a = &inputs->arrays;
+    inputs->states = (attn_state_batch){
+        .struct_size = sizeof inputs->states,
+        .slot = both(inputs, a->state_slots),
+        .dst_slot = both(inputs, a->state_slots + inputs->shape.batch),
+        .has_initial = both(inputs, a->has_initial),
+    };
+}
+
 static void init_batch(struct bench_inputs *inputs)
 {
+    bool is_linear = bench_shape_is_linear(&inputs->shape);
     const struct bench_shape *shape = &inputs->shape;
     const struct bench_arrays *a = &inputs->arrays;
     attn_bounds bounds;
@@ -304,16 +558,19 @@ static void init_batch(struct bench_inputs *inputs)
         .decode_q_len = mixed,
         .max_q_len = bounds.max_q_len,
         .max_kv_len = bounds.max_kv_len,
-        .num_kv_groups = 1,
+        .num_kv_groups = is_linear ? 0 : 1,
+        .num_state_groups = is_linear ? 1 : 0,
         .num_real_seqs_device = on_device(inputs, &a->real[0]),
         .num_real_tokens_device = on_device(inputs, &a->real[1]),
         .seq_lens = both(inputs, a->seq_lens),
         .prefix_lens = both(inputs, a->prefix_lens),
         .q_indptr = both(inputs, a->q_indptr),
         .req_pool_indices = both(inputs, a->req_pool_indices),
-        .kv_groups = &inputs->kv,
+        .kv_groups = is_linear ? NULL : &inputs->kv,
+        .state_groups = is_linear ? &inputs->states : NULL,
     };
     init_kv_batch(inputs);
+    init_state_batch(inputs);
 }
 
 static attn_scale make_scale(const struct bench_inputs *inputs, uint32_t granularity,
@@ -361,8 +618,9 @@ static attn_status make_arrays(struct bench_inputs *inputs, uint64_t seed, attn_
         return fail_memory(inputs, ATTN_SPACE_HOST, inputs->block_bytes, "index arrays", error);
     lay_out(inputs, inputs->block, &inputs->arrays);
     fill_arrays(inputs, seed);
+    status = fill_constants(inputs, seed, error);
     inputs->device_block = inputs->block;
-    if (device->type != ATTN_DEVICE_CPU) {
+    if (status == ATTN_OK && device->type != ATTN_DEVICE_CPU) {
         inputs->device_block =
             device_allocate(device, ATTN_SPACE_DEVICE, inputs->block_bytes, ALIGNMENT);
         if (!inputs->device_block)
@@ -381,27 +639,39 @@ static attn_status make_arrays(struct bench_inputs *inputs, uint64_t seed, attn_
 /* Random elements, of which operands are made by repetition. */
 enum { POOL = 1 << 19, POOL_Q = 0, POOL_NEW_KV, POOL_CACHE, NUM_POOLS };
 
-/* Sums of four uniform numbers: near to normal, of variance 1. The first of the scales is theirs.
- */
+/* What is repeated: elements, from any of them on, or whole rows. */
+struct pattern {
+    const char *bytes;
+    uint64_t size, count; /* bytes of a piece; pieces */
+};
+
+/* The sum of four uniform numbers: near to normal, of variance 1. */
+static float random_normal(uint64_t seed, uint64_t i)
+{
+    uint64_t bits = mix_stream(seed, i);
+    double sum = (double)(bits & 0xffff) + (double)(bits >> 16 & 0xffff) +
+                 (double)(bits >> 32 & 0xffff) + (double)(bits >> 48);
+    return (float)((sum / 65536 - 2) * 1.7320508);
+}
+
+/* The first of the scales is that of what is fp8. */
 static void fill_random(attn_dtype dtype, const float *scales, uint64_t seed, char *pool)
 {
     float scale = dtype_is_fp8(dtype) ? scales[0] : 1;
-    for (int64_t i = 0; i < POOL; i++) {
-        uint64_t bits = mix_stream(seed, (uint64_t)i);
-        double sum = (double)(bits & 0xffff) + (double)(bits >> 16 & 0xffff) +
-                     (double)(bits >> 32 & 0xffff) + (double)(bits >> 48);
-        dtype_quantise(dtype, pool, i, (float)((sum / 65536 - 2) * 1.7320508), scale);
-    }
+    for (int64_t i = 0; i < POOL; i++)
+        dtype_quantise(dtype, pool, i, random_normal(seed, (uint64_t)i), scale);
 }
 
-/* Fill an operand: a piece of the pool, which differs between operands and copies, then what is
+/* Fill an operand: a part of the pattern, which differs between operands and copies, then what is
  * there is doubled until the operand is full. */
 static attn_status fill_operand(const struct bench_inputs *inputs, char *to, uint64_t bytes,
-                                const char *pool, uint64_t size, uint64_t hash, attn_error *error)
+                                const struct pattern *pattern, uint64_t hash, attn_error *error)
 {
-    uint64_t skip = mix_below((uint32_t)hash, POOL / 2) * size, filled = POOL * size - skip;
+    uint64_t skip = mix_below((uint32_t)hash, (pattern->count + 1) / 2) * pattern->size;
+    uint64_t filled = pattern->count * pattern->size - skip;
     filled = filled < bytes ? filled : bytes;
-    attn_status status = device_copy(inputs->device, to, pool + skip, filled, NULL, error);
+    attn_status status =
+        device_copy(inputs->device, to, pattern->bytes + skip, filled, NULL, error);
     while (filled < bytes && status == ATTN_OK) {
         uint64_t more = bytes - filled < filled ? bytes - filled : filled;
         status = device_copy(inputs->device, to + filled, to, more, NULL, error);
@@ -410,35 +680,15 @@ static attn_status fill_operand(const struct bench_inputs *inputs, char *to, uin
     return status;
 }
 
-static int64_t heads_of(const struct bench_shape *shape, int operand)
+static uint64_t operand_bytes(const struct bench_operand *operand)
 {
-    return operand == BENCH_Q || operand == BENCH_OUT ? shape->q_heads : shape->kv_heads;
+    return (uint64_t)(operand->units * operand->elements) * attn_dtype_size(operand->dtype);
 }
 
-static int64_t dim_of(const struct bench_shape *shape, int operand)
+/* Of a state: its own type; a convolution's is in the pool of new keys. */
+static attn_dtype cache_dtype(const struct bench_shape *shape)
 {
-    bool values = operand == BENCH_V || operand == BENCH_OUT || operand == BENCH_V_CACHE;
-    return values ? shape->v_head_dim : shape->head_dim;
-}
-
-/* Elements of each operand. */
-static void list_elements(const struct bench_inputs *inputs, int64_t elements[BENCH_OPERANDS])
-{
-    const struct bench_shape *shape = &inputs->shape;
-    int64_t tokens = inputs->count.tokens, slots = (inputs->count.pages + 1) * shape->page_size;
-    for (int o = 0; o < BENCH_OPERANDS; o++)
-        elements[o] = (o == BENCH_K_CACHE || o == BENCH_V_CACHE ? slots : tokens) *
-                      heads_of(shape, o) * dim_of(shape, o);
-}
-
-static attn_dtype dtype_of(const struct bench_shape *shape, int operand)
-{
-    const attn_dtype dtypes[BENCH_OPERANDS] = {
-        [BENCH_Q] = shape->dtype,          [BENCH_K] = shape->new_kv_dtype,
-        [BENCH_V] = shape->new_kv_dtype,   [BENCH_OUT] = shape->out_dtype,
-        [BENCH_K_CACHE] = shape->kv_dtype, [BENCH_V_CACHE] = shape->kv_dtype,
-    };
-    return dtypes[operand];
+    return bench_shape_is_linear(shape) ? shape->state_dtype : shape->kv_dtype;
 }
 
 /* Each pool of one type and one scale; a type that is not fp8 takes no notice of the scale. */
@@ -447,45 +697,128 @@ static void fill_pools(const struct bench_inputs *inputs, uint64_t seed, char *p
     const struct bench_shape *shape = &inputs->shape;
     const struct bench_arrays *a = &inputs->arrays;
     fill_random(shape->dtype, a->input_scales[0], mix_absorb(seed, 2), pools[POOL_Q]);
-    fill_random(shape->new_kv_dtype, a->input_scales[1], mix_absorb(seed, 2), pools[POOL_NEW_KV]);
-    fill_random(shape->kv_dtype, a->k_scale, mix_absorb(seed, 3), pools[POOL_CACHE]);
+    fill_random(bench_shape_is_linear(shape) ? bench_shape_conv_dtype(shape) : shape->new_kv_dtype,
+                a->input_scales[1], mix_absorb(seed, 2), pools[POOL_NEW_KV]);
+    fill_random(cache_dtype(shape), a->k_scale, mix_absorb(seed, 3), pools[POOL_CACHE]);
 }
 
-/* An output, which is written before anybody reads it, gets any bytes: those of queries. */
-static attn_status fill_copies(const struct bench_inputs *inputs, uint64_t seed,
-                               char *pools[NUM_POOLS], attn_error *error)
+/* The pool that an operand is made of; -1 = its rows are made one by one. An output, which is
+ * written before it is read, gets any bytes: those of queries. */
+static int pool_of(uint32_t role)
 {
-    static const int sources[BENCH_OPERANDS] = {
-        [BENCH_Q] = POOL_Q,   [BENCH_K] = POOL_NEW_KV,      [BENCH_V] = POOL_NEW_KV,
-        [BENCH_OUT] = POOL_Q, [BENCH_K_CACHE] = POOL_CACHE, [BENCH_V_CACHE] = POOL_CACHE,
-    };
+    switch (role) {
+    case ATTN_ROLE_K:
+    case ATTN_ROLE_V:
+    case ATTN_ROLE_C_KV:
+    case ATTN_ROLE_K_PE:
+    case ATTN_ROLE_CONV_STATE:
+        return POOL_NEW_KV;
+    case ATTN_ROLE_K_CACHE:
+    case ATTN_ROLE_V_CACHE:
+    case ATTN_ROLE_STATE:
+        return POOL_CACHE;
+    case ATTN_ROLE_MIXED_QKV:
+    case ATTN_ROLE_GATE_A:
+    case ATTN_ROLE_GATE_B:
+        return -1;
+    default:
+        return POOL_Q;
+    }
+}
+
+/* Rows of a recurrence, of as many tokens as fit into `room` bytes. */
+static attn_status make_rows(const struct bench_inputs *inputs, const struct bench_operand *operand,
+                             uint64_t seed, uint64_t room, char *to, struct pattern *pattern,
+                             attn_error *error)
+{
+    struct generator generator;
+    uint64_t size = (uint64_t)operand->elements * attn_dtype_size(operand->dtype);
+    uint64_t count =
+        room / size < (uint64_t)operand->units ? room / size : (uint64_t)operand->units;
+    attn_status status = open_generator(seed, &generator, error);
+    *pattern = (struct pattern){to, size, count ? count : 1};
+    for (uint64_t t = 0; t < pattern->count && status == ATTN_OK; t++)
+        generator_linear_row(&generator, &inputs->problem.group, 0, (token_key){1, t},
+                             operand->role, operand->dtype, to + t * size);
+    return status;
+}
+
+/* Latents in rows with scales: codes of e4m3, fp32 scales, elements in bf16. */
+static void make_packed(const struct bench_inputs *inputs, uint64_t seed, uint64_t room, char *to,
+                        struct pattern *pattern)
+{
     const struct bench_shape *shape = &inputs->shape;
-    const attn_dtype pool_dtypes[NUM_POOLS] = {shape->dtype, shape->new_kv_dtype, shape->kv_dtype};
-    int64_t elements[BENCH_OPERANDS];
+    uint64_t size = (uint64_t)mla_packed_bytes(&inputs->problem.mla);
+    int32_t lora = shape->kv_lora_rank, scales = lora / MLA_PACKED_SCALED;
+    *pattern = (struct pattern){to, size, room / size};
+    for (uint64_t r = 0; r < pattern->count; r++) {
+        char *row = to + r * size;
+        float *scale = (float *)(void *)(row + lora);
+        for (int32_t n = 0; n < scales; n++)
+            scale[n] = (float)(1 + n % 3) / 64;
+        for (int32_t d = 0; d < lora; d++)
+            dtype_quantise(ATTN_FP8_E4M3, row, d, random_normal(seed, r * size + (uint64_t)d),
+                           scale[d / MLA_PACKED_SCALED]);
+        for (int32_t d = 0; d < shape->rope_dim; d++)
+            dtype_quantise(ATTN_BF16, row + lora + scales * (int32_t)sizeof *scale, d,
+                           random_normal(seed, r * size + (uint64_t)(lora + d)), 1);
+    }
+}
+
+/* Make what operand number `o` repeats; in `rows` where its rows are made one by one. */
+static attn_status make_pattern(const struct bench_inputs *inputs, uint32_t o, uint64_t seed,
+                                char *const pools[NUM_POOLS], char *rows, struct pattern *pattern,
+                                attn_error *error)
+{
+    const struct bench_operand *operand = &inputs->list[o];
+    int pool = pool_of(operand->role);
+    if (pool < 0)
+        return make_rows(inputs, operand, mix_absorb(seed, 2), POOL * sizeof(float), rows, pattern,
+                         error);
+    if (operand->role == ATTN_ROLE_LATENT_CACHE && operand->dtype == ATTN_U8)
+        make_packed(inputs, mix_absorb(seed, 3), POOL * sizeof(float), rows, pattern);
+    else
+        *pattern =
+            (struct pattern){pools[operand->role == ATTN_ROLE_LATENT_CACHE ? POOL_CACHE : pool],
+                             attn_dtype_size(operand->dtype), POOL};
+    return ATTN_OK;
+}
+
+static attn_status fill_copies(const struct bench_inputs *inputs, uint64_t seed,
+                               char *const pools[NUM_POOLS], char *rows, attn_error *error)
+{
     attn_status status = ATTN_OK;
-    list_elements(inputs, elements);
-    fill_pools(inputs, seed, pools);
-    for (uint32_t c = 0; c < inputs->copies; c++)
-        for (int o = 0; o < BENCH_OPERANDS && status == ATTN_OK; o++)
-            status =
-                fill_operand(inputs, inputs->operands + c * inputs->copy_bytes + inputs->where[o],
-                             (uint64_t)elements[o] * attn_dtype_size(dtype_of(shape, o)),
-                             pools[sources[o]], attn_dtype_size(pool_dtypes[sources[o]]),
-                             mix_stream(seed, (uint64_t)c * BENCH_OPERANDS + (uint64_t)o), error);
-    if (status == ATTN_OK)
-        status = device_synchronize(inputs->device, NULL, error);
+    for (uint32_t o = 0; o < inputs->num_operands && status == ATTN_OK; o++) {
+        struct pattern pattern;
+        status = make_pattern(inputs, o, seed, pools, rows, &pattern, error);
+        for (uint32_t c = 0; c < inputs->copies && status == ATTN_OK; c++)
+            status = fill_operand(
+                inputs, inputs->operands + c * inputs->copy_bytes + inputs->list[o].at,
+                operand_bytes(&inputs->list[o]), &pattern,
+                mix_stream(seed, (uint64_t)c * BENCH_MAX_OPERANDS + (uint64_t)o), error);
+        if (status == ATTN_OK) /* rows are made anew for the next operand */
+            status = device_synchronize(inputs->device, NULL, error);
+    }
     return status;
 }
 
 static attn_status fill_values(const struct bench_inputs *inputs, uint64_t seed, attn_error *error)
 {
-    char *pools[NUM_POOLS], *block = malloc(NUM_POOLS * POOL * sizeof(float));
+    const uint64_t pool_bytes = POOL * sizeof(float);
+    uint64_t row_bytes = pool_bytes;
+    for (uint32_t o = 0; o < inputs->num_operands; o++) {
+        uint64_t bytes = (uint64_t)inputs->list[o].elements * sizeof(float);
+        if (inputs->list[o].unit == BENCH_PER_TOKEN && bytes > row_bytes)
+            row_bytes = bytes;
+    }
+    char *pools[NUM_POOLS], *block = malloc(NUM_POOLS * pool_bytes + row_bytes);
     if (!block)
-        return fail_memory(inputs, ATTN_SPACE_HOST, NUM_POOLS * POOL * sizeof(float),
+        return fail_memory(inputs, ATTN_SPACE_HOST, NUM_POOLS * pool_bytes + row_bytes,
                            "random values", error);
     for (uint64_t p = 0; p < NUM_POOLS; p++)
-        pools[p] = block + p * POOL * sizeof(float);
-    attn_status status = fill_copies(inputs, seed, pools, error);
+        pools[p] = block + p * pool_bytes;
+    fill_pools(inputs, seed, pools);
+    attn_status status = fill_copies(inputs, seed, pools, block + NUM_POOLS * pool_bytes, error);
     free(block);
     return status;
 }
@@ -508,13 +841,6 @@ static uint32_t choose_copies(const struct bench_inputs *inputs)
 
 static attn_status make_operands(struct bench_inputs *inputs, uint64_t seed, attn_error *error)
 {
-    int64_t elements[BENCH_OPERANDS];
-    list_elements(inputs, elements);
-    for (int o = 0; o < BENCH_OPERANDS; o++) {
-        uint64_t bytes = (uint64_t)elements[o] * attn_dtype_size(dtype_of(&inputs->shape, o));
-        inputs->where[o] = inputs->copy_bytes;
-        inputs->copy_bytes += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    }
     inputs->copies = choose_copies(inputs);
     uint64_t bytes = inputs->copies * inputs->copy_bytes;
     inputs->operands = device_allocate(inputs->device, ATTN_SPACE_DEVICE, bytes, ALIGNMENT);
@@ -533,7 +859,11 @@ attn_status bench_inputs_create(const struct device *device, const struct bench_
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a shape's inputs");
     made->device = device;
     made->shape = *shape;
+    const char *layouts[2];
     bench_shape_count(shape, &made->count);
+    bench_layouts(shape, layouts);
+    bench_problem_init(&made->problem, shape, &device->info, layouts[0], ATTN_GRAPH_NEVER);
+    list_operands(made);
     attn_status status = make_arrays(made, seed, error);
     if (status == ATTN_OK)
         status = make_operands(made, seed, error);
@@ -567,30 +897,22 @@ static void view(const struct bench_inputs *inputs, void *data, attn_dtype dtype
                          NULL, NULL);
 }
 
-static void view_rows(const struct bench_inputs *inputs, char *copy, int operand, int32_t heads,
-                      int32_t dim, attn_tensor *tensor)
+/* Operand number `o` of a copy. */
+static void view_operand(const struct bench_inputs *inputs, char *copy, uint32_t o,
+                         const struct kind_tensor *stored, attn_tensor *tensor)
 {
-    const int64_t shape[] = {inputs->count.tokens, heads, dim};
-    view(inputs, copy + inputs->where[operand], dtype_of(&inputs->shape, operand), 3, shape,
-         tensor);
+    const struct bench_operand *operand = &inputs->list[o];
+    bool is_row = operand->unit == BENCH_PER_TOKEN;
+    view(inputs, copy + operand->at, operand->dtype, is_row ? operand->ndim : stored->ndim,
+         is_row ? operand->shape : stored->shape, tensor);
 }
 
-static void view_cache(const struct bench_inputs *inputs, char *copy, int operand, int32_t dim,
-                       const char *layout, attn_tensor *tensor)
+static void view_constant(const struct bench_inputs *inputs, uint32_t role, attn_tensor *tensor)
 {
-    const struct bench_shape *s = &inputs->shape;
-    int64_t pages = inputs->count.pages + 1;
-    const int64_t nhd[] = {pages, s->page_size, s->kv_heads, dim};
-    const int64_t hnd[] = {pages, s->kv_heads, s->page_size, dim};
-    const int64_t *shape = strcmp(layout, ATTN_LAYOUT_KV_HND) == 0 ? hnd : nhd;
-    view(inputs, copy + inputs->where[operand], s->kv_dtype, 4, shape, tensor);
-}
-
-static void view_heads(const struct bench_inputs *inputs, const float *values, attn_tensor *tensor)
-{
-    const int64_t shape[] = {inputs->shape.q_heads};
-    view(inputs, inputs->device_block + ((const char *)values - inputs->block), ATTN_F32, 1, shape,
-         tensor);
+    attn_tensor described;
+    describe_constant(inputs, role, &described);
+    view(inputs, inputs->device_block + (inputs->arrays.constants[role] - inputs->block),
+         described.dtype, described.ndim, described.shape, tensor);
 }
 
 /* Of what is fp8, and given. */
@@ -598,6 +920,13 @@ static void set_scales(const struct bench_inputs *inputs, struct bench_call *cal
 {
     static const uint32_t roles[] = {ATTN_ROLE_Q, ATTN_ROLE_K, ATTN_ROLE_V};
     int fp8 = dtype_is_fp8(inputs->shape.kv_dtype);
+    if (bench_shape_is_linear(&inputs->shape))
+        return;
+    bool one = fp8 && inputs->shape.layout != BENCH_LAYOUT_LATENT_FP8;
+    if (inputs->shape.kind == BENCH_MLA) {
+        call->scales[ATTN_ROLE_LATENT_CACHE] = one ? &inputs->k_scale : NULL;
+        return;
+    }
     call->scales[ATTN_ROLE_K_CACHE] = fp8 ? &inputs->k_scale : NULL;
     call->scales[ATTN_ROLE_V_CACHE] = fp8 ? &inputs->v_scale : NULL;
     for (int i = 0; i < 3; i++) {
@@ -614,28 +943,29 @@ void bench_inputs_call(const struct bench_inputs *inputs, uint32_t copy, const c
 {
     const struct bench_shape *s = &inputs->shape;
     char *at = inputs->operands + copy * inputs->copy_bytes;
-    int cached = s->new_kv == BENCH_NEW_KV_CACHED;
+    struct kind_tensor stored[KIND_MAX_TENSORS];
+    uint32_t first = inputs->num_operands - list_stored(inputs, layout, stored), used = 0;
+    bool given = bench_shape_is_linear(s) || s->new_kv != BENCH_NEW_KV_CACHED;
     memset(call, 0, sizeof *call);
-    view_rows(inputs, at, BENCH_Q, s->q_heads, s->head_dim, &call->q);
-    view_rows(inputs, at, BENCH_K, s->kv_heads, s->head_dim, &call->k);
-    view_rows(inputs, at, BENCH_V, s->kv_heads, s->v_head_dim, &call->v);
-    view_rows(inputs, at, BENCH_OUT, s->q_heads, s->v_head_dim, &call->out);
-    view_cache(inputs, at, BENCH_K_CACHE, s->head_dim, layout, &call->k_cache);
-    view_cache(inputs, at, BENCH_V_CACHE, s->v_head_dim, layout, &call->v_cache);
-    view_heads(inputs, inputs->arrays.sinks, &call->sinks);
-    view_heads(inputs, inputs->arrays.slopes, &call->slopes);
-    call->operands[ATTN_ROLE_Q] = &call->q;
-    call->operands[ATTN_ROLE_K] = cached ? NULL : &call->k;
-    call->operands[ATTN_ROLE_V] = cached ? NULL : &call->v;
-    call->operands[ATTN_ROLE_OUT] = &call->out;
-    call->operands[ATTN_ROLE_K_CACHE] = &call->k_cache;
-    call->operands[ATTN_ROLE_V_CACHE] = &call->v_cache;
-    call->operands[ATTN_ROLE_SINKS] = s->sinks ? &call->sinks : NULL;
-    call->operands[ATTN_ROLE_ALIBI_SLOPES] = s->alibi ? &call->slopes : NULL;
+    for (uint32_t o = 0; o < inputs->num_operands; o++) {
+        uint32_t role = inputs->list[o].role;
+        attn_tensor *tensor = &call->tensors[used++];
+        view_operand(inputs, at, o, &stored[o < first ? 0 : o - first], tensor);
+        call->operands[role] = given || pool_of(role) != POOL_NEW_KV ? tensor : NULL;
+    }
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
+        if (!inputs->arrays.constants[role])
+            continue;
+        attn_tensor *tensor = &call->tensors[used++];
+        view_constant(inputs, role, tensor);
+        call->operands[role] = tensor;
+    }
     set_scales(inputs, call);
     call->args = (attn_forward_args){
         .struct_size = sizeof call->args,
-        .flags = s->new_kv == BENCH_NEW_KV_SAVED ? (uint32_t)ATTN_FORWARD_SAVE_KV : 0u,
+        .flags = !bench_shape_is_linear(s) && s->new_kv == BENCH_NEW_KV_SAVED
+                     ? (uint32_t)ATTN_FORWARD_SAVE_KV
+                     : 0u,
         .num_operands = ATTN_ROLE_COUNT,
         .num_scales = ATTN_ROLE_COUNT,
         .operands = call->operands,
@@ -645,20 +975,12 @@ void bench_inputs_call(const struct bench_inputs *inputs, uint32_t copy, const c
 
 /* ---- Parts of a copy ------------------------------------------------------------------------- */
 
-struct bench_region bench_inputs_rows(const struct bench_inputs *inputs, int operand, int64_t first,
-                                      int64_t count)
+struct bench_region bench_inputs_units(const struct bench_inputs *inputs, uint32_t operand,
+                                       int64_t first, int64_t count)
 {
-    const struct bench_shape *shape = &inputs->shape;
-    uint64_t row = (uint64_t)(heads_of(shape, operand) * dim_of(shape, operand)) *
-                   attn_dtype_size(dtype_of(shape, operand));
-    return (struct bench_region){inputs->where[operand] + (uint64_t)first * row,
-                                 (uint64_t)count * row};
-}
-
-struct bench_region bench_inputs_page(const struct bench_inputs *inputs, int operand, int64_t page)
-{
-    int64_t slots = inputs->shape.page_size;
-    return bench_inputs_rows(inputs, operand, page * slots, slots);
+    const struct bench_operand *o = &inputs->list[operand];
+    uint64_t unit = (uint64_t)o->elements * attn_dtype_size(o->dtype);
+    return (struct bench_region){o->at + (uint64_t)first * unit, (uint64_t)count * unit};
 }
 
 void bench_inputs_mirror(const struct bench_inputs *inputs, char *operands,

@@ -2,24 +2,44 @@
 #include "host/bench/judge.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "host/base/error.h"
 #include "host/base/mix.h"
-#include "host/reference/reference.h"
+#include "host/reference/linear.h"
 
 enum {
-    MAX_ROWS = 16,      /* pairs of a row and a query head */
-    LEAST_ROWS = 2,     /* the first and the last row, however many keys they have */
-    MAX_KEYS = 1 << 19, /* of all rows together: half a second of one core */
-    POISON = 0xff       /* NaN in each floating-point type */
+    MAX_ROWS = 16,          /* pairs of a row, or a sequence, and a head */
+    LEAST_ROWS = 2,         /* the first and the last row, however many keys they have */
+    MAX_KEYS = 1 << 19,     /* of all rows together: half a second of one core */
+    MAX_REPLAYED = 1 << 13, /* rows of a recurrence, of all heads together: likewise */
+    POISON = 0xff           /* NaN in each floating-point type */
 };
 
+static attn_status poison(const struct bench_inputs *inputs, uint32_t operand, int64_t first,
+                          int64_t count, attn_stream stream, attn_error *error)
+{
+    struct bench_region at = bench_inputs_units(inputs, operand, first, count);
+    return device_fill(inputs->device, inputs->operands + at.at, POISON, at.bytes, stream, error);
+}
+
+/* Outputs, and the states that are written. */
 attn_status bench_judge_poison(const struct bench_inputs *inputs, attn_stream stream,
                                attn_error *error)
 {
-    struct bench_region out = bench_inputs_rows(inputs, BENCH_OUT, 0, inputs->count.tokens);
-    return device_fill(inputs->device, inputs->operands + out.at, POISON, out.bytes, stream, error);
+    attn_status status = ATTN_OK;
+    for (uint32_t o = 0; o < inputs->num_operands && status == ATTN_OK; o++) {
+        const struct bench_operand *operand = &inputs->list[o];
+        if (operand->role == ATTN_ROLE_OUT)
+            status = poison(inputs, o, 0, operand->units, stream, error);
+        if (operand->unit != BENCH_PER_SLOT)
+            continue;
+        const int32_t *slots = inputs->arrays.state_slots + inputs->shape.batch;
+        for (int32_t s = 0; s < inputs->shape.batch && status == ATTN_OK; s++)
+            status = poison(inputs, o, slots[s], 1, stream, error);
+    }
+    return status;
 }
 
 /* ---- What a row reads ------------------------------------------------------------------------ */
@@ -31,26 +51,40 @@ struct mirror {
     int32_t sequence; /* whose keys are here; -1 = none's */
 };
 
-static attn_status fetch(struct mirror *mirror, struct bench_region region, attn_error *error)
+static attn_status fetch(struct mirror *mirror, uint32_t operand, int64_t first, int64_t count,
+                         attn_error *error)
 {
-    return device_copy(mirror->from->device, mirror->here.operands + region.at,
-                       mirror->from->operands + region.at, region.bytes, NULL, error);
+    struct bench_region at = bench_inputs_units(mirror->from, operand, first, count);
+    return device_copy(mirror->from->device, mirror->here.operands + at.at,
+                       mirror->from->operands + at.at, at.bytes, NULL, error);
 }
 
-/* New keys and values, and the pages, of a sequence. */
-static attn_status fetch_keys(struct mirror *mirror, int32_t s, attn_error *error)
+/* Does each row read its own alone? Of a recurrence none does: it reads those before it, too. */
+static bool is_row_own(const struct bench_inputs *inputs, uint32_t role)
+{
+    return !bench_shape_is_linear(&inputs->shape) &&
+           (role == ATTN_ROLE_Q || role == ATTN_ROLE_Q_NOPE || role == ATTN_ROLE_Q_PE ||
+            role == ATTN_ROLE_OUT);
+}
+
+/* What all rows of a sequence read: new tokens' rows, pages, and slots before and after. */
+static attn_status fetch_sequence(struct mirror *mirror, int32_t s, attn_error *error)
 {
     const struct bench_inputs *from = mirror->from;
     const struct bench_arrays *a = &from->arrays;
     int64_t first = a->q_indptr[s], count = a->q_indptr[s + 1] - first;
-    attn_status status = fetch(mirror, bench_inputs_rows(from, BENCH_K, first, count), error);
-    if (status == ATTN_OK)
-        status = fetch(mirror, bench_inputs_rows(from, BENCH_V, first, count), error);
-    for (int32_t p = a->kv_indptr[s]; p < a->kv_indptr[s + 1] && status == ATTN_OK; p++) {
-        int32_t page = a->kv_indices[p];
-        status = fetch(mirror, bench_inputs_page(from, BENCH_K_CACHE, page), error);
-        if (status == ATTN_OK)
-            status = fetch(mirror, bench_inputs_page(from, BENCH_V_CACHE, page), error);
+    attn_status status = ATTN_OK;
+    for (uint32_t o = 0; o < from->num_operands && status == ATTN_OK; o++) {
+        const struct bench_operand *operand = &from->list[o];
+        if (operand->unit == BENCH_PER_TOKEN && !is_row_own(from, operand->role))
+            status = fetch(mirror, o, first, count, error);
+        for (int32_t p = a->kv_indptr[s];
+             operand->unit == BENCH_PER_PAGE && p < a->kv_indptr[s + 1] && status == ATTN_OK; p++)
+            status = fetch(mirror, o, a->kv_indices[p], 1, error);
+        for (int32_t n = s;
+             operand->unit == BENCH_PER_SLOT && n < 2 * from->shape.batch && status == ATTN_OK;
+             n += from->shape.batch)
+            status = fetch(mirror, o, a->state_slots[n], 1, error);
     }
     return status;
 }
@@ -58,11 +92,12 @@ static attn_status fetch_keys(struct mirror *mirror, int32_t s, attn_error *erro
 static attn_status fetch_row(struct mirror *mirror, int64_t row, int32_t s, attn_error *error)
 {
     const struct bench_inputs *from = mirror->from;
-    attn_status status = fetch(mirror, bench_inputs_rows(from, BENCH_Q, row, 1), error);
-    if (status == ATTN_OK)
-        status = fetch(mirror, bench_inputs_rows(from, BENCH_OUT, row, 1), error);
+    attn_status status = ATTN_OK;
+    for (uint32_t o = 0; o < from->num_operands && status == ATTN_OK; o++)
+        if (from->list[o].unit == BENCH_PER_TOKEN && is_row_own(from, from->list[o].role))
+            status = fetch(mirror, o, row, 1, error);
     if (status == ATTN_OK && mirror->sequence != s)
-        status = fetch_keys(mirror, s, error);
+        status = fetch_sequence(mirror, s, error);
     mirror->sequence = s;
     return status == ATTN_OK ? device_synchronize(from->device, NULL, error) : status;
 }
@@ -84,12 +119,13 @@ static int64_t choose_row(const struct bench_inputs *inputs, uint32_t n, uint64_
     return n == 0 ? 0 : n == 1 ? rows - 1 : (int64_t)mix_below((uint32_t)bits, (uint64_t)rows);
 }
 
-static void note_verdict(const reference_verdict *verdict, int64_t row, int32_t head, strbuf *why)
+/* `what` is wrong, if the verdict says so. */
+static void note_verdict(const reference_verdict *verdict, const char *what, strbuf *why)
 {
     double off = reference_verdict_ratio(verdict);
     if (verdict->code == REFERENCE_PASS)
         return;
-    strbuf_appendf(why, "row %lld of query head %d is ", (long long)row, head);
+    strbuf_appendf(why, "%s is ", what);
     if (isfinite(off))
         strbuf_appendf(why, "off by %.3g times what the pass rule allows", off);
     else
@@ -109,8 +145,10 @@ static attn_status judge_row(struct mirror *mirror, const char *layout,
     bench_inputs_call(here, 0, layout, &call);
     attn_status status = reference_judge_row(&problem.problem, &here->batch, 0, &call.args, options,
                                              row, head, &verdict, error);
+    char what[64];
+    snprintf(what, sizeof what, "row %lld of query head %d", (long long)row, head);
     if (status == ATTN_OK)
-        note_verdict(&verdict, row, head, why);
+        note_verdict(&verdict, what, why);
     return status;
 }
 
@@ -136,6 +174,72 @@ static attn_status judge_rows(struct mirror *mirror, const char *layout,
     return status;
 }
 
+/* ---- Recurrences ----------------------------------------------------------------------------- */
+
+/* Rows of one head of a sequence: the first, the last and some others; then the state. */
+static attn_status judge_head(struct mirror *mirror, const char *layout, int32_t s, int32_t head,
+                              uint64_t bits, strbuf *why, attn_error *error)
+{
+    struct bench_problem problem;
+    struct bench_call call;
+    reference_linear_judgement judgement = {.sequence = s, .head = head};
+    const struct bench_inputs *here = &mirror->here;
+    int64_t count = here->arrays.q_indptr[s + 1] - here->arrays.q_indptr[s];
+    for (int n = 0; n < REFERENCE_LINEAR_ROWS; n++)
+        judgement.rows[n] =
+            n == 0   ? 0
+            : n == 1 ? count - 1
+                     : (int64_t)mix_below((uint32_t)mix_stream(bits, (uint64_t)n), (uint64_t)count);
+    bench_problem_init(&problem, &here->shape, &mirror->from->device->info, layout,
+                       ATTN_GRAPH_NEVER);
+    bench_inputs_call(here, 0, layout, &call);
+    attn_status status =
+        reference_linear_judge(&problem.problem, &here->batch, 0, &call.args, &judgement, error);
+    for (int n = 0; status == ATTN_OK && n < REFERENCE_LINEAR_ROWS && why->length == 0; n++) {
+        char what[96];
+        snprintf(what, sizeof what, "row %lld of head %d of sequence %d",
+                 (long long)judgement.rows[n], head, s);
+        note_verdict(&judgement.verdicts[n], what, why);
+    }
+    char what[96];
+    snprintf(what, sizeof what, "the state of head %d after sequence %d", head, s);
+    if (status == ATTN_OK && why->length == 0)
+        note_verdict(&judgement.state, what, why);
+    snprintf(what, sizeof what, "the convolution's state of head %d after sequence %d", head, s);
+    if (status == ATTN_OK && why->length == 0)
+        note_verdict(&judgement.conv_state, what, why);
+    return status;
+}
+
+static attn_status judge_heads(struct mirror *mirror, const char *layout, strbuf *why,
+                               attn_error *error)
+{
+    const struct bench_inputs *from = mirror->from;
+    attn_status status = ATTN_OK;
+    int32_t batch = from->shape.batch, heads = from->shape.v_heads;
+    int64_t replayed = 0;
+    for (uint32_t n = 0; n < MAX_ROWS && status == ATTN_OK && why->length == 0; n++) {
+        uint64_t bits = mix_stream((uint64_t)from->count.tokens, n);
+        int32_t s = n == 0   ? 0
+                    : n == 1 ? batch - 1
+                             : (int32_t)mix_below((uint32_t)bits, (uint64_t)batch);
+        int32_t head = n == 0   ? 0
+                       : n == 1 ? heads - 1
+                                : (int32_t)mix_below((uint32_t)(bits >> 32), (uint64_t)heads);
+        replayed += bench_shape_q_len(&from->shape, s);
+        if (n >= LEAST_ROWS && replayed > MAX_REPLAYED)
+            break;
+        if (mirror->sequence != s)
+            status = fetch_sequence(mirror, s, error);
+        mirror->sequence = s;
+        if (status == ATTN_OK)
+            status = device_synchronize(from->device, NULL, error);
+        if (status == ATTN_OK)
+            status = judge_head(mirror, layout, s, head, bits, why, error);
+    }
+    return status;
+}
+
 attn_status bench_judge_rows(const struct bench_inputs *inputs, const char *layout,
                              uint32_t reads_new_unquantised, strbuf *why, attn_error *error)
 {
@@ -145,7 +249,9 @@ attn_status bench_judge_rows(const struct bench_inputs *inputs, const char *layo
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %llu bytes to be judged",
                          (unsigned long long)inputs->copy_bytes);
     bench_inputs_mirror(inputs, operands, &mirror.here);
-    attn_status status = judge_rows(&mirror, layout, reads_new_unquantised, why, error);
+    attn_status status = bench_shape_is_linear(&inputs->shape)
+                             ? judge_heads(&mirror, layout, why, error)
+                             : judge_rows(&mirror, layout, reads_new_unquantised, why, error);
     free(operands);
     return status;
 }

@@ -27,7 +27,9 @@ static void entry_text(const struct bench_entry *entry, char text[TEXT])
 
 static const char *layout_note(const struct bench_run *run)
 {
-    return strcmp(run->layout, ATTN_LAYOUT_KV_NHD) == 0 ? "" : " hnd";
+    return strcmp(run->layout, ATTN_LAYOUT_KV_HND) == 0         ? " hnd"
+           : strcmp(run->layout, ATTN_LAYOUT_STATE_SSM_VK) == 0 ? " vk"
+                                                                : "";
 }
 
 /* Four digits that mean something, whatever the size. */
@@ -222,37 +224,30 @@ static bool add_lens(cJSON *object, const char *name, const struct bench_lens *l
     return ok;
 }
 
-static bool add_sizes(cJSON *object, const struct bench_shape *shape)
+static bool add_value(cJSON *object, const struct bench_shape_value *value)
 {
-    return json_add_int(object, "batch", shape->batch) &&
-           json_add_int(object, "decodes", shape->decodes) &&
-           add_lens(object, "q_len", &shape->q_len) && add_lens(object, "kv_len", &shape->kv_len) &&
-           json_add_int(object, "q_heads", shape->q_heads) &&
-           json_add_int(object, "kv_heads", shape->kv_heads) &&
-           json_add_int(object, "head_dim", shape->head_dim) &&
-           json_add_int(object, "v_head_dim", shape->v_head_dim) &&
-           json_add_int(object, "page_size", shape->page_size) &&
-           json_add_int(object, "window", shape->window) &&
-           json_add_int(object, "chunk", shape->chunk);
+    switch (value->type) {
+    case BENCH_VALUE_INT:
+        return json_add_int(object, value->name, value->integer);
+    case BENCH_VALUE_NUMBER:
+        return json_add_number(object, value->name, value->number);
+    case BENCH_VALUE_BOOL:
+        return cJSON_AddBoolToObject(object, value->name, value->integer) != NULL;
+    case BENCH_VALUE_LENS:
+        return add_lens(object, value->name, value->lens);
+    default:
+        return json_add_text(object, value->name, value->text);
+    }
 }
 
 static bool add_shape(cJSON *entry, const struct bench_shape *shape)
 {
+    struct bench_shape_value value;
     cJSON *object = cJSON_AddObjectToObject(entry, "shape");
-    return json_add_text(object, "mode", bench_shape_mode_name(shape)) &&
-           add_sizes(object, shape) && json_add_text(object, "dtype", dtype_name(shape->dtype)) &&
-           json_add_text(object, "new_kv_dtype", dtype_name(shape->new_kv_dtype)) &&
-           json_add_text(object, "kv_dtype", dtype_name(shape->kv_dtype)) &&
-           json_add_text(object, "out_dtype", dtype_name(shape->out_dtype)) &&
-           cJSON_AddBoolToObject(object, "causal", shape->causal) &&
-           json_add_number(object, "logit_cap", shape->logit_cap) &&
-           json_add_number(object, "sm_scale", shape->sm_scale) &&
-           cJSON_AddBoolToObject(object, "sinks", shape->sinks) &&
-           cJSON_AddBoolToObject(object, "alibi", shape->alibi) &&
-           json_add_text(object, "layout", bench_shape_layout_name(shape)) &&
-           json_add_text(object, "new_kv", bench_shape_new_kv_name(shape)) &&
-           json_add_text(object, "scales", bench_shape_scales_name(shape)) &&
-           json_add_text(object, "input_scales", bench_shape_input_scales_name(shape));
+    bool ok = object != NULL;
+    for (int i = 0; ok && bench_shape_value(shape, i, &value); i++)
+        ok = add_value(object, &value);
+    return ok;
 }
 
 static bool add_figures(cJSON *object, const struct bench_run *run)

@@ -13,8 +13,21 @@
 #include "host/base/error.h"
 #include "host/base/text.h"
 #include "host/base/round.h"
+#include "host/kinds/mla.h"
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
+
+/* Kinds of layers, as bits 1 << BENCH_*. */
+enum {
+    LAYERS_SOFTMAX = 1 << BENCH_SOFTMAX,
+    LAYERS_MLA = 1 << BENCH_MLA,
+    LAYERS_CACHE = LAYERS_SOFTMAX | LAYERS_MLA,
+    LAYERS_SHORT_CONV = 1 << (BENCH_LINEAR + ATTN_LINEAR_SHORT_CONV),
+    LAYERS_LINEAR = (1 << (BENCH_LINEAR + ATTN_LINEAR_COUNT)) - (1 << BENCH_LINEAR),
+    LAYERS_RECURRENT = LAYERS_LINEAR & ~LAYERS_SHORT_CONV,
+    LAYERS_GATED = LAYERS_RECURRENT & ~(1 << (BENCH_LINEAR + ATTN_LINEAR_LIGHTNING)),
+    LAYERS_ALL = LAYERS_CACHE | LAYERS_LINEAR
+};
 
 enum kind { KIND_INT, KIND_LENS, KIND_WORD, KIND_DTYPE, KIND_NUMBER };
 
@@ -25,6 +38,7 @@ struct word {
 
 struct key {
     const char *name;
+    uint32_t layers; /* LAYERS_*: kinds that have it */
     enum kind kind;
     size_t offset;            /* in struct bench_shape */
     int32_t min, max;         /* KIND_INT, KIND_LENS; a KIND_NUMBER is from 0 to max */
@@ -32,14 +46,31 @@ struct key {
     const char *help;
 };
 
+static const struct word layer_kinds[] = {{"softmax", BENCH_SOFTMAX},
+                                          {"mla", BENCH_MLA},
+                                          {"gdn", BENCH_LINEAR + ATTN_LINEAR_GDN},
+                                          {"kda", BENCH_LINEAR + ATTN_LINEAR_KDA},
+                                          {"mamba2", BENCH_LINEAR + ATTN_LINEAR_MAMBA2},
+                                          {"ssd", BENCH_LINEAR + ATTN_LINEAR_MAMBA2},
+                                          {"lightning", BENCH_LINEAR + ATTN_LINEAR_LIGHTNING},
+                                          {"short_conv", BENCH_LINEAR + ATTN_LINEAR_SHORT_CONV},
+                                          {NULL, 0}};
+static const struct word forms[] = {
+    {"absorbed", ATTN_MLA_ABSORBED}, {"expanded", ATTN_MLA_EXPANDED}, {NULL, 0}};
+static const struct word gate_forms[] = {{"raw", 1}, {"computed", 0}, {NULL, 0}};
 static const struct word modes[] = {{"decode", ATTN_MODE_DECODE},
                                     {"extend", ATTN_MODE_EXTEND},
                                     {"prefill", ATTN_MODE_EXTEND},
                                     {"mixed", ATTN_MODE_MIXED},
                                     {NULL, 0}};
 static const struct word answers[] = {{"yes", 1}, {"no", 0}, {NULL, 0}};
-static const struct word layouts[] = {
-    {"any", BENCH_LAYOUT_ANY}, {"nhd", BENCH_LAYOUT_NHD}, {"hnd", BENCH_LAYOUT_HND}, {NULL, 0}};
+static const struct word layouts[] = {{"any", BENCH_LAYOUT_ANY},
+                                      {"nhd", BENCH_LAYOUT_NHD},
+                                      {"hnd", BENCH_LAYOUT_HND},
+                                      {"latent_fp8", BENCH_LAYOUT_LATENT_FP8},
+                                      {"kv", BENCH_LAYOUT_KV},
+                                      {"vk", BENCH_LAYOUT_VK},
+                                      {NULL, 0}};
 static const struct word new_kvs[] = {{"saved", BENCH_NEW_KV_SAVED},
                                       {"args", BENCH_NEW_KV_ARGS},
                                       {"cached", BENCH_NEW_KV_CACHED},
@@ -54,52 +85,89 @@ static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_FP8_E4M3
 
 enum { MAX_LEN = 1 << 27, MAX_DIM = 4096, NUM_DTYPES = sizeof dtypes / sizeof dtypes[0] };
 
-#define KEY(name, kind, member, ...)                                                               \
+#define KEY(name, layers, kind, member, ...)                                                       \
     {                                                                                              \
-        name, kind, offsetof(struct bench_shape, member), __VA_ARGS__                              \
+        name, LAYERS_##layers, kind, offsetof(struct bench_shape, member), __VA_ARGS__             \
     }
 
 static const struct key keys[] = {
-    KEY("mode", KIND_WORD, mode, 0, 0, modes, "prefill is another word for extend"),
-    KEY("batch", KIND_INT, batch, 1, 65536, NULL, "sequences"),
-    KEY("decodes", KIND_INT, decodes, 0, 65536, NULL,
+    KEY("kind", ALL, KIND_WORD, kind, 0, 0, layer_kinds,
+        "of the layer: softmax attention, latent attention, or a recurrence; ssd is another word "
+        "for mamba2"),
+    KEY("mode", ALL, KIND_WORD, mode, 0, 0, modes, "prefill is another word for extend"),
+    KEY("batch", ALL, KIND_INT, batch, 1, 65536, NULL, "sequences"),
+    KEY("decodes", ALL, KIND_INT, decodes, 0, 65536, NULL,
         "mixed: how many of them, the last ones, have one query"),
-    KEY("q_len", KIND_LENS, q_len, 1, MAX_LEN, NULL,
+    KEY("q_len", ALL, KIND_LENS, q_len, 1, MAX_LEN, NULL,
         "new tokens of a sequence; left out: kv_len, so no prefix"),
-    KEY("kv_len", KIND_LENS, kv_len, 1, MAX_LEN, NULL, "keys of a sequence, the new ones included"),
-    KEY("q_heads", KIND_INT, q_heads, 1, MAX_DIM, NULL, "query heads, a multiple of kv_heads"),
-    KEY("kv_heads", KIND_INT, kv_heads, 1, MAX_DIM, NULL, "key and value heads"),
-    KEY("head_dim", KIND_INT, head_dim, 1, MAX_DIM, NULL, "elements of a query or key"),
-    KEY("v_head_dim", KIND_INT, v_head_dim, 1, MAX_DIM, NULL,
-        "elements of a value; left out: head_dim"),
-    KEY("dtype", KIND_DTYPE, dtype, 0, 0, NULL, "of queries"),
-    KEY("new_kv_dtype", KIND_DTYPE, new_kv_dtype, 0, 0, NULL,
+    KEY("kv_len", ALL, KIND_LENS, kv_len, 1, MAX_LEN, NULL,
+        "keys of a sequence, the new ones included; of a recurrence tokens: with more of them than "
+        "q_len it goes on from a state"),
+    KEY("q_heads", CACHE, KIND_INT, q_heads, 1, MAX_DIM, NULL,
+        "query heads, of softmax layers a multiple of kv_heads; heads is another word"),
+    KEY("kv_heads", SOFTMAX, KIND_INT, kv_heads, 1, MAX_DIM, NULL, "key and value heads"),
+    KEY("head_dim", SOFTMAX, KIND_INT, head_dim, 1, MAX_DIM, NULL, "elements of a query or key"),
+    KEY("v_head_dim", CACHE, KIND_INT, v_head_dim, 1, MAX_DIM, NULL,
+        "elements of a value; left out: head_dim, of expanded latents nope_dim"),
+    KEY("dtype", ALL, KIND_DTYPE, dtype, 0, 0, NULL, "of queries, of a recurrence's rows"),
+    KEY("new_kv_dtype", CACHE, KIND_DTYPE, new_kv_dtype, 0, 0, NULL,
         "of new keys and values; left out: dtype"),
-    KEY("kv_dtype", KIND_DTYPE, kv_dtype, 0, 0, NULL, "of the cache; left out: dtype"),
-    KEY("out_dtype", KIND_DTYPE, out_dtype, 0, 0, NULL,
+    KEY("kv_dtype", CACHE, KIND_DTYPE, kv_dtype, 0, 0, NULL, "of the cache; left out: dtype"),
+    KEY("out_dtype", ALL, KIND_DTYPE, out_dtype, 0, 0, NULL,
         "of outputs; left out: dtype, or beside fp8 queries bf16, the ini's type if there is one"),
-    KEY("page_size", KIND_INT, page_size, 1, 65536, NULL, "tokens of a page"),
-    KEY("window", KIND_INT, window, 0, MAX_LEN, NULL,
+    KEY("page_size", CACHE, KIND_INT, page_size, 1, 65536, NULL, "tokens of a page"),
+    KEY("window", SOFTMAX, KIND_INT, window, 0, MAX_LEN, NULL,
         "keys that a query sees, itself counted; 0 = no limit"),
-    KEY("causal", KIND_WORD, causal, 0, 0, answers, "no: later keys are seen as well"),
-    KEY("chunk", KIND_INT, chunk, 0, MAX_LEN, NULL,
+    KEY("causal", SOFTMAX, KIND_WORD, causal, 0, 0, answers, "no: later keys are seen as well"),
+    KEY("chunk", SOFTMAX, KIND_INT, chunk, 0, MAX_LEN, NULL,
         "a query sees only its own chunk of this many keys; 0 = off"),
-    KEY("logit_cap", KIND_NUMBER, logit_cap, 0, 1000000, NULL, "soft cap of scores; 0 = off"),
-    KEY("sm_scale", KIND_NUMBER, sm_scale, 0, 1000000, NULL,
+    KEY("logit_cap", SOFTMAX, KIND_NUMBER, logit_cap, 0, 1000000, NULL,
+        "soft cap of scores; 0 = off"),
+    KEY("sm_scale", ALL, KIND_NUMBER, sm_scale, 0, 1000000, NULL,
         "factor of scores; 0 = 1/sqrt(head_dim)"),
-    KEY("sinks", KIND_WORD, sinks, 0, 0, answers, "one more logit for each query head"),
-    KEY("alibi", KIND_WORD, alibi, 0, 0, answers, "scores fall with the distance"),
-    KEY("layout", KIND_WORD, layout, 0, 0, layouts, "of the cache; any: nhd where it is served"),
-    KEY("new_kv", KIND_WORD, new_kv, 0, 0, new_kvs,
+    KEY("sinks", SOFTMAX, KIND_WORD, sinks, 0, 0, answers, "one more logit for each query head"),
+    KEY("alibi", SOFTMAX, KIND_WORD, alibi, 0, 0, answers, "scores fall with the distance"),
+    KEY("layout", ALL, KIND_WORD, layout, 0, 0, layouts,
+        "of the cache (nhd, hnd; latent_fp8: packed latents) or of states (kv, vk); any: the first "
+        "that is served of nhd, hnd, or of kv, vk; latents are plain"),
+    KEY("new_kv", CACHE, KIND_WORD, new_kv, 0, 0, new_kvs,
         "new keys: given and saved; given, not saved; in the cache already"),
-    KEY("scales", KIND_WORD, scales, 0, 0, granularities,
+    KEY("scales", SOFTMAX, KIND_WORD, scales, 0, 0, granularities,
         "of an fp8 cache: one, or one for each head"),
-    KEY("input_scales", KIND_WORD, input_scales, 0, 0, input_granularities,
+    KEY("input_scales", SOFTMAX, KIND_WORD, input_scales, 0, 0, input_granularities,
         "of fp8 queries, and of fp8 new keys and values: one, one for each key and value head, or "
         "one for each of these in each sequence"),
+    KEY("kv_lora_rank", MLA, KIND_INT, kv_lora_rank, 1, MAX_DIM, NULL, "elements of a latent"),
+    KEY("rope_dim", MLA, KIND_INT, rope_dim, 0, MAX_DIM, NULL,
+        "elements of a key's part with positions"),
+    KEY("nope_dim", MLA, KIND_INT, nope_dim, 1, MAX_DIM, NULL,
+        "elements of a head's key without positions, before it is absorbed"),
+    KEY("form", MLA, KIND_WORD, form, 0, 0, forms,
+        "queries on latents, or keys and values of each head (a prompt without prefix)"),
+    KEY("k_heads", RECURRENT, KIND_INT, k_heads, 1, MAX_DIM, NULL,
+        "heads of q and k; of mamba2 groups"),
+    KEY("v_heads", LINEAR, KIND_INT, v_heads, 1, MAX_DIM, NULL,
+        "heads of v, the state and the output, a multiple of k_heads"),
+    KEY("head_k_dim", RECURRENT, KIND_INT, head_k_dim, 1, MAX_DIM, NULL,
+        "rows of a head's state; elements of q and k"),
+    KEY("head_v_dim", LINEAR, KIND_INT, head_v_dim, 1, MAX_DIM, NULL,
+        "columns of a head's state; elements of v"),
+    KEY("conv_width", LINEAR, KIND_INT, conv_width, 0, 64, NULL,
+        "taps of the convolution before the recurrence; 0 = none"),
+    KEY("gates", GATED, KIND_WORD, gates, 0, 0, gate_forms,
+        "raw, made into decays by the backend; or computed, in fp32"),
+    KEY("state_dtype", RECURRENT, KIND_DTYPE, state_dtype, 0, 0, NULL, "of states: f32 or bf16"),
 };
 
 enum { NUM_KEYS = sizeof keys / sizeof keys[0] };
+
+static const char *word_of(const struct word *words, int32_t value)
+{
+    for (const struct word *word = words; word->name; word++)
+        if (word->value == value)
+            return word->name;
+    return "?";
+}
 
 static void append_accepted(const struct key *key, strbuf *text)
 {
@@ -153,6 +221,45 @@ void bench_shape_init(struct bench_shape *base)
         .scales = ATTN_SCALE_PER_TENSOR,
         .input_scales = ATTN_SCALE_PER_TENSOR,
     };
+}
+
+/* What layers of the kind are like in a model that has them: DeepSeek-V3, Qwen3-Next, Kimi-Linear,
+ * Nemotron-H, MiniMax-01, LFM2. */
+static void take_kind_defaults(struct bench_shape *shape)
+{
+    static const struct {
+        int32_t k_heads, v_heads, k_dim, v_dim, conv_width;
+    } families[ATTN_LINEAR_COUNT] = {
+        [ATTN_LINEAR_GDN] = {16, 32, 128, 128, 4},
+        [ATTN_LINEAR_KDA] = {32, 32, 128, 128, 4},
+        [ATTN_LINEAR_MAMBA2] = {8, 128, 128, 64, 4},
+        [ATTN_LINEAR_LIGHTNING] = {64, 64, 128, 128, 0},
+        [ATTN_LINEAR_SHORT_CONV] = {0, 16, 0, 128, 3},
+    };
+    const uint32_t flags[ATTN_LINEAR_COUNT] = {
+        [ATTN_LINEAR_GDN] = ATTN_LINEAR_QK_L2NORM,
+        [ATTN_LINEAR_KDA] = ATTN_LINEAR_QK_L2NORM,
+        [ATTN_LINEAR_SHORT_CONV] = ATTN_LINEAR_CONV_IDENTITY,
+    };
+    shape->v_head_dim = 0;
+    if (shape->kind == BENCH_MLA) {
+        shape->q_heads = 128;
+        shape->kv_lora_rank = 512;
+        shape->rope_dim = 64;
+        shape->nope_dim = 128;
+        shape->page_size = 64;
+    }
+    if (!bench_shape_is_linear(shape))
+        return;
+    int32_t family = shape->kind - BENCH_LINEAR;
+    shape->k_heads = families[family].k_heads;
+    shape->v_heads = families[family].v_heads;
+    shape->head_k_dim = families[family].k_dim;
+    shape->head_v_dim = families[family].v_dim;
+    shape->conv_width = families[family].conv_width;
+    shape->gates = (LAYERS_GATED >> shape->kind & 1) != 0;
+    shape->state_dtype = ATTN_F32;
+    shape->linear.flags = flags[family];
 }
 
 /* ---- Values ---------------------------------------------------------------------------------- */
@@ -294,6 +401,9 @@ static attn_status add_word(const struct parsing *p, struct setting *setting, co
 {
     const char *names[8];
     size_t count = 0;
+    if (setting->key->words == layer_kinds && text_equal_ignoring_case(item, "sparse"))
+        return fail_value(p, setting->key, item,
+                          "is not measured: bench does not judge which keys an indexer chooses");
     for (const struct word *word = setting->key->words; word->name; word++) {
         if (text_equal_ignoring_case(word->name, item))
             return add_integer(p, setting, word->value);
@@ -364,8 +474,9 @@ static attn_status fail_key(const struct parsing *p, const char *name)
 static attn_status open_setting(struct parsing *p, const char *name, struct setting **setting)
 {
     const struct key *found = NULL;
+    const char *key = strcmp(name, "heads") == 0 ? "q_heads" : name;
     for (int k = 0; k < NUM_KEYS && !found; k++)
-        if (strcmp(keys[k].name, name) == 0)
+        if (strcmp(keys[k].name, key) == 0)
             found = &keys[k];
     if (!found)
         return fail_key(p, name);
@@ -374,7 +485,7 @@ static attn_status open_setting(struct parsing *p, const char *name, struct sett
             return host_fail(p->error, ATTN_CONFIG_ERROR,
                              "--shape %s: %s is given twice; accepted: once, with several values "
                              "as %s=A:B",
-                             p->text, name, name);
+                             p->text, key, key);
     *setting = &p->settings[p->num_settings++];
     **setting = (struct setting){.key = found};
     return ATTN_OK;
@@ -446,6 +557,14 @@ static void derive_dtypes(const struct bench_shape *base, struct bench_shape *sh
         shape->out_dtype = dtype_is_fp8(shape->dtype) ? base->dtype : shape->dtype;
 }
 
+static void derive_latent(struct bench_shape *shape)
+{
+    shape->kv_heads = shape->q_heads;
+    shape->head_dim = shape->nope_dim + shape->rope_dim;
+    if (shape->v_head_dim == 0)
+        shape->v_head_dim = shape->nope_dim;
+}
+
 static void derive(const struct bench_shape *base, struct bench_shape *shape)
 {
     if (shape->q_len.count == 0 && shape->mode != ATTN_MODE_DECODE)
@@ -456,6 +575,8 @@ static void derive(const struct bench_shape *base, struct bench_shape *shape)
         shape->decodes = 0;
     else if (shape->decodes < 0)
         shape->decodes = shape->batch / 2;
+    if (shape->kind == BENCH_MLA)
+        derive_latent(shape);
     if (shape->v_head_dim == 0)
         shape->v_head_dim = shape->head_dim;
     derive_dtypes(base, shape);
@@ -491,10 +612,75 @@ static attn_status check_lengths(const struct parsing *p, const struct bench_sha
     return ATTN_OK;
 }
 
+/* Layouts that the kind has. */
+static attn_status check_layout(const struct parsing *p, const struct bench_shape *shape)
+{
+    static const struct {
+        int32_t first, last;
+        const char *accepted;
+    } kinds[] = {{BENCH_LAYOUT_NHD, BENCH_LAYOUT_HND, "any, nhd, hnd"},
+                 {BENCH_LAYOUT_LATENT_FP8, BENCH_LAYOUT_LATENT_FP8, "any, latent_fp8"},
+                 {BENCH_LAYOUT_KV, BENCH_LAYOUT_VK, "any, kv, vk"}};
+    int32_t k = shape->kind < BENCH_LINEAR ? shape->kind : BENCH_LINEAR;
+    if (shape->layout == BENCH_LAYOUT_ANY ||
+        (shape->layout >= kinds[k].first && shape->layout <= kinds[k].last))
+        return ATTN_OK;
+    return fail_shape(p, "layout = %s of kind=%s: accepted %s", word_of(layouts, shape->layout),
+                      word_of(layer_kinds, shape->kind), kinds[k].accepted);
+}
+
+static attn_status check_latent(const struct parsing *p, const struct bench_shape *shape)
+{
+    host_error said;
+    host_error_init(&said);
+    const attn_mla_dims dims = {.kv_lora_rank = shape->kv_lora_rank, .rope_dim = shape->rope_dim};
+    if (dtype_is_fp8(shape->dtype) || dtype_is_fp8(shape->new_kv_dtype) ||
+        dtype_is_fp8(shape->out_dtype))
+        return fail_shape(p, "fp8 queries, new latents or outputs of kind=mla: accepted f32, f16, "
+                             "bf16; the cache may be fp8");
+    if (shape->layout == BENCH_LAYOUT_LATENT_FP8 &&
+        mla_check_packed(&dims, shape->kv_dtype, &said.base) != ATTN_OK)
+        return fail_shape(p, "%s", host_error_text(&said));
+    for (int32_t s = 0; shape->form == ATTN_MLA_EXPANDED && s < shape->batch; s++)
+        if (bench_shape_q_len(shape, s) != bench_shape_kv_len(shape, s))
+            return fail_shape(p,
+                              "form = expanded with a prefix (sequence %d): accepted q_len = "
+                              "kv_len; new keys are the only ones",
+                              s);
+    return ATTN_OK;
+}
+
+static attn_status check_linear(const struct parsing *p, const struct bench_shape *shape)
+{
+    bool is_recurrent = (LAYERS_RECURRENT >> shape->kind & 1) != 0;
+    if (is_recurrent && shape->v_heads % shape->k_heads != 0)
+        return fail_shape(p, "v_heads = %d: accepted multiples of k_heads, %d", shape->v_heads,
+                          shape->k_heads);
+    if (!is_recurrent && shape->conv_width < 1)
+        return fail_shape(p, "conv_width = 0 of kind=short_conv: accepted 1 to 64");
+    if (shape->state_dtype != ATTN_F32 && shape->state_dtype != ATTN_BF16)
+        return fail_shape(p, "state_dtype = %s: accepted f32, bf16",
+                          dtype_name(shape->state_dtype));
+    if (dtype_is_fp8(shape->dtype) || shape->out_dtype != shape->dtype)
+        return fail_shape(p,
+                          "dtype = %s, out_dtype = %s of a recurrence: accepted f32, f16, bf16, "
+                          "the same for both",
+                          dtype_name(shape->dtype), dtype_name(shape->out_dtype));
+    return ATTN_OK;
+}
+
+static attn_status check_kind(const struct parsing *p, const struct bench_shape *shape)
+{
+    attn_status status = check_layout(p, shape);
+    if (status != ATTN_OK || shape->kind == BENCH_SOFTMAX)
+        return status;
+    return shape->kind == BENCH_MLA ? check_latent(p, shape) : check_linear(p, shape);
+}
+
 static attn_status check(const struct parsing *p, const struct bench_shape *shape)
 {
     bool mixed = shape->mode == ATTN_MODE_MIXED;
-    if (shape->q_heads % shape->kv_heads != 0)
+    if (shape->kind == BENCH_SOFTMAX && shape->q_heads % shape->kv_heads != 0)
         return fail_shape(p, "q_heads = %d: accepted multiples of kv_heads, %d", shape->q_heads,
                           shape->kv_heads);
     if (!mixed && shape->decodes != 0)
@@ -507,7 +693,35 @@ static attn_status check(const struct parsing *p, const struct bench_shape *shap
     for (int32_t i = 0; shape->mode == ATTN_MODE_DECODE && i < shape->q_len.count; i++)
         if (shape->q_len.items[i] != 1)
             return fail_shape(p, "q_len = %d of a decode: accepted 1", shape->q_len.items[i]);
-    return check_lengths(p, shape);
+    attn_status status = check_lengths(p, shape);
+    return status == ATTN_OK ? check_kind(p, shape) : status;
+}
+
+/* "--shape TEXT: head_dim is no key of kind=mla; accepted: ..." */
+static attn_status fail_foreign_key(const struct parsing *p, const struct key *key, int32_t kind)
+{
+    strbuf all;
+    strbuf_init(&all);
+    for (int k = 0; k < NUM_KEYS; k++)
+        if (keys[k].layers >> kind & 1)
+            strbuf_appendf(&all, "%s%s", all.length ? ", " : "", keys[k].name);
+    attn_status status =
+        host_fail(p->error, ATTN_CONFIG_ERROR, "--shape %s: %s is no key of kind=%s; accepted: %s",
+                  p->text, key->name, word_of(layer_kinds, kind), strbuf_text(&all));
+    strbuf_finish(&all);
+    return status;
+}
+
+/* The kind that all settings are of. */
+static attn_status settle_kind(const struct parsing *p, const struct bench_shape *base,
+                               struct bench_shape *made)
+{
+    if (made->kind != base->kind)
+        take_kind_defaults(made);
+    for (size_t s = 0; s < p->num_settings; s++)
+        if (!(p->settings[s].key->layers >> made->kind & 1))
+            return fail_foreign_key(p, p->settings[s].key, made->kind);
+    return ATTN_OK;
 }
 
 /* Shape number `index` of all combinations: the settings' counts are the digits of the number, the
@@ -515,12 +729,18 @@ static attn_status check(const struct parsing *p, const struct bench_shape *shap
 static attn_status add_combination(const struct parsing *p, const struct bench_shape *base,
                                    size_t index, struct bench_shape *made)
 {
+    size_t digits[NUM_KEYS];
     *made = *base;
-    for (size_t s = p->num_settings; s-- > 0;) {
-        const struct setting *setting = &p->settings[s];
-        set_member(made, setting->key, &setting->values[index % setting->count]);
-        index /= setting->count;
+    for (size_t s = p->num_settings; s-- > 0; index /= p->settings[s].count) {
+        digits[s] = index % p->settings[s].count;
+        if (p->settings[s].key->words == layer_kinds)
+            made->kind = p->settings[s].values[digits[s]].integer;
     }
+    attn_status status = settle_kind(p, base, made);
+    if (status != ATTN_OK)
+        return status;
+    for (size_t s = 0; s < p->num_settings; s++)
+        set_member(made, p->settings[s].key, &p->settings[s].values[digits[s]]);
     derive(base, made);
     return check(p, made);
 }
@@ -570,37 +790,72 @@ void bench_shapes_finish(struct bench_shapes *shapes)
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
-static const char *word_of(const struct word *words, int32_t value)
+static void take_word(const struct key *key, int32_t value, struct bench_shape_value *taken)
 {
-    for (const struct word *word = words; word->name; word++)
-        if (word->value == value)
-            return word->name;
-    return "?";
+    taken->type = key->words == answers ? BENCH_VALUE_BOOL : BENCH_VALUE_TEXT;
+    taken->integer = value;
+    taken->text = word_of(key->words, value);
 }
 
-const char *bench_shape_mode_name(const struct bench_shape *shape)
+static void take_value(const struct bench_shape *shape, const struct key *key,
+                       struct bench_shape_value *value)
 {
-    return word_of(modes, shape->mode);
+    const char *member = (const char *)shape + key->offset;
+    int32_t integer = 0;
+    attn_dtype dtype = ATTN_DTYPE_NONE;
+    *value = (struct bench_shape_value){.name = key->name};
+    switch (key->kind) {
+    case KIND_LENS:
+        value->type = BENCH_VALUE_LENS;
+        value->lens = (const struct bench_lens *)(const void *)member;
+        break;
+    case KIND_DTYPE:
+        memcpy(&dtype, member, sizeof dtype);
+        value->type = BENCH_VALUE_TEXT;
+        value->text = dtype_name(dtype);
+        break;
+    case KIND_NUMBER:
+        value->type = BENCH_VALUE_NUMBER;
+        memcpy(&value->number, member, sizeof value->number);
+        break;
+    default:
+        memcpy(&integer, member, sizeof integer);
+        value->integer = integer;
+        if (key->kind == KIND_WORD)
+            take_word(key, integer, value);
+    }
 }
 
-const char *bench_shape_layout_name(const struct bench_shape *shape)
+bool bench_shape_value(const struct bench_shape *shape, int index, struct bench_shape_value *value)
 {
-    return word_of(layouts, shape->layout);
+    for (int k = 0; k < NUM_KEYS; k++)
+        if ((keys[k].layers >> shape->kind & 1) && index-- == 0) {
+            take_value(shape, &keys[k], value);
+            return true;
+        }
+    return false;
 }
 
-const char *bench_shape_new_kv_name(const struct bench_shape *shape)
+bool bench_shape_is_linear(const struct bench_shape *shape)
 {
-    return word_of(new_kvs, shape->new_kv);
+    return shape->kind >= BENCH_LINEAR;
 }
 
-const char *bench_shape_scales_name(const struct bench_shape *shape)
+bool bench_shape_is_absorbed(const struct bench_shape *shape)
 {
-    return word_of(granularities, shape->scales);
+    return shape->kind == BENCH_MLA && shape->form == ATTN_MLA_ABSORBED;
 }
 
-const char *bench_shape_input_scales_name(const struct bench_shape *shape)
+int64_t bench_shape_channels(const struct bench_shape *shape)
 {
-    return word_of(input_granularities, shape->input_scales);
+    return 2 * (int64_t)shape->k_heads * shape->head_k_dim +
+           (int64_t)shape->v_heads * shape->head_v_dim;
+}
+
+attn_dtype bench_shape_conv_dtype(const struct bench_shape *shape)
+{
+    attn_dtype own = shape->linear.conv_dtype;
+    return own != ATTN_DTYPE_NONE ? own : shape->dtype;
 }
 
 bool bench_shape_has_codes(const struct bench_shape *shape)
@@ -633,12 +888,12 @@ static void append_dtypes(const struct bench_shape *shape, strbuf *text)
     if (shape->out_dtype != (dtype_is_fp8(shape->dtype) ? ATTN_BF16 : shape->dtype))
         strbuf_appendf(text, " out-%s", dtype_name(shape->out_dtype));
     if (fp8 && shape->input_scales != ATTN_SCALE_PER_TENSOR)
-        strbuf_appendf(text, " inputs-%s", bench_shape_input_scales_name(shape));
+        strbuf_appendf(text, " inputs-%s", word_of(input_granularities, shape->input_scales));
 }
 
 static void append_unusual(const struct bench_shape *shape, strbuf *text)
 {
-    if (shape->page_size != 16)
+    if (shape->page_size != (shape->kind == BENCH_MLA ? 64 : 16))
         strbuf_appendf(text, " page%d", shape->page_size);
     if (shape->window)
         strbuf_appendf(text, " window%d", shape->window);
@@ -653,26 +908,55 @@ static void append_unusual(const struct bench_shape *shape, strbuf *text)
     if (shape->alibi)
         strbuf_append(text, " alibi");
     if (shape->layout)
-        strbuf_appendf(text, " %s", bench_shape_layout_name(shape));
+        strbuf_appendf(text, " %s", word_of(layouts, shape->layout));
     if (shape->new_kv)
-        strbuf_appendf(text, " kv-%s", bench_shape_new_kv_name(shape));
+        strbuf_appendf(text, " kv-%s", word_of(new_kvs, shape->new_kv));
+}
+
+/* Heads and dimensions; of a recurrence also what its state is. */
+static void append_dims(const struct bench_shape *shape, strbuf *text)
+{
+    bool has_keys = (LAYERS_RECURRENT >> shape->kind & 1) != 0;
+    if (shape->kind == BENCH_SOFTMAX) {
+        strbuf_appendf(text, " H%d/%d D%d", shape->q_heads, shape->kv_heads, shape->head_dim);
+        if (shape->v_head_dim != shape->head_dim)
+            strbuf_appendf(text, "/%d", shape->v_head_dim);
+    } else if (bench_shape_is_absorbed(shape)) {
+        strbuf_appendf(text, " H%d D%d+%d", shape->q_heads, shape->kv_lora_rank, shape->rope_dim);
+    } else if (shape->kind == BENCH_MLA) {
+        strbuf_appendf(text, " expanded H%d D%d/%d", shape->q_heads, shape->head_dim,
+                       shape->v_head_dim);
+    } else if (has_keys) {
+        strbuf_appendf(text, " H%d/%d D%dx%d", shape->k_heads, shape->v_heads, shape->head_k_dim,
+                       shape->head_v_dim);
+        strbuf_appendf(text, " state-%s", dtype_name(shape->state_dtype));
+    } else {
+        strbuf_appendf(text, " C%lld", (long long)bench_shape_channels(shape));
+    }
+    if (bench_shape_is_linear(shape) && shape->conv_width)
+        strbuf_appendf(text, " conv%d", shape->conv_width);
+    if ((LAYERS_GATED >> shape->kind & 1) && !shape->gates)
+        strbuf_append(text, " gates-computed");
 }
 
 void bench_shape_text(const struct bench_shape *shape, char *text, size_t size)
 {
     strbuf all;
     strbuf_init(&all);
-    strbuf_appendf(&all, "%s B%d", bench_shape_mode_name(shape), shape->batch);
+    if (shape->kind != BENCH_SOFTMAX)
+        strbuf_appendf(&all, "%s ", word_of(layer_kinds, shape->kind));
+    strbuf_appendf(&all, "%s B%d", word_of(modes, shape->mode), shape->batch);
     if (shape->mode == ATTN_MODE_MIXED)
         strbuf_appendf(&all, " (%d decodes)", shape->decodes);
     if (shape->mode != ATTN_MODE_DECODE && !same_lens(&shape->q_len, &shape->kv_len))
         append_lens("q", &shape->q_len, &all);
     append_lens("kv", &shape->kv_len, &all);
-    strbuf_appendf(&all, " H%d/%d D%d", shape->q_heads, shape->kv_heads, shape->head_dim);
-    if (shape->v_head_dim != shape->head_dim)
-        strbuf_appendf(&all, "/%d", shape->v_head_dim);
+    append_dims(shape, &all);
     append_dtypes(shape, &all);
-    append_unusual(shape, &all);
+    if (!bench_shape_is_linear(shape))
+        append_unusual(shape, &all);
+    else if (shape->layout)
+        strbuf_appendf(&all, " %s", word_of(layouts, shape->layout));
     snprintf(text, size, "%s", strbuf_text(&all));
     strbuf_finish(&all);
 }

@@ -12,10 +12,11 @@
  *          | N+N[+N]...         q_len and kv_len: lengths of the sequences in turn, begun anew
  *                               where there are more sequences     kv_len=100+4096+700
  *
- * The keys are the table in shape.c. A key that is left out has the value of the base shape;
- * where that has none either, q_len is 1 in a decode and else kv_len (no prefix), v_head_dim is
- * head_dim, and a mixed batch's second half are decodes. Types are those of the queries, but the
- * output's beside fp8 queries: the base shape's dtype.
+ * The keys are the table in shape.c, which says for each of them which kinds of layers have it. A
+ * key that is left out has the value of the base shape, or, where that is of another kind, the
+ * kind's own; where there is none either, q_len is 1 in a decode and else kv_len (no prefix),
+ * v_head_dim is head_dim (latent layers: nope_dim), and a mixed batch's second half are decodes.
+ * Types are those of the queries, but the output's beside fp8 queries: the base shape's dtype.
  */
 #ifndef HOST_BENCH_SHAPE_H
 #define HOST_BENCH_SHAPE_H
@@ -33,8 +34,22 @@ struct bench_lens {
     int32_t items[BENCH_MAX_LENS];
 };
 
+/* bench_shape.kind */
+enum {
+    BENCH_SOFTMAX,
+    BENCH_MLA,
+    BENCH_LINEAR, /* + ATTN_LINEAR_*, the family */
+};
+
 /* bench_shape.layout */
-enum { BENCH_LAYOUT_ANY = 0, BENCH_LAYOUT_NHD = 1, BENCH_LAYOUT_HND = 2 };
+enum {
+    BENCH_LAYOUT_ANY = 0,
+    BENCH_LAYOUT_NHD = 1,
+    BENCH_LAYOUT_HND = 2,
+    BENCH_LAYOUT_LATENT_FP8 = 3, /* rows with scales of their own; else latents are plain ones */
+    BENCH_LAYOUT_KV = 4,
+    BENCH_LAYOUT_VK = 5,
+};
 
 /* bench_shape.new_kv: how a forward gets the keys and values of its new tokens. */
 enum {
@@ -45,17 +60,19 @@ enum {
 
 /* A batch of one layer. */
 struct bench_shape {
+    int32_t kind; /* BENCH_* */
     int32_t mode; /* ATTN_MODE_EXTEND, _DECODE or _MIXED */
     int32_t batch;
     int32_t decodes;          /* MIXED: the last sequences, of one query each; -1 = not given */
     struct bench_lens q_len;  /* new tokens of the sequences that are no decodes */
     struct bench_lens kv_len; /* keys, the new ones included */
-    int32_t q_heads, kv_heads, head_dim;
-    int32_t v_head_dim;      /* 0 = not given */
-    attn_dtype dtype;        /* of q; of the base shape no fp8 one */
-    attn_dtype new_kv_dtype; /* of k and v; NONE = not given */
-    attn_dtype kv_dtype;     /* of the cache; NONE = not given */
-    attn_dtype out_dtype;    /* NONE = not given */
+    int32_t q_heads;
+    int32_t kv_heads, head_dim; /* softmax; of latent layers they follow: expanded, from nope_dim */
+    int32_t v_head_dim;         /* 0 = not given; no latent's, but an expanded value's */
+    attn_dtype dtype;           /* of q; of the base shape no fp8 one */
+    attn_dtype new_kv_dtype;    /* of k and v; NONE = not given */
+    attn_dtype kv_dtype;        /* of the cache; NONE = not given */
+    attn_dtype out_dtype;       /* NONE = not given */
     int32_t page_size;
     int32_t window;             /* keys a query sees, itself counted; 0 = no limit */
     int32_t causal;             /* 1/0 */
@@ -66,6 +83,18 @@ struct bench_shape {
     int32_t new_kv;             /* BENCH_NEW_KV_* */
     int32_t scales;             /* of an fp8 cache: ATTN_SCALE_PER_TENSOR or _PER_HEAD */
     int32_t input_scales;       /* of what of q, k, v is fp8: these, or _PER_SEQ_HEAD */
+    /* Latent layers. */
+    int32_t kv_lora_rank, rope_dim, nope_dim;
+    int32_t form; /* ATTN_MLA_* */
+    /* Recurrent layers; short convolutions have no keys. */
+    int32_t k_heads, v_heads, head_k_dim, head_v_dim;
+    int32_t conv_width;     /* 0 = none */
+    int32_t gates;          /* 1 = raw, 0 = computed */
+    attn_dtype state_dtype; /* ATTN_F32 or ATTN_BF16 */
+    /* What no key says: flags but RAW_GATES, bounds of gates, the chunk, conv_dtype (NONE = dtype);
+     * do the convolutions have a bias? */
+    attn_linear_dims linear;
+    bool conv_bias;
 };
 
 struct bench_shapes {
@@ -91,12 +120,35 @@ void bench_shape_print_keys(FILE *file);
 /* "decode B32 kv4096 H32/8 D128 bf16": what is unusual follows. For people; cut to `size`. */
 void bench_shape_text(const struct bench_shape *shape, char *text, size_t size);
 
-/* The words of the values, as they are written: "decode", "any", "saved", "tensor" ... */
-const char *bench_shape_mode_name(const struct bench_shape *shape);
-const char *bench_shape_layout_name(const struct bench_shape *shape);
-const char *bench_shape_new_kv_name(const struct bench_shape *shape);
-const char *bench_shape_scales_name(const struct bench_shape *shape);
-const char *bench_shape_input_scales_name(const struct bench_shape *shape);
+/* A key's value, for reports; of `number`, `integer`, `text`, `lens` one is set. */
+struct bench_shape_value {
+    const char *name;
+    enum {
+        BENCH_VALUE_INT,
+        BENCH_VALUE_NUMBER,
+        BENCH_VALUE_BOOL,
+        BENCH_VALUE_TEXT,
+        BENCH_VALUE_LENS
+    } type;
+    int32_t integer; /* INT, BOOL */
+    double number;
+    const char *text; /* static */
+    const struct bench_lens *lens;
+};
+
+/* Value number `index` of those that shapes of this kind have; false = there are no more. */
+bool bench_shape_value(const struct bench_shape *shape, int index, struct bench_shape_value *value);
+
+/* Is the layer a recurrence, with a state instead of a cache? Is it latent, called in the absorbed
+ * form? */
+bool bench_shape_is_linear(const struct bench_shape *shape);
+bool bench_shape_is_absorbed(const struct bench_shape *shape);
+
+/* Channels of a recurrent layer's rows: q, k and v. */
+int64_t bench_shape_channels(const struct bench_shape *shape);
+
+/* Type of a convolution's state. */
+attn_dtype bench_shape_conv_dtype(const struct bench_shape *shape);
 
 /* Are queries and the cache fp8, so that the products may be of fp8 operands? */
 bool bench_shape_has_codes(const struct bench_shape *shape);
@@ -109,15 +161,20 @@ int32_t bench_shape_kv_len(const struct bench_shape *shape, int32_t s);
 struct bench_count {
     int64_t tokens;    /* query rows */
     int64_t keys;      /* of all sequences, seen or not */
-    int64_t pages;     /* of all sequences */
-    int64_t pairs;     /* (query, key) pairs that the masks let through */
-    int64_t seen_keys; /* keys that some query of their sequence sees */
-    double flop;       /* both products over the pairs, in all query heads */
+    int64_t pages;     /* of all sequences; 0 = there is no cache */
+    int64_t pairs;     /* (query, key) pairs that the masks let through; of recurrences 0 */
+    int64_t seen_keys; /* keys that some query of their sequence sees; likewise */
+    /* Both products over the pairs, in all query heads. Of a recurrence the chunked form's, in
+     * chunks of BENCH_LINEAR_CHUNK tokens: pairs below the diagonal, rows by state, and the
+     * convolution's taps. */
+    double flop;
     /* What must cross memory once: seen keys and values (of new tokens from k and v, unless these
      * are in the cache already), q, the output, and new keys and values written to the cache; each
-     * of its own type. Scales are not counted. */
+     * of its own type. Scales are not counted. A recurrence: rows and gates, outputs, and states,
+     * also the convolution's, which are read where a sequence has a prefix, and written. */
     double bytes;
 };
+enum { BENCH_LINEAR_CHUNK = 64 };
 
 void bench_shape_count(const struct bench_shape *shape, struct bench_count *count);
 

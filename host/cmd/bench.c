@@ -297,7 +297,8 @@ const struct command command_bench = {
         "With CONFIG.ini the shapes are those of its model: each group of equal layers as prefill\n"
         "of workload.chunked_prefill_size tokens and as decode of workload.max_running_requests\n"
         "sequences of as many keys, on the backends that it chooses. --shape gives other shapes,\n"
-        "whose missing keys are the model's; --backend other backends.\n",
+        "whose missing keys are the model's; --backend other backends. Softmax, latent and\n"
+        "recurrent layers are measured, sparse ones are not.\n",
     .options = options,
     .more = print_shapes,
     .ending = "The table goes to stdout, everything else to stderr. Rows of each backend's output "
@@ -311,6 +312,8 @@ const struct command command_bench = {
               "examples:\n"
               "  attnhost bench --backend cpu_native --shape mode=decode,kv_len=1024-4096x2\n"
               "  attnhost bench --backend triton_like --shape mode=prefill,kv_len=2048:8192\n"
+              "  attnhost bench --backend cpu_native --shape kind=mla,heads=16,kv_len=1024\n"
+              "  attnhost bench --backend cpu_linear --shape kind=gdn,state_dtype=f32:bf16\n"
               "  attnhost bench examples/quickstart.ini --json -\n",
     .size = sizeof(struct bench_values),
     .run = run,

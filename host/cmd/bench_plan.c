@@ -8,6 +8,7 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
+#include "host/bench/inputs.h"
 #include "host/select/platform.h"
 #include "host/select/problem.h"
 #include "host/select/select.h"
@@ -100,6 +101,13 @@ static attn_status add_shapes(const struct plan *plan, int64_t group, const char
     attn_status status = bench_shapes_add(&shapes, text, base, plan->error);
     for (size_t s = 0; s < shapes.count && status == ATTN_OK; s++) {
         struct bench_entry *entry = NULL;
+        if (group >= 0 && shapes.items[s].kind != base->kind)
+            status = host_fail(plan->error, ATTN_CONFIG_ERROR,
+                               "--shape %s: kind is not that of %s; accepted: shapes without kind, "
+                               "which is the model's",
+                               text, origin);
+        if (status != ATTN_OK)
+            break;
         status = plan->selection ? add_chosen(plan, (uint32_t)group, &shapes.items[s], &entry)
                                  : add_named(plan, &shapes.items[s], &entry);
         if (status == ATTN_OK)
@@ -128,6 +136,34 @@ static attn_status add_given(const struct plan *plan)
 
 /* ---- Of a model ------------------------------------------------------------------------------ */
 
+static void latent_base(const struct plan *plan, const attn_layer_group *group,
+                        struct bench_shape *base)
+{
+    base->kind = BENCH_MLA;
+    base->kv_lora_rank = group->mla->kv_lora_rank;
+    base->rope_dim = group->mla->rope_dim;
+    base->nope_dim = group->mla->nope_dim;
+    base->layout = plan->config->kv_cache.latent_layout == CONFIG_LATENT_FP8
+                       ? BENCH_LAYOUT_LATENT_FP8
+                       : BENCH_LAYOUT_ANY;
+}
+
+static void linear_base(const struct plan *plan, const attn_linear_dims *linear,
+                        struct bench_shape *base)
+{
+    base->kind = BENCH_LINEAR + (int32_t)linear->family;
+    base->linear = *linear;
+    base->k_heads = linear->num_k_heads;
+    base->v_heads = linear->num_v_heads;
+    base->head_k_dim = linear->head_k_dim;
+    base->head_v_dim = linear->head_v_dim;
+    base->conv_width = linear->conv_width;
+    base->gates = (linear->flags & ATTN_LINEAR_RAW_GATES) != 0;
+    base->state_dtype = linear->state_dtype;
+    base->conv_bias = plan->model->conv_bias;
+    base->layout = BENCH_LAYOUT_ANY;
+}
+
 static void base_of_group(const struct plan *plan, const attn_layer_group *group,
                           struct bench_shape *base)
 {
@@ -152,6 +188,10 @@ static void base_of_group(const struct plan *plan, const attn_layer_group *group
                                                         : BENCH_LAYOUT_ANY;
     base->scales =
         problem_num_scales(plan->config) > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR;
+    if (group->kind == ATTN_KIND_MLA)
+        latent_base(plan, group, base);
+    if (group->kind == ATTN_KIND_LINEAR)
+        linear_base(plan, group->linear, base);
 }
 
 /* A chunk of a prompt, and decodes of prompts of that length. */
@@ -160,10 +200,13 @@ static attn_status add_default_shapes(const struct plan *plan, uint32_t group, c
 {
     const struct config_workload *workload = &plan->config->workload;
     int64_t chunk = workload->chunked_prefill_size, tokens = plan->model->max_context_len;
+    bool expands =
+        base->kind == BENCH_MLA && plan->model->mla_expanded & ATTN_MODE_BIT(ATTN_MODE_EXTEND);
     char text[96];
     if (chunk > 0 && chunk < tokens)
         tokens = chunk;
-    snprintf(text, sizeof text, "mode=extend,kv_len=%lld", (long long)tokens);
+    snprintf(text, sizeof text, "mode=extend,kv_len=%lld%s", (long long)tokens,
+             expands ? ",form=expanded,out_dtype=f32" : "");
     attn_status status = add_shapes(plan, group, origin, text, base);
     snprintf(text, sizeof text, "mode=decode,batch=%lld,kv_len=%lld",
              (long long)workload->max_running_requests, (long long)tokens);
@@ -172,8 +215,9 @@ static attn_status add_default_shapes(const struct plan *plan, uint32_t group, c
 
 static int is_measured(const attn_layer_group *group)
 {
-    return group->kind == ATTN_KIND_SOFTMAX && group->attn_type == ATTN_TYPE_DECODER &&
-           group->window_right <= 0;
+    return group->kind == ATTN_KIND_LINEAR ||
+           (group->kind != ATTN_KIND_SPARSE && group->attn_type == ATTN_TYPE_DECODER &&
+            group->window_right <= 0);
 }
 
 static attn_status add_group(const struct plan *plan, uint32_t g)
@@ -185,7 +229,8 @@ static attn_status add_group(const struct plan *plan, uint32_t g)
     if (!is_measured(group)) {
         model_group_text(plan->model, group, text, sizeof text);
         arguments_complain(plan->arguments,
-                           "layers %s (%s) are not measured; accepted: softmax decoder layers",
+                           "layers %s (%s) are not measured; accepted: softmax and latent decoder "
+                           "layers, and recurrent ones",
                            layers, text);
         return ATTN_OK;
     }
@@ -201,7 +246,9 @@ static attn_status add_groups(const struct plan *plan)
     for (uint32_t g = 0; g < plan->model->num_groups && status == ATTN_OK; g++)
         status = add_group(plan, g);
     if (status == ATTN_OK && plan->report->num_entries == 0)
-        return host_fail(plan->error, ATTN_UNSUPPORTED, "%s: has no softmax decoder layer",
+        return host_fail(plan->error, ATTN_UNSUPPORTED,
+                         "%s: has no layer that is measured; accepted: softmax and latent decoder "
+                         "layers, and recurrent ones",
                          plan->model->name);
     return status;
 }
@@ -223,26 +270,6 @@ static attn_status select_backends(struct plan *plan, attnhost *host, attn_devic
         arguments_complain(plan->arguments, "device: %s (%s)", platform_type_name(device->type),
                            (*selection)->device_note);
     return ATTN_OK;
-}
-
-/* What a model may have for a type beside fp8 queries: the output's. */
-static attn_dtype plain_dtype(const struct bench_shape *shape)
-{
-    if (!dtype_is_fp8(shape->dtype))
-        return shape->dtype;
-    return dtype_is_fp8(shape->out_dtype) ? (attn_dtype)ATTN_BF16 : shape->out_dtype;
-}
-
-/* A layer as the shape has it. */
-static void model_of_shape(const struct bench_shape *shape, struct config_model *model)
-{
-    *model = (struct config_model){.num_layers = 1,
-                                   .num_q_heads = shape->q_heads,
-                                   .num_kv_heads = shape->kv_heads,
-                                   .head_dim = shape->head_dim,
-                                   .v_head_dim = shape->v_head_dim,
-                                   .dtype = plain_dtype(shape),
-                                   .attn_type = ATTN_TYPE_DECODER};
 }
 
 /* Is some layer of the model served by the backend on this type of device, if only in one phase?
@@ -269,7 +296,32 @@ static attn_status serves_model(const struct plan *plan, attnhost *host, const s
                : ATTN_OK;
 }
 
-/* The same of the ini's model, or else of a layer of any shape. */
+/* The same of a shape. */
+static attn_status serves_shape(const struct plan *plan, attnhost *host,
+                                const struct bench_shape *shape, const char *backend, int32_t type,
+                                bool *serves)
+{
+    struct config config = *plan->config;
+    attn_device device;
+    const char *layouts[2];
+    attn_status status = ATTN_OK;
+    config.platform.device = (struct config_device){.type = type};
+    if (platform_describe(&config, &device, NULL) != ATTN_OK)
+        return ATTN_OK;
+    bench_layouts(shape, layouts);
+    for (int l = 0; l < 2 && layouts[l] && !*serves && status != ATTN_OUT_OF_HOST_MEMORY; l++) {
+        struct bench_problem problem;
+        attn_verdict verdict = {.struct_size = sizeof verdict};
+        bench_problem_init(&problem, shape, &device, layouts[l], ATTN_GRAPH_NEVER);
+        status = attnhost_query(host, backend, &problem.problem, &verdict, NULL);
+        *serves = status == ATTN_OK && verdict.supported;
+    }
+    return status == ATTN_OUT_OF_HOST_MEMORY
+               ? host_fail(plan->error, status, "no memory to ask %s", backend)
+               : ATTN_OK;
+}
+
+/* The same of the ini's model, or else of any shape. */
 static attn_status serves_plan(const struct plan *plan, attnhost *host, char *backend, int32_t type,
                                bool *serves)
 {
@@ -277,14 +329,8 @@ static attn_status serves_plan(const struct plan *plan, attnhost *host, char *ba
     *serves = false;
     if (plan->model)
         return serves_model(plan, host, plan->model, backend, type, serves);
-    for (size_t e = 0; e < plan->report->num_entries && status == ATTN_OK && !*serves; e++) {
-        struct config config = *plan->config;
-        struct model *model = NULL;
-        model_of_shape(&plan->report->entries[e].shape, &config.model);
-        if (model_create(&config, &model, NULL) == ATTN_OK)
-            status = serves_model(plan, host, model, backend, type, serves);
-        model_destroy(model);
-    }
+    for (size_t e = 0; e < plan->report->num_entries && status == ATTN_OK && !*serves; e++)
+        status = serves_shape(plan, host, &plan->report->entries[e].shape, backend, type, serves);
     return status;
 }
 

@@ -47,9 +47,6 @@ const struct kind_form mla_absorbed = {list_absorbed, output_absorbed, geometry_
 /* Places in MLA_LAYOUTS. */
 enum { PLAIN, PACKED };
 
-/* Elements of a latent that share a scale in a packed row. */
-enum { SCALED = 128 };
-
 bool mla_is_packed(const char *layout)
 {
     return layout && strcmp(layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0;
@@ -57,7 +54,7 @@ bool mla_is_packed(const char *layout)
 
 int32_t mla_packed_bytes(const attn_mla_dims *mla)
 {
-    int32_t scales = mla->kv_lora_rank / SCALED;
+    int32_t scales = mla->kv_lora_rank / MLA_PACKED_SCALED;
     return mla->kv_lora_rank * (int32_t)attn_dtype_size(ATTN_FP8_E4M3) +
            scales * (int32_t)attn_dtype_size(ATTN_F32) +
            mla->rope_dim * (int32_t)attn_dtype_size(ATTN_BF16);
@@ -65,11 +62,11 @@ int32_t mla_packed_bytes(const attn_mla_dims *mla)
 
 attn_status mla_check_packed(const attn_mla_dims *mla, attn_dtype kv_dtype, attn_error *error)
 {
-    if (mla->kv_lora_rank % SCALED != 0)
+    if (mla->kv_lora_rank % MLA_PACKED_SCALED != 0)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "kv_lora_rank %d in " ATTN_LAYOUT_MLA_LATENT_FP8
                          ": accepted multiples of %d",
-                         mla->kv_lora_rank, SCALED);
+                         mla->kv_lora_rank, MLA_PACKED_SCALED);
     if (kv_dtype != ATTN_FP8_E4M3)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "kv_dtype %s in " ATTN_LAYOUT_MLA_LATENT_FP8 ": accepted %s",

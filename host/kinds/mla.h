@@ -10,6 +10,9 @@
 
 #include "host/kinds/kinds.h"
 
+/* Elements of a latent that share a scale in a packed row. */
+enum { MLA_PACKED_SCALED = 128 };
+
 /* Is this mla.latent_fp8/1? NULL is no layout. */
 bool mla_is_packed(const char *layout);
 

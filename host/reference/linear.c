@@ -39,28 +39,6 @@ static attn_status result_init(reference_result *result, const linear_call *call
 
 /* ---- States ---------------------------------------------------------------------------------- */
 
-/* What the sequence begins with. */
-static void load_state(linear_run *run, const linear_sequence *sequence)
-{
-    const linear_call *call = run->call;
-    reference_linear_replay *replay = &run->replay;
-    reference_linear_replay_reset(replay);
-    for (int32_t h = 0; sequence->slot && h < call->v_heads; h++)
-        for (int32_t i = 0; i < call->k_dim; i++)
-            for (int32_t j = 0; j < call->v_dim; j++) {
-                int64_t index[] = {sequence->slot, h, call->vk ? j : i, call->vk ? i : j};
-                int64_t n = ((int64_t)h * call->k_dim + i) * replay->stride + j;
-                replay->truth[n] =
-                    dtype_load(call->state->dtype, reference_element(call->state, index, 4), 0);
-                replay->naive[n] = (float)replay->truth[n];
-            }
-    for (int32_t n = 0; sequence->slot && n < call->layer.taps; n++)
-        for (int32_t c = 0; c < replay->channels.total; c++)
-            replay->inputs[(int64_t)n * replay->channels.total + c] =
-                linear_load(call->conv_state, sequence->slot,
-                            reference_linear_channel(&replay->channels, c), n);
-}
-
 /* The entry of a slot; NULL = of no interest. Slots are written once, so the first is it. */
 static reference_state *entry_of(const linear_run *run, int32_t slot)
 {
@@ -109,7 +87,7 @@ static attn_status compute_sequence(linear_run *run, const linear_sequence *sequ
     reference_linear_rows rows = linear_rows_load(call, sequence, run->rows);
     attn_status status = ATTN_OK;
     int64_t done = 0;
-    load_state(run, sequence);
+    linear_replay_load(&run->replay, call, sequence->slot);
     for (int64_t t = 0; t < rows.count && status == ATTN_OK; t++) {
         reference_state *entry = entry_of(run, linear_snapshot(call, sequence->first_row + t));
         run->result->kind[sequence->first_row + t] = REFERENCE_ROW_REAL;

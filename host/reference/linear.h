@@ -52,6 +52,26 @@ attn_status reference_linear_forward(const attn_problem *problem, const attn_bat
                                      reference_result *result, reference_states *states,
                                      attn_error *error);
 
+enum { REFERENCE_LINEAR_ROWS = 8 };
+
+/* What is judged of one v head in one sequence, and how it is judged. */
+typedef struct reference_linear_judgement {
+    int32_t sequence;
+    int32_t head;
+    int64_t rows[REFERENCE_LINEAR_ROWS]; /* of the sequence; in any order, the same one again too */
+    reference_verdict verdicts[REFERENCE_LINEAR_ROWS]; /* of these rows of operand OUT */
+    reference_verdict state;      /* of the head in the slot that is written; PASS if none is */
+    reference_verdict conv_state; /* of the channels that the head reads; likewise */
+} reference_linear_judgement;
+
+/* Judge one head of one sequence alone, by replay of its rows: what a forward wrote to OUT, STATE
+ * and CONV_STATE. The slot that was read holds what it held before. INVALID_ARGUMENT: as
+ * reference_linear_forward(); a sequence, head or row that there is not. Snapshots are not judged.
+ */
+attn_status reference_linear_judge(const attn_problem *problem, const attn_batch *batch,
+                                   int32_t layer_id, const attn_forward_args *args,
+                                   reference_linear_judgement *judgement, attn_error *error);
+
 /* NULL, zeroed and finished ones are fine. */
 void reference_states_finish(reference_states *states);
 

@@ -288,6 +288,26 @@ reference_linear_rows linear_rows_load(const linear_call *call, const linear_seq
     return rows;
 }
 
+void linear_replay_load(reference_linear_replay *replay, const linear_call *call, int32_t slot)
+{
+    int32_t total = replay->channels.total;
+    reference_linear_replay_reset(replay);
+    for (int32_t h = 0; slot && call->state && h < replay->num_heads; h++)
+        for (int32_t i = 0; i < call->k_dim; i++)
+            for (int32_t j = 0; j < call->v_dim; j++) {
+                int64_t index[] = {slot, replay->first_head + h, call->vk ? j : i,
+                                   call->vk ? i : j};
+                int64_t n = ((int64_t)h * call->k_dim + i) * replay->stride + j;
+                replay->truth[n] =
+                    dtype_load(call->state->dtype, reference_element(call->state, index, 4), 0);
+                replay->naive[n] = (float)replay->truth[n];
+            }
+    for (int32_t n = 0; slot && n < call->layer.taps; n++)
+        for (int32_t c = 0; c < total; c++)
+            replay->inputs[(int64_t)n * total + c] = linear_load(
+                call->conv_state, slot, reference_linear_channel(&replay->channels, c), n);
+}
+
 reference_linear_rows linear_rows_part(const linear_call *call, const reference_linear_rows *rows,
                                        int64_t first, int64_t count)
 {

@@ -76,6 +76,9 @@ int64_t linear_rows_size(const linear_call *call, int64_t count);
 reference_linear_rows linear_rows_load(const linear_call *call, const linear_sequence *sequence,
                                        double *memory);
 
+/* Set a replay's states and inputs to what the slot holds; 0 = to the beginning of a sequence. */
+void linear_replay_load(reference_linear_replay *replay, const linear_call *call, int32_t slot);
+
 /* Rows [first, first + count) of them. */
 reference_linear_rows linear_rows_part(const linear_call *call, const reference_linear_rows *rows,
                                        int64_t first, int64_t count);

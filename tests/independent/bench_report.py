@@ -63,7 +63,52 @@ def sees(shape, i, j):
                 or shape["chunk"] and (j > i or j // shape["chunk"] != i // shape["chunk"]))
 
 
+def linear_counts(shape):
+    """Of the chunked form in chunks of 64, its taps, and states read where there is a prefix, and written."""
+    kind, size, v_heads, v_dim = shape["kind"], SIZES[shape["dtype"]], shape["v_heads"], shape["head_v_dim"]
+    k_heads, k_dim = shape.get("k_heads", 0), shape.get("head_k_dim", 0)
+    delta, width = kind in ("gdn", "kda"), shape["conv_width"]
+    channels = 2 * k_heads * k_dim + v_heads * v_dim
+    row = size * (channels + v_heads * v_dim)
+    if "gates" in shape:
+        decays = v_heads * (k_dim if kind == "kda" else 1)
+        betas = 0 if kind == "mamba2" and shape["gates"] == "raw" else v_heads
+        row += (decays + betas) * (size if shape["gates"] == "raw" else 4)
+    state = v_heads * k_dim * v_dim * SIZES[shape.get("state_dtype", "f32")] + channels * max(width - 1, 0) * size
+    tokens = flop = moved = 0
+    for s in range(shape["batch"]):
+        q_len, kv_len = lengths(shape, s)
+        each = width * channels
+        if kind != "short_conv":
+            wide = (v_heads if kind == "kda" else k_heads) * k_dim + v_heads * v_dim
+            each += min(q_len, 64) / 2 * (1 + delta) * wide + k_dim * v_dim * (2 + delta) * v_heads
+        tokens += q_len
+        flop += 2 * q_len * each
+        moved += q_len * row + (2 if kv_len > q_len else 1) * state
+    return {"tokens": tokens, "pairs": 0, "seen_keys": 0, "flop": flop, "bytes": moved}
+
+
+def latent_counts(shape):
+    """Each query head reads latents; expanded, new keys and values, while the latents are saved."""
+    tokens = pairs = keys = old = 0
+    for s in range(shape["batch"]):
+        q_len, kv_len = lengths(shape, s)
+        tokens, keys, old = tokens + q_len, keys + kv_len, old + kv_len - q_len
+        pairs += sum(range(kv_len - q_len + 1, kv_len + 1))
+    lora, rope, heads, new = shape["kv_lora_rank"], shape["rope_dim"], shape["q_heads"], SIZES[shape["new_kv_dtype"]]
+    packed = lora + lora // 128 * 4 + rope * 2
+    cached = packed if shape["layout"] == "latent_fp8" else (lora + rope) * SIZES[shape["kv_dtype"]]
+    q, v, moved = lora + rope, lora, old * cached + tokens * cached
+    if shape["form"] == "expanded":
+        q, v = shape["nope_dim"] + rope, shape["v_head_dim"]
+        moved += tokens * (q + v) * heads * new
+    moved += tokens * (lora + rope) * new + tokens * heads * (q * SIZES[shape["dtype"]] + v * SIZES[shape["out_dtype"]])
+    return {"tokens": tokens, "pairs": pairs, "seen_keys": keys, "flop": 2 * pairs * heads * (q + v), "bytes": moved}
+
+
 def expected_counts(shape):
+    if shape["kind"] != "softmax":
+        return latent_counts(shape) if shape["kind"] == "mla" else linear_counts(shape)
     tokens = pairs = old = new = 0
     for s in range(shape["batch"]):
         q_len, kv_len = lengths(shape, s)
@@ -210,6 +255,36 @@ def shapes_of_one_backend():
     if done.returncode != 0:
         return [f"exit code {done.returncode}", done.stderr]
     return check_report(json.loads(done.stdout), 1, 4, ["cpu_native"])
+
+
+LATENT = "kind=mla,heads=4,kv_lora_rank=128,rope_dim=16,nope_dim=32,page_size=16,"
+LINEAR = "batch=2,k_heads=2,v_heads=4,head_k_dim=16,head_v_dim=24,"
+
+
+def latent_layers():
+    """Decode, verification, a prompt in both forms, and latents of fp8 in both layouts."""
+    done = bench("--backend", "cpu_native", *LOAD, *QUICK, "--json", "-",
+                 "--shape", LATENT + "batch=2,kv_len=33+70", "--shape", LATENT + "mode=extend,q_len=3,kv_len=40",
+                 "--shape", LATENT + "mode=extend,batch=2,kv_len=9+20,form=absorbed:expanded",
+                 "--shape", LATENT + "kv_len=40,kv_dtype=fp8_e4m3,layout=any:latent_fp8")
+    if done.returncode != 0:
+        return [f"exit code {done.returncode}", done.stderr, done.stdout]
+    return check_report(json.loads(done.stdout), 1, 6, ["cpu_native"])
+
+
+def recurrent_layers():
+    """Each family as decode, as a prompt, and going on from states; states of both types and layouts."""
+    shapes = [LINEAR + f"kind={kind},{mode}" for kind in ("gdn", "kda", "mamba2", "lightning")
+              for mode in ("state_dtype=f32:bf16", "mode=extend,kv_len=70,layout=vk",
+                           "mode=extend,q_len=3+5,kv_len=90,layout=kv,conv_width=0")]
+    shapes += ["kind=short_conv,batch=2,v_heads=4,head_v_dim=8,kv_len=9",
+               "kind=short_conv,mode=mixed,batch=3,decodes=1,v_heads=4,head_v_dim=8,q_len=5,kv_len=9",
+               LINEAR + "kind=gdn:mamba2,gates=computed,dtype=f32"]
+    done = bench("--backend", "cpu_linear", *LOAD, *QUICK, "--json", "-",
+                 *(part for shape in shapes for part in ("--shape", shape)))
+    if done.returncode != 0:
+        return [f"exit code {done.returncode}", done.stderr, done.stdout]
+    return check_report(json.loads(done.stdout), 1, 20, ["cpu_linear"])
 
 
 def fp8_inputs():
@@ -474,8 +549,12 @@ NATIVE = ["--backend", "cpu_native", *LOAD]
 REFUSED = [
     ("nothing is given", ["no backend is given; accepted: CONFIG.ini, or --backend NAME"]),
     ("no shape", ["no shape is given; accepted: CONFIG.ini, or --shape"], *NATIVE),
-    ("an unknown key of a shape", ["'kv_ln' is not a key, did you mean 'kv_len'?", "accepted: mode"],
+    ("an unknown key of a shape", ["'kv_ln' is not a key, did you mean 'kv_len'?", "accepted: kind, mode"],
      *NATIVE, "--shape", "kv_ln=5"),
+    ("a key of another kind", ["head_dim is no key of kind=mla; accepted: kind, mode, batch"],
+     *NATIVE, "--shape", "kind=mla,head_dim=64"),
+    ("sparse layers", ["kind = 'sparse' is not measured: bench does not judge", "accepted: softmax, mla"],
+     *NATIVE, "--shape", "kind=sparse"),
     ("a wrong value of a shape", ["batch = 'many' is not a number in range", "accepted: 1 to 65536"],
      *NATIVE, "--shape", "batch=many"),
     ("an unknown backend", ["'cpu_nativ' is not a known backend", "did you mean cpu_native?", "accepted: "],
@@ -501,6 +580,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         result("two backends, shapes and figures", two_backends())
         result("all kinds of shapes", shapes_of_one_backend())
+        result("latent layers", latent_layers())
+        result("recurrent layers", recurrent_layers())
         result("fp8 queries, new keys and outputs", fp8_inputs())
         on_fake = fp8_beside_bf16()
         result("fp8 beside bf16 on a GPU" + (" # SKIP built without nvcc" if on_fake is None else ""),

@@ -5,6 +5,7 @@
  * the same bytes.
  */
 #include "host/bench/inputs.h"
+#include "host/bench/judge.h"
 
 #include "host/base/dtype.h"
 #include "host/reference/reference.h"
@@ -96,12 +97,12 @@ static void assert_sensible(const attn_tensor *out, float scale)
     ck_assert_int_eq(largest, 0);
 }
 
-static void load_cpu_native(void)
+static void load_built(const char *name)
 {
     char path[4400];
     const char *built = getenv("ATTNHOST_TEST_PLUGIN_DIR");
     ck_assert_msg(built && realpath(built, path), "ATTNHOST_TEST_PLUGIN_DIR is not set");
-    strcat(path, "/cpu_native.so");
+    snprintf(path + strlen(path), 64, "/%s.so", name);
     attn_status status = attnhost_load_plugin(host, path, &error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
 }
@@ -115,19 +116,19 @@ static void judge(const struct bench_problem *problem, attnhost_metadata *metada
     reference_result result = {0};
     reference_report report = {0};
     bench_inputs_call(inputs, copy, problem->problem.kv_layout, &call);
-    memset(call.out.data, 0xFF,
-           (size_t)call.out.shape[0] * (size_t)call.out.strides[0] *
-               attn_dtype_size(call.out.dtype));
+    attn_tensor out = *call.operands[ATTN_ROLE_OUT];
+    memset(out.data, 0xFF,
+           (size_t)out.shape[0] * (size_t)out.strides[0] * attn_dtype_size(out.dtype));
     attn_status status = reference_forward(&problem->problem, &inputs->batch, 0, &call.args,
                                            options, &result, &error.base);
     if (status == ATTN_OK)
         status = attnhost_forward(metadata, 0, &call.args, NULL, &error.base);
     if (status == ATTN_OK)
-        status = reference_compare(&result, &call.out, NULL, &report, &error.base);
+        status = reference_compare(&result, &out, NULL, &report, &error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
     ck_assert_msg(reference_report_passed(&report), "%s", report.message);
     ck_assert_int_eq(report.rows_checked, inputs->count.tokens * inputs->shape.q_heads);
-    assert_sensible(&call.out, dtype_is_fp8(call.out.dtype) ? *inputs->arrays.out_scale : 1);
+    assert_sensible(&out, dtype_is_fp8(out.dtype) ? *inputs->arrays.out_scale : 1);
     reference_result_finish(&result);
 }
 
@@ -137,7 +138,7 @@ START_TEST(test_oracle)
     attnhost_backend *backend = NULL;
     attnhost_metadata *metadata = NULL;
     attn_verdict verdict = {.struct_size = sizeof verdict};
-    load_cpu_native();
+    load_built("cpu_native");
     make(cases[_i], 7 + (uint64_t)_i, cpu);
     const char *layout =
         inputs->shape.layout == BENCH_LAYOUT_HND ? ATTN_LAYOUT_KV_HND : ATTN_LAYOUT_KV_NHD;
@@ -160,6 +161,104 @@ START_TEST(test_oracle)
     }
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
+}
+END_TEST
+
+/* ---- The judge ------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *backend, *shape;
+} judged[] = {
+    {"cpu_native", "kind=mla,heads=2,kv_lora_rank=32,rope_dim=8,nope_dim=16,batch=3,kv_len=40"},
+    {"cpu_native", "kind=mla,heads=2,kv_lora_rank=128,rope_dim=8,nope_dim=16,kv_len=40,"
+                   "kv_dtype=fp8_e4m3,layout=latent_fp8"},
+    {"cpu_native", "kind=mla,mode=extend,heads=2,kv_lora_rank=32,rope_dim=8,nope_dim=16,batch=2,"
+                   "kv_len=9+20,form=expanded"},
+    {"cpu_linear", "kind=gdn,batch=2,k_heads=1,v_heads=2,head_k_dim=8,head_v_dim=16"},
+    {"cpu_linear", "kind=kda,mode=extend,kv_len=90,k_heads=2,v_heads=2,head_k_dim=8,head_v_dim=16,"
+                   "state_dtype=bf16"},
+    {"cpu_linear", "kind=mamba2,mode=extend,batch=2,q_len=9,kv_len=90,k_heads=1,v_heads=2,"
+                   "head_k_dim=8,head_v_dim=16,layout=vk"},
+    {"cpu_linear", "kind=lightning,batch=2,k_heads=2,v_heads=2,head_k_dim=8,head_v_dim=16"},
+    {"cpu_linear", "kind=short_conv,batch=2,v_heads=2,head_v_dim=8"},
+};
+enum { NUM_JUDGED = sizeof judged / sizeof *judged };
+
+static uint32_t reads_new_unquantised; /* of the backend, as its verdict says */
+
+/* One forward of the backend over the first copy. */
+static void forward(const char *backend, const char *layout)
+{
+    struct bench_problem problem;
+    struct bench_call call;
+    attnhost_backend *made = NULL;
+    attnhost_metadata *metadata = NULL;
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    bench_problem_init(&problem, &inputs->shape, &cpu->info, layout, ATTN_GRAPH_NEVER);
+    bench_inputs_call(inputs, 0, layout, &call);
+    attn_status status = attnhost_query(host, backend, &problem.problem, &verdict, &error.base);
+    ck_assert_msg(status == ATTN_OK && verdict.supported, "%s", host_error_text(&error));
+    reads_new_unquantised = verdict.reads_new_kv_unquantised;
+    status = attnhost_compose(host, backend, &problem.problem, 1, &made, &error.base);
+    if (status == ATTN_OK)
+        status = attnhost_metadata_create(made, ATTN_METADATA_EAGER, &problem.bounds, NULL,
+                                          &metadata, &error.base);
+    if (status == ATTN_OK)
+        status = attnhost_init_forward_metadata(metadata, &inputs->batch, NULL, &error.base);
+    if (status == ATTN_OK)
+        status = attnhost_forward(metadata, 0, &call.args, NULL, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(made);
+}
+
+/* What the judge says; "" = all is well. */
+static const char *judgement(const char *layout)
+{
+    static char said[256];
+    strbuf why;
+    strbuf_init(&why);
+    attn_status status = bench_judge_rows(inputs, layout, reads_new_unquantised, &why, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
+    snprintf(said, sizeof said, "%s", strbuf_text(&why));
+    strbuf_finish(&why);
+    return said;
+}
+
+/* Spoil an operand's unit: all of its elements. */
+static void spoil(uint32_t o, int64_t unit, int byte)
+{
+    struct bench_region at = bench_inputs_units(inputs, o, unit, 1);
+    memset(inputs->operands + at.at, byte, at.bytes);
+}
+
+/* Whatever a backend writes wrong, or not at all, the judge names. */
+START_TEST(test_judge)
+{
+    const char *layouts[2];
+    load_built(judged[_i].backend);
+    make(judged[_i].shape, 7, cpu);
+    bench_layouts(&inputs->shape, layouts);
+    for (uint32_t o = 0; o < inputs->num_operands; o++) {
+        const struct bench_operand *operand = &inputs->list[o];
+        bool is_out = operand->role == ATTN_ROLE_OUT;
+        if (!is_out && operand->unit != BENCH_PER_SLOT)
+            continue;
+        int64_t unit =
+            is_out ? operand->units - 1 : inputs->arrays.state_slots[inputs->shape.batch];
+        for (int byte = 0x44; byte <= 0xff; byte += 0xff - 0x44) {
+            ck_assert_int_eq(bench_judge_poison(inputs, NULL, &error.base), ATTN_OK);
+            ck_assert_str_ne(judgement(layouts[0]), "");
+            forward(judged[_i].backend, layouts[0]);
+            ck_assert_str_eq(judgement(layouts[0]), "");
+            spoil(o, unit, byte);
+            const char *part = is_out                             ? "row "
+                               : operand->role == ATTN_ROLE_STATE ? "the state of head"
+                                                                  : "the convolution's state";
+            ck_assert_msg(strstr(judgement(layouts[0]), part), "%s: '%s'", part,
+                          judgement(layouts[0]));
+        }
+    }
 }
 END_TEST
 
@@ -214,7 +313,9 @@ START_TEST(test_values)
     make(text, 11, cpu);
     struct bench_call call, other;
     bench_inputs_call(inputs, 0, ATTN_LAYOUT_KV_NHD, &call);
-    const attn_tensor *const tensors[] = {&call.q, &call.k_cache, &call.v_cache};
+    const attn_tensor *const tensors[] = {call.operands[ATTN_ROLE_Q],
+                                          call.operands[ATTN_ROLE_K_CACHE],
+                                          call.operands[ATTN_ROLE_V_CACHE]};
     for (int t = 0; t < 3; t++) {
         double mean, variance;
         float scale = _i >= 3 && t > 0 ? inputs->arrays.k_scale[0] : 1;
@@ -224,10 +325,11 @@ START_TEST(test_values)
     }
     ck_assert_uint_ge(inputs->copies, 2);
     bench_inputs_call(inputs, 1, ATTN_LAYOUT_KV_NHD, &other);
-    ck_assert_ptr_ne(call.k_cache.data, other.k_cache.data);
-    ck_assert_mem_ne(call.k_cache.data, other.k_cache.data, 4096);
-    ck_assert_mem_ne(call.q.data, other.q.data, 4096);
-    ck_assert_mem_ne(call.k_cache.data, call.v_cache.data, 4096);
+    const void *again = other.operands[ATTN_ROLE_K_CACHE]->data;
+    ck_assert_ptr_ne(tensors[1]->data, again);
+    ck_assert_mem_ne(tensors[1]->data, again, 4096);
+    ck_assert_mem_ne(tensors[0]->data, other.operands[ATTN_ROLE_Q]->data, 4096);
+    ck_assert_mem_ne(tensors[1]->data, tensors[2]->data, 4096);
 }
 END_TEST
 
@@ -244,7 +346,8 @@ START_TEST(test_fp8_values)
     make(text, 11, cpu);
     struct bench_call call;
     bench_inputs_call(inputs, 0, ATTN_LAYOUT_KV_NHD, &call);
-    const attn_tensor *const tensors[] = {&call.q, &call.k, &call.v};
+    const attn_tensor *const tensors[] = {call.operands[ATTN_ROLE_Q], call.operands[ATTN_ROLE_K],
+                                          call.operands[ATTN_ROLE_V]};
     const uint32_t roles[] = {ATTN_ROLE_Q, ATTN_ROLE_K, ATTN_ROLE_V};
     for (int t = 0; t < 3; t++) {
         const attn_scale *scale = call.scales[roles[t]];
@@ -305,13 +408,16 @@ static void assert_fetched(const struct device *gpu, const void *from, const voi
 static void assert_same_operands(const struct device *gpu, const struct bench_inputs *here,
                                  uint32_t copy)
 {
-    static const uint32_t roles[] = {ATTN_ROLE_Q,   ATTN_ROLE_K,       ATTN_ROLE_V,
-                                     ATTN_ROLE_OUT, ATTN_ROLE_K_CACHE, ATTN_ROLE_V_CACHE};
     struct bench_call ours, theirs;
-    bench_inputs_call(here, copy, ATTN_LAYOUT_KV_NHD, &ours);
-    bench_inputs_call(inputs, copy, ATTN_LAYOUT_KV_NHD, &theirs);
-    for (size_t r = 0; r < sizeof roles / sizeof roles[0]; r++) {
-        const attn_tensor *a = ours.operands[roles[r]], *b = theirs.operands[roles[r]];
+    const char *layouts[2];
+    bench_layouts(&here->shape, layouts);
+    bench_inputs_call(here, copy, layouts[0], &ours);
+    bench_inputs_call(inputs, copy, layouts[0], &theirs);
+    for (uint32_t r = 0; r < ATTN_ROLE_COUNT; r++) {
+        const attn_tensor *a = ours.operands[r], *b = theirs.operands[r];
+        ck_assert_int_eq(a != NULL, b != NULL);
+        if (!a)
+            continue;
         uint64_t bytes = (uint64_t)(a->shape[0] * a->strides[0]) * attn_dtype_size(a->dtype);
         ck_assert_int_eq(b->device_type, ATTN_DEVICE_CUDA);
         assert_fetched(gpu, b->data, a->data, bytes);
@@ -323,7 +429,9 @@ START_TEST(test_same_bytes_on_a_gpu)
     static const char *const texts[] = {
         "mode=mixed,batch=5,q_len=6,kv_len=19+64,head_dim=16,kv_dtype=fp8_e4m3",
         "mode=mixed,batch=5,q_len=6,kv_len=19+64,head_dim=16,dtype=fp8_e4m3,new_kv_dtype=bf16,"
-        "input_scales=seq_head"};
+        "input_scales=seq_head",
+        "kind=mla,heads=2,kv_lora_rank=128,batch=2,kv_len=40,kv_dtype=fp8_e4m3,layout=latent_fp8",
+        "kind=kda,mode=mixed,batch=3,q_len=6,kv_len=9,k_heads=2,v_heads=2,state_dtype=bf16"};
     const char *text = texts[_i];
     struct device *gpu = NULL;
     use_fake_cuda();
@@ -373,12 +481,13 @@ static Suite *suite(void)
     TCase *tcase = tcase_create("inputs");
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_loop_test(tcase, test_oracle, 0, sizeof cases / sizeof cases[0]);
+    tcase_add_loop_test(tcase, test_judge, 0, NUM_JUDGED);
     tcase_add_test(tcase, test_pages);
     tcase_add_loop_test(tcase, test_values, 0, 5);
     tcase_add_loop_test(tcase, test_fp8_values, 0, 2);
     tcase_add_test(tcase, test_copies);
     tcase_add_test(tcase, test_graph_levels);
-    tcase_add_loop_test(tcase, test_same_bytes_on_a_gpu, 0, 2);
+    tcase_add_loop_test(tcase, test_same_bytes_on_a_gpu, 0, 4);
     tcase_add_test(tcase, test_no_memory_on_a_gpu);
     suite_add_tcase(suite, tcase);
     return suite;
