@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-# ATTN_CUDA: --with-cuda=auto|yes|no|DIR and --with-cuda-arch=LIST.
+# ATTN_CUDA: --with-cuda=auto|yes|no|DIR, --with-cuda-arch=LIST and --with-cuda-part=K.
 #
 # Finds nvcc, which makes the fatbins that the host and CUDA plugins embed. Nothing links a CUDA library: the
 # driver is opened at run time, so that a build with kernels runs on a machine without a GPU, too.
 # Sets attn_cuda (nvcc's path, or why not), the conditional HAVE_NVCC, and substitutes NVCC,
-# NVCCFLAGS, NVCC_CODES (architectures of the folders that name none: plugins/nvcc.mk) and NVCC_RULES.
+# NVCCFLAGS, NVCC_CODES (architectures of the folders that name none: plugins/nvcc.mk), NVCC_PART and NVCC_RULES.
 AC_DEFUN([ATTN_CUDA], [
     AC_ARG_WITH([cuda],
         [AS_HELP_STRING([--with-cuda=auto|yes|no|DIR],
@@ -15,6 +15,10 @@ AC_DEFUN([ATTN_CUDA], [
         [AS_HELP_STRING([--with-cuda-arch=LIST],
             [GPU architectures of kernels whose folder names none, as in "80 90a" (default: 90a); of a plugin's: make NAME_GENCODE="sm_80 sm_90a"])],
         [], [with_cuda_arch=90a])
+    AC_ARG_WITH([cuda-part],
+        [AS_HELP_STRING([--with-cuda-part=K],
+            [for tests without a GPU: of the kernels that take longest to compile, optimise part K of 6 alone])],
+        [], [with_cuda_part=])
     AC_ARG_VAR([NVCC], [the CUDA compiler])
     AC_ARG_VAR([NVCCFLAGS], [flags of the CUDA compiler])
     AS_IF([test -z "$NVCCFLAGS"], [NVCCFLAGS="-O3 -lineinfo" attn_compress=yes], [attn_compress=no])
@@ -34,9 +38,14 @@ AC_DEFUN([ATTN_CUDA], [
             [AC_MSG_ERROR([--with-cuda-arch: "$attn_arch" is no architecture; accepted: 80, 90, 90a, 100a ...])])
         NVCC_CODES="$NVCC_CODES sm_$attn_arch"
     done
+    AS_CASE([$with_cuda_part], [""|[[1-6]]], [],
+        [AC_MSG_ERROR([--with-cuda-part=$with_cuda_part: no part of the kernels; accepted: 1 to 6])])
     AS_IF([test -n "$NVCC"], [_ATTN_CUDA_TRY])
+    NVCC_PART=
+    AS_IF([test -n "$NVCC" && test -n "$with_cuda_part"], [_ATTN_CUDA_PART])
     AS_IF([test -n "$NVCC" && test $attn_compress = yes], [_ATTN_CUDA_COMPRESS])
     AC_SUBST([NVCC_CODES])
+    AC_SUBST([NVCC_PART])
     AM_CONDITIONAL([HAVE_NVCC], [test -n "$NVCC"])
     NVCC_RULES=$srcdir/plugins/nvcc.mk
     AC_SUBST_FILE([NVCC_RULES])])
@@ -67,5 +76,16 @@ AC_DEFUN([_ATTN_CUDA_COMPRESS], [
     AS_IF([$NVCC --compress-mode=size -fatbin -o conftest.fatbin conftest.cu >&AS_MESSAGE_LOG_FD 2>&1],
         [AC_MSG_RESULT([yes])
          NVCCFLAGS="$NVCCFLAGS --compress-mode=size"],
+        [AC_MSG_RESULT([no])])
+    rm -f conftest.cu conftest.fatbin])
+
+# Kernels outside the part are compiled by -Ofc=max, which older nvcc do not have; there all are optimised.
+AC_DEFUN([_ATTN_CUDA_PART], [
+    AC_MSG_CHECKING([whether $NVCC takes -Ofc=max])
+    AS_ECHO(['extern "C" __global__ void conftest() {}']) > conftest.cu
+    AS_IF([$NVCC -Ofc=max -fatbin -o conftest.fatbin conftest.cu >&AS_MESSAGE_LOG_FD 2>&1],
+        [AC_MSG_RESULT([yes])
+         NVCC_PART=$with_cuda_part
+         attn_cuda="$attn_cuda, part $NVCC_PART of 6 optimised: for tests alone"],
         [AC_MSG_RESULT([no])])
     rm -f conftest.cu conftest.fatbin])
