@@ -7,4 +7,5 @@ profiles=$ATTNHOST_TEST_SRCDIR/host/check/profiles
 both=$(mktemp) || exit 1
 trap 'rm -f "$both"' EXIT
 cat "$profiles/core.txt" "$profiles/linear.txt" >"$both" || exit 1
-"$ATTNHOST_TEST_COMMAND" check --profile "$both" "$ATTNHOST_TEST_PLUGIN_DIR/cpu_linear.so"
+. "$ATTNHOST_TEST_SRCDIR/tests/conformance/sample.sh"
+(suite 'plugins/cpu_linear plugins/common host/check' --profile "$both" "$ATTNHOST_TEST_PLUGIN_DIR/cpu_linear.so")

@@ -7,4 +7,5 @@ profiles=$ATTNHOST_TEST_SRCDIR/host/check/profiles
 both=$(mktemp) || exit 1
 trap 'rm -f "$both"' EXIT
 cat "$profiles/core.txt" "$profiles/mla.txt" "$profiles/sparse.txt" >"$both" || exit 1
-"$ATTNHOST_TEST_COMMAND" check --profile "$both" "$ATTNHOST_TEST_PLUGIN_DIR/cpu_native.so"
+. "$ATTNHOST_TEST_SRCDIR/tests/conformance/sample.sh"
+(suite 'plugins/cpu_native plugins/common host/check' --profile "$both" "$ATTNHOST_TEST_PLUGIN_DIR/cpu_native.so")

@@ -4,7 +4,8 @@
 # hybrid_linear.sh: what of the conformance suite depends on the child that a layer goes to, on
 # `hybrid_linear` by kind of layer, between cpu_native and cpu_linear. The rest of the suite is
 # hybrid.sh's.
-exec "$ATTNHOST_TEST_COMMAND" check --with "$ATTNHOST_TEST_PLUGIN_DIR/cpu_native.so" \
+. "$ATTNHOST_TEST_SRCDIR/tests/conformance/sample.sh"
+suite 'plugins/hybrid host/check/composites' --with "$ATTNHOST_TEST_PLUGIN_DIR/cpu_native.so" \
     --with "$ATTNHOST_TEST_PLUGIN_DIR/cpu_linear.so" \
     --option full=cpu_native --option linear=cpu_linear --filter 'hybrid_linear/COMP-*' \
     --filter 'hybrid_linear/CAPS-*' --filter 'hybrid_linear/WORK-*' \

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # zoo_run.sh: one section of zoo.txt: `attnhost check` on each plugin finds those rules broken that
-# stand there, and no other. `. zoo_run.sh SECTION`; a commit runs a sixth of the section (part.sh).
+# stand there, and no other. `. zoo_run.sh SECTION`; a commit runs a part of the section (part.sh).
 # zoo_table.sh sets ZOO_TABLE, a file to which a line for each fault is added: fault | what | rules |
 # seconds.
 # shellcheck disable=SC2086
@@ -134,7 +134,8 @@ $(head -5 "$folder/err")"
 
 section=$1
 sed -n "/^\[$section]/,/^\[/s/ | /|/gp" "$top/tests/conformance/zoo.txt" | grep '|' |
-    sh "$top/tests/tools/part.sh" 6 "section $section of the zoo" 2>&1 >"$folder/list"
+    sh "$top/tests/tools/part.sh" 6 "section $section of the zoo" \
+        host/check tests/fixtures tests/conformance 2>&1 >"$folder/list"
 while IFS='|' read -r fault plugin rules filters what; do
     judge "$fault" "$plugin" "$rules" "$filters" "$what"
 done <"$folder/list"

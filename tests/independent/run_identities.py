@@ -779,7 +779,7 @@ def check_short(tap, runner, trace):
 
 def part_of(cases):
     """What of them a commit runs under the sanitizers, where each takes five times as long."""
-    command = ["sh", TOP / "tests/tools/part.sh", "6", "the runs"]
+    command = ["sh", TOP / "tests/tools/part.sh", "12", "the runs under the sanitizers"]
     lines = "".join(f"{i}\n" for i in range(len(cases)))
     done = subprocess.run(command, input=lines, stdout=subprocess.PIPE, stderr=sys.stdout, text=True,
                           check=True)

@@ -24,16 +24,18 @@ alone, so that results are the same on every machine. Then
     attnhost check --fail-fast MUTANT.so                   fails by the rule or by one of `also`
     attnhost check --fail-fast --filter RULE.* MUTANT.so   fails too, where another came first
 
-and a mutant without a fault has to pass all of it. Without --update the cases that the table in
-docs/CONFORMANCE.md names are run alone first: they are cases of the default run, so where they fail
-nothing else has to be looked at. Each is run on one processor, so with one thread
-but where a check asks for more: again the same on every machine, and two at a time do not wait for
-each other.
+and a mutant without a fault has to pass all of it, if the commit changes the plugin or the checks or
+it is its turn (turn.sh of tests/tools). Without --update the cases that the table in
+docs/CONFORMANCE.md names are run alone first: they are cases of the default run, so where the first
+fails nothing else has to be looked at, but for the second command. Each is run on one processor, so
+with one thread but where a check asks for more: again the same on every machine, and two at a time do
+not wait for each other.
 
 A mutant that passes is skipped where the machine was too busy for a check that measures.
 
 A sixth of the mutants is run, chosen by the commit, so that each commit runs another and all come
-to be run; with ATTNHOST_TEST_ALL=1 in the environment, and with --update, all of them.
+to be run, and a quarter of that where the commit changes neither the plugin nor the checks; with
+ATTNHOST_TEST_ALL=1 in the environment, and with --update, all of them.
 
 usage: mutants.py PLUGIN [--update] [--jobs N] [NAME]...   from the environment of `make check`
   --update  write the plugin's table into docs/CONFORMANCE.md; without, it has to be there already
@@ -262,6 +264,11 @@ def check(mutant, *filters):
     return (failed[0] if failed else ""), said
 
 
+def folders(plugin):
+    """A commit that changes these is one to look at."""
+    return [f"plugins/{plugin.name}", "host/check", "tests/mutants"]
+
+
 def rule_of(case):
     return case.partition(".")[0]
 
@@ -276,14 +283,15 @@ def known_cases(plugin):
 
 
 def falls_as_known(mutant, cases):
+    """By the first of the cases at least; judge() looks for another one of its own rule."""
     try:
         fails = [check(mutant, case)[0] for case in cases]
     except ValueError:  # there is no such case any more
         return False
-    if not fails or not all(fails):
+    if not fails or not fails[0]:
         return False
-    mutant.killer, mutant.own = fails[0], fails[-1]
-    return mutant.rule == rule_of(mutant.own)
+    mutant.killer, mutant.own = fails[0], fails[-1] or fails[0]
+    return True
 
 
 def judge(mutant, known):
@@ -308,9 +316,18 @@ def judge(mutant, known):
     return mutant
 
 
-def judge_sound(plugin):
+def not_its_turn(plugin):
+    """Why this commit does not run all of the suite on the mutant without a fault, or ""."""
+    command = ["sh", TOP + "/tests/tools/turn.sh", f"mutants of {plugin.name}", *folders(plugin)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+
+
+def judge_sound(plugin, update):
     sound = Mutant(plugin, SOUND, "")
     sound.what = "nothing is wrong with it, and it passes"
+    sound.skipped = "" if update else not_its_turn(plugin)
+    if sound.skipped:
+        return sound
     try:
         killer, said = check(sound)
         sound.wrong = f"fails: {said[-2000:]}" if killer else ""
@@ -363,7 +380,8 @@ def in_document(plugin, mutants, judged, update):
 
 
 def part_of_commit(mutants):
-    command = ["sh", TOP + "/tests/tools/part.sh", str(PARTS), "the mutants"]
+    command = ["sh", TOP + "/tests/tools/part.sh", str(PARTS), "the mutants",
+               *folders(mutants[0].plugin)]
     lines = "".join(m.name + "\n" for m in mutants)
     done = subprocess.run(command, input=lines, stdout=subprocess.PIPE, stderr=sys.stdout,
                           text=True, check=True)
@@ -401,7 +419,7 @@ def main(arguments):
     begin, bad, number = time.monotonic(), 0, 0
     with concurrent.futures.ThreadPoolExecutor(jobs, initializer=take_processor) as pool:
         build_sound(plugin, pool)
-        works = [] if names else [pool.submit(judge_sound, plugin)]
+        works = [] if names else [pool.submit(judge_sound, plugin, update)]
         known = {} if update or names else known_cases(plugin)
         works += [pool.submit(judge, m, known) for m in chosen]
         for number, work in enumerate(works, 1):

@@ -4,7 +4,8 @@
 # engines.sh: engines that people run, with attention by attnhost, on the processor and with real weights. vLLM is run
 # whole; SGLang by its own unit test kit of attention backends. nano-vllm and mini-sglang are on no package index:
 # ATTNHOST_NANOVLLM and ATTNHOST_MINISGL name their checkouts. An environment of its own is installed once, 2.3 GB; what
-# cannot be had is skipped, with the reason. ATTNHOST_NO_ENGINES=1 or ATTNHOST_NO_PYTHON=1 skips it all.
+# cannot be had is skipped, with the reason. ATTNHOST_NO_ENGINES=1 or ATTNHOST_NO_PYTHON=1 skips it all, and so does a
+# commit that changes nothing that engines see, unless it is its turn (turn.sh).
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
@@ -15,6 +16,7 @@ requirements=$top/tests/python/requirements-vllm.txt
 . "$top/tests/python/venv.sh"
 test -z "${ATTNHOST_NO_ENGINES-}" || skip_all "engines" "ATTNHOST_NO_ENGINES is set"
 need_python "engines"
+turn=$(sh "$top/tests/tools/turn.sh" engines python tests/python include host/embed) || skip_all "engines" "$turn"
 test "$(uname -m)" = x86_64 || skip_all "engines" "$(uname -m): the pinned packages are for x86_64"
 need_venv "engines" "$requirements"
 
