@@ -144,7 +144,7 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
         .function = group->states,
         .name = "linear_states",
         .grid = {e.seqs * d->v_heads * ((d->v_dim + columns - 1) / columns), 1, 1},
-        .block = {64 * CHUNK_STATE_WARPS},
+        .block = {CHUNK_STATE_THREADS},
         .shared = (uint32_t)CHUNK_STATES_SHARED(delta)};
     attn_status status = cuda_launch_run(cuda, &list, params, stream, error);
     for (; first < chunks->most && status == ATTN_OK; first += chunks->window) {

@@ -2,13 +2,14 @@
  *
  * chunk_channels.cuh: chunk_ready.cuh where each channel of k has its own decay (KDA).
  *
- * Decays cannot be taken out of the products of queries and keys. Between blocks of rows they are
- * divided up at a row between the two, so that no factor exceeds 1:
+ * Decays cannot be taken out of the products of queries and keys. Rows go by blocks of 16, a warp
+ * each, with L the sums of log decays from the block's first row on. A query's row i meets a key's
+ * row j of an earlier block as
  *
- *   sum over d of q_id e^(g_id - g_rd) k_jd e^(g_rd - g_jd),  i > r >= j
+ *   sum over d of (q_id e^L_id) (e^(blocks between) k_jd e^(L_end,d - L_jd))
  *
- * r being the row before a block of 16, then the middle of it; within eight rows each pair has its
- * own exponentials.
+ * so that no factor exceeds 1; in fp16. Within a block it is q_id e^L_id times k_jd e^-L_jd, in
+ * tf32, which has fp32's range; where that is not enough each pair has its own exponentials.
  */
 #ifndef LINEAR_LIKE_CHUNK_CHANNELS_CUH
 #define LINEAR_LIKE_CHUNK_CHANNELS_CUH
@@ -17,211 +18,362 @@
 
 enum { SUMS_ROW = 132 /* floats of a row of sums of log decays */ };
 
+/* Decayed rows of q and k lie in tiles times this, as fp16 has few bits for small numbers. */
+#define CHANNELS_UP 256.0f
+
+/* Shared memory beyond chunk_ready's. */
+struct channels_memory {
+    char *ends;  /* tile: k with the decay from its row to the end of its block */
+    float *sums; /* [64][SUMS_ROW] L, in units of log 2 */
+
+    __device__ __forceinline__ channels_memory(char *from)
+    {
+        ends = from;
+        sums = (float *)(from + CHUNK_TILE);
+    }
+
+    /* Of a block's decays, at a channel. */
+    __device__ __forceinline__ const float *whole(int block, int d) const
+    {
+        return sums + (16 * block + 15) * SUMS_ROW + d;
+    }
+};
+
 /* ---- Gates ----------------------------------------------------------------------------------- */
 
-/* A channel a thread. What is left of a state after a decay of e^-90 is nothing; sums that are not
- * large are exact enough to be subtracted. */
-DEVICE void load_channel_gates(const linear_call &call, const ready_chunk &chunk, int head,
-                               float *sums, const ready_memory &m)
+/* log(1 + e^x), to some units of the last place: log(1 + y) = 2 artanh(y / (2 + y)). */
+DEVICE float fast_softplus(float x)
 {
+    const float y = __expf(-fabsf(x)), s = __fdividef(y, 2 + y), t = s * s;
+    float sum = 2.0f / 13;
+    sum = sum * t + 2.0f / 11;
+    sum = sum * t + 2.0f / 9;
+    sum = sum * t + 2.0f / 7;
+    sum = sum * t + 2.0f / 5;
+    sum = sum * t + 2.0f / 3;
+    sum = sum * t + 2;
+    return fmaxf(x, 0) + s * sum;
+}
+
+/* What is the same for all rows of a channel. */
+struct channel_gate {
+    const char *from;
+    i64 apart;
+    float rate, bias, bound;
+    int dtype;
+    bool raw;
+
+    __device__ __forceinline__ channel_gate(const linear_call &call, int row, int head, int k)
+    {
+        const linear_operands &o = call.operands;
+        const linear_dims &d = call.dims;
+        raw = d.raw;
+        dtype = raw ? d.dtype : ELEMENT_F32;
+        from = o.a + row * o.a_row + head * o.a_head + k * (raw ? 2 : 4);
+        apart = o.a_row;
+        rate = raw ? expf(o.a_log[head]) : 0;
+        bias = raw ? o.dt_bias[head * o.dt_bias_stride + k] : 0;
+        bound = d.lower_bound;
+    }
+
+    __device__ __forceinline__ float find(float a) const
+    {
+        if (!raw)
+            return a;
+        a += bias;
+        return bound != 0 ? __fdividef(bound, 1 + __expf(-(rate * a))) : -(rate * fast_softplus(a));
+    }
+};
+
+/* A channel a thread. What is left of a state after a decay of e^-90 is nothing. */
+DEVICE void load_channel_gates(const linear_call &call, const ready_chunk &chunk, int head,
+                               const channels_memory &own, const ready_memory &m)
+{
+    constexpr float least_log = -90, in_log_2 = 1.4426950408889634f;
     const ready_gates g(m, 0);
     const int k = threadIdx.x, row = chunk.sequence.first_row + chunk.t;
-    constexpr float LEAST_LOG = -90;
-    float sum = 0;
+    const bool here = k < call.dims.k_dim;
     if (k < CHUNK_ROWS)
         g.beta[k] = k < chunk.rows ? linear_beta(&call, row + k, head) : 0;
+    const channel_gate gate(call, row, head, here ? k : 0);
+#pragma unroll 1
     for (int first = 0; first < CHUNK_ROWS; first += 16) {
-        float logs[16];
+        float x[16], sum = 0;
 #pragma unroll
         for (int i = 0; i < 16; i++)
-            logs[i] = first + i < chunk.rows && k < call.dims.k_dim
-                          ? linear_log_decay(&call, row + first + i, head, k, NULL)
-                          : 0;
+            x[i] = here && first + i < chunk.rows
+                       ? element_load(gate.dtype, gate.from + (first + i) * gate.apart, 0)
+                       : 0;
 #pragma unroll
-        for (int i = 0; i < 16; i++)
-            sums[(first + i) * SUMS_ROW + k] = sum += logs[i] < LEAST_LOG ? LEAST_LOG : logs[i];
+        for (int i = 0; i < 16; i++) {
+            const float log = here && first + i < chunk.rows ? gate.find(x[i]) : 0;
+            sum += (log < least_log ? least_log : log) * in_log_2;
+            own.sums[(first + i) * SUMS_ROW + k] = sum;
+        }
     }
 }
 
 /* ---- Products of queries and keys ------------------------------------------------------------ */
 
-/* e^(difference of the sums at two neighbouring channels). */
-DEVICE float2 decays_between(const float *to, const float *from, int d)
+DEVICE float round_tf32(float x)
 {
-    const float2 a = *(const float2 *)(to + d), b = *(const float2 *)(from + d);
-    return make_float2(__expf(a.x - b.x), __expf(a.y - b.y));
+    u32 y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return bits_f32(y);
 }
 
-/* Two neighbouring elements of a tile's row times these. */
-DEVICE u32 decayed_pair(const char *tile, int row, int d, float2 decays)
+/* sums += a b: 16 x 8 times 8 x 8. */
+DEVICE void multiply_tf32(float (&sums)[4], const float (&a)[4], float b0, float b1)
 {
-    const u32 x = *(const u32 *)(tile + tile_offset(row, d / 8) + d % 8 * 2);
-    return pack_half(half_low(x) * decays.x, half_high(x) * decays.y);
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(f32_bits(a[0])), "r"(f32_bits(a[1])), "r"(f32_bits(a[2])), "r"(f32_bits(a[3])),
+          "r"(f32_bits(b0)), "r"(f32_bits(b1)));
 }
 
-/* What queries and keys of sixteen rows from `first` on, or of the lower eight of them, have with
- * columns [8 n, 8 n + 8 COUNT), none of which lies after row `border`. */
-template <int COUNT, bool LOWER>
-DEVICE void multiply_decayed(const ready_memory &m, const float *sums, int first, int border, int n,
-                             float *p, float *a, int lane)
+DEVICE u32 multiply_pairs(u32 x, u32 y)
 {
-    const float *edge = sums + border * SUMS_ROW;
-    float q_sums[COUNT][4] = {}, k_sums[COUNT][4] = {};
-#pragma unroll 1
-    for (int step = 0; step < 8; step++) {
-        u32 q[4] = {}, k[4] = {};
-#pragma unroll
-        for (int i = LOWER; i < 4; i += 1 + LOWER) {
-            const int d = 16 * step + lane % 4 * 2 + i / 2 * 8, row = first + lane / 4 + i % 2 * 8;
-            const float2 decays = decays_between(sums + row * SUMS_ROW, edge, d);
-            q[i] = decayed_pair(m.q, row, d, decays);
-            k[i] = decayed_pair(m.k, row, d, decays);
-        }
-#pragma unroll
-        for (int eight = 0; eight < COUNT; eight++) {
-            const int column = 8 * (n + eight) + lane / 4, d = 16 * step + lane % 4 * 2;
-            const float *at = sums + column * SUMS_ROW;
-            const u32 low = decayed_pair(m.k, column, d, decays_between(edge, at, d));
-            const u32 high = decayed_pair(m.k, column, d + 8, decays_between(edge, at, d + 8));
-            multiply(q_sums[eight], q, low, high);
-            multiply(k_sums[eight], k, low, high);
-        }
+    u32 z;
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
+DEVICE float2 exp2_pair(float x, float y)
+{
+    return make_float2(exp2_fast(x), exp2_fast(y));
+}
+
+/* Two neighbouring elements of a tile. */
+DEVICE u32 *tile_pair(char *tile, int row, int d)
+{
+    return (u32 *)(tile + tile_offset(row, d / 8) + d % 8 * 2);
+}
+
+/* Rows of a warp's block with their decays since its beginning: left operands. */
+struct block_rows {
+    u32 q[8][4], k[8][4];
+};
+
+/* Sums of log decays of the blocks [from, end) at two neighbouring channels. */
+DEVICE float2 sum_blocks(const channels_memory &own, int from, int end, int d)
+{
+    float2 sum = make_float2(0, 0);
+    for (int block = from; block < end; block++) {
+        const float2 x = *(const float2 *)own.whole(block, d);
+        sum.x += x.x, sum.y += x.y;
     }
-#pragma unroll
-    for (int eight = 0; eight < COUNT; eight++)
-#pragma unroll
-        for (int e = LOWER ? 2 : 0; e < 4; e++) {
-            const int i = first + lane / 4 + e / 2 * 8, j = 8 * (n + eight) + lane % 4 * 2 + e % 2;
-            p[i * 64 + j] = q_sums[eight][e];
-            a[i * INVERSE_ROW + j] = k_sums[eight][e];
-        }
+    return sum;
 }
 
-/* Eight rows among themselves; a lane has four channels. */
-DEVICE void multiply_pairs(const ready_memory &m, const float *sums, int first, float *p, float *a,
-                           int lane)
+/* A lane's part of a block for 16 channels: operands of the products, tiles of decayed rows.
+ * `qk`, `kk`: products within the block. */
+template <bool IN_RANGE>
+DEVICE void decay_step(const ready_memory &m, const channels_memory &own, int warp, int lane,
+                       int step, block_rows &rows, float (&qk)[2][4], float (&kk)[2][4])
 {
-    const int d = 4 * lane;
-    float4 q[8], k[8], g[8];
+    char *staging = m.staging + warp * CHUNK_STAGE;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const int at = tile_offset(first + i, d / 8) + d % 8 * 2;
-        const uint2 x = *(const uint2 *)(m.q + at), y = *(const uint2 *)(m.k + at);
-        q[i] = make_float4(half_low(x.x), half_high(x.x), half_low(x.y), half_high(x.y));
-        k[i] = make_float4(half_low(y.x), half_high(y.x), half_low(y.y), half_high(y.y));
-        g[i] = *(const float4 *)(sums + (first + i) * SUMS_ROW + d);
-    }
-#pragma unroll 1
-    for (int j = 0; j < 8; j++) {
-        const int at = tile_offset(first + j, d / 8) + d % 8 * 2;
-        const uint2 y = *(const uint2 *)(m.k + at);
-        const float4 h = *(const float4 *)(sums + (first + j) * SUMS_ROW + d);
-        float x[16];
+    for (int h = 0; h < 2; h++) {
+        const int d = 16 * step + 8 * h + lane % 4 * 2;
+        const float2 whole = *(const float2 *)own.whole(warp, d);
+        const float2 before = sum_blocks(own, 0, warp, d), after = sum_blocks(own, warp + 1, 4, d);
+        const float2 since = exp2_pair(before.x, before.y), until = exp2_pair(after.x, after.y);
+        float q[4], k[4], up[2][2];
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float kx = half_low(y.x) * __expf(g[i].x - h.x);
-            const float ky = half_high(y.x) * __expf(g[i].y - h.y);
-            const float kz = half_low(y.y) * __expf(g[i].z - h.z);
-            const float kw = half_high(y.y) * __expf(g[i].w - h.w);
-            x[i] = q[i].x * kx + q[i].y * ky + q[i].z * kz + q[i].w * kw;
-            x[8 + i] = k[i].x * kx + k[i].y * ky + k[i].z * kz + k[i].w * kw;
-        }
-        /* Sums over the warp: of sixteen, each lane keeps half at a time. */
-#pragma unroll
-        for (int half = 8; half > 0; half /= 2) {
-            const bool upper = lane & 2 * half;
-#pragma unroll
-            for (int i = 0; i < half; i++) {
-                const float sent = upper ? x[i] : x[i + half];
-                const float kept = upper ? x[i + half] : x[i];
-                x[i] = kept + __shfl_xor_sync(~0u, sent, 2 * half);
+        for (int w = 0; w < 2; w++) {
+            const int row = 16 * warp + lane / 4 + 8 * w;
+            const float2 sum = *(const float2 *)(own.sums + row * SUMS_ROW + d);
+            u32 *at_q = tile_pair(m.q, row, d), *at_k = tile_pair(m.k, row, d);
+            const float2 down = exp2_pair(sum.x, sum.y);
+            const float2 left = exp2_pair(whole.x - sum.x, whole.y - sum.y);
+            const float kx = half_low(*at_k), ky = half_high(*at_k);
+            q[w] = half_low(*at_q) * down.x, q[2 + w] = half_high(*at_q) * down.y;
+            k[w] = kx * down.x, k[2 + w] = ky * down.y;
+            rows.q[step][2 * h + w] = pack_half(q[w], q[2 + w]);
+            rows.k[step][2 * h + w] = pack_half(k[w], k[2 + w]);
+            *at_q = pack_half(q[w] * (since.x * CHANNELS_UP), q[2 + w] * (since.y * CHANNELS_UP));
+            *at_k = pack_half(k[w] * (since.x * CHANNELS_UP), k[2 + w] * (since.y * CHANNELS_UP));
+            *tile_pair(own.ends, row, d) = pack_half(kx * left.x, ky * left.y);
+            *(u32 *)(staging + tile_offset(row % 16, d / 8 % 8) + d % 8 * 2) =
+                pack_half(kx * (left.x * until.x * CHANNELS_UP),
+                          ky * (left.y * until.y * CHANNELS_UP));
+            if (IN_RANGE) {
+                const float2 again = exp2_pair(-sum.x, -sum.y);
+                up[w][0] = round_tf32(kx * again.x), up[w][1] = round_tf32(ky * again.y);
             }
         }
-        x[0] += __shfl_xor_sync(~0u, x[0], 1);
-        const int which = lane / 2, i = which % 8;
-        if (lane % 2 == 0 && which < 8 && i >= j)
-            p[(first + i) * 64 + first + j] = x[0];
-        if (lane % 2 == 0 && which >= 8 && i > j)
-            a[(first + i) * INVERSE_ROW + first + j] = x[0];
-    }
-}
-
-/* p: [64][64] products of queries and keys; m.inverse: those of keys. */
-DEVICE void multiply_channels(const ready_memory &m, const float *sums, float *p, int warp,
-                              int lane)
-{
-    for (int i = threadIdx.x; i < 64 * 64; i += CHUNK_READY_THREADS) {
-        p[i] = 0;
-        m.inverse[i / 64 * INVERSE_ROW + i % 64] = 0;
-    }
-    __syncthreads();
-    const int first = 16 * warp;
-    if (warp == 1)
-        multiply_decayed<2, false>(m, sums, first, first - 1, 0, p, m.inverse, lane);
-    else if (warp == 2)
-        multiply_decayed<4, false>(m, sums, first, first - 1, 0, p, m.inverse, lane);
-    else if (warp == 3)
-        multiply_decayed<6, false>(m, sums, first, first - 1, 0, p, m.inverse, lane);
-    multiply_decayed<1, true>(m, sums, first, first + 7, 2 * warp, p, m.inverse, lane);
-    multiply_pairs(m, sums, first, p, m.inverse, lane);
-    multiply_pairs(m, sums, first + 8, p, m.inverse, lane);
-    __syncthreads();
-    for (int i = threadIdx.x; i < 64 * 64; i += CHUNK_READY_THREADS)
-        m.inverse[i / 64 * INVERSE_ROW + i % 64] *=
-            ready_gates(m, 0).beta[i / 64] * m.k_times[i / 64] * m.k_times[i % 64];
-}
-
-DEVICE void write_channel_products(const linear_dims &d, const float *p, const ready_memory &m,
-                                   char *to, float *numbers, int warp, int lane)
-{
-    float x[32], more[2];
+        if constexpr (IN_RANGE) {
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        more[i] = m.q_times[16 * warp + lane / 4 + 8 * i] * d.sm_scale;
+            for (int i = 0; i < 4; i++)
+                q[i] = round_tf32(q[i]), k[i] = round_tf32(k[i]);
+#pragma unroll
+            for (int w = 0; w < 2; w++) {
+                multiply_tf32(qk[w], q, up[w][0], up[w][1]);
+                multiply_tf32(kk[w], k, up[w][0], up[w][1]);
+            }
+        }
+    }
+}
+
+/* Products within a block whose decays have no reciprocals; from tiles that have no decays yet. A
+ * lane has four channels. */
+static __device__ __noinline__ void multiply_one_by_one(const ready_memory &m, const float *sums,
+                                                        int first, int i, int j, int lane,
+                                                        float *q_sum, float *k_sum)
+{
+    float of_q = 0, of_k = 0;
+    for (int d = 4 * lane; d < 4 * lane + 4; d += 2) {
+        const u32 q = *tile_pair(m.q, first + i, d), k = *tile_pair(m.k, first + i, d);
+        const u32 y = *tile_pair(m.k, first + j, d);
+        const float *to = sums + (first + i) * SUMS_ROW + d, *at = sums + (first + j) * SUMS_ROW + d;
+        const float low = half_low(y) * exp2_fast(to[0] - at[0]);
+        const float high = half_high(y) * exp2_fast(to[1] - at[1]);
+        of_q += half_low(q) * low + half_high(q) * high;
+        of_k += half_low(k) * low + half_high(k) * high;
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        of_q += __shfl_xor_sync(~0u, of_q, step);
+        of_k += __shfl_xor_sync(~0u, of_k, step);
+    }
+    *q_sum = of_q, *k_sum = of_k;
+}
+
+DEVICE void multiply_block(const ready_memory &m, const float *sums, int first, int lane,
+                           float (&qk)[2][4], float (&kk)[2][4])
+{
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+#pragma unroll 1
+            for (int owner = 0; owner < 32; owner++) {
+                const int i = owner / 4 + e / 2 * 8, j = 8 * n + owner % 4 * 2 + e % 2;
+                float q_sum, k_sum;
+                if (j > i)
+                    continue;
+                multiply_one_by_one(m, sums, first, i, j, lane, &q_sum, &k_sum);
+                if (lane == owner)
+                    qk[n][e] = q_sum, kk[n][e] = k_sum;
+            }
+}
+
+/* A warp's block: its rows with their decays, for later products and for the workspace, from `keys`
+ * on; products within it. */
+DEVICE void decay_block(const ready_memory &m, const channels_memory &own, char *keys, int warp,
+                        int lane, block_rows &rows, float (&qk)[2][4], float (&kk)[2][4])
+{
+    constexpr float range = 100; /* in units of log 2 */
+    bool small = true;
+    for (int d = lane; d < CHUNK_MAX_KEYS; d += 32)
+        small = small && *own.whole(warp, d) >= -range;
+    const bool in_range = __all_sync(~0u, small);
+    if (!in_range)
+        multiply_block(m, own.sums, 16 * warp, lane, qk, kk);
+    __syncwarp();
+    char *staging = m.staging + warp * CHUNK_STAGE;
+#pragma unroll
+    for (int step = 0; step < 8; step++) {
+        if (in_range)
+            decay_step<true>(m, own, warp, lane, step, rows, qk, kk);
+        else
+            decay_step<false>(m, own, warp, lane, step, rows, qk, kk);
+        if (step % 4 == 3) {
+            const int part = step / 4 * (CHUNK_TILE / 2) + warp * CHUNK_STAGE;
+            copy_staged(staging, keys + CHUNK_TILE + part, lane);
+            copy_staged(m.q + part, keys + part, lane);
+        }
+    }
+}
+
+/* What a warp's rows have with those of an earlier block. */
+DEVICE void multiply_earlier(const channels_memory &own, int warp, int block, int lane,
+                             const block_rows &rows, float (&qk)[2][4], float (&kk)[2][4])
+{
+    const unsigned ends = shared_address(own.ends);
+#pragma unroll
+    for (int step = 0; step < 8; step++) {
+        u32 y[4];
+        load_matrices(ends + tile_offset(16 * block + lane % 8 + lane / 16 * 8,
+                                         2 * step + lane / 8 % 2),
+                      y);
+        if (block + 1 < warp)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float2 between =
+                    sum_blocks(own, block + 1, warp, 16 * step + 8 * h + lane % 4 * 2);
+                const u32 less = pack_half(exp2_fast(between.x), exp2_fast(between.y));
+                y[h] = multiply_pairs(y[h], less), y[2 + h] = multiply_pairs(y[2 + h], less);
+            }
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            multiply(qk[n], rows.q[step], y[2 * n], y[2 * n + 1]);
+            multiply(kk[n], rows.k[step], y[2 * n], y[2 * n + 1]);
+        }
+    }
+}
+
+/* Sums of a warp's rows, whose columns are multiplied by `times`; those above the diagonal, or on
+ * it if STRICT, are 0. */
+template <bool STRICT>
+DEVICE void finish_sums(const float (&from)[8][4], const float *times, int warp, int lane,
+                        float (&to)[32])
+{
+    const int i = 16 * warp + lane / 4;
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int i = 16 * warp + lane / 4 + e / 2 * 8, j = 8 * n + lane % 4 * 2 + e % 2;
-            x[4 * n + e] = p[i * 64 + j] * m.k_times[j];
+            const int row = i + e / 2 * 8, j = 8 * n + lane % 4 * 2 + e % 2;
+            to[4 * n + e] = (STRICT ? j < row : j <= row) ? from[n][e] * times[j] : 0;
         }
-    write_rows<8, false>(x, to, numbers + NUMBERS_P, more, 64, warp, lane);
 }
 
-/* ---- Decayed rows ---------------------------------------------------------------------------- */
-
-/* A tile's rows times e^g, or e^(g at the end - g); a power of two for each row; what rows of the
- * result are to be multiplied by. */
-static __device__ __noinline__ void decay_tile(const char *from, const float *times,
-                                               const float *sums, bool rest, char *to,
-                                               float *to_times, float scale)
+DEVICE void write_channel_numbers(const linear_dims &d, const ready_memory &m,
+                                  const channels_memory &own, float *numbers)
 {
-    const int place = threadIdx.x % 16, begin = threadIdx.x / 16 * 8, d = place * 8;
-#pragma unroll 2
-    for (int row = begin; row < begin + 8; row++) {
-        float x[8], largest = 0;
-        unpack_eight(ELEMENT_F16, *(const uint4 *)(from + tile_offset(row, place)), x);
-#pragma unroll
-        for (int i = 0; i < 8; i += 4) {
-            const float4 g = *(const float4 *)(sums + row * SUMS_ROW + d + i);
-            const float4 e = rest ? *(const float4 *)(sums + 63 * SUMS_ROW + d + i)
-                                  : make_float4(2 * g.x, 2 * g.y, 2 * g.z, 2 * g.w);
-            x[i] *= __expf(e.x - g.x), x[i + 1] *= __expf(e.y - g.y);
-            x[i + 2] *= __expf(e.z - g.z), x[i + 3] *= __expf(e.w - g.w);
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            largest = fmaxf(largest, fabsf(x[i]));
-        float inverse, up = find_scale(largest_of_lanes(largest), &inverse);
-        if (place == 0)
-            to_times[row] = inverse * times[row] * scale;
-        *(uint4 *)(to + tile_offset(row, place)) =
-            make_uint4(pack_half(x[0] * up, x[1] * up), pack_half(x[2] * up, x[3] * up),
-                       pack_half(x[4] * up, x[5] * up), pack_half(x[6] * up, x[7] * up));
-    }
+    const int r = threadIdx.x;
+    float sum = 0;
+    for (int block = 0; block < 4; block++)
+        sum += *own.whole(block, r);
+    numbers[NUMBERS_DECAY + r] = exp2f(sum);
+    if (r >= 64)
+        return;
+    numbers[NUMBERS_Q + r] = m.q_times[r] * (d.sm_scale / CHANNELS_UP);
+    numbers[NUMBERS_K + r] = m.k_times[r] / CHANNELS_UP;
 }
 
 /* ---- A chunk --------------------------------------------------------------------------------- */
+
+/* Products of queries and keys to the workspace, those of keys to the system. */
+DEVICE void multiply_channels(const linear_dims &d, const ready_memory &m,
+                              const channels_memory &own, const block_rows &rows,
+                              const float (&own_qk)[2][4], const float (&own_kk)[2][4],
+                              const ready_values &to, int warp, int lane)
+{
+    const ready_gates g(m, 0);
+    const int i = 16 * warp + lane / 4;
+    float qk[8][4] = {}, kk[8][4] = {}, x[32], more[2];
+#pragma unroll
+    for (int block = 0; block < 4; block++) {
+        float(&q)[2][4] = *(float(*)[2][4])qk[2 * block];
+        float(&k)[2][4] = *(float(*)[2][4])kk[2 * block];
+        if (block < warp)
+            multiply_earlier(own, warp, block, lane, rows, q, k);
+        else if (block == warp)
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+                q[n / 4][n % 4] = own_qk[n / 4][n % 4], k[n / 4][n % 4] = own_kk[n / 4][n % 4];
+    }
+    more[0] = m.q_times[i] * d.sm_scale, more[1] = m.q_times[i + 8] * d.sm_scale;
+    finish_sums<false>(qk, m.k_times, warp, lane, x);
+    write_rows(x, m.staging + warp * CHUNK_STAGE, to.products, to.numbers + NUMBERS_P, more, warp,
+               lane);
+    more[0] = m.k_times[i] * g.beta[i], more[1] = m.k_times[i + 8] * g.beta[i + 8];
+    finish_sums<true>(kk, m.k_times, warp, lane, x);
+    write_system_rows(x, more, m, warp, lane);
+}
 
 /* Blocks: chunks of the window, times v heads. */
 DEVICE void channels_block(const linear_call &call, int first, char *memory)
@@ -235,32 +387,28 @@ DEVICE void channels_block(const linear_call &call, int first, char *memory)
     const ready_chunk chunk = {linear_find_sequence(&call.batch, from.sequence), from.first,
                                from.rows};
     const ready_memory m(memory);
+    const channels_memory own(memory + CHUNK_READY_SHARED(1));
     const ready_gates g(m, 0);
     const ready_values to(call, index, head, true);
-    char *own = memory + CHUNK_READY_SHARED(1);
-    float *p = (float *)own, *sums = (float *)(own + CHUNK_TILE);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, key_head = head / d.ratio;
     char *keys = chunks.keys + ((i64)index * d.v_heads + head) * CHUNK_KEYS_BYTES;
+    block_rows rows;
+    float qk[2][4] = {}, kk[2][4] = {};
 
-    load_channel_gates(call, chunk, head, sums, m);
+    load_channel_gates(call, chunk, head, own, m);
     load_tile<false>(call, chunk, d.first[0] + key_head * d.k_dim, d.k_dim, d.l2_norm, m.q,
                      m.q_times, NULL, NULL);
     load_tile<false>(call, chunk, d.first[1] + key_head * d.k_dim, d.k_dim, d.l2_norm, m.k,
                      m.k_times, NULL, NULL);
     __syncthreads();
-    multiply_channels(m, sums, p, warp, lane);
-    write_channel_products(d, p, m, to.products, to.numbers, warp, lane);
-    decay_tile(m.q, m.q_times, sums, false, keys, to.numbers + NUMBERS_Q, d.sm_scale);
-    decay_tile(m.k, m.k_times, sums, true, keys + CHUNK_TILE, to.numbers + NUMBERS_K, 1);
-    to.numbers[NUMBERS_DECAY + threadIdx.x] = expf(sums[63 * SUMS_ROW + threadIdx.x]);
+    write_channel_numbers(d, m, own, to.numbers);
+    decay_block(m, own, keys, warp, lane, rows, qk, kk);
     __syncthreads();
     load_tile<false>(call, chunk, d.first[2] + head * d.v_dim, d.v_dim, false, m.q, m.v_times, NULL,
                      NULL);
-    decay_tile(m.k, m.k_times, sums, false, own, m.q_times, 1);
+    multiply_channels(d, m, own, rows, qk, kk, to, warp, lane);
     __syncthreads();
-    solve(d, m, g, to, warp, lane);
-    write_solved<false, false>(m, g, m.q_times, own, to.w, to.numbers + NUMBERS_W, CHUNK_MAX_KEYS,
-                               warp, lane);
+    solve(d, m, ready_side(g, m.k, m.k_times, CHANNELS_UP), to, warp, lane);
 }
 
 #endif /* LINEAR_LIKE_CHUNK_CHANNELS_CUH */

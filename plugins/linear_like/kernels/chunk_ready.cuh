@@ -3,23 +3,22 @@
  * chunk_ready.cuh: what chunk_states.cuh needs of each chunk, all chunks and heads at once:
  * convolution, lengths and gates of its rows, products of queries and keys, and for a delta rule
  *
- *   T = (I + A)^-1,  A = strict lower (beta_i e^(g_i - g_j) k_i . k_j)
- *   u = T (beta v),  w = T (beta e^g k)
+ *   u = (I + A)^-1 beta v,  w = (I + A)^-1 beta e^g k
+ *   A = strict lower (beta_i e^(g_i - g_j) k_i . k_j)
  *
  * with g the sums of log decays from the chunk's first row on. Only differences g_i - g_j, i >= j,
- * are exponentiated.
+ * are exponentiated. The system is solved by blocks of 16 rows, each warp for columns of its own.
  */
 #ifndef LINEAR_LIKE_CHUNK_READY_CUH
 #define LINEAR_LIKE_CHUNK_READY_CUH
 
 #include "plugins/linear_like/kernels/chunk_states.cuh"
 
-enum { INVERSE_ROW = 68 /* floats of a row of A and T in shared memory */ };
-
 /* Shared memory of a block; q's tile is v's when its products have been made. */
 struct ready_memory {
     char *q, *k;
-    float *inverse; /* [64][INVERSE_ROW] A, then T */
+    char *staging; /* CHUNK_STAGE of each warp, on its way to the workspace */
+    char *system;  /* [64 x 64], as a tile's panel: -A left of the diagonal's blocks, their inverses */
     float *q_times, *k_times, *v_times;
     float *gates; /* [CHUNK_READY_HEADS][3][64], see ready_gates */
 
@@ -31,7 +30,8 @@ struct ready_memory {
         k_times = q_times + 64;
         v_times = k_times + 64;
         gates = v_times + 64;
-        inverse = gates + CHUNK_READY_HEADS * 3 * 64;
+        staging = (char *)(gates + CHUNK_READY_HEADS * 3 * 64);
+        system = staging + 4 * CHUNK_STAGE;
     }
 };
 
@@ -128,11 +128,119 @@ DEVICE void load_taps(const linear_call &call, int c, float (&taps)[CHUNK_MAX_WI
                                           w - (CHUNK_MAX_WIDTH - d.width));
 }
 
+/* Sixteen lanes have a row, eight channels each; a thread has eight rows. */
+struct tile_part {
+    int place, begin, c;
+    bool there;
+    uint4 raw[8];
+
+    __device__ __forceinline__ tile_part(const linear_call &call, const ready_chunk &chunk, int first,
+                                         int dim)
+    {
+        place = threadIdx.x % 16, begin = threadIdx.x / 16 * 8, c = first + place * 8;
+        there = place * 8 < dim;
+        const i64 apart = call.operands.mixed_row;
+        const char *from =
+            call.operands.mixed + (i64)(chunk.sequence.first_row + chunk.t + begin) * apart + c * 2;
+#pragma unroll
+        for (int r = 0; r < 8; r++)
+            raw[r] = there && begin + r < chunk.rows ? *(const uint4 *)(from + r * apart)
+                                                     : make_uint4(0, 0, 0, 0);
+    }
+};
+
+/* Where eight channels of a row go: of a tile, or of panels of values. */
+template <bool PANELS> DEVICE int part_offset(int row, int place)
+{
+    return PANELS ? place / 2 * CHUNK_PANEL_BYTES + panel_offset(row, place % 2)
+                  : tile_offset(row, place);
+}
+
+DEVICE uint4 pack_eight(const float (&x)[8], float scale)
+{
+    return make_uint4(pack_half(x[0] * scale, x[1] * scale), pack_half(x[2] * scale, x[3] * scale),
+                      pack_half(x[4] * scale, x[5] * scale), pack_half(x[6] * scale, x[7] * scale));
+}
+
+/* Sums of eight rows over their sixteen lanes: each lane keeps half of them at a time, and is left
+ * with that of row place / 2. */
+DEVICE float sum_of_rows(float (&x)[8])
+{
+#pragma unroll
+    for (int half = 4; half > 0; half /= 2) {
+        const bool upper = threadIdx.x & 2 * half;
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            const float sent = upper ? x[i] : x[i + half], kept = upper ? x[i + half] : x[i];
+            x[i] = kept + __shfl_xor_sync(~0u, sent, 2 * half);
+        }
+    }
+    return x[0] + __shfl_xor_sync(~0u, x[0], 1);
+}
+
+/* The largest magnitudes of eight rows of 16-bit numbers, as such numbers, two a word. */
+DEVICE void largest_of_rows(const uint4 (&raw)[8], u32 (&largest)[4])
+{
+    const u32 magnitude = 0x7fff7fff;
+    u32 one[8];
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        const u32 two = __vmaxu2(__vmaxu2(raw[r].x & magnitude, raw[r].y & magnitude),
+                                 __vmaxu2(raw[r].z & magnitude, raw[r].w & magnitude));
+        one[r] = __vmaxu2(two, two >> 16);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        largest[i] = __byte_perm(one[2 * i], one[2 * i + 1], 0x5410);
+#pragma unroll
+        for (int step = 8; step > 0; step /= 2)
+            largest[i] = __vmaxu2(largest[i], __shfl_xor_sync(~0u, largest[i], step));
+    }
+}
+
+/* make_tile() of bf16 without a convolution. */
+template <bool PANELS>
+static __device__ __noinline__ void copy_tile(const linear_call &call, const ready_chunk &chunk,
+                                              int first, int dim, bool normalise, char *tile,
+                                              float *times, const float *beta, float *beta_times)
+{
+    const tile_part part(call, chunk, first, dim);
+    u32 largest[4];
+    float sums[8] = {};
+    largest_of_rows(part.raw, largest);
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        const int row = part.begin + r;
+        float x[8], inverse;
+        unpack_eight(ELEMENT_BF16, part.raw[r], x);
+        if (normalise)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                sums[r] += x[i] * x[i];
+        const u32 bits = r % 2 ? largest[r / 2] & 0xffff0000 : largest[r / 2] << 16;
+        const float scale = find_scale(bits_f32(bits), &inverse);
+        if (!PANELS || part.there)
+            *(uint4 *)(tile + part_offset<PANELS>(row, part.place)) = pack_eight(x, scale);
+    }
+    const int own = part.place / 2, row = part.begin + own;
+    const u32 pair = own / 2 == 0   ? largest[0]
+                     : own / 2 == 1 ? largest[1]
+                     : own / 2 == 2 ? largest[2]
+                                    : largest[3];
+    float inverse, length = normalise ? rsqrtf(sum_of_rows(sums) + 1e-6f) : 1;
+    find_scale(bits_f32(own % 2 ? pair & 0xffff0000 : pair << 16), &inverse);
+    if (part.place % 2)
+        return;
+    times[row] = inverse * length;
+    if (beta)
+        beta_times[row] = inverse * length * beta[row];
+}
+
 /* Channels [first, first + dim) of the chunk's rows after the convolution, normalised if asked for,
  * as a tile or as panels of values; rows and columns that there are not are 0, or panels that are
- * not written. Sixteen lanes have a row, eight channels each; a thread has eight rows. `times`:
- * what rows are to be multiplied by; `beta_times` the same times beta, if that is given. */
-template <bool PANELS, bool CONVOLVED>
+ * not written. `times`: what rows are to be multiplied by; `beta_times` the same times beta, if that
+ * is given. */
+template <bool PANELS>
 static __device__ __noinline__ void make_tile(const linear_call &call, const ready_chunk &chunk,
                                               int first, int dim, bool normalise, char *tile,
                                               float *times, const float *beta, float *beta_times)
@@ -140,46 +248,33 @@ static __device__ __noinline__ void make_tile(const linear_call &call, const rea
     constexpr int most = CHUNK_MAX_WIDTH;
     /* Read once: for all that the compiler knows, what is stored may change them. */
     const int dtype = call.dims.dtype, silu = call.dims.silu, rows = chunk.rows;
-    const int place = threadIdx.x % 16, begin = threadIdx.x / 16 * 8, c = first + place * 8;
-    const i64 apart = call.operands.mixed_row;
-    const char *from =
-        call.operands.mixed + (i64)(chunk.sequence.first_row + chunk.t + begin) * apart + c * 2;
-    const bool there = place * 8 < dim;
-    uint4 raw[8];
-#pragma unroll
-    for (int r = 0; r < 8; r++)
-        raw[r] =
-            there && begin + r < rows ? *(const uint4 *)(from + r * apart) : make_uint4(0, 0, 0, 0);
+    const tile_part part(call, chunk, first, dim);
+    const int place = part.place, begin = part.begin;
+    const bool there = part.there;
     float taps[most][8], window[most][8] = {}, bias[8] = {};
-    if constexpr (CONVOLVED) {
-        load_taps(call, there ? c : -1, taps, bias);
-        if (there && begin < rows)
+    load_taps(call, there ? part.c : -1, taps, bias);
+    if (there && begin < rows)
 #pragma unroll
-            for (int w = 1; w < most; w++)
-                load_inputs(call, chunk, chunk.t + begin - (most - w), c, window[w]);
-    }
+        for (int w = 1; w < most; w++)
+            load_inputs(call, chunk, chunk.t + begin - (most - w), part.c, window[w]);
 #pragma unroll
     for (int r = 0; r < 8; r++) {
         const int row = begin + r;
+        const bool here = there && row < rows;
         float x[8];
-        if constexpr (CONVOLVED) {
 #pragma unroll
-            for (int w = 0; w + 1 < most; w++)
+        for (int w = 0; w + 1 < most; w++)
 #pragma unroll
-                for (int i = 0; i < 8; i++)
-                    window[w][i] = window[w + 1][i];
-            unpack_eight(dtype, raw[r], window[most - 1]);
-            const bool here = there && row < rows;
+            for (int i = 0; i < 8; i++)
+                window[w][i] = window[w + 1][i];
+        unpack_eight(dtype, part.raw[r], window[most - 1]);
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                x[i] = bias[i];
+        for (int i = 0; i < 8; i++) {
+            x[i] = bias[i];
 #pragma unroll
-                for (int w = 0; w < most; w++)
-                    x[i] += taps[w][i] * window[w][i];
-                x[i] = here ? silu ? fast_silu(x[i]) : x[i] : 0;
-            }
-        } else {
-            unpack_eight(dtype, raw[r], x);
+            for (int w = 0; w < most; w++)
+                x[i] += taps[w][i] * window[w][i];
+            x[i] = here ? silu ? fast_silu(x[i]) : x[i] : 0;
         }
         float largest = 0, sum = 0;
 #pragma unroll
@@ -195,11 +290,7 @@ static __device__ __noinline__ void make_tile(const linear_call &call, const rea
                 beta_times[row] = inverse * length * beta[row];
         }
         if (!PANELS || there)
-            *(uint4 *)(tile + (PANELS ? place / 2 * CHUNK_PANEL_BYTES + panel_offset(row, place % 2)
-                                      : tile_offset(row, place))) =
-                make_uint4(
-                    pack_half(x[0] * scale, x[1] * scale), pack_half(x[2] * scale, x[3] * scale),
-                    pack_half(x[4] * scale, x[5] * scale), pack_half(x[6] * scale, x[7] * scale));
+            *(uint4 *)(tile + part_offset<PANELS>(row, place)) = pack_eight(x, scale);
     }
 }
 
@@ -209,9 +300,9 @@ DEVICE void load_tile(const linear_call &call, const ready_chunk &chunk, int fir
                       float *beta_times)
 {
     if (call.dims.width > 0)
-        make_tile<PANELS, true>(call, chunk, first, dim, normalise, tile, times, beta, beta_times);
+        make_tile<PANELS>(call, chunk, first, dim, normalise, tile, times, beta, beta_times);
     else
-        make_tile<PANELS, false>(call, chunk, first, dim, normalise, tile, times, beta, beta_times);
+        copy_tile<PANELS>(call, chunk, first, dim, normalise, tile, times, beta, beta_times);
 }
 
 /* ---- Gates ----------------------------------------------------------------------------------- */
@@ -275,47 +366,65 @@ DEVICE void multiply_tiles(const char *a, const char *b, int warp, int lane, flo
     }
 }
 
-/* Write 16 rows of a tile of `COUNT` eights of columns, with a power of two for each row, and what
- * it is to be multiplied by, times `more`. PANELS: as panels of values. */
-template <int COUNT, bool PANELS>
-DEVICE void write_rows(const float (&x)[4 * COUNT], char *to, float *numbers,
-                       const float (&more)[2], int columns, int warp, int lane)
+/* Sixteen rows of 64 columns, which lie in a tile one after the other, from the warp's staging. */
+DEVICE void copy_staged(const char *staging, char *to, int lane)
 {
-    left_operand<COUNT> y;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        ((uint4 *)to)[32 * i + lane] = ((const uint4 *)staging)[32 * i + lane];
+    __syncwarp();
+}
+
+/* Write 16 rows of 64 columns, with a power of two for each row, and what it is to be multiplied by,
+ * times `more`. */
+DEVICE void write_rows(const float (&x)[32], char *staging, char *to, float *numbers,
+                       const float (&more)[2], int warp, int lane)
+{
+    left_operand<8> y;
     float scale[2];
     make_left(x, y, scale);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int row = 16 * warp + lane / 4 + 8 * i;
+        const int row = lane / 4 + 8 * i;
         if (lane % 4 == 0)
-            numbers[row] = y.times[i] * more[i];
+            numbers[16 * warp + row] = y.times[i] * more[i];
 #pragma unroll
-        for (int n = 0; n < COUNT; n++)
-            if (8 * n < columns)
-                *(u32 *)(to +
-                         (PANELS ? n / 2 * CHUNK_PANEL_BYTES + panel_offset(row, n % 2)
-                                 : tile_offset(row, n)) +
-                         lane % 4 * 4) = y.at[n / 2][n % 2 * 2 + i];
+        for (int n = 0; n < 8; n++)
+            *(u32 *)(staging + tile_offset(row, n) + lane % 4 * 4) = y.at[n / 2][n % 2 * 2 + i];
     }
+    copy_staged(staging, to + warp * CHUNK_STAGE, lane);
 }
 
 /* Products of a warp's rows with those on and above the diagonal's block, decayed and multiplied by
- * `times` of the columns; what lies above the diagonal, or on it if STRICT, is 0. */
+ * `times` of the columns; what lies above the diagonal, or on it if STRICT, is 0. Left of the
+ * diagonal's block decays are divided up at its first row. */
 template <bool STRICT>
 DEVICE void decay_products(const float (&from)[8][4], const ready_gates &g, const float *times,
                            int warp, int lane, float (&to)[32])
 {
-    const int i = 16 * warp + lane / 4;
+    const int first = 16 * warp, i = first + lane / 4;
     const float sum[2] = {g.sum[i], g.sum[i + 8]}, rest[2] = {g.rest[i], g.rest[i + 8]};
+    const float edge = g.sum[first], edge_rest = g.rest[first];
+    const float below[2] = {exp2_fast((sum[0] - edge) + (rest[0] - edge_rest)),
+                            exp2_fast((sum[1] - edge) + (rest[1] - edge_rest))};
 #pragma unroll
     for (int n = 0; n < 8; n++) {
+        const int j = 8 * n + lane % 4 * 2;
         if (n >= 2 * warp + 2) {
             to[4 * n] = to[4 * n + 1] = to[4 * n + 2] = to[4 * n + 3] = 0;
             continue;
         }
-        const int j = 8 * n + lane % 4 * 2;
         const float2 of = *(const float2 *)(g.sum + j), more = *(const float2 *)(g.rest + j);
         const float2 by = *(const float2 *)(times + j);
+        if (n < 2 * warp) {
+            const float x = by.x * exp2_fast((edge - of.x) + (edge_rest - more.x));
+            const float y = by.y * exp2_fast((edge - of.y) + (edge_rest - more.y));
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                to[4 * n + e] = from[n][e] * (below[e / 2] * (e % 2 ? y : x));
+            continue;
+        }
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const float difference =
@@ -358,139 +467,7 @@ DEVICE void write_products(const linear_dims &d, const float (&qk)[8][4], const 
             if (row == j)
                 numbers[NUMBERS_OWN + row] = qk[n][e] * (m.k_times[j] * more[e / 2] * g.beta[j]);
         }
-    write_rows<8, false>(x, to, numbers + NUMBERS_P, more, 64, warp, lane);
-}
-
-/* ---- The inverse of I + A -------------------------------------------------------------------- */
-
-DEVICE void write_triangle(const float (&kk)[8][4], const ready_memory &m, const ready_gates &g,
-                           int warp, int lane)
-{
-    float x[32];
-    const int i = 16 * warp + lane / 4;
-    const float more[2] = {m.k_times[i] * g.beta[i], m.k_times[i + 8] * g.beta[i + 8]};
-    decay_products<true>(kk, g, m.k_times, warp, lane, x);
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-            *(float2 *)(m.inverse + (i + 8 * e) * INVERSE_ROW + 8 * n + lane % 4 * 2) =
-                make_float2(x[4 * n + 2 * e] * more[e], x[4 * n + 2 * e + 1] * more[e]);
-}
-
-/* to = sign a b, SIZE x SIZE, by `threads` threads of which this is number `thread`. */
-template <int SIZE>
-DEVICE void multiply_blocks(const float *a, int a_row, const float *b, int b_row, float *to,
-                            int to_row, float sign, int thread)
-{
-    constexpr int columns = SIZE == 32 ? 8 : 4; /* four threads a row */
-    const int row = thread / 4, first = thread % 4 * columns;
-    float sums[columns] = {};
-#pragma unroll 8
-    for (int l = 0; l < SIZE; l++) {
-        const float x = a[row * a_row + l];
-#pragma unroll
-        for (int j = 0; j < columns; j += 4) {
-            const float4 y = *(const float4 *)(b + l * b_row + first + j);
-            sums[j] += x * y.x, sums[j + 1] += x * y.y;
-            sums[j + 2] += x * y.z, sums[j + 3] += x * y.w;
-        }
-    }
-#pragma unroll
-    for (int j = 0; j < columns; j++)
-        to[row * to_row + first + j] = sign * sums[j];
-}
-
-/* In place: blocks of 16 on the diagonal by substitution, a column a thread; then twice as large
- * ones: (A 0; C B)^-1 = (A^-1 0; -B^-1 C A^-1 B^-1). Half of a product is kept in the upper right
- * quarter, which is not read afterwards. */
-DEVICE void invert(const ready_memory &m)
-{
-    const int thread = threadIdx.x;
-    float x[16];
-    float *block = m.inverse + thread / 16 * 16 * (INVERSE_ROW + 1);
-    if (thread < 64) {
-        const int j = thread % 16;
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            float sum = i == j ? 1 : 0;
-#pragma unroll
-            for (int l = 0; l < i; l++)
-                sum -= block[i * INVERSE_ROW + l] * x[l];
-            x[i] = sum;
-        }
-    }
-    __syncthreads();
-    if (thread < 64)
-#pragma unroll
-        for (int i = 0; i < 16; i++)
-            block[i * INVERSE_ROW + thread % 16] = x[i];
-    __syncthreads();
-    const int pair = thread / 64, row = INVERSE_ROW;
-    float *upper = m.inverse + 32 * pair * (row + 1), *left = upper + 16 * row;
-    float *lower = left + 16, *half = m.inverse + 32 + 16 * pair * row;
-    multiply_blocks<16>(left, row, upper, row, half, row, 1, thread % 64);
-    __syncthreads();
-    multiply_blocks<16>(lower, row, half, row, left, row, -1, thread % 64);
-    __syncthreads();
-    left = m.inverse + 32 * row, lower = left + 32;
-    multiply_blocks<32>(left, row, m.inverse, row, m.inverse + 32, row, 1, thread);
-    __syncthreads();
-    multiply_blocks<32>(lower, row, m.inverse + 32, row, left, row, -1, thread);
-    __syncthreads();
-}
-
-/* Rows [16 warp, + 16) of T diag(beta times) times a tile; and times e^sum, if DECAYED. */
-template <bool PANELS, bool DECAYED>
-DEVICE void write_solved(const ready_memory &m, const ready_gates &g, const float *times,
-                         const char *tile, char *to, float *numbers, int columns, int warp,
-                         int lane)
-{
-    float t[32], scale[2], sums[64];
-    left_operand<8> a;
-    const int i = 16 * warp + lane / 4;
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-        const int j = 8 * n + lane % 4 * 2;
-        float factor[2];
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-            factor[e] = g.beta[j + e] * times[j + e] *
-                        (DECAYED ? exp2_fast(g.sum[j + e] + g.rest[j + e]) : 1);
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            t[4 * n + e] =
-                j + e % 2 <= i + e / 2 * 8
-                    ? m.inverse[(i + e / 2 * 8) * INVERSE_ROW + j + e % 2] * factor[e % 2]
-                    : 0;
-    }
-    make_left(t, a, scale);
-    const unsigned right = shared_address(tile);
-#pragma unroll
-    for (int n = 0; n < 64; n++)
-        sums[n] = 0;
-#pragma unroll
-    for (int step = 0; step < 4; step++) {
-        if (step > warp)
-            continue;
-#pragma unroll
-        for (int pair = 0; pair < 8; pair++) {
-            u32 b[4];
-            load_matrices_turned(right + tile_offset(lane % 16, 2 * pair + lane / 16) + step * 2048,
-                                 b);
-            multiply(*(float(*)[4]) & sums[8 * pair], a.at[step], b[0], b[1]);
-            multiply(*(float(*)[4]) & sums[8 * pair + 4], a.at[step], b[2], b[3]);
-        }
-    }
-    write_rows<16, PANELS>(sums, to, numbers, a.times, columns, warp, lane);
-}
-
-/* ---- A chunk --------------------------------------------------------------------------------- */
-
-DEVICE void copy_tiles(const ready_memory &m, char *to)
-{
-    for (int i = threadIdx.x; i < CHUNK_KEYS_BYTES / 16; i += CHUNK_READY_THREADS)
-        ((uint4 *)to)[i] = ((const uint4 *)m.q)[i];
+    write_rows(x, m.staging + warp * CHUNK_STAGE, to, numbers + NUMBERS_P, more, warp, lane);
 }
 
 /* Parts of what is made of a chunk for a v head. */
@@ -511,15 +488,215 @@ struct ready_values {
     }
 };
 
-/* u and w of a head whose A is in m.inverse and whose v in the tile of q. */
-DEVICE void solve(const linear_dims &d, const ready_memory &m, const ready_gates &g,
+/* ---- (I + A) x = b --------------------------------------------------------------------------- */
+
+/* Bytes to row and column of the system. */
+DEVICE int system_offset(int row, int column)
+{
+    return tile_offset(row, column / 8) + column % 8 * 2;
+}
+
+/* A block of 16 x 16 on the diagonal, rows of 16 floats at `block`, is inverted by substitution, a
+ * column a lane. */
+DEVICE void invert_block(const ready_memory &m, const float *block, int warp, int lane)
+{
+    const int j = lane % 16, first = 16 * warp;
+    float x[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        float sum = i == j ? 1 : 0;
+#pragma unroll
+        for (int l = 0; l < i; l += 4) {
+            const float4 a = *(const float4 *)(block + i * 16 + l);
+            const float row[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (l + e < i)
+                    sum -= row[e] * x[l + e];
+        }
+        x[i] = sum;
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i += 2) { /* half of the warp has even rows, half odd ones */
+        const float own = lane < 16 ? x[i] : x[i + 1];
+        *(u16 *)(m.system + system_offset(first + i + lane / 16, first + j)) =
+            (u16)pack_half(own, own);
+    }
+}
+
+/* A's rows of a warp, whose elements are x times `more` of their row. */
+DEVICE void write_system_rows(const float (&x)[32], const float (&more)[2], const ready_memory &m,
+                              int warp, int lane)
+{
+    float *block = (float *)(m.staging + warp * CHUNK_STAGE);
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int i = lane / 4 + 8 * e, j = lane % 4 * 2;
+            const float low = x[4 * n + 2 * e] * more[e], high = x[4 * n + 2 * e + 1] * more[e];
+            if (n < 2 * warp)
+                *(u32 *)(m.system + system_offset(16 * warp + i, 8 * n + j)) =
+                    pack_half(-low, -high);
+            else if (n < 2 * warp + 2)
+                *(float2 *)(block + i * 16 + n % 2 * 8 + j) = make_float2(low, high);
+        }
+    __syncwarp();
+    invert_block(m, block, warp, lane);
+}
+
+DEVICE void write_system(const float (&kk)[8][4], const ready_memory &m, const ready_gates &g,
+                         int warp, int lane)
+{
+    float x[32];
+    const int i = 16 * warp + lane / 4;
+    const float more[2] = {m.k_times[i] * g.beta[i], m.k_times[i + 8] * g.beta[i + 8]};
+    decay_products<true>(kk, g, m.k_times, warp, lane, x);
+    write_system_rows(x, more, m, warp, lane);
+}
+
+/* Columns of b: rows of a tile times beta and `times`, over `up`; and times e^g where that is 0. */
+struct ready_side {
+    const ready_gates &g;
+    const char *tile;
+    const float *times;
+    float up;
+
+    __device__ __forceinline__ ready_side(const ready_gates &gates, const char *from,
+                                          const float *rows, float multiplied)
+        : g(gates), tile(from), times(rows), up(multiplied)
+    {
+    }
+};
+
+/* The largest of 64 numbers. */
+DEVICE float largest_of_all(const float *x, int lane)
+{
+    float largest = fmaxf(x[lane], x[lane + 32]);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+    return largest;
+}
+
+/* What four rows of b of a lane are to be multiplied by: 16 i + {0, 1, 8, 9} from its own on. */
+DEVICE void find_factors(const ready_side &b, int i, float scale, int lane, float (&factor)[4])
+{
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const int row = 16 * i + lane % 4 * 2 + e / 2 * 8 + e % 2;
+        const float decay =
+            b.up != 0 ? 1 / b.up : exp2_fast(b.g.sum[row] + b.g.rest[row]);
+        factor[e] = b.g.beta[row] * b.times[row] * scale * decay;
+    }
+}
+
+/* Sixteen columns of b in rows [16 i, + 16), as sums. */
+DEVICE void load_side(unsigned tile, int i, int place, const float (&factor)[4], int lane,
+                      float (&x)[2][4])
+{
+    u32 y[4];
+    load_matrices_turned(tile + tile_offset(16 * i + lane % 8 + lane / 16 * 8,
+                                            place + lane / 8 % 2),
+                         y);
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        x[n / 2][n % 2 * 2] = half_low(y[n]) * factor[n / 2 * 2];
+        x[n / 2][n % 2 * 2 + 1] = half_high(y[n]) * factor[n / 2 * 2 + 1];
+    }
+}
+
+DEVICE void pack_sums(const float (&x)[2][4], u32 (&a)[4])
+{
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+        a[n] = pack_half(x[n / 2][n % 2 * 2], x[n / 2][n % 2 * 2 + 1]);
+}
+
+/* Sixty-four columns of a solution, from `first` on, by a warp: transposed, as sums of one product
+ * have the shape of the next one's left operand:
+ *
+ *   x_i' = (b_i' - sum over j < i of x_j' A_ij') (I + A_ii)^-1'
+ *
+ * Elements of x are at most 64 times those of b (the rule is a contraction), so that one power of
+ * two does for all rows. PANELS: as panels of values. Returns what rows are to be multiplied by. */
+template <bool PANELS>
+DEVICE float solve_columns(const ready_memory &m, const ready_side &b, int first, int columns,
+                           char *to, int warp, int lane)
+{
+    constexpr float room = 128;
+    const unsigned system = shared_address(m.system), tile = shared_address(b.tile);
+    const int system_row = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
+    char *staging = m.staging + warp * CHUNK_STAGE;
+    float inverse, scale = find_scale(largest_of_all(b.times, lane), &inverse) * room;
+    u32 x[4][4][4]; /* by sixteen columns, by sixteen rows */
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float factor[4], sums[4][2][4];
+        u32 a[4];
+        find_factors(b, i, scale, lane, factor);
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            load_side(tile, i, first / 8 + 2 * c, factor, lane, sums[c]);
+#pragma unroll
+        for (int j = 0; j <= i; j++) {
+            load_matrices(system + tile_offset(16 * i + system_row, 2 * j + half), a);
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                if (j == i) {
+                    pack_sums(sums[c], x[c][i]);
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        sums[c][0][e] = sums[c][1][e] = 0;
+                }
+                multiply(sums[c][0], x[c][j], a[0], a[1]);
+                multiply(sums[c][1], x[c][j], a[2], a[3]);
+                if (j == i)
+                    pack_sums(sums[c], x[c][i]);
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            store_matrices_turned(shared_address(staging) +
+                                      (PANELS ? c * 512 + panel_offset(system_row, half)
+                                              : tile_offset(system_row, 2 * c + half)),
+                                  x[c][i]);
+        if constexpr (PANELS) {
+            __syncwarp();
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                if (first + 16 * c < columns)
+                    ((uint4 *)(to + (first / 16 + c) * CHUNK_PANEL_BYTES + i * 512))[lane] =
+                        ((const uint4 *)(staging + c * 512))[lane];
+            __syncwarp();
+        } else {
+            copy_staged(staging, to + first / 64 * (CHUNK_TILE / 2) + i * CHUNK_STAGE, lane);
+        }
+    }
+    return inverse / room;
+}
+
+/* u of v, which is in the tile of q, by two warps; w by the others. */
+DEVICE void solve(const linear_dims &d, const ready_memory &m, const ready_side &keys,
                   const ready_values &to, int warp, int lane)
 {
-    invert(m);
-    write_solved<true, false>(m, g, m.v_times, m.q, to.u, to.numbers + NUMBERS_U, d.v_dim, warp,
-                              lane);
-    if (threadIdx.x < 64)
-        to.numbers[NUMBERS_V + threadIdx.x] = 0;
+    const int first = warp % 2 * 64;
+    float *numbers = to.numbers + (warp < 2 ? NUMBERS_U : NUMBERS_W) + warp % 2 * 32;
+    if (warp < 2) {
+        const ready_side values(keys.g, m.q, m.v_times, 1);
+        numbers[lane] = solve_columns<true>(m, values, first, d.v_dim, to.u, warp, lane);
+        to.numbers[NUMBERS_V + 32 * warp + lane] = 0;
+    } else {
+        numbers[lane] = solve_columns<false>(m, keys, first, CHUNK_MAX_KEYS, to.w, warp, lane);
+    }
+}
+
+/* ---- A chunk --------------------------------------------------------------------------------- */
+
+DEVICE void copy_tiles(const ready_memory &m, char *to)
+{
+    for (int i = threadIdx.x; i < CHUNK_KEYS_BYTES / 16; i += CHUNK_READY_THREADS)
+        ((uint4 *)to)[i] = ((const uint4 *)m.q)[i];
 }
 
 /* Blocks: chunks of the window, times k heads, times parts of their v heads. */
@@ -569,11 +746,9 @@ template <bool DELTA> DEVICE void ready_block(const linear_call &call, int first
             load_tile<false>(call, chunk, d.first[2] + (head + n) * d.v_dim, d.v_dim, false, m.q,
                              m.v_times, NULL, NULL);
             multiply_tiles(m.k, m.k, warp, lane, products);
-            write_triangle(products, m, g, warp, lane);
+            write_system(products, m, g, warp, lane);
             __syncthreads();
-            solve(d, m, g, to, warp, lane);
-            write_solved<false, true>(m, g, m.k_times, m.k, to.w, to.numbers + NUMBERS_W,
-                                      CHUNK_MAX_KEYS, warp, lane);
+            solve(d, m, ready_side(g, m.k, m.k_times, 0), to, warp, lane);
         }
     }
 }

@@ -39,25 +39,42 @@ struct state_place {
     int head, value, key; /* of the first element: value + 8 for the second pair */
 };
 
+/* Elements of which the first is at `pool`; the lane has `keys` of k from there on. All loads wait for
+ * memory together. */
+template <bool STORE, bool BF16>
+DEVICE void pass_elements(char *pool, i64 key, i64 value, int keys, state_tile &s)
+{
+#pragma unroll
+    for (int n = 0; n < 64; n++) {
+        const int k = n / 4 * 8 + n % 2;
+        char *at = pool + k * key + (n % 4 / 2 * 8) * value;
+        if (k >= keys)
+            continue;
+        if constexpr (STORE && BF16)
+            *(u16 *)at = element_to_bf16(s[n]);
+        else if constexpr (STORE)
+            *(float *)at = s[n];
+        else if constexpr (BF16)
+            s[n] = element_from_bf16(*(const u16 *)at);
+        else
+            s[n] = *(const float *)at;
+    }
+}
+
 template <bool STORE>
 DEVICE void pass_state(const linear_call &call, int slot, const state_place &at, state_tile &s)
 {
     const linear_operands &o = call.operands;
     const linear_dims &d = call.dims;
-    char *pool = o.state + slot * o.state_slot + at.head * o.state_head;
-#pragma unroll
-    for (int n = 0; n < 16; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int k = at.key + 8 * n + e % 2, v = at.value + e / 2 * 8;
-            char *row = pool + (d.vk ? v : k) * o.state_row;
-            if (k >= d.k_dim)
-                continue;
-            if (!STORE)
-                s[4 * n + e] = element_load(d.state_dtype, row, d.vk ? k : v);
-            else
-                element_store(d.state_dtype, row, d.vk ? k : v, s[4 * n + e]);
-        }
+    const bool bf16 = d.state_dtype == ELEMENT_BF16;
+    const i64 size = bf16 ? 2 : 4;
+    const i64 key = d.vk ? size : o.state_row, value = d.vk ? o.state_row : size;
+    char *pool = o.state + slot * o.state_slot + at.head * o.state_head + at.key * key +
+                 at.value * value;
+    if (bf16)
+        pass_elements<STORE, true>(pool, key, value, d.k_dim - at.key, s);
+    else
+        pass_elements<STORE, false>(pool, key, value, d.k_dim - at.key, s);
 }
 
 /* ---- Operands -------------------------------------------------------------------------------- */
@@ -70,7 +87,7 @@ template <int COUNT> struct left_operand {
 };
 
 template <int COUNT>
-DEVICE void make_left(const float (&x)[4 * COUNT], left_operand<COUNT> &to, float (&scale)[2])
+DEVICE void scale_left(const float (&x)[4 * COUNT], left_operand<COUNT> &to, float (&scale)[2])
 {
     float largest[2] = {0, 0};
 #pragma unroll
@@ -80,11 +97,25 @@ DEVICE void make_left(const float (&x)[4 * COUNT], left_operand<COUNT> &to, floa
     }
     scale[0] = find_scale(largest_of_row(largest[0]), &to.times[0]);
     scale[1] = find_scale(largest_of_row(largest[1]), &to.times[1]);
+}
+
+/* Eights [FROM, END) of it. */
+template <int FROM, int END, int COUNT>
+DEVICE void pack_left(const float (&x)[4 * COUNT], const float (&scale)[2],
+                      left_operand<COUNT> &to)
+{
 #pragma unroll
-    for (int n = 0; n < COUNT; n++) {
+    for (int n = FROM; n < END; n++) {
         to.at[n / 2][n % 2 * 2] = pack_half(x[4 * n] * scale[0], x[4 * n + 1] * scale[0]);
         to.at[n / 2][n % 2 * 2 + 1] = pack_half(x[4 * n + 2] * scale[1], x[4 * n + 3] * scale[1]);
     }
+}
+
+template <int COUNT>
+DEVICE void make_left(const float (&x)[4 * COUNT], left_operand<COUNT> &to, float (&scale)[2])
+{
+    scale_left<COUNT>(x, to, scale);
+    pack_left<0, COUNT, COUNT>(x, scale, to);
 }
 
 /* What is left of x when it has been rounded to `a`. */
@@ -102,33 +133,32 @@ DEVICE void make_rest(const float (&x)[32], const left_operand<8> &a, const floa
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-/* sums[64 x 64] = a[64 x 16 STEPS] * (rows of a tile)', by a warpgroup; wait_product() before they
- * are used. */
-template <int STEPS>
-DEVICE void multiply_rows(float (&sums)[32], const u32 (&a)[STEPS][4], unsigned tile)
+/* sums[64 x 64] (+)= a[64 x 64] * (rows of a tile's half)', by a warpgroup; wait_product() before
+ * they are used. */
+DEVICE void multiply_rows(float (&sums)[32], const u32 *a, unsigned tile, bool add)
 {
 #if HAS_HOPPER
     const unsigned long long b = matrix_descriptor(tile, 16, 1024);
     products_fence();
 #pragma unroll
-    for (int step = 0; step < STEPS; step++)
-        product_register<64, true, 0>(
-            sums, a[step], descriptor_advance(b, step / 4 * (CHUNK_TILE / 2) + step % 4 * 32),
-            step > 0);
+    for (int step = 0; step < 4; step++)
+        product_register<64, true, 0>(sums, *(const u32(*)[4])(a + 4 * step),
+                                      descriptor_advance(b, step * 32), add || step > 0);
     products_commit();
 #else
     const int lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
 #pragma unroll
     for (int n = 0; n < 32; n++)
-        sums[n] = 0;
+        sums[n] = add ? sums[n] : 0;
 #pragma unroll
-    for (int step = 0; step < STEPS; step++)
+    for (int step = 0; step < 4; step++)
 #pragma unroll
         for (int pair = 0; pair < 4; pair++) {
             u32 b[4];
+            const u32(&left)[4] = *(const u32(*)[4])(a + 4 * step);
             load_matrices(tile + tile_offset(row, 2 * step + half) + pair * 2048, b);
-            multiply(*(float(*)[4]) & sums[8 * pair], a[step], b[0], b[1]);
-            multiply(*(float(*)[4]) & sums[8 * pair + 4], a[step], b[2], b[3]);
+            multiply(*(float(*)[4]) & sums[8 * pair], left, b[0], b[1]);
+            multiply(*(float(*)[4]) & sums[8 * pair + 4], left, b[2], b[3]);
         }
 #endif
 }
@@ -194,8 +224,9 @@ template <int COUNT> DEVICE void take_over(const char *from, left_operand<COUNT>
     x.times[0] = y.x, x.times[1] = y.y;
 }
 
-/* Named barriers: what is handed on is there; it has been taken over; a warpgroup among itself. */
-enum { HANDED_STATE = 1, HANDED_UPDATES = 2, HANDED_TAKEN = 3, GROUP_BARRIER = 4 };
+/* Named barriers: what is handed on is there; it has been taken over; a warpgroup is done with a
+ * stage. */
+enum { HANDED_STATE = 1, HANDED_UPDATES = 2, HANDED_TAKEN = 3, STAGE_FREE = 4 };
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
@@ -244,14 +275,14 @@ template <bool DELTA> struct states_memory {
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
-/* By the copy engine, or by all threads of the warpgroup. */
+/* By the copy engine, or by all lanes of the warp. */
 DEVICE void copy_bytes(char *to, const char *from, int bytes, unsigned barrier)
 {
 #if HAS_HOPPER
     bulk_load(shared_address(to), from, bytes, barrier);
 #else
     (void)barrier;
-    for (int i = threadIdx.x % 128 * 16; i < bytes; i += 128 * 16)
+    for (int i = threadIdx.x % 32 * 16; i < bytes; i += 32 * 16)
         copy_async(shared_address(to) + i, from + i);
 #endif
 }
@@ -273,7 +304,7 @@ DEVICE void copy_chunk(const linear_call &call, const states_work &work,
     const linear_dims &d = call.dims;
     const int panels = d.v_dim / CHUNK_PANEL, own = d.family == LINEAR_FAMILY_KDA;
     const int index = i - work.first, n = i - work.from;
-    if (i >= work.to || (HAS_HOPPER && threadIdx.x % 128 != 0))
+    if (i >= work.to || (HAS_HOPPER && threadIdx.x % 32 != 0))
         return;
     const char *keys = call.chunks.keys + ((i64)index * (own ? d.v_heads : d.k_heads) +
                                            (own ? work.head : work.head / d.ratio)) *
@@ -361,12 +392,16 @@ DEVICE void pass_chunk(const states_memory<DELTA> &m, int n, int warp, int lane,
     const unsigned from = shared_address(stage), k = from + at::k;
     const unsigned u = from + at::state_u + warp * CHUNK_PANEL_BYTES;
     left_operand<16> held;
-    left_operand<8> added;
-    float x[32], scale[2], low[32], high[32];
+    left_operand<8> added, kept;
+    float x[32], y[32], scale[2], low[32], high[32];
     u32 rest[4][4];
-    make_left(s, held, scale);
+    scale_left<16>(s, held, scale);
+    pack_left<0, 8, 16>(s, scale, held);
     if constexpr (DELTA)
-        multiply_rows<8>(x, held.at, from + at::w);
+        multiply_rows(x, held.at[0], from + at::w, false);
+    pack_left<8, 16, 16>(s, scale, held);
+    if constexpr (DELTA)
+        multiply_rows(x, held.at[4], from + at::w + CHUNK_TILE / 2, true);
     if (n > 0)
         named_sync(HANDED_TAKEN, 64 * CHUNK_STATE_WARPS);
     hand_on(m.state, held);
@@ -374,24 +409,31 @@ DEVICE void pass_chunk(const states_memory<DELTA> &m, int n, int warp, int lane,
     if constexpr (DELTA)
         wait_product<0>(x);
     find_updates<DELTA>(u, numbers, held, lane, x);
-    make_left(x, added, scale);
-    hand_on(m.updates, added);
-    named_arrive(HANDED_UPDATES, 64 * CHUNK_STATE_WARPS);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
         const float2 times = *(const float2 *)(numbers + NUMBERS_K + 8 * n + lane % 4 * 2);
-        x[4 * n] *= times.x, x[4 * n + 1] *= times.y;
-        x[4 * n + 2] *= times.x, x[4 * n + 3] *= times.y;
+        y[4 * n] = x[4 * n] * times.x, y[4 * n + 1] = x[4 * n + 1] * times.y;
+        y[4 * n + 2] = x[4 * n + 2] * times.x, y[4 * n + 3] = x[4 * n + 3] * times.y;
     }
-    make_left(x, added, scale);
+    if constexpr (EXACT) { /* registers are short then */
+        make_left(x, kept, scale);
+        hand_on(m.updates, kept);
+        named_arrive(HANDED_UPDATES, 64 * CHUNK_STATE_WARPS);
+    }
+    make_left(y, added, scale);
     if constexpr (EXACT)
-        make_rest(x, added, scale, rest);
+        make_rest(y, added, scale, rest);
     multiply_panel(low, added.at, k, false);
     if constexpr (EXACT)
         multiply_panel(low, rest, k, true);
     multiply_panel(high, added.at, k + CHUNK_TILE / 2, false);
     if constexpr (EXACT)
         multiply_panel(high, rest, k + CHUNK_TILE / 2, true);
+    if constexpr (!EXACT) {
+        make_left(x, kept, scale);
+        hand_on(m.updates, kept);
+        named_arrive(HANDED_UPDATES, 64 * CHUNK_STATE_WARPS);
+    }
     wait_product<EXACT ? 2 : 1>(low);
     fold(numbers, low, added, 0, lane, s);
     wait_product<0>(high);
@@ -478,12 +520,13 @@ DEVICE void write_chunk(const linear_call &call, const states_memory<DELTA> &m, 
                                        place.head * o.z_head + place.value * 2);
     named_sync(HANDED_STATE, 64 * CHUNK_STATE_WARPS);
     take_over(m.state, s);
-    multiply_rows<8>(read, s.at, shared_address(stage + at::q));
+    multiply_rows(read, s.at[0], shared_address(stage + at::q), false);
+    multiply_rows(read, s.at[4], shared_address(stage + at::q) + CHUNK_TILE / 2, true);
     named_sync(HANDED_UPDATES, 64 * CHUNK_STATE_WARPS);
     take_over(m.updates, x);
     if (!last)
         named_arrive(HANDED_TAKEN, 64 * CHUNK_STATE_WARPS);
-    multiply_rows<4>(added, x.at, shared_address(stage + at::products));
+    multiply_rows(added, x.at[0], shared_address(stage + at::products), false);
     wait_product<0>(read);
     products_arrived(added);
 #pragma unroll
@@ -530,13 +573,25 @@ DEVICE void carry_state(float *carry, bool store, state_tile &s)
     }
 }
 
-/* Chunk number `n` has been done: the warpgroup's stage is free for a later one. */
+/* What a warpgroup needs of all chunks, by a warp of its own. */
 template <bool DELTA>
-DEVICE void next_chunk(const linear_call &call, const states_work &work,
-                       const states_memory<DELTA> &m, int group, int n)
+DEVICE void copy_chunks(const linear_call &call, const states_work &work,
+                        const states_memory<DELTA> &m, int group)
 {
-    named_sync(GROUP_BARRIER + group, 32 * CHUNK_STATE_WARPS);
-    copy_chunk(call, work, m, group, work.from + n + (group == 0 ? STATE_STAGES : OUTPUT_STAGES));
+    const int stages = group == 0 ? STATE_STAGES : OUTPUT_STAGES;
+#pragma unroll 1
+    for (int n = 0; n < work.to - work.from; n++) {
+        if (n >= stages)
+            named_sync(STAGE_FREE + group, 32 * CHUNK_STATE_WARPS + 32);
+        copy_chunk(call, work, m, group, work.from + n);
+    }
+}
+
+/* A warpgroup is done with its stage, unless no chunk will want that. */
+DEVICE void free_stage(const states_work &work, int group, int n)
+{
+    if (n + (group == 0 ? STATE_STAGES : OUTPUT_STAGES) < work.to - work.from)
+        named_arrive(STAGE_FREE + group, 32 * CHUNK_STATE_WARPS + 32);
 }
 
 template <bool DELTA, bool EXACT>
@@ -551,8 +606,6 @@ DEVICE void pass_chunks(const linear_call &call, const states_work &work,
     const int odd = work.first / chunks.window % 2;
     float *carry = chunks.carry + ((i64)work.head * panels + panel) * CHUNK_CARRY + lane * 4;
     state_tile s = {};
-    for (int i = 0; i < STATE_STAGES; i++)
-        copy_chunk(call, work, m, 0, work.from + i);
     if (here && work.from > work.begin)
         carry_state(carry + (1 - odd) * half, false, s);
     else if (here && work.sequence.slot)
@@ -562,7 +615,7 @@ DEVICE void pass_chunks(const linear_call &call, const states_work &work,
         const int snapshot = chunks.list[work.from + n].snapshot;
         m.wait(0, n);
         pass_chunk<DELTA, EXACT>(m, n, warp, lane, s);
-        next_chunk(call, work, m, 0, n);
+        free_stage(work, 0, n);
         if (here && snapshot)
             pass_state<true>(call, snapshot, at, s);
     }
@@ -583,15 +636,13 @@ DEVICE void write_chunks(const linear_call &call, const states_work &work,
 #pragma unroll
     for (int i = 0; i < 8; i++)
         place.skip[i] = place.here ? linear_skip(&call, work.head, place.value + i) : 0;
-    for (int i = 0; i < OUTPUT_STAGES; i++)
-        copy_chunk(call, work, m, 1, work.from + i);
 #pragma unroll 1
     for (int n = 0; n < work.to - work.from; n++) {
         const linear_chunk chunk = call.chunks.list[work.from + n];
         m.wait(1, n);
         write_chunk(call, m, n, work.sequence.first_row + chunk.first, chunk.rows,
                     work.from + n + 1 == work.to, place, warp, lane);
-        next_chunk(call, work, m, 1, n);
+        free_stage(work, 1, n);
     }
 }
 
@@ -623,14 +674,21 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
     const states_memory<DELTA> m(memory, warp);
     if (threadIdx.x == 0) {
         for (int i = 0; i < STATE_STAGES + OUTPUT_STAGES; i++)
-            barrier_init(m.barriers + 8 * i, HAS_HOPPER ? 1 : 128);
+            barrier_init(m.barriers + 8 * i, HAS_HOPPER ? 1 : 32);
         fence_barrier_init();
     }
     __syncthreads();
-    if (group == 0)
+    if (group == 0) {
+        registers_take<240>();
         pass_chunks<DELTA, EXACT>(call, work, m, warp, lane);
-    else
+    } else if (group == 1) {
+        registers_take<240>();
         write_chunks<DELTA>(call, work, m, warp, lane);
+    } else {
+        registers_release<24>();
+        if (warp < 2)
+            copy_chunks<DELTA>(call, work, m, warp);
+    }
 }
 
 #endif /* LINEAR_LIKE_CHUNK_STATES_CUH */

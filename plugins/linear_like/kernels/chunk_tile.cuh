@@ -56,6 +56,19 @@ DEVICE void load_matrices(unsigned address, u32 (&x)[4])
                  : "memory");
 }
 
+/* "stmatrix": the same the other way, and each matrix turned. */
+DEVICE void store_matrices_turned(unsigned address, const u32 (&x)[4])
+{
+#if HAS_HOPPER
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     address),
+                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+#else
+    __trap();
+#endif
+}
+
 /* sums += a b: 16 x 16 times 16 x 8. */
 DEVICE void multiply(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {

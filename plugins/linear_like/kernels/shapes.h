@@ -31,6 +31,7 @@
 #define CHUNK_READY_THREADS 128
 #define CHUNK_READY_HEADS   4 /* v heads of a block, at most */
 #define CHUNK_STATE_WARPS   4
+#define CHUNK_STATE_THREADS (96 * CHUNK_STATE_WARPS) /* two warpgroups, and one that copies */
 
 /* Tiles: q and k; the numbers of rows, products of queries and keys, w, u by panels. */
 #define CHUNK_TILE        (CHUNK_ROWS * CHUNK_MAX_KEYS * 2)
@@ -48,8 +49,10 @@
     (((tokens) / CHUNK_ROWS + (seqs)) * ((snapshots) ? 2 : 1))
 
 /* Bytes of shared memory. */
-#define CHUNK_READY_GATES         ((3 + CHUNK_READY_HEADS * 3) * 64 * 4)
-#define CHUNK_READY_SHARED(delta) (2 * CHUNK_TILE + CHUNK_READY_GATES + ((delta) ? 64 * 68 * 4 : 0))
+#define CHUNK_STAGE       (16 * 64 * 2) /* what a warp writes of a tile at a time */
+#define CHUNK_READY_GATES ((3 + CHUNK_READY_HEADS * 3) * 64 * 4)
+#define CHUNK_READY_SHARED(delta)                                                                  \
+    (2 * CHUNK_TILE + CHUNK_READY_GATES + 4 * CHUNK_STAGE + ((delta) ? CHUNK_PRODUCTS : 0))
 #define CHUNK_CHANNELS_SHARED     (CHUNK_READY_SHARED(1) + CHUNK_TILE + 64 * 132 * 4)
 /* Stages of the two warpgroups; what they hand on and what outputs are turned in. */
 #define CHUNK_STATE_STAGES  3
