@@ -64,8 +64,9 @@ static attn_status launch_steps(layer_call *call, attn_stream stream, attn_error
     return launch(call, single ? call->group->decode : call->group->steps,
                   single ? "linear_decode" : "linear_steps",
                   e.seqs * d->v_heads * ((d->v_dim + columns - 1) / columns), 32 * warps,
-                  STEPS_SHARED(single ? 1 : STEPS_ROWS, keys, vectors, columns), params, stream,
-                  error);
+                  single ? DECODE_SHARED(warps, vectors)
+                         : STEPS_SHARED(STEPS_ROWS, keys, vectors, columns),
+                  params, stream, error);
 }
 
 static int goes_by_vectors(const layer_call *call)

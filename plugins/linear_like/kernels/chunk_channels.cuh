@@ -23,19 +23,23 @@ enum { SUMS_ROW = 132 /* floats of a row of sums of log decays */ };
 
 /* Shared memory beyond chunk_ready's. */
 struct channels_memory {
-    char *ends;  /* tile: k with the decay from its row to the end of its block */
-    float *sums; /* [64][SUMS_ROW] L, in units of log 2 */
+    char *ends;    /* tile: k with the decay from its row to the end of its block */
+    float *sums;   /* [64][SUMS_ROW] L, in units of log 2 */
+    float *before; /* [5][128] log decays of all blocks before one */
 
     __device__ __forceinline__ channels_memory(char *from)
     {
         ends = from;
         sums = (float *)(from + CHUNK_TILE);
+        before = sums + 64 * SUMS_ROW;
     }
 
-    /* Of a block's decays, at a channel. */
-    __device__ __forceinline__ const float *whole(int block, int d) const
+    /* Log decays of blocks [from, end) at two neighbouring channels. */
+    __device__ __forceinline__ float2 blocks(int from, int end, int d) const
     {
-        return sums + (16 * block + 15) * SUMS_ROW + d;
+        const float2 x = *(const float2 *)(before + end * CHUNK_MAX_KEYS + d);
+        const float2 y = *(const float2 *)(before + from * CHUNK_MAX_KEYS + d);
+        return make_float2(x.x - y.x, x.y - y.y);
     }
 };
 
@@ -60,15 +64,13 @@ struct channel_gate {
     const char *from;
     i64 apart;
     float rate, bias, bound;
-    int dtype;
-    bool raw;
+    bool raw; /* and bf16, then */
 
     __device__ __forceinline__ channel_gate(const linear_call &call, int row, int head, int k)
     {
         const linear_operands &o = call.operands;
         const linear_dims &d = call.dims;
         raw = d.raw;
-        dtype = raw ? d.dtype : ELEMENT_F32;
         from = o.a + row * o.a_row + head * o.a_head + k * (raw ? 2 : 4);
         apart = o.a_row;
         rate = raw ? expf(o.a_log[head]) : 0;
@@ -76,11 +78,17 @@ struct channel_gate {
         bound = d.lower_bound;
     }
 
-    __device__ __forceinline__ float find(float a) const
+    __device__ __forceinline__ u32 load(int row) const
+    {
+        return linear_load_bits(raw ? ELEMENT_BF16 : ELEMENT_F32, from + row * apart, 0);
+    }
+
+    /* The log decay of what load() has found. */
+    __device__ __forceinline__ float find(u32 bits) const
     {
         if (!raw)
-            return a;
-        a += bias;
+            return bits_f32(bits);
+        const float a = bits_f32(bits << 16) + bias;
         return bound != 0 ? __fdividef(bound, 1 + __expf(-(rate * a))) : -(rate * fast_softplus(a));
     }
 };
@@ -96,21 +104,24 @@ DEVICE void load_channel_gates(const linear_call &call, const ready_chunk &chunk
     if (k < CHUNK_ROWS)
         g.beta[k] = k < chunk.rows ? linear_beta(&call, row + k, head) : 0;
     const channel_gate gate(call, row, head, here ? k : 0);
+    float before = 0;
 #pragma unroll 1
     for (int first = 0; first < CHUNK_ROWS; first += 16) {
-        float x[16], sum = 0;
+        float sum = 0;
+        u32 x[16];
 #pragma unroll
         for (int i = 0; i < 16; i++)
-            x[i] = here && first + i < chunk.rows
-                       ? element_load(gate.dtype, gate.from + (first + i) * gate.apart, 0)
-                       : 0;
+            x[i] = here && first + i < chunk.rows ? gate.load(first + i) : 0;
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             const float log = here && first + i < chunk.rows ? gate.find(x[i]) : 0;
             sum += (log < least_log ? least_log : log) * in_log_2;
             own.sums[(first + i) * SUMS_ROW + k] = sum;
         }
+        own.before[first / 16 * CHUNK_MAX_KEYS + k] = before;
+        before += sum;
     }
+    own.before[4 * CHUNK_MAX_KEYS + k] = before;
 }
 
 /* ---- Products of queries and keys ------------------------------------------------------------ */
@@ -155,20 +166,8 @@ struct block_rows {
     u32 q[8][4], k[8][4];
 };
 
-/* Sums of log decays of the blocks [from, end) at two neighbouring channels. */
-DEVICE float2 sum_blocks(const channels_memory &own, int from, int end, int d)
-{
-    float2 sum = make_float2(0, 0);
-    for (int block = from; block < end; block++) {
-        const float2 x = *(const float2 *)own.whole(block, d);
-        sum.x += x.x, sum.y += x.y;
-    }
-    return sum;
-}
-
 /* A lane's part of a block for 16 channels: operands of the products, tiles of decayed rows.
  * `qk`, `kk`: products within the block. */
-template <bool IN_RANGE>
 DEVICE void decay_step(const ready_memory &m, const channels_memory &own, int warp, int lane,
                        int step, block_rows &rows, float (&qk)[2][4], float (&kk)[2][4])
 {
@@ -176,8 +175,8 @@ DEVICE void decay_step(const ready_memory &m, const channels_memory &own, int wa
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int d = 16 * step + 8 * h + lane % 4 * 2;
-        const float2 whole = *(const float2 *)own.whole(warp, d);
-        const float2 before = sum_blocks(own, 0, warp, d), after = sum_blocks(own, warp + 1, 4, d);
+        const float2 whole = own.blocks(warp, warp + 1, d);
+        const float2 before = own.blocks(0, warp, d), after = own.blocks(warp + 1, 4, d);
         const float2 since = exp2_pair(before.x, before.y), until = exp2_pair(after.x, after.y);
         float q[4], k[4], up[2][2];
 #pragma unroll
@@ -195,23 +194,18 @@ DEVICE void decay_step(const ready_memory &m, const channels_memory &own, int wa
             *at_q = pack_half(q[w] * (since.x * CHANNELS_UP), q[2 + w] * (since.y * CHANNELS_UP));
             *at_k = pack_half(k[w] * (since.x * CHANNELS_UP), k[2 + w] * (since.y * CHANNELS_UP));
             *tile_pair(own.ends, row, d) = pack_half(kx * left.x, ky * left.y);
-            *(u32 *)(staging + tile_offset(row % 16, d / 8 % 8) + d % 8 * 2) =
-                pack_half(kx * (left.x * until.x * CHANNELS_UP),
-                          ky * (left.y * until.y * CHANNELS_UP));
-            if (IN_RANGE) {
-                const float2 again = exp2_pair(-sum.x, -sum.y);
-                up[w][0] = round_tf32(kx * again.x), up[w][1] = round_tf32(ky * again.y);
-            }
+            *(u32 *)(staging + tile_offset(row % 16, d / 8 % 8) + d % 8 * 2) = pack_half(
+                kx * (left.x * until.x * CHANNELS_UP), ky * (left.y * until.y * CHANNELS_UP));
+            const float2 again = exp2_pair(-sum.x, -sum.y);
+            up[w][0] = round_tf32(kx * again.x), up[w][1] = round_tf32(ky * again.y);
         }
-        if constexpr (IN_RANGE) {
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                q[i] = round_tf32(q[i]), k[i] = round_tf32(k[i]);
+        for (int i = 0; i < 4; i++)
+            q[i] = round_tf32(q[i]), k[i] = round_tf32(k[i]);
 #pragma unroll
-            for (int w = 0; w < 2; w++) {
-                multiply_tf32(qk[w], q, up[w][0], up[w][1]);
-                multiply_tf32(kk[w], k, up[w][0], up[w][1]);
-            }
+        for (int w = 0; w < 2; w++) {
+            multiply_tf32(qk[w], q, up[w][0], up[w][1]);
+            multiply_tf32(kk[w], k, up[w][0], up[w][1]);
         }
     }
 }
@@ -226,7 +220,8 @@ static __device__ __noinline__ void multiply_one_by_one(const ready_memory &m, c
     for (int d = 4 * lane; d < 4 * lane + 4; d += 2) {
         const u32 q = *tile_pair(m.q, first + i, d), k = *tile_pair(m.k, first + i, d);
         const u32 y = *tile_pair(m.k, first + j, d);
-        const float *to = sums + (first + i) * SUMS_ROW + d, *at = sums + (first + j) * SUMS_ROW + d;
+        const float *to = sums + (first + i) * SUMS_ROW + d,
+                    *at = sums + (first + j) * SUMS_ROW + d;
         const float low = half_low(y) * exp2_fast(to[0] - at[0]);
         const float high = half_high(y) * exp2_fast(to[1] - at[1]);
         of_q += half_low(q) * low + half_high(q) * high;
@@ -265,26 +260,31 @@ DEVICE void decay_block(const ready_memory &m, const channels_memory &own, char 
                         int lane, block_rows &rows, float (&qk)[2][4], float (&kk)[2][4])
 {
     constexpr float range = 100; /* in units of log 2 */
+    float exact_qk[2][4] = {}, exact_kk[2][4] = {};
     bool small = true;
-    for (int d = lane; d < CHUNK_MAX_KEYS; d += 32)
-        small = small && *own.whole(warp, d) >= -range;
+    for (int d = 2 * lane; d < CHUNK_MAX_KEYS; d += 64) {
+        const float2 whole = own.blocks(warp, warp + 1, d);
+        small = small && whole.x >= -range && whole.y >= -range;
+    }
     const bool in_range = __all_sync(~0u, small);
     if (!in_range)
-        multiply_block(m, own.sums, 16 * warp, lane, qk, kk);
+        multiply_block(m, own.sums, 16 * warp, lane, exact_qk, exact_kk);
     __syncwarp();
     char *staging = m.staging + warp * CHUNK_STAGE;
 #pragma unroll
     for (int step = 0; step < 8; step++) {
-        if (in_range)
-            decay_step<true>(m, own, warp, lane, step, rows, qk, kk);
-        else
-            decay_step<false>(m, own, warp, lane, step, rows, qk, kk);
+        decay_step(m, own, warp, lane, step, rows, qk, kk);
         if (step % 4 == 3) {
             const int part = step / 4 * (CHUNK_TILE / 2) + warp * CHUNK_STAGE;
             copy_staged(staging, keys + CHUNK_TILE + part, lane);
             copy_staged(m.q + part, keys + part, lane);
         }
     }
+    if (in_range)
+        return;
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        qk[n / 4][n % 4] = exact_qk[n / 4][n % 4], kk[n / 4][n % 4] = exact_kk[n / 4][n % 4];
 }
 
 /* What a warp's rows have with those of an earlier block. */
@@ -295,14 +295,13 @@ DEVICE void multiply_earlier(const channels_memory &own, int warp, int block, in
 #pragma unroll
     for (int step = 0; step < 8; step++) {
         u32 y[4];
-        load_matrices(ends + tile_offset(16 * block + lane % 8 + lane / 16 * 8,
-                                         2 * step + lane / 8 % 2),
-                      y);
+        load_matrices(
+            ends + tile_offset(16 * block + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2), y);
         if (block + 1 < warp)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const float2 between =
-                    sum_blocks(own, block + 1, warp, 16 * step + 8 * h + lane % 4 * 2);
+                    own.blocks(block + 1, warp, 16 * step + 8 * h + lane % 4 * 2);
                 const u32 less = pack_half(exp2_fast(between.x), exp2_fast(between.y));
                 y[h] = multiply_pairs(y[h], less), y[2 + h] = multiply_pairs(y[2 + h], less);
             }
@@ -334,10 +333,7 @@ DEVICE void write_channel_numbers(const linear_dims &d, const ready_memory &m,
                                   const channels_memory &own, float *numbers)
 {
     const int r = threadIdx.x;
-    float sum = 0;
-    for (int block = 0; block < 4; block++)
-        sum += *own.whole(block, r);
-    numbers[NUMBERS_DECAY + r] = exp2f(sum);
+    numbers[NUMBERS_DECAY + r] = exp2f(own.before[4 * CHUNK_MAX_KEYS + r]);
     if (r >= 64)
         return;
     numbers[NUMBERS_Q + r] = m.q_times[r] * (d.sm_scale / CHANNELS_UP);

@@ -18,7 +18,8 @@
 struct ready_memory {
     char *q, *k;
     char *staging; /* CHUNK_STAGE of each warp, on its way to the workspace */
-    char *system;  /* [64 x 64], as a tile's panel: -A left of the diagonal's blocks, their inverses */
+    char *
+        system; /* [64 x 64], as a tile's panel: -A left of the diagonal's blocks, their inverses */
     float *q_times, *k_times, *v_times;
     float *gates; /* [CHUNK_READY_HEADS][3][64], see ready_gates */
 
@@ -134,8 +135,8 @@ struct tile_part {
     bool there;
     uint4 raw[8];
 
-    __device__ __forceinline__ tile_part(const linear_call &call, const ready_chunk &chunk, int first,
-                                         int dim)
+    __device__ __forceinline__ tile_part(const linear_call &call, const ready_chunk &chunk,
+                                         int first, int dim)
     {
         place = threadIdx.x % 16, begin = threadIdx.x / 16 * 8, c = first + place * 8;
         there = place * 8 < dim;
@@ -312,13 +313,19 @@ DEVICE void load_gates(const linear_call &call, const ready_chunk &chunk, int he
                        const ready_gates &g)
 {
     double sums[2];
+    linear_gate gates[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (2 * lane + i < chunk.rows)
+            gates[i] =
+                linear_load_gate(&call, chunk.sequence.first_row + chunk.t + 2 * lane + i, head, 0);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int r = 2 * lane + i, row = chunk.sequence.first_row + chunk.t + r;
+        const int r = 2 * lane + i;
         float beta = 0, log = 0;
         if (r < chunk.rows) {
-            beta = linear_beta(&call, row, head);
-            log = linear_log_decay(&call, row, head, 0, &beta);
+            beta = linear_gate_beta(&call, &gates[i]);
+            log = linear_gate_log(&call.dims, &gates[i], &beta);
         }
         g.beta[r] = beta;
         sums[i] = (log < -1e4f ? -1e4f : log) * 1.4426950408889634; /* infinities, too */
@@ -585,8 +592,7 @@ DEVICE void find_factors(const ready_side &b, int i, float scale, int lane, floa
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         const int row = 16 * i + lane % 4 * 2 + e / 2 * 8 + e % 2;
-        const float decay =
-            b.up != 0 ? 1 / b.up : exp2_fast(b.g.sum[row] + b.g.rest[row]);
+        const float decay = b.up != 0 ? 1 / b.up : exp2_fast(b.g.sum[row] + b.g.rest[row]);
         factor[e] = b.g.beta[row] * b.times[row] * scale * decay;
     }
 }
@@ -596,9 +602,8 @@ DEVICE void load_side(unsigned tile, int i, int place, const float (&factor)[4],
                       float (&x)[2][4])
 {
     u32 y[4];
-    load_matrices_turned(tile + tile_offset(16 * i + lane % 8 + lane / 16 * 8,
-                                            place + lane / 8 % 2),
-                         y);
+    load_matrices_turned(
+        tile + tile_offset(16 * i + lane % 8 + lane / 16 * 8, place + lane / 8 % 2), y);
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         x[n / 2][n % 2 * 2] = half_low(y[n]) * factor[n / 2 * 2];

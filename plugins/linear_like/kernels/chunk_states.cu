@@ -2,7 +2,7 @@
 #include "plugins/linear_like/kernels/chunk_states.cuh"
 
 #define STATES_KERNEL(name, delta, exact)                                                          \
-    extern "C" __global__ void __launch_bounds__(CHUNK_STATE_THREADS, 1)                        \
+    extern "C" __global__ void __launch_bounds__(CHUNK_STATE_THREADS, 1)                           \
         name(const __grid_constant__ linear_call call, int first)                                  \
     {                                                                                              \
         extern __shared__ float4 chunk_shared[];                                                   \

@@ -69,8 +69,8 @@ DEVICE void pass_state(const linear_call &call, int slot, const state_place &at,
     const bool bf16 = d.state_dtype == ELEMENT_BF16;
     const i64 size = bf16 ? 2 : 4;
     const i64 key = d.vk ? size : o.state_row, value = d.vk ? o.state_row : size;
-    char *pool = o.state + slot * o.state_slot + at.head * o.state_head + at.key * key +
-                 at.value * value;
+    char *pool =
+        o.state + slot * o.state_slot + at.head * o.state_head + at.key * key + at.value * value;
     if (bf16)
         pass_elements<STORE, true>(pool, key, value, d.k_dim - at.key, s);
     else
@@ -101,8 +101,7 @@ DEVICE void scale_left(const float (&x)[4 * COUNT], left_operand<COUNT> &to, flo
 
 /* Eights [FROM, END) of it. */
 template <int FROM, int END, int COUNT>
-DEVICE void pack_left(const float (&x)[4 * COUNT], const float (&scale)[2],
-                      left_operand<COUNT> &to)
+DEVICE void pack_left(const float (&x)[4 * COUNT], const float (&scale)[2], left_operand<COUNT> &to)
 {
 #pragma unroll
     for (int n = FROM; n < END; n++) {

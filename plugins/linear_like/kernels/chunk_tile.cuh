@@ -60,10 +60,10 @@ DEVICE void load_matrices(unsigned address, u32 (&x)[4])
 DEVICE void store_matrices_turned(unsigned address, const u32 (&x)[4])
 {
 #if HAS_HOPPER
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     address),
-                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
-                 : "memory");
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+        : "memory");
 #else
     __trap();
 #endif

@@ -125,20 +125,56 @@ PORTABLE void linear_load_taps(const linear_call *call, int c, float *taps)
 
 /* ---- Gates ----------------------------------------------------------------------------------- */
 
-/* The logarithm of a row's decay, of channel `i` of a head (KDA; 0 for the others), and Mamba2's
- * dt. */
-PORTABLE float linear_log_decay(const linear_call *call, int row, int head, int i, float *dt)
+/* What a gate is computed from. It is all loaded before any of it is used: one wait for memory. */
+typedef struct linear_gate {
+    u32 a, b; /* as they lie in memory */
+    float a_log, bias;
+} linear_gate;
+
+/* Element `index` of an array as it lies in memory; linear_from_bits() makes a number of it. */
+PORTABLE u32 linear_load_bits(int dtype, const void *array, i64 index)
+{
+    if (dtype == ELEMENT_F32)
+        return *PORTABLE_AT((const any32 *)array + index);
+    return *PORTABLE_AT((const any16 *)array + index);
+}
+
+PORTABLE float linear_from_bits(int dtype, u32 bits)
+{
+    return dtype == ELEMENT_F32    ? bits_f32(bits)
+           : dtype == ELEMENT_BF16 ? element_from_bf16((u16)bits)
+                                   : element_from_f16((u16)bits);
+}
+
+/* Of a row, for channel `i` of a head (KDA; 0 for the others). */
+PORTABLE linear_gate linear_load_gate(const linear_call *call, int row, int head, int i)
 {
     const linear_operands *o = &call->operands;
     const linear_dims *d = &call->dims;
+    const int dtype = d->raw ? d->dtype : ELEMENT_F32;
+    linear_gate gate = {0, 0, 0, 0};
+    if (o->b)
+        gate.b = linear_load_bits(dtype, o->b + row * o->b_row, head);
+    if (d->family != LINEAR_FAMILY_LIGHTNING)
+        gate.a = linear_load_bits(dtype, o->a + row * o->a_row + head * o->a_head, i);
+    if (d->family == LINEAR_FAMILY_LIGHTNING || d->raw)
+        gate.a_log = bits_f32(*PORTABLE_AT((const any32 *)(o->a_log + head)));
+    if (d->family != LINEAR_FAMILY_LIGHTNING && d->raw)
+        gate.bias =
+            bits_f32(*PORTABLE_AT((const any32 *)(o->dt_bias + head * o->dt_bias_stride + i)));
+    return gate;
+}
+
+/* The logarithm of a row's decay, and Mamba2's dt. */
+PORTABLE float linear_gate_log(const linear_dims *d, const linear_gate *gate, float *dt)
+{
     if (d->family == LINEAR_FAMILY_LIGHTNING)
-        return bits_f32(*PORTABLE_AT((const any32 *)(o->a_log + head)));
-    float a =
-        element_load(d->raw ? d->dtype : ELEMENT_F32, o->a + row * o->a_row + head * o->a_head, i);
+        return gate->a_log;
+    float a = linear_from_bits(d->raw ? d->dtype : ELEMENT_F32, gate->a);
     if (!d->raw)
         return a;
-    float rate = expf(bits_f32(*PORTABLE_AT((const any32 *)(o->a_log + head))));
-    a += bits_f32(*PORTABLE_AT((const any32 *)(o->dt_bias + head * o->dt_bias_stride + i)));
+    float rate = expf(gate->a_log);
+    a += gate->bias;
     if (d->family == LINEAR_FAMILY_KDA && d->lower_bound != 0)
         return d->lower_bound * linear_sigmoid(rate * a);
     float soft = linear_softplus(a);
@@ -150,20 +186,26 @@ PORTABLE float linear_log_decay(const linear_call *call, int row, int head, int 
     return -(rate * soft);
 }
 
-PORTABLE float linear_decay(const linear_call *call, int row, int head, int i, float *dt)
+/* beta of a row, but for Mamba2's of raw gates, which is dt. */
+PORTABLE float linear_gate_beta(const linear_call *call, const linear_gate *gate)
 {
-    return expf(linear_log_decay(call, row, head, i, dt));
+    const linear_dims *d = &call->dims;
+    if (!call->operands.b)
+        return 1;
+    float b = linear_from_bits(d->raw ? d->dtype : ELEMENT_F32, gate->b);
+    return d->raw ? linear_sigmoid(b) : b;
 }
 
-/* beta of a row, but for Mamba2's of raw gates, which is dt. */
+PORTABLE float linear_decay(const linear_call *call, int row, int head, int i, float *dt)
+{
+    linear_gate gate = linear_load_gate(call, row, head, i);
+    return expf(linear_gate_log(&call->dims, &gate, dt));
+}
+
 PORTABLE float linear_beta(const linear_call *call, int row, int head)
 {
-    const linear_operands *o = &call->operands;
-    const linear_dims *d = &call->dims;
-    if (!o->b)
-        return 1;
-    float b = element_load(d->raw ? d->dtype : ELEMENT_F32, o->b + row * o->b_row, head);
-    return d->raw ? linear_sigmoid(b) : b;
+    linear_gate gate = linear_load_gate(call, row, head, 0);
+    return linear_gate_beta(call, &gate);
 }
 
 /* D of an element of a head; 0 = none. */

@@ -20,6 +20,9 @@
 #define STEPS_SHARED(rows, keys, vectors, columns)                                                 \
     ((rows) * ((vectors)*8 * (keys) + (columns) + 5) * 4)
 
+/* decode.cuh: those of a block, whose warps have vectors of their own. */
+#define DECODE_SHARED(warps, vectors) ((warps) * (vectors)*8 * STEPS_DECODE_KEYS * 4)
+
 /* ---- chunks.cuh: the recurrence, chunk by chunk ---------------------------------------------- */
 
 #define CHUNK_ROWS          64
@@ -53,7 +56,7 @@
 #define CHUNK_READY_GATES ((3 + CHUNK_READY_HEADS * 3) * 64 * 4)
 #define CHUNK_READY_SHARED(delta)                                                                  \
     (2 * CHUNK_TILE + CHUNK_READY_GATES + 4 * CHUNK_STAGE + ((delta) ? CHUNK_PRODUCTS : 0))
-#define CHUNK_CHANNELS_SHARED     (CHUNK_READY_SHARED(1) + CHUNK_TILE + 64 * 132 * 4)
+#define CHUNK_CHANNELS_SHARED (CHUNK_READY_SHARED(1) + CHUNK_TILE + (64 * 132 + 5 * 128) * 4)
 /* Stages of the two warpgroups; what they hand on and what outputs are turned in. */
 #define CHUNK_STATE_STAGES  3
 #define CHUNK_OUTPUT_STAGES 2

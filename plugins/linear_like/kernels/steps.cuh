@@ -14,9 +14,7 @@
 #define LINEAR_LIKE_STEPS_CUH
 
 #include "plugins/linear_like/kernels/shapes.h"
-#include "plugins/linear_like/kernels/tile.cuh"
-
-enum { STEPS_PLAIN = 0, STEPS_DELTA = 1, STEPS_CHANNELS = 2 /* a decay for each channel of k */ };
+#include "plugins/linear_like/kernels/decode.cuh"
 
 /* Shared memory, in floats: vectors of ROWS rows, one after the other; then their numbers. */
 template <int MODE, int KEYS, int ROWS> struct steps_memory {
@@ -83,97 +81,11 @@ DEVICE float *find_channel(const linear_dims &d, int head, int first, int column
     return (part == 0 ? m.q : part == 1 ? m.k : m.v) + (part < 2 ? tile_position<VK>(at) : at);
 }
 
-/* ---- One row, its common case ---------------------------------------------------------------- */
-
-/* bf16 with four taps or none: what a channel needs is loaded without a branch, and that of several
- * channels before any is computed. */
-DEVICE bool is_common(const linear_call &call)
-{
-    const linear_dims &d = call.dims;
-    const linear_operands &o = call.operands;
-    return d.dtype == ELEMENT_BF16 &&
-           (d.width == 0 || (d.width == 4 && d.conv_dtype == ELEMENT_BF16 && o.weight_row == 8 &&
-                             (u64)o.weight % 8 == 0));
-}
-
-typedef struct common_channel {
-    u16 x[4]; /* inputs; the last is the row's own */
-    u16 bias;
-    uint2 taps;
-} common_channel;
-
-DEVICE u16 load_bits(const char *from, bool there)
-{
-    return there ? *(const u16 *)from : (u16)0;
-}
-
-/* Channel `c` < 0: there is none. */
-DEVICE void load_common(const linear_call &call, const linear_sequence &sequence, int t, int c,
-                        common_channel *x)
-{
-    const linear_operands &o = call.operands;
-    const char *mixed = o.mixed + (i64)(sequence.first_row + t) * o.mixed_row + c * 2;
-    const char *kept = o.conv + sequence.slot * o.conv_slot + c * o.conv_channel + t * 2;
-    const bool convolved = call.dims.width > 0 && c >= 0;
-    x->x[3] = load_bits(mixed, c >= 0);
-#pragma unroll
-    for (int w = 0; w < 3; w++) {
-        bool is_row = t - 3 + w >= 0;
-        x->x[w] = load_bits(is_row ? mixed + (w - 3) * o.mixed_row : kept + w * 2,
-                            convolved && (is_row || sequence.slot != 0));
-    }
-    x->bias = load_bits(o.bias + c * 2, convolved && o.bias);
-    x->taps = convolved ? *(const uint2 *)(o.weight + c * 8) : make_uint2(0, 0);
-}
-
-DEVICE float compute_common(const linear_dims &d, const common_channel &x)
-{
-    if (d.width == 0)
-        return element_from_bf16(x.x[3]);
-    float sum = element_from_bf16(x.bias);
-    sum += bits_f32(x.taps.x << 16) * element_from_bf16(x.x[0]);
-    sum += bits_f32(x.taps.x & 0xffff0000) * element_from_bf16(x.x[1]);
-    sum += bits_f32(x.taps.y << 16) * element_from_bf16(x.x[2]);
-    sum += bits_f32(x.taps.y & 0xffff0000) * element_from_bf16(x.x[3]);
-    return d.silu ? linear_silu(sum) : sum;
-}
-
-template <int MODE, int KEYS, bool VK>
-DEVICE void load_common_row(const linear_call &call, const linear_sequence &sequence, int t,
-                            int head, int first, int columns, const steps_memory<MODE, KEYS, 1> &m)
-{
-    constexpr int many = 3; /* channels of a thread at once: all, in a block of four warps */
-    const int all = 16 * KEYS + columns, apart = blockDim.x;
-    for (int i = threadIdx.x; i < all; i += many * apart) {
-        common_channel x[many];
-        float *to[many];
-        int c[many];
-#pragma unroll
-        for (int n = 0; n < many; n++) {
-            to[n] = find_channel<MODE, KEYS, VK, 1>(call.dims, head, first, columns, i + n * apart,
-                                                    m, &c[n]);
-            c[n] = i + n * apart < all ? c[n] : -1;
-            load_common(call, sequence, t, c[n], &x[n]);
-        }
-#pragma unroll
-        for (int n = 0; n < many; n++)
-            if (i + n * apart < all)
-                *to[n] = c[n] < 0 ? 0 : compute_common(call.dims, x[n]);
-    }
-}
-
-/* ---- Any row --------------------------------------------------------------------------------- */
-
 template <int MODE, int KEYS, bool VK, int ROWS>
 DEVICE void load_rows(const linear_call &call, const linear_sequence &sequence, int t, int rows,
                       int head, int first, int columns, const steps_memory<MODE, KEYS, ROWS> &m)
 {
     constexpr int width = 8 * KEYS;
-    if constexpr (ROWS == 1)
-        if (is_common(call)) {
-            load_common_row<MODE, KEYS, VK>(call, sequence, t, head, first, columns, m);
-            return;
-        }
     for (int i = threadIdx.x; i < 2 * width + columns; i += blockDim.x) {
         int c, apart = i < 2 * width ? width : columns;
         float *to = find_channel<MODE, KEYS, VK, ROWS>(call.dims, head, first, columns, i, m, &c);
@@ -359,24 +271,30 @@ DEVICE void steps_block(const linear_call &call)
                                               (float *)steps_shared);
 }
 
-#define STEPS_KERNEL(name, mode, keys, vk, bf16, rows)                                             \
-    extern "C" __global__ void __launch_bounds__(STEPS_MAX_WARPS * 32, (rows) == 1 ? 4 : 3)        \
+#define STEPS_KERNEL(name, mode, keys, vk, bf16)                                                   \
+    extern "C" __global__ void __launch_bounds__(STEPS_MAX_WARPS * 32, 3)                          \
         name(const __grid_constant__ linear_call call)                                             \
     {                                                                                              \
-        steps_block<mode, keys, STEPS_VALUES(keys), vk, bf16, rows>(call);                         \
+        steps_block<mode, keys, STEPS_VALUES(keys), vk, bf16, STEPS_ROWS>(call);                   \
     }
 
-/* The kernels of a layout and a type of state; linear_decode_* are for single rows, and leave room
- * for more blocks. */
+#define DECODE_KERNEL(name, mode, vk, bf16)                                                        \
+    extern "C" __global__ void __launch_bounds__(STEPS_MAX_WARPS * 32, (bf16) ? 5 : 4)             \
+        name(const __grid_constant__ linear_call call)                                             \
+    {                                                                                              \
+        decode_block<mode, vk, bf16>(call);                                                        \
+    }
+
+/* The kernels of a layout and a type of state; linear_decode_* are for single rows. */
 #define STEPS_KERNELS(vk, bf16)                                                                    \
-    STEPS_KERNEL(linear_decode_plain_128, STEPS_PLAIN, 16, vk, bf16, 1)                            \
-    STEPS_KERNEL(linear_decode_delta_128, STEPS_DELTA, 16, vk, bf16, 1)                            \
-    STEPS_KERNEL(linear_decode_channels_128, STEPS_CHANNELS, 16, vk, bf16, 1)                      \
-    STEPS_KERNEL(linear_steps_plain_128, STEPS_PLAIN, 16, vk, bf16, STEPS_ROWS)                    \
-    STEPS_KERNEL(linear_steps_delta_128, STEPS_DELTA, 16, vk, bf16, STEPS_ROWS)                    \
-    STEPS_KERNEL(linear_steps_channels_128, STEPS_CHANNELS, 16, vk, bf16, STEPS_ROWS)              \
-    STEPS_KERNEL(linear_steps_plain_256, STEPS_PLAIN, 32, vk, bf16, STEPS_ROWS)                    \
-    STEPS_KERNEL(linear_steps_delta_256, STEPS_DELTA, 32, vk, bf16, STEPS_ROWS)                    \
-    STEPS_KERNEL(linear_steps_channels_256, STEPS_CHANNELS, 32, vk, bf16, STEPS_ROWS)
+    DECODE_KERNEL(linear_decode_plain_128, STEPS_PLAIN, vk, bf16)                                  \
+    DECODE_KERNEL(linear_decode_delta_128, STEPS_DELTA, vk, bf16)                                  \
+    DECODE_KERNEL(linear_decode_channels_128, STEPS_CHANNELS, vk, bf16)                            \
+    STEPS_KERNEL(linear_steps_plain_128, STEPS_PLAIN, 16, vk, bf16)                                \
+    STEPS_KERNEL(linear_steps_delta_128, STEPS_DELTA, 16, vk, bf16)                                \
+    STEPS_KERNEL(linear_steps_channels_128, STEPS_CHANNELS, 16, vk, bf16)                          \
+    STEPS_KERNEL(linear_steps_plain_256, STEPS_PLAIN, 32, vk, bf16)                                \
+    STEPS_KERNEL(linear_steps_delta_256, STEPS_DELTA, 32, vk, bf16)                                \
+    STEPS_KERNEL(linear_steps_channels_256, STEPS_CHANNELS, 32, vk, bf16)
 
 #endif /* LINEAR_LIKE_STEPS_CUH */
