@@ -111,7 +111,19 @@ static const char *mode_of(const cJSON *entry)
     return text_of(page_get(entry, "shape"), "mode");
 }
 
-/* Of the shapes of a mode, by the keys that are seen; its backends are those of its first shape. */
+/* Softmax where a report of an older version has no kinds. */
+static const char *kind_of_shape(const cJSON *entry)
+{
+    const cJSON *shape = page_get(entry, "shape");
+    return page_get(shape, "kind") ? text_of(shape, "kind") : "softmax";
+}
+
+static bool is_alike(const cJSON *entry, const char *mode, const char *kind)
+{
+    return strcmp(mode_of(entry), mode) == 0 && strcmp(kind_of_shape(entry), kind) == 0;
+}
+
+/* Of the shapes of a kind and a mode, by the keys that are seen; its backends are those of its first shape. */
 static void add_sweep(struct page *page, const cJSON *results, const cJSON *first)
 {
     enum { MOST = 8 };
@@ -125,7 +137,7 @@ static void add_sweep(struct page *page, const cJSON *results, const cJSON *firs
     figure_begin(&figure, columns, count);
     cJSON_ArrayForEach(entry, results)
     {
-        if (strcmp(mode_of(entry), mode_of(first)) != 0 || figure_is_full(&figure))
+        if (!is_alike(entry, mode_of(first), kind_of_shape(first)) || figure_is_full(&figure))
             continue;
         figure_number(&figure, page_number(entry, "seen_keys"));
         for (size_t c = 1; c < count; c++)
@@ -136,25 +148,33 @@ static void add_sweep(struct page *page, const cJSON *results, const cJSON *firs
              "set logscale xy\nset xlabel 'keys of all sequences'\nset ylabel 'us'\n"
              "plot for [i=2:%zu] $d using 1:i with points ps 1.2",
              count);
-    snprintf(title, sizeof title, "Time by the number of keys, %.32s", mode_of(first));
+    bool is_softmax = strcmp(kind_of_shape(first), "softmax") == 0;
+    snprintf(title, sizeof title, "Time by the number of keys, %s%.32s", is_softmax ? "" : "mla ",
+             mode_of(first));
     page_figure(page, &figure, title, "Medians; each point is a shape.", script);
 }
 
-/* A mode that has several shapes is a sweep. */
+static void sweep(struct page *page, const cJSON *results, const char *mode, const char *kind)
+{
+    const cJSON *entry, *first = NULL;
+    int shapes = 0;
+    cJSON_ArrayForEach(entry, results) if (is_alike(entry, mode, kind))
+    {
+        first = first ? first : entry;
+        shapes++;
+    }
+    if (shapes > 1)
+        add_sweep(page, results, first);
+}
+
+/* A kind and mode that has several shapes is a sweep; recurrences have no keys. */
 static void sweeps(struct page *page, const cJSON *results)
 {
     static const char *const modes[] = {"decode", "extend", "mixed"};
-    for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
-        const cJSON *entry, *first = NULL;
-        int shapes = 0;
-        cJSON_ArrayForEach(entry, results) if (strcmp(mode_of(entry), modes[m]) == 0)
-        {
-            first = first ? first : entry;
-            shapes++;
-        }
-        if (shapes > 1)
-            add_sweep(page, results, first);
-    }
+    static const char *const kinds[] = {"softmax", "mla"};
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+        for (size_t m = 0; m < sizeof modes / sizeof *modes; m++)
+            sweep(page, results, modes[m], kinds[k]);
 }
 
 void page_bench(struct page *page, const cJSON *report)

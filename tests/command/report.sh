@@ -20,7 +20,8 @@ cd "$folder" || exit 1
 "$ATTNHOST_TEST_COMMAND" run "$top/examples/quickstart.ini" --max-requests 4 --quiet --json run.json >said 2>&1 &&
     "$ATTNHOST_TEST_COMMAND" bench --backend cpu_native,portable --set backend.portable.type=cpu_native \
         --set backend.portable.isa=generic --seconds 0.01 --json bench.json --shape \
-        q_heads=4,kv_heads=2,head_dim=16,mode=decode:prefill,kv_len=32:64 >said 2>&1 || {
+        q_heads=4,kv_heads=2,head_dim=16,mode=decode:prefill,kv_len=32:64 --shape \
+        kind=mla,heads=2,kv_lora_rank=32,rope_dim=8,nope_dim=16,kv_len=32 >said 2>&1 || {
     tap_not_ok "a run and a bench to report" "$(cat said)"
     tap_end
 }

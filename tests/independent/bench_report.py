@@ -452,6 +452,25 @@ def model(folder):
     return problems
 
 
+def hybrid_model():
+    """Each group of Qwen3-Next's layers on its backend; the kind is the model's."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/qwen3_next.ini")
+    given = [path, "--set", f"plugins.path={PLUGINS}", *QUICK, "--shape", "batch=2,kv_len=40"]
+    done = bench(*given, "--json", "-")
+    if done.returncode != 0:
+        return [f"exit code {done.returncode}", done.stderr]
+    report = json.loads(done.stdout)
+    got = [(entry["shape"]["kind"], entry["backends"][0]["backend"]) for entry in report["results"]]
+    problems = [] if got == [("gdn", "cpu_linear"), ("softmax", "portable")] else [str(got)]
+    for entry in report["results"]:
+        problems += check_entry(entry, [entry["backends"][0]["backend"]], report["ceilings"])
+    done = bench(*given, "--shape", "kind=gdn,batch=2")
+    said = "kind is not that of layers 3; accepted: shapes without kind"
+    if done.returncode != 2 or said not in done.stderr:
+        problems += [f"exit code {done.returncode}", done.stderr]
+    return problems
+
+
 # ---- The device ----------------------------------------------------------------------------------
 
 # Small batches: the fake driver's kernels are slow, and a bench rests four times as long as it works.
@@ -590,6 +609,7 @@ def main():
         result("a slow backend is called once, and the time is kept", too_slow())
         result("kept up by a load", kept_up())
         result("a model's layer groups on the backends that it chooses", model(folder))
+        result("a model of recurrent and full layers", hybrid_model())
         result("platform.device = auto", automatic_device(folder))
         result("backends of two devices", two_devices(folder))
     for name, texts, *arguments in REFUSED:

@@ -112,7 +112,7 @@ def wanted_tables(run, bench):
     for mode in ("decode", "extend"):
         tables[f"Time by the number of keys, {mode}"] = [
             [entry["seen_keys"], *(one["median_us"] for one in entry["backends"])]
-            for entry in bench["results"] if entry["shape"]["mode"] == mode]
+            for entry in bench["results"] if entry["shape"]["mode"] == mode and entry["shape"]["kind"] == "softmax"]
     return tables
 
 
