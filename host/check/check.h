@@ -37,6 +37,7 @@ enum check_code {
 
 struct process_resources;
 struct translator;
+struct check_trail;
 
 /* A backend of the plugin under test, ready to be called, in the child. Its plugin is initialised,
  * and on CUDA the primary context is current while a case runs. A check that is CHECK_ONCE has of
@@ -68,6 +69,12 @@ struct check_subject {
     /* Where the grid of its cases is kept once it was made (grid.h); its owner starts with NULL
      * there and ends with grid_destroy(). NULL = nowhere. */
     struct grid **grid;
+    /* Where linear_families() keeps its answer; its owner starts with LINEAR_UNASKED there. NULL =
+     * nowhere. */
+    uint32_t *linear_families;
+    /* Where each answer of query is a sign of life, for there are thousands of them to some questions;
+     * NULL = nowhere. */
+    struct check_trail *trail;
 };
 
 /* What a running case is given, and what it reports through. */

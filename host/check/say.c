@@ -52,5 +52,5 @@ void check_note(struct check_run *run, const char *format, ...)
     va_start(args, format);
     vsnprintf(run->trail->text, sizeof run->trail->text, format, args);
     va_end(args);
-    atomic_fetch_add_explicit(&run->trail->count, 1, memory_order_release);
+    check_trail_live(run->trail);
 }

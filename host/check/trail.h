@@ -7,6 +7,7 @@
 #define HOST_CHECK_TRAIL_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum { CHECK_TRAIL_TEXT = 504 };
@@ -15,5 +16,12 @@ struct check_trail {
     _Atomic uint64_t count; /* grows with each note: a sign of life */
     char text[CHECK_TRAIL_TEXT];
 };
+
+/* A sign of life. `trail` may be NULL. */
+static inline void check_trail_live(struct check_trail *trail)
+{
+    if (trail)
+        atomic_fetch_add_explicit(&trail->count, 1, memory_order_release);
+}
 
 #endif /* HOST_CHECK_TRAIL_H */

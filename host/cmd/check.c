@@ -106,7 +106,7 @@ static const struct option_row options[] = {
      .help =
          "run each numeric case N times on the same inputs: the same bits each time where query "
          "declares DETERMINISTIC (INVAR-02), else judged each time (default 1; most cases take "
-         "about N times as long: see --timeout)"},
+         "about N times as long)"},
     {.name = "format",
      .value = "tap|junit|json|markdown",
      .kind = OPTION_VALUE,
@@ -150,7 +150,8 @@ static const struct option_row options[] = {
      .place = offsetof(struct check_params, timeout),
      .read = option_read_seconds,
      .accepted = OPTION_ACCEPTS_SECONDS,
-     .help = "for everything (default 600)"},
+     .help = "for everything; what is not run by then is left out (default: as long as there are "
+             "signs of life)"},
     {.name = "inactivity",
      .value = "S",
      .kind = OPTION_VALUE,
@@ -318,6 +319,6 @@ const struct command command_check = {
         "  attnhost check ./hybrid.so --with ./cpu_native.so\n"
         "  attnhost check ./hybrid.so --with ./cpu_native.so --option decode=cpu_native\n",
     .size = sizeof(struct check_params),
-    .defaults = &(const struct check_params){.timeout = 600, .inactivity = 30},
+    .defaults = &(const struct check_params){.inactivity = 30},
     .run = run,
 };

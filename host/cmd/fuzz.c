@@ -116,6 +116,6 @@ const struct command command_fuzz = {
         "  attnhost fuzz ./my_plugin.so --time 600 --output /tmp\n",
     .size = sizeof(struct check_params),
     /* --time ends it, between two cases. */
-    .defaults = &(const struct check_params){.timeout = 1e9, .inactivity = 30, .time = 60},
+    .defaults = &(const struct check_params){.inactivity = 30, .time = 60},
     .run = run,
 };

@@ -139,7 +139,9 @@ said 'not ok' 'LIFE-04\.create' "create is a timeout"
 said ok 'CAPS-01\.query/2' "and the rest is run"
 
 says 1 "the time for all" "# TIMEOUT: the time for all cases, 1 s, is over" \
+    "# cut short as the time for everything was over (--timeout); what follows was not run" \
     -- "$tool" check --timeout 1 "$fixtures/bad_create_hangs.so"
+tap_try "ends it, with one result" test "$(grep -c '^# TIMEOUT' "$folder/out")" -eq 1
 says 1 "the constructor hangs" "not ok 1 - bad_constructor_hangs/LOAD-02.opens" "1..1" \
     -- "$tool" check --inactivity 0.5 "$fixtures/bad_constructor_hangs.so"
 

@@ -24,6 +24,26 @@ caught()
     fi
 }
 
+# Its questions are answered slowly, so that the cases of a check take longer to choose than --inactivity.
+cat >"$wrong/slow.py" <<'EOT'
+import itertools
+import time
+import rows
+
+asked = itertools.count()
+
+
+class Slow(rows.Rows):
+    name = "slow"
+
+    @classmethod
+    def supports(cls, problem, options):
+        if 200 <= next(asked) < 300:
+            time.sleep(0.03)
+        return ()
+EOT
+tap_try "a backend that is slow to answer is checked" \
+    "$attnhost" check --jobs 1 --inactivity 1 --filter 'MEAN-06.windows/0' "$wrong/slow.py"
 tap_try "rows.py passes the cases that catch the others" \
     "$attnhost" check --jobs 1 --filter 'MEAN-06.windows/*' --filter 'LIFE-06.contents/*' \
     --filter 'MEAN-12.sinks/*' --filter 'MEAN-13.*' --filter 'LIFE-07.instances' "$wrong/rows.py"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/check/cases/caps_visit.h"
+#include "host/check/trail.h"
 
 #include "host/base/mix.h"
 #include "host/select/select.h"
@@ -30,6 +31,7 @@ void caps_ask(const struct check_subject *subject, const attn_problem *problem,
                                      .reasons = answer->reasons};
     answer->status = subject->type->query(subject->type, subject->options, subject->services,
                                           problem, &answer->verdict, &answer->error.base);
+    check_trail_live(subject->trail);
     for (int r = 0; r < CAPS_MAX_REASONS; r++) {
         attn_reason *reason = &answer->reasons[r];
         reason->child[sizeof reason->child - 1] = '\0';
@@ -41,9 +43,10 @@ void caps_ask(const struct check_subject *subject, const attn_problem *problem,
 bool caps_accepts(const struct check_subject *subject, const struct caps_problem *p)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
-    return subject->type->query(subject->type, subject->options, subject->services, &p->problem,
-                                &verdict, NULL) == ATTN_OK &&
-           verdict.supported;
+    attn_status status = subject->type->query(subject->type, subject->options, subject->services,
+                                              &p->problem, &verdict, NULL);
+    check_trail_live(subject->trail);
+    return status == ATTN_OK && verdict.supported;
 }
 
 uint32_t caps_num_reasons(const struct caps_answer *answer)

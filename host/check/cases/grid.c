@@ -3,6 +3,7 @@
  * grid.c: points that a backend accepts, and few of them with all pairs.
  */
 #include "host/check/cases/grid.h"
+#include "host/check/trail.h"
 
 #include "host/base/error.h"
 #include "host/base/mix.h"
@@ -25,26 +26,54 @@ enum {
 
 /* ---- Questions ------------------------------------------------------------------------------- */
 
-static bool ask(const struct grid *grid, const attn_options *options, const struct case_spec *spec,
-                attn_verdict *verdict, char *reason, size_t size)
+/* Query, with its first reason where one is wanted. */
+static attn_status pose(const struct grid_backend *backend, const attn_options *options,
+                        const struct spec_problem *posed, attn_verdict *verdict, char *reason,
+                        size_t size)
 {
-    const struct grid_backend *backend = &grid->backend;
-    struct spec_problem posed;
     host_error error;
     attn_reason first = {.struct_size = sizeof first};
     host_error_init(&error);
-    spec_problem_init(&posed, spec, &backend->device->info);
     *verdict = (attn_verdict){.struct_size = sizeof *verdict,
                               .reasons_capacity = reason ? 1 : 0,
                               .reasons = reason ? &first : NULL};
     attn_status status = backend->type->query(backend->type, options, backend->services,
-                                              &posed.problem, verdict, &error.base);
+                                              &posed->problem, verdict, &error.base);
+    check_trail_live(backend->trail);
     if (status != ATTN_OK && reason)
         snprintf(reason, size, "%s: %s", host_status_name(status), host_error_text(&error));
     else if (!verdict->supported && reason)
         select_reason_text(&first, reason, size);
     verdict->reasons = NULL;
-    return status == ATTN_OK && verdict->supported;
+    return status;
+}
+
+/* Do they stay as they are: none, or the grid's? Others may be gone, and their address another's, at
+ * the next question. */
+static bool stay(const struct grid *grid, const attn_options *options)
+{
+    bool owns = !options || options->num_values == 0 || options == grid->backend.options;
+    for (int32_t f = 0; f < grid->num_forms && !owns; f++)
+        owns = options == &grid->forms[f].options;
+    return owns;
+}
+
+static bool ask(const struct grid *grid, const attn_options *options, const struct case_spec *spec,
+                attn_verdict *verdict, char *reason, size_t size)
+{
+    struct spec_problem posed;
+    spec_problem_init(&posed, spec, &grid->backend.device->info);
+    bool keeps = grid->remembers && stay(grid, options);
+    const attn_verdict *known = keeps ? answers_find(grid->answers, &posed, options) : NULL;
+    if (known && (known->supported || !reason)) {
+        *verdict = *known;
+        return verdict->supported;
+    }
+    if (pose(&grid->backend, options, &posed, verdict, reason, size) != ATTN_OK)
+        return false;
+    if (keeps)
+        answers_keep(grid->answers, &posed, options, verdict);
+    return verdict->supported;
 }
 
 bool grid_accepts_spec(const struct grid *grid, const attn_options *options, struct case_spec *spec,
@@ -269,6 +298,39 @@ struct grid_point grid_random(const struct grid *grid, uint64_t seed, uint64_t n
     return point;
 }
 
+/* How many reasons there are against a point; 0 = it is accepted. */
+static uint32_t count_reasons(const struct grid *grid, const struct grid_point *point)
+{
+    struct case_spec spec;
+    attn_verdict verdict = {.supported = 0};
+    if (!grid_spec(grid, point, &spec))
+        return UINT32_MAX;
+    if (ask(grid, grid_options(grid, point), &spec, &verdict, NULL, 0))
+        return 0;
+    return verdict.num_reasons > 0 ? verdict.num_reasons : UINT32_MAX;
+}
+
+/* From the plainest point, one axis after the other to the first of its values that has fewest reasons
+ * against it: a no names all that has to change, so each axis brings the point nearer. */
+static bool descend(struct grid *grid)
+{
+    uint32_t best = count_reasons(grid, &grid->base), before = 0;
+    while (best > 0 && best != before) {
+        before = best;
+        for (enum grid_axis axis = 0; axis < GRID_AXES; axis++)
+            for (int32_t i = 0; i < grid_num_values(grid, axis); i++) {
+                struct grid_point tried = grid->base;
+                tried.value[axis] = (uint8_t)i;
+                uint32_t reasons = count_reasons(grid, &tried);
+                if (reasons >= best)
+                    continue;
+                grid->base = tried;
+                best = reasons;
+            }
+    }
+    return best == 0;
+}
+
 /* False: the backend accepts nothing that was tried. */
 static bool find_base(struct grid *grid)
 {
@@ -280,6 +342,9 @@ static bool find_base(struct grid *grid)
         if (grid_accepts(grid, &grid->base, NULL, reason, sizeof grid->refusal))
             return true;
     }
+    grid->base = zero;
+    if (descend(grid))
+        return true;
     for (uint64_t n = 0; n < NUM_TRIES; n++) {
         grid->base = grid_random(grid, grid->seed, n);
         if (grid_accepts(grid, &grid->base, NULL, NULL, 0))
@@ -572,12 +637,15 @@ attn_status grid_create(const struct grid_backend *backend, uint64_t seed, bool 
     if (grid) {
         grid->backend = *backend;
         grid->seed = mix_word(seed + MIX_INCREMENT);
+        grid->answers = calloc(1, sizeof *grid->answers);
+        grid->remembers = true;
     }
-    if (!grid || !fill(grid, exhaustive)) {
+    if (!grid || !grid->answers || !fill(grid, exhaustive)) {
         grid_destroy(grid);
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a grid of cases");
     }
     digest_points(grid);
+    grid->remembers = false;
     *made = grid;
     return ATTN_OK;
 }
@@ -588,6 +656,9 @@ void grid_destroy(struct grid *grid)
         return;
     for (int32_t f = 0; f < grid->num_forms; f++)
         free(grid->forms[f].values);
+    if (grid->answers)
+        answers_finish(grid->answers);
+    free(grid->answers);
     free(grid->points);
     free(grid);
 }
@@ -596,7 +667,7 @@ struct grid *grid_of(const struct check_subject *subject)
 {
     struct grid *grid = subject->grid ? *subject->grid : NULL;
     struct grid_backend backend = {subject->type, subject->options, subject->services,
-                                   subject->device};
+                                   subject->device, subject->trail};
     if (!grid &&
         grid_create(&backend, subject->seed, subject->exhaustive, &grid, NULL) == ATTN_OK &&
         subject->grid)

@@ -14,6 +14,7 @@
 #ifndef HOST_CHECK_CASES_GRID_H
 #define HOST_CHECK_CASES_GRID_H
 
+#include "host/check/cases/answers.h"
 #include "host/check/check.h"
 #include "host/check/cases/forward_case.h"
 
@@ -126,6 +127,7 @@ struct grid_backend {
     const attn_options *options;
     const attn_services *services;
     const struct device *device;
+    struct check_trail *trail; /* of the subject */
 };
 
 /* One way to be asked for index forms: the options that lead to it. */
@@ -147,6 +149,9 @@ struct grid {
     char digest[65];   /* SHA-256 of the points, as grid_spec() reads them */
     uint32_t notes;    /* ATTN_NOTE_* of the base */
     char refusal[512]; /* why there is no base; "" = there is one */
+    struct answers *answers;
+    bool remembers; /* while points are chosen and counted; a case poses its own questions, so that
+                     * what they leave does not depend on the cases before it */
 };
 
 /* Ask the backend; *grid is the caller's. With a backend that accepts nothing the grid is empty.

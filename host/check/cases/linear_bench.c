@@ -2,6 +2,7 @@
 #include "host/check/cases/linear_bench.h"
 
 #include "host/check/cases/numerics.h"
+#include "host/check/trail.h"
 #include "host/base/error.h"
 #include "host/base/mix.h"
 #include "host/select/select.h"
@@ -26,6 +27,7 @@ bool linear_accepts(const struct check_subject *subject, const struct linear_spe
     linear_pose(&posed, spec, &subject->device->info);
     attn_status status = subject->type->query(subject->type, subject->options, subject->services,
                                               &posed.problem, &verdict, &error.base);
+    check_trail_live(subject->trail);
     if (status != ATTN_OK)
         snprintf(reason, LINEAR_TEXT, "query: %s", host_error_text(&error));
     else if (!verdict.supported)
@@ -47,7 +49,7 @@ bool linear_find(const struct check_subject *subject, uint32_t family, uint64_t 
     return false;
 }
 
-uint32_t linear_families(const struct check_subject *subject)
+static uint32_t ask_families(const struct check_subject *subject)
 {
     uint32_t set = 0;
     struct linear_spec spec;
@@ -55,6 +57,15 @@ uint32_t linear_families(const struct check_subject *subject)
     for (uint32_t family = 0; family < ATTN_LINEAR_COUNT; family++)
         if (linear_find(subject, family, 1, NULL, 0, &spec, reason))
             set |= 1u << family;
+    return set;
+}
+
+uint32_t linear_families(const struct check_subject *subject)
+{
+    uint32_t *kept = subject->linear_families;
+    uint32_t set = kept && *kept != LINEAR_UNASKED ? *kept : ask_families(subject);
+    if (kept)
+        *kept = set;
     return set;
 }
 

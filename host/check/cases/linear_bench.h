@@ -17,8 +17,10 @@ enum { LINEAR_TEXT = 700 };
 bool linear_accepts(const struct check_subject *subject, const struct linear_spec *spec,
                     char *reason);
 
-/* Families of which something is accepted: a set of bits. How many, at least 1: a check that finds
- * none has a case that is skipped. */
+#define LINEAR_UNASKED UINT32_MAX
+
+/* Families of which something is accepted: a set of bits, asked for once where the subject has a place
+ * for it. How many, at least 1: a check that finds none has a case that is skipped. */
 uint32_t linear_families(const struct check_subject *subject);
 int32_t linear_count_families(const struct check_subject *subject);
 

@@ -28,7 +28,12 @@ int32_t numerics_count(const struct check_subject *subject, const struct grid_ch
 {
     struct grid *grid = grid_of(subject);
     struct grid_point point;
-    int32_t count = grid ? grid_product(grid, choices, 0, &point, NULL, 0) : 0;
+    int32_t count = 0;
+    if (grid) {
+        grid->remembers = true;
+        count = grid_product(grid, choices, 0, &point, NULL, 0);
+        grid->remembers = false;
+    }
     grid_release(subject, grid);
     return count > 0 ? count : 1;
 }
@@ -52,7 +57,12 @@ int32_t numerics_mla_count(const struct check_subject *subject, const struct mla
 {
     struct grid *grid = grid_of(subject);
     struct mla_point point;
-    int32_t count = grid ? mla_product(grid, choice, 0, &point, NULL, 0) : 0;
+    int32_t count = 0;
+    if (grid) {
+        grid->remembers = true;
+        count = mla_product(grid, choice, 0, &point, NULL, 0);
+        grid->remembers = false;
+    }
     grid_release(subject, grid);
     return count > 0 ? count : 1;
 }

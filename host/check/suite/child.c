@@ -293,7 +293,7 @@ static void take_log(void *ctx, uint32_t level, const char *message)
 {
     struct check_trail *trail = ctx;
     (void)level, (void)message;
-    atomic_fetch_add_explicit(&trail->count, 1, memory_order_release);
+    check_trail_live(trail);
 }
 
 struct check_child *check_child_create(const struct check_params *params, struct check_trail *trail)

@@ -23,6 +23,7 @@ struct child_subject {
     enum check_outcome outcome;  /* CHECK_GOOD, or why there is no subject */
     host_error error;
     struct grid *grid;            /* of the numerics, kept between cases */
+    uint32_t linear_families;     /* the same of linear layers */
     struct translator translator; /* of a backend without a KV layout of the ABI's */
     struct check_subject view;
 };

@@ -3,6 +3,7 @@
  * child_subject.c: from a plugin's file to backends that can be called.
  */
 #include "host/check/cases/grid.h"
+#include "host/check/cases/linear_bench.h"
 #include "host/check/suite/child_private.h"
 
 #include <dlfcn.h>
@@ -403,7 +404,10 @@ static void make(struct check_child *child, struct child_subject *subject, const
     subject->view.device = subject->device;
     subject->view.cpu = subject->cpu;
     subject->view.fake_device = is_fake(subject->device);
+    subject->view.trail = child->trail;
     subject->view.grid = &subject->grid;
+    subject->linear_families = LINEAR_UNASKED;
+    subject->view.linear_families = &subject->linear_families;
     translate(subject);
 }
 

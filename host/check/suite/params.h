@@ -22,7 +22,7 @@ struct check_params {
     struct text_list with;    /* files of plugins that have children */
     struct text_list options; /* KEY=VALUE */
     uint64_t seed;
-    double timeout;    /* seconds for all */
+    double timeout;    /* seconds for all; 0 = as long as there are signs of life */
     double inactivity; /* seconds without a sign of life (silence.h) */
     double time;       /* seconds to fuzz for */
     enum check_format format;

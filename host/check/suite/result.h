@@ -60,7 +60,7 @@ struct check_report {
     time_t started;
     int64_t ns;
     int interrupted;     /* a signal; 0 = none */
-    bool cut;            /* --fail-fast: nothing was run after the last result */
+    const char *cut;     /* why nothing was run after the last result; NULL = all was */
     FILE *tap;           /* results are written here as they come; NULL = nowhere */
     const char *profile; /* what the backends were judged by; NULL = nothing */
     bool failed;         /* memory ran out: the list is not whole */

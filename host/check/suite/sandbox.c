@@ -66,7 +66,8 @@ attn_status sandbox_open(struct sandbox *sandbox, const struct check_params *par
     sandbox->questions = sandbox->answers = sandbox->output = -1;
     sandbox->trail_fd = sandbox->signals = -1;
     strbuf_init(&sandbox->heard);
-    sandbox->deadline_ns = clock_now_ns() + (int64_t)(params->timeout * 1e9);
+    sandbox->deadline_ns =
+        params->timeout > 0 ? clock_now_ns() + (int64_t)(params->timeout * 1e9) : INT64_MAX;
     if (params->in_process) {
         sandbox->inside = check_child_create(params, NULL);
         return sandbox->inside ? ATTN_OK

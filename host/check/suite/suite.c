@@ -43,16 +43,18 @@ void suite_list(struct suite *suite, const struct check_result *result)
     suite->listed++;
 }
 
-/* Put it into the report; a failure may be the end. */
+/* Put it into the report; a failure may be the end, and when the time is over it is. */
 static void report_result(struct suite *suite, const struct check_result *result)
 {
     struct check_report *report = suite->report;
     check_report_add(report, result);
-    if (!suite->params->fail_fast || report->num_results == 0 ||
-        !check_code_fails(report->results[report->num_results - 1].code))
-        return;
-    report->cut = true;
-    suite->stopped = true;
+    bool fails =
+        report->num_results > 0 && check_code_fails(report->results[report->num_results - 1].code);
+    if (suite->late)
+        report->cut = "as the time for everything was over (--timeout); what follows was not run";
+    else if (suite->params->fail_fast && fails)
+        report->cut = "at the first failure (--fail-fast)";
+    suite->stopped |= report->cut != NULL;
 }
 
 /* Add a result that no child was asked for. A failure is one even if nobody asked: no case that was

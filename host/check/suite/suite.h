@@ -42,6 +42,7 @@ struct suite {
     FILE *list; /* ids are written here instead of being run; NULL = run */
     size_t listed;
     struct sha256_ctx cases;    /* of report->cases_sha256 */
+    bool late;                  /* the time for everything is over */
     bool stopped;               /* nothing more can be asked */
     enum check_outcome outcome; /* CHECK_GOOD, or why the report is nothing to go by */
     char why[512];              /* with another outcome */

@@ -28,6 +28,7 @@ enum check_code suite_code_of(enum sandbox_end end)
 
 void suite_note_end(struct suite *suite, const struct sandbox_reply *reply)
 {
+    suite->late |= reply->end == SANDBOX_LATE;
     suite->stopped |= reply->end == SANDBOX_INTERRUPTED || reply->end == SANDBOX_BROKEN;
     if (reply->end != SANDBOX_BROKEN)
         return;

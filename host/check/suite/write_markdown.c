@@ -34,7 +34,7 @@ static void write_head(const struct check_report *report, FILE *file)
     if (report->interrupted)
         fprintf(file, "**Interrupted** by signal %d.\n\n", report->interrupted);
     if (report->cut)
-        fputs("**Cut short** at the first failure (`--fail-fast`).\n\n", file);
+        fprintf(file, "**Cut short** %s.\n\n", report->cut);
     if (report->params->quick)
         fputs("A sample of the cases alone (`--quick`).\n\n", file);
     if (report->params->repeat > 1)

@@ -56,7 +56,7 @@ void write_tap_end(const struct check_report *report, FILE *file)
     if (report->num_results == 0)
         fputs(head, file);
     if (report->cut)
-        fputs("# cut short at the first failure: --fail-fast\n", file);
+        fprintf(file, "# cut short %s\n", report->cut);
     if (report->params->quick)
         fputs("# a sample of the cases: --quick\n", file);
     if (report->params->repeat > 1)

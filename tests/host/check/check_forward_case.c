@@ -61,7 +61,8 @@ static struct forward_case *make(const struct case_spec *spec, uint64_t seed)
 static struct grid *make_grid(void)
 {
     struct grid *grid = NULL;
-    struct grid_backend backend = {f.subject.type, f.subject.options, f.subject.services, f.device};
+    struct grid_backend backend = {f.subject.type, f.subject.options, f.subject.services, f.device,
+                                   NULL};
     GOOD(grid_create(&backend, 3, false, &grid, &failure.base));
     return grid;
 }

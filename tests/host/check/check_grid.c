@@ -7,6 +7,7 @@
 
 #include "host/check/cases/forward_case_private.h"
 #include "host/check/cases/mla_spec.h"
+#include "host/check/cases/numerics.h"
 #include "host/base/mix.h"
 #include "host/base/text.h"
 
@@ -30,7 +31,7 @@ static void close_native(void)
 static struct grid *make_grid(const attn_backend_type *type, uint64_t seed, bool exhaustive)
 {
     struct grid *grid = NULL;
-    struct grid_backend backend = {type, f.subject.options, f.subject.services, f.device};
+    struct grid_backend backend = {type, f.subject.options, f.subject.services, f.device, NULL};
     GOOD(grid_create(&backend, seed, exhaustive, &grid, &failure.base));
     return grid;
 }
@@ -69,6 +70,25 @@ static attn_status choosy_query(const attn_backend_type *type, const attn_option
         (group->num_q_heads == 26 && group->head_dim == 256))
         return refuse(verdict, "not this one");
     return ATTN_OK;
+}
+
+static int32_t num_queries;
+
+/* f32 alone, no LSE, no window of the causal kind: plain points differ from what it takes in three ways. */
+static attn_status narrow_query(const attn_backend_type *type, const attn_options *options,
+                                const attn_services *services, const attn_problem *problem,
+                                attn_verdict *verdict, attn_error *error)
+{
+    (void)type;
+    num_queries++;
+    attn_status status =
+        f.subject.type->query(f.subject.type, options, services, problem, verdict, error);
+    uint32_t more = (problem->q_dtype != ATTN_F32) +
+                    (problem->bounds->uses & ATTN_USES_LSE ? 1u : 0u) +
+                    (problem->group->head_dim != 128);
+    verdict->supported = status == ATTN_OK && verdict->supported && more == 0;
+    verdict->num_reasons += more;
+    return status;
 }
 
 static attn_status no_query(const attn_backend_type *type, const attn_options *options,
@@ -235,6 +255,36 @@ START_TEST(products_are_of_what_is_accepted)
 }
 END_TEST
 
+/* What differs from the plain points in several ways at once is found by its reasons. */
+START_TEST(a_base_is_found_by_reasons)
+{
+    struct case_spec spec;
+    struct grid *grid = make_grid(with_query(narrow_query), 1, false);
+    ck_assert_str_eq(grid->refusal, "");
+    ck_assert_int_gt(grid->num_points, 20);
+    ck_assert(grid_accepts(grid, &grid->base, &spec, NULL, 0));
+    ck_assert_int_eq(spec.head_dim, 128);
+    grid_destroy(grid);
+}
+END_TEST
+
+/* A query may be slow: to choose and to count cases each question is posed once. */
+START_TEST(no_question_is_posed_twice)
+{
+    static const struct grid_choice choices[] = {{AXIS_PAGE, 7}, {AXIS_WINDOW, 0xff}, {0, 0}};
+    struct grid *grid = make_grid(with_query(narrow_query), 1, false);
+    struct check_subject subject = f.subject;
+    subject.grid = &grid;
+    int32_t count = numerics_count(&subject, choices), before = num_queries;
+    ck_assert_int_gt(count, 1);
+    ck_assert_int_eq(numerics_count(&subject, choices), count);
+    ck_assert_int_eq(num_queries, before);
+    ck_assert(grid_accepts(grid, &grid->base, NULL, NULL, 0)); /* as a case does */
+    ck_assert_int_eq(num_queries, before + 1);
+    grid_destroy(grid);
+}
+END_TEST
+
 START_TEST(nothing_accepted_is_an_empty_grid)
 {
     struct grid *grid = make_grid(with_query(no_query), 1, true);
@@ -382,6 +432,8 @@ static Suite *suite(void)
     tcase_add_test(t, index_forms_are_found);
     tcase_add_test(t, every_rule_is_exercised);
     tcase_add_test(t, products_are_of_what_is_accepted);
+    tcase_add_test(t, a_base_is_found_by_reasons);
+    tcase_add_test(t, no_question_is_posed_twice);
     tcase_add_test(t, nothing_accepted_is_an_empty_grid);
     tcase_add_test(t, latent_points_are_the_same_on_every_machine);
     tcase_add_test(t, chunks_lie_in_their_prefix);

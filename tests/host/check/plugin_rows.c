@@ -171,7 +171,7 @@ static attn_status open_plugin(struct evidence *e, const char *path, const char 
                                         .cpu = e->device,
                                         .seed = e->seed};
     const struct grid_backend asked = {e->backend.type, e->backend.options, e->backend.services,
-                                       e->device};
+                                       e->device, NULL};
     return grid_create(&asked, e->seed, false, &e->grid, error);
 }
 
