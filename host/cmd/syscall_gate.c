@@ -19,7 +19,7 @@ enum { USER_DISPATCH = 2 }; /* si_code: SYS_USER_DISPATCH, which glibc 2.36 has 
 
 /* What the kernel looks at, for calls from outside the range. */
 static _Thread_local volatile char selector = SYSCALL_DISPATCH_FILTER_ALLOW;
-static _Thread_local bool has_gate;
+static _Thread_local bool has_gate, was_tried;
 
 /* ---- The range ------------------------------------------------------------------------------- */
 
@@ -75,8 +75,9 @@ static bool is_emulated(void)
 void syscall_gate_close(void)
 {
     struct range range = {0, 0};
-    if (!has_gate && !is_emulated())
+    if (!was_tried && !is_emulated())
         range = find_range();
+    was_tried = true;
     if (range.begin && range.begin < range.end)
         has_gate = prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, range.begin,
                          range.end - range.begin, &selector) == 0;

@@ -409,6 +409,7 @@ void warden_begin(const char *command)
     guard_watch_children(end_child);
     process_state_take(&warden.ambient);
     guard_watch = look_around;
+    guard_before_task = syscall_gate_close;
     warden.armed = true;
     syscall_gate_close();
 }

@@ -15,6 +15,7 @@
 
 _Thread_local struct guard_call *guard_current;
 guard_watcher guard_watch;
+void (*guard_before_task)(void);
 
 /* ---- Words ----------------------------------------------------------------------------------- */
 
@@ -194,6 +195,8 @@ static attn_status run_guarded(void *arg, int64_t task, uint32_t worker)
     const struct guarded_job *job = arg;
     struct guard_call call;
     guard_enter_hot(&call, job->call->party, job->call->entry, job->call->layer);
+    if (guard_before_task)
+        guard_before_task();
     attn_status status = job->task(job->arg, task, worker);
     guard_leave_hot(&call);
     return status;

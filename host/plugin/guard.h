@@ -51,6 +51,9 @@ extern _Thread_local struct guard_call *guard_current
 typedef void (*guard_watcher)(const struct guard_call *call);
 extern guard_watcher guard_watch __attribute__((visibility("hidden")));
 
+/* Prepares a thread for a task that runs on it, each time; or NULL. Set with guard_watch. */
+extern void (*guard_before_task)(void) __attribute__((visibility("hidden")));
+
 /* A mark of this process: memory that the kernel wipes in a child, however it was forked. */
 extern const volatile uint32_t *guard_home __attribute__((visibility("hidden")));
 

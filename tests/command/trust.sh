@@ -132,14 +132,16 @@ if test "$(uname -m)" != x86_64 || test "$oldest" != 5.11; then
 elif grep -q -e __asan_init -e __tsan_init "$command"; then
     tap_skip "system calls without the C library" "a sanitizer makes such calls itself"
 else
-    for where in describe:describe query:query "forward:forward_extend of layer 0"; do
+    for where in describe:describe query:query "forward:forward_extend of layer 0" "task:forward_extend of layer 0"; do
         call=${where%%:*} said=${where#*:}
         run 5 "the end of the process in $call without the C library" $call:exit_inline \
             "a system call that ends the process in " "$said"
         run 5 "the end of the thread in $call without the C library" $call:end_thread_inline \
             "a system call that ends a thread in " "$said"
     done
-    run 0 "another system call without the C library is made" forward:call_inline
+    for call in forward task; do
+        run 0 "another system call without the C library is made in a $call" $call:call_inline
+    done
     run 135 "a check of alignment that is left on is named" query:check_alignment "ended by SIGBUS in "
 fi
 for other in list explain; do
@@ -487,8 +489,13 @@ done
 rm ../survived.json
 (VILLAIN=destroy:hang exec "$command" run run.ini --json ../survived.json) >../out 2>../err </dev/null &
 process=$!
-until grep -q '^digest' ../out || ! kill -0 $process; do sleep 0.1; done
+tries=0
+until grep -q '^}' ../survived.json 2>/dev/null || ! kill -0 $process || test $tries -gt 600; do
+    tries=$((tries + 1))
+    sleep 0.1
+done
 tap_try "nor does a destroy that hangs" grep -q '^}' ../survived.json
+tap_try "which is printed first" grep -q '^digest' ../out
 kill -KILL $process
 wait $process
 ends 153 "a file that grows past its limit is named" forward:write_too_much \
