@@ -40,6 +40,7 @@ typedef struct _object py_object;
     X(double, PyFloat_AsDouble, (py_object *))                                                     \
     X(py_object *, PyUnicode_DecodeUTF8, (const char *, ptrdiff_t, const char *))                  \
     X(const char *, PyUnicode_AsUTF8AndSize, (py_object *, ptrdiff_t *))                           \
+    X(py_object *, PyMemoryView_FromMemory, (char *, ptrdiff_t, int))                              \
     X(py_object *, PyCapsule_New, (void *, const char *, void (*)(py_object *)))                   \
     X(int, PyCapsule_IsValid, (py_object *, const char *))                                         \
     X(void *, PyCapsule_GetPointer, (py_object *, const char *))                                   \

@@ -57,9 +57,57 @@ static struct dl_managed *make_view(const attn_tensor *tensor)
     return view;
 }
 
+/* ---- numpy ----------------------------------------------------------------------------------- */
+
+static py_object *extents(const int64_t *values, uint32_t count, int64_t unit)
+{
+    py_object *tuple = py.PyTuple_New((ptrdiff_t)count);
+    for (uint32_t d = 0; d < count; d++)
+        python_put(tuple, (int)d, python_int(values[d] * unit));
+    return tuple;
+}
+
+/* numpy.ndarray(shape, dtype, buffer, offset, strides): without a view of a view, and its 15 us. */
+static py_object *make_array(const attn_instance *instance, const attn_tensor *tensor,
+                             attn_error *error)
+{
+    enum { WRITABLE = 0x200 /* PyBUF_WRITE */ };
+    static const char kinds[] = "iuf";
+    static char nothing;
+    uint32_t code = tensor->dtype & 0xffu;
+    int64_t size = attn_dtype_size(tensor->dtype), low = 0, high = size;
+    char name[8];
+    if (code >= sizeof kinds - 1) {
+        attn_util_fail(error, ATTN_UNSUPPORTED,
+                       "numpy has no %s: accepted dtypes = \"f32, f16\", or PyTorch",
+                       attn_util_dtype_name(tensor->dtype));
+        return NULL;
+    }
+    snprintf(name, sizeof name, "<%c%d", kinds[code], (int)size);
+    for (uint32_t d = 0; d < tensor->ndim; d++) {
+        int64_t span = (tensor->shape[d] - 1) * tensor->strides[d] * size;
+        low += span < 0 ? span : 0;
+        high += span > 0 ? span : 0;
+    }
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        if (tensor->shape[d] == 0)
+            low = high = 0;
+    char *data = attn_util_data(tensor);
+    py_object *arguments = py.PyTuple_New(5);
+    python_put(arguments, 0, extents(tensor->shape, tensor->ndim, 1));
+    python_put(arguments, 1, python_text(name));
+    python_put(arguments, 2,
+               py.PyMemoryView_FromMemory(data ? data + low : &nothing, high - low, WRITABLE));
+    python_put(arguments, 3, python_int(-low));
+    python_put(arguments, 4, extents(tensor->strides, tensor->ndim, size));
+    return python_call(instance->convert, arguments, error);
+}
+
 py_object *python_tensor(const attn_instance *instance, const attn_tensor *tensor,
                          attn_error *error)
 {
+    if (instance->is_numpy)
+        return make_array(instance, tensor, error);
     struct dl_managed *view = make_view(tensor);
     py_object *capsule = view ? py.PyCapsule_New(view, "dltensor", drop_capsule) : NULL;
     py_object *arguments = py.PyTuple_New(1);

@@ -67,7 +67,9 @@ static attn_status keep_more(attn_instance *made, const attn_problem *problems,
     return ATTN_OK;
 }
 
-/* The class's own object: (object, convert) or a failure. */
+/* The class's own object: (object, convert, is_numpy, None) or a failure, which has three. */
+enum { CREATED = 4 };
+
 static attn_status make_object(attn_instance *made, const attn_options *options, attn_error *error)
 {
     uint32_t count = made->model.num_layers;
@@ -82,10 +84,11 @@ static attn_status make_object(attn_instance *made, const attn_options *options,
     py_object *method = py.PyObject_GetAttrString(made->kind->object, "create");
     py_object *answer = python_call(method, arguments, error);
     py.Py_DecRef(method);
-    if (!answer || py.PyTuple_Size(answer) != 2)
+    if (!answer || py.PyTuple_Size(answer) != CREATED)
         return python_status(answer, error);
     made->object = py.PyTuple_GetItem(answer, 0);
     made->convert = py.PyTuple_GetItem(answer, 1);
+    made->is_numpy = (int32_t)py.PyLong_AsLongLong(py.PyTuple_GetItem(answer, 2));
     py.Py_IncRef(made->object);
     py.Py_IncRef(made->convert);
     py.Py_DecRef(answer);

@@ -80,7 +80,9 @@ struct attn_instance {
     struct python_layer *layers; /* [model.num_layers] */
     int32_t device_type, device_id;
     py_object *object;  /* _Instance */
-    py_object *convert; /* capsule -> tensor */
+    py_object *convert; /* capsule -> tensor; or numpy.ndarray, */
+    int32_t is_numpy;   /* which takes a buffer */
+    int32_t reserved;
 };
 
 /* A tensor that stays: caches, sinks. */

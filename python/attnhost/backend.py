@@ -523,11 +523,11 @@ def _create(kind: _Kind, layers: Tuple[Layer, ...], options: Dict[str, Any], dev
             workers: int) -> Any:
     convert = _converter(kind.cls.tensors, workers)
     instance = _Instance(kind, kind.cls(layers, options, device), layers, device)
-    return instance, convert
+    return instance, convert, int(convert.__module__ == "numpy"), None
 
 
 def _converter(tensors: str, workers: int) -> Any:
-    """From a DLPack capsule to a tensor, without a copy."""
+    """From a DLPack capsule to a tensor, without a copy; or numpy.ndarray, of which python.so makes arrays."""
     if tensors in ("", "torch"):
         try:
             import torch
@@ -540,7 +540,7 @@ def _converter(tensors: str, workers: int) -> Any:
     if tensors == "dlpack":
         return _View
     import numpy
-    return lambda capsule: numpy.asarray(_View(capsule))
+    return numpy.ndarray
 
 
 class _DLTensor(ctypes.Structure):
