@@ -13,6 +13,7 @@
 #include "host/base/text.h"
 #include "host/base/output.h"
 #include "host/cmd/exit_codes.h"
+#include "host/plugin/loader.h"
 
 /* FIRST_ROW + r gives getopt the row; GO_ON is no exit code: the command line is still being read.
  */
@@ -180,6 +181,12 @@ static bool add_set(struct arguments *arguments, const char *key, const char *te
     snprintf(set, size, "%s%s%s", key ? key : "", key ? "=" : "", text);
     sets[arguments->num_sets++] = set;
     return true;
+}
+
+bool arguments_is_plugin(const char *target)
+{
+    size_t length = strlen(target);
+    return (length > 3 && strcmp(target + length - 3, ".so") == 0) || loader_is_source(target);
 }
 
 bool arguments_set(struct arguments *arguments, const char *key, const char *value)

@@ -97,6 +97,9 @@ int arguments_run(const struct command *command, int argc, char **argv);
  * stay as they are. Each line of it ends with a '\n'. */
 void arguments_print_text(FILE *file, const char *text);
 
+/* Is it the file of a plugin: "x.so", "x.py", "module:Class"? */
+bool arguments_is_plugin(const char *target);
+
 /* As --set KEY=VALUE does. false when memory ran out. */
 bool arguments_set(struct arguments *arguments, const char *key, const char *value);
 

@@ -328,9 +328,7 @@ static int inspect_name(const struct arguments *arguments, const attnhost *host,
 
 static int is_file(const char *target)
 {
-    size_t length = strlen(target);
-    return strchr(target, '/') || (length > 3 && strcmp(target + length - 3, ".so") == 0) ||
-           loader_is_source(target);
+    return strchr(target, '/') || arguments_is_plugin(target);
 }
 
 /* A file alone, so that a backend of the same name that is installed does not stand in its way. */

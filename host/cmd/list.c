@@ -336,7 +336,13 @@ static int run(struct arguments *arguments)
         return EXIT_GOOD;
     }
     struct config *config = NULL;
-    int code = arguments_load_config(arguments, arguments->target, &config);
+    const char *ini = arguments->target;
+    if (ini && arguments_is_plugin(ini)) {
+        if (!arguments_set(arguments, "plugins.path", ini))
+            return EXIT_RUN_TIME;
+        ini = NULL;
+    }
+    int code = arguments_load_config(arguments, ini, &config);
     if (code == EXIT_GOOD)
         code = list(arguments, config);
     config_destroy(config);
@@ -346,20 +352,23 @@ static int run(struct arguments *arguments)
 const struct command command_list = {
     .name = "list",
     .summary = "plugins and backends found, usable here or why not",
-    .usage = "[CONFIG.ini] [OPTION]...",
-    .names = "CONFIG.ini",
+    .usage = "[CONFIG.ini|PLUGIN.so|PLUGIN.py] [OPTION]...",
+    .names = "CONFIG.ini or plugin file",
     .target = TARGET_AT_MOST_ONE,
     .calls_plugins = true,
     .about =
         "Lists the plugin files that were found and their backends: usable here, or why not. A\n"
         "file that is refused is listed with its reason. Searched are the paths of the ini, the\n"
-        "folders of ATTNHOST_PLUGIN_PATH and the folder that plugins are installed in.\n",
+        "folders of ATTNHOST_PLUGIN_PATH and the folder that plugins are installed in. A plugin "
+        "file\n"
+        "is listed before them, as with --set plugins.path=FILE.\n",
     .options = options,
     .ending = "The list goes to stdout, everything else to stderr. Exit codes: 0 success;\n"
               "2 usage or configuration; 3 a critical plugin is refused.\n"
               "\n"
               "examples:\n"
               "  attnhost list\n"
+              "  attnhost list ./my_plugin.so\n"
               "  attnhost list --set plugins.path=/opt/my/plugins --json\n"
               "  attnhost list --matrix\n"
               "  attnhost list --words | grep -w head_dim\n",

@@ -413,6 +413,11 @@ if test $code -eq 0 && ! grep -q refused "$folder/err"; then
 else
     tap_not_ok "a plugin that is shadowed is not mentioned" "exit code $code: $(cat "$folder/err")"
 fi
+if "$command" list "$plugins/cpu_native.so" >"$folder/out" 2>&1 && grep -q '^    cpu_native' "$folder/out"; then
+    tap_ok "list takes the file of a plugin"
+else
+    tap_not_ok "list takes the file of a plugin" "$(cat "$folder/out")"
+fi
 ATTNHOST_PLUGIN_PATH=$folder/q "$command" list "$folder/good.ini" >"$folder/out" 2>&1
 if grep -qF "not used: $(cd "$plugins" && pwd -P)/cpu_native.so already provides it" "$folder/out"; then
     tap_ok "list shows what shadows it"
