@@ -40,6 +40,7 @@ typedef struct mla_bench {
     int32_t *lens, *prefix, *last, *requests; /* [num_seqs] */
     int32_t *q_indptr, *kv_indptr;            /* [num_seqs + 1] */
     int32_t *num_real;                        /* sequences, rows */
+    int32_t *slots; /* req_to_token: [num_seqs + 1][max_pages * page_size] */
     attn_scale scale;
     attn_kv_batch kv;
     attn_speculation speculation;
@@ -58,7 +59,8 @@ static uint32_t mode_of(const mla_setup *s)
 static size_t index_elements(const mla_bench *b)
 {
     size_t seqs = (size_t)b->setup.num_seqs;
-    return seqs * (size_t)b->max_pages + NUM_ARRAYS * (seqs + 2);
+    return (seqs + (seqs + 1) * (size_t)b->setup.page_size) * (size_t)b->max_pages +
+           NUM_ARRAYS * (seqs + 2);
 }
 
 static void fill_index(mla_bench *b)
@@ -69,7 +71,12 @@ static void fill_index(mla_bench *b)
     b->pages = b->shim.index;
     for (int32_t i = 0; i < NUM_ARRAYS; i++)
         *parts[i] = b->pages + s->num_seqs * b->max_pages + i * (s->num_seqs + 2);
+    b->slots = b->pages + s->num_seqs * b->max_pages + NUM_ARRAYS * (s->num_seqs + 2);
     shim_shuffle_pages(b->pages, s->num_seqs * b->max_pages);
+    const int64_t row =
+        (int64_t)b->max_pages * s->page_size; /* slots of a request; of 0 they are 0 */
+    for (int64_t j = 0; j < s->num_seqs * row; j++)
+        b->slots[row + j] = b->pages[j / s->page_size] * s->page_size + (int32_t)(j % s->page_size);
     for (int32_t n = 0; n < s->num_seqs; n++) {
         b->lens[n] = s->num_tokens;
         b->prefix[n] = s->num_tokens - s->num_new;
@@ -87,10 +94,13 @@ static void fill_batch(shim *made)
     mla_bench *b = (mla_bench *)made; /* which begins with it */
     const mla_setup *s = &b->setup;
     b->kv = (attn_kv_batch){.struct_size = sizeof b->kv,
-                            .index_forms = ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR,
+                            .index_forms =
+                                ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR | ATTN_INDEX_REQ_TO_TOKEN,
                             .page_size = s->page_size,
                             .block_table_stride = b->max_pages,
                             .block_table = shim_both(made, b->pages),
+                            .req_to_token_stride = b->max_pages * s->page_size,
+                            .req_to_token = shim_both(made, b->slots),
                             .kv_indptr = shim_both(made, b->kv_indptr),
                             .kv_indices = shim_both(made, b->pages),
                             .last_page_len = shim_both(made, b->last)};
