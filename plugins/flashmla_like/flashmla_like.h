@@ -87,6 +87,4 @@ attn_status fm_forward_extend(attn_metadata *metadata, int32_t layer_id,
 attn_status fm_forward_decode(attn_metadata *metadata, int32_t layer_id,
                               const attn_forward_args *args, attn_stream stream, attn_error *error);
 
-extern const attn_backend_type flashmla_like_type;
-
 #endif /* FLASHMLA_LIKE_H */

@@ -210,7 +210,7 @@ edited "a section without a backend's name" '$a [backend.]' 17 "accepted: [backe
 edited "a section of an unknown type" 's/^attention_backend = .*/attention_backend = mine/
 $a [backend.mine]\ntype = cpu_nativ' "" "$folder/bad.ini:18" \
     "no backend type is called 'cpu_nativ'" "did you mean 'cpu_native'?" \
-    "accepted: cpu_linear, cpu_native, fa3_like, flashinfer_like, flashmla_like, hybrid_phase"
+    "accepted: cpu_linear, cpu_native, dsa_like, fa3_like, flashinfer_like, flashmla_like, hybrid_phase"
 edited "a child that is not given" "${hybrid}prefill = cpu_native" 18 "backend.mine.decode" \
     "is missing" "accepted: the name of a backend"
 edited "a missing child" "${hybrid}prefill = cpu_native\ndecode = nobody" 20 "'nobody'"

@@ -166,10 +166,12 @@ static void drop_features(struct caps_problem *p)
     p->group.flags &= (uint32_t)(ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI);
 }
 
-/* Layer kinds come with their dimensions. */
+/* Layer kinds come with their dimensions; sparse layers are over latents where the cache is of these. */
 static void complete_kind(struct caps_problem *p)
 {
-    p->group.mla = p->group.kind == ATTN_KIND_MLA ? &p->mla : NULL;
+    const char *layout = p->problem.kv_layout;
+    bool is_latent = p->group.kind == ATTN_KIND_SPARSE && layout && strncmp(layout, "mla.", 4) == 0;
+    p->group.mla = p->group.kind == ATTN_KIND_MLA || is_latent ? &p->mla : NULL;
     p->group.linear = p->group.kind == ATTN_KIND_LINEAR ? &p->linear : NULL;
     p->group.sparse = p->group.kind == ATTN_KIND_SPARSE ? &p->sparse : NULL;
 }
@@ -296,6 +298,15 @@ static bool set_layout(const char **layout, const char *word)
     return layouts_public(word) != NULL;
 }
 
+static bool set_kv_layout(struct caps_problem *p, const char *word)
+{
+    if (!set_layout(&p->problem.kv_layout, word))
+        return false;
+    if (p->group.kind == ATTN_KIND_SPARSE)
+        complete_kind(p);
+    return true;
+}
+
 bool caps_set_word(struct caps_problem *p, uint32_t field, const char *word)
 {
     const struct number_field *dtype = find_field(dtype_fields, NUM_FIELDS(dtype_fields), field);
@@ -310,7 +321,7 @@ bool caps_set_word(struct caps_problem *p, uint32_t field, const char *word)
         return true;
     }
     if (field == ATTN_FIELD_KV_LAYOUT)
-        return set_layout(&p->problem.kv_layout, word);
+        return set_kv_layout(p, word);
     if (field == ATTN_FIELD_STATE_LAYOUT)
         return set_layout(&p->problem.state_layout, word);
     for (size_t n = 0; n < NUM_FIELDS(words); n++)
@@ -493,6 +504,8 @@ void caps_set_anything(struct caps_problem *p, uint64_t seed)
         set_any_dtype(p, which - (int32_t)NUMBERS, seed);
     } else if (which < (int32_t)NUMBERS + DTYPES + 2) {
         p->problem.kv_layout = any_layout[draw(seed, 1, (int32_t)NUM_FIELDS(any_layout))];
+        if (p->group.kind == ATTN_KIND_SPARSE)
+            complete_kind(p);
     } else if (which == (int32_t)NUMBERS + DTYPES + 2) {
         p->group.flags |= 1u << (2 + draw(seed, 1, 30));
     } else {
@@ -653,8 +666,9 @@ bool caps_problem_spec(const struct caps_problem *p, uint64_t seed, struct case_
     const attn_layer_group *g = &p->group;
     uint32_t modes = p->bounds.modes & ~ATTN_MODE_BIT(ATTN_MODE_IDLE);
     int32_t mode = pick_bit(modes, seed, 1), mask = pick_bit(p->bounds.mask_kinds, seed, 2);
-    bool is_sparse = g->kind == ATTN_KIND_SPARSE && p->sparse.index_kind == ATTN_SPARSE_TOKEN &&
-                     p->sparse.block_size == 1 && p->sparse.label_dim == 0;
+    bool is_sparse = g->kind == ATTN_KIND_SPARSE && !g->mla &&
+                     p->sparse.index_kind == ATTN_SPARSE_TOKEN && p->sparse.block_size == 1 &&
+                     p->sparse.label_dim == 0;
     if ((g->kind != ATTN_KIND_SOFTMAX && !is_sparse) || p->elsewhere || mode < 0 || mask < 0)
         return false;
     bool encoder = g->attn_type == ATTN_TYPE_ENCODER_ONLY;

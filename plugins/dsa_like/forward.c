@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward.c: launches of a layer: new keys, then logits and choices wave by wave, then attention.
+ */
+#include "plugins/dsa_like/dsa_like.h"
+
+#include "attn_plugin_util.h"
+#include "plugins/flashmla_like/type.h"
+
+enum { MOST_LABEL_BLOCKS = 5, SHARED_OF_BLOCK = 1024 }; /* of a multiprocessor; the system's */
+
+static attn_status find_layer(const attn_instance *instance, int32_t layer_id, uint32_t *index,
+                              const attn_util_layer **layer, attn_error *error)
+{
+    for (uint32_t i = 0; i < instance->num_groups; i++)
+        for (uint32_t n = 0; n < instance->groups[i].base.num_layers; n++)
+            if (instance->groups[i].base.layers[n].layer_id == layer_id) {
+                *index = i;
+                *layer = &instance->groups[i].base.layers[n];
+                return ATTN_OK;
+            }
+    return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                "layer_id %d is not of this instance", layer_id);
+}
+
+/* ---- Launches -------------------------------------------------------------------------------- */
+
+static int64_t num_sms(const attn_metadata *metadata)
+{
+    return cuda_plan_num_sms(&metadata->plan, metadata->instance->facts.num_sms);
+}
+
+static attn_status run(const attn_metadata *metadata, cuda_launch launch, void *params,
+                       attn_stream stream, attn_error *error)
+{
+    launch.grid[1] = launch.grid[2] = 1;
+    launch.programmatic = 1;
+    return cuda_launch_run(metadata->instance->cuda, &launch, &params, stream, error);
+}
+
+static attn_status launch_save(const attn_metadata *metadata, dsa_save_call *call,
+                               attn_stream stream, attn_error *error)
+{
+    const int64_t rows = cuda_plan_extent(&metadata->plan).tokens, most = 8 * num_sms(metadata);
+    return run(metadata,
+               (cuda_launch){.function = metadata->instance->save,
+                             .name = "dsa_save",
+                             .grid = {rows < most ? rows : most},
+                             .block = {DSA_SAVE_THREADS}},
+               call, stream, error);
+}
+
+/* As many blocks as run at once. */
+static attn_status launch_label(const attn_metadata *metadata, const dsa_layers *group,
+                                dsa_label_call *call, attn_stream stream, attn_error *error)
+{
+    const attn_instance *instance = metadata->instance;
+    const int codes = dsa_multiplies_codes(group), queries = call->planned.queries;
+    const uint32_t shared =
+        (uint32_t)(codes ? DSA_LABEL_SHARED(1, queries) : DSA_LABEL_SHARED(2, queries));
+    const uint32_t blocks =
+        (instance->facts.shared_memory + SHARED_OF_BLOCK) / (shared + SHARED_OF_BLOCK);
+    return run(metadata,
+               (cuda_launch){.function = codes ? instance->label_codes : instance->label_wide,
+                             .name = "dsa_label",
+                             .grid = {num_sms(metadata) *
+                                      (blocks > MOST_LABEL_BLOCKS ? MOST_LABEL_BLOCKS : blocks)},
+                             .block = {DSA_LABEL_THREADS},
+                             .shared = shared},
+               call, stream, error);
+}
+
+/* Longer rows than shared memory has room for are read again for each digit. */
+static attn_status launch_choose(const attn_metadata *metadata, dsa_choose_call *call,
+                                 attn_stream stream, attn_error *error)
+{
+    const int64_t room =
+        ((int64_t)metadata->instance->facts.shared_memory - DSA_CHOOSE_SHARED(0)) / 4;
+    const int64_t longest = metadata->plan.kind == ATTN_METADATA_GRAPH
+                                ? metadata->plan.bounds.max_kv_len
+                                : metadata->plan.batch.max_kv_len;
+    call->cached = (int)(longest < room ? longest : room);
+    return run(metadata,
+               (cuda_launch){.function = metadata->instance->choose,
+                             .name = "dsa_choose",
+                             .grid = {call->end - call->first},
+                             .block = {DSA_CHOOSE_THREADS},
+                             .shared = (uint32_t)DSA_CHOOSE_SHARED(call->cached)},
+               call, stream, error);
+}
+
+static attn_status launch_take(const attn_metadata *metadata, dsa_take_call *call,
+                               attn_stream stream, attn_error *error)
+{
+    return run(metadata,
+               (cuda_launch){.function = metadata->instance->take,
+                             .name = "dsa_take",
+                             .grid = {cuda_plan_extent(&metadata->plan).tokens},
+                             .block = {DSA_TAKE_THREADS}},
+               call, stream, error);
+}
+
+/* ---- Steps ----------------------------------------------------------------------------------- */
+
+static attn_status index_rows(const attn_metadata *metadata, const dsa_layers *group,
+                              dsa_call *call, attn_stream stream, attn_error *error)
+{
+    const int64_t rows = cuda_plan_extent(&metadata->plan).tokens;
+    const int wave = call->label.planned.wave;
+    attn_status status = ATTN_OK;
+    for (int64_t first = 0; first < rows && status == ATTN_OK; first += wave) {
+        call->label.first = call->choose.first = (int)first;
+        call->label.end = call->choose.end = (int)(first + wave < rows ? first + wave : rows);
+        if (call->labels)
+            status = launch_label(metadata, group, &call->label, stream, error);
+        if (status == ATTN_OK && call->chooses)
+            status = launch_choose(metadata, &call->choose, stream, error);
+    }
+    return status;
+}
+
+/* Attention to the lists; the caches have all new keys by now. */
+static attn_status attend(const attn_metadata *metadata, int32_t layer_id,
+                          const attn_forward_args *args, attn_stream stream, attn_error *error)
+{
+    const attn_tensor *operands[ATTN_ROLE_COUNT];
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
+        operands[role] = attn_operand(args, role);
+    operands[ATTN_ROLE_C_KV] = operands[ATTN_ROLE_K_PE] = NULL;
+    attn_forward_args given = *args;
+    given.flags &= ~(uint32_t)ATTN_FORWARD_SAVE_KV;
+    given.num_operands = ATTN_ROLE_COUNT;
+    given.operands = operands;
+    return flashmla_like_type.ops->forward_extend(metadata->attend, layer_id, &given, stream,
+                                                  error);
+}
+
+static void describe_all(const attn_metadata *metadata, uint32_t index, dsa_call *call)
+{
+    dsa_batch planned;
+    dsa_describe(metadata, index, &planned);
+    call->save.batch = planned.batch;
+    call->label.planned = call->choose.planned = call->take.planned = planned;
+    call->choose.lists = call->take.lists = dsa_lists(metadata);
+    call->choose.list_row = call->take.list_row = metadata->rows[index].req_to_token_stride;
+}
+
+static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id,
+                           const attn_forward_args *given, attn_stream stream, attn_error *error)
+{
+    dsa_call call = {.saves = 0};
+    attn_forward_args args;
+    uint32_t index = 0;
+    const attn_util_layer *layer = NULL;
+    if (!metadata || !given)
+        return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "metadata or args is NULL");
+    attn_status status = cuda_plan_check_forward(&metadata->plan, decode, error);
+    if (status != ATTN_OK || !cuda_plan_has_rows(&metadata->plan))
+        return status;
+    status = find_layer(metadata->instance, layer_id, &index, &layer, error);
+    if (status != ATTN_OK)
+        return status;
+    ATTN_UTIL_READ(&args, given);
+    status = dsa_take_operands(metadata, index, layer, &args, &call, error);
+    if (status != ATTN_OK)
+        return status;
+    describe_all(metadata, index, &call);
+    if (call.saves)
+        status = launch_save(metadata, &call.save, stream, error);
+    if (status == ATTN_OK && (call.labels || call.chooses))
+        status = index_rows(metadata, &metadata->instance->groups[index], &call, stream, error);
+    if (status == ATTN_OK && call.attends && !call.chooses)
+        status = launch_take(metadata, &call.take, stream, error);
+    if (status == ATTN_OK && call.attends)
+        status = attend(metadata, layer_id, &args, stream, error);
+    return status;
+}
+
+attn_status dsa_forward_extend(attn_metadata *metadata, int32_t layer_id,
+                               const attn_forward_args *args, attn_stream stream, attn_error *error)
+{
+    return forward(metadata, 0, layer_id, args, stream, error);
+}
+
+attn_status dsa_forward_decode(attn_metadata *metadata, int32_t layer_id,
+                               const attn_forward_args *args, attn_stream stream, attn_error *error)
+{
+    return forward(metadata, 1, layer_id, args, stream, error);
+}

@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * label.cuh: logits of an indexer. 64 labels are the rows of a product and the indexer's heads its
+ * columns, so that a label is read once for all heads of a group's queries:
+ *
+ *   S[64 x 64] = K[64 x 128] Q^T,   logit = scale * sum over columns of weight * max(0, S)
+ *
+ * A block is one warpgroup, which keeps DSA_STAGES - 1 tiles on their way by cp.async, 16 bytes a
+ * lane, whatever the size of a page is; several blocks share a multiprocessor, so that one loads or
+ * adds up while another multiplies. Codes times codes are products of e4m3, their labels' scales
+ * applied to the sum; all else is widened to bf16, which is exact.
+ */
+#ifndef DSA_LIKE_LABEL_CUH
+#define DSA_LIKE_LABEL_CUH
+
+#include "plugins/dsa_like/kernels/rows.cuh"
+
+#include "plugins/common/cuda/warpgroup.cuh"
+
+/* sums[64 x 64] (+)= A[64 x 32] * B[64 x 32]^T of e4m3, both in shared memory. */
+DEVICE void product_codes(float (&s)[32], unsigned long long a, unsigned long long b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "%32, %33, p, 1, 1;\n}"
+                 : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]),
+                   "+f"(s[6]), "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]),
+                   "+f"(s[12]), "+f"(s[13]), "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]),
+                   "+f"(s[18]), "+f"(s[19]), "+f"(s[20]), "+f"(s[21]), "+f"(s[22]), "+f"(s[23]),
+                   "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]), "+f"(s[28]), "+f"(s[29]),
+                   "+f"(s[30]), "+f"(s[31])
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+/* ---- Shared memory --------------------------------------------------------------------------- */
+
+/* `width`: bytes of an element in shared memory, 1 or 2. Rows of 128 elements are one panel of the
+ * 128-byte swizzle, or two. */
+template <int width> struct label_shared {
+    static constexpr int tile_bytes = DSA_SHARED_TILE(width);
+    static constexpr int panel_bytes = DSA_TILE * ROW_BYTES;
+    unsigned q, tiles, scales_at;
+    float *weights; /* [queries][DSA_HEADS] */
+    float *scales;  /* [DSA_STAGES][DSA_TILE] */
+    int *lo, *hi;   /* [queries] keys that it sees */
+};
+
+template <int width> DEVICE label_shared<width> label_memory(unsigned char *memory, int queries)
+{
+    label_shared<width> m;
+    m.q = shared_address(memory);
+    m.tiles = m.q + queries * m.tile_bytes;
+    m.weights = (float *)(memory + (queries + DSA_STAGES) * m.tile_bytes);
+    m.scales = m.weights + queries * DSA_HEADS;
+    m.scales_at = shared_address(m.scales);
+    m.lo = (int *)(m.scales + DSA_STAGES * DSA_TILE);
+    m.hi = m.lo + DSA_MOST_QUERIES;
+    return m;
+}
+
+template <int bytes> DEVICE void label_copy(unsigned to, const void *from, int valid)
+{
+    if (bytes == 16)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                     "r"(valid ? 16 : 0)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+                     "r"(valid ? 4 : 0)
+                     : "memory");
+}
+
+DEVICE void label_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int pending> DEVICE void label_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+/* Two codes as two elements of bf16. */
+DEVICE unsigned widen_pair(unsigned codes)
+{
+    unsigned halves;
+    float first, second;
+    asm("{\n.reg .b16 c, l, h;\ncvt.u16.u32 c, %3;\ncvt.rn.f16x2.e4m3x2 %0, c;\n"
+        "mov.b32 {l, h}, %0;\ncvt.f32.f16 %1, l;\ncvt.f32.f16 %2, h;\n}"
+        : "=r"(halves), "=f"(first), "=f"(second)
+        : "r"(codes));
+    return pack_pair<false>(first, second);
+}
+
+DEVICE uint4 widen(unsigned low, unsigned high)
+{
+    return make_uint4(widen_pair(low & 0xffff), widen_pair(low >> 16), widen_pair(high & 0xffff),
+                      widen_pair(high >> 16));
+}
+
+/* 16 bytes at any address. */
+DEVICE uint4 load_bytes(const char *from)
+{
+    u32 words[4] = {0, 0, 0, 0};
+    for (int i = 0; i < 16; i++)
+        words[i / 4] |= (u32)(u8)from[i] << i % 4 * 8;
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* ---- Labels ---------------------------------------------------------------------------------- */
+
+/* A lane's row of a warp's 16 of a tile; the table's entry is read a tile earlier. */
+struct label_row {
+    int j, entry, valid;
+};
+
+DEVICE label_row label_find(const dsa_label_call &c, const index_sequence &q, int lo, int hi, int j)
+{
+    label_row row = {j, 0, lo <= j && j < hi};
+    if (row.valid)
+        row.entry = *index_entry(&c.planned.batch, &q, c.planned.page_size, j);
+    return row;
+}
+
+DEVICE const char *label_shuffle(const char *pointer, int lane)
+{
+    return (const char *)__shfl_sync(~0u, (unsigned long long)pointer, lane);
+}
+
+/* Labels of codes that lie as codes; `aligned`: at multiples of 16 bytes, else of 4. */
+DEVICE void load_codes(unsigned tile, const char *mine, int is_valid, int warp, int lane,
+                       int aligned)
+{
+    const int piece = lane % 8;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = i * 4 + lane / 8, valid = __shfl_sync(~0u, is_valid, row);
+        const char *from = label_shuffle(mine, row) + piece * 16;
+        const unsigned to = tile + swizzled(warp * 16 + row, piece);
+        if (aligned)
+            label_copy<16>(to, from, valid);
+        else
+            for (int w = 0; w < 4; w++)
+                label_copy<4>(to + 4 * w, from + 4 * w, valid);
+    }
+}
+
+/* Labels of bf16, or of codes that are widened on the way. */
+DEVICE void load_wide(const dsa_label_call &c, unsigned tile, const char *mine, int is_valid,
+                      int warp, int lane)
+{
+    const int piece = lane % 16, aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
+    const unsigned panel = tile + piece / 8 * (DSA_TILE * ROW_BYTES);
+    for (int i = 0; i < 8; i++) {
+        const int row = i * 2 + lane / 16, valid = __shfl_sync(~0u, is_valid, row);
+        const char *from = label_shuffle(mine, row) + piece * (c.label_codes ? 8 : 16);
+        const unsigned to = panel + swizzled(warp * 16 + row, piece % 8);
+        if (c.label_codes)
+            shared_store(to, valid ? widen(((const any32 *)from)[0], ((const any32 *)from)[1])
+                                   : make_uint4(0, 0, 0, 0));
+        else if (aligned)
+            label_copy<16>(to, from, valid);
+        else
+            shared_store(to, valid ? load_bytes(from) : make_uint4(0, 0, 0, 0));
+    }
+}
+
+template <int width>
+DEVICE void label_load(const dsa_label_call &c, const index_sequence &q, const label_row &row,
+                       const label_shared<width> &m, int stage, int warp, int lane)
+{
+    const unsigned tile = m.tiles + stage * m.tile_bytes;
+    index_place at = {(const char *)c.operands.k_cache, (const char *)c.operands.v_cache};
+    if (row.valid)
+        at = index_find_key(&c.operands, &c.planned.batch, &q, c.planned.page_size, 0, row.j,
+                            row.entry);
+    if (width == 1)
+        load_codes(tile, at.k, row.valid, warp, lane, c.operands.aligned & CALL_ALIGNED_CACHE);
+    else
+        load_wide(c, tile, at.k, row.valid, warp, lane);
+    if (c.label_codes && lane < 16)
+        label_copy<4>(m.scales_at + (stage * DSA_TILE + warp * 16 + lane) * 4, at.v, row.valid);
+}
+
+/* ---- Queries --------------------------------------------------------------------------------- */
+
+template <int width>
+DEVICE void load_queries(const dsa_label_call &c, const dsa_group &g, const index_sequence &q,
+                         const label_shared<width> &m)
+{
+    const int pieces = DSA_LABEL * width / 16, thread = (int)threadIdx.x;
+    const mask_rule rule = dsa_rule(&c.planned);
+    const i64 first = q.first_row + g.query;
+    for (int i = thread; i < g.count * DSA_HEADS * pieces; i += DSA_LABEL_THREADS) {
+        const int piece = i % pieces, head = i / pieces % DSA_HEADS, n = i / pieces / DSA_HEADS;
+        const char *from = (const char *)c.operands.q + (first + n) * c.operands.q_row +
+                           head * c.operands.q_head + piece * (width == 2 && c.q_codes ? 8 : 16);
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (head < c.heads && width == 2 && c.q_codes) {
+            u32 words[2] = {0, 0};
+            for (int b = 0; b < 8; b++)
+                words[b / 4] |= (u32)(u8)from[b] << b % 4 * 8;
+            x = widen(words[0], words[1]);
+        } else if (head < c.heads) {
+            x = c.operands.aligned & CALL_ALIGNED_Q ? *(const uint4 *)from : load_bytes(from);
+        }
+        shared_store(m.q + n * m.tile_bytes + piece / 8 * m.panel_bytes + swizzled(head, piece % 8),
+                     x);
+    }
+    for (int i = thread; i < g.count * DSA_HEADS; i += DSA_LABEL_THREADS) {
+        const int head = i % DSA_HEADS, n = i / DSA_HEADS;
+        m.weights[i] =
+            head < c.heads
+                ? *(const float *)((const char *)c.weights + (first + n) * c.weights_row + head * 4)
+                : 0.0f;
+    }
+    if (thread < g.count) {
+        int lo, hi;
+        mask_outline(&rule, &c.planned.batch, &q, g.query + thread, g.query + thread, &lo, &hi);
+        m.lo[thread] = lo;
+        m.hi[thread] = hi;
+    }
+}
+
+/* ---- Products -------------------------------------------------------------------------------- */
+
+template <int width> DEVICE void label_multiply(float (&s)[32], unsigned tile, unsigned q)
+{
+    const unsigned long long a = matrix_descriptor(tile, 16, 8 * ROW_BYTES);
+    const unsigned long long b = matrix_descriptor(q, 16, 8 * ROW_BYTES);
+    products_fence();
+#pragma unroll
+    for (int i = 0; i < 4 * width; i++) {
+        const int at = i / 4 * (DSA_TILE * ROW_BYTES) + i % 4 * 32;
+        if constexpr (width == 1)
+            product_codes(s, descriptor_advance(a, at), descriptor_advance(b, at), i > 0);
+        else
+            product_shared<64, false, 0>(s, descriptor_advance(a, at), descriptor_advance(b, at),
+                                         i > 0);
+    }
+    products_commit();
+}
+
+/* Column 8 i + lane % 4 * 2 + e of a label's row is s[4 i + e], of that 8 rows on s[4 i + 2 + e].
+ * The sums of both over all columns, in all four lanes. */
+DEVICE void add_heads(const float (&s)[32], const float *weights, int lane, float (&sums)[2])
+{
+    sums[0] = sums[1] = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float2 w = *(const float2 *)(weights + i * 8 + lane % 4 * 2);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            sums[r] = fmaf(w.x, fmaxf(s[4 * i + 2 * r], 0.0f), sums[r]);
+            sums[r] = fmaf(w.y, fmaxf(s[4 * i + 2 * r + 1], 0.0f), sums[r]);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        sums[r] += __shfl_xor_sync(~0u, sums[r], 1);
+        sums[r] += __shfl_xor_sync(~0u, sums[r], 2);
+    }
+}
+
+DEVICE float *logits_of(const dsa_label_call &c, int first_row, int row)
+{
+    return c.logits + (c.given ? (i64)first_row + row : row - c.first) * c.logits_row;
+}
+
+/* ---- Kernel ---------------------------------------------------------------------------------- */
+
+/* Tiles [t0, t1) of a group. */
+template <int width>
+DEVICE void label_segment(const dsa_label_call &c, const dsa_group &g, int first_row, int t0,
+                          int t1, const label_shared<width> &m)
+{
+    const int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32;
+    const mask_rule rule = dsa_rule(&c.planned);
+    const int in_tile = warp * 16 + lane % 16;
+    const int written = warp * 16 + lane / 4 + lane % 4 * 8; /* by lanes 0 and 1 of four */
+    index_sequence q;
+    int lo, hi;
+    index_find_sequence(&c.planned.batch, 0, g.seq, &q);
+    mask_outline(&rule, &c.planned.batch, &q, g.query, g.query + g.count - 1, &lo, &hi);
+    __syncthreads(); /* queries before are done with */
+    load_queries<width>(c, g, q, m);
+    label_row next = label_find(c, q, lo, hi, t0 * DSA_TILE + in_tile);
+    for (int t = t0; t < t0 + DSA_STAGES - 1; t++) {
+        if (t < t1)
+            label_load<width>(c, q, next, m, t % DSA_STAGES, warp, lane);
+        label_commit();
+        next = label_find(c, q, lo, hi, (t + 1) * DSA_TILE + in_tile);
+    }
+    for (int t = t0; t < t1; t++) {
+        const int stage = t % DSA_STAGES, ahead = t + DSA_STAGES - 1;
+        const unsigned tile = m.tiles + stage * m.tile_bytes;
+        label_wait<DSA_STAGES - 2>();
+        fence_async_shared();
+        __syncthreads();
+        for (int n = 0; n < g.count; n++) {
+            float s[32], sums[2];
+            label_multiply<width>(s, tile, m.q + n * m.tile_bytes);
+            if (n == 0) {
+                if (ahead < t1)
+                    label_load<width>(c, q, next, m, ahead % DSA_STAGES, warp, lane);
+                label_commit();
+                next = label_find(c, q, lo, hi, (ahead + 1) * DSA_TILE + in_tile);
+            }
+            products_wait<0>();
+            products_arrived(s);
+            add_heads(s, m.weights + n * DSA_HEADS, lane, sums);
+            const int j = t * DSA_TILE + written;
+            if (lane % 4 < 2 && j < q.kv_len) {
+                float logit = lane % 4 ? sums[1] : sums[0];
+                if (c.label_codes)
+                    logit *= m.scales[stage * DSA_TILE + written];
+                logits_of(c, first_row, g.row + n)[j] =
+                    m.lo[n] <= j && j < m.hi[n] ? logit : -INFINITY;
+            }
+        }
+    }
+    label_wait<0>();
+}
+
+/* The first of the groups from row `row` of the lists on. */
+DEVICE int label_group_of_row(const dsa_batch &b, int num_groups, int row)
+{
+    int low = 0, high = num_groups;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (b.groups[middle].row < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The last of [low, high) that begins at `at` or before. */
+DEVICE int label_group_at(const dsa_batch &b, int low, int high, int at)
+{
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (b.groups[middle].begin <= at)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Keys after the last one that a group sees, in rows that an engine gets. */
+DEVICE void label_fill(const dsa_label_call &c, const dsa_group &g, int first_row)
+{
+    index_sequence q;
+    index_find_sequence(&c.planned.batch, 0, g.seq, &q);
+    for (int n = 0; n < g.count; n++)
+        for (int j = g.tiles * DSA_TILE + (int)threadIdx.x; j < q.kv_len; j += DSA_LABEL_THREADS)
+            logits_of(c, first_row, g.row + n)[j] = -INFINITY;
+}
+
+template <int width> DEVICE void label_all(const dsa_label_call &c)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const label_shared<width> m = label_memory<width>(memory, c.planned.queries);
+    grid_launch_dependents();
+    grid_wait();
+    const dsa_batch &b = c.planned;
+    const dsa_header header = *b.header;
+    const int first = label_group_of_row(b, header.num_groups, c.first);
+    const int last = label_group_of_row(b, header.num_groups, c.end);
+    if (first >= last)
+        return;
+    const int begin = b.groups[first].begin;
+    const int end = last < header.num_groups ? b.groups[last].begin : header.num_tiles;
+    const int range = (end - begin + (int)gridDim.x - 1) / (int)gridDim.x;
+    const int x0 = begin + (int)blockIdx.x * range, x1 = int_min(x0 + range, end);
+    for (int g = label_group_at(b, first, last, x0); x0 < x1 && g < last; g++) {
+        const dsa_group group = b.groups[g];
+        if (group.begin >= x1)
+            break;
+        const int t0 = int_max(x0 - group.begin, 0), t1 = int_min(x1 - group.begin, group.tiles);
+        if (t0 < t1)
+            label_segment<width>(c, group, header.first_row, t0, t1, m);
+    }
+    for (int g = first + (int)blockIdx.x; c.given && g < last; g += (int)gridDim.x)
+        label_fill(c, b.groups[g], header.first_row);
+}
+
+extern "C" __global__ void __launch_bounds__(DSA_LABEL_THREADS)
+    dsa_label_codes(const __grid_constant__ dsa_label_call c)
+{
+    label_all<1>(c);
+}
+
+extern "C" __global__ void __launch_bounds__(DSA_LABEL_THREADS)
+    dsa_label_wide(const __grid_constant__ dsa_label_call c)
+{
+    label_all<2>(c);
+}
+
+#endif /* DSA_LIKE_LABEL_CUH */
