@@ -69,6 +69,8 @@ static void check_latents(const question *ask, attn_verdict *verdict)
         REFUSE(HEAD_DIM, KV_LORA_RANK, "512", "%d", ask->mla.kv_lora_rank);
     if (ask->mla.rope_dim != ROPE)
         REFUSE(HEAD_DIM, ROPE_DIM, "64", "%d", ask->mla.rope_dim);
+    if (ask->mla.nope_dim < 1 || ask->mla.nope_dim > LORA) /* as flashmla_like, which attends */
+        REFUSE(HEAD_DIM, NOPE_DIM, "1..512", "%d", ask->mla.nope_dim);
     attn_util_refuse_excess(verdict, ATTN_REASON_MLA_FORM, ATTN_FIELD_MLA_EXPANDED, 0,
                             problem->mla_expanded & ATTN_UTIL_ALL_MODES);
     if (!is_over_latents(problem))
@@ -118,7 +120,7 @@ static attn_status read_question(const attn_problem *given, question *ask, attn_
 {
     attn_status status = attn_util_read_problem(given, &ask->problem, &ask->group, &ask->bounds,
                                                 &ask->device, error);
-    ask->mla = (attn_mla_dims){.kv_lora_rank = LORA, .rope_dim = ROPE};
+    ask->mla = (attn_mla_dims){.kv_lora_rank = LORA, .rope_dim = ROPE, .nope_dim = 1};
     ask->sparse = (attn_sparse_dims){.top_k = 1, .block_size = 1};
     if (status == ATTN_OK)
         status = attn_util_require_layers(&ask->group, error);
