@@ -243,7 +243,7 @@ static void add_row(struct bench_inputs *inputs, const struct row_operand *row)
     add_operand(inputs, operand);
 }
 
-/* Page 0 and slot 0 are nobody's. */
+/* Page 0 and slot 0 are padding. */
 static uint32_t list_stored(const struct bench_inputs *inputs, const char *layout,
                             struct kind_tensor *list)
 {

@@ -2,13 +2,13 @@
  *
  * attend_codes.cuh: N query rows, at most 64, over tiles of 64 latents of e4m3 with one scale. The
  * products are those of attend.cuh, tokens or dimensions as rows, in fp16, which holds each code
- * exactly. No tile is widened in shared memory: whoever multiplies loads codes as they lie, 8 bytes
- * a lane, and converts them into the registers of the product's first operand.
+ * exactly. No tile is widened in shared memory: the warps that multiply load codes as they lie, 8
+ * bytes a lane, and convert them into the registers of the product's first operand.
  *
  *   S^T[64 x N]  = K[64 x 576] Q^T      a lane's 8 codes of a token: two products of 16
  *   O^T[512 x N] += V^T[512 x 64] P^T   its 8 dimensions of four tokens: four products of 16 tokens
  *
- * Queries are rounded to nothing: each row is multiplied by the power of two that brings its
+ * Queries are not rounded: each row is multiplied by the power of two that brings its
  * largest element just below 2^15, where elements down to 2^-32 of it stay exact. Probabilities are
  * stored times 2^15, so that fp16 holds those down to 2^-29 to its full precision.
  */
