@@ -32,7 +32,7 @@ static attn_status launch_all(const attn_metadata *metadata, uint32_t index, mla
         .function = instance->attend[codes ? FM_LATENT_CODES : FM_LATENT_BF16][shape->kernel],
         .name = "mla_attend",
         .grid = {blocks, 1, 1},
-        .block = {MLA_THREADS},
+        .block = {codes ? MLA_CODES_THREADS(shape->rows) : MLA_THREADS},
         .shared = (uint32_t)(codes ? MLA_CODES_SHARED(shape->rows) : MLA_SHARED(shape->rows)),
         .programmatic = 1};
     const cuda_launch merge = {.function = instance->merge,

@@ -140,14 +140,19 @@ struct mla_source {
     int bytes; /* 16, or 0: zeros */
 };
 
-DEVICE mla_source find_source(const mla_call &c, const index_sequence &q, int lo, int hi, int j)
+/* What the table has for key j, fetched a tile before it is needed; of what is not read there, 0. */
+DEVICE int find_entry(const mla_call &c, const index_sequence &q, int lo, int hi, int j)
+{
+    return j >= lo && j < hi && j < q.first_new ? *index_entry(&c.batch, &q, c.page_size, j) : 0;
+}
+
+DEVICE mla_source find_source(const mla_call &c, const index_sequence &q, int lo, int hi, int j,
+                              int entry)
 {
     mla_source from = {(const char *)c.operands.k_cache, (const char *)c.operands.v_cache, 0};
     if (j < lo || j >= hi)
         return from;
-    const int *entry = index_entry(&c.batch, &q, c.page_size, j);
-    index_place at =
-        index_find_key(&c.operands, &c.batch, &q, c.page_size, 0, j, entry ? *entry : 0);
+    index_place at = index_find_key(&c.operands, &c.batch, &q, c.page_size, 0, j, entry);
     from.c_kv = at.k;
     from.k_pe = at.v;
     from.bytes = 16;
@@ -199,12 +204,11 @@ template <int N> DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
         int last = int_min(w.u.first_row + rows, q.q_len * c.heads) - 1;
         mask_outline(&rule, &c.batch, &q, w.u.first_row / c.heads, last / c.heads, &lo, &hi);
         int j = (w.u.first_tile + w.t0) * MLA_TILE + warp * 16 + lane % 16;
-        mla_source next = find_source(c, q, lo, hi, j);
+        int entry = find_entry(c, q, lo, hi, j);
         for (int t = w.t0; t < w.t1; t++) {
-            mla_source now = next;
+            const mla_source now = find_source(c, q, lo, hi, j, entry);
             j += MLA_TILE;
-            if (t + 1 < w.t1)
-                next = find_source(c, q, lo, hi, j);
+            entry = find_entry(c, q, lo, hi, j);
             barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
             load_tile(c, now, m.tiles + at.slot * MLA_SHARED_TILE, warp, lane, aligned);
             if (aligned)
@@ -220,13 +224,13 @@ template <int N> DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
 /* ---- Warpgroup 1: scores --------------------------------------------------------------------- */
 
 /* Keys that the rows see, and the queries. */
-template <int N>
+template <int N, int threads = GROUP_THREADS>
 DEVICE void load_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
                          const mla_shared<N> &m, int thread)
 {
     const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
     const mask_rule rule = plan_rule(&c);
-    for (int i = thread; i < N * (MLA_DIM / 8); i += GROUP_THREADS) {
+    for (int i = thread; i < N * (MLA_DIM / 8); i += threads) {
         int n = i / (MLA_DIM / 8), piece = i % (MLA_DIM / 8);
         int valid = first + n < rows, r = valid ? first + n : 0;
         i64 row = q.first_row + r / c.heads;
@@ -255,7 +259,7 @@ DEVICE void load_queries(const mla_call &c, const mla_walk &w, const index_seque
     }
     copy_wait();
     fence_async_shared();
-    named_sync(1, GROUP_THREADS);
+    named_sync(1, threads);
 }
 
 /* What a thread has of its N / 4 columns: 8 i + lane % 4 * 2 + e is column 2 i + e of them. */
@@ -305,7 +309,7 @@ template <int N> DEVICE void hide(float (&s)[N / 2], const mla_shared<N> &m, int
 }
 
 /* The maximum of each column over all warps, into `top`. */
-template <int N>
+template <int N, int warps = 4>
 DEVICE void exchange_max(float (&top)[N / 4], const mla_shared<N> &m, int warp, int lane)
 {
 #pragma unroll
@@ -316,11 +320,11 @@ DEVICE void exchange_max(float (&top)[N / 4], const mla_shared<N> &m, int warp, 
         for (int i = 0; i < N / 8; i++)
             *(float2 *)(m.exchange + warp * N + i * 8 + lane * 2) =
                 make_float2(top[2 * i], top[2 * i + 1]);
-    named_sync(1, GROUP_THREADS);
+    named_sync(1, warps * 32);
 #pragma unroll
     for (int i = 0; i < N / 8; i++)
 #pragma unroll
-        for (int other = 0; other < 4; other++) {
+        for (int other = 0; other < warps; other++) {
             float2 x = *(const float2 *)(m.exchange + other * N + i * 8 + lane % 4 * 2);
             top[2 * i] = fmaxf(top[2 * i], x.x);
             top[2 * i + 1] = fmaxf(top[2 * i + 1], x.y);
@@ -355,7 +359,7 @@ DEVICE void store_turned(unsigned p, const float (&s)[N / 2], int warp, int lane
 }
 
 /* Probabilities of a tile in `s`, and what outputs so far are to be multiplied by in `factor`. */
-template <int N>
+template <int N, int warps = 4>
 DEVICE void softmax(float (&s)[N / 2], mla_columns<N> &columns, float (&factor)[N / 4],
                     const mla_shared<N> &m, int warp, int lane)
 {
@@ -365,7 +369,7 @@ DEVICE void softmax(float (&s)[N / 2], mla_columns<N> &columns, float (&factor)[
 #pragma unroll
         for (int e = 0; e < 2; e++)
             top[2 * i + e] = fmaxf(columns.top[2 * i + e], fmaxf(s[4 * i + e], s[4 * i + 2 + e]));
-    exchange_max<N>(top, m, warp, lane);
+    exchange_max<N, warps>(top, m, warp, lane);
 #pragma unroll
     for (int i = 0; i < N / 8; i++)
 #pragma unroll
@@ -391,12 +395,12 @@ DEVICE void store_factors(const float (&factor)[N / 4], const mla_shared<N> &m, 
 }
 
 /* Add up the columns' sums over all warps, take the sink in, and write the LSE. */
-template <int N>
+template <int N, int warps = 4>
 DEVICE void finish(const mla_call &c, const mla_walk &w, const index_sequence &q,
                    mla_columns<N> &columns, float (&factor)[N / 4], const mla_shared<N> &m,
                    int warp, int lane)
 {
-    named_sync(1, GROUP_THREADS);
+    named_sync(1, warps * 32);
 #pragma unroll
     for (int k = 0; k < N / 4; k++)
         columns.sum[k] = eight_sum(columns.sum[k]);
@@ -405,13 +409,13 @@ DEVICE void finish(const mla_call &c, const mla_walk &w, const index_sequence &q
         for (int i = 0; i < N / 8; i++)
             *(float2 *)(m.exchange + warp * N + i * 8 + lane * 2) =
                 make_float2(columns.sum[2 * i], columns.sum[2 * i + 1]);
-    named_sync(1, GROUP_THREADS);
+    named_sync(1, warps * 32);
     const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
 #pragma unroll
     for (int k = 0; k < N / 4; k++) {
         const int n = k / 2 * 8 + lane % 4 * 2 + k % 2;
         float sum = 0;
-        for (int other = 0; other < 4; other++)
+        for (int other = 0; other < warps; other++)
             sum += m.exchange[other * N + n];
         int valid = first + n < rows, r = valid ? first + n : 0;
         float shrink = 1;
@@ -710,6 +714,7 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
  * has others for 64 rows, attend_codes.cuh for e4m3. */
 template <int N> struct mla_roles {
     static constexpr int rows = N, stages = MLA_STAGES, feeding = 56, scoring = 104, adding = 176;
+    static constexpr int scorers = 1;
 
     static DEVICE_MEMBER mla_shared<N> find(unsigned char *memory)
     {
@@ -729,12 +734,12 @@ template <int N> struct mla_roles {
     }
 };
 
-/* A block starts with 128 for each thread. */
-template <int registers> DEVICE void registers_set(void)
+/* `start`: those of each thread when a block starts. */
+template <int start, int registers> DEVICE void registers_set(void)
 {
-    if constexpr (registers < 128)
+    if constexpr (registers < start)
         registers_release<registers>();
-    else if constexpr (registers > 128)
+    else if constexpr (registers > start)
         registers_take<registers>();
 }
 
@@ -742,13 +747,14 @@ template <class roles> DEVICE void attend(const mla_call &c)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     const mla_shared<roles::rows> m = roles::find(memory);
+    constexpr int start = 65536 / ((3 + roles::scorers) * GROUP_THREADS) / 8 * 8;
     const int group = uniform((int)threadIdx.x / GROUP_THREADS);
     if (threadIdx.x == 0) {
         for (int i = 0; i < roles::stages; i++) {
             barrier_init(m.full + 8 * i, GROUP_THREADS);
             barrier_init(m.empty + 8 * i, 12);
         }
-        barrier_init(m.p_full, GROUP_THREADS);
+        barrier_init(m.p_full, roles::scorers * GROUP_THREADS);
         barrier_init(m.p_empty, 2 * GROUP_THREADS);
         fence_barrier_init();
     }
@@ -756,23 +762,23 @@ template <class roles> DEVICE void attend(const mla_call &c)
     grid_launch_dependents();
     grid_wait();
     if (group == 0) {
-        registers_set<roles::feeding>();
+        registers_set<start, roles::feeding>();
         roles::feed(c, m);
-    } else if (group == 1) {
-        registers_set<roles::scoring>();
+    } else if (group <= roles::scorers) {
+        registers_set<start, roles::scoring>();
         roles::score(c, m);
     } else {
-        registers_set<roles::adding>();
+        registers_set<start, roles::adding>();
         roles::add_up(c, m);
     }
 }
 
-#define MLA_KERNEL(name, ...)                                                                      \
-    extern "C" __global__ void __launch_bounds__(MLA_THREADS, 1)                                   \
+#define MLA_KERNEL(name, threads, ...)                                                             \
+    extern "C" __global__ void __launch_bounds__(threads, 1)                                       \
         name(const __grid_constant__ mla_call c)                                                   \
     {                                                                                              \
         attend<__VA_ARGS__>(c);                                                                    \
     }
-#define MLA_ATTEND(N) MLA_KERNEL(mla_attend_##N, mla_roles<N>)
+#define MLA_ATTEND(N) MLA_KERNEL(mla_attend_##N, MLA_THREADS, mla_roles<N>)
 
 #endif /* FLASHMLA_LIKE_ATTEND_CUH */

@@ -27,10 +27,10 @@ template <int N> DEVICE mla_shared<N> codes_find(unsigned char *memory)
     mla_shared<N> m;
     m.q = shared_address(memory);
     m.p = m.q + MLA_SHARED_Q(N);
-    m.tiles = m.p + MLA_SHARED_P(N);
-    m.exchange = (float *)(memory + MLA_SHARED_Q(N) + MLA_SHARED_P(N) +
-                           MLA_CODES_STAGES(N) * MLA_CODES_TILE);
-    m.factor = m.exchange + 4 * N;
+    m.tiles = m.p + MLA_CODES_P(N);
+    m.exchange =
+        (float *)(memory + MLA_SHARED_Q(N) + MLA_CODES_P(N) + MLA_CODES_STAGES(N) * MLA_CODES_TILE);
+    m.factor = m.exchange + 8 * N;
     m.q_scale = m.factor + N;
     m.lo = (int *)(m.q_scale + N);
     m.hi = m.lo + N;
@@ -92,9 +92,9 @@ struct codes_source {
 };
 
 DEVICE codes_source codes_find_source(const mla_call &c, const index_sequence &q, int lo, int hi,
-                                      int j)
+                                      int j, int entry)
 {
-    mla_source at = find_source(c, q, lo, hi, j);
+    mla_source at = find_source(c, q, lo, hi, j, entry);
     return codes_source{at.c_kv, at.k_pe, at.bytes, at.bytes && j >= q.first_new};
 }
 
@@ -132,23 +132,38 @@ DEVICE void codes_quantise(const mla_call &c, unsigned tile, int row, const char
 
 /* Eight lanes copy 128 bytes of a row at a time, four rows side by side. */
 DEVICE void codes_load_tile(const mla_call &c, const codes_source &mine, unsigned tile, int warp,
-                            int lane, bool aligned)
+                            int lane)
 {
-    const int piece = lane % 8, lora = c.lora - piece * 16;
+    const int piece = lane % 8, lora = c.lora - piece * 16, rope = c.rope - piece * 16;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int row = warp * 16 + i * 4 + lane / 8;
         const char *from = shuffle_pointer(mine.row, i * 4 + lane / 8) + piece * 16;
         const int bytes = __shfl_sync(~0u, mine.bytes, i * 4 + lane / 8);
-        const int fresh = __shfl_sync(~0u, mine.fresh, i * 4 + lane / 8);
         const unsigned to = tile + codes_place(row, piece / 2) + piece % 2 * 16;
-        if (fresh)
-            continue;
 #pragma unroll
         for (int k = 0; k < MLA_LORA / 128; k++)
-            codes_copy(to + k * 128, from + k * 128, k * 128 < lora ? bytes : 0, aligned);
+            copy_async(to + k * 128, from + k * 128, k * 128 < lora ? bytes : 0);
         if (piece < MLA_ROPE / 16)
-            codes_copy(to + MLA_LORA, from + c.lora, piece * 16 < c.rope ? bytes : 0, aligned);
+            copy_async(to + MLA_LORA, from + c.lora, rope > 0 ? bytes : 0);
+    }
+}
+
+/* The same but for new latents, and where addresses are no multiples of 16. */
+DEVICE void codes_load_slow(const mla_call &c, const codes_source &mine, unsigned tile, int warp,
+                            int lane, bool aligned)
+{
+#pragma unroll 1
+    for (int i = 0; i < 16; i++) {
+        const char *from = shuffle_pointer(mine.row, i);
+        const int bytes = __shfl_sync(~0u, mine.bytes, i), fresh = __shfl_sync(~0u, mine.fresh, i);
+#pragma unroll 1
+        for (int d = lane * 16; d < MLA_DIM && !fresh; d += 512) {
+            const bool there = d < MLA_LORA ? d < c.lora : d - MLA_LORA < c.rope;
+            codes_copy(tile + codes_place(warp * 16 + i, d / 32) + d % 32,
+                       from + (d < MLA_LORA ? d : d - MLA_LORA + c.lora), there ? bytes : 0,
+                       aligned);
+        }
     }
 }
 
@@ -177,18 +192,18 @@ template <int N> DEVICE void codes_feed(const mla_call &c, const mla_shared<N> &
         int last = int_min(w.u.first_row + rows, q.q_len * c.heads) - 1;
         mask_outline(&rule, &c.batch, &q, w.u.first_row / c.heads, last / c.heads, &lo, &hi);
         int j = (w.u.first_tile + w.t0) * MLA_TILE + warp * 16 + lane % 16;
-        codes_source next = codes_find_source(c, q, lo, hi, j);
+        int entry = find_entry(c, q, lo, hi, j);
         for (int t = w.t0; t < w.t1; t++) {
-            codes_source now = next;
+            const codes_source now = codes_find_source(c, q, lo, hi, j, entry);
             j += MLA_TILE;
-            if (t + 1 < w.t1)
-                next = codes_find_source(c, q, lo, hi, j);
+            entry = find_entry(c, q, lo, hi, j);
             const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE;
             barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
-            codes_load_tile(c, now, tile, warp, lane, aligned);
             if (aligned && !__any_sync(~0u, now.fresh)) {
+                codes_load_tile(c, now, tile, warp, lane);
                 copy_arrive(m.full + 8 * at.slot);
             } else {
+                codes_load_slow(c, now, tile, warp, lane, aligned);
                 codes_load_fresh(c, now, tile, scale, warp, lane);
                 copy_wait();
                 barrier_arrive(m.full + 8 * at.slot);
@@ -230,11 +245,12 @@ DEVICE int query_exponent(int top)
  * product k / 2, in which it is pair t (k even) or 4 + t. */
 template <int N> DEVICE void convert_queries(const mla_shared<N> &m, float scale, int thread)
 {
+    constexpr int threads = MLA_CODES_SCORERS(N) * GROUP_THREADS;
     int *top = (int *)m.q_scale;
     if (thread < N)
         top[thread] = 0;
-    named_sync(1, GROUP_THREADS);
-    for (int i = thread; i < N * CODES_BLOCKS; i += GROUP_THREADS) {
+    named_sync(1, threads);
+    for (int i = thread; i < N * CODES_BLOCKS; i += threads) {
         const int n = i % N, block = i / N;
         unsigned most = 0;
 #pragma unroll
@@ -245,8 +261,8 @@ template <int N> DEVICE void convert_queries(const mla_shared<N> &m, float scale
         }
         atomicMax(top + n, (int)most);
     }
-    named_sync(1, GROUP_THREADS);
-    for (int i = thread; i < N * CODES_BLOCKS; i += GROUP_THREADS) {
+    named_sync(1, threads);
+    for (int i = thread; i < N * CODES_BLOCKS; i += threads) {
         const int n = i % N, block = i / N;
         const float up = bits_f32((u32)(127 + query_exponent(top[n])) << 23);
         uint4 x[4];
@@ -266,10 +282,10 @@ template <int N> DEVICE void convert_queries(const mla_shared<N> &m, float scale
                      make_uint4(x[0].w, x[1].w, x[2].w, x[3].w));
     }
     fence_async_shared();
-    named_sync(1, GROUP_THREADS);
+    named_sync(1, threads);
     if (thread < N)
         m.q_scale[thread] = bits_f32((u32)(127 - query_exponent(top[thread])) << 23) * scale;
-    named_sync(1, GROUP_THREADS);
+    named_sync(1, threads);
 }
 
 /* Some blocks' codes of a lane's two tokens. */
@@ -307,7 +323,7 @@ template <int N>
 DEVICE void codes_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned tile, unsigned empty,
                          int warp, int lane)
 {
-    constexpr int blocks = N < 64 ? 3 : 2, chunks = CODES_BLOCKS / blocks;
+    constexpr int blocks = N < 64 ? 2 : 1, chunks = CODES_BLOCKS / blocks;
     const unsigned long long b = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
     const int row = warp * 16 + lane / 4;
     unsigned a[2][2 * blocks][4];
@@ -351,7 +367,9 @@ template <int N> DEVICE void codes_rescale(float (&s)[N / 2], const mla_shared<N
 
 template <int N> DEVICE void codes_score(const mla_call &c, const mla_shared<N> &m)
 {
+    constexpr int scorers = MLA_CODES_SCORERS(N), threads = scorers * GROUP_THREADS;
     const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
+    const int mine = uniform(thread / GROUP_THREADS);
     const mask_rule rule = plan_rule(&c);
     const float cache_scale = codes_scale(c);
     ring<MLA_CODES_STAGES(N)> at;
@@ -363,32 +381,40 @@ template <int N> DEVICE void codes_score(const mla_call &c, const mla_shared<N> 
         float factor[N / 4], s[N / 2];
         int lo, least_hi;
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        load_queries<N>(c, w, q, m, thread);
+        load_queries<N, threads>(c, w, q, m, thread);
         convert_queries<N>(m, cache_scale * (c.sm_scale * SOFTMAX_LOG2E), thread);
         seen_by_all<N>(c, w, q, rule, &lo, &least_hi);
         columns_begin<N>(columns);
-        for (int t = w.t0; t < w.t1; t++) {
-            int j = (w.u.first_tile + t) * MLA_TILE;
-            barrier_wait(m.full + 8 * at.slot, at.phase);
-            codes_scores<N>(s, m, m.tiles + at.slot * MLA_CODES_TILE, m.empty + 8 * at.slot, warp,
-                            lane);
-            at.advance();
-            codes_rescale<N>(s, m, lane);
-            if (j < lo || j + MLA_TILE > least_hi)
-                hide<N>(s, m, j + warp * 16 + lane / 4, lane);
-            softmax<N>(s, columns, factor, m, warp, lane);
+        for (int t = w.t0; t < w.t1; t += scorers) {
+            const int j = (w.u.first_tile + t + mine) * MLA_TILE;
+#pragma unroll
+            for (int i = 0; i < scorers; i++) {
+                if (t + i >= w.t1)
+                    break;
+                if (i == mine) {
+                    barrier_wait(m.full + 8 * at.slot, at.phase);
+                    codes_scores<N>(s, m, m.tiles + at.slot * MLA_CODES_TILE, m.empty + 8 * at.slot,
+                                    warp % 4, lane);
+                }
+                at.advance();
+            }
+            if (t + mine < w.t1)
+                codes_rescale<N>(s, m, lane);
+            if (t + mine >= w.t1 || j < lo || j + MLA_TILE > least_hi)
+                hide<N>(s, m, j + warp % 4 * 16 + lane / 4, lane);
+            softmax<N, 4 * scorers>(s, columns, factor, m, warp, lane);
 #pragma unroll
             for (int i = 0; i < N / 2; i++)
                 s[i] *= P_SCALE;
             barrier_wait(m.p_empty, p_phase);
             p_phase ^= 1;
-            store_turned<N, true>(m.p, s, warp, lane);
+            store_turned<N, true>(m.p + mine * MLA_SHARED_P(N), s, warp % 4, lane);
             store_factors<N>(factor, m, warp, lane);
             fence_async_shared();
             barrier_arrive(m.p_full);
-            named_sync(1, GROUP_THREADS);
+            named_sync(1, threads);
         }
-        finish<N>(c, w, q, columns, factor, m, warp, lane);
+        finish<N, 4 * scorers>(c, w, q, columns, factor, m, warp, lane);
 #pragma unroll
         for (int k = 0; k < N / 4; k++)
             factor[k] *= cache_scale * (1 / P_SCALE);
@@ -436,12 +462,12 @@ DEVICE void codes_widen_values(const codes_values &v, int half, unsigned (*a)[4]
  * converted while these are under way; of 64 rows, whose sums leave few registers, two at a time,
  * one after the other. The tile is given back once all are loaded. */
 template <int N>
-DEVICE void codes_add(mla_sums<N> &o, const mla_shared<N> &m, codes_values &v, unsigned tile,
-                      unsigned empty, int block, int add, int lane)
+DEVICE void codes_add(mla_sums<N> &o, unsigned p, codes_values &v, unsigned tile, unsigned empty,
+                      int block, int add, int lane)
 {
-    constexpr int ahead = N < 64 ? 2 : 1, halves = N < 64 ? 1 : 2, steps = MLA_TILE / 16 * halves;
+    constexpr int ahead = N < 32 ? 2 : 1, halves = N < 64 ? 1 : 2, steps = MLA_TILE / 16 * halves;
     constexpr int products = 4 / halves;
-    const unsigned long long b = matrix_descriptor(m.p, 16, 8 * ROW_BYTES);
+    const unsigned long long b = matrix_descriptor(p, 16, 8 * ROW_BYTES);
     unsigned a[ahead][products][4];
 #pragma unroll
     for (int i = 0; i < steps; i++) {
@@ -518,8 +544,9 @@ DEVICE void codes_part(const mla_call &c, const mla_walk &w, const mla_sums<N> &
 
 template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N> &m)
 {
-    const int thread = (int)threadIdx.x - 2 * GROUP_THREADS, warp = thread / 32, lane = thread % 32;
-    const int d0 = warp * 64 + lane / 4 * 8, block = d0 / 32;
+    constexpr int scorers = MLA_CODES_SCORERS(N);
+    const int thread = (int)threadIdx.x - (1 + scorers) * GROUP_THREADS, warp = thread / 32;
+    const int lane = thread % 32, d0 = warp * 64 + lane / 4 * 8, block = d0 / 32;
     ring<MLA_CODES_STAGES(N)> at;
     unsigned p_phase = 0;
     mla_sums<N> o;
@@ -527,18 +554,26 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
-        for (int t = w.t0; t < w.t1; t++) {
-            const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE;
-            barrier_wait(m.full + 8 * at.slot, at.phase);
-            codes_values v = codes_load_values(tile, 0, block, lane);
-            barrier_wait(m.p_full, p_phase);
-            p_phase ^= 1;
-            fence_async_shared();
-            if (t > w.t0)
-                multiply<N>(o, m, lane);
-            codes_add<N>(o, m, v, tile, m.empty + 8 * at.slot, block, t > w.t0, lane);
+        for (int t = w.t0; t < w.t1; t += scorers) {
+#pragma unroll
+            for (int i = 0; i < scorers; i++) {
+                if (t + i >= w.t1)
+                    break;
+                const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE;
+                barrier_wait(m.full + 8 * at.slot, at.phase);
+                codes_values v = codes_load_values(tile, 0, block, lane);
+                if (i == 0) {
+                    barrier_wait(m.p_full, p_phase);
+                    p_phase ^= 1;
+                    fence_async_shared();
+                    if (t > w.t0)
+                        multiply<N>(o, m, lane);
+                }
+                codes_add<N>(o, m.p + i * MLA_SHARED_P(N), v, tile, m.empty + 8 * at.slot, block,
+                             t + i > w.t0, lane);
+                at.advance();
+            }
             barrier_arrive(m.p_empty);
-            at.advance();
         }
         barrier_wait(m.p_full, p_phase);
         p_phase ^= 1;
@@ -555,9 +590,9 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
 /* ---- Kernel ---------------------------------------------------------------------------------- */
 
 template <int N> struct codes_roles {
-    static constexpr int rows = N, stages = MLA_CODES_STAGES(N);
-    static constexpr int feeding = N < 64 ? 72 : 40, scoring = N < 64 ? 184 : 136;
-    static constexpr int adding = N < 64 ? 128 : 168;
+    static constexpr int rows = N, stages = MLA_CODES_STAGES(N), scorers = MLA_CODES_SCORERS(N);
+    static constexpr int feeding = N < 32 || N == 64 ? 56 : 48, scoring = N < 64 ? 104 : 120;
+    static constexpr int adding = N < 32 ? 104 : N < 64 ? 112 : 168;
 
     static DEVICE_MEMBER mla_shared<N> find(unsigned char *memory)
     {
@@ -577,6 +612,6 @@ template <int N> struct codes_roles {
     }
 };
 
-#define MLA_ATTEND_CODES(N) MLA_KERNEL(mla_attend_codes_##N, codes_roles<N>)
+#define MLA_ATTEND_CODES(N) MLA_KERNEL(mla_attend_codes_##N, MLA_CODES_THREADS(N), codes_roles<N>)
 
 #endif /* FLASHMLA_LIKE_ATTEND_CODES_CUH */

@@ -39,13 +39,16 @@
 #define MLA_SHARED(n)                                                                              \
     (MLA_SHARED_Q(n) + MLA_STAGES * MLA_SHARED_TILE + MLA_SHARED_P(n) + MLA_SHARED_NUMBERS(n))
 
-/* The same of mla_attend_codes_N, over latents of e4m3: numbers have a scale of each query more. */
-#define MLA_CODES_ROW       608 /* bytes from one latent of a tile to the next */
-#define MLA_CODES_TILE      (MLA_TILE * MLA_CODES_ROW)
-#define MLA_CODES_STAGES(n) ((n) < 64 ? 4 : 3)
+/* The same of mla_attend_codes_N, over latents of e4m3: numbers have a scale of each query more.
+ * With few rows two warpgroups compute scores, of a tile each, which are handed over together. */
+#define MLA_CODES_ROW        608 /* bytes from one latent of a tile to the next */
+#define MLA_CODES_TILE       (MLA_TILE * MLA_CODES_ROW)
+#define MLA_CODES_STAGES(n)  ((n) < 32 ? 5 : (n) < 64 ? 4 : 3)
+#define MLA_CODES_SCORERS(n) ((n) < 64 ? 2 : 1)
+#define MLA_CODES_THREADS(n) (384 + 128 * MLA_CODES_SCORERS(n))
+#define MLA_CODES_P(n)       (MLA_CODES_SCORERS(n) * MLA_SHARED_P(n))
 #define MLA_CODES_SHARED(n)                                                                        \
-    (MLA_SHARED_Q(n) + MLA_CODES_STAGES(n) * MLA_CODES_TILE + MLA_SHARED_P(n) +                    \
-     MLA_SHARED_NUMBERS(n) + (n)*4)
+    (MLA_SHARED_Q(n) + MLA_CODES_STAGES(n) * MLA_CODES_TILE + MLA_CODES_P(n) + (n)*48 + 128)
 
 /* A unit, in the order of the line. */
 typedef struct mla_unit {
