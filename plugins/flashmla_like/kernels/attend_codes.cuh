@@ -293,14 +293,17 @@ template <int blocks> struct codes_chunk {
     uint2 x[blocks][2];
 };
 
+/* `even`, `odd`: where block 0 would lie in the lane's first token, were it swapped as blocks of that
+ * parity are; all else is in the instruction. */
 template <int blocks>
-DEVICE void codes_load_chunk(codes_chunk<blocks> &k, unsigned tile, int first, int row, int lane)
+DEVICE void codes_load_chunk(codes_chunk<blocks> &k, unsigned even, unsigned odd, int first)
 {
 #pragma unroll
     for (int b = 0; b < blocks; b++)
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            k.x[b][r] = codes_load(tile + codes_place(row + 8 * r, first + b) + lane % 4 * 8);
+            k.x[b][r] = codes_load(((first + b) % 2 ? odd : even) + (first + b) * 32 +
+                                   8 * r * MLA_CODES_ROW);
 }
 
 template <int blocks>
@@ -326,16 +329,18 @@ DEVICE void codes_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned til
     constexpr int blocks = N < 64 ? 2 : 1, chunks = CODES_BLOCKS / blocks;
     const unsigned long long b = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
     const int row = warp * 16 + lane / 4;
+    const unsigned even = tile + codes_place(row, 0) + lane % 4 * 8;
+    const unsigned odd = tile + codes_place(row, 1) - 32 + lane % 4 * 8;
     unsigned a[2][2 * blocks][4];
     codes_chunk<blocks> k;
-    codes_load_chunk(k, tile, 0, row, lane);
+    codes_load_chunk(k, even, odd, 0);
 #pragma unroll
     for (int i = 0; i < chunks; i++) {
         if (i >= 2)
             products_wait<1>();
         codes_widen_chunk(k, a[i % 2]);
         if (i + 1 < chunks)
-            codes_load_chunk(k, tile, (i + 1) * blocks, row, lane);
+            codes_load_chunk(k, even, odd, (i + 1) * blocks);
         else
             release(empty);
         products_fence();
@@ -363,6 +368,14 @@ template <int N> DEVICE void codes_rescale(float (&s)[N / 2], const mla_shared<N
         s[4 * i + 2] *= f.x;
         s[4 * i + 3] *= f.y;
     }
+}
+
+/* The scores of a tile that is not of this range. */
+template <int N> DEVICE void codes_none(float (&s)[N / 2])
+{
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        s[i] = SOFTMAX_EMPTY;
 }
 
 template <int N> DEVICE void codes_score(const mla_call &c, const mla_shared<N> &m)
@@ -400,7 +413,9 @@ template <int N> DEVICE void codes_score(const mla_call &c, const mla_shared<N> 
             }
             if (t + mine < w.t1)
                 codes_rescale<N>(s, m, lane);
-            if (t + mine >= w.t1 || j < lo || j + MLA_TILE > least_hi)
+            else
+                codes_none<N>(s);
+            if (j < lo || j + MLA_TILE > least_hi)
                 hide<N>(s, m, j + warp % 4 * 16 + lane / 4, lane);
             softmax<N, 4 * scorers>(s, columns, factor, m, warp, lane);
 #pragma unroll
@@ -432,13 +447,14 @@ struct codes_values {
     uint2 x[4];
 };
 
-DEVICE codes_values codes_load_values(unsigned tile, int tokens, int block, int lane)
+/* `at`: the lane's dimensions of token 2 t; the others are as far apart in each 16, since eight
+ * tokens further on blocks lie the same way. */
+DEVICE codes_values codes_load_values(unsigned at, int tokens)
 {
     codes_values v;
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        v.x[i] = codes_load(tile + codes_place(tokens + lane % 4 * 2 + i % 2 + i / 2 * 8, block) +
-                            lane / 4 % 4 * 8);
+        v.x[i] = codes_load(at + (tokens + i % 2 + i / 2 * 8) * MLA_CODES_ROW);
     return v;
 }
 
@@ -458,12 +474,12 @@ DEVICE void codes_widen_values(const codes_values &v, int half, unsigned (*a)[4]
     }
 }
 
-/* A tile's values: products of 16 tokens with 64 dimensions a warp, four at a time, the next ones
+/* A tile's values, from when `ready` returns: products of 16 tokens with 64 dimensions a warp, four at a time, the next ones
  * converted while these are under way; of 64 rows, whose sums leave few registers, two at a time,
  * one after the other. The tile is given back once all are loaded. */
-template <int N>
+template <int N, class wait>
 DEVICE void codes_add(mla_sums<N> &o, unsigned p, codes_values &v, unsigned tile, unsigned empty,
-                      int block, int add, int lane)
+                      int add, const wait &ready)
 {
     constexpr int ahead = N < 32 ? 2 : 1, halves = N < 64 ? 1 : 2, steps = MLA_TILE / 16 * halves;
     constexpr int products = 4 / halves;
@@ -477,10 +493,12 @@ DEVICE void codes_add(mla_sums<N> &o, unsigned p, codes_values &v, unsigned tile
 #pragma unroll
         for (int n = 0; n < products; n += 2)
             codes_widen_values(v, (first + n) / 2, a[i % ahead] + n);
+        if (i == 0)
+            ready();
         if (i + 1 == steps)
             release(empty);
         else if ((i + 1) % halves == 0)
-            v = codes_load_values(tile, tokens + 16, block, lane);
+            v = codes_load_values(tile, tokens + 16);
         products_fence();
 #pragma unroll
         for (int n = 0; n < products; n++)
@@ -546,7 +564,8 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
 {
     constexpr int scorers = MLA_CODES_SCORERS(N);
     const int thread = (int)threadIdx.x - (1 + scorers) * GROUP_THREADS, warp = thread / 32;
-    const int lane = thread % 32, d0 = warp * 64 + lane / 4 * 8, block = d0 / 32;
+    const int lane = thread % 32, d0 = warp * 64 + lane / 4 * 8;
+    const unsigned mine = codes_place(lane % 4 * 2, d0 / 32) + d0 % 32;
     ring<MLA_CODES_STAGES(N)> at;
     unsigned p_phase = 0;
     mla_sums<N> o;
@@ -559,18 +578,19 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
             for (int i = 0; i < scorers; i++) {
                 if (t + i >= w.t1)
                     break;
-                const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE;
+                const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE + mine;
                 barrier_wait(m.full + 8 * at.slot, at.phase);
-                codes_values v = codes_load_values(tile, 0, block, lane);
-                if (i == 0) {
-                    barrier_wait(m.p_full, p_phase);
-                    p_phase ^= 1;
-                    fence_async_shared();
-                    if (t > w.t0)
-                        multiply<N>(o, m, lane);
-                }
-                codes_add<N>(o, m.p + i * MLA_SHARED_P(N), v, tile, m.empty + 8 * at.slot, block,
-                             t + i > w.t0, lane);
+                codes_values v = codes_load_values(tile, 0);
+                codes_add<N>(o, m.p + i * MLA_SHARED_P(N), v, tile, m.empty + 8 * at.slot,
+                             t + i > w.t0, [&] {
+                                 if (i > 0)
+                                     return;
+                                 barrier_wait(m.p_full, p_phase);
+                                 p_phase ^= 1;
+                                 fence_async_shared();
+                                 if (t > w.t0)
+                                     multiply<N>(o, m, lane);
+                             });
                 at.advance();
             }
             barrier_arrive(m.p_empty);
