@@ -714,7 +714,7 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
  * has others for 64 rows, attend_codes.cuh for e4m3. */
 template <int N> struct mla_roles {
     static constexpr int rows = N, stages = MLA_STAGES, feeding = 56, scoring = 104, adding = 176;
-    static constexpr int scorers = 1;
+    static constexpr int scorers = 1, buffers = 1;
 
     static DEVICE_MEMBER mla_shared<N> find(unsigned char *memory)
     {
@@ -754,8 +754,10 @@ template <class roles> DEVICE void attend(const mla_call &c)
             barrier_init(m.full + 8 * i, GROUP_THREADS);
             barrier_init(m.empty + 8 * i, 12);
         }
-        barrier_init(m.p_full, roles::scorers * GROUP_THREADS);
-        barrier_init(m.p_empty, 2 * GROUP_THREADS);
+        for (int i = 0; i < roles::buffers; i++) {
+            barrier_init(m.p_full + 8 * i, roles::scorers * GROUP_THREADS);
+            barrier_init(m.p_empty + 8 * i, 2 * GROUP_THREADS);
+        }
         fence_barrier_init();
     }
     __syncthreads();

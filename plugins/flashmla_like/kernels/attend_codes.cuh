@@ -27,17 +27,27 @@ template <int N> DEVICE mla_shared<N> codes_find(unsigned char *memory)
     mla_shared<N> m;
     m.q = shared_address(memory);
     m.p = m.q + MLA_SHARED_Q(N);
-    m.tiles = m.p + MLA_CODES_P(N);
-    m.exchange =
-        (float *)(memory + MLA_SHARED_Q(N) + MLA_CODES_P(N) + MLA_CODES_STAGES(N) * MLA_CODES_TILE);
+    m.tiles = m.p + 2 * MLA_CODES_P(N);
+    m.exchange = (float *)(memory + MLA_SHARED_Q(N) + 2 * MLA_CODES_P(N) +
+                           MLA_CODES_STAGES(N) * MLA_CODES_TILE);
     m.factor = m.exchange + 8 * N;
-    m.q_scale = m.factor + N;
+    m.q_scale = m.factor + 2 * N;
     m.lo = (int *)(m.q_scale + N);
     m.hi = m.lo + N;
     m.full = shared_address(m.hi + N);
     m.empty = m.full + 8 * MLA_CODES_STAGES(N);
     m.p_full = m.empty + 8 * MLA_CODES_STAGES(N);
-    m.p_empty = m.p_full + 8;
+    m.p_empty = m.p_full + 16;
+    return m;
+}
+
+/* One of the two buffers of probabilities and factors. */
+template <int N> DEVICE mla_shared<N> codes_buffer(mla_shared<N> m, int slot)
+{
+    m.p += slot * MLA_CODES_P(N);
+    m.factor += slot * N;
+    m.p_full += slot * 8;
+    m.p_empty += slot * 8;
     return m;
 }
 
@@ -386,7 +396,7 @@ template <int N> DEVICE void codes_score(const mla_call &c, const mla_shared<N> 
     const mask_rule rule = plan_rule(&c);
     const float cache_scale = codes_scale(c);
     ring<MLA_CODES_STAGES(N)> at;
-    unsigned p_phase = 1;
+    ring<2> part;
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
@@ -421,22 +431,24 @@ template <int N> DEVICE void codes_score(const mla_call &c, const mla_shared<N> 
 #pragma unroll
             for (int i = 0; i < N / 2; i++)
                 s[i] *= P_SCALE;
-            barrier_wait(m.p_empty, p_phase);
-            p_phase ^= 1;
-            store_turned<N, true>(m.p + mine * MLA_SHARED_P(N), s, warp % 4, lane);
-            store_factors<N>(factor, m, warp, lane);
+            const mla_shared<N> to = codes_buffer<N>(m, part.slot);
+            barrier_wait(to.p_empty, part.phase ^ 1);
+            store_turned<N, true>(to.p + mine * MLA_SHARED_P(N), s, warp % 4, lane);
+            store_factors<N>(factor, to, warp, lane);
             fence_async_shared();
-            barrier_arrive(m.p_full);
+            barrier_arrive(to.p_full);
+            part.advance();
             named_sync(1, threads);
         }
         finish<N, 4 * scorers>(c, w, q, columns, factor, m, warp, lane);
 #pragma unroll
         for (int k = 0; k < N / 4; k++)
             factor[k] *= cache_scale * (1 / P_SCALE);
-        barrier_wait(m.p_empty, p_phase);
-        p_phase ^= 1;
-        store_factors<N>(factor, m, warp, lane);
-        barrier_arrive(m.p_full);
+        const mla_shared<N> to = codes_buffer<N>(m, part.slot);
+        barrier_wait(to.p_empty, part.phase ^ 1);
+        store_factors<N>(factor, to, warp, lane);
+        barrier_arrive(to.p_full);
+        part.advance();
     }
 }
 
@@ -567,13 +579,14 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
     const int lane = thread % 32, d0 = warp * 64 + lane / 4 * 8;
     const unsigned mine = codes_place(lane % 4 * 2, d0 / 32) + d0 % 32;
     ring<MLA_CODES_STAGES(N)> at;
-    unsigned p_phase = 0;
+    ring<2> part;
     mla_sums<N> o;
     begin_rows(c, ELEMENT_E4M3, thread);
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
         for (int t = w.t0; t < w.t1; t += scorers) {
+            const mla_shared<N> from = codes_buffer<N>(m, part.slot);
 #pragma unroll
             for (int i = 0; i < scorers; i++) {
                 if (t + i >= w.t1)
@@ -581,24 +594,25 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
                 const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE + mine;
                 barrier_wait(m.full + 8 * at.slot, at.phase);
                 codes_values v = codes_load_values(tile, 0);
-                codes_add<N>(o, m.p + i * MLA_SHARED_P(N), v, tile, m.empty + 8 * at.slot,
+                codes_add<N>(o, from.p + i * MLA_SHARED_P(N), v, tile, m.empty + 8 * at.slot,
                              t + i > w.t0, [&] {
                                  if (i > 0)
                                      return;
-                                 barrier_wait(m.p_full, p_phase);
-                                 p_phase ^= 1;
+                                 barrier_wait(from.p_full, part.phase);
                                  fence_async_shared();
                                  if (t > w.t0)
-                                     multiply<N>(o, m, lane);
+                                     multiply<N>(o, from, lane);
                              });
                 at.advance();
             }
-            barrier_arrive(m.p_empty);
+            barrier_arrive(from.p_empty);
+            part.advance();
         }
-        barrier_wait(m.p_full, p_phase);
-        p_phase ^= 1;
-        multiply<N>(o, m, lane);
-        barrier_arrive(m.p_empty);
+        const mla_shared<N> from = codes_buffer<N>(m, part.slot);
+        barrier_wait(from.p_full, part.phase);
+        multiply<N>(o, from, lane);
+        barrier_arrive(from.p_empty);
+        part.advance();
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         if (walk_whole(w))
             codes_out<N>(c, w, q, o, d0);
@@ -611,6 +625,7 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
 
 template <int N> struct codes_roles {
     static constexpr int rows = N, stages = MLA_CODES_STAGES(N), scorers = MLA_CODES_SCORERS(N);
+    static constexpr int buffers = 2;
     static constexpr int feeding = N < 32 || N == 64 ? 56 : 48, scoring = N < 64 ? 104 : 120;
     static constexpr int adding = N < 32 ? 104 : N < 64 ? 112 : 168;
 

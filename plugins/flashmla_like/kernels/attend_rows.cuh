@@ -277,7 +277,7 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m)
 /* The kernel of 64 rows. */
 template <> struct mla_roles<ROWS> {
     static constexpr int rows = ROWS, stages = MLA_STAGES, feeding = 72, scoring = 104;
-    static constexpr int adding = 168, scorers = 1;
+    static constexpr int adding = 168, scorers = 1, buffers = 1;
 
     static DEVICE_MEMBER mla_shared<ROWS> find(unsigned char *memory)
     {

@@ -40,7 +40,7 @@
     (MLA_SHARED_Q(n) + MLA_STAGES * MLA_SHARED_TILE + MLA_SHARED_P(n) + MLA_SHARED_NUMBERS(n))
 
 /* The same of mla_attend_codes_N, over latents of e4m3: numbers have a scale of each query more.
- * With few rows two warpgroups compute scores, of a tile each, which are handed over together. */
+ * With few rows two warpgroups compute scores, of a tile each, which are handed over together; there are two buffers for that. */
 #define MLA_CODES_ROW        608 /* bytes from one latent of a tile to the next */
 #define MLA_CODES_TILE       (MLA_TILE * MLA_CODES_ROW)
 #define MLA_CODES_STAGES(n)  ((n) < 32 ? 5 : (n) < 64 ? 4 : 3)
@@ -48,7 +48,7 @@
 #define MLA_CODES_THREADS(n) (384 + 128 * MLA_CODES_SCORERS(n))
 #define MLA_CODES_P(n)       (MLA_CODES_SCORERS(n) * MLA_SHARED_P(n))
 #define MLA_CODES_SHARED(n)                                                                        \
-    (MLA_SHARED_Q(n) + MLA_CODES_STAGES(n) * MLA_CODES_TILE + MLA_CODES_P(n) + (n)*48 + 128)
+    (MLA_SHARED_Q(n) + MLA_CODES_STAGES(n) * MLA_CODES_TILE + 2 * MLA_CODES_P(n) + (n)*52 + 128)
 
 /* A unit, in the order of the line. */
 typedef struct mla_unit {
