@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * exits.c: exit(), _exit(), _Exit(), pthread_exit(), thrd_exit(), pthread_cancel(), kill(),
- * raise(), exec*() and syscall() of the program. They stand before the C library's for every object
- * of the process, and ask the warden first (warden.h). What the C library itself calls does not
- * come here, but to the warden's exit handler. dlsym() gives them as well.
+ * raise(), exec*(), fclose(), munmap() and syscall() of the program. They stand before the C
+ * library's for every object of the process, and ask the warden first (warden.h). What the C
+ * library itself calls does not come here, but to the warden's exit handler. dlsym() gives them as
+ * well.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* RTLD_NEXT */
@@ -18,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <threads.h>
 #include <unistd.h>
@@ -253,6 +255,14 @@ int fclose(FILE *stream)
     return next ? next(stream) : EOF;
 }
 
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+int munmap(void *begin, size_t length)
+{
+    warden_on_unmap(begin, length, __builtin_return_address(0));
+    return (int)syscall(SYS_munmap, begin, length);
+}
+
 /* ---- A system call --------------------------------------------------------------------------- */
 
 /* Six arguments are passed on, as many as a system call can have. */
@@ -303,7 +313,7 @@ static void *find_here(const char *name)
         {"fexecve", (uintptr_t)fexecve},     {"execveat", (uintptr_t)execveat},
         {"execl", (uintptr_t)execl},         {"execlp", (uintptr_t)execlp},
         {"execle", (uintptr_t)execle},       {"syscall", (uintptr_t)syscall},
-        {"fclose", (uintptr_t)fclose},
+        {"fclose", (uintptr_t)fclose},       {"munmap", (uintptr_t)munmap},
     };
     for (size_t f = 0; f < sizeof functions / sizeof *functions; f++)
         if (strcmp(functions[f].name, name) == 0)

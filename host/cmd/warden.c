@@ -144,7 +144,7 @@ static void name_culprit(const char *how, const void *address)
     char where[1024] = "";
     const char *file = guard_current ? NULL : find_object(address);
     if (guard_current)
-        guard_describe(guard_current, where, sizeof where);
+        guard_describe(guard_copied(), where, sizeof where);
     const char *when = guard_current  ? ""
                        : warden.ended ? " after the command had ended"
                                       : ", outside of any call of a plugin";
@@ -198,6 +198,20 @@ void warden_on_thread_end(pthread_t thread, const char *function, const void *ca
     bool here = pthread_equal(thread, pthread_self());
     if (is_watching() && ((here && guard_current) || pthread_equal(thread, warden.thread)))
         refuse_exit(function, caller);
+}
+
+static bool lies_in(const void *address, const void *begin, size_t length)
+{
+    return (uintptr_t)address - (uintptr_t)begin < length;
+}
+
+/* The call is described on the stack that it was made on, above where it is now. */
+void warden_on_unmap(const void *begin, size_t length, const void *caller)
+{
+    bool is_stack = guard_current && (lies_in(guard_current, begin, length) ||
+                                      lies_in(__builtin_frame_address(0), begin, length));
+    if (is_stack && is_watching())
+        refuse_exit("munmap() of the stack it runs on", caller);
 }
 
 /* ---- kill() --------------------------------------------------------------------------------- */

@@ -43,6 +43,10 @@ void warden_on_exit(const char *function, const void *caller);
  * the main one nor, as far as is known here, one that is in a call. */
 void warden_on_thread_end(pthread_t thread, const char *function, const void *caller);
 
+/* Code at `caller` is about to unmap memory. Returns unless it is the stack of this thread, which is
+ * in a call. */
+void warden_on_unmap(const void *begin, size_t length, const void *caller);
+
 /* Somebody there is about to send a signal to this process, or to its group. For exits.c. */
 void warden_on_signal(int number, const void *caller);
 

@@ -14,8 +14,15 @@
 #include "host/base/log.h"
 
 _Thread_local struct guard_call *guard_current;
+_Thread_local struct guard_copy guard_copy;
 guard_watcher guard_watch;
 void (*guard_before_task)(void);
+
+const struct guard_call *guard_copied(void)
+{
+    guard_copy.call.party = &guard_copy.party;
+    return &guard_copy.call;
+}
 
 /* ---- Words ----------------------------------------------------------------------------------- */
 

@@ -47,6 +47,17 @@ struct guard_call {
 extern _Thread_local struct guard_call *guard_current
     __attribute__((visibility("hidden"), tls_model("initial-exec")));
 
+/* What guard_describe() reads of it, and no stack: a plugin may have unmapped that. */
+struct guard_copy {
+    struct guard_party party;
+    struct guard_call call;
+};
+extern _Thread_local struct guard_copy guard_copy
+    __attribute__((visibility("hidden"), tls_model("initial-exec")));
+
+/* guard_current's copy, where that is not NULL. */
+const struct guard_call *guard_copied(void);
+
 /* Looks at the process after a call, or NULL. Set before the first plugin is loaded. */
 typedef void (*guard_watcher)(const struct guard_call *call);
 extern guard_watcher guard_watch __attribute__((visibility("hidden")));
@@ -94,6 +105,16 @@ void guard_settle(void);
 enum { GUARD_STEPS = 16 };
 void guard_check_sometimes(const struct guard_call *call);
 
+static inline void guard_set_current(struct guard_call *call)
+{
+    guard_current = call;
+    if (!call)
+        return;
+    guard_copy.party = *call->party;
+    guard_copy.call.entry = call->entry;
+    guard_copy.call.layer = call->layer;
+}
+
 static inline void guard_push(struct guard_call *call, const struct guard_party *party,
                               const char *entry, int32_t layer, bool is_hot)
 {
@@ -104,7 +125,7 @@ static inline void guard_push(struct guard_call *call, const struct guard_party 
     call->fpu = is_hot && fpu_sums_as_default() ? FPU_DEFAULT : fpu_control();
     call->home = *guard_home;
     call->outer = guard_current;
-    guard_current = call;
+    guard_set_current(call);
 }
 
 static inline void guard_check_home(const struct guard_call *call)
@@ -123,7 +144,7 @@ static inline void guard_leave(struct guard_call *call)
 {
     guard_check_home(call);
     guard_check_all(call);
-    guard_current = call->outer;
+    guard_set_current(call->outer);
 }
 
 /* The same for a call of a step. */
@@ -138,7 +159,7 @@ static inline void guard_leave_hot(struct guard_call *call)
     guard_check_home(call);
     if (__builtin_expect(call->fpu != FPU_DEFAULT || !fpu_sums_as_default(), 0))
         guard_check_fpu(call);
-    guard_current = call->outer;
+    guard_set_current(call->outer);
 }
 
 /* A task that a plugin hands to parallel_for: on each worker it is within the call that this thread

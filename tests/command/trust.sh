@@ -177,6 +177,13 @@ for where in entry:attn_plugin_entry query:query create:create destroy:destroy \
     run 139 "and a stack that overflows" "$call:overflow" "ended by SIGSEGV in" "$said ($villain)"
 done
 
+for where in query:query "forward:forward_extend of layer 0" "task:forward_extend of layer 0"; do
+    call=${where%%:*} said=${where#*:}
+    run 5 "munmap of the stack in $call ends with 5" $call:unmap_stack \
+        "the process was ended by munmap() of the stack it runs on in villain: $said"
+    run 139 "and by a system call it is named" $call:unmap_stack_by_hand "ended by SIGSEGV in villain: $said"
+done
+
 run 134 "abort in a thread of the plugin's names its file" forward:abort_in_thread "ended by SIGABRT in $villain"
 
 # ---- Scans ---------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ $1 == "defines" && is_current($2) { definer[$3] = definer[$3] " " $2 }
 $1 == "needs" && is_current($2) { needing[++num_needs] = $2; symbol[num_needs] = $3 }
 
 # The program stands before these of the C library (host/cmd/exits.c).
-BEGIN { split("exit _exit _Exit kill raise syscall dlsym pthread_cancel fclose", own); for (i in own) c_library[own[i]] = 1 }
+BEGIN { split("exit _exit _Exit kill raise syscall dlsym pthread_cancel fclose munmap", own); for (i in own) c_library[own[i]] = 1 }
 
 # host/ROOM/libattnhost_core_la-NAME.o is made of host/ROOM/NAME.c.
 function is_current(path)
