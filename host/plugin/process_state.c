@@ -95,6 +95,14 @@ static int same_handler(const struct sigaction *a, const struct sigaction *b)
            (!is_own || (a->sa_flags & flags) == (b->sa_flags & flags));
 }
 
+/* A library that sets a signal aside while it works brings it back by signal(), which knows no
+ * flags: the handler is the one that it was. */
+static int came_back_by_signal(const struct sigaction *before, const struct sigaction *now)
+{
+    const int flags = SA_SIGINFO | SA_RESTART | SA_NODEFER | SA_ONSTACK;
+    return now->sa_handler == before->sa_handler && (now->sa_flags & flags) == SA_RESTART;
+}
+
 static void describe_handler(const struct sigaction *action, char *text, size_t size)
 {
     Dl_info object;
@@ -117,7 +125,8 @@ static void restore_signals(const struct process_state *before, const struct pro
                      sigismember(&before->mask, s) ? "blocked" : "not blocked");
         if (!same_handler(&now->handlers[s], &before->handlers[s])) {
             describe_handler(&now->handlers[s], where, sizeof where);
-            snprintf(text, 256, "signal %d has another handler, %s", s, where);
+            if (!came_back_by_signal(&before->handlers[s], &now->handlers[s]))
+                snprintf(text, 256, "signal %d has another handler, %s", s, where);
             sigaction(s, &before->handlers[s], NULL);
         }
     }

@@ -239,6 +239,30 @@ START_TEST(surroundings)
 }
 END_TEST
 
+/* A handler that signal() set aside and brought back is the handler that it was, and has its flags
+ * again; one that was set anew with other flags is another. */
+START_TEST(handler_set_aside)
+{
+    char changes[PROCESS_STATE_KINDS][256];
+    struct process_state before;
+    struct sigaction own = {.sa_handler = nothing, .sa_flags = SA_NODEFER | SA_ONSTACK}, now;
+    sigaction(SIGXFSZ, &own, NULL);
+    process_state_take(&before);
+    signal(SIGXFSZ, signal(SIGXFSZ, SIG_IGN));
+    process_state_restore(&before, changes);
+    ck_assert_str_eq(changes[PROCESS_STATE_SIGNALS], "");
+    sigaction(SIGXFSZ, NULL, &now);
+    ck_assert_int_eq(now.sa_flags & (SA_NODEFER | SA_ONSTACK | SA_RESTART),
+                     SA_NODEFER | SA_ONSTACK);
+
+    own.sa_flags = SA_NODEFER;
+    sigaction(SIGXFSZ, &own, NULL);
+    process_state_restore(&before, changes);
+    ck_assert_ptr_nonnull(strstr(changes[PROCESS_STATE_SIGNALS], "signal 25 has another handler"));
+    signal(SIGXFSZ, SIG_DFL);
+}
+END_TEST
+
 /* ---- Silence --------------------------------------------------------------------------------- */
 
 /* A process that others keep from the processor is charged for what it ran; one that waits, for all
@@ -832,6 +856,7 @@ int main(void)
     tcase_add_test(plain, orders);
     tcase_add_test(plain, first_word_stays);
     tcase_add_test(plain, surroundings);
+    tcase_add_test(plain, handler_set_aside);
     tcase_add_test(plain, silence_of_a_child);
     tcase_add_test(plain, silence_of_one_that_waits);
 #ifdef __x86_64__
