@@ -2,7 +2,8 @@
  *
  * forward.c: one layer: operands become the kernels' parameters; then a launch, or more.
  *
- *   fi_save       new keys into the cache; in DECODE the attention kernel does that on its way
+ *   fi_save       new keys into the cache; in DECODE, and where they are few, the attention kernel
+ *                 does that on its way
  *   fi_prefill_*  keys that sequences of a DECODE batch share: once for each level
  *   fi_attend_*, fi_prefill_*  attention, of few or of many rows: new keys from k and v, the others
  *                 from the cache
@@ -185,6 +186,23 @@ static int64_t save_blocks(const layer_call *call)
     return blocks < 1 ? 1 : blocks < most ? blocks : most;
 }
 
+/* Do the attention kernel's warps that copy save the new rows, when they are done with that? It
+ * reads new keys from k and v, so nothing waits for it while they are few. Codes it reads from the
+ * cache, where rows have two launches neither is known to have all of them, and the kernel of many
+ * items has no registers for it. */
+static int saves_on_its_way(const layer_call *call)
+{
+    const cuda_group *group = &call->group->base;
+    const int aligned = CALL_ALIGNED_NEW | CALL_ALIGNED_CACHE;
+    fi_grid grid = fi_bounded_grid(call->group, call->kernel, &call->metadata->plan.bounds);
+    int64_t pieces = cuda_plan_extent(&call->metadata->plan).tokens * group->kv_heads *
+                     ((group->dim + group->v_dim) / 8);
+    return call->kernel != KERNEL_ATTEND_MANY && !cuda_is_fp8(group->kv_dtype) &&
+           !call->group->is_invariant && !call->params.batch.new_indptr &&
+           (call->params.operands.aligned & aligned) == aligned &&
+           pieces <= (int64_t)grid.lanes * grid.columns * SAVE_PIECES;
+}
+
 static attn_status launch_save(layer_call *call, attn_stream stream, attn_error *error)
 {
     const cuda_launch launch = {.function = call->instance->save,
@@ -268,8 +286,11 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
         status = set_out_map(&call, error);
     if (status != ATTN_OK)
         return status;
-    if (call.params.saved && !fi_part_of(metadata, call.index))
-        status = launch_save(&call, stream, error);
+    if (call.params.saved && !fi_part_of(metadata, call.index)) {
+        call.params.saves = saves_on_its_way(&call);
+        if (!call.params.saves)
+            status = launch_save(&call, stream, error);
+    }
     for (int level = 0; level < fi_planned_levels(metadata, call.group) && status == ATTN_OK;
          level++)
         status = attend_runs(&call, level, stream, error);

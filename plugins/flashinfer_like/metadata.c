@@ -440,6 +440,13 @@ static int merge_cost_several(int rows, int level)
     return level >= 0 ? FI_MERGE : rows == FI_ROWS ? MERGE_SEVERAL : MERGE_SEVERAL_MANY;
 }
 
+/* Rows of a tile, at most: a sequence may have fewer. */
+static int most_rows(const attn_metadata *metadata, uint32_t index, int rows)
+{
+    int64_t most = extent_of(metadata, index).q_len * metadata->instance->groups[index].base.ratio;
+    return most < rows ? (int)most : rows;
+}
+
 void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan_call *call)
 {
     const fi_group *group = &metadata->instance->groups[index];
@@ -471,6 +478,8 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan
                            .columns = (int)grid.columns,
                            .merge = merge_cost(rows, level),
                            .merge_several = merge_cost_several(rows, level),
+                           .several =
+                               plan_several(level >= 0 ? rows : most_rows(metadata, index, rows)),
                            .merged = level >= 0 ? 1 : int_max(1, FI_MERGED * FI_ROWS / rows),
                            .hands = fi_is_prefill(kernel) && level < 0 ? FI_HANDS : 1,
                            .level = level,

@@ -23,6 +23,18 @@ typedef struct save_shape {
     int k_pieces, v_pieces; /* of a head */
 } save_shape;
 
+/* Who saves: which of a block's threads, and of the grid's blocks. */
+typedef struct grid_team {
+    int thread, threads;
+    int block, blocks;
+} grid_team;
+
+/* All threads of a grid in one line. */
+static __device__ __forceinline__ grid_team grid_all(void)
+{
+    return grid_team{(int)threadIdx.x, (int)blockDim.x, (int)blockIdx.x, (int)gridDim.x};
+}
+
 /* Where a piece lies: that of row 0, and of slot 0. */
 typedef struct save_piece {
     const char *from;
@@ -67,17 +79,19 @@ static __device__ __forceinline__ void save_tokens(const save_piece &p, const lo
 }
 
 /* Rows [first, end) of k and v into their slots; a slot below 0 is not written. */
-static __device__ void save_rows_wide(const call_operands &o, const long long *slots,
-                                      const save_shape &s, i64 first, i64 end)
+static __device__ __forceinline__ void save_rows_wide(const call_operands &o,
+                                                      const long long *slots, const save_shape &s,
+                                                      const grid_team &t, i64 first, i64 end)
 {
-    const int pieces = s.heads * (s.k_pieces + s.v_pieces), threads = (int)blockDim.x;
-    const int side = pieces < threads ? threads / pieces : 1; /* groups of tokens side by side */
-    const int mine = (int)threadIdx.x / pieces;
+    const int pieces = s.heads * (s.k_pieces + s.v_pieces);
+    const int side =
+        pieces < t.threads ? t.threads / pieces : 1; /* groups of tokens side by side */
+    const int mine = t.thread / pieces;
     if (side > 1 && mine >= side)
         return;
-    const i64 step = (i64)gridDim.x * side * SAVE_TOKENS;
-    const i64 begin = first + ((i64)blockIdx.x * side + (side > 1 ? mine : 0)) * SAVE_TOKENS;
-    for (int i = (int)threadIdx.x - (side > 1 ? mine * pieces : 0); i < pieces; i += threads) {
+    const i64 step = (i64)t.blocks * side * SAVE_TOKENS;
+    const i64 begin = first + ((i64)t.block * side + (side > 1 ? mine : 0)) * SAVE_TOKENS;
+    for (int i = t.thread - (side > 1 ? mine * pieces : 0); i < pieces; i += t.threads) {
         const save_piece p = save_find_piece(o, s, i);
         for (i64 row = begin; row < end; row += step)
             save_tokens(p, slots, s.page_size, row, end);

@@ -126,7 +126,7 @@ static __device__ void save_rows(const fa3_rows_call &p)
     i64 first = rows ? rows[0] : 0, end = rows ? rows[seqs] : seqs;
     if (!p.has_codes && o.aligned & CALL_ALIGNED_NEW && o.aligned & CALL_ALIGNED_CACHE) {
         const save_shape shape = {heads, p.page_size, p.dim / 8, p.dim_v / 8};
-        save_rows_wide(o, p.batch.out_cache_loc, shape, first, end);
+        save_rows_wide(o, p.batch.out_cache_loc, shape, grid_all(), first, end);
         return;
     }
     int lane = (int)threadIdx.x % 32;

@@ -34,11 +34,12 @@ enum {
 /* ---- Slices ---------------------------------------------------------------------------------- */
 
 /* Rows of a slice are 2 to this power, as many as leave each of its warps one batch of parts of a
- * row; of few parts, all of them. */
+ * row; of fewer than plan_several() parts, all of them. Of few parts the first has no slice: its
+ * block had the end of an item, and goes on to the begin of the next. */
 PORTABLE int arrivals_shift(int rows, int count, int warps)
 {
-    int shift = 0, most = int_min(ARRIVALS_SLICES, count);
-    if (count < FI_SEVERAL || count > ARRIVALS_MOST)
+    int shift = 0, most = int_min(ARRIVALS_SLICES, count < FI_SEVERAL ? count - 1 : count);
+    if (count < plan_several(rows) || count > ARRIVALS_MOST)
         return ARRIVALS_ALL;
     while (2 * count << shift <= warps * ARRIVALS_BATCH || most << shift < rows)
         shift++;

@@ -163,6 +163,8 @@ static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
             produce<S>(c, at, shared);
         grid_wait();
         grid_launch_dependents();
+        if (S::teams == 1 && !S::quantised && !splits && c.saves)
+            save_new_rows(c, S::dim, S::v_dim, grid_part(S::warps * 32, S::producers * WARPS * 32));
     } else {
         item<S> it;
         registers_take<S::consumer_registers>();
@@ -173,8 +175,7 @@ static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
         if (at.left > 0)
             consume<S, splits>(c, start, at, it, shared);
     }
-    clear_padding(c, S::v_dim, (int)(blockIdx.y * gridDim.x + blockIdx.x),
-                  (int)(gridDim.x * gridDim.y));
+    clear_padding(c, S::v_dim, grid_part(0, (int)blockDim.x));
     PROFILE_LAUNCH;
 }
 

@@ -7,6 +7,7 @@
 #define FI_ITEM_CUH
 
 #include "plugins/common/cuda/elements.cuh"
+#include "plugins/common/cuda/save_rows.cuh"
 #include "plugins/common/cuda/softmax.cuh"
 #include "plugins/flashinfer_like/kernels/mma.cuh"
 #include "plugins/flashinfer_like/kernels/walk.cuh"
@@ -177,19 +178,38 @@ static __device__ __forceinline__ i64 prior_slot(const fi_call &c, int level, i6
     return ((i64)level * c.prior_rows + row) * (c.kv_heads * c.ratio) + head;
 }
 
+/* A grid's blocks, in one line, and of each `threads` threads, from `first` on. */
+static __device__ __forceinline__ grid_team grid_part(int first, int threads)
+{
+    return grid_team{(int)threadIdx.x - first, threads, (int)(blockIdx.y * gridDim.x + blockIdx.x),
+                     (int)(gridDim.x * gridDim.y)};
+}
+
+/* A block's part of the new keys and values into their slots: in attend by those who copy, when
+ * they are done; in prefill by those who multiply, before there is anything to multiply. */
+static __device__ __forceinline__ void save_new_rows(const fi_call &c, int dim, int v_dim,
+                                                     const grid_team &team)
+{
+    const save_shape shape = {c.kv_heads, c.page_size, dim / 8, v_dim / 8};
+    const int *rows = c.batch.q_indptr;
+    const int seqs = index_num_seqs(&c.batch);
+    save_rows_wide(c.operands, c.batch.out_cache_loc, shape, team, rows ? rows[0] : 0,
+                   rows ? rows[seqs] : seqs);
+}
+
 /* Rows of no sequence, whose output has to be finite: this block's part of them. */
-static __device__ void clear_padding(const fi_call &c, int v_dim, int block, int blocks)
+static __device__ void clear_padding(const fi_call &c, int v_dim, const grid_team &team)
 {
     const int *rows = c.batch.q_indptr;
     int seqs = index_num_seqs(&c.batch), heads = c.kv_heads * c.ratio;
     i64 first = rows ? rows[seqs] : seqs;
     i64 end = (rows ? rows[0] : 0) + (i64)index_num_tokens(&c.batch);
-    for (i64 i = block; i < (end - first) * heads; i += blocks) {
+    for (i64 i = team.block; i < (end - first) * heads; i += team.blocks) {
         i64 row = first + i / heads;
         int head = (int)(i % heads);
-        for (int d = (int)threadIdx.x; d < v_dim; d += (int)blockDim.x)
+        for (int d = team.thread; d < v_dim; d += team.threads)
             element_store(c.out_dtype, out_row(c, row, head), d, 0.0f);
-        if (threadIdx.x == 0)
+        if (team.thread == 0)
             store_lse(c, row, head, SOFTMAX_EMPTY);
     }
 }

@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(FI_SAVE_THREADS)
     bool codes = element_is_fp8(c.kv_dtype);
     if (!codes && o.aligned & CALL_ALIGNED_NEW && o.aligned & CALL_ALIGNED_CACHE) {
         const save_shape shape = {c.kv_heads, c.page_size, dim / 8, v_dim / 8};
-        save_rows_wide(o, c.batch.out_cache_loc, shape, first, end);
+        save_rows_wide(o, c.batch.out_cache_loc, shape, grid_all(), first, end);
         return;
     }
     int warp = (int)(blockIdx.x * FI_SAVE_THREADS + threadIdx.x) / 32;

@@ -146,6 +146,13 @@ PORTABLE i64 plan_best_columns(const fi_plan_call *p, i64 units, i64 items, i64 
     return int_min((int)least, p->columns);
 }
 
+/* Parts of an item of so many rows from which on several blocks merge them. Of few rows one block
+ * has the time, and of a whole tile's a block that waits in vain costs more than it saves. */
+PORTABLE int plan_several(int rows)
+{
+    return rows > FI_ROWS && rows <= FI_PREFILL_ROWS / 2 ? FI_SEVERAL_HALF : FI_SEVERAL;
+}
+
 /* Columns where items are fewer. Up to p->merged parts are merged in the time of one. Where several
  * blocks merge, columns are fewer than were best if none of them has more units then. One block's
  * merge takes longer: blocks that do not all end at once do that while others work. */
@@ -153,7 +160,7 @@ PORTABLE int plan_shared_columns(const fi_plan_call *p, i64 units, i64 items)
 {
     i64 least = int_max(1, (int)(items < p->columns ? items * p->merged : p->columns));
     i64 best = plan_best_columns(p, units, items, least, p->merge_several);
-    if (best < items * FI_SEVERAL || units == 0)
+    if (best < items * p->several || units == 0)
         return (int)plan_best_columns(p, units, items, least, p->merge);
     i64 each = (units + best - 1) / best;
     return (int)((units + each - 1) / each);

@@ -44,8 +44,9 @@ enum {
     FI_HANDS = 16,      /* of a prefill plan */
     FI_KEYS = 64,       /* of a unit of few rows */
     FI_GROUP = 16,
-    FI_SHORT_ROWS = 32, /* of a sequence and KV head, at most, for tiles of FI_ROWS */
-    FI_SEVERAL = 8,     /* parts of an item from which on several blocks merge them */
+    FI_SHORT_ROWS = 32,  /* of a sequence and KV head, at most, for tiles of FI_ROWS */
+    FI_SEVERAL = 8,      /* parts of an item from which on several blocks merge them */
+    FI_SEVERAL_HALF = 4, /* the same of FI_ROWS rows to half a tile of FI_PREFILL_ROWS */
     FI_MERGE = 96, /* merging a part of a run's item takes as long as so many 64ths of a unit */
     FI_MERGE_ROWS = 28, /* the same of FI_ROWS rows of any other item, by one block */
     FI_MERGED = 16,     /* parts of FI_ROWS rows that are merged in about the time of one */
@@ -134,6 +135,7 @@ typedef struct fi_plan_call {
     int columns;       /* of the attention kernel's grid */
     int merge;         /* what merging a part of an item takes a block, in 64ths of a unit's time */
     int merge_several; /* the same where several blocks do */
+    int several;       /* parts of an item from which on several do */
     int merged;        /* parts of an item that take no longer than one to merge */
     int hands; /* that the tiles are dealt to: plan_deal(). 1 = they lie in the batch's order */
     int skips; /* the kernel passes over keys of other items: fi_tile.skip */
@@ -181,6 +183,7 @@ typedef struct fi_call {
     int has_out_map;
     int saved;        /* the new keys are in the cache, but for those of slots below 0 */
     int save;         /* each sequence's one new key goes to its slot on the way (DECODE) */
+    int saves;        /* the new rows go to their slots on the way: save_new_rows() */
     int dtype;        /* of q, k and v: ELEMENT_F16, ELEMENT_BF16 */
     int kv_dtype;     /* of the cache: the same, or fp8 */
     int scale_stride; /* of an fp8 cache: 0 = one scale for all heads, 1 = one for each */

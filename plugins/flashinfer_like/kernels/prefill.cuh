@@ -210,15 +210,22 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
     if (threadIdx.x == 0)
         control_init<S>(control);
     __syncthreads();
-    grid_wait();
-    grid_launch_dependents();
-    clear_padding(c, S::dim_v, (int)blockIdx.x, (int)gridDim.x);
     if (uniform((int)threadIdx.x / GROUP_THREADS) == 0) {
         registers_release<S::producer_registers>();
-        produce<S>(c, at, shared, control);
+        if (at.left > 0)
+            produce<S>(c, at, shared, control);
+        grid_wait();
+        grid_launch_dependents();
     } else {
+        const grid_team team = grid_part(GROUP_THREADS, S::consumers);
         registers_take<S::consumer_registers>();
-        consume<S>(c, control, shared);
+        grid_wait();
+        grid_launch_dependents();
+        clear_padding(c, S::dim_v, team);
+        if (!S::codes && c.saves)
+            save_new_rows(c, S::dim, S::dim_v, team);
+        if (at.left > 0)
+            consume<S>(c, control, shared);
     }
 }
 

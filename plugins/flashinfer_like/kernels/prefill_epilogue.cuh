@@ -64,36 +64,42 @@ DEVICE void leave_prior(const fi_call &c, const struct work &w, const rows<S> &r
     }
 }
 
-/* All parts of the item, in their order, into this thread's rows. */
+/* All parts of the item, in their order, into this thread's rows: both of a part are on their way
+ * together where registers have room. */
 template <typename S>
 DEVICE void take_parts(const fi_call &c, const parts &p, rows<S> &r, totals &t)
 {
-    int lane = thread_here() & 31;
+    constexpr int together = S::dim_v > 128 ? 1 : 2;
+    const int lane = thread_here() & 31;
+    t = {{SOFTMAX_EMPTY, SOFTMAX_EMPTY}, {0.0f, 0.0f}};
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float top = SOFTMAX_EMPTY, total = 0.0f;
+    for (int i = 0; i < S::dim_v / 2; i++)
+        r.o[i] = 0.0f;
 #pragma unroll
-        for (int d = 0; d < S::dim_v / 8; d++)
-            r.o[d * 4 + h * 2] = r.o[d * 4 + h * 2 + 1] = 0.0f;
+    for (int first = 0; first < 2; first += together) {
 #pragma unroll 1
         for (int n = 0; n < p.count; n++) {
-            i64 slot = part_slot(p, n) * FI_PREFILL_ROWS + first_row() + h * 8;
+            const i64 slot = part_slot(p, n) * FI_PREFILL_ROWS + first_row();
             const float *from = c.partial + slot * S::dim_v + (lane & 3) * 2;
-            float2 numbers = __ldcg((const float2 *)(c.partial_row + slot * 2));
-            float higher = fmaxf(top, numbers.x), zero = softmax_base(higher);
-            float shrink = softmax_exp2(top - zero), share = softmax_exp2(numbers.x - zero);
-            top = higher;
-            total = total * shrink + numbers.y * share;
+            float shrink[2], share[2];
 #pragma unroll
-            for (int d = 0; d < S::dim_v / 8; d++) {
-                float2 x = __ldcg((const float2 *)(from + d * 8));
+            for (int h = first; h < first + together; h++) {
+                float2 numbers = __ldcg((const float2 *)(c.partial_row + (slot + h * 8) * 2));
+                float higher = fmaxf(t.top[h], numbers.x), zero = softmax_base(higher);
+                shrink[h] = softmax_exp2(t.top[h] - zero);
+                share[h] = softmax_exp2(numbers.x - zero);
+                t.top[h] = higher;
+                t.sum[h] = t.sum[h] * shrink[h] + numbers.y * share[h];
+            }
+#pragma unroll
+            for (int i = 0; i < S::dim_v / 8 * together; i++) {
+                const int h = first + i % together, d = i / together;
+                float2 x = __ldcg((const float2 *)(from + h * 8 * S::dim_v + d * 8));
                 float *o = &r.o[d * 4 + h * 2];
-                o[0] = o[0] * shrink + x.x * share;
-                o[1] = o[1] * shrink + x.y * share;
+                o[0] = o[0] * shrink[h] + x.x * share[h];
+                o[1] = o[1] * shrink[h] + x.y * share[h];
             }
         }
-        t.top[h] = top;
-        t.sum[h] = total;
     }
 }
 
@@ -342,7 +348,7 @@ DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *con
     }
     if (c.level >= 0)
         leave_prior<S>(c, w, r, t);
-    else
+    else if (queries_of(c, w) == consumer_thread() / GROUP_THREADS)
         store_rows<S>(c, w, r, t);
 }
 

@@ -257,7 +257,8 @@ template <typename S> DEVICE cursor after(const fi_call &c, const struct work &w
 }
 
 /* The next item is looked up, and where there is room its queries are fetched, when as much of this
- * one is on its way as the stages hold. */
+ * one is on its way as the stages hold. What the plan and the batch tell of the first is read before
+ * the kernel before ends. */
 template <typename S>
 DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct control *control)
 {
@@ -283,6 +284,7 @@ DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct con
         slot.advance();
     };
     find_work<S>(c, at, true, w);
+    grid_wait();
     start(*w);
 #pragma unroll 1
     while (w->units > 0) {

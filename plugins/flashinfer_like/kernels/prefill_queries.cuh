@@ -6,8 +6,8 @@
  *   q[rows of the head's group] --pieces of 16 bytes, or elements--> warpgroup 0: 64 rows in panels
  *                                                                    warpgroup 1: 64 rows in panels
  *
- * Each of the four warps that copy has 32 rows; the barrier hears of all of them, and of what the
- * item is.
+ * Each of the four warps that copy has a quarter of the rows; the barrier hears of all of them, and
+ * of what the item is.
  */
 #ifndef FI_PREFILL_QUERIES_CUH
 #define FI_PREFILL_QUERIES_CUH
@@ -36,11 +36,13 @@ DEVICE void find_row(const row_finder &f, int r, i64 *row, int *head)
     *head = f.head + n - before * f.ratio;
 }
 
-/* A warp's part of an item's queries: 32 rows. Rows that are not there are copies of the last. */
+/* A warp's part of an item's queries: a quarter of those of its one or two warpgroups. Rows that are
+ * not there are copies of the last. */
 template <typename S> DEVICE void copy_queries(const fi_call &c, const struct work &w, char *to)
 {
-    constexpr int pieces = S::dim / 8, rows = FI_PREFILL_ROWS / WARPS;
+    constexpr int pieces = S::dim / 8;
     int lane = (int)threadIdx.x & 31, last = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS) - 1;
+    const int rows = (last < GROUP_ROWS ? GROUP_ROWS : FI_PREFILL_ROWS) / WARPS;
     const row_finder finder = find_rows(c, w);
     bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
 #pragma unroll 4

@@ -79,22 +79,32 @@ START_TEST(each_slice_once)
 }
 END_TEST
 
-/* Slices are all rows, no more of them than a counter has bits for, or than there are blocks. A
- * team of four warps has tiles of few rows. */
+/* How many slices a team has: four warps have tiles of few rows, eight of many. */
+static int slices_of(int rows, int count, int warps)
+{
+    int shift = arrivals_shift(rows, count, warps), n = arrivals_slices(rows, shift);
+    ck_assert(shift >= 0 && shift <= ARRIVALS_ALL);
+    ck_assert(n << shift >= rows && (n - 1) << shift < rows);
+    return n;
+}
+
+/* Slices are all rows, no more of them than a counter has bits for, or than there are blocks, one
+ * less of few. */
 START_TEST(slices)
 {
     for (int warps = 4; warps <= 8; warps += 4)
         for (int rows = 1; rows <= (warps == 4 ? FI_ROWS : FI_PREFILL_ROWS); rows++)
             for (int count = 2; count < 300; count++) {
-                int shift = arrivals_shift(rows, count, warps), n = arrivals_slices(rows, shift);
-                ck_assert(shift >= 0 && shift <= ARRIVALS_ALL);
-                ck_assert(n << shift >= rows && (n - 1) << shift < rows);
-                ck_assert(n == 1 || (n <= ARRIVALS_SLICES && n <= count));
+                int n = slices_of(rows, count, warps);
+                ck_assert(n == 1 || (n <= ARRIVALS_SLICES && n <= count - (count < FI_SEVERAL)));
             }
-    ck_assert_int_eq(arrivals_slices(16, arrivals_shift(16, FI_SEVERAL - 1, 4)), 1);
-    ck_assert_int_eq(arrivals_slices(16, arrivals_shift(16, ARRIVALS_MOST + 1, 4)), 1);
-    ck_assert_int_eq(arrivals_slices(16, arrivals_shift(16, 128, 4)), 16);
-    ck_assert_int_eq(arrivals_slices(128, arrivals_shift(128, 16, 8)), 16);
+    ck_assert_int_eq(slices_of(16, FI_SEVERAL - 1, 4), 1);
+    ck_assert_int_eq(slices_of(16, ARRIVALS_MOST + 1, 4), 1);
+    ck_assert_int_eq(slices_of(16, 128, 4), 16);
+    ck_assert_int_eq(slices_of(128, 16, 8), 16);
+    ck_assert_int_eq(slices_of(64, FI_SEVERAL_HALF - 1, 8), 1);
+    ck_assert_int_eq(slices_of(64, 5, 8), 4);
+    ck_assert_int_eq(slices_of(65, FI_SEVERAL - 1, 8), 1);
     ck_assert_int_eq(1 << ARRIVALS_ALL, FI_PREFILL_ROWS);
 }
 END_TEST

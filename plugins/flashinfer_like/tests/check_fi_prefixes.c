@@ -282,8 +282,12 @@ END_TEST
  * columns, 64 by 7, where 96 / 64 of a unit's time go to a part; never more than there are. */
 START_TEST(few_columns_share_a_run)
 {
-    fi_plan_call p = {
-        .columns = 132, .merge = FI_MERGE, .merge_several = FI_MERGE, .merged = 1, .level = 0};
+    fi_plan_call p = {.columns = 132,
+                      .merge = FI_MERGE,
+                      .merge_several = FI_MERGE,
+                      .several = FI_SEVERAL,
+                      .merged = 1,
+                      .level = 0};
     ck_assert_int_eq(FI_MERGE, 96);
     ck_assert_int_eq(plan_shared_columns(&p, 4, 1), 2);
     ck_assert_int_eq(plan_shared_columns(&p, 64, 1), 7);
@@ -303,6 +307,7 @@ START_TEST(few_columns_share_an_item)
                       .rounds = 1,
                       .merge = FI_MERGE_ROWS,
                       .merge_several = 4,
+                      .several = FI_SEVERAL,
                       .merged = FI_MERGED,
                       .level = -1};
     ck_assert_int_eq(plan_make(&p, 1, 128).columns, 43);
@@ -316,8 +321,9 @@ START_TEST(few_columns_share_an_item)
     p.merge = 28 * 8; /* of 128 rows */
     p.merged = 2;
     p.merge_several = 1;
-    ck_assert_int_eq(plan_make(&p, 10, 300).columns, 100);
-    ck_assert_int_eq(plan_make(&p, 20, 300).columns, 42); /* an item has less than 8 parts */
+    p.several = FI_SEVERAL_HALF;
+    ck_assert_int_eq(plan_make(&p, 20, 300).columns, 100);
+    ck_assert_int_eq(plan_make(&p, 30, 300).columns, 60); /* an item has less than 4 parts */
 }
 END_TEST
 

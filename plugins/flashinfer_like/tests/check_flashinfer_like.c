@@ -387,26 +387,51 @@ START_TEST(decode_saves_on_its_way)
 END_TEST
 
 /* Rows decide on the kernel: few of a KV head, or more than SHORT_ROWS. */
-START_TEST(extend_saves_before)
+START_TEST(extend_saves_few_on_its_way)
 {
     test_run t;
     int ratio = TEST_Q_HEADS / TEST_KV_HEADS, short_rows = SHORT_ROWS / ratio;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 20, short_rows));
-    expect_launches("plan save fi_attend_many_d128");
-    expect_attention(&t, KERNEL_ATTEND_MANY, 0);
-    /* A warp for each of 20 new rows and its heads. */
-    ck_assert_uint_eq(launches[1].grid, 20 * TEST_KV_HEADS * 32 / FI_SAVE_THREADS);
-    ck_assert_uint_eq(launches[1].threads, FI_SAVE_THREADS);
-    ck_assert_int_eq(launches[2].params.call.save, 0);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 1, 2, 2));
+    expect_launches("plan fi_attend_d128");
+    expect_attention(&t, KERNEL_ATTEND, 0);
+    ck_assert_int_eq(launches[1].params.call.save, 0);
+    ck_assert_int_eq(launches[1].params.call.saves, 1);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, short_rows + 1));
-    expect_launches("plan save fi_prefill_d128");
+    expect_launches("plan fi_prefill_d128");
     expect_attention(&t, KERNEL_PREFILL, 0);
     ck_assert_int_eq(launches[0].params.plan.rows, FI_PREFILL_ROWS);
+    ck_assert_int_eq(launches[1].params.call.saves, 1);
+    t.args.flags = 0;
+    need(fi_forward_extend(t.metadata, TEST_LAYER, &t.args, NULL, &test_error));
+    ck_assert_int_eq(launches[2].params.call.saves, 0);
+    run_end(&t);
+}
+END_TEST
+
+/* Many rows, rows that lie anywhere, and those of many items have a launch of their own. */
+START_TEST(extend_saves_many_before)
+{
+    test_run t;
+    int32_t q_len = SHORT_ROWS;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, q_len));
+    expect_launches("plan save fi_prefill_d128");
+    expect_attention(&t, KERNEL_PREFILL, 0);
+    /* A warp for each of 600 new rows and its heads. */
+    ck_assert_uint_eq(launches[1].grid, 600 * TEST_KV_HEADS * 32 / FI_SAVE_THREADS);
+    ck_assert_uint_eq(launches[1].threads, FI_SAVE_THREADS);
+    ck_assert_int_eq(launches[2].params.call.saves, 0);
     num_launches = 0;
     need(fi_forward_extend(t.metadata, TEST_LAYER, &t.args, NULL, &test_error));
     expect_launches("save fi_prefill_d128");
     expect_attention(&t, KERNEL_PREFILL, 1);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 20, q_len / (TEST_Q_HEADS / TEST_KV_HEADS)));
+    expect_launches("plan save fi_attend_many_d128");
+    expect_attention(&t, KERNEL_ATTEND_MANY, 0);
+    t.k.data = (char *)t.k.data + 2;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 20, q_len));
+    expect_launches("plan save fi_prefill_d128");
     run_end(&t);
 }
 END_TEST
@@ -422,9 +447,9 @@ START_TEST(two_tiles_or_one)
     need(run_batch(&t, ATTN_MODE_EXTEND, 2, 2 * two, two));
     expect_launches("plan save fi_attend_many_d128");
     need(run_batch(&t, ATTN_MODE_EXTEND, 6, 6 * two, two));
-    expect_launches("plan save fi_prefill_d128");
+    expect_launches("plan fi_prefill_d128");
     need(run_batch(&t, ATTN_MODE_MIXED, 6, 6 * two, two));
-    expect_launches("plan save fi_prefill_d128");
+    expect_launches("plan fi_prefill_d128");
     run_end(&t);
 }
 END_TEST
@@ -527,9 +552,9 @@ START_TEST(earlier_devices_have_kernels_of_their_own)
     need(fi_forward_decode(t.metadata, TEST_LAYER, &t.args, NULL, &test_error));
     expect_attention(&t, KERNEL_ATTEND, 0);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, SHORT_ROWS));
-    expect_launches("plan save fi_prefill_d128");
+    expect_launches("plan fi_prefill_d128");
     expect_attention(&t, KERNEL_PREFILL, 0);
-    const fi_call *call = &launches[2].params.call;
+    const fi_call *call = &launches[1].params.call;
     ck_assert_int_eq(call->has_maps + call->has_new_maps + call->has_out_map, 0);
     run_end(&t);
 }
@@ -777,7 +802,8 @@ static Suite *suite(void)
     tcase_add_test(tc, memory_grows_with_bounds);
     tcase_add_test(tc, launches_keep_to_max_sms);
     tcase_add_test(tc, decode_saves_on_its_way);
-    tcase_add_test(tc, extend_saves_before);
+    tcase_add_test(tc, extend_saves_few_on_its_way);
+    tcase_add_test(tc, extend_saves_many_before);
     tcase_add_test(tc, two_tiles_or_one);
     tcase_add_test(tc, invariant_batches);
     tcase_add_test(tc, encoders_have_no_cache);

@@ -89,16 +89,20 @@ static void save_head(const fi_call *c, i64 row, int head, int dim, int v_dim)
                    v_dim, v_scale_of(c, head), 0, 1);
 }
 
-static void save(const struct fake_cuda_launch *launch)
+static void save_rows(const fi_call *c, int dim, int v_dim)
 {
-    const fi_call *c = launch->arguments[0];
-    const int *dim = launch->arguments[1], *v_dim = launch->arguments[2];
     const int *rows = c->batch.new_indptr ? c->batch.new_indptr : c->batch.q_indptr;
     int seqs = index_num_seqs(&c->batch);
     int first = rows ? index_int(rows, 0) : 0, end = rows ? index_int(rows, seqs) : seqs;
     for (int row = first; row < end; row++)
         for (int head = 0; head < c->kv_heads; head++)
-            save_head(c, row, head, *dim, *v_dim);
+            save_head(c, row, head, dim, v_dim);
+}
+
+static void save(const struct fake_cuda_launch *launch)
+{
+    const int *dim = launch->arguments[1], *v_dim = launch->arguments[2];
+    save_rows(launch->arguments[0], *dim, *v_dim);
 }
 
 /* ---- Rows of an item ------------------------------------------------------------------------- */
@@ -445,6 +449,8 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper
         b->kernel = wanted;
         for (b->number = (int)(launch->grid[0] * launch->grid[1]) - 1; b->number >= 0; b->number--)
             run_block(b);
+        if (c->saves)
+            save_rows(c, shape->dim, shape->dim_v);
         clear_padding(c, shape);
     }
     free(b);
