@@ -94,6 +94,8 @@ int32_t hf_int(const struct hf_source *source, const char *keys, int32_t otherwi
 
 int32_t hf_num_layers(const struct hf_source *source)
 {
+    if (source->defaults->flags & HF_TWO_IN_ONE && json_has(&source->text, "num_layers"))
+        return 2 * hf_int(source, "num_layers", 0, MODEL_MAX_LAYERS / 2);
     return hf_int(source, "num_hidden_layers|n_layers|n_layer|num_layers",
                   source->defaults->num_layers, MODEL_MAX_LAYERS);
 }
@@ -110,11 +112,22 @@ int32_t hf_split_heads(const struct json_reader *reader, const char *hidden_keys
     return (int32_t)(hidden / num_heads);
 }
 
+static int32_t read_nested_kv_heads(const struct hf_source *source, int32_t otherwise)
+{
+    struct json_reader own;
+    hf_no_matter(&source->text, "num_key_value_heads"); /* Transformers repeats it there */
+    if (!json_object(&source->text, "attn_config", "attn_config.", &own))
+        return otherwise;
+    return (int32_t)json_int(&own, "kv_n_heads", otherwise, 1, MODEL_MAX_HEADS);
+}
+
 /* Falcon's and BigCode's query heads share one KV head unless the file says otherwise. */
 static int32_t read_kv_heads(const struct hf_source *source, int32_t heads)
 {
     const struct json_reader *text = &source->text;
     int32_t otherwise = source->defaults->num_kv_heads ? source->defaults->num_kv_heads : heads;
+    if (source->defaults->flags & HF_ATTN_CONFIG)
+        return read_nested_kv_heads(source, otherwise);
     if (!(source->defaults->flags & HF_MULTI_QUERY))
         return hf_int(source, "num_key_value_heads", otherwise, MODEL_MAX_HEADS);
     bool grouped = json_bool(text, "new_decoder_architecture", false);
@@ -137,7 +150,7 @@ struct hf_heads hf_read_heads(const struct hf_source *source)
     const struct hf_defaults *defaults = source->defaults;
     struct hf_heads heads;
     heads.num_heads =
-        hf_int(source, "num_attention_heads|n_head", defaults->num_heads, MODEL_MAX_HEADS);
+        hf_int(source, "num_attention_heads|n_head|n_heads", defaults->num_heads, MODEL_MAX_HEADS);
     heads.num_kv_heads = read_kv_heads(source, heads.num_heads);
     if (heads.num_heads % heads.num_kv_heads != 0)
         json_fail(&source->text, "num_attention_heads",
@@ -152,7 +165,7 @@ struct hf_heads hf_read_heads(const struct hf_source *source)
         heads.head_dim = floor_heads(&source->text, heads.num_heads);
     else
         heads.head_dim =
-            hf_split_heads(&source->text, "hidden_size|n_embed|n_embd", heads.num_heads);
+            hf_split_heads(&source->text, "hidden_size|n_embed|n_embd|d_model", heads.num_heads);
     return heads;
 }
 
@@ -326,12 +339,16 @@ static const struct hf_architecture *find_by_keys(const struct json_reader *text
     return json_has(text, "kv_lora_rank") ? &latent : &softmax;
 }
 
-/* The text model's object, or the whole file. */
+/* The text model's object, or the whole file. An omni model's text model is that of the part that
+ * thinks. */
 static void find_text(struct hf_source *source)
 {
+    struct json_reader thinker;
     source->text = source->root;
-    if (!json_object(&source->root, "text_config", "text_config.", &source->text) &&
-        !json_object(&source->root, "llm_config", "llm_config.", &source->text))
+    if (json_object(&source->root, "thinker_config", "thinker_config.", &thinker))
+        json_object(&thinker, "text_config", "thinker_config.text_config.", &source->text);
+    else if (!json_object(&source->root, "text_config", "text_config.", &source->text) &&
+             !json_object(&source->root, "llm_config", "llm_config.", &source->text))
         json_object(&source->root, "language_config", "language_config.", &source->text);
 }
 
@@ -388,7 +405,7 @@ static void read_dtype(struct hf_source *source, const struct config *config)
 static void read_context(struct hf_source *source, const struct config *config)
 {
     static const char keys[] = "max_position_embeddings|max_target_positions|model_max_length|"
-                               "n_positions";
+                               "n_positions|max_seq_len";
     const struct hf_defaults *defaults = source->defaults;
     int64_t stated = json_int(&source->text, keys, defaults->max_positions, 1, MODEL_MAX_CONTEXT);
     if (defaults->flags & HF_PADDED_POSITIONS && stated > 2)
@@ -417,23 +434,27 @@ static int32_t image_tokens(const struct json_reader *vision)
     return side * side + 1;
 }
 
-/* What hears attends in blocks with a learned bias of the distance. */
+static const char towers[] = "its towers, which are not read";
+
+/* What hears in Gemma 3n and 4 attends in blocks with a learned bias of the distance. */
 static void leave_out_towers(struct hf_source *source)
 {
-    static const char what[] = "its towers, whose attention the ABI does not describe";
+    uint32_t deaf = HF_UNIT_SCALE | HF_NO_TOWER;
     if (source->defaults->flags & HF_NO_TOWER && json_has(&source->root, "vision_config"))
-        hf_leave_out(source, what);
-    if (source->defaults->flags & HF_UNIT_SCALE && json_has(&source->root, "audio_config"))
-        hf_leave_out(source, what);
+        hf_leave_out(source, towers);
+    if (source->defaults->flags & deaf && json_has(&source->root, "audio_config"))
+        hf_leave_out(source, towers);
 }
 
 /* Of a wrapper the text model is known; towers are its own. */
 static void leave_out_wrapped(struct hf_source *source)
 {
-    static const char *const towers[] = {"vision_config", "audio_config", "encoder_config"};
-    for (size_t i = 0; i < sizeof towers / sizeof *towers; i++)
-        if (json_has(&source->root, towers[i]))
-            hf_leave_out(source, "its towers, which are not read");
+    static const char *const keys[] = {"vision_config", "audio_config", "encoder_config"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (json_has(&source->root, keys[i]))
+            hf_leave_out(source, towers);
+    if (json_has(&source->root, "thinker_config"))
+        hf_leave_out(source, "its towers and what speaks, which are not read");
 }
 
 static void add_vision_tower(struct hf_source *source)

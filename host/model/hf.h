@@ -38,12 +38,16 @@ enum {
     HF_LAST_FULL = 1 << 11,     /* the last layer is full, whatever the file says (Gemma 4) */
     HF_GATES_GIVEN = 1 << 12,   /* the delta net's gates are not the usual ones (OLMo Hybrid) */
     HF_LISTED_LINEAR = 1 << 13, /* which layers are linear is in layer_types (Kimi Linear) */
-    HF_NO_TOWER = 1 << 14,      /* the vision tower's attention is not the ABI's */
+    HF_NO_TOWER = 1 << 14,      /* towers are not read */
     HF_MULTI_QUERY = 1 << 15,   /* multi_query, true by default: one KV head (Falcon) */
     HF_HEADS_LISTED = 1 << 16,  /* num_attention_heads_per_layer (Laguna) */
+    HF_BY_KEYS = 1 << 17,       /* no known architecture: the keys alone describe it */
     HF_FLOOR_DIM = 1 << 18,     /* head_dim is hidden_size // heads, rounded down */
     HF_ROOT_SCALE = 1 << 19,    /* attention_multiplier, else 1 / sqrt(head_dim) */
-    HF_BY_KEYS = 1 << 17        /* no known architecture: the keys alone describe it */
+    HF_FROM_THE_END = 1 << 20,  /* periods are counted from the last layer, which is full (Muse) */
+    HF_TWO_IN_ONE = 1 << 21,    /* num_layers blocks of two attention layers each (LongCat) */
+    HF_ATTN_CONFIG = 1 << 22,   /* attn_config says what is about attention (DBRX, MPT) */
+    HF_SLIDING_HEADS = 1 << 23  /* sliding layers have query heads of their own (Step 3.7) */
 };
 
 /* 0 = the field must be in the file (or follows from others). */

@@ -72,12 +72,23 @@ static const cJSON *read_rope_layers(const struct hf_source *source, int32_t num
     return json_array(&source->text, "no_rope_layers", num_layers);
 }
 
+/* How many layers layer_types has. Step's files may name those that predict further tokens, too. */
+static int64_t num_listed(const struct hf_source *source, const struct dense *dense)
+{
+    const cJSON *list = json_array(&source->text, "layer_types", -1);
+    int64_t further = 0;
+    if (source->defaults->flags & HF_SLIDING_HEADS && list)
+        further = json_int(&source->text, "num_nextn_predict_layers", 0, 0, MODEL_MAX_LAYERS);
+    bool is_longer = list && cJSON_GetArraySize(list) == dense->num_layers + further;
+    return is_longer ? dense->num_layers + further : dense->num_layers;
+}
+
 static void read_pattern(const struct hf_source *source, struct dense *dense)
 {
     const struct hf_defaults *defaults = source->defaults;
     dense->num_layers = hf_num_layers(source);
     dense->window = read_window(source);
-    dense->layer_types = json_array(&source->text, "layer_types", dense->num_layers);
+    dense->layer_types = json_array(&source->text, "layer_types", num_listed(source, dense));
     dense->period = defaults->period;
     switch (defaults->pattern) {
     case HF_UPPER_SLIDING:
@@ -129,7 +140,9 @@ static int rope_type(const struct hf_source *source, const struct dense *dense, 
 
 static int layer_type(const struct hf_source *source, const struct dense *dense, int32_t index)
 {
-    bool last_of_period = dense->period > 0 && (index + 1) % dense->period == 0;
+    bool from_the_end = source->defaults->flags & HF_FROM_THE_END;
+    int32_t place = from_the_end ? dense->num_layers - 1 - index : index + 1;
+    bool last_of_period = dense->period > 0 && place % dense->period == 0;
     if (source->defaults->flags & HF_LAST_FULL && index == dense->num_layers - 1)
         return LAYER_FULL;
     if (dense->layer_types)
@@ -180,7 +193,8 @@ static void read_delta_net(const struct hf_source *source, struct model_spec *sp
 static double read_scale(const struct hf_source *source, double otherwise)
 {
     const struct hf_defaults *defaults = source->defaults;
-    if (defaults->flags & HF_QUERY_SCALAR)
+    if (defaults->flags & HF_QUERY_SCALAR &&
+        (defaults->query_scalar > 0 || json_has(&source->text, "query_pre_attn_scalar")))
         return 1.0 / sqrt(json_double(&source->text, "query_pre_attn_scalar",
                                       defaults->query_scalar, 1e-6, 1e9));
     if (defaults->flags & HF_MULTIPLIER)
@@ -192,6 +206,18 @@ static double read_scale(const struct hf_source *source, double otherwise)
         return 1;
     }
     return otherwise;
+}
+
+/* MPT's class adds its biases whatever the file says of them. */
+static void read_attn_config(const struct hf_source *source, attn_layer_group *group)
+{
+    struct json_reader own;
+    if (!json_object(&source->text, "attn_config", "attn_config.", &own))
+        return;
+    group->sm_scale = (float)json_double(&own, "softmax_scale", (double)group->sm_scale, 1e-9, 1e9);
+    if (group->flags & ATTN_GROUP_HAS_ALIBI && !json_bool(&own, "alibi", true))
+        json_fail(&own, "alibi", "got false: accepted true of %s", source->model->architecture);
+    hf_check_unread(source, &own);
 }
 
 static void read_softmax(const struct hf_source *source, struct model_spec *spec)
@@ -209,6 +235,8 @@ static void read_softmax(const struct hf_source *source, struct model_spec *spec
         spec->group.flags |= ATTN_GROUP_HAS_SINKS;
     if (defaults->flags & HF_ALIBI)
         spec->group.flags |= ATTN_GROUP_HAS_ALIBI;
+    if (defaults->flags & HF_ATTN_CONFIG)
+        read_attn_config(source, &spec->group);
 }
 
 /* Parameters of every type; those no layer has are never used. */
@@ -264,7 +292,7 @@ static void make_encoder(struct hf_source *source, struct dense *dense)
 
 /* ---- Layers with heads of their own ---------------------------------------------------------- */
 
-/* per_layer_config is by layer number, "5" or "05"; without it all full layers have the same. */
+/* per_layer_config is by layer number, "5" or "05"; without it all layers of a type have the same. */
 static const cJSON *layer_entry(const cJSON *config, int32_t index)
 {
     const cJSON *entry;
@@ -283,9 +311,11 @@ static void check_entry(const struct hf_source *source, const cJSON *entry)
     cJSON_ArrayForEach(field, entry)
     {
         if (strcmp(field->string, "head_dim") != 0 &&
+            strcmp(field->string, "num_attention_heads") != 0 &&
             strcmp(field->string, "num_key_value_heads") != 0)
             json_fail(&source->text, "per_layer_config",
-                      "layer %.16s has \"%.40s\": accepted head_dim, num_key_value_heads",
+                      "layer %.16s has \"%.40s\": accepted head_dim, num_attention_heads, "
+                      "num_key_value_heads",
                       entry->string, field->string);
     }
 }
@@ -304,18 +334,34 @@ static void set_heads(const struct hf_source *source, const struct json_reader *
                   group->num_kv_heads, group->num_q_heads);
 }
 
+/* Query heads of Step's sliding layers, by the class's key or the authors'. */
+static int32_t sliding_heads(const struct hf_source *source, int32_t otherwise)
+{
+    struct json_reader own;
+    if (json_object(&source->text, "attention_other_setting", "attention_other_setting.", &own))
+        otherwise = (int32_t)json_int(&own, "num_attention_heads", otherwise, 1, MODEL_MAX_HEADS);
+    return hf_int(source, "num_sliding_attention_heads", otherwise, MODEL_MAX_HEADS);
+}
+
 static void read_layer_heads(const struct hf_source *source, const struct dense *dense,
                              int32_t index, int type, struct model_spec *spec)
 {
     struct json_reader own;
+    bool by_window = source->defaults->flags & HF_SLIDING_HEADS;
+    attn_layer_group *group = &spec->group;
     const cJSON *entry = layer_entry(dense->layer_heads, index);
     if (entry && cJSON_IsObject(entry)) {
         own = source->text;
         own.object = entry;
         own.path = "per_layer_config.";
         check_entry(source, entry);
-        set_heads(source, &own, "head_dim", spec->group.head_dim, "num_key_value_heads", spec);
-    } else if (!dense->layer_heads && type == LAYER_FULL) {
+        group->num_q_heads =
+            (int32_t)json_int(&own, "num_attention_heads", group->num_q_heads, 1, MODEL_MAX_HEADS);
+        set_heads(source, &own, "head_dim", group->head_dim, "num_key_value_heads", spec);
+    } else if (!dense->layer_heads && by_window && type == LAYER_SLIDING) {
+        group->num_q_heads = sliding_heads(source, group->num_q_heads);
+        set_heads(source, &source->text, "head_dim", group->head_dim, "num_key_value_heads", spec);
+    } else if (!dense->layer_heads && !by_window && type == LAYER_FULL) {
         bool own_kv = json_bool(&source->text, "attention_k_eq_v", false);
         set_heads(source, &source->text, "global_head_dim", 512,
                   own_kv ? "num_global_key_value_heads" : NULL, spec);
@@ -374,7 +420,7 @@ static void add_dense_layer(struct hf_source *source, struct dense *dense, int32
     struct model_spec spec = dense->specs[type];
     const char *stack = dense->reach >= 0 ? "encoder" : "decoder";
     check_type(source, dense, type);
-    if (source->defaults->flags & HF_LAYER_HEADS)
+    if (source->defaults->flags & (HF_LAYER_HEADS | HF_SLIDING_HEADS))
         read_layer_heads(source, dense, index, type, &spec);
     if (source->defaults->flags & HF_HEADS_LISTED)
         read_listed_heads(source, dense, index, &spec);
@@ -398,8 +444,9 @@ void hf_build_dense(struct hf_source *source)
     read_specs(source, &dense);
     make_encoder(source, &dense);
     read_sharing(source, &dense);
-    if (source->defaults->flags & HF_LAYER_HEADS) {
+    if (source->defaults->flags & (HF_LAYER_HEADS | HF_SLIDING_HEADS)) {
         hf_no_matter(&source->text, "global_head_dim|num_global_key_value_heads");
+        hf_no_matter(&source->text, "num_sliding_attention_heads|attention_other_setting");
         if (json_object(&source->text, "per_layer_config", "per_layer_config.", &heads))
             dense.layer_heads = heads.object;
     }

@@ -56,6 +56,9 @@ static const struct neutral_key keys[] = {
     {"is_causal", "true"},
     {"use_bidirectional_attention", "false"},
     {"attn_config", "{}"},
+    {"attn_type", "\"multihead_attention\""},
+    {"attn_uses_sequence_id", "false"},
+    {"prefix_lm", "false"},
     {"index_topk", ""},
     {"sparse_attention_config", "{}"},
     {"use_sparse_attention", "false"},
@@ -66,7 +69,9 @@ static const struct neutral_key keys[] = {
     {"scale_attn_by_inverse_layer_idx", "false"},
     {"attn_logit_softcapping", "0"},
     {"attn_logit_softcap", "0"},
+    {"softmax_scale", ""},
     {"alibi", "false"},
+    {"alibi_bias_max", "8"},
     {"use_alibi", "false"},
     {"position_embedding_type", "\"absolute\"|\"rope\"|\"nope\"|\"rotary\"|\"rope_gptj\""},
     {"relative_attention", "false"},
@@ -91,6 +96,8 @@ static const struct neutral_key keys[] = {
     {"swa_num_attention_heads", ""},
     {"swa_num_key_value_heads", ""},
     {"per_layer_config", "{}"},
+    {"num_sliding_attention_heads", ""},
+    {"attention_other_setting", "{}"},
     {"num_kv_shared_layers", "0"},
 };
 

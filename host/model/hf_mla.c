@@ -188,6 +188,11 @@ void hf_build_mla(struct hf_source *source)
         read_shared(source, num_layers, is_shared);
         model_spec_sparse(&following, latent.sparse.top_k, 0, 0, ATTN_DTYPE_NONE);
     }
+    int32_t per_block = source->defaults->flags & HF_TWO_IN_ONE ? 2 : 1;
     for (int32_t i = 0; hf_ok(source) && i < num_layers; i++)
-        hf_add(source, is_delta[i] ? &delta : is_shared[i] ? &following : &latent, "decoder", i);
+        hf_add(source,
+               is_delta[i]    ? &delta
+               : is_shared[i] ? &following
+                              : &latent,
+               "decoder", i / per_block);
 }

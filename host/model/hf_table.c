@@ -255,6 +255,49 @@ static const struct hf_defaults flint = {.num_layers = 49,
                                          .head_dim = 128,
                                          .max_positions = 262144,
                                          .flags = HF_SINKS};
+static const struct hf_defaults gemma4_unified = {.num_layers = 30,
+                                                  .num_heads = 8,
+                                                  .num_kv_heads = 4,
+                                                  .head_dim = 256,
+                                                  .window = 1024,
+                                                  .pattern = HF_PERIOD_SLIDING,
+                                                  .period = 6,
+                                                  .max_positions = 262144,
+                                                  .flags = HF_UNIT_SCALE | HF_SHARED_KV |
+                                                           HF_BIDIRECTIONAL | HF_LAYER_HEADS |
+                                                           HF_LAST_FULL | HF_NO_TOWER};
+static const struct hf_defaults muse_glimmer = {.num_layers = 52,
+                                                .num_heads = 32,
+                                                .num_kv_heads = 2,
+                                                .head_dim = 128,
+                                                .window = 2048,
+                                                .pattern = HF_PERIOD_SLIDING,
+                                                .period = 4,
+                                                .max_positions = 131072,
+                                                .flags = HF_FROM_THE_END | HF_NO_TOWER};
+static const struct hf_defaults muse_spark = {.num_layers = 62,
+                                              .num_heads = 128,
+                                              .num_kv_heads = 16,
+                                              .head_dim = 64,
+                                              .window = 2048,
+                                              .pattern = HF_PERIOD_SLIDING,
+                                              .period = 4,
+                                              .max_positions = 1048576,
+                                              .flags = HF_FROM_THE_END | HF_NO_TOWER};
+static const struct hf_defaults step3p7 = {.num_layers = 45,
+                                           .num_heads = 64,
+                                           .num_kv_heads = 8,
+                                           .head_dim = 128,
+                                           .max_positions = 128000,
+                                           .flags = HF_QUERY_SCALAR | HF_SLIDING_HEADS};
+static const struct hf_defaults dbrx = {.num_layers = 24,
+                                        .num_heads = 16,
+                                        .num_kv_heads = 1,
+                                        .max_positions = 2048,
+                                        .flags = HF_ATTN_CONFIG};
+static const struct hf_defaults mpt = {
+    .num_layers = 24, .num_heads = 16, .max_positions = 2048, .flags = HF_ATTN_CONFIG | HF_ALIBI};
+static const struct hf_defaults longcat = {.max_positions = 131072, .flags = HF_TWO_IN_ONE};
 static const struct hf_defaults seq2seq = {.max_positions = 1024};
 
 const struct hf_architecture hf_architectures[] = {
@@ -355,6 +398,14 @@ const struct hf_architecture hf_architectures[] = {
     {"AriaTextForCausalLM", hf_build_dense, &plain},
     {"Apertus1p5TextForCausalLM", hf_build_dense, &plain},
     {"ChameleonForConditionalGeneration", hf_build_dense, &plain},
+    {"Gemma4UnifiedForCausalLM", hf_build_dense, &gemma4_unified},
+    {"Gemma4UnifiedForConditionalGeneration", hf_build_dense, &gemma4_unified},
+    {"MuseGlimmerForConditionalGeneration", hf_build_dense, &muse_glimmer},
+    {"MuseSparkForConditionalGeneration", hf_build_dense, &muse_spark},
+    {"Step3p7ForConditionalGeneration", hf_build_dense, &step3p7},
+    {"DbrxForCausalLM", hf_build_dense, &dbrx},
+    {"MptForCausalLM", hf_build_dense, &mpt},
+    {"LongcatFlashForCausalLM", hf_build_mla, &longcat},
     {"Glm4MoeLiteForCausalLM", hf_build_mla, &plain},
     {"Mistral4ForCausalLM", hf_build_mla, &plain},
     {"YoutuForCausalLM", hf_build_mla, &plain},
@@ -436,6 +487,7 @@ const struct hf_text_type hf_text_types[] = {
     {"qwen2", "Qwen2ForCausalLM"},
     {"qwen3", "Qwen3ForCausalLM"},
     {"qwen3_moe", "Qwen3MoeForCausalLM"},
+    {"qwen3_omni_moe_text", "Qwen3MoeForCausalLM"},
     {"qwen3_vl_text", "Qwen3VLForConditionalGeneration"},
     {"qwen2_5_omni_text", "Qwen2ForCausalLM"},
     {"qwen3_5_text", "Qwen3_5ForCausalLM"},
@@ -467,10 +519,14 @@ static const char position_bias[] =
 static const char other_recurrence[] = "it has no attention, and its recurrence is none of the "
                                        "ABI's (gdn, mamba2, kda, lightning, short_conv)";
 
+static const char guest[] =
+    "its layers have no keys of their own, they read another model's caches";
 static const char two_maps[] = "its output is the difference of two attention maps";
 
 const struct hf_beyond hf_beyond[] = {
     {"DiffLlamaForCausalLM", two_maps},
+    {"Gemma4AssistantForCausalLM", guest},
+    {"Gemma4UnifiedAssistantForCausalLM", guest},
     {"T5ForConditionalGeneration", position_bias},
     {"T5EncoderModel", position_bias},
     {"MT5ForConditionalGeneration", position_bias},

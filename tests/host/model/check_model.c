@@ -711,6 +711,16 @@ START_TEST(unknown_architectures)
     hf_refused("{\"architectures\": [\"T5ForConditionalGeneration\"]}",
                "T5ForConditionalGeneration cannot be described", "bias of the distance", NULL);
     hf_refused("{\"architectures\": [\"MambaForCausalLM\"]}", "recurrence", NULL);
+    hf_refused("{\"architectures\": [\"Gemma4AssistantForCausalLM\"]}", "another model's caches",
+               NULL);
+    hf_refused("{\"architectures\": [\"Gemma4UnifiedAssistantForCausalLM\"], \"text_config\": "
+               "{\"num_hidden_layers\": 4, \"num_attention_heads\": 4}}",
+               "another model's caches", NULL);
+    hf_refused("{\"architectures\": [\"Qwen3OmniMoeForConditionalGeneration\"], "
+               "\"thinker_config\": {\"text_config\": {\"model_type\": \"qwen3_omni_moe_text\", "
+               "\"hidden_size\": 2048, \"num_hidden_layers\": 4, \"num_attention_heads\": 28, "
+               "\"num_key_value_heads\": 4}}}",
+               "hidden_size", "got 2048: accepted a multiple of the 28 heads", NULL);
 }
 END_TEST
 
@@ -759,6 +769,50 @@ START_TEST(other_classes_of_a_family)
 }
 END_TEST
 
+/* What is in attn_config is read or refused by name. */
+START_TEST(attn_config)
+{
+#define NESTED(name, own)                                                                          \
+    "{\"architectures\": [\"" name "ForCausalLM\"], \"d_model\": 64, \"n_layers\": 4, "            \
+    "\"n_heads\": 8, \"max_seq_len\": 128, \"attn_config\": {" own "}}"
+    struct model *model = read_text(NESTED("Dbrx", "\"kv_n_heads\": 2, \"clip_qkv\": 8"));
+    ck_assert_int_eq(model->groups[0].num_kv_heads, 2);
+    ck_assert_int_eq(model->max_context_len, 128);
+    model_destroy(model);
+    model = read_text(NESTED("Mpt", "\"softmax_scale\": 0.5"));
+    ck_assert_int_eq(model->groups[0].num_kv_heads, 8);
+    ck_assert_uint_ne(model->groups[0].flags & ATTN_GROUP_HAS_ALIBI, 0);
+    ck_assert_float_eq(model->groups[0].sm_scale, 0.5F);
+    model_destroy(model);
+    hf_refused(NESTED("Mpt", "\"alibi\": false"), "attn_config.alibi", "got false", NULL);
+    hf_refused(NESTED("Mpt", "\"alibi_bias_max\": 16"), "attn_config.alibi_bias_max", "got 16",
+               NULL);
+    hf_refused(NESTED("Mpt", "\"prefix_lm\": true"), "attn_config.prefix_lm", "got true", NULL);
+    hf_refused(NESTED("Mpt", "\"attn_type\": \"multiquery_attention\""), "attn_config.attn_type",
+               NULL);
+    hf_refused(NESTED("Dbrx", "\"sliding_window\": 8"), "attn_config.sliding_window", NULL);
+}
+END_TEST
+
+/* Query heads of sliding layers as the authors' files say it, whose lists of layers are longer. */
+START_TEST(sliding_query_heads)
+{
+    struct model *model = read_text(
+        "{\"architectures\": [\"Step3p7ForConditionalGeneration\"], \"text_config\": {" SHAPE
+        ", \"head_dim\": 24, \"sliding_window\": 8, "
+        "\"num_nextn_predict_layers\": 1, \"layer_types\": [\"full_attention\", "
+        "\"sliding_attention\", \"sliding_attention\", \"sliding_attention\", "
+        "\"full_attention\"], \"attention_other_setting\": {\"num_attention_heads\": 12}}}");
+    ck_assert_int_eq(model->num_layers, 4);
+    ck_assert_uint_eq(model->num_groups, 2);
+    ck_assert_int_eq(model->groups[0].num_q_heads, 8);
+    ck_assert_int_eq(model->groups[1].num_q_heads, 12);
+    ck_assert_int_eq(model->groups[1].num_kv_heads, 2);
+    ck_assert_int_eq(model->groups[1].window_left, 7);
+    model_destroy(model);
+}
+END_TEST
+
 /* The text model is read, the tower is said to be left out; what is not neutral is refused. */
 START_TEST(wrappers)
 {
@@ -775,6 +829,18 @@ START_TEST(wrappers)
         ck_assert_ptr_nonnull(strstr(model->left_out, "towers"));
         model_destroy(model);
     }
+    struct model *omni = read_text(
+        "{\"architectures\": [\"Qwen3OmniMoeForConditionalGeneration\"], \"talker_config\": "
+        "{\"x\": 1}, \"thinker_config\": {\"vision_config\": {\"x\": 1}, \"text_config\": "
+        "{\"model_type\": \"qwen3_omni_moe_text\", \"head_dim\": 24, " SHAPE "}}}");
+    ck_assert_int_eq(omni->num_layers, 4);
+    ck_assert_int_eq(omni->groups[0].head_dim, 24);
+    ck_assert_ptr_nonnull(strstr(omni->left_out, "what speaks"));
+    model_destroy(omni);
+    hf_refused("{\"architectures\": [\"Qwen3OmniMoeForConditionalGeneration\"], "
+               "\"thinker_config\": {\"text_config\": {\"model_type\": \"qwen3_omni_moe_text\", "
+               "\"attn_logit_softcapping\": 30, " SHAPE "}}}",
+               "thinker_config.text_config.attn_logit_softcapping", "got 30", NULL);
     hf_refused("{\"architectures\": [\"NewVlForConditionalGeneration\"], \"text_config\": "
                "{\"model_type\": \"gemma\", \"use_bidirectional_attention\": true, " SHAPE "}}",
                "text_config.use_bidirectional_attention", "got true", NULL);
@@ -1443,6 +1509,8 @@ static Suite *suite(void)
     tcase_add_test(hf, what_the_user_may_override);
     tcase_add_test(hf, other_classes_of_a_family);
     tcase_add_test(hf, wrappers);
+    tcase_add_test(hf, attn_config);
+    tcase_add_test(hf, sliding_query_heads);
     tcase_add_test(hf, decoders_by_their_keys);
     tcase_add_test(hf, heads_of_falcon_and_others);
     tcase_add_test(bad, bad_json);

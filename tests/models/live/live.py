@@ -67,6 +67,9 @@ MODELS = {
     "bloom": ("BloomForCausalLM", {"n_layer": 3, "n_head": 4}),
     "cohere": ("CohereForCausalLM", {}),
     "cohere2": ("Cohere2ForCausalLM", {}),
+    "dbrx": ("DbrxForCausalLM", {"d_model": 64, "n_heads": 4, "n_layers": 3,
+                                 "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
+                                 "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 2}}),
     "deepseek_v2": ("DeepseekV2ForCausalLM", LATENT),
     "deepseek_v32": ("DeepseekV32ForCausalLM", LATENT | {"index_topk": LENGTH, "index_n_heads": 2,
                                                          "index_head_dim": 16}),
@@ -99,6 +102,7 @@ MODELS = {
     "gemma4_bidirectional": ("Gemma4ForCausalLM", {"use_bidirectional_attention": "all"}),
     "gemma4_k_eq_v": ("Gemma4ForCausalLM", {"attention_k_eq_v": True, "global_head_dim": 40,
                                             "num_global_key_value_heads": 1}),
+    "gemma4_unified": ("Gemma4UnifiedForCausalLM", {"num_hidden_layers": 12, "global_head_dim": 40}),
     "gemma4_vision": ("Gemma4ForConditionalGeneration",
                       {"text_config": {}, "vision_config": {"pooling_kernel_size": 2}}),
     "glm": ("GlmForCausalLM", {}),
@@ -142,6 +146,9 @@ MODELS = {
                        "vision_config": {"image_size": 56, "intermediate_size": 256,
                                          "projector_input_dim": 64, "projector_output_dim": 64,
                                          "vision_output_dim": 64}}),
+    "longcat_flash": ("LongcatFlashForCausalLM",
+                      LATENT | {"num_hidden_layers": 4, "ffn_hidden_size": 32, "expert_ffn_hidden_size": 32,
+                                "moe_topk": 2, "zero_expert_num": 2, "head_dim": 8}),
     "mamba2": ("Mamba2ForCausalLM", {"num_heads": 8, "head_dim": 16, "state_size": 16,
                                      "n_groups": 2, "num_hidden_layers": 2}),
     "minimax": ("MiniMaxForCausalLM", {}),
@@ -173,6 +180,13 @@ MODELS = {
     "phi3": ("Phi3ForCausalLM", {}),
     "phi3_no_window": ("Phi3ForCausalLM", {"sliding_window": None}),
     "phimoe": ("PhimoeForCausalLM", {}),
+    "mpt": ("MptForCausalLM", {"d_model": 72, "n_heads": 6, "n_layers": 3,
+                               "attn_config": {"softmax_scale": 0.2}}),
+    "muse_glimmer": ("MuseGlimmerForConditionalGeneration",
+                     {"text_config": {}, "vision_config": {"num_hidden_layers": 1}}),
+    "muse_spark": ("MuseSparkForConditionalGeneration",
+                   {"text_config": {"moe_hidden_size": 32}, "vision_config": {"num_hidden_layers": 1},
+                    "audio_config": {"out_hidden_size": 64}}),
     "qwen2": ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": 4}),
     "qwen2_moe": ("Qwen2MoeForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {}),
@@ -197,6 +211,11 @@ MODELS = {
     "smollm3_sliding": ("SmolLM3ForCausalLM", {"use_sliding_window": True}),
     "solar_open": ("SolarOpenForCausalLM", {}),
     "stablelm": ("StableLmForCausalLM", {}),
+    "step3p7": ("Step3p7ForConditionalGeneration",
+                {"text_config": {"layer_types": [FULL, SLIDING, SLIDING, FULL, SLIDING, SLIDING],
+                                 "num_sliding_attention_heads": 6, "query_pre_attn_scalar": 20,
+                                 "mlp_layer_types": ["dense"] * 6, "share_expert_dim": 32},
+                 "vision_config": {"num_hidden_layers": 2, "image_size": 56}}),
     "starcoder2": ("Starcoder2ForCausalLM", {}),
     "vaultgemma": ("VaultGemmaForCausalLM", GEMMA),
     "whisper": ("WhisperForConditionalGeneration",
@@ -313,6 +332,8 @@ class Probe:
             self.recurrence(module, mamba2)
         elif name == "BloomAttention":
             watch_bloom(self, module)
+        elif name == "MptAttention":
+            watch_mpt(self, module)
 
     def recurrence(self, module, describe):
         module.register_forward_pre_hook(
@@ -370,6 +391,23 @@ def watch_bloom(probe, module):
         query, key, value = module._reshape(module.query_key_value(args[0]))
         probe.attention(
             module, query, key, value, mask, None, module.inv_norm_factor, 0, None, True
+        )
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def watch_mpt(probe, module):
+    """MPT calls no attention function either."""
+
+    def hook(module, args, kwargs):
+        bias, mask = kwargs["position_bias"], kwargs["attention_mask"]
+        steps = bias[..., 1:] - bias[..., :-1]
+        assert torch.allclose(steps, steps[..., :1].expand_as(steps), atol=1e-5)
+        batch, length, _ = args[0].shape
+        query, key, value = (x.view(batch, length, module.n_heads, -1).transpose(1, 2)
+                             for x in module.Wqkv(args[0]).chunk(3, dim=2))  # fmt: skip
+        probe.attention(
+            module, query, key, value, ~mask, None, module.softmax_scale, 0, None, True
         )
 
     module.register_forward_pre_hook(hook, with_kwargs=True)
@@ -443,12 +481,15 @@ def make(name, folder):
     cls = getattr(transformers, architecture)
     config = configuration(cls.config_class, values)
     torch.manual_seed(1)
-    eager = architecture.startswith("Bloom")
+    eager = architecture.startswith(("Bloom", "Mpt"))
     model = cls._from_config(config, attn_implementation="eager" if eager else "probe").eval()
     current = Probe(model)
     with torch.no_grad():
         model(**inputs(model), use_cache=False)
-        if hasattr(config, "vision_config"):
+        if architecture.startswith("Muse"):  # whose towers are left out
+            towers = (getattr(config, tower, None) for tower in ("vision_config", "audio_config"))
+            current.others = sum(tower is not None for tower in towers)
+        elif hasattr(config, "vision_config"):
             run_tower(model)
     config.architectures = [architecture]
     config.save_pretrained(folder)
