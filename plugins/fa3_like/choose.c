@@ -36,20 +36,24 @@ static int may_tile_chunks(const cuda_group *group, int has_codes)
     return group->chunk == 0 || (tile && tile->has_chunks && group->chunk >= GROUP_QUERIES);
 }
 
+/* The kernel takes a score_cap of 0 for none, and without one wants scores to grow with q.k. */
+int fa3_has_scale(const cuda_group *group)
+{
+    return group->logit_cap > 0 ? group->sm_scale != 0 : group->sm_scale > 0;
+}
+
 int fa3_may_tile(const attn_problem *problem)
 {
     cuda_group group;
     cuda_group_init(&group, problem);
-    /* The kernel takes a score_cap of 0 for none, and without one wants scores to grow with q.k. */
-    int has_scale = group.logit_cap > 0 ? group.sm_scale != 0 : group.sm_scale > 0;
     int has_codes = fa3_has_codes(problem);
     int has_one_dtype = group.kv_dtype == group.q_dtype &&
                         (has_codes ? group.out_dtype == ATTN_F16 || group.out_dtype == ATTN_BF16
                                    : group.out_dtype == group.q_dtype);
     /* Rows of a warp share the decision to take a new reference, also with rows of no sequence. */
     int may_vary = !(problem->need_notes & (ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT));
-    return has_scale && has_one_dtype && may_vary && may_tile_chunks(&group, has_codes) &&
-           !(group.flags & ATTN_GROUP_HAS_ALIBI);
+    return fa3_has_scale(&group) && has_one_dtype && may_vary &&
+           may_tile_chunks(&group, has_codes) && !(group.flags & ATTN_GROUP_HAS_ALIBI);
 }
 
 static int64_t larger(int64_t a, int64_t b)
@@ -131,6 +135,8 @@ int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *par
     cuda_extent extent = cuda_plan_extent(plan);
     int64_t keys = fi_most_keys(plan, &group->base), sms = cuda_plan_num_sms(plan, group->num_sms);
     *part = (fi_part){.q_len = 0};
+    if (own->groups[index].is_expanded)
+        return 1;
     if (!can_tile(metadata, index))
         return 0;
     fi_part decodes = find_decodes(metadata, index);

@@ -29,7 +29,7 @@ enum { ALIGNMENT = 256, WIDEN_BLOCKS = 8, SPARE_ROWS = 64 };
 
 int fa3_has_codes(const attn_problem *problem)
 {
-    return problem->q_dtype == ATTN_FP8_E4M3;
+    return problem->q_dtype == ATTN_FP8_E4M3 && !fa3_is_expanded(problem);
 }
 
 static int has_cache(const attn_layer_group *group)
@@ -44,6 +44,8 @@ void fa3_plain_problem(const attn_problem *given, attn_problem *problem, attn_la
     problem->struct_size = sizeof *problem;
     group->struct_size = sizeof *group;
     problem->group = group;
+    if (fa3_is_expanded(given))
+        fa3_plain_expanded(problem, group);
     if (!fa3_has_codes(given))
         return;
     if (!has_cache(group)) { /* which is refused, and has no cache's numbers */

@@ -11,6 +11,7 @@
  *   paths.c          by which path a batch's rows go, for reports
  *   metadata.c       memory, and a batch: checked, and planned on the device
  *   codes.c          queries, and new keys and values, of e4m3
+ *   expanded.c       latent attention in the expanded form
  *   forward.c        a layer: operands to the kernels' parameters, two launches
  *   kernels/         the kernels; shapes.h is the table of the forward kernels, params.h and
  *                    batch.h are what they are told
@@ -53,6 +54,9 @@ typedef struct fa3_group {
     int has_codes;        /* q is e4m3; the library has it as bf16 */
     attn_dtype new_dtype; /* of new k, v, where it is */
     uint32_t granularity; /* ATTN_SCALE_* of q, and of new k, v that are e4m3 */
+    int is_expanded;      /* expanded latents; the library has softmax layers */
+    uint32_t expanded;    /* modes that are called so */
+    cuda_group latents;   /* what is saved, as keys and values of one head */
 } fa3_group;
 
 /* The tiles of a problem that query accepts; the kernel is left to the caller. `option`: TILES_* */
@@ -66,8 +70,8 @@ extern const fa3_tile fa3_codes_tile;
 
 int fa3_has_codes(const attn_problem *problem);
 
-/* The problem as the library has it, in structs of ours: of q, new k and v in bf16. Of one without
- * codes a copy. */
+/* The problem as the library has it, in structs of ours: of q, new k and v in bf16; of expanded
+ * latents softmax layers. Of any other a copy. */
 void fa3_plain_problem(const attn_problem *given, attn_problem *problem, attn_layer_group *group);
 
 /* Adds reasons that are about codes alone. */
@@ -87,6 +91,23 @@ fa3_codes_layout fa3_layout_codes(const fa3_group *group, const cuda_group *base
 
 /* What calls of the batch that is planned will check of their rows: host arrays are gone then. */
 void fa3_note_rows(attn_metadata *metadata, uint32_t index);
+
+/* ---- Latent attention in the expanded form --------------------------------------------------- */
+
+/* Of kind mla, which is served in this form alone. */
+int fa3_is_expanded(const attn_problem *problem);
+
+void fa3_plain_expanded(attn_problem *problem, attn_layer_group *group);
+
+/* What is saved, as keys and values of one head. */
+cuda_group fa3_latents_of(const attn_problem *problem);
+
+/* All reasons against it, but for what the library would say to fa3_plain_expanded(). */
+attn_status fa3_check_expanded(const cuda_question *ask, const attn_options *options,
+                               attn_verdict *verdict, attn_error *error);
+
+/* UNSUPPORTED for bounds beyond what it takes, INVALID_ARGUMENT for bounds that are not known. */
+attn_status fa3_require_expanded(uint32_t expanded, const attn_bounds *bounds, attn_error *error);
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 
@@ -133,6 +154,7 @@ typedef struct fa3_metadata {
     fa3_plan *plan; /* on the device, as are its lists; NULL = the group has no tiles */
     int32_t *tiles, *slow;
     int is_tiled;           /* this batch's tiles are planned */
+    fa3_given given;        /* of expanded latents: room, and the batch's own; else NULL */
     int32_t *turned_first;  /* of codes; else NULL */
     int64_t named_rows;     /* of codes: rows of q before the end of those that the batch names; */
     int64_t named_new_rows; /* the same of new k and v; -1 = the host is not told */
@@ -142,6 +164,7 @@ typedef struct fa3_metadata {
 typedef struct fa3_plan_layout {
     int64_t most_tiles;
     uint64_t tiles_at, slow_at, first_tile_at, marks_at, turned_at;
+    uint64_t given_at, given_each; /* three lists of so many bytes */
     uint64_t size;
 } fa3_plan_layout;
 
@@ -164,11 +187,17 @@ attn_status fa3_metadata_create(attn_instance *instance, uint32_t kind, const at
 attn_status fa3_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
                                       attn_stream stream, attn_error *error);
 
+/* The planned batch as kernels read it. */
+void fa3_fill_batch(const attn_metadata *metadata, uint32_t index, call_batch *batch);
+
 /* Adds its own bytes to those that the library told. */
 void fa3_tell_memory(const fa3_group *group, const cuda_group *base, const attn_bounds *bounds,
                      attn_verdict *verdict);
 
 /* ---- The choice ------------------------------------------------------------------------------ */
+
+/* Can the forward kernels multiply scores by the group's scale? Else its rows go one by one. */
+int fa3_has_scale(const cuda_group *group);
 
 /* Can the forward kernels serve any batch of the problem? */
 int fa3_may_tile(const attn_problem *problem);
@@ -223,6 +252,9 @@ int64_t fa3_num_sms(const layer_call *call);
 
 /* Operands of codes into call->rows, and scales that the host has to the device. */
 attn_status fa3_take_codes(layer_call *call, attn_stream stream, attn_error *error);
+
+/* Operands of expanded latents into call->rows, which saves nothing; latents are saved. */
+attn_status fa3_take_expanded(layer_call *call, attn_stream stream, attn_error *error);
 
 /* Where fa3_rows leaves the cache's scales for tiles. */
 float *fa3_cache_scales(const layer_call *call);

@@ -7,6 +7,8 @@
  *   forward_*   the tiles: queries and outputs by tensor maps over the operands' rows, keys by
  *               those over the cache's pages, or over the rows of k and v where they are all there
  *               is
+ *
+ * Of expanded latents fi_save, which saves them, goes first.
  */
 #include "plugins/fa3_like/fa3_like.h"
 
@@ -18,7 +20,7 @@
 
 #include <string.h>
 
-enum { OUT_BYTES = 2 /* of an element */, PANEL_BYTES = 128 };
+enum { PANEL_BYTES = 128 };
 
 static const float log2_e = 1.44269504088896341f;
 
@@ -65,7 +67,7 @@ static int is_for_tiles(const layer_call *call)
 {
     const attn_tensor *keys =
         attn_operand(&call->args, reads_rows(call) ? ATTN_ROLE_K : ATTN_ROLE_K_CACHE);
-    return is_aligned(call) && keys->shape[0] > 0;
+    return is_aligned(call) && keys->shape[0] > 0 && fa3_has_scale(call->group);
 }
 
 int64_t fa3_num_sms(const layer_call *call)
@@ -86,7 +88,7 @@ static attn_status launch_rows(layer_call *call, int all_slow, attn_stream strea
                                 .grid = {fa3_num_sms(call) * ROWS_BLOCKS, 1, 1},
                                 .block = {FA3_ROWS_THREADS}};
     void *params[] = {p};
-    cuda_plan_fill(&call->metadata->plan, group, call->kv, &p->batch);
+    fa3_fill_batch(call->metadata, call->index, &p->batch);
     p->plan = call->view->plan;
     p->slow = call->view->slow;
     p->heads_q = group->kv_heads * group->ratio;
@@ -183,6 +185,8 @@ static void set_keys(const layer_call *call, struct fa3_forward_params *p)
     p->box_rows = call->tiles->tile->keys;
     if (reads_rows(call)) {
         p->k_starts = (uintptr_t)view->cu_seqlens_k;
+        p->k_lengths = (uintptr_t)view->given.keys;
+        p->positions = (uintptr_t)view->given.positions;
         return;
     }
     p->k_lengths = (uintptr_t)view->cache_seqlens;
@@ -197,9 +201,11 @@ static void set_keys(const layer_call *call, struct fa3_forward_params *p)
 static void set_outputs(const layer_call *call, struct fa3_forward_params *p)
 {
     const call_operands *o = &call->rows.operands;
+    const int64_t element = attn_dtype_size(call->group->out_dtype);
+    p->out_f32 = call->group->out_dtype == ATTN_F32;
     p->out = (uintptr_t)o->out;
-    p->out_token = o->out_row / OUT_BYTES;
-    p->out_head = o->out_head / OUT_BYTES;
+    p->out_token = o->out_row / element;
+    p->out_head = o->out_head / element;
     p->lse = (uintptr_t)o->lse;
     p->lse_token = o->lse_row / (int64_t)sizeof(float);
     p->lse_head = o->lse_head / (int64_t)sizeof(float);
@@ -248,7 +254,8 @@ static attn_status set_maps(const layer_call *call, struct fa3_forward_params *p
     const attn_forward_args *args = &call->args;
     uint32_t box_rows = (uint32_t)p->box_rows;
     map_view q = view_rows("q", attn_operand(args, ATTN_ROLE_Q), GROUP_QUERIES);
-    map_view o = view_rows("out", attn_operand(args, ATTN_ROLE_OUT), GROUP_QUERIES);
+    map_view o = view_rows("out", attn_operand(args, p->out_f32 ? ATTN_ROLE_Q : ATTN_ROLE_OUT),
+                           GROUP_QUERIES);
     map_view k, v;
     if (reads_rows(call)) {
         k = view_rows("k", attn_operand(args, ATTN_ROLE_K), box_rows);
@@ -308,6 +315,8 @@ static attn_status launch_tiles(const layer_call *call, attn_stream stream, attn
 
 static attn_status take_operands(layer_call *call, attn_stream stream, attn_error *error)
 {
+    if (call->tiles->is_expanded)
+        return fa3_take_expanded(call, stream, error);
     return call->tiles->has_codes
                ? fa3_take_codes(call, stream, error)
                : cuda_operands_take(call->group, call->layer, &call->metadata->plan, call->kv,

@@ -88,7 +88,9 @@ static attn_status load_forward(const attn_instance *made, uint32_t index, attn_
 {
     fa3_instance *own = made->own;
     fa3_group *group = &own->groups[index];
-    int type = made->groups[index].base.out_dtype == ATTN_F16 ? TYPE_F16 : TYPE_BF16;
+    const cuda_group *base = &made->groups[index].base;
+    attn_dtype dtype = group->has_codes ? base->out_dtype : base->q_dtype;
+    int type = dtype == ATTN_F16 ? TYPE_F16 : TYPE_BF16;
     long tile = group->has_codes ? 0 : group->tile - fa3_tiles;
     cuda_module *module =
         group->has_codes ? &own->codes_modules[type] : &own->modules[tile * TYPE_COUNT + type];
@@ -119,8 +121,13 @@ fa3_group fa3_group_of(const attn_problem *problem, int option)
     const attn_layer_group *group = problem->group;
     fa3_group made = {.has_codes = fa3_has_codes(problem),
                       .new_dtype = attn_new_kv_dtype(problem),
-                      .granularity = group->input_scale_granularity};
-    if (option == TILES_NEVER || !fa3_may_tile(problem))
+                      .granularity = group->input_scale_granularity,
+                      .is_expanded = fa3_is_expanded(problem)};
+    if (made.is_expanded) {
+        made.expanded = problem->mla_expanded;
+        made.latents = fa3_latents_of(problem);
+    }
+    if (option == TILES_NEVER || (!made.is_expanded && !fa3_may_tile(problem)))
         return made;
     if (!made.has_codes)
         made.tile = fa3_find_tile(group->head_dim, group->v_head_dim);

@@ -52,7 +52,9 @@ fa3_plan_layout fa3_layout_plan(const fa3_group *group, const attn_bounds *bound
     layout.first_tile_at = aligned(layout.slow_at + seqs);
     layout.marks_at = aligned(layout.first_tile_at + seqs + sizeof(int32_t));
     layout.turned_at = aligned(layout.marks_at + seqs);
-    layout.size = aligned(layout.turned_at + (group->has_codes ? seqs : 0));
+    layout.given_at = aligned(layout.turned_at + (group->has_codes ? seqs : 0));
+    layout.given_each = group->is_expanded ? aligned(seqs) : 0;
+    layout.size = layout.given_at + 3 * layout.given_each;
     return layout;
 }
 
@@ -96,12 +98,27 @@ attn_status fa3_metadata_size(attn_instance *instance, uint32_t kind, const attn
                               attn_memory_size *size, attn_error *error)
 {
     attn_bounds bounds;
+    const fa3_instance *own = instance->own;
     attn_status status = attn_util_read_bounds(kind, given, &bounds, error);
+    for (uint32_t i = 0; i < instance->num_groups && status == ATTN_OK; i++)
+        if (own->groups[i].is_expanded)
+            status = fa3_require_expanded(own->groups[i].expanded, &bounds, error);
     if (status == ATTN_OK)
         status = fi_metadata_size(instance, kind, given, size, error);
     if (status == ATTN_OK)
         add_own(instance, &bounds, size);
     return status;
+}
+
+/* Room for the three lists of expanded latents. */
+static fa3_given place_given(char *at, const fa3_plan_layout *layout)
+{
+    at += layout->given_at;
+    return layout->given_each == 0
+               ? (fa3_given){.keys = NULL}
+               : (fa3_given){.keys = (int *)(void *)at,
+                             .rows = (int *)(void *)(at + layout->given_each),
+                             .positions = (int *)(void *)(at + 2 * layout->given_each)};
 }
 
 /* Its own things, at the end of each region: `size` is the library's. */
@@ -125,6 +142,7 @@ static void place_own(attn_metadata *metadata, const attn_memory *memory,
                 (fa3_metadata){.plan = (fa3_plan *)(void *)at,
                                .tiles = (int32_t *)(void *)(at + layout.tiles_at),
                                .slow = (int32_t *)(void *)(at + layout.slow_at),
+                               .given = place_given(at, &layout),
                                .turned_first = kernels->groups[i].has_codes
                                                    ? (int32_t *)(void *)(at + layout.turned_at)
                                                    : NULL};
@@ -189,6 +207,16 @@ static int has_boxes(const cuda_group *group)
     return group->page_size % BOX_ROWS == 0;
 }
 
+/* Of expanded latents the given keys are all there are. */
+static void view_given(const attn_batch *batch, const attn_kv_batch *kv, fa3_metadata *view)
+{
+    view->given.kv_lens = kv->kv_lens.device;
+    view->given.prefix_lens = batch->prefix_lens.device;
+    view->cu_seqlens_k = view->given.rows;
+    view->cache_seqlens = view->given.keys;
+    view->page_table = NULL;
+}
+
 static void view_batch(attn_metadata *metadata, uint32_t index)
 {
     const cuda_group *group = &metadata->instance->groups[index].base;
@@ -215,6 +243,20 @@ static void view_batch(attn_metadata *metadata, uint32_t index)
         metadata->plan.mask.kind == ATTN_MASK_NONE ? FA3_UNBOUNDED : bound_of(group->window_right);
     if (group->chunk > 0) /* nobody sees a later key of his chunk */
         view->window_right = 0;
+    if (view->given.keys)
+        view_given(batch, kv, view);
+}
+
+/* As if the given keys were all of a sequence. */
+void fa3_fill_batch(const attn_metadata *metadata, uint32_t index, call_batch *batch)
+{
+    const fa3_given *given = &((const fa3_own *)metadata->own)->groups[index].given;
+    cuda_plan_fill(&metadata->plan, &metadata->instance->groups[index].base,
+                   &metadata->plan.kv[index], batch);
+    if (given->keys) {
+        batch->kv_lens = given->keys;
+        batch->prefix_lens = given->positions;
+    }
 }
 
 /* ---- Planning -------------------------------------------------------------------------------- */
@@ -244,6 +286,7 @@ static attn_status plan_tiles(attn_metadata *metadata, uint32_t index, attn_stre
                           .bucket_keys =
                               bounds->max_kv_len / group->tile->keys / FA3_PLAN_BUCKETS + 1,
                           .only_new = view->cu_seqlens_k != NULL,
+                          .given = view->given,
                           .others_first = part->first_seq,
                           .others_end = part->first_seq + part->num_seqs,
                           .turned_first = view->turned_first};
@@ -252,7 +295,7 @@ static attn_status plan_tiles(attn_metadata *metadata, uint32_t index, attn_stre
                                 .grid = {1, 1, 1},
                                 .block = {FA3_PLAN_THREADS}};
     void *params[] = {&call};
-    cuda_plan_fill(&metadata->plan, base, &metadata->plan.kv[index], &call.batch);
+    fa3_fill_batch(metadata, index, &call.batch);
     return cuda_launch_run(instance->cuda, &launch, params, stream, error);
 }
 
@@ -265,8 +308,9 @@ int fa3_may_be_unsaved(const attn_metadata *metadata, uint32_t index)
 
 int fa3_has_small_pages(const attn_metadata *metadata, uint32_t index)
 {
-    return cuda_group_has_cache(&metadata->instance->groups[index].base) &&
-           !((const fa3_own *)metadata->own)->groups[index].page_table;
+    const fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];
+    return cuda_group_has_cache(&metadata->instance->groups[index].base) && !view->page_table &&
+           !view->given.keys;
 }
 
 /* What calls may want of a batch in tiles that only the library has: keys in pages that are too

@@ -36,6 +36,11 @@ static int path_of_pages(const attn_metadata *metadata, uint32_t index)
                                                                         : FI_PATH_FEW;
 }
 
+static int is_expanded(const attn_metadata *metadata, uint32_t index)
+{
+    return ((const fa3_instance *)metadata->instance->own)->groups[index].is_expanded;
+}
+
 static attn_status rows_by_path(const attn_metadata *metadata, int32_t layer_id, int64_t *rows,
                                 attn_error *error)
 {
@@ -47,7 +52,7 @@ static attn_status rows_by_path(const attn_metadata *metadata, int32_t layer_id,
     fi_read_rows(metadata, index, layer, rows);
     for (int path = FI_NUM_PATHS; path < FA3_NUM_PATHS; path++)
         rows[path] = metadata->rows[index][path];
-    if (layer->kv_read_only) {
+    if (layer->kv_read_only && !is_expanded(metadata, index)) {
         rows[path_of_pages(metadata, index)] += rows[FA3_PATH_RAGGED];
         rows[FA3_PATH_RAGGED] = 0;
     }

@@ -8,7 +8,8 @@
 #include "plugins/common/cuda/image.h"
 #include "plugins/common/plugin_entry.h"
 
-static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND};
+static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND,
+                                      ATTN_LAYOUT_MLA_LATENT};
 
 static const char *const tiles_choices[TILES_COUNT] = {
     [TILES_AUTO] = "auto", [TILES_ALWAYS] = "always", [TILES_NEVER] = "never"};
@@ -43,7 +44,8 @@ static const attn_backend_type fa3_like_type = {
     .struct_size = sizeof(attn_backend_type),
     .flags = CUDA_IMAGE_BACKEND_FLAGS,
     .name = "fa3_like",
-    .doc = "softmax attention on Hopper (sm_90), bf16 and fp16, kernels with wgmma and TMA",
+    .doc = "softmax attention, and expanded latent attention, on Hopper (sm_90), bf16 and fp16, "
+           "kernels with wgmma and TMA",
     .num_layouts = sizeof layouts / sizeof layouts[0],
     .layouts = layouts,
     .num_options = sizeof options_declared / sizeof options_declared[0],

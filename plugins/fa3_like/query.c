@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * query.c: what fa3_like can do: what the library can, which the forward kernels add speed to and
- * nothing else.
+ * query.c: what fa3_like can do: what the library can, which the forward kernels add speed to, and
+ * latent attention in the expanded form, which they serve alone.
  */
 #include "plugins/fa3_like/fa3_like.h"
 
@@ -24,7 +24,10 @@ attn_status fa3_query(const attn_backend_type *type, const attn_options *options
     if (status != ATTN_OK)
         return status;
     fa3_plain_problem(problem, &plain, &plain_group);
-    status = fi_answer(FA3_CODES, options, &plain, &verdict, error);
+    if (fa3_is_expanded(problem))
+        status = fa3_check_expanded(&ask, options, &verdict, error);
+    if (status == ATTN_OK && verdict.supported)
+        status = fi_answer(FA3_CODES, options, &plain, &verdict, error);
     if (status != ATTN_OK)
         return status;
     if (fa3_has_codes(problem))
@@ -34,7 +37,7 @@ attn_status fa3_query(const attn_backend_type *type, const attn_options *options
         ask.problem.group = &ask.group;
         cuda_group_init(&base, &ask.problem);
         fa3_group group = fa3_group_of(&ask.problem, fa3_read_tiles(options));
-        if (fa3_layout_plan(&group, &ask.bounds).size > 0)
+        if (group.is_expanded || fa3_layout_plan(&group, &ask.bounds).size > 0)
             verdict.notes &= ~(uint32_t)ATTN_NOTE_DETERMINISTIC;
         fa3_tell_memory(&group, &base, &ask.bounds, &verdict);
     }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operands.c: tensors of the absorbed form: q_nope and q_pe, c_kv and k_pe, one cache of latents.
+ * operands.c: tensors of the absorbed form: q_nope and q_pe, sinks, outputs; latents are
+ * cuda_latents_take()'s.
  */
 #include "plugins/flashmla_like/flashmla_like.h"
 
 #include "attn_plugin_util.h"
-
-#include <math.h>
+#include "plugins/common/cuda/operands.h"
 
 #define FAIL(error, field, ...)                                                                    \
     attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
@@ -92,85 +92,6 @@ static attn_status take_outputs(const cuda_group *group, const attn_forward_args
     return ATTN_OK;
 }
 
-static attn_status take_latents(const cuda_group *group, const attn_util_layer *layer,
-                                const attn_kv_batch *kv, const attn_forward_args *args,
-                                int64_t rows, call_operands *to, attn_error *error)
-{
-    const attn_tensor *c_kv = NULL, *k_pe = NULL;
-    attn_util_form form = {.dtype = ATTN_BF16, .ndim = 2, .shape = {0, group->v_dim}};
-    to->aligned |= CALL_ALIGNED_NEW;
-    if (!attn_operand(args, ATTN_ROLE_C_KV) && !attn_operand(args, ATTN_ROLE_K_PE))
-        return ATTN_OK;
-    if (layer->kv_read_only)
-        return FAIL(error, ATTN_FIELD_OPERAND,
-                    "layer %d reads the latents of another layer: accepted no operands c_kv and "
-                    "k_pe",
-                    layer->layer_id);
-    attn_status status = get(args, ATTN_ROLE_C_KV, form, rows, &c_kv, error);
-    form.shape[1] = group->dim - group->v_dim;
-    if (status == ATTN_OK)
-        status = get(args, ATTN_ROLE_K_PE, form, rows, &k_pe, error);
-    to->save = (args->flags & ATTN_FORWARD_SAVE_KV) != 0;
-    if (status == ATTN_OK && to->save && !kv->out_cache_loc.device)
-        status = FAIL(error, ATTN_FIELD_BATCH, "SAVE_KV without out_cache_loc on the device");
-    if (status != ATTN_OK)
-        return status;
-    to->k = attn_util_data(c_kv);
-    to->k_row = stride_bytes(c_kv, 0);
-    to->v = attn_util_data(k_pe);
-    to->v_row = stride_bytes(k_pe, 0);
-    if (!is_aligned(c_kv, 16) || !is_aligned(k_pe, 16))
-        to->aligned &= ~CALL_ALIGNED_NEW;
-    return ATTN_OK;
-}
-
-/* Keys are rows of the cache; what is v_dim elements further on is their position-encoded part. */
-static attn_status take_cache(const cuda_group *group, const attn_forward_args *args,
-                              call_operands *to, attn_error *error)
-{
-    const attn_tensor *cache = NULL;
-    attn_util_form form = {.dtype = group->kv_dtype,
-                           .ndim = 3,
-                           .shape = {0, group->page_size, group->dim},
-                           .written = to->save};
-    attn_status status = get(args, ATTN_ROLE_LATENT_CACHE, form, 0, &cache, error);
-    if (status != ATTN_OK)
-        return status;
-    to->k_cache = attn_util_data(cache);
-    to->v_cache = (char *)attn_util_data(cache) + group->v_dim * (int)attn_dtype_size(cache->dtype);
-    to->k_page = to->v_page = stride_bytes(cache, 0);
-    to->k_token = to->v_token = stride_bytes(cache, 1);
-    if (is_aligned(cache, 16))
-        to->aligned |= CALL_ALIGNED_CACHE;
-    return ATTN_OK;
-}
-
-/* The scale of quantised latents: on the device it is read there, else it travels in the argument.
- */
-static attn_status take_scale(const cuda_group *group, const attn_forward_args *args,
-                              call_operands *to, attn_error *error)
-{
-    const attn_scale *scale =
-        args->scales ? attn_operand_scale(args, ATTN_ROLE_LATENT_CACHE) : NULL;
-    const char *name = attn_util_role_name(ATTN_ROLE_LATENT_CACHE);
-    if (!cuda_is_fp8(group->kv_dtype))
-        return ATTN_OK;
-    if (!scale || (!scale->device && !scale->host))
-        return FAIL(error, ATTN_FIELD_SCALE, "scale of %s is missing", name);
-    if (scale->granularity != ATTN_SCALE_PER_TENSOR || scale->count != 1)
-        return FAIL(error, ATTN_FIELD_SCALE,
-                    "scale of %s: granularity %u, count %u: accepted per_tensor, 1", name,
-                    scale->granularity, scale->count);
-    to->k_scale_device = scale->device;
-    if (scale->device)
-        return ATTN_OK;
-    if (!(scale->host[0] > 0) || !isfinite(scale->host[0]))
-        return FAIL(error, ATTN_FIELD_SCALE, "scale of %s is %s: accepted finite, above 0", name,
-                    attn_util_number((double)scale->host[0]).text);
-    to->k_scales[0] = scale->host[0];
-    return ATTN_OK;
-}
-
 static attn_status take_sinks(const cuda_group *group, const attn_forward_args *args,
                               call_operands *to, attn_error *error)
 {
@@ -198,11 +119,6 @@ attn_status fm_take_operands(const attn_metadata *metadata, uint32_t index,
     if (status == ATTN_OK)
         status = take_outputs(group, args, rows, &call->operands, error);
     if (status == ATTN_OK)
-        status = take_latents(group, layer, kv, args, kv->kv_new_indptr.device ? 0 : rows,
-                              &call->operands, error);
-    if (status == ATTN_OK)
-        status = take_cache(group, args, &call->operands, error);
-    if (status == ATTN_OK)
-        status = take_scale(group, args, &call->operands, error);
+        status = cuda_latents_take(group, layer, &metadata->plan, kv, args, &call->operands, error);
     return status == ATTN_OK ? take_sinks(group, args, &call->operands, error) : status;
 }

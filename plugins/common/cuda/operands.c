@@ -243,3 +243,74 @@ attn_status cuda_operands_take(const cuda_group *group, const attn_util_layer *l
         status = take_caches(&t, error);
     return status == ATTN_OK ? take_constants(&t, error) : status;
 }
+
+/* ---- Latents --------------------------------------------------------------------------------- */
+
+static attn_status take_new_latents(const taking *t, attn_error *error)
+{
+    call_operands *to = t->to;
+    const attn_tensor *c_kv = NULL, *k_pe = NULL;
+    int64_t rows = t->kv->kv_new_indptr.device ? 0 : t->plan->batch.num_tokens;
+    attn_util_form form = {.dtype = t->group->new_dtype, .ndim = 2, .shape = {0, t->group->v_dim}};
+    to->aligned |= CALL_ALIGNED_NEW;
+    if (!attn_operand(t->args, ATTN_ROLE_C_KV) && !attn_operand(t->args, ATTN_ROLE_K_PE))
+        return ATTN_OK;
+    if (t->layer->kv_read_only)
+        return FAIL(error, ATTN_FIELD_OPERAND,
+                    "layer %d reads the latents of another layer: accepted no operands c_kv and "
+                    "k_pe",
+                    t->layer->layer_id);
+    attn_status status = get_rows(t, ATTN_ROLE_C_KV, form, rows, &c_kv, error);
+    form.shape[1] = t->group->dim - t->group->v_dim;
+    if (status == ATTN_OK)
+        status = get_rows(t, ATTN_ROLE_K_PE, form, rows, &k_pe, error);
+    to->save = (t->args->flags & ATTN_FORWARD_SAVE_KV) != 0;
+    if (status == ATTN_OK && to->save && !t->kv->out_cache_loc.device)
+        status = FAIL(error, ATTN_FIELD_BATCH, "SAVE_KV without out_cache_loc on the device");
+    if (status != ATTN_OK)
+        return status;
+    to->k = attn_util_data(c_kv);
+    to->k_row = stride_bytes(c_kv, 0);
+    to->v = attn_util_data(k_pe);
+    to->v_row = stride_bytes(k_pe, 0);
+    if (!is_aligned(c_kv, 16) || !is_aligned(k_pe, 16))
+        to->aligned &= ~CALL_ALIGNED_NEW;
+    return ATTN_OK;
+}
+
+/* Keys are rows of the cache; what is v_dim elements further on is their position-encoded part. */
+static attn_status take_latent_cache(const taking *t, attn_error *error)
+{
+    const cuda_group *group = t->group;
+    call_operands *to = t->to;
+    const attn_tensor *cache = NULL;
+    attn_util_form form = {.dtype = group->kv_dtype,
+                           .ndim = 3,
+                           .shape = {0, group->page_size, group->dim},
+                           .written = to->save};
+    attn_status status = get_rows(t, ATTN_ROLE_LATENT_CACHE, form, 0, &cache, error);
+    if (status != ATTN_OK)
+        return status;
+    to->k_cache = attn_util_data(cache);
+    to->v_cache = (char *)attn_util_data(cache) + group->v_dim * (int)attn_dtype_size(cache->dtype);
+    to->k_page = to->v_page = stride_bytes(cache, 0);
+    to->k_token = to->v_token = stride_bytes(cache, 1);
+    if (is_aligned(cache, 16))
+        to->aligned |= CALL_ALIGNED_CACHE;
+    return ATTN_OK;
+}
+
+attn_status cuda_latents_take(const cuda_group *group, const attn_util_layer *layer,
+                              const cuda_plan *plan, const attn_kv_batch *kv,
+                              const attn_forward_args *args, call_operands *to, attn_error *error)
+{
+    const taking t = {group, layer, plan, kv, args, to};
+    attn_status status = take_new_latents(&t, error);
+    if (status == ATTN_OK)
+        status = take_latent_cache(&t, error);
+    if (status == ATTN_OK && cuda_is_fp8(group->kv_dtype))
+        status = take_scale(&t, ATTN_ROLE_LATENT_CACHE, to->k_scales, &to->k_scale_device, error);
+    to->v_scales[0] = to->k_scales[0];
+    to->v_scale_device = to->k_scale_device;
+    return status;
+}

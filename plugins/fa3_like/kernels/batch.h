@@ -28,8 +28,18 @@ typedef struct fa3_plan {
     int starts[2]; /* rows of the only sequence, if it is for tiles; else none */
 } fa3_plan;
 
+/* Expanded latents: a sequence's last keys are given as k and v, and are the only ones. */
+typedef struct fa3_given {
+    const int *kv_lens;     /* [seqs] of the batch, whose call_batch has `keys` in their place; */
+    const int *prefix_lens; /* [seqs] likewise `positions`; NULL = 0 */
+    int *keys;              /* [seqs] written: how many are given; NULL = others are in a cache */
+    int *rows;              /* [seqs] written: row of k and v of the first */
+    int *positions;         /* [seqs] written: of query 0, where the first given key stands at 0 */
+} fa3_given;
+
 typedef struct fa3_plan_call {
     call_batch batch;
+    fa3_given given;
     fa3_plan *plan;
     int *tiles;      /* [most_tiles][2] sequence, tile; those with most keys first */
     int *slow;       /* [max_seqs] sequences that are not for tiles */

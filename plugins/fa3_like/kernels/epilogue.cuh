@@ -4,6 +4,7 @@
  *
  *   registers -> 16 bits -> its rows of shared memory -> one bulk store for each 64 columns,
  *                                                        or row by row where the tile is not full
+ *   registers -> memory, of an output in fp32, which has no room in shared memory
  *
  * The store reads shared memory while the next tile is under way; who wants to write there waits
  * for it. The LSE goes last: the fence before the bulk store would wait for it.
@@ -77,12 +78,18 @@ DEVICE void output_stage(const float (&o)[T::dim_v / 2], const float (&factor)[2
     }
 }
 
-/* Row `first` of the sequence in memory. */
-DEVICE unsigned short *output_of(const struct fa3_forward_params &p, const struct work &w,
-                                 int first)
+/* Bytes of an element of the output. */
+DEVICE int output_bytes(const struct fa3_forward_params &p)
 {
-    return (unsigned short *)p.out + (w.q_start + first) * p.out_token + w.head * p.out_head +
-           (p.q_starts ? 0 : w.sequence * p.out_batch);
+    return p.out_f32 ? 4 : 2;
+}
+
+/* Row `first` of the sequence in memory. */
+DEVICE char *output_of(const struct fa3_forward_params &p, const struct work &w, int first)
+{
+    const long long at = (w.q_start + first) * p.out_token + w.head * p.out_head +
+                         (p.q_starts ? 0 : w.sequence * p.out_batch);
+    return (char *)p.out + at * output_bytes(p);
 }
 
 /* Rows [0, rows) of a tile that is not full, 16 bytes at a time. */
@@ -91,12 +98,29 @@ DEVICE void output_rows(const struct fa3_forward_params &p, const struct work &w
                         int rows, unsigned from)
 {
     const int pieces = T::dim_v / 8;
-    unsigned short *out = output_of(p, w, first);
+    char *out = output_of(p, w, first);
     for (int i = thread_here() % GROUP_THREADS; i < rows * pieces; i += GROUP_THREADS) {
         const int row = i / pieces, piece = i % pieces;
         const unsigned at = from + piece / 8 * GROUP_ROWS * ROW_BYTES + swizzled(row, piece % 8);
-        *(uint4 *)(out + row * p.out_token + piece * 8) = shared_load(at);
+        *(uint4 *)(out + row * p.out_token * 2 + piece * 16) = shared_load(at);
     }
+}
+
+/* Rows [0, rows) in fp32: four threads write 32 bytes of a row. */
+template <typename T>
+DEVICE void output_wide(const struct fa3_forward_params &p, const struct work &w, int first,
+                        int rows, const float (&o)[T::dim_v / 2], const float (&factor)[2])
+{
+    const int thread = thread_here(), lane = thread % 32;
+    const int row = thread / 32 % 4 * 16 + lane / 4;
+    float *out = (float *)output_of(p, w, first + row) + lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++, out += 8 * p.out_token)
+        if (row + 8 * r < rows)
+#pragma unroll
+            for (int i = 2 * r; i < T::dim_v / 2; i += 4)
+                *(float2 *)(out + (i - 2 * r) * 2) =
+                    make_float2(o[i] * factor[r], o[i + 1] * factor[r]);
 }
 
 /* A tile without keys: zeros, past shared memory, which may hold the next tile's queries. */
@@ -104,10 +128,11 @@ template <typename T>
 DEVICE void output_clear(const struct fa3_forward_params &p, const struct work &w, int first,
                          int rows)
 {
-    const int pieces = T::dim_v / 8;
-    unsigned short *out = output_of(p, w, first);
+    const int size = output_bytes(p), pieces = T::dim_v * size / 16;
+    char *out = output_of(p, w, first);
     for (int i = thread_here() % GROUP_THREADS; i < rows * pieces; i += GROUP_THREADS)
-        *(uint4 *)(out + i / pieces * p.out_token + i % pieces * 8) = make_uint4(0, 0, 0, 0);
+        *(uint4 *)(out + i / pieces * p.out_token * size + i % pieces * 16) =
+            make_uint4(0, 0, 0, 0);
 }
 
 template <typename T>
@@ -139,10 +164,15 @@ DEVICE void epilogue(const struct fa3_forward_params &p, const struct work &w, i
         output_lse<T>(p, w, first, rows, lse);
         return;
     }
-    if constexpr (T::codes)
+    if constexpr (T::codes) {
         output_stage_turned<T>(o, factor, to);
-    else
+    } else if (p.out_f32) {
+        output_wide<T>(p, w, first, rows, o, factor);
+        output_lse<T>(p, w, first, rows, lse);
+        return;
+    } else {
         output_stage<T>(o, factor, to);
+    }
     fence_async_shared();
     group_sync(group);
     if (rows < GROUP_ROWS) {

@@ -183,7 +183,7 @@ template <typename T> struct rows {
 /* The position of a warpgroup's first row. */
 template <typename T> DEVICE int first_position(const struct work &w, int group)
 {
-    return w.keys - w.queries + w.tile * T::queries + group * GROUP_ROWS;
+    return w.position + w.tile * T::queries + group * GROUP_ROWS;
 }
 
 /* first_key() of one of the rows, which are in two chunks at most. */

@@ -40,17 +40,20 @@ struct fa3_tensor_map {
  * zeros. box_rows: keys of a box: the tile's keys, or for a paged cache gcd(page_size, the tile's
  * keys), a multiple of 8.
  *
- * Query t of a sequence stands at position k_length - q_length + t and sees keys
- * position - window_left .. position + window_right, as far as they exist; with a chunk only those
- * of its own chunk: from the last multiple of it on that is no more than the position. */
+ * Query t of a sequence stands at position k_length - q_length + t, or where `positions` says, and
+ * sees keys position - window_left .. position + window_right, as far as they exist; with a chunk
+ * only those of its own chunk: from the last multiple of it on that is no more than the position.
+ */
 struct fa3_forward_params {
     struct fa3_tensor_map q, k, v, o;
 
-    uint64_t out;         /* the output, for tiles that are not full: 16-bit elements */
+    uint64_t out;         /* the output: all of it if it is fp32, else of tiles that are not full */
     uint64_t lse;         /* float, natural logarithm; 0: not wanted */
     uint64_t q_starts;    /* int32 [batch + 1]: ragged queries; 0: q_length queries each */
     uint64_t k_starts;    /* int32 [batch + 1]: ragged keys; 0: see k_lengths */
     uint64_t k_lengths;   /* int32 [batch]: keys of each sequence; 0: k_length each, or k_starts */
+    uint64_t positions;   /* int32 [batch]: of each sequence's query 0, where key 0 stands at 0; it
+                           * may be below 0, or after the last key. 0: queries end with the keys */
     uint64_t block_table; /* int32 [batch][table_stride]: pages of each sequence; 0: not paged */
     uint64_t tiles;       /* int32 [tile_count][2]: sequence and tile of it; 0: by arithmetic */
     uint64_t tile_count;  /* int32: how many entries `tiles` has */
@@ -78,6 +81,8 @@ struct fa3_forward_params {
     float score_log2;     /* scale of the scores times log2(e); with a cap: cap * log2(e) */
     float score_cap;      /* scale / cap, 0: no cap */
     int32_t chunk;        /* 0: none; else 64 keys or more, window_right is 0, and it has them */
+    int32_t out_f32;      /* 1: the output is fp32, and `o` any map; else of the queries' type */
+    int32_t reserved;
 };
 
 /* One fp32 factor of each sequence and KV head; strides are 0 where they share it. at == 0: 1. */

@@ -35,6 +35,7 @@ struct work {
     int tile, head, sequence, q_start; /* q_start: the first query's place in ragged queries */
     int queries, keys, k_start, k_end; /* of the sequence; tiles of keys [k_start, k_end) */
     int first_key;                     /* that the tile's first query sees */
+    int position;                      /* of the sequence's first query */
 };
 
 /* Barriers and work, after the tiles. */

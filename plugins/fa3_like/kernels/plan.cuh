@@ -27,11 +27,26 @@ PORTABLE void plan_mark_row(const fa3_plan_call *p, int row)
         *PORTABLE_AT(p->marks + s) = 1;
 }
 
+/* What keys of a sequence are given, and where its queries stand among them. Rows that begin before
+ * the first key are none of its. Positions are kept from overflowing. */
+PORTABLE void plan_find_given(const fa3_plan_call *p, int s)
+{
+    const fa3_given *given = &p->given;
+    const int *rows = plan_new_rows(&p->batch);
+    const int far = 1 << 29;
+    int end = index_int(rows, s + 1), kv_len = index_int(given->kv_lens, s);
+    int prefix_len = given->prefix_lens ? index_int(given->prefix_lens, s) : 0;
+    int keys = int_max(int_min(end - index_int(rows, s), kv_len), 0);
+    *PORTABLE_AT(given->keys + s) = keys;
+    *PORTABLE_AT(given->rows + s) = end - keys;
+    *PORTABLE_AT(given->positions + s) = int_max(int_min(prefix_len - (kv_len - keys), far), -far);
+}
+
 /* Does the forward kernel, for which the last query stands at the last key, mistake its place? */
 PORTABLE int plan_is_misplaced(const fa3_plan_call *p, const index_sequence *q)
 {
     int bounded = p->window_left >= 0 || p->batch.window_right >= 0 || p->chunk > 0;
-    return bounded && q->prefix_len != q->kv_len - q->q_len;
+    return bounded && !p->given.keys && q->prefix_len != q->kv_len - q->q_len;
 }
 
 PORTABLE int plan_is_of_others(const fa3_plan_call *p, int s)
@@ -72,9 +87,11 @@ PORTABLE int plan_find_bucket(const fa3_plan_call *p, int s, int tile)
     index_sequence q;
     index_find_sequence(&p->batch, 1, s, &q);
     const mask_rule rule = {p->window_left, p->batch.window_right, p->chunk, 0, 0};
-    int first = q.kv_len - q.q_len + tile * p->tile_queries, start, end, ignored;
-    mask_positions(&rule, first, &start, &ignored);
-    mask_positions(&rule, int_min(first + p->tile_queries, q.kv_len) - 1, &ignored, &end);
+    int position = p->given.keys ? q.prefix_len : q.kv_len - q.q_len;
+    int first = tile * p->tile_queries, start, end, ignored;
+    int last = int_min(first + p->tile_queries, q.q_len) - 1;
+    mask_positions(&rule, position + first, &start, &ignored);
+    mask_positions(&rule, position + last, &ignored, &end);
     start = int_max(start, 0);
     end = int_min(end, q.kv_len);
     return int_min(int_max(end - start, 0) / p->tile_keys / p->bucket_keys, FA3_PLAN_BUCKETS - 1);

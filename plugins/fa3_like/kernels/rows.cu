@@ -83,6 +83,9 @@ extern "C" __global__ void __launch_bounds__(FA3_PLAN_THREADS)
 {
     __shared__ int room[FA3_PLAN_THREADS], buckets[FA3_PLAN_BUCKETS];
     int thread = (int)threadIdx.x, all;
+    for (int s = thread; p.given.keys && s < p.batch.num_seqs; s += FA3_PLAN_THREADS)
+        plan_find_given(&p, s);
+    __syncthreads();
     plan_marks(p);
     int tiles = plan_sequences(p, room);
     for (int b = thread; b < FA3_PLAN_BUCKETS; b += FA3_PLAN_THREADS)

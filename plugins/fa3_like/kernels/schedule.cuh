@@ -75,8 +75,9 @@ template <typename T> DEVICE struct work work_of(const struct fa3_forward_params
     else if (p.k_starts)
         w.keys = ((const int *)p.k_starts)[w.sequence + 1] - ((const int *)p.k_starts)[w.sequence];
 
-    const int first = w.keys - w.queries + w.tile * T::queries; /* the first query's position */
-    const int last = min(first + T::queries, w.keys) - 1;
+    w.position = p.positions ? ((const int *)p.positions)[w.sequence] : w.keys - w.queries;
+    const int first = w.position + w.tile * T::queries;
+    const int last = w.position + min((w.tile + 1) * T::queries, w.queries) - 1;
     const int end = min(w.keys, last + p.window_right + 1);
     w.first_key = first_key(p.window_left, T::chunks ? p.chunk : 0, first);
     w.k_start = w.first_key / T::keys;

@@ -136,6 +136,57 @@ START_TEST(query_refuses)
 }
 END_TEST
 
+/* Latents, as they are called in the expanded form. */
+#define EXPECT_EXPANDED(fields, ...)                                                               \
+    do {                                                                                           \
+        test_problem asked;                                                                        \
+        make_expanded_problem(&asked);                                                             \
+        test_problem *t = &asked;                                                                  \
+        __VA_ARGS__;                                                                               \
+        ck_assert_uint_eq(refused_fields(t), fields);                                              \
+    } while (0)
+
+START_TEST(query_takes_expanded_latents)
+{
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    test_problem plain;
+    make_expanded_problem(&plain);
+    ck_assert_int_eq(type->query(type, NULL, NULL, &plain.problem, &verdict, &test_error), ATTN_OK);
+    ck_assert(verdict.supported);
+    ck_assert_uint_eq(verdict.graph_level, ATTN_GRAPH_ALWAYS);
+    ck_assert_uint_eq(verdict.notes, ATTN_NOTE_SM_BUDGET);
+    ck_assert_uint_gt(verdict.device_bytes, 0);
+    EXPECT_EXPANDED(0, t->problem.out_dtype = ATTN_BF16);
+    EXPECT_EXPANDED(0, t->problem.q_dtype = t->problem.kv_dtype = ATTN_F16);
+    EXPECT_EXPANDED(0, t->problem.kv_dtype = ATTN_FP8_E4M3;
+                    t->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR);
+    EXPECT_EXPANDED(0, t->group.head_dim = t->group.v_head_dim = 256);
+    EXPECT_EXPANDED(0, t->mla.rope_dim = 0; t->mla.nope_dim = t->group.head_dim = 128);
+    EXPECT_EXPANDED(0, t->group.sm_scale = -1);
+    EXPECT_EXPANDED(0, t->problem.page_size = 1);
+    EXPECT_EXPANDED(0, t->layer.flags = ATTN_LAYER_KV_READ_ONLY);
+    EXPECT_EXPANDED(0, t->problem.mla_expanded |= ATTN_MODE_BIT(ATTN_MODE_DECODE));
+    EXPECT_EXPANDED(FIELD(MODES), t->problem.mla_expanded = 0);
+    ck_assert_str_eq(reasons[0].accepted, "idle");
+    EXPECT_EXPANDED(FIELD(MODES),
+                    t->bounds.modes = t->problem.mla_expanded =
+                        ATTN_MODE_BIT(ATTN_MODE_DECODE) | ATTN_MODE_BIT(ATTN_MODE_EXTEND));
+    ck_assert_str_eq(reasons[0].accepted, "extend, idle");
+    EXPECT_EXPANDED(FIELD(OUT_DTYPE), t->problem.out_dtype = ATTN_F16);
+    ck_assert_str_eq(reasons[0].accepted, "f32, bf16");
+    EXPECT_EXPANDED(FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM), t->group.head_dim = 48;
+                    t->group.v_head_dim = 24);
+    EXPECT_EXPANDED(FIELD(KV_LAYOUT), t->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT_FP8);
+    EXPECT_EXPANDED(FIELD(SCALE_GRANULARITY), t->problem.kv_dtype = ATTN_FP8_E4M3);
+    EXPECT_EXPANDED(FIELD(ATTENTION_CHUNK), t->group.attention_chunk = 64);
+    EXPECT_EXPANDED(FIELD(ALIBI), t->group.flags = ATTN_GROUP_HAS_ALIBI);
+    EXPECT_EXPANDED(FIELD(MASK_KINDS), t->bounds.mask_kinds = (1 << ATTN_MASK_COUNT) - 1);
+    EXPECT_EXPANDED(FIELD(USES), t->bounds.uses = ATTN_USES_POSITIONS);
+    EXPECT_EXPANDED(FIELD(NEED_NOTES), t->problem.need_notes = ATTN_NOTE_DETERMINISTIC);
+    EXPECT_EXPANDED(FIELD(DEVICE_SM), t->device.sm = 100);
+}
+END_TEST
+
 /* Equal bits are kept where tiles are not: by what is asked for, or by what there is. */
 START_TEST(query_tells_of_notes)
 {
@@ -237,6 +288,38 @@ static fa3_plan_call make_plan(fa3_plan *plan, int *marks, const long long *slot
                            .tile_keys = 128,
                            .bucket_keys = 1};
 }
+
+/* Of expanded latents: whole prompts, a chunk at the end of a prefix, one before it, one of a prefix
+ * that no key of came, and rows before the first key. */
+START_TEST(given_keys_are_all_there_are)
+{
+    static const int queries[SEQS + 1] = {7, 307, 308, 310, 314, 317};
+    static const int new_rows[SEQS + 1] = {3, 303, 333, 353, 353, 360};
+    static const int prefix[SEQS] = {0, 90, 70, 40, 1}, all[SEQS] = {300, 90, 50, 44, 4};
+    static const int given[SEQS] = {300, 30, 20, 0, 4}, first[SEQS] = {3, 303, 333, 353, 356};
+    static const int position[SEQS] = {0, 30, 40, -4, 1}, bucket[SEQS] = {12, 3, 2, 0, 0};
+    int marks[SEQS] = {0}, found[3][SEQS];
+    long long slots[360];
+    fa3_plan plan;
+    fa3_plan_call p = make_plan(&plan, marks, slots);
+    p.batch.q_indptr = queries;
+    p.batch.new_indptr = new_rows;
+    p.batch.window_right = 0;
+    p.given = (fa3_given){all, prefix, found[0], found[1], found[2]};
+    p.batch.kv_lens = p.given.keys;
+    p.batch.prefix_lens = p.given.positions;
+    p.tile_keys = 10;
+    for (int s = 0; s < SEQS; s++) {
+        plan_find_given(&p, s);
+        ck_assert_int_eq(found[0][s], given[s]);
+        ck_assert_int_eq(found[1][s], first[s]);
+        ck_assert_int_eq(found[2][s], position[s]);
+        ck_assert_int_eq(plan_is_slow(&p, s), 0);
+        ck_assert_int_eq(plan_count_tiles(&p, s), s == 0 ? 3 : 1);
+        ck_assert_int_eq(plan_find_bucket(&p, s, 0), bucket[s]);
+    }
+}
+END_TEST
 
 START_TEST(tiles_of_a_batch)
 {
@@ -378,9 +461,11 @@ static Suite *suite(void)
     tcase_add_unchecked_fixture(tc, open_plugin, NULL);
     tcase_add_test(tc, query_accepts);
     tcase_add_test(tc, query_refuses);
+    tcase_add_test(tc, query_takes_expanded_latents);
     tcase_add_test(tc, query_tells_of_notes);
     tcase_add_test(tc, shapes_are_those_of_the_kernels);
     tcase_add_test(tc, create_refuses);
+    tcase_add_test(tc, given_keys_are_all_there_are);
     tcase_add_test(tc, tiles_of_a_batch);
     tcase_add_test(tc, turned_tiles_go_by_keys);
     tcase_add_test(tc, codes_survive_bf16);

@@ -884,6 +884,101 @@ START_TEST(rows_go_by_problems)
 }
 END_TEST
 
+/* ---- Latent attention in the expanded form --------------------------------------------------- */
+
+static void begin_expanded(test_run *t, test_problem *of, uint32_t kind)
+{
+    make_expanded_problem(of);
+    run_begin(t, of, kind);
+}
+
+/* Keys as they came, at places that the plan tells; latents go to their cache as one head's. */
+START_TEST(expanded_reads_given_keys)
+{
+    const uint64_t keys[4] = {192, TEST_ROWS, TEST_Q_HEADS, 1};
+    const uint64_t key_strides[3] = {(uint64_t)TEST_Q_HEADS * 192, 192, 0};
+    const uint64_t values[4] = {128, TEST_ROWS, TEST_Q_HEADS, 1};
+    const uint64_t value_strides[3] = {(uint64_t)TEST_Q_HEADS * 128, 128, 0};
+    test_problem of;
+    test_run t;
+    begin_expanded(&t, &of, _i ? ATTN_METADATA_GRAPH : ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    expect_launches("plan fi_save rows fa3_forward_d192_v128");
+    const fa3_given *given = &((fa3_own *)t.metadata->own)->groups[0].given;
+    const struct fa3_forward_params *p = forward_params();
+    expect_map(&p->q, t.q.data, keys, key_strides, 64);
+    expect_map(&p->k, t.k.data, keys, key_strides, 64);
+    expect_map(&p->v, t.v.data, values, value_strides, 64);
+    ck_assert_uint_eq(p->k_starts, (uintptr_t)given->rows);
+    ck_assert_uint_eq(p->k_lengths, (uintptr_t)given->keys);
+    ck_assert_uint_eq(p->positions, (uintptr_t)given->positions);
+    ck_assert_uint_eq(p->block_table, 0);
+    ck_assert_int_eq(p->window_right, 0);
+    ck_assert_int_eq(p->out_f32, 1);
+    ck_assert_int_eq(p->out_token, TEST_Q_HEADS * 128);
+    const fa3_plan_call *plan = &launches[0].params.plan;
+    ck_assert_ptr_eq(plan->given.kv_lens, kv_lens);
+    ck_assert_ptr_eq(plan->given.prefix_lens, prefix_lens);
+    ck_assert_ptr_eq(plan->batch.kv_lens, given->keys);
+    ck_assert_ptr_eq(plan->batch.prefix_lens, given->positions);
+    const fi_call *save = &launches[1].params.fi_call;
+    ck_assert_ptr_eq(save->operands.k, t.c_kv.data);
+    ck_assert_ptr_eq(save->operands.v, t.k_pe.data);
+    ck_assert_ptr_eq(save->operands.v_cache, (char *)t.latents.data + 2 * 512);
+    ck_assert_int_eq(save->operands.k_token, 2 * 576);
+    ck_assert_int_eq(save->kv_heads, 1);
+    ck_assert_ptr_eq(save->batch.out_cache_loc, out_cache_loc);
+    const fa3_rows_call *slow = &launches[2].params.rows;
+    ck_assert_int_eq(slow->operands.save, 0);
+    ck_assert_int_eq(slow->all_slow, 0);
+    ck_assert_ptr_eq(slow->batch.kv_lens, given->keys);
+    ck_assert_int_eq(slow->out_dtype, ELEMENT_F32);
+    run_end(&t);
+}
+END_TEST
+
+/* Without SAVE_KV there are no latents; layers that read another's may not save any. */
+START_TEST(expanded_saves_if_asked)
+{
+    test_problem of;
+    test_run t;
+    begin_expanded(&t, &of, ATTN_METADATA_EAGER);
+    t.args.flags = 0;
+    t.operands[ATTN_ROLE_LATENT_CACHE] = t.operands[ATTN_ROLE_C_KV] = NULL;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    expect_launches("plan rows fa3_forward_d192_v128");
+    t.args.flags = ATTN_FORWARD_SAVE_KV;
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192), ATTN_INVALID_ARGUMENT);
+    ck_assert_str_eq(test_message, "SAVE_KV of expanded latents without c_kv and k_pe");
+    t.operands[ATTN_ROLE_C_KV] = &t.c_kv;
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192), ATTN_INVALID_ARGUMENT);
+    t.layer.kv_read_only = 1;
+    ck_assert_int_eq(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192), ATTN_INVALID_ARGUMENT);
+    t.args.flags = 0;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    run_end(&t);
+}
+END_TEST
+
+/* Row by row: what the copy engine cannot read, and scales that the tiles cannot multiply by. */
+START_TEST(expanded_goes_row_by_row)
+{
+    test_problem of;
+    test_run t;
+    begin_expanded(&t, &of, ATTN_METADATA_EAGER);
+    t.args.flags = 0;
+    t.k.strides[0] += 1;
+    need(run_batch(&t, ATTN_MODE_MIXED, 3, 576, 192));
+    expect_launches("plan rows");
+    ck_assert_int_eq(launches[1].params.rows.all_slow, 1);
+    t.k.strides[0] -= 1;
+    t.base.base.sm_scale = -1;
+    need(run_batch(&t, ATTN_MODE_MIXED, 3, 576, 192));
+    expect_launches("plan rows");
+    run_end(&t);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("fa3_like_plan");
@@ -919,6 +1014,9 @@ static Suite *suite(void)
     tcase_add_test(tc, rows_are_told_when_planned);
     tcase_add_test(tc, codes_need_scales);
     tcase_add_test(tc, memory_of_a_plan);
+    tcase_add_loop_test(tc, expanded_reads_given_keys, 0, 2);
+    tcase_add_test(tc, expanded_saves_if_asked);
+    tcase_add_test(tc, expanded_goes_row_by_row);
     suite_add_tcase(s, tc);
     return s;
 }

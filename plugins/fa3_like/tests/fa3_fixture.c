@@ -154,6 +154,22 @@ void make_codes_problem(test_problem *t, uint32_t granularity)
     t->group.input_scale_granularity = granularity;
 }
 
+void make_expanded_problem(test_problem *t)
+{
+    make_problem(t);
+    t->mla = (attn_mla_dims){
+        .struct_size = sizeof t->mla, .kv_lora_rank = 512, .rope_dim = 64, .nope_dim = 128};
+    t->group.kind = ATTN_KIND_MLA;
+    t->group.num_kv_heads = TEST_Q_HEADS;
+    t->group.head_dim = 192;
+    t->group.v_head_dim = 128;
+    t->group.mla = &t->mla;
+    t->bounds.modes = ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_MIXED);
+    t->problem.mla_expanded = t->bounds.modes;
+    t->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT;
+    t->problem.out_dtype = ATTN_F32;
+}
+
 /* ---- Runs ------------------------------------------------------------------------------------ */
 
 static attn_tensor dense(void *data, attn_dtype dtype, uint32_t ndim, const int64_t *shape)
@@ -170,6 +186,26 @@ static attn_tensor dense(void *data, attn_dtype dtype, uint32_t ndim, const int6
         tensor.strides[d] = stride;
     }
     return tensor;
+}
+
+/* Of expanded latents: wider keys, and what is saved. */
+static void make_latents(test_run *t)
+{
+    static _Alignas(64) char cells[6][64];
+    const int64_t keys[] = {TEST_ROWS, TEST_Q_HEADS, 192},
+                  values[] = {TEST_ROWS, TEST_Q_HEADS, 128};
+    const int64_t c_kv[] = {TEST_ROWS, 512}, k_pe[] = {TEST_ROWS, 64};
+    const int64_t pages[] = {TEST_PAGES, t->base.base.page_size, 576};
+    t->q = dense(cells[0], ATTN_BF16, 3, keys);
+    t->out = dense(cells[1], ATTN_F32, 3, values);
+    t->k = dense(cells[2], ATTN_BF16, 3, keys);
+    t->v = dense(cells[3], ATTN_BF16, 3, values);
+    t->c_kv = dense(cells[4], ATTN_BF16, 2, c_kv);
+    t->k_pe = dense(cells[5], ATTN_BF16, 2, k_pe);
+    t->latents = dense(cells[0], ATTN_BF16, 3, pages);
+    t->operands[ATTN_ROLE_C_KV] = &t->c_kv;
+    t->operands[ATTN_ROLE_K_PE] = &t->k_pe;
+    t->operands[ATTN_ROLE_LATENT_CACHE] = &t->latents;
 }
 
 static void make_operands(test_run *t)
@@ -198,6 +234,8 @@ static void make_operands(test_run *t)
     t->operands[ATTN_ROLE_V] = &t->v;
     t->operands[ATTN_ROLE_K_CACHE] = &t->k_cache;
     t->operands[ATTN_ROLE_V_CACHE] = &t->v_cache;
+    if (t->group.is_expanded)
+        make_latents(t);
     for (int i = 0; i < 3; i++)
         t->scales[scaled[i]] = (attn_scale){.struct_size = sizeof t->scales[0],
                                             .granularity = t->group.granularity,

@@ -47,6 +47,7 @@ typedef struct test_problem {
     attn_device device;
     attn_layer layer;
     attn_layer_group group;
+    attn_mla_dims mla;
     attn_bounds bounds;
     attn_problem problem;
 } test_problem;
@@ -56,6 +57,9 @@ void make_problem(test_problem *t);
 
 /* The same of codes: q, k, v and the cache are e4m3, inputs have scales by `granularity`. */
 void make_codes_problem(test_problem *t, uint32_t granularity);
+
+/* The same of expanded latents: 8 heads of 192 and 128, latents of 512 + 64; an output of fp32. */
+void make_expanded_problem(test_problem *t);
 
 /* An instance for it, metadata and a batch; what stands in `problem` at make_instance() counts. */
 typedef struct test_run {
@@ -72,7 +76,7 @@ typedef struct test_run {
     int32_t max_kv_len;  /* of the batch; 0 = 2000 */
     attn_kv_batch kv;
     attn_mask mask;
-    attn_tensor q, k, v, out, lse, k_cache, v_cache, sinks;
+    attn_tensor q, k, v, out, lse, k_cache, v_cache, sinks, c_kv, k_pe, latents;
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     attn_scale scales[ATTN_ROLE_COUNT];
     const attn_scale *scale_list[ATTN_ROLE_COUNT];

@@ -54,6 +54,8 @@ static void plan_batch(const struct fake_cuda_launch *launch)
     const int *rows = plan_new_rows(&p->batch);
     int seqs = p->batch.num_seqs, num_tiles = 0, num_slow = 0;
     int first = rows ? index_int(rows, 0) : 0, end = rows ? index_int(rows, seqs) : seqs;
+    for (int s = 0; p->given.keys && s < seqs; s++)
+        plan_find_given(p, s);
     for (int s = 0; s < seqs; s++)
         *PORTABLE_AT(p->marks + s) = 0;
     for (int row = first; p->batch.out_cache_loc && !p->only_new && row < end; row++)
@@ -168,7 +170,9 @@ static void attend_slow_row(const fa3_rows_call *p, const index_sequence *q, int
                             int head)
 {
     i64 row = (i64)q->first_row + t;
-    attn_dtype dtype = p->out_dtype == ELEMENT_F16 ? ATTN_F16 : ATTN_BF16;
+    attn_dtype dtype = p->out_dtype == ELEMENT_F32   ? ATTN_F32
+                       : p->out_dtype == ELEMENT_F16 ? ATTN_F16
+                                                     : ATTN_BF16;
     int kv_head = head / p->heads_per_kv, low, high;
     const row_scales scales = row_find_scales(p, sequence, kv_head);
     struct sums x;
@@ -184,7 +188,8 @@ static void attend_slow_row(const fa3_rows_call *p, const index_sequence *q, int
             x.values[d] +=
                 weight * (double)row_element(p, is_new, at.v, d, scales.v, scales.v_cache);
     }
-    sums_store(&x, dtype, place(row_out(p, row, head), 2 * (size_t)p->dim_v), &lse);
+    sums_store(&x, dtype, place(row_out(p, row, head), attn_dtype_size(dtype) * (size_t)p->dim_v),
+               &lse);
     row_store_lse(p, row, head, lse);
 }
 
@@ -365,7 +370,8 @@ static void attend_tile_row(const struct work *w, int t)
 {
     const struct fa3_forward_params *p = w->p;
     const float *sinks = place_number(p->sinks);
-    int position = w->keys - w->queries + t;
+    const int *positions = place_number(p->positions);
+    int position = (positions ? positions[w->sequence] : w->keys - w->queries) + t;
     uint16_t q[MAX_DIM], k[MAX_DIM], v[MAX_DIM];
     struct sums x;
     sums_begin(&x, w->tile->dim_v, sinks ? sinks + w->head : NULL);
@@ -378,15 +384,16 @@ static void attend_tile_row(const struct work *w, int t)
         fetch_key(w, 1, j, v);
         sums_add(&x, score_of(w, q, k), w->dtype, v);
     }
-    uint16_t *out = place_number(p->out);
+    char *out = place_number(p->out);
     float *lse = place_number(p->lse);
     int64_t batch = p->q_starts ? 0 : w->sequence, row = w->q_start + t;
-    out += row * p->out_token + w->head * p->out_head + batch * p->out_batch;
+    out +=
+        (row * p->out_token + w->head * p->out_head + batch * p->out_batch) * (p->out_f32 ? 4 : 2);
     if (lse)
         lse += row * p->lse_token + w->head * p->lse_head + batch * p->lse_batch;
     for (int d = 0; d < x.dim_v && w->codes; d++)
         x.values[d] *= scale_at(w, &w->codes->v_scale);
-    sums_store(&x, w->out_dtype, out, lse);
+    sums_store(&x, p->out_f32 ? ATTN_F32 : w->out_dtype, out, lse);
 }
 
 static void attend_tile(struct work *w)
