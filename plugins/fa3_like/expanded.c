@@ -177,7 +177,7 @@ static attn_status check_sense(const cuda_question *ask, attn_mla_dims *mla, att
 attn_status fa3_check_expanded(const cuda_question *ask, const attn_options *options,
                                attn_verdict *verdict, attn_error *error)
 {
-    const attn_util_limits limits = limits_of(ask->problem.mla_expanded);
+    attn_util_limits limits = limits_of(ask->problem.mla_expanded);
     attn_mla_dims mla = {.struct_size = sizeof mla};
     attn_status status = check_sense(ask, &mla, error);
     if (status != ATTN_OK)
@@ -189,6 +189,9 @@ attn_status fa3_check_expanded(const cuda_question *ask, const attn_options *opt
     check_dtypes(&ask->problem, &ask->group, verdict);
     check_scales(&ask->problem, &ask->group, verdict);
     attn_util_check_layers(&limits, &ask->group, verdict);
+    attn_util_refuse_excess(verdict, ATTN_REASON_MLA_FORM, ATTN_FIELD_MODES, limits.modes,
+                            ask->bounds.modes);
+    limits.modes = ~0u; /* of which all has been said */
     attn_util_check_bounds(&limits, &ask->bounds, verdict);
     attn_util_check_needs(&limits, &ask->problem, verdict);
     check_options(options, verdict);
