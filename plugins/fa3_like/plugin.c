@@ -44,8 +44,8 @@ static const attn_backend_type fa3_like_type = {
     .struct_size = sizeof(attn_backend_type),
     .flags = CUDA_IMAGE_BACKEND_FLAGS,
     .name = "fa3_like",
-    .doc = "softmax attention, and expanded latent attention, on Hopper (sm_90), bf16 and fp16, "
-           "kernels with wgmma and TMA",
+    .doc = "softmax and expanded latent attention on Hopper (sm_90), bf16 and fp16, kernels with "
+           "wgmma and TMA",
     .num_layouts = sizeof layouts / sizeof layouts[0],
     .layouts = layouts,
     .num_options = sizeof options_declared / sizeof options_declared[0],
