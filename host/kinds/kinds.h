@@ -115,9 +115,7 @@ struct kind_ops {
     const char *backend_key;
     const char *(*backend)(const struct config_attention *attention);
 
-    /* A run. */
-    const char *on_cpu_alone; /* why it is no run of another device; NULL = it may be */
-    uint32_t judged;          /* KIND_JUDGED_* */
+    uint32_t judged; /* KIND_JUDGED_*: how a run does it */
 };
 
 /* Element d of head `head` of an indexer's operand, INDEX_Q, INDEX_WEIGHTS or INDEX_K, of a token in

@@ -109,6 +109,5 @@ const struct kind_ops kind_sparse = {
     .tensors = list_tensors,
     .is_scaled = mla_is_scaled,
     .one_scale = MLA_ONE_SCALE,
-    .on_cpu_alone = "the operands of an indexer are made on the processor alone",
     .judged = KIND_JUDGED_AS_ATTENTION,
 };

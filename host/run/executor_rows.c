@@ -192,42 +192,31 @@ attn_status executor_rows_list(struct executor *executor, struct flight *flight,
 
 /* ---- In the step ----------------------------------------------------------------------------- */
 
-/* Which of the sequence's keys lies in a slot; -1 = none. */
-static int32_t key_in(const int32_t *slots, int64_t kv_len, int32_t page_size, int32_t slot)
-{
-    for (int64_t first = 0; slot >= 0 && first < kv_len; first += page_size)
-        if (slots[first] / page_size == slot / page_size)
-            return (int32_t)(first + slot % page_size);
-    return -1;
-}
-
-/* After a layer's sampled rows: the keys that each of them chose, as places in its sequence; -1 of a
- * slot that is not the sequence's. On the processor. */
-static void gather_choices(const struct executor *executor, const struct flight *flight,
-                           int32_t layer)
+/* After a layer's sampled rows: the keys that each of them chose. */
+static attn_status gather_choices(const struct executor *executor, int32_t layer,
+                                  const struct step_sample *sample,
+                                  const struct step_output *output, int32_t most, attn_error *error)
 {
     const struct executor_params *p = &executor->params;
-    const struct row_list *list = &flight->list;
+    const struct forward_batch *batch = &executor->batch;
     const attn_layer_group *group = &p->model->groups[p->model->layers[layer].group];
-    const struct row_operand choice = operands_choice(p->model, layer);
-    const int32_t page_size = (int32_t)p->config->kv_cache.page_size;
-    const int32_t *from = executor->operands[ATTN_ROLE_SPARSE_INDICES];
-    const attn_batch *batch = &executor->batch.batch;
-    int32_t first = list->indptr[layer], last = list->indptr[layer + 1], s = 0;
-    int32_t *to = (int32_t *)(void *)(executor->gathered + executor->sample.offset[layer] +
-                                      (uint64_t)(last - first) *
-                                          row_check_row_bytes(p->check, list->mode, layer));
-    for (int32_t i = first; i < last; i++) {
-        const int32_t *chosen = from + (int64_t)list->rows[i] * choice.dim;
-        while (s + 1 < list->num_sequences && list->sequences[s + 1].first_row <= list->rows[i])
-            s++;
-        const int32_t *slots =
-            executor->batch.tables[group->kv_group] +
-            (int64_t)batch->req_pool_indices.host[s] * executor->batch.table_stride;
-        int64_t kv_len = list->sequences[s].prefix_len + list->sequences[s].num_rows;
-        for (int32_t n = 0; n < choice.dim; n++)
-            *to++ = chosen[n] == -1 ? VERIFY_NO_ENTRY : key_in(slots, kv_len, page_size, chosen[n]);
-    }
+    const struct step_keys keys = {
+        .chosen = executor->operands[ATTN_ROLE_SPARSE_INDICES],
+        .count = operands_choice(p->model, layer).dim,
+        .none = VERIFY_NO_ENTRY,
+        .num_seqs = batch->batch.num_seqs,
+        .page_size = (int32_t)p->config->kv_cache.page_size,
+        .q_indptr = batch->arrays.q_indptr,
+        .req_pool_indices = batch->arrays.req_pool_indices,
+        .kv_lens = batch->arrays.seq_lens,
+        .req_to_token = batch->tables[group->kv_group],
+        .req_to_token_stride = batch->table_stride,
+    };
+    uint64_t skip = (uint64_t)output->row_elements * attn_dtype_size(output->dtype);
+    if (keys.count == 0)
+        return ATTN_OK;
+    return step_kernels_keys(executor->kernels, layer, sample, skip, &keys, most, executor->stream,
+                             error);
 }
 
 attn_status executor_rows_gather(struct executor *executor, struct flight *flight, int32_t layer,
@@ -242,10 +231,10 @@ attn_status executor_rows_gather(struct executor *executor, struct flight *fligh
         return ATTN_OK;
     struct step_sample sample = {executor->sample.indptr, executor->sample.rows,
                                  executor->sample.offset, executor->gathered};
-    if (flight && operands_choice(executor->params.model, layer).dim > 0)
-        gather_choices(executor, flight, layer);
-    return step_kernels_gather(executor->kernels, layer, &sample, output, most, executor->stream,
-                               error);
+    attn_status status = step_kernels_gather(executor->kernels, layer, &sample, output, most,
+                                             executor->stream, error);
+    return status == ATTN_OK ? gather_choices(executor, layer, &sample, output, most, error)
+                             : status;
 }
 
 /* Where the rows that were gathered up to a layer end. */

@@ -30,17 +30,11 @@ static attn_status load_plugins(struct session *s, attn_error *error)
 
 /* ---- Model ----------------------------------------------------------------------------------- */
 
-/* What is done on the processor alone: what a kind says, and the merging of partial results of the
- * expanded form. */
+/* What is done on the processor alone: the merging of partial results of the expanded form. */
 static attn_status check_kinds(const struct session *s, attn_error *error)
 {
     for (uint32_t g = 0; g < s->model->num_groups; g++) {
         const attn_layer_group *group = &s->model->groups[g];
-        const char *why = kind_of(group)->on_cpu_alone;
-        if (why && s->described.type != ATTN_DEVICE_CPU)
-            return host_fail(error, ATTN_CONFIG_ERROR,
-                             "%s: layer group %u is %s: %s: accepted platform.device = cpu",
-                             s->model->name, g, model_kind_name(group->kind), why);
         if (kind_expands(s->model, group) && s->described.type != ATTN_DEVICE_CPU)
             return host_fail(
                 error, ATTN_CONFIG_ERROR,

@@ -298,6 +298,40 @@ attn_status step_kernels_gather(const struct step_kernels *kernels, int32_t laye
     return ATTN_OK;
 }
 
+/* ---- Keys that rows chose -------------------------------------------------------------------- */
+
+static int32_t key_in(const struct step_keys *keys, const int32_t *slots, int32_t kv_len,
+                      int32_t slot)
+{
+    for (int32_t first = 0; slot >= 0 && first < kv_len; first += keys->page_size)
+        if (slots[first] / keys->page_size == slot / keys->page_size)
+            return first + slot % keys->page_size;
+    return slot == -1 ? keys->none : -1;
+}
+
+attn_status step_kernels_keys(const struct step_kernels *kernels, int32_t layer,
+                              const struct step_sample *sample, uint64_t skip,
+                              const struct step_keys *keys, int32_t max_rows, attn_stream stream,
+                              attn_error *error)
+{
+    if (kernels->cuda)
+        return step_cuda_keys(kernels, layer, sample, skip, keys, max_rows, stream, error);
+    int32_t first = sample->indptr[layer], end = sample->indptr[layer + 1];
+    char *base = (char *)sample->to + sample->offset[layer] + (uint64_t)(end - first) * skip;
+    int32_t *to = (int32_t *)(void *)base;
+    for (int32_t i = first; i < end; i++) {
+        const int32_t *chosen = keys->chosen + (int64_t)sample->rows[i] * keys->count;
+        int32_t s = 0;
+        while (s + 1 < keys->num_seqs && keys->q_indptr[s + 1] <= sample->rows[i])
+            s++;
+        const int32_t *slots =
+            keys->req_to_token + keys->req_pool_indices[s] * keys->req_to_token_stride;
+        for (int32_t n = 0; n < keys->count; n++)
+            *to++ = key_in(keys, slots, keys->kv_lens[s], chosen[n]);
+    }
+    return ATTN_OK;
+}
+
 /* ---- Caches ---------------------------------------------------------------------------------- */
 
 static char *slot_of(const struct step_cache *cache, int64_t slot)

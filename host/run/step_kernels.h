@@ -45,8 +45,9 @@ struct step_vectors {
 /* Make rows of these operands of a layer as generator.h, or generator_linear.h, defines them; those
  * of padding are zero.
  * INVALID_ARGUMENT names an operand that is of another type, that the generator has no stream for,
- * or, on CUDA, that begins in between, is not of the kind of the first one (queries, keys and values
- * of one type, or operands of a linear layer), or has factors for more heads than a launch holds. */
+ * or, on CUDA, that begins in between, is not of the kind of the first one (queries, keys, values and
+ * operands of an indexer, or operands of a linear layer), or has factors for more heads than a launch
+ * holds. */
 attn_status step_kernels_generate(const struct step_kernels *kernels, int32_t layer,
                                   const struct step_rows *rows, const struct step_vectors *vectors,
                                   uint32_t num_vectors, attn_stream stream, attn_error *error);
@@ -114,6 +115,24 @@ attn_status step_kernels_gather(const struct step_kernels *kernels, int32_t laye
                                 const struct step_sample *sample, const struct step_output *output,
                                 int32_t max_rows, /* of this layer that can be sampled */
                                 attn_stream stream, attn_error *error);
+
+/* After the sampled rows of a layer, `skip` bytes each: for each of them `count` keys of its sequence,
+ * by place, that lie in the slots of its row of `chosen`; -1 = a slot that is not the sequence's. A
+ * page of slots is one of keys. */
+struct step_keys {
+    const int32_t *chosen; /* [rows, count] */
+    int32_t count;
+    int32_t none; /* what is written for no slot, -1 */
+    int32_t num_seqs, page_size;
+    const int32_t *q_indptr;                   /* [num_seqs + 1] */
+    const int32_t *req_pool_indices, *kv_lens; /* [num_seqs] */
+    const int32_t *req_to_token;
+    int64_t req_to_token_stride;
+};
+attn_status step_kernels_keys(const struct step_kernels *kernels, int32_t layer,
+                              const struct step_sample *sample, uint64_t skip,
+                              const struct step_keys *keys, int32_t max_rows, attn_stream stream,
+                              attn_error *error);
 
 /* What lies in slots of a cache: num_pieces times piece_bytes, piece_stride apart. */
 struct step_cache {

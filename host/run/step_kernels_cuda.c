@@ -166,9 +166,23 @@ static attn_status launch(const struct step_kernels *kernels, struct device_func
     return device_launch(kernels->device, function, grid, block, arguments, stream, error);
 }
 
-static bool is_linear(const struct row_operand *operand)
+/* Is it made of a stream of its own? */
+static bool is_own(const struct row_operand *operand)
 {
     return operand->stream == GENERATOR_OPERAND + (int32_t)operand->role;
+}
+
+/* An operand of an indexer? */
+static bool is_indexed(const struct row_operand *operand)
+{
+    return is_own(operand) &&
+           (operand->role == ATTN_ROLE_INDEX_Q || operand->role == ATTN_ROLE_INDEX_WEIGHTS ||
+            operand->role == ATTN_ROLE_INDEX_K);
+}
+
+static bool is_linear(const struct row_operand *operand)
+{
+    return is_own(operand) && !is_indexed(operand);
 }
 
 /* The stream's vectors are so wide. */
@@ -177,8 +191,16 @@ static int32_t width_of(const generator_layer *geometry, int32_t stream)
     return stream == GENERATOR_VALUE ? geometry->v_head_dim : geometry->head_dim;
 }
 
-/* The kernel makes queries, keys and values of one type, in whole words. */
-static attn_status place_vectors(const generator_layer *geometry,
+/* Of which layer the streams are: labels and latents of the one that owns the cache. */
+static int32_t layer_of(const generator_layer *geometry, const struct row_operand *operand,
+                        int32_t layer)
+{
+    bool own = operand->role == ATTN_ROLE_INDEX_Q || operand->role == ATTN_ROLE_INDEX_WEIGHTS;
+    return own ? layer : geometry->kv_layer;
+}
+
+/* The kernel makes queries, keys, values and operands of an indexer, in whole words. */
+static attn_status place_vectors(const generator_layer *geometry, int32_t layer,
                                  const struct step_vectors *vectors, uint32_t num_vectors,
                                  struct generate_vectors *placed, attn_error *error)
 {
@@ -187,22 +209,24 @@ static attn_status place_vectors(const generator_layer *geometry,
         int32_t end = operand->first + operand->dim;
         bool known = operand->stream == GENERATOR_QUERY || operand->stream == GENERATOR_KEY ||
                      operand->stream == GENERATOR_VALUE;
-        if (i >= GENERATE_MAX || !known || operand->first % VECTORS_GROUP != 0 ||
-            operand->dtype != vectors[0].operand.dtype || end > width_of(geometry, operand->stream))
+        bool whole = is_indexed(operand) && operand->first == 0;
+        bool piece = known && end <= width_of(geometry, operand->stream);
+        if (i >= GENERATE_MAX || (!whole && !piece) || operand->first % VECTORS_GROUP != 0)
             return host_fail(error, ATTN_INVALID_ARGUMENT,
-                             "%s: a GPU makes only queries, keys and values of one type, in pieces "
-                             "that begin at multiples of %d",
+                             "%s: a GPU makes only queries, keys, values and operands of an "
+                             "indexer, in pieces that begin at multiples of %d",
                              role_name(operand->role), VECTORS_GROUP);
         placed->list[i] = (struct generate_vector){
             .data = vectors[i].memory,
+            .dtype = operand->dtype,
             .stream = operand->stream,
+            .layer = layer_of(geometry, operand, layer),
             .heads = operand->heads > 0 ? operand->heads : 1,
             .dim = operand->dim,
             .first_word = operand->first / VECTORS_GROUP,
         };
     }
     placed->count = (int32_t)num_vectors;
-    placed->dtype = num_vectors > 0 ? vectors[0].operand.dtype : ATTN_DTYPE_NONE;
     return ATTN_OK;
 }
 
@@ -229,7 +253,7 @@ static attn_status generate_vectors(const struct step_kernels *kernels, int32_t 
         .rows = *rows,
         .layer = layer,
     };
-    attn_status status = place_vectors(geometry, vectors, num_vectors, &work.vectors, error);
+    attn_status status = place_vectors(geometry, layer, vectors, num_vectors, &work.vectors, error);
     if (status != ATTN_OK)
         return status;
     work.generator.layers = NULL;
@@ -357,6 +381,16 @@ attn_status step_cuda_gather(const struct step_kernels *kernels, int32_t layer,
     };
     return launch(kernels, kernels->cuda->gather, max_rows, threads_of_row(work.row_bytes), &work,
                   stream, error);
+}
+
+attn_status step_cuda_keys(const struct step_kernels *kernels, int32_t layer,
+                           const struct step_sample *sample, uint64_t skip,
+                           const struct step_keys *keys, int32_t max_rows, attn_stream stream,
+                           attn_error *error)
+{
+    struct keys_launch work = {.keys = *keys, .sample = *sample, .skip = skip, .layer = layer};
+    return launch(kernels, kernels->cuda->keys, max_rows, (uint64_t)keys->count, &work, stream,
+                  error);
 }
 
 attn_status step_cuda_move(const struct step_kernels *kernels, const struct step_moves *moves,

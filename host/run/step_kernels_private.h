@@ -37,7 +37,10 @@ attn_status step_cuda_watch(const struct step_kernels *kernels, int32_t layer,
 attn_status step_cuda_gather(const struct step_kernels *kernels, int32_t layer,
                              const struct step_sample *sample, const struct step_output *output,
                              int32_t max_rows, attn_stream stream, attn_error *error);
-
+attn_status step_cuda_keys(const struct step_kernels *kernels, int32_t layer,
+                           const struct step_sample *sample, uint64_t skip,
+                           const struct step_keys *keys, int32_t max_rows, attn_stream stream,
+                           attn_error *error);
 attn_status step_cuda_move(const struct step_kernels *kernels, const struct step_moves *moves,
                            const struct step_cache *cache, attn_stream stream, attn_error *error);
 

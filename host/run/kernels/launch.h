@@ -16,26 +16,27 @@
 enum {
     STEP_BLOCK = 128,        /* threads of a block */
     STEP_MAX_GRID_Y = 65535, /* of CUDA */
-    GENERATE_MAX = 4,        /* operands of a layer */
+    GENERATE_MAX = 7,        /* operands of a layer */
     GENERATE_MAX_LINEAR = 3, /* of a linear layer */
     GENERATE_MAX_FACTORS = 512
 };
 
 /* X(name) */
 #define STEP_KERNELS(X)                                                                            \
-    X(generate) X(generate_linear) X(update_table) X(index_pages) X(watch) X(gather) X(move)
+    X(generate) X(generate_linear) X(update_table) X(index_pages) X(watch) X(gather) X(keys) X(move)
 
 /* Elements [8 first_word, 8 first_word + dim) of each head's vector, dense [rows, heads, dim]. */
 struct generate_vector {
     void *data;
-    int32_t stream; /* GENERATOR_QUERY, _KEY or _VALUE */
+    int32_t stream; /* GENERATOR_QUERY, _KEY, _VALUE, or _OPERAND + role of an indexer's */
+    int32_t layer;  /* whose streams; of queries not read */
     int32_t heads, dim, first_word;
+    attn_dtype dtype;
 };
 
 struct generate_vectors {
     struct generate_vector list[GENERATE_MAX];
     int32_t count;
-    attn_dtype dtype;
 };
 
 struct generate_launch {
@@ -93,6 +94,13 @@ struct gather_launch {
     struct step_sample sample;
     const void *rows;
     uint64_t row_bytes;
+    int32_t layer;
+};
+
+struct keys_launch {
+    struct step_keys keys;
+    struct step_sample sample;
+    uint64_t skip; /* bytes of a row that was gathered before */
     int32_t layer;
 };
 

@@ -34,9 +34,10 @@ PORTABLE uint64_t address(const void *memory)
 /* One word of a row: up to eight elements of a head. */
 struct word_place {
     char *to;
-    int32_t stream, head;
+    int32_t stream, layer, head;
     int32_t word;  /* of the head's vector */
     int32_t count; /* elements */
+    attn_dtype dtype;
 };
 
 PORTABLE uint64_t words_of(const struct generate_vector *vector)
@@ -45,12 +46,14 @@ PORTABLE uint64_t words_of(const struct generate_vector *vector)
 }
 
 /* Word `index` of the row in an operand that begins with word 0. */
-PORTABLE struct word_place place_in(const struct generate_vector *vector, uint32_t element_bytes,
-                                    uint64_t row, uint64_t index)
+PORTABLE struct word_place place_in(const struct generate_vector *vector, uint64_t row,
+                                    uint64_t index)
 {
     uint64_t words = words_of(vector);
     struct word_place place;
     place.stream = vector->stream;
+    place.layer = vector->layer;
+    place.dtype = vector->dtype;
     place.head = (int32_t)(index / words);
     place.word = (int32_t)(index - (uint64_t)place.head * words);
     int32_t d = place.word * VECTORS_GROUP;
@@ -58,7 +61,7 @@ PORTABLE struct word_place place_in(const struct generate_vector *vector, uint32
     uint64_t element =
         (row * (uint64_t)vector->heads + (uint64_t)place.head) * (uint64_t)vector->dim +
         (uint64_t)d;
-    place.to = (char *)vector->data + element * element_bytes;
+    place.to = (char *)vector->data + element * (vector->dtype == ATTN_F32 ? 4 : 2);
     place.word += vector->first_word;
     return place;
 }
@@ -66,7 +69,6 @@ PORTABLE struct word_place place_in(const struct generate_vector *vector, uint32
 PORTABLE struct word_place find_place(const struct generate_vectors *to, uint64_t row,
                                       uint64_t index)
 {
-    uint32_t bytes = to->dtype == ATTN_F32 ? 4 : 2;
     int32_t i = 0;
     for (; i + 1 < to->count; i++) {
         uint64_t words = words_of(&to->list[i]) * (uint64_t)to->list[i].heads;
@@ -74,7 +76,7 @@ PORTABLE struct word_place find_place(const struct generate_vectors *to, uint64_
             break;
         index -= words;
     }
-    return place_in(&to->list[i], bytes, row, index);
+    return place_in(&to->list[i], row, index);
 }
 
 /* The stream of a head; that of padding is never asked for. */
@@ -87,9 +89,9 @@ PORTABLE struct vectors_scaled find_stream(const struct generate_launch *work, i
     if (place->stream == GENERATOR_QUERY)
         return vectors_query(&work->generator, &work->geometry, &tokens, position, token,
                              work->layer, place->head);
-    struct vectors_scaled kv = {0, 1, 0};
-    kv.stream = vectors_stream(token, work->geometry.kv_layer, place->head, place->stream);
-    return kv;
+    struct vectors_scaled other = {0, 1, 0};
+    other.stream = vectors_stream(token, place->layer, place->head, place->stream);
+    return other;
 }
 
 /* The bits of a word's elements, in the low bits of each. */
@@ -146,8 +148,8 @@ KERNEL step_generate(struct generate_launch work)
         }
         for (int32_t e = 0; e < VECTORS_GROUP; e++)
             bits[e] = vectors_narrow(vectors_f32(vectors_scale(&stream, vectors_element(word, e))),
-                                     work.vectors.dtype);
-        store_word(place.to, place.count, bits, work.vectors.dtype);
+                                     place.dtype);
+        store_word(place.to, place.count, bits, place.dtype);
     }
 }
 
@@ -356,5 +358,44 @@ KERNEL step_gather(struct gather_launch work)
         uint64_t row = (uint64_t)*DEVICE_AT(&sample->rows[i]);
         copy_row(to + (uint64_t)(i - first) * work.row_bytes,
                  (const char *)work.rows + row * work.row_bytes, work.row_bytes);
+    }
+}
+
+/* The sequence that a row is of. */
+PORTABLE int32_t sequence_of(const struct step_keys *keys, int32_t row)
+{
+    int32_t s = 0;
+    while (s + 1 < keys->num_seqs && *DEVICE_AT(&keys->q_indptr[s + 1]) <= row)
+        s++;
+    return s;
+}
+
+/* The key that lies in a slot. */
+PORTABLE int32_t key_in(const struct step_keys *keys, const int32_t *slots, int32_t kv_len,
+                        int32_t slot)
+{
+    for (int32_t first = 0; slot >= 0 && first < kv_len; first += keys->page_size)
+        if (*DEVICE_AT(&slots[first]) / keys->page_size == slot / keys->page_size)
+            return first + slot % keys->page_size;
+    return slot == -1 ? keys->none : -1;
+}
+
+KERNEL step_keys(struct keys_launch work)
+{
+    const struct step_sample *sample = &work.sample;
+    const struct step_keys *keys = &work.keys;
+    int64_t first = *DEVICE_AT(&sample->indptr[work.layer]);
+    int64_t end = *DEVICE_AT(&sample->indptr[work.layer + 1]);
+    char *base = (char *)sample->to + *DEVICE_AT(&sample->offset[work.layer]) +
+                 (uint64_t)(end - first) * work.skip;
+    for (int64_t i = first + blockIdx.x; i < end; i += gridDim.x) {
+        int32_t row = *DEVICE_AT(&sample->rows[i]), s = sequence_of(keys, row);
+        const int32_t *from = keys->chosen + (int64_t)row * keys->count;
+        const int32_t *slots =
+            keys->req_to_token + *DEVICE_AT(&keys->req_pool_indices[s]) * keys->req_to_token_stride;
+        int32_t *to = (int32_t *)base + (i - first) * keys->count;
+        for (uint64_t n = first_of_piece(); (int64_t)n < keys->count; n += stride_of_piece())
+            *DEVICE_AT(to + n) =
+                key_in(keys, slots, *DEVICE_AT(&keys->kv_lens[s]), *DEVICE_AT(from + n));
     }
 }

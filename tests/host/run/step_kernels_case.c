@@ -316,6 +316,51 @@ void step_case_generate(struct step_case *c, int32_t layer, attn_dtype dtype)
     run_both(c, call_generate, &g);
 }
 
+/* ---- Rows of an indexer ---------------------------------------------------------------------- */
+
+enum { INDEXED = 4 };
+
+/* A query beside the three operands, the weights of which are fp32 in any case. */
+struct indexed_case {
+    int32_t layer;
+    struct rows_case rows;
+    struct row_operand operands[INDEXED];
+    struct twin *outputs[INDEXED];
+};
+
+static attn_status call_generate_indexed(struct step_case *c, int which, const void *work)
+{
+    static const attn_layer_group group = {.kind = ATTN_KIND_SPARSE};
+    const struct indexed_case *g = work;
+    struct step_rows rows = rows_at(&g->rows, which);
+    struct step_vectors vectors[INDEXED];
+    for (uint32_t i = 0; i < INDEXED; i++)
+        vectors[i] = (struct step_vectors){g->operands[i], &group, at(g->outputs[i], which)};
+    return step_kernels_generate(c->kernels[which], g->layer, &rows, vectors, INDEXED,
+                                 c->streams[which], &c->error.base);
+}
+
+void step_case_generate_indexed(struct step_case *c, int32_t layer, attn_dtype dtype)
+{
+    static const int32_t dims[] = {1, 7, 8, 20, 128}, heads[] = {1, 2, 5, 64};
+    const generator_layer *l = &c->layers[layer];
+    int32_t num_heads = ONE_OF(heads), dim = ONE_OF(dims);
+    struct indexed_case g = {
+        .layer = layer,
+        .rows = make_rows(c),
+        .operands = {{ATTN_ROLE_Q, l->num_q_heads, l->head_dim, dtype, GENERATOR_QUERY, 0},
+                     {ATTN_ROLE_INDEX_Q, num_heads, dim, dtype,
+                      GENERATOR_OPERAND + ATTN_ROLE_INDEX_Q, 0},
+                     {ATTN_ROLE_INDEX_WEIGHTS, 0, num_heads, ATTN_F32,
+                      GENERATOR_OPERAND + ATTN_ROLE_INDEX_WEIGHTS, 0},
+                     {ATTN_ROLE_INDEX_K, 0, dim, dtype, GENERATOR_OPERAND + ATTN_ROLE_INDEX_K, 0}},
+    };
+    make_positions(c, &g.rows);
+    for (uint32_t i = 0; i < INDEXED; i++)
+        g.outputs[i] = make_output(c, (size_t)g.rows.count * operands_row_bytes(&g.operands[i]));
+    run_both(c, call_generate_indexed, &g);
+}
+
 /* ---- Rows of linear layers ------------------------------------------------------------------- */
 
 struct linear_case {
@@ -596,6 +641,69 @@ void step_case_gather(struct step_case *c, attn_dtype dtype)
     run_both(c, call_gather, &g);
 }
 
+struct keys_case {
+    struct gather_case gather;
+    struct step_keys keys;
+    struct twin *chosen, *q_indptr, *requests, *kv_lens, *table;
+};
+
+static attn_status call_keys(struct step_case *c, int which, const void *work)
+{
+    const struct keys_case *k = work;
+    const struct gather_case *g = &k->gather;
+    struct step_sample sample = {at(g->indptr, which), at(g->rows, which), at(g->offset, which),
+                                 at(g->to, which)};
+    struct step_keys keys = k->keys;
+    keys.chosen = at(k->chosen, which);
+    keys.q_indptr = at(k->q_indptr, which);
+    keys.req_pool_indices = at(k->requests, which);
+    keys.kv_lens = at(k->kv_lens, which);
+    keys.req_to_token = at(k->table, which);
+    return step_kernels_keys(c->kernels[which], g->layer, &sample, 0, &keys, g->max_rows,
+                             c->streams[which], &c->error.base);
+}
+
+/* Sequences of whole pages in any order; slots of the row's own, of others, and none. */
+static void make_keys(struct step_case *c, struct keys_case *k, int32_t num_rows)
+{
+    struct step_keys *keys = &k->keys;
+    int32_t stride = between(c, 1, 6) * keys->page_size, pages = 40;
+    keys->req_to_token_stride = stride;
+    k->q_indptr = make_ints(c, (size_t)keys->num_seqs + 1);
+    k->requests = make_ints(c, (size_t)keys->num_seqs);
+    k->kv_lens = make_ints(c, (size_t)keys->num_seqs);
+    k->table = make_ints(c, (size_t)(keys->num_seqs * stride));
+    k->chosen = make_ints(c, (size_t)(num_rows * keys->count));
+    for (int32_t s = 0; s < keys->num_seqs; s++) {
+        ints(k->q_indptr)[s] = s * num_rows / keys->num_seqs;
+        ints(k->requests)[s] = keys->num_seqs - 1 - s;
+        ints(k->kv_lens)[s] = between(c, 1, stride);
+    }
+    ints(k->q_indptr)[keys->num_seqs] = num_rows;
+    for (int32_t i = 0; i < keys->num_seqs * stride; i += keys->page_size)
+        for (int32_t page = between(c, 0, pages - 1), o = 0; o < keys->page_size; o++)
+            ints(k->table)[i + o] = page * keys->page_size + o;
+    for (int32_t i = 0; i < num_rows * keys->count; i++)
+        ints(k->chosen)[i] = between(c, -1, pages * keys->page_size - 1);
+}
+
+void step_case_keys(struct step_case *c)
+{
+    int32_t num_rows = between(c, 1, 20);
+    struct keys_case k = {.keys = {.count = between(c, 1, 70),
+                                   .none = -2,
+                                   .num_seqs = between(c, 1, num_rows < 4 ? num_rows : 4),
+                                   .page_size = 1 << step_case_random(c, 4)}};
+    k.gather = (struct gather_case){.dtype = ATTN_F32,
+                                    .layer = between(c, 0, CASE_LAYERS - 1),
+                                    .row_elements = k.keys.count,
+                                    .max_rows = num_rows};
+    make_keys(c, &k, num_rows);
+    size_t bytes = make_sample(c, &k.gather, num_rows);
+    k.gather.to = make_output(c, bytes);
+    run_both(c, call_keys, &k);
+}
+
 struct move_case {
     struct twin *list, *indptr, *data;
     struct step_cache cache;
@@ -652,12 +760,15 @@ void step_case_move(struct step_case *c)
 void step_case_everything(struct step_case *c)
 {
     for (size_t d = 0; d < COUNT(dtypes); d++) {
-        for (int32_t layer = 0; layer < CASE_LAYERS; layer++)
+        for (int32_t layer = 0; layer < CASE_LAYERS; layer++) {
             step_case_generate(c, layer, dtypes[d]);
+            step_case_generate_indexed(c, layer, dtypes[d]);
+        }
         for (int i = 0; i < 2; i++)
             step_case_generate_linear(c, dtypes[d]);
         step_case_watch(c, dtypes[d]);
         step_case_gather(c, dtypes[d]);
+        step_case_keys(c);
         step_case_update_table(c);
         step_case_index_pages(c);
         step_case_move(c);

@@ -13,7 +13,7 @@
 #include "host/base/error.h"
 #include "host/run/step_kernels.h"
 
-enum { CASE_REQUESTS = 5, CASE_LAYERS = 4, CASE_HASH_IDS = 8, CASE_TWINS = 8 };
+enum { CASE_REQUESTS = 5, CASE_LAYERS = 4, CASE_HASH_IDS = 8, CASE_TWINS = 9 };
 enum { CASE_CPU, CASE_DEVICE };
 
 /* An array in the memory of both. */
@@ -60,10 +60,12 @@ uint32_t step_case_vectors(const generator_layer *layer, attn_dtype dtype, void 
 
 void step_case_generate(struct step_case *c, int32_t layer, attn_dtype dtype);
 void step_case_generate_linear(struct step_case *c, attn_dtype dtype);
+void step_case_generate_indexed(struct step_case *c, int32_t layer, attn_dtype dtype);
 void step_case_update_table(struct step_case *c);
 void step_case_index_pages(struct step_case *c);
 void step_case_watch(struct step_case *c, attn_dtype dtype);
 void step_case_gather(struct step_case *c, attn_dtype dtype);
+void step_case_keys(struct step_case *c);
 void step_case_move(struct step_case *c);
 
 /* All of these, for each layer and type. */

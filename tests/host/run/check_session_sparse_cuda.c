@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_session_sparse_cuda.c: whole runs of a model with sparse attention (DeepSeek-V3.2) on a GPU,
+ * without one: the fake CUDA driver, the host's own kernels and those of dsa_like as host functions.
+ * The operands of the indexer are made on the device, choices and outputs are judged.
+ */
+#include "tests/tools/fake_cuda_test.h"
+#include "tests/fixtures/host_kernels.h"
+#include "tests/host/run/session_run.h"
+
+enum { SETTINGS = 4 };
+
+/* What dsa_like takes: latents of 512 + 64, labels of 128. */
+static const char model[] =
+    "{\"architectures\": [\"DeepseekV32ForCausalLM\"], \"hidden_size\": 896,\n"
+    " \"num_attention_heads\": 2, \"num_hidden_layers\": 2, \"num_key_value_heads\": 2,\n"
+    " \"kv_lora_rank\": 512, \"q_lora_rank\": 384, \"qk_nope_head_dim\": 32,\n"
+    " \"qk_rope_head_dim\": 64, \"v_head_dim\": 32, \"index_topk\": 24, \"index_head_dim\": 128,\n"
+    " \"index_n_heads\": 3, \"max_position_embeddings\": 4096, \"torch_dtype\": \"bfloat16\"}\n";
+
+static char path[64];
+
+/* A fake driver with all kernels; again before each run, so that its counters are that run's. */
+static void prepare_device(void)
+{
+    static void (*define)(void);
+    char library[4096];
+    if (!define) {
+        fixture_path("fake_dsa_kernels.so", library);
+        void *found = dlopen(library, RTLD_NOW | RTLD_LOCAL), *symbol;
+        ck_assert_msg(found != NULL, "%s", dlerror());
+        symbol = dlsym(found, "fake_dsa_define");
+        ck_assert_ptr_nonnull(symbol);
+        memcpy(&define, &symbol, sizeof define);
+    }
+    fake.reset();
+    host_kernels_define(&fake);
+    define();
+}
+
+static void begin_on(struct run *run, const char *device, const char *const settings[SETTINGS])
+{
+    if (strcmp(device, "cpu") != 0) {
+        begin_requests(run);
+        set(run, "plugins.path=%s/dsa_fixture.so",
+            environment("ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs"));
+        set(run, "attention.attention_backend=dsa_like");
+    } else {
+        begin_trace(run);
+        set(run, "attention.attention_backend=cpu_native");
+    }
+    set(run, "platform.device=%s", device);
+    set(run, "model.config=%s", path);
+    set(run, "workload.num_threads=1");
+    set(run, "workload.length_scale=0.012");
+    set(run, "workload.max_requests=6");
+    set(run, "cuda_graph.bs=1 2 4");
+    for (int s = 0; s < SETTINGS && settings && settings[s]; s++)
+        set(run, "%s", settings[s]);
+}
+
+static void check_good(const struct run *run)
+{
+    const struct report *r = &run->report;
+    ck_assert_msg(run->code == EXIT_GOOD, "exit %d: %s %s %s", run->code,
+                  host_error_text(&run->error), r->verify.first_failure, fake.first_fault());
+    ck_assert_int_gt(r->verify.rows_checked, 0);
+    ck_assert_int_eq(r->verify.rows_failed, 0);
+    ck_assert_int_eq(r->verify.trespasses, 0);
+    ck_assert_int_eq(r->kv.leaked, 0);
+}
+
+static const char *const variants[][SETTINGS] = {
+    {NULL},
+    {"workload.mixed=yes", "kv_cache.page_size=1"},
+    {"workload.chunked_prefill_size=7", "cuda_graph.bs=3"},
+    {"speculative.draft_tokens=3", "speculative.acceptance=0.6"},
+    {"kv_cache.max_total_tokens=288"},
+};
+enum { VARIANTS = sizeof variants / sizeof *variants };
+
+/* On the processor, on the device eagerly, and from graphs: the same tokens, and on the device the same
+ * bits. */
+START_TEST(results_are_equal)
+{
+    struct run runs[3];
+    use_fake_cuda_in_plugins();
+    write_model(model, path);
+    for (int i = 0; i < 3; i++) {
+        struct fake_cuda_counters counters;
+        prepare_device();
+        begin_on(&runs[i], i ? "cuda:0" : "cpu", variants[_i]);
+        set(&runs[i], "cuda_graph.enable=%s", i == 2 ? "yes" : "no");
+        go(&runs[i]);
+        fake.get_counters(&counters);
+        check_good(&runs[i]);
+        ck_assert_int_eq(runs[i].report.tokens.decode, runs[0].report.tokens.decode);
+        ck_assert_int_eq(runs[i].report.verify.rows_checked, runs[0].report.verify.rows_checked);
+        ck_assert_msg((counters.graph_launches > 0) == (i == 2), "%d: %s", i, runs[i].notes);
+        assert_nothing_left();
+        assert_clean();
+    }
+    ck_assert_str_eq(runs[1].report.digest, runs[2].report.digest);
+    for (int i = 0; i < 3; i++)
+        finish(&runs[i]);
+    fake.reset();
+    unlink(path);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("session_sparse_cuda");
+    TCase *runs = tcase_create("runs");
+    tcase_set_timeout(runs, 120);
+    tcase_add_loop_test(runs, results_are_equal, 0, VARIANTS);
+    suite_add_tcase(s, runs);
+    return s;
+}
+
+int main(void)
+{
+    return test_main(suite());
+}
