@@ -151,6 +151,16 @@ case $said in
     tap_not_ok "on Hopper linear_like and fa3_like share a model" "$said" ;;
 esac
 
+# Latents, prompts in the expanded form: one pool, two backends.
+said=$("$ATTNHOST_TEST_COMMAND" explain "$top/examples/deepseek_v3_cuda.ini" --set platform.simulate=sm90 \
+    --set attention.attention_backend=auto --set attention.mla_prefill=expanded 2>&1)
+case $said in
+*"served by fa3_like-flashmla_like (hybrid_phase), layout mla.latent/1"*"prefill: fa3_like (auto:"*"decode: flashmla_like (auto:"*)
+    tap_ok "on Hopper fa3_like and flashmla_like share a pool of latents" ;;
+*)
+    tap_not_ok "on Hopper fa3_like and flashmla_like share a pool of latents" "$said" ;;
+esac
+
 # An encoder caches nothing, so there are no prefixes to share.
 ini=$top/examples/encoder.ini backends=cpu_native
 good encoder "$folder/encoder.json"
