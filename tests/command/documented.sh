@@ -3,7 +3,9 @@
 # documented PAGE FOLDER START, where the first block begins in START.
 #
 # Blocks are marked by what follows ```sh; any other block of sh is a failure:
-#   run [exit=N] [needs=COMMAND]   runs, and ends with N, by default 0; skipped without the command
+#   run [exit=N] [needs=COMMAND] [suite]   runs, and ends with N, by default 0; skipped without the command. suite:
+#                                  runs the whole conformance suite on a copy of the example, as make check does:
+#                                  where the commit changes page, example or suite, or it is its turn (turn.sh)
 #   skip: REASON                   is not run
 # Each begins in the folder, and with the exports, that the one before it left. A line that begins with
 # `attnhost ` or `$ attnhost ` in a block of another kind is a failure too, and so is a command that is
@@ -27,7 +29,7 @@ documented_block()
 {
     mark=$(sed -n '1s/^# //p' "$1")
     name="$page: $(sed -n '2s/ *\\*$//p' "$1")"
-    expected=0 needed=
+    expected=0 needed= turn=
     for word in $mark; do
         case $word in
         skip:)
@@ -36,6 +38,12 @@ documented_block()
             ;;
         exit=*) expected=${word#exit=} ;;
         needs=*) needed=${word#needs=} ;;
+        suite)
+            turn=$(sh "$top/tests/tools/turn.sh" "$name" docs/PLUGIN_GUIDE.md examples/plugin host/check) || {
+                tap_skip "$name" "$turn"
+                return
+            }
+            ;;
         run) ;;
         *) mark= ;;
         esac

@@ -106,29 +106,59 @@ example()
         "$(value "$without" tokens decode)"
 }
 
-example qwen3_next cpu_linear cpu_native portable
-example falcon_h1 cpu_linear cpu_native portable
-example minimax cpu_linear cpu_native portable
-example lfm2 cpu_linear cpu_native portable
-example deepseek_v3 cpu_native second
-example deepseek_v32 cpu_native
-example speculative cpu_native
-counted speculative
-example speculative_route cpu_native verifier drafter
-counted speculative_route
-alone speculative 1
-alone speculative 1 speculative.acceptance=0
-example window_pool cpu_native
-counted window_pool
-example chunk_pool cpu_native
-counted chunk_pool
-example multimodal cpu_native tower
-counted multimodal
+# taken NAME: does the commit run this example? All if it changes what serves them, else each sixth (case_part.sh);
+# installcheck runs each once, in every commit.
+part=$(sh "$top/tests/tools/case_part.sh" examples examples host/cache host/run host/schedule host/workload tests/command \
+    tests/independent) || exit 1
+seen=0
+taken()
+{
+    seen=$((seen + 1))
+    if test -z "$part" || test $(((seen - 1) % ${part#*/})) -eq "${part%/*}"; then
+        return 0
+    fi
+    tap_skip "$1" "not in cases $part, which this commit runs; ATTNHOST_TEST_ALL=1 runs all"
+    return 1
+}
+
+taken qwen3_next && example qwen3_next cpu_linear cpu_native portable
+taken falcon_h1 && example falcon_h1 cpu_linear cpu_native portable
+taken minimax && example minimax cpu_linear cpu_native portable
+taken lfm2 && example lfm2 cpu_linear cpu_native portable
+taken deepseek_v3 && example deepseek_v3 cpu_native second
+taken deepseek_v32 && example deepseek_v32 cpu_native
+if taken speculative; then
+    example speculative cpu_native
+    counted speculative
+fi
+if taken speculative_route; then
+    example speculative_route cpu_native verifier drafter
+    counted speculative_route
+fi
+if taken "speculative, all rows"; then
+    ini=$top/examples/speculative.ini backends=cpu_native
+    alone speculative 1
+    alone speculative 1 speculative.acceptance=0
+fi
+if taken window_pool; then
+    example window_pool cpu_native
+    counted window_pool
+fi
+if taken chunk_pool; then
+    example chunk_pool cpu_native
+    counted chunk_pool
+fi
+if taken multimodal; then
+    example multimodal cpu_native tower
+    counted multimodal
+fi
 
 # What a decoder's keys are depends on what its encoder read, so no prefix is shared.
-ini=$top/examples/cross.ini backends="cpu_native ears"
-good cross "$folder/cross.json"
-counted cross
+if taken cross; then
+    ini=$top/examples/cross.ini backends="cpu_native ears"
+    good cross "$folder/cross.json"
+    counted cross
+fi
 
 # What run does not do with such a model, explain says as well; a GPU serves it as the processor does.
 said=$("$ATTNHOST_TEST_COMMAND" explain "$top/tests/models/whisper.json" \
@@ -162,9 +192,12 @@ case $said in
 esac
 
 # An encoder caches nothing, so there are no prefixes to share.
-ini=$top/examples/encoder.ini backends=cpu_native
-good encoder "$folder/encoder.json"
-counted encoder
+if taken encoder; then
+    ini=$top/examples/encoder.ini backends=cpu_native
+    good encoder "$folder/encoder.json"
+    counted encoder
+fi
+
 # embed.c and mla_prefix.c check every row, or some, by themselves.
 for program in embed mla_prefix; do
     tap_try "$program" "$ATTNHOST_TEST_BUILDDIR/tests/command/$program" "$ATTNHOST_TEST_PLUGIN_DIR"

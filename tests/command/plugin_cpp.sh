@@ -34,8 +34,14 @@ done
 if test "$compilers" = 0; then
     tap_end
 fi
+if turn=$(sh "$top/tests/tools/turn.sh" plugin_cpp examples/plugin_cpp tests/command/plugin_cpp.sh host/check include); then
+    quick=
+else
+    quick=--quick
+    echo "# a sample of the suite: $turn"
+fi
 tap_try "attnhost check example_cpp.so" \
-    "$ATTNHOST_TEST_COMMAND" check "$scratch/$last/example_cpp.so"
+    "$ATTNHOST_TEST_COMMAND" check $quick "$scratch/$last/example_cpp.so"
 # A window that is one key too narrow.
 sed 's/first = row.position - g.window_left;/first = row.position - g.window_left + 1;/' "$source" \
     >"$scratch/narrow.cpp"

@@ -51,7 +51,12 @@ fi
 
 # PyTorch and Transformers, 600 MB to download and a minute to install. The wheel of PyPI is built with
 # CUDA; its libraries, 2 GB more, are replaced by ones that answer that there is no device. Elsewhere
-# pip may find a wheel for the CPU (PIP_EXTRA_INDEX_URL), which needs nothing of that.
+# pip may find a wheel for the CPU (PIP_EXTRA_INDEX_URL), which needs nothing of that. All of it takes five minutes of a
+# processor, and tests the package, not the library, which the tests above do: where the commit changes what it sees.
+if ! turn=$(sh "$top/tests/tools/turn.sh" models python tests/python include host/embed examples/generate.py examples/python \
+    docs/PYTHON.md README.md); then
+    skip_all "models of Transformers" "$turn"
+fi
 if ! test -f "$venv/models"; then
     # shellcheck disable=SC2046
     has --no-deps $(sed -n 's/^torch==/torch==/p' "$top/tests/python/requirements.txt") &&

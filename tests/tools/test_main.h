@@ -6,6 +6,8 @@
 #define TEST_MAIN_H
 
 #include <check.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +19,35 @@ static inline int random_cases(int usual)
     int count = given ? atoi(given) : usual;
     return count > 0 ? count : usual;
 }
+
+/* Of a long program a commit runs a part: with $ATTNHOST_TEST_PART = K/N each N-th case, from the K-th on, counted
+ * from 0 (tests/tools/unit_test.sh). A case is a test, or one round of a loop test. */
+static inline bool case_is_in_part(void)
+{
+    static struct {
+        int part, parts, num_seen;
+    } cases_cut;
+    const char *given = getenv("ATTNHOST_TEST_PART");
+    if (cases_cut.parts == 0 &&
+        (!given || sscanf(given, "%d/%d", &cases_cut.part, &cases_cut.parts) != 2 ||
+         cases_cut.parts < 1)) {
+        cases_cut.part = 0;
+        cases_cut.parts = 1;
+    }
+    return cases_cut.num_seen++ % cases_cut.parts == cases_cut.part;
+}
+
+static inline void add_cases_in_part(TCase *group, const TTest *test, int first, int end)
+{
+    for (int round = first; round < end; round++)
+        if (case_is_in_part())
+            tcase_add_loop_test(group, test, round, round + 1);
+}
+
+#undef tcase_add_test
+#define tcase_add_test(group, test) add_cases_in_part(group, test, 0, 1)
+#undef tcase_add_loop_test
+#define tcase_add_loop_test(group, test, first, end) add_cases_in_part(group, test, first, end)
 
 /* A row of a program's table of tests. Those of a group follow each other. */
 struct test_row {
