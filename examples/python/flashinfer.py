@@ -62,8 +62,10 @@ class FlashInfer(Backend):
 
     def forward(self, layer, plan, batch, q, k_cache, v_cache, out, lse):
         first, end = plan
-        out[:first] = 0  # rows of no sequence
-        out[end:batch.num_tokens] = 0
+        padding = slice(end, first + batch.num_tokens)  # rows of no sequence
+        out[padding] = 0
+        if lse is not None:
+            lse[padding] = float("-inf")
         if end == first:
             return
         if k_cache.stride() != v_cache.stride():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's scaled_dot_product_attention over paged keys, one sequence after the other.
+"""PyTorch's scaled_dot_product_attention over paged keys: a call for each run of sequences that are alike.
 
     attnhost check sdpa.py
     attnhost check --device cuda:0 sdpa.py
@@ -11,7 +11,7 @@ torch = need("torch", "torch")
 
 class Sdpa(Backend):
     name = "sdpa"
-    doc = "PyTorch's scaled_dot_product_attention, a sequence at a time: plain, for comparison"
+    doc = "PyTorch's scaled_dot_product_attention, a run of like sequences at a time: plain, for comparison"
     devices = "cpu, cuda"
     layouts = "kv.nhd/1, kv.hnd/1"
     mask_kinds = "layer, none"
@@ -22,25 +22,35 @@ class Sdpa(Backend):
                       "NaN where the first keys of a row have scores of -inf", choices=("math", "efficient", "cudnn"))]
 
     def plan(self, batch):
-        """For each KV group (sequence, first row, end, position of the first, keys, new keys, their row)."""
+        """For each KV group runs of sequences that are alike: (the first, how many, its first row; rows, position of
+        the first query, keys, new keys of each; row of the first new key)."""
         rows, prefixes = batch.indptr(), batch.prefixes()
         made = {"first row": rows[0]}
         for group, keys in enumerate(batch.kv_groups):
             if keys is not None:
-                new, lens = keys.new_indptr(), keys.lens()
-                made[group] = [(s, rows[s], rows[s + 1], prefixes[s], lens[s], new[s + 1] - new[s], new[s])
-                               for s in range(batch.num_seqs) if rows[s + 1] > rows[s]]
+                new, lens, runs = keys.new_indptr(), keys.lens(), []
+                for s in range(batch.num_seqs):
+                    like = rows[s + 1] - rows[s], prefixes[s], lens[s], new[s + 1] - new[s]
+                    if runs and runs[-1][3:7] == like:
+                        runs[-1] = runs[-1][0], runs[-1][1] + 1, *runs[-1][2:]
+                    else:
+                        runs.append((s, 1, rows[s], *like, new[s]))
+                made[group] = [run for run in runs if run[3]]
         return made
 
     def forward(self, layer, plan, batch, keys, q, k, v, k_cache, v_cache, out):
         out[plan["first row"]:plan["first row"] + batch.num_tokens] = 0  # also rows that see no key
         group = layer.num_q_heads // layer.num_kv_heads
-        for rows, key, value, i, j, seen in self.pieces(layer, plan, batch, keys, k, v, k_cache, v_cache):
+        for rows, n, key, value, i, j, seen in self.pieces(layer, plan, batch, keys, k, v, k_cache, v_cache):
+            if self.options_given["kernel"] == "efficient":  # it knows no groups of heads
+                key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+            triangle = seen is None and len(i) > 1 and len(i) == len(j) and self.right(layer, batch) == 0
             with self.kernel():
                 result = torch.nn.functional.scaled_dot_product_attention(
-                    q[rows].transpose(0, 1)[None], key.repeat_interleave(group, 1),
-                    value.repeat_interleave(group, 1), attn_mask=seen, scale=layer.sm_scale)
-            out[rows] = result[0].transpose(0, 1).masked_fill(~seen.any(1)[:, None, None], 0)
+                    q[rows].unflatten(0, (n, -1)).transpose(1, 2), key, value, seen, is_causal=triangle,
+                    scale=layer.sm_scale, enable_gqa=True)
+            result = result.transpose(1, 2)
+            out[rows] = (result if seen is None else result.masked_fill(~seen.any(1)[:, None, None], 0)).flatten(0, 1)
 
     def kernel(self):
         known = torch.nn.attention.SDPBackend
@@ -48,38 +58,52 @@ class Sdpa(Backend):
         kernels = [chosen[self.options_given["kernel"]], known.MATH]
         return torch.nn.attention.sdpa_kernel(kernels, set_priority=True)
 
+    @staticmethod
+    def right(layer, batch):
+        return layer.window_right if batch.mask_kind == "layer" else -1
+
     def pieces(self, layer, plan, batch, keys, k, v, k_cache, v_cache):
-        """Of each sequence that sees a key its rows, keys and values as [1, heads, keys, dim], positions of
-        queries [rows, 1] and keys [keys], and which query sees which key."""
+        """Of each run of sequences that see a key its rows, how many they are, keys and values as [sequences, heads,
+        keys, dim], positions of queries [rows, 1] and keys [keys], and which query sees which key; None where that is
+        all, or all up to its own position."""
         if layer.is_hnd:
             k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-        left = layer.window_left
-        right = layer.window_right if batch.mask_kind == "layer" else -1
-        for s, first, end, position, count, num_new, row in plan[layer.kv_group]:
+        left, right = layer.window_left, self.right(layer, batch)
+        for s, n, first, count_q, position, count, num_new, row in plan[layer.kv_group]:
             start = max(0, position - left) if left >= 0 else 0
-            stop = min(count, position + end - first + right) if right >= 0 else count
+            stop = min(count, position + count_q + right) if right >= 0 else count
             if start >= stop:
                 continue
-            i = torch.arange(position, position + end - first, device=k_cache.device)[:, None]
+            i = torch.arange(position, position + count_q, device=k_cache.device)[:, None]
             j = torch.arange(start, stop, device=k_cache.device)
-            seen = torch.ones(end - first, stop - start, dtype=torch.bool, device=k_cache.device)
-            if left >= 0:
-                seen &= j >= i - left
-            if right >= 0:
-                seen &= j <= i + right
-            where = keys, s, start, stop, count - num_new, row
-            yield slice(first, end), self.gather(k_cache, k, *where), self.gather(v_cache, v, *where), i, j, seen
+            where = keys, s, n, start, stop, count - num_new, row, num_new
+            yield (slice(first, first + n * count_q), n, self.gather(k_cache, k, *where),
+                   self.gather(v_cache, v, *where), i, j, self.mask(i, j, position, left, right))
+
+    def mask(self, i, j, position, left, right):
+        plain = len(i) == 1 or left < 0 and (right < 0 or right == position == 0 and len(i) == len(j))
+        return None if plain else self.seen(i, j, left, right)
 
     @staticmethod
-    def gather(cache, given, keys, s, start, stop, first_new, row):
-        """Keys start .. stop - 1 of sequence s: [1, heads, keys, dim]. The new ones are read where they are
-        given, for not all of them need be saved; what else lies in a page may be anything."""
+    def seen(i, j, left, right):
+        seen = torch.ones(len(i), len(j), dtype=torch.bool, device=j.device)
+        if left >= 0:
+            seen &= j >= i - left
+        if right >= 0:
+            seen &= j <= i + right
+        return seen
+
+    @staticmethod
+    def gather(cache, given, keys, s, n, start, stop, first_new, row, num_new):
+        """Keys start .. stop - 1 of sequences s .. s + n - 1: [n, heads, keys, dim]. The new ones are read where they
+        are given, for not all of them need be saved; what else lies in a page may be anything."""
         size, cached = keys.page_size, stop if given is None else min(stop, first_new)
         parts = []
         if start < cached:
-            pages = keys.block_table[s, start // size:(cached + size - 1) // size].long()
-            parts.append(cache[pages].flatten(0, 1)[start % size:start % size + cached - start])
+            pages = keys.block_table[s:s + n, start // size:(cached + size - 1) // size].long()
+            parts.append(cache[pages].flatten(1, 2)[:, start % size:start % size + cached - start])
         if cached < stop:
             begin = max(start, first_new)
-            parts.append(given[row + begin - first_new:row + stop - first_new])
-        return torch.cat(parts).transpose(0, 1)[None]
+            new = given[row:row + n * num_new].unflatten(0, (n, num_new))
+            parts.append(new[:, begin - first_new:stop - first_new])
+        return torch.cat(parts, 1).transpose(1, 2)

@@ -263,7 +263,7 @@ static attn_status judge_output(struct contender *c, const char *when, attn_erro
 }
 
 /* Forwards of a sample, from a first look at their time. A graph begins with the same copy at every
- * launch, so it goes through all of them. The first look at a slow backend is its only sample. */
+ * launch, so it goes through all of them. The look at a slow backend is its only sample. */
 static attn_status choose_calls(struct contender *c, attn_error *error)
 {
     uint32_t copies = c->inputs->copies;

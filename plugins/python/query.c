@@ -84,6 +84,9 @@ static void list_declared(const struct python_kind *kind, const attn_util_questi
             if (kind->ranges[r].field == number->field)
                 number->accepted = kind->ranges[r].accepted;
         number->counts &= number->field != ATTN_FIELD_PAGE_SIZE || has_cache(kind, ask);
+        /* Where the device has to become a GPU, what that is has to be right as well. */
+        number->counts |=
+            number->field == ATTN_FIELD_DEVICE_SM && !(kind->devices >> ATTN_DEVICE_CPU & 1u);
     }
 }
 
@@ -96,6 +99,29 @@ static const struct number *find_twin(const struct number numbers[NUM_NUMBERS],
         if (numbers[n].field == field)
             return &numbers[n];
     return NULL;
+}
+
+/* The number that must have the value of this one, and has one that this may have; NULL = none. */
+static const struct number *find_follower(const struct number numbers[NUM_NUMBERS],
+                                          const struct number *number)
+{
+    for (int n = 0; n < NUM_NUMBERS; n++)
+        if (numbers[n].counts && find_twin(numbers, &numbers[n]) == number &&
+            is_accepted(number->accepted, numbers[n].value))
+            return &numbers[n];
+    return NULL;
+}
+
+/* The list, but where another number has to agree the one value with which it does. */
+static void refuse_number(attn_util_question *ask, const struct number numbers[NUM_NUMBERS],
+                          const struct number *number)
+{
+    const struct number *follower = find_follower(numbers, number);
+    char one[24];
+    if (follower)
+        snprintf(one, sizeof one, "%lld", (long long)follower->value);
+    attn_util_refuse(&ask->verdict, number->code, number->field, follower ? one : number->accepted,
+                     "%lld", (long long)number->value);
 }
 
 /* The reason with which the answer becomes yes: the twin's value if that is accepted; else the
@@ -125,8 +151,7 @@ static void check_numbers(const struct python_kind *kind, attn_util_question *as
         if (number->counts && twin)
             check_twin(ask, number, twin);
         else if (number->counts && !is_accepted(number->accepted, number->value))
-            attn_util_refuse(&ask->verdict, number->code, number->field, number->accepted, "%lld",
-                             (long long)number->value);
+            refuse_number(ask, numbers, number);
     }
 }
 

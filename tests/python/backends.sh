@@ -36,7 +36,9 @@ backends_numpy()
         tap_skip "backends in Python" "$embed_output"
         return
     fi
-    missing flash_attn_3.py 'flash_attn_interface: pip install "git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"'
+    missing flash_attn_3.py 'flash_attn_interface: pip install "git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper" (or fa3-fwd, without pages)'
+    missing tilelang_decode.py 'tilelang: pip install tilelang'
+    missing cute_decode.py 'cutlass: pip install nvidia-cutlass-dsl[cu13]'
     missing flashinfer.py 'flashinfer: pip install flashinfer-python'
     missing flashmla.py 'flash_mla: pip install sgl-flash-mla'
     missing sdpa.py 'torch: pip install torch'

@@ -44,6 +44,46 @@ class Slow(rows.Rows):
 EOT
 tap_try "a backend that is slow to answer is checked" \
     "$attnhost" check --jobs 1 --inactivity 1 --filter 'MEAN-06.windows/0' "$wrong/slow.py"
+
+# Of a no each reason can be cured: a range of sizes that two fields share, and the GPU that is missing.
+cat >"$wrong/sizes.py" <<'EOT'
+from attnhost.backend import Backend
+
+
+class Sizes(Backend):
+    name = "sizes"
+    devices = "cuda"
+    dtypes = "bf16"
+    tensors = "dlpack"
+    saves_kv = True
+    accepts = {"device.sm": "90", "head_dim": "8..256/8", "v_head_dim": "head_dim"}
+
+    def forward(self, layer, out):
+        pass
+EOT
+tap_try "reasons of sizes that have to be alike are complete" env ATTNHOST_LIBCUDA="$fixtures/fake_cuda_kernels.so" \
+    "$attnhost" check --jobs 1 --device cuda --filter 'CAPS-04.reasons/[036]' "$wrong/sizes.py"
+
+# Its first call takes a second, as one that compiles: bench times the others.
+cat >"$wrong/lazy.py" <<'EOT'
+import itertools
+import time
+import rows
+
+calls = itertools.count()
+
+
+class Lazy(rows.Rows):
+    name = "lazy"
+
+    def forward(self, layer, plan, batch, keys, q, k, v, k_cache, v_cache, out, lse, sinks):
+        time.sleep(0 if next(calls) else 1)
+        super().forward(layer, plan, batch, keys, q, k, v, k_cache, v_cache, out, lse, sinks)
+EOT
+tap_try "what is compiled in the first call is not timed" sh -c '
+    "$0" bench --backend lazy --set plugins.path="$1" --seconds 1 \
+        --shape mode=decode,batch=1,kv_len=16,q_heads=1,kv_heads=1,head_dim=64,dtype=f32 | grep "lazy *eager"' \
+    "$attnhost" "$wrong/lazy.py"
 tap_try "rows.py passes the cases that catch the others" \
     "$attnhost" check --jobs 1 --filter 'MEAN-06.windows/*' --filter 'LIFE-06.contents/*' \
     --filter 'MEAN-12.sinks/*' --filter 'MEAN-13.*' --filter 'LIFE-07.instances' "$wrong/rows.py"
