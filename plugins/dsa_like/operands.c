@@ -6,6 +6,7 @@
 #include "plugins/dsa_like/dsa_like.h"
 
 #include "attn_plugin_util.h"
+#include "plugins/common/cuda/operands.h"
 
 #define FAIL(error, field, ...)                                                                    \
     attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
@@ -13,35 +14,6 @@
 static int is_given(const attn_forward_args *args, uint32_t role)
 {
     return attn_operand(args, role) != NULL;
-}
-
-/* A role's tensor of at least `rows` rows, of which dimension 0 of `form` is. */
-static attn_status get(const attn_forward_args *args, uint32_t role, attn_util_form form,
-                       int64_t rows, const attn_tensor **operand, attn_error *error)
-{
-    form.device_type = ATTN_DEVICE_CUDA;
-    form.shape[0] = -1;
-    attn_status status = attn_util_operand(args, role, &form, operand, error);
-    if (status == ATTN_OK && (*operand)->shape[0] < rows)
-        status = FAIL(error, ATTN_FIELD_OPERAND, "operand %s has %lld rows: accepted %lld and more",
-                      attn_util_role_name(role), (long long)(*operand)->shape[0], (long long)rows);
-    return status;
-}
-
-static long long stride_bytes(const attn_tensor *tensor, int dimension)
-{
-    return tensor->strides[dimension] * (long long)attn_dtype_size(tensor->dtype);
-}
-
-/* Do all vectors begin at a multiple of `bytes`? */
-static int is_aligned(const attn_tensor *tensor, int64_t bytes)
-{
-    if ((uintptr_t)attn_util_data(tensor) % (uintptr_t)bytes != 0)
-        return 0;
-    for (uint32_t d = 0; d + 1 < tensor->ndim; d++)
-        if (tensor->shape[d] > 1 && stride_bytes(tensor, (int)d) % bytes != 0)
-            return 0;
-    return 1;
 }
 
 /* ---- Caches ---------------------------------------------------------------------------------- */
@@ -56,24 +28,24 @@ static attn_status take_new_latents(const dsa_layers *group, const attn_forward_
                                     .shape = {0, group->base.page_size, lora + rope},
                                     .written = 1};
     attn_util_form form = {.dtype = ATTN_BF16, .ndim = 2, .shape = {0, lora}};
-    attn_status status = get(args, ATTN_ROLE_C_KV, form, rows, &c_kv, error);
+    attn_status status = cuda_operand_rows(args, ATTN_ROLE_C_KV, form, rows, &c_kv, error);
     form.shape[1] = rope;
     if (status == ATTN_OK)
-        status = get(args, ATTN_ROLE_K_PE, form, rows, &k_pe, error);
+        status = cuda_operand_rows(args, ATTN_ROLE_K_PE, form, rows, &k_pe, error);
     if (status == ATTN_OK)
-        status = get(args, ATTN_ROLE_LATENT_CACHE, latents, 0, &cache, error);
+        status = cuda_operand_rows(args, ATTN_ROLE_LATENT_CACHE, latents, 0, &cache, error);
     if (status != ATTN_OK)
         return status;
     to->lora = lora;
     to->rope = rope;
     to->latents.k = attn_util_data(c_kv);
-    to->latents.k_row = stride_bytes(c_kv, 0);
+    to->latents.k_row = cuda_stride_bytes(c_kv, 0);
     to->latents.v = attn_util_data(k_pe);
-    to->latents.v_row = stride_bytes(k_pe, 0);
+    to->latents.v_row = cuda_stride_bytes(k_pe, 0);
     to->latents.k_cache = attn_util_data(cache);
     to->latents.v_cache = (char *)attn_util_data(cache) + lora * 2;
-    to->latents.k_page = to->latents.v_page = stride_bytes(cache, 0);
-    to->latents.k_token = to->latents.v_token = stride_bytes(cache, 1);
+    to->latents.k_page = to->latents.v_page = cuda_stride_bytes(cache, 0);
+    to->latents.k_token = to->latents.v_token = cuda_stride_bytes(cache, 1);
     return ATTN_OK;
 }
 
@@ -92,8 +64,8 @@ static attn_status get_label_cache(const dsa_layers *group, const attn_forward_a
                                   .written = written};
     const int has_codes = group->sparse.label_dtype == ATTN_FP8_E4M3;
     attn_status status =
-        get(args, ATTN_ROLE_LABEL_CACHE, has_codes ? codes : plain, 0, cache, error);
-    if (status == ATTN_OK && has_codes && !is_aligned(*cache, (int64_t)sizeof(float)))
+        cuda_operand_rows(args, ATTN_ROLE_LABEL_CACHE, has_codes ? codes : plain, 0, cache, error);
+    if (status == ATTN_OK && has_codes && !cuda_is_aligned(*cache, (int64_t)sizeof(float)))
         status = FAIL(error, ATTN_FIELD_OPERAND,
                       "operand label_cache: a page does not begin at a multiple of 4 bytes");
     return status;
@@ -107,17 +79,17 @@ static attn_status take_new_labels(const dsa_layers *group, const attn_forward_a
     if (!(args->flags & ATTN_FORWARD_SAVE_KV))
         return FAIL(error, ATTN_FIELD_OPERAND,
                     "operand index_k is given without SAVE_KV: labels are read from the cache");
-    attn_status status = get(args, ATTN_ROLE_INDEX_K, form, rows, &label, error);
+    attn_status status = cuda_operand_rows(args, ATTN_ROLE_INDEX_K, form, rows, &label, error);
     if (status == ATTN_OK)
         status = get_label_cache(group, args, 1, &cache, error);
     if (status != ATTN_OK)
         return status;
     to->label = attn_util_data(label);
-    to->label_row = stride_bytes(label, 0);
+    to->label_row = cuda_stride_bytes(label, 0);
     to->label_cache = attn_util_data(cache);
-    to->label_page = stride_bytes(cache, 0);
+    to->label_page = cuda_stride_bytes(cache, 0);
     to->label_codes = group->sparse.label_dtype == ATTN_FP8_E4M3;
-    to->label_token = to->label_codes ? DSA_LABEL : stride_bytes(cache, 1);
+    to->label_token = to->label_codes ? DSA_LABEL : cuda_stride_bytes(cache, 1);
     return ATTN_OK;
 }
 
@@ -165,9 +137,10 @@ static attn_status take_indexer(const dsa_layers *group, const attn_forward_args
         .dtype = ATTN_F32, .ndim = 2, .shape = {0, group->sparse.index_heads}};
     attn_status status = get_label_cache(group, args, 0, &cache, error);
     if (status == ATTN_OK)
-        status = get(args, ATTN_ROLE_INDEX_Q, q_form, rows, &q, error);
+        status = cuda_operand_rows(args, ATTN_ROLE_INDEX_Q, q_form, rows, &q, error);
     if (status == ATTN_OK)
-        status = get(args, ATTN_ROLE_INDEX_WEIGHTS, weights_form, rows, &weights, error);
+        status =
+            cuda_operand_rows(args, ATTN_ROLE_INDEX_WEIGHTS, weights_form, rows, &weights, error);
     if (status != ATTN_OK)
         return status;
     call_operands *o = &to->operands;
@@ -175,17 +148,17 @@ static attn_status take_indexer(const dsa_layers *group, const attn_forward_args
     to->q_codes = group->sparse.index_dtype == ATTN_FP8_E4M3;
     to->label_codes = group->sparse.label_dtype == ATTN_FP8_E4M3;
     to->weights = (const float *)(const void *)attn_util_data(weights);
-    to->weights_row = stride_bytes(weights, 0);
+    to->weights_row = cuda_stride_bytes(weights, 0);
     o->q = attn_util_data(q);
-    o->q_row = stride_bytes(q, 0);
-    o->q_head = stride_bytes(q, 1);
+    o->q_row = cuda_stride_bytes(q, 0);
+    o->q_head = cuda_stride_bytes(q, 1);
     o->k_cache = attn_util_data(cache);
-    o->k_page = o->v_page = stride_bytes(cache, 0);
-    o->k_token = to->label_codes ? DSA_LABEL : stride_bytes(cache, 1);
+    o->k_page = o->v_page = cuda_stride_bytes(cache, 0);
+    o->k_token = to->label_codes ? DSA_LABEL : cuda_stride_bytes(cache, 1);
     o->v_cache = (char *)attn_util_data(cache) + (int64_t)group->base.page_size * DSA_LABEL;
     o->v_token = (long long)sizeof(float);
-    o->aligned =
-        (is_aligned(q, 16) ? CALL_ALIGNED_Q : 0) | (is_aligned(cache, 16) ? CALL_ALIGNED_CACHE : 0);
+    o->aligned = (cuda_is_aligned(q, 16) ? CALL_ALIGNED_Q : 0) |
+                 (cuda_is_aligned(cache, 16) ? CALL_ALIGNED_CACHE : 0);
     return ATTN_OK;
 }
 
@@ -199,7 +172,8 @@ static attn_status take_logits(const attn_metadata *metadata, const attn_forward
     long long row = dsa_logits_row(&metadata->plan.bounds);
     call->keeps_logits = !is_given(args, ATTN_ROLE_INDEX_LOGITS);
     if (!call->keeps_logits) {
-        attn_status status = get(args, ATTN_ROLE_INDEX_LOGITS, form, rows, &logits, error);
+        attn_status status =
+            cuda_operand_rows(args, ATTN_ROLE_INDEX_LOGITS, form, rows, &logits, error);
         if (status != ATTN_OK)
             return status;
         if (logits->shape[1] < metadata->plan.batch.max_kv_len)
@@ -227,9 +201,10 @@ static attn_status take_lists(const dsa_layers *group, const attn_forward_args *
     const attn_tensor *indices = NULL, *counts = NULL;
     if (call->chooses && !is_given(args, ATTN_ROLE_SPARSE_INDICES))
         return ATTN_OK;
-    attn_status status = get(args, ATTN_ROLE_SPARSE_INDICES, form, rows, &indices, error);
+    attn_status status =
+        cuda_operand_rows(args, ATTN_ROLE_SPARSE_INDICES, form, rows, &indices, error);
     if (status == ATTN_OK && is_given(args, ATTN_ROLE_SPARSE_COUNT))
-        status = get(args, ATTN_ROLE_SPARSE_COUNT, one, rows, &counts, error);
+        status = cuda_operand_rows(args, ATTN_ROLE_SPARSE_COUNT, one, rows, &counts, error);
     if (status != ATTN_OK)
         return status;
     call->choose.indices = (int *)(void *)attn_util_data(indices);

@@ -8,56 +8,24 @@
 #include "attn_plugin_util.h"
 #include "plugins/common/cuda/operands.h"
 
-#define FAIL(error, field, ...)                                                                    \
-    attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
-
-/* A role's tensor of at least `rows` rows, of which dimension 0 of `form` is. */
-static attn_status get(const attn_forward_args *args, uint32_t role, attn_util_form form,
-                       int64_t rows, const attn_tensor **operand, attn_error *error)
-{
-    form.device_type = ATTN_DEVICE_CUDA;
-    form.shape[0] = -1;
-    attn_status status = attn_util_operand(args, role, &form, operand, error);
-    if (status == ATTN_OK && (*operand)->shape[0] < rows)
-        status = FAIL(error, ATTN_FIELD_OPERAND, "operand %s has %lld rows: accepted %lld and more",
-                      attn_util_role_name(role), (long long)(*operand)->shape[0], (long long)rows);
-    return status;
-}
-
-static long long stride_bytes(const attn_tensor *tensor, int dimension)
-{
-    return tensor->strides[dimension] * (long long)attn_dtype_size(tensor->dtype);
-}
-
-/* Do all vectors begin at a multiple of `bytes`? */
-static int is_aligned(const attn_tensor *tensor, int64_t bytes)
-{
-    if ((uintptr_t)attn_util_data(tensor) % (uintptr_t)bytes != 0)
-        return 0;
-    for (uint32_t d = 0; d + 1 < tensor->ndim; d++)
-        if (tensor->shape[d] > 1 && stride_bytes(tensor, (int)d) % bytes != 0)
-            return 0;
-    return 1;
-}
-
 static attn_status take_queries(const cuda_group *group, const attn_forward_args *args,
                                 int64_t rows, mla_call *call, attn_error *error)
 {
     const attn_tensor *nope = NULL, *pe = NULL;
     attn_util_form form = {.dtype = ATTN_BF16, .ndim = 3, .shape = {0, group->ratio, group->v_dim}};
-    attn_status status = get(args, ATTN_ROLE_Q_NOPE, form, rows, &nope, error);
+    attn_status status = cuda_operand_rows(args, ATTN_ROLE_Q_NOPE, form, rows, &nope, error);
     form.shape[2] = group->dim - group->v_dim;
     if (status == ATTN_OK)
-        status = get(args, ATTN_ROLE_Q_PE, form, rows, &pe, error);
+        status = cuda_operand_rows(args, ATTN_ROLE_Q_PE, form, rows, &pe, error);
     if (status != ATTN_OK)
         return status;
     call->operands.q = attn_util_data(nope);
-    call->operands.q_row = stride_bytes(nope, 0);
-    call->operands.q_head = stride_bytes(nope, 1);
+    call->operands.q_row = cuda_stride_bytes(nope, 0);
+    call->operands.q_head = cuda_stride_bytes(nope, 1);
     call->q_pe = attn_util_data(pe);
-    call->q_pe_row = stride_bytes(pe, 0);
-    call->q_pe_head = stride_bytes(pe, 1);
-    if (is_aligned(nope, 16) && is_aligned(pe, 16))
+    call->q_pe_row = cuda_stride_bytes(pe, 0);
+    call->q_pe_head = cuda_stride_bytes(pe, 1);
+    if (cuda_is_aligned(nope, 16) && cuda_is_aligned(pe, 16))
         call->operands.aligned |= CALL_ALIGNED_Q;
     return ATTN_OK;
 }
@@ -72,22 +40,22 @@ static attn_status take_outputs(const cuda_group *group, const attn_forward_args
                            .written = 1};
     attn_util_form lse_form = {
         .dtype = ATTN_F32, .ndim = 2, .shape = {0, group->ratio}, .written = 1};
-    attn_status status = get(args, ATTN_ROLE_OUT, form, rows, &out, error);
+    attn_status status = cuda_operand_rows(args, ATTN_ROLE_OUT, form, rows, &out, error);
     if (status == ATTN_OK && attn_operand(args, ATTN_ROLE_LSE))
-        status = get(args, ATTN_ROLE_LSE, lse_form, rows, &lse, error);
+        status = cuda_operand_rows(args, ATTN_ROLE_LSE, lse_form, rows, &lse, error);
     if (status != ATTN_OK)
         return status;
     to->out = attn_util_data(out);
-    to->out_row = stride_bytes(out, 0);
-    to->out_head = stride_bytes(out, 1);
-    if (is_aligned(out, 2 * (int64_t)attn_dtype_size(group->out_dtype)))
+    to->out_row = cuda_stride_bytes(out, 0);
+    to->out_head = cuda_stride_bytes(out, 1);
+    if (cuda_is_aligned(out, 2 * (int64_t)attn_dtype_size(group->out_dtype)))
         to->aligned |= CALL_ALIGNED_OUT;
-    if (is_aligned(out, 16))
+    if (cuda_is_aligned(out, 16))
         to->aligned |= CALL_ALIGNED_OUT_16;
     if (lse) {
         to->lse = (float *)(void *)attn_util_data(lse);
-        to->lse_row = stride_bytes(lse, 0);
-        to->lse_head = stride_bytes(lse, 1);
+        to->lse_row = cuda_stride_bytes(lse, 0);
+        to->lse_head = cuda_stride_bytes(lse, 1);
     }
     return ATTN_OK;
 }

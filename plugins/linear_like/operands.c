@@ -6,6 +6,7 @@
 #include "linear_like.h"
 
 #include "attn_plugin_util.h"
+#include "plugins/common/cuda/operands.h"
 
 #define FAIL(error, field, ...)                                                                    \
     attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
@@ -18,20 +19,6 @@ typedef struct taking {
     linear_operands *to;
 } taking;
 
-static long long stride_bytes(const attn_tensor *tensor, uint32_t d)
-{
-    return (long long)(tensor->strides[d] * (int64_t)attn_dtype_size(tensor->dtype));
-}
-
-/* Do the data, and all strides but the last, lie at multiples of `bytes`? */
-static int is_aligned(const attn_tensor *tensor, int64_t bytes)
-{
-    int64_t rest = (int64_t)((uintptr_t)attn_util_data(tensor) % (uint64_t)bytes);
-    for (uint32_t d = 0; d + 1 < tensor->ndim; d++)
-        rest |= tensor->shape[d] > 1 ? stride_bytes(tensor, d) % bytes : 0;
-    return rest == 0;
-}
-
 /* ---- One operand ----------------------------------------------------------------------------- */
 
 static attn_status get(const taking *t, uint32_t role, attn_util_form form,
@@ -39,18 +26,6 @@ static attn_status get(const taking *t, uint32_t role, attn_util_form form,
 {
     form.device_type = ATTN_DEVICE_CUDA;
     return attn_util_operand(t->args, role, &form, operand, error);
-}
-
-/* An operand of any number of rows from those of the batch on, or of slots. */
-static attn_status get_rows(const taking *t, uint32_t role, attn_util_form form, int64_t rows,
-                            const attn_tensor **operand, attn_error *error)
-{
-    form.shape[0] = -1;
-    attn_status status = get(t, role, form, operand, error);
-    if (status == ATTN_OK && (*operand)->shape[0] < rows)
-        status = FAIL(error, ATTN_FIELD_OPERAND, "operand %s has %lld rows: accepted %lld and more",
-                      attn_util_role_name(role), (long long)(*operand)->shape[0], (long long)rows);
-    return status;
 }
 
 /* ---- Groups of them -------------------------------------------------------------------------- */
@@ -66,24 +41,25 @@ static attn_status take_tokens(const taking *t, attn_error *error)
     attn_util_form out_form = z_form;
     out_form.dtype = t->group->out_dtype;
     out_form.written = 1;
-    attn_status status = get_rows(t, ATTN_ROLE_MIXED_QKV, mixed_form, rows, &mixed, error);
+    attn_status status =
+        cuda_operand_rows(t->args, ATTN_ROLE_MIXED_QKV, mixed_form, rows, &mixed, error);
     if (status == ATTN_OK)
-        status = get_rows(t, ATTN_ROLE_OUT, out_form, rows, &out, error);
+        status = cuda_operand_rows(t->args, ATTN_ROLE_OUT, out_form, rows, &out, error);
     if (status == ATTN_OK && attn_operand(t->args, ATTN_ROLE_GATE_Z))
-        status = get_rows(t, ATTN_ROLE_GATE_Z, z_form, rows, &z, error);
+        status = cuda_operand_rows(t->args, ATTN_ROLE_GATE_Z, z_form, rows, &z, error);
     if (status != ATTN_OK)
         return status;
     t->to->mixed = attn_util_data(mixed);
-    t->to->mixed_row = stride_bytes(mixed, 0);
+    t->to->mixed_row = cuda_stride_bytes(mixed, 0);
     t->to->out = attn_util_data(out);
-    t->to->out_row = stride_bytes(out, 0);
-    t->to->out_head = stride_bytes(out, 1);
+    t->to->out_row = cuda_stride_bytes(out, 0);
+    t->to->out_head = cuda_stride_bytes(out, 1);
     if (z) {
         t->to->z = attn_util_data(z);
-        t->to->z_row = stride_bytes(z, 0);
-        t->to->z_head = stride_bytes(z, 1);
+        t->to->z_row = cuda_stride_bytes(z, 0);
+        t->to->z_head = cuda_stride_bytes(z, 1);
     }
-    if (is_aligned(mixed, 16) && is_aligned(out, 16) && (!z || is_aligned(z, 16)))
+    if (cuda_is_aligned(mixed, 16) && cuda_is_aligned(out, 16) && (!z || cuda_is_aligned(z, 16)))
         t->to->aligned |= LINEAR_ALIGNED_ROWS;
     return ATTN_OK;
 }
@@ -105,16 +81,16 @@ static attn_status take_convolution(const taking *t, attn_error *error)
     if (status == ATTN_OK && attn_operand(t->args, ATTN_ROLE_CONV_BIAS))
         status = get(t, ATTN_ROLE_CONV_BIAS, bias_form, &bias, error);
     if (status == ATTN_OK && d->width > 1)
-        status = get_rows(t, ATTN_ROLE_CONV_STATE, pool_form, 1, &pool, error);
+        status = cuda_operand_rows(t->args, ATTN_ROLE_CONV_STATE, pool_form, 1, &pool, error);
     if (status != ATTN_OK)
         return status;
     t->to->weight = attn_util_data(weight);
-    t->to->weight_row = stride_bytes(weight, 0);
+    t->to->weight_row = cuda_stride_bytes(weight, 0);
     t->to->bias = bias ? attn_util_data(bias) : NULL;
     if (pool) {
         t->to->conv = attn_util_data(pool);
-        t->to->conv_slot = stride_bytes(pool, 0);
-        t->to->conv_channel = stride_bytes(pool, 1);
+        t->to->conv_slot = cuda_stride_bytes(pool, 0);
+        t->to->conv_channel = cuda_stride_bytes(pool, 1);
     }
     return ATTN_OK;
 }
@@ -145,18 +121,18 @@ static attn_status take_rows_of_gates(const taking *t, attn_error *error)
     attn_util_form form = {.dtype = d->raw ? t->group->q_dtype : ATTN_F32,
                            .ndim = channels ? 3 : 2,
                            .shape = {0, d->v_heads, d->k_dim}};
-    attn_status status = get_rows(t, ATTN_ROLE_GATE_A, form, rows, &a, error);
+    attn_status status = cuda_operand_rows(t->args, ATTN_ROLE_GATE_A, form, rows, &a, error);
     form.ndim = 2;
     if (status == ATTN_OK && (!d->raw || d->family != LINEAR_FAMILY_MAMBA2))
-        status = get_rows(t, ATTN_ROLE_GATE_B, form, rows, &b, error);
+        status = cuda_operand_rows(t->args, ATTN_ROLE_GATE_B, form, rows, &b, error);
     if (status != ATTN_OK)
         return status;
     t->to->a = attn_util_data(a);
-    t->to->a_row = stride_bytes(a, 0);
-    t->to->a_head = stride_bytes(a, 1);
+    t->to->a_row = cuda_stride_bytes(a, 0);
+    t->to->a_head = cuda_stride_bytes(a, 1);
     if (b) {
         t->to->b = attn_util_data(b);
-        t->to->b_row = stride_bytes(b, 0);
+        t->to->b_row = cuda_stride_bytes(b, 0);
     }
     return ATTN_OK;
 }
@@ -191,14 +167,14 @@ static attn_status take_state(const taking *t, attn_error *error)
                            .ndim = 4,
                            .shape = {0, d->v_heads, d->vk ? d->v_dim : d->k_dim, columns},
                            .written = 1};
-    attn_status status = get_rows(t, ATTN_ROLE_STATE, form, 1, &state, error);
+    attn_status status = cuda_operand_rows(t->args, ATTN_ROLE_STATE, form, 1, &state, error);
     if (status != ATTN_OK)
         return status;
     t->to->state = attn_util_data(state);
-    t->to->state_slot = stride_bytes(state, 0);
-    t->to->state_head = stride_bytes(state, 1);
-    t->to->state_row = stride_bytes(state, 2);
-    if (columns % 4 == 0 && is_aligned(state, 4 * (int64_t)attn_dtype_size(state->dtype)))
+    t->to->state_slot = cuda_stride_bytes(state, 0);
+    t->to->state_head = cuda_stride_bytes(state, 1);
+    t->to->state_row = cuda_stride_bytes(state, 2);
+    if (columns % 4 == 0 && cuda_is_aligned(state, 4 * (int64_t)attn_dtype_size(state->dtype)))
         t->to->aligned |= LINEAR_ALIGNED_STATE;
     return take_gates(t, error);
 }

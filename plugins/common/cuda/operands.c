@@ -25,30 +25,29 @@ static attn_status get_operand(const taking *t, uint32_t role, attn_util_form fo
     return attn_util_operand(t->args, role, &form, operand, error);
 }
 
-/* An operand of at least `rows` rows. */
-static attn_status get_rows(const taking *t, uint32_t role, attn_util_form form, int64_t rows,
-                            const attn_tensor **operand, attn_error *error)
+attn_status cuda_operand_rows(const attn_forward_args *args, uint32_t role, attn_util_form form,
+                              int64_t rows, const attn_tensor **operand, attn_error *error)
 {
+    form.device_type = ATTN_DEVICE_CUDA;
     form.shape[0] = -1;
-    attn_status status = get_operand(t, role, form, operand, error);
+    attn_status status = attn_util_operand(args, role, &form, operand, error);
     if (status == ATTN_OK && (*operand)->shape[0] < rows)
         status = FAIL(error, ATTN_FIELD_OPERAND, "operand %s has %lld rows: accepted %lld and more",
                       attn_util_role_name(role), (long long)(*operand)->shape[0], (long long)rows);
     return status;
 }
 
-static long long stride_bytes(const attn_tensor *tensor, int dimension)
+long long cuda_stride_bytes(const attn_tensor *tensor, uint32_t dimension)
 {
     return tensor->strides[dimension] * (long long)attn_dtype_size(tensor->dtype);
 }
 
-/* Do all rows begin at a multiple of `bytes`? */
-static int is_aligned(const attn_tensor *tensor, int64_t bytes)
+int cuda_is_aligned(const attn_tensor *tensor, int64_t bytes)
 {
     if ((uintptr_t)attn_util_data(tensor) % (uintptr_t)bytes != 0)
         return 0;
     for (uint32_t d = 0; d + 1 < tensor->ndim; d++)
-        if (tensor->shape[d] > 1 && stride_bytes(tensor, (int)d) % bytes != 0)
+        if (tensor->shape[d] > 1 && cuda_stride_bytes(tensor, d) % bytes != 0)
             return 0;
     return 1;
 }
@@ -64,28 +63,28 @@ static attn_status take_queries(const taking *t, attn_error *error)
     attn_util_form out_form = {
         .dtype = group->out_dtype, .ndim = 3, .shape = {0, heads, group->v_dim}, .written = 1};
     attn_util_form lse_form = {.dtype = ATTN_F32, .ndim = 2, .shape = {0, heads}, .written = 1};
-    attn_status status = get_rows(t, ATTN_ROLE_Q, q_form, rows, &q, error);
+    attn_status status = cuda_operand_rows(t->args, ATTN_ROLE_Q, q_form, rows, &q, error);
     if (status == ATTN_OK)
-        status = get_rows(t, ATTN_ROLE_OUT, out_form, rows, &out, error);
+        status = cuda_operand_rows(t->args, ATTN_ROLE_OUT, out_form, rows, &out, error);
     if (status == ATTN_OK && attn_operand(t->args, ATTN_ROLE_LSE))
-        status = get_rows(t, ATTN_ROLE_LSE, lse_form, rows, &lse, error);
+        status = cuda_operand_rows(t->args, ATTN_ROLE_LSE, lse_form, rows, &lse, error);
     if (status != ATTN_OK)
         return status;
     to->q = attn_util_data(q);
-    to->q_row = stride_bytes(q, 0);
-    to->q_head = stride_bytes(q, 1);
+    to->q_row = cuda_stride_bytes(q, 0);
+    to->q_head = cuda_stride_bytes(q, 1);
     to->out = attn_util_data(out);
-    to->out_row = stride_bytes(out, 0);
-    to->out_head = stride_bytes(out, 1);
+    to->out_row = cuda_stride_bytes(out, 0);
+    to->out_head = cuda_stride_bytes(out, 1);
     if (lse) {
         to->lse = (float *)(void *)attn_util_data(lse);
-        to->lse_row = stride_bytes(lse, 0);
-        to->lse_head = stride_bytes(lse, 1);
+        to->lse_row = cuda_stride_bytes(lse, 0);
+        to->lse_head = cuda_stride_bytes(lse, 1);
     }
-    to->aligned |= is_aligned(q, 16) ? CALL_ALIGNED_Q : 0;
+    to->aligned |= cuda_is_aligned(q, 16) ? CALL_ALIGNED_Q : 0;
     to->aligned |=
-        is_aligned(out, 2 * (int64_t)attn_dtype_size(group->out_dtype)) ? CALL_ALIGNED_OUT : 0;
-    to->aligned |= is_aligned(out, 16) ? CALL_ALIGNED_OUT_16 : 0;
+        cuda_is_aligned(out, 2 * (int64_t)attn_dtype_size(group->out_dtype)) ? CALL_ALIGNED_OUT : 0;
+    to->aligned |= cuda_is_aligned(out, 16) ? CALL_ALIGNED_OUT_16 : 0;
     return ATTN_OK;
 }
 
@@ -105,22 +104,22 @@ static attn_status take_new_keys(const taking *t, attn_error *error)
         return FAIL(error, ATTN_FIELD_OPERAND,
                     "layer %d reads the KV of another layer: accepted no operands k and v",
                     t->layer->layer_id);
-    attn_status status = get_rows(t, ATTN_ROLE_K, form, rows, &k, error);
+    attn_status status = cuda_operand_rows(t->args, ATTN_ROLE_K, form, rows, &k, error);
     form.shape[2] = group->v_dim;
     if (status == ATTN_OK)
-        status = get_rows(t, ATTN_ROLE_V, form, rows, &v, error);
+        status = cuda_operand_rows(t->args, ATTN_ROLE_V, form, rows, &v, error);
     to->save = cached && t->args->flags & ATTN_FORWARD_SAVE_KV;
     if (status == ATTN_OK && to->save && !t->kv->out_cache_loc.device)
         status = FAIL(error, ATTN_FIELD_BATCH, "SAVE_KV without out_cache_loc on the device");
     if (status != ATTN_OK)
         return status;
     to->k = attn_util_data(k);
-    to->k_row = stride_bytes(k, 0);
-    to->k_head = stride_bytes(k, 1);
+    to->k_row = cuda_stride_bytes(k, 0);
+    to->k_head = cuda_stride_bytes(k, 1);
     to->v = attn_util_data(v);
-    to->v_row = stride_bytes(v, 0);
-    to->v_head = stride_bytes(v, 1);
-    if (!is_aligned(k, 16) || !is_aligned(v, 16))
+    to->v_row = cuda_stride_bytes(v, 0);
+    to->v_head = cuda_stride_bytes(v, 1);
+    if (!cuda_is_aligned(k, 16) || !cuda_is_aligned(v, 16))
         to->aligned &= ~CALL_ALIGNED_NEW;
     return ATTN_OK;
 }
@@ -134,7 +133,7 @@ static attn_status get_cache(const taking *t, uint32_t role, int32_t dim, const 
                            .ndim = 4,
                            .shape = {0, group->hnd ? heads : page, group->hnd ? page : heads, dim},
                            .written = t->to->save};
-    return get_rows(t, role, form, 0, cache, error);
+    return cuda_operand_rows(t->args, role, form, 0, cache, error);
 }
 
 static attn_status take_caches(const taking *t, attn_error *error)
@@ -155,14 +154,14 @@ static attn_status take_caches(const taking *t, attn_error *error)
     if (status != ATTN_OK)
         return status;
     to->k_cache = attn_util_data(k);
-    to->k_page = stride_bytes(k, 0);
-    to->k_token = stride_bytes(k, token);
-    to->k_cache_head = stride_bytes(k, head);
+    to->k_page = cuda_stride_bytes(k, 0);
+    to->k_token = cuda_stride_bytes(k, token);
+    to->k_cache_head = cuda_stride_bytes(k, head);
     to->v_cache = attn_util_data(v);
-    to->v_page = stride_bytes(v, 0);
-    to->v_token = stride_bytes(v, token);
-    to->v_cache_head = stride_bytes(v, head);
-    if (!is_aligned(k, 16) || !is_aligned(v, 16))
+    to->v_page = cuda_stride_bytes(v, 0);
+    to->v_token = cuda_stride_bytes(v, token);
+    to->v_cache_head = cuda_stride_bytes(v, head);
+    if (!cuda_is_aligned(k, 16) || !cuda_is_aligned(v, 16))
         to->aligned &= ~CALL_ALIGNED_CACHE;
     return ATTN_OK;
 }
@@ -260,20 +259,20 @@ static attn_status take_new_latents(const taking *t, attn_error *error)
                     "layer %d reads the latents of another layer: accepted no operands c_kv and "
                     "k_pe",
                     t->layer->layer_id);
-    attn_status status = get_rows(t, ATTN_ROLE_C_KV, form, rows, &c_kv, error);
+    attn_status status = cuda_operand_rows(t->args, ATTN_ROLE_C_KV, form, rows, &c_kv, error);
     form.shape[1] = t->group->dim - t->group->v_dim;
     if (status == ATTN_OK)
-        status = get_rows(t, ATTN_ROLE_K_PE, form, rows, &k_pe, error);
+        status = cuda_operand_rows(t->args, ATTN_ROLE_K_PE, form, rows, &k_pe, error);
     to->save = (t->args->flags & ATTN_FORWARD_SAVE_KV) != 0;
     if (status == ATTN_OK && to->save && !t->kv->out_cache_loc.device)
         status = FAIL(error, ATTN_FIELD_BATCH, "SAVE_KV without out_cache_loc on the device");
     if (status != ATTN_OK)
         return status;
     to->k = attn_util_data(c_kv);
-    to->k_row = stride_bytes(c_kv, 0);
+    to->k_row = cuda_stride_bytes(c_kv, 0);
     to->v = attn_util_data(k_pe);
-    to->v_row = stride_bytes(k_pe, 0);
-    if (!is_aligned(c_kv, 16) || !is_aligned(k_pe, 16))
+    to->v_row = cuda_stride_bytes(k_pe, 0);
+    if (!cuda_is_aligned(c_kv, 16) || !cuda_is_aligned(k_pe, 16))
         to->aligned &= ~CALL_ALIGNED_NEW;
     return ATTN_OK;
 }
@@ -288,14 +287,14 @@ static attn_status take_latent_cache(const taking *t, attn_error *error)
                            .ndim = 3,
                            .shape = {0, group->page_size, group->dim},
                            .written = to->save};
-    attn_status status = get_rows(t, ATTN_ROLE_LATENT_CACHE, form, 0, &cache, error);
+    attn_status status = cuda_operand_rows(t->args, ATTN_ROLE_LATENT_CACHE, form, 0, &cache, error);
     if (status != ATTN_OK)
         return status;
     to->k_cache = attn_util_data(cache);
     to->v_cache = (char *)attn_util_data(cache) + group->v_dim * (int)attn_dtype_size(cache->dtype);
-    to->k_page = to->v_page = stride_bytes(cache, 0);
-    to->k_token = to->v_token = stride_bytes(cache, 1);
-    if (is_aligned(cache, 16))
+    to->k_page = to->v_page = cuda_stride_bytes(cache, 0);
+    to->k_token = to->v_token = cuda_stride_bytes(cache, 1);
+    if (cuda_is_aligned(cache, 16))
         to->aligned |= CALL_ALIGNED_CACHE;
     return ATTN_OK;
 }

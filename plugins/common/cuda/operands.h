@@ -8,6 +8,17 @@
 #include "plugins/common/cuda/call.h"
 #include "plugins/common/cuda/plan.h"
 
+/* A role's tensor on the device, of at least `rows` rows, which dimension 0 of `form` is whatever it says
+ * there. INVALID_ARGUMENT with role, what was got and what is accepted. */
+attn_status cuda_operand_rows(const attn_forward_args *args, uint32_t role, attn_util_form form,
+                              int64_t rows, const attn_tensor **operand, attn_error *error);
+
+/* Bytes from one element of a dimension to the next. */
+long long cuda_stride_bytes(const attn_tensor *tensor, uint32_t dimension);
+
+/* Do all vectors of the last dimension begin at a multiple of `bytes`? */
+int cuda_is_aligned(const attn_tensor *tensor, int64_t bytes);
+
 /* All of a layer's operands for a planned batch, in `to`: q, out and (if given) lse of the batch's
  * rows; k and v, both or neither, unless the group has no cache; the caches; scales of an fp8
  * cache; sinks and slopes that the group has. INVALID_ARGUMENT with role, place, what was got and
