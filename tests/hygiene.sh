@@ -46,6 +46,10 @@ none "every room has a fragment, which names rooms" "$(wrong "$scratch/rooms" fr
 none "plugins include nothing of the host and nothing of each other" \
     "$(wrong "$scratch/plugins" plugin)"
 
+# A machine may have cJSON or inih as well: what was compiled since configure must not need them.
+none "cJSON and inih are those of the tree" "$(find "$build" -name '*.P*o' -newer "$build/Makefile" \
+    -exec grep -lE '/include/(cjson/|ini\.h)' {} +)"
+
 # no_include NAME PATTERN FOLDER: no file of the folder includes what the pattern names, which begins
 # with the quote or the bracket.
 no_include()
