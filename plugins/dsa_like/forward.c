@@ -7,7 +7,11 @@
 #include "attn_plugin_util.h"
 #include "plugins/flashmla_like/type.h"
 
-enum { MOST_LABEL_BLOCKS = 5, SHARED_OF_BLOCK = 1024 }; /* of a multiprocessor; the system's */
+enum {
+    CHOOSE_BLOCKS = 2,      /* of a multiprocessor: with more, rows take longer */
+    LEAST_PART = 4096,      /* keys of a block */
+    SHARED_OF_BLOCK = 1024, /* bytes, the system's */
+};
 
 static attn_status find_layer(const attn_instance *instance, int32_t layer_id, uint32_t *index,
                               const attn_util_layer **layer, attn_error *error)
@@ -64,13 +68,23 @@ static attn_status launch_label(const attn_metadata *metadata, const dsa_layers 
                (cuda_launch){.function = codes ? instance->label_codes : instance->label_wide,
                              .name = "dsa_label",
                              .grid = {num_sms(metadata) *
-                                      (blocks > MOST_LABEL_BLOCKS ? MOST_LABEL_BLOCKS : blocks)},
+                                      (blocks > DSA_LABEL_BLOCKS ? DSA_LABEL_BLOCKS : blocks)},
                              .block = {DSA_LABEL_THREADS},
                              .shared = shared},
                call, stream, error);
 }
 
-/* Longer rows than shared memory has room for are read again for each digit. */
+/* Blocks of a row: as many as there is room for where each has enough keys. */
+static uint32_t blocks_of_row(const attn_metadata *metadata, int64_t rows, int64_t longest)
+{
+    const int64_t most = CHOOSE_BLOCKS * num_sms(metadata);
+    uint32_t blocks = DSA_MOST_BLOCKS;
+    while (blocks > 1 && (blocks * rows > most || longest / blocks < LEAST_PART))
+        blocks /= 2;
+    return blocks;
+}
+
+/* Longer parts than shared memory has room for are read again for each pass. */
 static attn_status launch_choose(const attn_metadata *metadata, dsa_choose_call *call,
                                  attn_stream stream, attn_error *error)
 {
@@ -79,12 +93,16 @@ static attn_status launch_choose(const attn_metadata *metadata, dsa_choose_call 
     const int64_t longest = metadata->plan.kind == ATTN_METADATA_GRAPH
                                 ? metadata->plan.bounds.max_kv_len
                                 : metadata->plan.batch.max_kv_len;
-    call->cached = (int)(longest < room ? longest : room);
+    const int64_t rows = call->end - call->first;
+    const uint32_t blocks = blocks_of_row(metadata, rows, longest);
+    const int64_t part = DSA_CHOOSE_PART(longest, blocks);
+    call->cached = (int)(part < room ? part : room);
     return run(metadata,
                (cuda_launch){.function = metadata->instance->choose,
                              .name = "dsa_choose",
-                             .grid = {call->end - call->first},
+                             .grid = {rows * blocks},
                              .block = {DSA_CHOOSE_THREADS},
+                             .cluster = {blocks},
                              .shared = (uint32_t)DSA_CHOOSE_SHARED(call->cached)},
                call, stream, error);
 }

@@ -5,7 +5,7 @@
  *   dsa_plan        1 block: how many keys each row may choose, and groups of queries
  *   dsa_save        any grid: new latents and labels to their slots
  *   dsa_label_K     any grid: logits of a wave of rows; K: codes (e4m3 times e4m3) or wide (bf16)
- *   dsa_choose      a block for each row of a wave: the best keys, as slots
+ *   dsa_choose      a cluster for each row of a wave: the best keys, as slots
  *   dsa_take        a block for each row: the choice of an engine, as slots without gaps
  *
  * Attention to the slots is that of flashmla_like, each row being a sequence whose slots are its list.
@@ -28,7 +28,9 @@
 #define DSA_PLAN_THREADS   512
 #define DSA_SAVE_THREADS   128
 #define DSA_LABEL_THREADS  128
-#define DSA_CHOOSE_THREADS 1024
+#define DSA_CHOOSE_THREADS 512
+#define DSA_LABEL_BLOCKS   5 /* of a multiprocessor, at most */
+#define DSA_CHOOSE_BLOCKS  3 /* likewise */
 #define DSA_TAKE_THREADS   256
 
 /* Shared memory of dsa_label_K, `width` bytes an element in it, for groups of `queries`. */
@@ -37,9 +39,15 @@
     (((queries) + DSA_STAGES) * DSA_SHARED_TILE(width) +                                           \
      4 * ((queries)*DSA_HEADS + DSA_STAGES * DSA_TILE + 2 * DSA_MOST_QUERIES))
 
-/* Of dsa_choose: a histogram, and the logits of rows of at most `keys` keys. */
+/* Of dsa_choose: a histogram, keys of the bucket that is divided, and the logits of parts of rows of
+ * at most `keys` keys. */
 #define DSA_BUCKETS             2048
-#define DSA_CHOOSE_SHARED(keys) (4 * (DSA_BUCKETS + 128 + (keys)))
+#define DSA_CANDIDATES          512
+#define DSA_CHOOSE_SHARED(keys) (4 * (2 * DSA_BUCKETS + 2 * DSA_CANDIDATES + 128 + (keys)))
+#define DSA_MOST_BLOCKS         8 /* of a row */
+
+/* Keys of a row of `keys` that each of its `blocks` has, at most. */
+#define DSA_CHOOSE_PART(keys, blocks) (((keys) + (blocks)-1) / (blocks))
 
 typedef struct dsa_group {
     int seq;
@@ -110,7 +118,7 @@ typedef struct dsa_choose_call {
     int first, end;
     int top_k;
     int list_row;                      /* entries of a row of lists */
-    int cached;                        /* keys of a row that shared memory has room for */
+    int cached;                        /* keys of a block that shared memory has room for */
     int *lists;                        /* [rows, list_row] slots; from lens[] on undefined */
     int *indices;                      /* of operands, -1 after the choice; NULL = not wanted */
     int *counts;                       /* likewise */

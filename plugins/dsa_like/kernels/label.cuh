@@ -116,9 +116,20 @@ struct label_row {
     int j, entry, valid;
 };
 
+/* Do 16 rows from a multiple of 16 on lie one after another, where copies of 16 bytes may begin? */
+DEVICE bool label_in_runs(const dsa_label_call &c)
+{
+    return c.planned.page_size % 16 == 0 && c.label_codes && !c.planned.batch.req_to_token &&
+           c.operands.aligned & CALL_ALIGNED_CACHE;
+}
+
+/* In runs a row is valid where one of its 16 is; no logit is made of the others. */
+template <int width>
 DEVICE label_row label_find(const dsa_label_call &c, const index_sequence &q, int lo, int hi, int j)
 {
     label_row row = {j, 0, lo <= j && j < hi};
+    if (width == 1 && label_in_runs(c))
+        row.valid = lo < j / 16 * 16 + 16 && j / 16 * 16 < hi;
     if (row.valid)
         row.entry = *index_entry(&c.planned.batch, &q, c.planned.page_size, j);
     return row;
@@ -167,11 +178,37 @@ DEVICE void load_wide(const dsa_label_call &c, unsigned tile, const char *mine, 
     }
 }
 
+/* A warp's 16 rows of codes that lie one after another in a page: 2 KB, and their scales. */
+DEVICE void load_run(const dsa_label_call &c, const label_row &row, unsigned tile, unsigned scales,
+                     int warp, int lane)
+{
+    const int page_size = c.planned.page_size, j = row.j / 16 * 16;
+    const i64 page = row.entry;
+    const char *from = (const char *)c.operands.k_cache + page * c.operands.k_page +
+                       j % page_size * DSA_LABEL + lane * 16;
+    const unsigned even = tile + swizzled(warp * 16 + lane / 8, lane % 8);
+    const unsigned odd = tile + swizzled(warp * 16 + 4 + lane / 8, lane % 8);
+    label_copy<16>(even, from, row.valid);
+    label_copy<16>(odd, from + 512, row.valid);
+    label_copy<16>(even + 8 * ROW_BYTES, from + 1024, row.valid);
+    label_copy<16>(odd + 8 * ROW_BYTES, from + 1536, row.valid);
+    if (lane < 4)
+        label_copy<16>(scales + warp * 64 + lane * 16,
+                       (const char *)c.operands.v_cache + page * c.operands.v_page +
+                           j % page_size * 4 + lane * 16,
+                       row.valid);
+}
+
 template <int width>
 DEVICE void label_load(const dsa_label_call &c, const index_sequence &q, const label_row &row,
                        const label_shared<width> &m, int stage, int warp, int lane)
 {
     const unsigned tile = m.tiles + stage * m.tile_bytes;
+    const unsigned scales = m.scales_at + stage * DSA_TILE * 4;
+    if (width == 1 && label_in_runs(c)) {
+        load_run(c, row, tile, scales, warp, lane);
+        return;
+    }
     index_place at = {(const char *)c.operands.k_cache, (const char *)c.operands.v_cache};
     if (row.valid)
         at = index_find_key(&c.operands, &c.planned.batch, &q, c.planned.page_size, 0, row.j,
@@ -181,7 +218,7 @@ DEVICE void label_load(const dsa_label_call &c, const index_sequence &q, const l
     else
         load_wide(c, tile, at.k, row.valid, warp, lane);
     if (c.label_codes && lane < 16)
-        label_copy<4>(m.scales_at + (stage * DSA_TILE + warp * 16 + lane) * 4, at.v, row.valid);
+        label_copy<4>(scales + (warp * 16 + lane) * 4, at.v, row.valid);
 }
 
 /* ---- Queries --------------------------------------------------------------------------------- */
@@ -243,18 +280,25 @@ template <int width> DEVICE void label_multiply(float (&s)[32], unsigned tile, u
     products_commit();
 }
 
-/* Column 8 i + lane % 4 * 2 + e of a label's row is s[4 i + e], of that 8 rows on s[4 i + 2 + e].
- * The sums of both over all columns, in all four lanes. */
-DEVICE void add_heads(const float (&s)[32], const float *weights, int lane, float (&sums)[2])
+/* A lane's columns: 8 i + lane % 4 * 2 and the one after it. */
+DEVICE void take_weights(float2 (&w)[8], const float *weights, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        w[i] = *(const float2 *)(weights + i * 8 + lane % 4 * 2);
+}
+
+/* Of a label's row they are s[4 i] and s[4 i + 1], of that 8 rows on s[4 i + 2] and s[4 i + 3]. The
+ * sums of both rows over all columns, in all four lanes. */
+DEVICE void add_heads(const float (&s)[32], const float2 (&w)[8], float (&sums)[2])
 {
     sums[0] = sums[1] = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const float2 w = *(const float2 *)(weights + i * 8 + lane % 4 * 2);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            sums[r] = fmaf(w.x, fmaxf(s[4 * i + 2 * r], 0.0f), sums[r]);
-            sums[r] = fmaf(w.y, fmaxf(s[4 * i + 2 * r + 1], 0.0f), sums[r]);
+            sums[r] = fmaf(w[i].x, fmaxf(s[4 * i + 2 * r], 0.0f), sums[r]);
+            sums[r] = fmaf(w[i].y, fmaxf(s[4 * i + 2 * r + 1], 0.0f), sums[r]);
         }
     }
 #pragma unroll
@@ -285,14 +329,17 @@ DEVICE void label_segment(const dsa_label_call &c, const dsa_group &g, int first
     index_find_sequence(&c.planned.batch, 0, g.seq, &q);
     mask_outline(&rule, &c.planned.batch, &q, g.query, g.query + g.count - 1, &lo, &hi);
     __syncthreads(); /* queries before are done with */
-    load_queries<width>(c, g, q, m);
-    label_row next = label_find(c, q, lo, hi, t0 * DSA_TILE + in_tile);
+    label_row next = label_find<width>(c, q, lo, hi, t0 * DSA_TILE + in_tile);
     for (int t = t0; t < t0 + DSA_STAGES - 1; t++) {
         if (t < t1)
             label_load<width>(c, q, next, m, t % DSA_STAGES, warp, lane);
         label_commit();
-        next = label_find(c, q, lo, hi, (t + 1) * DSA_TILE + in_tile);
+        next = label_find<width>(c, q, lo, hi, (t + 1) * DSA_TILE + in_tile);
     }
+    load_queries<width>(c, g, q, m); /* while labels are on their way */
+    __syncthreads();
+    float2 w[8]; /* of the only query */
+    take_weights(w, m.weights, lane);
     for (int t = t0; t < t1; t++) {
         const int stage = t % DSA_STAGES, ahead = t + DSA_STAGES - 1;
         const unsigned tile = m.tiles + stage * m.tile_bytes;
@@ -306,11 +353,13 @@ DEVICE void label_segment(const dsa_label_call &c, const dsa_group &g, int first
                 if (ahead < t1)
                     label_load<width>(c, q, next, m, ahead % DSA_STAGES, warp, lane);
                 label_commit();
-                next = label_find(c, q, lo, hi, (ahead + 1) * DSA_TILE + in_tile);
+                next = label_find<width>(c, q, lo, hi, (ahead + 1) * DSA_TILE + in_tile);
             }
             products_wait<0>();
             products_arrived(s);
-            add_heads(s, m.weights + n * DSA_HEADS, lane, sums);
+            if (g.count > 1)
+                take_weights(w, m.weights + n * DSA_HEADS, lane);
+            add_heads(s, w, sums);
             const int j = t * DSA_TILE + written;
             if (lane % 4 < 2 && j < q.kv_len) {
                 float logit = lane % 4 ? sums[1] : sums[0];
@@ -324,10 +373,12 @@ DEVICE void label_segment(const dsa_label_call &c, const dsa_group &g, int first
     label_wait<0>();
 }
 
-/* The first of the groups from row `row` of the lists on. */
+/* The first of the groups from row `row` of the lists on; at the ends without a look. */
 DEVICE int label_group_of_row(const dsa_batch &b, int num_groups, int row)
 {
     int low = 0, high = num_groups;
+    if (row == 0 || row >= index_num_tokens(&b.batch))
+        return row == 0 ? 0 : num_groups;
     while (low < high) {
         const int middle = (low + high) / 2;
         if (b.groups[middle].row < row)
@@ -389,7 +440,7 @@ template <int width> DEVICE void label_all(const dsa_label_call &c)
         label_fill(c, b.groups[g], header.first_row);
 }
 
-extern "C" __global__ void __launch_bounds__(DSA_LABEL_THREADS)
+extern "C" __global__ void __launch_bounds__(DSA_LABEL_THREADS, DSA_LABEL_BLOCKS)
     dsa_label_codes(const __grid_constant__ dsa_label_call c)
 {
     label_all<1>(c);
