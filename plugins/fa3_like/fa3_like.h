@@ -27,8 +27,9 @@
 #include "plugins/fa3_like/kernels/shapes.h"
 
 enum {
-    ROWS_BLOCKS = 8,      /* blocks of fa3_rows for each multiprocessor */
-    L2_SECTION = 32 << 20 /* bytes of keys and values that are worked on together */
+    ROWS_BLOCKS = 8,       /* blocks of fa3_rows for each multiprocessor */
+    L2_SECTION = 32 << 20, /* bytes of keys and values that are worked on together, */
+    SECTION_WAVES = 8      /* where there are so many tiles for each multiprocessor */
 };
 
 /* ---- Options --------------------------------------------------------------------------------- */

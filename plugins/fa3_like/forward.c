@@ -211,6 +211,20 @@ static void set_outputs(const layer_call *call, struct fa3_forward_params *p)
     p->lse_head = o->lse_head / (int64_t)sizeof(float);
 }
 
+/* Query heads whose tiles run together. The last section's longest tile begins late, which of few
+ * tiles costs more than keys that are read again. */
+static int32_t find_section(const layer_call *call, int64_t keys)
+{
+    const fa3_tile *tile = call->tiles->tile;
+    const cuda_group *group = call->group;
+    int64_t tiles = call->metadata->plan.batch.num_tokens / tile->queries * group->kv_heads;
+    int64_t key_bytes = (int64_t)(tile->dim + tile->dim_v) * (call->tiles->has_codes ? 1 : 2);
+    int64_t heads = keys > 0 ? L2_SECTION / (key_bytes * keys) : 1;
+    if (heads > group->kv_heads || tiles * group->ratio < SECTION_WAVES * fa3_num_sms(call))
+        heads = group->kv_heads;
+    return (int32_t)(heads < 1 ? 1 : heads) * group->ratio;
+}
+
 /* Which tiles there are: those of the plan's list, or of one sequence by arithmetic, where tiles
  * that share keys run together. */
 static void set_work(const layer_call *call, struct fa3_forward_params *p)
@@ -218,18 +232,13 @@ static void set_work(const layer_call *call, struct fa3_forward_params *p)
     const cuda_plan *plan = &call->metadata->plan;
     const fa3_tile *tile = call->tiles->tile;
     const fa3_metadata *view = call->view;
-    int64_t element_bytes = call->tiles->has_codes ? 1 : 2;
-    int64_t pair_bytes = (int64_t)(tile->dim + tile->dim_v) * element_bytes * view->max_seqlen_k;
-    int64_t pairs = pair_bytes > 0 ? L2_SECTION / pair_bytes : 1;
+    int is_listed = plan->kind != ATTN_METADATA_EAGER || plan->batch.num_seqs != 1;
     p->batch = plan->batch.num_seqs;
     p->q_length = view->max_seqlen_q;
     p->q_tiles = (p->q_length + tile->queries - 1) / tile->queries;
-    p->section = (int32_t)(pairs < 1            ? 1
-                           : pairs > p->heads_q ? p->heads_q
-                                                : pairs) *
-                 p->heads_per_kv;
+    p->section = find_section(call, (int64_t)view->max_seqlen_k * plan->batch.num_seqs);
     p->q_starts = (uintptr_t)view->cu_seqlens_q;
-    if (plan->kind == ATTN_METADATA_EAGER && plan->batch.num_seqs == 1) {
+    if (!is_listed) {
         p->q_starts = (uintptr_t)view->plan->starts;
     } else {
         p->tiles = (uintptr_t)view->tiles;

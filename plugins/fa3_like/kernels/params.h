@@ -75,7 +75,8 @@ struct fa3_forward_params {
     int32_t page_size; /* slots of a page; not paged: FA3_UNBOUNDED */
     int32_t box_rows;
     int32_t q_tiles;      /* tiles of q_length queries */
-    int32_t section;      /* (sequence, head) pairs whose tiles run together, for the L2 */
+    int32_t section;      /* (sequence, head) pairs whose tiles run together, for the L2; of a list
+                           * heads; at least 1 */
     int32_t window_left;  /* FA3_UNBOUNDED: all keys before */
     int32_t window_right; /* 0: causal; FA3_UNBOUNDED: all keys after */
     float score_log2;     /* scale of the scores times log2(e); with a cap: cap * log2(e) */

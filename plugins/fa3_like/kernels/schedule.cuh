@@ -11,6 +11,8 @@
  * The pairs of a section are so few that their keys and values stay in the L2, and pairs that share
  * a KV head are neighbours, so blocks that run together read the same lines. Causal tiles grow with
  * their number, so the short ones end the section and fill up what the long ones left.
+ *
+ * Of a list of tiles, which has the longest first, a section is of query heads, and has all tiles.
  */
 #ifndef FA3_LIKE_SCHEDULE_CUH
 #define FA3_LIKE_SCHEDULE_CUH
@@ -28,10 +30,13 @@ DEVICE int tiles_in_all(const struct fa3_forward_params &p)
 DEVICE void place_of(const struct fa3_forward_params &p, int index, struct work *w)
 {
     if (p.tiles) {
-        const int *entry = (const int *)p.tiles + index / p.heads_q * 2;
+        const int count = *(const int *)p.tile_count;
+        const int head = index / (p.section * count) * p.section; /* the section's first */
+        const int heads = min(p.section, p.heads_q - head), at = index - head * count;
+        const int *entry = (const int *)p.tiles + at / heads * 2;
         w->sequence = entry[0];
         w->tile = entry[1];
-        w->head = index % p.heads_q;
+        w->head = head + at % heads;
         return;
     }
     const int pairs = p.batch * p.heads_q;

@@ -150,6 +150,28 @@ START_TEST(one_sequence_needs_no_list)
 }
 END_TEST
 
+/* Of a list, too: all heads at once where the keys of all sequences fit, or tiles are few, else
+ * fewer. */
+START_TEST(lists_go_by_sections)
+{
+    static const int32_t keys[] = {2000, 100000, 100000, 100000}, sms[] = {1, TEST_SMS, 1, 1};
+    const int32_t heads[] = {TEST_Q_HEADS, TEST_Q_HEADS, TEST_Q_HEADS / TEST_KV_HEADS,
+                             TEST_Q_HEADS / TEST_KV_HEADS};
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.bounds.max_kv_len = keys[_i];
+    of.bounds.max_sms = sms[_i];
+    run_begin(&t, &of, _i == 3 ? ATTN_METADATA_GRAPH : ATTN_METADATA_EAGER);
+    t.max_kv_len = keys[_i];
+    t.own.option = TILES_ALWAYS;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    ck_assert_uint_ne(forward_params()->tiles, 0);
+    ck_assert_int_eq(forward_params()->section, heads[_i]);
+    run_end(&t);
+}
+END_TEST
+
 START_TEST(masks_and_caps)
 {
     test_problem of;
@@ -987,6 +1009,7 @@ static Suite *suite(void)
     tcase_add_loop_test(tc, launches_keep_to_max_sms, 0, 4);
     tcase_add_test(tc, layouts_differ_in_strides);
     tcase_add_test(tc, one_sequence_needs_no_list);
+    tcase_add_loop_test(tc, lists_go_by_sections, 0, 4);
     tcase_add_test(tc, masks_and_caps);
     tcase_add_test(tc, windows_to_the_left);
     tcase_add_test(tc, lse_of_ragged_queries);
