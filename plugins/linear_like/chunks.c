@@ -109,6 +109,11 @@ static void point(const attn_metadata *metadata, const linear_group *group, line
 
 /* ---- Launches -------------------------------------------------------------------------------- */
 
+static int ready_threads(const linear_dims *d)
+{
+    return d->family == LINEAR_FAMILY_KDA ? CHUNK_CHANNELS_THREADS : CHUNK_READY_THREADS;
+}
+
 /* Blocks of linear_ready_* for a chunk. */
 static int64_t ready_blocks(const linear_dims *d)
 {
@@ -138,7 +143,7 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
     const cuda_launch ready = {.function = group->ready,
                                .name = "linear_ready",
                                .grid = {at_once * ready_blocks(d), 1, 1},
-                               .block = {CHUNK_READY_THREADS},
+                               .block = {(uint32_t)ready_threads(d)},
                                .shared = linear_ready_shared(d)};
     const cuda_launch states = {
         .function = group->states,

@@ -2,9 +2,9 @@
  *
  * chunk_channels.cuh: chunk_ready.cuh where each channel of k has its own decay (KDA).
  *
- * Decays cannot be taken out of the products of queries and keys. Rows go by blocks of 16, a warp
- * each, with L the sums of log decays from the block's first row on. A query's row i meets a key's
- * row j of an earlier block as
+ * Decays cannot be taken out of the products of queries and keys. Rows go by blocks of 16, two
+ * warps each, which divide the channels, with L the sums of log decays from the block's first row
+ * on. A query's row i meets a key's row j of an earlier block as
  *
  *   sum over d of (q_id e^L_id) (e^(blocks between) k_jd e^(L_end,d - L_jd))
  *
@@ -26,12 +26,14 @@ struct channels_memory {
     char *ends;    /* tile: k with the decay from its row to the end of its block */
     float *sums;   /* [64][SUMS_ROW] L, in units of log 2 */
     float *before; /* [5][128] log decays of all blocks before one */
+    float *given;  /* [8 warps][8][32][4] sums for a block's other warp: where `sums` were */
 
     __device__ __forceinline__ channels_memory(char *from)
     {
         ends = from;
         sums = (float *)(from + CHUNK_TILE);
         before = sums + 64 * SUMS_ROW;
+        given = sums;
     }
 
     /* Log decays of blocks [from, end) at two neighbouring channels. */
@@ -59,69 +61,71 @@ DEVICE float fast_softplus(float x)
     return fmaxf(x, 0) + s * sum;
 }
 
-/* What is the same for all rows of a channel. */
-struct channel_gate {
-    const char *from;
-    i64 apart;
-    float rate, bias, bound;
-    bool raw; /* and bf16, then */
-
-    __device__ __forceinline__ channel_gate(const linear_call &call, int row, int head, int k)
-    {
-        const linear_operands &o = call.operands;
-        const linear_dims &d = call.dims;
-        raw = d.raw;
-        from = o.a + row * o.a_row + head * o.a_head + k * (raw ? 2 : 4);
-        apart = o.a_row;
-        rate = raw ? expf(o.a_log[head]) : 0;
-        bias = raw ? o.dt_bias[head * o.dt_bias_stride + k] : 0;
-        bound = d.lower_bound;
-    }
-
-    __device__ __forceinline__ u32 load(int row) const
-    {
-        return linear_load_bits(raw ? ELEMENT_BF16 : ELEMENT_F32, from + row * apart, 0);
-    }
-
-    /* The log decay of what load() has found. */
-    __device__ __forceinline__ float find(u32 bits) const
-    {
-        if (!raw)
-            return bits_f32(bits);
-        const float a = bits_f32(bits << 16) + bias;
-        return bound != 0 ? __fdividef(bound, 1 + __expf(-(rate * a))) : -(rate * fast_softplus(a));
-    }
-};
-
-/* A channel a thread. What is left of a state after a decay of e^-90 is nothing. */
-DEVICE void load_channel_gates(const linear_call &call, const ready_chunk &chunk, int head,
-                               const channels_memory &own, const ready_memory &m)
+/* Log decays of a channel's rows [first, end), row `at` the first, as sums from the first row of each
+ * block of 16 on. What is left of a state after a decay of e^-90 is nothing. */
+template <typename T, typename FIND>
+DEVICE void sum_decays(const char *at, i64 apart, int k, int first, int end, int rows,
+                       const channels_memory &own, FIND find)
 {
     constexpr float least_log = -90, in_log_2 = 1.4426950408889634f;
-    const ready_gates g(m, 0);
-    const int k = threadIdx.x, row = chunk.sequence.first_row + chunk.t;
-    const bool here = k < call.dims.k_dim;
-    if (k < CHUNK_ROWS)
-        g.beta[k] = k < chunk.rows ? linear_beta(&call, row + k, head) : 0;
-    const channel_gate gate(call, row, head, here ? k : 0);
-    float before = 0;
 #pragma unroll 1
-    for (int first = 0; first < CHUNK_ROWS; first += 16) {
+    for (; first < end; first += 16) {
         float sum = 0;
-        u32 x[16];
+        T x[16];
 #pragma unroll
-        for (int i = 0; i < 16; i++)
-            x[i] = here && first + i < chunk.rows ? gate.load(first + i) : 0;
+        for (int i = 0; i < 16; i++, at += apart)
+            x[i] = first + i < rows ? *(const T *)at : 0;
 #pragma unroll
         for (int i = 0; i < 16; i++) {
-            const float log = here && first + i < chunk.rows ? gate.find(x[i]) : 0;
+            float log = find(x[i]);
+            log = first + i < rows ? log : 0;
             sum += (log < least_log ? least_log : log) * in_log_2;
             own.sums[(first + i) * SUMS_ROW + k] = sum;
         }
-        own.before[first / 16 * CHUNK_MAX_KEYS + k] = before;
-        before += sum;
+        own.before[(first / 16 + 1) * CHUNK_MAX_KEYS + k] = sum;
     }
-    own.before[4 * CHUNK_MAX_KEYS + k] = before;
+}
+
+/* A channel and half of its rows a thread. `before` are those of the block alone: add_blocks() */
+DEVICE void load_channel_gates(const linear_call &call, const ready_chunk &chunk, int head,
+                               const channels_memory &own, const ready_memory &m)
+{
+    const linear_operands &o = call.operands;
+    const linear_dims &d = call.dims;
+    const ready_gates g(m, 0);
+    const int k = threadIdx.x % CHUNK_MAX_KEYS, first = threadIdx.x / CHUNK_MAX_KEYS * 32;
+    const int row = chunk.sequence.first_row + chunk.t, rows = k < d.k_dim ? chunk.rows : 0;
+    const int size = d.raw ? 2 : 4; /* raw: bf16, then */
+    const char *at =
+        o.a + (i64)(row + first) * o.a_row + head * o.a_head + (i64)(rows ? k : 0) * size;
+    if (first == 0 && k < CHUNK_ROWS)
+        g.beta[k] = k < chunk.rows ? linear_beta(&call, row + k, head) : 0;
+    if (!d.raw) {
+        sum_decays<float>(at, o.a_row, k, first, first + 32, rows, own, [](float x) { return x; });
+        return;
+    }
+    const float rate = expf(o.a_log[head]), bound = d.lower_bound;
+    const float bias = rows ? o.dt_bias[head * o.dt_bias_stride + k] : 0;
+    if (bound != 0)
+        sum_decays<u16>(at, o.a_row, k, first, first + 32, rows, own, [=](u16 x) {
+            return __fdividef(bound, 1 + __expf(-(rate * (bits_f32((u32)x << 16) + bias))));
+        });
+    else
+        sum_decays<u16>(at, o.a_row, k, first, first + 32, rows, own, [=](u16 x) {
+            return -(rate * fast_softplus(bits_f32((u32)x << 16) + bias));
+        });
+}
+
+DEVICE void add_blocks(const channels_memory &own)
+{
+    const int k = threadIdx.x;
+    float sum = 0;
+    if (k >= CHUNK_MAX_KEYS)
+        return;
+    own.before[k] = 0;
+#pragma unroll
+    for (int i = 1; i <= 4; i++)
+        own.before[i * CHUNK_MAX_KEYS + k] = sum += own.before[i * CHUNK_MAX_KEYS + k];
 }
 
 /* ---- Products of queries and keys ------------------------------------------------------------ */
@@ -161,20 +165,39 @@ DEVICE u32 *tile_pair(char *tile, int row, int d)
     return (u32 *)(tile + tile_offset(row, d / 8) + d % 8 * 2);
 }
 
-/* Rows of a warp's block with their decays since its beginning: left operands. */
+/* A warp's part of the work: a block of rows, half of the channels, its own staging. */
+struct channels_part {
+    int block, half, lane;
+    char *staging;
+
+    __device__ __forceinline__ channels_part(const ready_memory &m)
+    {
+        const int warp = threadIdx.x / 32;
+        block = warp % 4, half = warp / 4, lane = threadIdx.x % 32;
+        staging = m.staging + warp * CHUNK_STAGE;
+    }
+
+    /* The two warps of the block. */
+    __device__ __forceinline__ void sync(void) const
+    {
+        named_sync(1 + block, 64);
+    }
+};
+
+/* Rows of a block, half of the channels, with their decays since its beginning: left operands. */
 struct block_rows {
-    u32 q[8][4], k[8][4];
+    u32 q[4][4], k[4][4];
 };
 
 /* A lane's part of a block for 16 channels: operands of the products, tiles of decayed rows.
  * `qk`, `kk`: products within the block. */
-DEVICE void decay_step(const ready_memory &m, const channels_memory &own, int warp, int lane,
+DEVICE void decay_step(const ready_memory &m, const channels_memory &own, const channels_part &part,
                        int step, block_rows &rows, float (&qk)[2][4], float (&kk)[2][4])
 {
-    char *staging = m.staging + warp * CHUNK_STAGE;
+    const int warp = part.block, lane = part.lane;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int d = 16 * step + 8 * h + lane % 4 * 2;
+        const int d = 64 * part.half + 16 * step + 8 * h + lane % 4 * 2;
         const float2 whole = own.blocks(warp, warp + 1, d);
         const float2 before = own.blocks(0, warp, d), after = own.blocks(warp + 1, 4, d);
         const float2 since = exp2_pair(before.x, before.y), until = exp2_pair(after.x, after.y);
@@ -194,7 +217,7 @@ DEVICE void decay_step(const ready_memory &m, const channels_memory &own, int wa
             *at_q = pack_half(q[w] * (since.x * CHANNELS_UP), q[2 + w] * (since.y * CHANNELS_UP));
             *at_k = pack_half(k[w] * (since.x * CHANNELS_UP), k[2 + w] * (since.y * CHANNELS_UP));
             *tile_pair(own.ends, row, d) = pack_half(kx * left.x, ky * left.y);
-            *(u32 *)(staging + tile_offset(row % 16, d / 8 % 8) + d % 8 * 2) = pack_half(
+            *(u32 *)(part.staging + tile_offset(row % 16, d / 8 % 8) + d % 8 * 2) = pack_half(
                 kx * (left.x * until.x * CHANNELS_UP), ky * (left.y * until.y * CHANNELS_UP));
             const float2 again = exp2_pair(-sum.x, -sum.y);
             up[w][0] = round_tf32(kx * again.x), up[w][1] = round_tf32(ky * again.y);
@@ -254,11 +277,13 @@ DEVICE void multiply_block(const ready_memory &m, const float *sums, int first, 
             }
 }
 
-/* A warp's block: its rows with their decays, for later products and for the workspace, from `keys`
- * on; products within it. */
-DEVICE void decay_block(const ready_memory &m, const channels_memory &own, char *keys, int warp,
-                        int lane, block_rows &rows, float (&qk)[2][4], float (&kk)[2][4])
+/* A warp's part of a block: its rows with their decays, for later products and for the workspace,
+ * from `keys` on; products within it. */
+DEVICE void decay_block(const ready_memory &m, const channels_memory &own, char *keys,
+                        const channels_part &part, block_rows &rows, float (&qk)[2][4],
+                        float (&kk)[2][4])
 {
+    const int warp = part.block, lane = part.lane;
     constexpr float range = 100; /* in units of log 2 */
     float exact_qk[2][4] = {}, exact_kk[2][4] = {};
     bool small = true;
@@ -267,19 +292,17 @@ DEVICE void decay_block(const ready_memory &m, const channels_memory &own, char 
         small = small && whole.x >= -range && whole.y >= -range;
     }
     const bool in_range = __all_sync(~0u, small);
-    if (!in_range)
-        multiply_block(m, own.sums, 16 * warp, lane, exact_qk, exact_kk);
-    __syncwarp();
-    char *staging = m.staging + warp * CHUNK_STAGE;
-#pragma unroll
-    for (int step = 0; step < 8; step++) {
-        decay_step(m, own, warp, lane, step, rows, qk, kk);
-        if (step % 4 == 3) {
-            const int part = step / 4 * (CHUNK_TILE / 2) + warp * CHUNK_STAGE;
-            copy_staged(staging, keys + CHUNK_TILE + part, lane);
-            copy_staged(m.q + part, keys + part, lane);
-        }
+    if (!in_range) {
+        if (part.half == 0)
+            multiply_block(m, own.sums, 16 * warp, lane, exact_qk, exact_kk);
+        part.sync(); /* rows are without decays until then */
     }
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+        decay_step(m, own, part, step, rows, qk, kk);
+    const int at = part.half * (CHUNK_TILE / 2) + warp * CHUNK_STAGE;
+    copy_staged(part.staging, keys + CHUNK_TILE + at, lane);
+    copy_staged(m.q + at, keys + at, lane);
     if (in_range)
         return;
 #pragma unroll
@@ -288,12 +311,13 @@ DEVICE void decay_block(const ready_memory &m, const channels_memory &own, char 
 }
 
 /* What a warp's rows have with those of an earlier block. */
-DEVICE void multiply_earlier(const channels_memory &own, int warp, int block, int lane,
+DEVICE void multiply_earlier(const channels_memory &own, const channels_part &part, int block,
                              const block_rows &rows, float (&qk)[2][4], float (&kk)[2][4])
 {
-    const unsigned ends = shared_address(own.ends);
+    const int warp = part.block, lane = part.lane;
+    const unsigned ends = shared_address(own.ends) + part.half * (CHUNK_TILE / 2);
 #pragma unroll
-    for (int step = 0; step < 8; step++) {
+    for (int step = 0; step < 4; step++) {
         u32 y[4];
         load_matrices(
             ends + tile_offset(16 * block + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2), y);
@@ -301,7 +325,7 @@ DEVICE void multiply_earlier(const channels_memory &own, int warp, int block, in
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const float2 between =
-                    own.blocks(block + 1, warp, 16 * step + 8 * h + lane % 4 * 2);
+                    own.blocks(block + 1, warp, 64 * part.half + 16 * step + 8 * h + lane % 4 * 2);
                 const u32 less = pack_half(exp2_fast(between.x), exp2_fast(between.y));
                 y[h] = multiply_pairs(y[h], less), y[2 + h] = multiply_pairs(y[2 + h], less);
             }
@@ -333,7 +357,8 @@ DEVICE void write_channel_numbers(const linear_dims &d, const ready_memory &m,
                                   const channels_memory &own, float *numbers)
 {
     const int r = threadIdx.x;
-    numbers[NUMBERS_DECAY + r] = exp2f(own.before[4 * CHUNK_MAX_KEYS + r]);
+    if (r < CHUNK_MAX_KEYS)
+        numbers[NUMBERS_DECAY + r] = exp2f(own.before[4 * CHUNK_MAX_KEYS + r]);
     if (r >= 64)
         return;
     numbers[NUMBERS_Q + r] = m.q_times[r] * (d.sm_scale / CHANNELS_UP);
@@ -342,38 +367,68 @@ DEVICE void write_channel_numbers(const linear_dims &d, const ready_memory &m,
 
 /* ---- A chunk --------------------------------------------------------------------------------- */
 
+/* What the two warps of a block have of the same products, each of its channels, as a sum: those of
+ * keys for the first one, those of queries for the second. */
+DEVICE void add_halves(const channels_memory &own, const channels_part &part,
+                       const float (&qk)[8][4], const float (&kk)[8][4], float (&sums)[8][4])
+{
+    const bool second = part.half;
+    float4 *mine = (float4 *)own.given + (part.half * 4 + part.block) * 256 + part.lane;
+    const float4 *other = (const float4 *)own.given + ((1 - part.half) * 4 + part.block) * 256;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        float give[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            give[e] = second ? kk[n][e] : qk[n][e], sums[n][e] = second ? qk[n][e] : kk[n][e];
+        if (n < 2 * part.block + 2)
+            mine[n * 32] = make_float4(give[0], give[1], give[2], give[3]);
+    }
+    part.sync();
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        if (n < 2 * part.block + 2) {
+            const float4 x = other[n * 32 + part.lane];
+            sums[n][0] += x.x, sums[n][1] += x.y, sums[n][2] += x.z, sums[n][3] += x.w;
+        }
+}
+
 /* Products of queries and keys to the workspace, those of keys to the system. */
 DEVICE void multiply_channels(const linear_dims &d, const ready_memory &m,
-                              const channels_memory &own, const block_rows &rows,
-                              const float (&own_qk)[2][4], const float (&own_kk)[2][4],
-                              const ready_values &to, int warp, int lane)
+                              const channels_memory &own, const channels_part &part,
+                              const block_rows &rows, const float (&own_qk)[2][4],
+                              const float (&own_kk)[2][4], const ready_values &to)
 {
     const ready_gates g(m, 0);
-    const int i = 16 * warp + lane / 4;
-    float qk[8][4] = {}, kk[8][4] = {}, x[32], more[2];
+    const int warp = part.block, lane = part.lane, i = 16 * warp + lane / 4;
+    float qk[8][4] = {}, kk[8][4] = {}, sums[8][4], x[32];
 #pragma unroll
     for (int block = 0; block < 4; block++) {
         float(&q)[2][4] = *(float(*)[2][4])qk[2 * block];
         float(&k)[2][4] = *(float(*)[2][4])kk[2 * block];
         if (block < warp)
-            multiply_earlier(own, warp, block, lane, rows, q, k);
+            multiply_earlier(own, part, block, rows, q, k);
         else if (block == warp)
 #pragma unroll
             for (int n = 0; n < 8; n++)
                 q[n / 4][n % 4] = own_qk[n / 4][n % 4], k[n / 4][n % 4] = own_kk[n / 4][n % 4];
     }
-    more[0] = m.q_times[i] * d.sm_scale, more[1] = m.q_times[i + 8] * d.sm_scale;
-    finish_sums<false>(qk, m.k_times, warp, lane, x);
-    write_rows(x, m.staging + warp * CHUNK_STAGE, to.products, to.numbers + NUMBERS_P, more, warp,
-               lane);
-    more[0] = m.k_times[i] * g.beta[i], more[1] = m.k_times[i + 8] * g.beta[i + 8];
-    finish_sums<true>(kk, m.k_times, warp, lane, x);
-    write_system_rows(x, more, m, warp, lane);
+    add_halves(own, part, qk, kk, sums);
+    if (part.half == 0) {
+        const float more[2] = {m.k_times[i] * g.beta[i], m.k_times[i + 8] * g.beta[i + 8]};
+        finish_sums<true>(sums, m.k_times, warp, lane, x);
+        write_system_rows(x, more, m, warp, lane);
+    } else {
+        const float more[2] = {m.q_times[i] * d.sm_scale, m.q_times[i + 8] * d.sm_scale};
+        finish_sums<false>(sums, m.k_times, warp, lane, x);
+        write_rows(x, part.staging, to.products, to.numbers + NUMBERS_P, more, warp, lane);
+    }
 }
 
 /* Blocks: chunks of the window, times v heads. */
 DEVICE void channels_block(const linear_call &call, int first, char *memory)
 {
+    constexpr int warps = CHUNK_CHANNELS_THREADS / 32;
     const linear_dims &d = call.dims;
     const linear_chunks &chunks = call.chunks;
     const int head = blockIdx.x % d.v_heads, index = blockIdx.x / d.v_heads;
@@ -382,29 +437,31 @@ DEVICE void channels_block(const linear_call &call, int first, char *memory)
     const linear_chunk from = chunks.list[first + index];
     const ready_chunk chunk = {linear_find_sequence(&call.batch, from.sequence), from.first,
                                from.rows};
-    const ready_memory m(memory);
-    const channels_memory own(memory + CHUNK_READY_SHARED(1));
+    const ready_memory m(memory, warps);
+    const channels_memory own(m.system + CHUNK_PRODUCTS);
+    const channels_part part(m);
     const ready_gates g(m, 0);
     const ready_values to(call, index, head, true);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, key_head = head / d.ratio;
+    const int key_head = head / d.ratio;
     char *keys = chunks.keys + ((i64)index * d.v_heads + head) * CHUNK_KEYS_BYTES;
     block_rows rows;
     float qk[2][4] = {}, kk[2][4] = {};
 
     load_channel_gates(call, chunk, head, own, m);
-    load_tile<false>(call, chunk, d.first[0] + key_head * d.k_dim, d.k_dim, d.l2_norm, m.q,
-                     m.q_times, NULL, NULL);
-    load_tile<false>(call, chunk, d.first[1] + key_head * d.k_dim, d.k_dim, d.l2_norm, m.k,
-                     m.k_times, NULL, NULL);
+    load_tile<false>(call, chunk, d.first[part.half] + key_head * d.k_dim, d.k_dim, d.l2_norm,
+                     part.half ? m.k : m.q, part.half ? m.k_times : m.q_times, NULL, NULL);
+    __syncthreads();
+    add_blocks(own);
     __syncthreads();
     write_channel_numbers(d, m, own, to.numbers);
-    decay_block(m, own, keys, warp, lane, rows, qk, kk);
+    decay_block(m, own, keys, part, rows, qk, kk);
     __syncthreads();
-    load_tile<false>(call, chunk, d.first[2] + head * d.v_dim, d.v_dim, false, m.q, m.v_times, NULL,
-                     NULL);
-    multiply_channels(d, m, own, rows, qk, kk, to, warp, lane);
+    multiply_channels(d, m, own, part, rows, qk, kk, to);
+    if (part.half) /* while the others invert blocks */
+        load_tile<false>(call, chunk, d.first[2] + head * d.v_dim, d.v_dim, false, m.q, m.v_times,
+                         NULL, NULL);
     __syncthreads();
-    solve(d, m, ready_side(g, m.k, m.k_times, CHANNELS_UP), to, warp, lane);
+    solve<warps>(d, m, ready_side(g, m.k, m.k_times, CHANNELS_UP), to, threadIdx.x / 32, part.lane);
 }
 
 #endif /* LINEAR_LIKE_CHUNK_CHANNELS_CUH */

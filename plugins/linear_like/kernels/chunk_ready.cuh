@@ -23,7 +23,7 @@ struct ready_memory {
     float *q_times, *k_times, *v_times;
     float *gates; /* [CHUNK_READY_HEADS][3][64], see ready_gates */
 
-    __device__ __forceinline__ ready_memory(char *from)
+    __device__ __forceinline__ ready_memory(char *from, int warps = CHUNK_READY_THREADS / 32)
     {
         q = from;
         k = q + CHUNK_TILE;
@@ -32,7 +32,7 @@ struct ready_memory {
         v_times = k_times + 64;
         gates = v_times + 64;
         staging = (char *)(gates + CHUNK_READY_HEADS * 3 * 64);
-        system = staging + 4 * CHUNK_STAGE;
+        system = staging + warps * CHUNK_STAGE;
     }
 };
 
@@ -129,7 +129,7 @@ DEVICE void load_taps(const linear_call &call, int c, float (&taps)[CHUNK_MAX_WI
                                           w - (CHUNK_MAX_WIDTH - d.width));
 }
 
-/* Sixteen lanes have a row, eight channels each; a thread has eight rows. */
+/* Sixteen lanes have a row, eight channels each; a thread has eight rows. Four warps have a tile. */
 struct tile_part {
     int place, begin, c;
     bool there;
@@ -138,7 +138,8 @@ struct tile_part {
     __device__ __forceinline__ tile_part(const linear_call &call, const ready_chunk &chunk,
                                          int first, int dim)
     {
-        place = threadIdx.x % 16, begin = threadIdx.x / 16 * 8, c = first + place * 8;
+        place = threadIdx.x % 16, begin = threadIdx.x % CHUNK_READY_THREADS / 16 * 8;
+        c = first + place * 8;
         there = place * 8 < dim;
         const i64 apart = call.operands.mixed_row;
         const char *from =
@@ -618,36 +619,37 @@ DEVICE void pack_sums(const float (&x)[2][4], u32 (&a)[4])
         a[n] = pack_half(x[n / 2][n % 2 * 2], x[n / 2][n % 2 * 2 + 1]);
 }
 
-/* Sixty-four columns of a solution, from `first` on, by a warp: transposed, as sums of one product
- * have the shape of the next one's left operand:
+/* Sixteen times COUNT columns of a solution, from `first` on, by a warp: transposed, as sums of one
+ * product have the shape of the next one's left operand:
  *
  *   x_i' = (b_i' - sum over j < i of x_j' A_ij') (I + A_ii)^-1'
  *
  * Elements of x are at most 64 times those of b (the rule is a contraction), so that one power of
  * two does for all rows. PANELS: as panels of values. Returns what rows are to be multiplied by. */
-template <bool PANELS>
+template <bool PANELS, int COUNT>
 DEVICE float solve_columns(const ready_memory &m, const ready_side &b, int first, int columns,
                            char *to, int warp, int lane)
 {
     constexpr float room = 128;
     const unsigned system = shared_address(m.system), tile = shared_address(b.tile);
     const int system_row = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
+    const int place = first % 64 / 8; /* of a staged row */
     char *staging = m.staging + warp * CHUNK_STAGE;
     float inverse, scale = find_scale(largest_of_all(b.times, lane), &inverse) * room;
-    u32 x[4][4][4]; /* by sixteen columns, by sixteen rows */
+    u32 x[COUNT][4][4]; /* by sixteen columns, by sixteen rows */
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float factor[4], sums[4][2][4];
+        float factor[4], sums[COUNT][2][4];
         u32 a[4];
         find_factors(b, i, scale, lane, factor);
 #pragma unroll
-        for (int c = 0; c < 4; c++)
+        for (int c = 0; c < COUNT; c++)
             load_side(tile, i, first / 8 + 2 * c, factor, lane, sums[c]);
 #pragma unroll
         for (int j = 0; j <= i; j++) {
             load_matrices(system + tile_offset(16 * i + system_row, 2 * j + half), a);
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
+            for (int c = 0; c < COUNT; c++) {
                 if (j == i) {
                     pack_sums(sums[c], x[c][i]);
 #pragma unroll
@@ -661,38 +663,45 @@ DEVICE float solve_columns(const ready_memory &m, const ready_side &b, int first
             }
         }
 #pragma unroll
-        for (int c = 0; c < 4; c++)
+        for (int c = 0; c < COUNT; c++)
             store_matrices_turned(shared_address(staging) +
                                       (PANELS ? c * 512 + panel_offset(system_row, half)
-                                              : tile_offset(system_row, 2 * c + half)),
+                                              : tile_offset(system_row, place + 2 * c + half)),
                                   x[c][i]);
-        if constexpr (PANELS) {
-            __syncwarp();
+        __syncwarp();
 #pragma unroll
-            for (int c = 0; c < 4; c++)
-                if (first + 16 * c < columns)
-                    ((uint4 *)(to + (first / 16 + c) * CHUNK_PANEL_BYTES + i * 512))[lane] =
-                        ((const uint4 *)(staging + c * 512))[lane];
-            __syncwarp();
-        } else {
-            copy_staged(staging, to + first / 64 * (CHUNK_TILE / 2) + i * CHUNK_STAGE, lane);
+        for (int c = 0; c < COUNT; c++) {
+            const int n = 32 * c + lane;
+            const int at = tile_offset(n / (2 * COUNT), place + n % (2 * COUNT));
+            if constexpr (!PANELS)
+                *(uint4 *)(to + first / 64 * (CHUNK_TILE / 2) + i * CHUNK_STAGE + at) =
+                    *(const uint4 *)(staging + at);
+            else if (first + 16 * c < columns)
+                ((uint4 *)(to + (first / 16 + c) * CHUNK_PANEL_BYTES + i * 512))[lane] =
+                    ((const uint4 *)(staging + c * 512))[lane];
         }
+        __syncwarp();
     }
     return inverse / room;
 }
 
-/* u of v, which is in the tile of q, by two warps; w by the others. */
+/* u of v, which is in the tile of q, by half of the block's WARPS; w by the others. */
+template <int WARPS>
 DEVICE void solve(const linear_dims &d, const ready_memory &m, const ready_side &keys,
                   const ready_values &to, int warp, int lane)
 {
-    const int first = warp % 2 * 64;
-    float *numbers = to.numbers + (warp < 2 ? NUMBERS_U : NUMBERS_W) + warp % 2 * 32;
-    if (warp < 2) {
+    constexpr int count = 16 / WARPS, half = WARPS / 2;
+    const int first = warp % half * 16 * count, row = warp % half * 32 + lane;
+    float times;
+    if (warp < half) {
         const ready_side values(keys.g, m.q, m.v_times, 1);
-        numbers[lane] = solve_columns<true>(m, values, first, d.v_dim, to.u, warp, lane);
-        to.numbers[NUMBERS_V + 32 * warp + lane] = 0;
+        times = solve_columns<true, count>(m, values, first, d.v_dim, to.u, warp, lane);
+        if (row < CHUNK_ROWS)
+            to.numbers[NUMBERS_U + row] = times, to.numbers[NUMBERS_V + row] = 0;
     } else {
-        numbers[lane] = solve_columns<false>(m, keys, first, CHUNK_MAX_KEYS, to.w, warp, lane);
+        times = solve_columns<false, count>(m, keys, first, CHUNK_MAX_KEYS, to.w, warp, lane);
+        if (row < CHUNK_ROWS)
+            to.numbers[NUMBERS_W + row] = times;
     }
 }
 
@@ -753,7 +762,7 @@ template <bool DELTA> DEVICE void ready_block(const linear_call &call, int first
             multiply_tiles(m.k, m.k, warp, lane, products);
             write_system(products, m, g, warp, lane);
             __syncthreads();
-            solve(d, m, ready_side(g, m.k, m.k_times, 0), to, warp, lane);
+            solve<CHUNK_READY_THREADS / 32>(d, m, ready_side(g, m.k, m.k_times, 0), to, warp, lane);
         }
     }
 }

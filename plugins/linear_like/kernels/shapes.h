@@ -25,16 +25,17 @@
 
 /* ---- chunks.cuh: the recurrence, chunk by chunk ---------------------------------------------- */
 
-#define CHUNK_ROWS          64
-#define CHUNK_LEAST         32  /* rows of a sequence that goes by chunks */
-#define CHUNK_MAX_KEYS      128 /* and values: tiles have as many columns */
-#define CHUNK_MAX_WIDTH     4   /* of the convolution */
-#define CHUNK_PANEL         16  /* values of a warp */
-#define CHUNK_PLAN_THREADS  1024
-#define CHUNK_READY_THREADS 128
-#define CHUNK_READY_HEADS   4 /* v heads of a block, at most */
-#define CHUNK_STATE_WARPS   4
-#define CHUNK_STATE_THREADS (96 * CHUNK_STATE_WARPS) /* two warpgroups, and one that copies */
+#define CHUNK_ROWS             64
+#define CHUNK_LEAST            32  /* rows of a sequence that goes by chunks */
+#define CHUNK_MAX_KEYS         128 /* and values: tiles have as many columns */
+#define CHUNK_MAX_WIDTH        4   /* of the convolution */
+#define CHUNK_PANEL            16  /* values of a warp */
+#define CHUNK_PLAN_THREADS     1024
+#define CHUNK_READY_THREADS    128
+#define CHUNK_READY_HEADS      4   /* v heads of a block, at most */
+#define CHUNK_CHANNELS_THREADS 256 /* the same of KDA, whose blocks have one */
+#define CHUNK_STATE_WARPS      4
+#define CHUNK_STATE_THREADS    (96 * CHUNK_STATE_WARPS) /* two warpgroups, and one that copies */
 
 /* Tiles: q and k; the numbers of rows, products of queries and keys, w, u by panels. */
 #define CHUNK_TILE        (CHUNK_ROWS * CHUNK_MAX_KEYS * 2)
@@ -56,7 +57,8 @@
 #define CHUNK_READY_GATES ((3 + CHUNK_READY_HEADS * 3) * 64 * 4)
 #define CHUNK_READY_SHARED(delta)                                                                  \
     (2 * CHUNK_TILE + CHUNK_READY_GATES + 4 * CHUNK_STAGE + ((delta) ? CHUNK_PRODUCTS : 0))
-#define CHUNK_CHANNELS_SHARED (CHUNK_READY_SHARED(1) + CHUNK_TILE + (64 * 132 + 5 * 128) * 4)
+#define CHUNK_CHANNELS_SHARED                                                                      \
+    (CHUNK_READY_SHARED(1) + 4 * CHUNK_STAGE + CHUNK_TILE + (64 * 132 + 5 * 128) * 4)
 /* Stages of the two warpgroups; what they hand on and what outputs are turned in. */
 #define CHUNK_STATE_STAGES  3
 #define CHUNK_OUTPUT_STAGES 2
