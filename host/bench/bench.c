@@ -537,6 +537,18 @@ static attn_status make_contenders(const struct bench_params *params,
     return status;
 }
 
+/* An interrupt before the first block leaves nothing to show. */
+static void leave_untimed_out(struct bench_entry *entry)
+{
+    for (uint32_t r = 0; r < entry->num_runs && interrupt_seen(); r++) {
+        struct bench_run *run = &entry->runs[r];
+        if (run->outcome != BENCH_RAN || run->samples.count > 0)
+            continue;
+        run->outcome = BENCH_LEFT_OUT;
+        strbuf_append(&run->why, "interrupted");
+    }
+}
+
 static attn_status run_contenders(const struct bench_params *params,
                                   const struct bench_timer *timer,
                                   const struct bench_inputs *inputs, struct bench_report *report,
@@ -551,6 +563,7 @@ static attn_status run_contenders(const struct bench_params *params,
         status = sustain(contenders, entry->num_runs, report->sustain, error);
     if (status == ATTN_OK)
         status = run_rounds(contenders, entry->num_runs, report->seconds, due_ns, error);
+    leave_untimed_out(entry);
     for (uint32_t r = 0; r < entry->num_runs && status == ATTN_OK; r++)
         status = judge_again(&contenders[r], error);
     for (uint32_t r = 0; r < entry->num_runs; r++)

@@ -10,12 +10,14 @@
 #include "host/embed/embed.h"
 #include "host/base/error.h"
 #include "host/base/configured.h"
+#include "host/base/interrupt.h"
 #include "tests/tools/fake_cuda_test.h"
 #include "tests/fixtures/cuda_fixture_kernels.h"
 #include "tests/tools/test_main.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
+#include <signal.h>
 #include <string.h>
 #include <time.h>
 
@@ -366,6 +368,37 @@ START_TEST(test_graphs)
 }
 END_TEST
 
+static void end_soon(void *ctx, size_t done, size_t total, const char *what)
+{
+    int *calls = ctx;
+    (void)done, (void)total;
+    if (strncmp(what, "decode", 6) == 0 && ++*calls == 2) /* when the first is composed */
+        raise(SIGTERM);
+}
+
+/* An interrupt before a shape's first block leaves it out, and all shapes that follow. */
+START_TEST(test_interrupted)
+{
+    static const char *const names[] = {"always", "never", NULL};
+    int calls = 0;
+    const struct bench_params params = {.host = host,
+                                        .device = device,
+                                        .threads = threads,
+                                        .progress = end_soon,
+                                        .progress_ctx = &calls};
+    interrupt_take();
+    load_fixture();
+    add(SMALL "kv_len=9+4", names);
+    GOOD(bench_measure(&params, &report, &error.base));
+    for (int n = 0; n < 2; n++) {
+        const struct bench_run *run = &report.entries[0].runs[n];
+        ck_assert_uint_eq(run->outcome, BENCH_LEFT_OUT);
+        ck_assert_str_eq(strbuf_text(&run->why), "interrupted");
+    }
+    ck_assert_int_eq(report.interrupted, 1);
+}
+END_TEST
+
 /* What could be captured is called where that is asked for. */
 START_TEST(test_eager)
 {
@@ -658,6 +691,9 @@ static Suite *suite(void)
 {
     Suite *suite = suite_create("bench");
     TCase *cpu = tcase_create("cpu"), *gpu = tcase_create("gpu");
+    TCase *last = tcase_create("interrupted"); /* a signal stays seen, where tests do not fork */
+    tcase_add_checked_fixture(last, set_up_gpu, tear_down_gpu);
+    tcase_add_test(last, test_interrupted);
     tcase_add_checked_fixture(cpu, set_up_cpu, tear_down);
     tcase_add_checked_fixture(gpu, set_up_gpu, tear_down_gpu);
     tcase_add_test(cpu, test_quantiles);
@@ -685,6 +721,7 @@ static Suite *suite(void)
     tcase_add_loop_test(gpu, test_lost_device, 0, 4);
     suite_add_tcase(suite, cpu);
     suite_add_tcase(suite, gpu);
+    suite_add_tcase(suite, last);
     return suite;
 }
 
