@@ -6,6 +6,7 @@
  *   instance.c  groups, kernels                kernels/mla.h says what is launched
  *   metadata.c  a batch, planned on the device
  *   operands.c  tensors of a layer
+ *   boxes.c     tensor maps of a layer's pages
  *   forward.c   launches
  */
 #ifndef FLASHMLA_LIKE_H
@@ -61,6 +62,9 @@ attn_status fm_create(const attn_backend_type *type, const attn_problem *problem
                       const attn_services *services, attn_instance **instance, attn_error *error);
 void fm_destroy(attn_instance *instance);
 
+/* Bytes of shared memory of a block of instance->attend[latents][kernel]. */
+uint32_t fm_shared(int latents, int kernel);
+
 uint32_t fm_index_forms(attn_instance *instance);
 attn_status fm_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                              attn_memory_size *size, attn_error *error);
@@ -81,6 +85,12 @@ void fm_describe(const attn_metadata *metadata, uint32_t index, mla_call *call);
 attn_status fm_take_operands(const attn_metadata *metadata, uint32_t index,
                              const attn_util_layer *layer, const attn_forward_args *args,
                              mla_call *call, attn_error *error);
+
+/* Fill in call->boxed and call->maps for group `index`, whose call is described: tensor maps of
+ * `cache` [pages, page_size, lora + rope], where kernels copy its pages by boxes. INVALID_ARGUMENT
+ * for strides beyond a tensor map's; a failure of the driver. */
+attn_status fm_make_boxes(const attn_instance *instance, uint32_t index, const attn_tensor *cache,
+                          mla_call *call, attn_error *error);
 
 attn_status fm_forward_extend(attn_metadata *metadata, int32_t layer_id,
                               const attn_forward_args *args, attn_stream stream, attn_error *error);

@@ -26,15 +26,15 @@ static attn_status launch_all(const attn_metadata *metadata, uint32_t index, mla
     const attn_instance *instance = metadata->instance;
     const fm_shape found = fm_find_shape(metadata, index), *shape = &found;
     const int codes = cuda_is_fp8(instance->groups[index].kv_dtype);
+    const int latents = codes ? FM_LATENT_CODES : FM_LATENT_BF16;
     const int64_t blocks = (int64_t)shape->ranges * shape->pair;
     void *params[] = {call};
-    const cuda_launch attend = {
-        .function = instance->attend[codes ? FM_LATENT_CODES : FM_LATENT_BF16][shape->kernel],
-        .name = "mla_attend",
-        .grid = {blocks, 1, 1},
-        .block = {codes ? MLA_CODES_THREADS(shape->rows) : MLA_THREADS},
-        .shared = (uint32_t)(codes ? MLA_CODES_SHARED(shape->rows) : MLA_SHARED(shape->rows)),
-        .programmatic = 1};
+    const cuda_launch attend = {.function = instance->attend[latents][shape->kernel],
+                                .name = "mla_attend",
+                                .grid = {blocks, 1, 1},
+                                .block = {codes ? MLA_CODES_THREADS(shape->rows) : MLA_THREADS},
+                                .shared = fm_shared(latents, shape->kernel),
+                                .programmatic = 1};
     const cuda_launch merge = {.function = instance->merge,
                                .name = "mla_merge",
                                .grid = {4 * (int64_t)instance->facts.num_sms, 1, 1},
@@ -65,7 +65,9 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     if (status != ATTN_OK)
         return status;
     fm_describe(metadata, index, &call);
-    return launch_all(metadata, index, &call, stream, error);
+    status = fm_make_boxes(metadata->instance, index, attn_operand(&args, ATTN_ROLE_LATENT_CACHE),
+                           &call, error);
+    return status == ATTN_OK ? launch_all(metadata, index, &call, stream, error) : status;
 }
 
 attn_status fm_forward_extend(attn_metadata *metadata, int32_t layer_id,

@@ -49,6 +49,14 @@ static attn_status find(attn_instance *made, const char *name, uint32_t shared,
                               error);
 }
 
+uint32_t fm_shared(int latents, int kernel)
+{
+    const int rows = 8 << kernel;
+    if (rows == MLA_ROWS)
+        return MLA_ROWS_SHARED;
+    return (uint32_t)(latents == FM_LATENT_CODES ? MLA_CODES_SHARED(rows) : MLA_SHARED(rows));
+}
+
 static attn_status load_kernels(attn_instance *made, attn_error *error)
 {
     static const char *const names[FM_LATENTS][FM_KERNELS] = {
@@ -61,12 +69,10 @@ static attn_status load_kernels(attn_instance *made, attn_error *error)
         status = find(made, "mla_plan", 0, &made->plan, error);
     if (status == ATTN_OK)
         status = find(made, "mla_merge", 0, &made->merge, error);
-    for (uint32_t i = 0; i < FM_KERNELS && status == ATTN_OK; i++)
-        status = find(made, names[FM_LATENT_BF16][i], MLA_SHARED(8u << i),
-                      &made->attend[FM_LATENT_BF16][i], error);
-    for (uint32_t i = 0; i < FM_KERNELS && status == ATTN_OK; i++)
-        status = find(made, names[FM_LATENT_CODES][i], MLA_CODES_SHARED(8u << i),
-                      &made->attend[FM_LATENT_CODES][i], error);
+    for (int latents = 0; latents < FM_LATENTS; latents++)
+        for (int i = 0; i < FM_KERNELS && status == ATTN_OK; i++)
+            status = find(made, names[latents][i], fm_shared(latents, i), &made->attend[latents][i],
+                          error);
     return status;
 }
 

@@ -418,6 +418,14 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 #define PTX_SUMS8(d, i)                                                                            \
     "+f"(d[(i) + 0]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]),      \
         "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
+#define PTX_LIST_48          PTX_D0 ", " PTX_D8 ", " PTX_D16
+#define PTX_SUMS_48(d)       PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16)
+#define PTX_SHARED_48        "%24, %25"
+#define PTX_SHARED_FLAG_48   "%26"
+#define PTX_SHARED_TURN_48   "%27"
+#define PTX_REGISTER_48      "{%24, %25, %26, %27}, %28"
+#define PTX_REGISTER_FLAG_48 "%29"
+#define PTX_REGISTER_TURN_48 "%30"
 #define PTX_LIST_64          PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24
 #define PTX_SUMS_64(d)       PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24)
 #define PTX_SHARED_64        "%32, %33"
@@ -499,6 +507,7 @@ template <int count> static PTX void products_arrived(float (&values)[count])
             PTX_PRODUCT_##kind(n, "bf16");                                                         \
     }
 #define PTX_PRODUCT_ALL(kind)                                                                      \
+    PTX_PRODUCT_EITHER(kind, 48)                                                                   \
     PTX_PRODUCT_EITHER(kind, 64)                                                                   \
     PTX_PRODUCT_EITHER(kind, 96)                                                                   \
     PTX_PRODUCT_EITHER(kind, 128)                                                                  \
@@ -507,8 +516,8 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 
 /* Of any other width there would be no product at all. */
 #define PTX_PRODUCT_KNOWN()                                                                        \
-    static_assert(columns == 64 || columns == 96 || columns == 128 || columns == 192 ||            \
-                      columns == 256,                                                              \
+    static_assert(columns == 48 || columns == 64 || columns == 96 || columns == 128 ||             \
+                      columns == 192 || columns == 256,                                            \
                   "a product of so many columns is not written yet")
 
 /* sums[64 x columns] = (add ? sums : 0) + a[64 x 16] * b[16 x columns], both in shared memory.

@@ -33,6 +33,8 @@ template <int N> struct mla_shared {
     float *q_scale;  /* [N] what scores are multiplied by: e4m3 alone */
     int *lo, *hi;    /* [N] keys that a row sees */
     unsigned full, empty, p_full, p_empty;
+    unsigned scored;              /* 64 rows alone: scores of a tile are there */
+    unsigned raw_full, raw_empty; /* 64 rows over e4m3 alone: codes that are to be widened */
 };
 
 template <int N> DEVICE mla_shared<N> shared_find(unsigned char *memory)
@@ -164,38 +166,43 @@ DEVICE const char *shuffle_pointer(const char *pointer, int lane)
     return (const char *)__shfl_sync(~0u, (unsigned long long)pointer, lane);
 }
 
-/* Eight lanes copy the 128 bytes that a row has in a panel, four rows at a time. */
+/* Eight lanes copy the 128 bytes that a row has in a panel, four rows at a time; of a tile of T
+ * latents a warp has a quarter. */
+template <int T>
 DEVICE void load_tile(const mla_call &c, const mla_source &mine, unsigned tile, int warp, int lane,
                       bool aligned)
 {
     const int piece = lane % 8, lora = c.lora - piece * 8, rope = c.rope - piece * 8;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < T / 16; i++) {
         int row = i * 4 + lane / 8;
         const char *c_kv = shuffle_pointer(mine.c_kv, row) + piece * 16;
         const char *k_pe = shuffle_pointer(mine.k_pe, row) + piece * 16;
         int bytes = __shfl_sync(~0u, mine.bytes, row);
-        unsigned to = tile + swizzled(warp * 16 + row, piece);
+        unsigned to = tile + swizzled(warp * (T / 4) + row, piece);
         if (aligned) {
 #pragma unroll
             for (int p = 0; p < PANELS - 1; p++)
-                copy_async(to + p * PANEL_TILE, c_kv + p * ROW_BYTES, p * PANEL < lora ? bytes : 0);
-            copy_async(to + (PANELS - 1) * PANEL_TILE, k_pe, rope > 0 ? bytes : 0);
+                copy_async(to + p * (T * ROW_BYTES), c_kv + p * ROW_BYTES,
+                           p * PANEL < lora ? bytes : 0);
+            copy_async(to + (PANELS - 1) * (T * ROW_BYTES), k_pe, rope > 0 ? bytes : 0);
         } else {
             for (int p = 0; p < PANELS - 1; p++)
-                copy_slow(to + p * PANEL_TILE, c_kv + p * ROW_BYTES, p * PANEL < lora ? bytes : 0);
-            copy_slow(to + (PANELS - 1) * PANEL_TILE, k_pe, rope > 0 ? bytes : 0);
+                copy_slow(to + p * (T * ROW_BYTES), c_kv + p * ROW_BYTES,
+                          p * PANEL < lora ? bytes : 0);
+            copy_slow(to + (PANELS - 1) * (T * ROW_BYTES), k_pe, rope > 0 ? bytes : 0);
         }
     }
 }
 
-template <int N> DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
+template <int N, int T = MLA_TILE, int stages = MLA_STAGES>
+DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int both = CALL_ALIGNED_CACHE | CALL_ALIGNED_NEW;
     const bool aligned = (c.operands.aligned & both) == both;
     const mask_rule rule = plan_rule(&c);
-    ring<MLA_STAGES> at;
+    ring<stages> at;
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
@@ -203,14 +210,14 @@ template <int N> DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         int last = int_min(w.u.first_row + rows, q.q_len * c.heads) - 1;
         mask_outline(&rule, &c.batch, &q, w.u.first_row / c.heads, last / c.heads, &lo, &hi);
-        int j = (w.u.first_tile + w.t0) * MLA_TILE + warp * 16 + lane % 16;
+        int j = (w.u.first_tile + w.t0) * T + warp * (T / 4) + lane % (T / 4);
         int entry = find_entry(c, q, lo, hi, j);
         for (int t = w.t0; t < w.t1; t++) {
             const mla_source now = find_source(c, q, lo, hi, j, entry);
-            j += MLA_TILE;
+            j += T;
             entry = find_entry(c, q, lo, hi, j);
             barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
-            load_tile(c, now, m.tiles + at.slot * MLA_SHARED_TILE, warp, lane, aligned);
+            load_tile<T>(c, now, m.tiles + at.slot * (T * MLA_DIM * 2), warp, lane, aligned);
             if (aligned)
                 copy_arrive(m.full + 8 * at.slot);
             else
@@ -223,15 +230,30 @@ template <int N> DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
 
 /* ---- Warpgroup 1: scores --------------------------------------------------------------------- */
 
-/* Keys that the rows see, and the queries. */
-template <int N, int threads = GROUP_THREADS>
+/* The keys [*lo, *hi) that a row of the block sees; of a row that is not there, none. */
+template <int N>
+DEVICE void row_seen(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                     const mask_rule &rule, int n, int *lo, int *hi)
+{
+    const int row = first_row<N>(c, w) + n;
+    int from = 0, to = 0;
+    if (row < q.q_len * c.heads) {
+        const int t = row / c.heads;
+        mask_outline(&rule, &c.batch, &q, t, t, &from, &to);
+    }
+    *lo = from;
+    *hi = to;
+}
+
+/* Keys that the rows see, and the first `panels` panels of the queries. */
+template <int N, int threads = GROUP_THREADS, int panels = PANELS>
 DEVICE void load_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
                          const mla_shared<N> &m, int thread)
 {
     const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
     const mask_rule rule = plan_rule(&c);
-    for (int i = thread; i < N * (MLA_DIM / 8); i += threads) {
-        int n = i / (MLA_DIM / 8), piece = i % (MLA_DIM / 8);
+    for (int i = thread; i < N * (panels * 8); i += threads) {
+        int n = i / (panels * 8), piece = i % (panels * 8);
         int valid = first + n < rows, r = valid ? first + n : 0;
         i64 row = q.first_row + r / c.heads;
         int head = r % c.heads;
@@ -248,15 +270,8 @@ DEVICE void load_queries(const mla_call &c, const mla_walk &w, const index_seque
         else
             copy_slow(to, from, valid);
     }
-    if (thread < N) {
-        int lo = 0, hi = 0;
-        if (first + thread < rows) {
-            int t = (first + thread) / c.heads;
-            mask_outline(&rule, &c.batch, &q, t, t, &lo, &hi);
-        }
-        m.lo[thread] = lo;
-        m.hi[thread] = hi;
-    }
+    if (m.lo && thread < N)
+        row_seen<N>(c, w, q, rule, thread, m.lo + thread, m.hi + thread);
     copy_wait();
     fence_async_shared();
     named_sync(1, threads);
@@ -714,7 +729,8 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
  * has others for 64 rows, attend_codes.cuh for e4m3. */
 template <int N> struct mla_roles {
     static constexpr int rows = N, stages = MLA_STAGES, feeding = 56, scoring = 104, adding = 176;
-    static constexpr int scorers = 1, buffers = 1;
+    static constexpr int scorers = 1, buffers = 1, turns = 0;
+    static constexpr int fillers = GROUP_THREADS, raws = 0;
 
     static DEVICE_MEMBER mla_shared<N> find(unsigned char *memory)
     {
@@ -751,12 +767,18 @@ template <class roles> DEVICE void attend(const mla_call &c)
     const int group = uniform((int)threadIdx.x / GROUP_THREADS);
     if (threadIdx.x == 0) {
         for (int i = 0; i < roles::stages; i++) {
-            barrier_init(m.full + 8 * i, GROUP_THREADS);
+            barrier_init(m.full + 8 * i, roles::fillers);
             barrier_init(m.empty + 8 * i, 12);
         }
         for (int i = 0; i < roles::buffers; i++) {
             barrier_init(m.p_full + 8 * i, roles::scorers * GROUP_THREADS);
             barrier_init(m.p_empty + 8 * i, 2 * GROUP_THREADS);
+        }
+        for (int i = 0; i < roles::turns; i++)
+            barrier_init(m.scored + 8 * i, 4);
+        for (int i = 0; i < roles::raws; i++) {
+            barrier_init(m.raw_full + 8 * i, GROUP_THREADS);
+            barrier_init(m.raw_empty + 8 * i, 8);
         }
         fence_barrier_init();
     }

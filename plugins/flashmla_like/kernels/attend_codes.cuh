@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_codes.cuh: N query rows, at most 64, over tiles of 64 latents of e4m3 with one scale. The
+ * attend_codes.cuh: N query rows, at most 32, over tiles of 64 latents of e4m3 with one scale. The
  * products are those of attend.cuh, tokens or dimensions as rows, in fp16, which holds each code
  * exactly. No tile is widened in shared memory: the warps that multiply load codes as they lie, 8
  * bytes a lane, and convert them into the registers of the product's first operand.
@@ -15,7 +15,7 @@
 #ifndef FLASHMLA_LIKE_ATTEND_CODES_CUH
 #define FLASHMLA_LIKE_ATTEND_CODES_CUH
 
-#include "plugins/flashmla_like/kernels/attend_rows.cuh"
+#include "plugins/flashmla_like/kernels/attend.cuh"
 
 #define CODES_BLOCKS (MLA_DIM / 32) /* of 32 codes: what the lanes of a row load at once */
 #define P_SCALE      32768.0f
@@ -58,6 +58,16 @@ DEVICE unsigned codes_place(int row, int block)
 {
     return row * MLA_CODES_ROW + (block ^ (row / 4 % 2)) * 32;
 }
+
+/* Where loaders put codes: a tile of so many rows, and a block of one of them. */
+struct codes_tile {
+    static constexpr int rows = MLA_TILE;
+
+    static __device__ __forceinline__ unsigned place(int row, int block)
+    {
+        return codes_place(row, block);
+    }
+};
 
 /* "cvt": two codes of e4m3 as fp16, exact. */
 DEVICE unsigned widen_pair(unsigned short codes)
@@ -123,6 +133,7 @@ DEVICE void codes_copy(unsigned to, const char *from, int bytes, bool aligned)
 }
 
 /* A new latent as the cache would hold it, by a warp. */
+template <class to>
 DEVICE void codes_quantise(const mla_call &c, unsigned tile, int row, const char *c_kv,
                            const char *k_pe, float scale, int lane)
 {
@@ -134,66 +145,74 @@ DEVICE void codes_quantise(const mla_call &c, unsigned tile, int row, const char
         for (int i = 0; i < 4; i++)
             x[i] = there ? f32_divide(element_from_bf16(((const any16 *)from)[i]), scale) : 0.0f;
         unsigned codes = pack_codes(x[0], x[1], x[2], x[3]);
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + codes_place(row, d / 32) + d % 32),
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + to::place(row, d / 32) + d % 32),
                      "r"(codes)
                      : "memory");
     }
 }
 
 /* Eight lanes copy 128 bytes of a row at a time, four rows side by side. */
+template <class to>
 DEVICE void codes_load_tile(const mla_call &c, const codes_source &mine, unsigned tile, int warp,
                             int lane)
 {
+    constexpr int rows = to::rows / 4; /* of a warp */
     const int piece = lane % 8, lora = c.lora - piece * 16, rope = c.rope - piece * 16;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int row = warp * 16 + i * 4 + lane / 8;
-        const char *from = shuffle_pointer(mine.row, i * 4 + lane / 8) + piece * 16;
-        const int bytes = __shfl_sync(~0u, mine.bytes, i * 4 + lane / 8);
-        const unsigned to = tile + codes_place(row, piece / 2) + piece % 2 * 16;
+    for (int i = 0; i < (rows + 3) / 4; i++) {
+        const int row = i * 4 + lane / 8;
+        const char *from = shuffle_pointer(mine.row, row) + piece * 16;
+        const int bytes = __shfl_sync(~0u, mine.bytes, row);
+        const unsigned at = tile + to::place(warp * rows + row, piece / 2) + piece % 2 * 16;
+        if (row >= rows)
+            continue;
 #pragma unroll
         for (int k = 0; k < MLA_LORA / 128; k++)
-            copy_async(to + k * 128, from + k * 128, k * 128 < lora ? bytes : 0);
+            copy_async(at + k * 128, from + k * 128, k * 128 < lora ? bytes : 0);
         if (piece < MLA_ROPE / 16)
-            copy_async(to + MLA_LORA, from + c.lora, rope > 0 ? bytes : 0);
+            copy_async(at + MLA_LORA, from + c.lora, rope > 0 ? bytes : 0);
     }
 }
 
 /* The same but for new latents, and where addresses are no multiples of 16. */
+template <class to>
 DEVICE void codes_load_slow(const mla_call &c, const codes_source &mine, unsigned tile, int warp,
                             int lane, bool aligned)
 {
 #pragma unroll 1
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < to::rows / 4; i++) {
         const char *from = shuffle_pointer(mine.row, i);
         const int bytes = __shfl_sync(~0u, mine.bytes, i), fresh = __shfl_sync(~0u, mine.fresh, i);
 #pragma unroll 1
         for (int d = lane * 16; d < MLA_DIM && !fresh; d += 512) {
             const bool there = d < MLA_LORA ? d < c.lora : d - MLA_LORA < c.rope;
-            codes_copy(tile + codes_place(warp * 16 + i, d / 32) + d % 32,
+            codes_copy(tile + to::place(warp * (to::rows / 4) + i, d / 32) + d % 32,
                        from + (d < MLA_LORA ? d : d - MLA_LORA + c.lora), there ? bytes : 0,
                        aligned);
         }
     }
 }
 
+template <class to>
 DEVICE void codes_load_fresh(const mla_call &c, const codes_source &mine, unsigned tile,
                              float scale, int warp, int lane)
 {
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < to::rows / 4; i++) {
         const char *c_kv = shuffle_pointer(mine.row, i), *k_pe = shuffle_pointer(mine.k_pe, i);
         if (__shfl_sync(~0u, mine.fresh, i))
-            codes_quantise(c, tile, warp * 16 + i, c_kv, k_pe, scale, lane);
+            codes_quantise<to>(c, tile, warp * (to::rows / 4) + i, c_kv, k_pe, scale, lane);
     }
 }
 
-template <int N> DEVICE void codes_feed(const mla_call &c, const mla_shared<N> &m)
+/* Tiles of rows that `to` places, `bytes` each, at m.tiles. */
+template <int N, class to, int stages, int bytes>
+DEVICE void codes_feed(const mla_call &c, const mla_shared<N> &m)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
     const mask_rule rule = plan_rule(&c);
     const float scale = codes_scale(c);
-    ring<MLA_CODES_STAGES(N)> at;
+    ring<stages> at;
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
@@ -201,20 +220,20 @@ template <int N> DEVICE void codes_feed(const mla_call &c, const mla_shared<N> &
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         int last = int_min(w.u.first_row + rows, q.q_len * c.heads) - 1;
         mask_outline(&rule, &c.batch, &q, w.u.first_row / c.heads, last / c.heads, &lo, &hi);
-        int j = (w.u.first_tile + w.t0) * MLA_TILE + warp * 16 + lane % 16;
+        int j = (w.u.first_tile + w.t0) * to::rows + warp * (to::rows / 4) + lane % (to::rows / 4);
         int entry = find_entry(c, q, lo, hi, j);
         for (int t = w.t0; t < w.t1; t++) {
             const codes_source now = codes_find_source(c, q, lo, hi, j, entry);
-            j += MLA_TILE;
+            j += to::rows;
             entry = find_entry(c, q, lo, hi, j);
-            const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE;
+            const unsigned tile = m.tiles + at.slot * bytes;
             barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
             if (aligned && !__any_sync(~0u, now.fresh)) {
-                codes_load_tile(c, now, tile, warp, lane);
+                codes_load_tile<to>(c, now, tile, warp, lane);
                 copy_arrive(m.full + 8 * at.slot);
             } else {
-                codes_load_slow(c, now, tile, warp, lane, aligned);
-                codes_load_fresh(c, now, tile, scale, warp, lane);
+                codes_load_slow<to>(c, now, tile, warp, lane, aligned);
+                codes_load_fresh<to>(c, now, tile, scale, warp, lane);
                 copy_wait();
                 barrier_arrive(m.full + 8 * at.slot);
             }
@@ -625,7 +644,8 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
 
 template <int N> struct codes_roles {
     static constexpr int rows = N, stages = MLA_CODES_STAGES(N), scorers = MLA_CODES_SCORERS(N);
-    static constexpr int buffers = 2;
+    static constexpr int buffers = 2, turns = 0;
+    static constexpr int fillers = GROUP_THREADS, raws = 0;
     static constexpr int feeding = N < 32 || N == 64 ? 56 : 48, scoring = N < 64 ? 104 : 120;
     static constexpr int adding = N < 32 ? 104 : N < 64 ? 112 : 168;
 
@@ -635,7 +655,7 @@ template <int N> struct codes_roles {
     }
     static DEVICE_MEMBER void feed(const mla_call &c, const mla_shared<N> &m)
     {
-        codes_feed<N>(c, m);
+        codes_feed<N, codes_tile, stages, MLA_CODES_TILE>(c, m);
     }
     static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<N> &m)
     {

@@ -1,50 +1,312 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_rows.cuh: 64 query rows over tiles of 64 latents. With so many rows these are the 64 rows
+ * attend_rows.cuh: 64 query rows over tiles of 48 latents. With so many rows these are the 64 rows
  * of a product, as everywhere; what is loaded, walked and handed over is as in attend.cuh:
  *
- *   S[64 x 64]  = Q K^T      warpgroup 1
+ *   S[64 x 48]  = Q K^T      warpgroup 1
  *   O[64 x 256] += P V       warpgroups 2 and 3, half of the dimensions each
+ *
+ * Three panels of the queries are in registers: that makes room for a third tile, so that two are
+ * on their way while one is worked on, and spares shared memory a third of what it is read for.
+ *
+ * Latents of e4m3 are widened to bf16 once, by warpgroups 2 and 3, from where warpgroup 0 loads the
+ * codes of two tiles into two tiles of bf16. All else is the same.
  */
 #ifndef FLASHMLA_LIKE_ATTEND_ROWS_CUH
 #define FLASHMLA_LIKE_ATTEND_ROWS_CUH
 
-#include "plugins/flashmla_like/kernels/attend.cuh"
+#include "plugins/flashmla_like/kernels/attend_codes.cuh"
 
-#define ROWS 64
+#define ROWS        MLA_ROWS
+#define ROWS_PANEL  (MLA_ROWS_TILE * ROW_BYTES) /* bytes of a panel of a tile */
+#define ROWS_IN     (PANELS - MLA_ROWS_HELD)    /* panels of queries in shared memory */
+#define ROWS_SCORES (MLA_ROWS_TILE / 2)         /* of a thread */
+
+/* ---- Shared memory --------------------------------------------------------------------------- */
+
+template <int stages> DEVICE mla_shared<ROWS> rows_find(unsigned char *memory)
+{
+    mla_shared<ROWS> m;
+    m.q = shared_address(memory);
+    m.tiles = m.q + MLA_ROWS_SHARED_Q;
+    m.p = m.tiles + 3 * MLA_ROWS_SHARED_TILE;
+    m.exchange = 0;
+    m.factor = (float *)(memory + (m.p - m.q) + 2 * MLA_ROWS_SHARED_P);
+    m.q_scale = 0;
+    m.lo = m.hi = 0;
+    m.full = shared_address(m.factor + 2 * ROWS);
+    m.empty = m.full + 8 * stages;
+    m.p_full = m.empty + 8 * stages;
+    m.p_empty = m.p_full + 16;
+    m.scored = m.p_empty + 16;
+    m.raw_full = m.scored + 16;
+    m.raw_empty = m.raw_full + 16;
+    return m;
+}
+
+/* One of the two buffers of probabilities and factors. */
+DEVICE mla_shared<ROWS> rows_buffer(mla_shared<ROWS> m, int slot)
+{
+    m.p += slot * MLA_ROWS_SHARED_P;
+    m.factor += slot * ROWS;
+    m.p_full += slot * 8;
+    m.p_empty += slot * 8;
+    return m;
+}
+
+/* Where the keys that a row sees are: after its probabilities, which end before a row of a panel. */
+DEVICE unsigned rows_seen_place(const mla_shared<ROWS> &m, int row)
+{
+    return m.p + swizzled(row, 6);
+}
+
+/* ---- Warpgroup 0: tiles of bf16 -------------------------------------------------------------- */
+
+/* Can the copy engine load the tile from key j on? All its keys are seen and in pages. */
+DEVICE bool rows_boxed(const mla_call &c, const index_sequence &q, int lo, int hi, int j)
+{
+    return c.boxed && j >= lo && j + MLA_ROWS_TILE <= int_min(hi, q.first_new);
+}
+
+/* A box of each panel, by one thread. */
+DEVICE void rows_load_boxes(const mla_call &c, unsigned to, unsigned full, int j, int page)
+{
+    const int token = j % c.page_size;
+#pragma unroll
+    for (int p = 0; p < PANELS - 1; p++)
+        tensor_load(to + p * ROWS_PANEL, &c.maps[0], full, p * PANEL, token, page, 0);
+    tensor_load(to + (PANELS - 1) * ROWS_PANEL, &c.maps[1], full, 0, token, page, 0);
+}
+
+/* Lane 31 of three warps has the first key of a box, the others a row each. */
+DEVICE void rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int both = CALL_ALIGNED_CACHE | CALL_ALIGNED_NEW;
+    const bool aligned = (c.operands.aligned & both) == both;
+    const int mine = lane == 31 ? int_min(warp, 2) * MLA_BOX
+                                : warp * (MLA_ROWS_TILE / 4) + lane % (MLA_ROWS_TILE / 4);
+    const mask_rule rule = plan_rule(&c);
+    ring<3> at;
+    mla_walk w = walk_begin(c);
+    while (walk_next(c, w)) {
+        index_sequence q;
+        int lo, hi, rows = ROWS * c.pair;
+        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        int last = int_min(w.u.first_row + rows, q.q_len * c.heads) - 1;
+        mask_outline(&rule, &c.batch, &q, w.u.first_row / c.heads, last / c.heads, &lo, &hi);
+        int j = (w.u.first_tile + w.t0) * MLA_ROWS_TILE;
+        int entry = find_entry(c, q, lo, hi, j + mine);
+        for (int t = w.t0; t < w.t1; t++) {
+            const unsigned tile = m.tiles + at.slot * MLA_ROWS_SHARED_TILE;
+            const unsigned full = m.full + 8 * at.slot;
+            const bool boxed = rows_boxed(c, q, lo, hi, j);
+            const int now = entry;
+            entry = find_entry(c, q, lo, hi, j + MLA_ROWS_TILE + mine);
+            barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
+            if (boxed) {
+                if (threadIdx.x == 0)
+                    barrier_arrive_expect(full, MLA_ROWS_SHARED_TILE);
+                else
+                    barrier_arrive(full);
+                if (lane == 31 && warp < MLA_ROWS_TILE / MLA_BOX)
+                    rows_load_boxes(c, tile + warp * (MLA_BOX * ROW_BYTES), full, j + mine, now);
+            } else {
+                load_tile<MLA_ROWS_TILE>(c, find_source(c, q, lo, hi, j + mine, now), tile, warp,
+                                         lane, aligned);
+                if (aligned)
+                    copy_arrive(full);
+                else
+                    barrier_arrive(full);
+            }
+            j += MLA_ROWS_TILE;
+            at.advance();
+        }
+    }
+    copy_wait();
+}
+
+/* ---- Warpgroup 0: tiles of e4m3 -------------------------------------------------------------- */
+
+/* Codes on their way to be widened, as they lie in a page. */
+struct rows_raw {
+    static constexpr int rows = MLA_ROWS_TILE;
+
+    static __device__ __forceinline__ unsigned place(int row, int block)
+    {
+        return row * MLA_DIM + block * 32;
+    }
+};
+
+/* Two codes, in bits 8 to 15 and 24 to 31, as bf16: sign, exponent and fraction move to where bf16
+ * has them, and 2^120 is what exponents differ by. Exact for finite codes; NaN becomes 480. */
+DEVICE unsigned codes_to_bf16(unsigned pair)
+{
+    unsigned x = (pair & 0x80008000u) | (pair >> 4 & 0x07f007f0u);
+    asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(x) : "r"(0x7b807b80u));
+    return x;
+}
+
+/* The same where a code may be NaN. */
+DEVICE unsigned codes_to_bf16_slow(unsigned pair)
+{
+    unsigned x = codes_to_bf16(pair);
+    if ((pair & 0x00007f00u) == 0x00007f00u)
+        x |= 0x00007fffu;
+    if ((pair & 0x7f000000u) == 0x7f000000u)
+        x |= 0x7fff0000u;
+    return x;
+}
+
+DEVICE bool codes_have_nan(uint4 x)
+{
+    const unsigned all = 0x7f7f7f7fu, one = 0x01010101u;
+    return (((x.x & all) + one) | ((x.y & all) + one) | ((x.z & all) + one) | ((x.w & all) + one)) &
+           0x80808080u;
+}
+
+/* 16 codes as two pieces of a row of a panel. */
+DEVICE void rows_widen(unsigned from, unsigned first, unsigned second)
+{
+    const uint4 codes = shared_load(from);
+    const unsigned x[4] = {codes.x, codes.y, codes.z, codes.w};
+    const bool slow = codes_have_nan(codes);
+    unsigned y[8];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        y[2 * i] = codes_to_bf16(__byte_perm(x[i], 0, 0x1404));
+        y[2 * i + 1] = codes_to_bf16(__byte_perm(x[i], 0, 0x3424));
+    }
+    if (slow)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            y[2 * i] = codes_to_bf16_slow(__byte_perm(x[i], 0, 0x1404));
+            y[2 * i + 1] = codes_to_bf16_slow(__byte_perm(x[i], 0, 0x3424));
+        }
+    shared_store(first, make_uint4(y[0], y[1], y[2], y[3]));
+    shared_store(second, make_uint4(y[4], y[5], y[6], y[7]));
+}
+
+/* By the eight warps that add up values: a lane has 16 codes of a panel of a row, a warp eight rows
+ * at a time: one panel of all rows, and of the last panel some. Rows that are neighbours differ in
+ * what banks their pieces lie in. */
+DEVICE void rows_widen_tile(unsigned tile, unsigned raw, int warp, int lane)
+{
+    constexpr int groups = MLA_ROWS_TILE / 8;
+    const int row = lane / 4, piece = lane % 4 * 2;
+    const unsigned from = raw + row * MLA_DIM + lane % 4 * 16;
+    const unsigned first = tile + swizzled(row, piece), second = tile + swizzled(row, piece + 1);
+#pragma unroll
+    for (int group = 0; group < groups; group++) {
+        const unsigned at = warp * ROWS_PANEL + group * 8 * ROW_BYTES;
+        rows_widen(from + group * 8 * MLA_DIM + warp * PANEL, first + at, second + at);
+    }
+    if (warp < groups) {
+        const unsigned at = (PANELS - 1) * ROWS_PANEL + warp * 8 * ROW_BYTES;
+        rows_widen(from + warp * 8 * MLA_DIM + MLA_LORA, first + at, second + at);
+    }
+}
+
+/* The next tile of codes into the next tile of bf16. */
+DEVICE void rows_fill(const mla_shared<ROWS> &m, ring<2> &next, int warp, int lane)
+{
+    const unsigned raw = m.tiles + 2 * MLA_ROWS_SHARED_TILE + next.slot * MLA_ROWS_SHARED_RAW;
+    barrier_wait(m.raw_full + 8 * next.slot, next.phase);
+    barrier_wait(m.empty + 8 * next.slot, next.phase ^ 1);
+    rows_widen_tile(m.tiles + next.slot * MLA_ROWS_SHARED_TILE, raw, warp, lane);
+    fence_async_shared();
+    barrier_arrive(m.full + 8 * next.slot);
+    release(m.raw_empty + 8 * next.slot);
+    next.advance();
+}
+
+DEVICE void rows_feed_codes(mla_shared<ROWS> m, const mla_call &c)
+{
+    m.tiles += 2 * MLA_ROWS_SHARED_TILE;
+    m.full = m.raw_full;
+    m.empty = m.raw_empty;
+    codes_feed<ROWS, rows_raw, 2, MLA_ROWS_SHARED_RAW>(c, m);
+}
+
+/* ---- Warpgroup 1: scores --------------------------------------------------------------------- */
 
 /* What a thread has of its two rows, lane / 4 of the warp's 16 and 8 further on. */
 struct mla_rows {
     float top[2], sum[2];
 };
 
+/* Its elements of the queries' last panels, as the first operand of products. */
+typedef unsigned rows_held[MLA_ROWS_HELD * 4][4];
+
 DEVICE int row_of(int warp, int lane, int r)
 {
     return warp * 16 + lane / 4 + r * 8;
 }
 
-DEVICE void rows_scores(float (&s)[32], const mla_shared<ROWS> &m, unsigned tile)
+/* Two elements from a multiple of 2 bytes on, or zeros. */
+DEVICE unsigned load_pair(const char *from, bool there, bool aligned)
+{
+    if (!there)
+        return 0;
+    return aligned ? *(const any32 *)from
+                   : ((const any16 *)from)[0] | (unsigned)((const any16 *)from)[1] << 16;
+}
+
+DEVICE void rows_hold(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                      rows_held &held, int warp, int lane)
+{
+    const int first = first_row<ROWS>(c, w), count = q.q_len * c.heads;
+    const bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int n = first + row_of(warp, lane, r), at = n < count ? n : 0;
+        const i64 row = q.first_row + at / c.heads;
+        const int head = at % c.heads, d = lane % 4 * 2;
+        const char *nope = (const char *)c.operands.q + row * c.operands.q_row +
+                           head * c.operands.q_head + (ROWS_IN * PANEL + d) * 2;
+        const char *rope = (const char *)c.q_pe + row * c.q_pe_row + head * c.q_pe_head + d * 2;
+#pragma unroll
+        for (int i = 0; i < MLA_ROWS_HELD * 4; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int k = i * 16 + half * 8, into = k - (MLA_ROWS_HELD - 1) * PANEL;
+                held[i][2 * half + r] =
+                    into < 0 ? load_pair(nope + k * 2, n < count && ROWS_IN * PANEL + k < c.lora,
+                                         aligned)
+                             : load_pair(rope + into * 2, n < count && into < c.rope, aligned);
+            }
+    }
+}
+
+DEVICE void rows_scores(float (&s)[ROWS_SCORES], const rows_held &held, const mla_shared<ROWS> &m,
+                        unsigned tile)
 {
     const unsigned long long a = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
     const unsigned long long b = matrix_descriptor(tile, 16, 8 * ROW_BYTES);
     products_fence();
 #pragma unroll
-    for (int i = 0; i < MLA_DIM / 16; i++)
-        product_shared<64, 0, 0>(s, descriptor_advance(a, i / 4 * (ROWS * ROW_BYTES) + i % 4 * 32),
-                                 descriptor_advance(b, i / 4 * PANEL_TILE + i % 4 * 32), i > 0);
+    for (int i = 0; i < MLA_DIM / 16; i++) {
+        const unsigned long long keys = descriptor_advance(b, i / 4 * ROWS_PANEL + i % 4 * 32);
+        if (i < ROWS_IN * 4)
+            product_shared<MLA_ROWS_TILE, 0, 0>(
+                s, descriptor_advance(a, i / 4 * (ROWS * ROW_BYTES) + i % 4 * 32), keys, i > 0);
+        else
+            product_register<MLA_ROWS_TILE, 0, 0>(s, held[i - ROWS_IN * 4], keys, 1);
+    }
     products_commit();
     products_wait<0>();
     products_arrived(s);
 }
 
 /* `j` is the key of s[0]. */
-DEVICE void rows_hide(float (&s)[32], const mla_shared<ROWS> &m, int j, int warp, int lane)
+DEVICE void rows_hide(float (&s)[ROWS_SCORES], const mla_shared<ROWS> &m, int j, int warp, int lane)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int lo = m.lo[row_of(warp, lane, r)], hi = m.hi[row_of(warp, lane, r)];
+        const unsigned place = rows_seen_place(m, row_of(warp, lane, r));
+        const int lo = (int)shared_load_word(place), hi = (int)shared_load_word(place + 4);
 #pragma unroll
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < MLA_ROWS_TILE / 8; i++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 int at = j + i * 8 + e;
@@ -54,36 +316,48 @@ DEVICE void rows_hide(float (&s)[32], const mla_shared<ROWS> &m, int j, int warp
     }
 }
 
-DEVICE void rows_softmax(float (&s)[32], mla_rows &rows, float (&factor)[2])
+/* What probabilities are relative to is let be until a maximum exceeds it by 2^8: then outputs
+ * are multiplied. */
+#define ROWS_SLACK 8.0f
+
+DEVICE void rows_softmax(float (&s)[ROWS_SCORES], mla_rows &rows, float (&factor)[2])
 {
+    float base[2], sum[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float top = s[2 * r], sum = 0;
+        float top = s[2 * r];
 #pragma unroll
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < MLA_ROWS_TILE / 8; i++)
             top = fmaxf(top, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
-        top = fmaxf(rows.top[r], softmax_quad_max(top));
-        float base = softmax_base(top);
-        factor[r] = softmax_exp2(rows.top[r] - base);
+        top = softmax_quad_max(top);
+        factor[r] = rows.top[r];
+        rows.top[r] = top > rows.top[r] + ROWS_SLACK ? top : rows.top[r];
+        base[r] = softmax_base(rows.top[r]);
+    }
 #pragma unroll
-        for (int i = 0; i < 8; i++)
+    for (int r = 0; r < 2; r++)
+        factor[r] = factor[r] == rows.top[r] ? 1.0f : softmax_exp2(factor[r] - base[r]);
+#pragma unroll
+    for (int i = 0; i < MLA_ROWS_TILE / 8; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 float &x = s[4 * i + 2 * r + e];
-                x = softmax_exp2(x - base);
-                sum += x;
+                x = softmax_exp2(x - base[r]);
+                sum[r][e] += x;
             }
-        rows.sum[r] = rows.sum[r] * factor[r] + sum;
-        rows.top[r] = top;
-    }
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        rows.sum[r] = rows.sum[r] * factor[r] + (sum[r][0] + sum[r][1]);
 }
 
-DEVICE void rows_store(const float (&s)[32], const float (&factor)[2], const mla_shared<ROWS> &m,
-                       int warp, int lane)
+DEVICE void rows_store(const float (&s)[ROWS_SCORES], const float (&factor)[2],
+                       const mla_shared<ROWS> &m, int warp, int lane)
 {
     const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
-    for (int i = 0; i < 8; i += 2)
+    for (int i = 0; i < MLA_ROWS_TILE / 8; i += 2)
         store_matrices(m.p + swizzled(row, i + lane / 16), pack_pair<false>(s[4 * i], s[4 * i + 1]),
                        pack_pair<false>(s[4 * i + 2], s[4 * i + 3]),
                        pack_pair<false>(s[4 * i + 4], s[4 * i + 5]),
@@ -96,7 +370,8 @@ DEVICE void rows_store(const float (&s)[32], const float (&factor)[2], const mla
 
 /* What sums are to be multiplied by in the end; LSE are written. */
 DEVICE void rows_finish(const mla_call &c, const mla_walk &w, const index_sequence &q,
-                        const mla_rows &rows, const mla_shared<ROWS> &m, int warp, int lane)
+                        const mla_rows &rows, const mla_shared<ROWS> &m, float cache_scale,
+                        int warp, int lane)
 {
     const int first = first_row<ROWS>(c, w), count = q.q_len * c.heads;
 #pragma unroll
@@ -109,7 +384,7 @@ DEVICE void rows_finish(const mla_call &c, const mla_walk &w, const index_sequen
             softmax_take(&row, c.operands.sinks[at % c.heads] * SOFTMAX_LOG2E, &shrink);
         if (lane % 4 != 0)
             continue;
-        m.factor[n] = softmax_end(&row) * shrink;
+        m.factor[n] = softmax_end(&row) * shrink * cache_scale;
         if (!walk_whole(w))
             c.part_lse[part_place(c, w) * ROWS + n] = softmax_lse(&row);
         else if (c.operands.lse && valid)
@@ -118,45 +393,57 @@ DEVICE void rows_finish(const mla_call &c, const mla_walk &w, const index_sequen
     }
 }
 
-DEVICE void rows_score(const mla_call &c, const mla_shared<ROWS> &m)
+/* `cache_scale`: what codes are multiplied by. */
+template <int stages>
+DEVICE void rows_score(const mla_call &c, const mla_shared<ROWS> &m, float cache_scale)
 {
     const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
     const mask_rule rule = plan_rule(&c);
-    const float scale = c.sm_scale * SOFTMAX_LOG2E;
-    ring<MLA_STAGES> at;
-    unsigned p_phase = 1;
+    const float scale = cache_scale * (c.sm_scale * SOFTMAX_LOG2E);
+    ring<stages> at;
+    ring<2> part, scored;
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
         mla_rows rows = {{SOFTMAX_EMPTY, SOFTMAX_EMPTY}, {0, 0}};
-        float factor[2], s[32];
+        float factor[2], s[ROWS_SCORES];
         int lo, least_hi;
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        load_queries<ROWS>(c, w, q, m, thread);
+        rows_held held;
+        rows_hold(c, w, q, held, warp, lane);
+        if (thread < ROWS) {
+            row_seen<ROWS>(c, w, q, rule, thread, &lo, &least_hi);
+            shared_store_pair(rows_seen_place(m, thread), lo, least_hi);
+        }
+        load_queries<ROWS, GROUP_THREADS, ROWS_IN>(c, w, q, m, thread);
         seen_by_all<ROWS>(c, w, q, rule, &lo, &least_hi);
         for (int t = w.t0; t < w.t1; t++) {
-            int j = (w.u.first_tile + t) * MLA_TILE;
+            int j = (w.u.first_tile + t) * MLA_ROWS_TILE;
             barrier_wait(m.full + 8 * at.slot, at.phase);
             fence_async_shared();
-            rows_scores(s, m, m.tiles + at.slot * MLA_SHARED_TILE);
+            rows_scores(s, held, m, m.tiles + at.slot * MLA_ROWS_SHARED_TILE);
             release(m.empty + 8 * at.slot);
+            release(m.scored + 8 * scored.slot);
+            scored.advance();
             at.advance();
 #pragma unroll
-            for (int i = 0; i < 32; i++)
+            for (int i = 0; i < ROWS_SCORES; i++)
                 s[i] *= scale;
-            if (j < lo || j + MLA_TILE > least_hi)
+            if (j < lo || j + MLA_ROWS_TILE > least_hi)
                 rows_hide(s, m, j + lane % 4 * 2, warp, lane);
             rows_softmax(s, rows, factor);
-            barrier_wait(m.p_empty, p_phase);
-            p_phase ^= 1;
-            rows_store(s, factor, m, warp, lane);
+            const mla_shared<ROWS> to = rows_buffer(m, part.slot);
+            barrier_wait(to.p_empty, part.phase ^ 1);
+            rows_store(s, factor, to, warp, lane);
             fence_async_shared();
-            barrier_arrive(m.p_full);
+            barrier_arrive(to.p_full);
+            part.advance();
         }
-        barrier_wait(m.p_empty, p_phase);
-        p_phase ^= 1;
-        rows_finish(c, w, q, rows, m, warp, lane);
-        barrier_arrive(m.p_full);
+        const mla_shared<ROWS> to = rows_buffer(m, part.slot);
+        barrier_wait(to.p_empty, part.phase ^ 1);
+        rows_finish(c, w, q, rows, to, cache_scale, warp, lane);
+        barrier_arrive(to.p_full);
+        part.advance();
         named_sync(1, GROUP_THREADS); /* all have used the queries */
     }
 }
@@ -186,9 +473,9 @@ DEVICE void rows_add(float (&o)[2][64], const mla_shared<ROWS> &m, unsigned valu
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const unsigned long long b =
-            matrix_descriptor(values + half * 2 * PANEL_TILE, PANEL_TILE, 8 * ROW_BYTES);
+            matrix_descriptor(values + half * 2 * ROWS_PANEL, ROWS_PANEL, 8 * ROW_BYTES);
 #pragma unroll
-        for (int i = 0; i < MLA_TILE / 16; i++)
+        for (int i = 0; i < MLA_ROWS_TILE / 16; i++)
             product_shared<128, 0, 1>(o[half], descriptor_advance(a, i * 32),
                                       descriptor_advance(b, i * 16 * ROW_BYTES), i > 0 ? 1 : add);
     }
@@ -196,6 +483,16 @@ DEVICE void rows_add(float (&o)[2][64], const mla_shared<ROWS> &m, unsigned valu
     products_wait<0>();
     products_arrived(o[0]);
     products_arrived(o[1]);
+}
+
+/* Where the next tile is there, its scores come before these values, which then meet its softmax. */
+template <int stages>
+DEVICE void rows_give_way(const mla_shared<ROWS> &m, ring<stages> next, ring<2> &scored, bool more)
+{
+    scored.advance();
+    next.advance();
+    if (more && barrier_test(m.full + 8 * next.slot, next.phase))
+        barrier_wait(m.scored + 8 * scored.slot, scored.phase);
 }
 
 /* `d0`: the first dimension of o[0]'s eight. */
@@ -240,32 +537,42 @@ DEVICE void rows_part(const mla_call &c, const mla_walk &w, const float (&o)[2][
             to[(i * 8 + k % 2) * ROWS + row_of(warp, lane, k / 2)] = o[i / 16][i % 16 * 4 + k];
 }
 
-DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m)
+template <int stages, bool codes>
+DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
 {
     const int thread = (int)threadIdx.x - 2 * GROUP_THREADS, group = thread / GROUP_THREADS;
     const int warp = thread % GROUP_THREADS / 32, lane = thread % 32;
-    ring<MLA_STAGES> at;
-    unsigned p_phase = 0;
+    ring<stages> at;
+    ring<2> part, scored, filled;
     float o[2][64];
-    begin_rows(c, ELEMENT_BF16, thread);
+    begin_rows(c, dtype, thread);
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
+        if (codes)
+            rows_fill(m, filled, thread / 32, lane);
         for (int t = w.t0; t < w.t1; t++) {
-            barrier_wait(m.p_full, p_phase);
-            p_phase ^= 1;
+            if (codes && t + 1 < w.t1)
+                rows_fill(m, filled, thread / 32, lane);
+            const mla_shared<ROWS> from = rows_buffer(m, part.slot);
+            barrier_wait(from.p_full, part.phase);
+            if (!codes)
+                rows_give_way(m, at, scored, t + 1 < w.t1);
             fence_async_shared();
             if (t > w.t0)
-                rows_multiply(o, m, warp, lane);
-            rows_add(o, m, m.tiles + at.slot * MLA_SHARED_TILE + group * 4 * PANEL_TILE, t > w.t0);
-            barrier_arrive(m.p_empty);
+                rows_multiply(o, from, warp, lane);
+            rows_add(o, from, m.tiles + at.slot * MLA_ROWS_SHARED_TILE + group * 4 * ROWS_PANEL,
+                     t > w.t0);
+            barrier_arrive(from.p_empty);
+            part.advance();
             release(m.empty + 8 * at.slot);
             at.advance();
         }
-        barrier_wait(m.p_full, p_phase);
-        p_phase ^= 1;
-        rows_multiply(o, m, warp, lane);
-        barrier_arrive(m.p_empty);
+        const mla_shared<ROWS> from = rows_buffer(m, part.slot);
+        barrier_wait(from.p_full, part.phase);
+        rows_multiply(o, from, warp, lane);
+        barrier_arrive(from.p_empty);
+        part.advance();
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         if (walk_whole(w))
             rows_out(c, w, q, o, group * 256, warp, lane);
@@ -274,27 +581,35 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m)
     }
 }
 
-/* The kernel of 64 rows. */
-template <> struct mla_roles<ROWS> {
-    static constexpr int rows = ROWS, stages = MLA_STAGES, feeding = 72, scoring = 104;
-    static constexpr int adding = 168, scorers = 1, buffers = 1;
+/* The kernels of 64 rows. */
+template <bool codes> struct rows_roles {
+    static constexpr int rows = ROWS, stages = codes ? 2 : 3;
+    static constexpr int feeding = 56, scoring = 120, adding = 168;
+    static constexpr int scorers = 1, buffers = 2, turns = 2;
+    static constexpr int fillers = codes ? 2 * GROUP_THREADS : GROUP_THREADS;
+    static constexpr int raws = codes ? 2 : 0;
 
     static DEVICE_MEMBER mla_shared<ROWS> find(unsigned char *memory)
     {
-        return shared_find<ROWS>(memory);
+        return rows_find<stages>(memory);
     }
     static DEVICE_MEMBER void feed(const mla_call &c, const mla_shared<ROWS> &m)
     {
-        ::feed<ROWS>(c, m);
+        if constexpr (codes)
+            rows_feed_codes(m, c);
+        else
+            rows_feed(c, m);
     }
     static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<ROWS> &m)
     {
-        rows_score(c, m);
+        rows_score<stages>(c, m, codes ? codes_scale(c) : 1.0f);
     }
     static DEVICE_MEMBER void add_up(const mla_call &c, const mla_shared<ROWS> &m)
     {
-        rows_add_up(c, m);
+        rows_add_up<stages, codes>(c, m, codes ? ELEMENT_E4M3 : ELEMENT_BF16);
     }
 };
+
+#define MLA_ATTEND_ROWS(name, codes) MLA_KERNEL(name, MLA_THREADS, rows_roles<codes>)
 
 #endif /* FLASHMLA_LIKE_ATTEND_ROWS_CUH */

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "plugins/flashmla_like/kernels/attend_codes.cuh"
+#include "plugins/flashmla_like/kernels/attend_rows.cuh"
 #include "plugins/flashmla_like/kernels/merge.cuh"
 
 MLA_ATTEND(8)
 MLA_ATTEND(16)
 MLA_ATTEND(32)
-MLA_ATTEND(64)
+MLA_ATTEND_ROWS(mla_attend_64, false)
 
 MLA_ATTEND_CODES(8)
 MLA_ATTEND_CODES(16)
 MLA_ATTEND_CODES(32)
-MLA_ATTEND_CODES(64)
+MLA_ATTEND_ROWS(mla_attend_codes_64, true)

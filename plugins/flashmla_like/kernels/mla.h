@@ -17,6 +17,12 @@
 
 #include "plugins/common/cuda/call.h"
 
+#ifdef __cplusplus
+#define MLA_ALIGN alignas(64)
+#else
+#define MLA_ALIGN _Alignas(64)
+#endif
+
 #define MLA_LORA          512 /* elements of a latent: of a value; of narrower ones the rest is 0 */
 #define MLA_ROPE          64  /* likewise */
 #define MLA_WIDTH_STEP    16  /* latents of 16, 32 ... MLA_LORA + 0, 16 ... MLA_ROPE elements */
@@ -38,6 +44,20 @@
 #define MLA_SHARED_NUMBERS(n) ((n)*32 + 128)
 #define MLA_SHARED(n)                                                                              \
     (MLA_SHARED_Q(n) + MLA_STAGES * MLA_SHARED_TILE + MLA_SHARED_P(n) + MLA_SHARED_NUMBERS(n))
+
+/* The same of mla_attend_64 and mla_attend_codes_64: tiles are shorter, and some panels of the
+ * queries are in registers, so that there is room for three tiles in bf16, or for two and the codes
+ * of two. */
+#define MLA_ROWS             64 /* of mla_attend_64 */
+#define MLA_ROWS_TILE        48
+#define MLA_BOX              16 /* latents of a page that the copy engine copies at once */
+#define MLA_ROWS_HELD        3  /* panels of 64 elements */
+#define MLA_ROWS_SHARED_Q    (64 * (MLA_DIM - MLA_ROWS_HELD * 64) * 2)
+#define MLA_ROWS_SHARED_TILE (MLA_ROWS_TILE * MLA_DIM * 2)
+#define MLA_ROWS_SHARED_RAW  (MLA_ROWS_TILE * MLA_DIM)
+#define MLA_ROWS_SHARED_P    (64 * 128)
+#define MLA_ROWS_SHARED                                                                            \
+    (MLA_ROWS_SHARED_Q + 3 * MLA_ROWS_SHARED_TILE + 2 * (MLA_ROWS_SHARED_P + 64 * 4) + 128)
 
 /* The same of mla_attend_codes_N, over latents of e4m3: numbers have a scale of each query more.
  * With few rows two warpgroups compute scores, of a tile each, which are handed over together; there are two buffers for that. */
@@ -75,6 +95,11 @@ typedef struct mla_plan_header {
     mla_divided divided[MLA_MOST_RANGES]; /* in any order */
 } mla_plan_header;
 
+/* A CUtensorMap. */
+typedef struct mla_map {
+    MLA_ALIGN unsigned long long opaque[16];
+} mla_map;
+
 typedef struct mla_call {
     call_operands operands; /* q: q_nope; k: c_kv, v: k_pe; k_cache: latents */
     call_batch batch;
@@ -90,12 +115,15 @@ typedef struct mla_call {
     int ranges;
     int pair; /* blocks of N rows of a unit */
     int rows; /* N */
+    int tile; /* latents of a tile */
     int heads;
     int lora, rope; /* at most MLA_LORA, MLA_ROPE */
     int page_size;
     int window_left, chunk;
     int out_f32; /* 1 = the output is fp32, else bf16 */
     float sm_scale;
+    int boxed;       /* 1 = `maps` are there: pages are copied by boxes of MLA_BOX latents */
+    mla_map maps[2]; /* {dim, latent of a page, page, 1} of c_kv and k_pe */
 } mla_call;
 
 #endif /* FLASHMLA_LIKE_MLA_H */

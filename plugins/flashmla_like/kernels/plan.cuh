@@ -35,8 +35,8 @@ PORTABLE mla_unit plan_unit(const mla_call *c, int s, int piece)
     unit.begin = 0;
     int last = int_min(unit.first_row + rows, q.q_len * c->heads) - 1;
     mask_outline(&rule, &c->batch, &q, unit.first_row / c->heads, last / c->heads, &lo, &hi);
-    unit.first_tile = lo / MLA_TILE;
-    unit.tiles = int_max((hi + MLA_TILE - 1) / MLA_TILE - unit.first_tile, 1);
+    unit.first_tile = lo / c->tile;
+    unit.tiles = int_max((hi + c->tile - 1) / c->tile - unit.first_tile, 1);
     return unit;
 }
 

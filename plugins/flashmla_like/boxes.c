@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * boxes.c: tensor maps by which mla_attend_64 copies whole boxes of pages.
+ */
+#include "plugins/flashmla_like/flashmla_like.h"
+
+#include "attn_plugin_util.h"
+#include "plugins/common/cuda/tensor_map.h"
+
+#include <string.h>
+
+enum { BOX_DIMS = 64 /* elements of a latent in a box: 128 bytes */ };
+
+/* Elements from `first` on of all latents; what lies beyond `elements` arrives as zeros. */
+static attn_status make_map(const cuda_api *cuda, const attn_tensor *cache, int first, int elements,
+                            mla_map *to, attn_error *error)
+{
+    const int64_t size = attn_dtype_size(cache->dtype);
+    cuda_tensor_map map;
+    cuda_tensor_box box = {.name = "latent_cache",
+                           .data = (char *)attn_util_data(cache) + first * size,
+                           .dtype = cache->dtype,
+                           .rank = 4,
+                           .shape = {elements, cache->shape[1], cache->shape[0], 1},
+                           .strides = {0, 16, 16, 16},
+                           .box = {BOX_DIMS, MLA_BOX, 1, 1},
+                           .swizzle = 128,
+                           .l2 = 128};
+    for (int d = 1; d < 3; d++) /* of one element there is no next one */
+        if (box.shape[d] > 1)
+            box.strides[d] = cache->strides[2 - d] * size;
+    attn_status status = cuda_tensor_map_make(cuda, &box, &map, error);
+    if (status == ATTN_OK)
+        memcpy(to, &map, sizeof *to);
+    return status;
+}
+
+/* Pages of whole boxes, in a table of pages, at addresses that the copy engine takes. */
+static int has_boxes(const attn_instance *instance, uint32_t index, const attn_tensor *cache,
+                     const mla_call *call)
+{
+    return call->rows == MLA_ROWS && !cuda_is_fp8(instance->groups[index].kv_dtype) &&
+           call->page_size % MLA_BOX == 0 && !call->batch.req_to_token && call->rope > 0 &&
+           call->operands.aligned & CALL_ALIGNED_CACHE && cache->shape[0] > 0 &&
+           instance->cuda->cuTensorMapEncodeTiled;
+}
+
+attn_status fm_make_boxes(const attn_instance *instance, uint32_t index, const attn_tensor *cache,
+                          mla_call *call, attn_error *error)
+{
+    call->boxed = has_boxes(instance, index, cache, call);
+    if (!call->boxed)
+        return ATTN_OK;
+    attn_status status = make_map(instance->cuda, cache, 0, call->lora, &call->maps[0], error);
+    return status == ATTN_OK
+               ? make_map(instance->cuda, cache, call->lora, call->rope, &call->maps[1], error)
+               : status;
+}
