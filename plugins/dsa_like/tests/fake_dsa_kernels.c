@@ -5,24 +5,10 @@
  * strides, plans, lists, launches and their order. The plan, rows, masks and the saving of latents are
  * the plugins' own sources (kernels/rows.cuh), which are C as well.
  */
-#include "tests/fixtures/fake_cuda.h"
+#include "tests/fixtures/fake_cuda_look_up.h"
 
 #include <math.h>
 #include <stdlib.h>
-
-static struct fake_cuda fake;
-
-/* Where an address of the device is in this process. Beyond what there is the device is lost, and
- * something harmless is looked at. */
-static void *look_up(const void *address, size_t bytes)
-{
-    static char nothing[64];
-    void *found = fake.access((cuda_pointer)(uintptr_t)address, bytes);
-    memset(nothing, 0, sizeof nothing);
-    return found ? found : nothing;
-}
-
-#define PORTABLE_AT(pointer) ((__typeof__(pointer))look_up((pointer), sizeof *(pointer)))
 
 #include "plugins/dsa_like/kernels/rows.cuh"
 #include "plugins/flashmla_like/kernels/mla.h"

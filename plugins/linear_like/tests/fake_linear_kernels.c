@@ -7,21 +7,7 @@
  *
  * A block is taken for what its number says, as on the device: too few blocks leave work undone.
  */
-#include "tests/fixtures/fake_cuda.h"
-
-static struct fake_cuda fake;
-
-/* Where an address of the device is in this process. Beyond what there is the device is lost, and
- * something harmless is looked at. */
-static void *look_up(const void *address, size_t bytes)
-{
-    static char nothing[64];
-    void *found = fake.access((cuda_pointer)(uintptr_t)address, bytes);
-    memset(nothing, 0, sizeof nothing);
-    return found ? found : nothing;
-}
-
-#define PORTABLE_AT(pointer) ((__typeof__(pointer))look_up((pointer), sizeof *(pointer)))
+#include "tests/fixtures/fake_cuda_look_up.h"
 
 #include "plugins/linear_like/kernels/rows.cuh"
 #include "plugins/linear_like/kernels/shapes.h"
