@@ -24,7 +24,7 @@ enum {
 #define DSA_LOGIT_BYTES ((uint64_t)256 << 20)
 
 typedef struct dsa_layers {
-    cuda_group base;
+    cuda_group base; /* the first member: cuda_plan_take() walks over groups */
     attn_mla_dims mla;
     attn_sparse_dims sparse;
 } dsa_layers;

@@ -13,20 +13,6 @@ enum {
     SHARED_OF_BLOCK = 1024, /* bytes, the system's */
 };
 
-static attn_status find_layer(const attn_instance *instance, int32_t layer_id, uint32_t *index,
-                              const attn_util_layer **layer, attn_error *error)
-{
-    for (uint32_t i = 0; i < instance->num_groups; i++)
-        for (uint32_t n = 0; n < instance->groups[i].base.num_layers; n++)
-            if (instance->groups[i].base.layers[n].layer_id == layer_id) {
-                *index = i;
-                *layer = &instance->groups[i].base.layers[n];
-                return ATTN_OK;
-            }
-    return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                "layer_id %d is not of this instance", layer_id);
-}
-
 /* ---- Launches -------------------------------------------------------------------------------- */
 
 static int64_t num_sms(const attn_metadata *metadata)
@@ -175,7 +161,8 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     attn_status status = cuda_plan_check_forward(&metadata->plan, decode, error);
     if (status != ATTN_OK || !cuda_plan_has_rows(&metadata->plan))
         return status;
-    status = find_layer(metadata->instance, layer_id, &index, &layer, error);
+    status = cuda_find_layer(metadata->instance->groups, sizeof *metadata->instance->groups,
+                             metadata->instance->num_groups, layer_id, &index, &layer, error);
     if (status != ATTN_OK)
         return status;
     ATTN_UTIL_READ(&args, given);

@@ -280,14 +280,6 @@ uint32_t fi_index_forms(attn_instance *instance)
 attn_status fi_find_layer(const attn_instance *instance, int32_t layer_id, uint32_t *index,
                           const attn_util_layer **layer, attn_error *error)
 {
-    for (uint32_t i = 0; i < instance->num_groups; i++)
-        for (uint32_t n = 0; n < instance->groups[i].base.num_layers; n++) {
-            if (instance->groups[i].base.layers[n].layer_id != layer_id)
-                continue;
-            *index = i;
-            *layer = &instance->groups[i].base.layers[n];
-            return ATTN_OK;
-        }
-    return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                "layer_id %d is not of this instance", layer_id);
+    return cuda_find_layer(instance->groups, sizeof *instance->groups, instance->num_groups,
+                           layer_id, index, layer, error);
 }

@@ -6,20 +6,6 @@
 
 #include "attn_plugin_util.h"
 
-static attn_status find_layer(const attn_instance *instance, int32_t layer_id, uint32_t *index,
-                              const attn_util_layer **layer, attn_error *error)
-{
-    for (uint32_t i = 0; i < instance->num_groups; i++)
-        for (uint32_t n = 0; n < instance->groups[i].num_layers; n++)
-            if (instance->groups[i].layers[n].layer_id == layer_id) {
-                *index = i;
-                *layer = &instance->groups[i].layers[n];
-                return ATTN_OK;
-            }
-    return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                "layer_id %d is not of this instance", layer_id);
-}
-
 static attn_status launch_all(const attn_metadata *metadata, uint32_t index, mla_call *call,
                               attn_stream stream, attn_error *error)
 {
@@ -28,11 +14,12 @@ static attn_status launch_all(const attn_metadata *metadata, uint32_t index, mla
     const int codes = cuda_is_fp8(instance->groups[index].kv_dtype);
     const int latents = codes ? FM_LATENT_CODES : FM_LATENT_BF16;
     const int64_t blocks = (int64_t)shape->ranges * shape->pair;
+    const uint32_t threads = codes && shape->rows != MLA_ROWS ? MLA_CODES_THREADS : MLA_THREADS;
     void *params[] = {call};
     const cuda_launch attend = {.function = instance->attend[latents][shape->kernel],
                                 .name = "mla_attend",
                                 .grid = {blocks, 1, 1},
-                                .block = {codes ? MLA_CODES_THREADS(shape->rows) : MLA_THREADS},
+                                .block = {threads},
                                 .shared = fm_shared(latents, shape->kernel),
                                 .programmatic = 1};
     const cuda_launch merge = {.function = instance->merge,
@@ -57,7 +44,8 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     attn_status status = cuda_plan_check_forward(&metadata->plan, decode, error);
     if (status != ATTN_OK || !cuda_plan_has_rows(&metadata->plan))
         return status;
-    status = find_layer(metadata->instance, layer_id, &index, &layer, error);
+    status = cuda_find_layer(metadata->instance->groups, sizeof *metadata->instance->groups,
+                             metadata->instance->num_groups, layer_id, &index, &layer, error);
     if (status != ATTN_OK)
         return status;
     ATTN_UTIL_READ(&args, given);

@@ -31,17 +31,16 @@ static attn_status find_layer(layer_call *call, int32_t layer_id, attn_error *er
     const attn_instance *instance = call->instance;
     uint32_t kind = call->metadata->plan.mask.kind;
     int variant = kind == ATTN_MASK_FULL || kind == ATTN_MASK_QLEN ? VARIANT_CUSTOM : VARIANT_PLAIN;
-    for (uint32_t i = 0; i < instance->num_groups; i++)
-        for (uint32_t n = 0; n < instance->groups[i].base.num_layers; n++) {
-            if (instance->groups[i].base.layers[n].layer_id != layer_id)
-                continue;
-            call->group = &instance->groups[i];
-            call->layer = &instance->groups[i].base.layers[n];
-            call->kv = &call->metadata->plan.kv[i];
-            call->build = &instance->groups[i].builds[variant];
-            return ATTN_OK;
-        }
-    return FAIL(error, ATTN_FIELD_LAYER_ID, "layer_id %d is not of this instance", layer_id);
+    uint32_t index = 0;
+    attn_status status =
+        cuda_find_layer(instance->groups, sizeof *instance->groups, instance->num_groups, layer_id,
+                        &index, &call->layer, error);
+    if (status != ATTN_OK)
+        return status;
+    call->group = &instance->groups[index];
+    call->kv = &call->metadata->plan.kv[index];
+    call->build = &instance->groups[index].builds[variant];
+    return ATTN_OK;
 }
 
 static void take_batch(layer_call *call)

@@ -203,6 +203,23 @@ static const cuda_group *group_at(const void *groups, size_t group_size, uint32_
     return (const void *)((const char *)groups + i * group_size);
 }
 
+attn_status cuda_find_layer(const void *groups, size_t group_size, uint32_t num_groups,
+                            int32_t layer_id, uint32_t *index, const attn_util_layer **layer,
+                            attn_error *error)
+{
+    for (uint32_t i = 0; i < num_groups; i++) {
+        const cuda_group *group = group_at(groups, group_size, i);
+        for (uint32_t n = 0; n < group->num_layers; n++)
+            if (group->layers[n].layer_id == layer_id) {
+                *index = i;
+                *layer = &group->layers[n];
+                return ATTN_OK;
+            }
+    }
+    return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+                                "layer_id %d is not of this instance", layer_id);
+}
+
 attn_status cuda_plan_take(cuda_plan *plan, const cuda_api *cuda, const void *groups,
                            size_t group_size, uint32_t num_groups, const attn_batch *given,
                            attn_stream stream, attn_error *error)

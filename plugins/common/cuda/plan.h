@@ -43,6 +43,11 @@ attn_status cuda_plan_take(cuda_plan *plan, const cuda_api *cuda, const void *gr
                            size_t group_size, uint32_t num_groups, const attn_batch *given,
                            attn_stream stream, attn_error *error);
 
+/* The layer, and the index of its group, among groups as above. INVALID_ARGUMENT. */
+attn_status cuda_find_layer(const void *groups, size_t group_size, uint32_t num_groups,
+                            int32_t layer_id, uint32_t *index, const attn_util_layer **layer,
+                            attn_error *error);
+
 /* Can it be forwarded, by forward_decode or forward_extend? BAD_STATE. */
 attn_status cuda_plan_check_forward(const cuda_plan *plan, int decode, attn_error *error);
 

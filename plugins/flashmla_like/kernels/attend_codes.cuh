@@ -274,7 +274,7 @@ DEVICE int query_exponent(int top)
  * product k / 2, in which it is pair t (k even) or 4 + t. */
 template <int N> DEVICE void convert_queries(const mla_shared<N> &m, float scale, int thread)
 {
-    constexpr int threads = MLA_CODES_SCORERS(N) * GROUP_THREADS;
+    constexpr int threads = MLA_CODES_SCORERS * GROUP_THREADS;
     int *top = (int *)m.q_scale;
     if (thread < N)
         top[thread] = 0;
@@ -355,7 +355,7 @@ template <int N>
 DEVICE void codes_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned tile, unsigned empty,
                          int warp, int lane)
 {
-    constexpr int blocks = N < 64 ? 2 : 1, chunks = CODES_BLOCKS / blocks;
+    constexpr int blocks = 2, chunks = CODES_BLOCKS / blocks;
     const unsigned long long b = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
     const int row = warp * 16 + lane / 4;
     const unsigned even = tile + codes_place(row, 0) + lane % 4 * 8;
@@ -409,7 +409,7 @@ template <int N> DEVICE void codes_none(float (&s)[N / 2])
 
 template <int N> DEVICE void codes_score(const mla_call &c, const mla_shared<N> &m)
 {
-    constexpr int scorers = MLA_CODES_SCORERS(N), threads = scorers * GROUP_THREADS;
+    constexpr int scorers = MLA_CODES_SCORERS, threads = scorers * GROUP_THREADS;
     const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
     const int mine = uniform(thread / GROUP_THREADS);
     const mask_rule rule = plan_rule(&c);
@@ -505,36 +505,34 @@ DEVICE void codes_widen_values(const codes_values &v, int half, unsigned (*a)[4]
     }
 }
 
-/* A tile's values, from when `ready` returns: products of 16 tokens with 64 dimensions a warp, four at a time, the next ones
- * converted while these are under way; of 64 rows, whose sums leave few registers, two at a time,
- * one after the other. The tile is given back once all are loaded. */
+/* A tile's values, from when `ready` returns: products of 16 tokens with 64 dimensions a warp, four at
+ * a time, the next ones converted while these are under way. The tile is given back once all are
+ * loaded. */
 template <int N, class wait>
 DEVICE void codes_add(mla_sums<N> &o, unsigned p, codes_values &v, unsigned tile, unsigned empty,
                       int add, const wait &ready)
 {
-    constexpr int ahead = N < 32 ? 2 : 1, halves = N < 64 ? 1 : 2, steps = MLA_TILE / 16 * halves;
-    constexpr int products = 4 / halves;
+    constexpr int ahead = N < 32 ? 2 : 1, steps = MLA_TILE / 16;
     const unsigned long long b = matrix_descriptor(p, 16, 8 * ROW_BYTES);
-    unsigned a[ahead][products][4];
+    unsigned a[ahead][4][4];
 #pragma unroll
     for (int i = 0; i < steps; i++) {
-        const int tokens = i / halves * 16, first = i % halves * products;
         if (i >= ahead)
             products_wait<ahead - 1>();
 #pragma unroll
-        for (int n = 0; n < products; n += 2)
-            codes_widen_values(v, (first + n) / 2, a[i % ahead] + n);
+        for (int n = 0; n < 4; n += 2)
+            codes_widen_values(v, n / 2, a[i % ahead] + n);
         if (i == 0)
             ready();
         if (i + 1 == steps)
             release(empty);
-        else if ((i + 1) % halves == 0)
-            v = codes_load_values(tile, tokens + 16);
+        else
+            v = codes_load_values(tile, i * 16 + 16);
         products_fence();
 #pragma unroll
-        for (int n = 0; n < products; n++)
-            product_held<N>::run(o[first + n], a[i % ahead][n], descriptor_advance(b, tokens * 2),
-                                 tokens > 0 ? 1 : add);
+        for (int n = 0; n < 4; n++)
+            product_held<N>::run(o[n], a[i % ahead][n], descriptor_advance(b, i * 32),
+                                 i > 0 ? 1 : add);
         products_commit();
     }
     products_wait<0>();
@@ -593,7 +591,7 @@ DEVICE void codes_part(const mla_call &c, const mla_walk &w, const mla_sums<N> &
 
 template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N> &m)
 {
-    constexpr int scorers = MLA_CODES_SCORERS(N);
+    constexpr int scorers = MLA_CODES_SCORERS;
     const int thread = (int)threadIdx.x - (1 + scorers) * GROUP_THREADS, warp = thread / 32;
     const int lane = thread % 32, d0 = warp * 64 + lane / 4 * 8;
     const unsigned mine = codes_place(lane % 4 * 2, d0 / 32) + d0 % 32;
@@ -643,11 +641,11 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
 /* ---- Kernel ---------------------------------------------------------------------------------- */
 
 template <int N> struct codes_roles {
-    static constexpr int rows = N, stages = MLA_CODES_STAGES(N), scorers = MLA_CODES_SCORERS(N);
+    static constexpr int rows = N, stages = MLA_CODES_STAGES(N), scorers = MLA_CODES_SCORERS;
     static constexpr int buffers = 2, turns = 0;
     static constexpr int fillers = GROUP_THREADS, raws = 0;
-    static constexpr int feeding = N < 32 || N == 64 ? 56 : 48, scoring = N < 64 ? 104 : 120;
-    static constexpr int adding = N < 32 ? 104 : N < 64 ? 112 : 168;
+    static constexpr int feeding = N < 32 ? 56 : 48, scoring = 104;
+    static constexpr int adding = N < 32 ? 104 : 112;
 
     static DEVICE_MEMBER mla_shared<N> find(unsigned char *memory)
     {
@@ -667,6 +665,6 @@ template <int N> struct codes_roles {
     }
 };
 
-#define MLA_ATTEND_CODES(N) MLA_KERNEL(mla_attend_codes_##N, MLA_CODES_THREADS(N), codes_roles<N>)
+#define MLA_ATTEND_CODES(N) MLA_KERNEL(mla_attend_codes_##N, MLA_CODES_THREADS, codes_roles<N>)
 
 #endif /* FLASHMLA_LIKE_ATTEND_CODES_CUH */

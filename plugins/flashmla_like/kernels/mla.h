@@ -59,14 +59,15 @@
 #define MLA_ROWS_SHARED                                                                            \
     (MLA_ROWS_SHARED_Q + 3 * MLA_ROWS_SHARED_TILE + 2 * (MLA_ROWS_SHARED_P + 64 * 4) + 128)
 
-/* The same of mla_attend_codes_N, over latents of e4m3: numbers have a scale of each query more.
- * With few rows two warpgroups compute scores, of a tile each, which are handed over together; there are two buffers for that. */
-#define MLA_CODES_ROW        608 /* bytes from one latent of a tile to the next */
-#define MLA_CODES_TILE       (MLA_TILE * MLA_CODES_ROW)
-#define MLA_CODES_STAGES(n)  ((n) < 32 ? 5 : (n) < 64 ? 4 : 3)
-#define MLA_CODES_SCORERS(n) ((n) < 64 ? 2 : 1)
-#define MLA_CODES_THREADS(n) (384 + 128 * MLA_CODES_SCORERS(n))
-#define MLA_CODES_P(n)       (MLA_CODES_SCORERS(n) * MLA_SHARED_P(n))
+/* The same of mla_attend_codes_N, over latents of e4m3, with at most 32 rows: numbers have a scale of
+ * each query more. Two warpgroups compute scores, of a tile each, which are handed over together;
+ * there are two buffers for that. */
+#define MLA_CODES_ROW       608 /* bytes from one latent of a tile to the next */
+#define MLA_CODES_TILE      (MLA_TILE * MLA_CODES_ROW)
+#define MLA_CODES_STAGES(n) ((n) < 32 ? 5 : 4)
+#define MLA_CODES_SCORERS   2
+#define MLA_CODES_THREADS   640
+#define MLA_CODES_P(n)      (MLA_CODES_SCORERS * MLA_SHARED_P(n))
 #define MLA_CODES_SHARED(n)                                                                        \
     (MLA_SHARED_Q(n) + MLA_CODES_STAGES(n) * MLA_CODES_TILE + 2 * MLA_CODES_P(n) + (n)*52 + 128)
 
