@@ -7,7 +7,8 @@ set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
 
-for tool in bindgen python3; do
+# Without rustfmt bindgen writes everything on one line, which neither bindgen.py nor grep reads.
+for tool in bindgen rustfmt python3; do
     if ! command -v "$tool" >/dev/null; then
         tap_skip "bindgen reads the headers" "no $tool here (Debian: $tool)"
         tap_end
