@@ -245,6 +245,8 @@ static attn_status run_eagerly(struct executor *executor, const struct batch_ste
     int64_t start = clock_now_ns();
     attn_status status = executor_plan(executor, executor->eager, error);
     flight->forward_ns += clock_now_ns() - start;
+    if (status == ATTN_OK)
+        status = executor_prefix_list(executor, step, flight, error);
     return status == ATTN_OK ? executor_run_layers(executor, &run, error) : status;
 }
 

@@ -71,13 +71,21 @@ struct layer_constants {
     attn_tensor tensors[KIND_MAX_CONSTANTS];
 };
 
+/* Chunks of prefixes, by their arrays (executor_prefix.c). */
+struct prefix_lists {
+    int32_t *entries;
+    int32_t num_chunks; /* there is room for */
+};
+
 /* Calls of the expanded form over chunks of prefixes: their keys and values are as many rows as a
  * step has at most, in the memory of the step's own. */
 struct prefix_calls {
     attnhost_metadata **metadata; /* [num_units]; NULL, all or one, = there are no such calls */
-    int32_t *kv_lens;             /* [max_seqs] */
-    int32_t *new_indptr;          /* [max_seqs + 1] */
-    int32_t *request, *position;  /* [max_tokens] of each row of keys */
+    int32_t *planned;             /* [num_units] the chunk that metadata were planned for */
+    struct prefix_lists lists;    /* the device's */
+    struct prefix_lists *staged;  /* [num_flights], pinned; on the CPU `lists` are those of one */
+    struct prefix_lists *current; /* of these: the step's that was listed last */
+    int32_t num_chunks;           /* of that step */
     float *out, *lse;             /* what a chunk gives, as wide as the layer's own */
 };
 
@@ -182,6 +190,11 @@ void executor_view_rows(const struct executor *executor, const struct row_operan
 /* Nothing if no layer is called in the expanded form. */
 attn_status executor_prefix_create(struct executor *executor, attn_error *error);
 void executor_prefix_destroy(struct executor *executor);
+
+/* Before the layers of a step that is run eagerly: list the keys of its prefixes, if layers are
+ * called in the expanded form in its mode. Enqueues their upload. */
+attn_status executor_prefix_list(struct executor *executor, const struct batch_step *step,
+                                 struct flight *flight, attn_error *error);
 
 /* After the forward over the new rows of a layer in the expanded form, whose operands these are:
  * what the prefixes of the step add, chunk by chunk, is merged into its output. */

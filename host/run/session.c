@@ -30,21 +30,6 @@ static attn_status load_plugins(struct session *s, attn_error *error)
 
 /* ---- Model ----------------------------------------------------------------------------------- */
 
-/* What is done on the processor alone: the merging of partial results of the expanded form. */
-static attn_status check_kinds(const struct session *s, attn_error *error)
-{
-    for (uint32_t g = 0; g < s->model->num_groups; g++) {
-        const attn_layer_group *group = &s->model->groups[g];
-        if (kind_expands(s->model, group) && s->described.type != ATTN_DEVICE_CPU)
-            return host_fail(
-                error, ATTN_CONFIG_ERROR,
-                "%s: layer group %u has a mode in the expanded form, which `run` "
-                "serves only on the processor: accepted attention.mla_prefill = absorbed",
-                s->model->name, g);
-    }
-    return ATTN_OK;
-}
-
 /* A sparse layer without an indexer has the choice of one before it. */
 static attn_status check_choices(const struct session *s, attn_error *error)
 {
@@ -123,8 +108,6 @@ static attn_status select_backends(struct session *s, attn_error *error)
         select_create_here(s->host, s->config, s->model, &s->described, &s->selection, error);
     if (s->selection && s->params->choices)
         print_choices(s);
-    if (status == ATTN_OK)
-        status = check_kinds(s, error);
     if (status == ATTN_OK)
         status = check_choices(s, error);
     return status;

@@ -235,54 +235,6 @@ attn_status step_kernels_watch(const struct step_kernels *kernels, int32_t layer
     return ATTN_OK;
 }
 
-struct merge {
-    const struct step_partial *into, *from;
-    int64_t count; /* rows x heads */
-    int32_t dim;
-};
-
-/* An empty part, of LSE -inf, weighs nothing, whatever its output is. */
-static void merge_one(const struct merge *merge, int64_t i)
-{
-    float *out = merge->into->out + i * merge->dim, *lse = &merge->into->lse[i];
-    const float *other = merge->from->out + i * merge->dim;
-    float other_lse = merge->from->lse[i];
-    if (isinf(other_lse) && other_lse < 0)
-        return;
-    if (isinf(*lse) && *lse < 0) {
-        memcpy(out, other, (size_t)merge->dim * sizeof *out);
-        *lse = other_lse;
-        return;
-    }
-    float most = fmaxf(*lse, other_lse);
-    float a = expf(*lse - most), b = expf(other_lse - most), sum = a + b;
-    for (int32_t d = 0; d < merge->dim; d++)
-        out[d] = (a * out[d] + b * other[d]) / sum;
-    *lse = most + logf(sum);
-}
-
-static attn_status merge_task(void *arg, int64_t task, uint32_t worker)
-{
-    (void)worker;
-    const struct merge *merge = arg;
-    int64_t last = (task + 1) * ROWS_PER_TASK;
-    for (int64_t i = task * ROWS_PER_TASK; i < last && i < merge->count; i++)
-        merge_one(merge, i);
-    return ATTN_OK;
-}
-
-attn_status step_kernels_merge(const struct step_kernels *kernels, const struct step_partial *into,
-                               const struct step_partial *from, int32_t rows, int32_t heads,
-                               int32_t dim, attn_error *error)
-{
-    struct merge merge = {into, from, (int64_t)rows * heads, dim};
-    if (kernels->cuda)
-        return host_fail(error, ATTN_UNSUPPORTED, "partial results are merged only on the CPU");
-    int64_t num_tasks = units_for(merge.count, ROWS_PER_TASK);
-    attn_status status = threads_for(kernels->threads, num_tasks, merge_task, &merge);
-    return status == ATTN_OK ? ATTN_OK : host_fail(error, status, "merging failed");
-}
-
 attn_status step_kernels_gather(const struct step_kernels *kernels, int32_t layer,
                                 const struct step_sample *sample, const struct step_output *output,
                                 int32_t max_rows, attn_stream stream, attn_error *error)

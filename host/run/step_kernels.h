@@ -92,17 +92,6 @@ attn_status step_kernels_watch(const struct step_kernels *kernels, int32_t layer
                                const struct step_rows *rows, const struct step_output *output,
                                uint64_t *first, attn_stream stream, attn_error *error);
 
-/* Results over some of the keys: dense [rows, heads, dim] in ATTN_F32 and their LSE, [rows, heads].
- */
-struct step_partial {
-    float *out, *lse;
-};
-
-/* Merge `from` into `into` by log-sum-exp (docs/ABI.md, MEAN-15). UNSUPPORTED on CUDA. */
-attn_status step_kernels_merge(const struct step_kernels *kernels, const struct step_partial *into,
-                               const struct step_partial *from, int32_t rows, int32_t heads,
-                               int32_t dim, attn_error *error);
-
 /* Copy the sampled rows of a layer: row rows[i] to `to` + offset[layer] + (i - indptr[layer]) *
  * bytes of a row, for indptr[layer] <= i < indptr[layer + 1]. */
 struct step_sample {

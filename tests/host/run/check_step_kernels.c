@@ -276,47 +276,6 @@ START_TEST(rows_are_gathered)
 }
 END_TEST
 
-/* Rows with both parts, with one, with none; an empty part's output may be anything. */
-START_TEST(partial_results_are_merged)
-{
-    enum { ROWS = 100, HEADS = 3, DIM = 17, PAIRS = ROWS * HEADS };
-    static float out[PAIRS * DIM + 1], other[PAIRS * DIM], lse[PAIRS + 1], other_lse[PAIRS];
-    static double truth[PAIRS][DIM], truth_lse[PAIRS];
-    for (int i = 0; i < PAIRS; i++) {
-        double a[DIM], b[DIM];
-        int empty = (int)step_case_random(&some, 5);
-        lse[i] = empty == 1 || empty == 3 ? -INFINITY : (float)step_case_random(&some, 200) - 100;
-        other_lse[i] =
-            empty == 2 || empty == 3 ? -INFINITY : (float)step_case_random(&some, 200) - 100;
-        if (empty == 4)
-            other_lse[i] = lse[i] + 0.25f;
-        for (int d = 0; d < DIM; d++) {
-            a[d] = out[i * DIM + d] = (float)step_case_random(&some, 1000) / 100 - 5;
-            b[d] = other[i * DIM + d] = (float)step_case_random(&some, 1000) / 100 - 5;
-            if (empty == 2 || empty == 3)
-                other[i * DIM + d] = NAN;
-            if (empty == 1)
-                out[i * DIM + d] = NAN;
-            if (empty == 3)
-                a[d] = out[i * DIM + d] = 0;
-        }
-        reference_merge(DIM, a, (double)lse[i], b, (double)other_lse[i], truth[i], &truth_lse[i]);
-    }
-    out[PAIRS * DIM] = lse[PAIRS] = 77;
-    const struct step_partial into = {out, lse}, from = {other, other_lse};
-    GOOD(step_kernels_merge(kernels, &into, &from, ROWS, HEADS, DIM, &error.base));
-    for (int i = 0; i < PAIRS; i++) {
-        if (isinf(truth_lse[i]))
-            ck_assert(isinf(lse[i]) && lse[i] < 0);
-        else
-            ck_assert_double_lt(fabs((double)lse[i] - truth_lse[i]), 2e-5);
-        for (int d = 0; d < DIM; d++)
-            ck_assert_double_lt(fabs((double)out[i * DIM + d] - truth[i][d]), 2e-6);
-    }
-    ck_assert(!(out[PAIRS * DIM] < 77) && !(lse[PAIRS] < 77));
-}
-END_TEST
-
 START_TEST(other_types_are_refused)
 {
     const struct step_rows rows = {requests, positions, 1};
@@ -423,9 +382,6 @@ START_TEST(cuda_makes_queries_and_keys_alone)
         ck_assert_msg(strstr(host_error_text(&said), "a GPU makes ") != NULL, "%s",
                       host_error_text(&said));
     }
-    const struct step_partial partial = {NULL, NULL};
-    FAILS(step_kernels_merge(c.kernels[CASE_DEVICE], &partial, &partial, 1, 1, 1, NULL),
-          ATTN_UNSUPPORTED);
     ck_assert_uint_eq(fake.num_calls("cuLaunchKernel"), 0);
     step_case_destroy(&c);
     close_fake();
@@ -660,7 +616,6 @@ static Suite *suite(void)
     tcase_add_test(processor, outputs_are_watched);
     tcase_add_test(processor, every_half_is_judged);
     tcase_add_test(processor, rows_are_gathered);
-    tcase_add_test(processor, partial_results_are_merged);
     tcase_add_test(processor, other_types_are_refused);
     tcase_add_loop_test(cuda, cuda_is_equal_to_the_processor, 0, 40);
     tcase_add_loop_test(cuda, cuda_graphs_see_new_contents, 0, 6);
