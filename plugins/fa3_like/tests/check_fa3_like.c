@@ -299,7 +299,7 @@ START_TEST(given_keys_are_all_there_are)
     static const int given[SEQS] = {300, 30, 20, 0, 4}, first[SEQS] = {3, 303, 333, 353, 356};
     static const int position[SEQS] = {0, 30, 40, -4, 1}, bucket[SEQS] = {12, 3, 2, 0, 0};
     int marks[SEQS] = {0}, found[3][SEQS];
-    long long slots[360];
+    long long slots[360] = {0};
     fa3_plan plan;
     fa3_plan_call p = make_plan(&plan, marks, slots);
     p.batch.q_indptr = queries;
