@@ -69,13 +69,14 @@ AC_DEFUN([_ATTN_CUDA_TRY], [
          NVCC=])
     rm -f conftest.cu conftest.fatbin])
 
-# Compressed fatbins take a sixth of the room in plugins; nvcc 12.8 and later can choose how.
+# Compressed fatbins take a sixth of the room in plugins, and a second each; nvcc 12.8 and later can choose how.
 AC_DEFUN([_ATTN_CUDA_COMPRESS], [
-    AC_MSG_CHECKING([whether $NVCC takes --compress-mode=size])
+    AS_IF([test -n "$NVCC_PART"], [attn_mode=--compress-mode=none], [attn_mode=--compress-mode=size])
+    AC_MSG_CHECKING([whether $NVCC takes $attn_mode])
     AS_ECHO(['extern "C" __global__ void conftest() {}']) > conftest.cu
-    AS_IF([$NVCC --compress-mode=size -fatbin -o conftest.fatbin conftest.cu >&AS_MESSAGE_LOG_FD 2>&1],
+    AS_IF([$NVCC $attn_mode -fatbin -o conftest.fatbin conftest.cu >&AS_MESSAGE_LOG_FD 2>&1],
         [AC_MSG_RESULT([yes])
-         NVCCFLAGS="$NVCCFLAGS --compress-mode=size"],
+         NVCCFLAGS="$NVCCFLAGS $attn_mode"],
         [AC_MSG_RESULT([no])])
     rm -f conftest.cu conftest.fatbin])
 

@@ -10,10 +10,10 @@ nvcc_nearest = $(or $($(notdir $2)_$1),$(if $(filter-out ./,$(dir $2)),$(call nv
 # Architectures, as nvcc calls them: sm_90a is a cubin, compute_80 PTX.
 nvcc_codes = $(strip $(or $(call nvcc_nearest,GENCODE,$1),$(NVCC_CODES)))
 nvcc_gencode = $(foreach code,$(nvcc_codes),-gencode arch=$(code:sm_%=compute_%),code=$(code))
-nvcc_flags = $(strip -std=c++17 $(nvcc_gencode) -Xptxas -v $(NVCCFLAGS) $(call nvcc_nearest,NVCCFLAGS,$1) $(nvcc_draft) $(PLUGIN_CPPFLAGS))
+nvcc_flags = $(strip -std=c++17 $(nvcc_gencode) -Xptxas -v $(if $(nvcc_draft),$(filter-out -lineinfo,$(NVCCFLAGS)),$(NVCCFLAGS)) $(call nvcc_nearest,NVCCFLAGS,$1) $(nvcc_draft) $(PLUGIN_CPPFLAGS))
 
 # In a build for tests without a GPU (configure --with-cuda-part=K) every sixth .cu file is optimised, the K-th first;
-# the others of folders with NAME_DRAFT = yes are drafts, which compile in a quarter of the time and are slow.
+# the others of folders with NAME_DRAFT = yes are drafts, which compile in a sixth of the time, are slow, and know no lines.
 nvcc_optimised := $(if $(NVCC_PART),$(shell cd $(srcdir) && find plugins -name '*.cu' | LC_ALL=C sort | sed -n 's/[.]cu$$//; $(NVCC_PART)~6p'))
 nvcc_draft = $(if $(NVCC_PART),$(if $(filter $1,$(nvcc_optimised)),,$(if $(call nvcc_nearest,DRAFT,$1),-Ofc=max)))
 
