@@ -144,6 +144,27 @@ struct check {
     void (*run)(struct check_run *run);
 };
 
+/* A row of a table, whose check `name` is run by run_NAME: `count` is a function or NULL, and that of rows of numeric
+ * cases is count_NAME. */
+#define CHECK_ROW(rule, name, count, needs, sentence)                                              \
+    {                                                                                              \
+        rule, #name, sentence, needs, count, run_##name                                            \
+    }
+#define CHECK_CASES(rule, name, sentence)                                                          \
+    CHECK_ROW(rule, name, count_##name, CHECK_NEEDS_COMPUTE, sentence)
+
+/* Those two functions, where one expression of `subject`, or one call with `run`, is all that they do. */
+#define CHECK_COUNT(name, number)                                                                  \
+    static int32_t count_##name(const struct check_subject *subject)                               \
+    {                                                                                              \
+        return number;                                                                             \
+    }
+#define CHECK_RUN(name, call)                                                                      \
+    static void run_##name(struct check_run *run)                                                  \
+    {                                                                                              \
+        call;                                                                                      \
+    }
+
 /* The tables, each ended by a row without a rule. */
 extern const struct check check_load[], check_nego[], check_life[], check_conf[], check_caps[],
     check_work[], check_pure[], check_pure_cuda[], check_capt[], check_num[], check_invar[],

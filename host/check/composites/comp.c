@@ -23,10 +23,7 @@ static const char *child_name(const struct check_subject *subject, uint32_t inde
 }
 
 /* A case for each child. */
-static int32_t count_children(const struct check_subject *subject)
-{
-    return (int32_t)subject->node->num_children;
-}
+CHECK_COUNT(children, (int32_t)subject->node->num_children)
 
 static bool scene_open(struct scene *scene, struct check_run *run)
 {
@@ -319,19 +316,11 @@ static void run_failures(struct check_run *run)
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_comp[] = {
-    {.rule = "COMP-02",
-     .name = "verdict",
-     .sentence = "a child's no is the composite's no, with the child's name; its graph level and "
-                 "notes are no better than a child's",
-     .needs = CHECK_NEEDS_CHILD,
-     .count = count_children,
-     .run = run_verdict},
-    {.rule = "COMP-03",
-     .name = "needs",
-     .sentence = "the index forms and the memory of each child are among the composite's",
-     .needs = CHECK_NEEDS_CHILD,
-     .count = count_children,
-     .run = run_forms},
+    CHECK_ROW("COMP-02", verdict, count_children, CHECK_NEEDS_CHILD,
+              "a child's no is the composite's no, with the child's name; its graph level and "
+              "notes are no better than a child's"),
+    {"COMP-03", "needs", "the index forms and the memory of each child are among the composite's",
+     CHECK_NEEDS_CHILD, count_children, run_forms},
     {.rule = "COMP-04",
      .name = "failures",
      .sentence =
@@ -340,24 +329,12 @@ const struct check check_comp[] = {
      .needs = CHECK_NEEDS_CHILD,
      .count = count_children,
      .run = run_failures},
-    {.rule = "COMP-05",
-     .name = "cycles",
-     .sentence = "a composite that contains itself, at once or by another, is refused",
-     .needs = CHECK_NEEDS_CHILD,
-     .count = comp_count_refs,
-     .run = comp_run_cycles},
-    {.rule = "COMP-05",
-     .name = "missing",
-     .sentence = "a missing child is refused by its name",
-     .needs = CHECK_NEEDS_CHILD,
-     .count = comp_count_refs,
-     .run = comp_run_missing},
-    {.rule = "COMP-06",
-     .name = "equal",
-     .sentence = "with one backend as all children, results are that backend's",
-     .needs = CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE,
-     .count = count_children,
-     .run = comp_run_equal},
+    {"COMP-05", "cycles", "a composite that contains itself, at once or by another, is refused",
+     CHECK_NEEDS_CHILD, comp_count_refs, comp_run_cycles},
+    {"COMP-05", "missing", "a missing child is refused by its name", CHECK_NEEDS_CHILD,
+     comp_count_refs, comp_run_missing},
+    {"COMP-06", "equal", "with one backend as all children, results are that backend's",
+     CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE, count_children, comp_run_equal},
     {.rule = "COMP-06",
      .name = "deep",
      .sentence =
@@ -365,39 +342,22 @@ const struct check check_comp[] = {
      .needs = CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE,
      .count = count_children,
      .run = comp_run_deep},
-    {.rule = "COMP-02",
-     .name = "stand_ins",
-     .sentence = "over children that answer differently a verdict is what follows from the "
-                 "answers of those that anything comes to, at any depth",
-     .needs = CHECK_NEEDS_CHILD,
-     .count = stand_count,
-     .run = stand_run_verdict},
-    {.rule = "COMP-03",
-     .name = "stand_ins",
-     .sentence = "children that ask for different index forms and memory get what they ask for, "
-                 "and none of another's",
-     .needs = CHECK_NEEDS_CHILD,
-     .count = stand_count,
-     .run = stand_run_memory},
-    {.rule = "COMP-08",
-     .name = "rows",
-     .sentence = "each row of a batch, with all that belongs to it, comes to the one child that "
-                 "the options name for it, once, and nothing else does",
-     .needs = CHECK_NEEDS_CHILD,
-     .count = stand_count,
-     .run = stand_run_rows},
-    {.rule = "COMP-07",
-     .name = "graphs",
-     .sentence = "with GRAPH metadata each row comes to the child that the bounds pick",
-     .needs = CHECK_NEEDS_CHILD,
-     .count = stand_count,
-     .run = stand_run_graphs},
-    {.rule = "COMP-08",
-     .name = "measured",
-     .sentence = "where children are measured, rows come to the fastest that is right",
-     .needs = CHECK_NEEDS_CHILD | CHECK_ALONE,
-     .count = stand_count_measured,
-     .run = stand_run_measured},
+    {"COMP-02", "stand_ins",
+     "over children that answer differently a verdict is what follows from the "
+     "answers of those that anything comes to, at any depth",
+     CHECK_NEEDS_CHILD, stand_count, stand_run_verdict},
+    {"COMP-03", "stand_ins",
+     "children that ask for different index forms and memory get what they ask for, "
+     "and none of another's",
+     CHECK_NEEDS_CHILD, stand_count, stand_run_memory},
+    {"COMP-08", "rows",
+     "each row of a batch, with all that belongs to it, comes to the one child that "
+     "the options name for it, once, and nothing else does",
+     CHECK_NEEDS_CHILD, stand_count, stand_run_rows},
+    {"COMP-07", "graphs", "with GRAPH metadata each row comes to the child that the bounds pick",
+     CHECK_NEEDS_CHILD, stand_count, stand_run_graphs},
+    {"COMP-08", "measured", "where children are measured, rows come to the fastest that is right",
+     CHECK_NEEDS_CHILD | CHECK_ALONE, stand_count_measured, stand_run_measured},
     {.rule = "COMP-08",
      .name = "stored",
      .sentence =
@@ -405,11 +365,7 @@ const struct check check_comp[] = {
      .needs = CHECK_NEEDS_CHILD | CHECK_ALONE,
      .count = stand_count_stored,
      .run = stand_run_stored},
-    {.rule = "WORK-02",
-     .name = "measured",
-     .sentence = "where children are measured, memory is what it was before",
-     .needs = CHECK_NEEDS_CHILD | CHECK_ALONE,
-     .count = stand_count_measured_size,
-     .run = stand_run_measured_size},
+    {"WORK-02", "measured", "where children are measured, memory is what it was before",
+     CHECK_NEEDS_CHILD | CHECK_ALONE, stand_count_measured_size, stand_run_measured_size},
     {.rule = NULL},
 };

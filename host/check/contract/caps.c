@@ -75,10 +75,7 @@ bool caps_look_same(struct caps_visit *visit, const struct caps_problem *p,
     return false;
 }
 
-static void run_same_answer(struct check_run *run)
-{
-    caps_visit_problems(run, caps_look_same);
-}
+CHECK_RUN(same_answer, caps_visit_problems(run, caps_look_same))
 
 /* ---- CAPS-02: what is accepted runs ---------------------------------------------------------- */
 
@@ -136,10 +133,7 @@ static bool look_runs(struct caps_visit *visit, const struct caps_problem *p,
     return run_problem(visit, p, &spec);
 }
 
-static void run_accepted(struct check_run *run)
-{
-    caps_visit_problems(run, look_runs);
-}
+CHECK_RUN(accepted, caps_visit_problems(run, look_runs))
 
 /* ---- CAPS-03: what is refused stays refused -------------------------------------------------- */
 
@@ -241,15 +235,8 @@ bool caps_look_bounds(struct caps_visit *visit, const struct caps_problem *p,
     return good;
 }
 
-static void run_refused(struct check_run *run)
-{
-    caps_visit_problems(run, caps_look_create);
-}
-
-static void run_refused_bounds(struct check_run *run)
-{
-    caps_visit_problems(run, caps_look_bounds);
-}
+CHECK_RUN(refused, caps_visit_problems(run, caps_look_create))
+CHECK_RUN(refused_bounds, caps_visit_problems(run, caps_look_bounds))
 
 /* ---- CAPS-05: what is unknown ---------------------------------------------------------------- */
 
@@ -459,10 +446,7 @@ static void must_refuse(struct check_run *run, const struct caps_unknown *unknow
     caps_must_refuse(run, &p, unknown);
 }
 
-static void run_unknown(struct check_run *run)
-{
-    must_refuse(run, &unknowns[run->index]);
-}
+CHECK_RUN(unknown, must_refuse(run, &unknowns[run->index]))
 
 /* ---- CAPS-10: devices ------------------------------------------------------------------------ */
 
@@ -491,10 +475,7 @@ static int32_t count_memories(const struct check_subject *subject)
     return (int32_t)(sizeof memories / sizeof memories[0]);
 }
 
-static void run_memory(struct check_run *run)
-{
-    must_refuse(run, &memories[run->index]);
-}
+CHECK_RUN(memory, must_refuse(run, &memories[run->index]))
 
 /* ---- CAPS-08: how new tokens are read -------------------------------------------------------- */
 
@@ -527,10 +508,7 @@ static bool look_new_tokens(struct caps_visit *visit, const struct caps_problem 
     return true;
 }
 
-static void run_new_tokens(struct check_run *run)
-{
-    caps_visit_problems(run, look_new_tokens);
-}
+CHECK_RUN(new_tokens, caps_visit_problems(run, look_new_tokens))
 
 /* ---- KV-14: scales per token ----------------------------------------------------------------- */
 
@@ -546,10 +524,7 @@ static bool look_as_given(struct caps_visit *visit, const struct caps_problem *p
     return false;
 }
 
-static void run_as_given(struct check_run *run)
-{
-    caps_visit_problems(run, look_as_given);
-}
+CHECK_RUN(as_given, caps_visit_problems(run, look_as_given))
 
 /* ---- CAPS-11: ids of layers -------------------------------------------------------------------
  */
@@ -603,31 +578,31 @@ static void run_layer_ids(struct check_run *run)
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_caps[] = {
-    {"CAPS-01", "same_answer", "query gives the same answer to the same question, and changes none",
-     0, caps_count_cases, run_same_answer},
-    {"CAPS-02", "accepted", "what query accepts is created, planned and computed right",
-     CHECK_NEEDS_COMPUTE, caps_count_cases, run_accepted},
-    {"CAPS-03", "refused", "what query refuses, create refuses with UNSUPPORTED", 0,
-     caps_count_cases, run_refused},
-    {"CAPS-03", "refused_bounds", "bounds that query refuses, metadata_size and _create refuse", 0,
-     caps_count_cases, run_refused_bounds},
+    CHECK_ROW("CAPS-01", same_answer, caps_count_cases, 0,
+              "query gives the same answer to the same question, and changes none"),
+    CHECK_ROW("CAPS-02", accepted, caps_count_cases, CHECK_NEEDS_COMPUTE,
+              "what query accepts is created, planned and computed right"),
+    CHECK_ROW("CAPS-03", refused, caps_count_cases, 0,
+              "what query refuses, create refuses with UNSUPPORTED"),
+    CHECK_ROW("CAPS-03", refused_bounds, caps_count_cases, 0,
+              "bounds that query refuses, metadata_size and _create refuse"),
     {"CAPS-04", "reasons", "a no gives all its reasons, and no more", 0, caps_count_cases,
      caps_run_reasons},
     {"CAPS-04", "listed", "what a reason accepts is not refused for the same field again", 0,
      caps_count_cases, caps_run_listed},
-    {"CAPS-05", "unknown", "an unknown bit, id or enumerator means no, with its field", 0,
-     count_unknown, run_unknown},
+    CHECK_ROW("CAPS-05", unknown, count_unknown, 0,
+              "an unknown bit, id or enumerator means no, with its field"),
     {"CAPS-06", "language", "`accepted` is a list of numbers, ranges and words", 0,
      caps_count_cases, caps_run_language},
     {"CAPS-07", "capacity", "all reasons are counted, those that have room are written", 0,
      caps_count_cases, caps_run_capacity},
-    {"CAPS-08", "new_tokens", "how new tokens are read is fixed for a mode", 0, caps_count_cases,
-     run_new_tokens},
-    {"KV-14", "as_given", "with scales per token new tokens are read as given in every mode", 0,
-     caps_count_cases, run_as_given},
-    {"CAPS-10", "memory", "device types that are memory alone are refused", 0, count_memories,
-     run_memory},
-    {"CAPS-11", "layer_ids", "create refuses ids of layers that are below 0, or not unique", 0,
-     count_layer_ids, run_layer_ids},
+    CHECK_ROW("CAPS-08", new_tokens, caps_count_cases, 0,
+              "how new tokens are read is fixed for a mode"),
+    CHECK_ROW("KV-14", as_given, caps_count_cases, 0,
+              "with scales per token new tokens are read as given in every mode"),
+    CHECK_ROW("CAPS-10", memory, count_memories, 0,
+              "device types that are memory alone are refused"),
+    CHECK_ROW("CAPS-11", layer_ids, count_layer_ids, 0,
+              "create refuses ids of layers that are below 0, or not unique"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

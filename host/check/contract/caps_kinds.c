@@ -52,15 +52,8 @@ static bool look_created(struct caps_visit *visit, const struct caps_problem *p,
     return false;
 }
 
-static int32_t count_mla(const struct check_subject *subject)
-{
-    return caps_count_kind_cases(subject, ATTN_KIND_MLA);
-}
-
-static int32_t count_linear(const struct check_subject *subject)
-{
-    return caps_count_kind_cases(subject, ATTN_KIND_LINEAR);
-}
+CHECK_COUNT(mla, caps_count_kind_cases(subject, ATTN_KIND_MLA))
+CHECK_COUNT(linear, caps_count_kind_cases(subject, ATTN_KIND_LINEAR))
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
@@ -182,15 +175,8 @@ enum {
 };
 
 /* One of a kind that is not served says so. */
-static int32_t count_mla_unknown(const struct check_subject *subject)
-{
-    return count_mla(subject) > 1 ? LATENT_UNKNOWNS : 1;
-}
-
-static int32_t count_linear_unknown(const struct check_subject *subject)
-{
-    return count_linear(subject) > 1 ? LINEAR_UNKNOWNS * ATTN_LINEAR_COUNT : 1;
-}
+CHECK_COUNT(mla_unknown, count_mla(subject) > 1 ? LATENT_UNKNOWNS : 1)
+CHECK_COUNT(linear_unknown, count_linear(subject) > 1 ? LINEAR_UNKNOWNS * ATTN_LINEAR_COUNT : 1)
 
 /* Of this family, and with inputs that are kept. A convolution alone has no state. */
 static bool make_family(const struct check_run *run, uint32_t family,
@@ -211,15 +197,8 @@ static int32_t count_of_any(int32_t count)
     return count > 1 ? all : 1;
 }
 
-static int32_t count_mla_unknown_any(const struct check_subject *subject)
-{
-    return count_of_any(count_mla(subject));
-}
-
-static int32_t count_linear_unknown_any(const struct check_subject *subject)
-{
-    return count_of_any(count_linear(subject));
-}
+CHECK_COUNT(mla_unknown_any, count_of_any(count_mla(subject)))
+CHECK_COUNT(linear_unknown_any, count_of_any(count_linear(subject)))
 
 /* `family` counts where the kind has such. */
 static void refuse_of_kind(struct check_run *run, uint32_t kind, uint32_t family,
@@ -240,28 +219,16 @@ static void refuse_of_kind(struct check_run *run, uint32_t kind, uint32_t family
         check_skip(run, "%s", refusal);
 }
 
-static void run_mla_unknown(struct check_run *run)
-{
-    refuse_of_kind(run, ATTN_KIND_MLA, 0, &latent_unknowns[run->index]);
-}
-
-static void run_mla_unknown_any(struct check_run *run)
-{
-    refuse_of_kind(run, ATTN_KIND_MLA, 0, caps_unknown_of_any(run->index));
-}
-
-static void run_linear_unknown(struct check_run *run)
-{
-    refuse_of_kind(run, ATTN_KIND_LINEAR, (uint32_t)run->index / LINEAR_UNKNOWNS,
-                   &linear_unknowns[run->index % LINEAR_UNKNOWNS]);
-}
+CHECK_RUN(mla_unknown, refuse_of_kind(run, ATTN_KIND_MLA, 0, &latent_unknowns[run->index]))
+CHECK_RUN(mla_unknown_any, refuse_of_kind(run, ATTN_KIND_MLA, 0, caps_unknown_of_any(run->index)))
+CHECK_RUN(linear_unknown,
+          refuse_of_kind(run, ATTN_KIND_LINEAR, (uint32_t)run->index / LINEAR_UNKNOWNS,
+                         &linear_unknowns[run->index % LINEAR_UNKNOWNS]))
 
 /* Families in turn. */
-static void run_linear_unknown_any(struct check_run *run)
-{
-    refuse_of_kind(run, ATTN_KIND_LINEAR, (uint32_t)run->index % ATTN_LINEAR_COUNT,
-                   caps_unknown_of_any(run->index));
-}
+CHECK_RUN(linear_unknown_any,
+          refuse_of_kind(run, ATTN_KIND_LINEAR, (uint32_t)run->index % ATTN_LINEAR_COUNT,
+                         caps_unknown_of_any(run->index)))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
@@ -278,16 +245,16 @@ const struct check check_caps_kinds[] = {
     ROWS("CAPS-03", refused_bounds, "bounds that query refuses, metadata_size and _create refuse"),
     ROWS("CAPS-04", reasons, "a no gives all its reasons, and no more"),
     ROWS("CAPS-04", listed, "what a reason accepts is not refused for the same field again"),
-    {"CAPS-05", "mla_unknown", "an unknown bit, id or enumerator of latent layers means no", 0,
-     count_mla_unknown, run_mla_unknown},
-    {"CAPS-05", "linear_unknown", "an unknown bit, id or enumerator of linear layers means no", 0,
-     count_linear_unknown, run_linear_unknown},
-    {"CAPS-05", "mla_unknown_any",
-     "an unknown bit, id or enumerator that is not specific to latent layers means no for them", 0,
-     count_mla_unknown_any, run_mla_unknown_any},
-    {"CAPS-05", "linear_unknown_any",
-     "an unknown bit, id or enumerator that is not specific to linear layers means no for them", 0,
-     count_linear_unknown_any, run_linear_unknown_any},
+    CHECK_ROW("CAPS-05", mla_unknown, count_mla_unknown, 0,
+              "an unknown bit, id or enumerator of latent layers means no"),
+    CHECK_ROW("CAPS-05", linear_unknown, count_linear_unknown, 0,
+              "an unknown bit, id or enumerator of linear layers means no"),
+    CHECK_ROW(
+        "CAPS-05", mla_unknown_any, count_mla_unknown_any, 0,
+        "an unknown bit, id or enumerator that is not specific to latent layers means no for them"),
+    CHECK_ROW(
+        "CAPS-05", linear_unknown_any, count_linear_unknown_any, 0,
+        "an unknown bit, id or enumerator that is not specific to linear layers means no for them"),
     ROWS("CAPS-06", language, "`accepted` is a list of numbers, ranges and words"),
     ROWS("CAPS-07", capacity, "all reasons are counted, those that have room are written"),
     {NULL, NULL, NULL, 0, NULL, NULL},

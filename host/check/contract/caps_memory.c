@@ -65,40 +65,20 @@ static bool look_promised(struct caps_visit *visit, const struct caps_problem *p
     return !what[0];
 }
 
-static int32_t count_mla(const struct check_subject *subject)
-{
-    return caps_count_kind_cases(subject, ATTN_KIND_MLA);
-}
-
-static int32_t count_linear(const struct check_subject *subject)
-{
-    return caps_count_kind_cases(subject, ATTN_KIND_LINEAR);
-}
-
-static void run_promised(struct check_run *run)
-{
-    caps_visit_problems(run, look_promised);
-}
-
-static void run_mla_promised(struct check_run *run)
-{
-    caps_visit_kind(run, ATTN_KIND_MLA, look_promised);
-}
-
-static void run_linear_promised(struct check_run *run)
-{
-    caps_visit_kind(run, ATTN_KIND_LINEAR, look_promised);
-}
+CHECK_COUNT(mla, caps_count_kind_cases(subject, ATTN_KIND_MLA))
+CHECK_COUNT(linear, caps_count_kind_cases(subject, ATTN_KIND_LINEAR))
+CHECK_RUN(promised, caps_visit_problems(run, look_promised))
+CHECK_RUN(mla_promised, caps_visit_kind(run, ATTN_KIND_MLA, look_promised))
+CHECK_RUN(linear_promised, caps_visit_kind(run, ATTN_KIND_LINEAR, look_promised))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_caps_memory[] = {
-    {"WORK-02", "promised", "metadata needs no more than the verdict has said", 0, caps_count_cases,
-     run_promised},
-    {"WORK-02", "mla_promised", "metadata of latent layers needs no more than the verdict has said",
-     0, count_mla, run_mla_promised},
-    {"WORK-02", "linear_promised",
-     "metadata of linear layers needs no more than the verdict has said", 0, count_linear,
-     run_linear_promised},
+    CHECK_ROW("WORK-02", promised, caps_count_cases, 0,
+              "metadata needs no more than the verdict has said"),
+    CHECK_ROW("WORK-02", mla_promised, count_mla, 0,
+              "metadata of latent layers needs no more than the verdict has said"),
+    CHECK_ROW("WORK-02", linear_promised, count_linear, 0,
+              "metadata of linear layers needs no more than the verdict has said"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -219,10 +219,7 @@ static void judge_code(struct check_run *run, struct stage *stage, const struct 
         refusal_is(run, status, failing->wanted, &error, failing->what);
 }
 
-static void run_codes(struct check_run *run)
-{
-    with_stage(run, judge_code);
-}
+CHECK_RUN(codes, with_stage(run, judge_code))
 
 /* The text that a capacity leaves of `whole`. */
 static void cut(const char *whole, size_t capacity, char *text)
@@ -285,10 +282,7 @@ static void judge_message(struct check_run *run, struct stage *stage, const stru
         judge_capacity(run, stage, failing, &whole, capacity);
 }
 
-static void run_messages(struct check_run *run)
-{
-    with_stage(run, judge_message);
-}
+CHECK_RUN(messages, with_stage(run, judge_message))
 
 /* What succeeds leaves the error alone. */
 static void run_success(struct check_run *run)
@@ -462,46 +456,24 @@ static void judge_prefix(struct check_run *run, struct stage *stage, const struc
                    host_error_text(&error));
 }
 
-static void run_prefix(struct check_run *run)
-{
-    with_stage(run, judge_prefix);
-}
+CHECK_RUN(prefix, with_stage(run, judge_prefix))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_err[] = {
-    {.rule = "ERR-01",
-     .name = "codes",
-     .sentence = "a call that must fail fails with the code that is meant for it",
-     .count = count_failings,
-     .run = run_codes},
-    {.rule = "ERR-02",
-     .name = "messages",
-     .sentence = "a failure writes a message in UTF-8 that is cut at a character boundary, or none "
-                 "where none is wanted",
-     .count = count_failings,
-     .run = run_messages},
-    {.rule = "ERR-02",
-     .name = "success",
-     .sentence = "a call that succeeds leaves the error alone",
-     .run = run_success},
-    {.rule = "ERR-03",
-     .name = "errno",
-     .sentence = "errno keeps its meaning: a number of the system's, never set to 0",
-     .run = run_errno},
-    {.rule = "ERR-05",
-     .name = "roles",
-     .sentence = "an operand that is needed and missing is INVALID_ARGUMENT with its name",
-     .count = rig_count_seeds,
-     .run = run_roles},
-    {.rule = "ERR-05",
-     .name = "head_roles",
-     .sentence = "missing sinks or ALiBi slopes are INVALID_ARGUMENT with their name",
-     .run = run_head_roles},
-    {.rule = "ERR-06",
-     .name = "prefix",
-     .sentence = "a message does not begin with the backend's own name",
-     .count = count_failings,
-     .run = run_prefix},
+    CHECK_ROW("ERR-01", codes, count_failings, 0,
+              "a call that must fail fails with the code that is meant for it"),
+    CHECK_ROW("ERR-02", messages, count_failings, 0,
+              "a failure writes a message in UTF-8 that is cut at a character boundary, or none "
+              "where none is wanted"),
+    CHECK_ROW("ERR-02", success, NULL, 0, "a call that succeeds leaves the error alone"),
+    CHECK_ROW("ERR-03", errno, NULL, 0,
+              "errno keeps its meaning: a number of the system's, never set to 0"),
+    CHECK_ROW("ERR-05", roles, rig_count_seeds, 0,
+              "an operand that is needed and missing is INVALID_ARGUMENT with its name"),
+    CHECK_ROW("ERR-05", head_roles, NULL, 0,
+              "missing sinks or ALiBi slopes are INVALID_ARGUMENT with their name"),
+    CHECK_ROW("ERR-06", prefix, count_failings, 0,
+              "a message does not begin with the backend's own name"),
     {.rule = NULL},
 };

@@ -27,10 +27,7 @@ static bool launch(struct gpu_case *g, struct case_session *session)
 }
 
 /* Each point in both modes. */
-static int32_t count_captures(const struct check_subject *subject)
-{
-    return 2 * gpu_num_points(subject);
-}
+CHECK_COUNT(captures, 2 * gpu_num_points(subject))
 
 static void run_captures(struct check_run *run)
 {
@@ -554,28 +551,24 @@ static void run_others(struct check_run *run)
 enum { COMPUTES = CHECK_NEEDS_CUDA | CHECK_NEEDS_COMPUTE };
 
 const struct check check_capt[] = {
-    {"CAPT-01", "captures",
-     "what the graph level includes can be captured in thread-local and in global mode",
-     CHECK_NEEDS_CUDA, count_captures, run_captures},
-    {"CAPT-01", "beyond",
-     "beyond the graph level a capture is CAPTURE_UNSUPPORTED and the stream usable afterwards",
-     CHECK_NEEDS_CUDA, NULL, run_beyond},
-    {"CAPT-02", "replays",
-     "a hundred replays, each with other lengths, slots and inputs, are right", COMPUTES,
-     gpu_num_points, run_replays},
-    {"CAPT-02", "replans", "a replay gives what was planned last", COMPUTES, gpu_num_points,
-     run_replans},
-    {"CAPT-03", "shapes", "what a forward with GRAPH metadata enqueues does not depend on lengths",
-     CHECK_NEEDS_CUDA, gpu_num_points, run_shapes},
-    {"WORK-08", "budget",
-     "launches keep to the multiprocessors of max_sms, and their results are right", COMPUTES,
-     gpu_num_points, run_budget},
-    {"CAPT-04", "padding", "rows of padding are finite and change nothing else", COMPUTES,
-     gpu_num_points, run_padding},
-    {"CAPT-05", "bits", "a replay of a deterministic backend equals the eager run bit for bit",
-     COMPUTES, gpu_num_points, run_bits},
-    {"WORK-07", "others",
-     "a graph is right after more metadata of its instance, and other instances, came and went",
-     COMPUTES, gpu_num_points, run_others},
+    CHECK_ROW("CAPT-01", captures, count_captures, CHECK_NEEDS_CUDA,
+              "what the graph level includes can be captured in thread-local and in global mode"),
+    CHECK_ROW(
+        "CAPT-01", beyond, NULL, CHECK_NEEDS_CUDA,
+        "beyond the graph level a capture is CAPTURE_UNSUPPORTED and the stream usable afterwards"),
+    CHECK_ROW("CAPT-02", replays, gpu_num_points, COMPUTES,
+              "a hundred replays, each with other lengths, slots and inputs, are right"),
+    CHECK_ROW("CAPT-02", replans, gpu_num_points, COMPUTES, "a replay gives what was planned last"),
+    CHECK_ROW("CAPT-03", shapes, gpu_num_points, CHECK_NEEDS_CUDA,
+              "what a forward with GRAPH metadata enqueues does not depend on lengths"),
+    CHECK_ROW("WORK-08", budget, gpu_num_points, COMPUTES,
+              "launches keep to the multiprocessors of max_sms, and their results are right"),
+    CHECK_ROW("CAPT-04", padding, gpu_num_points, COMPUTES,
+              "rows of padding are finite and change nothing else"),
+    CHECK_ROW("CAPT-05", bits, gpu_num_points, COMPUTES,
+              "a replay of a deterministic backend equals the eager run bit for bit"),
+    CHECK_ROW(
+        "WORK-07", others, gpu_num_points, COMPUTES,
+        "a graph is right after more metadata of its instance, and other instances, came and went"),
     {0},
 };

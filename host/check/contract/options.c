@@ -103,10 +103,7 @@ static int32_t count_ranges(const struct check_subject *subject)
     return count;
 }
 
-static int32_t count_inside(const struct check_subject *subject)
-{
-    return (subject->exhaustive ? 20 : 1) * INSIDE * count_ranges(subject);
-}
+CHECK_COUNT(inside, (subject->exhaustive ? 20 : 1) * INSIDE * count_ranges(subject))
 
 static void run_inside(struct check_run *run)
 {
@@ -254,35 +251,18 @@ static void run_declared(struct check_run *run)
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_conf[] = {
-    {.rule = "CONF-01",
-     .name = "declared",
-     .sentence = "the declarations of options are well formed",
-     .run = run_declared},
-    {.rule = "CONF-02",
-     .name = "unknown",
-     .sentence = "an unknown key is refused with the nearest one",
-     .run = run_unknown},
-    {.rule = "CONF-03",
-     .name = "outside",
-     .sentence = "a value just outside what is declared is refused with the option's name",
-     .run = run_outside},
-    {.rule = "CONF-06",
-     .name = "single",
-     .sentence = "an option at an end of its range, at its default, or at each choice works, or "
-                 "query refuses it with the field option",
-     .count = setting_count_all,
-     .run = run_single},
-    {.rule = "CONF-06",
-     .name = "inside",
-     .sentence = "any number between the ends of an option's range works, or query refuses it with "
-                 "the field option",
-     .count = count_inside,
-     .run = run_inside},
-    {.rule = "CONF-06",
-     .name = "pairs",
-     .sentence = "two options at such values work together, or query refuses them with the field "
-                 "option",
-     .count = count_pairs,
-     .run = run_pairs},
+    CHECK_ROW("CONF-01", declared, NULL, 0, "the declarations of options are well formed"),
+    CHECK_ROW("CONF-02", unknown, NULL, 0, "an unknown key is refused with the nearest one"),
+    CHECK_ROW("CONF-03", outside, NULL, 0,
+              "a value just outside what is declared is refused with the option's name"),
+    CHECK_ROW("CONF-06", single, setting_count_all, 0,
+              "an option at an end of its range, at its default, or at each choice works, or "
+              "query refuses it with the field option"),
+    CHECK_ROW("CONF-06", inside, count_inside, 0,
+              "any number between the ends of an option's range works, or query refuses it with "
+              "the field option"),
+    CHECK_ROW("CONF-06", pairs, count_pairs, 0,
+              "two options at such values work together, or query refuses them with the field "
+              "option"),
     {.rule = NULL},
 };

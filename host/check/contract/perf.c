@@ -71,11 +71,9 @@ static void run_times(struct check_run *run)
 }
 
 const struct check check_perf[] = {
-    {.rule = "PERF-01",
-     .name = "overhead",
-     .sentence = "planning a small batch and calling a forward of it take less than a millisecond "
-                 "each",
-     .needs = CHECK_ALONE,
-     .run = run_times},
+    {"PERF-01", "overhead",
+     "planning a small batch and calling a forward of it take less than a millisecond "
+     "each",
+     CHECK_ALONE, NULL, run_times},
     {.rule = NULL},
 };

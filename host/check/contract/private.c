@@ -493,10 +493,7 @@ static const struct grid_choice computed[GRID_MAX_CHOICES + 1] = {
     {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)},
     {AXIS_PAGE, 3}};
 
-static int32_t count_numerics(const struct check_subject *subject)
-{
-    return count_in_layouts(subject, computed, 0, NULL);
-}
+CHECK_COUNT(numerics, count_in_layouts(subject, computed, 0, NULL))
 
 static void run_numerics(struct check_run *run)
 {
@@ -523,15 +520,14 @@ static void run_numerics(struct check_run *run)
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_private[] = {
-    {"PRIV-02", "places",
-     "a private operand means the same wherever it lies, and nothing is written to it",
-     CHECK_NEEDS_COMPUTE, count_operands, run_places},
+    CHECK_ROW("PRIV-02", places, count_operands, CHECK_NEEDS_COMPUTE,
+              "a private operand means the same wherever it lies, and nothing is written to it"),
     {"PRIV-05", "layouts", "layouts of a vendor's own can be converted from and to kv.nhd/1", 0,
      NULL, run_extension},
-    {"PRIV-06", "round_trip", "conversions are copies, element by element, and of nothing else", 0,
-     NULL, run_round_trip},
-    {"PRIV-07", "numerics",
-     "what is read and written in a layout of a vendor's own is right once it is converted",
-     CHECK_NEEDS_COMPUTE, count_numerics, run_numerics},
+    CHECK_ROW("PRIV-06", round_trip, NULL, 0,
+              "conversions are copies, element by element, and of nothing else"),
+    CHECK_CASES(
+        "PRIV-07", numerics,
+        "what is read and written in a layout of a vendor's own is right once it is converted"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -194,21 +194,12 @@ static void run_host_arrays(struct check_run *run)
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_pure[] = {
-    {.rule = "PURE-01",
-     .name = "calls",
-     .sentence = "a forward on the processor allocates nothing, opens, reads and writes nothing, "
-                 "starts no thread and does not sleep",
-     .count = rig_count_seeds,
-     .run = run_calls},
-    {.rule = "PURE-02",
-     .name = "inputs",
-     .sentence = "a forward writes its outputs and the batch's slots, and nothing else",
-     .count = rig_count_seeds,
-     .run = run_inputs},
-    {.rule = "PURE-06",
-     .name = "host_arrays",
-     .sentence = "the batch and its host arrays are not read after init_forward_metadata",
-     .count = rig_count_seeds,
-     .run = run_host_arrays},
+    CHECK_ROW("PURE-01", calls, rig_count_seeds, 0,
+              "a forward on the processor allocates nothing, opens, reads and writes nothing, "
+              "starts no thread and does not sleep"),
+    CHECK_ROW("PURE-02", inputs, rig_count_seeds, 0,
+              "a forward writes its outputs and the batch's slots, and nothing else"),
+    CHECK_ROW("PURE-06", host_arrays, rig_count_seeds, 0,
+              "the batch and its host arrays are not read after init_forward_metadata"),
     {.rule = NULL},
 };

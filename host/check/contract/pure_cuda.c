@@ -519,10 +519,7 @@ static void fly(struct watch *w, struct flight *f)
 }
 
 /* Each point with both kinds of metadata. */
-static int32_t count_staging(const struct check_subject *subject)
-{
-    return 2 * gpu_num_points(subject);
-}
+CHECK_COUNT(staging, 2 * gpu_num_points(subject))
 
 static void run_staging(struct check_run *run)
 {
@@ -588,25 +585,24 @@ static void run_lost(struct check_run *run)
 /* ---- The table ------------------------------------------------------------------------------- */
 
 const struct check check_pure_cuda[] = {
-    {"PURE-01", "enqueues",
-     "a forward never allocates, waits, copies with waiting, makes streams or events, or loads "
-     "code",
-     CHECK_NEEDS_CUDA, gpu_num_points, run_enqueues},
-    {"PURE-03", "streams",
-     "all work of a forward is on the given stream or on streams forked from and joined to it",
-     CHECK_NEEDS_CUDA, gpu_num_points, run_streams},
-    {"PURE-04", "context", "planning and forward leave the current context as it was",
-     CHECK_NEEDS_CUDA, gpu_num_points, run_context},
-    {"PURE-07", "waits_for_nothing",
-     "init_forward_metadata returns while the stream's earlier work is not done", CHECK_NEEDS_CUDA,
-     gpu_num_points, run_waits_for_nothing},
-    {"PURE-07", "staging",
-     "batches prepared one after the other while the stream stands still have their own results",
-     CHECK_NEEDS_CUDA | CHECK_NEEDS_COMPUTE, count_staging, run_staging},
-    {"ERR-04", "lost",
-     "a forward whose work fails for a lost device is DEVICE_LOST, and for another reason is not",
-     CHECK_NEEDS_CUDA, count_failures, run_lost},
-    {"LIFE-09", "slots", "every slot of a backend leaves the primary context current",
-     CHECK_NEEDS_CUDA, NULL, run_slots},
+    CHECK_ROW(
+        "PURE-01", enqueues, gpu_num_points, CHECK_NEEDS_CUDA,
+        "a forward never allocates, waits, copies with waiting, makes streams or events, or loads "
+        "code"),
+    CHECK_ROW(
+        "PURE-03", streams, gpu_num_points, CHECK_NEEDS_CUDA,
+        "all work of a forward is on the given stream or on streams forked from and joined to it"),
+    CHECK_ROW("PURE-04", context, gpu_num_points, CHECK_NEEDS_CUDA,
+              "planning and forward leave the current context as it was"),
+    CHECK_ROW("PURE-07", waits_for_nothing, gpu_num_points, CHECK_NEEDS_CUDA,
+              "init_forward_metadata returns while the stream's earlier work is not done"),
+    CHECK_ROW("PURE-07", staging, count_staging, CHECK_NEEDS_CUDA | CHECK_NEEDS_COMPUTE,
+              "batches prepared one after the other while the stream stands still have their own "
+              "results"),
+    CHECK_ROW("ERR-04", lost, count_failures, CHECK_NEEDS_CUDA,
+              "a forward whose work fails for a lost device is DEVICE_LOST, and for another reason "
+              "is not"),
+    CHECK_ROW("LIFE-09", slots, NULL, CHECK_NEEDS_CUDA,
+              "every slot of a backend leaves the primary context current"),
     {0},
 };

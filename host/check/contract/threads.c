@@ -282,19 +282,11 @@ static void run_instances(struct check_run *run)
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_thrd[] = {
-    {.rule = "THRD-01",
-     .name = "describe",
-     .sentence = "describe from eight threads at once gives what it gives to one",
-     .needs = CHECK_ONCE,
-     .run = run_describe},
-    {.rule = "THRD-01",
-     .name = "query",
-     .sentence = "query from eight threads at once gives what it gives to one",
-     .run = run_query},
-    {.rule = "THRD-02",
-     .name = "instances",
-     .sentence = "two instances used by two threads at once give what each gives alone",
-     .count = rig_count_seeds,
-     .run = run_instances},
+    CHECK_ROW("THRD-01", describe, NULL, CHECK_ONCE,
+              "describe from eight threads at once gives what it gives to one"),
+    CHECK_ROW("THRD-01", query, NULL, 0,
+              "query from eight threads at once gives what it gives to one"),
+    CHECK_ROW("THRD-02", instances, rig_count_seeds, 0,
+              "two instances used by two threads at once give what each gives alone"),
     {.rule = NULL},
 };

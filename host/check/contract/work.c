@@ -107,10 +107,7 @@ static void check_alignments(struct check_run *run, struct rig *rig, struct rig_
     check_same(run, rig, session);
 }
 
-static void run_sizes(struct check_run *run)
-{
-    without_forward(run, check_alignments);
-}
+CHECK_RUN(sizes, without_forward(run, check_alignments))
 
 /* A bound, and the same one larger. */
 struct growth {
@@ -201,10 +198,7 @@ static void check_sets(struct check_run *run, struct rig *rig, struct rig_sessio
     rig->bounds = &rig->question.bounds;
 }
 
-static void run_growth(struct check_run *run)
-{
-    without_forward(run, check_sets);
-}
+CHECK_RUN(growth, without_forward(run, check_sets))
 
 /* ---- WORK-03: exactly what was asked for ----------------------------------------------------- */
 
@@ -248,10 +242,7 @@ static void check_exact(struct check_run *run, struct rig *rig, struct rig_sessi
     rig_free(roomy);
 }
 
-static void run_exact(struct check_run *run)
-{
-    with_session(run, check_exact);
-}
+CHECK_RUN(exact, with_session(run, check_exact))
 
 /* metadata_create must fail with this status, and leave its output alone. */
 static bool refuses(struct check_run *run, struct rig *rig, struct rig_session *session,
@@ -296,10 +287,7 @@ static void check_small(struct check_run *run, struct rig *rig, struct rig_sessi
     }
 }
 
-static void run_small(struct check_run *run)
-{
-    without_forward(run, check_small);
-}
+CHECK_RUN(small, without_forward(run, check_small))
 
 static void check_misaligned(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
@@ -321,10 +309,7 @@ static void check_misaligned(struct check_run *run, struct rig *rig, struct rig_
     }
 }
 
-static void run_misaligned(struct check_run *run)
-{
-    without_forward(run, check_misaligned);
-}
+CHECK_RUN(misaligned, without_forward(run, check_misaligned))
 
 static void check_kinds(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
@@ -348,10 +333,7 @@ static void check_kinds(struct check_run *run, struct rig *rig, struct rig_sessi
     }
 }
 
-static void run_kinds(struct check_run *run)
-{
-    without_forward(run, check_kinds);
-}
+CHECK_RUN(kinds, without_forward(run, check_kinds))
 
 /* ---- WORK-04, WORK-05: what regions hold ----------------------------------------------------- */
 
@@ -387,10 +369,7 @@ static void check_scratch(struct check_run *run, struct rig *rig, struct rig_ses
     }
 }
 
-static void run_scratch(struct check_run *run)
-{
-    with_session(run, check_scratch);
-}
+CHECK_RUN(scratch, with_session(run, check_scratch))
 
 /* Plan once, compute the same several times. */
 static void check_repeat(struct check_run *run, struct rig *rig, struct rig_session *session,
@@ -435,10 +414,7 @@ static void check_zeroed(struct check_run *run, struct rig *rig, struct rig_sess
     }
 }
 
-static void run_zeroed(struct check_run *run)
-{
-    with_session(run, check_zeroed);
-}
+CHECK_RUN(zeroed, with_session(run, check_zeroed))
 
 /* ---- WORK-06: beyond the bounds -------------------------------------------------------------- */
 
@@ -540,10 +516,7 @@ static void check_beyond(struct check_run *run, struct rig *rig, struct rig_sess
         }
 }
 
-static void run_beyond(struct check_run *run)
-{
-    without_forward(run, check_beyond);
-}
+CHECK_RUN(beyond, without_forward(run, check_beyond))
 
 /* Parts of a batch that the bounds do not mention. */
 static void check_parts(struct check_run *run, struct rig *rig, struct rig_session *session)
@@ -587,60 +560,29 @@ static void check_parts(struct check_run *run, struct rig *rig, struct rig_sessi
     *batch = kept;
 }
 
-static void run_parts(struct check_run *run)
-{
-    without_forward(run, check_parts);
-}
+CHECK_RUN(parts, without_forward(run, check_parts))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_work[] = {
-    {.rule = "WORK-02",
-     .name = "sizes",
-     .sentence = "metadata_size gives one answer to one question, with alignments that are powers "
-                 "of two",
-     .run = run_sizes},
-    {.rule = "WORK-02",
-     .name = "growth",
-     .sentence = "no region becomes smaller when a bound grows",
-     .run = run_growth},
-    {.rule = "WORK-03",
-     .name = "exact",
-     .sentence = "with exactly the memory asked for, and with more, everything works, and nothing "
-                 "around it is touched",
-     .count = rig_count_seeds,
-     .run = run_exact},
-    {.rule = "WORK-03",
-     .name = "too_small",
-     .sentence = "one byte less, or none, is BUFFER_TOO_SMALL with what is needed",
-     .run = run_small},
-    {.rule = "WORK-03",
-     .name = "misaligned",
-     .sentence = "a misaligned region is INVALID_ARGUMENT",
-     .run = run_misaligned},
-    {.rule = "WORK-03",
-     .name = "kinds",
-     .sentence = "an unknown kind of metadata is INVALID_ARGUMENT",
-     .run = run_kinds},
-    {.rule = "WORK-04",
-     .name = "scratch",
-     .sentence = "scratch that is overwritten before each forward changes nothing",
-     .count = rig_count_seeds,
-     .run = run_scratch},
-    {.rule = "WORK-05",
-     .name = "zeroed",
-     .sentence = "a forward leaves the zeroed regions as the next one needs them",
-     .count = rig_count_seeds,
-     .run = run_zeroed},
-    {.rule = "WORK-06",
-     .name = "bounds",
-     .sentence = "a batch beyond a bound is INVALID_ARGUMENT and names the bound",
-     .count = rig_count_seeds,
-     .run = run_beyond},
-    {.rule = "WORK-06",
-     .name = "parts",
-     .sentence = "a batch with parts that the bounds exclude is INVALID_ARGUMENT and names them",
-     .count = rig_count_seeds,
-     .run = run_parts},
+    CHECK_ROW("WORK-02", sizes, NULL, 0,
+              "metadata_size gives one answer to one question, with alignments that are powers "
+              "of two"),
+    CHECK_ROW("WORK-02", growth, NULL, 0, "no region becomes smaller when a bound grows"),
+    CHECK_ROW("WORK-03", exact, rig_count_seeds, 0,
+              "with exactly the memory asked for, and with more, everything works, and nothing "
+              "around it is touched"),
+    {"WORK-03", "too_small", "one byte less, or none, is BUFFER_TOO_SMALL with what is needed", 0,
+     NULL, run_small},
+    CHECK_ROW("WORK-03", misaligned, NULL, 0, "a misaligned region is INVALID_ARGUMENT"),
+    CHECK_ROW("WORK-03", kinds, NULL, 0, "an unknown kind of metadata is INVALID_ARGUMENT"),
+    CHECK_ROW("WORK-04", scratch, rig_count_seeds, 0,
+              "scratch that is overwritten before each forward changes nothing"),
+    CHECK_ROW("WORK-05", zeroed, rig_count_seeds, 0,
+              "a forward leaves the zeroed regions as the next one needs them"),
+    {"WORK-06", "bounds", "a batch beyond a bound is INVALID_ARGUMENT and names the bound", 0,
+     rig_count_seeds, run_beyond},
+    CHECK_ROW("WORK-06", parts, rig_count_seeds, 0,
+              "a batch with parts that the bounds exclude is INVALID_ARGUMENT and names them"),
     {.rule = NULL},
 };

@@ -41,10 +41,7 @@ static void keep_slots_on_host(struct linear_spec *spec, int32_t index)
         linear_spec_mix(spec);
 }
 
-static int32_t count_linear_forgotten(const struct check_subject *subject)
-{
-    return linear_families(subject) ? MODES * linear_count_families(subject) : 1;
-}
+CHECK_COUNT(linear_forgotten, linear_families(subject) ? MODES *linear_count_families(subject) : 1)
 
 static void run_linear_forgotten(struct check_run *run)
 {
@@ -56,13 +53,13 @@ static void run_linear_forgotten(struct check_run *run)
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_arrays_forgotten[] = {
-    FAMILY_ROW("PURE-06", types_forgotten,
-               "no forward reads what the batch was planned from, in any mode"),
-    FAMILY_ROW("PURE-06", masks_forgotten,
-               "no forward reads what the batch was planned from, under any mask or with items"),
-    FAMILY_ROW("PURE-06", mla_forgotten,
-               "no forward of a latent layer reads what the batch was planned from"),
-    FAMILY_ROW("PURE-06", linear_forgotten,
-               "no forward of a linear layer reads what the batch was planned from"),
+    CHECK_CASES("PURE-06", types_forgotten,
+                "no forward reads what the batch was planned from, in any mode"),
+    CHECK_CASES("PURE-06", masks_forgotten,
+                "no forward reads what the batch was planned from, under any mask or with items"),
+    CHECK_CASES("PURE-06", mla_forgotten,
+                "no forward of a latent layer reads what the batch was planned from"),
+    CHECK_CASES("PURE-06", linear_forgotten,
+                "no forward of a linear layer reads what the batch was planned from"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -42,14 +42,8 @@ static void run_product(struct check_run *run, const struct grid_choice *choices
 /* count_NAME and run_NAME for a list of choices; `call` judges them. */
 #define CHOICES(name, call, ...)                                                                   \
     static const struct grid_choice name##_choices[GRID_MAX_CHOICES + 1] = {__VA_ARGS__};          \
-    static int32_t count_##name(const struct check_subject *subject)                               \
-    {                                                                                              \
-        return numerics_count(subject, name##_choices);                                            \
-    }                                                                                              \
-    static void run_##name(struct check_run *run)                                                  \
-    {                                                                                              \
-        call;                                                                                      \
-    }
+    CHECK_COUNT(name, numerics_count(subject, name##_choices))                                     \
+    CHECK_RUN(name, call)
 
 /* `change` (or NULL) completes the spec. */
 #define PRODUCT(name, change, ...)                                                                 \
@@ -300,14 +294,8 @@ static void judge_once(struct check_run *run, const struct case_spec *spec,
 
 #define CHOSEN(name, act, ...)                                                                     \
     static const struct grid_choice name##_choices[GRID_MAX_CHOICES + 1] = {__VA_ARGS__};          \
-    static int32_t count_##name(const struct check_subject *subject)                               \
-    {                                                                                              \
-        return count_chosen(subject, name##_choices);                                              \
-    }                                                                                              \
-    static void run_##name(struct check_run *run)                                                  \
-    {                                                                                              \
-        run_chosen(run, name##_choices, act);                                                      \
-    }
+    CHECK_COUNT(name, count_chosen(subject, name##_choices))                                       \
+    CHECK_RUN(name, run_chosen(run, name##_choices, act))
 
 CHOSEN(chosen_keys, judge_once, {AXIS_MODE, ALL}, {AXIS_FORM, ALL},
        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE) | BIT(SOURCE_SHARED)},
@@ -368,15 +356,8 @@ static const struct grid_choice missing_input_scale_choices[] = {
     BOTH_PHASES,
     {0, 0}};
 
-static int32_t count_missing_scale(const struct check_subject *subject)
-{
-    return numerics_count(subject, missing_scale_choices);
-}
-
-static int32_t count_missing_input_scale(const struct check_subject *subject)
-{
-    return numerics_count(subject, missing_input_scale_choices);
-}
+CHECK_COUNT(missing_scale, numerics_count(subject, missing_scale_choices))
+CHECK_COUNT(missing_input_scale, numerics_count(subject, missing_input_scale_choices))
 
 static void run_without_scales(struct check_run *run, const struct grid_choice *choices)
 {
@@ -389,15 +370,8 @@ static void run_without_scales(struct check_run *run, const struct grid_choice *
     grid_release(run->subject, grid);
 }
 
-static void run_missing_scale(struct check_run *run)
-{
-    run_without_scales(run, missing_scale_choices);
-}
-
-static void run_missing_input_scale(struct check_run *run)
-{
-    run_without_scales(run, missing_input_scale_choices);
-}
+CHECK_RUN(missing_scale, run_without_scales(run, missing_scale_choices))
+CHECK_RUN(missing_input_scale, run_without_scales(run, missing_input_scale_choices))
 
 /* ---- Cross attention without a position ------------------------------------------------------ */
 
@@ -515,10 +489,7 @@ static const struct grid_choice merge_choices[] = {{AXIS_SOURCE, BIT(SOURCE_PREF
                                                    BOTH_PHASES,
                                                    {0, 0}};
 
-static int32_t count_merge(const struct check_subject *subject)
-{
-    return numerics_count(subject, merge_choices);
-}
+CHECK_COUNT(merge, numerics_count(subject, merge_choices))
 
 static void run_merge(struct check_run *run)
 {
@@ -675,81 +646,97 @@ static void run_random(struct check_run *run)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define ROW(rule, function, sentence)                                                              \
-    {                                                                                              \
-        rule, #function, sentence, CHECK_NEEDS_COMPUTE, count_##function, run_##function           \
-    }
 #define BASE_ROW(function, sentence)                                                               \
     {                                                                                              \
         "INVAR-01", #function, sentence, CHECK_NEEDS_COMPUTE, count_slot_orders, run_##function    \
     }
 
 const struct check check_num[] = {
-    ROW("MEAN-02", mixed, "a MIXED batch has extend rows first, then one query for each sequence"),
-    ROW("MEAN-02", mixed_decodes,
-        "sequences of a MIXED batch that decode come first, or have several queries each"),
-    ROW("MEAN-03", decode_rows, "row s of a DECODE batch belongs to sequence s, whatever q_indptr"),
-    ROW("MEAN-03", absolute_rows, "q_indptr holds absolute rows and need not start at 0"),
-    ROW("MEAN-04", positions, "query t of a request sits at prefix_len + t, key j at j"),
-    ROW("MEAN-05", explicit_positions,
-        "explicit positions move new keys and their queries for window, chunk and ALiBi"),
-    ROW("MEAN-06", windows, "key j is seen iff i - window_left <= j <= i + window_right"),
-    ROW("MEAN-06", encoder,
-        "an encoder's tokens see each other on the sides that the window leaves"),
-    ROW("MEAN-07", chunks, "with attention_chunk only keys of the query's chunk are seen"),
-    ROW("MEAN-08", cross, "cross attention sees the encoder's keys, all of them"),
-    ROW("MEAN-08", cross_lengths,
-        "an encoder has none, fewer keys than there are queries, or many more"),
-    {"MEAN-08", "positionless", "cross attention with what needs a position is INVALID_ARGUMENT", 0,
-     NULL, run_positionless},
-    ROW("MEAN-09", scores, "the score is scaled, biased by ALiBi, then capped"),
-    ROW("MEAN-09", alibi_ahead, "ALiBi goes by the distance, for keys after the query too"),
-    ROW("MEAN-09", growing_scores, "scores that grow by more than 100 along the keys do no harm"),
-    ROW("MEAN-10", masks, "the masks NONE, FULL and QLEN let through what their bits say"),
-    ROW("MEAN-10", mask_none_narrowed, "window_left and chunk also narrow a batch with mask NONE"),
-    ROW("MEAN-11", custom_masks_narrowed,
-        "a custom mask replaces window_right and the chunk's j <= i, and nothing else"),
-    ROW("MEAN-12", sinks, "a sink is one more logit in the denominator, unless it is omitted"),
-    ROW("MEAN-13", lse, "the LSE is the natural logarithm of the sum of exp(score), with the sink"),
-    ROW("MEAN-14", empty_rows, "a row that sees no key gives 0 and -inf, or the sink"),
-    ROW("MEAN-14", no_keys, "a sequence without keys gives 0 and -inf, or the sink"),
-    ROW("MEAN-15", merge, "results over parts of the keys merge to the result over all"),
-    ROW("MEAN-16", multi_item, "tokens of an item see the prefix and their own item"),
-    ROW("MEAN-17", heads, "query head h reads KV head h / (num_q_heads / num_kv_heads)"),
-    ROW("KV-01", saved, "new keys and values are written to out_cache_loc, -1 nowhere"),
-    ROW("KV-02", sources, "keys come from the arguments where they are new, else from the cache"),
-    ROW("KV-02", partials, "without k and v only the cache is read"),
-    ROW("KV-03", read_only_layers, "a layer that reads another's buffer finds what that one wrote"),
-    ROW("KV-04", quantised, "stored = x / scale rounded to nearest even, read = stored * scale"),
-    ROW("KV-04", limits, "values beyond the largest are saturated, ties go to even, NaN stays NaN"),
-    ROW("KV-13", sequence_scales, "each sequence of a batch has scales of its own"),
-    ROW("KV-14", token_scales, "each slot has scales of its own; new tokens are read as given"),
-    ROW("KV-16", new_kv, "new k and v of another type than q's are read and saved by their values"),
-    ROW("MEAN-22", input_scales, "q, k and v that are fp8 stand for codes times their scales"),
-    ROW("MEAN-23", out_scale, "an fp8 output is divided by its scale, rounded once, saturated"),
-    ROW("MEAN-22", input_scales_e5m2,
-        "q, k and v that are e5m2 stand for codes times their scales"),
-    ROW("MEAN-23", out_scale_e5m2, "an output of e5m2 is divided by its scale, rounded once"),
-    ROW("STRUCT-10", places, "operands are as aligned as the problem promises, and no better"),
-    ROW("STRUCT-11", kv_strides, "the caches of keys and values have strides of their own"),
-    {"KV-05", "missing_scale", "a scale that is needed and missing is INVALID_ARGUMENT", 0,
-     count_missing_scale, run_missing_scale},
-    {"KV-05", "missing_input_scale", "a missing scale of q, k, v or the output is INVALID_ARGUMENT",
-     0, count_missing_input_scale, run_missing_input_scale},
-    ROW("KV-06", pages,
-        "slots are page * page_size + offset, in any order; what is unused is not "
-        "read for its value"),
-    ROW("KV-06", unseen, "keys that no query sees may be NaN and change nothing"),
-    ROW("MEAN-21", chosen_keys,
+    CHECK_CASES("MEAN-02", mixed,
+                "a MIXED batch has extend rows first, then one query for each sequence"),
+    CHECK_CASES("MEAN-02", mixed_decodes,
+                "sequences of a MIXED batch that decode come first, or have several queries each"),
+    CHECK_CASES("MEAN-03", decode_rows,
+                "row s of a DECODE batch belongs to sequence s, whatever q_indptr"),
+    CHECK_CASES("MEAN-03", absolute_rows, "q_indptr holds absolute rows and need not start at 0"),
+    CHECK_CASES("MEAN-04", positions, "query t of a request sits at prefix_len + t, key j at j"),
+    CHECK_CASES("MEAN-05", explicit_positions,
+                "explicit positions move new keys and their queries for window, chunk and ALiBi"),
+    CHECK_CASES("MEAN-06", windows, "key j is seen iff i - window_left <= j <= i + window_right"),
+    CHECK_CASES("MEAN-06", encoder,
+                "an encoder's tokens see each other on the sides that the window leaves"),
+    CHECK_CASES("MEAN-07", chunks, "with attention_chunk only keys of the query's chunk are seen"),
+    CHECK_CASES("MEAN-08", cross, "cross attention sees the encoder's keys, all of them"),
+    CHECK_CASES("MEAN-08", cross_lengths,
+                "an encoder has none, fewer keys than there are queries, or many more"),
+    CHECK_ROW("MEAN-08", positionless, NULL, 0,
+              "cross attention with what needs a position is INVALID_ARGUMENT"),
+    CHECK_CASES("MEAN-09", scores, "the score is scaled, biased by ALiBi, then capped"),
+    CHECK_CASES("MEAN-09", alibi_ahead, "ALiBi goes by the distance, for keys after the query too"),
+    CHECK_CASES("MEAN-09", growing_scores,
+                "scores that grow by more than 100 along the keys do no harm"),
+    CHECK_CASES("MEAN-10", masks, "the masks NONE, FULL and QLEN let through what their bits say"),
+    CHECK_CASES("MEAN-10", mask_none_narrowed,
+                "window_left and chunk also narrow a batch with mask NONE"),
+    CHECK_CASES("MEAN-11", custom_masks_narrowed,
+                "a custom mask replaces window_right and the chunk's j <= i, and nothing else"),
+    CHECK_CASES("MEAN-12", sinks,
+                "a sink is one more logit in the denominator, unless it is omitted"),
+    CHECK_CASES("MEAN-13", lse,
+                "the LSE is the natural logarithm of the sum of exp(score), with the sink"),
+    CHECK_CASES("MEAN-14", empty_rows, "a row that sees no key gives 0 and -inf, or the sink"),
+    CHECK_CASES("MEAN-14", no_keys, "a sequence without keys gives 0 and -inf, or the sink"),
+    CHECK_CASES("MEAN-15", merge, "results over parts of the keys merge to the result over all"),
+    CHECK_CASES("MEAN-16", multi_item, "tokens of an item see the prefix and their own item"),
+    CHECK_CASES("MEAN-17", heads, "query head h reads KV head h / (num_q_heads / num_kv_heads)"),
+    CHECK_CASES("KV-01", saved, "new keys and values are written to out_cache_loc, -1 nowhere"),
+    CHECK_CASES("KV-02", sources,
+                "keys come from the arguments where they are new, else from the cache"),
+    CHECK_CASES("KV-02", partials, "without k and v only the cache is read"),
+    CHECK_CASES("KV-03", read_only_layers,
+                "a layer that reads another's buffer finds what that one wrote"),
+    CHECK_CASES("KV-04", quantised,
+                "stored = x / scale rounded to nearest even, read = stored * scale"),
+    CHECK_CASES("KV-04", limits,
+                "values beyond the largest are saturated, ties go to even, NaN stays NaN"),
+    CHECK_CASES("KV-13", sequence_scales, "each sequence of a batch has scales of its own"),
+    CHECK_CASES("KV-14", token_scales,
+                "each slot has scales of its own; new tokens are read as given"),
+    CHECK_CASES("KV-16", new_kv,
+                "new k and v of another type than q's are read and saved by their values"),
+    CHECK_CASES("MEAN-22", input_scales,
+                "q, k and v that are fp8 stand for codes times their scales"),
+    CHECK_CASES("MEAN-23", out_scale,
+                "an fp8 output is divided by its scale, rounded once, saturated"),
+    CHECK_CASES("MEAN-22", input_scales_e5m2,
+                "q, k and v that are e5m2 stand for codes times their scales"),
+    CHECK_CASES("MEAN-23", out_scale_e5m2,
+                "an output of e5m2 is divided by its scale, rounded once"),
+    CHECK_CASES("STRUCT-10", places,
+                "operands are as aligned as the problem promises, and no better"),
+    CHECK_CASES("STRUCT-11", kv_strides, "the caches of keys and values have strides of their own"),
+    CHECK_ROW("KV-05", missing_scale, count_missing_scale, 0,
+              "a scale that is needed and missing is INVALID_ARGUMENT"),
+    CHECK_ROW("KV-05", missing_input_scale, count_missing_input_scale, 0,
+              "a missing scale of q, k, v or the output is INVALID_ARGUMENT"),
+    CHECK_CASES("KV-06", pages,
+                "slots are page * page_size + offset, in any order; what is unused is not "
+                "read for its value"),
+    CHECK_CASES("KV-06", unseen, "keys that no query sees may be NaN and change nothing"),
+    CHECK_CASES(
+        "MEAN-21", chosen_keys,
         "a row of a sparse layer sees the keys whose slots its own call names, and no others"),
-    ROW("MEAN-21", chosen_from_caches, "keys are chosen from caches of any type and layout"),
-    ROW("MEAN-21", chosen_blocks,
+    CHECK_CASES("MEAN-21", chosen_from_caches,
+                "keys are chosen from caches of any type and layout"),
+    CHECK_CASES(
+        "MEAN-21", chosen_blocks,
         "a row sees of the blocks that it names what the layer's rules leave, for all heads"),
-    ROW("MEAN-21", blocks_of_heads, "each KV head of a row has blocks of its own"),
-    ROW("ERR-05", chosen_roles, "indices of a sparse layer that are missing are named"),
-    ROW("CAPS-09", host_needed, "a batch with the host arrays that the verdict names is enough"),
-    ROW("CAPS-09", host_some, "other host arrays may be there or not, one by one"),
-    ROW("KV-08", index_forms, "each form of KV indices gives the same result"),
+    CHECK_CASES("MEAN-21", blocks_of_heads, "each KV head of a row has blocks of its own"),
+    CHECK_CASES("ERR-05", chosen_roles, "indices of a sparse layer that are missing are named"),
+    CHECK_CASES("CAPS-09", host_needed,
+                "a batch with the host arrays that the verdict names is enough"),
+    CHECK_CASES("CAPS-09", host_some, "other host arrays may be there or not, one by one"),
+    CHECK_CASES("KV-08", index_forms, "each form of KV indices gives the same result"),
     BASE_ROW(page_one_prefix, "page 1: prefixes of 2 and 4 tokens, 3 and 1 new ones"),
     BASE_ROW(page_exact, "page 16: 16 new tokens"),
     BASE_ROW(page_about, "page 16: 15, 16 and 17 new tokens"),
@@ -762,8 +749,8 @@ const struct check check_num[] = {
     BASE_ROW(decode_single, "page 16: decoding after 7 tokens"),
     BASE_ROW(decode_gqa, "page 16: decoding with grouped queries"),
     BASE_ROW(extend_mqa, "page 16: prefixes and new tokens with one KV head"),
-    ROW("INVAR-01", grid, "every pair of what query accepts computes attention right"),
-    {"INVAR-01", "random", "whatever query accepts computes attention right",
-     CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE, count_random, run_random},
+    CHECK_CASES("INVAR-01", grid, "every pair of what query accepts computes attention right"),
+    CHECK_ROW("INVAR-01", random, count_random, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,
+              "whatever query accepts computes attention right"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -151,15 +151,8 @@ static const struct grid_choice softmax_choices[] = {MODES, {AXIS_LAYOUT, BIT(0)
 static const struct mla_choice latent_choice = {
     MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT, BIT(MLA_SMALL), {MODES}};
 
-static int32_t count_borders(const struct check_subject *subject)
-{
-    return SOFTMAX_AXES * numerics_count(subject, softmax_choices);
-}
-
-static int32_t count_mla_borders(const struct check_subject *subject)
-{
-    return LATENT_AXES * numerics_mla_count(subject, &latent_choice);
-}
+CHECK_COUNT(borders, SOFTMAX_AXES *numerics_count(subject, softmax_choices))
+CHECK_COUNT(mla_borders, LATENT_AXES *numerics_mla_count(subject, &latent_choice))
 
 static void run_line(struct check_run *run, bool latent, bool beyond)
 {
@@ -183,25 +176,10 @@ static void run_line(struct check_run *run, bool latent, bool beyond)
     grid_release(run->subject, grid);
 }
 
-static void run_borders(struct check_run *run)
-{
-    run_line(run, false, false);
-}
-
-static void run_beyond(struct check_run *run)
-{
-    run_line(run, false, true);
-}
-
-static void run_mla_borders(struct check_run *run)
-{
-    run_line(run, true, false);
-}
-
-static void run_mla_beyond(struct check_run *run)
-{
-    run_line(run, true, true);
-}
+CHECK_RUN(borders, run_line(run, false, false))
+CHECK_RUN(beyond, run_line(run, false, true))
+CHECK_RUN(mla_borders, run_line(run, true, false))
+CHECK_RUN(mla_beyond, run_line(run, true, true))
 
 /* ---- Linear layers --------------------------------------------------------------------------- */
 
@@ -255,10 +233,7 @@ static void refuse_linear_at(const struct linear_line *line, int64_t value)
                        (int32_t)value);
 }
 
-static int32_t count_linear_borders(const struct check_subject *subject)
-{
-    return LINEAR_AXES * linear_count_families(subject);
-}
+CHECK_COUNT(linear_borders, LINEAR_AXES *linear_count_families(subject))
 
 /* linear_find_case() counts families first, so the axis is the slower index. */
 static void run_linear_line(struct check_run *run, bool beyond)
@@ -284,15 +259,8 @@ static void run_linear_line(struct check_run *run, bool beyond)
         run_linear_at(&line, borders.most);
 }
 
-static void run_linear_borders(struct check_run *run)
-{
-    run_linear_line(run, false);
-}
-
-static void run_linear_beyond(struct check_run *run)
-{
-    run_linear_line(run, true);
-}
+CHECK_RUN(linear_borders, run_linear_line(run, false))
+CHECK_RUN(linear_beyond, run_linear_line(run, true))
 
 /* ---- Flags ----------------------------------------------------------------------------------- */
 
@@ -364,15 +332,8 @@ static void try_flaws(struct check_run *run, const struct grid *grid, const stru
     forward_case_destroy(c);
 }
 
-static int32_t count_flags(const struct check_subject *subject)
-{
-    return numerics_count(subject, softmax_choices);
-}
-
-static int32_t count_mla_flags(const struct check_subject *subject)
-{
-    return numerics_mla_count(subject, &latent_choice);
-}
+CHECK_COUNT(flags, numerics_count(subject, softmax_choices))
+CHECK_COUNT(mla_flags, numerics_mla_count(subject, &latent_choice))
 
 static void flaws_found(struct check_run *run, bool latent, int first, int end)
 {
@@ -392,25 +353,10 @@ static void flaws_found(struct check_run *run, bool latent, int first, int end)
     grid_release(run->subject, grid);
 }
 
-static void run_no_capture(struct check_run *run)
-{
-    flaws_found(run, false, CAPTURING, CAPTURING + 1);
-}
-
-static void run_mla_no_capture(struct check_run *run)
-{
-    flaws_found(run, true, CAPTURING, CAPTURING + 1);
-}
-
-static void run_read_only(struct check_run *run)
-{
-    flaws_found(run, false, OUT_READ_ONLY, FLAWS);
-}
-
-static void run_mla_read_only(struct check_run *run)
-{
-    flaws_found(run, true, OUT_READ_ONLY, FLAWS);
-}
+CHECK_RUN(no_capture, flaws_found(run, false, CAPTURING, CAPTURING + 1))
+CHECK_RUN(mla_no_capture, flaws_found(run, true, CAPTURING, CAPTURING + 1))
+CHECK_RUN(read_only, flaws_found(run, false, OUT_READ_ONLY, FLAWS))
+CHECK_RUN(mla_read_only, flaws_found(run, true, OUT_READ_ONLY, FLAWS))
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
@@ -500,15 +446,8 @@ static void climb_all(struct check_run *run, const attn_problem *problem,
     subject->type->ops->destroy(instance);
 }
 
-static int32_t count_climb(const struct check_subject *subject)
-{
-    return numerics_count(subject, softmax_choices);
-}
-
-static int32_t count_mla_climb(const struct check_subject *subject)
-{
-    return numerics_mla_count(subject, &latent_choice);
-}
+CHECK_COUNT(climb, numerics_count(subject, softmax_choices))
+CHECK_COUNT(mla_climb, numerics_mla_count(subject, &latent_choice))
 
 static void climb_found(struct check_run *run, bool latent)
 {
@@ -527,15 +466,8 @@ static void climb_found(struct check_run *run, bool latent)
     grid_release(run->subject, grid);
 }
 
-static void run_climb(struct check_run *run)
-{
-    climb_found(run, false);
-}
-
-static void run_mla_climb(struct check_run *run)
-{
-    climb_found(run, true);
-}
+CHECK_RUN(climb, climb_found(run, false))
+CHECK_RUN(mla_climb, climb_found(run, true))
 
 static void run_linear_climb(struct check_run *run)
 {
@@ -549,35 +481,34 @@ static void run_linear_climb(struct check_run *run)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define ROW(rule, name, counter, needs, sentence)                                                  \
-    {                                                                                              \
-        rule, #name, sentence, needs, counter, run_##name                                          \
-    }
-
 const struct check check_borders[] = {
-    ROW("CAPS-02", borders, count_borders, CHECK_NEEDS_COMPUTE,
-        "the smallest and the largest value of each axis that query accepts run"),
-    ROW("CAPS-02", mla_borders, count_mla_borders, CHECK_NEEDS_COMPUTE,
+    CHECK_CASES("CAPS-02", borders,
+                "the smallest and the largest value of each axis that query accepts run"),
+    CHECK_CASES(
+        "CAPS-02", mla_borders,
         "the smallest and the largest value of each axis of latent layers that query accepts run"),
-    ROW("CAPS-02", linear_borders, count_linear_borders, CHECK_NEEDS_COMPUTE,
+    CHECK_CASES(
+        "CAPS-02", linear_borders,
         "the smallest and the largest value of each axis of linear layers that query accepts run"),
-    ROW("CAPS-03", beyond, count_borders, 0, "the next values are refused by create as well"),
-    ROW("CAPS-03", mla_beyond, count_mla_borders, 0,
-        "the next values of latent layers are refused by create as well"),
-    ROW("CAPS-03", linear_beyond, count_linear_borders, 0,
-        "the next values of linear layers are refused by create as well"),
-    ROW("CAPT-01", no_capture, count_flags, CHECK_NEEDS_COMPUTE,
-        "on a CPU a call with CAPTURING is CAPTURE_UNSUPPORTED"),
-    ROW("CAPT-01", mla_no_capture, count_mla_flags, CHECK_NEEDS_COMPUTE,
-        "on a CPU a call of a latent layer with CAPTURING is CAPTURE_UNSUPPORTED"),
-    ROW("PURE-02", read_only, count_flags, CHECK_NEEDS_COMPUTE,
-        "a call that would write to a read-only operand is INVALID_ARGUMENT"),
-    ROW("PURE-02", mla_read_only, count_mla_flags, CHECK_NEEDS_COMPUTE,
+    CHECK_ROW("CAPS-03", beyond, count_borders, 0, "the next values are refused by create as well"),
+    CHECK_ROW("CAPS-03", mla_beyond, count_mla_borders, 0,
+              "the next values of latent layers are refused by create as well"),
+    CHECK_ROW("CAPS-03", linear_beyond, count_linear_borders, 0,
+              "the next values of linear layers are refused by create as well"),
+    CHECK_ROW("CAPT-01", no_capture, count_flags, CHECK_NEEDS_COMPUTE,
+              "on a CPU a call with CAPTURING is CAPTURE_UNSUPPORTED"),
+    CHECK_ROW("CAPT-01", mla_no_capture, count_mla_flags, CHECK_NEEDS_COMPUTE,
+              "on a CPU a call of a latent layer with CAPTURING is CAPTURE_UNSUPPORTED"),
+    CHECK_ROW("PURE-02", read_only, count_flags, CHECK_NEEDS_COMPUTE,
+              "a call that would write to a read-only operand is INVALID_ARGUMENT"),
+    CHECK_ROW(
+        "PURE-02", mla_read_only, count_mla_flags, CHECK_NEEDS_COMPUTE,
         "a call of a latent layer that would write to a read-only operand is INVALID_ARGUMENT"),
-    ROW("WORK-02", climb, count_climb, 0, "no region becomes smaller at any size of any bound"),
-    ROW("WORK-02", mla_climb, count_mla_climb, 0,
-        "no region of latent layers becomes smaller at any size of any bound"),
-    ROW("WORK-02", linear_climb, linear_count_families, 0,
-        "no region of linear layers becomes smaller at any size of any bound"),
+    CHECK_ROW("WORK-02", climb, count_climb, 0,
+              "no region becomes smaller at any size of any bound"),
+    CHECK_ROW("WORK-02", mla_climb, count_mla_climb, 0,
+              "no region of latent layers becomes smaller at any size of any bound"),
+    CHECK_ROW("WORK-02", linear_climb, linear_count_families, 0,
+              "no region of linear layers becomes smaller at any size of any bound"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

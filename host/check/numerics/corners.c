@@ -94,15 +94,10 @@ static const struct mla_choice latent_choice = {MLA_ABSORBED | MLA_EXPANDED,
                                                 BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK),
                                                 {MODES, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}}};
 
-static int32_t count_corners(const struct check_subject *subject)
-{
-    return numerics_count(subject, softmax_choices) > 1 ? numerics_few(subject, CORNERS) : 1;
-}
-
-static int32_t count_mla_corners(const struct check_subject *subject)
-{
-    return numerics_mla_count(subject, &latent_choice) > 1 ? numerics_few(subject, CORNERS) : 1;
-}
+CHECK_COUNT(corners,
+            numerics_count(subject, softmax_choices) > 1 ? numerics_few(subject, CORNERS) : 1)
+CHECK_COUNT(mla_corners,
+            numerics_mla_count(subject, &latent_choice) > 1 ? numerics_few(subject, CORNERS) : 1)
 
 static void run_any(struct check_run *run, bool latent)
 {
@@ -124,15 +119,8 @@ static void run_any(struct check_run *run, bool latent)
     grid_release(run->subject, grid);
 }
 
-static void run_corners(struct check_run *run)
-{
-    run_any(run, false);
-}
-
-static void run_mla_corners(struct check_run *run)
-{
-    run_any(run, true);
-}
+CHECK_RUN(corners, run_any(run, false))
+CHECK_RUN(mla_corners, run_any(run, true))
 
 /* ---- Linear layers --------------------------------------------------------------------------- */
 
@@ -152,10 +140,7 @@ static bool accepts_linear(void *ctx, int32_t value)
     return state <= MOST_ELEMENTS && linear_accepts(corner->subject, &spec, reason);
 }
 
-static int32_t count_linear_corners(const struct check_subject *subject)
-{
-    return linear_families(subject) ? numerics_few(subject, CORNERS) : 1;
-}
+CHECK_COUNT(linear_corners, linear_families(subject) ? numerics_few(subject, CORNERS) : 1)
 
 static void run_linear_corners(struct check_run *run)
 {
@@ -177,14 +162,11 @@ static void run_linear_corners(struct check_run *run)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define ROW(name, sentence)                                                                        \
-    {                                                                                              \
-        "CAPS-02", #name, sentence, CHECK_NEEDS_COMPUTE, count_##name, run_##name                  \
-    }
-
 const struct check check_corners[] = {
-    ROW(corners, "several axes may be at the ends of what query accepts"),
-    ROW(mla_corners, "several axes of latent layers may be at the ends of what query accepts"),
-    ROW(linear_corners, "several axes of linear layers may be at the ends of what query accepts"),
+    CHECK_CASES("CAPS-02", corners, "several axes may be at the ends of what query accepts"),
+    CHECK_CASES("CAPS-02", mla_corners,
+                "several axes of latent layers may be at the ends of what query accepts"),
+    CHECK_CASES("CAPS-02", linear_corners,
+                "several axes of linear layers may be at the ends of what query accepts"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

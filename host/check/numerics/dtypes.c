@@ -130,25 +130,10 @@ static void run_case(struct check_run *run, bool latent)
     grid_release(run->subject, grid);
 }
 
-static int32_t count_dtypes(const struct check_subject *subject)
-{
-    return count_cases(subject, false);
-}
-
-static int32_t count_mla_dtypes(const struct check_subject *subject)
-{
-    return count_cases(subject, true);
-}
-
-static void run_dtypes(struct check_run *run)
-{
-    run_case(run, false);
-}
-
-static void run_mla_dtypes(struct check_run *run)
-{
-    run_case(run, true);
-}
+CHECK_COUNT(dtypes, count_cases(subject, false))
+CHECK_COUNT(mla_dtypes, count_cases(subject, true))
+CHECK_RUN(dtypes, run_case(run, false))
+CHECK_RUN(mla_dtypes, run_case(run, true))
 
 /* ---- Linear layers --------------------------------------------------------------------------- */
 
@@ -212,11 +197,11 @@ static void run_linear_dtypes(struct check_run *run)
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_dtypes[] = {
-    FAMILY_ROW("CAPS-02", dtypes,
-               "whatever dtypes query accepts of q, new k and v, caches and outputs are computed"),
-    FAMILY_ROW("CAPS-02", mla_dtypes,
-               "whatever dtypes query accepts of a latent layer's operands are computed"),
-    FAMILY_ROW("CAPS-02", linear_dtypes,
-               "whatever dtypes query accepts of a linear layer's operands are computed"),
+    CHECK_CASES("CAPS-02", dtypes,
+                "whatever dtypes query accepts of q, new k and v, caches and outputs are computed"),
+    CHECK_CASES("CAPS-02", mla_dtypes,
+                "whatever dtypes query accepts of a latent layer's operands are computed"),
+    CHECK_CASES("CAPS-02", linear_dtypes,
+                "whatever dtypes query accepts of a linear layer's operands are computed"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -33,18 +33,8 @@ void family_set_lengths(struct case_spec *spec, int32_t count, const int32_t (*l
     static const struct family name##_family = {NULL, &name##_choice, variants, change, false};    \
     FAMILY_FUNCTIONS(name)
 #define FAMILY_FUNCTIONS(name)                                                                     \
-    static int32_t count_##name(const struct check_subject *subject)                               \
-    {                                                                                              \
-        return family_count(subject, &name##_family);                                              \
-    }                                                                                              \
-    static void run_##name(struct check_run *run)                                                  \
-    {                                                                                              \
-        family_run(run, &name##_family);                                                           \
-    }
-#define FAMILY_ROW(rule, function, sentence)                                                       \
-    {                                                                                              \
-        rule, #function, sentence, CHECK_NEEDS_COMPUTE, count_##function, run_##function           \
-    }
+    CHECK_COUNT(name, family_count(subject, &name##_family))                                       \
+    CHECK_RUN(name, family_run(run, &name##_family))
 
 enum { ALL = (1 << GRID_MAX_VALUES) - 1 };
 #define BIT(value)    (1u << (value))

@@ -73,15 +73,8 @@ TABLES(table)
 TABLES(cross)
 TABLES(mask)
 
-static int32_t count_latent(const struct check_subject *subject)
-{
-    return numerics_mla_count(subject, &latent_choice);
-}
-
-static void run_latent(struct check_run *run)
-{
-    run_far(run, NULL);
-}
+CHECK_COUNT(latent, numerics_mla_count(subject, &latent_choice))
+CHECK_RUN(latent, run_far(run, NULL))
 
 const struct check check_far_tables[] = {
     {"KV-08", "far_tables", "rows of a table may lie more than 2^31 entries apart",

@@ -243,25 +243,13 @@ static void with_spec(struct check_run *run, const struct grid_choice *choices,
 /* count_NAME and run_NAME for a product of axes, and for one of latent layers. */
 #define PRODUCT(name, use, ...)                                                                    \
     static const struct grid_choice name##_choices[] = {__VA_ARGS__, {0, 0}};                      \
-    static int32_t count_##name(const struct check_subject *subject)                               \
-    {                                                                                              \
-        return numerics_count(subject, name##_choices);                                            \
-    }                                                                                              \
-    static void run_##name(struct check_run *run)                                                  \
-    {                                                                                              \
-        with_spec(run, name##_choices, NULL, use);                                                 \
-    }
+    CHECK_COUNT(name, numerics_count(subject, name##_choices))                                     \
+    CHECK_RUN(name, with_spec(run, name##_choices, NULL, use))
 #define LATENT(name, use, layout, ...)                                                             \
     static const struct mla_choice name##_choice = {                                               \
         MLA_ABSORBED, layout, BIT(MLA_ONE_BLOCK), {__VA_ARGS__}};                                  \
-    static int32_t count_##name(const struct check_subject *subject)                               \
-    {                                                                                              \
-        return numerics_mla_count(subject, &name##_choice);                                        \
-    }                                                                                              \
-    static void run_##name(struct check_run *run)                                                  \
-    {                                                                                              \
-        with_spec(run, NULL, &name##_choice, use);                                                 \
-    }
+    CHECK_COUNT(name, numerics_mla_count(subject, &name##_choice))                                 \
+    CHECK_RUN(name, with_spec(run, NULL, &name##_choice, use))
 
 PRODUCT(codes, judge_codes, QUANTISED, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)
 LATENT(mla_codes, judge_codes, MLA_LATENT, {AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)},
@@ -416,27 +404,22 @@ LATENT(mla_scale_zero, judge_unscaled, MLA_LATENT, {AXIS_CAP, BIT(0) | BIT(1)}, 
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define ROW(rule, name, sentence)                                                                  \
-    {                                                                                              \
-        rule, #name, sentence, CHECK_NEEDS_COMPUTE, count_##name, run_##name                       \
-    }
-
 const struct check check_codes[] = {
-    ROW("MEAN-09", scale_zero, "where sm_scale is 0 all keys count alike"),
-    ROW("MEAN-19", mla_scale_zero, "where sm_scale is 0 all latents count alike"),
-    ROW("KV-04", codes, "every code of fp8 is read as its number, in keys and in values"),
-    ROW("KV-04", mla_codes, "every code of fp8 in a latent cache is read as its number"),
-    ROW("KV-11", mla_packed_codes, "every code of a packed latent is read as its number"),
-    ROW("KV-04", device_scales, "scales may be on the device alone"),
-    ROW("KV-04", device_input_scales,
-        "scales of q, k, v and the output may be on the device alone"),
-    ROW("KV-04", mla_device_scales, "the scale of latents may be on the device alone"),
-    {"KV-05", "few_scales", "scales that are too few, or of another kind, are INVALID_ARGUMENT", 0,
-     count_few_scales, run_few_scales},
-    {"KV-05", "few_input_scales",
-     "scales of q, k, v or the output that are too few, or of another kind, are INVALID_ARGUMENT",
-     0, count_few_input_scales, run_few_input_scales},
-    {"KV-05", "mla_few_scales", "a latent cache's scale of another kind is INVALID_ARGUMENT", 0,
-     count_mla_few_scales, run_mla_few_scales},
+    CHECK_CASES("MEAN-09", scale_zero, "where sm_scale is 0 all keys count alike"),
+    CHECK_CASES("MEAN-19", mla_scale_zero, "where sm_scale is 0 all latents count alike"),
+    CHECK_CASES("KV-04", codes, "every code of fp8 is read as its number, in keys and in values"),
+    CHECK_CASES("KV-04", mla_codes, "every code of fp8 in a latent cache is read as its number"),
+    CHECK_CASES("KV-11", mla_packed_codes, "every code of a packed latent is read as its number"),
+    CHECK_CASES("KV-04", device_scales, "scales may be on the device alone"),
+    CHECK_CASES("KV-04", device_input_scales,
+                "scales of q, k, v and the output may be on the device alone"),
+    CHECK_CASES("KV-04", mla_device_scales, "the scale of latents may be on the device alone"),
+    CHECK_ROW("KV-05", few_scales, count_few_scales, 0,
+              "scales that are too few, or of another kind, are INVALID_ARGUMENT"),
+    CHECK_ROW("KV-05", few_input_scales, count_few_input_scales, 0,
+              "scales of q, k, v or the output that are too few, or of another kind, are "
+              "INVALID_ARGUMENT"),
+    CHECK_ROW("KV-05", mla_few_scales, count_mla_few_scales, 0,
+              "a latent cache's scale of another kind is INVALID_ARGUMENT"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

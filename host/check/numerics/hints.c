@@ -202,103 +202,47 @@ static void run_beside(struct check_run *run, bool tiles)
     grid_release(run->subject, grid);
 }
 
-static int32_t count_hints_beside_cross(const struct check_subject *subject)
-{
-    return numerics_count(subject, beside_choices);
-}
+CHECK_COUNT(hints_beside_cross, numerics_count(subject, beside_choices))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-static int32_t count_hints(const struct check_subject *subject)
-{
-    return numerics_count(subject, softmax_choices);
-}
-
-static int32_t count_hints_forms(const struct check_subject *subject)
-{
-    return numerics_count(subject, form_choices);
-}
-
-static int32_t count_mla_hints(const struct check_subject *subject)
-{
-    return numerics_mla_count(subject, &latent_choice);
-}
-
-static void run_hints(struct check_run *run)
-{
-    run_found(run, softmax_choices, false);
-}
-
-static void run_hints_forms(struct check_run *run)
-{
-    run_found(run, form_choices, false);
-}
-
-static void run_mla_hints(struct check_run *run)
-{
-    run_found(run, NULL, false);
-}
-
-static void run_prefix_levels(struct check_run *run)
-{
-    run_levels(run, false);
-}
-
-static void run_hints_beside_cross(struct check_run *run)
-{
-    run_beside(run, false);
-}
+CHECK_COUNT(hints, numerics_count(subject, softmax_choices))
+CHECK_COUNT(hints_forms, numerics_count(subject, form_choices))
+CHECK_COUNT(mla_hints, numerics_mla_count(subject, &latent_choice))
+CHECK_RUN(hints, run_found(run, softmax_choices, false))
+CHECK_RUN(hints_forms, run_found(run, form_choices, false))
+CHECK_RUN(mla_hints, run_found(run, NULL, false))
+CHECK_RUN(prefix_levels, run_levels(run, false))
+CHECK_RUN(hints_beside_cross, run_beside(run, false))
 
 /* The same where what is shared is several tiles of keys, the last one in part. */
-static int32_t count_tiles(const struct check_subject *subject)
-{
-    return numerics_count(subject, tile_choices);
-}
-
-static void run_hints_tiles(struct check_run *run)
-{
-    run_found(run, tile_choices, true);
-}
-
-static void run_mla_hints_tiles(struct check_run *run)
-{
-    run_found(run, NULL, true);
-}
-
-static void run_levels_tiles(struct check_run *run)
-{
-    run_levels(run, true);
-}
-
-static void run_tiles_beside_cross(struct check_run *run)
-{
-    run_beside(run, true);
-}
-
-#define ROW(name, sentence)                                                                        \
-    {                                                                                              \
-        "INVAR-01", #name, sentence, CHECK_NEEDS_COMPUTE, count_##name, run_##name                 \
-    }
+CHECK_COUNT(tiles, numerics_count(subject, tile_choices))
+CHECK_RUN(hints_tiles, run_found(run, tile_choices, true))
+CHECK_RUN(mla_hints_tiles, run_found(run, NULL, true))
+CHECK_RUN(levels_tiles, run_levels(run, true))
+CHECK_RUN(tiles_beside_cross, run_beside(run, true))
 
 const struct check check_hints[] = {
-    ROW(hints, "the hint of shared prefixes changes no result"),
-    ROW(hints_forms, "the hint of shared prefixes changes no result, in any form of KV indices"),
-    ROW(mla_hints, "the hint of shared prefixes changes no result of latent layers"),
-    {"KV-15", "prefix_levels", "shared prefixes of several levels change no result",
-     CHECK_NEEDS_COMPUTE, count_hints, run_prefix_levels},
+    CHECK_CASES("INVAR-01", hints, "the hint of shared prefixes changes no result"),
+    CHECK_CASES("INVAR-01", hints_forms,
+                "the hint of shared prefixes changes no result, in any form of KV indices"),
+    CHECK_CASES("INVAR-01", mla_hints,
+                "the hint of shared prefixes changes no result of latent layers"),
+    CHECK_ROW("KV-15", prefix_levels, count_hints, CHECK_NEEDS_COMPUTE,
+              "shared prefixes of several levels change no result"),
     {"KV-15", "beside_cross", "what sequences share is not what their encoders share",
      CHECK_NEEDS_COMPUTE, count_hints_beside_cross, run_hints_beside_cross},
     {NULL, NULL, NULL, 0, NULL, NULL},
 };
 
 const struct check check_hints_tiles[] = {
-    {"INVAR-01", "hints_tiles", "what is shared may be several tiles of keys", CHECK_NEEDS_COMPUTE,
-     count_tiles, run_hints_tiles},
-    {"INVAR-01", "mla_hints_tiles", "shared latents may be several tiles", CHECK_NEEDS_COMPUTE,
-     count_mla_hints, run_mla_hints_tiles},
-    {"KV-15", "levels_tiles", "what several levels share may be several tiles of keys",
-     CHECK_NEEDS_COMPUTE, count_hints, run_levels_tiles},
-    {"KV-15", "tiles_beside_cross", "encoders of several tiles share nothing of it",
-     CHECK_NEEDS_COMPUTE, count_hints_beside_cross, run_tiles_beside_cross},
+    CHECK_ROW("INVAR-01", hints_tiles, count_tiles, CHECK_NEEDS_COMPUTE,
+              "what is shared may be several tiles of keys"),
+    CHECK_ROW("INVAR-01", mla_hints_tiles, count_mla_hints, CHECK_NEEDS_COMPUTE,
+              "shared latents may be several tiles"),
+    CHECK_ROW("KV-15", levels_tiles, count_hints, CHECK_NEEDS_COMPUTE,
+              "what several levels share may be several tiles of keys"),
+    CHECK_ROW("KV-15", tiles_beside_cross, count_hints_beside_cross, CHECK_NEEDS_COMPUTE,
+              "encoders of several tiles share nothing of it"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -59,14 +59,8 @@ static void run_family(struct check_run *run, uint32_t family)
 }
 
 #define FAMILY(name, family)                                                                       \
-    static int32_t count_##name(const struct check_subject *subject)                               \
-    {                                                                                              \
-        return linear_families(subject) >> (family)&1 ? FAMILY_CASES : 1;                          \
-    }                                                                                              \
-    static void run_##name(struct check_run *run)                                                  \
-    {                                                                                              \
-        run_family(run, family);                                                                   \
-    }
+    CHECK_COUNT(name, linear_families(subject) >> (family)&1 ? FAMILY_CASES : 1)                   \
+    CHECK_RUN(name, run_family(run, family))
 
 FAMILY(linear_gdn, ATTN_LINEAR_GDN)
 FAMILY(linear_ssd, ATTN_LINEAR_MAMBA2)
@@ -144,15 +138,8 @@ static void change_places(struct linear_spec *spec, int32_t index)
     spec->exactly_aligned = true;
 }
 
-static int32_t count_places(const struct check_subject *subject)
-{
-    return 6 * linear_count_families(subject);
-}
-
-static int32_t count_twice(const struct check_subject *subject)
-{
-    return 2 * linear_count_families(subject);
-}
+CHECK_COUNT(places, 6 * linear_count_families(subject))
+CHECK_COUNT(twice, 2 * linear_count_families(subject))
 
 static void run_linear_slots(struct check_run *run)
 {
@@ -248,31 +235,27 @@ static void run_linear_read_only(struct check_run *run)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define ROW(rule, name, counter, sentence)                                                         \
-    {                                                                                              \
-        rule, #name, sentence, CHECK_NEEDS_COMPUTE, counter, run_##name                            \
-    }
-
 const struct check check_linear[] = {
-    ROW("MEAN-18", linear_gdn, count_linear_gdn, "gated delta net is its recurrence"),
-    ROW("MEAN-18", linear_ssd, count_linear_ssd, "Mamba2 is its recurrence"),
-    ROW("MEAN-18", linear_kda, count_linear_kda, "Kimi delta attention is its recurrence"),
-    ROW("MEAN-18", linear_lightning, count_linear_lightning,
-        "lightning attention is its recurrence"),
-    ROW("MEAN-18", linear_short_conv, count_linear_short_conv,
-        "a short convolution sees its last inputs, those of its state first"),
-    ROW("KV-09", linear_slots, linear_count_families,
+    CHECK_CASES("MEAN-18", linear_gdn, "gated delta net is its recurrence"),
+    CHECK_CASES("MEAN-18", linear_ssd, "Mamba2 is its recurrence"),
+    CHECK_CASES("MEAN-18", linear_kda, "Kimi delta attention is its recurrence"),
+    CHECK_CASES("MEAN-18", linear_lightning, "lightning attention is its recurrence"),
+    CHECK_CASES("MEAN-18", linear_short_conv,
+                "a short convolution sees its last inputs, those of its state first"),
+    CHECK_ROW(
+        "KV-09", linear_slots, linear_count_families, CHECK_NEEDS_COMPUTE,
         "states are read from slot and written to dst_slot, in place or not, without rows too"),
-    ROW("KV-09", linear_snapshots, count_twice,
-        "a snapshot is the state after its row, and changes nothing"),
-    ROW("KV-09", linear_cuts, count_cuts,
-        "snapshots at any rows of long sequences, new ones and others, change nothing"),
-    ROW("KV-09", linear_padding, count_twice, "rows of padding change nothing"),
-    ROW("STRUCT-10", linear_places, count_places,
-        "operands of linear layers are as aligned as the problem promises, and no better"),
-    ROW("PURE-02", linear_read_only, linear_count_families,
-        "a linear layer whose output or states are read-only is refused"),
-    ROW("ERR-05", linear_roles, linear_count_families,
-        "a linear layer's operand that is missing is named"),
+    CHECK_ROW("KV-09", linear_snapshots, count_twice, CHECK_NEEDS_COMPUTE,
+              "a snapshot is the state after its row, and changes nothing"),
+    CHECK_ROW("KV-09", linear_cuts, count_cuts, CHECK_NEEDS_COMPUTE,
+              "snapshots at any rows of long sequences, new ones and others, change nothing"),
+    CHECK_ROW("KV-09", linear_padding, count_twice, CHECK_NEEDS_COMPUTE,
+              "rows of padding change nothing"),
+    CHECK_ROW("STRUCT-10", linear_places, count_places, CHECK_NEEDS_COMPUTE,
+              "operands of linear layers are as aligned as the problem promises, and no better"),
+    CHECK_ROW("PURE-02", linear_read_only, linear_count_families, CHECK_NEEDS_COMPUTE,
+              "a linear layer whose output or states are read-only is refused"),
+    CHECK_ROW("ERR-05", linear_roles, linear_count_families, CHECK_NEEDS_COMPUTE,
+              "a linear layer's operand that is missing is named"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -56,14 +56,8 @@ static void judge_limits(struct check_run *run, const struct grid *grid,
 /* count_NAME and run_NAME for a product: forms, layouts, dimensions, then axes of the grid. */
 #define PRODUCT(name, use, forms, layouts, dims, ...)                                              \
     static const struct mla_choice name##_choice = {forms, layouts, dims, {__VA_ARGS__}};          \
-    static int32_t count_##name(const struct check_subject *subject)                               \
-    {                                                                                              \
-        return numerics_mla_count(subject, &name##_choice);                                        \
-    }                                                                                              \
-    static void run_##name(struct check_run *run)                                                  \
-    {                                                                                              \
-        run_product(run, &name##_choice, use);                                                     \
-    }
+    CHECK_COUNT(name, numerics_mla_count(subject, &name##_choice))                                 \
+    CHECK_RUN(name, run_product(run, &name##_choice, use))
 
 #define BOTH_FORMS   (MLA_ABSORBED | MLA_EXPANDED)
 #define BOTH_LAYOUTS (MLA_LATENT | MLA_PACKED)
@@ -456,42 +450,48 @@ static void run_mla_random(struct check_run *run)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define ROW(rule, function, sentence)                                                              \
-    {                                                                                              \
-        rule, #function, sentence, CHECK_NEEDS_COMPUTE, count_##function, run_##function           \
-    }
-
 const struct check check_mla[] = {
-    ROW("MEAN-19", mla_absorbed, "absorbed: keys are latent rows, their values the first part"),
-    ROW("STRUCT-10", mla_places, "latents are as aligned as the problem promises, and no better"),
-    ROW("MEAN-19", mla_dims, "latents of any dimensions, in both forms"),
-    ROW("MEAN-19", mla_deepseek, "latents of 512 and 64, long ones, mixed and to be verified"),
-    ROW("MEAN-19", mla_heads, "all heads share the latent"),
-    ROW("MEAN-19", mla_scores, "scores are scaled and capped, and sinks count, as elsewhere"),
-    ROW("MEAN-19", mla_masks, "masks and windows let through what they do elsewhere"),
-    ROW("MEAN-20", mla_expanded, "expanded: the new tokens see each other, and no cache"),
-    ROW("MEAN-20", mla_as_given, "expanded keys are read as given, whatever the cache's type"),
-    ROW("MEAN-20", mla_chunks, "a chunk of an expanded prefix brings its only keys"),
-    ROW("MEAN-20", mla_merge, "chunks of an expanded prefix merge to the result over all of it"),
-    ROW("KV-02", mla_sources, "new latents come from the arguments, the prefix from the cache"),
-    ROW("KV-02", mla_partials, "without new latents only the cache is read"),
-    ROW("KV-03", mla_read_only, "a layer that reads another's latents finds what that one wrote"),
-    {"KV-05", "mla_missing_scale", "the scale of a latent cache that is missing is named", 0,
-     count_mla_missing_scale, run_mla_missing_scale},
-    ROW("KV-06", mla_pages, "latents lie in pages in any order; unused ones are not read"),
-    ROW("KV-06", mla_packed_pages, "packed latents lie in pages in any order"),
-    ROW("KV-06", mla_unseen, "latents that no query sees may be NaN and change nothing"),
-    ROW("KV-08", mla_index_forms, "each form of KV indices gives the same result"),
-    ROW("KV-10", mla_saved, "both forms save c_kv and k_pe, -1 nowhere"),
-    ROW("KV-10", mla_limits, "latents beyond the largest are saturated, ties go to even"),
-    ROW("KV-11", mla_packed, "packed rows are codes, a scale for each 128, and bf16"),
-    ROW("KV-11", mla_packed_read, "packed rows are read as they were written"),
-    ROW("KV-11", mla_packed_limits, "the scale of a packed row follows from its largest number"),
-    ROW("INVAR-01", mla_forms_agree, "the expanded form gives W_UV times what the absorbed does"),
-    ROW("INVAR-01", mla_hand_off, "what one instance has saved, in either form, another one reads"),
-    ROW("INVAR-01", mla_both_forms, "an instance that expands a prefill decodes absorbed"),
-    {"INVAR-01", "mla_random", "whatever query accepts of latent layers computes them right",
-     CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE, count_random, run_mla_random},
-    ROW("ERR-05", mla_roles, "an operand of a latent layer that is missing is named"),
+    CHECK_CASES("MEAN-19", mla_absorbed,
+                "absorbed: keys are latent rows, their values the first part"),
+    CHECK_CASES("STRUCT-10", mla_places,
+                "latents are as aligned as the problem promises, and no better"),
+    CHECK_CASES("MEAN-19", mla_dims, "latents of any dimensions, in both forms"),
+    CHECK_CASES("MEAN-19", mla_deepseek,
+                "latents of 512 and 64, long ones, mixed and to be verified"),
+    CHECK_CASES("MEAN-19", mla_heads, "all heads share the latent"),
+    CHECK_CASES("MEAN-19", mla_scores,
+                "scores are scaled and capped, and sinks count, as elsewhere"),
+    CHECK_CASES("MEAN-19", mla_masks, "masks and windows let through what they do elsewhere"),
+    CHECK_CASES("MEAN-20", mla_expanded, "expanded: the new tokens see each other, and no cache"),
+    CHECK_CASES("MEAN-20", mla_as_given,
+                "expanded keys are read as given, whatever the cache's type"),
+    CHECK_CASES("MEAN-20", mla_chunks, "a chunk of an expanded prefix brings its only keys"),
+    CHECK_CASES("MEAN-20", mla_merge,
+                "chunks of an expanded prefix merge to the result over all of it"),
+    CHECK_CASES("KV-02", mla_sources,
+                "new latents come from the arguments, the prefix from the cache"),
+    CHECK_CASES("KV-02", mla_partials, "without new latents only the cache is read"),
+    CHECK_CASES("KV-03", mla_read_only,
+                "a layer that reads another's latents finds what that one wrote"),
+    CHECK_ROW("KV-05", mla_missing_scale, count_mla_missing_scale, 0,
+              "the scale of a latent cache that is missing is named"),
+    CHECK_CASES("KV-06", mla_pages, "latents lie in pages in any order; unused ones are not read"),
+    CHECK_CASES("KV-06", mla_packed_pages, "packed latents lie in pages in any order"),
+    CHECK_CASES("KV-06", mla_unseen, "latents that no query sees may be NaN and change nothing"),
+    CHECK_CASES("KV-08", mla_index_forms, "each form of KV indices gives the same result"),
+    CHECK_CASES("KV-10", mla_saved, "both forms save c_kv and k_pe, -1 nowhere"),
+    CHECK_CASES("KV-10", mla_limits, "latents beyond the largest are saturated, ties go to even"),
+    CHECK_CASES("KV-11", mla_packed, "packed rows are codes, a scale for each 128, and bf16"),
+    CHECK_CASES("KV-11", mla_packed_read, "packed rows are read as they were written"),
+    CHECK_CASES("KV-11", mla_packed_limits,
+                "the scale of a packed row follows from its largest number"),
+    CHECK_CASES("INVAR-01", mla_forms_agree,
+                "the expanded form gives W_UV times what the absorbed does"),
+    CHECK_CASES("INVAR-01", mla_hand_off,
+                "what one instance has saved, in either form, another one reads"),
+    CHECK_CASES("INVAR-01", mla_both_forms, "an instance that expands a prefill decodes absorbed"),
+    CHECK_ROW("INVAR-01", mla_random, count_random, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,
+              "whatever query accepts of latent layers computes them right"),
+    CHECK_CASES("ERR-05", mla_roles, "an operand of a latent layer that is missing is named"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -45,15 +45,8 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
 
 /* ---- Softmax --------------------------------------------------------------------------------- */
 
-static int32_t count_numbers(const struct check_subject *subject)
-{
-    return numerics_few(subject, CASES);
-}
-
-static int32_t count_large(const struct check_subject *subject)
-{
-    return numerics_few(subject, LARGE_CASES);
-}
+CHECK_COUNT(numbers, numerics_few(subject, CASES))
+CHECK_COUNT(large, numerics_few(subject, LARGE_CASES))
 
 static void run_softmax(struct check_run *run, bool large)
 {
@@ -66,25 +59,16 @@ static void run_softmax(struct check_run *run, bool large)
     grid_release(run->subject, grid);
 }
 
-static void run_numbers(struct check_run *run)
-{
-    run_softmax(run, false);
-}
-
-static void run_large(struct check_run *run)
-{
-    run_softmax(run, true);
-}
+CHECK_RUN(numbers, run_softmax(run, false))
+CHECK_RUN(large, run_softmax(run, true))
 
 /* ---- Latents --------------------------------------------------------------------------------- */
 
 static const struct mla_choice anything = {
     MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED, (1u << MLA_DIMS) - 1, {{0, 0}}};
 
-static int32_t count_mla_numbers(const struct check_subject *subject)
-{
-    return numerics_mla_count(subject, &anything) > 1 ? numerics_few(subject, LATENT_CASES) : 1;
-}
+CHECK_COUNT(mla_numbers,
+            numerics_mla_count(subject, &anything) > 1 ? numerics_few(subject, LATENT_CASES) : 1)
 
 static void run_latents(struct check_run *run, const struct mla_choice *choice, bool large)
 {
@@ -97,10 +81,7 @@ static void run_latents(struct check_run *run, const struct mla_choice *choice, 
     grid_release(run->subject, grid);
 }
 
-static void run_mla_numbers(struct check_run *run)
-{
-    run_latents(run, &anything, false);
-}
+CHECK_RUN(mla_numbers, run_latents(run, &anything, false))
 
 /* Those that have few elements. */
 static const struct mla_choice short_latents = {MLA_ABSORBED | MLA_EXPANDED,
@@ -108,23 +89,15 @@ static const struct mla_choice short_latents = {MLA_ABSORBED | MLA_EXPANDED,
                                                 1u << MLA_SMALL | 1u << MLA_ONE_BLOCK,
                                                 {{0, 0}}};
 
-static int32_t count_mla_large(const struct check_subject *subject)
-{
-    return numerics_mla_count(subject, &short_latents) > 1 ? numerics_few(subject, LARGE_CASES) : 1;
-}
-
-static void run_mla_large(struct check_run *run)
-{
-    run_latents(run, &short_latents, true);
-}
+CHECK_COUNT(mla_large, numerics_mla_count(subject, &short_latents) > 1
+                           ? numerics_few(subject, LARGE_CASES)
+                           : 1)
+CHECK_RUN(mla_large, run_latents(run, &short_latents, true))
 
 /* ---- Recurrences ------------------------------------------------------------------------------
  */
 
-static int32_t count_linear_numbers(const struct check_subject *subject)
-{
-    return linear_families(subject) ? numerics_few(subject, LINEAR_CASES) : 1;
-}
+CHECK_COUNT(linear_numbers, linear_families(subject) ? numerics_few(subject, LINEAR_CASES) : 1)
 
 static void judge_linear(struct check_run *run, struct linear_spec *spec)
 {

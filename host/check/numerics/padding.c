@@ -89,29 +89,19 @@ static void run_one(struct check_run *run, bool latent, bool padded)
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 #define CASES(name, latent, padded, number)                                                        \
-    static int32_t count_##name(const struct check_subject *subject)                               \
-    {                                                                                              \
-        return sequel_count(subject, latent, number);                                              \
-    }                                                                                              \
-    static void run_##name(struct check_run *run)                                                  \
-    {                                                                                              \
-        run_one(run, latent, padded);                                                              \
-    }
+    CHECK_COUNT(name, sequel_count(subject, latent, number))                                       \
+    CHECK_RUN(name, run_one(run, latent, padded))
 
 CASES(padded, false, true, 12 * MODES)
 CASES(mla_padded, true, true, 6 * MODES)
 CASES(page_zero, false, false, 4 * MODES)
 CASES(mla_page_zero, true, false, 3 * MODES)
 
-#define ROW(rule, name, sentence)                                                                  \
-    {                                                                                              \
-        rule, #name, sentence, CHECK_NEEDS_COMPUTE, count_##name, run_##name                       \
-    }
-
 const struct check check_padding[] = {
-    ROW("CAPT-04", padded, "sequences and rows of padding are finite and change nothing"),
-    ROW("INVAR-01", page_zero, "where nothing is padding, page 0 may hold NaN"),
-    ROW("CAPT-04", mla_padded, "latent layers: padding is finite and changes nothing"),
-    ROW("INVAR-01", mla_page_zero, "latent layers: where nothing is padding, page 0 may hold NaN"),
+    CHECK_CASES("CAPT-04", padded, "sequences and rows of padding are finite and change nothing"),
+    CHECK_CASES("INVAR-01", page_zero, "where nothing is padding, page 0 may hold NaN"),
+    CHECK_CASES("CAPT-04", mla_padded, "latent layers: padding is finite and changes nothing"),
+    CHECK_CASES("INVAR-01", mla_page_zero,
+                "latent layers: where nothing is padding, page 0 may hold NaN"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -144,14 +144,8 @@ static void run_large(struct check_run *run, linear_change change, bool is_far)
 
 /* count_NAME and run_NAME: each family in some variants. */
 #define LARGE(name, change, variants, far)                                                         \
-    static int32_t count_##name(const struct check_subject *subject)                               \
-    {                                                                                              \
-        return (variants)*linear_count_families(subject);                                          \
-    }                                                                                              \
-    static void run_##name(struct check_run *run)                                                  \
-    {                                                                                              \
-        run_large(run, change, far);                                                               \
-    }
+    CHECK_COUNT(name, (variants)*linear_count_families(subject))                                   \
+    CHECK_RUN(name, run_large(run, change, far))
 
 LARGE(linear_many_sequences, make_many_sequences, MODES, false)
 LARGE(linear_long, make_long, LONG, false)
@@ -164,24 +158,21 @@ LARGE(linear_spare_rows, make_spare_rows, 2, false)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define ROW(rule, name, sentence)                                                                  \
-    {                                                                                              \
-        rule, #name, sentence, CHECK_NEEDS_COMPUTE, count_##name, run_##name                       \
-    }
-
 const struct check check_size_linear[] = {
-    ROW("INVAR-01", linear_many_sequences, "300 sequences in one batch are each their recurrence"),
-    ROW("MEAN-18", linear_long, "a sequence of more than 1024 rows is its recurrence"),
-    ROW("MEAN-18", linear_many_heads, "48 to 128 heads read the k heads that are theirs"),
-    ROW("KV-09", linear_many_slots, "slots of states may have numbers beyond 65536 and 131072"),
-    ROW("KV-09", linear_far_slots, "slots of states may lie more than 4 GiB apart"),
-    ROW("KV-09", linear_spare_rows,
-        "rows after q_indptr[S] are padding: finite, nothing else changes"),
+    CHECK_CASES("INVAR-01", linear_many_sequences,
+                "300 sequences in one batch are each their recurrence"),
+    CHECK_CASES("MEAN-18", linear_long, "a sequence of more than 1024 rows is its recurrence"),
+    CHECK_CASES("MEAN-18", linear_many_heads, "48 to 128 heads read the k heads that are theirs"),
+    CHECK_CASES("KV-09", linear_many_slots,
+                "slots of states may have numbers beyond 65536 and 131072"),
+    CHECK_CASES("KV-09", linear_far_slots, "slots of states may lie more than 4 GiB apart"),
+    CHECK_CASES("KV-09", linear_spare_rows,
+                "rows after q_indptr[S] are padding: finite, nothing else changes"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };
 
 const struct check check_size_linear_more[] = {
-    ROW("MEAN-18", linear_longest, "a sequence of more than 65536 rows is its recurrence"),
-    ROW("MEAN-03", linear_late_rows, "rows of linear layers may have numbers beyond 65536"),
+    CHECK_CASES("MEAN-18", linear_longest, "a sequence of more than 65536 rows is its recurrence"),
+    CHECK_CASES("MEAN-03", linear_late_rows, "rows of linear layers may have numbers beyond 65536"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -102,10 +102,7 @@ static int32_t find_number(const struct check_subject *subject, int32_t n, struc
 }
 
 /* A composite cuts nothing itself: the last shape is its children's. */
-static int32_t count_shapes(const struct check_subject *subject)
-{
-    return subject->type->flags & ATTN_BACKEND_COMPOSITE ? MANY_HEADS : SHAPES;
-}
+CHECK_COUNT(shapes, subject->type->flags &ATTN_BACKEND_COMPOSITE ? MANY_HEADS : SHAPES)
 
 static int32_t count_settings(const struct check_subject *subject, int32_t points)
 {
@@ -158,15 +155,9 @@ static const struct grid_choice softmax_choices[] = {
 static const struct mla_choice latent_choice = {
     BOTH_FORMS, MLA_LATENT, SMALL_LATENTS, {{AXIS_MODE, BIT(MODE_EXTEND)}}};
 
-static int32_t count_split_settings(const struct check_subject *subject)
-{
-    return count_settings(subject, numerics_count(subject, softmax_choices));
-}
-
-static int32_t count_mla_split_settings(const struct check_subject *subject)
-{
-    return count_settings(subject, numerics_mla_count(subject, &latent_choice));
-}
+CHECK_COUNT(split_settings, count_settings(subject, numerics_count(subject, softmax_choices)))
+CHECK_COUNT(mla_split_settings,
+            count_settings(subject, numerics_mla_count(subject, &latent_choice)))
 
 /* Points of the product come first: it is they that numerics_spec() counts by run->index. */
 static void run_settings(struct check_run *run, int32_t points, bool latent)
@@ -186,28 +177,22 @@ static void run_settings(struct check_run *run, int32_t points, bool latent)
     grid_release(run->subject, grid);
 }
 
-static void run_split_settings(struct check_run *run)
-{
-    run_settings(run, numerics_count(run->subject, softmax_choices), false);
-}
-
-static void run_mla_split_settings(struct check_run *run)
-{
-    run_settings(run, numerics_mla_count(run->subject, &latent_choice), true);
-}
+CHECK_RUN(split_settings, run_settings(run, numerics_count(run->subject, softmax_choices), false))
+CHECK_RUN(mla_split_settings,
+          run_settings(run, numerics_mla_count(run->subject, &latent_choice), true))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_size_work[] = {
-    FAMILY_ROW("INVAR-01", many_tiles, "160 sequences may have a few rows more than a tile each"),
-    FAMILY_ROW("INVAR-01", many_tiles_cross,
-               "160 sequences that see an encoder may have a few rows more than a tile each"),
-    FAMILY_ROW("INVAR-01", mla_many_tiles,
-               "160 sequences of latent layers may have a few rows more than a tile each"),
-    FAMILY_ROW("INVAR-01", split_settings,
-               "long batches are computed right with each number among the options at its ends"),
-    FAMILY_ROW("INVAR-01", mla_split_settings,
-               "long batches of latent layers are computed right with each number among the "
-               "options at its ends"),
+    CHECK_CASES("INVAR-01", many_tiles, "160 sequences may have a few rows more than a tile each"),
+    CHECK_CASES("INVAR-01", many_tiles_cross,
+                "160 sequences that see an encoder may have a few rows more than a tile each"),
+    CHECK_CASES("INVAR-01", mla_many_tiles,
+                "160 sequences of latent layers may have a few rows more than a tile each"),
+    CHECK_CASES("INVAR-01", split_settings,
+                "long batches are computed right with each number among the options at its ends"),
+    CHECK_CASES("INVAR-01", mla_split_settings,
+                "long batches of latent layers are computed right with each number among the "
+                "options at its ends"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -578,16 +578,14 @@ static void run_sparse_labels(struct check_run *run)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define ROW(rule, name, sentence)                                                                  \
-    {                                                                                              \
-        rule, #name, sentence, CHECK_NEEDS_COMPUTE, count_sparse, run_##name                       \
-    }
-
 const struct check check_sparse[] = {
-    ROW("MEAN-21", sparse_given, "a row attends to the latents that its list names, to its count"),
-    ROW("MEAN-24", sparse_chosen,
-        "a layer with an indexer chooses the best keys that a row sees, and attends to them"),
-    ROW("MEAN-24", sparse_steps, "logits, choice and attention, each in a call of its own"),
-    ROW("KV-17", sparse_labels, "new labels and latents are in the caches, and nothing else is"),
+    CHECK_ROW("MEAN-21", sparse_given, count_sparse, CHECK_NEEDS_COMPUTE,
+              "a row attends to the latents that its list names, to its count"),
+    CHECK_ROW("MEAN-24", sparse_chosen, count_sparse, CHECK_NEEDS_COMPUTE,
+              "a layer with an indexer chooses the best keys that a row sees, and attends to them"),
+    CHECK_ROW("MEAN-24", sparse_steps, count_sparse, CHECK_NEEDS_COMPUTE,
+              "logits, choice and attention, each in a call of its own"),
+    CHECK_ROW("KV-17", sparse_labels, count_sparse, CHECK_NEEDS_COMPUTE,
+              "new labels and latents are in the caches, and nothing else is"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

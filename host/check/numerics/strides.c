@@ -163,20 +163,9 @@ static const struct mla_choice latent_choice = {
     BIT(MLA_ONE_BLOCK),
     {{AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)}}};
 
-static int32_t count_strides(const struct check_subject *subject)
-{
-    return numerics_count(subject, softmax_choices);
-}
-
-static int32_t count_far_operands(const struct check_subject *subject)
-{
-    return numerics_count(subject, far_choices);
-}
-
-static int32_t count_mla_strides(const struct check_subject *subject)
-{
-    return numerics_mla_count(subject, &latent_choice);
-}
+CHECK_COUNT(strides, numerics_count(subject, softmax_choices))
+CHECK_COUNT(far_operands, numerics_count(subject, far_choices))
+CHECK_COUNT(mla_strides, numerics_mla_count(subject, &latent_choice))
 
 static void run_found(struct check_run *run, const struct grid_choice *choices, move_operands move)
 {
@@ -201,15 +190,8 @@ static void run_found(struct check_run *run, const struct grid_choice *choices, 
     grid_release(run->subject, grid);
 }
 
-static void run_strides(struct check_run *run)
-{
-    run_found(run, softmax_choices, move_each);
-}
-
-static void run_mla_strides(struct check_run *run)
-{
-    run_found(run, NULL, move_each);
-}
+CHECK_RUN(strides, run_found(run, softmax_choices, move_each))
+CHECK_RUN(mla_strides, run_found(run, NULL, move_each))
 
 /* The fake driver fills what it allocates, which is some GiB here. */
 static bool has_far_memory(struct check_run *run)
@@ -284,10 +266,7 @@ static void make_rich(struct linear_spec *spec, int32_t index)
     spec->v_dim = 20;
 }
 
-static int32_t count_linear_strides(const struct check_subject *subject)
-{
-    return LINEAR_VARIANTS * linear_count_families(subject);
-}
+CHECK_COUNT(linear_strides, LINEAR_VARIANTS *linear_count_families(subject))
 
 static void run_linear_spec(struct check_run *run, const struct linear_spec *spec,
                             move_operands move)
@@ -325,28 +304,25 @@ static void run_linear_far_operands(struct check_run *run)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define ROW(name, sentence)                                                                        \
-    {                                                                                              \
-        "INVAR-01", #name, sentence, CHECK_NEEDS_COMPUTE, count_##name, run_##name                 \
-    }
-
 const struct check check_strides[] = {
-    ROW(strides, "each operand may have any outer strides, gaps and a byte_offset"),
-    ROW(mla_strides,
-        "each operand of latent layers may have any outer strides, gaps and a byte_offset"),
-    ROW(linear_strides, "each operand of linear layers, constants and states too, may have any "
-                        "outer strides, gaps and a byte_offset"),
+    CHECK_CASES("INVAR-01", strides,
+                "each operand may have any outer strides, gaps and a byte_offset"),
+    CHECK_CASES("INVAR-01", mla_strides,
+                "each operand of latent layers may have any outer strides, gaps and a byte_offset"),
+    CHECK_CASES("INVAR-01", linear_strides,
+                "each operand of linear layers, constants and states too, may have any "
+                "outer strides, gaps and a byte_offset"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };
 
 const struct check check_far_operands[] = {
-    ROW(far_operands, "vectors of an operand may lie more than 2^32 elements apart"),
-    {"INVAR-01", "mla_far_operands",
-     "vectors of an operand of latent layers may lie more than 2^32 elements apart",
-     CHECK_NEEDS_COMPUTE, count_mla_strides, run_mla_far_operands},
-    {"INVAR-01", "linear_far_operands",
-     "vectors of an operand of linear layers, states and constants too, may lie more than 2^32 "
-     "elements apart",
-     CHECK_NEEDS_COMPUTE, count_linear_strides, run_linear_far_operands},
+    CHECK_CASES("INVAR-01", far_operands,
+                "vectors of an operand may lie more than 2^32 elements apart"),
+    CHECK_ROW("INVAR-01", mla_far_operands, count_mla_strides, CHECK_NEEDS_COMPUTE,
+              "vectors of an operand of latent layers may lie more than 2^32 elements apart"),
+    CHECK_ROW(
+        "INVAR-01", linear_far_operands, count_linear_strides, CHECK_NEEDS_COMPUTE,
+        "vectors of an operand of linear layers, states and constants too, may lie more than 2^32 "
+        "elements apart"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -157,32 +157,18 @@ static void run_case(struct check_run *run, bool e5m2)
     grid_release(run->subject, grid);
 }
 
-static int32_t count_wide_inputs(const struct check_subject *subject)
-{
-    return count_cases(subject, false);
-}
-
-static int32_t count_wide_inputs_e5m2(const struct check_subject *subject)
-{
-    return count_cases(subject, true);
-}
-
-static void run_wide_inputs(struct check_run *run)
-{
-    run_case(run, false);
-}
-
-static void run_wide_inputs_e5m2(struct check_run *run)
-{
-    run_case(run, true);
-}
+CHECK_COUNT(wide_inputs, count_cases(subject, false))
+CHECK_COUNT(wide_inputs_e5m2, count_cases(subject, true))
+CHECK_RUN(wide_inputs, run_case(run, false))
+CHECK_RUN(wide_inputs_e5m2, run_case(run, true))
 
 const struct check check_wide_inputs[] = {
-    FAMILY_ROW("MEAN-22", wide_inputs,
-               "q, k and v of fp8 stand for codes times their scales, whatever the head dimension "
-               "and in batches of many queries"),
-    FAMILY_ROW("MEAN-22", wide_inputs_e5m2,
-               "q, k and v of e5m2 stand for codes times their scales, whatever the head dimension "
-               "and in batches of many queries"),
+    CHECK_CASES("MEAN-22", wide_inputs,
+                "q, k and v of fp8 stand for codes times their scales, whatever the head dimension "
+                "and in batches of many queries"),
+    CHECK_CASES(
+        "MEAN-22", wide_inputs_e5m2,
+        "q, k and v of e5m2 stand for codes times their scales, whatever the head dimension "
+        "and in batches of many queries"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -487,10 +487,7 @@ static void run_graph(struct check_run *run, struct family_kind kind)
 
 #define FAMILY(name, call, ...)                                                                    \
     static const struct grid_choice name##_choices[GRID_MAX_CHOICES + 1] = {__VA_ARGS__};          \
-    static int32_t count_##name(const struct check_subject *subject)                               \
-    {                                                                                              \
-        return numerics_count(subject, name##_choices);                                            \
-    }                                                                                              \
+    CHECK_COUNT(name, numerics_count(subject, name##_choices))                                     \
     static void run_##name(struct check_run *run)                                                  \
     {                                                                                              \
         const struct family_kind kind = {.choices = name##_choices};                               \
@@ -501,10 +498,7 @@ static void run_graph(struct check_run *run, struct family_kind kind)
 #define LATENT(name, call, forms, ...)                                                             \
     static const struct mla_choice name##_choice = {                                               \
         forms, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), {__VA_ARGS__}};                        \
-    static int32_t count_##name(const struct check_subject *subject)                               \
-    {                                                                                              \
-        return numerics_mla_count(subject, &name##_choice);                                        \
-    }                                                                                              \
+    CHECK_COUNT(name, numerics_mla_count(subject, &name##_choice))                                 \
     static void run_##name(struct check_run *run)                                                  \
     {                                                                                              \
         const struct family_kind kind = {.latent = &name##_choice};                                \
@@ -567,38 +561,37 @@ LATENT(mla_company, run_family(run, kind, ATTN_NOTE_BATCH_INVARIANT, judge_split
        BOTH_PHASES)
 LATENT(mla_long_company, run_long(run, kind, judge_split), MLA_ABSORBED, BOTH_PHASES)
 
-#define ROW(rule, function, needs, sentence)                                                       \
-    {                                                                                              \
-        rule, #function, sentence, CHECK_NEEDS_COMPUTE | (needs), count_##function, run_##function \
-    }
-
 const struct check check_invar[] = {
-    ROW("INVAR-01", permuted_batch, 0, "the order of the sequences changes no result"),
-    ROW("INVAR-01", split_batch, 0, "a batch in parts gives what the whole gives"),
-    ROW("INVAR-01", layer_groups, 0, "another layer group of the instance changes no result"),
-    ROW("INVAR-01", permuted_pages, 0, "where the pages lie changes no result"),
-    ROW("INVAR-01", chunked_prefill, 0, "a prefill in chunks gives what one at once gives"),
-    ROW("INVAR-01", prefix_or_none, 0, "tokens after a cached prefix come out as without a cache"),
-    ROW("INVAR-01", prefill_then_decode, 0, "a token that is decoded comes out as in a prefill"),
-    ROW("CAPT-04", eager_padding, 0, "padding is finite and changes nothing else"),
-    ROW("INVAR-02", same_batch, 0, "DETERMINISTIC: equal batches give equal bits"),
-    ROW("INVAR-02", any_threads, 0, "DETERMINISTIC: with any number of threads"),
-    ROW("INVAR-03", order, 0, "BATCH_INVARIANT: the order of the sequences changes no bit"),
-    ROW("INVAR-03", company, 0, "BATCH_INVARIANT: the other sequences change no bit"),
-    ROW("INVAR-03", long_company, 0, "BATCH_INVARIANT: nor where keys are split"),
-    ROW("INVAR-03", padding, 0, "BATCH_INVARIANT: padding changes no bit"),
-    ROW("CAPT-05", replay, CHECK_NEEDS_CUDA, "a replay of a graph gives what an eager run gives"),
-    ROW("INVAR-01", mla_permuted_batch, 0, "latent layers: the order of the sequences"),
-    ROW("INVAR-01", mla_split_batch, 0, "latent layers: a batch in parts"),
-    ROW("INVAR-01", mla_layer_groups, 0, "latent layers: another layer group of the instance"),
-    ROW("INVAR-01", mla_permuted_pages, 0, "latent layers: where the pages lie"),
-    ROW("INVAR-01", mla_chunked_prefill, 0, "latent layers: a prefill in chunks"),
-    ROW("INVAR-01", mla_prefix_or_none, 0, "latent layers: a cached prefix"),
-    ROW("INVAR-01", mla_prefill_then_decode, 0, "latent layers: decoding after a prefill"),
-    ROW("CAPT-04", mla_eager_padding, 0, "latent layers: padding is finite and changes nothing"),
-    ROW("INVAR-02", mla_same_batch, 0, "DETERMINISTIC, of latent layers"),
-    ROW("INVAR-02", mla_any_threads, 0, "DETERMINISTIC, of latent layers with any threads"),
-    ROW("INVAR-03", mla_company, 0, "BATCH_INVARIANT, of latent layers"),
-    ROW("INVAR-03", mla_long_company, 0, "BATCH_INVARIANT, of latent layers with split keys"),
+    CHECK_CASES("INVAR-01", permuted_batch, "the order of the sequences changes no result"),
+    CHECK_CASES("INVAR-01", split_batch, "a batch in parts gives what the whole gives"),
+    CHECK_CASES("INVAR-01", layer_groups, "another layer group of the instance changes no result"),
+    CHECK_CASES("INVAR-01", permuted_pages, "where the pages lie changes no result"),
+    CHECK_CASES("INVAR-01", chunked_prefill, "a prefill in chunks gives what one at once gives"),
+    CHECK_CASES("INVAR-01", prefix_or_none,
+                "tokens after a cached prefix come out as without a cache"),
+    CHECK_CASES("INVAR-01", prefill_then_decode,
+                "a token that is decoded comes out as in a prefill"),
+    CHECK_CASES("CAPT-04", eager_padding, "padding is finite and changes nothing else"),
+    CHECK_CASES("INVAR-02", same_batch, "DETERMINISTIC: equal batches give equal bits"),
+    CHECK_CASES("INVAR-02", any_threads, "DETERMINISTIC: with any number of threads"),
+    CHECK_CASES("INVAR-03", order, "BATCH_INVARIANT: the order of the sequences changes no bit"),
+    CHECK_CASES("INVAR-03", company, "BATCH_INVARIANT: the other sequences change no bit"),
+    CHECK_CASES("INVAR-03", long_company, "BATCH_INVARIANT: nor where keys are split"),
+    CHECK_CASES("INVAR-03", padding, "BATCH_INVARIANT: padding changes no bit"),
+    CHECK_ROW("CAPT-05", replay, count_replay, CHECK_NEEDS_COMPUTE | CHECK_NEEDS_CUDA,
+              "a replay of a graph gives what an eager run gives"),
+    CHECK_CASES("INVAR-01", mla_permuted_batch, "latent layers: the order of the sequences"),
+    CHECK_CASES("INVAR-01", mla_split_batch, "latent layers: a batch in parts"),
+    CHECK_CASES("INVAR-01", mla_layer_groups, "latent layers: another layer group of the instance"),
+    CHECK_CASES("INVAR-01", mla_permuted_pages, "latent layers: where the pages lie"),
+    CHECK_CASES("INVAR-01", mla_chunked_prefill, "latent layers: a prefill in chunks"),
+    CHECK_CASES("INVAR-01", mla_prefix_or_none, "latent layers: a cached prefix"),
+    CHECK_CASES("INVAR-01", mla_prefill_then_decode, "latent layers: decoding after a prefill"),
+    CHECK_CASES("CAPT-04", mla_eager_padding,
+                "latent layers: padding is finite and changes nothing"),
+    CHECK_CASES("INVAR-02", mla_same_batch, "DETERMINISTIC, of latent layers"),
+    CHECK_CASES("INVAR-02", mla_any_threads, "DETERMINISTIC, of latent layers with any threads"),
+    CHECK_CASES("INVAR-03", mla_company, "BATCH_INVARIANT, of latent layers"),
+    CHECK_CASES("INVAR-03", mla_long_company, "BATCH_INVARIANT, of latent layers with split keys"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -96,10 +96,7 @@ static bool run_parts(struct linear_bench *bench, int32_t split)
     return true;
 }
 
-static int32_t count_splits(const struct check_subject *subject)
-{
-    return FORMS * SPLITS * linear_count_families(subject);
-}
+CHECK_COUNT(splits, FORMS *SPLITS *linear_count_families(subject))
 
 static void run_linear_splits(struct check_run *run)
 {
@@ -143,10 +140,7 @@ static bool run_accepted(struct linear_bench *bench, int32_t s)
     return linear_bench_part(bench, &verified) && linear_bench_part(bench, &rest);
 }
 
-static int32_t count_accepted(const struct check_subject *subject)
-{
-    return FORMS * linear_count_families(subject);
-}
+CHECK_COUNT(accepted, FORMS *linear_count_families(subject))
 
 static void run_linear_accepted(struct check_run *run)
 {
@@ -262,10 +256,7 @@ static void hand_to_setting(struct linear_bench *bench, const struct setting *se
     options_destroy(options);
 }
 
-static int32_t count_handed(const struct check_subject *subject)
-{
-    return HANDED_FORMS * linear_count_families(subject) * (1 + setting_count_all(subject));
-}
+CHECK_COUNT(handed, HANDED_FORMS *linear_count_families(subject) * (1 + setting_count_all(subject)))
 
 static void run_linear_handed(struct check_run *run)
 {
@@ -453,25 +444,20 @@ static void run_linear_random(struct check_run *run)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define ROW(rule, name, counter, sentence)                                                         \
-    {                                                                                              \
-        rule, #name, sentence, CHECK_NEEDS_COMPUTE, counter, run_##name                            \
-    }
-
 const struct check check_linear_invar[] = {
-    ROW("INVAR-01", linear_layer_groups, linear_count_families,
-        "another group of linear layers in the instance changes no result"),
-    ROW("INVAR-01", linear_accepted, count_accepted,
-        "a sequence goes on from the snapshot of any row that was verified"),
-    ROW("INVAR-01", linear_permuted, linear_count_families,
-        "the order of the sequences and of their slots changes no result"),
-    ROW("INVAR-02", linear_threads, linear_count_families,
-        "DETERMINISTIC: with any number of threads"),
-    ROW("INVAR-01", linear_splits, count_splits,
-        "a sequence may be cut anywhere: its state goes on from part to part"),
-    ROW("INVAR-01", linear_handed, count_handed,
-        "an instance goes on with a state that another one has left"),
-    {"INVAR-01", "linear_random", "whatever query accepts of linear layers computes them right",
-     CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE, count_random, run_linear_random},
+    CHECK_ROW("INVAR-01", linear_layer_groups, linear_count_families, CHECK_NEEDS_COMPUTE,
+              "another group of linear layers in the instance changes no result"),
+    CHECK_ROW("INVAR-01", linear_accepted, count_accepted, CHECK_NEEDS_COMPUTE,
+              "a sequence goes on from the snapshot of any row that was verified"),
+    CHECK_ROW("INVAR-01", linear_permuted, linear_count_families, CHECK_NEEDS_COMPUTE,
+              "the order of the sequences and of their slots changes no result"),
+    CHECK_ROW("INVAR-02", linear_threads, linear_count_families, CHECK_NEEDS_COMPUTE,
+              "DETERMINISTIC: with any number of threads"),
+    CHECK_ROW("INVAR-01", linear_splits, count_splits, CHECK_NEEDS_COMPUTE,
+              "a sequence may be cut anywhere: its state goes on from part to part"),
+    CHECK_ROW("INVAR-01", linear_handed, count_handed, CHECK_NEEDS_COMPUTE,
+              "an instance goes on with a state that another one has left"),
+    CHECK_ROW("INVAR-01", linear_random, count_random, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,
+              "whatever query accepts of linear layers computes them right"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

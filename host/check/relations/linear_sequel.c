@@ -369,10 +369,7 @@ static void run_layers(struct check_run *run, int32_t num_state_groups)
     line_finish(&line);
 }
 
-static void run_linear_layers(struct check_run *run)
-{
-    run_layers(run, 1);
-}
+CHECK_RUN(linear_layers, run_layers(run, 1))
 
 static void run_state_groups(struct check_run *run)
 {
@@ -430,18 +427,16 @@ CASES(linear_layers, 3)
 CASES(state_groups, 2 * (LINEAR_STATE_GROUPS - 1))
 CASES(linear_padded, 2 * MODES)
 
-#define ROW(rule, name, sentence)                                                                  \
-    {                                                                                              \
-        rule, #name, sentence, CHECK_NEEDS_COMPUTE, count_##name, run_##name                       \
-    }
-
 const struct check check_linear_sequel[] = {
-    ROW("INVAR-01", linear_sequel, "calls of linear layers leave nothing behind"),
-    ROW("INVAR-01", linear_layers, "linear layers of one batch share its rows and slots alone"),
-    ROW("KV-12", state_groups, "linear layers of one batch have the slots of their state groups"),
-    ROW("LIFE-05", linear_other_bounds,
-        "linear layers: a planned batch does not change when there is another metadata"),
-    ROW("LIFE-06", linear_contents, "a batch at the same addresses as before is planned anew"),
-    ROW("CAPT-04", linear_padded, "padding is finite and changes nothing, in every mode"),
+    CHECK_CASES("INVAR-01", linear_sequel, "calls of linear layers leave nothing behind"),
+    CHECK_CASES("INVAR-01", linear_layers,
+                "linear layers of one batch share its rows and slots alone"),
+    CHECK_CASES("KV-12", state_groups,
+                "linear layers of one batch have the slots of their state groups"),
+    CHECK_CASES("LIFE-05", linear_other_bounds,
+                "linear layers: a planned batch does not change when there is another metadata"),
+    CHECK_CASES("LIFE-06", linear_contents,
+                "a batch at the same addresses as before is planned anew"),
+    CHECK_CASES("CAPT-04", linear_padded, "padding is finite and changes nothing, in every mode"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -166,15 +166,8 @@ static const struct mla_choice latent_choice = {
     {{AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)},
      {AXIS_LENGTHS, BIT(LENGTHS_SPLITS) | BIT(LENGTHS_ROWS)}}};
 
-static int32_t count_any_order(const struct check_subject *subject)
-{
-    return numerics_count(subject, softmax_choices);
-}
-
-static int32_t count_mla_any_order(const struct check_subject *subject)
-{
-    return numerics_mla_count(subject, &latent_choice);
-}
+CHECK_COUNT(any_order, numerics_count(subject, softmax_choices))
+CHECK_COUNT(mla_any_order, numerics_mla_count(subject, &latent_choice))
 
 static void run_found(struct check_run *run, bool latent)
 {
@@ -193,15 +186,8 @@ static void run_found(struct check_run *run, bool latent)
     grid_release(run->subject, grid);
 }
 
-static void run_any_order(struct check_run *run)
-{
-    run_found(run, false);
-}
-
-static void run_mla_any_order(struct check_run *run)
-{
-    run_found(run, true);
-}
+CHECK_RUN(any_order, run_found(run, false))
+CHECK_RUN(mla_any_order, run_found(run, true))
 
 /* ---- Linear layers --------------------------------------------------------------------------- */
 
@@ -225,10 +211,7 @@ static void change_order(struct linear_spec *spec, int32_t index)
     }
 }
 
-static int32_t count_linear_any_order(const struct check_subject *subject)
-{
-    return 2 * linear_count_families(subject);
-}
+CHECK_COUNT(linear_any_order, 2 * linear_count_families(subject))
 
 static void judge_linear_orders(struct linear_bench *bench, struct odd_host *odd, const void *first)
 {
@@ -274,14 +257,12 @@ static void run_linear_any_order(struct check_run *run)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define ROW(name, sentence)                                                                        \
-    {                                                                                              \
-        "INVAR-02", #name, sentence, CHECK_NEEDS_COMPUTE, count_##name, run_##name                 \
-    }
-
 const struct check check_any_order[] = {
-    ROW(any_order, "in any order of tasks and workers, one amid another too, results are the same"),
-    ROW(mla_any_order, "latent layers: in any order of tasks and workers, results are the same"),
-    ROW(linear_any_order, "linear layers: in any order of tasks and workers, results are the same"),
+    CHECK_CASES("INVAR-02", any_order,
+                "in any order of tasks and workers, one amid another too, results are the same"),
+    CHECK_CASES("INVAR-02", mla_any_order,
+                "latent layers: in any order of tasks and workers, results are the same"),
+    CHECK_CASES("INVAR-02", linear_any_order,
+                "linear layers: in any order of tasks and workers, results are the same"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

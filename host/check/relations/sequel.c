@@ -487,14 +487,8 @@ static void run_with_grid(struct check_run *run, bool latent,
 }
 
 #define CASES(name, latent, number, use)                                                           \
-    static int32_t count_##name(const struct check_subject *subject)                               \
-    {                                                                                              \
-        return sequel_count(subject, latent, number);                                              \
-    }                                                                                              \
-    static void run_##name(struct check_run *run)                                                  \
-    {                                                                                              \
-        run_with_grid(run, latent, use);                                                           \
-    }
+    CHECK_COUNT(name, sequel_count(subject, latent, number))                                       \
+    CHECK_RUN(name, run_with_grid(run, latent, use))
 
 CASES(types_in_turn, false, 3 * FP8_TYPES, run_types_of)
 CASES(sequel, false, MASKS *MASKS, run_chains)
@@ -506,23 +500,22 @@ CASES(mla_other_bounds, true, NUM_MODES *TWO_METADATA_WAYS, run_two_metadata_of)
 CASES(layers, false, 35, run_layers_of)
 CASES(mla_layers, true, 20, run_layers_of)
 
-#define ROW(rule, name, sentence)                                                                  \
-    {                                                                                              \
-        rule, #name, sentence, CHECK_NEEDS_COMPUTE, count_##name, run_##name                       \
-    }
-
 const struct check check_sequel[] = {
-    ROW("INVAR-01", sequel, "calls of an instance, and of another one, leave nothing behind"),
-    ROW("INVAR-01", types_in_turn, "instances of unlike types may be called in turns"),
-    ROW("INVAR-01", layers,
-        "layers and KV groups of one batch have nothing in common but its rows"),
-    ROW("LIFE-05", other_bounds,
-        "a batch that is planned does not change when the instance gets another metadata"),
-    ROW("LIFE-05", mla_other_bounds,
-        "latent layers: a planned batch does not change when there is another metadata"),
-    ROW("LIFE-06", contents, "a batch at the same addresses as the one before is planned anew"),
-    ROW("INVAR-01", mla_sequel, "calls of latent layers leave nothing behind"),
-    ROW("INVAR-01", mla_layers, "latent layers of one batch have nothing in common but its rows"),
-    ROW("LIFE-06", mla_contents, "latent layers: a batch at the same addresses is planned anew"),
+    CHECK_CASES("INVAR-01", sequel,
+                "calls of an instance, and of another one, leave nothing behind"),
+    CHECK_CASES("INVAR-01", types_in_turn, "instances of unlike types may be called in turns"),
+    CHECK_CASES("INVAR-01", layers,
+                "layers and KV groups of one batch have nothing in common but its rows"),
+    CHECK_CASES("LIFE-05", other_bounds,
+                "a batch that is planned does not change when the instance gets another metadata"),
+    CHECK_CASES("LIFE-05", mla_other_bounds,
+                "latent layers: a planned batch does not change when there is another metadata"),
+    CHECK_CASES("LIFE-06", contents,
+                "a batch at the same addresses as the one before is planned anew"),
+    CHECK_CASES("INVAR-01", mla_sequel, "calls of latent layers leave nothing behind"),
+    CHECK_CASES("INVAR-01", mla_layers,
+                "latent layers of one batch have nothing in common but its rows"),
+    CHECK_CASES("LIFE-06", mla_contents,
+                "latent layers: a batch at the same addresses is planned anew"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -217,31 +217,15 @@ static void run_turns(struct check_run *run, bool latent)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-static int32_t count_turns(const struct check_subject *subject)
-{
-    return sequel_serves(subject, false) ? numerics_few(subject, CASES) : 1;
-}
-
-static int32_t count_mla_turns(const struct check_subject *subject)
-{
-    return sequel_serves(subject, true) ? numerics_few(subject, LATENT_CASES) : 1;
-}
-
-static void run_softmax_turns(struct check_run *run)
-{
-    run_turns(run, false);
-}
-
-static void run_mla_turns(struct check_run *run)
-{
-    run_turns(run, true);
-}
+CHECK_COUNT(turns, sequel_serves(subject, false) ? numerics_few(subject, CASES) : 1)
+CHECK_COUNT(mla_turns, sequel_serves(subject, true) ? numerics_few(subject, LATENT_CASES) : 1)
+CHECK_RUN(softmax_turns, run_turns(run, false))
+CHECK_RUN(mla_turns, run_turns(run, true))
 
 const struct check check_number_turns[] = {
     {"INVAR-01", "turns", "layers and batches of any numbers share an instance and a metadata",
      CHECK_NEEDS_COMPUTE, count_turns, run_softmax_turns},
-    {"INVAR-01", "mla_turns",
-     "latent layers and batches of any numbers share an instance and a metadata",
-     CHECK_NEEDS_COMPUTE, count_mla_turns, run_mla_turns},
+    CHECK_CASES("INVAR-01", mla_turns,
+                "latent layers and batches of any numbers share an instance and a metadata"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };
