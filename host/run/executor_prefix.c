@@ -104,10 +104,9 @@ attn_status executor_prefix_create(struct executor *executor, attn_error *error)
         return ATTN_OK;
     prefix->metadata = calloc(executor->num_units, sizeof *prefix->metadata);
     prefix->planned = calloc(executor->num_units, sizeof *prefix->planned);
-    prefix->staged = calloc(executor->num_flights, sizeof *prefix->staged);
     prefix->out = device_allocate(p->device, ATTN_SPACE_DEVICE, tokens * out, EXECUTOR_ALIGNMENT);
     prefix->lse = device_allocate(p->device, ATTN_SPACE_DEVICE, tokens * lse, EXECUTOR_ALIGNMENT);
-    if (!prefix->metadata || !prefix->planned || !prefix->staged)
+    if (!prefix->metadata || !prefix->planned)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for prefixes");
     if (!prefix->out || !prefix->lse)
         return device_no_memory(p->device, ATTN_SPACE_DEVICE, error,
@@ -123,9 +122,8 @@ void executor_prefix_destroy(struct executor *executor)
     for (uint32_t u = executor->num_units; prefix->metadata && u-- > 0;)
         attnhost_metadata_destroy(prefix->metadata[u]);
     free(prefix->metadata);
-    for (uint32_t f = 0; prefix->staged && f < executor->num_flights; f++)
-        device_release(device, ATTN_SPACE_PINNED, prefix->staged[f].entries);
-    free(prefix->staged);
+    for (uint32_t f = 0; executor->flights && f < executor->num_flights; f++)
+        device_release(device, ATTN_SPACE_PINNED, executor->flights[f].chunks.entries);
     free(prefix->planned);
     if (!executor_on_cpu(executor))
         device_release(device, ATTN_SPACE_DEVICE, prefix->lists.entries);
@@ -154,17 +152,17 @@ static attn_status reserve(const struct executor *executor, struct prefix_lists 
     return ATTN_OK;
 }
 
-/* On the processor the lists are used where they are made. */
-static attn_status reserve_all(struct executor *executor, struct prefix_lists *staged,
-                               int32_t num_chunks, attn_error *error)
+/* For the step's chunks; on the processor the lists are used where they are made. */
+static attn_status reserve_all(struct executor *executor, attn_error *error)
 {
-    struct prefix_lists *lists = &executor->prefix.lists;
-    attn_status status = reserve(executor, staged, num_chunks, ATTN_SPACE_PINNED, error);
+    struct prefix_calls *prefix = &executor->prefix;
+    int32_t count = prefix->num_chunks;
+    attn_status status = reserve(executor, prefix->staged, count, ATTN_SPACE_PINNED, error);
     if (status == ATTN_OK && executor_on_cpu(executor))
-        *lists = *staged;
-    if (status == ATTN_OK && num_chunks > lists->num_chunks)
+        prefix->lists = *prefix->staged;
+    if (status == ATTN_OK && count > prefix->lists.num_chunks)
         status = device_synchronize(executor->params.device, executor->stream, error);
-    return status == ATTN_OK ? reserve(executor, lists, num_chunks, ATTN_SPACE_DEVICE, error)
+    return status == ATTN_OK ? reserve(executor, &prefix->lists, count, ATTN_SPACE_DEVICE, error)
                              : status;
 }
 
@@ -205,19 +203,19 @@ attn_status executor_prefix_list(struct executor *executor, const struct batch_s
         keys += step->sequences[s].prefix_len;
     for (uint32_t u = 0; u < executor->num_units; u++)
         prefix->planned[u] = NOT_PLANNED;
-    prefix->current = &prefix->staged[flight - executor->flights];
+    prefix->staged = &flight->chunks;
     prefix->num_chunks = (int32_t)units_for(keys, capacity);
-    attn_status status = reserve_all(executor, prefix->current, prefix->num_chunks, error);
+    attn_status status = reserve_all(executor, error);
     if (status != ATTN_OK)
         return status;
     for (int32_t c = 0; c < prefix->num_chunks; c++) {
-        struct chunk chunk = chunk_at(executor, prefix->current, c);
+        struct chunk chunk = chunk_at(executor, prefix->staged, c);
         list_rows(&chunk, step, capacity, &sequence, &first);
     }
     uint64_t entries = (uint64_t)(prefix->num_chunks * chunk_entries(&p->bounds));
     return executor_on_cpu(executor)
                ? ATTN_OK
-               : device_copy(p->device, prefix->lists.entries, prefix->current->entries,
+               : device_copy(p->device, prefix->lists.entries, prefix->staged->entries,
                              entries * sizeof *prefix->lists.entries, executor->stream, error);
 }
 
@@ -228,7 +226,7 @@ static attn_status plan_chunk(struct executor *executor, int32_t unit, int32_t i
                               attn_error *error)
 {
     struct prefix_calls *prefix = &executor->prefix;
-    const struct chunk host = chunk_at(executor, prefix->current, index);
+    const struct chunk host = chunk_at(executor, prefix->staged, index);
     const struct chunk device = chunk_at(executor, &prefix->lists, index);
     const attn_mask mask = {.struct_size = sizeof mask, .kind = ATTN_MASK_NONE};
     attn_kv_batch kv[MODEL_KV_COUNT];
@@ -253,7 +251,7 @@ static attn_status make_keys(struct executor *executor, const struct layer_opera
 {
     const struct prefix_calls *prefix = &executor->prefix;
     const struct chunk chunk = chunk_at(executor, &prefix->lists, index);
-    const struct chunk host = chunk_at(executor, prefix->current, index);
+    const struct chunk host = chunk_at(executor, prefix->staged, index);
     int32_t count = host.new_indptr[executor->batch.batch.num_seqs];
     const struct step_rows keys = {chunk.request, chunk.position, count};
     for (int i = 0; i < 2; i++)

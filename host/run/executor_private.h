@@ -33,6 +33,12 @@ struct sample_arrays {
     int32_t *rows;    /* [layers * max_tokens] */
 };
 
+/* Chunks of prefixes, by their arrays (executor_prefix.c). */
+struct prefix_lists {
+    int32_t *entries;
+    int32_t num_chunks; /* there is room for */
+};
+
 /* A step on its way. */
 struct flight {
     struct row_list list;
@@ -42,6 +48,7 @@ struct flight {
     char *fences;                /* pinned: [num_layers] of EXECUTOR_FENCE bytes that came back */
     int32_t judged;              /* layers whose rows are judged */
     bool settled;                /* waited for and judged */
+    struct prefix_lists chunks;  /* pinned: of the prefixes of a step in the expanded form */
     struct device_event *start, *end;
     uint32_t mode;
     struct report_shared shared; /* what its batch told of shared prefixes */
@@ -71,20 +78,13 @@ struct layer_constants {
     attn_tensor tensors[KIND_MAX_CONSTANTS];
 };
 
-/* Chunks of prefixes, by their arrays (executor_prefix.c). */
-struct prefix_lists {
-    int32_t *entries;
-    int32_t num_chunks; /* there is room for */
-};
-
 /* Calls of the expanded form over chunks of prefixes: their keys and values are as many rows as a
  * step has at most, in the memory of the step's own. */
 struct prefix_calls {
     attnhost_metadata **metadata; /* [num_units]; NULL, all or one, = there are no such calls */
     int32_t *planned;             /* [num_units] the chunk that metadata were planned for */
     struct prefix_lists lists;    /* the device's */
-    struct prefix_lists *staged;  /* [num_flights], pinned; on the CPU `lists` are those of one */
-    struct prefix_lists *current; /* of these: the step's that was listed last */
+    struct prefix_lists *staged;  /* of the flight that was listed last; on the CPU the same */
     int32_t num_chunks;           /* of that step */
     float *out, *lse;             /* what a chunk gives, as wide as the layer's own */
 };
