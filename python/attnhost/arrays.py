@@ -27,7 +27,7 @@ class Arrays:
             assert not self._parts, "a graph's memory is as large as its arrays can be"
         there = self.memory if self.memory is not None else torch.empty(
             room, dtype=torch.uint8, device=self.device)
-        here = torch.empty(len(there), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        here = torch.empty(len(there), dtype=torch.uint8, device="cpu", pin_memory=self.device.type == "cuda")
         self._parts.append((here, there))
         self._used = 0
 

@@ -422,7 +422,7 @@ class Engine:
             arrays["kv_indices"] = self._pair(indices + [0] * (room - len(indices)))
             arrays["last_page_len"] = self._pair([(n - 1) % self.page_size + 1 if n else 0 for n in lens])
         if self._forms & _abi.ATTN_INDEX_REQ_TO_TOKEN:
-            rows = torch.zeros(1 + len(tables), longest, dtype=torch.int32)
+            rows = torch.zeros(1 + len(tables), longest, dtype=torch.int32, device="cpu")
             for row, table, length in zip(rows[1:], tables, lens):
                 row[:length] = table.slots(0, length, self.page_size)
             arrays["req_to_token"] = self._pair(rows)

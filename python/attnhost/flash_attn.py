@@ -247,8 +247,8 @@ def _blind_rows(layer: Layer, q_indptr: torch.Tensor, lens: torch.Tensor) -> Opt
     if layer.right != 0:
         _refuse(f"window_size ({layer.left}, {layer.right}) of a sequence with more queries than keys", "",
                 "causal=True, or no window")
-    places = torch.arange(int(q_indptr[-1]))
-    owner = torch.repeat_interleave(torch.arange(len(lens)), counts.long())
+    places = torch.arange(int(q_indptr[-1]), device="cpu")
+    owner = torch.repeat_interleave(torch.arange(len(lens), device="cpu"), counts.long())
     return places[places - q_indptr[:-1].long()[owner] >= extra[owner]]
 
 

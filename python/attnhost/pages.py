@@ -14,23 +14,23 @@ class Table(List[int]):
 
     def __init__(self, pages: Iterable[int] = ()) -> None:
         super().__init__(pages)
-        self._row, self._width = torch.zeros(0, dtype=torch.int32), 0
+        self._row, self._width = torch.zeros(0, dtype=torch.int32, device="cpu"), 0
         self._filled = 0  # entries that are these pages
 
     def row(self, width: int) -> torch.Tensor:
         """The first `width` pages, with page 0 behind the last."""
         if self._width < width:
             self._width, self._filled = max(width, 2 * self._width), 0
-            self._row = torch.zeros(self._width, dtype=torch.int32)
+            self._row = torch.zeros(self._width, dtype=torch.int32, device="cpu")
         room = min(len(self), self._width)
         if self._filled < room:
-            self._row[self._filled:room] = torch.tensor(self[self._filled:room], dtype=torch.int32)
+            self._row[self._filled:room] = torch.tensor(self[self._filled:room], dtype=torch.int32, device="cpu")
             self._filled = room
         return self._row if width == self._width else self._row[:width]
 
     def slots(self, start: int, end: int, page_size: int) -> torch.Tensor:
         """Of the keys from position `start` to `end`."""
-        positions = torch.arange(start, end)
+        positions = torch.arange(start, end, device="cpu")
         row = self.row(-(-end // page_size))
         return row[positions // page_size].long() * page_size + positions % page_size
 

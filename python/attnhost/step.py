@@ -322,7 +322,7 @@ class GraphPlan(Plan):
             else:
                 made.req_pool_indices = pad(table.req_pool_indices, size, 0, real)
             tables.append(made)
-        starts = torch.arange(0, rows + 1, self.q_len, dtype=torch.int32)
+        starts = torch.arange(0, rows + 1, self.q_len, dtype=torch.int32, device="cpu")
         counts = {f"num_real_{what}_device": self._count(what, count).data_ptr()
                   for what, count in (("seqs", real), ("tokens", real * self.q_len))}
         return Step(pad(step.seq_lens, size, self.q_len, real), tables, num_tokens=rows,

@@ -30,6 +30,7 @@ class Toy:
             self.planner.bind(i, k_cache=k, v_cache=v)
         self.free = [list(range(1, PAGES)) for _ in windows]
         self.pages, self.keys = {}, {}
+        self.default = "cpu"  # device of tensors that name none
 
     def draw(self, *shape):
         return torch.randn(shape, generator=self.random)
@@ -63,8 +64,10 @@ class Toy:
         lens = [(self.keys[name][0][0].shape[0] if name in self.keys else 0) + count for name, count in work]
         starts = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
         plan = plan or self.planner
-        plan.plan(Step(torch.tensor(lens, dtype=torch.int32), tables, q_indptr=starts, num_tokens=sum(counts),
-                       max_q_len=max(counts), max_kv_len=max(lens), **members))
+        made = Step(torch.tensor(lens, dtype=torch.int32), tables, q_indptr=starts, num_tokens=sum(counts),
+                    max_q_len=max(counts), max_kv_len=max(lens), **members)
+        with torch.device(self.default):
+            plan.plan(made)
         for group, window in enumerate(self.windows):
             rows = getattr(plan, "num_seqs", 0) or sum(counts)
             q, k, v = (self.draw(rows, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
@@ -177,6 +180,16 @@ def test_a_plan_for_a_graph_keeps_its_addresses(by_rows):
     batch = graph._metadata[0]._batch.struct
     assert places == {name: getattr(batch.kv_groups[0], name).device for name in places}
     assert batch.num_real_seqs == 3 and batch.seq_lens.device == graph._kept["seq_lens"].data_ptr()
+
+
+@cases((False,), (True,))
+def test_engines_that_set_a_default_device(by_rows):
+    """Arrays of the host stay there."""
+    toy = Toy(sections=PAIR)
+    graph = toy.planner.graph(4)
+    toy.default = "meta"
+    toy.step([("a", 7), ("b", 20), ("c", 2)], by_rows)
+    toy.step([("a", 1), ("b", 1)], by_rows, graph)
 
 
 def test_a_graph_takes_no_more_than_it_has_room_for():

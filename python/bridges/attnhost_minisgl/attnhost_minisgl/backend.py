@@ -7,6 +7,7 @@ what it prepares is the step alone; it is planned on the engine's stream: by the
 import os
 import weakref
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Dict, List, Optional
 
 import torch
@@ -89,7 +90,7 @@ class AttnhostBackend(BaseAttnBackend):
         counts = [request.extend_len for request in requests]
         lens = [request.device_len for request in requests]
         rows = self._array([request.table_idx for request in requests])
-        starts = self._array([0, *torch.tensor(counts).cumsum(0).tolist()])
+        starts = self._array([0, *accumulate(counts)])
         table = KVTable(getattr(batch, "out_loc", None), req_to_token=self.table, req_pool_indices=rows[1])
         return Step(self._array(lens), [table], q_indptr=starts, num_tokens=sum(counts), max_q_len=max(counts),
                     max_kv_len=max(lens), num_real_seqs=real, num_real_tokens=sum(counts[:real]))
@@ -97,7 +98,7 @@ class AttnhostBackend(BaseAttnBackend):
     def _array(self, values: List[int]) -> Any:
         """On the host and on the device."""
         device = self.cache.device
-        host = torch.tensor(values, dtype=torch.int32, pin_memory=device.type == "cuda")
+        host = torch.tensor(values, dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda")
         return host, host.to(device, non_blocking=True)
 
     # ---- CUDA graphs ---------------------------------------------------------------------------------

@@ -160,9 +160,9 @@ class AttnhostBackend(AttentionBackend):
                 if batch.spec_info.topk > 1:
                     _refuse(f"a tree of drafts (topk {batch.spec_info.topk})", "topk 1")
                 lens, known = lens + each, None if known is None else known + each
-            return self._with(batch, lens, known, torch.arange(0, count * each + 1, each), each)
+            return self._with(batch, lens, known, torch.arange(0, count * each + 1, each, device="cpu"), each)
         counts = batch.extend_seq_lens_cpu
-        starts = torch.tensor([0, *counts]).cumsum(0)
+        starts = torch.tensor([0, *counts], device="cpu").cumsum(0)
         made = self._with(batch, lens, known, starts, max(counts))
         if mode.is_mixed():  # those that decode stand last
             made.num_decodes = next((i for i, n in enumerate(reversed(counts)) if n != 1), len(counts))
@@ -200,7 +200,8 @@ class AttnhostBackend(AttentionBackend):
         count = batch.batch_size
         each = len(batch.out_cache_loc) // count
         known = None if batch.seq_lens_cpu is None else batch.seq_lens_cpu[:count]
-        return self._with(batch, batch.seq_lens[:count], known, torch.arange(0, count * each + 1, each), each)
+        starts = torch.arange(0, count * each + 1, each, device="cpu")
+        return self._with(batch, batch.seq_lens[:count], known, starts, each)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
