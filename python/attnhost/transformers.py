@@ -12,6 +12,7 @@ everything but attention, and everything but the recurrence of its recurrent lay
 import contextlib
 import functools
 import inspect
+import sys
 import threading
 import weakref
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache as TransformersCache, CacheLayerMixin, EncoderDecoderCache
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from . import _abi, alibi, latent, ops, recurrent
+from . import _abi, _words, alibi, latent, ops, recurrent
 from .encoder import encoder
 from .engine import Engine, GraphStep, Sequence
 from .errors import AttnhostError, InvalidArgument, Unsupported
@@ -153,10 +154,20 @@ def keeps_some_logits(model: torch.nn.Module) -> bool:
     return "logits_to_keep" in inspect.signature(itself(model).forward).parameters
 
 
+def _refuse_own_classes(model: torch.nn.Module) -> None:
+    """Some modules of Transformers choose their attention from a dict of their own: it ends in a KeyError if a
+    model is made with another."""
+    for name, classes in vars(sys.modules[type(itself(model)).__module__]).items():
+        if name.endswith("ATTENTION_CLASSES") and isinstance(classes, dict) and NAME not in classes:
+            raise Unsupported(f"{type(itself(model)).__name__}: Transformers takes its attention from {name}: accepted "
+                              f"{_words.join(classes)}, and so no backend of others", "UNSUPPORTED")
+
+
 def _look(model: torch.nn.Module) -> List[Layer]:
     """The layers of a model in the order in which they are called, an encoder's last: what they ask of
     their backends in a step of two tokens, in which these answer zeros."""
     if model.config._attn_implementation != NAME:
+        _refuse_own_classes(model)
         raise InvalidArgument(
             f"the model's attention is '{model.config._attn_implementation}': accepted "
             f"attn_implementation=\"{NAME}\"", "INVALID_ARGUMENT")

@@ -704,6 +704,16 @@ def test_graphs_on_the_cpu():
             graphs=True, num_tokens=64)
 
 
+@cases(("Falcon", dict(hidden_size=64, num_attention_heads=4, num_hidden_layers=1)),
+       ("GPTJ", dict(n_embd=64, n_head=4, n_layer=1, rotary_dim=8, bos_token_id=1, eos_token_id=2)))
+def test_models_that_have_a_dict_of_attention_classes(name, special):
+    use()
+    config = getattr(transformers, f"{name}Config")(vocab_size=97, **special)
+    made = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    refused(Unsupported, [f"{name.upper()}_ATTENTION_CLASSES", "eager", f"{name}ForCausalLM"], attnhost.generate, made,
+            [[5, 6, 7]], 4)
+
+
 def test_a_sample_of_the_sweep():
     wanted = {"llama": "equal", "gemma2": "equal", "gpt2": "equal", "mamba": "refused", "opt": "refused",
               "falcon": "refused", "gemma3n_text": "refused"}
