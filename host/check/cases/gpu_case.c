@@ -10,8 +10,6 @@
 #include "host/device/cuda.h"
 #include "host/base/dtype.h"
 
-#define BIT(value) (1u << (value))
-
 /* ---- Points ---------------------------------------------------------------------------------- */
 
 static const struct grid_choice choices[GRID_MAX_CHOICES + 1] = {

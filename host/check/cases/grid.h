@@ -200,7 +200,12 @@ struct grid_choice {
     enum grid_axis axis;
     uint32_t values;
 };
-enum { GRID_MAX_CHOICES = 6 };
+enum { GRID_MAX_CHOICES = 6, ALL = (1 << GRID_MAX_VALUES) - 1 };
+#define BIT(value) (1u << (value))
+#define BOTH_PHASES                                                                                \
+    {                                                                                              \
+        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
+    }
 
 /* Point `index` of those, counted over accepted ones, and how many there are; a choice without
  * values ends the list. The reason of the first that is refused is in `reason` if none is accepted.

@@ -81,6 +81,31 @@ bool numerics_mla_spec(struct check_run *run, const struct grid *grid,
     return mla_accepts(grid, &point, spec, NULL, 0);
 }
 
+bool numerics_open(struct numerics_point *at, struct check_run *run,
+                   const struct grid_choice *choices, const struct mla_choice *latent)
+{
+    *at = (struct numerics_point){.run = run, .grid = grid_of(run->subject)};
+    if (!at->grid)
+        check_fail(run, "no memory for the grid");
+    return at->grid &&
+           (choices ? numerics_spec(run, at->grid, choices, &at->spec, &at->options)
+                    : numerics_mla_spec(run, at->grid, latent, &at->spec, &at->options));
+}
+
+void numerics_close(struct numerics_point *at)
+{
+    grid_release(at->run->subject, at->grid);
+}
+
+bool numerics_accepts(struct numerics_point *at, struct case_spec *spec)
+{
+    char reason[512] = "";
+    bool accepts = grid_accepts_spec(at->grid, at->options, spec, reason, sizeof reason);
+    if (!accepts)
+        check_skip(at->run, "%s", reason);
+    return accepts;
+}
+
 void numerics_report(struct check_run *run, const struct case_spec *spec, attn_status status,
                      const char *text)
 {

@@ -59,6 +59,21 @@ bool numerics_mla_spec(struct check_run *run, const struct grid *grid,
                        const struct mla_choice *choice, struct case_spec *spec,
                        const attn_options **options);
 
+/* Case run->index of a product, of softmax layers by `choices` or, where these are NULL, of latent ones by `latent`.
+ * False: it was skipped, or failed. It is closed in either case. */
+struct numerics_point {
+    struct check_run *run;
+    struct grid *grid;
+    struct case_spec spec; /* the caller's to change */
+    const attn_options *options;
+};
+bool numerics_open(struct numerics_point *at, struct check_run *run,
+                   const struct grid_choice *choices, const struct mla_choice *latent);
+void numerics_close(struct numerics_point *at);
+
+/* Does query accept a spec that was made of the point's? If not, the case is skipped. */
+bool numerics_accepts(struct numerics_point *at, struct case_spec *spec);
+
 /* A point drawn from the run's seed that is accepted, with the base's value of what is to be left
  * out, and its spec. False: there is none, and the case was skipped. */
 bool numerics_random(struct check_run *run, const struct grid *grid, struct grid_point *point,

@@ -15,8 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BIT(value) (1u << (value))
-enum { ALL = (1 << GRID_MAX_VALUES) - 1, RED = 0xA5, RED_ZONE = 64 };
+enum { RED = 0xA5, RED_ZONE = 64 };
 
 static const attn_backend_type *own_type(const struct check_subject *subject)
 {

@@ -17,8 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANDOM_CASES = 120, ALL = (1 << GRID_MAX_VALUES) - 1 };
-#define BIT(value) (1u << (value))
+enum { RANDOM_CASES = 120 };
 
 static const struct case_run once = {.exact_memory = true};
 
@@ -27,16 +26,13 @@ static const struct case_run once = {.exact_memory = true};
 static void run_product(struct check_run *run, const struct grid_choice *choices,
                         void (*change)(struct case_spec *spec))
 {
-    struct grid *grid = grid_of(run->subject);
-    struct case_spec spec;
-    const attn_options *options;
-    CHECK_THAT(run, grid, "no memory for the grid");
-    if (numerics_spec(run, grid, choices, &spec, &options)) {
+    struct numerics_point at;
+    if (numerics_open(&at, run, choices, NULL)) {
         if (change)
-            change(&spec);
-        numerics_run(run, &spec, options, &once);
+            change(&at.spec);
+        numerics_run(run, &at.spec, at.options, &once);
     }
-    grid_release(run->subject, grid);
+    numerics_close(&at);
 }
 
 /* count_NAME and run_NAME for a list of choices; `call` judges them. */
@@ -49,10 +45,6 @@ static void run_product(struct check_run *run, const struct grid_choice *choices
 #define PRODUCT(name, change, ...)                                                                 \
     CHOICES(name, run_product(run, name##_choices, change), __VA_ARGS__)
 
-#define BOTH_PHASES                                                                                \
-    {                                                                                              \
-        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
-    }
 #define CUSTOM_MASKS (BIT(MASK_FULL) | BIT(MASK_QLEN))
 #define POSITIONS    (BIT(MASK_FULL_POSITIONS) | BIT(MASK_QLEN_POSITIONS))
 
@@ -139,19 +131,13 @@ PRODUCT(out_scale, NULL, {AXIS_OUT, BIT(OUT_E4M3)},
 
 static void run_e5m2(struct check_run *run, const struct grid_choice *choices)
 {
-    struct grid *grid = grid_of(run->subject);
-    struct case_spec spec;
-    const attn_options *options;
-    char reason[512];
-    CHECK_THAT(run, grid, "no memory for the grid");
-    if (numerics_spec(run, grid, choices, &spec, &options)) {
-        numerics_make_e5m2(&spec);
-        if (grid_accepts_spec(grid, options, &spec, reason, sizeof reason))
-            numerics_run(run, &spec, options, &once);
-        else
-            check_skip(run, "%s", reason);
+    struct numerics_point at;
+    if (numerics_open(&at, run, choices, NULL)) {
+        numerics_make_e5m2(&at.spec);
+        if (numerics_accepts(&at, &at.spec))
+            numerics_run(run, &at.spec, at.options, &once);
     }
-    grid_release(run->subject, grid);
+    numerics_close(&at);
 }
 
 #define E5M2(name, ...) CHOICES(name, run_e5m2(run, name##_choices), __VA_ARGS__)
@@ -273,17 +259,14 @@ static void run_chosen(struct check_run *run, const struct grid_choice *choices,
                        void (*act)(struct check_run *run, const struct case_spec *spec,
                                    const attn_options *options))
 {
-    struct grid *grid = grid_of(run->subject);
-    struct case_spec spec;
-    const attn_options *options;
-    CHECK_THAT(run, grid, "no memory for the grid");
-    if (!numerics_spec(run, grid, choices, &spec, &options))
-        (void)0; /* and has said why */
-    else if (chooses_keys(grid, options, &spec))
-        act(run, &spec, options);
-    else
-        check_skip(run, "query refuses sparse layers whose rows choose slots");
-    grid_release(run->subject, grid);
+    struct numerics_point at;
+    if (numerics_open(&at, run, choices, NULL)) {
+        if (chooses_keys(at.grid, at.options, &at.spec))
+            act(run, &at.spec, at.options);
+        else
+            check_skip(run, "query refuses sparse layers whose rows choose slots");
+    }
+    numerics_close(&at);
 }
 
 static void judge_once(struct check_run *run, const struct case_spec *spec,
@@ -346,32 +329,19 @@ CHOSEN(blocks_of_heads, judge_for_each, {AXIS_MODE, ALL}, {AXIS_HEADS, BIT(0) | 
        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
 CHOSEN(chosen_roles, try_without_indices, BOTH_PHASES)
 
-static const struct grid_choice missing_scale_choices[] = {
-    {AXIS_KV, ALL & ~BIT(KV_AS_Q)}, BOTH_PHASES, {0, 0}};
-
-static const struct grid_choice missing_input_scale_choices[] = {
-    {AXIS_INPUTS, ALL},
-    {AXIS_OUT, BIT(OUT_E4M3)},
-    {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
-    BOTH_PHASES,
-    {0, 0}};
-
-CHECK_COUNT(missing_scale, numerics_count(subject, missing_scale_choices))
-CHECK_COUNT(missing_input_scale, numerics_count(subject, missing_input_scale_choices))
-
 static void run_without_scales(struct check_run *run, const struct grid_choice *choices)
 {
-    struct grid *grid = grid_of(run->subject);
-    struct case_spec spec;
-    const attn_options *options;
-    CHECK_THAT(run, grid, "no memory for the grid");
-    if (numerics_spec(run, grid, choices, &spec, &options))
-        try_without_scales(run, &spec, options);
-    grid_release(run->subject, grid);
+    struct numerics_point at;
+    if (numerics_open(&at, run, choices, NULL))
+        try_without_scales(run, &at.spec, at.options);
+    numerics_close(&at);
 }
 
-CHECK_RUN(missing_scale, run_without_scales(run, missing_scale_choices))
-CHECK_RUN(missing_input_scale, run_without_scales(run, missing_input_scale_choices))
+CHOICES(missing_scale, run_without_scales(run, missing_scale_choices),
+        {AXIS_KV, ALL & ~BIT(KV_AS_Q)}, BOTH_PHASES)
+CHOICES(missing_input_scale, run_without_scales(run, missing_input_scale_choices),
+        {AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
+        BOTH_PHASES)
 
 /* ---- Cross attention without a position ------------------------------------------------------ */
 
@@ -493,19 +463,15 @@ CHECK_COUNT(merge, numerics_count(subject, merge_choices))
 
 static void run_merge(struct check_run *run)
 {
-    struct grid *grid = grid_of(run->subject);
+    struct numerics_point at;
     struct case_spec specs[PARTS];
-    const attn_options *options;
-    CHECK_THAT(run, grid, "no memory for the grid");
-    if (numerics_spec(run, grid, merge_choices, &specs[WHOLE], &options)) {
-        char reason[512] = "";
+    if (numerics_open(&at, run, merge_choices, NULL)) {
+        specs[WHOLE] = at.spec;
         split_keys(&specs[WHOLE], &specs[FRONT], &specs[BACK]);
-        if (grid_accepts_spec(grid, options, &specs[FRONT], reason, sizeof reason))
-            judge_partials(run, specs, options);
-        else
-            check_skip(run, "%s", reason);
+        if (numerics_accepts(&at, &specs[FRONT]))
+            judge_partials(run, specs, at.options);
     }
-    grid_release(run->subject, grid);
+    numerics_close(&at);
 }
 
 /* ---- What SGLang tests ----------------------------------------------------------------------- */

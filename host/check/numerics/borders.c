@@ -142,7 +142,6 @@ static void judge_line(const struct spec_line *line)
         run_at(line, borders.most);
 }
 
-#define BIT(value) (1u << (value))
 #define MODES                                                                                      \
     {                                                                                              \
         AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
@@ -337,20 +336,14 @@ CHECK_COUNT(mla_flags, numerics_mla_count(subject, &latent_choice))
 
 static void flaws_found(struct check_run *run, bool latent, int first, int end)
 {
-    struct grid *grid = NULL;
-    struct case_spec spec;
-    const attn_options *options;
+    struct numerics_point at;
     if (run->subject->device->type != ATTN_DEVICE_CPU) {
         check_skip(run, "this is about calls on a CPU");
         return;
     }
-    grid = grid_of(run->subject);
-    CHECK_THAT(run, grid, "no memory for the grid");
-    bool found = latent ? numerics_mla_spec(run, grid, &latent_choice, &spec, &options)
-                        : numerics_spec(run, grid, softmax_choices, &spec, &options);
-    if (found)
-        try_flaws(run, grid, &spec, options, first, end);
-    grid_release(run->subject, grid);
+    if (numerics_open(&at, run, latent ? NULL : softmax_choices, &latent_choice))
+        try_flaws(run, at.grid, &at.spec, at.options, first, end);
+    numerics_close(&at);
 }
 
 CHECK_RUN(no_capture, flaws_found(run, false, CAPTURING, CAPTURING + 1))
@@ -451,19 +444,14 @@ CHECK_COUNT(mla_climb, numerics_mla_count(subject, &latent_choice))
 
 static void climb_found(struct check_run *run, bool latent)
 {
-    struct grid *grid = grid_of(run->subject);
-    struct case_spec spec;
+    struct numerics_point at;
     struct spec_problem posed;
-    const attn_options *options;
-    CHECK_THAT(run, grid, "no memory for the grid");
-    bool found = latent ? numerics_mla_spec(run, grid, &latent_choice, &spec, &options)
-                        : numerics_spec(run, grid, softmax_choices, &spec, &options);
-    if (found) {
-        axes_make_short(&spec);
-        spec_problem_init(&posed, &spec, &run->subject->device->info);
-        climb_all(run, &posed.problem, options);
+    if (numerics_open(&at, run, latent ? NULL : softmax_choices, &latent_choice)) {
+        axes_make_short(&at.spec);
+        spec_problem_init(&posed, &at.spec, &run->subject->device->info);
+        climb_all(run, &posed.problem, at.options);
     }
-    grid_release(run->subject, grid);
+    numerics_close(&at);
 }
 
 CHECK_RUN(climb, climb_found(run, false))

@@ -83,7 +83,6 @@ static void run_corner(struct check_run *run, struct spec_corner *corner,
     numerics_run(run, corner->spec, corner->options, &exactly);
 }
 
-#define BIT(value) (1u << (value))
 #define MODES                                                                                      \
     {                                                                                              \
         AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \

@@ -73,8 +73,7 @@ static void make_endless(struct case_spec *spec, int32_t variant)
     spec->attention_chunk = variant == 3 ? INT32_MAX : 0;
 }
 
-FAMILY(endless_windows, make_endless, 4, {AXIS_WINDOW, BIT(WINDOW_BOTH)},
-       {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)},
+FAMILY(endless_windows, make_endless, 4, {AXIS_WINDOW, BIT(WINDOW_BOTH)}, BOTH_PHASES,
        {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_NONE) | BIT(MASK_QLEN_POSITIONS)})
 
 /* ---- Magnitudes ------------------------------------------------------------------------------ */

@@ -36,13 +36,7 @@ void family_set_lengths(struct case_spec *spec, int32_t count, const int32_t (*l
     CHECK_COUNT(name, family_count(subject, &name##_family))                                       \
     CHECK_RUN(name, family_run(run, &name##_family))
 
-enum { ALL = (1 << GRID_MAX_VALUES) - 1 };
-#define BIT(value)    (1u << (value))
 #define BOTH_FORMS    (MLA_ABSORBED | MLA_EXPANDED)
 #define SMALL_LATENTS BIT(MLA_SMALL)
-#define BOTH_PHASES                                                                                \
-    {                                                                                              \
-        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
-    }
 
 #endif /* HOST_CHECK_NUMERICS_FAMILY_H */

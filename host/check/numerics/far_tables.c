@@ -8,13 +8,6 @@
 
 #include <string.h>
 
-#define BIT(value) (1u << (value))
-#define BOTH_PHASES                                                                                \
-    {                                                                                              \
-        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
-    }
-enum { ALL = (1 << GRID_MAX_VALUES) - 1 };
-
 static const struct grid_choice table_choices[] = {
     {AXIS_FORM, ALL}, BOTH_PHASES, {AXIS_PAGE, BIT(0) | BIT(1)}, {0, 0}};
 static const struct grid_choice cross_choices[] = {{AXIS_TYPE, BIT(TYPE_CROSS)},
@@ -48,42 +41,31 @@ static void judge(struct check_run *run, const struct case_spec *spec, const att
 
 static void run_far(struct check_run *run, const struct grid_choice *choices)
 {
-    struct grid *grid = grid_of(run->subject);
-    struct case_spec spec;
-    const attn_options *options;
-    CHECK_THAT(run, grid, "no memory for the grid");
-    if (run->subject->fake_device)
+    struct numerics_point at;
+    if (run->subject->fake_device) {
         check_skip(run, "the fake driver fills its memory: no tables of some GiB");
-    else if (choices ? numerics_spec(run, grid, choices, &spec, &options)
-                     : numerics_mla_spec(run, grid, &latent_choice, &spec, &options))
-        judge(run, &spec, options);
-    grid_release(run->subject, grid);
+        return;
+    }
+    if (numerics_open(&at, run, choices, &latent_choice))
+        judge(run, &at.spec, at.options);
+    numerics_close(&at);
 }
 
-#define TABLES(name)                                                                               \
-    static int32_t count_far_##name(const struct check_subject *subject)                           \
-    {                                                                                              \
-        return numerics_count(subject, name##_choices);                                            \
-    }                                                                                              \
-    static void run_far_##name(struct check_run *run)                                              \
-    {                                                                                              \
-        run_far(run, name##_choices);                                                              \
-    }
-TABLES(table)
-TABLES(cross)
-TABLES(mask)
-
-CHECK_COUNT(latent, numerics_mla_count(subject, &latent_choice))
-CHECK_RUN(latent, run_far(run, NULL))
+CHECK_COUNT(far_tables, numerics_count(subject, table_choices))
+CHECK_RUN(far_tables, run_far(run, table_choices))
+CHECK_COUNT(far_cross_tables, numerics_count(subject, cross_choices))
+CHECK_RUN(far_cross_tables, run_far(run, cross_choices))
+CHECK_COUNT(mla_far_tables, numerics_mla_count(subject, &latent_choice))
+CHECK_RUN(mla_far_tables, run_far(run, NULL))
+CHECK_COUNT(far_masks, numerics_count(subject, mask_choices))
+CHECK_RUN(far_masks, run_far(run, mask_choices))
 
 const struct check check_far_tables[] = {
-    {"KV-08", "far_tables", "rows of a table may lie more than 2^31 entries apart",
-     CHECK_NEEDS_COMPUTE, count_far_table, run_far_table},
-    {"KV-08", "far_cross_tables", "rows of an encoder's table may lie more than 2^31 entries apart",
-     CHECK_NEEDS_COMPUTE, count_far_cross, run_far_cross},
-    {"KV-08", "mla_far_tables", "rows of a table of latents may lie more than 2^31 entries apart",
-     CHECK_NEEDS_COMPUTE, count_latent, run_latent},
-    {"MEAN-10", "far_masks", "masks and items may lie more than 2^32 bytes apart",
-     CHECK_NEEDS_COMPUTE, count_far_mask, run_far_mask},
+    CHECK_CASES("KV-08", far_tables, "rows of a table may lie more than 2^31 entries apart"),
+    CHECK_CASES("KV-08", far_cross_tables,
+                "rows of an encoder's table may lie more than 2^31 entries apart"),
+    CHECK_CASES("KV-08", mla_far_tables,
+                "rows of a table of latents may lie more than 2^31 entries apart"),
+    CHECK_CASES("MEAN-10", far_masks, "masks and items may lie more than 2^32 bytes apart"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

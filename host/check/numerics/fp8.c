@@ -21,8 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BIT(value) (1u << (value))
-enum { ALL = (1 << GRID_MAX_VALUES) - 1, NUM_CODES = 256, PACKED_BLOCK = 128 };
+enum { NUM_CODES = 256, PACKED_BLOCK = 128 };
 
 static const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
 
@@ -210,27 +209,15 @@ typedef void (*use_spec)(struct check_run *run, const struct case_spec *spec,
 static void with_spec(struct check_run *run, const struct grid_choice *choices,
                       const struct mla_choice *latent, use_spec use)
 {
-    struct grid *grid = grid_of(run->subject);
-    struct case_spec spec;
-    const attn_options *options;
-    char reason[512] = "";
-    CHECK_THAT(run, grid, "no memory for the grid");
-    bool found = latent ? numerics_mla_spec(run, grid, latent, &spec, &options)
-                        : numerics_spec(run, grid, choices, &spec, &options);
-    if (found) {
-        set_lengths(&spec);
-        if (grid_accepts_spec(grid, options, &spec, reason, sizeof reason))
-            use(run, &spec, options);
-        else
-            check_skip(run, "%s", reason);
+    struct numerics_point at;
+    if (numerics_open(&at, run, choices, latent)) {
+        set_lengths(&at.spec);
+        if (numerics_accepts(&at, &at.spec))
+            use(run, &at.spec, at.options);
     }
-    grid_release(run->subject, grid);
+    numerics_close(&at);
 }
 
-#define BOTH_PHASES                                                                                \
-    {                                                                                              \
-        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
-    }
 #define CACHED                                                                                     \
     {                                                                                              \
         AXIS_SOURCE, BIT(SOURCE_CACHE)                                                             \

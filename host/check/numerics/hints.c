@@ -13,9 +13,6 @@
 #include "host/base/error.h"
 #include "host/base/mix.h"
 
-#define BIT(value) (1u << (value))
-enum { ALL = (1 << GRID_MAX_VALUES) - 1 };
-
 /* In pages: those that a sequence shares with the one before; then tokens of its prefix beyond
  * them, and new ones. Sequence 0 shares nothing with anything. */
 static const struct {
@@ -78,8 +75,7 @@ static const struct grid_choice tile_choices[] = {
     {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
     {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_100)},
     {0, 0}};
-static const struct grid_choice form_choices[] = {
-    {AXIS_FORM, ALL}, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)}, {0, 0}};
+static const struct grid_choice form_choices[] = {{AXIS_FORM, ALL}, BOTH_PHASES, {0, 0}};
 static const struct mla_choice latent_choice = {
     MLA_ABSORBED,
     MLA_LATENT | MLA_PACKED,
@@ -88,41 +84,29 @@ static const struct mla_choice latent_choice = {
 
 static void run_found(struct check_run *run, const struct grid_choice *choices, bool tiles)
 {
-    struct grid *grid = grid_of(run->subject);
-    struct case_spec spec;
-    const attn_options *options;
-    CHECK_THAT(run, grid, "no memory for the grid");
-    if (choices ? numerics_spec(run, grid, choices, &spec, &options)
-                : numerics_mla_spec(run, grid, &latent_choice, &spec, &options))
-        judge_hints(run, grid, &spec, options, tiles);
-    grid_release(run->subject, grid);
+    struct numerics_point at;
+    if (numerics_open(&at, run, choices, &latent_choice))
+        judge_hints(run, at.grid, &at.spec, at.options, tiles);
+    numerics_close(&at);
 }
 
 /* Levels of runs, and nothing else. */
 static void run_levels(struct check_run *run, bool tiles)
 {
     const struct case_run exactly = {.exact_memory = true};
-    struct grid *grid = grid_of(run->subject);
-    struct case_spec spec;
-    const attn_options *options;
-    char reason[512] = "";
-    CHECK_THAT(run, grid, "no memory for the grid");
-    if (numerics_spec(run, grid, softmax_choices, &spec, &options)) {
-        set_runs(&spec, HINT_LEVELS, tiles);
-        if (grid_accepts_spec(grid, options, &spec, reason, sizeof reason))
-            numerics_run(run, &spec, options, &exactly);
-        else
-            check_skip(run, "%s", reason);
+    struct numerics_point at;
+    if (numerics_open(&at, run, softmax_choices, NULL)) {
+        set_runs(&at.spec, HINT_LEVELS, tiles);
+        if (numerics_accepts(&at, &at.spec))
+            numerics_run(run, &at.spec, at.options, &exactly);
     }
-    grid_release(run->subject, grid);
+    numerics_close(&at);
 }
 
 /* ---- Beside cross attention ------------------------------------------------------------------ */
 
 static const struct grid_choice beside_choices[] = {
-    {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)},
-    {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)},
-    {0, 0}};
+    BOTH_PHASES, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)}, {0, 0}};
 
 /* The same queries over encoders of their own, longer than what is shared, but for the last of each
  * run. */
@@ -182,24 +166,19 @@ static bool add_case(struct check_run *run, struct joint *joint, const struct ca
 
 static void run_beside(struct check_run *run, bool tiles)
 {
-    struct grid *grid = grid_of(run->subject);
-    struct case_spec self, cross;
-    const attn_options *options;
-    char reason[512] = "";
+    struct numerics_point at;
+    struct case_spec cross;
     struct joint joint = {.count = 0};
-    CHECK_THAT(run, grid, "no memory for the grid");
-    if (numerics_spec(run, grid, beside_choices, &self, &options)) {
-        set_runs(&self, HINT_ALL, tiles);
-        cross = self;
+    if (numerics_open(&at, run, beside_choices, NULL)) {
+        set_runs(&at.spec, HINT_ALL, tiles);
+        cross = at.spec;
         make_cross(&cross, tiles);
-        if (!grid_accepts_spec(grid, options, &self, reason, sizeof reason) ||
-            !grid_accepts_spec(grid, options, &cross, reason, sizeof reason))
-            check_skip(run, "%s", reason);
-        else if (add_case(run, &joint, &self) && add_case(run, &joint, &cross))
-            judge_joint(run, &joint, options);
+        if (numerics_accepts(&at, &at.spec) && numerics_accepts(&at, &cross) &&
+            add_case(run, &joint, &at.spec) && add_case(run, &joint, &cross))
+            judge_joint(run, &joint, at.options);
     }
     joint_destroy(&joint);
-    grid_release(run->subject, grid);
+    numerics_close(&at);
 }
 
 CHECK_COUNT(hints_beside_cross, numerics_count(subject, beside_choices))

@@ -15,8 +15,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { RANDOM_CASES = 60, ALL = (1 << GRID_MAX_VALUES) - 1 };
-#define BIT(value) (1u << (value))
+enum { RANDOM_CASES = 60 };
 
 static const struct case_run once = {.exact_memory = true};
 
@@ -28,13 +27,10 @@ typedef void (*use_spec)(struct check_run *run, const struct grid *grid,
 
 static void run_product(struct check_run *run, const struct mla_choice *choice, use_spec use)
 {
-    struct grid *grid = grid_of(run->subject);
-    struct case_spec spec;
-    const attn_options *options;
-    CHECK_THAT(run, grid, "no memory for the grid");
-    if (numerics_mla_spec(run, grid, choice, &spec, &options))
-        use(run, grid, &spec, options);
-    grid_release(run->subject, grid);
+    struct numerics_point at;
+    if (numerics_open(&at, run, NULL, choice))
+        use(run, at.grid, &at.spec, at.options);
+    numerics_close(&at);
 }
 
 static void judge(struct check_run *run, const struct grid *grid, const struct case_spec *spec,
@@ -64,11 +60,7 @@ static void judge_limits(struct check_run *run, const struct grid *grid,
 #define SMALL        BIT(MLA_SMALL)
 #define TWO_DIMS     (BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK))
 #define ALL_DIMS     ((1u << MLA_DIMS) - 1)
-#define BOTH_PHASES                                                                                \
-    {                                                                                              \
-        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
-    }
-#define SCALED (BIT(KV_E4M3) | BIT(KV_E5M2))
+#define SCALED       (BIT(KV_E4M3) | BIT(KV_E5M2))
 
 /* ---- The two forms --------------------------------------------------------------------------- */
 

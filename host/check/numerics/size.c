@@ -148,8 +148,7 @@ static void make_many_items(struct case_spec *spec, int32_t variant)
     spec->longest_item = longest[variant];
 }
 
-FAMILY(many_items, make_many_items, 3, {AXIS_MASK, BIT(MASK_ITEMS)},
-       {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)})
+FAMILY(many_items, make_many_items, 3, {AXIS_MASK, BIT(MASK_ITEMS)}, BOTH_PHASES)
 
 /* ---- Unlike work ----------------------------------------------------------------------------- */
 

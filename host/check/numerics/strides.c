@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define BIT(value) (1u << (value))
 enum { TEXT = 800 };
 
 static const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
@@ -152,7 +151,7 @@ static const struct grid_choice softmax_choices[] = {
     {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)},
     {0, 0}};
 static const struct grid_choice far_choices[] = {
-    {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)},
+    BOTH_PHASES,
     {AXIS_LAYOUT, 3},
     {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)},
     {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)},
@@ -169,25 +168,19 @@ CHECK_COUNT(mla_strides, numerics_mla_count(subject, &latent_choice))
 
 static void run_found(struct check_run *run, const struct grid_choice *choices, move_operands move)
 {
-    bool latent = !choices;
-    struct grid *grid = grid_of(run->subject);
-    struct case_spec spec;
-    const attn_options *options;
-    CHECK_THAT(run, grid, "no memory for the grid");
-    bool found = latent ? numerics_mla_spec(run, grid, &latent_choice, &spec, &options)
-                        : numerics_spec(run, grid, choices, &spec, &options);
-    if (found && (spec.min_alignment > 0 || spec.kv_strides != ATTN_KV_STRIDES_ANY)) {
-        check_skip(run,
-                   "query wants min_alignment %u, kv_strides %u: the operands may not lie "
-                   "anyhow",
-                   spec.min_alignment, spec.kv_strides);
-        found = false;
+    struct numerics_point at;
+    if (numerics_open(&at, run, choices, &latent_choice)) {
+        if (at.spec.min_alignment > 0 || at.spec.kv_strides != ATTN_KV_STRIDES_ANY) {
+            check_skip(run,
+                       "query wants min_alignment %u, kv_strides %u: the operands may not lie "
+                       "anyhow",
+                       at.spec.min_alignment, at.spec.kv_strides);
+        } else {
+            enrich(at.grid, at.options, &at.spec);
+            run_spec(run, &at.spec, at.options, move);
+        }
     }
-    if (found) {
-        enrich(grid, options, &spec);
-        run_spec(run, &spec, options, move);
-    }
-    grid_release(run->subject, grid);
+    numerics_close(&at);
 }
 
 CHECK_RUN(strides, run_found(run, softmax_choices, move_each))

@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BIT(value) (1u << (value))
 #define PLAIN_AND_QUANTISED                                                                        \
     {                                                                                              \
         AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)                                                       \
@@ -28,10 +27,6 @@
 #define EXTEND                                                                                     \
     {                                                                                              \
         AXIS_MODE, BIT(MODE_EXTEND)                                                                \
-    }
-#define BOTH_PHASES                                                                                \
-    {                                                                                              \
-        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
     }
 #define SOME_RULES                                                                                 \
     {                                                                                              \

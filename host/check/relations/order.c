@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BIT(value) (1u << (value))
 enum { TEXT = 800 };
 
 static const struct case_setup plainly = {.kind = ATTN_METADATA_EAGER};
@@ -163,27 +162,19 @@ static const struct mla_choice latent_choice = {
     MLA_ABSORBED | MLA_EXPANDED,
     MLA_LATENT,
     BIT(MLA_SMALL),
-    {{AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)},
-     {AXIS_LENGTHS, BIT(LENGTHS_SPLITS) | BIT(LENGTHS_ROWS)}}};
+    {BOTH_PHASES, {AXIS_LENGTHS, BIT(LENGTHS_SPLITS) | BIT(LENGTHS_ROWS)}}};
 
 CHECK_COUNT(any_order, numerics_count(subject, softmax_choices))
 CHECK_COUNT(mla_any_order, numerics_mla_count(subject, &latent_choice))
 
 static void run_found(struct check_run *run, bool latent)
 {
-    struct grid *grid = has_pool(run) ? grid_of(run->subject) : NULL;
-    struct case_spec spec;
-    const attn_options *options;
-    if (!grid) {
-        if (run->code == CHECK_PASS)
-            check_fail(run, "no memory for the grid");
+    struct numerics_point at;
+    if (!has_pool(run))
         return;
-    }
-    bool found = latent ? numerics_mla_spec(run, grid, &latent_choice, &spec, &options)
-                        : numerics_spec(run, grid, softmax_choices, &spec, &options);
-    if (found)
-        run_spec(run, &spec, options);
-    grid_release(run->subject, grid);
+    if (numerics_open(&at, run, latent ? NULL : softmax_choices, &latent_choice))
+        run_spec(run, &at.spec, at.options);
+    numerics_close(&at);
 }
 
 CHECK_RUN(any_order, run_found(run, false))
