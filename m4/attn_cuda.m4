@@ -17,7 +17,7 @@ AC_DEFUN([ATTN_CUDA], [
         [], [with_cuda_arch=90a])
     AC_ARG_WITH([cuda-part],
         [AS_HELP_STRING([--with-cuda-part=K],
-            [for tests without a GPU: of the kernels that take longest to compile, optimise part K of 6 alone])],
+            [for tests without a GPU: of the kernels that take longest to compile, optimise part K of 12 alone])],
         [], [with_cuda_part=])
     AC_ARG_VAR([NVCC], [the CUDA compiler])
     AC_ARG_VAR([NVCCFLAGS], [flags of the CUDA compiler])
@@ -38,8 +38,8 @@ AC_DEFUN([ATTN_CUDA], [
             [AC_MSG_ERROR([--with-cuda-arch: "$attn_arch" is no architecture; accepted: 80, 90, 90a, 100a ...])])
         NVCC_CODES="$NVCC_CODES sm_$attn_arch"
     done
-    AS_CASE([$with_cuda_part], [""|[[1-6]]], [],
-        [AC_MSG_ERROR([--with-cuda-part=$with_cuda_part: no part of the kernels; accepted: 1 to 6])])
+    AS_CASE([$with_cuda_part], [""|[[1-9]]|1[[0-2]]], [],
+        [AC_MSG_ERROR([--with-cuda-part=$with_cuda_part: no part of the kernels; accepted: 1 to 12])])
     AS_IF([test -n "$NVCC"], [_ATTN_CUDA_TRY])
     NVCC_PART=
     AS_IF([test -n "$NVCC" && test -n "$with_cuda_part"], [_ATTN_CUDA_PART])
@@ -87,6 +87,6 @@ AC_DEFUN([_ATTN_CUDA_PART], [
     AS_IF([$NVCC -Ofc=max -fatbin -o conftest.fatbin conftest.cu >&AS_MESSAGE_LOG_FD 2>&1],
         [AC_MSG_RESULT([yes])
          NVCC_PART=$with_cuda_part
-         attn_cuda="$attn_cuda, part $NVCC_PART of 6 optimised: for tests alone"],
+         attn_cuda="$attn_cuda, part $NVCC_PART of 12 optimised: for tests alone"],
         [AC_MSG_RESULT([no])])
     rm -f conftest.cu conftest.fatbin])

@@ -12,9 +12,9 @@ nvcc_codes = $(strip $(or $(call nvcc_nearest,GENCODE,$1),$(NVCC_CODES)))
 nvcc_gencode = $(foreach code,$(nvcc_codes),-gencode arch=$(code:sm_%=compute_%),code=$(code))
 nvcc_flags = $(strip -std=c++17 $(nvcc_gencode) -Xptxas -v $(if $(nvcc_draft),$(filter-out -lineinfo,$(NVCCFLAGS)),$(NVCCFLAGS)) $(call nvcc_nearest,NVCCFLAGS,$1) $(nvcc_draft) $(PLUGIN_CPPFLAGS))
 
-# In a build for tests without a GPU (configure --with-cuda-part=K) every sixth .cu file is optimised, the K-th first;
+# In a build for tests without a GPU (configure --with-cuda-part=K) every twelfth .cu file is optimised, the K-th first;
 # the others of folders with NAME_DRAFT = yes are drafts, which compile in a sixth of the time, are slow, and know no lines.
-nvcc_optimised := $(if $(NVCC_PART),$(shell cd $(srcdir) && find plugins -name '*.cu' | LC_ALL=C sort | sed -n 's/[.]cu$$//; $(NVCC_PART)~6p'))
+nvcc_optimised := $(if $(NVCC_PART),$(shell cd $(srcdir) && find plugins -name '*.cu' | LC_ALL=C sort | sed -n 's/[.]cu$$//; $(NVCC_PART)~12p'))
 nvcc_draft = $(if $(NVCC_PART),$(if $(filter $1,$(nvcc_optimised)),,$(if $(call nvcc_nearest,DRAFT,$1),-Ofc=max)))
 
 # The same of the target at hand, for recipes: what it is compiled with, its file of dependencies.
