@@ -29,7 +29,7 @@ fi
 copied "$top/python" python
 tap_try "pip install ./python" \
     "$venv/bin/pip" install -q --no-deps --no-build-isolation --force-reinstall "$scratch/python"
-for bridge in attnhost_vllm attnhost_minisgl attnhost_sglang; do
+for bridge in attnhost_vllm attnhost_minisgl attnhost_nanovllm attnhost_sglang; do
     copied "$top/python/bridges/$bridge" "$bridge"
     tap_try "pip install ./python/bridges/$bridge" \
         "$venv/bin/pip" install -q --no-deps --no-build-isolation --force-reinstall "$scratch/$bridge"

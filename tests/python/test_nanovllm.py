@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nano-vllm ($ATTNHOST_NANOVLLM, a checkout) with real weights: its flash_attn is attnhost.flash_attn, beside PyTorch's SDPA."""
+"""nano-vllm ($ATTNHOST_NANOVLLM, a checkout) with real weights: its flash_attn is attnhost.flash_attn, or the bridge plans
+its batches, beside PyTorch's SDPA."""
 import atexit
+import contextlib
 import os
 import sys
+from collections import Counter
+from functools import lru_cache
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 sys.path.insert(0, os.environ["ATTNHOST_NANOVLLM"])
@@ -17,6 +21,7 @@ from harness import cases
 module("triton", jit=lambda function: function, language=module("triton.language", constexpr=int))
 sys.modules["flash_attn"] = attnhost.flash_attn  # what docs/ENGINES.md says to do
 from nanovllm import LLM, SamplingParams
+from nanovllm.engine import model_runner
 from nanovllm.layers import attention
 
 SHARED = " ".join(map(str, range(130)))  # more than a block of 256 tokens
@@ -56,15 +61,15 @@ def _pages(cache, pages, keys):
     return cache[pages[pages >= 0].long()].flatten(0, 1)[:keys]
 
 
-def text(functions, blocks):
+def text(functions, blocks, **given):
     """Tokens of all prompts: chunks, shared blocks, and, where blocks are few, sequences computed twice."""
     attention.store_kvcache = store_kvcache
     for name in ("flash_attn_varlen_func", "flash_attn_with_kvcache"):
         setattr(attention, name, getattr(functions, name))
     torch.manual_seed(0)
     with on_cpu(memory=blocks * BLOCK), torch.inference_mode():  # as .float() copies no fp32
-        llm = LLM(smollm.weights_as_qwen3(), enforce_eager=True, max_model_len=512, max_num_batched_tokens=512,
-                  max_num_seqs=8, gpu_memory_utilization=1.0)
+        llm = LLM(smollm.weights_as_qwen3(), max_model_len=512, max_num_batched_tokens=512, max_num_seqs=8,
+                  gpu_memory_utilization=1.0, **{"enforce_eager": True, **given})
         made = llm.generate(PROMPTS, SamplingParams(temperature=1e-6, max_tokens=32), use_tqdm=False)
         atexit.unregister(llm.exit)
         llm.exit()
@@ -83,4 +88,57 @@ def test_the_text_of_attention_by_pytorch(_, ini, blocks, computed):
     made = text(attnhost.flash_attn, blocks)
     rows = attnhost.flash_attn.rows()
     assert made == own()
+    assert sorted(name for name in rows if name in ("cpu_native", "one", "two")) == computed, rows
+
+
+# ---- The bridge: from here on batches are planned ------------------------------------------------------
+
+
+class Graph:
+    """In place of a CUDA graph: what was captured is computed again, over the same static arrays."""
+
+    pool = staticmethod(lambda: None)
+    replay = None
+
+
+def capture(runner, _own=model_runner.ModelRunner.capture_cudagraph):
+    """nano-vllm's own, with graphs of this kind."""
+    captured, contexts, model = [], [], runner.model
+
+    def graph(made, _pool):
+        captured.append(made)
+        contexts.append(model_runner.get_context())
+        return contextlib.nullcontext()
+
+    def replay(made):
+        context = contexts[captured.index(made)]
+        size, arrays = len(context.block_tables), runner.graph_vars
+        arrays["outputs"][:size] = model(arrays["input_ids"][:size], arrays["positions"][:size])
+
+    Graph.replay = replay
+    own = torch.cuda.CUDAGraph, torch.cuda.graph
+    torch.cuda.CUDAGraph, torch.cuda.graph = Graph, graph
+    try:
+        _own(runner)
+    finally:
+        torch.cuda.CUDAGraph, torch.cuda.graph = own
+
+
+@lru_cache(maxsize=None)
+def bridged():
+    model_runner.ModelRunner.capture_cudagraph = capture
+    import attnhost_nanovllm
+    return attnhost_nanovllm
+
+
+@cases(("one backend", smollm.SINGLE, 16, True, ["cpu_native"]),
+       ("prefill and decode by two, graphs", smollm.SPLIT, 7, False, ["one", "two"]))
+def test_the_text_of_the_bridge(_, ini, blocks, eager, computed):
+    expected = own()
+    os.environ["ATTNHOST_INI"] = smollm.ini(ini)
+    bridge = bridged()
+    before = Counter(bridge.rows())
+    made = text(attnhost.flash_attn, blocks, enforce_eager=eager)
+    rows = Counter(bridge.rows()) - before
+    assert made == expected
     assert sorted(name for name in rows if name in ("cpu_native", "one", "two")) == computed, rows
