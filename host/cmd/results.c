@@ -27,11 +27,6 @@ static struct {
     char bytes[1 << 16];
 } results = {.descriptor = STDOUT_FILENO};
 
-int results_descriptor(void)
-{
-    return results.descriptor;
-}
-
 static bool write_all(int descriptor, const char *bytes, size_t size)
 {
     while (size > 0) {

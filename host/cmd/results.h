@@ -18,7 +18,4 @@ void results_adopt(void);
 /* Write out what is left. 0, or -1 and errno if something could not be written. */
 int results_end(void);
 
-/* The descriptor that results go to; 1 before results_begin(). */
-int results_descriptor(void);
-
 #endif /* HOST_CMD_RESULTS_H */

@@ -288,3 +288,10 @@ void linear_run_spec(struct check_run *run, const struct linear_spec *spec)
         repeat_all(&bench);
     linear_bench_close(&bench);
 }
+
+void linear_run_case(struct check_run *run, linear_change change)
+{
+    struct linear_spec spec;
+    if (linear_find_case(run, change, &spec))
+        linear_run_spec(run, &spec);
+}

@@ -84,6 +84,9 @@ void *linear_bench_copy(const struct linear_bench *bench);
  * twice at least, where that is promised; else judged each time. */
 void linear_run_spec(struct check_run *run, const struct linear_spec *spec);
 
+/* The same of linear_find_case(). */
+void linear_run_case(struct check_run *run, linear_change change);
+
 /* The case fails, with the spec after the text; what the machine lacks is SKIP. */
 void linear_report(struct check_run *run, const struct linear_spec *spec, attn_status status,
                    const char *text);

@@ -18,8 +18,9 @@ static bool make_spec(const struct grid *grid, const struct sequel_point *point,
                          : grid_accepts(grid, &point->at.common, spec, NULL, 0);
 }
 
-bool sequel_accepts(const struct grid *grid, const struct sequel_point *point,
-                    struct case_spec *spec)
+/* The spec of a point, and is it accepted and cheap enough? */
+static bool sequel_accepts(const struct grid *grid, const struct sequel_point *point,
+                           struct case_spec *spec)
 {
     return make_spec(grid, point, spec) && numbers_work(spec) <= most_work;
 }

@@ -21,10 +21,6 @@ struct sequel_wish {
     bool padded;
 };
 
-/* The spec of a point, and is it accepted and cheap enough? */
-bool sequel_accepts(const struct grid *grid, const struct sequel_point *point,
-                    struct case_spec *spec);
-
 /* A point that is accepted. false: none of those that were drawn is. */
 bool sequel_draw(const struct grid *grid, const struct sequel_wish *wish, uint64_t seed,
                  struct sequel_point *point, struct case_spec *spec);

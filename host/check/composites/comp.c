@@ -39,7 +39,8 @@ static bool scene_open(struct scene *scene, struct check_run *run)
     return true;
 }
 
-void scene_meddle(struct scene *scene, enum meddle what, uint64_t value)
+/* From now on the child does this. */
+static void scene_meddle(struct scene *scene, enum meddle what, uint64_t value)
 {
     scene->reached += scene->meddler.hits;
     scene->meddler.what = what;
@@ -47,7 +48,8 @@ void scene_meddle(struct scene *scene, enum meddle what, uint64_t value)
     scene->meddler.hits = 0;
 }
 
-void scene_close(struct scene *scene, struct check_run *run)
+/* A case whose child no question of the suite comes to shows nothing, and is skipped with that. */
+static void scene_close(struct scene *scene, struct check_run *run)
 {
     scene_meddle(scene, MEDDLE_NOT, 0);
     if (run->code == CHECK_PASS && scene->reached == 0)

@@ -24,15 +24,9 @@ struct scene {
     int reached; /* hits of all meddling so far */
 };
 
-/* From now on the child does this. */
-void scene_meddle(struct scene *scene, enum meddle what, uint64_t value);
-
 /* Let the child fail in each call of its life: the message has the names on the way to it, and then
  * its words; nothing is left of its siblings or of the composite's memory. */
 void scene_check_failures(struct scene *scene, struct check_run *run);
-
-/* A case whose child no question of the suite comes to shows nothing, and is skipped with that. */
-void scene_close(struct scene *scene, struct check_run *run);
 
 /* check/composites/comp_depth.c, for the table of check/composites/comp.c */
 int32_t comp_count_refs(const struct check_subject *subject);

@@ -284,7 +284,8 @@ static const void *get_extension(attn_instance *instance, const char *id)
     return has ? instance->leaf->extension : NULL;
 }
 
-uint64_t stand_region_bytes(const struct stand_leaf *leaf, uint32_t region, int32_t max_seqs)
+/* Bytes of a leaf's metadata in a region, for bounds of so many sequences. */
+static uint64_t stand_region_bytes(const struct stand_leaf *leaf, uint32_t region, int32_t max_seqs)
 {
     return leaf->sizes[region] ? leaf->sizes[region] + (uint64_t)max_seqs : 0;
 }

@@ -349,10 +349,6 @@ void stand_fell(struct stand_scene *scene);
 struct stand_share stand_whole(const struct stand_scene *scene, int32_t group,
                                const attn_bounds *bounds);
 
-/* What of `whole` comes to child `c`. */
-struct stand_share stand_narrow(const struct stand_node *node, int32_t c,
-                                const struct stand_share *whole);
-
 /* What is to be merged of the verdicts on a layer group; bytes are the least that will do. */
 void stand_merge(const struct stand_node *node, const struct stand_share *share,
                  attn_verdict *verdict);
@@ -383,9 +379,6 @@ void stand_assign(const struct stand_node *node, const struct stand_part *part,
 
 /* The services through which a node reaches its children. */
 void stand_serve(struct stand_node *node);
-
-/* Bytes of a leaf's metadata in a region, for bounds of so many sequences. */
-uint64_t stand_region_bytes(const struct stand_leaf *leaf, uint32_t region, int32_t max_seqs);
 
 /* Draw what a leaf answers. */
 void stand_draw_leaf(struct stand_scene *scene, struct stand_leaf *leaf);

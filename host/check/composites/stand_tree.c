@@ -121,8 +121,9 @@ static uint32_t modes_of(const struct stand_node *node, uint32_t phase, uint32_t
     return mine;
 }
 
-struct stand_share stand_narrow(const struct stand_node *node, int32_t c,
-                                const struct stand_share *whole)
+/* The part of `whole` that is for child `c`. */
+static struct stand_share stand_narrow(const struct stand_node *node, int32_t c,
+                                       const struct stand_share *whole)
 {
     struct stand_share part = {0};
     if (node->type == STAND_LINEAR) {

@@ -43,12 +43,7 @@ static void keep_slots_on_host(struct linear_spec *spec, int32_t index)
 
 CHECK_COUNT(linear_forgotten, linear_families(subject) ? MODES *linear_count_families(subject) : 1)
 
-static void run_linear_forgotten(struct check_run *run)
-{
-    struct linear_spec spec;
-    if (linear_find_case(run, keep_slots_on_host, &spec))
-        linear_run_spec(run, &spec);
-}
+CHECK_RUN(linear_forgotten, linear_run_case(run, keep_slots_on_host))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 

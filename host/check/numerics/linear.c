@@ -141,19 +141,9 @@ static void change_places(struct linear_spec *spec, int32_t index)
 CHECK_COUNT(places, 6 * linear_count_families(subject))
 CHECK_COUNT(twice, 2 * linear_count_families(subject))
 
-static void run_linear_slots(struct check_run *run)
-{
-    struct linear_spec spec;
-    if (linear_find_case(run, change_slots, &spec))
-        linear_run_spec(run, &spec);
-}
+CHECK_RUN(linear_slots, linear_run_case(run, change_slots))
 
-static void run_linear_snapshots(struct check_run *run)
-{
-    struct linear_spec spec;
-    if (linear_find_case(run, change_snapshots, &spec))
-        linear_run_spec(run, &spec);
-}
+CHECK_RUN(linear_snapshots, linear_run_case(run, change_snapshots))
 
 static int32_t count_cuts(const struct check_subject *subject)
 {
@@ -161,26 +151,11 @@ static int32_t count_cuts(const struct check_subject *subject)
     return linear_families(subject) ? count : 1;
 }
 
-static void run_linear_cuts(struct check_run *run)
-{
-    struct linear_spec spec;
-    if (linear_find_case(run, change_cuts, &spec))
-        linear_run_spec(run, &spec);
-}
+CHECK_RUN(linear_cuts, linear_run_case(run, change_cuts))
 
-static void run_linear_places(struct check_run *run)
-{
-    struct linear_spec spec;
-    if (linear_find_case(run, change_places, &spec))
-        linear_run_spec(run, &spec);
-}
+CHECK_RUN(linear_places, linear_run_case(run, change_places))
 
-static void run_linear_padding(struct check_run *run)
-{
-    struct linear_spec spec;
-    if (linear_find_case(run, change_padding, &spec))
-        linear_run_spec(run, &spec);
-}
+CHECK_RUN(linear_padding, linear_run_case(run, change_padding))
 
 /* ---- Missing operands ------------------------------------------------------------------------ */
 

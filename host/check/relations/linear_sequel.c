@@ -404,12 +404,7 @@ static void change_padded(struct linear_spec *spec, int32_t index)
     }
 }
 
-static void run_linear_padded(struct check_run *run)
-{
-    struct linear_spec spec;
-    if (linear_find_case(run, change_padded, &spec))
-        linear_run_spec(run, &spec);
-}
+CHECK_RUN(linear_padded, linear_run_case(run, change_padded))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
