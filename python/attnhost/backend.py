@@ -13,6 +13,7 @@
 This file needs nothing but Python's own library: python.so (plugins/python) carries it along, and
 calls what begins with an underscore. Tensors are PyTorch's where PyTorch is installed, else numpy's.
 """
+import contextlib
 import ctypes
 import importlib
 import importlib.util
@@ -143,7 +144,7 @@ class Keys:
         # Not the batch: a cycle would keep views of the caller's memory until it is collected.
         self._num_seqs, self._q_indptr = batch.num_seqs, batch.q_indptr
         self._q_host, self._decodes = batch._host["q_indptr"], batch.mode == "decode"
-        self._where: Dict[int, Any] = {}
+        self._where: Optional[Dict[int, Any]] = None if batch.graph else {}  # a replay finds them anew
         if self.kv_lens is None:
             self.kv_lens, self._lens_host = batch.seq_lens, batch._host["seq_lens"]
 
@@ -165,6 +166,8 @@ class Keys:
 
     def _slots_of(self, rows: int) -> Any:
         """(slots of the new rows, -1 for those that go nowhere; the library of the array)."""
+        if self._where is None:
+            return self._find(rows)
         if rows not in self._where:
             self._where[rows] = self._find(rows)
         return self._where[rows]
@@ -617,6 +620,7 @@ class _Metadata:
         self.call, self.wants = instance.backend.forward, instance.kind.wants
         self.saves = not instance.backend.saves_kv and instance.device != "cpu"  # there python.so does
         self.on_stream = _streams(instance.device) if instance.device != "cpu" else None
+        self.captured = _captures(instance.device) if graph else None
         self.batch: Any = None
         self.plans: Any = None
 
@@ -646,7 +650,7 @@ class _Metadata:
     def forward(self, index: int, flags: int, stream: int, operands: Sequence[Any]) -> Any:
         try:
             if self.on_stream:
-                with self.on_stream(stream):
+                with self.on_stream(stream), self.captured() if flags & _CAPTURING else _NOTHING:
                     return self._forward(index, flags, operands)
             return self._forward(index, flags, operands)
         except BaseException as error:  # pylint: disable=broad-except
@@ -726,3 +730,22 @@ def _streams(device: str) -> Any:
             made[stream] = torch.cuda.ExternalStream(stream, device=device)
         return torch.cuda.stream(made[stream])
     return enter
+
+
+def _captures(device: str) -> Any:
+    """-> what a forward that is captured runs in. What PyTorch allocates there is the graph's for as long as this
+    lives, as a replay writes it again; and a kernel that was not called before may be loaded."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    torch = sys.modules.get("torch")
+    pool = torch.cuda.MemPool() if torch else None
+
+    @contextlib.contextmanager
+    def captured() -> Iterator[None]:
+        mode = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        try:
+            with torch.cuda.use_mem_pool(pool, device) if torch else _NOTHING:
+                yield
+        finally:
+            driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    return captured

@@ -276,7 +276,8 @@ class GraphPlan(Plan):
     def _keep(self, name: str, array: Array) -> Array:
         made = on_device(array)
         if name not in self._kept:
-            self._kept[name] = made.clone()
+            with torch.inference_mode(False):  # else a later plan could write it in that mode alone
+                self._kept[name] = torch.empty(made.shape, dtype=made.dtype, device=made.device)
         self._kept[name].copy_(made)
         kept = self._kept[name]
         return (array[0], kept) if isinstance(array, tuple) else kept

@@ -192,6 +192,16 @@ def test_engines_that_set_a_default_device(by_rows):
     toy.step([("a", 1), ("b", 1)], by_rows, graph)
 
 
+def test_a_graph_that_is_made_in_inference_mode():
+    """As engines capture: later steps are planned outside of it."""
+    toy = Toy(sections=PAIR)
+    graph = toy.planner.graph(4)
+    toy.step([("a", 7), ("b", 20), ("c", 2)])
+    with torch.inference_mode():
+        toy.step([("a", 1), ("b", 1)], False, graph)
+    toy.step([("c", 1), ("a", 1), ("b", 1)], False, graph)
+
+
 def test_a_graph_takes_no_more_than_it_has_room_for():
     toy = Toy()
     graph = toy.planner.graph(1)
@@ -218,7 +228,7 @@ def test_lists_of_pages_and_rows_of_slots():
 def test_saved_rows_of_a_backend_in_python():
     """On a GPU a row that goes nowhere writes nothing of its own, so that the order of writes does not matter."""
     from attnhost import backend
-    batch = SimpleNamespace(num_seqs=2, q_indptr=torch.tensor([0, 2, 4]), _host={"q_indptr": None}, mode="extend")
+    batch = SimpleNamespace(num_seqs=2, q_indptr=torch.tensor([0, 2, 4]), _host={"q_indptr": None}, mode="extend", graph=False)
     k, v = torch.rand(5, 2, 8), torch.rand(5, 2, 4)
     for slots, saved in (([-1, 5, -1, 9, 7], {5: 1, 9: 3}), ([-1, -1, -1, -1, 7], {}),
                          ([4, 0, 1, 2, 3], {4: 0, 0: 1, 1: 2, 2: 3})):
@@ -233,6 +243,20 @@ def test_saved_rows_of_a_backend_in_python():
                 for slot, row in saved.items():
                     expected[slot // 4, slot % 4] = rows[row]
                 assert torch.equal(cache.nan_to_num(-1), expected.nan_to_num(-1)), (slots, is_hnd)
+
+
+def test_slots_of_a_backend_in_python_in_a_graph():
+    """A forward before the capture may not have found them for it."""
+    from attnhost import backend
+    slots = torch.tensor([3, 4])
+    for graph, seen in ((False, [3, 4]), (True, [7, 8])):
+        slots.copy_(torch.tensor([3, 4]))
+        batch = SimpleNamespace(num_seqs=2, q_indptr=torch.tensor([0, 1, 2]), _host={"q_indptr": None}, mode="decode",
+                                graph=graph)
+        keys = backend.Keys((4, batch.q_indptr, None, None, None, slots, *[None] * 5), batch)
+        keys._slots_of(2)
+        slots.add_(4)
+        assert keys._slots_of(2)[0].tolist() == seen
 
 
 # ---- Refusals ------------------------------------------------------------------------------------------
