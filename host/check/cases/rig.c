@@ -1,251 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rig.c: question, batches and arena.
+ * rig.c: batches and arena.
  */
-#include "host/check/cases/rig.h"
+#include "host/check/cases/rig_private.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "host/base/dtype.h"
 #include "host/base/mix.h"
-#include "host/base/round.h"
 #include "host/check/cases/draw.h"
 
-/* ---- Question -------------------------------------------------------------------------------- */
-
-static const uint32_t mode_sets[] = {
-    ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_DECODE) |
-        ATTN_MODE_BIT(ATTN_MODE_MIXED),
-    ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_DECODE),
-    ATTN_MODE_BIT(ATTN_MODE_EXTEND),
-    ATTN_MODE_BIT(ATTN_MODE_DECODE),
-};
-static const attn_dtype dtypes[] = {ATTN_BF16, ATTN_F16, ATTN_F32};
-static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND};
-static const int32_t dims[] = {64, 128, 96, 256, 32};
-static const int32_t page_sizes[] = {16, 1, 32, 64, 128, 256};
-
-enum {
-    NUM_MODE_SETS = sizeof mode_sets / sizeof mode_sets[0],
-    NUM_DTYPES = sizeof dtypes / sizeof dtypes[0],
-    NUM_LAYOUTS = sizeof layouts / sizeof layouts[0],
-    NUM_DIMS = sizeof dims / sizeof dims[0],
-    NUM_PAGE_SIZES = sizeof page_sizes / sizeof page_sizes[0],
-    NUM_QUESTIONS = NUM_MODE_SETS * NUM_DTYPES * NUM_LAYOUTS * NUM_DIMS * NUM_PAGE_SIZES,
-    NUM_FAMILIES = 2,
-    NUM_LINEAR_QUESTIONS = NUM_MODE_SETS * NUM_DTYPES * NUM_LAYOUTS * NUM_FAMILIES * NUM_DIMS,
-    STATE_SLOTS = 1 + 2 * RIG_SEQS
-};
-static const char *const state_layouts[NUM_LAYOUTS] = {ATTN_LAYOUT_STATE_SSM_KV,
-                                                       ATTN_LAYOUT_STATE_SSM_VK};
-static const uint32_t state_families[NUM_FAMILIES] = {ATTN_LINEAR_GDN, ATTN_LINEAR_MAMBA2};
-
-/* A digit of *number, which loses it. */
-static int digit(int *number, int base)
-{
-    int value = *number % base;
-    *number /= base;
-    return value;
-}
-
-static int32_t pages_of(int32_t tokens, int32_t page_size)
-{
-    return (int32_t)units_for(tokens, page_size);
-}
-
-static void set_bounds(attn_bounds *bounds, uint32_t modes, int32_t page_size)
-{
-    int decodes = modes == ATTN_MODE_BIT(ATTN_MODE_DECODE);
-    *bounds = (attn_bounds){.struct_size = sizeof *bounds,
-                            .modes = modes,
-                            .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
-                            .max_seqs = RIG_SEQS,
-                            .max_tokens = decodes ? RIG_SEQS : RIG_TOKENS,
-                            .max_q_len = decodes ? 1 : RIG_Q_LEN,
-                            .max_kv_len = RIG_KV_LEN};
-    bounds->max_kv_tokens = (int64_t)RIG_SEQS * pages_of(RIG_KV_LEN, page_size) * page_size;
-}
-
-/* Question `number` of those that are tried. */
-static void set_question(struct rig_question *q, const attn_device *device, int number)
-{
-    static const int32_t layer_ids[RIG_LAYERS] = {3, 11, 7};
-    int32_t page_size = page_sizes[digit(&number, NUM_PAGE_SIZES)];
-    int32_t dim = dims[digit(&number, NUM_DIMS)];
-    const char *layout = layouts[digit(&number, NUM_LAYOUTS)];
-    attn_dtype dtype = dtypes[digit(&number, NUM_DTYPES)];
-    set_bounds(&q->bounds, mode_sets[number], page_size);
-    for (int l = 0; l < RIG_LAYERS; l++)
-        q->layers[l] = (attn_layer){
-            .struct_size = sizeof q->layers[l], .layer_id = layer_ids[l], .kv_buffer = l};
-    for (int g = 0; g < RIG_GROUPS; g++) {
-        q->groups[g] = (attn_layer_group){.struct_size = sizeof q->groups[g],
-                                          .kind = ATTN_KIND_SOFTMAX,
-                                          .attn_type = ATTN_TYPE_DECODER,
-                                          .kv_group = g,
-                                          .state_group = g,
-                                          .num_q_heads = 4,
-                                          .num_kv_heads = 2,
-                                          .head_dim = dim,
-                                          .v_head_dim = dim,
-                                          .window_left = -1,
-                                          .sm_scale = 1.0f / sqrtf((float)dim),
-                                          .num_layers = g == 0 ? 2 : 1,
-                                          .layers = &q->layers[g == 0 ? 0 : 2]};
-        q->problems[g] = (attn_problem){.struct_size = sizeof q->problems[g],
-                                        .device = device,
-                                        .group = &q->groups[g],
-                                        .bounds = &q->bounds,
-                                        .kv_layout = layout,
-                                        .q_dtype = dtype,
-                                        .kv_dtype = dtype,
-                                        .out_dtype = dtype,
-                                        .page_size = page_size,
-                                        .tp_size = 1};
-    }
-}
-
-/* Question `number` of those about linear layers: the same, but for what makes them linear. */
-static void set_linear_question(struct rig_question *q, const attn_device *device, int number)
-{
-    int32_t dim = dims[digit(&number, NUM_DIMS)];
-    uint32_t family = state_families[digit(&number, NUM_FAMILIES)];
-    const char *layout = state_layouts[digit(&number, NUM_LAYOUTS)];
-    attn_dtype dtype = dtypes[digit(&number, NUM_DTYPES)];
-    set_question(q, device, 0);
-    set_bounds(&q->bounds, mode_sets[number], 1);
-    q->linear = (attn_linear_dims){.struct_size = sizeof q->linear,
-                                   .family = family,
-                                   .flags = family == ATTN_LINEAR_GDN ? ATTN_LINEAR_QK_L2NORM : 0,
-                                   .num_k_heads = 2,
-                                   .num_v_heads = 4,
-                                   .head_k_dim = dim,
-                                   .head_v_dim = dim,
-                                   .num_groups = family == ATTN_LINEAR_MAMBA2 ? 2 : 0,
-                                   .state_dtype = ATTN_F32};
-    for (int g = 0; g < RIG_GROUPS; g++) {
-        attn_problem *problem = &q->problems[g];
-        q->groups[g].kind = ATTN_KIND_LINEAR;
-        q->groups[g].linear = &q->linear;
-        q->groups[g].head_dim = q->groups[g].v_head_dim = dim;
-        q->groups[g].sm_scale = 1.0f / sqrtf((float)dim);
-        problem->kv_layout = NULL;
-        problem->state_layout = layout;
-        problem->page_size = 0;
-        problem->q_dtype = problem->kv_dtype = problem->out_dtype = dtype;
-    }
-}
-
-bool rig_is_linear(const struct rig_question *question)
-{
-    return question->groups[0].kind == ATTN_KIND_LINEAR;
-}
-
-void rig_spoil_layout(attn_problem *problem)
-{
-    if (problem->state_layout)
-        problem->state_layout = "state.no_such_layout/1";
-    else
-        problem->kv_layout = "kv.no_such_layout/1";
-}
-
-static const uint32_t *roles_of(const struct rig_question *question)
-{
-    static const uint32_t softmax[RIG_PARTS] = {
-        ATTN_ROLE_Q, ATTN_ROLE_K, ATTN_ROLE_V, ATTN_ROLE_OUT, ATTN_ROLE_K_CACHE, ATTN_ROLE_V_CACHE};
-    static const uint32_t linear[RIG_PARTS] = {ATTN_ROLE_MIXED_QKV, ATTN_ROLE_GATE_A,
-                                               ATTN_ROLE_GATE_B,    ATTN_ROLE_OUT,
-                                               ATTN_ROLE_STATE,     ATTN_ROLE_COUNT};
-    return rig_is_linear(question) ? linear : softmax;
-}
-
-int rig_needed_roles(const struct rig_question *question, uint32_t *roles)
-{
-    int count = 0;
-    for (int p = 0; p < RIG_PARTS; p++)
-        if (roles_of(question)[p] < ATTN_ROLE_COUNT)
-            roles[count++] = roles_of(question)[p];
-    return count;
-}
-
-/* 1, 0, or -1 with the error's message; reasons or message in `why`. */
-static int ask(const struct check_subject *subject, const attn_problem *problem,
-               attn_verdict *verdict, char *why, size_t size)
-{
-    attn_reason reasons[4];
-    host_error error;
-    for (int r = 0; r < 4; r++)
-        reasons[r] = (attn_reason){.struct_size = sizeof reasons[r]};
-    *verdict =
-        (attn_verdict){.struct_size = sizeof *verdict, .reasons_capacity = 4, .reasons = reasons};
-    host_error_init(&error);
-    attn_status status = subject->type->query(subject->type, subject->options, subject->services,
-                                              problem, verdict, &error.base);
-    verdict->reasons = NULL;
-    if (status != ATTN_OK) {
-        snprintf(why, size, "%s: %s", host_status_name(status), host_error_text(&error));
-        return -1;
-    }
-    size_t length = 0;
-    if (size > 0)
-        why[0] = '\0';
-    for (uint32_t r = 0; r < verdict->num_reasons && r < 4 && length < size; r++)
-        length += (size_t)snprintf(why + length, size - length, "%s%.63s where %.159s is accepted",
-                                   r ? "; " : "", reasons[r].got, reasons[r].accepted);
-    return verdict->supported == 1;
-}
-
-bool rig_accepts(const struct check_subject *subject, const attn_problem *problem)
-{
-    attn_verdict verdict;
-    char why[8];
-    return ask(subject, problem, &verdict, why, sizeof why) == 1;
-}
-
-/* NULL accepts everything. */
-static bool child_accepts(struct compose_node *child, const attn_problem *problem)
-{
-    attn_verdict verdict = {.struct_size = sizeof verdict};
-    host_error error;
-    host_error_init(&error);
-    return !child || (compose_query(child, problem, &verdict, &error.base) == ATTN_OK &&
-                      verdict.supported == 1);
-}
-
-/* `why` is what was said to the first question; `child` (or NULL) is to accept it too. */
-static bool find(struct rig_question *question, const struct check_subject *subject,
-                 struct compose_node *child, attn_verdict *verdict, char *why, size_t size)
-{
-    char unused[8];
-    for (int number = 0; number < NUM_QUESTIONS; number++) {
-        set_question(question, &subject->device->info, number);
-        if (ask(subject, &question->problems[0], verdict, number ? unused : why,
-                number ? sizeof unused : size) == 1 &&
-            child_accepts(child, &question->problems[0]))
-            return true;
-    }
-    for (int number = 0; number < NUM_LINEAR_QUESTIONS; number++) {
-        set_linear_question(question, &subject->device->info, number);
-        if (ask(subject, &question->problems[0], verdict, unused, sizeof unused) == 1 &&
-            child_accepts(child, &question->problems[0]))
-            return true;
-    }
-    return false;
-}
-
-bool rig_find(struct rig_question *question, const struct check_subject *subject, char *why,
-              size_t size)
-{
-    attn_verdict verdict;
-    return find(question, subject, NULL, &verdict, why, size);
-}
+enum { STATE_SLOTS = 1 + 2 * RIG_SEQS };
 
 /* ---- Batches --------------------------------------------------------------------------------- */
 
-/* Numbers from a seed. */
 /* Lengths: `decodes` sequences of one query come last. */
 static void draw_lengths(struct draw *draw, attn_batch *batch, struct rig_arrays *arrays)
 {
@@ -285,10 +55,10 @@ static void shuffle_pages(struct draw *draw, int32_t *pages, int32_t count)
 static void fill_kv(struct draw *draw, const attn_batch *batch, struct rig_arrays *arrays, int g,
                     int32_t page_size)
 {
-    int32_t pages[RIG_SEQS * RIG_KV_LEN], stride = pages_of(RIG_KV_LEN, page_size), count = 0;
+    int32_t pages[RIG_SEQS * RIG_KV_LEN], stride = rig_pages(RIG_KV_LEN, page_size), count = 0;
     shuffle_pages(draw, pages, RIG_SEQS * stride);
     for (int32_t s = 0; s < batch->num_seqs; s++) {
-        int32_t len = arrays->seq_lens[s], used = pages_of(len, page_size);
+        int32_t len = arrays->seq_lens[s], used = rig_pages(len, page_size);
         arrays->kv[g].kv_indptr[s] = count;
         for (int32_t p = 0; p < used; p++) {
             arrays->kv[g].block_table[s * stride + p] = pages[s * stride + p];
@@ -304,6 +74,19 @@ static void fill_kv(struct draw *draw, const attn_batch *batch, struct rig_array
         }
     }
     arrays->kv[g].kv_indptr[batch->num_seqs] = count;
+}
+
+/* For each query slots of keys that it sees, evenly among them; -1 where it sees fewer. */
+static void choose_keys(const attn_batch *batch, struct rig_arrays *arrays, int g)
+{
+    for (int32_t s = 0; s < batch->num_seqs; s++)
+        for (int32_t t = arrays->q_indptr[s]; t < arrays->q_indptr[s + 1]; t++) {
+            const int32_t *slots = &arrays->kv[g].req_to_token[arrays->requests[s] * RIG_KV_LEN];
+            int32_t seen = arrays->prefix_lens[s] + t - arrays->q_indptr[s] + 1;
+            int32_t count = seen < RIG_TOP_K ? seen : RIG_TOP_K;
+            for (int32_t i = 0; i < RIG_TOP_K; i++)
+                arrays->kv[g].chosen[t * RIG_TOP_K + i] = i < count ? slots[i * seen / count] : -1;
+        }
 }
 
 #define PAIR(member)                                                                               \
@@ -346,7 +129,7 @@ static void set_views(struct rig_batch *b, int32_t page_size)
         b->kv[g] = (attn_kv_batch){.struct_size = sizeof b->kv[g],
                                    .page_size = page_size,
                                    .req_to_token_stride = RIG_KV_LEN,
-                                   .block_table_stride = pages_of(RIG_KV_LEN, page_size),
+                                   .block_table_stride = rig_pages(RIG_KV_LEN, page_size),
                                    .out_cache_loc = PAIR(kv[g].out_cache_loc)};
 }
 
@@ -388,10 +171,15 @@ static attn_status make_batch(struct rig *rig, struct rig_batch *b, uint32_t mod
     draw_lengths(&draw, &b->batch, b->host);
     for (int g = 0; g < RIG_GROUPS; g++)
         fill_kv(&draw, &b->batch, b->host, g, page_size);
+    for (int g = 0; g < RIG_GROUPS; g++)
+        choose_keys(&b->batch, b->host, g);
     set_views(b, page_size);
     fill_states(&b->batch, b->host);
     if (rig_is_linear(&rig->question))
         set_states(b);
+    b->sparse = (attn_sparse_batch){.struct_size = sizeof b->sparse, .max_count = RIG_TOP_K};
+    if (rig->question.groups[0].kind == ATTN_KIND_SPARSE)
+        b->batch.sparse = &b->sparse;
     return device_copy(rig->device, b->device, b->host, sizeof *b->host, rig->stream,
                        &rig->error.base);
 }
@@ -442,8 +230,8 @@ static void set_linear_shape(const struct rig *rig, enum rig_part part, attn_ten
         [RIG_K] = {2, ATTN_F32, {RIG_TOKENS, heads}},
         [RIG_V] = {2, ATTN_F32, {RIG_TOKENS, heads}},
         [RIG_OUT] = {3, problem->out_dtype, {RIG_TOKENS, heads, dim}},
-        [RIG_K_CACHE] = {4, ATTN_F32, {STATE_SLOTS, heads, dim, dim}},
-        [RIG_V_CACHE] = {1, ATTN_F32, {1}},
+        [RIG_CACHE_1] = {4, ATTN_F32, {STATE_SLOTS, heads, dim, dim}},
+        [RIG_CACHE_2] = {1, ATTN_F32, {1}},
     };
     tensor->ndim = forms[part].ndim;
     tensor->dtype = forms[part].dtype;
@@ -454,9 +242,9 @@ static void set_softmax_shape(const struct rig *rig, enum rig_part part, attn_te
 {
     const attn_problem *problem = &rig->question.problems[0];
     const attn_layer_group *group = problem->group;
-    int64_t pages = 1 + (int64_t)RIG_SEQS * pages_of(RIG_KV_LEN, problem->page_size);
+    int64_t pages = 1 + (int64_t)RIG_SEQS * rig_pages(RIG_KV_LEN, problem->page_size);
     int64_t heads = part == RIG_Q || part == RIG_OUT ? group->num_q_heads : group->num_kv_heads;
-    int64_t dim = part == RIG_V || part == RIG_OUT || part == RIG_V_CACHE ? group->v_head_dim
+    int64_t dim = part == RIG_V || part == RIG_OUT || part == RIG_CACHE_2 ? group->v_head_dim
                                                                           : group->head_dim;
     int hnd = strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0;
     tensor->dtype = problem->q_dtype;
@@ -464,12 +252,35 @@ static void set_softmax_shape(const struct rig *rig, enum rig_part part, attn_te
     tensor->shape[0] = RIG_TOKENS;
     tensor->shape[1] = heads;
     tensor->shape[2] = dim;
-    if (part == RIG_K_CACHE || part == RIG_V_CACHE) {
+    if (part == RIG_CACHE_1 || part == RIG_CACHE_2) {
         int64_t page = problem->page_size;
         int64_t shape[] = {pages, hnd ? heads : page, hnd ? page : heads, dim};
         tensor->ndim = 4;
         memcpy(tensor->shape, shape, sizeof shape);
     }
+}
+
+/* Of a latent layer, absorbed: q_nope, c_kv, k_pe, out, latent cache, q_pe. */
+static void set_latent_shape(const struct rig *rig, enum rig_part part, attn_tensor *tensor)
+{
+    const attn_problem *problem = &rig->question.problems[0];
+    const attn_mla_dims *latent = &rig->question.latent;
+    int64_t heads = problem->group->num_q_heads, page = problem->page_size;
+    int64_t pages = 1 + (int64_t)RIG_SEQS * rig_pages(RIG_KV_LEN, problem->page_size);
+    const struct {
+        uint32_t ndim;
+        int64_t shape[3];
+    } forms[RIG_PARTS] = {
+        [RIG_Q] = {3, {RIG_TOKENS, heads, latent->kv_lora_rank}},
+        [RIG_K] = {2, {RIG_TOKENS, latent->kv_lora_rank}},
+        [RIG_V] = {2, {RIG_TOKENS, latent->rope_dim}},
+        [RIG_OUT] = {3, {RIG_TOKENS, heads, latent->kv_lora_rank}},
+        [RIG_CACHE_1] = {3, {pages, page, latent->kv_lora_rank + latent->rope_dim}},
+        [RIG_CACHE_2] = {3, {RIG_TOKENS, heads, latent->rope_dim}},
+    };
+    tensor->ndim = forms[part].ndim;
+    tensor->dtype = problem->q_dtype;
+    memcpy(tensor->shape, forms[part].shape, sizeof forms[part].shape);
 }
 
 static void set_shape(const struct rig *rig, enum rig_part part, attn_tensor *tensor)
@@ -478,10 +289,12 @@ static void set_shape(const struct rig *rig, enum rig_part part, attn_tensor *te
                             .device_type = rig->device->type,
                             .device_id = rig->device->id,
                             .alignment = 256};
-    if (rig_is_linear(&rig->question))
+    if (rig->question.groups[0].kind == ATTN_KIND_LINEAR)
         set_linear_shape(rig, part, tensor);
-    else
+    else if (rig->question.groups[0].kind == ATTN_KIND_SOFTMAX)
         set_softmax_shape(rig, part, tensor);
+    else
+        set_latent_shape(rig, part, tensor);
     int64_t stride = 1;
     for (uint32_t d = tensor->ndim; d-- > 0;) {
         tensor->strides[d] = stride;
@@ -489,9 +302,24 @@ static void set_shape(const struct rig *rig, enum rig_part part, attn_tensor *te
     }
 }
 
+/* The choice of a sparse layer, which lies with the batch: rig_forward() says where. */
+static void set_indices(struct rig *rig, struct rig_layer *layer)
+{
+    layer->indices = (attn_tensor){.struct_size = sizeof layer->indices,
+                                   .device_type = rig->device->type,
+                                   .device_id = rig->device->id,
+                                   .dtype = ATTN_I32,
+                                   .ndim = 2,
+                                   .alignment = 4,
+                                   .shape = {RIG_TOKENS, RIG_TOP_K},
+                                   .strides = {RIG_TOP_K, 1}};
+    if (rig->question.groups[0].kind == ATTN_KIND_SPARSE)
+        layer->operands[ATTN_ROLE_SPARSE_INDICES] = &layer->indices;
+}
+
 static void lay_out(struct rig *rig)
 {
-    const uint32_t *roles = roles_of(&rig->question);
+    const struct rig_part_info *parts = rig_parts(&rig->question);
     for (int l = 0; l < RIG_LAYERS; l++) {
         struct rig_layer *layer = &rig->layers[l];
         for (int p = 0; p < RIG_PARTS; p++) {
@@ -502,9 +330,10 @@ static void lay_out(struct rig *rig)
             layer->offsets[p] = rig->arena_bytes + 256;
             rig->arena_bytes =
                 (layer->offsets[p] + layer->bytes[p] + RIG_RED_ZONE + 255) & ~(uint64_t)255;
-            if (roles[p] < ATTN_ROLE_COUNT)
-                layer->operands[roles[p]] = tensor;
+            if (parts[p].role < ATTN_ROLE_COUNT)
+                layer->operands[parts[p].role] = tensor;
         }
+        set_indices(rig, layer);
         layer->args = (attn_forward_args){.struct_size = sizeof layer->args,
                                           .flags = ATTN_FORWARD_SAVE_KV,
                                           .num_operands = ATTN_ROLE_COUNT,
@@ -568,6 +397,17 @@ static void set_given(struct rig *rig)
     host_error_init(&rig->error);
 }
 
+/* Cases with seeds of their own go through the kinds that the subject serves. */
+static int seeds_of_kind(const struct check_subject *subject)
+{
+    return subject->exhaustive ? 50 : 4;
+}
+
+static int rank_of(const struct check_run *run)
+{
+    return run->check->count == rig_count_seeds ? run->index / seeds_of_kind(run->subject) : 0;
+}
+
 static bool rig_open_with(struct rig *rig, struct check_run *run, uint64_t seed,
                           struct compose_node *child)
 {
@@ -578,9 +418,11 @@ static bool rig_open_with(struct rig *rig, struct check_run *run, uint64_t seed,
     rig->device = subject->device;
     rig->ops = subject->type->ops;
     set_given(rig);
-    if (!(child && find(&rig->question, subject, child, &rig->verdict, why, sizeof why)) &&
-        !find(&rig->question, subject, NULL, &rig->verdict, why, sizeof why)) {
-        check_skip(run, "query accepts no plain softmax or linear problem on this device: %s", why);
+    if (!(child && rig_find_for(&rig->question, subject, rank_of(run), child, &rig->verdict, why,
+                                sizeof why)) &&
+        !rig_find_for(&rig->question, subject, rank_of(run), NULL, &rig->verdict, why,
+                      sizeof why)) {
+        check_skip(run, "query accepts no plain problem on this device: %s", why);
         return false;
     }
     attn_status status = device_stream_create(rig->device, &rig->stream, &rig->error.base);
@@ -619,7 +461,7 @@ void rig_close(struct rig *rig)
 
 int32_t rig_count_seeds(const struct check_subject *subject)
 {
-    return subject->exhaustive ? 50 : 4;
+    return seeds_of_kind(subject) * rig_count_kinds(subject);
 }
 
 /* ---- What depends on an instance ------------------------------------------------------------- */

@@ -27,14 +27,18 @@ enum {
     RIG_TOKENS = 24,
     RIG_Q_LEN = 12,
     RIG_KV_LEN = 48,
+    RIG_TOP_K = 8,    /* keys of a query of a sparse layer */
     RIG_RED = 0xA5,   /* what red zones hold */
     RIG_RED_ZONE = 64 /* bytes */
 };
 
-/* Two layer groups, equal but for their layers and KV groups: of softmax layers or, where a backend
- * serves none, of linear ones, whose gates are given computed and which have no convolution. */
+/* Two layer groups, equal but for their layers and KV groups, of the first kind that a backend
+ * serves: softmax; linear, whose gates are given computed and which have no convolution; latent,
+ * absorbed; sparse over latents, of which the engine chooses the keys. */
 struct rig_question {
     attn_linear_dims linear; /* of a linear question */
+    attn_mla_dims latent;    /* of a latent or sparse one */
+    attn_sparse_dims sparse; /* of a sparse one */
     attn_layer layers[RIG_LAYERS];
     attn_layer_group groups[RIG_GROUPS];
     attn_bounds bounds;
@@ -50,6 +54,7 @@ struct rig_arrays {
         int32_t kv_indptr[RIG_SEQS + 1];
         int32_t kv_indices[RIG_SEQS * RIG_KV_LEN];
         int32_t last_page_len[RIG_SEQS];
+        int32_t chosen[RIG_TOKENS * RIG_TOP_K];
     } kv[RIG_GROUPS];
     int32_t seq_lens[RIG_SEQS];
     int32_t prefix_lens[RIG_SEQS];
@@ -66,17 +71,21 @@ struct rig_batch {
     attn_batch batch;
     attn_kv_batch kv[RIG_GROUPS];
     attn_state_batch states[RIG_GROUPS];
+    attn_sparse_batch sparse;
     struct rig_arrays *host;   /* what host pointers point to */
     struct rig_arrays *device; /* what device pointers point to */
 };
 
-/* Operands of a layer; of a linear one mixed_qkv, a, b, out, the state, and none. */
-enum rig_part { RIG_Q, RIG_K, RIG_V, RIG_OUT, RIG_K_CACHE, RIG_V_CACHE, RIG_PARTS };
+/* Operands of a layer: softmax q, k, v, out, k_cache, v_cache; linear mixed_qkv, a, b, out, the
+ * state, none; latent and sparse q_nope, c_kv, k_pe, out, the latent cache, q_pe. */
+enum rig_part { RIG_Q, RIG_K, RIG_V, RIG_OUT, RIG_CACHE_1, RIG_CACHE_2, RIG_PARTS };
+enum { RIG_ROLES = RIG_PARTS + 1 }; /* with the choice of a sparse layer */
 
 struct rig_layer {
     attn_tensor tensors[RIG_PARTS];
     uint64_t offsets[RIG_PARTS]; /* in the arena */
     uint64_t bytes[RIG_PARTS];
+    attn_tensor indices; /* of a sparse layer: the choice of the batch that was forwarded last */
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     attn_forward_args args;
 };
@@ -131,13 +140,14 @@ bool rig_is_linear(const struct rig_question *question);
 /* Give a problem a layout of the KV cache, or of the state, that there is not. */
 void rig_spoil_layout(attn_problem *problem);
 
-/* The operands that a forward needs: roles[RIG_PARTS]; how many. */
-int rig_needed_roles(const struct rig_question *question, uint32_t *roles);
+/* The operands that a forward needs; how many. */
+int rig_needed_roles(const struct rig_question *question, uint32_t roles[RIG_ROLES]);
 
 /* Does query accept it? */
 bool rig_accepts(const struct check_subject *subject, const attn_problem *problem);
 
-/* For checks whose cases are batches of other seeds. */
+/* For checks whose cases are batches of other seeds: so many of each kind that the subject serves,
+ * kind after kind. */
 int32_t rig_count_seeds(const struct check_subject *subject);
 
 /* ---- Calls, as a host makes them ------------------------------------------------------------- */

@@ -2,7 +2,7 @@
  *
  * rig_run.c: calls and their results.
  */
-#include "host/check/cases/rig.h"
+#include "host/check/cases/rig_private.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -146,6 +146,7 @@ attn_status rig_plan(struct rig *rig, attn_metadata *metadata, int batch)
 attn_status rig_forward(struct rig *rig, attn_metadata *metadata, int batch, int layer)
 {
     int decodes = rig->batches[batch].batch.mode == ATTN_MODE_DECODE;
+    rig->layers[layer].indices.data = rig->batches[batch].device->kv[layer == 2].chosen;
     host_error_init(&rig->error);
     return (decodes ? rig->ops->forward_decode : rig->ops->forward_extend)(
         metadata, rig->question.layers[layer].layer_id, rig->given_args[layer], rig->stream,
@@ -331,8 +332,7 @@ static void measure(const struct rig *rig, const char *a, const char *b, double 
 
 const char *rig_difference(const struct rig *rig, const char *a, const char *b)
 {
-    static const char *const names[RIG_PARTS] = {"q",          "k",           "v",
-                                                 "the output", "the K cache", "the V cache"};
+    const struct rig_part_info *parts = rig_parts(&rig->question);
     double largest, difference;
     int exact = (rig->verdict.notes & ATTN_NOTE_DETERMINISTIC) != 0;
     measure(rig, a, b, &largest, &difference);
@@ -343,87 +343,94 @@ const char *rig_difference(const struct rig *rig, const char *a, const char *b)
             if ((p != RIG_OUT || exact) &&
                 memcmp(a + rig->layers[l].offsets[p], b + rig->layers[l].offsets[p],
                        rig->layers[l].bytes[p]) != 0)
-                return names[p];
+                return parts[p].name;
     return NULL;
 }
 
 /* ---- Trespass -------------------------------------------------------------------------------- */
 
-/* Page 0 of a cache, which is padding: anything may write to it. */
-static void permit_padding(const struct rig_layer *layer, const char *result, char *expected)
+/* Let `expected` have bytes [first, first + size) of a part. */
+static void permit_bytes(const struct rig_layer *layer, int part, uint64_t first, uint64_t size,
+                         const char *result, char *expected)
 {
-    for (int p = RIG_K_CACHE; p <= RIG_V_CACHE; p++) {
-        const attn_tensor *view = &layer->tensors[p];
-        memcpy(expected + layer->offsets[p], result + layer->offsets[p],
-               (uint64_t)view->strides[0] * attn_dtype_size(view->dtype));
-    }
+    uint64_t at = layer->offsets[part] + first;
+    memcpy(expected + at, result + at, size);
 }
 
-/* The slots that the states of a batch go to, and slot 0. */
-static void permit_states(const struct rig *rig, const struct rig_batch *b, const char *result,
-                          char *expected)
+/* Page 0, which is padding, to which anything may be written, and the slots of new tokens. */
+static void permit_pages(const struct rig *rig, int batch, int l, int part, const char *result,
+                         char *expected)
 {
-    for (int l = 0; l < RIG_LAYERS; l++)
-        for (int32_t s = -1; s < b->batch.num_seqs; s++) {
-            const attn_tensor *state = &rig->layers[l].tensors[RIG_K_CACHE];
-            uint64_t bytes = (uint64_t)state->strides[0] * attn_dtype_size(state->dtype);
-            uint64_t slot = s < 0 ? 0 : (uint64_t)b->host->state[l == 2].dst_slot[s];
-            uint64_t at = rig->layers[l].offsets[RIG_K_CACHE] + slot * bytes;
-            memcpy(expected + at, result + at, bytes);
+    const struct rig_batch *b = &rig->batches[batch];
+    const struct rig_layer *layer = &rig->layers[l];
+    const attn_tensor *view = &layer->tensors[part];
+    uint64_t size = attn_dtype_size(view->dtype);
+    int64_t page_size = b->kv[0].page_size;
+    int hnd = strcmp(rig->question.problems[0].kv_layout, ATTN_LAYOUT_KV_HND) == 0;
+    int64_t of_slot = view->strides[hnd ? 2 : 1], of_head = hnd ? view->strides[1] : of_slot;
+    int64_t pieces = hnd ? view->shape[1] : 1; /* of a slot, which else is in one piece */
+    uint64_t piece = size * (uint64_t)(hnd ? view->shape[3] : of_slot);
+    permit_bytes(layer, part, 0, size * (uint64_t)view->strides[0], result, expected);
+    for (int32_t t = 0; t < b->batch.num_tokens; t++)
+        for (int64_t h = 0; h < pieces; h++) {
+            int64_t slot = b->host->kv[l == 2].out_cache_loc[t];
+            int64_t first =
+                slot / page_size * view->strides[0] + slot % page_size * of_slot + h * of_head;
+            permit_bytes(layer, part, size * (uint64_t)first, piece, result, expected);
         }
 }
 
-/* Let `expected` have what a result may have: rows of outputs, slots of new tokens, padding. */
-static void permit(const struct rig *rig, int batch, const char *result, char *expected)
+/* The slots that the states of a batch go to, and slot 0. */
+static void permit_states(const struct rig *rig, int batch, int l, int part, const char *result,
+                          char *expected)
 {
     const struct rig_batch *b = &rig->batches[batch];
-    for (int l = 0; l < RIG_LAYERS; l++) {
-        const struct rig_layer *layer = &rig->layers[l];
-        const attn_tensor *out = &layer->tensors[RIG_OUT];
-        uint64_t size = attn_dtype_size(out->dtype), page_size = (uint64_t)b->kv[0].page_size;
-        memcpy(expected + layer->offsets[RIG_OUT], result + layer->offsets[RIG_OUT],
-               (uint64_t)(b->batch.num_tokens * out->strides[0]) * size);
-        if (rig_is_linear(&rig->question))
-            continue;
-        permit_padding(layer, result, expected);
-        int hnd = strcmp(rig->question.problems[0].kv_layout, ATTN_LAYOUT_KV_HND) == 0;
-        for (int32_t t = 0; t < b->batch.num_tokens; t++)
-            for (int64_t h = 0; h < rig->question.groups[0].num_kv_heads; h++)
-                for (int p = RIG_K_CACHE; p <= RIG_V_CACHE; p++) {
-                    const attn_tensor *view = &layer->tensors[p];
-                    int64_t slot = b->host->kv[l == 2].out_cache_loc[t];
-                    int64_t page = slot / (int64_t)page_size, offset = slot % (int64_t)page_size;
-                    uint64_t at =
-                        layer->offsets[p] + size * (uint64_t)(page * view->strides[0] +
-                                                              offset * view->strides[hnd ? 2 : 1] +
-                                                              h * view->strides[hnd ? 1 : 2]);
-                    memcpy(expected + at, result + at, size * (uint64_t)view->shape[3]);
-                }
+    const attn_tensor *state = &rig->layers[l].tensors[part];
+    uint64_t bytes = (uint64_t)state->strides[0] * attn_dtype_size(state->dtype);
+    for (int32_t s = -1; s < b->batch.num_seqs; s++) {
+        uint64_t slot = s < 0 ? 0 : (uint64_t)b->host->state[l == 2].dst_slot[s];
+        permit_bytes(&rig->layers[l], part, slot * bytes, bytes, result, expected);
+    }
+}
+
+/* Let `expected` have what a result may have. */
+static void permit(const struct rig *rig, int batch, int l, int part, const char *result,
+                   char *expected)
+{
+    const attn_tensor *view = &rig->layers[l].tensors[part];
+    uint64_t row = (uint64_t)view->strides[0] * attn_dtype_size(view->dtype);
+    uint64_t rows = (uint64_t)rig->batches[batch].batch.num_tokens;
+    switch (rig_parts(&rig->question)[part].use) {
+    case RIG_WRITTEN:
+        permit_bytes(&rig->layers[l], part, 0, rows * row, result, expected);
+        break;
+    case RIG_PAGES:
+        permit_pages(rig, batch, l, part, result, expected);
+        break;
+    case RIG_STATES:
+        permit_states(rig, batch, l, part, result, expected);
+        break;
+    case RIG_GIVEN:
+        break;
     }
 }
 
 const char *rig_trespass(const struct rig *rig, int batch, const char *result)
 {
-    static const char *const names[RIG_PARTS] = {
-        "q was written",
-        "k was written",
-        "v was written",
-        "rows of the output beyond the batch were written",
-        "slots of the K cache that are not the batch's were written",
-        "slots of the V cache that are not the batch's were written"};
+    const struct rig_part_info *parts = rig_parts(&rig->question);
     const char *found = NULL;
     char *expected = malloc(rig->arena_bytes);
     if (!expected)
         return "no memory to compare";
     memcpy(expected, rig->image, rig->arena_bytes);
-    permit(rig, batch, result, expected);
-    if (rig_is_linear(&rig->question))
-        permit_states(rig, &rig->batches[batch], result, expected);
+    for (int l = 0; l < RIG_LAYERS; l++)
+        for (int p = 0; p < RIG_PARTS; p++)
+            permit(rig, batch, l, p, result, expected);
     for (int l = 0; l < RIG_LAYERS && !found; l++)
         for (int p = 0; p < RIG_PARTS && !found; p++)
             if (memcmp(expected + rig->layers[l].offsets[p], result + rig->layers[l].offsets[p],
                        rig->layers[l].bytes[p]) != 0)
-                found = names[p];
+                found = parts[p].damage;
     if (!found && memcmp(expected, result, rig->arena_bytes) != 0)
         found = "memory around the operands was written";
     free(expected);

@@ -348,7 +348,7 @@ static void run_roles(struct check_run *run)
     struct rig_session session;
     if (!rig_open(&rig, run, run->seed))
         return;
-    uint32_t roles[RIG_PARTS];
+    uint32_t roles[RIG_ROLES];
     int count = rig_needed_roles(&rig.question, roles);
     if (rig_session_open(&session, &rig, run)) {
         for (int b = 0; b < rig.num_batches; b++)

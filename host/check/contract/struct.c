@@ -30,8 +30,12 @@ static bool swap_problems(struct rig *rig, struct sized *sized, size_t to)
 static bool swap_groups(struct rig *rig, struct sized *sized, size_t to)
 {
     bool good = true;
-    if (rig_is_linear(&rig->question) && to < offsetof(attn_layer_group, sparse))
-        to = offsetof(attn_layer_group, sparse); /* the dimensions are needed */
+    static const size_t needed[] = {[ATTN_KIND_MLA] = offsetof(attn_layer_group, linear),
+                                    [ATTN_KIND_LINEAR] = offsetof(attn_layer_group, sparse),
+                                    [ATTN_KIND_SPARSE] = sizeof(attn_layer_group)};
+    uint32_t kind = rig->question.groups[0].kind;
+    if (kind != ATTN_KIND_SOFTMAX && to < needed[kind])
+        to = needed[kind]; /* the dimensions */
     for (int g = 0; g < RIG_GROUPS && good; g++) {
         rig->question.problems[g].group =
             sized_copy(sized, &rig->question.groups[g], sizeof(attn_layer_group), 1, to);

@@ -398,14 +398,14 @@ static void check_zeroed(struct check_run *run, struct rig *rig, struct rig_sess
             return;
         check_repeat(run, rig, session, b, first);
         /* After a failed forward the host zeroes them. */
-        uint32_t roles[RIG_PARTS];
+        uint32_t roles[RIG_ROLES];
         rig_needed_roles(&rig->question, roles);
         const attn_tensor *q = rig->layers[0].operands[roles[0]];
         rig->layers[0].operands[roles[0]] = NULL;
         attn_status status = rig_forward(rig, session->metadata, b, 0);
         rig->layers[0].operands[roles[0]] = q;
         refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
-                   "forward without q, or mixed_qkv");
+                   "forward without its first operand");
         device_synchronize(rig->device, rig->stream, NULL);
         rig_memory_fill(&session->memory, ATTN_MEMORY_ZEROED, 0);
         if (run->code == CHECK_PASS)
