@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * decode.cuh: steps.cuh for single rows, at the bandwidth of memory. A warp has a sequence, a v
- * head and 16 of its values, and waits for no other: q, k and gates it makes ready itself, four
+ * head and 16 of its values. Of the row, which the block's warps share, each makes a part ready, four
  * channels a lane, while its part of the state is on the way. The state stays as the pool has it,
  * and is read from registers twice: for its sums, and to be updated.
  */
@@ -258,17 +258,26 @@ DEVICE void take_four(const float *from, float (&x)[4])
     x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
 }
 
-/* What a row's step needs. The vectors are in shared memory: q, k, decays of channels. */
+/* What a row's step needs, in shared memory. The vectors: q, k, decays of channels. */
 struct decode_row {
-    float *vectors;
-    float decay, beta, q_times, k_times, qk;
-    float v[4];
+    float *vectors, *v, *numbers;
+
+    __device__ __forceinline__ decode_row(float *from, int num_vectors, int columns)
+    {
+        vectors = from;
+        v = vectors + num_vectors * 8 * DECODE_KEYS;
+        numbers = v + columns;
+    }
 };
+
+/* Of decode_row.numbers; q and k are multiplied by theirs. */
+enum { DECODE_DECAY = 0, DECODE_BETA = 1, DECODE_Q = 2, DECODE_K = 3 };
 
 /* A row's gates; of KDA those of a lane's four channels. */
 template <int MODE> struct decode_gates {
     linear_gate at[MODE == STEPS_CHANNELS ? 4 : 1];
 
+    decode_gates() = default;
     __device__ __forceinline__ decode_gates(const linear_call &call, int row, int head, int lane)
     {
 #pragma unroll
@@ -279,41 +288,105 @@ template <int MODE> struct decode_gates {
     }
 };
 
-/* q, k and gates of the row; a lane has channels [4 lane, + 4). */
-template <int MODE, bool VK>
-DEVICE void finish_keys(const linear_call &call, const decode_gates<MODE> &gates, int lane,
-                        const float (&q)[4], const float (&k)[4], decode_row *to)
+/* Parts of a row, each made by a warp. */
+enum {
+    DECODE_PART_Q = 0,
+    DECODE_PART_K = 1,
+    DECODE_PART_V = 2,
+    DECODE_PART_GATES = 3,
+    DECODE_PARTS = 4
+};
+
+/* A lane's four channels of a part from `channel` on, `there` of which there are. */
+struct decode_channels {
+    int channel, there;
+
+    __device__ __forceinline__ decode_channels(const linear_dims &d, int part, int head, int first,
+                                               int columns, int lane)
+    {
+        if (part == DECODE_PART_V) {
+            channel = d.first[2] + head * d.v_dim + first + 4 * lane;
+            there = 4 * lane < columns ? d.v_dim - first - 4 * lane : 0;
+        } else {
+            channel = d.first[part == DECODE_PART_K] + head / d.ratio * d.k_dim + 4 * lane;
+            there = d.k_dim - 4 * lane;
+        }
+    }
+};
+
+/* Channels of q, k or v, as they are after the convolution. */
+template <bool VK>
+DEVICE void put_channels(const linear_dims &d, int part, const float (&x)[4], int columns, int lane,
+                         const decode_row &to)
 {
-    const linear_dims &d = call.dims;
-    float qq = 0, kk = 0, qk = 0;
+    float sum = 0;
+    if (part == DECODE_PART_V) {
+        if (4 * lane < columns)
+            *(float4 *)(to.v + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
+        return;
+    }
+    keep_four<VK>(to.vectors + part * 8 * DECODE_KEYS, 4 * lane, x);
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        qq += q[i] * q[i], kk += k[i] * k[i], qk += q[i] * k[i];
-    keep_four<VK>(to->vectors, 4 * lane, q);
-    keep_four<VK>(to->vectors + 8 * DECODE_KEYS, 4 * lane, k);
-    to->beta = linear_gate_beta(&call, &gates.at[0]);
-    to->decay = 1;
+        sum += x[i] * x[i];
+    sum = sum_of_warp(sum);
+    const float length = d.l2_norm ? rsqrtf(sum + 1e-6f) : 1;
+    if (lane == 0)
+        to.numbers[DECODE_Q + part] = part == DECODE_PART_Q ? length * d.sm_scale : length;
+}
+
+/* Decay and beta of the row; of KDA decays of a lane's four channels. */
+template <int MODE, bool VK>
+DEVICE void put_gates(const linear_call &call, const decode_gates<MODE> &gates, int lane,
+                      const decode_row &to)
+{
+    const linear_dims &d = call.dims;
+    float beta = linear_gate_beta(&call, &gates.at[0]), decay = 1;
     if constexpr (MODE == STEPS_CHANNELS) {
         float decays[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
             decays[i] = 4 * lane + i < d.k_dim ? expf(linear_gate_log(&d, &gates.at[i], NULL)) : 0;
-        keep_four<VK>(to->vectors + 16 * DECODE_KEYS, 4 * lane, decays);
+        keep_four<VK>(to.vectors + 16 * DECODE_KEYS, 4 * lane, decays);
     } else {
-        to->decay = expf(linear_gate_log(&d, &gates.at[0], &to->beta));
+        decay = expf(linear_gate_log(&d, &gates.at[0], &beta));
     }
-    qq = sum_of_warp(qq), kk = sum_of_warp(kk), qk = sum_of_warp(qk);
-    to->q_times = d.l2_norm ? d.sm_scale / sqrtf(qq + 1e-6f) : d.sm_scale;
-    to->k_times = d.l2_norm ? 1 / sqrtf(kk + 1e-6f) : 1;
-    to->qk = qk * to->q_times * to->k_times;
+    if (lane == 0)
+        to.numbers[DECODE_DECAY] = decay, to.numbers[DECODE_BETA] = beta;
 }
 
-/* The state after the row, and its outputs. */
+/* A part of the row, which nothing has been loaded of. */
+template <int MODE, bool VK>
+DEVICE void make_part(const linear_call &call, const linear_sequence &sequence, int part, int head,
+                      int first, int columns, int lane, const decode_row &to)
+{
+    const decode_channels at(call.dims, part, head, first, columns, lane);
+    float x[4];
+    if (part == DECODE_PART_GATES) {
+        put_gates<MODE, VK>(call, decode_gates<MODE>(call, sequence.first_row, head, lane), lane,
+                            to);
+        return;
+    }
+    convolve_any(call, sequence, at.channel, at.there, x);
+    put_channels<VK>(call.dims, part, x, columns, lane, to);
+}
+
+/* The state after the row, and its outputs of four values. */
 template <int MODE, bool VK, bool BF16>
-DEVICE void step_state(const decode_row &row, int keys, decode_state<VK, BF16> &s, float (&out)[4])
+DEVICE void step_state(const decode_row &row, const float (&v)[4], int keys, int lane,
+                       decode_state<VK, BF16> &s, float (&out)[4])
 {
     constexpr int width = 8 * DECODE_KEYS;
     const float *q = row.vectors + keys * 4, *k = q + width, *decays = k + width;
+    const float decay = row.numbers[DECODE_DECAY], beta = row.numbers[DECODE_BETA];
+    const float q_times = row.numbers[DECODE_Q], k_times = row.numbers[DECODE_K];
+    float x[4], y[4], qk = 0;
+    take_four(row.vectors + 4 * lane, x);
+    take_four(row.vectors + width + 4 * lane, y);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        qk += x[i] * y[i];
+    qk = sum_of_warp(qk) * q_times * k_times;
     float held[4] = {}, read[4] = {}, update[4];
 #pragma unroll
     for (int j = 0; j < DECODE_KEYS / 4; j++) {
@@ -336,11 +409,11 @@ DEVICE void step_state(const decode_row &row, int keys, decode_state<VK, BF16> &
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         if (MODE != STEPS_PLAIN)
-            held[i] = tile_sum<VK>(held[i]) * (row.decay * row.k_times);
-        read[i] = tile_sum<VK>(read[i]) * (row.decay * row.q_times);
-        update[i] = row.beta * (row.v[i] - held[i]);
-        out[i] = read[i] + row.qk * update[i];
-        update[i] *= row.k_times;
+            held[i] = tile_sum<VK>(held[i]) * (decay * k_times);
+        read[i] = tile_sum<VK>(read[i]) * (decay * q_times);
+        update[i] = beta * (v[i] - held[i]);
+        out[i] = read[i] + qk * update[i];
+        update[i] *= k_times;
     }
 #pragma unroll
     for (int j = 0; j < DECODE_KEYS / 4; j++) {
@@ -353,69 +426,59 @@ DEVICE void step_state(const decode_row &row, int keys, decode_state<VK, BF16> &
         for (int e = 0; e < 4; e++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                x[i][e] =
-                    x[i][e] * (MODE == STEPS_CHANNELS ? ds[e] : row.decay) + ks[e] * update[i];
+                x[i][e] = x[i][e] * (MODE == STEPS_CHANNELS ? ds[e] : decay) + ks[e] * update[i];
         s.set(j, x);
     }
 }
 
-/* The warp's values from `first` on. */
+/* A block's values from `first` on. What a warp's part of the row is made of is loaded first, then its
+ * part of the state; parts that there are no warps for are made after that. */
 template <int MODE, bool VK, bool BF16>
-DEVICE void decode_warp(const linear_call &call, const linear_sequence &sequence, int head,
-                        int first, float *vectors)
+DEVICE void decode_values(const linear_call &call, const linear_sequence &sequence, int head,
+                          int first, int columns, const decode_row &row)
 {
     typedef decode_state<VK, BF16> state;
     const linear_dims &d = call.dims;
     const linear_operands &o = call.operands;
-    const int lane = threadIdx.x % 32, at_row = sequence.first_row;
-    const typename state::place place(first, 0, lane);
-    const bool by_fours = goes_by_fours(call), has_row = sequence.num_rows > 0;
-    const int key = head / d.ratio * d.k_dim + 4 * lane, value = first + 4 * lane;
-    const int keys = has_row ? d.k_dim - 4 * lane : 0;
-    const int values = has_row && lane < 4 ? d.v_dim - value : 0;
-    const int of_q = d.first[0] + key, of_k = d.first[1] + key;
-    const int of_v = d.first[2] + head * d.v_dim + value;
-    four_channels q_raw, k_raw, v_raw;
-    float q[4], k[4], v[4], out[4];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, at_row = sequence.first_row;
+    const typename state::place place(first, warp, lane);
+    const bool has_row = sequence.num_rows > 0, is_gates = warp == DECODE_PART_GATES;
+    const bool early = has_row && !is_gates && goes_by_fours(call);
+    const decode_channels at(d, warp, head, first, columns, lane);
+    four_channels raw;
+    load_channels(call, sequence, early && at.there > 0 ? at.channel : -1, &raw);
+    decode_gates<MODE> gates;
+    if (has_row && is_gates)
+        gates = decode_gates<MODE>(call, at_row, head, lane);
     state s;
-    if (by_fours) {
-        load_channels(call, sequence, keys > 0 ? of_q : -1, &q_raw);
-        load_channels(call, sequence, keys > 0 ? of_k : -1, &k_raw);
-    }
-    const decode_gates<MODE> gates(call, has_row ? at_row : 0, head, lane);
     s.template pass<false>(call, sequence.slot, head, place);
     if (has_row) {
-        decode_row row;
-        row.vectors = vectors;
-        if (by_fours) {
-            convolve_channels(d, q_raw, q);
-            convolve_channels(d, k_raw, k);
-            load_channels(call, sequence, values > 0 ? of_v : -1, &v_raw);
-        } else {
-            convolve_any(call, sequence, of_q, keys, q);
-            convolve_any(call, sequence, of_k, keys, k);
-        }
         const int own = place.value + place.keys; /* the value whose output the lane writes */
         const bool writes = place.keys < 4 && own < d.v_dim;
-        float z = 1;
+        float v[4], out[4], z = 1;
+        int part = warp;
+        if (early) {
+            convolve_channels(d, raw, v);
+            put_channels<VK>(d, part, v, columns, lane, row);
+            part += blockDim.x / 32;
+        } else if (is_gates) {
+            put_gates<MODE, VK>(call, gates, lane, row);
+            part += blockDim.x / 32;
+        }
+#pragma unroll 1
+        for (; part < DECODE_PARTS; part += blockDim.x / 32)
+            make_part<MODE, VK>(call, sequence, part, head, first, columns, lane, row);
         if (writes && o.z)
             z = linear_silu(element_load(d.dtype, o.z + at_row * o.z_row + head * o.z_head, own));
         const float skip = writes ? linear_skip(&call, head, own) : 0;
-        finish_keys<MODE, VK>(call, gates, lane, q, k, &row);
-        if (by_fours)
-            convolve_channels(d, v_raw, v);
-        else
-            convolve_any(call, sequence, of_v, values, v);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            row.v[i] = __shfl_sync(~0u, v[i], (place.value - first) / 4);
-        __syncwarp();
-        step_state<MODE, VK, BF16>(row, place.keys, s, out);
+        __syncthreads();
+        take_four(row.v + (place.value - first), v);
+        step_state<MODE, VK, BF16>(row, v, place.keys, lane, s, out);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (place.keys == i && writes)
                 element_store(d.out_dtype, o.out + at_row * o.out_row + head * o.out_head, own,
-                              (out[i] + skip * row.v[i]) * z);
+                              (out[i] + skip * v[i]) * z);
     }
     const int snapshot = has_row ? linear_snapshot(&call.batch, at_row) : 0;
     if (sequence.dst)
@@ -428,17 +491,15 @@ DEVICE void decode_warp(const linear_call &call, const linear_sequence &sequence
 template <int MODE, bool VK, bool BF16> DEVICE void decode_block(const linear_call &call)
 {
     extern __shared__ float4 decode_shared[];
-    constexpr int vectors = 8 * DECODE_KEYS * (MODE == STEPS_CHANNELS ? 3 : 2);
-    const int columns = STEPS_COLUMNS(blockDim.x / 32, DECODE_VALUES), warp = threadIdx.x / 32;
+    const int columns = STEPS_COLUMNS(blockDim.x / 32, DECODE_VALUES);
     const int slices = (call.dims.v_dim + columns - 1) / columns;
     const int slice = blockIdx.x % slices, rest = blockIdx.x / slices;
     const int head = rest % call.dims.v_heads, s = rest / call.dims.v_heads;
-    const int first = slice * columns + warp * 4 * DECODE_VALUES;
-    if (s >= linear_num_real(&call.batch) || linear_is_chunked(&call, s) ||
-        first >= call.dims.v_dim)
+    if (s >= linear_num_real(&call.batch) || linear_is_chunked(&call, s))
         return;
-    decode_warp<MODE, VK, BF16>(call, linear_find_sequence(&call.batch, s), head, first,
-                                (float *)decode_shared + warp * vectors);
+    decode_values<MODE, VK, BF16>(
+        call, linear_find_sequence(&call.batch, s), head, slice * columns, columns,
+        decode_row((float *)decode_shared, MODE == STEPS_CHANNELS ? 3 : 2, columns));
 }
 
 #endif /* LINEAR_LIKE_DECODE_CUH */

@@ -20,8 +20,11 @@
 #define STEPS_SHARED(rows, keys, vectors, columns)                                                 \
     ((rows) * ((vectors)*8 * (keys) + (columns) + 5) * 4)
 
-/* decode.cuh: those of a block, whose warps have vectors of their own. */
-#define DECODE_SHARED(warps, vectors) ((warps) * (vectors)*8 * STEPS_DECODE_KEYS * 4)
+/* decode.cuh: those of a block: vectors over k, its values, four numbers. */
+#define DECODE_SHARED(warps, vectors)                                                              \
+    (((vectors)*8 * STEPS_DECODE_KEYS + STEPS_COLUMNS(warps, STEPS_VALUES(STEPS_DECODE_KEYS)) +    \
+      4) *                                                                                         \
+     4)
 
 /* ---- chunks.cuh: the recurrence, chunk by chunk ---------------------------------------------- */
 
