@@ -117,6 +117,15 @@ DEVICE bool walk_next(const mla_call &c, mla_walk &w)
     return false;
 }
 
+/* The unit once more: whoever looks it up again after its tiles keeps no registers for it. */
+DEVICE void walk_again(const mla_call &c, mla_walk &w)
+{
+    w.range = c.plan->range;
+    w.num_units = c.plan->num_units;
+    w.u = c.units[w.unit];
+    plan_tiles(&w.u, w.range, w.at, &w.t0, &w.t1);
+}
+
 DEVICE bool walk_whole(const mla_walk &w)
 {
     return w.t0 == 0 && w.t1 == w.u.tiles;
@@ -167,8 +176,8 @@ DEVICE const char *shuffle_pointer(const char *pointer, int lane)
 }
 
 /* Eight lanes copy the 128 bytes that a row has in a panel, four rows at a time; of a tile of T
- * latents a warp has a quarter. */
-template <int T>
+ * latents a warp has a quarter. `panels`: how many of them, from the first on. */
+template <int T, int panels = PANELS>
 DEVICE void load_tile(const mla_call &c, const mla_source &mine, unsigned tile, int warp, int lane,
                       bool aligned)
 {
@@ -182,15 +191,17 @@ DEVICE void load_tile(const mla_call &c, const mla_source &mine, unsigned tile, 
         unsigned to = tile + swizzled(warp * (T / 4) + row, piece);
         if (aligned) {
 #pragma unroll
-            for (int p = 0; p < PANELS - 1; p++)
+            for (int p = 0; p < panels && p < PANELS - 1; p++)
                 copy_async(to + p * (T * ROW_BYTES), c_kv + p * ROW_BYTES,
                            p * PANEL < lora ? bytes : 0);
-            copy_async(to + (PANELS - 1) * (T * ROW_BYTES), k_pe, rope > 0 ? bytes : 0);
+            if (panels == PANELS)
+                copy_async(to + (PANELS - 1) * (T * ROW_BYTES), k_pe, rope > 0 ? bytes : 0);
         } else {
-            for (int p = 0; p < PANELS - 1; p++)
+            for (int p = 0; p < panels && p < PANELS - 1; p++)
                 copy_slow(to + p * (T * ROW_BYTES), c_kv + p * ROW_BYTES,
                           p * PANEL < lora ? bytes : 0);
-            copy_slow(to + (PANELS - 1) * (T * ROW_BYTES), k_pe, rope > 0 ? bytes : 0);
+            if (panels == PANELS)
+                copy_slow(to + (PANELS - 1) * (T * ROW_BYTES), k_pe, rope > 0 ? bytes : 0);
         }
     }
 }
@@ -245,15 +256,15 @@ DEVICE void row_seen(const mla_call &c, const mla_walk &w, const index_sequence 
     *hi = to;
 }
 
-/* Keys that the rows see, and the first `panels` panels of the queries. */
-template <int N, int threads = GROUP_THREADS, int panels = PANELS>
+/* Keys that the rows see, and the queries. */
+template <int N, int threads = GROUP_THREADS>
 DEVICE void load_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
                          const mla_shared<N> &m, int thread)
 {
     const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
     const mask_rule rule = plan_rule(&c);
-    for (int i = thread; i < N * (panels * 8); i += threads) {
-        int n = i / (panels * 8), piece = i % (panels * 8);
+    for (int i = thread; i < N * (PANELS * 8); i += threads) {
+        int n = i / (PANELS * 8), piece = i % (PANELS * 8);
         int valid = first + n < rows, r = valid ? first + n : 0;
         i64 row = q.first_row + r / c.heads;
         int head = r % c.heads;
@@ -270,7 +281,7 @@ DEVICE void load_queries(const mla_call &c, const mla_walk &w, const index_seque
         else
             copy_slow(to, from, valid);
     }
-    if (m.lo && thread < N)
+    if (thread < N)
         row_seen<N>(c, w, q, rule, thread, m.lo + thread, m.hi + thread);
     copy_wait();
     fence_async_shared();

@@ -9,8 +9,9 @@
  * Three panels of the queries are in registers: that makes room for a third tile, so that two are
  * on their way while one is worked on, and spares shared memory a third of what it is read for.
  *
- * Latents of e4m3 are widened to bf16 once, by warpgroups 2 and 3, from where warpgroup 0 loads the
- * codes of two tiles into two tiles of bf16. All else is the same.
+ * Latents of e4m3 are widened to fp16 once, by warpgroups 2 and 3, from where warpgroup 0 loads the
+ * codes of two tiles into two tiles of fp16. Queries and probabilities are fp16 then, as in
+ * attend_codes.cuh. All else is the same.
  */
 #ifndef FLASHMLA_LIKE_ATTEND_ROWS_CUH
 #define FLASHMLA_LIKE_ATTEND_ROWS_CUH
@@ -21,6 +22,13 @@
 #define ROWS_PANEL  (MLA_ROWS_TILE * ROW_BYTES) /* bytes of a panel of a tile */
 #define ROWS_IN     (PANELS - MLA_ROWS_HELD)    /* panels of queries in shared memory */
 #define ROWS_SCORES (MLA_ROWS_TILE / 2)         /* of a thread */
+
+/* Over e4m3, probabilities are stored times 2^7: then those of up to 2^ROWS_SLACK fit in fp16, and
+ * those down to 2^-21 have its full precision. */
+#define ROWS_P_LOG2  7.0f
+#define ROWS_P_SCALE 128.0f
+
+#define F32_LEAST 1.17549435e-38f /* the least normal number */
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
@@ -138,76 +146,42 @@ struct rows_raw {
     }
 };
 
-/* Two codes, in bits 8 to 15 and 24 to 31, as bf16: sign, exponent and fraction move to where bf16
- * has them, and 2^120 is what exponents differ by. Exact for finite codes; NaN becomes 480. */
-DEVICE unsigned codes_to_bf16(unsigned pair)
-{
-    unsigned x = (pair & 0x80008000u) | (pair >> 4 & 0x07f007f0u);
-    asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(x) : "r"(0x7b807b80u));
-    return x;
-}
-
-/* The same where a code may be NaN. */
-DEVICE unsigned codes_to_bf16_slow(unsigned pair)
-{
-    unsigned x = codes_to_bf16(pair);
-    if ((pair & 0x00007f00u) == 0x00007f00u)
-        x |= 0x00007fffu;
-    if ((pair & 0x7f000000u) == 0x7f000000u)
-        x |= 0x7fff0000u;
-    return x;
-}
-
-DEVICE bool codes_have_nan(uint4 x)
-{
-    const unsigned all = 0x7f7f7f7fu, one = 0x01010101u;
-    return (((x.x & all) + one) | ((x.y & all) + one) | ((x.z & all) + one) | ((x.w & all) + one)) &
-           0x80808080u;
-}
-
 /* 16 codes as two pieces of a row of a panel. */
-DEVICE void rows_widen(unsigned from, unsigned first, unsigned second)
+DEVICE void rows_widen(uint4 x, unsigned first, unsigned second)
 {
-    const uint4 codes = shared_load(from);
-    const unsigned x[4] = {codes.x, codes.y, codes.z, codes.w};
-    const bool slow = codes_have_nan(codes);
-    unsigned y[8];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        y[2 * i] = codes_to_bf16(__byte_perm(x[i], 0, 0x1404));
-        y[2 * i + 1] = codes_to_bf16(__byte_perm(x[i], 0, 0x3424));
-    }
-    if (slow)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            y[2 * i] = codes_to_bf16_slow(__byte_perm(x[i], 0, 0x1404));
-            y[2 * i + 1] = codes_to_bf16_slow(__byte_perm(x[i], 0, 0x3424));
-        }
-    shared_store(first, make_uint4(y[0], y[1], y[2], y[3]));
-    shared_store(second, make_uint4(y[4], y[5], y[6], y[7]));
+    shared_store(first,
+                 make_uint4(widen_low(x.x), widen_high(x.x), widen_low(x.y), widen_high(x.y)));
+    shared_store(second,
+                 make_uint4(widen_low(x.z), widen_high(x.z), widen_low(x.w), widen_high(x.w)));
 }
 
 /* By the eight warps that add up values: a lane has 16 codes of a panel of a row, a warp eight rows
  * at a time: one panel of all rows, and of the last panel some. Rows that are neighbours differ in
- * what banks their pieces lie in. */
+ * what banks their pieces lie in. Codes are loaded before those loaded last are converted. */
 DEVICE void rows_widen_tile(unsigned tile, unsigned raw, int warp, int lane)
 {
     constexpr int groups = MLA_ROWS_TILE / 8;
     const int row = lane / 4, piece = lane % 4 * 2;
     const unsigned from = raw + row * MLA_DIM + lane % 4 * 16;
     const unsigned first = tile + swizzled(row, piece), second = tile + swizzled(row, piece + 1);
+    uint4 x[2];
+    x[0] = shared_load(from + warp * PANEL);
 #pragma unroll
     for (int group = 0; group < groups; group++) {
         const unsigned at = warp * ROWS_PANEL + group * 8 * ROW_BYTES;
-        rows_widen(from + group * 8 * MLA_DIM + warp * PANEL, first + at, second + at);
+        if (group + 1 < groups)
+            x[(group + 1) % 2] = shared_load(from + (group + 1) * 8 * MLA_DIM + warp * PANEL);
+        else if (warp < groups)
+            x[(group + 1) % 2] = shared_load(from + warp * 8 * MLA_DIM + MLA_LORA);
+        rows_widen(x[group % 2], first + at, second + at);
     }
     if (warp < groups) {
         const unsigned at = (PANELS - 1) * ROWS_PANEL + warp * 8 * ROW_BYTES;
-        rows_widen(from + warp * 8 * MLA_DIM + MLA_LORA, first + at, second + at);
+        rows_widen(x[groups % 2], first + at, second + at);
     }
 }
 
-/* The next tile of codes into the next tile of bf16. */
+/* The next tile of codes into the next tile of fp16. */
 DEVICE void rows_fill(const mla_shared<ROWS> &m, ring<2> &next, int warp, int lane)
 {
     const unsigned raw = m.tiles + 2 * MLA_ROWS_SHARED_TILE + next.slot * MLA_ROWS_SHARED_RAW;
@@ -243,55 +217,156 @@ DEVICE int row_of(int warp, int lane, int r)
     return warp * 16 + lane / 4 + r * 8;
 }
 
+/* Row n of the block's queries, as a lane's row of a tile; of a row that is not there, zeros. */
+DEVICE mla_source rows_query(const mla_call &c, const mla_walk &w, const index_sequence &q, int n)
+{
+    const int row = first_row<ROWS>(c, w) + n, there = row < q.q_len * c.heads;
+    const int at = there ? row : 0, head = at % c.heads;
+    const i64 token = q.first_row + at / c.heads;
+    const char *nope = (const char *)c.operands.q + token * c.operands.q_row;
+    const char *rope = (const char *)c.q_pe + token * c.q_pe_row;
+    return mla_source{nope + head * c.operands.q_head, rope + head * c.q_pe_head, there ? 16 : 0};
+}
+
 /* Two elements from a multiple of 2 bytes on, or zeros. */
 DEVICE unsigned load_pair(const char *from, bool there, bool aligned)
 {
-    if (!there)
-        return 0;
-    return aligned ? *(const any32 *)from
-                   : ((const any16 *)from)[0] | (unsigned)((const any16 *)from)[1] << 16;
+    unsigned pair = 0;
+    if (there && aligned)
+        asm volatile("ld.global.u32 %0, [%1];" : "=r"(pair) : "l"(from));
+    else if (there)
+        pair = ((const any16 *)from)[0] | (unsigned)((const any16 *)from)[1] << 16;
+    return pair;
 }
 
-DEVICE void rows_hold(const mla_call &c, const mla_walk &w, const index_sequence &q,
-                      rows_held &held, int warp, int lane)
+/* The last panels of the queries that lanes have in `mine`. */
+DEVICE void rows_hold(const mla_call &c, const mla_source &mine, rows_held &held, int lane,
+                      bool aligned)
 {
-    const int first = first_row<ROWS>(c, w), count = q.q_len * c.heads;
-    const bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int n = first + row_of(warp, lane, r), at = n < count ? n : 0;
-        const i64 row = q.first_row + at / c.heads;
-        const int head = at % c.heads, d = lane % 4 * 2;
-        const char *nope = (const char *)c.operands.q + row * c.operands.q_row +
-                           head * c.operands.q_head + (ROWS_IN * PANEL + d) * 2;
-        const char *rope = (const char *)c.q_pe + row * c.q_pe_row + head * c.q_pe_head + d * 2;
+        const int row = lane / 4 + 8 * r, d = lane % 4 * 2;
+        const char *nope = shuffle_pointer(mine.c_kv, row) + (ROWS_IN * PANEL + d) * 2;
+        const char *rope = shuffle_pointer(mine.k_pe, row) + d * 2;
+        const bool there = __shfl_sync(~0u, mine.bytes, row) > 0;
 #pragma unroll
         for (int i = 0; i < MLA_ROWS_HELD * 4; i++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int k = i * 16 + half * 8, into = k - (MLA_ROWS_HELD - 1) * PANEL;
                 held[i][2 * half + r] =
-                    into < 0 ? load_pair(nope + k * 2, n < count && ROWS_IN * PANEL + k < c.lora,
-                                         aligned)
-                             : load_pair(rope + into * 2, n < count && into < c.rope, aligned);
+                    into < 0
+                        ? load_pair(nope + k * 2, there && ROWS_IN * PANEL + k < c.lora, aligned)
+                        : load_pair(rope + into * 2, there && into < c.rope, aligned);
             }
     }
 }
 
+/* The larger ones of two pairs of bf16, without their signs. */
+DEVICE unsigned pair_top(unsigned top, unsigned pair)
+{
+    return __vmaxu2(top, pair & 0x7fff7fffu);
+}
+
+/* The elements of a row as fp16 times a power of two (attend_codes.cuh), of whose exponents a lane
+ * gets those of its two rows. It converts what it has loaded: 16 bytes of a panel in each of four
+ * rows, and what it holds. */
+DEVICE void rows_convert(const mla_shared<ROWS> &m, rows_held &held, int (&exponent)[2], int warp,
+                         int lane)
+{
+    unsigned most[2] = {0, 0};
+    int found[4];
+#pragma unroll
+    for (int i = 0; i < MLA_ROWS_HELD * 4; i++)
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            most[k % 2] = pair_top(most[k % 2], held[i][k]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = i * 4 + lane / 8;
+        const unsigned at = m.q + swizzled(warp * 16 + row, lane % 8);
+        unsigned top = 0;
+        uint4 x[ROWS_IN];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            top = __vmaxu2(top, __shfl_sync(~0u, most[i / 2], row % 8 * 4 + k));
+#pragma unroll
+        for (int p = 0; p < ROWS_IN; p++)
+            x[p] = shared_load(at + p * (ROWS * ROW_BYTES));
+#pragma unroll
+        for (int p = 0; p < ROWS_IN; p++)
+            top = pair_top(pair_top(pair_top(pair_top(top, x[p].x), x[p].y), x[p].z), x[p].w);
+        for (int step = 1; step < 8; step *= 2)
+            top = __vmaxu2(top, __shfl_xor_sync(~0u, top, step));
+        top = min(max(top & 0xffffu, top >> 16), 0x7f7fu);
+        found[i] = query_exponent((int)top);
+        const float up = bits_f32((u32)(127 + found[i]) << 23);
+#pragma unroll
+        for (int p = 0; p < ROWS_IN; p++)
+            shared_store(at + p * (ROWS * ROW_BYTES),
+                         make_uint4(bf16_pair_to_f16(x[p].x, up), bf16_pair_to_f16(x[p].y, up),
+                                    bf16_pair_to_f16(x[p].z, up), bf16_pair_to_f16(x[p].w, up)));
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int from = lane / 4 % 4 * 8, first = __shfl_sync(~0u, found[2 * r], from);
+        const int second = __shfl_sync(~0u, found[2 * r + 1], from);
+        exponent[r] = lane < 16 ? first : second;
+        const float up = bits_f32((u32)(127 + exponent[r]) << 23);
+#pragma unroll
+        for (int i = 0; i < MLA_ROWS_HELD * 4; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                held[i][2 * half + r] = bf16_pair_to_f16(held[i][2 * half + r], up);
+    }
+}
+
+/* The queries of the unit: in shared memory and held. `scale`: what scores of a lane's rows are
+ * multiplied by, given for elements as they are. */
+template <bool codes>
+DEVICE void rows_take_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                              const mla_shared<ROWS> &m, rows_held &held, float (&scale)[2],
+                              int warp, int lane)
+{
+    const bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
+    const mla_source mine = rows_query(c, w, q, warp * 16 + lane % 16);
+    load_tile<ROWS, ROWS_IN>(c, mine, m.q, warp, lane, aligned);
+    rows_hold(c, mine, held, lane, aligned);
+    copy_wait();
+    if constexpr (codes) {
+        int exponent[2];
+        rows_convert(m, held, exponent, warp, lane);
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            scale[r] = fmaxf(scale[r] * bits_f32((u32)(127 - exponent[r]) << 23), F32_LEAST);
+    }
+    fence_async_shared();
+    named_sync(1, GROUP_THREADS);
+}
+
+/* The same number, which the compiler does not know for it: 24 descriptors of the queries that do
+ * not change would take 48 registers all the time. */
+DEVICE unsigned unknown(unsigned x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+template <bool half>
 DEVICE void rows_scores(float (&s)[ROWS_SCORES], const rows_held &held, const mla_shared<ROWS> &m,
                         unsigned tile)
 {
-    const unsigned long long a = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
+    const unsigned long long a = matrix_descriptor(unknown(m.q), 16, 8 * ROW_BYTES);
     const unsigned long long b = matrix_descriptor(tile, 16, 8 * ROW_BYTES);
     products_fence();
 #pragma unroll
     for (int i = 0; i < MLA_DIM / 16; i++) {
         const unsigned long long keys = descriptor_advance(b, i / 4 * ROWS_PANEL + i % 4 * 32);
         if (i < ROWS_IN * 4)
-            product_shared<MLA_ROWS_TILE, 0, 0>(
+            product_shared<MLA_ROWS_TILE, half, 0>(
                 s, descriptor_advance(a, i / 4 * (ROWS * ROW_BYTES) + i % 4 * 32), keys, i > 0);
         else
-            product_register<MLA_ROWS_TILE, 0, 0>(s, held[i - ROWS_IN * 4], keys, 1);
+            product_register<MLA_ROWS_TILE, half, 0>(s, held[i - ROWS_IN * 4], keys, 1);
     }
     products_commit();
     products_wait<0>();
@@ -320,7 +395,9 @@ DEVICE void rows_hide(float (&s)[ROWS_SCORES], const mla_shared<ROWS> &m, int j,
  * are multiplied. */
 #define ROWS_SLACK 8.0f
 
-DEVICE void rows_softmax(float (&s)[ROWS_SCORES], mla_rows &rows, float (&factor)[2])
+/* Scores are multiplied by `scale`, probabilities by 2^`up`. */
+DEVICE void rows_softmax(float (&s)[ROWS_SCORES], mla_rows &rows, float (&factor)[2],
+                         const float (&scale)[2], float up)
 {
     float base[2], sum[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
@@ -329,7 +406,7 @@ DEVICE void rows_softmax(float (&s)[ROWS_SCORES], mla_rows &rows, float (&factor
 #pragma unroll
         for (int i = 0; i < MLA_ROWS_TILE / 8; i++)
             top = fmaxf(top, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
-        top = softmax_quad_max(top);
+        top = softmax_quad_max(top) * scale[r];
         factor[r] = rows.top[r];
         rows.top[r] = top > rows.top[r] + ROWS_SLACK ? top : rows.top[r];
         base[r] = softmax_base(rows.top[r]);
@@ -338,13 +415,16 @@ DEVICE void rows_softmax(float (&s)[ROWS_SCORES], mla_rows &rows, float (&factor
     for (int r = 0; r < 2; r++)
         factor[r] = factor[r] == rows.top[r] ? 1.0f : softmax_exp2(factor[r] - base[r]);
 #pragma unroll
+    for (int r = 0; r < 2; r++)
+        base[r] -= up;
+#pragma unroll
     for (int i = 0; i < MLA_ROWS_TILE / 8; i++)
 #pragma unroll
         for (int r = 0; r < 2; r++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 float &x = s[4 * i + 2 * r + e];
-                x = softmax_exp2(x - base[r]);
+                x = softmax_exp2(fmaf(x, scale[r], -base[r]));
                 sum[r][e] += x;
             }
 #pragma unroll
@@ -352,16 +432,17 @@ DEVICE void rows_softmax(float (&s)[ROWS_SCORES], mla_rows &rows, float (&factor
         rows.sum[r] = rows.sum[r] * factor[r] + (sum[r][0] + sum[r][1]);
 }
 
+template <bool half>
 DEVICE void rows_store(const float (&s)[ROWS_SCORES], const float (&factor)[2],
                        const mla_shared<ROWS> &m, int warp, int lane)
 {
     const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
     for (int i = 0; i < MLA_ROWS_TILE / 8; i += 2)
-        store_matrices(m.p + swizzled(row, i + lane / 16), pack_pair<false>(s[4 * i], s[4 * i + 1]),
-                       pack_pair<false>(s[4 * i + 2], s[4 * i + 3]),
-                       pack_pair<false>(s[4 * i + 4], s[4 * i + 5]),
-                       pack_pair<false>(s[4 * i + 6], s[4 * i + 7]));
+        store_matrices(m.p + swizzled(row, i + lane / 16), pack_pair<half>(s[4 * i], s[4 * i + 1]),
+                       pack_pair<half>(s[4 * i + 2], s[4 * i + 3]),
+                       pack_pair<half>(s[4 * i + 4], s[4 * i + 5]),
+                       pack_pair<half>(s[4 * i + 6], s[4 * i + 7]));
     if (lane % 4 == 0) {
         m.factor[row_of(warp, lane, 0)] = factor[0];
         m.factor[row_of(warp, lane, 1)] = factor[1];
@@ -370,8 +451,8 @@ DEVICE void rows_store(const float (&s)[ROWS_SCORES], const float (&factor)[2],
 
 /* What sums are to be multiplied by in the end; LSE are written. */
 DEVICE void rows_finish(const mla_call &c, const mla_walk &w, const index_sequence &q,
-                        const mla_rows &rows, const mla_shared<ROWS> &m, float cache_scale,
-                        int warp, int lane)
+                        const mla_rows &rows, const mla_shared<ROWS> &m, float p_scale,
+                        float cache_scale, int warp, int lane)
 {
     const int first = first_row<ROWS>(c, w), count = q.q_len * c.heads;
 #pragma unroll
@@ -379,12 +460,12 @@ DEVICE void rows_finish(const mla_call &c, const mla_walk &w, const index_sequen
         const int n = row_of(warp, lane, r), valid = first + n < count;
         const int at = valid ? first + n : 0;
         float shrink = 1;
-        softmax_row row = {rows.top[r], softmax_quad_sum(rows.sum[r])};
+        softmax_row row = {rows.top[r], softmax_quad_sum(rows.sum[r]) * p_scale};
         if (walk_whole(w) && c.operands.sinks)
             softmax_take(&row, c.operands.sinks[at % c.heads] * SOFTMAX_LOG2E, &shrink);
         if (lane % 4 != 0)
             continue;
-        m.factor[n] = softmax_end(&row) * shrink * cache_scale;
+        m.factor[n] = softmax_end(&row) * shrink * (cache_scale * p_scale);
         if (!walk_whole(w))
             c.part_lse[part_place(c, w) * ROWS + n] = softmax_lse(&row);
         else if (c.operands.lse && valid)
@@ -393,57 +474,86 @@ DEVICE void rows_finish(const mla_call &c, const mla_walk &w, const index_sequen
     }
 }
 
-/* `cache_scale`: what codes are multiplied by. */
-template <int stages>
-DEVICE void rows_score(const mla_call &c, const mla_shared<ROWS> &m, float cache_scale)
+/* What warpgroup 1 has of a unit. */
+template <bool codes, int stages> struct rows_scorer {
+    const mla_call &c;
+    const mla_shared<ROWS> &m;
+    ring<stages> at;
+    ring<2> part, scored;
+    rows_held held;
+    mla_rows rows;
+    float
+        scale[2]; /* of a lane's rows: positive, so that a maximum is found before it is applied */
+    float sign;   /* of the scale, which scores are multiplied by where it is not 1; may be 0 */
+    int lo, least_hi; /* keys that all rows see */
+
+    DEVICE_MEMBER void scores(float (&s)[ROWS_SCORES])
+    {
+        barrier_wait(m.full + 8 * at.slot, at.phase);
+        fence_async_shared();
+        rows_scores<codes>(s, held, m, m.tiles + at.slot * MLA_ROWS_SHARED_TILE);
+        release(m.empty + 8 * at.slot);
+        release(m.scored + 8 * scored.slot);
+        scored.advance();
+        at.advance();
+    }
+
+    /* `j`: the tile's first key. */
+    DEVICE_MEMBER void finish(float (&s)[ROWS_SCORES], int j, int warp, int lane)
+    {
+        float factor[2];
+        if (sign != 1.0f)
+#pragma unroll
+            for (int i = 0; i < ROWS_SCORES; i++)
+                s[i] *= sign;
+        if (j < lo || j + MLA_ROWS_TILE > least_hi)
+            rows_hide(s, m, j + lane % 4 * 2, warp, lane);
+        rows_softmax(s, rows, factor, scale, codes ? ROWS_P_LOG2 : 0.0f);
+        const mla_shared<ROWS> to = rows_buffer(m, part.slot);
+        barrier_wait(to.p_empty, part.phase ^ 1);
+        rows_store<codes>(s, factor, to, warp, lane);
+        fence_async_shared();
+        barrier_arrive(to.p_full);
+        part.advance();
+    }
+};
+
+template <bool codes, int stages>
+DEVICE void rows_score(const mla_call &c, const mla_shared<ROWS> &m)
 {
     const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
     const mask_rule rule = plan_rule(&c);
+    const float cache_scale = codes ? codes_scale(c) : 1.0f;
     const float scale = cache_scale * (c.sm_scale * SOFTMAX_LOG2E);
-    ring<stages> at;
-    ring<2> part, scored;
+    rows_scorer<codes, stages> r = {c, m};
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
-        mla_rows rows = {{SOFTMAX_EMPTY, SOFTMAX_EMPTY}, {0, 0}};
-        float factor[2], s[ROWS_SCORES];
-        int lo, least_hi;
+        float s[ROWS_SCORES];
+        r.rows = mla_rows{{SOFTMAX_EMPTY, SOFTMAX_EMPTY}, {0, 0}};
+        r.sign = scale > 0 ? 1.0f : scale < 0 ? -1.0f : scale;
+        r.scale[0] = r.scale[1] = scale != 0 ? fabsf(scale) : 1.0f;
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        rows_held held;
-        rows_hold(c, w, q, held, warp, lane);
         if (thread < ROWS) {
-            row_seen<ROWS>(c, w, q, rule, thread, &lo, &least_hi);
-            shared_store_pair(rows_seen_place(m, thread), lo, least_hi);
+            int lo, hi;
+            row_seen<ROWS>(c, w, q, rule, thread, &lo, &hi);
+            shared_store_pair(rows_seen_place(m, thread), lo, hi);
         }
-        load_queries<ROWS, GROUP_THREADS, ROWS_IN>(c, w, q, m, thread);
-        seen_by_all<ROWS>(c, w, q, rule, &lo, &least_hi);
-        for (int t = w.t0; t < w.t1; t++) {
-            int j = (w.u.first_tile + t) * MLA_ROWS_TILE;
-            barrier_wait(m.full + 8 * at.slot, at.phase);
-            fence_async_shared();
-            rows_scores(s, held, m, m.tiles + at.slot * MLA_ROWS_SHARED_TILE);
-            release(m.empty + 8 * at.slot);
-            release(m.scored + 8 * scored.slot);
-            scored.advance();
-            at.advance();
-#pragma unroll
-            for (int i = 0; i < ROWS_SCORES; i++)
-                s[i] *= scale;
-            if (j < lo || j + MLA_ROWS_TILE > least_hi)
-                rows_hide(s, m, j + lane % 4 * 2, warp, lane);
-            rows_softmax(s, rows, factor);
-            const mla_shared<ROWS> to = rows_buffer(m, part.slot);
-            barrier_wait(to.p_empty, part.phase ^ 1);
-            rows_store(s, factor, to, warp, lane);
-            fence_async_shared();
-            barrier_arrive(to.p_full);
-            part.advance();
+        rows_take_queries<codes>(c, w, q, m, r.held, r.scale, warp, lane);
+        seen_by_all<ROWS>(c, w, q, rule, &r.lo, &r.least_hi);
+        int j = (w.u.first_tile + w.t0) * MLA_ROWS_TILE;
+        for (int t = w.t1 - w.t0; t > 0; t--) {
+            r.scores(s);
+            r.finish(s, j, warp, lane);
+            j += MLA_ROWS_TILE;
         }
-        const mla_shared<ROWS> to = rows_buffer(m, part.slot);
-        barrier_wait(to.p_empty, part.phase ^ 1);
-        rows_finish(c, w, q, rows, to, cache_scale, warp, lane);
+        walk_again(c, w);
+        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        const mla_shared<ROWS> to = rows_buffer(m, r.part.slot);
+        barrier_wait(to.p_empty, r.part.phase ^ 1);
+        rows_finish(c, w, q, r.rows, to, codes ? 1 / ROWS_P_SCALE : 1.0f, cache_scale, warp, lane);
         barrier_arrive(to.p_full);
-        part.advance();
+        r.part.advance();
         named_sync(1, GROUP_THREADS); /* all have used the queries */
     }
 }
@@ -466,18 +576,20 @@ DEVICE void rows_multiply(float (&o)[2][64], const mla_shared<ROWS> &m, int warp
         }
 }
 
+template <bool half>
 DEVICE void rows_add(float (&o)[2][64], const mla_shared<ROWS> &m, unsigned values, int add)
 {
     const unsigned long long a = matrix_descriptor(m.p, 16, 8 * ROW_BYTES);
     products_fence();
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int side = 0; side < 2; side++) {
         const unsigned long long b =
-            matrix_descriptor(values + half * 2 * ROWS_PANEL, ROWS_PANEL, 8 * ROW_BYTES);
+            matrix_descriptor(values + side * 2 * ROWS_PANEL, ROWS_PANEL, 8 * ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < MLA_ROWS_TILE / 16; i++)
-            product_shared<128, 0, 1>(o[half], descriptor_advance(a, i * 32),
-                                      descriptor_advance(b, i * 16 * ROW_BYTES), i > 0 ? 1 : add);
+            product_shared<128, half, 1>(o[side], descriptor_advance(a, i * 32),
+                                         descriptor_advance(b, i * 16 * ROW_BYTES),
+                                         i > 0 ? 1 : add);
     }
     products_commit();
     products_wait<0>();
@@ -495,6 +607,35 @@ DEVICE void rows_give_way(const mla_shared<ROWS> &m, ring<stages> next, ring<2> 
         barrier_wait(m.scored + 8 * scored.slot, scored.phase);
 }
 
+/* Four lanes have a word each of four pieces; lane t of them gets piece t. */
+DEVICE uint4 quad_turn(unsigned a, unsigned b, unsigned c, unsigned d, int lane)
+{
+    const bool odd = lane % 2, high = lane / 2 % 2;
+    unsigned x = __shfl_xor_sync(~0u, odd ? a : b, 1), y = __shfl_xor_sync(~0u, odd ? c : d, 1);
+    a = odd ? x : a, b = odd ? b : x, c = odd ? y : c, d = odd ? d : y;
+    x = __shfl_xor_sync(~0u, high ? a : c, 2), y = __shfl_xor_sync(~0u, high ? b : d, 2);
+    return high ? make_uint4(x, y, c, d) : make_uint4(a, b, x, y);
+}
+
+/* Outputs of bf16 at multiples of 16 bytes: `to` is the row's first element, or 0. */
+DEVICE void rows_out_wide(const mla_call &c, const float (&o)[2][64], char *to, int r, int d0,
+                          int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 32; i += 4) {
+        unsigned x[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int at = (i + k) % 16 * 4 + 2 * r;
+            x[k] = pack_pair<false>(o[i / 16][at], o[i / 16][at + 1]);
+        }
+        const uint4 piece = quad_turn(x[0], x[1], x[2], x[3], lane);
+        const int d = d0 + (i + lane % 4) * 8;
+        if (to && d < c.lora)
+            *(uint4 *)(to + d * 2) = piece;
+    }
+}
+
 /* `d0`: the first dimension of o[0]'s eight. */
 DEVICE void rows_out(const mla_call &c, const mla_walk &w, const index_sequence &q,
                      const float (&o)[2][64], int d0, int warp, int lane)
@@ -503,10 +644,14 @@ DEVICE void rows_out(const mla_call &c, const mla_walk &w, const index_sequence 
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = first + row_of(warp, lane, r);
-        if (row >= count)
-            continue;
         char *to = (char *)c.operands.out + (q.first_row + row / c.heads) * c.operands.out_row +
                    row % c.heads * c.operands.out_head;
+        if (c.operands.aligned & CALL_ALIGNED_OUT_16 && !c.out_f32) {
+            rows_out_wide(c, o, row < count ? to : 0, r, d0, lane);
+            continue;
+        }
+        if (row >= count)
+            continue;
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             const float x = o[i / 16][i % 16 * 4 + 2 * r], y = o[i / 16][i % 16 * 4 + 2 * r + 1];
@@ -540,8 +685,8 @@ DEVICE void rows_part(const mla_call &c, const mla_walk &w, const float (&o)[2][
 template <int stages, bool codes>
 DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
 {
-    const int thread = (int)threadIdx.x - 2 * GROUP_THREADS, group = thread / GROUP_THREADS;
-    const int warp = thread % GROUP_THREADS / 32, lane = thread % 32;
+    const int thread = (int)threadIdx.x - 2 * GROUP_THREADS;
+    const int group = uniform(thread / GROUP_THREADS);
     ring<stages> at;
     ring<2> part, scored, filled;
     float o[2][64];
@@ -550,19 +695,19 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
     while (walk_next(c, w)) {
         index_sequence q;
         if (codes)
-            rows_fill(m, filled, thread / 32, lane);
-        for (int t = w.t0; t < w.t1; t++) {
-            if (codes && t + 1 < w.t1)
-                rows_fill(m, filled, thread / 32, lane);
+            rows_fill(m, filled, thread_here() / 32 - 8, thread_here() % 32);
+        for (int more = w.t1 - w.t0, add = 0; more > 0; more--, add = 1) {
+            if (codes && more > 1)
+                rows_fill(m, filled, thread_here() / 32 - 8, thread_here() % 32);
             const mla_shared<ROWS> from = rows_buffer(m, part.slot);
             barrier_wait(from.p_full, part.phase);
             if (!codes)
-                rows_give_way(m, at, scored, t + 1 < w.t1);
+                rows_give_way(m, at, scored, more > 1);
             fence_async_shared();
-            if (t > w.t0)
-                rows_multiply(o, from, warp, lane);
-            rows_add(o, from, m.tiles + at.slot * MLA_ROWS_SHARED_TILE + group * 4 * ROWS_PANEL,
-                     t > w.t0);
+            if (add)
+                rows_multiply(o, from, thread_here() / 32 % 4, thread_here() % 32);
+            rows_add<codes>(o, from,
+                            m.tiles + at.slot * MLA_ROWS_SHARED_TILE + group * 4 * ROWS_PANEL, add);
             barrier_arrive(from.p_empty);
             part.advance();
             release(m.empty + 8 * at.slot);
@@ -570,14 +715,15 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
         }
         const mla_shared<ROWS> from = rows_buffer(m, part.slot);
         barrier_wait(from.p_full, part.phase);
-        rows_multiply(o, from, warp, lane);
+        rows_multiply(o, from, thread_here() / 32 % 4, thread_here() % 32);
         barrier_arrive(from.p_empty);
         part.advance();
+        walk_again(c, w);
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         if (walk_whole(w))
-            rows_out(c, w, q, o, group * 256, warp, lane);
+            rows_out(c, w, q, o, group * 256, thread_here() / 32 % 4, thread_here() % 32);
         else
-            rows_part(c, w, o, group * 256, warp, lane);
+            rows_part(c, w, o, group * 256, thread_here() / 32 % 4, thread_here() % 32);
     }
 }
 
@@ -602,7 +748,7 @@ template <bool codes> struct rows_roles {
     }
     static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<ROWS> &m)
     {
-        rows_score<stages>(c, m, codes ? codes_scale(c) : 1.0f);
+        rows_score<codes, stages>(c, m);
     }
     static DEVICE_MEMBER void add_up(const mla_call &c, const mla_shared<ROWS> &m)
     {
