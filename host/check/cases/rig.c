@@ -302,12 +302,13 @@ static void set_shape(const struct rig *rig, enum rig_part part, attn_tensor *te
     }
 }
 
-/* The choice of a sparse layer, which lies with the batch: rig_forward() says where. */
+/* The choice of a sparse layer: rig_forward() brings the batch's. */
 static void set_indices(struct rig *rig, struct rig_layer *layer)
 {
     layer->indices = (attn_tensor){.struct_size = sizeof layer->indices,
                                    .device_type = rig->device->type,
                                    .device_id = rig->device->id,
+                                   .data = rig->choice,
                                    .dtype = ATTN_I32,
                                    .ndim = 2,
                                    .alignment = 4,
@@ -371,10 +372,11 @@ static void fill_image(struct rig *rig, uint64_t seed)
 
 static attn_status make_arena(struct rig *rig, uint64_t seed)
 {
+    rig->choice = device_allocate(rig->device, ATTN_SPACE_DEVICE, RIG_CHOICE_BYTES, 256);
     lay_out(rig);
     rig->image = malloc(rig->arena_bytes);
     rig->arena = device_allocate(rig->device, ATTN_SPACE_DEVICE, rig->arena_bytes, 256);
-    if (!rig->image || !rig->arena)
+    if (!rig->image || !rig->arena || !rig->choice)
         return host_fail(&rig->error.base, ATTN_OUT_OF_HOST_MEMORY, "no memory for operands");
     fill_image(rig, seed);
     for (int l = 0; l < RIG_LAYERS; l++)
@@ -457,6 +459,7 @@ void rig_close(struct rig *rig)
     }
     free(rig->image);
     device_release(rig->device, ATTN_SPACE_DEVICE, rig->arena);
+    device_release(rig->device, ATTN_SPACE_DEVICE, rig->choice);
 }
 
 int32_t rig_count_seeds(const struct check_subject *subject)

@@ -85,7 +85,7 @@ struct rig_layer {
     attn_tensor tensors[RIG_PARTS];
     uint64_t offsets[RIG_PARTS]; /* in the arena */
     uint64_t bytes[RIG_PARTS];
-    attn_tensor indices; /* of a sparse layer: the choice of the batch that was forwarded last */
+    attn_tensor indices; /* of a sparse layer: rig.choice */
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     attn_forward_args args;
 };
@@ -103,8 +103,9 @@ struct rig {
     int num_batches; /* 1..RIG_BATCHES */
     struct rig_layer layers[RIG_LAYERS];
     uint64_t arena_bytes;
-    char *image; /* of the arena before a run */
-    void *arena; /* on the device */
+    char *image;  /* of the arena before a run */
+    void *arena;  /* on the device */
+    void *choice; /* likewise: keys of a sparse layer, of the batch and layer forwarded last */
 
     /* What calls are given. They point to what is above, or to what a check has put there. */
     const attn_backend_type *type;

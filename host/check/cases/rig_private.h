@@ -21,6 +21,8 @@ bool rig_find_for(struct rig_question *question, const struct check_subject *sub
 /* The kinds of which the subject accepts a question; 1 if there is none. */
 int rig_count_kinds(const struct check_subject *subject);
 
+enum { RIG_CHOICE_BYTES = RIG_TOKENS * RIG_TOP_K * (int)sizeof(int32_t) };
+
 /* What a part is to a layer. */
 enum rig_use {
     RIG_GIVEN,   /* read */

@@ -146,8 +146,12 @@ attn_status rig_plan(struct rig *rig, attn_metadata *metadata, int batch)
 attn_status rig_forward(struct rig *rig, attn_metadata *metadata, int batch, int layer)
 {
     int decodes = rig->batches[batch].batch.mode == ATTN_MODE_DECODE;
-    rig->layers[layer].indices.data = rig->batches[batch].device->kv[layer == 2].chosen;
     host_error_init(&rig->error);
+    attn_status status =
+        device_copy(rig->device, rig->choice, rig->batches[batch].device->kv[layer == 2].chosen,
+                    RIG_CHOICE_BYTES, rig->stream, &rig->error.base);
+    if (status != ATTN_OK)
+        return status;
     return (decodes ? rig->ops->forward_decode : rig->ops->forward_extend)(
         metadata, rig->question.layers[layer].layer_id, rig->given_args[layer], rig->stream,
         rig->given_error);
