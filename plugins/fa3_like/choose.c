@@ -16,8 +16,13 @@ enum {
     TURN_BEGINS =
         24000, /* turning values, and bytes of them that are read and written in a cycle */
     TURNED_IN_A_CYCLE = 2000,
-    WIDENING = 30000,     /* what the library's kernels need of codes, and */
-    FI_CODES_EIGHTHS = 11 /* theirs, for those of 16 bits that are done in eight */
+    WIDENING = 30000,      /* what the library's kernels need of codes, and */
+    FI_CODES_EIGHTHS = 11, /* theirs, for those of 16 bits that are done in eight */
+    SPLIT_KEYS = 1024,     /* of a part, at least; to join parts */
+    JOINING = 22000,
+    GATHER_BEGINS = 8000, /* gathering keys, and bytes of them in a cycle; */
+    GATHERED_IN_A_CYCLE = 2000,
+    FI_GATHER_EIGHTHS = 12 /* theirs, over a cache that would be gathered */
 };
 
 /* Of a tile. */
@@ -27,12 +32,13 @@ typedef struct tile_cost {
     int64_t read_twentieths; /* of these, which a tile takes for its keys with few rows, too */
 } tile_cost;
 
-static const tile_cost cost_of_numbers = {5500, 16, 11}, cost_of_codes = {9000, 11, 9};
+static const tile_cost cost_of_numbers = {5500, 16, 11}, cost_of_low = {5500, 18, 11},
+                       cost_of_codes = {9000, 11, 9};
 
 /* Rows of a warpgroup are in two chunks at most. */
 static int may_tile_chunks(const cuda_group *group, int has_codes)
 {
-    const fa3_tile *tile = has_codes ? NULL : fa3_find_tile(group->dim, group->v_dim);
+    const fa3_tile *tile = has_codes ? NULL : fa3_find_tile(group->dim, group->v_dim, 0);
     return group->chunk == 0 || (tile && tile->has_chunks && group->chunk >= GROUP_QUERIES);
 }
 
@@ -47,7 +53,7 @@ int fa3_may_tile(const attn_problem *problem)
     cuda_group group;
     cuda_group_init(&group, problem);
     int has_codes = fa3_has_codes(problem);
-    int has_one_dtype = group.kv_dtype == group.q_dtype &&
+    int has_one_dtype = (group.kv_dtype == group.q_dtype || fa3_gathers(&group)) &&
                         (has_codes ? group.out_dtype == ATTN_F16 || group.out_dtype == ATTN_BF16
                                    : group.out_dtype == group.q_dtype);
     /* Rows of a warp share the decision to take a new reference, also with rows of no sequence. */
@@ -84,16 +90,64 @@ static int64_t tiles_cycles(const cuda_group *group, const fa3_tile *tile, const
                         sms);
 }
 
-/* Do the forward kernels take no longer than planned tiles? */
-static int is_sooner(const cuda_group *group, const fa3_tile *tile, const cuda_extent *extent,
-                     int64_t keys, int64_t sms)
+static int64_t smaller(int64_t a, int64_t b)
 {
-    int64_t planned = fi_prefill_cycles(group, extent, keys, sms);
-    if (tile != &fa3_codes_tile)
-        return tiles_cycles(group, tile, &cost_of_numbers, extent, keys, sms) <= planned;
-    int64_t bytes = 2 * extent->seqs * keys * group->kv_heads * group->v_dim;
-    return tiles_cycles(group, tile, &cost_of_codes, extent, keys, sms) + TURN_BEGINS +
-               bytes / TURNED_IN_A_CYCLE <=
+    return a < b ? a : b;
+}
+
+/* Of keys that no query sees there are none. */
+static int64_t gather_cycles(const cuda_group *group, const cuda_extent *extent, int64_t keys)
+{
+    int64_t element = 2, from = attn_dtype_size(group->kv_dtype);
+    if (group->window_left >= 0)
+        keys = smaller(keys, group->window_left + extent->q_len);
+    return GATHER_BEGINS + extent->seqs * keys * group->kv_heads * (group->dim + group->v_dim) *
+                               (from + element) / GATHERED_IN_A_CYCLE;
+}
+
+/* Into how many parts the keys of low tiles go: few tiles leave multiprocessors without one. */
+static int64_t count_splits(const cuda_group *base, const fa3_tile *low, const cuda_extent *extent,
+                            int64_t keys, int64_t sms)
+{
+    int64_t tiles = fi_count_tiles(extent, 1, low->queries) * base->kv_heads * base->ratio;
+    if (base->window_left >= 0)
+        keys = smaller(keys, base->window_left + extent->q_len);
+    int64_t splits = smaller(sms / larger(tiles, 1), keys / SPLIT_KEYS);
+    return larger(smaller(splits, fa3_most_splits(base, extent)), 1);
+}
+
+/* The tiles that take a batch less time, and how much. */
+static int64_t pick_tile(const cuda_group *base, const fa3_group *group, fa3_metadata *view,
+                         const cuda_extent *extent, int64_t keys, int64_t sms, int is_shared)
+{
+    const tile_cost *cost = group->has_codes ? &cost_of_codes : &cost_of_numbers;
+    int64_t cycles = tiles_cycles(base, group->tile, cost, extent, keys, sms);
+    view->tile = group->tile;
+    view->splits = 1;
+    if (!group->low)
+        return cycles;
+    int64_t splits = is_shared ? larger(fa3_most_splits(base, extent), 1)
+                               : count_splits(base, group->low, extent, keys, sms);
+    int64_t low = tiles_cycles(base, group->low, &cost_of_low, extent, keys / splits, sms) +
+                  (splits > 1 ? JOINING : 0);
+    if (low >= cycles && !is_shared)
+        return cycles;
+    view->tile = group->low;
+    view->splits = (int)splits;
+    return low;
+}
+
+/* Do the forward kernels, whose tiles take so many cycles, take no longer than planned tiles? */
+static int is_sooner(const cuda_group *base, const fa3_group *group, int64_t cycles,
+                     int is_gathered, const cuda_extent *extent, int64_t keys, int64_t sms)
+{
+    int64_t planned = fi_prefill_cycles(base, extent, keys, sms);
+    if (is_gathered)
+        return cycles + gather_cycles(base, extent, keys) <= planned * FI_GATHER_EIGHTHS / 8;
+    if (!group->has_codes)
+        return cycles <= planned;
+    int64_t bytes = 2 * extent->seqs * keys * base->kv_heads * base->v_dim;
+    return cycles + TURN_BEGINS + bytes / TURNED_IN_A_CYCLE <=
            planned * FI_CODES_EIGHTHS / 8 + WIDENING;
 }
 
@@ -106,7 +160,7 @@ static int can_tile(const attn_metadata *metadata, uint32_t index)
                    !plan->items.token_pos;
     int is_bounded = fi_most_keys(plan, &metadata->instance->groups[index].base) <= FA3_UNBOUNDED;
     return view->plan && plan->batch.mode != ATTN_MODE_DECODE && is_plain && is_bounded &&
-           (view->cu_seqlens_k || view->page_table);
+           (view->cu_seqlens_k || view->page_table || view->is_gathered);
 }
 
 /* The sequences of a MIXED batch that decode, if they have few rows. What a graph has baked in must
@@ -132,20 +186,30 @@ int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *par
     const cuda_plan *plan = &metadata->plan;
     const fi_group *group = &metadata->instance->groups[index];
     const fa3_instance *own = metadata->instance->own;
+    fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];
     cuda_extent extent = cuda_plan_extent(plan);
     int64_t keys = fi_most_keys(plan, &group->base), sms = cuda_plan_num_sms(plan, group->num_sms);
     *part = (fi_part){.q_len = 0};
+    view->tile = own->groups[index].tile;
+    view->splits = 1;
     if (own->groups[index].is_expanded)
         return 1;
     if (!can_tile(metadata, index))
         return 0;
     fi_part decodes = find_decodes(metadata, index);
+    int is_gathered = view->is_gathered && !view->cu_seqlens_k;
     extent.seqs -= decodes.num_seqs;
     extent.tokens -= (int64_t)decodes.num_seqs * decodes.q_len;
-    int is_faster = !fi_is_short(&group->base, &extent, keys, sms) &&
-                    is_sooner(&group->base, own->groups[index].tile, &extent, keys, sms);
-    if (!is_faster && own->option != TILES_ALWAYS)
+    int is_shared = own->option == TILES_SHARED;
+    int64_t cycles =
+        pick_tile(&group->base, &own->groups[index], view, &extent, keys, sms, is_shared);
+    int is_faster =
+        !fi_is_short(&group->base, &extent, keys, sms) &&
+        is_sooner(&group->base, &own->groups[index], cycles, is_gathered, &extent, keys, sms);
+    if (!is_faster && own->option != TILES_ALWAYS && !is_shared)
         return 0;
+    if (decodes.q_len > 0)
+        view->splits = 1; /* others have rows between those of tiles */
     *part = decodes;
     return 1;
 }

@@ -258,7 +258,8 @@ static attn_status launch_turn(const layer_call *call, const struct fa3_codes_pa
     const cuda_launch launch = {.function = call->kernels->turn,
                                 .name = "fa3_turn_values",
                                 .grid = {tiles, call->group->kv_heads, cuda_plan_extent(plan).seqs},
-                                .block = {GROUP_THREADS}};
+                                .block = {GROUP_THREADS},
+                                .programmatic = 1};
     void *params[] = {&turn};
     return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
 }
@@ -272,7 +273,7 @@ attn_status fa3_turn_values(const layer_call *call, struct fa3_codes_params *p, 
     p->k_scale = (struct fa3_scale){(uintptr_t)cache, 0, 1};
     p->v_scale = (struct fa3_scale){(uintptr_t)(cache + call->group->kv_heads), 0, 1};
     p->turned = (uintptr_t)(scratch_of(call) + layout_of(call).turned_at);
-    p->turned_first = (uintptr_t)call->view->turned_first;
+    p->turned_first = (uintptr_t)call->view->ahead_first;
     return launch_turn(call, p, stream, error);
 }
 

@@ -11,6 +11,8 @@
  *   paths.c          by which path a batch's rows go, for reports
  *   metadata.c       memory, and a batch: checked, and planned on the device
  *   codes.c          queries, and new keys and values, of e4m3
+ *   gather.c         caches that tiles cannot read
+ *   join.c           few tiles, whose keys are shared out
  *   expanded.c       latent attention in the expanded form
  *   forward.c        a layer: operands to the kernels' parameters, two launches
  *   kernels/         the kernels; shapes.h is the table of the forward kernels, params.h and
@@ -27,15 +29,17 @@
 #include "plugins/fa3_like/kernels/shapes.h"
 
 enum {
-    ROWS_BLOCKS = 8,       /* blocks of fa3_rows for each multiprocessor */
-    L2_SECTION = 32 << 20, /* bytes of keys and values that are worked on together, */
-    SECTION_WAVES = 8      /* where there are so many tiles for each multiprocessor */
+    ROWS_BLOCKS = 8,             /* blocks of fa3_rows for each multiprocessor, at most, */
+    ROWS_BLOCK_BYTES = 16 << 10, /* of new keys and values that one has */
+    L2_SECTION = 32 << 20,       /* bytes of keys and values that are worked on together, */
+    SECTION_WAVES = 8            /* where there are so many tiles for each multiprocessor */
 };
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
-/* `tiles`: which of the batches that forward kernels can serve they get. */
-enum { TILES_AUTO = 0, TILES_ALWAYS = 1, TILES_NEVER = 2, TILES_COUNT = 3 };
+/* `tiles`: which of the batches that forward kernels can serve they get. SHARED: all, by low tiles,
+ * whose keys are shared out to as many parts as there is room for. */
+enum { TILES_AUTO = 0, TILES_ALWAYS = 1, TILES_NEVER = 2, TILES_SHARED = 3, TILES_COUNT = 4 };
 
 /* Never for batch_invariant: forward kernels promise no equal bits. */
 int fa3_read_tiles(const attn_options *options);
@@ -45,16 +49,18 @@ int fa3_read_tiles(const attn_options *options);
 extern const fa3_tile fa3_tiles[];
 extern const uint32_t fa3_num_tiles;
 
-/* Its tiles, or NULL. */
-const fa3_tile *fa3_find_tile(int32_t dim, int32_t dim_v);
+/* Its tiles, or the low ones; or NULL. */
+const fa3_tile *fa3_find_tile(int32_t dim, int32_t dim_v, int is_low);
 
 /* What there is of a group beside the library's fi_group. */
 typedef struct fa3_group {
     const fa3_tile *tile; /* NULL = none of its batches are for tiles */
-    cuda_function forward;
+    const fa3_tile *low;  /* NULL = there are none of fewer queries */
+    cuda_function forward, low_forward;
     int has_codes;        /* q is e4m3; the library has it as bf16 */
     attn_dtype new_dtype; /* of new k, v, where it is */
     uint32_t granularity; /* ATTN_SCALE_* of q, and of new k, v that are e4m3 */
+    int gathers;          /* tiles cannot read its cache, but rows that are made of it */
     int is_expanded;      /* expanded latents; the library has softmax layers */
     uint32_t expanded;    /* modes that are called so */
     cuda_group latents;   /* what is saved, as keys and values of one head */
@@ -93,6 +99,39 @@ fa3_codes_layout fa3_layout_codes(const fa3_group *group, const cuda_group *base
 /* What calls of the batch that is planned will check of their rows: host arrays are gone then. */
 void fa3_note_rows(attn_metadata *metadata, uint32_t index);
 
+/* ---- Gathered keys --------------------------------------------------------------------------- */
+
+/* Is a group's cache one that tiles cannot read, but rows that are made of it? */
+int fa3_gathers(const cuda_group *group);
+
+/* Where they lie in the scratch memory. Bytes. */
+typedef struct fa3_gather_layout {
+    uint64_t v_at;      /* of values; keys are first */
+    uint64_t scales_at; /* of the cache, as the device has them */
+    uint64_t rows;      /* that there is room for */
+    uint64_t size;      /* 0 of a group that gathers nothing */
+} fa3_gather_layout;
+
+fa3_gather_layout fa3_layout_gather(const fa3_group *group, const cuda_group *base,
+                                    const attn_bounds *bounds);
+
+/* Is there room for the keys of the batch that is planned, or of any of the graph's? */
+int fa3_may_gather(const attn_metadata *metadata, uint32_t index);
+
+/* ---- Parts of tiles -------------------------------------------------------------------------- */
+
+/* Where parts lie in the scratch memory, after gathered keys. Bytes. */
+typedef struct fa3_join_layout {
+    uint64_t at, lse_at;
+    uint64_t size; /* 0 of a group whose tiles have no parts */
+} fa3_join_layout;
+
+fa3_join_layout fa3_layout_join(const fa3_group *group, const cuda_group *base,
+                                const attn_bounds *bounds);
+
+/* Parts of a tile that there is room for. */
+int64_t fa3_most_splits(const cuda_group *base, const cuda_extent *extent);
+
 /* ---- Latent attention in the expanded form --------------------------------------------------- */
 
 /* Of kind mla, which is served in this form alone. */
@@ -125,6 +164,8 @@ typedef struct fa3_instance {
     cuda_function rows;
     cuda_module codes_module;
     cuda_function store_scales, widen, turn;
+    cuda_module gather_module, join_module;
+    cuda_function gather, join;
     cuda_module codes_modules[TYPE_COUNT]; /* of forward kernels, by the outputs' type */
     cuda_module *modules; /* [num_tiles][TYPE_COUNT] of forward kernels; NULL = not needed */
     int option;           /* TILES_* */
@@ -154,9 +195,12 @@ typedef struct fa3_metadata {
     int32_t window_right;
     fa3_plan *plan; /* on the device, as are its lists; NULL = the group has no tiles */
     int32_t *tiles, *slow;
-    int is_tiled;           /* this batch's tiles are planned */
+    int is_tiled;           /* this batch's tiles are planned: */
+    const fa3_tile *tile;   /* these; NULL = not yet */
+    int splits;             /* parts of each tile's keys; 1 = they are not shared out */
     fa3_given given;        /* of expanded latents: room, and the batch's own; else NULL */
-    int32_t *turned_first;  /* of codes; else NULL */
+    int32_t *ahead_first;   /* of turned values, or of gathered keys; else NULL */
+    int is_gathered;        /* this batch's keys are */
     int64_t named_rows;     /* of codes: rows of q before the end of those that the batch names; */
     int64_t named_new_rows; /* the same of new k and v; -1 = the host is not told */
 } fa3_metadata;
@@ -164,7 +208,7 @@ typedef struct fa3_metadata {
 /* Where the parts of a group's plan lie in its memory. Bytes. */
 typedef struct fa3_plan_layout {
     int64_t most_tiles;
-    uint64_t tiles_at, slow_at, first_tile_at, marks_at, turned_at;
+    uint64_t tiles_at, slow_at, first_tile_at, marks_at, ahead_at;
     uint64_t given_at, given_each; /* three lists of so many bytes */
     uint64_t size;
 } fa3_plan_layout;
@@ -214,6 +258,9 @@ int fa3_may_be_unsaved(const attn_metadata *metadata, uint32_t index);
  * then. */
 int fa3_has_small_pages(const attn_metadata *metadata, uint32_t index);
 
+/* Are its pages such that the copy engine has boxes for them? */
+int fa3_has_boxes(const cuda_group *group);
+
 /* ---- Paths ----------------------------------------------------------------------------------- */
 
 /* Behind the library's. */
@@ -221,6 +268,7 @@ enum {
     FA3_PATH_RAGGED = FI_NUM_PATHS,
     FA3_PATH_PAGED,
     FA3_PATH_CODES,
+    FA3_PATH_GATHERED,
     FA3_PATH_IF_SAVED,
     FA3_NUM_PATHS
 };
@@ -263,6 +311,20 @@ float *fa3_cache_scales(const layer_call *call);
 /* Values of the cache to where tiles read them, and where that is. */
 attn_status fa3_turn_values(const layer_call *call, struct fa3_codes_params *p, attn_stream stream,
                             attn_error *error);
+
+/* Where fa3_rows leaves the cache's scales for tiles over gathered keys; NULL: it has none. */
+float *fa3_gather_scales(const layer_call *call);
+
+/* Gathered keys, or values, [rows, kv heads, dim]. */
+attn_tensor fa3_gathered(const layer_call *call, int values);
+
+/* Keys and values of the batch to where tiles read them; new ones are saved, if they are to be. */
+attn_status fa3_gather(const layer_call *call, attn_stream stream, attn_error *error);
+
+/* Outputs of a launch of tiles are parts, and then they are joined. */
+void fa3_set_parts(const layer_call *call, struct fa3_forward_params *p);
+attn_status fa3_join(const layer_call *call, const struct fa3_forward_params *parts,
+                     attn_stream stream, attn_error *error);
 
 /* A layer of codes by the library: q, k and v as bf16. */
 attn_status fa3_forward_widened(layer_call *call, int decode, int32_t layer_id, attn_stream stream,

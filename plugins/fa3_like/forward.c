@@ -48,11 +48,17 @@ static int reads_rows(const layer_call *call)
 /* Keys in pages that are too small, and, unless there are no others, keys that are in no page. */
 static int is_for_library(const layer_call *call)
 {
-    if (!call->view->is_tiled || reads_rows(call))
+    if (!call->view->is_tiled || reads_rows(call) || call->view->is_gathered)
         return !call->view->is_tiled;
     int is_unsaved =
         attn_operand(&call->args, ATTN_ROLE_K) && !(call->args.flags & ATTN_FORWARD_SAVE_KV);
     return is_unsaved || !call->view->page_table;
+}
+
+/* Are keys read from rows that are made of the cache? */
+static int reads_gathered(const layer_call *call)
+{
+    return call->view->is_gathered && !reads_rows(call);
 }
 
 /* Tensor maps and the kernel's own stores move 16 bytes at a time. */
@@ -77,6 +83,28 @@ int64_t fa3_num_sms(const layer_call *call)
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
+/* Where tiles find the cache's scales; NULL: it has none. */
+static float *cache_scales(const layer_call *call)
+{
+    if (call->tiles->has_codes)
+        return fa3_cache_scales(call);
+    return reads_gathered(call) ? fa3_gather_scales(call) : NULL;
+}
+
+/* Blocks of fa3_rows: for new rows where they have something to do, for slow ones that there may be
+ * at least one a multiprocessor. */
+static int64_t count_row_blocks(const layer_call *call, int all_slow)
+{
+    const cuda_group *group = call->group;
+    const int64_t sms = fa3_num_sms(call), most = sms * ROWS_BLOCKS;
+    int64_t bytes = cuda_plan_extent(&call->metadata->plan).tokens * group->kv_heads *
+                    (group->dim + group->v_dim) * attn_dtype_size(group->kv_dtype);
+    int64_t blocks = call->rows.operands.save ? bytes / ROWS_BLOCK_BYTES : 0;
+    if (all_slow || blocks > most)
+        return most;
+    return blocks > sms ? blocks : sms;
+}
+
 static attn_status launch_rows(layer_call *call, int all_slow, attn_stream stream,
                                attn_error *error)
 {
@@ -85,8 +113,9 @@ static attn_status launch_rows(layer_call *call, int all_slow, attn_stream strea
     fa3_rows_call *p = &call->rows;
     const cuda_launch launch = {.function = call->kernels->rows,
                                 .name = "fa3_rows",
-                                .grid = {fa3_num_sms(call) * ROWS_BLOCKS, 1, 1},
-                                .block = {FA3_ROWS_THREADS}};
+                                .grid = {count_row_blocks(call, all_slow), 1, 1},
+                                .block = {FA3_ROWS_THREADS},
+                                .programmatic = 1};
     void *params[] = {p};
     fa3_fill_batch(call->metadata, call->index, &p->batch);
     p->plan = call->view->plan;
@@ -100,10 +129,10 @@ static attn_status launch_rows(layer_call *call, int all_slow, attn_stream strea
     p->new_dtype = cuda_element(call->tiles->new_dtype);
     p->kv_dtype = cuda_element(group->kv_dtype);
     p->out_dtype = cuda_element(group->out_dtype);
-    p->has_codes = call->tiles->has_codes;
+    p->has_codes = call->tiles->has_codes || (call->tiles->gathers && cuda_is_fp8(group->kv_dtype));
     p->scale_stride = group->scale_granularity == ATTN_SCALE_PER_HEAD;
     p->all_slow = all_slow;
-    p->cache_scales = p->has_codes ? fa3_cache_scales(call) : NULL;
+    p->cache_scales = cache_scales(call);
     p->window_left = group->window_left;
     p->chunk = group->chunk;
     p->scale = group->sm_scale;
@@ -182,7 +211,7 @@ static void set_keys(const layer_call *call, struct fa3_forward_params *p)
 {
     const fa3_metadata *view = call->view;
     p->page_size = FA3_UNBOUNDED;
-    p->box_rows = call->tiles->tile->keys;
+    p->box_rows = call->view->tile->keys;
     if (reads_rows(call)) {
         p->k_starts = (uintptr_t)view->cu_seqlens_k;
         p->k_lengths = (uintptr_t)view->given.keys;
@@ -191,6 +220,11 @@ static void set_keys(const layer_call *call, struct fa3_forward_params *p)
     }
     p->k_lengths = (uintptr_t)view->cache_seqlens;
     p->k_length = view->max_seqlen_k;
+    if (reads_gathered(call)) {
+        p->k_starts = (uintptr_t)view->ahead_first;
+        p->kv_scales = (uintptr_t)cache_scales(call);
+        return;
+    }
     p->block_table = (uintptr_t)view->page_table;
     p->table_stride = view->page_table_stride;
     p->page_size = call->group->page_size;
@@ -215,7 +249,7 @@ static void set_outputs(const layer_call *call, struct fa3_forward_params *p)
  * tiles costs more than keys that are read again. */
 static int32_t find_section(const layer_call *call, int64_t keys)
 {
-    const fa3_tile *tile = call->tiles->tile;
+    const fa3_tile *tile = call->view->tile;
     const cuda_group *group = call->group;
     int64_t tiles = call->metadata->plan.batch.num_tokens / tile->queries * group->kv_heads;
     int64_t key_bytes = (int64_t)(tile->dim + tile->dim_v) * (call->tiles->has_codes ? 1 : 2);
@@ -230,7 +264,7 @@ static int32_t find_section(const layer_call *call, int64_t keys)
 static void set_work(const layer_call *call, struct fa3_forward_params *p)
 {
     const cuda_plan *plan = &call->metadata->plan;
-    const fa3_tile *tile = call->tiles->tile;
+    const fa3_tile *tile = call->view->tile;
     const fa3_metadata *view = call->view;
     int is_listed = plan->kind != ATTN_METADATA_EAGER || plan->batch.num_seqs != 1;
     p->batch = plan->batch.num_seqs;
@@ -265,8 +299,12 @@ static attn_status set_maps(const layer_call *call, struct fa3_forward_params *p
     map_view q = view_rows("q", attn_operand(args, ATTN_ROLE_Q), GROUP_QUERIES);
     map_view o = view_rows("out", attn_operand(args, p->out_f32 ? ATTN_ROLE_Q : ATTN_ROLE_OUT),
                            GROUP_QUERIES);
+    attn_tensor keys = fa3_gathered(call, 0), values = fa3_gathered(call, 1);
     map_view k, v;
-    if (reads_rows(call)) {
+    if (reads_gathered(call)) {
+        k = view_rows("k", &keys, box_rows);
+        v = view_rows("v", &values, box_rows);
+    } else if (reads_rows(call)) {
         k = view_rows("k", attn_operand(args, ATTN_ROLE_K), box_rows);
         v = view_rows("v", attn_operand(args, ATTN_ROLE_V), box_rows);
     } else {
@@ -287,15 +325,16 @@ static attn_status set_maps(const layer_call *call, struct fa3_forward_params *p
 static int64_t count_blocks(const layer_call *call, const struct fa3_forward_params *p)
 {
     cuda_extent extent = cuda_plan_extent(&call->metadata->plan);
-    int64_t tiles = extent.seqs + extent.tokens / call->tiles->tile->queries,
+    int64_t tiles = extent.seqs + extent.tokens / call->view->tile->queries,
             most = fa3_num_sms(call);
-    return tiles * p->heads_q < most ? tiles * p->heads_q : most;
+    tiles *= p->heads_q * call->view->splits;
+    return tiles < most ? tiles : most;
 }
 
 /* The kernel's parameters begin with those of any forward kernel. */
 static attn_status launch_tiles(const layer_call *call, attn_stream stream, attn_error *error)
 {
-    const fa3_tile *tile = call->tiles->tile;
+    const fa3_tile *tile = call->view->tile;
     struct fa3_codes_params all;
     struct fa3_forward_params *p = &all.forward;
     memset(&all, 0, sizeof all);
@@ -306,18 +345,23 @@ static attn_status launch_tiles(const layer_call *call, attn_stream stream, attn
     set_outputs(call, p);
     set_work(call, p);
     set_scores(call, p);
+    if (call->view->splits > 1)
+        fa3_set_parts(call, p);
     attn_status status = set_maps(call, p, error);
     if (status == ATTN_OK && call->tiles->has_codes)
         status = fa3_turn_values(call, &all, stream, error);
     if (status != ATTN_OK)
         return status;
-    const cuda_launch launch = {.function = call->tiles->forward,
+    const cuda_launch launch = {.function = tile == call->tiles->low ? call->tiles->low_forward
+                                                                     : call->tiles->forward,
                                 .name = tile->kernel,
                                 .grid = {count_blocks(call, p), 1, 1},
                                 .block = {tile->threads},
-                                .shared = tile->shared};
+                                .shared = tile->shared,
+                                .programmatic = 1};
     void *params[] = {&all};
-    return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
+    status = cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
+    return status == ATTN_OK && p->splits > 1 ? fa3_join(call, p, stream, error) : status;
 }
 
 /* ---- Forward --------------------------------------------------------------------------------- */
@@ -338,8 +382,13 @@ static attn_status forward_tiles(layer_call *call, int32_t layer_id, attn_stream
     attn_status status = take_operands(call, stream, error);
     if (status != ATTN_OK)
         return status;
-    int for_tiles = is_for_tiles(call);
+    int for_tiles = is_for_tiles(call), saves = call->rows.operands.save;
+    int gathers = for_tiles && reads_gathered(call);
+    call->rows.operands.save = saves && !gathers;
     status = launch_rows(call, !for_tiles, stream, error);
+    call->rows.operands.save = saves;
+    if (status == ATTN_OK && gathers)
+        status = fa3_gather(call, stream, error);
     if (status == ATTN_OK && for_tiles)
         status = launch_tiles(call, stream, error);
     /* Sequences of few rows among the others. */

@@ -34,6 +34,8 @@ FA3_CODES_SHAPES(DECLARE)
 #undef DECLARE
 CUDA_IMAGE_DECLARE(rows)
 CUDA_IMAGE_DECLARE(codes)
+CUDA_IMAGE_DECLARE(gather)
+CUDA_IMAGE_DECLARE(join)
 
 #define IMAGES(name, ...) {CUDA_IMAGE(forward_##name##_bf16), CUDA_IMAGE(forward_##name##_f16)},
 static const cuda_image forward_images[][TYPE_COUNT] = {FA3_SHAPES(IMAGES)};
@@ -41,11 +43,13 @@ static const cuda_image codes_forward_images[][TYPE_COUNT] = {FA3_CODES_SHAPES(I
 #undef IMAGES
 static const cuda_image rows_image = CUDA_IMAGE(rows);
 static const cuda_image codes_image = CUDA_IMAGE(codes);
+static const cuda_image gather_image = CUDA_IMAGE(gather);
+static const cuda_image join_image = CUDA_IMAGE(join);
 
-const fa3_tile *fa3_find_tile(int32_t dim, int32_t dim_v)
+const fa3_tile *fa3_find_tile(int32_t dim, int32_t dim_v, int is_low)
 {
     for (uint32_t i = 0; i < fa3_num_tiles; i++)
-        if (fa3_tiles[i].dim == dim && fa3_tiles[i].dim_v == dim_v)
+        if (fa3_tiles[i].dim == dim && fa3_tiles[i].dim_v == dim_v && !is_low--)
             return &fa3_tiles[i];
     return NULL;
 }
@@ -83,28 +87,41 @@ static attn_status load_codes(const attn_instance *made, attn_error *error)
     return status;
 }
 
+/* A kernel that is alone in its image. */
+static attn_status load_one(const attn_instance *made, const cuda_image *image, const char *name,
+                            cuda_module *module, cuda_function *to, attn_error *error)
+{
+    static const cuda_wants wants = {0};
+    if (*module)
+        return ATTN_OK;
+    attn_status status = cuda_image_load(made->cuda, &made->facts, image, 1, module, NULL, error);
+    return status == ATTN_OK
+               ? cuda_function_find(made->cuda, &made->facts, *module, name, &wants, to, error)
+               : status;
+}
+
 /* Groups of the same dimensions and type share a module. */
-static attn_status load_forward(const attn_instance *made, uint32_t index, attn_error *error)
+static attn_status load_forward(const attn_instance *made, uint32_t index, const fa3_tile *of,
+                                cuda_function *to, attn_error *error)
 {
     fa3_instance *own = made->own;
-    fa3_group *group = &own->groups[index];
+    const fa3_group *group = &own->groups[index];
     const cuda_group *base = &made->groups[index].base;
     attn_dtype dtype = group->has_codes ? base->out_dtype : base->q_dtype;
     int type = dtype == ATTN_F16 ? TYPE_F16 : TYPE_BF16;
-    long tile = group->has_codes ? 0 : group->tile - fa3_tiles;
+    long tile = group->has_codes ? 0 : of - fa3_tiles;
     cuda_module *module =
         group->has_codes ? &own->codes_modules[type] : &own->modules[tile * TYPE_COUNT + type];
     const cuda_image *image =
         group->has_codes ? &codes_forward_images[tile][type] : &forward_images[tile][type];
-    const cuda_wants wants = {.shared = group->tile->shared};
+    const cuda_wants wants = {.shared = of->shared};
     char name[64];
     attn_status status = ATTN_OK;
-    snprintf(name, sizeof name, "%s_%s", group->tile->kernel, type == TYPE_F16 ? "f16" : "bf16");
+    snprintf(name, sizeof name, "%s_%s", of->kernel, type == TYPE_F16 ? "f16" : "bf16");
     if (!*module)
         status = cuda_image_load(made->cuda, &made->facts, image, 1, module, NULL, error);
     if (status == ATTN_OK)
-        status = cuda_function_find(made->cuda, &made->facts, *module, name, &wants,
-                                    &group->forward, error);
+        status = cuda_function_find(made->cuda, &made->facts, *module, name, &wants, to, error);
     return status;
 }
 
@@ -130,9 +147,14 @@ fa3_group fa3_group_of(const attn_problem *problem, int option)
     if (option == TILES_NEVER || (!made.is_expanded && !fa3_may_tile(problem)))
         return made;
     if (!made.has_codes)
-        made.tile = fa3_find_tile(group->head_dim, group->v_head_dim);
+        made.tile = fa3_find_tile(group->head_dim, group->v_head_dim, 0);
     else if (group->head_dim == fa3_codes_tile.dim && group->v_head_dim == fa3_codes_tile.dim_v)
         made.tile = &fa3_codes_tile;
+    cuda_group base;
+    cuda_group_init(&base, problem);
+    if (!made.has_codes && base.chunk == 0)
+        made.low = fa3_find_tile(group->head_dim, group->v_head_dim, 1);
+    made.gathers = made.tile && !made.is_expanded && fa3_gathers(&base);
     return made;
 }
 
@@ -149,8 +171,16 @@ static attn_status fill_groups(const attn_instance *made, const attn_problem *pr
             return status;
         if (own->groups[i].tile && !own->rows_module)
             status = load_rows(made, error);
-        if (own->groups[i].tile && status == ATTN_OK)
-            status = load_forward(made, i, error);
+        if (own->groups[i].gathers && status == ATTN_OK)
+            status = load_one(made, &gather_image, "fa3_gather", &own->gather_module, &own->gather,
+                              error);
+        if (own->groups[i].low && status == ATTN_OK)
+            status = load_one(made, &join_image, "fa3_join", &own->join_module, &own->join, error);
+        fa3_group *group = &own->groups[i];
+        if (group->tile && status == ATTN_OK)
+            status = load_forward(made, i, group->tile, &group->forward, error);
+        if (group->low && status == ATTN_OK)
+            status = load_forward(made, i, group->low, &group->low_forward, error);
     }
     return status;
 }
@@ -228,6 +258,10 @@ void fa3_destroy(attn_instance *instance)
             instance->cuda->cuModuleUnload(own->codes_modules[i]);
     if (own->codes_module)
         instance->cuda->cuModuleUnload(own->codes_module);
+    if (own->gather_module)
+        instance->cuda->cuModuleUnload(own->gather_module);
+    if (own->join_module)
+        instance->cuda->cuModuleUnload(own->join_module);
     if (own->rows_module)
         instance->cuda->cuModuleUnload(own->rows_module);
     fi_destroy(instance);

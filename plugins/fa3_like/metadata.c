@@ -46,13 +46,15 @@ fa3_plan_layout fa3_layout_plan(const fa3_group *group, const attn_bounds *bound
     fa3_plan_layout layout = {.size = 0};
     if (!group->tile || !has_long_batches(bounds))
         return layout;
-    layout.most_tiles = bounds->max_tokens / group->tile->queries + (int64_t)bounds->max_seqs;
+    const fa3_tile *least = group->low ? group->low : group->tile;
+    layout.most_tiles = bounds->max_tokens / least->queries + (int64_t)bounds->max_seqs;
     layout.tiles_at = aligned(sizeof(fa3_plan));
     layout.slow_at = aligned(layout.tiles_at + (uint64_t)layout.most_tiles * 2 * sizeof(int32_t));
     layout.first_tile_at = aligned(layout.slow_at + seqs);
     layout.marks_at = aligned(layout.first_tile_at + seqs + sizeof(int32_t));
-    layout.turned_at = aligned(layout.marks_at + seqs);
-    layout.given_at = aligned(layout.turned_at + (group->has_codes ? seqs : 0));
+    int has_ahead = group->has_codes || group->gathers;
+    layout.ahead_at = aligned(layout.marks_at + seqs);
+    layout.given_at = aligned(layout.ahead_at + (has_ahead ? seqs + sizeof(int32_t) : 0));
     layout.given_each = group->is_expanded ? aligned(seqs) : 0;
     layout.size = layout.given_at + 3 * layout.given_each;
     return layout;
@@ -63,6 +65,14 @@ static uint64_t host_bytes(uint32_t num_groups)
     return sizeof(fa3_own) + num_groups * (sizeof(fa3_metadata) + sizeof(fi_part));
 }
 
+/* Gathered keys are none of a group of codes. */
+static uint64_t scratch_bytes(const fa3_group *group, const cuda_group *base,
+                              const attn_bounds *bounds)
+{
+    return fa3_layout_codes(group, base, bounds).size +
+           fa3_layout_gather(group, base, bounds).size + fa3_layout_join(group, base, bounds).size;
+}
+
 void fa3_tell_memory(const fa3_group *group, const cuda_group *base, const attn_bounds *bounds,
                      attn_verdict *verdict)
 {
@@ -70,7 +80,7 @@ void fa3_tell_memory(const fa3_group *group, const cuda_group *base, const attn_
         return;
     verdict->device_bytes =
         aligned(verdict->device_bytes) + fa3_layout_plan(group, bounds).size + COUNTER_BYTES;
-    verdict->device_bytes += fa3_layout_codes(group, base, bounds).size;
+    verdict->device_bytes += scratch_bytes(group, base, bounds);
     verdict->host_bytes = aligned(verdict->host_bytes) + host_bytes(1);
 }
 
@@ -85,7 +95,7 @@ static void add_own(const attn_instance *instance, const attn_bounds *bounds,
     uint64_t scratch = 0;
     for (uint32_t i = 0; i < instance->num_groups; i++) {
         const cuda_group *base = &instance->groups[i].base;
-        uint64_t bytes = fa3_layout_codes(&own->groups[i], base, bounds).size;
+        uint64_t bytes = scratch_bytes(&own->groups[i], base, bounds);
         size->size[PLANS] += fa3_layout_plan(&own->groups[i], bounds).size;
         scratch = bytes > scratch ? bytes : scratch;
     }
@@ -138,14 +148,14 @@ static void place_own(attn_metadata *metadata, const attn_memory *memory,
         fa3_plan_layout layout = fa3_layout_plan(&kernels->groups[i], &metadata->plan.bounds);
         own->groups[i] = (fa3_metadata){.plan = NULL};
         if (layout.size > 0)
-            own->groups[i] =
-                (fa3_metadata){.plan = (fa3_plan *)(void *)at,
-                               .tiles = (int32_t *)(void *)(at + layout.tiles_at),
-                               .slow = (int32_t *)(void *)(at + layout.slow_at),
-                               .given = place_given(at, &layout),
-                               .turned_first = kernels->groups[i].has_codes
-                                                   ? (int32_t *)(void *)(at + layout.turned_at)
-                                                   : NULL};
+            own->groups[i] = (fa3_metadata){
+                .plan = (fa3_plan *)(void *)at,
+                .tiles = (int32_t *)(void *)(at + layout.tiles_at),
+                .slow = (int32_t *)(void *)(at + layout.slow_at),
+                .given = place_given(at, &layout),
+                .ahead_first = kernels->groups[i].has_codes || kernels->groups[i].gathers
+                                   ? (int32_t *)(void *)(at + layout.ahead_at)
+                                   : NULL};
         at += layout.size;
     }
     metadata->own = own;
@@ -202,9 +212,17 @@ static int32_t bound_of(int32_t window)
 }
 
 /* Rows of a page come in boxes of so many at least, under the swizzle. */
-static int has_boxes(const cuda_group *group)
+int fa3_has_boxes(const cuda_group *group)
 {
     return group->page_size % BOX_ROWS == 0;
+}
+
+/* Is the cache of q's type? Codes under codes are, though the library has q as bf16. */
+static int has_one_dtype(const attn_metadata *metadata, uint32_t index)
+{
+    const fa3_instance *own = metadata->instance->own;
+    const cuda_group *group = &metadata->instance->groups[index].base;
+    return own->groups[index].has_codes || group->kv_dtype == group->q_dtype;
 }
 
 /* Of expanded latents the given keys are all there are. */
@@ -221,6 +239,7 @@ static void view_batch(attn_metadata *metadata, uint32_t index)
 {
     const cuda_group *group = &metadata->instance->groups[index].base;
     const fa3_own *own = metadata->own;
+    const fa3_instance *kernels = metadata->instance->own;
     const attn_batch *batch = &metadata->plan.batch;
     const attn_kv_batch *kv = &metadata->plan.kv[index];
     fa3_metadata *view = &own->groups[index];
@@ -229,12 +248,14 @@ static void view_batch(attn_metadata *metadata, uint32_t index)
     view->cu_seqlens_k = NULL;
     if (!cached)
         view->cu_seqlens_k = view->cu_seqlens_q;
-    else if (metadata->plan.kind == ATTN_METADATA_EAGER && !view->turned_first &&
+    else if (metadata->plan.kind == ATTN_METADATA_EAGER && !cuda_is_fp8(group->kv_dtype) &&
              has_only_new(group, batch, kv))
         view->cu_seqlens_k =
             kv->kv_new_indptr.device ? kv->kv_new_indptr.device : view->cu_seqlens_q;
     view->cache_seqlens = kv->kv_lens.device;
-    view->page_table = has_boxes(group) ? kv->block_table.device : NULL;
+    view->page_table =
+        fa3_has_boxes(group) && has_one_dtype(metadata, index) ? kv->block_table.device : NULL;
+    view->is_gathered = kernels->groups[index].gathers && fa3_may_gather(metadata, index);
     view->page_table_stride = kv->block_table_stride;
     view->max_seqlen_q = batch->max_q_len;
     view->max_seqlen_k = cached ? batch->max_kv_len : view->max_seqlen_q;
@@ -281,15 +302,16 @@ static attn_status plan_tiles(attn_metadata *metadata, uint32_t index, attn_stre
                           .marks = (int *)(void *)(at + layout.marks_at),
                           .window_left = base->window_left,
                           .chunk = base->chunk,
-                          .tile_queries = group->tile->queries,
-                          .tile_keys = group->tile->keys,
+                          .tile_queries = view->tile->queries,
+                          .tile_keys = view->tile->keys,
                           .bucket_keys =
-                              bounds->max_kv_len / group->tile->keys / FA3_PLAN_BUCKETS + 1,
-                          .only_new = view->cu_seqlens_k != NULL,
+                              bounds->max_kv_len / view->tile->keys / FA3_PLAN_BUCKETS + 1,
+                          .only_new = view->cu_seqlens_k != NULL || view->is_gathered,
                           .given = view->given,
                           .others_first = part->first_seq,
                           .others_end = part->first_seq + part->num_seqs,
-                          .turned_first = view->turned_first};
+                          .ahead_first = view->ahead_first,
+                          .ahead_keys = group->has_codes ? view->tile->keys : 1};
     const cuda_launch launch = {.function = kernels->plan,
                                 .name = "fa3_plan_batch",
                                 .grid = {1, 1, 1},
@@ -299,18 +321,19 @@ static attn_status plan_tiles(attn_metadata *metadata, uint32_t index, attn_stre
     return cuda_launch_run(instance->cuda, &launch, params, stream, error);
 }
 
-/* Unless all keys are new. */
+/* Unless all keys are new, or gathered from wherever they are. */
 int fa3_may_be_unsaved(const attn_metadata *metadata, uint32_t index)
 {
     const fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];
-    return metadata->plan.bounds.uses & ATTN_USES_UNSAVED_KV && !view->cu_seqlens_k;
+    return metadata->plan.bounds.uses & ATTN_USES_UNSAVED_KV && !view->cu_seqlens_k &&
+           !view->is_gathered;
 }
 
 int fa3_has_small_pages(const attn_metadata *metadata, uint32_t index)
 {
     const fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];
     return cuda_group_has_cache(&metadata->instance->groups[index].base) && !view->page_table &&
-           !view->given.keys;
+           !view->is_gathered && !view->given.keys;
 }
 
 /* What calls may want of a batch in tiles that only the library has: keys in pages that are too

@@ -11,9 +11,11 @@ static int tiles_path(const attn_metadata *metadata, uint32_t index)
     const fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];
     if (fa3_may_be_unsaved(metadata, index))
         return FA3_PATH_IF_SAVED;
-    if (view->turned_first)
-        return FA3_PATH_CODES;
-    return view->cu_seqlens_k ? FA3_PATH_RAGGED : FA3_PATH_PAGED;
+    if (view->cu_seqlens_k)
+        return FA3_PATH_RAGGED;
+    if (view->is_gathered)
+        return FA3_PATH_GATHERED;
+    return view->ahead_first ? FA3_PATH_CODES : FA3_PATH_PAGED;
 }
 
 void fa3_count_rows(attn_metadata *metadata, uint32_t index)
@@ -30,7 +32,10 @@ void fa3_count_rows(attn_metadata *metadata, uint32_t index)
  * where the copy engine cannot read these. */
 static int path_of_pages(const attn_metadata *metadata, uint32_t index)
 {
-    if (((const fa3_own *)metadata->own)->groups[index].page_table)
+    const fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];
+    if (view->is_gathered)
+        return FA3_PATH_GATHERED;
+    if (view->page_table)
         return FA3_PATH_PAGED;
     return fi_is_prefill(fi_find_kernel(metadata, index, FI_SEQUENCES)) ? FI_PATH_PAGED
                                                                         : FI_PATH_FEW;
@@ -66,6 +71,8 @@ static const attn_path paths[FA3_NUM_PATHS] = {
     FI_PATH("tiles_paged", "forward tiles over pages; row by row are sequences with a new key that "
                            "has no slot, which the device finds"),
     FI_PATH("tiles_codes", "forward tiles over pages, products of e4m3"),
+    FI_PATH("tiles_gathered", "forward tiles over rows that are made of the cache first: codes of "
+                              "e4m3 as numbers, keys of small pages side by side"),
     FI_PATH("tiles_if_saved", "forward tiles over pages in calls that save their new keys; in "
                               "others the tiles that are called prefill here"),
 };

@@ -11,8 +11,10 @@
 static const char *const layouts[] = {ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND,
                                       ATTN_LAYOUT_MLA_LATENT};
 
-static const char *const tiles_choices[TILES_COUNT] = {
-    [TILES_AUTO] = "auto", [TILES_ALWAYS] = "always", [TILES_NEVER] = "never"};
+static const char *const tiles_choices[TILES_COUNT] = {[TILES_AUTO] = "auto",
+                                                       [TILES_ALWAYS] = "always",
+                                                       [TILES_NEVER] = "never",
+                                                       [TILES_SHARED] = "shared"};
 
 static const attn_option options_declared[] = {
     FI_OPTIONS,
@@ -23,8 +25,10 @@ static const attn_option options_declared[] = {
      .min = 1,
      .num_choices = TILES_COUNT,
      .choices = tiles_choices,
-     .doc = "which batches of those that they can serve go to the plugin's own forward kernels, "
-            "not to those of flashinfer_like; auto = those that are faster by them"},
+     .doc =
+         "which batches of those that they can serve go to the plugin's own forward kernels, "
+         "not to those of flashinfer_like; auto = those that are faster by them; shared = always, "
+         "their keys cut into parts"},
 };
 
 static const attn_backend_ops ops = {

@@ -8,7 +8,10 @@
  *   fa3_rows         once a layer: new keys into the cache, padding, the sequences that are not for
  *                    tiles
  *   fa3_turn_values  once a layer of codes (e4m3): the cache's values as tiles want them (params.h)
+ *   fa3_gather       once a layer whose cache tiles cannot read: its keys and values as rows that
+ *                    they can, and new ones into the cache
  *   forward_*        once a layer: the tiles (params.h)
+ *   fa3_join         once a layer of few tiles, whose keys are shared out: parts to outputs
  *   fa3_store_scales, fa3_widen   once a layer of codes: scales that the host has, and, where the
  *                    library serves the batch, queries and new keys as it wants them
  */
@@ -19,7 +22,12 @@
 
 enum { FA3_PLAN_BUCKETS = 512, FA3_PLAN_THREADS = 1024, FA3_ROWS_THREADS = 256 };
 
-enum { FA3_WIDEN_THREADS = 256, FA3_STORED_SCALES = 512 };
+enum {
+    FA3_WIDEN_THREADS = 256,
+    FA3_STORED_SCALES = 512,
+    FA3_GATHER_THREADS = 256,
+    FA3_JOIN_THREADS = 256
+};
 
 /* What was planned, in device memory; its lists follow in memory of their own. */
 typedef struct fa3_plan {
@@ -53,7 +61,9 @@ typedef struct fa3_plan_call {
     int only_new;     /* all keys are new, and read from where they come: slots do not matter */
     int others_first; /* sequences [others_first, others_end) are worked on by others */
     int others_end;
-    int *turned_first; /* [max_seqs] each sequence's first tile of turned values; NULL: none are */
+    int *ahead_first; /* [max_seqs + 1] of what a kernel before the tiles makes for them, each
+                         sequence's first unit, and the end of the last; NULL: nothing is */
+    int ahead_keys;   /* of a unit: turned values come in tiles, gathered keys one by one */
 } fa3_plan_call;
 
 /* Scales of an operand of codes, of each KV head or sequence too; strides are 0 where they share
@@ -102,5 +112,34 @@ typedef struct fa3_widen_call {
     int scale_stride; /* as above */
     int most_rows;    /* that there is room for */
 } fa3_widen_call;
+
+/* The keys and values of all sequences, dense: [row][kv head][dim]. Codes become the numbers that
+ * they stand for, without their scale. */
+typedef struct fa3_gather_call {
+    call_operands operands;
+    call_batch batch;
+    const int *first; /* [seqs + 1] row of each sequence's first key, and the end of the last */
+    unsigned short *k, *v; /* written */
+    int heads, dim, dim_v, page_size;
+    int dtype;        /* ELEMENT_* of what is written */
+    int new_dtype;    /* of k and v that are given */
+    int kv_dtype;     /* of the cache: dtype, or ELEMENT_E4M3 */
+    int scale_stride; /* of the cache's scales: 1 = each KV head its own */
+    int most_rows;    /* that there is room for */
+    int window_left;  /* -1 = no limit; keys that no query sees are left out */
+    int chunk;        /* 0 = off */
+} fa3_gather_call;
+
+/* Parts of rows, as forward kernels leave them: values relative to their own LSE. */
+typedef struct fa3_join_call {
+    call_operands operands;
+    call_batch batch;
+    const fa3_plan *plan;
+    const int *slow;     /* whose rows have no parts */
+    const float *values; /* [splits][rows][query heads][dim_v] */
+    const float *lse;    /* [splits][rows][query heads] */
+    int splits, rows, heads_q, dim_v;
+    int out_dtype;
+} fa3_join_call;
 
 #endif

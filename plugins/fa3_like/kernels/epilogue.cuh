@@ -84,11 +84,18 @@ DEVICE int output_bytes(const struct fa3_forward_params &p)
     return p.out_f32 ? 4 : 2;
 }
 
+/* Row `first` of the sequence among those of the output. Rows of parts begin with the batch. */
+DEVICE int output_row(const struct fa3_forward_params &p, const struct work &w, int first)
+{
+    const int begin = p.splits > 1 && p.q_starts ? *(const int *)p.q_starts : 0;
+    return w.q_start + first - begin;
+}
+
 /* Row `first` of the sequence in memory. */
 DEVICE char *output_of(const struct fa3_forward_params &p, const struct work &w, int first)
 {
-    const long long at = (w.q_start + first) * p.out_token + w.head * p.out_head +
-                         (p.q_starts ? 0 : w.sequence * p.out_batch);
+    const long long at = output_row(p, w, first) * p.out_token + w.head * p.out_head +
+                         w.split * p.out_split + (p.q_starts ? 0 : w.sequence * p.out_batch);
     return (char *)p.out + at * output_bytes(p);
 }
 
@@ -143,7 +150,8 @@ DEVICE void output_lse(const struct fa3_forward_params &p, const struct work &w,
     const int row = thread / 32 % 4 * 16 + lane / 4;
     if (!p.lse || lane % 4 != 0)
         return;
-    float *out = (float *)p.lse + (w.q_start + first + row) * p.lse_token + w.head * p.lse_head +
+    float *out = (float *)p.lse + output_row(p, w, first + row) * p.lse_token +
+                 w.head * p.lse_head + w.split * p.lse_split +
                  (p.q_starts ? 0 : w.sequence * p.lse_batch);
     if (row < rows)
         out[0] = lse[0];

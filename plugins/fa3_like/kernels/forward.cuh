@@ -175,10 +175,18 @@ template <typename T> struct rows {
     int clear_from, clear_to; /* tiles of keys that all of its rows see whole */
     int chunk, next_chunk;    /* where its first row's chunk begins, and the one after it */
     int add;                  /* 0: o holds nothing yet */
+    float scale, cap;         /* of scores: score_log2 and score_cap, with the keys' factor */
     struct softmax x;
     float o[T::dim_v / 2];
     float factor[2], lse[2]; /* at the end: what o is multiplied by */
 };
+
+/* The factor of a tile's keys, or of its values. */
+DEVICE float kv_scale(const struct fa3_forward_params &p, const struct work &w, int of_values)
+{
+    const int heads = p.heads_q / p.heads_per_kv;
+    return ((const float *)p.kv_scales)[of_values * heads + w.head / p.heads_per_kv];
+}
 
 /* The position of a warpgroup's first row. */
 template <typename T> DEVICE int first_position(const struct work &w, int group)
@@ -207,6 +215,10 @@ DEVICE void rows_begin(const struct fa3_forward_params &p, const struct work &w,
     r->clear_from = uniform((max(0, row_first_key<T>(p, *r, last)) + T::keys - 1) / T::keys);
     r->clear_to = uniform(max(0, min(w.keys, first + p.window_right + 1)) / T::keys);
     r->add = 0;
+    r->scale = p.score_log2;
+    r->cap = p.score_cap;
+    if (__builtin_expect(p.kv_scales != 0, 0))
+        (p.score_cap != 0.0f ? r->cap : r->scale) *= kv_scale(p, w, 0);
     softmax_begin(&r->x);
 }
 
@@ -215,6 +227,11 @@ DEVICE void rows_finish(const struct fa3_forward_params &p, const struct work &w
 {
     const float *sinks = (const float *)p.sinks;
     softmax_finish(&r->x, sinks ? sinks + w.head : 0, r->factor, r->lse);
+    if (__builtin_expect(p.kv_scales != 0, 0)) {
+        const float scale = kv_scale(p, w, 1);
+        r->factor[0] *= scale;
+        r->factor[1] *= scale;
+    }
 }
 
 /* Cap (0: none) and mask of the scores of tile n, or of its keys from `from` on. */
@@ -248,12 +265,14 @@ DEVICE void skip_stages(struct control *control, int group, consumer<T> *c, int 
     }
 }
 
-/* The last tile of keys that a warpgroup's rows see; there is at least one to do. */
+/* The last tile of keys that a warpgroup's rows see, of those of the tile of queries; there is at
+ * least one to do. */
 template <typename T>
 DEVICE int last_seen(const struct fa3_forward_params &p, const struct work &w, int group)
 {
     const int last = first_position<T>(w, group) + GROUP_ROWS - 1;
-    return uniform(max(w.k_start, min(w.keys - 1, last + p.window_right) / T::keys));
+    return uniform(
+        min(w.k_end - 1, max(w.k_start, min(w.keys - 1, last + p.window_right) / T::keys)));
 }
 
 /* Skips tiles of keys that none of this warpgroup's rows sees, at the end of a causal tile of
@@ -294,8 +313,8 @@ DEVICE void first_tile(const struct fa3_forward_params &p, struct control *contr
     products_wait<0>();
     products_arrived(s);
     stage_done<T>(control, &c->stage);
-    scores_finish<T>(p, w, *r, p.score_cap, group, n, s);
-    softmax_again<T::half>(&r->x, s, p.score_log2, r->x.sum, factor, probabilities);
+    scores_finish<T>(p, w, *r, r->cap, group, n, s);
+    softmax_again<T::half>(&r->x, s, r->scale, r->x.sum, factor, probabilities);
 }
 
 /* From the probabilities of tile n to those of tile n - 1. `ready`: the stage is known to be full,
@@ -326,10 +345,10 @@ DEVICE void next_tile(const struct fa3_forward_params &p, struct control *contro
     r->add = 1;
     stage_done<T>(control, &c->stage);
     *ready = stage_test<T>(control, c->stage);
-    scores_finish<T>(p, w, *r, p.score_cap, group, n - 1, s);
-    softmax_tile<T::half>(r->x, s, p.score_log2, sum, probabilities);
+    scores_finish<T>(p, w, *r, r->cap, group, n - 1, s);
+    softmax_tile<T::half>(r->x, s, r->scale, sum, probabilities);
     if (__builtin_expect(softmax_grown(sum), 0)) {
-        softmax_again<T::half>(&r->x, s, p.score_log2, sum, factor, probabilities);
+        softmax_again<T::half>(&r->x, s, r->scale, sum, factor, probabilities);
 #pragma unroll
         for (int i = 0; i < T::dim_v / 2; i++)
             r->o[i] *= factor[i / 2 % 2];

@@ -299,12 +299,6 @@ template <typename T> DEVICE void values_wait(struct control *control, const cod
     barrier_wait(value_barrier<T>(control->full, c.v.slot), c.v.phase);
 }
 
-/* A tile of queries and its scales. */
-template <typename T> struct codes_rows : rows<T> {
-    float scale; /* of scores, in powers of 2 */
-    float cap;   /* 0: none */
-};
-
 DEVICE float scale_of(const struct fa3_scale &s, int sequence, int head)
 {
     if (!s.at)
@@ -312,7 +306,7 @@ DEVICE float scale_of(const struct fa3_scale &s, int sequence, int head)
     return ((const float *)s.at)[(int64_t)sequence * s.sequence + (int64_t)head * s.head];
 }
 
-template <typename T> DEVICE void codes_scores(float (&s)[64], const codes_rows<T> &r, unsigned k)
+template <typename T> DEVICE void codes_scores(float (&s)[64], const rows<T> &r, unsigned k)
 {
     const unsigned long long a = matrix_descriptor(r.q, 16, 8 * ROW_BYTES);
     const unsigned long long b = matrix_descriptor(k, 16, 8 * ROW_BYTES);
@@ -393,7 +387,7 @@ DEVICE void codes_values_clear(struct control *control, const codes_consumer<T> 
  * them only: each half is computed for the reference, and again for the codes. */
 template <typename T>
 DEVICE void codes_again(const struct fa3_forward_params &p, const struct work &w, int group,
-                        codes_rows<T> *r, int n, unsigned k, float (&sum)[2], unsigned (&codes)[16])
+                        rows<T> *r, int n, unsigned k, float (&sum)[2], unsigned (&codes)[16])
 {
     float s[32], shift[2], factor[2], top[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
 #pragma unroll
@@ -439,7 +433,7 @@ template <typename T> DEVICE void queries_done(struct control *control, codes_co
 template <typename T, bool first>
 DEVICE void codes_scores_step(const struct fa3_forward_params &p, struct control *control,
                               unsigned base, int group, const struct work &w, codes_consumer<T> *c,
-                              codes_rows<T> *r, int n, unsigned (&codes)[16])
+                              rows<T> *r, int n, unsigned (&codes)[16])
 {
     float s[64], sum[2] = {0.0f, 0.0f};
     const unsigned k = base + T::k_at + c->k.slot * T::k_bytes;
@@ -474,8 +468,7 @@ DEVICE void codes_scores_step(const struct fa3_forward_params &p, struct control
 /* Products of a tile's codes with its values, added to the rows' sums. */
 template <typename T>
 DEVICE void codes_values_step(struct control *control, unsigned base, int group,
-                              codes_consumer<T> *c, codes_rows<T> *r, int n,
-                              const unsigned (&codes)[16])
+                              codes_consumer<T> *c, rows<T> *r, int n, const unsigned (&codes)[16])
 {
     float part[64];
     if (!c->values)
@@ -517,7 +510,7 @@ DEVICE void codes_clear_before(const struct fa3_forward_params &p, struct contro
 /* A tile of queries against its keys, of which there is at least one tile. */
 template <typename T>
 DEVICE void codes_attend(const struct fa3_forward_params &p, struct control *control, unsigned base,
-                         int group, const struct work &w, codes_consumer<T> *c, codes_rows<T> *r)
+                         int group, const struct work &w, codes_consumer<T> *c, rows<T> *r)
 {
     unsigned codes[16];
     int n = uniform(w.k_start);
@@ -549,7 +542,7 @@ DEVICE void codes_attend_nothing(const struct fa3_forward_params &p, struct cont
 
 template <typename T>
 DEVICE void codes_rows_begin(const struct fa3_codes_params &c, const struct work &w, unsigned q,
-                             int group, codes_rows<T> *r)
+                             int group, rows<T> *r)
 {
     const struct fa3_forward_params &p = c.forward;
     const int head = w.head / p.heads_per_kv;
@@ -581,7 +574,7 @@ DEVICE void codes_consume(const struct fa3_codes_params &params, struct control 
             work_done(control, &c.works);
             continue;
         }
-        codes_rows<T> r;
+        rows<T> r;
         codes_rows_begin<T>(params, w, base + T::q_at + c.slot.slot * T::q_bytes, group, &r);
         if (any)
             codes_attend<T>(p, control, base, group, w, &c, &r);

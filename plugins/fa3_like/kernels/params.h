@@ -59,12 +59,15 @@ struct fa3_forward_params {
     uint64_t tile_count;  /* int32: how many entries `tiles` has */
     uint64_t counter;     /* uint32 [2]: zero before the first launch; a launch leaves it zero */
     uint64_t sinks;       /* float [heads_q]: a logit that joins each row's sum; 0: none */
+    uint64_t kv_scales;   /* float [2][kv heads]: factors of keys, and of values; 0: 1 */
     int64_t out_token;    /* strides of the output, in elements */
     int64_t out_head;
     int64_t out_batch;
     int64_t lse_token; /* strides of the LSE */
     int64_t lse_head;
     int64_t lse_batch;
+    int64_t out_split; /* of parts; 0 where there are none */
+    int64_t lse_split;
     int64_t table_stride;
 
     int32_t batch;
@@ -83,7 +86,8 @@ struct fa3_forward_params {
     float score_cap;      /* scale / cap, 0: no cap */
     int32_t chunk;        /* 0: none; else 64 keys or more, window_right is 0, and it has them */
     int32_t out_f32;      /* 1: the output is fp32, and `o` any map; else of the queries' type */
-    int32_t reserved;
+    int32_t splits;       /* parts that a tile's keys are shared out to, each with an output and an
+                           * LSE of its own in fp32, whose rows begin with the batch's first; 0: one */
 };
 
 /* One fp32 factor of each sequence and KV head; strides are 0 where they share it. at == 0: 1. */

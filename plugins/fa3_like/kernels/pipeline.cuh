@@ -36,6 +36,7 @@ struct work {
     int queries, keys, k_start, k_end; /* of the sequence; tiles of keys [k_start, k_end) */
     int first_key;                     /* that the tile's first query sees */
     int position;                      /* of the sequence's first query */
+    int split;                         /* of the tile's keys */
 };
 
 /* Barriers and work, after the tiles. */

@@ -73,12 +73,14 @@ PORTABLE int plan_count_tiles(const fa3_plan_call *p, int s)
                : (q.q_len + p->tile_queries - 1) / p->tile_queries;
 }
 
-/* Tiles of turned values: of all of its keys, whoever reads them. */
-PORTABLE int plan_count_turned(const fa3_plan_call *p, int s)
+/* Units that are made for a sequence ahead of its tiles: of all of its keys, whoever reads them. */
+PORTABLE int plan_count_ahead(const fa3_plan_call *p, int s)
 {
     index_sequence q;
+    if (!p->ahead_first || plan_is_of_others(p, s))
+        return 0;
     index_find_sequence(&p->batch, 1, s, &q);
-    return (q.kv_len + p->tile_keys - 1) / p->tile_keys;
+    return (int_max(q.kv_len, 0) + p->ahead_keys - 1) / p->ahead_keys;
 }
 
 /* The bucket of a tile, by how many keys it is multiplied with. */

@@ -9,6 +9,7 @@
  *                   has a row and head of a slow sequence, thread i the scores of keys i,
  *                   i + 256 ... and element i
  */
+#include "plugins/common/cuda/ptx.cuh"
 #include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/common/cuda/save_rows.cuh"
 #include "plugins/fa3_like/kernels/rows.cuh"
@@ -48,34 +49,52 @@ static __device__ void plan_marks(const fa3_plan_call &p)
     __syncthreads();
 }
 
-/* Each thread has neighbouring sequences. Returns how many tiles there are. */
+/* Sequences [*first, *end) of this thread, which has neighbours. */
+static __device__ void plan_share(const fa3_plan_call &p, int *first, int *end)
+{
+    int seqs = p.batch.num_seqs, width = (seqs + FA3_PLAN_THREADS - 1) / FA3_PLAN_THREADS;
+    *first = min(seqs, (int)threadIdx.x * width);
+    *end = min(seqs, *first + width);
+}
+
+/* Returns how many tiles there are. */
 static __device__ int plan_sequences(const fa3_plan_call &p, int *room)
 {
-    int seqs = p.batch.num_seqs, all, slow_all, slow = 0, tiles = 0, turned = 0;
-    int width = (seqs + FA3_PLAN_THREADS - 1) / FA3_PLAN_THREADS;
-    int first = min(seqs, (int)threadIdx.x * width), end = min(seqs, first + width);
+    int first, end, all, slow_all, slow = 0, tiles = 0;
+    plan_share(p, &first, &end);
     for (int s = first; s < end; s++) {
         slow += plan_is_slow(&p, s);
         tiles += plan_count_tiles(&p, s);
-        turned += plan_count_turned(&p, s);
     }
-    int turned_all, turned_at = p.turned_first ? sum_before(turned, room, &turned_all) : 0;
     int at = sum_before(tiles, room, &all), slow_at = sum_before(slow, room, &slow_all);
     for (int s = first; s < end; s++) {
         p.first_tile[s] = at;
         at += plan_count_tiles(&p, s);
-        if (p.turned_first)
-            p.turned_first[s] = turned_at;
-        turned_at += plan_count_turned(&p, s);
         if (plan_is_slow(&p, s))
             p.slow[slow_at++] = s;
     }
     if (threadIdx.x == 0) {
-        p.first_tile[seqs] = all;
+        p.first_tile[p.batch.num_seqs] = all;
         plan_store(&p, all, slow_all);
     }
     __syncthreads();
     return all;
+}
+
+/* Where what is made ahead of the tiles begins. */
+static __device__ void plan_ahead(const fa3_plan_call &p, int *room)
+{
+    int first, end, all, units = 0;
+    plan_share(p, &first, &end);
+    for (int s = first; s < end; s++)
+        units += plan_count_ahead(&p, s);
+    int at = sum_before(units, room, &all);
+    for (int s = first; s < end; s++) {
+        p.ahead_first[s] = at;
+        at += plan_count_ahead(&p, s);
+    }
+    if (threadIdx.x == 0)
+        p.ahead_first[p.batch.num_seqs] = all;
 }
 
 extern "C" __global__ void __launch_bounds__(FA3_PLAN_THREADS)
@@ -88,6 +107,8 @@ extern "C" __global__ void __launch_bounds__(FA3_PLAN_THREADS)
     __syncthreads();
     plan_marks(p);
     int tiles = plan_sequences(p, room);
+    if (p.ahead_first)
+        plan_ahead(p, room);
     for (int b = thread; b < FA3_PLAN_BUCKETS; b += FA3_PLAN_THREADS)
         buckets[b] = 0;
     __syncthreads();
@@ -244,6 +265,8 @@ extern "C" __global__ void __launch_bounds__(FA3_ROWS_THREADS, 4)
     fa3_rows(const __grid_constant__ fa3_rows_call p)
 {
     __shared__ float weights[FA3_ROWS_THREADS], room[FA3_ROWS_THREADS];
+    grid_wait();
+    grid_launch_dependents();
     if (p.operands.save)
         save_rows(p);
     store_scales(p);

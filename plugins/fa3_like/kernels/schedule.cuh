@@ -21,9 +21,10 @@
 
 DEVICE int tiles_in_all(const struct fa3_forward_params &p)
 {
+    const int splits = max(p.splits, 1);
     if (p.tiles)
-        return *(const int *)p.tile_count * p.heads_q;
-    return p.batch * p.heads_q * p.q_tiles;
+        return *(const int *)p.tile_count * p.heads_q * splits;
+    return p.batch * p.heads_q * p.q_tiles * splits;
 }
 
 /* Tile `index` of the order above: tile, head, sequence. */
@@ -70,7 +71,8 @@ template <typename T> DEVICE struct work work_of(const struct fa3_forward_params
     w.queries = 0;
     if (index >= tiles_in_all(p))
         return w;
-    place_of(p, index, &w);
+    w.split = p.splits > 1 ? index % p.splits : 0;
+    place_of(p, p.splits > 1 ? index / p.splits : index, &w);
     const int *starts = (const int *)p.q_starts;
     w.q_start = starts ? starts[w.sequence] : 0;
     w.queries = starts ? starts[w.sequence + 1] - w.q_start : p.q_length;
@@ -87,6 +89,11 @@ template <typename T> DEVICE struct work work_of(const struct fa3_forward_params
     w.first_key = first_key(p.window_left, T::chunks ? p.chunk : 0, first);
     w.k_start = w.first_key / T::keys;
     w.k_end = end > w.first_key ? (end + T::keys - 1) / T::keys : w.k_start;
+    if (p.splits > 1) {
+        const int tiles = w.k_end - w.k_start;
+        w.k_end = w.k_start + tiles * (w.split + 1) / p.splits;
+        w.k_start += tiles * w.split / p.splits;
+    }
     return w;
 }
 

@@ -2,7 +2,8 @@
  *
  * shapes.h: the forward kernels that are built, as the plugin's C knows them: the one table.
  *
- * A pair of head dimensions has one shape of tiles, built for bf16 (forward_NAME_bf16.cu) and fp16
+ * A pair of head dimensions has one shape of tiles, and may have another, low ones of fewer queries
+ * for batches of few tiles. Each is built for bf16 (forward_NAME_bf16.cu) and fp16
  * (forward_NAME_f16.cu). To add one: two such files, their names in Makefile.am.inc, and a line
  * here; check_fa3_like.c compares the line with the files.
  */
@@ -10,11 +11,14 @@
 #define FA3_LIKE_SHAPES_H
 
 /* X(name, head_dim, v_head_dim, keys of a tile, warpgroups of 64 queries, stages, slots of queries,
- * bytes of shared memory), smaller ones first */
+ * bytes of shared memory), smaller ones first, low tiles after the others of their dimensions */
 #define FA3_SHAPES(X)                                                                              \
     X(d64, 64, 64, 64, 4, 6, 2, 164160)                                                            \
+    X(d64_low, 64, 64, 64, 2, 6, 2, 131392)                                                        \
     X(d96, 96, 96, 64, 3, 4, 2, 229696)                                                            \
+    X(d96_low, 96, 96, 64, 2, 4, 2, 196928)                                                        \
     X(d128, 128, 128, 64, 3, 4, 2, 229696)                                                         \
+    X(d128_low, 128, 128, 64, 2, 4, 2, 196928)                                                     \
     X(d192, 192, 192, 64, 2, 2, 2, 196928)                                                         \
     X(d192_v128, 192, 128, 64, 3, 2, 2, 229696)                                                    \
     X(d256, 256, 256, 64, 2, 2, 1, 196928)

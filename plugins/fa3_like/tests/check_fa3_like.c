@@ -359,17 +359,25 @@ START_TEST(tiles_of_a_batch)
 END_TEST
 
 /* Padding has no key, so nothing is wrong with its slot. */
-/* Turned values are of all keys, whoever reads them. */
-START_TEST(turned_tiles_go_by_keys)
+/* What is made ahead is of all keys of a sequence, unless others work on it: in tiles of turned
+ * values, or one by one. */
+START_TEST(units_ahead_go_by_keys)
 {
-    static const int counts[SEQS] = {3, 1, 1, 1, 1};
-    int marks[SEQS] = {0, 0, 0, 1, 0};
+    static const int tiles[SEQS] = {3, 1, 1, 1, 1};
+    int marks[SEQS] = {0, 0, 0, 1, 0}, first[SEQS + 1];
     fa3_plan plan;
     fa3_plan_call p = make_plan(&plan, marks, NULL);
+    for (int s = 0; s < SEQS; s++)
+        ck_assert_int_eq(plan_count_ahead(&p, s), 0);
+    p.ahead_first = first;
+    p.ahead_keys = p.tile_keys;
+    for (int s = 0; s < SEQS; s++)
+        ck_assert_int_eq(plan_count_ahead(&p, s), tiles[s]);
+    p.ahead_keys = 1;
     p.others_first = 0;
     p.others_end = 2;
     for (int s = 0; s < SEQS; s++)
-        ck_assert_int_eq(plan_count_turned(&p, s), counts[s]);
+        ck_assert_int_eq(plan_count_ahead(&p, s), s < 2 ? 0 : index_int(p.batch.kv_lens, s));
 }
 END_TEST
 
@@ -467,7 +475,7 @@ static Suite *suite(void)
     tcase_add_test(tc, create_refuses);
     tcase_add_test(tc, given_keys_are_all_there_are);
     tcase_add_test(tc, tiles_of_a_batch);
-    tcase_add_test(tc, turned_tiles_go_by_keys);
+    tcase_add_test(tc, units_ahead_go_by_keys);
     tcase_add_test(tc, codes_survive_bf16);
     tcase_add_test(tc, padding_is_for_tiles);
     tcase_add_test(tc, buckets_go_by_keys);

@@ -109,7 +109,8 @@ START_TEST(launches_keep_to_max_sms)
     of.bounds.max_sms = budgets[_i];
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
-    ck_assert_uint_eq(launches[1].grid, sms[_i] * ROWS_BLOCKS);
+    ck_assert_uint_ge(launches[1].grid, sms[_i]); /* 36 are enough for these rows */
+    ck_assert_uint_le(launches[1].grid, sms[_i] * ROWS_BLOCKS);
     ck_assert_uint_eq(launches[2].grid, sms[_i]);
     run_end(&t);
 }
@@ -138,7 +139,7 @@ START_TEST(one_sequence_needs_no_list)
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_EXTEND, 1, 384, 384));
     const struct fa3_forward_params *p = forward_params();
-    const fa3_tile *tile = t.group.tile;
+    const fa3_tile *tile = ((fa3_own *)t.metadata->own)->groups[0].tile;
     ck_assert_uint_eq(p->tiles, 0);
     ck_assert_uint_eq(p->q_starts, (uintptr_t)((fa3_own *)t.metadata->own)->groups[0].plan->starts);
     ck_assert_int_eq(p->batch, 1);
@@ -319,15 +320,9 @@ START_TEST(rows_decide)
         need(run_batch(&t, ATTN_MODE_EXTEND, batches[i].seqs, batches[i].tokens, batches[i].q_len));
         expect_launches(batches[i].launches);
     }
-    t.max_kv_len = 1000; /* 8 tiles for 24 multiprocessors */
-    need(run_batch(&t, ATTN_MODE_EXTEND, 1, 128, 128));
-    expect_launches(by_tiles);
-    t.max_kv_len = 4000; /* which are worth to be shared out */
-    need(run_batch(&t, ATTN_MODE_EXTEND, 1, 128, 128));
-    expect_launches(by_prefill_alone);
     t.own.option = TILES_ALWAYS;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 24, 8));
-    expect_launches(by_tiles);
+    expect_launches("plan rows fa3_forward_d128_low");
     need(run_batch(&t, ATTN_MODE_DECODE, 3, 3, 1));
     expect_launches(by_attend);
     ck_assert_ptr_null(fa3_group_of(&t.of.problem, TILES_NEVER).tile);
@@ -338,20 +333,19 @@ END_TEST
 /* What the forward kernels have not. */
 START_TEST(problems_decide)
 {
-    test_problem of[8];
-    for (int i = 0; i < 8; i++)
+    test_problem of[7];
+    for (int i = 0; i < 7; i++)
         make_problem(&of[i]);
     of[0].group.flags = ATTN_GROUP_HAS_ALIBI;
     of[1].group.attention_chunk = 63;
-    of[2].problem.kv_dtype = ATTN_FP8_E4M3;
-    of[3].problem.out_dtype = ATTN_F32;
-    of[4].group.sm_scale = -1;
-    of[5].problem.need_notes = ATTN_NOTE_DETERMINISTIC;
+    of[2].problem.out_dtype = ATTN_F32;
+    of[3].group.sm_scale = -1;
+    of[4].problem.need_notes = ATTN_NOTE_DETERMINISTIC;
+    of[5].group.attention_chunk = 64;
+    of[5].group.head_dim = of[5].group.v_head_dim = 256;
+    make_codes_problem(&of[6], ATTN_SCALE_PER_HEAD);
     of[6].group.attention_chunk = 64;
-    of[6].group.head_dim = of[6].group.v_head_dim = 256;
-    make_codes_problem(&of[7], ATTN_SCALE_PER_HEAD);
-    of[7].group.attention_chunk = 64;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 7; i++) {
         fa3_group group = fa3_group_of(&of[i].problem, TILES_AUTO);
         ck_assert_msg(group.tile == NULL, "%d", i);
         ck_assert_uint_eq(fa3_layout_plan(&group, &of[i].bounds).size, 0);
@@ -403,8 +397,100 @@ START_TEST(most_keys_decide)
 }
 END_TEST
 
-/* Pages too small for boxes are the library's; where all keys are new, no page is read. */
-START_TEST(small_pages_decide)
+/* ---- Gathered keys --------------------------------------------------------------------------- */
+
+/* Codes under queries of 16 bits are made to rows, which tiles read with the cache's scales; new
+ * ones are saved on the way, and rows that are not for tiles find them in k and v. */
+START_TEST(codes_are_gathered)
+{
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.problem.kv_dtype = ATTN_FP8_E4M3;
+    of.group.kv_scale_granularity = ATTN_SCALE_PER_HEAD;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    const fa3_own *own = t.metadata->own;
+    const fa3_metadata *view = &own->groups[0];
+    fa3_gather_layout layout = fa3_layout_gather(&t.group, &t.base.base, &t.of.bounds);
+    t.args.num_scales = ATTN_ROLE_COUNT;
+    t.args.scales = t.scale_list;
+    const uint64_t shape[4] = {TEST_DIM, layout.rows, TEST_KV_HEADS, 1};
+    const uint64_t strides[3] = {NEW_ROW, TEST_DIM, 0};
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    expect_launches("plan rows gather fa3_forward_d128");
+    ck_assert_uint_eq(layout.rows, 6 * 4000);
+    const struct fa3_forward_params *p = forward_params();
+    expect_map(&p->k, own->scratch, shape, strides, (uint32_t)view->tile->keys);
+    expect_map(&p->v, own->scratch + layout.v_at, shape, strides, (uint32_t)view->tile->keys);
+    ck_assert_uint_eq(p->block_table, 0);
+    ck_assert_uint_eq(p->k_starts, (uintptr_t)view->ahead_first);
+    ck_assert_uint_eq(p->k_lengths, (uintptr_t)kv_lens);
+    ck_assert_uint_eq(p->kv_scales, (uintptr_t)own->scratch + layout.scales_at);
+    const fa3_plan_call *plan = &launches[0].params.plan;
+    ck_assert_ptr_eq(plan->ahead_first, view->ahead_first);
+    ck_assert_int_eq(plan->ahead_keys, 1);
+    ck_assert_int_eq(plan->only_new, 1);
+    const fa3_rows_call *rows = &launches[1].params.rows;
+    ck_assert_int_eq(rows->operands.save, 0);
+    ck_assert_int_eq(rows->has_codes, 1);
+    ck_assert_int_eq(rows->dtype, ELEMENT_BF16);
+    ck_assert_uint_eq((uintptr_t)rows->cache_scales, p->kv_scales);
+    const fa3_gather_call *gather = &launches[2].params.gather;
+    ck_assert_int_eq(gather->operands.save, 1);
+    ck_assert_int_eq(gather->kv_dtype, ELEMENT_E4M3);
+    ck_assert_int_eq(gather->dtype, ELEMENT_BF16);
+    ck_assert_int_eq(gather->most_rows, 6 * 4000);
+    ck_assert_ptr_eq(gather->k, own->scratch);
+    t.args.flags = 0; /* in no page, and read from where they are given */
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    expect_launches("plan rows gather fa3_forward_d128");
+    ck_assert_int_eq(launches[2].params.gather.operands.save, 0);
+    ck_assert_ptr_eq(launches[2].params.gather.operands.k, t.k.data);
+    run_end(&t);
+}
+END_TEST
+
+/* Of keys that there is no room for a batch is the library's, and no graph is for tiles whose
+ * batches may have as many. */
+START_TEST(gathered_keys_have_room)
+{
+    static const int32_t few[3] = {1000, 200, 200}, many[3] = {400000, 200000, 2000};
+    static const char by_codes[] = "fi_plan fi_save fi_prefill_d128";
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.problem.kv_dtype = ATTN_FP8_E4M3;
+    of.group.kv_scale_granularity = ATTN_SCALE_PER_HEAD;
+    of.bounds.max_kv_len = 400000;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    t.args.num_scales = ATTN_ROLE_COUNT;
+    t.args.scales = t.scale_list;
+    uint64_t rows = fa3_layout_gather(&t.group, &t.base.base, &t.of.bounds).rows;
+    ck_assert_uint_eq(rows, ((uint64_t)512 << 20) / (2 * 2 * TEST_KV_HEADS * TEST_DIM));
+    t.own.option = TILES_ALWAYS;
+    t.max_kv_len = 400000;
+    t.kv.kv_lens.host = few;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    expect_launches("plan rows gather fa3_forward_d128");
+    t.kv.kv_lens.host = many;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    expect_launches(by_codes);
+    t.kv.kv_lens.host = NULL; /* as many as there may be */
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    expect_launches(by_codes);
+    run_end(&t);
+    run_begin(&t, &of, ATTN_METADATA_GRAPH);
+    t.args.num_scales = ATTN_ROLE_COUNT;
+    t.args.scales = t.scale_list;
+    t.own.option = TILES_ALWAYS;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    expect_launches(by_codes);
+    run_end(&t);
+}
+END_TEST
+
+/* Keys in pages too small for boxes are gathered, unless all are new: then no page is read. */
+START_TEST(small_pages_are_gathered)
 {
     static const int32_t none[3] = {0}, rows[4] = {0, 192, 384, 576}, keys[3] = {192, 192, 192};
     test_problem of;
@@ -413,45 +499,82 @@ START_TEST(small_pages_decide)
     of.problem.page_size = 4;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
-    expect_launches(by_prefill);
+    expect_launches("plan rows gather fa3_forward_d128");
+    ck_assert_uint_eq(forward_params()->kv_scales, 0);
+    ck_assert_int_eq(launches[1].params.rows.has_codes, 0);
+    ck_assert_int_eq(launches[2].params.gather.kv_dtype, ELEMENT_BF16);
     t.batch.prefix_lens.host = none;
     t.batch.q_indptr.host = rows;
     t.kv.kv_lens.host = keys;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
-    expect_launches("plan fi_plan rows fa3_forward_d128");
+    expect_launches("plan rows fa3_forward_d128");
     ck_assert_uint_eq(forward_params()->block_table, 0);
+    ck_assert_uint_eq(forward_params()->k_lengths, 0);
     t.operands[ATTN_ROLE_K] = t.operands[ATTN_ROLE_V] = NULL; /* all keys are in the cache */
     t.args.flags = 0;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
-    expect_launches("plan fi_plan fi_prefill_d128");
+    expect_launches("plan rows gather fa3_forward_d128");
     run_end(&t);
 }
 END_TEST
 
-/* A layer that finds all keys in such pages has the library for the whole batch: it is not split.
- */
-START_TEST(small_pages_keep_batches_whole)
+/* Such batches are split as others are: of those who decode no key is gathered. */
+START_TEST(small_pages_are_split)
 {
-    static const int32_t none[3] = {0}, rows[4] = {0, 288, 576, 577}, keys[3] = {288, 288, 1};
     test_problem of;
     test_run t;
     make_problem(&of);
     of.problem.page_size = 4;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    t.batch.prefix_lens.host = none;
-    t.batch.q_indptr.host = rows;
-    t.kv.kv_lens.host = keys;
     t.own.option = TILES_ALWAYS;
     t.num_decodes = 1;
     need(run_batch(&t, ATTN_MODE_MIXED, 3, 577, 288));
-    expect_launches("plan fi_plan rows fa3_forward_d128");
-    ck_assert_int_eq(launches[0].params.plan.others_end, 0);
-    ck_assert_int_eq(launches[1].params.fi_plan.batch.num_seqs, 3);
-    t.operands[ATTN_ROLE_K] = t.operands[ATTN_ROLE_V] = NULL;
-    t.args.flags = 0;
-    need(run_batch(&t, ATTN_MODE_MIXED, 3, 577, 288));
-    expect_launches("plan fi_plan fi_prefill_d128");
-    ck_assert_int_eq(launches[2].params.fi_call.batch.num_seqs, 3);
+    expect_launches("plan fi_plan rows gather fa3_forward_d128_low fi_attend_d128");
+    ck_assert_int_eq(launches[0].params.plan.others_first, 2);
+    ck_assert_int_eq(launches[0].params.plan.others_end, 3);
+    run_end(&t);
+}
+END_TEST
+
+/* Low tiles where others would leave multiprocessors without one; few of these are cut by keys, into
+ * parts that are joined, unless rows of others lie between theirs. */
+START_TEST(few_tiles_are_shared_out)
+{
+    test_run t;
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    const fa3_own *own = t.metadata->own;
+    const fa3_metadata *view = &own->groups[0];
+    fa3_join_layout layout = fa3_layout_join(&t.group, &t.base.base, &t.of.bounds);
+    t.max_kv_len = 4000;
+    t.own.option = TILES_ALWAYS;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 1, 128, 128)); /* 8 tiles for 24 multiprocessors */
+    expect_launches("plan rows fa3_forward_d128_low join");
+    ck_assert_ptr_eq(view->tile, t.group.low);
+    ck_assert_int_eq(view->splits, TEST_SMS / TEST_Q_HEADS);
+    const struct fa3_forward_params *p = &launches[2].params.forward;
+    ck_assert_int_eq(p->splits, view->splits);
+    ck_assert_int_eq(p->out_f32, 1);
+    ck_assert_uint_eq(p->out, (uintptr_t)own->scratch + layout.at);
+    ck_assert_uint_eq(p->lse, (uintptr_t)own->scratch + layout.lse_at);
+    ck_assert_int_eq(p->out_token, ROW);
+    ck_assert_int_eq(p->out_split, 128 * ROW);
+    ck_assert_int_eq(p->lse_split, 128 * TEST_Q_HEADS);
+    ck_assert_uint_eq(p->sinks, 0);
+    ck_assert_uint_eq(launches[2].grid, TEST_SMS);
+    const fa3_join_call *join = &launches[3].params.join;
+    ck_assert_int_eq(join->splits, view->splits);
+    ck_assert_int_eq(join->rows, 128);
+    ck_assert_uint_eq((uintptr_t)join->values, p->out);
+    ck_assert_uint_eq((uintptr_t)join->lse, p->lse);
+    ck_assert_ptr_eq(join->operands.out, t.out.data);
+    t.max_kv_len = 600; /* not twice as many keys as a part has at least */
+    need(run_batch(&t, ATTN_MODE_EXTEND, 1, 128, 128));
+    expect_launches("plan rows fa3_forward_d128_low");
+    t.max_kv_len = 4000;
+    t.num_decodes = 1;
+    need(run_batch(&t, ATTN_MODE_MIXED, 2, 129, 128));
+    expect_launches("plan fi_plan rows fa3_forward_d128_low fi_attend_d128");
+    ck_assert_int_eq(view->splits, 1);
     run_end(&t);
 }
 END_TEST
@@ -563,8 +686,9 @@ START_TEST(unaligned_operands)
         rows[i]->strides[0] = 1;
     }
     t.own.option = TILES_ALWAYS;
+    t.max_kv_len = 1;
     need(run_batch(&t, ATTN_MODE_EXTEND, 1, 1, 1));
-    expect_launches("plan rows fa3_forward_d128");
+    expect_launches("plan rows fa3_forward_d128_low");
     run_end(&t);
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     t.k.strides[0] += 4; /* is copied */
@@ -609,7 +733,7 @@ START_TEST(graphs_go_by_bounds)
         ck_assert_ptr_nonnull(launches[1].params.rows.batch.counts);
         ck_assert_int_eq(launches[1].params.rows.batch.counts[CALL_COUNT_TOKENS],
                          batches[i].tokens);
-        ck_assert_uint_eq(launches[1].grid, TEST_SMS * ROWS_BLOCKS);
+        ck_assert_uint_eq(launches[1].grid, 600 * NEW_ROW * 2 * 2 / ROWS_BLOCK_BYTES);
         ck_assert_uint_eq(launches[2].grid, TEST_SMS);
         ck_assert_uint_ne(forward_params()->tiles, 0);
         ck_assert_int_gt(num_fills, 0);
@@ -670,7 +794,7 @@ START_TEST(codes_in_tiles)
     ck_assert_uint_eq(p->turned, (uintptr_t)own->scratch + layout.turned_at);
     ck_assert_uint_eq(turn->turned, p->turned);
     ck_assert_uint_eq(turn->turned_first, p->turned_first);
-    ck_assert_uint_eq(p->turned_first, (uintptr_t)launches[0].params.plan.turned_first);
+    ck_assert_uint_eq(p->turned_first, (uintptr_t)launches[0].params.plan.ahead_first);
     ck_assert_uint_ne(p->turned_first, 0);
     ck_assert_uint_eq(turn->v, (uintptr_t)t.v_cache.data);
     ck_assert_int_eq(turn->v_token, NEW_ROW);
@@ -896,8 +1020,8 @@ START_TEST(rows_go_by_problems)
     tell_of_new_keys(&t);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     EXPECT_ROWS(&t, FA3_PATH_RAGGED, 576);
-    t.layer.kv_read_only = 1; /* the library's */
-    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 0, FI_PATH_PAGED, 576);
+    t.layer.kv_read_only = 1; /* finds them in pages */
+    EXPECT_ROWS(&t, FA3_PATH_RAGGED, 0, FA3_PATH_GATHERED, 576);
     run_end(&t);
     begin_codes(&t, ATTN_SCALE_PER_TENSOR);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 500));
@@ -1020,8 +1144,11 @@ static Suite *suite(void)
     tcase_add_test(tc, problems_decide);
     tcase_add_test(tc, chunks_of_a_warpgroup_or_more);
     tcase_add_test(tc, most_keys_decide);
-    tcase_add_test(tc, small_pages_decide);
-    tcase_add_test(tc, small_pages_keep_batches_whole);
+    tcase_add_test(tc, codes_are_gathered);
+    tcase_add_test(tc, gathered_keys_have_room);
+    tcase_add_test(tc, small_pages_are_gathered);
+    tcase_add_test(tc, small_pages_are_split);
+    tcase_add_test(tc, few_tiles_are_shared_out);
     tcase_add_test(tc, masks_decide);
     tcase_add_test(tc, mixed_batches_are_split);
     tcase_add_test(tc, unsaved_keys_decide);

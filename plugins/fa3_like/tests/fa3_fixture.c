@@ -44,6 +44,10 @@ static int driver_launch(cuda_function function, unsigned grid_x, unsigned grid_
         size = sizeof seen->params.widen;
     else if (strcmp(function, "plan") == 0)
         size = sizeof seen->params.plan;
+    else if (strcmp(function, "gather") == 0)
+        size = sizeof seen->params.gather;
+    else if (strcmp(function, "join") == 0)
+        size = sizeof seen->params.join;
     else if (strcmp(function, "rows") == 0)
         size = sizeof seen->params.rows;
     else if (strcmp(function, "fi_plan") == 0)
@@ -262,11 +266,14 @@ static void make_instance(test_run *t, const attn_problem *problem)
     fa3_plain_problem(problem, &plain, &plain_group);
     t->group = fa3_group_of(problem, TILES_AUTO);
     t->group.forward = t->group.tile ? (cuda_function)(uintptr_t)t->group.tile->kernel : NULL;
+    t->group.low_forward = t->group.low ? (cuda_function)(uintptr_t)t->group.low->kernel : NULL;
     t->own = (fa3_instance){.plan = (cuda_function)(uintptr_t) "plan",
                             .rows = (cuda_function)(uintptr_t) "rows",
                             .store_scales = (cuda_function)(uintptr_t) "scales",
                             .widen = (cuda_function)(uintptr_t) "widen",
                             .turn = (cuda_function)(uintptr_t) "turn",
+                            .gather = (cuda_function)(uintptr_t) "gather",
+                            .join = (cuda_function)(uintptr_t) "join",
                             .groups = &t->group};
     const fi_options options = fi_read_options(NULL);
     fi_group_init(&t->base, &plain, TEST_SMS, &options);
@@ -300,7 +307,8 @@ void run_begin(test_run *t, const test_problem *problem, uint32_t kind)
     for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
         t->memory.size[region] = size.size[region];
         t->memory.base[region] = test_allocate(NULL, 0, size.size[region] + 1, 4096);
-        memset(t->memory.base[region], 0, size.size[region]);
+        if (region != ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH))
+            memset(t->memory.base[region], 0, size.size[region]);
     }
     ck_assert_int_eq(fa3_metadata_create(&t->instance, kind, &t->of.bounds, &t->memory,
                                          &t->metadata, &test_error),

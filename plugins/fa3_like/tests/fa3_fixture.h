@@ -32,6 +32,8 @@ typedef struct seen_launch {
         struct fa3_turn_params turn;
         fa3_scales_call scales;
         fa3_widen_call widen;
+        fa3_gather_call gather;
+        fa3_join_call join;
         fi_plan_call fi_plan;
         fi_call fi_call; /* of fi_save too */
     } params;

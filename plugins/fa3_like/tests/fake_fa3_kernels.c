@@ -12,6 +12,8 @@
 
 #include "attn_types.h"
 #include "host/base/dtype.h"
+#include "plugins/fa3_like/kernels/gather.cuh"
+#include "plugins/fa3_like/kernels/join.cuh"
 #include "plugins/fa3_like/kernels/params.h"
 #include "plugins/fa3_like/kernels/rows.cuh"
 #include "plugins/fa3_like/kernels/shapes.h"
@@ -58,9 +60,9 @@ static void plan_batch(const struct fake_cuda_launch *launch)
         }
     }
     plan_store(p, num_tiles, num_slow);
-    for (int s = 0, turned = 0; p->turned_first && s < seqs; s++) {
-        *PORTABLE_AT(p->turned_first + s) = turned;
-        turned += plan_count_turned(p, s);
+    for (int s = 0, ahead = 0; p->ahead_first && s <= seqs; s++) {
+        *PORTABLE_AT(p->ahead_first + s) = ahead;
+        ahead += s < seqs ? plan_count_ahead(p, s) : 0;
     }
 }
 
@@ -266,6 +268,56 @@ static void turn_values(const struct fake_cuda_launch *launch)
             }
 }
 
+/* ---- Gathered keys --------------------------------------------------------------------------- */
+
+static void gather_cached(const fa3_gather_call *p, int row, int head)
+{
+    const gather_row r = gather_find_cached(p, row, head);
+    i64 at = r.row * p->heads + head;
+    for (int d = 0; r.row >= 0 && d < p->dim; d++)
+        *PORTABLE_AT(p->k + at * p->dim + d) = gather_cached_element(p, r.k, d);
+    for (int d = 0; r.row >= 0 && d < p->dim_v; d++)
+        *PORTABLE_AT(p->v + at * p->dim_v + d) = gather_cached_element(p, r.v, d);
+}
+
+/* A new key, or a value: where it is saved, and where tiles read it. */
+static void gather_new(const fa3_gather_call *p, const char *from, int dim, float scale,
+                       char *cache, unsigned short *to)
+{
+    for (int d = 0; d < dim; d++) {
+        if (cache && p->kv_dtype == ELEMENT_E4M3)
+            *PORTABLE_AT((u8 *)cache + d) = code_of_new(p->new_dtype, from, d, 1.0f, scale);
+        else if (cache)
+            *PORTABLE_AT((any16 *)(void *)cache + d) =
+                *PORTABLE_AT((const any16 *)(const void *)from + d);
+        if (to)
+            *PORTABLE_AT(to + d) = gather_new_element(p, from, d, scale);
+    }
+}
+
+static void gather(const struct fake_cuda_launch *launch)
+{
+    const fa3_gather_call *p = launch->arguments[0];
+    int has_codes = p->kv_dtype == ELEMENT_E4M3;
+    int rows = int_min(index_int(p->first, index_num_seqs(&p->batch)), p->most_rows);
+    i64 first, end;
+    for (int row = 0; row < rows; row++)
+        for (int head = 0; head < p->heads; head++)
+            gather_cached(p, row, head);
+    gather_find_new_rows(p, &first, &end);
+    for (i64 row = first; row < end; row++)
+        for (int head = 0; head < p->heads; head++) {
+            const gather_row r = gather_find_new(p, row, head);
+            i64 at = r.row * p->heads + head;
+            gather_new(p, r.k, p->dim,
+                       has_codes ? cache_k_scale(&p->operands, p->scale_stride, head) : 1.0f,
+                       r.k_cache, r.row < 0 ? NULL : p->k + at * p->dim);
+            gather_new(p, r.v, p->dim_v,
+                       has_codes ? cache_v_scale(&p->operands, p->scale_stride, head) : 1.0f,
+                       r.v_cache, r.row < 0 ? NULL : p->v + at * p->dim_v);
+        }
+}
+
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
 /* A tile of the forward kernel, and its launch. */
@@ -277,6 +329,7 @@ struct work {
     attn_dtype out_dtype;
     int number, head, sequence; /* tile of the sequence */
     int q_start, queries, keys;
+    int split, first_key, end_key; /* those of this part */
 };
 
 /* A vector of `dim` elements by its coordinates; what is beyond the map is zero. */
@@ -338,6 +391,14 @@ static void fetch_key(const struct work *w, int values, int j, uint16_t *to)
     fetch(w, values ? &p->v : &p->k, j, head, outer, values ? w->tile->dim_v : w->tile->dim, to);
 }
 
+/* Of gathered keys, or of their values. */
+static double kv_scale(const struct work *w, int of_values)
+{
+    const float *scales = place_number(w->p->kv_scales);
+    int heads = w->p->heads_q / w->p->heads_per_kv;
+    return scales ? (double)scales[of_values * heads + w->head / w->p->heads_per_kv] : 1.0;
+}
+
 static double score_of(const struct work *w, const uint16_t *q, const uint16_t *k)
 {
     const struct fa3_forward_params *p = w->p;
@@ -347,6 +408,7 @@ static double score_of(const struct work *w, const uint16_t *q, const uint16_t *
         sum += dtype_load(w->dtype, q, d) * dtype_load(w->dtype, k, d);
     if (w->codes)
         sum *= scale_at(w, &w->codes->q_scale) * scale_at(w, &w->codes->k_scale);
+    sum *= kv_scale(w, 0);
     if (p->score_cap != 0)
         sum = tanh(sum * (double)p->score_cap);
     return sum * (double)p->score_log2 * ln2;
@@ -362,7 +424,7 @@ static void attend_tile_row(const struct work *w, int t)
     struct sums x;
     sums_begin(&x, w->tile->dim_v, sinks ? sinks + w->head : NULL);
     fetch(w, &p->q, w->q_start + t, w->head, p->q_starts ? 0 : w->sequence, w->tile->dim, q);
-    for (int j = 0; j < w->keys; j++) {
+    for (int j = w->first_key; j < int_min(w->keys, w->end_key); j++) {
         if (j < position - p->window_left || j > position + p->window_right ||
             (p->chunk > 0 && j / p->chunk != position / p->chunk))
             continue;
@@ -372,14 +434,37 @@ static void attend_tile_row(const struct work *w, int t)
     }
     char *out = place_number(p->out);
     float *lse = place_number(p->lse);
-    int64_t batch = p->q_starts ? 0 : w->sequence, row = w->q_start + t;
-    out +=
-        (row * p->out_token + w->head * p->out_head + batch * p->out_batch) * (p->out_f32 ? 4 : 2);
+    const int *starts = place_number(p->q_starts);
+    int64_t batch = starts ? 0 : w->sequence, row = w->q_start + t;
+    if (p->splits > 1 && starts)
+        row -= starts[0];
+    out += (row * p->out_token + w->head * p->out_head + batch * p->out_batch +
+            w->split * p->out_split) *
+           (p->out_f32 ? 4 : 2);
     if (lse)
-        lse += row * p->lse_token + w->head * p->lse_head + batch * p->lse_batch;
-    for (int d = 0; d < x.dim_v && w->codes; d++)
-        x.values[d] *= scale_at(w, &w->codes->v_scale);
+        lse += row * p->lse_token + w->head * p->lse_head + batch * p->lse_batch +
+               w->split * p->lse_split;
+    for (int d = 0; d < x.dim_v; d++)
+        x.values[d] *= w->codes ? scale_at(w, &w->codes->v_scale) : kv_scale(w, 1);
     sums_store(&x, p->out_f32 ? ATTN_F32 : w->out_dtype, out, lse);
+}
+
+/* The keys of a part: its share of the tiles of keys that the tile of queries sees. */
+static void find_part(struct work *w, int first, int end)
+{
+    const struct fa3_forward_params *p = w->p;
+    int size = w->tile->keys, splits = p->splits > 1 ? p->splits : 1;
+    const int *positions = place_number(p->positions);
+    int position = positions ? positions[w->sequence] : w->keys - w->queries;
+    int low = int_max(position + first - p->window_left, 0) / size;
+    int high = (int_min(w->keys, position + end + p->window_right) + size - 1) / size;
+    high = int_max(high, low);
+    w->first_key = (low + (high - low) * w->split / splits) * size;
+    w->end_key = (low + (high - low) * (w->split + 1) / splits) * size;
+    if (splits == 1) {
+        w->first_key = 0;
+        w->end_key = w->keys;
+    }
 }
 
 static void attend_tile(struct work *w)
@@ -391,6 +476,7 @@ static void attend_tile(struct work *w)
     w->q_start = starts ? starts[s] : 0;
     w->queries = starts ? starts[s + 1] - starts[s] : p->q_length;
     w->keys = lengths ? lengths[s] : k_starts ? k_starts[s + 1] - k_starts[s] : p->k_length;
+    find_part(w, first, int_min(first + w->tile->queries, w->queries));
     for (int t = first; t < first + w->tile->queries && t < w->queries; t++)
         attend_tile_row(w, t);
 }
@@ -423,8 +509,29 @@ static void forward(const struct fake_cuda_launch *launch, const fa3_tile *tile,
                              .head = head};
             w.sequence = tiles ? tiles[2 * n] : n / p.q_tiles;
             w.number = tiles ? tiles[2 * n + 1] : n % p.q_tiles;
-            attend_tile(&w);
+            for (w.split = 0; w.split < (p.splits > 1 ? p.splits : 1); w.split++)
+                attend_tile(&w);
         }
+}
+
+static void join(const struct fake_cuda_launch *launch)
+{
+    const fa3_join_call *p = launch->arguments[0];
+    i64 all = (i64)p->rows * p->heads_q * p->dim_v;
+    for (int index = 0; index < p->rows * p->heads_q; index++) {
+        const join_row r = join_find(p, index);
+        char *out =
+            (char *)p->operands.out + r.row * p->operands.out_row + r.head * p->operands.out_head;
+        for (int d = 0; r.row >= 0 && d < p->dim_v; d++) {
+            float sum = 0.0f;
+            for (int n = 0; n < p->splits; n++)
+                sum += *PORTABLE_AT(p->values + n * all + r.part * p->dim_v + d) * r.share[n];
+            element_store(p->out_dtype, out, d, sum);
+        }
+        if (r.row >= 0 && p->operands.lse)
+            *PORTABLE_AT((float *)(void *)((char *)p->operands.lse + r.row * p->operands.lse_row +
+                                           r.head * p->operands.lse_head)) = r.lse;
+    }
 }
 
 #define ALL_TILES(codes, name, ...)                                                                \
@@ -455,6 +562,8 @@ __attribute__((constructor)) static void define(void)
     static const size_t scales_size[] = {sizeof(fa3_scales_call)};
     static const size_t widen_size[] = {sizeof(fa3_widen_call)};
     static const size_t turn_size[] = {sizeof(struct fa3_turn_params)};
+    static const size_t gather_size[] = {sizeof(fa3_gather_call)};
+    static const size_t join_size[] = {sizeof(fa3_join_call)};
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)
         return;
     fake.define_kernel("fa3_plan_batch", plan_batch, plan_size, 1, NULL);
@@ -462,6 +571,8 @@ __attribute__((constructor)) static void define(void)
     fake.define_kernel("fa3_store_scales", store_scales, scales_size, 1, NULL);
     fake.define_kernel("fa3_widen", widen, widen_size, 1, NULL);
     fake.define_kernel("fa3_turn_values", turn_values, turn_size, 1, NULL);
+    fake.define_kernel("fa3_gather", gather, gather_size, 1, NULL);
+    fake.define_kernel("fa3_join", join, join_size, 1, NULL);
 #define DEFINE_ALL(size, name)                                                                     \
     fake.define_kernel("fa3_forward_" #name "_bf16", forward_##name##_bf16, size, 1, NULL);        \
     fake.define_kernel("fa3_forward_" #name "_f16", forward_##name##_f16, size, 1, NULL);
