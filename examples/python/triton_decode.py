@@ -61,6 +61,7 @@ class TritonDecode(Backend):
     doc = "a plain paged decode kernel in Triton"
     devices = "cuda"
     modes = "decode, idle"
+    graph_level = "single_token"
     dtypes = "f16, bf16"
     uses = "lse, shared_prefix, unsaved_kv, omit_sink"
     accepts = {"head_dim": "16, 32, 64, 128, 256", "v_head_dim": "head_dim",
