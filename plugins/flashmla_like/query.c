@@ -68,15 +68,18 @@ static int is_width(int32_t elements, int32_t least, int32_t most)
     return elements >= least && elements <= most && elements % MLA_WIDTH_STEP == 0;
 }
 
-static void check_latents(const attn_problem *problem, const attn_mla_dims *mla,
-                          attn_verdict *verdict)
+static void check_latents(const attn_problem *problem, const attn_layer_group *group,
+                          const attn_mla_dims *mla, attn_verdict *verdict)
 {
     if (!is_width(mla->kv_lora_rank, MLA_WIDTH_STEP, MLA_LORA))
         REFUSE(HEAD_DIM, KV_LORA_RANK, "16..512/16", "%d", mla->kv_lora_rank);
     if (!is_width(mla->rope_dim, 0, MLA_ROPE))
         REFUSE(HEAD_DIM, ROPE_DIM, "0..64/16", "%d", mla->rope_dim);
-    if (mla->nope_dim < 1 || mla->nope_dim > MLA_LORA) /* read by the expanded form alone */
+    /* What the expanded form alone reads. */
+    if (mla->nope_dim < 1 || mla->nope_dim > MLA_LORA)
         REFUSE(HEAD_DIM, NOPE_DIM, "1..512", "%d", mla->nope_dim);
+    if (group->v_head_dim < 1 || group->v_head_dim > MLA_LORA)
+        REFUSE(HEAD_DIM, V_HEAD_DIM, "1..512", "%d", group->v_head_dim);
     attn_util_refuse_excess(verdict, ATTN_REASON_MLA_FORM, ATTN_FIELD_MLA_EXPANDED, 0,
                             problem->mla_expanded);
     if (!problem->kv_layout || strcmp(problem->kv_layout, ATTN_LAYOUT_MLA_LATENT) != 0)
@@ -135,7 +138,7 @@ attn_status fm_query(const attn_backend_type *type, const attn_options *options,
     attn_util_verdict_begin(answer, &verdict);
     cuda_codes_check(FLASHMLA_LIKE_CODES, &device, &verdict);
     check_group(&group, &verdict);
-    check_latents(&problem, &mla, &verdict);
+    check_latents(&problem, &group, &mla, &verdict);
     check_dtypes(&problem, &group, &verdict);
     attn_util_check_layers(&limits, &group, &verdict);
     attn_util_check_bounds(&limits, &bounds, &verdict);
