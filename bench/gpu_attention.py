@@ -195,13 +195,13 @@ def regime_text(args):
     return f"cool: {args.rounds} rounds of single samples with rests between them"
 
 
-def host_text(told):
-    if "error" in told:
-        return f"host's step of {told['backend']}: {told['error']}"
-    verdict = "within" if told["step_us"] < HOST_LINE else "OVER"
-    return (f"host's step of {told['backend']}, {told['layers']} layers: init_forward_metadata "
-            f"{told['plan_us']:.1f} us + graph launch {told['launch_us']:.1f} us = "
-            f"{told['step_us']:.1f} us (p90 {told['step_us_p90']:.1f}): {verdict} the line of "
+def host_text(step):
+    if "error" in step:
+        return f"host's step of {step['backend']}: {step['error']}"
+    verdict = "within" if step["step_us"] < HOST_LINE else "OVER"
+    return (f"host's step of {step['backend']}, {step['layers']} layers: init_forward_metadata "
+            f"{step['plan_us']:.1f} us + graph launch {step['launch_us']:.1f} us = "
+            f"{step['step_us']:.1f} us (p90 {step['step_us_p90']:.1f}): {verdict} the line of "
             f"{HOST_LINE:g} us")
 
 
@@ -212,8 +212,8 @@ def print_footer(report):
     if "ceilings_after" in report:
         print(f"; after: {ceilings_text(report['ceilings_after'])}", end="")
     print()
-    for told in report["host"]:
-        print(host_text(told))
+    for step in report["host"]:
+        print(host_text(step))
 
 
 def note(started, text):
@@ -301,8 +301,8 @@ def run(args, folder):
               "arguments": sys.argv[1:], "ceilings": gpu_measure.measure_ceilings(device),
               "state": device.state(), "host": run_host(setting, args), "cases": []}
     note(started, f"{report['device']}; {ceilings_text(report['ceilings'])}")
-    for told in report["host"]:
-        note(started, host_text(told))
+    for step in report["host"]:
+        note(started, host_text(step))
     try:
         run_cases(setting, args, report, started)
         report["ceilings_after"] = gpu_measure.measure_ceilings(device)
@@ -319,7 +319,7 @@ def run(args, folder):
 def failures(report):
     """What ended the run; of our backends what they could not run, or got wrong."""
     found = [f"ended by {report['ended']}"] if "ended" in report else []
-    found += [host_text(told) for told in report["host"] if "error" in told]
+    found += [host_text(step) for step in report["host"] if "error" in step]
     return found + [f"{case['shape']}: {record['name']}: {record['error']}"
                     for case in report["cases"] for record in case.get("contenders", [])
                     if record["kind"] == "attnhost" and "error" in record]

@@ -102,14 +102,14 @@ class Cuda:
 
     def state(self):
         """Clock, power, temperature; None where NVML cannot be asked."""
-        told = {}
+        state = {}
         for name, ask in (("sm_mhz", torch.cuda.clock_rate), ("milliwatt", torch.cuda.power_draw),
                           ("celsius", torch.cuda.temperature)):
             try:
-                told[name] = ask()
+                state[name] = ask()
             except Exception:  # a missing package, or whatever NVML raises
-                told[name] = None
-        return told
+                state[name] = None
+        return state
 
     def graph_launch(self):
         """Address of cuGraphLaunch."""

@@ -5,7 +5,7 @@
  *   plan_cost [--json FILE] [--rounds N]
  *
  * The plan itself is made on the device (kernels/plan.cu), by one launch for each layer group, so
- * what the host does is little: it checks the batch and fills in what that kernel is told. That is
+ * the host does little: it checks the batch and fills in that kernel's arguments. That is
  * init_forward_metadata here, under a driver whose calls do nothing: a launch of a real one comes
  * on top. Beside it the planner itself as C, which nothing but tests runs: what a host would take
  * that planned by itself. A sample is a block of calls; the subjects of a round follow each other,

@@ -84,7 +84,7 @@ class Case(Floor):
 
     @property
     def shared_bytes(self):
-        """Of them what nobody has to read once more."""
+        """Bytes among them that no request needs to read again."""
         return 2 * (self.batch - 1) * self.shared * self.kv_heads * self.head_dim * self.element
 
     @property

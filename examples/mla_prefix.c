@@ -111,7 +111,7 @@ typedef struct engine {
     attnhost_metadata *new_rows, *chunk;
     int32_t computed[REQUESTS];
     int32_t block_table[REQUESTS][MAX_BLOCKS];
-    float cache[(1 + REQUESTS * MAX_BLOCKS) * PAGE][ROW]; /* block 0 is nobody's */
+    float cache[(1 + REQUESTS * MAX_BLOCKS) * PAGE][ROW]; /* block 0 is padding */
     /* The step: */
     int num_tokens;
     int32_t query_start_loc[REQUESTS + 1], seq_lens[REQUESTS], num_computed[REQUESTS];

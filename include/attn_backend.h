@@ -168,7 +168,7 @@ enum attn_extent {
     ATTN_EXTENT_LAST = -4
 };
 
-/* An operand beside the roles, which one vendor's backends alone know: an additive bias, parameters
+/* An operand outside the roles, known only to one vendor's backends: an additive bias, parameters
  * of a variant that is compiled for a model. Problems name it among their features, calls bring it
  * in attn_forward_args.named. Static storage. */
 typedef struct attn_private_operand {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * attn_ext_layouts.h: an extension of a plugin: how a vendor's own KV layouts lie, beside kv.nhd/1.
+ * attn_ext_layouts.h: an extension of a plugin: conversion of a vendor's own KV layouts from and to
+ * kv.nhd/1.
  */
 #ifndef ATTN_EXT_LAYOUTS_H
 #define ATTN_EXT_LAYOUTS_H

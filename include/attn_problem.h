@@ -228,7 +228,7 @@ enum attn_sparse_index_kind {
  * latents, always in the absorbed form.
  *
  * A layer with an indexer (index_heads > 0; ATTN_SPARSE_TOKEN, `mla`) can choose for itself, as
- * DeepSeek sparse attention does (DeepSeek-V3.2, arXiv 2512.02556). Beside its latent each key j
+ * DeepSeek sparse attention does (DeepSeek-V3.2, arXiv 2512.02556). Besides its latent each key j
  * has a label k[j], a row of the label cache, and
  *
  *   logit(t, j) = sum_h w[t, h] * max(0, q[t, h] . k[j])          h < index_heads

@@ -600,14 +600,14 @@ static inline attn_status attn_util_measure_plan(const attn_util_limits *limits,
 static inline attn_status attn_util_size_plan(const attn_util_limits *limits,
                                               const attn_util_model *model, uint32_t kind,
                                               const attn_bounds *given, uint64_t size,
-                                              uint64_t worker_bytes, attn_memory_size *told,
+                                              uint64_t worker_bytes, attn_memory_size *memory_size,
                                               attn_error *error)
 {
     attn_bounds bounds;
     attn_status status =
         attn_util_measure_plan(limits, model, kind, given, &bounds, &size, &worker_bytes, error);
     if (status == ATTN_OK)
-        attn_util_tell_size(told, model->services->num_workers * worker_bytes, size, 64);
+        attn_util_tell_size(memory_size, model->services->num_workers * worker_bytes, size, 64);
     return status;
 }
 

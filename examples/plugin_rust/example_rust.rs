@@ -170,12 +170,12 @@ unsafe fn measure(i: &Instance, kind: u32, bounds: *const attn_bounds, error: Er
 }
 
 unsafe extern "C" fn metadata_size(i: Opaque, kind: u32, bounds: *const attn_bounds, size: *mut attn_memory_size, error: Error) -> Status {
-    let mut told = std::mem::zeroed::<attn_memory_size>();
+    let mut size_needed = std::mem::zeroed::<attn_memory_size>();
     match measure(&*(i as *const Instance), kind, bounds, error) {
-        Ok((scratch, _)) => (told.size[0], told.alignment[0]) = (scratch, 64), // DEVICE_SCRATCH
+        Ok((scratch, _)) => (size_needed.size[0], size_needed.alignment[0]) = (scratch, 64), // DEVICE_SCRATCH
         Err(status) => return status,
     }
-    write(size, &told);
+    write(size, &size_needed);
     status::OK
 }
 

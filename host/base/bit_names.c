@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bit_names.c: one table of names for each bit set of the ABI.
+ */
 #include "host/base/bit_names.h"
 
 #include "attn_batch.h"

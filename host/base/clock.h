@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * clock.h: the monotonic clock, in nanoseconds.
+ */
 #ifndef HOST_BASE_CLOCK_H
 #define HOST_BASE_CLOCK_H
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * data_files.c: the search for data files: next to the executable, then where they were installed.
+ */
 #include "host/base/data_files.h"
 
 #include <stdio.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * error.c: host_error: formatting, prefixes, truncation at whole characters.
+ */
 #include "host/base/error.h"
 
 #include <stdarg.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * input.c: opening and reading files; the limit on waiting for a pipe's writer.
+ */
 #include "host/base/input.h"
 
 #include <errno.h>
@@ -49,5 +52,5 @@ FILE *input_open(const char *path)
 
 const char *input_error(int why)
 {
-    return why == ETIMEDOUT ? "a pipe to which nobody writes" : strerror(why);
+    return why == ETIMEDOUT ? "a pipe without a writer" : strerror(why);
 }

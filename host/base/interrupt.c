@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * interrupt.c: the signal handlers, and the flag that jobs poll.
+ */
 #include "host/base/interrupt.h"
 
 #include <signal.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * interrupt.h: SIGINT, SIGTERM and SIGHUP as a wish to end soon: a job looks whether it was told
- * to, ends what it is at, and reports. The second signal ends the process at once.
+ * interrupt.h: SIGINT, SIGTERM and SIGHUP as requests to stop: a job polls for one, finishes what
+ * it is doing, and reports. The second signal ends the process at once.
  */
 #ifndef HOST_BASE_INTERRUPT_H
 #define HOST_BASE_INTERRUPT_H

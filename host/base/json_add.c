@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * json_add.c: adding members to cJSON objects.
+ */
 #include "host/base/json_add.h"
 
 #include <inttypes.h>

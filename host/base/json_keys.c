@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * json_keys.c: a scan of JSON text for duplicate keys.
+ */
 #include "host/base/json_keys.h"
 
 #include <stdlib.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * log.c: formatting of log lines, and the callback that gets them.
+ */
 #include "host/base/log.h"
 #include "host/base/text.h"
 

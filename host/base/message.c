@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * message.c: printing of a message's paragraphs, each on lines of its own.
+ */
 #include "host/base/message.h"
 
 #include <string.h>

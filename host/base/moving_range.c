@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * moving_range.c: records at their number modulo a capacity that grows with the range.
+ */
 #include "host/base/moving_range.h"
 
 #include <assert.h>

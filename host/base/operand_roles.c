@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * operand_roles.c: the table of roles: name, dtype and kind.
+ */
 #include "host/base/operand_roles.h"
 
 #include "attn_batch.h"

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * output.c: writing to a temporary file, fsync, then rename.
+ */
 #include "host/base/output.h"
 
 #include <errno.h>
@@ -131,7 +134,7 @@ int output_close(struct output *output, bool good)
         why = errno;
     }
     output->file = NULL;
-    /* What came there since is somebody else's. */
+    /* Another process has put a device, pipe or link there since. */
     if (whole && lstat(output->path, &info) == 0 && !S_ISREG(info.st_mode)) {
         whole = false;
         why = EEXIST;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * output.h: files that the host writes: regular ones, where there is one already or nothing. A
- * device, a pipe or a link is somebody else's, and is left alone; so is what the command reads.
+ * device, a pipe or a link belongs to another program and is left alone; so is what the command
+ * reads.
  *
- * A new file is written beside the old one and takes its place when it is whole and on the disk, so
+ * A new file is written next to the old one and replaces it once it is whole and on the disk, so
  * that a full disk or a kill leaves the old one. It is opened no earlier than it is written: until
  * then there is no descriptor that a plugin could close or write to.
  */
@@ -16,7 +17,7 @@
 
 struct output {
     char path[PATH_MAX];       /* absolute: a plugin may move the working directory */
-    char fresh[PATH_MAX + 32]; /* the new file beside it */
+    char fresh[PATH_MAX + 32]; /* the new file next to it */
     FILE *file;                /* NULL = not open */
 };
 

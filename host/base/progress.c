@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * progress.c: drawing of the progress line.
+ */
 #include "host/base/progress.h"
 
 #include <stdio.h>

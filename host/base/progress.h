@@ -18,7 +18,7 @@ struct progress {
     bool shown;    /* a line stands there, to be wiped */
 };
 
-/* Begin a job of `total` units (0: nobody knows how many), called `what`. */
+/* Begin a job of `total` units (0: unknown), called `what`. */
 void progress_begin(struct progress *progress, const char *what, int64_t total);
 
 /* `done` of the total so far, with a word on what is at work (may be NULL). Cheap: call it as often

@@ -152,9 +152,9 @@ static bool wait_for_job(struct threads *threads, uint64_t *seen)
     return joined;
 }
 
-/* So that a handler of fatal signals can speak of a stack that has overflown: the thread's
- * alternate one, unless it has one already. It is taken by who starts the thread, as the thread
- * itself may come to its first line while a call is watched that may not allocate. */
+/* Give the thread an alternate signal stack unless it has one, so that the handler of fatal signals
+ * can report a stack overflow. The starter of the thread allocates it: the thread itself may start
+ * during a watched call in which allocating is a fault. */
 static bool use_alternate_stack(void *memory)
 {
     stack_t stack;

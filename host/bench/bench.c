@@ -128,9 +128,9 @@ static void tell_entry(const struct bench_params *params, const struct bench_rep
 
 static void note_reasons(const attn_verdict *verdict, struct bench_run *run)
 {
-    uint32_t told = verdict->num_reasons < verdict->reasons_capacity ? verdict->num_reasons
-                                                                     : verdict->reasons_capacity;
-    for (uint32_t r = 0; r < told; r++) {
+    uint32_t listed = verdict->num_reasons < verdict->reasons_capacity ? verdict->num_reasons
+                                                                       : verdict->reasons_capacity;
+    for (uint32_t r = 0; r < listed; r++) {
         char text[320];
         select_reason_text(&verdict->reasons[r], text, sizeof text);
         strbuf_appendf(&run->why, "%s%s", r ? "; " : "", text);

@@ -64,7 +64,7 @@ struct bench_entry {
     uint32_t num_runs;
 };
 
-/* All that was asked for, and what it came to. */
+/* A whole benchmark: what was requested, and its results. */
 struct bench_report {
     struct provenance from; /* its device is set by bench_measure() */
     uint64_t seed;

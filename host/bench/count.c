@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * count.c: what a shape comes to: lengths, pairs that the masks let through, operations and
+ * count.c: the work of a shape: lengths, pairs that the masks let through, operations and
  * bytes.
  */
 #include "host/bench/shape.h"

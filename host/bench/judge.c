@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * judge.c: forwards of sampled rows, compared with the oracle.
+ */
 #include "host/bench/judge.h"
 
 #include <math.h>

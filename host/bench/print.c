@@ -98,7 +98,7 @@ static void print_row(const struct bench_run *run, FILE *file)
             layout_note(run));
 }
 
-/* Why there is no share of a ceiling, where somebody lacks it for that reason. */
+/* Why no share of a ceiling is printed, where a backend lacks one for that reason. */
 static void print_unknown(const struct bench_report *report, const struct bench_entry *entry,
                           FILE *file)
 {

@@ -16,7 +16,7 @@
  * key that is left out has the value of the base shape, or, where that is of another kind, the
  * kind's own; where there is none either, q_len is 1 in a decode and else kv_len (no prefix),
  * v_head_dim is head_dim (latent layers: nope_dim), and a mixed batch's second half are decodes.
- * Types are those of the queries, but the output's beside fp8 queries: the base shape's dtype.
+ * All types are the queries', except the output's with fp8 queries: the base shape's dtype.
  */
 #ifndef HOST_BENCH_SHAPE_H
 #define HOST_BENCH_SHAPE_H
@@ -157,7 +157,7 @@ bool bench_shape_has_codes(const struct bench_shape *shape);
 int32_t bench_shape_q_len(const struct bench_shape *shape, int32_t s);
 int32_t bench_shape_kv_len(const struct bench_shape *shape, int32_t s);
 
-/* What one forward comes to. */
+/* The work of one forward. */
 struct bench_count {
     int64_t tokens;    /* query rows */
     int64_t keys;      /* of all sequences, seen or not */

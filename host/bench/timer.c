@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * timer.c: timed blocks of work between two device events.
+ */
 #include "host/bench/timer.h"
 
 #include <math.h>

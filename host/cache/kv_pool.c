@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kv_pool.c: allocation of caches and states, and views of a layer's.
+ */
 #include "host/cache/kv_pool.h"
 
 #include <stdlib.h>

@@ -67,7 +67,7 @@ uint64_t kv_pool_bytes_held(const struct model *model, const struct kv_pool_grou
 uint64_t kv_pool_bytes_per_state(const struct model *model, const struct kv_pool_group *groups);
 
 /* Allocate all buffers and fill them; that is done when it returns, whichever stream they are used
- * in. OUT_OF_HOST_MEMORY or OUT_OF_DEVICE_MEMORY names the bytes; nothing is left behind then. The
+ * in. OUT_OF_HOST_MEMORY or OUT_OF_DEVICE_MEMORY names the bytes; nothing stays allocated then. The
  * pool is the caller's. */
 attn_status kv_pool_create(const struct model *model, const struct kv_pool_params *params,
                            const struct device *device, struct kv_pool **pool, attn_error *error);

@@ -26,12 +26,12 @@
  * A pinned state stays where it is, for it is about to be read.
  *
  * Windows. Layers with a sliding window may keep their KV in a pool of their own (`windows`), whose
- * pages are worth keeping as long as somebody's window may begin before them. So a page of the tree
- * has up to two numbers: that in the pool of all positions, and that in the pool of windows, which
- * may be gone before the former is. In a node they go from the front: its first pages have none,
- * the others have one. Those that no window holds are evicted by themselves, least recently used
- * first; a node whose pages go takes them along. A window's hold ends between two nodes, which are
- * split where it begins, so a held node has all its window pages.
+ * pages are worth keeping as long as a request's window may begin before them. So a page of the
+ * tree has up to two numbers: that in the pool of all positions, and that in the pool of windows,
+ * which may be gone before the former is. In a node they go from the front: its first pages have
+ * none, the others have one. Those that no window holds are evicted by themselves, least recently
+ * used first; a node whose pages go takes them along. A window's hold ends between two nodes, which
+ * are split where it begins, so a held node has all its window pages.
  *
  * Children are found by a hash of their first page, and keys are compared themselves, so a match
  * takes time in proportion to the pages matched, and no two prefixes are ever mistaken for one
@@ -144,8 +144,7 @@ int64_t radix_cache_insert_windows(struct radix_cache *cache, const token_key *k
                                    int64_t num_pages, int32_t *pages, int32_t *windows,
                                    struct radix_node **node);
 
-/* Free up to num_pages window pages that nobody holds; returns how many: min(num_pages, evictable).
- */
+/* Free up to num_pages window pages without a hold; returns how many: min(num_pages, evictable). */
 int64_t radix_cache_evict_windows(struct radix_cache *cache, int64_t num_pages);
 
 /* Window pages that can be evicted. */

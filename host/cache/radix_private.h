@@ -28,7 +28,7 @@ struct radix_node {
         *windows; /* [num_pages], the first num_gone of them gone; NULL = there is no such pool */
     int64_t num_gone;                      /* num_pages without such a pool */
     int64_t num_holds;                     /* of its window pages; with any, none is gone */
-    TAILQ_ENTRY(radix_node) by_window_use; /* while it has window pages that nobody holds */
+    TAILQ_ENTRY(radix_node) by_window_use; /* while it has window pages without a hold */
 };
 
 struct radix_cache {
@@ -70,7 +70,7 @@ void radix_window_touch(struct radix_cache *cache, struct radix_node *node);
 void radix_window_split(struct radix_cache *cache, struct radix_node *upper,
                         struct radix_node *lower);
 
-/* The last `cut` pages of the node, which nobody holds, are about to go. */
+/* The last `cut` pages of the node, which no request holds, are about to be freed. */
 void radix_window_cut(struct radix_cache *cache, struct radix_node *node, int64_t cut);
 
 /* The caller's windows[0 .. node->num_pages) become the node's, or the node's the caller's; the

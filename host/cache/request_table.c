@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * request_table.c: rows of req_to_token: allocation and writing.
+ */
 #include "host/cache/request_table.h"
 
 #include <assert.h>

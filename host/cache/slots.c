@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * slots.c: allocation and release of pages.
+ */
 #include "host/cache/slots.h"
 
 #include <assert.h>

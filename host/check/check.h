@@ -4,8 +4,8 @@
  *
  *   parent (sandbox.c)  never opens a plugin, never touches a driver; starts children, watches
  *                       their limits, collects results, writes the report
- *   child (child.c)     opens the plugin, makes a subject for each backend, runs the cases that it
- *                       is told to run
+ *   child (child.c)     opens the plugin, makes a subject for each backend, runs the cases that the
+ *                       parent names
  *   groups              one table of checks for each group of rules (suite/groups.c), in numerics/,
  *                       relations/, contract/ and composites/
  *

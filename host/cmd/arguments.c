@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * arguments.c: parsing of command lines; --help and completions.
+ */
 #include "host/cmd/arguments.h"
 
 #include <getopt.h>

@@ -63,7 +63,7 @@ struct arguments;
 
 struct command {
     const char *name;    /* "run" */
-    const char *summary; /* one line of `attnhost --help`; NULL = nobody types it, none is needed */
+    const char *summary; /* one line of `attnhost --help`; NULL = internal, not listed */
     const char *usage;   /* "CONFIG.ini [OPTION]..."; a line for each way to call it */
     const char *names;   /* what is named, in messages: "CONFIG.ini" */
     enum arguments_target target;

@@ -22,7 +22,7 @@
 #include "host/cmd/commands.h"
 #include "host/cmd/exit_codes.h"
 
-/* Dies with its parent, leaves no core file, and is told of processes that lost their parent. What
+/* Dies with its parent, leaves no core file, and adopts processes that lose their parent. What
  * the plugin starts does not get our descriptors. */
 static struct check_trail *prepare(void)
 {

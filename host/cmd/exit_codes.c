@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * exit_codes.c: statuses and outcomes to exit codes.
+ */
 #include "host/cmd/exit_codes.h"
 
 #include "host/select/open_host.h"

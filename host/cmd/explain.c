@@ -203,8 +203,8 @@ const struct command command_explain = {
         "Of workload.trace, where it is given, the lengths are read: a request that is longer "
         "than\n"
         "max_context_len, or than a step of an encoder, or that could never end in pools of the\n"
-        "sizes that [kv_cache] gives, is refused as `run` refuses it. What mem_fraction comes to\n"
-        "depends on the device's memory; only `run` looks at that.\n",
+        "sizes that [kv_cache] gives, is refused as `run` refuses it. The pages of mem_fraction\n"
+        "depend on the device's memory; only `run` checks them.\n",
     .options = options,
     .ending =
         "The answer goes to stdout, folded to 80 columns in a pipe, too; for scripts there is\n"

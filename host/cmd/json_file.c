@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * json_file.c: checking, then writing of a command's JSON file.
+ */
 #include "host/cmd/json_file.h"
 
 #include <errno.h>

@@ -63,7 +63,7 @@ static void state_of(const attnhost *host, const attn_backend_type *type, char *
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
-/* The name in a column of its own, and beside it what the backend is and whether it can be used. */
+/* The name in a column of its own, then what the backend is and whether it can be used. */
 static void print_backend(const char *name, const char *doc, const char *state)
 {
     enum { COLUMN = 4 + 16 + 1 };
@@ -177,9 +177,9 @@ static cJSON *list_others(const attnhost *host, const struct matrix_column *colu
         attnhost_type_info info = {.struct_size = sizeof info};
         if (attnhost_type(host, i, &info, NULL))
             continue;
-        bool told = c < num_columns && columns[c].name == info.type->name;
-        c += told;
-        if (told || !(info.type->flags & ATTN_BACKEND_COMPOSITE) == composite)
+        bool shown = c < num_columns && columns[c].name == info.type->name;
+        c += shown;
+        if (shown || !(info.type->flags & ATTN_BACKEND_COMPOSITE) == composite)
             continue;
         if (!json_add_text_item(names, info.type->name)) {
             cJSON_Delete(names);

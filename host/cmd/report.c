@@ -52,10 +52,10 @@ static void add_fact(struct page *page, const cJSON *report, const char *path, c
 {
     const cJSON *item = page_get(report, path);
     char *text = cJSON_IsString(item) ? NULL : item ? cJSON_PrintUnformatted(item) : NULL;
-    const char *told = cJSON_IsString(item) ? item->valuestring : text;
-    if (told) {
+    const char *shown = cJSON_IsString(item) ? item->valuestring : text;
+    if (shown) {
         strbuf_appendf(&page->html, "<dt>%s</dt><dd>", name);
-        page_text(&page->html, told);
+        page_text(&page->html, shown);
         strbuf_append(&page->html, "</dd>\n");
     }
     cJSON_free(text);

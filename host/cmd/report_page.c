@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * report_page.c: writing of the page: tables, and gnuplot's drawings.
+ */
 #include "host/cmd/report_page.h"
 
 #include <ctype.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * results.c: the duplicate of stdout that results are written to.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* fopencookie, F_DUPFD_CLOEXEC */
 #endif
@@ -41,7 +44,7 @@ static bool write_all(int descriptor, const char *bytes, size_t size)
     return true;
 }
 
-/* Is it still the file that the command was given? Before results_begin() nobody else is here. */
+/* Is it still the file that the command was given? Before results_begin() no plugin runs. */
 static bool is_ours(void)
 {
     struct stat info;

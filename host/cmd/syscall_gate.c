@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * syscall_gate.c: syscall user dispatch, and the handler of its SIGSYS.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* dl_iterate_phdr, REG_RIP */
 #endif

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * warden.c: handlers for exits, signals and forks that plugins cause.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* on_exit, _dl_find_object */
 #endif

@@ -35,8 +35,8 @@ void warden_set_will(void (*will)(const char *how));
  * warden_begin() it looks after stdout alone. */
 int warden_end(const char *command, int code);
 
-/* Somebody at the address `caller` calls `function`, which is to end the process: returns only if
- * that is to be. For exits.c. */
+/* Code at `caller` calls `function`, which ends the process: returns only if the process may end.
+ * For exits.c. */
 void warden_on_exit(const char *function, const void *caller);
 
 /* Code at `caller` is about to end `thread`. Returns if the thread is none of the host's: neither
@@ -47,7 +47,7 @@ void warden_on_thread_end(pthread_t thread, const char *function, const void *ca
  * in a call. */
 void warden_on_unmap(const void *begin, size_t length, const void *caller);
 
-/* Somebody there is about to send a signal to this process, or to its group. For exits.c. */
+/* Code at `caller` is about to send a signal to this process or its group. For exits.c. */
 void warden_on_signal(int number, const void *caller);
 
 #endif /* HOST_CMD_WARDEN_H */

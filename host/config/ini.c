@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ini.c: parsing of ini files, with the place of each key.
+ */
 #include "host/config/ini.h"
 
 #include <errno.h>

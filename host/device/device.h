@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device.h: the devices that the host drives, behind one small table: memory, streams, events,
+ * device.h: one small table for the devices that the host drives: memory, streams, events,
  * graphs and kernels.
  *
  * A kind of device is one `struct device_ops` in a file device_<kind>.c and one row in device.c.
@@ -22,7 +22,7 @@ struct device_graph; /* captured work, ready to be launched */
 struct device_module;
 struct device_function; /* a kernel of a module */
 
-/* What people call a device; "" where nobody says. */
+/* A device's names for people; "" where the driver gives none. */
 struct device_names {
     char name[128];  /* "NVIDIA H200", or the processor's model */
     char driver[64]; /* of the kernel: "580.95.05"; "" on the CPU */

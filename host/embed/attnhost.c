@@ -189,8 +189,8 @@ attn_status attnhost_plugin(const attnhost *host, uint32_t index, attnhost_plugi
         return host_fail(error, ATTN_INVALID_ARGUMENT, "plugin %u: there are %u", index,
                          host->registry.num_plugins);
     const struct loader_plugin *plugin = host->registry.plugins[index];
-    attnhost_plugin_info told = {
-        .struct_size = sizeof told,
+    attnhost_plugin_info known = {
+        .struct_size = sizeof known,
         .status = plugin->status,
         .reason = plugin->reason,
         .file = plugin->file,
@@ -204,7 +204,7 @@ attn_status attnhost_plugin(const attnhost *host, uint32_t index, attnhost_plugi
         .num_backends = plugin->num_types,
         .first_backend = first_type_of(&host->registry, index),
     };
-    embed_give(info, &told, sizeof told);
+    embed_give(info, &known, sizeof known);
     return ATTN_OK;
 }
 
@@ -220,9 +220,9 @@ attn_status attnhost_type(const attnhost *host, uint32_t index, attnhost_type_in
         return host_fail(error, ATTN_INVALID_ARGUMENT, "backend type %u: there are %u", index,
                          host->registry.num_types);
     const struct registry_type *type = &host->registry.types[index];
-    attnhost_type_info told = {
-        .struct_size = sizeof told, .plugin = type->plugin_index, .type = type->type};
-    embed_give(info, &told, sizeof told);
+    attnhost_type_info known = {
+        .struct_size = sizeof known, .plugin = type->plugin_index, .type = type->type};
+    embed_give(info, &known, sizeof known);
     return ATTN_OK;
 }
 

@@ -338,15 +338,15 @@ attn_status attnhost_backend_node(const attnhost_backend *backend, uint32_t inde
     if (!node)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "node %u: there are %u", index,
                          compose_num_nodes(backend->root));
-    attnhost_node_info told = {.struct_size = sizeof told,
-                               .depth = node->depth,
-                               .name = node->name,
-                               .type = node->type->type->name,
-                               .plugin_file = node->type->plugin->file,
-                               .rows = node->rows.all,
-                               .num_children = node->num_children,
-                               .num_paths = node->rows.paths ? node->rows.paths->num_paths : 0};
-    embed_give(info, &told, sizeof told);
+    attnhost_node_info known = {.struct_size = sizeof known,
+                                .depth = node->depth,
+                                .name = node->name,
+                                .type = node->type->type->name,
+                                .plugin_file = node->type->plugin->file,
+                                .rows = node->rows.all,
+                                .num_children = node->num_children,
+                                .num_paths = node->rows.paths ? node->rows.paths->num_paths : 0};
+    embed_give(info, &known, sizeof known);
     return ATTN_OK;
 }
 
@@ -359,10 +359,10 @@ attn_status attnhost_backend_path(const attnhost_backend *backend, uint32_t inde
         return host_fail(error, ATTN_INVALID_ARGUMENT, "path %u of node %u: there are %u", path,
                          index, num_paths);
     const attn_path *named = paths_at(node->rows.paths, path);
-    attnhost_path_info told = {.struct_size = sizeof told,
-                               .name = named->name,
-                               .doc = named->doc,
-                               .rows = node->rows.by_path[path]};
-    embed_give(info, &told, sizeof told);
+    attnhost_path_info known = {.struct_size = sizeof known,
+                                .name = named->name,
+                                .doc = named->doc,
+                                .rows = node->rows.by_path[path]};
+    embed_give(info, &known, sizeof known);
     return ATTN_OK;
 }

@@ -300,7 +300,7 @@ static attn_status check_all_indptr(const attn_batch *batch, attn_error *error)
 
 /* ---- Lengths --------------------------------------------------------------------------------- */
 
-/* Queries of a sequence, and where they come to lie. Padding says what it likes. */
+/* Queries of each sequence, and where they lie. Entries of padding may hold anything. */
 static attn_status check_lens(const attn_batch *batch, attn_error *error)
 {
     const int32_t *lens = batch->seq_lens.host, *prefixes = batch->prefix_lens.host,

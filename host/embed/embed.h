@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * embed.h: what is behind the handles of attnhost.h.
+ * embed.h: the structs of attnhost.h's handles.
  *
  * The executor and the commands use the functions of attnhost.h like everybody else; this header is
  * for what else they need: the thread pool, the registry, the device. What a configuration makes of
@@ -102,9 +102,9 @@ attn_status embed_check_private(const attnhost_backend *backend, const struct em
                                 const attn_forward_args *args, attn_error *error);
 
 /* Around calls into the plugins of a backend: on CUDA the device's primary context is current in
- * between, and afterwards the one that was before, which may be none. embed_leave() has to be told
- * what `entered` was set to. Where the context is current already, as it mostly is, nothing is
- * changed.
+ * between, and afterwards the one that was before, which may be none. embed_leave() takes the value
+ * that embed_enter() stored in `entered`. Where the context is current already, as it mostly is,
+ * nothing is changed.
  */
 attn_status embed_enter(const attnhost_backend *backend, int *entered, attn_error *error);
 void embed_leave(const attnhost_backend *backend, int entered);

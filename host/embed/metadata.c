@@ -72,7 +72,7 @@ attn_status attnhost_metadata_size(attnhost_backend *backend, uint32_t kind,
                                    const attn_bounds *bounds, attn_memory_size *size,
                                    attn_error *error)
 {
-    attn_memory_size told = {.struct_size = sizeof told};
+    attn_memory_size needed = {.struct_size = sizeof needed};
     host_error said;
     int entered;
     host_error_init(&said);
@@ -84,14 +84,14 @@ attn_status attnhost_metadata_size(attnhost_backend *backend, uint32_t kind,
     status = embed_enter(backend, &entered, &said.base);
     if (status == ATTN_OK) {
         status = backend->child.type->ops->metadata_size(backend->child.instance, kind, bounds,
-                                                         &told, &said.base);
+                                                         &needed, &said.base);
         embed_leave(backend, entered);
     }
     if (status != ATTN_OK)
         return embed_fail(backend, status, &said, error);
-    status = check_alignments(backend, &told, error);
+    status = check_alignments(backend, &needed, error);
     if (status == ATTN_OK)
-        embed_give(size, &told, sizeof told);
+        embed_give(size, &needed, sizeof needed);
     return status;
 }
 

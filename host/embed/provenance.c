@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * provenance.c: where a report's numbers come from: command, device, files, versions.
+ */
 #include "host/embed/provenance.h"
 
 #include <stdlib.h>

@@ -21,7 +21,7 @@ struct provenance_plugin {
 };
 
 struct provenance {
-    char *command;      /* "" = nobody typed one */
+    char *command;      /* "" = not started by a command line */
     attn_device device; /* type 0 = not known yet */
     struct device_names names;
     uint32_t num_threads; /* of the host */

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kinds.c: the table of kinds.
+ */
 #include "host/kinds/kinds.h"
 
 static const struct kind_ops *const kinds[ATTN_KIND_COUNT] = {

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * operands.c: widths, dtypes and roles of each kind's operands.
+ */
 #include "host/kinds/operands.h"
 
 #include "host/kinds/kinds.h"

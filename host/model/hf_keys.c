@@ -11,8 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Values beside null that change nothing, as json_describe() writes them, between bars. "[]" and
- * "{}" stand for an empty array or object, "full" for a list of nothing but full_attention. */
+/* Values other than null that change nothing, as json_describe() writes them, between bars. "[]"
+ * and "{}" stand for an empty array or object, "full" for a list of nothing but full_attention. */
 struct neutral_key {
     const char *name, *neutral;
 };

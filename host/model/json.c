@@ -114,7 +114,7 @@ cJSON *json_parse(const char *text, size_t length, const char *file, attn_error 
     return root ? refuse_repeated(root, file, error) : NULL;
 }
 
-/* Up to JSON_MAX_BYTES + 1 bytes, so that a file that is too long can be told from one that fits.
+/* Up to JSON_MAX_BYTES + 1 bytes, so that a file that is too long differs from one that fits.
  */
 static char *read_all(FILE *file, size_t *length)
 {

@@ -444,10 +444,10 @@ struct model *model_new(const char *name, const char *architecture, const struct
 /* A copy of a sized struct as this host knows it; what the other side has no word for is 0. */
 static void copy_sized(void *to, const void *from, size_t size)
 {
-    uint32_t given = *(const uint32_t *)from, told = (uint32_t)size;
+    uint32_t given = *(const uint32_t *)from, written = (uint32_t)size;
     memset(to, 0, size);
     memcpy(to, from, given < size ? given : size);
-    memcpy(to, &told, sizeof told);
+    memcpy(to, &written, sizeof written);
 }
 
 /* The engine's group with its own layers; `mla` ... are room for what its pointers point to. */

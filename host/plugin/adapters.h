@@ -4,7 +4,7 @@
  * major before it.
  *
  * A plugin is negotiated with by attn_host_info, attn_plugin and attn_error, which only grow, from
- * major to major as well. Behind them a major may change what it likes: adapt() makes today's table
+ * major to major as well. A later major may change anything: adapt() makes today's table
  * of a backend type of that major, in whose slots structs are converted and the type's own slots
  * are called, so that nothing else in the host knows of majors. The row of major N - 1 and its
  * adapt() are a file of their own, adapter_v<N - 1>.c; tests/host/plugin/pretended_v1.c is one.

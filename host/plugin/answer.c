@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * answer.c: bounds checks of texts, verdicts and tables.
+ */
 #include "host/plugin/answer.h"
 #include "host/base/text.h"
 

@@ -436,8 +436,8 @@ static attn_status child_failed(attn_status status, attn_error *error)
     return ATTN_CHILD_FAILED;
 }
 
-/* Composites take batches apart, and nobody can say which part of a private operand goes with which
- * rows: none is handed to a child. */
+/* Composites take batches apart, and only the vendor knows which part of a private operand belongs
+ * to which rows: no child gets one. */
 static void refuse_private(const char *operand, attn_verdict *verdict)
 {
     attn_reason *reason = verdict->reasons_capacity > 0 ? verdict->reasons : NULL;

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * layouts.c: parsing and comparing of layout ids.
+ */
 #include "host/plugin/layouts.h"
 
 #include "host/plugin/operands.h"

@@ -35,7 +35,7 @@ struct loader_plugin {
     const struct adapter *adapter;   /* of the major that it chose; adapters.h */
     const attn_backend_type **types; /* [num_types]; validated; today's tables */
     uint32_t num_types;              /* 0 if refused */
-    void *handle;                    /* of dlopen; NULL if it did not come to that */
+    void *handle;                    /* of dlopen; NULL if it was not called */
 };
 
 /* Look at `file`; `sha256` are the 32 bytes it must have, NULL = any. OUT_OF_HOST_MEMORY alone is
@@ -83,7 +83,7 @@ attn_status loader_check_file(const char *file, int *descriptor, attn_error *err
 attn_status loader_check_folder(const char *folder, attn_error *error);
 
 /* From now on plugins stay mapped to the end of the process: a program that is about to end gains
- * nothing by unloading them, and one that has left a thread behind would crash. */
+ * nothing by unloading them, and one whose thread still runs would crash. */
 void loader_keep_mapped(void);
 
 /* Does the content of the open file have this SHA-256? CONFIG_ERROR with both. */

@@ -50,7 +50,7 @@ const char *loader_source(const struct loader_plugin *plugin)
 
 /* ---- What runs them -------------------------------------------------------------------------- */
 
-/* Beside the object that this code is in, which may be a library in a wheel. */
+/* Next to the object that this code is in, which may be a library in a wheel. */
 static bool find_beside_library(char path[PATH_MAX])
 {
     static const char *const places[] = {"attnhost/python.so", "../attnhost/python.so"};

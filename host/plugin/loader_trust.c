@@ -76,7 +76,7 @@ attn_status loader_check_folder(const char *folder, attn_error *error)
     return check_owner(folder, "folder", &info, error);
 }
 
-/* Can nobody but root be in this group, as far as its list of members says? Debian gives /usr/local
+/* Is root the only possible member of this group, by its list of members? Debian gives /usr/local
  * to such a group. */
 static bool is_empty_group(gid_t group)
 {

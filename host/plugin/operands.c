@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * operands.c: checks of declared private operands.
+ */
 #include "host/plugin/operands.h"
 
 #include <string.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * paths.c: checks of attn_paths answers.
+ */
 #include "host/plugin/paths.h"
 
 #include <string.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * process_state.c: taking, comparing and restoring of process state.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* dladdr, uselocale, NSIG */
 #endif
@@ -162,7 +165,7 @@ static const char *limit_name(unsigned int number)
     return names[number] ? names[number] : "a resource limit";
 }
 
-/* One that was raised harms nobody. A hard limit that was lowered comes back with privileges alone.
+/* A raised limit does no harm. A hard limit that was lowered comes back with privileges alone.
  */
 static void restore_limits(const struct process_state *before, const struct process_state *now,
                            char text[256])

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * scan.c: starting of the scanner, and reading of its verdict.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* pipe2, POSIX_SPAWN_SETPGROUP */
 #endif
@@ -37,8 +40,8 @@ static double limit_of(const char *file)
     return loader_is_source(file) ? SOURCE_FACTOR * limit_s : limit_s;
 }
 
-/* Files that survived, in the order in which this process opens them: a file is scanned beside
- * these, since a corrupt one may be harmless alone. */
+/* Files that survived, in the order in which this process opens them: a file is scanned together
+ * with these, since a corrupt one may be harmless alone. */
 enum { MAX_COMPANY = 64 };
 static struct {
     pthread_mutex_t mutex;
@@ -176,7 +179,7 @@ static char *last_words(struct scan *scan, const char *after)
 }
 
 /* What its parent sees of the end of a process that said nothing: a signal by a system call of its
- * own, or one that nobody can handle. */
+ * own, or one that no handler can catch. */
 static const char *silent_end(const struct scan *scan, char text[64])
 {
     const struct timespec pause = {.tv_nsec = 1000000};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * scan.h: a plugin's file is opened in another process first, so that one that crashes, hangs or
- * ends the process there is refused with that as the reason, and harms nobody.
+ * ends the process is refused with that reason, and the host lives on.
  *
  * The scanner is the command itself (cmd/scan.c): it does what the loader will do, and asks every
  * backend one question. What it found out is kept (scan_cache.h) until the file changes.

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * scan_cache.c: reading and writing of the file of verdicts.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* secure_getenv */
 #endif
@@ -90,7 +93,7 @@ static bool write_head(char line[LINE_SIZE])
     return true;
 }
 
-/* A regular file of this user's that nobody else writes, of a size that a cache has; NULL without
+/* A regular file that only this user can write, of a size that a cache has; NULL without
  * one. */
 static FILE *open_cache(void)
 {
@@ -195,7 +198,7 @@ void scan_cache_keep(const char *file, struct scan_key *key, const struct scan_v
     if (!scan_cache_path(path) || !write_head(head) || !hash(file, key))
         return;
     if (lstat(path, &info) == 0 && !S_ISREG(info.st_mode))
-        return; /* somebody put something else there */
+        return; /* not a file of ours */
     make_folders(path);
     snprintf(fresh, sizeof fresh, "%s.%ld", path, (long)getpid());
     int descriptor = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);

@@ -23,7 +23,7 @@ struct scan_verdict {
     char reason[600]; /* "" if it did; one line */
 };
 
-/* What the file is, and beside which others, of which `company` is a hash, it is opened; false if
+/* What the file is, and a hash, `company`, of the files that are opened with it; false if
  * it cannot be looked at. */
 bool scan_key_make(const char *file, uint64_t company, struct scan_key *key);
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * services.c: the table of services that plugins get.
+ */
 #include "host/plugin/services.h"
 
 #include "host/base/error.h"

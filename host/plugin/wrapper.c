@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * wrapper.c: the forwarding table of each backend, guarded.
+ */
 #include "host/plugin/wrapper.h"
 
 #include <stdlib.h>
@@ -15,8 +18,8 @@ struct attn_instance {
     attn_instance *instance;      /* the next one's */
     const struct guard_party *party;
     struct path_rows *rows;
-    const attn_paths *told; /* the next one's, of a leaf; NULL = none that can be used */
-    attn_paths paths;       /* the same for our metadata */
+    const attn_paths *inner_paths; /* the next one's, of a leaf; NULL = none that can be used */
+    attn_paths paths;              /* the same for our metadata */
 };
 
 struct attn_metadata {
@@ -103,7 +106,7 @@ static void metadata_destroy(attn_metadata *metadata)
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* Those of the batch, in these layers. What is not told as it has to be is no path's. */
+/* Count the batch's rows of these layers by path. Rows of a malformed answer count for no path. */
 static void count_paths(const attn_metadata *metadata, const int32_t *layer_ids, size_t num_layers)
 {
     const attn_instance *layer = metadata->layer;
@@ -111,9 +114,9 @@ static void count_paths(const attn_metadata *metadata, const int32_t *layer_ids,
     struct guard_call call;
     guard_enter_hot(&call, layer->party, "attn_paths.rows", GUARD_NO_LAYER);
     for (size_t n = 0; n < num_layers; n++)
-        if (paths_ask(layer->told, metadata->metadata, layer_ids[n], metadata->batch_rows, rows,
-                      NULL) == ATTN_OK)
-            for (uint32_t p = 0; p < layer->told->num_paths; p++)
+        if (paths_ask(layer->inner_paths, metadata->metadata, layer_ids[n], metadata->batch_rows,
+                      rows, NULL) == ATTN_OK)
+            for (uint32_t p = 0; p < layer->inner_paths->num_paths; p++)
                 layer->rows->by_path[p] += rows[p];
     guard_leave_hot(&call);
 }
@@ -124,7 +127,7 @@ static void count(const attn_metadata *metadata, const int32_t *layer_ids, size_
     if (!rows || num_layers == 0)
         return;
     rows->all += (int64_t)num_layers * metadata->batch_rows;
-    if (metadata->layer->told)
+    if (metadata->layer->inner_paths)
         count_paths(metadata, layer_ids, num_layers);
 }
 
@@ -212,7 +215,7 @@ static attn_status rows_by_path(const attn_metadata *metadata, int32_t layer_id,
     const attn_instance *layer = metadata->layer;
     struct guard_call call;
     guard_enter_hot(&call, layer->party, "attn_paths.rows", layer_id);
-    attn_status status = layer->told->rows(metadata->metadata, layer_id, rows, error);
+    attn_status status = layer->inner_paths->rows(metadata->metadata, layer_id, rows, error);
     guard_leave_hot(&call);
     return status;
 }
@@ -220,7 +223,7 @@ static attn_status rows_by_path(const attn_metadata *metadata, int32_t layer_id,
 static const void *get_extension(attn_instance *layer, const char *id)
 {
     if (strcmp(id, ATTN_EXTENSION_PATHS) == 0) /* it is given metadata, which is ours */
-        return layer->told ? &layer->paths : NULL;
+        return layer->inner_paths ? &layer->paths : NULL;
     struct guard_call call;
     guard_enter(&call, layer->party, "get_extension");
     const void *extension = readable(id, layer->next->get_extension(layer->instance, id));
@@ -243,7 +246,7 @@ static void take_paths(attn_instance *layer)
     guard_leave(&call);
     if (!paths || (layer->rows->paths && layer->rows->paths != paths))
         return;
-    layer->told = layer->rows->paths = paths;
+    layer->inner_paths = layer->rows->paths = paths;
     layer->paths = (attn_paths){.struct_size = sizeof layer->paths,
                                 .num_paths = paths->num_paths,
                                 .paths = paths->paths,

@@ -63,7 +63,7 @@ static void keep_head(const linear_run *run, reference_state *entry, int32_t h)
         }
 }
 
-/* Keep what the sequence has come to for the slot. */
+/* Keep the sequence's state for its slot. */
 static void keep_state(const linear_run *run, reference_state *entry)
 {
     const linear_call *call = run->call;

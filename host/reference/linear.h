@@ -2,7 +2,7 @@
  *
  * linear.h: the oracle of linear layers: the recurrences of attn_problem.h, token by token in fp64.
  *
- * What rows come to is a reference_result, judged by reference_compare(). A row passes if
+ * Rows are a reference_result, judged by reference_compare(). A row passes if
  *
  *   max |actual - truth| <= 2 * max |naive - truth| + 1e-5 * terms
  *
@@ -11,7 +11,7 @@
  * operation rounded, q, k and v rounded to the operand dtype after the convolution and after the
  * normalisation, the output rounded to its dtype, the state to its own when it is stored.
  *
- * What slots come to is a reference_states. A state passes, head by head, if
+ * Slots are a reference_states. A state passes, head by head, if
  *
  *   max |actual - truth| <= 2 * max |naive - truth| + 1e-5 * max |truth|
  *

@@ -4,11 +4,11 @@
  *
  *   layer    dimensions and constants, in fp64
  *   rows     operands of consecutive rows of a sequence, in fp64
- *   replay   where some v heads of a sequence have come to: the states of both forms (linear.h) and
+ *   replay   the progress of some v heads of a sequence: the states of both forms (linear.h) and
  *            the inputs that the convolution still needs
  *
  * This is the one recurrence of the oracle: reference_linear_forward() stands on it, and so does
- * verification, which continues where it stopped. What rows come to does not depend on how they are
+ * verification, which continues where it stopped. Results do not depend on how rows are
  * cut into calls, nor on which heads a replay has.
  */
 #ifndef HOST_REFERENCE_LINEAR_REPLAY_H
@@ -79,7 +79,7 @@ attn_status reference_linear_replay_init(reference_linear_replay *replay,
 /* NULL, zeroed and finished ones are fine. */
 void reference_linear_replay_finish(reference_linear_replay *replay);
 
-/* A replay that has come to where `from` is, and goes on by itself; released likewise. */
+/* A copy of `from` at its position, independent from then on; released likewise. */
 attn_status reference_linear_replay_copy(reference_linear_replay *replay,
                                          const reference_linear_replay *from, attn_error *error);
 

@@ -121,7 +121,7 @@ typedef struct reference_scratch {
 void reference_scratch_init(reference_scratch *scratch);
 void reference_scratch_finish(reference_scratch *scratch);
 
-/* What a row comes to, other than its output and its bars. */
+/* Results of a row other than its output and its bars. */
 typedef struct reference_row_result {
     double lse;       /* natural logarithm; -INFINITY if there is no key and no sink */
     double lse_bar;   /* 0 without bars */
@@ -137,7 +137,7 @@ attn_status reference_row_compute(const reference_row *row, const reference_kv *
                                   reference_scratch *scratch, double *out, double *bars,
                                   reference_row_result *result, attn_error *error);
 
-/* What a row of several comes to, and where to. */
+/* One row of several: its results, and where they go. */
 typedef struct reference_row_to {
     double *out;  /* [v_head_dim] */
     double *bars; /* [v_head_dim]; NULL = not wanted */
@@ -145,13 +145,13 @@ typedef struct reference_row_to {
 } reference_row_to;
 
 /* The same of rows [0, count) over the same keys and values, which have head_dim, v_head_dim and
- * kv_len in common: each key and value that one of them sees is read once, and each row comes to
- * what it comes to alone, to the bit. INVALID_ARGUMENT as well if they have not. */
+ * kv_len in common: each key and value that one of them sees is read once, and each row has the
+ * bits that reference_row_compute() gives it. INVALID_ARGUMENT as well if these lengths differ. */
 attn_status reference_rows_compute(const reference_row *rows, int32_t count, const reference_kv *kv,
                                    reference_scratch *scratch, reference_row_to *to,
                                    attn_error *error);
 
-/* Bytes of a scratch that a row of kv_len keys takes, beside what does not grow with them. */
+/* Bytes of scratch that grow with a row's kv_len keys. */
 uint64_t reference_row_scratch(int64_t kv_len);
 
 /* ---- The pass rule --------------------------------------------------------------------------- */

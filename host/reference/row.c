@@ -309,7 +309,7 @@ static void score_group(struct work *work, int64_t group)
     }
 }
 
-/* Zeros for what the last tile has beside the block's keys. */
+/* Zeros in the last tile after the block's keys. */
 static void pad_tile(struct work *work)
 {
     int32_t count = work->block.count, whole = (count + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
@@ -400,7 +400,7 @@ static void add_values(struct work *work)
     }
 }
 
-/* ---- What they come to ----------------------------------------------------------------------- */
+/* ---- Results --------------------------------------------------------------------------------- */
 
 /* What is beyond the largest fp8 number becomes that number, infinities too (KV-04). */
 static void saturate(const reference_row *row, double *out)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attnhost_run.c: a whole run behind one call, for embedders.
+ * attnhost_run.c: a whole run in one call, for embedders.
  */
 #include "attnhost.h"
 

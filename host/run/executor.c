@@ -127,7 +127,7 @@ attn_status executor_plan(struct executor *executor, attnhost_metadata *const *m
                           attn_error *error)
 {
     const attn_batch *batch = &executor->batch.batch;
-    attn_batch plain = *batch; /* for units that are not told of shared prefixes */
+    attn_batch plain = *batch; /* for units without hints of shared prefixes */
     attn_status status = ATTN_OK;
     plain.shared_prefix = NULL;
     plain.num_prefix_levels = 0;
@@ -217,23 +217,23 @@ static struct report_shared shared_in_batch(const struct executor *executor,
                                             const struct batch_step *step)
 {
     const struct forward_batch *batch = &executor->batch;
-    struct report_shared told = {.keys = 0};
+    struct report_shared shared = {.keys = 0};
     if (step->mode != ATTN_MODE_DECODE || !batch->params.tells_shared)
-        return told;
+        return shared;
     if (batch->batch.num_prefix_levels > 0) {
-        told.rows = batch->shared.shared_rows;
-        told.saved_keys = batch->shared.saved_keys;
+        shared.rows = batch->shared.shared_rows;
+        shared.saved_keys = batch->shared.saved_keys;
     }
     for (int32_t s = 0; s < step->num_sequences; s++)
-        told.keys += step->sequences[s].prefix_len + step->sequences[s].num_new;
-    return told;
+        shared.keys += step->sequences[s].prefix_len + step->sequences[s].num_new;
+    return shared;
 }
 
-static void add_shared(struct report_shared *sum, const struct report_shared *told)
+static void add_shared(struct report_shared *sum, const struct report_shared *shared)
 {
-    sum->rows += told->rows;
-    sum->saved_keys += told->saved_keys;
-    sum->keys += told->keys;
+    sum->rows += shared->rows;
+    sum->saved_keys += shared->saved_keys;
+    sum->keys += shared->keys;
 }
 
 /* ---- Submit ---------------------------------------------------------------------------------- */

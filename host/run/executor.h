@@ -53,7 +53,7 @@ struct executor_params {
     struct threads *threads;
     attnhost *host;
     struct report *report;
-    FILE *notes;        /* what is worth telling before the first step; NULL = nobody listens */
+    FILE *notes;        /* notes for people, written before the first step; NULL = none */
     attn_bounds bounds; /* of the largest step; modes are filled in for each unit */
     int32_t table_rows; /* of req_to_token */
     int32_t table_columns;

@@ -2,7 +2,7 @@
  *
  * executor_fences.c: writes where a forward has no business, looked for where rows are looked at.
  *
- * Behind the last row of an output stands a fence, bytes that no forward changes; what stands there
+ * After the last row of an output lies a fence, bytes that no forward may change; what stands there
  * after it comes back with the sampled rows. On the CPU, sums over what a layer reads are taken
  * before and after, too: its vectors and its constants.
  */
@@ -177,6 +177,6 @@ void executor_fences_judge(struct executor *executor, const struct flight *fligh
         while (at < EXECUTOR_FENCE && (uint8_t)fence[at] == FENCE_BYTE)
             at++;
         if (at < EXECUTOR_FENCE)
-            say(executor, (int32_t)l, "behind the last row of", ATTN_ROLE_OUT);
+            say(executor, (int32_t)l, "after the last row of", ATTN_ROLE_OUT);
     }
 }

@@ -2,7 +2,7 @@
  *
  * executor_private.h: what executor.c (a step), executor_operands.c (what its forwards are given),
  * executor_create.c (its making), executor_rows.c (its sampled rows), executor_fences.c (writes
- * beside its outputs) and graph_runner.c (captured steps) share.
+ * outside its outputs) and graph_runner.c (captured steps) share.
  *
  * Memory of a step: the rows of one layer's operands, for the widest layer and the largest step;
  * they are made again for each layer, so memory never holds more than one layer's vectors. Steps in
@@ -16,7 +16,7 @@
 #include "host/run/step_kernels.h"
 
 #define EXECUTOR_ALIGNMENT 256u
-#define EXECUTOR_FENCE     256u /* bytes behind the rows of an operand's memory */
+#define EXECUTOR_FENCE     256u /* bytes after the rows of an operand's memory */
 
 /* A composed backend. */
 struct unit {
@@ -51,7 +51,7 @@ struct flight {
     struct prefix_lists chunks;  /* pinned: of the prefixes of a step in the expanded form */
     struct device_event *start, *end;
     uint32_t mode;
-    struct report_shared shared; /* what its batch told of shared prefixes */
+    struct report_shared shared; /* shared prefixes in its batch's hint */
     int64_t submit_ns;           /* the host's time in executor_submit */
     int64_t forward_ns; /* of that, in init_forward_metadata and forwards, or the graph's launch */
 };
@@ -151,7 +151,7 @@ attn_status executor_settle_earlier(struct executor *executor, attn_error *error
 attn_status executor_poison(const struct executor *executor, const attn_tensor *rows,
                             attn_error *error);
 
-/* Bounds with what is told of shared prefixes. */
+/* Add the hints of shared prefixes to the bounds. */
 void executor_bounds_shared(attn_bounds *bounds);
 
 /* The unit that serves a layer. */

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward_batch.c: filling of a batch's arrays, and their upload.
+ */
 #include "host/run/forward_batch.h"
 
 #include <stdbool.h>
@@ -638,7 +641,7 @@ static void describe_drafts(struct forward_batch *b, const struct batch_arrays *
         b->batch.positions = (attn_i32_array){staged->row_position, b->arrays.row_position};
 }
 
-/* The runs of a level, in `room` of them: behind the last one come those of no sequences. */
+/* The runs of a level, in `room` of them: after the last one come those without sequences. */
 static void fill_runs(const struct shared_prefix_level *level, int32_t room, struct batch_runs *a)
 {
     int32_t count = level->num_runs;

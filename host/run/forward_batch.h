@@ -50,7 +50,7 @@ struct batch_step {
     const int32_t *moves_indptr;    /* [num_sequences + 1] likewise, into each pool's moves */
     int32_t padded;       /* DECODE, TARGET_VERIFY: sequences to pad the batch to; 0 = none */
     int32_t seq_len_fill; /* seq_len of those; with drafts at least that of their rows */
-    bool tells_shared;    /* padded: the graph is one of those that are told of shared prefixes */
+    bool tells_shared;    /* padded: the graph is captured with hints of shared prefixes */
 };
 
 /* What the arrays must hold. */

@@ -10,7 +10,7 @@
  * change.
  *
  * What a backend does for shared prefixes is in its graph whether there are any or not, a launch or
- * more for each level. So where backends are told of them each size has two graphs, and steps that
+ * more for each level. So where backends get these hints each size has two graphs, and steps that
  * share little take the one without.
  *
  * Source of the sizes: cuda_graph.bs, clamped to workload.max_running_requests, as SGLang does it.
@@ -296,10 +296,10 @@ const struct graph_entry *graph_runner_find(struct executor *executor,
     const struct graph_runner *graphs = &executor->graphs;
     if (step->mode != captured_mode(executor) || graphs->count == 0)
         return NULL;
-    bool told = tells_shared(executor, step);
+    bool wanted = tells_shared(executor, step);
     for (uint32_t e = 0; e < graphs->count; e++)
         if (graphs->entries[e].size >= step->num_sequences &&
-            graphs->entries[e].tells_shared == told)
+            graphs->entries[e].tells_shared == wanted)
             return &graphs->entries[e];
     return NULL;
 }

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * report.c: the report as JSON and as text.
+ */
 #include "host/run/report.h"
 
 #include <math.h>
@@ -419,7 +422,7 @@ static bool add_too_long(cJSON *root, const struct report *report)
            json_add_int(too_long, "cut", report->cut);
 }
 
-/* What did not come to its end. */
+/* Steps and requests that did not finish. */
 static bool add_end(cJSON *root, const struct report *report)
 {
     if (report->failed_steps > 0 && !(json_add_int(root, "failed_steps", report->failed_steps) &&

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * report.h: what a run comes to, and how it is reported: JSON for programs, a few lines for people.
+ * report.h: the results of a run and their report: JSON for programs, a few lines for people.
  */
 #ifndef HOST_RUN_REPORT_H
 #define HOST_RUN_REPORT_H
@@ -48,14 +48,14 @@ struct report_series {
     struct report_bin bins[REPORT_BINS];
 };
 
-/* DECODE batches with what they told of shared prefixes (shared_prefix.h). */
+/* Shared prefixes in the hints of DECODE batches (shared_prefix.h). */
 struct report_shared {
     int64_t rows;       /* that shared keys with another one */
     int64_t saved_keys; /* that a layer need not read, of these: */
     int64_t keys;       /* of all rows */
 };
 
-/* How near a layer came to its bars: the largest error of a checked row, over that row's bar. */
+/* A layer's largest error of a checked row, in that row's bars. */
 enum report_phase { REPORT_PREFILL, REPORT_DECODE, REPORT_PHASES };
 
 /* A pool of KV. */
@@ -97,7 +97,7 @@ struct report {
         int64_t rows_checked, rows_failed; /* (request, position, layer) */
         bool sampled;                      /* rows that were not checked may be wrong */
         int64_t steps_not_finite;          /* steps with an output that is NaN or infinite */
-        int64_t trespasses;                /* forwards that wrote beside their outputs */
+        int64_t trespasses;                /* forwards that wrote outside their outputs */
         double max_abs_err, max_rel_err;
         char first_failure[256];
         uint32_t num_layers;

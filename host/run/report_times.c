@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * report_times.c: exact durations, then buckets.
+ */
 #include "host/run/report_times.h"
 
 #include <math.h>

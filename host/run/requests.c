@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * requests.c: reading and checking of the requests.
+ */
 #include "host/run/requests.h"
 
 #include <math.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * row_check.c: fetching of sampled rows, and handing them to the oracle.
+ */
 #include "host/run/row_check.h"
 
 #include <stdatomic.h>

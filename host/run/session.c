@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * session.c: creation of all parts, and the loop of steps.
+ */
 #include "host/run/session_private.h"
 
 #include <stdio.h>

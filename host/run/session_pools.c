@@ -86,7 +86,7 @@ static int64_t choose_capacity(const struct session *s, uint64_t token_bytes, ui
     return useful < affordable ? useful : affordable;
 }
 
-/* Pages that mem_fraction comes to, where it says how many (requests_read() has seen to
+/* Check the pages that mem_fraction gives, where it sets their number (requests_read() has checked
  * max_total_tokens): at least one, and no more than an int32 can number slots. */
 static attn_status check_capacity(const struct session *s, int64_t pages, uint64_t token_bytes,
                                   attn_error *error)

@@ -44,7 +44,7 @@ struct session {
     host_error failure; /* of the first step that failed */
 };
 
-/* Has the run come to its end, so that what is held is lost? */
+/* Has the run finished, so that any page still held is leaked? */
 static inline bool session_is_whole(const struct session *s)
 {
     return !s->report->interrupted && !s->report->ended_by[0];

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * shared_prefix.c: the choice of levels and runs that save most keys.
+ */
 #include "host/run/shared_prefix.h"
 
 #include <stdlib.h>
@@ -6,7 +9,7 @@
 
 #include "host/base/error.h"
 
-/* Sequences [first, end) have their first `len` keys in common, and none beside them has. */
+/* Sequences [first, end) have their first `len` keys in common, and no other sequence has them. */
 struct shared_prefix_block {
     int32_t first, end, len;
     int32_t inside; /* blocks from this one on lie within it, up to itself */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shared_prefix.h: which runs of a decode batch a backend is told of that share their first keys
- * (attn_shared_prefix), from what each sequence shares with the one before it.
+ * shared_prefix.h: the hint of which sequences of a decode batch share their first keys
+ * (attn_shared_prefix), made from what each sequence shares with the one before it.
  *
  * Sequences that share keys form blocks, which lie within one another: all with the system prompt,
  * of these the ones with one document. A level is a choice of blocks none of which lies within

@@ -279,7 +279,7 @@ static attn_status place_linear(const struct step_kernels *kernels,
     generator_linear_factors(vectors->group, operand->role, &made.factors);
     if (!is_linear(operand) || operand->first != 0 || work->num_operands == GENERATE_MAX_LINEAR)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "%s: got stream %d beside operands of linear layers, accepted: up to %d "
+                         "%s: got stream %d with operands of linear layers, accepted: up to %d "
                          "whole operands of these",
                          role_name(operand->role), operand->stream, GENERATE_MAX_LINEAR);
     if (made.factors.count > GENERATE_MAX_FACTORS - *num_exponents)

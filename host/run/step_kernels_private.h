@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step_kernels_private.h: what step_kernels.c (the processor, and who is asked) and
- * step_kernels_cuda.c share. The functions below are those of step_kernels.h on CUDA; what can be
- * told of their arguments without reading them is checked before.
+ * step_kernels_private.h: what step_kernels.c (the processor, and the dispatch) and
+ * step_kernels_cuda.c share. The functions below are those of step_kernels.h on CUDA; the dispatch
+ * has checked all of their arguments that can be checked without reading device memory.
  */
 #ifndef HOST_RUN_STEP_KERNELS_PRIVATE_H
 #define HOST_RUN_STEP_KERNELS_PRIVATE_H

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * timeline.c: moments and held pages of each step.
+ */
 #include "host/run/timeline.h"
 
 #include <stdlib.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * drafts.c: trees of drafts: their growth, and which drafts are right.
+ */
 #include "host/schedule/drafts.h"
 
 #include "host/base/mix.h"

@@ -284,7 +284,7 @@ void scheduler_drop(struct scheduler *scheduler)
  * so it is in an unconfirmed step itself and dropped here. Then no request locks such a page, and
  * flushing what is not locked removes them all. A state may have been put after a page that
  * another request locks, so all states go; a request that pinned one is in the step that is out.
- * So may a window page, which nobody holds then that is not dropped. */
+ * A window page may be in the same state; after the drop no remaining request holds it. */
 void scheduler_drop_flight(struct scheduler *scheduler)
 {
     for (int32_t i = 0; scheduler->step_is_out && i < scheduler->step.num_seqs; i++)

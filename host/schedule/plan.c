@@ -350,7 +350,7 @@ static void keep_states(struct scheduler *scheduler, const struct request *reque
         };
 }
 
-/* How what is accepted moves together: row path[d] comes to lie where row d was. Rows of a path
+/* Compact the accepted rows: row path[d] moves to where row d was. Rows of a path
  * ascend, so none is overwritten before it has moved. */
 static void move_together(struct scheduler *scheduler, const struct request *request,
                           const struct draft_tree *tree)

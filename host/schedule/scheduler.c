@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * scheduler.c: creation of the scheduler with its pools and steps.
+ */
 #include "host/schedule/scheduler.h"
 
 #include <assert.h>

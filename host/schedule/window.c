@@ -5,7 +5,7 @@
  * A request has there the pages from number `passed` on. Below cached_pages they are the prefix
  * cache's, and held; the rest are its own. What a step makes visible goes to the prefix cache
  * first, and what the window has passed is let go of after that: so the cache keeps it as long as
- * nobody needs the room.
+ * no request needs the room.
  */
 #include <string.h>
 
@@ -80,7 +80,7 @@ void scheduler_window_let_go(struct scheduler *scheduler, struct request *reques
 
 /* ---- The window moves on --------------------------------------------------------------------- */
 
-/* Entries of pages [first, end) are nobody's any more. */
+/* Mark entries of pages [first, end) as free. */
 static void forget(struct scheduler *scheduler, struct request *request, int32_t first, int32_t end)
 {
     int32_t page_size = scheduler->params.page_size;

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * matrix.c: the support matrix as text and JSON.
+ */
 #include "host/select/matrix.h"
 
 #include <stdbool.h>
@@ -120,10 +123,10 @@ static void write_rows(const struct matrix_column *columns, size_t num_columns, 
     const cJSON *row;
     cJSON_ArrayForEach(row, columns[column].rows)
     {
-        bool told = false;
+        bool written = false;
         for (size_t before = 0; before < column; before++)
-            told |= find_matter(columns[before].rows, matter_of(row)) != NULL;
-        if (!told)
+            written |= find_matter(columns[before].rows, matter_of(row)) != NULL;
+        if (!written)
             write_row(columns, num_columns, matter_of(row), file);
     }
 }

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * open_host.c: loading of plugins and definition of backends.
+ */
 #include "host/select/open_host.h"
 
 #include <stdlib.h>

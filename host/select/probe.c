@@ -205,7 +205,7 @@ static void visit_caches(const struct visit *visit)
     *problem = before;
 }
 
-/* What is fp8 beside the cache, which is as well. */
+/* Operands that may be fp8 together with an fp8 cache. */
 static void visit_fp8_operands(const struct visit *visit)
 {
     static const char *const granularities[] = {[ATTN_SCALE_PER_TENSOR] = "per_tensor",

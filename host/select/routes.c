@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * routes.c: parsing of routes.
+ */
 #include "host/select/routes.h"
 
 #include <stdlib.h>

@@ -16,12 +16,12 @@
 #include "host/select/problem.h"
 #include "host/select/routes.h"
 
-/* What is behind an attnhost_selection. */
+/* The struct of the handle attnhost_selection. */
 struct selected {
     attnhost_selection base;
     struct block *blocks;
     bool failed; /* memory ran out */
-    /* What selection_api_select() made; NULL = somebody else's. */
+    /* What selection_api_select() made; NULL = owned by the caller. */
     struct selection *selection;
     struct model *model;
     struct config *config;

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * unused_keys.c: messages about keys without effect.
+ */
 #include "host/select/unused_keys.h"
 
 #include <stdio.h>

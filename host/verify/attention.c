@@ -58,7 +58,7 @@ struct check {
     attn_dtype operand_dtype;
     uint8_t *failed;       /* [sampled rows] a row fails if one of its heads does */
     int64_t first_sampled; /* the first failure in order of rows, then heads, whatever the */
-    int32_t first_head;    /* order in which threads came to it; */
+    int32_t first_head;    /* order in which threads found it; */
     char first_failure[VERIFY_FAILURE_TEXT]; /* "" if none */
 };
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * digest.c: hashing of sampled rows, independent of their order.
+ */
 #include "host/verify/digest.h"
 
 #include <nettle/sha2.h>

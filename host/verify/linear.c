@@ -51,7 +51,7 @@ struct job {
     const struct verify_sequence *sequence;
     struct kept_replay *replay;
     int64_t from, to; /* positions */
-    int64_t branch;   /* drafts that are turned down: on from `to` up to there, beside the replay */
+    int64_t branch;   /* rejected drafts: from `to` up to there, not part of the replay */
 };
 
 /* One call of linear_verifier_check, as its tasks see it. */
@@ -379,7 +379,7 @@ static attn_status check_task(void *arg, int64_t task, uint32_t worker)
 
 /* ---- A step ---------------------------------------------------------------------------------- */
 
-/* What the replay's stores come to before the row at `position`. One after the row before that
+/* Hash of the replay's stores before the row at `position`. A store after the row before that
  * comes when it goes on: nothing may go on from there. */
 static uint64_t stores_before(const struct verify_sequence *sequence, int64_t position)
 {
@@ -457,7 +457,7 @@ static attn_status replay_sequences(struct check *check, attn_error *error)
         }
     }
     if (status != ATTN_OK)
-        kept_drop_round(&verifier->kept); /* their parts have come to different positions */
+        kept_drop_round(&verifier->kept); /* their parts are at different positions */
     kept_end(&verifier->kept);
     return status;
 }

@@ -4,7 +4,7 @@
  *
  * A row of a recurrence depends on all rows before it. Operands are functions of the trace
  * (generator_linear.h), so the verifier computes a request's rows from its first token on, up to
- * the one that is sampled, and keeps the states it has come to: a later row of the request goes on
+ * the one that is sampled, and keeps the states so far: a later row of the request goes on
  * from there. What a backend left in the pools of states is not read: rows judge it.
  *
  * The truth never rounds a state. The naive form, which says how far a row may be off, does so

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * linear_kept.c: the kept states, and their removal when memory is short.
+ */
 #include "host/verify/linear_kept.h"
 
 #include <stdlib.h>

@@ -8,7 +8,7 @@
 
 #include "host/reference/linear_replay.h"
 
-/* Where a request has come to in a layer. */
+/* A request's replay in a layer, up to its last verified row. */
 struct kept_replay {
     int64_t request;
     int32_t layer;

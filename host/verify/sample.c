@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sample.c: the hash that samples rows.
+ */
 #include "host/verify/sample.h"
 
 #include "host/base/mix.h"

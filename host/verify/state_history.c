@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * state_history.c: bit sets of store positions, by slot.
+ */
 #include "host/verify/state_history.h"
 
 #include <stdlib.h>

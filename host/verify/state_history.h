@@ -3,9 +3,9 @@
  * state_history.h: after which tokens the states in the slots of a run were stored.
  *
  * A state is carried on in its slot, or in that of a snapshot, which another request goes on from.
- * Each time it is stored it is rounded to the pool's dtype, and what it comes to depends on where
- * that was: verification replays it (verify/linear.h). A history is a set of positions, kept as
- * bits; it goes with the state from slot to slot.
+ * Each time it is stored it is rounded to the pool's dtype, so its value depends on where
+ * that happened: verification replays it (verify/linear.h). A history is a set of positions, kept
+ * as bits; it goes with the state from slot to slot.
  */
 #ifndef HOST_VERIFY_STATE_HISTORY_H
 #define HOST_VERIFY_STATE_HISTORY_H

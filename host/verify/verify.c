@@ -29,7 +29,7 @@ struct batch {
     uint64_t bytes; /* of the blocks */
 };
 
-/* What a thread beside the caller's has to do. */
+/* Work for the thread that judges during the run. */
 struct queue {
     pthread_t thread;
     pthread_mutex_t mutex; /* guards the rest, and what is found in the verifier */
@@ -245,7 +245,7 @@ static void add_results(struct verifier *verifier, const struct batch *batch)
         add_result(verifier, &batch->entries[e]);
 }
 
-/* ---- Beside the caller ----------------------------------------------------------------------- */
+/* ---- The judging thread ---------------------------------------------------------------------- */
 
 static void *work(void *arg)
 {

@@ -108,7 +108,7 @@ struct verify_params {
     const struct verify_scales *scales;    /* [model.num_groups] */
     const uint32_t *reads_new_unquantised; /* [model.num_groups] */
     struct threads *threads;
-    bool beside;          /* rows are judged by a thread beside the caller's; for models */
+    bool beside;          /* a second thread judges the rows; for models */
                           /* without recurrent layers */
     verify_failed failed; /* NULL = none */
     void *failed_ctx;
@@ -140,8 +140,8 @@ attn_status verifier_add(struct verifier *verifier, const struct verify_step *st
                          const attn_tensor *out, attn_error *error);
 
 /* Judge what was added, all of it at once: rows of many layers keep more threads at work than those
- * of one. With `beside` it is handed over, and this waits only where too much has been before; what
- * goes wrong is told by verifier_wait(). */
+ * of one. With `beside` the rows go to the judging thread, and this call waits only while its queue
+ * is full; verifier_wait() reports the errors. */
 attn_status verifier_judge(struct verifier *verifier, attn_error *error);
 
 /* Until all is judged that was handed over; before verifier_of_bar() and verifier_result(). An

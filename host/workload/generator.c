@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * generator.c: random operands of softmax and latent layers.
+ */
 #include "host/workload/generator.h"
 
 #include <endian.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * generator_linear.c: random operands of recurrent layers.
+ */
 #include "host/workload/generator_linear.h"
 
 #include <endian.h>
@@ -216,12 +219,12 @@ double generator_linear_rate(const struct generator *generator, const attn_layer
                              int32_t layer, int32_t head)
 {
     const double slowest = 1e-4, fastest = 0.69;
-    const token_key nobody = {0, 0};
+    const token_key no_token = {0, 0};
     int32_t heads = group->linear->num_v_heads;
     if (group->linear->family == ATTN_LINEAR_LIGHTNING)
         return lightning_rate(generator, layer, head, heads);
     /* Layers begin at different heads, so that no head is the slow one in all of them. */
-    uint64_t word = mix_stream(stream_of(generator, nobody, layer, ATTN_ROLE_A_LOG), UINT32_MAX);
+    uint64_t word = mix_stream(stream_of(generator, no_token, layer, ATTN_ROLE_A_LOG), UINT32_MAX);
     uint64_t first = mix_below((uint32_t)(word >> 32), (uint64_t)heads);
     double place = heads > 1 ? (double)((first + (uint64_t)head) % (uint64_t)heads) / (heads - 1)
                              : (double)(word & 255) / 255;
@@ -379,8 +382,8 @@ static void fill_gate_constant(const struct generator *generator, const attn_lay
 void generator_linear_constant(const struct generator *generator, const attn_layer_group *group,
                                int32_t layer, uint32_t role, float *out)
 {
-    const token_key nobody = {0, 0};
-    uint64_t stream = stream_of(generator, nobody, layer, role);
+    const token_key no_token = {0, 0};
+    uint64_t stream = stream_of(generator, no_token, layer, role);
     int64_t count = generator_linear_elements(group, role);
     if (role == ATTN_ROLE_A_LOG || role == ATTN_ROLE_DT_BIAS)
         fill_gate_constant(generator, group, layer, role, stream, out);

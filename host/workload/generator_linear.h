@@ -6,7 +6,7 @@
  * made exact elements, so that a shared prefix has equal states wherever it is computed, any part
  * of a row can be made alone, and the oracle can make a run's rows again. A row is one stream, that
  * of head 0 and role GENERATOR_OPERAND + ATTN_ROLE_*: element d of the row is element d of the
- * stream, an integer n in -127 .. 127, and comes to
+ * stream, an integer n in -127 .. 127, and its value is
  *
  *   mixed_qkv        n * 2^-6               q and k that are not normalised: n * 2^(-6-e), 2^e >=
  *                                           2 sqrt(head_k_dim), e <= 8: with keys longer than 1 a

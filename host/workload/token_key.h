@@ -13,7 +13,7 @@
 
 #include "host/base/portable.h"
 
-/* Two kinds, told apart by the lowest bit of `a`:
+/* Two kinds, which the lowest bit of `a` distinguishes:
  *   input token of a block with a hash id   a = hash id * 2 + 1, b = offset within the block
  *   any other token                         a = request * 2,     b = position in the request
  * A draft that is not the token at its position is a token of another request, of a number that no

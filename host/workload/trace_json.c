@@ -116,7 +116,7 @@ static attn_status read_turn(const trace_place *place, const cJSON *object,
                              attn_error *error)
 {
     if (!session)
-        return trace_fail_field(place, "delay", "no session_id beside it",
+        return trace_fail_field(place, "delay", "no session_id with it",
                                 "a timestamp, or a session_id and a delay", error);
     if (session->arrival_us < 0)
         return fail_item(place, "session_id", member(object, "session_id"),

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * workload.c: scaling, cutting and checking of requests.
+ */
 #include "host/workload/workload.h"
 
 #include <math.h>

@@ -337,7 +337,7 @@ void fa3_note_rows(attn_metadata *metadata, uint32_t index)
     view->named_new_rows = new_rows->device ? named_rows(new_rows, batch) : view->named_rows;
 }
 
-/* Where nobody has told how many rows are named, those that there are. */
+/* Where no array names the number of rows, all that there are. */
 static attn_status check_rows(const layer_call *call, uint32_t role, int64_t named,
                               attn_error *error)
 {

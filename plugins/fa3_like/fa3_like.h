@@ -16,7 +16,7 @@
  *   expanded.c       latent attention in the expanded form
  *   forward.c        a layer: operands to the kernels' parameters, two launches
  *   kernels/         the kernels; shapes.h is the table of the forward kernels, params.h and
- *                    batch.h are what they are told
+ *                    batch.h are their arguments
  */
 #ifndef FA3_LIKE_H
 #define FA3_LIKE_H
@@ -179,8 +179,8 @@ void fa3_destroy(attn_instance *instance);
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
-/* A batch as a layer group sees it, by the names of FlashAttention's callers. What is NULL is told
- * by another: queries by cu_seqlens_q, or one for each sequence (DECODE); keys by cache_seqlens, or
+/* A batch as a layer group sees it, by the names of FlashAttention's callers. What is NULL follows
+ * from another: queries from cu_seqlens_q, or one for each sequence (DECODE); keys by cache_seqlens, or
  * by cu_seqlens_k, where they are rows of k and v and there are no others. */
 typedef struct fa3_metadata {
     const int32_t *cu_seqlens_q;
@@ -202,7 +202,7 @@ typedef struct fa3_metadata {
     int32_t *ahead_first;   /* of turned values, or of gathered keys; else NULL */
     int is_gathered;        /* this batch's keys are */
     int64_t named_rows;     /* of codes: rows of q before the end of those that the batch names; */
-    int64_t named_new_rows; /* the same of new k and v; -1 = the host is not told */
+    int64_t named_new_rows; /* the same of new k and v; -1 = the host does not know */
 } fa3_metadata;
 
 /* Where the parts of a group's plan lie in its memory. Bytes. */
@@ -235,7 +235,7 @@ attn_status fa3_init_forward_metadata(attn_metadata *metadata, const attn_batch 
 /* The planned batch as kernels read it. */
 void fa3_fill_batch(const attn_metadata *metadata, uint32_t index, call_batch *batch);
 
-/* Adds its own bytes to those that the library told. */
+/* Adds its own bytes to the library's. */
 void fa3_tell_memory(const fa3_group *group, const cuda_group *base, const attn_bounds *bounds,
                      attn_verdict *verdict);
 

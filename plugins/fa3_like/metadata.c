@@ -262,7 +262,7 @@ static void view_batch(attn_metadata *metadata, uint32_t index)
     view->window_left = bound_of(group->window_left);
     view->window_right =
         metadata->plan.mask.kind == ATTN_MASK_NONE ? FA3_UNBOUNDED : bound_of(group->window_right);
-    if (group->chunk > 0) /* nobody sees a later key of his chunk */
+    if (group->chunk > 0) /* no row sees a later key of its chunk */
         view->window_right = 0;
     if (view->given.keys)
         view_given(batch, kv, view);

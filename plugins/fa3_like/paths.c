@@ -76,11 +76,13 @@ static const attn_path paths[FA3_NUM_PATHS] = {
     FI_PATH("tiles_if_saved", "forward tiles over pages in calls that save their new keys; in "
                               "others the tiles that are called prefill here"),
 };
-static const attn_paths told = {
-    .struct_size = sizeof told, .num_paths = FA3_NUM_PATHS, .paths = paths, .rows = rows_by_path};
+static const attn_paths extension = {.struct_size = sizeof extension,
+                                     .num_paths = FA3_NUM_PATHS,
+                                     .paths = paths,
+                                     .rows = rows_by_path};
 
 const void *fa3_get_extension(attn_instance *instance, const char *id)
 {
     (void)instance;
-    return strcmp(id, ATTN_EXTENSION_PATHS) == 0 ? &told : NULL;
+    return strcmp(id, ATTN_EXTENSION_PATHS) == 0 ? &extension : NULL;
 }

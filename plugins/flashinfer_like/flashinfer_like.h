@@ -10,8 +10,8 @@
  *   metadata.c   memory, and a batch: checked, and planned on the device
  *   paths.c      by which path a batch's rows go, for reports
  *   forward.c    a layer: operands to the kernels' parameters, launches
- *   kernels/     the kernels; shapes.h is the table of the attention kernels, plan.h what they are
- *                told, plan.cuh the planner
+ *   kernels/     the kernels; shapes.h is the table of the attention kernels, plan.h their
+ *                arguments, plan.cuh the planner
  */
 #ifndef PLUGINS_FLASHINFER_LIKE_H
 #define PLUGINS_FLASHINFER_LIKE_H
@@ -290,8 +290,8 @@ struct attn_metadata {
     char *workspace;      /* device */
     int32_t *arrived;     /* device: counters that every attention kernel leaves at 0 */
     fi_prefixes prefixes; /* of a DECODE batch, in device memory */
-    int64_t shared_keys;  /* that need not be read thanks to them; -1 = nobody has told */
-    fi_told told;
+    int64_t shared_keys;  /* that need not be read thanks to them; -1 = not known */
+    fi_told hinted;
     int64_t (*rows)[ATTN_MAX_PATHS]; /* [num_groups] of the batch, by path; the library's first */
     int is_settled; /* a kernel was launched since the plan was: the next may read the plan before
                        that one has ended */
@@ -321,10 +321,10 @@ int fi_find_kernel(const attn_metadata *metadata, uint32_t index, int plan);
 /* Levels by which the group's keys are read in the batch that was planned. */
 int fi_planned_levels(const attn_metadata *metadata, const fi_group *group);
 
-/* Does the planner find runs of its sequences worth it? -1 = the device alone is told. */
+/* Does the planner find runs of its sequences worth it? -1 = only the device knows. */
 int fi_uses_runs(const attn_metadata *metadata, const fi_group *group);
 
-/* Group i's plan in the metadata's memory, as the planner and the kernels are told of it:
+/* Group i's plan in the metadata's memory, as the planner and the kernels get it:
  * FI_SEQUENCES, FI_BESIDE, or a level of runs. */
 void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan_call *call);
 
@@ -377,7 +377,7 @@ enum {
         FI_PATH("decode_untold", "rows of DECODE, of which the device alone knows whether they "   \
                                  "share keys")
 
-/* Rows of [S + 1] k and v that the host is told of, or NULL. */
+/* Rows of [S + 1] k and v that the host knows, or NULL. */
 const int32_t *fi_new_rows(const attn_batch *batch, const attn_kv_batch *kv);
 
 /* Count, when it is planned, the rows that a group's batch has, or its part of the library's:

@@ -362,7 +362,7 @@ int fi_uses_runs(const attn_metadata *metadata, const fi_group *group)
     int levels = fi_planned_levels(metadata, group);
     if (levels == 0)
         return 0;
-    return metadata->told.levels != levels ? -1 : metadata->told.keys >= worth_keys(group);
+    return metadata->hinted.levels != levels ? -1 : metadata->hinted.keys >= worth_keys(group);
 }
 
 /* A level's runs as the sequences of a batch: each has the rows of q of its sequences, which are
@@ -499,16 +499,16 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan
 /* Sequences of a run that is worked on have their rows once, whatever levels lie within it. */
 static fi_told count_shared(const fi_prefixes *host, int num_seqs)
 {
-    fi_told told = {.levels = host->levels};
+    fi_told hinted = {.levels = host->levels};
     for (int l = 0; l < host->levels; l++)
         for (int r = 0; r < host->level[l].count; r++) {
             const int32_t *first = &host->level[l].seq_indptr[r];
             int64_t saved = plan_count_saved(host, l, r);
-            told.keys += saved;
+            hinted.keys += saved;
             if (saved > 0 && plan_find_share(host, l + 1, *first).levels == 1 << l)
-                told.rows += int_max(int_min(first[1], num_seqs) - *first, 0);
+                hinted.rows += int_max(int_min(first[1], num_seqs) - *first, 0);
         }
-    return told;
+    return hinted;
 }
 
 /* The hint, of which no more is taken than there is memory for. A graph launches what it was
@@ -537,10 +537,10 @@ static void take_prefixes(attn_metadata *metadata, int is_first)
     if (is_graph && !is_first)
         taken.levels = metadata->prefixes.levels;
     metadata->prefixes = taken;
-    metadata->told = (fi_told){.levels = 0};
+    metadata->hinted = (fi_told){.levels = 0};
     if (is_told && host.levels == taken.levels)
-        metadata->told = count_shared(&host, batch->num_real_seqs);
-    metadata->shared_keys = is_told && !is_graph ? metadata->told.keys : -1;
+        metadata->hinted = count_shared(&host, batch->num_real_seqs);
+    metadata->shared_keys = is_told && !is_graph ? metadata->hinted.keys : -1;
 }
 
 static attn_status launch_plan(attn_metadata *metadata, uint32_t index, int plan,

@@ -25,7 +25,7 @@ static void count_decodes(const attn_metadata *metadata, const fi_group *group, 
     if (uses_runs < 0)
         rows[FI_PATH_DECODE_UNTOLD] = all;
     else if (uses_runs)
-        rows[FI_PATH_CASCADE] = metadata->told.rows;
+        rows[FI_PATH_CASCADE] = metadata->hinted.rows;
     rows[FI_PATH_DECODE] = all - rows[FI_PATH_DECODE_UNTOLD] - rows[FI_PATH_CASCADE];
 }
 
@@ -110,11 +110,13 @@ static attn_status rows_by_path(const attn_metadata *metadata, int32_t layer_id,
 }
 
 static const attn_path paths[FI_NUM_PATHS] = {FI_PATHS};
-static const attn_paths told = {
-    .struct_size = sizeof told, .num_paths = FI_NUM_PATHS, .paths = paths, .rows = rows_by_path};
+static const attn_paths extension = {.struct_size = sizeof extension,
+                                     .num_paths = FI_NUM_PATHS,
+                                     .paths = paths,
+                                     .rows = rows_by_path};
 
 const void *fi_get_extension(attn_instance *instance, const char *id)
 {
     (void)instance;
-    return strcmp(id, ATTN_EXTENSION_PATHS) == 0 ? &told : NULL;
+    return strcmp(id, ATTN_EXTENSION_PATHS) == 0 ? &extension : NULL;
 }

@@ -28,7 +28,7 @@ static void free_view(struct dl_managed *view)
     free(view);
 }
 
-/* Of a capsule that nobody has made a tensor of. */
+/* Frees a capsule that no framework has turned into a tensor. */
 static void drop_capsule(py_object *capsule)
 {
     if (py.PyCapsule_IsValid(capsule, "dltensor"))

@@ -63,7 +63,7 @@ class GraphStep:
         self.ids = self.positions = torch.zeros(0)  # [size, 1], of the step that is planned
 
     def captured(self, run: Callable[[], Any]) -> Any:
-        """Its result; whether forwards in it go into a graph, they are told."""
+        """The result of run(); `capturing` says whether its forwards go into a graph."""
         self.capturing = self.memory.is_cuda and torch.cuda.is_current_stream_capturing()
         try:
             return run()

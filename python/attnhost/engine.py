@@ -474,7 +474,7 @@ class Engine:
     def forward(self, layer: int, **operands: Any) -> None:
         """A layer of the planned step. q, k, v, out are [rows, heads, dim]; k and v None where another
         layer owns the keys. Those of recurrent layers are in attn_batch.h. On a GPU they may be freed at
-        once: PyTorch hands their memory to nobody before the current stream has come here."""
+        once: PyTorch reuses their memory only after the current stream has come here."""
         if self._step:
             operands["capturing"] = self._step.capturing
             self._step.layers[layer].forward(layer, **operands)

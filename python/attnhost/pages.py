@@ -62,13 +62,13 @@ Prefix = Tuple[int, Tuple[int, ...]]  # the number of what is before a page, and
 
 class Pages:
     """Pages with counts of their users. Full pages are known by their tokens and the prefix before
-    them, which has a number; one that nobody uses any more is kept until its room is needed. Page 0 is
+    them, which has a number; one without users is kept until its room is needed. Page 0 is
     padding, and prefix 0 is empty."""
 
     def __init__(self, count: int, page_size: int,
                  forget: Callable[[int], Any] = lambda number: None) -> None:
         self.page_size = page_size
-        self._forget = forget  # told the number of a prefix that nobody can find any more
+        self._forget = forget  # called with the number of a prefix that no lookup can find any more
         self.free = list(range(count - 1, 0, -1))
         self.users = [0] * count
         self.by_tokens: Dict[Prefix, int] = {}

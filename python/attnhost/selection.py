@@ -68,7 +68,7 @@ class Unit:
         return made
 
 
-class _Told:
+class _Memory:
     """What attnhost_select() has made, for as long as something points into it."""
 
     def __init__(self, pointer: Any) -> None:
@@ -82,19 +82,19 @@ class Selection:
     """The answer of Host.explain(). True iff all layers are served; str() is for people."""
 
     def __init__(self, pointer: Any) -> None:
-        told, owner = pointer.contents, _Told(pointer)
-        self.status = told.status
-        self.message = text(told.message)
-        self.device = told.device
-        self.device_name = text(told.device_name)
-        self.model = text(told.model)
-        self.architecture = text(told.architecture)
-        self.dtype = _words.DTYPE_NAMES.get(told.dtype, str(told.dtype))
-        self.max_context_len = told.max_context_len
-        self.num_layers = told.num_layers
-        self.notes = text(told.notes)
-        self.groups = tuple(_group(group, owner) for group in elements(told.groups, told.num_groups))
-        self.units = tuple(_unit(unit, owner) for unit in elements(told.units, told.num_units))
+        info, owner = pointer.contents, _Memory(pointer)
+        self.status = info.status
+        self.message = text(info.message)
+        self.device = info.device
+        self.device_name = text(info.device_name)
+        self.model = text(info.model)
+        self.architecture = text(info.architecture)
+        self.dtype = _words.DTYPE_NAMES.get(info.dtype, str(info.dtype))
+        self.max_context_len = info.max_context_len
+        self.num_layers = info.num_layers
+        self.notes = text(info.notes)
+        self.groups = tuple(_group(group, owner) for group in elements(info.groups, info.num_groups))
+        self.units = tuple(_unit(unit, owner) for unit in elements(info.units, info.num_units))
 
     def __bool__(self) -> bool:
         return self.status == _abi.ATTN_OK
@@ -124,35 +124,35 @@ class Selection:
         return "\n".join(lines + ([self.notes.rstrip()] if self.notes else []))
 
 
-def _reason(told: _abi.attnhost_reason) -> Reason:
-    return Reason(text(told.code_name), text(told.field), text(told.got), text(told.accepted),
-                  text(told.with_field), text(told.child), text(told.rule), text(told.text))
+def _reason(info: _abi.attnhost_reason) -> Reason:
+    return Reason(text(info.code_name), text(info.field), text(info.got), text(info.accepted),
+                  text(info.with_field), text(info.child), text(info.rule), text(info.text))
 
 
-def _candidate(told: _abi.attnhost_candidate) -> Candidate:
-    verdict = read_verdict(told.verdict.contents, ()) if told.verdict else None
-    return Candidate(text(told.name), _STATES.get(told.state, str(told.state)),
-                     tuple(map(_reason, elements(told.reasons, told.num_reasons))), verdict,
-                     text(told.what), text(told.aliases))
+def _candidate(info: _abi.attnhost_candidate) -> Candidate:
+    verdict = read_verdict(info.verdict.contents, ()) if info.verdict else None
+    return Candidate(text(info.name), _STATES.get(info.state, str(info.state)),
+                     tuple(map(_reason, elements(info.reasons, info.num_reasons))), verdict,
+                     text(info.what), text(info.aliases))
 
 
-def _phase(told: _abi.attnhost_phase) -> Phase:
-    candidates = tuple(map(_candidate, elements(told.candidates, told.num_candidates)))
-    chosen = candidates[told.chosen].name if told.chosen >= 0 else None
-    return Phase(text(told.name), text(told.wanted), text(told.why), chosen, candidates)
+def _phase(info: _abi.attnhost_phase) -> Phase:
+    candidates = tuple(map(_candidate, elements(info.candidates, info.num_candidates)))
+    chosen = candidates[info.chosen].name if info.chosen >= 0 else None
+    return Phase(text(info.name), text(info.wanted), text(info.why), chosen, candidates)
 
 
-def _group(told: _abi.attnhost_group, owner: _Told) -> Group:
-    struct = told.group.contents
+def _group(info: _abi.attnhost_group, owner: _Memory) -> Group:
+    struct = info.group.contents
     struct.kept = owner
     layers = tuple(layer.layer_id for layer in elements(struct.layers, struct.num_layers))
-    return Group(layers, text(told.what), text(told.kv_layout) or None,
-                 text(told.state_layout) or None,
-                 _words.name(told.decode_graph_level, _words.GRAPH_LEVELS),
-                 tuple(map(_phase, elements(told.phases, told.num_phases))), struct)
+    return Group(layers, text(info.what), text(info.kv_layout) or None,
+                 text(info.state_layout) or None,
+                 _words.name(info.decode_graph_level, _words.GRAPH_LEVELS),
+                 tuple(map(_phase, elements(info.phases, info.num_phases))), struct)
 
 
-def _unit(told: _abi.attnhost_unit, owner: _Told) -> Unit:
-    told.kept = owner
-    groups = ctypes.cast(told.groups, ctypes.POINTER(ctypes.c_uint32))
-    return Unit(text(told.backend), text(told.type), tuple(groups[:told.num_problems]), told)
+def _unit(info: _abi.attnhost_unit, owner: _Memory) -> Unit:
+    info.kept = owner
+    groups = ctypes.cast(info.groups, ctypes.POINTER(ctypes.c_uint32))
+    return Unit(text(info.backend), text(info.type), tuple(groups[:info.num_problems]), info)

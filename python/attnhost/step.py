@@ -38,7 +38,7 @@ class KVTable:
     """Where the keys of a KV group lie: `out_cache_loc`, [rows of new keys] the slot that each goes to, -1 =
     none; and the pages of each sequence, `block_table` [sequences, pages], or a row of slots for each request,
     `req_to_token` [requests, tokens], with `req_pool_indices` [sequences], the row of each. Slot = page *
-    page_size + offset; page 0 belongs to nobody. int32 or int64. `kv_lens` [sequences] and `kv_new_indptr`
+    page_size + offset; page 0 belongs to no sequence. int32 or int64. `kv_lens` [sequences] and `kv_new_indptr`
     [sequences + 1] where the keys are not those of the step's own tokens: cross attention."""
 
     out_cache_loc: Array = None

@@ -472,7 +472,7 @@ class Cache(_Steps):
         places = any(kind == "self" for kind, _ in self._ids) and not any(map(alibi.is_known, model.modules()))
         if places and not takes_positions(model):
             raise Unsupported(f"{type(model).__name__} takes no position_ids and counts by its cache: accepted "
-                              "model.generate(), or models that are told positions", "UNSUPPORTED")
+                              "model.generate(), or models that take positions", "UNSUPPORTED")
 
     def _enter(self, key: Key, batch: int, new: int, mask: Optional[torch.Tensor]) -> int:
         """A layer is called with so many rows; its id. The first one of a step plans it."""

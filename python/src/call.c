@@ -236,7 +236,7 @@ struct caller {
     bool busy;          /* a call is at work: the interpreter's lock orders what is said here */
 };
 
-/* A call begins to work with the metadata, and nobody else may until it ends: neither another
+/* A call begins to work with the metadata, and no other call may until it ends: neither another
  * thread nor what an operand's __dlpack__() calls. -1 with an exception. */
 static int begin(struct caller *self, const char *what)
 {

@@ -272,7 +272,7 @@ traced "a key that a line has twice" a.jsonl ':1: key "input_length" is given tw
 {"timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": [1], "input_length": 41}
 EOF
 mkfifo "$folder/pipe"
-set_refused 2 "a pipe without a writer" "workload.trace=$folder/pipe" "a pipe to which nobody writes" \
+set_refused 2 "a pipe without a writer" "workload.trace=$folder/pipe" "a pipe without a writer" \
     "accepted: a readable file"
 traced "a broken JSON line" a.jsonl ":2: column " "broken JSON" "accepted: one complete" <<EOF
 $row

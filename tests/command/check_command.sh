@@ -219,7 +219,7 @@ says 2 "no processes" "attnhost check: --jobs '0': accepted 1..64" -- "$attnhost
 
 SUITE_TOOL_ODD=1
 export SUITE_TOOL_ODD
-says 1 "a crash that another case caused is told from one's own" \
+says 1 "a crash that another case caused is not counted as the case's own" \
     "# CRASH: signal 6 (Aborted); alone in a process it is PASS" \
     -- "$tool" check --filter 'ODD-02.*' "$fixtures/bad_nothing.so"
 said ok 'ODD-02\.inherits/0' "the one before it passed"
@@ -296,7 +296,7 @@ echo 'ODD-01.codes/[12] bad_plugin 1.* 9999-12-31 <known> & "borne" # so' >"$fol
 reports "PASS 2 FAIL 2 SKIP 1 WARN 1 WAIVED 2" "waived ones" \
     "$tool" check $odd --waivers "$folder/waivers" "$fixtures/bad_nothing.so"
 
-# Before a plugin has told its name, its file's stands for it: it must not pass for a directive of
+# Before a plugin has given its name, its file's stands for it: it must not pass for a directive of
 # TAP or break a line, and no bytes that a format cannot hold may get through.
 strange=$folder/$(printf 'a & <"\303\251\377\357\277\277>')
 mkdir "$strange"
@@ -325,7 +325,7 @@ tap_try "equal seeds give equal lists" cmp "$folder/2.list" "$folder/3.list"
 tap_try "equal seeds give equal JSON" cmp "$folder/2.stable" "$folder/3.stable"
 tap_try "another seed does not" sh -c '! cmp -s "$0/1.stable" "$0/2.stable"' "$folder"
 
-# Which cases there are is told by a digest: of the ids, the seeds, and the grid that query decides.
+# A digest identifies the set of cases: of the ids, the seeds, and the grid that query decides.
 # It does not depend on where the file lies, on the locale, or on the processor's instructions.
 mkdir "$folder/elsewhere"
 cp "$plugins/cpu_native.so" "$folder/elsewhere/renamed.so"
@@ -428,8 +428,8 @@ says 1 "a plugin that the suite can make no case for" \
     "# judged by profile " -- "$attnhost" check "$fixtures/bad_layout.so"
 tap_try "for that alone" test "$(grep '^not ok' "$folder/out" | sed 's/.* //')" = \
     example_rows/PROFILE.met
-tap_try "and it is told which line" grep -q "every case of 'LIFE-04.\*' was skipped" "$folder/out"
-says 0 "nobody asks where cases are chosen" "1.." \
+tap_try "and the message names the line" grep -q "every case of 'LIFE-04.\*' was skipped" "$folder/out"
+says 0 "no profile is required where cases are chosen" "1.." \
     -- "$attnhost" check --filter 'LIFE-*' "$fixtures/bad_layout.so"
 
 # ---- Fuzz and replay -----------------------------------------------------------------------------

@@ -163,7 +163,7 @@ verified()
     command_of explain "$@"
     explained=$?
     if test $ran -eq 0 && test $explained -eq 0 && test "$verifications" -gt 20 && test "$rows" -eq "$expected" &&
-        told out | grep -q "in chains, $words; layer 2 "; then
+        line out | grep -q "in chains, $words; layer 2 "; then
         tap_ok "$*: verified $words"
     else
         tap_not_ok "$*: verified $words: exit $ran, $explained; $rows rows of two, not $expected" \
@@ -171,8 +171,8 @@ verified()
     fi
 }
 
-# told FILE: as one line.
-told()
+# line FILE: as one line.
+line()
 {
     tr '\n' ' ' <"$folder/$1" | tr -s ' '
 }
@@ -180,10 +180,10 @@ told()
 # answers WORDS: the last answer has them.
 answers()
 {
-    told out | grep -qF "$1"
+    line out | grep -qF "$1"
 }
 
-# warned WORDS KIND...: run and explain do as they are told, and say once that a setting or a route is idle; with WORDS
+# warned WORDS KIND...: run and explain obey, and say once that a setting or a route is idle; with WORDS
 # "" they say nothing of that.
 warned()
 {
@@ -194,7 +194,7 @@ warned()
     command_of explain "$@"
     explained=$?
     quiet=--quiet once=$(test -z "$words" || echo 1)
-    if test $ran -eq 0 && test $explained -eq 0 && told run | grep -q "$words" && told out | grep -q "$words" &&
+    if test $ran -eq 0 && test $explained -eq 0 && line run | grep -q "$words" && line out | grep -q "$words" &&
         test "$(grep -c -E ': no effect|nothing takes' "$folder/run")" -eq "${once:-0}" &&
         test "$(grep -c -E ': no effect|nothing takes' "$folder/out")" -eq "${once:-0}"; then
         tap_ok "$*: ${words:-nothing is idle}"

@@ -9,7 +9,7 @@
 #   skip: REASON                   is not run
 # Each begins in the folder, and with the exports, that the one before it left. A line that begins with
 # `attnhost ` or `$ attnhost ` in a block of another kind is a failure too, and so is a command that is
-# indented: it would be left out silently. A synopsis, which nobody types, is a block of ```text.
+# indented: it would be left out silently. A synopsis, which is not a command to run, is a block of ```text.
 
 # Cuts the page into FOLDER/NNN.sh, whose first line is the mark; FOLDER/unmarked: what has none.
 documented_cut()

@@ -64,10 +64,10 @@ derived()
     shift 2
     if test "$python" = no; then
         tap_skip "$label: counts from the trace" "python3 is not installed"
-    elif told=$("$python" "$top/tests/independent/example_counts.py" "$ini" "$report" "$@" 2>&1); then
+    elif problems=$("$python" "$top/tests/independent/example_counts.py" "$ini" "$report" "$@" 2>&1); then
         tap_ok "$label: counts from the trace"
     else
-        tap_not_ok "$label: counts from the trace" "$told"
+        tap_not_ok "$label: counts from the trace" "$problems"
     fi
 }
 

@@ -73,7 +73,7 @@ says 0 "whose kernels fa3_like's are" "this project's own kernels for Hopper" \
     -- "$attnhost" explain "$top/examples/quickstart.ini" --set platform.simulate=sm90 \
     --set attention.attention_backend=auto --json
 
-# A build without nvcc: what would need kernels is told apart, and is not served on a real GPU.
+# A build without nvcc: what needs kernels is marked, and is not served on a real GPU.
 if grep -q '^#define HAVE_NVCC' "$ATTNHOST_TEST_BUILDDIR/host/base/configured.h"; then
     without=0
 else
@@ -124,7 +124,7 @@ narrow "run" "$attnhost" run examples/quickstart.ini --max-requests 2
 narrow "bench, what it leaves out too" "$attnhost" bench --backend cpu_native --seconds 0.001 \
     --shape mode=prefill,kv_len=64:1000000
 
-# What JSON says is what the text says. jq is nobody's dependency; python3 is that of other tests.
+# What JSON says is what the text says. No test depends on jq; python3 is that of other tests.
 if test "${PYTHON3:-python3}" != no && command -v "${PYTHON3:-python3}" >/dev/null; then
     "$attnhost" inspect cpu_native >inspect.txt && "$attnhost" inspect cpu_native --json >inspect.json
     "$attnhost" list --matrix >matrix.txt && "$attnhost" list --matrix --json >matrix.json

@@ -203,11 +203,11 @@ for deed in dlopen:exit entry:exit_at_once describe:quick_exit query:exit entry:
         ends 0 "$other survives a bystander's $deed" $deed -- \
             "$command" "$@" --set "plugins.path=$villain" --set plugins.scan_seconds=0.5
         case $other in
-        run | bench) told=../err ;;
-        list) told=../out ;;
+        run | bench) report=../err ;;
+        list) report=../out ;;
         *) continue ;;
         esac
-        tap_try "and says so" grep -F -e "$villain: opened in a process of its own, it" $told
+        tap_try "and says so" grep -F -e "$villain: opened in a process of its own, it" $report
     done
 done
 for way in "kill:SIGKILL in attn_plugin_entry ($villain)" "kill_by_hand:SIGKILL"; do
@@ -233,7 +233,7 @@ for i in 1 2 3 4 5 6 7 8 9 10 11 12; do
             seek=$(((i * 7919 * j * j + 64 * i) % size)) 2>/dev/null
     done
 done
-ends 0 "corrupt files harm nobody" nowhere:exit -- "$command" list --set plugins.path="$folder/corrupt"
+ends 0 "corrupt files harm no command" nowhere:exit -- "$command" list --set plugins.path="$folder/corrupt"
 tap_try "each is listed" test "$(grep -c '^/.*/corrupt/[0-9]*\.so$' ../out)" -eq 12
 
 XDG_CACHE_HOME=$folder/cache
@@ -344,7 +344,7 @@ tap_try "detectable_share keeps to the rule of three" awk '/"rows_checked"/ { n 
 
 # ---- Writes beside the output --------------------------------------------------------------------
 
-for change in "past_out:behind the last row of operand out" "into_q:into operand q" \
+for change in "past_out:after the last row of operand out" "into_q:into operand q" \
     "into_v:into operand v"; do
     deed=${change%%:*} said=${change#*:}
     run 1 "$deed fails a run that verifies" "forward:$deed"

@@ -63,8 +63,8 @@ sed -n 's/^\([a-z0-9_]*\) |.*/\1/p' "$zoo" | sort | uniq -d >"$folder/twice"
 none "each once" "$folder/twice"
 
 sed -n '/<!-- zoo -->/,/<!-- \/zoo -->/s/^| `\([a-z0-9_]*\)`.*/\1/p' "$top/docs/CONFORMANCE.md" |
-    sort >"$folder/told"
-sed -n 's/^\([a-z0-9_]*\) |.*/\1/p' "$zoo" | sort | comm -3 - "$folder/told" >"$folder/stale"
+    sort >"$folder/stated"
+sed -n 's/^\([a-z0-9_]*\) |.*/\1/p' "$zoo" | sort | comm -3 - "$folder/stated" >"$folder/stale"
 none "docs/CONFORMANCE.md has each fault (tests/conformance/zoo_table.sh writes them)" \
     "$folder/stale"
 tap_end

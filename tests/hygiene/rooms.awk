@@ -119,15 +119,15 @@ function judge_files(path)
 }
 
 # A folder with C files is a room; a vendor's under vendor/ is a part of the room around it.
-function judge_fragments(path, folder, room, told)
+function judge_fragments(path, folder, room, reported)
 {
     for (path in sources) {
         folder = path
         sub(/^host\//, "", folder)
         if (!sub(/\/[^\/]*$/, "", folder))
             folder = "."
-        if (path ~ /\.c$/ && path !~ /\/vendor\// && !(folder in rooms) && !(folder in told)) {
-            told[folder] = 1
+        if (path ~ /\.c$/ && path !~ /\/vendor\// && !(folder in rooms) && !(folder in reported)) {
+            reported[folder] = 1
             print "host/" folder " has C files and no Makefile.am.inc"
         }
     }
@@ -135,9 +135,9 @@ function judge_fragments(path, folder, room, told)
         if (!(room in said))
             print "host/" room "/Makefile.am.inc has no line \"# May include:\""
     for (path in may) {
-        split(path, told, SUBSEP)
-        if (!(told[2] in rooms))
-            print "host/" told[1] "/Makefile.am.inc: " told[2] " is no room"
+        split(path, pair, SUBSEP)
+        if (!(pair[2] in rooms))
+            print "host/" pair[1] "/Makefile.am.inc: " pair[2] " is no room"
     }
 }
 

@@ -522,8 +522,8 @@ def automatic_device(folder):
                                           for run in entry["backends"] if run["outcome"] == "ran"])
         if got != (device, ran):
             problems.append(f"{arguments}: {got}, expected {(device, ran)}")
-        told = "attnhost bench: device: cpu (auto; cuda:0: " in done.stderr
-        if told != (driver != DRIVER and "--backend" not in arguments):
+        said = "attnhost bench: device: cpu (auto; cuda:0: " in done.stderr
+        if said != (driver != DRIVER and "--backend" not in arguments):
             problems.append(f"{arguments}: on stderr: {done.stderr}")
     return problems
 

@@ -104,8 +104,8 @@ def read_suite(suite, number, report):
 def read_junit(path, report):
     root = xml.parse(path).getroot()
     expect(root.tag == "testsuites" and not root.attrib, root.tag, root.attrib)
-    told = sum(read_suite(suite, number, report) for number, suite in enumerate(root))
-    expect(told == len(report["results"]), told, "cases are in suites")
+    count = sum(read_suite(suite, number, report) for number, suite in enumerate(root))
+    expect(count == len(report["results"]), count, "cases are in suites")
 
 
 # ---- TAP and Markdown ----------------------------------------------------------------------------

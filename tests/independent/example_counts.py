@@ -108,12 +108,12 @@ def check_rows(expected, model, keys, requests):
     rows = (model.decoders + model.crossing) * (tokens["prefill"] + tokens["decode"])
     rows += model.encoders * (tokens["encoded"] if model.encoded else tokens["prefill"])
     if tall:
-        told = expected.report["speculative"]
+        drafts = expected.report["speculative"]
         drafted = trace_model.count_drafts(
             requests, tall, int(keys["speculative.topk"]), float(keys["speculative.acceptance"]),
             int(keys["speculative.seed"]))
         for key, value in drafted.items():
-            expected.equal(key, told[key], value)
+            expected.equal(key, drafts[key], value)
         rows = model.decoders * (tokens["prefill"] + drafted["verifications"] * tall)
         rows += tokens["prefill"] + drafted["draft_extend"]
         verified = model.decoders * drafted["verifications"] * tall

@@ -69,10 +69,10 @@ def look(page, figures):
                 [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile",
                  f"--blink-settings=preferredColorScheme={setting}", "--window-size=900,1200", "--dump-dom",
                  f"file://{path}"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-        told = re.search("<pre>(.*)</pre>", done.stdout, re.DOTALL)
-        if not told:
+        shown = re.search("<pre>(.*)</pre>", done.stdout, re.DOTALL)
+        if not shown:
             return [f"{browser}, {scheme}: exit code {done.returncode}: {done.stderr[-500:]}"]
-        seen = json.loads(told.group(1).replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&"))
+        seen = json.loads(shown.group(1).replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&"))
         problems += [f"{scheme}: {text}" for text in seen["wrong"]]
         if seen["figures"] != figures:
             problems.append(f"{scheme}: {seen['figures']} figures, expected {figures}")

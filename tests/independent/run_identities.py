@@ -452,9 +452,9 @@ def drafts(tap, runner, trace, name, **sets):
         report = runner.run(trace, workload__max_running_requests=16,
                             **{"kv_cache__page_size": 4, "kv_cache__prefix_cache": "no", "speculative__draft_tokens": 4,
                                **sets})
-        tokens, told = report["tokens"], report["speculative"]
+        tokens, drafts = report["tokens"], report["speculative"]
         for key, value in expected.items():
-            tap.equal(key, told[key], value)
+            tap.equal(key, drafts[key], value)
         tap.equal("decode", tokens["decode"], sum(max(0, n - 1) for _, _, n in requests))
         tap.equal("rows of all paths", sum(report["paths"].values()),
                   LAYERS * (tokens["prefill"] + expected["verifications"] * keys["draft_tokens"]) +
@@ -500,10 +500,10 @@ def check_drafts(tap, runner, folder, trace):
                       verify__rate=0, speculative__draft_tokens=tokens, speculative__topk=topk,
                       speculative__acceptance=rate, model__num_layers=LAYERS)
         with tap.test(f"drafts: {tokens} tokens, rate {rate}: accepted as often as is expected"):
-            told = long["speculative"]["tokens_per_verification"]
+            accepted = long["speculative"]["tokens_per_verification"]
             expected = trace_model.expected_tokens(-(-(tokens - 1) // topk), rate)
-            tap.true(f"{told:.4f} is within 2 % of {expected:.4f}",
-                     abs(told / expected - 1) < 0.02)
+            tap.true(f"{accepted:.4f} is within 2 % of {expected:.4f}",
+                     abs(accepted / expected - 1) < 0.02)
 
 
 def check_encoder(tap, runner, trace):

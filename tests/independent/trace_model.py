@@ -116,7 +116,7 @@ def save_keys(requests, depth, end, base, levels):
 
 
 def count_shared(rows, scale, page_size):
-    """What backends are told of shared prefixes if all requests decode from the same step on, each
+    """The hints of shared prefixes that backends get if all requests decode from the same step on, each
     as long as it has rows: those that share keys, keys saved, keys of all rows."""
     block, shared, saved, keys = scaled(BLOCK, scale), 0, 0, 0
     lengths = [(scaled(length, scale), scaled(output, scale), ids)
@@ -124,9 +124,9 @@ def count_shared(rows, scale, page_size):
     for step in range(1, max(output for _, output, _ in lengths)):
         decoding = [(length, ids) for length, output, ids in lengths if output > step]
         keys += sum(length + step for length, _ in decoding)
-        told = save_keys([ids[:length // block] for length, ids in decoding], 0,
+        found = save_keys([ids[:length // block] for length, ids in decoding], 0,
                          lambda blocks: blocks * block // page_size * page_size, 0, 2)
-        saved, shared = saved + told[0], shared + told[1]
+        saved, shared = saved + found[0], shared + found[1]
     return {"shared_rows": shared, "saved_keys": saved, "keys": keys}
 
 

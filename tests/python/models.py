@@ -90,12 +90,12 @@ ALIBI = {
     "mpt": ("MptConfig", {**OTHERS, "hidden_size": None, "d_model": 96, "n_layers": 2, "n_heads": 6,
                           "max_seq_len": 256}),
 }
-# A model that counts positions by its cache, whatever it is told: padded batches mean nothing to it.
+# A model that counts positions by its cache, whatever its arguments say: padded batches mean nothing to it.
 COUNTING = {"llama4_tuned": ("Llama4TextConfig", {**MODELS["llama4"][1], "attn_temperature_tuning": True,
                                                   "floor_scale": 4, "attn_scale": 2.0})}
 ALL = {**MODELS, **RECURRENT, **ALIBI, **COUNTING}
 
-# Models that nobody serves: what is refused, and why.
+# Models that no backend serves: what is refused, and why.
 UNSERVED = {
     "jamba": ("JambaConfig", dict(attn_layer_period=2, attn_layer_offset=1, mamba_d_state=8, num_experts=2,
                                   use_mamba_kernels=False)),

@@ -39,7 +39,7 @@ if has auditwheel patchelf; then
     tap_try "its name says which glibc it needs" sh -c 'ls "$0"/attnhost-*-abi3-manylinux_*.whl' "$scratch/wheel"
     tap_try "it is installed" \
         "$venv/bin/pip" install -q --no-deps --target "$scratch/alone" "$scratch"/wheel/attnhost-*.whl
-    tap_try "it asks nobody else" env PYTHONPATH="$scratch/alone" \
+    tap_try "it needs no other package" env PYTHONPATH="$scratch/alone" \
         "$venv/bin/python" "$top/tests/python/alone.py" "$scratch/alone" "$ATTNHOST_TEST_LIBDIR"
     tap_try "kernels' sources lie beside the plugins" \
         diff -r "$ATTNHOST_TEST_DATADIR/attnhost/kernels" "$scratch/alone/attnhost/plugins/kernels"

@@ -177,8 +177,8 @@ def test_names_that_come_late_are_known_to_type_checkers():
     """As imported where TYPE_CHECKING is set, from the modules of which __getattr__() takes them."""
     block = next(node for node in parsed("__init__.py").body if isinstance(node, ast.If)
                  and getattr(node.test, "id", "") == "TYPE_CHECKING")
-    told = {name.name: node.module for node in block.body for name in node.names}
-    assert told == attnhost._LAZY and set(told) <= set(attnhost.__all__) & set(dir(attnhost))
+    lazy = {name.name: node.module for node in block.body for name in node.names}
+    assert lazy == attnhost._LAZY and set(lazy) <= set(attnhost.__all__) & set(dir(attnhost))
 
 
 def test_the_extension_has_a_stub():
@@ -448,12 +448,12 @@ def test_a_plugin_that_is_refused_is_told():
         path = os.path.join(folder, "broken.so")
         with open(path, "w", encoding="utf-8") as file:
             file.write("no library")
-        with Told() as told:
+        with Messages() as log:
             attnhost.Host(plugins={"path": path})
-    assert any("broken.so" in line for line in told.lines), told.lines
+    assert any("broken.so" in line for line in log.lines), log.lines
 
 
-class Told(logging.Handler):
+class Messages(logging.Handler):
     """What the logger attnhost says in a `with` block."""
 
     def __enter__(self):
@@ -505,7 +505,7 @@ def test_what_is_closed_says_so():
 
 
 class Waiting:
-    """An array whose reader waits in __dlpack__() until it is let go, or does what it is told."""
+    """An array whose reader waits in __dlpack__() until it is let go, or does what the test sets."""
 
     def __init__(self, array, act=None):
         self.array, self.act = array, act

@@ -247,7 +247,7 @@ def test_the_current_stream_is_used():
         waited = side.query()
         side.synchronize()
         assert step.is_right(out / 2)
-        assert cycles == 1 or (not waited and early == 0), "nobody else has waited"
+        assert cycles == 1 or (not waited and early == 0), "no other stream has waited"
 
     twice(run)
 

@@ -155,7 +155,7 @@ def test_decoders_that_count_by_their_cache(name):
 
 
 def test_logits_of_the_last_rows_alone():
-    """Of a prompt nobody reads the others, and they are the most work of a large vocabulary."""
+    """No caller reads a prompt's other logits, and they are the most work of a large vocabulary."""
     use(16)
     model, shapes = make("llama", "attnhost"), []
     model.lm_head.register_forward_hook(lambda module, given, made: shapes.append(tuple(made.shape)))
@@ -241,8 +241,8 @@ def test_a_live_encoder_is_what_its_config_says(name):
 
 def held_to_its_config(model, name):
     host = use()
-    told = host.explain(model, name, platform__device="cpu")
-    assert sorted(facts(group.struct) for group in told.groups) == sorted(map(facts, describe(model)))
+    explained = host.explain(model, name, platform__device="cpu")
+    assert sorted(facts(group.struct) for group in explained.groups) == sorted(map(facts, describe(model)))
 
 
 @cases(("llama",), ("qwen3_next",), ("deepseek_v3",), ("bloom",))
@@ -452,7 +452,7 @@ def test_the_bench_without_what_it_needs():
     """An ini that cannot serve is left out with its reason; a plot without gnuplot is refused at once."""
     good, bad = "attention.attention_backend=cpu_native", "attention.attention_backend=fa3_like"
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), \
-            contextlib.redirect_stderr(io.StringIO()) as told:
+            contextlib.redirect_stderr(io.StringIO()) as errors:
         config("qwen3").save_pretrained(folder)
         asked = [folder, good, bad, "--dtype=float32", "--own=", "--batch=1", "--context=9", "--prompt=9",
                  "--layers=1", "--seconds=0"]
@@ -460,7 +460,7 @@ def test_the_bench_without_what_it_needs():
         with mock.patch("shutil.which", return_value=None):
             refused(SystemExit, ["2"], bench.main, [*asked, "--plot", folder + "/plot.svg"])
     assert {row["name"] for row in rows} == {good}
-    assert "fa3_like" in told.getvalue() and "gnuplot" in told.getvalue()
+    assert "fa3_like" in errors.getvalue() and "gnuplot" in errors.getvalue()
 
 
 @torch.no_grad()

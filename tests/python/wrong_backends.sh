@@ -97,4 +97,4 @@ caught keeps_out 'MEAN-06.windows/*' 'keeps a reference to out'
 caught exception 'MEAN-06.windows/*' 'ValueError: no such head (wrong_backends.py:'
 caught exits 'MEAN-06.windows/*' 'CRASH: .*exit'
 caught hangs 'MEAN-06.windows/*' 'no sign of life' --inactivity 5
-caught leaks 'LIFE-07.*' 'leave .* behind'
+caught leaks 'LIFE-07.*' 'leak'

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * answers.c: a hash table from problems to query's answers.
+ */
 #include "host/check/cases/answers.h"
 
 #include "host/base/mix.h"

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * caps_problem.c: drawing and mending of random problems, field by field.
+ */
 #include "host/check/cases/caps_problem.h"
 
 #include "host/base/dtype.h"
@@ -515,8 +518,8 @@ void caps_set_anything(struct caps_problem *p, uint64_t seed)
     }
 }
 
-/* A cache where there is one, and none where there is not: else the problem makes no sense, and how
- * to mend it cannot be told. */
+/* Make the cache's fields agree with whether there is a cache: a problem that contradicts itself
+ * has no well-defined repair. */
 static void complete_cache(struct caps_problem *p)
 {
     bool encoder = p->group.attn_type == ATTN_TYPE_ENCODER_ONLY;
@@ -553,7 +556,7 @@ void caps_problem_random(struct caps_problem *p, const struct grid *grid, uint64
 
 /* ---- Telling it ------------------------------------------------------------------------------ */
 
-/* What the kind of layer has beside that. */
+/* The fields that only this kind of layer has. */
 static void describe_kind(const struct caps_problem *p, char *text, size_t size)
 {
     const attn_linear_dims *dims = &p->linear;

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * caps_visit.c: the loop over random problems.
+ */
 #include "host/check/cases/caps_visit.h"
 #include "host/check/trail.h"
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * far_batch.c: a wrapper that copies a batch's tables to far addresses.
+ */
 #include "host/check/cases/far_batch.h"
 
 #include <stdlib.h>

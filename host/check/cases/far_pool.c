@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * far_pool.c: mapping of a case's pages to places far apart.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* MAP_NORESERVE */
 #endif

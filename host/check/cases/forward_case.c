@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward_case.c: creation, running and release of a case.
+ */
 #include "host/check/cases/forward_case_private.h"
 
 #include "host/check/cases/operand_text.h"

@@ -128,7 +128,7 @@ struct case_spec {
     /* So many first keys of each sequence have a score of -inf with every query. */
     int32_t lost_keys;
     bool fewer_keys;      /* from_cache: kv_lens of all sequences but the first are shorter than */
-                          /* what prefix and queries come to, by one key to all of them */
+                          /* prefix plus queries, by one key to all of them */
     bool without_needles; /* for bars that none could cross */
     bool growing_scores;  /* scores grow along the keys by more than 100; no needles */
     /* The last new token of every sequence but the first is beyond the largest stored value,
@@ -236,7 +236,7 @@ void case_session_destroy(struct case_session *session);
 /* What query answered. */
 const attn_verdict *case_session_verdict(const struct case_session *session);
 
-/* What a run of a case came to. */
+/* Outcome of one run of a case. */
 struct case_verdict {
     bool good;
     attn_status status; /* of the backend's call that failed, or ATTN_OK */

@@ -76,7 +76,7 @@ enum case_part_id {
     PART_BITS_SECOND, /* what the second layer chooses, which is some of what the first does */
     PART_INDICES_SECOND,
     PART_COUNT_SECOND,
-    PART_Q_SCALE, /* of operands that are fp8, beside the caches */
+    PART_Q_SCALE, /* of fp8 operands other than the caches */
     PART_NEW_K_SCALE,
     PART_NEW_V_SCALE,
     PART_OUT_SCALE,
@@ -160,7 +160,7 @@ struct forward_case {
     uint64_t bytes; /* of the arena */
     char *image, *planning, *memory, *actual;
 
-    struct case_view *planned; /* what a batch is planned from: nobody may read it afterwards */
+    struct case_view *planned; /* the batch's source for planning: no call may read it later */
 
     int32_t stride_slots, stride_pages, stride_items; /* of the tables, in elements */
     int32_t max_chosen;                               /* of a row of a sparse layer */

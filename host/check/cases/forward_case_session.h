@@ -62,9 +62,9 @@ void session_place(const struct case_session *session, const struct forward_case
 /* Modes in which query says that new tokens are read from the arguments, of this problem. */
 uint32_t session_reads_new(struct case_session *session, const attn_problem *problem);
 
-/* The steps of case_session_judge() one by one, for a batch that somebody else has planned, in
- * which the case is a layer: its forwards, between session_enter() and session_leave(); and what is
- * to be said of what they have left. */
+/* The steps of case_session_judge() one by one, for a batch that the caller has planned and in
+ * which the case is one layer: its forwards, between session_enter() and session_leave(), and the
+ * verdict on their results. */
 void session_forward(struct case_session *session, struct forward_case *c,
                      struct case_verdict *verdict);
 void session_judge_left(struct case_session *session, struct forward_case *c,

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gpu_case.c: the steps of a case on a CUDA device.
+ */
 #include "host/check/cases/gpu_case.h"
 
 #include <math.h>

@@ -18,7 +18,7 @@
 
 enum {
     MAX_POOL = 48,     /* accepted points to start from */
-    STEP = 13,         /* from axis to axis, so that each is come to */
+    STEP = 13,         /* from axis to axis, so that each is visited */
     REPAIRED = 6,      /* of them, those that are changed once more */
     NUM_TRIES = 3000,  /* at random, where no plain base is accepted */
     MANY_POINTS = 3000 /* of an exhaustive grid, beyond those with all pairs */

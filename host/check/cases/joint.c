@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * joint.c: planning of several cases as one batch.
+ */
 #include "host/check/cases/joint.h"
 
 #include "host/base/error.h"

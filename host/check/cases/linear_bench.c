@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * linear_bench.c: from a linear spec to a verdict.
+ */
 #include "host/check/cases/linear_bench.h"
 
 #include "host/check/cases/numerics.h"

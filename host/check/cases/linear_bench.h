@@ -64,9 +64,9 @@ bool linear_bench_session(const struct linear_bench *bench, const struct check_s
 /* The whole batch (`part` NULL) or a part, in the bench's session. */
 bool linear_bench_forward(struct linear_bench *bench, const struct linear_part *part);
 
-/* One part of those that a case is cut into, and what they come to together. An fp32 state is
- * judged in the end, by one recurrence over all parts; one that is rounded where it is stored part
- * by part, each from the state that it found. */
+/* Run one of the parts that a case is cut into, and judge them together. An fp32 state is judged at
+ * the end, by one recurrence over all parts. A state that is rounded when stored is judged part by
+ * part, each from the state that the part found. */
 bool linear_bench_part(struct linear_bench *bench, const struct linear_part *part);
 bool linear_bench_judge_parts(struct linear_bench *bench);
 

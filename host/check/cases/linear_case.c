@@ -972,8 +972,8 @@ attn_status linear_case_fetch(struct linear_case *c, struct case_session *sessio
     return status == ATTN_OK ? session_check_memory(session, error) : status;
 }
 
-/* Judge what was fetched last by what a batch must come to that begins with the case's memory as it
- * is in `base`. */
+/* Judge the results fetched last against the expected ones of a batch that begins with the case's
+ * memory as it is in `base`. */
 static bool judge(struct linear_case *c, char *base, const attn_batch *batch, bool whole,
                   char *text, size_t size)
 {

@@ -123,8 +123,8 @@ attn_status linear_case_forward(struct linear_case *c, struct case_session *sess
                                 const struct linear_part *part, attn_error *error);
 
 /* The same step by step, for cases that are layers of one batch: plan it, as this case has it, with
- * the slots of `others` for their state groups (those of none of them have slots of nobody), and
- * forward this case's layer. */
+ * the slots of `others` for their state groups (state groups of no other case get unused slots),
+ * and forward this case's layer. */
 attn_status linear_case_plan(struct linear_case *c, struct linear_case *const *others,
                              int32_t num_others, struct case_session *session, attn_error *error);
 attn_status linear_case_call(struct linear_case *c, struct case_session *session,

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * linear_numbers.c: random numbers for a linear spec.
+ */
 #include "host/check/cases/linear_numbers.h"
 
 #include "host/check/cases/draw.h"

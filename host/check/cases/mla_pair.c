@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mla_pair.c: one latent batch in its absorbed and its expanded form.
+ */
 #include "host/check/cases/mla_pair.h"
 
 #include "host/check/cases/forward_case_private.h"

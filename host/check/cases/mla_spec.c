@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mla_spec.c: the latent grid, and drawing from it.
+ */
 #include "host/check/cases/mla_spec.h"
 
 #include "host/base/mix.h"

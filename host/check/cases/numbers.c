@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * numbers.c: random numbers for a softmax or latent spec.
+ */
 #include "host/check/cases/numbers.h"
 
 #include "host/check/cases/draw.h"

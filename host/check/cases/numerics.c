@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * numerics.c: from a spec to a verdict.
+ */
 #include "host/check/cases/numerics.h"
 
 #include "host/base/error.h"

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * operand_text.c: describing an operand's strides and offsets.
+ */
 #include "host/check/cases/operand_text.h"
 
 #include <stdbool.h>

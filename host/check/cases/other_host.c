@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * other_host.c: creating a second host with its own thread pool.
+ */
 #include "host/check/cases/other_host.h"
 
 #include "host/check/cases/draw.h"

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * process_resources.c: reading /proc/self: threads, open files, memory.
+ */
 #include "host/check/cases/process_resources.h"
 
 #include <dirent.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * refusal.c: judging the status and error of a call that must fail.
+ */
 #include "host/check/cases/refusal.h"
 
 #include <string.h>

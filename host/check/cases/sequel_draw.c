@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sequel_draw.c: drawing specs that one instance can serve in sequence.
+ */
 #include "host/check/cases/sequel_draw.h"
 
 #include "host/check/cases/numbers.h"

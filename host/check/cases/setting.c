@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * setting.c: values to try for each option.
+ */
 #include "host/check/cases/setting.h"
 
 #include <math.h>

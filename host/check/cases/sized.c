@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sized.c: structs of other sizes, each against a guard page.
+ */
 #include "host/check/cases/sized.h"
 
 #include <string.h>

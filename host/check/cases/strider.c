@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * strider.c: a wrapper that moves a forward's operands to other strides.
+ */
 #include "host/check/cases/strider.h"
 
 #include <stdlib.h>

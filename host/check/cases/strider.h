@@ -6,7 +6,7 @@
  * The case and its judgement know nothing of it: an operand is copied before the forward, and what
  * was written is copied back after it. So it serves softmax, latent and linear layers alike, and
  * any operand of the role map. A gap that was written to fails the forward; but those between
- * vectors that lie far apart are zero, and nobody looks what became of them.
+ * vectors that lie far apart are zero, and no check reads them afterwards.
  */
 #ifndef HOST_CHECK_CASES_STRIDER_H
 #define HOST_CHECK_CASES_STRIDER_H

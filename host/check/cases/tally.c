@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tally.c: the counting table of services.
+ */
 #include "host/check/cases/tally.h"
 
 #include <string.h>

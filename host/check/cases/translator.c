@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * translator.c: a wrapper that converts caches between layouts.
+ */
 #include "host/check/cases/translator.h"
 
 #include <stddef.h>

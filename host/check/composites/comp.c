@@ -48,12 +48,12 @@ static void scene_meddle(struct scene *scene, enum meddle what, uint64_t value)
     scene->meddler.hits = 0;
 }
 
-/* A case whose child no question of the suite comes to shows nothing, and is skipped with that. */
+/* A case none of whose queries reaches its child shows nothing: it is skipped, with that reason. */
 static void scene_close(struct scene *scene, struct check_run *run)
 {
     scene_meddle(scene, MEDDLE_NOT, 0);
     if (run->code == CHECK_PASS && scene->reached == 0)
-        check_skip(run, "no question of the suite comes to the child %s", scene->child);
+        check_skip(run, "no query of the suite reaches the child %s", scene->child);
     rig_close(&scene->rig);
 }
 
@@ -325,9 +325,8 @@ const struct check check_comp[] = {
      CHECK_NEEDS_CHILD, count_children, run_forms},
     {.rule = "COMP-04",
      .name = "failures",
-     .sentence =
-         "what a child fails with, in create, plan or forward, comes with the child's name, "
-         "and nothing of it or of its siblings is left",
+     .sentence = "an error of a child in create, plan or forward is returned with the child's "
+                 "name, and neither it nor its siblings leak",
      .needs = CHECK_NEEDS_CHILD,
      .count = count_children,
      .run = run_failures},
@@ -345,20 +344,21 @@ const struct check check_comp[] = {
      .count = count_children,
      .run = comp_run_deep},
     {"COMP-02", "stand_ins",
-     "over children that answer differently a verdict is what follows from the "
-     "answers of those that anything comes to, at any depth",
+     "a composite's verdict follows from the answers of the children that its options "
+     "can route work to, at any depth",
      CHECK_NEEDS_CHILD, stand_count, stand_run_verdict},
     {"COMP-03", "stand_ins",
-     "children that ask for different index forms and memory get what they ask for, "
-     "and none of another's",
+     "children that ask for different index forms and memory each get their own, and none of "
+     "another child's",
      CHECK_NEEDS_CHILD, stand_count, stand_run_memory},
     {"COMP-08", "rows",
-     "each row of a batch, with all that belongs to it, comes to the one child that "
-     "the options name for it, once, and nothing else does",
+     "each row of a batch, with all its operands, reaches exactly once the one child "
+     "that the options name for it, and no child gets anything else",
      CHECK_NEEDS_CHILD, stand_count, stand_run_rows},
-    {"COMP-07", "graphs", "with GRAPH metadata each row comes to the child that the bounds pick",
+    {"COMP-07", "graphs", "with GRAPH metadata each row reaches the child that the bounds pick",
      CHECK_NEEDS_CHILD, stand_count, stand_run_graphs},
-    {"COMP-08", "measured", "where children are measured, rows come to the fastest that is right",
+    {"COMP-08", "measured",
+     "a measuring composite routes rows to the fastest child whose results are right",
      CHECK_NEEDS_CHILD | CHECK_ALONE, stand_count_measured, stand_run_measured},
     {.rule = "COMP-08",
      .name = "stored",
@@ -367,7 +367,7 @@ const struct check check_comp[] = {
      .needs = CHECK_NEEDS_CHILD | CHECK_ALONE,
      .count = stand_count_stored,
      .run = stand_run_stored},
-    {"WORK-02", "measured", "where children are measured, memory is what it was before",
-     CHECK_NEEDS_CHILD | CHECK_ALONE, stand_count_measured_size, stand_run_measured_size},
+    {"WORK-02", "measured", "measuring children leaks no memory", CHECK_NEEDS_CHILD | CHECK_ALONE,
+     stand_count_measured_size, stand_run_measured_size},
     {.rule = NULL},
 };

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * meddler.c: a child wrapper that alters answers.
+ */
 #include "host/check/composites/meddler.h"
 
 #include <stdlib.h>

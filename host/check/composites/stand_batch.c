@@ -85,7 +85,7 @@ static bool has_kind(const struct stand_scene *scene, uint32_t kind)
     return found;
 }
 
-/* A layer in three, but where somebody computes. */
+/* One layer in three, except where children compute. */
 static bool reads_other(const struct stand_scene *scene, int32_t layer)
 {
     uint64_t word = mix_stream(mix_absorb(scene->draw.seed, READ_ONLY), (uint64_t)layer);
@@ -147,7 +147,7 @@ static void draw_bounds(struct stand_scene *scene)
     };
 }
 
-/* At the borders of classes that are measured, and beside them; more heads than a sample has rows.
+/* At the borders of measured classes, and next to them; more heads than a sample has rows.
  */
 static void draw_measured(struct stand_scene *scene)
 {
@@ -527,7 +527,7 @@ static void draw_sparse(struct stand_scene *scene, struct stand_batch *made)
     made->batch.sparse = &made->sparse;
 }
 
-/* A hint about runs of sequences. That they share keys is not made true: nobody computes. */
+/* A hint about runs of sequences. The keys are not made equal: no child computes. */
 static void draw_shared(struct stand_scene *scene, struct stand_batch *made)
 {
     struct stand_arrays *a = made->host;
@@ -674,7 +674,7 @@ static void draw_scales(struct stand_scene *scene, const attn_problem *problem,
 {
     static const uint32_t roles[STAND_SCALED] = {ATTN_ROLE_K_CACHE, ATTN_ROLE_V_CACHE, ATTN_ROLE_Q,
                                                  ATTN_ROLE_K, ATTN_ROLE_V};
-    static const float values[STAND_SCALED][STAND_SEQS] = {{0}}; /* nobody computes */
+    static const float values[STAND_SCALED][STAND_SEQS] = {{0}}; /* no child computes */
     for (int i = 0; i < STAND_SCALED; i++) {
         uint32_t granularity = granularity_of(problem, roles[i]);
         bool by_sequence = granularity == ATTN_SCALE_PER_SEQ_HEAD;

@@ -146,7 +146,7 @@ static void judge_yes(struct stand_scene *scene, int32_t group)
     if (!verdict.supported) {
         check_fail(scene->run,
                    "group %d is refused: %s: %s: accepted, for each child serves all "
-                   "that comes to it",
+                   "that is routed to it",
                    group, reasons[0].child, reasons[0].got);
         return;
     }
@@ -207,7 +207,8 @@ void stand_run_verdict(struct check_run *run)
             struct stand_leaf *leaf = &scene->leaves[l];
             bool asked = leaf->asked >> g & 1u;
             if (leaf->share[g].layers && !asked)
-                check_fail(run, "%s is not asked about group %d, which comes to it", leaf->name, g);
+                check_fail(run, "%s is not queried about group %d, which is routed to it",
+                           leaf->name, g);
             if (leaf->share[g].layers)
                 judge_no(scene, leaf, g);
         }
@@ -337,7 +338,7 @@ static void judge_undone(struct stand_scene *scene, const struct stand_leaf *fai
     }
 }
 
-/* Each in turn; NULL: nothing comes to it. Candidates that are measured may fail. */
+/* Each in turn; NULL: nothing is routed to it. Candidates that are measured may fail. */
 static struct stand_leaf *failing_leaf(struct stand_scene *scene)
 {
     struct stand_leaf *leaf = &scene->leaves[scene->run->index % scene->num_leaves];
@@ -379,7 +380,7 @@ static void judge_failed_metadata(struct life *life, const attn_memory *memory)
     attn_status status = ops_of(life)->metadata_create(
         life->instance, kind_of(scene), &scene->given, memory, &metadata, &life->error.base);
     leaf->fails = STAND_NO_CALL;
-    if (status == ATTN_OK) /* of lower bounds nothing comes to it */
+    if (status == ATTN_OK) /* with lower bounds nothing reaches it */
         ops_of(life)->metadata_destroy(metadata);
     else
         judge_words(life, leaf, status, "make metadata");
@@ -455,7 +456,7 @@ static void judge_red_zones(const struct life *life)
         uint64_t size = life->scene->size.size[r];
         for (uint64_t i = 0; block && i < life->block_bytes[r]; i++)
             if ((block + i < base || block + i >= base + size) && (unsigned char)block[i] != 0xA5) {
-                stand_object(life->scene, "somebody has written beside region %u", r);
+                stand_object(life->scene, "region %u: bytes outside it were overwritten", r);
                 return;
             }
     }
@@ -549,7 +550,7 @@ struct expectation {
     int32_t times[STAND_TOKENS];
     int32_t seq[STAND_TOKENS];
     int32_t count;
-    uint32_t spare; /* rows of no sequence that have come to a child, a bit each */
+    uint32_t spare; /* rows of no sequence that have reached a child, a bit each */
 };
 
 /* Which child gets which sequence. */
@@ -612,11 +613,11 @@ static void judge_row(struct stand_scene *scene, const struct stand_row *row, in
     if (row->leaf != right->leaf) {
         if (!scene->wrong[0])
             scene->placed = row->leaf, scene->right = right->leaf;
-        stand_object(scene, "layer %d, sequence %d: the row comes to %s: accepted %s", id,
+        stand_object(scene, "layer %d, sequence %d: the row reaches %s: accepted %s", id,
                      expected->seq[r], leaf->name, scene->leaves[right->leaf].name);
     } else if (differs)
         stand_object(scene,
-                     "layer %d, sequence %d: %s is told of another row: %s %lld: accepted "
+                     "layer %d, sequence %d: %s gets another row: %s %lld: accepted "
                      "%lld",
                      id, expected->seq[r], leaf->name, differs, (long long)row->field[field],
                      (long long)right->field[field]);
@@ -657,7 +658,7 @@ static void judge_padding(struct stand_scene *scene, int32_t layer, const struct
     for (int32_t r = 0; r < scene->num_spare; r++)
         judge_spare(scene, &scene->spare[r], layer, whole, expected);
     if (expected->spare != (1u << count) - 1)
-        stand_object(scene, "layer %d: of %d rows of no sequence some come to no child (0x%x do)",
+        stand_object(scene, "layer %d: of %d rows of no sequence some reach no child (0x%x do)",
                      scene->layers[layer].id, count, expected->spare);
 }
 

@@ -87,7 +87,7 @@ static bool is_part(const attn_problem *problem, uint32_t layers, const struct s
            bounds->max_seqs <= share->max_seqs && bounds->max_kv_len <= share->max_kv_len;
 }
 
-/* Does a problem ask for no more than comes to this child, or would if MIXED were split? */
+/* Does a problem ask for no more than is routed to this child, or would be if MIXED were split? */
 static bool is_within(const struct stand_leaf *leaf, const attn_problem *problem)
 {
     int32_t group;
@@ -159,7 +159,7 @@ static bool is_untouched(const attn_problem *given, const attn_problem *original
     bounds.max_seqs = most.max_seqs = bounds.max_kv_len = most.max_kv_len = 0;
     if (!(given->bounds->modes & ATTN_MODE_BIT(ATTN_MODE_MIXED))) {
         const uint32_t of_mixed = ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS;
-        most.uses &= ~of_mixed; /* which then are about nobody's batches */
+        most.uses &= ~of_mixed; /* these no longer apply to any batch */
     }
     if (given->bounds->modes == ATTN_MODE_BIT(ATTN_MODE_DECODE)) {
         bounds.max_q_len = most.max_q_len; /* may be as few as one for each sequence */
@@ -210,18 +210,18 @@ static void look_at_problem(const struct stand_leaf *leaf, const attn_problem *p
         stand_object(
             scene,
             "%s is made for layers 0x%x (by their order) of group %d and modes 0x%x, where "
-            "0x%x and 0x%x come to it",
+            "0x%x and 0x%x are routed to it",
             leaf->name, layers, group, bounds->modes, share->layers, share->modes);
     if (bounds->max_seqs != share->max_seqs || bounds->max_kv_len != share->max_kv_len)
-        stand_object(scene, "%s is made for %d sequences and %d keys, where %d and %d come to it",
-                     leaf->name, bounds->max_seqs, bounds->max_kv_len, share->max_seqs,
-                     share->max_kv_len);
+        stand_object(
+            scene, "%s is made for %d sequences and %d keys, where %d and %d are routed to it",
+            leaf->name, bounds->max_seqs, bounds->max_kv_len, share->max_seqs, share->max_kv_len);
     if (share->modes == ATTN_MODE_BIT(ATTN_MODE_DECODE) && !one_row_each(bounds))
         stand_object(scene, "%s, to which only DECODE comes, is made for %d rows of %d sequences",
                      leaf->name, bounds->max_tokens, bounds->max_seqs);
     if (problem->group->kind == ATTN_KIND_MLA && problem->mla_expanded != share->expanded)
-        stand_object(scene, "%s is made for expanded modes 0x%x, where 0x%x come to it", leaf->name,
-                     problem->mla_expanded, share->expanded);
+        stand_object(scene, "%s is made for expanded modes 0x%x, where 0x%x are routed to it",
+                     leaf->name, problem->mla_expanded, share->expanded);
     if (!is_untouched(problem, &scene->problems[group]))
         stand_object(scene, "%s is made for group %d with something changed", leaf->name, group);
     if (!has_own_layers(problem->group, scene->problems[group].group))
@@ -238,7 +238,8 @@ static attn_status make(struct stand_leaf *leaf, const attn_problem *problems,
         look_at_problem(leaf, attn_at(problems, p), &groups);
     for (int32_t g = 0; g < scene->num_groups; g++)
         if (leaf->share[g].layers && !(groups >> g & 1u))
-            stand_object(scene, "%s is not made for group %d, which comes to it", leaf->name, g);
+            stand_object(scene, "%s is not made for group %d, which is routed to it", leaf->name,
+                         g);
     if (leaf->fails == STAND_CREATE)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "%s", STAND_WORDS);
     attn_instance *made = calloc(1, sizeof *made);
@@ -355,12 +356,12 @@ static void look_at_memory(const attn_metadata *metadata, const char *call)
         if (is_scratch(r))
             memset(metadata->memory.base[r], SPENT, size);
         else if (!is_filled(metadata->memory.base[r], size, OWN))
-            stand_object(metadata->leaf->scene, "%s of %s: somebody has written to its region %u",
-                         call, metadata->leaf->name, r);
+            stand_object(metadata->leaf->scene, "%s of %s: its region %u was overwritten", call,
+                         metadata->leaf->name, r);
     }
 }
 
-/* Does anything of the bounds come to this child? */
+/* Do the bounds route anything to this child? */
 static void look_at_bounds(const struct stand_leaf *leaf, const attn_bounds *bounds)
 {
     struct stand_share most = {0};
@@ -374,7 +375,7 @@ static void look_at_bounds(const struct stand_leaf *leaf, const attn_bounds *bou
         bounds->max_kv_len > most.max_kv_len)
         stand_object(leaf->scene,
                      "metadata of %s is for modes 0x%x, %d sequences and %d keys, where 0x%x, %d "
-                     "and %d come to it",
+                     "and %d are routed to it",
                      leaf->name, bounds->modes, bounds->max_seqs, bounds->max_kv_len, most.modes,
                      most.max_seqs, most.max_kv_len);
 }
@@ -467,7 +468,8 @@ static void look_at_counts(const attn_metadata *metadata, const attn_batch *batc
         ((batch->first_decode_seq != 0 &&
           batch->first_decode_seq != batch->num_seqs - batch->num_decode_seqs) ||
          batch->decode_q_len != scene->decode_q_len))
-        stand_object(scene, "%s is told that %d of %d sequences, from %d on, decode %d queries",
+        stand_object(scene,
+                     "%s gets a batch in which %d of %d sequences, from %d on, decode %d queries",
                      name, batch->num_decode_seqs, batch->num_seqs, batch->first_decode_seq,
                      batch->decode_q_len);
     if (batch->num_real_seqs > batch->num_seqs || batch->num_real_tokens > batch->num_tokens ||
@@ -503,7 +505,7 @@ static struct stand_parts parts_of(const struct stand_scene *scene, uint32_t gro
 }
 
 /* Parts that others' layers name, and none of its own, are not for it: whole kinds of them, and the
- * groups after its last one. What nobody names may be there. */
+ * groups after its last one. Unreferenced groups may be present. */
 static void look_at_parts(const attn_metadata *metadata, const attn_batch *batch)
 {
     const struct stand_leaf *leaf = metadata->leaf;
@@ -556,7 +558,7 @@ static void look_at_lengths(const attn_metadata *metadata, const attn_batch *bat
     }
     if (most > batch->max_q_len || longest > batch->max_kv_len)
         stand_object(metadata->leaf->scene,
-                     "%s is told of %d queries and %d keys at most, where there are %d and %d",
+                     "%s gets maxima of %d queries and %d keys, where there are %d and %d",
                      metadata->leaf->name, batch->max_q_len, batch->max_kv_len, most, longest);
 }
 

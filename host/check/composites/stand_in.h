@@ -2,8 +2,9 @@
  *
  * stand_in.h: children that the suite itself gives a composite. They compute nothing: each looks at
  * what it is asked about, made for, planned with and called with, and writes down what every row of
- * its calls is, whatever form that was told in. So it shows whether each row of a batch has come to
- * the one child that the composite's options name, with its own lengths, slots, masks and operands.
+ * its calls is, whatever index form describes it. So it shows whether each row of a batch has
+ * reached the one child that the composite's options name, with its own lengths, slots, masks and
+ * operands.
  *
  *   - stand_tree.c: composites over stand-ins, one to three levels deep, by options that are drawn;
  *     who serves what by these options
@@ -130,7 +131,7 @@ const char *stand_operand_defect(const attn_forward_args *args, const attn_probl
 
 /* ---- Shares ---------------------------------------------------------------------------------- */
 
-/* A layer group, or all of them, as far as it comes to somebody. */
+/* The part of a layer group (or of all groups) that is routed to one child. */
 struct stand_share {
     uint32_t modes;
     uint32_t layers; /* by their number in the scene; 0 = nothing comes */
@@ -159,7 +160,7 @@ struct stand_leaf {
     char name[16];
     struct stand_scene *scene;
     int32_t index;
-    struct stand_share share[STAND_GROUPS]; /* what comes to it of each group */
+    struct stand_share share[STAND_GROUPS]; /* the part of each group routed to it */
     struct stand_share split[STAND_GROUPS]; /* the same if MIXED were split: it may be asked */
 
     /* What it answers. */
@@ -293,8 +294,8 @@ struct stand_scene {
     char *heap;                /* what operands point to */
     struct stand_truth *truth; /* stand_truth.c */
     char wrong[512];           /* the first thing that a child has seen; "" = none */
-    int32_t placed, right;     /* leaves: `wrong` is that a row came to the first, not the second;
-                                  the same number: it is something else */
+    int32_t placed, right;     /* leaves: `wrong` is that a row reached the first, not the second;
+                                  the same number: it is another fault */
 };
 
 /* A child has seen something that is not right. The first one stays. */
@@ -359,7 +360,7 @@ void stand_path(const struct stand_scene *scene, int32_t leaf, const char *betwe
 /* Is a mode of a rounded cache read in two ways by the root's children? Then it is refused. */
 bool stand_reads_apart(const struct stand_scene *scene);
 
-/* Tell every leaf what comes to it, and every node whether it splits MIXED. */
+/* Set for every leaf what is routed to it, and for every node whether it splits MIXED. */
 void stand_deal(struct stand_scene *scene);
 
 /* Who serves sequences first .. first + count - 1 of a batch in a layer, and called in which mode:

@@ -50,7 +50,7 @@ static bool has_class(const struct stand_scene *scene, int32_t class)
 }
 
 /* Wrong, and the fastest: in one class of one group, or in all of them. Where no class is measured
- * nobody finds out. */
+ * the fault stays unseen. */
 static bool make_wrong(struct stand_scene *scene, struct stand_leaf *leaf)
 {
     int32_t first = draw_below(&scene->draw, STAND_CLASSES), class = first;

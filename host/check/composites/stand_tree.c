@@ -89,7 +89,7 @@ static int32_t choose(const struct stand_node *node, int32_t layer, uint32_t pha
     }
 }
 
-/* The most that comes to child `c` of a layer's batches in a phase; false: nothing. */
+/* The most of a layer's batches in a phase that is routed to child `c`; false: nothing. */
 static bool reaches(const struct stand_node *node, int32_t c, int32_t layer, uint32_t phase,
                     const struct stand_share *whole, struct stand_share *part)
 {

@@ -262,7 +262,7 @@ bool caps_look_language(struct caps_visit *visit, const struct caps_problem *p,
     for (uint32_t r = 0; r < caps_num_reasons(answer); r++) {
         const attn_reason *reason = &answer->reasons[r];
         const char *text = reason->accepted;
-        char what[700], told[400];
+        char what[700], reason_text[400];
         struct caps_item item;
         uint32_t set = 0;
         int more, bad_dtype = 0, bad_set = 0;
@@ -276,13 +276,13 @@ bool caps_look_language(struct caps_visit *visit, const struct caps_problem *p,
                      reason->code < ATTN_REASON_COUNT;
         if (more == 0 && !bad_dtype && !bad_set && known && reason->accepted[0])
             continue;
-        select_reason_text(reason, told, sizeof told);
+        select_reason_text(reason, reason_text, sizeof reason_text);
         snprintf(what, sizeof what, "%s: \"%s\"",
                  !known      ? "a reason has a code or field that does not exist"
                  : bad_set   ? "a set is not given as the names of its members"
                  : bad_dtype ? "a data type is not called f32, f16, bf16, fp8_e4m3 or fp8_e5m2"
                              : "`accepted` is not a list of numbers, ranges and words",
-                 told);
+                 reason_text);
         caps_tell(visit, p, what);
         return false;
     }

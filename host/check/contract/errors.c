@@ -232,9 +232,10 @@ static void cut(const char *whole, size_t capacity, char *text)
 enum { ROOM = 1024, GUARD = 16 };
 
 static void judge_capacity(struct check_run *run, struct stage *stage,
-                           const struct failing *failing, const host_error *told, size_t capacity)
+                           const struct failing *failing, const host_error *reported,
+                           size_t capacity)
 {
-    attn_status wanted = told->base.code;
+    attn_status wanted = reported->base.code;
     unsigned char room[ROOM + GUARD];
     char expected[ROOM];
     memset(room, RIG_RED, sizeof room);
@@ -250,7 +251,7 @@ static void judge_capacity(struct check_run *run, struct stage *stage,
                    capacity, b);
     if (capacity == 0)
         return;
-    cut(host_error_text(told), capacity, expected);
+    cut(host_error_text(reported), capacity, expected);
     CHECK_THAT(run, memchr(room, '\0', capacity), "%s, capacity %zu: the message is not terminated",
                failing->what, capacity);
     CHECK_THAT(run, strcmp((char *)room, expected) == 0,

@@ -552,15 +552,16 @@ enum { COMPUTES = CHECK_NEEDS_CUDA | CHECK_NEEDS_COMPUTE };
 
 const struct check check_capt[] = {
     CHECK_ROW("CAPT-01", captures, count_captures, CHECK_NEEDS_CUDA,
-              "what the graph level includes can be captured in thread-local and in global mode"),
+              "every mode of the graph level can be captured, in thread-local and in global mode"),
     CHECK_ROW(
         "CAPT-01", beyond, NULL, CHECK_NEEDS_CUDA,
         "beyond the graph level a capture is CAPTURE_UNSUPPORTED and the stream usable afterwards"),
     CHECK_ROW("CAPT-02", replays, gpu_num_points, COMPUTES,
               "a hundred replays, each with other lengths, slots and inputs, are right"),
-    CHECK_ROW("CAPT-02", replans, gpu_num_points, COMPUTES, "a replay gives what was planned last"),
+    CHECK_ROW("CAPT-02", replans, gpu_num_points, COMPUTES,
+              "a graph replay computes the batch that was planned last"),
     CHECK_ROW("CAPT-03", shapes, gpu_num_points, CHECK_NEEDS_CUDA,
-              "what a forward with GRAPH metadata enqueues does not depend on lengths"),
+              "a forward with GRAPH metadata enqueues the same work whatever the lengths"),
     CHECK_ROW("WORK-08", budget, gpu_num_points, COMPUTES,
               "launches keep to the multiprocessors of max_sms, and their results are right"),
     CHECK_ROW("CAPT-04", padding, gpu_num_points, COMPUTES,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * leak.c: what is left behind: by a create that fails at any allocation, and by a thousand
+ * leak.c: what is leaked by a create that fails at any allocation, and by a thousand
  * that succeed. Counted are allocations from services, the heap and the address space of the
  * process, and the device's memory; what a backend maps and never touches is seen by the second.
  */
@@ -244,13 +244,13 @@ static void compare_holdings(struct check_run *run, const struct holdings *befor
     bool driver = subject->device->type == ATTN_DEVICE_CUDA && !subject->fake_device;
     uint64_t heap = HEAP_SLACK + (driver ? DRIVER_SLACK : 0);
     CHECK_THAT(run, after->process.heap <= before->process.heap + heap,
-               "%d %s leave %llu bytes of the heap behind", rounds, what,
+               "%d %s leak %llu bytes of the heap", rounds, what,
                (unsigned long long)(after->process.heap - before->process.heap));
     CHECK_THAT(run, after->process.space <= before->process.space + SPACE_SLACK,
-               "%d %s leave %llu bytes of address space behind", rounds, what,
+               "%d %s leak %llu bytes of address space", rounds, what,
                (unsigned long long)(after->process.space - before->process.space));
     CHECK_THAT(run, !device_is_shorter(subject, before, after),
-               "%d %s leave %llu bytes of the device's memory behind", rounds, what,
+               "%d %s leak %llu bytes of the device's memory", rounds, what,
                (unsigned long long)(before->device_free - after->device_free));
 }
 
@@ -340,7 +340,7 @@ static void run_thousand(struct check_run *run, round_fn round, const char *what
         run_rounds(run, &rig, &session, round, what);
         rig_session_close(&session, &rig);
         if (run->code == CHECK_PASS && tally_left(&tally))
-            check_fail(run, "a thousand %s leave %s behind", what, tally_left(&tally));
+            check_fail(run, "a thousand %s leak %s", what, tally_left(&tally));
     }
     rig_close(&rig);
 }

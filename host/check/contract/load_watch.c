@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * load_watch.c: the new process that opens the object, and the comparison of its two looks.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* strsignal, NSIG */
 #endif

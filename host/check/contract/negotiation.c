@@ -428,7 +428,7 @@ static void run_phases(struct check_run *run)
 
 const struct check check_nego[] = {
     CHECK_ROW("NEGO-01", majors, NULL, CHECK_ONCE,
-              "a host without a common major is told INCOMPATIBLE_VERSION"),
+              "a host without a common major gets INCOMPATIBLE_VERSION"),
     CHECK_ROW("NEGO-02", minors, NULL, CHECK_ONCE, "any minor of the host gets the same tables"),
     CHECK_ROW("NEGO-03", again, NULL, CHECK_ONCE, "the entry gives the same answer every time"),
     CHECK_ROW("NEGO-04", plugin_extensions, NULL, CHECK_ONCE,

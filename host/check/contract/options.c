@@ -254,7 +254,7 @@ const struct check check_conf[] = {
     CHECK_ROW("CONF-01", declared, NULL, 0, "the declarations of options are well formed"),
     CHECK_ROW("CONF-02", unknown, NULL, 0, "an unknown key is refused with the nearest one"),
     CHECK_ROW("CONF-03", outside, NULL, 0,
-              "a value just outside what is declared is refused with the option's name"),
+              "a value just outside an option's declared range is refused with the option's name"),
     CHECK_ROW("CONF-06", single, setting_count_all, 0,
               "an option at an end of its range, at its default, or at each choice works, or "
               "query refuses it with the field option"),

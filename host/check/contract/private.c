@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * private.c: the group PRIV: operands and layouts of one vendor. What such an operand means nobody
- * else knows; that it means the same wherever it lies can be seen.
+ * private.c: the group PRIV: operands and layouts of one vendor. Only the vendor knows what such an
+ * operand means; the suite checks that results do not depend on where it lies.
  */
 #include "host/check/cases/numerics.h"
 #include "host/check/cases/translator.h"
@@ -250,7 +250,7 @@ static void run_extension(struct check_run *run)
     if (!layout)
         check_skip(run, "it has no layout of a vendor's own");
     else if (!conversions(run->subject))
-        check_warn(run, "the plugin has no extension %s: nobody can judge what is in %s",
+        check_warn(run, "the plugin has no extension %s: the suite cannot judge the contents of %s",
                    ATTN_EXTENSION_LAYOUTS, layout);
 }
 
@@ -525,8 +525,7 @@ const struct check check_private[] = {
      NULL, run_extension},
     CHECK_ROW("PRIV-06", round_trip, NULL, 0,
               "conversions are copies, element by element, and of nothing else"),
-    CHECK_CASES(
-        "PRIV-07", numerics,
-        "what is read and written in a layout of a vendor's own is right once it is converted"),
+    CHECK_CASES("PRIV-07", numerics,
+                "data read and written in a vendor's own layout is right after conversion"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

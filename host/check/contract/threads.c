@@ -283,10 +283,10 @@ static void run_instances(struct check_run *run)
 
 const struct check check_thrd[] = {
     CHECK_ROW("THRD-01", describe, NULL, CHECK_ONCE,
-              "describe from eight threads at once gives what it gives to one"),
+              "describe gives eight threads at once the answer that it gives one"),
     CHECK_ROW("THRD-01", query, NULL, 0,
-              "query from eight threads at once gives what it gives to one"),
+              "query gives eight threads at once the answer that it gives one"),
     CHECK_ROW("THRD-02", instances, rig_count_seeds, 0,
-              "two instances used by two threads at once give what each gives alone"),
+              "two instances used by two threads at once give the results that each gives alone"),
     {.rule = NULL},
 };

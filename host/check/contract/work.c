@@ -572,7 +572,7 @@ const struct check check_work[] = {
     CHECK_ROW("WORK-03", exact, rig_count_seeds, 0,
               "with exactly the memory asked for, and with more, everything works, and nothing "
               "around it is touched"),
-    {"WORK-03", "too_small", "one byte less, or none, is BUFFER_TOO_SMALL with what is needed", 0,
+    {"WORK-03", "too_small", "one byte less, or none, is BUFFER_TOO_SMALL with the size needed", 0,
      NULL, run_small},
     CHECK_ROW("WORK-03", misaligned, NULL, 0, "a misaligned region is INVALID_ARGUMENT"),
     CHECK_ROW("WORK-03", kinds, NULL, 0, "an unknown kind of metadata is INVALID_ARGUMENT"),

@@ -49,12 +49,15 @@ CHECK_RUN(linear_forgotten, linear_run_case(run, keep_slots_on_host))
 
 const struct check check_arrays_forgotten[] = {
     CHECK_CASES("PURE-06", types_forgotten,
-                "no forward reads what the batch was planned from, in any mode"),
+                "no forward, in any mode, reads the host arrays that its batch was planned from"),
     CHECK_CASES("PURE-06", masks_forgotten,
-                "no forward reads what the batch was planned from, under any mask or with items"),
-    CHECK_CASES("PURE-06", mla_forgotten,
-                "no forward of a latent layer reads what the batch was planned from"),
-    CHECK_CASES("PURE-06", linear_forgotten,
-                "no forward of a linear layer reads what the batch was planned from"),
+                "no forward, under any mask or with items, reads the host arrays that its batch "
+                "was planned from"),
+    CHECK_CASES(
+        "PURE-06", mla_forgotten,
+        "no forward of a latent layer reads the host arrays that its batch was planned from"),
+    CHECK_CASES(
+        "PURE-06", linear_forgotten,
+        "no forward of a linear layer reads the host arrays that its batch was planned from"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * axes.c: the axes of the grid, and their values.
+ */
 #include "host/check/numerics/axes.h"
 
 #include <stddef.h>

@@ -162,10 +162,13 @@ static void run_linear_corners(struct check_run *run)
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_corners[] = {
-    CHECK_CASES("CAPS-02", corners, "several axes may be at the ends of what query accepts"),
-    CHECK_CASES("CAPS-02", mla_corners,
-                "several axes of latent layers may be at the ends of what query accepts"),
-    CHECK_CASES("CAPS-02", linear_corners,
-                "several axes of linear layers may be at the ends of what query accepts"),
+    CHECK_CASES("CAPS-02", corners,
+                "results are right with several axes at the ends of their accepted ranges"),
+    CHECK_CASES(
+        "CAPS-02", mla_corners,
+        "latent layers: results are right with several axes at the ends of their accepted ranges"),
+    CHECK_CASES(
+        "CAPS-02", linear_corners,
+        "linear layers: results are right with several axes at the ends of their accepted ranges"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };

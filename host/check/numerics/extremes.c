@@ -79,7 +79,7 @@ FAMILY(endless_windows, make_endless, 4, {AXIS_WINDOW, BIT(WINDOW_BOTH)}, BOTH_P
 /* ---- Magnitudes ------------------------------------------------------------------------------ */
 
 /* Scales of their caches are 0.01 times these. Nothing comes below 2^-126, where it may count as 0
- * (docs/ABI.md, the pass rule), but what is as small beside the rest of a row. */
+ * (docs/ABI.md, the pass rule), but values that small compared with the rest of a row. */
 static void make_sized(struct case_spec *spec, int32_t variant)
 {
     static const float sizes[][2] = {{0x1p-100f, 0x1p-100f},

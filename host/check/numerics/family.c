@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * family.c: running of a family's points and variants.
+ */
 #include "host/check/numerics/family.h"
 
 enum { SMALL_DIM = 16 };

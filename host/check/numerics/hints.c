@@ -103,7 +103,7 @@ static void run_levels(struct check_run *run, bool tiles)
     numerics_close(&at);
 }
 
-/* ---- Beside cross attention ------------------------------------------------------------------ */
+/* ---- With cross attention -------------------------------------------------------------------- */
 
 static const struct grid_choice beside_choices[] = {
     BOTH_PHASES, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)}, {0, 0}};
@@ -209,18 +209,18 @@ const struct check check_hints[] = {
                 "the hint of shared prefixes changes no result of latent layers"),
     CHECK_ROW("KV-15", prefix_levels, count_hints, CHECK_NEEDS_COMPUTE,
               "shared prefixes of several levels change no result"),
-    {"KV-15", "beside_cross", "what sequences share is not what their encoders share",
+    {"KV-15", "beside_cross", "a hint about sequences does not apply to the keys of their encoders",
      CHECK_NEEDS_COMPUTE, count_hints_beside_cross, run_hints_beside_cross},
     {NULL, NULL, NULL, 0, NULL, NULL},
 };
 
 const struct check check_hints_tiles[] = {
     CHECK_ROW("INVAR-01", hints_tiles, count_tiles, CHECK_NEEDS_COMPUTE,
-              "what is shared may be several tiles of keys"),
+              "a shared prefix may be several tiles of keys"),
     CHECK_ROW("INVAR-01", mla_hints_tiles, count_mla_hints, CHECK_NEEDS_COMPUTE,
               "shared latents may be several tiles"),
     CHECK_ROW("KV-15", levels_tiles, count_hints, CHECK_NEEDS_COMPUTE,
-              "what several levels share may be several tiles of keys"),
+              "a prefix shared at several levels may be several tiles of keys"),
     CHECK_ROW("KV-15", tiles_beside_cross, count_hints_beside_cross, CHECK_NEEDS_COMPUTE,
               "encoders of several tiles share nothing of it"),
     {NULL, NULL, NULL, 0, NULL, NULL},

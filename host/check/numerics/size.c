@@ -32,7 +32,7 @@ FAMILY(many_sequences_forms, make_many_sequences, 1, {AXIS_FORM, ALL}, BOTH_PHAS
 LATENT(mla_many_sequences, make_many_sequences, 1, BOTH_FORMS, MLA_LATENT,
        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)})
 
-/* Keys beyond 8,192, 32,768 and 65,536 of one sequence, beside short ones: the most where they cost
+/* Keys beyond 8,192, 32,768 and 65,536 of one sequence, with short ones: the most where they cost
  * least. */
 static void make_long_keys(struct case_spec *spec, int32_t variant)
 {
@@ -152,7 +152,8 @@ FAMILY(many_items, make_many_items, 3, {AXIS_MASK, BIT(MASK_ITEMS)}, BOTH_PHASES
 
 /* ---- Unlike work ----------------------------------------------------------------------------- */
 
-/* Long keys whose work is split beside short ones, few queries beside many, in no order. */
+/* Long sequences, whose work is split, mixed with short ones, and few queries with many, unsorted.
+ * */
 static void make_uneven(struct case_spec *spec, int32_t variant)
 {
     static const int32_t lengths[][6][2] = {
@@ -320,13 +321,14 @@ const struct check check_size[] = {
     CHECK_CASES("CAPT-04", spare_rows,
                 "rows after q_indptr[S] are padding: finite, nothing else changes"),
     CHECK_CASES("CAPT-04", mla_spare_rows,
-                "rows after q_indptr[S] are padding where latents are read, too"),
+                "rows after q_indptr[S] are padding for latent layers too"),
     {NULL, NULL, NULL, 0, NULL, NULL},
 };
 
 const struct check check_size_more[] = {
-    CHECK_CASES("INVAR-01", long_queries_narrowed,
-                "many queries see what windows and chunks of some hundred keys leave"),
+    CHECK_CASES(
+        "INVAR-01", long_queries_narrowed,
+        "many queries see exactly the keys that windows and chunks of some hundred keys leave"),
     CHECK_CASES("INVAR-01", wide_windows, "windows and chunks may have more than 65536 keys"),
     CHECK_CASES("MEAN-03", late_rows, "rows may have numbers beyond 65536"),
     CHECK_CASES("MEAN-03", mla_late_rows, "rows of latent layers may have numbers beyond 65536"),

@@ -40,7 +40,7 @@ static const int32_t lengths[][2][2] = {{{0, 129}, {37, 130}},
 static const int32_t windows[][2] = {{-1, 0}, {-1, -1}, {100, 0}, {40, 20}};
 static const int32_t pages[] = {16, 64};
 
-/* What a case has beside its lengths, one after the other as far as query accepts it. */
+/* A case's features other than lengths, each added if query accepts it. */
 enum { CHANGE_HEADS, CHANGE_WINDOW, CHANGE_PAGE, CHANGE_SOURCE, CHANGE_LSE, CHANGE_OUT, CHANGES };
 
 static void change_one(struct case_spec *spec, int change, int32_t dim, int32_t kind)

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * chain.c: a sequence of calls on one instance, each judged.
+ */
 #include "host/check/relations/chain.h"
 
 #include "host/base/error.h"

@@ -50,7 +50,7 @@ struct forward_case *chain_make_case(struct chain *chain, const struct case_spec
 
 void chain_note(struct chain *chain, int32_t n, const char *what);
 
-/* What a step's run has come to. */
+/* Report the outcome of a step; returns whether it was good. */
 bool chain_told(struct chain *chain, int32_t n, const char *what,
                 const struct case_verdict *verdict);
 

@@ -558,10 +558,12 @@ LATENT(mla_long_company, run_long(run, kind, judge_split), MLA_ABSORBED, BOTH_PH
 
 const struct check check_invar[] = {
     CHECK_CASES("INVAR-01", permuted_batch, "the order of the sequences changes no result"),
-    CHECK_CASES("INVAR-01", split_batch, "a batch in parts gives what the whole gives"),
+    CHECK_CASES("INVAR-01", split_batch,
+                "a batch split into parts gives the results of the whole batch"),
     CHECK_CASES("INVAR-01", layer_groups, "another layer group of the instance changes no result"),
     CHECK_CASES("INVAR-01", permuted_pages, "where the pages lie changes no result"),
-    CHECK_CASES("INVAR-01", chunked_prefill, "a prefill in chunks gives what one at once gives"),
+    CHECK_CASES("INVAR-01", chunked_prefill,
+                "a prefill in chunks gives the results of one prefill"),
     CHECK_CASES("INVAR-01", prefix_or_none,
                 "tokens after a cached prefix come out as without a cache"),
     CHECK_CASES("INVAR-01", prefill_then_decode,
@@ -574,7 +576,7 @@ const struct check check_invar[] = {
     CHECK_CASES("INVAR-03", long_company, "BATCH_INVARIANT: nor where keys are split"),
     CHECK_CASES("INVAR-03", padding, "BATCH_INVARIANT: padding changes no bit"),
     CHECK_ROW("CAPT-05", replay, count_replay, CHECK_NEEDS_COMPUTE | CHECK_NEEDS_CUDA,
-              "a replay of a graph gives what an eager run gives"),
+              "a graph replay gives the results of an eager run"),
     CHECK_CASES("INVAR-01", mla_permuted_batch, "latent layers: the order of the sequences"),
     CHECK_CASES("INVAR-01", mla_split_batch, "latent layers: a batch in parts"),
     CHECK_CASES("INVAR-01", mla_layer_groups, "latent layers: another layer group of the instance"),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_sequel.c: of linear layers, what an earlier call must not leave behind, and layers of one
- * batch not share; as sequel.c has it.
+ * linear_sequel.c: linear layers: no call changes the results of a later one, and the layers of one
+ * batch share no state (sequel.c for the others).
  */
 #include "host/check/cases/joint.h"
 #include "host/check/cases/linear_bench.h"
@@ -163,11 +163,11 @@ static bool line_open(struct line *line, int32_t count)
 /* What is wrong, and with which of the calls. */
 static bool judge(struct line *line, int32_t n, const char *what)
 {
-    char text[LINEAR_TEXT], told[LINEAR_TEXT + 64];
+    char text[LINEAR_TEXT], message[LINEAR_TEXT + 64];
     if (linear_case_judge(line->cases[n], line->session, true, text, sizeof text))
         return true;
-    snprintf(told, sizeof told, "%s %d: %s", what, n, text);
-    linear_report(line->run, &line->specs[n], ATTN_OK, told);
+    snprintf(message, sizeof message, "%s %d: %s", what, n, text);
+    linear_report(line->run, &line->specs[n], ATTN_OK, message);
     return false;
 }
 
@@ -423,7 +423,8 @@ CASES(state_groups, 2 * (LINEAR_STATE_GROUPS - 1))
 CASES(linear_padded, 2 * MODES)
 
 const struct check check_linear_sequel[] = {
-    CHECK_CASES("INVAR-01", linear_sequel, "calls of linear layers leave nothing behind"),
+    CHECK_CASES("INVAR-01", linear_sequel,
+                "calls of linear layers do not change the results of later calls"),
     CHECK_CASES("INVAR-01", linear_layers,
                 "linear layers of one batch share its rows and slots alone"),
     CHECK_CASES("KV-12", state_groups,

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * order_runner.c: runners that execute a job's tasks in other orders and on other workers.
+ */
 #include "host/check/relations/order_runner.h"
 
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sequel.c: what an earlier call must not leave behind, and layers of one batch not share.
+ * sequel.c: no call changes the results of a later one, and layers of one batch share no state.
  *
  *   sequel        two instances whose problems have nothing to do with each other, called in turns;
  *                 each call of an instance is unlike the one before: mode, mask, lengths, scales,
@@ -501,8 +501,9 @@ CASES(layers, false, 35, run_layers_of)
 CASES(mla_layers, true, 20, run_layers_of)
 
 const struct check check_sequel[] = {
-    CHECK_CASES("INVAR-01", sequel,
-                "calls of an instance, and of another one, leave nothing behind"),
+    CHECK_CASES(
+        "INVAR-01", sequel,
+        "calls of an instance, or of another one, do not change the results of later calls"),
     CHECK_CASES("INVAR-01", types_in_turn, "instances of unlike types may be called in turns"),
     CHECK_CASES("INVAR-01", layers,
                 "layers and KV groups of one batch have nothing in common but its rows"),
@@ -512,7 +513,8 @@ const struct check check_sequel[] = {
                 "latent layers: a planned batch does not change when there is another metadata"),
     CHECK_CASES("LIFE-06", contents,
                 "a batch at the same addresses as the one before is planned anew"),
-    CHECK_CASES("INVAR-01", mla_sequel, "calls of latent layers leave nothing behind"),
+    CHECK_CASES("INVAR-01", mla_sequel,
+                "calls of latent layers do not change the results of later calls"),
     CHECK_CASES("INVAR-01", mla_layers,
                 "latent layers of one batch have nothing in common but its rows"),
     CHECK_CASES("LIFE-06", mla_contents,

@@ -87,7 +87,8 @@ static bool is_accepted(const struct turns *turns, struct case_spec *spec)
            grid_accepts_spec(turns->chain.grid, turns->chain.options, spec, NULL, 0);
 }
 
-/* Few heads of many elements beside many of few: no layer needs most of everything. */
+/* Few wide heads in one layer, many narrow ones in another: no layer needs the most of everything.
+ * */
 static void set_apart(struct turns *turns)
 {
     struct draw draw = {.seed = part_of_seed(turns, 30)};

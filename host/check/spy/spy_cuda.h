@@ -4,8 +4,8 @@
  *
  * The spy is a separate object with the driver's name: a process that has opened it first gives
  * it to everybody who opens "libcuda.so.1" afterwards. It has the driver's entry points, passes
- * each call on to the real driver, and notes those that matter here while it is told to watch; it
- * can be told to let some fail. What the real driver lacks, the spy lacks, too.
+ * each call on to the real driver, and records the relevant ones while watching is on. A test can
+ * make chosen calls fail. The spy has no entry point that the real driver lacks.
  *
  *   spy.h           puts the spy before the driver, and finds it
  *   spy_cuda.c      the object

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * case_id.c: parsing and matching of case ids; seeds from ids.
+ */
 #include "host/check/suite/case_id.h"
 
 #include <fnmatch.h>

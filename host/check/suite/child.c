@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * child.c: the child's loop: read a request, call the plugin, answer.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* waitid */
 #endif

@@ -12,7 +12,7 @@
  *   quit                                      the plugin was closed; processes it left
  *
  * Each answer also has what the plugin changed around it (ambient.h). All but open and quit name
- * the device: what the answer to `subject` told.
+ * the device, as the answer to `subject` reported it.
  */
 #ifndef HOST_CHECK_SUITE_CHILD_H
 #define HOST_CHECK_SUITE_CHILD_H

@@ -12,7 +12,7 @@ const struct check check_core[CORE_COUNT] = {
     [CORE_DEVICE] = {.rule = "CAPS-01",
                      .name = "device",
                      .sentence =
-                         "a plain question is answered, which shows what device to check on"},
+                         "a plain query is answered; its answer gives the device to check on"},
     [CORE_SILENT] = {.rule = "ERR-03",
                      .name = "silent",
                      .sentence = "nothing is printed on stdout or stderr"},
@@ -26,15 +26,16 @@ const struct check check_core[CORE_COUNT] = {
     [CORE_CWD] = {.rule = "ERR-03",
                   .name = "cwd",
                   .sentence = "working directory, umask and resource limits are left alone"},
-    [CORE_ENDS] = {.rule = "ERR-03",
-                   .name = "ends",
-                   .sentence =
-                       "a process that used it ends when it should, and leaves no other behind"},
+    [CORE_ENDS] =
+        {.rule = "ERR-03",
+         .name = "ends",
+         .sentence =
+             "a process that used it ends when it should, and leaves no other process running"},
     [CORE_WAIVER] = {.rule = "WAIVER",
                      .name = "line",
                      .needs = CHECK_ONCE,
                      .sentence = "the waiver is in force and waives something"},
     [CORE_PROFILE] = {.rule = "PROFILE",
                       .name = "met",
-                      .sentence = "what the profile asks for was checked and holds"},
+                      .sentence = "every rule that the profile requires was checked and holds"},
 };

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * descendants.c: finding and ending processes that were adopted.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif

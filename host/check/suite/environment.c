@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * environment.c: reading the machine's data for reports.
+ */
 #include "host/check/suite/environment.h"
 
 #include <stdio.h>

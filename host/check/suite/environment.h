@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * environment.h: the machine that a report was made on.
+ */
 #ifndef HOST_CHECK_SUITE_ENVIRONMENT_H
 #define HOST_CHECK_SUITE_ENVIRONMENT_H
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fuzz.c: the fuzzing loop, and the shrinking of a failure.
+ */
 #include "host/check/suite/fuzz.h"
 
 #include <errno.h>

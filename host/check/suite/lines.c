@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * lines.c: reading small text files line by line.
+ */
 #include "host/check/suite/lines.h"
 
 #include <errno.h>

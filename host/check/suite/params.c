@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * params.c: defaults, copies and release of the parameters.
+ */
 #include "host/check/suite/params.h"
 
 #include <stdio.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * profile.c: parsing and judging of profiles.
+ */
 #include "host/check/suite/profile.h"
 
 #include <stdlib.h>

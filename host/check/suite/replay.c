@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * replay.c: writing and reading of replay files.
+ */
 #include "host/check/suite/replay.h"
 
 #include <limits.h>

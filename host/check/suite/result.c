@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * result.c: building of the list of results.
+ */
 #include "host/check/suite/result.h"
 
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * result.h: what a run of the suite came to: one list, which every writer reads.
+ * result.h: the results of a run of the suite: one list, which every writer reads.
  */
 #ifndef HOST_CHECK_SUITE_RESULT_H
 #define HOST_CHECK_SUITE_RESULT_H
@@ -42,11 +42,11 @@ struct check_backend {
 
 struct check_report {
     const struct check_params *params;
-    /* The plugin, as far as it told; "" where it did not. */
+    /* The plugin's own data; "" where it gives none. */
     char *file, *name, *version, *vendor, *build;
     uint32_t abi_major, abi_minor;
     char sha256[65]; /* "" if the file cannot be read */
-    char *refused;   /* why it was not opened; NULL = it was, or it did not come to that */
+    char *refused;   /* why it was not opened; NULL = it was, or was never tried */
     struct check_backend *backends;
     size_t num_backends;
     struct check_result *results;

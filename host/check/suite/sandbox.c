@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sandbox.c: starting, watching and killing of the child.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* memfd_create, strsignal */
 #endif
@@ -280,7 +283,7 @@ static void stop_hung(struct sandbox *sandbox, struct sandbox_reply *reply,
              own ? " of its own time" : " on the clock, in most of which it did not run");
 }
 
-/* One look. false when the question has come to an end. */
+/* Poll the child once; false when the question has ended. */
 static bool look(struct sandbox *sandbox, struct sandbox_reply *reply, struct silence *silence)
 {
     int64_t now = clock_now_ns();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sandbox.h: questions to a child that may crash, hang, exit or leave processes behind.
+ * sandbox.h: requests to a child process that may crash, hang, exit or leave orphans.
  *
  * One child answers many questions. When it dies or hangs it is killed with its process group and
  * all that came of it, and reaped; the next question starts another one. The parent never opens the

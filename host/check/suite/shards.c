@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * shards.c: forking of shards, and merging of their results.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* memfd_create */
 #endif
@@ -155,17 +158,17 @@ static size_t count_working(struct shards *shards)
 
 void shards_wait(struct shards *shards, struct suite *suite)
 {
-    bool told = false;
+    bool signalled = false;
     size_t working;
     while ((working = count_working(shards))) {
         char note[64];
         snprintf(note, sizeof note, "%zu of %zu processes at work", working, shards->count);
         progress_update(&suite->progress, 0, note);
         sandbox_pause(&suite->sandbox, 100);
-        for (size_t s = 0; s < shards->count && suite->sandbox.interrupted && !told; s++)
+        for (size_t s = 0; s < shards->count && suite->sandbox.interrupted && !signalled; s++)
             if (shards->items[s].process)
                 kill(shards->items[s].process, SIGTERM);
-        told = suite->sandbox.interrupted != 0;
+        signalled = suite->sandbox.interrupted != 0;
     }
     for (size_t s = 0; s < shards->count; s++) {
         read_found(&shards->items[s]);

@@ -10,7 +10,7 @@
 
 #include "host/check/suite/suite.h"
 
-/* What a case came to in a shard; the texts are the shards'. */
+/* Outcome of a case in a shard; the shard owns the texts. */
 struct shard_result {
     const char *id;
     enum check_code code;

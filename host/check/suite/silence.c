@@ -24,7 +24,7 @@ static int64_t processor_time(pid_t child)
     return (int64_t)used.tv_sec * 1000000000 + used.tv_nsec;
 }
 
-/* The state of a thread stands behind its name, which may hold anything. */
+/* The state of a thread follows its name, which may hold anything. */
 static bool is_thread_runnable(pid_t child, const char *thread)
 {
     char path[64], text[512] = "";

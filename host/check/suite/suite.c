@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * suite.c: the order of checks, and the results of each.
+ */
 #include "host/check/suite/suite.h"
 
 #include <stdarg.h>
@@ -57,8 +60,8 @@ static void report_result(struct suite *suite, const struct check_result *result
     suite->stopped |= report->cut != NULL;
 }
 
-/* Add a result that no child was asked for. A failure is one even if nobody asked: no case that was
- * asked for can be run after it, or not where it should be. */
+/* Add a result that no child was asked for. A failure counts even if no case was requested: no case
+ * that was asked for can be run after it, or not where it should be. */
 static void add(struct suite *suite, const char *backend, const struct check *check,
                 enum check_code code, const char *text, const struct sandbox_reply *reply)
 {

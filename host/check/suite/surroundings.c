@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * surroundings.c: collecting changes of the process, by backend.
+ */
 #include "host/check/suite/surroundings.h"
 
 #include <stdlib.h>

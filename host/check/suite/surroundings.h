@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * surroundings.h: what cases left behind in the process around them, gathered for each backend.
+ * surroundings.h: what cases changed in their process and left changed, gathered by backend.
  */
 #ifndef HOST_CHECK_SUITE_SURROUNDINGS_H
 #define HOST_CHECK_SUITE_SURROUNDINGS_H

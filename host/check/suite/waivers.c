@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * waivers.c: parsing of waivers, and matching them with failures.
+ */
 #include "host/check/suite/waivers.h"
 
 #include <fnmatch.h>

@@ -21,7 +21,7 @@ static void write_comment(const char *label, const char *text, FILE *file)
     }
 }
 
-/* Behind a directive, on one line. */
+/* After a directive, on one line. */
 static void write_directive(const char *directive, const char *text, FILE *file)
 {
     fprintf(file, " # %s ", directive);

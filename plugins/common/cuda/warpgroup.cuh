@@ -28,7 +28,7 @@ DEVICE unsigned swizzled(int row, int piece)
     return row * ROW_BYTES + ((piece ^ (row % 8)) * 16);
 }
 
-/* A number that is the same in all lanes, told to the compiler: it then takes no register a lane.
+/* A number that is the same in all lanes, declared so to the compiler, which then needs no register in each lane.
  */
 DEVICE int uniform(int x)
 {

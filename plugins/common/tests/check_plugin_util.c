@@ -54,13 +54,13 @@ START_TEST(errors_name_fields)
     ck_assert_uint_eq(error.field, ATTN_FIELD_HEAD_DIM);
     attn_util_fail(&error, ATTN_INTERNAL, "else");
     ck_assert_uint_eq(error.field, ATTN_FIELD_NONE);
-    ck_assert_int_eq(attn_util_fail(NULL, ATTN_TIMEOUT, "nobody"), ATTN_TIMEOUT);
+    ck_assert_int_eq(attn_util_fail(NULL, ATTN_TIMEOUT, "no reader"), ATTN_TIMEOUT);
     error.message = NULL;
-    ck_assert_int_eq(attn_util_fail(&error, ATTN_TIMEOUT, "nobody"), ATTN_TIMEOUT);
+    ck_assert_int_eq(attn_util_fail(&error, ATTN_TIMEOUT, "no reader"), ATTN_TIMEOUT);
     error.message = text;
     error.capacity = 0;
     memset(text, '#', sizeof text);
-    attn_util_fail(&error, ATTN_TIMEOUT, "nobody");
+    attn_util_fail(&error, ATTN_TIMEOUT, "no reader");
     ck_assert_int_eq(text[0], '#');
 }
 END_TEST

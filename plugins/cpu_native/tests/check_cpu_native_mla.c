@@ -350,7 +350,7 @@ static const struct {
     int64_t units;
     const char *why;
 } unit_cases[] = {
-    {1, 128, {190, 60}, 2, "nobody to share with"},
+    {1, 128, {190, 60}, 2, "no sequence to share with"},
     {2, 128, {190, 190}, 2, "balanced as they are"},
     {2, 128, {190, 60, 60, 60}, 4, "likewise: 3 splits against 3"},
     {2, 128, {190}, 2, "two times 64 rows"},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_fa3_like_plan.c: what fa3_like asks of the driver: launches, what kernels are told, tensor
+ * check_fa3_like_plan.c: what fa3_like asks of the driver: launches, kernel arguments, tensor
  * maps, memory.
  */
 #include "plugins/common/cuda/elements.cuh"

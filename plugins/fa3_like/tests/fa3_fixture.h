@@ -2,7 +2,7 @@
  *
  * fa3_fixture.h: what tests of fa3_like's inside begin with: a problem that is accepted, an
  * instance on a driver of the test, which takes down what it hears, and a batch. Nothing is
- * computed; device memory is host memory that nobody reads.
+ * computed; device memory is host memory that no code reads.
  */
 #ifndef FA3_FIXTURE_H
 #define FA3_FIXTURE_H

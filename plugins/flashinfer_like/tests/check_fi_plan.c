@@ -2,7 +2,7 @@
  *
  * check_fi_plan.c: the planner, compiled as C, on batches drawn at random, and the blocks that go
  * through its plan as the kernels do: every key of every item once, no block with more to do than
- * another, no two parts in one place, nothing written where nobody gave memory.
+ * another, no two parts in one place, nothing written outside the memory given.
  */
 #include "host/base/mix.h"
 #include "plugins/flashinfer_like/flashinfer_like.h"
@@ -31,7 +31,7 @@ static int case_number;
 
 /* ---- Batches --------------------------------------------------------------------------------- */
 
-/* A batch, the grid it is for, and memory of exactly the size that it is told to have. */
+/* A batch, the grid it is for, and memory of exactly the size that the plan asks for. */
 typedef struct test_case {
     uint64_t seed, drawn;
     int indptr[MAX_SEQS + 1], prefixes[MAX_SEQS], lens[MAX_SEQS], positions[MAX_ROWS];
@@ -45,7 +45,7 @@ typedef struct test_case {
     fi_plan_layout layout;
     unsigned char *memory; /* GUARD bytes, the plan, GUARD bytes */
     fi_plan_call plan;
-    fi_call call; /* what blocks are told */
+    fi_call call; /* the arguments of blocks */
     int seqs;
 } test_case;
 
@@ -594,7 +594,7 @@ static void leave_split(const test_case *t, int block, const cursor *at, const f
     REQUIRE(p.ends == (at->left == 1 || at->unit == at->units - 1));
     if (!p.ends)
         return;
-    if (p.arriving == p.all) { /* nobody else has any of it */
+    if (p.arriving == p.all) { /* no other block has any of it */
         expect_merge(p, item);
         return;
     }

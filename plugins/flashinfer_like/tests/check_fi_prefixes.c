@@ -2,7 +2,7 @@
  *
  * check_fi_prefixes.c: shared prefixes, on hints drawn at random: every key of every sequence is
  * read for it once, by a level's run or by itself; plans lie side by side within the memory that
- * they are told to have.
+ * they ask for.
  */
 #include "host/base/mix.h"
 #include "plugins/flashinfer_like/flashinfer_like.h"
@@ -196,7 +196,7 @@ static void check_columns(const fi_plan_call *call)
     REQUIRE(units == call->plan->units);
 }
 
-/* What tiles of sequences are told to take up is what runs leave. */
+/* The keys that tiles of sequences take are those that runs leave. */
 static void check_levels(const test_case *t, const fi_plan_call *calls)
 {
     int left[MAX_SEQS] = {0};

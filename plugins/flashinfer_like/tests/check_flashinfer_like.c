@@ -629,7 +629,7 @@ static void expect_rows(const test_run *t, const int *expected)
 
 #define EXPECT_ROWS(t, ...) expect_rows(t, (const int[]){__VA_ARGS__, -1})
 
-/* Keys that are new come from k and v; without host arrays nobody knows which. */
+/* Keys that are new come from k and v; without host arrays the host does not know which. */
 START_TEST(prompts_go_by_what_is_cached)
 {
     static const int32_t rows[] = {100, 300, 500, 700}, keys[] = {200, 201, 200};

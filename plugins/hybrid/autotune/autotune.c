@@ -211,7 +211,7 @@ static uint32_t choose(const void *ctx, uint32_t part, uint32_t phase, int32_t n
     return at->from == TUNE_UNDECIDED ? tune_first_left(ctx) : at->choice;
 }
 
-/* What comes to a child by the decisions. */
+/* The work that the decisions route to a child. */
 static pick_reach decided(const void *ctx, uint32_t part, uint32_t phase, int32_t max_seqs,
                           int32_t max_kv_len, uint32_t child)
 {
@@ -413,15 +413,15 @@ static void destroy(attn_instance *instance)
     if (!instance)
         return;
     const attn_services *services = instance->children.services;
-    services->release(services->ctx, ATTN_SPACE_HOST, ((tuning *)instance->own)->told);
+    services->release(services->ctx, ATTN_SPACE_HOST, ((tuning *)instance->own)->report);
     fanout_op_destroy(instance);
 }
 
 static const void *get_extension(attn_instance *instance, const char *id)
 {
-    const char *told = ((const tuning *)instance->own)->told;
+    const char *report = ((const tuning *)instance->own)->report;
     if (strcmp(id, ATTN_EXTENSION_EXPLAIN) == 0)
-        return told ? told : "";
+        return report ? report : "";
     return fanout_op_get_extension(instance, id);
 }
 

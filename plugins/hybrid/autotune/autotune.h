@@ -77,7 +77,7 @@ typedef struct tuning {
     uint32_t dropped;                     /* candidates that were found wrong, as a mask, */
     char why[PICK_MAX_CHILDREN][512];     /* and why */
     uint32_t num_groups;
-    char *told; /* decisions, for people; memory of the services, NULL before prepare() */
+    char *report; /* decisions, for people; memory of the services, NULL before prepare() */
     tune_group groups[];
 } tuning;
 
@@ -161,7 +161,7 @@ attn_status tune_judge(tune_case *tune, uint32_t candidate, int kept, tune_row *
 /* The host's judge, or NULL: then nothing is measured. */
 const attn_judge *tune_find_judge(const attn_instance *instance);
 
-/* What a judge is told of a case: all of it in host memory. */
+/* A case as a judge receives it: all of it in host memory. */
 typedef struct tune_view {
     attn_problem problem; /* of this batch alone */
     attn_bounds bounds;
@@ -204,7 +204,8 @@ void tune_store_write(attn_instance *instance);
 
 /* ---- For people ------------------------------------------------------------------------------ */
 
-/* Write all decisions to `told`: a line for each class, one for each candidate that was dropped. */
+/* Write all decisions to `report`: a line for each class, one for each candidate that was dropped.
+ * */
 attn_status tune_tell(attn_instance *instance, attn_error *error);
 
 /* "steady 12.3 us, alone 4.5 us", of those that were measured; "" = none. Returns its length. */

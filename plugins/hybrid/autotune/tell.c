@@ -82,7 +82,7 @@ attn_status tune_tell(attn_instance *instance, attn_error *error)
         return attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "%zu bytes", to.size);
     put(&to, "%s", "");
     put_all(&to, instance);
-    services->release(services->ctx, ATTN_SPACE_HOST, own->told);
-    own->told = to.text;
+    services->release(services->ctx, ATTN_SPACE_HOST, own->report);
+    own->report = to.text;
     return ATTN_OK;
 }

@@ -32,7 +32,7 @@ typedef struct child_problem {
 /* Narrow `bounds` to `modes`. A child that only decodes has one query for each sequence. */
 void fanout_narrow_bounds(const attn_bounds *bounds, uint32_t modes, attn_bounds *narrowed);
 
-/* The most that create is told of some layers. In a composite of composites that differs from layer
+/* The limits that create gets for some layers. In a composite of composites that differs from layer
  * to layer, while metadata and batches are for all of them: of those each layer has a part. */
 typedef struct fanout_limits {
     uint32_t modes;

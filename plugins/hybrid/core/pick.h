@@ -30,9 +30,9 @@ enum {
     PICK_PHASES = 4
 };
 
-/* The largest batch that comes to a child. */
+/* The largest batch that is routed to a child. */
 typedef struct pick_reach {
-    int32_t max_seqs; /* 0 = none comes to it */
+    int32_t max_seqs; /* 0 = none is routed to it */
     int32_t max_kv_len;
 } pick_reach;
 
@@ -47,8 +47,8 @@ typedef struct pick_rules {
     uint32_t (*choose)(const void *ctx, uint32_t part, uint32_t phase, int32_t num_seqs,
                        int32_t max_kv_len);
 
-    /* What comes to `child` of a part's batches of at most max_seqs sequences and max_kv_len keys
-     * (INT32_MAX = no limit known). */
+    /* The work routed to `child` from a part's batches of at most max_seqs sequences and max_kv_len
+     * keys (INT32_MAX = no limit known). */
     pick_reach (*reach)(const void *ctx, uint32_t part, uint32_t phase, int32_t max_seqs,
                         int32_t max_kv_len, uint32_t child);
 
@@ -98,7 +98,7 @@ attn_status pick_decide_split(const attn_services *services, const picker *pick,
                               const char *const *names, const attn_problem *problem, int *split,
                               attn_error *error);
 
-/* Ask the children what comes to them, and merge. */
+/* Query each child about the work routed to it, and merge. */
 attn_status pick_query(const attn_services *services, const picker *pick, const char *const *names,
                        const attn_problem *problem, attn_verdict *verdict, attn_error *error);
 
@@ -130,19 +130,19 @@ attn_status pick_forward_decode(attn_metadata *metadata, int32_t layer_id,
 /* Bytes of host memory that metadata takes for itself. */
 uint64_t pick_metadata_bytes(uint32_t num_parts, slice_groups groups);
 
-/* ---- What comes to a child ------------------------------------------------------------------- */
+/* ---- A child's share ------------------------------------------------------------------------- */
 
 /* Metadata of a child: for whole batches and extend rows, and for decode rows of a split MIXED. */
 enum { PICK_WHOLE = 0, PICK_ROWS = 1, PICK_HALVES = 2 };
 
-/* What comes to a child, over some parts. */
+/* A child's share of some parts. */
 typedef struct pick_share {
     uint32_t modes; /* ATTN_MODE_BIT set */
     pick_reach most;
     int asked; /* also without a mode, where the bounds have none that a child is called for */
 } pick_share;
 
-/* Add what comes to `child` of the batches of a part within `bounds`. */
+/* Add to `share` the work routed to `child` from a part's batches within `bounds`. */
 void pick_add_share(const picker *pick, uint32_t part, const attn_bounds *bounds, uint32_t half,
                     uint32_t child, pick_share *share);
 

@@ -21,11 +21,11 @@
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
-enum { NOBODY = UINT8_MAX }; /* a choice: the batch is not for this part */
+enum { NO_CHILD = UINT8_MAX }; /* a choice: the batch is not for this part */
 
 struct attn_metadata {
     attn_instance *instance;
-    attn_metadata *child[PICK_HALVES][PICK_MAX_CHILDREN]; /* NULL: nothing can come to it */
+    attn_metadata *child[PICK_HALVES][PICK_MAX_CHILDREN]; /* NULL: nothing can be routed to it */
     attn_bounds bounds;
     uint32_t kind;
     uint32_t mode;                  /* planned last; ATTN_MODE_COUNT = none */
@@ -47,7 +47,7 @@ static uint64_t own_bytes(const attn_instance *instance)
     return pick_metadata_bytes(instance->num_parts, instance->layers.groups);
 }
 
-/* Add what comes to a half of a child, of all parts. */
+/* Add the share of a half of a child, of all parts. */
 static void add_shares(const attn_instance *instance, const picker *pick, const attn_bounds *bounds,
                        uint32_t half, uint32_t c, pick_share *share)
 {
@@ -74,7 +74,7 @@ static const attn_bounds *narrow(const attn_instance *instance, uint32_t part,
     return asked ? narrowed : NULL;
 }
 
-/* Does anything come to the child by what was decided? */
+/* Do the decisions route anything to the child? */
 static int comes(const attn_instance *instance, uint32_t half, uint32_t c,
                  const attn_bounds *bounds)
 {
@@ -257,7 +257,7 @@ static attn_status plan_half(attn_metadata *metadata, uint32_t half, uint32_t mo
         uint32_t c = choose(metadata, p, phase, batch);
         int has_any = metadata->child[half][c] &&
                       fanout_is_within(&metadata->instance->parts[p].limits, mode, batch);
-        metadata->choice[p][half] = has_any ? (uint8_t)c : NOBODY;
+        metadata->choice[p][half] = has_any ? (uint8_t)c : NO_CHILD;
         if (has_any && !(planned >> c & 1u))
             status = plan_child(metadata, half, c, batch, stream, error);
         planned |= has_any ? 1u << c : 0;
@@ -320,10 +320,10 @@ static attn_status forward_child(attn_metadata *metadata, uint32_t half, int dec
                                  attn_stream stream, attn_error *error)
 {
     uint32_t c = metadata->choice[layer->child][half];
-    if (c == NOBODY)
+    if (c == NO_CHILD)
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                    "layer %d: accepted one that a batch of this mode and size was "
-                                    "said to come to",
+                                    "layer %d: accepted one that batches of this mode and size "
+                                    "are routed to",
                                     layer->layer_id);
     return fanout_forward(&metadata->instance->children, c, metadata->child[half][c], decode,
                           layer->layer_id, args, stream, error);

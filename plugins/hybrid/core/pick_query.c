@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pick_query: what comes to each child, and so what it is asked. A child is asked about the layers,
- * modes and bounds with which it can be picked and about no others; the composite can do what all
- * children that can be picked can do with theirs.
+ * pick_query: the work routed to each child, which is what it is asked about. A child is asked
+ * about the layers, modes and bounds with which it can be picked and about no others; the composite
+ * can do what all children that can be picked can do with theirs.
  */
 #include "pick.h"
 
@@ -156,7 +156,7 @@ static attn_status narrow_problem(const void *ctx, uint32_t c, const attn_proble
 
 /* ---- Splitting MIXED ------------------------------------------------------------------------- */
 
-/* Add to *seen how a child reads new tokens of the rows that would come to it: bit 0 from the
+/* Add to *seen how a child reads new tokens of the rows routed to it: bit 0 from the
  * cache, bit 1 from the arguments. It is asked about what would be its own, for it may refuse more.
  * A child that cannot serve that is to say so in query, with its reasons. */
 static attn_status note_reading(const attn_services *services, const picker *pick, uint32_t child,
@@ -345,7 +345,7 @@ static uint32_t add_part(attn_instance *instance, uint32_t name, const attn_boun
     return i;
 }
 
-/* Layers, their parts, and what the layers that can come to each child need of a batch. */
+/* Layers, their parts, and what the layers routed to each child need of a batch. */
 static void list_parts(attn_instance *instance, const picker *pick, const attn_problem *problems,
                        uint32_t num_problems)
 {

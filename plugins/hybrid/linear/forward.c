@@ -18,7 +18,7 @@ struct attn_metadata {
     attn_instance *instance;
     attn_metadata *child[NUM_LINEAR]; /* NULL: no layer is routed to it */
     attn_bounds bounds;
-    int is_for[NUM_LINEAR]; /* does the batch come to its layers? */
+    int is_for[NUM_LINEAR]; /* is the batch for its layers? */
     uint32_t mode;          /* planned last; ATTN_MODE_COUNT = none */
 };
 
@@ -27,8 +27,8 @@ uint64_t linear_metadata_bytes(void)
     return sizeof(attn_metadata);
 }
 
-/* A child has metadata if it was made, for what of the bounds comes to its layers: bounds such as
- * query has asked it about. */
+/* A child with metadata has it for the part of the bounds that its layers can get: the bounds that
+ * query asked it about. */
 static const attn_bounds *narrow(const attn_instance *instance, uint32_t part,
                                  const attn_bounds *bounds, uint32_t *c, attn_bounds *narrowed)
 {
@@ -142,8 +142,8 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
                                     instance->layers.count);
     if (!metadata->is_for[layer->child])
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                    "layer %d: accepted one that a batch of this mode and size was "
-                                    "said to come to",
+                                    "layer %d: accepted one that batches of this mode and size "
+                                    "are routed to",
                                     layer_id);
     return fanout_forward(&instance->children, layer->child, metadata->child[layer->child], decode,
                           layer_id, args, stream, error);

@@ -63,8 +63,8 @@ route_mask route_rows_of_layer(const route_table *table, uint32_t kind, int32_t 
 uint32_t route_choose(const route_table *table, route_mask rows, uint32_t phase, int32_t num_seqs,
                       int32_t max_kv_len);
 
-/* What comes to `child` of batches of these layers in `phase` of at most `max_seqs` sequences and
- * `max_kv_len` keys (INT32_MAX = no limit known). */
+/* The work routed to `child` from batches of these layers in `phase` of at most `max_seqs`
+ * sequences and `max_kv_len` keys (INT32_MAX = no limit known). */
 pick_reach route_reach(const route_table *table, route_mask rows, uint32_t phase, int32_t max_seqs,
                        int32_t max_kv_len, uint32_t child);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_autotune: who is chosen, dropped, remembered and forgotten by autotune, with candidates
- * that are as slow and as wrong as they are told to be (fixtures/tunable.c). Delays are far above
+ * whose options set how slow and how wrong they are (fixtures/tunable.c). Delays are far above
  * what a busy machine adds to both.
  */
 #include "plugins/hybrid/autotune/autotune.h"
@@ -212,7 +212,7 @@ START_TEST(a_wrong_candidate_is_dropped)
         {"first", "times what the pass rule allows"},
         {"before", "times what the pass rule allows"},
         {"unwritten", "is not written, or not finite"},
-        {"fails", "it fails: child wrong: told to fail"},
+        {"fails", "it fails: child wrong: set to fail"},
         {"drifts", "times what the pass rule allows"},
         {"little", "is off by 2."},
     };
@@ -255,7 +255,7 @@ START_TEST(a_rare_fault_is_found)
 }
 END_TEST
 
-/* Nobody is right by being the first. */
+/* The first candidate is judged like the others. */
 START_TEST(a_wrong_first_does_not_serve)
 {
     static const char *const candidates[] = {"wrong", "right"};

@@ -306,7 +306,7 @@ START_TEST(extensions_that_differ)
 }
 END_TEST
 
-/* The children have the same paths, which are told of their own metadata: nothing for the
+/* The children have the same paths, which take their own metadata: nothing for the
  * composite's. */
 START_TEST(paths_are_not_passed_on)
 {
@@ -404,7 +404,7 @@ static void type_create(void)
     check_nothing_left();
 }
 
-/* None: rows of a private operand are nobody's but its vendor's (PRIV-03). */
+/* None: only the vendor knows the rows of a private operand (PRIV-03). */
 static void type_operands(void)
 {
     ck_assert_uint_eq(composite->num_operands, 0);

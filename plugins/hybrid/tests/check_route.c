@@ -235,7 +235,7 @@ static void random_row(int r)
     row(text, names[draw(3)]);
 }
 
-/* The rows that some batch within the limits comes to, and what comes to each child. */
+/* The rows that some batch within the limits matches, and the work routed to each child. */
 static uint32_t search(route_mask rows, uint32_t phase, int32_t seqs, int32_t keys,
                        pick_reach reach[3])
 {
@@ -258,8 +258,8 @@ static uint32_t search(route_mask rows, uint32_t phase, int32_t seqs, int32_t ke
     return met;
 }
 
-/* A row is refused exactly if no batch, layer, kind and phase comes to it; and what is said to come
- * to a child is what does. Values beyond the limits stand for all larger ones. */
+/* A row is refused exactly if no batch, layer, kind and phase matches it, and each child's share is
+ * the one that the search finds. Values beyond the limits stand for all larger ones. */
 START_TEST(reach_is_what_a_search_finds)
 {
     int refused = 0;
@@ -466,7 +466,7 @@ START_TEST(a_graph_is_picked_for_by_its_bounds)
 }
 END_TEST
 
-/* The graph level is the least of those that a captured batch can come to. */
+/* The graph level is the least of the children that a captured batch can be routed to. */
 START_TEST(graph_level_is_of_those_that_are_reached)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
@@ -625,7 +625,7 @@ START_TEST(a_refusal_has_the_childs_name)
     bounds.modes = BIT(EXTEND) | BIT(DECODE);
     row("phase=decode", "pre");
     end_rows("dec");
-    PRE->refused_modes = BIT(EXTEND); /* which never comes to it */
+    PRE->refused_modes = BIT(EXTEND); /* which is never routed to it */
     ck_assert_int_eq(query(&verdict), ATTN_OK);
     ck_assert_uint_eq(verdict.supported, 1);
     PRE->refused_modes = BIT(DECODE);

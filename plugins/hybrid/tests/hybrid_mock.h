@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hybrid_mock.h: children of a composite that do what a test tells them and remember what they were
- * told. Two of them, "pre" and "dec", are reached through `mock_services`, as a host would do it.
+ * hybrid_mock.h: children of a composite that do what a test sets and record the arguments they
+ * get. Two of them, "pre" and "dec", are reached through `mock_services`, as a host would do it.
  * Every object that a composite makes through them is counted, so that leaks are seen.
  */
 #ifndef TESTS_HYBRID_MOCK_H
@@ -44,7 +44,7 @@ typedef struct mock_child {
     attn_status query_status, create_status; /* other than ATTN_OK: fails with it */
     attn_status slot_status[MOCK_SLOTS];
 
-    /* What it was told. */
+    /* What it received. */
     int calls[MOCK_SLOTS];
     int queries, live, live_metadata;
     attn_problem problem; /* the last asked about or created for */

@@ -434,14 +434,14 @@ static void check_many(uint64_t first, int count)
 /* A kernel that says how it would split, by the header that the plugin's kernels include. */
 static const char probe_source[] =
     "#include \"splits.h\"\n"
-    "struct probe { const int *asked; int *told; int count; };\n"
+    "struct probe { const int *asked; int *answered; int count; };\n"
     "extern \"C\" __global__ void probe_splits(const __grid_constant__ probe p)\n"
     "{\n"
     "    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);\n"
     "    if (i >= p.count)\n"
     "        return;\n"
     "    const int *ask = p.asked + i * 4;\n"
-    "    int *tell = p.told + i * 4;\n"
+    "    int *tell = p.answered + i * 4;\n"
     "    tell[0] = splits_count(ask[0], ask[1], ask[2]);\n"
     "    tell[1] = splits_used(ask[0], tell[0]);\n"
     "    splits_range(ask[0], tell[0], ask[3], tell + 2, tell + 3);\n"
@@ -497,9 +497,9 @@ static cuda_module compile_probe(cuda_function *function)
 /* What the device makes of the questions is what the host makes of them. */
 static void check_splits(void)
 {
-    static int32_t asked[QUESTIONS][4], told[QUESTIONS][4];
+    static int32_t asked[QUESTIONS][4], answered[QUESTIONS][4];
     struct {
-        const void *asked, *told;
+        const void *asked, *answered;
         int32_t count;
     } argument = {.count = QUESTIONS};
     void *params[] = {&argument};
@@ -510,13 +510,13 @@ static void check_splits(void)
     for (int32_t i = 0; i < QUESTIONS; i++)
         ask(i, asked[i]);
     argument.asked = upload(&memory, asked, sizeof asked);
-    argument.told = upload(&memory, told, sizeof told);
+    argument.answered = upload(&memory, answered, sizeof answered);
     must(cuda->cuLaunchKernel(function, (QUESTIONS + 255) / 256, 1, 1, 256, 1, 1, 0, NULL, params,
                               NULL),
          "probe_splits");
-    must(cuda->cuMemcpyDtoH_v2(told, memory.address[1], sizeof told), "cuMemcpyDtoH");
+    must(cuda->cuMemcpyDtoH_v2(answered, memory.address[1], sizeof answered), "cuMemcpyDtoH");
     for (int32_t i = 0; i < QUESTIONS; i++) {
-        const int32_t *a = asked[i], *t = told[i];
+        const int32_t *a = asked[i], *t = answered[i];
         int begin, end, count = splits_count(a[0], a[1], a[2]), used = splits_used(a[0], count);
         splits_range(a[0], count, a[3], &begin, &end);
         if (t[0] == count && t[1] == used && t[2] == begin && t[3] == end)

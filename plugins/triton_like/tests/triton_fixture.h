@@ -24,7 +24,7 @@ void make_problem(test_problem *t);
 
 enum { TEST_MAX_LOADS = 32, TEST_BINARY = 100000 /* bytes */ };
 
-/* What the doubles are told, and what they have seen. */
+/* The settings of the doubles, and the calls that they have seen. */
 typedef struct test_doubles {
     int nvrtc_major, nvrtc_minor;
     unsigned delay;                  /* of a compilation: up to this many microseconds, random */

@@ -44,7 +44,7 @@ START_TEST(newest)
 }
 END_TEST
 
-/* What a program may do while it is told: make another host. */
+/* What a program may do in its log callback: make another host. */
 static void make_another(void *ctx, uint32_t level, const char *message)
 {
     host_log_init(ctx, keep, "", ATTN_LOG_DEBUG);

@@ -290,7 +290,7 @@ START_TEST(several_callers)
 }
 END_TEST
 
-/* A runner that begins at the end, as worker 2, and fails where it is told to. */
+/* A runner that begins at the end, as worker 2, and fails where the test says. */
 struct backward {
     int64_t order[8];
     int count, runs;

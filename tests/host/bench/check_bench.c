@@ -112,7 +112,7 @@ static attn_status count_work(void *ctx, attn_stream stream, attn_error *said)
     struct counted *counted = ctx;
     const struct timespec pause = {.tv_nsec = 2000000};
     if (++counted->count == counted->fails_at)
-        return host_fail(said, ATTN_INTERNAL, "failed as it was told");
+        return host_fail(said, ATTN_INTERNAL, "failed as the test set it");
     if (counted->ms)
         fake.delay(stream, counted->ms);
     else
@@ -135,7 +135,7 @@ START_TEST(test_block_on_cpu)
     ck_assert_double_ge(us[0], 2000);
     counted.fails_at = 4;
     ck_assert_int_eq(bench_timer_block(&timer, &work, us, &error.base), ATTN_INTERNAL);
-    assert_says(host_error_text(&error), "failed as it was told");
+    assert_says(host_error_text(&error), "failed as the test set it");
     bench_timer_finish(&timer);
 }
 END_TEST

@@ -13,7 +13,7 @@
 #include "tests/tools/fake_cuda_test.h"
 #include "tests/tools/test_main.h"
 
-/* ---- A device that counts, and fails when told to -------------------------------------------- */
+/* ---- A device that counts, and fails on request ---------------------------------------------- */
 
 static int allocations, live, fail_at, fills, fail_fill_at;
 static uint64_t largest;

@@ -595,7 +595,7 @@ static void count_note(void *ctx, int32_t run)
     *last = run;
 }
 
-/* Of a backend that promises no bits each run is judged; each but the first is told. */
+/* Of a backend that promises no bits each run is judged; each but the first is named. */
 START_TEST(repetitions_without_a_promise)
 {
     struct case_spec spec = plain_spec();

@@ -137,7 +137,7 @@ START_TEST(devices_of_others)
     };
     for (size_t n = 0; n < sizeof types / sizeof *types; n++) {
         attn_verdict verdict = {.struct_size = sizeof verdict};
-        attn_device told = {.struct_size = sizeof told};
+        attn_device opened = {.struct_size = sizeof opened};
         attnhost_backend *backend = NULL;
         char sentence[64];
         if (types[n].type == ATTN_DEVICE_CPU || types[n].type == ATTN_DEVICE_CUDA)
@@ -155,7 +155,7 @@ START_TEST(devices_of_others)
                                                       : "cannot be driven by this host");
         assert_says(sentence);
         assert_says("accepted: cpu (1), cuda (2)");
-        ck_assert_int_eq(attnhost_device_init(&told, types[n].type, 0, &error.base),
+        ck_assert_int_eq(attnhost_device_init(&opened, types[n].type, 0, &error.base),
                          ATTN_DEPENDENCY_MISSING);
         assert_says(types[n].name);
     }

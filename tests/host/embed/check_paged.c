@@ -89,7 +89,7 @@ START_TEST(modes)
     step.num_actual_tokens = 3;
     ck_assert_int_eq(make(), ATTN_OK);
     ck_assert_uint_eq(made.mode, ATTN_MODE_DECODE);
-    step.num_actual_tokens = 4; /* a row that is nobody's */
+    step.num_actual_tokens = 4; /* a row of no sequence */
     ck_assert_int_eq(make(), ATTN_OK);
     ck_assert_uint_eq(made.mode, ATTN_MODE_EXTEND);
     starts[1] = 0; /* one has none, the next two */

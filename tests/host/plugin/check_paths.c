@@ -166,13 +166,13 @@ START_TEST(replays_count)
 }
 END_TEST
 
-/* Rows of which something is told that cannot be are no path's. */
+/* Rows of an impossible answer count for no path. */
 START_TEST(nonsense_is_not_counted)
 {
-    static const int64_t told[][2] = {{7, 4}, {7, 2}, {-1, 11}, {11, -1}};
+    static const int64_t answer[][2] = {{7, 4}, {7, 2}, {-1, 11}, {11, -1}};
     begin(&good, &rows);
-    for (size_t n = 0; n < sizeof told / sizeof told[0]; n++) {
-        run_batch(10, told[n][0], told[n][1]);
+    for (size_t n = 0; n < sizeof answer / sizeof answer[0]; n++) {
+        run_batch(10, answer[n][0], answer[n][1]);
         run_layer(0, 0);
         expect(10 * (int64_t)(n + 1), 0, 0);
     }
@@ -188,14 +188,14 @@ END_TEST
  * none. */
 START_TEST(the_wrapper_tells)
 {
-    int64_t told[2];
+    int64_t answer[2];
     begin(&good, &rows);
     const attn_paths *paths = child.type->ops->get_extension(child.instance, ATTN_EXTENSION_PATHS);
     run_batch(10, 7, 3);
     ck_assert_uint_eq(paths->num_paths, 2);
     ck_assert_ptr_eq(paths->paths, named);
-    ck_assert_int_eq(paths->rows(metadata, 4, told, NULL), ATTN_OK);
-    ck_assert_int_eq(told[0], 7);
+    ck_assert_int_eq(paths->rows(metadata, 4, answer, NULL), ATTN_OK);
+    ck_assert_int_eq(answer[0], 7);
     ck_assert_int_eq(planned.layer, 4);
     end();
     begin(&good, NULL);

@@ -16,7 +16,7 @@
 
 enum { KEYS = 40, MAX_KEYS = 64, DIM = 5 };
 
-/* A row over KEYS keys whose value j is [j, j * j], so that each set of keys is told apart. */
+/* A row over KEYS keys whose value j is [j, j * j], so that each set of keys has its own sum. */
 struct example {
     double query[DIM], keys[MAX_KEYS * DIM], values[MAX_KEYS * 2], bars[2];
     reference_kv_arrays arrays;

@@ -551,7 +551,7 @@ START_TEST(a_tree_by_hand)
     for (int s = 0; s <= 2; s++)
         ck_assert_int_eq(batch->mask->indptr.host[s], s * MASK_BYTES);
     ck_assert_mem_eq(batch->mask->bits, tree_bits, MASK_BYTES);
-    /* Tokens of the request are those that stay; the others are nobody's. */
+    /* Accepted tokens are the request's; the others have no request. */
     const int32_t requests[] = {7, 207, 7, 407, 7, -1, -1, -1, -1, -1};
     ck_assert_mem_eq(made.rows.request, requests, sizeof requests);
     struct step_moves moved = forward_batch_moves(&made, 0, 0);

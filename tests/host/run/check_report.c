@@ -550,8 +550,8 @@ START_TEST(lines_for_people)
 }
 END_TEST
 
-/* Pools are told one by one where there are several. */
-START_TEST(pools_are_told_one_by_one)
+/* Several pools are reported one by one. */
+START_TEST(pools_are_reported_one_by_one)
 {
     struct report report;
     char *got = NULL;
@@ -585,7 +585,7 @@ static Suite *suite(void)
     tcase_add_test(json, json_tells_the_composition);
     tcase_add_test(json, json_of_an_empty_run);
     tcase_add_test(json, seed_is_exact);
-    tcase_add_test(json, pools_are_told_one_by_one);
+    tcase_add_test(json, pools_are_reported_one_by_one);
     tcase_add_test(json, every_number_is_a_number);
     tcase_add_test(json, first_failure_only_if_there_is_one);
     tcase_add_test(json, bars_by_layer);

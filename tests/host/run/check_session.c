@@ -163,11 +163,11 @@ static void write_questions(char path[64])
     fclose(file);
 }
 
-/* Settings with which backends are told of shared prefixes, or of none. */
+/* Settings with which backends get hints of shared prefixes, or none. */
 static const struct {
     const char *settings[3];
-    bool told;
-} tellings[] = {
+    bool hinted;
+} hints[] = {
     {{NULL}, true},
     {{"workload.chunked_prefill_size=100"}, true},
     {{"model.layer_types=sliding full", "model.sliding_window=30"}, true},
@@ -197,7 +197,7 @@ START_TEST(shared_prefixes_are_counted)
     ck_assert_msg(run.code == EXIT_GOOD, "%s", host_error_text(&run.error));
     const struct report *r = &run.report;
     int64_t steps = OUTPUT - 1, prompt = 2 * SCALED, document = 2 * SCALED;
-    ck_assert_int_eq(r->has_shared, tellings[_i].told);
+    ck_assert_int_eq(r->has_shared, hints[_i].hinted);
     ck_assert_int_eq(r->shared.rows, r->has_shared ? ASKING * steps : 0);
     ck_assert_int_eq(r->shared.saved_keys,
                      r->has_shared ? steps * (11 * prompt + 2 * 3 * document) : 0);

@@ -146,7 +146,7 @@ static int64_t input_tokens(const struct report *r)
 
 /* ---- Looking at launches --------------------------------------------------------------------- */
 
-/* Graphs of a run: of three sizes, each told of shared prefixes and not. */
+/* Graphs of a run: of three sizes, each with hints of shared prefixes and without. */
 enum { CAPTURES = 6 };
 
 /* What the attend kernel notes; it runs in a stream's thread. */
@@ -443,7 +443,7 @@ END_TEST
 
 /* ---- Shared prefixes ------------------------------------------------------------------------- */
 
-/* What the launches of a run were told of shared prefixes; written in a stream's thread. */
+/* Hints of shared prefixes in the launches of a run; written in a stream's thread. */
 static struct {
     uint32_t frozen_levels;   /* of a graph */
     int64_t rows, saved_keys; /* of all layers */
@@ -511,9 +511,8 @@ static void note_prefixes(const struct fake_cuda_launch *launch)
         note_level(p, l);
 }
 
-/* What launches were told, eagerly and from graphs, is what the report says; graphs are told what
- * is worth it; and results are those of a backend that is told nothing, as it takes no such
- * batches. */
+/* The report counts the hints that launches got, eagerly and from graphs; graphs get hints where
+ * that is worth it; and results are those of a backend that accepts no hints. */
 START_TEST(shared_prefixes_are_told)
 {
     static const char *const ways[] = {
@@ -905,8 +904,8 @@ START_TEST(a_write_past_the_output_fails)
     ck_assert_int_eq(run.code, EXIT_CHECK_FAILED);
     ck_assert_int_eq(run.report.verify.rows_failed, 0);
     ck_assert_int_eq(run.report.verify.trespasses, 1);
-    ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure,
-                                 "fixture wrote behind the last row of operand out"));
+    ck_assert_ptr_nonnull(
+        strstr(run.report.verify.first_failure, "fixture wrote after the last row of operand out"));
     tear_down();
     finish(&run);
 }
@@ -1232,7 +1231,7 @@ END_TEST
 START_TEST(a_final_loss_is_told)
 {
     struct run undisturbed;
-    int told = 0;
+    int reported = 0;
     set_up();
     go_undisturbed(&undisturbed, _i);
     check_device();
@@ -1244,11 +1243,11 @@ START_TEST(a_final_loss_is_told)
         begin_to_lose(&run, _i);
         go(&run);
         check_told(&run, &undisturbed, _i, n);
-        told += run.code == EXIT_RUN_TIME;
+        reported += run.code == EXIT_RUN_TIME;
         check_device_after(&run);
         finish(&run);
     }
-    ck_assert_int_gt(told, 10);
+    ck_assert_int_gt(reported, 10);
     finish(&undisturbed);
     fake.reset();
     tear_down();

@@ -93,7 +93,7 @@ START_TEST(short_prefixes_are_left_out)
 }
 END_TEST
 
-/* Where three blocks lie within one another the two that save most are told. */
+/* Of three nested blocks the hint has the two that save most. */
 START_TEST(two_of_three_levels)
 {
     PLAN(0, 90, 1000, 1100);

@@ -537,12 +537,12 @@ START_TEST(failure_at_every_call)
             fake.inject(failures[f].call, ++nth, failures[f].result);
             attn_status status = try_everything(&error.base);
             happened = fake.injected();
-            int told = happened && !(status == ATTN_OK && may_pass > 0);
-            may_pass -= happened && !told;
-            ck_assert_msg(status == (told ? failures[f].status : ATTN_OK),
+            int fails = happened && !(status == ATTN_OK && may_pass > 0);
+            may_pass -= happened && !fails;
+            ck_assert_msg(status == (fails ? failures[f].status : ATTN_OK),
                           "%s, call %llu: status %d: %s", failures[f].call, (unsigned long long)nth,
                           status, host_error_text(&error));
-            ck_assert_int_eq(*host_error_text(&error) != '\0', told);
+            ck_assert_int_eq(*host_error_text(&error) != '\0', fails);
             assert_nothing_left();
             assert_clean();
         }

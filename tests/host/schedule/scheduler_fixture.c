@@ -271,7 +271,7 @@ static void write_rows(int pool, const struct scheduler_seq *seq, const int64_t 
     int64_t num_pages = pool == SCHEDULER_ALL ? params.num_pages : params.window.num_pages;
     int32_t length = seq->prefix_len + seq->num_new, changed = seq->table_changed[pool];
     require(seq->row >= 1 && seq->row <= params.max_running_requests, "no such row", seq->request);
-    require(changed <= seq->prefix_len, "new slots not told", seq->request);
+    require(changed <= seq->prefix_len, "new slots not announced", seq->request);
     for (int32_t position = changed; position < length; position++) {
         model.table[pool][seq->row][position] = row[position];
         absorb(row[position]);
@@ -537,7 +537,7 @@ static void check_neighbours(const struct scheduler_step *step)
     for (int32_t i = 0; i < step->num_seqs; i++) {
         int32_t least = step->seqs[i].shared_len;
         if (i <= first)
-            require(least == 0, "shares a prefix with nobody", step->seqs[i].request);
+            require(least == 0, "shares a prefix with no sequence", step->seqs[i].request);
         for (int32_t j = i; j-- > first;) {
             require(common_len(&step->seqs[i], &step->seqs[j]) == least, "shared prefix",
                     step->seqs[i].request);

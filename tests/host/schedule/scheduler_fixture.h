@@ -132,7 +132,7 @@ static inline bool has_few_states(void)
 
 /* ---- Running steps --------------------------------------------------------------------------- */
 
-/* What tally_seq() is told of a sequence besides: it decodes, and so many of its rows stay. */
+/* Another argument of tally_seq(): the sequence decodes, and so many of its rows stay. */
 enum { TALLY_PROMPT = 0, TALLY_DRAFT_EXTEND = -1 };
 int32_t committed_of(const struct scheduler_step *step, int32_t seq);
 
