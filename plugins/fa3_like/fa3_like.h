@@ -180,8 +180,8 @@ void fa3_destroy(attn_instance *instance);
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
 /* A batch as a layer group sees it, by the names of FlashAttention's callers. What is NULL follows
- * from another: queries from cu_seqlens_q, or one for each sequence (DECODE); keys by cache_seqlens, or
- * by cu_seqlens_k, where they are rows of k and v and there are no others. */
+ * from another: queries from cu_seqlens_q, or one for each sequence (DECODE); keys by
+ * cache_seqlens, or by cu_seqlens_k, where they are rows of k and v and there are no others. */
 typedef struct fa3_metadata {
     const int32_t *cu_seqlens_q;
     const int32_t *cu_seqlens_k;

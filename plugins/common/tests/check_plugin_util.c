@@ -155,7 +155,7 @@ START_TEST(layers_are_listed_once)
     ATTN_UTIL_INIT(&group);
     group.num_layers = 2;
     group.layers = layers;
-    attn_util_layer listed[4], *next = listed;
+    attn_util_layer listed[4] = {{0}}, *next = listed;
     ck_assert_int_eq(attn_util_list_layers(&group, listed, &next, &error), ATTN_OK);
     ck_assert(next == listed + 2 && listed[0].layer_id == 4 && listed[0].kv_read_only == 1);
     ck_assert(listed[1].layer_id == 7 && listed[1].kv_read_only == 0);

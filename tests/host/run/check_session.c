@@ -190,8 +190,8 @@ START_TEST(shared_prefixes_are_counted)
     set(&run, "workload.max_running_requests=%d", ASKING);
     set(&run, "kv_cache.page_size=1");
     set(&run, "verify.rate=0.1");
-    for (int s = 0; s < 3 && tellings[_i].settings[s]; s++)
-        set(&run, "%s", tellings[_i].settings[s]);
+    for (int s = 0; s < 3 && hints[_i].settings[s]; s++)
+        set(&run, "%s", hints[_i].settings[s]);
     go(&run);
     unlink(path);
     ck_assert_msg(run.code == EXIT_GOOD, "%s", host_error_text(&run.error));
@@ -1185,7 +1185,7 @@ static Suite *suite(void)
     tcase_add_loop_test(runs, identities_hold, 2, COUNT(variants));
     tcase_add_test(runs, eviction_turns_hits_into_prefill);
     tcase_add_test(runs, retraction_is_counted);
-    tcase_add_loop_test(runs, shared_prefixes_are_counted, 0, COUNT(tellings));
+    tcase_add_loop_test(runs, shared_prefixes_are_counted, 0, COUNT(hints));
     tcase_add_test(runs, digest_does_not_depend_on_threads);
     tcase_add_test(runs, digest_depends_on_the_seed);
     tcase_add_test(runs, one_changed_value_fails);
