@@ -241,6 +241,7 @@ static reference_row make_row(const struct forward *forward, const reference_seq
         .has_sink = call->sinks != NULL,
         .operand_dtype = call->problem->q_dtype,
         .multiplies_codes = multiplies_codes(call->problem),
+        .values_are_codes = dtype_is_fp8(call->problem->kv_dtype),
         .out_dtype = call->problem->out_dtype,
         .out_scale = call->out_scale,
         .query = forward->query,

@@ -85,6 +85,7 @@ typedef struct reference_row {
     int32_t has_sink;
     attn_dtype operand_dtype; /* what probabilities may be rounded to; read if bars are wanted */
     int32_t multiplies_codes; /* keys or values are fp8, as the query is; likewise */
+    int32_t values_are_codes; /* values are fp8, whatever the query is; likewise */
     attn_dtype out_dtype;     /* what the output is rounded to; likewise */
     double out_scale;         /* of an fp8 output, which stands for code * scale; 0 = 1 */
     const double *query;      /* [head_dim] */

@@ -18,6 +18,10 @@ static const double u32 = 0x1p-24, flushed = 0x1p-126;
  * off at 13 bits below the largest. Sums of values are taken over to fp32 after so many keys. */
 static const double cut_of_codes = 0x1p-14, block_of_codes = 256;
 
+/* fp8 values are exact in fp16, in which a GPU multiplies them at once with probabilities times
+ * 2^15: what bf16 still holds of these may be lost there. */
+static const double lost_beside_codes = 0x1p-40;
+
 /* ---- The model ------------------------------------------------------------------------------- */
 
 double reference_false_alarm(void)
@@ -43,6 +47,8 @@ rounding_model rounding_model_of(const reference_row *row)
         .cut = row->multiplies_codes ? cut_of_codes : 0,
         .biased = row->alibi_slope != 0,
     };
+    if (row->values_are_codes && row->operand_dtype == ATTN_BF16)
+        model.smallest = lost_beside_codes;
     /* tanh.approx of a GPU is good enough for 16 bits, and is not for fp32. */
     if (row->logit_cap > 0)
         model.cap = row->operand_dtype == ATTN_F32 ? 8 * u32 : 0x1p-11;

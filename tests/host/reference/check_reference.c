@@ -413,6 +413,28 @@ START_TEST(bar_of_subnormal_probabilities)
 }
 END_TEST
 
+/* Beside values in fp8 a probability of bf16 may be lost below 2^-40; of fp16 it is as ever. */
+START_TEST(bar_of_probabilities_beside_codes)
+{
+    struct example example;
+    double out[2];
+    for (int n = 0; n < 3; n++) {
+        example_init(&example, 2, 0);
+        example.keys[DIM] = -30; /* 2^-43.3 */
+        example.values[2] = 448;
+        example.row.operand_dtype = n == 2 ? ATTN_F16 : ATTN_BF16;
+        example.row.values_are_codes = n > 0;
+        example_run(&example, out);
+        double share = exp(-30) / (1 + exp(-30)) * 448;
+        double lost = n == 0 ? 0x1p-8 * share : (n == 1 ? 0x1p-40 : 0x1p-25) * 448;
+        double common = (n == 2 ? 0x1p-11 : 0x1p-8) * share;
+        ck_assert_double_eq_tol(out[0], share, 1e-16);
+        ck_assert_int_eq(example.bars[0] > share, n > 0);
+        assert_bar(example.bars[0], lost + common);
+    }
+}
+END_TEST
+
 /* An LSE is fp32 whatever the operands are, and its bar grows with the scores. */
 START_TEST(bar_of_an_lse_follows_from_the_scores)
 {
@@ -603,6 +625,7 @@ static Suite *suite(void)
     tcase_add_test(rule, bar_where_few_keys_decide);
     tcase_add_test(rule, bar_where_many_keys_decide);
     tcase_add_test(rule, bar_of_subnormal_probabilities);
+    tcase_add_test(rule, bar_of_probabilities_beside_codes);
     tcase_add_test(rule, bar_of_an_lse_follows_from_the_scores);
     tcase_add_test(rule, without_bars_a_row_is_the_same);
     tcase_add_test(rule, bar_of_a_row);
