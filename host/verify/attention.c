@@ -244,6 +244,7 @@ static void describe_row(const struct check *check, int64_t kv_len, int64_t posi
     if (row->has_sink)
         row->sink = generator_sink(check->verifier->params.generator, check->layer, head);
     row->operand_dtype = check->operand_dtype;
+    row->values_are_codes = check->scales->packed || dtype_is_fp8(check->scales->kv_dtype);
     row->out_dtype = check->out->dtype;
     row->sight = reference_sight_all();
     row->sight.has_position = group->attn_type != ATTN_TYPE_CROSS;
