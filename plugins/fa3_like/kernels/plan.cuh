@@ -73,7 +73,7 @@ PORTABLE int plan_count_tiles(const fa3_plan_call *p, int s)
                : (q.q_len + p->tile_queries - 1) / p->tile_queries;
 }
 
-/* Units that are made for a sequence ahead of its tiles: of all of its keys, whoever reads them. */
+/* Units that are planned for a sequence ahead of its tiles: of all its keys, for all its tiles. */
 PORTABLE int plan_count_ahead(const fa3_plan_call *p, int s)
 {
     index_sequence q;

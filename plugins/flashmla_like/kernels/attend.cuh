@@ -117,7 +117,7 @@ DEVICE bool walk_next(const mla_call &c, mla_walk &w)
     return false;
 }
 
-/* The unit once more: whoever looks it up again after its tiles keeps no registers for it. */
+/* Look the unit up again: code that needs it after its tiles then keeps no registers for it. */
 DEVICE void walk_again(const mla_call &c, mla_walk &w)
 {
     w.range = c.plan->range;
