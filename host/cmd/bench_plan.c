@@ -395,6 +395,8 @@ attn_status bench_plan(const struct arguments *arguments, const struct config *c
     struct selection *selection = NULL;
     attn_status status = arguments->target ? model_create(config, &model, error) : ATTN_OK;
     plan.model = model;
+    if (status == ATTN_OK && !named && model)
+        status = select_settle_form(host, config, model, error);
     if (status == ATTN_OK && !named)
         status = select_backends(&plan, host, device, &selection);
     if (status == ATTN_OK)

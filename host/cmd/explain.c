@@ -18,6 +18,7 @@
 #include "host/run/requests.h"
 #include "host/select/open_host.h"
 #include "host/select/routes.h"
+#include "host/select/select.h"
 #include "host/select/selection_api.h"
 
 struct values {
@@ -135,6 +136,8 @@ static int explain(attnhost *host, struct config *config, const struct values *v
     attn_status status = model_create(config, &model, &error.base);
     if (!status)
         status = requests_check(config, model, &error.base);
+    if (!status)
+        status = select_settle_form(host, config, model, &error.base);
     if (status) {
         model_destroy(model);
         config_destroy(config);

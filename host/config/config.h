@@ -158,7 +158,7 @@ struct config_routes {
     size_t count;
 };
 
-enum { CONFIG_MLA_ABSORBED = 0, CONFIG_MLA_EXPANDED = 1 };
+enum { CONFIG_MLA_AUTO = 0, CONFIG_MLA_ABSORBED = 1, CONFIG_MLA_EXPANDED = 2 };
 
 /* Backend names: "auto", a backend type, a [backend.NAME] section or an alias; NULL = not given. */
 struct config_attention {

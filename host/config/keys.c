@@ -37,8 +37,10 @@ static const struct config_choice linear_families[] = {{"gdn", ATTN_LINEAR_GDN +
                                                        {NULL, 0}};
 static const struct config_choice speculative_modes[] = {
     {"prefill", CONFIG_SPECULATIVE_PREFILL}, {"decode", CONFIG_SPECULATIVE_DECODE}, {NULL, 0}};
-static const struct config_choice mla_forms[] = {
-    {"absorbed", CONFIG_MLA_ABSORBED}, {"expanded", CONFIG_MLA_EXPANDED}, {NULL, 0}};
+static const struct config_choice mla_forms[] = {{"auto", CONFIG_MLA_AUTO},
+                                                 {"absorbed", CONFIG_MLA_ABSORBED},
+                                                 {"expanded", CONFIG_MLA_EXPANDED},
+                                                 {NULL, 0}};
 static const struct config_choice wraps[] = {
     {"validate", CONFIG_WRAP_VALIDATE}, {"trace", CONFIG_WRAP_TRACE}, {NULL, 0}};
 static const struct config_choice layouts[] = {{"auto", CONFIG_LAYOUT_AUTO},
@@ -176,8 +178,9 @@ const struct config_key config_keys[] = {
         .help = "The phase whose backend verifies drafts."),
     KEY(attention, "speculative_eagle_topk", speculative_eagle_topk, int, "0", RANGE(0, 64),
         .help = "Branches of a tree of drafts, 1: a chain; for explain without [speculative]."),
-    KEY(attention, "mla_prefill", mla_prefill, choice, "absorbed", WORDS(mla_forms),
-        .help = "MLA: form of steps that hold only prompts; with expanded, outputs are fp32."),
+    KEY(attention, "mla_prefill", mla_prefill, choice, "auto", WORDS(mla_forms),
+        .help = "MLA: form of steps that hold only prompts; with expanded, outputs are fp32; "
+                "auto: expanded on a GPU where backends serve it."),
     KEY(attention, "rules", rules, path, "",
         .help = "A file of selection rules that replaces the installed selection.ini."),
     KEY(attention, "fallback", fallback, word, "",

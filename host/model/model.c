@@ -495,17 +495,23 @@ attn_status model_create_groups(const char *name, const attn_layer_group *groups
     model->max_context_len = config->model.max_context_len ? (int32_t)config->model.max_context_len
                                                            : MODEL_DEFAULT_CONTEXT;
     model->max_encoder_len = max_encoder_len;
-    model_settle_forms(model, config);
+    model_set_expanded(model, config->attention.mla_prefill == CONFIG_MLA_EXPANDED);
     *out = model;
     return ATTN_OK;
 }
 
-void model_settle_forms(struct model *model, const struct config *config)
+bool model_has_latents(const struct model *model)
 {
-    bool expanded = config->attention.mla_prefill == CONFIG_MLA_EXPANDED;
-    for (uint32_t g = 0; expanded && g < model->num_groups; g++)
+    for (uint32_t g = 0; g < model->num_groups; g++)
         if (model->groups[g].kind == ATTN_KIND_MLA)
-            model->mla_expanded = ATTN_MODE_BIT(ATTN_MODE_EXTEND);
+            return true;
+    return false;
+}
+
+void model_set_expanded(struct model *model, bool expanded)
+{
+    model->mla_expanded =
+        expanded && model_has_latents(model) ? ATTN_MODE_BIT(ATTN_MODE_EXTEND) : 0;
 }
 
 attn_status model_create(const struct config *config, struct model **model, attn_error *error)
@@ -518,7 +524,7 @@ attn_status model_create(const struct config *config, struct model **model, attn
                              ? model_create_hf(config->model.config, config, model, error)
                              : model_create_ini(config, model, error);
     if (status == ATTN_OK)
-        model_settle_forms(*model, config);
+        model_set_expanded(*model, config->attention.mla_prefill == CONFIG_MLA_EXPANDED);
     if (status == ATTN_OK && config->speculative.draft_tokens > 0) {
         status = model_add_drafts(*model, config, error);
         if (status != ATTN_OK) {

@@ -127,8 +127,11 @@ bool model_group_drafts(const struct model *model, const attn_layer_group *group
 /* Do batches of this mode hold no row of a prompt? */
 bool model_mode_decodes(uint32_t mode);
 
-/* The modes that latent layers are called for in the expanded form: attention.mla_prefill. */
-void model_settle_forms(struct model *model, const struct config *config);
+/* Does it have latent layers? */
+bool model_has_latents(const struct model *model);
+
+/* Prompts' latent layers are called in the expanded form, or in the absorbed one. */
+void model_set_expanded(struct model *model, bool expanded);
 
 /* NULL is accepted. */
 void model_destroy(struct model *model);

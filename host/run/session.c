@@ -107,8 +107,10 @@ static void print_choices(const struct session *s)
 
 static attn_status select_backends(struct session *s, attn_error *error)
 {
-    attn_status status =
-        select_create_here(s->host, s->config, s->model, &s->described, &s->selection, error);
+    attn_status status = select_settle_form(s->host, s->config, s->model, error);
+    if (status == ATTN_OK)
+        status =
+            select_create_here(s->host, s->config, s->model, &s->described, &s->selection, error);
     if (s->selection && s->params->choices)
         print_choices(s);
     if (status == ATTN_OK)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * choose_device.c: a selection on the device that the configuration asks for, or on the better of
- * those there are.
+ * those there are; and the form of latent layers that suits the device.
  */
 #include "host/select/select.h"
 
@@ -117,4 +117,23 @@ attn_status select_create_here(attnhost *host, const struct config *config,
         return select_automatic(host, config, model, device, selection, error);
     attn_status status = platform_describe(config, device, error);
     return status ? status : select_create(host, config, model, device, selection, error);
+}
+
+attn_status select_settle_form(attnhost *host, const struct config *config, struct model *model,
+                               attn_error *error)
+{
+    if (config->attention.mla_prefill != CONFIG_MLA_AUTO || !model_has_latents(model))
+        return ATTN_OK;
+    attn_device device = {.struct_size = sizeof device};
+    struct selection *selection = NULL;
+    host_error said;
+    host_error_init(&said);
+    model_set_expanded(model, true);
+    attn_status status = select_create_here(host, config, model, &device, &selection, &said.base);
+    if (status != ATTN_OK || device.type != ATTN_DEVICE_CUDA)
+        model_set_expanded(model, false);
+    select_destroy(selection);
+    return status == ATTN_OUT_OF_HOST_MEMORY
+               ? host_fail(error, status, "%s", host_error_text(&said))
+               : ATTN_OK;
 }

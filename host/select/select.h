@@ -112,6 +112,13 @@ attn_status select_create_here(attnhost *host, const struct config *config,
                                const struct model *model, attn_device *device,
                                struct selection **selection, attn_error *error);
 
+/* attention.mla_prefill = auto, for who makes the calls and so may choose their form: prompts' latent
+ * layers are called in the expanded form on a CUDA device where backends serve them so, which takes
+ * less than half of the time (docs/PERFORMANCE.md); everywhere else in the absorbed one. Before
+ * select_create_here(). */
+attn_status select_settle_form(attnhost *host, const struct config *config, struct model *model,
+                               attn_error *error);
+
 /* NULL is accepted. */
 void select_destroy(struct selection *selection);
 

@@ -566,7 +566,7 @@ static attn_status make_model(const attnhost_model *given, const struct config *
     attn_status status = model_create_hf_text(given->config, (size_t)given->config_length, name,
                                               config, model, error);
     if (status == ATTN_OK)
-        model_settle_forms(*model, config);
+        model_set_expanded(*model, config->attention.mla_prefill == CONFIG_MLA_EXPANDED);
     return status;
 }
 

@@ -182,14 +182,40 @@ case $said in
 esac
 
 # Latents, prompts in the expanded form: one pool, two backends.
-said=$("$ATTNHOST_TEST_COMMAND" explain "$top/examples/deepseek_v3_cuda.ini" --set platform.simulate=sm90 \
-    --set attention.attention_backend=auto --set attention.mla_prefill=expanded 2>&1)
+explain_latents() { # SETTING...
+    "$ATTNHOST_TEST_COMMAND" explain "$top/examples/deepseek_v3_cuda.ini" --set platform.simulate=sm90 "$@" 2>&1
+}
+served=0
+said=$(explain_latents --set attention.mla_prefill=expanded) || served=$?
 case $said in
 *"served by fa3_like-flashmla_like (hybrid_phase), layout mla.latent/1"*"prefill: fa3_like (auto:"*"decode: flashmla_like (auto:"*)
     tap_ok "on Hopper fa3_like and flashmla_like share a pool of latents" ;;
 *)
     tap_not_ok "on Hopper fa3_like and flashmla_like share a pool of latents" "$said" ;;
 esac
+
+# That is what auto takes where kernels are built; elsewhere, and where a backend is named that has no
+# expanded form, it takes the absorbed one.
+same_choices() { # "NAME" "EXPLAINED" SETTING...
+    name=$1 expected=$2
+    shift 2
+    got=$(explain_latents "$@") || :
+    if [ "$got" = "$expected" ]; then
+        tap_ok "$name"
+    else
+        tap_not_ok "$name" "expected: $expected
+got: $got"
+    fi
+}
+absorbed=$(explain_latents --set attention.mla_prefill=absorbed) || :
+if [ $served -eq 0 ]; then
+    same_choices "mla_prefill = auto: expanded where it is served" "$said"
+else
+    same_choices "mla_prefill = auto: absorbed where the expanded form is not served" "$absorbed"
+fi
+named=$(explain_latents --set attention.attention_backend=flashmla_like --set attention.mla_prefill=absorbed) || :
+same_choices "mla_prefill = auto: absorbed where a backend is named that has no other form" "$named" \
+    --set attention.attention_backend=flashmla_like
 
 # An encoder caches nothing, so there are no prefixes to share.
 if taken encoder; then
