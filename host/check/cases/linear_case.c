@@ -462,7 +462,10 @@ static void count(struct linear_case *c)
     for (int32_t s = 0; s < spec->num_sequences; s++)
         rows += linear_sequence(spec, s)->rows;
     c->num_rows = spec->first_row + rows + spec->padded + spec->spare;
-    c->num_slots = 3 + 3 * spec->num_sequences + (spec->snapshots ? rows : 0);
+    c->num_slots = 3 + 3 * spec->num_sequences +
+                   (spec->most_kept > 0 ? spec->most_kept
+                    : spec->snapshots   ? rows
+                                        : 0);
 }
 
 static int32_t *host_array_of(const struct linear_case *c, char *host, int part, uint32_t array)

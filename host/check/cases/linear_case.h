@@ -49,6 +49,7 @@ struct linear_spec {
     bool snapshots;         /* of two rows in three, or */
     int32_t sparse;         /* not 0: of every `sparse`-th, or */
     int32_t cuts;           /* not 0: of so many of each sequence, at its ends and at any place */
+    int32_t most_kept;      /* not 0: slots for so many snapshots, where one for a row is much */
     uint32_t absent;        /* set of LINEAR_WITHOUT_*: arrays that would say nothing */
     enum case_host host;    /* which arrays the host has */
     int32_t gap;            /* elements between outermost rows */

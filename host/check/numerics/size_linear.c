@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { MANY_SEQUENCES = 300, MODES = 4, LONG = 3 };
+enum { MANY_SEQUENCES = 300, MODES = 4, LONG = 3, CHUNKED = 4 };
 
 /* ---- Making specs large ---------------------------------------------------------------------- */
 
@@ -63,6 +63,37 @@ static void make_long(struct linear_spec *spec, int32_t index)
     set_sequences(spec, ATTN_MODE_EXTEND, 2, sequences[index % LONG]);
     spec->snapshots = index % LONG == 2;
     spec->sparse = spec->snapshots ? 257 : 0;
+}
+
+/* What a backend for GPUs may compute by chunks on tensor cores and by segments of chunks: bf16,
+ * heads of 64 to 128, five chunks of 64 and many more; three in four without a convolution. Decays
+ * are weak, so that far chunks count, or steep. */
+static void make_chunked(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[CHUNKED][2] = {
+        {{.rows = 300, .has_initial = true}, {.rows = 2113, .has_initial = true, .in_place = true}},
+        {{.rows = 1300, .has_initial = true, .in_place = true}, {.rows = 330}},
+        {{.rows = 321}, {.rows = 1601, .has_initial = true}},
+        {{.rows = 4230, .has_initial = true}, {.rows = 2, .in_place = true}}};
+    static const int32_t dims[CHUNKED][2] = {{128, 128}, {64, 128}, {128, 64}, {112, 96}};
+    const int32_t n = index % CHUNKED;
+    const bool delta = spec->family == ATTN_LINEAR_GDN || spec->family == ATTN_LINEAR_KDA;
+    set_sequences(spec, ATTN_MODE_EXTEND, 2, sequences[n]);
+    spec->q_dtype = spec->out_dtype = spec->conv_dtype = ATTN_BF16;
+    spec->state_dtype = n == 2 ? ATTN_BF16 : ATTN_F32;
+    spec->v_dim = dims[n][1];
+    spec->steep = n == 1;
+    spec->snapshots = n > 0;
+    spec->sparse = n == 1 ? 500 : n == 3 ? 1999 : 0;
+    spec->cuts = n == 2 ? 3 : 0;
+    spec->most_kept = 6;
+    if (spec->family == ATTN_LINEAR_SHORT_CONV)
+        return;
+    spec->k_dim = dims[n][0];
+    spec->width = n == 1 ? 4 : 0;
+    spec->flags &= ~(uint32_t)ATTN_LINEAR_QK_L2NORM;
+    if (delta && n != 2)
+        spec->flags |= ATTN_LINEAR_QK_L2NORM;
 }
 
 /* Rows of a sequence, and numbers of rows, beyond 65,536. */
@@ -149,6 +180,7 @@ static void run_large(struct check_run *run, linear_change change, bool is_far)
 
 LARGE(linear_many_sequences, make_many_sequences, MODES, false)
 LARGE(linear_long, make_long, LONG, false)
+LARGE(linear_chunked, make_chunked, CHUNKED, false)
 LARGE(linear_longest, make_longest, 1, false)
 LARGE(linear_late_rows, make_late_rows, 1, false)
 LARGE(linear_many_heads, make_many_heads, LONG, false)
@@ -162,6 +194,9 @@ const struct check check_size_linear[] = {
     CHECK_CASES("INVAR-01", linear_many_sequences,
                 "300 sequences in one batch are each their recurrence"),
     CHECK_CASES("MEAN-18", linear_long, "a sequence of more than 1024 rows is its recurrence"),
+    CHECK_CASES("MEAN-18", linear_chunked,
+                "sequences of 300 to 4230 rows in bf16, heads of 64 to 128, are their recurrence, "
+                "with and without a convolution"),
     CHECK_CASES("MEAN-18", linear_many_heads, "48 to 128 heads read the k heads that are theirs"),
     CHECK_CASES("KV-09", linear_many_slots,
                 "slots of states may have numbers beyond 65536 and 131072"),
