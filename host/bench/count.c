@@ -76,7 +76,9 @@ static void count_sequence(const struct bench_shape *shape, int32_t s, struct be
     int64_t prefix = kv_len - q_len;
     for (int64_t t = 0; t < q_len; t++) {
         struct range range = seen_by(shape, kv_len, prefix + t);
-        count->pairs += range.last - range.first + 1;
+        int64_t seen_keys = range.last - range.first + 1;
+        count->pairs += seen_keys;
+        count->chosen += seen_keys < shape->top_k ? seen_keys : shape->top_k;
     }
     int64_t first = seen_by(shape, kv_len, prefix).first;
     int64_t last = seen_by(shape, kv_len, kv_len - 1).last;
@@ -86,6 +88,26 @@ static void count_sequence(const struct bench_shape *shape, int32_t s, struct be
     count->keys += kv_len;
     count->pages += units_for(kv_len, shape->page_size);
     count->seen_keys += seen[0] + seen[1];
+}
+
+/* What the indexer adds to attention, which reads chosen latents alone: no more than are seen. */
+static void count_sparse(const struct bench_shape *shape, struct bench_count *count)
+{
+    const struct widths widths = widths_of(shape);
+    double label = shape->label_dim * (double)attn_dtype_size(shape->label_dtype) +
+                   (shape->label_dtype == ATTN_FP8_E4M3 ? sizeof(float) : 0);
+    double index = (double)shape->index_heads * shape->label_dim;
+    int64_t most = count->seen_keys < count->chosen ? count->seen_keys : count->chosen;
+    count->bytes -= (double)(count->seen_keys - most) * cached_bytes(shape, widths.keys);
+    count->flop = 2 * widths.pair * (double)count->chosen;
+    if (shape->given) {
+        count->bytes += (double)count->chosen * sizeof(int32_t);
+        return;
+    }
+    count->flop += 2 * index * (double)count->pairs;
+    count->bytes += (double)count->seen_keys * label +
+                    (double)count->tokens * (index * attn_dtype_size(shape->label_dtype) +
+                                             shape->index_heads * sizeof(float));
 }
 
 static void count_attention(const struct bench_shape *shape, struct bench_count *count)
@@ -108,6 +130,8 @@ static void count_attention(const struct bench_shape *shape, struct bench_count 
         (saved ? tokens * written : 0) + (latents ? tokens * widths.saved * new_size : 0) +
         tokens * (widths.q * attn_dtype_size(shape->dtype) +
                   widths.out * attn_dtype_size(shape->out_dtype));
+    if (shape->kind == BENCH_SPARSE)
+        count_sparse(shape, count);
 }
 
 /* ---- Recurrences ----------------------------------------------------------------------------- */

@@ -86,6 +86,20 @@ static void init_mla(const struct bench_shape *shape, attn_mla_dims *mla)
     };
 }
 
+static void init_sparse(const struct bench_shape *shape, attn_sparse_dims *sparse)
+{
+    *sparse = (attn_sparse_dims){
+        .struct_size = sizeof *sparse,
+        .index_kind = ATTN_SPARSE_TOKEN,
+        .top_k = shape->top_k,
+        .block_size = 1,
+        .label_dim = shape->label_dim,
+        .label_dtype = shape->label_dtype,
+        .index_heads = shape->index_heads,
+        .index_dtype = shape->label_dtype,
+    };
+}
+
 static void init_linear(const struct bench_shape *shape, attn_linear_dims *linear)
 {
     uint32_t family = (uint32_t)(shape->kind - BENCH_LINEAR);
@@ -109,10 +123,15 @@ static void init_group(const struct bench_shape *shape, struct bench_problem *pr
 {
     attn_layer_group *group = &problem->group;
     init_attention(shape, group);
-    if (shape->kind == BENCH_MLA) {
+    if (bench_shape_is_latent(shape)) {
         init_mla(shape, &problem->mla);
         group->kind = ATTN_KIND_MLA;
         group->mla = &problem->mla;
+    }
+    if (shape->kind == BENCH_SPARSE) {
+        init_sparse(shape, &problem->sparse);
+        group->kind = ATTN_KIND_SPARSE;
+        group->sparse = &problem->sparse;
     }
     if (bench_shape_is_linear(shape)) {
         init_linear(shape, &problem->linear);
@@ -140,7 +159,7 @@ void bench_layouts(const struct bench_shape *shape, const char *layouts[2])
     int32_t any = shape->kind == BENCH_SOFTMAX ? BENCH_LAYOUT_NHD : BENCH_LAYOUT_KV;
     layouts[0] = all[shape->layout ? shape->layout : any];
     layouts[1] = shape->layout ? NULL : all[any + 1];
-    if (shape->kind == BENCH_MLA && !shape->layout)
+    if (bench_shape_is_latent(shape) && !shape->layout)
         layouts[0] = ATTN_LAYOUT_MLA_LATENT, layouts[1] = NULL;
     if (shape->kind == BENCH_LINEAR + ATTN_LINEAR_SHORT_CONV)
         layouts[0] = ATTN_LAYOUT_STATE_CONV, layouts[1] = NULL;
@@ -212,6 +231,7 @@ static attn_dtype row_dtype(const struct bench_shape *shape, const struct row_op
     case ATTN_ROLE_V:
     case ATTN_ROLE_C_KV:
     case ATTN_ROLE_K_PE:
+    case ATTN_ROLE_INDEX_K:
         return shape->new_kv_dtype;
     case ATTN_ROLE_OUT:
         return shape->out_dtype;
@@ -255,7 +275,34 @@ static uint32_t list_stored(const struct bench_inputs *inputs, const char *layou
     return kind_of(&inputs->problem.group)->tensors(&inputs->problem.group, &pool, list);
 }
 
-/* Rows, the output, then what is stored. Layouts differ in the order of elements alone. */
+/* The keys that rows choose, and how many. */
+static void add_choice(struct bench_inputs *inputs)
+{
+    int64_t tokens = inputs->count.tokens, most = inputs->shape.top_k;
+    add_operand(inputs, (struct bench_operand){.role = ATTN_ROLE_SPARSE_INDICES,
+                                               .unit = BENCH_PER_TOKEN,
+                                               .dtype = ATTN_I32,
+                                               .units = tokens,
+                                               .elements = most,
+                                               .ndim = 2,
+                                               .shape = {tokens, most}});
+    add_operand(inputs, (struct bench_operand){.role = ATTN_ROLE_SPARSE_COUNT,
+                                               .unit = BENCH_PER_TOKEN,
+                                               .dtype = ATTN_I32,
+                                               .units = tokens,
+                                               .elements = 1,
+                                               .ndim = 1,
+                                               .shape = {tokens}});
+}
+
+/* The indexer has no part in a call whose choice is given. */
+static bool is_left_out(const struct bench_shape *shape, uint32_t role)
+{
+    return shape->given && (role == ATTN_ROLE_INDEX_Q || role == ATTN_ROLE_INDEX_WEIGHTS ||
+                            role == ATTN_ROLE_INDEX_K);
+}
+
+/* Rows, the output, the choice, then what is stored. Layouts differ in the order of elements alone. */
 static void list_operands(struct bench_inputs *inputs)
 {
     const struct bench_shape *shape = &inputs->shape;
@@ -277,7 +324,10 @@ static void list_operands(struct bench_inputs *inputs)
     form->output(group, &out);
     rows[count++] = out;
     for (uint32_t i = 0; i < count; i++)
-        add_row(inputs, &rows[i]);
+        if (!is_left_out(shape, rows[i].role))
+            add_row(inputs, &rows[i]);
+    if (shape->kind == BENCH_SPARSE)
+        add_choice(inputs);
     bench_layouts(shape, layouts);
     count = list_stored(inputs, layouts[0], stored);
     for (uint32_t i = 0; i < count; i++) {
@@ -567,8 +617,10 @@ static void init_batch(struct bench_inputs *inputs)
         .q_indptr = both(inputs, a->q_indptr),
         .req_pool_indices = both(inputs, a->req_pool_indices),
         .kv_groups = is_linear ? NULL : &inputs->kv,
+        .sparse = shape->kind == BENCH_SPARSE ? &inputs->sparse : NULL,
         .state_groups = is_linear ? &inputs->states : NULL,
     };
+    inputs->sparse = (attn_sparse_batch){sizeof inputs->sparse, shape->top_k};
     init_kv_batch(inputs);
     init_state_batch(inputs);
 }
@@ -711,6 +763,7 @@ static int pool_of(uint32_t role)
     case ATTN_ROLE_V:
     case ATTN_ROLE_C_KV:
     case ATTN_ROLE_K_PE:
+    case ATTN_ROLE_INDEX_K:
     case ATTN_ROLE_CONV_STATE:
         return POOL_NEW_KV;
     case ATTN_ROLE_K_CACHE:
@@ -765,6 +818,34 @@ static void make_packed(const struct bench_inputs *inputs, uint64_t seed, uint64
     }
 }
 
+/* Pages of labels: codes of e4m3, then their scales. */
+static void make_labels(const struct bench_inputs *inputs, const struct bench_operand *operand,
+                        uint64_t seed, uint64_t room, char *to, struct pattern *pattern)
+{
+    const struct bench_shape *shape = &inputs->shape;
+    uint64_t size = (uint64_t)operand->elements;
+    int64_t codes = (int64_t)shape->page_size * shape->label_dim;
+    *pattern = (struct pattern){to, size, room / size ? room / size : 1};
+    for (uint64_t page = 0; page < pattern->count; page++) {
+        char *labels = to + page * size;
+        float *scales = (float *)(void *)(labels + codes);
+        for (int64_t i = 0; i < codes; i++)
+            dtype_quantise(ATTN_FP8_E4M3, labels, i, random_normal(seed, page * size + (uint64_t)i),
+                           1.0f / 64);
+        for (int32_t n = 0; n < shape->page_size; n++)
+            scales[n] = (float)(1 + n % 3) / 64;
+    }
+}
+
+/* Of a type of their own. */
+static void make_index(const struct bench_operand *operand, uint64_t seed, char *to,
+                       struct pattern *pattern)
+{
+    static const float one = 1;
+    fill_random(operand->dtype, &one, seed, to);
+    *pattern = (struct pattern){to, attn_dtype_size(operand->dtype), POOL};
+}
+
 /* Make what operand number `o` repeats; in `rows` where its rows are made one by one. */
 static attn_status make_pattern(const struct bench_inputs *inputs, uint32_t o, uint64_t seed,
                                 char *const pools[NUM_POOLS], char *rows, struct pattern *pattern,
@@ -775,7 +856,12 @@ static attn_status make_pattern(const struct bench_inputs *inputs, uint32_t o, u
     if (pool < 0)
         return make_rows(inputs, operand, mix_absorb(seed, 2), POOL * sizeof(float), rows, pattern,
                          error);
-    if (operand->role == ATTN_ROLE_LATENT_CACHE && operand->dtype == ATTN_U8)
+    if (operand->role == ATTN_ROLE_LABEL_CACHE && operand->dtype == ATTN_U8)
+        make_labels(inputs, operand, mix_absorb(seed, 3), POOL * sizeof(float), rows, pattern);
+    else if (operand->role == ATTN_ROLE_LABEL_CACHE || operand->role == ATTN_ROLE_INDEX_Q ||
+             operand->role == ATTN_ROLE_INDEX_WEIGHTS)
+        make_index(operand, mix_absorb(seed, 4 + operand->role), rows, pattern);
+    else if (operand->role == ATTN_ROLE_LATENT_CACHE && operand->dtype == ATTN_U8)
         make_packed(inputs, mix_absorb(seed, 3), POOL * sizeof(float), rows, pattern);
     else
         *pattern =
@@ -784,12 +870,84 @@ static attn_status make_pattern(const struct bench_inputs *inputs, uint32_t o, u
     return ATTN_OK;
 }
 
+/* The largest number up to `from` that has no divisor in common with n. */
+static uint64_t coprime(uint64_t from, uint64_t n)
+{
+    for (uint64_t tried = from; tried > 1; tried--) {
+        uint64_t a = tried, b = n;
+        while (b != 0) {
+            uint64_t rest = a % b;
+            a = b, b = rest;
+        }
+        if (a == 1)
+            return tried;
+    }
+    return 1;
+}
+
+/* Slots of `count` keys of the first n of sequence `s`, any, each once. */
+static void choose_keys(const struct bench_inputs *inputs, int32_t s, int64_t n, uint64_t hash,
+                        int32_t *slots, int32_t count)
+{
+    const int32_t *all =
+        inputs->arrays.req_to_token + (int64_t)(s + 1) * inputs->kv.req_to_token_stride;
+    uint64_t at = mix_below((uint32_t)hash, (uint64_t)n);
+    uint64_t step = coprime(1 + mix_below((uint32_t)(hash >> 32), (uint64_t)n), (uint64_t)n);
+    for (int32_t i = 0; i < count; i++, at = (at + step) % (uint64_t)n)
+        slots[i] = all[at];
+}
+
+/* The choice that is given: of each row, min(top_k, keys that it sees); -1 after them. */
+static attn_status fill_choice(const struct bench_inputs *inputs, uint32_t o, uint32_t copy,
+                               uint64_t seed, char *rows, attn_error *error)
+{
+    const struct bench_shape *shape = &inputs->shape;
+    const struct bench_arrays *a = &inputs->arrays;
+    int64_t most = inputs->list[o].elements, room = POOL / most > 0 ? POOL / most : 1;
+    char *to = inputs->operands + copy * inputs->copy_bytes + inputs->list[o].at;
+    bool indices = inputs->list[o].role == ATTN_ROLE_SPARSE_INDICES;
+    int32_t *made = (int32_t *)(void *)rows;
+    int64_t first = 0, row = 0;
+    attn_status status = ATTN_OK;
+    for (int32_t s = 0; s < shape->batch && status == ATTN_OK; s++)
+        for (int32_t t = 0; t < bench_shape_q_len(shape, s) && status == ATTN_OK; t++, row++) {
+            int64_t seen = (int64_t)a->prefix_lens[s] + t + 1;
+            int32_t count = (int32_t)(seen < shape->top_k ? seen : shape->top_k);
+            int32_t *here = made + (row - first) * most;
+            here[0] = count;
+            for (int64_t i = 0; indices && i < most; i++)
+                here[i] = -1;
+            if (indices)
+                choose_keys(inputs, s, seen, mix_stream(seed, (uint64_t)row), here, count);
+            if (row + 1 - first < room && row + 1 < inputs->list[o].units)
+                continue;
+            uint64_t unit = (uint64_t)most * sizeof *made;
+            status = device_copy(inputs->device, to + (uint64_t)first * unit, rows,
+                                 (uint64_t)(row + 1 - first) * unit, NULL, error);
+            if (status == ATTN_OK)
+                status = device_synchronize(inputs->device, NULL, error);
+            first = row + 1;
+        }
+    return status;
+}
+
+static bool is_given_choice(const struct bench_inputs *inputs, uint32_t o)
+{
+    return inputs->shape.given && (inputs->list[o].role == ATTN_ROLE_SPARSE_INDICES ||
+                                   inputs->list[o].role == ATTN_ROLE_SPARSE_COUNT);
+}
+
 static attn_status fill_copies(const struct bench_inputs *inputs, uint64_t seed,
                                char *const pools[NUM_POOLS], char *rows, attn_error *error)
 {
     attn_status status = ATTN_OK;
     for (uint32_t o = 0; o < inputs->num_operands && status == ATTN_OK; o++) {
         struct pattern pattern;
+        for (uint32_t c = 0; is_given_choice(inputs, o) && c < inputs->copies && status == ATTN_OK;
+             c++)
+            status = fill_choice(inputs, o, c, mix_absorb(seed, 5 + c), rows, error);
+        if (is_given_choice(inputs, o) || status != ATTN_OK)
+            continue;
         status = make_pattern(inputs, o, seed, pools, rows, &pattern, error);
         for (uint32_t c = 0; c < inputs->copies && status == ATTN_OK; c++)
             status = fill_operand(
@@ -923,7 +1081,7 @@ static void set_scales(const struct bench_inputs *inputs, struct bench_call *cal
     if (bench_shape_is_linear(&inputs->shape))
         return;
     bool one = fp8 && inputs->shape.layout != BENCH_LAYOUT_LATENT_FP8;
-    if (inputs->shape.kind == BENCH_MLA) {
+    if (bench_shape_is_latent(&inputs->shape)) {
         call->scales[ATTN_ROLE_LATENT_CACHE] = one ? &inputs->k_scale : NULL;
         return;
     }

@@ -24,6 +24,7 @@
 struct bench_problem {
     attn_layer layer;
     attn_mla_dims mla;
+    attn_sparse_dims sparse;
     attn_linear_dims linear;
     attn_layer_group group;
     attn_bounds bounds;
@@ -70,7 +71,7 @@ struct bench_operand {
     int64_t shape[3];
 };
 
-enum { BENCH_MAX_OPERANDS = 8 };
+enum { BENCH_MAX_OPERANDS = 12 };
 
 struct bench_inputs {
     const struct device *device;
@@ -89,6 +90,7 @@ struct bench_inputs {
     attn_batch batch;
     attn_kv_batch kv;
     attn_state_batch states;
+    attn_sparse_batch sparse;
     attn_scale k_scale, v_scale, input_scales[3], out_scale;
 };
 

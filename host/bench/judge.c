@@ -8,9 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/base/mix.h"
 #include "host/reference/linear.h"
+#include "host/reference/sparse.h"
 
 enum {
     MAX_ROWS = 16,          /* pairs of a row, or a sequence, and a head */
@@ -27,14 +29,16 @@ static attn_status poison(const struct bench_inputs *inputs, uint32_t operand, i
     return device_fill(inputs->device, inputs->operands + at.at, POISON, at.bytes, stream, error);
 }
 
-/* Outputs, and the states that are written. */
+/* Outputs, choices, and the states that are written. */
 attn_status bench_judge_poison(const struct bench_inputs *inputs, attn_stream stream,
                                attn_error *error)
 {
     attn_status status = ATTN_OK;
     for (uint32_t o = 0; o < inputs->num_operands && status == ATTN_OK; o++) {
         const struct bench_operand *operand = &inputs->list[o];
-        if (operand->role == ATTN_ROLE_OUT)
+        bool chosen =
+            operand->role == ATTN_ROLE_SPARSE_INDICES || operand->role == ATTN_ROLE_SPARSE_COUNT;
+        if (operand->role == ATTN_ROLE_OUT || (chosen && !inputs->shape.given))
             status = poison(inputs, o, 0, operand->units, stream, error);
         if (operand->unit != BENCH_PER_SLOT)
             continue;
@@ -67,7 +71,8 @@ static bool is_row_own(const struct bench_inputs *inputs, uint32_t role)
 {
     return !bench_shape_is_linear(&inputs->shape) &&
            (role == ATTN_ROLE_Q || role == ATTN_ROLE_Q_NOPE || role == ATTN_ROLE_Q_PE ||
-            role == ATTN_ROLE_OUT);
+            role == ATTN_ROLE_OUT || role == ATTN_ROLE_INDEX_Q || role == ATTN_ROLE_INDEX_WEIGHTS ||
+            role == ATTN_ROLE_SPARSE_INDICES || role == ATTN_ROLE_SPARSE_COUNT);
 }
 
 /* What all rows of a sequence read: new tokens' rows, pages, and slots before and after. */
@@ -135,8 +140,114 @@ static void note_verdict(const reference_verdict *verdict, const char *what, str
         strbuf_append(why, "not written, or not finite");
 }
 
+/* ---- Choices --------------------------------------------------------------------------------- */
+
+/* Labels of a sequence's keys. */
+struct labels {
+    const attn_sparse_dims *dims;
+    const char *cache;
+    const int32_t *pages;
+    int64_t page_size, page_bytes;
+};
+
+static void read_label(void *ctx, int64_t j, double *label)
+{
+    const struct labels *l = ctx;
+    const char *page = l->cache + l->pages[j / l->page_size] * l->page_bytes;
+    reference_label_load(l->dims, l->page_size, page, j % l->page_size, label);
+}
+
+/* Which key lies in a slot; -1 = none of the sequence's first `count`. */
+static int64_t key_of(const struct bench_inputs *here, int32_t s, int64_t count, int32_t slot)
+{
+    const struct bench_arrays *a = &here->arrays;
+    int64_t size = here->shape.page_size, num_pages = (count + size - 1) / size;
+    for (int64_t p = 0; slot >= 0 && p < num_pages; p++)
+        if (a->kv_indices[a->kv_indptr[s] + p] == slot / size)
+            return p * size + slot % size < count ? p * size + slot % size : -1;
+    return -1;
+}
+
+/* The logits of a row's keys, and what it chose of them. */
+static void judge_logits(const struct bench_inputs *here, const struct bench_call *call,
+                         const struct labels *labels, int64_t row, int32_t s, double *memory,
+                         reference_choice *choice)
+{
+    const attn_sparse_dims *dims = labels->dims;
+    const attn_tensor *q = call->operands[ATTN_ROLE_INDEX_Q];
+    int64_t seen = here->arrays.prefix_lens[s] + row - here->arrays.q_indptr[s] + 1;
+    int64_t elements = (int64_t)dims->index_heads * dims->label_dim;
+    const float *given =
+        (const float *)call->operands[ATTN_ROLE_INDEX_WEIGHTS]->data + row * dims->index_heads;
+    const int32_t *slots =
+        (const int32_t *)call->operands[ATTN_ROLE_SPARSE_INDICES]->data + row * dims->top_k;
+    int32_t count = ((const int32_t *)call->operands[ATTN_ROLE_SPARSE_COUNT]->data)[row];
+    double *weights = memory + elements, *label = weights + dims->index_heads;
+    double *logits = label + dims->label_dim, *bars = logits + seen;
+    int64_t *keys = (int64_t *)(void *)(bars + seen);
+    uint8_t *chosen = (uint8_t *)(keys + dims->top_k);
+    dtype_to_double(q->dtype,
+                    (const char *)q->data + row * elements * (int64_t)attn_dtype_size(q->dtype),
+                    elements, memory);
+    for (int32_t h = 0; h < dims->index_heads; h++)
+        weights[h] = (double)given[h];
+    count = count < 0 || count > dims->top_k ? 0 : count;
+    for (int32_t i = 0; i < count; i++)
+        keys[i] = key_of(here, s, seen, slots[i]);
+    const reference_index index = {
+        .heads = dims->index_heads,
+        .dim = dims->label_dim,
+        .top_k = dims->top_k,
+        .multiplies_codes = dtype_is_fp8(dims->label_dtype),
+        .kv_len = seen,
+        .q = memory,
+        .weights = weights,
+        .sight = reference_sight_all(),
+    };
+    const reference_labels source = {read_label, (void *)(uintptr_t)labels};
+    reference_index_logits(&index, &source, label, logits, bars);
+    *choice = reference_judge_choice(logits, bars, seen, dims->top_k, keys, count, chosen);
+}
+
+/* Did a row of a layer with an indexer choose right? */
+static attn_status judge_choice(struct mirror *mirror, const struct bench_call *call, int64_t row,
+                                int32_t s, strbuf *why, attn_error *error)
+{
+    const struct bench_inputs *here = &mirror->here;
+    const attn_sparse_dims *dims = &here->problem.sparse;
+    const attn_tensor *cache = call->operands[ATTN_ROLE_LABEL_CACHE];
+    struct labels labels = {.dims = dims,
+                            .cache = cache->data,
+                            .pages = here->arrays.kv_indices + here->arrays.kv_indptr[s],
+                            .page_size = here->shape.page_size};
+    labels.page_bytes = cache->strides[0] * (int64_t)attn_dtype_size(cache->dtype);
+    int64_t keys = here->arrays.seq_lens[s];
+    size_t doubles = (size_t)dims->index_heads * ((size_t)dims->label_dim + 1) +
+                     (size_t)dims->label_dim + 3 * (size_t)keys + (size_t)dims->top_k;
+    double *memory = malloc(doubles * sizeof *memory);
+    reference_choice choice;
+    char text[REFERENCE_CHOICE_TEXT];
+    if (!memory)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory to judge a choice");
+    judge_logits(here, call, &labels, row, s, memory, &choice);
+    free(memory);
+    if (choice.code == REFERENCE_CHOICE_RIGHT)
+        return ATTN_OK;
+    reference_choice_text(&choice, text);
+    strbuf_appendf(why, "row %lld: %s", (long long)row, text);
+    return ATTN_OK;
+}
+
+/* As attention to what was chosen. */
+static void take_choice_as_given(struct bench_call *call)
+{
+    static const uint32_t index[] = {ATTN_ROLE_INDEX_Q, ATTN_ROLE_INDEX_WEIGHTS, ATTN_ROLE_INDEX_K};
+    for (int i = 0; i < 3; i++)
+        call->operands[index[i]] = NULL;
+}
+
 static attn_status judge_row(struct mirror *mirror, const char *layout,
-                             const reference_options *options, int64_t row, int32_t head,
+                             const reference_options *options, int64_t row, int32_t s, int32_t head,
                              strbuf *why, attn_error *error)
 {
     struct bench_problem problem;
@@ -146,8 +257,14 @@ static attn_status judge_row(struct mirror *mirror, const char *layout,
     bench_problem_init(&problem, &here->shape, &mirror->from->device->info, layout,
                        ATTN_GRAPH_NEVER);
     bench_inputs_call(here, 0, layout, &call);
-    attn_status status = reference_judge_row(&problem.problem, &here->batch, 0, &call.args, options,
-                                             row, head, &verdict, error);
+    attn_status status = ATTN_OK;
+    if (call.operands[ATTN_ROLE_INDEX_Q])
+        status = judge_choice(mirror, &call, row, s, why, error);
+    if (status != ATTN_OK || why->length > 0)
+        return status;
+    take_choice_as_given(&call);
+    status = reference_judge_row(&problem.problem, &here->batch, 0, &call.args, options, row, head,
+                                 &verdict, error);
     char what[64];
     snprintf(what, sizeof what, "row %lld of query head %d", (long long)row, head);
     if (status == ATTN_OK)
@@ -172,7 +289,7 @@ static attn_status judge_rows(struct mirror *mirror, const char *layout,
             break;
         status = fetch_row(mirror, row, s, error);
         if (status == ATTN_OK)
-            status = judge_row(mirror, layout, &options, row, head, why, error);
+            status = judge_row(mirror, layout, &options, row, s, head, why, error);
     }
     return status;
 }

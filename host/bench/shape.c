@@ -14,6 +14,7 @@
 #include "host/base/text.h"
 #include "host/base/round.h"
 #include "host/kinds/mla.h"
+#include "host/workload/generator.h"
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
@@ -21,7 +22,9 @@
 enum {
     LAYERS_SOFTMAX = 1 << BENCH_SOFTMAX,
     LAYERS_MLA = 1 << BENCH_MLA,
-    LAYERS_CACHE = LAYERS_SOFTMAX | LAYERS_MLA,
+    LAYERS_SPARSE = 1 << BENCH_SPARSE,
+    LAYERS_LATENT = LAYERS_MLA | LAYERS_SPARSE,
+    LAYERS_CACHE = LAYERS_SOFTMAX | LAYERS_LATENT,
     LAYERS_SHORT_CONV = 1 << (BENCH_LINEAR + ATTN_LINEAR_SHORT_CONV),
     LAYERS_LINEAR = (1 << (BENCH_LINEAR + ATTN_LINEAR_COUNT)) - (1 << BENCH_LINEAR),
     LAYERS_RECURRENT = LAYERS_LINEAR & ~LAYERS_SHORT_CONV,
@@ -48,6 +51,7 @@ struct key {
 
 static const struct word layer_kinds[] = {{"softmax", BENCH_SOFTMAX},
                                           {"mla", BENCH_MLA},
+                                          {"sparse", BENCH_SPARSE},
                                           {"gdn", BENCH_LINEAR + ATTN_LINEAR_GDN},
                                           {"kda", BENCH_LINEAR + ATTN_LINEAR_KDA},
                                           {"mamba2", BENCH_LINEAR + ATTN_LINEAR_MAMBA2},
@@ -57,6 +61,7 @@ static const struct word layer_kinds[] = {{"softmax", BENCH_SOFTMAX},
                                           {NULL, 0}};
 static const struct word forms[] = {
     {"absorbed", ATTN_MLA_ABSORBED}, {"expanded", ATTN_MLA_EXPANDED}, {NULL, 0}};
+static const struct word choices[] = {{"computed", 0}, {"given", 1}, {NULL, 0}};
 static const struct word gate_forms[] = {{"raw", 1}, {"computed", 0}, {NULL, 0}};
 static const struct word modes[] = {{"decode", ATTN_MODE_DECODE},
                                     {"extend", ATTN_MODE_EXTEND},
@@ -92,8 +97,9 @@ enum { MAX_LEN = 1 << 27, MAX_DIM = 4096, NUM_DTYPES = sizeof dtypes / sizeof dt
 
 static const struct key keys[] = {
     KEY("kind", ALL, KIND_WORD, kind, 0, 0, layer_kinds,
-        "of the layer: softmax attention, latent attention, or a recurrence; ssd is another word "
-        "for mamba2"),
+        "of the layer: softmax attention, latent attention, latent attention to keys that an "
+        "indexer "
+        "chooses, or a recurrence; ssd is another word for mamba2"),
     KEY("mode", ALL, KIND_WORD, mode, 0, 0, modes, "prefill is another word for extend"),
     KEY("batch", ALL, KIND_INT, batch, 1, 65536, NULL, "sequences"),
     KEY("decodes", ALL, KIND_INT, decodes, 0, 65536, NULL,
@@ -137,13 +143,21 @@ static const struct key keys[] = {
     KEY("input_scales", SOFTMAX, KIND_WORD, input_scales, 0, 0, input_granularities,
         "of fp8 queries, and of fp8 new keys and values: one, one for each key and value head, or "
         "one for each of these in each sequence"),
-    KEY("kv_lora_rank", MLA, KIND_INT, kv_lora_rank, 1, MAX_DIM, NULL, "elements of a latent"),
-    KEY("rope_dim", MLA, KIND_INT, rope_dim, 0, MAX_DIM, NULL,
+    KEY("kv_lora_rank", LATENT, KIND_INT, kv_lora_rank, 1, MAX_DIM, NULL, "elements of a latent"),
+    KEY("rope_dim", LATENT, KIND_INT, rope_dim, 0, MAX_DIM, NULL,
         "elements of a key's part with positions"),
-    KEY("nope_dim", MLA, KIND_INT, nope_dim, 1, MAX_DIM, NULL,
+    KEY("nope_dim", LATENT, KIND_INT, nope_dim, 1, MAX_DIM, NULL,
         "elements of a head's key without positions, before it is absorbed"),
     KEY("form", MLA, KIND_WORD, form, 0, 0, forms,
         "queries on latents, or keys and values of each head (a prompt without prefix)"),
+    KEY("top_k", SPARSE, KIND_INT, top_k, 1, 65536, NULL, "keys that a query chooses"),
+    KEY("index_heads", SPARSE, KIND_INT, index_heads, 1, MAX_DIM, NULL, "heads of the indexer"),
+    KEY("label_dim", SPARSE, KIND_INT, label_dim, 4, GENERATOR_MAX_DIM, NULL,
+        "elements of a key's label and of a head of the indexer"),
+    KEY("label_dtype", SPARSE, KIND_DTYPE, label_dtype, 0, 0, NULL,
+        "of labels and of the indexer's queries: f32, f16, bf16 or fp8_e4m3"),
+    KEY("choice", SPARSE, KIND_WORD, given, 0, 0, choices,
+        "of the keys: computed by the indexer, or given, so that attention alone is measured"),
     KEY("k_heads", RECURRENT, KIND_INT, k_heads, 1, MAX_DIM, NULL,
         "heads of q and k; of mamba2 groups"),
     KEY("v_heads", LINEAR, KIND_INT, v_heads, 1, MAX_DIM, NULL,
@@ -223,7 +237,7 @@ void bench_shape_init(struct bench_shape *base)
     };
 }
 
-/* What layers of the kind are like in a model that has them: DeepSeek-V3, Qwen3-Next, Kimi-Linear,
+/* What layers of the kind are like in a model that has them: DeepSeek-V3 and V3.2, Qwen3-Next, Kimi-Linear,
  * Nemotron-H, MiniMax-01, LFM2. */
 static void take_kind_defaults(struct bench_shape *shape)
 {
@@ -242,7 +256,13 @@ static void take_kind_defaults(struct bench_shape *shape)
         [ATTN_LINEAR_SHORT_CONV] = ATTN_LINEAR_CONV_IDENTITY,
     };
     shape->v_head_dim = 0;
-    if (shape->kind == BENCH_MLA) {
+    if (shape->kind == BENCH_SPARSE) {
+        shape->top_k = 2048;
+        shape->index_heads = 64;
+        shape->label_dim = 128;
+        shape->label_dtype = ATTN_FP8_E4M3;
+    }
+    if (bench_shape_is_latent(shape)) {
         shape->q_heads = 128;
         shape->kv_lora_rank = 512;
         shape->rope_dim = 64;
@@ -399,11 +419,8 @@ static attn_status add_integers(const struct parsing *p, struct setting *setting
 
 static attn_status add_word(const struct parsing *p, struct setting *setting, const char *item)
 {
-    const char *names[8];
+    const char *names[sizeof layer_kinds / sizeof layer_kinds[0]]; /* the longest list */
     size_t count = 0;
-    if (setting->key->words == layer_kinds && text_equal_ignoring_case(item, "sparse"))
-        return fail_value(p, setting->key, item,
-                          "is not measured: bench does not judge which keys an indexer chooses");
     for (const struct word *word = setting->key->words; word->name; word++) {
         if (text_equal_ignoring_case(word->name, item))
             return add_integer(p, setting, word->value);
@@ -575,7 +592,7 @@ static void derive(const struct bench_shape *base, struct bench_shape *shape)
         shape->decodes = 0;
     else if (shape->decodes < 0)
         shape->decodes = shape->batch / 2;
-    if (shape->kind == BENCH_MLA)
+    if (bench_shape_is_latent(shape))
         derive_latent(shape);
     if (shape->v_head_dim == 0)
         shape->v_head_dim = shape->head_dim;
@@ -620,6 +637,7 @@ static attn_status check_layout(const struct parsing *p, const struct bench_shap
         const char *accepted;
     } kinds[] = {{BENCH_LAYOUT_NHD, BENCH_LAYOUT_HND, "any, nhd, hnd"},
                  {BENCH_LAYOUT_LATENT_FP8, BENCH_LAYOUT_LATENT_FP8, "any, latent_fp8"},
+                 {BENCH_LAYOUT_LATENT_FP8, BENCH_LAYOUT_LATENT_FP8, "any, latent_fp8"},
                  {BENCH_LAYOUT_KV, BENCH_LAYOUT_VK, "any, kv, vk"}};
     int32_t k = shape->kind < BENCH_LINEAR ? shape->kind : BENCH_LINEAR;
     if (shape->layout == BENCH_LAYOUT_ANY ||
@@ -636,8 +654,10 @@ static attn_status check_latent(const struct parsing *p, const struct bench_shap
     const attn_mla_dims dims = {.kv_lora_rank = shape->kv_lora_rank, .rope_dim = shape->rope_dim};
     if (dtype_is_fp8(shape->dtype) || dtype_is_fp8(shape->new_kv_dtype) ||
         dtype_is_fp8(shape->out_dtype))
-        return fail_shape(p, "fp8 queries, new latents or outputs of kind=mla: accepted f32, f16, "
-                             "bf16; the cache may be fp8");
+        return fail_shape(p,
+                          "fp8 queries, new latents or outputs of kind=%s: accepted f32, f16, "
+                          "bf16; the cache may be fp8",
+                          word_of(layer_kinds, shape->kind));
     if (shape->layout == BENCH_LAYOUT_LATENT_FP8 &&
         mla_check_packed(&dims, shape->kv_dtype, &said.base) != ATTN_OK)
         return fail_shape(p, "%s", host_error_text(&said));
@@ -647,6 +667,19 @@ static attn_status check_latent(const struct parsing *p, const struct bench_shap
                               "form = expanded with a prefix (sequence %d): accepted q_len = "
                               "kv_len; new keys are the only ones",
                               s);
+    return ATTN_OK;
+}
+
+static attn_status check_sparse(const struct parsing *p, const struct bench_shape *shape)
+{
+    if (shape->label_dtype == ATTN_FP8_E5M2 ||
+        (shape->label_dtype == ATTN_FP8_E4M3 && shape->label_dim % 4 != 0))
+        return fail_shape(p,
+                          "label_dtype = %s with label_dim = %d: accepted f32, f16, bf16, or "
+                          "fp8_e4m3 with a multiple of 4",
+                          dtype_name(shape->label_dtype), shape->label_dim);
+    if (shape->given && shape->new_kv == BENCH_NEW_KV_ARGS)
+        return fail_shape(p, "choice = given with new_kv = args: accepted saved, cached");
     return ATTN_OK;
 }
 
@@ -674,7 +707,10 @@ static attn_status check_kind(const struct parsing *p, const struct bench_shape 
     attn_status status = check_layout(p, shape);
     if (status != ATTN_OK || shape->kind == BENCH_SOFTMAX)
         return status;
-    return shape->kind == BENCH_MLA ? check_latent(p, shape) : check_linear(p, shape);
+    if (!bench_shape_is_latent(shape))
+        return check_linear(p, shape);
+    status = check_latent(p, shape);
+    return status == ATTN_OK && shape->kind == BENCH_SPARSE ? check_sparse(p, shape) : status;
 }
 
 static attn_status check(const struct parsing *p, const struct bench_shape *shape)
@@ -841,9 +877,14 @@ bool bench_shape_is_linear(const struct bench_shape *shape)
     return shape->kind >= BENCH_LINEAR;
 }
 
+bool bench_shape_is_latent(const struct bench_shape *shape)
+{
+    return (LAYERS_LATENT >> shape->kind & 1) != 0;
+}
+
 bool bench_shape_is_absorbed(const struct bench_shape *shape)
 {
-    return shape->kind == BENCH_MLA && shape->form == ATTN_MLA_ABSORBED;
+    return bench_shape_is_latent(shape) && shape->form == ATTN_MLA_ABSORBED;
 }
 
 int64_t bench_shape_channels(const struct bench_shape *shape)
@@ -893,7 +934,7 @@ static void append_dtypes(const struct bench_shape *shape, strbuf *text)
 
 static void append_unusual(const struct bench_shape *shape, strbuf *text)
 {
-    if (shape->page_size != (shape->kind == BENCH_MLA ? 64 : 16))
+    if (shape->page_size != (bench_shape_is_latent(shape) ? 64 : 16))
         strbuf_appendf(text, " page%d", shape->page_size);
     if (shape->window)
         strbuf_appendf(text, " window%d", shape->window);
@@ -913,6 +954,16 @@ static void append_unusual(const struct bench_shape *shape, strbuf *text)
         strbuf_appendf(text, " kv-%s", word_of(new_kvs, shape->new_kv));
 }
 
+static void append_sparse(const struct bench_shape *shape, strbuf *text)
+{
+    strbuf_appendf(text, " top%d", shape->top_k);
+    if (shape->given)
+        strbuf_append(text, " given");
+    else
+        strbuf_appendf(text, " of-%dx%d-%s", shape->index_heads, shape->label_dim,
+                       dtype_name(shape->label_dtype));
+}
+
 /* Heads and dimensions; of a recurrence also what its state is. */
 static void append_dims(const struct bench_shape *shape, strbuf *text)
 {
@@ -923,6 +974,8 @@ static void append_dims(const struct bench_shape *shape, strbuf *text)
             strbuf_appendf(text, "/%d", shape->v_head_dim);
     } else if (bench_shape_is_absorbed(shape)) {
         strbuf_appendf(text, " H%d D%d+%d", shape->q_heads, shape->kv_lora_rank, shape->rope_dim);
+        if (shape->kind == BENCH_SPARSE)
+            append_sparse(shape, text);
     } else if (shape->kind == BENCH_MLA) {
         strbuf_appendf(text, " expanded H%d D%d/%d", shape->q_heads, shape->head_dim,
                        shape->v_head_dim);

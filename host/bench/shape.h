@@ -38,6 +38,7 @@ struct bench_lens {
 enum {
     BENCH_SOFTMAX,
     BENCH_MLA,
+    BENCH_SPARSE, /* latents that an indexer chooses */
     BENCH_LINEAR, /* + ATTN_LINEAR_*, the family */
 };
 
@@ -86,6 +87,10 @@ struct bench_shape {
     /* Latent layers. */
     int32_t kv_lora_rank, rope_dim, nope_dim;
     int32_t form; /* ATTN_MLA_* */
+    /* Sparse ones. */
+    int32_t top_k, index_heads, label_dim;
+    attn_dtype label_dtype; /* of the label cache and of the indexer's queries */
+    int32_t given;          /* the choice: 1 = given, 0 = computed */
     /* Recurrent layers; short convolutions have no keys. */
     int32_t k_heads, v_heads, head_k_dim, head_v_dim;
     int32_t conv_width;     /* 0 = none */
@@ -139,9 +144,10 @@ struct bench_shape_value {
 /* Value number `index` of those that shapes of this kind have; false = there are no more. */
 bool bench_shape_value(const struct bench_shape *shape, int index, struct bench_shape_value *value);
 
-/* Is the layer a recurrence, with a state instead of a cache? Is it latent, called in the absorbed
- * form? */
+/* Is the layer a recurrence, with a state instead of a cache? Does it have latents? Is it called in
+ * the absorbed form? */
 bool bench_shape_is_linear(const struct bench_shape *shape);
+bool bench_shape_is_latent(const struct bench_shape *shape);
 bool bench_shape_is_absorbed(const struct bench_shape *shape);
 
 /* Channels of a recurrent layer's rows: q, k and v. */
@@ -164,13 +170,16 @@ struct bench_count {
     int64_t pages;     /* of all sequences; 0 = there is no cache */
     int64_t pairs;     /* (query, key) pairs that the masks let through; of recurrences 0 */
     int64_t seen_keys; /* keys that some query of their sequence sees; likewise */
-    /* Both products over the pairs, in all query heads. Of a recurrence the chunked form's, in
+    int64_t chosen;    /* sparse layers: (query, key) pairs that are chosen */
+    /* Both products over the pairs, in all query heads; of a sparse layer over those that are chosen,
+     * and the indexer's over all. Of a recurrence the chunked form's, in
      * chunks of BENCH_LINEAR_CHUNK tokens: pairs below the diagonal, rows by state, and the
      * convolution's taps. */
     double flop;
     /* What must cross memory once: seen keys and values (of new tokens from k and v, unless these
      * are in the cache already), q, the output, and new keys and values written to the cache; each
-     * of its own type. Scales are not counted. A recurrence: rows and gates, outputs, and states,
+     * of its own type. Scales are not counted. A sparse layer: labels of seen keys, and each chosen
+     * latent for each query, but no more than are seen. A recurrence: rows and gates, outputs, and states,
      * also the convolution's, which are read where a sequence has a prefix, and written. */
     double bytes;
 };

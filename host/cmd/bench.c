@@ -297,8 +297,8 @@ const struct command command_bench = {
         "With CONFIG.ini the shapes are those of its model: each group of equal layers as prefill\n"
         "of workload.chunked_prefill_size tokens and as decode of workload.max_running_requests\n"
         "sequences of as many keys, on the backends that it chooses. --shape gives other shapes,\n"
-        "whose missing keys are the model's; --backend other backends. Softmax, latent and\n"
-        "recurrent layers are measured, sparse ones are not.\n",
+        "whose missing keys are the model's; --backend other backends. Sparse layers are those\n"
+        "whose latents an indexer chooses.\n",
     .options = options,
     .more = print_shapes,
     .ending = "The table goes to stdout, everything else to stderr. Rows of each backend's output "

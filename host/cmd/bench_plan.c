@@ -139,13 +139,20 @@ static attn_status add_given(const struct plan *plan)
 static void latent_base(const struct plan *plan, const attn_layer_group *group,
                         struct bench_shape *base)
 {
-    base->kind = BENCH_MLA;
+    base->kind = group->sparse ? BENCH_SPARSE : BENCH_MLA;
     base->kv_lora_rank = group->mla->kv_lora_rank;
     base->rope_dim = group->mla->rope_dim;
     base->nope_dim = group->mla->nope_dim;
     base->layout = plan->config->kv_cache.latent_layout == CONFIG_LATENT_FP8
                        ? BENCH_LAYOUT_LATENT_FP8
                        : BENCH_LAYOUT_ANY;
+    if (!group->sparse)
+        return;
+    base->top_k = group->sparse->top_k;
+    base->given = group->sparse->index_heads == 0;
+    base->index_heads = base->given ? 1 : group->sparse->index_heads;
+    base->label_dim = group->sparse->label_dim;
+    base->label_dtype = group->sparse->label_dtype;
 }
 
 static void linear_base(const struct plan *plan, const attn_linear_dims *linear,
@@ -188,7 +195,7 @@ static void base_of_group(const struct plan *plan, const attn_layer_group *group
                                                         : BENCH_LAYOUT_ANY;
     base->scales =
         problem_num_scales(plan->config) > 1 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR;
-    if (group->kind == ATTN_KIND_MLA)
+    if (group->mla)
         latent_base(plan, group, base);
     if (group->kind == ATTN_KIND_LINEAR)
         linear_base(plan, group->linear, base);
@@ -216,8 +223,8 @@ static attn_status add_default_shapes(const struct plan *plan, uint32_t group, c
 static int is_measured(const attn_layer_group *group)
 {
     return group->kind == ATTN_KIND_LINEAR ||
-           (group->kind != ATTN_KIND_SPARSE && group->attn_type == ATTN_TYPE_DECODER &&
-            group->window_right <= 0);
+           ((group->kind != ATTN_KIND_SPARSE || group->mla) &&
+            group->attn_type == ATTN_TYPE_DECODER && group->window_right <= 0);
 }
 
 static attn_status add_group(const struct plan *plan, uint32_t g)
@@ -229,8 +236,8 @@ static attn_status add_group(const struct plan *plan, uint32_t g)
     if (!is_measured(group)) {
         model_group_text(plan->model, group, text, sizeof text);
         arguments_complain(plan->arguments,
-                           "layers %s (%s) are not measured; accepted: softmax and latent decoder "
-                           "layers, and recurrent ones",
+                           "layers %s (%s) are not measured; accepted: decoder layers of softmax, "
+                           "latent and sparse attention, and recurrent ones",
                            layers, text);
         return ATTN_OK;
     }
@@ -246,10 +253,11 @@ static attn_status add_groups(const struct plan *plan)
     for (uint32_t g = 0; g < plan->model->num_groups && status == ATTN_OK; g++)
         status = add_group(plan, g);
     if (status == ATTN_OK && plan->report->num_entries == 0)
-        return host_fail(plan->error, ATTN_UNSUPPORTED,
-                         "%s: has no layer that is measured; accepted: softmax and latent decoder "
-                         "layers, and recurrent ones",
-                         plan->model->name);
+        return host_fail(
+            plan->error, ATTN_UNSUPPORTED,
+            "%s: has no layer that is measured; accepted: decoder layers of softmax, latent "
+            "and sparse attention, and recurrent ones",
+            plan->model->name);
     return status;
 }
 

@@ -174,6 +174,13 @@ static const struct {
                    "kv_dtype=fp8_e4m3,layout=latent_fp8"},
     {"cpu_native", "kind=mla,mode=extend,heads=2,kv_lora_rank=32,rope_dim=8,nope_dim=16,batch=2,"
                    "kv_len=9+20,form=expanded"},
+    {"cpu_native", "kind=sparse,batch=2,heads=2,kv_lora_rank=32,rope_dim=8,nope_dim=16,kv_len=90+7,"
+                   "top_k=20,index_heads=3,label_dim=16"},
+    {"cpu_native", "kind=sparse,mode=extend,batch=2,heads=2,kv_lora_rank=128,rope_dim=8,"
+                   "nope_dim=16,q_len=9,kv_len=90+30,page_size=16,kv_dtype=fp8_e4m3,"
+                   "layout=latent_fp8,top_k=20,index_heads=3,label_dim=16,label_dtype=bf16"},
+    {"cpu_native", "kind=sparse,mode=extend,batch=2,heads=2,kv_lora_rank=32,rope_dim=8,"
+                   "nope_dim=16,q_len=9,kv_len=90+30,top_k=20,choice=given"},
     {"cpu_linear", "kind=gdn,batch=2,k_heads=1,v_heads=2,head_k_dim=8,head_v_dim=16"},
     {"cpu_linear", "kind=kda,mode=extend,kv_len=90,k_heads=2,v_heads=2,head_k_dim=8,head_v_dim=16,"
                    "state_dtype=bf16"},
@@ -241,7 +248,9 @@ START_TEST(test_judge)
     bench_layouts(&inputs->shape, layouts);
     for (uint32_t o = 0; o < inputs->num_operands; o++) {
         const struct bench_operand *operand = &inputs->list[o];
-        bool is_out = operand->role == ATTN_ROLE_OUT;
+        bool is_choice =
+            operand->role == ATTN_ROLE_SPARSE_INDICES || operand->role == ATTN_ROLE_SPARSE_COUNT;
+        bool is_out = operand->role == ATTN_ROLE_OUT || (is_choice && !inputs->shape.given);
         if (!is_out && operand->unit != BENCH_PER_SLOT)
             continue;
         int64_t unit =
