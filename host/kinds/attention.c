@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention.c: rows, constants and geometry of kinds that attend to keys.
+ */
 #include "host/kinds/attention.h"
 
 /* ---- Rows ------------------------------------------------------------------------------------ */

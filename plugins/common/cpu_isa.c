@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cpu_isa.c: which instruction sets the processor has, and which of a plugin's kernels it gets.
+ */
 #include "plugins/common/cpu_isa.h"
 #include "attn_plugin_util.h"
 

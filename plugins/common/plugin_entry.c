@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plugin_entry.c: the version and the vendor of this project's plugins.
+ */
 #include "plugins/common/plugin_entry.h"
 
 attn_status plugin_answer(const attn_host_info *host, const attn_plugin *mine, attn_plugin *plugin,

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * scratch.c: the arrays of a worker, laid out in one block of memory.
+ */
 #include "scratch.h"
 
 static int64_t panels(int64_t n)

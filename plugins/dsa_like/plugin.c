@@ -1,4 +1,8 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plugin.c: dsa_like, sparse attention to latents on Hopper: its names, and the one exported
+ * function.
+ */
 #include "plugins/dsa_like/dsa_like.h"
 
 #include "attn_plugin_util.h"

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plugin.c: flashmla_like, latent attention on Hopper: its names, and the one exported function.
+ */
 #include "plugins/flashmla_like/type.h"
 
 #include "attn_plugin_util.h"

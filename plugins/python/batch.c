@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * batch.c: a batch as the arrays that a backend in Python is given.
+ */
 #include "plugins/python/python.h"
 
 /* What is being handed over. */

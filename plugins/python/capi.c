@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * capi.c: the interpreter: which one, how it is opened, and its functions.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* pipe2, RTLD_DEFAULT */
 #endif

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * declare.c: declarations of a class in Python, read into tables.
+ */
 #include "plugins/python/python.h"
 
 #include <stdlib.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * forward.c: a forward: tensors as DLPack capsules, the call, exceptions as statuses.
+ */
 #include "plugins/python/python.h"
 
 #include <stdlib.h>

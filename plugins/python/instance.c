@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * instance.c: instances and metadata of a backend in Python.
+ */
 #include "plugins/python/python.h"
 
 #include <stdlib.h>

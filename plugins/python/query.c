@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * query.c: queries, answered from what a class declares and by its predicates.
+ */
 #include "plugins/python/python.h"
 
 #include <stdlib.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fuzz_trace.c: bytes as a trace, read with settings that the first of them choose.
+ */
 #include "tests/fuzz/fuzz_trace.h"
 
 #include "host/workload/trace_row.h"

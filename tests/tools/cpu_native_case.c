@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cpu_native_case.c: random forwards for cpu_native's tests, and their truth.
+ */
 #include "tests/tools/cpu_native_case.h"
 
 #include "host/base/dtype.h"

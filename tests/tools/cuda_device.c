@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cuda_device.c: a GPU with red zones around its memory.
+ */
 #include "tests/tools/cuda_device.h"
 
 #include <stdio.h>

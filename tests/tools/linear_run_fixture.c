@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * linear_run_fixture.c: a model of one recurrent family, three requests, forwards of the oracle.
+ */
 #include "tests/tools/linear_run_fixture.h"
 
 #include "host/base/dtype.h"

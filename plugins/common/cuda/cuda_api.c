@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cuda_api.c: the driver and NVRTC, opened at run time, and their failures in words.
+ */
 #include "plugins/common/cuda/cuda_api.h"
 #include "attn_plugin_util.h"
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * device.c: the current context's device, checked against the one that was asked for.
+ */
 #include "plugins/common/cuda/device.h"
 #include "attn_plugin_util.h"
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * group.c: a group of softmax layers, and what CUDA plugins answer to its problem.
+ */
 #include "plugins/common/cuda/group.h"
 #include "plugins/common/cuda/call.h"
 #include "plugins/common/cuda/elements.cuh"

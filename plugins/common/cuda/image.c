@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * image.c: the choice of an embedded image for a device.
+ */
 #include "plugins/common/cuda/image.h"
 #include "attn_plugin_util.h"
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * launch.c: functions of a module, and their launches.
+ */
 #include "plugins/common/cuda/launch.h"
 #include "attn_plugin_util.h"
 

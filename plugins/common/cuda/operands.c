@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * operands.c: tensors and scales of a forward, checked, as kernels read them.
+ */
 #include "plugins/common/cuda/operands.h"
 #include "attn_plugin_util.h"
 

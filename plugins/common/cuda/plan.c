@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan.c: batches checked against the bounds of their metadata, and what launches read of them.
+ */
 #include "plugins/common/cuda/plan.h"
 #include "attn_plugin_util.h"
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tensor_map.c: descriptors of boxes of a tensor, checked before the driver encodes them.
+ */
 #include "plugins/common/cuda/tensor_map.h"
 #include "attn_plugin_util.h"
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * common_cuda_driver.c: the fake driver, reached through the plugins' declarations.
+ */
 #include "plugins/common/tests/common_cuda_driver.h"
 
 #include "host/device/cuda_driver.h"

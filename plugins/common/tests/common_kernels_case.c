@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * common_kernels_case.c: random inputs for the kernels that plugins share.
+ */
 #include "plugins/common/tests/common_kernels_case.h"
 
 #include <stdlib.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fa3_fixture.c: the problem, the driver and the batch of fa3_like's tests.
+ */
 #include "plugins/fa3_like/tests/fa3_fixture.h"
 #include "tests/tools/plugin_test.h"
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fi_fixture.c: the problem, the driver and the batch of flashinfer_like's tests.
+ */
 #include "plugins/flashinfer_like/tests/fi_fixture.h"
 #include "tests/tools/plugin_test.h"
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fanout.c: children of a composite: their bounds, limits, instances and calls.
+ */
 #include "fanout.h"
 
 #include "attn_plugin_util.h"

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * slice.c: a batch of some sequences of another, or for some of its layers.
+ */
 #include "slice.h"
 
 #include "attn_plugin_util.h"

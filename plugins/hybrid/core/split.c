@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * split.c: whether rows that extend and rows that decode may go to two children.
+ */
 #include "split.h"
 
 #include "fanout.h"

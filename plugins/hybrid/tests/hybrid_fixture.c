@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * hybrid_fixture.c: composites over two layer groups, and what tests change of them.
+ */
 #include "plugins/hybrid/tests/hybrid_fixture.h"
 
 #include <stdlib.h>

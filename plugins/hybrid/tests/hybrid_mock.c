@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * hybrid_mock.c: children of composites that record their calls and count their objects.
+ */
 #include "plugins/hybrid/tests/hybrid_mock.h"
 
 #include <stdio.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * triton_device.c: triton_like's .so, opened with services of the test's own.
+ */
 #include "plugins/triton_like/tests/triton_device.h"
 
 #include <dlfcn.h>

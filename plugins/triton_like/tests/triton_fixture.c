@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * triton_fixture.c: a driver, an NVRTC and a folder of kernels for triton_like's tests.
+ */
 #include "plugins/triton_like/tests/triton_fixture.h"
 #include "tests/tools/plugin_test.h"
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_log.c: levels, control characters, and hosts that callbacks make.
+ */
 #include "host/base/log.h"
 
 #include "tests/tools/test_main.h"

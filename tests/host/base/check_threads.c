@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_threads.c: tasks on workers: each once, at the same time, errors and ends.
+ */
 #include "host/base/threads.h"
 
 #include "host/base/cpu_quota.h"

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pairs_case.c: prefill by one backend, decode by another: the runs, and what has to agree.
+ */
 #include "tests/host/check/pairs_case.h"
 
 #include <stdarg.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_options.c: options of backends from text: values, defaults, errors.
+ */
 #include "host/plugin/options.h"
 
 #include "host/base/error.h"

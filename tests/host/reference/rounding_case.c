@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rounding_case.c: random rows, and models of programs that compute them.
+ */
 #include "tests/host/reference/rounding_case.h"
 
 #include "host/base/dtype.h"

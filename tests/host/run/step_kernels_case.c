@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * step_kernels_case.c: random work for the host's kernels, done twice and compared.
+ */
 #include "tests/host/run/step_kernels_case.h"
 
 #include <check.h>

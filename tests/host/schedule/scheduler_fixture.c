@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * scheduler_fixture.c: a scheduler, its requests and a cache of token keys.
+ */
 #include "tests/host/schedule/scheduler_fixture.h"
 
 #include <string.h>
