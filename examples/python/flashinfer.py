@@ -23,6 +23,7 @@ class FlashInfer(Backend):
     doc = "FlashInfer, BatchPrefillWithPagedKVCacheWrapper"
     devices = "cuda"
     dtypes = "f16, bf16"
+    notes = "first_call_slow"  # compiled for each kind of layer
     layouts = "kv.nhd/1, kv.hnd/1"
     flags = "logit_cap"
     uses = "lse, shared_prefix, omit_sink, decodes_first, decode_drafts"

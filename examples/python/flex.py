@@ -25,7 +25,7 @@ class Flex(Sdpa):
     def __init__(self, layers, options, device):
         super().__init__(layers, options, device)
         self.masks = {}
-        self.call = torch.compile(flex.flex_attention) if options["compile"] else flex.flex_attention
+        self.call = torch.compile(flex.flex_attention, dynamic=False) if options["compile"] else flex.flex_attention
 
     def plan(self, batch):
         self.masks.clear()

@@ -34,6 +34,9 @@ enum {
 #define SLOW_US 50000.0
 enum { MEASURE_CALLS = LEAST_ROUNDS + 3 };
 
+/* A call that takes less than this share of the one before it has compiled less. */
+#define STILL_COMPILES 0.5
+
 /* Once the time has passed, no entry begins whose shortest call at the device's ceilings takes
  * longer. */
 #define LATE_US 5000.0
@@ -162,6 +165,7 @@ static attn_status ask_layout(const struct bench_params *params, const struct be
     if (verdict.supported) {
         run->layout = layout;
         run->reads_new_unquantised = verdict.reads_new_kv_unquantised;
+        run->first_call_slow = (verdict.notes & ATTN_NOTE_FIRST_CALL_SLOW) != 0;
         run->graph = !params->eager && params->device->type != ATTN_DEVICE_CPU &&
                      verdict.graph_level >= bench_graph_level(&entry->shape);
     } else if (run->why.length == 0) {
@@ -262,23 +266,54 @@ static attn_status judge_output(struct contender *c, const char *when, attn_erro
     return status;
 }
 
+/* The look at a slow backend is its only sample. */
+static attn_status keep_one_call(struct contender *c, double us, attn_error *error)
+{
+    c->run->one_call = true;
+    c->run->graph = false;
+    return bench_samples_add(&c->run->samples, &us, 1, error);
+}
+
+/* Forwards of a backend that compiles in its first calls, one at a time, until one is quick or no
+ * longer much quicker than the one before it, for BENCH_WARM_SECONDS at most. `us`: the last one. */
+static attn_status warm_up(struct contender *c, double quick_us, double *us, attn_error *error)
+{
+    const struct bench_work work = work_of(c);
+    const int64_t begin_ns = clock_now_ns();
+    double before;
+    attn_status status;
+    c->run->calls = 1;
+    *us = INFINITY;
+    do {
+        before = *us;
+        c->next = 0; /* the copy that is judged */
+        status = bench_timer_once(c->timer, &work, us, error);
+        c->run->warm_seconds = (double)(clock_now_ns() - begin_ns) * 1e-9;
+    } while (status == ATTN_OK && *us > quick_us && *us < before * STILL_COMPILES &&
+             c->run->warm_seconds < BENCH_WARM_SECONDS && !interrupt_seen());
+    return status;
+}
+
 /* Forwards of a sample, from a first look at their time. A graph begins with the same copy at every
- * launch, so it goes through all of them. The look at a slow backend is its only sample. */
+ * launch, so it goes through all of them. */
 static attn_status choose_calls(struct contender *c, attn_error *error)
 {
     uint32_t copies = c->inputs->copies;
     int cpu = c->params->device->type == ATTN_DEVICE_CPU;
-    double us = 0;
+    double us = 0, quick_us = fmax(SLOW_US, c->seconds * 1e6 / MEASURE_CALLS);
     const struct bench_work work = work_of(c);
+    attn_status status = ATTN_OK;
+    if (c->run->first_call_slow)
+        status = warm_up(c, quick_us, &us, error);
+    if (status != ATTN_OK)
+        return status;
+    if (us > quick_us)
+        return keep_one_call(c, us, error);
     c->run->calls = cpu ? 1 : copies < WARM_CALLS ? copies : WARM_CALLS;
     double slow_us = fmax(SLOW_US * c->run->calls, c->seconds * 1e6 / MEASURE_CALLS);
-    attn_status status = bench_timer_estimate(c->timer, &work, slow_us, &us, error);
-    if (status == ATTN_OK && us > slow_us) {
-        us /= c->run->calls;
-        c->run->one_call = true;
-        c->run->graph = false;
-        return bench_samples_add(&c->run->samples, &us, 1, error);
-    }
+    status = bench_timer_estimate(c->timer, &work, slow_us, &us, error);
+    if (status == ATTN_OK && us > slow_us)
+        return keep_one_call(c, us / c->run->calls, error);
     double wanted = ceil((cpu ? SAMPLE_US_CPU : SAMPLE_US) * c->run->calls / (us > 0 ? us : 1));
     wanted = wanted < 1 ? 1 : wanted > MAX_CALLS ? MAX_CALLS : wanted;
     c->run->calls = (uint32_t)wanted;

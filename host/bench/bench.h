@@ -31,6 +31,9 @@ enum {
     BENCH_WRONG = 4     /* a sampled row of its output is wrong, so its times mean nothing: `why` */
 };
 
+/* A backend that says so (ATTN_NOTE_FIRST_CALL_SLOW) may compile for so long before it is timed. */
+#define BENCH_WARM_SECONDS 120.0
+
 /* Which ceiling is the nearer one; NONE: nothing is known of it. */
 enum { BENCH_BOUND_NONE = 0, BENCH_BOUND_MEMORY = 1, BENCH_BOUND_COMPUTE = 2 };
 
@@ -43,7 +46,9 @@ struct bench_run {
     uint32_t reads_new_unquantised; /* ATTN_MODE_BIT set, of the verdict */
     bool graph;                     /* replayed from a graph, else called */
     uint32_t calls;                 /* forwards of a sample */
-    bool one_call;                  /* so slow that its first call is all that was measured */
+    bool first_call_slow;           /* the note of its verdict: calls may compile at first */
+    double warm_seconds;            /* in which it was called until it had compiled */
+    bool one_call;                  /* so slow that one call is all that was measured */
     struct bench_samples samples;   /* microseconds of one forward: the mean of a sample */
     uint32_t per_round;             /* samples */
     struct bench_summary us;

@@ -122,6 +122,17 @@ static void print_impossible(const struct bench_run *run, FILE *file)
             run->backend, run->fraction, bounds[run->bound]);
 }
 
+/* Of a backend that compiles in its first calls: what is shown may be one of them. */
+static void print_warm(const struct bench_run *run, FILE *file)
+{
+    if (run->one_call && run->warm_seconds > 0)
+        text_wrap_line(file, 2, 4,
+                       "%s: it compiles in its first calls, which are repeated while each takes "
+                       "less than half of the one before it, for %g s at most; the last one is "
+                       "shown, after %.3g s",
+                       run->backend, BENCH_WARM_SECONDS, run->warm_seconds);
+}
+
 /* The shape, and a row for each backend below it, of 80 columns; a longer name has a line of its
  * own.
  */
@@ -144,6 +155,7 @@ static void print_entry(const struct bench_report *report, const struct bench_en
             fprintf(file, "\n  %*s", width, "");
         print_row(run, file);
         print_impossible(run, file);
+        print_warm(run, file);
     }
     print_unknown(report, entry, file);
 }

@@ -97,12 +97,14 @@ attn_status bench_timer_block(const struct bench_timer *timer, const struct benc
     return status;
 }
 
-static attn_status run_once(const struct bench_timer *timer, const struct bench_work *work,
-                            attn_error *error)
+attn_status bench_timer_once(const struct bench_timer *timer, const struct bench_work *work,
+                             double *us, attn_error *error)
 {
+    int64_t begin_ns = clock_now_ns();
     attn_status status = work->enqueue(work->ctx, timer->stream, error);
     attn_status waited =
         device_synchronize(timer->device, timer->stream, status == ATTN_OK ? error : NULL);
+    *us = (double)(clock_now_ns() - begin_ns) / 1e3;
     return status == ATTN_OK ? waited : status;
 }
 
@@ -112,11 +114,8 @@ attn_status bench_timer_estimate(const struct bench_timer *timer, const struct b
     const double enough_us = slow_us > FIRST_CALL_US ? slow_us : FIRST_CALL_US;
     attn_status status = ATTN_OK;
     *us = 0;
-    for (int i = 0; i < 2 && status == ATTN_OK && *us <= enough_us; i++) {
-        int64_t begin_ns = clock_now_ns();
-        status = run_once(timer, work, error);
-        *us = (double)(clock_now_ns() - begin_ns) / 1e3;
-    }
+    for (int i = 0; i < 2 && status == ATTN_OK && *us <= enough_us; i++)
+        status = bench_timer_once(timer, work, us, error);
     return status;
 }
 

@@ -40,7 +40,11 @@ void bench_timer_finish(struct bench_timer *timer);
 attn_status bench_timer_block(const struct bench_timer *timer, const struct bench_work *work,
                               double *us, attn_error *error);
 
-/* Microseconds of one unit of work, by the host's clock and roughly: the second of two, as the first
+/* Microseconds of one unit of work, by the host's clock and roughly. */
+attn_status bench_timer_once(const struct bench_timer *timer, const struct bench_work *work,
+                             double *us, attn_error *error);
+
+/* The same: the second of two, as the first
  * may compile; or the first, if that took more than `slow_us` and more than compiling may. */
 attn_status bench_timer_estimate(const struct bench_timer *timer, const struct bench_work *work,
                                  double slow_us, double *us, attn_error *error);

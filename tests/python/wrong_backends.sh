@@ -84,6 +84,20 @@ tap_try "what is compiled in the first call is not timed" sh -c '
     "$0" bench --backend lazy --set plugins.path="$1" --seconds 1 \
         --shape mode=decode,batch=1,kv_len=16,q_heads=1,kv_heads=1,head_dim=64,dtype=f32 | grep "lazy *eager"' \
     "$attnhost" "$wrong/lazy.py"
+# With the note first_call_slow two calls may compile, the first for longer than others may take.
+sed -e 's/"lazy"/"compiled"\n    notes = "first_call_slow"/' -e 's/sleep(.*/sleep({0: 3.2, 1: 0.8}.get(next(calls), 0))/' \
+    "$wrong/lazy.py" >"$wrong/compiled.py"
+sed -e 's/"compiled"/"slow"/' -e 's/sleep(.*/sleep(0.3)/' "$wrong/compiled.py" >"$wrong/slow.py"
+bench_of()
+{
+    "$attnhost" bench --backend "$1" --set plugins.path="$wrong/$1.py" --seconds 1 \
+        --shape mode=decode,batch=1,kv_len=16,q_heads=1,kv_heads=1,head_dim=64,dtype=f32 | tr -s ' \n' ' ' >"$wrong/$1.bench"
+}
+bench_of compiled
+tap_try "what is compiled in two calls is not timed" grep -q 'compiled eager' "$wrong/compiled.bench"
+bench_of slow
+tap_try "a slow call is shown with the time that it had to compile in" \
+    grep -q 'slow 1 call 30.* slow: it compiles in its first calls, .* for 120 s at most; .* after 0.6' "$wrong/slow.bench"
 tap_try "rows.py passes the cases that catch the others" \
     "$attnhost" check --jobs 1 --filter 'MEAN-06.windows/*' --filter 'LIFE-06.contents/*' \
     --filter 'MEAN-12.sinks/*' --filter 'MEAN-13.*' --filter 'LIFE-07.instances' "$wrong/rows.py"
