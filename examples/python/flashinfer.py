@@ -31,7 +31,9 @@ class FlashInfer(Backend):
     host_arrays = "seq_lens, kv_lens, q_indptr"
     accepts = {"device.sm": "80..121", "head_dim": "64, 128, 256", "v_head_dim": "head_dim",
                "window_right": "-1, 0"}
-    options = [Option("workspace", "int", 128, "memory of partial results", 16, 4096, unit="MiB")]
+    options = [Option("workspace", "int", 128, "memory of partial results", 16, 4096, unit="MiB"),
+               Option("kernel", "enum", "auto", "which of FlashInfer's kernels; auto: fa3 on Hopper",
+                      choices=("auto", "fa2", "fa3"))]
 
     def __init__(self, layers, options, device):
         super().__init__(layers, options, device)
@@ -40,7 +42,7 @@ class FlashInfer(Backend):
         for layer in layers:
             if unlike(layer) not in self.wrappers:
                 self.wrappers[unlike(layer)] = layer, flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-                    workspace, "HND" if layer.is_hnd else "NHD")
+                    workspace, "HND" if layer.is_hnd else "NHD", backend=options["kernel"])
 
     def plan(self, batch):
         """The first row of a sequence and the end of the last."""
