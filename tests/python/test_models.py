@@ -704,13 +704,13 @@ def test_graphs_on_the_cpu():
             graphs=True, num_tokens=64)
 
 
-@cases(("Falcon", dict(hidden_size=64, num_attention_heads=4, num_hidden_layers=1)),
-       ("GPTJ", dict(n_embd=64, n_head=4, n_layer=1, rotary_dim=8, bos_token_id=1, eos_token_id=2)))
-def test_models_that_have_a_dict_of_attention_classes(name, special):
+@cases(("Falcon", "FALCON", dict(hidden_size=64, num_attention_heads=4, num_hidden_layers=1)),
+       ("GPTNeo", "GPT_NEO", dict(hidden_size=64, num_heads=4, num_layers=1, attention_types=[[["global"], 1]])))
+def test_models_that_have_a_dict_of_attention_classes(name, prefix, special):
     use()
     config = getattr(transformers, f"{name}Config")(vocab_size=97, **special)
     made = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    refused(Unsupported, [f"{name.upper()}_ATTENTION_CLASSES", "eager", f"{name}ForCausalLM"], attnhost.generate, made,
+    refused(Unsupported, [f"{prefix}_ATTENTION_CLASSES", "eager", f"{name}ForCausalLM"], attnhost.generate, made,
             [[5, 6, 7]], 4)
 
 
