@@ -66,6 +66,13 @@ static uint64_t take(uint64_t *at, uint64_t bytes)
     return begin;
 }
 
+/* Segments that sequences of a window may be cut into, if the longest has enough rows; 0: none are. */
+static int find_room(const linear_dims *d, int64_t longest)
+{
+    const int room = CHUNK_ROOM(d->v_heads, d->v_dim / CHUNK_PANEL, linear_is_delta(d));
+    return room >= 2 && longest >= CHUNK_SEGMENT_ROWS(room) ? room : 0;
+}
+
 /* The number of chunks comes first, then the sequences. */
 linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_bounds *bounds)
 {
@@ -80,9 +87,15 @@ linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_boun
     uint64_t window = CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 0);
     if (window > MOST_TILES / (keys + values))
         window = MOST_TILES / (keys + values) + 1;
+    const uint64_t most = CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 1);
+    to.room = find_room(d, bounds->max_q_len);
+    to.most = to.room > bounds->max_seqs ? to.room : bounds->max_seqs;
     uint64_t at = ALIGNMENT;
     take(&at, 2 * seqs * sizeof(int32_t));
-    to.list = take(&at, CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 1) * sizeof(linear_chunk));
+    to.list = take(&at, most * sizeof(linear_chunk));
+    to.segments =
+        take(&at, (most + window - 1) / window * (uint64_t)to.most * sizeof(linear_segment));
+    to.results = take(&at, (uint64_t)to.room * heads * (uint64_t)CHUNK_RESULT_BYTES(panels));
     to.carry = take(&at, 2 * heads * (uint64_t)panels * CHUNK_CARRY * sizeof(float));
     to.keys = take(&at, window * keys);
     to.values = take(&at, window * values);
@@ -100,11 +113,15 @@ static void point(const attn_metadata *metadata, const linear_group *group, line
         (linear_chunks){.count = (int *)(void *)base,
                         .sequences = (int *)(void *)(base + ALIGNMENT),
                         .list = (linear_chunk *)(void *)(base + parts.list),
+                        .segments = (linear_segment *)(void *)(base + parts.segments),
+                        .results = base + parts.results,
                         .carry = (float *)(void *)(base + parts.carry),
                         .keys = base + parts.keys,
                         .values = base + parts.values,
                         .most = (int)CHUNK_MOST(e.tokens, e.seqs, call->batch.snapshots != NULL),
-                        .window = parts.window};
+                        .window = parts.window,
+                        .most_segments = parts.most,
+                        .room = find_room(&group->dims, e.q_len)};
 }
 
 /* ---- Launches -------------------------------------------------------------------------------- */
@@ -115,10 +132,19 @@ static int ready_threads(const linear_dims *d)
 }
 
 /* Blocks of linear_ready_* for a chunk. */
-static int64_t ready_blocks(const linear_dims *d)
+static int64_t ready_blocks(const linear_dims *d, int together)
 {
-    const int parts = (d->ratio + CHUNK_READY_HEADS - 1) / CHUNK_READY_HEADS;
+    const int parts = (d->ratio + together - 1) / together;
     return d->family == LINEAR_FAMILY_KDA ? d->v_heads : (int64_t)d->k_heads * parts;
+}
+
+/* v heads that share the products of q and k: fewer where blocks would leave multiprocessors idle. */
+static int find_together(const linear_dims *d, int at_once)
+{
+    int together = CHUNK_READY_HEADS;
+    while (together > 1 && at_once * ready_blocks(d, together) < CHUNK_READY_BLOCKS)
+        together /= 2;
+    return together;
 }
 
 attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_group *group,
@@ -131,8 +157,9 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
         !(call->operands.aligned & LINEAR_ALIGNED_ROWS))
         return ATTN_OK;
     point(metadata, group, call);
-    const linear_chunks *chunks = &call->chunks;
+    linear_chunks *chunks = &call->chunks;
     const int at_once = chunks->window < chunks->most ? chunks->window : chunks->most;
+    chunks->together = find_together(d, at_once);
     const int columns = CHUNK_PANEL * CHUNK_STATE_WARPS, delta = linear_is_delta(d);
     int first = 0;
     void *params[] = {call, &first};
@@ -142,18 +169,27 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
                               .block = {CHUNK_PLAN_THREADS}};
     const cuda_launch ready = {.function = group->ready,
                                .name = "linear_ready",
-                               .grid = {at_once * ready_blocks(d), 1, 1},
+                               .grid = {at_once * ready_blocks(d, chunks->together), 1, 1},
                                .block = {(uint32_t)ready_threads(d)},
                                .shared = linear_ready_shared(d)};
-    const cuda_launch states = {
-        .function = group->states,
-        .name = "linear_states",
-        .grid = {e.seqs * d->v_heads * ((d->v_dim + columns - 1) / columns), 1, 1},
-        .block = {CHUNK_STATE_THREADS},
-        .shared = (uint32_t)CHUNK_STATES_SHARED(delta)};
+    const int parts = CHUNK_SEGMENT_PARTS(d->v_dim / CHUNK_PANEL, delta);
+    const cuda_launch segments = {.function = group->segments,
+                                  .name = "linear_segments",
+                                  .grid = {(int64_t)chunks->room * d->v_heads * parts, 1, 1},
+                                  .block = {CHUNK_STATE_THREADS},
+                                  .shared = (uint32_t)CHUNK_STATES_SHARED(delta)};
+    const cuda_launch states = {.function = group->states,
+                                .name = "linear_states",
+                                .grid = {(e.seqs > chunks->room ? e.seqs : chunks->room) *
+                                             d->v_heads * ((d->v_dim + columns - 1) / columns),
+                                         1, 1},
+                                .block = {CHUNK_STATE_THREADS},
+                                .shared = (uint32_t)CHUNK_STATES_SHARED(delta)};
     attn_status status = cuda_launch_run(cuda, &list, params, stream, error);
     for (; first < chunks->most && status == ATTN_OK; first += chunks->window) {
         status = cuda_launch_run(cuda, &ready, params, stream, error);
+        if (status == ATTN_OK && chunks->room > 0)
+            status = cuda_launch_run(cuda, &segments, params, stream, error);
         if (status == ATTN_OK)
             status = cuda_launch_run(cuda, &states, params, stream, error);
     }

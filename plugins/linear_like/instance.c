@@ -82,6 +82,10 @@ static attn_status load_chunks(attn_instance *made, linear_group *group, attn_er
         status =
             load_kernel(made, MODULE_STATES, delta ? "linear_states_delta" : "linear_states_plain",
                         (uint32_t)CHUNK_STATES_SHARED(delta), &group->states, error);
+    if (status == ATTN_OK)
+        status = load_kernel(made, MODULE_STATES,
+                             delta ? "linear_segments_delta" : "linear_segments_plain",
+                             (uint32_t)CHUNK_STATES_SHARED(delta), &group->segments, error);
     return status;
 }
 

@@ -62,9 +62,10 @@ typedef struct linear_group {
     cuda_function convolve;
     cuda_function convolve_vectors; /* NULL: fp32 */
     cuda_function finish;
-    int by_chunks; /* long sequences; the three kernels of it */
+    int by_chunks; /* long sequences; the four kernels of it */
     cuda_function list;
     cuda_function ready;
+    cuda_function segments;
     cuda_function states;
     uint32_t num_layers;
     int32_t *layers; /* ids */
@@ -95,9 +96,11 @@ void linear_destroy(attn_instance *instance);
 
 /* Scratch of a group that goes by chunks: where its parts begin. */
 typedef struct linear_scratch {
-    uint64_t list, carry, keys, values;
+    uint64_t list, segments, results, carry, keys, values;
     uint64_t bytes; /* 0: none is needed */
     int32_t window; /* chunks that there are tiles for */
+    int32_t room;   /* segments of a window, where sequences are cut; 0: none are */
+    int32_t most;   /* segments of a window */
 } linear_scratch;
 
 /* Is it a delta rule, GDN's or KDA's? */

@@ -718,7 +718,8 @@ template <bool DELTA> DEVICE void ready_block(const linear_call &call, int first
 {
     const linear_dims &d = call.dims;
     const linear_chunks &chunks = call.chunks;
-    const int parts = (d.ratio + CHUNK_READY_HEADS - 1) / CHUNK_READY_HEADS;
+    const int together = chunks.together;
+    const int parts = (d.ratio + together - 1) / together;
     const int part = blockIdx.x % parts, rest = blockIdx.x / parts;
     const int key_head = rest % d.k_heads, index = rest / d.k_heads;
     if (first + index >= *chunks.count)
@@ -728,8 +729,8 @@ template <bool DELTA> DEVICE void ready_block(const linear_call &call, int first
                                from.rows};
     const ready_memory m(memory);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int head = key_head * d.ratio + part * CHUNK_READY_HEADS;
-    const int heads = int_min(CHUNK_READY_HEADS, d.ratio - part * CHUNK_READY_HEADS);
+    const int head = key_head * d.ratio + part * together;
+    const int heads = int_min(together, d.ratio - part * together);
     if (warp < heads)
         load_gates(call, chunk, head + warp, lane, ready_gates(m, warp));
     load_tile<false>(call, chunk, d.first[0] + key_head * d.k_dim, d.k_dim, d.l2_norm, m.q,
@@ -805,6 +806,83 @@ DEVICE int list_chunks(const linear_call &call, int number, const linear_sequenc
     return count;
 }
 
+/* ---- The list of segments -------------------------------------------------------------------- */
+
+DEVICE int sum_of_warp(int x)
+{
+    return __reduce_add_sync(~0u, x);
+}
+
+/* The chunks of sequence `s` that are in [first, end). */
+DEVICE int find_chunks(const linear_chunks &chunks, int s, int real, int first, int end, int *from)
+{
+    if (s >= real)
+        return 0;
+    const int begin = chunks.sequences[2 * s], count = chunks.sequences[2 * s + 1];
+    *from = begin > first ? begin : first;
+    return int_max(0, int_min(end, begin + count) - *from);
+}
+
+/* Chunks of a segment, in a window in which sequences have `total` chunks, one of them `longest`. A
+ * warp. Sequences are cut where their segments all go at once and less time passes: that
+ * of a chunk for each of a segment and 3/4 for each before that, when states alone are sought; 3/4 for
+ * each segment whose state has to be passed through the others; that of two for a launch. */
+DEVICE int find_segment(const linear_chunks &chunks, int real, int first, int end, int total,
+                        int longest)
+{
+    const int lane = threadIdx.x % 32, room = chunks.room;
+    int length = int_max(CHUNK_SEGMENT_LEAST, (total + room - 1) / room);
+    length = int_max(length, (longest + CHUNK_SEGMENT_MOST - 1) / CHUNK_SEGMENT_MOST);
+    for (; length < longest; length += 1 + length / 16) {
+        int segments = 0, from;
+        for (int s = lane; s < (real + 31) / 32 * 32; s += 32)
+            segments += (find_chunks(chunks, s, real, first, end, &from) + length - 1) / length;
+        if (sum_of_warp(segments) <= room)
+            break;
+    }
+    const int passed = (longest + length - 1) / length - 2;
+    return 7 * length + 3 * passed + 8 < 4 * longest - longest / 4 ? length : longest;
+}
+
+/* Segments of a window. A warp. */
+DEVICE void list_segments(const linear_call &call, int real, int window)
+{
+    const linear_chunks &chunks = call.chunks;
+    const int lane = threadIdx.x % 32, first = window * chunks.window;
+    const int end = int_min(*chunks.count, first + chunks.window), whole = (real + 31) / 32 * 32;
+    linear_segment *to = chunks.segments + (i64)window * chunks.most_segments;
+    int active = 0, total = 0, longest = 0, rows = 0, at = 0, from = 0;
+    for (int s = lane; s < whole; s += 32) {
+        const int count = find_chunks(chunks, s, real, first, end, &from);
+        active += count > 0, total += count, longest = int_max(longest, count);
+        if (count > 0)
+            rows = int_max(rows, linear_find_sequence(&call.batch, s).num_rows);
+    }
+    active = sum_of_warp(active), total = sum_of_warp(total);
+    longest = __reduce_max_sync(~0u, longest);
+    /* Whether a batch is cut does not depend on bounds, so that graphs give the same bits. */
+    const bool cut =
+        __reduce_max_sync(~0u, rows) >= CHUNK_SEGMENT_ROWS(chunks.room) && active < chunks.room;
+    const int length =
+        cut ? find_segment(chunks, real, first, end, total, longest) : int_max(1, longest);
+    for (int s = lane; s < whole; s += 32) {
+        const int count = find_chunks(chunks, s, real, first, end, &from);
+        const int segments = (count + length - 1) / length;
+        int sum = segments;
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(~0u, sum, step);
+            sum += lane >= step ? other : 0;
+        }
+        for (int i = 0; i < segments; i++) /* as long as each other, nearly */
+            to[at + sum - segments + i] = {s, from + (int)((i64)count * i / segments),
+                                           from + (int)((i64)count * (i + 1) / segments), i,
+                                           segments};
+        at += __shfl_sync(~0u, sum, 31);
+    }
+    for (int i = at + lane; i < chunks.most_segments; i += 32)
+        to[i] = {0, 0, 0, 0, 0};
+}
+
 /* One block: sequences by warps. */
 DEVICE void list_block(const linear_call &call)
 {
@@ -841,6 +919,8 @@ DEVICE void list_block(const linear_call &call)
     for (int s = warp; s < real; s += warps)
         if (chunks.sequences[2 * s + 1])
             list_chunks(call, s, linear_find_sequence(&call.batch, s), chunks.sequences[2 * s]);
+    for (int window = warps - 1 - warp; window * (i64)chunks.window < chunks.most; window += warps)
+        list_segments(call, real, window);
 }
 
 #endif /* LINEAR_LIKE_CHUNK_READY_CUH */

@@ -12,6 +12,11 @@
  * all transposed: S' w', S' q', U'' P', U'' k. The first warpgroup passes the state on; the second
  * makes outputs of the state and of U', which it is handed as they are in the first one's
  * registers.
+ *
+ * A chunk makes S M + N of a state S. Where few sequences and heads would leave multiprocessors
+ * idle, a sequence is cut into segments of chunks: linear_segments_* finds N and M of each but the
+ * last, N as a state from 0 on, M as the state of the unit matrix with u = 0; then all segments go
+ * at once, each from S <- S M + N through those before it. A plain rule's M is a decay.
  */
 #ifndef LINEAR_LIKE_CHUNK_STATES_CUH
 #define LINEAR_LIKE_CHUNK_STATES_CUH
@@ -118,11 +123,12 @@ DEVICE void make_left(const float (&x)[4 * COUNT], left_operand<COUNT> &to, floa
 }
 
 /* What is left of x when it has been rounded to `a`. */
-DEVICE void make_rest(const float (&x)[32], const left_operand<8> &a, const float (&scale)[2],
-                      u32 (&rest)[4][4])
+template <int COUNT>
+DEVICE void make_rest(const float (&x)[4 * COUNT], const left_operand<COUNT> &a,
+                      const float (&scale)[2], u32 (&rest)[COUNT / 2][4])
 {
 #pragma unroll
-    for (int n = 0; n < 8; n++)
+    for (int n = 0; n < COUNT; n++)
 #pragma unroll
         for (int i = 0; i < 2; i++)
             rest[n / 2][n % 2 * 2 + i] =
@@ -223,9 +229,8 @@ template <int COUNT> DEVICE void take_over(const char *from, left_operand<COUNT>
     x.times[0] = y.x, x.times[1] = y.y;
 }
 
-/* Named barriers: what is handed on is there; it has been taken over; a warpgroup is done with a
- * stage. */
-enum { HANDED_STATE = 1, HANDED_UPDATES = 2, HANDED_TAKEN = 3, STAGE_FREE = 4 };
+/* Named barriers: what is handed on is there; it has been taken over. */
+enum { HANDED_STATE = 1, HANDED_UPDATES = 2, HANDED_TAKEN = 3 };
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
@@ -270,6 +275,22 @@ template <bool DELTA> struct states_memory {
     {
         barrier_wait(barrier(group, n), n / (group == 0 ? STATE_STAGES : OUTPUT_STAGES) & 1);
     }
+
+    /* A warp is done with a stage. Readers may be a stage apart, so a named barrier will not do. */
+    __device__ __forceinline__ void free(int group, int n) const
+    {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            barrier_arrive(barrier(group, n) + 8 * (STATE_STAGES + OUTPUT_STAGES));
+    }
+
+    /* All of them are, with what was there before. */
+    __device__ __forceinline__ void wait_free(int group, int n) const
+    {
+        const int round = n / (group == 0 ? STATE_STAGES : OUTPUT_STAGES);
+        if (round > 0)
+            barrier_wait(barrier(group, n) + 8 * (STATE_STAGES + OUTPUT_STAGES), (round - 1) & 1);
+    }
 };
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
@@ -287,12 +308,33 @@ DEVICE void copy_bytes(char *to, const char *from, int bytes, unsigned barrier)
 }
 
 /* A block's part of a launch: chunks [from, to) of the list, those of a sequence being [begin,
- * end). */
+ * end); segment `number` of `count`. */
 struct states_work {
     linear_sequence sequence;
     int first, begin, end, from, to;
+    int index, number, count;
     int head, panel; /* the first of the block's */
+    int lead;        /* stages of the state's ring that come before the chunks' */
 };
+
+/* The result of a segment for the block's head; `index`: of the window's segments. */
+DEVICE char *find_result(const linear_call &call, int index, int head)
+{
+    const i64 size = CHUNK_RESULT_BYTES(call.dims.v_dim / CHUNK_PANEL);
+    return call.chunks.results + ((i64)index * call.dims.v_heads + head) * size;
+}
+
+/* The part of a lane of a warp's panel. */
+DEVICE float *result_state(const linear_call &call, const states_work &work, int index, int panel,
+                           int lane)
+{
+    return (float *)find_result(call, index, work.head) + panel * CHUNK_CARRY + lane * 4;
+}
+
+DEVICE char *result_matrix(const linear_call &call, const states_work &work, int index)
+{
+    return find_result(call, index, work.head) + CHUNK_RESULT_STATE(call.dims.v_dim / CHUNK_PANEL);
+}
 
 /* What a warpgroup needs of chunk `i`, on its way. */
 template <bool DELTA>
@@ -302,7 +344,7 @@ DEVICE void copy_chunk(const linear_call &call, const states_work &work,
     typedef states_memory<DELTA> at;
     const linear_dims &d = call.dims;
     const int panels = d.v_dim / CHUNK_PANEL, own = d.family == LINEAR_FAMILY_KDA;
-    const int index = i - work.first, n = i - work.from;
+    const int index = i - work.first, n = i - work.from + (group == 0 ? work.lead : 0);
     if (i >= work.to || (HAS_HOPPER && threadIdx.x % 32 != 0))
         return;
     const char *keys = call.chunks.keys + ((i64)index * (own ? d.v_heads : d.k_heads) +
@@ -311,7 +353,8 @@ DEVICE void copy_chunk(const linear_call &call, const states_work &work,
     const char *values = call.chunks.values +
                          ((i64)index * d.v_heads + work.head) * CHUNK_VALUES_BYTES(panels, DELTA);
     const char *u = values + CHUNK_VALUES_BYTES(0, DELTA) + work.panel * CHUNK_PANEL_BYTES;
-    const int u_bytes = int_min(CHUNK_STATE_WARPS, panels - work.panel) * CHUNK_PANEL_BYTES;
+    const int u_bytes =
+        int_max(0, int_min(CHUNK_STATE_WARPS, panels - work.panel)) * CHUNK_PANEL_BYTES;
     char *to = m.stage(group, n);
     const unsigned barrier = m.barrier(group, n);
 #if HAS_HOPPER
@@ -324,7 +367,8 @@ DEVICE void copy_chunk(const linear_call &call, const states_work &work,
             copy_bytes(to + at::w, values + CHUNK_NUMBERS + CHUNK_PRODUCTS, CHUNK_TILE, barrier);
         copy_bytes(to + at::k, keys + CHUNK_TILE, CHUNK_TILE, barrier);
         copy_bytes(to + at::state_numbers, values, CHUNK_NUMBERS, barrier);
-        copy_bytes(to + at::state_u, u, u_bytes, barrier);
+        if (u_bytes > 0)
+            copy_bytes(to + at::state_u, u, u_bytes, barrier);
     } else {
         copy_bytes(to + at::q, keys, CHUNK_TILE, barrier);
         copy_bytes(to + at::output_numbers, values, CHUNK_NUMBERS + CHUNK_PRODUCTS, barrier);
@@ -338,16 +382,17 @@ DEVICE void copy_chunk(const linear_call &call, const states_work &work,
 
 /* ---- The state ------------------------------------------------------------------------------- */
 
-/* What the rows of a chunk add to a state: u - w S. `x`: w S, if there is one. */
-template <bool DELTA>
+/* What the rows of a chunk add to a state: u - w S. `x`: w S, if there is one. UNIT: u = 0. */
+template <bool DELTA, bool UNIT>
 DEVICE void find_updates(unsigned u, const float *numbers, const left_operand<16> &s, int lane,
                          float (&x)[32])
 {
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
         const int row = 16 * pair + lane % 8 + lane / 16 * 8;
-        u32 b[4];
-        load_matrices_turned(u + panel_offset(row, lane / 8 % 2), b);
+        u32 b[4] = {0, 0, 0, 0};
+        if constexpr (!UNIT)
+            load_matrices_turned(u + panel_offset(row, lane / 8 % 2), b);
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             const int at = 4 * (2 * pair + n), c = 8 * (2 * pair + n) + lane % 4 * 2;
@@ -381,12 +426,16 @@ DEVICE void fold(const float *numbers, const float (&sums)[32], const left_opera
     }
 }
 
-/* The state after a chunk. EXACT: updates as two numbers each. */
-template <bool DELTA, bool EXACT>
-DEVICE void pass_chunk(const states_memory<DELTA> &m, int n, int warp, int lane, state_tile &s)
+/* What a warpgroup passes from chunk to chunk: a state, whose parts it hands on to that of the
+ * outputs; a state alone; what chunks make of the state before them. */
+enum { PASS_HANDED, PASS_ALONE, PASS_MATRIX };
+
+/* The state after a chunk, the block's number `n`. EXACT: updates as two numbers each. */
+template <bool DELTA, bool EXACT, int PASS>
+DEVICE void pass_chunk(const states_memory<DELTA> &m, const char *stage, int n, int warp, int lane,
+                       state_tile &s)
 {
     typedef states_memory<DELTA> at;
-    const char *stage = m.stage(0, n);
     const float *numbers = (const float *)(stage + at::state_numbers);
     const unsigned from = shared_address(stage), k = from + at::k;
     const unsigned u = from + at::state_u + warp * CHUNK_PANEL_BYTES;
@@ -401,34 +450,36 @@ DEVICE void pass_chunk(const states_memory<DELTA> &m, int n, int warp, int lane,
     pack_left<8, 16, 16>(s, scale, held);
     if constexpr (DELTA)
         multiply_rows(x, held.at[4], from + at::w + CHUNK_TILE / 2, true);
-    if (n > 0)
-        named_sync(HANDED_TAKEN, 64 * CHUNK_STATE_WARPS);
-    hand_on(m.state, held);
-    named_arrive(HANDED_STATE, 64 * CHUNK_STATE_WARPS);
+    if constexpr (PASS == PASS_HANDED) {
+        if (n > 0)
+            named_sync(HANDED_TAKEN, 64 * CHUNK_STATE_WARPS);
+        hand_on(m.state, held);
+        named_arrive(HANDED_STATE, 64 * CHUNK_STATE_WARPS);
+    }
     if constexpr (DELTA)
         wait_product<0>(x);
-    find_updates<DELTA>(u, numbers, held, lane, x);
+    find_updates<DELTA, PASS == PASS_MATRIX>(u, numbers, held, lane, x);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
         const float2 times = *(const float2 *)(numbers + NUMBERS_K + 8 * n + lane % 4 * 2);
         y[4 * n] = x[4 * n] * times.x, y[4 * n + 1] = x[4 * n + 1] * times.y;
         y[4 * n + 2] = x[4 * n + 2] * times.x, y[4 * n + 3] = x[4 * n + 3] * times.y;
     }
-    if constexpr (EXACT) { /* registers are short then */
+    if constexpr (EXACT && PASS == PASS_HANDED) { /* registers are short then */
         make_left(x, kept, scale);
         hand_on(m.updates, kept);
         named_arrive(HANDED_UPDATES, 64 * CHUNK_STATE_WARPS);
     }
     make_left(y, added, scale);
     if constexpr (EXACT)
-        make_rest(y, added, scale, rest);
+        make_rest<8>(y, added, scale, rest);
     multiply_panel(low, added.at, k, false);
     if constexpr (EXACT)
         multiply_panel(low, rest, k, true);
     multiply_panel(high, added.at, k + CHUNK_TILE / 2, false);
     if constexpr (EXACT)
         multiply_panel(high, rest, k + CHUNK_TILE / 2, true);
-    if constexpr (!EXACT) {
+    if constexpr (!EXACT && PASS == PASS_HANDED) {
         make_left(x, kept, scale);
         hand_on(m.updates, kept);
         named_arrive(HANDED_UPDATES, 64 * CHUNK_STATE_WARPS);
@@ -572,56 +623,249 @@ DEVICE void carry_state(float *carry, bool store, state_tile &s)
     }
 }
 
+/* Half of a segment's matrix: M, or what is left of it. */
+template <bool DELTA>
+DEVICE void copy_matrix(const linear_call &call, const states_work &work,
+                        const states_memory<DELTA> &m, int n)
+{
+    const char *from = result_matrix(call, work, work.index - work.number + 1 + n / 2) +
+                       CHUNK_RESULT_NUMBERS + n % 2 * (2 * CHUNK_TILE);
+    if (HAS_HOPPER && threadIdx.x % 32 != 0)
+        return;
+#if HAS_HOPPER
+    barrier_arrive_expect(m.barrier(0, n), 2 * CHUNK_TILE);
+#endif
+    copy_bytes(m.stage(0, n), from, 2 * CHUNK_TILE, m.barrier(0, n));
+#if !HAS_HOPPER
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(m.barrier(0, n))
+                 : "memory");
+#endif
+}
+
 /* What a warpgroup needs of all chunks, by a warp of its own. */
 template <bool DELTA>
 DEVICE void copy_chunks(const linear_call &call, const states_work &work,
                         const states_memory<DELTA> &m, int group)
 {
-    const int stages = group == 0 ? STATE_STAGES : OUTPUT_STAGES;
+    const int lead = group == 0 ? work.lead : 0;
 #pragma unroll 1
-    for (int n = 0; n < work.to - work.from; n++) {
-        if (n >= stages)
-            named_sync(STAGE_FREE + group, 32 * CHUNK_STATE_WARPS + 32);
-        copy_chunk(call, work, m, group, work.from + n);
+    for (int n = 0; n < lead + work.to - work.from; n++) {
+        m.wait_free(group, n);
+        if (DELTA && n < lead)
+            copy_matrix(call, work, m, n);
+        else
+            copy_chunk(call, work, m, group, work.from + n - lead);
     }
 }
 
-/* A warpgroup is done with its stage, unless no chunk will want that. */
-DEVICE void free_stage(const states_work &work, int group, int n)
+/* A state before the first chunk of a sequence, or of a launch. */
+DEVICE void load_first_state(const linear_call &call, const states_work &work, int panel, int lane,
+                             state_tile &s)
 {
-    if (n + (group == 0 ? STATE_STAGES : OUTPUT_STAGES) < work.to - work.from)
-        named_arrive(STAGE_FREE + group, 32 * CHUNK_STATE_WARPS + 32);
+    const linear_chunks &chunks = call.chunks;
+    const int panels = call.dims.v_dim / CHUNK_PANEL;
+    const state_place at = {work.head, panel * CHUNK_PANEL + lane / 4, lane % 4 * 2};
+    const i64 half = (i64)call.dims.v_heads * panels * CHUNK_CARRY;
+    const int odd = work.first / chunks.window % 2;
+    float *carry = chunks.carry + ((i64)work.head * panels + panel) * CHUNK_CARRY + lane * 4;
+    if (work.from > work.begin)
+        carry_state(carry + (1 - odd) * half, false, s);
+    else if (work.sequence.slot)
+        pass_state<false>(call, work.sequence.slot, at, s);
 }
+
+/* The state after a sequence's chunks of a launch, for its slot or the next launch. */
+DEVICE void store_last_state(const linear_call &call, const states_work &work, int panel, int lane,
+                             state_tile &s)
+{
+    const linear_chunks &chunks = call.chunks;
+    const int panels = call.dims.v_dim / CHUNK_PANEL;
+    const state_place at = {work.head, panel * CHUNK_PANEL + lane / 4, lane % 4 * 2};
+    const i64 half = (i64)call.dims.v_heads * panels * CHUNK_CARRY;
+    const int odd = work.first / chunks.window % 2;
+    float *carry = chunks.carry + ((i64)work.head * panels + panel) * CHUNK_CARRY + lane * 4;
+    if (work.number + 1 < work.count)
+        return;
+    if (work.to < work.end)
+        carry_state(carry + odd * half, true, s);
+    else if (work.sequence.dst)
+        pass_state<true>(call, work.sequence.dst, at, s);
+}
+
+/* ---- Segments -------------------------------------------------------------------------------- */
+
+/* S M, both as two numbers each; M is in stages n and n + 1 of the ring. */
+template <bool DELTA>
+DEVICE void pass_segment(const states_memory<DELTA> &m, const float *numbers, int n, int lane,
+                         state_tile &s)
+{
+    left_operand<16> a;
+    float scale[2], low[32], high[32];
+    u32 rest[8][4];
+    const u32(&first)[4][4] = *(const u32(*)[4][4])a.at[0];
+    const u32(&second)[4][4] = *(const u32(*)[4][4])a.at[4];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const float2 times = *(const float2 *)(numbers + 8 * i + lane % 4 * 2);
+        s[4 * i] *= times.x, s[4 * i + 1] *= times.y;
+        s[4 * i + 2] *= times.x, s[4 * i + 3] *= times.y;
+    }
+    make_left<16>(s, a, scale);
+    make_rest<16>(s, a, scale, rest);
+    const unsigned whole = shared_address(m.stage(0, n));
+    m.wait(0, n);
+    multiply_panel(low, first, whole, false);
+    multiply_panel(low, second, whole + CHUNK_TILE, true);
+    multiply_panel(low, *(const u32(*)[4][4])rest[0], whole, true);
+    multiply_panel(low, *(const u32(*)[4][4])rest[4], whole + CHUNK_TILE, true);
+    multiply_panel(high, first, whole + CHUNK_TILE / 2, false);
+    multiply_panel(high, second, whole + CHUNK_TILE * 3 / 2, true);
+    multiply_panel(high, *(const u32(*)[4][4])rest[0], whole + CHUNK_TILE / 2, true);
+    multiply_panel(high, *(const u32(*)[4][4])rest[4], whole + CHUNK_TILE * 3 / 2, true);
+    const unsigned left = shared_address(m.stage(0, n + 1));
+    m.wait(0, n + 1);
+    multiply_panel(low, first, left, true);
+    multiply_panel(low, second, left + CHUNK_TILE, true);
+    multiply_panel(high, first, left + CHUNK_TILE / 2, true);
+    multiply_panel(high, second, left + CHUNK_TILE * 3 / 2, true);
+    wait_product<0>(low);
+    products_arrived(high);
+    m.free(0, n);
+    m.free(0, n + 1);
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        s[i] = low[i] * a.times[i % 4 / 2];
+        s[i + 32] = high[i] * a.times[i % 4 / 2];
+    }
+}
+
+/* The state before segment `number`: S <- S M + N through all segments before it. */
+template <bool DELTA>
+DEVICE void begin_state(const linear_call &call, const states_work &work,
+                        const states_memory<DELTA> &m, int warp, int lane, state_tile &s)
+{
+    const int panel = work.panel + warp, origin = work.index - work.number;
+    const bool here = panel < call.dims.v_dim / CHUNK_PANEL;
+    if (work.count == 1 && here)
+        load_first_state(call, work, panel, lane, s);
+    if (work.count == 1)
+        return;
+    if (work.number == 0 && here)
+        carry_state((float *)(result_matrix(call, work, origin) + CHUNK_RESULT_NUMBERS) +
+                        panel * CHUNK_CARRY + lane * 4,
+                    false, s);
+    else if (here)
+        carry_state(result_state(call, work, origin, panel, lane), false, s);
+#pragma unroll 1
+    for (int i = 1; i < work.number; i++) {
+        const float *numbers = (const float *)result_matrix(call, work, origin + i);
+        if constexpr (DELTA) {
+            pass_segment(m, numbers, 2 * (i - 1), lane, s);
+        } else {
+            const float decay = numbers[0];
+#pragma unroll
+            for (int n = 0; n < 64; n++)
+                s[n] *= decay;
+        }
+        if (!here)
+            continue;
+        const float4 *more = (const float4 *)result_state(call, work, origin + i, panel, lane);
+#pragma unroll
+        for (int n = 0; n < 16; n++) {
+            const float4 x = more[n * 32];
+            s[4 * n] += x.x, s[4 * n + 1] += x.y, s[4 * n + 2] += x.z, s[4 * n + 3] += x.w;
+        }
+    }
+}
+
+/* What a segment makes of the state before it: rows of k from 64 * half on. */
+template <bool DELTA>
+DEVICE void pass_matrix(const linear_call &call, const states_work &work,
+                        const states_memory<DELTA> &m, int half, int warp, int lane)
+{
+    state_tile s;
+    const int row = 16 * warp + lane / 4;
+#pragma unroll
+    for (int n = 0; n < 64; n++)
+        s[n] = 64 * half + row + n % 4 / 2 * 8 == n / 4 * 8 + lane % 4 * 2 + n % 2;
+#pragma unroll 1
+    for (int n = 0; n < work.to - work.from; n++) {
+        m.wait(0, n);
+        pass_chunk<DELTA, false, PASS_MATRIX>(m, m.stage(0, n), n, warp, lane, s);
+        m.free(0, n);
+    }
+    char *to = result_matrix(call, work, work.index);
+    float *numbers = (float *)to + 64 * half;
+    left_operand<16> a;
+    float scale[2];
+    u32 rest[8][4];
+    make_left<16>(s, a, scale);
+    make_rest<16>(s, a, scale, rest);
+    to += CHUNK_RESULT_NUMBERS + half * CHUNK_TILE;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (lane % 4 == 0)
+            numbers[row + 8 * i] = a.times[i];
+#pragma unroll
+        for (int n = 0; n < 16; n++) {
+            char *at = to + tile_offset(row + 8 * i, n) + lane % 4 * 4;
+            *(u32 *)at = a.at[n / 2][n % 2 * 2 + i];
+            *(u32 *)(at + 2 * CHUNK_TILE) = rest[n / 2][n % 2 * 2 + i];
+        }
+    }
+}
+
+/* The state after a segment, from 0 on; after the first one of a sequence, from where it starts. */
+template <bool DELTA, bool EXACT>
+DEVICE void pass_alone(const linear_call &call, const states_work &work,
+                       const states_memory<DELTA> &m, int warp, int lane)
+{
+    const int panel = work.panel + warp;
+    const bool here = panel < call.dims.v_dim / CHUNK_PANEL;
+    char *matrix = result_matrix(call, work, work.index);
+    float decay = 1;
+    state_tile s = {};
+    if (here && work.number == 0) { /* kept: other segments may write where it is read */
+        load_first_state(call, work, panel, lane, s);
+        carry_state((float *)(matrix + CHUNK_RESULT_NUMBERS) + panel * CHUNK_CARRY + lane * 4, true,
+                    s);
+    }
+#pragma unroll 1
+    for (int n = 0; n < work.to - work.from; n++) {
+        const char *stage = m.stage(0, n);
+        m.wait(0, n);
+        decay *= ((const float *)(stage + states_memory<DELTA>::state_numbers))[NUMBERS_DECAY];
+        pass_chunk<DELTA, EXACT, PASS_ALONE>(m, stage, n, warp, lane, s);
+        m.free(0, n);
+    }
+    if (here)
+        carry_state(result_state(call, work, work.index, panel, lane), true, s);
+    if (!DELTA && work.panel == 0 && threadIdx.x == 0)
+        *(float *)matrix = decay;
+}
+
+/* ---- A segment ------------------------------------------------------------------------------- */
 
 template <bool DELTA, bool EXACT>
 DEVICE void pass_chunks(const linear_call &call, const states_work &work,
                         const states_memory<DELTA> &m, int warp, int lane)
 {
-    const linear_chunks &chunks = call.chunks;
-    const int panels = call.dims.v_dim / CHUNK_PANEL, panel = work.panel + warp;
-    const bool here = panel < panels;
+    const int panel = work.panel + warp;
+    const bool here = panel < call.dims.v_dim / CHUNK_PANEL;
     const state_place at = {work.head, panel * CHUNK_PANEL + lane / 4, lane % 4 * 2};
-    const i64 half = (i64)call.dims.v_heads * panels * CHUNK_CARRY;
-    const int odd = work.first / chunks.window % 2;
-    float *carry = chunks.carry + ((i64)work.head * panels + panel) * CHUNK_CARRY + lane * 4;
     state_tile s = {};
-    if (here && work.from > work.begin)
-        carry_state(carry + (1 - odd) * half, false, s);
-    else if (here && work.sequence.slot)
-        pass_state<false>(call, work.sequence.slot, at, s);
+    begin_state(call, work, m, warp, lane, s);
 #pragma unroll 1
     for (int n = 0; n < work.to - work.from; n++) {
-        const int snapshot = chunks.list[work.from + n].snapshot;
-        m.wait(0, n);
-        pass_chunk<DELTA, EXACT>(m, n, warp, lane, s);
-        free_stage(work, 0, n);
+        const int snapshot = call.chunks.list[work.from + n].snapshot;
+        m.wait(0, work.lead + n);
+        pass_chunk<DELTA, EXACT, PASS_HANDED>(m, m.stage(0, work.lead + n), n, warp, lane, s);
+        m.free(0, work.lead + n);
         if (here && snapshot)
             pass_state<true>(call, snapshot, at, s);
     }
-    if (here && work.to < work.end)
-        carry_state(carry + odd * half, true, s);
-    else if (here && work.sequence.dst)
-        pass_state<true>(call, work.sequence.dst, at, s);
+    if (here)
+        store_last_state(call, work, panel, lane, s);
 }
 
 template <bool DELTA>
@@ -641,11 +885,43 @@ DEVICE void write_chunks(const linear_call &call, const states_work &work,
         m.wait(1, n);
         write_chunk(call, m, n, work.sequence.first_row + chunk.first, chunk.rows,
                     work.from + n + 1 == work.to, place, warp, lane);
-        free_stage(work, 1, n);
+        m.free(1, n);
     }
 }
 
-/* Blocks: sequences, times v heads, times slices of 64 values. Chunks of the list from `first` on.
+/* The block's part of segment `index` of the window from chunk `first` on; false: there is none. */
+DEVICE bool find_work(const linear_call &call, int first, int index, states_work &work)
+{
+    const linear_chunks &chunks = call.chunks;
+    const linear_segment segment =
+        chunks.segments[(i64)(first / chunks.window) * chunks.most_segments + index];
+    if (segment.from >= segment.to)
+        return false;
+    work.first = first;
+    work.begin = chunks.sequences[2 * segment.sequence];
+    work.end = work.begin + chunks.sequences[2 * segment.sequence + 1];
+    work.from = segment.from, work.to = segment.to;
+    work.index = index, work.number = segment.number, work.count = segment.count;
+    work.lead = 0;
+    work.sequence = linear_find_sequence(&call.batch, segment.sequence);
+    return true;
+}
+
+/* Of stages that are filled, and of those that their `readers`, warps, are done with. */
+DEVICE void begin_barriers(unsigned barriers, int readers)
+{
+    constexpr int stages = STATE_STAGES + OUTPUT_STAGES;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < stages; i++) {
+            barrier_init(barriers + 8 * i, HAS_HOPPER ? 1 : 32);
+            barrier_init(barriers + 8 * (stages + i), readers);
+        }
+        fence_barrier_init();
+    }
+    __syncthreads();
+}
+
+/* Blocks: segments, times v heads, times slices of 64 values. Chunks of the list from `first` on.
  */
 template <bool DELTA, bool EXACT>
 DEVICE void states_block(const linear_call &call, int first, char *memory)
@@ -656,27 +932,16 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % CHUNK_STATE_WARPS;
     /* The same in all lanes, and told so to the compiler. */
     const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
-    const int rest = blockIdx.x / slices, number = rest / d.v_heads;
-    if (number >= linear_num_real(&call.batch))
-        return;
+    const int rest = blockIdx.x / slices;
     states_work work;
-    work.first = first;
-    work.begin = call.chunks.sequences[2 * number];
-    work.end = work.begin + call.chunks.sequences[2 * number + 1];
-    work.from = work.begin > first ? work.begin : first;
-    work.to = int_min(work.end, first + call.chunks.window);
     work.head = rest % d.v_heads;
     work.panel = blockIdx.x % slices * CHUNK_STATE_WARPS;
-    if (work.from >= work.to)
+    if (!find_work(call, first, rest / d.v_heads, work))
         return;
-    work.sequence = linear_find_sequence(&call.batch, number);
+    if (DELTA && work.number > 1)
+        work.lead = 2 * (work.number - 1);
     const states_memory<DELTA> m(memory, warp);
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STATE_STAGES + OUTPUT_STAGES; i++)
-            barrier_init(m.barriers + 8 * i, HAS_HOPPER ? 1 : 32);
-        fence_barrier_init();
-    }
-    __syncthreads();
+    begin_barriers(m.barriers, CHUNK_STATE_WARPS);
     if (group == 0) {
         registers_take<240>();
         pass_chunks<DELTA, EXACT>(call, work, m, warp, lane);
@@ -687,6 +952,42 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
         registers_release<24>();
         if (warp < 2)
             copy_chunks<DELTA>(call, work, m, warp);
+    }
+}
+
+/* Results of segments that are not the last of a sequence. Blocks: segments, times v heads, times
+ * parts: one warpgroup has 64 values, another 64 rows of the matrix. */
+template <bool DELTA, bool EXACT>
+DEVICE void segments_block(const linear_call &call, int first, char *memory)
+{
+    const linear_dims &d = call.dims;
+    const int panels = d.v_dim / CHUNK_PANEL, parts = CHUNK_SEGMENT_PARTS(panels, DELTA);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % CHUNK_STATE_WARPS;
+    const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
+    const int rest = blockIdx.x / parts, part = blockIdx.x % parts;
+    states_work work;
+    work.head = rest % d.v_heads;
+    work.panel = part * CHUNK_STATE_WARPS;
+    if (!find_work(call, first, rest / d.v_heads, work) || work.number + 1 == work.count)
+        return;
+    const bool values = work.panel < panels, matrix = DELTA && work.number > 0 && part < 2;
+    if (!values && !matrix)
+        return;
+    const states_memory<DELTA> m(memory, warp);
+    begin_barriers(m.barriers, (values + matrix) * CHUNK_STATE_WARPS);
+    if (group == 0) {
+        registers_take<240>();
+        if (values)
+            pass_alone<DELTA, EXACT>(call, work, m, warp, lane);
+    } else if (group == 1) {
+        registers_take<240>();
+        if constexpr (DELTA)
+            if (matrix)
+                pass_matrix<DELTA>(call, work, m, part, warp, lane);
+    } else {
+        registers_release<24>();
+        if (warp == 0)
+            copy_chunks<DELTA>(call, work, m, 0);
     }
 }
 

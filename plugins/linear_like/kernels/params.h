@@ -98,6 +98,15 @@ typedef struct linear_chunk {
     int snapshot; /* slot that gets the state after it; 0 = none */
 } linear_chunk;
 
+/* A segment of the chunks that a sequence has in a window: all of them, or a part that goes beside
+ * the others. A window's segments of one sequence follow one another. */
+typedef struct linear_segment {
+    int sequence;
+    int from, to; /* chunks of the list; none: there is no such segment */
+    int number;   /* of those of the sequence in this window */
+    int count;
+} linear_segment;
+
 /* Sequences that go by chunks, and what passes from kernel to kernel; all in device memory. A
  * launch does `window` chunks of the list, so that tiles need no more memory than theirs. */
 typedef struct linear_chunks {
@@ -107,8 +116,13 @@ typedef struct linear_chunks {
     char *keys;         /* [window, heads of keys, CHUNK_KEYS_BYTES] */
     char *values;       /* [window, v_heads, CHUNK_VALUES_BYTES()] */
     float *carry;       /* [2, v_heads, panels, CHUNK_CARRY] states that pass between launches */
+    linear_segment *segments; /* [windows, most_segments] */
+    char *results; /* [room, v_heads, CHUNK_RESULT_BYTES], of a window's first segments */
     int most;
     int window;
+    int together;      /* v heads of a k head that a block makes ready, at most; KDA: 1 */
+    int most_segments; /* of a window */
+    int room;          /* segments of a window, where sequences are cut; below 2: none are */
 } linear_chunks;
 
 typedef struct linear_call {

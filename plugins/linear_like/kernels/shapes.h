@@ -35,7 +35,8 @@
 #define CHUNK_PANEL            16  /* values of a warp */
 #define CHUNK_PLAN_THREADS     1024
 #define CHUNK_READY_THREADS    128
-#define CHUNK_READY_HEADS      4   /* v heads of a block, at most */
+#define CHUNK_READY_HEADS      4   /* v heads of a block, at most; fewer where there are fewer */
+#define CHUNK_READY_BLOCKS     400 /* blocks */
 #define CHUNK_CHANNELS_THREADS 256 /* the same of KDA, whose blocks have one */
 #define CHUNK_STATE_WARPS      4
 #define CHUNK_STATE_THREADS    (96 * CHUNK_STATE_WARPS) /* two warpgroups, and one that copies */
@@ -49,6 +50,28 @@
 #define CHUNK_VALUES_BYTES(panels, delta)                                                          \
     (CHUNK_NUMBERS + CHUNK_PRODUCTS + ((delta) ? CHUNK_TILE : 0) + (panels)*CHUNK_PANEL_BYTES)
 #define CHUNK_CARRY (CHUNK_PANEL * CHUNK_MAX_KEYS) /* floats of a panel's state */
+
+/* Segments of the sequences of a window that are cut: at most as many as multiprocessors have room
+ * for at once, as more would go one after the other. */
+#define CHUNK_SEGMENT_BLOCKS 132
+#define CHUNK_SEGMENT_LEAST  8  /* chunks */
+#define CHUNK_SEGMENT_MOST   24 /* segments of a sequence */
+/* Rows of a sequence, if any of the batch is to be cut: with fewer a launch more costs what is gained. */
+#define CHUNK_SEGMENT_ROWS(room) (CHUNK_ROWS * ((room) == 2 ? 48 : 18))
+#define CHUNK_SEGMENT_PARTS(panels, delta)                                                         \
+    ((delta) && (panels) <= CHUNK_STATE_WARPS                                                      \
+         ? 2                                                                                       \
+         : ((panels) + CHUNK_STATE_WARPS - 1) / CHUNK_STATE_WARPS)
+#define CHUNK_ROOM(heads, panels, delta)                                                           \
+    (CHUNK_SEGMENT_BLOCKS / ((heads)*CHUNK_SEGMENT_PARTS(panels, delta)))
+
+/* The result of a segment, which makes S M + N of a state S: N, by panels; M as numbers of its rows
+ * and two tiles of 64 rows, and two tiles of what is left of M. The first segment of a sequence has
+ * the state after it as N, and the state before it in the place of M. */
+#define CHUNK_RESULT_STATE(panels) ((panels)*CHUNK_CARRY * 4)
+#define CHUNK_RESULT_NUMBERS       (CHUNK_MAX_KEYS * 4)
+#define CHUNK_RESULT_BYTES(panels)                                                                 \
+    (CHUNK_RESULT_STATE(panels) + CHUNK_RESULT_NUMBERS + 4 * CHUNK_TILE)
 
 /* Chunks of a batch at most: a sequence with more than twice as many as without snapshots goes row
  * by row. */
@@ -73,7 +96,7 @@
 #define CHUNK_HANDED (14 * 2048 + CHUNK_STATE_WARPS * 16 * 20 * 4)
 #define CHUNK_STATES_SHARED(delta)                                                                 \
     (CHUNK_STATE_STAGES * CHUNK_STATE_STAGE(delta) +                                               \
-     CHUNK_OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(delta) + CHUNK_HANDED + 64)
+     CHUNK_OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(delta) + CHUNK_HANDED + 128)
 
 /* ---- rows.cu: the convolution alone, and what is left when all rows are done ----------------- */
 

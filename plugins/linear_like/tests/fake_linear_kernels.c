@@ -198,6 +198,24 @@ static void list_sequence(const linear_call *call, int s, int *count)
     *PORTABLE_AT(call->chunks.sequences + 2 * s + 1) = *count - before;
 }
 
+/* A window's segments: of each sequence what it has there; the stand-in below cuts none. */
+static void list_segments(const linear_call *call, int first)
+{
+    const linear_chunks *chunks = &call->chunks;
+    linear_segment *to = chunks->segments + first / chunks->window * (int64_t)chunks->most_segments;
+    int at = 0;
+    for (int s = 0; s < linear_num_real(&call->batch); s++) {
+        int from = linear_load_int(chunks->sequences, 2 * s);
+        int end = from + linear_load_int(chunks->sequences, 2 * s + 1);
+        from = from > first ? from : first;
+        end = end < first + chunks->window ? end : first + chunks->window;
+        if (from < end)
+            *PORTABLE_AT(to + at++) = (linear_segment){s, from, end, 0, 1};
+    }
+    for (; at < chunks->most_segments; at++)
+        *PORTABLE_AT(to + at) = (linear_segment){0, 0, 0, 0, 0};
+}
+
 static void list(const struct fake_cuda_launch *launch)
 {
     const linear_call *call = launch->arguments[0];
@@ -205,6 +223,8 @@ static void list(const struct fake_cuda_launch *launch)
     for (int s = 0; s < linear_num_real(&call->batch); s++)
         list_sequence(call, s, &count);
     *PORTABLE_AT(call->chunks.count) = count;
+    for (int first = 0; first < call->chunks.most; first += call->chunks.window)
+        list_segments(call, first);
 }
 
 /* Its results have no reader but the stand-in below, which needs none: that a chunk's last byte
@@ -217,13 +237,25 @@ static void ready(const struct fake_cuda_launch *launch)
     const int heads = d->family == LINEAR_FAMILY_KDA ? d->v_heads : d->k_heads;
     const int64_t values = (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, delta);
     const int parts =
-        heads == d->v_heads ? 1 : (d->ratio + CHUNK_READY_HEADS - 1) / CHUNK_READY_HEADS;
+        heads == d->v_heads ? 1 : (d->ratio + call->chunks.together - 1) / call->chunks.together;
     int first = *(const int *)launch->arguments[1];
     for (int64_t i = 0; i < launch->grid[0] / (heads * parts); i++)
         if (first + i < linear_load_int(call->chunks.count, 0)) {
             *PORTABLE_AT(call->chunks.keys + (i + 1) * heads * CHUNK_KEYS_BYTES - 1) = 1;
             *PORTABLE_AT(call->chunks.values + (i + 1) * values - 1) = (char)(first + i + 1);
         }
+}
+
+/* Nor have results of segments a reader here: that the last byte of each is there is all. */
+static void segments(const struct fake_cuda_launch *launch)
+{
+    const linear_call *call = launch->arguments[0];
+    const linear_dims *d = &call->dims;
+    const int delta = d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
+    const int panels = d->v_dim / CHUNK_PANEL;
+    const int64_t results = launch->grid[0] / CHUNK_SEGMENT_PARTS(panels, delta);
+    for (int64_t i = 0; i < results; i++)
+        *PORTABLE_AT(call->chunks.results + (i + 1) * CHUNK_RESULT_BYTES(panels) - 1) = 1;
 }
 
 /* A sequence, in the launch that has the last of its chunks. */
@@ -342,9 +374,12 @@ void fake_linear_define(void)
         "linear_decode_plain_128", "linear_decode_delta_128", "linear_decode_channels_128",
         "linear_steps_plain_128",  "linear_steps_delta_128",  "linear_steps_channels_128",
         "linear_steps_plain_256",  "linear_steps_delta_256",  "linear_steps_channels_256"};
-    static const char *const chunked[] = {"linear_ready_plain", "linear_ready_delta",
+    static const char *const chunked[] = {"linear_ready_plain",    "linear_ready_delta",
                                           "linear_ready_channels", "linear_states_plain",
-                                          "linear_states_delta"};
+                                          "linear_states_delta",   "linear_segments_plain",
+                                          "linear_segments_delta"};
+    static void (*const by_chunks[])(const struct fake_cuda_launch *launch) = {
+        ready, ready, ready, states, states, segments, segments};
     static const size_t sizes[] = {sizeof(linear_call), sizeof(int)};
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)
         return;
@@ -352,7 +387,7 @@ void fake_linear_define(void)
         fake.define_kernel(names[i], steps, sizes, 1, NULL);
     fake.define_kernel("linear_list", list, sizes, 1, NULL);
     for (size_t i = 0; i < sizeof chunked / sizeof chunked[0]; i++)
-        fake.define_kernel(chunked[i], i < 3 ? ready : states, sizes, 2, NULL);
+        fake.define_kernel(chunked[i], by_chunks[i], sizes, 2, NULL);
     fake.define_kernel("linear_convolve", convolve, sizes, 1, NULL);
     fake.define_kernel("linear_convolve_bf16", convolve_vectors, sizes, 1, NULL);
     fake.define_kernel("linear_convolve_f16", convolve_vectors, sizes, 1, NULL);
