@@ -18,6 +18,7 @@ enum {
     MAX_ROWS = 16,          /* pairs of a row, or a sequence, and a head */
     LEAST_ROWS = 2,         /* the first and the last row, however many keys they have */
     MAX_KEYS = 1 << 19,     /* of all rows together: half a second of one core */
+    INDEX_KEYS = 16,        /* what a key costs an indexer, in keys that attention sees */
     MAX_REPLAYED = 1 << 13, /* rows of a recurrence, of all heads together: likewise */
     POISON = 0xff           /* NaN in each floating-point type */
 };
@@ -284,7 +285,8 @@ static attn_status judge_rows(struct mirror *mirror, const char *layout,
         int64_t row = choose_row(from, n, bits);
         int32_t s = sequence_of(from, row), heads = from->shape.q_heads;
         int32_t head = (int32_t)mix_below((uint32_t)(bits >> 32), (uint64_t)heads);
-        keys += from->arrays.seq_lens[s];
+        bool indexed = from->shape.kind == BENCH_SPARSE && !from->shape.given;
+        keys += (int64_t)from->arrays.seq_lens[s] * (indexed ? INDEX_KEYS : 1);
         if (n >= LEAST_ROWS && keys > MAX_KEYS)
             break;
         status = fetch_row(mirror, row, s, error);

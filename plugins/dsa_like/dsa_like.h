@@ -34,7 +34,8 @@ struct attn_instance {
     const cuda_api *cuda;
     cuda_facts facts;
     cuda_module module;
-    cuda_function plan, save, take, choose, label_codes, label_wide;
+    cuda_function plan, save, take, choose;
+    cuda_function label[2][2]; /* of codes or not; of one query, of a group of queries */
     attn_instance *attend; /* of flashmla_like: the same groups as latent attention */
     uint32_t num_groups;
     dsa_layers *groups; /* layers lie after them */

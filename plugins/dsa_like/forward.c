@@ -48,13 +48,13 @@ static attn_status launch_label(const attn_metadata *metadata, const dsa_layers 
     const int codes = dsa_multiplies_codes(group), queries = call->planned.queries;
     const uint32_t shared =
         (uint32_t)(codes ? DSA_LABEL_SHARED(1, queries) : DSA_LABEL_SHARED(2, queries));
-    const uint32_t blocks =
+    const uint32_t room =
         (instance->facts.shared_memory + SHARED_OF_BLOCK) / (shared + SHARED_OF_BLOCK);
+    const uint32_t most = queries > 1 ? DSA_GROUP_BLOCKS : DSA_LABEL_BLOCKS;
     return run(metadata,
-               (cuda_launch){.function = codes ? instance->label_codes : instance->label_wide,
+               (cuda_launch){.function = instance->label[codes][queries > 1],
                              .name = "dsa_label",
-                             .grid = {num_sms(metadata) *
-                                      (blocks > DSA_LABEL_BLOCKS ? DSA_LABEL_BLOCKS : blocks)},
+                             .grid = {num_sms(metadata) * (room > most ? most : room)},
                              .block = {DSA_LABEL_THREADS},
                              .shared = shared},
                call, stream, error);

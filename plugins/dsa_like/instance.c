@@ -62,8 +62,10 @@ static attn_status load_kernels(attn_instance *made, attn_error *error)
         {"dsa_save", 0, &made->save},
         {"dsa_take", 0, &made->take},
         {"dsa_choose", most, &made->choose},
-        {"dsa_label_codes", DSA_LABEL_SHARED(1, DSA_MOST_QUERIES), &made->label_codes},
-        {"dsa_label_wide", DSA_LABEL_SHARED(2, DSA_MOST_QUERIES), &made->label_wide},
+        {"dsa_label_codes", DSA_LABEL_SHARED(1, 1), &made->label[1][0]},
+        {"dsa_label_codes_group", DSA_LABEL_SHARED(1, DSA_MOST_QUERIES), &made->label[1][1]},
+        {"dsa_label_wide", DSA_LABEL_SHARED(2, 1), &made->label[0][0]},
+        {"dsa_label_wide_group", DSA_LABEL_SHARED(2, DSA_MOST_QUERIES), &made->label[0][1]},
     };
     attn_status status =
         cuda_image_load(made->cuda, &made->facts, images, 1, &made->module, NULL, error);

@@ -4,7 +4,8 @@
  *
  *   dsa_plan        1 block: how many keys each row may choose, and groups of queries
  *   dsa_save        any grid: new latents and labels to their slots
- *   dsa_label_K     any grid: logits of a wave of rows; K: codes (e4m3 times e4m3) or wide (bf16)
+ *   dsa_label_K     any grid: logits of a wave of rows; K: codes (e4m3 times e4m3) or wide (bf16),
+ *                   _group: of groups of more than one query
  *   dsa_choose      a cluster for each row of a wave: the best keys, as slots
  *   dsa_take        a block for each row: the choice of an engine, as slots without gaps
  *
@@ -23,21 +24,24 @@
 #define DSA_LABEL          128 /* elements of a label */
 #define DSA_HEADS          64  /* at most */
 #define DSA_TILE           64  /* labels of a tile */
-#define DSA_STAGES         4   /* tiles on their way */
 #define DSA_MOST_QUERIES   4   /* of a group */
 #define DSA_PLAN_THREADS   512
 #define DSA_SAVE_THREADS   128
 #define DSA_LABEL_THREADS  128
 #define DSA_CHOOSE_THREADS 512
 #define DSA_LABEL_BLOCKS   5 /* of a multiprocessor, at most */
+#define DSA_GROUP_BLOCKS   4 /* likewise, of groups of queries */
 #define DSA_CHOOSE_BLOCKS  3 /* likewise */
 #define DSA_TAKE_THREADS   256
+
+/* Tiles that a block of dsa_label_K has room for; `several`: for groups of more than one query. */
+#define DSA_STAGES(several) ((several) ? 2 : 4)
 
 /* Shared memory of dsa_label_K, `width` bytes an element in it, for groups of `queries`. */
 #define DSA_SHARED_TILE(width) (DSA_TILE * DSA_LABEL * (width))
 #define DSA_LABEL_SHARED(width, queries)                                                           \
-    (((queries) + DSA_STAGES) * DSA_SHARED_TILE(width) +                                           \
-     4 * ((queries)*DSA_HEADS + DSA_STAGES * DSA_TILE + 2 * DSA_MOST_QUERIES))
+    (((queries) + DSA_STAGES((queries) > 1)) * DSA_SHARED_TILE(width) +                            \
+     4 * ((queries)*DSA_HEADS + DSA_STAGES((queries) > 1) * DSA_TILE + 2 * DSA_MOST_QUERIES))
 
 /* Of dsa_choose: a histogram, keys of the bucket that is divided, and the logits of parts of rows of
  * at most `keys` keys. */

@@ -5,7 +5,9 @@
  *
  *   S[64 x 64] = K[64 x 128] Q^T,   logit = scale * sum over columns of weight * max(0, S)
  *
- * A block is one warpgroup, which keeps DSA_STAGES - 1 tiles on their way by cp.async, 16 bytes a
+ * Of a group of queries the products of two are under way while a third one's are added up.
+ *
+ * A block is one warpgroup, which keeps all but one tile of a ring on their way by cp.async, 16 bytes a
  * lane, whatever the size of a page is; several blocks share a multiprocessor, so that one loads or
  * adds up while another multiplies. Codes times codes are products of e4m3, their labels' scales
  * applied to the sum; all else is widened to bf16, which is exact.
@@ -37,25 +39,27 @@ DEVICE void product_codes(float (&s)[32], unsigned long long a, unsigned long lo
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
 /* `width`: bytes of an element in shared memory, 1 or 2. Rows of 128 elements are one panel of the
- * 128-byte swizzle, or two. */
-template <int width> struct label_shared {
+ * 128-byte swizzle, or two. `several`: for groups of more than one query. */
+template <int width, bool several> struct label_shared {
+    static constexpr int stages = DSA_STAGES(several);
     static constexpr int tile_bytes = DSA_SHARED_TILE(width);
     static constexpr int panel_bytes = DSA_TILE * ROW_BYTES;
     unsigned q, tiles, scales_at;
     float *weights; /* [queries][DSA_HEADS] */
-    float *scales;  /* [DSA_STAGES][DSA_TILE] */
+    float *scales;  /* [stages][DSA_TILE] */
     int *lo, *hi;   /* [queries] keys that it sees */
 };
 
-template <int width> DEVICE label_shared<width> label_memory(unsigned char *memory, int queries)
+template <int width, bool several>
+DEVICE label_shared<width, several> label_memory(unsigned char *memory, int queries)
 {
-    label_shared<width> m;
+    label_shared<width, several> m;
     m.q = shared_address(memory);
     m.tiles = m.q + queries * m.tile_bytes;
-    m.weights = (float *)(memory + (queries + DSA_STAGES) * m.tile_bytes);
+    m.weights = (float *)(memory + (queries + m.stages) * m.tile_bytes);
     m.scales = m.weights + queries * DSA_HEADS;
     m.scales_at = shared_address(m.scales);
-    m.lo = (int *)(m.scales + DSA_STAGES * DSA_TILE);
+    m.lo = (int *)(m.scales + m.stages * DSA_TILE);
     m.hi = m.lo + DSA_MOST_QUERIES;
     return m;
 }
@@ -199,9 +203,9 @@ DEVICE void load_run(const dsa_label_call &c, const label_row &row, unsigned til
                        row.valid);
 }
 
-template <int width>
+template <int width, bool several>
 DEVICE void label_load(const dsa_label_call &c, const index_sequence &q, const label_row &row,
-                       const label_shared<width> &m, int stage, int warp, int lane)
+                       const label_shared<width, several> &m, int stage, int warp, int lane)
 {
     const unsigned tile = m.tiles + stage * m.tile_bytes;
     const unsigned scales = m.scales_at + stage * DSA_TILE * 4;
@@ -223,9 +227,9 @@ DEVICE void label_load(const dsa_label_call &c, const index_sequence &q, const l
 
 /* ---- Queries --------------------------------------------------------------------------------- */
 
-template <int width>
+template <int width, bool several>
 DEVICE void load_queries(const dsa_label_call &c, const dsa_group &g, const index_sequence &q,
-                         const label_shared<width> &m)
+                         const label_shared<width, several> &m)
 {
     const int pieces = DSA_LABEL * width / 16, thread = (int)threadIdx.x;
     const mask_rule rule = dsa_rule(&c.planned);
@@ -288,9 +292,9 @@ DEVICE void take_weights(float2 (&w)[8], const float *weights, int lane)
         w[i] = *(const float2 *)(weights + i * 8 + lane % 4 * 2);
 }
 
-/* Of a label's row they are s[4 i] and s[4 i + 1], of that 8 rows on s[4 i + 2] and s[4 i + 3]. The
- * sums of both rows over all columns, in all four lanes. */
-DEVICE void add_heads(const float (&s)[32], const float2 (&w)[8], float (&sums)[2])
+/* Of a label's row they are s[4 i] and s[4 i + 1], of that 8 rows on s[4 i + 2] and s[4 i + 3]: the
+ * sums of both rows over these columns. */
+DEVICE void add_columns(const float (&s)[32], const float2 (&w)[8], float (&sums)[2])
 {
     sums[0] = sums[1] = 0;
 #pragma unroll
@@ -301,11 +305,27 @@ DEVICE void add_heads(const float (&s)[32], const float2 (&w)[8], float (&sums)[
             sums[r] = fmaf(w[i].y, fmaxf(s[4 * i + 2 * r + 1], 0.0f), sums[r]);
         }
     }
+}
+
+/* The sums over all columns, in all four lanes. */
+DEVICE void add_heads(const float (&s)[32], const float2 (&w)[8], float (&sums)[2])
+{
+    add_columns(s, w, sums);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         sums[r] += __shfl_xor_sync(~0u, sums[r], 1);
         sums[r] += __shfl_xor_sync(~0u, sums[r], 2);
     }
+}
+
+/* The same of two queries, a sum in each lane: of the second row in odd lanes, of the second query in
+ * the upper two of four. */
+DEVICE float add_lanes(const float (&a)[2], const float (&b)[2], int lane)
+{
+    const bool odd = lane & 1, upper = lane & 2;
+    const float first = (odd ? a[1] : a[0]) + __shfl_xor_sync(~0u, odd ? a[0] : a[1], 1);
+    const float second = (odd ? b[1] : b[0]) + __shfl_xor_sync(~0u, odd ? b[0] : b[1], 1);
+    return (upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, 2);
 }
 
 DEVICE float *logits_of(const dsa_label_call &c, int first_row, int row)
@@ -315,10 +335,55 @@ DEVICE float *logits_of(const dsa_label_call &c, int first_row, int row)
 
 /* ---- Kernel ---------------------------------------------------------------------------------- */
 
-/* Tiles [t0, t1) of a group. */
+/* Where a lane writes logits of a pair of queries, and the keys that its query sees. */
+struct label_output {
+    float *logits; /* of key 0; NULL = there is no such query */
+    int lo, hi;
+};
+
 template <int width>
+DEVICE label_output label_find_output(const dsa_label_call &c, const dsa_group &g, int first_row,
+                                      const label_shared<width, true> &m, int n)
+{
+    if (n >= g.count)
+        return {NULL, 0, 0};
+    return {logits_of(c, first_row, g.row + n), m.lo[n], m.hi[n]};
+}
+
+/* Logits of `pairs` pairs of queries on a tile; products of the first two have begun. */
+template <int width, int pairs>
+DEVICE void label_pairs(unsigned tile, const label_shared<width, true> &m,
+                        const label_output (&out)[2], float scale, int j, int kv_len, int lane,
+                        float (&s)[2][32])
+{
+#pragma unroll
+    for (int pair = 0; pair < pairs; pair++) {
+        const bool more = pair + 1 < pairs;
+        float2 w[8];
+        float sums[2][2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            take_weights(w, m.weights + (2 * pair + i) * DSA_HEADS, lane);
+            if (more || i == 0)
+                products_wait<1>();
+            else
+                products_wait<0>();
+            products_arrived(s[i]);
+            add_columns(s[i], w, sums[i]);
+            if (more)
+                label_multiply<width>(s[i], tile, m.q + (2 * pair + 2 + i) * m.tile_bytes);
+        }
+        const float logit = add_lanes(sums[0], sums[1], lane) * scale;
+        const label_output &to = out[pair];
+        if (to.logits && j < kv_len)
+            to.logits[j] = to.lo <= j && j < to.hi ? logit : -INFINITY;
+    }
+}
+
+/* Tiles [t0, t1) of a group; `several`: of more than one query. */
+template <int width, bool several>
 DEVICE void label_segment(const dsa_label_call &c, const dsa_group &g, int first_row, int t0,
-                          int t1, const label_shared<width> &m)
+                          int t1, const label_shared<width, several> &m)
 {
     const int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32;
     const mask_rule rule = dsa_rule(&c.planned);
@@ -330,35 +395,56 @@ DEVICE void label_segment(const dsa_label_call &c, const dsa_group &g, int first
     mask_outline(&rule, &c.planned.batch, &q, g.query, g.query + g.count - 1, &lo, &hi);
     __syncthreads(); /* queries before are done with */
     label_row next = label_find<width>(c, q, lo, hi, t0 * DSA_TILE + in_tile);
-    for (int t = t0; t < t0 + DSA_STAGES - 1; t++) {
+    for (int t = t0; t < t0 + m.stages - 1; t++) {
         if (t < t1)
-            label_load<width>(c, q, next, m, t % DSA_STAGES, warp, lane);
+            label_load(c, q, next, m, t % m.stages, warp, lane);
         label_commit();
         next = label_find<width>(c, q, lo, hi, (t + 1) * DSA_TILE + in_tile);
     }
-    load_queries<width>(c, g, q, m); /* while labels are on their way */
+    load_queries(c, g, q, m); /* while labels are on their way */
     __syncthreads();
     float2 w[8]; /* of the only query */
-    take_weights(w, m.weights, lane);
+    label_output out[2];
+    const int in_pair = lane / 2 % 2, row = warp * 16 + lane / 4 + lane % 2 * 8;
+    if constexpr (several) {
+        out[0] = label_find_output<width>(c, g, first_row, m, in_pair);
+        out[1] = label_find_output<width>(c, g, first_row, m, 2 + in_pair);
+    } else {
+        take_weights(w, m.weights, lane);
+    }
     for (int t = t0; t < t1; t++) {
-        const int stage = t % DSA_STAGES, ahead = t + DSA_STAGES - 1;
+        const int stage = t % m.stages, ahead = t + m.stages - 1;
         const unsigned tile = m.tiles + stage * m.tile_bytes;
-        label_wait<DSA_STAGES - 2>();
+        label_wait<m.stages - 2>();
         fence_async_shared();
         __syncthreads();
+        if constexpr (several) {
+            float s[2][32];
+            label_multiply<width>(s[0], tile, m.q);
+            label_multiply<width>(s[1], tile, m.q + m.tile_bytes);
+            if (ahead < t1)
+                label_load(c, q, next, m, ahead % m.stages, warp, lane);
+            label_commit();
+            next = label_find<width>(c, q, lo, hi, (ahead + 1) * DSA_TILE + in_tile);
+            const float scale = c.label_codes ? m.scales[stage * DSA_TILE + row] : 1.0f;
+            const int j = t * DSA_TILE + row;
+            if (g.count > 2)
+                label_pairs<width, 2>(tile, m, out, scale, j, q.kv_len, lane, s);
+            else
+                label_pairs<width, 1>(tile, m, out, scale, j, q.kv_len, lane, s);
+            continue;
+        }
         for (int n = 0; n < g.count; n++) {
             float s[32], sums[2];
             label_multiply<width>(s, tile, m.q + n * m.tile_bytes);
             if (n == 0) {
                 if (ahead < t1)
-                    label_load<width>(c, q, next, m, ahead % DSA_STAGES, warp, lane);
+                    label_load(c, q, next, m, ahead % m.stages, warp, lane);
                 label_commit();
                 next = label_find<width>(c, q, lo, hi, (ahead + 1) * DSA_TILE + in_tile);
             }
             products_wait<0>();
             products_arrived(s);
-            if (g.count > 1)
-                take_weights(w, m.weights + n * DSA_HEADS, lane);
             add_heads(s, w, sums);
             const int j = t * DSA_TILE + written;
             if (lane % 4 < 2 && j < q.kv_len) {
@@ -412,10 +498,10 @@ DEVICE void label_fill(const dsa_label_call &c, const dsa_group &g, int first_ro
             logits_of(c, first_row, g.row + n)[j] = -INFINITY;
 }
 
-template <int width> DEVICE void label_all(const dsa_label_call &c)
+template <int width, bool several> DEVICE void label_all(const dsa_label_call &c)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
-    const label_shared<width> m = label_memory<width>(memory, c.planned.queries);
+    const label_shared<width, several> m = label_memory<width, several>(memory, c.planned.queries);
     grid_launch_dependents();
     grid_wait();
     const dsa_batch &b = c.planned;
@@ -434,22 +520,22 @@ template <int width> DEVICE void label_all(const dsa_label_call &c)
             break;
         const int t0 = int_max(x0 - group.begin, 0), t1 = int_min(x1 - group.begin, group.tiles);
         if (t0 < t1)
-            label_segment<width>(c, group, header.first_row, t0, t1, m);
+            label_segment<width, several>(c, group, header.first_row, t0, t1, m);
     }
     for (int g = first + (int)blockIdx.x; c.given && g < last; g += (int)gridDim.x)
         label_fill(c, b.groups[g], header.first_row);
 }
 
-extern "C" __global__ void __launch_bounds__(DSA_LABEL_THREADS, DSA_LABEL_BLOCKS)
-    dsa_label_codes(const __grid_constant__ dsa_label_call c)
-{
-    label_all<1>(c);
-}
+#define LABEL_KERNEL(name, width, several, blocks)                                                 \
+    extern "C" __global__ void __launch_bounds__(DSA_LABEL_THREADS, blocks)                        \
+        name(const __grid_constant__ dsa_label_call c)                                             \
+    {                                                                                              \
+        label_all<width, several>(c);                                                              \
+    }
 
-extern "C" __global__ void __launch_bounds__(DSA_LABEL_THREADS)
-    dsa_label_wide(const __grid_constant__ dsa_label_call c)
-{
-    label_all<2>(c);
-}
+LABEL_KERNEL(dsa_label_codes, 1, false, DSA_LABEL_BLOCKS)
+LABEL_KERNEL(dsa_label_codes_group, 1, true, DSA_GROUP_BLOCKS)
+LABEL_KERNEL(dsa_label_wide, 2, false, 1)
+LABEL_KERNEL(dsa_label_wide_group, 2, true, 1)
 
 #endif /* DSA_LIKE_LABEL_CUH */
