@@ -397,8 +397,8 @@ def test_models_in_threads_of_their_own():
         caches.append(attnhost.Cache(model, num_tokens=64))
     update, barrier = attnhost.transformers._CacheLayer.update, threading.Barrier(2)
 
-    def wait(*arguments):
-        found = update(*arguments)
+    def wait(*arguments, **named):
+        found = update(*arguments, **named)
         with contextlib.suppress(threading.BrokenBarrierError):
             barrier.wait(5)
         return found
