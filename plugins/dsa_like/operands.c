@@ -7,6 +7,7 @@
 
 #include "attn_plugin_util.h"
 #include "plugins/common/cuda/operands.h"
+#include "plugins/common/cuda/save_packed.cuh"
 
 #define FAIL(error, field, ...)                                                                    \
     attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
@@ -23,10 +24,12 @@ static attn_status take_new_latents(const dsa_layers *group, const attn_forward_
 {
     const attn_tensor *c_kv = NULL, *k_pe = NULL, *cache = NULL;
     const int32_t lora = group->mla.kv_lora_rank, rope = group->mla.rope_dim;
-    const attn_util_form latents = {.dtype = ATTN_BF16,
-                                    .ndim = 3,
-                                    .shape = {0, group->base.page_size, lora + rope},
-                                    .written = 1};
+    const int packed = group->base.packed;
+    const attn_util_form latents = {
+        .dtype = packed ? ATTN_U8 : ATTN_BF16,
+        .ndim = 3,
+        .shape = {0, group->base.page_size, packed ? packed_row_bytes(lora, rope) : lora + rope},
+        .written = 1};
     attn_util_form form = {.dtype = ATTN_BF16, .ndim = 2, .shape = {0, lora}};
     attn_status status = cuda_operand_rows(args, ATTN_ROLE_C_KV, form, rows, &c_kv, error);
     form.shape[1] = rope;
@@ -43,6 +46,7 @@ static attn_status take_new_latents(const dsa_layers *group, const attn_forward_
     to->latents.v = attn_util_data(k_pe);
     to->latents.v_row = cuda_stride_bytes(k_pe, 0);
     to->latents.k_cache = attn_util_data(cache);
+    to->packed = packed;
     to->latents.v_cache = (char *)attn_util_data(cache) + lora * 2;
     to->latents.k_page = to->latents.v_page = cuda_stride_bytes(cache, 0);
     to->latents.k_token = to->latents.v_token = cuda_stride_bytes(cache, 1);

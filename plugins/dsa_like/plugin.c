@@ -8,7 +8,7 @@
 #include "attn_plugin_util.h"
 #include "plugins/common/plugin_entry.h"
 
-static const char *const layouts[] = {ATTN_LAYOUT_MLA_LATENT};
+static const char *const layouts[] = {ATTN_LAYOUT_MLA_LATENT, ATTN_LAYOUT_MLA_LATENT_FP8};
 
 static const attn_backend_ops ops = {
     .struct_size = sizeof ops,
@@ -26,7 +26,8 @@ static const attn_backend_ops ops = {
 static const attn_backend_type dsa_like_type = {
     .struct_size = sizeof dsa_like_type,
     .name = "dsa_like",
-    .doc = "sparse attention to bf16 latents of 512 + 64: an indexer's logits, choice, attention",
+    .doc = "sparse attention to latents of 512 + 64, bf16 or packed: an indexer's logits, choice, "
+           "attention",
     .num_layouts = sizeof layouts / sizeof layouts[0],
     .layouts = layouts,
     .ops = &ops,

@@ -42,6 +42,12 @@ static int is_over_latents(const attn_problem *problem)
     return problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_MLA_LATENT) == 0;
 }
 
+/* Rows that have their scales in them? */
+static int is_packed(const attn_problem *problem)
+{
+    return problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0;
+}
+
 static int is_bf16(attn_dtype dtype)
 {
     return dtype == ATTN_BF16;
@@ -73,7 +79,7 @@ static void check_latents(const question *ask, attn_verdict *verdict)
         REFUSE(HEAD_DIM, NOPE_DIM, "1..512", "%d", ask->mla.nope_dim);
     attn_util_refuse_excess(verdict, ATTN_REASON_MLA_FORM, ATTN_FIELD_MLA_EXPANDED, 0,
                             problem->mla_expanded & ATTN_UTIL_ALL_MODES);
-    if (!is_over_latents(problem))
+    if (!is_over_latents(problem) && !is_packed(problem))
         REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_MLA_LATENT, "%s",
                problem->kv_layout ? problem->kv_layout : "absent");
 }
@@ -107,8 +113,9 @@ static void check_dtypes(const question *ask, attn_verdict *verdict)
     attn_util_check_inputs(problem, &ask->group, ATTN_BF16, verdict);
     if (!is_bf16(problem->q_dtype))
         REFUSE(DTYPE, Q_DTYPE, "bf16", "%s", attn_util_dtype_name(problem->q_dtype));
-    if (!is_bf16(problem->kv_dtype))
-        REFUSE(DTYPE, KV_DTYPE, "bf16", "%s", attn_util_dtype_name(problem->kv_dtype));
+    if (problem->kv_dtype != (is_packed(problem) ? ATTN_FP8_E4M3 : ATTN_BF16))
+        REFUSE(DTYPE, KV_DTYPE, is_packed(problem) ? "fp8_e4m3" : "bf16", "%s",
+               attn_util_dtype_name(problem->kv_dtype));
     if (!is_bf16(problem->out_dtype) && problem->out_dtype != ATTN_F32)
         REFUSE(DTYPE, OUT_DTYPE, "f32, bf16", "%s", attn_util_dtype_name(problem->out_dtype));
     if (ask->group.kv_scale_granularity != ATTN_SCALE_NONE)
@@ -129,7 +136,7 @@ static attn_status read_question(const attn_problem *given, question *ask, attn_
     if (!ask->group.sparse)
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_KIND,
                                     "kind sparse without sparse dimensions");
-    if (is_over_latents(&ask->problem) && !ask->group.mla)
+    if ((is_over_latents(&ask->problem) || is_packed(&ask->problem)) && !ask->group.mla)
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_KIND,
                                     "kind sparse without dimensions of latent attention");
     if (ask->group.mla)

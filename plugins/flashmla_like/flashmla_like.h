@@ -18,7 +18,7 @@
 
 /* Kernels by their rows, 8, 16, 32, 64, over each kind of latents. */
 enum { FM_KERNELS = 4 };
-enum { FM_LATENT_BF16, FM_LATENT_CODES, FM_LATENTS };
+enum { FM_LATENT_BF16, FM_LATENT_CODES, FM_LATENT_PACKED, FM_LATENTS };
 
 enum {
     FM_INDEX_FORMS = ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_CSR,
@@ -61,6 +61,9 @@ attn_status fm_create(const attn_backend_type *type, const attn_problem *problem
                       uint32_t num_problems, const attn_options *options,
                       const attn_services *services, attn_instance **instance, attn_error *error);
 void fm_destroy(attn_instance *instance);
+
+/* FM_LATENT_* of a group. */
+int fm_latents(const cuda_group *group);
 
 /* Bytes of shared memory of a block of instance->attend[latents][kernel]. */
 uint32_t fm_shared(int latents, int kernel);

@@ -6,15 +6,21 @@
 
 #include "attn_plugin_util.h"
 
+static uint32_t threads_of(int latents, int rows)
+{
+    if (latents == FM_LATENT_PACKED)
+        return (uint32_t)MLA_PACKED_THREADS(rows);
+    return latents == FM_LATENT_CODES && rows != MLA_ROWS ? MLA_CODES_THREADS : MLA_THREADS;
+}
+
 static attn_status launch_all(const attn_metadata *metadata, uint32_t index, mla_call *call,
                               attn_stream stream, attn_error *error)
 {
     const attn_instance *instance = metadata->instance;
     const fm_shape found = fm_find_shape(metadata, index), *shape = &found;
-    const int codes = cuda_is_fp8(instance->groups[index].kv_dtype);
-    const int latents = codes ? FM_LATENT_CODES : FM_LATENT_BF16;
+    const int latents = fm_latents(&instance->groups[index]);
     const int64_t blocks = (int64_t)shape->ranges * shape->pair;
-    const uint32_t threads = codes && shape->rows != MLA_ROWS ? MLA_CODES_THREADS : MLA_THREADS;
+    const uint32_t threads = threads_of(latents, shape->rows);
     void *params[] = {call};
     const cuda_launch attend = {.function = instance->attend[latents][shape->kernel],
                                 .name = "mla_attend",

@@ -49,9 +49,18 @@ static attn_status find(attn_instance *made, const char *name, uint32_t shared,
                               error);
 }
 
+int fm_latents(const cuda_group *group)
+{
+    return group->packed                  ? FM_LATENT_PACKED
+           : cuda_is_fp8(group->kv_dtype) ? FM_LATENT_CODES
+                                          : FM_LATENT_BF16;
+}
+
 uint32_t fm_shared(int latents, int kernel)
 {
     const int rows = 8 << kernel;
+    if (latents == FM_LATENT_PACKED)
+        return (uint32_t)MLA_PACKED_SHARED(rows);
     if (rows == MLA_ROWS)
         return MLA_ROWS_SHARED;
     return (uint32_t)(latents == FM_LATENT_CODES ? MLA_CODES_SHARED(rows) : MLA_SHARED(rows));
@@ -62,7 +71,9 @@ static attn_status load_kernels(attn_instance *made, attn_error *error)
     static const char *const names[FM_LATENTS][FM_KERNELS] = {
         [FM_LATENT_BF16] = {"mla_attend_8", "mla_attend_16", "mla_attend_32", "mla_attend_64"},
         [FM_LATENT_CODES] = {"mla_attend_codes_8", "mla_attend_codes_16", "mla_attend_codes_32",
-                             "mla_attend_codes_64"}};
+                             "mla_attend_codes_64"},
+        [FM_LATENT_PACKED] = {"mla_attend_packed_8", "mla_attend_packed_16", "mla_attend_packed_32",
+                              "mla_attend_packed_64"}};
     attn_status status =
         cuda_image_load(made->cuda, &made->facts, images, 1, &made->module, NULL, error);
     if (status == ATTN_OK)

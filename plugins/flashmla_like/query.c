@@ -32,13 +32,19 @@ static int is_bf16(attn_dtype dtype)
     return dtype == ATTN_BF16;
 }
 
+/* Rows that have their scales in them? */
+static int is_packed(const attn_problem *problem)
+{
+    return problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0;
+}
+
 /* bf16 latents have no scale, e4m3 has one. Where the dtype has to change, it may become either. */
 static void check_scales(const attn_problem *problem, const attn_layer_group *group,
                          attn_verdict *verdict)
 {
     const uint32_t given = group->kv_scale_granularity;
-    const int quantised = problem->kv_dtype == ATTN_FP8_E4M3;
-    const int open = !quantised && !is_bf16(problem->kv_dtype);
+    const int quantised = problem->kv_dtype == ATTN_FP8_E4M3 && !is_packed(problem);
+    const int open = !quantised && !is_packed(problem) && !is_bf16(problem->kv_dtype);
     if (given == ATTN_SCALE_NONE ? !quantised
                                  : given == ATTN_SCALE_PER_TENSOR && (quantised || open))
         return;
@@ -71,10 +77,11 @@ static int is_width(int32_t elements, int32_t least, int32_t most)
 static void check_latents(const attn_problem *problem, const attn_layer_group *group,
                           const attn_mla_dims *mla, attn_verdict *verdict)
 {
-    if (!is_width(mla->kv_lora_rank, MLA_WIDTH_STEP, MLA_LORA))
-        REFUSE(HEAD_DIM, KV_LORA_RANK, "16..512/16", "%d", mla->kv_lora_rank);
-    if (!is_width(mla->rope_dim, 0, MLA_ROPE))
-        REFUSE(HEAD_DIM, ROPE_DIM, "0..64/16", "%d", mla->rope_dim);
+    const int packed = is_packed(problem);
+    if (!is_width(mla->kv_lora_rank, packed ? MLA_LORA : MLA_WIDTH_STEP, MLA_LORA))
+        REFUSE(HEAD_DIM, KV_LORA_RANK, packed ? "512" : "16..512/16", "%d", mla->kv_lora_rank);
+    if (!is_width(mla->rope_dim, packed ? MLA_ROPE : 0, MLA_ROPE))
+        REFUSE(HEAD_DIM, ROPE_DIM, packed ? "64" : "0..64/16", "%d", mla->rope_dim);
     /* What the expanded form alone reads. */
     if (mla->nope_dim < 1 || mla->nope_dim > MLA_LORA)
         REFUSE(HEAD_DIM, NOPE_DIM, "1..512", "%d", mla->nope_dim);
@@ -82,7 +89,7 @@ static void check_latents(const attn_problem *problem, const attn_layer_group *g
         REFUSE(HEAD_DIM, V_HEAD_DIM, "1..512", "%d", group->v_head_dim);
     attn_util_refuse_excess(verdict, ATTN_REASON_MLA_FORM, ATTN_FIELD_MLA_EXPANDED, 0,
                             problem->mla_expanded);
-    if (!problem->kv_layout || strcmp(problem->kv_layout, ATTN_LAYOUT_MLA_LATENT) != 0)
+    if (!packed && (!problem->kv_layout || strcmp(problem->kv_layout, ATTN_LAYOUT_MLA_LATENT) != 0))
         REFUSE(KV_LAYOUT, KV_LAYOUT, ATTN_LAYOUT_MLA_LATENT, "%s",
                problem->kv_layout ? problem->kv_layout : "absent");
 }
@@ -93,8 +100,9 @@ static void check_dtypes(const attn_problem *problem, const attn_layer_group *gr
     attn_util_check_inputs(problem, group, ATTN_BF16, verdict);
     if (!is_bf16(problem->q_dtype))
         REFUSE(DTYPE, Q_DTYPE, "bf16", "%s", attn_util_dtype_name(problem->q_dtype));
-    if (!is_bf16(problem->kv_dtype) && problem->kv_dtype != ATTN_FP8_E4M3)
-        REFUSE(DTYPE, KV_DTYPE, "bf16, fp8_e4m3", "%s", attn_util_dtype_name(problem->kv_dtype));
+    if (problem->kv_dtype != ATTN_FP8_E4M3 && (!is_bf16(problem->kv_dtype) || is_packed(problem)))
+        REFUSE(DTYPE, KV_DTYPE, is_packed(problem) ? "fp8_e4m3" : "bf16, fp8_e4m3", "%s",
+               attn_util_dtype_name(problem->kv_dtype));
     if (!is_bf16(problem->out_dtype) && problem->out_dtype != ATTN_F32)
         REFUSE(DTYPE, OUT_DTYPE, "f32, bf16", "%s", attn_util_dtype_name(problem->out_dtype));
     check_scales(problem, group, verdict);

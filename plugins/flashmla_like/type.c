@@ -7,7 +7,7 @@
 #include "attn_plugin_util.h"
 #include "plugins/flashmla_like/flashmla_like.h"
 
-static const char *const layouts[] = {ATTN_LAYOUT_MLA_LATENT};
+static const char *const layouts[] = {ATTN_LAYOUT_MLA_LATENT, ATTN_LAYOUT_MLA_LATENT_FP8};
 
 static const attn_backend_ops ops = {
     .struct_size = sizeof ops,

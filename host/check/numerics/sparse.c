@@ -25,12 +25,15 @@ static const attn_dtype label_dtypes[] = {ATTN_FP8_E4M3, ATTN_BF16, ATTN_F32};
 static const struct sizes {
     attn_dtype dtype, index_dtype;
     int32_t heads, lora, rope, nope, index_heads, label, page_size, top_k;
+    bool packed; /* mla.latent_fp8/1 */
 } all_sizes[] = {
-    {ATTN_BF16, ATTN_BF16, 4, 64, 16, 24, 4, 32, 16, 24},
-    {ATTN_F32, ATTN_F32, 3, 40, 8, 12, 5, 20, 4, 7},
-    {ATTN_BF16, ATTN_FP8_E4M3, 16, 512, 64, 128, 64, 128, 64, 64},
+    /* of what --quick takes, the first of each third, kernels for models take two */
+    {ATTN_BF16, ATTN_FP8_E4M3, 16, 512, 64, 128, 64, 128, 64, 64, true},
+    {ATTN_BF16, ATTN_FP8_E4M3, 16, 512, 64, 128, 64, 128, 64, 64, false},
+    {ATTN_F32, ATTN_F32, 3, 40, 8, 12, 5, 20, 4, 7, false},
+    {ATTN_BF16, ATTN_BF16, 4, 64, 16, 24, 4, 32, 16, 24, false},
 };
-enum { MODES = 3, LABELS = 3, SIZES = 3, CASES = MODES * LABELS * SIZES };
+enum { MODES = 3, LABELS = 3, SIZES = 4, CASES = MODES * LABELS * SIZES };
 
 /* ---- A case ---------------------------------------------------------------------------------- */
 
@@ -109,9 +112,10 @@ static void pose(struct sparse_case *c, const struct sizes *sizes, uint32_t mode
                                 .device = &c->device->info,
                                 .group = &c->group,
                                 .bounds = &c->bounds,
-                                .kv_layout = ATTN_LAYOUT_MLA_LATENT,
+                                .kv_layout = sizes->packed ? ATTN_LAYOUT_MLA_LATENT_FP8
+                                                           : ATTN_LAYOUT_MLA_LATENT,
                                 .q_dtype = sizes->dtype,
-                                .kv_dtype = sizes->dtype,
+                                .kv_dtype = sizes->packed ? ATTN_FP8_E4M3 : sizes->dtype,
                                 .out_dtype = sizes->dtype,
                                 .page_size = sizes->page_size,
                                 .tp_size = 1};
@@ -181,7 +185,9 @@ static void add_operands(struct sparse_case *c)
     add(c, ATTN_ROLE_INDEX_LOGITS, ATTN_F32, 2, (int64_t[]){rows, LONGEST});
     add(c, ATTN_ROLE_SPARSE_INDICES, ATTN_I32, 2, (int64_t[]){rows, z->top_k});
     add(c, ATTN_ROLE_SPARSE_COUNT, ATTN_I32, 1, (int64_t[]){rows});
-    add(c, ATTN_ROLE_LATENT_CACHE, z->dtype, 3, (int64_t[]){LATENT_PAGES, page, z->lora + z->rope});
+    add(c, ATTN_ROLE_LATENT_CACHE, z->packed ? ATTN_U8 : z->dtype, 3,
+        (int64_t[]){LATENT_PAGES, page,
+                    z->packed ? reference_mla_packed_bytes(&c->mla) : z->lora + z->rope});
     add(c, ATTN_ROLE_LABEL_CACHE, has_codes ? ATTN_U8 : c->sparse.label_dtype, has_codes ? 2 : 3,
         has_codes ? codes : plain);
 }
@@ -203,6 +209,19 @@ static void fill(struct sparse_case *c, uint32_t role)
         dtype_store(tensor->dtype, in_image(c, role), n, number(c));
 }
 
+/* A packed latent, with scales that are no powers of two. */
+static void put_packed(struct sparse_case *c, int64_t slot)
+{
+    const int32_t lora = c->sizes->lora, rope = c->sizes->rope, scales = lora / 128;
+    char *row = in_image(c, ATTN_ROLE_LATENT_CACHE) + slot * reference_mla_packed_bytes(&c->mla);
+    for (int32_t d = 0; d < lora; d++)
+        dtype_store(ATTN_FP8_E4M3, row, d, number(c));
+    for (int32_t n = 0; n < scales; n++)
+        dtype_store(ATTN_F32, row + lora, n, (1 + draw_below(&c->draw, 99)) / 70.0);
+    for (int32_t d = 0; d < rope; d++)
+        dtype_store(ATTN_BF16, row + lora + scales * (int32_t)sizeof(float), d, number(c));
+}
+
 /* A key of the prefix, with a label of a size of its own: scales are what tells them apart. */
 static void put_cached(struct sparse_case *c, int64_t slot)
 {
@@ -211,7 +230,9 @@ static void put_cached(struct sparse_case *c, int64_t slot)
     const int64_t page = c->sizes->page_size;
     const double size = 1 << draw_below(&c->draw, 5);
     double label[128];
-    for (int64_t d = 0; d < latents->shape[2]; d++)
+    if (c->sizes->packed)
+        put_packed(c, slot);
+    for (int64_t d = 0; d < latents->shape[2] && !c->sizes->packed; d++)
         dtype_store(latents->dtype, in_image(c, ATTN_ROLE_LATENT_CACHE),
                     slot * latents->shape[2] + d, number(c));
     for (int32_t d = 0; d < c->sizes->label; d++)
@@ -373,8 +394,8 @@ static struct sparse_case *open_case(struct check_run *run)
     host_error_init(&c->error);
     pose_case(c, run->subject, run->index);
     if (!is_accepted(c)) {
-        check_skip(run, "query refuses sparse layers over latents, or %s labels of %d elements",
-                   dtype_name(c->sparse.label_dtype), c->sparse.label_dim);
+        check_skip(run, "query refuses sparse layers over %s, or %s labels of %d elements",
+                   c->problem.kv_layout, dtype_name(c->sparse.label_dtype), c->sparse.label_dim);
         free(c);
         return NULL;
     }

@@ -29,6 +29,7 @@ void cuda_group_init(cuda_group *group, const attn_problem *problem)
         .scale_granularity = from->kv_scale_granularity,
         .page_size = problem->page_size > 0 ? problem->page_size : 1,
         .hnd = problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0,
+        .packed = problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0,
         .q_dtype = problem->q_dtype,
         .new_dtype = attn_new_kv_dtype(problem),
         .kv_dtype = problem->kv_dtype,

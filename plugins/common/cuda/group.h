@@ -22,7 +22,8 @@ typedef struct cuda_group {
     float logit_cap;
     uint32_t scale_granularity;
     int32_t page_size;
-    int32_t hnd; /* 1 = kv.hnd/1, 0 = kv.nhd/1 */
+    int32_t hnd;    /* 1 = kv.hnd/1, 0 = kv.nhd/1 */
+    int32_t packed; /* 1 = mla.latent_fp8/1: rows of bytes, which have their scales in them */
     attn_dtype q_dtype;
     attn_dtype new_dtype; /* of new k, v */
     attn_dtype kv_dtype;

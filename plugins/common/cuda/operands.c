@@ -4,6 +4,7 @@
  */
 #include "plugins/common/cuda/operands.h"
 #include "attn_plugin_util.h"
+#include "plugins/common/cuda/save_packed.cuh"
 
 #include <math.h>
 #include <string.h>
@@ -280,7 +281,8 @@ static attn_status take_new_latents(const taking *t, attn_error *error)
     return ATTN_OK;
 }
 
-/* Keys are rows of the cache; what is v_dim elements further on is their position-encoded part. */
+/* Keys are rows of the cache; what is v_dim elements further on, and in rows of bytes beyond the scales, is
+ * their position-encoded part. */
 static attn_status take_latent_cache(const taking *t, attn_error *error)
 {
     const cuda_group *group = t->group;
@@ -290,11 +292,17 @@ static attn_status take_latent_cache(const taking *t, attn_error *error)
                            .ndim = 3,
                            .shape = {0, group->page_size, group->dim},
                            .written = to->save};
+    int rope = group->v_dim * (int)attn_dtype_size(group->kv_dtype);
+    if (group->packed) {
+        rope = packed_rope_offset(group->v_dim);
+        form.dtype = ATTN_U8;
+        form.shape[2] = packed_row_bytes(group->v_dim, group->dim - group->v_dim);
+    }
     attn_status status = cuda_operand_rows(t->args, ATTN_ROLE_LATENT_CACHE, form, 0, &cache, error);
     if (status != ATTN_OK)
         return status;
     to->k_cache = attn_util_data(cache);
-    to->v_cache = (char *)attn_util_data(cache) + group->v_dim * (int)attn_dtype_size(cache->dtype);
+    to->v_cache = (char *)attn_util_data(cache) + rope;
     to->k_page = to->v_page = cuda_stride_bytes(cache, 0);
     to->k_token = to->v_token = cuda_stride_bytes(cache, 1);
     if (cuda_is_aligned(cache, 16))
@@ -310,7 +318,7 @@ attn_status cuda_latents_take(const cuda_group *group, const attn_util_layer *la
     attn_status status = take_new_latents(&t, error);
     if (status == ATTN_OK)
         status = take_latent_cache(&t, error);
-    if (status == ATTN_OK && cuda_is_fp8(group->kv_dtype))
+    if (status == ATTN_OK && cuda_is_fp8(group->kv_dtype) && !group->packed)
         status = take_scale(&t, ATTN_ROLE_LATENT_CACHE, to->k_scales, &to->k_scale_device, error);
     to->v_scales[0] = to->k_scales[0];
     to->v_scale_device = to->k_scale_device;

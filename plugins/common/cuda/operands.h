@@ -28,7 +28,7 @@ attn_status cuda_operands_take(const cuda_group *group, const attn_util_layer *l
                                const cuda_plan *plan, const attn_kv_batch *kv,
                                const attn_forward_args *args, call_operands *to, attn_error *error);
 
-/* New latents and their cache, mla.latent/1, into what `to` has of k, v and the caches, and its
+/* New latents and their cache, mla.latent/1 or mla.latent_fp8/1, into what `to` has of k, v and the caches, and its
  * `save`: a group of one KV head, whose keys, `dim` wide, are latents and whose values are their
  * first v_dim elements. c_kv and k_pe, of the batch's rows, may be absent, both. The scale of an
  * fp8 cache is that of k and of v. INVALID_ARGUMENT as above. */

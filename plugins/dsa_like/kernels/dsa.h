@@ -96,6 +96,7 @@ typedef struct dsa_save_call {
     char *label_cache;
     long long label_page, label_token;
     int lora, rope;
+    int packed;      /* 1 = latents of mla.latent_fp8/1, whose places are k's; 0 = of bf16 */
     int label_codes; /* 1 = e4m3 and scales, 0 = bf16 */
     int page_size;
 } dsa_save_call;

@@ -8,7 +8,7 @@
 #include "plugins/dsa_like/kernels/dsa.h"
 
 #include "plugins/common/cuda/mask.cuh"
-#include "plugins/common/cuda/save_kv.cuh"
+#include "plugins/common/cuda/save_packed.cuh"
 #include "plugins/common/cuda/work.cuh"
 
 PORTABLE mask_rule dsa_rule(const dsa_batch *b)
@@ -166,11 +166,14 @@ extern "C" __global__ void __launch_bounds__(DSA_SAVE_THREADS)
         c.page_size,
         ELEMENT_BF16,
         ELEMENT_BF16};
-    if (o->k)
-        save_kv_rows(&latents, first + (int)blockIdx.x, end, (int)gridDim.x, 0, (int)threadIdx.x,
-                     DSA_SAVE_THREADS);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int warps = (int)gridDim.x * (DSA_SAVE_THREADS / 32);
+    if (o->k && c.packed)
+        save_packed_rows(&latents, first + (int)blockIdx.x + warp * (int)gridDim.x, end, warps,
+                         lane, 32);
+    else if (o->k)
+        save_kv_rows(&latents, first + (int)blockIdx.x, end, (int)gridDim.x, 0, (int)threadIdx.x,
+                     DSA_SAVE_THREADS);
     for (i64 row = first + (int)blockIdx.x + warp * (int)gridDim.x; c.label && row < end;
          row += warps) {
         const i64 slot = c.batch.out_cache_loc[row];

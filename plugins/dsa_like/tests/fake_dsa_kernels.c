@@ -67,7 +67,9 @@ static void save(const struct fake_cuda_launch *launch)
         c->page_size,
         ELEMENT_BF16,
         ELEMENT_BF16};
-    if (o->k)
+    if (o->k && c->packed)
+        save_packed_rows(&latents, first, end, 1, 0, 1);
+    else if (o->k)
         save_kv_rows(&latents, first, end, 1, 0, 0, 1);
     for (int64_t row = first; c->label && row < end; row++) {
         const int64_t slot = *PORTABLE_AT(c->batch.out_cache_loc + row);
@@ -210,9 +212,27 @@ static void take(const struct fake_cuda_launch *launch)
 
 /* ---- Attention ------------------------------------------------------------------------------- */
 
+/* What a code of e4m3 stands for. */
+static double number_of(uint8_t code)
+{
+    const int exponent = code >> 3 & 15, fraction = code & 7;
+    const double size = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9);
+    return (code & 0x7f) == 0x7f ? (double)NAN : code & 0x80 ? -size : size;
+}
+
+/* Element d of a latent's first part. */
+static double latent(const mla_call *c, int packed, const char *row, int d)
+{
+    if (!packed)
+        return (double)element_load(ELEMENT_BF16, row, d);
+    const char *scales = row + packed_scales_offset(c->lora);
+    return number_of(*PORTABLE_AT((const uint8_t *)row + d)) *
+           (double)element_load(ELEMENT_F32, scales, d / PACKED_SCALED);
+}
+
 /* A head of a query, over its keys [lo, hi). */
-static void attend_head(const mla_call *c, const index_sequence *q, int64_t row, int head, int lo,
-                        int hi)
+static void attend_head(const mla_call *c, int packed, const index_sequence *q, int64_t row,
+                        int head, int lo, int hi)
 {
     const call_operands *o = &c->operands;
     const char *nope = (const char *)o->q + row * o->q_row + head * o->q_head;
@@ -228,8 +248,7 @@ static void attend_head(const mla_call *c, const index_sequence *q, int64_t row,
         const index_place at = index_find_key(o, &c->batch, q, c->page_size, 0, j, entry);
         double score = 0;
         for (int d = 0; d < c->lora; d++)
-            score += (double)element_load(ELEMENT_BF16, nope, d) *
-                     (double)element_load(ELEMENT_BF16, at.k, d);
+            score += (double)element_load(ELEMENT_BF16, nope, d) * latent(c, packed, at.k, d);
         for (int d = 0; d < c->rope; d++)
             score += (double)element_load(ELEMENT_BF16, rope, d) *
                      (double)element_load(ELEMENT_BF16, at.v, d);
@@ -238,7 +257,7 @@ static void attend_head(const mla_call *c, const index_sequence *q, int64_t row,
         const double weight = exp(score - most);
         total = total * old + weight;
         for (int d = 0; d < c->lora; d++)
-            sums[d] = sums[d] * old + weight * (double)element_load(ELEMENT_BF16, at.k, d);
+            sums[d] = sums[d] * old + weight * latent(c, packed, at.k, d);
         top = most;
     }
     for (int d = 0; d < c->lora; d++)
@@ -249,9 +268,8 @@ static void attend_head(const mla_call *c, const index_sequence *q, int64_t row,
                       (float)(top + log(total)));
 }
 
-static void attend(const struct fake_cuda_launch *launch)
+static void attend_all(const mla_call *c, int packed)
 {
-    const mla_call *c = launch->arguments[0];
     const mask_rule rule = {c->window_left, c->batch.window_right, c->chunk, 0, 0};
     for (int s = 0; s < index_num_seqs(&c->batch); s++) {
         index_sequence q;
@@ -260,9 +278,19 @@ static void attend(const struct fake_cuda_launch *launch)
             int lo, hi;
             mask_outline(&rule, &c->batch, &q, t, t, &lo, &hi);
             for (int head = 0; head < c->heads; head++)
-                attend_head(c, &q, q.first_row + t, head, lo, hi);
+                attend_head(c, packed, &q, q.first_row + t, head, lo, hi);
         }
     }
+}
+
+static void attend(const struct fake_cuda_launch *launch)
+{
+    attend_all(launch->arguments[0], 0);
+}
+
+static void attend_packed(const struct fake_cuda_launch *launch)
+{
+    attend_all(launch->arguments[0], 1);
 }
 
 static void nothing_left(const struct fake_cuda_launch *launch)
@@ -297,6 +325,10 @@ void fake_dsa_define(void)
         {"mla_attend_codes_16", nothing_left, sizeof(mla_call)},
         {"mla_attend_codes_32", nothing_left, sizeof(mla_call)},
         {"mla_attend_codes_64", nothing_left, sizeof(mla_call)},
+        {"mla_attend_packed_8", attend_packed, sizeof(mla_call)},
+        {"mla_attend_packed_16", attend_packed, sizeof(mla_call)},
+        {"mla_attend_packed_32", attend_packed, sizeof(mla_call)},
+        {"mla_attend_packed_64", attend_packed, sizeof(mla_call)},
     };
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)
         return;

@@ -76,6 +76,7 @@ static const char *const variants[][SETTINGS] = {
     {"workload.chunked_prefill_size=7", "cuda_graph.bs=3"},
     {"speculative.draft_tokens=3", "speculative.acceptance=0.6"},
     {"kv_cache.max_total_tokens=288"},
+    {"kv_cache.dtype=fp8_e4m3", "kv_cache.latent_layout=latent_fp8"},
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 
