@@ -251,9 +251,9 @@ const struct config_key config_keys[] = {
     KEY(workload, "max_requests", max_requests, int, "0", RANGE(0, 2147483647),
         .help = "Requests taken from the beginning of the trace file, of which no more is read; "
                 "0 = all."),
-    KEY(workload, "too_long", too_long, choice, "refuse", WORDS(too_longs),
-        .help = "A request longer than the model's context: refuse: an error; skip: leave it out; "
-                "cut: shorten it."),
+    KEY(workload, "too_long", too_long, choice, "skip", WORDS(too_longs),
+        .help = "A request longer than the model's context: skip: leave it out, warn and count it; "
+                "cut: shorten it, warn and count it; refuse: an error."),
     KEY(workload, "clock", clock, choice, "virtual", WORDS(clocks),
         .help = "virtual: requests arrive in order, without waiting; wall: at their timestamps."),
     KEY(workload, "mixed", mixed, bool, "no",

@@ -5,8 +5,10 @@
 #include "host/run/requests.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #include "host/base/error.h"
+#include "host/base/log.h"
 #include "host/base/round.h"
 
 /* ---- Pools ----------------------------------------------------------------------------------- */
@@ -129,6 +131,24 @@ static attn_status check_whole(const struct config_workload *config, const struc
     return status;
 }
 
+/* A trace is not changed without a word. */
+static void warn_too_long(const struct trace *trace, const struct workload *workload,
+                          const workload_params *params)
+{
+    char message[512];
+    bool skips = params->too_long == WORKLOAD_SKIP;
+    int64_t count = workload->skipped + workload->cut;
+    if (count == 0)
+        return;
+    snprintf(message, sizeof message,
+             "%.300s:%lld: the first of %lld request%s longer than max_context_len = %lld: %s "
+             "(workload.too_long = %s)",
+             trace->path, (long long)workload->too_long_line, (long long)count,
+             count == 1 ? "" : "s", (long long)params->max_context_len, skips ? "left out" : "cut",
+             skips ? "skip; accepted too: cut, refuse" : "cut; accepted too: skip, refuse");
+    host_log_write_newest(ATTN_LOG_WARNING, message);
+}
+
 attn_status requests_read(const struct config *config, const struct model *model,
                           struct trace *trace, struct workload *workload, attn_error *error)
 {
@@ -142,6 +162,8 @@ attn_status requests_read(const struct config *config, const struct model *model
         trace_init_limited(trace, keys->trace, keys->format, keys->block_tokens, &limit, error);
     if (status == ATTN_OK)
         status = workload_init(workload, trace, &params, error);
+    if (status == ATTN_OK)
+        warn_too_long(trace, workload, &params);
     if (status == ATTN_OK)
         status = check_total(config, model, error);
     if (status == ATTN_OK)

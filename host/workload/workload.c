@@ -88,6 +88,8 @@ static attn_status add_request(struct workload *workload, const struct trace *tr
     if (is_too_long(&request, params)) {
         if (params->too_long == WORKLOAD_REFUSE)
             return fail_too_long(trace, &request, number, params, error);
+        if (workload->too_long_line == 0)
+            workload->too_long_line = request.line;
         if (params->too_long == WORKLOAD_SKIP) {
             workload->skipped++;
             return ATTN_OK;

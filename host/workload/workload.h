@@ -61,6 +61,7 @@ struct workload {
     int64_t decode_tokens;      /* sum of max(0, output_length - 1) */
     int64_t skipped;            /* requests of the trace that were too long and left out */
     int64_t cut;                /* requests that were cut */
+    int64_t too_long_line;      /* of the trace's file: the first of both; 0 = none */
 };
 
 /* The requests of `trace`, which must outlive *workload. CONFIG_ERROR: length_scale is not in

@@ -73,6 +73,7 @@ attention_backend = cpu_native
 page_size = 4
 [workload]
 trace = trace.jsonl
+too_long = refuse
 [verify]
 rate = 1
 EOF
@@ -296,6 +297,14 @@ traced "a length over max_context_len" a.jsonl ":2: " "got 510 input + 3 output"
 $row
 {"timestamp": 0, "input_length": 510, "output_length": 3, "hash_ids": [1]}
 EOF
+# The default leaves it out, and says so.
+sed '/^too_long/d' "$folder/good.ini" >"$folder/default.ini"
+tap_try "a length over max_context_len by default: left out, with a warning and a count" sh -c '
+    "$1" run "$2/default.ini" --quiet --trace "$2/a.jsonl" >"$2/out" 2>"$2/err" &&
+        grep -qxF "attnhost: warning: $2/a.jsonl:2: the first of 1 request longer than max_context_len = 512: left out \
+(workload.too_long = skip; accepted too: cut, refuse)" "$2/err" &&
+        grep -qx "too long  *1 left out, 0 cut to the model.s context" "$2/out" || { cat "$2/err" "$2/out"; false; }' \
+    sh "$command" "$folder"
 traced "a CSV without a column" a.csv ":1: " "GeneratedTokens" "accepted: " <<EOF
 TIMESTAMP,ContextTokens
 2023-11-16 18:15:46,40

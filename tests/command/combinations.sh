@@ -72,6 +72,7 @@ settings()
     attention_decode) echo "attention.speculative_attention_mode=decode" ;;
     retraction) echo "workload.max_running_requests=6 kv_cache.max_total_tokens=140 kv_cache.swa_full_tokens_ratio=1" ;;
     short) echo "workload.length_scale=0.125" ;;
+    refusing) echo "workload.too_long=refuse" ;;
     plain) echo "$layers" ;;
     cross_windows) echo "$(settings cross) model.layer_types=sliding,cross,encoder model.sliding_window=9" ;;
     topk | acceptance | seed) echo "speculative.$1=1" ;;
@@ -262,7 +263,7 @@ runs cross sharing prefix_hit -eq 0
 runs encoder sharing prefix_hit -eq 0
 refused "the recurrent layers .* has one history and no branches" recurrent branches
 refused "trace.jsonl:1: request 0: input of 40 tokens, which is not cut: accepted up to chunked_prefill_size = 7" encoder chunked
-refused "got 160 input + 160 output tokens at length_scale 0.125, accepted: max_context_len = 128" windows short
+refused "got 160 input + 160 output tokens at length_scale 0.125, accepted: max_context_len = 128" windows short refusing
 for kind in chains windows cross recurrent; do
     refused "kv_cache.max_total_tokens: 3 tokens: accepted 4..2147483640, in pages of 4" $kind no_page
     refused "trace.jsonl:1: request 0: .* pages of 4 tokens; the KV cache has 18 (72 tokens), so it could never finish" \

@@ -360,6 +360,7 @@ START_TEST(too_long_is_skipped)
     ck_assert_int_eq(workload.num_requests, 2);
     ck_assert_int_eq(workload.skipped, 1);
     ck_assert_int_eq(workload.cut, 0);
+    ck_assert_int_eq(workload.too_long_line, 700);
     ck_assert_int_eq(workload.input_tokens, 70);
     ck_assert_int_eq(workload.requests[1].input_length, 10);
     ck_assert_int_eq(workload.requests[1].line, 10);
