@@ -36,7 +36,7 @@ struct attn_instance {
     cuda_module module;
     cuda_function plan, save, take, choose;
     cuda_function label[2][2]; /* of codes or not; of one query, of a group of queries */
-    attn_instance *attend; /* of flashmla_like: the same groups as latent attention */
+    attn_instance *attend;     /* of flashmla_like: the same groups as latent attention */
     uint32_t num_groups;
     dsa_layers *groups; /* layers lie after them */
 };
