@@ -73,7 +73,6 @@ attention_backend = cpu_native
 page_size = 4
 [workload]
 trace = trace.jsonl
-too_long = refuse
 [verify]
 rate = 1
 EOF
@@ -108,7 +107,7 @@ traced()
     case_name=$1 trace=$folder/$2
     shift 2
     cat >"$trace"
-    refused 2 "$case_name" "$trace" "$@" -- run "$folder/good.ini" --trace "$trace"
+    refused 2 "$case_name" "$trace" "$@" -- run "$folder/good.ini" --trace "$trace" --set workload.too_long=refuse
 }
 
 row='{"timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": [1]}'
@@ -298,9 +297,8 @@ $row
 {"timestamp": 0, "input_length": 510, "output_length": 3, "hash_ids": [1]}
 EOF
 # The default leaves it out, and says so.
-sed '/^too_long/d' "$folder/good.ini" >"$folder/default.ini"
 tap_try "a length over max_context_len by default: left out, with a warning and a count" sh -c '
-    "$1" run "$2/default.ini" --quiet --trace "$2/a.jsonl" >"$2/out" 2>"$2/err" &&
+    "$1" run "$2/good.ini" --quiet --trace "$2/a.jsonl" >"$2/out" 2>"$2/err" &&
         grep -qxF "attnhost: warning: $2/a.jsonl:2: the first of 1 request longer than max_context_len = 512: left out \
 (workload.too_long = skip; accepted too: cut, refuse)" "$2/err" &&
         grep -qx "too long  *1 left out, 0 cut to the model.s context" "$2/out" || { cat "$2/err" "$2/out"; false; }' \
