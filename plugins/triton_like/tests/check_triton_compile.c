@@ -81,8 +81,9 @@ static int count_files(const char *ending)
 /* Headers that no kernel of this plugin has to include. */
 static int is_left_out(const char *name)
 {
-    static const char *const names[] = {"merge_states.cuh", "ptx.cuh", "save_rows.cuh",
-                                        "warpgroup.cuh", "warpgroup_softmax.cuh"};
+    static const char *const names[] = {"merge_states.cuh", "ptx.cuh",
+                                        "save_packed.cuh",  "save_rows.cuh",
+                                        "warpgroup.cuh",    "warpgroup_softmax.cuh"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (strcmp(name, names[i]) == 0)
             return 1;
