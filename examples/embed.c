@@ -31,7 +31,7 @@ static const int pool_blocks[GROUPS] = {21, POOL_BLOCKS};
 
 /* A KV group: which blocks each request owns, and which are free. */
 typedef struct kv_group {
-    int32_t table[REQUESTS][MAX_BLOCKS]; /* 0 = not allocated, or freed behind the window */
+    int32_t table[REQUESTS][MAX_BLOCKS]; /* 0 = not allocated, or freed once outside the window */
     int32_t free[POOL_BLOCKS];
     int num_free;
 } kv_group;
@@ -101,7 +101,7 @@ static void allocate_blocks(engine *e, int g, int request, int from, int to)
 }
 
 /* Free blocks of positions below `end`. Their entries become the null block: a backend may read the
- * entry, never what is behind it. */
+ * entry, never what follows it. */
 static void free_blocks(engine *e, int g, int request, int end)
 {
     for (int b = 0; (b + 1) * PAGE <= end; b++) {

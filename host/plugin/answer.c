@@ -50,7 +50,7 @@ static void terminate_texts(attn_verdict *verdict)
     }
 }
 
-/* More than anything can have against a problem: whoever asks makes room for so many. */
+/* Upper bound on the reasons of an answer; callers allocate this many. */
 enum { MAX_REASONS = 1024 };
 
 /* NULL, or what contradicts itself. */

@@ -133,7 +133,7 @@ static bool listen(struct scan *scan, int p)
 }
 
 /* Until the scanner has closed its stdout and stderr, or `end`; false when the time is over. A
- * process that it leaves behind may hold them open: so it is enough that the scanner is gone. */
+ * process that it leaves running may hold them open, so only the scanner's own end counts. */
 static bool follow(struct scan *scan, int64_t end_ns)
 {
     struct pollfd wait[NUM_PIPES] = {{.fd = scan->pipes[OUT], .events = POLLIN},

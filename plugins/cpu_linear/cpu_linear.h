@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cpu_linear.h: the data structures of the plugin, in the order in which they come to be.
+ * cpu_linear.h: the data structures of the plugin, in the order in which they are made.
  *
  *   linear_options  from the ini                           plugin.c
  *   attn_instance   layer groups of a model                instance.c, after query.c said yes

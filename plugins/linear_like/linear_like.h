@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_like.h: the data structures of the plugin, in the order in which they come to be.
+ * linear_like.h: the data structures of the plugin, in the order in which they are made.
  *
  *   linear_group    a layer group of a model, its kernels   instance.c, after query.c said yes
  *   attn_metadata   a batch that was planned                metadata.c
@@ -114,7 +114,7 @@ int linear_goes_by_chunks(const linear_group *group, const attn_problem *problem
 
 linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_bounds *bounds);
 
-/* Enqueue what sequences that are long enough come to, if the batch may have such. call->chunks
+/* Enqueue the chunks of sequences that are long enough, if the batch may have such. call->chunks
  * says to other launches which these are. */
 attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_group *group,
                                  linear_call *call, attn_stream stream, attn_error *error);

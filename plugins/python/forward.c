@@ -18,7 +18,7 @@ struct dl_tensor {
     uint64_t byte_offset;
 };
 
-/* A view of somebody else's memory: what is freed is the view. */
+/* A view of memory that the caller owns: only the view is freed. */
 struct dl_managed {
     struct dl_tensor tensor;
     void *context;

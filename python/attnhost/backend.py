@@ -310,7 +310,7 @@ class Backend:
         """Compile, tune, warm up: before the first step."""
 
     def plan(self, batch: Batch) -> Any:
-        """Look at a batch once. What it returns comes to forward() as `plan`; None = the batch."""
+        """Look at a batch once. forward() receives what it returns as `plan`; None = the batch."""
 
     def forward(self, layer: Layer, plan: Any, **operands: Any) -> None:
         """Compute one layer into `out`. Name the parameters that are wanted: layer, plan, batch, keys,

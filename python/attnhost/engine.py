@@ -192,7 +192,7 @@ class Engine:
 
     def add(self, tokens: Many[int] = (), share: bool = True) -> Sequence:
         """A new sequence. Pages that hold the keys of its first tokens are shared; the last token
-        is left to be computed, as somebody wants its output."""
+        is left to be computed, as its output is wanted."""
         sequence = Sequence(tokens)
         known = self._known_pages(sequence.tokens) if share and self.page_size else []
         while self.has_states and known and self.snapshots.find(known[-1][1]) is None:

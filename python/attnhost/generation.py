@@ -75,7 +75,7 @@ def generate(model: torch.nn.Module, prompts: Many[Many[int]], max_new_tokens: i
                 f"made: accepted 1 to {engine.max_len} together", "INVALID_ARGUMENT")
     results: List[List[int]] = [[] for _ in prompts]
     running: List[_Request] = []
-    promised = 0  # pages that those running may come to need
+    promised = 0  # pages that running sequences may still need
     try:
         while waiting or running:
             while waiting and len(running) < engine.max_seqs:

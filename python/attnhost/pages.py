@@ -18,7 +18,7 @@ class Table(List[int]):
         self._filled = 0  # entries that are these pages
 
     def row(self, width: int) -> torch.Tensor:
-        """The first `width` pages, with page 0 behind the last."""
+        """The first `width` pages, with page 0 after the last."""
         if self._width < width:
             self._width, self._filled = max(width, 2 * self._width), 0
             self._row = torch.zeros(self._width, dtype=torch.int32, device="cpu")

@@ -121,7 +121,7 @@ struct grid_point {
     uint8_t value[GRID_AXES];
 };
 
-/* What it is that asks. */
+/* The backend under query. */
 struct grid_backend {
     const attn_backend_type *type;
     const attn_options *options;

@@ -2,7 +2,7 @@
  *
  * numbers.c: any numbers. INVAR-01.random and linear_random take values of lists, here lengths,
  * windows, chunks, heads, dimensions, pages, scales, snapshots and padding are drawn, and mostly an
- * option's value: a fault that shows at some numbers alone has no list to hide behind.
+ * option's value: a fault that shows at some numbers alone cannot hide between the entries of a list.
  */
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/linear_numbers.h"

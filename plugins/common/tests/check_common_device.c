@@ -2,7 +2,7 @@
  *
  * check_common_device.c: device headers that plugins share, compiled as C, against the plain
  * definitions of include/attn_batch.h: which sequence a row is of, where a key lies in each of the
- * index forms, who sees what, what a softmax comes to.
+ * index forms, who sees what, a softmax's sums.
  */
 #include "tests/tools/test_main.h"
 
@@ -288,7 +288,7 @@ END_TEST
 
 /* ---- Softmax --------------------------------------------------------------------------------- */
 
-/* Logits one by one come to what their definition gives in fp64, caps and biases included. */
+/* Each logit equals its definition in fp64, caps and biases included. */
 START_TEST(a_softmax_taken_one_by_one)
 {
     for (int n = 0; n < CASES; n++) {

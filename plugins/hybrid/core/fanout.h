@@ -41,7 +41,7 @@ typedef struct fanout_limits {
 
 fanout_limits fanout_limits_of(const attn_bounds *bounds);
 
-/* Add what comes to other layers. */
+/* Add the part of a batch for other layers. */
 void fanout_limits_add(fanout_limits *limits, const fanout_limits *other);
 
 /* What of `bounds` can come to layers with `limits`; 0 = nothing. What is beyond the limits of all
@@ -49,7 +49,7 @@ void fanout_limits_add(fanout_limits *limits, const fanout_limits *other);
 int fanout_limit_bounds(const fanout_limits *limits, const fanout_limits *all,
                         const attn_bounds *bounds, attn_bounds *limited);
 
-/* Can such a batch come to them? */
+/* Can they receive such a batch? */
 int fanout_is_within(const fanout_limits *limits, uint32_t mode, const attn_batch *batch);
 
 /* Narrow `problem` to `modes`; the layers are all of them. */

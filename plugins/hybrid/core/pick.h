@@ -52,12 +52,12 @@ typedef struct pick_rules {
     pick_reach (*reach)(const void *ctx, uint32_t part, uint32_t phase, int32_t max_seqs,
                         int32_t max_kv_len, uint32_t child);
 
-    /* The same, by what was decided after create: what does not come to a child then needs no
+    /* The same, by what was decided after create: what a child never receives then needs no
      * metadata, though sizes are as if it could. NULL = as `reach`. */
     pick_reach (*decided)(const void *ctx, uint32_t part, uint32_t phase, int32_t max_seqs,
                           int32_t max_kv_len, uint32_t child);
 
-    /* The child that extend rows come to never has decode rows: what it has for DECODE is then for
+    /* The child that receives extend rows never has decode rows: what it has for DECODE is then for
      * decode rows of a split MIXED, too. */
     int halves_apart;
 } pick_rules;
@@ -79,7 +79,7 @@ struct attn_instance {
     fanout children;                       /* first: fanout_op_destroy() and its kin */
     fanout_child child[PICK_MAX_CHILDREN]; /* what `children` has */
     picker pick;
-    uint32_t needs[PICK_MAX_CHILDREN];      /* SLICE_*, of the layers that can come to a child */
+    uint32_t needs[PICK_MAX_CHILDREN];      /* SLICE_*, of the layers that a child can receive */
     slice_groups groups[PICK_MAX_CHILDREN]; /* those that they belong to, or are below one */
     uint32_t all_needs;
     uint32_t num_parts;

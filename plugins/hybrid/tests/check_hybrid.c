@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_hybrid: hybrid_phase between a mock host and mock children (hybrid_mock.h): what it asks
- * them, what it answers, and what is left behind when one fails. check_hybrid_batch.c has the rest.
+ * them, what it answers, and what remains allocated when one fails. check_hybrid_batch.c has the rest.
  */
 #include "plugins/hybrid/tests/hybrid_fixture.h"
 

@@ -654,7 +654,7 @@ START_TEST(a_wrong_table_is_refused_by_query_and_create)
 }
 END_TEST
 
-/* Whatever fails on the way, nothing is left behind. */
+/* Whatever fails on the way, nothing remains allocated. */
 START_TEST(failures_leave_nothing)
 {
     static const int slots[] = {MOCK_METADATA_SIZE, MOCK_METADATA_CREATE};

@@ -4,7 +4,7 @@ is a step of an attnhost.Planner.
 
 vLLM makes a builder for each KV cache group, with all layers of it; the builder makes a planner, whose layer
 groups are the layers that are alike. The block table, the slots and the lengths are vLLM's own tensors. Its
-block 0 belongs to nobody, like attnhost's page 0.
+block 0 is never allocated, like attnhost's page 0.
 """
 import logging
 import os
