@@ -75,7 +75,8 @@ struct command {
     const char *ending;       /* help at its end: exit codes, examples */
     size_t size;              /* of its values */
     const void *defaults;     /* [size]; NULL = zeros */
-    int (*run)(struct arguments *arguments); /* returns the exit code (exit_codes.h) */
+    int (*run)(struct arguments *arguments); /* returns the exit code (exit_codes.h); NULL = this
+                                                program lacks the command, and `about` says so */
 };
 
 struct arguments {

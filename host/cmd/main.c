@@ -69,6 +69,10 @@ static const struct command *find_command(const char *name)
 static int run_command(const struct command *command, int argc, char **argv)
 {
     char name[32];
+    if (!command->run) {
+        fputs(command->about, stderr);
+        return EXIT_USAGE;
+    }
     snprintf(name, sizeof name, "attnhost %s", command->name);
     argv[0] = name;
     if (command->ends_early)
