@@ -216,6 +216,7 @@ struct config_kv_cache {
     struct config_doubles v_scale;
     int32_t layout;               /* CONFIG_LAYOUT_* */
     int32_t latent_layout;        /* CONFIG_LATENT_* */
+    attn_dtype label_dtype;       /* of sparse layers' labels; ATTN_DTYPE_NONE = as the model */
     int64_t max_total_tokens;     /* 0 = from mem_fraction */
     int64_t max_encoder_tokens;   /* of cross attention's pool; 0 = of all requests that run */
     double mem_fraction;          /* of the device memory that is free at start */

@@ -27,6 +27,12 @@ static const struct config_choice cache_dtypes[] = {
     {"fp8_e5m2", ATTN_FP8_E5M2},
     {NULL, 0},
 };
+static const struct config_choice label_dtypes[] = {{"auto", ATTN_DTYPE_NONE},
+                                                    {"f32", ATTN_F32},
+                                                    {"f16", ATTN_F16},
+                                                    {"bf16", ATTN_BF16},
+                                                    {"fp8_e4m3", ATTN_FP8_E4M3},
+                                                    {NULL, 0}};
 static const struct config_choice attn_types[] = {
     {"decoder", ATTN_TYPE_DECODER}, {"encoder_only", ATTN_TYPE_ENCODER_ONLY}, {NULL, 0}};
 static const struct config_choice linear_families[] = {{"gdn", ATTN_LINEAR_GDN + 1},
@@ -205,6 +211,8 @@ const struct config_key config_keys[] = {
         .help = "nhd: [pages, page_size, heads, dim]; hnd: [pages, heads, page_size, dim]."),
     KEY(kv_cache, "latent_layout", latent_layout, choice, "auto", WORDS(latent_layouts),
         .help = "latent: elements of dtype; latent_fp8: fp8_e4m3 with scales in each row."),
+    KEY(kv_cache, "label_dtype", label_dtype, dtype, "auto", WORDS(label_dtypes),
+        .help = "Type of the cached labels of sparse layers; auto: the model's. fp8_e4m3: index queries, too."),
     KEY(kv_cache, "max_total_tokens", max_total_tokens, int, "", RANGE(1, 1099511627776),
         .help = "Tokens that the cache holds; left out: what mem_fraction yields."),
     KEY(kv_cache, "max_encoder_tokens", max_encoder_tokens, int, "", RANGE(1, 1099511627776),

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/model/build.h"
 #include "host/base/text.h"
@@ -514,6 +515,27 @@ void model_set_expanded(struct model *model, bool expanded)
         expanded && model_has_latents(model) ? ATTN_MODE_BIT(ATTN_MODE_EXTEND) : 0;
 }
 
+/* What kv_cache.label_dtype says of the layers that have an indexer. Engines that keep labels in
+ * e4m3 multiply codes by codes: index queries are of that type, too. */
+static attn_status set_label_dtype(const struct config *config, struct model *model,
+                                   attn_error *error)
+{
+    attn_dtype dtype = config->kv_cache.label_dtype;
+    for (uint32_t g = 0; g < model->num_groups && dtype; g++) {
+        attn_sparse_dims *sparse = (void *)(uintptr_t)model->groups[g].sparse;
+        if (!sparse || sparse->index_heads == 0)
+            continue;
+        if (dtype == ATTN_FP8_E4M3 && sparse->label_dim % 4 != 0)
+            return config_fail(config, "kv_cache.label_dtype", error,
+                               "fp8_e4m3 with labels of %d elements: accepted with a multiple of 4",
+                               sparse->label_dim);
+        sparse->label_dtype = dtype;
+        if (dtype == ATTN_FP8_E4M3)
+            sparse->index_dtype = dtype;
+    }
+    return ATTN_OK;
+}
+
 attn_status model_create(const struct config *config, struct model **model, attn_error *error)
 {
     if (config->model.tp_rank > 0 && config->model.tp_rank >= config->model.tp_size)
@@ -525,12 +547,14 @@ attn_status model_create(const struct config *config, struct model **model, attn
                              : model_create_ini(config, model, error);
     if (status == ATTN_OK)
         model_set_expanded(*model, config->attention.mla_prefill == CONFIG_MLA_EXPANDED);
-    if (status == ATTN_OK && config->speculative.draft_tokens > 0) {
+    if (status != ATTN_OK)
+        return status;
+    status = set_label_dtype(config, *model, error);
+    if (status == ATTN_OK && config->speculative.draft_tokens > 0)
         status = model_add_drafts(*model, config, error);
-        if (status != ATTN_OK) {
-            model_destroy(*model);
-            *model = NULL;
-        }
+    if (status != ATTN_OK) {
+        model_destroy(*model);
+        *model = NULL;
     }
     return status;
 }
@@ -728,6 +752,8 @@ void model_group_text(const struct model *model, const attn_layer_group *group, 
         cut_append(&out, ", top_k %d", group->sparse->top_k);
     if (group->sparse && group->sparse->index_heads > 0)
         cut_append(&out, " by %d x %d", group->sparse->index_heads, group->sparse->label_dim);
+    if (group->sparse && dtype_is_fp8(group->sparse->label_dtype))
+        cut_append(&out, ", labels %s", dtype_name(group->sparse->label_dtype));
     append_masks(&out, group);
     if (model->has_window_pool && held_for(model, group) == MODEL_KV_WINDOW)
         cut_append(&out, ", in the KV pool of windows");

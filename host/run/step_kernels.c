@@ -47,7 +47,7 @@ void step_kernels_destroy(struct step_kernels *kernels)
     free(kernels);
 }
 
-/* Of which types vectors and outputs may be. */
+/* Of which types outputs may be, and vectors other than index queries in e4m3. */
 static attn_status check_dtype(attn_dtype dtype, const char *what, attn_error *error)
 {
     if (dtype == ATTN_F32 || dtype == ATTN_F16 || dtype == ATTN_BF16)
@@ -80,7 +80,9 @@ static attn_status check_vectors(const struct step_vectors *vectors, uint32_t nu
     for (uint32_t v = 0; v < num_vectors && status == ATTN_OK; v++) {
         const struct row_operand *operand = &vectors[v].operand;
         const char *name = role_name(operand->role);
-        status = check_dtype(operand->dtype, name, error);
+        bool may_be_code = operand->role == ATTN_ROLE_INDEX_Q;
+        if (!may_be_code || operand->dtype != ATTN_FP8_E4M3)
+            status = check_dtype(operand->dtype, name, error);
         if (status == ATTN_OK && !has_stream(operand))
             status = host_fail(error, ATTN_INVALID_ARGUMENT,
                                "%s: got stream %d, accepted: keys, values, queries and operands of "

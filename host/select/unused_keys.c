@@ -11,6 +11,14 @@
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
+static bool has_indexer(const struct model *model)
+{
+    for (uint32_t g = 0; g < model->num_groups; g++)
+        if (model->groups[g].sparse && model->groups[g].sparse->index_heads > 0)
+            return true;
+    return false;
+}
+
 static bool has_windows(const struct model *model)
 {
     for (uint32_t g = 0; g < model->num_groups; g++) {
@@ -44,6 +52,7 @@ static void tell_keys(const struct config *config, const struct model *model, st
     } keys[] = {
         {"model.index_topk", !has_type[CONFIG_LAYER_SPARSE], no_sparse},
         {"model.index_head_dim", !has_type[CONFIG_LAYER_SPARSE], no_sparse},
+        {"kv_cache.label_dtype", !has_indexer(model), "as no layer has an indexer"},
         {"model.linear_family", !has_type[CONFIG_LAYER_LINEAR], no_linear},
         {"model.linear_conv_kernel_dim", !has_type[CONFIG_LAYER_LINEAR], no_linear},
         {"attention.decode_attention_backend", encodes, "as all layers are encoders"},

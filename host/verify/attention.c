@@ -454,6 +454,15 @@ static void make_index(const struct check *check, token_key key, int32_t head, u
         to[d] = (double)raw[d] / GENERATOR_UNITS;
 }
 
+/* A head of an index query, which its type may have rounded (e4m3). */
+static void make_index_query(const struct check *check, token_key key, int32_t head, double *to)
+{
+    const attn_sparse_dims *sparse = check->group->sparse;
+    make_index(check, key, head, ATTN_ROLE_INDEX_Q, sparse->label_dim, to);
+    for (int32_t d = 0; d < sparse->label_dim; d++)
+        to[d] = dtype_round(sparse->index_dtype, to[d]);
+}
+
 /* A label as a reader of the cache finds it. */
 static void read_label(void *ctx, int64_t j, double *label)
 {
@@ -478,8 +487,7 @@ static void compute_logits(const struct head_rows *rows, struct key_source *sour
     if (rows->view)
         see_tree(rows->sequence, rows->view, t, &row.sight);
     for (int32_t h = 0; h < sparse->index_heads; h++)
-        make_index(check, key, h, ATTN_ROLE_INDEX_Q, sparse->label_dim,
-                   memory->q + (int64_t)h * sparse->label_dim);
+        make_index_query(check, key, h, memory->q + (int64_t)h * sparse->label_dim);
     make_index(check, key, 0, ATTN_ROLE_INDEX_WEIGHTS, sparse->index_heads, memory->weights);
     const reference_index index = {
         .heads = sparse->index_heads,

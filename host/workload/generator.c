@@ -257,6 +257,13 @@ static void convert_bf16(const int16_t *raw, int64_t count, uint16_t *out)
         out[i] = vectors_bf16(raw[i]);
 }
 
+/* The one type that rounds: half of the raw integers have more than its 4 significant bits. */
+static void convert_e4m3(const int16_t *raw, int64_t count, uint8_t *out)
+{
+    for (int64_t i = 0; i < count; i++)
+        out[i] = (uint8_t)vectors_e4m3(vectors_f32(raw[i]));
+}
+
 void generator_convert(const int16_t *raw, int64_t count, attn_dtype dtype, void *out)
 {
     switch (dtype) {
@@ -271,6 +278,9 @@ void generator_convert(const int16_t *raw, int64_t count, attn_dtype dtype, void
         break;
     case ATTN_BF16:
         convert_bf16(raw, count, out);
+        break;
+    case ATTN_FP8_E4M3:
+        convert_e4m3(raw, count, out);
         break;
     default:
         break;

@@ -152,7 +152,8 @@ typedef struct generator_tensor {
 /* 1 if the conversion to `dtype` exists and is exact. */
 int generator_has_dtype(attn_dtype dtype);
 
-/* `count` raw integers as elements of `dtype` at `out`. */
+/* `count` raw integers as elements of `dtype` at `out`: of a type for which the conversion is exact,
+ * or ATTN_FP8_E4M3, which rounds each once. */
 void generator_convert(const int16_t *raw, int64_t count, attn_dtype dtype, void *out);
 
 /* Queries, keys or values (role) of `count` positions of `request` from `position` on, all heads of

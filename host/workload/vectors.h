@@ -172,11 +172,22 @@ PORTABLE uint32_t vectors_bits(float value)
     return pun.bits;
 }
 
-/* The low bits of an element of ATTN_F32, F16 or BF16, from the bits of an fp32 number of at most 8
- * significant bits, zero or normal in the type: bf16 is the upper half of fp32, and fp16, whose
- * exponent bias is 112 less and whose fraction is 13 bits shorter, loses only zeros. */
+/* An fp32 number that is zero or normal in e4m3, whose exponent bias is 120 less and whose fraction
+ * is 20 bits shorter: rounded to the nearest, ties to even. */
+PORTABLE uint32_t vectors_e4m3(uint32_t bits)
+{
+    uint32_t magnitude = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;
+    uint32_t code = magnitude - (120u << 23);
+    return sign | (magnitude == 0 ? 0 : (code + 0x7ffffu + (code >> 20 & 1u)) >> 20);
+}
+
+/* The low bits of an element of ATTN_F32, F16, BF16 or FP8_E4M3, from the bits of an fp32 number of
+ * at most 8 significant bits, zero or normal in the type: bf16 is the upper half of fp32, and fp16,
+ * whose exponent bias is 112 less and whose fraction is 13 bits shorter, loses only zeros. */
 PORTABLE uint32_t vectors_narrow(uint32_t bits, attn_dtype dtype)
 {
+    if (dtype == ATTN_FP8_E4M3)
+        return vectors_e4m3(bits);
     uint32_t magnitude = bits & 0x7fffffffu;
     uint32_t half = magnitude == 0 ? 0 : (magnitude - (112u << 23)) >> 13;
     if (dtype == ATTN_F32)
@@ -198,6 +209,12 @@ PORTABLE uint16_t vectors_bf16(int32_t raw)
 PORTABLE uint16_t vectors_f16(int32_t raw)
 {
     return (uint16_t)vectors_narrow(vectors_f32(raw), ATTN_F16);
+}
+
+/* Bytes of an element of these types. */
+PORTABLE uint64_t vectors_size(attn_dtype dtype)
+{
+    return dtype == ATTN_F32 ? 4 : dtype == ATTN_FP8_E4M3 ? 1 : 2;
 }
 
 /* ---- Linear layers --------------------------------------------------------------------------- */

@@ -64,6 +64,8 @@ settings()
     sparse) echo "$sparse" ;;
     sparse_chains) echo "$sparse speculative.draft_tokens=4" ;;
     sparse_trees) echo "$sparse $(settings branches)" ;;
+    labels_trees) echo "$(settings sparse_trees) $(settings labels)" ;;
+    labels) echo "kv_cache.label_dtype=fp8_e4m3" ;;
     windows_chains) echo "$window speculative.draft_tokens=4" ;;
     recurrent_chains) echo "$recurrent speculative.draft_tokens=4" ;;
     by_hand) echo "$by_hand" ;;
@@ -242,7 +244,7 @@ fails()
 }
 
 for kind in chains trees windows chunks vision recurrent windows_chains recurrent_chains sparse sparse_chains \
-    sparse_trees; do
+    sparse_trees labels_trees; do
     runs $kind retraction recomputed -gt 0
     runs $kind chunked steps -gt 40
     runs $kind sharing prefix_hit -gt 0
@@ -296,6 +298,8 @@ warned "kv_cache.swa_full_tokens_ratio (--set): no effect, without kv_cache.hybr
 warned "model.chunked.num_kv_heads (--set): no effect, as no layer is chunked" windows no_such_type
 warned "kv_cache.cross.dtype (--set): no effect, as no KV cache is of that type" plain no_such_cache
 warned "model.linear_family (--set): no effect, as no layer is linear" plain no_linear
+warned "kv_cache.label_dtype (--set): no effect, as no layer has an indexer" plain labels
+warned "" sparse labels
 warned "speculative.head_dim (--set): no effect, without speculative.draft_tokens" plain draft_shape
 warned "" chains draft_keys
 warned "" plain ranks

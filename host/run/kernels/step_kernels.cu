@@ -61,7 +61,7 @@ PORTABLE struct word_place place_in(const struct generate_vector *vector, uint64
     uint64_t element =
         (row * (uint64_t)vector->heads + (uint64_t)place.head) * (uint64_t)vector->dim +
         (uint64_t)d;
-    place.to = (char *)vector->data + element * (vector->dtype == ATTN_F32 ? 4 : 2);
+    place.to = (char *)vector->data + element * vectors_size(vector->dtype);
     place.word += vector->first_word;
     return place;
 }
@@ -113,9 +113,27 @@ PORTABLE uint4 pack_halves(const uint32_t *bits)
     return pack_words(pairs);
 }
 
+/* The first `count` elements of a word that are bytes. */
+PORTABLE void store_bytes(char *memory, int32_t count, const uint32_t *bits)
+{
+    uint64_t word = 0;
+    for (int32_t i = 0; i < VECTORS_GROUP; i++)
+        word |= (uint64_t)bits[i] << 8 * i;
+    if (count == VECTORS_GROUP && address(memory) % sizeof word == 0) {
+        *DEVICE_AT((uint64_t *)memory) = word;
+        return;
+    }
+    for (int32_t i = 0; i < count; i++)
+        *DEVICE_AT((uint8_t *)memory + i) = (uint8_t)(word >> 8 * i);
+}
+
 /* The first `count` elements of a word. */
 PORTABLE void store_word(char *memory, int32_t count, const uint32_t *bits, attn_dtype dtype)
 {
+    if (dtype == ATTN_FP8_E4M3) {
+        store_bytes(memory, count, bits);
+        return;
+    }
     if (count == VECTORS_GROUP && is_aligned(address(memory))) {
         uint4 *to = (uint4 *)memory;
         *DEVICE_AT(to) = dtype == ATTN_F32 ? pack_words(bits) : pack_halves(bits);
@@ -204,8 +222,8 @@ KERNEL step_generate_linear(struct generate_linear_launch work)
         uint32_t bits[VECTORS_GROUP] = {0, 0, 0, 0, 0, 0, 0, 0};
         if (request >= 0)
             linear_word(&work, operand, token, index, count, bits);
-        store_word((char *)operand->data + element * (operand->dtype == ATTN_F32 ? 4 : 2), count,
-                   bits, operand->dtype);
+        store_word((char *)operand->data + element * vectors_size(operand->dtype), count, bits,
+                   operand->dtype);
     }
 }
 

@@ -80,20 +80,33 @@ static void save(const struct fake_cuda_launch *launch)
 
 /* ---- Logits ---------------------------------------------------------------------------------- */
 
+/* What a code of e4m3 stands for. */
+static double number_of(uint8_t code)
+{
+    const int exponent = code >> 3 & 15, fraction = code & 7;
+    const double size = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9);
+    return (code & 0x7f) == 0x7f ? (double)NAN : code & 0x80 ? -size : size;
+}
+
+/* Element d of an index query or a label. */
+static double element(int is_code, const void *from, int d)
+{
+    return is_code ? number_of(*PORTABLE_AT((const uint8_t *)from + d))
+                   : (double)element_load(ELEMENT_BF16, from, d);
+}
+
 static double logit(const dsa_label_call *c, const index_sequence *q, int64_t row, int j)
 {
     const int entry = *PORTABLE_AT(index_entry(&c->planned.batch, q, c->planned.page_size, j));
     const index_place at =
         index_find_key(&c->operands, &c->planned.batch, q, c->planned.page_size, 0, j, entry);
-    const int label = c->label_codes ? ELEMENT_E4M3 : ELEMENT_BF16;
-    const int query = c->q_codes ? ELEMENT_E4M3 : ELEMENT_BF16;
     double sum = 0;
     for (int h = 0; h < c->heads; h++) {
         const char *from =
             (const char *)c->operands.q + row * c->operands.q_row + h * c->operands.q_head;
         double s = 0;
         for (int d = 0; d < DSA_LABEL; d++)
-            s += (double)element_load(query, from, d) * (double)element_load(label, at.k, d);
+            s += element(c->q_codes, from, d) * element(c->label_codes, at.k, d);
         sum +=
             (s > 0 ? s : 0) *
             (double)element_load(ELEMENT_F32, (const char *)c->weights + row * c->weights_row, h);
@@ -211,14 +224,6 @@ static void take(const struct fake_cuda_launch *launch)
 }
 
 /* ---- Attention ------------------------------------------------------------------------------- */
-
-/* What a code of e4m3 stands for. */
-static double number_of(uint8_t code)
-{
-    const int exponent = code >> 3 & 15, fraction = code & 7;
-    const double size = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9);
-    return (code & 0x7f) == 0x7f ? (double)NAN : code & 0x80 ? -size : size;
-}
 
 /* Element d of a latent's first part. */
 static double latent(const mla_call *c, int packed, const char *row, int d)

@@ -1220,8 +1220,34 @@ START_TEST(ini_sparse_layers)
     ck_assert_int_eq(model->groups[1].sparse->label_dim, 128);
     ck_assert_int_eq(model->groups[1].sparse->index_heads, 64);
     ck_assert_uint_eq(model->groups[1].sparse->label_dtype, ATTN_BF16);
+    ck_assert_uint_eq(model->groups[1].sparse->index_dtype, ATTN_BF16);
     ck_assert_int_eq(model->groups[1].mla->kv_lora_rank, 512);
     model_destroy(model);
+}
+END_TEST
+
+/* Codes are multiplied by codes: index queries are of the type of e4m3 labels, and of no other. */
+START_TEST(ini_label_dtypes)
+{
+#define SPARSE                                                                                     \
+    "[model]\nnum_layers = 2\nnum_q_heads = 8\nkv_lora_rank = 64\nqk_rope_head_dim = 16\n"         \
+    "qk_nope_head_dim = 32\nindex_topk = 16\nlayer_types = sparse\n"
+    struct model *codes =
+        model_of_ini(SPARSE "index_head_dim = 32\n[kv_cache]\nlabel_dtype = fp8_e4m3\n"
+                            "[speculative]\ndraft_tokens = 2\n");
+    ck_assert_uint_eq(codes->num_groups, 1); /* the draft's layer is like the others */
+    ck_assert_uint_eq(codes->groups[0].sparse->label_dtype, ATTN_FP8_E4M3);
+    ck_assert_uint_eq(codes->groups[0].sparse->index_dtype, ATTN_FP8_E4M3);
+    model_destroy(codes);
+    struct model *wide =
+        model_of_ini(SPARSE "index_head_dim = 32\n[kv_cache]\nlabel_dtype = f32\n");
+    ck_assert_uint_eq(wide->groups[0].sparse->label_dtype, ATTN_F32);
+    ck_assert_uint_eq(wide->groups[0].sparse->index_dtype, ATTN_BF16);
+    model_destroy(wide);
+    ini_refused(SPARSE "index_head_dim = 30\n[kv_cache]\nlabel_dtype = fp8_e4m3\n",
+                "test.ini:", "kv_cache.label_dtype", "labels of 30 elements", "a multiple of 4",
+                NULL);
+#undef SPARSE
 }
 END_TEST
 
@@ -1530,6 +1556,7 @@ static Suite *suite(void)
     tcase_add_test(ini, ini_types_alone);
     tcase_add_test(ini, ini_shared_caches);
     tcase_add_test(ini, ini_sparse_layers);
+    tcase_add_test(ini, ini_label_dtypes);
     tcase_add_test(ini, ini_linear_layers);
     tcase_add_test(ini, heads_of_a_rank);
     tcase_add_test(ini, ranks_of_other_kinds);

@@ -77,6 +77,8 @@ static const char *const variants[][SETTINGS] = {
     {"speculative.draft_tokens=3", "speculative.acceptance=0.6"},
     {"kv_cache.max_total_tokens=288"},
     {"kv_cache.dtype=fp8_e4m3", "kv_cache.latent_layout=latent_fp8"},
+    {"kv_cache.label_dtype=fp8_e4m3", "workload.mixed=yes"},
+    {"kv_cache.label_dtype=fp8_e4m3", "speculative.draft_tokens=3", "speculative.acceptance=0.6"},
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "tests/tools/test_main.h"
 
@@ -421,14 +422,17 @@ START_TEST(conversions_are_exact)
         double f64, value = raw / 64.0;
         float f32;
         uint16_t f16, bf16;
+        uint8_t e4m3;
         generator_convert(&raw, 1, ATTN_F64, &f64);
         generator_convert(&raw, 1, ATTN_F32, &f32);
         generator_convert(&raw, 1, ATTN_F16, &f16);
         generator_convert(&raw, 1, ATTN_BF16, &bf16);
+        generator_convert(&raw, 1, ATTN_FP8_E4M3, &e4m3);
         ck_assert(f64 == value);
         ck_assert((double)f32 == value);
         ck_assert(decode(f16, 5) == value);
         ck_assert(decode(bf16, 8) == value);
+        ck_assert_uint_eq(e4m3, dtype_e4m3_bits(value)); /* rounded, ties to even */
         if (raw == 0)
             ck_assert(!signbit(f64) && !signbit(f32) && f16 == 0 && bf16 == 0);
     }
