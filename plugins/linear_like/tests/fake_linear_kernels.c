@@ -9,6 +9,8 @@
  */
 #include "tests/fixtures/fake_cuda_look_up.h"
 
+#include <stdlib.h>
+
 #include "plugins/linear_like/kernels/rows.cuh"
 #include "plugins/linear_like/kernels/shapes.h"
 
@@ -112,26 +114,46 @@ static void step(struct column *at, int t, const double *q, const double *k, con
     store_state(at, linear_snapshot(&call->batch, row));
 }
 
+/* q and k of all rows of a sequence, of one head of keys: blocks of a launch that follow each other want
+ * the same. `rows` NULL = none are kept. */
+struct keys {
+    int s, head;
+    double (*rows)[2][MAX_DIM];
+};
+
+static void keep_keys(struct keys *keys, const struct column *at, int s)
+{
+    int head = at->head / at->call->dims.ratio;
+    if (keys->rows && keys->s == s && keys->head == head)
+        return;
+    free(keys->rows);
+    *keys = (struct keys){s, head, malloc((size_t)at->sequence.num_rows * sizeof *keys->rows)};
+    for (int t = 0; keys->rows && t < at->sequence.num_rows; t++)
+        for (int part = 0; part < 2; part++)
+            load_key(at, part, t, keys->rows[t][part]);
+}
+
 /* Row `t` of all values of a block. */
-static void step_all(struct column *columns, int count, int t)
+static void step_all(struct column *columns, int count, int t, const struct keys *keys)
 {
     const linear_call *call = columns->call;
     const linear_dims *d = &call->dims;
     const int row = columns->sequence.first_row + t, head = columns->head;
-    double q[MAX_DIM], k[MAX_DIM];
+    double own[2][MAX_DIM], (*qk)[MAX_DIM] = keys->rows ? keys->rows[t] : own;
     float decays[MAX_DIM], beta = linear_beta(call, row, head);
-    load_key(columns, 0, t, q);
-    load_key(columns, 1, t, k);
+    for (int part = 0; part < 2 && !keys->rows; part++)
+        load_key(columns, part, t, own[part]);
     for (int i = 0; i < d->k_dim; i++)
         decays[i] = d->family == LINEAR_FAMILY_KDA || i == 0
                         ? linear_decay(call, row, head, i, &beta)
                         : decays[0];
     for (int i = 0; i < count; i++)
-        step(&columns[i], t, q, k, decays, beta);
+        step(&columns[i], t, qk[0], qk[1], decays, beta);
 }
 
 /* All of a sequence, values [first, first + count) of a head. */
-static void steps_columns(const linear_call *call, int s, int head, int first, int count)
+static void steps_columns(const linear_call *call, int s, int head, int first, int count,
+                          struct keys *keys)
 {
     struct column all[STEPS_COLUMNS(STEPS_MAX_WARPS, 4)];
     const linear_sequence sequence = linear_find_sequence(&call->batch, s);
@@ -142,20 +164,21 @@ static void steps_columns(const linear_call *call, int s, int head, int first, i
         all[i].value = first + i;
         load_state(&all[i]);
     }
+    keep_keys(keys, all, s);
     for (int t = 0; t < sequence.num_rows; t++)
-        step_all(all, count, t);
+        step_all(all, count, t, keys);
     for (int i = 0; i < count; i++)
         store_state(&all[i], sequence.dst);
 }
 
-static void steps_block(const linear_call *call, int64_t block, int columns)
+static void steps_block(const linear_call *call, int64_t block, int columns, struct keys *keys)
 {
     const linear_dims *d = &call->dims;
     int64_t slices = (d->v_dim + columns - 1) / columns, s = block / slices / d->v_heads;
     int first = (int)(block % slices) * columns, count = d->v_dim - first;
     if (s < linear_num_real(&call->batch) && !linear_is_chunked(call, (int)s))
         steps_columns(call, (int)s, (int)(block / slices % d->v_heads), first,
-                      count < columns ? count : columns);
+                      count < columns ? count : columns, keys);
 }
 
 static void steps(const struct fake_cuda_launch *launch)
@@ -163,8 +186,10 @@ static void steps(const struct fake_cuda_launch *launch)
     const linear_call *call = launch->arguments[0];
     int values = STEPS_VALUES(call->dims.k_dim > 128 ? 32 : 16);
     int columns = STEPS_COLUMNS((int)launch->block[0] / 32, values);
+    struct keys keys = {0};
     for (int64_t block = 0; block < launch->grid[0]; block++)
-        steps_block(call, block, columns);
+        steps_block(call, block, columns, &keys);
+    free(keys.rows);
 }
 
 /* ---- Chunks ---------------------------------------------------------------------------------- */
@@ -270,12 +295,15 @@ static void states_sequence(const linear_call *call, int s, int first, int64_t b
     const int64_t values = (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, delta);
     if (*PORTABLE_AT(call->chunks.values + (end - first) * values - 1) != (char)end)
         return; /* not ready */
+    struct keys keys = {0};
     for (int head = 0; head < d->v_heads && blocks > 0; head++)
         for (int value = 0; value < d->v_dim; value += 16 * CHUNK_STATE_WARPS, blocks--)
             if (blocks > 0)
                 steps_columns(call, s, head, value,
                               d->v_dim - value < 16 * CHUNK_STATE_WARPS ? d->v_dim - value
-                                                                        : 16 * CHUNK_STATE_WARPS);
+                                                                        : 16 * CHUNK_STATE_WARPS,
+                              &keys);
+    free(keys.rows);
 }
 
 static void states(const struct fake_cuda_launch *launch)
