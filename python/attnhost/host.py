@@ -137,6 +137,10 @@ class Host:
         what = "directory" if os.path.isdir(path) else "plugin"
         check(f"attnhost_load_{what}", self._host, os.path.join(".", path).encode())
 
+    def pin(self, path: Union[str, os.PathLike], sha256: str) -> None:
+        """Load the plugin at `path` only if its content has this SHA-256 (64 hexadecimal digits), from now on."""
+        check("attnhost_pin_plugin", self._host, os.path.join(".", os.fspath(path)).encode(), sha256.encode())
+
     def _load_installed(self) -> None:
         bundled = os.path.join(_HERE, "plugins")
         if os.path.isdir(bundled):  # of a wheel that brings them along

@@ -260,6 +260,17 @@ def test_values_of_an_ini(value):
     assert ini.read("[model]\nname = word ; what it is\n") == {"model.name": "word"}
 
 
+def test_a_pinned_plugin_is_that_file_alone():
+    with attnhost.Host() as host:
+        file = next(plugin.file for plugin in host.plugins if plugin.name == "cpu_native")
+        refused(InvalidArgument, ["already"], lambda: host.pin(file, "0" * 64))
+    with attnhost.Host(installed=False) as host:
+        refused(InvalidArgument, ["64 hexadecimal digits"], lambda: host.pin(file, "0" * 63))
+        host.pin(file, "0" * 64)
+        refused(attnhost.ConfigError, ["SHA-256"], lambda: host.load(file))
+        assert not host.backends
+
+
 def test_a_misspelt_key_of_an_ini():
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "serve.ini")
@@ -500,7 +511,8 @@ def test_what_is_closed_says_so():
     problem = attnhost.problem(group, max_seqs=2, max_tokens=16, max_kv_len=16)
     for call in (lambda: host.query("cpu_native", problem), lambda: host.backends, lambda: host.plugins,
                  lambda: host.explain([group]), lambda: host.define("a", "cpu_native"),
-                 lambda: host.load("x.so"), lambda: host.compose("cpu_native", [problem])):
+                 lambda: host.load("x.so"), lambda: host.pin("x.so", "0" * 64),
+                 lambda: host.compose("cpu_native", [problem])):
         assert refused(InvalidArgument, ["closed"], call).status == "BAD_STATE"
 
 

@@ -2,9 +2,55 @@
  *
  * Metadata, batches and forward behind attnhost.h, and its helpers.
  */
+#include "host/plugin/loader.h"
 #include "tests/host/embed/batch_fixture.h"
 
+#include <fcntl.h>
 #include <math.h>
+#include <unistd.h>
+
+/* ---- Pins ------------------------------------------------------------------------------------ */
+
+static attn_status pin(const char *name, const char *sha256)
+{
+    char path[4400];
+    snprintf(path, sizeof path, "%s/%s.so", fixtures, name);
+    return attnhost_pin_plugin(host, path, sha256, &error.base);
+}
+
+/* The SHA-256 of a fixture as digits, lower-case or upper-case. */
+static void digits_of(const char *name, const char *format, char digits[65])
+{
+    char path[4400];
+    uint8_t bytes[32];
+    snprintf(path, sizeof path, "%s/%s.so", fixtures, name);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    ck_assert_int_ge(file, 0);
+    ck_assert_int_eq(loader_hash(file, bytes), 0);
+    for (int i = 0; i < 32; i++)
+        snprintf(digits + 2 * i, 3, format, bytes[i]);
+    close(file);
+}
+
+START_TEST(a_pinned_plugin_is_that_file_alone)
+{
+    char digits[65], upper[65], longer[66];
+    digits_of("tunable", "%02x", digits);
+    digits_of("tunable", "%02X", upper);
+    snprintf(longer, sizeof longer, "%s0", digits);
+    ck_assert_int_eq(pin("tunable", longer), ATTN_INVALID_ARGUMENT);
+    assert_says("accepted: 64 hexadecimal digits");
+    longer[63] = 'g';
+    longer[64] = '\0';
+    ck_assert_int_eq(pin("tunable", longer), ATTN_INVALID_ARGUMENT);
+    ck_assert_int_eq(pin("fixture_good", digits), ATTN_BAD_STATE); /* it is loaded already */
+    ck_assert_int_eq(pin("choosy", digits), ATTN_OK);              /* another file's */
+    ck_assert_int_ne(load("choosy"), ATTN_OK);
+    assert_says("SHA-256");
+    ck_assert_int_eq(pin("tunable", upper), ATTN_OK);
+    ck_assert_int_eq(load("tunable"), ATTN_OK);
+}
+END_TEST
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
@@ -285,6 +331,7 @@ static Suite *suite(void)
     Suite *made = suite_create("attnhost");
     TCase *tests = tcase_create("attnhost");
     tcase_add_checked_fixture(tests, setup, teardown);
+    tcase_add_test(tests, a_pinned_plugin_is_that_file_alone);
     tcase_add_test(tests, memory_is_given_or_allocated);
     tcase_add_test(tests, scratch_is_shared_and_never_moves);
     tcase_add_test(tests, devices_of_others);
