@@ -165,15 +165,57 @@ struct check {
         call;                                                                                      \
     }
 
-/* The tables, each ended by a row without a rule. */
-extern const struct check check_load[], check_nego[], check_life[], check_conf[], check_caps[],
-    check_work[], check_pure[], check_pure_cuda[], check_capt[], check_num[], check_invar[],
-    check_linear[], check_linear_invar[], check_mla[], check_sparse[], check_size[],
-    check_size_linear[], check_sequel[], check_linear_sequel[], check_padding[], check_comp[],
-    check_thrd[], check_err[], check_perf[], check_strides[], check_codes[], check_any_order[],
-    check_hints[], check_borders[], check_arrays_forgotten[], check_private[], check_far_operands[],
-    check_far_tables[], check_extremes[], check_hints_tiles[], check_size_more[],
-    check_size_linear_more[], check_wide_inputs[], check_dtypes[], check_caps_kinds[],
-    check_caps_memory[], check_size_work[], check_numbers[], check_corners[], check_number_turns[];
+/* The tables check_NAME, each ended by a row without a rule, in the order in which they run, and their rank: with
+ * --fail-fast those of a lower one come first. Numerics find most faults in their first tenths of a second; what takes
+ * seconds, or finds what nothing else does, comes last. To add one: a row here. */
+#define CHECK_TABLES(ROW)                                                                          \
+    ROW(load, 1)                                                                                   \
+    ROW(nego, 1)                                                                                   \
+    ROW(life, 1)                                                                                   \
+    ROW(conf, 1)                                                                                   \
+    ROW(caps, 3)                                                                                   \
+    ROW(work, 1)                                                                                   \
+    ROW(pure, 1)                                                                                   \
+    ROW(pure_cuda, 1)                                                                              \
+    ROW(capt, 1)                                                                                   \
+    ROW(num, 0)                                                                                    \
+    ROW(invar, 4)                                                                                  \
+    ROW(linear, 0)                                                                                 \
+    ROW(linear_invar, 0)                                                                           \
+    ROW(mla, 0)                                                                                    \
+    ROW(sparse, 0)                                                                                 \
+    ROW(size, 4)                                                                                   \
+    ROW(size_linear, 4)                                                                            \
+    ROW(sequel, 4)                                                                                 \
+    ROW(linear_sequel, 4)                                                                          \
+    ROW(padding, 4)                                                                                \
+    ROW(comp, 1)                                                                                   \
+    ROW(strides, 2)                                                                                \
+    ROW(codes, 2)                                                                                  \
+    ROW(any_order, 2)                                                                              \
+    ROW(hints, 2)                                                                                  \
+    ROW(borders, 2)                                                                                \
+    ROW(corners, 2)                                                                                \
+    ROW(private, 2)                                                                                \
+    ROW(thrd, 1)                                                                                   \
+    ROW(err, 1)                                                                                    \
+    ROW(perf, 2)                                                                                   \
+    ROW(far_tables, 4)                                                                             \
+    ROW(extremes, 4)                                                                               \
+    ROW(far_operands, 4)                                                                           \
+    ROW(hints_tiles, 4)                                                                            \
+    ROW(size_more, 4)                                                                              \
+    ROW(size_linear_more, 4)                                                                       \
+    ROW(wide_inputs, 4)                                                                            \
+    ROW(dtypes, 4)                                                                                 \
+    ROW(caps_kinds, 3)                                                                             \
+    ROW(arrays_forgotten, 4)                                                                       \
+    ROW(caps_memory, 4)                                                                            \
+    ROW(size_work, 4)                                                                              \
+    ROW(numbers, 4)                                                                                \
+    ROW(number_turns, 4)
+#define CHECK_TABLES_DECLARE(name, rank) extern const struct check check_##name[];
+CHECK_TABLES(CHECK_TABLES_DECLARE)
+#undef CHECK_TABLES_DECLARE
 
 #endif /* HOST_CHECK_CHECK_H */

@@ -66,6 +66,8 @@ LDFLAGS = (
     f"-Wl,--version-script={TOP}/include/attn_plugin.map"
 ).split()
 OPTIMISED = {"cpu_linear": "-Og"}  # mutants that fall in the first cases; else -O1: runs take longer
+# A program of the plugin's tests that is `attnhost check` with checks of the plugin's own as well.
+CHECK = {"hybrid": BUILD + "/plugins/hybrid/tests/hybrid_check"}
 # Composites: with what they are checked, and by which cases, where none are named; the rest of the
 # default run is about their children.
 WITH = {"hybrid": ["--with", BUILD + "/plugins/.libs/cpu_native.so"]}
@@ -252,7 +254,7 @@ def check(mutant, *filters):
     """The id of the case that failed first, "" = none, and everything that was said."""
     file = f"{mutant.plugin.folder}/{mutant.name}/{mutant.name}.so"
     # A machine that is busy with other things is no fault.
-    command = [ATTNHOST, "check", "--fail-fast", "--timeout", "3600", "--inactivity", "120", file]
+    command = [CHECK.get(mutant.plugin.name, ATTNHOST), "check", "--fail-fast", "--timeout", "3600", "--inactivity", "120", file]
     command += WITH.get(mutant.plugin.name, [])
     for pattern in filters or CASES.get(mutant.plugin.name, []):
         command += ["--filter", pattern]

@@ -12,7 +12,6 @@
 
 #include "host/check/cases/refusal.h"
 #include "host/check/composites/scene.h"
-#include "host/check/composites/stand_in.h"
 
 /* ---- Children -------------------------------------------------------------------------------- */
 
@@ -315,6 +314,43 @@ static void run_failures(struct check_run *run)
     scene_close(&scene, run);
 }
 
+/* ---- COMP-08 --------------------------------------------------------------------------------- */
+
+/* Which child a row has to reach is what the options mean, and these no suite can know. */
+static void check_rows(struct check_run *run, struct scene *scene, struct rig_session *session,
+                       int b)
+{
+    struct rig *rig = &scene->rig;
+    int32_t rows = rig->given_batches[b]->num_real_tokens;
+    attn_status status = rig_plan(rig, session->metadata, b);
+    for (int l = 0; l < RIG_LAYERS && rig_good(rig, run, status, "init_forward_metadata"); l++) {
+        scene->meddler.rows = 0;
+        status = rig_forward(rig, session->metadata, b, l);
+        if (!rig_good(rig, run, status, "forward"))
+            return;
+        if (scene->meddler.rows != rows)
+            check_fail(
+                run,
+                "layer %d of %s: all children together get %lld rows: accepted %d, each row once",
+                rig->question.layers[l].layer_id, rig_a_batch(rig, b),
+                (long long)scene->meddler.rows, rows);
+    }
+}
+
+static void run_once(struct check_run *run)
+{
+    struct scene scene;
+    struct rig_session session;
+    if (!scene_open(&scene, run))
+        return;
+    if (rig_session_open(&session, &scene.rig, run)) {
+        for (int b = 0; b < scene.rig.num_batches && run->code == CHECK_PASS; b++)
+            check_rows(run, &scene, &session, b);
+        rig_session_close(&session, &scene.rig);
+    }
+    rig_close(&scene.rig);
+}
+
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_comp[] = {
@@ -343,31 +379,7 @@ const struct check check_comp[] = {
      .needs = CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE,
      .count = count_children,
      .run = comp_run_deep},
-    {"COMP-02", "stand_ins",
-     "a composite's verdict follows from the answers of the children that its options "
-     "can route work to, at any depth",
-     CHECK_NEEDS_CHILD, stand_count, stand_run_verdict},
-    {"COMP-03", "stand_ins",
-     "children that ask for different index forms and memory each get their own, and none of "
-     "another child's",
-     CHECK_NEEDS_CHILD, stand_count, stand_run_memory},
-    {"COMP-08", "rows",
-     "each row of a batch, with all its operands, reaches exactly once the one child "
-     "that the options name for it, and no child gets anything else",
-     CHECK_NEEDS_CHILD, stand_count, stand_run_rows},
-    {"COMP-07", "graphs", "with GRAPH metadata each row reaches the child that the bounds pick",
-     CHECK_NEEDS_CHILD, stand_count, stand_run_graphs},
-    {"COMP-08", "measured",
-     "a measuring composite routes rows to the fastest child whose results are right",
-     CHECK_NEEDS_CHILD | CHECK_ALONE, stand_count_measured, stand_run_measured},
-    {.rule = "COMP-08",
-     .name = "stored",
-     .sentence =
-         "choices that were measured before are taken from the store, whoever wrote to it since",
-     .needs = CHECK_NEEDS_CHILD | CHECK_ALONE,
-     .count = stand_count_stored,
-     .run = stand_run_stored},
-    {"WORK-02", "measured", "measuring children leaks no memory", CHECK_NEEDS_CHILD | CHECK_ALONE,
-     stand_count_measured_size, stand_run_measured_size},
+    CHECK_ROW("COMP-08", once, count_children, CHECK_NEEDS_CHILD,
+              "of each forward every row reaches one child, and it reaches it once"),
     {.rule = NULL},
 };

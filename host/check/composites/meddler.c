@@ -21,6 +21,7 @@ struct attn_instance {
 struct attn_metadata {
     struct attn_instance *instance;
     attn_metadata *inner;
+    int32_t rows; /* of the batch that was planned last, padding aside */
 };
 
 static bool meddles(struct meddler *meddler, enum meddle what)
@@ -101,6 +102,7 @@ static attn_status plan(attn_metadata *metadata, const attn_batch *batch, attn_s
 {
     if (meddles_with(metadata->instance, MEDDLE_PLAN))
         return plant(error);
+    metadata->rows = batch->num_real_tokens;
     return metadata->instance->inner.type->ops->init_forward_metadata(metadata->inner, batch,
                                                                       stream, error);
 }
@@ -120,6 +122,7 @@ static attn_status forward_extend(attn_metadata *metadata, int32_t layer_id,
 {
     if (meddles_with(metadata->instance, MEDDLE_FORWARD))
         return plant(error);
+    metadata->instance->meddler->rows += metadata->rows;
     return metadata->instance->inner.type->ops->forward_extend(metadata->inner, layer_id, args,
                                                                stream, error);
 }
@@ -130,6 +133,7 @@ static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
 {
     if (meddles_with(metadata->instance, MEDDLE_FORWARD))
         return plant(error);
+    metadata->instance->meddler->rows += metadata->rows;
     return metadata->instance->inner.type->ops->forward_decode(metadata->inner, layer_id, args,
                                                                stream, error);
 }

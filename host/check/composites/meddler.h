@@ -38,6 +38,7 @@ struct meddler {
     int hits; /* times that it was done */
     int live; /* instances of all children that were not destroyed */
     int live_metadata;
+    int64_t rows; /* of sequences, in all forwards of all children */
 };
 
 void meddler_init(struct meddler *meddler, const attn_services *inner, const char *child,

@@ -12,6 +12,9 @@
  * tables of their own. */
 const struct check *const *check_groups(void);
 
+/* One more table, of a program that links the suite and has checks of its own; before any other call here. */
+void check_groups_add(const struct check *group);
+
 /* The same tables, those first that find most in the least time: for --fail-fast. */
 const struct check *const *check_groups_quick_first(void);
 

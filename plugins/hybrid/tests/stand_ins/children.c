@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stand_in.c: the children: what they answer, what they object to, what they write down.
+ * children.c: the children: what they answer, what they object to, what they write down.
  */
-#include "host/check/composites/stand_in.h"
+#include "plugins/hybrid/tests/stand_ins/stand_ins.h"
 
 #include <math.h>
 #include <stdarg.h>

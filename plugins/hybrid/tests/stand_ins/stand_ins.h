@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stand_in.h: children that the suite itself gives a composite. They compute nothing: each looks at
+ * stand_ins.h: checks of hybrid's composites over children that the tests bring. They compute nothing: each looks at
  * what it is asked about, made for, planned with and called with, and writes down what every row of
  * its calls is, whatever index form describes it. So it shows whether each row of a batch has
  * reached the one child that the composite's options name, with its own lengths, slots, masks and
  * operands.
  *
- *   - stand_tree.c: composites over stand-ins, one to three levels deep, by options that are drawn;
+ *   - tree.c: composites over stand-ins, one to three levels deep, by options that are drawn;
  *     who serves what by these options
- *   - stand_batch.c: layers, and batches of any mode with any parts, whose contents nothing reads
- *   - stand_row.c: what a row is
- *   - stand_in.c: the children
- *   - stand_comp.c: the checks; stand_measured.c: those of composites that measure
+ *   - batch.c: layers, and batches of any mode with any parts, whose contents nothing reads
+ *   - row.c: what a row is
+ *   - children.c: the children
+ *   - checks.c: the checks; measured.c: those of composites that measure
  *
  * All of it is drawn from the case's seed. It all lies on the processor, whatever the subject's
  * device is.
  */
-#ifndef HOST_CHECK_COMPOSITES_STAND_IN_H
-#define HOST_CHECK_COMPOSITES_STAND_IN_H
+#ifndef HYBRID_STAND_INS_H
+#define HYBRID_STAND_INS_H
 
 #include "host/check/check.h"
 #include "host/base/error.h"
@@ -225,7 +225,7 @@ struct stand_layer {
     int32_t id, group;
 };
 
-struct stand_arrays; /* stand_batch.c */
+struct stand_arrays; /* batch.c */
 
 struct stand_batch {
     attn_batch batch;
@@ -292,7 +292,7 @@ struct stand_scene {
     int32_t decode_q_len; /* of the MIXED batch at hand */
     bool recording;
     char *heap;                /* what operands point to */
-    struct stand_truth *truth; /* stand_truth.c */
+    struct stand_truth *truth; /* truth.c */
     char wrong[512];           /* the first thing that a child has seen; "" = none */
     int32_t placed, right;     /* leaves: `wrong` is that a row reached the first, not the second;
                                   the same number: it is another fault */
@@ -308,7 +308,7 @@ void stand_object(struct stand_scene *scene, const char *format, ...)
 bool stand_is_undecided(const struct stand_scene *scene, const struct stand_leaf *right,
                         const struct stand_leaf *other);
 
-/* ---- stand_truth.c --------------------------------------------------------------------------- */
+/* ---- truth.c --------------------------------------------------------------------------------- */
 
 /* Write what attention gives into operand OUT; `reads` is the verdict's reads_new_kv_unquantised.
  * What the oracle says of a call that makes no sense to it. */
@@ -317,7 +317,7 @@ attn_status stand_give_truth(struct stand_scene *scene, const attn_problem *prob
                              const attn_forward_args *args, uint32_t reads);
 void stand_free_truth(struct stand_scene *scene);
 
-/* ---- stand_batch.c --------------------------------------------------------------------------- */
+/* ---- batch.c --------------------------------------------------------------------------------- */
 
 enum { STAND_HEAP = 1 << 20 };
 
@@ -333,12 +333,9 @@ void stand_free_batch(struct stand_batch *batch);
 void stand_draw_args(struct stand_scene *scene, const struct stand_batch *batch, int32_t layer,
                      struct stand_args *args);
 
-/* ---- stand_tree.c ---------------------------------------------------------------------------- */
+/* ---- tree.c ---------------------------------------------------------------------------------- */
 
-/* Does the suite know what this type's options say? */
-bool stand_knows(const attn_backend_type *type);
-
-/* The kinds of composites whose options the suite knows; false: this subject is none. */
+/* The types of composites whose options these checks know; false: this subject is none. */
 bool stand_find_types(struct stand_scene *scene, const struct check_subject *subject);
 
 /* Draw a tree of this depth at most under the subject; the case has failed if options are refused
@@ -376,7 +373,7 @@ void stand_assign(const struct stand_node *node, const struct stand_part *part,
                   const struct stand_share *bounds, int32_t leaf[STAND_SEQS],
                   uint32_t mode[STAND_SEQS]);
 
-/* ---- stand_in.c ------------------------------------------------------------------------------ */
+/* ---- children.c ------------------------------------------------------------------------------ */
 
 /* The services through which a node reaches its children. */
 void stand_serve(struct stand_node *node);
@@ -384,7 +381,7 @@ void stand_serve(struct stand_node *node);
 /* Draw what a leaf answers. */
 void stand_draw_leaf(struct stand_scene *scene, struct stand_leaf *leaf);
 
-/* ---- stand_comp.c ---------------------------------------------------------------------------- */
+/* ---- checks.c -------------------------------------------------------------------------------- */
 
 enum { STAND_BATCHES = 3 /* of a life, where nothing is said */ };
 
@@ -404,18 +401,16 @@ void stand_close_scene(struct stand_scene *scene);
 /* An instance and a metadata of the scene's composite, so many batches, and the end of all. */
 void stand_run_life(struct stand_scene *scene, int batches);
 
-/* ---- For the table of comp.c ----------------------------------------------------------------- */
+/* ---- measured.c ------------------------------------------------------------------------------ */
 
-int32_t stand_count(const struct check_subject *subject);
 int32_t stand_count_measured(const struct check_subject *subject);
 int32_t stand_count_measured_size(const struct check_subject *subject);
 int32_t stand_count_stored(const struct check_subject *subject);
-void stand_run_verdict(struct check_run *run);
-void stand_run_memory(struct check_run *run);
-void stand_run_rows(struct check_run *run);
-void stand_run_graphs(struct check_run *run);
 void stand_run_measured(struct check_run *run);
 void stand_run_measured_size(struct check_run *run);
 void stand_run_stored(struct check_run *run);
 
-#endif /* HOST_CHECK_COMPOSITES_STAND_IN_H */
+/* The table, at the end of checks.c. */
+extern const struct check stand_checks[];
+
+#endif /* HYBRID_STAND_INS_H */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stand_truth.c: what candidates that are measured give: the oracle's output, so that a composite
+ * truth.c: what candidates that are measured give: the oracle's output, so that a composite
  * that has its children judged finds them right.
  */
-#include "host/check/composites/stand_in.h"
+#include "plugins/hybrid/tests/stand_ins/stand_ins.h"
 
 #include <stdlib.h>
 #include <string.h>

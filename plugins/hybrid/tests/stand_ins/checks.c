@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stand_comp.c: the group COMP with stand-ins as children (stand_in.h).
+ * checks.c: the group COMP with stand-ins as children (stand_ins.h).
  */
-#include "host/check/composites/stand_in.h"
+#include "plugins/hybrid/tests/stand_ins/stand_ins.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,12 +11,6 @@
 enum { CASES = 800, MAX_REASONS = 24 };
 
 /* ---- Scenes ---------------------------------------------------------------------------------- */
-
-/* Of a composite whose options are not known one case says so. */
-int32_t stand_count(const struct check_subject *subject)
-{
-    return stand_knows(subject->type) ? CASES : 1;
-}
 
 /* How new tokens are read: alike, but where that is what the scene is about. */
 static void draw_reading(struct stand_scene *scene)
@@ -61,10 +55,7 @@ struct stand_scene *stand_make_scene(struct check_run *run, const struct stand_w
     if (!scene->log || !scene->spare || !scene->heap)
         check_fail(run, "no memory");
     else if (!stand_find_types(scene, run->subject))
-        check_skip(run,
-                   "what the options of %s say is not known to the suite; known: "
-                   "hybrid_phase, hybrid_linear, route, autotune",
-                   run->subject->type->name);
+        check_skip(run, "%s is none of hybrid's composites", run->subject->type->name);
     else
         stand_draw_question(scene);
     if (run->code == CHECK_PASS &&
@@ -198,7 +189,7 @@ static void judge_no(struct stand_scene *scene, struct stand_leaf *leaf, int32_t
                    group);
 }
 
-void stand_run_verdict(struct check_run *run)
+static void run_verdict(struct check_run *run)
 {
     struct stand_scene *scene = stand_make_scene(run, &(struct stand_wishes){.graph = false});
     for (int32_t g = 0; scene && g < scene->num_groups && run->code == CHECK_PASS; g++) {
@@ -799,17 +790,55 @@ static void run_scene(struct check_run *run, bool graph, int batches)
     stand_close_scene(scene);
 }
 
-void stand_run_memory(struct check_run *run)
+static void run_memory(struct check_run *run)
 {
     run_scene(run, false, 1);
 }
 
-void stand_run_rows(struct check_run *run)
+static void run_rows(struct check_run *run)
 {
     run_scene(run, false, STAND_BATCHES);
 }
 
-void stand_run_graphs(struct check_run *run)
+static void run_graphs(struct check_run *run)
 {
     run_scene(run, true, STAND_BATCHES);
 }
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+static int32_t count_cases(const struct check_subject *subject)
+{
+    (void)subject;
+    return CASES;
+}
+
+const struct check stand_checks[] = {
+    {"COMP-02", "stand_ins",
+     "a composite's verdict follows from the answers of the children that its options "
+     "can route work to, at any depth",
+     CHECK_NEEDS_CHILD, count_cases, run_verdict},
+    {"COMP-03", "stand_ins",
+     "children that ask for different index forms and memory each get their own, and none of "
+     "another child's",
+     CHECK_NEEDS_CHILD, count_cases, run_memory},
+    {"COMP-08", "rows",
+     "each row of a batch, with all its operands, reaches exactly once the one child "
+     "that the options name for it, and no child gets anything else",
+     CHECK_NEEDS_CHILD, count_cases, run_rows},
+    {"COMP-07", "graphs", "with GRAPH metadata each row reaches the child that the bounds pick",
+     CHECK_NEEDS_CHILD, count_cases, run_graphs},
+    {"COMP-08", "measured",
+     "a measuring composite routes rows to the fastest child whose results are right",
+     CHECK_NEEDS_CHILD | CHECK_ALONE, stand_count_measured, stand_run_measured},
+    {.rule = "COMP-08",
+     .name = "stored",
+     .sentence =
+         "choices that were measured before are taken from the store, whoever wrote to it since",
+     .needs = CHECK_NEEDS_CHILD | CHECK_ALONE,
+     .count = stand_count_stored,
+     .run = stand_run_stored},
+    {"WORK-02", "measured", "measuring children leaks no memory", CHECK_NEEDS_CHILD | CHECK_ALONE,
+     stand_count_measured_size, stand_run_measured_size},
+    {.rule = NULL},
+};

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stand_measured.c: what a composite that measures its children chooses, and reads from a store of
- * what was measured before: stand-ins (stand_in.h) are in time or late, and one of them is wrong.
+ * measured.c: what a composite that measures its children chooses, and reads from a store of
+ * what was measured before: stand-ins (stand_ins.h) are in time or late, and one of them is wrong.
  */
-#include "host/check/composites/stand_in.h"
+#include "plugins/hybrid/tests/stand_ins/stand_ins.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stand_batch.c: layer groups, batches and operands that are drawn. Nothing is computed of them, so
+ * batch.c: layer groups, batches and operands that are drawn. Nothing is computed of them, so
  * any numbers will do that tell rows, sequences and parts from each other.
  */
-#include "host/check/composites/stand_in.h"
+#include "plugins/hybrid/tests/stand_ins/stand_ins.h"
 
 #include <stdlib.h>
 #include <string.h>

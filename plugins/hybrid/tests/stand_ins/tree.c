@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stand_tree.c: composites whose options are drawn, and who serves what by these options as the
+ * tree.c: composites whose options are drawn, and who serves what by these options as the
  * README of plugins/hybrid states them: said once more here, plainly and slowly, by trying all
  * numbers of sequences and lengths where the plugin reasons about ranges.
  */
-#include "host/check/composites/stand_in.h"
+#include "plugins/hybrid/tests/stand_ins/stand_ins.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -20,14 +20,6 @@ static const char *const type_names[STAND_TYPES] = {"hybrid_phase", "hybrid_line
                                                     "autotune"};
 static const char *const phase_names[PHASES] = {"prefill", "decode", "verify", "draft"};
 static const char *const kind_names[ATTN_KIND_COUNT] = {"softmax", "mla", "linear", "sparse"};
-
-bool stand_knows(const attn_backend_type *type)
-{
-    bool known = false;
-    for (int t = 0; t < STAND_TYPES; t++)
-        known |= strcmp(type->name, type_names[t]) == 0;
-    return known;
-}
 
 bool stand_find_types(struct stand_scene *scene, const struct check_subject *subject)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stand_row.c: what a row of a call is, read through whatever form the batch has: two batches that
+ * row.c: what a row of a call is, read through whatever form the batch has: two batches that
  * mean the same for a row give the same numbers.
  */
-#include "host/check/composites/stand_in.h"
+#include "plugins/hybrid/tests/stand_ins/stand_ins.h"
 
 #include <string.h>
 
