@@ -6,7 +6,7 @@
 from itertools import accumulate
 from math import log
 
-from attnhost.backend import Backend, Error, Option, need
+from attnhost.backend import Backend, Option, need
 
 flashinfer = need("flashinfer", "flashinfer-python")
 import torch  # noqa: E402  the package above needs it
@@ -16,6 +16,17 @@ def unlike(layer):
     """Layers that differ in none of these share a wrapper."""
     return (layer.kv_group, layer.num_q_heads, layer.num_kv_heads, layer.head_dim, layer.window_left,
             layer.window_right, layer.logit_cap, layer.sm_scale, layer.is_hnd, layer.dtype)
+
+
+class Plan:
+    """Wrappers of a step. They go back to their pool with it, and are free when the device has done what was enqueued."""
+
+    def __init__(self, pool, first, end):
+        self.pool, self.first, self.end = pool, first, end
+        self.wrappers, self.event = {}, torch.cuda.Event()
+
+    def __del__(self):
+        self.pool += [(key, wrapper, self.event) for key, wrapper in self.wrappers.items()]
 
 
 class FlashInfer(Backend):
@@ -37,21 +48,28 @@ class FlashInfer(Backend):
 
     def __init__(self, layers, options, device):
         super().__init__(layers, options, device)
-        self.wrappers = {}
-        workspace = torch.empty(options["workspace"] << 20, dtype=torch.uint8, device=device)
-        for layer in layers:
-            if unlike(layer) not in self.wrappers:
-                self.wrappers[unlike(layer)] = layer, flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-                    workspace, "HND" if layer.is_hnd else "NHD", backend=options["kernel"])
+        self.kinds = {unlike(layer): layer for layer in layers}
+        self.workspace = torch.empty(options["workspace"] << 20, dtype=torch.uint8, device=device)
+        self.pool = []
+
+    def take(self, key, layer):
+        """A wrapper that no plan has: what it copies to the device, and that copy, are the one plan's."""
+        for n, (kind, wrapper, event) in enumerate(self.pool):
+            if kind == key and event.query():
+                del self.pool[n]
+                return wrapper
+        return flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            self.workspace, "HND" if layer.is_hnd else "NHD", backend=self.options_given["kernel"])
 
     def plan(self, batch):
-        """The first row of a sequence and the end of the last."""
         rows = batch.indptr()
+        made = Plan(self.pool, rows[0], rows[-1])
         indptr = torch.tensor([row - rows[0] for row in rows], dtype=torch.int32)
-        for layer, wrapper in self.wrappers.values():
+        for key, layer in self.kinds.items():
             keys = batch.keys(layer)
             if rows[-1] == rows[0] or keys is None:
                 continue
+            wrapper = made.wrappers[key] = self.take(key, layer)
             lens, size = keys.lens(), keys.page_size
             pages = list(accumulate(((n + size - 1) // size for n in lens), initial=0))
             dtype = torch.float16 if layer.dtype == "f16" else torch.bfloat16
@@ -61,22 +79,21 @@ class FlashInfer(Backend):
                 layer.num_q_heads, layer.num_kv_heads, layer.head_dim, size, causal=layer.window_right == 0,
                 sm_scale=layer.sm_scale, window_left=layer.window_left, logits_soft_cap=layer.logit_cap,
                 q_data_type=dtype, kv_data_type=dtype)
-        return rows[0], rows[-1]
+        made.event.record()
+        return made
 
     def forward(self, layer, plan, batch, q, k_cache, v_cache, out, lse):
-        first, end = plan
+        first, end = plan.first, plan.end
         padding = slice(end, first + batch.num_tokens)  # rows of no sequence
         out[padding] = 0
         if lse is not None:
             lse[padding] = float("-inf")
         if end == first:
             return
-        if k_cache.stride() != v_cache.stride():
-            raise Error("UNSUPPORTED", f"strides of k_cache {k_cache.stride()}: accepted those of v_cache, "
-                        f"{v_cache.stride()}")
-        wrapper = self.wrappers[unlike(layer)][1]
-        if lse is None:
-            wrapper.run(q[first:end], (k_cache, v_cache), out=out[first:end])
-            return
-        _, base_2 = wrapper.run(q[first:end], (k_cache, v_cache), out=out[first:end], return_lse=True)
-        lse[first:end] = base_2 * log(2)
+        if k_cache.stride() != v_cache.stride():  # FlashInfer takes the same of both: all of them is copied
+            k_cache, v_cache = k_cache.contiguous(), v_cache.contiguous()
+        made = plan.wrappers[unlike(layer)].run(q[first:end], (k_cache, v_cache), out=out[first:end],
+                                                return_lse=lse is not None)
+        if lse is not None:
+            lse[first:end] = made[1] * log(2)
+        plan.event.record()

@@ -170,6 +170,7 @@ struct config_attention {
     int32_t speculative_attention_mode; /* CONFIG_SPECULATIVE_* */
     int64_t speculative_eagle_topk;     /* 0 = no drafts, 1 = a chain, more = a tree */
     int32_t mla_prefill;                /* CONFIG_MLA_* */
+    bool batch_invariant;               /* only backends whose rows depend on no batch */
     char *rules;                        /* a file; NULL = the installed one */
     char *fallback;
     struct config_ints layers; /* CONFIG_WRAP_*, each at most once, outermost first */

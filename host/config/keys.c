@@ -27,12 +27,9 @@ static const struct config_choice cache_dtypes[] = {
     {"fp8_e5m2", ATTN_FP8_E5M2},
     {NULL, 0},
 };
-static const struct config_choice label_dtypes[] = {{"auto", ATTN_DTYPE_NONE},
-                                                    {"f32", ATTN_F32},
-                                                    {"f16", ATTN_F16},
-                                                    {"bf16", ATTN_BF16},
-                                                    {"fp8_e4m3", ATTN_FP8_E4M3},
-                                                    {NULL, 0}};
+static const struct config_choice label_dtypes[] = {
+    {"auto", ATTN_DTYPE_NONE}, {"f32", ATTN_F32},           {"f16", ATTN_F16},
+    {"bf16", ATTN_BF16},       {"fp8_e4m3", ATTN_FP8_E4M3}, {NULL, 0}};
 static const struct config_choice attn_types[] = {
     {"decoder", ATTN_TYPE_DECODER}, {"encoder_only", ATTN_TYPE_ENCODER_ONLY}, {NULL, 0}};
 static const struct config_choice linear_families[] = {{"gdn", ATTN_LINEAR_GDN + 1},
@@ -187,6 +184,9 @@ const struct config_key config_keys[] = {
     KEY(attention, "mla_prefill", mla_prefill, choice, "auto", WORDS(mla_forms),
         .help = "MLA: form of steps that hold only prompts; with expanded, outputs are fp32; "
                 "auto: expanded on a GPU where backends serve it."),
+    KEY(attention, "batch_invariant", batch_invariant, bool, "no",
+        .help = "Only backends whose rows do not depend, to the bit, on the rest of a batch; of recurrent "
+                "layers nor on where a prompt is cut."),
     KEY(attention, "rules", rules, path, "",
         .help = "A file of selection rules that replaces the installed selection.ini."),
     KEY(attention, "fallback", fallback, word, "",

@@ -84,7 +84,8 @@ def problem(group: LayerGroup, *, device: Union[str, Device] = "cpu",
         kv_dtype=q_dtype if kv_dtype is None else _words.number("kv_dtype", kv_dtype, find),
         out_dtype=q_dtype if out_dtype is None else _words.number("out_dtype", out_dtype, find),
         page_size=page_size, tp_size=members.pop("tp_size", 1), num_features=len(features),
-        features=list(features), **members)
+        features=list(features), need_notes=_words.bits("note", members.pop("need_notes", ()), _words.NOTES),
+        **members)
 
 
 # ---- Answers ---------------------------------------------------------------------------------------

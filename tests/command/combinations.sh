@@ -45,6 +45,10 @@ window="$layers model.layer_types=sliding,full model.sliding_window=9 kv_cache.h
 by_hand="$layers speculative.draft_tokens=5 attention.attention_backend=h backend.h.type=hybrid_phase backend.h.prefill=one
     backend.h.decode=two backend.one.type=cpu_native backend.two.type=cpu_native"
 recurrent="model.config=$top/examples/models/falcon_h1.json attention.linear_attn_backend=cpu_linear"
+# Recurrent layers alone: what else is in a row, such as the needles of queries, goes by the size of chunks.
+delta="model.num_layers=2 model.max_context_len=128 model.linear_family=gdn model.layer_types=linear model.linear.num_q_heads=4
+    model.linear.num_kv_heads=2 model.linear.head_dim=32 attention.attention_backend=auto
+    attention.linear_attn_backend=cpu_linear kv_cache.prefix_cache=no"
 sparse="model.num_q_heads=4 model.kv_lora_rank=16 model.qk_nope_head_dim=8 model.qk_rope_head_dim=4 model.v_head_dim=8
     model.num_layers=2 model.max_context_len=128 model.layer_types=sparse model.index_topk=12 model.index_head_dim=8
     model.index_n_heads=4"
@@ -61,6 +65,8 @@ settings()
     cross) echo "$layers model.num_layers=3 model.layer_types=full,cross,encoder" ;;
     vision) echo "model.config=$top/examples/models/gemma3_vl.json kv_cache.hybrid_swa_memory=yes" ;;
     recurrent) echo "$recurrent" ;;
+    delta) echo "$delta" ;;
+    invariant) echo "attention.batch_invariant=yes" ;;
     sparse) echo "$sparse" ;;
     sparse_chains) echo "$sparse speculative.draft_tokens=4" ;;
     sparse_trees) echo "$sparse $(settings branches)" ;;
@@ -242,6 +248,19 @@ fails()
         tap_not_ok "a run sees what is wrong: $1: exit $code" "$(cat "$folder/run" "$folder/out")"
     fi
 }
+
+# digest_of KIND...: of the outputs of a run.
+digest_of()
+{
+    command_of run "$@"
+    sed -n 's/.*"digest":[^"]*"\([0-9a-f]*\)".*/\1/p' "$folder/report" | head -n 1
+}
+
+# Recurrent layers by chunks add in another order where a prompt is cut elsewhere, unless they are asked not to.
+whole=$(digest_of delta) cut=$(digest_of delta chunked) # of 40 tokens, into pieces of 7
+tap_try "prompts that are cut elsewhere have other bits" test -n "$whole" -a -n "$cut" -a "$whole" != "$cut"
+whole=$(digest_of delta invariant) cut=$(digest_of delta invariant chunked)
+tap_try "the same bits with attention.batch_invariant" test -n "$whole" -a "$whole" = "$cut"
 
 for kind in chains trees windows chunks vision recurrent windows_chains recurrent_chains sparse sparse_chains \
     sparse_trees labels_trees; do
