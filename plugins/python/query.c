@@ -53,7 +53,7 @@ static void list_numbers(const attn_util_question *ask, struct number numbers[NU
         {ATTN_FIELD_NUM_KV_HEADS, ATTN_REASON_HEADS, any, g->num_kv_heads, true},
         {ATTN_FIELD_GQA_RATIO, ATTN_REASON_HEADS, any, ratio, true},
         {ATTN_FIELD_HEAD_DIM, ATTN_REASON_HEAD_DIM, "1..65536", g->head_dim, !latent},
-        {ATTN_FIELD_V_HEAD_DIM, ATTN_REASON_HEAD_DIM, "1..65536", g->v_head_dim, !latent},
+        {ATTN_FIELD_V_HEAD_DIM, ATTN_REASON_HEAD_DIM, "1..65536", g->v_head_dim, true},
         {ATTN_FIELD_PAGE_SIZE, ATTN_REASON_PAGE_SIZE, some, ask->problem.page_size, true},
         {ATTN_FIELD_WINDOW_LEFT, ATTN_REASON_WINDOW, window, g->window_left, true},
         {ATTN_FIELD_WINDOW_RIGHT, ATTN_REASON_WINDOW, window, g->window_right, true},
@@ -76,6 +76,13 @@ static bool has_cache(const struct python_kind *kind, const attn_util_question *
            !(kind->limits.attn_types >> ATTN_TYPE_ENCODER_ONLY & 1u);
 }
 
+/* "v_head_dim": "head_dim" is about softmax layers: a latent layer's head_dim is not declared. */
+static bool is_of_other_kind(const attn_util_question *ask, const struct python_range *range)
+{
+    return ask->group.kind == ATTN_KIND_MLA && range->field == ATTN_FIELD_V_HEAD_DIM &&
+           python_field(range->accepted) != 0;
+}
+
 /* The class's own ranges, and where numbers do not count. */
 static void list_declared(const struct python_kind *kind, const attn_util_question *ask,
                           struct number numbers[NUM_NUMBERS])
@@ -84,7 +91,7 @@ static void list_declared(const struct python_kind *kind, const attn_util_questi
     for (int n = 0; n < NUM_NUMBERS; n++) {
         struct number *number = &numbers[n];
         for (uint32_t r = 0; r < kind->num_ranges; r++)
-            if (kind->ranges[r].field == number->field)
+            if (kind->ranges[r].field == number->field && !is_of_other_kind(ask, &kind->ranges[r]))
                 number->accepted = kind->ranges[r].accepted;
         number->counts &= number->field != ATTN_FIELD_PAGE_SIZE || has_cache(kind, ask);
         /* Where the device has to become a GPU, what that is has to be right as well. */

@@ -164,6 +164,32 @@ class Keys:
         slot = self._slots_of(rows)[0].clip(min=0)
         return slot // self.page_size, slot % self.page_size
 
+    def copies(self, cache: Any, new: Any, max_kv_len: int) -> Any:
+        """The keys of each sequence in their order, out of their pages: [S, n, heads, dim], of latents [S, n, dim],
+        0 after a sequence's end; n is max_kv_len, up to whole pages. `cache`: [pages, page_size, ...]. `new`: the rows
+        of k that forward() was given, for not all of them need have a slot; None = all keys are in the cache.
+        PyTorch alone."""
+        import torch
+        width = max(1, (max_kv_len + self.page_size - 1) // self.page_size)
+        # Past a sequence's end there may be anything, in the table too.
+        pages = self.block_table[:self._num_seqs, :width].clamp(0, len(cache) - 1)
+        # One more than there are sequences, for new rows of no sequence.
+        made = cache.new_zeros(len(pages) + 1, width * self.page_size, *cache.shape[2:])
+        torch.index_select(cache, 0, pages.flatten().long(), out=made[:-1].unflatten(1, (width, -1)).flatten(0, 1))
+        ends = self.kv_lens[:len(pages), None]
+        after = torch.arange(made.shape[1], device=made.device) >= ends
+        made[:-1].masked_fill_(after.view(*after.shape, *[1] * (made.dim() - 2)), 0)
+        if new is not None and len(pages):
+            indptr = self._q_indptr if self.kv_new_indptr is None else self.kv_new_indptr
+            if indptr is None:  # a row a sequence
+                indptr = torch.arange(len(pages) + 1, device=made.device)
+            row = torch.arange(len(new), device=made.device)
+            inside = (row >= indptr[0]) & (row < indptr[len(pages)])
+            owner = torch.searchsorted(indptr[1:len(pages) + 1].contiguous(), row, right=True).clamp(max=len(pages) - 1)
+            at = ends[owner, 0] - indptr[owner + 1] + row
+            made[torch.where(inside, owner, len(pages)), torch.where(inside, at, 0)] = new
+        return made[:-1]
+
     def _slots_of(self, rows: int) -> Any:
         """(slots of the new rows, -1 for those that go nowhere; the library of the array)."""
         if self._where is None:

@@ -56,7 +56,7 @@ backends_numpy()
 # passes FILE PATTERN...: a sample of these cases, less than a minute of processor time.
 passes()
 {
-    file=$top/examples/python/$1
+    file=$top/$1
     shift
     for pattern; do
         set -- "$@" --filter "$pattern"
@@ -71,6 +71,7 @@ backends_torch()
         tap_skip "backends on PyTorch" "$embed_output"
         return
     fi
-    passes sdpa.py 'CAPS-*' 'MEAN-*' 'KV-0*' 'LIFE-06*' 'INVAR-01.*random/*' 'PURE-*'
-    passes flex.py 'MEAN-06.windows/*' 'MEAN-09*' 'MEAN-13*' 'PURE-02*'
+    passes examples/python/sdpa.py 'CAPS-*' 'MEAN-*' 'KV-0*' 'LIFE-06*' 'INVAR-01.*random/*' 'PURE-*'
+    passes examples/python/flex.py 'MEAN-06.windows/*' 'MEAN-09*' 'MEAN-13*' 'PURE-02*'
+    passes tests/python/copies.py 'KV-01*' 'KV-02*' 'KV-04*'
 }
