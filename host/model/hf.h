@@ -47,7 +47,8 @@ enum {
     HF_FROM_THE_END = 1 << 20,  /* periods are counted from the last layer, which is full (Muse) */
     HF_TWO_IN_ONE = 1 << 21,    /* num_layers blocks of two attention layers each (LongCat) */
     HF_ATTN_CONFIG = 1 << 22,   /* attn_config says what is about attention (DBRX, MPT) */
-    HF_SLIDING_HEADS = 1 << 23  /* sliding layers have query heads of their own (Step 3.7) */
+    HF_SLIDING_HEADS = 1 << 23, /* sliding layers have query heads of their own (Step 3.7) */
+    HF_SAYS_ALIBI = 1 << 24     /* alibi, false by default (Falcon) */
 };
 
 /* 0 = the field must be in the file (or follows from others). */

@@ -233,7 +233,9 @@ static void read_softmax(const struct hf_source *source, struct model_spec *spec
     }
     if (defaults->flags & HF_SINKS)
         spec->group.flags |= ATTN_GROUP_HAS_SINKS;
-    if (defaults->flags & HF_ALIBI)
+    /* Falcon's class scales biases as it scales scores: that is a matter of the slopes alone. */
+    bool says = defaults->flags & HF_SAYS_ALIBI && json_bool(&source->text, "alibi", false);
+    if (says || defaults->flags & HF_ALIBI)
         spec->group.flags |= ATTN_GROUP_HAS_ALIBI;
     if (defaults->flags & HF_ATTN_CONFIG)
         read_attn_config(source, &spec->group);

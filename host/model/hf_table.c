@@ -239,8 +239,10 @@ static const struct hf_defaults opt = {.num_layers = 12, .num_heads = 12, .max_p
 static const struct hf_defaults gpt_neox = {
     .num_layers = 44, .num_heads = 64, .max_positions = 2048};
 static const struct hf_defaults gptj = {.num_layers = 28, .num_heads = 16, .max_positions = 2048};
-static const struct hf_defaults falcon = {
-    .num_layers = 32, .num_heads = 71, .max_positions = 2048, .flags = HF_MULTI_QUERY};
+static const struct hf_defaults falcon = {.num_layers = 32,
+                                          .num_heads = 71,
+                                          .max_positions = 2048,
+                                          .flags = HF_MULTI_QUERY | HF_SAYS_ALIBI};
 static const struct hf_defaults gpt_bigcode = {
     .num_layers = 12, .num_heads = 12, .max_positions = 1024, .flags = HF_MULTI_QUERY};
 static const struct hf_defaults persimmon = {

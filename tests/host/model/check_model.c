@@ -888,7 +888,12 @@ START_TEST(heads_of_falcon_and_others)
     assert_plain(FALCON(", \"num_kv_heads\": 8, \"multi_query\": true"), 1, 8);
     assert_plain(FALCON(", \"multi_query\": false"), 8, 8);
     assert_plain(FALCON(", \"new_decoder_architecture\": true, \"num_kv_heads\": 2"), 2, 8);
-    hf_refused(FALCON(", \"alibi\": true"), "alibi", "got true", NULL);
+    struct model *biased = read_text(FALCON(", \"alibi\": true, \"multi_query\": false"));
+    struct model *rotary = read_text(FALCON(", \"alibi\": false"));
+    ck_assert_uint_eq(biased->groups[0].flags, ATTN_GROUP_HAS_ALIBI);
+    ck_assert_uint_eq(rotary->groups[0].flags, 0);
+    model_destroy(biased);
+    model_destroy(rotary);
 #undef FALCON
     assert_plain("{\"architectures\": [\"GPT2LMHeadModel\"], \"n_embd\": 64, \"n_layer\": 4, "
                  "\"n_head\": 8}",
