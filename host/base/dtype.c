@@ -121,6 +121,20 @@ static uint16_t encode(const struct format *format, double value)
     return sign | (bits > format->largest ? format->infinity : (uint16_t)bits);
 }
 
+/* encode() of bf16, by far the most frequent, in half the time: fields as a double has them, the
+ * exponent's by another bias. */
+static uint16_t encode_bf16(double value)
+{
+    enum { DROPPED = 52 - 7, LEAST = 1023 - 126, BEYOND = 1023 + 127 };
+    uint64_t wide;
+    memcpy(&wide, &value, sizeof wide);
+    uint64_t magnitude = wide & UINT64_MAX >> 1;
+    if (magnitude < (uint64_t)LEAST << 52 || magnitude >= (uint64_t)BEYOND << 52)
+        return encode(&bf16, value);
+    magnitude += (UINT64_C(1) << (DROPPED - 1)) - 1 + (magnitude >> DROPPED & 1);
+    return (uint16_t)((wide >> 63 << 15) | ((magnitude >> DROPPED) - ((uint64_t)(LEAST - 1) << 7)));
+}
+
 static double decode(const struct format *format, uint16_t bits)
 {
     uint16_t magnitude = bits & (uint16_t)(format->sign - 1u);
@@ -193,7 +207,7 @@ uint16_t dtype_fp16_bits(double value)
 
 uint16_t dtype_bf16_bits(double value)
 {
-    return encode(&bf16, value);
+    return encode_bf16(value);
 }
 
 uint8_t dtype_e4m3_bits(double value)
@@ -259,6 +273,11 @@ double dtype_load(attn_dtype dtype, const void *base, int64_t index)
 
 void dtype_store(attn_dtype dtype, void *base, int64_t index, double value)
 {
+    if (dtype == ATTN_BF16) {
+        uint16_t bits = encode_bf16(value);
+        memcpy((char *)base + index * 2, &bits, sizeof bits);
+        return;
+    }
     char *at = (char *)base + index * (int64_t)attn_dtype_size(dtype);
     const struct format *format = format_of(dtype);
     if (dtype == ATTN_F64) {

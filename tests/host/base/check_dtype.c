@@ -194,6 +194,29 @@ START_TEST(subnormals_and_underflow)
 END_TEST
 
 /* No number of any size is changed by more, and some are by as much. */
+static uint16_t stored_bf16(double value)
+{
+    uint16_t bits;
+    dtype_store(ATTN_BF16, &bits, 0, value);
+    return bits;
+}
+
+/* Each number of bf16, what lies half-way to the next, and the doubles beside that; 2^128 follows the last. */
+START_TEST(bf16_borders)
+{
+    for (uint32_t bits = 0; bits <= 0x7f7f; bits++) {
+        double value = dtype_bf16_value((uint16_t)bits);
+        double next = bits < 0x7f7f ? dtype_bf16_value((uint16_t)(bits + 1)) : 0x1p128;
+        double middle = (value + next) / 2;
+        ck_assert_uint_eq(stored_bf16(value), bits);
+        ck_assert_uint_eq(stored_bf16(-value), bits | 0x8000);
+        ck_assert_uint_eq(stored_bf16(middle), bits + (bits & 1));
+        ck_assert_uint_eq(stored_bf16(-nextafter(middle, 0)), bits | 0x8000);
+        ck_assert_uint_eq(stored_bf16(nextafter(middle, INFINITY)), bits + 1);
+    }
+}
+END_TEST
+
 START_TEST(half_units)
 {
     static const attn_dtype all[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_FP8_E4M3, ATTN_FP8_E5M2};
@@ -318,6 +341,7 @@ static Suite *suite(void)
     tcase_add_test(tcase, quantisation_is_pytorchs_of_clamped);
     tcase_add_test(tcase, one_rounding_from_double);
     tcase_add_test(tcase, subnormals_and_underflow);
+    tcase_add_test(tcase, bf16_borders);
     tcase_add_test(tcase, half_units);
     tcase_add_test(tcase, overflow_of_a_cast);
     tcase_add_test(tcase, quantised_infinities_saturate_and_nan_stays);
