@@ -98,7 +98,7 @@ START_TEST(right_rows_pass)
 END_TEST
 
 /* Those of a batch that is causal are no rows of one that is not, but for the last of each head. */
-START_TEST(causal_is_another_thing)
+TEST_OF(judge, causal_is_another_thing)
 {
     judge_batch batch = make_batch(1);
     batch.causal = 0;
@@ -108,7 +108,7 @@ START_TEST(causal_is_another_thing)
 }
 END_TEST
 
-START_TEST(wrong_rows_are_found)
+TEST_OF(judge, wrong_rows_are_found)
 {
     judge_batch batch = make_batch(0);
     int64_t large = (((int64_t)1 * Q_HEADS + 2) * QUERIES + 13) * DIM + 5;
@@ -132,7 +132,7 @@ START_TEST(wrong_rows_are_found)
 END_TEST
 
 /* One more query than there are keys, say. */
-START_TEST(bad_batches_are_refused)
+TEST_OF(judge, bad_batches_are_refused)
 {
     judge_batch batch = make_batch(1);
     batch.num_keys--;
@@ -160,9 +160,6 @@ int main(void)
     TCase *c = tcase_create("judge");
     tcase_add_checked_fixture(c, open_judge, close_judge);
     tcase_add_loop_test(c, right_rows_pass, 0, 2);
-    tcase_add_test(c, causal_is_another_thing);
-    tcase_add_test(c, wrong_rows_are_found);
-    tcase_add_test(c, bad_batches_are_refused);
     suite_add_tcase(s, c);
     return test_main(s);
 }

@@ -311,7 +311,7 @@ START_TEST(shapes)
 }
 END_TEST
 
-START_TEST(another_size_is_refused)
+TEST_OF(fake_device, another_size_is_refused)
 {
     bench_setup setup = {.struct_size = sizeof setup - 8};
     attn_status status;
@@ -330,7 +330,6 @@ int main(void)
     tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
     tcase_add_loop_test(tc, shapes, 0, 16 * 3 * 2);
-    tcase_add_test(tc, another_size_is_refused);
     suite_add_tcase(s, tc);
     return test_main(s);
 }

@@ -49,6 +49,62 @@ static inline void add_cases_in_part(TCase *group, const TTest *test, int first,
 #undef tcase_add_loop_test
 #define tcase_add_loop_test(group, test, first, end) add_cases_in_part(group, test, first, end)
 
+/* A test that says where it is defined which group it is of. */
+struct test_entry {
+    const char *group;
+    const TTest *const *test;
+    int line;
+    bool is_added;
+    struct test_entry *next;
+};
+
+/* Those of this file, by their lines. */
+static inline struct test_entry **test_entries(void)
+{
+    static struct test_entry *first;
+    return &first;
+}
+
+static inline void enter_test(struct test_entry *entry)
+{
+    struct test_entry **place = test_entries();
+    while (*place && (*place)->line < entry->line)
+        place = &(*place)->next;
+    entry->next = *place;
+    *place = entry;
+}
+
+/* TEST_OF(group, name) { ... } END_TEST defines a test as START_TEST does, and adds it to the group of this name: to
+ * the one that the program makes by tcase_create(), as it must where the group has fixtures, or to one that test_main()
+ * makes. */
+#define TEST_OF(group_name, name)                                                                  \
+    static const TTest *name;                                                                      \
+    __attribute__((constructor)) static void enter_##name(void)                                    \
+    {                                                                                              \
+        static struct test_entry entry = {.group = #group_name, .test = &name, .line = __LINE__};  \
+        enter_test(&entry);                                                                        \
+    }                                                                                              \
+    START_TEST(name)
+
+static inline TCase *make_group(const char *name)
+{
+    TCase *group = tcase_create(name);
+    for (struct test_entry *entry = *test_entries(); entry; entry = entry->next)
+        if (strcmp(entry->group, name) == 0) {
+            tcase_add_test(group, *entry->test);
+            entry->is_added = true;
+        }
+    return group;
+}
+#define tcase_create(name) make_group(name)
+
+static inline void add_other_groups(Suite *suite)
+{
+    for (struct test_entry *entry = *test_entries(); entry; entry = entry->next)
+        if (!entry->is_added)
+            suite_add_tcase(suite, make_group(entry->group));
+}
+
 /* A row of a program's table of tests. Those of a group follow each other. */
 struct test_row {
     const char *group;
@@ -72,6 +128,7 @@ static inline Suite *suite_of_rows(const char *name, const struct test_row *rows
  * main() shall return. The environment's CK_FORK, CK_RUN_CASE ... work as documented by Check. */
 static inline int test_main(Suite *suite)
 {
+    add_other_groups(suite);
     SRunner *runner = srunner_create(suite);
     srunner_set_tap(runner, "-");
     srunner_run_all(runner, CK_SILENT);

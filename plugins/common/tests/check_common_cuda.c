@@ -44,7 +44,7 @@ static void begin(void)
 
 /* ---- Devices and images ---------------------------------------------------------------------- */
 
-START_TEST(the_device_is_asked)
+TEST_OF(common_cuda, the_device_is_asked)
 {
     begin();
     ck_assert_uint_eq(facts.sm, 90);
@@ -57,7 +57,7 @@ START_TEST(the_device_is_asked)
 }
 END_TEST
 
-START_TEST(codes_run_where_they_run)
+TEST_OF(common_cuda, codes_run_where_they_run)
 {
     static const struct {
         const char *codes;
@@ -105,7 +105,7 @@ static void assert_accepted(const char *codes, uint32_t sm, const char *accepted
         ck_assert_str_eq(reason.accepted, accepted);
 }
 
-START_TEST(query_tells_which_devices)
+TEST_OF(common_cuda, query_tells_which_devices)
 {
     assert_accepted("sm_80 sm_86 sm_89 sm_90", 75, "80..99");
     assert_accepted("sm_80 sm_86 sm_89 sm_90", 99, NULL);
@@ -115,7 +115,7 @@ START_TEST(query_tells_which_devices)
 }
 END_TEST
 
-START_TEST(the_first_image_that_runs)
+TEST_OF(common_cuda, the_first_image_that_runs)
 {
     const cuda_image images[] = {
         {"new", "sm_100a", "a"}, {"fast", "sm_90a", "b"}, {"plain", "sm_80 sm_90", "c"}};
@@ -139,7 +139,7 @@ START_TEST(the_first_image_that_runs)
 END_TEST
 
 /* As CUDA_IMAGE() makes them without nvcc. */
-START_TEST(a_build_without_kernels)
+TEST_OF(common_cuda, a_build_without_kernels)
 {
     const cuda_image images[] = {{"decode", NULL, NULL}, {"extend", NULL, NULL}};
     cuda_module module = &module;
@@ -151,7 +151,7 @@ START_TEST(a_build_without_kernels)
 }
 END_TEST
 
-START_TEST(an_image_that_the_driver_refuses)
+TEST_OF(common_cuda, an_image_that_the_driver_refuses)
 {
     const cuda_image images[] = {{"decode", "sm_90", "x"}};
     cuda_module module = NULL;
@@ -187,7 +187,7 @@ static void unload(void)
     driver_end();
 }
 
-START_TEST(a_launch_arrives)
+TEST_OF(common_cuda, a_launch_arrives)
 {
     load(&(cuda_wants){.shared = 100000});
     plain.shared = 100000;
@@ -208,7 +208,7 @@ START_TEST(a_launch_arrives)
 }
 END_TEST
 
-START_TEST(attributes_arrive)
+TEST_OF(common_cuda, attributes_arrive)
 {
     load(&(cuda_wants){.shared = 0});
     plain.cluster[0] = 4;
@@ -231,7 +231,7 @@ START_TEST(attributes_arrive)
 }
 END_TEST
 
-START_TEST(clusters_have_limits)
+TEST_OF(common_cuda, clusters_have_limits)
 {
     load(&(cuda_wants){.shared = 0});
     plain.cluster[0] = 3;
@@ -252,7 +252,7 @@ START_TEST(clusters_have_limits)
 }
 END_TEST
 
-START_TEST(grids_have_limits)
+TEST_OF(common_cuda, grids_have_limits)
 {
     static const int64_t grids[][3] = {
         {-1, 1, 1}, {INT64_C(1) << 31, 1, 1}, {1, 65536, 1}, {1, 1, 65536}};
@@ -267,7 +267,7 @@ START_TEST(grids_have_limits)
 }
 END_TEST
 
-START_TEST(functions_have_limits)
+TEST_OF(common_cuda, functions_have_limits)
 {
     cuda_function function = &function;
     load(&(cuda_wants){.shared = 0});
@@ -286,7 +286,7 @@ START_TEST(functions_have_limits)
 END_TEST
 
 /* A driver before CUDA 11.8: what is a hint is let be, what is needed is refused. */
-START_TEST(an_old_driver)
+TEST_OF(common_cuda, an_old_driver)
 {
     cuda_tensor_box box = {.name = "k", .data = &box, .dtype = ATTN_BF16, .rank = 1};
     cuda_tensor_map map;
@@ -346,7 +346,7 @@ static void refused_box(cuda_tensor_box box, const char *text)
         refused_box(changed, text);                                                                \
     } while (0)
 
-START_TEST(boxes_have_limits)
+TEST_OF(common_cuda, boxes_have_limits)
 {
     cuda_tensor_map map;
     begin();
@@ -375,7 +375,7 @@ END_TEST
 
 /* What this file's checks let through and what the driver refuses are the same: the fake says so of
  * every one of the above, asked directly. */
-START_TEST(the_driver_refuses_them_too)
+TEST_OF(common_cuda, the_driver_refuses_them_too)
 {
     begin();
     cuda_tensor_map map;
@@ -397,7 +397,7 @@ START_TEST(the_driver_refuses_them_too)
 END_TEST
 
 /* Through a launch: the kernel reads where the descriptor points, and zero beyond the tensor. */
-START_TEST(a_kernel_reads_by_it)
+TEST_OF(common_cuda, a_kernel_reads_by_it)
 {
     enum { PAGES = 3, TOKENS = 4, HEADS = 2, DIM = 24, ROWS = 5 };
     uint16_t cache[PAGES][TOKENS][HEADS][DIM], box_rows[ROWS][1][32];
@@ -432,23 +432,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *made = suite_create("common_cuda");
-    TCase *tests = tcase_create("common_cuda");
-    tcase_add_test(tests, the_device_is_asked);
-    tcase_add_test(tests, codes_run_where_they_run);
-    tcase_add_test(tests, query_tells_which_devices);
-    tcase_add_test(tests, the_first_image_that_runs);
-    tcase_add_test(tests, a_build_without_kernels);
-    tcase_add_test(tests, an_image_that_the_driver_refuses);
-    tcase_add_test(tests, a_launch_arrives);
-    tcase_add_test(tests, attributes_arrive);
-    tcase_add_test(tests, clusters_have_limits);
-    tcase_add_test(tests, grids_have_limits);
-    tcase_add_test(tests, functions_have_limits);
-    tcase_add_test(tests, an_old_driver);
-    tcase_add_test(tests, boxes_have_limits);
-    tcase_add_test(tests, the_driver_refuses_them_too);
-    tcase_add_test(tests, a_kernel_reads_by_it);
-    suite_add_tcase(made, tests);
     return made;
 }
 

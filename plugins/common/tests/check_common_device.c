@@ -34,7 +34,7 @@ static int draw(int low, int high)
 
 /* ---- Work ------------------------------------------------------------------------------------ */
 
-START_TEST(rows_are_found)
+TEST_OF(common_device, rows_are_found)
 {
     for (int n = 0; n < CASES; n++) {
         int indptr[SEQS + 1] = {draw(0, 5)}, seqs = draw(0, SEQS);
@@ -56,7 +56,7 @@ static int count_of(const void *counts, int s)
     return ((const int *)counts)[s];
 }
 
-START_TEST(pieces_are_found)
+TEST_OF(common_device, pieces_are_found)
 {
     for (int n = 0; n < CASES; n++) {
         int counts[SEQS], first = draw(0, 3), wanted = 0, s = -1, piece = -1, step = draw(1, 4);
@@ -160,7 +160,7 @@ static void check_keys(const places *p, int s, int has_new, int head)
     }
 }
 
-START_TEST(keys_lie_where_each_form_says)
+TEST_OF(common_device, keys_lie_where_each_form_says)
 {
     static places p;
     for (int n = 0; n < CASES; n++) {
@@ -175,7 +175,7 @@ START_TEST(keys_lie_where_each_form_says)
 END_TEST
 
 /* In DECODE there is no q_indptr; a graph's counts lie in memory. */
-START_TEST(a_decode_batch)
+TEST_OF(common_device, a_decode_batch)
 {
     const int lens[] = {7, 1, 30}, counts[] = {2, 3, 1};
     call_batch b = {.seq_lens = lens, .kv_lens = lens, .num_seqs = 3, .num_tokens = 3};
@@ -245,7 +245,7 @@ static void check_sequence(const mask_rule *rule, const call_batch *b, int s)
     MUST(!mask_sees(rule, b, &q, &nothing, 0, q.kv_len));
 }
 
-START_TEST(rows_see_what_the_rules_say)
+TEST_OF(common_device, rows_see_what_the_rules_say)
 {
     static places p;
     unsigned char bits[SEQS * 256];
@@ -289,7 +289,7 @@ END_TEST
 /* ---- Softmax --------------------------------------------------------------------------------- */
 
 /* Each logit equals its definition in fp64, caps and biases included. */
-START_TEST(a_softmax_taken_one_by_one)
+TEST_OF(common_device, a_softmax_taken_one_by_one)
 {
     for (int n = 0; n < CASES; n++) {
         int count = draw(0, 30), alibi = draw(0, 1);
@@ -323,14 +323,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *made = suite_create("common_device");
-    TCase *tests = tcase_create("common_device");
-    tcase_add_test(tests, rows_are_found);
-    tcase_add_test(tests, pieces_are_found);
-    tcase_add_test(tests, keys_lie_where_each_form_says);
-    tcase_add_test(tests, a_decode_batch);
-    tcase_add_test(tests, rows_see_what_the_rules_say);
-    tcase_add_test(tests, a_softmax_taken_one_by_one);
-    suite_add_tcase(made, tests);
     return made;
 }
 

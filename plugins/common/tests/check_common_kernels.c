@@ -38,7 +38,7 @@ static int number_of(attn_dtype dtype)
 
 /* ---- Elements -------------------------------------------------------------------------------- */
 
-START_TEST(elements_widen)
+TEST_OF(elements, elements_widen)
 {
     for (u32 bits = 0; bits <= 0xffff; bits++) {
         u16 narrow = (u16)bits;
@@ -53,7 +53,7 @@ START_TEST(elements_widen)
 END_TEST
 
 /* Every upper half with lower halves around the ties of fp16 and bf16. */
-START_TEST(elements_narrow)
+TEST_OF(elements, elements_narrow)
 {
     static const u32 lows[] = {0,      1,      0x0fff, 0x1000, 0x1001, 0x1fff, 0x2000, 0x3000,
                                0x7fff, 0x8000, 0x8001, 0x9000, 0xf000, 0xffff, 0x5a5a};
@@ -120,7 +120,7 @@ static void check_met(void)
 }
 
 /* All values of both 16-bit types, both fp8 types, all scales. */
-START_TEST(all_values_are_quantised_alike)
+TEST_OF(save_kv, all_values_are_quantised_alike)
 {
     for (int from = ELEMENT_F16; from <= ELEMENT_BF16; from++)
         for (int to = ELEMENT_E4M3; to <= ELEMENT_E5M2; to++)
@@ -141,7 +141,7 @@ static void check_around(int to, float x, float scale)
 }
 
 /* fp32: every code and every tie with their neighbours, and random bits. */
-START_TEST(fp32_is_quantised_alike)
+TEST_OF(save_kv, fp32_is_quantised_alike)
 {
     u32 state = 1;
     for (int to = ELEMENT_E4M3; to <= ELEMENT_E5M2; to++) {
@@ -202,7 +202,7 @@ static void check_places(save_case *c)
 
 /* Both layouts, gaps, slots in no order and of -1, scales for all heads and for each; threads that
  * share a vector give what one gives. */
-START_TEST(rows_go_to_their_slots)
+TEST_OF(save_kv, rows_go_to_their_slots)
 {
     static const int pairs[][2] = {{ELEMENT_F16, ELEMENT_F16},   {ELEMENT_BF16, ELEMENT_BF16},
                                    {ELEMENT_F32, ELEMENT_F32},   {ELEMENT_F16, ELEMENT_E4M3},
@@ -287,7 +287,7 @@ static int check_forward(uint64_t seed, int seen[2])
     return 1;
 }
 
-START_TEST(forwards_are_saved_as_the_oracle_says)
+TEST_OF(save_kv, forwards_are_saved_as_the_oracle_says)
 {
     int checked = 0, seen[2] = {0, 0};
     for (uint64_t seed = 1; seed <= 400; seed++)
@@ -306,7 +306,7 @@ static double units(float actual, double truth)
     return fabs((double)actual - truth) / fabs(truth) * 0x1p23;
 }
 
-START_TEST(exponential_and_logarithm)
+TEST_OF(merge, exponential_and_logarithm)
 {
     for (float x = 0; x > -87.0f; x = nextafterf(x, -INFINITY) * 1.00001f - 1e-5f)
         MUST(units(merge_exp(x), exp((double)x)) < 2, "e^%a", (double)x);
@@ -386,7 +386,7 @@ static void check_gaps(const merge_case *c)
 }
 
 /* One to nine states, all kinds of LSE, all types; by any number of threads to the same bits. */
-START_TEST(states_merge_as_the_oracle_merges)
+TEST_OF(merge, states_merge_as_the_oracle_merges)
 {
     for (int count = 1; count <= MERGE_MAX_STATES; count++)
         for (int kind = 0; kind < MERGE_KINDS; kind++)
@@ -407,7 +407,7 @@ START_TEST(states_merge_as_the_oracle_merges)
 }
 END_TEST
 
-START_TEST(two_states_give_the_bits_of_many)
+TEST_OF(merge, two_states_give_the_bits_of_many)
 {
     for (unsigned seed = 0; seed < 60; seed += 2) { /* without a sink */
         merge_case c;
@@ -430,7 +430,7 @@ START_TEST(two_states_give_the_bits_of_many)
 END_TEST
 
 /* The result in the place of the second state, by one thread its LSE too. */
-START_TEST(states_merge_in_place)
+TEST_OF(merge, states_merge_in_place)
 {
     for (unsigned seed = 0; seed < 12; seed++) {
         merge_case c;
@@ -462,7 +462,7 @@ START_TEST(states_merge_in_place)
 END_TEST
 
 /* What is not a number stays none, where it counts and nowhere else; the LSE may be left out. */
-START_TEST(merging_keeps_what_is_not_finite)
+TEST_OF(merge, merging_keeps_what_is_not_finite)
 {
     float outs[2][2] = {{1.0f, NAN}, {3.0f, 4.0f}}, lses[2] = {0.0f, -1.0f}, out[2], lse = 7;
     merge_states states = {.out = outs,
@@ -497,23 +497,12 @@ static Suite *suite(void)
     Suite *s = suite_create("common_kernels");
     TCase *tc = tcase_create("elements");
     tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, elements_widen);
-    tcase_add_test(tc, elements_narrow);
     suite_add_tcase(s, tc);
     tc = tcase_create("save_kv");
     tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, all_values_are_quantised_alike);
-    tcase_add_test(tc, fp32_is_quantised_alike);
-    tcase_add_test(tc, rows_go_to_their_slots);
-    tcase_add_test(tc, forwards_are_saved_as_the_oracle_says);
     suite_add_tcase(s, tc);
     tc = tcase_create("merge");
     tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, exponential_and_logarithm);
-    tcase_add_test(tc, states_merge_as_the_oracle_merges);
-    tcase_add_test(tc, two_states_give_the_bits_of_many);
-    tcase_add_test(tc, states_merge_in_place);
-    tcase_add_test(tc, merging_keeps_what_is_not_finite);
     suite_add_tcase(s, tc);
     return s;
 }

@@ -22,7 +22,7 @@ static void setup(void)
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
-START_TEST(errors_are_cut_between_characters)
+TEST_OF(plugin_util, errors_are_cut_between_characters)
 {
     static const char *const whole =
         "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80z"; /* 1 + 2 + 3 + 4 + 1 */
@@ -41,7 +41,7 @@ START_TEST(errors_are_cut_between_characters)
 }
 END_TEST
 
-START_TEST(errors_name_fields)
+TEST_OF(plugin_util, errors_name_fields)
 {
     ck_assert_int_eq(
         attn_util_fail_field(&error, ATTN_UNSUPPORTED, ATTN_FIELD_HEAD_DIM, "head_dim %d", 3),
@@ -72,7 +72,7 @@ struct grown {
     uint32_t struct_size, a, b, c;
 };
 
-START_TEST(structs_are_read_as_far_as_they_go)
+TEST_OF(plugin_util, structs_are_read_as_far_as_they_go)
 {
     struct grown theirs = {8, 1, 2, 3}, ours = {99, 99, 99, 99};
     ATTN_UTIL_READ(&ours, &theirs);
@@ -83,7 +83,7 @@ START_TEST(structs_are_read_as_far_as_they_go)
 }
 END_TEST
 
-START_TEST(structs_are_written_as_far_as_they_go)
+TEST_OF(plugin_util, structs_are_written_as_far_as_they_go)
 {
     struct grown ours = {sizeof ours, 1, 2, 3}, theirs = {12, 99, 99, 99};
     ATTN_UTIL_WRITE(&theirs, &ours);
@@ -122,7 +122,7 @@ static void refuse_into(size_t element)
     ck_assert_int_eq(bytes[2 * size], '#');
 }
 
-START_TEST(reasons_go_into_elements_of_any_size)
+TEST_OF(plugin_util, reasons_go_into_elements_of_any_size)
 {
     refuse_into(sizeof(attn_reason));
     refuse_into(sizeof(attn_reason) + 32);
@@ -130,7 +130,7 @@ START_TEST(reasons_go_into_elements_of_any_size)
 }
 END_TEST
 
-START_TEST(what_was_got_is_cut_between_characters)
+TEST_OF(plugin_util, what_was_got_is_cut_between_characters)
 {
     attn_reason reason;
     attn_verdict given, verdict;
@@ -147,7 +147,7 @@ END_TEST
 
 /* ---- Layers and memory ----------------------------------------------------------------------- */
 
-START_TEST(layers_are_listed_once)
+TEST_OF(plugin_util, layers_are_listed_once)
 {
     attn_layer layers[2] = {{sizeof layers[0], ATTN_LAYER_KV_READ_ONLY, 4, 0},
                             {sizeof layers[0], 0, 7, 0}};
@@ -168,7 +168,7 @@ START_TEST(layers_are_listed_once)
 }
 END_TEST
 
-START_TEST(memory_is_checked_to_the_byte)
+TEST_OF(plugin_util, memory_is_checked_to_the_byte)
 {
     static _Alignas(64) char block[256];
     attn_memory memory;
@@ -193,7 +193,7 @@ END_TEST
 /* ---- Batches --------------------------------------------------------------------------------- */
 
 /* Rows 3 to 8 of the operands: two sequences of 2 and 3 queries, one row of padding. */
-START_TEST(rows_and_keys_are_found)
+TEST_OF(plugin_util, rows_and_keys_are_found)
 {
     static const int32_t indptr[3] = {3, 5, 8}, prefixes[2] = {10, 0}, lens[2] = {12, 3};
     static const int32_t table[6] = {1, 2, 3, 4, 5, 6};
@@ -230,7 +230,7 @@ END_TEST
 
 /* ---- The entry ------------------------------------------------------------------------------- */
 
-START_TEST(entry_agrees_on_a_version)
+TEST_OF(plugin_util, entry_agrees_on_a_version)
 {
     attn_host_info host;
     attn_plugin mine, plugin;
@@ -257,16 +257,6 @@ static Suite *suite(void)
     Suite *made = suite_create("plugin_util");
     TCase *tests = tcase_create("plugin_util");
     tcase_add_checked_fixture(tests, setup, NULL);
-    tcase_add_test(tests, errors_are_cut_between_characters);
-    tcase_add_test(tests, errors_name_fields);
-    tcase_add_test(tests, structs_are_read_as_far_as_they_go);
-    tcase_add_test(tests, structs_are_written_as_far_as_they_go);
-    tcase_add_test(tests, reasons_go_into_elements_of_any_size);
-    tcase_add_test(tests, what_was_got_is_cut_between_characters);
-    tcase_add_test(tests, layers_are_listed_once);
-    tcase_add_test(tests, memory_is_checked_to_the_byte);
-    tcase_add_test(tests, rows_and_keys_are_found);
-    tcase_add_test(tests, entry_agrees_on_a_version);
     suite_add_tcase(made, tests);
     return made;
 }

@@ -320,7 +320,7 @@ static void find_on_axes(const attn_case *c, int at[AXES])
 
 /* The cases that are run by default have every pair: dtype of q, quantisation,
  * layout, form of indices, page size, mode. */
-START_TEST(random_cases_cover_pairs)
+TEST_OF(oracle, random_cases_cover_pairs)
 {
     uint8_t seen[AXES][4][AXES][4] = {0};
     for (int n = 0; n < DEFAULT_CASES; n++) {
@@ -344,7 +344,7 @@ START_TEST(random_cases_cover_pairs)
 }
 END_TEST
 
-START_TEST(each_meaning)
+TEST_OF(oracle, each_meaning)
 {
     /* Every attention type, mode and mask kind that go together. */
     static const int32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_MIXED,
@@ -358,7 +358,7 @@ START_TEST(each_meaning)
 }
 END_TEST
 
-START_TEST(long_and_growing)
+TEST_OF(oracle, long_and_growing)
 {
     /* Several splits of each sequence; decoding takes the oracle less time. */
     static const int32_t max_len[] = {500, 900}, split[] = {128, 512};
@@ -447,7 +447,7 @@ START_TEST(bits_do_not_depend_on_batching)
 END_TEST
 
 /* A NaN in a value is in the rows that see it, and in no other. */
-START_TEST(nan_stays_where_it_is_seen)
+TEST_OF(oracle, nan_stays_where_it_is_seen)
 {
     case_wishes wishes = {ATTN_TYPE_ENCODER_ONLY, ATTN_MODE_EXTEND, ATTN_MASK_LAYER, -1, 0, 200};
     int checked = 0;
@@ -490,7 +490,7 @@ static attn_case *plain_case(void)
     }
 }
 
-START_TEST(memory_one_byte_short)
+TEST_OF(refused, memory_one_byte_short)
 {
     attn_case *c = plain_case();
     setup u = {0};
@@ -533,7 +533,7 @@ static void expect_refused(setup *u, attn_case *c, const char *word)
     ck_assert_msg(strstr(message, word), "\"%s\" does not name %s", message, word);
 }
 
-START_TEST(operands_that_are_wrong)
+TEST_OF(refused, operands_that_are_wrong)
 {
     attn_case *c = plain_case();
     setup u = {0};
@@ -629,7 +629,7 @@ static void expect_short_table(setup *u, attn_case *c)
     c->kv = good;
 }
 
-START_TEST(batches_beyond_the_bounds)
+TEST_OF(refused, batches_beyond_the_bounds)
 {
     attn_case *c = plain_case();
     setup u = {0};
@@ -681,7 +681,7 @@ static int has_reason(const attn_verdict *verdict, uint32_t code, uint32_t field
     return 0;
 }
 
-START_TEST(all_reasons_at_once)
+TEST_OF(refused, all_reasons_at_once)
 {
     attn_case *c = plain_case();
     attn_reason reasons[32];
@@ -720,7 +720,7 @@ START_TEST(all_reasons_at_once)
 }
 END_TEST
 
-START_TEST(one_form_of_indices_is_asked_for)
+TEST_OF(refused, one_form_of_indices_is_asked_for)
 {
     attn_case *c = plain_case();
     setup u = {.pool = {.num_workers = 1}};
@@ -733,7 +733,7 @@ START_TEST(one_form_of_indices_is_asked_for)
 }
 END_TEST
 
-START_TEST(cross_attention_without_a_position)
+TEST_OF(refused, cross_attention_without_a_position)
 {
     attn_case *c = plain_case();
     attn_verdict verdict = {.struct_size = sizeof verdict};
@@ -762,17 +762,7 @@ static Suite *suite(void)
     tcase_add_unchecked_fixture(refused, open_plugin, NULL);
     tcase_set_timeout(oracle, 300);
     tcase_add_loop_test(oracle, any_case, 0, LOOPS);
-    tcase_add_test(oracle, random_cases_cover_pairs);
-    tcase_add_test(oracle, each_meaning);
-    tcase_add_test(oracle, long_and_growing);
     tcase_add_loop_test(oracle, bits_do_not_depend_on_batching, 0, 3);
-    tcase_add_test(oracle, nan_stays_where_it_is_seen);
-    tcase_add_test(refused, memory_one_byte_short);
-    tcase_add_test(refused, operands_that_are_wrong);
-    tcase_add_test(refused, batches_beyond_the_bounds);
-    tcase_add_test(refused, all_reasons_at_once);
-    tcase_add_test(refused, one_form_of_indices_is_asked_for);
-    tcase_add_test(refused, cross_attention_without_a_position);
     suite_add_tcase(s, oracle);
     suite_add_tcase(s, refused);
     return s;

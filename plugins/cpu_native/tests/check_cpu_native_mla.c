@@ -557,7 +557,7 @@ static int check_rounding(struct mla_case *c)
     return differ;
 }
 
-START_TEST(rounded_probabilities)
+TEST_OF(oracle, rounded_probabilities)
 {
     int differ = 0;
     for (uint64_t n = 0; n < 16; n++) {
@@ -689,7 +689,7 @@ static struct mla_case *plain(void)
 }
 
 /* A probability that is rounded once is what the pass rule is made for: sums stay fp32. */
-START_TEST(rounding_is_no_reduced_precision)
+TEST_OF(refused, rounding_is_no_reduced_precision)
 {
     struct mla_case *c = plain();
     attn_option_value value = {sizeof value, .key = "round_probabilities", .integer = 1,
@@ -708,7 +708,7 @@ START_TEST(rounding_is_no_reduced_precision)
 }
 END_TEST
 
-START_TEST(reasons_of_a_refusal)
+TEST_OF(refused, reasons_of_a_refusal)
 {
     struct mla_case *c = plain();
     fixture *f = &c->f;
@@ -762,11 +762,8 @@ static Suite *suite(void)
     tcase_add_loop_test(oracle, units_of_work, 0, sizeof unit_cases / sizeof unit_cases[0]);
     tcase_add_loop_test(oracle, packed_writer, 0, 6);
     tcase_add_loop_test(oracle, packed_saved_then_read, 0, 8);
-    tcase_add_test(oracle, rounded_probabilities);
     tcase_add_loop_test(oracle, rows_by_themselves, 0, 12);
     tcase_add_loop_test(oracle, hidden_nan, 0, 12);
-    tcase_add_test(refused, rounding_is_no_reduced_precision);
-    tcase_add_test(refused, reasons_of_a_refusal);
     suite_add_tcase(made, oracle);
     suite_add_tcase(made, refused);
     return made;

@@ -483,7 +483,7 @@ START_TEST(missing_operands)
 END_TEST
 
 /* Without indices, of a layer whose engine chooses; slots outside; new keys that are not saved. */
-START_TEST(senseless_calls)
+TEST_OF(refusals, senseless_calls)
 {
     static const uint32_t no_index[] = {ATTN_ROLE_INDEX_Q, LOGITS, INDICES};
     const struct step_roles without = ROLES(no_index);
@@ -513,7 +513,6 @@ static Suite *suite(void)
     tcase_add_loop_test(cases, any_case, 0, 8);
     tcase_add_loop_test(cases, given_lists, 0, 3);
     tcase_add_loop_test(refusals, missing_operands, 0, (int)(sizeof missing / sizeof *missing));
-    tcase_add_test(refusals, senseless_calls);
     suite_add_tcase(made, cases);
     suite_add_tcase(made, refusals);
     return made;

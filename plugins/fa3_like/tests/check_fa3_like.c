@@ -57,7 +57,7 @@ static uint64_t refused_fields(const test_problem *t)
         ck_assert_uint_eq(refused_fields(t), fields);                                              \
     } while (0)
 
-START_TEST(query_accepts)
+TEST_OF(any_machine, query_accepts)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     test_problem plain;
@@ -100,7 +100,7 @@ START_TEST(query_accepts)
 }
 END_TEST
 
-START_TEST(query_refuses)
+TEST_OF(any_machine, query_refuses)
 {
     EXPECT(FIELD(DEVICE_TYPE) | FIELD(DEVICE_SM), t->device.type = ATTN_DEVICE_CPU;
            t->device.sm = 0);
@@ -146,7 +146,7 @@ END_TEST
         ck_assert_uint_eq(refused_fields(t), fields);                                              \
     } while (0)
 
-START_TEST(query_takes_expanded_latents)
+TEST_OF(any_machine, query_takes_expanded_latents)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     test_problem plain;
@@ -188,7 +188,7 @@ START_TEST(query_takes_expanded_latents)
 END_TEST
 
 /* Equal bits are kept where tiles are not: by what is asked for, or by what there is. */
-START_TEST(query_tells_of_notes)
+TEST_OF(any_machine, query_tells_of_notes)
 {
     const uint32_t equal = ATTN_NOTE_DETERMINISTIC, decode = ATTN_MODE_BIT(ATTN_MODE_DECODE);
     const uint32_t invariant = ATTN_NOTE_BATCH_INVARIANT;
@@ -219,7 +219,7 @@ START_TEST(query_tells_of_notes)
 END_TEST
 
 /* The table's lines are those of the kernels. */
-START_TEST(shapes_are_those_of_the_kernels)
+TEST_OF(any_machine, shapes_are_those_of_the_kernels)
 {
     static const char *const types[] = {"bf16", "f16"}, *const halves[] = {"false", "true"};
     const char *top = getenv("ATTNHOST_TEST_SRCDIR");
@@ -242,7 +242,7 @@ START_TEST(shapes_are_those_of_the_kernels)
 END_TEST
 
 /* Without kernels, a driver or a context create says what is missing and leaves nothing. */
-START_TEST(create_refuses)
+TEST_OF(any_machine, create_refuses)
 {
     static const attn_services services = {
         .struct_size = sizeof services, .allocate = test_allocate, .release = test_release};
@@ -291,7 +291,7 @@ static fa3_plan_call make_plan(fa3_plan *plan, int *marks, const long long *slot
 
 /* Of expanded latents: whole prompts, a chunk at the end of a prefix, one before it, one of a prefix
  * that no key of came, and rows before the first key. */
-START_TEST(given_keys_are_all_there_are)
+TEST_OF(any_machine, given_keys_are_all_there_are)
 {
     static const int queries[SEQS + 1] = {7, 307, 308, 310, 314, 317};
     static const int new_rows[SEQS + 1] = {3, 303, 333, 353, 353, 360};
@@ -321,7 +321,7 @@ START_TEST(given_keys_are_all_there_are)
 }
 END_TEST
 
-START_TEST(tiles_of_a_batch)
+TEST_OF(any_machine, tiles_of_a_batch)
 {
     long long slots[320] = {0};
     int marks[SEQS] = {0};
@@ -361,7 +361,7 @@ END_TEST
 /* Padding has no key, so nothing is wrong with its slot. */
 /* What is made ahead is of all keys of a sequence, unless others work on it: in tiles of turned
  * values, or one by one. */
-START_TEST(units_ahead_go_by_keys)
+TEST_OF(any_machine, units_ahead_go_by_keys)
 {
     static const int tiles[SEQS] = {3, 1, 1, 1, 1};
     int marks[SEQS] = {0, 0, 0, 1, 0}, first[SEQS + 1];
@@ -382,7 +382,7 @@ START_TEST(units_ahead_go_by_keys)
 END_TEST
 
 /* Codes of every value come back from the cache, and rounding to bf16 keeps them. */
-START_TEST(codes_survive_bf16)
+TEST_OF(any_machine, codes_survive_bf16)
 {
     const float scale = 0.037f, cache = 0.0211f;
     for (int code = 0; code < 256; code++) {
@@ -402,7 +402,7 @@ START_TEST(codes_survive_bf16)
 }
 END_TEST
 
-START_TEST(padding_is_for_tiles)
+TEST_OF(any_machine, padding_is_for_tiles)
 {
     static const int none[2] = {0, 0};
     long long slots[2] = {-1, -1};
@@ -419,7 +419,7 @@ START_TEST(padding_is_for_tiles)
 }
 END_TEST
 
-START_TEST(buckets_go_by_keys)
+TEST_OF(any_machine, buckets_go_by_keys)
 {
     int marks[SEQS] = {0};
     fa3_plan plan;
@@ -446,7 +446,7 @@ START_TEST(buckets_go_by_keys)
 }
 END_TEST
 
-START_TEST(a_plan_tells_of_one_sequence)
+TEST_OF(any_machine, a_plan_tells_of_one_sequence)
 {
     int marks[SEQS] = {0};
     fa3_plan plan;
@@ -467,19 +467,6 @@ static Suite *suite(void)
     Suite *s = suite_create("fa3_like");
     TCase *tc = tcase_create("any_machine");
     tcase_add_unchecked_fixture(tc, open_plugin, NULL);
-    tcase_add_test(tc, query_accepts);
-    tcase_add_test(tc, query_refuses);
-    tcase_add_test(tc, query_takes_expanded_latents);
-    tcase_add_test(tc, query_tells_of_notes);
-    tcase_add_test(tc, shapes_are_those_of_the_kernels);
-    tcase_add_test(tc, create_refuses);
-    tcase_add_test(tc, given_keys_are_all_there_are);
-    tcase_add_test(tc, tiles_of_a_batch);
-    tcase_add_test(tc, units_ahead_go_by_keys);
-    tcase_add_test(tc, codes_survive_bf16);
-    tcase_add_test(tc, padding_is_for_tiles);
-    tcase_add_test(tc, buckets_go_by_keys);
-    tcase_add_test(tc, a_plan_tells_of_one_sequence);
     suite_add_tcase(s, tc);
     return s;
 }

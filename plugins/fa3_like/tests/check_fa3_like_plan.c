@@ -53,7 +53,7 @@ static const uint64_t ragged_strides[3] = {ROW, TEST_DIM, 0};
 
 /* ---- Extend ---------------------------------------------------------------------------------- */
 
-START_TEST(extend_reads_pages)
+TEST_OF(launches, extend_reads_pages)
 {
     test_run t;
     const uint64_t pages[4] = {TEST_DIM, TEST_PAGE, TEST_KV_HEADS, TEST_PAGES};
@@ -116,7 +116,7 @@ START_TEST(launches_keep_to_max_sms)
 }
 END_TEST
 
-START_TEST(layouts_differ_in_strides)
+TEST_OF(launches, layouts_differ_in_strides)
 {
     test_problem of;
     test_run t;
@@ -133,7 +133,7 @@ START_TEST(layouts_differ_in_strides)
 END_TEST
 
 /* One sequence has its tiles by arithmetic, in sections whose keys stay in the L2 cache. */
-START_TEST(one_sequence_needs_no_list)
+TEST_OF(launches, one_sequence_needs_no_list)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -173,7 +173,7 @@ START_TEST(lists_go_by_sections)
 }
 END_TEST
 
-START_TEST(masks_and_caps)
+TEST_OF(launches, masks_and_caps)
 {
     test_problem of;
     test_run t;
@@ -195,7 +195,7 @@ START_TEST(masks_and_caps)
 }
 END_TEST
 
-START_TEST(windows_to_the_left)
+TEST_OF(launches, windows_to_the_left)
 {
     test_problem of;
     test_run t;
@@ -211,7 +211,7 @@ START_TEST(windows_to_the_left)
 }
 END_TEST
 
-START_TEST(lse_of_ragged_queries)
+TEST_OF(launches, lse_of_ragged_queries)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -226,7 +226,7 @@ START_TEST(lse_of_ragged_queries)
 END_TEST
 
 /* Where the host tells that there is no prefix, keys are read from where they come. */
-START_TEST(prompts_read_rows)
+TEST_OF(launches, prompts_read_rows)
 {
     static const int32_t none[3] = {0}, rows[4] = {0, 192, 384, 576}, keys[3] = {192, 192, 192},
                          more[3] = {192, 192, 193};
@@ -259,7 +259,7 @@ START_TEST(prompts_read_rows)
 }
 END_TEST
 
-START_TEST(encoders_have_no_cache)
+TEST_OF(launches, encoders_have_no_cache)
 {
     test_problem of;
     test_run t;
@@ -286,7 +286,7 @@ static const char by_tiles[] = "plan rows fa3_forward_d128",
                   by_prefill[] = "fi_plan fi_save fi_prefill_d128",
                   by_prefill_alone[] = "fi_plan fi_prefill_d128"; /* which saves few rows */
 
-START_TEST(decode_is_the_librarys)
+TEST_OF(launches, decode_is_the_librarys)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -302,7 +302,7 @@ START_TEST(decode_is_the_librarys)
 END_TEST
 
 /* Many rows to tiles that they fill, and of which there are enough; else the library's. */
-START_TEST(rows_decide)
+TEST_OF(launches, rows_decide)
 {
     static const struct {
         int32_t seqs, tokens, q_len;
@@ -331,7 +331,7 @@ START_TEST(rows_decide)
 END_TEST
 
 /* What the forward kernels have not. */
-START_TEST(problems_decide)
+TEST_OF(launches, problems_decide)
 {
     test_problem of[7];
     for (int i = 0; i < 7; i++)
@@ -360,7 +360,7 @@ START_TEST(problems_decide)
 END_TEST
 
 /* Keys of a chunk are causal, whatever the window to the right. */
-START_TEST(chunks_of_a_warpgroup_or_more)
+TEST_OF(launches, chunks_of_a_warpgroup_or_more)
 {
     test_problem of;
     test_run t;
@@ -379,7 +379,7 @@ START_TEST(chunks_of_a_warpgroup_or_more)
 END_TEST
 
 /* What counts as no window in the kernels is one to so many keys. */
-START_TEST(most_keys_decide)
+TEST_OF(launches, most_keys_decide)
 {
     test_problem of;
     test_run t;
@@ -401,7 +401,7 @@ END_TEST
 
 /* Codes under queries of 16 bits are made to rows, which tiles read with the cache's scales; new
  * ones are saved on the way, and rows that are not for tiles find them in k and v. */
-START_TEST(codes_are_gathered)
+TEST_OF(launches, codes_are_gathered)
 {
     test_problem of;
     test_run t;
@@ -452,7 +452,7 @@ END_TEST
 
 /* Of keys that there is no room for a batch is the library's, and no graph is for tiles whose
  * batches may have as many. */
-START_TEST(gathered_keys_have_room)
+TEST_OF(launches, gathered_keys_have_room)
 {
     static const int32_t few[3] = {1000, 200, 200}, many[3] = {400000, 200000, 2000};
     static const char by_codes[] = "fi_plan fi_save fi_prefill_d128";
@@ -490,7 +490,7 @@ START_TEST(gathered_keys_have_room)
 END_TEST
 
 /* Keys in pages too small for boxes are gathered, unless all are new: then no page is read. */
-START_TEST(small_pages_are_gathered)
+TEST_OF(launches, small_pages_are_gathered)
 {
     static const int32_t none[3] = {0}, rows[4] = {0, 192, 384, 576}, keys[3] = {192, 192, 192};
     test_problem of;
@@ -519,7 +519,7 @@ START_TEST(small_pages_are_gathered)
 END_TEST
 
 /* Such batches are split as others are: of those who decode no key is gathered. */
-START_TEST(small_pages_are_split)
+TEST_OF(launches, small_pages_are_split)
 {
     test_problem of;
     test_run t;
@@ -538,7 +538,7 @@ END_TEST
 
 /* Low tiles where others would leave multiprocessors without one; few of these are cut by keys, into
  * parts that are joined, unless rows of others lie between theirs. */
-START_TEST(few_tiles_are_shared_out)
+TEST_OF(launches, few_tiles_are_shared_out)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -579,7 +579,7 @@ START_TEST(few_tiles_are_shared_out)
 }
 END_TEST
 
-START_TEST(masks_decide)
+TEST_OF(launches, masks_decide)
 {
     static const uint8_t bits[1] = {0};
     static const int64_t indptr[4] = {0};
@@ -602,7 +602,7 @@ START_TEST(masks_decide)
 END_TEST
 
 /* Sequences that decode are the library's, the others are tiles, if they are worth it. */
-START_TEST(mixed_batches_are_split)
+TEST_OF(launches, mixed_batches_are_split)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -638,7 +638,7 @@ START_TEST(mixed_batches_are_split)
 END_TEST
 
 /* Where a layer may leave keys unsaved, both are planned, and the call decides. */
-START_TEST(unsaved_keys_decide)
+TEST_OF(launches, unsaved_keys_decide)
 {
     static const int32_t none[3] = {0}, rows[4] = {0, 192, 384, 576}, keys[3] = {192, 192, 192};
     test_problem of;
@@ -664,7 +664,7 @@ END_TEST
 /* ---- What is not for tiles ------------------------------------------------------------------- */
 
 /* Operands that a tensor map cannot tell of are served row by row. */
-START_TEST(unaligned_operands)
+TEST_OF(launches, unaligned_operands)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -699,7 +699,7 @@ START_TEST(unaligned_operands)
 }
 END_TEST
 
-START_TEST(refusals)
+TEST_OF(launches, refusals)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -717,7 +717,7 @@ END_TEST
 
 /* ---- Graphs and memory ----------------------------------------------------------------------- */
 
-START_TEST(graphs_go_by_bounds)
+TEST_OF(launches, graphs_go_by_bounds)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_GRAPH);
@@ -743,7 +743,7 @@ START_TEST(graphs_go_by_bounds)
 }
 END_TEST
 
-START_TEST(empty_batches)
+TEST_OF(launches, empty_batches)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -774,7 +774,7 @@ static void begin_codes(test_run *t, uint32_t granularity)
 }
 
 /* Scales of the host come first, values are turned, tiles read these. */
-START_TEST(codes_in_tiles)
+TEST_OF(launches, codes_in_tiles)
 {
     test_run t;
     begin_codes(&t, ATTN_SCALE_PER_TENSOR);
@@ -814,7 +814,7 @@ START_TEST(codes_in_tiles)
 END_TEST
 
 /* A graph's values are turned for any batch within the bounds. */
-START_TEST(graphs_turn_by_bounds)
+TEST_OF(launches, graphs_turn_by_bounds)
 {
     test_run t;
     test_problem of;
@@ -835,7 +835,7 @@ START_TEST(graphs_turn_by_bounds)
 END_TEST
 
 /* Few queries, and what is not saved, are the library's, as bf16. */
-START_TEST(codes_for_the_library)
+TEST_OF(launches, codes_for_the_library)
 {
     test_run t;
     begin_codes(&t, ATTN_SCALE_PER_SEQ_HEAD);
@@ -864,7 +864,7 @@ END_TEST
 
 /* The library's rows are within what there is room for: 2 * 600 + 64. Where host arrays tell, it is
  * when the batch is planned: afterwards they are gone. */
-START_TEST(rows_are_told_when_planned)
+TEST_OF(launches, rows_are_told_when_planned)
 {
     int32_t rows[4] = {1200, 1208, 1216, 1264};
     test_run t;
@@ -884,7 +884,7 @@ START_TEST(rows_are_told_when_planned)
 }
 END_TEST
 
-START_TEST(codes_need_scales)
+TEST_OF(launches, codes_need_scales)
 {
     test_run t;
     begin_codes(&t, ATTN_SCALE_PER_TENSOR);
@@ -901,7 +901,7 @@ START_TEST(codes_need_scales)
 END_TEST
 
 /* All that is asked for is enough for the parts of a plan, none of which overlap. */
-START_TEST(memory_of_a_plan)
+TEST_OF(launches, memory_of_a_plan)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -966,7 +966,7 @@ static void tell_of_new_keys(test_run *t)
     t->kv.kv_lens.host = keys;
 }
 
-START_TEST(rows_go_by_tiles)
+TEST_OF(launches, rows_go_by_tiles)
 {
     const attn_paths *paths = fa3_get_extension(NULL, ATTN_EXTENSION_PATHS);
     int64_t none[FA3_NUM_PATHS];
@@ -1001,7 +1001,7 @@ START_TEST(rows_go_by_tiles)
 END_TEST
 
 /* Tiles that go by the call, by small pages, or by codes. */
-START_TEST(rows_go_by_problems)
+TEST_OF(launches, rows_go_by_problems)
 {
     test_problem of;
     test_run t;
@@ -1084,7 +1084,7 @@ START_TEST(expanded_reads_given_keys)
 END_TEST
 
 /* Without SAVE_KV there are no latents; layers that read another's may not save any. */
-START_TEST(expanded_saves_if_asked)
+TEST_OF(launches, expanded_saves_if_asked)
 {
     test_problem of;
     test_run t;
@@ -1107,7 +1107,7 @@ START_TEST(expanded_saves_if_asked)
 END_TEST
 
 /* Row by row: what the copy engine cannot read, and scales that the tiles cannot multiply by. */
-START_TEST(expanded_goes_row_by_row)
+TEST_OF(launches, expanded_goes_row_by_row)
 {
     test_problem of;
     test_run t;
@@ -1129,44 +1129,9 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("fa3_like_plan");
     TCase *tc = tcase_create("launches");
-    tcase_add_test(tc, extend_reads_pages);
     tcase_add_loop_test(tc, launches_keep_to_max_sms, 0, 4);
-    tcase_add_test(tc, layouts_differ_in_strides);
-    tcase_add_test(tc, one_sequence_needs_no_list);
     tcase_add_loop_test(tc, lists_go_by_sections, 0, 4);
-    tcase_add_test(tc, masks_and_caps);
-    tcase_add_test(tc, windows_to_the_left);
-    tcase_add_test(tc, lse_of_ragged_queries);
-    tcase_add_test(tc, prompts_read_rows);
-    tcase_add_test(tc, encoders_have_no_cache);
-    tcase_add_test(tc, decode_is_the_librarys);
-    tcase_add_test(tc, rows_decide);
-    tcase_add_test(tc, problems_decide);
-    tcase_add_test(tc, chunks_of_a_warpgroup_or_more);
-    tcase_add_test(tc, most_keys_decide);
-    tcase_add_test(tc, codes_are_gathered);
-    tcase_add_test(tc, gathered_keys_have_room);
-    tcase_add_test(tc, small_pages_are_gathered);
-    tcase_add_test(tc, small_pages_are_split);
-    tcase_add_test(tc, few_tiles_are_shared_out);
-    tcase_add_test(tc, masks_decide);
-    tcase_add_test(tc, mixed_batches_are_split);
-    tcase_add_test(tc, unsaved_keys_decide);
-    tcase_add_test(tc, rows_go_by_tiles);
-    tcase_add_test(tc, rows_go_by_problems);
-    tcase_add_test(tc, unaligned_operands);
-    tcase_add_test(tc, refusals);
-    tcase_add_test(tc, graphs_go_by_bounds);
-    tcase_add_test(tc, empty_batches);
-    tcase_add_test(tc, codes_in_tiles);
-    tcase_add_test(tc, graphs_turn_by_bounds);
-    tcase_add_test(tc, codes_for_the_library);
-    tcase_add_test(tc, rows_are_told_when_planned);
-    tcase_add_test(tc, codes_need_scales);
-    tcase_add_test(tc, memory_of_a_plan);
     tcase_add_loop_test(tc, expanded_reads_given_keys, 0, 2);
-    tcase_add_test(tc, expanded_saves_if_asked);
-    tcase_add_test(tc, expanded_goes_row_by_row);
     suite_add_tcase(s, tc);
     return s;
 }

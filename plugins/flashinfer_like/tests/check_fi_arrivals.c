@@ -59,7 +59,7 @@ static void let_others_run(void)
         run_block();
 }
 
-START_TEST(each_slice_once)
+TEST_OF(arrivals, each_slice_once)
 {
     int mergers = 0, others = 0;
     for (case_number = 0; case_number < CASES; case_number++) {
@@ -90,7 +90,7 @@ static int slices_of(int rows, int count, int warps)
 
 /* Slices are all rows, no more of them than a counter has bits for, or than there are blocks, one
  * less of few. */
-START_TEST(slices)
+TEST_OF(arrivals, slices)
 {
     for (int warps = 4; warps <= 8; warps += 4)
         for (int rows = 1; rows <= (warps == 4 ? FI_ROWS : FI_PREFILL_ROWS); rows++)
@@ -114,8 +114,6 @@ static Suite *suite(void)
     Suite *s = suite_create("fi_arrivals");
     TCase *tc = tcase_create("arrivals");
     tcase_set_timeout(tc, 300);
-    tcase_add_test(tc, each_slice_once);
-    tcase_add_test(tc, slices);
     suite_add_tcase(s, tc);
     return s;
 }

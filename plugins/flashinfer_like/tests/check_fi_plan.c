@@ -667,7 +667,7 @@ static void check_parts(const test_case *t)
 
 /* ---- Cases ----------------------------------------------------------------------------------- */
 
-START_TEST(batches_at_random)
+TEST_OF(planner, batches_at_random)
 {
     static test_case t;
     int cases = random_cases(CASES), shared = 0, empty = 0, left_over = 0;
@@ -704,7 +704,7 @@ START_TEST(batches_at_random)
 END_TEST
 
 /* All lanes have as many columns and as many heads, and no block has to wait for another to end. */
-START_TEST(grids)
+TEST_OF(planner, grids)
 {
     for (int heads = 1; heads <= 200; heads++)
         for (uint32_t sms = 1; sms <= 150; sms++) {
@@ -729,7 +729,7 @@ END_TEST
 
 /* The kernel for many items: where a block has a few of them; of two blocks a multiprocessor, where
  * there are more, and all multiprocessors may be had. Never where bits must not depend on it. */
-START_TEST(many_items)
+TEST_OF(planner, many_items)
 {
     fi_group group = {.shape = fi_find_shape(128, 128),
                       .num_sms = 132,
@@ -765,7 +765,7 @@ END_TEST
 
 /* What blocks leave for each other fits the workspace, of which no more is asked for than is
  * needed; a block is always there. */
-START_TEST(workspaces)
+TEST_OF(planner, workspaces)
 {
     fi_group group = {.shape = fi_find_shape(128, 128),
                       .num_sms = 132,
@@ -794,7 +794,7 @@ END_TEST
 
 /* Where items are cut into splits, a block has a slot for each split of the longest sequence; tiles
  * of many rows leave nothing. */
-START_TEST(workspaces_of_splits)
+TEST_OF(planner, workspaces_of_splits)
 {
     const attn_bounds bounds = {.struct_size = sizeof bounds, .max_kv_len = 100000};
     fi_group group = {.shape = fi_find_shape(128, 128),
@@ -823,11 +823,6 @@ static Suite *suite(void)
     Suite *s = suite_create("fi_plan");
     TCase *tc = tcase_create("planner");
     tcase_set_timeout(tc, 300);
-    tcase_add_test(tc, batches_at_random);
-    tcase_add_test(tc, grids);
-    tcase_add_test(tc, many_items);
-    tcase_add_test(tc, workspaces);
-    tcase_add_test(tc, workspaces_of_splits);
     suite_add_tcase(s, tc);
     return s;
 }

@@ -218,7 +218,7 @@ static void check_levels(const test_case *t, const fi_plan_call *calls)
         REQUIRE(calls->tiles[n].levels == left[calls->tiles[n].seq]);
 }
 
-START_TEST(every_key_once)
+TEST_OF(levels, every_key_once)
 {
     static test_case t;
     int cases = random_cases(CASES), tiles = 0, deep = 0;
@@ -240,7 +240,7 @@ END_TEST
 /* ---- What there are levels for ----------------------------------------------------------------
  */
 
-START_TEST(groups)
+TEST_OF(levels, groups)
 {
     attn_bounds bounds = {.struct_size = sizeof bounds,
                           .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE),
@@ -280,7 +280,7 @@ END_TEST
 
 /* Few columns have parts of an item, since merging takes time for each: 4 units of a KV head by 2
  * columns, 64 by 7, where 96 / 64 of a unit's time go to a part; never more than there are. */
-START_TEST(few_columns_share_a_run)
+TEST_OF(levels, few_columns_share_a_run)
 {
     fi_plan_call p = {.columns = 132,
                       .merge = FI_MERGE,
@@ -301,7 +301,7 @@ END_TEST
 /* Where a batch has fewer items than columns, as one decode over one KV head: where several blocks
  * merge and 4 / 64 of a unit's time go to a part, 128 units are shared by 43 columns, three each,
  * not by 46, and 1024 by 128, eight each, not by 132. Of less than 8 parts one block merges. */
-START_TEST(few_columns_share_an_item)
+TEST_OF(levels, few_columns_share_an_item)
 {
     fi_plan_call p = {.columns = 132,
                       .rounds = 1,
@@ -329,7 +329,7 @@ END_TEST
 
 /* What the planner finds is not worth it has no tiles, in any of the plans: as if there were no
  * levels. One key less to save, and it is. */
-START_TEST(the_planner_tells_what_is_worth_it)
+TEST_OF(levels, the_planner_tells_what_is_worth_it)
 {
     static test_case t;
     fi_plan_call call;
@@ -358,7 +358,7 @@ END_TEST
 
 /* A batch whose sequences share little is not worth another launch; of a graph's, or one of unknown
  * lengths, the planner tells. */
-START_TEST(little_is_not_worth_it)
+TEST_OF(levels, little_is_not_worth_it)
 {
     static test_case t;
     begin(&t, 1);
@@ -380,12 +380,6 @@ static Suite *suite(void)
     Suite *s = suite_create("fi_prefixes");
     TCase *tc = tcase_create("levels");
     tcase_set_timeout(tc, 300);
-    tcase_add_test(tc, every_key_once);
-    tcase_add_test(tc, groups);
-    tcase_add_test(tc, few_columns_share_a_run);
-    tcase_add_test(tc, few_columns_share_an_item);
-    tcase_add_test(tc, the_planner_tells_what_is_worth_it);
-    tcase_add_test(tc, little_is_not_worth_it);
     suite_add_tcase(s, tc);
     return s;
 }

@@ -55,7 +55,7 @@ static uint64_t refused_fields(const test_problem *t)
         ck_assert_uint_eq(refused_fields(t), fields);                                              \
     } while (0)
 
-START_TEST(query_accepts)
+TEST_OF(any_machine, query_accepts)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     test_problem plain;
@@ -92,7 +92,7 @@ START_TEST(query_accepts)
 }
 END_TEST
 
-START_TEST(query_refuses)
+TEST_OF(any_machine, query_refuses)
 {
     EXPECT(FIELD(DEVICE_TYPE) | FIELD(DEVICE_SM), t->device.type = ATTN_DEVICE_CPU;
            t->device.sm = 0);
@@ -141,7 +141,7 @@ static attn_verdict ask_with(const test_problem *t, const char *key, int64_t int
     return verdict;
 }
 
-START_TEST(query_has_tensor_cores_alone)
+TEST_OF(any_machine, query_has_tensor_cores_alone)
 {
     test_problem t;
     make_problem(&t);
@@ -154,7 +154,7 @@ START_TEST(query_has_tensor_cores_alone)
 END_TEST
 
 /* Promised where it is asked for, by a problem or by the option. */
-START_TEST(query_tells_of_invariance)
+TEST_OF(any_machine, query_tells_of_invariance)
 {
     test_problem t;
     make_problem(&t);
@@ -189,7 +189,7 @@ static void expect_kernel(const fi_kernel *kernel, const char *type_name, const 
 }
 
 /* The table's lines are those of the kernels. */
-START_TEST(shapes_are_those_of_the_kernels)
+TEST_OF(any_machine, shapes_are_those_of_the_kernels)
 {
     static const char *const types[] = {"bf16", "f16"}, *const halves[] = {"false", "true"};
     static const char *const codes_types[] = {"bf16_e4m3", "f16_e4m3"};
@@ -242,7 +242,7 @@ START_TEST(shapes_are_those_of_the_kernels)
 END_TEST
 
 /* Without kernels, a driver or a context create says what is missing and leaves nothing. */
-START_TEST(create_refuses)
+TEST_OF(any_machine, create_refuses)
 {
     static const attn_services services = {
         .struct_size = sizeof services, .allocate = test_allocate, .release = test_release};
@@ -267,7 +267,7 @@ END_TEST
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* Larger bounds never want less; a byte less is refused. */
-START_TEST(memory_grows_with_bounds)
+TEST_OF(any_machine, memory_grows_with_bounds)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -335,7 +335,7 @@ static void expect_attention(const test_run *t, int kernel, int programmatic)
 }
 
 /* The smaller of max_sms and what the device has. */
-START_TEST(launches_keep_to_max_sms)
+TEST_OF(any_machine, launches_keep_to_max_sms)
 {
     test_problem of;
     test_run t;
@@ -356,7 +356,7 @@ START_TEST(launches_keep_to_max_sms)
 END_TEST
 
 /* The new key goes into the cache on the way; the first kernel after a plan waits for it. */
-START_TEST(decode_saves_on_its_way)
+TEST_OF(any_machine, decode_saves_on_its_way)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -387,7 +387,7 @@ START_TEST(decode_saves_on_its_way)
 END_TEST
 
 /* Rows decide on the kernel: few of a KV head, or more than SHORT_ROWS. */
-START_TEST(extend_saves_few_on_its_way)
+TEST_OF(any_machine, extend_saves_few_on_its_way)
 {
     test_run t;
     int ratio = TEST_Q_HEADS / TEST_KV_HEADS, short_rows = SHORT_ROWS / ratio;
@@ -410,7 +410,7 @@ START_TEST(extend_saves_few_on_its_way)
 END_TEST
 
 /* Many rows, rows that lie anywhere, and those of many items have a launch of their own. */
-START_TEST(extend_saves_many_before)
+TEST_OF(any_machine, extend_saves_many_before)
 {
     test_run t;
     int32_t q_len = SHORT_ROWS;
@@ -437,7 +437,7 @@ START_TEST(extend_saves_many_before)
 END_TEST
 
 /* Rows that two tiles of FI_ROWS have, which both read the keys: worth it for few sequences. */
-START_TEST(two_tiles_or_one)
+TEST_OF(any_machine, two_tiles_or_one)
 {
     test_run t;
     int ratio = TEST_Q_HEADS / TEST_KV_HEADS, one = FI_ROWS / ratio, two = one + 1;
@@ -462,7 +462,7 @@ static void expect_plan(int launch, int whose, int split)
 
 /* Where a row's bits must not depend on the batch, its own sequence tells the kernel, and splits
  * are fixed; what sequences share is left to each. */
-START_TEST(invariant_batches)
+TEST_OF(any_machine, invariant_batches)
 {
     test_problem of;
     test_run t;
@@ -494,7 +494,7 @@ START_TEST(invariant_batches)
 }
 END_TEST
 
-START_TEST(encoders_have_no_cache)
+TEST_OF(any_machine, encoders_have_no_cache)
 {
     test_problem of;
     test_run t;
@@ -511,7 +511,7 @@ START_TEST(encoders_have_no_cache)
 END_TEST
 
 /* Boxes of 16 keys, where pages have whole ones and rows begin at multiples of 16 bytes. */
-START_TEST(decode_reads_boxes)
+TEST_OF(any_machine, decode_reads_boxes)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -535,7 +535,7 @@ START_TEST(decode_reads_boxes)
 END_TEST
 
 /* Neither is there a copy engine, nor does a kernel wait for the one before it, before sm_90. */
-START_TEST(earlier_devices_have_kernels_of_their_own)
+TEST_OF(any_machine, earlier_devices_have_kernels_of_their_own)
 {
     test_problem earlier;
     test_run t;
@@ -562,7 +562,7 @@ END_TEST
 
 /* A cache of e4m3 has one kernel for any rows, and its boxes are bytes. What was saved before is
  * read from the cache; k and v, which have yet to be rounded, never come in boxes. */
-START_TEST(fp8_has_a_kernel_of_its_own)
+TEST_OF(any_machine, fp8_has_a_kernel_of_its_own)
 {
     test_problem of;
     test_run t;
@@ -592,7 +592,7 @@ START_TEST(fp8_has_a_kernel_of_its_own)
 }
 END_TEST
 
-START_TEST(graphs_go_by_bounds)
+TEST_OF(any_machine, graphs_go_by_bounds)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_GRAPH);
@@ -630,7 +630,7 @@ static void expect_rows(const test_run *t, const int *expected)
 #define EXPECT_ROWS(t, ...) expect_rows(t, (const int[]){__VA_ARGS__, -1})
 
 /* Keys that are new come from k and v; without host arrays the host does not know which. */
-START_TEST(prompts_go_by_what_is_cached)
+TEST_OF(any_machine, prompts_go_by_what_is_cached)
 {
     static const int32_t rows[] = {100, 300, 500, 700}, keys[] = {200, 201, 200};
     const attn_paths *paths = fi_get_extension(NULL, ATTN_EXTENSION_PATHS);
@@ -665,7 +665,7 @@ START_TEST(prompts_go_by_what_is_cached)
 }
 END_TEST
 
-START_TEST(encoders_read_what_came)
+TEST_OF(any_machine, encoders_read_what_came)
 {
     test_problem of;
     test_run t;
@@ -681,7 +681,7 @@ START_TEST(encoders_read_what_came)
 END_TEST
 
 /* Few rows beside many are counted by sequence, as they are planned. */
-START_TEST(invariant_rows_go_by_sequence)
+TEST_OF(any_machine, invariant_rows_go_by_sequence)
 {
     static const int32_t rows[] = {0, 200, 201, 401}, keys[] = {200, 300, 400};
     test_problem of;
@@ -730,7 +730,7 @@ static void begin_shared(test_run *t, uint32_t kind, int cascade)
     t->instance.options.cascade = t->group.options.cascade = cascade;
 }
 
-START_TEST(decodes_go_by_what_they_share)
+TEST_OF(any_machine, decodes_go_by_what_they_share)
 {
     static const uint32_t kinds[] = {ATTN_METADATA_EAGER, ATTN_METADATA_GRAPH};
     test_run t;
@@ -755,7 +755,7 @@ START_TEST(decodes_go_by_what_they_share)
 }
 END_TEST
 
-START_TEST(empty_batches)
+TEST_OF(any_machine, empty_batches)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -772,7 +772,7 @@ START_TEST(empty_batches)
 }
 END_TEST
 
-START_TEST(refusals)
+TEST_OF(any_machine, refusals)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
@@ -793,30 +793,6 @@ static Suite *suite(void)
     Suite *s = suite_create("flashinfer_like");
     TCase *tc = tcase_create("any_machine");
     tcase_add_unchecked_fixture(tc, open_plugin, NULL);
-    tcase_add_test(tc, query_accepts);
-    tcase_add_test(tc, query_refuses);
-    tcase_add_test(tc, query_has_tensor_cores_alone);
-    tcase_add_test(tc, query_tells_of_invariance);
-    tcase_add_test(tc, shapes_are_those_of_the_kernels);
-    tcase_add_test(tc, create_refuses);
-    tcase_add_test(tc, memory_grows_with_bounds);
-    tcase_add_test(tc, launches_keep_to_max_sms);
-    tcase_add_test(tc, decode_saves_on_its_way);
-    tcase_add_test(tc, extend_saves_few_on_its_way);
-    tcase_add_test(tc, extend_saves_many_before);
-    tcase_add_test(tc, two_tiles_or_one);
-    tcase_add_test(tc, invariant_batches);
-    tcase_add_test(tc, encoders_have_no_cache);
-    tcase_add_test(tc, decode_reads_boxes);
-    tcase_add_test(tc, earlier_devices_have_kernels_of_their_own);
-    tcase_add_test(tc, fp8_has_a_kernel_of_its_own);
-    tcase_add_test(tc, graphs_go_by_bounds);
-    tcase_add_test(tc, prompts_go_by_what_is_cached);
-    tcase_add_test(tc, encoders_read_what_came);
-    tcase_add_test(tc, invariant_rows_go_by_sequence);
-    tcase_add_test(tc, decodes_go_by_what_they_share);
-    tcase_add_test(tc, empty_batches);
-    tcase_add_test(tc, refusals);
     suite_add_tcase(s, tc);
     return s;
 }

@@ -88,7 +88,7 @@ static void check_map(int i, int first, uint64_t elements)
     ck_assert_uint_eq(seen[i].box[2] * seen[i].box[3], 1);
 }
 
-START_TEST(both_parts_have_a_map)
+TEST_OF(boxes, both_parts_have_a_map)
 {
     boxes_case t;
     make_case(&t);
@@ -101,7 +101,7 @@ START_TEST(both_parts_have_a_map)
 END_TEST
 
 /* The stride of the only page may be anything. */
-START_TEST(one_page_has_no_next_one)
+TEST_OF(boxes, one_page_has_no_next_one)
 {
     boxes_case t;
     make_case(&t);
@@ -131,7 +131,7 @@ START_TEST(others_have_none)
 END_TEST
 
 /* A stride that no map can have is an error, not another kernel's work. */
-START_TEST(strides_have_limits)
+TEST_OF(boxes, strides_have_limits)
 {
     boxes_case t;
     char message[256] = "";
@@ -149,10 +149,7 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("flashmla_like boxes");
     TCase *boxes = tcase_create("boxes");
-    tcase_add_test(boxes, both_parts_have_a_map);
-    tcase_add_test(boxes, one_page_has_no_next_one);
     tcase_add_loop_test(boxes, others_have_none, 0, 8);
-    tcase_add_test(boxes, strides_have_limits);
     suite_add_tcase(s, boxes);
     return s;
 }

@@ -143,7 +143,7 @@ static attnhost_backend *prepare_until(const char *name, const char *fast)
 /* ---- Choosing -------------------------------------------------------------------------------- */
 
 /* One is fast alone and slow in company, the other the same everywhere: each class has its own. */
-START_TEST(each_class_has_its_fastest)
+TEST_OF(choosing, each_class_has_its_fastest)
 {
     static const char *const candidates[] = {"steady", "alone"};
     open_all();
@@ -163,7 +163,7 @@ START_TEST(each_class_has_its_fastest)
 END_TEST
 
 /* Equal ones: the first stays. */
-START_TEST(equal_candidates_change_nothing)
+TEST_OF(choosing, equal_candidates_change_nothing)
 {
     static const char *const candidates[] = {"first", "second"};
     open_all();
@@ -273,7 +273,7 @@ END_TEST
 
 /* ---- Time ------------------------------------------------------------------------------------ */
 
-START_TEST(no_time_is_told)
+TEST_OF(choosing, no_time_is_told)
 {
     static const char *const candidates[] = {"first", "second"};
     open_all();
@@ -340,7 +340,7 @@ static void edit_last(const char *from, const char *to)
 }
 
 /* Decisions are taken as they are: one that was changed by hand is followed. */
-START_TEST(stored_decisions_are_reused)
+TEST_OF(store, stored_decisions_are_reused)
 {
     leave_decisions();
     edit_last("\tfast\t", "\tslow\t");
@@ -381,7 +381,7 @@ START_TEST(stale_decisions_are_left_out)
 END_TEST
 
 /* Another device's or model's do not matter here, and stay. */
-START_TEST(decisions_of_others_stay)
+TEST_OF(store, decisions_of_others_stay)
 {
     static const char foreign[] = "a device\ta group\tx; y\tdecode\tx\t1.0 us; x 1.0 us\n";
     char text[16384];
@@ -398,7 +398,7 @@ START_TEST(decisions_of_others_stay)
 END_TEST
 
 /* A file that autotune did not write is not written over. */
-START_TEST(another_file_is_refused)
+TEST_OF(store, another_file_is_refused)
 {
     leave_decisions();
     write_store("dear diary\n");
@@ -411,7 +411,7 @@ START_TEST(another_file_is_refused)
 }
 END_TEST
 
-START_TEST(a_store_that_cannot_be_written_is_told)
+TEST_OF(store, a_store_that_cannot_be_written_is_told)
 {
     static const char *const candidates[] = {"one", "two"};
     open_all();
@@ -431,7 +431,7 @@ END_TEST
 /* ---- Who else -------------------------------------------------------------------------------- */
 
 /* Before prepare() the first candidate serves, and one alone is never measured. */
-START_TEST(one_candidate_is_enough)
+TEST_OF(choosing, one_candidate_is_enough)
 {
     static const char *const candidates[] = {"only", "only"};
     open_all();
@@ -446,7 +446,7 @@ START_TEST(one_candidate_is_enough)
 }
 END_TEST
 
-START_TEST(a_no_of_any_candidate_is_a_no)
+TEST_OF(choosing, a_no_of_any_candidate_is_a_no)
 {
     static const char *const candidates[] = {"fine", "other"};
     attn_reason reason = {.struct_size = sizeof reason};
@@ -473,23 +473,14 @@ static Suite *suite(void)
     Suite *s = suite_create("autotune");
     TCase *choosing = tcase_create("choosing");
     tcase_set_timeout(choosing, 60);
-    tcase_add_test(choosing, each_class_has_its_fastest);
-    tcase_add_test(choosing, equal_candidates_change_nothing);
     tcase_add_loop_test(choosing, noise_does_not_flip, 0, 8);
     tcase_add_loop_test(choosing, a_wrong_candidate_is_dropped, 0, 7);
     tcase_add_loop_test(choosing, a_rare_fault_is_found, 0, 2);
     tcase_add_loop_test(choosing, a_wrong_first_does_not_serve, 0, 2);
-    tcase_add_test(choosing, no_time_is_told);
-    tcase_add_test(choosing, one_candidate_is_enough);
-    tcase_add_test(choosing, a_no_of_any_candidate_is_a_no);
     suite_add_tcase(s, choosing);
     TCase *stored = tcase_create("store");
     tcase_set_timeout(stored, 60);
-    tcase_add_test(stored, stored_decisions_are_reused);
     tcase_add_loop_test(stored, stale_decisions_are_left_out, 0, 4);
-    tcase_add_test(stored, decisions_of_others_stay);
-    tcase_add_test(stored, another_file_is_refused);
-    tcase_add_test(stored, a_store_that_cannot_be_written_is_told);
     suite_add_tcase(s, stored);
     return s;
 }

@@ -159,7 +159,7 @@ static attn_status run_batch(uint32_t mode)
 /* ---- Every member ---------------------------------------------------------------------------- */
 
 /* The plugin has no other composites than the ones with rows, and its table the header's slots. */
-START_TEST(every_composite_has_rows)
+TEST_OF(members, every_composite_has_rows)
 {
     attn_host_info host = {sizeof host, 0, ATTN_ABI_MAJOR, 0, "host", "1", NULL};
     attn_plugin plugin = {.struct_size = sizeof plugin};
@@ -447,7 +447,6 @@ static Suite *composites_suite(void)
 {
     Suite *suite = suite_create("composites");
     TCase *members = tcase_create("members"), *hidden = tcase_create("hidden");
-    tcase_add_test(members, every_composite_has_rows);
     tcase_add_loop_test(members, every_slot_has_a_row, 0, num_composites * num_ops);
     tcase_add_loop_test(members, every_slot_is_forwarded, 0, num_composites);
     tcase_add_loop_test(members, every_member_of_the_type, 0, num_composites * COUNT(type_members));

@@ -74,7 +74,7 @@ END_TEST
 
 /* A group that both have a part of is asked of both, each with its layers; the group itself, its
  * other members, and the caller's layers are as they were. */
-START_TEST(a_shared_group_is_asked_of_both)
+TEST_OF(routing, a_shared_group_is_asked_of_both)
 {
     static const int32_t four = 4, five = 5;
     attn_verdict verdict = {.struct_size = sizeof verdict};
@@ -135,7 +135,7 @@ END_TEST
 /* ---- Verdicts -------------------------------------------------------------------------------- */
 
 /* The answer about a group is that of the child which has it, and the composite's own memory. */
-START_TEST(verdict_is_that_of_the_layers)
+TEST_OF(routing, verdict_is_that_of_the_layers)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     start_linear();
@@ -162,7 +162,7 @@ START_TEST(verdict_is_that_of_the_layers)
 }
 END_TEST
 
-START_TEST(a_no_has_the_childs_name)
+TEST_OF(routing, a_no_has_the_childs_name)
 {
     attn_reason reason = {.struct_size = sizeof reason};
     attn_verdict verdict = {
@@ -189,7 +189,7 @@ END_TEST
 /* ---- Batches --------------------------------------------------------------------------------- */
 
 /* KV groups to the one, states to the other; nothing else of the batch is changed. */
-START_TEST(batches_have_what_the_layers_need)
+TEST_OF(batches, batches_have_what_the_layers_need)
 {
     attn_sparse_batch sparse = {.struct_size = sizeof sparse};
     start_linear();
@@ -221,7 +221,7 @@ START_TEST(batches_have_what_the_layers_need)
 }
 END_TEST
 
-START_TEST(sparse_layers_keep_their_indices)
+TEST_OF(batches, sparse_layers_keep_their_indices)
 {
     attn_sparse_batch sparse = {.struct_size = sizeof sparse};
     start_linear();
@@ -256,7 +256,7 @@ START_TEST(batch_of_another_size)
 }
 END_TEST
 
-START_TEST(idle_reaches_nobody)
+TEST_OF(batches, idle_reaches_nobody)
 {
     start_linear();
     ready();
@@ -270,7 +270,7 @@ START_TEST(idle_reaches_nobody)
 }
 END_TEST
 
-START_TEST(batch_beyond_the_bounds)
+TEST_OF(batches, batch_beyond_the_bounds)
 {
     start_linear();
     ready();
@@ -283,7 +283,7 @@ START_TEST(batch_beyond_the_bounds)
 }
 END_TEST
 
-START_TEST(forward_without_its_batch)
+TEST_OF(batches, forward_without_its_batch)
 {
     start_linear();
     ready();
@@ -312,7 +312,7 @@ enum {
     HOST_METADATA = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)
 };
 
-START_TEST(memory_is_the_sum)
+TEST_OF(failures, memory_is_the_sum)
 {
     start_linear();
     PRE->size.size[DEVICE_SCRATCH] = 10, DEC->size.size[DEVICE_SCRATCH] = 12;
@@ -395,7 +395,7 @@ START_TEST(create_fails_in_a_child)
 END_TEST
 
 /* Whichever allocation fails: nothing is left. A group that is cut needs one more. */
-START_TEST(create_runs_out_of_memory)
+TEST_OF(failures, create_runs_out_of_memory)
 {
     attn_status status = ATTN_OUT_OF_HOST_MEMORY;
     int failed = 0;
@@ -423,22 +423,12 @@ static Suite *hybrid_linear_suite(void)
     TCase *failures = tcase_create("failures");
     tcase_add_loop_test(routing, layers_go_by_kind_or_list, 0,
                         (int)(sizeof routes / sizeof routes[0]));
-    tcase_add_test(routing, a_shared_group_is_asked_of_both);
     tcase_add_loop_test(routing, malformed_lists_are_refused, 0, 14);
     tcase_add_loop_test(routing, children_have_to_be_named, 0, 2);
-    tcase_add_test(routing, verdict_is_that_of_the_layers);
-    tcase_add_test(routing, a_no_has_the_childs_name);
-    tcase_add_test(batches, batches_have_what_the_layers_need);
-    tcase_add_test(batches, sparse_layers_keep_their_indices);
     tcase_add_loop_test(batches, batch_of_another_size, 0, 2);
-    tcase_add_test(batches, idle_reaches_nobody);
-    tcase_add_test(batches, batch_beyond_the_bounds);
-    tcase_add_test(batches, forward_without_its_batch);
-    tcase_add_test(failures, memory_is_the_sum);
     tcase_add_loop_test(failures, failures_name_the_child, 0, 10);
     tcase_add_loop_test(failures, metadata_fails_in_a_child, 0, 2);
     tcase_add_loop_test(failures, create_fails_in_a_child, 0, 2);
-    tcase_add_test(failures, create_runs_out_of_memory);
     suite_add_tcase(suite, routing);
     suite_add_tcase(suite, batches);
     suite_add_tcase(suite, failures);

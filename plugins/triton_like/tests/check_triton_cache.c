@@ -69,7 +69,7 @@ static int count_files(const char *ending)
     return list_folder(folder, ending, names, 64);
 }
 
-START_TEST(what_is_written_is_read)
+TEST_OF(files, what_is_written_is_read)
 {
     unsigned char binary[SMALL], other[SMALL + 1];
     cache_entry entry, another;
@@ -94,7 +94,7 @@ START_TEST(what_is_written_is_read)
 }
 END_TEST
 
-START_TEST(pieces_are_told_apart)
+TEST_OF(files, pieces_are_told_apart)
 {
     static const char *const lists[][4] = {{"ab", "c", "", ""}, {"a", "bc", "", ""},
                                            {"abc", "", "", ""}, {"", "abc", "", ""},
@@ -139,7 +139,7 @@ static void check_replaced(cache_entry *entry, const void *data, size_t size)
     ck_assert(holds(entry, binary, SMALL));
 }
 
-START_TEST(damaged_files_are_not_taken)
+TEST_OF(files, damaged_files_are_not_taken)
 {
     unsigned char binary[SMALL], file[SMALL + SEAL + 8] = {0};
     cache_entry entry, another;
@@ -169,7 +169,7 @@ START_TEST(damaged_files_are_not_taken)
 }
 END_TEST
 
-START_TEST(folder_in_the_place_of_a_file)
+TEST_OF(files, folder_in_the_place_of_a_file)
 {
     unsigned char binary[SMALL];
     cache_entry entry;
@@ -197,7 +197,7 @@ static void check_unusable(const char *cache_dir, const char *why)
     ck_assert(is_empty(&entry));
 }
 
-START_TEST(unusable_folders)
+TEST_OF(files, unusable_folders)
 {
     char path[2 * MAX_PATH], deep[2 * MAX_PATH + 8], lengthy[2 * MAX_PATH];
     snprintf(path, sizeof path, "%s/file", folder);
@@ -230,7 +230,7 @@ static void limit_files(rlim_t bytes)
 }
 
 /* As a full disk: nothing is left, what was there stays. */
-START_TEST(full_disk)
+TEST_OF(files, full_disk)
 {
     static unsigned char binary[LARGE], before[LARGE];
     cache_entry entry, another;
@@ -276,7 +276,7 @@ static void write_and_die(cache_entry *entry, const unsigned char *binary, rlim_
                   (unsigned)status, (unsigned long long)bytes);
 }
 
-START_TEST(killed_writers_leave_nothing_that_counts)
+TEST_OF(files, killed_writers_leave_nothing_that_counts)
 {
     static unsigned char binary[LARGE], before[LARGE];
     cache_entry entry, another;
@@ -299,7 +299,7 @@ START_TEST(killed_writers_leave_nothing_that_counts)
 END_TEST
 
 /* What they leave goes an hour later; what is being written stays, and what is none of ours. */
-START_TEST(old_remains_are_removed)
+TEST_OF(files, old_remains_are_removed)
 {
     char names[64][256], path[MAX_PATH + 300];
     static unsigned char binary[LARGE];
@@ -371,7 +371,7 @@ static pid_t start(int number, int rounds)
 }
 
 /* Eight processes on the same three files, one of which breaks them, some of which are killed. */
-START_TEST(processes_share_a_folder)
+TEST_OF(files, processes_share_a_folder)
 {
     pid_t children[8], victims[8];
     int status;
@@ -408,15 +408,6 @@ static Suite *suite(void)
     TCase *tc = tcase_create("files");
     tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, what_is_written_is_read);
-    tcase_add_test(tc, pieces_are_told_apart);
-    tcase_add_test(tc, damaged_files_are_not_taken);
-    tcase_add_test(tc, folder_in_the_place_of_a_file);
-    tcase_add_test(tc, unusable_folders);
-    tcase_add_test(tc, full_disk);
-    tcase_add_test(tc, killed_writers_leave_nothing_that_counts);
-    tcase_add_test(tc, old_remains_are_removed);
-    tcase_add_test(tc, processes_share_a_folder);
     suite_add_tcase(s, tc);
     return s;
 }

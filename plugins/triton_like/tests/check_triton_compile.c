@@ -91,7 +91,7 @@ static int is_left_out(const char *name)
 }
 
 /* A byte more or less in a source or a header. */
-START_TEST(key_covers_the_sources)
+TEST_OF(key, key_covers_the_sources)
 {
     char names[32][256];
     int count = list_folder(kernels, "", names, 32);
@@ -115,7 +115,7 @@ END_TEST
 
 /* Headers that are added are found by their #include lines, those in headers too; what only
  * looks like one is passed over. */
-START_TEST(key_covers_new_headers)
+TEST_OF(key, key_covers_new_headers)
 {
     char deep[MAX_PATH + 16];
     append_text(kernels, "decode.cu", "  #  include \"mine.cuh\" // of mine\n");
@@ -151,7 +151,7 @@ static void expect_new(const char *what, const test_problem *t)
         expect_new(#field, &t);                                                                    \
     } while (0)
 
-START_TEST(key_covers_the_constants)
+TEST_OF(key, key_covers_the_constants)
 {
     test_problem t;
     ck_assert_int_eq(prepare_plain(), FILES);
@@ -177,7 +177,7 @@ START_TEST(key_covers_the_constants)
 }
 END_TEST
 
-START_TEST(key_covers_compiler_options_and_device)
+TEST_OF(key, key_covers_compiler_options_and_device)
 {
     test_problem t;
     triton_options options;
@@ -203,7 +203,7 @@ START_TEST(key_covers_compiler_options_and_device)
 END_TEST
 
 /* Line tables name the file, so the folder is in the key; the cache's own folder is not. */
-START_TEST(key_covers_the_place)
+TEST_OF(key, key_covers_the_place)
 {
     char first[MAX_PATH];
     ck_assert_int_eq(prepare_plain(), FILES);
@@ -240,7 +240,7 @@ static void damage(const char *name, const char *other, int kind)
     free(data);
 }
 
-START_TEST(damaged_files_are_compiled_anew)
+TEST_OF(cache, damaged_files_are_compiled_anew)
 {
     char names[8][256];
     uint64_t good[FILES];
@@ -307,7 +307,7 @@ static void fill_together(int killed, const uint64_t good[FILES])
     close(pipes[0]);
 }
 
-START_TEST(processes_fill_one_cache)
+TEST_OF(cache, processes_fill_one_cache)
 {
     uint64_t good[FILES];
     ck_assert_int_eq(prepare_plain(), FILES);
@@ -335,7 +335,7 @@ static void check_without_cache(const char *why)
     }
 }
 
-START_TEST(no_cache_is_no_error)
+TEST_OF(cache, no_cache_is_no_error)
 {
     const struct rlimit limit = {TEST_BINARY / 2, RLIM_INFINITY};
     char folder[MAX_PATH];
@@ -499,7 +499,7 @@ static void run_batch(attn_metadata *metadata, trace *t)
 }
 
 /* What no mode needs is not compiled, and metadata for such a mode is refused. */
-START_TEST(modes_decide_the_files)
+TEST_OF(steps, modes_decide_the_files)
 {
     static const struct {
         uint32_t modes, refused;
@@ -525,7 +525,7 @@ START_TEST(modes_decide_the_files)
 }
 END_TEST
 
-START_TEST(steps_compile_nothing)
+TEST_OF(steps, steps_compile_nothing)
 {
     static trace t;
     test_problem problem;
@@ -562,7 +562,7 @@ START_TEST(steps_compile_nothing)
 }
 END_TEST
 
-START_TEST(extensions_by_their_whole_name)
+TEST_OF(steps, extensions_by_their_whole_name)
 {
     test_problem t;
     make_problem(&t);
@@ -609,7 +609,7 @@ static void expect_error(const nvrtc_api *nvrtc, const char *name, const char *s
     copy_kernels(kernels);
 }
 
-START_TEST(errors_name_file_and_line)
+TEST_OF(errors, errors_name_file_and_line)
 {
     char path[2 * MAX_PATH];
     snprintf(path, sizeof path, "%s/extend.cu", kernels);
@@ -623,7 +623,7 @@ START_TEST(errors_name_file_and_line)
 }
 END_TEST
 
-START_TEST(missing_files_are_named)
+TEST_OF(errors, missing_files_are_named)
 {
     char path[2 * MAX_PATH];
     test_problem t;
@@ -660,7 +660,7 @@ static const nvrtc_api *find_nvrtc(const char *test)
     return nvrtc;
 }
 
-START_TEST(true_errors_name_file_and_line)
+TEST_OF(nvrtc, true_errors_name_file_and_line)
 {
     char path[2 * MAX_PATH];
     const nvrtc_api *nvrtc = find_nvrtc("true_errors_name_file_and_line");
@@ -687,7 +687,7 @@ START_TEST(true_errors_name_file_and_line)
 END_TEST
 
 /* Two processes, two empty caches: the same names and the same bytes. */
-START_TEST(true_binaries_repeat)
+TEST_OF(nvrtc, true_binaries_repeat)
 {
     char caches[2][MAX_PATH], names[2][8][256], path[8 * MAX_PATH];
     const nvrtc_api *nvrtc = find_nvrtc("true_binaries_repeat");
@@ -735,37 +735,22 @@ static Suite *suite(void)
     TCase *tc = tcase_create("key");
     tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, key_covers_the_sources);
-    tcase_add_test(tc, key_covers_new_headers);
-    tcase_add_test(tc, key_covers_the_constants);
-    tcase_add_test(tc, key_covers_compiler_options_and_device);
-    tcase_add_test(tc, key_covers_the_place);
     suite_add_tcase(s, tc);
     tc = tcase_create("cache");
     tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, damaged_files_are_compiled_anew);
-    tcase_add_test(tc, processes_fill_one_cache);
-    tcase_add_test(tc, no_cache_is_no_error);
     suite_add_tcase(s, tc);
     tc = tcase_create("steps");
     tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, steps_compile_nothing);
-    tcase_add_test(tc, modes_decide_the_files);
-    tcase_add_test(tc, extensions_by_their_whole_name);
     suite_add_tcase(s, tc);
     tc = tcase_create("errors");
     tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, errors_name_file_and_line);
-    tcase_add_test(tc, missing_files_are_named);
     suite_add_tcase(s, tc);
     tc = tcase_create("nvrtc");
     tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_test(tc, true_errors_name_file_and_line);
-    tcase_add_test(tc, true_binaries_repeat);
     suite_add_tcase(s, tc);
     return s;
 }

@@ -49,7 +49,7 @@ static uint64_t refused_fields(const test_problem *t)
 
 #define FIELD(name) (UINT64_C(1) << ATTN_FIELD_##name)
 
-START_TEST(query_accepts_and_refuses)
+TEST_OF(any_machine, query_accepts_and_refuses)
 {
     test_problem t;
     attn_verdict verdict = {.struct_size = sizeof verdict};
@@ -96,7 +96,7 @@ START_TEST(query_accepts_and_refuses)
 END_TEST
 
 /* Without a driver, or without a context, create says what is missing and leaves nothing. */
-START_TEST(create_refuses)
+TEST_OF(any_machine, create_refuses)
 {
     test_problem t;
     attn_instance *instance = NULL;
@@ -126,7 +126,7 @@ END_TEST
 
 /* ---- Splits ---------------------------------------------------------------------------------- */
 
-START_TEST(splits_follow_the_rule)
+TEST_OF(any_machine, splits_follow_the_rule)
 {
     ck_assert_int_eq(splits_count(0, 256, 8), 1);
     ck_assert_int_eq(splits_count(256, 256, 8), 1);
@@ -143,7 +143,7 @@ START_TEST(splits_follow_the_rule)
 END_TEST
 
 /* Every key in one split and one alone, in order, whatever the numbers. */
-START_TEST(splits_cover_all_keys)
+TEST_OF(any_machine, splits_cover_all_keys)
 {
     uint32_t state = 12345;
     for (int n = 0; n < 20000; n++) {
@@ -171,7 +171,7 @@ END_TEST
 
 /* ---- Tiles and kernels ----------------------------------------------------------------------- */
 
-START_TEST(tiles_fit_any_device)
+TEST_OF(any_machine, tiles_fit_any_device)
 {
     static const uint32_t sizes[] = {0, 99 * 1024, 163 * 1024, 227 * 1024};
     test_problem t;
@@ -289,11 +289,6 @@ static Suite *suite(void)
     Suite *s = suite_create("triton_like");
     TCase *tc = tcase_create("any_machine");
     tcase_add_unchecked_fixture(tc, open_plugin, NULL);
-    tcase_add_test(tc, query_accepts_and_refuses);
-    tcase_add_test(tc, create_refuses);
-    tcase_add_test(tc, splits_follow_the_rule);
-    tcase_add_test(tc, splits_cover_all_keys);
-    tcase_add_test(tc, tiles_fit_any_device);
     suite_add_tcase(s, tc);
     TCase *compiling = tcase_create("nvrtc");
     tcase_set_timeout(compiling, 300);

@@ -378,7 +378,7 @@ static void expect_launches(const char *names)
 
 /* ---- Tests ----------------------------------------------------------------------------------- */
 
-START_TEST(eager_launches)
+TEST_OF(plan, eager_launches)
 {
     plan t;
     plan_create(&t, 0, ATTN_METADATA_EAGER);
@@ -413,7 +413,7 @@ START_TEST(eager_launches)
 END_TEST
 
 /* Without splits there is nothing to merge, unless there is padding to be cleared. */
-START_TEST(unsplit_launches)
+TEST_OF(plan, unsplit_launches)
 {
     plan t;
     plan_create(&t, 1, ATTN_METADATA_EAGER);
@@ -483,7 +483,7 @@ static void draw_bounds(attn_bounds *bounds, int32_t most)
 }
 
 /* WORK-02, WORK-03: memory grows with every bound; one byte less is refused. */
-START_TEST(memory_grows_with_the_bounds)
+TEST_OF(plan, memory_grows_with_the_bounds)
 {
     plan t;
     plan_create(&t, 0, ATTN_METADATA_EAGER);
@@ -518,7 +518,7 @@ END_TEST
 
 /* Partial results of all rows that a batch may bring lie within the memory, one after the other.
  */
-START_TEST(scratch_has_room)
+TEST_OF(plan, scratch_has_room)
 {
     plan t;
     plan_problem(&t, 0);
@@ -552,7 +552,7 @@ END_TEST
 
 /* By default one long sequence has work for two blocks of every multiprocessor; how a length is
  * split does not depend on the bounds that allow it. */
-START_TEST(default_splits)
+TEST_OF(plan, default_splits)
 {
     plan t;
     triton_group group;
@@ -585,12 +585,7 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("triton_like_plan");
     TCase *tc = tcase_create("plan");
-    tcase_add_test(tc, eager_launches);
-    tcase_add_test(tc, unsplit_launches);
     tcase_add_loop_test(tc, graph_launches, 0, 4);
-    tcase_add_test(tc, memory_grows_with_the_bounds);
-    tcase_add_test(tc, scratch_has_room);
-    tcase_add_test(tc, default_splits);
     suite_add_tcase(s, tc);
     return s;
 }

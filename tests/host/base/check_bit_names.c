@@ -17,7 +17,7 @@ static void assert_text(uint32_t field, uint32_t set, const char *expected)
     ck_assert_str_eq(theirs, expected);
 }
 
-START_TEST(words)
+TEST_OF(texts, words)
 {
     assert_text(ATTN_FIELD_MODES, ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_MIXED),
                 "extend, mixed");
@@ -28,7 +28,7 @@ START_TEST(words)
 }
 END_TEST
 
-START_TEST(same_names)
+TEST_OF(texts, same_names)
 {
     uint32_t sets = 0;
     for (uint32_t field = 0; field < ATTN_FIELD_COUNT; field++) {
@@ -49,7 +49,7 @@ START_TEST(same_names)
 }
 END_TEST
 
-START_TEST(cut)
+TEST_OF(texts, cut)
 {
     char text[8];
     bit_names_text(ATTN_FIELD_INDEX_FORMS, ATTN_INDEX_ALL, text, sizeof text);
@@ -60,11 +60,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *suite = suite_create("set");
-    TCase *texts = tcase_create("texts");
-    tcase_add_test(texts, words);
-    tcase_add_test(texts, same_names);
-    tcase_add_test(texts, cut);
-    suite_add_tcase(suite, texts);
     return suite;
 }
 

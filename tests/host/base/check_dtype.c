@@ -19,7 +19,7 @@ static float from_word(double word)
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
-START_TEST(names_go_both_ways)
+TEST_OF(dtype, names_go_both_ways)
 {
     static const attn_dtype all[] = {ATTN_F64,      ATTN_F32,      ATTN_F16,       ATTN_BF16,
                                      ATTN_FP8_E4M3, ATTN_FP8_E5M2, ATTN_I32,       ATTN_I64,
@@ -32,7 +32,7 @@ START_TEST(names_go_both_ways)
 }
 END_TEST
 
-START_TEST(synonyms_and_unknown_names)
+TEST_OF(dtype, synonyms_and_unknown_names)
 {
     attn_dtype dtype = 7;
     ck_assert_int_eq(dtype_parse("float8_e4m3fn", &dtype), 0);
@@ -47,7 +47,7 @@ START_TEST(synonyms_and_unknown_names)
 }
 END_TEST
 
-START_TEST(kinds_and_largest_values)
+TEST_OF(dtype, kinds_and_largest_values)
 {
     ck_assert(dtype_is_float(ATTN_F16) && dtype_is_float(ATTN_F64));
     ck_assert(!dtype_is_float(ATTN_I32) && !dtype_is_float(ATTN_DTYPE_NONE));
@@ -79,7 +79,7 @@ static void check_table(attn_dtype dtype, const double *expected)
     }
 }
 
-START_TEST(fp8_tables_are_pytorchs)
+TEST_OF(dtype, fp8_tables_are_pytorchs)
 {
     golden_case record;
     int64_t count;
@@ -110,7 +110,7 @@ static void check_sixteen(attn_dtype dtype, const double *words, const double *e
     }
 }
 
-START_TEST(sixteen_bit_rounding_is_pytorchs)
+TEST_OF(dtype, sixteen_bit_rounding_is_pytorchs)
 {
     golden_case record;
     int64_t count;
@@ -146,7 +146,7 @@ static int64_t check_quantised(const golden_case *record, attn_dtype dtype)
     return count;
 }
 
-START_TEST(quantisation_is_pytorchs_of_clamped)
+TEST_OF(dtype, quantisation_is_pytorchs_of_clamped)
 {
     golden_case record;
     int64_t checked[2] = {0, 0};
@@ -167,7 +167,7 @@ END_TEST
 /* ---- Borders --------------------------------------------------------------------------------- */
 
 /* Through fp32 this would be a tie, and round down to 1. */
-START_TEST(one_rounding_from_double)
+TEST_OF(dtype, one_rounding_from_double)
 {
     double above_tie = 1 + 0x1p-11 + 0x1p-40;
     ck_assert_double_eq(dtype_round(ATTN_F16, above_tie), 1 + 0x1p-10);
@@ -177,7 +177,7 @@ START_TEST(one_rounding_from_double)
 }
 END_TEST
 
-START_TEST(subnormals_and_underflow)
+TEST_OF(dtype, subnormals_and_underflow)
 {
     ck_assert_uint_eq(dtype_fp16_bits(0x1p-24), 1);
     ck_assert_uint_eq(dtype_fp16_bits(0x1p-25), 0);
@@ -202,7 +202,7 @@ static uint16_t stored_bf16(double value)
 }
 
 /* Each number of bf16, what lies half-way to the next, and the doubles beside that; 2^128 follows the last. */
-START_TEST(bf16_borders)
+TEST_OF(dtype, bf16_borders)
 {
     for (uint32_t bits = 0; bits <= 0x7f7f; bits++) {
         double value = dtype_bf16_value((uint16_t)bits);
@@ -217,7 +217,7 @@ START_TEST(bf16_borders)
 }
 END_TEST
 
-START_TEST(half_units)
+TEST_OF(dtype, half_units)
 {
     static const attn_dtype all[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_FP8_E4M3, ATTN_FP8_E5M2};
     for (size_t n = 0; n < sizeof all / sizeof *all; n++)
@@ -239,7 +239,7 @@ START_TEST(half_units)
 }
 END_TEST
 
-START_TEST(overflow_of_a_cast)
+TEST_OF(dtype, overflow_of_a_cast)
 {
     ck_assert_uint_eq(dtype_fp16_bits(65519.999), 0x7bff);
     ck_assert_uint_eq(dtype_fp16_bits(65520), 0x7c00);
@@ -252,7 +252,7 @@ START_TEST(overflow_of_a_cast)
 }
 END_TEST
 
-START_TEST(quantised_infinities_saturate_and_nan_stays)
+TEST_OF(dtype, quantised_infinities_saturate_and_nan_stays)
 {
     uint8_t codes[6];
     dtype_quantise(ATTN_FP8_E4M3, codes, 0, INFINITY, 0.5f);
@@ -272,7 +272,7 @@ START_TEST(quantised_infinities_saturate_and_nan_stays)
 END_TEST
 
 /* x / scale and x * (1 / scale) differ in fp32 for these, by one code. */
-START_TEST(division_is_no_multiplication_by_the_reciprocal)
+TEST_OF(dtype, division_is_no_multiplication_by_the_reciprocal)
 {
     int differing = 0;
     for (int n = 1; n < 4000; n++) {
@@ -290,7 +290,7 @@ START_TEST(division_is_no_multiplication_by_the_reciprocal)
 }
 END_TEST
 
-START_TEST(types_without_scale_are_stored_as_cast)
+TEST_OF(dtype, types_without_scale_are_stored_as_cast)
 {
     uint16_t half;
     dtype_quantise(ATTN_F16, &half, 0, 1e6f, 123.0f);
@@ -302,7 +302,7 @@ START_TEST(types_without_scale_are_stored_as_cast)
 }
 END_TEST
 
-START_TEST(arrays_and_unaligned_elements)
+TEST_OF(dtype, arrays_and_unaligned_elements)
 {
     static const attn_dtype all[] = {ATTN_F64,  ATTN_F32,      ATTN_F16,
                                      ATTN_BF16, ATTN_FP8_E4M3, ATTN_FP8_E5M2};
@@ -332,23 +332,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *made = suite_create("dtype");
-    TCase *tcase = tcase_create("dtype");
-    tcase_add_test(tcase, names_go_both_ways);
-    tcase_add_test(tcase, synonyms_and_unknown_names);
-    tcase_add_test(tcase, kinds_and_largest_values);
-    tcase_add_test(tcase, fp8_tables_are_pytorchs);
-    tcase_add_test(tcase, sixteen_bit_rounding_is_pytorchs);
-    tcase_add_test(tcase, quantisation_is_pytorchs_of_clamped);
-    tcase_add_test(tcase, one_rounding_from_double);
-    tcase_add_test(tcase, subnormals_and_underflow);
-    tcase_add_test(tcase, bf16_borders);
-    tcase_add_test(tcase, half_units);
-    tcase_add_test(tcase, overflow_of_a_cast);
-    tcase_add_test(tcase, quantised_infinities_saturate_and_nan_stays);
-    tcase_add_test(tcase, division_is_no_multiplication_by_the_reciprocal);
-    tcase_add_test(tcase, types_without_scale_are_stored_as_cast);
-    tcase_add_test(tcase, arrays_and_unaligned_elements);
-    suite_add_tcase(made, tcase);
     return made;
 }
 

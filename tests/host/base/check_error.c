@@ -39,7 +39,7 @@ static void expect(const char *text)
         ck_assert_int_eq(guarded.after[i], '#');
 }
 
-START_TEST(writes_code_and_text)
+TEST_OF(fail, writes_code_and_text)
 {
     host_error error;
     host_error_init(&error);
@@ -56,7 +56,7 @@ START_TEST(writes_code_and_text)
 END_TEST
 
 /* What a message quotes may come from a file: no line end in it, no escape for a terminal. */
-START_TEST(is_one_line_without_controls)
+TEST_OF(fail, is_one_line_without_controls)
 {
     host_error error;
     host_error_init(&error);
@@ -70,14 +70,14 @@ START_TEST(is_one_line_without_controls)
 }
 END_TEST
 
-START_TEST(null_is_accepted)
+TEST_OF(fail, null_is_accepted)
 {
     ck_assert_int_eq(host_fail(NULL, ATTN_BAD_STATE, "%d", 1), ATTN_BAD_STATE);
     ck_assert_int_eq(host_fail_prefix(NULL, "%d", 1), ATTN_INTERNAL);
 }
 END_TEST
 
-START_TEST(no_text_is_wanted)
+TEST_OF(fail, no_text_is_wanted)
 {
     guard(0);
     ck_assert_int_eq(host_fail(&guarded.error, ATTN_UNSUPPORTED, "text"), ATTN_UNSUPPORTED);
@@ -93,7 +93,7 @@ END_TEST
 
 /* Every capacity: what fits is there, up to a character's border, and the rest of the struct is
  * left alone. Characters of 1, 2, 3 and 4 bytes. */
-START_TEST(cuts_at_characters)
+TEST_OF(fail, cuts_at_characters)
 {
     static const char text[] = "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80";
     static const size_t borders[] = {0, 1, 3, 6, 10};
@@ -114,7 +114,7 @@ START_TEST(cuts_at_characters)
 }
 END_TEST
 
-START_TEST(prefixes)
+TEST_OF(prefix, prefixes)
 {
     host_error error;
     host_error_init(&error);
@@ -126,7 +126,7 @@ START_TEST(prefixes)
 END_TEST
 
 /* Every capacity again: the prefix goes first, the message's end is what is lost. */
-START_TEST(prefixes_cut_at_characters)
+TEST_OF(prefix, prefixes_cut_at_characters)
 {
     static const char whole[] = "\xc3\xa9 8: b\xe2\x82\xac"
                                 "c";
@@ -153,7 +153,7 @@ START_TEST(prefixes_cut_at_characters)
 }
 END_TEST
 
-START_TEST(prefix_longer_than_the_buffer)
+TEST_OF(prefix, prefix_longer_than_the_buffer)
 {
     guard(4);
     memcpy(guarded.text, "abc", 4);
@@ -163,7 +163,7 @@ START_TEST(prefix_longer_than_the_buffer)
 END_TEST
 
 /* A callee that fails without writing a text may leave bytes without an end. */
-START_TEST(prefix_of_a_text_without_end)
+TEST_OF(prefix, prefix_of_a_text_without_end)
 {
     guard(12);
     host_fail_prefix(&guarded.error, "p");
@@ -172,7 +172,7 @@ START_TEST(prefix_of_a_text_without_end)
 END_TEST
 
 /* Neither part is cut before the buffer is full. */
-START_TEST(long_prefix_and_message)
+TEST_OF(prefix, long_prefix_and_message)
 {
     char prefix[900], wanted[1024];
     memset(prefix, 'p', sizeof prefix - 1);
@@ -189,7 +189,7 @@ START_TEST(long_prefix_and_message)
 END_TEST
 
 /* Bytes that are no UTF-8 are not removed beyond the last character. */
-START_TEST(cut_of_anything)
+TEST_OF(fail, cut_of_anything)
 {
     static const struct {
         const char *text, *wanted;
@@ -212,7 +212,7 @@ START_TEST(cut_of_anything)
 }
 END_TEST
 
-START_TEST(status_names)
+TEST_OF(fail, status_names)
 {
     ck_assert_str_eq(host_status_name(ATTN_OK), "OK");
     ck_assert_str_eq(host_status_name(ATTN_BUFFER_TOO_SMALL), "BUFFER_TOO_SMALL");
@@ -226,18 +226,6 @@ static Suite *suite(void)
 {
     Suite *suite = suite_create("error");
     TCase *fail = tcase_create("fail"), *prefix = tcase_create("prefix");
-    tcase_add_test(fail, writes_code_and_text);
-    tcase_add_test(fail, is_one_line_without_controls);
-    tcase_add_test(fail, null_is_accepted);
-    tcase_add_test(fail, no_text_is_wanted);
-    tcase_add_test(fail, cuts_at_characters);
-    tcase_add_test(fail, cut_of_anything);
-    tcase_add_test(fail, status_names);
-    tcase_add_test(prefix, prefixes);
-    tcase_add_test(prefix, prefixes_cut_at_characters);
-    tcase_add_test(prefix, prefix_longer_than_the_buffer);
-    tcase_add_test(prefix, prefix_of_a_text_without_end);
-    tcase_add_test(prefix, long_prefix_and_message);
     suite_add_tcase(suite, fail);
     suite_add_tcase(suite, prefix);
     return suite;

@@ -53,7 +53,7 @@ static void assert_default(void)
     ck_assert(fpu_sums_as_default());
 }
 
-START_TEST(begins_as_default)
+TEST_OF(all, begins_as_default)
 {
     assert_default();
 }
@@ -77,7 +77,7 @@ START_TEST(pinned_and_back)
 END_TEST
 
 /* Pins nest, and one on a thread that is as it began changes nothing. */
-START_TEST(pins_nest)
+TEST_OF(all, pins_nest)
 {
     change(UPWARD);
     uint64_t outer = fpu_pin(), inner = fpu_pin();
@@ -91,7 +91,7 @@ START_TEST(pins_nest)
 END_TEST
 
 /* Flags that arithmetic raises are no change. */
-START_TEST(flags_are_none)
+TEST_OF(all, flags_are_none)
 {
     volatile float zero = 0, one = 1;
     volatile float infinite = one / zero;
@@ -105,10 +105,7 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("fpu");
     TCase *all = tcase_create("all");
-    tcase_add_test(all, begins_as_default);
     tcase_add_loop_test(all, pinned_and_back, 0, NUM_CHANGES);
-    tcase_add_test(all, pins_nest);
-    tcase_add_test(all, flags_are_none);
     suite_add_tcase(s, all);
     return s;
 }

@@ -17,7 +17,7 @@ static void keep(void *ctx, uint32_t level, const char *message)
     snprintf(said + length, sizeof said - length, "%s%u %s;", (const char *)ctx, level, message);
 }
 
-START_TEST(levels_and_control_characters)
+TEST_OF(log, levels_and_control_characters)
 {
     struct host_log log;
     said[0] = '\0';
@@ -29,7 +29,7 @@ START_TEST(levels_and_control_characters)
 }
 END_TEST
 
-START_TEST(newest)
+TEST_OF(log, newest)
 {
     struct host_log logs[3];
     static char names[3][2] = {"a", "b", "c"};
@@ -55,7 +55,7 @@ static void make_another(void *ctx, uint32_t level, const char *message)
     host_log_finish(ctx);
 }
 
-START_TEST(callback_makes_a_host)
+TEST_OF(log, callback_makes_a_host)
 {
     struct host_log log, another;
     said[0] = '\0';
@@ -69,11 +69,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *made = suite_create("log");
-    TCase *tests = tcase_create("log");
-    tcase_add_test(tests, levels_and_control_characters);
-    tcase_add_test(tests, newest);
-    tcase_add_test(tests, callback_makes_a_host);
-    suite_add_tcase(made, tests);
     return made;
 }
 

@@ -8,7 +8,7 @@
 #include "tests/tools/test_main.h"
 
 /* A range of 50 numbers moves over 100,000. */
-START_TEST(moves)
+TEST_OF(records, moves)
 {
     struct moving_range range = {.size = sizeof(int64_t)};
     for (int64_t n = 0; n < 100000; n++) {
@@ -27,7 +27,7 @@ START_TEST(moves)
 END_TEST
 
 /* One number stays, and 1,000 come after it. */
-START_TEST(grows)
+TEST_OF(records, grows)
 {
     struct moving_range range = {.size = sizeof(int64_t)};
     moving_range_pass(&range, 77);
@@ -44,7 +44,7 @@ START_TEST(grows)
 END_TEST
 
 /* Numbers that never had a record are passed; the next one is new. */
-START_TEST(passes_beyond_its_end)
+TEST_OF(records, passes_beyond_its_end)
 {
     struct moving_range range = {.size = sizeof(int64_t)};
     *(int64_t *)moving_range_at(&range, 3) = 5;
@@ -58,11 +58,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *suite = suite_create("moving_range");
-    TCase *cases = tcase_create("records");
-    tcase_add_test(cases, moves);
-    tcase_add_test(cases, grows);
-    tcase_add_test(cases, passes_beyond_its_end);
-    suite_add_tcase(suite, cases);
     return suite;
 }
 

@@ -80,7 +80,7 @@ static void set_back(struct progress *progress, int64_t seconds)
     progress->next_ns -= seconds * 1000000000;
 }
 
-START_TEST(a_line_every_30_s_in_a_pipe)
+TEST_OF(line, a_line_every_30_s_in_a_pipe)
 {
     int ends[2];
     struct progress progress;
@@ -113,7 +113,7 @@ START_TEST(a_line_every_30_s_in_a_pipe)
 }
 END_TEST
 
-START_TEST(no_line_is_wider_than_the_terminal)
+TEST_OF(line, no_line_is_wider_than_the_terminal)
 {
     static const unsigned short widths[] = {0, 1, 2, 20, 40, 79, 80, 200};
     char note[400];
@@ -134,7 +134,7 @@ START_TEST(no_line_is_wider_than_the_terminal)
 }
 END_TEST
 
-START_TEST(what_is_left)
+TEST_OF(line, what_is_left)
 {
     struct progress progress;
     if (!redirect_to_terminal(80))
@@ -154,7 +154,7 @@ START_TEST(what_is_left)
 }
 END_TEST
 
-START_TEST(a_line_on_a_terminal)
+TEST_OF(line, a_line_on_a_terminal)
 {
     struct progress progress;
     if (!redirect_to_terminal(80)) {
@@ -194,7 +194,7 @@ START_TEST(a_line_on_a_terminal)
 }
 END_TEST
 
-START_TEST(drawn_ten_times_a_second_at_most)
+TEST_OF(line, drawn_ten_times_a_second_at_most)
 {
     struct progress progress;
     if (!redirect_to_terminal(80))
@@ -217,13 +217,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *suite = suite_create("progress");
-    TCase *line = tcase_create("line");
-    tcase_add_test(line, a_line_every_30_s_in_a_pipe);
-    tcase_add_test(line, a_line_on_a_terminal);
-    tcase_add_test(line, drawn_ten_times_a_second_at_most);
-    tcase_add_test(line, no_line_is_wider_than_the_terminal);
-    tcase_add_test(line, what_is_left);
-    suite_add_tcase(suite, line);
     return suite;
 }
 

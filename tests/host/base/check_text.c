@@ -16,7 +16,7 @@
 #include "host/base/operand_roles.h"
 #include "tests/tools/test_main.h"
 
-START_TEST(int64_takes_the_whole_range_and_nothing_more)
+TEST_OF(parsers, int64_takes_the_whole_range_and_nothing_more)
 {
     static const struct {
         const char *text;
@@ -56,7 +56,7 @@ START_TEST(int64_takes_the_whole_range_and_nothing_more)
 }
 END_TEST
 
-START_TEST(uint64_has_no_sign)
+TEST_OF(parsers, uint64_has_no_sign)
 {
     uint64_t value = 42;
     ck_assert(!text_parse_uint64("-1", &value));
@@ -69,7 +69,7 @@ START_TEST(uint64_has_no_sign)
 }
 END_TEST
 
-START_TEST(random_integers_survive_printing)
+TEST_OF(parsers, random_integers_survive_printing)
 {
     uint64_t state = 12345;
     for (int i = 0; i < 20000; i++) {
@@ -88,7 +88,7 @@ START_TEST(random_integers_survive_printing)
 }
 END_TEST
 
-START_TEST(double_is_finite_and_decimal)
+TEST_OF(parsers, double_is_finite_and_decimal)
 {
     static const struct {
         const char *text;
@@ -109,7 +109,7 @@ START_TEST(double_is_finite_and_decimal)
 }
 END_TEST
 
-START_TEST(any_double_takes_nan_and_infinity)
+TEST_OF(parsers, any_double_takes_nan_and_infinity)
 {
     double value;
     ck_assert(text_parse_any_double("NaN", &value) && isnan(value));
@@ -124,7 +124,7 @@ START_TEST(any_double_takes_nan_and_infinity)
 END_TEST
 
 /* A locale whose decimal sign is a comma, if the machine has one. */
-START_TEST(locale_changes_nothing)
+TEST_OF(parsers, locale_changes_nothing)
 {
     static const char *const names[] = {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "de_DE"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -150,7 +150,7 @@ START_TEST(locale_changes_nothing)
 }
 END_TEST
 
-START_TEST(bool_words)
+TEST_OF(parsers, bool_words)
 {
     static const char *const yes[] = {"yes", "true", "on", "1", "YES", "True"};
     static const char *const no[] = {"no", "false", "off", "0", "Off"};
@@ -165,7 +165,7 @@ START_TEST(bool_words)
 }
 END_TEST
 
-START_TEST(sizes_are_multiples_of_1024)
+TEST_OF(parsers, sizes_are_multiples_of_1024)
 {
     static const char *const bad[] = {"", "K", "1KB", "-1", "1.5K", "1 K", "16777216T", "1P"};
     uint64_t bytes;
@@ -191,7 +191,7 @@ static void assert_range_list(const char *text, size_t count, const int64_t *exp
     free(values);
 }
 
-START_TEST(range_lists_are_written_out)
+TEST_OF(parsers, range_lists_are_written_out)
 {
     assert_range_list("1 2 4 8-24/8", 6, (int64_t[]){1, 2, 4, 8, 16, 24});
     assert_range_list("0,  3 ,5-7", 5, (int64_t[]){0, 3, 5, 6, 7});
@@ -202,7 +202,7 @@ START_TEST(range_lists_are_written_out)
 }
 END_TEST
 
-START_TEST(range_lists_are_checked_strictly)
+TEST_OF(parsers, range_lists_are_checked_strictly)
 {
     static const char *const bad[] = {"",
                                       "  ",
@@ -241,7 +241,7 @@ START_TEST(range_lists_are_checked_strictly)
 }
 END_TEST
 
-START_TEST(nearest_name)
+TEST_OF(words, nearest_name)
 {
     static const char *const names[] = {"page_size", "dtype",        NULL, "k_scale",
                                         "v_scale",   "mem_fraction", "bs", "sinks"};
@@ -263,7 +263,7 @@ START_TEST(nearest_name)
 }
 END_TEST
 
-START_TEST(roles_have_names)
+TEST_OF(words, roles_have_names)
 {
     ck_assert_str_eq(role_name(ATTN_ROLE_LATENT_CACHE), "latent_cache");
     ck_assert_str_eq(role_name(ATTN_ROLE_GATE_A), "a");
@@ -273,7 +273,7 @@ START_TEST(roles_have_names)
 }
 END_TEST
 
-START_TEST(hex_has_two_digits_a_byte)
+TEST_OF(words, hex_has_two_digits_a_byte)
 {
     const uint8_t bytes[] = {0x00, 0x0f, 0xa0, 0xff};
     char hex[10] = "xxxxxxxxx";
@@ -285,7 +285,7 @@ START_TEST(hex_has_two_digits_a_byte)
 }
 END_TEST
 
-START_TEST(words_ignore_case)
+TEST_OF(words, words_ignore_case)
 {
     ck_assert(text_equal_ignoring_case("", ""));
     ck_assert(text_equal_ignoring_case("AbC", "aBc"));
@@ -295,7 +295,7 @@ START_TEST(words_ignore_case)
 }
 END_TEST
 
-START_TEST(strbuf_grows)
+TEST_OF(strbuf, strbuf_grows)
 {
     strbuf buffer;
     strbuf_init(&buffer);
@@ -317,7 +317,7 @@ START_TEST(strbuf_grows)
 }
 END_TEST
 
-START_TEST(strbuf_remembers_failure)
+TEST_OF(strbuf, strbuf_remembers_failure)
 {
     strbuf buffer;
     strbuf_init(&buffer);
@@ -344,7 +344,7 @@ static void assert_wrapped(const char *words, size_t column, size_t indent, cons
     free(text);
 }
 
-START_TEST(paragraphs_of_a_message)
+TEST_OF(strbuf, paragraphs_of_a_message)
 {
     char *text = NULL;
     size_t size = 0;
@@ -358,7 +358,7 @@ START_TEST(paragraphs_of_a_message)
 }
 END_TEST
 
-START_TEST(lines_of_utf8)
+TEST_OF(strbuf, lines_of_utf8)
 {
     ck_assert(text_is_line("") && text_is_line("a b~") && text_is_line("\xc3\xa9 \xe2\x82\xac"));
     ck_assert(!text_is_line("a\nb") && !text_is_line("\033[2J") && !text_is_line("\x7f"));
@@ -372,7 +372,7 @@ START_TEST(lines_of_utf8)
 END_TEST
 
 /* 79 and 80 columns are taken, 81 are not; a word that fits nowhere has a line of its own. */
-START_TEST(lines_are_folded)
+TEST_OF(strbuf, lines_are_folded)
 {
     char word[101];
     memset(word, 'w', 100);
@@ -394,31 +394,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *text = suite_create("text");
-    TCase *parsers = tcase_create("parsers");
-    tcase_add_test(parsers, int64_takes_the_whole_range_and_nothing_more);
-    tcase_add_test(parsers, uint64_has_no_sign);
-    tcase_add_test(parsers, random_integers_survive_printing);
-    tcase_add_test(parsers, double_is_finite_and_decimal);
-    tcase_add_test(parsers, any_double_takes_nan_and_infinity);
-    tcase_add_test(parsers, locale_changes_nothing);
-    tcase_add_test(parsers, bool_words);
-    tcase_add_test(parsers, sizes_are_multiples_of_1024);
-    tcase_add_test(parsers, range_lists_are_written_out);
-    tcase_add_test(parsers, range_lists_are_checked_strictly);
-    suite_add_tcase(text, parsers);
-    TCase *words = tcase_create("words");
-    tcase_add_test(words, nearest_name);
-    tcase_add_test(words, roles_have_names);
-    tcase_add_test(words, words_ignore_case);
-    tcase_add_test(words, hex_has_two_digits_a_byte);
-    suite_add_tcase(text, words);
-    TCase *strings = tcase_create("strbuf");
-    tcase_add_test(strings, strbuf_grows);
-    tcase_add_test(strings, lines_are_folded);
-    tcase_add_test(strings, lines_of_utf8);
-    tcase_add_test(strings, paragraphs_of_a_message);
-    tcase_add_test(strings, strbuf_remembers_failure);
-    suite_add_tcase(text, strings);
     return text;
 }
 

@@ -70,7 +70,7 @@ static struct threads *make(uint32_t num_threads)
     return threads;
 }
 
-START_TEST(every_task_runs_once)
+TEST_OF(threads, every_task_runs_once)
 {
     static const uint32_t sizes[] = {1, 2, 3, 7};
     static const int64_t counts[] = {0, 1, 2, 3, 6, 7, 8, 97, MAX_TASKS};
@@ -92,7 +92,7 @@ START_TEST(every_task_runs_once)
 }
 END_TEST
 
-START_TEST(workers_keep_their_ids)
+TEST_OF(threads, workers_keep_their_ids)
 {
     struct threads *threads = make(4);
     forget(4);
@@ -120,7 +120,7 @@ static attn_status meet(void *arg, int64_t task, uint32_t worker)
     return begun[1 - task] ? ATTN_OK : ATTN_TIMEOUT;
 }
 
-START_TEST(tasks_run_at_the_same_time)
+TEST_OF(threads, tasks_run_at_the_same_time)
 {
     struct threads *threads = make(2);
     for (int job = 0; job < 20; job++) {
@@ -140,7 +140,7 @@ static attn_status fail_at(void *arg, int64_t task, uint32_t worker)
     return task == *(int64_t *)arg ? ATTN_TIMEOUT : ATTN_OK;
 }
 
-START_TEST(first_error_wins_and_stops_the_rest)
+TEST_OF(threads, first_error_wins_and_stops_the_rest)
 {
     int64_t bad = 3;
     struct threads *threads = make(1);
@@ -167,7 +167,7 @@ static attn_status nest(void *arg, int64_t task, uint32_t worker)
     return threads_for(arg, 2, note, NULL);
 }
 
-START_TEST(nesting_is_refused)
+TEST_OF(threads, nesting_is_refused)
 {
     for (uint32_t size = 1; size <= 3; size++) {
         struct threads *threads = make(size);
@@ -194,7 +194,7 @@ static attn_status nest_here_in_pool(void *arg, int64_t task, uint32_t worker)
     return nest_here(NULL, task, worker);
 }
 
-START_TEST(on_this_thread)
+TEST_OF(threads, on_this_thread)
 {
     struct threads *threads = make(2);
     forget(1);
@@ -214,7 +214,7 @@ START_TEST(on_this_thread)
 }
 END_TEST
 
-START_TEST(plugin_services_do_not_nest)
+TEST_OF(threads, plugin_services_do_not_nest)
 {
     attn_services *services = services_create_for_plugin();
     ck_assert_ptr_nonnull(services);
@@ -226,7 +226,7 @@ START_TEST(plugin_services_do_not_nest)
 }
 END_TEST
 
-START_TEST(bad_arguments)
+TEST_OF(threads, bad_arguments)
 {
     host_error error;
     struct threads *threads = NULL;
@@ -243,7 +243,7 @@ START_TEST(bad_arguments)
 }
 END_TEST
 
-START_TEST(zero_means_all_cpus)
+TEST_OF(threads, zero_means_all_cpus)
 {
     struct threads *threads = make(0);
     uint32_t workers = threads_num_workers(threads);
@@ -275,7 +275,7 @@ static void *call_often(void *arg)
     return NULL;
 }
 
-START_TEST(several_callers)
+TEST_OF(threads, several_callers)
 {
     struct caller callers[3] = {0};
     pthread_t thread[3];
@@ -320,7 +320,7 @@ static attn_status run_backward(void *ctx, int64_t num_tasks, attn_task task, vo
     return status;
 }
 
-START_TEST(a_runner_instead_of_the_pool)
+TEST_OF(threads, a_runner_instead_of_the_pool)
 {
     struct backward backward = {.threads = make(3)};
     threads_set_runner(backward.threads, run_backward, &backward);
@@ -368,7 +368,7 @@ static attn_status run_on_a_thread(void *ctx, int64_t num_tasks, attn_task task,
 
 /* Threads that are not the pool's: a task that nests is refused there too, and so is a worker that
  * plugins have no memory for. */
-START_TEST(borrowed_threads)
+TEST_OF(threads, borrowed_threads)
 {
     uint32_t worker = 2;
     struct backward backward = {.count = 0};
@@ -454,19 +454,7 @@ static Suite *suite(void)
     Suite *made = suite_create("threads");
     TCase *tests = tcase_create("threads");
     tcase_set_timeout(tests, 60);
-    tcase_add_test(tests, every_task_runs_once);
-    tcase_add_test(tests, workers_keep_their_ids);
-    tcase_add_test(tests, tasks_run_at_the_same_time);
-    tcase_add_test(tests, first_error_wins_and_stops_the_rest);
-    tcase_add_test(tests, nesting_is_refused);
-    tcase_add_test(tests, on_this_thread);
-    tcase_add_test(tests, plugin_services_do_not_nest);
-    tcase_add_test(tests, bad_arguments);
-    tcase_add_test(tests, zero_means_all_cpus);
     tcase_add_loop_test(tests, quotas_are_read, 0, sizeof quotas / sizeof *quotas);
-    tcase_add_test(tests, several_callers);
-    tcase_add_test(tests, a_runner_instead_of_the_pool);
-    tcase_add_test(tests, borrowed_threads);
     suite_add_tcase(made, tests);
     return made;
 }

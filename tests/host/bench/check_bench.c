@@ -76,7 +76,7 @@ static void tear_down_gpu(void)
 
 /* ---- Samples --------------------------------------------------------------------------------- */
 
-START_TEST(test_quantiles)
+TEST_OF(cpu, test_quantiles)
 {
     const double values[] = {7, 1, 4, 10, 3, 9, 2, 8, 6, 5};
     struct bench_samples samples = {0};
@@ -120,7 +120,7 @@ static attn_status count_work(void *ctx, attn_stream stream, attn_error *said)
     return ATTN_OK;
 }
 
-START_TEST(test_block_on_cpu)
+TEST_OF(cpu, test_block_on_cpu)
 {
     struct counted counted = {0};
     const struct bench_work work = {count_work, &counted};
@@ -141,7 +141,7 @@ START_TEST(test_block_on_cpu)
 END_TEST
 
 /* A cool device rests four times as long as it worked, a kept-up one not at all. */
-START_TEST(test_block_on_gpu)
+TEST_OF(gpu, test_block_on_gpu)
 {
     double us[BENCH_BLOCK];
     for (int kept_up = 0; kept_up < 2; kept_up++) {
@@ -162,7 +162,7 @@ START_TEST(test_block_on_gpu)
 }
 END_TEST
 
-START_TEST(test_sustain)
+TEST_OF(cpu, test_sustain)
 {
     struct counted a = {0}, b = {0};
     const struct bench_work works[] = {{count_work, &a}, {count_work, &b}};
@@ -191,7 +191,7 @@ static void assert_measured(const struct bench_ceiling *ceiling)
     ck_assert_double_eq(ceiling->rate, ceiling->amount / (summary.median * 1e-6));
 }
 
-START_TEST(test_ceilings_of_cpu)
+TEST_OF(cpu, test_ceilings_of_cpu)
 {
     struct bench_ceilings ceilings = {0};
     GOOD(bench_timer_init(&timer, device, 0, &error.base));
@@ -231,7 +231,7 @@ static void define_ceilings(void)
     fake.define_kernel("ceiling_matrix", fake_matrix, matrix_sizes, 3, NULL);
 }
 
-START_TEST(test_ceilings_of_gpu)
+TEST_OF(gpu, test_ceilings_of_gpu)
 {
     struct bench_ceilings ceilings = {0};
     define_ceilings();
@@ -250,7 +250,7 @@ START_TEST(test_ceilings_of_gpu)
 END_TEST
 
 /* Kernels for another GPU: what is left is copying. */
-START_TEST(test_no_kernels)
+TEST_OF(gpu, test_no_kernels)
 {
     struct bench_ceilings ceilings = {0};
     fake.inject("cuModuleLoadDataEx", 1, CUDA_ERROR_NO_BINARY_FOR_GPU);
@@ -268,7 +268,7 @@ END_TEST
 
 #endif
 
-START_TEST(test_no_memory_for_ceilings)
+TEST_OF(gpu, test_no_memory_for_ceilings)
 {
     struct bench_ceilings ceilings = {0};
     fake.inject("cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY);
@@ -343,7 +343,7 @@ static void assert_ran(const struct bench_run *run)
 
 #define SMALL "q_heads=2,kv_heads=1,head_dim=8,dtype=f32,page_size=4,"
 
-START_TEST(test_graphs)
+TEST_OF(gpu, test_graphs)
 {
     static const char *const names[] = {"never", "single_token", "uniform", "always", NULL};
     static const char *const shapes[] = {SMALL "batch=2,kv_len=9+4",
@@ -377,7 +377,7 @@ static void end_soon(void *ctx, size_t done, size_t total, const char *what)
 }
 
 /* An interrupt before a shape's first block leaves it out, and all shapes that follow. */
-START_TEST(test_interrupted)
+TEST_OF(interrupted, test_interrupted)
 {
     static const char *const names[] = {"always", "never", NULL};
     int calls = 0;
@@ -400,7 +400,7 @@ START_TEST(test_interrupted)
 END_TEST
 
 /* What could be captured is called where that is asked for. */
-START_TEST(test_eager)
+TEST_OF(gpu, test_eager)
 {
     static const char *const names[] = {"always", NULL};
     load_fixture();
@@ -415,7 +415,7 @@ START_TEST(test_eager)
 }
 END_TEST
 
-START_TEST(test_refused_beside_served)
+TEST_OF(gpu, test_refused_beside_served)
 {
     static const char *const names[] = {"always", "never", NULL};
     load_fixture();
@@ -432,7 +432,7 @@ START_TEST(test_refused_beside_served)
 }
 END_TEST
 
-START_TEST(test_unknown_backend)
+TEST_OF(gpu, test_unknown_backend)
 {
     static const char *const names[] = {"always", "alway", NULL};
     load_fixture();
@@ -444,7 +444,7 @@ START_TEST(test_unknown_backend)
 END_TEST
 
 /* A backend that fails is reported; the others are measured. */
-START_TEST(test_failure_beside_others)
+TEST_OF(gpu, test_failure_beside_others)
 {
     static const char *const names[] = {"never", "always", NULL};
     load_fixture();
@@ -460,7 +460,7 @@ START_TEST(test_failure_beside_others)
 }
 END_TEST
 
-START_TEST(test_failed_capture)
+TEST_OF(gpu, test_failed_capture)
 {
     static const char *const names[] = {"always", "never", NULL};
     load_fixture();
@@ -474,7 +474,7 @@ START_TEST(test_failed_capture)
 }
 END_TEST
 
-START_TEST(test_no_room_for_a_shape)
+TEST_OF(gpu, test_no_room_for_a_shape)
 {
     static const char *const names[] = {"always", NULL};
     load_fixture();
@@ -502,7 +502,7 @@ START_TEST(test_lost_device)
 }
 END_TEST
 
-START_TEST(test_figures_on_cpu)
+TEST_OF(cpu, test_figures_on_cpu)
 {
     static const char *const names[] = {"cpu_native", "cpu_native", NULL};
     char path[4200];
@@ -550,7 +550,7 @@ static const struct bench_entry *with_ceilings(const char *text, int32_t type)
 
 /* A decode waits for memory even if it multiplied in bf16; a prefill of fp8 may be faster than
  * products of bf16 are, so nothing is known of it but on a processor, which has none of them. */
-START_TEST(test_floor)
+TEST_OF(cpu, test_floor)
 {
     static const struct {
         const char *text;
@@ -607,7 +607,7 @@ static void make_report(void)
     snprintf(report.ceilings.read.why, sizeof report.ceilings.read.why, "no nvcc");
 }
 
-START_TEST(test_json_without_loss)
+TEST_OF(cpu, test_json_without_loss)
 {
     make_report();
     char *text = bench_json(&report);
@@ -635,7 +635,7 @@ START_TEST(test_json_without_loss)
 }
 END_TEST
 
-START_TEST(test_table)
+TEST_OF(cpu, test_table)
 {
     char *text = NULL;
     size_t size = 0;
@@ -656,7 +656,7 @@ END_TEST
 
 /* Where a share is missing, the table and the JSON say why; a share of what memory takes is none
  * of these. */
-START_TEST(test_unknown_ceiling)
+TEST_OF(cpu, test_unknown_ceiling)
 {
     char *text = NULL;
     size_t size = 0;
@@ -693,31 +693,10 @@ static Suite *suite(void)
     TCase *cpu = tcase_create("cpu"), *gpu = tcase_create("gpu");
     TCase *last = tcase_create("interrupted"); /* a signal stays seen, where tests do not fork */
     tcase_add_checked_fixture(last, set_up_gpu, tear_down_gpu);
-    tcase_add_test(last, test_interrupted);
     tcase_add_checked_fixture(cpu, set_up_cpu, tear_down);
     tcase_add_checked_fixture(gpu, set_up_gpu, tear_down_gpu);
-    tcase_add_test(cpu, test_quantiles);
-    tcase_add_test(cpu, test_block_on_cpu);
-    tcase_add_test(cpu, test_sustain);
-    tcase_add_test(cpu, test_ceilings_of_cpu);
-    tcase_add_test(cpu, test_figures_on_cpu);
-    tcase_add_test(cpu, test_floor);
-    tcase_add_test(cpu, test_unknown_ceiling);
-    tcase_add_test(cpu, test_json_without_loss);
-    tcase_add_test(cpu, test_table);
-    tcase_add_test(gpu, test_block_on_gpu);
 #ifdef HAVE_NVCC
-    tcase_add_test(gpu, test_ceilings_of_gpu);
-    tcase_add_test(gpu, test_no_kernels);
 #endif
-    tcase_add_test(gpu, test_no_memory_for_ceilings);
-    tcase_add_test(gpu, test_graphs);
-    tcase_add_test(gpu, test_eager);
-    tcase_add_test(gpu, test_refused_beside_served);
-    tcase_add_test(gpu, test_unknown_backend);
-    tcase_add_test(gpu, test_failure_beside_others);
-    tcase_add_test(gpu, test_failed_capture);
-    tcase_add_test(gpu, test_no_room_for_a_shape);
     tcase_add_loop_test(gpu, test_lost_device, 0, 4);
     suite_add_tcase(suite, cpu);
     suite_add_tcase(suite, gpu);

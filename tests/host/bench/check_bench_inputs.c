@@ -274,7 +274,7 @@ END_TEST
 /* ---- Arrays and values ----------------------------------------------------------------------- */
 
 /* Every page but page 0 belongs to one sequence, once, and not in order. */
-START_TEST(test_pages)
+TEST_OF(inputs, test_pages)
 {
     make("batch=7,kv_len=100+333,q_heads=1,kv_heads=1,head_dim=8,page_size=4", 3, cpu);
     int64_t pages = inputs->count.pages, in_place = 0;
@@ -379,7 +379,7 @@ START_TEST(test_fp8_values)
 END_TEST
 
 /* Copies go beyond the cache: four times a small one, and no fewer than two. */
-START_TEST(test_copies)
+TEST_OF(inputs, test_copies)
 {
     make("batch=4,kv_len=100,q_heads=2,kv_heads=1,head_dim=16,dtype=f32", 1, cpu);
     ck_assert_double_ge(inputs->copies * inputs->count.bytes, 400000);
@@ -389,7 +389,7 @@ START_TEST(test_copies)
 }
 END_TEST
 
-START_TEST(test_graph_levels)
+TEST_OF(inputs, test_graph_levels)
 {
     struct bench_shape shape = shape_of("batch=3,kv_len=5+6");
     ck_assert_uint_eq(bench_graph_level(&shape), ATTN_GRAPH_SINGLE_TOKEN);
@@ -468,7 +468,7 @@ START_TEST(test_same_bytes_on_a_gpu)
 }
 END_TEST
 
-START_TEST(test_no_memory_on_a_gpu)
+TEST_OF(inputs, test_no_memory_on_a_gpu)
 {
     struct bench_shape shape = shape_of("batch=8,kv_len=4096");
     struct device *gpu = NULL;
@@ -491,13 +491,9 @@ static Suite *suite(void)
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_loop_test(tcase, test_oracle, 0, sizeof cases / sizeof cases[0]);
     tcase_add_loop_test(tcase, test_judge, 0, NUM_JUDGED);
-    tcase_add_test(tcase, test_pages);
     tcase_add_loop_test(tcase, test_values, 0, 5);
     tcase_add_loop_test(tcase, test_fp8_values, 0, 2);
-    tcase_add_test(tcase, test_copies);
-    tcase_add_test(tcase, test_graph_levels);
     tcase_add_loop_test(tcase, test_same_bytes_on_a_gpu, 0, 4);
-    tcase_add_test(tcase, test_no_memory_on_a_gpu);
     suite_add_tcase(suite, tcase);
     return suite;
 }

@@ -44,7 +44,7 @@ static const struct bench_shape *one(const char *text)
 
 /* ---- Grammar --------------------------------------------------------------------------------- */
 
-START_TEST(test_defaults)
+TEST_OF(grammar, test_defaults)
 {
     const struct bench_shape *s = one("batch=3");
     ck_assert_int_eq(s->mode, ATTN_MODE_DECODE);
@@ -70,7 +70,7 @@ START_TEST(test_defaults)
 END_TEST
 
 /* Of the base's type are outputs beside fp8 queries alone. */
-START_TEST(test_dtypes)
+TEST_OF(grammar, test_dtypes)
 {
     const struct bench_shape *s = one("dtype=e4m3");
     ck_assert_uint_eq(s->dtype, ATTN_FP8_E4M3);
@@ -93,7 +93,7 @@ START_TEST(test_dtypes)
 END_TEST
 
 /* Products may be of codes where queries and the cache are. */
-START_TEST(test_codes)
+TEST_OF(grammar, test_codes)
 {
     ck_assert(bench_shape_has_codes(one("dtype=fp8_e4m3")));
     ck_assert(bench_shape_has_codes(one("dtype=fp8_e4m3,kv_dtype=fp8_e5m2,new_kv_dtype=bf16")));
@@ -102,7 +102,7 @@ START_TEST(test_codes)
 }
 END_TEST
 
-START_TEST(test_every_key)
+TEST_OF(grammar, test_every_key)
 {
     const struct bench_shape *s =
         one("mode=Extend,batch=2,q_len=3,kv_len=9,q_heads=6,kv_heads=3,head_dim=24,v_head_dim=16,"
@@ -133,7 +133,7 @@ START_TEST(test_every_key)
 }
 END_TEST
 
-START_TEST(test_combinations)
+TEST_OF(grammar, test_combinations)
 {
     static const int32_t batches[] = {2, 2, 2, 4, 4, 4}, lens[] = {16, 32, 64, 16, 32, 64};
     add("batch=2:4,kv_len=16-64x2");
@@ -151,7 +151,7 @@ START_TEST(test_combinations)
 }
 END_TEST
 
-START_TEST(test_lengths_in_turn)
+TEST_OF(grammar, test_lengths_in_turn)
 {
     const struct bench_shape *s = one("mode=extend,batch=5,q_len=2+3,kv_len=7+11+13");
     for (int32_t i = 0; i < 5; i++) {
@@ -166,7 +166,7 @@ START_TEST(test_lengths_in_turn)
 }
 END_TEST
 
-START_TEST(test_base)
+TEST_OF(grammar, test_base)
 {
     base.head_dim = 96;
     base.v_head_dim = 64;
@@ -179,7 +179,7 @@ START_TEST(test_base)
 }
 END_TEST
 
-START_TEST(test_text)
+TEST_OF(grammar, test_text)
 {
     char text[256];
     bench_shape_text(one("batch=32,kv_len=4096"), text, sizeof text);
@@ -298,7 +298,7 @@ START_TEST(test_refusals)
 }
 END_TEST
 
-START_TEST(test_too_many_lengths)
+TEST_OF(grammar, test_too_many_lengths)
 {
     char text[4 * BENCH_MAX_LENS + 32] = "kv_len=1";
     for (int i = 0; i < BENCH_MAX_LENS; i++)
@@ -320,7 +320,7 @@ static struct bench_count count_of(const char *text)
 }
 
 /* Two sequences of 5 and 7 keys; 4 query heads, 2 KV heads, 8 and 6 elements. */
-START_TEST(test_decode_by_hand)
+TEST_OF(counts, test_decode_by_hand)
 {
     struct bench_count c =
         count_of("batch=2,kv_len=5+7,q_heads=4,kv_heads=2,head_dim=8,v_head_dim=6,dtype=bf16,"
@@ -344,7 +344,7 @@ START_TEST(test_decode_by_hand)
 END_TEST
 
 /* The same sequences: each operand has elements of its own size. */
-START_TEST(test_bytes_of_fp8)
+TEST_OF(counts, test_bytes_of_fp8)
 {
 #define TWO "batch=2,kv_len=5+7,q_heads=4,kv_heads=2,head_dim=8,v_head_dim=6,dtype=fp8_e4m3"
     struct bench_count c = count_of(TWO);
@@ -359,7 +359,7 @@ START_TEST(test_bytes_of_fp8)
 }
 END_TEST
 
-START_TEST(test_masks_by_hand)
+TEST_OF(counts, test_masks_by_hand)
 {
     /* 4 queries after a prefix of 6: they see 7, 8, 9, 10 keys */
     ck_assert_int_eq(count_of("mode=extend,q_len=4,kv_len=10").pairs, 34);
@@ -414,7 +414,7 @@ static void count_by_oracle(const struct bench_shape *s, int64_t *pairs, int64_t
     }
 }
 
-START_TEST(test_masks_by_oracle)
+TEST_OF(counts, test_masks_by_oracle)
 {
     for (uint64_t seed = 0; seed < 400; seed++) {
         char text[256];
@@ -443,20 +443,7 @@ static Suite *suite(void)
     TCase *grammar = tcase_create("grammar"), *counts = tcase_create("counts");
     tcase_add_checked_fixture(grammar, set_up, tear_down);
     tcase_add_checked_fixture(counts, set_up, tear_down);
-    tcase_add_test(grammar, test_defaults);
-    tcase_add_test(grammar, test_dtypes);
-    tcase_add_test(grammar, test_codes);
-    tcase_add_test(grammar, test_every_key);
-    tcase_add_test(grammar, test_combinations);
-    tcase_add_test(grammar, test_lengths_in_turn);
-    tcase_add_test(grammar, test_base);
-    tcase_add_test(grammar, test_text);
     tcase_add_loop_test(grammar, test_refusals, 0, sizeof refusals / sizeof refusals[0]);
-    tcase_add_test(grammar, test_too_many_lengths);
-    tcase_add_test(counts, test_decode_by_hand);
-    tcase_add_test(counts, test_bytes_of_fp8);
-    tcase_add_test(counts, test_masks_by_hand);
-    tcase_add_test(counts, test_masks_by_oracle);
     suite_add_tcase(suite, grammar);
     suite_add_tcase(suite, counts);
     return suite;

@@ -161,7 +161,7 @@ static void is_tensor(const attn_tensor *tensor, attn_dtype dtype, uint32_t ndim
     is_tensor(tensor, dtype, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t),                   \
               (const int64_t[]){__VA_ARGS__})
 
-START_TEST(nhd)
+TEST_OF(shapes, nhd)
 {
     struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, NULL, ATTN_F16};
     const struct kv_pool_buffer *buffer = create(&group, 5, 7, 0, false);
@@ -174,7 +174,7 @@ START_TEST(nhd)
 }
 END_TEST
 
-START_TEST(hnd)
+TEST_OF(shapes, hnd)
 {
     struct kv_pool_group group = {ATTN_LAYOUT_KV_HND, NULL, ATTN_FP8_E5M2};
     const struct kv_pool_buffer *buffer = create(&group, 5, 7, 0, false);
@@ -184,7 +184,7 @@ START_TEST(hnd)
 }
 END_TEST
 
-START_TEST(mla_latent)
+TEST_OF(shapes, mla_latent)
 {
     struct kv_pool_group group = {ATTN_LAYOUT_MLA_LATENT, NULL, ATTN_BF16};
     groups[0].kind = ATTN_KIND_MLA;
@@ -196,7 +196,7 @@ START_TEST(mla_latent)
 }
 END_TEST
 
-START_TEST(mla_latent_fp8)
+TEST_OF(shapes, mla_latent_fp8)
 {
     struct kv_pool_group group = {ATTN_LAYOUT_MLA_LATENT_FP8, NULL, ATTN_FP8_E4M3};
     groups[0].kind = ATTN_KIND_MLA;
@@ -208,7 +208,7 @@ START_TEST(mla_latent_fp8)
 }
 END_TEST
 
-START_TEST(states)
+TEST_OF(shapes, states)
 {
     make_linear(&groups[0]);
     struct kv_pool_group kv = {NULL, ATTN_LAYOUT_STATE_SSM_KV, ATTN_DTYPE_NONE};
@@ -227,7 +227,7 @@ START_TEST(states)
 END_TEST
 
 /* Mamba2: B and C once for each group of heads. */
-START_TEST(states_with_groups)
+TEST_OF(shapes, states_with_groups)
 {
     make_linear(&groups[0]);
     linear.family = ATTN_LINEAR_MAMBA2;
@@ -239,7 +239,7 @@ START_TEST(states_with_groups)
 }
 END_TEST
 
-START_TEST(states_without_convolution)
+TEST_OF(shapes, states_without_convolution)
 {
     make_linear(&groups[0]);
     struct kv_pool_group group = {NULL, ATTN_LAYOUT_STATE_SSM_KV, ATTN_DTYPE_NONE};
@@ -261,7 +261,7 @@ END_TEST
 /* ---- Buffers --------------------------------------------------------------------------------- */
 
 /* Four layers: 0 and 2 of a wide group, 1 of a narrow one, 3 reads what layer 0 keeps. */
-START_TEST(layers_that_share_have_one_buffer)
+TEST_OF(shapes, layers_that_share_have_one_buffer)
 {
     struct model_spec wide, narrow;
     struct model *shared = model_new("shared", "test", NULL);
@@ -293,7 +293,7 @@ END_TEST
 
 /* A layer with a window, one with chunks and one that sees all: the first two have the pages of
  * windows. One across has those of encoders. Who shares a cache must be in its pool. */
-START_TEST(layers_with_windows_have_their_pages)
+TEST_OF(shapes, layers_with_windows_have_their_pages)
 {
     struct config config = {.kv_cache.hybrid_swa_memory = true};
     struct model *mixed = model_new("mixed", "test", &config);
@@ -338,7 +338,7 @@ START_TEST(layers_with_windows_have_their_pages)
 }
 END_TEST
 
-START_TEST(no_buffer_at_all)
+TEST_OF(shapes, no_buffer_at_all)
 {
     model.num_buffers = 0;
     struct kv_pool_group group = {NULL, NULL, ATTN_DTYPE_NONE};
@@ -365,7 +365,7 @@ static void is_poisoned(const attn_tensor *tensor)
     }
 }
 
-START_TEST(poison)
+TEST_OF(fresh, poison)
 {
     static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_FP8_E4M3,
                                         ATTN_FP8_E5M2};
@@ -385,7 +385,7 @@ START_TEST(poison)
 END_TEST
 
 /* Of the packed latent each part reads as NaN: fp8, the scales in fp32, rope in bf16. */
-START_TEST(poison_of_packed_latent)
+TEST_OF(fresh, poison_of_packed_latent)
 {
     struct kv_pool_group group = {ATTN_LAYOUT_MLA_LATENT_FP8, NULL, ATTN_FP8_E4M3};
     groups[0].kind = ATTN_KIND_MLA;
@@ -407,7 +407,7 @@ START_TEST(poison_of_packed_latent)
 END_TEST
 
 /* Without poison the padding is zero all the same: slot 0 of states too. */
-START_TEST(padding_is_zero)
+TEST_OF(fresh, padding_is_zero)
 {
     add_linear_layer();
     create(cache_and_state, 3, 2, 2, false);
@@ -424,7 +424,7 @@ START_TEST(padding_is_zero)
 END_TEST
 
 /* A group with states in a pool without slots: no byte is written. */
-START_TEST(no_slots)
+TEST_OF(fresh, no_slots)
 {
     add_linear_layer();
     create(cache_and_state, 3, 0, 0, true);
@@ -455,7 +455,7 @@ static void is_filled_on(const struct device *gpu, const attn_tensor *tensor)
 
 /* Memory that the host cannot touch; and an engine's stream, for which the legacy one would wait,
  * stands still. */
-START_TEST(filled_on_cuda)
+TEST_OF(fresh, filled_on_cuda)
 {
     struct kv_pool_params params = {cache_and_state, 3, 5, 3, true, 0, 0};
     struct cuda_driver driver;
@@ -489,7 +489,7 @@ START_TEST(filled_on_cuda)
 END_TEST
 
 /* Nothing still writes to memory that is given back. */
-START_TEST(fill_that_fails_on_cuda)
+TEST_OF(fresh, fill_that_fails_on_cuda)
 {
     struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, NULL, ATTN_BF16};
     struct kv_pool_params params = {&group, 16, 5000, 0, true, 0, 0};
@@ -510,7 +510,7 @@ END_TEST
 /* ---- Memory that runs out -------------------------------------------------------------------- */
 
 /* Whichever allocation fails, the ones before it are given back, and the message has the bytes. */
-START_TEST(out_of_memory)
+TEST_OF(memory, out_of_memory)
 {
     static const uint64_t bytes[] = {4 * 2 * 60 * 4, 4 * 2 * 27 * 4, 3 * 6 * 35 * 4,
                                      3 * 62 * 3 * 2};
@@ -539,7 +539,7 @@ START_TEST(out_of_memory)
 }
 END_TEST
 
-START_TEST(fill_that_fails)
+TEST_OF(memory, fill_that_fails)
 {
     struct kv_pool_group group = {ATTN_LAYOUT_KV_NHD, NULL, ATTN_F32};
     struct kv_pool_params params = {&group, 2, 4, 0, true, 0, 0};
@@ -553,7 +553,7 @@ START_TEST(fill_that_fails)
 END_TEST
 
 /* 2^60 pages of 2^13 bytes are not 0 bytes. */
-START_TEST(sizes_do_not_wrap)
+TEST_OF(memory, sizes_do_not_wrap)
 {
     groups[0].num_kv_heads = 1;
     groups[0].head_dim = 1024;
@@ -576,25 +576,6 @@ static Suite *suite(void)
     Suite *suite = suite_create("kv_pool");
     TCase *shapes = tcase_create("shapes"), *fresh = tcase_create("fresh");
     TCase *memory = tcase_create("memory");
-    tcase_add_test(shapes, nhd);
-    tcase_add_test(shapes, hnd);
-    tcase_add_test(shapes, mla_latent);
-    tcase_add_test(shapes, mla_latent_fp8);
-    tcase_add_test(shapes, states);
-    tcase_add_test(shapes, states_with_groups);
-    tcase_add_test(shapes, states_without_convolution);
-    tcase_add_test(shapes, layers_that_share_have_one_buffer);
-    tcase_add_test(shapes, layers_with_windows_have_their_pages);
-    tcase_add_test(shapes, no_buffer_at_all);
-    tcase_add_test(fresh, poison);
-    tcase_add_test(fresh, poison_of_packed_latent);
-    tcase_add_test(fresh, padding_is_zero);
-    tcase_add_test(fresh, no_slots);
-    tcase_add_test(fresh, filled_on_cuda);
-    tcase_add_test(fresh, fill_that_fails_on_cuda);
-    tcase_add_test(memory, out_of_memory);
-    tcase_add_test(memory, fill_that_fails);
-    tcase_add_test(memory, sizes_do_not_wrap);
     add(suite, shapes);
     add(suite, fresh);
     add(suite, memory);

@@ -109,7 +109,7 @@ static void expect_match(const char *symbols, int64_t length)
 
 /* ---- Examples -------------------------------------------------------------------------------- */
 
-START_TEST(nothing_matches_in_an_empty_cache)
+TEST_OF(core, nothing_matches_in_an_empty_cache)
 {
     make_cache(3, NUM_PAGES);
     int32_t page = -1;
@@ -125,7 +125,7 @@ START_TEST(nothing_matches_in_an_empty_cache)
 }
 END_TEST
 
-START_TEST(prefixes_are_shared_and_edges_split)
+TEST_OF(core, prefixes_are_shared_and_edges_split)
 {
     make_cache(2, NUM_PAGES);
     int32_t first[4], second[4], found[4];
@@ -146,7 +146,7 @@ START_TEST(prefixes_are_shared_and_edges_split)
 }
 END_TEST
 
-START_TEST(a_lock_keeps_its_path_and_no_more)
+TEST_OF(core, a_lock_keeps_its_path_and_no_more)
 {
     make_cache(1, NUM_PAGES);
     int32_t pages[MAX_DEPTH];
@@ -166,7 +166,7 @@ START_TEST(a_lock_keeps_its_path_and_no_more)
 }
 END_TEST
 
-START_TEST(eviction_is_least_recently_used_from_the_end)
+TEST_OF(core, eviction_is_least_recently_used_from_the_end)
 {
     make_cache(1, NUM_PAGES);
     int32_t pages[MAX_DEPTH];
@@ -183,7 +183,7 @@ START_TEST(eviction_is_least_recently_used_from_the_end)
 }
 END_TEST
 
-START_TEST(a_split_leaves_handles_valid)
+TEST_OF(core, a_split_leaves_handles_valid)
 {
     make_cache(1, NUM_PAGES);
     int32_t pages[MAX_DEPTH], more[MAX_DEPTH];
@@ -219,7 +219,7 @@ static void expect_state(const char *symbols, int64_t depth, int32_t slot)
 }
 
 /* A state stands at one page and no other, wherever nodes end. */
-START_TEST(a_state_stays_at_its_page)
+TEST_OF(core, a_state_stays_at_its_page)
 {
     make_cache_with_states(3, 4);
     int32_t pages[MAX_DEPTH];
@@ -243,7 +243,7 @@ START_TEST(a_state_stays_at_its_page)
 END_TEST
 
 /* No request has looked for that prefix yet. */
-START_TEST(a_state_splits_a_node)
+TEST_OF(core, a_state_splits_a_node)
 {
     make_cache_with_states(1, 4);
     int32_t pages[MAX_DEPTH];
@@ -256,7 +256,7 @@ START_TEST(a_state_splits_a_node)
 }
 END_TEST
 
-START_TEST(a_second_state_is_not_kept)
+TEST_OF(core, a_second_state_is_not_kept)
 {
     make_cache_with_states(1, 4);
     int32_t pages[MAX_DEPTH];
@@ -273,7 +273,7 @@ START_TEST(a_second_state_is_not_kept)
 END_TEST
 
 /* What was used least recently is taken, what is pinned is not. */
-START_TEST(states_are_taken_by_last_use)
+TEST_OF(core, states_are_taken_by_last_use)
 {
     make_cache_with_states(1, 2);
     int32_t pages[MAX_DEPTH];
@@ -302,7 +302,7 @@ START_TEST(states_are_taken_by_last_use)
 END_TEST
 
 /* The page at which a state stands goes, and the state with it. */
-START_TEST(an_evicted_page_takes_its_state)
+TEST_OF(core, an_evicted_page_takes_its_state)
 {
     make_cache_with_states(1, 4);
     int32_t pages[MAX_DEPTH];
@@ -321,7 +321,7 @@ START_TEST(an_evicted_page_takes_its_state)
 END_TEST
 
 /* More nodes than the table has buckets at first, some of them evicted on the way. */
-START_TEST(the_table_of_nodes_grows)
+TEST_OF(core, the_table_of_nodes_grows)
 {
     enum { COUNT = 500, KEPT = 200 };
     make_cache(1, COUNT + 1);
@@ -380,7 +380,7 @@ static int64_t usable(const char *symbols)
 
 /* A hold of "abcdefgh" is let go of page by page; window pages go from the front, and a prefix is
  * of use as long as its last two are there. */
-START_TEST(a_window_is_held_and_passed)
+TEST_OF(core, a_window_is_held_and_passed)
 {
     int32_t pages[8], own[8], held[8];
     make_cache_with_windows(20);
@@ -413,7 +413,7 @@ START_TEST(a_window_is_held_and_passed)
 END_TEST
 
 /* Whoever computes a prefix again fills in what was gone; what was there is kept once. */
-START_TEST(window_pages_that_were_gone_are_filled_in)
+TEST_OF(core, window_pages_that_were_gone_are_filled_in)
 {
     int32_t pages[8], own[8], again[8];
     make_cache_with_windows(20);
@@ -438,7 +438,7 @@ START_TEST(window_pages_that_were_gone_are_filled_in)
 END_TEST
 
 /* Without window pages a prefix is of no use, but where nothing is seen. */
-START_TEST(a_prefix_may_have_no_windows)
+TEST_OF(core, a_prefix_may_have_no_windows)
 {
     int32_t pages[MAX_DEPTH];
     make_cache_with_windows(20);
@@ -450,7 +450,7 @@ START_TEST(a_prefix_may_have_no_windows)
 END_TEST
 
 /* Least recently used first. */
-START_TEST(window_pages_go_by_last_use)
+TEST_OF(core, window_pages_go_by_last_use)
 {
     int32_t pages[8], own[8];
     make_cache_with_windows(20);
@@ -650,7 +650,7 @@ END_TEST
 
 /* A prompt put in chunk by chunk, and matched again and again: a step that walked the whole prompt
  * for each chunk, page or child would take minutes. */
-START_TEST(long_prompts_take_linear_time)
+TEST_OF(limits, long_prompts_take_linear_time)
 {
     make_cache(1, LONG + 2);
     token_key *keys = malloc(LONG * sizeof *keys);
@@ -684,7 +684,7 @@ END_TEST
 
 /* As many children of the root, and a child of each whose page is like all others': a search along
  * children, or chains of equal hashes, would take minutes. */
-START_TEST(many_children_take_linear_time)
+TEST_OF(limits, many_children_take_linear_time)
 {
     make_cache(1, 2 * CHILDREN + 1);
     int32_t pages[2], found[2];
@@ -709,21 +709,6 @@ static Suite *suite(void)
     Suite *s = suite_create("radix_cache");
     TCase *core = tcase_create("core");
     tcase_add_checked_fixture(core, NULL, tear_down);
-    tcase_add_test(core, nothing_matches_in_an_empty_cache);
-    tcase_add_test(core, prefixes_are_shared_and_edges_split);
-    tcase_add_test(core, a_lock_keeps_its_path_and_no_more);
-    tcase_add_test(core, eviction_is_least_recently_used_from_the_end);
-    tcase_add_test(core, a_split_leaves_handles_valid);
-    tcase_add_test(core, the_table_of_nodes_grows);
-    tcase_add_test(core, a_state_stays_at_its_page);
-    tcase_add_test(core, a_state_splits_a_node);
-    tcase_add_test(core, a_second_state_is_not_kept);
-    tcase_add_test(core, states_are_taken_by_last_use);
-    tcase_add_test(core, an_evicted_page_takes_its_state);
-    tcase_add_test(core, a_window_is_held_and_passed);
-    tcase_add_test(core, window_pages_that_were_gone_are_filled_in);
-    tcase_add_test(core, a_prefix_may_have_no_windows);
-    tcase_add_test(core, window_pages_go_by_last_use);
     suite_add_tcase(s, core);
     TCase *random = tcase_create("random");
     tcase_add_checked_fixture(random, NULL, tear_down);
@@ -732,8 +717,6 @@ static Suite *suite(void)
     TCase *limits = tcase_create("limits");
     tcase_set_tags(limits, "long");
     tcase_add_checked_fixture(limits, NULL, tear_down);
-    tcase_add_test(limits, long_prompts_take_linear_time);
-    tcase_add_test(limits, many_children_take_linear_time);
     suite_add_tcase(s, limits);
     return s;
 }

@@ -54,7 +54,7 @@ static void expect_slots(const int32_t *got, int32_t first, int32_t count)
 
 /* Two requests of 7 tokens, page size 1: rows [1..7], [8..14]; one decode step: 15, 16; the first
  * ends, one more step: the second row ends 14, 16, 17. */
-START_TEST(worked_example)
+TEST_OF(core, worked_example)
 {
     make_slots(1, 64);
     make_table(2, 16);
@@ -92,7 +92,7 @@ END_TEST
 
 /* ---- Slots ----------------------------------------------------------------------------------- */
 
-START_TEST(a_page_is_filled_before_the_next)
+TEST_OF(core, a_page_is_filled_before_the_next)
 {
     make_slots(4, 6);
     int32_t row[20];
@@ -112,7 +112,7 @@ START_TEST(a_page_is_filled_before_the_next)
 }
 END_TEST
 
-START_TEST(all_or_nothing)
+TEST_OF(core, all_or_nothing)
 {
     make_slots(3, 4);
     int32_t row[9] = {0};
@@ -131,7 +131,7 @@ START_TEST(all_or_nothing)
 }
 END_TEST
 
-START_TEST(freed_pages_come_back_in_the_order_of_their_freeing)
+TEST_OF(core, freed_pages_come_back_in_the_order_of_their_freeing)
 {
     make_slots(1, 5);
     int32_t row[4];
@@ -170,7 +170,7 @@ START_TEST(impossible_pools_are_refused)
 END_TEST
 
 /* The smallest pool, and the largest one of large pages: the last slot's number fits an int32. */
-START_TEST(the_least_and_the_most_are_accepted)
+TEST_OF(limits, the_least_and_the_most_are_accepted)
 {
     make_slots(4, 2);
     ck_assert_int_eq(slots_capacity(&slots), 4);
@@ -186,7 +186,7 @@ START_TEST(the_least_and_the_most_are_accepted)
 }
 END_TEST
 
-START_TEST(what_is_finished_is_empty_and_may_be_finished_again)
+TEST_OF(limits, what_is_finished_is_empty_and_may_be_finished_again)
 {
     static const struct slots no_slots;
     static const struct request_table no_table;
@@ -301,7 +301,7 @@ END_TEST
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-START_TEST(rows_are_handed_out_and_cleared)
+TEST_OF(core, rows_are_handed_out_and_cleared)
 {
     make_table(3, 5);
     ck_assert_int_eq(table.num_rows, 4);
@@ -325,7 +325,7 @@ const char *__asan_default_options(void)
     return "allocator_may_return_null=1";
 }
 
-START_TEST(tables_that_no_memory_holds_are_refused)
+TEST_OF(limits, tables_that_no_memory_holds_are_refused)
 {
     ck_assert_int_eq(request_table_init(&table, INT32_MAX - 1, INT32_MAX, &failure.base),
                      ATTN_OUT_OF_HOST_MEMORY);
@@ -335,7 +335,7 @@ START_TEST(tables_that_no_memory_holds_are_refused)
 }
 END_TEST
 
-START_TEST(impossible_tables_are_refused)
+TEST_OF(limits, impossible_tables_are_refused)
 {
     ck_assert_int_eq(request_table_init(&table, INT32_MAX, 5, NULL), ATTN_INVALID_ARGUMENT);
     ck_assert_int_eq(request_table_init(&table, 0, 5, &failure.base), ATTN_INVALID_ARGUMENT);
@@ -350,21 +350,12 @@ static Suite *suite(void)
     Suite *s = suite_create("slots");
     TCase *core = tcase_create("core");
     tcase_add_checked_fixture(core, set_up, tear_down);
-    tcase_add_test(core, worked_example);
-    tcase_add_test(core, a_page_is_filled_before_the_next);
-    tcase_add_test(core, all_or_nothing);
-    tcase_add_test(core, freed_pages_come_back_in_the_order_of_their_freeing);
     tcase_add_loop_test(core, random_use, 0, 3);
-    tcase_add_test(core, rows_are_handed_out_and_cleared);
     suite_add_tcase(s, core);
     TCase *limits = tcase_create("limits");
     tcase_add_checked_fixture(limits, set_up, tear_down);
     tcase_add_loop_test(limits, impossible_pools_are_refused, 0,
                         sizeof bad_slots / sizeof *bad_slots);
-    tcase_add_test(limits, impossible_tables_are_refused);
-    tcase_add_test(limits, tables_that_no_memory_holds_are_refused);
-    tcase_add_test(limits, the_least_and_the_most_are_accepted);
-    tcase_add_test(limits, what_is_finished_is_empty_and_may_be_finished_again);
     suite_add_tcase(s, limits);
     return s;
 }

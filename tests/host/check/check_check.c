@@ -38,7 +38,7 @@ static const struct check fake = {.rule = "FAKE-01", .name = "thing", .sentence 
 
 /* ---- Ids, patterns, seeds -------------------------------------------------------------------- */
 
-START_TEST(ids)
+TEST_OF(parts, ids)
 {
     char id[CASE_ID_SIZE], backend[CASE_ID_SIZE];
     const struct check *check;
@@ -69,7 +69,7 @@ START_TEST(ids)
 }
 END_TEST
 
-START_TEST(patterns)
+TEST_OF(parts, patterns)
 {
     static const char id[] = "cpu_native/NUM-01.grid/17";
     static const char *const right[] = {"*",           "NUM-*",
@@ -93,7 +93,7 @@ START_TEST(patterns)
 END_TEST
 
 /* The numbers are the same on every machine: `--seed` means something. */
-START_TEST(seeds)
+TEST_OF(parts, seeds)
 {
     ck_assert_uint_eq(case_seed(0, &check_load[0], -1), UINT64_C(0x426176910e570878));
     ck_assert_uint_eq(case_seed(0, &check_load[0], 0), UINT64_C(0x426176910e570878));
@@ -103,7 +103,7 @@ START_TEST(seeds)
 }
 END_TEST
 
-START_TEST(codes)
+TEST_OF(parts, codes)
 {
     for (int code = 0; code < CHECK_CODES; code++)
         ck_assert_int_eq(check_code_of(check_code_name((enum check_code)code)), code);
@@ -126,7 +126,7 @@ static bool stands_alone(const char *sentence)
 }
 
 /* What is shipped has ids that patterns can mean, and rules that are written down. */
-START_TEST(tables)
+TEST_OF(parts, tables)
 {
     static char abi[1 << 17];
     char path[4096], row[64];
@@ -159,7 +159,7 @@ START_TEST(tables)
 END_TEST
 
 /* --fail-fast leaves no group out. */
-START_TEST(orders)
+TEST_OF(parts, orders)
 {
     size_t count = 0, quick = 0;
     for (const struct check *const *group = check_groups(); *group; group++, count++) {
@@ -176,7 +176,7 @@ END_TEST
 
 /* ---- What a case says ------------------------------------------------------------------------ */
 
-START_TEST(first_word_stays)
+TEST_OF(parts, first_word_stays)
 {
     struct check_trail trail = {.text = ""};
     struct check_run run = {.trail = &trail};
@@ -206,7 +206,7 @@ static void nothing(int number)
     (void)number;
 }
 
-START_TEST(surroundings)
+TEST_OF(parts, surroundings)
 {
     char changes[PROCESS_STATE_KINDS][256];
     struct process_state before, after;
@@ -241,7 +241,7 @@ END_TEST
 
 /* A handler that signal() set aside and brought back is the handler that it was, and has its flags
  * again; one that was set anew with other flags is another. */
-START_TEST(handler_set_aside)
+TEST_OF(parts, handler_set_aside)
 {
     char changes[PROCESS_STATE_KINDS][256];
     struct process_state before;
@@ -267,7 +267,7 @@ END_TEST
 
 /* A process that others keep from the processor is charged for what it ran; one that waits, for all
  * of it. Threads together are charged no more than the clock. */
-START_TEST(silence_of_a_child)
+TEST_OF(parts, silence_of_a_child)
 {
     ck_assert_int_eq(silence_own(1000, 0, true), 0);
     ck_assert_int_eq(silence_own(1000, 50, true), 50);
@@ -284,7 +284,7 @@ START_TEST(silence_of_a_child)
 }
 END_TEST
 
-START_TEST(silence_of_one_that_waits)
+TEST_OF(parts, silence_of_one_that_waits)
 {
     struct silence silence;
     pid_t child = fork();
@@ -306,7 +306,7 @@ END_TEST
 
 #ifdef __x86_64__
 /* Denormals as zero is no matter of rounding. */
-START_TEST(denormals)
+TEST_OF(parts, denormals)
 {
     char changes[PROCESS_STATE_KINDS][256];
     struct process_state before;
@@ -342,7 +342,7 @@ static size_t count_exports(const struct elf_file *elf, const char *name)
 
 /* The sanitizers' libraries define most of what fixtures call, and then these need no libc; pause()
  * is libc's own everywhere. */
-START_TEST(elf_needs)
+TEST_OF(parts, elf_needs)
 {
     char path[4096];
     struct elf_file elf;
@@ -357,7 +357,7 @@ START_TEST(elf_needs)
 }
 END_TEST
 
-START_TEST(elf_files)
+TEST_OF(parts, elf_files)
 {
     char path[4096];
     struct elf_file elf;
@@ -389,7 +389,7 @@ static void write_file(char path[64], const char *text)
     close(descriptor);
 }
 
-START_TEST(waivers_file)
+TEST_OF(parts, waivers_file)
 {
     char path[64];
     struct waivers waivers;
@@ -416,7 +416,7 @@ START_TEST(waivers_file)
 }
 END_TEST
 
-START_TEST(malformed_waivers)
+TEST_OF(parts, malformed_waivers)
 {
     static const char *const lines[] = {
         "NUM-* plug 0.* 2026-03-31", "NUM-*", "NUM-* plug 0.* 2026-13-31 why",
@@ -437,7 +437,7 @@ START_TEST(malformed_waivers)
 END_TEST
 
 /* Of all that is read line by line: nothing after a NUL is lost, and no endless file is kept. */
-START_TEST(files_that_are_no_text)
+TEST_OF(parts, files_that_are_no_text)
 {
     char path[64], place[96];
     struct waivers waivers;
@@ -458,7 +458,7 @@ START_TEST(files_that_are_no_text)
 }
 END_TEST
 
-START_TEST(replay_file)
+TEST_OF(parts, replay_file)
 {
     char path[64];
     const char *with[] = {"/dev/null"}, *options[] = {"a=b = c"};
@@ -489,7 +489,7 @@ START_TEST(replay_file)
 }
 END_TEST
 
-START_TEST(malformed_replay)
+TEST_OF(parts, malformed_replay)
 {
     static const char *const texts[] = {"",
                                         "attnhost-replay = 1\nplugin = x\n",
@@ -577,7 +577,7 @@ static bool write_tap(const struct check_report *of, FILE *file)
     return true;
 }
 
-START_TEST(results)
+TEST_OF(reports, results)
 {
     ck_assert_str_eq(report.name, "plug");
     ck_assert_str_eq(report.sha256, "");
@@ -597,7 +597,7 @@ START_TEST(results)
 }
 END_TEST
 
-START_TEST(file_hash)
+TEST_OF(reports, file_hash)
 {
     char path[64];
     write_file(path, "abc");
@@ -612,7 +612,7 @@ START_TEST(file_hash)
 }
 END_TEST
 
-START_TEST(tap)
+TEST_OF(reports, tap)
 {
     fill();
     char *text = written(write_tap);
@@ -646,7 +646,7 @@ START_TEST(tap)
 }
 END_TEST
 
-START_TEST(json)
+TEST_OF(reports, json)
 {
     fill();
     char *text = written(write_json);
@@ -673,7 +673,7 @@ START_TEST(json)
 }
 END_TEST
 
-START_TEST(junit)
+TEST_OF(reports, junit)
 {
     fill();
     char *text = written(write_junit);
@@ -693,7 +693,7 @@ START_TEST(junit)
 }
 END_TEST
 
-START_TEST(markdown)
+TEST_OF(reports, markdown)
 {
     fill();
     report.backends[0].matrix =
@@ -711,7 +711,7 @@ START_TEST(markdown)
 }
 END_TEST
 
-START_TEST(profiles)
+TEST_OF(reports, profiles)
 {
     char path[64];
     struct profile profile;
@@ -778,7 +778,7 @@ static void compare_with_file(const char *name)
     profile_finish(&file);
 }
 
-START_TEST(shipped_profiles)
+TEST_OF(parts, shipped_profiles)
 {
     static const char *const names[] = {"core",   "paged-kv",  "mla",    "sparse",
                                         "linear", "quant-fp8", "capture"};
@@ -791,7 +791,7 @@ START_TEST(shipped_profiles)
 END_TEST
 
 /* What has no device here is not judged by the minimum, but by a profile that is asked for. */
-START_TEST(missing_devices)
+TEST_OF(reports, missing_devices)
 {
     char path[64];
     struct profile profile;
@@ -816,7 +816,7 @@ START_TEST(missing_devices)
 END_TEST
 
 /* A rule that is no more than a SHOULD is in no line of the minimum: a warning is no failure. */
-START_TEST(minimum_is_of_musts)
+TEST_OF(parts, minimum_is_of_musts)
 {
     char path[4096], line[4096], id[64];
     struct profile core;
@@ -848,37 +848,8 @@ int main(void)
     TCase *reports = tcase_create("reports");
     tcase_add_checked_fixture(plain, setup, NULL);
     tcase_add_checked_fixture(reports, setup_report, teardown_report);
-    tcase_add_test(plain, ids);
-    tcase_add_test(plain, patterns);
-    tcase_add_test(plain, seeds);
-    tcase_add_test(plain, codes);
-    tcase_add_test(plain, tables);
-    tcase_add_test(plain, orders);
-    tcase_add_test(plain, first_word_stays);
-    tcase_add_test(plain, surroundings);
-    tcase_add_test(plain, handler_set_aside);
-    tcase_add_test(plain, silence_of_a_child);
-    tcase_add_test(plain, silence_of_one_that_waits);
 #ifdef __x86_64__
-    tcase_add_test(plain, denormals);
 #endif
-    tcase_add_test(plain, elf_needs);
-    tcase_add_test(plain, elf_files);
-    tcase_add_test(plain, waivers_file);
-    tcase_add_test(plain, malformed_waivers);
-    tcase_add_test(plain, files_that_are_no_text);
-    tcase_add_test(plain, replay_file);
-    tcase_add_test(plain, malformed_replay);
-    tcase_add_test(plain, shipped_profiles);
-    tcase_add_test(plain, minimum_is_of_musts);
-    tcase_add_test(reports, results);
-    tcase_add_test(reports, file_hash);
-    tcase_add_test(reports, tap);
-    tcase_add_test(reports, json);
-    tcase_add_test(reports, junit);
-    tcase_add_test(reports, markdown);
-    tcase_add_test(reports, profiles);
-    tcase_add_test(reports, missing_devices);
     suite_add_tcase(suite, plain);
     suite_add_tcase(suite, reports);
     return test_main(suite);

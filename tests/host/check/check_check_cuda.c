@@ -70,7 +70,7 @@ static const char *const with_graphs[] = {"CAPT-01.captures", "CAPT-02.replays",
 
 /* ---- The fixture as it is -------------------------------------------------------------------- */
 
-START_TEST(always)
+TEST_OF(fixture, always)
 {
     open_backend("always");
     expect_passes_but(LIST("CAPT-01.beyond", "WORK-08.budget"));
@@ -80,7 +80,7 @@ START_TEST(always)
 }
 END_TEST
 
-START_TEST(never)
+TEST_OF(fixture, never)
 {
     open_backend("never");
     expect_passes_but(with_graphs);
@@ -104,7 +104,7 @@ END_TEST
 
 /* ---- A driver without a spy ------------------------------------------------------------------ */
 
-START_TEST(no_spy)
+TEST_OF(fixture, no_spy)
 {
     use_fake_cuda_in_plugins();
     cuda_fixture_define(&fake);
@@ -123,10 +123,7 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("check_cuda");
     TCase *t = tcase_create("fixture");
-    tcase_add_test(t, always);
-    tcase_add_test(t, never);
     tcase_add_loop_test(t, in_between, 0, 2);
-    tcase_add_test(t, no_spy);
     suite_add_tcase(s, t);
     return s;
 }

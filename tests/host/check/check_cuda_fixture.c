@@ -735,7 +735,7 @@ START_TEST(test_launch_shapes_follow_from_bounds)
 END_TEST
 
 /* A host that passes other arrays than those of the capture is refused. */
-START_TEST(test_moved_arrays_are_refused)
+TEST_OF(fake_device, test_moved_arrays_are_refused)
 {
     struct engine e;
     struct step step;
@@ -766,7 +766,7 @@ START_TEST(test_moved_arrays_are_refused)
 }
 END_TEST
 
-START_TEST(test_graph_levels)
+TEST_OF(fake_device, test_graph_levels)
 {
     struct engine e;
     struct step step;
@@ -806,7 +806,7 @@ START_TEST(test_graph_levels)
 END_TEST
 
 /* A capture with eager metadata would bake in its launch shapes. */
-START_TEST(test_eager_metadata_is_not_captured)
+TEST_OF(fake_device, test_eager_metadata_is_not_captured)
 {
     struct engine e;
     struct step step;
@@ -853,7 +853,7 @@ START_TEST(test_bad_index_loses_the_device)
 END_TEST
 
 /* Counters that a failed forward left behind would stop the next one. */
-START_TEST(test_a_failed_forward_leaves_nothing)
+TEST_OF(fake_device, test_a_failed_forward_leaves_nothing)
 {
     struct engine e;
     struct step step;
@@ -941,7 +941,7 @@ static int fail_all(const char *call, const struct engine *e, const struct step 
     }
 }
 
-START_TEST(test_every_call_fails_once)
+TEST_OF(fake_device, test_every_call_fails_once)
 {
     struct engine e;
     struct step step;
@@ -971,7 +971,7 @@ static uint32_t refused_field(const attn_problem *problem)
 }
 
 /* A backend that plans with lengths on the host says so, and is given none without them. */
-START_TEST(test_host_arrays)
+TEST_OF(fake_device, test_host_arrays)
 {
     struct engine e;
     struct step step;
@@ -1009,7 +1009,7 @@ START_TEST(test_host_arrays)
 }
 END_TEST
 
-START_TEST(test_query_refuses)
+TEST_OF(fake_device, test_query_refuses)
 {
     struct engine e = {.hnd = 1};
     attn_device cpu = {.struct_size = sizeof cpu, .type = ATTN_DEVICE_CPU};
@@ -1055,14 +1055,7 @@ static Suite *suite(void)
     tcase_add_loop_test(tc, test_cases, 0, LOOPS);
     tcase_add_loop_test(tc, test_decode_from_graphs, 0, 2 * NUM_FORMS);
     tcase_add_loop_test(tc, test_launch_shapes_follow_from_bounds, 0, NUM_FORMS);
-    tcase_add_test(tc, test_moved_arrays_are_refused);
-    tcase_add_test(tc, test_graph_levels);
-    tcase_add_test(tc, test_eager_metadata_is_not_captured);
     tcase_add_loop_test(tc, test_bad_index_loses_the_device, 0, NUM_FORMS);
-    tcase_add_test(tc, test_a_failed_forward_leaves_nothing);
-    tcase_add_test(tc, test_every_call_fails_once);
-    tcase_add_test(tc, test_host_arrays);
-    tcase_add_test(tc, test_query_refuses);
     suite_add_tcase(s, tc);
     return s;
 }

@@ -69,7 +69,7 @@ static struct grid *make_grid(void)
 
 /* ---- Cases ----------------------------------------------------------------------------------- */
 
-START_TEST(equal_seeds_give_equal_cases)
+TEST_OF(cases, equal_seeds_give_equal_cases)
 {
     struct case_spec spec = plain_spec();
     struct forward_case *a = make(&spec, 5), *b = make(&spec, 5), *other = make(&spec, 6);
@@ -101,7 +101,7 @@ static void assert_digest(const struct case_spec *specs, int count, const char *
     ck_assert_str_eq(hex, golden);
 }
 
-START_TEST(cases_are_the_same_on_every_machine)
+TEST_OF(cases, cases_are_the_same_on_every_machine)
 {
     static const char golden[] = "353527cd7ec6d8849fd6e264c56b9e72cfc2b4e46501fd8742028ee6757b9444";
     struct case_spec specs[5];
@@ -128,7 +128,7 @@ static struct case_spec latent_spec(bool expanded)
     return spec;
 }
 
-START_TEST(latents_are_the_same_on_every_machine)
+TEST_OF(cases, latents_are_the_same_on_every_machine)
 {
     static const char golden[] = "9e3cac5b3523cfec85278cd81f29b701d5064c9c5eefb19a93655fc71ec65932";
     struct case_spec specs[4];
@@ -141,7 +141,7 @@ START_TEST(latents_are_the_same_on_every_machine)
 }
 END_TEST
 
-START_TEST(latents_that_contradict_themselves)
+TEST_OF(cases, latents_that_contradict_themselves)
 {
     struct case_spec spec = latent_spec(false);
     ck_assert_ptr_null(case_spec_defect(&spec));
@@ -173,7 +173,7 @@ END_TEST
 
 /* A prefix is in the cache of the absorbed form, a key in a row, and nowhere in the expanded one.
  */
-START_TEST(latents_lie_where_they_are_looked_for)
+TEST_OF(cases, latents_lie_where_they_are_looked_for)
 {
     struct case_spec absorbed = latent_spec(false), expanded = latent_spec(true);
     struct forward_case *a = make(&absorbed, 4), *e = make(&expanded, 4);
@@ -199,7 +199,7 @@ START_TEST(latents_lie_where_they_are_looked_for)
 }
 END_TEST
 
-START_TEST(specs_that_contradict_themselves)
+TEST_OF(cases, specs_that_contradict_themselves)
 {
     struct forward_case *c = NULL;
     struct case_spec spec = plain_spec();
@@ -232,7 +232,7 @@ START_TEST(specs_that_contradict_themselves)
 END_TEST
 
 /* A variant has the tokens of its base, wherever it puts them. */
-START_TEST(variants_have_the_tokens_of_their_base)
+TEST_OF(cases, variants_have_the_tokens_of_their_base)
 {
     struct case_spec spec = plain_spec(), changed;
     struct forward_case *base = make(&spec, 9), *variant = NULL;
@@ -279,7 +279,7 @@ static void slots_of(enum slot_order order, int32_t *first_of_new, int32_t *seco
     forward_case_destroy(c);
 }
 
-START_TEST(every_token_has_a_slot)
+TEST_OF(cases, every_token_has_a_slot)
 {
     int32_t first, second;
     slots_of(SLOTS_CONTIGUOUS, &first, &second);
@@ -459,7 +459,7 @@ static void look_at_needles(const struct case_spec *spec, uint64_t seed, int32_t
 }
 
 /* Ten bars or more. Those of fp8 operands, whose bars are wide, are for the judge to ask about. */
-START_TEST(needles_stand_out)
+TEST_OF(needles, needles_stand_out)
 {
     struct grid *grid = make_grid();
     int32_t looked = 0;
@@ -476,7 +476,7 @@ START_TEST(needles_stand_out)
 }
 END_TEST
 
-START_TEST(needles_of_latents_stand_out)
+TEST_OF(needles, needles_of_latents_stand_out)
 {
     struct grid *grid = make_grid();
     int32_t looked = 0;
@@ -495,7 +495,7 @@ START_TEST(needles_of_latents_stand_out)
 END_TEST
 
 /* Every kind of border has needles on both sides. */
-START_TEST(needles_are_at_every_border)
+TEST_OF(needles, needles_are_at_every_border)
 {
     struct case_spec spec = plain_spec();
     int32_t window_in = 0, window_out = 0, last = 0, page = 0, prefix = 0, split = 0;
@@ -539,7 +539,7 @@ static struct case_verdict judge(const struct case_spec *spec, enum wrong wrong,
     return verdict;
 }
 
-START_TEST(what_is_right_is_good)
+TEST_OF(judge, what_is_right_is_good)
 {
     struct case_spec spec = plain_spec();
     struct case_verdict verdict = judge(&spec, NOTHING_WRONG, 3);
@@ -596,7 +596,7 @@ static void count_note(void *ctx, int32_t run)
 }
 
 /* Of a backend that promises no bits each run is judged; each but the first is named. */
-START_TEST(repetitions_without_a_promise)
+TEST_OF(judge, repetitions_without_a_promise)
 {
     struct case_spec spec = plain_spec();
     struct case_backend backend = f.backend;
@@ -623,7 +623,7 @@ START_TEST(repetitions_without_a_promise)
 END_TEST
 
 /* What is written anew each time: caches, and the outputs of a second layer; and padding. */
-START_TEST(repetitions_begin_anew)
+TEST_OF(judge, repetitions_begin_anew)
 {
     struct case_spec spec = plain_spec();
     spec.read_only_layer = true;
@@ -645,7 +645,7 @@ START_TEST(repetitions_begin_anew)
 END_TEST
 
 /* With values at the limits: which rows may be anything. */
-START_TEST(rows_that_are_excused)
+TEST_OF(judge, rows_that_are_excused)
 {
     struct case_spec spec = plain_spec();
     struct case_backend backend = f.backend;
@@ -670,7 +670,7 @@ START_TEST(rows_that_are_excused)
 END_TEST
 
 /* A value that is NaN and seen by all: in new ones, and in the cache. */
-START_TEST(nan_has_to_arrive)
+TEST_OF(judge, nan_has_to_arrive)
 {
     struct case_spec spec = plain_spec();
     spec.special_values = true;
@@ -682,7 +682,7 @@ START_TEST(nan_has_to_arrive)
 }
 END_TEST
 
-START_TEST(what_is_wrong_with_latents_is_bad)
+TEST_OF(judge, what_is_wrong_with_latents_is_bad)
 {
     static const struct {
         enum wrong wrong;
@@ -712,7 +712,7 @@ static char *value_at(const struct forward_case *c, int32_t s, int32_t j, int32_
 
 /* A program that takes the value of the key next to a needle for the needle's own is found out, at
  * every single needle. */
-START_TEST(one_value_for_its_neighbour)
+TEST_OF(judge, one_value_for_its_neighbour)
 {
     struct case_spec spec = plain_spec();
     struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
@@ -757,25 +757,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(needles, open_native, close_native);
     tcase_add_checked_fixture(judged, open_native, close_native);
     tcase_set_timeout(needles, 200);
-    tcase_add_test(cases, equal_seeds_give_equal_cases);
-    tcase_add_test(cases, cases_are_the_same_on_every_machine);
-    tcase_add_test(cases, latents_are_the_same_on_every_machine);
-    tcase_add_test(cases, specs_that_contradict_themselves);
-    tcase_add_test(cases, latents_that_contradict_themselves);
-    tcase_add_test(cases, latents_lie_where_they_are_looked_for);
-    tcase_add_test(cases, variants_have_the_tokens_of_their_base);
-    tcase_add_test(cases, every_token_has_a_slot);
-    tcase_add_test(needles, needles_stand_out);
-    tcase_add_test(needles, needles_of_latents_stand_out);
-    tcase_add_test(needles, needles_are_at_every_border);
-    tcase_add_test(judged, what_is_right_is_good);
     tcase_add_loop_test(judged, what_is_wrong_is_bad, 0, sizeof finds / sizeof finds[0]);
-    tcase_add_test(judged, repetitions_without_a_promise);
-    tcase_add_test(judged, repetitions_begin_anew);
-    tcase_add_test(judged, rows_that_are_excused);
-    tcase_add_test(judged, nan_has_to_arrive);
-    tcase_add_test(judged, what_is_wrong_with_latents_is_bad);
-    tcase_add_test(judged, one_value_for_its_neighbour);
     suite_add_tcase(s, cases);
     suite_add_tcase(s, needles);
     suite_add_tcase(s, judged);

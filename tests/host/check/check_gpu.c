@@ -65,7 +65,7 @@ static void store(cuda_function function, const void *address, unsigned int valu
 
 /* ---- Tests ----------------------------------------------------------------------------------- */
 
-START_TEST(test_description)
+TEST_OF(device, test_description)
 {
     uint64_t available, total;
     set_up();
@@ -81,7 +81,7 @@ START_TEST(test_description)
 }
 END_TEST
 
-START_TEST(test_memory)
+TEST_OF(device, test_memory)
 {
     enum { SIZE = 1013 };
     attn_stream stream;
@@ -111,7 +111,7 @@ START_TEST(test_memory)
 }
 END_TEST
 
-START_TEST(test_replay)
+TEST_OF(device, test_replay)
 {
     attn_stream one, two;
     struct device_event *start, *end;
@@ -161,7 +161,7 @@ START_TEST(test_replay)
 }
 END_TEST
 
-START_TEST(test_spoilt_capture)
+TEST_OF(device, test_spoilt_capture)
 {
     attn_stream stream;
     struct device_graph *graph = NULL;
@@ -184,7 +184,7 @@ START_TEST(test_spoilt_capture)
 END_TEST
 
 /* Modules through the table of devices, and images that the driver cannot use. */
-START_TEST(test_module)
+TEST_OF(device, test_module)
 {
     static const char *const unusable[] = {"this is no PTX", ".version 99.9\n.target sm_75\n"};
     const uint32_t one[3] = {1, 1, 1};
@@ -249,7 +249,7 @@ static void assert_lost_for_good(attn_status status)
 
 /* A store to nowhere loses the device. After its reset it works again, or it is lost to this
  * process for good; nothing in between. */
-START_TEST(test_loss_and_reset)
+TEST_OF(device, test_loss_and_reset)
 {
     attn_stream stream;
     set_up();
@@ -276,14 +276,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *made = suite_create("gpu");
-    TCase *tests = tcase_create("device");
-    tcase_add_test(tests, test_description);
-    tcase_add_test(tests, test_memory);
-    tcase_add_test(tests, test_replay);
-    tcase_add_test(tests, test_spoilt_capture);
-    tcase_add_test(tests, test_module);
-    tcase_add_test(tests, test_loss_and_reset);
-    suite_add_tcase(made, tests);
     return made;
 }
 

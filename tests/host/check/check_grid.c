@@ -144,7 +144,7 @@ static int32_t check_pairs(const struct grid *grid, uint64_t seed)
     return accepted;
 }
 
-START_TEST(accepted_pairs_are_covered)
+TEST_OF(grid, accepted_pairs_are_covered)
 {
     const attn_backend_type *types[] = {f.subject.type, with_query(choosy_query)};
     for (int t = 0; t < 2; t++) {
@@ -158,7 +158,7 @@ START_TEST(accepted_pairs_are_covered)
 }
 END_TEST
 
-START_TEST(refused_points_are_left_out)
+TEST_OF(grid, refused_points_are_left_out)
 {
     struct grid *grid = make_grid(with_query(choosy_query), 4, false);
     struct case_spec spec;
@@ -174,7 +174,7 @@ START_TEST(refused_points_are_left_out)
 }
 END_TEST
 
-START_TEST(equal_seeds_give_equal_grids)
+TEST_OF(grid, equal_seeds_give_equal_grids)
 {
     struct grid *a = make_grid(f.subject.type, 8, false), *b = make_grid(f.subject.type, 8, false);
     struct grid *other = make_grid(f.subject.type, 9, false);
@@ -208,7 +208,7 @@ START_TEST(it_is_the_same_on_every_machine)
 }
 END_TEST
 
-START_TEST(exhaustive_has_more)
+TEST_OF(grid, exhaustive_has_more)
 {
     struct grid *few = make_grid(f.subject.type, 8, false);
     struct grid *many = make_grid(f.subject.type, 8, true);
@@ -220,7 +220,7 @@ START_TEST(exhaustive_has_more)
 END_TEST
 
 /* Which forms of indices can be asked for is found out by the options that decide it. */
-START_TEST(index_forms_are_found)
+TEST_OF(grid, index_forms_are_found)
 {
     struct grid *grid = make_grid(f.subject.type, 1, false);
     uint32_t found = 0;
@@ -233,7 +233,7 @@ END_TEST
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-START_TEST(products_are_of_what_is_accepted)
+TEST_OF(grid, products_are_of_what_is_accepted)
 {
     static const struct grid_choice choices[] = {
         {AXIS_WINDOW, 0xff}, {AXIS_CAP, 7}, {AXIS_MODE, 3}, {0, 0}};
@@ -256,7 +256,7 @@ START_TEST(products_are_of_what_is_accepted)
 END_TEST
 
 /* What differs from the plain points in several ways at once is found by its reasons. */
-START_TEST(a_base_is_found_by_reasons)
+TEST_OF(grid, a_base_is_found_by_reasons)
 {
     struct case_spec spec;
     struct grid *grid = make_grid(with_query(narrow_query), 1, false);
@@ -269,7 +269,7 @@ START_TEST(a_base_is_found_by_reasons)
 END_TEST
 
 /* A query may be slow: to choose and to count cases each question is posed once. */
-START_TEST(no_question_is_posed_twice)
+TEST_OF(grid, no_question_is_posed_twice)
 {
     static const struct grid_choice choices[] = {{AXIS_PAGE, 7}, {AXIS_WINDOW, 0xff}, {0, 0}};
     struct grid *grid = make_grid(with_query(narrow_query), 1, false);
@@ -285,7 +285,7 @@ START_TEST(no_question_is_posed_twice)
 }
 END_TEST
 
-START_TEST(nothing_accepted_is_an_empty_grid)
+TEST_OF(grid, nothing_accepted_is_an_empty_grid)
 {
     struct grid *grid = make_grid(with_query(no_query), 1, true);
     ck_assert_int_eq(grid->num_points, 0);
@@ -295,7 +295,7 @@ START_TEST(nothing_accepted_is_an_empty_grid)
 END_TEST
 
 /* Of every rule that the numerics are about there are cases. */
-START_TEST(every_rule_is_exercised)
+TEST_OF(grid, every_rule_is_exercised)
 {
     static const char *const rules[] = {
         "MEAN-02", "MEAN-03", "MEAN-04", "MEAN-05", "MEAN-06", "MEAN-07", "MEAN-08", "MEAN-09",
@@ -337,7 +337,7 @@ static const struct mla_choice latents = {
     {{AXIS_MODE, 31}, {AXIS_SOURCE, 63}, {AXIS_MASK, 1 << MASK_LAYER | 1 << MASK_NONE}}};
 
 /* Of a product, and at random: what is taken is what query accepts, of every form and layout. */
-START_TEST(latent_points_are_the_same_on_every_machine)
+TEST_OF(grid, latent_points_are_the_same_on_every_machine)
 {
     static const char golden[] = "15e26c69c8825734e162631c24751ca677f471f7384b0722fcf21882d78a9775";
     struct sha256_ctx sha256;
@@ -376,7 +376,7 @@ START_TEST(latent_points_are_the_same_on_every_machine)
 }
 END_TEST
 
-START_TEST(chunks_lie_in_their_prefix)
+TEST_OF(grid, chunks_lie_in_their_prefix)
 {
     static const struct mla_choice chunks = {
         MLA_EXPANDED,
@@ -407,7 +407,7 @@ START_TEST(chunks_lie_in_their_prefix)
 }
 END_TEST
 
-START_TEST(no_latent_layers_has_a_reason)
+TEST_OF(grid, no_latent_layers_has_a_reason)
 {
     struct mla_point point;
     char reason[256] = "";
@@ -424,20 +424,7 @@ static Suite *suite(void)
     TCase *t = tcase_create("grid");
     tcase_add_checked_fixture(t, open_native, close_native);
     tcase_set_timeout(t, 100);
-    tcase_add_test(t, accepted_pairs_are_covered);
-    tcase_add_test(t, refused_points_are_left_out);
-    tcase_add_test(t, equal_seeds_give_equal_grids);
     tcase_add_loop_test(t, it_is_the_same_on_every_machine, 0, 3);
-    tcase_add_test(t, exhaustive_has_more);
-    tcase_add_test(t, index_forms_are_found);
-    tcase_add_test(t, every_rule_is_exercised);
-    tcase_add_test(t, products_are_of_what_is_accepted);
-    tcase_add_test(t, a_base_is_found_by_reasons);
-    tcase_add_test(t, no_question_is_posed_twice);
-    tcase_add_test(t, nothing_accepted_is_an_empty_grid);
-    tcase_add_test(t, latent_points_are_the_same_on_every_machine);
-    tcase_add_test(t, chunks_lie_in_their_prefix);
-    tcase_add_test(t, no_latent_layers_has_a_reason);
     suite_add_tcase(s, t);
     return s;
 }

@@ -54,7 +54,7 @@ static void tear_down(void)
     assert_nothing_left();
 }
 
-START_TEST(is_the_driver)
+TEST_OF(calls, is_the_driver)
 {
     unsigned int (*allocate)(cuda_pointer *, size_t), (*release)(cuda_pointer);
     cuda_pointer memory = 0;
@@ -72,7 +72,7 @@ END_TEST
 
 /* The fake lacks most of the driver's calls: so does the spy. Those that are not noted are the
  * driver's own. */
-START_TEST(has_what_the_driver_has)
+TEST_OF(calls, has_what_the_driver_has)
 {
     char path[4096];
     void *library = open_driver();
@@ -91,7 +91,7 @@ START_TEST(has_what_the_driver_has)
 }
 END_TEST
 
-START_TEST(notes_while_it_watches)
+TEST_OF(calls, notes_while_it_watches)
 {
     cuda_stream stream;
     cuda_event event;
@@ -120,7 +120,7 @@ START_TEST(notes_while_it_watches)
 END_TEST
 
 /* Where a copy to the host goes to decides whether it waits. */
-START_TEST(copies)
+TEST_OF(calls, copies)
 {
     cuda_pointer memory;
     void *pinned;
@@ -150,7 +150,7 @@ static void nothing(const struct fake_cuda_launch *launch)
     (void)launch;
 }
 
-START_TEST(launches)
+TEST_OF(calls, launches)
 {
     cuda_module module;
     cuda_function function;
@@ -186,7 +186,7 @@ START_TEST(launches)
 }
 END_TEST
 
-START_TEST(polling)
+TEST_OF(calls, polling)
 {
     cuda_stream streams[2];
     for (int i = 0; i < 2; i++)
@@ -205,7 +205,7 @@ START_TEST(polling)
 END_TEST
 
 /* More than there is room for: they are counted, and the first ones are there. */
-START_TEST(overflows)
+TEST_OF(calls, overflows)
 {
     spy.begin();
     for (int i = 0; i < SPY_MAX_RECORDS + 10; i++)
@@ -219,7 +219,7 @@ END_TEST
 
 /* ---- Installing ------------------------------------------------------------------------------ */
 
-START_TEST(too_late)
+TEST_OF(installing, too_late)
 {
     char path[4096], why[160];
     use_fake_cuda_in_plugins();
@@ -231,7 +231,7 @@ START_TEST(too_late)
 }
 END_TEST
 
-START_TEST(twice)
+TEST_OF(installing, twice)
 {
     char path[4096];
     use_spy_on_fake();
@@ -240,7 +240,7 @@ START_TEST(twice)
 }
 END_TEST
 
-START_TEST(not_there)
+TEST_OF(installing, not_there)
 {
     char path[4096], why[160];
     use_fake_cuda();
@@ -254,7 +254,7 @@ START_TEST(not_there)
 }
 END_TEST
 
-START_TEST(no_driver)
+TEST_OF(installing, no_driver)
 {
     char path[4096];
     spy_path(path);
@@ -279,7 +279,7 @@ static int install_by_library_path(const char *file)
     return dlopen("fake_cuda.so", RTLD_NOW | RTLD_NOLOAD) ? 0 : 3;
 }
 
-START_TEST(as_the_loader_finds_it)
+TEST_OF(installing, as_the_loader_finds_it)
 {
     char *const arguments[] = {(char *)(uintptr_t) "check_spy_cuda", NULL};
     char folder[4096], path[4096];
@@ -319,7 +319,7 @@ static unsigned int call_version(get_v1 get, const char *name, int version, uint
     return result;
 }
 
-START_TEST(versions)
+TEST_OF(installing, versions)
 {
     static const struct {
         const char *name;
@@ -366,21 +366,8 @@ static Suite *suite(void)
     Suite *s = suite_create("spy_cuda");
     TCase *t = tcase_create("calls");
     tcase_add_checked_fixture(t, set_up, tear_down);
-    tcase_add_test(t, is_the_driver);
-    tcase_add_test(t, has_what_the_driver_has);
-    tcase_add_test(t, notes_while_it_watches);
-    tcase_add_test(t, copies);
-    tcase_add_test(t, launches);
-    tcase_add_test(t, polling);
-    tcase_add_test(t, overflows);
     suite_add_tcase(s, t);
     t = tcase_create("installing");
-    tcase_add_test(t, too_late);
-    tcase_add_test(t, twice);
-    tcase_add_test(t, not_there);
-    tcase_add_test(t, no_driver);
-    tcase_add_test(t, as_the_loader_finds_it);
-    tcase_add_test(t, versions);
     suite_add_tcase(s, t);
     return s;
 }

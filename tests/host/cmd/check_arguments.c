@@ -204,7 +204,7 @@ START_TEST(help_is_made_from_the_rows)
 END_TEST
 
 /* Names that help lists are those that people type; each row has what help needs. */
-START_TEST(rows_of_all_commands)
+TEST_OF(arguments, rows_of_all_commands)
 {
 #define ADDRESS(name) &command_##name,
     static const struct command *const commands[] = {COMMANDS(ADDRESS)};
@@ -234,7 +234,7 @@ END_TEST
 
 /* ---- Exit codes ------------------------------------------------------------------------------ */
 
-START_TEST(exit_codes)
+TEST_OF(arguments, exit_codes)
 {
     struct session_result before = {.began = false}, after = {.began = true};
     struct session_result passed = {.began = true, .passed = true};
@@ -267,8 +267,6 @@ static Suite *suite(void)
     tcase_add_loop_test(tcase, what_is_given, 0, sizeof good / sizeof *good);
     tcase_add_loop_test(tcase, what_is_refused, 0, sizeof bad / sizeof *bad);
     tcase_add_loop_test(tcase, help_is_made_from_the_rows, 0, 2);
-    tcase_add_test(tcase, rows_of_all_commands);
-    tcase_add_test(tcase, exit_codes);
     suite_add_tcase(made, tcase);
     return made;
 }

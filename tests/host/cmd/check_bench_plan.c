@@ -96,7 +96,7 @@ START_TEST(one_device_for_all)
 }
 END_TEST
 
-START_TEST(two_devices_are_refused)
+TEST_OF(device, two_devices_are_refused)
 {
     static const char *const backends[] = {"cpu_native,triton_like", "triton_like,cpu_native",
                                            "fixture_one,triton_like,cpu_native"};
@@ -111,7 +111,7 @@ START_TEST(two_devices_are_refused)
 END_TEST
 
 /* Without a driver no backend serves on CUDA. */
-START_TEST(no_driver)
+TEST_OF(device, no_driver)
 {
     setenv("ATTNHOST_LIBCUDA", "/nowhere/libcuda.so.1", 1);
     ck_assert_int_eq(plan("triton_like,cpu_native", "mode=decode", ""), ATTN_OK);
@@ -126,8 +126,6 @@ static Suite *suite(void)
     TCase *tcase = tcase_create("device");
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_loop_test(tcase, one_device_for_all, 0, NUM_ROWS);
-    tcase_add_test(tcase, two_devices_are_refused);
-    tcase_add_test(tcase, no_driver);
     suite_add_tcase(made, tcase);
     return made;
 }

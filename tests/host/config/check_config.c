@@ -112,7 +112,7 @@ static const char good_ini[] = "# a comment; with [things] = in it\n"
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
-START_TEST(defaults)
+TEST_OF(values, defaults)
 {
     struct config *config;
     host_error_init(&error);
@@ -140,7 +140,7 @@ START_TEST(defaults)
 }
 END_TEST
 
-START_TEST(plain_values_arrive)
+TEST_OF(values, plain_values_arrive)
 {
     struct config *config = load_good(good_ini);
     ck_assert_int_eq(config->platform.device.type, ATTN_DEVICE_CUDA);
@@ -173,7 +173,7 @@ START_TEST(plain_values_arrive)
 }
 END_TEST
 
-START_TEST(lists_and_paths_arrive)
+TEST_OF(values, lists_and_paths_arrive)
 {
     struct config *config = load_good(good_ini);
     ck_assert_uint_eq(config->plugins.path.count, 2);
@@ -215,7 +215,7 @@ START_TEST(lists_and_paths_arrive)
 }
 END_TEST
 
-START_TEST(backend_sections_are_kept_raw)
+TEST_OF(values, backend_sections_are_kept_raw)
 {
     struct config *config = load_good(good_ini);
     ck_assert_uint_eq(config->backends.count, 2);
@@ -237,7 +237,7 @@ START_TEST(backend_sections_are_kept_raw)
 }
 END_TEST
 
-START_TEST(places)
+TEST_OF(values, places)
 {
     struct config *config = load_good(good_ini);
     ck_assert(config_is_set(config, "kv_cache.page_size"));
@@ -261,7 +261,7 @@ START_TEST(places)
 }
 END_TEST
 
-START_TEST(devices)
+TEST_OF(values, devices)
 {
     static const struct {
         const char *text;
@@ -282,7 +282,7 @@ START_TEST(devices)
 }
 END_TEST
 
-START_TEST(data_types)
+TEST_OF(values, data_types)
 {
     static const struct {
         const char *text;
@@ -300,7 +300,7 @@ START_TEST(data_types)
 }
 END_TEST
 
-START_TEST(every_row_is_sound)
+TEST_OF(values, every_row_is_sound)
 {
     for (size_t i = 0; i < config_num_keys; i++) {
         const struct config_key *key = &config_keys[i];
@@ -327,7 +327,7 @@ END_TEST
 
 /* ---- What is refused ------------------------------------------------------------------------- */
 
-START_TEST(unknown_names_are_corrected)
+TEST_OF(refused, unknown_names_are_corrected)
 {
     ASSERT_REFUSED("[kv_cache]\npagesize = 1\n",
                    "t.ini:2: unknown key 'pagesize' in [kv_cache], did you mean 'page_size'?",
@@ -418,7 +418,7 @@ START_TEST(bad_values_are_named_with_place_and_choices)
 }
 END_TEST
 
-START_TEST(twice_is_refused_with_both_lines)
+TEST_OF(refused, twice_is_refused_with_both_lines)
 {
     ASSERT_REFUSED("[kv_cache]\npage_size = 1\n[model]\n[kv_cache]\npage_size = 1\n",
                    "t.ini:5: kv_cache.page_size is given twice, first at t.ini:2");
@@ -433,7 +433,7 @@ END_TEST
 
 /* ---- Lines ----------------------------------------------------------------------------------- */
 
-START_TEST(long_lines_are_refused_not_cut)
+TEST_OF(lines, long_lines_are_refused_not_cut)
 {
     static const size_t lengths[] = {150, 194, 195, 196, 300, 65531, 65532, 65533, 70000};
     enum { MOST = 65536 };
@@ -473,7 +473,7 @@ START_TEST(long_lines_are_refused_not_cut)
 }
 END_TEST
 
-START_TEST(long_sections_are_refused_not_cut)
+TEST_OF(lines, long_sections_are_refused_not_cut)
 {
     char text[256], name[100];
     for (size_t length = 30; length < 80; length++) {
@@ -493,7 +493,7 @@ START_TEST(long_sections_are_refused_not_cut)
 END_TEST
 
 /* What is searched from the start is bounded: a mebibyte of sections would take minutes. */
-START_TEST(too_many_sections_and_values_are_refused)
+TEST_OF(lines, too_many_sections_and_values_are_refused)
 {
     strbuf text;
     struct config *config;
@@ -518,7 +518,7 @@ START_TEST(too_many_sections_and_values_are_refused)
 }
 END_TEST
 
-START_TEST(malformed_lines_are_refused)
+TEST_OF(lines, malformed_lines_are_refused)
 {
     ASSERT_REFUSED("[model]\nnum_layers\n", "t.ini:2: 'num_layers' is not understood");
     ASSERT_REFUSED("[model\nnum_layers = 2\n", "t.ini:1: '[model' is not understood");
@@ -533,7 +533,7 @@ START_TEST(malformed_lines_are_refused)
 }
 END_TEST
 
-START_TEST(indentation_means_nothing)
+TEST_OF(lines, indentation_means_nothing)
 {
     /* inih alone would take the second and third line for more of num_layers. */
     struct config *config =
@@ -546,7 +546,7 @@ START_TEST(indentation_means_nothing)
 }
 END_TEST
 
-START_TEST(byte_order_mark_and_line_ends)
+TEST_OF(lines, byte_order_mark_and_line_ends)
 {
     struct config *config =
         load_good("\xEF\xBB\xBF[model]\r\nnum_layers = 4 ; four\r\n\r\n[verify] # x\r\nrate=0\r");
@@ -560,7 +560,7 @@ START_TEST(byte_order_mark_and_line_ends)
 }
 END_TEST
 
-START_TEST(nul_bytes_are_refused)
+TEST_OF(lines, nul_bytes_are_refused)
 {
     static const char text[] = "[model]\nnum_layers = 1\0"
                                "6\n";
@@ -577,7 +577,7 @@ END_TEST
 
 /* ---- --set ----------------------------------------------------------------------------------- */
 
-START_TEST(sets_win)
+TEST_OF(sets, sets_win)
 {
     static const char *const sets[] = {
         "kv_cache.page_size=32", "kv_cache.page_size= 64 ",  "plugins.path=x",
@@ -612,7 +612,7 @@ START_TEST(sets_win)
 }
 END_TEST
 
-START_TEST(bad_sets_are_refused)
+TEST_OF(sets, bad_sets_are_refused)
 {
     ASSERT_SET_REFUSED("kv_cache.page_size=0", "--set: kv_cache.page_size = '0' is out of range");
     ASSERT_SET_REFUSED("kv_cache.pagesize=1", "--set: ", "did you mean 'page_size'?");
@@ -633,7 +633,7 @@ END_TEST
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
-START_TEST(files)
+TEST_OF(files, files)
 {
     char directory[] = "/tmp/check_config_XXXXXX", path[128];
     struct config *config = NULL;
@@ -673,7 +673,7 @@ START_TEST(files)
 }
 END_TEST
 
-START_TEST(paths_are_joined)
+TEST_OF(files, paths_are_joined)
 {
     static const char *const cases[][3] = {
         {"/a", "b", "/a/b"},       {"/a", "/b", "/b"},    {"/", "b", "/b"},
@@ -714,7 +714,7 @@ static char *print_values(const struct config *config)
     return text;
 }
 
-START_TEST(printed_config_reads_back_as_itself)
+TEST_OF(printing, printed_config_reads_back_as_itself)
 {
     static const char *const sets[] = {"kv_cache.k_scale=0.25", "attention.fallback="};
     struct config *config, *again, *bare = load_good("");
@@ -747,7 +747,7 @@ START_TEST(printed_config_reads_back_as_itself)
 }
 END_TEST
 
-START_TEST(every_key_is_printed)
+TEST_OF(printing, every_key_is_printed)
 {
     struct config *config = load_good("");
     char *text = print(config);
@@ -763,7 +763,7 @@ START_TEST(every_key_is_printed)
 }
 END_TEST
 
-START_TEST(what_an_ini_cannot_hold_is_printed_as_a_comment)
+TEST_OF(printing, what_an_ini_cannot_hold_is_printed_as_a_comment)
 {
     static char longest[70000];
     memset(longest, '/', sizeof longest);
@@ -783,7 +783,7 @@ START_TEST(what_an_ini_cannot_hold_is_printed_as_a_comment)
 END_TEST
 
 /* --print-config is read back as it was, whatever the values hold. */
-START_TEST(quoted_values_are_read_back)
+TEST_OF(printing, quoted_values_are_read_back)
 {
     static const char *const values[] = {";v",   "a ;b", "\"",    "\\", "\"a\" ;\\\"",
                                          "\\\\", "a\"b", "x=y:z", "#"};
@@ -809,7 +809,7 @@ START_TEST(quoted_values_are_read_back)
 }
 END_TEST
 
-START_TEST(quotes_have_to_be_closed)
+TEST_OF(printing, quotes_have_to_be_closed)
 {
     struct config *config = load_good("[backend.x]\na = \"v ;w\"  ; comment\n");
     ck_assert_str_eq(config->backends.items[0].options[0].value, "v ;w");
@@ -855,7 +855,7 @@ static void assert_survives(const char *text, size_t length)
     config_destroy(again);
 }
 
-START_TEST(mutations_of_a_good_ini)
+TEST_OF(garbage, mutations_of_a_good_ini)
 {
     static const char bytes[] = "[]=:;# \t\r\n\0.,*-/0179eaz\xEF\xBB\xBF\x1b";
     char text[sizeof good_ini + 600];
@@ -896,7 +896,7 @@ START_TEST(mutations_of_a_good_ini)
 }
 END_TEST
 
-START_TEST(random_bytes_and_random_tokens)
+TEST_OF(garbage, random_bytes_and_random_tokens)
 {
     static const char *const tokens[] = {"[model]",
                                          "\n",
@@ -963,50 +963,12 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *config = suite_create("config");
-    TCase *values = tcase_create("values");
-    tcase_add_test(values, defaults);
-    tcase_add_test(values, plain_values_arrive);
-    tcase_add_test(values, lists_and_paths_arrive);
-    tcase_add_test(values, backend_sections_are_kept_raw);
-    tcase_add_test(values, places);
-    tcase_add_test(values, devices);
-    tcase_add_test(values, data_types);
-    tcase_add_test(values, every_row_is_sound);
-    suite_add_tcase(config, values);
     TCase *refused = tcase_create("refused");
-    tcase_add_test(refused, unknown_names_are_corrected);
     tcase_add_loop_test(refused, bad_values_are_named_with_place_and_choices, 0,
                         (int)NUM(bad_values));
-    tcase_add_test(refused, twice_is_refused_with_both_lines);
     suite_add_tcase(config, refused);
-    TCase *lines = tcase_create("lines");
-    tcase_add_test(lines, long_lines_are_refused_not_cut);
-    tcase_add_test(lines, long_sections_are_refused_not_cut);
-    tcase_add_test(lines, too_many_sections_and_values_are_refused);
-    tcase_add_test(lines, malformed_lines_are_refused);
-    tcase_add_test(lines, indentation_means_nothing);
-    tcase_add_test(lines, byte_order_mark_and_line_ends);
-    tcase_add_test(lines, nul_bytes_are_refused);
-    suite_add_tcase(config, lines);
-    TCase *sets = tcase_create("sets");
-    tcase_add_test(sets, sets_win);
-    tcase_add_test(sets, bad_sets_are_refused);
-    suite_add_tcase(config, sets);
-    TCase *files_and_paths = tcase_create("files");
-    tcase_add_test(files_and_paths, files);
-    tcase_add_test(files_and_paths, paths_are_joined);
-    suite_add_tcase(config, files_and_paths);
-    TCase *printing = tcase_create("printing");
-    tcase_add_test(printing, printed_config_reads_back_as_itself);
-    tcase_add_test(printing, every_key_is_printed);
-    tcase_add_test(printing, what_an_ini_cannot_hold_is_printed_as_a_comment);
-    tcase_add_test(printing, quoted_values_are_read_back);
-    tcase_add_test(printing, quotes_have_to_be_closed);
-    suite_add_tcase(config, printing);
     TCase *garbage = tcase_create("garbage");
     tcase_set_timeout(garbage, 120); /* valgrind */
-    tcase_add_test(garbage, mutations_of_a_good_ini);
-    tcase_add_test(garbage, random_bytes_and_random_tokens);
     suite_add_tcase(config, garbage);
     return config;
 }

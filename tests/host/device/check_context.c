@@ -128,7 +128,7 @@ static void live(cuda_context engines)
     assert_called(PROBE_destroy, engines);
 }
 
-START_TEST(any_context_may_be_current)
+TEST_OF(context, any_context_may_be_current)
 {
     cuda_context popped;
     set_up();
@@ -154,7 +154,7 @@ static attnhost_metadata *make_metadata(attnhost_backend **backend, const attn_m
 }
 
 /* Where it is current already, a forward costs a look at that and no other call. */
-START_TEST(a_forward_is_cheap)
+TEST_OF(context, a_forward_is_cheap)
 {
     struct fake_cuda_counters counters;
     cuda_context popped;
@@ -176,7 +176,7 @@ START_TEST(a_forward_is_cheap)
 END_TEST
 
 /* A plugin is not called without its context, and what was made is destroyed all the same. */
-START_TEST(a_context_that_cannot_be_entered)
+TEST_OF(context, a_context_that_cannot_be_entered)
 {
     attnhost_backend *backend;
     set_up();
@@ -250,7 +250,7 @@ static void assert_made_zeroed(const struct device *opened, char *given)
 
 /* A stream that the legacy one waits for stands still: what waits for the legacy stream never
  * returns. */
-START_TEST(zeroed_beside_a_stream_that_stands_still)
+TEST_OF(context, zeroed_beside_a_stream_that_stands_still)
 {
     struct device *opened;
     cuda_context popped;
@@ -276,7 +276,7 @@ START_TEST(zeroed_beside_a_stream_that_stands_still)
 END_TEST
 
 /* An engine captures on such a stream: work in the legacy one would spoil that. */
-START_TEST(zeroed_beside_a_capture)
+TEST_OF(context, zeroed_beside_a_capture)
 {
     struct device *opened;
     cuda_context popped;
@@ -302,13 +302,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *made = suite_create("context");
-    TCase *tests = tcase_create("context");
-    tcase_add_test(tests, any_context_may_be_current);
-    tcase_add_test(tests, a_forward_is_cheap);
-    tcase_add_test(tests, a_context_that_cannot_be_entered);
-    tcase_add_test(tests, zeroed_beside_a_stream_that_stands_still);
-    tcase_add_test(tests, zeroed_beside_a_capture);
-    suite_add_tcase(made, tests);
     return made;
 }
 

@@ -53,7 +53,7 @@ static void assert_refused(const char *path, attn_status status, const char *tex
     cuda_driver_finish(&refused);
 }
 
-START_TEST(test_opens)
+TEST_OF(opening, test_opens)
 {
     char path[4096];
     set_up();
@@ -74,7 +74,7 @@ START_TEST(test_opens)
 }
 END_TEST
 
-START_TEST(test_driver_absent)
+TEST_OF(opening, test_driver_absent)
 {
     assert_refused("/nowhere/libcuda.so.1", ATTN_DEPENDENCY_MISSING, "/nowhere/libcuda.so.1");
     setenv("ATTNHOST_LIBCUDA", "/nowhere/else/libcuda.so.1", 1);
@@ -84,7 +84,7 @@ START_TEST(test_driver_absent)
 }
 END_TEST
 
-START_TEST(test_relative_path)
+TEST_OF(opening, test_relative_path)
 {
     assert_refused("libcuda.so.1", ATTN_CONFIG_ERROR, "'libcuda.so.1' is relative");
     setenv("ATTNHOST_LIBCUDA", "./libcuda.so.1", 1);
@@ -92,7 +92,7 @@ START_TEST(test_relative_path)
 }
 END_TEST
 
-START_TEST(test_not_a_driver)
+TEST_OF(opening, test_not_a_driver)
 {
     char path[4096];
     assert_refused("/etc/passwd", ATTN_DEPENDENCY_MISSING, "/etc/passwd");
@@ -101,7 +101,7 @@ START_TEST(test_not_a_driver)
 }
 END_TEST
 
-START_TEST(test_older_driver)
+TEST_OF(opening, test_older_driver)
 {
     char path[4096];
     fixture_path("fake_cuda_old.so", path);
@@ -110,7 +110,7 @@ START_TEST(test_older_driver)
 }
 END_TEST
 
-START_TEST(test_no_device)
+TEST_OF(opening, test_no_device)
 {
     char path[4096];
     use_fake_cuda();
@@ -161,7 +161,7 @@ static const struct {
     {424242, ATTN_INTERNAL},
 };
 
-START_TEST(test_classes)
+TEST_OF(opening, test_classes)
 {
     for (size_t c = 0; c < sizeof classes / sizeof *classes; c++)
         ck_assert_msg(cuda_status(classes[c].result) == classes[c].status, "result %u",
@@ -169,7 +169,7 @@ START_TEST(test_classes)
 }
 END_TEST
 
-START_TEST(test_message)
+TEST_OF(opening, test_message)
 {
     set_up();
     ck_assert_int_eq(cuda_fail(&driver, CUDA_SUCCESS, "cuX", &error.base, "%d", 1), ATTN_OK);
@@ -224,7 +224,7 @@ static void copy_out(cuda_pointer memory, int *values, size_t count, cuda_stream
     CALL(cuStreamSynchronize(stream));
 }
 
-START_TEST(test_kernel)
+TEST_OF(fake, test_kernel)
 {
     set_up();
     cuda_module module;
@@ -270,7 +270,7 @@ START_TEST(test_kernel)
 }
 END_TEST
 
-START_TEST(test_launch_limits)
+TEST_OF(fake, test_launch_limits)
 {
     set_up();
     cuda_module module;
@@ -298,7 +298,7 @@ START_TEST(test_launch_limits)
 END_TEST
 
 /* A kernel beyond the end of its memory: the launch succeeds, what comes after does not. */
-START_TEST(test_kernel_out_of_bounds)
+TEST_OF(fake, test_kernel_out_of_bounds)
 {
     set_up();
     cuda_module module;
@@ -320,7 +320,7 @@ END_TEST
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* The host's memory is not the device's, unless it is pinned. */
-START_TEST(test_kernel_on_host_memory)
+TEST_OF(fake, test_kernel_on_host_memory)
 {
     for (int is_pinned = 0; is_pinned < 2; is_pinned++) {
         cuda_module module;
@@ -342,7 +342,7 @@ START_TEST(test_kernel_on_host_memory)
 END_TEST
 
 /* In a separate process: the fault ends it. */
-START_TEST(test_device_memory_is_not_the_hosts)
+TEST_OF(fake, test_device_memory_is_not_the_hosts)
 {
     cuda_pointer memory;
     int status;
@@ -361,7 +361,7 @@ START_TEST(test_device_memory_is_not_the_hosts)
 }
 END_TEST
 
-START_TEST(test_use_after_free)
+TEST_OF(fake, test_use_after_free)
 {
     set_up();
     cuda_pointer memory, other;
@@ -379,7 +379,7 @@ START_TEST(test_use_after_free)
 END_TEST
 
 /* Work that is still queued when its memory is freed. */
-START_TEST(test_free_too_early)
+TEST_OF(fake, test_free_too_early)
 {
     set_up();
     cuda_stream stream;
@@ -413,7 +413,7 @@ static void resolve_other(void)
 #undef RESOLVE
 }
 
-START_TEST(test_synchronous_calls)
+TEST_OF(fake, test_synchronous_calls)
 {
     set_up();
     resolve_other();
@@ -437,7 +437,7 @@ START_TEST(test_synchronous_calls)
 }
 END_TEST
 
-START_TEST(test_overruns)
+TEST_OF(fake, test_overruns)
 {
     static const int64_t offsets[] = {-1, 64};
     for (int i = 0; i < 2; i++) {
@@ -484,7 +484,7 @@ static void assert_said(const char *text)
 }
 
 /* The legacy stream waits for the blocking ones and they for it; the others do not care. */
-START_TEST(test_legacy_stream)
+TEST_OF(fake, test_legacy_stream)
 {
     set_up();
     cuda_stream blocking, free_stream;
@@ -504,7 +504,7 @@ START_TEST(test_legacy_stream)
 END_TEST
 
 /* A capture over two streams, joined by events, runs in an order that respects them. */
-START_TEST(test_capture_two_streams)
+TEST_OF(fake, test_capture_two_streams)
 {
     set_up();
     cuda_stream one, two;
@@ -551,7 +551,7 @@ static void *allocate_elsewhere(void *result)
 }
 
 /* An allocation in another thread spoils a global capture, none of its thread's own. */
-START_TEST(test_capture_modes)
+TEST_OF(fake, test_capture_modes)
 {
     for (unsigned int mode = 0; mode < 3; mode++) {
         cuda_stream stream;
@@ -578,7 +578,7 @@ START_TEST(test_capture_modes)
 }
 END_TEST
 
-START_TEST(test_capture_isolation)
+TEST_OF(fake, test_capture_isolation)
 {
     set_up();
     cuda_stream one, two;
@@ -610,27 +610,6 @@ static Suite *suite(void)
 {
     Suite *made = suite_create("cuda_driver");
     TCase *opening = tcase_create("opening"), *work = tcase_create("fake");
-    tcase_add_test(opening, test_opens);
-    tcase_add_test(opening, test_driver_absent);
-    tcase_add_test(opening, test_relative_path);
-    tcase_add_test(opening, test_not_a_driver);
-    tcase_add_test(opening, test_older_driver);
-    tcase_add_test(opening, test_no_device);
-    tcase_add_test(opening, test_classes);
-    tcase_add_test(opening, test_message);
-    tcase_add_test(work, test_kernel);
-    tcase_add_test(work, test_launch_limits);
-    tcase_add_test(work, test_kernel_out_of_bounds);
-    tcase_add_test(work, test_kernel_on_host_memory);
-    tcase_add_test(work, test_device_memory_is_not_the_hosts);
-    tcase_add_test(work, test_use_after_free);
-    tcase_add_test(work, test_free_too_early);
-    tcase_add_test(work, test_synchronous_calls);
-    tcase_add_test(work, test_overruns);
-    tcase_add_test(work, test_legacy_stream);
-    tcase_add_test(work, test_capture_two_streams);
-    tcase_add_test(work, test_capture_modes);
-    tcase_add_test(work, test_capture_isolation);
     suite_add_tcase(made, opening);
     suite_add_tcase(made, work);
     return made;

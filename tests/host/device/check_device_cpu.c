@@ -26,7 +26,7 @@ static void tear_down(void)
     device_close(device);
 }
 
-START_TEST(events_are_done_at_once)
+TEST_OF(core, events_are_done_at_once)
 {
     struct device_event *start, *end;
     attn_stream stream = &stream;
@@ -50,7 +50,7 @@ START_TEST(events_are_done_at_once)
 }
 END_TEST
 
-START_TEST(memory_is_told)
+TEST_OF(core, memory_is_told)
 {
     uint64_t available, total;
     GOOD(device_memory(device, &available, &total, &error.base));
@@ -59,7 +59,7 @@ START_TEST(memory_is_told)
 END_TEST
 
 /* Graphs, modules of kernels, a reset. What was asked for is not touched. */
-START_TEST(what_it_does_not_have)
+TEST_OF(core, what_it_does_not_have)
 {
     static const uint32_t one[3] = {1, 1, 1};
     struct device_graph *graph = NULL;
@@ -80,7 +80,7 @@ START_TEST(what_it_does_not_have)
 }
 END_TEST
 
-START_TEST(there_is_one)
+TEST_OF(core, there_is_one)
 {
     struct device *second = NULL;
     FAILS(device_open(ATTN_DEVICE_CPU, 1, &second, &error.base), ATTN_DEPENDENCY_MISSING);
@@ -92,10 +92,6 @@ static Suite *suite(void)
     Suite *made = suite_create("device_cpu");
     TCase *core = tcase_create("core");
     tcase_add_checked_fixture(core, set_up, tear_down);
-    tcase_add_test(core, events_are_done_at_once);
-    tcase_add_test(core, memory_is_told);
-    tcase_add_test(core, what_it_does_not_have);
-    tcase_add_test(core, there_is_one);
     suite_add_tcase(made, core);
     return made;
 }

@@ -35,7 +35,7 @@ static void tear_down(void)
 
 /* ---- Description ----------------------------------------------------------------------------- */
 
-START_TEST(test_describe)
+TEST_OF(good, test_describe)
 {
     attn_device info = {0};
     use_fake_cuda();
@@ -76,7 +76,7 @@ static void assert_not_described(int32_t id, const char *text)
     ck_assert_ptr_null(opened);
 }
 
-START_TEST(test_no_such_device)
+TEST_OF(good, test_no_such_device)
 {
     use_fake_cuda();
     fake.set_devices(2);
@@ -103,7 +103,7 @@ static void *allocate(uint32_t space, uint64_t size, uint64_t alignment)
     return memory;
 }
 
-START_TEST(test_alignments)
+TEST_OF(good, test_alignments)
 {
     static const uint64_t alignments[] = {1, 8, 256, 512, 4096, 65536, 2 << 20};
     enum { NUM = sizeof alignments / sizeof *alignments };
@@ -123,7 +123,7 @@ START_TEST(test_alignments)
 }
 END_TEST
 
-START_TEST(test_size_zero)
+TEST_OF(good, test_size_zero)
 {
     set_up();
     for (uint32_t space = 0; space < ATTN_SPACE_COUNT; space++) {
@@ -139,7 +139,7 @@ START_TEST(test_size_zero)
 END_TEST
 
 /* Each space to each other one and back to this stack, at odd sizes. */
-START_TEST(test_copies)
+TEST_OF(good, test_copies)
 {
     enum { SIZE = 1013 };
     attn_stream stream;
@@ -170,7 +170,7 @@ START_TEST(test_copies)
 END_TEST
 
 /* Plain host memory is filled after the stream's earlier work. */
-START_TEST(test_fill_of_host_memory)
+TEST_OF(good, test_fill_of_host_memory)
 {
     attn_stream stream;
     char plain[16];
@@ -191,7 +191,7 @@ START_TEST(test_fill_of_host_memory)
 }
 END_TEST
 
-START_TEST(test_exhausted)
+TEST_OF(good, test_exhausted)
 {
     uint64_t available, total;
     use_fake_cuda();
@@ -248,7 +248,7 @@ static void drop_two(struct two_streams *made)
 }
 
 /* Without the event the second stream, which is not held, would read too early. */
-START_TEST(test_order_of_two_streams)
+TEST_OF(good, test_order_of_two_streams)
 {
     for (int ordered = 0; ordered < 2; ordered++) {
         struct two_streams s;
@@ -282,7 +282,7 @@ START_TEST(test_order_of_two_streams)
 END_TEST
 
 /* A wait is for the event as it was recorded last, not for records to come. */
-START_TEST(test_recorded_again)
+TEST_OF(good, test_recorded_again)
 {
     struct two_streams s;
     set_up();
@@ -301,7 +301,7 @@ START_TEST(test_recorded_again)
 }
 END_TEST
 
-START_TEST(test_elapsed)
+TEST_OF(good, test_elapsed)
 {
     struct device_event *start, *end, *untimed;
     attn_stream stream;
@@ -344,7 +344,7 @@ static attn_status enqueue(const struct two_streams *s, attn_error *failure)
                              : status;
 }
 
-START_TEST(test_capture_and_replay)
+TEST_OF(good, test_capture_and_replay)
 {
     struct two_streams s;
     struct device_graph *graph = NULL;
@@ -383,7 +383,7 @@ START_TEST(test_capture_and_replay)
 END_TEST
 
 /* What a backend must not do in forward is found out, and the stream is usable again. */
-START_TEST(test_spoilt_captures)
+TEST_OF(good, test_spoilt_captures)
 {
     for (int what = 0; what < 4; what++) {
         struct two_streams s;
@@ -411,7 +411,7 @@ START_TEST(test_spoilt_captures)
 }
 END_TEST
 
-START_TEST(test_dropped_captures)
+TEST_OF(good, test_dropped_captures)
 {
     for (int spoilt = 0; spoilt < 2; spoilt++) {
         struct two_streams s;
@@ -429,7 +429,7 @@ START_TEST(test_dropped_captures)
 }
 END_TEST
 
-START_TEST(test_graph_memory)
+TEST_OF(good, test_graph_memory)
 {
     struct two_streams s;
     struct device_graph *graph;
@@ -481,7 +481,7 @@ static attn_status launch_raise(struct device_function *function, int *memory, a
 }
 
 /* An image need not end in a NUL. The launch is asynchronous, and what it got is a copy. */
-START_TEST(test_module)
+TEST_OF(good, test_module)
 {
     static const char image[4] = {'.', 'p', 't', 'x'};
     struct device_module *module = NULL, *other = NULL;
@@ -531,7 +531,7 @@ static cuda_context current(void)
     return found;
 }
 
-START_TEST(test_context_of_the_caller)
+TEST_OF(good, test_context_of_the_caller)
 {
     struct device *other;
     struct two_streams s;
@@ -587,7 +587,7 @@ static void *work_in_thread(void *argument)
     return good == ROUNDS ? argument : NULL;
 }
 
-START_TEST(test_threads)
+TEST_OF(good, test_threads)
 {
     pthread_t threads[NUM_THREADS];
     uint64_t alignments[NUM_THREADS] = {1, 4096, 8192, 4096};
@@ -688,7 +688,7 @@ static const struct {
     {"cuEventSynchronize", CUDA_ERROR_TIMEOUT, ATTN_TIMEOUT},
 };
 
-START_TEST(test_failure_at_every_call)
+TEST_OF(bad, test_failure_at_every_call)
 {
     use_fake_cuda();
     host_error_init(&error);
@@ -716,7 +716,7 @@ END_TEST
 
 /* The device is lost at each call of all, those that release included. Nothing hangs, nothing
  * stays, and no loss is reported as anything else. */
-START_TEST(test_loss_at_every_call)
+TEST_OF(bad, test_loss_at_every_call)
 {
     use_fake_cuda();
     GOOD(try_everything(&error.base));
@@ -770,7 +770,7 @@ static void assert_all_lost(struct two_streams *s)
     }
 }
 
-START_TEST(test_loss_and_reset)
+TEST_OF(bad, test_loss_and_reset)
 {
     struct two_streams s;
     struct device *other;
@@ -811,7 +811,7 @@ START_TEST(test_loss_and_reset)
 END_TEST
 
 /* Some losses outlast a reset: the device stays lost, and cannot be opened again. */
-START_TEST(test_loss_for_good)
+TEST_OF(bad, test_loss_for_good)
 {
     struct device *again = NULL;
     struct two_streams s;
@@ -837,7 +837,7 @@ START_TEST(test_loss_for_good)
 END_TEST
 
 /* A fault in what was enqueued is reported by whatever comes after it. */
-START_TEST(test_loss_by_a_fault)
+TEST_OF(bad, test_loss_by_a_fault)
 {
     struct two_streams s;
     set_up();
@@ -858,28 +858,6 @@ static Suite *suite(void)
 {
     Suite *made = suite_create("device_cuda");
     TCase *good = tcase_create("good"), *bad = tcase_create("bad");
-    tcase_add_test(good, test_describe);
-    tcase_add_test(good, test_no_such_device);
-    tcase_add_test(good, test_alignments);
-    tcase_add_test(good, test_size_zero);
-    tcase_add_test(good, test_copies);
-    tcase_add_test(good, test_fill_of_host_memory);
-    tcase_add_test(good, test_exhausted);
-    tcase_add_test(good, test_order_of_two_streams);
-    tcase_add_test(good, test_recorded_again);
-    tcase_add_test(good, test_elapsed);
-    tcase_add_test(good, test_capture_and_replay);
-    tcase_add_test(good, test_spoilt_captures);
-    tcase_add_test(good, test_dropped_captures);
-    tcase_add_test(good, test_graph_memory);
-    tcase_add_test(good, test_module);
-    tcase_add_test(good, test_context_of_the_caller);
-    tcase_add_test(good, test_threads);
-    tcase_add_test(bad, test_failure_at_every_call);
-    tcase_add_test(bad, test_loss_at_every_call);
-    tcase_add_test(bad, test_loss_and_reset);
-    tcase_add_test(bad, test_loss_for_good);
-    tcase_add_test(bad, test_loss_by_a_fault);
     suite_add_tcase(made, good);
     suite_add_tcase(made, bad);
     return made;

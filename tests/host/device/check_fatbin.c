@@ -17,7 +17,7 @@ extern const char noop_fatbin_codes[];
 
 /* The head of a fatbin as the driver reads it: magic, version, bytes of the head, bytes after it.
  */
-START_TEST(embedded_fatbin_is_whole)
+TEST_OF(embedded, embedded_fatbin_is_whole)
 {
     uint32_t magic;
     uint16_t header_size;
@@ -34,7 +34,7 @@ START_TEST(embedded_fatbin_is_whole)
 END_TEST
 
 /* As tests/Makefile.am.inc asks for. */
-START_TEST(embedded_fatbin_says_what_for)
+TEST_OF(embedded, embedded_fatbin_says_what_for)
 {
     ck_assert_str_eq(noop_fatbin_codes, "sm_80 sm_90a");
 }
@@ -43,11 +43,7 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *suite = suite_create("fatbin");
-    TCase *tcase = tcase_create("embedded");
 
-    tcase_add_test(tcase, embedded_fatbin_is_whole);
-    tcase_add_test(tcase, embedded_fatbin_says_what_for);
-    suite_add_tcase(suite, tcase);
     return suite;
 }
 

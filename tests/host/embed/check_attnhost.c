@@ -32,7 +32,7 @@ static void digits_of(const char *name, const char *format, char digits[65])
     close(file);
 }
 
-START_TEST(a_pinned_plugin_is_that_file_alone)
+TEST_OF(attnhost, a_pinned_plugin_is_that_file_alone)
 {
     char digits[65], upper[65], longer[66];
     digits_of("tunable", "%02x", digits);
@@ -57,7 +57,7 @@ END_TEST
 #define SCRATCH ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH)
 #define ZEROED  ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_ZEROED)
 
-START_TEST(memory_is_given_or_allocated)
+TEST_OF(attnhost, memory_is_given_or_allocated)
 {
     static _Alignas(256) char scratch[33 * 64 + 256];
     static _Alignas(16) char zeroed[16];
@@ -107,7 +107,7 @@ START_TEST(memory_is_given_or_allocated)
 }
 END_TEST
 
-START_TEST(scratch_is_shared_and_never_moves)
+TEST_OF(attnhost, scratch_is_shared_and_never_moves)
 {
     attnhost_backend *backend = compose("fixture_one");
     attnhost_metadata *first = make_metadata(backend, NULL);
@@ -143,7 +143,7 @@ END_TEST
 
 /* ---- Batches --------------------------------------------------------------------------------- */
 
-START_TEST(dispatch_by_mode)
+TEST_OF(attnhost, dispatch_by_mode)
 {
     attnhost_backend *backend = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
@@ -171,7 +171,7 @@ END_TEST
 
 /* A backend may know devices that this host does not drive: it can be asked, and the host says by
  * name what it does not drive. */
-START_TEST(devices_of_others)
+TEST_OF(attnhost, devices_of_others)
 {
     static const struct {
         int32_t type;
@@ -209,7 +209,7 @@ START_TEST(devices_of_others)
 }
 END_TEST
 
-START_TEST(one_phase_alone)
+TEST_OF(attnhost, one_phase_alone)
 {
     attnhost_backend *backend = compose("fixture_two");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
@@ -232,7 +232,7 @@ START_TEST(one_phase_alone)
 }
 END_TEST
 
-START_TEST(counters_are_zeroed_after_a_failure)
+TEST_OF(attnhost, counters_are_zeroed_after_a_failure)
 {
     attnhost_backend *backend = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
@@ -254,7 +254,7 @@ END_TEST
 
 /* ---- Helpers --------------------------------------------------------------------------------- */
 
-START_TEST(tensors)
+TEST_OF(attnhost, tensors)
 {
     static _Alignas(64) float data[2 * 3 * 5];
     const int64_t shape[] = {2, 3, 5}, strides[] = {15, 1, 3}, negative[] = {15, -1, 3};
@@ -297,7 +297,7 @@ static attn_tensor view(float *data, uint32_t ndim)
     return tensor;
 }
 
-START_TEST(merge)
+TEST_OF(attnhost, merge)
 {
     /* Head 0: weights 1/4 and 3/4. Head 1: b is empty and holds rubbish. Head 2: both empty. */
     float inf = (float)INFINITY, not_a_number = (float)NAN;
@@ -331,15 +331,6 @@ static Suite *suite(void)
     Suite *made = suite_create("attnhost");
     TCase *tests = tcase_create("attnhost");
     tcase_add_checked_fixture(tests, setup, teardown);
-    tcase_add_test(tests, a_pinned_plugin_is_that_file_alone);
-    tcase_add_test(tests, memory_is_given_or_allocated);
-    tcase_add_test(tests, scratch_is_shared_and_never_moves);
-    tcase_add_test(tests, devices_of_others);
-    tcase_add_test(tests, dispatch_by_mode);
-    tcase_add_test(tests, one_phase_alone);
-    tcase_add_test(tests, counters_are_zeroed_after_a_failure);
-    tcase_add_test(tests, tensors);
-    tcase_add_test(tests, merge);
     suite_add_tcase(made, tests);
     return made;
 }

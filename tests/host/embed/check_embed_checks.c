@@ -22,7 +22,7 @@
         ck_assert_int_eq(forward(metadata, 0), ATTN_BAD_STATE);                                    \
     } while (0)
 
-START_TEST(bad_batches)
+TEST_OF(checks, bad_batches)
 {
     attnhost_backend *backend = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
@@ -60,7 +60,7 @@ START_TEST(bad_batches)
 END_TEST
 
 /* Sequences of a MIXED batch that decode: where they are, and how many queries they have. */
-START_TEST(bad_decodes)
+TEST_OF(checks, bad_decodes)
 {
     static const int32_t two_each[4] = {0, 1, 3, 5};
     attnhost_backend *backend = compose("fixture_one");
@@ -102,7 +102,7 @@ START_TEST(bad_decodes)
 END_TEST
 
 /* Which keys are chosen is each call's; how many at most is the batch's. */
-START_TEST(bad_sparse)
+TEST_OF(checks, bad_sparse)
 {
     const attn_sparse_dims dims = {.struct_size = sizeof dims, .top_k = 64, .block_size = 1};
     attn_sparse_batch sparse = {.struct_size = sizeof sparse};
@@ -128,7 +128,7 @@ START_TEST(bad_sparse)
 END_TEST
 
 /* Linear layers need the slots of their state group, and each group is looked at. */
-START_TEST(bad_state_groups)
+TEST_OF(checks, bad_state_groups)
 {
     static const int32_t slots[3] = {4, 7, 9}, twice[3] = {4, 7, 4};
     attn_state_batch states[2];
@@ -163,7 +163,7 @@ END_TEST
 
 /* A host array is there to be read: one that contradicts the batch would make a backend write past
  * its memory. */
-START_TEST(bad_indptr)
+TEST_OF(checks, bad_indptr)
 {
     static const int32_t falling[4] = {0, 5, 3, 5}, jump[4] = {0, 1000, 1060, 1060},
                          negative[4] = {-1, 0, 3, 4}, moved[4] = {7, 8, 12, 12};
@@ -197,7 +197,7 @@ START_TEST(bad_indptr)
 END_TEST
 
 /* Lengths that contradict each other; padding may say what it likes. */
-START_TEST(bad_lens)
+TEST_OF(checks, bad_lens)
 {
     static const int32_t long_lens[3] = {1, 10, 4}, beyond[3] = {1, 9, 101},
                          negative[3] = {1, 9, -4};
@@ -227,7 +227,7 @@ START_TEST(bad_lens)
 }
 END_TEST
 
-START_TEST(bad_slots)
+TEST_OF(checks, bad_slots)
 {
     static const int32_t apart[3] = {4, 7, 1 << 30}, twice[3] = {4, 7, 4}, padding[3] = {0, 7, 0},
                          negative[3] = {4, -7, 1}, below[2] = {-1, -7}, swapped[3] = {7, 4, 9},
@@ -279,7 +279,7 @@ START_TEST(bad_slots)
 END_TEST
 
 /* Many slots, so that the table grows and its entries meet. */
-START_TEST(many_slots)
+TEST_OF(checks, many_slots)
 {
     static int32_t slots[8], snapshots[33], rows[9];
     attn_state_batch state = {
@@ -312,7 +312,7 @@ END_TEST
 /* ---- Arguments ------------------------------------------------------------------------------- */
 
 /* Sinks and slopes are given if and only if the layer's group says so. */
-START_TEST(unannounced_operands)
+TEST_OF(checks, unannounced_operands)
 {
     static const uint32_t roles[] = {ATTN_ROLE_SINKS, ATTN_ROLE_ALIBI_SLOPES};
     static const uint32_t flags[] = {ATTN_GROUP_HAS_SINKS, ATTN_GROUP_HAS_ALIBI};
@@ -348,7 +348,7 @@ static void expect_dtypes(const attn_problem *problem, const attn_dtype expected
                       role_name(r), role_dtype(problem, r, NULL), expected[r]);
 }
 
-START_TEST(dtypes_of_roles)
+TEST_OF(checks, dtypes_of_roles)
 {
     const attn_mla_dims mla = {.struct_size = sizeof mla};
     attn_sparse_dims sparse = {.struct_size = sizeof sparse, .label_dtype = ATTN_BF16};
@@ -421,7 +421,7 @@ START_TEST(dtypes_of_roles)
 END_TEST
 
 /* An operand of every role that a softmax layer has, right and then of another type. */
-START_TEST(wrong_dtypes)
+TEST_OF(checks, wrong_dtypes)
 {
     attnhost_backend *backend = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
@@ -448,7 +448,7 @@ START_TEST(wrong_dtypes)
 END_TEST
 
 /* Runs of an inner level lie within those of the outer one, and share no fewer keys. */
-START_TEST(prefix_levels_are_nested)
+TEST_OF(checks, prefix_levels_are_nested)
 {
     static const int32_t outer[] = {0, 2, 3}, within[] = {0, 1, 2, 3}, across[] = {0, 1, 3};
     static const int32_t keys[] = {8, 0}, more[] = {8, 12, 0}, fewer[] = {8, 4, 0};
@@ -482,7 +482,7 @@ START_TEST(prefix_levels_are_nested)
 END_TEST
 
 /* What the problem promises of where operands lie is held to: addresses, strides, equal caches. */
-START_TEST(wrong_places)
+TEST_OF(checks, wrong_places)
 {
     _Alignas(128) static char memory[512];
     const struct {
@@ -538,7 +538,7 @@ END_TEST
 
 /* ---- Structs whose size was not set ---------------------------------------------------------- */
 
-START_TEST(unset_sizes_of_problems)
+TEST_OF(checks, unset_sizes_of_problems)
 {
     uint32_t *const sizes[] = {&problems[0].struct_size, &device.struct_size, &bounds.struct_size,
                                &groups[1].struct_size, &layers[0].struct_size};
@@ -555,7 +555,7 @@ START_TEST(unset_sizes_of_problems)
 }
 END_TEST
 
-START_TEST(unset_sizes_of_steps)
+TEST_OF(checks, unset_sizes_of_steps)
 {
     attn_mask mask = {0};
     attn_state_batch state = {0};
@@ -604,21 +604,6 @@ static Suite *suite(void)
     Suite *made = suite_create("embed checks");
     TCase *tests = tcase_create("checks");
     tcase_add_checked_fixture(tests, setup, teardown);
-    tcase_add_test(tests, bad_batches);
-    tcase_add_test(tests, bad_decodes);
-    tcase_add_test(tests, bad_sparse);
-    tcase_add_test(tests, bad_state_groups);
-    tcase_add_test(tests, bad_indptr);
-    tcase_add_test(tests, bad_lens);
-    tcase_add_test(tests, bad_slots);
-    tcase_add_test(tests, many_slots);
-    tcase_add_test(tests, unannounced_operands);
-    tcase_add_test(tests, dtypes_of_roles);
-    tcase_add_test(tests, wrong_dtypes);
-    tcase_add_test(tests, wrong_places);
-    tcase_add_test(tests, prefix_levels_are_nested);
-    tcase_add_test(tests, unset_sizes_of_problems);
-    tcase_add_test(tests, unset_sizes_of_steps);
     suite_add_tcase(made, tests);
     return made;
 }

@@ -297,7 +297,7 @@ static attn_status make_metadata(attnhost_backend *backend, attnhost_metadata **
 
 /* ---- Tests ----------------------------------------------------------------------------------- */
 
-START_TEST(a_backend_uses_them_alone)
+TEST_OF(params, a_backend_uses_them_alone)
 {
     attnhost_backend *backend = NULL;
     attnhost_metadata *metadata = NULL;
@@ -358,7 +358,7 @@ START_TEST(a_failing_allocator_is_named)
 END_TEST
 
 /* What is not aligned goes back, and counts as nothing. */
-START_TEST(misplaced_memory_is_refused)
+TEST_OF(params, misplaced_memory_is_refused)
 {
     attnhost_backend *backend = NULL;
     attnhost_metadata *metadata = NULL;
@@ -373,7 +373,7 @@ START_TEST(misplaced_memory_is_refused)
 END_TEST
 
 /* Memory of a GPU, pinned and host memory of its backends: all of it, and each refusal is named. */
-START_TEST(memory_of_a_gpu)
+TEST_OF(gpu, memory_of_a_gpu)
 {
     for (int at = 0, done = 0; !done; at++) {
         attnhost_backend *backend = NULL;
@@ -403,7 +403,7 @@ START_TEST(memory_of_a_gpu)
 }
 END_TEST
 
-START_TEST(wrong_params)
+TEST_OF(params, wrong_params)
 {
     attnhost *none = NULL;
     attnhost_params params = params_of_engine();
@@ -423,14 +423,10 @@ int main(void)
     Suite *suite = suite_create("engine_services");
     TCase *tcase = tcase_create("params");
     tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, a_backend_uses_them_alone);
     tcase_add_loop_test(tcase, a_failing_allocator_is_named, 0, 2);
-    tcase_add_test(tcase, misplaced_memory_is_refused);
-    tcase_add_test(tcase, wrong_params);
     suite_add_tcase(suite, tcase);
     TCase *on_gpu = tcase_create("gpu");
     tcase_add_checked_fixture(on_gpu, set_up_gpu, tear_down_gpu);
-    tcase_add_test(on_gpu, memory_of_a_gpu);
     suite_add_tcase(suite, on_gpu);
     return test_main(suite);
 }

@@ -50,7 +50,7 @@ START_TEST(as_defined)
 END_TEST
 
 /* The engine's graph replays it, with other contents. */
-START_TEST(captured)
+TEST_OF(cuda, captured)
 {
     merge_captured(&scene);
 }
@@ -88,7 +88,7 @@ START_TEST(refused)
 END_TEST
 
 /* A driver that does not take the kernels: the error says so, and the next call tries again. */
-START_TEST(kernels_are_refused)
+TEST_OF(cuda, kernels_are_refused)
 {
     struct merge_case c;
     merge_case_make(&scene, &c, 2);
@@ -108,9 +108,7 @@ int main(void)
     tcase_add_test(cpu, refused);
     tcase_add_checked_fixture(cuda, set_up_cuda, tear_down_cuda);
     tcase_add_test(cuda, as_defined);
-    tcase_add_test(cuda, captured);
     tcase_add_test(cuda, refused);
-    tcase_add_test(cuda, kernels_are_refused);
     suite_add_tcase(suite, cpu);
     suite_add_tcase(suite, cuda);
     return test_main(suite);

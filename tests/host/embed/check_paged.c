@@ -48,7 +48,7 @@ static attn_status make(void)
     return attnhost_paged_batch_init(&made, made_kv, &step, &error.base);
 }
 
-START_TEST(an_extend_step)
+TEST_OF(paged, an_extend_step)
 {
     make_step();
     ck_assert_int_eq(make(), ATTN_OK);
@@ -81,7 +81,7 @@ START_TEST(an_extend_step)
 }
 END_TEST
 
-START_TEST(modes)
+TEST_OF(paged, modes)
 {
     make_step();
     for (int32_t r = 0; r <= REQS; r++)
@@ -103,7 +103,7 @@ START_TEST(modes)
 END_TEST
 
 /* On a GPU the host's room is not the device's array; without host arrays the numbers are given. */
-START_TEST(arrays_on_a_device)
+TEST_OF(paged, arrays_on_a_device)
 {
     static int32_t device_starts[REQS + 1], device_totals[REQS];
     make_step();
@@ -137,7 +137,7 @@ static void refused(const char *says)
     make_step();
 }
 
-START_TEST(wrong_steps)
+TEST_OF(paged, wrong_steps)
 {
     make_step();
     starts[2] = 1;
@@ -166,10 +166,6 @@ int main(void)
     Suite *suite = suite_create("paged");
     TCase *tcase = tcase_create("paged");
     tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, an_extend_step);
-    tcase_add_test(tcase, modes);
-    tcase_add_test(tcase, arrays_on_a_device);
-    tcase_add_test(tcase, wrong_steps);
     suite_add_tcase(suite, tcase);
     return test_main(suite);
 }

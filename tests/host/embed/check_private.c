@@ -98,7 +98,7 @@ static attn_status run(void)
 }
 
 /* Queries are 0, so the bias alone says how much each value counts. */
-START_TEST(a_bias_is_added)
+TEST_OF(operands, a_bias_is_added)
 {
     make_call();
     attn_status status = run();
@@ -128,7 +128,7 @@ END_TEST
         end_call();                                                                                \
     } while (0)
 
-START_TEST(calls_bring_what_was_named)
+TEST_OF(operands, calls_bring_what_was_named)
 {
     ASSERT_REFUSED("example.bias, which the features of the layer's problem name, is absent",
                    call.num_named = 0);
@@ -146,7 +146,7 @@ START_TEST(calls_bring_what_was_named)
 END_TEST
 
 /* Not announced: kernels that never look at it may have been chosen. */
-START_TEST(what_was_not_named_is_refused)
+TEST_OF(operands, what_was_not_named_is_refused)
 {
     make_call();
     end_call();
@@ -165,7 +165,7 @@ START_TEST(what_was_not_named_is_refused)
 END_TEST
 
 /* Another plugin's, its own without a declaration, and through a composite. */
-START_TEST(who_cannot_take_it_is_named)
+TEST_OF(operands, who_cannot_take_it_is_named)
 {
     ck_assert_int_eq(load("biased"), ATTN_OK);
     ck_assert_int_eq(load("example_rows"), ATTN_OK);
@@ -190,7 +190,7 @@ START_TEST(who_cannot_take_it_is_named)
 END_TEST
 
 /* A vendor's own layout: it computes there what it computes in kv.nhd/1. */
-START_TEST(a_private_layout)
+TEST_OF(operands, a_private_layout)
 {
     static float in_nhd[KEYS][HEADS][DIM], by_heads[2][2][16][DIM], v_by_heads[2][2][16][DIM];
     make_call();
@@ -223,7 +223,7 @@ START_TEST(a_private_layout)
 END_TEST
 
 /* By name, before anything is made: a backend of other layouts, and a composite with one. */
-START_TEST(a_private_layout_is_not_handed_over)
+TEST_OF(operands, a_private_layout_is_not_handed_over)
 {
     char path[4400];
     const char *plugins = getenv("ATTNHOST_TEST_PLUGIN_DIR");
@@ -249,7 +249,7 @@ START_TEST(a_private_layout_is_not_handed_over)
 }
 END_TEST
 
-START_TEST(names)
+TEST_OF(operands, names)
 {
     static const char *const good[] = {"a.b", "vendor_2.rel_bias"};
     static const char *const bad[] = {"",      "bias",  ".bias", "v.",  "attn.bias", "V.b",
@@ -266,7 +266,7 @@ START_TEST(names)
 }
 END_TEST
 
-START_TEST(layout_names)
+TEST_OF(operands, layout_names)
 {
     static const char *const good[] = {"v.rows/1", "vendor_2.tiles/12"};
     static const char *const bad[] = {
@@ -286,14 +286,6 @@ int main(void)
     Suite *made = suite_create("private");
     TCase *tcase = tcase_create("operands");
     tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, a_bias_is_added);
-    tcase_add_test(tcase, calls_bring_what_was_named);
-    tcase_add_test(tcase, what_was_not_named_is_refused);
-    tcase_add_test(tcase, who_cannot_take_it_is_named);
-    tcase_add_test(tcase, a_private_layout);
-    tcase_add_test(tcase, a_private_layout_is_not_handed_over);
-    tcase_add_test(tcase, names);
-    tcase_add_test(tcase, layout_names);
     suite_add_tcase(made, tcase);
     return test_main(made);
 }

@@ -12,7 +12,7 @@
 
 #ifdef HAVE_NVCC
 
-START_TEST(as_defined_on_a_gpu)
+TEST_OF(gpu, as_defined_on_a_gpu)
 {
     struct merge_scene scene;
     char path[4096];
@@ -34,7 +34,6 @@ int main(void)
     Suite *suite = suite_create("merge on a GPU");
     TCase *tcase = tcase_create("gpu");
     tcase_set_timeout(tcase, 120);
-    tcase_add_test(tcase, as_defined_on_a_gpu);
     suite_add_tcase(suite, tcase);
     return test_main(suite);
 }

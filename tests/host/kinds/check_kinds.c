@@ -68,7 +68,7 @@ START_TEST(rows_are_whole)
 }
 END_TEST
 
-START_TEST(encoders_have_no_layout)
+TEST_OF(table, encoders_have_no_layout)
 {
     group_of(ATTN_KIND_SOFTMAX);
     ck_assert_str_eq(kind_layouts(&group)[0], ATTN_LAYOUT_KV_NHD);
@@ -79,7 +79,7 @@ START_TEST(encoders_have_no_layout)
 END_TEST
 
 /* With which scale of the configuration each tensor is stored (shapes: check_kv_pool.c). */
-START_TEST(tensors_are_scaled)
+TEST_OF(table, tensors_are_scaled)
 {
     static const struct {
         uint32_t kind;
@@ -115,7 +115,7 @@ START_TEST(tensors_are_scaled)
 END_TEST
 
 /* The library's layout of packed latents and the oracle's, which share no code. */
-START_TEST(packed_as_the_oracle_has_it)
+TEST_OF(table, packed_as_the_oracle_has_it)
 {
     static const attn_dtype dtypes[] = {ATTN_FP8_E4M3, ATTN_FP8_E5M2, ATTN_BF16};
     ck_assert_int_eq(mla_packed_bytes(group_of(ATTN_KIND_MLA)->mla), 656);
@@ -145,9 +145,6 @@ static Suite *suite(void)
     Suite *s = suite_create("kinds");
     TCase *table = tcase_create("table");
     tcase_add_loop_test(table, rows_are_whole, 0, ATTN_KIND_COUNT);
-    tcase_add_test(table, encoders_have_no_layout);
-    tcase_add_test(table, tensors_are_scaled);
-    tcase_add_test(table, packed_as_the_oracle_has_it);
     suite_add_tcase(s, table);
     return s;
 }

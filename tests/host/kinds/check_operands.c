@@ -60,7 +60,7 @@ static struct model linear_model(attn_linear_dims *dims, attn_layer_group *group
     return (struct model){.dtype = ATTN_BF16, .num_layers = 1, .layers = layer, .groups = group};
 }
 
-START_TEST(softmax)
+TEST_OF(kinds, softmax)
 {
     struct model *model = model_of("[model]\nnum_layers = 2\nnum_q_heads = 6\nnum_kv_heads = 2\n"
                                    "head_dim = 24\nv_head_dim = 10\ndtype = bf16\n"
@@ -89,7 +89,7 @@ START_TEST(softmax)
 }
 END_TEST
 
-START_TEST(latent)
+TEST_OF(kinds, latent)
 {
     struct model *model = model_of("[model]\nnum_layers = 1\nnum_q_heads = 5\nkv_lora_rank = 21\n"
                                    "qk_rope_head_dim = 6\nqk_nope_head_dim = 12\n"
@@ -119,7 +119,7 @@ START_TEST(latent)
 END_TEST
 
 /* The expanded form of layer l is layer num_layers + l. */
-START_TEST(expanded)
+TEST_OF(kinds, expanded)
 {
     struct model *model = model_of("[model]\nnum_layers = 2\nnum_q_heads = 5\nkv_lora_rank = 21\n"
                                    "qk_rope_head_dim = 6\nqk_nope_head_dim = 12\n"
@@ -157,7 +157,7 @@ START_TEST(expanded)
 END_TEST
 
 /* Kimi Linear: among layers of other kinds the latent ones alone have that form. */
-START_TEST(expanded_among_others)
+TEST_OF(kinds, expanded_among_others)
 {
     struct model *model;
     char path[4096];
@@ -186,7 +186,7 @@ START_TEST(expanded_among_others)
 END_TEST
 
 /* Streams are 64 + the role: mixed_qkv 14, a 15, b 16. */
-START_TEST(linear)
+TEST_OF(kinds, linear)
 {
     static const struct {
         attn_linear_dims dims;
@@ -257,13 +257,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("operands");
-    TCase *kinds = tcase_create("kinds");
-    tcase_add_test(kinds, softmax);
-    tcase_add_test(kinds, latent);
-    tcase_add_test(kinds, expanded);
-    tcase_add_test(kinds, expanded_among_others);
-    tcase_add_test(kinds, linear);
-    suite_add_tcase(s, kinds);
     return s;
 }
 

@@ -141,7 +141,7 @@ static void compare(const char *place, const char *name, strbuf *problems)
     model_destroy(model);
 }
 
-START_TEST(layers_are_the_models_own)
+TEST_OF(live, layers_are_the_models_own)
 {
     char place[1024], name[256];
     int count = 0;
@@ -191,7 +191,7 @@ static const struct hf_architecture *reader_of(const char *place, const char *fi
 static const char unseen[] = "FalconForCausalLM";
 
 /* Each is compared with its model, or is read with the functions and defaults of one that is. */
-START_TEST(each_architecture_has_a_model)
+TEST_OF(live, each_architecture_has_a_model)
 {
     const struct hf_architecture *held[256];
     size_t num_held = 0;
@@ -229,7 +229,7 @@ static bool is_known(const char *name, size_t length)
 }
 
 /* Every architecture is in the page between backquotes, and no other is. */
-START_TEST(the_page_lists_what_is_read)
+TEST_OF(page, the_page_lists_what_is_read)
 {
     static char page[MAX_TEXT];
     char path[1024], quoted[128];
@@ -258,9 +258,6 @@ static Suite *suite(void)
 {
     Suite *suite = suite_create("live");
     TCase *live = tcase_create("live"), *page = tcase_create("page");
-    tcase_add_test(live, layers_are_the_models_own);
-    tcase_add_test(live, each_architecture_has_a_model);
-    tcase_add_test(page, the_page_lists_what_is_read);
     suite_add_tcase(suite, live);
     suite_add_tcase(suite, page);
     return suite;

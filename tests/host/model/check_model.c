@@ -139,7 +139,7 @@ static void assert_consistent(const struct model *model)
 
 /* ---- Hugging Face ---------------------------------------------------------------------------- */
 
-START_TEST(every_family_is_consistent)
+TEST_OF(hugging_face, every_family_is_consistent)
 {
     static const char *const names[] = {"llama",       "mistral",     "mistral_no_window",
                                         "qwen2",       "qwen3_moe",   "qwen3_next",
@@ -161,7 +161,7 @@ START_TEST(every_family_is_consistent)
 }
 END_TEST
 
-START_TEST(llama_is_one_group)
+TEST_OF(hugging_face, llama_is_one_group)
 {
     struct model *model = load_hf("llama");
     ck_assert_str_eq(model->architecture, "LlamaForCausalLM");
@@ -181,7 +181,7 @@ START_TEST(llama_is_one_group)
 }
 END_TEST
 
-START_TEST(windows_count_the_query)
+TEST_OF(hugging_face, windows_count_the_query)
 {
     struct model *mistral = load_hf("mistral"), *open = load_hf("mistral_no_window");
     ck_assert_int_eq(mistral->groups[0].window_left, 4095);
@@ -198,7 +198,7 @@ START_TEST(windows_count_the_query)
 }
 END_TEST
 
-START_TEST(gemma_alternates_and_scales)
+TEST_OF(hugging_face, gemma_alternates_and_scales)
 {
     struct model *two = load_hf("gemma2"), *three = load_hf("gemma3");
     assert_layers(two, 0, "0-4/2"); /* sliding first */
@@ -226,7 +226,7 @@ START_TEST(gemma_alternates_and_scales)
 }
 END_TEST
 
-START_TEST(sinks_and_chunks)
+TEST_OF(hugging_face, sinks_and_chunks)
 {
     struct model *oss = load_hf("gpt_oss"), *llama4 = load_hf("llama4");
     ck_assert_uint_eq(oss->num_groups, 2);
@@ -243,7 +243,7 @@ START_TEST(sinks_and_chunks)
 }
 END_TEST
 
-START_TEST(latent_attention)
+TEST_OF(hugging_face, latent_attention)
 {
     struct model *v3 = load_hf("deepseek_v3"), *v32 = load_hf("deepseek_v32");
     const attn_layer_group *group = &v3->groups[0];
@@ -267,7 +267,7 @@ START_TEST(latent_attention)
 END_TEST
 
 /* GLM-5's later layers have the choice of the layer before them. */
-START_TEST(shared_choices)
+TEST_OF(hugging_face, shared_choices)
 {
     struct model *glm = load_hf("glm_5");
     ck_assert_uint_eq(glm->num_groups, 2);
@@ -294,7 +294,7 @@ static void assert_yarn(const char *name, double stretch, double mscale)
     model_destroy(model);
 }
 
-START_TEST(latent_scales)
+TEST_OF(hugging_face, latent_scales)
 {
     assert_yarn("deepseek_v2", 40, 0.707);
     assert_yarn("deepseek_v3", 40, 1);
@@ -304,7 +304,7 @@ START_TEST(latent_scales)
 }
 END_TEST
 
-START_TEST(kimi_models)
+TEST_OF(hugging_face, kimi_models)
 {
     struct model *k2 = load_hf("kimi_k2"), *k25 = load_hf("kimi_k25"), *vl = load_hf("kimi_vl");
     ck_assert_uint_eq(k2->num_groups, 1);
@@ -334,7 +334,7 @@ START_TEST(kimi_models)
 }
 END_TEST
 
-START_TEST(lightning_layers)
+TEST_OF(hugging_face, lightning_layers)
 {
     struct model *text = load_hf("minimax"), *m1 = load_hf("minimax_m1");
     assert_layers(text, 0, "0-6,8-14");
@@ -365,7 +365,7 @@ START_TEST(lightning_layers)
 }
 END_TEST
 
-START_TEST(convolution_layers)
+TEST_OF(hugging_face, convolution_layers)
 {
     struct model *named = load_hf("lfm2"), *listed = load_hf("lfm2_indices");
     assert_layers(named, 0, "0-1,3-4,6-7,9-15/2");
@@ -388,7 +388,7 @@ START_TEST(convolution_layers)
 }
 END_TEST
 
-START_TEST(linear_layers)
+TEST_OF(hugging_face, linear_layers)
 {
     struct model *next = load_hf("qwen3_next"), *kimi = load_hf("kimi_linear");
     assert_layers(next, 0, "0-2,4-6");
@@ -428,7 +428,7 @@ static void load_text_with(const char *name, const char *key, char text[4096])
 }
 
 /* Every family with recurrent states takes their dtype from the file. */
-START_TEST(state_dtypes)
+TEST_OF(hugging_face, state_dtypes)
 {
     static const char *const names[] = {"qwen3_next", "kimi_linear", "falcon_h1", "nemotron_h",
                                         "mamba2"};
@@ -450,7 +450,7 @@ START_TEST(state_dtypes)
 END_TEST
 
 /* What a file's key says of the convolutions' bias, and without it the family's default. */
-START_TEST(convolution_bias)
+TEST_OF(hugging_face, convolution_bias)
 {
     static const struct {
         const char *model, *key;
@@ -498,7 +498,7 @@ static void assert_bounds(const struct model *model, float dt_min, float dt_max,
                   "'%s' does not end in '%s'", text, end);
 }
 
-START_TEST(mamba2_layers)
+TEST_OF(hugging_face, mamba2_layers)
 {
     struct model *falcon = load_hf("falcon_h1"), *nemotron = load_hf("nemotron_h");
     struct model *mamba = load_hf("mamba2");
@@ -532,7 +532,7 @@ START_TEST(mamba2_layers)
 }
 END_TEST
 
-START_TEST(encoders)
+TEST_OF(hugging_face, encoders)
 {
     struct model *bert = load_hf("bert"), *roberta = load_hf("roberta");
     struct model *modern = load_hf("modernbert"), *whisper = load_hf("whisper");
@@ -566,7 +566,7 @@ END_TEST
 
 #define LLAMA "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64, "
 
-START_TEST(lists_of_layers_are_as_long_as_there_are_layers)
+TEST_OF(refused, lists_of_layers_are_as_long_as_there_are_layers)
 {
     hf_refused("{\"architectures\": [\"KimiLinearForCausalLM\"], \"num_attention_heads\": 2, "
                "\"num_hidden_layers\": 2, \"kv_lora_rank\": 8, \"qk_nope_head_dim\": 8, "
@@ -578,7 +578,7 @@ START_TEST(lists_of_layers_are_as_long_as_there_are_layers)
 END_TEST
 
 /* MiniMax's and LFM2's lists of layers. */
-START_TEST(bad_lists_of_layers)
+TEST_OF(refused, bad_lists_of_layers)
 {
 #define MINIMAX(list)                                                                              \
     "{\"architectures\": [\"MiniMaxM1ForCausalLM\"], \"hidden_size\": 64,"                         \
@@ -603,7 +603,7 @@ START_TEST(bad_lists_of_layers)
 }
 END_TEST
 
-START_TEST(nul_bytes_are_refused)
+TEST_OF(refused, nul_bytes_are_refused)
 {
     static const char text[] = "{\n\"architectures\": [\"LlamaForCausalLM\0\"]}";
     struct model *model = NULL;
@@ -617,7 +617,7 @@ START_TEST(nul_bytes_are_refused)
 }
 END_TEST
 
-START_TEST(bad_json)
+TEST_OF(refused, bad_json)
 {
     hf_refused("{\"architectures\": [\"Llama", "x/config.json:1:26", "ends before", NULL);
     hf_refused("{\"a\": 1,\n \"b\": }\n", "x/config.json:2:7", "not valid JSON", NULL);
@@ -632,7 +632,7 @@ START_TEST(bad_json)
 }
 END_TEST
 
-START_TEST(bad_fields)
+TEST_OF(refused, bad_fields)
 {
     hf_refused(LLAMA "\"num_hidden_layers\": 0, \"num_attention_heads\": 4}", "num_hidden_layers",
                "got 0", "1 to 4096", NULL);
@@ -676,7 +676,7 @@ START_TEST(bad_fields)
 }
 END_TEST
 
-START_TEST(missing_file)
+TEST_OF(refused, missing_file)
 {
     host_error error;
     struct model *model = NULL;
@@ -690,7 +690,7 @@ START_TEST(missing_file)
 END_TEST
 
 /* A name is proposed within its own family alone: Gemma 2's windows and caps are not Gemma's. */
-START_TEST(unknown_architectures)
+TEST_OF(refused, unknown_architectures)
 {
     static const char *const others[] = {"Gemma5ForCausalLM", "Gemma7TextModel", "OlmForCausalLM",
                                          "Qwen9ForCausalLM", "GptOsForCausalLM"};
@@ -754,7 +754,7 @@ static void assert_plain(const char *text, int32_t kv_heads, int32_t head_dim)
     model_destroy(model);
 }
 
-START_TEST(other_classes_of_a_family)
+TEST_OF(hugging_face, other_classes_of_a_family)
 {
     assert_plain("{\"architectures\": [\"LlamaForSequenceClassification\"], " SHAPE "}", 2, 8);
     assert_plain("{\"architectures\": [\"Qwen3Model\"], " SHAPE "}", 2, 128);
@@ -770,7 +770,7 @@ START_TEST(other_classes_of_a_family)
 END_TEST
 
 /* What is in attn_config is read or refused by name. */
-START_TEST(attn_config)
+TEST_OF(hugging_face, attn_config)
 {
 #define NESTED(name, own)                                                                          \
     "{\"architectures\": [\"" name "ForCausalLM\"], \"d_model\": 64, \"n_layers\": 4, "            \
@@ -795,7 +795,7 @@ START_TEST(attn_config)
 END_TEST
 
 /* Query heads of sliding layers as the authors' files say it, whose lists of layers are longer. */
-START_TEST(sliding_query_heads)
+TEST_OF(hugging_face, sliding_query_heads)
 {
     struct model *model = read_text(
         "{\"architectures\": [\"Step3p7ForConditionalGeneration\"], \"text_config\": {" SHAPE
@@ -814,7 +814,7 @@ START_TEST(sliding_query_heads)
 END_TEST
 
 /* The text model is read, the tower is said to be left out; what is not neutral is refused. */
-START_TEST(wrappers)
+TEST_OF(hugging_face, wrappers)
 {
     static const char *const places[] = {"text_config", "llm_config", "language_config"};
     char text[512];
@@ -849,7 +849,7 @@ END_TEST
 
 /* Whatever could be about attention must be known; what is neutral or about something else may be
  * there. */
-START_TEST(decoders_by_their_keys)
+TEST_OF(hugging_face, decoders_by_their_keys)
 {
 #define NEW(keys) "{\"architectures\": [\"NewForCausalLM\"], " SHAPE keys "}"
     assert_plain(NEW(", \"intermediate_size\": 9, \"num_local_experts\": 8, \"eos_token_id\": 2"),
@@ -879,7 +879,7 @@ START_TEST(decoders_by_their_keys)
 END_TEST
 
 /* Heads that a file does not say as most do. */
-START_TEST(heads_of_falcon_and_others)
+TEST_OF(hugging_face, heads_of_falcon_and_others)
 {
 #define FALCON(keys)                                                                               \
     "{\"architectures\": [\"FalconForCausalLM\"], \"hidden_size\": 64, \"num_hidden_layers\": "    \
@@ -917,7 +917,7 @@ START_TEST(heads_of_falcon_and_others)
 END_TEST
 
 /* What sounds like attention and is not read is refused by name; neutral values are not. */
-START_TEST(keys_that_nothing_reads)
+TEST_OF(refused, keys_that_nothing_reads)
 {
 #define WITH(keys) LLAMA "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, " keys "}"
     static const char *const refused[][3] = {
@@ -968,7 +968,7 @@ static void hf_taken(const char *text)
 }
 
 /* Published files say some things twice, or say what their model does not use. */
-START_TEST(keys_of_published_files)
+TEST_OF(refused, keys_of_published_files)
 {
 #define QWEN_VL(window)                                                                            \
     "{\"architectures\": [\"Qwen2_5_VLForConditionalGeneration\"], \"sliding_window\": " window    \
@@ -999,7 +999,7 @@ END_TEST
     "{\"architectures\": [\"Gemma4ForCausalLM\"], \"num_hidden_layers\": 4, " keys "}"
 
 /* What a family reads may still be wrong. */
-START_TEST(bad_readings)
+TEST_OF(refused, bad_readings)
 {
     hf_refused(GEMMA4("\"num_kv_shared_layers\": 4"), "num_kv_shared_layers", "got 4", "0 to 3",
                NULL);
@@ -1039,7 +1039,7 @@ START_TEST(bad_readings)
 END_TEST
 
 /* Cut anywhere, a configuration is refused, never half read. */
-START_TEST(truncated_anywhere)
+TEST_OF(refused, truncated_anywhere)
 {
     static const char whole[] = LLAMA "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
                                       "\"x\": {\"y\": [1, \"\\\"}\", null]}}";
@@ -1070,7 +1070,7 @@ static attn_status llama_with(const char *ini, struct model **model, host_error 
     return status;
 }
 
-START_TEST(what_the_user_may_override)
+TEST_OF(hugging_face, what_the_user_may_override)
 {
     host_error error;
     struct model *model = NULL;
@@ -1095,7 +1095,7 @@ END_TEST
 
 /* ---- The ini --------------------------------------------------------------------------------- */
 
-START_TEST(ini_plain)
+TEST_OF(ini, ini_plain)
 {
     struct model *model =
         model_of_ini("[model]\nnum_layers = 3\nnum_q_heads = 6\nnum_kv_heads = 2\nhead_dim = 33\n"
@@ -1112,7 +1112,7 @@ START_TEST(ini_plain)
 }
 END_TEST
 
-START_TEST(ini_layer_types)
+TEST_OF(ini, ini_layer_types)
 {
     struct model *model =
         model_of_ini("[model]\nnum_layers = 7\nnum_q_heads = 4\nhead_dim = 8\nsliding_window = 1\n"
@@ -1131,7 +1131,7 @@ START_TEST(ini_layer_types)
 }
 END_TEST
 
-START_TEST(ini_encoder_window_is_two_sided)
+TEST_OF(ini, ini_encoder_window_is_two_sided)
 {
     struct model *model = model_of_ini("[model]\nnum_layers = 2\nnum_q_heads = 4\nhead_dim = 8\n"
                                        "sliding_window = 4\nattn_type = encoder_only\n");
@@ -1142,7 +1142,7 @@ START_TEST(ini_encoder_window_is_two_sided)
 }
 END_TEST
 
-START_TEST(ini_mla)
+TEST_OF(ini, ini_mla)
 {
     struct model *model =
         model_of_ini("[model]\nnum_layers = 2\nnum_q_heads = 16\nkv_lora_rank = 512\n"
@@ -1155,7 +1155,7 @@ START_TEST(ini_mla)
 END_TEST
 
 /* MiMo V2: heads, dimensions and sinks by type of layer. */
-START_TEST(ini_heads_by_type)
+TEST_OF(ini, ini_heads_by_type)
 {
     struct model *model = model_of_ini(
         "[model]\nnum_q_heads = 64\nnum_kv_heads = 4\nhead_dim = 192\nv_head_dim = 128\n"
@@ -1182,7 +1182,7 @@ START_TEST(ini_heads_by_type)
 END_TEST
 
 /* Types may have all of their shape to themselves, and v_head_dim follows their own head_dim. */
-START_TEST(ini_types_alone)
+TEST_OF(ini, ini_types_alone)
 {
     struct model *model =
         model_of_ini("[model]\nlayer_types = full cross\nfull.num_q_heads = 4\n"
@@ -1196,7 +1196,7 @@ START_TEST(ini_types_alone)
 END_TEST
 
 /* Gemma 3n: the last layers read the cache of the last one of their type before them. */
-START_TEST(ini_shared_caches)
+TEST_OF(ini, ini_shared_caches)
 {
     struct model *model =
         model_of_ini("[model]\nnum_layers = 6\nnum_q_heads = 4\nhead_dim = 8\nsliding_window = 4\n"
@@ -1213,7 +1213,7 @@ START_TEST(ini_shared_caches)
 }
 END_TEST
 
-START_TEST(ini_sparse_layers)
+TEST_OF(ini, ini_sparse_layers)
 {
     struct model *model = model_of_ini(
         "[model]\nnum_layers = 3\nnum_q_heads = 8\nkv_lora_rank = 512\nqk_rope_head_dim = 64\n"
@@ -1232,7 +1232,7 @@ START_TEST(ini_sparse_layers)
 END_TEST
 
 /* Codes are multiplied by codes: index queries are of the type of e4m3 labels, and of no other. */
-START_TEST(ini_label_dtypes)
+TEST_OF(ini, ini_label_dtypes)
 {
 #define SPARSE                                                                                     \
     "[model]\nnum_layers = 2\nnum_q_heads = 8\nkv_lora_rank = 64\nqk_rope_head_dim = 16\n"         \
@@ -1257,7 +1257,7 @@ START_TEST(ini_label_dtypes)
 END_TEST
 
 /* Qwen3-Next; and latent layers next to linear ones, as Kimi Linear has them. */
-START_TEST(ini_linear_layers)
+TEST_OF(ini, ini_linear_layers)
 {
     static const char linear[] =
         "[model]\nnum_layers = 4\nnum_q_heads = 16\nnum_kv_heads = 2\nhead_dim = 256\n"
@@ -1292,7 +1292,7 @@ START_TEST(ini_linear_layers)
 END_TEST
 
 /* One rank's heads, as engines divide them: KV heads that are fewer than ranks are replicated. */
-START_TEST(heads_of_a_rank)
+TEST_OF(ini, heads_of_a_rank)
 {
     static const struct {
         int32_t ranks, q_heads, kv_heads;
@@ -1335,7 +1335,7 @@ static struct model *load_rank(const char *name, int32_t ranks)
 }
 
 /* Latents are each rank's; recurrences are shared by heads, Mamba2's groups as KV heads are. */
-START_TEST(ranks_of_other_kinds)
+TEST_OF(ini, ranks_of_other_kinds)
 {
     static const char *const names[] = {"deepseek_v3", "qwen3_next", "kimi_linear", "falcon_h1"};
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
@@ -1366,7 +1366,7 @@ END_TEST
     "[speculative]\ndraft_tokens = 3\n"
 
 /* A draft model of its own shape, in a buffer of its own. */
-START_TEST(drafts_of_another_shape)
+TEST_OF(ini, drafts_of_another_shape)
 {
     struct model *model =
         model_of_ini(DRAFTED "num_q_heads = 4\nhead_dim = 32\nsliding_window = 8\n"
@@ -1394,7 +1394,7 @@ START_TEST(drafts_of_another_shape)
 }
 END_TEST
 
-START_TEST(drafts_from_a_file)
+TEST_OF(ini, drafts_from_a_file)
 {
     const char *source = getenv("ATTNHOST_TEST_SRCDIR");
     char text[1400];
@@ -1417,7 +1417,7 @@ START_TEST(drafts_from_a_file)
 }
 END_TEST
 
-START_TEST(ini_type_refusals)
+TEST_OF(ini, ini_type_refusals)
 {
 #define MODEL  "[model]\nnum_layers = 2\nnum_q_heads = 4\nhead_dim = 8\n"
 #define LATENT MODEL "kv_lora_rank = 16\nqk_nope_head_dim = 8\nqk_rope_head_dim = 0\n"
@@ -1440,7 +1440,7 @@ START_TEST(ini_type_refusals)
 }
 END_TEST
 
-START_TEST(ini_refusals)
+TEST_OF(ini, ini_refusals)
 {
     ini_refused("[model]\nnum_q_heads = 4\nhead_dim = 8\n", "num_layers", "is missing", NULL);
     ini_refused("[model]\nnum_layers = 1\nhead_dim = 8\n", "num_q_heads", "is missing", NULL);
@@ -1469,7 +1469,7 @@ END_TEST
 
 /* ---- Sharing and text ------------------------------------------------------------------------ */
 
-START_TEST(a_shared_buffer_is_read_only)
+TEST_OF(build, a_shared_buffer_is_read_only)
 {
     struct model *model = model_new("m", "test", NULL);
     struct model_spec spec;
@@ -1487,7 +1487,7 @@ START_TEST(a_shared_buffer_is_read_only)
 }
 END_TEST
 
-START_TEST(layer_text_is_cut_visibly)
+TEST_OF(build, layer_text_is_cut_visibly)
 {
     struct model *model = model_new("m", "test", NULL);
     struct model_spec even, odd;
@@ -1521,58 +1521,6 @@ static Suite *suite(void)
     Suite *suite = suite_create("model");
     TCase *hf = tcase_create("hugging_face"), *bad = tcase_create("refused");
     TCase *ini = tcase_create("ini"), *build = tcase_create("build");
-    tcase_add_test(hf, every_family_is_consistent);
-    tcase_add_test(hf, llama_is_one_group);
-    tcase_add_test(hf, windows_count_the_query);
-    tcase_add_test(hf, gemma_alternates_and_scales);
-    tcase_add_test(hf, sinks_and_chunks);
-    tcase_add_test(hf, latent_attention);
-    tcase_add_test(hf, shared_choices);
-    tcase_add_test(hf, latent_scales);
-    tcase_add_test(hf, kimi_models);
-    tcase_add_test(hf, lightning_layers);
-    tcase_add_test(hf, convolution_layers);
-    tcase_add_test(hf, linear_layers);
-    tcase_add_test(hf, state_dtypes);
-    tcase_add_test(hf, convolution_bias);
-    tcase_add_test(hf, mamba2_layers);
-    tcase_add_test(hf, encoders);
-    tcase_add_test(hf, what_the_user_may_override);
-    tcase_add_test(hf, other_classes_of_a_family);
-    tcase_add_test(hf, wrappers);
-    tcase_add_test(hf, attn_config);
-    tcase_add_test(hf, sliding_query_heads);
-    tcase_add_test(hf, decoders_by_their_keys);
-    tcase_add_test(hf, heads_of_falcon_and_others);
-    tcase_add_test(bad, bad_json);
-    tcase_add_test(bad, nul_bytes_are_refused);
-    tcase_add_test(bad, bad_lists_of_layers);
-    tcase_add_test(bad, lists_of_layers_are_as_long_as_there_are_layers);
-    tcase_add_test(bad, bad_fields);
-    tcase_add_test(bad, bad_readings);
-    tcase_add_test(bad, keys_of_published_files);
-    tcase_add_test(bad, keys_that_nothing_reads);
-    tcase_add_test(bad, unknown_architectures);
-    tcase_add_test(bad, missing_file);
-    tcase_add_test(bad, truncated_anywhere);
-    tcase_add_test(ini, ini_plain);
-    tcase_add_test(ini, ini_layer_types);
-    tcase_add_test(ini, ini_heads_by_type);
-    tcase_add_test(ini, ini_types_alone);
-    tcase_add_test(ini, ini_shared_caches);
-    tcase_add_test(ini, ini_sparse_layers);
-    tcase_add_test(ini, ini_label_dtypes);
-    tcase_add_test(ini, ini_linear_layers);
-    tcase_add_test(ini, heads_of_a_rank);
-    tcase_add_test(ini, ranks_of_other_kinds);
-    tcase_add_test(ini, drafts_of_another_shape);
-    tcase_add_test(ini, drafts_from_a_file);
-    tcase_add_test(ini, ini_type_refusals);
-    tcase_add_test(ini, ini_encoder_window_is_two_sided);
-    tcase_add_test(ini, ini_mla);
-    tcase_add_test(ini, ini_refusals);
-    tcase_add_test(build, a_shared_buffer_is_read_only);
-    tcase_add_test(build, layer_text_is_cut_visibly);
     suite_add_tcase(suite, hf);
     suite_add_tcase(suite, bad);
     suite_add_tcase(suite, ini);

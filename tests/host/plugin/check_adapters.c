@@ -97,7 +97,7 @@ static char *run_digest(const char *plugin)
     return digest;
 }
 
-START_TEST(a_plugin_of_the_major_before_computes_the_same)
+TEST_OF(pretended, a_plugin_of_the_major_before_computes_the_same)
 {
     char *now = run_digest("pretended_v2"), *before = run_digest("pretended_v1");
     ck_assert_str_eq(now, before);
@@ -106,7 +106,7 @@ START_TEST(a_plugin_of_the_major_before_computes_the_same)
 }
 END_TEST
 
-START_TEST(older_ones_are_refused_with_a_sentence)
+TEST_OF(pretended, older_ones_are_refused_with_a_sentence)
 {
     ck_assert_int_eq(attnhost_load_plugin(host, fixture("example_rows"), &error.base),
                      ATTN_INCOMPATIBLE_VERSION);
@@ -127,8 +127,6 @@ static Suite *suite(void)
     TCase *tcase = tcase_create("pretended");
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_loop_test(tcase, both_majors_are_loaded, 0, 2);
-    tcase_add_test(tcase, a_plugin_of_the_major_before_computes_the_same);
-    tcase_add_test(tcase, older_ones_are_refused_with_a_sentence);
     suite_add_tcase(made, tcase);
     return made;
 }

@@ -9,7 +9,7 @@
 
 /* ---- Names and trees ------------------------------------------------------------------------- */
 
-START_TEST(plugins_and_types_are_listed)
+TEST_OF(compose, plugins_and_types_are_listed)
 {
     attnhost_plugin_info plugin = {.struct_size = sizeof plugin};
     attnhost_type_info type = {.struct_size = sizeof type};
@@ -37,7 +37,7 @@ START_TEST(plugins_and_types_are_listed)
 }
 END_TEST
 
-START_TEST(smaller_structs_are_filled_as_far_as_they_go)
+TEST_OF(compose, smaller_structs_are_filled_as_far_as_they_go)
 {
     attnhost_plugin_info plugin;
     memset(&plugin, 0x5A, sizeof plugin);
@@ -50,7 +50,7 @@ START_TEST(smaller_structs_are_filled_as_far_as_they_go)
 }
 END_TEST
 
-START_TEST(unknown_names)
+TEST_OF(compose, unknown_names)
 {
     make_problems();
     ck_assert_int_eq(fail_compose("fixture_onee"), ATTN_CONFIG_ERROR);
@@ -69,7 +69,7 @@ START_TEST(unknown_names)
 }
 END_TEST
 
-START_TEST(definitions)
+TEST_OF(compose, definitions)
 {
     define("mine", "fixture_one", NULL, NULL, NULL, NULL);
     ck_assert_int_eq(attnhost_define_backend(host, "mine", "fixture_two", NULL, 0, &error.base),
@@ -93,7 +93,7 @@ START_TEST(definitions)
 END_TEST
 
 /* Relative paths in options begin at the working folder: without options it is not needed. */
-START_TEST(working_folder_is_gone)
+TEST_OF(compose, working_folder_is_gone)
 {
     char folder[] = "/tmp/check_compose.XXXXXX";
     int before = open(".", O_RDONLY | O_DIRECTORY);
@@ -111,7 +111,7 @@ START_TEST(working_folder_is_gone)
 }
 END_TEST
 
-START_TEST(cycles)
+TEST_OF(compose, cycles)
 {
     make_problems();
     define("self", "fixture_pair", "first", "self", NULL, NULL);
@@ -128,7 +128,7 @@ START_TEST(cycles)
 }
 END_TEST
 
-START_TEST(depth)
+TEST_OF(compose, depth)
 {
     char name[16], child[16];
     make_problems();
@@ -146,7 +146,7 @@ START_TEST(depth)
 }
 END_TEST
 
-START_TEST(tree_is_told)
+TEST_OF(compose, tree_is_told)
 {
     define("outer", "fixture_pair", "first", "inner", "second", "fixture_two");
     define("inner", "fixture_pair", "first", "small", "second", "small");
@@ -194,7 +194,7 @@ START_TEST(tree_is_told)
 END_TEST
 
 /* fixture_two plans softmax layers with host arrays, and no others. */
-START_TEST(host_arrays_by_kind)
+TEST_OF(compose, host_arrays_by_kind)
 {
     static const uint32_t kinds[][2] = {{ATTN_KIND_LINEAR, ATTN_KIND_LINEAR},
                                         {ATTN_KIND_LINEAR, ATTN_KIND_SOFTMAX}};
@@ -214,7 +214,7 @@ END_TEST
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
-START_TEST(failing_child)
+TEST_OF(compose, failing_child)
 {
     make_problems();
     ck_assert_int_eq(load("fixture_create_fails"), ATTN_OK);
@@ -231,7 +231,7 @@ START_TEST(failing_child)
 }
 END_TEST
 
-START_TEST(defects_of_answers)
+TEST_OF(compose, defects_of_answers)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     make_problems();
@@ -254,7 +254,7 @@ START_TEST(defects_of_answers)
 }
 END_TEST
 
-START_TEST(refusals)
+TEST_OF(compose, refusals)
 {
     attn_reason reason = {.struct_size = sizeof reason};
     attn_verdict verdict = {
@@ -276,7 +276,7 @@ START_TEST(refusals)
 }
 END_TEST
 
-START_TEST(bad_problems)
+TEST_OF(compose, bad_problems)
 {
     attnhost_backend *backend = NULL;
     make_problems();
@@ -311,7 +311,7 @@ static attn_status configure(const char *format, const char *argument)
     return attnhost_configure_text(host, text, strlen(text), "t.ini", "/etc/attn", &error.base);
 }
 
-START_TEST(ini)
+TEST_OF(compose, ini)
 {
     ck_assert_int_eq(configure("[plugins]\n"
                                "path = %s/fixture_create_fails.so\n"
@@ -333,7 +333,7 @@ START_TEST(ini)
 }
 END_TEST
 
-START_TEST(bad_ini)
+TEST_OF(compose, bad_ini)
 {
     make_problems();
     ck_assert_int_eq(configure("[plugins]\npath = %s/nothing\n", fixtures), ATTN_CONFIG_ERROR);
@@ -358,7 +358,7 @@ START_TEST(bad_ini)
 }
 END_TEST
 
-START_TEST(loading_while_a_backend_lives)
+TEST_OF(compose, loading_while_a_backend_lives)
 {
     define("tree", "fixture_pair", "first", "fixture_one", NULL, NULL);
     attnhost_backend *backend = compose("tree");
@@ -376,7 +376,7 @@ START_TEST(loading_while_a_backend_lives)
 }
 END_TEST
 
-START_TEST(two_hosts_in_one_process)
+TEST_OF(compose, two_hosts_in_one_process)
 {
     attnhost *first = host, *second;
     int inits = counters_of("fixture_good")->inits, finis = counters_of("fixture_good")->finis;
@@ -400,23 +400,6 @@ static Suite *suite(void)
     Suite *made = suite_create("compose");
     TCase *tests = tcase_create("compose");
     tcase_add_checked_fixture(tests, setup, teardown);
-    tcase_add_test(tests, plugins_and_types_are_listed);
-    tcase_add_test(tests, smaller_structs_are_filled_as_far_as_they_go);
-    tcase_add_test(tests, unknown_names);
-    tcase_add_test(tests, definitions);
-    tcase_add_test(tests, working_folder_is_gone);
-    tcase_add_test(tests, cycles);
-    tcase_add_test(tests, depth);
-    tcase_add_test(tests, tree_is_told);
-    tcase_add_test(tests, host_arrays_by_kind);
-    tcase_add_test(tests, failing_child);
-    tcase_add_test(tests, defects_of_answers);
-    tcase_add_test(tests, refusals);
-    tcase_add_test(tests, bad_problems);
-    tcase_add_test(tests, ini);
-    tcase_add_test(tests, bad_ini);
-    tcase_add_test(tests, loading_while_a_backend_lives);
-    tcase_add_test(tests, two_hosts_in_one_process);
     suite_add_tcase(made, tests);
     return made;
 }

@@ -15,7 +15,7 @@ static const struct guard_party backend = {"/p/bad.so", "bad"};
 
 /* ---- Words ----------------------------------------------------------------------------------- */
 
-START_TEST(calls_are_described)
+TEST_OF(all, calls_are_described)
 {
     static const struct {
         const struct guard_party *party;
@@ -45,7 +45,7 @@ END_TEST
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
-START_TEST(calls_nest)
+TEST_OF(all, calls_nest)
 {
     struct guard_call outer, inner;
     ck_assert_ptr_null(guard_current);
@@ -91,7 +91,7 @@ static void watch(const struct guard_call *call)
 
 /* The process is looked at after each call outside a step, once in GUARD_STEPS plans, and never
  * after a forward. */
-START_TEST(what_is_watched)
+TEST_OF(all, what_is_watched)
 {
     struct guard_call call;
     guard_watch = watch;
@@ -138,7 +138,7 @@ static attn_status run_in_turn(void *ctx, int64_t num_tasks, attn_task task, voi
 }
 
 /* A task is in the call that handed it over, as one of its own; each is looked after. */
-START_TEST(tasks_are_within_the_call)
+TEST_OF(all, tasks_are_within_the_call)
 {
     struct guard_call call;
     const struct guard_call *seen[3] = {NULL};
@@ -155,11 +155,7 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("guard");
     TCase *all = tcase_create("all");
-    tcase_add_test(all, calls_are_described);
-    tcase_add_test(all, calls_nest);
     tcase_add_loop_test(all, rounding_is_put_back, 0, 4);
-    tcase_add_test(all, what_is_watched);
-    tcase_add_test(all, tasks_are_within_the_call);
     suite_add_tcase(s, all);
     return s;
 }

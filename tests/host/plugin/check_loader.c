@@ -112,7 +112,7 @@ static void assert_refused(const char *file, attn_status status, const char *par
     ck_assert_uint_eq(registry.plugins[before]->num_types, 0);
 }
 
-START_TEST(good)
+TEST_OF(loader, good)
 {
     ck_assert_int_eq(registry_load_file(&registry, fixture("fixture_good"), &error.base), ATTN_OK);
     ck_assert_uint_eq(registry.num_plugins, 1);
@@ -134,7 +134,7 @@ START_TEST(good)
 }
 END_TEST
 
-START_TEST(loading_twice_is_loading_once)
+TEST_OF(loader, loading_twice_is_loading_once)
 {
     const char *copy = copy_fixture("fixture_good", "good.so");
     ck_assert_int_eq(registry_load_file(&registry, copy, NULL), ATTN_OK);
@@ -146,7 +146,7 @@ START_TEST(loading_twice_is_loading_once)
 }
 END_TEST
 
-START_TEST(not_a_plugin)
+TEST_OF(loader, not_a_plugin)
 {
     write_file(join(folder, "text.so"), "hello, world\n", 13);
     assert_refused(join(folder, "text.so"), ATTN_INVALID_ARGUMENT, "not an ELF file");
@@ -175,7 +175,7 @@ START_TEST(not_a_plugin)
 }
 END_TEST
 
-START_TEST(not_a_regular_file)
+TEST_OF(loader, not_a_regular_file)
 {
     assert_refused(join(folder, "missing.so"), ATTN_INVALID_ARGUMENT, "No such file");
     ck_assert_int_eq(mkdir(join(folder, "folder.so"), 0755), 0);
@@ -199,7 +199,7 @@ static void link_borrowed(const char *path)
     ck_assert_int_eq(system(command), 0);
 }
 
-START_TEST(entry_of_another_object)
+TEST_OF(loader, entry_of_another_object)
 {
     const char *path = join(folder, "borrowed.so");
     link_borrowed(path);
@@ -208,7 +208,7 @@ START_TEST(entry_of_another_object)
 }
 END_TEST
 
-START_TEST(missing_library)
+TEST_OF(loader, missing_library)
 {
     char command[16384];
     const char *copy = copy_fixture("fixture_good", "libneeded.so"), *path;
@@ -264,7 +264,7 @@ static int load_from_noexec(void)
     return SAYS_ANOTHER;
 }
 
-START_TEST(on_a_file_system_without_programs)
+TEST_OF(loader, on_a_file_system_without_programs)
 {
     int status = 0;
     pid_t child = fork();
@@ -279,7 +279,7 @@ START_TEST(on_a_file_system_without_programs)
 }
 END_TEST
 
-START_TEST(versions)
+TEST_OF(loader, versions)
 {
     assert_refused(fixture("fixture_other_major"), ATTN_INCOMPATIBLE_VERSION,
                    "ABI major 4242 is needed");
@@ -291,7 +291,7 @@ START_TEST(versions)
 }
 END_TEST
 
-START_TEST(bad_tables)
+TEST_OF(loader, bad_tables)
 {
     assert_refused(fixture("fixture_null_string"), ATTN_INTERNAL, "attn_plugin.vendor is NULL");
     assert_refused(fixture("fixture_describe_fails"), ATTN_INTERNAL,
@@ -301,7 +301,7 @@ START_TEST(bad_tables)
 }
 END_TEST
 
-START_TEST(names_that_are_taken)
+TEST_OF(loader, names_that_are_taken)
 {
     assert_refused(fixture("fixture_same_name"), ATTN_CONFIG_ERROR,
                    "backend types 0 and 1 are both named fixture_same");
@@ -321,7 +321,7 @@ END_TEST
 /* ---- Trust ----------------------------------------------------------------------------------- */
 
 /* A folder above may be sticky, which its own may not. */
-START_TEST(folders_above)
+TEST_OF(loader, folders_above)
 {
     char below[96], copy[128];
     snprintf(below, sizeof below, "%s/below", folder);
@@ -339,7 +339,7 @@ START_TEST(folders_above)
 }
 END_TEST
 
-START_TEST(a_backend_called_auto)
+TEST_OF(loader, a_backend_called_auto)
 {
     assert_refused(fixture("fixture_auto"), ATTN_INTERNAL, "its name is 'auto', which in a");
 }
@@ -355,7 +355,7 @@ static void assert_reason(const char *file, const char *part)
 }
 
 /* bad_borrowed links bad_nothing from $ORIGIN/deps, too. */
-START_TEST(libraries_of_others)
+TEST_OF(loader, libraries_of_others)
 {
     char deps[96], library[128];
     snprintf(deps, sizeof deps, "%s/deps", folder);
@@ -393,7 +393,7 @@ static const char *copy_with_runpath(const char *runpath, const char *as)
 }
 
 /* The dynamic linker takes an empty part of a DT_RUNPATH for the working directory. */
-START_TEST(other_runpaths)
+TEST_OF(loader, other_runpaths)
 {
     assert_reason(copy_with_runpath("$ORIGIN/$LIB", "lib.so"), "'$ORIGIN/$LIB' in its DT_RUNPATH");
     assert_reason(copy_with_runpath("${PLATFORM}", "platform.so"), "accepted: a folder, which may");
@@ -410,7 +410,7 @@ START_TEST(other_runpaths)
 END_TEST
 
 /* linked.so links bad_nothing.so, and that links linked.so. */
-START_TEST(libraries_in_a_circle)
+TEST_OF(loader, libraries_in_a_circle)
 {
     static const char needed[] = "bad_nothing.so", other[] = "linked.so";
     const char *first = copy_with_runpath("$ORIGIN", other);
@@ -426,7 +426,7 @@ START_TEST(libraries_in_a_circle)
 }
 END_TEST
 
-START_TEST(writable_by_others)
+TEST_OF(loader, writable_by_others)
 {
     const char *copy = copy_fixture("fixture_good", "good.so");
     static const mode_t modes[] = {0646, 0666, 0777};
@@ -447,7 +447,7 @@ START_TEST(writable_by_others)
 }
 END_TEST
 
-START_TEST(writable_by_the_group)
+TEST_OF(loader, writable_by_the_group)
 {
     const char *copy = copy_fixture("fixture_good", "good.so");
     if (geteuid() != 0)
@@ -457,7 +457,7 @@ START_TEST(writable_by_the_group)
 }
 END_TEST
 
-START_TEST(folder_writable_by_others)
+TEST_OF(loader, folder_writable_by_others)
 {
     const char *copy = copy_fixture("fixture_good", "good.so");
     ck_assert_int_eq(chmod(folder, 01777), 0);
@@ -478,7 +478,7 @@ START_TEST(folder_writable_by_others)
 }
 END_TEST
 
-START_TEST(owned_by_somebody_else)
+TEST_OF(loader, owned_by_somebody_else)
 {
     const char *copy = copy_fixture("fixture_good", "good.so");
     if (geteuid() != 0)
@@ -488,7 +488,7 @@ START_TEST(owned_by_somebody_else)
 }
 END_TEST
 
-START_TEST(pins)
+TEST_OF(loader, pins)
 {
     const char *copy = copy_fixture("fixture_good", "good.so");
     uint8_t digest[32];
@@ -516,7 +516,7 @@ END_TEST
 
 /* ---- Folders --------------------------------------------------------------------------------- */
 
-START_TEST(folders)
+TEST_OF(loader, folders)
 {
     copy_fixture("fixture_taken_name", "b.so");
     copy_fixture("fixture_good", "a.so");
@@ -546,7 +546,7 @@ START_TEST(folders)
 END_TEST
 
 /* A search path's later folder brings no complaint if earlier ones have all its backends. */
-START_TEST(shadows)
+TEST_OF(loader, shadows)
 {
     copy_fixture("fixture_taken_name", "a.so"); /* fixture_two */
     copy_fixture("fixture_pair", "b.so");
@@ -566,7 +566,7 @@ START_TEST(shadows)
 END_TEST
 
 /* Two files of one folder, or one that has more than what is there, are in conflict. */
-START_TEST(conflicts_are_no_shadows)
+TEST_OF(loader, conflicts_are_no_shadows)
 {
     copy_fixture("fixture_good", "b.so"); /* fixture_one, too */
     copy_fixture("fixture_pair", "c.so");
@@ -585,7 +585,7 @@ END_TEST
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-START_TEST(init_and_fini_are_paired)
+TEST_OF(loader, init_and_fini_are_paired)
 {
     struct loader_plugin *one, *two;
     ck_assert_int_eq(loader_open(fixture("fixture_good"), NULL, &one, NULL), ATTN_OK);
@@ -616,30 +616,6 @@ static Suite *suite(void)
     Suite *made = suite_create("loader");
     TCase *tests = tcase_create("loader");
     tcase_add_checked_fixture(tests, setup, teardown);
-    tcase_add_test(tests, good);
-    tcase_add_test(tests, loading_twice_is_loading_once);
-    tcase_add_test(tests, not_a_plugin);
-    tcase_add_test(tests, not_a_regular_file);
-    tcase_add_test(tests, entry_of_another_object);
-    tcase_add_test(tests, missing_library);
-    tcase_add_test(tests, on_a_file_system_without_programs);
-    tcase_add_test(tests, versions);
-    tcase_add_test(tests, bad_tables);
-    tcase_add_test(tests, names_that_are_taken);
-    tcase_add_test(tests, writable_by_others);
-    tcase_add_test(tests, folders_above);
-    tcase_add_test(tests, a_backend_called_auto);
-    tcase_add_test(tests, libraries_of_others);
-    tcase_add_test(tests, other_runpaths);
-    tcase_add_test(tests, libraries_in_a_circle);
-    tcase_add_test(tests, writable_by_the_group);
-    tcase_add_test(tests, folder_writable_by_others);
-    tcase_add_test(tests, owned_by_somebody_else);
-    tcase_add_test(tests, pins);
-    tcase_add_test(tests, folders);
-    tcase_add_test(tests, shadows);
-    tcase_add_test(tests, conflicts_are_no_shadows);
-    tcase_add_test(tests, init_and_fini_are_paired);
     suite_add_tcase(made, tests);
     return made;
 }

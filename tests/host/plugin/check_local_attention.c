@@ -126,7 +126,7 @@ static void check_batch(int32_t chunk)
     ck_assert_int_eq(local.local_max_seq_len, most_keys);
 }
 
-START_TEST(chunks_are_sequences)
+TEST_OF(virtual_batches, chunks_are_sequences)
 {
     static const int32_t pages[] = {1, 2, 5, 16};
     srand(7);
@@ -139,7 +139,7 @@ START_TEST(chunks_are_sequences)
 END_TEST
 
 /* One query of each sequence; those of the padding have no keys. */
-START_TEST(decodes_have_one_query)
+TEST_OF(virtual_batches, decodes_have_one_query)
 {
     srand(8);
     for (int round = 0; round < random_cases(ROUNDS); round++) {
@@ -167,7 +167,7 @@ static void expect_refused(int32_t chunk, uint32_t field, const char *says)
     ck_assert_str_eq(message, says);
 }
 
-START_TEST(refusals_say_what_is_accepted)
+TEST_OF(virtual_batches, refusals_say_what_is_accepted)
 {
     make_batch(ATTN_MODE_EXTEND, 2, 4);
     expect_refused(6, ATTN_FIELD_ATTENTION_CHUNK,
@@ -188,11 +188,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *made = suite_create("local_attention");
-    TCase *tests = tcase_create("virtual_batches");
-    tcase_add_test(tests, chunks_are_sequences);
-    tcase_add_test(tests, decodes_have_one_query);
-    tcase_add_test(tests, refusals_say_what_is_accepted);
-    suite_add_tcase(made, tests);
     return made;
 }
 

@@ -66,7 +66,7 @@ static void assert_says(const char *part)
                   host_error_text(&error));
 }
 
-START_TEST(defaults)
+TEST_OF(options, defaults)
 {
     ck_assert_int_eq(parse(NULL, 0), ATTN_OK);
     ck_assert_uint_eq(options->view.struct_size, sizeof(attn_options));
@@ -90,7 +90,7 @@ START_TEST(defaults)
 }
 END_TEST
 
-START_TEST(values)
+TEST_OF(options, values)
 {
     const struct {
         const char *key, *value, *text;
@@ -122,7 +122,7 @@ START_TEST(values)
 }
 END_TEST
 
-START_TEST(bad_values)
+TEST_OF(options, bad_values)
 {
     const struct {
         const char *key, *value, *wrong, *accepted;
@@ -161,7 +161,7 @@ START_TEST(bad_values)
 }
 END_TEST
 
-START_TEST(unknown_keys)
+TEST_OF(options, unknown_keys)
 {
     ck_assert_int_eq(parse_one("blok", "3"), ATTN_CONFIG_ERROR);
     assert_says("sample.ini:7: backend.mine.blok is not an option of backend type sample");
@@ -172,7 +172,7 @@ START_TEST(unknown_keys)
 }
 END_TEST
 
-START_TEST(given_twice)
+TEST_OF(options, given_twice)
 {
     const struct options_text texts[] = {{"block", "3", "a.ini:1", "/"},
                                          {"label", "x", "a.ini:2", "/"},
@@ -186,7 +186,7 @@ START_TEST(given_twice)
 }
 END_TEST
 
-START_TEST(alias_is_accepted_with_a_warning)
+TEST_OF(options, alias_is_accepted_with_a_warning)
 {
     ck_assert_int_eq(parse_one("blk", "32"), ATTN_OK);
     ck_assert_int_eq(find("block")->integer, 32);
@@ -198,7 +198,7 @@ START_TEST(alias_is_accepted_with_a_warning)
 }
 END_TEST
 
-START_TEST(repeated_keeps_order)
+TEST_OF(options, repeated_keeps_order)
 {
     const struct options_text texts[] = {{"step", "30", "a.ini:1", "/"},
                                          {"label", "x", "a.ini:2", "/"},
@@ -218,7 +218,7 @@ START_TEST(repeated_keeps_order)
 }
 END_TEST
 
-START_TEST(required)
+TEST_OF(options, required)
 {
     const attn_option needed[] = {
         {OPTION(ATTN_OPTION_BACKEND_REF, "first", NULL), .flags = ATTN_OPTION_REQUIRED, .min = 1}};
@@ -254,7 +254,7 @@ static void assert_refused(const attn_option *bad, uint32_t count, const char *p
         assert_refused(bad, sizeof bad / sizeof *bad, part);                                       \
     } while (0)
 
-START_TEST(declarations)
+TEST_OF(options, declarations)
 {
     static const char *const twice[] = {"a", "b", "a"};
     ck_assert_int_eq(options_check_type(&type, NULL), ATTN_OK);
@@ -289,7 +289,7 @@ START_TEST(declarations)
 }
 END_TEST
 
-START_TEST(larger_declarations_are_walked_by_their_size)
+TEST_OF(options, larger_declarations_are_walked_by_their_size)
 {
     struct newer {
         attn_option known;
@@ -307,7 +307,7 @@ START_TEST(larger_declarations_are_walked_by_their_size)
 }
 END_TEST
 
-START_TEST(names)
+TEST_OF(options, names)
 {
     char text[8];
     ck_assert(options_is_name("a"));
@@ -329,19 +329,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *made = suite_create("options");
-    TCase *tests = tcase_create("options");
-    tcase_add_test(tests, defaults);
-    tcase_add_test(tests, values);
-    tcase_add_test(tests, bad_values);
-    tcase_add_test(tests, unknown_keys);
-    tcase_add_test(tests, given_twice);
-    tcase_add_test(tests, alias_is_accepted_with_a_warning);
-    tcase_add_test(tests, repeated_keeps_order);
-    tcase_add_test(tests, required);
-    tcase_add_test(tests, declarations);
-    tcase_add_test(tests, larger_declarations_are_walked_by_their_size);
-    tcase_add_test(tests, names);
-    suite_add_tcase(made, tests);
     return made;
 }
 

@@ -133,7 +133,7 @@ static void expect(int64_t all, int64_t first, int64_t second)
 
 /* ---- Counting -------------------------------------------------------------------------------- */
 
-START_TEST(forwards_count)
+TEST_OF(all, forwards_count)
 {
     begin(&good, &rows);
     ck_assert_ptr_eq(rows.paths, &good);
@@ -151,7 +151,7 @@ START_TEST(forwards_count)
 END_TEST
 
 /* What was captured counts with each later batch, layer by layer. */
-START_TEST(replays_count)
+TEST_OF(all, replays_count)
 {
     begin(&good, &rows);
     run_batch(10, 7, 3);
@@ -167,7 +167,7 @@ START_TEST(replays_count)
 END_TEST
 
 /* Rows of an impossible answer count for no path. */
-START_TEST(nonsense_is_not_counted)
+TEST_OF(all, nonsense_is_not_counted)
 {
     static const int64_t answer[][2] = {{7, 4}, {7, 2}, {-1, 11}, {11, -1}};
     begin(&good, &rows);
@@ -186,7 +186,7 @@ END_TEST
 
 /* The wrapper tells of them by its own metadata; where rows are not counted, in a composite, of
  * none. */
-START_TEST(the_wrapper_tells)
+TEST_OF(all, the_wrapper_tells)
 {
     int64_t answer[2];
     begin(&good, &rows);
@@ -214,7 +214,7 @@ END_TEST
 
 /* ---- Tables ---------------------------------------------------------------------------------- */
 
-START_TEST(tables_are_looked_at)
+TEST_OF(all, tables_are_looked_at)
 {
     const attn_path twice[] = {named[0], named[0]};
     static const attn_path short_path[] = {{.struct_size = 16, .name = "a", .doc = "b"}};
@@ -258,13 +258,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("paths");
-    TCase *all = tcase_create("all");
-    tcase_add_test(all, forwards_count);
-    tcase_add_test(all, replays_count);
-    tcase_add_test(all, nonsense_is_not_counted);
-    tcase_add_test(all, the_wrapper_tells);
-    tcase_add_test(all, tables_are_looked_at);
-    suite_add_tcase(s, all);
     return s;
 }
 

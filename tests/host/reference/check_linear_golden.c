@@ -392,7 +392,7 @@ END_TEST
 
 /* The state after each row, as snapshots, is what the rows in parts begin with; slot 0 is dropped.
  */
-START_TEST(snapshots)
+TEST_OF(golden, snapshots)
 {
     golden_case record;
     FILE *file = golden_open("linear.txt");
@@ -465,7 +465,7 @@ START_TEST(comparison)
 END_TEST
 
 /* What is missing or malformed is named. */
-START_TEST(refusals)
+TEST_OF(golden, refusals)
 {
     static const struct {
         uint32_t role;
@@ -511,9 +511,7 @@ static Suite *suite(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, whole_cases, 0, 4);
     tcase_add_loop_test(tcase, in_parts, 0, 6);
-    tcase_add_test(tcase, snapshots);
     tcase_add_loop_test(tcase, comparison, 0, 2);
-    tcase_add_test(tcase, refusals);
     suite_add_tcase(made, tcase);
     return made;
 }

@@ -267,7 +267,7 @@ START_TEST(kernels_agree)
 END_TEST
 
 /* The quick way of rounding to bf16 is that of dtype.h: random numbers, ties, ends of the range. */
-START_TEST(rounding)
+TEST_OF(replay, rounding)
 {
     static const attn_dtype dtypes[] = {ATTN_F32, ATTN_BF16, ATTN_F16};
     int different = 0;
@@ -298,7 +298,6 @@ static Suite *suite(void)
     TCase *tcase = tcase_create("replay");
     tcase_add_loop_test(tcase, in_pieces, 0, 2 * RUN_MODELS);
     tcase_add_loop_test(tcase, storing, 0, RUN_MODELS);
-    tcase_add_test(tcase, rounding);
     tcase_add_loop_test(tcase, kernels_agree, 0, 2);
     suite_add_tcase(made, tcase);
     return made;

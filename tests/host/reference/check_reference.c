@@ -60,7 +60,7 @@ static reference_row_result example_run(struct example *example, double out[2])
 
 /* ---- Literal rows ---------------------------------------------------------------------------- */
 
-START_TEST(row_that_sees_no_key)
+TEST_OF(rows, row_that_sees_no_key)
 {
     struct example example;
     double out[2] = {7, 7};
@@ -77,7 +77,7 @@ START_TEST(row_that_sees_no_key)
 }
 END_TEST
 
-START_TEST(no_key_but_a_sink)
+TEST_OF(rows, no_key_but_a_sink)
 {
     struct example example;
     double out[2] = {7, 7};
@@ -91,7 +91,7 @@ START_TEST(no_key_but_a_sink)
 }
 END_TEST
 
-START_TEST(equal_scores_give_the_mean)
+TEST_OF(rows, equal_scores_give_the_mean)
 {
     struct example example;
     double out[2];
@@ -105,7 +105,7 @@ START_TEST(equal_scores_give_the_mean)
 END_TEST
 
 /* A sink of the keys' own score weighs like one more key that has no value. */
-START_TEST(sink_is_a_key_without_value)
+TEST_OF(rows, sink_is_a_key_without_value)
 {
     struct example example;
     double out[2];
@@ -119,7 +119,7 @@ START_TEST(sink_is_a_key_without_value)
 END_TEST
 
 /* Scale, then ALiBi, then the cap; the sink is neither scaled nor capped. */
-START_TEST(order_of_the_score)
+TEST_OF(rows, order_of_the_score)
 {
     struct example example;
     double out[2];
@@ -146,7 +146,7 @@ static void assert_sees(const reference_sight *sight, int64_t kv_len, int64_t fi
                       (long long)last);
 }
 
-START_TEST(borders_of_windows_and_chunks)
+TEST_OF(rows, borders_of_windows_and_chunks)
 {
     reference_sight sight = reference_sight_all();
     sight.position = 13;
@@ -175,7 +175,7 @@ START_TEST(borders_of_windows_and_chunks)
 }
 END_TEST
 
-START_TEST(borders_of_cross_attention)
+TEST_OF(rows, borders_of_cross_attention)
 {
     reference_sight sight = reference_sight_all();
     sight.has_position = 0;
@@ -186,7 +186,7 @@ START_TEST(borders_of_cross_attention)
 END_TEST
 
 /* Bits are little-endian, rows are not padded: row 1 of 9 columns begins at bit 9. */
-START_TEST(borders_of_masks)
+TEST_OF(rows, borders_of_masks)
 {
     static const uint8_t bits[] = {0xff, 0x03, 0xfe}; /* bit 9 is set, 10 to 16 are not */
     reference_sight sight = reference_sight_all();
@@ -208,7 +208,7 @@ START_TEST(borders_of_masks)
 }
 END_TEST
 
-START_TEST(explicit_positions_move_window_and_chunk)
+TEST_OF(rows, explicit_positions_move_window_and_chunk)
 {
     static const int32_t positions[] = {5, 9, 5, 6}; /* of keys 4 to 7 */
     static const uint8_t all[] = {0xff, 0xff};
@@ -228,7 +228,7 @@ START_TEST(explicit_positions_move_window_and_chunk)
 }
 END_TEST
 
-START_TEST(items_see_prefix_and_themselves)
+TEST_OF(rows, items_see_prefix_and_themselves)
 {
     reference_sight sight = reference_sight_all();
     sight.window_right = 0;
@@ -271,7 +271,7 @@ static void model(const struct example *example, long double out[2], long double
     *lse = logl(sum);
 }
 
-START_TEST(random_rows_are_the_models)
+TEST_OF(rows, random_rows_are_the_models)
 {
     uint64_t state = 42;
     for (int trial = 0; trial < 200; trial++) {
@@ -292,7 +292,7 @@ START_TEST(random_rows_are_the_models)
 }
 END_TEST
 
-START_TEST(scores_beyond_exp)
+TEST_OF(rows, scores_beyond_exp)
 {
     struct example example;
     double out[2];
@@ -307,7 +307,7 @@ START_TEST(scores_beyond_exp)
 }
 END_TEST
 
-START_TEST(not_a_number_spreads)
+TEST_OF(rows, not_a_number_spreads)
 {
     struct example example;
     double out[2];
@@ -325,7 +325,7 @@ START_TEST(not_a_number_spreads)
 }
 END_TEST
 
-START_TEST(bad_rows_are_refused)
+TEST_OF(rows, bad_rows_are_refused)
 {
     struct example example;
     example_init(&example, 3, 1);
@@ -355,7 +355,7 @@ static void assert_bar(double bar, double expected)
 
 /* Two keys with the scores 0 and log 3 give the probabilities 1/4 and 3/4. In bf16 each is off by
  * 2^-8 of it at most, and so is what all keys share; the output, 3/4, by 2^-9. */
-START_TEST(bar_where_few_keys_decide)
+TEST_OF(rule, bar_where_few_keys_decide)
 {
     struct example example;
     double out[2];
@@ -379,7 +379,7 @@ END_TEST
 
 /* 4 keys of weight 1/4 each and another sign every time: k = sqrt(2 log(2 * 3 / 1e-9)) standard
  * deviations of 2^-8 / sqrt(3) of 1/4 each are more than they can do together; of 64 not. */
-START_TEST(bar_where_many_keys_decide)
+TEST_OF(rule, bar_where_many_keys_decide)
 {
     struct example example;
     double out[2], k = sqrt(2 * log(2 * 3 / 1e-9));
@@ -398,7 +398,7 @@ START_TEST(bar_where_many_keys_decide)
 END_TEST
 
 /* A subnormal probability of fp16 is off by half of the smallest one. */
-START_TEST(bar_of_subnormal_probabilities)
+TEST_OF(rule, bar_of_subnormal_probabilities)
 {
     struct example example;
     double out[2];
@@ -414,7 +414,7 @@ START_TEST(bar_of_subnormal_probabilities)
 END_TEST
 
 /* Beside values in fp8 a probability of bf16 may be lost below 2^-40; of fp16 it is as ever. */
-START_TEST(bar_of_probabilities_beside_codes)
+TEST_OF(rule, bar_of_probabilities_beside_codes)
 {
     struct example example;
     double out[2];
@@ -436,7 +436,7 @@ START_TEST(bar_of_probabilities_beside_codes)
 END_TEST
 
 /* An LSE is fp32 whatever the operands are, and its bar grows with the scores. */
-START_TEST(bar_of_an_lse_follows_from_the_scores)
+TEST_OF(rule, bar_of_an_lse_follows_from_the_scores)
 {
     struct example example;
     double out[2], bars[2];
@@ -452,7 +452,7 @@ START_TEST(bar_of_an_lse_follows_from_the_scores)
 }
 END_TEST
 
-START_TEST(without_bars_a_row_is_the_same)
+TEST_OF(rule, without_bars_a_row_is_the_same)
 {
     struct example example;
     double out[2];
@@ -485,7 +485,7 @@ static int32_t check_one(double actual, double truth, attn_dtype dtype, double b
     return verdict.code;
 }
 
-START_TEST(bar_of_a_row)
+TEST_OF(rule, bar_of_a_row)
 {
     double bar = 0.5;
     ck_assert_int_eq(check_one(3 + bar * 0.999, 3, ATTN_F32, bar), REFERENCE_PASS);
@@ -496,7 +496,7 @@ START_TEST(bar_of_a_row)
 END_TEST
 
 /* The worst element is not the one with the largest error, but the one that is off by most bars. */
-START_TEST(each_element_has_its_bar)
+TEST_OF(rule, each_element_has_its_bar)
 {
     const double actual[] = {10, 1.2, 3}, truth[] = {11, 1, 3}, bars[] = {2, 0.1, 1};
     reference_row_result row = {.bar = 100};
@@ -508,7 +508,7 @@ START_TEST(each_element_has_its_bar)
 }
 END_TEST
 
-START_TEST(finiteness_must_agree_first)
+TEST_OF(rule, finiteness_must_agree_first)
 {
     double inf = (double)INFINITY, nan = (double)NAN;
     ck_assert_int_eq(check_one(nan, 1, ATTN_F32, 1e4), REFERENCE_NOT_FINITE_HERE);
@@ -526,7 +526,7 @@ START_TEST(finiteness_must_agree_first)
 }
 END_TEST
 
-START_TEST(bar_of_an_lse)
+TEST_OF(rule, bar_of_an_lse)
 {
     reference_row_result row = {.lse = 200, .lse_bar = 1.002};
     ck_assert_int_eq(reference_check_lse(201.001, &row).code, REFERENCE_PASS);
@@ -608,30 +608,6 @@ static Suite *suite(void)
     Suite *made = suite_create("reference");
     TCase *rows = tcase_create("rows"), *rule = tcase_create("rule"),
           *merge = tcase_create("merge");
-    tcase_add_test(rows, row_that_sees_no_key);
-    tcase_add_test(rows, no_key_but_a_sink);
-    tcase_add_test(rows, equal_scores_give_the_mean);
-    tcase_add_test(rows, sink_is_a_key_without_value);
-    tcase_add_test(rows, order_of_the_score);
-    tcase_add_test(rows, borders_of_windows_and_chunks);
-    tcase_add_test(rows, borders_of_cross_attention);
-    tcase_add_test(rows, borders_of_masks);
-    tcase_add_test(rows, explicit_positions_move_window_and_chunk);
-    tcase_add_test(rows, items_see_prefix_and_themselves);
-    tcase_add_test(rows, random_rows_are_the_models);
-    tcase_add_test(rows, scores_beyond_exp);
-    tcase_add_test(rows, not_a_number_spreads);
-    tcase_add_test(rows, bad_rows_are_refused);
-    tcase_add_test(rule, bar_where_few_keys_decide);
-    tcase_add_test(rule, bar_where_many_keys_decide);
-    tcase_add_test(rule, bar_of_subnormal_probabilities);
-    tcase_add_test(rule, bar_of_probabilities_beside_codes);
-    tcase_add_test(rule, bar_of_an_lse_follows_from_the_scores);
-    tcase_add_test(rule, without_bars_a_row_is_the_same);
-    tcase_add_test(rule, bar_of_a_row);
-    tcase_add_test(rule, each_element_has_its_bar);
-    tcase_add_test(rule, finiteness_must_agree_first);
-    tcase_add_test(rule, bar_of_an_lse);
     tcase_add_test(merge, merge_of_equal_weights_is_the_mean);
     tcase_add_test(merge, merge_weighs_by_lse);
     tcase_add_test(merge, merge_with_an_empty_side);

@@ -218,7 +218,7 @@ static void check_codes(struct golden_batch *golden, const golden_case *record, 
             }
 }
 
-START_TEST(quantised_cache)
+TEST_OF(golden, quantised_cache)
 {
     golden_case record;
     FILE *file = golden_open("attention.txt");
@@ -245,7 +245,7 @@ START_TEST(quantised_cache)
 }
 END_TEST
 
-START_TEST(merging)
+TEST_OF(golden, merging)
 {
     golden_case record;
     FILE *file = golden_open("merge.txt");
@@ -274,8 +274,6 @@ static Suite *suite(void)
     TCase *tcase = tcase_create("golden");
     tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, attention, 0, 8);
-    tcase_add_test(tcase, quantised_cache);
-    tcase_add_test(tcase, merging);
     suite_add_tcase(made, tcase);
     return made;
 }

@@ -362,7 +362,7 @@ START_TEST(missing_operands)
 }
 END_TEST
 
-START_TEST(senseless_groups)
+TEST_OF(refusals, senseless_groups)
 {
     fixture *f = malloc(sizeof *f);
     begin_small(f, 0, ATTN_LAYOUT_MLA_LATENT);
@@ -388,7 +388,7 @@ START_TEST(senseless_groups)
 }
 END_TEST
 
-START_TEST(senseless_scales)
+TEST_OF(refusals, senseless_scales)
 {
     fixture *f = malloc(sizeof *f);
     begin_small(f, 0, ATTN_LAYOUT_MLA_LATENT_FP8);
@@ -414,7 +414,7 @@ START_TEST(senseless_scales)
 END_TEST
 
 /* A layer that only reads may be called expanded, but not to save. */
-START_TEST(read_only_expanded)
+TEST_OF(refusals, read_only_expanded)
 {
     fixture *f = malloc(sizeof *f);
     begin_small(f, ~0u, ATTN_LAYOUT_MLA_LATENT);
@@ -438,9 +438,6 @@ static Suite *suite(void)
     tcase_add_loop_test(golden, expanded_form, 0, 4);
     tcase_add_loop_test(golden, saved_expanded, 0, 5);
     tcase_add_loop_test(refusals, missing_operands, 0, 11);
-    tcase_add_test(refusals, senseless_groups);
-    tcase_add_test(refusals, senseless_scales);
-    tcase_add_test(refusals, read_only_expanded);
     suite_add_tcase(made, golden);
     suite_add_tcase(made, refusals);
     return made;

@@ -438,7 +438,7 @@ START_TEST(wrong)
 END_TEST
 
 /* A key after the query, one entry after the count, a logit that is off by more than rounding. */
-START_TEST(other_wrongs)
+TEST_OF(sparse, other_wrongs)
 {
     golden_case record;
     FILE *file = golden_open("sparse.txt");
@@ -471,7 +471,7 @@ START_TEST(other_wrongs)
 END_TEST
 
 /* Equal logits: any of them may be taken; the oracle takes the first. */
-START_TEST(ties)
+TEST_OF(sparse, ties)
 {
     const double logits[] = {1, 3, 2, 2, 2, -INFINITY};
     uint8_t chosen[6];
@@ -505,7 +505,7 @@ static const struct {
                {ATTN_ROLE_INDEX_Q, "sparse_indices"},
                {ATTN_ROLE_Q_PE, "q_pe"}};
 
-START_TEST(refusals)
+TEST_OF(sparse, refusals)
 {
     golden_case record;
     FILE *file = golden_open("sparse.txt");
@@ -549,9 +549,6 @@ static Suite *suite(void)
     tcase_add_loop_test(tcase, labels, 0, sizes);
     tcase_add_loop_test(tcase, right, 0, sizes);
     tcase_add_loop_test(tcase, wrong, 0, sizes);
-    tcase_add_test(tcase, other_wrongs);
-    tcase_add_test(tcase, ties);
-    tcase_add_test(tcase, refusals);
     suite_add_tcase(made, tcase);
     return made;
 }

@@ -84,14 +84,14 @@ static void rows_pass(int32_t count, const struct rounding_wish *wish,
     ck_assert_int_eq(failed, 0);
 }
 
-START_TEST(right_arithmetic_passes)
+TEST_OF(rounding, right_arithmetic_passes)
 {
     const struct rounding_wish anything = {0};
     rows_pass(random_cases(3000), &anything, admitted, ADMITTED);
 }
 END_TEST
 
-START_TEST(right_codes_pass)
+TEST_OF(rounding, right_codes_pass)
 {
     const struct rounding_wish codes = {.dtype = ATTN_FP8_E4M3};
     rows_pass(random_cases(1000), &codes, admitted_codes, ADMITTED_CODES);
@@ -168,8 +168,6 @@ int main(void)
     TCase *c = tcase_create("rounding");
     tcase_add_checked_fixture(c, open_row, close_row);
     tcase_set_timeout(c, 0);
-    tcase_add_test(c, right_arithmetic_passes);
-    tcase_add_test(c, right_codes_pass);
     tcase_add_loop_test(c, wrong_arithmetic_fails, 0, REFUSED);
     suite_add_tcase(s, c);
     return test_main(s);

@@ -241,7 +241,7 @@ static int64_t cases(int64_t otherwise)
     return given ? strtoll(given, NULL, 10) : otherwise;
 }
 
-START_TEST(together_as_alone)
+TEST_OF(rows, together_as_alone)
 {
     reference_scratch scratch, other;
     reference_scratch_init(&scratch);
@@ -308,7 +308,7 @@ static double plain_row(const reference_row *row, double *out)
     return largest + log(sum);
 }
 
-START_TEST(as_a_plain_loop)
+TEST_OF(rows, as_a_plain_loop)
 {
     reference_scratch scratch;
     static double out[MAX_DIM];
@@ -334,7 +334,7 @@ END_TEST
 
 /* ---- Ranges, refusals ------------------------------------------------------------------------ */
 
-START_TEST(ranges_hold_what_is_seen)
+TEST_OF(rows, ranges_hold_what_is_seen)
 {
     state = 3;
     int64_t exact = 0;
@@ -357,7 +357,7 @@ START_TEST(ranges_hold_what_is_seen)
 }
 END_TEST
 
-START_TEST(rows_must_be_alike)
+TEST_OF(rows, rows_must_be_alike)
 {
     reference_scratch scratch;
     reference_scratch_init(&scratch);
@@ -385,10 +385,6 @@ static Suite *suite(void)
     Suite *suite = suite_create("rows");
     TCase *rows_case = tcase_create("rows");
     tcase_set_timeout(rows_case, 300);
-    tcase_add_test(rows_case, together_as_alone);
-    tcase_add_test(rows_case, as_a_plain_loop);
-    tcase_add_test(rows_case, ranges_hold_what_is_seen);
-    tcase_add_test(rows_case, rows_must_be_alike);
     suite_add_tcase(suite, rows_case);
     return suite;
 }

@@ -88,7 +88,7 @@ static void fill_two_rows(int32_t table[3][STRIDE])
 }
 
 /* One decode step: slots 15, 16; the first request ends; one more step: slot 17. */
-START_TEST(two_level_pools)
+TEST_OF(literal, two_level_pools)
 {
     int32_t table[3][STRIDE];
     fill_two_rows(table);
@@ -160,7 +160,7 @@ END_TEST
 
 /* Two KV groups, the first in the pool of windows: each has the slots, table and page ids of its
  * pool, and both the sequences' lengths. */
-START_TEST(groups_have_their_pools)
+TEST_OF(literal, groups_have_their_pools)
 {
     int32_t table[3][STRIDE], window[3][STRIDE] = {{0}};
     fill_two_rows(table);
@@ -204,7 +204,7 @@ END_TEST
 
 /* Three sequences with an encoder of 3 keys each, in pages of 2: the first and the last bring them,
  * the one between them has brought them before. */
-START_TEST(an_encoder_has_lengths_and_rows_of_its_own)
+TEST_OF(literal, an_encoder_has_lengths_and_rows_of_its_own)
 {
     int32_t table[4][STRIDE] = {{0}}, encoded[4][STRIDE] = {{0}};
     for (int32_t r = 1; r < 4; r++)
@@ -261,7 +261,7 @@ START_TEST(an_encoder_has_lengths_and_rows_of_its_own)
 END_TEST
 
 /* A step may bring more of an encoder's keys than it has rows, and these are the longest. */
-START_TEST(keys_of_an_encoder_are_within_the_bounds)
+TEST_OF(literal, keys_of_an_encoder_are_within_the_bounds)
 {
     int32_t table[2][STRIDE] = {{0}};
     struct scheduler_seq one = {.row = 1, .num_new = 1, .encoder_len = 5, .encoder_new = 5};
@@ -298,7 +298,7 @@ START_TEST(keys_of_an_encoder_are_within_the_bounds)
 END_TEST
 
 /* The cumulative lengths of queries and of keys: one query each (keys 5, 8, 3), ... */
-START_TEST(cu_seqlens_one_query_each)
+TEST_OF(literal, cu_seqlens_one_query_each)
 {
     int32_t table[4][STRIDE] = {{0}};
     make(3, 16, 8, 1, ATTN_INDEX_CSR);
@@ -323,7 +323,7 @@ START_TEST(cu_seqlens_one_query_each)
 END_TEST
 
 /* ... no cached prefix: both are the same, ... */
-START_TEST(cu_seqlens_no_cached_prefix)
+TEST_OF(literal, cu_seqlens_no_cached_prefix)
 {
     int32_t table[4][STRIDE] = {{0}};
     make(3, 16, 8, 1, ATTN_INDEX_CSR);
@@ -348,7 +348,7 @@ START_TEST(cu_seqlens_no_cached_prefix)
 END_TEST
 
 /* ... and both: extend sequences after a prefix, then sequences of one query. */
-START_TEST(cu_seqlens_both)
+TEST_OF(literal, cu_seqlens_both)
 {
     int32_t table[5][STRIDE] = {{0}};
     make(4, 16, 8, 1, ATTN_INDEX_CSR);
@@ -380,7 +380,7 @@ START_TEST(cu_seqlens_both)
 END_TEST
 
 /* Pages of 4: slots 8..11, 20..23 and 4 hold request 1's nine tokens. */
-START_TEST(pages_by_hand)
+TEST_OF(literal, pages_by_hand)
 {
     int32_t table[2][STRIDE] = {{0}, {8, 9, 10, 11, 20, 21, 22, 23, 4}};
     static const struct {
@@ -428,7 +428,7 @@ static void make_with_states(int32_t max_seqs, int32_t max_tokens)
 }
 
 /* One starts from zero, one from a state that others share, one goes on. */
-START_TEST(states_by_hand)
+TEST_OF(literal, states_by_hand)
 {
     int32_t table[4][STRIDE] = {{0}};
     struct scheduler_seq sequences[] = {
@@ -464,7 +464,7 @@ START_TEST(states_by_hand)
 END_TEST
 
 /* Padding starts from zero and leaves its state in slot 0. */
-START_TEST(padding_has_no_state)
+TEST_OF(literal, padding_has_no_state)
 {
     int32_t table[2][STRIDE] = {{0}};
     struct scheduler_seq sequence = {
@@ -515,7 +515,7 @@ static struct forward_batch_params with_drafts(int32_t top_k)
     };
 }
 
-START_TEST(a_tree_by_hand)
+TEST_OF(literal, a_tree_by_hand)
 {
     int32_t table[2][STRIDE] = {{0}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}};
     struct scheduler_seq sequence = {.request = 7, .row = 1, .prefix_len = 6, .num_new = DRAFTED};
@@ -564,7 +564,7 @@ START_TEST(a_tree_by_hand)
 END_TEST
 
 /* A chain needs no mask, and nothing of it moves. */
-START_TEST(a_chain_by_hand)
+TEST_OF(literal, a_chain_by_hand)
 {
     static const struct draft_tree chain = {
         .committed = 2, .parent = {0, 0, 1, 2, 3}, .depth = {0, 1, 2, 3, 4}, .path = {0, 1}};
@@ -602,7 +602,7 @@ END_TEST
 
 /* ---- Nothing to do --------------------------------------------------------------------------- */
 
-START_TEST(idle)
+TEST_OF(limits, idle)
 {
     make(3, 5, 7, 2, ALL_FORMS);
     int32_t table[STRIDE] = {0};
@@ -633,7 +633,7 @@ START_TEST(idle)
 }
 END_TEST
 
-START_TEST(no_bounds_at_all)
+TEST_OF(limits, no_bounds_at_all)
 {
     struct forward_batch_params params = {
         .device = cpu, .num_staging = 1, .page_size = 1, .index_forms = ALL_FORMS};
@@ -646,7 +646,7 @@ START_TEST(no_bounds_at_all)
 END_TEST
 
 /* What was not asked for is absent, what was asked for is there. */
-START_TEST(only_asked_forms)
+TEST_OF(limits, only_asked_forms)
 {
     int32_t table[STRIDE] = {3, 4, 5};
     struct scheduler_seq sequence = {.row = 0, .prefix_len = 2, .num_new = 1};
@@ -686,7 +686,7 @@ END_TEST
 /* ---- Bounds ---------------------------------------------------------------------------------- */
 
 /* One more than each bound is refused, with the numbers, and the batch before stays. */
-START_TEST(bounds)
+TEST_OF(limits, bounds)
 {
     static int32_t table[5][STRIDE];
     static const struct {
@@ -906,22 +906,6 @@ static Suite *suite(void)
     Suite *suite = suite_create("forward_batch");
     TCase *literal = tcase_create("literal"), *limits = tcase_create("limits");
     TCase *random = tcase_create("random");
-    tcase_add_test(literal, two_level_pools);
-    tcase_add_test(literal, groups_have_their_pools);
-    tcase_add_test(literal, an_encoder_has_lengths_and_rows_of_its_own);
-    tcase_add_test(literal, keys_of_an_encoder_are_within_the_bounds);
-    tcase_add_test(literal, cu_seqlens_one_query_each);
-    tcase_add_test(literal, cu_seqlens_no_cached_prefix);
-    tcase_add_test(literal, cu_seqlens_both);
-    tcase_add_test(literal, pages_by_hand);
-    tcase_add_test(literal, states_by_hand);
-    tcase_add_test(literal, padding_has_no_state);
-    tcase_add_test(literal, a_tree_by_hand);
-    tcase_add_test(literal, a_chain_by_hand);
-    tcase_add_test(limits, idle);
-    tcase_add_test(limits, no_bounds_at_all);
-    tcase_add_test(limits, only_asked_forms);
-    tcase_add_test(limits, bounds);
     tcase_add_loop_test(random, forms_agree, 0, 3);
     TCase *all[] = {literal, limits, random};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)

@@ -24,7 +24,7 @@ static void add_times(const int64_t *ns, size_t count)
 }
 
 /* Nearest rank: the smallest value that at least a share p of all is not above. */
-START_TEST(quantiles)
+TEST_OF(gather, quantiles)
 {
     static const int64_t five[] = {50000, 15000, 40000, 20000, 35000};
     add_times(five, 5);
@@ -41,7 +41,7 @@ START_TEST(quantiles)
 }
 END_TEST
 
-START_TEST(quantiles_of_few)
+TEST_OF(gather, quantiles_of_few)
 {
     static const int64_t two[] = {2500, 1500};
     add_times(two, 0);
@@ -58,7 +58,7 @@ START_TEST(quantiles_of_few)
 END_TEST
 
 /* 1 to 3000 us, shuffled: more than the array has at first. */
-START_TEST(quantiles_of_many)
+TEST_OF(gather, quantiles_of_many)
 {
     memset(&times, 0, sizeof times);
     for (int64_t i = 0; i < 3000; i++)
@@ -72,7 +72,7 @@ START_TEST(quantiles_of_many)
 END_TEST
 
 /* 1 to 1,000,000 us, shuffled: memory is bounded, and a quantile is off by 0.2 % at most. */
-START_TEST(quantiles_in_bounded_memory)
+TEST_OF(gather, quantiles_in_bounded_memory)
 {
     enum { COUNT = 1000000 };
     double sum = 0;
@@ -95,7 +95,7 @@ START_TEST(quantiles_in_bounded_memory)
 END_TEST
 
 /* Below 512 ns each duration has a bucket; the longest that there is has one, too. */
-START_TEST(quantiles_of_extremes)
+TEST_OF(gather, quantiles_of_extremes)
 {
     memset(&times, 0, sizeof times);
     for (int64_t i = 0; i <= REPORT_TIMES_EXACT; i++)
@@ -111,7 +111,7 @@ END_TEST
 
 /* ---- Paths ----------------------------------------------------------------------------------- */
 
-START_TEST(paths_add_up)
+TEST_OF(gather, paths_add_up)
 {
     struct report report;
     char a[101], b[101];
@@ -234,7 +234,7 @@ static cJSON *parse(const struct report *report)
     return root;
 }
 
-START_TEST(json_has_every_key)
+TEST_OF(json, json_has_every_key)
 {
     struct report report;
     make_report(&report);
@@ -291,7 +291,7 @@ START_TEST(json_has_every_key)
 }
 END_TEST
 
-START_TEST(json_tells_the_composition)
+TEST_OF(json, json_tells_the_composition)
 {
     struct report report;
     make_report(&report);
@@ -313,7 +313,7 @@ START_TEST(json_tells_the_composition)
 }
 END_TEST
 
-START_TEST(json_of_an_empty_run)
+TEST_OF(json, json_of_an_empty_run)
 {
     struct report report;
     report_init(&report);
@@ -334,7 +334,7 @@ START_TEST(json_of_an_empty_run)
 END_TEST
 
 /* A double would make 18446744073709551616 of it. */
-START_TEST(seed_is_exact)
+TEST_OF(json, seed_is_exact)
 {
     static const struct {
         uint64_t seed;
@@ -357,7 +357,7 @@ START_TEST(seed_is_exact)
 }
 END_TEST
 
-START_TEST(every_number_is_a_number)
+TEST_OF(json, every_number_is_a_number)
 {
     static const double odd[] = {NAN, -NAN, INFINITY, -INFINITY};
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
@@ -382,7 +382,7 @@ START_TEST(every_number_is_a_number)
 }
 END_TEST
 
-START_TEST(first_failure_only_if_there_is_one)
+TEST_OF(json, first_failure_only_if_there_is_one)
 {
     struct report report;
     make_report(&report);
@@ -399,7 +399,7 @@ START_TEST(first_failure_only_if_there_is_one)
 }
 END_TEST
 
-START_TEST(bars_by_layer)
+TEST_OF(json, bars_by_layer)
 {
     struct report report;
     make_report(&report);
@@ -505,7 +505,7 @@ END_TEST
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
-START_TEST(lines_for_people)
+TEST_OF(json, lines_for_people)
 {
     struct report report;
     char *got = NULL;
@@ -551,7 +551,7 @@ START_TEST(lines_for_people)
 END_TEST
 
 /* Several pools are reported one by one. */
-START_TEST(pools_are_reported_one_by_one)
+TEST_OF(json, pools_are_reported_one_by_one)
 {
     struct report report;
     char *got = NULL;
@@ -574,23 +574,8 @@ static Suite *suite(void)
 {
     Suite *suite = suite_create("report");
     TCase *gather = tcase_create("gather"), *json = tcase_create("json");
-    tcase_add_test(gather, quantiles);
-    tcase_add_test(gather, quantiles_of_few);
-    tcase_add_test(gather, quantiles_of_many);
-    tcase_add_test(gather, quantiles_in_bounded_memory);
-    tcase_add_test(gather, quantiles_of_extremes);
-    tcase_add_test(gather, paths_add_up);
     tcase_add_loop_test(gather, series_stay_bounded, 0, 10);
-    tcase_add_test(json, json_has_every_key);
-    tcase_add_test(json, json_tells_the_composition);
-    tcase_add_test(json, json_of_an_empty_run);
-    tcase_add_test(json, seed_is_exact);
-    tcase_add_test(json, pools_are_reported_one_by_one);
-    tcase_add_test(json, every_number_is_a_number);
-    tcase_add_test(json, first_failure_only_if_there_is_one);
-    tcase_add_test(json, bars_by_layer);
     tcase_add_loop_test(json, json_is_whole_or_null, 0, 2);
-    tcase_add_test(json, lines_for_people);
     suite_add_tcase(suite, gather);
     suite_add_tcase(suite, json);
     return suite;

@@ -83,7 +83,7 @@ END_TEST
 
 /* With room for everything nothing is computed twice; with a pool that is too small for that the
  * same tokens come from prefill instead of the cache, and the identity holds. */
-START_TEST(eviction_turns_hits_into_prefill)
+TEST_OF(runs, eviction_turns_hits_into_prefill)
 {
     static const char *const pools[] = {"kv_cache.max_total_tokens=4000",
                                         "kv_cache.max_total_tokens=160"};
@@ -110,7 +110,7 @@ END_TEST
 
 /* Six requests of 20 tokens that grow by 60 in a pool for fewer than that: some are thrown out, and
  * compute again exactly the rows they had. */
-START_TEST(retraction_is_counted)
+TEST_OF(runs, retraction_is_counted)
 {
     char path[] = "check_session_XXXXXX";
     int file = mkstemp(path);
@@ -207,7 +207,7 @@ END_TEST
 
 /* ---- Digest ---------------------------------------------------------------------------------- */
 
-START_TEST(digest_does_not_depend_on_threads)
+TEST_OF(runs, digest_does_not_depend_on_threads)
 {
     static const int threads[] = {1, 2, 7};
     struct run runs[3];
@@ -223,7 +223,7 @@ START_TEST(digest_does_not_depend_on_threads)
 }
 END_TEST
 
-START_TEST(digest_depends_on_the_seed)
+TEST_OF(runs, digest_depends_on_the_seed)
 {
     struct run a, b;
     begin(&a);
@@ -264,7 +264,7 @@ static void change_one_value(void *ctx, const struct batch_step *step, int32_t l
     }
 }
 
-START_TEST(one_changed_value_fails)
+TEST_OF(runs, one_changed_value_fails)
 {
     struct tamper tamper = {.request = 0, .layer = 1};
     struct run run;
@@ -282,7 +282,7 @@ START_TEST(one_changed_value_fails)
 }
 END_TEST
 
-START_TEST(nothing_is_checked_at_rate_0)
+TEST_OF(runs, nothing_is_checked_at_rate_0)
 {
     struct run run;
     begin(&run);
@@ -295,7 +295,7 @@ START_TEST(nothing_is_checked_at_rate_0)
 END_TEST
 
 /* The same through the embedding API. */
-START_TEST(one_call_runs_it_all)
+TEST_OF(runs, one_call_runs_it_all)
 {
     struct run run;
     uint32_t passed = 0;
@@ -542,7 +542,7 @@ static void spoil_the_cache(void *ctx, const struct batch_step *step, int32_t la
     *done = 1;
 }
 
-START_TEST(a_wrong_latent_in_the_cache_fails)
+TEST_OF(latent, a_wrong_latent_in_the_cache_fails)
 {
     struct run run;
     int done = 0;
@@ -559,7 +559,7 @@ START_TEST(a_wrong_latent_in_the_cache_fails)
 END_TEST
 
 /* Rows of prefills wider than those of decodes, not the other way round. */
-START_TEST(latents_narrower_than_values)
+TEST_OF(latent, latents_narrower_than_values)
 {
     int64_t input_tokens, decode_tokens;
     struct run run;
@@ -664,7 +664,7 @@ START_TEST(packed_latents_keep_the_identities)
 END_TEST
 
 /* Scales of the configuration are not theirs. */
-START_TEST(packed_latents_have_their_own_scales)
+TEST_OF(quantised, packed_latents_have_their_own_scales)
 {
     struct run runs[3];
     for (int i = 0; i < 3; i++) {
@@ -935,7 +935,7 @@ END_TEST
 
 /* What is generated and its digest are not those of the drafts that were turned down, nor is the
  * sample of other rows. */
-START_TEST(drafts_that_are_turned_down_are_in_no_digest)
+TEST_OF(drafts, drafts_that_are_turned_down_are_in_no_digest)
 {
     static const char *const rates[] = {"0", "1"};
     struct run runs[2];
@@ -1044,7 +1044,7 @@ START_TEST(encoders_are_read_by_decoders)
 END_TEST
 
 /* Six requests of which some are thrown out are encoded once more, and end all the same. */
-START_TEST(retracted_requests_are_encoded_again)
+TEST_OF(cross, retracted_requests_are_encoded_again)
 {
     char path[] = "check_session_XXXXXX";
     int descriptor = mkstemp(path);
@@ -1087,7 +1087,7 @@ static void change_encoded_value(void *ctx, const struct batch_step *step, int32
     *done = 1;
 }
 
-START_TEST(a_changed_value_of_an_encoder_fails)
+TEST_OF(cross, a_changed_value_of_an_encoder_fails)
 {
     struct run run;
     int done = 0;
@@ -1183,20 +1183,11 @@ static Suite *suite(void)
     tcase_set_timeout(runs, 60);
     tcase_set_tags(runs, "long");
     tcase_add_loop_test(runs, identities_hold, 2, COUNT(variants));
-    tcase_add_test(runs, eviction_turns_hits_into_prefill);
-    tcase_add_test(runs, retraction_is_counted);
     tcase_add_loop_test(runs, shared_prefixes_are_counted, 0, COUNT(hints));
-    tcase_add_test(runs, digest_does_not_depend_on_threads);
-    tcase_add_test(runs, digest_depends_on_the_seed);
-    tcase_add_test(runs, one_changed_value_fails);
-    tcase_add_test(runs, nothing_is_checked_at_rate_0);
-    tcase_add_test(runs, one_call_runs_it_all);
     suite_add_tcase(s, runs);
     TCase *cross = tcase_create("cross");
     tcase_set_timeout(cross, 60);
     tcase_add_loop_test(cross, encoders_are_read_by_decoders, 0, COUNT(crossings));
-    tcase_add_test(cross, retracted_requests_are_encoded_again);
-    tcase_add_test(cross, a_changed_value_of_an_encoder_fails);
     suite_add_tcase(s, cross);
     TCase *latent = tcase_create("latent");
     tcase_set_timeout(latent, 60);
@@ -1206,8 +1197,6 @@ static Suite *suite(void)
     tcase_add_loop_test(latent, digest_of_latents_does_not_depend_on_threads, 0, 2);
     tcase_add_loop_test(latent, a_falsified_latent_operand_fails, 0, 8);
     tcase_add_loop_test(latent, a_falsified_expanded_operand_fails, 0, 6);
-    tcase_add_test(latent, a_wrong_latent_in_the_cache_fails);
-    tcase_add_test(latent, latents_narrower_than_values);
     tcase_add_loop_test(latent, latents_beside_recurrent_layers, 0, 2);
     tcase_add_loop_test(latent, latents_are_refused_with_a_reason, 0, COUNT(latent_refusals));
     suite_add_tcase(s, latent);
@@ -1217,7 +1206,6 @@ static Suite *suite(void)
     tcase_add_checked_fixture(quantised, write_packed_model, remove_latent_model);
     tcase_add_loop_test(quantised, latents_without_positions_keep_the_identities, 0, 3);
     tcase_add_loop_test(quantised, packed_latents_keep_the_identities, 0, COUNT(packed_variants));
-    tcase_add_test(quantised, packed_latents_have_their_own_scales);
     tcase_add_loop_test(quantised, one_bit_of_a_quantised_latent_fails, 0, COUNT(fp8_bits));
     tcase_add_loop_test(quantised, a_falsified_packed_operand_fails, 0, 2);
     tcase_add_loop_test(quantised, packed_latents_are_fp8_e4m3, 0, 2);
@@ -1229,7 +1217,6 @@ static Suite *suite(void)
     tcase_add_loop_test(drafts, drafts_come_to_the_backend_that_is_named, 0, 3);
     tcase_add_loop_test(drafts, a_wrong_key_of_a_draft_fails, 0, 2);
     tcase_add_loop_test(drafts, a_draft_that_sees_its_siblings_fails, 0, 4);
-    tcase_add_test(drafts, drafts_that_are_turned_down_are_in_no_digest);
     suite_add_tcase(s, drafts);
     TCase *refused = tcase_create("refused");
     tcase_add_loop_test(refused, refused_with_a_reason, 0, COUNT(refusals));

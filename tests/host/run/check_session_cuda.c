@@ -292,7 +292,7 @@ START_TEST(results_are_equal)
 END_TEST
 
 /* How requests are batched and where their keys lie is not in the digest. */
-START_TEST(digest_does_not_depend_on_the_schedule)
+TEST_OF(runs, digest_does_not_depend_on_the_schedule)
 {
     static const char *const schedules[][SETTINGS] = {
         {NULL},
@@ -327,7 +327,7 @@ static int64_t count_drafted_rows(const struct report *r)
 
 /* Drafts, in chains and in trees, from graphs and without, are in no row: this backend adds up what
  * a row sees in one order. Nor is whose graph a verification is. */
-START_TEST(digest_does_not_depend_on_drafts)
+TEST_OF(runs, digest_does_not_depend_on_drafts)
 {
     static const char *const ways[][SETTINGS] = {
         {"kv_cache.prefix_cache=no"},
@@ -513,7 +513,7 @@ static void note_prefixes(const struct fake_cuda_launch *launch)
 
 /* The report counts the hints that launches got, eagerly and from graphs; graphs get hints where
  * that is worth it; and results are those of a backend that accepts no hints. */
-START_TEST(shared_prefixes_are_told)
+TEST_OF(runs, shared_prefixes_are_told)
 {
     static const char *const ways[] = {
         "cuda_graph.enable=yes",
@@ -568,7 +568,7 @@ static int64_t rows_of(const struct run *run, const char *name)
 
 /* Rows by path are the tokens of each kind times layers, whether steps are captured or not, below a
  * composite or not; those of batches that a backend tells nonsense of are no path's. */
-START_TEST(rows_are_counted_by_path)
+TEST_OF(runs, rows_are_counted_by_path)
 {
     static const char *const ways[][SETTINGS] = {
         {"backend.fixture.paths=all"},
@@ -597,7 +597,7 @@ START_TEST(rows_are_counted_by_path)
 END_TEST
 
 /* Of a composite's children each has its own. */
-START_TEST(children_tell_of_their_paths)
+TEST_OF(runs, children_tell_of_their_paths)
 {
     struct run run;
     set_up();
@@ -766,7 +766,7 @@ END_TEST
 
 /* Decode steps are whole graphs; all of these were captured before the first step, the largest
  * first, each after a warm-up through all layers. */
-START_TEST(decode_is_replayed)
+TEST_OF(runs, decode_is_replayed)
 {
     static const unsigned int sizes[CAPTURES] = {4, 4, 2, 2, 1, 1};
     struct run run;
@@ -821,7 +821,7 @@ START_TEST(other_decodes_are_eager)
 END_TEST
 
 /* Graphs that do not fit into the device's memory. */
-START_TEST(no_memory_for_graphs)
+TEST_OF(runs, no_memory_for_graphs)
 {
     struct run run;
     set_up();
@@ -858,7 +858,7 @@ static void spoil_a_replay(const struct fake_cuda_launch *launch)
         spoil_output(launch, INFINITY);
 }
 
-START_TEST(a_wrong_row_fails)
+TEST_OF(runs, a_wrong_row_fails)
 {
     struct run run;
     set_up();
@@ -912,7 +912,7 @@ START_TEST(a_write_past_the_output_fails)
 END_TEST
 
 /* An infinite output is seen without the oracle. */
-START_TEST(an_infinite_output_fails)
+TEST_OF(runs, an_infinite_output_fails)
 {
     struct run run;
     set_up();
@@ -1332,23 +1332,14 @@ static Suite *suite(void)
     TCase *runs = tcase_create("runs");
     tcase_set_timeout(runs, 60);
     tcase_add_loop_test(runs, results_are_equal, 0, COUNT(variants));
-    tcase_add_test(runs, digest_does_not_depend_on_the_schedule);
-    tcase_add_test(runs, digest_does_not_depend_on_drafts);
     tcase_add_loop_test(runs, turned_down_drafts_are_judged, 0, 3);
     tcase_add_loop_test(runs, two_backends_share_the_cache, 0, 2);
-    tcase_add_test(runs, shared_prefixes_are_told);
-    tcase_add_test(runs, rows_are_counted_by_path);
-    tcase_add_test(runs, children_tell_of_their_paths);
     tcase_add_loop_test(runs, routes_are_captured_by_their_bounds, 0, 2);
     tcase_add_loop_test(runs, drafts_come_to_the_backend_that_is_named, 0, 6);
     tcase_add_loop_test(runs, autotune_measures_on_the_device, 0, 2);
     tcase_add_loop_test(runs, refused_with_a_reason, 0, COUNT(refusals));
-    tcase_add_test(runs, decode_is_replayed);
     tcase_add_loop_test(runs, other_decodes_are_eager, 0, 3);
-    tcase_add_test(runs, no_memory_for_graphs);
-    tcase_add_test(runs, a_wrong_row_fails);
     tcase_add_loop_test(runs, a_write_past_the_output_fails, 0, 2);
-    tcase_add_test(runs, an_infinite_output_fails);
     tcase_add_loop_test(runs, a_slow_device_gives_the_same, 0, 6);
     suite_add_tcase(s, runs);
     TCase *failures = tcase_create("failures");

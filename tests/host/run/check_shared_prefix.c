@@ -65,7 +65,7 @@ static void tear_down(void)
 
 /* Five requests with a system prompt of 512 tokens, of which three ask about one document; one
  * that has nothing to do with them; two that share 640. */
-START_TEST(a_prompt_and_its_documents)
+TEST_OF(runs, a_prompt_and_its_documents)
 {
     PLAN(0, 512, 2048, 2048, 512, 0, 0, 640);
     expect_sums(2, 7, 4 * 512 + 2 * (2048 - 512) + 640);
@@ -75,7 +75,7 @@ START_TEST(a_prompt_and_its_documents)
 END_TEST
 
 /* One level is enough, or none; a run shares keys enough by itself, and beyond the outer one. */
-START_TEST(short_prefixes_are_left_out)
+TEST_OF(runs, short_prefixes_are_left_out)
 {
     PLAN(0, 0, 0);
     expect_sums(0, 0, 0);
@@ -94,7 +94,7 @@ START_TEST(short_prefixes_are_left_out)
 END_TEST
 
 /* Of three nested blocks the hint has the two that save most. */
-START_TEST(two_of_three_levels)
+TEST_OF(runs, two_of_three_levels)
 {
     PLAN(0, 90, 1000, 1100);
     expect_sums(2, 3, 1000 * 2 + 100);
@@ -156,7 +156,7 @@ static int64_t check_level(int l)
     return saved;
 }
 
-START_TEST(the_best_of_all_choices)
+TEST_OF(runs, the_best_of_all_choices)
 {
     uint64_t drawn = 0;
     for (int round = 0; round < random_cases(1000); round++) {
@@ -183,10 +183,6 @@ static Suite *suite(void)
     Suite *suite = suite_create("shared_prefix");
     TCase *tests = tcase_create("runs");
     tcase_add_checked_fixture(tests, set_up, tear_down);
-    tcase_add_test(tests, a_prompt_and_its_documents);
-    tcase_add_test(tests, short_prefixes_are_left_out);
-    tcase_add_test(tests, two_of_three_levels);
-    tcase_add_test(tests, the_best_of_all_choices);
     suite_add_tcase(suite, tests);
     return suite;
 }

@@ -135,7 +135,7 @@ START_TEST(vectors_are_those_of_the_generator)
 END_TEST
 
 /* Elements [first, first + dim) of each head, in rows of their own. */
-START_TEST(operands_are_parts_of_vectors)
+TEST_OF(processor, operands_are_parts_of_vectors)
 {
     enum { LORA = 27, ROPE = 10, WHOLE = LORA + ROPE, HEADS = 3 };
     static const struct row_operand parts[] = {
@@ -177,7 +177,7 @@ START_TEST(operands_are_parts_of_vectors)
 }
 END_TEST
 
-START_TEST(table_is_updated)
+TEST_OF(processor, table_is_updated)
 {
     const int32_t slots[] = {10, 11, 12, 13, 14, 15};
     const struct step_update updates[] = {{2, 1, 3, 2}, {0, 0, 1, 5}, {1, 2, 0, 0}};
@@ -188,7 +188,7 @@ START_TEST(table_is_updated)
 }
 END_TEST
 
-START_TEST(pages_are_indexed)
+TEST_OF(processor, pages_are_indexed)
 {
     const int32_t table[] = {12, 13, 14, 30, 31, 32, 9, -1, 3, 4, 5, 0, 0, 0, 0, 0};
     const int32_t rows[] = {1, 0, 0}, lens[] = {2, 7, 0}, indptr[] = {1, 2, 5, 5};
@@ -215,7 +215,7 @@ START_TEST(pages_are_indexed)
 }
 END_TEST
 
-START_TEST(outputs_are_watched)
+TEST_OF(processor, outputs_are_watched)
 {
     static const int32_t owners[] = {0, -1, 4, 4};
     const struct step_rows rows = {owners, NULL, 4};
@@ -241,7 +241,7 @@ START_TEST(outputs_are_watched)
 END_TEST
 
 /* Each pattern of 16 bits by itself, judged by what it means. */
-START_TEST(every_half_is_judged)
+TEST_OF(processor, every_half_is_judged)
 {
     const struct step_rows rows = {(int32_t[]){0}, NULL, 1};
     int num_wrong = 0;
@@ -258,7 +258,7 @@ START_TEST(every_half_is_judged)
 }
 END_TEST
 
-START_TEST(rows_are_gathered)
+TEST_OF(processor, rows_are_gathered)
 {
     const uint16_t data[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
     const int32_t indptr[] = {0, 1, 3, 3}, sampled[] = {0, 2, 1};
@@ -276,7 +276,7 @@ START_TEST(rows_are_gathered)
 }
 END_TEST
 
-START_TEST(other_types_are_refused)
+TEST_OF(processor, other_types_are_refused)
 {
     const struct step_rows rows = {requests, positions, 1};
     char memory[4096];
@@ -339,7 +339,7 @@ START_TEST(cuda_is_equal_to_the_processor)
 END_TEST
 
 /* Parts of vectors of the one KV head that latent attention has; its queries are halved. */
-START_TEST(cuda_makes_latents)
+TEST_OF(cuda, cuda_makes_latents)
 {
     struct step_case c;
     open_fake();
@@ -354,7 +354,7 @@ START_TEST(cuda_makes_latents)
 END_TEST
 
 /* What the kernel does not make is refused, not made otherwise. */
-START_TEST(cuda_makes_queries_and_keys_alone)
+TEST_OF(cuda, cuda_makes_queries_and_keys_alone)
 {
     struct step_case c;
     struct step_rows rows = {NULL, NULL, 1};
@@ -519,7 +519,7 @@ static const struct {
     {"cuLaunchKernel", CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, ATTN_INVALID_ARGUMENT},
 };
 
-START_TEST(failure_at_every_call)
+TEST_OF(failures, failure_at_every_call)
 {
     step_case_init(&some, 1);
     set_up_fake();
@@ -556,7 +556,7 @@ END_TEST
 
 /* The device is lost at each call of all; nothing stays, and no loss is reported as anything else.
  */
-START_TEST(loss_at_every_call)
+TEST_OF(failures, loss_at_every_call)
 {
     struct fake_cuda_counters counters;
     uint64_t num_lost = 0;
@@ -579,7 +579,7 @@ START_TEST(loss_at_every_call)
 END_TEST
 
 /* A driver that refuses what a build without nvcc has for kernels. */
-START_TEST(without_nvcc)
+TEST_OF(failures, without_nvcc)
 {
     struct step_kernels *made = NULL;
     step_case_init(&some, 1);
@@ -607,27 +607,13 @@ static Suite *suite(void)
 {
     Suite *made = suite_create("step_kernels");
     TCase *processor = tcase_create("processor"), *cuda = tcase_create("cuda");
-    TCase *failing = tcase_create("failures");
     tcase_add_checked_fixture(processor, set_up_cpu, tear_down_cpu);
     tcase_add_loop_test(processor, vectors_are_those_of_the_generator, 0, 3 * CASE_LAYERS);
-    tcase_add_test(processor, operands_are_parts_of_vectors);
-    tcase_add_test(processor, table_is_updated);
-    tcase_add_test(processor, pages_are_indexed);
-    tcase_add_test(processor, outputs_are_watched);
-    tcase_add_test(processor, every_half_is_judged);
-    tcase_add_test(processor, rows_are_gathered);
-    tcase_add_test(processor, other_types_are_refused);
     tcase_add_loop_test(cuda, cuda_is_equal_to_the_processor, 0, 40);
     tcase_add_loop_test(cuda, cuda_graphs_see_new_contents, 0, 6);
-    tcase_add_test(cuda, cuda_makes_latents);
-    tcase_add_test(cuda, cuda_makes_queries_and_keys_alone);
     tcase_add_loop_test(cuda, bounds_are_kept, 0, NUM_WORKS);
-    tcase_add_test(failing, failure_at_every_call);
-    tcase_add_test(failing, loss_at_every_call);
-    tcase_add_test(failing, without_nvcc);
     suite_add_tcase(made, processor);
     suite_add_tcase(made, cuda);
-    suite_add_tcase(made, failing);
     return made;
 }
 

@@ -70,7 +70,7 @@ static void assert_times(const struct report_times *times, size_t count, int64_t
 }
 
 /* The first token with the last prompt row; the two others on average. */
-START_TEST(tokens_of_a_request)
+TEST_OF(tokens, tokens_of_a_request)
 {
     begin(false);
     submit_one(0, 0, 3, 50);
@@ -91,7 +91,7 @@ START_TEST(tokens_of_a_request)
 END_TEST
 
 /* One output token is no interval, and none is no token; a prefix that was found is no step. */
-START_TEST(few_tokens)
+TEST_OF(tokens, few_tokens)
 {
     const struct scheduler_seq both[] = {{.request = 1, .prefix_len = 3, .num_new = 1},
                                          {.request = 2, .prefix_len = 0, .num_new = 6}};
@@ -108,7 +108,7 @@ START_TEST(few_tokens)
 END_TEST
 
 /* Two steps in flight: each begins, on the virtual clock, when the one before has ended. */
-START_TEST(steps_in_flight)
+TEST_OF(tokens, steps_in_flight)
 {
     begin(false);
     submit_one(0, 0, 5, 10);
@@ -122,7 +122,7 @@ START_TEST(steps_in_flight)
 END_TEST
 
 /* workload.clock = wall: the wait before the first step counts, on that clock alone. */
-START_TEST(from_its_arrival)
+TEST_OF(tokens, from_its_arrival)
 {
     begin(true);
     submit_one(1, 0, 4, 5000);
@@ -133,7 +133,7 @@ START_TEST(from_its_arrival)
 END_TEST
 
 /* What is computed again brings no token again. */
-START_TEST(retracted)
+TEST_OF(tokens, retracted)
 {
     begin(false);
     submit_one(0, 0, 5, 0);
@@ -152,7 +152,7 @@ START_TEST(retracted)
 END_TEST
 
 /* A lost step has given nothing, nor has it begun a request. */
-START_TEST(lost_steps)
+TEST_OF(tokens, lost_steps)
 {
     begin(false);
     submit_one(0, 0, 5, 0);
@@ -172,14 +172,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *suite = suite_create("timeline");
-    TCase *tokens = tcase_create("tokens");
-    tcase_add_test(tokens, tokens_of_a_request);
-    tcase_add_test(tokens, few_tokens);
-    tcase_add_test(tokens, steps_in_flight);
-    tcase_add_test(tokens, from_its_arrival);
-    tcase_add_test(tokens, retracted);
-    tcase_add_test(tokens, lost_steps);
-    suite_add_tcase(suite, tokens);
     return suite;
 }
 

@@ -195,7 +195,7 @@ static void check_gather(struct large *l)
     device_release(device, ATTN_SPACE_DEVICE, offsets);
 }
 
-START_TEST(more_elements_than_32_bits_count)
+TEST_OF(gpu, more_elements_than_32_bits_count)
 {
     static struct large l;
     uint64_t available, total;
@@ -220,7 +220,7 @@ START_TEST(more_elements_than_32_bits_count)
 END_TEST
 
 /* Rows of more words than a grid has threads for: each thread makes several. */
-START_TEST(wider_than_a_grid)
+TEST_OF(gpu, wider_than_a_grid)
 {
     enum { ROWS = 2, HEADS = 1 << 17, DIM = 540 };
     const size_t bytes = (size_t)ROWS * HEADS * DIM * 2;
@@ -268,8 +268,6 @@ static Suite *suite(void)
     TCase *tests = tcase_create("gpu");
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, gpu_is_equal_to_the_processor, 0, 8);
-    tcase_add_test(tests, more_elements_than_32_bits_count);
-    tcase_add_test(tests, wider_than_a_grid);
     suite_add_tcase(made, tests);
     return made;
 }

@@ -14,7 +14,7 @@
 
 /* Two requests of 7 tokens, page size 1: rows [1..7], [8..14]; one decode step: 15, 16; the first
  * ends, one more step: second row ends 14, 16, 17; seq_lens [7,7] -> [8,8] -> [-,9]. */
-START_TEST(worked_example)
+TEST_OF(core, worked_example)
 {
     add_to_source(7, 2, "");
     add_to_source(7, 3, "");
@@ -50,7 +50,7 @@ START_TEST(worked_example)
 }
 END_TEST
 
-START_TEST(a_prompt_is_cut_into_chunks)
+TEST_OF(core, a_prompt_is_cut_into_chunks)
 {
     params.chunked_prefill_size = 7;
     params.page_size = 4;
@@ -78,7 +78,7 @@ START_TEST(a_prompt_is_cut_into_chunks)
 END_TEST
 
 /* Prompts of 5, 4, 5 and 3 tokens into steps of 8: whole, in order. */
-START_TEST(whole_prompts_are_not_cut)
+TEST_OF(core, whole_prompts_are_not_cut)
 {
     params.chunked_prefill_size = 8;
     params.whole_prompts = true;
@@ -107,7 +107,7 @@ START_TEST(whole_prompts_are_not_cut)
 }
 END_TEST
 
-START_TEST(mixed_steps_extend_first)
+TEST_OF(core, mixed_steps_extend_first)
 {
     params.chunked_prefill_size = 5;
     params.mixed = true;
@@ -132,7 +132,7 @@ END_TEST
 
 /* Blocks of 5 tokens. The first step computes both prompts; the second request's block is the
  * first's then, and its own copy is gone. A block that is not yet complete is not visible. */
-START_TEST(a_prefix_computed_twice_is_kept_once)
+TEST_OF(core, a_prefix_computed_twice_is_kept_once)
 {
     source.block_size = 5;
     params.chunked_prefill_size = 20;
@@ -163,7 +163,7 @@ END_TEST
 
 /* Blocks of 11 tokens, pages of 8: three requests have 33 tokens in common, of which 32 are whole
  * pages, and are worth a step; the two that differ in the third block have 16, and are not. */
-START_TEST(requests_wait_for_a_prefix)
+TEST_OF(hits, requests_wait_for_a_prefix)
 {
     static const struct {
         const char *second;
@@ -192,7 +192,7 @@ START_TEST(requests_wait_for_a_prefix)
 END_TEST
 
 /* The last piece of a prompt, too, is awaited, though the step has room for a row more. */
-START_TEST(a_prefix_in_pieces_is_awaited)
+TEST_OF(hits, a_prefix_in_pieces_is_awaited)
 {
     source.block_size = 11;
     params.page_size = 8;
@@ -215,7 +215,7 @@ END_TEST
 
 /* A pool of 60 slots for two requests that want 50 each: the younger is retracted, prefills again
  * the rows it had, and decodes on. */
-START_TEST(the_youngest_is_retracted_and_resumes)
+TEST_OF(core, the_youngest_is_retracted_and_resumes)
 {
     params.num_pages = 61;
     add_to_source(10, 41, "");
@@ -271,7 +271,7 @@ START_TEST(a_request_starts_with_a_reserve)
 }
 END_TEST
 
-START_TEST(wall_clock_waits_for_arrivals)
+TEST_OF(core, wall_clock_waits_for_arrivals)
 {
     int64_t now_us = 0;
     params.now_us = read_clock;
@@ -301,7 +301,7 @@ START_TEST(wall_clock_waits_for_arrivals)
 }
 END_TEST
 
-START_TEST(requests_may_come_later)
+TEST_OF(core, requests_may_come_later)
 {
     create();
     expect_done();
@@ -316,7 +316,7 @@ END_TEST
 
 /* The first is in pieces; rows of its last one are no longer reserved when the second, which takes
  * all that is left, is looked at. */
-START_TEST(a_last_piece_leaves_room_for_the_next_request)
+TEST_OF(core, a_last_piece_leaves_room_for_the_next_request)
 {
     params.chunked_prefill_size = 8;
     params.num_pages = 17;
@@ -334,7 +334,7 @@ START_TEST(a_last_piece_leaves_room_for_the_next_request)
 }
 END_TEST
 
-START_TEST(what_runs_is_held)
+TEST_OF(core, what_runs_is_held)
 {
     add_to_source(10, 3, "");
     create();
@@ -423,7 +423,7 @@ END_TEST
 
 /* Pages of 5 tokens. What a request publishes without a copy elsewhere changes nothing in its row.
  */
-START_TEST(the_table_changes_where_it_grows)
+TEST_OF(core, the_table_changes_where_it_grows)
 {
     source.block_size = params.page_size = params.chunked_prefill_size = 5;
     add_to_source(17, 1, "abc");
@@ -441,7 +441,7 @@ START_TEST(the_table_changes_where_it_grows)
 END_TEST
 
 /* Two pages at once, of which none is elsewhere: the next step finds both unchanged. */
-START_TEST(pages_of_its_own_change_nothing)
+TEST_OF(core, pages_of_its_own_change_nothing)
 {
     source.block_size = params.page_size = 4;
     add_to_source(9, 2, "ab");
@@ -458,7 +458,7 @@ END_TEST
 
 /* The first page is cached when two requests start; the second both compute, and the younger's
  * becomes the older's: what changed in its row begins there. */
-START_TEST(the_table_changes_where_a_page_is_adopted)
+TEST_OF(core, the_table_changes_where_a_page_is_adopted)
 {
     int64_t now = 0;
     source.block_size = params.page_size = 4;
@@ -487,7 +487,7 @@ START_TEST(the_table_changes_where_a_page_is_adopted)
 END_TEST
 
 /* Of 6 cached pages the second request needs the room of 2: the third finds the other 4. */
-START_TEST(no_more_is_evicted_than_is_needed)
+TEST_OF(hits, no_more_is_evicted_than_is_needed)
 {
     params.max_running_requests = 1;
     params.num_pages = 11;
@@ -504,7 +504,7 @@ END_TEST
 
 /* The second needs 20 pages after the 8 that it hits, the first keeps 20 for its decodes: with the
  * first's 10 that is all there is. */
-START_TEST(a_hit_takes_no_room)
+TEST_OF(hits, a_hit_takes_no_room)
 {
     params.num_pages = 51;
     add_to_source(10, 41, "abcdefgh");
@@ -521,7 +521,7 @@ START_TEST(a_hit_takes_no_room)
 }
 END_TEST
 
-START_TEST(more_may_be_shared_than_before)
+TEST_OF(core, more_may_be_shared_than_before)
 {
     add_to_source(3, 1, "a");
     add_to_source(9, 1, "abcdefgh");
@@ -536,7 +536,7 @@ START_TEST(more_may_be_shared_than_before)
 END_TEST
 
 /* What is shareable ends within a block of 4: after its first token. */
-START_TEST(the_last_unit_may_be_short)
+TEST_OF(hits, the_last_unit_may_be_short)
 {
     source.block_size = 4;
     params.max_running_requests = 1;
@@ -555,7 +555,7 @@ START_TEST(the_last_unit_may_be_short)
 }
 END_TEST
 
-START_TEST(without_a_prefix_cache_there_is_no_unit)
+TEST_OF(hits, without_a_prefix_cache_there_is_no_unit)
 {
     params.prefix_cache = false;
     params.keys = NULL;
@@ -569,7 +569,7 @@ START_TEST(without_a_prefix_cache_there_is_no_unit)
 }
 END_TEST
 
-START_TEST(without_a_prefix_cache_nothing_is_hit)
+TEST_OF(hits, without_a_prefix_cache_nothing_is_hit)
 {
     params.prefix_cache = false;
     params.keys = NULL;
@@ -585,7 +585,7 @@ START_TEST(without_a_prefix_cache_nothing_is_hit)
 END_TEST
 
 /* With a pool that holds one request, hits fall and prefill rises by as much. */
-START_TEST(eviction_turns_hits_into_prefill)
+TEST_OF(hits, eviction_turns_hits_into_prefill)
 {
     int64_t prefill[2], hits[2];
     source.block_size = 5;
@@ -633,7 +633,7 @@ static void run_with_states(int64_t num_cached_states, int32_t *hits)
 }
 
 /* All but the first part from it after "abc", where at first there is a page, but no state. */
-START_TEST(a_state_is_made_where_requests_part)
+TEST_OF(states, a_state_is_made_where_requests_part)
 {
     int32_t hits[5];
     add_to_source(9, 1, "abcdefgh");
@@ -648,7 +648,7 @@ START_TEST(a_state_is_made_where_requests_part)
 END_TEST
 
 /* Chunks of 3: states after 3 and 6 tokens and at the end of what is shareable, 8. */
-START_TEST(a_state_is_made_at_the_end_of_each_chunk)
+TEST_OF(states, a_state_is_made_at_the_end_of_each_chunk)
 {
     int32_t hits[4];
     params.chunked_prefill_size = 3;
@@ -663,7 +663,7 @@ START_TEST(a_state_is_made_at_the_end_of_each_chunk)
 END_TEST
 
 /* One slot: the state that was used last stays. */
-START_TEST(the_state_used_least_recently_goes)
+TEST_OF(states, the_state_used_least_recently_goes)
 {
     int32_t hits[5];
     add_to_source(5, 1, "abcd");
@@ -678,7 +678,7 @@ START_TEST(the_state_used_least_recently_goes)
 END_TEST
 
 /* Two blocks of 5 tokens in pages of 4: the second page is complete with 10 tokens, not with 8. */
-START_TEST(a_state_stands_at_a_page_that_is_visible)
+TEST_OF(states, a_state_stands_at_a_page_that_is_visible)
 {
     int32_t hits[3];
     source.block_size = 5;
@@ -693,7 +693,7 @@ START_TEST(a_state_stands_at_a_page_that_is_visible)
 END_TEST
 
 /* A snapshot that a step is to write is not to be had yet. */
-START_TEST(a_state_on_its_way_is_held)
+TEST_OF(states, a_state_on_its_way_is_held)
 {
     params.has_state = true;
     params.num_cached_states = 4;
@@ -706,7 +706,7 @@ START_TEST(a_state_on_its_way_is_held)
 }
 END_TEST
 
-START_TEST(without_room_for_states_nothing_is_hit)
+TEST_OF(states, without_room_for_states_nothing_is_hit)
 {
     int32_t hits[2];
     add_to_source(9, 1, "abcdefgh");
@@ -730,7 +730,7 @@ static void expect_window_row(int32_t row, const int32_t *slots, int32_t count)
 /* Pages of 2, a window of 3 besides the query, a prompt of 7 in chunks of 4: rows 0-3 in pages 1
  * and 2; row 4 sees 1 on; rows 4-6 in pages 3 and 4, after which row 7 sees 4 on: pages 1 and 2 are
  * free again. Row 7 fills page 4, row 8 is in page 5; then 9 is seen from 6 on, and page 3 goes. */
-START_TEST(a_window_gives_back_what_it_has_passed)
+TEST_OF(windows, a_window_gives_back_what_it_has_passed)
 {
     params.page_size = 2;
     params.chunked_prefill_size = 4;
@@ -766,7 +766,7 @@ START_TEST(a_window_gives_back_what_it_has_passed)
 END_TEST
 
 /* Chunks of 4: at a border nothing before it is needed. */
-START_TEST(a_chunk_gives_back_the_one_before)
+TEST_OF(windows, a_chunk_gives_back_the_one_before)
 {
     params.chunked_prefill_size = 4;
     params.prefix_cache = false;
@@ -805,7 +805,7 @@ static void run_with_window(int32_t left, int64_t num_pages, int32_t *hits)
 
 /* In a pool of 10, of which the request "mnop..." takes 9: what was used least recently goes from
  * its front, so "abcdefgh" has its last page alone, which is no window of 2 for anybody. */
-START_TEST(a_prefix_is_of_use_with_its_window)
+TEST_OF(windows, a_prefix_is_of_use_with_its_window)
 {
     int32_t hits[4];
     add_to_source(9, 0, "abcdefgh");
@@ -825,7 +825,7 @@ END_TEST
 
 /* The pool of windows has room for one prompt and a half: the second request waits for the first.
  */
-START_TEST(a_request_waits_for_the_pool_of_windows)
+TEST_OF(windows, a_request_waits_for_the_pool_of_windows)
 {
     params.prefix_cache = false;
     params.window = (struct scheduler_window){.num_pages = 31, .left = 15};
@@ -910,7 +910,7 @@ START_TEST(a_request_starts_with_its_window)
 END_TEST
 
 /* Prompts of 10 grow to a window of 40 beyond what was reserved: the younger is thrown out. */
-START_TEST(a_full_pool_of_windows_retracts_the_youngest)
+TEST_OF(windows, a_full_pool_of_windows_retracts_the_youngest)
 {
     params.prefix_cache = false;
     params.window = (struct scheduler_window){.num_pages = 1 + 64, .left = 39};
@@ -926,7 +926,7 @@ START_TEST(a_full_pool_of_windows_retracts_the_youngest)
 END_TEST
 
 /* A window of 40 and a row, in pages of 4: 40 positions and the page that is begun before them. */
-START_TEST(a_request_must_fit_the_pool_of_windows)
+TEST_OF(windows, a_request_must_fit_the_pool_of_windows)
 {
     params.page_size = 4;
     params.window = (struct scheduler_window){.num_pages = 11, .left = 39};
@@ -973,7 +973,7 @@ static void expect_images(const struct scheduler_step *step, int64_t first, int3
 }
 
 /* Three images of 6 tokens in steps of 12: two, then one; then all prompts. */
-START_TEST(images_go_before_prompts)
+TEST_OF(images, images_go_before_prompts)
 {
     params.encoder_len = 6;
     params.chunked_prefill_size = 12;
@@ -1000,7 +1000,7 @@ START_TEST(images_go_before_prompts)
 END_TEST
 
 /* An image that is longer than a chunk goes by itself. */
-START_TEST(an_image_is_not_cut)
+TEST_OF(images, an_image_is_not_cut)
 {
     params.encoder_len = 20;
     params.chunked_prefill_size = 4;
@@ -1018,7 +1018,7 @@ START_TEST(an_image_is_not_cut)
 END_TEST
 
 /* Images of one token before prompts of one, of as many requests as can run at once. */
-START_TEST(an_image_may_be_one_token)
+TEST_OF(images, an_image_may_be_one_token)
 {
     params.encoder_len = 1;
     params.chunked_prefill_size = 16;
@@ -1042,7 +1042,7 @@ START_TEST(an_image_may_be_one_token)
 END_TEST
 
 /* A request that decodes has no image any more; where images fail, it goes on. */
-START_TEST(requests_of_failed_images_are_dropped)
+TEST_OF(images, requests_of_failed_images_are_dropped)
 {
     int64_t now = 0;
     params.encoder_len = 4;
@@ -1070,7 +1070,7 @@ START_TEST(requests_of_failed_images_are_dropped)
 END_TEST
 
 /* Who lost what it had is encoded once more. */
-START_TEST(a_lost_image_is_encoded_again)
+TEST_OF(images, a_lost_image_is_encoded_again)
 {
     params.encoder_len = 4;
     add_to_source(3, 2, "");
@@ -1119,7 +1119,7 @@ END_TEST
 
 /* A prompt of 4 and six rows to decode, three drafts of which all are right: 4 rows, then the 2
  * that are left, in pages of 4; the draft model sees the first 4. */
-START_TEST(accepted_drafts_stay)
+TEST_OF(drafts, accepted_drafts_stay)
 {
     params.page_size = 4;
     params.drafts = (struct drafts){.tokens = 4, .top_k = 1, .rate = 1};
@@ -1153,7 +1153,7 @@ START_TEST(accepted_drafts_stay)
 END_TEST
 
 /* Drafts that are turned down give their pages back: another request may have them. */
-START_TEST(rejected_drafts_are_given_back)
+TEST_OF(drafts, rejected_drafts_are_given_back)
 {
     params.drafts = (struct drafts){.tokens = 5, .top_k = 1, .rate = 0};
     add_to_source(3, 4, "");
@@ -1252,7 +1252,7 @@ START_TEST(trees_are_trees)
 END_TEST
 
 /* Two trees as drafts.h has them to the bit, computed from that text in Python. */
-START_TEST(known_trees)
+TEST_OF(drafts, known_trees)
 {
     static const uint8_t parents[2][14] = {{0, 0, 0, 0, 1, 1, 2, 4, 6, 4, 7, 9, 9, 10},
                                            {0, 0, 0, 0, 1, 2, 3, 6, 4, 6, 7, 9, 8, 10}};
@@ -1296,7 +1296,7 @@ END_TEST
 
 /* Encoders of 6 keys in pages of 4, of which there are four: two requests at a time, though there
  * is room for the rows of all. The third starts where the first has ended, in its pages. */
-START_TEST(a_request_waits_for_room_for_its_encoder)
+TEST_OF(cross, a_request_waits_for_room_for_its_encoder)
 {
     struct scheduler_counts counts;
     params.page_size = 4;
@@ -1358,7 +1358,7 @@ START_TEST(a_step_has_so_many_keys_of_encoders)
 END_TEST
 
 /* An encoder runs before the step that its keys are written in. */
-START_TEST(encoders_run_before_their_keys_are_read)
+TEST_OF(cross, encoders_run_before_their_keys_are_read)
 {
     params.prefix_cache = false;
     params.encoder_len = params.cross_len = 6;
@@ -1384,7 +1384,7 @@ START_TEST(encoders_run_before_their_keys_are_read)
 }
 END_TEST
 
-START_TEST(an_encoder_must_fit_its_pool)
+TEST_OF(cross, an_encoder_must_fit_its_pool)
 {
     params.page_size = 4;
     params.prefix_cache = false;
@@ -1427,7 +1427,7 @@ static void drop_step(const struct scheduler_step *step)
 
 /* The third request starts after 20 tokens of the second and computes one; after the loss it
  * starts after 30, of which it had 21 before. */
-START_TEST(hits_count_only_above_the_mark)
+TEST_OF(random, hits_count_only_above_the_mark)
 {
     source.block_size = 5;
     params.chunked_prefill_size = 31;
@@ -1492,7 +1492,7 @@ START_TEST(device_loss_and_batch_errors_are_survived)
 }
 END_TEST
 
-START_TEST(a_destroyed_scheduler_may_have_a_step_out)
+TEST_OF(limits, a_destroyed_scheduler_may_have_a_step_out)
 {
     add_to_source(5, 5, "abcde");
     create();
@@ -1542,7 +1542,7 @@ START_TEST(impossible_requests_are_refused)
 END_TEST
 
 /* 100 + 19 rows and 63 drafts beyond them; what does not decode has none. */
-START_TEST(a_refusal_counts_the_drafts)
+TEST_OF(limits, a_refusal_counts_the_drafts)
 {
     const struct scheduler_request decodes = {.input_length = 100, .output_length = 20};
     const struct scheduler_request ends = {.input_length = 129, .output_length = 1};
@@ -1576,7 +1576,7 @@ START_TEST(the_longest_requests_are_accepted)
 }
 END_TEST
 
-START_TEST(impossible_params_are_refused)
+TEST_OF(limits, impossible_params_are_refused)
 {
     enum { BAD = 16 };
     struct scheduler_params good = params, bad[BAD];
@@ -1665,7 +1665,7 @@ START_TEST(drafts_have_limits)
 END_TEST
 
 /* As many requests as can run verify trees together. */
-START_TEST(all_rows_verify_drafts)
+TEST_OF(limits, all_rows_verify_drafts)
 {
     params.drafts = (struct drafts){.tokens = 8, .top_k = 2, .rate = 0.7};
     params.draft_model = true;
@@ -1681,7 +1681,7 @@ START_TEST(all_rows_verify_drafts)
 END_TEST
 
 /* Slots of states: one for each request, and one for each row of its verification. */
-START_TEST(rows_of_states_are_known)
+TEST_OF(limits, rows_of_states_are_known)
 {
     params.max_running_requests = 3;
     ck_assert_int_eq(scheduler_row_states(&params), 3);
@@ -1716,105 +1716,54 @@ static Suite *suite(void)
     Suite *s = suite_create("scheduler");
     TCase *core = tcase_create("core");
     tcase_add_checked_fixture(core, set_up, tear_down);
-    tcase_add_test(core, worked_example);
-    tcase_add_test(core, a_prompt_is_cut_into_chunks);
-    tcase_add_test(core, whole_prompts_are_not_cut);
-    tcase_add_test(core, mixed_steps_extend_first);
-    tcase_add_test(core, a_prefix_computed_twice_is_kept_once);
-    tcase_add_test(core, the_youngest_is_retracted_and_resumes);
     tcase_add_loop_test(core, a_request_starts_with_a_reserve, 0, 2);
-    tcase_add_test(core, wall_clock_waits_for_arrivals);
-    tcase_add_test(core, requests_may_come_later);
-    tcase_add_test(core, a_last_piece_leaves_room_for_the_next_request);
-    tcase_add_test(core, what_runs_is_held);
-    tcase_add_test(core, more_may_be_shared_than_before);
-    tcase_add_test(core, the_table_changes_where_it_grows);
-    tcase_add_test(core, pages_of_its_own_change_nothing);
-    tcase_add_test(core, the_table_changes_where_a_page_is_adopted);
     suite_add_tcase(s, core);
     TCase *hits = tcase_create("hits");
     tcase_add_checked_fixture(hits, set_up, tear_down);
     tcase_add_loop_test(hits, hits_follow_the_rule, 0, 12);
     tcase_add_loop_test(hits, a_prompt_is_never_hit_whole, 1, 9);
-    tcase_add_test(hits, no_more_is_evicted_than_is_needed);
-    tcase_add_test(hits, a_hit_takes_no_room);
-    tcase_add_test(hits, the_last_unit_may_be_short);
-    tcase_add_test(hits, requests_wait_for_a_prefix);
-    tcase_add_test(hits, a_prefix_in_pieces_is_awaited);
-    tcase_add_test(hits, without_a_prefix_cache_there_is_no_unit);
-    tcase_add_test(hits, without_a_prefix_cache_nothing_is_hit);
-    tcase_add_test(hits, eviction_turns_hits_into_prefill);
     suite_add_tcase(s, hits);
     TCase *states = tcase_create("states");
     tcase_add_checked_fixture(states, set_up, tear_down);
-    tcase_add_test(states, a_state_is_made_where_requests_part);
-    tcase_add_test(states, a_state_is_made_at_the_end_of_each_chunk);
-    tcase_add_test(states, the_state_used_least_recently_goes);
-    tcase_add_test(states, a_state_stands_at_a_page_that_is_visible);
-    tcase_add_test(states, a_state_on_its_way_is_held);
-    tcase_add_test(states, without_room_for_states_nothing_is_hit);
     suite_add_tcase(s, states);
     TCase *windows = tcase_create("windows");
     tcase_add_checked_fixture(windows, set_up, tear_down);
-    tcase_add_test(windows, a_window_gives_back_what_it_has_passed);
-    tcase_add_test(windows, a_chunk_gives_back_the_one_before);
-    tcase_add_test(windows, a_prefix_is_of_use_with_its_window);
-    tcase_add_test(windows, a_request_waits_for_the_pool_of_windows);
     tcase_add_loop_test(windows, a_window_takes_so_many_pages, 0, 6);
     tcase_add_loop_test(windows, a_request_starts_with_its_window, 0, sizeof needs / sizeof *needs);
-    tcase_add_test(windows, a_full_pool_of_windows_retracts_the_youngest);
-    tcase_add_test(windows, a_request_must_fit_the_pool_of_windows);
     suite_add_tcase(s, windows);
     TCase *images = tcase_create("images");
     tcase_add_checked_fixture(images, set_up, tear_down);
-    tcase_add_test(images, images_go_before_prompts);
-    tcase_add_test(images, an_image_is_not_cut);
-    tcase_add_test(images, an_image_may_be_one_token);
-    tcase_add_test(images, requests_of_failed_images_are_dropped);
-    tcase_add_test(images, a_lost_image_is_encoded_again);
     suite_add_tcase(s, images);
     TCase *cross = tcase_create("cross");
     tcase_add_checked_fixture(cross, set_up, tear_down);
-    tcase_add_test(cross, a_request_waits_for_room_for_its_encoder);
     tcase_add_loop_test(cross, a_step_has_so_many_keys_of_encoders, 0, 5);
-    tcase_add_test(cross, encoders_run_before_their_keys_are_read);
-    tcase_add_test(cross, an_encoder_must_fit_its_pool);
     suite_add_tcase(s, cross);
     TCase *drafts = tcase_create("drafts");
     tcase_add_checked_fixture(drafts, set_up, tear_down);
-    tcase_add_test(drafts, accepted_drafts_stay);
-    tcase_add_test(drafts, rejected_drafts_are_given_back);
     tcase_add_loop_test(drafts, a_request_starts_with_a_reserve_for_drafts, 0,
                         sizeof thirds / sizeof *thirds);
     tcase_add_loop_test(drafts, drafts_are_right_as_often_as_is_said, 0, 3);
     tcase_add_loop_test(drafts, trees_are_trees, 0, 9);
-    tcase_add_test(drafts, known_trees);
     tcase_add_loop_test(drafts, drafted_workloads_end, 0, DRAFTED_VARIANTS);
     suite_add_tcase(s, drafts);
     TCase *random = tcase_create("random");
     tcase_add_checked_fixture(random, set_up, tear_down);
     tcase_set_timeout(random, 60);
     tcase_add_loop_test(random, random_workloads_end, 0, VARIANTS);
-    tcase_add_test(random, hits_count_only_above_the_mark);
     tcase_add_loop_test(random, device_loss_and_batch_errors_are_survived, 0,
                         VARIANTS + CROSS_VARIANTS + DRAFTED_VARIANTS);
     suite_add_tcase(s, random);
     TCase *limits = tcase_create("limits");
     tcase_add_checked_fixture(limits, set_up, tear_down);
-    tcase_add_test(limits, a_destroyed_scheduler_may_have_a_step_out);
     tcase_add_loop_test(limits, impossible_requests_are_refused, 0,
                         sizeof bad_requests / sizeof *bad_requests);
     tcase_add_loop_test(limits, the_longest_requests_are_accepted, 0,
                         sizeof longest / sizeof *longest);
     tcase_add_loop_test(limits, the_longest_step_is_known, 0,
                         sizeof most_tokens / sizeof *most_tokens);
-    tcase_add_test(limits, a_refusal_counts_the_drafts);
-    tcase_add_test(limits, impossible_params_are_refused);
     tcase_add_loop_test(limits, params_at_their_limits_are_accepted, 0, 3);
     tcase_add_loop_test(limits, drafts_have_limits, 0,
                         sizeof drafted_requests / sizeof *drafted_requests);
-    tcase_add_test(limits, all_rows_verify_drafts);
-    tcase_add_test(limits, rows_of_states_are_known);
     tcase_add_loop_test(limits, whole_prompts_have_limits, 0, sizeof whole / sizeof *whole);
     suite_add_tcase(s, limits);
     return s;

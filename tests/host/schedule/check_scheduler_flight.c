@@ -209,7 +209,7 @@ static enum scheduler_state ask(void)
 
 /* ---- Literal schedules ----------------------------------------------------------------------- */
 
-START_TEST(a_launched_request_has_not_finished)
+TEST_OF(core, a_launched_request_has_not_finished)
 {
     add_to_source(3, 2, "");
     create();
@@ -245,7 +245,7 @@ END_TEST
 
 /* The pool holds one of them. The second is planned into the first one's slots while the first
  * still runs. */
-START_TEST(pages_of_a_launched_request_are_free)
+TEST_OF(core, pages_of_a_launched_request_are_free)
 {
     params.num_pages = 11;
     add_to_source(10, 1, "");
@@ -264,7 +264,7 @@ START_TEST(pages_of_a_launched_request_are_free)
 }
 END_TEST
 
-START_TEST(arrivals_are_awaited_with_nothing_in_flight)
+TEST_OF(core, arrivals_are_awaited_with_nothing_in_flight)
 {
     int64_t now_us = 0, wake_us = -1;
     const struct scheduler_step *step;
@@ -286,7 +286,7 @@ START_TEST(arrivals_are_awaited_with_nothing_in_flight)
 }
 END_TEST
 
-START_TEST(requests_come_while_steps_are_in_flight)
+TEST_OF(core, requests_come_while_steps_are_in_flight)
 {
     create();
     for (int64_t i = 0; i < 60; i++) { /* more than there is room for at first */
@@ -307,7 +307,7 @@ END_TEST
 /* ---- Losses ---------------------------------------------------------------------------------- */
 
 /* Requests 1 and 2 were through, but only the end of request 0 is known. */
-START_TEST(lost_requests_wait_again_in_order_of_age)
+TEST_OF(losses, lost_requests_wait_again_in_order_of_age)
 {
     params.max_running_requests = 1;
     for (int i = 0; i < 5; i++)
@@ -338,7 +338,7 @@ END_TEST
 /* Prompt of 4 and three decode rows were launched; the prompt and one of them are known to have
  * ended. Those five rows are computed again, in prefill; the other two, in decode, for the first
  * time that counts. */
-START_TEST(a_lost_request_goes_on_from_what_was_confirmed)
+TEST_OF(losses, a_lost_request_goes_on_from_what_was_confirmed)
 {
     add_to_source(4, 6, "");
     create();
@@ -362,7 +362,7 @@ START_TEST(a_lost_request_goes_on_from_what_was_confirmed)
 END_TEST
 
 /* The second request hits 20 tokens of the first in a step that is lost: no hit. */
-START_TEST(a_lost_hit_was_none)
+TEST_OF(losses, a_lost_hit_was_none)
 {
     source.block_size = 5;
     add_to_source(21, 1, "abcd");
@@ -403,7 +403,7 @@ static const struct scheduler_step *retract_the_younger(void)
     return step;
 }
 
-START_TEST(rows_of_a_retracted_request_still_count)
+TEST_OF(losses, rows_of_a_retracted_request_still_count)
 {
     launch(retract_the_younger());
     confirm_all();
@@ -416,7 +416,7 @@ START_TEST(rows_of_a_retracted_request_still_count)
 }
 END_TEST
 
-START_TEST(rows_of_a_retracted_request_can_be_lost)
+TEST_OF(losses, rows_of_a_retracted_request_can_be_lost)
 {
     retract_the_younger();
     lose_device();
@@ -433,7 +433,7 @@ END_TEST
 /* ---- Drops ----------------------------------------------------------------------------------- */
 
 /* A step fails before it runs; what its request computed before still ends, and counts. */
-START_TEST(a_dropped_request_may_have_rows_in_flight)
+TEST_OF(drops, a_dropped_request_may_have_rows_in_flight)
 {
     add_to_source(3, 3, "");
     create();
@@ -450,7 +450,7 @@ START_TEST(a_dropped_request_may_have_rows_in_flight)
 END_TEST
 
 /* Request 1 was through; request 2 has no rows in the step. */
-START_TEST(all_requests_of_failed_steps_are_dropped)
+TEST_OF(drops, all_requests_of_failed_steps_are_dropped)
 {
     params.max_running_requests = 2;
     add_to_source(4, 2, "");
@@ -470,7 +470,7 @@ START_TEST(all_requests_of_failed_steps_are_dropped)
 END_TEST
 
 /* A step of images is in flight; who waits for its own to be encoded has none there. */
-START_TEST(requests_of_failed_images_in_flight_are_dropped)
+TEST_OF(drops, requests_of_failed_images_in_flight_are_dropped)
 {
     params.encoder_len = params.chunked_prefill_size = 6;
     add_to_source(3, 2, "");
@@ -555,7 +555,7 @@ START_TEST(failed_steps_leave_nothing_in_the_prefix_cache)
 }
 END_TEST
 
-START_TEST(a_destroyed_scheduler_may_have_steps_in_flight)
+TEST_OF(core, a_destroyed_scheduler_may_have_steps_in_flight)
 {
     add_to_source(5, 5, "abcde");
     create();
@@ -733,26 +733,13 @@ static Suite *suite(void)
     Suite *s = suite_create("scheduler_flight");
     TCase *core = tcase_create("core");
     tcase_add_checked_fixture(core, set_up_flight, tear_down);
-    tcase_add_test(core, a_launched_request_has_not_finished);
     tcase_add_loop_test(core, no_more_steps_than_allowed_are_in_flight, 0, MAX_IN_FLIGHT + 1);
-    tcase_add_test(core, pages_of_a_launched_request_are_free);
-    tcase_add_test(core, arrivals_are_awaited_with_nothing_in_flight);
-    tcase_add_test(core, requests_come_while_steps_are_in_flight);
-    tcase_add_test(core, a_destroyed_scheduler_may_have_steps_in_flight);
     suite_add_tcase(s, core);
     TCase *losses = tcase_create("losses");
     tcase_add_checked_fixture(losses, set_up_flight, tear_down);
-    tcase_add_test(losses, lost_requests_wait_again_in_order_of_age);
-    tcase_add_test(losses, a_lost_request_goes_on_from_what_was_confirmed);
-    tcase_add_test(losses, a_lost_hit_was_none);
-    tcase_add_test(losses, rows_of_a_retracted_request_still_count);
-    tcase_add_test(losses, rows_of_a_retracted_request_can_be_lost);
     suite_add_tcase(s, losses);
     TCase *drops = tcase_create("drops");
     tcase_add_checked_fixture(drops, set_up_flight, tear_down);
-    tcase_add_test(drops, a_dropped_request_may_have_rows_in_flight);
-    tcase_add_test(drops, all_requests_of_failed_steps_are_dropped);
-    tcase_add_test(drops, requests_of_failed_images_in_flight_are_dropped);
     tcase_add_loop_test(drops, without_steps_in_flight_nobody_is_dropped, 0, 2);
     tcase_add_loop_test(drops, a_retracted_request_of_failed_steps_is_dropped, 0, 2);
     tcase_add_loop_test(drops, failed_steps_leave_nothing_in_the_prefix_cache, 0, 2);

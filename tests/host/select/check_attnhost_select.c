@@ -116,7 +116,7 @@ static const char *const on_cpu[] = {"platform.device=cpu", "model.max_context_l
                                      "workload.max_running_requests=4",
                                      "workload.chunked_prefill_size=64"};
 
-START_TEST(a_config_json)
+TEST_OF(models, a_config_json)
 {
     attnhost_model model = read_model("gpt_oss");
     const attnhost_selection *selection = choose(&model, on_cpu, 4);
@@ -152,7 +152,7 @@ START_TEST(a_config_json)
 END_TEST
 
 /* Both kinds of layers of a hybrid become one unit, by a composite that was defined for them. */
-START_TEST(a_hybrid_model)
+TEST_OF(models, a_hybrid_model)
 {
     attnhost_model model = read_model("qwen3_next");
     const attnhost_selection *selection = choose(&model, on_cpu, 4);
@@ -198,7 +198,7 @@ static attnhost_model make_groups(void)
 }
 
 /* The engine's ids, buffers and KV groups come back, from copies. */
-START_TEST(own_groups)
+TEST_OF(models, own_groups)
 {
     attnhost_model model = make_groups();
     const attnhost_selection *selection = choose(&model, on_cpu, 4);
@@ -222,7 +222,7 @@ END_TEST
 /* ---- Reasons --------------------------------------------------------------------------------- */
 
 /* A no is an answer: every reason of every candidate, as fields and as text. */
-START_TEST(all_reasons_of_a_no)
+TEST_OF(reasons, all_reasons_of_a_no)
 {
     attnhost_model model = make_groups();
     const char *const settings[] = {"platform.device=cpu",
@@ -253,7 +253,7 @@ END_TEST
 
 /* On a platform that is not here: what a rule excludes, what is not installed, what a composite is.
  */
-START_TEST(not_asked)
+TEST_OF(reasons, not_asked)
 {
     attnhost_model model = read_model("olmo2");
     const char *const settings[] = {"platform.simulate=sm90"};
@@ -278,7 +278,7 @@ START_TEST(not_asked)
 END_TEST
 
 /* A backend that the engine has defined can be named, with its options. */
-START_TEST(a_defined_backend)
+TEST_OF(reasons, a_defined_backend)
 {
     const char *const pairs[] = {"prefill", "cpu_native", "decode", "cpu_native"};
     const char *const settings[] = {"platform.device=cpu", "attention.attention_backend=mine"};
@@ -295,7 +295,7 @@ END_TEST
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
-START_TEST(wrong_settings)
+TEST_OF(errors, wrong_settings)
 {
     static const struct {
         const char *setting;
@@ -326,7 +326,7 @@ static void refuse_model(const attnhost_model *model, attn_status status, const 
     assert_says(says);
 }
 
-START_TEST(wrong_models)
+TEST_OF(errors, wrong_models)
 {
     attnhost_model model = make_groups();
     groups[1].struct_size = 8;
@@ -364,14 +364,6 @@ int main(void)
     Suite *suite = suite_create("attnhost_select");
     TCase *models = tcase_create("models"), *reasons = tcase_create("reasons");
     TCase *errors = tcase_create("errors"), *cases[] = {models, reasons, errors};
-    tcase_add_test(models, a_config_json);
-    tcase_add_test(models, a_hybrid_model);
-    tcase_add_test(models, own_groups);
-    tcase_add_test(reasons, all_reasons_of_a_no);
-    tcase_add_test(reasons, not_asked);
-    tcase_add_test(reasons, a_defined_backend);
-    tcase_add_test(errors, wrong_settings);
-    tcase_add_test(errors, wrong_models);
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         tcase_add_checked_fixture(cases[c], setup, teardown);
         suite_add_tcase(suite, cases[c]);

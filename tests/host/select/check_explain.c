@@ -255,7 +255,7 @@ static void check_cell(const struct expectation *line, size_t platform, bool ins
     tear_down(&scene);
 }
 
-START_TEST(what_would_be_chosen_is_what_the_table_says)
+TEST_OF(choice, what_would_be_chosen_is_what_the_table_says)
 {
     struct expectation line;
     FILE *file = open_table();
@@ -269,7 +269,7 @@ START_TEST(what_would_be_chosen_is_what_the_table_says)
 END_TEST
 
 /* Of devices that the ABI has no type for nothing can be installed. */
-START_TEST(what_is_chosen_where_all_is_installed_is_the_same)
+TEST_OF(choice, what_is_chosen_where_all_is_installed_is_the_same)
 {
     struct expectation line;
     FILE *file = open_table();
@@ -284,7 +284,7 @@ START_TEST(what_is_chosen_where_all_is_installed_is_the_same)
 }
 END_TEST
 
-START_TEST(every_architecture_has_an_expectation)
+TEST_OF(choice, every_architecture_has_an_expectation)
 {
     for (size_t m = 0; m < NUM_MODELS; m++) {
         struct expectation line;
@@ -337,7 +337,7 @@ static int check_candidates(const cJSON *phase, const char *where)
     return seen;
 }
 
-START_TEST(every_rejection_has_code_got_and_accepted)
+TEST_OF(choice, every_rejection_has_code_got_and_accepted)
 {
     int seen = 0;
     for (size_t m = 0; m < NUM_MODELS; m++)
@@ -465,7 +465,7 @@ static double expect_memory(const char *platform, const char *most, int has_memo
     return bytes;
 }
 
-START_TEST(device_memory_is_told)
+TEST_OF(choice, device_memory_is_told)
 {
     double few = expect_memory("sm90", "2", 1);
     ck_assert_double_gt(few, 0);
@@ -478,7 +478,7 @@ END_TEST
 
 /* What `explain` does for a device of this machine looks at it and takes nothing of it: the first
  * call that makes a context would fail, and it is never made. */
-START_TEST(no_context_is_made)
+TEST_OF(choice, no_context_is_made)
 {
     static const char *const chosen[] = {"triton_like", "auto"};
     use_fake_cuda_in_plugins();
@@ -516,13 +516,7 @@ static Suite *suite(void)
 {
     Suite *made = suite_create("explain");
     TCase *choice = tcase_create("choice"), *texts = tcase_create("texts");
-    tcase_add_test(choice, what_would_be_chosen_is_what_the_table_says);
-    tcase_add_test(choice, what_is_chosen_where_all_is_installed_is_the_same);
-    tcase_add_test(choice, every_architecture_has_an_expectation);
-    tcase_add_test(choice, every_rejection_has_code_got_and_accepted);
     tcase_add_loop_test(texts, explain_reads_as_it_did, 0, NUM_MODELS);
-    tcase_add_test(choice, device_memory_is_told);
-    tcase_add_test(choice, no_context_is_made);
     suite_add_tcase(made, choice);
     suite_add_tcase(made, texts);
     return made;

@@ -142,7 +142,7 @@ START_TEST(refused_at_load)
 END_TEST
 
 /* Each child is asked about what can reach it: backends of one phase do, together. */
-START_TEST(capabilities_unite)
+TEST_OF(load, capabilities_unite)
 {
     struct scene scene;
     begin(&scene,
@@ -162,7 +162,7 @@ START_TEST(capabilities_unite)
 END_TEST
 
 /* Aliases are names here too; the default may be attention_backend; --set gives a row as well. */
-START_TEST(names_are_found_as_elsewhere)
+TEST_OF(load, names_are_found_as_elsewhere)
 {
     static const char *const sets[] = {"attention.route.3=layers=1 -> mine"};
     struct scene scene;
@@ -189,7 +189,7 @@ END_TEST
 
 /* ---- What `explain` prints ------------------------------------------------------------------- */
 
-START_TEST(explain_prints_the_table)
+TEST_OF(load, explain_prints_the_table)
 {
     struct scene scene;
     char *text = NULL;
@@ -223,7 +223,7 @@ START_TEST(explain_prints_the_table)
 END_TEST
 
 /* The command shows what the keys make. */
-START_TEST(inspect_shows_the_backend)
+TEST_OF(load, inspect_shows_the_backend)
 {
     char command[2048], line[512];
     int found = 0;
@@ -277,7 +277,7 @@ static int explain_graphs(const char *ini, const char *options, char *text, size
 
 /* Rows whose length no graph has are named: those of the keys, and of a table below them; not those
  * of prefill, and not those that the bound is in. */
-START_TEST(rows_that_no_graph_takes)
+TEST_OF(load, rows_that_no_graph_takes)
 {
     static const char keys[] =
         MODEL "attention_backend = mine\nroute.1 = kv=0-1024 phase=verify,decode -> short\n"
@@ -445,7 +445,7 @@ START_TEST(a_trace_under_routes_by_length)
 END_TEST
 
 /* Between two names of one backend nothing changes but the paths. */
-START_TEST(routes_do_not_change_bits)
+TEST_OF(runs, routes_do_not_change_bits)
 {
     struct run alone, routed;
     prepare_run(&alone);
@@ -472,17 +472,11 @@ static Suite *suite(void)
     Suite *s = suite_create("routes");
     TCase *load = tcase_create("load");
     tcase_add_loop_test(load, refused_at_load, 0, COUNT(refusals));
-    tcase_add_test(load, capabilities_unite);
-    tcase_add_test(load, names_are_found_as_elsewhere);
-    tcase_add_test(load, explain_prints_the_table);
-    tcase_add_test(load, inspect_shows_the_backend);
-    tcase_add_test(load, rows_that_no_graph_takes);
     suite_add_tcase(s, load);
     TCase *runs = tcase_create("runs");
     tcase_set_timeout(runs, 60);
     tcase_add_loop_test(runs, a_trace_under_hybrid_phase, 0, 2);
     tcase_add_loop_test(runs, a_trace_under_routes_by_length, 0, 2);
-    tcase_add_test(runs, routes_do_not_change_bits);
     suite_add_tcase(s, runs);
     return s;
 }

@@ -51,7 +51,7 @@ static void teardown(void)
 /* ---- Names ----------------------------------------------------------------------------------- */
 
 /* Every name that SGLang's documents list, and what it stands for. */
-START_TEST(all_names_of_sglang_are_known)
+TEST_OF(rules, all_names_of_sglang_are_known)
 {
     static const struct {
         const char *alias, *type;
@@ -135,7 +135,7 @@ static const char *first(void)
     return order->backends.items[0];
 }
 
-START_TEST(orders_look_at_all_that_matters)
+TEST_OF(rules, orders_look_at_all_that_matters)
 {
     describe("sm90");
     ck_assert_str_eq(first(), "fa3_like");
@@ -175,7 +175,7 @@ static void assert_excluded(const char *type, const char *rule, const char *fiel
     ck_assert_ptr_nonnull(excluded->accepted);
 }
 
-START_TEST(models_exclude_backends)
+TEST_OF(rules, models_exclude_backends)
 {
     describe("sm90");
     ck_assert_ptr_null(rules_exclusion(rules, &facts, "flashinfer_like"));
@@ -202,7 +202,7 @@ START_TEST(models_exclude_backends)
 }
 END_TEST
 
-START_TEST(an_encoder_decoder_excludes_triton_and_windows)
+TEST_OF(rules, an_encoder_decoder_excludes_triton_and_windows)
 {
     attn_layer_group groups[2];
     describe("sm90");
@@ -285,7 +285,7 @@ static attn_status create(const char *set, struct rules **read)
 }
 
 /* A host without its files chooses as one with them. */
-START_TEST(the_copy_in_the_program_is_the_file)
+TEST_OF(rules, the_copy_in_the_program_is_the_file)
 {
     struct rules *built_in = NULL;
     host_error_init(&error);
@@ -301,7 +301,7 @@ START_TEST(the_copy_in_the_program_is_the_file)
 }
 END_TEST
 
-START_TEST(the_user_may_name_a_file)
+TEST_OF(rules, the_user_may_name_a_file)
 {
     char path[] = "/tmp/attnhost-rules-XXXXXX", set[64];
     struct rules *read = NULL;
@@ -330,14 +330,8 @@ static Suite *suite(void)
     Suite *made = suite_create("rules");
     TCase *tests = tcase_create("rules");
     tcase_add_unchecked_fixture(tests, setup, teardown);
-    tcase_add_test(tests, all_names_of_sglang_are_known);
-    tcase_add_test(tests, orders_look_at_all_that_matters);
-    tcase_add_test(tests, models_exclude_backends);
-    tcase_add_test(tests, an_encoder_decoder_excludes_triton_and_windows);
     tcase_add_loop_test(tests, a_mistake_is_told_with_its_place, 0,
                         sizeof mistakes / sizeof *mistakes);
-    tcase_add_test(tests, the_copy_in_the_program_is_the_file);
-    tcase_add_test(tests, the_user_may_name_a_file);
     suite_add_tcase(made, tests);
     return made;
 }

@@ -99,7 +99,7 @@ static const struct select_candidate *find(const struct scene *scene, uint32_t p
 
 /* ---- auto ------------------------------------------------------------------------------------ */
 
-START_TEST(auto_takes_the_first_of_its_rule)
+TEST_OF(choice, auto_takes_the_first_of_its_rule)
 {
     struct scene scene;
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n");
@@ -114,7 +114,7 @@ START_TEST(auto_takes_the_first_of_its_rule)
 }
 END_TEST
 
-START_TEST(auto_falls_through_and_keeps_all_reasons)
+TEST_OF(choice, auto_falls_through_and_keeps_all_reasons)
 {
     struct scene scene;
     begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 192\n"
@@ -135,7 +135,7 @@ START_TEST(auto_falls_through_and_keeps_all_reasons)
 }
 END_TEST
 
-START_TEST(auto_joins_two_backends_where_none_serves_both)
+TEST_OF(choice, auto_joins_two_backends_where_none_serves_both)
 {
     struct scene scene;
     begin(&scene, MODEL "[workload]\nmixed = no\n");
@@ -149,7 +149,7 @@ START_TEST(auto_joins_two_backends_where_none_serves_both)
 }
 END_TEST
 
-START_TEST(auto_without_any_backend)
+TEST_OF(choice, auto_without_any_backend)
 {
     struct scene scene;
     begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nkv_lora_rank = 512\n"
@@ -166,7 +166,7 @@ END_TEST
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
-START_TEST(a_named_backend_is_taken_or_refused)
+TEST_OF(choice, a_named_backend_is_taken_or_refused)
 {
     struct scene scene;
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nattention_backend = "
@@ -183,7 +183,7 @@ START_TEST(a_named_backend_is_taken_or_refused)
 }
 END_TEST
 
-START_TEST(an_alias_is_a_name)
+TEST_OF(choice, an_alias_is_a_name)
 {
     struct scene scene;
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nattention_backend = fa3\n");
@@ -206,7 +206,7 @@ END_TEST
 
 /* ---- Rules ----------------------------------------------------------------------------------- */
 
-START_TEST(what_a_model_excludes_is_out_even_if_it_is_named)
+TEST_OF(choice, what_a_model_excludes_is_out_even_if_it_is_named)
 {
     struct scene scene;
     begin(&scene, "[model]\nnum_layers = 4\nnum_q_heads = 4\nhead_dim = 64\nsliding_window = 9\n"
@@ -219,7 +219,7 @@ START_TEST(what_a_model_excludes_is_out_even_if_it_is_named)
 }
 END_TEST
 
-START_TEST(elsewhere_the_rules_choice_is_an_answer)
+TEST_OF(choice, elsewhere_the_rules_choice_is_an_answer)
 {
     struct scene scene;
     begin(&scene, MODEL "[platform]\nsimulate = gfx942\n");
@@ -243,7 +243,7 @@ START_TEST(elsewhere_the_rules_choice_is_an_answer)
 }
 END_TEST
 
-START_TEST(trees_of_drafts_are_asked_about)
+TEST_OF(choice, trees_of_drafts_are_asked_about)
 {
     struct scene scene;
     struct problem problem;
@@ -263,7 +263,7 @@ START_TEST(trees_of_drafts_are_asked_about)
 }
 END_TEST
 
-START_TEST(an_unknown_name_is_a_mistake)
+TEST_OF(choice, an_unknown_name_is_a_mistake)
 {
     struct scene scene;
     begin(&scene, MODEL "[attention]\nattention_backend = tritn_like\n");
@@ -276,7 +276,7 @@ START_TEST(an_unknown_name_is_a_mistake)
 }
 END_TEST
 
-START_TEST(a_section_is_a_name)
+TEST_OF(choice, a_section_is_a_name)
 {
     struct scene scene;
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nattention_backend = mine\n"
@@ -293,7 +293,7 @@ START_TEST(a_section_is_a_name)
 }
 END_TEST
 
-START_TEST(an_error_of_a_named_backend_is_an_error)
+TEST_OF(choice, an_error_of_a_named_backend_is_an_error)
 {
     struct scene scene;
     begin(&scene, MODEL "[attention]\nattention_backend = flaky\n");
@@ -306,7 +306,7 @@ END_TEST
 
 /* ---- Two names ------------------------------------------------------------------------------- */
 
-START_TEST(two_names_are_joined)
+TEST_OF(choice, two_names_are_joined)
 {
     struct scene scene;
     begin(&scene, MODEL "[attention]\nprefill_attention_backend = extend_only\n"
@@ -319,7 +319,7 @@ START_TEST(two_names_are_joined)
 }
 END_TEST
 
-START_TEST(layouts_that_do_not_meet_are_refused)
+TEST_OF(choice, layouts_that_do_not_meet_are_refused)
 {
     struct scene scene;
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\n"
@@ -331,7 +331,7 @@ START_TEST(layouts_that_do_not_meet_are_refused)
 }
 END_TEST
 
-START_TEST(a_given_layout_is_kept)
+TEST_OF(choice, a_given_layout_is_kept)
 {
     struct scene scene;
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[kv_cache]\nlayout = hnd\n");
@@ -345,7 +345,7 @@ END_TEST
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
-START_TEST(groups_of_one_backend_are_one_unit)
+TEST_OF(choice, groups_of_one_backend_are_one_unit)
 {
     struct scene scene;
     begin(&scene, "[model]\nnum_layers = 4\nnum_q_heads = 4\nhead_dim = 64\nsliding_window = 9\n"
@@ -360,7 +360,7 @@ START_TEST(groups_of_one_backend_are_one_unit)
 END_TEST
 
 /* A vision tower sees other batches than the decoder next to it. */
-START_TEST(a_tower_is_a_unit_of_its_own)
+TEST_OF(choice, a_tower_is_a_unit_of_its_own)
 {
     struct scene scene;
     begin(&scene, "[model]\nnum_layers = 4\nnum_q_heads = 4\nhead_dim = 64\n"
@@ -375,7 +375,7 @@ START_TEST(a_tower_is_a_unit_of_its_own)
 }
 END_TEST
 
-START_TEST(an_encoder_has_no_decode_phase)
+TEST_OF(choice, an_encoder_has_no_decode_phase)
 {
     struct scene scene;
     begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 64\n"
@@ -389,7 +389,7 @@ END_TEST
 
 /* ---- Scales, platforms, problems, text ------------------------------------------------------- */
 
-START_TEST(scales_of_fp8_caches)
+TEST_OF(parts, scales_of_fp8_caches)
 {
     struct scene scene;
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[kv_cache]\ndtype = fp8_e4m3\n"
@@ -418,7 +418,7 @@ START_TEST(scales_of_fp8_caches)
 }
 END_TEST
 
-START_TEST(cache_types_by_layer_type)
+TEST_OF(parts, cache_types_by_layer_type)
 {
     struct scene scene;
     begin(&scene, MODEL "layer_types = sliding full\nsliding_window = 8\n"
@@ -440,7 +440,7 @@ START_TEST(cache_types_by_layer_type)
 }
 END_TEST
 
-START_TEST(bounds_follow_the_workload)
+TEST_OF(parts, bounds_follow_the_workload)
 {
     struct scene scene;
     attn_bounds bounds;
@@ -461,7 +461,7 @@ START_TEST(bounds_follow_the_workload)
 }
 END_TEST
 
-START_TEST(platforms)
+TEST_OF(parts, platforms)
 {
     attn_device device;
     char text[32];
@@ -493,7 +493,7 @@ START_TEST(platforms)
 }
 END_TEST
 
-START_TEST(json_tells_all)
+TEST_OF(parts, json_tells_all)
 {
     struct scene scene;
     begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 192\n"
@@ -554,7 +554,7 @@ static void assert_part(const char *text, const char *part, bool there)
 }
 
 /* A phase each for triton_like, as its notes differ; one for fa3_like. */
-START_TEST(who_keeps_to_a_budget_of_multiprocessors_is_shown)
+TEST_OF(choice, who_keeps_to_a_budget_of_multiprocessors_is_shown)
 {
     struct scene scene;
     begin(&scene, MODEL "[platform]\nsimulate = sm90\nmax_sms = 20\n");
@@ -571,7 +571,7 @@ START_TEST(who_keeps_to_a_budget_of_multiprocessors_is_shown)
 }
 END_TEST
 
-START_TEST(who_does_not_keep_to_a_budget_is_named)
+TEST_OF(choice, who_does_not_keep_to_a_budget_is_named)
 {
     struct scene scene;
     begin(&scene, MODEL "[platform]\nsimulate = sm90\nmax_sms = 20\n"
@@ -613,32 +613,7 @@ static Suite *suite(void)
 {
     Suite *suite = suite_create("select");
     TCase *choice = tcase_create("choice"), *rest = tcase_create("parts");
-    tcase_add_test(choice, auto_takes_the_first_of_its_rule);
-    tcase_add_test(choice, auto_falls_through_and_keeps_all_reasons);
-    tcase_add_test(choice, who_keeps_to_a_budget_of_multiprocessors_is_shown);
-    tcase_add_test(choice, who_does_not_keep_to_a_budget_is_named);
     tcase_add_loop_test(choice, without_a_budget_nothing_is_said_of_multiprocessors, 0, 3);
-    tcase_add_test(choice, auto_joins_two_backends_where_none_serves_both);
-    tcase_add_test(choice, auto_without_any_backend);
-    tcase_add_test(choice, a_named_backend_is_taken_or_refused);
-    tcase_add_test(choice, an_alias_is_a_name);
-    tcase_add_test(choice, what_a_model_excludes_is_out_even_if_it_is_named);
-    tcase_add_test(choice, elsewhere_the_rules_choice_is_an_answer);
-    tcase_add_test(choice, trees_of_drafts_are_asked_about);
-    tcase_add_test(choice, an_unknown_name_is_a_mistake);
-    tcase_add_test(choice, a_section_is_a_name);
-    tcase_add_test(choice, an_error_of_a_named_backend_is_an_error);
-    tcase_add_test(choice, two_names_are_joined);
-    tcase_add_test(choice, layouts_that_do_not_meet_are_refused);
-    tcase_add_test(choice, a_given_layout_is_kept);
-    tcase_add_test(choice, groups_of_one_backend_are_one_unit);
-    tcase_add_test(choice, a_tower_is_a_unit_of_its_own);
-    tcase_add_test(choice, an_encoder_has_no_decode_phase);
-    tcase_add_test(rest, scales_of_fp8_caches);
-    tcase_add_test(rest, cache_types_by_layer_type);
-    tcase_add_test(rest, bounds_follow_the_workload);
-    tcase_add_test(rest, platforms);
-    tcase_add_test(rest, json_tells_all);
     suite_add_tcase(suite, choice);
     suite_add_tcase(suite, rest);
     return suite;

@@ -72,7 +72,7 @@ static uint64_t num_calls(void)
     return counters.calls;
 }
 
-START_TEST(a_device_that_serves_is_taken)
+TEST_OF(device, a_device_that_serves_is_taken)
 {
     use_fake_cuda();
     assert_choice(MODEL, "triton_like", ATTN_DEVICE_CUDA, NULL);
@@ -82,7 +82,7 @@ START_TEST(a_device_that_serves_is_taken)
 }
 END_TEST
 
-START_TEST(devices_have_their_products_names)
+TEST_OF(device, devices_have_their_products_names)
 {
     static const struct {
         const char *name;
@@ -100,14 +100,14 @@ START_TEST(devices_have_their_products_names)
 END_TEST
 
 /* triton_like has no fp32: the processor serves, and it is said why. */
-START_TEST(a_device_that_does_not_serve_is_passed_over)
+TEST_OF(device, a_device_that_does_not_serve_is_passed_over)
 {
     use_fake_cuda();
     assert_choice(MODEL "dtype = f32\n", "cpu_native", ATTN_DEVICE_CPU, "q_dtype f32: accepted");
 }
 END_TEST
 
-START_TEST(a_named_backend_tells_the_device)
+TEST_OF(device, a_named_backend_tells_the_device)
 {
     use_fake_cuda();
     assert_choice(MODEL "[attention]\nattention_backend = cpu_native\n", "cpu_native",
@@ -118,7 +118,7 @@ START_TEST(a_named_backend_tells_the_device)
 }
 END_TEST
 
-START_TEST(without_a_device_it_is_the_processor)
+TEST_OF(device, without_a_device_it_is_the_processor)
 {
     setenv("ATTNHOST_LIBCUDA", "/nowhere/libcuda.so.1", 1);
     assert_choice(MODEL, "cpu_native", ATTN_DEVICE_CPU, "/nowhere/libcuda.so.1");
@@ -135,7 +135,7 @@ END_TEST
 
 /* Where neither serves, the reasons of both are given; a wrong configuration is one on any device.
  */
-START_TEST(what_is_told_where_neither_serves)
+TEST_OF(device, what_is_told_where_neither_serves)
 {
     use_fake_cuda();
     ck_assert_int_eq(choose(MODEL "[attention]\nattention_backend = fa3\n"), ATTN_UNSUPPORTED);
@@ -161,14 +161,6 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *made = suite_create("select_device");
-    TCase *tests = tcase_create("device");
-    tcase_add_test(tests, devices_have_their_products_names);
-    tcase_add_test(tests, a_device_that_serves_is_taken);
-    tcase_add_test(tests, a_device_that_does_not_serve_is_passed_over);
-    tcase_add_test(tests, a_named_backend_tells_the_device);
-    tcase_add_test(tests, without_a_device_it_is_the_processor);
-    tcase_add_test(tests, what_is_told_where_neither_serves);
-    suite_add_tcase(made, tests);
     return made;
 }
 

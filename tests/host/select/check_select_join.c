@@ -112,7 +112,7 @@ static void check_joined(const struct scene *scene, const char *name)
     }
 }
 
-START_TEST(two_kinds_become_one_unit)
+TEST_OF(join, two_kinds_become_one_unit)
 {
     struct scene scene;
     begin(&scene, TWO, 1);
@@ -132,7 +132,7 @@ START_TEST(two_kinds_become_one_unit)
 END_TEST
 
 /* A composite may be a child: the full-attention layers by two backends. */
-START_TEST(a_pair_is_a_child)
+TEST_OF(join, a_pair_is_a_child)
 {
     struct scene scene;
     begin(&scene,
@@ -220,8 +220,6 @@ static Suite *join_suite(void)
 {
     Suite *suite = suite_create("select_join");
     TCase *tcase = tcase_create("join");
-    tcase_add_test(tcase, two_kinds_become_one_unit);
-    tcase_add_test(tcase, a_pair_is_a_child);
     tcase_add_loop_test(tcase, what_cannot_be_joined_stays_as_it_was, 0, 4);
     tcase_add_loop_test(tcase, expanded_layers_stay_apart, 0, 2);
     suite_add_tcase(suite, tcase);

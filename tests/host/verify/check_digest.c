@@ -64,14 +64,14 @@ static void expect_digest(const char *expected)
     ck_assert_ptr_null(digest.rows);
 }
 
-START_TEST(nothing)
+TEST_OF(rows, nothing)
 {
     expect_digest(EMPTY);
     expect_digest(EMPTY);
 }
 END_TEST
 
-START_TEST(one_row)
+TEST_OF(rows, one_row)
 {
     add_bytes(0, 0, 0, "abc");
     expect_digest(ONE_ROW);
@@ -92,7 +92,7 @@ START_TEST(any_order)
 }
 END_TEST
 
-START_TEST(repetitions_count_once)
+TEST_OF(rows, repetitions_count_once)
 {
     for (int i = 0; i < 5000; i++)
         add_row(i * 7 % 5);
@@ -101,7 +101,7 @@ START_TEST(repetitions_count_once)
 }
 END_TEST
 
-START_TEST(first_arrival_counts)
+TEST_OF(rows, first_arrival_counts)
 {
     add_bytes(0, 0, 0, "abc");
     for (int i = 0; i < 100; i++)
@@ -121,7 +121,7 @@ static void add_requests(bool seal)
     }
 }
 
-START_TEST(sealed_rows_leave_memory)
+TEST_OF(rows, sealed_rows_leave_memory)
 {
     char whole[65];
     add_requests(false);
@@ -136,7 +136,7 @@ START_TEST(sealed_rows_leave_memory)
 END_TEST
 
 /* A request can end before any row was added: none of its rows were sampled. */
-START_TEST(a_seal_comes_first)
+TEST_OF(rows, a_seal_comes_first)
 {
     digest_seal(&digest, 3);
     add_bytes(0, 0, 0, "abc");
@@ -145,7 +145,7 @@ START_TEST(a_seal_comes_first)
 END_TEST
 
 /* A seal says nothing of later requests: more rows of them come, also for a second time. */
-START_TEST(rows_after_a_seal)
+TEST_OF(rows, rows_after_a_seal)
 {
     char whole[65], sealed[65];
     for (int seal = 0; seal < 2; seal++) {
@@ -161,7 +161,7 @@ START_TEST(rows_after_a_seal)
 END_TEST
 
 /* One byte, or one number of one place, and all is different. */
-START_TEST(everything_matters)
+TEST_OF(rows, everything_matters)
 {
     static const struct {
         int64_t request, position;
@@ -184,15 +184,7 @@ static Suite *suite(void)
     Suite *suite = suite_create("digest");
     TCase *cases = tcase_create("rows");
     tcase_add_checked_fixture(cases, set_up, tear_down);
-    tcase_add_test(cases, nothing);
-    tcase_add_test(cases, one_row);
     tcase_add_loop_test(cases, any_order, 0, 120);
-    tcase_add_test(cases, repetitions_count_once);
-    tcase_add_test(cases, first_arrival_counts);
-    tcase_add_test(cases, sealed_rows_leave_memory);
-    tcase_add_test(cases, a_seal_comes_first);
-    tcase_add_test(cases, rows_after_a_seal);
-    tcase_add_test(cases, everything_matters);
     suite_add_tcase(suite, cases);
     return suite;
 }

@@ -8,7 +8,7 @@
 
 #include "tests/tools/test_main.h"
 
-START_TEST(thresholds)
+TEST_OF(rows, thresholds)
 {
     ck_assert_uint_eq(sample_threshold(0), 0);
     ck_assert_uint_eq(sample_threshold(-1), 0);
@@ -59,7 +59,7 @@ static int count_rows(double rate)
     return count;
 }
 
-START_TEST(counts)
+TEST_OF(rows, counts)
 {
     ck_assert_int_eq(count_rows(0), 0);
     ck_assert_int_eq(count_rows(0.01), 20);
@@ -73,9 +73,7 @@ static Suite *suite(void)
 {
     Suite *suite = suite_create("sample");
     TCase *rows = tcase_create("rows");
-    tcase_add_test(rows, thresholds);
     tcase_add_loop_test(rows, known_rows, 0, sizeof known / sizeof *known);
-    tcase_add_test(rows, counts);
     suite_add_tcase(suite, rows);
     return suite;
 }

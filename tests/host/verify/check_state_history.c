@@ -62,7 +62,7 @@ static void stored(int32_t from, int32_t to, int64_t position)
 
 /* ---- Where states were stored ---------------------------------------------------------------- */
 
-START_TEST(nothing_at_first)
+TEST_OF(places, nothing_at_first)
 {
     const struct state_history none = {0};
     struct state_history finished = {0};
@@ -80,7 +80,7 @@ START_TEST(nothing_at_first)
 END_TEST
 
 /* Prefill in chunks and decode, in one slot, next to neighbours that have all or nothing. */
-START_TEST(behind_each_step)
+TEST_OF(places, behind_each_step)
 {
     open_history(TOKENS);
     for (int64_t position = 1; position <= TOKENS; position++)
@@ -95,7 +95,7 @@ START_TEST(behind_each_step)
 END_TEST
 
 /* Who begins as zero in a slot has nothing of who had it before; who is dropped leaves no mark. */
-START_TEST(slots_are_used_again)
+TEST_OF(places, slots_are_used_again)
 {
     open_history(TOKENS);
     stored(0, 3, 5);
@@ -112,7 +112,7 @@ END_TEST
 
 /* Two requests go on from a snapshot of a third's, each in its own slot, while the third goes on,
  * and the snapshot is what it was. */
-START_TEST(prefixes_are_shared)
+TEST_OF(places, prefixes_are_shared)
 {
     open_history(TOKENS);
     stored(0, 1, 16);
@@ -130,7 +130,7 @@ START_TEST(prefixes_are_shared)
 END_TEST
 
 /* Lengths about whole bytes: the last position of a slot is not the first of the next one. */
-START_TEST(any_length)
+TEST_OF(places, any_length)
 {
     for (int64_t tokens = 1; tokens <= TOKENS; tokens++) {
         open_history(tokens);
@@ -183,7 +183,7 @@ static void part_at(int32_t a, int32_t b, int64_t position)
 }
 
 /* One position more, wherever it is, and nothing after the ones that are asked for. */
-START_TEST(one_position_more)
+TEST_OF(numbers, one_position_more)
 {
     open_history(TOKENS);
     for (int64_t position = 0; position < TOKENS; position++) {
@@ -200,7 +200,7 @@ START_TEST(one_position_more)
 END_TEST
 
 /* The same bits of another byte are another history, and so is the number of steps. */
-START_TEST(each_set_has_its_own)
+TEST_OF(numbers, each_set_has_its_own)
 {
     open_history(TOKENS);
     uint64_t seen[TOKENS];
@@ -218,7 +218,7 @@ START_TEST(each_set_has_its_own)
 END_TEST
 
 /* However it came to be; and a state that was never stored is as one without a history. */
-START_TEST(equal_sets_are_equal)
+TEST_OF(numbers, equal_sets_are_equal)
 {
     open_history(TOKENS);
     for (int64_t count = 0; count <= TOKENS; count++)
@@ -239,15 +239,7 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("state_history");
     TCase *places = tcase_create("places"), *numbers = tcase_create("numbers");
-    tcase_add_test(places, nothing_at_first);
-    tcase_add_test(places, behind_each_step);
-    tcase_add_test(places, slots_are_used_again);
-    tcase_add_test(places, prefixes_are_shared);
-    tcase_add_test(places, any_length);
     tcase_add_loop_test(places, any_writes, 0, 8);
-    tcase_add_test(numbers, one_position_more);
-    tcase_add_test(numbers, each_set_has_its_own);
-    tcase_add_test(numbers, equal_sets_are_equal);
     suite_add_tcase(s, places);
     suite_add_tcase(s, numbers);
     return s;

@@ -506,7 +506,7 @@ START_TEST(right_outputs_pass)
 END_TEST
 
 /* An output may be of another type than the operands. */
-START_TEST(output_dtypes)
+TEST_OF(right, output_dtypes)
 {
     set_up_model(models[8], 1);
     compute_all(0, &none);
@@ -579,7 +579,7 @@ static int mistakes_at_needles(int kind, int64_t offset)
     return found;
 }
 
-START_TEST(window_off_by_one)
+TEST_OF(wrong, window_off_by_one)
 {
     set_up_model(models[WINDOW], 1);
     ck_assert_int_ge(mistakes_at_needles(WINDOW_TOO_WIDE, 6), 1);
@@ -588,7 +588,7 @@ START_TEST(window_off_by_one)
 }
 END_TEST
 
-START_TEST(dropped_key)
+TEST_OF(wrong, dropped_key)
 {
     set_up_model(models[GROUPED], 1);
     ck_assert_int_ge(mistakes_at_needles(DROP_KEY, 0), 1);
@@ -597,7 +597,7 @@ START_TEST(dropped_key)
 }
 END_TEST
 
-START_TEST(wrong_kv_head)
+TEST_OF(wrong, wrong_kv_head)
 {
     set_up_model(models[GROUPED], 1);
     for (int n = 0; n < 54; n += 11) {
@@ -633,7 +633,7 @@ static void moved_rows_fail(int32_t layer, int least_far, int least_still)
 }
 
 /* The first rows see all keys with either window. */
-START_TEST(all_windows_off_by_one)
+TEST_OF(wrong, all_windows_off_by_one)
 {
     struct mistake mistake = {WINDOW_TOO_WIDE, -1, -1, -1, 0, 0};
     set_up_model(models[WINDOW], 1);
@@ -647,7 +647,7 @@ END_TEST
 
 /* One element of the cache itself: of a key that all later rows see, and of a request's last key,
  * which one row alone sees. */
-START_TEST(one_element_of_the_cache)
+TEST_OF(wrong, one_element_of_the_cache)
 {
     set_up_model(models[GROUPED], 1);
     compute_all(0, &none);
@@ -667,7 +667,7 @@ START_TEST(one_element_of_the_cache)
 }
 END_TEST
 
-START_TEST(not_finite)
+TEST_OF(wrong, not_finite)
 {
     static const double odd[] = {NAN, INFINITY, -INFINITY};
     set_up_model(models[GROUPED], 1);
@@ -687,7 +687,7 @@ START_TEST(not_finite)
 END_TEST
 
 /* How far is reported as it is, and relative to the row's largest value. */
-START_TEST(size_of_errors)
+TEST_OF(wrong, size_of_errors)
 {
     set_up_model(models[PLAIN], 1);
     compute_all(0, &none);
@@ -707,7 +707,7 @@ END_TEST
 /* ---- Which rows ------------------------------------------------------------------------------ */
 
 /* Rows that are not sampled are not looked at; a row fails once, whichever heads do. */
-START_TEST(only_sampled_rows)
+TEST_OF(rows, only_sampled_rows)
 {
     static const int32_t rows[] = {3, 11, 0, 4};
     set_up_model(models[GROUPED], 3);
@@ -867,7 +867,7 @@ END_TEST
 
 /* Sampled rows alone, of which some are turned down, by a thread beside this one: the tree is
  * copied with the rest. */
-START_TEST(some_rows_of_a_verification)
+TEST_OF(drafts, some_rows_of_a_verification)
 {
     static const int32_t rows[] = {1, 6, 5, 4};
     struct verifier *verifier;
@@ -914,7 +914,7 @@ static void quantise(attn_dtype dtype, uint32_t count)
     scales[0] = (struct verify_scales){dtype, k_scales, v_scales, count, false};
 }
 
-START_TEST(quantised)
+TEST_OF(quantised, quantised)
 {
     static const attn_dtype dtypes[] = {ATTN_FP8_E4M3, ATTN_FP8_E5M2};
     set_up_model(models[GROUPED], 1);
@@ -936,7 +936,7 @@ START_TEST(quantised)
 END_TEST
 
 /* What a backend says of a mode holds for the new keys of steps of that mode alone. */
-START_TEST(new_keys_as_given)
+TEST_OF(quantised, new_keys_as_given)
 {
     set_up_model(models[GROUPED], 1);
     quantise(ATTN_FP8_E4M3, 2);
@@ -956,7 +956,7 @@ START_TEST(new_keys_as_given)
 END_TEST
 
 /* A layer that reads another's cache gets no keys: it reads what is stored, new ones too. */
-START_TEST(layer_that_only_reads)
+TEST_OF(quantised, layer_that_only_reads)
 {
     set_up_model(models[GROUPED], 1);
     quantise(ATTN_FP8_E4M3, 2);
@@ -975,7 +975,7 @@ END_TEST
 
 /* A latent has one scale, that of keys, for its value too; where new ones are read as given, so are
  * their values. */
-START_TEST(latents)
+TEST_OF(quantised, latents)
 {
     set_up_model(models[LATENT], 2);
     scales[0] = (struct verify_scales){ATTN_FP8_E4M3, k_scales, k_scales + 1, 1, false};
@@ -997,7 +997,7 @@ START_TEST(latents)
 END_TEST
 
 /* Packed latents need no scale: each block of theirs has one. */
-START_TEST(packed_latents)
+TEST_OF(quantised, packed_latents)
 {
     set_up_model(models[BLOCKS], 2);
     scales[0] = (struct verify_scales){.kv_dtype = ATTN_FP8_E4M3, .packed = true};
@@ -1031,7 +1031,7 @@ END_TEST
 
 /* Extend steps of the expanded form have keys and values of every head, read as given, prefixes
  * too; decodes read latents, and those are quantised. */
-START_TEST(expanded_latents)
+TEST_OF(quantised, expanded_latents)
 {
     char ini[512];
     snprintf(ini, sizeof ini, "%s[attention]\nmla_prefill = expanded\n", models[LATENT]);
@@ -1057,7 +1057,7 @@ START_TEST(expanded_latents)
 END_TEST
 
 /* An encoder has no cache: nothing is quantised, whatever the decoder's cache is. */
-START_TEST(encoder_without_cache)
+TEST_OF(quantised, encoder_without_cache)
 {
     set_up_model(models[ENCODER], 1);
     compute_all(0, &none);
@@ -1069,7 +1069,7 @@ END_TEST
 
 /* Cross attention: every row sees all keys of an encoder, those that its step brings and those
  * that are cached. A key too few, or one that is read as what it is not, shows. */
-START_TEST(cross_attention_reads_an_encoder)
+TEST_OF(quantised, cross_attention_reads_an_encoder)
 {
     enum { CROSS = 1, KEYS = 64 };
     set_up_model(MODEL "num_q_heads = 4\nnum_kv_heads = 2\nhead_dim = 16\ndtype = f32\n"
@@ -1120,7 +1120,7 @@ static void spoil(void)
     store_all(0, ATTN_F32);
 }
 
-START_TEST(any_number_of_threads)
+TEST_OF(same, any_number_of_threads)
 {
     set_up_model(models[GROUPED], 1);
     spoil();
@@ -1140,7 +1140,7 @@ END_TEST
 
 /* Keys made again for each row, and made for several rows: a row keeps three numbers of each of up
  * to 37 keys. */
-START_TEST(rows_together_or_not)
+TEST_OF(same, rows_together_or_not)
 {
     set_up_model(models[GROUPED], 2);
     compute_all(0, &none);
@@ -1169,32 +1169,12 @@ static Suite *suite(void)
     tcase_set_tags(wrong, "long");
     tcase_set_tags(same_result, "long");
     tcase_add_loop_test(right, right_outputs_pass, 0, NUM_MODELS);
-    tcase_add_test(right, output_dtypes);
     tcase_add_loop_test(wrong, one_value_changed, 0, 5);
-    tcase_add_test(wrong, window_off_by_one);
-    tcase_add_test(wrong, dropped_key);
-    tcase_add_test(wrong, wrong_kv_head);
-    tcase_add_test(wrong, all_windows_off_by_one);
-    tcase_add_test(wrong, one_element_of_the_cache);
-    tcase_add_test(wrong, not_finite);
-    tcase_add_test(wrong, size_of_errors);
-    tcase_add_test(rows, only_sampled_rows);
     tcase_add_loop_test(rows, several_checks, 0, WAYS);
     tcase_add_loop_test(rows, not_all_is_judged, 0, 3);
     tcase_add_loop_test(drafts, all_rows_of_a_verification, 0, ENCODER);
     tcase_add_loop_test(drafts, all_rows_of_a_verification, LATENT, NUM_MODELS);
     tcase_add_loop_test(drafts, a_wrong_row_of_a_verification, 0, 2);
-    tcase_add_test(drafts, some_rows_of_a_verification);
-    tcase_add_test(quantised_kv, quantised);
-    tcase_add_test(quantised_kv, new_keys_as_given);
-    tcase_add_test(quantised_kv, latents);
-    tcase_add_test(quantised_kv, packed_latents);
-    tcase_add_test(quantised_kv, expanded_latents);
-    tcase_add_test(quantised_kv, layer_that_only_reads);
-    tcase_add_test(quantised_kv, encoder_without_cache);
-    tcase_add_test(quantised_kv, cross_attention_reads_an_encoder);
-    tcase_add_test(same_result, any_number_of_threads);
-    tcase_add_test(same_result, rows_together_or_not);
     suite_add_tcase(suite, right);
     suite_add_tcase(suite, wrong);
     suite_add_tcase(suite, rows);

@@ -390,7 +390,7 @@ static struct failed run_in_steps(int64_t length, int64_t prompt, int64_t chunk,
 
 /* A state in bf16 is rounded wherever it is stored. What comes of that passes, many times over; but
  * not in a model whose states are in fp32. */
-START_TEST(rounded_states)
+TEST_OF(rounded, rounded_states)
 {
     set_up(RUN_SMALL_STATE, 1);
     for (uint64_t seed = 0; seed < 8; seed++) {
@@ -443,7 +443,7 @@ END_TEST
 
 /* A request that is computed anew stores its state elsewhere: what was replayed is of no use, and
  * the rows are judged as by a verifier that has not seen it. */
-START_TEST(stored_elsewhere)
+TEST_OF(rounded, stored_elsewhere)
 {
     static const int64_t begin[][3] = {{0, 0, 24}}, then[][3] = {{0, 24, 8}},
                          row[][3] = {{0, 32, 4}};
@@ -492,7 +492,7 @@ END_TEST
 /* ---- Which rows ------------------------------------------------------------------------------ */
 
 /* Rows that are not sampled are not looked at; nothing to look at is no work. */
-START_TEST(only_sampled_rows)
+TEST_OF(wrong, only_sampled_rows)
 {
     static const int32_t rows[] = {11, 3, 4, 0};
     set_up(RUN_DELTA, 2);
@@ -703,7 +703,7 @@ START_TEST(bounded_memory)
 END_TEST
 
 /* A request twice in a step is replayed for each, the second from where the first came to. */
-START_TEST(one_request_twice)
+TEST_OF(same, one_request_twice)
 {
     static const int64_t before[][3] = {{0, 0, 8}};
     static const int64_t rows[][3] = {{0, 10, 4}, {0, 20, 5}, {0, 2, 5}};
@@ -749,7 +749,7 @@ START_TEST(any_number_of_threads)
 }
 END_TEST
 
-START_TEST(refusals)
+TEST_OF(wrong, refusals)
 {
     struct linear_verifier *verifier;
     host_error error;
@@ -780,17 +780,12 @@ static Suite *suite(void)
     tcase_add_loop_test(right, earlier_positions, 0, RUN_MODELS);
     tcase_add_loop_test(wrong, one_element, 0, RUN_MODELS);
     tcase_add_loop_test(wrong, wrong_states, 0, RUN_MODELS);
-    tcase_add_test(wrong, only_sampled_rows);
-    tcase_add_test(wrong, refusals);
     tcase_add_loop_test(drafts, drafts_that_are_turned_down, 0, RUN_MODELS);
     tcase_add_loop_test(drafts, wrong_drafts, 0, RUN_MODELS);
     tcase_set_timeout(rounded, 60);
-    tcase_add_test(rounded, rounded_states);
     tcase_add_loop_test(rounded, rounded_for_long, 0, 8);
-    tcase_add_test(rounded, stored_elsewhere);
     tcase_add_loop_test(rounded, wrong_among_roundings, 0, 2 * (NUM_FAULTS - 1));
     tcase_add_loop_test(same_result, bounded_memory, 0, RUN_MODELS);
-    tcase_add_test(same_result, one_request_twice);
     tcase_add_loop_test(same_result, any_number_of_threads, 0, RUN_MODELS);
     suite_add_tcase(made, right);
     suite_add_tcase(made, wrong);

@@ -91,7 +91,7 @@ static void tear_down(void)
 
 /* ---- Raw integers ---------------------------------------------------------------------------- */
 
-START_TEST(known_streams)
+TEST_OF(raw, known_streams)
 {
     static const int8_t keys[] = {-44, -64, 80,   -61, -18,  0,   -10, 70, -106, -109,
                                   -1,  -22, -103, 15,  -113, 118, -21, 45, -103};
@@ -110,7 +110,7 @@ START_TEST(known_streams)
 }
 END_TEST
 
-START_TEST(every_word_matters)
+TEST_OF(raw, every_word_matters)
 {
     int8_t raw[9][16];
     generator_raw(&generator, (token_key){2, 3}, 1, 1, 1, 16, raw[0]);
@@ -130,7 +130,7 @@ START_TEST(every_word_matters)
 END_TEST
 
 /* 2^20 elements: every integer from -127 to 127 is about equally frequent, 0 twice, -128 never. */
-START_TEST(distribution)
+TEST_OF(raw, distribution)
 {
     static int counts[256];
     int8_t raw[1024];
@@ -148,7 +148,7 @@ START_TEST(distribution)
 }
 END_TEST
 
-START_TEST(shared_prefix_has_equal_kv)
+TEST_OF(raw, shared_prefix_has_equal_kv)
 {
     int8_t first[19], second[19];
     for (int64_t position = 1000; position < 1050; position++) {
@@ -161,7 +161,7 @@ START_TEST(shared_prefix_has_equal_kv)
 }
 END_TEST
 
-START_TEST(layers_that_share_a_buffer_have_equal_kv)
+TEST_OF(raw, layers_that_share_a_buffer_have_equal_kv)
 {
     int8_t owner[19], reader[19];
     token_key key = workload_token_key(&workload, 2, 77);
@@ -172,7 +172,7 @@ START_TEST(layers_that_share_a_buffer_have_equal_kv)
 END_TEST
 
 /* The numbers of keys and values are their raw integers', and nothing is written behind them. */
-START_TEST(numbers_of_keys_and_values)
+TEST_OF(raw, numbers_of_keys_and_values)
 {
     for (int32_t layer = 0; layer < NUM_LAYERS; layer++)
         for (int64_t position = 0; position < 40; position++)
@@ -193,7 +193,7 @@ START_TEST(numbers_of_keys_and_values)
 }
 END_TEST
 
-START_TEST(sinks)
+TEST_OF(raw, sinks)
 {
     float last = -100;
     for (int head = 0; head < 8; head++) {
@@ -208,7 +208,7 @@ END_TEST
 /* ---- Needles --------------------------------------------------------------------------------- */
 
 /* One request without hash ids; the lists were computed from the definition in generator.h. */
-START_TEST(known_needles)
+TEST_OF(needles, known_needles)
 {
     static const int64_t sliding[] = {-1,  0,   63, -1,   0,  -1,   -1, -1,   195,  -1,  319,  -1,
                                       -1,  479, -1, -1,   -1, -1,   -1, -1,   739,  767, 815,  320,
@@ -253,7 +253,7 @@ static void count_targets(int64_t position, int32_t layer, int *noise, int targe
     }
 }
 
-START_TEST(needles_at_every_border)
+TEST_OF(needles, needles_at_every_border)
 {
     static const int64_t borders[] = {0,   813, 812, 713, 712, /* i, i-1, window */
                                       768, 767, 800, 799,      /* chunks of 64 and 256, page */
@@ -272,7 +272,7 @@ START_TEST(needles_at_every_border)
 }
 END_TEST
 
-START_TEST(needles_stay_in_range)
+TEST_OF(needles, needles_stay_in_range)
 {
     int targets[2000], noise;
     count_targets(0, SLIDING, &noise, targets);
@@ -295,7 +295,7 @@ START_TEST(needles_stay_in_range)
 END_TEST
 
 /* Queries of cross attention, wherever they are, find any key of the encoder and none beyond. */
-START_TEST(needles_of_cross_attention_are_an_encoders_keys)
+TEST_OF(needles, needles_of_cross_attention_are_an_encoders_keys)
 {
     static const int64_t positions[] = {0, 40, 89, 90, 1499, 1700};
     for (size_t p = 0; p < sizeof positions / sizeof *positions; p++) {
@@ -316,7 +316,7 @@ START_TEST(needles_of_cross_attention_are_an_encoders_keys)
 END_TEST
 
 /* A needle is twice the key of the KV head that serves the query head, in the owner's layer. */
-START_TEST(queries_are_needles_or_noise)
+TEST_OF(needles, queries_are_needles_or_noise)
 {
     int needles = 0;
     for (int64_t position = 0; position < 1899; position += 13)
@@ -342,7 +342,7 @@ END_TEST
 
 /* Latents: a value is the beginning of its key, a needle is a key as it is, noise is half as large
  * as it would be. */
-START_TEST(latent_queries_are_half_as_large)
+TEST_OF(needles, latent_queries_are_half_as_large)
 {
     int needles = 0;
     for (int64_t position = 0; position < 1899; position += 7)
@@ -371,7 +371,7 @@ END_TEST
 /* Spread of the scores of noise, in DeepSeek V3's dimensions: of the size that softmax layers have,
  * sm_scale being 1 / sqrt(192) or, with YaRN's correction, 1.87 times that. With the logarithm of
  * some thousand keys below its square half, no key has all the weight. */
-START_TEST(latent_scores_spread_as_others_do)
+TEST_OF(needles, latent_scores_spread_as_others_do)
 {
     static const generator_layer deep = {.num_q_heads = 1,
                                          .num_kv_heads = 1,
@@ -416,7 +416,7 @@ static double decode(uint16_t bits, int exponent_bits)
     return bits >> 15 ? -magnitude : magnitude;
 }
 
-START_TEST(conversions_are_exact)
+TEST_OF(tensors, conversions_are_exact)
 {
     for (int16_t raw = -254; raw <= 254; raw++) {
         double f64, value = raw / 64.0;
@@ -441,7 +441,7 @@ START_TEST(conversions_are_exact)
 }
 END_TEST
 
-START_TEST(fill_with_strides)
+TEST_OF(tensors, fill_with_strides)
 {
     enum { TOKENS = 7, HEADS = 2, DIM = 11, HEAD_STRIDE = 13, TOKEN_STRIDE = 29 };
     float out[TOKENS * TOKEN_STRIDE];
@@ -467,7 +467,7 @@ START_TEST(fill_with_strides)
 END_TEST
 
 /* Any part of a head's vector is that part of it. */
-START_TEST(fill_in_parts)
+TEST_OF(tensors, fill_in_parts)
 {
     enum { HEADS = 4, DIM = 53 };
     static const int32_t roles[] = {GENERATOR_QUERY, GENERATOR_KEY};
@@ -488,7 +488,7 @@ START_TEST(fill_in_parts)
 END_TEST
 
 /* A row does not depend on the call that makes it. */
-START_TEST(fill_in_any_batch)
+TEST_OF(tensors, fill_in_any_batch)
 {
     enum { TOKENS = 60, HEADS = 4, DIM = 64, ROW = HEADS * DIM };
     static uint16_t whole[TOKENS * ROW], part[TOKENS * ROW];
@@ -510,7 +510,7 @@ END_TEST
 
 /* ---- Limits ---------------------------------------------------------------------------------- */
 
-START_TEST(bad_arguments)
+TEST_OF(limits, bad_arguments)
 {
     static const struct {
         generator_layer layer;
@@ -551,25 +551,6 @@ static Suite *suite(void)
     tcase_add_checked_fixture(raw, set_up, tear_down);
     tcase_add_checked_fixture(needles, set_up, tear_down);
     tcase_add_checked_fixture(tensors, set_up, tear_down);
-    tcase_add_test(raw, known_streams);
-    tcase_add_test(raw, every_word_matters);
-    tcase_add_test(raw, distribution);
-    tcase_add_test(raw, shared_prefix_has_equal_kv);
-    tcase_add_test(raw, layers_that_share_a_buffer_have_equal_kv);
-    tcase_add_test(raw, numbers_of_keys_and_values);
-    tcase_add_test(raw, sinks);
-    tcase_add_test(needles, known_needles);
-    tcase_add_test(needles, needles_at_every_border);
-    tcase_add_test(needles, needles_stay_in_range);
-    tcase_add_test(needles, needles_of_cross_attention_are_an_encoders_keys);
-    tcase_add_test(needles, queries_are_needles_or_noise);
-    tcase_add_test(needles, latent_queries_are_half_as_large);
-    tcase_add_test(needles, latent_scores_spread_as_others_do);
-    tcase_add_test(tensors, conversions_are_exact);
-    tcase_add_test(tensors, fill_with_strides);
-    tcase_add_test(tensors, fill_in_parts);
-    tcase_add_test(tensors, fill_in_any_batch);
-    tcase_add_test(limits, bad_arguments);
     suite_add_tcase(suite, raw);
     suite_add_tcase(suite, needles);
     suite_add_tcase(suite, tensors);

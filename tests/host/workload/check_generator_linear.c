@@ -118,7 +118,7 @@ START_TEST(rows_as_defined)
 END_TEST
 
 /* Which operands there are, how wide, and which a run gives. */
-START_TEST(shapes)
+TEST_OF(generator_linear, shapes)
 {
     static const struct {
         uint32_t family, flags, role;
@@ -324,7 +324,7 @@ END_TEST
 
 /* A_log of lightning attention, as build_slope_tensor() and the layer's factor of MiniMax-Text-01's
  * code yield it, computed by them: 64 heads in 80 layers, and 6 heads, no power of two, in 3. */
-START_TEST(lightning_rates_are_the_models)
+TEST_OF(generator_linear, lightning_rates_are_the_models)
 {
     static const struct {
         int32_t num_layers, layer, heads, head;
@@ -444,7 +444,7 @@ START_TEST(sizes)
 END_TEST
 
 /* The widest heads there are stay within fp16's normal numbers. */
-START_TEST(wide_keys_in_half_precision)
+TEST_OF(generator_linear, wide_keys_in_half_precision)
 {
     static double out[3 * 65536];
     static uint16_t bits[3 * 65536];
@@ -463,16 +463,13 @@ static Suite *suite(void)
     Suite *made = suite_create("generator_linear");
     TCase *tcase = tcase_create("generator_linear");
     tcase_add_loop_test(tcase, rows_as_defined, 0, CASES);
-    tcase_add_test(tcase, shapes);
     tcase_add_loop_test(tcase, exact_in_every_dtype, 0, CASES);
     tcase_add_loop_test(tcase, parts_of_rows, 0, CASES);
     tcase_add_loop_test(tcase, functions_of_their_arguments, 0, CASES);
     tcase_add_loop_test(tcase, constants_differ_by_layer_and_seed, 0, CASES);
     tcase_add_loop_test(tcase, rates_are_spread, 0, CASES);
-    tcase_add_test(tcase, lightning_rates_are_the_models);
     tcase_add_loop_test(tcase, decays, 0, CASES);
     tcase_add_loop_test(tcase, sizes, 0, CASES);
-    tcase_add_test(tcase, wide_keys_in_half_precision);
     suite_add_tcase(made, tcase);
     return made;
 }

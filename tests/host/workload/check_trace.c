@@ -86,7 +86,7 @@ static void expect_error(trace_format format, const char *place, const char *wor
 #define ROW_2                                                                                      \
     "{\"hash_ids\": [5], \"output_length\": 0, \"input_length\": 512, \"timestamp\": 103.5}\n"
 
-START_TEST(mooncake_rows)
+TEST_OF(good, mooncake_rows)
 {
     read_good(ROW_1 "\n  \t\r\n" ROW_2, TRACE_FORMAT_MOONCAKE);
     ck_assert_str_eq(trace.path, path);
@@ -110,7 +110,7 @@ START_TEST(mooncake_rows)
 }
 END_TEST
 
-START_TEST(order_is_arrival_then_file)
+TEST_OF(good, order_is_arrival_then_file)
 {
     read_good("{\"timestamp\":9,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]}\n"
               "{\"timestamp\":2,\"input_length\":2,\"output_length\":1,\"hash_ids\":[2]}\n"
@@ -127,7 +127,7 @@ START_TEST(order_is_arrival_then_file)
 }
 END_TEST
 
-START_TEST(mooncake_limits)
+TEST_OF(good, mooncake_limits)
 {
     read_good("{\"timestamp\":1e15,\"input_length\":1,\"output_length\":2147483647,"
               "\"hash_ids\":[9007199254740991]}",
@@ -138,7 +138,7 @@ START_TEST(mooncake_limits)
 END_TEST
 
 /* More rows and ids than the arrays start with, so that they move while they grow. */
-START_TEST(mooncake_many_rows)
+TEST_OF(good, mooncake_many_rows)
 {
     FILE *file = fopen(path, "wb");
     ck_assert_ptr_nonnull(file);
@@ -228,7 +228,7 @@ END_TEST
 
 #define LINE(rest) "{\"input_length\": 40, \"output_length\": 3, " rest "}\n"
 
-START_TEST(hash_ids_may_be_left_out)
+TEST_OF(good, hash_ids_may_be_left_out)
 {
     read_good(LINE("\"timestamp\": 5") LINE("\"timestamp\": 6, \"hash_ids\": [3]"),
               TRACE_FORMAT_AUTO);
@@ -264,7 +264,7 @@ START_TEST(block_size_is_found)
 }
 END_TEST
 
-START_TEST(block_sizes_that_disagree)
+TEST_OF(bad, block_sizes_that_disagree)
 {
     EXPECT_ERROR(LINE("\"timestamp\": 0, \"hash_ids\": [1, 2, 3]") ROW_1, TRACE_FORMAT_AUTO,
                  ":2: ", "hash_ids: got 3 ids for input_length 1025, accepted: 65",
@@ -276,7 +276,7 @@ START_TEST(block_sizes_that_disagree)
 }
 END_TEST
 
-START_TEST(bailian_has_seconds)
+TEST_OF(good, bailian_has_seconds)
 {
     read_good(LINE("\"timestamp\": 61.5, \"chat_id\": 0") LINE("\"timestamp\": 62"),
               TRACE_FORMAT_AUTO);
@@ -289,7 +289,7 @@ START_TEST(bailian_has_seconds)
 }
 END_TEST
 
-START_TEST(turns_of_a_session)
+TEST_OF(good, turns_of_a_session)
 {
     read_good(LINE("\"timestamp\": 10, \"session_id\": \"a\"")
                   LINE("\"timestamp\": 20, \"session_id\": \"b\"")
@@ -306,7 +306,7 @@ START_TEST(turns_of_a_session)
 }
 END_TEST
 
-START_TEST(turns_without_a_beginning)
+TEST_OF(bad, turns_without_a_beginning)
 {
     EXPECT_ERROR(LINE("\"delay\": 5"), TRACE_FORMAT_AUTO, ":1: ", "delay: got no session_id");
     EXPECT_ERROR(LINE("\"delay\": 5, \"session_id\": \"a\""), TRACE_FORMAT_AUTO,
@@ -320,7 +320,7 @@ START_TEST(turns_without_a_beginning)
 END_TEST
 
 /* Files of texts: the message says what a line needs, at the first try. */
-START_TEST(texts_are_no_trace)
+TEST_OF(bad, texts_are_no_trace)
 {
     static const char *const texts[] = {
         "[{\"id\": \"c0\", \"conversations\": [{\"from\": \"human\", \"value\": \"a b c\"}]}]\n",
@@ -337,7 +337,7 @@ END_TEST
 
 #define BURST "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 
-START_TEST(burstgpt_rows)
+TEST_OF(good, burstgpt_rows)
 {
     read_good(BURST "5,ChatGPT,472,18,490,Conversation log\n"
                     "45.25,GPT-4,1087,0,1087,API log\n",
@@ -351,7 +351,7 @@ START_TEST(burstgpt_rows)
 }
 END_TEST
 
-START_TEST(burstgpt_errors)
+TEST_OF(bad, burstgpt_errors)
 {
     EXPECT_ERROR("Timestamp,Request tokens\n", TRACE_FORMAT_AUTO, ":1: ", "Response tokens",
                  "no such column");
@@ -366,7 +366,7 @@ END_TEST
 
 #define HEADER "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
 
-START_TEST(azure_rows)
+TEST_OF(good, azure_rows)
 {
     read_good(HEADER "2023-11-16 18:15:46.6805900,374,44\r\n"
                      "2023-11-16 18:15:50.9951690,396,0\r\n\r\n"
@@ -387,7 +387,7 @@ START_TEST(azure_rows)
 }
 END_TEST
 
-START_TEST(azure_columns_by_name)
+TEST_OF(good, azure_columns_by_name)
 {
     read_good("\xef\xbb\xbfGeneratedTokens, extra ,TIMESTAMP,ContextTokens\n"
               "3,,2024-05-10T00:00:00.25+00:00, 17\n",
@@ -421,7 +421,7 @@ START_TEST(azure_timestamps)
 }
 END_TEST
 
-START_TEST(azure_header_errors)
+TEST_OF(bad, azure_header_errors)
 {
     EXPECT_ERROR("TIMESTAMP,ContextTokens\n", TRACE_FORMAT_AUTO, ":1: ", "GeneratedTokens",
                  "no such column", "TIMESTAMP, ContextTokens, GeneratedTokens");
@@ -476,7 +476,7 @@ static void write_gzip(const char *text)
     ck_assert_int_eq(gzclose(file), Z_OK);
 }
 
-START_TEST(gzip_is_read)
+TEST_OF(bad, gzip_is_read)
 {
     static const char azure[] = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
                                 "2023-11-16 18:15:46.6805900,374,44\n";
@@ -495,7 +495,7 @@ START_TEST(gzip_is_read)
 END_TEST
 
 /* Small files that unpack to much: empty lines by the million, then long ones. */
-START_TEST(gzip_that_unpacks_to_much)
+TEST_OF(bad, gzip_that_unpacks_to_much)
 {
     enum { LINE = 1 << 20 };
     char *line = malloc(LINE + 1);
@@ -520,7 +520,7 @@ START_TEST(gzip_that_unpacks_to_much)
 END_TEST
 
 /* Cut anywhere, or with any byte changed: an error, never another trace. */
-START_TEST(gzip_that_is_damaged)
+TEST_OF(bad, gzip_that_is_damaged)
 {
     unsigned char bytes[512];
     write_gzip(ROW_1 ROW_2);
@@ -541,7 +541,7 @@ START_TEST(gzip_that_is_damaged)
 }
 END_TEST
 
-START_TEST(no_file)
+TEST_OF(bad, no_file)
 {
     unlink(path);
     expect_error(TRACE_FORMAT_AUTO, ": ", (const char *[]){"No such file", NULL});
@@ -581,7 +581,7 @@ START_TEST(beginning_of_a_file)
 }
 END_TEST
 
-START_TEST(more_than_a_file_has)
+TEST_OF(bad, more_than_a_file_has)
 {
     const struct trace_limit four = {4, NULL, NULL};
     write_bytes(MOONCAKE_LINE(30, 10) "broken\n", strlen(MOONCAKE_LINE(30, 10) "broken\n"));
@@ -590,7 +590,7 @@ START_TEST(more_than_a_file_has)
 }
 END_TEST
 
-START_TEST(no_requests)
+TEST_OF(bad, no_requests)
 {
     EXPECT_ERROR("", TRACE_FORMAT_AUTO, ": ", "no request");
     EXPECT_ERROR("\n \n", TRACE_FORMAT_MOONCAKE, ": ", "no request");
@@ -599,7 +599,7 @@ START_TEST(no_requests)
 }
 END_TEST
 
-START_TEST(nul_byte)
+TEST_OF(bad, nul_byte)
 {
     static const char bytes[] = ROW_1 "{\"timestamp\"\0: 1}\n";
     write_bytes(bytes, sizeof bytes - 1);
@@ -607,7 +607,7 @@ START_TEST(nul_byte)
 }
 END_TEST
 
-START_TEST(endless_line)
+TEST_OF(bad, endless_line)
 {
     size_t length = (size_t)17 << 20;
     char *bytes = malloc(length);
@@ -627,34 +627,11 @@ static Suite *suite(void)
     tcase_add_unchecked_fixture(bad, make_file, remove_file);
     tcase_add_checked_fixture(good, set_up, tear_down);
     tcase_add_checked_fixture(bad, set_up, tear_down);
-    tcase_add_test(good, mooncake_rows);
-    tcase_add_test(good, order_is_arrival_then_file);
-    tcase_add_test(good, mooncake_limits);
-    tcase_add_test(good, mooncake_many_rows);
-    tcase_add_test(good, hash_ids_may_be_left_out);
     tcase_add_loop_test(good, block_size_is_found, 0, sizeof block_sizes / sizeof *block_sizes);
-    tcase_add_test(bad, block_sizes_that_disagree);
-    tcase_add_test(good, bailian_has_seconds);
-    tcase_add_test(good, turns_of_a_session);
-    tcase_add_test(bad, turns_without_a_beginning);
-    tcase_add_test(bad, texts_are_no_trace);
-    tcase_add_test(good, burstgpt_rows);
-    tcase_add_test(bad, burstgpt_errors);
-    tcase_add_test(good, azure_rows);
-    tcase_add_test(good, azure_columns_by_name);
     tcase_add_loop_test(good, azure_timestamps, 0, sizeof spans / sizeof *spans);
     tcase_add_loop_test(bad, mooncake_errors, 0, sizeof broken_mooncake / sizeof *broken_mooncake);
-    tcase_add_test(bad, azure_header_errors);
     tcase_add_loop_test(bad, azure_errors, 0, sizeof broken_azure / sizeof *broken_azure);
-    tcase_add_test(bad, gzip_is_read);
-    tcase_add_test(bad, gzip_that_unpacks_to_much);
-    tcase_add_test(bad, gzip_that_is_damaged);
-    tcase_add_test(bad, no_file);
     tcase_add_loop_test(bad, beginning_of_a_file, 0, 4);
-    tcase_add_test(bad, more_than_a_file_has);
-    tcase_add_test(bad, no_requests);
-    tcase_add_test(bad, nul_byte);
-    tcase_add_test(bad, endless_line);
     suite_add_tcase(suite, good);
     suite_add_tcase(suite, bad);
     return suite;

@@ -87,7 +87,7 @@ START_TEST(lengths_are_scaled)
 }
 END_TEST
 
-START_TEST(sums)
+TEST_OF(tokens, sums)
 {
     trace_request requests[] = {make_request(10, 5, NULL), make_request(7, 0, NULL),
                                 make_request(3, 1, NULL), make_request(1, 2, NULL)};
@@ -99,7 +99,7 @@ END_TEST
 
 /* ---- Tokens ---------------------------------------------------------------------------------- */
 
-START_TEST(blocks_unscaled)
+TEST_OF(tokens, blocks_unscaled)
 {
     static const int64_t ids[] = {70, 71, 72}, full[] = {70, 80};
     trace_request requests[] = {make_request(1025, 4, ids), make_request(1024, 4, full)};
@@ -118,7 +118,7 @@ START_TEST(blocks_unscaled)
 }
 END_TEST
 
-START_TEST(blocks_scaled)
+TEST_OF(tokens, blocks_scaled)
 {
     static const int64_t ids[] = {5, 0, 3};
     trace_request requests[] = {make_request(1040, 100, ids), make_request(1000, 100, ids)};
@@ -139,7 +139,7 @@ START_TEST(blocks_scaled)
 END_TEST
 
 /* 19 blocks of 1 token fit into the input, but the trace knows 10 blocks. */
-START_TEST(blocks_end_with_the_hash_ids)
+TEST_OF(tokens, blocks_end_with_the_hash_ids)
 {
     static const int64_t ids[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
     trace_request request = make_request(5120, 1, ids);
@@ -152,7 +152,7 @@ START_TEST(blocks_end_with_the_hash_ids)
 }
 END_TEST
 
-START_TEST(no_hash_ids_no_blocks)
+TEST_OF(tokens, no_hash_ids_no_blocks)
 {
     trace_request requests[] = {make_request(2000, 1, NULL), make_request(2000, 1, NULL)};
     make_workload(requests, 2, 1);
@@ -164,7 +164,7 @@ START_TEST(no_hash_ids_no_blocks)
 }
 END_TEST
 
-START_TEST(keys_of_both_kinds_differ)
+TEST_OF(tokens, keys_of_both_kinds_differ)
 {
     ck_assert(!token_key_equal(token_key_of_block(3, 4), token_key_of_request(3, 4)));
     ck_assert(!token_key_equal(token_key_of_block(0, 0), token_key_of_request(0, 0)));
@@ -174,7 +174,7 @@ START_TEST(keys_of_both_kinds_differ)
 }
 END_TEST
 
-START_TEST(key_runs)
+TEST_OF(tokens, key_runs)
 {
     static const int64_t ids[] = {5, 6};
     trace_request request = make_request(600, 3, ids);
@@ -226,7 +226,7 @@ static int64_t hit_by_tokens(int64_t request, int64_t page_size)
     return longest;
 }
 
-START_TEST(hits_literal)
+TEST_OF(hits, hits_literal)
 {
     static const int64_t a[] = {0, 1, 2}, b[] = {0, 1, 3}, c[] = {1, 1}, d[] = {0, 1};
     trace_request requests[] = {
@@ -284,7 +284,7 @@ END_TEST
 
 /* ---- Limits ---------------------------------------------------------------------------------- */
 
-START_TEST(max_requests)
+TEST_OF(limits, max_requests)
 {
     trace_request requests[] = {make_request(10, 5, NULL), make_request(7, 3, NULL),
                                 make_request(99, 1, NULL)};
@@ -312,7 +312,7 @@ START_TEST(max_requests)
 }
 END_TEST
 
-START_TEST(max_context_len)
+TEST_OF(limits, max_context_len)
 {
     trace_request requests[] = {make_request(60, 40, NULL), make_request(200, 30, NULL)};
     struct trace trace = {
@@ -354,7 +354,7 @@ static void make_with_limit(int64_t limit, workload_too_long too_long)
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&failure));
 }
 
-START_TEST(too_long_is_skipped)
+TEST_OF(limits, too_long_is_skipped)
 {
     make_with_limit(510, WORKLOAD_SKIP);
     ck_assert_int_eq(workload.num_requests, 2);
@@ -368,7 +368,7 @@ START_TEST(too_long_is_skipped)
 }
 END_TEST
 
-START_TEST(too_long_is_cut)
+TEST_OF(limits, too_long_is_cut)
 {
     make_with_limit(400, WORKLOAD_CUT);
     ck_assert_int_eq(workload.num_requests, 3);
@@ -387,7 +387,7 @@ START_TEST(too_long_is_cut)
 }
 END_TEST
 
-START_TEST(all_are_too_long)
+TEST_OF(limits, all_are_too_long)
 {
     trace_request request = make_request(60, 40, NULL);
     struct trace trace = {
@@ -403,7 +403,7 @@ START_TEST(all_are_too_long)
 }
 END_TEST
 
-START_TEST(bad_arguments)
+TEST_OF(limits, bad_arguments)
 {
     trace_request request = make_request(1, 1, NULL);
     struct trace trace = {
@@ -437,21 +437,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(hits, set_up, tear_down);
     tcase_add_checked_fixture(limits, set_up, tear_down);
     tcase_add_loop_test(tokens, lengths_are_scaled, 0, sizeof scalings / sizeof *scalings);
-    tcase_add_test(tokens, sums);
-    tcase_add_test(tokens, blocks_unscaled);
-    tcase_add_test(tokens, blocks_scaled);
-    tcase_add_test(tokens, blocks_end_with_the_hash_ids);
-    tcase_add_test(tokens, no_hash_ids_no_blocks);
-    tcase_add_test(tokens, keys_of_both_kinds_differ);
-    tcase_add_test(tokens, key_runs);
-    tcase_add_test(hits, hits_literal);
     tcase_add_loop_test(hits, hits_by_rule_and_by_tokens, 0, 40);
-    tcase_add_test(limits, max_requests);
-    tcase_add_test(limits, max_context_len);
-    tcase_add_test(limits, too_long_is_skipped);
-    tcase_add_test(limits, too_long_is_cut);
-    tcase_add_test(limits, all_are_too_long);
-    tcase_add_test(limits, bad_arguments);
     suite_add_tcase(suite, tokens);
     suite_add_tcase(suite, hits);
     suite_add_tcase(suite, limits);
