@@ -29,16 +29,15 @@ int linear_is_delta(const linear_dims *d)
 uint32_t linear_ready_shared(const linear_dims *d)
 {
     return d->family == LINEAR_FAMILY_KDA ? CHUNK_CHANNELS_SHARED
-                                          : CHUNK_READY_SHARED(linear_is_delta(d));
+                                          : CHUNK_READY_SHARED(linear_is_delta(d), d->width);
 }
 
-/* Products of fp16 are better than what bf16 rounds anyway: q, k and v after a convolution or a
- * norm, or else the output and what a delta rule leaves in a bf16 state. States of the others keep
- * fp32's precision. */
-static int is_rounded(const linear_group *g)
+/* Products of fp16 are better than what bf16 rounds anyway, q, k and v after a convolution or a norm.
+ * Where nothing rounds these, sums that cancel are to be as good as fp32's, whatever a state is kept
+ * in. Rules that are no delta rules keep that precision. */
+static int is_rounded(const linear_dims *d)
 {
-    const linear_dims *d = &g->dims;
-    return d->width > 0 || d->l2_norm || !linear_is_delta(d) || g->state_dtype == ATTN_BF16;
+    return d->width > 0 || d->l2_norm || !linear_is_delta(d);
 }
 
 int linear_goes_by_chunks(const linear_group *g, const attn_problem *problem)
@@ -49,7 +48,7 @@ int linear_goes_by_chunks(const linear_group *g, const attn_problem *problem)
     return device.sm == CHUNK_SM && d->family != LINEAR_FAMILY_SHORT_CONV &&
            !(problem->need_notes & ATTN_NOTE_BATCH_INVARIANT) && g->q_dtype == ATTN_BF16 &&
            g->out_dtype == ATTN_BF16 && is_tiled(d->k_dim) && is_tiled(d->v_dim) &&
-           d->width <= CHUNK_MAX_WIDTH && is_rounded(g);
+           d->width <= CHUNK_MAX_WIDTH && is_rounded(d);
 }
 
 /* ---- Scratch --------------------------------------------------------------------------------- */

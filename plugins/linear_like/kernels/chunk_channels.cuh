@@ -337,9 +337,29 @@ DEVICE void multiply_earlier(const channels_memory &own, const channels_part &pa
     }
 }
 
-/* Sums of a warp's rows, whose columns are multiplied by `times`; those above the diagonal, or on
- * it if STRICT, are 0. */
-template <bool STRICT>
+/* Products of rows of q and k with the same number: of tiles that have no decays yet, and of what
+ * these rows have lost, if there is a convolution. Four threads have a row. */
+DEVICE void find_own(const ready_memory &m, const channels_memory &own, bool rounded)
+{
+    const int row = threadIdx.x / 4;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int at = tile_offset(row, threadIdx.x % 4 + 4 * i);
+        float q[8], k[8];
+        load_eight(m.q, rounded ? m.rest() : NULL, at, q);
+        load_eight(m.k, rounded ? own.ends : NULL, at, k);
+        sum += multiply_eight(q, k);
+    }
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2)
+        sum += __shfl_xor_sync(~0u, sum, step);
+    if (threadIdx.x % 4 == 0)
+        m.own[row] = sum;
+}
+
+/* Sums of a warp's rows, whose columns are multiplied by `times`; those on and above the diagonal
+ * are 0. */
 DEVICE void finish_sums(const float (&from)[8][4], const float *times, int warp, int lane,
                         float (&to)[32])
 {
@@ -349,7 +369,7 @@ DEVICE void finish_sums(const float (&from)[8][4], const float *times, int warp,
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int row = i + e / 2 * 8, j = 8 * n + lane % 4 * 2 + e % 2;
-            to[4 * n + e] = (STRICT ? j < row : j <= row) ? from[n][e] * times[j] : 0;
+            to[4 * n + e] = j < row ? from[n][e] * times[j] : 0;
         }
 }
 
@@ -361,6 +381,7 @@ DEVICE void write_channel_numbers(const linear_dims &d, const ready_memory &m,
         numbers[NUMBERS_DECAY + r] = exp2f(own.before[4 * CHUNK_MAX_KEYS + r]);
     if (r >= 64)
         return;
+    numbers[NUMBERS_OWN(true) + r] = m.own[r] * m.k_times[r] * m.q_times[r] * d.sm_scale;
     numbers[NUMBERS_Q + r] = m.q_times[r] * (d.sm_scale / CHANNELS_UP);
     numbers[NUMBERS_K + r] = m.k_times[r] / CHANNELS_UP;
 }
@@ -416,11 +437,11 @@ DEVICE void multiply_channels(const linear_dims &d, const ready_memory &m,
     add_halves(own, part, qk, kk, sums);
     if (part.half == 0) {
         const float more[2] = {m.k_times[i] * g.beta[i], m.k_times[i + 8] * g.beta[i + 8]};
-        finish_sums<true>(sums, m.k_times, warp, lane, x);
+        finish_sums(sums, m.k_times, warp, lane, x);
         write_system_rows(x, more, m, warp, lane);
     } else {
         const float more[2] = {m.q_times[i] * d.sm_scale, m.q_times[i + 8] * d.sm_scale};
-        finish_sums<false>(sums, m.k_times, warp, lane, x);
+        finish_sums(sums, m.k_times, warp, lane, x);
         write_rows(x, part.staging, to.products, to.numbers + NUMBERS_P, more, warp, lane);
     }
 }
@@ -449,9 +470,11 @@ DEVICE void channels_block(const linear_call &call, int first, char *memory)
 
     load_channel_gates(call, chunk, head, own, m);
     load_tile<false>(call, chunk, d.first[part.half] + key_head * d.k_dim, d.k_dim, d.l2_norm,
-                     part.half ? m.k : m.q, part.half ? m.k_times : m.q_times, NULL, NULL);
+                     part.half ? m.k : m.q, part.half ? m.k_times : m.q_times, NULL, NULL,
+                     {part.half ? own.ends : m.rest(), NULL});
     __syncthreads();
     add_blocks(own);
+    find_own(m, own, d.width > 0);
     __syncthreads();
     write_channel_numbers(d, m, own, to.numbers);
     decay_block(m, own, keys, part, rows, qk, kk);

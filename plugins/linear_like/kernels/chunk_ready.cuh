@@ -8,6 +8,8 @@
  *
  * with g the sums of log decays from the chunk's first row on. Only differences g_i - g_j, i >= j,
  * are exponentiated. The system is solved by blocks of 16 rows, each warp for columns of its own.
+ * A row's product of its own q and k is no part of the products: it is made of what fp16 has not
+ * rounded, as it may cancel where there is little else.
  */
 #ifndef LINEAR_LIKE_CHUNK_READY_CUH
 #define LINEAR_LIKE_CHUNK_READY_CUH
@@ -21,6 +23,7 @@ struct ready_memory {
     char *
         system; /* [64 x 64], as a tile's panel: -A left of the diagonal's blocks, their inverses */
     float *q_times, *k_times, *v_times;
+    float *own; /* products of rows of q and k with the same number, in the units of their tiles */
     float *gates; /* [CHUNK_READY_HEADS][3][64], see ready_gates */
 
     __device__ __forceinline__ ready_memory(char *from, int warps = CHUNK_READY_THREADS / 32)
@@ -30,9 +33,16 @@ struct ready_memory {
         q_times = (float *)(k + CHUNK_TILE);
         k_times = q_times + 64;
         v_times = k_times + 64;
-        gates = v_times + 64;
+        own = v_times + 64;
+        gates = own + 64;
         staging = (char *)(gates + CHUNK_READY_HEADS * 3 * 64);
         system = staging + warps * CHUNK_STAGE;
+    }
+
+    /* A tile of what rows of q or k have lost when they were rounded, until others write there. */
+    __device__ __forceinline__ char *rest(void) const
+    {
+        return staging;
     }
 };
 
@@ -180,6 +190,54 @@ DEVICE float sum_of_rows(float (&x)[8])
     return x[0] + __shfl_xor_sync(~0u, x[0], 1);
 }
 
+DEVICE void unpack_half(uint4 from, float (&x)[8])
+{
+    const u32 words[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        x[2 * i] = half_low(words[i]), x[2 * i + 1] = half_high(words[i]);
+}
+
+/* What make_tile() does besides. A row's product with its own key may cancel, and where decays are
+ * steep it is a common factor of all that the row gives: it is to be that of what has not been
+ * rounded. */
+struct tile_rest {
+    char *rest; /* tile that gets what rounding leaves of q; or that has it. NULL: none */
+    float *own; /* of a tile that follows q's: products of its rows with these go here; or NULL */
+};
+
+/* Eight channels of a row, which are x times `scale`, rounded to `packed`. */
+DEVICE void keep_rest(const tile_rest &more, int offset, const float (&x)[8], float scale,
+                      uint4 packed)
+{
+    *(uint4 *)(more.rest + offset) = make_uint4(pack_rest(x[0] * scale, x[1] * scale, packed.x),
+                                                pack_rest(x[2] * scale, x[3] * scale, packed.y),
+                                                pack_rest(x[4] * scale, x[5] * scale, packed.z),
+                                                pack_rest(x[6] * scale, x[7] * scale, packed.w));
+}
+
+/* Eight channels of a row of a tile and, if `rest`, of what the row has lost. */
+DEVICE void load_eight(const char *tile, const char *rest, int offset, float (&x)[8])
+{
+    float more[8];
+    unpack_half(*(const uint4 *)(tile + offset), x);
+    if (!rest)
+        return;
+    unpack_half(*(const uint4 *)(rest + offset), more);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        x[i] += more[i];
+}
+
+DEVICE float multiply_eight(const float (&x)[8], const float (&y)[8])
+{
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        sum += x[i] * y[i];
+    return sum;
+}
+
 /* The largest magnitudes of eight rows of 16-bit numbers, as such numbers, two a word. */
 DEVICE void largest_of_rows(const uint4 (&raw)[8], u32 (&largest)[4])
 {
@@ -243,9 +301,9 @@ static __device__ __noinline__ void copy_tile(const linear_call &call, const rea
  * not written. `times`: what rows are to be multiplied by; `beta_times` the same times beta, if that
  * is given. */
 template <bool PANELS>
-static __device__ __noinline__ void make_tile(const linear_call &call, const ready_chunk &chunk,
-                                              int first, int dim, bool normalise, char *tile,
-                                              float *times, const float *beta, float *beta_times)
+static __device__ __noinline__ void
+make_tile(const linear_call &call, const ready_chunk &chunk, int first, int dim, bool normalise,
+          char *tile, float *times, const float *beta, float *beta_times, const tile_rest more)
 {
     constexpr int most = CHUNK_MAX_WIDTH;
     /* Read once: for all that the compiler knows, what is stored may change them. */
@@ -291,18 +349,30 @@ static __device__ __noinline__ void make_tile(const linear_call &call, const rea
             if (beta)
                 beta_times[row] = inverse * length * beta[row];
         }
+        const uint4 packed = pack_eight(x, scale);
         if (!PANELS || there)
-            *(uint4 *)(tile + part_offset<PANELS>(row, place)) = pack_eight(x, scale);
+            *(uint4 *)(tile + part_offset<PANELS>(row, place)) = packed;
+        if (PANELS || !more.rest)
+            continue;
+        if (!more.own) {
+            keep_rest(more, tile_offset(row, place), x, scale, packed);
+            continue;
+        }
+        float q[8]; /* the same thread has made it */
+        load_eight(tile - CHUNK_TILE, more.rest, tile_offset(row, place), q);
+        const float own = sum_of_lanes(multiply_eight(q, x));
+        if (place == 0)
+            more.own[row] = own * scale;
     }
 }
 
 template <bool PANELS>
 DEVICE void load_tile(const linear_call &call, const ready_chunk &chunk, int first, int dim,
                       bool normalise, char *tile, float *times, const float *beta,
-                      float *beta_times)
+                      float *beta_times, const tile_rest &more = {NULL, NULL})
 {
     if (call.dims.width > 0)
-        make_tile<PANELS>(call, chunk, first, dim, normalise, tile, times, beta, beta_times);
+        make_tile<PANELS>(call, chunk, first, dim, normalise, tile, times, beta, beta_times, more);
     else
         copy_tile<PANELS>(call, chunk, first, dim, normalise, tile, times, beta, beta_times);
 }
@@ -374,6 +444,18 @@ DEVICE void multiply_tiles(const char *a, const char *b, int warp, int lane, flo
     }
 }
 
+/* Rows' products with their own keys, of rows that have been rounded, by those that have not. */
+DEVICE void replace_own(const float *own, int warp, int lane, float (&sums)[8][4])
+{
+    const int i = 16 * warp + lane / 4;
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (i + e / 2 * 8 == 8 * n + lane % 4 * 2 + e % 2)
+                sums[n][e] = own[i + e / 2 * 8];
+}
+
 /* Sixteen rows of 64 columns, which lie in a tile one after the other, from the warp's staging. */
 DEVICE void copy_staged(const char *staging, char *to, int lane)
 {
@@ -405,9 +487,8 @@ DEVICE void write_rows(const float (&x)[32], char *staging, char *to, float *num
 }
 
 /* Products of a warp's rows with those on and above the diagonal's block, decayed and multiplied by
- * `times` of the columns; what lies above the diagonal, or on it if STRICT, is 0. Left of the
- * diagonal's block decays are divided up at its first row. */
-template <bool STRICT>
+ * `times` of the columns; what lies on and above the diagonal is 0. Left of the diagonal's block
+ * decays are divided up at its first row. */
 DEVICE void decay_products(const float (&from)[8][4], const ready_gates &g, const float *times,
                            int warp, int lane, float (&to)[32])
 {
@@ -437,7 +518,7 @@ DEVICE void decay_products(const float (&from)[8][4], const ready_gates &g, cons
         for (int e = 0; e < 4; e++) {
             const float difference =
                 (sum[e / 2] - (e % 2 ? of.y : of.x)) + (rest[e / 2] - (e % 2 ? more.y : more.x));
-            const bool there = STRICT ? j + e % 2 < i + e / 2 * 8 : j + e % 2 <= i + e / 2 * 8;
+            const bool there = j + e % 2 < i + e / 2 * 8;
             to[4 * n + e] =
                 there ? from[n][e] * ((e % 2 ? by.y : by.x) * exp2_fast(difference)) : 0;
         }
@@ -457,23 +538,24 @@ DEVICE void write_numbers(const linear_dims &d, const ready_memory &m, const rea
         exp2f((g.sum[63] - g.sum[r]) + (g.rest[63] - g.rest[r])) * m.k_times[r];
 }
 
-/* Decayed products of queries and keys. STRICT: without those on the diagonal, which go among the
- * numbers, times beta: a row of little but its own product may be cancelled by D. */
-template <bool STRICT>
+/* Decayed products of queries and keys; those on the diagonal go among the numbers, for a rule that
+ * is no delta rule times beta. They may be all that a row has, and are not rounded. */
+template <bool DELTA>
 DEVICE void write_products(const linear_dims &d, const float (&qk)[8][4], const ready_memory &m,
                            const ready_gates &g, char *to, float *numbers, int warp, int lane)
 {
     float x[32];
     const int i = 16 * warp + lane / 4;
     const float more[2] = {m.q_times[i] * d.sm_scale, m.q_times[i + 8] * d.sm_scale};
-    decay_products<STRICT>(qk, g, m.k_times, warp, lane, x);
+    decay_products(qk, g, m.k_times, warp, lane, x);
 #pragma unroll
-    for (int n = 0; STRICT && n < 8; n++)
+    for (int n = 0; n < 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int row = i + e / 2 * 8, j = 8 * n + lane % 4 * 2 + e % 2;
             if (row == j)
-                numbers[NUMBERS_OWN + row] = qk[n][e] * (m.k_times[j] * more[e / 2] * g.beta[j]);
+                numbers[NUMBERS_OWN(DELTA) + row] =
+                    qk[n][e] * (m.k_times[j] * more[e / 2] * (DELTA ? 1 : g.beta[j]));
         }
     write_rows(x, m.staging + warp * CHUNK_STAGE, to, numbers + NUMBERS_P, more, warp, lane);
 }
@@ -559,7 +641,7 @@ DEVICE void write_system(const float (&kk)[8][4], const ready_memory &m, const r
     float x[32];
     const int i = 16 * warp + lane / 4;
     const float more[2] = {m.k_times[i] * g.beta[i], m.k_times[i + 8] * g.beta[i + 8]};
-    decay_products<true>(kk, g, m.k_times, warp, lane, x);
+    decay_products(kk, g, m.k_times, warp, lane, x);
     write_system_rows(x, more, m, warp, lane);
 }
 
@@ -619,12 +701,20 @@ DEVICE void pack_sums(const float (&x)[2][4], u32 (&a)[4])
         a[n] = pack_half(x[n / 2][n % 2 * 2], x[n / 2][n % 2 * 2 + 1]);
 }
 
+/* What is left of sums that have been rounded to `a`. */
+DEVICE void pack_rests(const float (&x)[2][4], const u32 (&a)[4], u32 (&rest)[4])
+{
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+        rest[n] = pack_rest(x[n / 2][n % 2 * 2], x[n / 2][n % 2 * 2 + 1], a[n]);
+}
+
 /* Sixteen times COUNT columns of a solution, from `first` on, by a warp: transposed, as sums of one
  * product have the shape of the next one's left operand:
  *
  *   x_i' = (b_i' - sum over j < i of x_j' A_ij') (I + A_ii)^-1'
  *
- * Elements of x are at most 64 times those of b (the rule is a contraction), so that one power of
+ * What is in parentheses is two numbers each, as outputs showed when it was one. Elements of x are at most 64 times those of b (the rule is a contraction), so that one power of
  * two does for all rows. PANELS: as panels of values. Returns what rows are to be multiplied by. */
 template <bool PANELS, int COUNT>
 DEVICE float solve_columns(const ready_memory &m, const ready_side &b, int first, int columns,
@@ -651,10 +741,14 @@ DEVICE float solve_columns(const ready_memory &m, const ready_side &b, int first
 #pragma unroll
             for (int c = 0; c < COUNT; c++) {
                 if (j == i) {
+                    u32 rest[4];
                     pack_sums(sums[c], x[c][i]);
+                    pack_rests(sums[c], x[c][i], rest);
 #pragma unroll
                     for (int e = 0; e < 4; e++)
                         sums[c][0][e] = sums[c][1][e] = 0;
+                    multiply(sums[c][0], rest, a[0], a[1]);
+                    multiply(sums[c][1], rest, a[2], a[3]);
                 }
                 multiply(sums[c][0], x[c][j], a[0], a[1]);
                 multiply(sums[c][1], x[c][j], a[2], a[3]);
@@ -697,7 +791,7 @@ DEVICE void solve(const linear_dims &d, const ready_memory &m, const ready_side 
         const ready_side values(keys.g, m.q, m.v_times, 1);
         times = solve_columns<true, count>(m, values, first, d.v_dim, to.u, warp, lane);
         if (row < CHUNK_ROWS)
-            to.numbers[NUMBERS_U + row] = times, to.numbers[NUMBERS_V + row] = 0;
+            to.numbers[NUMBERS_U + row] = times;
     } else {
         times = solve_columns<false, count>(m, keys, first, CHUNK_MAX_KEYS, to.w, warp, lane);
         if (row < CHUNK_ROWS)
@@ -734,20 +828,22 @@ template <bool DELTA> DEVICE void ready_block(const linear_call &call, int first
     if (warp < heads)
         load_gates(call, chunk, head + warp, lane, ready_gates(m, warp));
     load_tile<false>(call, chunk, d.first[0] + key_head * d.k_dim, d.k_dim, d.l2_norm, m.q,
-                     m.q_times, NULL, NULL);
+                     m.q_times, NULL, NULL, {m.rest(), NULL});
     load_tile<false>(call, chunk, d.first[1] + key_head * d.k_dim, d.k_dim, d.l2_norm, m.k,
-                     m.k_times, NULL, NULL);
+                     m.k_times, NULL, NULL, {m.rest(), m.own});
     __syncthreads();
     if (part == 0)
         copy_tiles(m, chunks.keys + ((i64)index * d.k_heads + key_head) * CHUNK_KEYS_BYTES);
     float products[8][4];
     multiply_tiles(m.q, m.k, warp, lane, products);
+    if (d.width > 0)
+        replace_own(m.own, warp, lane, products);
 #pragma unroll 1
     for (int n = 0; n < heads; n++) {
         const ready_values to(call, index, head + n, DELTA);
         const ready_gates g(m, n);
         write_numbers(d, m, g, to.numbers);
-        write_products<!DELTA>(d, products, m, g, to.products, to.numbers, warp, lane);
+        write_products<DELTA>(d, products, m, g, to.products, to.numbers, warp, lane);
         if (!DELTA)
             load_tile<true>(call, chunk, d.first[2] + (head + n) * d.v_dim, d.v_dim, false, to.u,
                             to.numbers + NUMBERS_V, g.beta, to.numbers + NUMBERS_U);

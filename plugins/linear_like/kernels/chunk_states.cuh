@@ -28,13 +28,15 @@
 enum {
     NUMBERS_Q = 0,
     NUMBERS_W = 64,
-    NUMBERS_OWN = 64, /* of what has no w: a row's product with itself, times beta */
     NUMBERS_U = 128,
     NUMBERS_P = 192,
     NUMBERS_K = 256, /* and what is left of a row's update at the end of the chunk */
-    NUMBERS_V = 320, /* u as the layer's v */
+    NUMBERS_V = 320, /* u as the layer's v; of a delta rule there is none */
     NUMBERS_DECAY = 384
 };
+
+/* A row's q times its k, which are no part of the products; without w, times beta. */
+#define NUMBERS_OWN(delta) ((delta) ? NUMBERS_V : NUMBERS_W)
 
 typedef float state_tile[64]; /* of k by eights: v r at k 2 q, 2 q + 1; v r + 8 at the same */
 
@@ -549,6 +551,17 @@ DEVICE void write_eight(const linear_call &call, int row, const output_place &pl
                    pack_two(d.out_dtype, x[4], x[5]), pack_two(d.out_dtype, x[6], x[7]));
 }
 
+/* Sums of what updates give later rows, times `p`; a delta rule's own rows get own times theirs
+ * besides. `x`: updates of two values in two rows. */
+template <bool DELTA> DEVICE void add_own(float2 own, float2 p, const u32 *x, float (&sums)[4])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        sums[2 * i] = sums[2 * i] * p.x + (DELTA ? own.x * half_low(x[i]) : 0);
+        sums[2 * i + 1] = sums[2 * i + 1] * p.y + (DELTA ? own.y * half_high(x[i]) : 0);
+    }
+}
+
 /* Outputs of a chunk's rows, of which the first is `row` of the batch; turned in shared memory,
  * sixteen rows at a time. `last`: the other warpgroup has no chunk after it. */
 template <bool DELTA>
@@ -586,11 +599,16 @@ DEVICE void write_chunk(const linear_call &call, const states_memory<DELTA> &m, 
             const int c = 8 * i + lane % 4 * 2, from = 4 * (2 * pair + i);
             const float2 a = *(const float2 *)(numbers + NUMBERS_Q + 16 * pair + c);
             const float2 p = *(const float2 *)(numbers + NUMBERS_P + 16 * pair + c);
+            const float2 own = DELTA
+                                   ? *(const float2 *)(numbers + NUMBERS_OWN(true) + 16 * pair + c)
+                                   : make_float2(0, 0);
             float *to = m.turn + c * 20 + lane / 4;
-            to[0] = read[from] * (a.x * s.times[0]) + added[from] * (p.x * x.times[0]);
-            to[20] = read[from + 1] * (a.y * s.times[0]) + added[from + 1] * (p.y * x.times[0]);
-            to[8] = read[from + 2] * (a.x * s.times[1]) + added[from + 2] * (p.x * x.times[1]);
-            to[28] = read[from + 3] * (a.y * s.times[1]) + added[from + 3] * (p.y * x.times[1]);
+            float(&y)[4] = *(float(*)[4])(added + from);
+            add_own<DELTA>(own, p, x.at[pair] + 2 * i, y);
+            to[0] = read[from] * (a.x * s.times[0]) + y[0] * x.times[0];
+            to[20] = read[from + 1] * (a.y * s.times[0]) + y[1] * x.times[0];
+            to[8] = read[from + 2] * (a.x * s.times[1]) + y[2] * x.times[1];
+            to[28] = read[from + 3] * (a.y * s.times[1]) + y[3] * x.times[1];
         }
         __syncwarp();
         const int c = lane / 2, r = 16 * pair + c;
@@ -601,7 +619,7 @@ DEVICE void write_chunk(const linear_call &call, const states_memory<DELTA> &m, 
             const uint4 values =
                 DELTA ? make_uint4(0, 0, 0, 0) : *(const uint4 *)(v + panel_offset(r, lane % 2));
             write_eight<DELTA>(call, row + r, place, y, z[pair], values, numbers[NUMBERS_V + r],
-                               numbers[NUMBERS_OWN + r]);
+                               numbers[NUMBERS_OWN(false) + r]);
         }
         __syncwarp();
     }

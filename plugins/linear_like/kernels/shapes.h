@@ -80,11 +80,12 @@
 
 /* Bytes of shared memory. */
 #define CHUNK_STAGE       (16 * 64 * 2) /* what a warp writes of a tile at a time */
-#define CHUNK_READY_GATES ((3 + CHUNK_READY_HEADS * 3) * 64 * 4)
-#define CHUNK_READY_SHARED(delta)                                                                  \
-    (2 * CHUNK_TILE + CHUNK_READY_GATES + 4 * CHUNK_STAGE + ((delta) ? CHUNK_PRODUCTS : 0))
+#define CHUNK_READY_GATES ((4 + CHUNK_READY_HEADS * 3) * 64 * 4)
+#define CHUNK_READY_SHARED(delta, width)                                                           \
+    (2 * CHUNK_TILE + CHUNK_READY_GATES + 4 * CHUNK_STAGE +                                        \
+     ((delta) || (width) > 0 ? CHUNK_PRODUCTS : 0))
 #define CHUNK_CHANNELS_SHARED                                                                      \
-    (CHUNK_READY_SHARED(1) + 4 * CHUNK_STAGE + CHUNK_TILE + (64 * 132 + 5 * 128) * 4)
+    (CHUNK_READY_SHARED(1, 0) + 4 * CHUNK_STAGE + CHUNK_TILE + (64 * 132 + 5 * 128) * 4)
 /* Stages of the two warpgroups; what they hand on and what outputs are turned in. */
 #define CHUNK_STATE_STAGES  3
 #define CHUNK_OUTPUT_STAGES 2
