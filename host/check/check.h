@@ -35,6 +35,7 @@ enum check_code {
     CHECK_CODES
 };
 
+struct kind_cases;
 struct process_resources;
 struct translator;
 struct check_trail;
@@ -142,13 +143,16 @@ struct check {
     /* How many cases there are for this subject; NULL = 1. Deterministic. */
     int32_t (*count)(const struct check_subject *subject);
     void (*run)(struct check_run *run);
+    /* Cases of a kind of layer, of which one check has as many as there are (cases/kind.h); NULL = what `run` does is
+     * no such case, or finds its own. Then `count` is NULL. */
+    const struct kind_cases *cases;
 };
 
 /* A row of a table, whose check `name` is run by run_NAME: `count` is a function or NULL, and that of rows of numeric
  * cases is count_NAME. */
 #define CHECK_ROW(rule, name, count, needs, sentence)                                              \
     {                                                                                              \
-        rule, #name, sentence, needs, count, run_##name                                            \
+        rule, #name, sentence, needs, count, run_##name, NULL                                      \
     }
 #define CHECK_CASES(rule, name, sentence)                                                          \
     CHECK_ROW(rule, name, count_##name, CHECK_NEEDS_COMPUTE, sentence)
@@ -190,9 +194,10 @@ struct check {
     ROW(linear_sequel, 4)                                                                          \
     ROW(padding, 4)                                                                                \
     ROW(comp, 1)                                                                                   \
+    ROW(faults, 0)                                                                                 \
     ROW(strides, 2)                                                                                \
     ROW(codes, 2)                                                                                  \
-    ROW(any_order, 2)                                                                              \
+    ROW(repeats, 2)                                                                                \
     ROW(hints, 2)                                                                                  \
     ROW(borders, 2)                                                                                \
     ROW(corners, 2)                                                                                \

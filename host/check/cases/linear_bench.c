@@ -133,19 +133,25 @@ static bool passed(const struct linear_bench *bench, attn_status status, const h
     return status == ATTN_OK;
 }
 
-bool linear_bench_open(struct linear_bench *bench, struct check_run *run,
+bool linear_bench_make(struct linear_bench *bench, struct check_run *run,
                        const struct linear_spec *spec)
 {
-    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
     char what[LINEAR_TEXT];
     host_error error;
     host_error_init(&error);
     *bench = (struct linear_bench){.run = run, .spec = spec};
     linear_spec_describe(spec, what, sizeof what);
     check_note(run, "%s", what);
-    attn_status status =
-        linear_case_create(spec, run->seed, run->subject->device, &bench->c, &error.base);
-    if (passed(bench, status, &error) &&
+    return passed(bench,
+                  linear_case_create(spec, run->seed, run->subject->device, &bench->c, &error.base),
+                  &error);
+}
+
+bool linear_bench_open(struct linear_bench *bench, struct check_run *run,
+                       const struct linear_spec *spec)
+{
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
+    if (linear_bench_make(bench, run, spec) &&
         linear_bench_session(bench, run->subject, &setup, &bench->session) &&
         linear_bench_reset(bench))
         return true;

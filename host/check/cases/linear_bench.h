@@ -53,6 +53,10 @@ struct linear_bench {
     struct case_session *session;
 };
 
+/* The case alone, without a session. */
+bool linear_bench_make(struct linear_bench *bench, struct check_run *run,
+                       const struct linear_spec *spec);
+
 bool linear_bench_open(struct linear_bench *bench, struct check_run *run,
                        const struct linear_spec *spec);
 void linear_bench_close(struct linear_bench *bench);

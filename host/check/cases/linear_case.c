@@ -622,7 +622,7 @@ bool linear_case_has_snapshot(const struct linear_case *c, int32_t sequence, int
     return array_of(c, c->image, LINEAR_SNAPSHOTS)[first + row] > 0;
 }
 
-const attn_problem *linear_case_problem(const struct linear_case *c)
+attn_problem *linear_case_problem(struct linear_case *c)
 {
     return &c->posed.problem;
 }
@@ -818,30 +818,20 @@ attn_status linear_case_call(struct linear_case *c, struct case_session *session
     return call(c, session, c->spec.mode, &c->args, error);
 }
 
-static attn_status try_with(struct linear_case *c, struct case_session *session, uint32_t role,
-                            const attn_tensor *tensor, attn_error *error)
+attn_status linear_case_try(struct linear_case *c, struct case_session *session, case_change change,
+                            void *ctx, attn_error *error)
 {
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     attn_forward_args args = c->args;
     memcpy(operands, c->operands, sizeof operands);
-    operands[role] = tensor;
     args.operands = operands;
+    if (change)
+        change(ctx, &args, operands, NULL);
     point(c, c->memory, host_arrays(c, session, c->host), &c->batch, c->states);
-    return run(c, session, &args, error);
-}
-
-attn_status linear_case_try_read_only(struct linear_case *c, struct case_session *session,
-                                      uint32_t role, attn_error *error)
-{
-    attn_tensor tensor = *c->operands[role];
-    tensor.flags |= ATTN_TENSOR_READ_ONLY;
-    return try_with(c, session, role, &tensor, error);
-}
-
-attn_status linear_case_try_without(struct linear_case *c, struct case_session *session,
-                                    uint32_t role, attn_error *error)
-{
-    return try_with(c, session, role, NULL, error);
+    attn_status status = run(c, session, &args, error);
+    if (status != ATTN_OK)
+        session_begin_anew(session);
+    return status;
 }
 
 bool linear_case_has(const struct linear_case *c, uint32_t role)

@@ -89,7 +89,7 @@ attn_status linear_case_create(const struct linear_spec *spec, uint64_t seed,
                                attn_error *error);
 void linear_case_destroy(struct linear_case *c); /* NULL is accepted */
 
-const attn_problem *linear_case_problem(const struct linear_case *c);
+attn_problem *linear_case_problem(struct linear_case *c);
 
 /* The problem that a spec poses on a device, without making the case. */
 struct linear_posed {
@@ -158,13 +158,11 @@ bool linear_case_has(const struct linear_case *c, uint32_t role);
 /* What all judgements of the case have compared. */
 const reference_report *linear_case_report(const struct linear_case *c);
 
-/* Forward the batch with an operand that is READ_ONLY, or left out: what the backend says. */
-attn_status linear_case_try_read_only(struct linear_case *c, struct case_session *session,
-                                      uint32_t role, attn_error *error);
-attn_status linear_case_try_without(struct linear_case *c, struct case_session *session,
-                                    uint32_t role, attn_error *error);
+/* Forward the batch with something changed in the arguments, as case_session_try() does. There are no scales. */
+attn_status linear_case_try(struct linear_case *c, struct case_session *session, case_change change,
+                            void *ctx, attn_error *error);
 
-/* Is the role needed by the case? Its name. */
+/* Does a forward without this operand fail? */
 bool linear_case_needs(const struct linear_case *c, uint32_t role);
 
 /* Where what was fetched last first differs from these bytes, which were fetched before: "out, row

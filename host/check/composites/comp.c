@@ -358,7 +358,7 @@ const struct check check_comp[] = {
               "a child's no is the composite's no, with the child's name; its graph level and "
               "notes are no better than a child's"),
     {"COMP-03", "needs", "the index forms and the memory of each child are among the composite's",
-     CHECK_NEEDS_CHILD, count_children, run_forms},
+     CHECK_NEEDS_CHILD, count_children, run_forms, NULL},
     {.rule = "COMP-04",
      .name = "failures",
      .sentence = "an error of a child in create, plan or forward is returned with the child's "
@@ -367,11 +367,11 @@ const struct check check_comp[] = {
      .count = count_children,
      .run = run_failures},
     {"COMP-05", "cycles", "a composite that contains itself, at once or by another, is refused",
-     CHECK_NEEDS_CHILD, comp_count_refs, comp_run_cycles},
+     CHECK_NEEDS_CHILD, comp_count_refs, comp_run_cycles, NULL},
     {"COMP-05", "missing", "a missing child is refused by its name", CHECK_NEEDS_CHILD,
-     comp_count_refs, comp_run_missing},
+     comp_count_refs, comp_run_missing, NULL},
     {"COMP-06", "equal", "with one backend as all children, results are that backend's",
-     CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE, count_children, comp_run_equal},
+     CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE, count_children, comp_run_equal, NULL},
     {.rule = "COMP-06",
      .name = "deep",
      .sentence =

@@ -233,9 +233,10 @@ CHECK_RUN(linear_unknown_any,
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 #define ROWS(rule, name, sentence)                                                                 \
-    {rule, "mla_" #name, sentence " (latent layers)", 0, count_mla, run_mla_##name},               \
+    {rule, "mla_" #name, sentence " (latent layers)", 0, count_mla, run_mla_##name, NULL},         \
     {                                                                                              \
-        rule, "linear_" #name, sentence " (linear layers)", 0, count_linear, run_linear_##name     \
+        rule, "linear_" #name, sentence " (linear layers)", 0, count_linear, run_linear_##name,    \
+            NULL                                                                                   \
     }
 
 const struct check check_caps_kinds[] = {
@@ -259,5 +260,5 @@ const struct check check_caps_kinds[] = {
         "an unknown bit, id or enumerator that is not specific to linear layers means no for them"),
     ROWS("CAPS-06", language, "`accepted` is a list of numbers, ranges and words"),
     ROWS("CAPS-07", capacity, "all reasons are counted, those that have room are written"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

@@ -80,5 +80,5 @@ const struct check check_caps_memory[] = {
               "metadata of latent layers needs no more than the verdict has said"),
     CHECK_ROW("WORK-02", linear_promised, count_linear, 0,
               "metadata of linear layers needs no more than the verdict has said"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

@@ -442,13 +442,13 @@ const struct check check_nego[] = {
     CHECK_ROW("NEGO-08", paths, rig_count_seeds, 0,
               "the rows of a batch go by the paths that the instance names, each by one"),
     {"STRUCT-02", "entry", "structs of the entry may be smaller and larger", CHECK_ONCE, NULL,
-     check_struct_entry},
+     check_struct_entry, NULL},
     {"STRUCT-02", "sizes",
      "a smaller struct is taken as if it ended in zeros, and not touched beyond its "
      "end; the rest of a larger one is left alone",
-     0, check_struct_count, check_struct_sizes},
+     0, check_struct_count, check_struct_sizes, NULL},
     {"STRUCT-05", "arrays", "arrays are walked by the struct_size of their first element", 0,
-     check_struct_count_arrays, check_struct_arrays},
-    {"STRUCT-06", "reserved", "reserved members are zero", 0, NULL, check_struct_reserved},
+     check_struct_count_arrays, check_struct_arrays, NULL},
+    {"STRUCT-06", "reserved", "reserved members are zero", 0, NULL, check_struct_reserved, NULL},
     {.rule = NULL},
 };

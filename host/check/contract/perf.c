@@ -74,6 +74,6 @@ const struct check check_perf[] = {
     {"PERF-01", "overhead",
      "planning a small batch and calling a forward of it take less than a millisecond "
      "each",
-     CHECK_ALONE, NULL, run_times},
+     CHECK_ALONE, NULL, run_times, NULL},
     {.rule = NULL},
 };

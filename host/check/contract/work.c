@@ -573,7 +573,7 @@ const struct check check_work[] = {
               "with exactly the memory asked for, and with more, everything works, and nothing "
               "around it is touched"),
     {"WORK-03", "too_small", "one byte less, or none, is BUFFER_TOO_SMALL with the size needed", 0,
-     NULL, run_small},
+     NULL, run_small, NULL},
     CHECK_ROW("WORK-03", misaligned, NULL, 0, "a misaligned region is INVALID_ARGUMENT"),
     CHECK_ROW("WORK-03", kinds, NULL, 0, "an unknown kind of metadata is INVALID_ARGUMENT"),
     CHECK_ROW("WORK-04", scratch, rig_count_seeds, 0,
@@ -581,7 +581,7 @@ const struct check check_work[] = {
     CHECK_ROW("WORK-05", zeroed, rig_count_seeds, 0,
               "a forward leaves the zeroed regions as the next one needs them"),
     {"WORK-06", "bounds", "a batch beyond a bound is INVALID_ARGUMENT and names the bound", 0,
-     rig_count_seeds, run_beyond},
+     rig_count_seeds, run_beyond, NULL},
     CHECK_ROW("WORK-06", parts, rig_count_seeds, 0,
               "a batch with parts that the bounds exclude is INVALID_ARGUMENT and names them"),
     {.rule = NULL},

@@ -59,5 +59,5 @@ const struct check check_arrays_forgotten[] = {
     CHECK_CASES(
         "PURE-06", linear_forgotten,
         "no forward of a linear layer reads the host arrays that its batch was planned from"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

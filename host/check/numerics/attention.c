@@ -6,12 +6,10 @@
  * values of a few axes of the grid. INVAR-01.grid then has all pairs of everything, and
  * INVAR-01.random anything.
  */
-#include "host/check/cases/forward_case_session.h"
-#include "host/check/cases/numerics.h"
+#include "host/check/cases/kind.h"
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
-#include "host/base/operand_roles.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -176,115 +174,6 @@ PRODUCT(host_some, host_some, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | 
         {AXIS_FORM, ALL}, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {AXIS_TYPE, ALL},
         {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)})
 
-/* Without the scale of one operand. */
-static void drop_scale(void *ctx, attn_forward_args *args, const attn_tensor **operands,
-                       const attn_scale **scales)
-{
-    const uint32_t *role = ctx;
-    (void)args, (void)operands;
-    scales[*role] = NULL;
-}
-
-static void try_without_scales(struct check_run *run, const struct case_spec *spec,
-                               const attn_options *options)
-{
-    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
-    struct forward_case *c = numerics_case(run, spec, NULL);
-    struct case_session *session = c ? numerics_session(run, c, spec, options, &setup) : NULL;
-    for (uint32_t role = 0; session && role < ATTN_ROLE_COUNT; role++) {
-        if (!case_has_scale(c, role))
-            continue;
-        host_error error;
-        host_error_init(&error);
-        attn_status status = case_session_try(session, c, drop_scale, &role, &error.base);
-        if (status != ATTN_INVALID_ARGUMENT)
-            check_fail(run,
-                       "a forward without the scale of %s gives %s %s: accepted "
-                       "INVALID_ARGUMENT",
-                       role_name(role), host_status_name(status), host_error_text(&error));
-    }
-    case_session_destroy(session);
-    forward_case_destroy(c);
-}
-
-/* Without the indices of a sparse layer. */
-static void drop_operand(void *ctx, attn_forward_args *args, const attn_tensor **operands,
-                         const attn_scale **scales)
-{
-    const uint32_t *role = ctx;
-    (void)args, (void)scales;
-    operands[*role] = NULL;
-}
-
-static void try_without_indices(struct check_run *run, const struct case_spec *spec,
-                                const attn_options *options)
-{
-    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
-    struct forward_case *c = numerics_case(run, spec, NULL);
-    struct case_session *session = c ? numerics_session(run, c, spec, options, &setup) : NULL;
-    uint32_t role = ATTN_ROLE_SPARSE_INDICES;
-    host_error error;
-    host_error_init(&error);
-    if (session &&
-        (case_session_try(session, c, drop_operand, &role, &error.base) != ATTN_INVALID_ARGUMENT ||
-         !strstr(host_error_text(&error), "sparse_indices")))
-        check_fail(run,
-                   "a forward without sparse_indices gives '%s': accepted INVALID_ARGUMENT with "
-                   "its name",
-                   host_error_text(&error));
-    case_session_destroy(session);
-    forward_case_destroy(c);
-}
-
-/* The same layer, whose rows choose their keys. Few backends serve them. */
-static bool chooses_keys(const struct grid *grid, const attn_options *options,
-                         struct case_spec *spec)
-{
-    if (spec->top_k == 0)
-        spec->top_k = 40;
-    return !case_spec_defect(spec) && grid_accepts_spec(grid, options, spec, NULL, 0);
-}
-
-static int32_t count_chosen(const struct check_subject *subject, const struct grid_choice *choices)
-{
-    struct grid *grid = grid_of(subject);
-    struct case_spec spec;
-    bool serves = grid && !grid->refusal[0] && grid_accepts(grid, &grid->base, &spec, NULL, 0) &&
-                  chooses_keys(grid, grid_options(grid, &grid->base), &spec);
-    grid_release(subject, grid);
-    return serves ? numerics_count(subject, choices) : 1;
-}
-
-static void run_chosen(struct check_run *run, const struct grid_choice *choices,
-                       void (*act)(struct check_run *run, const struct case_spec *spec,
-                                   const attn_options *options))
-{
-    struct numerics_point at;
-    if (numerics_open(&at, run, choices, NULL)) {
-        if (chooses_keys(at.grid, at.options, &at.spec))
-            act(run, &at.spec, at.options);
-        else
-            check_skip(run, "query refuses sparse layers whose rows choose slots");
-    }
-    numerics_close(&at);
-}
-
-static void judge_once(struct check_run *run, const struct case_spec *spec,
-                       const attn_options *options)
-{
-    numerics_run(run, spec, options, &once);
-}
-
-#define CHOSEN(name, act, ...)                                                                     \
-    static const struct grid_choice name##_choices[GRID_MAX_CHOICES + 1] = {__VA_ARGS__};          \
-    CHECK_COUNT(name, count_chosen(subject, name##_choices))                                       \
-    CHECK_RUN(name, run_chosen(run, name##_choices, act))
-
-CHOSEN(chosen_keys, judge_once, {AXIS_MODE, ALL}, {AXIS_FORM, ALL},
-       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE) | BIT(SOURCE_SHARED)},
-       {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
-CHOSEN(chosen_from_caches, judge_once, {AXIS_KV, ALL}, {AXIS_LAYOUT, ALL}, {AXIS_PAGE, ALL})
-
 static void set_blocks(struct case_spec *spec, uint32_t index_kind)
 {
     spec->top_k = 4;
@@ -300,7 +189,7 @@ static void judge_blocks(struct check_run *run, const struct case_spec *spec,
     struct case_spec blocks = *spec;
     struct grid *grid = grid_of(run->subject);
     set_blocks(&blocks, index_kind);
-    if (grid && chooses_keys(grid, options, &blocks)) {
+    if (grid && !case_spec_defect(&blocks) && grid_accepts_spec(grid, options, &blocks, NULL, 0)) {
         numerics_run(run, &blocks, options, &once);
         blocks.chosen_head = blocks.num_kv_heads - 1;
         if (index_kind == ATTN_SPARSE_PER_HEAD && run->code == CHECK_PASS && blocks.chosen_head > 0)
@@ -311,37 +200,16 @@ static void judge_blocks(struct check_run *run, const struct case_spec *spec,
     grid_release(run->subject, grid);
 }
 
-static void judge_for_all(struct check_run *run, const struct case_spec *spec,
-                          const attn_options *options)
+static void run_blocks(struct check_run *run, uint32_t index_kind)
 {
-    judge_blocks(run, spec, options, ATTN_SPARSE_BLOCK);
+    struct kind_case k;
+    if (kind_find(&k, run))
+        judge_blocks(run, &k.at.spec, k.at.options, index_kind);
+    kind_close(&k);
 }
 
-static void judge_for_each(struct check_run *run, const struct case_spec *spec,
-                           const attn_options *options)
-{
-    judge_blocks(run, spec, options, ATTN_SPARSE_PER_HEAD);
-}
-
-CHOSEN(chosen_blocks, judge_for_all, {AXIS_MODE, ALL}, {AXIS_PAGE, 3},
-       {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
-CHOSEN(blocks_of_heads, judge_for_each, {AXIS_MODE, ALL}, {AXIS_HEADS, BIT(0) | BIT(1)},
-       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
-CHOSEN(chosen_roles, try_without_indices, BOTH_PHASES)
-
-static void run_without_scales(struct check_run *run, const struct grid_choice *choices)
-{
-    struct numerics_point at;
-    if (numerics_open(&at, run, choices, NULL))
-        try_without_scales(run, &at.spec, at.options);
-    numerics_close(&at);
-}
-
-CHOICES(missing_scale, run_without_scales(run, missing_scale_choices),
-        {AXIS_KV, ALL & ~BIT(KV_AS_Q)}, BOTH_PHASES)
-CHOICES(missing_input_scale, run_without_scales(run, missing_input_scale_choices),
-        {AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
-        BOTH_PHASES)
+CHECK_RUN(chosen_blocks, run_blocks(run, ATTN_SPARSE_BLOCK))
+CHECK_RUN(blocks_of_heads, run_blocks(run, ATTN_SPARSE_PER_HEAD))
 
 /* ---- Cross attention without a position ------------------------------------------------------ */
 
@@ -614,7 +482,8 @@ static void run_random(struct check_run *run)
 
 #define BASE_ROW(function, sentence)                                                               \
     {                                                                                              \
-        "INVAR-01", #function, sentence, CHECK_NEEDS_COMPUTE, count_slot_orders, run_##function    \
+        "INVAR-01", #function, sentence, CHECK_NEEDS_COMPUTE, count_slot_orders, run_##function,   \
+            NULL                                                                                   \
     }
 
 const struct check check_num[] = {
@@ -682,24 +551,27 @@ const struct check check_num[] = {
     CHECK_CASES("STRUCT-10", places,
                 "operands are as aligned as the problem promises, and no better"),
     CHECK_CASES("STRUCT-11", kv_strides, "the caches of keys and values have strides of their own"),
-    CHECK_ROW("KV-05", missing_scale, count_missing_scale, 0,
-              "a scale that is needed and missing is INVALID_ARGUMENT"),
-    CHECK_ROW("KV-05", missing_input_scale, count_missing_input_scale, 0,
-              "a missing scale of q, k, v or the output is INVALID_ARGUMENT"),
     CHECK_CASES(
         "KV-06", pages,
         "slots are page * page_size + offset, in any order; unused slots do not affect results"),
     CHECK_CASES("KV-06", unseen, "keys that no query sees may be NaN and change nothing"),
-    CHECK_CASES(
-        "MEAN-21", chosen_keys,
-        "a row of a sparse layer sees the keys whose slots its own call names, and no others"),
-    CHECK_CASES("MEAN-21", chosen_from_caches,
-                "keys are chosen from caches of any type and layout"),
-    CHECK_CASES("MEAN-21", chosen_blocks,
-                "in the blocks that it names, a row sees the keys that the layer's rules allow, "
-                "for all heads"),
-    CHECK_CASES("MEAN-21", blocks_of_heads, "each KV head of a row has blocks of its own"),
-    CHECK_CASES("ERR-05", chosen_roles, "indices of a sparse layer that are missing are named"),
+    KIND_ROW("MEAN-21", "chosen_keys", alone, CHECK_NEEDS_COMPUTE,
+             "a row of a sparse layer sees the keys whose slots its own call names, and no others",
+             SPARSE_CASES({AXIS_MODE, ALL}, {AXIS_FORM, ALL},
+                          {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE) | BIT(SOURCE_SHARED)},
+                          {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})),
+    KIND_ROW("MEAN-21", "chosen_from_caches", alone, CHECK_NEEDS_COMPUTE,
+             "keys are chosen from caches of any type and layout",
+             SPARSE_CASES({AXIS_KV, ALL}, {AXIS_LAYOUT, ALL}, {AXIS_PAGE, ALL})),
+    KIND_ROW("MEAN-21", "chosen_blocks", chosen_blocks, CHECK_NEEDS_COMPUTE,
+             "in the blocks that it names, a row sees the keys that the layer's rules allow, "
+             "for all heads",
+             SPARSE_CASES({AXIS_MODE, ALL}, {AXIS_PAGE, 3},
+                          {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})),
+    KIND_ROW("MEAN-21", "blocks_of_heads", blocks_of_heads, CHECK_NEEDS_COMPUTE,
+             "each KV head of a row has blocks of its own",
+             SPARSE_CASES({AXIS_MODE, ALL}, {AXIS_HEADS, BIT(0) | BIT(1)},
+                          {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})),
     CHECK_CASES("CAPS-09", host_needed,
                 "a batch with the host arrays that the verdict names is enough"),
     CHECK_CASES("CAPS-09", host_some, "other host arrays may be there or not, one by one"),
@@ -719,5 +591,5 @@ const struct check check_num[] = {
     CHECK_CASES("INVAR-01", grid, "attention is right for every pair of values that query accepts"),
     CHECK_ROW("INVAR-01", random, count_random, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,
               "whatever query accepts computes attention right"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

@@ -32,114 +32,64 @@ struct borders find_borders(accepts_value accepts, void *ctx)
     return found;
 }
 
-/* ---- Softmax and latent layers --------------------------------------------------------------- */
+/* ---- Axes ------------------------------------------------------------------------------------ */
 
-static void set_head_dim(struct case_spec *spec, int32_t value)
-{
-    spec->head_dim = value;
-}
-static void set_v_head_dim(struct case_spec *spec, int32_t value)
-{
-    spec->v_head_dim = value;
-}
-static void set_both_dims(struct case_spec *spec, int32_t value)
-{
-    spec->head_dim = spec->v_head_dim = value;
-}
-static void set_kv_heads(struct case_spec *spec, int32_t value)
-{
-    spec->num_kv_heads = spec->num_q_heads = value;
-}
-static void set_ratio(struct case_spec *spec, int32_t value)
-{
-    spec->num_kv_heads = 1;
-    spec->num_q_heads = value;
-}
-static void set_page_size(struct case_spec *spec, int32_t value)
-{
-    spec->page_size = value;
-}
-static void set_window_left(struct case_spec *spec, int32_t value)
-{
-    spec->window_left = value;
-}
-static void set_window_right(struct case_spec *spec, int32_t value)
-{
-    spec->window_left = 4;
-    spec->window_right = value;
-}
-static void set_chunk(struct case_spec *spec, int32_t value)
-{
-    spec->attention_chunk = value;
-}
-
-const struct spec_axis softmax_axes[SOFTMAX_AXES] = {
-    {"head_dim", 1024, set_head_dim},
-    {"v_head_dim", 1024, set_v_head_dim},
-    {"head_dim and v_head_dim", 1024, set_both_dims},
-    {"num_kv_heads", 66, set_kv_heads},
-    {"num_q_heads for a KV head", 130, set_ratio},
-    {"page_size", 700, set_page_size},
-    {"window_left", INT32_MAX, set_window_left},
-    {"window_right", INT32_MAX, set_window_right},
-    {"attention_chunk", INT32_MAX, set_chunk},
+#define OF(member) offsetof(struct case_spec, member)
+static const struct axis softmax_axes[SOFTMAX_AXES] = {
+    {"head_dim", 1024, OF(head_dim), 0, 0},
+    {"v_head_dim", 1024, OF(v_head_dim), 0, 0},
+    {"head_dim and v_head_dim", 1024, OF(head_dim), OF(v_head_dim), 0},
+    {"num_kv_heads", 66, OF(num_kv_heads), OF(num_q_heads), 0},
+    {"num_q_heads for a KV head", 130, OF(num_q_heads), OF(num_kv_heads), 1},
+    {"page_size", 700, OF(page_size), 0, 0},
+    {"window_left", INT32_MAX, OF(window_left), 0, 0},
+    {"window_right", INT32_MAX, OF(window_right), OF(window_left), 4},
+    {"attention_chunk", INT32_MAX, OF(attention_chunk), 0, 0},
+};
+static const struct axis latent_axes[LATENT_AXES] = {
+    {"kv_lora_rank", 1024, OF(latent.kv_lora_rank), 0, 0},
+    {"rope_dim", 1024, OF(latent.rope_dim), 0, 0},
+    {"nope_dim", 1024, OF(latent.nope_dim), 0, 0},
+    {"v_head_dim", 1024, OF(latent.v_dim), 0, 0},
+    {"num_q_heads", 66, OF(num_q_heads), 0, 0},
+    {"page_size", 700, OF(page_size), 0, 0},
+};
+#undef OF
+#define OF(member) offsetof(struct linear_spec, member)
+static const struct axis linear_axes[LINEAR_AXES] = {
+    {"head_k_dim", 512, OF(k_dim), 0, 0},
+    {"head_v_dim", 512, OF(v_dim), 0, 0},
+    {"num_v_heads", 128, OF(v_heads), 0, 0},
+    {"conv_width", 64, OF(width), 0, 0},
 };
 
-static void set_lora(struct case_spec *spec, int32_t value)
+const struct axis *axes_of(const struct kind_case *k, int32_t *count)
 {
-    spec->latent.kv_lora_rank = value;
-    case_spec_set_form(spec, spec->latent.expanded);
-}
-static void set_rope(struct case_spec *spec, int32_t value)
-{
-    spec->latent.rope_dim = value;
-    case_spec_set_form(spec, spec->latent.expanded);
-}
-static void set_nope(struct case_spec *spec, int32_t value)
-{
-    spec->latent.nope_dim = value;
-    case_spec_set_form(spec, spec->latent.expanded);
-}
-static void set_values(struct case_spec *spec, int32_t value)
-{
-    spec->latent.v_dim = value;
-    case_spec_set_form(spec, spec->latent.expanded);
-}
-static void set_latent_heads(struct case_spec *spec, int32_t value)
-{
-    spec->num_q_heads = value;
-    case_spec_set_form(spec, spec->latent.expanded);
+    bool linear = k->kind == &linear_layers, latent = k->kind == &latent_layers;
+    *count = linear ? LINEAR_AXES : latent ? LATENT_AXES : SOFTMAX_AXES;
+    return linear ? linear_axes : latent ? latent_axes : softmax_axes;
 }
 
-const struct spec_axis latent_axes[LATENT_AXES] = {
-    {"kv_lora_rank", 1024, set_lora},      {"rope_dim", 1024, set_rope},
-    {"nope_dim", 1024, set_nope},          {"v_head_dim", 1024, set_values},
-    {"num_q_heads", 66, set_latent_heads}, {"page_size", 700, set_page_size},
-};
+void axis_set(const struct axis *axis, int32_t value, struct kind_case *k)
+{
+    char *spec = k->kind == &linear_layers ? (char *)&k->linear : (char *)&k->at.spec;
+    memcpy(spec + axis->member, &value, sizeof value);
+    if (axis->other)
+        memcpy(spec + axis->other, axis->other_value ? &axis->other_value : &value, sizeof value);
+    if (k->kind == &latent_layers)
+        case_spec_set_form(&k->at.spec, k->at.spec.latent.expanded);
+}
 
-void axes_make_short(struct case_spec *spec)
+void axes_make_short(struct kind_case *k)
 {
     static const int32_t lengths[][2] = {{37, 3}, {0, 5}, {17, 1}};
+    struct case_spec *spec = &k->at.spec;
     spec->num_sequences = 3;
     for (int32_t s = 0; s < 3; s++)
         spec->sequences[s] =
             (struct case_sequence){.prefix_len = lengths[s][0],
                                    .num_new = spec->mode == ATTN_MODE_DECODE ? 1 : lengths[s][1],
                                    .tokens_of = s};
-}
-
-/* ---- Linear layers --------------------------------------------------------------------------- */
-
-const struct linear_axis linear_axes[LINEAR_AXES] = {
-    {"head_k_dim", 512, offsetof(struct linear_spec, k_dim)},
-    {"head_v_dim", 512, offsetof(struct linear_spec, v_dim)},
-    {"num_v_heads", 128, offsetof(struct linear_spec, v_heads)},
-    {"conv_width", 64, offsetof(struct linear_spec, width)},
-};
-
-void linear_axis_set(const struct linear_axis *axis, int32_t value, struct linear_spec *spec)
-{
-    memcpy((char *)spec + axis->member, &value, sizeof value);
 }
 
 void axes_make_linear_short(struct linear_spec *spec, int32_t index)

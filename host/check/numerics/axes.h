@@ -5,9 +5,7 @@
 #ifndef HOST_CHECK_NUMERICS_AXES_H
 #define HOST_CHECK_NUMERICS_AXES_H
 
-#include "host/check/cases/linear_bench.h"
-#include "host/check/cases/mla_spec.h"
-#include "host/check/cases/numerics.h"
+#include "host/check/cases/kind.h"
 
 enum { AXES_EACH = 700 /* values that are asked for one by one */ };
 
@@ -22,35 +20,25 @@ struct borders {
 
 struct borders find_borders(accepts_value accepts, void *ctx);
 
-/* ---- Softmax and latent layers --------------------------------------------------------------- */
+/* ---- Axes ------------------------------------------------------------------------------------ */
 
 /* `most_run`: beyond it a case would be larger than what it shows is worth. */
-struct spec_axis {
+struct axis {
     const char *name;
     int32_t most_run;
-    void (*set)(struct case_spec *spec, int32_t value);
+    size_t member;       /* of struct case_spec or linear_spec, an int32_t */
+    size_t other;        /* a member that is set, too; 0 = none */
+    int32_t other_value; /* 0 = the same */
 };
 
-enum { SOFTMAX_AXES = 9, LATENT_AXES = 6 };
-extern const struct spec_axis softmax_axes[SOFTMAX_AXES], latent_axes[LATENT_AXES];
+enum { SOFTMAX_AXES = 9, LATENT_AXES = 6, LINEAR_AXES = 4 };
 
-/* Few keys and queries: an axis is what counts. */
-void axes_make_short(struct case_spec *spec);
+/* Axes of the case's kind, and how many. */
+const struct axis *axes_of(const struct kind_case *k, int32_t *count);
+void axis_set(const struct axis *axis, int32_t value, struct kind_case *k);
 
-/* ---- Linear layers --------------------------------------------------------------------------- */
-
-struct linear_axis {
-    const char *name;
-    int32_t most_run;
-    size_t member; /* of struct linear_spec, an int32_t */
-};
-
-enum { LINEAR_AXES = 4 };
-extern const struct linear_axis linear_axes[LINEAR_AXES];
-
-void linear_axis_set(const struct linear_axis *axis, int32_t value, struct linear_spec *spec);
-
-/* The same for these, as linear_find_case() has it. */
+/* Few keys and queries: an axis is what counts. Linear layers are found so (axes_make_linear_short). */
+void axes_make_short(struct kind_case *k);
 void axes_make_linear_short(struct linear_spec *spec, int32_t index);
 
 #endif /* HOST_CHECK_NUMERICS_AXES_H */

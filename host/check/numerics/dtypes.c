@@ -203,5 +203,5 @@ const struct check check_dtypes[] = {
                 "whatever dtypes query accepts of a latent layer's operands are computed"),
     CHECK_CASES("CAPS-02", linear_dtypes,
                 "whatever dtypes query accepts of a linear layer's operands are computed"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

@@ -193,5 +193,5 @@ const struct check check_extremes[] = {
     CHECK_CASES("MEAN-10", fewer_keys_far,
                 "a KV group may have fewer keys than its batch has tokens where windows leave some "
                 "rows none"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

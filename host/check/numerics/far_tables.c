@@ -67,5 +67,5 @@ const struct check check_far_tables[] = {
     CHECK_CASES("KV-08", mla_far_tables,
                 "rows of a table of latents may lie more than 2^31 entries apart"),
     CHECK_CASES("MEAN-10", far_masks, "masks and items may lie more than 2^32 bytes apart"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * fp8.c: every code of a quantised type, read through the cache; scales in all places in which
- * they may be, and too few of them; scores that are scaled by 0.
+ * they may be; scores that are scaled by 0.
  *
  * All keys of a sequence are the same, and so are their values: then an output is that value
  * whatever the probabilities, and the LSE is the common score and the logarithm of the number of
@@ -14,7 +14,6 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
-#include "host/base/operand_roles.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -269,96 +268,6 @@ PRODUCT(device_input_scales, judge_device_scales, FP8_OPERANDS, BOTH_PHASES)
 LATENT(mla_device_scales, judge_device_scales, MLA_LATENT, {AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)},
        BOTH_PHASES, SAVED_OR_NOT)
 
-/* ---- Too few of them ------------------------------------------------------------------------- */
-
-/* One thing that is wrong with the scale of one role. */
-enum { NO_VALUE, ONE_LESS, ONE_MORE, OTHER_GRANULARITY, NO_GRANULARITY, NOWHERE, NO_ARRAY, FAULTS };
-static const char *const fault_names[FAULTS] = {"has count 0",
-                                                "has one value too few",
-                                                "has one value too many",
-                                                "has another granularity",
-                                                "is for unscaled",
-                                                "is nowhere",
-                                                "is beyond num_scales"};
-
-struct scale_fault {
-    uint32_t role;
-    int fault;
-    attn_scale scale; /* what the forward is given */
-};
-
-static void spoil_scale(void *ctx, attn_forward_args *args, const attn_tensor **operands,
-                        const attn_scale **scales)
-{
-    struct scale_fault *fault = ctx;
-    attn_scale *scale = &fault->scale;
-    (void)operands;
-    *scale = *scales[fault->role];
-    scales[fault->role] = scale;
-    if (fault->fault == NO_VALUE)
-        scale->count = 0;
-    else if (fault->fault == ONE_LESS)
-        scale->count--;
-    else if (fault->fault == ONE_MORE)
-        scale->count++;
-    else if (fault->fault == OTHER_GRANULARITY)
-        scale->granularity =
-            scale->granularity == ATTN_SCALE_PER_HEAD ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_PER_HEAD;
-    else if (fault->fault == NO_GRANULARITY)
-        scale->granularity = ATTN_SCALE_NONE;
-    else if (fault->fault == NOWHERE)
-        scale->host = scale->device = NULL;
-    else
-        args->num_scales = fault->role;
-}
-
-static void try_fault(struct check_run *run, struct case_session *session, struct forward_case *c,
-                      struct scale_fault *fault)
-{
-    const char *name = role_name(fault->role);
-    host_error error;
-    host_error_init(&error);
-    attn_status status = case_session_try(session, c, spoil_scale, fault, &error.base);
-    /* Where num_scales ends early, scales of the roles after it are missing too. */
-    bool any = fault->fault == NO_ARRAY && fault->role < ATTN_ROLE_K_CACHE;
-    if (status != ATTN_INVALID_ARGUMENT || (!any && !strstr(host_error_text(&error), name)))
-        check_fail(run,
-                   "a forward whose scale of %s %s gives %s %s: accepted INVALID_ARGUMENT with the "
-                   "operand's name",
-                   name, fault_names[fault->fault], host_status_name(status),
-                   host_error_text(&error));
-}
-
-/* The same session takes the scales as they are. */
-static void try_as_ever(struct check_run *run, struct case_session *session, struct forward_case *c)
-{
-    host_error error;
-    host_error_init(&error);
-    if (case_session_try(session, c, NULL, NULL, &error.base) != ATTN_OK)
-        check_fail(run, "after forwards with wrong scales, one with the right ones: %s",
-                   host_error_text(&error));
-}
-
-/* Each fault of each scale, then none. */
-static void try_faults(struct check_run *run, const struct case_spec *spec,
-                       const attn_options *options)
-{
-    struct forward_case *c = numerics_case(run, spec, NULL);
-    struct case_session *session = c ? numerics_session(run, c, spec, options, &exactly) : NULL;
-    for (uint32_t role = 0; session && role < ATTN_ROLE_COUNT; role++)
-        for (int fault = 0; fault < FAULTS && case_has_scale(c, role); fault++)
-            try_fault(run, session, c, &(struct scale_fault){.role = role, .fault = fault});
-    if (session)
-        try_as_ever(run, session, c);
-    case_session_destroy(session);
-    forward_case_destroy(c);
-}
-
-PRODUCT(few_scales, try_faults, QUANTISED, BOTH_PHASES, SAVED_OR_NOT)
-PRODUCT(few_input_scales, try_faults, FP8_OPERANDS, BOTH_PHASES)
-LATENT(mla_few_scales, try_faults, MLA_LATENT, {AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)}, BOTH_PHASES,
-       SAVED_OR_NOT)
-
 /* ---- Scores of 0 ----------------------------------------------------------------------------- */
 
 /* A scale of 0 is 0, not a scale that was left out. Needles have nothing to say then. */
@@ -401,12 +310,5 @@ const struct check check_codes[] = {
     CHECK_CASES("KV-04", device_input_scales,
                 "scales of q, k, v and the output may be on the device alone"),
     CHECK_CASES("KV-04", mla_device_scales, "the scale of latents may be on the device alone"),
-    CHECK_ROW("KV-05", few_scales, count_few_scales, 0,
-              "scales that are too few, or of another kind, are INVALID_ARGUMENT"),
-    CHECK_ROW("KV-05", few_input_scales, count_few_input_scales, 0,
-              "scales of q, k, v or the output that are too few, or of another kind, are "
-              "INVALID_ARGUMENT"),
-    CHECK_ROW("KV-05", mla_few_scales, count_mla_few_scales, 0,
-              "a latent cache's scale of another kind is INVALID_ARGUMENT"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

@@ -210,8 +210,8 @@ const struct check check_hints[] = {
     CHECK_ROW("KV-15", prefix_levels, count_hints, CHECK_NEEDS_COMPUTE,
               "shared prefixes of several levels change no result"),
     {"KV-15", "beside_cross", "a hint about sequences does not apply to the keys of their encoders",
-     CHECK_NEEDS_COMPUTE, count_hints_beside_cross, run_hints_beside_cross},
-    {NULL, NULL, NULL, 0, NULL, NULL},
+     CHECK_NEEDS_COMPUTE, count_hints_beside_cross, run_hints_beside_cross, NULL},
+    {.rule = NULL},
 };
 
 const struct check check_hints_tiles[] = {
@@ -223,5 +223,5 @@ const struct check check_hints_tiles[] = {
               "a prefix shared at several levels may be several tiles of keys"),
     CHECK_ROW("KV-15", tiles_beside_cross, count_hints_beside_cross, CHECK_NEEDS_COMPUTE,
               "encoders of several tiles share nothing of it"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

@@ -10,7 +10,6 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
-#include "host/base/operand_roles.h"
 
 #include <math.h>
 #include <string.h>
@@ -115,58 +114,6 @@ PRODUCT(mla_unseen, judge, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
         {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)}, BOTH_PHASES)
 PRODUCT(mla_index_forms, judge, BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_FORM, ALL},
         {AXIS_PAGE, BIT(0) | BIT(1) | BIT(2)}, BOTH_PHASES)
-
-/* ---- Missing operands ------------------------------------------------------------------------ */
-
-static void drop_operand(void *ctx, attn_forward_args *args, const attn_tensor **operands,
-                         const attn_scale **scales)
-{
-    const uint32_t *role = ctx;
-    (void)args, (void)scales;
-    operands[*role] = NULL;
-}
-
-static void drop_scale(void *ctx, attn_forward_args *args, const attn_tensor **operands,
-                       const attn_scale **scales)
-{
-    (void)ctx, (void)args, (void)operands;
-    scales[ATTN_ROLE_LATENT_CACHE] = NULL;
-}
-
-/* A forward that lacks something is refused, and `name` said. */
-static void try_without(struct check_run *run, struct case_session *session, struct forward_case *c,
-                        case_change change, uint32_t role, const char *what)
-{
-    host_error error;
-    host_error_init(&error);
-    attn_status status = case_session_try(session, c, change, &role, &error.base);
-    if (status != ATTN_INVALID_ARGUMENT || !strstr(host_error_text(&error), role_name(role)))
-        check_fail(run,
-                   "a forward without %s %s gives %s %s: accepted INVALID_ARGUMENT with its name",
-                   what, role_name(role), host_status_name(status), host_error_text(&error));
-}
-
-static void try_roles(struct check_run *run, const struct grid *grid, const struct case_spec *spec,
-                      const attn_options *options)
-{
-    static const uint32_t roles[2][6] = {{ATTN_ROLE_Q_NOPE, ATTN_ROLE_Q_PE, ATTN_ROLE_C_KV,
-                                          ATTN_ROLE_K_PE, ATTN_ROLE_LATENT_CACHE, ATTN_ROLE_OUT},
-                                         {ATTN_ROLE_Q, ATTN_ROLE_K, ATTN_ROLE_V, ATTN_ROLE_C_KV,
-                                          ATTN_ROLE_K_PE, ATTN_ROLE_LATENT_CACHE}};
-    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
-    struct forward_case *c = numerics_case(run, spec, NULL);
-    struct case_session *session = c ? numerics_session(run, c, spec, options, &setup) : NULL;
-    (void)grid;
-    for (int n = 0; session && n < 6; n++)
-        try_without(run, session, c, drop_operand, roles[spec->latent.expanded][n], "the operand");
-    if (session && spec->scale_granularity != ATTN_SCALE_NONE)
-        try_without(run, session, c, drop_scale, ATTN_ROLE_LATENT_CACHE, "the scale of");
-    case_session_destroy(session);
-    forward_case_destroy(c);
-}
-
-PRODUCT(mla_roles, try_roles, BOTH_FORMS, MLA_LATENT, SMALL, BOTH_PHASES)
-PRODUCT(mla_missing_scale, try_roles, BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_KV, SCALED}, BOTH_PHASES)
 
 /* ---- Both forms ------------------------------------------------------------------------------ */
 
@@ -467,8 +414,6 @@ const struct check check_mla[] = {
     CHECK_CASES("KV-02", mla_partials, "without new latents only the cache is read"),
     CHECK_CASES("KV-03", mla_read_only,
                 "a layer that reads another's latents finds those that the other wrote"),
-    CHECK_ROW("KV-05", mla_missing_scale, count_mla_missing_scale, 0,
-              "the scale of a latent cache that is missing is named"),
     CHECK_CASES("KV-06", mla_pages, "latents lie in pages in any order; unused ones are not read"),
     CHECK_CASES("KV-06", mla_packed_pages, "packed latents lie in pages in any order"),
     CHECK_CASES("KV-06", mla_unseen, "latents that no query sees may be NaN and change nothing"),
@@ -486,6 +431,5 @@ const struct check check_mla[] = {
     CHECK_CASES("INVAR-01", mla_both_forms, "an instance that expands a prefill decodes absorbed"),
     CHECK_ROW("INVAR-01", mla_random, count_random, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,
               "whatever query accepts of latent layers computes them right"),
-    CHECK_CASES("ERR-05", mla_roles, "an operand of a latent layer that is missing is named"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

@@ -137,7 +137,7 @@ static void run_linear_numbers(struct check_run *run)
 #define ROW(function, sentence)                                                                    \
     {                                                                                              \
         "INVAR-01", #function, sentence, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE, count_##function,   \
-            run_##function                                                                         \
+            run_##function, NULL                                                                   \
     }
 
 const struct check check_numbers[] = {
@@ -147,5 +147,5 @@ const struct check check_numbers[] = {
     ROW(mla_large, "two things of latent layers may be large at once: heads, sequences, padding, "
                    "keys, queries"),
     ROW(linear_numbers, "lengths, heads, dimensions and snapshots of linear layers are any"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

@@ -103,5 +103,5 @@ const struct check check_padding[] = {
     CHECK_CASES("CAPT-04", mla_padded, "latent layers: padding is finite and changes nothing"),
     CHECK_CASES("INVAR-01", mla_page_zero,
                 "latent layers: where nothing is padding, page 0 may hold NaN"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

@@ -322,7 +322,7 @@ const struct check check_size[] = {
                 "rows after q_indptr[S] are padding: finite, nothing else changes"),
     CHECK_CASES("CAPT-04", mla_spare_rows,
                 "rows after q_indptr[S] are padding for latent layers too"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };
 
 const struct check check_size_more[] = {
@@ -340,5 +340,5 @@ const struct check check_size_more[] = {
     CHECK_CASES("INVAR-01", new_sequences, "a batch may have new sequences alone, saved or not"),
     CHECK_CASES("INVAR-01", mla_new_sequences,
                 "a batch of latent layers may have new sequences alone"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

@@ -203,11 +203,11 @@ const struct check check_size_linear[] = {
     CHECK_CASES("KV-09", linear_far_slots, "slots of states may lie more than 4 GiB apart"),
     CHECK_CASES("KV-09", linear_spare_rows,
                 "rows after q_indptr[S] are padding: finite, nothing else changes"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };
 
 const struct check check_size_linear_more[] = {
     CHECK_CASES("MEAN-18", linear_longest, "a sequence of more than 65536 rows is its recurrence"),
     CHECK_CASES("MEAN-03", linear_late_rows, "rows of linear layers may have numbers beyond 65536"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

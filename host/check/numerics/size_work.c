@@ -194,5 +194,5 @@ const struct check check_size_work[] = {
     CHECK_CASES("INVAR-01", mla_split_settings,
                 "long batches of latent layers are computed right with each number among the "
                 "options at its ends"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

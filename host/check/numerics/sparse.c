@@ -608,5 +608,5 @@ const struct check check_sparse[] = {
               "logits, choice and attention, each in a call of its own"),
     CHECK_ROW("KV-17", sparse_labels, count_sparse, CHECK_NEEDS_COMPUTE,
               "new labels and latents are in the caches, and nothing else is"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

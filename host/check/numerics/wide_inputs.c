@@ -170,5 +170,5 @@ const struct check check_wide_inputs[] = {
         "MEAN-22", wide_inputs_e5m2,
         "q, k and v of e5m2 stand for codes times their scales, whatever the head dimension "
         "and in batches of many queries"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

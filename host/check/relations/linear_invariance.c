@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * linear_invariance.c: what must not change a linear layer's results: where a sequence is cut, who
- * computes which part of it, the order of the batch, other layers, threads.
+ * computes which part of it, the order of the batch.
  *
  * As in check/relations/invariance.c each variant is judged by the oracle; where a backend has
  * declared it, bits are also equal.
@@ -275,7 +275,7 @@ static void run_linear_handed(struct check_run *run)
     linear_bench_close(&bench);
 }
 
-/* ---- The rest of the batch, and of the model ------------------------------------------------- */
+/* ---- The rest of the batch ------------------------------------------------- */
 
 static const struct linear_case_sequence many[] = {
     {.rows = 5, .has_initial = true, .in_place = true},
@@ -299,104 +299,6 @@ static void run_linear_permuted(struct check_run *run)
         return;
     for (spec.turn = 0; spec.turn < MANY && run->code == CHECK_PASS; spec.turn++)
         linear_run_spec(run, &spec);
-}
-
-/* Another family where there is one, of the same dtypes and layout. */
-static bool find_beside(struct check_run *run, const struct linear_spec *spec,
-                        struct linear_posed *posed)
-{
-    struct linear_spec beside;
-    char reason[LINEAR_TEXT] = "";
-    uint32_t set = linear_families(run->subject);
-    int32_t count = __builtin_popcount(set);
-    uint32_t family = linear_family_at(set, (run->index + 1) % count);
-    if (!linear_find(run->subject, family, mix_absorb(run->seed, 1), change_many, 0, &beside,
-                     reason)) {
-        check_skip(run, "%s", reason);
-        return false;
-    }
-    beside.q_dtype = spec->q_dtype;
-    beside.out_dtype = spec->out_dtype;
-    beside.state_dtype = spec->state_dtype;
-    beside.conv_dtype = spec->conv_dtype;
-    beside.vk = spec->vk;
-    linear_pose(posed, &beside, &run->subject->device->info);
-    posed->layer.layer_id += 3;
-    if (linear_accepts(run->subject, &beside, reason))
-        return true;
-    check_skip(run, "%s", reason);
-    return false;
-}
-
-static void run_linear_layer_groups(struct check_run *run)
-{
-    struct linear_spec spec;
-    struct linear_bench bench;
-    struct linear_posed posed;
-    if (!linear_find_case(run, change_many, &spec) || !find_beside(run, &spec, &posed) ||
-        !linear_bench_open(&bench, run, &spec))
-        return;
-    posed.problem.bounds = linear_case_problem(bench.c)->bounds;
-    struct case_session *alone = bench.session;
-    for (int last = 0; last < 2 && run->code == CHECK_PASS; last++) {
-        const struct case_setup setup = {.kind = ATTN_METADATA_EAGER,
-                                         .exact_memory = true,
-                                         .beside = &posed.problem,
-                                         .beside_last = last};
-        if (linear_bench_session(&bench, run->subject, &setup, &bench.session) &&
-            linear_bench_reset(&bench) && linear_bench_forward(&bench, NULL))
-            linear_bench_judge(&bench, true);
-        case_session_destroy(bench.session);
-        bench.session = alone;
-    }
-    linear_bench_close(&bench);
-}
-
-/* ---- Threads --------------------------------------------------------------------------------- */
-
-/* The batch on a pool with as many threads: the same bytes as at first. */
-static void judge_threads(struct linear_bench *bench, uint32_t num_threads, const void *first)
-{
-    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
-    struct check_subject subject = *bench->run->subject;
-    struct case_session *own = bench->session;
-    struct other_host other;
-    host_error error;
-    host_error_init(&error);
-    check_note(bench->run, "%u threads", num_threads);
-    attn_status status = other_host_init(&other, bench->run->subject, num_threads, &error.base);
-    if (status != ATTN_OK) {
-        linear_report(bench->run, bench->spec, status, host_error_text(&error));
-        other_host_finish(&other);
-        return;
-    }
-    subject.services = &other.node->services;
-    if (linear_bench_session(bench, &subject, &setup, &bench->session))
-        linear_bench_repeat(bench, first, "another number of threads changes bits");
-    case_session_destroy(bench->session);
-    bench->session = own;
-    other_host_finish(&other);
-}
-
-static void run_linear_threads(struct check_run *run)
-{
-    struct linear_spec spec;
-    struct linear_bench bench;
-    if (run->subject->device->type != ATTN_DEVICE_CPU) {
-        check_skip(run, "a GPU's threads are up to the backend");
-        return;
-    }
-    if (!linear_find_case(run, change_many, &spec) || !linear_bench_open(&bench, run, &spec))
-        return;
-    if (!(case_session_verdict(bench.session)->notes & ATTN_NOTE_DETERMINISTIC))
-        check_skip(run, "the backend does not declare DETERMINISTIC here");
-    else if (linear_bench_forward(&bench, NULL) && linear_bench_judge(&bench, true)) {
-        void *first = linear_bench_copy(&bench);
-        for (uint32_t count = 1; first && count <= 4 && run->code == CHECK_PASS; count++)
-            judge_threads(&bench, count, first);
-        free(first);
-    }
-    linear_bench_close(&bench);
 }
 
 /* ---- Anything -------------------------------------------------------------------------------- */
@@ -445,19 +347,15 @@ static void run_linear_random(struct check_run *run)
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_linear_invar[] = {
-    CHECK_ROW("INVAR-01", linear_layer_groups, linear_count_families, CHECK_NEEDS_COMPUTE,
-              "another group of linear layers in the instance changes no result"),
     CHECK_ROW("INVAR-01", linear_accepted, count_accepted, CHECK_NEEDS_COMPUTE,
               "a sequence goes on from the snapshot of any row that was verified"),
     CHECK_ROW("INVAR-01", linear_permuted, linear_count_families, CHECK_NEEDS_COMPUTE,
               "the order of the sequences and of their slots changes no result"),
-    CHECK_ROW("INVAR-02", linear_threads, linear_count_families, CHECK_NEEDS_COMPUTE,
-              "DETERMINISTIC: with any number of threads"),
     CHECK_ROW("INVAR-01", linear_splits, count_splits, CHECK_NEEDS_COMPUTE,
               "a sequence may be cut anywhere: its state goes on from part to part"),
     CHECK_ROW("INVAR-01", linear_handed, count_handed, CHECK_NEEDS_COMPUTE,
               "an instance goes on with a state that another one has left"),
     CHECK_ROW("INVAR-01", linear_random, count_random, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,
               "whatever query accepts of linear layers computes them right"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

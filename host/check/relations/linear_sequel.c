@@ -434,5 +434,5 @@ const struct check check_linear_sequel[] = {
     CHECK_CASES("LIFE-06", linear_contents,
                 "a batch at the same addresses as before is planned anew"),
     CHECK_CASES("CAPT-04", linear_padded, "padding is finite and changes nothing, in every mode"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

@@ -519,5 +519,5 @@ const struct check check_sequel[] = {
                 "latent layers of one batch have nothing in common but its rows"),
     CHECK_CASES("LIFE-06", mla_contents,
                 "latent layers: a batch at the same addresses is planned anew"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

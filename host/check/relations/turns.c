@@ -225,8 +225,8 @@ CHECK_RUN(mla_turns, run_turns(run, true))
 
 const struct check check_number_turns[] = {
     {"INVAR-01", "turns", "layers and batches of any numbers share an instance and a metadata",
-     CHECK_NEEDS_COMPUTE, count_turns, run_softmax_turns},
+     CHECK_NEEDS_COMPUTE, count_turns, run_softmax_turns, NULL},
     CHECK_CASES("INVAR-01", mla_turns,
                 "latent layers and batches of any numbers share an instance and a metadata"),
-    {NULL, NULL, NULL, 0, NULL, NULL},
+    {.rule = NULL},
 };

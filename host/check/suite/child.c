@@ -14,6 +14,7 @@
 
 #include "host/check/suite/case_id.h"
 #include "host/check/cases/grid.h"
+#include "host/check/cases/kind.h"
 #include "host/check/suite/json.h"
 #include "host/check/spy/spy.h"
 #include "host/plugin/guard.h"
@@ -149,9 +150,9 @@ static void answer_count(struct check_child *child, const cJSON *question, cJSON
         view = &subject->view;
     }
     const char *skip = check->needs & CHECK_ONCE ? NULL : misses(view, check);
-    if (!skip && check->count)
-        count = check->count(view);
-    if (!skip && check->count && count <= 0)
+    if (!skip)
+        count = kind_count(check, view);
+    if (count == 0)
         skip = "it has no case for this backend";
     conclude(answer, CHECK_GOOD, "");
     cJSON_AddNumberToObject(answer, "count", skip ? -1 : count);

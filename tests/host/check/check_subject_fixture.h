@@ -6,7 +6,7 @@
 #ifndef CHECK_SUBJECT_FIXTURE_H
 #define CHECK_SUBJECT_FIXTURE_H
 
-#include "host/check/check.h"
+#include "host/check/cases/kind.h"
 #include "host/base/error.h"
 #include "host/base/mix.h"
 #include "tests/tools/test_main.h"
@@ -70,7 +70,8 @@ static inline void close_subject(void)
 
 static inline int32_t count_cases(const struct check *check)
 {
-    return check->count ? check->count(&subject) : 1;
+    int32_t count = kind_count(check, &subject);
+    return count < 0 ? 1 : count;
 }
 
 static inline struct check_run run_case(const struct check *check, int32_t index)

@@ -7,6 +7,7 @@
 #define CUDA_CHECKS_FIXTURE_H
 
 #include "host/check/cases/gpu_case.h"
+#include "host/check/cases/kind.h"
 #include "tests/tools/fake_cuda_test.h"
 #include "tests/host/check/subject_fixture.h"
 
@@ -47,11 +48,11 @@ struct tally {
 static inline void run_check(const struct check_subject *subject, const struct check *check,
                              int32_t point, struct tally *tally)
 {
-    int32_t count = check->count ? check->count(subject) : 1;
-    int32_t for_each = check->count ? count / gpu_num_points(subject) : 1;
+    int32_t numbered = kind_count(check, subject), count = numbered < 0 ? 1 : numbered;
+    int32_t for_each = numbered < 0 ? 1 : count / gpu_num_points(subject);
     memset(tally, 0, sizeof *tally);
     for (int32_t index = 0; index < count; index++) {
-        if (check->count && point >= 0 && index / for_each != point)
+        if (numbered >= 0 && point >= 0 && index / for_each != point)
             continue;
         struct check_run run = {.subject = subject, .check = check, .index = index};
         run.seed = mix_absorb(subject->seed, (uint64_t)index);

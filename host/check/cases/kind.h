@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kind.h: the kinds of layers as one table, so that a check about several of them is one function, and a row for each.
+ *
+ *   cases   which cases a row has: a product of axes of the grid, of latent layers, or of families and variants
+ *   kind    how one of them is found, made, called and judged, whatever it is a case of
+ */
+#ifndef HOST_CHECK_CASES_KIND_H
+#define HOST_CHECK_CASES_KIND_H
+
+#include "host/check/cases/forward_case_session.h"
+#include "host/check/cases/linear_bench.h"
+#include "host/check/cases/numerics.h"
+
+/* ---- Cases of a row -------------------------------------------------------------------------- */
+
+struct check_kind;
+
+/* Of what is not about its kind nothing is read. */
+struct kind_cases {
+    const struct check_kind *kind;
+    struct grid_choice softmax[GRID_MAX_CHOICES + 1]; /* of sparse layers too */
+    struct mla_choice latent;
+    linear_change change;
+    int32_t variants; /* of each point, or of each family; 0 = 1 */
+    int32_t
+        drawn; /* so many cases, of the points or families in turn; 0 = each variant of each once */
+};
+
+#define SOFTMAX_CASES(...)                                                                         \
+    (&(const struct kind_cases){.kind = &softmax_layers, .softmax = {__VA_ARGS__}})
+#define SPARSE_CASES(...)                                                                          \
+    (&(const struct kind_cases){.kind = &sparse_layers, .softmax = {__VA_ARGS__}})
+#define LATENT_CASES(forms, layouts, dims, ...)                                                    \
+    (&(const struct kind_cases){.kind = &latent_layers,                                            \
+                                .latent = {forms, layouts, dims, {__VA_ARGS__}}})
+#define LINEAR_CASES(function, number)                                                             \
+    (&(const struct kind_cases){.kind = &linear_layers, .change = function, .variants = number})
+
+/* A row with such cases, run by run_FUNCTION. */
+#define KIND_ROW(rule, name, function, needs, sentence, cases)                                     \
+    {                                                                                              \
+        rule, name, sentence, needs, NULL, run_##function, cases                                   \
+    }
+
+/* Two rows, run by run_NAME: NAME of softmax layers, mla_NAME of latent ones. */
+#define KIND_ROWS(rule, name, sentence, softmax, latent)                                           \
+    KIND_ROW(rule, #name, name, CHECK_NEEDS_COMPUTE, sentence, softmax),                           \
+        KIND_ROW(rule, "mla_" #name, name, CHECK_NEEDS_COMPUTE, sentence " (latent layers)",       \
+                 latent)
+
+/* How many cases a check has for a subject; -1 = one, which has no number. */
+int32_t kind_count(const struct check *check, const struct check_subject *subject);
+
+/* ---- A case ---------------------------------------------------------------------------------- */
+
+/* Its spec and the case, of softmax, sparse and latent layers or of linear ones, and a session for it. */
+struct kind_case {
+    struct check_run *run;
+    const struct check_kind *kind;
+    struct numerics_point at;
+    struct forward_case *c;
+    struct linear_spec linear;
+    struct linear_bench bench;
+    struct case_session *session; /* in which it is called and judged */
+    int32_t variant;              /* of its point or family */
+};
+
+/* What an operand is for a case: a set of bits. */
+enum {
+    KIND_NEEDED = 1,  /* a forward without it fails */
+    KIND_WRITTEN = 2, /* the forward writes to it */
+    KIND_SCALED = 4   /* it has a scale */
+};
+
+/* Another layer group for an instance that has the case's own. */
+struct kind_beside {
+    attn_layer layer;
+    attn_layer_group group;
+    struct linear_posed linear;
+    attn_problem problem; /* points into the struct */
+};
+
+/* The problem that a spec poses. */
+struct kind_posed {
+    struct spec_problem softmax;
+    struct linear_posed linear;
+};
+
+struct check_kind {
+    int32_t (*count)(const struct check_subject *subject, const struct kind_cases *cases);
+    /* The spec of case run->index. False: skipped, or failed. */
+    bool (*find)(struct kind_case *k, const struct kind_cases *cases);
+    /* Does query accept its spec as it is now? What the verdict says of padding is in it afterwards. */
+    bool (*accepts)(struct kind_case *k);
+    const attn_problem *(*pose)(const struct kind_case *k, struct kind_posed *posed);
+    /* Make it, judge it in a session of its own, and destroy it. */
+    void (*run)(struct kind_case *k);
+    bool (*make)(struct kind_case *k);
+    attn_problem *(*problem)(const struct kind_case *k);
+    /* Plan and forward it, and compare with the oracle. */
+    void (*judge)(struct kind_case *k, struct case_verdict *verdict);
+    /* How its operands lie, for messages. */
+    void (*operands)(const struct kind_case *k, char *text, size_t size);
+    /* Everything that the last call has left; it stays in place. */
+    const void *(*left)(const struct kind_case *k, uint64_t *bytes);
+    /* Plan and forward it again: outputs, caches and states have the bits that `first` has. */
+    bool (*same)(struct kind_case *k, const void *first, const char *what);
+    attn_status (*try)(struct kind_case *k, case_change change, void *ctx, attn_error *error);
+    uint32_t (*operand)(const struct kind_case *k, uint32_t role); /* KIND_* */
+    /* False: skipped. */
+    bool (*beside)(struct kind_case *k, struct kind_beside *other);
+    void (*report)(const struct kind_case *k, attn_status status, const char *text);
+};
+extern const struct check_kind softmax_layers, sparse_layers, latent_layers, linear_layers;
+
+/* The spec of case run->index; or with the case of it. False: reported. It is closed in either case. */
+bool kind_find(struct kind_case *k, struct check_run *run);
+bool kind_open(struct kind_case *k, struct check_run *run);
+void kind_close(struct kind_case *k);
+
+/* Does the backend declare these notes for the problem, if not by itself then when it is asked to? What it has to be
+ * asked for stays in the problem. False: skipped. */
+bool kind_declares(struct kind_case *k, uint32_t notes);
+
+/* A session for the case, of this subject. NULL: reported. */
+struct case_session *kind_session(const struct kind_case *k, const struct check_subject *subject,
+                                  const struct case_setup *setup);
+
+/* Judge it. False: reported. */
+bool kind_judge(struct kind_case *k);
+
+/* A copy of what the last call has left. NULL: reported. */
+void *kind_keep(const struct kind_case *k);
+
+/* `run` of a row whose cases are judged, each in a session of its own. */
+void run_alone(struct check_run *run);
+
+#endif /* HOST_CHECK_CASES_KIND_H */

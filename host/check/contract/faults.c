@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * faults.c: forwards that are wrong in one thing, of any kind of layer: each fails with the status that is meant for it,
+ * and the next one, with nothing wrong, is computed as ever.
+ */
+#include "host/check/cases/kind.h"
+
+#include <string.h>
+
+#include "host/base/error.h"
+#include "host/base/operand_roles.h"
+
+/* ---- Faults ---------------------------------------------------------------------------------- */
+
+enum {
+    CAPTURING,
+    READ_ONLY,
+    NO_OPERAND,
+    NO_SCALE,
+    NO_VALUE,
+    ONE_LESS,
+    ONE_MORE,
+    OTHER_GRANULARITY,
+    NO_GRANULARITY,
+    NOWHERE,
+    NO_ARRAY,
+    FAULTS
+};
+
+static const struct fault {
+    uint32_t of; /* KIND_*: which operands may have it; 0 = the call itself */
+    attn_status status;
+    bool is_named; /* the message names the operand */
+    const char *what;
+} faults[FAULTS] = {
+    [CAPTURING] = {0, ATTN_CAPTURE_UNSUPPORTED, false, "with CAPTURING"},
+    [READ_ONLY] = {KIND_WRITTEN, ATTN_INVALID_ARGUMENT, false, "is read-only"},
+    [NO_OPERAND] = {KIND_NEEDED, ATTN_INVALID_ARGUMENT, true, "is missing"},
+    [NO_SCALE] = {KIND_SCALED, ATTN_INVALID_ARGUMENT, true, "is missing"},
+    [NO_VALUE] = {KIND_SCALED, ATTN_INVALID_ARGUMENT, true, "has count 0"},
+    [ONE_LESS] = {KIND_SCALED, ATTN_INVALID_ARGUMENT, true, "has one value too few"},
+    [ONE_MORE] = {KIND_SCALED, ATTN_INVALID_ARGUMENT, true, "has one value too many"},
+    [OTHER_GRANULARITY] = {KIND_SCALED, ATTN_INVALID_ARGUMENT, true, "has another granularity"},
+    [NO_GRANULARITY] = {KIND_SCALED, ATTN_INVALID_ARGUMENT, true, "is for unscaled"},
+    [NOWHERE] = {KIND_SCALED, ATTN_INVALID_ARGUMENT, true, "is nowhere"},
+    /* Scales of the roles after it are missing, too. */
+    [NO_ARRAY] = {KIND_SCALED, ATTN_INVALID_ARGUMENT, false, "is beyond num_scales"},
+};
+
+/* A fault at work. */
+struct spoilt {
+    int fault;
+    uint32_t role;
+    attn_tensor tensor; /* what the forward is given instead */
+    attn_scale scale;
+};
+
+static void spoil_scale(struct spoilt *spoilt, attn_forward_args *args, const attn_scale **given)
+{
+    attn_scale *scale = &spoilt->scale;
+    *scale = **given;
+    *given = spoilt->fault == NO_SCALE ? NULL : scale;
+    if (spoilt->fault == NO_VALUE)
+        scale->count = 0;
+    else if (spoilt->fault == ONE_LESS)
+        scale->count--;
+    else if (spoilt->fault == ONE_MORE)
+        scale->count++;
+    else if (spoilt->fault == OTHER_GRANULARITY)
+        scale->granularity =
+            scale->granularity == ATTN_SCALE_PER_HEAD ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_PER_HEAD;
+    else if (spoilt->fault == NO_GRANULARITY)
+        scale->granularity = ATTN_SCALE_NONE;
+    else if (spoilt->fault == NOWHERE)
+        scale->host = scale->device = NULL;
+    else if (spoilt->fault == NO_ARRAY)
+        args->num_scales = spoilt->role;
+}
+
+static void spoil(void *ctx, attn_forward_args *args, const attn_tensor **operands,
+                  const attn_scale **scales)
+{
+    struct spoilt *spoilt = ctx;
+    if (spoilt->fault == CAPTURING) {
+        args->flags |= ATTN_FORWARD_CAPTURING;
+    } else if (spoilt->fault == NO_OPERAND) {
+        operands[spoilt->role] = NULL;
+    } else if (spoilt->fault == READ_ONLY) {
+        spoilt->tensor = *operands[spoilt->role];
+        spoilt->tensor.flags |= ATTN_TENSOR_READ_ONLY;
+        operands[spoilt->role] = &spoilt->tensor;
+    } else {
+        spoil_scale(spoilt, args, &scales[spoilt->role]);
+    }
+}
+
+/* ---- Forwards -------------------------------------------------------------------------------- */
+
+static void try_fault(struct kind_case *k, int which, uint32_t role)
+{
+    const struct fault *fault = &faults[which];
+    struct spoilt spoilt = {.fault = which, .role = role};
+    host_error error;
+    host_error_init(&error);
+    const char *name = fault->of ? role_name(role) : "";
+    attn_status status = k->kind->try(k, spoil, &spoilt, &error.base);
+    if (status != fault->status || (fault->is_named && !strstr(host_error_text(&error), name)))
+        check_fail(k->run, "a forward %s%s%s%s gives %s %s: accepted %s%s",
+                   !fault->of                 ? ""
+                   : fault->of == KIND_SCALED ? "whose scale of "
+                                              : "whose ",
+                   name, fault->of ? " " : "", fault->what, host_status_name(status),
+                   host_error_text(&error), host_status_name(fault->status),
+                   fault->is_named ? " with the operand's name" : "");
+}
+
+/* Where nothing is computed it is enough that the forward succeeds. */
+static void try_as_ever(struct kind_case *k)
+{
+    host_error error;
+    host_error_init(&error);
+    if (k->run->check->needs & CHECK_NEEDS_COMPUTE)
+        kind_judge(k);
+    else if (k->kind->try(k, NULL, NULL, &error.base) != ATTN_OK)
+        check_fail(k->run, "after forwards with a fault, one without: %s", host_error_text(&error));
+}
+
+/* Faults from `first` to `last`, each of every operand that may have it. */
+static void try_faults(struct check_run *run, int first, int last)
+{
+    const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
+    struct kind_case k;
+    if (kind_open(&k, run))
+        k.session = kind_session(&k, run->subject, &exactly);
+    for (int which = first; k.session && which <= last; which++)
+        for (uint32_t role = 0; role < (faults[which].of ? ATTN_ROLE_COUNT : 1); role++)
+            if (!faults[which].of || k.kind->operand(&k, role) & faults[which].of)
+                try_fault(&k, which, role);
+    if (k.session && run->code == CHECK_PASS)
+        try_as_ever(&k);
+    kind_close(&k);
+}
+
+static void try_on_cpu(struct check_run *run, int fault)
+{
+    if (run->subject->device->type == ATTN_DEVICE_CPU)
+        try_faults(run, fault, fault);
+    else
+        check_skip(run, "this is about calls on a CPU");
+}
+
+CHECK_RUN(capturing, try_on_cpu(run, CAPTURING))
+CHECK_RUN(read_only, try_on_cpu(run, READ_ONLY))
+CHECK_RUN(roles, try_faults(run, NO_OPERAND, NO_OPERAND))
+CHECK_RUN(missing_scale, try_faults(run, NO_SCALE, NO_SCALE))
+CHECK_RUN(few_scales, try_faults(run, NO_VALUE, NO_ARRAY))
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+/* Slots are read from and written to, in place or not, and one sequence has no rows. */
+static void change_slots(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[] = {
+        {.rows = 5, .has_initial = true, .in_place = true},
+        {.rows = 0, .has_initial = true},
+        {.rows = 3}};
+    (void)index;
+    linear_set_extend(spec, 3, sequences);
+}
+
+#define SOME_LATENTS(forms, dims, ...) LATENT_CASES(forms, MLA_LATENT, BIT(dims), __VA_ARGS__)
+#define BOTH_FORMS                     (MLA_ABSORBED | MLA_EXPANDED)
+#define SAVED_OR_NOT                                                                               \
+    {                                                                                              \
+        AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)                                         \
+    }
+#define QUANTISED                                                                                  \
+    {                                                                                              \
+        AXIS_KV, ALL & ~BIT(KV_AS_Q)                                                               \
+    }
+#define SCALED                                                                                     \
+    {                                                                                              \
+        AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)                                                       \
+    }
+#define FP8_OPERANDS                                                                               \
+    {AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)},                                                 \
+    {                                                                                              \
+        AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)                                                       \
+    }
+#define EACH SOFTMAX_CASES(BOTH_PHASES, {AXIS_LAYOUT, BIT(0)})
+
+const struct check check_faults[] = {
+    KIND_ROW("KV-05", "missing_scale", missing_scale, 0,
+             "a scale that is needed and missing is INVALID_ARGUMENT",
+             SOFTMAX_CASES(QUANTISED, BOTH_PHASES)),
+    KIND_ROW("KV-05", "missing_input_scale", missing_scale, 0,
+             "a missing scale of q, k, v or the output is INVALID_ARGUMENT",
+             SOFTMAX_CASES(FP8_OPERANDS, BOTH_PHASES)),
+    KIND_ROW("KV-05", "mla_missing_scale", missing_scale, 0,
+             "the scale of a latent cache that is missing is named",
+             SOME_LATENTS(BOTH_FORMS, MLA_SMALL, SCALED, BOTH_PHASES)),
+    KIND_ROW("KV-05", "few_scales", few_scales, 0,
+             "scales that are too few, or of another kind, are INVALID_ARGUMENT",
+             SOFTMAX_CASES(QUANTISED, BOTH_PHASES, SAVED_OR_NOT)),
+    KIND_ROW("KV-05", "few_input_scales", few_scales, 0,
+             "scales of q, k, v or the output that are too few, or of another kind, are "
+             "INVALID_ARGUMENT",
+             SOFTMAX_CASES(FP8_OPERANDS, BOTH_PHASES)),
+    KIND_ROW("KV-05", "mla_few_scales", few_scales, 0,
+             "a latent cache's scale of another kind is INVALID_ARGUMENT",
+             SOME_LATENTS(MLA_ABSORBED, MLA_ONE_BLOCK, SCALED, BOTH_PHASES, SAVED_OR_NOT)),
+    KIND_ROW("CAPT-01", "no_capture", capturing, CHECK_NEEDS_COMPUTE,
+             "on a CPU a call with CAPTURING is CAPTURE_UNSUPPORTED", EACH),
+    KIND_ROW("CAPT-01", "mla_no_capture", capturing, CHECK_NEEDS_COMPUTE,
+             "on a CPU a call of a latent layer with CAPTURING is CAPTURE_UNSUPPORTED",
+             SOME_LATENTS(BOTH_FORMS, MLA_SMALL, BOTH_PHASES)),
+    KIND_ROW("CAPT-01", "linear_no_capture", capturing, CHECK_NEEDS_COMPUTE,
+             "on a CPU a call of a linear layer with CAPTURING is CAPTURE_UNSUPPORTED",
+             LINEAR_CASES(change_slots, 1)),
+    KIND_ROW("PURE-02", "read_only", read_only, CHECK_NEEDS_COMPUTE,
+             "a call that would write to a read-only operand is INVALID_ARGUMENT", EACH),
+    KIND_ROW("PURE-02", "mla_read_only", read_only, CHECK_NEEDS_COMPUTE,
+             "a call of a latent layer that would write to a read-only operand is INVALID_ARGUMENT",
+             SOME_LATENTS(BOTH_FORMS, MLA_SMALL, BOTH_PHASES)),
+    KIND_ROW("PURE-02", "linear_read_only", read_only, CHECK_NEEDS_COMPUTE,
+             "a linear layer whose output or states are read-only is refused",
+             LINEAR_CASES(change_slots, 1)),
+    KIND_ROW("ERR-05", "chosen_roles", roles, CHECK_NEEDS_COMPUTE,
+             "operands of a sparse layer that are missing are named", SPARSE_CASES(BOTH_PHASES)),
+    KIND_ROW("ERR-05", "mla_roles", roles, CHECK_NEEDS_COMPUTE,
+             "an operand of a latent layer that is missing is named",
+             SOME_LATENTS(BOTH_FORMS, MLA_SMALL, BOTH_PHASES)),
+    KIND_ROW("ERR-05", "linear_roles", roles, CHECK_NEEDS_COMPUTE,
+             "a linear layer's operand that is missing is named", LINEAR_CASES(change_slots, 1)),
+    {.rule = NULL},
+};
