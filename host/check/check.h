@@ -143,8 +143,8 @@ struct check {
     /* How many cases there are for this subject; NULL = 1. Deterministic. */
     int32_t (*count)(const struct check_subject *subject);
     void (*run)(struct check_run *run);
-    /* Cases of a kind of layer, of which one check has as many as there are (cases/kind.h); NULL = what `run` does is
-     * no such case, or finds its own. Then `count` is NULL. */
+    /* Which cases of which kind of layer the check has (cases/kind.h), and so how many; `count` is NULL then. NULL =
+     * `count` says how many, and `run` finds them. */
     const struct kind_cases *cases;
 };
 
