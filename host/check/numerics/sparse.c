@@ -15,7 +15,9 @@
 #include "host/check/cases/rig.h"
 #include "host/reference/sparse.h"
 
-enum { SEQS = 3, LONGEST = 150, LATENT_PAGES = 64, ALIGNMENT = 256 };
+enum { SEQS = 3, LONGEST = 150, LEAST_PAGE = 4, LATENT_PAGES = 128, ALIGNMENT = 256 };
+
+_Static_assert(SEQS * (LONGEST / LEAST_PAGE + 1) < LATENT_PAGES, "sequences share no page");
 
 /* ---- Which cases ----------------------------------------------------------------------------- */
 
