@@ -79,7 +79,7 @@ static attn_status launch_extend(layer_call *call, attn_stream stream, attn_erro
 {
     const kernel_shape *shape = &call->build->shape;
     cuda_extent e = cuda_plan_extent(&call->metadata->plan);
-    int64_t tile_rows = EXTEND_WARPS * 16 * shape->row_tiles;
+    int64_t tile_rows = shape->extend_warps / shape->team * 16 * shape->row_tiles;
     if (call->params.split_part == SPLIT_DECODE &&
         call->metadata->plan.kind == ATTN_METADATA_EAGER) {
         e.seqs -= e.decode_seqs;
@@ -87,8 +87,8 @@ static attn_status launch_extend(layer_call *call, attn_stream stream, attn_erro
     }
     return launch(call, call->build->extend, "attn_extend",
                   e.tokens * call->group->base.ratio / tile_rows + e.seqs + 1,
-                  call->group->base.kv_heads, 1, EXTEND_WARPS * 32, shape->extend_shared, stream,
-                  error);
+                  call->group->base.kv_heads, 1, shape->extend_warps * 32, shape->extend_shared,
+                  stream, error);
 }
 
 /* As many blocks as the device runs at once, at most one for each piece of work; then, where there

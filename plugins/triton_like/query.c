@@ -51,9 +51,9 @@ static void check_layer(const question *ask, attn_verdict *verdict)
 static void check_dims(const question *ask, attn_verdict *verdict)
 {
     if (ask->asked.group.head_dim < MIN_DIM || ask->asked.group.head_dim > MAX_DIM)
-        REFUSE(HEAD_DIM, HEAD_DIM, "16..256", "%d", ask->asked.group.head_dim);
+        REFUSE(HEAD_DIM, HEAD_DIM, "16..512", "%d", ask->asked.group.head_dim);
     if (ask->asked.group.v_head_dim < MIN_DIM || ask->asked.group.v_head_dim > MAX_DIM)
-        REFUSE(HEAD_DIM, V_HEAD_DIM, "16..256", "%d", ask->asked.group.v_head_dim);
+        REFUSE(HEAD_DIM, V_HEAD_DIM, "16..512", "%d", ask->asked.group.v_head_dim);
 }
 
 static void check_group_flags(const question *ask, attn_verdict *verdict)

@@ -24,7 +24,8 @@
 enum {
     MAX_PATH = 1024,
     MIN_DIM = 16,
-    MAX_DIM = 256,
+    MAX_DIM = 512,
+    MAX_WARP_DIM = 256, /* columns of a row that a warp has registers for */
     MAX_DEFAULT_SPLITS = 64,
     DEFAULT_SPLIT_TILE = 512,
     DEFAULT_SMS = 132,   /* multiprocessors of a device that does not say */
@@ -33,8 +34,7 @@ enum {
     CONSTANT_SIZE = 48,
     MAX_HEADERS = 32,
     HEADER_NAME_SIZE = 128,
-    CACHE_KEY_SIZE = 32, /* SHA-256 */
-    EXTEND_WARPS = 4
+    CACHE_KEY_SIZE = 32 /* SHA-256 */
 };
 
 /* ---- Options --------------------------------------------------------------------------------- */
@@ -59,6 +59,8 @@ enum { VARIANT_PLAIN = 0, VARIANT_CUSTOM = 1, VARIANT_COUNT = 2 };
 
 /* Tiles of a build, chosen for the device's shared memory. */
 typedef struct kernel_shape {
+    int32_t team; /* warps that share the columns of a row */
+    int32_t extend_warps;
     int32_t row_tiles;
     int32_t key_tile;
     int32_t extend_shared; /* bytes */
@@ -96,7 +98,11 @@ typedef struct kernel_constants {
     char text[MAX_CONSTANTS][CONSTANT_SIZE];
 } kernel_constants;
 
-int32_t triton_round16(int32_t dim);
+/* Warps that share the columns of a group's rows. */
+int32_t triton_team(const triton_group *group);
+
+/* A dimension of the group, rounded up to 16 columns for each warp of a team. */
+int32_t triton_pad(const triton_group *group, int32_t dim);
 
 /* The set of variants for mask kinds; 0 = not known yet, any. */
 uint32_t triton_variants(uint32_t mask_kinds);

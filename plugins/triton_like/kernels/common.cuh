@@ -5,15 +5,17 @@
  *
  * The plugin defines, for one layer group (see constants.c):
  *   Q_DTYPE KV_DTYPE OUT_DTYPE   DTYPE_*
- *   HEAD_DIM V_DIM               elements; HEAD_PAD V_PAD: rounded up to 16
+ *   HEAD_DIM V_DIM               elements; HEAD_PAD V_PAD: rounded up to 16 * TEAM
+ *   TEAM                         warps that share the columns of a row, 1 or 2
  *   GQA KV_HEADS                 query heads of one KV head; KV heads
  *   WINDOW_LEFT CHUNK            -1 and 0 = off
  *   SM_SCALE_BITS LOGIT_CAP_BITS floats as their bits; a cap of 0 = off
  *   HAS_ALIBI HAS_SINKS CUSTOM_MASK SCALE_PER_HEAD SPLIT_PROBABILITIES   0 or 1
  *   PAGE_SIZE
- *   ROW_TILES KEY_TILE           extend: 16-row tiles of a warp; keys of a tile
+ *   ROW_TILES KEY_TILE           extend: 16-row tiles of a team; keys of a tile
+ *   EXTEND_WARPS                 extend: warps of a block
  *   EXTEND_SHARED DECODE_SHARED  bytes of shared memory, checked
- *   WARPS STAGES                 decode: warps of a block, groups of keys in flight of each
+ *   WARPS STAGES                 decode: warps of a block, groups of keys in flight of each team
  *   DECODE_BLOCKS                decode: blocks that a multiprocessor runs at once
  *   PARTIAL_DTYPE                of partial results
  */
@@ -42,6 +44,9 @@ static_assert(DTYPE_F32 == ELEMENT_F32 && DTYPE_F16 == ELEMENT_F16 && DTYPE_BF16
 #define LOG2E             SOFTMAX_LOG2E
 #define LN2               SOFTMAX_LN2
 #define NEGATIVE_INFINITY SOFTMAX_EMPTY
+
+#define HEAD_SLICE (HEAD_PAD / TEAM) /* columns of a warp */
+#define V_SLICE    (V_PAD / TEAM)
 
 /* The larger one, where a constant is needed. */
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
@@ -216,6 +221,58 @@ template <int dtype> __device__ __forceinline__ u32 finite16(u32 word)
 {
     u32 exponents = dtype == DTYPE_F16 ? 0x7c007c00u : 0x7f807f80u;
     return word & ~__vcmpeq2(word & exponents, exponents);
+}
+
+/* ---- Teams ----------------------------------------------------------------------------------- */
+
+/* A row of more than 256 columns is too wide for the registers of a warp. TEAM warps share it: each
+ * has HEAD_SLICE columns of queries and keys, V_SLICE of values. They add up their parts of the
+ * scores through shared memory; from there on each works out the same probabilities. */
+__device__ __forceinline__ int team_of()
+{
+    return (int)threadIdx.x / (32 * TEAM);
+}
+
+/* Which of its team's slices the warp has. */
+__device__ __forceinline__ int slice_of()
+{
+    return TEAM == 1 ? 0 : (int)threadIdx.x / 32 % TEAM;
+}
+
+__device__ __forceinline__ int team_lane()
+{
+    return (int)threadIdx.x % (32 * TEAM);
+}
+
+/* What a team's threads wrote to shared memory is there for all of them. */
+__device__ __forceinline__ void team_sync()
+{
+    if (TEAM == 1)
+        __syncwarp();
+    else
+        asm volatile("barrier.cta.sync %0, %1;" ::"r"(1 + team_of()), "n"(32 * TEAM) : "memory");
+}
+
+/* Scores of a warp's columns become those of all its team's. `room`: of all warps, as many words of
+ * four scores a lane as `tiles` says; it is the team's until the next team_sync(). */
+template <int tiles> __device__ __forceinline__ void share_scores(float (*score)[4], float4 *room)
+{
+    if (TEAM == 1)
+        return;
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < tiles; j++)
+        room[(warp * tiles + j) * 32 + lane] =
+            make_float4(score[j][0], score[j][1], score[j][2], score[j][3]);
+    team_sync();
+#pragma unroll
+    for (int j = 0; j < tiles; j++) {
+        float4 other = room[((warp ^ 1) * tiles + j) * 32 + lane];
+        score[j][0] += other.x;
+        score[j][1] += other.y;
+        score[j][2] += other.z;
+        score[j][3] += other.w;
+    }
 }
 
 /* ---- Sequences ------------------------------------------------------------------------------- */

@@ -7,8 +7,9 @@
  * and V that is read. There are as many blocks as the device can run at once; block x takes the
  * pieces x, x + gridDim.x ... of the batch, so that lengths decide nothing but how long it takes.
  *
- * Each of WARPS warps goes over every WARPS-th group of 16 keys of the split on its own, with
- * STAGES groups on their way in shared memory of its own; then the warps' results are merged. If
+ * Each of TEAMS teams of TEAM warps (common.cuh, Teams) goes over every TEAMS-th group of 16 keys of
+ * the split on its own, with STAGES groups on their way in shared memory of its own; then the teams'
+ * results are merged. If
  * the keys were not split, that is the output. Else it is a partial result: output, normalised, and
  * the natural logarithm of its denominator.
  *
@@ -22,18 +23,21 @@
 #include "common.cuh"
 
 #define THREADS (WARPS * 32)
+#define TEAMS   (WARPS / TEAM)
 #define ROWS    16 /* of a tile */
 #define GROUP   16 /* keys */
 
-/* Dynamic shared memory: the queries, then for each warp its stages, which also have room for a
- * group of new tokens. In the end the results of the warps take the place of all that. */
+/* Dynamic shared memory: the queries, then for each team its stages, which also have room for a
+ * group of new tokens, then the scores that a team's warps add up. In the end the results of the
+ * teams take the place of all that. */
 #define PLAIN_BYTES  (GROUP * (K_STRIDE + V_STRIDE))
 #define STAGE_BYTES  (KV_IS_FP8 ? GROUP * (K_CODES + V_CODES) : PLAIN_BYTES)
-#define WARP_BYTES   MAX((STAGE_BYTES) * (STAGES), PLAIN_BYTES)
+#define TEAM_BYTES   MAX((STAGE_BYTES) * (STAGES), PLAIN_BYTES)
+#define SCORE_BYTES  (TEAM == 1 ? 0 : WARPS * GROUP * 64)
 #define Q_BYTES      (ROWS * K_STRIDE)
 #define MERGE_STRIDE (V_PAD + 4) /* floats */
-#define MERGE_BYTES  (WARPS * ROWS * (MERGE_STRIDE + 2) * 4)
-static_assert(MAX(Q_BYTES + WARPS * WARP_BYTES, MERGE_BYTES) == DECODE_SHARED,
+#define MERGE_BYTES  (TEAMS * ROWS * (MERGE_STRIDE + 2) * 4)
+static_assert(MAX(Q_BYTES + TEAMS * TEAM_BYTES + SCORE_BYTES, MERGE_BYTES) == DECODE_SHARED,
               "the plugin and the kernel disagree");
 
 /* Probabilities are worked with times 2^LIFT where they become f16, which has few small numbers. */
@@ -138,7 +142,7 @@ __device__ __forceinline__ int group_end(const work &w, int n)
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
-/* Start the copy of 16 keys and values, whose places are those of lanes 0 to 15. */
+/* Start the copy of 16 keys and values, whose places are those of lanes 0 to 15, by a team. */
 template <int size>
 __device__ __forceinline__ void load_group(const index_place &mine, char *k, bool vectors)
 {
@@ -146,11 +150,11 @@ __device__ __forceinline__ void load_group(const index_place &mine, char *k, boo
     constexpr int v_stride = size == 1 ? V_CODES : V_STRIDE;
     int lane = (int)threadIdx.x & 31;
     char *v = k + GROUP * k_stride;
-    clear_pad<size>(k, k_stride, GROUP, lane, 32);
+    clear_pad<size>(k, k_stride, GROUP, team_lane(), 32 * TEAM);
     if (HEAD_DIM * size % 16 == 0 && V_DIM * size % 16 == 0 && vectors) {
 #pragma unroll
-        for (int i = 0; i < GROUP; i += 4) {
-            int r = i + lane / 8;
+        for (int i = 0; i < GROUP; i += 4 * TEAM) {
+            int r = i + team_lane() / 8;
             const char *k_from = (const char *)__shfl_sync(~0u, (u64)mine.k, r);
             const char *v_from = (const char *)__shfl_sync(~0u, (u64)mine.v, r);
             copy_row<HEAD_DIM, size>(k + r * k_stride, k_from, lane % 8);
@@ -162,12 +166,12 @@ __device__ __forceinline__ void load_group(const index_place &mine, char *k, boo
     for (int r = 0; r < GROUP; r++) {
         const char *k_from = (const char *)__shfl_sync(~0u, (u64)mine.k, r);
         const char *v_from = (const char *)__shfl_sync(~0u, (u64)mine.v, r);
-        copy_row_slow<HEAD_DIM, size>(k + r * k_stride, k_from, lane, 32);
-        copy_row_slow<V_DIM, size>(v + r * v_stride, v_from, lane, 32);
+        copy_row_slow<HEAD_DIM, size>(k + r * k_stride, k_from, team_lane(), 32 * TEAM);
+        copy_row_slow<V_DIM, size>(v + r * v_stride, v_from, team_lane(), 32 * TEAM);
     }
 }
 
-/* A warp's groups on their way. */
+/* A team's groups on their way; both its warps say the same. */
 struct feed {
     int ahead; /* the group whose copy is started next */
     int entry; /* of this lane's key of it */
@@ -192,7 +196,7 @@ __device__ __forceinline__ void start_group(const kernel_params &p, const work &
                                             char *to, int limit)
 {
     feed now = f;
-    f = begin_feed(p, w, now.ahead + WARPS);
+    f = begin_feed(p, w, now.ahead + TEAMS);
     if (now.ahead < limit) {
         index_place at = find_key(p, w.q, w.head, lane_key(w, now.ahead), now.entry);
         load_group<size>(at, to,
@@ -205,13 +209,13 @@ __device__ __forceinline__ void start_group(const kernel_params &p, const work &
 /* ---- Queries --------------------------------------------------------------------------------- */
 
 /* A warp's queries as operand `a` of the products with keys: row lane / 4 and that + 8. */
-__device__ __forceinline__ void take_queries(const char *q_rows, u32 (&a)[HEAD_PAD / 16][4])
+__device__ __forceinline__ void take_queries(const char *q_rows, u32 (&a)[HEAD_SLICE / 16][4])
 {
     int lane = (int)threadIdx.x & 31;
 #pragma unroll
-    for (int d = 0; d < HEAD_PAD / 16; d++)
-        load_matrices(a[d],
-                      shared_address(q_rows) + (lane & 15) * K_STRIDE + (lane >> 4) * 16 + d * 32);
+    for (int d = 0; d < HEAD_SLICE / 16; d++)
+        load_matrices(a[d], shared_address(q_rows) + (lane & 15) * K_STRIDE + (lane >> 4) * 16 +
+                                slice_of() * HEAD_SLICE * 2 + d * 32);
 }
 
 /* Two bf16 values times a power of two as f16 values. */
@@ -226,16 +230,17 @@ __device__ __forceinline__ u32 bf16_to_f16(u32 word, float power)
  * 2^15 and above: what is at least 2^-32 of that stays exact, which is as far as the inverses of
  * e5m2's numbers are apart. factor[h] takes the power back. */
 __device__ __forceinline__ void
-take_queries_for_codes(const char *q_rows, u32 (&a)[HEAD_PAD / 16][4], float (&factor)[2])
+take_queries_for_codes(const char *q_rows, u32 (&a)[HEAD_SLICE / 16][4], float (&factor)[2])
 {
     int lane = (int)threadIdx.x & 31;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const char *row = q_rows + (h * 8 + lane / 4) * K_STRIDE + (lane & 3) * 8;
+        const char *row =
+            q_rows + (h * 8 + lane / 4) * K_STRIDE + (lane & 3) * 8 + slice_of() * HEAD_SLICE * 2;
         u32 largest =
             16 << 7; /* bits without sign: above the smallest, so that powers are normal */
 #pragma unroll
-        for (int d = 0; d < HEAD_PAD / 16; d++) {
+        for (int d = 0; d < HEAD_SLICE / 16; d++) {
             uint2 words = *(const uint2 *)(row + d * 32);
             a[d][h] = words.x;
             a[d][h + 2] = words.y;
@@ -250,7 +255,7 @@ take_queries_for_codes(const char *q_rows, u32 (&a)[HEAD_PAD / 16][4], float (&f
         float power = __int_as_float((269 - exponent) << 23);
         factor[h] *= __int_as_float((exponent - 15) << 23);
 #pragma unroll
-        for (int d = 0; d < HEAD_PAD / 16; d++) {
+        for (int d = 0; d < HEAD_SLICE / 16; d++) {
             a[d][h] = bf16_to_f16(a[d][h], power);
             a[d][h + 2] = bf16_to_f16(a[d][h + 2], power);
         }
@@ -263,15 +268,15 @@ take_queries_for_codes(const char *q_rows, u32 (&a)[HEAD_PAD / 16][4], float (&f
 struct sums {
     float most[2]; /* in units of log 2 */
     float sum[2];  /* this lane's part */
-    float out[V_PAD / 8][4];
+    float out[V_SLICE / 8][4];
 };
 
 /* Of an output tile of 8 columns, the column of value `e` of this lane. With an fp8 cache two tiles
  * share 16 columns, one has the even ones: so the two codes of a 16-bit word come apart. */
 __device__ __forceinline__ int out_column(int tile, int e)
 {
-    int c = (int)threadIdx.x & 3;
-    return KV_IS_FP8 ? tile / 2 * 16 + c * 4 + e * 2 + tile % 2 : tile * 8 + c * 2 + e;
+    int c = (int)threadIdx.x & 3, first = slice_of() * V_SLICE;
+    return first + (KV_IS_FP8 ? tile / 2 * 16 + c * 4 + e * 2 + tile % 2 : tile * 8 + c * 2 + e);
 }
 
 /* Blocks of 16 x 16 codes as matrices of 16-bit words: codes[b][j] is of keys 8j to 8j + 7. */
@@ -298,26 +303,27 @@ __device__ __forceinline__ void load_codes(u32 (&codes)[blocks][2], const char *
         load_matrices(codes[blocks - 1], at + (blocks - 1) * 16);
 }
 
-/* score[j]: products of the rows with keys 8j to 8j + 7. */
+/* score[j]: products of the rows with keys 8j to 8j + 7, of the warp's columns. */
 template <bool coded>
-__device__ __forceinline__ void score_keys(const u32 (&a)[HEAD_PAD / 16][4], const char *k,
+__device__ __forceinline__ void score_keys(const u32 (&a)[HEAD_SLICE / 16][4], const char *k,
                                            float (&score)[2][4])
 {
     int lane = (int)threadIdx.x & 31;
     if (coded) {
-        u32 codes[HEAD_PAD / 16][2];
-        load_codes<HEAD_PAD / 16, false>(codes, k, K_CODES);
+        u32 codes[HEAD_SLICE / 16][2];
+        load_codes<HEAD_SLICE / 16, false>(codes, k + slice_of() * HEAD_SLICE, K_CODES);
 #pragma unroll
-        for (int d = 0; d < HEAD_PAD / 16; d++)
+        for (int d = 0; d < HEAD_SLICE / 16; d++)
 #pragma unroll
             for (int j = 0; j < 2; j++)
                 multiply<DTYPE_F16>(score[j], a[d], codes_to_f16<0>(codes[d][j]),
                                     codes_to_f16<1>(codes[d][j]));
         return;
     }
-    u32 at = shared_address(k) + ((lane & 7) + (lane >> 4) * 8) * K_STRIDE + (lane >> 3 & 1) * 16;
+    u32 at = shared_address(k) + ((lane & 7) + (lane >> 4) * 8) * K_STRIDE + (lane >> 3 & 1) * 16 +
+             slice_of() * HEAD_SLICE * 2;
 #pragma unroll
-    for (int d = 0; d < HEAD_PAD / 16; d++) {
+    for (int d = 0; d < HEAD_SLICE / 16; d++) {
         u32 b[4];
         load_matrices(b, at + d * 32);
         multiply<Q_DTYPE>(score[0], a[d], b[0], b[1]);
@@ -347,7 +353,7 @@ __device__ __forceinline__ void weigh_keys(float (&score)[2][4], sums &state)
             }
         if (__any_sync(~0u, grown)) { /* else shrink is 1, or there is nothing yet */
 #pragma unroll
-            for (int d = 0; d < V_PAD / 8; d++) {
+            for (int d = 0; d < V_SLICE / 8; d++) {
                 state.out[d][h * 2] *= shrink;
                 state.out[d][h * 2 + 1] *= shrink;
             }
@@ -396,7 +402,7 @@ __device__ __forceinline__ void add_values(const float (&score)[2][4], const cha
                                            sums &state)
 {
     constexpr int dtype = coded ? DTYPE_F16 : Q_DTYPE;
-    u32 probability[4], rest[4], codes[V_PAD / 16][2];
+    u32 probability[4], rest[4], codes[V_SLICE / 16][2];
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         float low = score[e / 2][e % 2 * 2], high = score[e / 2][e % 2 * 2 + 1];
@@ -405,9 +411,9 @@ __device__ __forceinline__ void add_values(const float (&score)[2][4], const cha
             rest[e] = remainder16<dtype>(probability[e], low, high);
     }
     if (coded)
-        load_codes<V_PAD / 16, true>(codes, v, V_CODES);
+        load_codes<V_SLICE / 16, true>(codes, v, V_CODES);
 #pragma unroll
-    for (int d = 0; d < V_PAD / 16; d++) {
+    for (int d = 0; d < V_SLICE / 16; d++) {
         u32 b[2][2];
         if (coded)
             widen_values(codes[d], b);
@@ -434,13 +440,13 @@ __device__ __forceinline__ void add_values(const float (&score)[2][4], const cha
 struct rows {
     row_view views[2];
     float factor[2]; /* of products that are to be scores */
-    u32 a[HEAD_PAD / 16][4];
+    u32 a[HEAD_SLICE / 16][4];
 };
 
 /* Group n, which lies at `k` and after it. */
 template <bool coded>
 __device__ __forceinline__ void attend_group(const kernel_params &p, const work &w, const rows &r,
-                                             int n, char *k, sums &state)
+                                             int n, char *k, float4 *room, sums &state)
 {
     float score[2][4] = {};
     int lane = (int)threadIdx.x & 31, from = group_begin(w, n), to = group_end(w, n);
@@ -452,21 +458,27 @@ __device__ __forceinline__ void attend_group(const kernel_params &p, const work 
 #pragma unroll
     for (int j = 0; j < 2; j++)
 #pragma unroll
+        for (int e = 0; e < 4; e++)
+            score[j][e] *= r.factor[e / 2];
+    share_scores<2>(score, room);
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
         for (int e = 0; e < 4; e++) {
             int key = from + j * 8 + (lane & 3) * 2 + e % 2;
             bool sees = !check || sees_key(p, w.q, r.views[e / 2], key, to);
-            score[j][e] =
-                finish_score(p, w.q, r.views[e / 2], key, sees, score[j][e] * r.factor[e / 2]);
+            score[j][e] = finish_score(p, w.q, r.views[e / 2], key, sees, score[j][e]);
             seen |= sees ? 1u << (j * 2 + e % 2) : 0;
         }
     weigh_keys(score, state);
     if (CUSTOM_MASK)
         seen = seen_by_any(seen);
     if (to - from < GROUP) {
-        clear_rows(v + (to - from) * v_stride, (GROUP - to + from) * v_stride, lane, 32);
-        __syncwarp();
+        clear_rows(v + (to - from) * v_stride, (GROUP - to + from) * v_stride, team_lane(),
+                   32 * TEAM);
+        team_sync();
     }
-    add_values<coded>(score, v, seen, state);
+    add_values<coded>(score, v + slice_of() * V_SLICE * (coded ? 1 : 2), seen, state);
 }
 
 /* ---- A piece of work ------------------------------------------------------------------------- */
@@ -484,20 +496,20 @@ __device__ __forceinline__ void begin_rows(const kernel_params &p, const work &w
         state.sum[h] = 0.0f;
     }
 #pragma unroll
-    for (int d = 0; d < V_PAD / 8; d++)
+    for (int d = 0; d < V_SLICE / 8; d++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
             state.out[d][e] = 0.0f;
 }
 
-/* The warp's new tokens, after an fp8 cache: few, so that each group is waited for. What was
+/* The team's new tokens, after an fp8 cache: few, so that each group is waited for. What was
  * summed up so far lacks the scale of the values. */
 __device__ __forceinline__ void attend_new(const kernel_params &p, const work &w, rows &r, int n,
-                                           const char *q_rows, char *to, sums &state)
+                                           const char *q_rows, char *to, float4 *room, sums &state)
 {
     float scale = v_scale_of(p, w.head);
 #pragma unroll
-    for (int d = 0; d < V_PAD / 8; d++)
+    for (int d = 0; d < V_SLICE / 8; d++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
             state.out[d][e] *= scale;
@@ -507,25 +519,26 @@ __device__ __forceinline__ void attend_new(const kernel_params &p, const work &w
     take_queries(q_rows, r.a);
     feed f = begin_feed(p, w, n);
 #pragma unroll 1
-    for (; n < w.groups; n += WARPS) {
+    for (; n < w.groups; n += TEAMS) {
         copy_wait<0>();
-        __syncwarp();
+        team_sync();
         start_group<2>(p, w, f, to, w.groups);
         copy_wait<0>();
-        __syncwarp();
-        attend_group<false>(p, w, r, n, to, state);
+        team_sync();
+        attend_group<false>(p, w, r, n, to, room, state);
     }
 }
 
-/* All keys of the piece that are this warp's. */
+/* All keys of the piece that are this warp's team's. */
 __device__ __forceinline__ void attend(const kernel_params &p, const work &w, char *shared,
                                        sums &state)
 {
-    int warp = (int)threadIdx.x / 32, stage = 0, n = warp;
+    int team = team_of(), stage = 0, n = team;
     int limit = KV_IS_FP8 ? w.cached : w.groups;
-    char *stages = shared + Q_BYTES + warp * WARP_BYTES;
+    char *stages = shared + Q_BYTES + team * TEAM_BYTES;
+    float4 *room = (float4 *)(shared + Q_BYTES + TEAMS * TEAM_BYTES);
     rows r;
-    feed f = begin_feed(p, w, warp);
+    feed f = begin_feed(p, w, team);
     load_queries<ROWS, THREADS>(p, w.q, w.row0, w.rows, w.head, shared);
     copy_commit();
 #pragma unroll 1
@@ -541,36 +554,36 @@ __device__ __forceinline__ void attend(const kernel_params &p, const work &w, ch
         take_queries(shared, r.a);
     }
 #pragma unroll 1
-    for (; n < limit; n += WARPS) {
+    for (; n < limit; n += TEAMS) {
         copy_wait<STAGES - 2>();
-        __syncwarp();
+        team_sync();
         start_group<KV_BYTES>(p, w, f, stages + (stage ? stage - 1 : STAGES - 1) * STAGE_BYTES,
                               limit);
-        attend_group<KV_IS_FP8>(p, w, r, n, stages + stage * STAGE_BYTES, state);
+        attend_group<KV_IS_FP8>(p, w, r, n, stages + stage * STAGE_BYTES, room, state);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     if (KV_IS_FP8)
-        attend_new(p, w, r, n, shared, stages, state);
+        attend_new(p, w, r, n, shared, stages, room, state);
     copy_wait<0>();
 }
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
-/* A warp's results, for the others to see: outputs, then for each row the maximum and the sum. */
+/* A team's results, for the others to see: outputs, then for each row the maximum and the sum. */
 __device__ __forceinline__ void leave_results(const sums &state, float *merged)
 {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    float *tops = merged + WARPS * ROWS * MERGE_STRIDE, *totals = tops + WARPS * ROWS;
+    int lane = (int)threadIdx.x % 32;
+    float *tops = merged + TEAMS * ROWS * MERGE_STRIDE, *totals = tops + TEAMS * ROWS;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        int r = warp * ROWS + h * 8 + lane / 4;
+        int r = team_of() * ROWS + h * 8 + lane / 4;
         float total = softmax_quad_sum(state.sum[h]);
-        if ((lane & 3) == 0) {
+        if ((lane & 3) == 0 && slice_of() == 0) {
             tops[r] = state.most[h];
             totals[r] = total;
         }
 #pragma unroll
-        for (int d = 0; d < V_PAD / 8; d++)
+        for (int d = 0; d < V_SLICE / 8; d++)
 #pragma unroll
             for (int e = 0; e < 2; e++)
                 merged[r * MERGE_STRIDE + out_column(d, e)] = state.out[d][h * 2 + e];
@@ -587,20 +600,20 @@ __device__ __forceinline__ i64 partial_at(const kernel_params &p, int row, int h
 __device__ __forceinline__ void finish_row(const kernel_params &p, const work &w, int r,
                                            const float *merged)
 {
-    const float *tops = merged + WARPS * ROWS * MERGE_STRIDE, *totals = tops + WARPS * ROWS;
+    const float *tops = merged + TEAMS * ROWS * MERGE_STRIDE, *totals = tops + TEAMS * ROWS;
     int lane = (int)threadIdx.x % 32, t = (w.row0 + r) / GQA;
     int head = w.head * GQA + (w.row0 + r) % GQA, row = w.q.first_row + t;
     int first = p.batch.q_indptr ? p.batch.q_indptr[first_split_seq(p)] : 0;
     i64 at = partial_at(p, row - first, head), split_at = at * p.num_splits + w.split;
     float top = w.splits == 1 && HAS_SINKS && p.operands.sinks ? p.operands.sinks[head] * LOG2E
                                                                : NEGATIVE_INFINITY;
-    float sink = top, share[WARPS];
+    float sink = top, share[TEAMS];
 #pragma unroll
-    for (int i = 0; i < WARPS; i++)
+    for (int i = 0; i < TEAMS; i++)
         top = fmaxf(top, tops[i * ROWS + r]);
     float base = top == NEGATIVE_INFINITY ? 0.0f : top, total = softmax_exp2(sink - base + LIFT);
 #pragma unroll
-    for (int i = 0; i < WARPS; i++) {
+    for (int i = 0; i < TEAMS; i++) {
         share[i] = softmax_exp2(tops[i * ROWS + r] - base);
         total += share[i] * totals[i * ROWS + r];
     }
@@ -616,7 +629,7 @@ __device__ __forceinline__ void finish_row(const kernel_params &p, const work &w
     for (int d = lane; d < V_DIM; d += 32) {
         float value = 0.0f;
 #pragma unroll
-        for (int i = 0; i < WARPS; i++)
+        for (int i = 0; i < TEAMS; i++)
             value += share[i] * merged[(i * ROWS + r) * MERGE_STRIDE + d];
         if (w.splits > 1)
             ((partial *)p.partial)[split_at * V_DIM + d] = store_partial(value * factor);

@@ -7,25 +7,27 @@
  * an upper bound made of num_tokens and num_seqs; a block finds its sequence from q_indptr, and the
  * blocks left over clear rows of no sequence.
  *
- * Four warps, 16 * ROW_TILES rows each. Keys come in tiles of KEY_TILE through two stages of shared
+ * Four warps, 16 * ROW_TILES rows each; of rows of more than 256 columns, as many teams of two warps
+ * as shared memory allows (common.cuh, Teams). Keys come in tiles of KEY_TILE through two stages of shared
  * memory: while a tile is worked on the next is on its way, and the places of the one after it are
  * looked up. An fp8 cache is widened tile by tile; new tokens follow in a run of their own, as they
  * were given.
  */
 #include "common.cuh"
 
-#define EXTEND_WARPS 4
-#define THREADS      (EXTEND_WARPS * 32)
-#define BLOCK_ROWS   (EXTEND_WARPS * 16 * ROW_TILES)
+#define THREADS    (EXTEND_WARPS * 32)
+#define BLOCK_ROWS (EXTEND_WARPS / TEAM * 16 * ROW_TILES)
 
 /* Dynamic shared memory: queries; the two stages, with an fp8 cache two of codes and one widened
- * tile in the same place; the places of two tiles, and what the index has for a third. */
+ * tile in the same place; the places of two tiles, and what the index has for a third; the scores
+ * that a team's warps add up. */
 #define Q_BYTES     (BLOCK_ROWS * K_STRIDE)
 #define STAGE_BYTES (KEY_TILE * (K_STRIDE + V_STRIDE))
 #define CODE_BYTES  (KEY_TILE * (K_CODES + V_CODES))
 #define TILES_BYTES MAX(2 * STAGE_BYTES, KV_IS_FP8 ? 2 * CODE_BYTES + STAGE_BYTES : 0)
 #define PLACE_BYTES (2 * KEY_TILE * 16 + KEY_TILE * 4)
-static_assert(Q_BYTES + TILES_BYTES + PLACE_BYTES == EXTEND_SHARED,
+#define SCORE_BYTES (TEAM == 1 ? 0 : EXTEND_WARPS * ROW_TILES * KEY_TILE * 64)
+static_assert(Q_BYTES + TILES_BYTES + PLACE_BYTES + SCORE_BYTES == EXTEND_SHARED,
               "the plugin and the kernel disagree");
 
 /* What a row sees is kept where every score asks for it, else found again at the few tiles that are
@@ -89,11 +91,11 @@ __device__ __forceinline__ void begin_work(const kernel_params &p, int s, int ti
     position_range(p, w.q.prefix_len + t0, ignored, w.all_hi);
 }
 
-/* Row h * 8 + lane / 4 of the warp's row tile m. */
+/* Row h * 8 + lane / 4 of the team's row tile m. */
 __device__ __forceinline__ int row_of(const work &w, int m, int h)
 {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    return w.row0 + (warp * ROW_TILES + m) * 16 + h * 8 + lane / 4;
+    int lane = (int)threadIdx.x % 32;
+    return w.row0 + (team_of() * ROW_TILES + m) * 16 + h * 8 + lane / 4;
 }
 
 __device__ __forceinline__ void view_row(const kernel_params &p, const work &w, int row,
@@ -202,7 +204,7 @@ __device__ __forceinline__ void widen_rows(char *to, const char *from)
 struct sums {
     float most[ROW_TILES][2]; /* in units of log 2 */
     float sum[ROW_TILES][2];  /* this lane's part */
-    float out[ROW_TILES][V_PAD / 8][4];
+    float out[ROW_TILES][V_SLICE / 8][4];
 #if KEEP_VIEWS
     row_view views[ROW_TILES][2];
 #endif
@@ -223,22 +225,23 @@ __device__ __forceinline__ void begin_sums(const kernel_params &p, const work &w
             state.sum[m][h] = 0.0f;
         }
 #pragma unroll
-        for (int d = 0; d < V_PAD / 8; d++)
+        for (int d = 0; d < V_SLICE / 8; d++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 state.out[m][d][e] = 0.0f;
     }
 }
 
-/* score[m][j]: products of row tile m with keys 8j to 8j + 7. */
+/* score[m][j]: products of row tile m with keys 8j to 8j + 7, of the warp's columns. */
 __device__ __forceinline__ void score_keys(const char *q_rows, const char *k, scores &score)
 {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    u32 q_at = shared_address(q_rows) + (warp * ROW_TILES * 16 + (lane & 15)) * K_STRIDE +
-               (lane >> 4) * 16;
-    u32 k_at = shared_address(k) + ((lane & 7) + (lane >> 4) * 8) * K_STRIDE + (lane >> 3 & 1) * 16;
+    int lane = (int)threadIdx.x % 32, column = slice_of() * HEAD_SLICE * 2;
+    u32 q_at = shared_address(q_rows) + (team_of() * ROW_TILES * 16 + (lane & 15)) * K_STRIDE +
+               (lane >> 4) * 16 + column;
+    u32 k_at = shared_address(k) + ((lane & 7) + (lane >> 4) * 8) * K_STRIDE +
+               (lane >> 3 & 1) * 16 + column;
 #pragma unroll
-    for (int d = 0; d < HEAD_PAD / 16; d++) {
+    for (int d = 0; d < HEAD_SLICE / 16; d++) {
         u32 a[ROW_TILES][4];
 #pragma unroll
         for (int m = 0; m < ROW_TILES; m++)
@@ -315,7 +318,7 @@ __device__ __forceinline__ void weigh_keys(float scale, scores &score, sums &sta
             state.sum[m][h] = state.sum[m][h] * shrink + total;
             if (__any_sync(~0u, grown)) { /* else shrink is 1, or there is nothing yet */
 #pragma unroll
-                for (int d = 0; d < V_PAD / 8; d++) {
+                for (int d = 0; d < V_SLICE / 8; d++) {
                     state.out[m][d][h * 2] *= shrink;
                     state.out[m][d][h * 2 + 1] *= shrink;
                 }
@@ -328,7 +331,8 @@ __device__ __forceinline__ void add_values(const scores &score, const char *v, u
                                            sums &state)
 {
     int lane = (int)threadIdx.x & 31;
-    u32 v_at = shared_address(v) + (lane & 15) * V_STRIDE + (lane >> 4) * 16;
+    u32 v_at =
+        shared_address(v) + (lane & 15) * V_STRIDE + (lane >> 4) * 16 + slice_of() * V_SLICE * 2;
 #pragma unroll
     for (int j = 0; j < KEY_TILE / 16; j++) {
         u32 a[ROW_TILES][4], rest[ROW_TILES][4];
@@ -343,7 +347,7 @@ __device__ __forceinline__ void add_values(const scores &score, const char *v, u
                     rest[m][e] = remainder16<Q_DTYPE>(a[m][e], low, high);
             }
 #pragma unroll
-        for (int d = 0; d < V_PAD / 16; d++) {
+        for (int d = 0; d < V_SLICE / 16; d++) {
             u32 b[4];
             load_matrices_transposed(b, v_at + j * 16 * V_STRIDE + d * 32);
             if (CUSTOM_MASK) {
@@ -367,14 +371,15 @@ __device__ __forceinline__ void add_values(const scores &score, const char *v, u
 }
 
 /* Keys [begin, end) of a tile, which lies at `k` and after it. */
-__device__ __forceinline__ void attend_tile(const kernel_params &p, const work &w,
-                                            const char *q_rows, char *k, int begin, int end,
-                                            float factor, sums &state)
+__device__ __forceinline__ void attend_tile(const kernel_params &p, const work &w, char *q_rows,
+                                            char *k, int begin, int end, float factor, sums &state)
 {
     scores score = {};
     char *v = k + KEY_TILE * K_STRIDE;
     u32 seen = 0;
     score_keys(q_rows, k, score);
+    share_scores<ROW_TILES * KEY_TILE / 8>(score[0],
+                                           (float4 *)(q_rows + EXTEND_SHARED - SCORE_BYTES));
     bool check = CUSTOM_MASK || begin < w.all_lo || begin + KEY_TILE > min(w.all_hi, end);
     if (!SCALE_LATER) {
 #pragma unroll
@@ -453,7 +458,7 @@ __device__ __forceinline__ void attend(const kernel_params &p, const work &w, ch
 #pragma unroll
         for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
-            for (int d = 0; d < V_PAD / 8; d++)
+            for (int d = 0; d < V_SLICE / 8; d++)
 #pragma unroll
                 for (int e = 0; e < 4; e++)
                     state.out[m][d][e] *= scale;
@@ -469,7 +474,7 @@ __device__ __forceinline__ void attend(const kernel_params &p, const work &w, ch
 __device__ __forceinline__ void store_columns(const kernel_params &p, char *to, int d, float low,
                                               float high)
 {
-    int column = d * 8 + ((int)threadIdx.x & 3) * 2;
+    int column = slice_of() * V_SLICE + d * 8 + ((int)threadIdx.x & 3) * 2;
     if (column + 1 < V_DIM && p.operands.aligned & CALL_ALIGNED_OUT) {
 #if OUT_DTYPE == DTYPE_F32
         *(float2 *)(to + column * 4) = make_float2(low, high);
@@ -500,11 +505,11 @@ __device__ __forceinline__ void finish_row(const kernel_params &p, const work &w
     }
     bool empty = total == 0.0f;
     factor = empty ? 0.0f : factor / total;
-    if ((lane & 3) == 0)
+    if ((lane & 3) == 0 && slice_of() == 0)
         store_lse(p, at, head, empty ? NEGATIVE_INFINITY : (top + __log2f(total * UNLIFT)) * LN2);
     char *to = out_row(p, at, head);
 #pragma unroll
-    for (int d = 0; d < V_PAD / 8; d++)
+    for (int d = 0; d < V_SLICE / 8; d++)
         store_columns(p, to, d, state.out[m][d][h * 2] * factor,
                       state.out[m][d][h * 2 + 1] * factor);
 }

@@ -79,8 +79,12 @@ TEST_OF(any_machine, query_accepts_and_refuses)
     make_problem(&t);
     t.bounds.uses = ATTN_USES_MULTI_ITEM | ATTN_USES_LSE;
     t.group.head_dim = 8;
-    t.group.v_head_dim = 257;
+    t.group.v_head_dim = MAX_DIM + 1;
     ck_assert_uint_eq(refused_fields(&t), FIELD(USES) | FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM));
+    make_problem(&t); /* Gemma 4's full layers */
+    t.group.head_dim = t.group.v_head_dim = 512;
+    t.group.sm_scale = 1.0f;
+    ck_assert_uint_eq(refused_fields(&t), 0);
     make_problem(&t);
     t.problem.kv_dtype = ATTN_FP8_E4M3;
     ck_assert_uint_eq(refused_fields(&t), FIELD(SCALE_GRANULARITY));
@@ -193,7 +197,10 @@ TEST_OF(any_machine, tiles_fit_any_device)
                 ck_assert_int_ge(shape.stages, 2);
                 /* What decode's warps leave to be merged. */
                 ck_assert_int_ge(shape.decode_shared,
-                                 shape.warps * 16 * (triton_round16(group.base.v_dim) + 6) * 4);
+                                 shape.warps / shape.team * 16 *
+                                     (triton_pad(&group, group.base.v_dim) + 6) * 4);
+                /* A pass of all threads over rows of keys ends with a tile. */
+                ck_assert_int_eq(shape.key_tile % (shape.extend_warps * 4), 0);
             }
 }
 END_TEST
@@ -244,6 +251,8 @@ static const struct specimen {
     {ATTN_F16, ATTN_F16, ATTN_F16, 40, 40, 13, 16, 0, VARIANT_CUSTOM, 1, "sm_80"},
     {ATTN_BF16, ATTN_BF16, ATTN_F32, 16, 256, 16, 1, 1, VARIANT_PLAIN, 0, "sm_90"},
     {ATTN_BF16, ATTN_FP8_E5M2, ATTN_F16, 17, 96, 1, 5, 1, VARIANT_PLAIN, 1, "sm_80"},
+    {ATTN_BF16, ATTN_BF16, ATTN_BF16, 512, 512, 8, 16, 0, VARIANT_PLAIN, 0, "sm_90"},
+    {ATTN_F16, ATTN_FP8_E4M3, ATTN_F16, 264, 64, 4, 16, 1, VARIANT_CUSTOM, 1, "sm_80"},
 };
 
 START_TEST(kernels_compile)

@@ -409,7 +409,7 @@ static int check_case(uint64_t seed, const case_wishes *wishes, int32_t dim, int
 
 static void check_many(uint64_t first, int count)
 {
-    static const int32_t dims[] = {0, 0, 64, 128, 128, 96, 256, 192, 40, 0};
+    static const int32_t dims[] = {0, 0, 64, 128, 128, 96, 256, 192, 40, 0, 512, 320};
     static const int32_t ratios[] = {0, 0, 0, 4, 8, 16, 0};
     for (uint64_t seed = first * 1000; count > 0; seed++) {
         case_wishes wishes = CASE_ANYTHING;
@@ -425,7 +425,7 @@ static void check_many(uint64_t first, int count)
             wishes.mode = ATTN_MODE_MIXED;
         if (seed % 7 == 3)
             wishes.mask_kind = ATTN_MASK_FULL;
-        count -= check_case(seed, &wishes, dims[seed % 10], ratios[seed % 7]);
+        count -= check_case(seed, &wishes, dims[seed % 12], ratios[seed % 7]);
     }
 }
 
