@@ -17,7 +17,7 @@
 
 enum { SEQS = 3, LONGEST = 150, LEAST_PAGE = 4, LATENT_PAGES = 128, ALIGNMENT = 256 };
 
-_Static_assert(SEQS * (LONGEST / LEAST_PAGE + 1) < LATENT_PAGES, "sequences share no page");
+_Static_assert(SEQS *(LONGEST / LEAST_PAGE + 1) < LATENT_PAGES, "sequences share no page");
 
 /* ---- Which cases ----------------------------------------------------------------------------- */
 
