@@ -110,6 +110,19 @@ void linear_set_extend(struct linear_spec *spec, int32_t num_sequences,
     memcpy(spec->sequences, sequences, (size_t)num_sequences * sizeof *sequences);
 }
 
+void linear_set_many(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence many[LINEAR_MANY] = {
+        {.rows = 5, .has_initial = true, .in_place = true},
+        {.rows = 67, .has_initial = true},
+        {.rows = 0, .has_initial = true},
+        {.rows = 1, .has_initial = true},
+        {.rows = 20},
+        {.rows = 1}};
+    (void)index;
+    linear_set_extend(spec, LINEAR_MANY, many);
+}
+
 /* ---- A case ---------------------------------------------------------------------------------- */
 
 void linear_report(struct check_run *run, const struct linear_spec *spec, attn_status status,

@@ -42,6 +42,9 @@ bool linear_find_case(struct check_run *run, linear_change change, struct linear
 /* Make it a batch of EXTEND with these sequences. */
 void linear_set_extend(struct linear_spec *spec, int32_t num_sequences,
                        const struct linear_case_sequence *sequences);
+/* Make it a batch of LINEAR_MANY sequences of 0 to 67 rows, with initial states and without. A linear_change. */
+enum { LINEAR_MANY = 6 };
+void linear_set_many(struct linear_spec *spec, int32_t index);
 
 /* ---- A case ---------------------------------------------------------------------------------- */
 

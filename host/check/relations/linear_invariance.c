@@ -277,27 +277,12 @@ static void run_linear_handed(struct check_run *run)
 
 /* ---- The rest of the batch ------------------------------------------------- */
 
-static const struct linear_case_sequence many[] = {
-    {.rows = 5, .has_initial = true, .in_place = true},
-    {.rows = 67, .has_initial = true},
-    {.rows = 0, .has_initial = true},
-    {.rows = 1, .has_initial = true},
-    {.rows = 20},
-    {.rows = 1}};
-enum { MANY = sizeof many / sizeof many[0] };
-
-static void change_many(struct linear_spec *spec, int32_t index)
-{
-    (void)index;
-    linear_set_extend(spec, MANY, many);
-}
-
 static void run_linear_permuted(struct check_run *run)
 {
     struct linear_spec spec;
-    if (!linear_find_case(run, change_many, &spec))
+    if (!linear_find_case(run, linear_set_many, &spec))
         return;
-    for (spec.turn = 0; spec.turn < MANY && run->code == CHECK_PASS; spec.turn++)
+    for (spec.turn = 0; spec.turn < LINEAR_MANY && run->code == CHECK_PASS; spec.turn++)
         linear_run_spec(run, &spec);
 }
 

@@ -161,24 +161,10 @@ static void run_any_order(struct check_run *run)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-static const struct linear_case_sequence many[] = {
-    {.rows = 5, .has_initial = true, .in_place = true},
-    {.rows = 67, .has_initial = true},
-    {.rows = 0, .has_initial = true},
-    {.rows = 1, .has_initial = true},
-    {.rows = 20},
-    {.rows = 1}};
-
-static void change_many(struct linear_spec *spec, int32_t index)
-{
-    (void)index;
-    linear_set_extend(spec, 6, many);
-}
-
 /* No state is dropped and nothing is padding: what slot 0 holds is up to the order. */
 static void change_order(struct linear_spec *spec, int32_t index)
 {
-    linear_set_extend(spec, 6, many);
+    linear_set_many(spec, index);
     spec->padded = 0;
     if (index) {
         spec->mode = ATTN_MODE_DECODE;
@@ -210,7 +196,7 @@ const struct check check_repeats[] = {
         LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES)),
     ROW("INVAR-01", "linear_layer_groups", beside,
         "another group of linear layers in the instance changes no result",
-        LINEAR_CASES(change_many, 1)),
+        LINEAR_CASES(linear_set_many, 1)),
     ROW("INVAR-02", "same_batch", again, "DETERMINISTIC: equal batches give equal bits",
         SOFTMAX_CASES(BOTH_PHASES, LENGTHS(SPLITS, ROWS), {AXIS_DTYPE, 7})),
     ROW("INVAR-02", "mla_same_batch", again,
@@ -224,9 +210,9 @@ const struct check check_repeats[] = {
         LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES)),
     ROW("INVAR-02", "linear_threads", threads,
         "DETERMINISTIC: with any number of threads bits of linear layers are equal",
-        LINEAR_CASES(change_many, 1)),
+        LINEAR_CASES(linear_set_many, 1)),
     ROW("INVAR-02", "any_order", any_order,
-        "in any order of tasks and workers, one amid another too, results are the same",
+        "results are the same in any order of tasks and workers, nested tasks included",
         SOFTMAX_CASES({AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
                       LENGTHS(PAGES, SPLITS), PLAIN_AND_QUANTISED)),
     ROW("INVAR-02", "mla_any_order", any_order,

@@ -833,8 +833,8 @@ const struct check stand_checks[] = {
      CHECK_NEEDS_CHILD | CHECK_ALONE, stand_count_measured, stand_run_measured, NULL},
     {.rule = "COMP-08",
      .name = "stored",
-     .sentence =
-         "choices that were measured before are taken from the store, whoever wrote to it since",
+     .sentence = "choices that were measured before are taken from the store, also where another "
+                 "process has written to it since",
      .needs = CHECK_NEEDS_CHILD | CHECK_ALONE,
      .count = stand_count_stored,
      .run = stand_run_stored},
