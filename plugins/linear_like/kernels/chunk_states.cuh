@@ -258,7 +258,7 @@ template <bool DELTA> struct states_memory {
         stages[1] = from + STATE_STAGES * CHUNK_STATE_STAGE(DELTA);
         state = stages[1] + OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(DELTA);
         updates = state + 9 * 2048;
-        turn = (float *)(state + 14 * 2048) + warp * 16 * 20;
+        turn = (float *)(state + 14 * 2048) + warp * 512;
         barriers = shared_address(state + CHUNK_HANDED);
     }
 
@@ -562,6 +562,45 @@ template <bool DELTA> DEVICE void add_own(float2 own, float2 p, const u32 *x, fl
     }
 }
 
+/* Outputs of a delta rule that nothing more is done with: turned as they are stored, 16 bytes a
+ * lane. */
+DEVICE void write_turned(const linear_call &call, char *turn, const float *numbers,
+                         const float (&read)[32], float (&added)[32], const float (&held)[2],
+                         const left_operand<8> &kept, int row, int rows, const output_place &place,
+                         int lane)
+{
+    const linear_operands &o = call.operands;
+    const int dtype = call.dims.out_dtype, turned = lane % 8 + lane / 16 * 8;
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) {
+        u32 y[4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int c = 16 * pair + 8 * i + lane % 4 * 2, from = 4 * (2 * pair + i);
+            const float2 a = *(const float2 *)(numbers + NUMBERS_Q + c);
+            const float2 p = *(const float2 *)(numbers + NUMBERS_P + c);
+            const float2 own = *(const float2 *)(numbers + NUMBERS_OWN(true) + c);
+            float(&sums)[4] = *(float(*)[4])(added + from);
+            add_own<true>(own, p, kept.at[pair] + 2 * i, sums);
+#pragma unroll
+            for (int e = 0; e < 2; e++) /* a lane's value, and that + 8 */
+                y[2 * i + e] = pack_two(
+                    dtype, read[from + 2 * e] * (a.x * held[e]) + sums[2 * e] * kept.times[e],
+                    read[from + 2 * e + 1] * (a.y * held[e]) + sums[2 * e + 1] * kept.times[e]);
+        }
+        store_matrices_turned(shared_address(turn) + panel_offset(16 * pair + turned, lane / 8 % 2),
+                              y);
+    }
+    __syncwarp();
+    char *to =
+        o.out + (i64)(row + lane / 2) * o.out_row + place.head * o.out_head + place.value * 2;
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++)
+        if (16 * pair + lane / 2 < rows && place.here)
+            *(uint4 *)(to + 16 * pair * o.out_row) =
+                *(const uint4 *)(turn + panel_offset(16 * pair + lane / 2, lane % 2));
+}
+
 /* Outputs of a chunk's rows, of which the first is `row` of the batch; turned in shared memory,
  * sixteen rows at a time. `last`: the other warpgroup has no chunk after it. */
 template <bool DELTA>
@@ -592,6 +631,11 @@ DEVICE void write_chunk(const linear_call &call, const states_memory<DELTA> &m, 
     multiply_rows(added, x.at[0], shared_address(stage + at::products), false);
     wait_product<0>(read);
     products_arrived(added);
+    if (HAS_HOPPER && DELTA && !o.z) {
+        write_turned(call, (char *)m.turn, numbers, read, added, s.times, x, row, rows, place,
+                     lane);
+        return;
+    }
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
 #pragma unroll

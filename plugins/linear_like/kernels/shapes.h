@@ -94,7 +94,7 @@
 #define CHUNK_OUTPUT_STAGE(delta)                                                                  \
     (CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS +                                                 \
      ((delta) ? 0 : CHUNK_STATE_WARPS * CHUNK_PANEL_BYTES))
-#define CHUNK_HANDED (14 * 2048 + CHUNK_STATE_WARPS * 16 * 20 * 4)
+#define CHUNK_HANDED (14 * 2048 + CHUNK_STATE_WARPS * 2048)
 #define CHUNK_STATES_SHARED(delta)                                                                 \
     (CHUNK_STATE_STAGES * CHUNK_STATE_STAGE(delta) +                                               \
      CHUNK_OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(delta) + CHUNK_HANDED + 128)
