@@ -8,7 +8,7 @@
 
 static uint32_t threads_of(int latents, int rows)
 {
-    if (latents == FM_LATENT_PACKED)
+    if (latents == FM_LATENT_PACKED && rows != MLA_ROWS)
         return (uint32_t)MLA_PACKED_THREADS(rows);
     return latents == FM_LATENT_CODES && rows != MLA_ROWS ? MLA_CODES_THREADS : MLA_THREADS;
 }

@@ -60,7 +60,7 @@ uint32_t fm_shared(int latents, int kernel)
 {
     const int rows = 8 << kernel;
     if (latents == FM_LATENT_PACKED)
-        return (uint32_t)MLA_PACKED_SHARED(rows);
+        return rows == MLA_ROWS ? MLA_PACKED_ROWS_SHARED : (uint32_t)MLA_PACKED_SHARED(rows);
     if (rows == MLA_ROWS)
         return MLA_ROWS_SHARED;
     return (uint32_t)(latents == FM_LATENT_CODES ? MLA_CODES_SHARED(rows) : MLA_SHARED(rows));

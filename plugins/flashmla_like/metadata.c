@@ -178,7 +178,7 @@ void fm_describe(const attn_metadata *metadata, uint32_t index, mla_call *call)
     call->ranges = shape.ranges;
     call->pair = shape.pair;
     call->rows = shape.rows;
-    call->tile = shape.rows == MLA_ROWS && !group->packed ? MLA_ROWS_TILE : MLA_TILE;
+    call->tile = shape.rows == MLA_ROWS ? MLA_ROWS_TILE : MLA_TILE;
     call->heads = group->ratio;
     call->lora = group->v_dim;
     call->rope = group->dim - group->v_dim;

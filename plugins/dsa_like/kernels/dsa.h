@@ -33,6 +33,7 @@
 #define DSA_GROUP_BLOCKS   4 /* likewise, of groups of queries */
 #define DSA_CHOOSE_BLOCKS  3 /* likewise */
 #define DSA_TAKE_THREADS   256
+#define DSA_TAKE_SLOTS     8 /* of a thread at a time */
 
 /* Tiles that a block of dsa_label_K has room for; `several`: for groups of more than one query. */
 #define DSA_STAGES(several) ((several) ? 2 : 4)

@@ -200,12 +200,22 @@ extern "C" __global__ void __launch_bounds__(DSA_TAKE_THREADS)
     int *to = c.lists + (i64)i * c.list_row;
     int count = c.counts && most ? c.counts[row * c.counts_row] : given, taken = 0;
     count = most ? int_min(int_max(count, 0), given) : 0;
-    for (int base = 0; base < count; base += DSA_TAKE_THREADS) {
-        const int n = base + (int)threadIdx.x, slot = n < count ? from[n] : -1;
-        int all;
-        const int at = taken + dsa_scan(slot != -1, &all, sums);
-        if (slot != -1 && at < most)
-            to[at] = slot;
+    for (int base = 0; base < count; base += DSA_TAKE_THREADS * DSA_TAKE_SLOTS) {
+        const int n = base + (int)threadIdx.x * DSA_TAKE_SLOTS;
+        int slots[DSA_TAKE_SLOTS], mine = 0, all;
+#pragma unroll
+        for (int k = 0; k < DSA_TAKE_SLOTS; k++)
+            slots[k] = n + k < count ? from[n + k] : -1;
+#pragma unroll
+        for (int k = 0; k < DSA_TAKE_SLOTS; k++)
+            mine += slots[k] != -1;
+        int at = taken + dsa_scan(mine, &all, sums);
+#pragma unroll
+        for (int k = 0; k < DSA_TAKE_SLOTS; k++) {
+            if (slots[k] != -1 && at < most)
+                to[at] = slots[k];
+            at += slots[k] != -1;
+        }
         taken += all;
     }
     if (threadIdx.x == 0)

@@ -34,7 +34,9 @@ template <int N> struct mla_shared {
     int *lo, *hi;    /* [N] keys that a row sees */
     unsigned full, empty, p_full, p_empty;
     unsigned scored;              /* 64 rows alone: scores of a tile are there */
-    unsigned raw_full, raw_empty; /* 64 rows over e4m3 alone: codes that are to be widened */
+    unsigned raw_full, raw_empty; /* 64 rows over codes alone: those that are to be widened */
+    unsigned raw,
+        odd; /* 64 rows over packed latents alone: rows as they lie, and marks of their scales */
 };
 
 template <int N> DEVICE mla_shared<N> shared_find(unsigned char *memory)
@@ -741,7 +743,7 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
 template <int N> struct mla_roles {
     static constexpr int rows = N, stages = MLA_STAGES, feeding = 56, scoring = 104, adding = 176;
     static constexpr int scorers = 1, buffers = 1, turns = 0;
-    static constexpr int fillers = GROUP_THREADS, raws = 0;
+    static constexpr int fillers = GROUP_THREADS, raws = 0, shares = 0;
 
     static DEVICE_MEMBER mla_shared<N> find(unsigned char *memory)
     {
@@ -790,6 +792,10 @@ template <class roles> DEVICE void attend(const mla_call &c)
         for (int i = 0; i < roles::raws; i++) {
             barrier_init(m.raw_full + 8 * i, GROUP_THREADS);
             barrier_init(m.raw_empty + 8 * i, 8);
+        }
+        for (int i = 0; i < roles::shares; i++) {
+            barrier_init(m.raw_full + 8 * i, 32);
+            barrier_init(m.raw_empty + 8 * i, 32);
         }
         fence_barrier_init();
     }

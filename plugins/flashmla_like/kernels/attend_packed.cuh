@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_packed.cuh: N query rows, at most 64, over tiles of 64 latents of mla.latent_fp8/1: 512 codes of e4m3, a
+ * attend_packed.cuh: N query rows, at most 32, over tiles of 64 latents of mla.latent_fp8/1: 512 codes of e4m3, a
  * scale for each 128 of them, and 64 elements of bf16. The products are those of attend_codes.cuh, tokens or
  * dimensions as rows; codes are widened in registers. No scale is rounded into a key:
  *
@@ -25,13 +25,7 @@
 /* ---- Products -------------------------------------------------------------------------------- */
 
 /* sums[64 x columns] (+)= A[64 x 16] B of bf16, A in registers, B lies as [columns x 16]. */
-template <int columns> struct product_bf16 {
-    static PTX void run(float (&s)[columns / 2], const unsigned (&a)[4], unsigned long long b,
-                        int add)
-    {
-        product_register<columns, false, 0>(s, a, b, add);
-    }
-};
+template <int columns> struct product_bf16;
 
 template <> struct product_bf16<8> {
     static PTX void run(float (&s)[4], const unsigned (&a)[4], unsigned long long b, int add)
@@ -78,16 +72,6 @@ template <> struct product_bf16<32> {
 #endif
     }
 };
-
-/* Both in shared memory, A as [64 x 16]. */
-template <int N>
-DEVICE void packed_product(float (&s)[N / 2], unsigned long long a, unsigned long long b, int add)
-{
-    if constexpr (N == 64)
-        product_shared<64, false, 0>(s, a, b, add);
-    else
-        product_few<N, 0>::run(s, a, b, add);
-}
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
@@ -328,7 +312,8 @@ DEVICE void packed_rope_scores(float (&s)[N / 2], const mla_shared<N> &m, unsign
     products_fence();
 #pragma unroll
     for (int i = 0; i < MLA_ROPE / 16; i++)
-        packed_product<N>(s, descriptor_advance(a, i * 32), descriptor_advance(b, i * 32), i > 0);
+        product_few<N, 0>::run(s, descriptor_advance(a, i * 32), descriptor_advance(b, i * 32),
+                               i > 0);
     products_commit();
     products_wait<0>();
     products_arrived(s);
@@ -553,7 +538,7 @@ template <int N, class wait>
 DEVICE void packed_add(mla_sums<N> &o, unsigned p, unsigned tile, unsigned empty, int add,
                        const wait &ready)
 {
-    constexpr int steps = MLA_TILE / 16, ahead = N < 64 ? 2 : 1;
+    constexpr int steps = MLA_TILE / 16, ahead = 2;
     const unsigned long long b = matrix_descriptor(p, 16, 8 * ROW_BYTES);
     unsigned a[ahead][2][4];
     packed_values v = packed_load_values(tile, 0);
@@ -706,8 +691,8 @@ template <int N> DEVICE void packed_add_up(const mla_call &c, const mla_shared<N
 template <int N> struct packed_roles {
     static constexpr int rows = N, stages = MLA_PACKED_STAGES(N), scorers = MLA_PACKED_SCORERS(N);
     static constexpr int buffers = MLA_PACKED_BUFFERS(N), turns = MLA_PACKED_ROPES(N);
-    static constexpr int fillers = GROUP_THREADS, raws = 0;
-    static constexpr int feeding = N < 64 ? 56 : 40, scoring = N < 32 ? 104 : N < 64 ? 120 : 136;
+    static constexpr int fillers = GROUP_THREADS, raws = 0, shares = 0;
+    static constexpr int feeding = 56, scoring = N < 32 ? 104 : 120;
     static constexpr int adding = N < 32 ? 104 : 168;
 
     static DEVICE_MEMBER mla_shared<N> find(unsigned char *memory)

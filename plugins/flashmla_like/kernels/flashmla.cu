@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "plugins/flashmla_like/kernels/attend_packed.cuh"
+#include "plugins/flashmla_like/kernels/attend_packed_rows.cuh"
 #include "plugins/flashmla_like/kernels/merge.cuh"
 
 MLA_ATTEND(8)
@@ -15,4 +15,4 @@ MLA_ATTEND_ROWS(mla_attend_codes_64, true)
 MLA_ATTEND_PACKED(8)
 MLA_ATTEND_PACKED(16)
 MLA_ATTEND_PACKED(32)
-MLA_ATTEND_PACKED(64)
+MLA_ATTEND_PACKED_ROWS(mla_attend_packed_64)

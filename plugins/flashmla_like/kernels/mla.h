@@ -71,7 +71,7 @@
 #define MLA_CODES_SHARED(n)                                                                        \
     (MLA_SHARED_Q(n) + MLA_CODES_STAGES(n) * MLA_CODES_TILE + 2 * MLA_CODES_P(n) + (n)*52 + 128)
 
-/* The same of mla_attend_packed_N, over rows of mla.latent_fp8/1: tiles of codes and scales, and panels of what
+/* The same of mla_attend_packed_N, over rows of mla.latent_fp8/1, with at most 32 rows: tiles of codes and scales, and panels of what
  * is bf16 in them. With few rows two warpgroups compute scores. Probabilities are there four times. */
 #define MLA_PACKED_BYTES      656 /* of a row of the cache */
 #define MLA_PACKED_ROPE_AT    528 /* where its elements of bf16 begin */
@@ -79,15 +79,24 @@
 #define MLA_PACKED_TILE       (MLA_TILE * MLA_PACKED_ROW)
 #define MLA_PACKED_ROPE       (MLA_TILE * MLA_ROPE * 2)
 #define MLA_PACKED_SCORERS(n) ((n) < 32 ? 2 : 1)
-#define MLA_PACKED_STAGES(n)  ((n) < 64 ? 4 : 3)
+#define MLA_PACKED_STAGES(n)  4
 #define MLA_PACKED_ROPES(n)   ((n) < 32 ? 4 : 2)
-#define MLA_PACKED_BUFFERS(n) ((n) < 64 ? 2 : 1)
+#define MLA_PACKED_BUFFERS(n) 2
 #define MLA_PACKED_THREADS(n) ((3 + MLA_PACKED_SCORERS(n)) * 128)
 #define MLA_PACKED_P(n)       (MLA_PACKED_SCORERS(n) * 4 * MLA_SHARED_P(n))
 #define MLA_PACKED_SHARED(n)                                                                       \
     (MLA_SHARED_Q(n) + MLA_PACKED_BUFFERS(n) * MLA_PACKED_P(n) +                                   \
      MLA_PACKED_ROPES(n) * MLA_PACKED_ROPE + MLA_PACKED_STAGES(n) * MLA_PACKED_TILE + (n)*52 +     \
      192)
+
+/* The same of mla_attend_packed_64: a tile of rows as they lie in the cache, a pitch apart, so that rows side by side
+ * lie in different banks; two tiles of bf16 that they are widened into; numbers of their tokens; probabilities
+ * four times. */
+#define MLA_PACKED_PITCH   704
+#define MLA_PACKED_NUMBERS (2 * 4 * MLA_ROWS_TILE) /* floats of a tile */
+#define MLA_PACKED_ROWS_SHARED                                                                     \
+    (MLA_ROWS_SHARED_Q + 2 * MLA_ROWS_SHARED_TILE + 4 * MLA_ROWS_SHARED_P +                        \
+     MLA_ROWS_TILE * MLA_PACKED_PITCH + 2 * MLA_PACKED_NUMBERS * 4 + MLA_ROWS * 4 + 320)
 
 /* A unit, in the order of the line. */
 typedef struct mla_unit {
