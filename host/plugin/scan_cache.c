@@ -195,7 +195,7 @@ void scan_cache_keep(const char *file, struct scan_key *key, const struct scan_v
 {
     char path[PATH_SIZE], fresh[PATH_SIZE + 32], head[LINE_SIZE], hex[65];
     struct stat info;
-    if (!scan_cache_path(path) || !write_head(head) || !hash(file, key))
+    if (!scan_cache_path(path) || !write_head(head))
         return;
     if (lstat(path, &info) == 0 && !S_ISREG(info.st_mode))
         return; /* not a file of ours */
@@ -204,12 +204,13 @@ void scan_cache_keep(const char *file, struct scan_key *key, const struct scan_v
     int descriptor = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     FILE *to = descriptor < 0 ? NULL : fdopen(descriptor, "w");
     if (!to)
-        return;
+        return; /* before the file is read: it may have 100 MB */
+    bool good = hash(file, key);
     text_hex(key->sha256, sizeof key->sha256, hex);
     fprintf(to, "%s%s %s %s %s\n", head, key->identity, hex, verdict->survived ? "good" : "bad",
             verdict->reason);
     copy_lines(key, to);
-    bool good = !ferror(to);
+    good = good && !ferror(to);
     good = fclose(to) == 0 && good;
     if (!good || rename(fresh, path) != 0)
         unlink(fresh);
