@@ -19,6 +19,7 @@
 #include "host/plugin/loader.h"
 
 enum { PATH_SIZE = 4096, LINE_SIZE = 1024, MAX_LINES = 1000, MAX_BYTES = 1 << 20 };
+static const char head[] = "attnhost scan 2\n", program[] = "/proc/self/exe";
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
@@ -33,13 +34,13 @@ static void write_identity(const struct stat *info, char *text, size_t size)
 bool scan_key_make(const char *file, uint64_t company, struct scan_key *key)
 {
     struct stat info;
-    *key = (struct scan_key){.company = company};
+    *key = (struct scan_key){.company = scan_company_add(company, program)};
     if (stat(file, &info) != 0)
         return false;
     write_identity(&info, key->identity, sizeof key->identity);
     size_t length = strlen(key->identity);
     snprintf(key->identity + length, sizeof key->identity - length, ":%llx",
-             (unsigned long long)company);
+             (unsigned long long)key->company);
     return true;
 }
 
@@ -81,25 +82,13 @@ const char *scan_cache_path(char path[PATH_SIZE])
     return length > 0 && length < PATH_SIZE ? path : NULL;
 }
 
-/* The first line: verdicts of this build alone. */
-static bool write_head(char line[LINE_SIZE])
-{
-    struct stat program;
-    char identity[160];
-    if (stat("/proc/self/exe", &program) != 0)
-        return false;
-    write_identity(&program, identity, sizeof identity);
-    snprintf(line, LINE_SIZE, "attnhost scan 1 %s\n", identity);
-    return true;
-}
-
 /* A regular file that only this user can write, of a size that a cache has; NULL without
  * one. */
 static FILE *open_cache(void)
 {
-    char path[PATH_SIZE], head[LINE_SIZE], line[LINE_SIZE];
+    char path[PATH_SIZE], line[LINE_SIZE];
     struct stat info;
-    if (!scan_cache_path(path) || !write_head(head))
+    if (!scan_cache_path(path) || access(program, F_OK) != 0)
         return NULL;
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, "r");
@@ -193,9 +182,9 @@ static void copy_lines(const struct scan_key *key, FILE *to)
 
 void scan_cache_keep(const char *file, struct scan_key *key, const struct scan_verdict *verdict)
 {
-    char path[PATH_SIZE], fresh[PATH_SIZE + 32], head[LINE_SIZE], hex[65];
+    char path[PATH_SIZE], fresh[PATH_SIZE + 32], hex[65];
     struct stat info;
-    if (!scan_cache_path(path) || !write_head(head))
+    if (!scan_cache_path(path) || access(program, F_OK) != 0)
         return;
     if (lstat(path, &info) == 0 && !S_ISREG(info.st_mode))
         return; /* not a file of ours */

@@ -2,8 +2,8 @@
  *
  * scan_cache.h: verdicts of scans, in the file attnhost/scanned of the user's cache folder
  * (XDG_CACHE_HOME, else ~/.cache), by what the file is: device, inode, size, times; or else by its
- * SHA-256, so that a copy need not be scanned. What another build of the program found out does not
- * count.
+ * SHA-256, so that a copy need not be scanned. What another program, or another build of it, found out
+ * does not count: programs that take turns keep verdicts of their own side by side.
  */
 #ifndef HOST_PLUGIN_SCAN_CACHE_H
 #define HOST_PLUGIN_SCAN_CACHE_H
@@ -13,7 +13,7 @@
 
 struct scan_key {
     char identity[192];
-    uint64_t company;
+    uint64_t company;   /* and the program */
     uint8_t sha256[32]; /* of the content, once it was needed, and of the company */
     bool hashed;
 };
@@ -23,8 +23,8 @@ struct scan_verdict {
     char reason[600]; /* "" if it did; one line */
 };
 
-/* What the file is, and a hash, `company`, of the files that are opened with it; false if
- * it cannot be looked at. */
+/* What the file is, and a hash, `company`, of the files that are opened with it, to which the program
+ * is added; false if it cannot be looked at. */
 bool scan_key_make(const char *file, uint64_t company, struct scan_key *key);
 
 /* The hash of a company and one file more. */
