@@ -7,8 +7,9 @@
 # of plugins/fa3_like/kernels/decode one of decode_, kernels_, fa3_like_, plugins_.
 nvcc_nearest = $(or $($(notdir $2)_$1),$(if $(filter-out ./,$(dir $2)),$(call nvcc_nearest,$1,$(patsubst %/,%,$(dir $2)))))
 
-# Architectures, as nvcc calls them: sm_90a is a cubin, compute_80 PTX.
-nvcc_codes = $(strip $(or $(call nvcc_nearest,GENCODE,$1),$(NVCC_CODES)))
+# Architectures, as nvcc calls them: sm_90a is a cubin, compute_80 PTX. A draft is for the last of them alone.
+nvcc_all_codes = $(strip $(or $(call nvcc_nearest,GENCODE,$1),$(NVCC_CODES)))
+nvcc_codes = $(if $(nvcc_draft),$(lastword $(nvcc_all_codes)),$(nvcc_all_codes))
 nvcc_gencode = $(foreach code,$(nvcc_codes),-gencode arch=$(code:sm_%=compute_%),code=$(code))
 nvcc_flags = $(strip -std=c++17 $(nvcc_gencode) -Xptxas -v $(if $(nvcc_draft),$(filter-out -lineinfo,$(NVCCFLAGS)),$(NVCCFLAGS)) $(call nvcc_nearest,NVCCFLAGS,$1) $(nvcc_draft) $(PLUGIN_CPPFLAGS))
 

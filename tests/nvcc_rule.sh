@@ -45,6 +45,8 @@ says "the folder's where the file has none" '*-gencode arch=compute_86,code=sm_8
 says "and those of configure where a plugin has none" '*arch=compute_100a,code=sm_100a*' \
     "$(compiles noop_GENCODE= NVCC_CODES=sm_100a)"
 says "a draft, in a build for tests" '*-Ofc=max *' "$(compiles fixtures_DRAFT=yes NVCC_PART=1)"
+says "a draft is for the last architecture" '*-Ofc=max *' \
+    "$(compiles fixtures_DRAFT=yes NVCC_PART=1 | grep -v compute_80)"
 says "no draft in another build" '' "$(compiles fixtures_DRAFT=yes NVCC_PART=)"
 says "nor where the folder has none" '' "$(compiles NVCC_PART=1)"
 tap_end
