@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # check_command.sh: `attnhost check` and `attnhost fuzz` as commands: what is said of plugins that
-# hang, crash, exit, print and leave things behind, within which limits, and what is left of it all.
+# hang, crash, exit, print and leave things behind, within which limits, and what is left of it all. That --jobs
+# changes no result is shown on LOAD, ERR, LIFE-01 to LIFE-04 and, of the numeric checks, MEAN-02 alone.
 # shellcheck disable=SC2016,SC2086
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}

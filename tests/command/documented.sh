@@ -4,10 +4,12 @@
 #
 # Blocks are marked by what follows ```sh; any other block of sh is a failure:
 #   run [exit=N] [needs=COMMAND] [suite]   runs, and ends with N, by default 0; skipped without the command. suite:
-#                                  runs the whole conformance suite on a copy of the example, as make check does:
-#                                  where the commit changes page, example or suite, or it is its turn (turn.sh)
+#                                  runs the whole conformance suite on a copy of the example, as make check does
+#                                  where the suite changes: here where the commit changes page or example, or it is
+#                                  its turn (turn.sh)
 #   skip: REASON                   is not run
-# Each begins in the folder, and with the exports, that the one before it left. A line that begins with
+# Each begins in the folder, and with the exports, that the one before it left. A command that fails before a pipe
+# counts, where the shell can see it (bash). A line that begins with
 # `attnhost ` or `$ attnhost ` in a block of another kind is a failure too, and so is a command that is
 # indented: it would be left out silently. A synopsis, which is not a command to run, is a block of ```text.
 
@@ -39,7 +41,7 @@ documented_block()
         exit=*) expected=${word#exit=} ;;
         needs=*) needed=${word#needs=} ;;
         suite)
-            turn=$(sh "$top/tests/tools/turn.sh" "$name" docs/PLUGIN_GUIDE.md examples/plugin host/check) || {
+            turn=$(sh "$top/tests/tools/turn.sh" "$name" docs/PLUGIN_GUIDE.md examples/plugin) || {
                 tap_skip "$name" "$turn"
                 return
             }
@@ -60,6 +62,8 @@ documented_block()
         # shellcheck disable=SC1091
         . "$2/state"
         set -eu
+        # shellcheck disable=SC3040
+        ! (set -o pipefail) 2>/dev/null || set -o pipefail
         # shellcheck disable=SC1090
         . "$1"
         { export -p && printf 'cd "%s"\n' "$PWD"; } >"$2/state"
