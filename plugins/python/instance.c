@@ -98,6 +98,12 @@ static attn_status make_object(attn_instance *made, const attn_options *options,
     return ATTN_OK;
 }
 
+/* Free what lies in cycles of references, which may hold the device's memory or views of the caller's. */
+static void collect(const attn_instance *instance)
+{
+    python_run(instance->kind->object, "collect", py.PyTuple_New(0), NULL);
+}
+
 static void destroy(attn_instance *instance)
 {
     if (!instance)
@@ -108,6 +114,7 @@ static void destroy(attn_instance *instance)
             python_run(instance->object, "close", py.PyTuple_New(0), NULL);
         py.Py_DecRef(instance->object);
         py.Py_DecRef(instance->convert);
+        collect(instance);
         python_unlock(&lock);
     }
     free(instance->layers);
@@ -191,6 +198,7 @@ static void metadata_destroy(attn_metadata *metadata)
             py.Py_DecRef(metadata->kept[k].tensor);
         py.Py_DecRef(metadata->forward);
         py.Py_DecRef(metadata->object);
+        collect(metadata->instance);
         python_unlock(&lock);
     }
     free(metadata->kept);

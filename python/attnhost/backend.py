@@ -15,6 +15,7 @@ calls what begins with an underscore. Tensors are PyTorch's where PyTorch is ins
 """
 import contextlib
 import ctypes
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -441,15 +442,23 @@ def _load(source: str) -> List[type]:
     return [found]
 
 
+def _is_our_process() -> bool:
+    """The command's, not one of Python that uses attnhost."""
+    return "attnhost.host" not in sys.modules
+
+
 @_guarded
 def _open(source: str, protocol: int) -> Any:
     if protocol != _PROTOCOL:
         raise Error("DEPENDENCY_MISSING", f"attnhost of this Python speaks {_PROTOCOL} with python.so; "
                     f"accepted {protocol}: install the package of the same release")
     for stream in (sys.stdout, sys.stderr):  # which nothing flushes at the end of a process of C
-        if "attnhost.host" not in sys.modules and hasattr(stream, "reconfigure"):
+        if _is_our_process() and hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
-    return (tuple(map(_Kind, _load(source))),)
+    kinds = tuple(map(_Kind, _load(source)))
+    if _is_our_process():
+        gc.freeze()  # what was imported is no garbage: a collection in a step need not look at it
+    return (kinds,)
 
 
 # ---- What python.so calls ---------------------------------------------------------------------------
@@ -539,6 +548,13 @@ class _Kind:
         except BaseException as error:  # pylint: disable=broad-except
             return _describe(error)
 
+    @_guarded
+    def collect(self) -> None:
+        """A metadata or an instance is gone: so is what it left in cycles. Where Python was first, that is for its
+        own collector."""
+        if _is_our_process():
+            gc.collect()
+
     def create(self, layers: Sequence[Any], options: Sequence[Tuple[str, Any]], device: str,
                ordinal: int, workers: int) -> Any:
         try:
@@ -560,7 +576,7 @@ def _converter(tensors: str, workers: int) -> Any:
     if tensors in ("", "torch"):
         try:
             import torch
-            if "attnhost.host" not in sys.modules:  # a process of ours: as many threads as the host has
+            if _is_our_process():  # as many threads as the host has
                 torch.set_num_threads(workers)
             return torch._C._from_dlpack
         except ImportError:

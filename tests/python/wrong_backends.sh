@@ -45,6 +45,26 @@ EOT
 tap_try "a backend that is slow to answer is checked" \
     "$attnhost" check --jobs 1 --inactivity 1 --filter 'MEAN-06.windows/0' "$wrong/slow.py"
 
+# Plans lie in cycles of references, as those of flex_attention do: they are freed with the metadata, though nothing
+# else collects them.
+cat >"$wrong/cycles.py" <<'EOT'
+import gc
+import rows
+
+gc.disable()
+
+
+class Cycles(rows.Rows):
+    name = "cycles"
+
+    def plan(self, batch):
+        kept = {"plan": super().plan(batch), "more": bytes(4096)}
+        kept["itself"] = kept
+        return kept["plan"]
+EOT
+tap_try "what a plan leaves in a cycle is freed with its metadata" \
+    "$attnhost" check --jobs 1 --filter 'LIFE-07.metadata' "$wrong/cycles.py"
+
 # Of a no each reason can be cured: a range of sizes that two fields share, and the GPU that is missing.
 cat >"$wrong/sizes.py" <<'EOT'
 from attnhost.backend import Backend
