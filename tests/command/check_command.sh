@@ -140,9 +140,13 @@ said 'not ok' 'LIFE-04\.create' "create is a timeout"
 said ok 'CAPS-01\.query/2' "and the rest is run"
 
 says 1 "the time for all" "# TIMEOUT: the time for all cases, 1 s, is over" \
-    "# cut short as the time for everything was over (--timeout); what follows was not run" \
+    "# cut short as the time for everything was over (--timeout); what is not listed was not run" \
     -- "$tool" check --timeout 1 "$fixtures/bad_create_hangs.so"
 tap_try "ends it, with one result" test "$(grep -c '^# TIMEOUT' "$folder/out")" -eq 1
+says 1 "the time for all, side by side" "# TIMEOUT: " "# cut short as the time for everything was over" \
+    -- "$tool" check --jobs 2 --timeout 6 "$fixtures/bad_create_hangs.so"
+tap_try "what other processes found of later cases is listed" sh -c 'sed -n "/^not ok/,\$p" "$0/out" | grep -q "^ok"' "$folder"
+tap_try "and it ends with one result" test "$(grep -c '^# TIMEOUT' "$folder/out")" -eq 1
 says 1 "the constructor hangs" "not ok 1 - bad_constructor_hangs/LOAD-02.opens" "1..1" \
     -- "$tool" check --inactivity 0.5 "$fixtures/bad_constructor_hangs.so"
 

@@ -16,6 +16,7 @@ struct shard_result {
     enum check_code code;
     int64_t ns;
     const char *text, *trail, *output;
+    bool is_taken; /* it is in the suite's report */
 };
 
 struct shards {
@@ -40,7 +41,7 @@ void shards_start(struct shards *shards, const struct check_params *params, size
 void shards_wait(struct shards *shards, struct suite *suite);
 
 /* The result of a case, or NULL. */
-const struct shard_result *shards_find(const struct shards *shards, const char *id);
+struct shard_result *shards_find(const struct shards *shards, const char *id);
 
 void shards_finish(struct shards *shards);
 

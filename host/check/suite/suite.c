@@ -54,7 +54,8 @@ static void report_result(struct suite *suite, const struct check_result *result
     bool fails =
         report->num_results > 0 && check_code_fails(report->results[report->num_results - 1].code);
     if (suite->late)
-        report->cut = "as the time for everything was over (--timeout); what follows was not run";
+        report->cut =
+            "as the time for everything was over (--timeout); what is not listed was not run";
     else if (suite->params->fail_fast && fails)
         report->cut = "at the first failure (--fail-fast)";
     suite->stopped |= report->cut != NULL;
@@ -280,13 +281,9 @@ static bool is_of_shard(struct suite *suite, const struct check *check)
     return !(check->needs & CHECK_ALONE) && shard->turn++ % shard->count == shard->index;
 }
 
-/* What a shard found, as the result. false if none ran it. */
-static bool take_from_shard(struct suite *suite, const struct suite_case *what, const char *id,
-                            int *hung)
+static void take_found(struct suite *suite, const struct suite_case *what,
+                       struct shard_result *found)
 {
-    const struct shard_result *found = suite->shards ? shards_find(suite->shards, id) : NULL;
-    if (!found)
-        return false;
     struct check_result result = {.check = what->check,
                                   .backend = (char *)what->backend,
                                   .code = found->code,
@@ -295,10 +292,41 @@ static bool take_from_shard(struct suite *suite, const struct suite_case *what, 
                                   .output = (char *)found->output,
                                   .seed = what->seed,
                                   .ns = found->ns};
-    snprintf(result.id, sizeof result.id, "%s", id);
-    *hung += found->code == CHECK_TIMEOUT;
+    snprintf(result.id, sizeof result.id, "%s", found->id);
+    found->is_taken = true;
     check_report_add(suite->report, &result);
+}
+
+/* What a shard found, as the result. false if none ran it. */
+static bool take_from_shard(struct suite *suite, const struct suite_case *what, const char *id,
+                            int *hung)
+{
+    struct shard_result *found = suite->shards ? shards_find(suite->shards, id) : NULL;
+    if (!found)
+        return false;
+    *hung += found->code == CHECK_TIMEOUT;
+    take_found(suite, what, found);
     return true;
+}
+
+/* The end came before all cases were gone through: what shards found of the others, by id. The last
+ * result is of the case that was cut short; it is listed once. */
+static void take_rest(struct suite *suite)
+{
+    char backend[CASE_ID_SIZE], cut[CASE_ID_SIZE] = "";
+    const struct check_report *report = suite->report;
+    struct shards *shards = suite->shards;
+    if (report->num_results)
+        snprintf(cut, sizeof cut, "%s", report->results[report->num_results - 1].id);
+    for (size_t r = 0; shards && r < shards->num_results; r++) {
+        struct shard_result *found = &shards->results[r];
+        struct suite_case what = {.backend = backend};
+        if (found->is_taken || strcmp(found->id, cut) == 0 ||
+            !case_id_parse(found->id, backend, &what.check, &what.index))
+            continue;
+        what.seed = case_seed(suite->params->seed, what.check, what.index);
+        take_found(suite, &what, found);
+    }
 }
 
 static void run_one(struct suite *suite, const struct suite_case *what, int *hung)
@@ -473,8 +501,10 @@ static void run_all(struct suite *suite)
         shards_wait(suite->shards, suite);
     suite->stopped |= suite->sandbox.interrupted != 0;
     run_subjects(suite);
-    if (suite->stopped)
+    if (suite->stopped) {
+        take_rest(suite);
         return;
+    }
     surroundings_report(suite);
     finish_cases(suite);
     if (!suite->list)
