@@ -7,6 +7,8 @@ from functools import lru_cache
 
 import torch
 
+from harness import SOURCE
+
 LONG = "The quick brown fox jumps over the lazy dog, and then it sleeps. " * 6
 PROMPTS = ["The capital of France is", "Once upon a time", LONG + "The fox", "Water boils at", LONG + "Dogs",
            "def fibonacci(n):"]
@@ -79,3 +81,8 @@ type = cpu_native
 [backend.two]
 type = cpu_native
 """
+VARIES = f"""[plugins]
+path = {os.path.abspath(SOURCE)}/examples/python/rows.py
+[attention]
+attention_backend = numpy_rows
+"""  # a backend that promises no bits

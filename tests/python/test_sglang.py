@@ -16,6 +16,7 @@ import stubs
 from harness import cases, refused
 
 stubs.stub("sglang", "triton", "orjson", "IPython", "torchvision")
+import attnhost
 import attnhost_sglang
 
 attnhost_sglang.register()
@@ -152,8 +153,22 @@ def test_what_is_not_served_is_refused():
     refused(NotImplementedError, ["decoder_bidirectional", "encoder_only"], own._forward, q, k, v, layer, None)
 
 
+def test_deterministic_inference_is_asked_of_the_backends():
+    from sglang.srt.runtime_context import get_exec
+    for text in (smollm.SINGLE, smollm.VARIES):
+        ini(text)
+        outputs(made(batch(ForwardMode.DECODE, (3,), ())))
+        fixture = made(batch(ForwardMode.DECODE, (3,), ()))
+        with get_exec().deterministic.override(enable_deterministic_inference=True):
+            if text == smollm.SINGLE:
+                outputs(fixture)
+            else:
+                refused(attnhost.Unsupported, ["batch_invariant"], outputs, fixture)
+
+
 def test_it_is_a_plugin_of_sglang():
     from sglang.srt.plugins import load_plugins_by_group
-    from sglang.srt.server_args import ATTENTION_BACKEND_CHOICES
+    from sglang.srt.server_args import ATTENTION_BACKEND_CHOICES, DETERMINISTIC_ATTENTION_BACKEND_CHOICES
+    assert "attnhost" in DETERMINISTIC_ATTENTION_BACKEND_CHOICES
     assert "attnhost" in load_plugins_by_group("sglang.srt.plugins")
     assert "attnhost" in ATTENTION_BACKEND_CHOICES

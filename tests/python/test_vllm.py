@@ -86,6 +86,23 @@ def test_what_no_backend_serves_is_refused_with_values():
         refused(NotImplementedError, ["chunk_lookback"], backend.AttnhostImpl, 4, 64, 1.0, chunk_lookback=3)
 
 
+def test_batch_invariance_is_asked_of_the_backends():
+    from attnhost_vllm import backend
+    noted = EngineArgs(**settings(ini=SINGLE)).create_engine_config()
+    varies = EngineArgs(**settings(ini=smollm.VARIES)).create_engine_config()
+    group = backend.attnhost.layer_group([0], num_q_heads=9, num_kv_heads=3, head_dim=64)
+    answers = {}
+    for mode in ("0", "1"):
+        os.environ["VLLM_BATCH_INVARIANT"] = mode
+        backend._host.cache_clear()
+        answers[mode] = [backend._explain(config, group, torch.float32, torch.float32, 16) for config in (noted, varies)]
+    os.environ["VLLM_BATCH_INVARIANT"] = "0"
+    assert backend.AttnhostBackend.supports_batch_invariance()
+    assert [bool(answer) for answer in answers["0"]] == [True, True]
+    assert [bool(answer) for answer in answers["1"]] == [True, False]
+    assert "batch_invariant" in str(answers["1"][1])
+
+
 def test_additional_config_is_checked():
     from attnhost_vllm import backend
     config = EngineArgs(**{**settings(ini=SINGLE), "additional_config": {"attnhost": {"inn": "x"}}})

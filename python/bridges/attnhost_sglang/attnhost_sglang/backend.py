@@ -18,6 +18,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.runtime_context import get_exec
 
 _LOG = logging.getLogger("sglang.attnhost")
 _ROWS = 8192  # of a batch, at first: planners grow
@@ -132,8 +133,10 @@ class AttnhostBackend(AttentionBackend):
         self.chunk = getattr(runner, "attention_chunk_size", None) or 0
         self.name = runner.model_config.hf_config.architectures[0]
         ini = self.host.settings
-        self.settings = {} if pool.dtype.itemsize > 1 else {
+        self.settings: Dict[str, Any] = {} if pool.dtype.itemsize > 1 else {
             f"kv_cache__{x}_scale": ini.get(f"kv_cache.{x}_scale", "1") for x in "kv"}
+        if get_exec().deterministic.enable_deterministic_inference:
+            self.settings["attention__batch_invariant"] = True
         self.layers: Dict[Kind, Layers] = {}
 
     def pages(self, buffer: torch.Tensor) -> torch.Tensor:

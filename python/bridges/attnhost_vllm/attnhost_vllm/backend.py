@@ -17,6 +17,7 @@ import attnhost
 import torch
 from attnhost import KVTable, Planner, Step
 from attnhost.step import Plan
+from vllm import envs
 from vllm.config import VllmConfig, get_current_vllm_config, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import (AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadata,
@@ -63,11 +64,12 @@ def _kv_dtype(name: Optional[str], dtype: torch.dtype) -> torch.dtype:
 
 
 def _settings(host: attnhost.Host, kv_dtype: torch.dtype) -> Dict[str, Any]:
-    """Scales that a choice is made with; each layer is bound with those of its checkpoint."""
-    if kv_dtype.itemsize > 1:
-        return {}
-    return {"kv_cache__k_scale": host.settings.get("kv_cache.k_scale", "1"),
-            "kv_cache__v_scale": host.settings.get("kv_cache.v_scale", "1")}
+    """What a choice is made with beside the ini: vLLM's batch invariant mode, and scales; each layer is bound with
+    those of its checkpoint."""
+    made: Dict[str, Any] = {"attention__batch_invariant": True} if envs.VLLM_BATCH_INVARIANT else {}
+    if kv_dtype.itemsize == 1:
+        made.update({f"kv_cache__{x}_scale": host.settings.get(f"kv_cache.{x}_scale", "1") for x in "kv"})
+    return made
 
 
 def _explain(config: VllmConfig, group: Any, dtype: torch.dtype, kv_dtype: torch.dtype,
@@ -132,6 +134,10 @@ class AttnhostBackend(AttentionBackend):
     @classmethod
     def supports_sliding_window(cls) -> bool:
         return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return True  # of the backends those that are; supports_combination() says which
 
     @classmethod
     def supports_combination(cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: Optional[str],
