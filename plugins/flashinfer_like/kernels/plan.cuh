@@ -154,14 +154,18 @@ PORTABLE int plan_several(int rows)
 }
 
 /* Columns where items are fewer. Up to p->merged parts are merged in the time of one. Where several
- * blocks merge, columns are fewer than were best if none of them has more units then. One block's
- * merge takes longer: blocks that do not all end at once do that while others work. */
+ * blocks merge, and of few rows always, columns are fewer than were best if none of them has more
+ * units then. Of many rows one block's merge takes longer: blocks that do not all end at once do
+ * that while others work. */
 PORTABLE int plan_shared_columns(const fi_plan_call *p, i64 units, i64 items)
 {
     i64 least = int_max(1, (int)(items < p->columns ? items * p->merged : p->columns));
     i64 best = plan_best_columns(p, units, items, least, p->merge_several);
-    if (best < items * p->several || units == 0)
-        return (int)plan_best_columns(p, units, items, least, p->merge);
+    if (best < items * p->several || units == 0) {
+        best = plan_best_columns(p, units, items, least, p->merge);
+        if (p->rows != FI_ROWS || p->level >= 0 || units == 0)
+            return (int)best;
+    }
     i64 each = (units + best - 1) / best;
     return (int)((units + each - 1) / each);
 }

@@ -818,6 +818,36 @@ TEST_OF(planner, workspaces_of_splits)
 }
 END_TEST
 
+/* Columns of items of few rows are as few as have no more units: of 132 then, where items have 16 units, each
+ * of 32 has four to itself. Those of many rows have all. */
+TEST_OF(planner, columns_of_few_rows)
+{
+    static const struct {
+        int items, units, columns; /* of each item; of the grid */
+        int wanted;
+    } cases[] = {{32, 16, 132, 128},
+                 {24, 16, 132, 128},
+                 {8, 128, 33, 32},
+                 {40, 128, 132, 132},
+                 {132, 16, 132, 132}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fi_plan_call p = {.rows = FI_ROWS,
+                          .unit = FI_KEYS,
+                          .rounds = 1,
+                          .columns = cases[i].columns,
+                          .merge = FI_MERGE_ROWS,
+                          .merge_several = 1,
+                          .several = FI_SEVERAL,
+                          .merged = FI_MERGED,
+                          .level = -1};
+        i64 units = (i64)cases[i].items * cases[i].units;
+        ck_assert_int_eq(plan_make(&p, cases[i].items, units).columns, cases[i].wanted);
+        p.rows = FI_PREFILL_ROWS;
+        ck_assert_int_eq(plan_make(&p, cases[i].items, units).columns, cases[i].columns);
+    }
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("fi_plan");
