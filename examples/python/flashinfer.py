@@ -72,9 +72,11 @@ class FlashInfer(Backend):
             wrapper = made.wrappers[key] = self.take(key, layer)
             lens, size = keys.lens(), keys.page_size
             pages = list(accumulate(((n + size - 1) // size for n in lens), initial=0))
+            entries = torch.arange(pages[-1], device=keys.kv_indices.device)
+            listed = keys.kv_indices[keys.kv_indptr[0] + entries]  # which need not begin at 0
             dtype = torch.float16 if layer.dtype == "f16" else torch.bfloat16
             wrapper.plan(
-                indptr, torch.tensor(pages, dtype=torch.int32), keys.kv_indices[:pages[-1]],
+                indptr, torch.tensor(pages, dtype=torch.int32), listed,
                 torch.tensor([(n - 1) % size + 1 if n else 0 for n in lens], dtype=torch.int32),
                 layer.num_q_heads, layer.num_kv_heads, layer.head_dim, size, causal=layer.window_right == 0,
                 sm_scale=layer.sm_scale, window_left=layer.window_left, logits_soft_cap=layer.logit_cap,
@@ -92,8 +94,11 @@ class FlashInfer(Backend):
             return
         if k_cache.stride() != v_cache.stride():  # FlashInfer takes the same of both: all of them is copied
             k_cache, v_cache = k_cache.contiguous(), v_cache.contiguous()
-        made = plan.wrappers[unlike(layer)].run(q[first:end], (k_cache, v_cache), out=out[first:end],
-                                                return_lse=lse is not None)
+        own = out.is_contiguous()  # FlashInfer writes rows one after another
+        made = plan.wrappers[unlike(layer)].run(q[first:end], (k_cache, v_cache), out=out[first:end] if own else None,
+                                                return_lse=True)
+        if not own:
+            out[first:end] = made[0]
         if lse is not None:
             lse[first:end] = made[1] * log(2)
         plan.event.record()
