@@ -124,8 +124,9 @@ static const struct option_row options[] = {
      .kind = OPTION_TEXT,
      .place = offsetof(struct check_params, profile),
      .help =
-         "what must pass: core, paged-kv, mla, sparse, linear, quant-fp8, capture (default: core, "
-         "unless cases are left out by --filter, --fail-fast, --quick, --in-process or "
+         "what must pass: core, paged-kv, mla, mla-absorbed, sparse, linear, quant-fp8, capture "
+         "(default: core, unless cases are left out by --filter, --fail-fast, --quick, "
+         "--in-process or "
          "--replay)"},
     {.name = "waivers",
      .value = "FILE",

@@ -795,7 +795,7 @@ template <class roles> DEVICE void attend(const mla_call &c)
         }
         for (int i = 0; i < roles::shares; i++) {
             barrier_init(m.raw_full + 8 * i, 32);
-            barrier_init(m.raw_empty + 8 * i, 32);
+            barrier_init(m.raw_empty + 8 * i, 64);
         }
         fence_barrier_init();
     }

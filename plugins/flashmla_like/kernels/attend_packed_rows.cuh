@@ -129,11 +129,95 @@ DEVICE void packed_rows_load(const codes_source &now, int first, unsigned to, un
     }
 }
 
+/* The exponent that goes on codes, as that of an fp32. */
+DEVICE int packed_exponent(unsigned scale)
+{
+    return int_min(max((int)(scale >> 23 & 255), 127 - 110), 127 + 7);
+}
+
+/* Two of 2^(120 + e) in bf16: what bits of codes in the places of bf16 are multiplied by. */
+DEVICE unsigned packed_multiplier(unsigned scale)
+{
+    return scale << 1 ? (unsigned)(packed_exponent(scale) + 120) * 0x00800080u : 0;
+}
+
+/* The rest of a scale. */
+DEVICE float packed_rest(float scale)
+{
+    const int e = packed_exponent(f32_bits(scale));
+    return scale == 0.0f ? 1.0f : scale * bits_f32((u32)(254 - e) << 23);
+}
+
+/* Lanes have a scale each of a share's rows. */
+DEVICE float packed_row_scale(unsigned raw, int lane)
+{
+    const int row = int_min(lane / PACKED_PARTS, PACKED_SHARE - 1);
+    return bits_f32(
+        shared_load_word(raw + row * MLA_PACKED_PITCH + MLA_LORA + lane % PACKED_PARTS * 4));
+}
+
+/* A bit of each row of a share: has it a code of NaN? */
+DEVICE unsigned packed_wrong(unsigned raw, int lane)
+{
+    unsigned wrong = 0;
+#pragma unroll
+    for (int r = 0; r < PACKED_SHARE; r++) {
+        const uint4 x = shared_load(raw + r * MLA_PACKED_PITCH + lane * 16);
+        const unsigned seen =
+            ((x.x & 0x7f7f7f7fu) + 0x01010101u) | ((x.y & 0x7f7f7f7fu) + 0x01010101u) |
+            ((x.z & 0x7f7f7f7fu) + 0x01010101u) | ((x.w & 0x7f7f7f7fu) + 0x01010101u);
+        wrong |= (seen & 0x80808080u ? 1u : 0u) << r;
+    }
+    return __reduce_or_sync(~0u, wrong);
+}
+
+/* m of a warp's rows, a part a lane, and what sums of parts are multiplied by; are they all 1? */
+DEVICE void packed_put_scales(float *numbers, unsigned odd, float scale, int row, int lane,
+                              unsigned wrong)
+{
+    const int r = lane / PACKED_PARTS, part = lane % PACKED_PARTS;
+    float m = packed_rest(scale);
+    if (wrong >> r & 1)
+        m = bits_f32(0x7fc00000u);
+    const float next = __shfl_down_sync(~0u, m, 1);
+    if (r < PACKED_SHARE) {
+        numbers[part * MLA_ROWS_TILE + row + r] = m;
+        numbers[(PACKED_PARTS + part) * MLA_ROWS_TILE + row + r] =
+            part + 1 < PACKED_PARTS ? __fdividef(m, next) : m;
+    }
+    const bool plain = __all_sync(~0u, r >= PACKED_SHARE || m == 1.0f);
+    if (lane == 0)
+        shared_store_word(odd, !plain);
+}
+
+/* The numbers of a warp's rows, from when they are there. */
+DEVICE void packed_rows_measure(const mla_shared<ROWS> &m, ring<PACKED_WIDE> &next, unsigned phase,
+                                int warp, int lane)
+{
+#pragma unroll 1
+    for (int i = 0; i < 2; i++) {
+        const int share = warp * 2 + i;
+        const unsigned raw = m.raw + share * PACKED_SHARE * MLA_PACKED_PITCH;
+        barrier_wait(m.raw_full + 8 * share, phase);
+        const unsigned wrong = packed_wrong(raw, lane);
+        const float scale = packed_row_scale(raw, lane);
+        barrier_arrive(m.raw_empty + 8 * share);
+        if (i == 0)
+            barrier_wait(m.empty + 8 * next.slot, next.phase ^ 1);
+        packed_put_scales(packed_numbers(m, next.slot),
+                          m.odd + (next.slot * PACKED_SHARES + share) * 4, scale,
+                          share * PACKED_SHARE, lane, wrong);
+    }
+    barrier_arrive(m.full + 8 * next.slot);
+    next.advance();
+}
+
 DEVICE void packed_rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, mine = 2 * PACKED_SHARE;
     const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
     const mask_rule rule = plan_rule(&c);
+    ring<PACKED_WIDE> next;
     unsigned phase = 1;
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
@@ -158,84 +242,45 @@ DEVICE void packed_rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
                                  m.raw_full + 8 * share, lane, aligned);
             }
             phase ^= 1;
+            packed_rows_measure(m, next, phase, warp, lane);
         }
     }
 }
 
 /* ---- Warpgroups 2 and 3: widening ------------------------------------------------------------ */
 
-/* The exponent that goes on codes, as that of an fp32. */
-DEVICE int packed_exponent(unsigned scale)
-{
-    return int_min(max((int)(scale >> 23 & 255), 127 - 110), 127 + 7);
-}
+/* "prmt": a code in each half, under eight copies of its sign: bytes 0 and 1 of a word, or 2 and 3. */
+#define PACKED_FIRST  0x9180
+#define PACKED_SECOND 0xb3a2
 
-/* Two of 2^(120 + e) in bf16: what bits of codes in the places of bf16 are multiplied by. */
-DEVICE unsigned packed_multiplier(unsigned scale)
+template <int pattern> DEVICE unsigned packed_bits(unsigned word, unsigned by)
 {
-    return scale << 1 ? (unsigned)(packed_exponent(scale) + 120) * 0x00800080u : 0;
-}
-
-/* The rest of a scale. */
-DEVICE float packed_rest(float scale)
-{
-    const int e = packed_exponent(f32_bits(scale));
-    return scale == 0.0f ? 1.0f : scale * bits_f32((u32)(254 - e) << 23);
-}
-
-/* The bits of bytes 2 i and 2 i + 1 of a word; `most`: the largest code so far, 0x07f0 of a NaN. */
-DEVICE unsigned packed_bits(unsigned word, unsigned pattern, unsigned by, unsigned &most)
-{
-    const unsigned x = __byte_perm(word, 0, pattern);
-    const unsigned bits = x >> 4 & 0x07f007f0u;
-    unsigned pair = bits | (x & 0x80008000u);
-    most = __vmaxu2(most, bits);
+    unsigned pair;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(pair) : "r"(word), "n"(pattern));
+    pair = pair << 4 & 0x87f087f0u;
     asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(by));
     return pair;
 }
 
-DEVICE void packed_widen_piece(uint4 x, unsigned by, unsigned first, unsigned second,
-                               unsigned &most)
+DEVICE void packed_widen_piece(uint4 x, unsigned by, unsigned first, unsigned second)
 {
     shared_store(
-        first, make_uint4(packed_bits(x.x, 0x1100, by, most), packed_bits(x.x, 0x3322, by, most),
-                          packed_bits(x.y, 0x1100, by, most), packed_bits(x.y, 0x3322, by, most)));
-    shared_store(
-        second, make_uint4(packed_bits(x.z, 0x1100, by, most), packed_bits(x.z, 0x3322, by, most),
-                           packed_bits(x.w, 0x1100, by, most), packed_bits(x.w, 0x3322, by, most)));
-}
-
-/* m of a warp's rows, a part a lane, and what sums of parts are multiplied by; are they all 1? */
-DEVICE void packed_put_scales(float *numbers, unsigned odd, float scale, int row, int lane,
-                              unsigned wrong)
-{
-    const int r = lane / PACKED_PARTS, part = lane % PACKED_PARTS;
-    float m = packed_rest(scale);
-    if (wrong >> r & 1)
-        m = bits_f32(0x7fc00000u);
-    const float next = __shfl_down_sync(~0u, m, 1);
-    if (r < PACKED_SHARE) {
-        numbers[part * MLA_ROWS_TILE + row + r] = m;
-        numbers[(PACKED_PARTS + part) * MLA_ROWS_TILE + row + r] =
-            part + 1 < PACKED_PARTS ? __fdividef(m, next) : m;
-    }
-    const bool plain = __all_sync(~0u, r >= PACKED_SHARE || m == 1.0f);
-    if (lane == 0)
-        shared_store_word(odd, !plain);
+        first, make_uint4(packed_bits<PACKED_FIRST>(x.x, by), packed_bits<PACKED_SECOND>(x.x, by),
+                          packed_bits<PACKED_FIRST>(x.y, by), packed_bits<PACKED_SECOND>(x.y, by)));
+    shared_store(second,
+                 make_uint4(packed_bits<PACKED_FIRST>(x.z, by), packed_bits<PACKED_SECOND>(x.z, by),
+                            packed_bits<PACKED_FIRST>(x.w, by),
+                            packed_bits<PACKED_SECOND>(x.w, by)));
 }
 
 /* A warp's rows: lanes have a word of 16 codes of one of two rows and of four panels at a time. */
-DEVICE void packed_widen_rows(unsigned tile, float *numbers, unsigned odd, unsigned raw,
-                              unsigned row, unsigned lane)
+DEVICE void packed_widen_rows(unsigned tile, unsigned raw, unsigned row, unsigned lane)
 {
     constexpr int steps = PACKED_SHARE; /* two rows, four panels each */
     const unsigned t = lane % 4, parity = lane / 4 % 2, panel = lane / 8;
     const unsigned from = raw + parity * MLA_PACKED_PITCH + panel * PANEL + t * 16;
-    const unsigned ruler = raw + int_min(lane / PACKED_PARTS, PACKED_SHARE - 1) * MLA_PACKED_PITCH +
-                           MLA_LORA + lane % PACKED_PARTS * 4;
-    const unsigned scale = shared_load_word(ruler), by = packed_multiplier(scale);
+    const unsigned by = packed_multiplier(f32_bits(packed_row_scale(raw, lane)));
     const unsigned to = tile + panel * ROWS_PANEL;
-    unsigned wrong = 0, most = 0;
     uint4 x[2];
     x[0] = shared_load(from);
 #pragma unroll
@@ -248,13 +293,7 @@ DEVICE void packed_widen_rows(unsigned tile, float *numbers, unsigned odd, unsig
         const unsigned mine =
             __shfl_sync(~0u, by, (i / 2 * 2 + parity) * PACKED_PARTS + panel / 2 + i % 2 * 2);
         packed_widen_piece(x[i % 2], mine, at + i % 2 * 4 * ROWS_PANEL,
-                           (at ^ 16) + i % 2 * 4 * ROWS_PANEL, most);
-        if (i % 2) {
-            const unsigned seen = __ballot_sync(~0u, max(most & 0xffffu, most >> 16) >= 0x07f0u);
-            wrong |= (seen & 0x0f0f0f0fu ? 1u : 0u) << (i - 1);
-            wrong |= (seen & 0xf0f0f0f0u ? 1u : 0u) << i;
-            most = 0;
-        }
+                           (at ^ 16) + i % 2 * 4 * ROWS_PANEL);
     }
 #pragma unroll
     for (int i = 0; i < (PACKED_SHARE + 3) / 4; i++) {
@@ -265,7 +304,6 @@ DEVICE void packed_widen_rows(unsigned tile, float *numbers, unsigned odd, unsig
                     (lane % 8 ^ (row + r) % 8) * 16,
                 shared_load(raw + r * MLA_PACKED_PITCH + MLA_PACKED_ROPE_AT + lane % 8 * 16));
     }
-    packed_put_scales(numbers, odd, bits_f32(scale), (int)row, (int)lane, wrong);
 }
 
 /* The next tile, by the eight warps that add up values. */
@@ -274,9 +312,8 @@ DEVICE void packed_rows_fill(const mla_shared<ROWS> &m, ring<PACKED_WIDE> &next,
 {
     barrier_wait(m.raw_full + warp * 8, phase);
     barrier_wait(m.empty + 8 * next.slot, next.phase ^ 1);
-    packed_widen_rows(packed_tile(m, next.slot), packed_numbers(m, next.slot),
-                      m.odd + (next.slot * PACKED_SHARES + warp) * 4,
-                      m.raw + warp * PACKED_SHARE * MLA_PACKED_PITCH, warp * PACKED_SHARE, lane);
+    packed_widen_rows(packed_tile(m, next.slot), m.raw + warp * PACKED_SHARE * MLA_PACKED_PITCH,
+                      warp * PACKED_SHARE, lane);
     barrier_arrive(m.raw_empty + warp * 8);
     fence_async_shared();
     barrier_arrive(m.full + 8 * next.slot);
@@ -304,20 +341,43 @@ DEVICE void packed_rows_panels(float (&s)[ROWS_SCORES], const rows_held &held,
             product_register<MLA_ROWS_TILE, false, 0>(s, held[i - ROWS_IN * 4], keys, 1);
     }
     products_commit();
+}
+
+DEVICE void packed_rows_wait(float (&s)[ROWS_SCORES])
+{
     products_wait<0>();
     products_arrived(s);
 }
 
+/* Numbers of a lane's tokens. */
+struct packed_lane {
+    float2 x[MLA_ROWS_TILE / 8];
+};
+
 /* `numbers`: those of a part, of this lane's first token. */
-DEVICE void packed_rows_times(float (&s)[ROWS_SCORES], const float *numbers)
+DEVICE packed_lane packed_load_numbers(const float *numbers)
 {
+    packed_lane f;
+#pragma unroll
+    for (int i = 0; i < MLA_ROWS_TILE / 8; i++)
+        f.x[i] = *(const float2 *)(numbers + i * 8);
+    return f;
+}
+
+/* The numbers are loaded before the products are done. */
+template <int first, int count>
+DEVICE void packed_rows_part(float (&s)[ROWS_SCORES], const rows_held &held,
+                             const mla_shared<ROWS> &m, unsigned tile, const float *numbers)
+{
+    packed_rows_panels<first, count>(s, held, m, tile);
+    const packed_lane f = packed_load_numbers(numbers);
+    packed_rows_wait(s);
 #pragma unroll
     for (int i = 0; i < MLA_ROWS_TILE / 8; i++) {
-        const float2 f = *(const float2 *)(numbers + i * 8);
-        s[4 * i] *= f.x;
-        s[4 * i + 1] *= f.y;
-        s[4 * i + 2] *= f.x;
-        s[4 * i + 3] *= f.y;
+        s[4 * i] *= f.x[i].x;
+        s[4 * i + 1] *= f.x[i].y;
+        s[4 * i + 2] *= f.x[i].x;
+        s[4 * i + 3] *= f.x[i].y;
     }
 }
 
@@ -328,28 +388,25 @@ DEVICE void packed_rows_scores(float (&s)[ROWS_SCORES], const rows_held &held,
     const float *by = packed_numbers(m, slot) + PACKED_PARTS * MLA_ROWS_TILE + lane % 4 * 2;
     if (plain) {
         packed_rows_panels<0, PANELS>(s, held, m, tile);
+        packed_rows_wait(s);
         return;
     }
-    packed_rows_panels<0, 2>(s, held, m, tile);
-    packed_rows_times(s, by);
-    packed_rows_panels<2, 2>(s, held, m, tile);
-    packed_rows_times(s, by + MLA_ROWS_TILE);
-    packed_rows_panels<4, 2>(s, held, m, tile);
-    packed_rows_times(s, by + 2 * MLA_ROWS_TILE);
-    packed_rows_panels<6, 2>(s, held, m, tile);
-    packed_rows_times(s, by + 3 * MLA_ROWS_TILE);
+    packed_rows_part<0, 2>(s, held, m, tile, by);
+    packed_rows_part<2, 2>(s, held, m, tile, by + MLA_ROWS_TILE);
+    packed_rows_part<4, 2>(s, held, m, tile, by + 2 * MLA_ROWS_TILE);
+    packed_rows_part<6, 2>(s, held, m, tile, by + 3 * MLA_ROWS_TILE);
     packed_rows_panels<8, 1>(s, held, m, tile);
+    packed_rows_wait(s);
 }
 
 /* Probabilities times m of a part. */
-DEVICE void packed_rows_store_times(unsigned p, const float (&s)[ROWS_SCORES], const float *numbers,
+DEVICE void packed_rows_store_times(unsigned p, const float (&s)[ROWS_SCORES], const packed_lane &m,
                                     int warp, int lane)
 {
     const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
     for (int i = 0; i < MLA_ROWS_TILE / 8; i += 2) {
-        const float2 f = *(const float2 *)(numbers + i * 8);
-        const float2 g = *(const float2 *)(numbers + i * 8 + 8);
+        const float2 f = m.x[i], g = m.x[i + 1];
         store_matrices(p + swizzled(row, i + lane / 16),
                        pack_pair<false>(s[4 * i] * f.x, s[4 * i + 1] * f.y),
                        pack_pair<false>(s[4 * i + 2] * f.x, s[4 * i + 3] * f.y),
@@ -366,10 +423,15 @@ DEVICE void packed_rows_store(const float (&s)[ROWS_SCORES], const float (&facto
         return;
     }
     const float *numbers = packed_numbers(m, slot) + lane % 4 * 2;
+    packed_lane now = packed_load_numbers(numbers);
 #pragma unroll
-    for (int part = 0; part < PACKED_PARTS; part++)
-        packed_rows_store_times(m.p + part * MLA_ROWS_SHARED_P, s, numbers + part * MLA_ROWS_TILE,
-                                warp, lane);
+    for (int part = 0; part < PACKED_PARTS; part++) {
+        const packed_lane next = part + 1 < PACKED_PARTS
+                                     ? packed_load_numbers(numbers + (part + 1) * MLA_ROWS_TILE)
+                                     : now;
+        packed_rows_store_times(m.p + part * MLA_ROWS_SHARED_P, s, now, warp, lane);
+        now = next;
+    }
     if (lane % 4 == 0) {
         m.factor[row_of(warp, lane, 0)] = factor[0];
         m.factor[row_of(warp, lane, 1)] = factor[1];
@@ -399,7 +461,7 @@ DEVICE void packed_rows_score(const mla_call &c, const mla_shared<ROWS> &m)
             row_seen<ROWS>(c, w, q, rule, thread, &from, &to);
             shared_store_pair(rows_seen_place(m, thread), from, to);
         }
-        rows_take_queries<false>(c, w, q, m, held, scales, warp, lane);
+        rows_take_queries<false, true>(c, w, q, m, held, scales, warp, lane);
         seen_by_all<ROWS>(c, w, q, rule, &lo, &least_hi);
         int j = (w.u.first_tile + w.t0) * MLA_ROWS_TILE;
         for (int t = w.t1 - w.t0; t > 0; t--) {
@@ -504,7 +566,7 @@ struct packed_rows_roles {
     static constexpr int rows = ROWS, stages = PACKED_WIDE;
     static constexpr int feeding = 56, scoring = 120, adding = 168;
     static constexpr int scorers = 1, buffers = 1, turns = 0;
-    static constexpr int fillers = 2 * GROUP_THREADS, raws = 0, shares = PACKED_SHARES;
+    static constexpr int fillers = 3 * GROUP_THREADS, raws = 0, shares = PACKED_SHARES;
 
     static DEVICE_MEMBER mla_shared<ROWS> find(unsigned char *memory)
     {

@@ -239,6 +239,42 @@ DEVICE unsigned load_pair(const char *from, bool there, bool aligned)
     return pair;
 }
 
+/* Two elements from a multiple of 4 bytes on, or zeros, in one instruction: a branch of each of so many loads is more
+ * code than all else of a kernel. */
+DEVICE unsigned load_pair_if(const char *from, int there)
+{
+    unsigned pair;
+    asm volatile("{\n\t"
+                 ".reg .pred p;\n\t"
+                 "setp.ne.s32 p, %2, 0;\n\t"
+                 "mov.u32 %0, 0;\n\t"
+                 "@p ld.global.u32 %0, [%1];\n\t"
+                 "}"
+                 : "=r"(pair)
+                 : "l"(from), "r"(there));
+    return pair;
+}
+
+/* The last panels of whole queries at multiples of 4 bytes. */
+DEVICE void rows_hold_whole(const mla_source &mine, rows_held &held, int lane)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int row = lane / 4 + 8 * r, d = lane % 4 * 2;
+        const char *nope = shuffle_pointer(mine.c_kv, row) + (ROWS_IN * PANEL + d) * 2;
+        const char *rope = shuffle_pointer(mine.k_pe, row) + d * 2;
+        const int there = __shfl_sync(~0u, mine.bytes, row);
+#pragma unroll
+        for (int i = 0; i < MLA_ROWS_HELD * 4; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int k = i * 16 + half * 8, into = k - (MLA_ROWS_HELD - 1) * PANEL;
+                held[i][2 * half + r] =
+                    load_pair_if(into < 0 ? nope + k * 2 : rope + into * 2, there);
+            }
+    }
+}
+
 /* The last panels of the queries that lanes have in `mine`. */
 DEVICE void rows_hold(const mla_call &c, const mla_source &mine, rows_held &held, int lane,
                       bool aligned)
@@ -321,17 +357,42 @@ DEVICE void rows_convert(const mla_shared<ROWS> &m, rows_held &held, int (&expon
     }
 }
 
+/* The first panels of a warp's 16 queries to shared memory. Loops, not straight code: it runs once a unit, and
+ * instructions that have to come from memory take longer than what they load. */
+DEVICE void rows_load_queries(const mla_call &c, const mla_source &mine, unsigned q, int warp,
+                              int lane, bool aligned)
+{
+    const int piece = lane % 8, lora = c.lora - piece * 8;
+#pragma unroll 1
+    for (int row = lane / 8; row < 16; row += 4) {
+        const char *from = shuffle_pointer(mine.c_kv, row) + piece * 16;
+        const int bytes = __shfl_sync(~0u, mine.bytes, row);
+        const unsigned to = q + swizzled(warp * 16 + row, piece);
+#pragma unroll 1
+        for (int p = 0; p < ROWS_IN; p++)
+            codes_copy(to + p * (ROWS * ROW_BYTES), from + p * ROW_BYTES,
+                       p * PANEL < lora ? bytes : 0, aligned);
+    }
+}
+
 /* The queries of the unit: in shared memory and held. `scale`: what scores of a lane's rows are
- * multiplied by, given for elements as they are. */
-template <bool codes>
+ * multiplied by, given for elements as they are. `few`: by few instructions, which is no faster where the compiler
+ * then divides registers worse. */
+template <bool codes, bool few>
 DEVICE void rows_take_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
                               const mla_shared<ROWS> &m, rows_held &held, float (&scale)[2],
                               int warp, int lane)
 {
     const bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
     const mla_source mine = rows_query(c, w, q, warp * 16 + lane % 16);
-    load_tile<ROWS, ROWS_IN>(c, mine, m.q, warp, lane, aligned);
-    rows_hold(c, mine, held, lane, aligned);
+    if constexpr (few)
+        rows_load_queries(c, mine, m.q, warp, lane, aligned);
+    else
+        load_tile<ROWS, ROWS_IN>(c, mine, m.q, warp, lane, aligned);
+    if (few && aligned && c.lora == MLA_LORA && c.rope == MLA_ROPE)
+        rows_hold_whole(mine, held, lane);
+    else
+        rows_hold(c, mine, held, lane, aligned);
     copy_wait();
     if constexpr (codes) {
         int exponent[2];
@@ -539,7 +600,7 @@ DEVICE void rows_score(const mla_call &c, const mla_shared<ROWS> &m)
             row_seen<ROWS>(c, w, q, rule, thread, &lo, &hi);
             shared_store_pair(rows_seen_place(m, thread), lo, hi);
         }
-        rows_take_queries<codes>(c, w, q, m, r.held, r.scale, warp, lane);
+        rows_take_queries<codes, false>(c, w, q, m, r.held, r.scale, warp, lane);
         seen_by_all<ROWS>(c, w, q, rule, &r.lo, &r.least_hi);
         int j = (w.u.first_tile + w.t0) * MLA_ROWS_TILE;
         for (int t = w.t1 - w.t0; t > 0; t--) {

@@ -780,8 +780,8 @@ static void compare_with_file(const char *name)
 
 TEST_OF(parts, shipped_profiles)
 {
-    static const char *const names[] = {"core",   "paged-kv",  "mla",    "sparse",
-                                        "linear", "quant-fp8", "capture"};
+    static const char *const names[] = {"core",   "paged-kv", "mla",       "mla-absorbed",
+                                        "sparse", "linear",   "quant-fp8", "capture"};
     struct profile profile;
     for (size_t n = 0; n < sizeof names / sizeof *names; n++)
         compare_with_file(names[n]);
