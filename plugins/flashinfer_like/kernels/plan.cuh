@@ -153,6 +153,20 @@ PORTABLE int plan_several(int rows)
     return rows > FI_ROWS && rows <= FI_PREFILL_ROWS / 2 ? FI_SEVERAL_HALF : FI_SEVERAL;
 }
 
+/* Columns of items that are all as long as the first one, at most `most` of them: as many for each
+ * item, so that no column has parts of two, whose ends it would have one after the other. An end
+ * takes as long as FI_EVEN units or more. 0: they are not alike, or it takes more units, beyond
+ * `each` of a column. */
+PORTABLE int plan_even_columns(const fi_plan_call *p, i64 units, i64 items, i64 most, i64 each)
+{
+    const fi_tile first = *PORTABLE_AT(p->tiles);
+    i64 own = plan_tile_units(&first, p->unit), parts = most / items;
+    if (units != items * own || parts == 0)
+        return 0;
+    i64 longest = (own + parts - 1) / parts;
+    return longest <= each + FI_EVEN ? (int)(items * ((own + longest - 1) / longest)) : 0;
+}
+
 /* Columns where items are fewer. Up to p->merged parts are merged in the time of one. Where several
  * blocks merge, and of few rows always, columns are fewer than were best if none of them has more
  * units then. Of many rows one block's merge takes longer: blocks that do not all end at once do
@@ -161,13 +175,17 @@ PORTABLE int plan_shared_columns(const fi_plan_call *p, i64 units, i64 items)
 {
     i64 least = int_max(1, (int)(items < p->columns ? items * p->merged : p->columns));
     i64 best = plan_best_columns(p, units, items, least, p->merge_several);
-    if (best < items * p->several || units == 0) {
+    const int is_few = p->rows == FI_ROWS && p->level < 0;
+    if (units == 0)
+        return (int)best;
+    if (best < items * p->several) {
         best = plan_best_columns(p, units, items, least, p->merge);
-        if (p->rows != FI_ROWS || p->level >= 0 || units == 0)
+        if (!is_few)
             return (int)best;
     }
     i64 each = (units + best - 1) / best;
-    return (int)((units + each - 1) / each);
+    int even = is_few ? plan_even_columns(p, units, items, best, each) : 0;
+    return even > 0 ? even : (int)((units + each - 1) / each);
 }
 
 /* Units of a lane, and how many columns share them. Of fewer items than columns each is shared, and

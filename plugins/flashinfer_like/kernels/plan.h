@@ -50,6 +50,7 @@ enum {
     FI_MERGE = 96, /* merging a part of a run's item takes as long as so many 64ths of a unit */
     FI_MERGE_ROWS = 28, /* the same of FI_ROWS rows of any other item, by one block */
     FI_MERGED = 16,     /* parts of FI_ROWS rows that are merged in about the time of one */
+    FI_EVEN = 2,        /* units more that a column may have to have a part of one item alone */
     FI_LEVELS = 4,      /* of shared prefixes; those of more levels are read by each sequence */
     FI_PLAN_THREADS = 1024,
     FI_SAVE_THREADS = 256

@@ -338,6 +338,20 @@ static void find_places(const test_case *t, int tiles)
     }
 }
 
+/* As many columns as can have units, or fewer of which none has more. Of items that are all alike
+ * and of few rows each may have as many to itself, where that is FI_EVEN units more at most. */
+static void check_columns(const fi_plan_call *p, i64 units)
+{
+    const i64 most = units < p->columns ? units : p->columns, columns = p->plan->columns;
+    const i64 items = (i64)p->plan->tiles * p->rounds;
+    REQUIRE(columns <= most && (columns > 0 || units == 0));
+    if (units == 0)
+        return;
+    const i64 longest = (units + columns - 1) / columns, least = (units + most - 1) / most;
+    const int is_even = p->rows == FI_ROWS && columns % items == 0 && units % items == 0;
+    REQUIRE(longest == least || (is_even && longest <= least + FI_EVEN));
+}
+
 static void check_tiles(const test_case *t)
 {
     const fi_plan_call *p = &t->plan;
@@ -369,10 +383,7 @@ static void check_tiles(const test_case *t)
     REQUIRE(p->plan->begin == (tiles * p->rounds >= p->columns ? p->begin : 0));
     units = (units + (i64)tiles * p->plan->begin) * p->rounds;
     REQUIRE(p->plan->units == units);
-    /* As many columns as can have units, or fewer of which none has more. */
-    const i64 most = units < p->columns ? units : p->columns, columns = p->plan->columns;
-    REQUIRE(columns <= most && (columns > 0 || units == 0));
-    REQUIRE(units == 0 || (units + columns - 1) / columns == (units + most - 1) / most);
+    check_columns(p, units);
 }
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
@@ -818,20 +829,19 @@ TEST_OF(planner, workspaces_of_splits)
 }
 END_TEST
 
-/* Columns of items of few rows are as few as have no more units: of 132 then, where items have 16 units, each
- * of 32 has four to itself. Those of many rows have all. */
-TEST_OF(planner, columns_of_few_rows)
+/* Items of few rows that are all alike have columns to themselves, where a column has hardly more
+ * units then. */
+TEST_OF(planner, columns_of_equal_items)
 {
     static const struct {
         int items, units, columns; /* of each item; of the grid */
         int wanted;
-    } cases[] = {{32, 16, 132, 128},
-                 {24, 16, 132, 128},
-                 {8, 128, 33, 32},
-                 {40, 128, 132, 132},
-                 {132, 16, 132, 132}};
+    } cases[] = {{32, 16, 132, 128}, {24, 16, 132, 96},   {40, 16, 132, 120},
+                 {8, 128, 33, 32},   {40, 128, 132, 132}, {132, 16, 132, 132}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fi_plan_call p = {.rows = FI_ROWS,
+        fi_tile tile = {.hi = cases[i].units * FI_KEYS};
+        fi_plan_call p = {.tiles = &tile,
+                          .rows = FI_ROWS,
                           .unit = FI_KEYS,
                           .rounds = 1,
                           .columns = cases[i].columns,
@@ -842,6 +852,11 @@ TEST_OF(planner, columns_of_few_rows)
                           .level = -1};
         i64 units = (i64)cases[i].items * cases[i].units;
         ck_assert_int_eq(plan_make(&p, cases[i].items, units).columns, cases[i].wanted);
+        /* Others are cut anywhere, by as few columns as have no more units. */
+        i64 each = (units + p.columns) / p.columns;
+        if (cases[i].items < p.columns)
+            ck_assert_int_eq(plan_make(&p, cases[i].items, units + 1).columns,
+                             (units + each) / each);
         p.rows = FI_PREFILL_ROWS;
         ck_assert_int_eq(plan_make(&p, cases[i].items, units).columns, cases[i].columns);
     }
