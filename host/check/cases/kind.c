@@ -250,15 +250,16 @@ static bool forward_beside(struct kind_case *k, struct kind_beside *other)
 
 static int32_t count_points(const struct check_subject *subject, const struct kind_cases *cases)
 {
-    return cases->kind == &latent_layers ? numerics_mla_count(subject, &cases->latent)
-                                         : numerics_count(subject, cases->softmax);
+    return cases->kind == &latent_layers ? numerics_mla_points(subject, &cases->latent)
+                                         : numerics_points(subject, cases->softmax);
 }
 
 static int32_t count_forward(const struct check_subject *subject, const struct kind_cases *cases)
 {
-    int32_t points = count_points(subject, cases);
-    return cases->drawn && points > 1 ? numerics_few(subject, cases->drawn)
-                                      : variants_of(cases) * points;
+    int32_t points = count_points(subject, cases), least = cases->vary ? 1 : variants_of(cases);
+    if (cases->drawn && points > 1)
+        return numerics_few(subject, cases->drawn);
+    return points > 0 ? variants_of(cases) * points : least;
 }
 
 /* Variants of a point follow each other. */
@@ -266,12 +267,15 @@ static bool find_forward(struct kind_case *k, const struct kind_cases *cases)
 {
     int32_t index = k->run->index;
     bool latent = k->kind == &latent_layers;
+    int32_t drawn_from = cases->drawn ? count_points(k->run->subject, cases) : 0;
     k->variant = index % variants_of(cases);
-    k->run->index =
-        cases->drawn ? index % count_points(k->run->subject, cases) : index / variants_of(cases);
+    k->run->index = drawn_from > 0 ? index % drawn_from : index / variants_of(cases);
     bool found = numerics_open(&k->at, k->run, latent ? NULL : cases->softmax, &cases->latent);
     k->run->index = index;
-    return found;
+    if (!found || !cases->complete)
+        return found;
+    cases->complete(&k->at.spec);
+    return numerics_accepts(&k->at, &k->at.spec);
 }
 
 /* The same layer, whose rows choose their keys. Few backends serve them. */

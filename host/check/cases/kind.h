@@ -21,6 +21,11 @@ struct kind_cases {
     const struct check_kind *kind;
     struct grid_choice softmax[GRID_MAX_CHOICES + 1]; /* of sparse layers too */
     struct mla_choice latent;
+    void (*complete)(
+        struct case_spec
+            *spec); /* of each point, which is skipped where query refuses that; NULL = as it is */
+    void (*vary)(struct case_spec *spec,
+                 int32_t variant); /* for checks that do: numerics/family.h */
     linear_change change;
     int32_t variants; /* of each point, or of each family; 0 = 1 */
     int32_t
@@ -29,10 +34,25 @@ struct kind_cases {
 
 #define SOFTMAX_CASES(...)                                                                         \
     (&(const struct kind_cases){.kind = &softmax_layers, .softmax = {__VA_ARGS__}})
+#define SOFTMAX_COMPLETED(function, ...)                                                           \
+    (&(const struct kind_cases){                                                                   \
+        .kind = &softmax_layers, .complete = function, .softmax = {__VA_ARGS__}})
+#define SOFTMAX_VARIED(function, number, ...)                                                      \
+    (&(const struct kind_cases){                                                                   \
+        .kind = &softmax_layers, .vary = function, .variants = number, .softmax = {__VA_ARGS__}})
 #define SPARSE_CASES(...)                                                                          \
     (&(const struct kind_cases){.kind = &sparse_layers, .softmax = {__VA_ARGS__}})
 #define LATENT_CASES(forms, layouts, dims, ...)                                                    \
     (&(const struct kind_cases){.kind = &latent_layers,                                            \
+                                .latent = {forms, layouts, dims, {__VA_ARGS__}}})
+#define LATENT_COMPLETED(function, forms, layouts, dims, ...)                                      \
+    (&(const struct kind_cases){.kind = &latent_layers,                                            \
+                                .complete = function,                                              \
+                                .latent = {forms, layouts, dims, {__VA_ARGS__}}})
+#define LATENT_VARIED(function, number, forms, layouts, dims, ...)                                 \
+    (&(const struct kind_cases){.kind = &latent_layers,                                            \
+                                .vary = function,                                                  \
+                                .variants = number,                                                \
                                 .latent = {forms, layouts, dims, {__VA_ARGS__}}})
 #define LINEAR_CASES(function, number)                                                             \
     (&(const struct kind_cases){.kind = &linear_layers, .change = function, .variants = number})
@@ -42,6 +62,10 @@ struct kind_cases {
     {                                                                                              \
         rule, name, sentence, needs, NULL, run_##function, cases                                   \
     }
+
+/* A row whose cases are judged, each in a session of its own. */
+#define JUDGED_ROW(rule, name, sentence, cases)                                                    \
+    KIND_ROW(rule, #name, alone, CHECK_NEEDS_COMPUTE, sentence, cases)
 
 /* Two rows, run by run_NAME: NAME of softmax layers, mla_NAME of latent ones. */
 #define KIND_ROWS(rule, name, sentence, softmax, latent)                                           \

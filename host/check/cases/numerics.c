@@ -27,7 +27,7 @@ int32_t numerics_few(const struct check_subject *subject, int32_t count)
     return subject->exhaustive ? 20 * count : compiles ? count / 20 : count;
 }
 
-int32_t numerics_count(const struct check_subject *subject, const struct grid_choice *choices)
+int32_t numerics_points(const struct check_subject *subject, const struct grid_choice *choices)
 {
     struct grid *grid = grid_of(subject);
     struct grid_point point;
@@ -38,6 +38,12 @@ int32_t numerics_count(const struct check_subject *subject, const struct grid_ch
         grid->remembers = false;
     }
     grid_release(subject, grid);
+    return count;
+}
+
+int32_t numerics_count(const struct check_subject *subject, const struct grid_choice *choices)
+{
+    int32_t count = numerics_points(subject, choices);
     return count > 0 ? count : 1;
 }
 
@@ -56,7 +62,7 @@ bool numerics_spec(struct check_run *run, const struct grid *grid,
     return grid_accepts(grid, &point, spec, NULL, 0);
 }
 
-int32_t numerics_mla_count(const struct check_subject *subject, const struct mla_choice *choice)
+int32_t numerics_mla_points(const struct check_subject *subject, const struct mla_choice *choice)
 {
     struct grid *grid = grid_of(subject);
     struct mla_point point;
@@ -67,6 +73,12 @@ int32_t numerics_mla_count(const struct check_subject *subject, const struct mla
         grid->remembers = false;
     }
     grid_release(subject, grid);
+    return count;
+}
+
+int32_t numerics_mla_count(const struct check_subject *subject, const struct mla_choice *choice)
+{
+    int32_t count = numerics_mla_points(subject, choice);
     return count > 0 ? count : 1;
 }
 
@@ -236,6 +248,11 @@ void numerics_make_e5m2(struct case_spec *spec)
         if (*dtypes[n] == ATTN_FP8_E4M3)
             *dtypes[n] = ATTN_FP8_E5M2;
     spec->without_needles = true;
+}
+
+void numerics_make_special(struct case_spec *spec)
+{
+    spec->special_values = true;
 }
 
 double numerics_unit(attn_dtype dtype)

@@ -43,8 +43,11 @@ bool numerics_judge(struct check_run *run, struct case_session *session, struct 
  * is likely to be compiled first. */
 int32_t numerics_few(const struct check_subject *subject, int32_t count);
 
-/* How many cases a product of choices gives: as many as are accepted, or one that is skipped with
- * the reason. */
+/* How many points of a product of choices are accepted. */
+int32_t numerics_points(const struct check_subject *subject, const struct grid_choice *choices);
+int32_t numerics_mla_points(const struct check_subject *subject, const struct mla_choice *choice);
+
+/* How many cases that gives: one where there are none, which is skipped with the reason. */
 int32_t numerics_count(const struct check_subject *subject, const struct grid_choice *choices);
 
 /* The spec of case run->index of a product, and the options it is run with. False: it was skipped.
@@ -84,6 +87,9 @@ bool numerics_mla_random(struct check_run *run, const struct grid *grid,
 
 /* What is e4m3 of q, new keys and values and the output is e5m2, whose bars no needle crosses. */
 void numerics_make_e5m2(struct case_spec *spec);
+
+/* Some values are infinite, NaN, or lie between two that can be stored. */
+void numerics_make_special(struct case_spec *spec);
 
 /* By how much of 1 two ways to compute one thing may differ, in which rounding happens in other
  * places: some last bits of the type. */

@@ -13,13 +13,6 @@ static void keep_on_host(struct case_spec *spec, int32_t variant)
     spec->host = HOST_ALL;
 }
 
-FAMILY(types_forgotten, keep_on_host, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, ALL},
-       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
-FAMILY(masks_forgotten, keep_on_host, 1, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_VERIFY)},
-       {AXIS_MASK, ALL})
-LATENT(mla_forgotten, keep_on_host, 1, BOTH_FORMS, MLA_LATENT, {AXIS_MODE, ALL},
-       {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_QLEN)})
-
 static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_MIXED,
                                  ATTN_MODE_TARGET_VERIFY};
 enum { MODES = sizeof modes / sizeof modes[0] };
@@ -48,14 +41,19 @@ CHECK_RUN(linear_forgotten, linear_run_case(run, keep_slots_on_host))
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_arrays_forgotten[] = {
-    CHECK_CASES("PURE-06", types_forgotten,
-                "no forward, in any mode, reads the host arrays that its batch was planned from"),
-    CHECK_CASES("PURE-06", masks_forgotten,
-                "no forward, under any mask or with items, reads the host arrays that its batch "
-                "was planned from"),
-    CHECK_CASES(
-        "PURE-06", mla_forgotten,
-        "no forward of a latent layer reads the host arrays that its batch was planned from"),
+    LARGE_ROW("PURE-06", types_forgotten,
+              "no forward, in any mode, reads the host arrays that its batch was planned from",
+              SOFTMAX_VARIED(keep_on_host, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, ALL},
+                             {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})),
+    LARGE_ROW("PURE-06", masks_forgotten,
+              "no forward, under any mask or with items, reads the host arrays that its batch "
+              "was planned from",
+              SOFTMAX_VARIED(keep_on_host, 1, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_VERIFY)},
+                             {AXIS_MASK, ALL})),
+    LARGE_ROW("PURE-06", mla_forgotten,
+              "no forward of a latent layer reads the host arrays that its batch was planned from",
+              LATENT_VARIED(keep_on_host, 1, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS,
+                            {AXIS_MODE, ALL}, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_QLEN)})),
     CHECK_CASES(
         "PURE-06", linear_forgotten,
         "no forward of a linear layer reads the host arrays that its batch was planned from"),

@@ -19,142 +19,8 @@ enum { RANDOM_CASES = 120 };
 
 static const struct case_run once = {.exact_memory = true};
 
-/* ---- Products -------------------------------------------------------------------------------- */
-
-static void run_product(struct check_run *run, const struct grid_choice *choices,
-                        void (*change)(struct case_spec *spec))
-{
-    struct numerics_point at;
-    if (numerics_open(&at, run, choices, NULL)) {
-        if (change)
-            change(&at.spec);
-        numerics_run(run, &at.spec, at.options, &once);
-    }
-    numerics_close(&at);
-}
-
-/* count_NAME and run_NAME for a list of choices; `call` judges them. */
-#define CHOICES(name, call, ...)                                                                   \
-    static const struct grid_choice name##_choices[GRID_MAX_CHOICES + 1] = {__VA_ARGS__};          \
-    CHECK_COUNT(name, numerics_count(subject, name##_choices))                                     \
-    CHECK_RUN(name, call)
-
-/* `change` (or NULL) completes the spec. */
-#define PRODUCT(name, change, ...)                                                                 \
-    CHOICES(name, run_product(run, name##_choices, change), __VA_ARGS__)
-
 #define CUSTOM_MASKS (BIT(MASK_FULL) | BIT(MASK_QLEN))
 #define POSITIONS    (BIT(MASK_FULL_POSITIONS) | BIT(MASK_QLEN_POSITIONS))
-
-/* ---- Meanings -------------------------------------------------------------------------------- */
-
-PRODUCT(mixed, NULL, {AXIS_MODE, BIT(MODE_MIXED)}, {AXIS_LENGTHS, ALL}, {AXIS_ROW, ALL})
-PRODUCT(mixed_decodes, NULL, {AXIS_MODE, BIT(MODE_MIXED)}, {AXIS_DECODES, ALL & ~BIT(DECODES_LAST)},
-        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)}, {AXIS_ROW, ALL},
-        {AXIS_PADDING, ALL})
-PRODUCT(decode_rows, NULL, {AXIS_MODE, BIT(MODE_DECODE)}, {AXIS_LENGTHS, ALL})
-PRODUCT(absolute_rows, NULL,
-        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED) | BIT(MODE_VERIFY) | BIT(MODE_DRAFT)},
-        {AXIS_ROW, BIT(1)}, {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
-PRODUCT(positions, NULL, {AXIS_MODE, ALL}, {AXIS_LENGTHS, ALL})
-PRODUCT(explicit_positions, NULL, {AXIS_MASK, POSITIONS},
-        {AXIS_WINDOW, BIT(WINDOW_NONE) | BIT(WINDOW_15)}, {AXIS_CHUNK, BIT(0) | BIT(1)},
-        {AXIS_ALIBI, ALL})
-PRODUCT(windows, NULL, {AXIS_WINDOW, ALL}, BOTH_PHASES,
-        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})
-PRODUCT(chunks, NULL, {AXIS_CHUNK, ALL & ~BIT(0)}, BOTH_PHASES,
-        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE) | BIT(WINDOW_15)})
-PRODUCT(cross, NULL, {AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES,
-        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)})
-PRODUCT(cross_lengths, NULL, {AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW, BIT(WINDOW_NONE)},
-        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
-        {AXIS_LENGTHS, BIT(LENGTHS_EMPTY) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_ROWS)},
-        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})
-PRODUCT(scores, NULL, {AXIS_CAP, ALL}, {AXIS_SCALE, ALL}, {AXIS_ALIBI, ALL}, BOTH_PHASES,
-        {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})
-PRODUCT(alibi_ahead, NULL, {AXIS_ALIBI, BIT(1)}, {AXIS_CAP, BIT(0) | BIT(1)},
-        {AXIS_WINDOW, BIT(WINDOW_NONE) | BIT(WINDOW_BOTH) | BIT(WINDOW_RIGHT)})
-PRODUCT(encoder, NULL, {AXIS_TYPE, BIT(TYPE_ENCODER_ONLY)},
-        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE) | BIT(WINDOW_BOTH) | BIT(WINDOW_RIGHT)},
-        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_ROWS)})
-PRODUCT(growing_scores, NULL, {AXIS_SCORES, BIT(1)}, {AXIS_LENGTHS, ALL}, BOTH_PHASES)
-PRODUCT(masks, NULL, {AXIS_MASK, BIT(MASK_NONE) | CUSTOM_MASKS},
-        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_VERIFY)},
-        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_ROWS)})
-PRODUCT(mask_none_narrowed, NULL, {AXIS_MASK, BIT(MASK_NONE)},
-        {AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH)}, {AXIS_CHUNK, BIT(0) | BIT(1)})
-PRODUCT(custom_masks_narrowed, NULL, {AXIS_MASK, CUSTOM_MASKS},
-        {AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH) | BIT(WINDOW_RIGHT)},
-        {AXIS_CHUNK, BIT(0) | BIT(1)})
-PRODUCT(sinks, NULL, {AXIS_SINK, BIT(SINK_GIVEN) | BIT(SINK_OMITTED)}, BOTH_PHASES,
-        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY) | BIT(LENGTHS_SPLITS)})
-PRODUCT(lse, NULL, {AXIS_LSE, BIT(0)}, {AXIS_SINK, ALL}, {AXIS_SCORES, ALL}, BOTH_PHASES)
-PRODUCT(empty_rows, NULL, {AXIS_MASK, CUSTOM_MASKS}, {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)},
-        {AXIS_LENGTHS, BIT(LENGTHS_EMPTY) | BIT(LENGTHS_SHORT)})
-PRODUCT(no_keys, NULL, {AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_NONE)},
-        {AXIS_LENGTHS, BIT(LENGTHS_EMPTY) | BIT(LENGTHS_SHORT)},
-        {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)}, BOTH_PHASES)
-PRODUCT(multi_item, NULL, {AXIS_MASK, BIT(MASK_ITEMS)},
-        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)}, {AXIS_LENGTHS, ALL})
-PRODUCT(heads, NULL, {AXIS_HEADS, ALL}, BOTH_PHASES)
-
-/* ---- The cache ------------------------------------------------------------------------------- */
-
-static void make_special(struct case_spec *spec)
-{
-    spec->special_values = true;
-}
-
-PRODUCT(saved, NULL, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_SOME_SAVED)}, {AXIS_SLOTS, ALL},
-        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_ROWS)}, {AXIS_V_DIM, BIT(0) | BIT(2)},
-        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)})
-PRODUCT(sources, NULL, {AXIS_SOURCE, ALL}, BOTH_PHASES, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})
-PRODUCT(partials, NULL, {AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_NONE)}, BOTH_PHASES,
-        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})
-PRODUCT(read_only_layers, NULL, {AXIS_SOURCE, BIT(SOURCE_SHARED)}, {AXIS_KV, ALL}, BOTH_PHASES)
-PRODUCT(quantised, NULL, {AXIS_KV, ALL & ~BIT(KV_AS_Q)}, {AXIS_MODE, ALL}, {AXIS_LAYOUT, ALL})
-PRODUCT(sequence_scales, NULL, {AXIS_KV, BIT(KV_E4M3_PER_SEQ_HEAD)}, {AXIS_MODE, ALL},
-        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
-PRODUCT(token_scales, NULL, {AXIS_KV, BIT(KV_E4M3_PER_TOKEN_HEAD)}, {AXIS_MODE, ALL},
-        {AXIS_SOURCE, ALL & ~BIT(SOURCE_SHARED)})
-PRODUCT(new_kv, NULL, {AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)}, BOTH_PHASES,
-        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3) | BIT(KV_E4M3_PER_HEAD)},
-        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_SHARED)})
-PRODUCT(input_scales, NULL, {AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)}, {AXIS_MODE, ALL},
-        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}, {AXIS_HEADS, BIT(0) | BIT(1) | BIT(2)})
-PRODUCT(out_scale, NULL, {AXIS_OUT, BIT(OUT_E4M3)},
-        {AXIS_INPUTS, BIT(INPUTS_PLAIN) | BIT(INPUTS_E4M3) | BIT(INPUTS_Q_E4M3)}, BOTH_PHASES,
-        {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}, {AXIS_SCORES, ALL},
-        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
-
-static void run_e5m2(struct check_run *run, const struct grid_choice *choices)
-{
-    struct numerics_point at;
-    if (numerics_open(&at, run, choices, NULL)) {
-        numerics_make_e5m2(&at.spec);
-        if (numerics_accepts(&at, &at.spec))
-            numerics_run(run, &at.spec, at.options, &once);
-    }
-    numerics_close(&at);
-}
-
-#define E5M2(name, ...) CHOICES(name, run_e5m2(run, name##_choices), __VA_ARGS__)
-
-E5M2(input_scales_e5m2, {AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)}, BOTH_PHASES,
-     {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E5M2)})
-E5M2(out_scale_e5m2, {AXIS_OUT, BIT(OUT_E4M3)}, {AXIS_INPUTS, BIT(INPUTS_PLAIN) | BIT(INPUTS_E4M3)},
-     BOTH_PHASES)
-PRODUCT(places, NULL, {AXIS_PLACE, ALL}, BOTH_PHASES, {AXIS_LAYOUT, ALL})
-PRODUCT(kv_strides, NULL, {AXIS_PLACE, BIT(PLACE_ANY) | BIT(PLACE_KV_EQUAL)}, BOTH_PHASES,
-        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
-PRODUCT(limits, make_special, {AXIS_KV, ALL}, {AXIS_DTYPE, ALL}, BOTH_PHASES,
-        {AXIS_WINDOW, BIT(WINDOW_CAUSAL)}, {AXIS_CHUNK, BIT(0)}, {AXIS_SOURCE, BIT(SOURCE_SAVED)})
-PRODUCT(pages, NULL, {AXIS_PAGE, ALL}, {AXIS_SLOTS, ALL}, {AXIS_LAYOUT, ALL})
-PRODUCT(unseen, NULL, {AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH)},
-        {AXIS_PAGE, BIT(0) | BIT(1)}, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)},
-        {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, BOTH_PHASES)
-PRODUCT(index_forms, NULL, {AXIS_FORM, ALL}, {AXIS_PAGE, ALL}, BOTH_PHASES,
-        {AXIS_SLOTS, BIT(SLOTS_CONTIGUOUS) | BIT(SLOTS_SHUFFLED_PAGES)})
 
 static void host_needed(struct case_spec *spec)
 {
@@ -165,14 +31,6 @@ static void host_some(struct case_spec *spec)
 {
     spec->host = HOST_SOME;
 }
-
-PRODUCT(host_needed, host_needed,
-        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)}, {AXIS_FORM, ALL},
-        {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {AXIS_TYPE, ALL},
-        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)})
-PRODUCT(host_some, host_some, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
-        {AXIS_FORM, ALL}, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {AXIS_TYPE, ALL},
-        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)})
 
 static void set_blocks(struct case_spec *spec, uint32_t index_kind)
 {
@@ -227,14 +85,15 @@ static void set_position_rule(attn_layer_group *group, int which)
 
 static void run_positionless(struct check_run *run)
 {
+    static const struct grid_choice cross[GRID_MAX_CHOICES + 1] = {{AXIS_TYPE, BIT(TYPE_CROSS)},
+                                                                   {AXIS_WINDOW, BIT(WINDOW_NONE)}};
     static const char *const names[] = {"window_left 5", "window_right 0", "attention_chunk 16",
                                         "has_alibi"};
     struct grid *grid = grid_of(run->subject);
     struct case_spec spec;
     const attn_options *options;
     CHECK_THAT(run, grid, "no memory for the grid");
-    for (int which = 0; which < 4 && numerics_spec(run, grid, cross_choices, &spec, &options);
-         which++) {
+    for (int which = 0; which < 4 && numerics_spec(run, grid, cross, &spec, &options); which++) {
         struct spec_problem posed;
         attn_verdict verdict = {.struct_size = sizeof verdict};
         spec_problem_init(&posed, &spec, &run->subject->device->info);
@@ -487,74 +346,170 @@ static void run_random(struct check_run *run)
     }
 
 const struct check check_num[] = {
-    CHECK_CASES("MEAN-02", mixed,
-                "a MIXED batch has extend rows first, then one query for each sequence"),
-    CHECK_CASES("MEAN-02", mixed_decodes,
-                "sequences of a MIXED batch that decode come first, or have several queries each"),
-    CHECK_CASES("MEAN-03", decode_rows,
-                "row s of a DECODE batch belongs to sequence s, whatever q_indptr"),
-    CHECK_CASES("MEAN-03", absolute_rows, "q_indptr holds absolute rows and need not start at 0"),
-    CHECK_CASES("MEAN-04", positions, "query t of a request sits at prefix_len + t, key j at j"),
-    CHECK_CASES("MEAN-05", explicit_positions,
-                "explicit positions move new keys and their queries for window, chunk and ALiBi"),
-    CHECK_CASES("MEAN-06", windows, "key j is seen iff i - window_left <= j <= i + window_right"),
-    CHECK_CASES("MEAN-06", encoder,
-                "an encoder's tokens see each other on the sides that the window leaves"),
-    CHECK_CASES("MEAN-07", chunks, "with attention_chunk only keys of the query's chunk are seen"),
-    CHECK_CASES("MEAN-08", cross, "cross attention sees the encoder's keys, all of them"),
-    CHECK_CASES("MEAN-08", cross_lengths,
-                "an encoder has none, fewer keys than there are queries, or many more"),
+    JUDGED_ROW("MEAN-02", mixed,
+               "a MIXED batch has extend rows first, then one query for each sequence",
+               SOFTMAX_CASES({AXIS_MODE, BIT(MODE_MIXED)}, {AXIS_LENGTHS, ALL}, {AXIS_ROW, ALL})),
+    JUDGED_ROW("MEAN-02", mixed_decodes,
+               "sequences of a MIXED batch that decode come first, or have several queries each",
+               SOFTMAX_CASES({AXIS_MODE, BIT(MODE_MIXED)}, {AXIS_DECODES, ALL & ~BIT(DECODES_LAST)},
+                             {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)},
+                             {AXIS_ROW, ALL}, {AXIS_PADDING, ALL})),
+    JUDGED_ROW("MEAN-03", decode_rows,
+               "row s of a DECODE batch belongs to sequence s, whatever q_indptr",
+               SOFTMAX_CASES({AXIS_MODE, BIT(MODE_DECODE)}, {AXIS_LENGTHS, ALL})),
+    JUDGED_ROW("MEAN-03", absolute_rows, "q_indptr holds absolute rows and need not start at 0",
+               SOFTMAX_CASES({AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED) | BIT(MODE_VERIFY) |
+                                             BIT(MODE_DRAFT)},
+                             {AXIS_ROW, BIT(1)},
+                             {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})),
+    JUDGED_ROW("MEAN-04", positions, "query t of a request sits at prefix_len + t, key j at j",
+               SOFTMAX_CASES({AXIS_MODE, ALL}, {AXIS_LENGTHS, ALL})),
+    JUDGED_ROW("MEAN-05", explicit_positions,
+               "explicit positions move new keys and their queries for window, chunk and ALiBi",
+               SOFTMAX_CASES({AXIS_MASK, POSITIONS},
+                             {AXIS_WINDOW, BIT(WINDOW_NONE) | BIT(WINDOW_15)},
+                             {AXIS_CHUNK, BIT(0) | BIT(1)}, {AXIS_ALIBI, ALL})),
+    JUDGED_ROW("MEAN-06", windows, "key j is seen iff i - window_left <= j <= i + window_right",
+               SOFTMAX_CASES({AXIS_WINDOW, ALL}, BOTH_PHASES,
+                             {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})),
+    JUDGED_ROW("MEAN-06", encoder,
+               "an encoder's tokens see each other on the sides that the window leaves",
+               SOFTMAX_CASES({AXIS_TYPE, BIT(TYPE_ENCODER_ONLY)},
+                             {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE) |
+                                               BIT(WINDOW_BOTH) | BIT(WINDOW_RIGHT)},
+                             {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_ROWS)})),
+    JUDGED_ROW(
+        "MEAN-07", chunks, "with attention_chunk only keys of the query's chunk are seen",
+        SOFTMAX_CASES({AXIS_CHUNK, ALL & ~BIT(0)}, BOTH_PHASES,
+                      {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE) | BIT(WINDOW_15)})),
+    JUDGED_ROW(
+        "MEAN-08", cross, "cross attention sees the encoder's keys, all of them",
+        SOFTMAX_CASES({AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES,
+                      {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)})),
+    JUDGED_ROW(
+        "MEAN-08", cross_lengths,
+        "an encoder has none, fewer keys than there are queries, or many more",
+        SOFTMAX_CASES({AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW, BIT(WINDOW_NONE)},
+                      {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
+                      {AXIS_LENGTHS, BIT(LENGTHS_EMPTY) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_ROWS)},
+                      {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})),
     CHECK_ROW("MEAN-08", positionless, NULL, 0,
               "cross attention with a feature that needs positions is INVALID_ARGUMENT"),
-    CHECK_CASES("MEAN-09", scores, "the score is scaled, biased by ALiBi, then capped"),
-    CHECK_CASES("MEAN-09", alibi_ahead, "ALiBi goes by the distance, for keys after the query too"),
-    CHECK_CASES("MEAN-09", growing_scores,
-                "scores that grow by more than 100 along the keys do no harm"),
-    CHECK_CASES("MEAN-10", masks,
-                "the masks NONE, FULL and QLEN let through the keys that their bits name"),
-    CHECK_CASES("MEAN-10", mask_none_narrowed,
-                "window_left and chunk also narrow a batch with mask NONE"),
-    CHECK_CASES("MEAN-11", custom_masks_narrowed,
-                "a custom mask replaces window_right and the chunk's j <= i, and nothing else"),
-    CHECK_CASES("MEAN-12", sinks,
-                "a sink is one more logit in the denominator, unless it is omitted"),
-    CHECK_CASES("MEAN-13", lse,
-                "the LSE is the natural logarithm of the sum of exp(score), with the sink"),
-    CHECK_CASES("MEAN-14", empty_rows, "a row that sees no key gives 0 and -inf, or the sink"),
-    CHECK_CASES("MEAN-14", no_keys, "a sequence without keys gives 0 and -inf, or the sink"),
+    JUDGED_ROW("MEAN-09", scores, "the score is scaled, biased by ALiBi, then capped",
+               SOFTMAX_CASES({AXIS_CAP, ALL}, {AXIS_SCALE, ALL}, {AXIS_ALIBI, ALL}, BOTH_PHASES,
+                             {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})),
+    JUDGED_ROW(
+        "MEAN-09", alibi_ahead, "ALiBi goes by the distance, for keys after the query too",
+        SOFTMAX_CASES({AXIS_ALIBI, BIT(1)}, {AXIS_CAP, BIT(0) | BIT(1)},
+                      {AXIS_WINDOW, BIT(WINDOW_NONE) | BIT(WINDOW_BOTH) | BIT(WINDOW_RIGHT)})),
+    JUDGED_ROW("MEAN-09", growing_scores,
+               "scores that grow by more than 100 along the keys do no harm",
+               SOFTMAX_CASES({AXIS_SCORES, BIT(1)}, {AXIS_LENGTHS, ALL}, BOTH_PHASES)),
+    JUDGED_ROW("MEAN-10", masks,
+               "the masks NONE, FULL and QLEN let through the keys that their bits name",
+               SOFTMAX_CASES({AXIS_MASK, BIT(MASK_NONE) | CUSTOM_MASKS},
+                             {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_VERIFY)},
+                             {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_ROWS)})),
+    JUDGED_ROW(
+        "MEAN-10", mask_none_narrowed, "window_left and chunk also narrow a batch with mask NONE",
+        SOFTMAX_CASES({AXIS_MASK, BIT(MASK_NONE)}, {AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH)},
+                      {AXIS_CHUNK, BIT(0) | BIT(1)})),
+    JUDGED_ROW("MEAN-11", custom_masks_narrowed,
+               "a custom mask replaces window_right and the chunk's j <= i, and nothing else",
+               SOFTMAX_CASES({AXIS_MASK, CUSTOM_MASKS},
+                             {AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH) | BIT(WINDOW_RIGHT)},
+                             {AXIS_CHUNK, BIT(0) | BIT(1)})),
+    JUDGED_ROW("MEAN-12", sinks,
+               "a sink is one more logit in the denominator, unless it is omitted",
+               SOFTMAX_CASES(
+                   {AXIS_SINK, BIT(SINK_GIVEN) | BIT(SINK_OMITTED)}, BOTH_PHASES,
+                   {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY) | BIT(LENGTHS_SPLITS)})),
+    JUDGED_ROW(
+        "MEAN-13", lse, "the LSE is the natural logarithm of the sum of exp(score), with the sink",
+        SOFTMAX_CASES({AXIS_LSE, BIT(0)}, {AXIS_SINK, ALL}, {AXIS_SCORES, ALL}, BOTH_PHASES)),
+    JUDGED_ROW("MEAN-14", empty_rows, "a row that sees no key gives 0 and -inf, or the sink",
+               SOFTMAX_CASES({AXIS_MASK, CUSTOM_MASKS},
+                             {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)},
+                             {AXIS_LENGTHS, BIT(LENGTHS_EMPTY) | BIT(LENGTHS_SHORT)})),
+    JUDGED_ROW("MEAN-14", no_keys, "a sequence without keys gives 0 and -inf, or the sink",
+               SOFTMAX_CASES({AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_NONE)},
+                             {AXIS_LENGTHS, BIT(LENGTHS_EMPTY) | BIT(LENGTHS_SHORT)},
+                             {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)}, BOTH_PHASES)),
     CHECK_CASES("MEAN-15", merge, "results over parts of the keys merge to the result over all"),
-    CHECK_CASES("MEAN-16", multi_item, "tokens of an item see the prefix and their own item"),
-    CHECK_CASES("MEAN-17", heads, "query head h reads KV head h / (num_q_heads / num_kv_heads)"),
-    CHECK_CASES("KV-01", saved, "new keys and values are written to out_cache_loc, -1 nowhere"),
-    CHECK_CASES("KV-02", sources,
-                "keys come from the arguments where they are new, else from the cache"),
-    CHECK_CASES("KV-02", partials, "without k and v only the cache is read"),
-    CHECK_CASES("KV-03", read_only_layers,
-                "a layer that reads another's buffer finds the keys that the other wrote"),
-    CHECK_CASES("KV-04", quantised,
-                "stored = x / scale rounded to nearest even, read = stored * scale"),
-    CHECK_CASES("KV-04", limits,
-                "values beyond the largest are saturated, ties go to even, NaN stays NaN"),
-    CHECK_CASES("KV-13", sequence_scales, "each sequence of a batch has scales of its own"),
-    CHECK_CASES("KV-14", token_scales,
-                "each slot has scales of its own; new tokens are read as given"),
-    CHECK_CASES("KV-16", new_kv,
-                "new k and v of another type than q's are read and saved by their values"),
-    CHECK_CASES("MEAN-22", input_scales,
-                "q, k and v that are fp8 stand for codes times their scales"),
-    CHECK_CASES("MEAN-23", out_scale,
-                "an fp8 output is divided by its scale, rounded once, saturated"),
-    CHECK_CASES("MEAN-22", input_scales_e5m2,
-                "q, k and v that are e5m2 stand for codes times their scales"),
-    CHECK_CASES("MEAN-23", out_scale_e5m2,
-                "an output of e5m2 is divided by its scale, rounded once"),
-    CHECK_CASES("STRUCT-10", places,
-                "operands are as aligned as the problem promises, and no better"),
-    CHECK_CASES("STRUCT-11", kv_strides, "the caches of keys and values have strides of their own"),
-    CHECK_CASES(
+    JUDGED_ROW("MEAN-16", multi_item, "tokens of an item see the prefix and their own item",
+               SOFTMAX_CASES({AXIS_MASK, BIT(MASK_ITEMS)},
+                             {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)},
+                             {AXIS_LENGTHS, ALL})),
+    JUDGED_ROW("MEAN-17", heads, "query head h reads KV head h / (num_q_heads / num_kv_heads)",
+               SOFTMAX_CASES({AXIS_HEADS, ALL}, BOTH_PHASES)),
+    JUDGED_ROW("KV-01", saved, "new keys and values are written to out_cache_loc, -1 nowhere",
+               SOFTMAX_CASES({AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_SOME_SAVED)},
+                             {AXIS_SLOTS, ALL},
+                             {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_ROWS)},
+                             {AXIS_V_DIM, BIT(0) | BIT(2)},
+                             {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)})),
+    JUDGED_ROW(
+        "KV-02", sources, "keys come from the arguments where they are new, else from the cache",
+        SOFTMAX_CASES({AXIS_SOURCE, ALL}, BOTH_PHASES, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})),
+    JUDGED_ROW("KV-02", partials, "without k and v only the cache is read",
+               SOFTMAX_CASES({AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_NONE)},
+                             BOTH_PHASES, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})),
+    JUDGED_ROW("KV-03", read_only_layers,
+               "a layer that reads another's buffer finds the keys that the other wrote",
+               SOFTMAX_CASES({AXIS_SOURCE, BIT(SOURCE_SHARED)}, {AXIS_KV, ALL}, BOTH_PHASES)),
+    JUDGED_ROW("KV-04", quantised,
+               "stored = x / scale rounded to nearest even, read = stored * scale",
+               SOFTMAX_CASES({AXIS_KV, ALL & ~BIT(KV_AS_Q)}, {AXIS_MODE, ALL}, {AXIS_LAYOUT, ALL})),
+    JUDGED_ROW("KV-04", limits,
+               "values beyond the largest are saturated, ties go to even, NaN stays NaN",
+               SOFTMAX_COMPLETED(numerics_make_special, {AXIS_KV, ALL}, {AXIS_DTYPE, ALL},
+                                 BOTH_PHASES, {AXIS_WINDOW, BIT(WINDOW_CAUSAL)},
+                                 {AXIS_CHUNK, BIT(0)}, {AXIS_SOURCE, BIT(SOURCE_SAVED)})),
+    JUDGED_ROW("KV-13", sequence_scales, "each sequence of a batch has scales of its own",
+               SOFTMAX_CASES({AXIS_KV, BIT(KV_E4M3_PER_SEQ_HEAD)}, {AXIS_MODE, ALL},
+                             {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})),
+    JUDGED_ROW("KV-14", token_scales,
+               "each slot has scales of its own; new tokens are read as given",
+               SOFTMAX_CASES({AXIS_KV, BIT(KV_E4M3_PER_TOKEN_HEAD)}, {AXIS_MODE, ALL},
+                             {AXIS_SOURCE, ALL & ~BIT(SOURCE_SHARED)})),
+    JUDGED_ROW(
+        "KV-16", new_kv, "new k and v of another type than q's are read and saved by their values",
+        SOFTMAX_CASES({AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)}, BOTH_PHASES,
+                      {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3) | BIT(KV_E4M3_PER_HEAD)},
+                      {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_SHARED)})),
+    JUDGED_ROW("MEAN-22", input_scales,
+               "q, k and v that are fp8 stand for codes times their scales",
+               SOFTMAX_CASES({AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)}, {AXIS_MODE, ALL},
+                             {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
+                             {AXIS_HEADS, BIT(0) | BIT(1) | BIT(2)})),
+    JUDGED_ROW(
+        "MEAN-23", out_scale, "an fp8 output is divided by its scale, rounded once, saturated",
+        SOFTMAX_CASES({AXIS_OUT, BIT(OUT_E4M3)},
+                      {AXIS_INPUTS, BIT(INPUTS_PLAIN) | BIT(INPUTS_E4M3) | BIT(INPUTS_Q_E4M3)},
+                      BOTH_PHASES, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}, {AXIS_SCORES, ALL},
+                      {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})),
+    JUDGED_ROW("MEAN-22", input_scales_e5m2,
+               "q, k and v that are e5m2 stand for codes times their scales",
+               SOFTMAX_COMPLETED(numerics_make_e5m2, {AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)},
+                                 BOTH_PHASES, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E5M2)})),
+    JUDGED_ROW("MEAN-23", out_scale_e5m2, "an output of e5m2 is divided by its scale, rounded once",
+               SOFTMAX_COMPLETED(numerics_make_e5m2, {AXIS_OUT, BIT(OUT_E4M3)},
+                                 {AXIS_INPUTS, BIT(INPUTS_PLAIN) | BIT(INPUTS_E4M3)}, BOTH_PHASES)),
+    JUDGED_ROW("STRUCT-10", places,
+               "operands are as aligned as the problem promises, and no better",
+               SOFTMAX_CASES({AXIS_PLACE, ALL}, BOTH_PHASES, {AXIS_LAYOUT, ALL})),
+    JUDGED_ROW("STRUCT-11", kv_strides, "the caches of keys and values have strides of their own",
+               SOFTMAX_CASES({AXIS_PLACE, BIT(PLACE_ANY) | BIT(PLACE_KV_EQUAL)}, BOTH_PHASES,
+                             {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})),
+    JUDGED_ROW(
         "KV-06", pages,
-        "slots are page * page_size + offset, in any order; unused slots do not affect results"),
-    CHECK_CASES("KV-06", unseen, "keys that no query sees may be NaN and change nothing"),
+        "slots are page * page_size + offset, in any order; unused slots do not affect results",
+        SOFTMAX_CASES({AXIS_PAGE, ALL}, {AXIS_SLOTS, ALL}, {AXIS_LAYOUT, ALL})),
+    JUDGED_ROW("KV-06", unseen, "keys that no query sees may be NaN and change nothing",
+               SOFTMAX_CASES({AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH)},
+                             {AXIS_PAGE, BIT(0) | BIT(1)},
+                             {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)},
+                             {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, BOTH_PHASES)),
     KIND_ROW("MEAN-21", "chosen_keys", alone, CHECK_NEEDS_COMPUTE,
              "a row of a sparse layer sees the keys whose slots its own call names, and no others",
              SPARSE_CASES({AXIS_MODE, ALL}, {AXIS_FORM, ALL},
@@ -572,10 +527,20 @@ const struct check check_num[] = {
              "each KV head of a row has blocks of its own",
              SPARSE_CASES({AXIS_MODE, ALL}, {AXIS_HEADS, BIT(0) | BIT(1)},
                           {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})),
-    CHECK_CASES("CAPS-09", host_needed,
-                "a batch with the host arrays that the verdict names is enough"),
-    CHECK_CASES("CAPS-09", host_some, "other host arrays may be there or not, one by one"),
-    CHECK_CASES("KV-08", index_forms, "each form of KV indices gives the same result"),
+    JUDGED_ROW("CAPS-09", host_needed,
+               "a batch with the host arrays that the verdict names is enough",
+               SOFTMAX_COMPLETED(
+                   host_needed, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
+                   {AXIS_FORM, ALL}, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)},
+                   {AXIS_TYPE, ALL}, {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)})),
+    JUDGED_ROW("CAPS-09", host_some, "other host arrays may be there or not, one by one",
+               SOFTMAX_COMPLETED(
+                   host_some, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
+                   {AXIS_FORM, ALL}, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)},
+                   {AXIS_TYPE, ALL}, {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)})),
+    JUDGED_ROW("KV-08", index_forms, "each form of KV indices gives the same result",
+               SOFTMAX_CASES({AXIS_FORM, ALL}, {AXIS_PAGE, ALL}, BOTH_PHASES,
+                             {AXIS_SLOTS, BIT(SLOTS_CONTIGUOUS) | BIT(SLOTS_SHUFFLED_PAGES)})),
     BASE_ROW(page_one_prefix, "page 1: prefixes of 2 and 4 tokens, 3 and 1 new ones"),
     BASE_ROW(page_exact, "page 16: 16 new tokens"),
     BASE_ROW(page_about, "page 16: 15, 16 and 17 new tokens"),

@@ -23,10 +23,6 @@ static void make_scaled(struct case_spec *spec, int32_t variant)
     spec->sm_scale = scales[is_f16(spec) && variant >= 4 ? 2 : variant];
 }
 
-FAMILY(score_scales, make_scaled, 7, BOTH_PHASES, {AXIS_DTYPE, ALL}, {AXIS_ALIBI, BIT(0)},
-       {AXIS_LENGTHS, BIT(LENGTHS_SPLITS)})
-LATENT(mla_score_scales, make_scaled, 7, BOTH_FORMS, MLA_LATENT, BOTH_PHASES)
-
 /* Beyond what scores are, far above them, far below: then all keys weigh the same, and no needle
  * stands out. In every second variant scores grow beyond the cap. */
 static void make_capped(struct case_spec *spec, int32_t variant)
@@ -37,10 +33,6 @@ static void make_capped(struct case_spec *spec, int32_t variant)
     spec->without_needles = spec->logit_cap < 1;
 }
 
-FAMILY(caps, make_capped, 8, BOTH_PHASES, {AXIS_CAP, BIT(1)},
-       {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})
-LATENT(mla_caps, make_capped, 8, BOTH_FORMS, MLA_LATENT, {AXIS_CAP, BIT(1)}, BOTH_PHASES)
-
 static void make_odd_slopes(struct case_spec *spec, int32_t variant)
 {
     (void)variant;
@@ -48,9 +40,6 @@ static void make_odd_slopes(struct case_spec *spec, int32_t variant)
     spec->num_q_heads = 6;
     spec->num_kv_heads = 2;
 }
-
-FAMILY(slopes, make_odd_slopes, 1, BOTH_PHASES, {AXIS_ALIBI, BIT(1)},
-       {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})
 
 /* As where keys before the new ones were thrown away. */
 static void make_ahead(struct case_spec *spec, int32_t variant)
@@ -60,11 +49,6 @@ static void make_ahead(struct case_spec *spec, int32_t variant)
     spec->without_needles = spec->alibi;
 }
 
-FAMILY(positions_ahead, make_ahead, 4, BOTH_PHASES,
-       {AXIS_MASK, BIT(MASK_FULL_POSITIONS) | BIT(MASK_QLEN_POSITIONS)},
-       {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)}, {AXIS_CHUNK, BIT(0) | BIT(1)},
-       {AXIS_ALIBI, ALL})
-
 /* Any sum of a position and these is beyond 32 bits. */
 static void make_endless(struct case_spec *spec, int32_t variant)
 {
@@ -72,9 +56,6 @@ static void make_endless(struct case_spec *spec, int32_t variant)
     spec->window_right = variant % 3 != 0 ? INT32_MAX : 0;
     spec->attention_chunk = variant == 3 ? INT32_MAX : 0;
 }
-
-FAMILY(endless_windows, make_endless, 4, {AXIS_WINDOW, BIT(WINDOW_BOTH)}, BOTH_PHASES,
-       {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_NONE) | BIT(MASK_QLEN_POSITIONS)})
 
 /* ---- Magnitudes ------------------------------------------------------------------------------ */
 
@@ -93,29 +74,12 @@ static void make_sized(struct case_spec *spec, int32_t variant)
     spec->value_size = size[1];
 }
 
-FAMILY(sizes, make_sized, 5, BOTH_PHASES, {AXIS_DTYPE, ALL},
-       {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD) | BIT(KV_E5M2)},
-       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
-LATENT(mla_sizes, make_sized, 5, BOTH_FORMS, MLA_LATENT, BOTH_PHASES,
-       {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})
-static const struct mla_choice packed_choice = {
-    BOTH_FORMS, MLA_PACKED, BIT(MLA_ONE_BLOCK), {BOTH_PHASES}};
-static const struct family mla_packed_sizes_family = {
-    .latents = &packed_choice, .num_variants = 5, .change = make_sized, .as_is = true};
-FAMILY_FUNCTIONS(mla_packed_sizes)
-
 /* NaN and values at the limits in vectors that no register is filled by. */
 static void make_special(struct case_spec *spec, int32_t variant)
 {
     (void)variant;
     spec->special_values = true;
 }
-
-static const struct grid_choice short_values_choices[GRID_MAX_CHOICES + 1] = {
-    BOTH_PHASES, {AXIS_V_DIM, BIT(4)}, {AXIS_OUT, ALL}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}};
-static const struct family short_values_family = {
-    .choices = short_values_choices, .change = make_special, .as_is = true};
-FAMILY_FUNCTIONS(short_values)
 
 /* ---- Scores of -inf -------------------------------------------------------------------------- */
 
@@ -128,9 +92,6 @@ static void make_lost(struct case_spec *spec, int32_t variant)
     spec->lost_keys = lost[variant];
 }
 
-FAMILY(lost_keys, make_lost, 4, BOTH_PHASES, {AXIS_DTYPE, ALL},
-       {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})
-
 /* ---- Lengths --------------------------------------------------------------------------------- */
 
 static void make_fewer_keys(struct case_spec *spec, int32_t variant)
@@ -138,10 +99,6 @@ static void make_fewer_keys(struct case_spec *spec, int32_t variant)
     (void)variant;
     spec->fewer_keys = true;
 }
-
-FAMILY(fewer_keys, make_fewer_keys, 1, {AXIS_MASK, ALL & ~BIT(MASK_ITEMS)},
-       {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_VERIFY)},
-       {AXIS_SOURCE, BIT(SOURCE_CACHE)}, {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})
 
 /* Some rows see nothing of what they would, others do, on either side of where work is cut. */
 static void make_fewer_far(struct case_spec *spec, int32_t variant)
@@ -151,10 +108,6 @@ static void make_fewer_far(struct case_spec *spec, int32_t variant)
     family_set_lengths(spec, 4, lengths);
 }
 
-FAMILY(fewer_keys_far, make_fewer_far, 1, {AXIS_WINDOW, ALL & ~BIT(WINDOW_NONE)},
-       {AXIS_CHUNK, BIT(0) | BIT(3)}, {AXIS_MODE, BIT(MODE_EXTEND)},
-       {AXIS_SOURCE, BIT(SOURCE_CACHE)})
-
 /* Numbers of rows next to those that work is cut into. */
 static void make_row_counts(struct case_spec *spec, int32_t variant)
 {
@@ -163,35 +116,71 @@ static void make_row_counts(struct case_spec *spec, int32_t variant)
     family_set_lengths(spec, 1 + variant % 2, lengths);
 }
 
-FAMILY(row_counts, make_row_counts, 12, {AXIS_SOURCE, BIT(SOURCE_SAVED)},
-       {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_SEQ_HEAD)})
-LATENT(mla_row_counts, make_row_counts, 12, BOTH_FORMS, MLA_LATENT, {AXIS_MODE, BIT(MODE_EXTEND)})
-
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_extremes[] = {
-    CHECK_CASES("MEAN-09", score_scales, "sm_scale may be negative, tiny and large"),
-    CHECK_CASES("MEAN-09", mla_score_scales,
-                "sm_scale of latent layers may be negative, tiny and large"),
-    CHECK_CASES("MEAN-09", caps, "a cap may be beyond all scores, and below them"),
-    CHECK_CASES("MEAN-09", mla_caps,
-                "a cap of latent layers may be beyond all scores, and below them"),
-    CHECK_CASES("MEAN-09", slopes, "slopes may be 0, negative and steep"),
-    CHECK_CASES("MEAN-05", positions_ahead,
-                "explicit positions may be far from the numbers of the keys"),
-    CHECK_CASES("MEAN-06", endless_windows, "windows and chunks may be as large as an integer"),
-    CHECK_CASES("KV-04", sizes, "keys, values and their scales may be tiny and large"),
-    CHECK_CASES("KV-11", mla_sizes, "latents and their scales may be tiny and large"),
-    CHECK_CASES("KV-11", mla_packed_sizes, "packed latents and their scales may be tiny and large"),
-    CHECK_CASES("KV-06", short_values, "values that are NaN may have one element"),
-    CHECK_CASES("MEAN-14", lost_keys,
-                "keys with a score of -inf weigh nothing, and rows may have no "
-                "others"),
-    CHECK_CASES("KV-01", row_counts, "there may be any number of new rows"),
-    CHECK_CASES("KV-01", mla_row_counts, "there may be any number of new latents"),
-    CHECK_CASES("MEAN-10", fewer_keys, "a KV group may have fewer keys than its batch has tokens"),
-    CHECK_CASES("MEAN-10", fewer_keys_far,
-                "a KV group may have fewer keys than its batch has tokens where windows leave some "
-                "rows none"),
+    LARGE_ROW("MEAN-09", score_scales, "sm_scale may be negative, tiny and large",
+              SOFTMAX_VARIED(make_scaled, 7, BOTH_PHASES, {AXIS_DTYPE, ALL}, {AXIS_ALIBI, BIT(0)},
+                             {AXIS_LENGTHS, BIT(LENGTHS_SPLITS)})),
+    LARGE_ROW("MEAN-09", mla_score_scales,
+              "sm_scale of latent layers may be negative, tiny and large",
+              LATENT_VARIED(make_scaled, 7, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS, BOTH_PHASES)),
+    LARGE_ROW("MEAN-09", caps, "a cap may be beyond all scores, and below them",
+              SOFTMAX_VARIED(make_capped, 8, BOTH_PHASES, {AXIS_CAP, BIT(1)},
+                             {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})),
+    LARGE_ROW("MEAN-09", mla_caps,
+              "a cap of latent layers may be beyond all scores, and below them",
+              LATENT_VARIED(make_capped, 8, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS,
+                            {AXIS_CAP, BIT(1)}, BOTH_PHASES)),
+    LARGE_ROW("MEAN-09", slopes, "slopes may be 0, negative and steep",
+              SOFTMAX_VARIED(make_odd_slopes, 1, BOTH_PHASES, {AXIS_ALIBI, BIT(1)},
+                             {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})),
+    LARGE_ROW("MEAN-05", positions_ahead,
+              "explicit positions may be far from the numbers of the keys",
+              SOFTMAX_VARIED(make_ahead, 4, BOTH_PHASES,
+                             {AXIS_MASK, BIT(MASK_FULL_POSITIONS) | BIT(MASK_QLEN_POSITIONS)},
+                             {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)},
+                             {AXIS_CHUNK, BIT(0) | BIT(1)}, {AXIS_ALIBI, ALL})),
+    LARGE_ROW(
+        "MEAN-06", endless_windows, "windows and chunks may be as large as an integer",
+        SOFTMAX_VARIED(make_endless, 4, {AXIS_WINDOW, BIT(WINDOW_BOTH)}, BOTH_PHASES,
+                       {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_NONE) | BIT(MASK_QLEN_POSITIONS)})),
+    LARGE_ROW("KV-04", sizes, "keys, values and their scales may be tiny and large",
+              SOFTMAX_VARIED(make_sized, 5, BOTH_PHASES, {AXIS_DTYPE, ALL},
+                             {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD) | BIT(KV_E5M2)},
+                             {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})),
+    LARGE_ROW("KV-11", mla_sizes, "latents and their scales may be tiny and large",
+              LATENT_VARIED(make_sized, 5, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS, BOTH_PHASES,
+                            {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})),
+    KIND_ROW("KV-11", "mla_packed_sizes", varied, CHECK_NEEDS_COMPUTE,
+             "packed latents and their scales may be tiny and large",
+             LATENT_VARIED(make_sized, 5, BOTH_FORMS, MLA_PACKED, BIT(MLA_ONE_BLOCK), BOTH_PHASES)),
+    KIND_ROW("KV-06", "short_values", varied, CHECK_NEEDS_COMPUTE,
+             "values that are NaN may have one element",
+             SOFTMAX_VARIED(make_special, 1, BOTH_PHASES, {AXIS_V_DIM, BIT(4)}, {AXIS_OUT, ALL},
+                            {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})),
+    LARGE_ROW("MEAN-14", lost_keys,
+              "keys with a score of -inf weigh nothing, and rows may have no "
+              "others",
+              SOFTMAX_VARIED(make_lost, 4, BOTH_PHASES, {AXIS_DTYPE, ALL},
+                             {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})),
+    LARGE_ROW("KV-01", row_counts, "there may be any number of new rows",
+              SOFTMAX_VARIED(make_row_counts, 12, {AXIS_SOURCE, BIT(SOURCE_SAVED)},
+                             {AXIS_MODE, BIT(MODE_EXTEND)},
+                             {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_SEQ_HEAD)})),
+    LARGE_ROW("KV-01", mla_row_counts, "there may be any number of new latents",
+              LATENT_VARIED(make_row_counts, 12, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS,
+                            {AXIS_MODE, BIT(MODE_EXTEND)})),
+    LARGE_ROW("MEAN-10", fewer_keys, "a KV group may have fewer keys than its batch has tokens",
+              SOFTMAX_VARIED(make_fewer_keys, 1, {AXIS_MASK, ALL & ~BIT(MASK_ITEMS)},
+                             {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_VERIFY)},
+                             {AXIS_SOURCE, BIT(SOURCE_CACHE)},
+                             {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})),
+    LARGE_ROW("MEAN-10", fewer_keys_far,
+              "a KV group may have fewer keys than its batch has tokens where windows leave some "
+              "rows none",
+              SOFTMAX_VARIED(make_fewer_far, 1, {AXIS_WINDOW, ALL & ~BIT(WINDOW_NONE)},
+                             {AXIS_CHUNK, BIT(0) | BIT(3)}, {AXIS_MODE, BIT(MODE_EXTEND)},
+                             {AXIS_SOURCE, BIT(SOURCE_CACHE)})),
     {.rule = NULL},
 };

@@ -1,33 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * family.c: running of a family's points and variants.
+ * family.c: running of variants.
  */
 #include "host/check/numerics/family.h"
 
 enum { SMALL_DIM = 16 };
 
-static const struct case_run once = {.exact_memory = true};
-
 /* ---- Running --------------------------------------------------------------------------------- */
-
-static int32_t variants_of(const struct family *family)
-{
-    return family->num_variants > 0 ? family->num_variants : 1;
-}
-
-int32_t family_count(const struct check_subject *subject, const struct family *family)
-{
-    struct grid *grid = grid_of(subject);
-    struct grid_point point;
-    struct mla_point latent;
-    int32_t count = 0;
-    if (grid && family->latents)
-        count = mla_product(grid, family->latents, 0, &latent, NULL, 0);
-    else if (grid)
-        count = grid_product(grid, family->choices, 0, &point, NULL, 0);
-    grid_release(subject, grid);
-    return count > 0 ? count * variants_of(family) : 1;
-}
 
 static void take_dims(struct case_spec *spec, int32_t q_heads)
 {
@@ -54,23 +33,6 @@ static void make_small(const struct grid *grid, const attn_options *options, str
     }
 }
 
-/* The spec of a case before it is made large. False: why not. */
-static bool find_spec(const struct grid *grid, const struct family *family, int32_t index,
-                      struct case_spec *spec, const attn_options **options, char *reason,
-                      size_t size)
-{
-    struct grid_point point;
-    struct mla_point latent;
-    if (family->latents) {
-        int32_t count = mla_product(grid, family->latents, index, &latent, reason, size);
-        *options = grid_options(grid, &latent.common);
-        return index < count && mla_accepts(grid, &latent, spec, reason, size);
-    }
-    int32_t count = grid_product(grid, family->choices, index, &point, reason, size);
-    *options = grid_options(grid, &point);
-    return index < count && grid_accepts(grid, &point, spec, reason, size);
-}
-
 /* Too much for a driver that fills what it allocates: more than 64 MiB. */
 static bool is_vast(const struct case_spec *spec)
 {
@@ -79,35 +41,37 @@ static bool is_vast(const struct case_spec *spec)
     return spec->spread == SPREAD_BYTES || (spec->spread == SPREAD_PAGES && bytes > 64 << 20);
 }
 
-static void run_large(struct check_run *run, const struct grid *grid, const struct family *family)
+static void run_variant(struct kind_case *k)
 {
-    struct case_spec spec;
-    const attn_options *options = NULL;
-    char reason[512] = "";
-    int32_t variants = variants_of(family);
-    if (!find_spec(grid, family, run->index / variants, &spec, &options, reason, sizeof reason)) {
-        check_skip(run, "%s", grid->refusal[0] && !family->latents ? grid->refusal : reason);
-        return;
-    }
-    if (!family->as_is)
-        make_small(grid, options, &spec);
-    family->change(&spec, run->index % variants);
-    const char *defect = case_spec_defect(&spec);
-    CHECK_THAT(run, !defect, "the suite is wrong: %s of a large case", defect);
-    if (run->subject->fake_device && is_vast(&spec))
-        check_skip(run, "the fake driver fills its memory: no pools of more than 64 MiB");
-    else if (grid_accepts_spec(grid, options, &spec, reason, sizeof reason))
-        numerics_run(run, &spec, options, &once);
-    else
-        check_skip(run, "%s", reason);
+    struct case_spec *spec = &k->at.spec;
+    k->run->check->cases->vary(spec, k->variant);
+    const char *defect = case_spec_defect(spec);
+    CHECK_THAT(k->run, !defect, "the suite is wrong: %s of a large case", defect);
+    if (k->run->subject->fake_device && is_vast(spec))
+        check_skip(k->run, "the fake driver fills its memory: no pools of more than 64 MiB");
+    else if (numerics_accepts(&k->at, spec))
+        k->kind->run(k);
 }
 
-void family_run(struct check_run *run, const struct family *family)
+static void run_case(struct check_run *run, bool small)
 {
-    struct grid *grid = grid_of(run->subject);
-    CHECK_THAT(run, grid, "no memory for the grid");
-    run_large(run, grid, family);
-    grid_release(run->subject, grid);
+    struct kind_case k;
+    if (kind_find(&k, run)) {
+        if (small)
+            make_small(k.at.grid, k.at.options, &k.at.spec);
+        run_variant(&k);
+    }
+    kind_close(&k);
+}
+
+void run_large(struct check_run *run)
+{
+    run_case(run, true);
+}
+
+void run_varied(struct check_run *run)
+{
+    run_case(run, false);
 }
 
 /* ---- Lengths --------------------------------------------------------------------------------- */

@@ -4,7 +4,7 @@
  * and read, and that they agree. What must not change a result of theirs is in
  * check/relations/invariance.c.
  */
-#include "host/check/cases/forward_case_session.h"
+#include "host/check/cases/kind.h"
 #include "host/check/cases/mla_pair.h"
 #include "host/check/cases/mla_spec.h"
 
@@ -32,22 +32,6 @@ static void run_product(struct check_run *run, const struct mla_choice *choice, 
     numerics_close(&at);
 }
 
-static void judge(struct check_run *run, const struct grid *grid, const struct case_spec *spec,
-                  const attn_options *options)
-{
-    (void)grid;
-    numerics_run(run, spec, options, &once);
-}
-
-static void judge_limits(struct check_run *run, const struct grid *grid,
-                         const struct case_spec *spec, const attn_options *options)
-{
-    struct case_spec special = *spec;
-    (void)grid;
-    special.special_values = true;
-    numerics_run(run, &special, options, &once);
-}
-
 /* count_NAME and run_NAME for a product: forms, layouts, dimensions, then axes of the grid. */
 #define PRODUCT(name, use, forms, layouts, dims, ...)                                              \
     static const struct mla_choice name##_choice = {forms, layouts, dims, {__VA_ARGS__}};          \
@@ -60,60 +44,6 @@ static void judge_limits(struct check_run *run, const struct grid *grid,
 #define TWO_DIMS     (BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK))
 #define ALL_DIMS     ((1u << MLA_DIMS) - 1)
 #define SCALED       (BIT(KV_E4M3) | BIT(KV_E5M2))
-
-/* ---- The two forms --------------------------------------------------------------------------- */
-
-PRODUCT(mla_absorbed, judge, MLA_ABSORBED, MLA_LATENT, SMALL, {AXIS_MODE, ALL},
-        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_EMPTY)})
-PRODUCT(mla_dims, judge, BOTH_FORMS, MLA_LATENT, ALL_DIMS, {AXIS_DTYPE, ALL}, BOTH_PHASES)
-PRODUCT(mla_deepseek, judge, BOTH_FORMS, MLA_LATENT, BIT(MLA_DEEPSEEK),
-        {AXIS_MODE, BIT(MODE_MIXED) | BIT(MODE_VERIFY)}, {AXIS_LENGTHS, BIT(LENGTHS_SPLITS)})
-PRODUCT(mla_heads, judge, BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_HEADS, ALL}, BOTH_PHASES)
-PRODUCT(mla_scores, judge, MLA_ABSORBED, MLA_LATENT, SMALL, {AXIS_CAP, BIT(0) | BIT(1)},
-        {AXIS_SCALE, ALL}, {AXIS_SINK, ALL}, BOTH_PHASES, {AXIS_SCORES, ALL})
-PRODUCT(mla_masks, judge, BOTH_FORMS, MLA_LATENT, SMALL,
-        {AXIS_MASK, BIT(MASK_NONE) | BIT(MASK_FULL) | BIT(MASK_QLEN)},
-        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)},
-        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})
-PRODUCT(mla_expanded, judge, MLA_EXPANDED, MLA_LATENT, SMALL, {AXIS_MODE, ALL},
-        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_EMPTY)},
-        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)})
-PRODUCT(mla_as_given, judge, MLA_EXPANDED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
-        {AXIS_KV, BIT(KV_AS_Q) | SCALED}, {AXIS_DTYPE, ALL}, BOTH_PHASES)
-PRODUCT(mla_chunks, judge, MLA_EXPANDED, MLA_LATENT, SMALL, {AXIS_MODE, ALL},
-        {AXIS_MASK, BIT(MASK_NONE)}, {AXIS_SOURCE, BIT(SOURCE_PREFIX)},
-        {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_EMPTY)},
-        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)})
-
-/* ---- The cache ------------------------------------------------------------------------------- */
-
-PRODUCT(mla_sources, judge, MLA_ABSORBED, MLA_LATENT, SMALL,
-        {AXIS_SOURCE, BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)}, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
-        BOTH_PHASES, {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})
-PRODUCT(mla_partials, judge, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
-        {AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_NONE)}, BOTH_PHASES)
-PRODUCT(mla_places, judge, BOTH_FORMS, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK), {AXIS_PLACE, ALL},
-        {AXIS_DTYPE, BIT(DTYPE_BF16) | BIT(DTYPE_F32)}, BOTH_PHASES)
-PRODUCT(mla_read_only, judge, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
-        {AXIS_SOURCE, BIT(SOURCE_SHARED)}, {AXIS_KV, BIT(KV_AS_Q) | SCALED}, BOTH_PHASES)
-PRODUCT(mla_saved, judge, BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
-        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_SOME_SAVED)}, {AXIS_MODE, ALL})
-PRODUCT(mla_limits, judge_limits, BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
-        {AXIS_DTYPE, ALL})
-PRODUCT(mla_packed, judge, BOTH_FORMS, MLA_PACKED, BIT(MLA_DEEPSEEK) | BIT(MLA_ONE_BLOCK),
-        {AXIS_MODE, ALL}, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_SOME_SAVED)})
-PRODUCT(mla_packed_read, judge, MLA_ABSORBED, MLA_PACKED, BIT(MLA_DEEPSEEK) | BIT(MLA_ONE_BLOCK),
-        {AXIS_DTYPE, ALL}, {AXIS_SOURCE, BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)}, BOTH_PHASES)
-PRODUCT(mla_packed_limits, judge_limits, BOTH_FORMS, MLA_PACKED,
-        BIT(MLA_DEEPSEEK) | BIT(MLA_ONE_BLOCK), {AXIS_DTYPE, ALL})
-PRODUCT(mla_pages, judge, MLA_ABSORBED, MLA_LATENT, SMALL, {AXIS_PAGE, ALL}, {AXIS_SLOTS, ALL})
-PRODUCT(mla_packed_pages, judge, MLA_ABSORBED, MLA_PACKED, BIT(MLA_ONE_BLOCK), {AXIS_PAGE, ALL},
-        {AXIS_SLOTS, BIT(SLOTS_SHUFFLED_PAGES)})
-PRODUCT(mla_unseen, judge, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
-        {AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH)}, {AXIS_PAGE, BIT(0) | BIT(1)},
-        {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)}, BOTH_PHASES)
-PRODUCT(mla_index_forms, judge, BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_FORM, ALL},
-        {AXIS_PAGE, BIT(0) | BIT(1) | BIT(2)}, BOTH_PHASES)
 
 /* ---- Both forms ------------------------------------------------------------------------------ */
 
@@ -390,40 +320,98 @@ static void run_mla_random(struct check_run *run)
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_mla[] = {
-    CHECK_CASES("MEAN-19", mla_absorbed,
-                "absorbed: keys are latent rows, their values the first part"),
-    CHECK_CASES("STRUCT-10", mla_places,
-                "latents are as aligned as the problem promises, and no better"),
-    CHECK_CASES("MEAN-19", mla_dims, "latents of any dimensions, in both forms"),
-    CHECK_CASES("MEAN-19", mla_deepseek,
-                "latents of 512 and 64, long ones, mixed and to be verified"),
-    CHECK_CASES("MEAN-19", mla_heads, "all heads share the latent"),
-    CHECK_CASES("MEAN-19", mla_scores,
-                "scores are scaled and capped, and sinks count, as elsewhere"),
-    CHECK_CASES(
+    JUDGED_ROW("MEAN-19", mla_absorbed,
+               "absorbed: keys are latent rows, their values the first part",
+               LATENT_CASES(
+                   MLA_ABSORBED, MLA_LATENT, SMALL, {AXIS_MODE, ALL},
+                   {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_EMPTY)})),
+    JUDGED_ROW("STRUCT-10", mla_places,
+               "latents are as aligned as the problem promises, and no better",
+               LATENT_CASES(BOTH_FORMS, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK), {AXIS_PLACE, ALL},
+                            {AXIS_DTYPE, BIT(DTYPE_BF16) | BIT(DTYPE_F32)}, BOTH_PHASES)),
+    JUDGED_ROW("MEAN-19", mla_dims, "latents of any dimensions, in both forms",
+               LATENT_CASES(BOTH_FORMS, MLA_LATENT, ALL_DIMS, {AXIS_DTYPE, ALL}, BOTH_PHASES)),
+    JUDGED_ROW("MEAN-19", mla_deepseek,
+               "latents of 512 and 64, long ones, mixed and to be verified",
+               LATENT_CASES(BOTH_FORMS, MLA_LATENT, BIT(MLA_DEEPSEEK),
+                            {AXIS_MODE, BIT(MODE_MIXED) | BIT(MODE_VERIFY)},
+                            {AXIS_LENGTHS, BIT(LENGTHS_SPLITS)})),
+    JUDGED_ROW("MEAN-19", mla_heads, "all heads share the latent",
+               LATENT_CASES(BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_HEADS, ALL}, BOTH_PHASES)),
+    JUDGED_ROW("MEAN-19", mla_scores, "scores are scaled and capped, and sinks count, as elsewhere",
+               LATENT_CASES(MLA_ABSORBED, MLA_LATENT, SMALL, {AXIS_CAP, BIT(0) | BIT(1)},
+                            {AXIS_SCALE, ALL}, {AXIS_SINK, ALL}, BOTH_PHASES, {AXIS_SCORES, ALL})),
+    JUDGED_ROW(
         "MEAN-19", mla_masks,
-        "masks and windows let through the same keys for latent layers as for softmax layers"),
-    CHECK_CASES("MEAN-20", mla_expanded, "expanded: the new tokens see each other, and no cache"),
-    CHECK_CASES("MEAN-20", mla_as_given,
-                "expanded keys are read as given, whatever the cache's type"),
-    CHECK_CASES("MEAN-20", mla_chunks, "a chunk of an expanded prefix brings its only keys"),
+        "masks and windows let through the same keys for latent layers as for softmax layers",
+        LATENT_CASES(BOTH_FORMS, MLA_LATENT, SMALL,
+                     {AXIS_MASK, BIT(MASK_NONE) | BIT(MASK_FULL) | BIT(MASK_QLEN)},
+                     {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)},
+                     {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})),
+    JUDGED_ROW(
+        "MEAN-20", mla_expanded, "expanded: the new tokens see each other, and no cache",
+        LATENT_CASES(MLA_EXPANDED, MLA_LATENT, SMALL, {AXIS_MODE, ALL},
+                     {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_EMPTY)},
+                     {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)})),
+    JUDGED_ROW("MEAN-20", mla_as_given,
+               "expanded keys are read as given, whatever the cache's type",
+               LATENT_CASES(MLA_EXPANDED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
+                            {AXIS_KV, BIT(KV_AS_Q) | SCALED}, {AXIS_DTYPE, ALL}, BOTH_PHASES)),
+    JUDGED_ROW(
+        "MEAN-20", mla_chunks, "a chunk of an expanded prefix brings its only keys",
+        LATENT_CASES(MLA_EXPANDED, MLA_LATENT, SMALL, {AXIS_MODE, ALL}, {AXIS_MASK, BIT(MASK_NONE)},
+                     {AXIS_SOURCE, BIT(SOURCE_PREFIX)},
+                     {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_EMPTY)},
+                     {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)})),
     CHECK_CASES("MEAN-20", mla_merge,
                 "chunks of an expanded prefix merge to the result over all of it"),
-    CHECK_CASES("KV-02", mla_sources,
-                "new latents come from the arguments, the prefix from the cache"),
-    CHECK_CASES("KV-02", mla_partials, "without new latents only the cache is read"),
-    CHECK_CASES("KV-03", mla_read_only,
-                "a layer that reads another's latents finds those that the other wrote"),
-    CHECK_CASES("KV-06", mla_pages, "latents lie in pages in any order; unused ones are not read"),
-    CHECK_CASES("KV-06", mla_packed_pages, "packed latents lie in pages in any order"),
-    CHECK_CASES("KV-06", mla_unseen, "latents that no query sees may be NaN and change nothing"),
-    CHECK_CASES("KV-08", mla_index_forms, "each form of KV indices gives the same result"),
-    CHECK_CASES("KV-10", mla_saved, "both forms save c_kv and k_pe, -1 nowhere"),
-    CHECK_CASES("KV-10", mla_limits, "latents beyond the largest are saturated, ties go to even"),
-    CHECK_CASES("KV-11", mla_packed, "packed rows are codes, a scale for each 128, and bf16"),
-    CHECK_CASES("KV-11", mla_packed_read, "packed rows are read as they were written"),
-    CHECK_CASES("KV-11", mla_packed_limits,
-                "the scale of a packed row follows from its largest number"),
+    JUDGED_ROW("KV-02", mla_sources,
+               "new latents come from the arguments, the prefix from the cache",
+               LATENT_CASES(MLA_ABSORBED, MLA_LATENT, SMALL,
+                            {AXIS_SOURCE, BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)},
+                            {AXIS_KV, BIT(KV_AS_Q) | SCALED}, BOTH_PHASES,
+                            {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})),
+    JUDGED_ROW("KV-02", mla_partials, "without new latents only the cache is read",
+               LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
+                            {AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_NONE)},
+                            BOTH_PHASES)),
+    JUDGED_ROW("KV-03", mla_read_only,
+               "a layer that reads another's latents finds those that the other wrote",
+               LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
+                            {AXIS_SOURCE, BIT(SOURCE_SHARED)}, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
+                            BOTH_PHASES)),
+    JUDGED_ROW("KV-06", mla_pages, "latents lie in pages in any order; unused ones are not read",
+               LATENT_CASES(MLA_ABSORBED, MLA_LATENT, SMALL, {AXIS_PAGE, ALL}, {AXIS_SLOTS, ALL})),
+    JUDGED_ROW("KV-06", mla_packed_pages, "packed latents lie in pages in any order",
+               LATENT_CASES(MLA_ABSORBED, MLA_PACKED, BIT(MLA_ONE_BLOCK), {AXIS_PAGE, ALL},
+                            {AXIS_SLOTS, BIT(SLOTS_SHUFFLED_PAGES)})),
+    JUDGED_ROW("KV-06", mla_unseen, "latents that no query sees may be NaN and change nothing",
+               LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
+                            {AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH)},
+                            {AXIS_PAGE, BIT(0) | BIT(1)},
+                            {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)}, BOTH_PHASES)),
+    JUDGED_ROW("KV-08", mla_index_forms, "each form of KV indices gives the same result",
+               LATENT_CASES(BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_FORM, ALL},
+                            {AXIS_PAGE, BIT(0) | BIT(1) | BIT(2)}, BOTH_PHASES)),
+    JUDGED_ROW("KV-10", mla_saved, "both forms save c_kv and k_pe, -1 nowhere",
+               LATENT_CASES(BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
+                            {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_SOME_SAVED)},
+                            {AXIS_MODE, ALL})),
+    JUDGED_ROW("KV-10", mla_limits, "latents beyond the largest are saturated, ties go to even",
+               LATENT_COMPLETED(numerics_make_special, BOTH_FORMS, MLA_LATENT, SMALL,
+                                {AXIS_KV, BIT(KV_AS_Q) | SCALED}, {AXIS_DTYPE, ALL})),
+    JUDGED_ROW("KV-11", mla_packed, "packed rows are codes, a scale for each 128, and bf16",
+               LATENT_CASES(BOTH_FORMS, MLA_PACKED, BIT(MLA_DEEPSEEK) | BIT(MLA_ONE_BLOCK),
+                            {AXIS_MODE, ALL},
+                            {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_SOME_SAVED)})),
+    JUDGED_ROW("KV-11", mla_packed_read, "packed rows are read as they were written",
+               LATENT_CASES(MLA_ABSORBED, MLA_PACKED, BIT(MLA_DEEPSEEK) | BIT(MLA_ONE_BLOCK),
+                            {AXIS_DTYPE, ALL},
+                            {AXIS_SOURCE, BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)}, BOTH_PHASES)),
+    JUDGED_ROW("KV-11", mla_packed_limits,
+               "the scale of a packed row follows from its largest number",
+               LATENT_COMPLETED(numerics_make_special, BOTH_FORMS, MLA_PACKED,
+                                BIT(MLA_DEEPSEEK) | BIT(MLA_ONE_BLOCK), {AXIS_DTYPE, ALL})),
     CHECK_CASES("INVAR-01", mla_forms_agree,
                 "the expanded form gives W_UV times the output of the absorbed form"),
     CHECK_CASES("INVAR-01", mla_hand_off,

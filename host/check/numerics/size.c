@@ -25,13 +25,6 @@ static void make_many_sequences(struct case_spec *spec, int32_t variant)
     spec->padded = spec->mode == ATTN_MODE_DECODE ? PADDED_TO : 0;
 }
 
-FAMILY(many_sequences, make_many_sequences, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, ALL})
-FAMILY(many_sequences_cross, make_many_sequences, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
-       {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)
-FAMILY(many_sequences_forms, make_many_sequences, 1, {AXIS_FORM, ALL}, BOTH_PHASES)
-LATENT(mla_many_sequences, make_many_sequences, 1, BOTH_FORMS, MLA_LATENT,
-       {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)})
-
 /* Keys beyond 8,192, 32,768 and 65,536 of one sequence, with short ones: the most where they cost
  * least. */
 static void make_long_keys(struct case_spec *spec, int32_t variant)
@@ -67,25 +60,6 @@ static void make_long_queries(struct case_spec *spec, int32_t variant)
     family_set_lengths(spec, 2, lengths);
 }
 
-FAMILY(long_keys, make_long_keys, 1, {AXIS_MODE, ALL})
-FAMILY(long_keys_cross, make_long_keys, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
-       {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)
-FAMILY(long_keys_forms, make_longest_keys, 1, {AXIS_FORM, ALL}, {AXIS_PAGE, BIT(1)},
-       {AXIS_MODE, BIT(MODE_DECODE)})
-FAMILY(long_keys_narrowed, make_longest_keys, 1,
-       {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_100)}, {AXIS_CHUNK, BIT(0) | BIT(3)},
-       {AXIS_MODE, BIT(MODE_DECODE)})
-FAMILY(long_keys_alibi, make_longest_keys, 1, {AXIS_ALIBI, BIT(1)}, {AXIS_MODE, BIT(MODE_DECODE)})
-FAMILY(long_keys_masked, make_longest_keys, 1,
-       {AXIS_MASK, BIT(MASK_NONE) | BIT(MASK_FULL) | BIT(MASK_QLEN_POSITIONS)})
-FAMILY(long_queries, make_long_queries, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, BIT(MODE_EXTEND)})
-LATENT(mla_long_keys, make_long_keys, 1, MLA_ABSORBED, MLA_LATENT,
-       {AXIS_MODE, BIT(MODE_DECODE) | BIT(MODE_MIXED)})
-LATENT(mla_long_queries, make_long_queries, 1, MLA_EXPANDED, MLA_LATENT,
-       {AXIS_MODE, BIT(MODE_EXTEND)})
-LATENT(mla_long_chunks, make_longest_keys, 1, MLA_EXPANDED, MLA_LATENT, {AXIS_MASK, BIT(MASK_NONE)},
-       {AXIS_SOURCE, BIT(SOURCE_PREFIX)})
-
 /* Windows and chunks that 16 bits do not hold, with a sign or without. */
 static void make_wide_windows(struct case_spec *spec, int32_t variant)
 {
@@ -96,8 +70,6 @@ static void make_wide_windows(struct case_spec *spec, int32_t variant)
     else
         spec->attention_chunk = wide[variant - 2];
 }
-
-FAMILY(wide_windows, make_wide_windows, 4, BOTH_PHASES)
 
 /* Borders in the midst of tiles, whatever size these have: of 64 keys or 256 queries. */
 static void make_narrowed_queries(struct case_spec *spec, int32_t variant)
@@ -111,20 +83,12 @@ static void make_narrowed_queries(struct case_spec *spec, int32_t variant)
     spec->attention_chunk = narrow[variant].chunk;
 }
 
-FAMILY(long_queries_narrowed, make_narrowed_queries, 5, {AXIS_TYPE, BIT(TYPE_DECODER)},
-       {AXIS_MODE, BIT(MODE_EXTEND)})
-
 /* Rows before and after number 65,536. */
 static void make_late_rows(struct case_spec *spec, int32_t variant)
 {
     (void)variant;
     spec->first_row = 65530;
 }
-
-FAMILY(late_rows, make_late_rows, 1, {AXIS_MODE, SEVERAL_ROWS},
-       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)})
-LATENT(mla_late_rows, make_late_rows, 1, BOTH_FORMS, MLA_LATENT,
-       {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED)})
 
 /* Items of up to 700 tokens. */
 static void make_long_items(struct case_spec *spec, int32_t variant)
@@ -135,9 +99,6 @@ static void make_long_items(struct case_spec *spec, int32_t variant)
     spec->longest_item = 700;
 }
 
-FAMILY(long_items, make_long_items, 1, {AXIS_MASK, BIT(MASK_ITEMS)},
-       {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)})
-
 /* Of up to 65,536 tokens, of three and of one: 65,000 items, and columns beyond 65,536. */
 static void make_many_items(struct case_spec *spec, int32_t variant)
 {
@@ -147,8 +108,6 @@ static void make_many_items(struct case_spec *spec, int32_t variant)
     family_set_lengths(spec, 2, lengths);
     spec->longest_item = longest[variant];
 }
-
-FAMILY(many_items, make_many_items, 3, {AXIS_MASK, BIT(MASK_ITEMS)}, BOTH_PHASES)
 
 /* ---- Unlike work ----------------------------------------------------------------------------- */
 
@@ -163,14 +122,6 @@ static void make_uneven(struct case_spec *spec, int32_t variant)
     family_set_lengths(spec, 6, lengths[variant]);
 }
 
-FAMILY(uneven, make_uneven, 3,
-       {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED) | BIT(MODE_VERIFY)},
-       {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_SEQ_HEAD)})
-FAMILY(uneven_cross, make_uneven, 3, {AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW, BIT(WINDOW_NONE)},
-       BOTH_PHASES)
-LATENT(mla_uneven, make_uneven, 3, BOTH_FORMS, MLA_LATENT,
-       {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)})
-
 /* Sequences of which nothing is cached, alone: whatever the cache says is about new keys. */
 static void make_new_sequences(struct case_spec *spec, int32_t variant)
 {
@@ -183,10 +134,6 @@ static void make_new_sequences(struct case_spec *spec, int32_t variant)
     {                                                                                              \
         AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)                                       \
     }
-FAMILY(new_sequences, make_new_sequences, 1, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED)},
-       {AXIS_KV, ALL}, NEW_KEYS)
-LATENT(mla_new_sequences, make_new_sequences, 1, BOTH_FORMS, MLA_LATENT | MLA_PACKED,
-       {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED)}, {AXIS_KV, ALL}, NEW_KEYS)
 
 /* ---- Heads ----------------------------------------------------------------------------------- */
 
@@ -203,11 +150,6 @@ static void make_many_heads(struct case_spec *spec, int32_t variant)
         case_spec_set_form(spec, spec->latent.expanded);
 }
 
-FAMILY(many_heads, make_many_heads, HEADS, BOTH_PHASES, {AXIS_TYPE, ALL})
-FAMILY(many_sinks, make_many_heads, HEADS, BOTH_PHASES, {AXIS_SINK, BIT(SINK_GIVEN)},
-       {AXIS_ALIBI, ALL})
-LATENT(mla_many_heads, make_many_heads, HEADS, BOTH_FORMS, MLA_LATENT, BOTH_PHASES)
-
 /* ---- Pools ----------------------------------------------------------------------------------- */
 
 static void make_many_pages(struct case_spec *spec, int32_t variant)
@@ -223,24 +165,6 @@ static void make_far_pages(struct case_spec *spec, int32_t variant)
 }
 
 #define SOURCES (BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE))
-FAMILY(many_pages, make_many_pages, 1, {AXIS_FORM, ALL}, {AXIS_PAGE, BIT(0) | BIT(1)},
-       {AXIS_SOURCE, SOURCES}, {AXIS_MODE, ALL})
-FAMILY(far_pages, make_far_pages, 1, {AXIS_TYPE, BIT(TYPE_DECODER) | BIT(TYPE_CROSS)},
-       {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)}, {AXIS_FORM, ALL},
-       {AXIS_SOURCE, SOURCES | BIT(SOURCE_UNSAVED)}, BOTH_PHASES)
-FAMILY(far_pages_dtypes, make_far_pages, 1, {AXIS_DTYPE, ALL},
-       {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3) | BIT(KV_E5M2_PER_HEAD)}, {AXIS_LAYOUT, ALL},
-       BOTH_PHASES)
-LATENT(mla_many_pages, make_many_pages, 1, BOTH_FORMS, MLA_LATENT, {AXIS_FORM, ALL},
-       {AXIS_PAGE, BIT(0) | BIT(1)}, BOTH_PHASES)
-static const struct mla_choice mla_far_pages_choice = {
-    BOTH_FORMS,
-    MLA_LATENT | MLA_PACKED,
-    BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK),
-    {{AXIS_DTYPE, ALL}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}, BOTH_PHASES}};
-static const struct family mla_far_pages_family = {.latents = &mla_far_pages_choice,
-                                                   .change = make_far_pages};
-FAMILY_FUNCTIONS(mla_far_pages)
 
 /* ---- Sinks, rows after the last ---------------------------------------------------------------
  */
@@ -255,11 +179,6 @@ static void make_high_sinks(struct case_spec *spec, int32_t variant)
         case_spec_set_form(spec, spec->latent.expanded);
 }
 
-FAMILY(high_sinks, make_high_sinks, 1, {AXIS_SINK, BIT(SINK_GIVEN)}, {AXIS_MODE, ALL},
-       {AXIS_LSE, ALL}, {AXIS_LENGTHS, BIT(LENGTHS_SPLITS)}, {AXIS_OUT, BIT(0) | BIT(1)})
-LATENT(mla_high_sinks, make_high_sinks, 1, BOTH_FORMS, MLA_LATENT, {AXIS_SINK, BIT(SINK_GIVEN)},
-       BOTH_PHASES, {AXIS_LSE, ALL})
-
 /* As vLLM pads a batch: sequences without queries, then rows that no sequence has; at last a batch
  * of such rows alone. */
 static void make_spare_rows(struct case_spec *spec, int32_t variant)
@@ -273,72 +192,137 @@ static void make_spare_rows(struct case_spec *spec, int32_t variant)
     spec->spare = variant == 0 ? 1 : 21;
 }
 
-FAMILY(spare_rows, make_spare_rows, 4, {AXIS_TYPE, ALL}, {AXIS_MODE, SEVERAL_ROWS}, {AXIS_LSE, ALL},
-       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)})
-LATENT(mla_spare_rows, make_spare_rows, 4, BOTH_FORMS, MLA_LATENT, {AXIS_MODE, SEVERAL_ROWS},
-       {AXIS_LSE, ALL})
-
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_size[] = {
-    CHECK_CASES("INVAR-01", many_sequences, "300 sequences in one batch are each computed right"),
-    CHECK_CASES("INVAR-01", many_sequences_cross, "300 sequences see each its encoder's keys"),
-    CHECK_CASES("INVAR-01", many_sequences_forms,
-                "300 sequences are each computed right in each form of KV indices"),
-    CHECK_CASES("INVAR-01", mla_many_sequences,
-                "300 sequences of a latent layer are computed right"),
-    CHECK_CASES("INVAR-01", long_keys,
-                "keys beyond 8192, 32768 and 65536 are seen as the first ones are"),
-    CHECK_CASES("INVAR-01", long_keys_cross, "an encoder may have more than 65536 tokens"),
-    CHECK_CASES("INVAR-01", long_keys_forms,
-                "keys beyond 8192, 32768 and 65536 are seen in each form of KV indices"),
-    CHECK_CASES("INVAR-01", long_keys_narrowed,
-                "windows and chunks hold at positions beyond 65536"),
-    CHECK_CASES("INVAR-01", long_keys_alibi, "ALiBi holds at distances beyond 65536"),
-    CHECK_CASES("INVAR-01", long_keys_masked, "masks hold for more than 65536 keys"),
-    CHECK_CASES("INVAR-01", long_queries,
-                "more than 1024 queries of a sequence are computed right"),
-    CHECK_CASES("INVAR-01", mla_long_keys, "latents beyond 8192, 32768 and 65536 are seen"),
-    CHECK_CASES("INVAR-01", mla_long_queries,
-                "more than 1024 queries of an expanded sequence are right"),
-    CHECK_CASES("INVAR-01", mla_long_chunks,
-                "expanded chunks of more than 65536 keys are computed right"),
-    CHECK_CASES("MEAN-16", long_items, "items have up to 700 tokens"),
-    CHECK_CASES("MEAN-17", many_heads, "40 to 128 heads read the KV heads that are theirs"),
-    CHECK_CASES("MEAN-12", many_sinks,
-                "40 to 128 heads have the sink and the slope that are theirs"),
-    CHECK_CASES("MEAN-17", mla_many_heads, "40 to 128 heads of a latent layer are computed right"),
-    CHECK_CASES("KV-06", many_pages, "pages may have numbers beyond 65536 and 131072"),
-    CHECK_CASES("KV-06", mla_many_pages,
-                "pages of latents may have numbers beyond 65536 and 131072"),
-    CHECK_CASES("KV-06", far_pages, "pages may lie more than 4 GiB apart, and 2^31 elements"),
-    CHECK_CASES("KV-06", far_pages_dtypes,
-                "pages may lie more than 4 GiB apart in each dtype and layout"),
-    CHECK_CASES("KV-06", mla_far_pages, "pages of latents may lie more than 4 GiB apart"),
-    CHECK_CASES("MEAN-12", high_sinks, "a sink may be far above every score, or far below"),
-    CHECK_CASES("MEAN-12", mla_high_sinks,
-                "a sink of latents may be far above every score, or far below"),
-    CHECK_CASES("CAPT-04", spare_rows,
-                "rows after q_indptr[S] are padding: finite, nothing else changes"),
-    CHECK_CASES("CAPT-04", mla_spare_rows,
-                "rows after q_indptr[S] are padding for latent layers too"),
+    LARGE_ROW("INVAR-01", many_sequences, "300 sequences in one batch are each computed right",
+              SOFTMAX_VARIED(make_many_sequences, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, ALL})),
+    LARGE_ROW("INVAR-01", many_sequences_cross, "300 sequences see each its encoder's keys",
+              SOFTMAX_VARIED(make_many_sequences, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
+                             {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)),
+    LARGE_ROW("INVAR-01", many_sequences_forms,
+              "300 sequences are each computed right in each form of KV indices",
+              SOFTMAX_VARIED(make_many_sequences, 1, {AXIS_FORM, ALL}, BOTH_PHASES)),
+    LARGE_ROW("INVAR-01", mla_many_sequences, "300 sequences of a latent layer are computed right",
+              LATENT_VARIED(make_many_sequences, 1, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS,
+                            {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)})),
+    LARGE_ROW("INVAR-01", long_keys,
+              "keys beyond 8192, 32768 and 65536 are seen as the first ones are",
+              SOFTMAX_VARIED(make_long_keys, 1, {AXIS_MODE, ALL})),
+    LARGE_ROW("INVAR-01", long_keys_cross, "an encoder may have more than 65536 tokens",
+              SOFTMAX_VARIED(make_long_keys, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
+                             {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)),
+    LARGE_ROW("INVAR-01", long_keys_forms,
+              "keys beyond 8192, 32768 and 65536 are seen in each form of KV indices",
+              SOFTMAX_VARIED(make_longest_keys, 1, {AXIS_FORM, ALL}, {AXIS_PAGE, BIT(1)},
+                             {AXIS_MODE, BIT(MODE_DECODE)})),
+    LARGE_ROW("INVAR-01", long_keys_narrowed, "windows and chunks hold at positions beyond 65536",
+              SOFTMAX_VARIED(make_longest_keys, 1,
+                             {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_100)},
+                             {AXIS_CHUNK, BIT(0) | BIT(3)}, {AXIS_MODE, BIT(MODE_DECODE)})),
+    LARGE_ROW(
+        "INVAR-01", long_keys_alibi, "ALiBi holds at distances beyond 65536",
+        SOFTMAX_VARIED(make_longest_keys, 1, {AXIS_ALIBI, BIT(1)}, {AXIS_MODE, BIT(MODE_DECODE)})),
+    LARGE_ROW(
+        "INVAR-01", long_keys_masked, "masks hold for more than 65536 keys",
+        SOFTMAX_VARIED(make_longest_keys, 1,
+                       {AXIS_MASK, BIT(MASK_NONE) | BIT(MASK_FULL) | BIT(MASK_QLEN_POSITIONS)})),
+    LARGE_ROW(
+        "INVAR-01", long_queries, "more than 1024 queries of a sequence are computed right",
+        SOFTMAX_VARIED(make_long_queries, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, BIT(MODE_EXTEND)})),
+    LARGE_ROW("INVAR-01", mla_long_keys, "latents beyond 8192, 32768 and 65536 are seen",
+              LATENT_VARIED(make_long_keys, 1, MLA_ABSORBED, MLA_LATENT, SMALL_LATENTS,
+                            {AXIS_MODE, BIT(MODE_DECODE) | BIT(MODE_MIXED)})),
+    LARGE_ROW("INVAR-01", mla_long_queries,
+              "more than 1024 queries of an expanded sequence are right",
+              LATENT_VARIED(make_long_queries, 1, MLA_EXPANDED, MLA_LATENT, SMALL_LATENTS,
+                            {AXIS_MODE, BIT(MODE_EXTEND)})),
+    LARGE_ROW("INVAR-01", mla_long_chunks,
+              "expanded chunks of more than 65536 keys are computed right",
+              LATENT_VARIED(make_longest_keys, 1, MLA_EXPANDED, MLA_LATENT, SMALL_LATENTS,
+                            {AXIS_MASK, BIT(MASK_NONE)}, {AXIS_SOURCE, BIT(SOURCE_PREFIX)})),
+    LARGE_ROW("MEAN-16", long_items, "items have up to 700 tokens",
+              SOFTMAX_VARIED(make_long_items, 1, {AXIS_MASK, BIT(MASK_ITEMS)},
+                             {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)})),
+    LARGE_ROW("MEAN-17", many_heads, "40 to 128 heads read the KV heads that are theirs",
+              SOFTMAX_VARIED(make_many_heads, HEADS, BOTH_PHASES, {AXIS_TYPE, ALL})),
+    LARGE_ROW("MEAN-12", many_sinks, "40 to 128 heads have the sink and the slope that are theirs",
+              SOFTMAX_VARIED(make_many_heads, HEADS, BOTH_PHASES, {AXIS_SINK, BIT(SINK_GIVEN)},
+                             {AXIS_ALIBI, ALL})),
+    LARGE_ROW(
+        "MEAN-17", mla_many_heads, "40 to 128 heads of a latent layer are computed right",
+        LATENT_VARIED(make_many_heads, HEADS, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS, BOTH_PHASES)),
+    LARGE_ROW("KV-06", many_pages, "pages may have numbers beyond 65536 and 131072",
+              SOFTMAX_VARIED(make_many_pages, 1, {AXIS_FORM, ALL}, {AXIS_PAGE, BIT(0) | BIT(1)},
+                             {AXIS_SOURCE, SOURCES}, {AXIS_MODE, ALL})),
+    LARGE_ROW("KV-06", mla_many_pages, "pages of latents may have numbers beyond 65536 and 131072",
+              LATENT_VARIED(make_many_pages, 1, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS,
+                            {AXIS_FORM, ALL}, {AXIS_PAGE, BIT(0) | BIT(1)}, BOTH_PHASES)),
+    LARGE_ROW("KV-06", far_pages, "pages may lie more than 4 GiB apart, and 2^31 elements",
+              SOFTMAX_VARIED(make_far_pages, 1, {AXIS_TYPE, BIT(TYPE_DECODER) | BIT(TYPE_CROSS)},
+                             {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)}, {AXIS_FORM, ALL},
+                             {AXIS_SOURCE, SOURCES | BIT(SOURCE_UNSAVED)}, BOTH_PHASES)),
+    LARGE_ROW("KV-06", far_pages_dtypes,
+              "pages may lie more than 4 GiB apart in each dtype and layout",
+              SOFTMAX_VARIED(make_far_pages, 1, {AXIS_DTYPE, ALL},
+                             {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3) | BIT(KV_E5M2_PER_HEAD)},
+                             {AXIS_LAYOUT, ALL}, BOTH_PHASES)),
+    LARGE_ROW("KV-06", mla_far_pages, "pages of latents may lie more than 4 GiB apart",
+              LATENT_VARIED(make_far_pages, 1, BOTH_FORMS, MLA_LATENT | MLA_PACKED,
+                            BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK), {AXIS_DTYPE, ALL},
+                            {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}, BOTH_PHASES)),
+    LARGE_ROW("MEAN-12", high_sinks, "a sink may be far above every score, or far below",
+              SOFTMAX_VARIED(make_high_sinks, 1, {AXIS_SINK, BIT(SINK_GIVEN)}, {AXIS_MODE, ALL},
+                             {AXIS_LSE, ALL}, {AXIS_LENGTHS, BIT(LENGTHS_SPLITS)},
+                             {AXIS_OUT, BIT(0) | BIT(1)})),
+    LARGE_ROW("MEAN-12", mla_high_sinks,
+              "a sink of latents may be far above every score, or far below",
+              LATENT_VARIED(make_high_sinks, 1, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS,
+                            {AXIS_SINK, BIT(SINK_GIVEN)}, BOTH_PHASES, {AXIS_LSE, ALL})),
+    LARGE_ROW(
+        "CAPT-04", spare_rows, "rows after q_indptr[S] are padding: finite, nothing else changes",
+        SOFTMAX_VARIED(make_spare_rows, 4, {AXIS_TYPE, ALL}, {AXIS_MODE, SEVERAL_ROWS},
+                       {AXIS_LSE, ALL}, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)})),
+    LARGE_ROW("CAPT-04", mla_spare_rows, "rows after q_indptr[S] are padding for latent layers too",
+              LATENT_VARIED(make_spare_rows, 4, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS,
+                            {AXIS_MODE, SEVERAL_ROWS}, {AXIS_LSE, ALL})),
     {.rule = NULL},
 };
 
 const struct check check_size_more[] = {
-    CHECK_CASES(
+    LARGE_ROW(
         "INVAR-01", long_queries_narrowed,
-        "many queries see exactly the keys that windows and chunks of some hundred keys leave"),
-    CHECK_CASES("INVAR-01", wide_windows, "windows and chunks may have more than 65536 keys"),
-    CHECK_CASES("MEAN-03", late_rows, "rows may have numbers beyond 65536"),
-    CHECK_CASES("MEAN-03", mla_late_rows, "rows of latent layers may have numbers beyond 65536"),
-    CHECK_CASES("MEAN-16", many_items, "items have up to 65536 tokens, and there may be as many"),
-    CHECK_CASES("INVAR-01", uneven, "long and short sequences may be in one batch"),
-    CHECK_CASES("INVAR-01", uneven_cross, "long and short encoders may be in one batch"),
-    CHECK_CASES("INVAR-01", mla_uneven,
-                "long and short sequences of latent layers may be in one batch"),
-    CHECK_CASES("INVAR-01", new_sequences, "a batch may have new sequences alone, saved or not"),
-    CHECK_CASES("INVAR-01", mla_new_sequences,
-                "a batch of latent layers may have new sequences alone"),
+        "many queries see exactly the keys that windows and chunks of some hundred keys leave",
+        SOFTMAX_VARIED(make_narrowed_queries, 5, {AXIS_TYPE, BIT(TYPE_DECODER)},
+                       {AXIS_MODE, BIT(MODE_EXTEND)})),
+    LARGE_ROW("INVAR-01", wide_windows, "windows and chunks may have more than 65536 keys",
+              SOFTMAX_VARIED(make_wide_windows, 4, BOTH_PHASES)),
+    LARGE_ROW("MEAN-03", late_rows, "rows may have numbers beyond 65536",
+              SOFTMAX_VARIED(make_late_rows, 1, {AXIS_MODE, SEVERAL_ROWS},
+                             {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)})),
+    LARGE_ROW("MEAN-03", mla_late_rows, "rows of latent layers may have numbers beyond 65536",
+              LATENT_VARIED(make_late_rows, 1, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS,
+                            {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED)})),
+    LARGE_ROW("MEAN-16", many_items, "items have up to 65536 tokens, and there may be as many",
+              SOFTMAX_VARIED(make_many_items, 3, {AXIS_MASK, BIT(MASK_ITEMS)}, BOTH_PHASES)),
+    LARGE_ROW("INVAR-01", uneven, "long and short sequences may be in one batch",
+              SOFTMAX_VARIED(make_uneven, 3,
+                             {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED) |
+                                             BIT(MODE_VERIFY)},
+                             {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_SEQ_HEAD)})),
+    LARGE_ROW("INVAR-01", uneven_cross, "long and short encoders may be in one batch",
+              SOFTMAX_VARIED(make_uneven, 3, {AXIS_TYPE, BIT(TYPE_CROSS)},
+                             {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)),
+    LARGE_ROW("INVAR-01", mla_uneven,
+              "long and short sequences of latent layers may be in one batch",
+              LATENT_VARIED(make_uneven, 3, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS,
+                            {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)})),
+    LARGE_ROW("INVAR-01", new_sequences, "a batch may have new sequences alone, saved or not",
+              SOFTMAX_VARIED(make_new_sequences, 1, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED)},
+                             {AXIS_KV, ALL}, NEW_KEYS)),
+    LARGE_ROW(
+        "INVAR-01", mla_new_sequences, "a batch of latent layers may have new sequences alone",
+        LATENT_VARIED(make_new_sequences, 1, BOTH_FORMS, MLA_LATENT | MLA_PACKED, SMALL_LATENTS,
+                      {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED)}, {AXIS_KV, ALL}, NEW_KEYS)),
     {.rule = NULL},
 };

@@ -32,12 +32,6 @@ static void make_many_tiles(struct case_spec *spec, int32_t variant)
         case_spec_set_form(spec, spec->latent.expanded);
 }
 
-FAMILY(many_tiles, make_many_tiles, 1, {AXIS_TYPE, BIT(TYPE_DECODER) | BIT(TYPE_ENCODER_ONLY)},
-       {AXIS_MODE, ALL})
-FAMILY(many_tiles_cross, make_many_tiles, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
-       {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)
-LATENT(mla_many_tiles, make_many_tiles, 1, BOTH_FORMS, MLA_LATENT, BOTH_PHASES)
-
 /* ---- Splits ---------------------------------------------------------------------------------- */
 
 /* Three shapes: two sequences whose work is shared out, with many rows, long values and two KV
@@ -184,11 +178,18 @@ CHECK_RUN(mla_split_settings,
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_size_work[] = {
-    CHECK_CASES("INVAR-01", many_tiles, "160 sequences may have a few rows more than a tile each"),
-    CHECK_CASES("INVAR-01", many_tiles_cross,
-                "160 sequences that see an encoder may have a few rows more than a tile each"),
-    CHECK_CASES("INVAR-01", mla_many_tiles,
-                "160 sequences of latent layers may have a few rows more than a tile each"),
+    LARGE_ROW("INVAR-01", many_tiles, "160 sequences may have a few rows more than a tile each",
+              SOFTMAX_VARIED(make_many_tiles, 1,
+                             {AXIS_TYPE, BIT(TYPE_DECODER) | BIT(TYPE_ENCODER_ONLY)},
+                             {AXIS_MODE, ALL})),
+    LARGE_ROW("INVAR-01", many_tiles_cross,
+              "160 sequences that see an encoder may have a few rows more than a tile each",
+              SOFTMAX_VARIED(make_many_tiles, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
+                             {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)),
+    LARGE_ROW(
+        "INVAR-01", mla_many_tiles,
+        "160 sequences of latent layers may have a few rows more than a tile each",
+        LATENT_VARIED(make_many_tiles, 1, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS, BOTH_PHASES)),
     CHECK_CASES("INVAR-01", split_settings,
                 "long batches are computed right with each number among the options at its ends"),
     CHECK_CASES("INVAR-01", mla_split_settings,
