@@ -1744,12 +1744,13 @@ static Suite *suite(void)
                         sizeof thirds / sizeof *thirds);
     tcase_add_loop_test(drafts, drafts_are_right_as_often_as_is_said, 0, 3);
     tcase_add_loop_test(drafts, trees_are_trees, 0, 9);
-    tcase_add_loop_test(drafts, drafted_workloads_end, 0, DRAFTED_VARIANTS);
     suite_add_tcase(s, drafts);
     TCase *random = tcase_create("random");
     tcase_add_checked_fixture(random, set_up, tear_down);
+    tcase_set_tags(random, "long");
     tcase_set_timeout(random, 60);
     tcase_add_loop_test(random, random_workloads_end, 0, VARIANTS);
+    tcase_add_loop_test(random, drafted_workloads_end, 0, DRAFTED_VARIANTS);
     tcase_add_loop_test(random, device_loss_and_batch_errors_are_survived, 0,
                         VARIANTS + CROSS_VARIANTS + DRAFTED_VARIANTS);
     suite_add_tcase(s, random);
