@@ -12,57 +12,20 @@
 
 #include <string.h>
 
-static const attn_backend_type *type;
-
 static void open_plugin(void)
 {
-    attn_plugin plugin;
-    open_plugin_file(NULL, "fa3_like.so", &plugin, &test_error);
-    ck_assert_int_eq(plugin.describe(0, &type, &test_error), ATTN_OK);
-    ck_assert_int_eq(plugin.describe(1, &type, &test_error), ATTN_INVALID_ARGUMENT);
-    ck_assert_str_eq(type->name, "fa3_like");
+    open_plugin_of("fa3_like");
 }
 
 /* ---- Query ----------------------------------------------------------------------------------- */
-
-static attn_reason reasons[16];
-
-/* The fields that are refused, as a set of bits; 0 = supported. */
-static uint64_t refused_fields(const test_problem *t)
-{
-    uint64_t fields = 0;
-    for (int i = 0; i < 16; i++)
-        reasons[i] = (attn_reason){.struct_size = sizeof reasons[0]};
-    attn_verdict verdict = {
-        .struct_size = sizeof verdict, .reasons_capacity = 16, .reasons = reasons};
-    ck_assert_msg(type->query(type, NULL, NULL, &t->problem, &verdict, &test_error) == ATTN_OK,
-                  "%s", test_message);
-    ck_assert_uint_le(verdict.num_reasons, 16);
-    ck_assert_int_eq(verdict.supported, verdict.num_reasons == 0);
-    for (uint32_t i = 0; i < verdict.num_reasons; i++)
-        fields |= UINT64_C(1) << reasons[i].field % 64;
-    return fields;
-}
-
-/* Numbers of 64 and more go round; none of those here meets another. */
-#define FIELD(name) (UINT64_C(1) << ATTN_FIELD_##name % 64)
-
-/* A problem with one thing changed, and what is refused then. */
-#define EXPECT(fields, ...)                                                                        \
-    do {                                                                                           \
-        test_problem asked;                                                                        \
-        make_problem(&asked);                                                                      \
-        test_problem *t = &asked;                                                                  \
-        __VA_ARGS__;                                                                               \
-        ck_assert_uint_eq(refused_fields(t), fields);                                              \
-    } while (0)
 
 TEST_OF(any_machine, query_accepts)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     test_problem plain;
     make_problem(&plain);
-    ck_assert_int_eq(type->query(type, NULL, NULL, &plain.problem, &verdict, &test_error), ATTN_OK);
+    ck_assert_int_eq(test_type->query(test_type, NULL, NULL, &plain.problem, &verdict, &test_error),
+                     ATTN_OK);
     ck_assert(verdict.supported);
     ck_assert_uint_eq(verdict.graph_level, ATTN_GRAPH_ALWAYS);
     ck_assert_uint_eq(verdict.reads_new_kv_unquantised, 0);
@@ -137,21 +100,15 @@ TEST_OF(any_machine, query_refuses)
 END_TEST
 
 /* Latents, as they are called in the expanded form. */
-#define EXPECT_EXPANDED(fields, ...)                                                               \
-    do {                                                                                           \
-        test_problem asked;                                                                        \
-        make_expanded_problem(&asked);                                                             \
-        test_problem *t = &asked;                                                                  \
-        __VA_ARGS__;                                                                               \
-        ck_assert_uint_eq(refused_fields(t), fields);                                              \
-    } while (0)
+#define EXPECT_EXPANDED(fields, ...) EXPECT_OF(make_expanded_problem, fields, __VA_ARGS__)
 
 TEST_OF(any_machine, query_takes_expanded_latents)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     test_problem plain;
     make_expanded_problem(&plain);
-    ck_assert_int_eq(type->query(type, NULL, NULL, &plain.problem, &verdict, &test_error), ATTN_OK);
+    ck_assert_int_eq(test_type->query(test_type, NULL, NULL, &plain.problem, &verdict, &test_error),
+                     ATTN_OK);
     ck_assert(verdict.supported);
     ck_assert_uint_eq(verdict.graph_level, ATTN_GRAPH_ALWAYS);
     ck_assert_uint_eq(verdict.notes, ATTN_NOTE_SM_BUDGET);
@@ -207,7 +164,8 @@ TEST_OF(any_machine, query_tells_of_notes)
         t.bounds.modes &= cases[i].modes;
         t.problem.need_notes = cases[i].needs;
         t.group.flags = cases[i].flags;
-        ck_assert_int_eq(type->query(type, NULL, NULL, &t.problem, &verdict, &test_error), ATTN_OK);
+        ck_assert_int_eq(test_type->query(test_type, NULL, NULL, &t.problem, &verdict, &test_error),
+                         ATTN_OK);
         ck_assert(verdict.supported);
         ck_assert_uint_eq(verdict.notes & equal, cases[i].kept);
         ck_assert_uint_eq(verdict.notes & invariant, cases[i].needs & invariant);
@@ -241,26 +199,9 @@ TEST_OF(any_machine, shapes_are_those_of_the_kernels)
 }
 END_TEST
 
-/* Without kernels, a driver or a context create says what is missing and leaves nothing. */
 TEST_OF(any_machine, create_refuses)
 {
-    static const attn_services services = {
-        .struct_size = sizeof services, .allocate = test_allocate, .release = test_release};
-    test_problem t;
-    attn_instance *instance = NULL;
-    make_problem(&t);
-    attn_status status = type->create(type, &t.problem, 1, NULL, &services, &instance, &test_error);
-    ck_assert_msg(status == ATTN_DEPENDENCY_MISSING || status == ATTN_BAD_STATE, "%d: %s", status,
-                  test_message);
-    ck_assert_ptr_null(instance);
-    ck_assert_msg(strstr(test_message, "CUDA") || strstr(test_message, "libcuda") ||
-                      strstr(test_message, "nvcc"),
-                  "%s", test_message);
-    t.group.head_dim = 8;
-    ck_assert_int_eq(type->create(type, &t.problem, 1, NULL, &services, &instance, &test_error),
-                     ATTN_UNSUPPORTED);
-    type->ops->destroy(NULL);
-    type->ops->metadata_destroy(NULL);
+    expect_create_refuses();
 }
 END_TEST
 

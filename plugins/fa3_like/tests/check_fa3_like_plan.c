@@ -10,20 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static void need(attn_status status)
-{
-    ck_assert_msg(status == ATTN_OK, "%d: %s", status, test_message);
-}
-
-static void expect_launches(const char *names)
-{
-    char got[256] = "";
-    for (int i = 0; i < num_launches; i++)
-        snprintf(got + strlen(got), sizeof got - strlen(got), "%s%s", i ? " " : "",
-                 launches[i].name);
-    ck_assert_str_eq(got, names);
-}
-
 /* Extents, and strides in elements. */
 static void expect_map(const struct fa3_tensor_map *map, const void *data, const uint64_t shape[4],
                        const uint64_t strides[3], uint32_t box_rows)
@@ -45,7 +31,7 @@ enum { ROW = TEST_Q_HEADS * TEST_DIM, NEW_ROW = TEST_KV_HEADS * TEST_DIM };
 
 static const struct fa3_forward_params *forward_params(void)
 {
-    return &launches[num_launches - 1].params.forward;
+    return &launches[num_launches - 1].params->forward;
 }
 
 static const uint64_t ragged_shape[4] = {TEST_DIM, TEST_ROWS, TEST_Q_HEADS, 1};
@@ -61,7 +47,7 @@ TEST_OF(launches, extend_reads_pages)
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     const fa3_own *own = t.metadata->own;
     const fa3_metadata *view = &own->groups[0];
-    const fa3_tile *tile = t.group.tile;
+    const fa3_tile *tile = t.own->group.tile;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches("plan rows fa3_forward_d128");
     const struct fa3_forward_params *p = forward_params();
@@ -87,13 +73,13 @@ TEST_OF(launches, extend_reads_pages)
     ck_assert_int_eq(p->window_right, 0);
     ck_assert_float_eq_tol(p->score_log2, 0.125f * 1.442695f, 1e-6f);
     ck_assert_float_eq(p->score_cap, 0);
-    ck_assert_uint_eq(launches[2].grid, TEST_SMS);
+    ck_assert_uint_eq(launches[2].blocks, TEST_SMS);
     ck_assert_uint_eq(launches[2].threads, tile->threads);
     ck_assert_uint_eq(launches[2].shared, tile->shared);
-    ck_assert_int_eq(launches[0].params.plan.tile_queries, tile->queries);
-    ck_assert_ptr_eq(launches[0].params.plan.tiles, view->tiles);
-    ck_assert_int_eq(launches[1].params.rows.operands.save, 1);
-    ck_assert_int_eq(launches[1].params.rows.all_slow, 0);
+    ck_assert_int_eq(launches[0].params->plan.tile_queries, tile->queries);
+    ck_assert_ptr_eq(launches[0].params->plan.tiles, view->tiles);
+    ck_assert_int_eq(launches[1].params->rows.operands.save, 1);
+    ck_assert_int_eq(launches[1].params->rows.all_slow, 0);
     run_end(&t);
 }
 END_TEST
@@ -109,9 +95,9 @@ START_TEST(launches_keep_to_max_sms)
     of.bounds.max_sms = budgets[_i];
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
-    ck_assert_uint_ge(launches[1].grid, sms[_i]); /* 36 are enough for these rows */
-    ck_assert_uint_le(launches[1].grid, sms[_i] * ROWS_BLOCKS);
-    ck_assert_uint_eq(launches[2].grid, sms[_i]);
+    ck_assert_uint_ge(launches[1].blocks, sms[_i]); /* 36 are enough for these rows */
+    ck_assert_uint_le(launches[1].blocks, sms[_i] * ROWS_BLOCKS);
+    ck_assert_uint_eq(launches[2].blocks, sms[_i]);
     run_end(&t);
 }
 END_TEST
@@ -127,7 +113,7 @@ TEST_OF(launches, layouts_differ_in_strides)
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_MIXED, 3, 576, 192));
     expect_map(&forward_params()->k, t.k_cache.data, pages, strides, 16);
-    ck_assert_int_eq(launches[1].params.rows.operands.k_token, 2 * TEST_DIM);
+    ck_assert_int_eq(launches[1].params->rows.operands.k_token, 2 * TEST_DIM);
     run_end(&t);
 }
 END_TEST
@@ -165,7 +151,7 @@ START_TEST(lists_go_by_sections)
     of.bounds.max_sms = sms[_i];
     run_begin(&t, &of, _i == 3 ? ATTN_METADATA_GRAPH : ATTN_METADATA_EAGER);
     t.max_kv_len = keys[_i];
-    t.own.option = TILES_ALWAYS;
+    t.own->fa3.option = TILES_ALWAYS;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     ck_assert_uint_ne(forward_params()->tiles, 0);
     ck_assert_int_eq(forward_params()->section, heads[_i]);
@@ -186,11 +172,11 @@ TEST_OF(launches, masks_and_caps)
     ck_assert_int_eq(p->window_right, 7);
     ck_assert_float_eq_tol(p->score_log2, 30 * 1.442695f, 1e-4f);
     ck_assert_float_eq_tol(p->score_cap, 0.125f / 30, 1e-7f);
-    ck_assert_int_eq(launches[0].params.plan.batch.window_right, 7);
+    ck_assert_int_eq(launches[0].params->plan.batch.window_right, 7);
     t.mask = (attn_mask){.struct_size = sizeof t.mask, .kind = ATTN_MASK_NONE};
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     ck_assert_int_eq(forward_params()->window_right, FA3_UNBOUNDED);
-    ck_assert_int_eq(launches[0].params.plan.batch.window_right, -1);
+    ck_assert_int_eq(launches[0].params->plan.batch.window_right, -1);
     run_end(&t);
 }
 END_TEST
@@ -203,9 +189,9 @@ TEST_OF(launches, windows_to_the_left)
     of.group.window_left = 100;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
-    ck_assert_int_eq(launches[0].params.plan.window_left, 100);
-    ck_assert_int_eq(launches[1].params.rows.window_left, 100);
-    ck_assert_int_eq(launches[1].params.rows.all_slow, 0);
+    ck_assert_int_eq(launches[0].params->plan.window_left, 100);
+    ck_assert_int_eq(launches[1].params->rows.window_left, 100);
+    ck_assert_int_eq(launches[1].params->rows.all_slow, 0);
     ck_assert_int_eq(forward_params()->window_left, 100);
     run_end(&t);
 }
@@ -217,8 +203,8 @@ TEST_OF(launches, lse_of_ragged_queries)
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     t.operands[ATTN_ROLE_LSE] = &t.lse;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
-    ck_assert_ptr_eq(launches[1].params.rows.operands.lse, t.lse.data);
-    ck_assert_int_eq(launches[1].params.rows.all_slow, 0);
+    ck_assert_ptr_eq(launches[1].params->rows.operands.lse, t.lse.data);
+    ck_assert_int_eq(launches[1].params->rows.all_slow, 0);
     ck_assert_int_eq(forward_params()->lse_token, TEST_Q_HEADS);
     ck_assert_int_eq(forward_params()->lse_head, 1);
     run_end(&t);
@@ -239,17 +225,17 @@ TEST_OF(launches, prompts_read_rows)
     t.kv.kv_lens.host = keys;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     const struct fa3_forward_params *p = forward_params();
-    expect_map(&p->k, t.k.data, shape, strides, (uint32_t)t.group.tile->keys);
-    expect_map(&p->v, t.v.data, shape, strides, (uint32_t)t.group.tile->keys);
+    expect_map(&p->k, t.k.data, shape, strides, (uint32_t)t.own->group.tile->keys);
+    expect_map(&p->v, t.v.data, shape, strides, (uint32_t)t.own->group.tile->keys);
     ck_assert_uint_eq(p->k_starts, (uintptr_t)q_indptr);
     ck_assert_uint_eq(p->block_table, 0);
     ck_assert_int_eq(p->page_size, FA3_UNBOUNDED);
-    ck_assert_int_eq(launches[0].params.plan.only_new, 1);
-    ck_assert_int_eq(launches[1].params.rows.operands.save, 1);
+    ck_assert_int_eq(launches[0].params->plan.only_new, 1);
+    ck_assert_int_eq(launches[1].params->rows.operands.save, 1);
     t.kv.kv_lens.host = more;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     ck_assert_uint_eq(forward_params()->block_table, (uintptr_t)block_table);
-    ck_assert_int_eq(launches[0].params.plan.only_new, 0);
+    ck_assert_int_eq(launches[0].params->plan.only_new, 0);
     t.kv.kv_lens.host = keys;
     t.operands[ATTN_ROLE_K] = t.operands[ATTN_ROLE_V] = NULL; /* all keys are in the cache */
     t.args.flags = 0;
@@ -274,7 +260,7 @@ TEST_OF(launches, encoders_have_no_cache)
     ck_assert_uint_eq(p->k_starts, (uintptr_t)q_indptr);
     ck_assert_uint_eq(p->k_lengths, 0);
     ck_assert_int_eq(p->window_right, FA3_UNBOUNDED);
-    ck_assert_int_eq(launches[1].params.rows.operands.save, 0);
+    ck_assert_int_eq(launches[1].params->rows.operands.save, 0);
     run_end(&t);
 }
 END_TEST
@@ -292,7 +278,7 @@ TEST_OF(launches, decode_is_the_librarys)
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
     expect_launches(by_attend);
-    ck_assert_int_eq(launches[1].params.fi_call.save, 1);
+    ck_assert_int_eq(launches[1].params->fi_call.save, 1);
     run_end(&t);
     run_begin(&t, NULL, ATTN_METADATA_GRAPH);
     need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
@@ -320,7 +306,7 @@ TEST_OF(launches, rows_decide)
         need(run_batch(&t, ATTN_MODE_EXTEND, batches[i].seqs, batches[i].tokens, batches[i].q_len));
         expect_launches(batches[i].launches);
     }
-    t.own.option = TILES_ALWAYS;
+    t.own->fa3.option = TILES_ALWAYS;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 24, 8));
     expect_launches("plan rows fa3_forward_d128_low");
     need(run_batch(&t, ATTN_MODE_DECODE, 3, 3, 1));
@@ -354,7 +340,7 @@ TEST_OF(launches, problems_decide)
     run_begin(&t, &of[1], ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches(by_prefill);
-    ck_assert_int_eq(launches[2].params.fi_call.chunk, 63);
+    ck_assert_int_eq(launches[2].params->fi_call.chunk, 63);
     run_end(&t);
 }
 END_TEST
@@ -370,8 +356,8 @@ TEST_OF(launches, chunks_of_a_warpgroup_or_more)
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches(by_tiles);
-    ck_assert_int_eq(launches[0].params.plan.chunk, 64);
-    ck_assert_int_eq(launches[1].params.rows.chunk, 64);
+    ck_assert_int_eq(launches[0].params->plan.chunk, 64);
+    ck_assert_int_eq(launches[1].params->rows.chunk, 64);
     ck_assert_int_eq(forward_params()->chunk, 64);
     ck_assert_int_eq(forward_params()->window_right, 0);
     run_end(&t);
@@ -386,7 +372,7 @@ TEST_OF(launches, most_keys_decide)
     make_problem(&of);
     of.bounds.max_kv_len = INT32_MAX;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    t.own.option = TILES_ALWAYS;
+    t.own->fa3.option = TILES_ALWAYS;
     t.max_kv_len = FA3_UNBOUNDED;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches(by_tiles);
@@ -411,7 +397,7 @@ TEST_OF(launches, codes_are_gathered)
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     const fa3_own *own = t.metadata->own;
     const fa3_metadata *view = &own->groups[0];
-    fa3_gather_layout layout = fa3_layout_gather(&t.group, &t.base.base, &t.of.bounds);
+    fa3_gather_layout layout = fa3_layout_gather(&t.own->group, &t.own->base.base, &t.of.bounds);
     t.args.num_scales = ATTN_ROLE_COUNT;
     t.args.scales = t.scale_list;
     const uint64_t shape[4] = {TEST_DIM, layout.rows, TEST_KV_HEADS, 1};
@@ -426,16 +412,16 @@ TEST_OF(launches, codes_are_gathered)
     ck_assert_uint_eq(p->k_starts, (uintptr_t)view->ahead_first);
     ck_assert_uint_eq(p->k_lengths, (uintptr_t)kv_lens);
     ck_assert_uint_eq(p->kv_scales, (uintptr_t)own->scratch + layout.scales_at);
-    const fa3_plan_call *plan = &launches[0].params.plan;
+    const fa3_plan_call *plan = &launches[0].params->plan;
     ck_assert_ptr_eq(plan->ahead_first, view->ahead_first);
     ck_assert_int_eq(plan->ahead_keys, 1);
     ck_assert_int_eq(plan->only_new, 1);
-    const fa3_rows_call *rows = &launches[1].params.rows;
+    const fa3_rows_call *rows = &launches[1].params->rows;
     ck_assert_int_eq(rows->operands.save, 0);
     ck_assert_int_eq(rows->has_codes, 1);
     ck_assert_int_eq(rows->dtype, ELEMENT_BF16);
     ck_assert_uint_eq((uintptr_t)rows->cache_scales, p->kv_scales);
-    const fa3_gather_call *gather = &launches[2].params.gather;
+    const fa3_gather_call *gather = &launches[2].params->gather;
     ck_assert_int_eq(gather->operands.save, 1);
     ck_assert_int_eq(gather->kv_dtype, ELEMENT_E4M3);
     ck_assert_int_eq(gather->dtype, ELEMENT_BF16);
@@ -444,8 +430,8 @@ TEST_OF(launches, codes_are_gathered)
     t.args.flags = 0; /* in no page, and read from where they are given */
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches("plan rows gather fa3_forward_d128");
-    ck_assert_int_eq(launches[2].params.gather.operands.save, 0);
-    ck_assert_ptr_eq(launches[2].params.gather.operands.k, t.k.data);
+    ck_assert_int_eq(launches[2].params->gather.operands.save, 0);
+    ck_assert_ptr_eq(launches[2].params->gather.operands.k, t.k.data);
     run_end(&t);
 }
 END_TEST
@@ -465,9 +451,9 @@ TEST_OF(launches, gathered_keys_have_room)
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     t.args.num_scales = ATTN_ROLE_COUNT;
     t.args.scales = t.scale_list;
-    uint64_t rows = fa3_layout_gather(&t.group, &t.base.base, &t.of.bounds).rows;
+    uint64_t rows = fa3_layout_gather(&t.own->group, &t.own->base.base, &t.of.bounds).rows;
     ck_assert_uint_eq(rows, ((uint64_t)512 << 20) / (2 * 2 * TEST_KV_HEADS * TEST_DIM));
-    t.own.option = TILES_ALWAYS;
+    t.own->fa3.option = TILES_ALWAYS;
     t.max_kv_len = 400000;
     t.kv.kv_lens.host = few;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
@@ -482,7 +468,7 @@ TEST_OF(launches, gathered_keys_have_room)
     run_begin(&t, &of, ATTN_METADATA_GRAPH);
     t.args.num_scales = ATTN_ROLE_COUNT;
     t.args.scales = t.scale_list;
-    t.own.option = TILES_ALWAYS;
+    t.own->fa3.option = TILES_ALWAYS;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches(by_codes);
     run_end(&t);
@@ -501,8 +487,8 @@ TEST_OF(launches, small_pages_are_gathered)
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches("plan rows gather fa3_forward_d128");
     ck_assert_uint_eq(forward_params()->kv_scales, 0);
-    ck_assert_int_eq(launches[1].params.rows.has_codes, 0);
-    ck_assert_int_eq(launches[2].params.gather.kv_dtype, ELEMENT_BF16);
+    ck_assert_int_eq(launches[1].params->rows.has_codes, 0);
+    ck_assert_int_eq(launches[2].params->gather.kv_dtype, ELEMENT_BF16);
     t.batch.prefix_lens.host = none;
     t.batch.q_indptr.host = rows;
     t.kv.kv_lens.host = keys;
@@ -526,12 +512,12 @@ TEST_OF(launches, small_pages_are_split)
     make_problem(&of);
     of.problem.page_size = 4;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    t.own.option = TILES_ALWAYS;
+    t.own->fa3.option = TILES_ALWAYS;
     t.num_decodes = 1;
     need(run_batch(&t, ATTN_MODE_MIXED, 3, 577, 288));
     expect_launches("plan fi_plan rows gather fa3_forward_d128_low fi_attend_d128");
-    ck_assert_int_eq(launches[0].params.plan.others_first, 2);
-    ck_assert_int_eq(launches[0].params.plan.others_end, 3);
+    ck_assert_int_eq(launches[0].params->plan.others_first, 2);
+    ck_assert_int_eq(launches[0].params->plan.others_end, 3);
     run_end(&t);
 }
 END_TEST
@@ -544,14 +530,14 @@ TEST_OF(launches, few_tiles_are_shared_out)
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     const fa3_own *own = t.metadata->own;
     const fa3_metadata *view = &own->groups[0];
-    fa3_join_layout layout = fa3_layout_join(&t.group, &t.base.base, &t.of.bounds);
+    fa3_join_layout layout = fa3_layout_join(&t.own->group, &t.own->base.base, &t.of.bounds);
     t.max_kv_len = 4000;
-    t.own.option = TILES_ALWAYS;
+    t.own->fa3.option = TILES_ALWAYS;
     need(run_batch(&t, ATTN_MODE_EXTEND, 1, 128, 128)); /* 8 tiles for 24 multiprocessors */
     expect_launches("plan rows fa3_forward_d128_low join");
-    ck_assert_ptr_eq(view->tile, t.group.low);
+    ck_assert_ptr_eq(view->tile, t.own->group.low);
     ck_assert_int_eq(view->splits, TEST_SMS / TEST_Q_HEADS);
-    const struct fa3_forward_params *p = &launches[2].params.forward;
+    const struct fa3_forward_params *p = &launches[2].params->forward;
     ck_assert_int_eq(p->splits, view->splits);
     ck_assert_int_eq(p->out_f32, 1);
     ck_assert_uint_eq(p->out, (uintptr_t)own->scratch + layout.at);
@@ -560,8 +546,8 @@ TEST_OF(launches, few_tiles_are_shared_out)
     ck_assert_int_eq(p->out_split, 128 * ROW);
     ck_assert_int_eq(p->lse_split, 128 * TEST_Q_HEADS);
     ck_assert_uint_eq(p->sinks, 0);
-    ck_assert_uint_eq(launches[2].grid, TEST_SMS);
-    const fa3_join_call *join = &launches[3].params.join;
+    ck_assert_uint_eq(launches[2].blocks, TEST_SMS);
+    const fa3_join_call *join = &launches[3].params->join;
     ck_assert_int_eq(join->splits, view->splits);
     ck_assert_int_eq(join->rows, 128);
     ck_assert_uint_eq((uintptr_t)join->values, p->out);
@@ -609,11 +595,11 @@ TEST_OF(launches, mixed_batches_are_split)
     t.num_decodes = 2;
     need(run_batch(&t, ATTN_MODE_MIXED, 5, 576, 192));
     expect_launches("plan fi_plan rows fa3_forward_d128 fi_attend_d128");
-    ck_assert_int_eq(launches[0].params.plan.others_first, 3);
-    ck_assert_int_eq(launches[0].params.plan.others_end, 5);
-    ck_assert_int_eq(launches[2].params.rows.operands.save, 1);
-    const fi_call *call = &launches[4].params.fi_call;
-    ck_assert_ptr_eq(call->plan, launches[1].params.fi_plan.plan);
+    ck_assert_int_eq(launches[0].params->plan.others_first, 3);
+    ck_assert_int_eq(launches[0].params->plan.others_end, 5);
+    ck_assert_int_eq(launches[2].params->rows.operands.save, 1);
+    const fi_call *call = &launches[4].params->fi_call;
+    ck_assert_ptr_eq(call->plan, launches[1].params->fi_plan.plan);
     ck_assert_int_eq(call->batch.num_seqs, 2);
     ck_assert_int_eq(call->batch.num_tokens, 0);
     ck_assert_ptr_eq(call->batch.q_indptr, q_indptr + 3);
@@ -623,16 +609,16 @@ TEST_OF(launches, mixed_batches_are_split)
     ck_assert_ptr_eq(call->batch.out_cache_loc, (const long long *)out_cache_loc);
     ck_assert_int_eq(call->saved, 1);
     ck_assert_int_eq(call->save, 0);
-    ck_assert_ptr_eq(launches[1].params.fi_plan.batch.q_indptr, q_indptr + 3);
+    ck_assert_ptr_eq(launches[1].params->fi_plan.batch.q_indptr, q_indptr + 3);
     t.max_kv_len = 4000; /* few rows of many keys */
     need(run_batch(&t, ATTN_MODE_MIXED, 5, 30, 10));
     expect_launches(by_prefill_alone);
     t.max_kv_len = 0;
-    ck_assert_int_eq(launches[1].params.fi_call.batch.num_seqs, 5);
+    ck_assert_int_eq(launches[1].params->fi_call.batch.num_seqs, 5);
     t.num_decodes = 0;
     need(run_batch(&t, ATTN_MODE_MIXED, 3, 576, 192));
     expect_launches(by_tiles);
-    ck_assert_int_eq(launches[0].params.plan.others_end, 0);
+    ck_assert_int_eq(launches[0].params->plan.others_end, 0);
     run_end(&t);
 }
 END_TEST
@@ -656,7 +642,7 @@ TEST_OF(launches, unsaved_keys_decide)
     t.kv.kv_lens.host = keys;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches(by_tiles);
-    ck_assert_int_eq(launches[1].params.rows.operands.save, 0);
+    ck_assert_int_eq(launches[1].params->rows.operands.save, 0);
     run_end(&t);
 }
 END_TEST
@@ -676,7 +662,7 @@ TEST_OF(launches, unaligned_operands)
             operands[i]->strides[0] += stride ? 4 : 0;
             need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
             expect_launches("plan rows");
-            ck_assert_int_eq(launches[1].params.rows.all_slow, 1);
+            ck_assert_int_eq(launches[1].params->rows.all_slow, 1);
             *operands[i] = aligned;
         }
     /* Of one row there is no next one, whatever its stride. */
@@ -685,7 +671,7 @@ TEST_OF(launches, unaligned_operands)
         rows[i]->shape[0] = 1;
         rows[i]->strides[0] = 1;
     }
-    t.own.option = TILES_ALWAYS;
+    t.own->fa3.option = TILES_ALWAYS;
     t.max_kv_len = 1;
     need(run_batch(&t, ATTN_MODE_EXTEND, 1, 1, 1));
     expect_launches("plan rows fa3_forward_d128_low");
@@ -694,7 +680,7 @@ TEST_OF(launches, unaligned_operands)
     t.k.strides[0] += 4; /* is copied */
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     expect_launches("plan rows fa3_forward_d128");
-    ck_assert_int_eq(launches[1].params.rows.operands.aligned & CALL_ALIGNED_NEW, 0);
+    ck_assert_int_eq(launches[1].params->rows.operands.aligned & CALL_ALIGNED_NEW, 0);
     run_end(&t);
 }
 END_TEST
@@ -721,7 +707,7 @@ TEST_OF(launches, graphs_go_by_bounds)
 {
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_GRAPH);
-    t.own.option = TILES_ALWAYS;
+    t.own->fa3.option = TILES_ALWAYS;
     const struct {
         int32_t seqs, tokens, q_len;
     } batches[] = {{6, 600, 500}, {1, 1, 1}, {3, 40, 30}};
@@ -729,12 +715,12 @@ TEST_OF(launches, graphs_go_by_bounds)
         num_fills = 0;
         need(run_batch(&t, ATTN_MODE_EXTEND, batches[i].seqs, batches[i].tokens, batches[i].q_len));
         expect_launches("plan rows fa3_forward_d128");
-        ck_assert_int_eq(launches[0].params.plan.batch.num_seqs, batches[i].seqs);
-        ck_assert_ptr_nonnull(launches[1].params.rows.batch.counts);
-        ck_assert_int_eq(launches[1].params.rows.batch.counts[CALL_COUNT_TOKENS],
+        ck_assert_int_eq(launches[0].params->plan.batch.num_seqs, batches[i].seqs);
+        ck_assert_ptr_nonnull(launches[1].params->rows.batch.counts);
+        ck_assert_int_eq(launches[1].params->rows.batch.counts[CALL_COUNT_TOKENS],
                          batches[i].tokens);
-        ck_assert_uint_eq(launches[1].grid, 600 * NEW_ROW * 2 * 2 / ROWS_BLOCK_BYTES);
-        ck_assert_uint_eq(launches[2].grid, TEST_SMS);
+        ck_assert_uint_eq(launches[1].blocks, 600 * NEW_ROW * 2 * 2 / ROWS_BLOCK_BYTES);
+        ck_assert_uint_eq(launches[2].blocks, TEST_SMS);
         ck_assert_uint_ne(forward_params()->tiles, 0);
         ck_assert_int_gt(num_fills, 0);
     }
@@ -779,12 +765,12 @@ TEST_OF(launches, codes_in_tiles)
     test_run t;
     begin_codes(&t, ATTN_SCALE_PER_TENSOR);
     const fa3_own *own = t.metadata->own;
-    fa3_codes_layout layout = fa3_layout_codes(&t.group, &t.base.base, &t.of.bounds);
+    fa3_codes_layout layout = fa3_layout_codes(&t.own->group, &t.own->base.base, &t.of.bounds);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 500));
     expect_launches("plan scales scales scales rows turn fa3_forward_codes_d128");
-    const struct fa3_codes_params *p = &launches[6].params.codes;
-    const struct fa3_turn_params *turn = &launches[5].params.turn;
-    const fa3_rows_call *rows = &launches[4].params.rows;
+    const struct fa3_codes_params *p = &launches[6].params->codes;
+    const struct fa3_turn_params *turn = &launches[5].params->turn;
+    const fa3_rows_call *rows = &launches[4].params->rows;
     seen_map q = read_map(&p->forward.q), k = read_map(&p->forward.k);
     ck_assert_uint_eq(q.box[0], 128);
     ck_assert_uint_eq(q.type, CUDA_TENSOR_UINT8);
@@ -794,14 +780,14 @@ TEST_OF(launches, codes_in_tiles)
     ck_assert_uint_eq(p->turned, (uintptr_t)own->scratch + layout.turned_at);
     ck_assert_uint_eq(turn->turned, p->turned);
     ck_assert_uint_eq(turn->turned_first, p->turned_first);
-    ck_assert_uint_eq(p->turned_first, (uintptr_t)launches[0].params.plan.ahead_first);
+    ck_assert_uint_eq(p->turned_first, (uintptr_t)launches[0].params->plan.ahead_first);
     ck_assert_uint_ne(p->turned_first, 0);
     ck_assert_uint_eq(turn->v, (uintptr_t)t.v_cache.data);
     ck_assert_int_eq(turn->v_token, NEW_ROW);
-    ck_assert_uint_eq(launches[5].grid, 16); /* of 2000 keys */
-    ck_assert_uint_eq(launches[5].grid_y, TEST_KV_HEADS);
-    ck_assert_uint_eq(launches[5].grid_z, 3);
-    ck_assert_uint_eq(p->q_scale.at, (uintptr_t)launches[1].params.scales.to);
+    ck_assert_uint_eq(launches[5].grid[0], 16); /* of 2000 keys */
+    ck_assert_uint_eq(launches[5].grid[1], TEST_KV_HEADS);
+    ck_assert_uint_eq(launches[5].grid[2], 3);
+    ck_assert_uint_eq(p->q_scale.at, (uintptr_t)launches[1].params->scales.to);
     ck_assert_int_eq(p->q_scale.head + p->q_scale.sequence, 0);
     ck_assert_uint_eq(p->k_scale.at, (uintptr_t)rows->cache_scales);
     ck_assert_uint_eq(p->v_scale.at, (uintptr_t)(rows->cache_scales + TEST_KV_HEADS));
@@ -822,14 +808,14 @@ TEST_OF(launches, graphs_turn_by_bounds)
     run_begin(&t, &of, ATTN_METADATA_GRAPH);
     t.args.num_scales = ATTN_ROLE_COUNT;
     t.args.scales = t.scale_list;
-    t.own.option = TILES_ALWAYS;
+    t.own->fa3.option = TILES_ALWAYS;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 600, 500));
     const seen_launch *turn = &launches[num_launches - 2];
     ck_assert_str_eq(turn->name, "turn");
-    ck_assert_uint_eq(turn->grid, 32); /* of 4000 keys */
-    ck_assert_uint_eq(turn->grid_z, 6);
-    ck_assert_uint_eq(turn->params.turn.seqs, t.metadata->plan.counts);
-    ck_assert_uint_ne(turn->params.turn.seqs, 0);
+    ck_assert_uint_eq(turn->grid[0], 32); /* of 4000 keys */
+    ck_assert_uint_eq(turn->grid[2], 6);
+    ck_assert_uint_eq(turn->params->turn.seqs, t.metadata->plan.counts);
+    ck_assert_uint_ne(turn->params->turn.seqs, 0);
     run_end(&t);
 }
 END_TEST
@@ -839,15 +825,15 @@ TEST_OF(launches, codes_for_the_library)
 {
     test_run t;
     begin_codes(&t, ATTN_SCALE_PER_SEQ_HEAD);
-    fa3_codes_layout layout = fa3_layout_codes(&t.group, &t.base.base, &t.of.bounds);
+    fa3_codes_layout layout = fa3_layout_codes(&t.own->group, &t.own->base.base, &t.of.bounds);
     char *scratch = ((const fa3_own *)t.metadata->own)->scratch;
     t.scales[ATTN_ROLE_Q].count = t.scales[ATTN_ROLE_K].count = t.scales[ATTN_ROLE_V].count =
         3 * TEST_KV_HEADS;
     t.scales[ATTN_ROLE_Q].device = (const float *)(uintptr_t)4096;
     need(run_batch(&t, ATTN_MODE_DECODE, 3, 3, 1));
     expect_launches("fi_plan scales scales widen fi_attend_d128");
-    const fa3_widen_call *widen = &launches[3].params.widen;
-    const fi_call *call = &launches[4].params.fi_call;
+    const fa3_widen_call *widen = &launches[3].params->widen;
+    const fi_call *call = &launches[4].params->fi_call;
     ck_assert_ptr_eq(widen->q_input.scale, (const void *)4096);
     ck_assert_int_eq(widen->q_input.sequence, TEST_KV_HEADS);
     ck_assert_int_eq(widen->q_input.head, 1);
@@ -906,7 +892,7 @@ TEST_OF(launches, memory_of_a_plan)
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     const attn_bounds *bounds = &t.of.bounds;
-    fa3_plan_layout layout = fa3_layout_plan(&t.group, bounds);
+    fa3_plan_layout layout = fa3_layout_plan(&t.own->group, bounds);
     uint64_t seqs = (uint64_t)bounds->max_seqs * sizeof(int32_t);
     ck_assert_uint_ge(layout.tiles_at, sizeof(fa3_plan));
     ck_assert_uint_ge(layout.slow_at, layout.tiles_at + (uint64_t)layout.most_tiles * 8);
@@ -914,48 +900,19 @@ TEST_OF(launches, memory_of_a_plan)
     ck_assert_uint_ge(layout.marks_at, layout.first_tile_at + seqs + 4);
     ck_assert_uint_ge(layout.size, layout.marks_at + seqs);
     /* The most tiles that lengths within the bounds can make. */
-    int64_t queries = t.group.tile->queries, most = 0, left = bounds->max_tokens;
+    int64_t queries = t.own->group.tile->queries, most = 0, left = bounds->max_tokens;
     for (int32_t s = 0; s < bounds->max_seqs; s++) {
         int64_t rows = s + 1 < bounds->max_seqs ? 1 : left;
         most += (rows + queries - 1) / queries;
         left -= rows;
     }
     ck_assert_int_ge(layout.most_tiles, most);
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
-        attn_memory less = t.memory;
-        attn_metadata *metadata = NULL;
-        if (t.memory.size[region] == 0)
-            continue;
-        less.size[region]--;
-        test_error.needed = 0;
-        ck_assert_int_eq(fa3_metadata_create(&t.instance, ATTN_METADATA_EAGER, bounds, &less,
-                                             &metadata, &test_error),
-                         ATTN_BUFFER_TOO_SMALL);
-        ck_assert_uint_eq(test_error.needed, t.memory.size[region]);
-        ck_assert_ptr_null(metadata);
-    }
+    expect_memory_needed(&t, ATTN_METADATA_EAGER);
     run_end(&t);
 }
 END_TEST
 
 /* ---- Paths ----------------------------------------------------------------------------------- */
-
-/* That all rows of the batch go by these paths: {path, rows}, ended by -1. */
-static void expect_rows(const test_run *t, const int *expected)
-{
-    const attn_paths *paths = fa3_get_extension(t->metadata->instance, ATTN_EXTENSION_PATHS);
-    int64_t rows[FA3_NUM_PATHS], sum = 0;
-    need(paths->rows(t->metadata, TEST_LAYER, rows, &test_error));
-    for (; *expected >= 0; expected += 2) {
-        const char *name = ((const attn_path *)attn_at(paths->paths, (uint32_t)*expected))->name;
-        ck_assert_msg(rows[*expected] == expected[1], "%s: %lld, not %d", name,
-                      (long long)rows[*expected], expected[1]);
-        sum += expected[1];
-    }
-    ck_assert_int_eq(sum, t->batch.num_real_tokens);
-}
-
-#define EXPECT_ROWS(t, ...) expect_rows(t, (const int[]){__VA_ARGS__, -1})
 
 /* What the host tells of: three sequences without a prefix. */
 static void tell_of_new_keys(test_run *t)
@@ -1062,19 +1019,19 @@ START_TEST(expanded_reads_given_keys)
     ck_assert_int_eq(p->window_right, 0);
     ck_assert_int_eq(p->out_f32, 1);
     ck_assert_int_eq(p->out_token, TEST_Q_HEADS * 128);
-    const fa3_plan_call *plan = &launches[0].params.plan;
+    const fa3_plan_call *plan = &launches[0].params->plan;
     ck_assert_ptr_eq(plan->given.kv_lens, kv_lens);
     ck_assert_ptr_eq(plan->given.prefix_lens, prefix_lens);
     ck_assert_ptr_eq(plan->batch.kv_lens, given->keys);
     ck_assert_ptr_eq(plan->batch.prefix_lens, given->positions);
-    const fi_call *save = &launches[1].params.fi_call;
+    const fi_call *save = &launches[1].params->fi_call;
     ck_assert_ptr_eq(save->operands.k, t.c_kv.data);
     ck_assert_ptr_eq(save->operands.v, t.k_pe.data);
     ck_assert_ptr_eq(save->operands.v_cache, (char *)t.latents.data + 2 * 512);
     ck_assert_int_eq(save->operands.k_token, 2 * 576);
     ck_assert_int_eq(save->kv_heads, 1);
     ck_assert_ptr_eq(save->batch.out_cache_loc, out_cache_loc);
-    const fa3_rows_call *slow = &launches[2].params.rows;
+    const fa3_rows_call *slow = &launches[2].params->rows;
     ck_assert_int_eq(slow->operands.save, 0);
     ck_assert_int_eq(slow->all_slow, 0);
     ck_assert_ptr_eq(slow->batch.kv_lens, given->keys);
@@ -1116,9 +1073,9 @@ TEST_OF(launches, expanded_goes_row_by_row)
     t.k.strides[0] += 1;
     need(run_batch(&t, ATTN_MODE_MIXED, 3, 576, 192));
     expect_launches("plan rows");
-    ck_assert_int_eq(launches[1].params.rows.all_slow, 1);
+    ck_assert_int_eq(launches[1].params->rows.all_slow, 1);
     t.k.strides[0] -= 1;
-    t.base.base.sm_scale = -1;
+    t.own->base.base.sm_scale = -1;
     need(run_batch(&t, ATTN_MODE_MIXED, 3, 576, 192));
     expect_launches("plan rows");
     run_end(&t);

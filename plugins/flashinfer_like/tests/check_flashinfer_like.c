@@ -11,56 +11,20 @@
 
 #include <string.h>
 
-static const attn_backend_type *type;
-
 static void open_plugin(void)
 {
-    attn_plugin plugin;
-    open_plugin_file(NULL, "flashinfer_like.so", &plugin, &test_error);
-    ck_assert_int_eq(plugin.describe(0, &type, &test_error), ATTN_OK);
-    ck_assert_int_eq(plugin.describe(1, &type, &test_error), ATTN_INVALID_ARGUMENT);
-    ck_assert_str_eq(type->name, "flashinfer_like");
+    open_plugin_of("flashinfer_like");
 }
 
 /* ---- Query ----------------------------------------------------------------------------------- */
-
-static attn_reason reasons[16];
-
-/* The fields that are refused, as a set of bits; 0 = supported. */
-static uint64_t refused_fields(const test_problem *t)
-{
-    uint64_t fields = 0;
-    for (int i = 0; i < 16; i++)
-        reasons[i] = (attn_reason){.struct_size = sizeof reasons[0]};
-    attn_verdict verdict = {
-        .struct_size = sizeof verdict, .reasons_capacity = 16, .reasons = reasons};
-    ck_assert_msg(type->query(type, NULL, NULL, &t->problem, &verdict, &test_error) == ATTN_OK,
-                  "%s", test_message);
-    ck_assert_uint_le(verdict.num_reasons, 16);
-    ck_assert_int_eq(verdict.supported, verdict.num_reasons == 0);
-    for (uint32_t i = 0; i < verdict.num_reasons; i++)
-        fields |= UINT64_C(1) << reasons[i].field;
-    return fields;
-}
-
-#define FIELD(name) (UINT64_C(1) << ATTN_FIELD_##name)
-
-/* A problem with one thing changed, and what is refused then. */
-#define EXPECT(fields, ...)                                                                        \
-    do {                                                                                           \
-        test_problem asked;                                                                        \
-        make_problem(&asked);                                                                      \
-        test_problem *t = &asked;                                                                  \
-        __VA_ARGS__;                                                                               \
-        ck_assert_uint_eq(refused_fields(t), fields);                                              \
-    } while (0)
 
 TEST_OF(any_machine, query_accepts)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     test_problem plain;
     make_problem(&plain);
-    ck_assert_int_eq(type->query(type, NULL, NULL, &plain.problem, &verdict, &test_error), ATTN_OK);
+    ck_assert_int_eq(test_type->query(test_type, NULL, NULL, &plain.problem, &verdict, &test_error),
+                     ATTN_OK);
     ck_assert(verdict.supported);
     ck_assert_uint_eq(verdict.graph_level, ATTN_GRAPH_ALWAYS);
     ck_assert_int_eq(verdict.graph_seq_len_fill, 0);
@@ -137,7 +101,8 @@ static attn_verdict ask_with(const test_problem *t, const char *key, int64_t int
         .struct_size = sizeof verdict, .reasons_capacity = 16, .reasons = reasons};
     for (int i = 0; i < 16; i++)
         reasons[i] = (attn_reason){.struct_size = sizeof reasons[0]};
-    ck_assert_int_eq(type->query(type, &given, NULL, &t->problem, &verdict, &test_error), ATTN_OK);
+    ck_assert_int_eq(test_type->query(test_type, &given, NULL, &t->problem, &verdict, &test_error),
+                     ATTN_OK);
     return verdict;
 }
 
@@ -241,26 +206,9 @@ TEST_OF(any_machine, shapes_are_those_of_the_kernels)
 }
 END_TEST
 
-/* Without kernels, a driver or a context create says what is missing and leaves nothing. */
 TEST_OF(any_machine, create_refuses)
 {
-    static const attn_services services = {
-        .struct_size = sizeof services, .allocate = test_allocate, .release = test_release};
-    test_problem t;
-    attn_instance *instance = NULL;
-    make_problem(&t);
-    attn_status status = type->create(type, &t.problem, 1, NULL, &services, &instance, &test_error);
-    ck_assert_msg(status == ATTN_DEPENDENCY_MISSING || status == ATTN_BAD_STATE, "%d: %s", status,
-                  test_message);
-    ck_assert_ptr_null(instance);
-    ck_assert_msg(strstr(test_message, "CUDA") || strstr(test_message, "libcuda") ||
-                      strstr(test_message, "nvcc"),
-                  "%s", test_message);
-    t.group.head_dim = 8;
-    ck_assert_int_eq(type->create(type, &t.problem, 1, NULL, &services, &instance, &test_error),
-                     ATTN_UNSUPPORTED);
-    type->ops->destroy(NULL);
-    type->ops->metadata_destroy(NULL);
+    expect_create_refuses();
 }
 END_TEST
 
@@ -277,7 +225,7 @@ TEST_OF(any_machine, memory_grows_with_bounds)
         bounds.max_seqs = bounds.max_tokens = n;
         bounds.max_q_len = n;
         ck_assert_int_eq(
-            fi_metadata_size(&t.instance, ATTN_METADATA_EAGER, &bounds, &size, &test_error),
+            fi_metadata_size(t.instance, ATTN_METADATA_EAGER, &bounds, &size, &test_error),
             ATTN_OK);
         uint64_t plans = size.size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_METADATA)];
         ck_assert_uint_gt(plans, before.size[ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_METADATA)]);
@@ -285,53 +233,27 @@ TEST_OF(any_machine, memory_grows_with_bounds)
             ck_assert_uint_ge(size.size[region], before.size[region]);
         before = size;
     }
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
-        attn_memory less = t.memory;
-        attn_metadata *metadata = NULL;
-        if (t.memory.size[region] == 0)
-            continue;
-        less.size[region]--;
-        test_error.needed = 0;
-        ck_assert_int_eq(fi_metadata_create(&t.instance, ATTN_METADATA_EAGER, &t.of.bounds, &less,
-                                            &metadata, &test_error),
-                         ATTN_BUFFER_TOO_SMALL);
-        ck_assert_uint_eq(test_error.needed, t.memory.size[region]);
-        ck_assert_ptr_null(metadata);
-    }
+    expect_memory_needed(&t, ATTN_METADATA_EAGER);
     run_end(&t);
 }
 END_TEST
 
 /* ---- Launches -------------------------------------------------------------------------------- */
 
-static void need(attn_status status)
-{
-    ck_assert_msg(status == ATTN_OK, "%d: %s", status, test_message);
-}
-
-static void expect_launches(const char *names)
-{
-    char got[256] = "";
-    for (int i = 0; i < num_launches; i++)
-        snprintf(got + strlen(got), sizeof got - strlen(got), "%s%s", i ? " " : "",
-                 launches[i].name);
-    ck_assert_str_eq(got, names);
-}
-
 /* The last launch is that of this kernel, as the table has it, and reads what was planned. */
 static void expect_attention(const test_run *t, int kernel, int programmatic)
 {
-    const fi_kernel *wanted = &t->group.shape->kernels[kernel];
+    const fi_kernel *wanted = &t->own->group.shape->kernels[kernel];
     const seen_launch *seen = &launches[num_launches - 1];
-    fi_grid grid = fi_find_grid(&t->group, kernel, &t->of.bounds);
+    fi_grid grid = fi_find_grid(&t->own->group, kernel, &t->of.bounds);
     ck_assert_str_eq(seen->name, wanted->name);
-    ck_assert_uint_eq(seen->grid, grid.lanes * grid.columns);
+    ck_assert_uint_eq(seen->blocks, grid.lanes * grid.columns);
     ck_assert_uint_eq(seen->threads, wanted->threads);
     ck_assert_uint_eq(seen->shared, wanted->shared);
     ck_assert_int_eq(seen->programmatic, programmatic);
-    ck_assert_int_eq(seen->params.call.lanes, (int)grid.lanes);
-    ck_assert_int_eq(seen->params.call.ratio, TEST_Q_HEADS / TEST_KV_HEADS);
-    ck_assert_float_eq_tol(seen->params.call.scale, 0.125f * 1.442695f, 1e-6f);
+    ck_assert_int_eq(seen->params->call.lanes, (int)grid.lanes);
+    ck_assert_int_eq(seen->params->call.ratio, TEST_Q_HEADS / TEST_KV_HEADS);
+    ck_assert_float_eq_tol(seen->params->call.scale, 0.125f * 1.442695f, 1e-6f);
 }
 
 /* The smaller of max_sms and what the device has. */
@@ -342,15 +264,15 @@ TEST_OF(any_machine, launches_keep_to_max_sms)
     make_problem(&of);
     of.bounds.max_sms = 3;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    t.group.num_sms = 3;
-    fi_grid three = fi_find_grid(&t.group, KERNEL_ATTEND, &of.bounds);
-    t.group.num_sms = TEST_SMS;
+    t.own->group.num_sms = 3;
+    fi_grid three = fi_find_grid(&t.own->group, KERNEL_ATTEND, &of.bounds);
+    t.own->group.num_sms = TEST_SMS;
     need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
-    ck_assert_uint_eq(launches[1].grid, three.lanes * three.columns);
-    ck_assert_int_eq(launches[0].params.plan.columns, (int)three.columns);
+    ck_assert_uint_eq(launches[1].blocks, three.lanes * three.columns);
+    ck_assert_int_eq(launches[0].params->plan.columns, (int)three.columns);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, 200));
-    ck_assert_uint_eq(launches[1].grid, 3 * SAVE_BLOCKS);
-    ck_assert_uint_le(launches[2].grid, 3);
+    ck_assert_uint_eq(launches[1].blocks, 3 * SAVE_BLOCKS);
+    ck_assert_uint_le(launches[2].blocks, 3);
     run_end(&t);
 }
 END_TEST
@@ -363,14 +285,14 @@ TEST_OF(any_machine, decode_saves_on_its_way)
     need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
     expect_launches("plan fi_attend_many_d128");
     expect_attention(&t, KERNEL_ATTEND_MANY, 0);
-    ck_assert_uint_eq(launches[0].grid, 1);
+    ck_assert_uint_eq(launches[0].blocks, 1);
     ck_assert_uint_eq(launches[0].threads, FI_PLAN_THREADS);
     ck_assert_int_eq(launches[0].programmatic, 0);
-    ck_assert_int_eq(launches[1].params.call.save, 1);
-    ck_assert_ptr_eq(launches[1].params.call.plan, launches[0].params.plan.plan);
-    ck_assert_ptr_eq(launches[1].params.call.tiles, launches[0].params.plan.tiles);
-    ck_assert_ptr_eq(launches[1].params.call.starts, launches[0].params.plan.starts);
-    ck_assert_int_eq(launches[0].params.plan.rows, FI_ROWS);
+    ck_assert_int_eq(launches[1].params->call.save, 1);
+    ck_assert_ptr_eq(launches[1].params->call.plan, launches[0].params->plan.plan);
+    ck_assert_ptr_eq(launches[1].params->call.tiles, launches[0].params->plan.tiles);
+    ck_assert_ptr_eq(launches[1].params->call.starts, launches[0].params->plan.starts);
+    ck_assert_int_eq(launches[0].params->plan.rows, FI_ROWS);
     num_launches = 0;
     need(fi_forward_decode(t.metadata, TEST_LAYER, &t.args, NULL, &test_error));
     expect_launches("fi_attend_many_d128");
@@ -381,7 +303,7 @@ TEST_OF(any_machine, decode_saves_on_its_way)
     t.operands[ATTN_ROLE_K] = t.operands[ATTN_ROLE_V] = NULL; /* all keys are in the cache */
     need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
     expect_launches("plan fi_attend_d128");
-    ck_assert_int_eq(launches[1].params.call.save, 0);
+    ck_assert_int_eq(launches[1].params->call.save, 0);
     run_end(&t);
 }
 END_TEST
@@ -395,16 +317,16 @@ TEST_OF(any_machine, extend_saves_few_on_its_way)
     need(run_batch(&t, ATTN_MODE_EXTEND, 1, 2, 2));
     expect_launches("plan fi_attend_d128");
     expect_attention(&t, KERNEL_ATTEND, 0);
-    ck_assert_int_eq(launches[1].params.call.save, 0);
-    ck_assert_int_eq(launches[1].params.call.saves, 1);
+    ck_assert_int_eq(launches[1].params->call.save, 0);
+    ck_assert_int_eq(launches[1].params->call.saves, 1);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, short_rows + 1));
     expect_launches("plan fi_prefill_d128");
     expect_attention(&t, KERNEL_PREFILL, 0);
-    ck_assert_int_eq(launches[0].params.plan.rows, FI_PREFILL_ROWS);
-    ck_assert_int_eq(launches[1].params.call.saves, 1);
+    ck_assert_int_eq(launches[0].params->plan.rows, FI_PREFILL_ROWS);
+    ck_assert_int_eq(launches[1].params->call.saves, 1);
     t.args.flags = 0;
     need(fi_forward_extend(t.metadata, TEST_LAYER, &t.args, NULL, &test_error));
-    ck_assert_int_eq(launches[2].params.call.saves, 0);
+    ck_assert_int_eq(launches[2].params->call.saves, 0);
     run_end(&t);
 }
 END_TEST
@@ -419,9 +341,9 @@ TEST_OF(any_machine, extend_saves_many_before)
     expect_launches("plan save fi_prefill_d128");
     expect_attention(&t, KERNEL_PREFILL, 0);
     /* A warp for each of 600 new rows and its heads. */
-    ck_assert_uint_eq(launches[1].grid, 600 * TEST_KV_HEADS * 32 / FI_SAVE_THREADS);
+    ck_assert_uint_eq(launches[1].blocks, 600 * TEST_KV_HEADS * 32 / FI_SAVE_THREADS);
     ck_assert_uint_eq(launches[1].threads, FI_SAVE_THREADS);
-    ck_assert_int_eq(launches[2].params.call.saves, 0);
+    ck_assert_int_eq(launches[2].params->call.saves, 0);
     num_launches = 0;
     need(fi_forward_extend(t.metadata, TEST_LAYER, &t.args, NULL, &test_error));
     expect_launches("save fi_prefill_d128");
@@ -456,8 +378,8 @@ END_TEST
 
 static void expect_plan(int launch, int whose, int split)
 {
-    ck_assert_int_eq(launches[launch].params.plan.whose, whose);
-    ck_assert_int_eq(launches[launch].params.plan.split, split);
+    ck_assert_int_eq(launches[launch].params->plan.whose, whose);
+    ck_assert_int_eq(launches[launch].params->plan.split, split);
 }
 
 /* Where a row's bits must not depend on the batch, its own sequence tells the kernel, and splits
@@ -471,12 +393,12 @@ TEST_OF(any_machine, invariant_batches)
     of.problem.need_notes = ATTN_NOTE_BATCH_INVARIANT;
     of.bounds.uses |= ATTN_USES_SHARED_PREFIX;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
-    ck_assert_int_eq(fi_num_levels(&t.group, &of.bounds), 0);
+    ck_assert_int_eq(fi_num_levels(&t.own->group, &of.bounds), 0);
     need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
     expect_launches("plan fi_attend_d128");
     expect_plan(0, FI_ALL, 1024 / FI_KEYS);
-    ck_assert_int_eq(launches[1].params.call.split, 1024 / FI_KEYS);
-    ck_assert_int_eq(launches[1].params.call.most_parts, 4); /* of 4000 keys */
+    ck_assert_int_eq(launches[1].params->call.split, 1024 / FI_KEYS);
+    ck_assert_int_eq(launches[1].params->call.most_parts, 4); /* of 4000 keys */
     need(run_batch(&t, ATTN_MODE_EXTEND, 6, 6 * few, few));
     expect_launches("plan save fi_attend_d128");
     expect_plan(0, FI_ALL, 1024 / FI_KEYS);
@@ -484,11 +406,11 @@ TEST_OF(any_machine, invariant_batches)
     expect_launches("plan plan save fi_attend_d128 fi_prefill_d128");
     expect_plan(0, FI_MANY, 1 << 30);
     expect_plan(1, FI_FEW, 1024 / FI_KEYS);
-    ck_assert_int_eq(launches[1].params.plan.rows, FI_ROWS);
-    ck_assert_ptr_eq(launches[3].params.call.tiles, launches[1].params.plan.tiles);
-    ck_assert_ptr_eq(launches[4].params.call.tiles, launches[0].params.plan.tiles);
-    ck_assert_int_eq(launches[3].params.call.level, -1);
-    ck_assert_int_eq(launches[4].params.call.split, 0);
+    ck_assert_int_eq(launches[1].params->plan.rows, FI_ROWS);
+    ck_assert_ptr_eq(launches[3].params->call.tiles, launches[1].params->plan.tiles);
+    ck_assert_ptr_eq(launches[4].params->call.tiles, launches[0].params->plan.tiles);
+    ck_assert_int_eq(launches[3].params->call.level, -1);
+    ck_assert_int_eq(launches[4].params->call.split, 0);
     ck_assert_int_eq(launches[4].programmatic, 1);
     run_end(&t);
 }
@@ -505,7 +427,7 @@ TEST_OF(any_machine, encoders_have_no_cache)
     t.args.flags = 0;
     need(run_batch(&t, ATTN_MODE_EXTEND, 2, 300, 200));
     expect_launches("plan fi_prefill_d128");
-    ck_assert_ptr_null(launches[1].params.call.batch.kv_lens);
+    ck_assert_ptr_null(launches[1].params->call.batch.kv_lens);
     run_end(&t);
 }
 END_TEST
@@ -516,7 +438,7 @@ TEST_OF(any_machine, decode_reads_boxes)
     test_run t;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
-    const fi_call *call = &launches[1].params.call;
+    const fi_call *call = &launches[1].params->call;
     ck_assert_int_eq(call->has_maps, 1);
     seen_map map = read_map(&call->k_map);
     const uint64_t shape[4] = {TEST_DIM, TEST_PAGE, TEST_KV_HEADS, TEST_PAGES};
@@ -529,7 +451,7 @@ TEST_OF(any_machine, decode_reads_boxes)
     ck_assert_ptr_eq(read_map(&call->v_map).data, t.v_cache.data);
     t.k_cache.byte_offset = 2;
     need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
-    ck_assert_int_eq(launches[1].params.call.has_maps, 0);
+    ck_assert_int_eq(launches[1].params->call.has_maps, 0);
     run_end(&t);
 }
 END_TEST
@@ -547,14 +469,14 @@ TEST_OF(any_machine, earlier_devices_have_kernels_of_their_own)
     expect_launches("plan fi_attend_d128");
     expect_attention(&t, KERNEL_ATTEND, 0);
     ck_assert_uint_eq(launches[1].threads, 256);
-    ck_assert_int_eq(launches[1].params.call.has_maps, 0);
+    ck_assert_int_eq(launches[1].params->call.has_maps, 0);
     num_launches = 0;
     need(fi_forward_decode(t.metadata, TEST_LAYER, &t.args, NULL, &test_error));
     expect_attention(&t, KERNEL_ATTEND, 0);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, SHORT_ROWS));
     expect_launches("plan fi_prefill_d128");
     expect_attention(&t, KERNEL_PREFILL, 0);
-    const fi_call *call = &launches[1].params.call;
+    const fi_call *call = &launches[1].params->call;
     ck_assert_int_eq(call->has_maps + call->has_new_maps + call->has_out_map, 0);
     run_end(&t);
 }
@@ -573,7 +495,7 @@ TEST_OF(any_machine, fp8_has_a_kernel_of_its_own)
     need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
     expect_launches("plan fi_attend_d128");
     expect_attention(&t, KERNEL_CODES, 0);
-    const fi_call *call = &launches[1].params.call;
+    const fi_call *call = &launches[1].params->call;
     ck_assert_int_eq(call->kv_dtype, ELEMENT_E4M3);
     ck_assert_int_eq(call->dtype, ELEMENT_BF16);
     ck_assert_int_eq(call->scale_stride, 1);
@@ -586,8 +508,8 @@ TEST_OF(any_machine, fp8_has_a_kernel_of_its_own)
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, 200));
     expect_launches("plan save fi_prefill_d128");
     expect_attention(&t, KERNEL_PREFILL_CODES, 0);
-    ck_assert_int_eq(launches[2].params.call.saved, 1);
-    ck_assert_int_eq(launches[0].params.plan.hands, FI_HANDS);
+    ck_assert_int_eq(launches[2].params->call.saved, 1);
+    ck_assert_int_eq(launches[0].params->plan.hands, FI_HANDS);
     run_end(&t);
 }
 END_TEST
@@ -601,7 +523,7 @@ TEST_OF(any_machine, graphs_go_by_bounds)
         need(run_batch(&t, ATTN_MODE_EXTEND, batches[i][0], batches[i][1], batches[i][2]));
         expect_launches("plan save fi_prefill_d128");
         expect_attention(&t, KERNEL_PREFILL, 0);
-        const int *counts = launches[2].params.call.batch.counts;
+        const int *counts = launches[2].params->call.batch.counts;
         ck_assert_ptr_nonnull(counts);
         ck_assert_int_eq(counts[CALL_COUNT_SEQS], batches[i][0]);
         ck_assert_int_eq(counts[CALL_COUNT_TOKENS], batches[i][1]);
@@ -611,23 +533,6 @@ TEST_OF(any_machine, graphs_go_by_bounds)
 END_TEST
 
 /* ---- Paths ----------------------------------------------------------------------------------- */
-
-/* That all rows of the batch go by these paths: {path, rows}, ended by -1. */
-static void expect_rows(const test_run *t, const int *expected)
-{
-    const attn_paths *paths = fi_get_extension(t->metadata->instance, ATTN_EXTENSION_PATHS);
-    int64_t rows[FI_NUM_PATHS], sum = 0;
-    need(paths->rows(t->metadata, TEST_LAYER, rows, &test_error));
-    for (; *expected >= 0; expected += 2) {
-        const char *name = ((const attn_path *)attn_at(paths->paths, (uint32_t)*expected))->name;
-        ck_assert_msg(rows[*expected] == expected[1], "%s: %lld, not %d", name,
-                      (long long)rows[*expected], expected[1]);
-        sum += expected[1];
-    }
-    ck_assert_int_eq(sum, t->batch.num_real_tokens);
-}
-
-#define EXPECT_ROWS(t, ...) expect_rows(t, (const int[]){__VA_ARGS__, -1})
 
 /* Keys that are new come from k and v; without host arrays the host does not know which. */
 TEST_OF(any_machine, prompts_go_by_what_is_cached)
@@ -727,7 +632,7 @@ static void begin_shared(test_run *t, uint32_t kind, int cascade)
     of.bounds.max_prefix_levels = 2;
     of.bounds.max_seqs = of.bounds.max_tokens = 8;
     run_begin(t, &of, kind);
-    t->instance.options.cascade = t->group.options.cascade = cascade;
+    t->instance->options.cascade = t->own->group.options.cascade = cascade;
 }
 
 TEST_OF(any_machine, decodes_go_by_what_they_share)

@@ -1,279 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fi_fixture.c: the problem, the driver and the batch of flashinfer_like's tests.
+ * fi_fixture.c: the instance of flashinfer_like's tests.
  */
 #include "plugins/flashinfer_like/tests/fi_fixture.h"
-#include "tests/tools/plugin_test.h"
 
+#include <check.h>
 #include <string.h>
 
-char test_message[1024];
-attn_error test_error = {
-    .struct_size = sizeof test_error, .capacity = sizeof test_message, .message = test_message};
-seen_launch launches[TEST_MAX_LAUNCHES];
-int num_launches, num_fills;
-const int32_t seq_lens[16], prefix_lens[16], q_indptr[16], kv_lens[16], block_table[16];
-const int64_t out_cache_loc[16];
-
-/* ---- A driver that takes things down --------------------------------------------------------- */
-
-/* A function is its name, and that tells what its argument is. */
-static int driver_launch_ex(const cuda_launch_config *config, cuda_function function, void **params,
-                            void **extra)
+static size_t expect_launch(const seen_launch *seen)
 {
-    (void)extra;
-    ck_assert_int_lt(num_launches, TEST_MAX_LAUNCHES);
-    ck_assert_uint_eq(config->grid_z * config->block_y * config->block_z, 1);
-    ck_assert_uint_le(config->num_attributes, 1);
-    seen_launch *seen = &launches[num_launches++];
-    memset(seen, 0, sizeof *seen);
-    seen->name = function;
-    seen->grid = config->grid_x * config->grid_y;
-    seen->threads = config->block_x;
-    seen->shared = config->shared;
-    seen->programmatic = config->num_attributes == 1;
-    if (strcmp(function, "plan") == 0)
-        memcpy(&seen->params.plan, params[0], sizeof seen->params.plan);
-    else
-        memcpy(&seen->params.call, params[0], sizeof seen->params.call);
-    return CUDA_OK;
+    ck_assert_uint_eq(seen->grid[2], 1);
+    return strcmp(seen->name, "plan") == 0 ? sizeof(fi_plan_call) : sizeof(fi_call);
 }
 
-static int driver_launch(cuda_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
-                         cuda_stream stream, void **params, void **extra)
+static void make_instance(test_run *t, const attn_problem *problem)
 {
-    const cuda_launch_config config = {.grid_x = grid_x,
-                                       .grid_y = grid_y,
-                                       .grid_z = grid_z,
-                                       .block_x = block_x,
-                                       .block_y = block_y,
-                                       .block_z = block_z,
-                                       .shared = shared,
-                                       .stream = stream};
-    return driver_launch_ex(&config, function, params, extra);
-}
-
-static int driver_fill(cuda_address to, unsigned value, size_t count, cuda_stream stream)
-{
-    (void)stream;
-    for (size_t i = 0; i < count; i++)
-        ((unsigned *)(uintptr_t)to)[i] = value;
-    num_fills++;
-    return CUDA_OK;
-}
-
-static int driver_encode(cuda_tensor_map *map, unsigned type, unsigned rank, void *address,
-                         const uint64_t *shape, const uint64_t *strides, const unsigned *box,
-                         const unsigned *element_strides, unsigned interleave, unsigned swizzle,
-                         unsigned l2_promotion, unsigned fill)
-{
-    seen_map seen = {.data = address, .type = type, .swizzle = swizzle};
-    (void)l2_promotion;
-    (void)fill;
-    ck_assert_uint_eq(rank, 4);
-    ck_assert_uint_eq(interleave, 0);
-    for (int d = 0; d < 4; d++) {
-        ck_assert_uint_eq(element_strides[d], 1);
-        seen.shape[d] = shape[d];
-        seen.box[d] = box[d];
-        if (d > 0)
-            seen.strides[d - 1] = strides[d - 1];
-    }
-    memset(map, 0, sizeof *map);
-    memcpy(map, &seen, sizeof seen);
-    return CUDA_OK;
-}
-
-_Static_assert(sizeof(seen_map) <= sizeof(cuda_tensor_map), "a note fits into a map");
-
-seen_map read_map(const fi_tensor_map *map)
-{
-    seen_map seen;
-    memcpy(&seen, map, sizeof seen);
-    return seen;
-}
-
-static int driver_name(unsigned result, const char **name)
-{
-    (void)result;
-    *name = "CUDA_ERROR_OF_A_TEST";
-    return CUDA_OK;
-}
-
-static const cuda_api driver = {.cuGetErrorName = driver_name,
-                                .cuMemsetD32Async = driver_fill,
-                                .cuLaunchKernel = driver_launch,
-                                .cuLaunchKernelEx = driver_launch_ex,
-                                .cuTensorMapEncodeTiled = driver_encode};
-
-/* ---- Problems -------------------------------------------------------------------------------- */
-
-void make_problem(test_problem *t)
-{
-    *t = (test_problem){.device = {.struct_size = sizeof t->device,
-                                   .type = ATTN_DEVICE_CUDA,
-                                   .sm = 90,
-                                   .num_sms = TEST_SMS,
-                                   .shared_memory = 227 * 1024},
-                        .layer = {.struct_size = sizeof t->layer, .layer_id = TEST_LAYER},
-                        .bounds = {.struct_size = sizeof t->bounds,
-                                   .modes = (1u << ATTN_MODE_COUNT) - 1,
-                                   .mask_kinds = 3,
-                                   .uses = ATTN_USES_LSE | ATTN_USES_OMIT_SINK,
-                                   .max_seqs = 6,
-                                   .max_tokens = 600,
-                                   .max_q_len = 500,
-                                   .max_kv_len = 4000}};
-    t->group = (attn_layer_group){.struct_size = sizeof t->group,
-                                  .num_q_heads = TEST_Q_HEADS,
-                                  .num_kv_heads = TEST_KV_HEADS,
-                                  .head_dim = TEST_DIM,
-                                  .v_head_dim = TEST_DIM,
-                                  .window_left = -1,
-                                  .sm_scale = 0.125f,
-                                  .num_layers = 1,
-                                  .layers = &t->layer};
-    t->problem = (attn_problem){.struct_size = sizeof t->problem,
-                                .graph_level = ATTN_GRAPH_ALWAYS,
-                                .device = &t->device,
-                                .group = &t->group,
-                                .bounds = &t->bounds,
-                                .kv_layout = ATTN_LAYOUT_KV_NHD,
-                                .q_dtype = ATTN_BF16,
-                                .kv_dtype = ATTN_BF16,
-                                .out_dtype = ATTN_BF16,
-                                .page_size = TEST_PAGE,
-                                .tp_size = 1};
-}
-
-/* ---- Runs ------------------------------------------------------------------------------------ */
-
-static attn_tensor dense(void *data, attn_dtype dtype, uint32_t ndim, const int64_t *shape)
-{
-    attn_tensor tensor = {.struct_size = sizeof tensor,
-                          .data = data,
-                          .device_type = ATTN_DEVICE_CUDA,
-                          .dtype = dtype,
-                          .ndim = ndim,
-                          .alignment = 64};
-    int64_t stride = 1;
-    for (uint32_t d = ndim; d-- > 0; stride *= shape[d]) {
-        tensor.shape[d] = shape[d];
-        tensor.strides[d] = stride;
-    }
-    return tensor;
-}
-
-static void make_operands(test_run *t)
-{
-    static _Alignas(64) char cells[8][64]; /* what lies where is not read */
-    attn_dtype dtype = t->of.problem.q_dtype;
-    int hnd = t->group.base.hnd;
-    const int64_t queries[] = {TEST_ROWS, TEST_Q_HEADS, TEST_DIM};
-    const int64_t keys[] = {TEST_ROWS, TEST_KV_HEADS, TEST_DIM};
-    const int64_t pages[] = {TEST_PAGES, hnd ? TEST_KV_HEADS : TEST_PAGE,
-                             hnd ? TEST_PAGE : TEST_KV_HEADS, TEST_DIM};
-    t->q = dense(cells[0], dtype, 3, queries);
-    t->out = dense(cells[1], dtype, 3, queries);
-    t->k = dense(cells[2], dtype, 3, keys);
-    t->v = dense(cells[3], dtype, 3, keys);
-    t->k_cache = dense(cells[4], t->of.problem.kv_dtype, 4, pages);
-    t->v_cache = dense(cells[5], t->of.problem.kv_dtype, 4, pages);
-    t->lse = dense(cells[6], ATTN_F32, 2, queries);
-    t->sinks = dense(cells[7], ATTN_F32, 1, queries + 1);
-    t->operands[ATTN_ROLE_Q] = &t->q;
-    t->operands[ATTN_ROLE_OUT] = &t->out;
-    t->operands[ATTN_ROLE_K] = &t->k;
-    t->operands[ATTN_ROLE_V] = &t->v;
-    t->operands[ATTN_ROLE_K_CACHE] = &t->k_cache;
-    t->operands[ATTN_ROLE_V_CACHE] = &t->v_cache;
-    static const float scales[] = {0.5f, 0.25f};
-    t->scale = (attn_scale){
-        .struct_size = sizeof t->scale,
-        .granularity = t->of.group.kv_scale_granularity,
-        .count = t->of.group.kv_scale_granularity == ATTN_SCALE_PER_HEAD ? TEST_KV_HEADS : 1,
-        .host = scales};
-    t->scales[ATTN_ROLE_K_CACHE] = t->scales[ATTN_ROLE_V_CACHE] = &t->scale;
-    t->args = (attn_forward_args){.struct_size = sizeof t->args,
-                                  .flags = ATTN_FORWARD_SAVE_KV,
-                                  .num_operands = ATTN_ROLE_COUNT,
-                                  .num_scales = ATTN_ROLE_COUNT,
-                                  .scales = t->scales,
-                                  .operands = t->operands};
-}
-
-void run_begin(test_run *t, const test_problem *problem, uint32_t kind)
-{
-    memset(t, 0, sizeof *t);
-    make_problem(&t->of);
+    static struct test_own own;
     const fi_options options = fi_read_options(NULL);
-    fi_group_init(&t->group, problem ? &problem->problem : &t->of.problem, TEST_SMS, &options);
-    if (problem) {
-        t->of.bounds = problem->bounds;
-        t->of.group.kv_scale_granularity = problem->group.kv_scale_granularity;
-        t->of.problem.kv_dtype = problem->problem.kv_dtype;
-    }
-    t->layer.layer_id = TEST_LAYER;
-    t->group.base.layers = &t->layer;
+    fi_group_init(&own.group, problem, TEST_SMS, &options);
+    own.group.base.layers = &t->layer;
     for (int kernel = 0; kernel < KERNEL_COUNT; kernel++)
-        t->group.functions[kernel] = (cuda_function)(uintptr_t)t->group.shape->kernels[kernel].name;
-    t->instance = (attn_instance){.cuda = &driver,
-                                  .facts = {.sm = 90, .num_sms = TEST_SMS},
-                                  .plan = (cuda_function)(uintptr_t) "plan",
-                                  .save = (cuda_function)(uintptr_t) "save",
-                                  .num_groups = 1,
-                                  .groups = &t->group};
-    attn_memory_size size = {.struct_size = sizeof size};
-    ck_assert_int_eq(fi_metadata_size(&t->instance, kind, &t->of.bounds, &size, &test_error),
-                     ATTN_OK);
-    t->memory = (attn_memory){.struct_size = sizeof t->memory};
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
-        t->memory.size[region] = size.size[region];
-        t->memory.base[region] = test_allocate(NULL, 0, size.size[region] + 1, 4096);
-        memset(t->memory.base[region], 0, size.size[region]);
+        own.group.functions[kernel] =
+            (cuda_function)(uintptr_t)own.group.shape->kernels[kernel].name;
+    own.instance = (attn_instance){.cuda = &seen_driver,
+                                   .facts = {.sm = 90, .num_sms = TEST_SMS},
+                                   .plan = (cuda_function)(uintptr_t) "plan",
+                                   .save = (cuda_function)(uintptr_t) "save",
+                                   .num_groups = 1,
+                                   .groups = &own.group};
+    t->instance = &own.instance;
+    t->own = &own;
+}
+
+/* Scales of the cache alone. */
+static void make_scales(test_run *t)
+{
+    static const float scales[] = {0.5f, 0.25f};
+    uint32_t granularity = t->of.group.kv_scale_granularity;
+    memset(t->scale_list, 0, sizeof t->scale_list);
+    for (uint32_t role = ATTN_ROLE_K_CACHE; role <= ATTN_ROLE_V_CACHE; role++) {
+        t->scales[role] =
+            (attn_scale){.struct_size = sizeof t->scales[0],
+                         .granularity = granularity,
+                         .count = granularity == ATTN_SCALE_PER_HEAD ? TEST_KV_HEADS : 1,
+                         .host = scales};
+        t->scale_list[role] = &t->scales[role];
     }
-    ck_assert_int_eq(fi_metadata_create(&t->instance, kind, &t->of.bounds, &t->memory, &t->metadata,
-                                        &test_error),
-                     ATTN_OK);
-    make_operands(t);
-    num_fills = 0;
+    t->args.num_scales = ATTN_ROLE_COUNT;
+    t->args.scales = t->scale_list;
 }
 
-void run_end(test_run *t)
-{
-    fi_metadata_destroy(t->metadata);
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++)
-        free(t->memory.base[region]);
-}
+static const attn_backend_ops ops = {.metadata_size = fi_metadata_size,
+                                     .metadata_create = fi_metadata_create,
+                                     .init_forward_metadata = fi_init_forward_metadata,
+                                     .metadata_destroy = fi_metadata_destroy,
+                                     .forward_extend = fi_forward_extend,
+                                     .forward_decode = fi_forward_decode,
+                                     .get_extension = fi_get_extension};
 
-attn_status run_batch(test_run *t, uint32_t mode, int32_t seqs, int32_t tokens, int32_t q_len)
-{
-    t->kv = (attn_kv_batch){.struct_size = sizeof t->kv,
-                            .index_forms = ATTN_INDEX_BLOCK_TABLE,
-                            .page_size = TEST_PAGE,
-                            .block_table_stride = 90,
-                            .kv_lens = {t->kv.kv_lens.host, kv_lens},
-                            .out_cache_loc = {NULL, out_cache_loc},
-                            .block_table = {NULL, block_table}};
-    t->batch = (attn_batch){.struct_size = sizeof t->batch,
-                            .mode = mode,
-                            .num_seqs = seqs,
-                            .num_tokens = tokens,
-                            .num_real_seqs = seqs,
-                            .num_real_tokens = tokens,
-                            .max_q_len = q_len,
-                            .max_kv_len = 2000,
-                            .num_kv_groups = 1,
-                            .kv_groups = &t->kv,
-                            .mask = t->mask.struct_size ? &t->mask : NULL,
-                            .seq_lens = {NULL, seq_lens},
-                            .prefix_lens = {t->batch.prefix_lens.host, prefix_lens},
-                            .q_indptr = {t->batch.q_indptr.host, q_indptr}};
-    num_launches = 0;
-    attn_status status = fi_init_forward_metadata(t->metadata, &t->batch, NULL, &test_error);
-    if (status != ATTN_OK)
-        return status;
-    return (mode == ATTN_MODE_DECODE ? fi_forward_decode : fi_forward_extend)(
-        t->metadata, TEST_LAYER, &t->args, NULL, &test_error);
-}
+const test_plugin plugin_of_test = {.ops = &ops,
+                                    .make_instance = make_instance,
+                                    .make_operands = make_scales,
+                                    .expect_launch = expect_launch};

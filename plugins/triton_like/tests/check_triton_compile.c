@@ -18,9 +18,7 @@
 
 enum { FILES = 3, PROCESSES = 8 };
 
-static char kernels[MAX_PATH], cache[MAX_PATH], message[2048];
-static attn_error error = {
-    .struct_size = sizeof error, .capacity = sizeof message, .message = message};
+static char kernels[MAX_PATH], cache[MAX_PATH];
 
 static void set_up(void)
 {
@@ -52,7 +50,7 @@ static long prepare_with(const test_problem *t, const triton_options *options)
     if (options)
         instance->options = *options;
     long before = doubles.compiled;
-    ck_assert_msg(prepare_instance(instance, &error) == ATTN_OK, "%s", message);
+    ck_assert_msg(prepare_instance(instance, &test_error) == ATTN_OK, "%s", test_message);
     long compiled = (long)counter_of(instance)->compiled;
     int variants = __builtin_popcount(instance->groups->variants);
     int files = __builtin_popcount(instance->groups->files);
@@ -66,7 +64,7 @@ static long prepare_with(const test_problem *t, const triton_options *options)
 static long prepare_plain(void)
 {
     test_problem t;
-    make_problem(&t);
+    make_decode_problem(&t);
     return prepare_with(&t, NULL);
 }
 
@@ -146,7 +144,7 @@ static void expect_new(const char *what, const test_problem *t)
 
 #define CHANGE(field, value)                                                                       \
     do {                                                                                           \
-        make_problem(&t);                                                                          \
+        make_decode_problem(&t);                                                                   \
         t.field = (value);                                                                         \
         expect_new(#field, &t);                                                                    \
     } while (0)
@@ -183,12 +181,12 @@ TEST_OF(key, key_covers_compiler_options_and_device)
     triton_options options;
     ck_assert_int_eq(prepare_plain(), FILES);
     CHANGE(device.sm, 80);
-    make_problem(&t);
+    make_decode_problem(&t);
     doubles.nvrtc_minor++;
     expect_new("NVRTC's minor version", &t);
     doubles.nvrtc_major++;
     expect_new("NVRTC's major version", &t);
-    ck_assert_int_eq(triton_options_read(NULL, &options, &error), ATTN_OK);
+    ck_assert_int_eq(triton_options_read(NULL, &options, &test_error), ATTN_OK);
     strcpy(options.kernel_dir, kernels);
     strcpy(options.cache_dir, cache);
     ck_assert_int_eq(prepare_with(&t, &options), 0);
@@ -265,12 +263,12 @@ END_TEST
 static void prepare_in_child(int to)
 {
     test_problem t;
-    make_problem(&t);
+    make_decode_problem(&t);
     srand((unsigned)getpid());
     usleep((unsigned)rand() % 4000);
     doubles = (test_doubles){.nvrtc_major = 13, .delay = 8000};
     attn_instance *instance = make_instance(&t, &test_nvrtc, kernels, cache);
-    int good = prepare_instance(instance, &error) == ATTN_OK && doubles.loads == FILES &&
+    int good = prepare_instance(instance, &test_error) == ATTN_OK && doubles.loads == FILES &&
                doubles.warnings == 0;
     triton_like_type.ops->destroy(instance);
     _exit(!good || write(to, doubles.loaded, FILES * 8) != FILES * 8);
@@ -455,7 +453,7 @@ static void trace_batch(trace *t, int step)
 
 static void trace_problem(test_problem *t)
 {
-    make_problem(t);
+    make_decode_problem(t);
     t->group.num_q_heads = HEADS;
     t->group.num_kv_heads = KV_HEADS;
     t->group.head_dim = t->group.v_head_dim = DIM;
@@ -474,28 +472,28 @@ static attn_metadata *make_metadata(attn_instance *instance, uint32_t kind,
     attn_memory_size size = {.struct_size = sizeof size};
     attn_metadata *metadata = NULL;
     const attn_backend_ops *ops = triton_like_type.ops;
-    ck_assert_msg(ops->metadata_size(instance, kind, bounds, &size, &error) == ATTN_OK, "%s",
-                  message);
+    ck_assert_msg(ops->metadata_size(instance, kind, bounds, &size, &test_error) == ATTN_OK, "%s",
+                  test_message);
     *memory = (attn_memory){.struct_size = sizeof *memory};
     for (uint32_t i = 0; i < ATTN_REGION_COUNT; i++) {
         memory->size[i] = size.size[i];
         memory->base[i] = aligned_alloc(4096, (size.size[i] + 4095) / 4096 * 4096);
     }
-    ck_assert_msg(ops->metadata_create(instance, kind, bounds, memory, &metadata, &error) ==
+    ck_assert_msg(ops->metadata_create(instance, kind, bounds, memory, &metadata, &test_error) ==
                       ATTN_OK,
-                  "%s", message);
+                  "%s", test_message);
     return metadata;
 }
 
 static void run_batch(attn_metadata *metadata, trace *t)
 {
     const attn_backend_ops *ops = triton_like_type.ops;
-    ck_assert_msg(ops->init_forward_metadata(metadata, &t->batch, NULL, &error) == ATTN_OK, "%s",
-                  message);
+    ck_assert_msg(ops->init_forward_metadata(metadata, &t->batch, NULL, &test_error) == ATTN_OK,
+                  "%s", test_message);
     attn_status status = t->batch.mode == ATTN_MODE_DECODE
-                             ? ops->forward_decode(metadata, 0, &t->args, NULL, &error)
-                             : ops->forward_extend(metadata, 0, &t->args, NULL, &error);
-    ck_assert_msg(status == ATTN_OK, "mode %u: %s", t->batch.mode, message);
+                             ? ops->forward_decode(metadata, 0, &t->args, NULL, &test_error)
+                             : ops->forward_extend(metadata, 0, &t->args, NULL, &test_error);
+    ck_assert_msg(status == ATTN_OK, "mode %u: %s", t->batch.mode, test_message);
 }
 
 /* What no mode needs is not compiled, and metadata for such a mode is refused. */
@@ -510,7 +508,7 @@ TEST_OF(steps, modes_decide_the_files)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         test_problem t;
         attn_memory_size size = {.struct_size = sizeof size};
-        make_problem(&t);
+        make_decode_problem(&t);
         t.bounds.modes = cases[i].modes;
         t.group.head_dim = 64 + 16 * (int32_t)i; /* none of them is in the cache yet */
         ck_assert_int_eq(prepare_with(&t, NULL), cases[i].files);
@@ -518,7 +516,7 @@ TEST_OF(steps, modes_decide_the_files)
         t.bounds.modes = cases[i].refused;
         if (cases[i].refused)
             ck_assert_int_eq(triton_like_type.ops->metadata_size(instance, ATTN_METADATA_EAGER,
-                                                                 &t.bounds, &size, &error),
+                                                                 &t.bounds, &size, &test_error),
                              ATTN_UNSUPPORTED);
         triton_like_type.ops->destroy(instance);
     }
@@ -535,7 +533,7 @@ TEST_OF(steps, steps_compile_nothing)
     attn_instance *instance = make_instance(&problem, &test_nvrtc, kernels, cache);
     const compile_counter *counter = counter_of(instance);
     ck_assert_uint_eq(counter->compiled, 0);
-    ck_assert_msg(prepare_instance(instance, &error) == ATTN_OK, "%s", message);
+    ck_assert_msg(prepare_instance(instance, &test_error) == ATTN_OK, "%s", test_message);
     ck_assert_uint_eq(counter->compiled, 2 * FILES); /* plain masks, and custom ones */
     ck_assert_int_eq(doubles.loads, 2 * FILES);
     attn_metadata *eager = make_metadata(instance, 0, &problem.bounds, &memory[0]);
@@ -551,7 +549,7 @@ TEST_OF(steps, steps_compile_nothing)
         ck_assert_int_eq(doubles.loads, 2 * FILES);
     }
     ck_assert_int_gt(doubles.launches, STEPS);
-    ck_assert_int_eq(prepare_instance(instance, &error), ATTN_OK);
+    ck_assert_int_eq(prepare_instance(instance, &test_error), ATTN_OK);
     ck_assert_uint_eq(counter->compiled, 2 * FILES);
     triton_like_type.ops->destroy(instance);
     ck_assert_int_eq(doubles.unloads, 2 * FILES);
@@ -565,7 +563,7 @@ END_TEST
 TEST_OF(steps, extensions_by_their_whole_name)
 {
     test_problem t;
-    make_problem(&t);
+    make_decode_problem(&t);
     attn_instance *instance = make_instance(&t, &test_nvrtc, kernels, cache);
     ck_assert_ptr_nonnull(counter_of(instance));
     ck_assert_ptr_null(triton_like_type.ops->get_extension(instance, "attn.compile_counter/2"));
@@ -596,14 +594,14 @@ static void expect_error(const nvrtc_api *nvrtc, const char *name, const char *s
 {
     char place[2 * MAX_PATH];
     test_problem t;
-    make_problem(&t);
+    make_decode_problem(&t);
     snprintf(place, sizeof place, "%s(%d)", shown, count_lines(kernels, name) + 1);
     append_text(kernels, name, text);
     attn_instance *instance = make_instance(&t, nvrtc, kernels, cache);
-    ck_assert_int_eq(prepare_instance(instance, &error), ATTN_DEPENDENCY_MISSING);
-    ck_assert_msg(strstr(message, place) != NULL, "no '%s' in: %s", place, message);
-    ck_assert_msg(strstr(message, kernels) != NULL, "no '%s' in: %s", kernels, message);
-    ck_assert_msg(strstr(message, "warning") == NULL, "%s", message);
+    ck_assert_int_eq(prepare_instance(instance, &test_error), ATTN_DEPENDENCY_MISSING);
+    ck_assert_msg(strstr(test_message, place) != NULL, "no '%s' in: %s", place, test_message);
+    ck_assert_msg(strstr(test_message, kernels) != NULL, "no '%s' in: %s", kernels, test_message);
+    ck_assert_msg(strstr(test_message, "warning") == NULL, "%s", test_message);
     triton_like_type.ops->destroy(instance);
     ck_assert_int_eq(doubles.loads, doubles.unloads);
     copy_kernels(kernels);
@@ -627,15 +625,15 @@ TEST_OF(errors, missing_files_are_named)
 {
     char path[2 * MAX_PATH];
     test_problem t;
-    make_problem(&t);
+    make_decode_problem(&t);
     snprintf(path, sizeof path, "%s/decode.cu", kernels);
     ck_assert_int_eq(unlink(path), 0);
     attn_instance *instance = make_instance(&t, &test_nvrtc, kernels, cache);
-    ck_assert_int_eq(prepare_instance(instance, &error), ATTN_DEPENDENCY_MISSING);
-    ck_assert_msg(strstr(message, path) != NULL, "%s", message);
-    ck_assert_msg(strstr(message, "kernel_dir") != NULL, "%s", message);
+    ck_assert_int_eq(prepare_instance(instance, &test_error), ATTN_DEPENDENCY_MISSING);
+    ck_assert_msg(strstr(test_message, path) != NULL, "%s", test_message);
+    ck_assert_msg(strstr(test_message, "kernel_dir") != NULL, "%s", test_message);
     copy_kernels(kernels); /* put right, the same instance goes on */
-    ck_assert_msg(prepare_instance(instance, &error) == ATTN_OK, "%s", message);
+    ck_assert_msg(prepare_instance(instance, &test_error) == ATTN_OK, "%s", test_message);
     triton_like_type.ops->destroy(instance);
     ck_assert_int_eq(doubles.loads, doubles.unloads);
 }
@@ -647,8 +645,8 @@ END_TEST
 static const nvrtc_api *find_nvrtc(const char *test)
 {
     const nvrtc_api *nvrtc = NULL;
-    if (nvrtc_api_get(&nvrtc, &error) != ATTN_OK) {
-        printf("# SKIP %s: %s\n", test, message);
+    if (nvrtc_api_get(&nvrtc, &test_error) != ATTN_OK) {
+        printf("# SKIP %s: %s\n", test, test_message);
         return NULL;
     }
     write_text(kernels, "extend.cu",
@@ -693,7 +691,7 @@ TEST_OF(nvrtc, true_binaries_repeat)
     const nvrtc_api *nvrtc = find_nvrtc("true_binaries_repeat");
     test_problem t;
     int status;
-    make_problem(&t);
+    make_decode_problem(&t);
     t.problem.kv_dtype = ATTN_FP8_E4M3;
     t.group.kv_scale_granularity = ATTN_SCALE_PER_HEAD;
     for (int i = 0; i < 2 && nvrtc; i++) {
@@ -701,7 +699,7 @@ TEST_OF(nvrtc, true_binaries_repeat)
         pid_t child = fork();
         if (child == 0) {
             attn_instance *instance = make_instance(&t, nvrtc, kernels, caches[i]);
-            int good = prepare_instance(instance, &error) == ATTN_OK &&
+            int good = prepare_instance(instance, &test_error) == ATTN_OK &&
                        counter_of(instance)->compiled == FILES;
             triton_like_type.ops->destroy(instance);
             _exit(!good);

@@ -13,49 +13,21 @@
 #include <string.h>
 #include <unistd.h>
 
-static const attn_backend_type *type;
-static char message[1024];
-static attn_error error = {
-    .struct_size = sizeof error, .capacity = sizeof message, .message = message};
-
 static void open_plugin(void)
 {
-    attn_plugin plugin;
-    open_plugin_file(NULL, "triton_like.so", &plugin, &error);
-    ck_assert_int_eq(plugin.describe(0, &type, &error), ATTN_OK);
-    ck_assert_int_eq(plugin.describe(1, &type, &error), ATTN_INVALID_ARGUMENT);
-    ck_assert_str_eq(type->name, "triton_like");
+    open_plugin_of("triton_like");
 }
 
 /* ---- Query ----------------------------------------------------------------------------------- */
-
-/* The fields that are refused, as a set of bits; 0 = supported. */
-static uint64_t refused_fields(const test_problem *t)
-{
-    attn_reason reasons[16];
-    uint64_t fields = 0;
-    for (int i = 0; i < 16; i++)
-        reasons[i].struct_size = sizeof reasons[0];
-    attn_verdict verdict = {
-        .struct_size = sizeof verdict, .reasons_capacity = 16, .reasons = reasons};
-    ck_assert_msg(type->query(type, NULL, NULL, &t->problem, &verdict, &error) == ATTN_OK, "%s",
-                  message);
-    ck_assert_uint_le(verdict.num_reasons, 16);
-    ck_assert_int_eq(verdict.supported, verdict.num_reasons == 0);
-    for (uint32_t i = 0; i < verdict.num_reasons; i++)
-        fields |= UINT64_C(1) << reasons[i].field;
-    return fields;
-}
-
-#define FIELD(name) (UINT64_C(1) << ATTN_FIELD_##name)
 
 TEST_OF(any_machine, query_accepts_and_refuses)
 {
     test_problem t;
     attn_verdict verdict = {.struct_size = sizeof verdict};
-    make_problem(&t);
+    make_decode_problem(&t);
     ck_assert_uint_eq(refused_fields(&t), 0);
-    ck_assert_int_eq(type->query(type, NULL, NULL, &t.problem, &verdict, &error), ATTN_OK);
+    ck_assert_int_eq(test_type->query(test_type, NULL, NULL, &t.problem, &verdict, &test_error),
+                     ATTN_OK);
     ck_assert_uint_eq(verdict.graph_level, ATTN_GRAPH_ALWAYS);
     ck_assert_uint_eq(verdict.reads_new_kv_unquantised, 0);
     ck_assert(verdict.notes & ATTN_NOTE_RUNTIME_COMPILATION);
@@ -65,66 +37,56 @@ TEST_OF(any_machine, query_accepts_and_refuses)
     t.device.type = ATTN_DEVICE_CPU;
     t.device.sm = 0;
     ck_assert_uint_eq(refused_fields(&t), FIELD(DEVICE_TYPE) | FIELD(DEVICE_SM));
-    make_problem(&t);
+    make_decode_problem(&t);
     t.device.sm = 75;
     t.problem.q_dtype = t.problem.kv_dtype = ATTN_F32;
     ck_assert_uint_eq(refused_fields(&t), FIELD(DEVICE_SM) | FIELD(Q_DTYPE) | FIELD(KV_DTYPE));
-    make_problem(&t);
+    make_decode_problem(&t);
     t.group.attn_type = ATTN_TYPE_COUNT;
     ck_assert_uint_eq(refused_fields(&t), FIELD(ATTN_TYPE));
-    make_problem(&t);
+    make_decode_problem(&t);
     t.group.attn_type = ATTN_TYPE_CROSS;
     t.group.window_right = -1;
     ck_assert_uint_eq(refused_fields(&t), 0);
-    make_problem(&t);
+    make_decode_problem(&t);
     t.bounds.uses = ATTN_USES_MULTI_ITEM | ATTN_USES_LSE;
     t.group.head_dim = 8;
     t.group.v_head_dim = MAX_DIM + 1;
     ck_assert_uint_eq(refused_fields(&t), FIELD(USES) | FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM));
-    make_problem(&t); /* Gemma 4's full layers */
+    make_decode_problem(&t); /* Gemma 4's full layers */
     t.group.head_dim = t.group.v_head_dim = 512;
     t.group.sm_scale = 1.0f;
     ck_assert_uint_eq(refused_fields(&t), 0);
-    make_problem(&t);
+    make_decode_problem(&t);
     t.problem.kv_dtype = ATTN_FP8_E4M3;
     ck_assert_uint_eq(refused_fields(&t), FIELD(SCALE_GRANULARITY));
     t.group.kv_scale_granularity = ATTN_SCALE_PER_HEAD;
     ck_assert_uint_eq(refused_fields(&t), 0);
     t.group.num_q_heads = t.group.num_kv_heads = CALL_MAX_SCALES + 1;
     ck_assert_uint_eq(refused_fields(&t), FIELD(SCALE_GRANULARITY));
-    make_problem(&t);
+    make_decode_problem(&t);
     t.group.num_q_heads = 33;
-    ck_assert_int_eq(type->query(type, NULL, NULL, &t.problem, &verdict, &error),
+    ck_assert_int_eq(test_type->query(test_type, NULL, NULL, &t.problem, &verdict, &test_error),
                      ATTN_INVALID_ARGUMENT);
 }
 END_TEST
 
-/* Without a driver, or without a context, create says what is missing and leaves nothing. */
 TEST_OF(any_machine, create_refuses)
 {
     test_problem t;
     attn_instance *instance = NULL;
-    make_problem(&t);
-    attn_status status = type->create(type, &t.problem, 1, NULL, &test_services, &instance, &error);
-    ck_assert_msg(status == ATTN_DEPENDENCY_MISSING || status == ATTN_BAD_STATE, "%d: %s", status,
-                  message);
-    ck_assert_ptr_null(instance);
-    ck_assert_msg(strstr(message, "CUDA") || strstr(message, "libcuda"), "%s", message);
-    t.group.head_dim = 8;
-    ck_assert_int_eq(type->create(type, &t.problem, 1, NULL, &test_services, &instance, &error),
-                     ATTN_UNSUPPORTED);
+    expect_create_refuses();
     attn_option_value value = {.struct_size = sizeof value,
                                .key = "num_kv_splits",
                                .integer = MAX_SPLITS + 1,
                                .text = "129",
                                .place = "x.ini:3"};
     attn_options options = {.struct_size = sizeof options, .num_values = 1, .values = &value};
-    t.group.head_dim = 128;
-    ck_assert_int_eq(type->create(type, &t.problem, 1, &options, &test_services, &instance, &error),
+    make_decode_problem(&t);
+    ck_assert_int_eq(test_type->create(test_type, &t.problem, 1, &options, &test_services,
+                                       &instance, &test_error),
                      ATTN_CONFIG_ERROR);
-    ck_assert(strstr(message, "x.ini:3") != NULL);
-    type->ops->destroy(NULL);
-    type->ops->metadata_destroy(NULL);
+    ck_assert(strstr(test_message, "x.ini:3") != NULL);
 }
 END_TEST
 
@@ -179,7 +141,7 @@ TEST_OF(any_machine, tiles_fit_any_device)
 {
     static const uint32_t sizes[] = {0, 99 * 1024, 163 * 1024, 227 * 1024};
     test_problem t;
-    make_problem(&t);
+    make_decode_problem(&t);
     for (int32_t dim = MIN_DIM; dim <= MAX_DIM; dim++)
         for (int i = 0; i < 8; i++)
             for (int variant = 0; variant < VARIANT_COUNT; variant++) {
@@ -216,7 +178,7 @@ static void compile(const nvrtc_api *nvrtc, const char *name, const kernel_const
     char folder[4096], log[8192] = "";
     size_t size = 0;
     snprintf(folder, sizeof folder, "%s/plugins/triton_like/kernels", top ? top : ".");
-    ck_assert_msg(sources_init(&sources, folder, name, &error) == ATTN_OK, "%s", message);
+    ck_assert_msg(sources_init(&sources, folder, name, &test_error) == ATTN_OK, "%s", test_message);
     for (int i = 0; i < constants->count; i++)
         options[num_options++] = constants->text[i];
     ck_assert_int_eq(nvrtc->nvrtcCreateProgram(&program, sources.source, name, sources.num_headers,
@@ -260,15 +222,15 @@ START_TEST(kernels_compile)
     static const char *const names[] = {"extend.cu", "decode.cu", "save_kv.cu"};
     const struct specimen *specimen = &specimens[_i];
     const nvrtc_api *nvrtc = NULL;
-    if (nvrtc_api_get(&nvrtc, &error) != ATTN_OK) {
-        printf("# SKIP kernels_compile: %s\n", message);
+    if (nvrtc_api_get(&nvrtc, &test_error) != ATTN_OK) {
+        printf("# SKIP kernels_compile: %s\n", test_message);
         return;
     }
     test_problem t;
     triton_group group;
     kernel_constants constants;
     char architecture[64];
-    make_problem(&t);
+    make_decode_problem(&t);
     t.group.flags = specimen->features ? ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI : 0;
     t.group.window_left = specimen->features ? 100 : -1;
     t.group.attention_chunk = specimen->features ? 64 : 0;

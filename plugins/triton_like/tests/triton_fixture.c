@@ -15,42 +15,23 @@
 
 test_doubles doubles = {.nvrtc_major = 13, .nvrtc_minor = 0};
 
-void make_problem(test_problem *t)
+void make_decode_problem(test_problem *t)
 {
-    *t = (test_problem){
-        .device = {.struct_size = sizeof t->device,
-                   .type = ATTN_DEVICE_CUDA,
-                   .sm = 90,
-                   .num_sms = 132,
-                   .shared_memory = 227 * 1024},
-        .layer = {.struct_size = sizeof t->layer},
-        .bounds = {.struct_size = sizeof t->bounds,
-                   .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE) | ATTN_MODE_BIT(ATTN_MODE_MIXED),
-                   .mask_kinds = 1,
-                   .max_seqs = 8,
-                   .max_tokens = 8,
-                   .max_q_len = 1,
-                   .max_kv_len = 1000}};
-    t->group = (attn_layer_group){.struct_size = sizeof t->group,
-                                  .num_q_heads = 32,
-                                  .num_kv_heads = 8,
-                                  .head_dim = 128,
-                                  .v_head_dim = 128,
-                                  .window_left = -1,
-                                  .sm_scale = 0.09f,
-                                  .num_layers = 1,
-                                  .layers = &t->layer};
-    t->problem = (attn_problem){.struct_size = sizeof t->problem,
-                                .graph_level = ATTN_GRAPH_ALWAYS,
-                                .device = &t->device,
-                                .group = &t->group,
-                                .bounds = &t->bounds,
-                                .kv_layout = ATTN_LAYOUT_KV_NHD,
-                                .q_dtype = ATTN_BF16,
-                                .kv_dtype = ATTN_BF16,
-                                .out_dtype = ATTN_BF16,
-                                .page_size = 16,
-                                .tp_size = 1};
+    make_problem(t);
+    t->device.num_sms = 132;
+    t->layer.layer_id = 0;
+    t->bounds =
+        (attn_bounds){.struct_size = sizeof t->bounds,
+                      .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE) | ATTN_MODE_BIT(ATTN_MODE_MIXED),
+                      .mask_kinds = 1,
+                      .max_seqs = 8,
+                      .max_tokens = 8,
+                      .max_q_len = 1,
+                      .max_kv_len = 1000};
+    t->group.num_q_heads = 32;
+    t->group.num_kv_heads = 8;
+    t->group.sm_scale = 0.09f;
+    t->problem.page_size = 16;
 }
 
 /* ---- Binaries -------------------------------------------------------------------------------- */

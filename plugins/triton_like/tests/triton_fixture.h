@@ -7,18 +7,11 @@
 #ifndef TRITON_FIXTURE_H
 #define TRITON_FIXTURE_H
 
+#include "plugins/common/tests/plugin_problem.h"
 #include "plugins/triton_like/triton_like.h"
 
-typedef struct test_problem {
-    attn_device device;
-    attn_layer layer;
-    attn_layer_group group;
-    attn_bounds bounds;
-    attn_problem problem;
-} test_problem;
-
-/* One that is accepted: bf16, decode, 32 heads of 128, pages of 16. */
-void make_problem(test_problem *t);
+/* Of 32 heads of 128 over 8 KV heads, pages of 16, decode on 132 multiprocessors. */
+void make_decode_problem(test_problem *t);
 
 /* ---- Doubles --------------------------------------------------------------------------------- */
 
