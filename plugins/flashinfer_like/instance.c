@@ -14,42 +14,56 @@
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
-#define SHAPE(...) FI_SHAPE(__VA_ARGS__),
-const fi_shape fi_shapes[] = {FI_SHAPES(SHAPE)};
+#define SHAPE(...)    FI_SHAPE(__VA_ARGS__),
+#define SHAPE_16(...) FI_SHAPE_16(__VA_ARGS__),
+const fi_shape fi_shapes[] = {FI_SHAPES(SHAPE, SHAPE_16)};
 #undef SHAPE
+#undef SHAPE_16
 const uint32_t fi_num_shapes = sizeof fi_shapes / sizeof fi_shapes[0];
 
-#define SHAPE(...) FI_SHAPE_SM80(__VA_ARGS__),
-static const fi_shape earlier_shapes[] = {FI_SHAPES_SM80(SHAPE)};
+#define SHAPE(...)    FI_SHAPE_SM80(__VA_ARGS__),
+#define SHAPE_16(...) FI_SHAPE_SM80_16(__VA_ARGS__),
+static const fi_shape earlier_shapes[] = {FI_SHAPES_SM80(SHAPE, SHAPE_16)};
 #undef SHAPE
+#undef SHAPE_16
 
 /* [shape][kernel][type], in the order of the table. */
-#define DECLARE(name, ...)                                                                         \
+#define DECLARE_16(name, ...)                                                                      \
     CUDA_IMAGE_DECLARE(attend_##name##_bf16)                                                       \
     CUDA_IMAGE_DECLARE(attend_##name##_f16)                                                        \
+    CUDA_IMAGE_DECLARE(prefill_##name##_bf16)                                                      \
+    CUDA_IMAGE_DECLARE(prefill_##name##_f16)
+#define DECLARE(name, ...)                                                                         \
+    DECLARE_16(name)                                                                               \
     CUDA_IMAGE_DECLARE(attend_##name##_bf16_e4m3)                                                  \
     CUDA_IMAGE_DECLARE(attend_##name##_f16_e4m3)                                                   \
-    CUDA_IMAGE_DECLARE(prefill_##name##_bf16)                                                      \
-    CUDA_IMAGE_DECLARE(prefill_##name##_f16)                                                       \
     CUDA_IMAGE_DECLARE(prefill_##name##_bf16_e4m3)                                                 \
     CUDA_IMAGE_DECLARE(prefill_##name##_f16_e4m3)
-FI_SHAPES(DECLARE)
+FI_SHAPES(DECLARE, DECLARE_16)
 #undef DECLARE
+#undef DECLARE_16
 CUDA_IMAGE_DECLARE(plan)
 
 enum { IMAGE_ATTEND, IMAGE_PREFILL, IMAGE_CODES, IMAGE_PREFILL_CODES, IMAGE_COUNT };
 
+#define IMAGES_16(name)                                                                            \
+    {CUDA_IMAGE(attend_##name##_bf16), CUDA_IMAGE(attend_##name##_f16)},                           \
+    {                                                                                              \
+        CUDA_IMAGE(prefill_##name##_bf16), CUDA_IMAGE(prefill_##name##_f16)                        \
+    }
+#define ONLY_IMAGES_16(name, ...) {IMAGES_16(name)},
 #define IMAGES(name, ...)                                                                          \
-    {{CUDA_IMAGE(attend_##name##_bf16), CUDA_IMAGE(attend_##name##_f16)},                          \
-     {CUDA_IMAGE(prefill_##name##_bf16), CUDA_IMAGE(prefill_##name##_f16)},                        \
+    {IMAGES_16(name),                                                                              \
      {CUDA_IMAGE(attend_##name##_bf16_e4m3), CUDA_IMAGE(attend_##name##_f16_e4m3)},                \
      {CUDA_IMAGE(prefill_##name##_bf16_e4m3), CUDA_IMAGE(prefill_##name##_f16_e4m3)}},
-static const cuda_image images[][IMAGE_COUNT][TYPE_COUNT] = {FI_SHAPES(IMAGES)};
+static const cuda_image images[][IMAGE_COUNT][TYPE_COUNT] = {FI_SHAPES(IMAGES, ONLY_IMAGES_16)};
 static const int image_of[KERNEL_COUNT] = {
     [KERNEL_ATTEND] = IMAGE_ATTEND,    [KERNEL_ATTEND_MANY] = IMAGE_ATTEND,
     [KERNEL_PREFILL] = IMAGE_PREFILL,  [KERNEL_CODES] = IMAGE_CODES,
     [KERNEL_CODES_MANY] = IMAGE_CODES, [KERNEL_PREFILL_CODES] = IMAGE_PREFILL_CODES};
 #undef IMAGES
+#undef ONLY_IMAGES_16
+#undef IMAGES_16
 static const cuda_image plan_image = CUDA_IMAGE(plan);
 
 static const fi_shape *find_shape(const fi_shape *shapes, int32_t dim, int32_t dim_v)

@@ -73,8 +73,14 @@ static const attn_util_limits limits = {
 };
 
 #define DIMS(name, dim, v_dim, ...) {dim, v_dim},
-static const cuda_dims dims[] = {FI_SHAPES(DIMS)};
+#define NONE(...)
+static const cuda_dims dims[] = {FI_SHAPES(DIMS, DIMS)}, codes_dims[] = {FI_SHAPES(DIMS, NONE)};
+#undef NONE
 #undef DIMS
+enum {
+    NUM_DIMS = sizeof dims / sizeof dims[0],
+    NUM_CODES_DIMS = sizeof codes_dims / sizeof dims[0]
+};
 
 /* What a block takes of any of a shape's kernels that the problem's dtypes may need, mended ones if
  * they are refused. */
@@ -100,7 +106,7 @@ static void check_shared_memory(const char *codes, const cuda_question *ask, att
     if (fi_has_hopper(device) ||
         (!cuda_codes_run(codes, device->sm) && !cuda_codes_run(codes, FI_LEAST_SM)))
         return;
-    for (size_t i = 0; !own && i < sizeof dims / sizeof dims[0]; i++) {
+    for (size_t i = 0; !own && i < NUM_DIMS; i++) {
         uint32_t one =
             shared_of(fi_find_shape_for(device, dims[i].dim, dims[i].v_dim), &ask->problem);
         most = one > most ? one : most;
@@ -112,9 +118,19 @@ static void check_shared_memory(const char *codes, const cuda_question *ask, att
     }
 }
 
+static int is_half(attn_dtype dtype)
+{
+    return dtype == ATTN_F16 || dtype == ATTN_BF16;
+}
+
+/* Not all dimensions have kernels over fp8, which a cache that is refused may become. */
 static void check_dims(const cuda_question *ask, attn_verdict *verdict)
 {
-    cuda_check_dims(dims, sizeof dims / sizeof dims[0], &ask->group, verdict);
+    const attn_dtype q = ask->problem.q_dtype, kv = ask->problem.kv_dtype;
+    if (is_half(kv) && (q == kv || !is_half(q)))
+        cuda_check_dims(dims, NUM_DIMS, &ask->group, verdict);
+    else
+        cuda_check_dims(codes_dims, NUM_CODES_DIMS, &ask->group, verdict);
 }
 
 static void check_group_flags(const cuda_question *ask, attn_verdict *verdict)

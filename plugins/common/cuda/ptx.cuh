@@ -434,6 +434,15 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 #define PTX_REGISTER_64      "{%32, %33, %34, %35}, %36"
 #define PTX_REGISTER_FLAG_64 "%37"
 #define PTX_REGISTER_TURN_64 "%38"
+#define PTX_LIST_80          PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32
+#define PTX_SUMS_80(d)                                                                             \
+    PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32)
+#define PTX_SHARED_80        "%40, %41"
+#define PTX_SHARED_FLAG_80   "%42"
+#define PTX_SHARED_TURN_80   "%43"
+#define PTX_REGISTER_80      "{%40, %41, %42, %43}, %44"
+#define PTX_REGISTER_FLAG_80 "%45"
+#define PTX_REGISTER_TURN_80 "%46"
 #define PTX_LIST_96          PTX_D0 ", " PTX_D8 ", " PTX_D16 ", " PTX_D24 ", " PTX_D32 ", " PTX_D40
 #define PTX_SUMS_96(d)                                                                             \
     PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32),        \
@@ -509,6 +518,7 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 #define PTX_PRODUCT_ALL(kind)                                                                      \
     PTX_PRODUCT_EITHER(kind, 48)                                                                   \
     PTX_PRODUCT_EITHER(kind, 64)                                                                   \
+    PTX_PRODUCT_EITHER(kind, 80)                                                                   \
     PTX_PRODUCT_EITHER(kind, 96)                                                                   \
     PTX_PRODUCT_EITHER(kind, 128)                                                                  \
     PTX_PRODUCT_EITHER(kind, 192)                                                                  \
@@ -516,8 +526,8 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 
 /* Of any other width there would be no product at all. */
 #define PTX_PRODUCT_KNOWN()                                                                        \
-    static_assert(columns == 48 || columns == 64 || columns == 96 || columns == 128 ||             \
-                      columns == 192 || columns == 256,                                            \
+    static_assert(columns == 48 || columns == 64 || columns == 80 || columns == 96 ||              \
+                      columns == 128 || columns == 192 || columns == 256,                          \
                   "a product of so many columns is not written yet")
 
 /* sums[64 x columns] = (add ? sums : 0) + a[64 x 16] * b[16 x columns], both in shared memory.

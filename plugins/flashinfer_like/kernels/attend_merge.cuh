@@ -69,16 +69,24 @@ static __device__ __forceinline__ float2 add_numbers(const float *tops, int r, b
 
 /* ---- Merge --------------------------------------------------------------------------------- */
 
-/* A merged row: a lane has every 32nd column. */
+/* A merged row: a lane has every 32nd column, and of 80 columns the upper lanes none of the last. */
+template <typename S> static constexpr int merged_columns = (S::v_dim + 31) / 32;
+
+template <typename S> static __device__ __forceinline__ bool has_merged(int n, int lane)
+{
+    return S::v_dim % 32 == 0 || n * 32 + lane < S::v_dim;
+}
+
 template <typename S>
 static __device__ __forceinline__ void store_merged(const fi_call &c, i64 row, int head,
                                                     const softmax_row &end, float factor,
-                                                    const float (&x)[S::v_dim / 32])
+                                                    const float (&x)[merged_columns<S>])
 {
     int lane = (int)threadIdx.x & 31;
 #pragma unroll
-    for (int n = 0; n < S::v_dim / 32; n++)
-        element_store(c.out_dtype, out_row(c, row, head), n * 32 + lane, x[n] * factor);
+    for (int n = 0; n < merged_columns<S>; n++)
+        if (has_merged<S>(n, lane))
+            element_store(c.out_dtype, out_row(c, row, head), n * 32 + lane, x[n] * factor);
     if (lane == 0)
         store_lse(c, row, head, softmax_lse(&end));
 }
@@ -88,7 +96,7 @@ template <typename S>
 static __device__ __forceinline__ void add_splits(const fi_call &c, const parts &p, int r, i64 row,
                                                   int head)
 {
-    constexpr int columns = S::v_dim / 32;
+    constexpr int columns = merged_columns<S>;
     int lane = (int)threadIdx.x & 31;
     float2 numbers = make_float2(SOFTMAX_EMPTY, 0.0f);
     float x[columns] = {};
@@ -103,7 +111,9 @@ static __device__ __forceinline__ void add_splits(const fi_call &c, const parts 
             of[i] = __ldcg((const float2 *)(c.partial_row + slot * 2));
 #pragma unroll
             for (int n = 0; n < columns; n++)
-                y[i][n] = __ldcg(c.partial + slot * S::v_dim + lane + n * 32);
+                y[i][n] = has_merged<S>(n, lane)
+                              ? __ldcg(c.partial + slot * S::v_dim + lane + n * 32)
+                              : 0.0f;
         }
 #pragma unroll
         for (int i = 0; i < S::merged_splits; i++) {

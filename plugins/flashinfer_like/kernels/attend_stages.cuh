@@ -77,7 +77,9 @@ struct attend_shape {
     static constexpr bool cuts_short = teams == 1 && !quantised && v_dim <= 128;
     static constexpr int merged_splits = v_dim > 128 ? 4 : 8;
 
-    static_assert(dim % 32 == 0 && v_dim % 32 == 0, "rows are copied by whole warps");
+    static_assert(dim % 16 == 0 && v_dim % 16 == 0, "rows are copied by whole warps");
+    static_assert(!quantised || (dim % 32 == 0 && v_dim % 32 == 0),
+                  "codes are multiplied 32 columns at a time");
     static_assert(teams * consumer_registers + producers * producer_registers <=
                       65536 / blocks / 128 / (teams + producers) / 8 * 8 * (teams + producers),
                   "registers");
@@ -93,13 +95,20 @@ struct attend_shape {
     CHECK_BYTES(many_shared, dim, v_dim, stages, 2, 1, 1, false, false)                            \
     CHECK_BYTES(codes_shared, dim, v_dim, codes_stages, FI_CODES_TEAMS(v_dim), 1, 1, false, true)  \
     CHECK_BYTES(codes_many_shared, dim, v_dim, FI_CODES_MANY_STAGES, 1, 1, 2, false, true)
-FI_SHAPES(CHECK_SHAPE)
+#define CHECK_SHAPE_16(name, dim, v_dim, stages, shared, many_shared, ...)                         \
+    CHECK_BYTES(shared, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), 1, false, false)          \
+    CHECK_BYTES(many_shared, dim, v_dim, stages, 2, 1, 1, false, false)
+FI_SHAPES(CHECK_SHAPE, CHECK_SHAPE_16)
 #undef CHECK_SHAPE
+#undef CHECK_SHAPE_16
 #define CHECK_SHAPE(name, dim, v_dim, shared, codes_shared, ...)                                   \
     CHECK_BYTES(shared, dim, v_dim, FI_SM80_ATTEND_STAGES(dim), 1, 1, 1, false, false)             \
     CHECK_BYTES(codes_shared, dim, v_dim, FI_SM80_ATTEND_CODES_STAGES(dim), 1, 1, 1, false, true)
-FI_SHAPES_SM80(CHECK_SHAPE)
+#define CHECK_SHAPE_16(name, dim, v_dim, shared, ...)                                              \
+    CHECK_BYTES(shared, dim, v_dim, FI_SM80_ATTEND_STAGES(dim), 1, 1, 1, false, false)
+FI_SHAPES_SM80(CHECK_SHAPE, CHECK_SHAPE_16)
 #undef CHECK_SHAPE
+#undef CHECK_SHAPE_16
 #undef CHECK_BYTES
 
 /* ---- Stages -------------------------------------------------------------------------------- */

@@ -71,7 +71,7 @@ struct prefill_shape {
                       (groups + 1) * launch_registers,
                   "registers are handed on, not made");
 
-    static_assert(dim % 32 == 0 && dim_v % 32 == 0, "rows are copied by whole warps");
+    static_assert(dim % 16 == 0 && dim_v % 16 == 0, "rows are copied by whole warps");
     static_assert(32 << warps_shift == consumers, "warps that multiply");
     static_assert(FI_STORE_ROWS == GROUP_ROWS, "a warpgroup's rows leave together");
     static_assert(parts == 1 || parts == 2, "a lane looks up one key");
@@ -86,8 +86,13 @@ struct prefill_shape {
     static_assert(prefill_shape<dim, v_dim, codes_keys, codes_stages, codes_q_slots, slots,        \
                                 false>::shared_bytes == codes_shared,                              \
                   #name ": the table's bytes of shared memory for fp8");
-FI_SHAPES(CHECK_SHAPE)
+#define CHECK_SHAPE_16(name, dim, v_dim, a, b, c, keys, stages, q_slots, shared)                   \
+    static_assert(prefill_shape<dim, v_dim, keys, stages, q_slots, 0, false>::shared_bytes ==      \
+                      shared,                                                                      \
+                  #name ": the table's bytes of shared memory");
+FI_SHAPES(CHECK_SHAPE, CHECK_SHAPE_16)
 #undef CHECK_SHAPE
+#undef CHECK_SHAPE_16
 #define CHECK_SHAPE(name, dim, v_dim, a, b, shared, codes_shared)                                  \
     static_assert(                                                                                 \
         prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_STAGES(dim), 1, 0, false>::shared_bytes ==      \
@@ -95,8 +100,14 @@ FI_SHAPES(CHECK_SHAPE)
             prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_CODES_STAGES(dim), 1,                       \
                           FI_SM80_CODE_SLOTS(dim), false>::shared_bytes == codes_shared,           \
         #name ": the table's bytes of shared memory for sm_80");
-FI_SHAPES_SM80(CHECK_SHAPE)
+#define CHECK_SHAPE_16(name, dim, v_dim, a, shared)                                                \
+    static_assert(                                                                                 \
+        prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_STAGES(dim), 1, 0, false>::shared_bytes ==      \
+            shared,                                                                                \
+        #name ": the table's bytes of shared memory for sm_80");
+FI_SHAPES_SM80(CHECK_SHAPE, CHECK_SHAPE_16)
 #undef CHECK_SHAPE
+#undef CHECK_SHAPE_16
 
 /* ---- Work and barriers --------------------------------------------------------------------- */
 

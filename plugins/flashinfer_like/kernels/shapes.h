@@ -4,9 +4,9 @@
  *
  * A pair of head dimensions has a kernel for few rows (attend.cuh) and one for many (prefill.cuh),
  * each built for bf16 (attend_NAME_bf16.cu, prefill_NAME_bf16.cu) and fp16; and the same two over a
- * cache of e4m3 (attend_NAME_bf16_e4m3.cu and so on). The files of few rows may have another
- * kernel, which is faster where a block goes through many items. To add a pair: eight such files,
- * their names in Makefile.am.inc, and a line here.
+ * cache of e4m3 (attend_NAME_bf16_e4m3.cu and so on), if there are any. The files of few rows may
+ * have another kernel, which is faster where a block goes through many items. To add a pair: eight
+ * such files, or four without e4m3, their names in Makefile.am.inc, and a line here.
  */
 #ifndef FI_SHAPES_H
 #define FI_SHAPES_H
@@ -14,12 +14,14 @@
 /* X(name, head_dim, v_head_dim, attend: stages, bytes of shared memory, the same for many items
  * (0: there is no such kernel); attend over fp8: the same three; prefill: keys of a unit, stages,
  * tiles of queries, bytes of shared memory; prefill over fp8: the same, before the bytes units of
- * codes), smaller ones first. A multiprocessor has one block of any, but for many items over fp8.
+ * codes), smaller ones first. X16: the same without kernels over fp8, and without their numbers. A
+ * multiprocessor has one block of any, but for many items over fp8.
  *
  * Of attend, memory is at its best with some 96 to 128 KiB on their way; more of them are worse, by
  * 1 to 3 %. Of prefill, 64 keys where registers have no room for scores of 128 beside the sums. */
-#define FI_SHAPES(X)                                                                               \
+#define FI_SHAPES(X, X16)                                                                          \
     X(d64, 64, 64, 8, 136080, 140960, 10, 173744, 70480, 128, 3, 2, 132608, 128, 3, 2, 2, 198144)  \
+    X16(d80, 80, 80, 4, 137040, 142944, 128, 2, 2, 198144)                                         \
     X(d96, 96, 96, 4, 138064, 144992, 8, 145040, 72528, 128, 2, 2, 198144, 128, 2, 1, 2, 230912)   \
     X(d128, 128, 128, 4, 140112, 149088, 8, 149136, 74576, 128, 2, 2, 198144, 128, 2, 1, 2,        \
       230912)                                                                                      \
@@ -46,8 +48,9 @@
 
 /* X(name, head_dim, v_head_dim, bytes of shared memory: attend, the same over fp8, prefill, the
  * same over fp8), in the order of FI_SHAPES. */
-#define FI_SHAPES_SM80(X)                                                                          \
+#define FI_SHAPES_SM80(X, X16)                                                                     \
     X(d64, 64, 64, 86880, 86880, 50688, 83456)                                                     \
+    X16(d80, 80, 80, 71472, 99840)                                                                 \
     X(d96, 96, 96, 72496, 88928, 99840, 99840)                                                     \
     X(d128, 128, 128, 74544, 90976, 99840, 99840)                                                  \
     X(d192, 192, 192, 68640, 85104, 99840, 132608)                                                 \
@@ -118,17 +121,20 @@ typedef struct fi_shape {
                 {"fi_attend_" #name,                                                               \
                  FI_ROWS,                                                                          \
                  FI_KEYS,                                                                          \
-                 (FI_CODES_TEAMS(v_dim) + 1) * 128,                                                \
+                 FI_TEAM(codes_shared, FI_CODES_TEAMS(v_dim) + 1),                                 \
                  codes_shared,                                                                     \
                  1,                                                                                \
                  (v_dim) > 128 ? 5 : 10},                                                          \
                 {"fi_attend_many_" #name, FI_ROWS, FI_KEYS, FI_TEAM(codes_many_shared, 2),         \
                  codes_many_shared,       2,       6},                                             \
             {                                                                                      \
-                "fi_prefill_" #name, FI_PREFILL_ROWS, codes_keys, 384, prefill_codes_shared, 1, 0  \
+                "fi_prefill_" #name, FI_PREFILL_ROWS, codes_keys,                                  \
+                    FI_TEAM(prefill_codes_shared, 3), prefill_codes_shared, 1, 0                   \
             }                                                                                      \
         }                                                                                          \
     }
+#define FI_SHAPE_16(name, dim, v_dim, stages, shared, many_shared, ...)                            \
+    FI_SHAPE(name, dim, v_dim, stages, shared, many_shared, 0, 0, 0, __VA_ARGS__, 0, 0, 0, 0, 0)
 
 #define FI_SHAPE_SM80(name, dim, v_dim, shared, codes_shared, prefill_shared,                      \
                       prefill_codes_shared)                                                        \
@@ -138,18 +144,21 @@ typedef struct fi_shape {
             [KERNEL_ATTEND] = {"fi_attend_" #name, FI_ROWS, FI_KEYS, 256, shared, 1, 2},           \
             [KERNEL_PREFILL] =                                                                     \
                 {"fi_prefill_" #name, FI_PREFILL_ROWS, FI_KEYS, 384, prefill_shared, 1, 0},        \
-            [KERNEL_CODES] = {"fi_attend_" #name, FI_ROWS, FI_KEYS, 256, codes_shared, 1, 5},      \
+            [KERNEL_CODES] = {"fi_attend_" #name, FI_ROWS, FI_KEYS, FI_TEAM(codes_shared, 2),      \
+                              codes_shared,       1,       5},                                     \
             [KERNEL_PREFILL_CODES] = {                                                             \
                 "fi_prefill_" #name,                                                               \
                 FI_PREFILL_ROWS,                                                                   \
                 FI_KEYS,                                                                           \
-                384,                                                                               \
+                FI_TEAM(prefill_codes_shared, 3),                                                  \
                 prefill_codes_shared,                                                              \
                 1,                                                                                 \
                 0                                                                                  \
             }                                                                                      \
         }                                                                                          \
     }
+#define FI_SHAPE_SM80_16(name, dim, v_dim, shared, prefill_shared)                                 \
+    FI_SHAPE_SM80(name, dim, v_dim, shared, 0, prefill_shared, 0)
 
 #endif
 #endif /* FI_SHAPES_H */

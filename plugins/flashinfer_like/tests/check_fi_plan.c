@@ -124,8 +124,10 @@ static void draw_items(test_case *t)
 static void draw_group(test_case *t)
 {
     static const uint32_t sms[] = {132, 132, 1, 2, 20, 78, 132, 148};
-    t->group.shape = &fi_shapes[between(t, 0, (int)fi_num_shapes - 1)];
-    t->kernel = between(t, 0, KERNEL_COUNT - 1);
+    do { /* not all shapes have all kernels */
+        t->group.shape = &fi_shapes[between(t, 0, (int)fi_num_shapes - 1)];
+        t->kernel = between(t, 0, KERNEL_COUNT - 1);
+    } while (t->group.shape->kernels[t->kernel].threads == 0);
     t->group.num_sms = sms[between(t, 0, 7)];
     t->group.base.kv_heads = between(t, 1, between(t, 0, 1) ? 8 : 40);
     t->group.base.ratio = between(t, 0, 16);

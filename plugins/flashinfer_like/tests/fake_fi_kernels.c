@@ -404,9 +404,11 @@ static int is_earlier;
 
 static const fi_shape *find_shape(const fi_shape *shape, const fi_call *c)
 {
-#define SHAPE(...) FI_SHAPE_SM80(__VA_ARGS__),
-    static const fi_shape earlier[] = {FI_SHAPES_SM80(SHAPE)};
+#define SHAPE(...)    FI_SHAPE_SM80(__VA_ARGS__),
+#define SHAPE_16(...) FI_SHAPE_SM80_16(__VA_ARGS__),
+    static const fi_shape earlier[] = {FI_SHAPES_SM80(SHAPE, SHAPE_16)};
 #undef SHAPE
+#undef SHAPE_16
     const fi_shape *found = NULL;
     for (size_t i = 0; i < sizeof earlier / sizeof earlier[0]; i++)
         if (earlier[i].dim == shape->dim && earlier[i].dim_v == shape->dim_v)
@@ -442,8 +444,7 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper
     free(b);
 }
 
-#define KERNELS(name, ...)                                                                         \
-    static const fi_shape name##_shape = FI_SHAPE(name, __VA_ARGS__);                              \
+#define KERNELS_16(name)                                                                           \
     static void attend_##name##_bf16(const struct fake_cuda_launch *launch)                        \
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_ATTEND, ATTN_BF16);                                   \
@@ -460,6 +461,17 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_ATTEND_MANY, ATTN_F16);                               \
     }                                                                                              \
+    static void prefill_##name##_bf16(const struct fake_cuda_launch *launch)                       \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_BF16);                                  \
+    }                                                                                              \
+    static void prefill_##name##_f16(const struct fake_cuda_launch *launch)                        \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_F16);                                   \
+    }
+#define KERNELS(name, ...)                                                                         \
+    static const fi_shape name##_shape = FI_SHAPE(name, __VA_ARGS__);                              \
+    KERNELS_16(name)                                                                               \
     static void many_##name##_codes(const struct fake_cuda_launch *launch)                         \
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_CODES_MANY, ATTN_FP8_E4M3);                           \
@@ -471,17 +483,14 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper
     static void prefill_##name##_codes(const struct fake_cuda_launch *launch)                      \
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_PREFILL_CODES, ATTN_FP8_E4M3);                        \
-    }                                                                                              \
-    static void prefill_##name##_bf16(const struct fake_cuda_launch *launch)                       \
-    {                                                                                              \
-        attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_BF16);                                  \
-    }                                                                                              \
-    static void prefill_##name##_f16(const struct fake_cuda_launch *launch)                        \
-    {                                                                                              \
-        attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_F16);                                   \
     }
-FI_SHAPES(KERNELS)
+#define ONLY_KERNELS_16(name, ...)                                                                 \
+    static const fi_shape name##_shape = FI_SHAPE_16(name, __VA_ARGS__);                           \
+    KERNELS_16(name)
+FI_SHAPES(KERNELS, ONLY_KERNELS_16)
 #undef KERNELS
+#undef ONLY_KERNELS_16
+#undef KERNELS_16
 
 /* ---- Definition ------------------------------------------------------------------------------ */
 
@@ -506,21 +515,24 @@ __attribute__((constructor)) static void define(void)
 #define DEFINE_ATTEND(name, function)                                                              \
     DEFINE_ONE("fi_attend_" name, function)                                                        \
     DEFINE_ONE("fi_attend_" name "_splits", function)
-#define DEFINE(name, ...)                                                                          \
+#define DEFINE_16(name, ...)                                                                       \
     DEFINE_ATTEND(#name "_bf16", attend_##name##_bf16)                                             \
     DEFINE_ATTEND(#name "_f16", attend_##name##_f16)                                               \
-    DEFINE_ATTEND(#name "_bf16_e4m3", attend_##name##_codes)                                       \
-    DEFINE_ATTEND(#name "_f16_e4m3", attend_##name##_codes)                                        \
     DEFINE_ONE("fi_attend_many_" #name "_bf16", many_##name##_bf16)                                \
     DEFINE_ONE("fi_attend_many_" #name "_f16", many_##name##_f16)                                  \
+    DEFINE_ONE("fi_prefill_" #name "_bf16", prefill_##name##_bf16)                                 \
+    DEFINE_ONE("fi_prefill_" #name "_f16", prefill_##name##_f16)
+#define DEFINE(name, ...)                                                                          \
+    DEFINE_16(name)                                                                                \
+    DEFINE_ATTEND(#name "_bf16_e4m3", attend_##name##_codes)                                       \
+    DEFINE_ATTEND(#name "_f16_e4m3", attend_##name##_codes)                                        \
     DEFINE_ONE("fi_attend_many_" #name "_bf16_e4m3", many_##name##_codes)                          \
     DEFINE_ONE("fi_attend_many_" #name "_f16_e4m3", many_##name##_codes)                           \
-    DEFINE_ONE("fi_prefill_" #name "_bf16", prefill_##name##_bf16)                                 \
-    DEFINE_ONE("fi_prefill_" #name "_f16", prefill_##name##_f16)                                   \
     DEFINE_ONE("fi_prefill_" #name "_bf16_e4m3", prefill_##name##_codes)                           \
     DEFINE_ONE("fi_prefill_" #name "_f16_e4m3", prefill_##name##_codes)
-    FI_SHAPES(DEFINE)
+    FI_SHAPES(DEFINE, DEFINE_16)
 #undef DEFINE
+#undef DEFINE_16
 #undef DEFINE_ATTEND
 #undef DEFINE_ONE
 }

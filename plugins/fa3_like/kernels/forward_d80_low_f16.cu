@@ -1,0 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plugins/fa3_like/kernels/forward.cuh"
+
+FA3_FORWARD(fa3_forward_d80_low_f16, 80, 80, 64, 2, 4, 2, true)
