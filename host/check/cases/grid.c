@@ -112,32 +112,91 @@ static uint32_t notes_of(const struct grid *grid, const struct grid_point *point
                : 0;
 }
 
-int32_t grid_product(const struct grid *grid, const struct grid_choice *choices, int32_t index,
-                     struct grid_point *point, char *reason, size_t size)
+/* ---- Products -------------------------------------------------------------------------------- */
+
+static int64_t num_points(const struct grid_choice *choices)
 {
-    int64_t all = 1, count = 0;
+    int64_t count = 1;
     for (int c = 0; c < GRID_MAX_CHOICES && choices[c].values; c++)
-        all *= __builtin_popcount(choices[c].values);
+        count *= __builtin_popcount(choices[c].values);
+    return count;
+}
+
+/* Point `number` of a product around a base. False: an axis has no such value. */
+static bool take_point(const struct grid *grid, const struct grid_choice *choices, int64_t number,
+                       struct grid_point *point)
+{
+    bool exists = true;
+    for (int c = 0; c < GRID_MAX_CHOICES && choices[c].values; c++) {
+        uint32_t values = choices[c].values;
+        int64_t options = __builtin_popcount(values);
+        for (int64_t skip = number % options; skip > 0; skip--)
+            values &= values - 1;
+        number /= options;
+        point->value[choices[c].axis] = (uint8_t)__builtin_ctz(values);
+        exists = exists && __builtin_ctz(values) < grid_num_values(grid, choices[c].axis);
+    }
+    return exists;
+}
+
+static int32_t accepted_points(const struct grid *grid, const struct grid_point *base,
+                               const struct grid_choice *choices, int32_t index,
+                               struct grid_point *point, char *reason, size_t size)
+{
+    int64_t all = num_points(choices);
+    int32_t count = 0;
     for (int64_t n = 0; n < all; n++) {
-        struct grid_point tried = grid->base;
-        int64_t left = n;
-        bool exists = true;
-        for (int c = 0; c < GRID_MAX_CHOICES && choices[c].values; c++) {
-            uint32_t values = choices[c].values;
-            int64_t options = __builtin_popcount(values);
-            for (int64_t skip = left % options; skip > 0; skip--)
-                values &= values - 1;
-            left /= options;
-            tried.value[choices[c].axis] = (uint8_t)__builtin_ctz(values);
-            exists = exists && __builtin_ctz(values) < grid_num_values(grid, choices[c].axis);
-        }
+        struct grid_point tried = *base;
         bool ask_why = reason && count == 0 && !reason[0];
-        if (!exists || !grid_accepts(grid, &tried, NULL, ask_why ? reason : NULL, size))
+        if (!take_point(grid, choices, n, &tried) ||
+            !grid_accepts(grid, &tried, NULL, ask_why ? reason : NULL, size))
             continue;
         if (count++ == index)
             *point = tried;
     }
-    return (int32_t)count;
+    return count;
+}
+
+/* As plain as the backend allows. */
+static struct grid_point latent_base(const struct grid *grid, char *reason, size_t size)
+{
+    static const struct grid_choice plain_latents[GRID_MAX_CHOICES + 1] = {OF_LATENTS(
+        MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED, BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK),
+        {AXIS_DTYPE, 7}, BOTH_PHASES, {AXIS_PAGE, 7})};
+    for (int64_t n = 0; n < num_points(plain_latents); n++) {
+        struct grid_point point = {{0}};
+        if (take_point(grid, plain_latents, n, &point) &&
+            grid_accepts(grid, &point, NULL, n == 0 ? reason : NULL, size)) {
+            if (reason)
+                reason[0] = '\0';
+            return point;
+        }
+    }
+    return (struct grid_point){.value = {[AXIS_LATENT] = MLA_SMALL}};
+}
+
+bool grid_chooses_latents(const struct grid_choice *choices)
+{
+    bool found = false;
+    for (int c = 0; c < GRID_MAX_CHOICES && choices[c].values; c++)
+        found = found || choices[c].axis == AXIS_LATENT;
+    return found;
+}
+
+int32_t grid_product(const struct grid *grid, const struct grid_choice *choices, int32_t index,
+                     struct grid_point *point, char *reason, size_t size)
+{
+    struct grid_choice of_base[GRID_MAX_CHOICES + 1] = {{0}};
+    if (!grid_chooses_latents(choices))
+        return accepted_points(grid, &grid->base, choices, index, point, reason, size);
+    struct grid_point base = latent_base(grid, reason, size);
+    int32_t count = accepted_points(grid, &base, choices, index, point, reason, size);
+    for (int c = 0; c < GRID_MAX_CHOICES && choices[c].values; c++) {
+        of_base[c] = choices[c];
+        if (choices[c].axis == AXIS_LATENT)
+            of_base[c].values = BIT(base.value[AXIS_LATENT]);
+    }
+    return count > 0 ? count : accepted_points(grid, &base, of_base, index, point, reason, size);
 }
 
 /* ---- Index forms ----------------------------------------------------------------------------- */
@@ -295,6 +354,27 @@ struct grid_point grid_random(const struct grid *grid, uint64_t seed, uint64_t n
         if (word & 1) /* as often as not the plain value */
             point.value[axis] = (uint8_t)mix_below((uint32_t)(word >> 32), count);
     }
+    return point;
+}
+
+/* Every other one is of small dimensions. */
+struct grid_point grid_random_latent(const struct grid *grid, uint64_t seed, uint64_t n,
+                                     uint32_t without)
+{
+    static const enum grid_axis unused[] = {AXIS_TYPE, AXIS_DIM, AXIS_V_DIM, AXIS_LAYOUT};
+    uint32_t bits = (uint32_t)(mix_stream(mix_absorb(seed, n), 0) >> 32);
+    struct grid_point point = grid_random(grid, seed, n);
+    point.value[AXIS_LATENT_FORM] = bits % 3 == 0;
+    point.value[AXIS_LATENT_CACHE] = bits >> 8 & 1 && bits >> 9 & 1;
+    point.value[AXIS_LATENT] =
+        MLA_SMALL + (bits >> 10 & 1 ? (uint8_t)((bits >> 11) % (MLA_DIMS - 1)) : 0);
+    for (size_t i = 0; i < sizeof unused / sizeof unused[0]; i++)
+        point.value[unused[i]] = 0;
+    for (uint32_t axis = 0; axis < GRID_AXES; axis++)
+        if (without >> axis & 1)
+            point.value[axis] = 0;
+    if (point.value[AXIS_LATENT_CACHE])
+        point.value[AXIS_KV] = KV_AS_Q;
     return point;
 }
 
@@ -598,7 +678,7 @@ static void digest_points(struct grid *grid)
         char text[600] = "";
         if (grid_accepts(grid, point, &spec, NULL, 0))
             case_spec_describe(&spec, text, sizeof text);
-        sha256_update(&sha256, sizeof point->value, point->value);
+        sha256_update(&sha256, GRID_AXES, point->value);
         sha256_update(&sha256, strlen(form->name) + 1, (const uint8_t *)form->name);
         sha256_update(&sha256, strlen(text) + 1, (const uint8_t *)text);
     }

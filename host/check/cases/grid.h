@@ -3,7 +3,10 @@
  * grid.h: which cases a backend is checked with.
  *
  *   axis   one thing that varies, with a fixed list of values (grid_axes.c)
- *   point  a value for each axis; a point is a case's spec
+ *   point  a value for each axis; a point is a case's spec. Of a latent layer it has three more: the
+ *          latent's dimensions, its form, how its cache is packed. AXIS_TYPE, AXIS_DIM, AXIS_V_DIM
+ *          and AXIS_LAYOUT mean nothing there and stay at 0; of SOURCE_PREFIX in the expanded form
+ *          keys are a chunk of the prefix
  *   grid   the points that a backend's own query accepts: a base, and a list that has every pair of
  *          values of two axes that any accepted point has
  *
@@ -46,9 +49,13 @@ enum grid_axis {
     AXIS_PADDING,
     AXIS_BOUNDS,
     AXIS_ROW,
-    AXIS_DECODES, /* of MIXED batches: where they lie, how many queries they have */
-    AXIS_PLACE,   /* what is promised of where operands lie */
-    GRID_AXES
+    AXIS_DECODES,            /* of MIXED batches: where they lie, how many queries they have */
+    AXIS_PLACE,              /* what is promised of where operands lie */
+    GRID_AXES,               /* which the grid's own points vary */
+    AXIS_LATENT = GRID_AXES, /* dimensions of a latent layer; 0 = it is none */
+    AXIS_LATENT_FORM,
+    AXIS_LATENT_CACHE,
+    POINT_AXES
 };
 
 /* Values of some axes, by name; the others are counted. */
@@ -115,10 +122,16 @@ enum { DECODES_LAST, DECODES_FIRST, DECODES_DRAFTS, DECODES_FIRST_DRAFTS };
 
 enum { PLACE_ANY, PLACE_KV_EQUAL, PLACE_ALIGNED };
 
+/* Dimensions by name; the others are counted. */
+enum { MLA_NONE, MLA_SMALL, MLA_DEEPSEEK, MLA_ONE_BLOCK, MLA_DIMS = 8 };
+enum { ALL_LATENTS = (1 << MLA_DIMS) - 2 };
+/* Sets of values of AXIS_LATENT_FORM and of AXIS_LATENT_CACHE. */
+enum { MLA_ABSORBED = 1 << 0, MLA_EXPANDED = 1 << 1, MLA_LATENT = 1 << 0, MLA_PACKED = 1 << 1 };
+
 enum { GRID_MAX_VALUES = 16, GRID_MAX_FORMS = 8 };
 
 struct grid_point {
-    uint8_t value[GRID_AXES];
+    uint8_t value[POINT_AXES];
 };
 
 /* The backend under query. */
@@ -191,8 +204,10 @@ bool grid_accepts(const struct grid *grid, const struct grid_point *point, struc
 bool grid_accepts_spec(const struct grid *grid, const attn_options *options, struct case_spec *spec,
                        char *reason, size_t size);
 
-/* Point n of a stream of random ones, accepted or not. */
+/* Point n of a stream of random ones, accepted or not; of latent layers with axes of the set `without` plain. */
 struct grid_point grid_random(const struct grid *grid, uint64_t seed, uint64_t n);
+struct grid_point grid_random_latent(const struct grid *grid, uint64_t seed, uint64_t n,
+                                     uint32_t without);
 
 /* Values of some axes, as sets of bits; every point that has one of each, and is as the base else.
  */
@@ -200,16 +215,25 @@ struct grid_choice {
     enum grid_axis axis;
     uint32_t values;
 };
-enum { GRID_MAX_CHOICES = 6, ALL = (1 << GRID_MAX_VALUES) - 1 };
+enum { GRID_MAX_CHOICES = 9, ALL = (1 << GRID_MAX_VALUES) - 1 };
 #define BIT(value) (1u << (value))
 #define BOTH_PHASES                                                                                \
     {                                                                                              \
         AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
     }
 
+/* Of latent layers: sets of forms, caches and dimensions, then choices of the grid's axes. */
+#define OF_LATENTS(forms, caches, dims, ...)                                                       \
+    {AXIS_LATENT_FORM, forms}, {AXIS_LATENT_CACHE, caches}, {AXIS_LATENT, dims}, __VA_ARGS__
+
+/* Are they of latent layers? */
+bool grid_chooses_latents(const struct grid_choice *choices);
+
 /* Point `index` of those, counted over accepted ones, and how many there are; a choice without
- * values ends the list. The reason of the first that is refused is in `reason` if none is accepted.
- */
+ * values ends the list. Latent layers have a base of their own, as plain as the backend allows, and
+ * its dimensions where none of the chosen ones is accepted: kernels of 512 + 64 alone are checked
+ * for all that others are. The reason of the first that is refused is in `reason` if none is
+ * accepted. */
 int32_t grid_product(const struct grid *grid, const struct grid_choice *choices, int32_t index,
                      struct grid_point *point, char *reason, size_t size);
 

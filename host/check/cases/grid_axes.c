@@ -75,10 +75,21 @@ static const int32_t lengths[][4][2] = {
 };
 static const int32_t num_sequences[] = {4, 4, 4, 4, 2, 1};
 
+/* kv_lora_rank, rope_dim, nope_dim, v_dim. */
+static const int32_t latents[MLA_DIMS][4] = {
+    [MLA_SMALL] = {64, 16, 32, 24},
+    [MLA_DEEPSEEK] = {512, 64, 128, 128},
+    [MLA_ONE_BLOCK] = {128, 5, 20, 33},
+    {33, 7, 11, 5},
+    {1, 1, 1, 1},
+    {256, 32, 64, 64},
+    {130, 70, 3, 40},
+};
+
 static const struct {
     const char *name;
     int32_t count;
-} axes[GRID_AXES] = {
+} axes[POINT_AXES] = {
     [AXIS_TYPE] = {"attn_type", ATTN_TYPE_COUNT},
     [AXIS_MODE] = {"mode", COUNT(modes)},
     [AXIS_DTYPE] = {"q_dtype", COUNT(dtypes)},
@@ -108,6 +119,9 @@ static const struct {
     [AXIS_ROW] = {"first_row", 2},
     [AXIS_DECODES] = {"decodes", 4},
     [AXIS_PLACE] = {"place", COUNT(places)},
+    [AXIS_LATENT] = {"latent", MLA_DIMS},
+    [AXIS_LATENT_FORM] = {"latent_form", 2},
+    [AXIS_LATENT_CACHE] = {"latent_cache", 2},
 };
 
 int32_t grid_num_values(const struct grid *grid, enum grid_axis axis)
@@ -247,6 +261,36 @@ static bool is_of_no_use(const uint8_t *value)
            (value[AXIS_MODE] != MODE_MIXED && value[AXIS_DECODES] != DECODES_LAST);
 }
 
+/* The part of the prefix that comes with this batch: all of it, its end, its beginning, nothing. */
+static void set_chunk(struct case_sequence *sequence, int32_t s)
+{
+    int32_t prefix = sequence->prefix_len;
+    sequence->chunk_end = s % 4 == 2 ? prefix / 2 : prefix;
+    sequence->num_new_keys = s % 4 == 1 ? prefix / 3 : s % 4 == 3 ? 0 : sequence->chunk_end;
+}
+
+/* False: the point contradicts itself. */
+static bool make_latent(struct case_spec *spec, const uint8_t *value)
+{
+    const int32_t *of = latents[value[AXIS_LATENT]];
+    bool expanded = value[AXIS_LATENT_FORM], packed = value[AXIS_LATENT_CACHE];
+    if (value[AXIS_INPUTS] != INPUTS_PLAIN || (packed && value[AXIS_KV] != KV_AS_Q))
+        return false;
+    spec->latent = (struct case_latent){of[0], of[1], of[2], of[3], false};
+    case_spec_set_form(spec, expanded);
+    spec->kv_layout = packed ? ATTN_LAYOUT_MLA_LATENT_FP8 : ATTN_LAYOUT_MLA_LATENT;
+    if (packed)
+        spec->kv_dtype = ATTN_FP8_E4M3;
+    if (spec->index_form == 0) /* the grid of a backend for latent layers alone is empty */
+        spec->index_form = ATTN_INDEX_BLOCK_TABLE;
+    if (expanded && spec->partial) {
+        spec->from_cache = false;
+        for (int32_t s = 0; s < spec->num_sequences; s++)
+            set_chunk(&spec->sequences[s], s);
+    }
+    return case_spec_defect(spec) == NULL;
+}
+
 bool grid_spec(const struct grid *grid, const struct grid_point *point, struct case_spec *spec)
 {
     const uint8_t *value = point->value;
@@ -264,7 +308,8 @@ bool grid_spec(const struct grid *grid, const struct grid_point *point, struct c
     }
     if (value[AXIS_PADDING])
         spec->padded = spec->num_sequences + 2;
-    return case_spec_defect(spec) == NULL;
+    return case_spec_defect(spec) == NULL &&
+           (value[AXIS_LATENT] == MLA_NONE || make_latent(spec, value));
 }
 
 /* ---- Rules ----------------------------------------------------------------------------------- */

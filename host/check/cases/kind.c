@@ -248,15 +248,10 @@ static bool forward_beside(struct kind_case *k, struct kind_beside *other)
     return false;
 }
 
-static int32_t count_points(const struct check_subject *subject, const struct kind_cases *cases)
-{
-    return cases->kind == &latent_layers ? numerics_mla_points(subject, &cases->latent)
-                                         : numerics_points(subject, cases->softmax);
-}
-
 static int32_t count_forward(const struct check_subject *subject, const struct kind_cases *cases)
 {
-    int32_t points = count_points(subject, cases), least = cases->vary ? 1 : variants_of(cases);
+    int32_t points = numerics_points(subject, cases->choices),
+            least = cases->vary ? 1 : variants_of(cases);
     if (cases->drawn && points > 1)
         return numerics_few(subject, cases->drawn);
     return points > 0 ? variants_of(cases) * points : least;
@@ -266,11 +261,10 @@ static int32_t count_forward(const struct check_subject *subject, const struct k
 static bool find_forward(struct kind_case *k, const struct kind_cases *cases)
 {
     int32_t index = k->run->index;
-    bool latent = k->kind == &latent_layers;
-    int32_t drawn_from = cases->drawn ? count_points(k->run->subject, cases) : 0;
+    int32_t drawn_from = cases->drawn ? numerics_points(k->run->subject, cases->choices) : 0;
     k->variant = index % variants_of(cases);
     k->run->index = drawn_from > 0 ? index % drawn_from : index / variants_of(cases);
-    bool found = numerics_open(&k->at, k->run, latent ? NULL : cases->softmax, &cases->latent);
+    bool found = numerics_open(&k->at, k->run, cases->choices);
     k->run->index = index;
     if (!found || !cases->complete)
         return found;

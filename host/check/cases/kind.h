@@ -19,8 +19,7 @@ struct check_kind;
 /* Of what is not about its kind nothing is read. */
 struct kind_cases {
     const struct check_kind *kind;
-    struct grid_choice softmax[GRID_MAX_CHOICES + 1]; /* of sparse layers too */
-    struct mla_choice latent;
+    struct grid_choice choices[GRID_MAX_CHOICES + 1]; /* of all but linear layers */
     void (*complete)(
         struct case_spec
             *spec); /* of each point, which is skipped where query refuses that; NULL = as it is */
@@ -33,27 +32,25 @@ struct kind_cases {
 };
 
 #define SOFTMAX_CASES(...)                                                                         \
-    (&(const struct kind_cases){.kind = &softmax_layers, .softmax = {__VA_ARGS__}})
+    (&(const struct kind_cases){.kind = &softmax_layers, .choices = {__VA_ARGS__}})
 #define SOFTMAX_COMPLETED(function, ...)                                                           \
     (&(const struct kind_cases){                                                                   \
-        .kind = &softmax_layers, .complete = function, .softmax = {__VA_ARGS__}})
+        .kind = &softmax_layers, .complete = function, .choices = {__VA_ARGS__}})
 #define SOFTMAX_VARIED(function, number, ...)                                                      \
     (&(const struct kind_cases){                                                                   \
-        .kind = &softmax_layers, .vary = function, .variants = number, .softmax = {__VA_ARGS__}})
+        .kind = &softmax_layers, .vary = function, .variants = number, .choices = {__VA_ARGS__}})
 #define SPARSE_CASES(...)                                                                          \
-    (&(const struct kind_cases){.kind = &sparse_layers, .softmax = {__VA_ARGS__}})
-#define LATENT_CASES(forms, layouts, dims, ...)                                                    \
-    (&(const struct kind_cases){.kind = &latent_layers,                                            \
-                                .latent = {forms, layouts, dims, {__VA_ARGS__}}})
-#define LATENT_COMPLETED(function, forms, layouts, dims, ...)                                      \
-    (&(const struct kind_cases){.kind = &latent_layers,                                            \
-                                .complete = function,                                              \
-                                .latent = {forms, layouts, dims, {__VA_ARGS__}}})
-#define LATENT_VARIED(function, number, forms, layouts, dims, ...)                                 \
+    (&(const struct kind_cases){.kind = &sparse_layers, .choices = {__VA_ARGS__}})
+#define LATENT_CASES(...)                                                                          \
+    (&(const struct kind_cases){.kind = &latent_layers, .choices = {OF_LATENTS(__VA_ARGS__)}})
+#define LATENT_COMPLETED(function, ...)                                                            \
+    (&(const struct kind_cases){                                                                   \
+        .kind = &latent_layers, .complete = function, .choices = {OF_LATENTS(__VA_ARGS__)}})
+#define LATENT_VARIED(function, number, ...)                                                       \
     (&(const struct kind_cases){.kind = &latent_layers,                                            \
                                 .vary = function,                                                  \
                                 .variants = number,                                                \
-                                .latent = {forms, layouts, dims, {__VA_ARGS__}}})
+                                .choices = {OF_LATENTS(__VA_ARGS__)}})
 #define LINEAR_CASES(function, number)                                                             \
     (&(const struct kind_cases){.kind = &linear_layers, .change = function, .variants = number})
 
@@ -66,6 +63,10 @@ struct kind_cases {
 /* A row whose cases are judged, each in a session of its own. */
 #define JUDGED_ROW(rule, name, sentence, cases)                                                    \
     KIND_ROW(rule, #name, alone, CHECK_NEEDS_COMPUTE, sentence, cases)
+
+/* A row whose cases run_NAME takes from there on. */
+#define FOUND_ROW(rule, name, sentence, cases)                                                     \
+    KIND_ROW(rule, #name, name, CHECK_NEEDS_COMPUTE, sentence, cases)
 
 /* Two rows, run by run_NAME: NAME of softmax layers, mla_NAME of latent ones. */
 #define KIND_ROWS(rule, name, sentence, softmax, latent)                                           \

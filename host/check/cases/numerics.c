@@ -55,56 +55,21 @@ bool numerics_spec(struct check_run *run, const struct grid *grid,
     char reason[512] = "";
     int32_t count = grid_product(grid, choices, run->index, &point, reason, sizeof reason);
     if (run->index >= count) {
-        check_skip(run, "%s", grid->refusal[0] ? grid->refusal : reason);
+        bool softmax = !grid_chooses_latents(choices);
+        check_skip(run, "%s", softmax && grid->refusal[0] ? grid->refusal : reason);
         return false;
     }
     *options = grid_options(grid, &point);
     return grid_accepts(grid, &point, spec, NULL, 0);
 }
 
-int32_t numerics_mla_points(const struct check_subject *subject, const struct mla_choice *choice)
-{
-    struct grid *grid = grid_of(subject);
-    struct mla_point point;
-    int32_t count = 0;
-    if (grid) {
-        grid->remembers = true;
-        count = mla_product(grid, choice, 0, &point, NULL, 0);
-        grid->remembers = false;
-    }
-    grid_release(subject, grid);
-    return count;
-}
-
-int32_t numerics_mla_count(const struct check_subject *subject, const struct mla_choice *choice)
-{
-    int32_t count = numerics_mla_points(subject, choice);
-    return count > 0 ? count : 1;
-}
-
-bool numerics_mla_spec(struct check_run *run, const struct grid *grid,
-                       const struct mla_choice *choice, struct case_spec *spec,
-                       const attn_options **options)
-{
-    struct mla_point point;
-    char reason[512] = "";
-    if (run->index >= mla_product(grid, choice, run->index, &point, reason, sizeof reason)) {
-        check_skip(run, "%s", reason);
-        return false;
-    }
-    *options = grid_options(grid, &point.common);
-    return mla_accepts(grid, &point, spec, NULL, 0);
-}
-
 bool numerics_open(struct numerics_point *at, struct check_run *run,
-                   const struct grid_choice *choices, const struct mla_choice *latent)
+                   const struct grid_choice *choices)
 {
     *at = (struct numerics_point){.run = run, .grid = grid_of(run->subject)};
     if (!at->grid)
         check_fail(run, "no memory for the grid");
-    return at->grid &&
-           (choices ? numerics_spec(run, at->grid, choices, &at->spec, &at->options)
-                    : numerics_mla_spec(run, at->grid, latent, &at->spec, &at->options));
+    return at->grid && numerics_spec(run, at->grid, choices, &at->spec, &at->options);
 }
 
 void numerics_close(struct numerics_point *at)
@@ -209,35 +174,32 @@ bool numerics_judge(struct check_run *run, struct case_session *session, struct 
     return verdict.good;
 }
 
-bool numerics_random(struct check_run *run, const struct grid *grid, struct grid_point *point,
+/* What is left out has the base's value. */
+static struct grid_point random_softmax(const struct grid *grid, uint64_t seed, uint64_t n,
+                                        uint32_t without)
+{
+    struct grid_point drawn = grid_random(grid, seed, n), point = grid->base;
+    for (enum grid_axis axis = 0; axis < GRID_AXES; axis++)
+        if (!(without >> axis & 1))
+            point.value[axis] = drawn.value[axis];
+    return point;
+}
+
+bool numerics_random(struct check_run *run, const struct grid *grid,
+                     const struct grid_choice *latents, struct grid_point *point,
                      struct case_spec *spec)
 {
-    for (uint64_t n = 0; n < RANDOM_TRIES; n++) {
-        struct grid_point drawn = grid_random(grid, run->seed, n);
-        *point = grid->base;
-        for (enum grid_axis axis = 0; axis < GRID_AXES; axis++)
-            if (!(run->without >> axis & 1))
-                point->value[axis] = drawn.value[axis];
+    char reason[512] = "";
+    bool serves = !latents || grid_product(grid, latents, 0, point, reason, sizeof reason) > 0;
+    for (uint64_t n = 0; serves && n < RANDOM_TRIES; n++) {
+        *point = (latents ? grid_random_latent : random_softmax)(grid, run->seed, n, run->without);
         if (grid_accepts(grid, point, spec, NULL, 0))
             return true;
     }
-    check_skip(run, "%s",
-               grid->refusal[0] ? grid->refusal : "query refuses every case that was drawn");
-    return false;
-}
-
-bool numerics_mla_random(struct check_run *run, const struct grid *grid,
-                         const struct mla_choice *choice, struct mla_point *point,
-                         struct case_spec *spec)
-{
-    char reason[512] = "";
-    bool serves = mla_product(grid, choice, 0, point, reason, sizeof reason) > 0;
-    for (uint64_t n = 0; serves && n < RANDOM_TRIES; n++) {
-        *point = mla_random(grid, run->seed, n, run->without);
-        if (mla_accepts(grid, point, spec, NULL, 0))
-            return true;
-    }
-    check_skip(run, "%s", serves ? "query refuses every case that was drawn" : reason);
+    if (serves && !latents && grid->refusal[0])
+        check_skip(run, "%s", grid->refusal);
+    else
+        check_skip(run, "%s", serves ? "query refuses every case that was drawn" : reason);
     return false;
 }
 

@@ -8,7 +8,6 @@
 #include "host/check/check.h"
 #include "host/check/cases/forward_case.h"
 #include "host/check/cases/grid.h"
-#include "host/check/cases/mla_spec.h"
 
 /* The subject as sessions call it. `options` NULL = its own. */
 struct case_backend numerics_backend(const struct check_subject *subject,
@@ -45,7 +44,6 @@ int32_t numerics_few(const struct check_subject *subject, int32_t count);
 
 /* How many points of a product of choices are accepted. */
 int32_t numerics_points(const struct check_subject *subject, const struct grid_choice *choices);
-int32_t numerics_mla_points(const struct check_subject *subject, const struct mla_choice *choice);
 
 /* How many cases that gives: one where there are none, which is skipped with the reason. */
 int32_t numerics_count(const struct check_subject *subject, const struct grid_choice *choices);
@@ -56,14 +54,7 @@ bool numerics_spec(struct check_run *run, const struct grid *grid,
                    const struct grid_choice *choices, struct case_spec *spec,
                    const attn_options **options);
 
-/* The same for latent layers. */
-int32_t numerics_mla_count(const struct check_subject *subject, const struct mla_choice *choice);
-bool numerics_mla_spec(struct check_run *run, const struct grid *grid,
-                       const struct mla_choice *choice, struct case_spec *spec,
-                       const attn_options **options);
-
-/* Case run->index of a product, of softmax layers by `choices` or, where these are NULL, of latent ones by `latent`.
- * False: it was skipped, or failed. It is closed in either case. */
+/* Case run->index of a product. False: it was skipped, or failed. It is closed in either case. */
 struct numerics_point {
     struct check_run *run;
     struct grid *grid;
@@ -71,19 +62,18 @@ struct numerics_point {
     const attn_options *options;
 };
 bool numerics_open(struct numerics_point *at, struct check_run *run,
-                   const struct grid_choice *choices, const struct mla_choice *latent);
+                   const struct grid_choice *choices);
 void numerics_close(struct numerics_point *at);
 
 /* Does query accept a spec that was made of the point's? If not, the case is skipped. */
 bool numerics_accepts(struct numerics_point *at, struct case_spec *spec);
 
 /* A point drawn from the run's seed that is accepted, with the base's value of what is to be left
- * out, and its spec. False: there is none, and the case was skipped. */
-bool numerics_random(struct check_run *run, const struct grid *grid, struct grid_point *point,
+ * out, and its spec: of softmax layers, or of latent ones where one of `latents` (NULL = softmax) is
+ * accepted. False: there is none, and the case was skipped. */
+bool numerics_random(struct check_run *run, const struct grid *grid,
+                     const struct grid_choice *latents, struct grid_point *point,
                      struct case_spec *spec);
-bool numerics_mla_random(struct check_run *run, const struct grid *grid,
-                         const struct mla_choice *choice, struct mla_point *point,
-                         struct case_spec *spec);
 
 /* What is e4m3 of q, new keys and values and the output is e5m2, whose bars no needle crosses. */
 void numerics_make_e5m2(struct case_spec *spec);

@@ -14,31 +14,20 @@ static const int64_t most_work = 1000000;
 
 /* ---- What is accepted ------------------------------------------------------------------------ */
 
-static bool make_spec(const struct grid *grid, const struct sequel_point *point,
-                      struct case_spec *spec)
-{
-    return point->latent ? mla_accepts(grid, &point->at, spec, NULL, 0)
-                         : grid_accepts(grid, &point->at.common, spec, NULL, 0);
-}
-
 /* The spec of a point, and is it accepted and cheap enough? */
-static bool sequel_accepts(const struct grid *grid, const struct sequel_point *point,
+static bool sequel_accepts(const struct grid *grid, const struct grid_point *point,
                            struct case_spec *spec)
 {
-    return make_spec(grid, point, spec) && numbers_work(spec) <= most_work;
+    return grid_accepts(grid, point, spec, NULL, 0) && numbers_work(spec) <= most_work;
 }
 
 /* ---- Points ---------------------------------------------------------------------------------- */
 
-static struct sequel_point any_point(const struct grid *grid, bool latent, uint64_t seed,
-                                     uint64_t n)
+static struct grid_point any_point(const struct grid *grid, bool latent, uint64_t seed, uint64_t n)
 {
-    struct sequel_point point = {.latent = latent};
-    if (latent)
-        point.at = mla_random(grid, seed, n, 0);
-    else
-        point.at.common = grid_random(grid, seed, n);
-    uint8_t *value = point.at.common.value;
+    struct grid_point point =
+        latent ? grid_random_latent(grid, seed, n, 0) : grid_random(grid, seed, n);
+    uint8_t *value = point.value;
     if (value[AXIS_SOURCE] == SOURCE_SHARED) /* the reading layer is a matter of its own */
         value[AXIS_SOURCE] = SOURCE_SAVED;
     if (value[AXIS_LENGTHS] == LENGTHS_SPLITS)
@@ -47,13 +36,13 @@ static struct sequel_point any_point(const struct grid *grid, bool latent, uint6
 }
 
 bool sequel_draw(const struct grid *grid, const struct sequel_wish *wish, uint64_t seed,
-                 struct sequel_point *point, struct case_spec *spec)
+                 struct grid_point *point, struct case_spec *spec)
 {
     for (uint64_t n = 0; n < TRIES; n++) {
         *point = any_point(grid, wish->latent, seed, n);
         if (wish->padded)
-            point->at.common.value[AXIS_PADDING] = 1;
-        if (wish->modes && !(wish->modes >> point->at.common.value[AXIS_MODE] & 1))
+            point->value[AXIS_PADDING] = 1;
+        if (wish->modes && !(wish->modes >> point->value[AXIS_MODE] & 1))
             continue;
         if (sequel_accepts(grid, point, spec))
             return true;
@@ -63,26 +52,27 @@ bool sequel_draw(const struct grid *grid, const struct sequel_wish *wish, uint64
 
 /* ---- Another call ---------------------------------------------------------------------------- */
 
-bool sequel_redraw(const struct grid *grid, const struct sequel_point *point, int32_t mask,
+bool sequel_redraw(const struct grid *grid, const struct grid_point *point, int32_t mask,
                    uint64_t seed, struct case_spec *spec)
 {
     static const enum grid_axis of_call[] = {AXIS_MODE,   AXIS_SLOTS,   AXIS_MASK,
                                              AXIS_SOURCE, AXIS_LENGTHS, AXIS_LSE,
                                              AXIS_SCORES, AXIS_PADDING, AXIS_ROW};
     for (uint64_t n = 0; n < TRIES; n++) {
-        struct sequel_point drawn = any_point(grid, point->latent, seed, n), next = *point;
+        struct grid_point drawn = any_point(grid, point->value[AXIS_LATENT] != MLA_NONE, seed, n),
+                          next = *point;
         for (size_t a = 0; a < sizeof of_call / sizeof of_call[0]; a++)
-            next.at.common.value[of_call[a]] = drawn.at.common.value[of_call[a]];
-        next.at.expanded = drawn.at.expanded;
-        if (next.at.common.value[AXIS_SINK] != SINK_NONE)
-            next.at.common.value[AXIS_SINK] = n % 2 ? SINK_GIVEN : SINK_OMITTED;
+            next.value[of_call[a]] = drawn.value[of_call[a]];
+        next.value[AXIS_LATENT_FORM] = drawn.value[AXIS_LATENT_FORM];
+        if (next.value[AXIS_SINK] != SINK_NONE)
+            next.value[AXIS_SINK] = n % 2 ? SINK_GIVEN : SINK_OMITTED;
         if (mask >= 0 && n < TRIES / 2)
-            next.at.common.value[AXIS_MASK] = (uint8_t)mask;
+            next.value[AXIS_MASK] = (uint8_t)mask;
         if (!sequel_accepts(grid, &next, spec))
             continue;
         if (n % 2 == 0)
-            numbers_draw_batch(grid, grid_options(grid, &next.at.common), mix_absorb(seed, n),
-                               most_work, spec);
+            numbers_draw_batch(grid, grid_options(grid, &next), mix_absorb(seed, n), most_work,
+                               spec);
         return true;
     }
     return false;
@@ -135,23 +125,23 @@ static void take_own_lengths(uint8_t *value, bool of_prefix)
     value[AXIS_CHUNK] = value[AXIS_ALIBI] = 0;
 }
 
-bool sequel_draw_beside(const struct grid *grid, const struct sequel_point *first,
+bool sequel_draw_beside(const struct grid *grid, const struct grid_point *first,
                         const struct case_spec *first_spec, bool latent, uint64_t seed,
-                        struct sequel_point *point, struct case_spec *spec)
+                        struct grid_point *point, struct case_spec *spec)
 {
     static const enum grid_axis of_batch[] = {AXIS_MODE,    AXIS_MASK, AXIS_LENGTHS,
                                               AXIS_PADDING, AXIS_ROW,  AXIS_FORM};
     for (uint64_t n = 0; n < TRIES; n++) {
         *point = any_point(grid, latent, seed, n);
         for (size_t a = 0; a < sizeof of_batch / sizeof of_batch[0]; a++)
-            point->at.common.value[of_batch[a]] = first->at.common.value[of_batch[a]];
+            point->value[of_batch[a]] = first->value[of_batch[a]];
         if (n % 2 == 0)
-            take_own_lengths(point->at.common.value, latent || seed & 1);
-        if (!make_spec(grid, point, spec) || !can_share_batch(first_spec, spec))
+            take_own_lengths(point->value, latent || seed & 1);
+        if (!grid_accepts(grid, point, spec, NULL, 0) || !can_share_batch(first_spec, spec))
             continue;
         sequel_take_batch(spec, first_spec);
         if (!case_spec_defect(spec) &&
-            grid_accepts_spec(grid, grid_options(grid, &point->at.common), spec, NULL, 0) &&
+            grid_accepts_spec(grid, grid_options(grid, point), spec, NULL, 0) &&
             numbers_work(spec) <= most_work)
             return true;
     }
@@ -162,12 +152,13 @@ bool sequel_draw_beside(const struct grid *grid, const struct sequel_point *firs
 
 bool sequel_serves(const struct check_subject *subject, bool latent)
 {
-    static const struct mla_choice plain = {
-        MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED, 3, {{0, 0}}};
+    static const struct grid_choice plain[GRID_MAX_CHOICES + 1] = {
+        OF_LATENTS(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED,
+                   BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK), {0, 0})};
     struct grid *grid = grid_of(subject);
-    struct mla_point point;
+    struct grid_point point;
     bool any =
-        grid && (latent ? mla_product(grid, &plain, 0, &point, NULL, 0) > 0 : grid->num_points > 0);
+        grid && (latent ? grid_product(grid, plain, 0, &point, NULL, 0) > 0 : grid->num_points > 0);
     grid_release(subject, grid);
     return any;
 }

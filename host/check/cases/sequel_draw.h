@@ -6,13 +6,7 @@
 #ifndef HOST_CHECK_CASES_SEQUEL_DRAW_H
 #define HOST_CHECK_CASES_SEQUEL_DRAW_H
 
-#include "host/check/cases/mla_spec.h"
-
-/* A point of the grid, or of latent attention. */
-struct sequel_point {
-    bool latent;
-    struct mla_point at; /* softmax: at.common alone */
-};
+#include "host/check/cases/grid.h"
 
 /* Which layers a draw is about, and a set of bits of modes that it may have; 0 = any. */
 struct sequel_wish {
@@ -23,19 +17,19 @@ struct sequel_wish {
 
 /* A point that is accepted. false: none of those that were drawn is. */
 bool sequel_draw(const struct grid *grid, const struct sequel_wish *wish, uint64_t seed,
-                 struct sequel_point *point, struct case_spec *spec);
+                 struct grid_point *point, struct case_spec *spec);
 
 /* Another call of the same layer: all that a problem has is as in `point`, mode, form, mask,
  * lengths, sources, slots and what is asked for are drawn. A mask kind (MASK_*) that is not
  * negative is taken if it is accepted. */
-bool sequel_redraw(const struct grid *grid, const struct sequel_point *point, int32_t mask,
+bool sequel_redraw(const struct grid *grid, const struct grid_point *point, int32_t mask,
                    uint64_t seed, struct case_spec *spec);
 
 /* Another layer group in the batch of `first`: mode, mask, queries and padding are its own, all
  * else is drawn. */
-bool sequel_draw_beside(const struct grid *grid, const struct sequel_point *first,
+bool sequel_draw_beside(const struct grid *grid, const struct grid_point *first,
                         const struct case_spec *first_spec, bool latent, uint64_t seed,
-                        struct sequel_point *point, struct case_spec *spec);
+                        struct grid_point *point, struct case_spec *spec);
 
 /* The batch of `first` for another layer: its queries; keys of the layer's own where it has such.
  */

@@ -228,13 +228,13 @@ static void run_climb(struct check_run *run)
 /* So many variants of plain cases in both phases. */
 #define SOFTMAX(number)                                                                            \
     (&(const struct kind_cases){.kind = &softmax_layers,                                           \
-                                .softmax = {BOTH_PHASES, {AXIS_LAYOUT, BIT(0)}},                   \
+                                .choices = {BOTH_PHASES, {AXIS_LAYOUT, BIT(0)}},                   \
                                 .variants = number})
 #define LATENT(number)                                                                             \
-    (&(const struct kind_cases){                                                                   \
-        .kind = &latent_layers,                                                                    \
-        .latent = {MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT, BIT(MLA_SMALL), {BOTH_PHASES}},        \
-        .variants = number})
+    (&(const struct kind_cases){.kind = &latent_layers,                                            \
+                                .choices = {OF_LATENTS(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT,    \
+                                                       BIT(MLA_SMALL), BOTH_PHASES)},              \
+                                .variants = number})
 #define LINEAR(number) LINEAR_CASES(axes_make_linear_short, number)
 
 const struct check check_borders[] = {

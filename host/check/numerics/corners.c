@@ -93,16 +93,15 @@ const struct check check_corners[] = {
     KIND_ROW("CAPS-02", "corners", corners, CHECK_NEEDS_COMPUTE,
              "results are right with several axes at the ends of their accepted ranges",
              (&(const struct kind_cases){
-                 .kind = &softmax_layers, .softmax = {BOTH_PHASES}, .drawn = CORNERS})),
+                 .kind = &softmax_layers, .choices = {BOTH_PHASES}, .drawn = CORNERS})),
     KIND_ROW(
         "CAPS-02", "mla_corners", corners, CHECK_NEEDS_COMPUTE,
         "latent layers: results are right with several axes at the ends of their accepted ranges",
         (&(const struct kind_cases){
             .kind = &latent_layers,
-            .latent = {MLA_ABSORBED | MLA_EXPANDED,
-                       MLA_LATENT | MLA_PACKED,
-                       BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK),
-                       {BOTH_PHASES, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}}},
+            .choices = {OF_LATENTS(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED,
+                                   BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK), BOTH_PHASES,
+                                   {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})},
             .drawn = CORNERS})),
     KIND_ROW(
         "CAPS-02", "linear_corners", corners, CHECK_NEEDS_COMPUTE,

@@ -37,14 +37,12 @@ static const uint8_t modes[] = {MODE_EXTEND, MODE_DECODE, MODE_MIXED};
 static bool find_plain(const struct grid *grid, bool latent, int32_t form, uint8_t mode,
                        struct case_spec *spec, char *reason, size_t size)
 {
-    const struct mla_choice choice = {
-        1u << form % 2, 1u << form / 2, BIT(MLA_SMALL), {{AXIS_MODE, 1u << mode}}};
+    const struct grid_choice latents[GRID_MAX_CHOICES + 1] = {
+        OF_LATENTS(BIT(form % 2), BIT(form / 2), BIT(MLA_SMALL), {AXIS_MODE, BIT(mode)})};
     struct grid_point point = grid->base;
-    struct mla_point at;
-    if (latent)
-        return mla_product(grid, &choice, 0, &at, reason, size) > 0 &&
-               mla_accepts(grid, &at, spec, reason, size);
     point.value[AXIS_MODE] = mode;
+    if (latent && grid_product(grid, latents, 0, &point, reason, size) == 0)
+        return false;
     return grid_accepts(grid, &point, spec, reason, size);
 }
 

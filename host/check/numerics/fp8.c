@@ -9,8 +9,7 @@
  * a part of the score that is as large as that of any other code.
  */
 #include "host/check/cases/forward_case_session.h"
-#include "host/check/cases/mla_spec.h"
-#include "host/check/cases/numerics.h"
+#include "host/check/cases/kind.h"
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
@@ -205,42 +204,15 @@ static void set_lengths(struct case_spec *spec)
 typedef void (*use_spec)(struct check_run *run, const struct case_spec *spec,
                          const attn_options *options);
 
-static void with_spec(struct check_run *run, const struct grid_choice *choices,
-                      const struct mla_choice *latent, use_spec use)
+static void with_spec(struct check_run *run, use_spec use)
 {
-    struct numerics_point at;
-    if (numerics_open(&at, run, choices, latent)) {
-        set_lengths(&at.spec);
-        if (numerics_accepts(&at, &at.spec))
-            use(run, &at.spec, at.options);
-    }
-    numerics_close(&at);
+    struct kind_case k;
+    if (kind_find(&k, run))
+        use(run, &k.at.spec, k.at.options);
+    kind_close(&k);
 }
 
-#define CACHED                                                                                     \
-    {                                                                                              \
-        AXIS_SOURCE, BIT(SOURCE_CACHE)                                                             \
-    }
-#define QUANTISED                                                                                  \
-    {                                                                                              \
-        AXIS_KV, ALL & ~BIT(KV_AS_Q)                                                               \
-    }
-
-/* count_NAME and run_NAME for a product of axes, and for one of latent layers. */
-#define PRODUCT(name, use, ...)                                                                    \
-    static const struct grid_choice name##_choices[] = {__VA_ARGS__, {0, 0}};                      \
-    CHECK_COUNT(name, numerics_count(subject, name##_choices))                                     \
-    CHECK_RUN(name, with_spec(run, name##_choices, NULL, use))
-#define LATENT(name, use, layout, ...)                                                             \
-    static const struct mla_choice name##_choice = {                                               \
-        MLA_ABSORBED, layout, BIT(MLA_ONE_BLOCK), {__VA_ARGS__}};                                  \
-    CHECK_COUNT(name, numerics_mla_count(subject, &name##_choice))                                 \
-    CHECK_RUN(name, with_spec(run, NULL, &name##_choice, use))
-
-PRODUCT(codes, judge_codes, QUANTISED, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)
-LATENT(mla_codes, judge_codes, MLA_LATENT, {AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)},
-       {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)
-LATENT(mla_packed_codes, judge_codes, MLA_PACKED, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)
+CHECK_RUN(codes, with_spec(run, judge_codes))
 
 /* ---- Where scales are ------------------------------------------------------------------------ */
 
@@ -252,21 +224,7 @@ static void judge_device_scales(struct check_run *run, const struct case_spec *s
     numerics_run(run, &elsewhere, options, &(struct case_run){.exact_memory = true});
 }
 
-#define SAVED_OR_NOT                                                                               \
-    {                                                                                              \
-        AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)                                         \
-    }
-
-#define FP8_OPERANDS                                                                               \
-    {AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)},                                                 \
-    {                                                                                              \
-        AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)                                                       \
-    }
-
-PRODUCT(device_scales, judge_device_scales, QUANTISED, BOTH_PHASES, SAVED_OR_NOT)
-PRODUCT(device_input_scales, judge_device_scales, FP8_OPERANDS, BOTH_PHASES)
-LATENT(mla_device_scales, judge_device_scales, MLA_LATENT, {AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)},
-       BOTH_PHASES, SAVED_OR_NOT)
+CHECK_RUN(device_scales, with_spec(run, judge_device_scales))
 
 /* ---- Scores of 0 ----------------------------------------------------------------------------- */
 
@@ -294,21 +252,52 @@ static void judge_unscaled(struct check_run *run, const struct case_spec *spec,
     forward_case_destroy(c);
 }
 
-PRODUCT(scale_zero, judge_unscaled, {AXIS_CAP, BIT(0) | BIT(1)}, {AXIS_ALIBI, 3},
-        {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)}, BOTH_PHASES)
-LATENT(mla_scale_zero, judge_unscaled, MLA_LATENT, {AXIS_CAP, BIT(0) | BIT(1)}, BOTH_PHASES)
+CHECK_RUN(scale_zero, with_spec(run, judge_unscaled))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
+#define CACHED                                                                                     \
+    {                                                                                              \
+        AXIS_SOURCE, BIT(SOURCE_CACHE)                                                             \
+    }
+#define SAVED_OR_NOT                                                                               \
+    {                                                                                              \
+        AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)                                         \
+    }
+#define QUANTISED                                                                                  \
+    {                                                                                              \
+        AXIS_KV, ALL & ~BIT(KV_AS_Q)                                                               \
+    }
+#define FP8_LATENTS                                                                                \
+    {                                                                                              \
+        AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)                                                       \
+    }
+#define SOFTMAX(...) SOFTMAX_COMPLETED(set_lengths, __VA_ARGS__)
+#define LATENT(layout, ...)                                                                        \
+    LATENT_COMPLETED(set_lengths, MLA_ABSORBED, layout, BIT(MLA_ONE_BLOCK), __VA_ARGS__)
+#define ROW(rule, name, function, sentence, cases)                                                 \
+    KIND_ROW(rule, name, function, CHECK_NEEDS_COMPUTE, sentence, cases)
+
 const struct check check_codes[] = {
-    CHECK_CASES("MEAN-09", scale_zero, "where sm_scale is 0 all keys count alike"),
-    CHECK_CASES("MEAN-19", mla_scale_zero, "where sm_scale is 0 all latents count alike"),
-    CHECK_CASES("KV-04", codes, "every code of fp8 is read as its number, in keys and in values"),
-    CHECK_CASES("KV-04", mla_codes, "every code of fp8 in a latent cache is read as its number"),
-    CHECK_CASES("KV-11", mla_packed_codes, "every code of a packed latent is read as its number"),
-    CHECK_CASES("KV-04", device_scales, "scales may be on the device alone"),
-    CHECK_CASES("KV-04", device_input_scales,
-                "scales of q, k, v and the output may be on the device alone"),
-    CHECK_CASES("KV-04", mla_device_scales, "the scale of latents may be on the device alone"),
+    ROW("MEAN-09", "scale_zero", scale_zero, "where sm_scale is 0 all keys count alike",
+        SOFTMAX({AXIS_CAP, BIT(0) | BIT(1)}, {AXIS_ALIBI, 3},
+                {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)}, BOTH_PHASES)),
+    ROW("MEAN-19", "mla_scale_zero", scale_zero, "where sm_scale is 0 all latents count alike",
+        LATENT(MLA_LATENT, {AXIS_CAP, BIT(0) | BIT(1)}, BOTH_PHASES)),
+    ROW("KV-04", "codes", codes, "every code of fp8 is read as its number, in keys and in values",
+        SOFTMAX(QUANTISED, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)),
+    ROW("KV-04", "mla_codes", codes, "every code of fp8 in a latent cache is read as its number",
+        LATENT(MLA_LATENT, FP8_LATENTS, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)),
+    ROW("KV-11", "mla_packed_codes", codes, "every code of a packed latent is read as its number",
+        LATENT(MLA_PACKED, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)),
+    ROW("KV-04", "device_scales", device_scales, "scales may be on the device alone",
+        SOFTMAX(QUANTISED, BOTH_PHASES, SAVED_OR_NOT)),
+    ROW("KV-04", "device_input_scales", device_scales,
+        "scales of q, k, v and the output may be on the device alone",
+        SOFTMAX({AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)},
+                {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}, BOTH_PHASES)),
+    ROW("KV-04", "mla_device_scales", device_scales,
+        "the scale of latents may be on the device alone",
+        LATENT(MLA_LATENT, FP8_LATENTS, BOTH_PHASES, SAVED_OR_NOT)),
     {.rule = NULL},
 };

@@ -7,8 +7,7 @@
  */
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/joint.h"
-#include "host/check/cases/mla_spec.h"
-#include "host/check/cases/numerics.h"
+#include "host/check/cases/kind.h"
 
 #include "host/base/error.h"
 #include "host/base/mix.h"
@@ -65,48 +64,28 @@ static void judge_hints(struct check_run *run, const struct grid *grid,
     }
 }
 
-static const struct grid_choice softmax_choices[] = {
-    {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED) | BIT(MODE_VERIFY)},
-    {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
-    {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_63)},
-    {0, 0}};
-static const struct grid_choice tile_choices[] = {
-    {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
-    {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
-    {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_100)},
-    {0, 0}};
-static const struct grid_choice form_choices[] = {{AXIS_FORM, ALL}, BOTH_PHASES, {0, 0}};
-static const struct mla_choice latent_choice = {
-    MLA_ABSORBED,
-    MLA_LATENT | MLA_PACKED,
-    BIT(MLA_ONE_BLOCK),
-    {{AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)}}};
-
-static void run_found(struct check_run *run, const struct grid_choice *choices, bool tiles)
+static void run_found(struct check_run *run, bool tiles)
 {
-    struct numerics_point at;
-    if (numerics_open(&at, run, choices, &latent_choice))
-        judge_hints(run, at.grid, &at.spec, at.options, tiles);
-    numerics_close(&at);
+    struct kind_case k;
+    if (kind_find(&k, run))
+        judge_hints(run, k.at.grid, &k.at.spec, k.at.options, tiles);
+    kind_close(&k);
 }
 
 /* Levels of runs, and nothing else. */
-static void run_levels(struct check_run *run, bool tiles)
+static void judge_levels(struct check_run *run, bool tiles)
 {
     const struct case_run exactly = {.exact_memory = true};
-    struct numerics_point at;
-    if (numerics_open(&at, run, softmax_choices, NULL)) {
-        set_runs(&at.spec, HINT_LEVELS, tiles);
-        if (numerics_accepts(&at, &at.spec))
-            numerics_run(run, &at.spec, at.options, &exactly);
+    struct kind_case k;
+    if (kind_find(&k, run)) {
+        set_runs(&k.at.spec, HINT_LEVELS, tiles);
+        if (numerics_accepts(&k.at, &k.at.spec))
+            numerics_run(run, &k.at.spec, k.at.options, &exactly);
     }
-    numerics_close(&at);
+    kind_close(&k);
 }
 
 /* ---- With cross attention -------------------------------------------------------------------- */
-
-static const struct grid_choice beside_choices[] = {
-    BOTH_PHASES, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)}, {0, 0}};
 
 /* The same queries over encoders of their own, longer than what is shared, but for the last of each
  * run. */
@@ -166,62 +145,67 @@ static bool add_case(struct check_run *run, struct joint *joint, const struct ca
 
 static void run_beside(struct check_run *run, bool tiles)
 {
-    struct numerics_point at;
+    struct kind_case k;
     struct case_spec cross;
     struct joint joint = {.count = 0};
-    if (numerics_open(&at, run, beside_choices, NULL)) {
-        set_runs(&at.spec, HINT_ALL, tiles);
-        cross = at.spec;
+    if (kind_find(&k, run)) {
+        set_runs(&k.at.spec, HINT_ALL, tiles);
+        cross = k.at.spec;
         make_cross(&cross, tiles);
-        if (numerics_accepts(&at, &at.spec) && numerics_accepts(&at, &cross) &&
-            add_case(run, &joint, &at.spec) && add_case(run, &joint, &cross))
-            judge_joint(run, &joint, at.options);
+        if (numerics_accepts(&k.at, &k.at.spec) && numerics_accepts(&k.at, &cross) &&
+            add_case(run, &joint, &k.at.spec) && add_case(run, &joint, &cross))
+            judge_joint(run, &joint, k.at.options);
     }
     joint_destroy(&joint);
-    numerics_close(&at);
+    kind_close(&k);
 }
-
-CHECK_COUNT(hints_beside_cross, numerics_count(subject, beside_choices))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-CHECK_COUNT(hints, numerics_count(subject, softmax_choices))
-CHECK_COUNT(hints_forms, numerics_count(subject, form_choices))
-CHECK_COUNT(mla_hints, numerics_mla_count(subject, &latent_choice))
-CHECK_RUN(hints, run_found(run, softmax_choices, false))
-CHECK_RUN(hints_forms, run_found(run, form_choices, false))
-CHECK_RUN(mla_hints, run_found(run, NULL, false))
-CHECK_RUN(prefix_levels, run_levels(run, false))
-CHECK_RUN(hints_beside_cross, run_beside(run, false))
+CHECK_RUN(hints, run_found(run, false))
+CHECK_RUN(levels, judge_levels(run, false))
+CHECK_RUN(beside_cross, run_beside(run, false))
 
 /* The same where what is shared is several tiles of keys, the last one in part. */
-CHECK_COUNT(tiles, numerics_count(subject, tile_choices))
-CHECK_RUN(hints_tiles, run_found(run, tile_choices, true))
-CHECK_RUN(mla_hints_tiles, run_found(run, NULL, true))
-CHECK_RUN(levels_tiles, run_levels(run, true))
+CHECK_RUN(hints_tiles, run_found(run, true))
+CHECK_RUN(levels_tiles, judge_levels(run, true))
 CHECK_RUN(tiles_beside_cross, run_beside(run, true))
 
+#define THREE_MODES (BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED))
+#define HINTED                                                                                     \
+    SOFTMAX_CASES({AXIS_MODE, THREE_MODES | BIT(MODE_VERIFY)},                                     \
+                  {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},                                          \
+                  {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_63)})
+#define HINTED_LATENTS                                                                             \
+    LATENT_CASES(MLA_ABSORBED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK),                        \
+                 {AXIS_MODE, THREE_MODES})
+#define BESIDE SOFTMAX_CASES(BOTH_PHASES, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
+#define ROW(rule, name, function, sentence, cases)                                                 \
+    KIND_ROW(rule, name, function, CHECK_NEEDS_COMPUTE, sentence, cases)
+
 const struct check check_hints[] = {
-    CHECK_CASES("INVAR-01", hints, "the hint of shared prefixes changes no result"),
-    CHECK_CASES("INVAR-01", hints_forms,
-                "the hint of shared prefixes changes no result, in any form of KV indices"),
-    CHECK_CASES("INVAR-01", mla_hints,
-                "the hint of shared prefixes changes no result of latent layers"),
-    CHECK_ROW("KV-15", prefix_levels, count_hints, CHECK_NEEDS_COMPUTE,
-              "shared prefixes of several levels change no result"),
-    {"KV-15", "beside_cross", "a hint about sequences does not apply to the keys of their encoders",
-     CHECK_NEEDS_COMPUTE, count_hints_beside_cross, run_hints_beside_cross, NULL},
+    ROW("INVAR-01", "hints", hints, "the hint of shared prefixes changes no result", HINTED),
+    ROW("INVAR-01", "hints_forms", hints,
+        "the hint of shared prefixes changes no result, in any form of KV indices",
+        SOFTMAX_CASES({AXIS_FORM, ALL}, BOTH_PHASES)),
+    ROW("INVAR-01", "mla_hints", hints,
+        "the hint of shared prefixes changes no result of latent layers", HINTED_LATENTS),
+    ROW("KV-15", "prefix_levels", levels, "shared prefixes of several levels change no result",
+        HINTED),
+    ROW("KV-15", "beside_cross", beside_cross,
+        "a hint about sequences does not apply to the keys of their encoders", BESIDE),
     {.rule = NULL},
 };
 
 const struct check check_hints_tiles[] = {
-    CHECK_ROW("INVAR-01", hints_tiles, count_tiles, CHECK_NEEDS_COMPUTE,
-              "a shared prefix may be several tiles of keys"),
-    CHECK_ROW("INVAR-01", mla_hints_tiles, count_mla_hints, CHECK_NEEDS_COMPUTE,
-              "shared latents may be several tiles"),
-    CHECK_ROW("KV-15", levels_tiles, count_hints, CHECK_NEEDS_COMPUTE,
-              "a prefix shared at several levels may be several tiles of keys"),
-    CHECK_ROW("KV-15", tiles_beside_cross, count_hints_beside_cross, CHECK_NEEDS_COMPUTE,
-              "encoders of several tiles share nothing of it"),
+    ROW("INVAR-01", "hints_tiles", hints_tiles, "a shared prefix may be several tiles of keys",
+        SOFTMAX_CASES({AXIS_MODE, THREE_MODES}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
+                      {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_100)})),
+    ROW("INVAR-01", "mla_hints_tiles", hints_tiles, "shared latents may be several tiles",
+        HINTED_LATENTS),
+    ROW("KV-15", "levels_tiles", levels_tiles,
+        "a prefix shared at several levels may be several tiles of keys", HINTED),
+    ROW("KV-15", "tiles_beside_cross", tiles_beside_cross,
+        "encoders of several tiles share nothing of it", BESIDE),
     {.rule = NULL},
 };

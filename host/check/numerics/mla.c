@@ -6,7 +6,6 @@
  */
 #include "host/check/cases/kind.h"
 #include "host/check/cases/mla_pair.h"
-#include "host/check/cases/mla_spec.h"
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
@@ -24,25 +23,18 @@ static const struct case_run once = {.exact_memory = true};
 typedef void (*use_spec)(struct check_run *run, const struct grid *grid,
                          const struct case_spec *spec, const attn_options *options);
 
-static void run_product(struct check_run *run, const struct mla_choice *choice, use_spec use)
+static void with_spec(struct check_run *run, use_spec use)
 {
-    struct numerics_point at;
-    if (numerics_open(&at, run, NULL, choice))
-        use(run, at.grid, &at.spec, at.options);
-    numerics_close(&at);
+    struct kind_case k;
+    if (kind_find(&k, run))
+        use(run, k.at.grid, &k.at.spec, k.at.options);
+    kind_close(&k);
 }
-
-/* count_NAME and run_NAME for a product: forms, layouts, dimensions, then axes of the grid. */
-#define PRODUCT(name, use, forms, layouts, dims, ...)                                              \
-    static const struct mla_choice name##_choice = {forms, layouts, dims, {__VA_ARGS__}};          \
-    CHECK_COUNT(name, numerics_mla_count(subject, &name##_choice))                                 \
-    CHECK_RUN(name, run_product(run, &name##_choice, use))
 
 #define BOTH_FORMS   (MLA_ABSORBED | MLA_EXPANDED)
 #define BOTH_LAYOUTS (MLA_LATENT | MLA_PACKED)
 #define SMALL        BIT(MLA_SMALL)
 #define TWO_DIMS     (BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK))
-#define ALL_DIMS     ((1u << MLA_DIMS) - 1)
 #define SCALED       (BIT(KV_E4M3) | BIT(KV_E5M2))
 
 /* ---- Both forms ------------------------------------------------------------------------------ */
@@ -165,13 +157,9 @@ static void judge_hand_off(struct check_run *run, const struct grid *grid,
         check_skip(run, "%s", reason);
 }
 
-PRODUCT(mla_forms_agree, judge_agreement, MLA_ABSORBED, MLA_LATENT, SMALL, {AXIS_DTYPE, ALL},
-        {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)}, {AXIS_SINK, BIT(0) | BIT(1)})
-PRODUCT(mla_hand_off, judge_hand_off, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
-        {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
-        {AXIS_PAGE, BIT(0) | BIT(2)})
-PRODUCT(mla_both_forms, judge_both_forms, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
-        {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})
+CHECK_RUN(mla_forms_agree, with_spec(run, judge_agreement))
+CHECK_RUN(mla_hand_off, with_spec(run, judge_hand_off))
+CHECK_RUN(mla_both_forms, with_spec(run, judge_both_forms))
 
 /* ---- Chunks of a prefix ---------------------------------------------------------------------- */
 
@@ -293,27 +281,27 @@ static void judge_merge(struct check_run *run, const struct grid *grid,
     }
 }
 
-PRODUCT(mla_merge, judge_merge, MLA_EXPANDED, MLA_LATENT, SMALL, {AXIS_DTYPE, ALL},
-        {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_LSE, BIT(0)}, {AXIS_SINK, BIT(0) | BIT(1)})
+CHECK_RUN(mla_merge, with_spec(run, judge_merge))
 
 /* ---- Anything -------------------------------------------------------------------------------- */
 
-static const struct mla_choice anything = {BOTH_FORMS, BOTH_LAYOUTS, TWO_DIMS, {{0, 0}}};
+static const struct grid_choice anything[GRID_MAX_CHOICES + 1] = {
+    OF_LATENTS(BOTH_FORMS, BOTH_LAYOUTS, TWO_DIMS, {0, 0})};
 
 static int32_t count_random(const struct check_subject *subject)
 {
     int32_t count = subject->exhaustive ? 40 * RANDOM_CASES : RANDOM_CASES;
-    return numerics_mla_count(subject, &anything) > 1 ? count : 1;
+    return numerics_count(subject, anything) > 1 ? count : 1;
 }
 
 static void run_mla_random(struct check_run *run)
 {
     struct grid *grid = grid_of(run->subject);
-    struct mla_point point;
+    struct grid_point point;
     struct case_spec spec;
     CHECK_THAT(run, grid, "no memory for the grid");
-    if (numerics_mla_random(run, grid, &anything, &point, &spec))
-        numerics_run(run, &spec, grid_options(grid, &point.common), &once);
+    if (numerics_random(run, grid, anything, &point, &spec))
+        numerics_run(run, &spec, grid_options(grid, &point), &once);
     grid_release(run->subject, grid);
 }
 
@@ -330,7 +318,7 @@ const struct check check_mla[] = {
                LATENT_CASES(BOTH_FORMS, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK), {AXIS_PLACE, ALL},
                             {AXIS_DTYPE, BIT(DTYPE_BF16) | BIT(DTYPE_F32)}, BOTH_PHASES)),
     JUDGED_ROW("MEAN-19", mla_dims, "latents of any dimensions, in both forms",
-               LATENT_CASES(BOTH_FORMS, MLA_LATENT, ALL_DIMS, {AXIS_DTYPE, ALL}, BOTH_PHASES)),
+               LATENT_CASES(BOTH_FORMS, MLA_LATENT, ALL_LATENTS, {AXIS_DTYPE, ALL}, BOTH_PHASES)),
     JUDGED_ROW("MEAN-19", mla_deepseek,
                "latents of 512 and 64, long ones, mixed and to be verified",
                LATENT_CASES(BOTH_FORMS, MLA_LATENT, BIT(MLA_DEEPSEEK),
@@ -363,8 +351,11 @@ const struct check check_mla[] = {
                      {AXIS_SOURCE, BIT(SOURCE_PREFIX)},
                      {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_EMPTY)},
                      {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)})),
-    CHECK_CASES("MEAN-20", mla_merge,
-                "chunks of an expanded prefix merge to the result over all of it"),
+    FOUND_ROW("MEAN-20", mla_merge,
+              "chunks of an expanded prefix merge to the result over all of it",
+              LATENT_CASES(MLA_EXPANDED, MLA_LATENT, SMALL, {AXIS_DTYPE, ALL},
+                           {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_LSE, BIT(0)},
+                           {AXIS_SINK, BIT(0) | BIT(1)})),
     JUDGED_ROW("KV-02", mla_sources,
                "new latents come from the arguments, the prefix from the cache",
                LATENT_CASES(MLA_ABSORBED, MLA_LATENT, SMALL,
@@ -412,11 +403,19 @@ const struct check check_mla[] = {
                "the scale of a packed row follows from its largest number",
                LATENT_COMPLETED(numerics_make_special, BOTH_FORMS, MLA_PACKED,
                                 BIT(MLA_DEEPSEEK) | BIT(MLA_ONE_BLOCK), {AXIS_DTYPE, ALL})),
-    CHECK_CASES("INVAR-01", mla_forms_agree,
-                "the expanded form gives W_UV times the output of the absorbed form"),
-    CHECK_CASES("INVAR-01", mla_hand_off,
-                "one instance reads the latents that another saved, in either form"),
-    CHECK_CASES("INVAR-01", mla_both_forms, "an instance that expands a prefill decodes absorbed"),
+    FOUND_ROW("INVAR-01", mla_forms_agree,
+              "the expanded form gives W_UV times the output of the absorbed form",
+              LATENT_CASES(MLA_ABSORBED, MLA_LATENT, SMALL, {AXIS_DTYPE, ALL},
+                           {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)},
+                           {AXIS_SINK, BIT(0) | BIT(1)})),
+    FOUND_ROW("INVAR-01", mla_hand_off,
+              "one instance reads the latents that another saved, in either form",
+              LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
+                           {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
+                           {AXIS_PAGE, BIT(0) | BIT(2)})),
+    FOUND_ROW("INVAR-01", mla_both_forms, "an instance that expands a prefill decodes absorbed",
+              LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
+                           {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})),
     CHECK_ROW("INVAR-01", mla_random, count_random, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,
               "whatever query accepts of latent layers computes them right"),
     {.rule = NULL},

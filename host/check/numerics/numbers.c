@@ -16,7 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { CASES = 600, LATENT_CASES = 180, LINEAR_CASES = 240, LARGE_CASES = 150 };
+enum { CASES = 600, LATENTS = 180, LINEAR_CASES = 240, LARGE_CASES = 150 };
 /* Products of a query's and a key's element that a case may have; elements of states. */
 static const int64_t most_work = 4000000, most_state_work = 3000000, large_work = 15000000;
 
@@ -43,56 +43,40 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
     options_destroy(drawn);
 }
 
-/* ---- Softmax --------------------------------------------------------------------------------- */
+/* ---- Softmax layers and latent ones ---------------------------------------------------------- */
 
-CHECK_COUNT(numbers, numerics_few(subject, CASES))
-CHECK_COUNT(large, numerics_few(subject, LARGE_CASES))
-
-static void run_softmax(struct check_run *run, bool large)
+static void run_any(struct check_run *run, const struct grid_choice *latents, bool large)
 {
     struct grid *grid = grid_of(run->subject);
     struct grid_point point;
     struct case_spec spec;
     CHECK_THAT(run, grid, "no memory for the grid");
-    if (numerics_random(run, grid, &point, &spec))
+    if (numerics_random(run, grid, latents, &point, &spec))
         judge(run, grid, &point, large, &spec);
     grid_release(run->subject, grid);
 }
 
-CHECK_RUN(numbers, run_softmax(run, false))
-CHECK_RUN(large, run_softmax(run, true))
+/* Those of few elements for what is large. */
+static const struct grid_choice any_latents[GRID_MAX_CHOICES + 1] = {
+    OF_LATENTS(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED, ALL_LATENTS, {0, 0})};
+static const struct grid_choice short_latents[GRID_MAX_CHOICES + 1] = {
+    OF_LATENTS(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED,
+               BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK), {0, 0})};
 
-/* ---- Latents --------------------------------------------------------------------------------- */
-
-static const struct mla_choice anything = {
-    MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED, (1u << MLA_DIMS) - 1, {{0, 0}}};
-
-CHECK_COUNT(mla_numbers,
-            numerics_mla_count(subject, &anything) > 1 ? numerics_few(subject, LATENT_CASES) : 1)
-
-static void run_latents(struct check_run *run, const struct mla_choice *choice, bool large)
+static int32_t count_latents(const struct check_subject *subject, const struct grid_choice *latents,
+                             int32_t count)
 {
-    struct grid *grid = grid_of(run->subject);
-    struct mla_point point;
-    struct case_spec spec;
-    CHECK_THAT(run, grid, "no memory for the grid");
-    if (numerics_mla_random(run, grid, choice, &point, &spec))
-        judge(run, grid, &point.common, large, &spec);
-    grid_release(run->subject, grid);
+    return numerics_count(subject, latents) > 1 ? numerics_few(subject, count) : 1;
 }
 
-CHECK_RUN(mla_numbers, run_latents(run, &anything, false))
-
-/* Those that have few elements. */
-static const struct mla_choice short_latents = {MLA_ABSORBED | MLA_EXPANDED,
-                                                MLA_LATENT | MLA_PACKED,
-                                                1u << MLA_SMALL | 1u << MLA_ONE_BLOCK,
-                                                {{0, 0}}};
-
-CHECK_COUNT(mla_large, numerics_mla_count(subject, &short_latents) > 1
-                           ? numerics_few(subject, LARGE_CASES)
-                           : 1)
-CHECK_RUN(mla_large, run_latents(run, &short_latents, true))
+CHECK_COUNT(numbers, numerics_few(subject, CASES))
+CHECK_COUNT(large, numerics_few(subject, LARGE_CASES))
+CHECK_COUNT(mla_numbers, count_latents(subject, any_latents, LATENTS))
+CHECK_COUNT(mla_large, count_latents(subject, short_latents, LARGE_CASES))
+CHECK_RUN(numbers, run_any(run, NULL, false))
+CHECK_RUN(large, run_any(run, NULL, true))
+CHECK_RUN(mla_numbers, run_any(run, any_latents, false))
+CHECK_RUN(mla_large, run_any(run, short_latents, true))
 
 /* ---- Recurrences ------------------------------------------------------------------------------
  */

@@ -64,7 +64,7 @@ static void pad(struct case_spec *spec, const struct grid *grid, const attn_opti
 static void run_one(struct check_run *run, bool latent, bool padded)
 {
     struct grid *grid = grid_of(run->subject);
-    struct sequel_point point;
+    struct grid_point point;
     struct case_spec spec;
     bool found = false;
     CHECK_THAT(run, grid, "no memory for the grid");
@@ -74,7 +74,7 @@ static void run_one(struct check_run *run, bool latent, bool padded)
         found = sequel_draw(grid, &wish, mix_absorb(run->seed, (uint64_t)n), &point, &spec);
     }
     if (found) {
-        const attn_options *options = grid_options(grid, &point.at.common);
+        const attn_options *options = grid_options(grid, &point);
         spec.padded = 0;
         if (padded)
             pad(&spec, grid, options, run->index / MODES);

@@ -146,24 +146,23 @@ static void run_setting(struct check_run *run, const struct grid *grid, struct c
 
 static const struct grid_choice softmax_choices[] = {
     BOTH_PHASES, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {0}};
-static const struct mla_choice latent_choice = {
-    BOTH_FORMS, MLA_LATENT, SMALL_LATENTS, {{AXIS_MODE, BIT(MODE_EXTEND)}}};
+static const struct grid_choice latent_choices[] = {
+    OF_LATENTS(BOTH_FORMS, MLA_LATENT, SMALL_LATENTS, {AXIS_MODE, BIT(MODE_EXTEND)}), {0}};
 
 CHECK_COUNT(split_settings, count_settings(subject, numerics_count(subject, softmax_choices)))
-CHECK_COUNT(mla_split_settings,
-            count_settings(subject, numerics_mla_count(subject, &latent_choice)))
+CHECK_COUNT(mla_split_settings, count_settings(subject, numerics_count(subject, latent_choices)))
 
 /* Points of the product come first: it is they that numerics_spec() counts by run->index. */
-static void run_settings(struct check_run *run, int32_t points, bool latent)
+static void run_settings(struct check_run *run, const struct grid_choice *choices)
 {
     struct grid *grid = grid_of(run->subject);
     struct check_run at = *run;
     struct case_spec spec;
     const attn_options *options;
+    int32_t points = numerics_count(run->subject, choices);
     CHECK_THAT(run, grid, "no memory for the grid");
     at.index = run->index % points;
-    bool found = latent ? numerics_mla_spec(&at, grid, &latent_choice, &spec, &options)
-                        : numerics_spec(&at, grid, softmax_choices, &spec, &options);
+    bool found = numerics_spec(&at, grid, choices, &spec, &options);
     at.index = run->index;
     *run = at;
     if (found)
@@ -171,9 +170,8 @@ static void run_settings(struct check_run *run, int32_t points, bool latent)
     grid_release(run->subject, grid);
 }
 
-CHECK_RUN(split_settings, run_settings(run, numerics_count(run->subject, softmax_choices), false))
-CHECK_RUN(mla_split_settings,
-          run_settings(run, numerics_mla_count(run->subject, &latent_choice), true))
+CHECK_RUN(split_settings, run_settings(run, softmax_choices))
+CHECK_RUN(mla_split_settings, run_settings(run, latent_choices))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 

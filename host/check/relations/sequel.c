@@ -36,12 +36,12 @@ static int32_t mask_of(int32_t index, int32_t step)
 /* Steps that the instance of the first one does not take are left out. */
 static bool draw_chain(struct chain *chain, bool latent, uint64_t seed)
 {
-    struct sequel_point point;
+    struct grid_point point;
     struct sequel_wish wish = {.latent = latent};
     int32_t index = chain->run->index;
     if (!sequel_draw(chain->grid, &wish, seed, &point, &chain->specs[0]))
         return false;
-    chain->options = grid_options(chain->grid, &point.at.common);
+    chain->options = grid_options(chain->grid, &point);
     for (int32_t n = 0; n < STEPS; n++) {
         uint64_t own = mix_absorb(seed, 1 + (uint64_t)n);
         struct case_spec *spec = &chain->specs[chain->count];
@@ -244,7 +244,7 @@ static void judge_contents(struct chain *chain)
 static void run_contents_of(struct check_run *run, const struct grid *grid, bool latent)
 {
     struct chain chain = {.run = run, .grid = grid};
-    struct sequel_point point;
+    struct grid_point point;
     struct sequel_wish wish = {.latent = latent, .modes = 1u << run->index % NUM_MODES};
     bool found = sequel_draw(grid, &wish, run->seed, &point, &chain.specs[0]);
     wish.modes = 0;
@@ -252,7 +252,7 @@ static void run_contents_of(struct check_run *run, const struct grid *grid, bool
         check_skip(run, "query refuses every case that was drawn");
         return;
     }
-    chain.options = grid_options(grid, &point.at.common);
+    chain.options = grid_options(grid, &point);
     /* The same arrays are on the host in all of them, as a batch's own pointers are part of it. */
     chain.specs[0].host = run->index % 2 ? HOST_ALL : HOST_NEEDED;
     if (chain_add_case(&chain, chain_make_case(&chain, &chain.specs[0], run->seed, run->seed))) {
@@ -285,12 +285,12 @@ static bool set_keys(struct chain *chain, bool many, uint64_t seed, struct case_
 /* Two calls of a layer; bounds of one of them are much wider than those of the other. */
 static bool draw_two(struct chain *chain, bool latent, uint64_t seed)
 {
-    struct sequel_point point;
+    struct grid_point point;
     struct sequel_wish wish = {.latent = latent, .modes = 1u << chain->run->index % NUM_MODES};
     bool first_is_short = chain->run->index / NUM_MODES % TWO_METADATA_WAYS & FIRST_IS_SHORT;
     if (!sequel_draw(chain->grid, &wish, seed, &point, &chain->specs[0]))
         return false;
-    chain->options = grid_options(chain->grid, &point.at.common);
+    chain->options = grid_options(chain->grid, &point);
     for (int32_t n = 0; n < 2; n++) {
         uint64_t own = mix_absorb(seed, 1 + (uint64_t)n);
         const struct chain before = *chain;
@@ -412,12 +412,12 @@ static bool add_layer(struct chain *chain, uint64_t seed)
 }
 
 /* Another layer group, if query accepts it in the first one's batch. */
-static void add_group(struct chain *chain, const struct sequel_point *point, bool latent,
+static void add_group(struct chain *chain, const struct grid_point *point, bool latent,
                       uint64_t seed)
 {
     struct joint *joint = &chain->steps[0];
     const struct forward_case *first = joint->cases[0];
-    struct sequel_point drawn;
+    struct grid_point drawn;
     struct case_spec spec;
     if (!sequel_draw_beside(chain->grid, point, &chain->specs[0], latent, seed, &drawn, &spec) ||
         spec.fill != chain->specs[0].fill)
@@ -435,7 +435,7 @@ static void add_group(struct chain *chain, const struct sequel_point *point, boo
     forward_case_destroy(joint->cases[--joint->count]);
 }
 
-static void draw_layers(struct chain *chain, const struct sequel_point *point, bool latent)
+static void draw_layers(struct chain *chain, const struct grid_point *point, bool latent)
 {
     struct joint *joint = &chain->steps[0];
     uint64_t seed = chain->run->seed;
@@ -454,7 +454,7 @@ static void draw_layers(struct chain *chain, const struct sequel_point *point, b
 static void run_layers_of(struct check_run *run, const struct grid *grid, bool latent)
 {
     struct chain chain = {.run = run, .grid = grid};
-    struct sequel_point point;
+    struct grid_point point;
     struct sequel_wish wish = {.latent = latent};
     bool found = false;
     for (uint64_t n = 0; n < 8 && !found; n++) {
@@ -462,7 +462,7 @@ static void run_layers_of(struct check_run *run, const struct grid *grid, bool l
         found = sequel_draw(grid, &wish, mix_absorb(run->seed, n), &point, &chain.specs[0]) &&
                 chain.specs[0].attn_type == ATTN_TYPE_DECODER; /* which has all that a batch has */
     }
-    chain.options = grid_options(grid, &point.at.common);
+    chain.options = grid_options(grid, &point);
     if (found)
         draw_layers(&chain, &point, latent);
     else

@@ -35,10 +35,10 @@ static uint64_t part_of_seed(const struct turns *turns, uint64_t part)
 }
 
 /* The options of a form are its own. */
-static const attn_options *draw_options(struct turns *turns, const struct sequel_point *point)
+static const attn_options *draw_options(struct turns *turns, const struct grid_point *point)
 {
     const struct chain *chain = &turns->chain;
-    if (point->at.common.value[AXIS_FORM] == 0)
+    if (point->value[AXIS_FORM] == 0)
         turns->drawn = setting_draw_options(chain->run, turns->what);
     if (turns->drawn &&
         grid_accepts_spec(chain->grid, &turns->drawn->view, &turns->layers[0], NULL, 0)) {
@@ -46,10 +46,10 @@ static const attn_options *draw_options(struct turns *turns, const struct sequel
         return &turns->drawn->view;
     }
     turns->what[0] = 0;
-    return grid_options(chain->grid, &point->at.common);
+    return grid_options(chain->grid, point);
 }
 
-static bool draw_first(struct turns *turns, bool latent, struct sequel_point *point)
+static bool draw_first(struct turns *turns, bool latent, struct grid_point *point)
 {
     struct chain *chain = &turns->chain;
     struct sequel_wish wish = {.latent = latent};
@@ -66,12 +66,12 @@ static bool draw_first(struct turns *turns, bool latent, struct sequel_point *po
     return true;
 }
 
-static void draw_others(struct turns *turns, bool latent, const struct sequel_point *first)
+static void draw_others(struct turns *turns, bool latent, const struct grid_point *first)
 {
     const struct chain *chain = &turns->chain;
     for (uint64_t g = 1; g < GROUPS; g++) {
         struct case_spec *spec = &turns->layers[turns->num_layers];
-        struct sequel_point point;
+        struct grid_point point;
         if (!sequel_draw_beside(chain->grid, first, &turns->layers[0], latent,
                                 part_of_seed(turns, 2 * g), &point, spec))
             continue;
@@ -197,7 +197,7 @@ static void judge_steps(struct check_run *run, void *ctx)
 static void run_turns(struct check_run *run, bool latent)
 {
     struct grid *grid = grid_of(run->subject);
-    struct sequel_point point;
+    struct grid_point point;
     CHECK_THAT(run, grid, "no memory for the grid");
     struct turns turns = {.chain = {.run = run, .grid = grid}, .few = run->index % 2};
     if (sequel_serves(run->subject, latent) && draw_first(&turns, latent, &point)) {

@@ -8,7 +8,6 @@
 #include "tests/tools/wrong_backend.h"
 
 #include "host/check/cases/forward_case_private.h"
-#include "host/check/cases/mla_spec.h"
 #include "host/base/dtype.h"
 
 #include <nettle/sha2.h>
@@ -482,10 +481,10 @@ TEST_OF(needles, needles_of_latents_stand_out)
     int32_t looked = 0;
     double least = INFINITY;
     for (uint64_t n = 0; n < 400 && looked < 1000; n++) {
-        struct mla_point point = mla_random(grid, 5, n, 0);
+        struct grid_point point = grid_random_latent(grid, 5, n, 0);
         struct case_spec spec;
-        point.packed = 0;
-        if (mla_accepts(grid, &point, &spec, NULL, 0))
+        point.value[AXIS_LATENT_CACHE] = 0;
+        if (grid_accepts(grid, &point, &spec, NULL, 0))
             look_at_needles(&spec, n, &looked, &least);
     }
     printf("# %d needles of %g bars and more\n", looked, least);

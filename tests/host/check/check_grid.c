@@ -6,7 +6,7 @@
 #include "tests/host/check/subject_fixture.h"
 
 #include "host/check/cases/forward_case_private.h"
-#include "host/check/cases/mla_spec.h"
+#include "host/check/cases/grid.h"
 #include "host/check/cases/numerics.h"
 #include "host/base/mix.h"
 #include "host/base/text.h"
@@ -330,11 +330,9 @@ static attn_status latent_query(const attn_backend_type *type, const attn_option
     return verdict->supported ? ATTN_OK : refuse(verdict, "another layer");
 }
 
-static const struct mla_choice latents = {
-    MLA_ABSORBED | MLA_EXPANDED,
-    MLA_LATENT | MLA_PACKED,
-    (1 << MLA_DIMS) - 1,
-    {{AXIS_MODE, 31}, {AXIS_SOURCE, 63}, {AXIS_MASK, 1 << MASK_LAYER | 1 << MASK_NONE}}};
+static const struct grid_choice latents[GRID_MAX_CHOICES + 1] = {
+    OF_LATENTS(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED, ALL_LATENTS, {AXIS_MODE, 31},
+               {AXIS_SOURCE, 63}, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_NONE)})};
 
 /* Of a product, and at random: what is taken is what query accepts, of every form and layout. */
 TEST_OF(grid, latent_points_are_the_same_on_every_machine)
@@ -347,13 +345,13 @@ TEST_OF(grid, latent_points_are_the_same_on_every_machine)
     struct grid *grid = make_grid(with_query(latent_query), 3, false);
     sha256_init(&sha256);
     for (uint64_t n = 0; n < 900; n++) {
-        struct mla_point point;
+        struct grid_point point;
         struct case_spec spec;
         if (n < 300)
-            ck_assert_int_gt(mla_product(grid, &latents, (int32_t)n, &point, NULL, 0), 300);
+            ck_assert_int_gt(grid_product(grid, latents, (int32_t)n, &point, NULL, 0), 300);
         else
-            point = mla_random(grid, 8, n, 0);
-        if (!mla_accepts(grid, &point, &spec, NULL, 0)) {
+            point = grid_random_latent(grid, 8, n, 0);
+        if (!grid_accepts(grid, &point, &spec, NULL, 0)) {
             ck_assert_uint_ge(n, 300);
             continue;
         }
@@ -378,19 +376,17 @@ END_TEST
 
 TEST_OF(grid, chunks_lie_in_their_prefix)
 {
-    static const struct mla_choice chunks = {
-        MLA_EXPANDED,
-        MLA_LATENT,
-        1 << MLA_SMALL,
-        {{AXIS_LENGTHS, 63}, {AXIS_SOURCE, 1 << SOURCE_PREFIX}, {AXIS_MASK, 1 << MASK_NONE}}};
+    static const struct grid_choice chunks[GRID_MAX_CHOICES + 1] = {
+        OF_LATENTS(MLA_EXPANDED, MLA_LATENT, BIT(MLA_SMALL), {AXIS_LENGTHS, 63},
+                   {AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_NONE)})};
     struct grid *grid = make_grid(f.subject.type, 3, false);
-    int32_t count = mla_product(grid, &chunks, -1, NULL, NULL, 0), whole = 0, part = 0, none = 0;
+    int32_t count = grid_product(grid, chunks, -1, NULL, NULL, 0), whole = 0, part = 0, none = 0;
     ck_assert_int_eq(count, 6);
     for (int32_t n = 0; n < count; n++) {
-        struct mla_point point;
+        struct grid_point point;
         struct case_spec spec;
-        mla_product(grid, &chunks, n, &point, NULL, 0);
-        ck_assert(mla_accepts(grid, &point, &spec, NULL, 0));
+        grid_product(grid, chunks, n, &point, NULL, 0);
+        ck_assert(grid_accepts(grid, &point, &spec, NULL, 0));
         for (int32_t s = 0; s < spec.num_sequences; s++) {
             const struct case_sequence *sequence = &spec.sequences[s];
             ck_assert_int_le(sequence->chunk_end, sequence->prefix_len);
@@ -409,10 +405,10 @@ END_TEST
 
 TEST_OF(grid, no_latent_layers_has_a_reason)
 {
-    struct mla_point point;
+    struct grid_point point;
     char reason[256] = "";
     struct grid *grid = make_grid(with_query(no_query), 3, false);
-    ck_assert_int_eq(mla_product(grid, &latents, 0, &point, reason, sizeof reason), 0);
+    ck_assert_int_eq(grid_product(grid, latents, 0, &point, reason, sizeof reason), 0);
     ck_assert_msg(strstr(reason, "accepted nothing"), "%s", reason);
     grid_destroy(grid);
 }

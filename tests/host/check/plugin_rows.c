@@ -11,7 +11,6 @@
 #include "host/check/cases/grid.h"
 #include "host/check/cases/linear_bench.h"
 #include "host/check/cases/linear_case.h"
-#include "host/check/cases/mla_spec.h"
 #include "host/base/error.h"
 #include "host/base/mix.h"
 
@@ -80,10 +79,10 @@ static void judge_softmax(struct evidence *e, uint64_t n)
 
 static void judge_latent(struct evidence *e, uint64_t n)
 {
-    struct mla_point point = mla_random(e->grid, e->seed, n, 0);
+    struct grid_point point = grid_random_latent(e->grid, e->seed, n, 0);
     struct case_spec spec;
-    if (mla_accepts(e->grid, &point, &spec, NULL, 0))
-        judge_forward(e, 1, &spec, n, grid_options(e->grid, &point.common));
+    if (grid_accepts(e->grid, &point, &spec, NULL, 0))
+        judge_forward(e, 1, &spec, n, grid_options(e->grid, &point));
 }
 
 static void judge_recurrent(struct evidence *e, uint64_t n)
