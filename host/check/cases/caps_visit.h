@@ -61,12 +61,31 @@ bool caps_find_plain(const struct check_subject *subject, const struct grid *gri
                      struct caps_problem *p, char refusal[CAPS_TEXT]);
 
 /* A thing that query has to refuse, and the field that has to be named (0 = any). */
+enum { CAPS_CHANGES = 3 };
 struct caps_unknown {
     const char *what;
     uint32_t field;
-    void (*set)(struct caps_problem *p);
+    struct caps_change {
+        size_t member; /* of a caps_problem, of 32 bits; 0 = no change */
+        uint32_t value;
+        bool is_added; /* to the bits that are there */
+    } changes[CAPS_CHANGES];
+    const char
+        *layout; /* of the state if that is the field, else of the KV cache; NULL = as it is */
     bool of_any; /* it is in problems of all kinds */
 };
+#define CAPS_CHANGE(member, number, is_added)                                                      \
+    {                                                                                              \
+        offsetof(struct caps_problem, member), number, is_added                                    \
+    }
+#define CAPS_VALUE(what, field, of_any, member, number)                                            \
+    {                                                                                              \
+        what, field, {CAPS_CHANGE(member, number, false)}, NULL, of_any                            \
+    }
+#define CAPS_BITS(what, field, of_any, member, bits)                                               \
+    {                                                                                              \
+        what, field, {CAPS_CHANGE(member, bits, true)}, NULL, of_any                               \
+    }
 
 /* Number `n` of those that are in problems of all kinds; NULL: there are fewer. */
 const struct caps_unknown *caps_unknown_of_any(int32_t n);

@@ -240,156 +240,60 @@ CHECK_RUN(refused_bounds, caps_visit_problems(run, caps_look_bounds))
 
 /* ---- CAPS-05: what is unknown ---------------------------------------------------------------- */
 
-static void set_kind(struct caps_problem *p)
-{
-    p->group.kind = 1000;
-}
-static void set_type(struct caps_problem *p)
-{
-    p->group.attn_type = 1000;
-}
-static void set_group_flag(struct caps_problem *p)
-{
-    p->group.flags |= 1u << 31;
-}
-static void set_layer_flag(struct caps_problem *p)
-{
-    p->layers[0].flags |= 1u << 31;
-}
-static void set_granularity(struct caps_problem *p)
-{
-    p->group.kv_scale_granularity = 1000;
-}
-static void set_device(struct caps_problem *p)
-{
-    p->device.type = 1000;
-}
-static void set_q_dtype(struct caps_problem *p)
-{
-    p->problem.q_dtype = p->problem.kv_dtype = ATTN_DTYPE(99, 16);
-}
-static void set_kv_dtype(struct caps_problem *p)
-{
-    p->problem.kv_dtype = ATTN_DTYPE(99, 8);
-}
-static void set_out_dtype(struct caps_problem *p)
-{
-    p->problem.out_dtype = ATTN_DTYPE(99, 16);
-}
-static void set_layout_unknown(struct caps_problem *p)
-{
-    p->problem.kv_layout = "kv.nhd/1000";
-}
-static void set_layout_longer(struct caps_problem *p)
-{
-    p->problem.kv_layout = ATTN_LAYOUT_KV_NHD "0";
-}
-static void set_mode(struct caps_problem *p)
-{
-    p->bounds.modes |= 1u << 31;
-}
-static void set_mask(struct caps_problem *p)
-{
-    p->bounds.mask_kinds |= 1u << 31;
-}
-static void set_use(struct caps_problem *p)
-{
-    p->bounds.uses |= 1u << 31;
-}
-static void set_graph_level(struct caps_problem *p)
-{
-    p->problem.graph_level = 1000;
-}
-static void set_note(struct caps_problem *p)
-{
-    p->problem.need_notes = 1u << 31;
-}
-static void set_feature(struct caps_problem *p)
-{
-    p->features[0] = "attn.unheard_of/1";
-    p->problem.num_features = 1;
-    p->problem.features = p->features;
-}
-
-/* The first number that is no member, where a `<=` would take it for one. */
-static void set_next_kind(struct caps_problem *p)
-{
-    p->group.kind = ATTN_KIND_COUNT;
-}
-static void set_next_attn_type(struct caps_problem *p)
-{
-    p->group.attn_type = ATTN_TYPE_COUNT;
-}
-static void set_next_group_flag(struct caps_problem *p)
-{
-    p->group.flags |= ATTN_GROUP_HAS_ALIBI << 1;
-}
-static void set_next_layer_flag(struct caps_problem *p)
-{
-    p->layers[0].flags |= ATTN_LAYER_ALL + 1u;
-}
-static void set_next_granularity(struct caps_problem *p)
-{
-    p->group.kv_scale_granularity = ATTN_SCALE_COUNT;
-}
-static void set_next_mode(struct caps_problem *p)
-{
-    p->bounds.modes |= 1u << ATTN_MODE_COUNT;
-}
-static void set_next_mask(struct caps_problem *p)
-{
-    p->bounds.mask_kinds |= 1u << ATTN_MASK_COUNT;
-}
-static void set_next_use(struct caps_problem *p)
-{
-    p->bounds.uses |= ATTN_USES_ALL + 1u;
-}
-static void set_next_graph_level(struct caps_problem *p)
-{
-    p->problem.graph_level = ATTN_GRAPH_COUNT;
-}
-static void set_next_note(struct caps_problem *p)
-{
-    p->problem.need_notes = ATTN_NOTE_ALL + 1u;
-}
-/* Scales of tokens are a cache's alone. */
-static void set_input_granularity(struct caps_problem *p)
-{
-    p->problem.q_dtype = p->problem.new_kv_dtype = ATTN_FP8_E4M3;
-    p->group.input_scale_granularity = ATTN_SCALE_PER_TOKEN_HEAD;
-}
-
+/* And the first number that is no member, where a `<=` would take it for one. */
 static const struct caps_unknown unknowns[] = {
-    {"kind 1000", ATTN_FIELD_KIND, set_kind, true},
-    {"attn_type 1000", ATTN_FIELD_ATTN_TYPE, set_type, true},
-    {"bit 31 of the group's flags", 0, set_group_flag, true},
-    {"bit 31 of a layer's flags", 0, set_layer_flag, true},
-    {"kv_scale_granularity 1000", ATTN_FIELD_SCALE_GRANULARITY, set_granularity, false},
-    {"device.type 1000", ATTN_FIELD_DEVICE_TYPE, set_device, true},
-    {"q_dtype of code 99", ATTN_FIELD_Q_DTYPE, set_q_dtype, true},
-    {"kv_dtype of code 99", ATTN_FIELD_KV_DTYPE, set_kv_dtype, false},
-    {"out_dtype of code 99", ATTN_FIELD_OUT_DTYPE, set_out_dtype, true},
-    {"kv_layout kv.nhd/1000", ATTN_FIELD_KV_LAYOUT, set_layout_unknown, false},
-    {"kv_layout kv.nhd/10", ATTN_FIELD_KV_LAYOUT, set_layout_longer, false},
-    {"bit 31 of modes", ATTN_FIELD_MODES, set_mode, true},
-    {"bit 31 of mask_kinds", ATTN_FIELD_MASK_KINDS, set_mask, true},
-    {"bit 31 of uses", ATTN_FIELD_USES, set_use, true},
-    {"graph_level 1000", ATTN_FIELD_GRAPH_LEVEL, set_graph_level, true},
-    {"bit 31 of need_notes", ATTN_FIELD_NEED_NOTES, set_note, true},
-    {"feature attn.unheard_of/1", ATTN_FIELD_FEATURE, set_feature, true},
-    {"the kind after the last one", ATTN_FIELD_KIND, set_next_kind, true},
-    {"the attn_type after the last one", ATTN_FIELD_ATTN_TYPE, set_next_attn_type, true},
-    {"the bit of the group's flags after the last one", 0, set_next_group_flag, true},
-    {"the bit of a layer's flags after the last one", 0, set_next_layer_flag, true},
-    {"the kv_scale_granularity after the last one", ATTN_FIELD_SCALE_GRANULARITY,
-     set_next_granularity, false},
-    {"the bit of modes after the last one", ATTN_FIELD_MODES, set_next_mode, true},
-    {"the bit of mask_kinds after the last one", ATTN_FIELD_MASK_KINDS, set_next_mask, true},
-    {"the bit of uses after the last one", ATTN_FIELD_USES, set_next_use, true},
-    {"the graph_level after the last one", ATTN_FIELD_GRAPH_LEVEL, set_next_graph_level, true},
-    {"the bit of need_notes after the last one", ATTN_FIELD_NEED_NOTES, set_next_note, true},
-    {"input_scale_granularity per_token_head", ATTN_FIELD_INPUT_SCALE_GRANULARITY,
-     set_input_granularity, false},
+    CAPS_VALUE("kind 1000", ATTN_FIELD_KIND, true, group.kind, 1000),
+    CAPS_VALUE("attn_type 1000", ATTN_FIELD_ATTN_TYPE, true, group.attn_type, 1000),
+    CAPS_BITS("bit 31 of the group's flags", 0, true, group.flags, 1u << 31),
+    CAPS_BITS("bit 31 of a layer's flags", 0, true, layers[0].flags, 1u << 31),
+    CAPS_VALUE("kv_scale_granularity 1000", ATTN_FIELD_SCALE_GRANULARITY, false,
+               group.kv_scale_granularity, 1000),
+    CAPS_VALUE("device.type 1000", ATTN_FIELD_DEVICE_TYPE, true, device.type, 1000),
+    {"q_dtype of code 99",
+     ATTN_FIELD_Q_DTYPE,
+     {CAPS_CHANGE(problem.q_dtype, ATTN_DTYPE(99, 16), false),
+      CAPS_CHANGE(problem.kv_dtype, ATTN_DTYPE(99, 16), false)},
+     NULL,
+     true},
+    CAPS_VALUE("kv_dtype of code 99", ATTN_FIELD_KV_DTYPE, false, problem.kv_dtype,
+               ATTN_DTYPE(99, 8)),
+    CAPS_VALUE("out_dtype of code 99", ATTN_FIELD_OUT_DTYPE, true, problem.out_dtype,
+               ATTN_DTYPE(99, 16)),
+    {"kv_layout kv.nhd/1000", ATTN_FIELD_KV_LAYOUT, {{0}}, "kv.nhd/1000", false},
+    {"kv_layout kv.nhd/10", ATTN_FIELD_KV_LAYOUT, {{0}}, ATTN_LAYOUT_KV_NHD "0", false},
+    CAPS_BITS("bit 31 of modes", ATTN_FIELD_MODES, true, bounds.modes, 1u << 31),
+    CAPS_BITS("bit 31 of mask_kinds", ATTN_FIELD_MASK_KINDS, true, bounds.mask_kinds, 1u << 31),
+    CAPS_BITS("bit 31 of uses", ATTN_FIELD_USES, true, bounds.uses, 1u << 31),
+    CAPS_VALUE("graph_level 1000", ATTN_FIELD_GRAPH_LEVEL, true, problem.graph_level, 1000),
+    CAPS_VALUE("bit 31 of need_notes", ATTN_FIELD_NEED_NOTES, true, problem.need_notes, 1u << 31),
+    CAPS_VALUE("feature attn.unheard_of/1", ATTN_FIELD_FEATURE, true, problem.num_features, 1),
+    CAPS_VALUE("the kind after the last one", ATTN_FIELD_KIND, true, group.kind, ATTN_KIND_COUNT),
+    CAPS_VALUE("the attn_type after the last one", ATTN_FIELD_ATTN_TYPE, true, group.attn_type,
+               ATTN_TYPE_COUNT),
+    CAPS_BITS("the bit of the group's flags after the last one", 0, true, group.flags,
+              ATTN_GROUP_HAS_ALIBI << 1),
+    CAPS_BITS("the bit of a layer's flags after the last one", 0, true, layers[0].flags,
+              ATTN_LAYER_ALL + 1u),
+    CAPS_VALUE("the kv_scale_granularity after the last one", ATTN_FIELD_SCALE_GRANULARITY, false,
+               group.kv_scale_granularity, ATTN_SCALE_COUNT),
+    CAPS_BITS("the bit of modes after the last one", ATTN_FIELD_MODES, true, bounds.modes,
+              1u << ATTN_MODE_COUNT),
+    CAPS_BITS("the bit of mask_kinds after the last one", ATTN_FIELD_MASK_KINDS, true,
+              bounds.mask_kinds, 1u << ATTN_MASK_COUNT),
+    CAPS_BITS("the bit of uses after the last one", ATTN_FIELD_USES, true, bounds.uses,
+              ATTN_USES_ALL + 1u),
+    CAPS_VALUE("the graph_level after the last one", ATTN_FIELD_GRAPH_LEVEL, true,
+               problem.graph_level, ATTN_GRAPH_COUNT),
+    CAPS_VALUE("the bit of need_notes after the last one", ATTN_FIELD_NEED_NOTES, true,
+               problem.need_notes, ATTN_NOTE_ALL + 1u),
+    /* Scales of tokens are a cache's alone. */
+    {"input_scale_granularity per_token_head",
+     ATTN_FIELD_INPUT_SCALE_GRANULARITY,
+     {CAPS_CHANGE(problem.q_dtype, ATTN_FP8_E4M3, false),
+      CAPS_CHANGE(problem.new_kv_dtype, ATTN_FP8_E4M3, false),
+      CAPS_CHANGE(group.input_scale_granularity, ATTN_SCALE_PER_TOKEN_HEAD, false)},
+     NULL,
+     false},
 };
 
 enum { UNKNOWNS = sizeof unknowns / sizeof unknowns[0] };
@@ -416,11 +320,28 @@ static bool names_field(const struct caps_answer *answer, uint32_t field)
     return false;
 }
 
+static void set_unknown(struct caps_problem *p, const struct caps_unknown *unknown)
+{
+    bool of_state = unknown->field == ATTN_FIELD_STATE_LAYOUT;
+    for (int n = 0; n < CAPS_CHANGES && unknown->changes[n].member; n++) {
+        char *member = (char *)p + unknown->changes[n].member;
+        uint32_t value = 0;
+        if (unknown->changes[n].is_added)
+            memcpy(&value, member, sizeof value);
+        value |= unknown->changes[n].value;
+        memcpy(member, &value, sizeof value);
+    }
+    if (unknown->layout)
+        *(of_state ? &p->problem.state_layout : &p->problem.kv_layout) = unknown->layout;
+    p->features[0] = "attn.unheard_of/1";
+    p->problem.features = p->problem.num_features ? p->features : NULL;
+}
+
 void caps_must_refuse(struct check_run *run, struct caps_problem *p,
                       const struct caps_unknown *unknown)
 {
     struct caps_answer answer;
-    unknown->set(p);
+    set_unknown(p, unknown);
     caps_ask(run->subject, &p->problem, &answer);
     CHECK_THAT(run, answer.status == ATTN_OK, "query with %s gives %s %s: accepted is a no",
                unknown->what, host_status_name(answer.status), host_error_text(&answer.error));
@@ -450,23 +371,13 @@ CHECK_RUN(unknown, must_refuse(run, &unknowns[run->index]))
 
 /* ---- CAPS-10: devices ------------------------------------------------------------------------ */
 
-static void set_cuda_host(struct caps_problem *p)
-{
-    p->device.type = ATTN_DEVICE_CUDA_HOST;
-}
-static void set_rocm_host(struct caps_problem *p)
-{
-    p->device.type = ATTN_DEVICE_ROCM_HOST;
-}
-static void set_cuda_managed(struct caps_problem *p)
-{
-    p->device.type = ATTN_DEVICE_CUDA_MANAGED;
-}
-
 static const struct caps_unknown memories[] = {
-    {"device.type cuda_host", ATTN_FIELD_DEVICE_TYPE, set_cuda_host, true},
-    {"device.type rocm_host", ATTN_FIELD_DEVICE_TYPE, set_rocm_host, true},
-    {"device.type cuda_managed", ATTN_FIELD_DEVICE_TYPE, set_cuda_managed, true},
+    CAPS_VALUE("device.type cuda_host", ATTN_FIELD_DEVICE_TYPE, true, device.type,
+               ATTN_DEVICE_CUDA_HOST),
+    CAPS_VALUE("device.type rocm_host", ATTN_FIELD_DEVICE_TYPE, true, device.type,
+               ATTN_DEVICE_ROCM_HOST),
+    CAPS_VALUE("device.type cuda_managed", ATTN_FIELD_DEVICE_TYPE, true, device.type,
+               ATTN_DEVICE_CUDA_MANAGED),
 };
 
 static int32_t count_memories(const struct check_subject *subject)

@@ -78,95 +78,42 @@ BOTH_KINDS(capacity, caps_look_capacity)
 
 /* ---- CAPS-05: what is unknown ---------------------------------------------------------------- */
 
-static void set_form(struct caps_problem *p)
-{
-    p->problem.mla_expanded |= 1u << 31;
-}
-static void set_next_form(struct caps_problem *p)
-{
-    p->problem.mla_expanded |= 1u << ATTN_MODE_COUNT;
-}
-static void set_latent_layout(struct caps_problem *p)
-{
-    p->problem.kv_layout = "mla.latent/1000";
-}
-static void set_latent_type(struct caps_problem *p)
-{
-    p->group.attn_type = 1000;
-}
-static void set_latent_dtype(struct caps_problem *p)
-{
-    p->problem.kv_dtype = ATTN_DTYPE(99, 8);
-}
-static void set_latent_granularity(struct caps_problem *p)
-{
-    p->group.kv_scale_granularity = 1000;
-}
-static void set_next_latent_type(struct caps_problem *p)
-{
-    p->group.attn_type = ATTN_TYPE_COUNT;
-}
-static void set_next_latent_granularity(struct caps_problem *p)
-{
-    p->group.kv_scale_granularity = ATTN_SCALE_COUNT;
-}
-
 static const struct caps_unknown latent_unknowns[] = {
-    {"bit 31 of mla_expanded", ATTN_FIELD_MLA_EXPANDED, set_form, false},
-    {"the bit of mla_expanded after the last mode", ATTN_FIELD_MLA_EXPANDED, set_next_form, false},
-    {"kv_layout mla.latent/1000", ATTN_FIELD_KV_LAYOUT, set_latent_layout, false},
-    {"attn_type 1000 of latent layers", ATTN_FIELD_ATTN_TYPE, set_latent_type, false},
-    {"kv_dtype of code 99 of latent layers", ATTN_FIELD_KV_DTYPE, set_latent_dtype, false},
-    {"kv_scale_granularity 1000 of latent layers", ATTN_FIELD_SCALE_GRANULARITY,
-     set_latent_granularity, false},
-    {"the attn_type of latent layers after the last one", ATTN_FIELD_ATTN_TYPE,
-     set_next_latent_type, false},
-    {"the kv_scale_granularity of latent layers after the last one", ATTN_FIELD_SCALE_GRANULARITY,
-     set_next_latent_granularity, false},
+    CAPS_BITS("bit 31 of mla_expanded", ATTN_FIELD_MLA_EXPANDED, false, problem.mla_expanded,
+              1u << 31),
+    CAPS_BITS("the bit of mla_expanded after the last mode", ATTN_FIELD_MLA_EXPANDED, false,
+              problem.mla_expanded, 1u << ATTN_MODE_COUNT),
+    {"kv_layout mla.latent/1000", ATTN_FIELD_KV_LAYOUT, {{0}}, "mla.latent/1000", false},
+    CAPS_VALUE("attn_type 1000 of latent layers", ATTN_FIELD_ATTN_TYPE, false, group.attn_type,
+               1000),
+    CAPS_VALUE("kv_dtype of code 99 of latent layers", ATTN_FIELD_KV_DTYPE, false, problem.kv_dtype,
+               ATTN_DTYPE(99, 8)),
+    CAPS_VALUE("kv_scale_granularity 1000 of latent layers", ATTN_FIELD_SCALE_GRANULARITY, false,
+               group.kv_scale_granularity, 1000),
+    CAPS_VALUE("the attn_type of latent layers after the last one", ATTN_FIELD_ATTN_TYPE, false,
+               group.attn_type, ATTN_TYPE_COUNT),
+    CAPS_VALUE("the kv_scale_granularity of latent layers after the last one",
+               ATTN_FIELD_SCALE_GRANULARITY, false, group.kv_scale_granularity, ATTN_SCALE_COUNT),
 };
 
-static void set_family(struct caps_problem *p)
-{
-    p->linear.family = 1000;
-}
-static void set_next_family(struct caps_problem *p)
-{
-    p->linear.family = ATTN_LINEAR_COUNT;
-}
-static void set_linear_flag(struct caps_problem *p)
-{
-    p->linear.flags |= 1u << 31;
-}
-static void set_next_flag(struct caps_problem *p)
-{
-    p->linear.flags |= ATTN_LINEAR_FLAG_ALL + 1u;
-}
-static void set_state_dtype(struct caps_problem *p)
-{
-    p->linear.state_dtype = ATTN_DTYPE(99, 16);
-}
-static void set_conv_dtype(struct caps_problem *p)
-{
-    p->linear.conv_dtype = ATTN_DTYPE(99, 16);
-}
-static void set_state_layout(struct caps_problem *p)
-{
-    p->problem.state_layout = ATTN_LAYOUT_STATE_SSM_KV "000";
-}
-static void set_linear_type(struct caps_problem *p)
-{
-    p->group.attn_type = 1000;
-}
-
 static const struct caps_unknown linear_unknowns[] = {
-    {"linear.family 1000", ATTN_FIELD_LINEAR_FAMILY, set_family, false},
-    {"the linear.family after the last one", ATTN_FIELD_LINEAR_FAMILY, set_next_family, false},
-    {"bit 31 of linear.flags", ATTN_FIELD_LINEAR_FLAGS, set_linear_flag, false},
-    {"the bit of linear.flags after the last one", ATTN_FIELD_LINEAR_FLAGS, set_next_flag, false},
-    {"linear.state_dtype of code 99", ATTN_FIELD_STATE_DTYPE, set_state_dtype, false},
-    {"linear.conv_dtype of code 99", ATTN_FIELD_CONV_DTYPE, set_conv_dtype, false},
-    {"state_layout state.ssm.kv/1000", ATTN_FIELD_STATE_LAYOUT, set_state_layout, false},
-    {"attn_type 1000 of linear layers", ATTN_FIELD_ATTN_TYPE, set_linear_type, false},
+    CAPS_VALUE("linear.family 1000", ATTN_FIELD_LINEAR_FAMILY, false, linear.family, 1000),
+    CAPS_VALUE("the linear.family after the last one", ATTN_FIELD_LINEAR_FAMILY, false,
+               linear.family, ATTN_LINEAR_COUNT),
+    CAPS_BITS("bit 31 of linear.flags", ATTN_FIELD_LINEAR_FLAGS, false, linear.flags, 1u << 31),
+    CAPS_BITS("the bit of linear.flags after the last one", ATTN_FIELD_LINEAR_FLAGS, false,
+              linear.flags, ATTN_LINEAR_FLAG_ALL + 1u),
+    CAPS_VALUE("linear.state_dtype of code 99", ATTN_FIELD_STATE_DTYPE, false, linear.state_dtype,
+               ATTN_DTYPE(99, 16)),
+    CAPS_VALUE("linear.conv_dtype of code 99", ATTN_FIELD_CONV_DTYPE, false, linear.conv_dtype,
+               ATTN_DTYPE(99, 16)),
+    {"state_layout state.ssm.kv/1000",
+     ATTN_FIELD_STATE_LAYOUT,
+     {{0}},
+     ATTN_LAYOUT_STATE_SSM_KV "000",
+     false},
+    CAPS_VALUE("attn_type 1000 of linear layers", ATTN_FIELD_ATTN_TYPE, false, group.attn_type,
+               1000),
 };
 
 enum {

@@ -8,6 +8,7 @@
 #include "tests/tools/wrong_backend.h"
 
 #include "host/check/cases/forward_case_private.h"
+#include "host/check/cases/grid.h"
 #include "host/base/dtype.h"
 
 #include <nettle/sha2.h>
