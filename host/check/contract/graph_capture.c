@@ -434,42 +434,6 @@ static void run_bits(struct check_run *run)
 
 /* ---- WORK-07: addresses that a graph knows --------------------------------------------------- */
 
-/* More metadata of an instance. */
-struct other_metadata {
-    const struct device *device;
-    attn_memory memory;
-    attn_metadata *metadata;
-};
-
-static attn_status other_allocate(struct other_metadata *other, const attn_memory_size *size,
-                                  attn_stream stream, attn_error *error)
-{
-    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
-        uint64_t alignment = size->alignment[r] ? size->alignment[r] : 1;
-        if (size->size[r] == 0)
-            continue;
-        other->memory.size[r] = size->size[r];
-        other->memory.base[r] =
-            device_allocate(other->device, r / ATTN_MEMORY_COUNT, size->size[r], alignment);
-        if (!other->memory.base[r])
-            return host_fail(error, device_exhausted(other->device, r / ATTN_MEMORY_COUNT),
-                             "no memory for more metadata");
-        attn_status status =
-            device_fill(other->device, other->memory.base[r], 0, size->size[r], stream, error);
-        if (status != ATTN_OK)
-            return status;
-    }
-    return device_synchronize(other->device, stream, error);
-}
-
-static void other_finish(struct other_metadata *other, struct case_session *session)
-{
-    device_synchronize(session->device, session->stream, NULL);
-    session->backend.type->ops->metadata_destroy(other->metadata);
-    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
-        device_release(other->device, r / ATTN_MEMORY_COUNT, other->memory.base[r]);
-}
-
 /* Twice as large, where query allows that. */
 static attn_bounds larger_bounds(const struct gpu_case *g, const struct case_session *session)
 {
@@ -487,52 +451,24 @@ static attn_bounds larger_bounds(const struct gpu_case *g, const struct case_ses
     return status == ATTN_OK && verdict.supported ? bounds : session->bounds;
 }
 
-/* Plan and run the case with other metadata of the session's instance. */
-static attn_status run_with(struct gpu_case *g, struct case_session *session,
-                            struct other_metadata *other)
-{
-    attn_metadata *own = session->metadata;
-    session->metadata = other->metadata;
-    attn_status status = gpu_run(g, session, GPU_REAL);
-    session->metadata = own;
-    return status;
-}
-
-static bool other_init(struct other_metadata *other, struct gpu_case *g,
-                       struct case_session *session)
-{
-    const attn_backend_ops *ops = session->backend.type->ops;
-    attn_bounds bounds = larger_bounds(g, session);
-    attn_memory_size size = {.struct_size = sizeof size};
-    attn_error *error = &g->error.base;
-    *other = (struct other_metadata){.device = session->device,
-                                     .memory = {.struct_size = sizeof other->memory}};
-    attn_status status =
-        ops->metadata_size(session->instance, ATTN_METADATA_GRAPH, &bounds, &size, error);
-    if (status == ATTN_OK)
-        status = other_allocate(other, &size, session->stream, error);
-    if (status == ATTN_OK)
-        status = ops->metadata_create(session->instance, ATTN_METADATA_GRAPH, &bounds,
-                                      &other->memory, &other->metadata, error);
-    return gpu_good(g, status, "more metadata of the instance, with larger bounds");
-}
-
 /* Whatever else the instance and others like it do, the graph gives what it gave. */
 static void disturb(struct pair *p)
 {
     struct gpu_case *g = &p->g;
-    struct other_metadata other;
+    struct case_session *other = NULL;
     if (!replay(g, p->graph, 0) || !numerics_judge(g->run, p->eager, g->c, &g->c->spec) ||
         !replay(g, p->graph, 2))
         return;
     case_session_destroy(p->eager);
     p->eager = NULL;
-    bool good = replay(g, p->graph, 3) && other_init(&other, g, p->graph);
-    if (!good)
+    if (!replay(g, p->graph, 3))
         return;
-    good = gpu_good(g, run_with(g, p->graph, &other), "a run with more metadata") &&
-           replay(g, p->graph, 4);
-    other_finish(&other, p->graph);
+    attn_bounds bounds = larger_bounds(g, p->graph);
+    attn_status status = session_create_beside(p->graph, &bounds, &other, &g->error.base);
+    bool good = gpu_good(g, status, "more metadata of the instance, with larger bounds") &&
+                gpu_good(g, gpu_run(g, other, GPU_REAL), "a run with more metadata") &&
+                replay(g, p->graph, 4);
+    case_session_destroy(other);
     if (good)
         replay(g, p->graph, 5);
 }
