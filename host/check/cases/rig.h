@@ -207,6 +207,16 @@ bool rig_session_open_without(struct rig_session *session, struct rig *rig, stru
 
 void rig_session_close(struct rig_session *session, struct rig *rig);
 
+/* body() with a rig of the run's seed and a session; the same for what needs no forward. */
+typedef void (*rig_body)(struct check_run *run, struct rig *rig, struct rig_session *session);
+void rig_with_session(struct check_run *run, rig_body body);
+void rig_without_forward(struct check_run *run, rig_body body);
+
+/* Another metadata of an instance, within the rig's bounds. False: the case has failed. */
+bool rig_metadata_open(struct rig_session *more, struct rig *rig, struct check_run *run,
+                       attn_instance *instance);
+void rig_metadata_close(struct rig_session *more, struct rig *rig);
+
 /* ---- Results --------------------------------------------------------------------------------- */
 
 /* Bring the arena to what it was at first. */
@@ -226,6 +236,11 @@ void rig_free(char *results[RIG_BATCHES]);
 /* Are two results of one batch the same: to the bit if the backend says that it is deterministic,
  * else outputs within a hundredth of the largest one? NULL, or what differs. */
 const char *rig_difference(const struct rig *rig, const char *a, const char *b);
+
+/* Is the result (NULL: that was reported) what was expected of this batch, as rig_difference() compares them? The case
+ * fails with "WHEN, the output of the extend batch differs". Both are freed. */
+void rig_expect(const struct rig *rig, struct check_run *run, int batch, char *expected,
+                char *result, const char *when);
 
 /* Has anything changed in a result but the outputs and the slots of this batch? NULL, or what. */
 const char *rig_trespass(const struct rig *rig, int batch, const char *result);

@@ -187,6 +187,7 @@ attn_status rig_prepare(struct rig *rig, attn_instance *instance)
     return rig->ops->prepare ? rig->ops->prepare(instance, NULL, NULL, rig->given_error) : ATTN_OK;
 }
 
+/* `is_prepared` false: without it there may be no metadata. */
 static bool open_metadata(struct rig_session *session, struct rig *rig, struct check_run *run,
                           bool is_prepared)
 {
@@ -206,6 +207,20 @@ static bool open_metadata(struct rig_session *session, struct rig *rig, struct c
         return true;
     rig_memory_finish(&session->memory);
     return false;
+}
+
+bool rig_metadata_open(struct rig_session *more, struct rig *rig, struct check_run *run,
+                       attn_instance *instance)
+{
+    *more = (struct rig_session){.instance = instance};
+    return open_metadata(more, rig, run, true);
+}
+
+void rig_metadata_close(struct rig_session *more, struct rig *rig)
+{
+    device_synchronize(rig->device, rig->stream, NULL);
+    rig->ops->metadata_destroy(more->metadata);
+    rig_memory_finish(&more->memory);
 }
 
 static bool open_session(struct rig_session *session, struct rig *rig, struct check_run *run,
@@ -238,10 +253,31 @@ bool rig_session_open_without(struct rig_session *session, struct rig *rig, stru
 
 void rig_session_close(struct rig_session *session, struct rig *rig)
 {
-    device_synchronize(rig->device, rig->stream, NULL);
-    rig->ops->metadata_destroy(session->metadata);
-    rig_memory_finish(&session->memory);
+    rig_metadata_close(session, rig);
     rig_destroy(rig, session->instance);
+}
+
+static void with_session(struct check_run *run, rig_body body, bool needs_kernels)
+{
+    struct rig rig;
+    struct rig_session session;
+    if (!rig_open(&rig, run, run->seed))
+        return;
+    if (open_session(&session, &rig, run, needs_kernels)) {
+        body(run, &rig, &session);
+        rig_session_close(&session, &rig);
+    }
+    rig_close(&rig);
+}
+
+void rig_with_session(struct check_run *run, rig_body body)
+{
+    with_session(run, body, true);
+}
+
+void rig_without_forward(struct check_run *run, rig_body body)
+{
+    with_session(run, body, false);
 }
 
 /* ---- Results --------------------------------------------------------------------------------- */
@@ -349,6 +385,16 @@ const char *rig_difference(const struct rig *rig, const char *a, const char *b)
                        rig->layers[l].bytes[p]) != 0)
                 return parts[p].name;
     return NULL;
+}
+
+void rig_expect(const struct rig *rig, struct check_run *run, int batch, char *expected,
+                char *result, const char *when)
+{
+    const char *what = expected && result ? rig_difference(rig, expected, result) : NULL;
+    if (what)
+        check_fail(run, "%s, %s of the %s batch differs", when, what, rig_batch_name(rig, batch));
+    free(expected);
+    free(result);
 }
 
 /* ---- Trespass -------------------------------------------------------------------------------- */

@@ -343,24 +343,18 @@ static void leave_out(struct check_run *run, struct rig *rig, attn_metadata *met
         check_fail(run, "%s: '%s' does not name it", what, host_error_text(&rig->error));
 }
 
-static void run_roles(struct check_run *run)
+static void check_roles(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
-    struct rig rig;
-    struct rig_session session;
-    if (!rig_open(&rig, run, run->seed))
-        return;
     uint32_t roles[RIG_ROLES];
-    int count = rig_needed_roles(&rig.question, roles);
-    if (rig_session_open(&session, &rig, run)) {
-        for (int b = 0; b < rig.num_batches; b++)
-            for (int r = 0; r < count && run->code == CHECK_PASS; r++)
-                leave_out(run, &rig, session.metadata, b, roles[r]);
-        if (run->code == CHECK_PASS)
-            free(rig_run(&rig, run, session.metadata, 0));
-        rig_session_close(&session, &rig);
-    }
-    rig_close(&rig);
+    int count = rig_needed_roles(&rig->question, roles);
+    for (int b = 0; b < rig->num_batches; b++)
+        for (int r = 0; r < count && run->code == CHECK_PASS; r++)
+            leave_out(run, rig, session->metadata, b, roles[r]);
+    if (run->code == CHECK_PASS)
+        free(rig_run(rig, run, session->metadata, 0));
 }
+
+CHECK_RUN(roles, rig_with_session(run, check_roles))
 
 /* Sinks and slopes, which only some layers have. */
 static void run_head_roles(struct check_run *run)

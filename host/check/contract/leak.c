@@ -37,7 +37,9 @@ static void judge_failure(struct check_run *run, const struct tally *tally, attn
     CHECK_THAT(run, !left, "%s: fails, and leaves %s", what, left);
 }
 
-void check_leak_create(struct check_run *run)
+/* body() with a rig whose services are counted. */
+static void with_tally(struct check_run *run,
+                       void (*body)(struct check_run *run, struct rig *rig, struct tally *tally))
 {
     struct rig rig;
     struct tally tally;
@@ -45,21 +47,27 @@ void check_leak_create(struct check_run *run)
         return;
     tally_init(&tally, rig.services);
     rig.services = &tally.table;
+    body(run, &rig, &tally);
+    rig_close(&rig);
+}
+
+static void refuse_memory(struct check_run *run, struct rig *rig, struct tally *tally)
+{
     for (uint64_t n = 1; n < 10000 && run->code == CHECK_PASS; n++) {
         attn_instance *instance = UNTOUCHED;
-        tally_restart(&tally, n);
+        tally_restart(tally, n);
         check_note(run, "create, allocation %llu is refused", (unsigned long long)n);
-        attn_status status = rig_create(&rig, &instance);
-        if (status == ATTN_OK && !tally.refused) {
-            rig_destroy(&rig, instance);
+        attn_status status = rig_create(rig, &instance);
+        if (status == ATTN_OK && !tally->refused) {
+            rig_destroy(rig, instance);
             break; /* that was all of them */
         }
         if (status == ATTN_DEPENDENCY_MISSING) {
-            check_skip(run, "create: DEPENDENCY_MISSING: %s", host_error_text(&rig.error));
+            check_skip(run, "create: DEPENDENCY_MISSING: %s", host_error_text(&rig->error));
         } else if (status == ATTN_OK) { /* it can do without */
-            rig_destroy(&rig, instance);
+            rig_destroy(rig, instance);
         } else {
-            judge_failure(run, &tally, status, &rig.error, instance,
+            judge_failure(run, tally, status, &rig->error, instance,
                           "create when memory is refused");
             if (!is_exhausted(status))
                 check_fail(run,
@@ -68,7 +76,11 @@ void check_leak_create(struct check_run *run)
                            host_status_name(status));
         }
     }
-    rig_close(&rig);
+}
+
+void check_leak_create(struct check_run *run)
+{
+    with_tally(run, refuse_memory);
 }
 
 /* Problems that query refuses, the last of two groups. */
@@ -85,31 +97,29 @@ static void refuse_one(struct check_run *run, struct rig *rig, struct tally *tal
         judge_failure(run, tally, status, &rig->error, instance, what);
 }
 
-void check_leak_unsupported(struct check_run *run)
+static void refuse_problems(struct check_run *run, struct rig *rig, struct tally *tally)
 {
     static const char *const features[] = {"attn.no_such_feature/1"};
-    struct rig rig;
-    struct tally tally;
-    if (!rig_open(&rig, run, run->seed))
-        return;
-    attn_problem *problem = &rig.question.problems[1], kept = *problem;
-    attn_layer_group *group = &rig.question.groups[1], kept_group = *group;
-    tally_init(&tally, rig.services);
-    rig.services = &tally.table;
+    attn_problem *problem = &rig->question.problems[1], kept = *problem;
+    attn_layer_group *group = &rig->question.groups[1], kept_group = *group;
     problem->num_features = 1;
     problem->features = features;
-    refuse_one(run, &rig, &tally, "an unknown feature");
+    refuse_one(run, rig, tally, "an unknown feature");
     *problem = kept;
     rig_spoil_layout(problem);
-    refuse_one(run, &rig, &tally, "an unknown layout");
+    refuse_one(run, rig, tally, "an unknown layout");
     *problem = kept;
     group->kind = 1000;
-    refuse_one(run, &rig, &tally, "an unknown kind of layer");
+    refuse_one(run, rig, tally, "an unknown kind of layer");
     *group = kept_group;
     group->head_dim = group->v_head_dim = 100003;
-    refuse_one(run, &rig, &tally, "a head_dim of 100003");
+    refuse_one(run, rig, tally, "a head_dim of 100003");
     *group = kept_group;
-    rig_close(&rig);
+}
+
+void check_leak_unsupported(struct check_run *run)
+{
+    with_tally(run, refuse_problems);
 }
 
 /* The host lets no such ids through, so a backend may take them; if it does not, nothing stays. */
@@ -126,22 +136,20 @@ static void create_with_ids(struct check_run *run, struct rig *rig, struct tally
         judge_failure(run, tally, status, &rig->error, instance, what);
 }
 
+static void refuse_ids(struct check_run *run, struct rig *rig, struct tally *tally)
+{
+    attn_layer *last = &rig->question.layers[RIG_LAYERS - 1];
+    int32_t kept = last->layer_id;
+    last->layer_id = rig->question.layers[0].layer_id;
+    create_with_ids(run, rig, tally, "a layer_id that two layers have");
+    last->layer_id = -1;
+    create_with_ids(run, rig, tally, "a layer_id of -1");
+    last->layer_id = kept;
+}
+
 void check_leak_layer_ids(struct check_run *run)
 {
-    struct rig rig;
-    struct tally tally;
-    if (!rig_open(&rig, run, run->seed))
-        return;
-    attn_layer *last = &rig.question.layers[RIG_LAYERS - 1];
-    int32_t kept = last->layer_id;
-    tally_init(&tally, rig.services);
-    rig.services = &tally.table;
-    last->layer_id = rig.question.layers[0].layer_id;
-    create_with_ids(run, &rig, &tally, "a layer_id that two layers have");
-    last->layer_id = -1;
-    create_with_ids(run, &rig, &tally, "a layer_id of -1");
-    last->layer_id = kept;
-    rig_close(&rig);
+    with_tally(run, refuse_ids);
 }
 
 static void fail_metadata(struct check_run *run, struct rig *rig, struct rig_session *session,
@@ -178,24 +186,22 @@ static void fail_metadata(struct check_run *run, struct rig *rig, struct rig_ses
     }
 }
 
+static void refuse_metadata(struct check_run *run, struct rig *rig, struct tally *tally)
+{
+    struct rig_session session;
+    if (!rig_session_open(&session, rig, run))
+        return;
+    rig->ops->metadata_destroy(session.metadata);
+    session.metadata = NULL;
+    fail_metadata(run, rig, &session, tally);
+    rig_session_close(&session, rig);
+    if (run->code == CHECK_PASS && tally_left(tally))
+        check_fail(run, "after destroy there is %s", tally_left(tally));
+}
+
 void check_leak_metadata_create(struct check_run *run)
 {
-    struct rig rig;
-    struct rig_session session;
-    struct tally tally;
-    if (!rig_open(&rig, run, run->seed))
-        return;
-    tally_init(&tally, rig.services);
-    rig.services = &tally.table;
-    if (rig_session_open(&session, &rig, run)) {
-        rig.ops->metadata_destroy(session.metadata);
-        session.metadata = NULL;
-        fail_metadata(run, &rig, &session, &tally);
-        rig_session_close(&session, &rig);
-        if (run->code == CHECK_PASS && tally_left(&tally))
-            check_fail(run, "after destroy there is %s", tally_left(&tally));
-    }
-    rig_close(&rig);
+    with_tally(run, refuse_metadata);
 }
 
 /* ---- A thousand ------------------------------------------------------------------------------ */

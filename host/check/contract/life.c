@@ -172,30 +172,20 @@ static void run_destroy_null(struct check_run *run)
 /* A second metadata of the same instance, with its own operands and batches. */
 struct other {
     struct rig rig;
-    struct rig_memory memory;
-    attn_metadata *metadata;
+    struct rig_session more;
 };
 
 static bool other_open(struct other *other, struct check_run *run, attn_instance *instance)
 {
-    attn_memory_size size;
     attn_instance *own = NULL;
     if (!rig_open(&other->rig, run, run->seed + 1))
         return false;
     /* Its batches take the forms of a separate instance, which is gone at once. */
     attn_status status = rig_create(&other->rig, &own);
-    if (status == ATTN_OK) {
-        rig_destroy(&other->rig, own);
-        status = rig_metadata_size(&other->rig, instance, &size);
-    }
     if (status == ATTN_OK)
-        status = rig_memory_init(&other->memory, &other->rig, &size, 0);
-    if (status == ATTN_OK) {
-        status = rig_metadata_create(&other->rig, instance, &other->memory, &other->metadata);
-        if (status != ATTN_OK)
-            rig_memory_finish(&other->memory);
-    }
-    if (rig_good(&other->rig, run, status, "a second metadata of an instance"))
+        rig_destroy(&other->rig, own);
+    if (rig_good(&other->rig, run, status, "another create") &&
+        rig_metadata_open(&other->more, &other->rig, run, instance))
         return true;
     rig_close(&other->rig);
     return false;
@@ -203,9 +193,7 @@ static bool other_open(struct other *other, struct check_run *run, attn_instance
 
 static void other_close(struct other *other)
 {
-    device_synchronize(other->rig.device, other->rig.stream, NULL);
-    other->rig.ops->metadata_destroy(other->metadata);
-    rig_memory_finish(&other->memory);
+    rig_metadata_close(&other->more, &other->rig);
     rig_close(&other->rig);
 }
 
@@ -290,22 +278,16 @@ static void run_two_instances(struct check_run *run)
     rig_close(&a);
 }
 
-static void run_two_metadata(struct check_run *run)
+static void check_two_metadata(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
-    struct rig rig;
-    struct rig_session session;
     struct other other;
-    if (!rig_open(&rig, run, run->seed))
+    if (!other_open(&other, run, session->instance))
         return;
-    if (rig_session_open(&session, &rig, run)) {
-        if (other_open(&other, run, session.instance)) {
-            check_turns(run, &rig, session.metadata, &other.rig, other.metadata);
-            other_close(&other);
-        }
-        rig_session_close(&session, &rig);
-    }
-    rig_close(&rig);
+    check_turns(run, rig, session->metadata, &other.rig, other.more.metadata);
+    other_close(&other);
 }
+
+CHECK_RUN(two_metadata, rig_with_session(run, check_two_metadata))
 
 /* One goes, the other one still gives its result: the older goes first, then the younger. */
 static void run_orders(struct check_run *run)
@@ -372,51 +354,25 @@ static void check_states(struct check_run *run, struct rig *rig, struct rig_sess
     free(again);
 }
 
-static void run_states(struct check_run *run)
-{
-    struct rig rig;
-    struct rig_session session;
-    if (!rig_open(&rig, run, run->seed))
-        return;
-    if (rig_session_open(&session, &rig, run)) {
-        check_states(run, &rig, &session);
-        rig_session_close(&session, &rig);
-    }
-    rig_close(&rig);
-}
+CHECK_RUN(states, rig_with_session(run, check_states))
 
 /* Plan a, plan b, forward b, plan a, forward a: a plan holds until the next one. */
-static void check_replan(struct check_run *run, struct rig *rig, attn_metadata *metadata)
+static void check_replan(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
     for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
         int other = (b + 1) % rig->num_batches;
-        char *first = rig_run(rig, run, metadata, b);
+        char *first = rig_run(rig, run, session->metadata, b);
         if (!first)
             return;
-        attn_status status = rig_plan(rig, metadata, other);
+        attn_status status = rig_plan(rig, session->metadata, other);
         char *again = NULL;
         if (rig_good(rig, run, status, "init_forward_metadata of another batch"))
-            again = rig_run(rig, run, metadata, b);
-        if (again && rig_difference(rig, first, again))
-            check_fail(run, "when another batch was planned in between, %s of the %s batch differs",
-                       rig_difference(rig, first, again), rig_batch_name(rig, b));
-        free(first);
-        free(again);
+            again = rig_run(rig, run, session->metadata, b);
+        rig_expect(rig, run, b, first, again, "when another batch was planned in between");
     }
 }
 
-static void run_replan(struct check_run *run)
-{
-    struct rig rig;
-    struct rig_session session;
-    if (!rig_open(&rig, run, run->seed))
-        return;
-    if (rig_session_open(&session, &rig, run)) {
-        check_replan(run, &rig, session.metadata);
-        rig_session_close(&session, &rig);
-    }
-    rig_close(&rig);
-}
+CHECK_RUN(replan, rig_with_session(run, check_replan))
 
 /* The problems, the options and all that they point to are gone after create. */
 static void run_arguments(struct check_run *run)
@@ -436,13 +392,9 @@ static void run_arguments(struct check_run *run)
                 rig.question.layers[l].kv_buffer = 0x5A5A5A5A;
             for (int b = 0; b < rig.num_batches && run->code == CHECK_PASS; b++) {
                 char *result = rig_run(&rig, run, session.metadata, b);
-                const char *what = result ? rig_difference(&rig, expected[b], result) : NULL;
-                if (what)
-                    check_fail(run,
-                               "when the problems of create are gone, %s of the %s batch "
-                               "differs",
-                               what, rig_batch_name(&rig, b));
-                free(result);
+                rig_expect(&rig, run, b, expected[b], result,
+                           "when the problems of create are gone");
+                expected[b] = NULL;
             }
             memcpy(&rig.question.bounds, &kept.bounds, sizeof kept.bounds);
             rig_session_close(&session, &rig);

@@ -297,57 +297,36 @@ static void check_batches(struct telling *telling, attn_metadata *metadata, attn
 /* With a second metadata of the instance. */
 static void check_session(struct telling *telling, const struct rig_session *session)
 {
-    struct rig *rig = telling->rig;
-    attn_memory_size size = {.struct_size = sizeof size};
-    struct rig_memory memory;
-    attn_metadata *other = NULL;
-    attn_status status = rig_metadata_size(rig, session->instance, &size);
-    if (status == ATTN_OK)
-        status = rig_memory_init(&memory, rig, &size, 0);
-    if (!rig_good(rig, telling->run, status, "memory for a second metadata"))
+    struct rig_session more;
+    if (!rig_metadata_open(&more, telling->rig, telling->run, session->instance))
         return;
-    status = rig_metadata_create(rig, session->instance, &memory, &other);
-    if (rig_good(rig, telling->run, status, "metadata_create")) {
-        check_batches(telling, session->metadata, other);
-        device_synchronize(rig->device, rig->stream, NULL);
-        rig->ops->metadata_destroy(other);
-    }
-    rig_memory_finish(&memory);
+    check_batches(telling, session->metadata, more.metadata);
+    rig_metadata_close(&more, telling->rig);
 }
 
-static void check_paths(struct telling *telling, const struct rig_session *session)
+static void check_paths(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
-    struct check_run *run = telling->run;
+    struct telling telling = {.run = run, .rig = rig};
     host_error error;
     host_error_init(&error);
-    telling->paths = telling->rig->ops->get_extension(session->instance, ATTN_EXTENSION_PATHS);
+    telling.paths = rig->ops->get_extension(session->instance, ATTN_EXTENSION_PATHS);
     if (run->subject->type->flags & ATTN_BACKEND_COMPOSITE)
-        CHECK_THAT(run, !telling->paths, "a composite has the extension %s: accepted NULL",
+        CHECK_THAT(run, !telling.paths, "a composite has the extension %s: accepted NULL",
                    ATTN_EXTENSION_PATHS);
-    else if (!telling->paths)
+    else if (!telling.paths)
         check_skip(run, "it tells of no paths: it has no extension %s", ATTN_EXTENSION_PATHS);
-    else if (paths_check(telling->paths, &error.base) != ATTN_OK)
+    else if (paths_check(telling.paths, &error.base) != ATTN_OK)
         check_fail(run, "%s: %s", ATTN_EXTENSION_PATHS, host_error_text(&error));
     else
-        check_session(telling, session);
+        check_session(&telling, session);
 }
 
 static void run_paths(struct check_run *run)
 {
-    struct rig rig;
-    struct rig_session session;
-    struct telling telling = {.run = run, .rig = &rig};
-    if (!run->subject->type->ops->get_extension) {
+    if (run->subject->type->ops->get_extension)
+        rig_without_forward(run, check_paths);
+    else
         check_skip(run, "it has no extensions");
-        return;
-    }
-    if (!rig_open(&rig, run, run->seed))
-        return;
-    if (rig_session_open_without(&session, &rig, run)) {
-        check_paths(&telling, &session);
-        rig_session_close(&session, &rig);
-    }
-    rig_close(&rig);
 }
 
 /* ---- Optional slots -------------------------------------------------------------------------- */

@@ -56,19 +56,13 @@ static void measure(struct check_run *run, struct rig *rig, attn_metadata *metad
                    MAX_FORWARD_US);
 }
 
-static void run_times(struct check_run *run)
+static void measure_all(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
-    struct rig rig;
-    struct rig_session session;
-    if (!rig_open(&rig, run, run->seed))
-        return;
-    if (rig_session_open(&session, &rig, run)) {
-        for (int b = 0; b < rig.num_batches && run->code != CHECK_FAIL; b++)
-            measure(run, &rig, session.metadata, b);
-        rig_session_close(&session, &rig);
-    }
-    rig_close(&rig);
+    for (int b = 0; b < rig->num_batches && run->code != CHECK_FAIL; b++)
+        measure(run, rig, session->metadata, b);
 }
+
+CHECK_RUN(times, rig_with_session(run, measure_all))
 
 const struct check check_perf[] = {
     {"PERF-01", "overhead",

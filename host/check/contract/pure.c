@@ -81,10 +81,14 @@ static void watch_forwards(struct check_run *run, struct rig *rig, attn_metadata
     }
 }
 
+static void watch_batches(struct check_run *run, struct rig *rig, struct rig_session *session)
+{
+    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++)
+        watch_forwards(run, rig, session->metadata, b);
+}
+
 static void run_calls(struct check_run *run)
 {
-    struct rig rig;
-    struct rig_session session;
     if (run->subject->device->type != ATTN_DEVICE_CPU) {
         check_skip(run, "for backends on the processor; a GPU's driver allocates as it likes");
         return;
@@ -97,46 +101,30 @@ static void run_calls(struct check_run *run)
         check_skip(run, "%s is not preloaded into this process", WATCH_FILE);
         return;
     }
-    if (!rig_open(&rig, run, run->seed))
-        return;
-    if (rig_session_open(&session, &rig, run)) {
-        for (int b = 0; b < rig.num_batches && run->code == CHECK_PASS; b++)
-            watch_forwards(run, &rig, session.metadata, b);
-        rig_session_close(&session, &rig);
-    }
-    rig_close(&rig);
+    rig_with_session(run, watch_batches);
 }
 
 /* ---- PURE-02 --------------------------------------------------------------------------------- */
 
-static void run_inputs(struct check_run *run)
+static void check_inputs(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
-    struct rig rig;
-    struct rig_session session;
     struct rig_arrays *arrays = malloc(sizeof *arrays);
     CHECK_THAT(run, arrays, "no memory for arrays");
-    if (!rig_open(&rig, run, run->seed)) {
-        free(arrays);
-        return;
-    }
-    if (rig_session_open(&session, &rig, run)) {
-        for (int b = 0; b < rig.num_batches && run->code == CHECK_PASS; b++) {
-            char *result = rig_run(&rig, run, session.metadata, b);
-            const char *what = result ? rig_trespass(&rig, b, result) : NULL;
-            if (what)
-                check_fail(run, "%s forward: %s", rig_a_batch(&rig, b), what);
-            free(result);
-            device_copy(rig.device, arrays, rig.batches[b].device, sizeof *arrays, rig.stream,
-                        NULL);
-            device_synchronize(rig.device, rig.stream, NULL);
-            if (memcmp(arrays, rig.batches[b].host, sizeof *arrays) != 0)
-                check_fail(run, "%s batch: its arrays were written", rig_a_batch(&rig, b));
-        }
-        rig_session_close(&session, &rig);
+    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
+        char *result = rig_run(rig, run, session->metadata, b);
+        const char *what = result ? rig_trespass(rig, b, result) : NULL;
+        if (what)
+            check_fail(run, "%s forward: %s", rig_a_batch(rig, b), what);
+        free(result);
+        device_copy(rig->device, arrays, rig->batches[b].device, sizeof *arrays, rig->stream, NULL);
+        device_synchronize(rig->device, rig->stream, NULL);
+        if (memcmp(arrays, rig->batches[b].host, sizeof *arrays) != 0)
+            check_fail(run, "%s batch: its arrays were written", rig_a_batch(rig, b));
     }
     free(arrays);
-    rig_close(&rig);
 }
+
+CHECK_RUN(inputs, rig_with_session(run, check_inputs))
 
 /* ---- PURE-06 --------------------------------------------------------------------------------- */
 
@@ -167,29 +155,18 @@ static char *run_spoilt(struct check_run *run, struct rig *rig, attn_metadata *m
     return result;
 }
 
-static void run_host_arrays(struct check_run *run)
+static void check_host_arrays(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
-    struct rig rig;
-    struct rig_session session;
-    if (!rig_open(&rig, run, run->seed))
-        return;
-    if (rig_session_open(&session, &rig, run)) {
-        for (int b = 0; b < rig.num_batches && run->code == CHECK_PASS; b++) {
-            char *expected = rig_run(&rig, run, session.metadata, b);
-            char *result = expected ? run_spoilt(run, &rig, session.metadata, b) : NULL;
-            const char *what = result ? rig_difference(&rig, expected, result) : NULL;
-            if (what)
-                check_fail(run,
-                           "when the batch and its host arrays are overwritten after "
-                           "init_forward_metadata, %s of the %s batch differs",
-                           what, rig_batch_name(&rig, b));
-            free(expected);
-            free(result);
-        }
-        rig_session_close(&session, &rig);
+    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
+        char *expected = rig_run(rig, run, session->metadata, b);
+        char *result = expected ? run_spoilt(run, rig, session->metadata, b) : NULL;
+        rig_expect(rig, run, b, expected, result,
+                   "when the batch and its host arrays are overwritten after "
+                   "init_forward_metadata");
     }
-    rig_close(&rig);
 }
+
+CHECK_RUN(host_arrays, rig_with_session(run, check_host_arrays))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 

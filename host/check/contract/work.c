@@ -25,36 +25,6 @@ static void name_region(uint32_t region, char text[32])
              use_names[region % ATTN_MEMORY_COUNT]);
 }
 
-/* Run `body` with a separate session. */
-typedef void (*body_fn)(struct check_run *run, struct rig *rig, struct rig_session *session);
-
-static void with_session(struct check_run *run, body_fn body)
-{
-    struct rig rig;
-    struct rig_session session;
-    if (!rig_open(&rig, run, run->seed))
-        return;
-    if (rig_session_open(&session, &rig, run)) {
-        body(run, &rig, &session);
-        rig_session_close(&session, &rig);
-    }
-    rig_close(&rig);
-}
-
-/* For what calls no forward. */
-static void without_forward(struct check_run *run, body_fn body)
-{
-    struct rig rig;
-    struct rig_session session;
-    if (!rig_open(&rig, run, run->seed))
-        return;
-    if (rig_session_open_without(&session, &rig, run)) {
-        body(run, &rig, &session);
-        rig_session_close(&session, &rig);
-    }
-    rig_close(&rig);
-}
-
 /* ---- WORK-02: sizes -------------------------------------------------------------------------- */
 
 static bool same_size(const attn_memory_size *a, const attn_memory_size *b)
@@ -107,7 +77,7 @@ static void check_alignments(struct check_run *run, struct rig *rig, struct rig_
     check_same(run, rig, session);
 }
 
-CHECK_RUN(sizes, without_forward(run, check_alignments))
+CHECK_RUN(sizes, rig_without_forward(run, check_alignments))
 
 /* A bound, and the same one larger. */
 struct growth {
@@ -198,7 +168,7 @@ static void check_sets(struct check_run *run, struct rig *rig, struct rig_sessio
     rig->bounds = &rig->question.bounds;
 }
 
-CHECK_RUN(growth, without_forward(run, check_sets))
+CHECK_RUN(growth, rig_without_forward(run, check_sets))
 
 /* ---- WORK-03: exactly what was asked for ----------------------------------------------------- */
 
@@ -232,17 +202,11 @@ static void check_exact(struct check_run *run, struct rig *rig, struct rig_sessi
     run_with(run, rig, session, 0, exact);
     if (run->code == CHECK_PASS)
         run_with(run, rig, session, 8192, roomy);
-    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
-        const char *what = rig_difference(rig, exact[b], roomy[b]);
-        if (what)
-            check_fail(run, "with more memory than asked for, %s of the %s batch differs", what,
-                       rig_batch_name(rig, b));
-    }
-    rig_free(exact);
-    rig_free(roomy);
+    for (int b = 0; b < rig->num_batches; b++)
+        rig_expect(rig, run, b, exact[b], roomy[b], "with more memory than asked for");
 }
 
-CHECK_RUN(exact, with_session(run, check_exact))
+CHECK_RUN(exact, rig_with_session(run, check_exact))
 
 /* metadata_create must fail with this status, and leave its output alone. */
 static bool refuses(struct check_run *run, struct rig *rig, struct rig_session *session,
@@ -287,7 +251,7 @@ static void check_small(struct check_run *run, struct rig *rig, struct rig_sessi
     }
 }
 
-CHECK_RUN(small, without_forward(run, check_small))
+CHECK_RUN(small, rig_without_forward(run, check_small))
 
 static void check_misaligned(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
@@ -309,7 +273,7 @@ static void check_misaligned(struct check_run *run, struct rig *rig, struct rig_
     }
 }
 
-CHECK_RUN(misaligned, without_forward(run, check_misaligned))
+CHECK_RUN(misaligned, rig_without_forward(run, check_misaligned))
 
 static void check_kinds(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
@@ -333,7 +297,7 @@ static void check_kinds(struct check_run *run, struct rig *rig, struct rig_sessi
     }
 }
 
-CHECK_RUN(kinds, without_forward(run, check_kinds))
+CHECK_RUN(kinds, rig_without_forward(run, check_kinds))
 
 /* ---- WORK-04, WORK-05: what regions hold ----------------------------------------------------- */
 
@@ -358,18 +322,11 @@ static void check_scratch(struct check_run *run, struct rig *rig, struct rig_ses
     for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
         char *clean = rig_run(rig, run, session->metadata, b);
         char *dirty = clean ? run_dirty(rig, run, session, b) : NULL;
-        const char *what = dirty ? rig_difference(rig, clean, dirty) : NULL;
-        if (what)
-            check_fail(run,
-                       "when scratch is overwritten before each forward, %s of the %s batch "
-                       "differs",
-                       what, rig_batch_name(rig, b));
-        free(clean);
-        free(dirty);
+        rig_expect(rig, run, b, clean, dirty, "when scratch is overwritten before each forward");
     }
 }
 
-CHECK_RUN(scratch, with_session(run, check_scratch))
+CHECK_RUN(scratch, rig_with_session(run, check_scratch))
 
 /* Plan once, compute the same several times. */
 static void check_repeat(struct check_run *run, struct rig *rig, struct rig_session *session,
@@ -414,7 +371,7 @@ static void check_zeroed(struct check_run *run, struct rig *rig, struct rig_sess
     }
 }
 
-CHECK_RUN(zeroed, with_session(run, check_zeroed))
+CHECK_RUN(zeroed, rig_with_session(run, check_zeroed))
 
 /* ---- WORK-06: beyond the bounds -------------------------------------------------------------- */
 
@@ -478,29 +435,20 @@ static void exceed(struct check_run *run, struct rig *rig, struct rig_session *s
                    const struct excess *excess)
 {
     char what[96];
-    attn_metadata *metadata = NULL;
-    struct rig_memory memory;
-    attn_memory_size size;
+    struct rig_session tight;
     snprintf(what, sizeof what, "%s batch beyond the bound %s", rig_a_batch(rig, batch),
              excess->name);
     check_note(run, "%s", what);
-    attn_status status = rig_metadata_size(rig, session->instance, &size);
-    if (!rig_good(rig, run, status, "metadata_size"))
+    if (!rig_metadata_open(&tight, rig, run, session->instance))
         return;
-    status = rig_memory_init(&memory, rig, &size, 0);
-    CHECK_THAT(run, status == ATTN_OK, "no memory for what metadata_size asks for");
-    status = rig_metadata_create(rig, session->instance, &memory, &metadata);
-    if (rig_good(rig, run, status, "metadata_create")) {
-        status = rig_plan(rig, metadata, batch);
-        if (refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error, what) &&
-            rig->error.base.field != excess->field && !refusal_names(&rig->error, excess->words))
-            check_fail(run, "%s: '%s' does not name the bound, nor does error.field (%u)", what,
-                       host_error_text(&rig->error), rig->error.base.field);
-        rig->ops->metadata_destroy(metadata);
-    }
-    if (run->code == CHECK_PASS && rig_memory_damage(&memory) < ATTN_REGION_COUNT)
+    attn_status status = rig_plan(rig, tight.metadata, batch);
+    if (refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error, what) &&
+        rig->error.base.field != excess->field && !refusal_names(&rig->error, excess->words))
+        check_fail(run, "%s: '%s' does not name the bound, nor does error.field (%u)", what,
+                   host_error_text(&rig->error), rig->error.base.field);
+    if (run->code == CHECK_PASS && rig_memory_damage(&tight.memory) < ATTN_REGION_COUNT)
         check_fail(run, "%s: bytes around the memory of the metadata were written", what);
-    rig_memory_finish(&memory);
+    rig_metadata_close(&tight, rig);
 }
 
 static void check_beyond(struct check_run *run, struct rig *rig, struct rig_session *session)
@@ -516,7 +464,7 @@ static void check_beyond(struct check_run *run, struct rig *rig, struct rig_sess
         }
 }
 
-CHECK_RUN(beyond, without_forward(run, check_beyond))
+CHECK_RUN(beyond, rig_without_forward(run, check_beyond))
 
 /* Parts of a batch that the bounds do not mention. */
 static void check_parts(struct check_run *run, struct rig *rig, struct rig_session *session)
@@ -560,7 +508,7 @@ static void check_parts(struct check_run *run, struct rig *rig, struct rig_sessi
     *batch = kept;
 }
 
-CHECK_RUN(parts, without_forward(run, check_parts))
+CHECK_RUN(parts, rig_without_forward(run, check_parts))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
