@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "host/base/error.h"
-#include "host/base/mix.h"
 
 int32_t kind_count(const struct check *check, const struct check_subject *subject)
 {
@@ -34,7 +33,7 @@ void kind_close(struct kind_case *k)
 {
     case_session_destroy(k->session);
     forward_case_destroy(k->c);
-    linear_case_destroy(k->bench.c);
+    linear_case_destroy(k->recurrence);
     grid_release(k->run->subject, k->at.grid);
 }
 
@@ -74,10 +73,15 @@ bool kind_judge(struct kind_case *k)
 {
     struct case_verdict verdict = {.good = true};
     k->kind->judge(k, &verdict);
-    if (verdict.good)
+    return kind_told(k, &verdict);
+}
+
+bool kind_told(struct kind_case *k, const struct case_verdict *verdict)
+{
+    if (verdict->good)
         return true;
     bool is_first = k->run->code == CHECK_PASS;
-    k->kind->report(k, verdict.status, verdict.text);
+    k->kind->report(k, verdict->status, verdict->text);
     size_t length = strlen(k->run->text);
     if (is_first && k->run->code == CHECK_FAIL)
         k->kind->operands(k, k->run->text + length, sizeof k->run->text - length);
@@ -104,7 +108,7 @@ void run_alone(struct check_run *run)
     kind_close(&k);
 }
 
-static int32_t variants_of(const struct kind_cases *cases)
+int32_t kind_variants(const struct kind_cases *cases)
 {
     return cases->variants > 0 ? cases->variants : 1;
 }
@@ -251,10 +255,10 @@ static bool forward_beside(struct kind_case *k, struct kind_beside *other)
 static int32_t count_forward(const struct check_subject *subject, const struct kind_cases *cases)
 {
     int32_t points = numerics_points(subject, cases->choices),
-            least = cases->vary ? 1 : variants_of(cases);
+            least = cases->vary ? 1 : kind_variants(cases);
     if (cases->drawn && points > 1)
         return numerics_few(subject, cases->drawn);
-    return points > 0 ? variants_of(cases) * points : least;
+    return points > 0 ? kind_variants(cases) * points : least;
 }
 
 /* Variants of a point follow each other. */
@@ -262,8 +266,8 @@ static bool find_forward(struct kind_case *k, const struct kind_cases *cases)
 {
     int32_t index = k->run->index;
     int32_t drawn_from = cases->drawn ? numerics_points(k->run->subject, cases->choices) : 0;
-    k->variant = index % variants_of(cases);
-    k->run->index = drawn_from > 0 ? index % drawn_from : index / variants_of(cases);
+    k->variant = index % kind_variants(cases);
+    k->run->index = drawn_from > 0 ? index % drawn_from : index / kind_variants(cases);
     bool found = numerics_open(&k->at, k->run, cases->choices);
     k->run->index = index;
     if (!found || !cases->complete)
@@ -310,145 +314,3 @@ const struct check_kind softmax_layers = {
 const struct check_kind sparse_layers = {.count = count_sparse, .find = find_sparse, FORWARD_KIND};
 const struct check_kind latent_layers = {
     .count = count_forward, .find = find_forward, FORWARD_KIND};
-
-/* ---- Linear layers --------------------------------------------------------------------------- */
-
-static int32_t count_linear(const struct check_subject *subject, const struct kind_cases *cases)
-{
-    if (cases->drawn)
-        return linear_families(subject) ? numerics_few(subject, cases->drawn) : 1;
-    return variants_of(cases) * linear_count_families(subject);
-}
-
-static bool find_linear(struct kind_case *k, const struct kind_cases *cases)
-{
-    k->variant = k->run->index / linear_count_families(k->run->subject) % variants_of(cases);
-    return linear_find_case(k->run, cases->change, &k->linear);
-}
-
-static bool accepts_linear(struct kind_case *k)
-{
-    char reason[LINEAR_TEXT];
-    return linear_accepts(k->run->subject, &k->linear, reason);
-}
-
-static const attn_problem *pose_linear(const struct kind_case *k, struct kind_posed *posed)
-{
-    linear_pose(&posed->linear, &k->linear, &k->run->subject->device->info);
-    return &posed->linear.problem;
-}
-
-static void run_linear(struct kind_case *k)
-{
-    linear_run_spec(k->run, &k->linear);
-}
-
-static bool make_linear(struct kind_case *k)
-{
-    return linear_bench_make(&k->bench, k->run, &k->linear);
-}
-
-static attn_problem *linear_problem(const struct kind_case *k)
-{
-    return linear_case_problem(k->bench.c);
-}
-
-/* The bench works in the case's session. */
-static struct linear_bench *bench_of(struct kind_case *k)
-{
-    k->bench.session = k->session;
-    return &k->bench;
-}
-
-static void judge_linear(struct kind_case *k, struct case_verdict *verdict)
-{
-    struct linear_case *c = k->bench.c;
-    host_error error;
-    host_error_init(&error);
-    verdict->status = linear_case_reset(c, k->session, &error.base);
-    if (verdict->status == ATTN_OK)
-        verdict->status = linear_case_forward(c, k->session, NULL, &error.base);
-    if (verdict->status != ATTN_OK)
-        snprintf(verdict->text, sizeof verdict->text, "%s", host_error_text(&error));
-    verdict->good = verdict->status == ATTN_OK &&
-                    linear_case_judge(c, k->session, true, verdict->text, sizeof verdict->text);
-}
-
-static void linear_operands(const struct kind_case *k, char *text, size_t size)
-{
-    linear_case_operands(k->bench.c, text, size);
-}
-
-static const void *linear_left(const struct kind_case *k, uint64_t *bytes)
-{
-    return linear_case_bytes(k->bench.c, bytes);
-}
-
-static bool same_linear(struct kind_case *k, const void *first, const char *what)
-{
-    return linear_bench_repeat(bench_of(k), first, what);
-}
-
-static attn_status try_linear(struct kind_case *k, case_change change, void *ctx, attn_error *error)
-{
-    attn_status status = linear_case_reset(k->bench.c, k->session, error);
-    return status == ATTN_OK ? linear_case_try(k->bench.c, k->session, change, ctx, error) : status;
-}
-
-static uint32_t linear_operand(const struct kind_case *k, uint32_t role)
-{
-    bool written = role == ATTN_ROLE_OUT || role == ATTN_ROLE_STATE || role == ATTN_ROLE_CONV_STATE;
-    if (!linear_case_has(k->bench.c, role))
-        return 0;
-    return (written ? KIND_WRITTEN : 0) | (linear_case_needs(k->bench.c, role) ? KIND_NEEDED : 0);
-}
-
-/* Another family where there is one, of the same dtypes and layout. */
-static bool linear_beside(struct kind_case *k, struct kind_beside *other)
-{
-    struct check_run *run = k->run;
-    struct linear_spec beside;
-    char reason[LINEAR_TEXT] = "";
-    uint32_t set = linear_families(run->subject);
-    uint32_t family = linear_family_at(set, (run->index + 1) % __builtin_popcount(set));
-    bool found = linear_find(run->subject, family, mix_absorb(run->seed, 1),
-                             run->check->cases->change, 0, &beside, reason);
-    if (found) {
-        beside.q_dtype = k->linear.q_dtype;
-        beside.out_dtype = k->linear.out_dtype;
-        beside.state_dtype = k->linear.state_dtype;
-        beside.conv_dtype = k->linear.conv_dtype;
-        beside.vk = k->linear.vk;
-        found = linear_accepts(run->subject, &beside, reason);
-    }
-    if (!found) {
-        check_skip(run, "%s", reason);
-        return false;
-    }
-    linear_pose(&other->linear, &beside, &run->subject->device->info);
-    other->linear.layer.layer_id += 3;
-    other->problem = other->linear.problem;
-    other->problem.bounds = linear_case_problem(k->bench.c)->bounds;
-    return true;
-}
-
-static void report_linear(const struct kind_case *k, attn_status status, const char *text)
-{
-    linear_report(k->run, &k->linear, status, text);
-}
-
-const struct check_kind linear_layers = {.count = count_linear,
-                                         .find = find_linear,
-                                         .accepts = accepts_linear,
-                                         .pose = pose_linear,
-                                         .run = run_linear,
-                                         .make = make_linear,
-                                         .problem = linear_problem,
-                                         .judge = judge_linear,
-                                         .operands = linear_operands,
-                                         .left = linear_left,
-                                         .same = same_linear,
-                                         .try = try_linear,
-                                         .operand = linear_operand,
-                                         .beside = linear_beside,
-                                         .report = report_linear};

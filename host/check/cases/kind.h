@@ -9,7 +9,7 @@
 #define HOST_CHECK_CASES_KIND_H
 
 #include "host/check/cases/forward_case_session.h"
-#include "host/check/cases/linear_bench.h"
+#include "host/check/cases/linear_find.h"
 #include "host/check/cases/numerics.h"
 
 /* ---- Cases of a row -------------------------------------------------------------------------- */
@@ -86,9 +86,9 @@ struct kind_case {
     struct numerics_point at;
     struct forward_case *c;
     struct linear_spec linear;
-    struct linear_bench bench;
-    struct case_session *session; /* in which it is called and judged */
-    int32_t variant;              /* of its point or family */
+    struct linear_case *recurrence; /* of linear layers */
+    struct case_session *session;   /* in which it is called and judged */
+    int32_t variant;                /* of its point or family */
 };
 
 /* What an operand is for a case: a set of bits. */
@@ -154,11 +154,35 @@ struct case_session *kind_session(const struct kind_case *k, const struct check_
 
 /* Judge it. False: reported. */
 bool kind_judge(struct kind_case *k);
+bool kind_told(struct kind_case *k, const struct case_verdict *verdict);
 
 /* A copy of what the last call has left. NULL: reported. */
 void *kind_keep(const struct kind_case *k);
 
+/* Of each point or family. */
+int32_t kind_variants(const struct kind_cases *cases);
+
 /* `run` of a row whose cases are judged, each in a session of its own. */
 void run_alone(struct check_run *run);
+
+/* ---- Linear layers (kind_linear.c) ------------------------------------------------------------ */
+
+/* A spec's whole batch, forwarded and judged, as often as the subject says: with the same bits, and
+ * twice at least, where that is promised; else judged each time. */
+void linear_run_spec(struct check_run *run, const struct linear_spec *spec);
+
+/* The same of linear_find_case(). */
+void linear_run_case(struct check_run *run, linear_change change);
+
+/* The case of linear_find_case(), with a session and what it begins with. False: reported. It is
+ * closed in either case. */
+bool linear_open(struct kind_case *k, struct check_run *run, linear_change change);
+bool linear_reset(struct kind_case *k);
+
+/* Run one of the parts that a case is cut into, and judge them together. An fp32 state is judged at
+ * the end, by one recurrence over all parts. A state that is rounded when stored is judged part by
+ * part, each from the state that the part found. */
+bool linear_part(struct kind_case *k, const struct linear_part *part);
+bool linear_judge_parts(struct kind_case *k);
 
 #endif /* HOST_CHECK_CASES_KIND_H */

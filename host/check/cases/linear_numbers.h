@@ -7,7 +7,7 @@
 #ifndef HOST_CHECK_CASES_LINEAR_NUMBERS_H
 #define HOST_CHECK_CASES_LINEAR_NUMBERS_H
 
-#include "host/check/cases/linear_bench.h"
+#include "host/check/cases/linear_find.h"
 
 /* Other numbers of the layer: heads, dimensions, the convolution's width, limits of decays. Each as
  * drawn from the seed, if query accepts the spec with it and its rows have at most `most_work`

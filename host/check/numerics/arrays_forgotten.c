@@ -4,7 +4,7 @@
  * form. All of its arrays are on the host. When the batch is planned they hold other bytes, and so
  * do the structs, as in every case (case_forget_plan()): a forward that reads them is wrong.
  */
-#include "host/check/cases/linear_bench.h"
+#include "host/check/cases/kind.h"
 #include "host/check/numerics/family.h"
 
 static void keep_on_host(struct case_spec *spec, int32_t variant)

@@ -4,7 +4,7 @@
  * do; here each operand of a layer has each dtype, by itself, and whatever query accepts of that is
  * computed right: as wide as another's and unlike it, wider, narrower.
  */
-#include "host/check/cases/linear_bench.h"
+#include "host/check/cases/kind.h"
 #include "host/check/numerics/family.h"
 
 #include "host/base/dtype.h"

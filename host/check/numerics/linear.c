@@ -3,7 +3,7 @@
  * linear.c: linear layers as they are meant, against the oracle: the recurrences and their
  * slots. check/relations/linear_invariance.c: what must not change them.
  */
-#include "host/check/cases/linear_bench.h"
+#include "host/check/cases/kind.h"
 
 #include "host/base/error.h"
 #include "host/base/operand_roles.h"
@@ -138,13 +138,6 @@ static void change_places(struct linear_spec *spec, int32_t index)
     spec->exactly_aligned = true;
 }
 
-CHECK_COUNT(places, 6 * linear_count_families(subject))
-CHECK_COUNT(twice, 2 * linear_count_families(subject))
-
-CHECK_RUN(linear_slots, linear_run_case(run, change_slots))
-
-CHECK_RUN(linear_snapshots, linear_run_case(run, change_snapshots))
-
 static int32_t count_cuts(const struct check_subject *subject)
 {
     int32_t count = (subject->exhaustive ? 40 : 1) * CUTS * linear_count_families(subject);
@@ -152,10 +145,6 @@ static int32_t count_cuts(const struct check_subject *subject)
 }
 
 CHECK_RUN(linear_cuts, linear_run_case(run, change_cuts))
-
-CHECK_RUN(linear_places, linear_run_case(run, change_places))
-
-CHECK_RUN(linear_padding, linear_run_case(run, change_padding))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
@@ -166,16 +155,19 @@ const struct check check_linear[] = {
     CHECK_CASES("MEAN-18", linear_lightning, "lightning attention is its recurrence"),
     CHECK_CASES("MEAN-18", linear_short_conv,
                 "a short convolution sees its last inputs, those of its state first"),
-    CHECK_ROW(
-        "KV-09", linear_slots, linear_count_families, CHECK_NEEDS_COMPUTE,
-        "states are read from slot and written to dst_slot, in place or not, without rows too"),
-    CHECK_ROW("KV-09", linear_snapshots, count_twice, CHECK_NEEDS_COMPUTE,
-              "a snapshot is the state after its row, and changes nothing"),
+    JUDGED_ROW(
+        "KV-09", linear_slots,
+        "states are read from slot and written to dst_slot, in place or not, without rows too",
+        LINEAR_CASES(change_slots, 1)),
+    JUDGED_ROW("KV-09", linear_snapshots,
+               "a snapshot is the state after its row, and changes nothing",
+               LINEAR_CASES(change_snapshots, 2)),
     CHECK_ROW("KV-09", linear_cuts, count_cuts, CHECK_NEEDS_COMPUTE,
               "snapshots at any rows of long sequences, new ones and others, change nothing"),
-    CHECK_ROW("KV-09", linear_padding, count_twice, CHECK_NEEDS_COMPUTE,
-              "rows of padding change nothing"),
-    CHECK_ROW("STRUCT-10", linear_places, count_places, CHECK_NEEDS_COMPUTE,
-              "operands of linear layers are as aligned as the problem promises, and no better"),
+    JUDGED_ROW("KV-09", linear_padding, "rows of padding change nothing",
+               LINEAR_CASES(change_padding, 2)),
+    JUDGED_ROW("STRUCT-10", linear_places,
+               "operands of linear layers are as aligned as the problem promises, and no better",
+               LINEAR_CASES(change_places, 6)),
     {.rule = NULL},
 };

@@ -7,7 +7,7 @@
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/linear_numbers.h"
 #include "host/check/cases/numbers.h"
-#include "host/check/cases/numerics.h"
+#include "host/check/cases/kind.h"
 #include "host/check/cases/other_host.h"
 #include "host/check/cases/setting.h"
 

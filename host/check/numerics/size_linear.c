@@ -3,7 +3,7 @@
  * size_linear.c: linear layers that are large in one thing and small in all others: many sequences,
  * heads and rows, pools of many slots and of many bytes, rows after the last sequence.
  */
-#include "host/check/cases/linear_bench.h"
+#include "host/check/cases/kind.h"
 
 #include <string.h>
 
@@ -162,52 +162,46 @@ static void make_spare_rows(struct linear_spec *spec, int32_t index)
 
 /* ---- Running --------------------------------------------------------------------------------- */
 
-static void run_large(struct check_run *run, linear_change change, bool is_far)
+static void run_far_slots(struct check_run *run)
 {
-    struct linear_spec spec;
-    if (!linear_find_case(run, change, &spec))
-        return;
-    if (is_far && run->subject->fake_device)
+    struct kind_case k;
+    bool found = kind_find(&k, run);
+    if (found && run->subject->fake_device)
         check_skip(run, "the fake driver fills its memory: no pools of some GiB");
-    else
-        linear_run_spec(run, &spec);
+    else if (found)
+        k.kind->run(&k);
+    kind_close(&k);
 }
-
-/* count_NAME and run_NAME: each family in some variants. */
-#define LARGE(name, change, variants, far)                                                         \
-    CHECK_COUNT(name, (variants)*linear_count_families(subject))                                   \
-    CHECK_RUN(name, run_large(run, change, far))
-
-LARGE(linear_many_sequences, make_many_sequences, MODES, false)
-LARGE(linear_long, make_long, LONG, false)
-LARGE(linear_chunked, make_chunked, CHUNKED, false)
-LARGE(linear_longest, make_longest, 1, false)
-LARGE(linear_late_rows, make_late_rows, 1, false)
-LARGE(linear_many_heads, make_many_heads, LONG, false)
-LARGE(linear_many_slots, make_many_slots, MODES, false)
-LARGE(linear_far_slots, make_far_slots, MODES, true)
-LARGE(linear_spare_rows, make_spare_rows, 2, false)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_size_linear[] = {
-    CHECK_CASES("INVAR-01", linear_many_sequences,
-                "300 sequences in one batch are each their recurrence"),
-    CHECK_CASES("MEAN-18", linear_long, "a sequence of more than 1024 rows is its recurrence"),
-    CHECK_CASES("MEAN-18", linear_chunked,
-                "sequences of 300 to 4230 rows in bf16, heads of 64 to 128, are their recurrence, "
-                "with and without a convolution"),
-    CHECK_CASES("MEAN-18", linear_many_heads, "48 to 128 heads read the k heads that are theirs"),
-    CHECK_CASES("KV-09", linear_many_slots,
-                "slots of states may have numbers beyond 65536 and 131072"),
-    CHECK_CASES("KV-09", linear_far_slots, "slots of states may lie more than 4 GiB apart"),
-    CHECK_CASES("KV-09", linear_spare_rows,
-                "rows after q_indptr[S] are padding: finite, nothing else changes"),
+    JUDGED_ROW("INVAR-01", linear_many_sequences,
+               "300 sequences in one batch are each their recurrence",
+               LINEAR_CASES(make_many_sequences, MODES)),
+    JUDGED_ROW("MEAN-18", linear_long, "a sequence of more than 1024 rows is its recurrence",
+               LINEAR_CASES(make_long, LONG)),
+    JUDGED_ROW("MEAN-18", linear_chunked,
+               "sequences of 300 to 4230 rows in bf16, heads of 64 to 128, are their recurrence, "
+               "with and without a convolution",
+               LINEAR_CASES(make_chunked, CHUNKED)),
+    JUDGED_ROW("MEAN-18", linear_many_heads, "48 to 128 heads read the k heads that are theirs",
+               LINEAR_CASES(make_many_heads, LONG)),
+    JUDGED_ROW("KV-09", linear_many_slots,
+               "slots of states may have numbers beyond 65536 and 131072",
+               LINEAR_CASES(make_many_slots, MODES)),
+    KIND_ROW("KV-09", "linear_far_slots", far_slots, CHECK_NEEDS_COMPUTE,
+             "slots of states may lie more than 4 GiB apart", LINEAR_CASES(make_far_slots, MODES)),
+    JUDGED_ROW("KV-09", linear_spare_rows,
+               "rows after q_indptr[S] are padding: finite, nothing else changes",
+               LINEAR_CASES(make_spare_rows, 2)),
     {.rule = NULL},
 };
 
 const struct check check_size_linear_more[] = {
-    CHECK_CASES("MEAN-18", linear_longest, "a sequence of more than 65536 rows is its recurrence"),
-    CHECK_CASES("MEAN-03", linear_late_rows, "rows of linear layers may have numbers beyond 65536"),
+    JUDGED_ROW("MEAN-18", linear_longest, "a sequence of more than 65536 rows is its recurrence",
+               LINEAR_CASES(make_longest, 1)),
+    JUDGED_ROW("MEAN-03", linear_late_rows, "rows of linear layers may have numbers beyond 65536",
+               LINEAR_CASES(make_late_rows, 1)),
     {.rule = NULL},
 };

@@ -6,7 +6,7 @@
  * As in check/relations/invariance.c each variant is judged by the oracle; where a backend has
  * declared it, bits are also equal.
  */
-#include "host/check/cases/linear_bench.h"
+#include "host/check/cases/kind.h"
 #include "host/check/cases/other_host.h"
 #include "host/check/cases/setting.h"
 
@@ -75,20 +75,20 @@ static int32_t part_rows(int32_t split, int32_t first, int32_t left, uint64_t se
     return rows < left ? rows : left;
 }
 
-static bool run_parts(struct linear_bench *bench, int32_t split)
+static bool run_parts(struct kind_case *k, int32_t split)
 {
-    const struct linear_spec *spec = bench->spec;
+    const struct linear_spec *spec = &k->linear;
     bool decodes = split == SPLIT_DECODE || split == SPLIT_TAIL;
     for (int32_t s = 0; s < spec->num_sequences; s++) {
         int32_t first = 0, all = spec->sequences[s].rows;
         do {
-            int32_t rows = all > 0 ? part_rows(split, first, all - first, bench->run->seed) : 0;
+            int32_t rows = all > 0 ? part_rows(split, first, all - first, k->run->seed) : 0;
             const struct linear_part part = {.sequence = s,
                                              .first = first,
                                              .rows = rows,
                                              .mode = rows == 1 && decodes ? ATTN_MODE_DECODE
                                                                           : ATTN_MODE_EXTEND};
-            if (!linear_bench_part(bench, &part))
+            if (!linear_part(k, &part))
                 return false;
             first += rows;
         } while (first < all);
@@ -100,14 +100,11 @@ CHECK_COUNT(splits, FORMS *SPLITS *linear_count_families(subject))
 
 static void run_linear_splits(struct check_run *run)
 {
-    struct linear_spec spec;
-    struct linear_bench bench;
+    struct kind_case k;
     int32_t split = run->index / linear_count_families(run->subject) % SPLITS;
-    if (!linear_find_case(run, change_split, &spec) || !linear_bench_open(&bench, run, &spec))
-        return;
-    if (run_parts(&bench, split))
-        linear_bench_judge_parts(&bench);
-    linear_bench_close(&bench);
+    if (linear_open(&k, run, change_split) && run_parts(&k, split))
+        linear_judge_parts(&k);
+    kind_close(&k);
 }
 
 /* ---- Accepted drafts ------------------------------------------------------------------------- */
@@ -125,73 +122,68 @@ static void change_accepted(struct linear_spec *spec, int32_t index)
 }
 
 /* Some rows are verified, some of those accepted, and the rest goes on from there. */
-static bool run_accepted(struct linear_bench *bench, int32_t s)
+static bool run_accepted(struct kind_case *k, int32_t s)
 {
-    int32_t accepted = 1 + (int32_t)((bench->run->seed + (uint64_t)s) % (VERIFIED - 2));
+    int32_t accepted = 1 + (int32_t)((k->run->seed + (uint64_t)s) % (VERIFIED - 2));
     const struct linear_part verified = {
         .sequence = s, .rows = VERIFIED, .mode = ATTN_MODE_TARGET_VERIFY, .snapshots = true};
-    while (!linear_case_has_snapshot(bench->c, s, accepted - 1))
+    while (!linear_case_has_snapshot(k->recurrence, s, accepted - 1))
         accepted++;
     const struct linear_part rest = {.sequence = s,
                                      .first = accepted,
-                                     .rows = bench->spec->sequences[s].rows - accepted,
+                                     .rows = k->linear.sequences[s].rows - accepted,
                                      .snapshots = true,
                                      .accepted = true};
-    return linear_bench_part(bench, &verified) && linear_bench_part(bench, &rest);
+    return linear_part(k, &verified) && linear_part(k, &rest);
 }
 
 CHECK_COUNT(accepted, FORMS *linear_count_families(subject))
 
 static void run_linear_accepted(struct check_run *run)
 {
-    struct linear_spec spec;
-    struct linear_bench bench;
-    if (!linear_find_case(run, change_accepted, &spec) || !linear_bench_open(&bench, run, &spec))
-        return;
-    if (run_accepted(&bench, 0) && run_accepted(&bench, 1))
-        linear_bench_judge_parts(&bench);
-    linear_bench_close(&bench);
+    struct kind_case k;
+    if (linear_open(&k, run, change_accepted) && run_accepted(&k, 0) && run_accepted(&k, 1))
+        linear_judge_parts(&k);
+    kind_close(&k);
 }
 
 /* ---- Hand-off -------------------------------------------------------------------------------- */
 
 /* The first rows of all sequences by one session, the others, one by one, by another. */
-static bool run_handed(struct linear_bench *bench, struct case_session *first,
-                       struct case_session *second)
+static bool run_handed(struct kind_case *k, struct case_session *first, struct case_session *second)
 {
-    struct case_session *own = bench->session;
+    struct case_session *own = k->session;
     bool good = true;
-    for (int32_t s = 0; s < bench->spec->num_sequences && good; s++) {
-        int32_t rows = bench->spec->sequences[s].rows, prefill = rows > 4 ? rows - 4 : rows;
+    for (int32_t s = 0; s < k->linear.num_sequences && good; s++) {
+        int32_t rows = k->linear.sequences[s].rows, prefill = rows > 4 ? rows - 4 : rows;
         struct linear_part part = {.sequence = s, .rows = prefill};
-        bench->session = first;
-        good = linear_bench_part(bench, &part);
-        bench->session = second;
+        k->session = first;
+        good = linear_part(k, &part);
+        k->session = second;
         part = (struct linear_part){.sequence = s, .rows = 1, .mode = ATTN_MODE_DECODE};
         for (part.first = prefill; part.first < rows && good; part.first++)
-            good = linear_bench_part(bench, &part);
+            good = linear_part(k, &part);
     }
-    bench->session = own;
+    k->session = own;
     return good;
 }
 
-/* With the bench's session alone, then to the other one, then from it. `same`: with equal bits. */
-static void judge_handed(struct linear_bench *bench, struct case_session *other, bool same)
+/* With the case's session alone, then to the other one, then from it. `same`: with equal bits. */
+static void judge_handed(struct kind_case *k, struct case_session *other, bool same)
 {
-    struct case_session *own = bench->session;
+    struct case_session *own = k->session;
     struct case_session *const pairs[][2] = {{own, own}, {own, other}, {other, own}};
     void *alone = NULL;
     for (int n = 0; n < 3; n++) {
-        if (!linear_bench_reset(bench) || !run_handed(bench, pairs[n][0], pairs[n][1]) ||
-            !linear_bench_judge_parts(bench))
+        if (!linear_reset(k) || !run_handed(k, pairs[n][0], pairs[n][1]) || !linear_judge_parts(k))
             break;
         uint64_t size;
-        const void *bytes = linear_case_bytes(bench->c, &size);
+        const void *bytes = linear_case_bytes(k->recurrence, &size);
         if (same && n == 0)
-            alone = linear_bench_copy(bench);
+            alone = kind_keep(k);
         else if (alone && memcmp(alone, bytes, size) != 0)
-            linear_report(bench->run, bench->spec, ATTN_OK,
-                          "a state handed to another instance, or by it, gives other bits");
+            k->kind->report(k, ATTN_OK,
+                            "a state handed to another instance, or by it, gives other bits");
     }
     free(alone);
 }
@@ -208,36 +200,27 @@ static void change_handed(struct linear_spec *spec, int32_t index)
     set_form(spec, 2 * dtype + (variant + dtype) % 2, true);
 }
 
-/* The other instance is the subject's own, on another number of threads. */
-static void hand_to_threads(struct linear_bench *bench)
+/* To a session of this subject: the case's own on another number of threads, or with another value of one option. */
+static void hand_to(struct kind_case *k, const struct check_subject *subject, bool same)
 {
     const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
-    struct check_subject subject = *bench->run->subject;
-    struct case_session *session = NULL;
-    struct other_host other;
-    host_error error;
-    host_error_init(&error);
-    attn_status status = other_host_init(&other, bench->run->subject, 3, &error.base);
-    if (status != ATTN_OK) {
-        linear_report(bench->run, bench->spec, status, host_error_text(&error));
-    } else {
-        subject.services = &other.node->services;
-        if (linear_bench_session(bench, &subject, &setup, &session))
-            judge_handed(bench, session,
-                         case_session_verdict(session)->notes & ATTN_NOTE_DETERMINISTIC);
-    }
-    case_session_destroy(session);
-    other_host_finish(&other);
+    struct case_session *other = kind_session(k, subject, &setup);
+    if (other)
+        judge_handed(k, other,
+                     same && case_session_verdict(other)->notes & ATTN_NOTE_DETERMINISTIC);
+    case_session_destroy(other);
 }
 
-/* The other instance has another value of one option. */
-static void hand_to_setting(struct linear_bench *bench, const struct setting *setting)
+static void hand_to_threads(struct check_run *run, void *ctx)
 {
-    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
-    struct check_run *run = bench->run;
+    hand_to(ctx, run->subject, true);
+}
+
+static void hand_to_setting(struct kind_case *k, const struct setting *setting)
+{
+    struct check_run *run = k->run;
     struct check_subject subject = *run->subject;
     struct options *options = NULL;
-    struct case_session *session = NULL;
     char what[3 * SETTING_TEXT], reason[LINEAR_TEXT] = "";
     host_error error;
     setting_describe(run->subject, setting, 1, what);
@@ -248,11 +231,10 @@ static void hand_to_setting(struct linear_bench *bench, const struct setting *se
         return;
     }
     subject.options = &options->view;
-    if (!linear_accepts(&subject, bench->spec, reason))
+    if (linear_accepts(&subject, &k->linear, reason))
+        hand_to(k, &subject, false);
+    else
         check_skip(run, "%s: %s", what, reason);
-    else if (linear_bench_session(bench, &subject, &setup, &session))
-        judge_handed(bench, session, false);
-    case_session_destroy(session);
     options_destroy(options);
 }
 
@@ -260,19 +242,18 @@ CHECK_COUNT(handed, HANDED_FORMS *linear_count_families(subject) * (1 + setting_
 
 static void run_linear_handed(struct check_run *run)
 {
-    struct linear_spec spec;
-    struct linear_bench bench;
+    struct kind_case k;
     struct setting setting;
     int32_t variant = run->index / linear_count_families(run->subject) / HANDED_FORMS;
-    if (!linear_find_case(run, change_handed, &spec) || !linear_bench_open(&bench, run, &spec))
-        return;
-    if (variant == 0) {
-        hand_to_threads(&bench);
-    } else {
-        setting_find(run->subject, variant - 1, &setting);
-        hand_to_setting(&bench, &setting);
+    if (linear_open(&k, run, change_handed)) {
+        if (variant == 0) {
+            other_host_use(run, 3, hand_to_threads, &k);
+        } else {
+            setting_find(run->subject, variant - 1, &setting);
+            hand_to_setting(&k, &setting);
+        }
     }
-    linear_bench_close(&bench);
+    kind_close(&k);
 }
 
 /* ---- The rest of the batch ------------------------------------------------- */

@@ -4,7 +4,7 @@
  * batch share no state (sequel.c for the others).
  */
 #include "host/check/cases/joint.h"
-#include "host/check/cases/linear_bench.h"
+#include "host/check/cases/kind.h"
 #include "host/check/cases/linear_numbers.h"
 #include "host/check/cases/numerics.h"
 
@@ -171,7 +171,7 @@ static bool judge(struct line *line, int32_t n, const char *what)
     return false;
 }
 
-static bool run_alone(struct line *line, int32_t n, const char *what)
+static bool call_alone(struct line *line, int32_t n, const char *what)
 {
     host_error error;
     char text[LINEAR_TEXT];
@@ -217,7 +217,7 @@ static void run_linear_sequel(struct check_run *run)
     for (int32_t step = 0; step < STEPS; step++)
         for (int32_t n = 0; n < CHAINS && opened == CHAINS && run->code == CHECK_PASS; n++)
             if (step < lines[n].count)
-                run_alone(&lines[n], step, n ? "second instance, call" : "first instance, call");
+                call_alone(&lines[n], step, n ? "second instance, call" : "first instance, call");
     for (int32_t n = 0; n < CHAINS; n++)
         line_finish(&lines[n]);
 }
@@ -240,13 +240,13 @@ static void run_linear_contents(struct check_run *run)
     host_error_init(&error);
     if (!linear_find_case(run, change_nothing, &line.specs[0]))
         return;
-    bool good = add_case(&line, run->seed) && line_open(&line, 1) && run_alone(&line, 0, "batch");
+    bool good = add_case(&line, run->seed) && line_open(&line, 1) && call_alone(&line, 0, "batch");
     for (int32_t turn = 1; turn < STEPS && good; turn++) {
         attn_status status = linear_case_refill(
             line.cases[0], mix_absorb(run->seed, (uint64_t)turn), turn, &error.base);
         line.specs[0].turn = turn;
         good = passed(&line, 0, status, host_error_text(&error)) &&
-               run_alone(&line, 0, "at the same addresses as before, batch");
+               call_alone(&line, 0, "at the same addresses as before, batch");
     }
     line_finish(&line);
 }
@@ -293,7 +293,7 @@ static void judge_two(struct line *line, int32_t way)
     line->session = first;
     if (passed(line, 0, status, host_error_text(&error)) &&
         judge(line, 0, "planned before a second metadata was made, call"))
-        run_alone(line, 0, "since a second metadata was made, call");
+        call_alone(line, 0, "since a second metadata was made, call");
     line->session = own;
     case_session_destroy(second);
     case_session_destroy(first);

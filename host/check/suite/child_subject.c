@@ -3,7 +3,7 @@
  * child_subject.c: from a plugin's file to backends that can be called.
  */
 #include "host/check/cases/grid.h"
-#include "host/check/cases/linear_bench.h"
+#include "host/check/cases/linear_find.h"
 #include "host/check/suite/child_private.h"
 
 #include <dlfcn.h>

@@ -9,7 +9,7 @@
 #include "host/check/check.h"
 #include "host/check/cases/forward_case.h"
 #include "host/check/cases/grid.h"
-#include "host/check/cases/linear_bench.h"
+#include "host/check/cases/linear_find.h"
 #include "host/check/cases/linear_case.h"
 #include "host/base/error.h"
 #include "host/base/mix.h"

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * linear_find.c: from a family to a spec that is accepted.
+ */
+#include "host/check/cases/linear_find.h"
+
+#include "host/check/cases/numerics.h"
+#include "host/check/trail.h"
+#include "host/base/error.h"
+#include "host/base/mix.h"
+#include "host/select/select.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TRIES = 80 };
+
+bool linear_accepts(const struct check_subject *subject, const struct linear_spec *spec,
+                    char *reason)
+{
+    struct linear_posed posed;
+    attn_reason first = {.struct_size = sizeof first};
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &first};
+    host_error error;
+    host_error_init(&error);
+    linear_pose(&posed, spec, &subject->device->info);
+    attn_status status = subject->type->query(subject->type, subject->options, subject->services,
+                                              &posed.problem, &verdict, &error.base);
+    check_trail_live(subject->trail);
+    if (status != ATTN_OK)
+        snprintf(reason, LINEAR_TEXT, "query: %s", host_error_text(&error));
+    else if (!verdict.supported)
+        select_reason_text(&first, reason, LINEAR_TEXT);
+    return status == ATTN_OK && verdict.supported;
+}
+
+bool linear_find(const struct check_subject *subject, uint32_t family, uint64_t seed,
+                 linear_change change, int32_t index, struct linear_spec *spec, char *reason)
+{
+    for (uint64_t n = 0; n < TRIES; n++) {
+        char last[LINEAR_TEXT];
+        linear_spec_draw(spec, family, mix_absorb(seed, n));
+        if (change)
+            change(spec, index);
+        if (linear_accepts(subject, spec, n == 0 ? reason : last))
+            return true;
+    }
+    return false;
+}
+
+static uint32_t ask_families(const struct check_subject *subject)
+{
+    uint32_t set = 0;
+    struct linear_spec spec;
+    char reason[LINEAR_TEXT];
+    for (uint32_t family = 0; family < ATTN_LINEAR_COUNT; family++)
+        if (linear_find(subject, family, 1, NULL, 0, &spec, reason))
+            set |= 1u << family;
+    return set;
+}
+
+uint32_t linear_families(const struct check_subject *subject)
+{
+    uint32_t *kept = subject->linear_families;
+    uint32_t set = kept && *kept != LINEAR_UNASKED ? *kept : ask_families(subject);
+    if (kept)
+        *kept = set;
+    return set;
+}
+
+int32_t linear_count_families(const struct check_subject *subject)
+{
+    int32_t count = __builtin_popcount(linear_families(subject));
+    return count > 0 ? count : 1;
+}
+
+uint32_t linear_family_at(uint32_t set, int32_t index)
+{
+    for (uint32_t family = 0; family < ATTN_LINEAR_COUNT; family++)
+        if (set >> family & 1 && index-- == 0)
+            return family;
+    return ATTN_LINEAR_COUNT;
+}
+
+bool linear_find_case(struct check_run *run, linear_change change, struct linear_spec *spec)
+{
+    uint32_t set = linear_families(run->subject);
+    char reason[LINEAR_TEXT] = "";
+    int32_t count = __builtin_popcount(set);
+    uint32_t family = count > 0 ? linear_family_at(set, run->index % count) : ATTN_LINEAR_GDN;
+    if (linear_find(run->subject, family, run->seed, change, count > 0 ? run->index / count : 0,
+                    spec, reason))
+        return true;
+    check_skip(run, "%s", reason);
+    return false;
+}
+
+void linear_set_extend(struct linear_spec *spec, int32_t num_sequences,
+                       const struct linear_case_sequence *sequences)
+{
+    spec->mode = ATTN_MODE_EXTEND;
+    spec->snapshots = false;
+    spec->absent = 0;
+    spec->sparse = spec->cuts = 0;
+    spec->num_sequences = num_sequences;
+    memcpy(spec->sequences, sequences, (size_t)num_sequences * sizeof *sequences);
+}
+
+void linear_set_many(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence many[LINEAR_MANY] = {
+        {.rows = 5, .has_initial = true, .in_place = true},
+        {.rows = 67, .has_initial = true},
+        {.rows = 0, .has_initial = true},
+        {.rows = 1, .has_initial = true},
+        {.rows = 20},
+        {.rows = 1}};
+    (void)index;
+    linear_set_extend(spec, LINEAR_MANY, many);
+}
+
+void linear_report(struct check_run *run, const struct linear_spec *spec, attn_status status,
+                   const char *text)
+{
+    char what[LINEAR_TEXT];
+    linear_spec_describe(spec, what, sizeof what);
+    if (status == ATTN_DEPENDENCY_MISSING)
+        check_skip(run, "%s", text);
+    else if (status == ATTN_OUT_OF_DEVICE_MEMORY || status == ATTN_OUT_OF_HOST_MEMORY)
+        check_skip(run, "%s; %s", text, what);
+    else
+        check_fail(run, "%s; %s", text, what);
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * linear_find.h: specs of linear layers that a backend accepts, and what is said of one that fails.
+ */
+#ifndef HOST_CHECK_CASES_LINEAR_FIND_H
+#define HOST_CHECK_CASES_LINEAR_FIND_H
+
+#include "host/check/check.h"
+#include "host/check/cases/linear_case.h"
+
+enum { LINEAR_TEXT = 700 };
+
+/* Does query accept the spec? If not, `reason` (of LINEAR_TEXT) says why. */
+bool linear_accepts(const struct check_subject *subject, const struct linear_spec *spec,
+                    char *reason);
+
+#define LINEAR_UNASKED UINT32_MAX
+
+/* Families of which something is accepted: a set of bits, asked for once where the subject has a place
+ * for it. How many, at least 1: a check that finds none has a case that is skipped. */
+uint32_t linear_families(const struct check_subject *subject);
+int32_t linear_count_families(const struct check_subject *subject);
+
+/* Family `index` of those of the set; ATTN_LINEAR_COUNT = there are fewer. */
+uint32_t linear_family_at(uint32_t set, int32_t index);
+
+/* What a check changes in the spec that was drawn for a case; NULL = nothing. */
+typedef void (*linear_change)(struct linear_spec *spec, int32_t index);
+
+/* The first spec of a family that is accepted, of those that the seed gives. If there is none,
+ * `reason` (of LINEAR_TEXT) says why the first was not. */
+bool linear_find(const struct check_subject *subject, uint32_t family, uint64_t seed,
+                 linear_change change, int32_t index, struct linear_spec *spec, char *reason);
+
+/* The same for case run->index of families times variants: family index % families, variant index /
+ * families. False: skipped. */
+bool linear_find_case(struct check_run *run, linear_change change, struct linear_spec *spec);
+
+/* Make it a batch of EXTEND with these sequences. */
+void linear_set_extend(struct linear_spec *spec, int32_t num_sequences,
+                       const struct linear_case_sequence *sequences);
+/* Make it a batch of LINEAR_MANY sequences of 0 to 67 rows, with initial states and without. A linear_change. */
+enum { LINEAR_MANY = 6 };
+void linear_set_many(struct linear_spec *spec, int32_t index);
+
+/* The case fails, with the spec after the text; what the machine lacks is SKIP. */
+void linear_report(struct check_run *run, const struct linear_spec *spec, attn_status status,
+                   const char *text);
+
+#endif /* HOST_CHECK_CASES_LINEAR_FIND_H */
