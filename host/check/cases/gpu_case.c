@@ -187,21 +187,30 @@ bool gpu_case_open(struct gpu_case *g, struct check_run *run, int32_t point)
     return false;
 }
 
-bool gpu_case_open_captured(struct gpu_case *g, struct check_run *run, int32_t point)
+/* Can the point's batches be captured? */
+static bool is_capturable(struct gpu_case *g)
 {
     static const char *const names[] = {"NEVER", "SINGLE_TOKEN", "UNIFORM", "ALWAYS"};
+    if (g->level < g->needed)
+        check_skip(g->run, "query reports graph level %s, and this needs %s; %s",
+                   g->level < ATTN_GRAPH_COUNT ? names[g->level] : "?", names[g->needed], g->what);
+    return g->level >= g->needed;
+}
+
+bool gpu_open(struct gpu_case *g, struct check_run *run, int32_t point, uint32_t kind)
+{
     if (!gpu_case_open(g, run, point))
         return false;
-    if (g->level >= g->needed)
-        return true;
-    check_skip(run, "query reports graph level %s, and this needs %s; %s",
-               g->level < ATTN_GRAPH_COUNT ? names[g->level] : "?", names[g->needed], g->what);
-    gpu_case_close(g);
-    return false;
+    if (kind == ATTN_METADATA_EAGER || is_capturable(g))
+        g->session = gpu_session(g, kind);
+    if (!g->session)
+        gpu_case_close(g);
+    return g->session != NULL;
 }
 
 void gpu_case_close(struct gpu_case *g)
 {
+    case_session_destroy(g->session);
     for (int n = 0; n < GPU_UPLOADS && g->c; n++)
         device_release(g->c->device, ATTN_SPACE_PINNED, g->pinned[n]);
     forward_case_destroy(g->c);
@@ -246,7 +255,7 @@ static void write_padding(struct gpu_case *g, char *arena)
             memset(arena + g->c->parts[inputs[i]].offset, 0, g->c->parts[inputs[i]].bytes);
 }
 
-attn_status gpu_upload(struct gpu_case *g, struct case_session *session, enum gpu_contents contents)
+attn_status gpu_upload(struct gpu_case *g, enum gpu_contents contents)
 {
     struct forward_case *c = g->c;
     char *pinned = g->pinned[g->num_uploads++ % GPU_UPLOADS];
@@ -254,12 +263,13 @@ attn_status gpu_upload(struct gpu_case *g, struct case_session *session, enum gp
     if (contents == GPU_PADDING)
         write_padding(g, pinned);
     memcpy(c->planning, pinned, c->bytes);
-    return device_copy(c->device, c->memory, pinned, c->bytes, session->stream, &g->error.base);
+    return device_copy(c->device, c->memory, pinned, c->bytes, g->session->stream, &g->error.base);
 }
 
-static void view_init(const struct gpu_case *g, const struct case_session *session,
-                      const struct case_lengths *lengths, bool second, struct case_view *view)
+static void view_init(const struct gpu_case *g, const struct case_lengths *lengths, bool second,
+                      struct case_view *view)
 {
+    const struct case_session *session = g->session;
     const struct forward_case *c = g->c;
     struct case_place place = {
         .arena = c->memory,
@@ -274,20 +284,27 @@ static void view_init(const struct gpu_case *g, const struct case_session *sessi
     case_view_init(view, c, lengths, &place);
 }
 
-attn_status gpu_plan(struct gpu_case *g, struct case_session *session, enum gpu_contents contents)
+attn_status gpu_plan(struct gpu_case *g, enum gpu_contents contents)
 {
+    struct case_session *session = g->session;
     struct case_lengths lengths;
     lengths_of(g, contents, &lengths);
-    view_init(g, session, &lengths, false, g->c->planned);
+    view_init(g, &lengths, false, g->c->planned);
     attn_status status = session->backend.type->ops->init_forward_metadata(
         session->metadata, &g->c->planned->batch, session->stream, &g->error.base);
     case_forget_plan(g->c);
     return status;
 }
 
-attn_status gpu_forward(struct gpu_case *g, struct case_session *session,
-                        enum gpu_contents contents, uint32_t flags)
+attn_status gpu_prepare(struct gpu_case *g, enum gpu_contents contents)
 {
+    attn_status status = gpu_upload(g, contents);
+    return status == ATTN_OK ? gpu_plan(g, contents) : status;
+}
+
+attn_status gpu_forward(struct gpu_case *g, enum gpu_contents contents, uint32_t flags)
+{
+    struct case_session *session = g->session;
     const attn_backend_ops *ops = session->backend.type->ops;
     bool decode = g->c->spec.mode == ATTN_MODE_DECODE;
     attn_status (*forward)(attn_metadata *, int32_t, const attn_forward_args *, attn_stream,
@@ -300,7 +317,7 @@ attn_status gpu_forward(struct gpu_case *g, struct case_session *session,
                          decode ? "decode" : "extend");
     lengths_of(g, contents, &lengths);
     for (int second = 0; second <= g->c->spec.read_only_layer && status == ATTN_OK; second++) {
-        view_init(g, session, &lengths, second, &view);
+        view_init(g, &lengths, second, &view);
         view.args.flags |= flags;
         status = forward(session->metadata, g->c->posed.layers[second].layer_id, &view.args,
                          session->stream, &g->error.base);
@@ -308,29 +325,29 @@ attn_status gpu_forward(struct gpu_case *g, struct case_session *session,
     return status;
 }
 
-attn_status gpu_run(struct gpu_case *g, struct case_session *session, enum gpu_contents contents)
+attn_status gpu_run(struct gpu_case *g, enum gpu_contents contents)
 {
-    attn_status status = gpu_upload(g, session, contents);
+    struct case_session *session = g->session;
+    attn_status status = gpu_prepare(g, contents);
     if (status == ATTN_OK)
-        status = gpu_plan(g, session, contents);
-    if (status == ATTN_OK)
-        status = gpu_forward(g, session, contents, 0);
+        status = gpu_forward(g, contents, 0);
     return status == ATTN_OK ? device_synchronize(session->device, session->stream, &g->error.base)
                              : status;
 }
 
-attn_status gpu_capture(struct gpu_case *g, struct case_session *session, unsigned int mode)
+attn_status gpu_capture(struct gpu_case *g, unsigned int mode)
 {
+    struct case_session *session = g->session;
     struct cuda *cuda = cuda_of(session->device);
     attn_error *error = &g->error.base;
-    attn_status status = gpu_run(g, session, GPU_PADDING);
+    attn_status status = gpu_run(g, GPU_PADDING);
     if (status != ATTN_OK)
         return status;
     cuda_result result = cuda->driver.cuStreamBeginCapture(session->stream, mode);
     status = cuda_check(cuda, result, "cuStreamBeginCapture", error);
     if (status != ATTN_OK)
         return status;
-    status = gpu_forward(g, session, GPU_PADDING, ATTN_FORWARD_CAPTURING);
+    status = gpu_forward(g, GPU_PADDING, ATTN_FORWARD_CAPTURING);
     if (status != ATTN_OK) {
         device_capture_end(session->device, session->stream, NULL, NULL);
         return status;

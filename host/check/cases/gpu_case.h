@@ -32,7 +32,8 @@ struct gpu_case {
     uint32_t level, needed; /* ATTN_GRAPH_*: what query answers, what the point's batches need */
     uint32_t notes;
     struct forward_case *c;
-    char *pinned[GPU_UPLOADS]; /* copies of the arena, to upload from without waiting */
+    struct case_session *session; /* in which the steps are done; it is closed with the case */
+    char *pinned[GPU_UPLOADS];    /* copies of the arena, to upload from without waiting */
     uint32_t num_uploads;
     char what[GPU_CASE_TEXT];
     host_error error;
@@ -45,8 +46,8 @@ int32_t gpu_num_points(const struct check_subject *subject);
 bool gpu_case_open(struct gpu_case *g, struct check_run *run, int32_t point);
 void gpu_case_close(struct gpu_case *g);
 
-/* The same, for batches that can be captured: others are skipped. */
-bool gpu_case_open_captured(struct gpu_case *g, struct check_run *run, int32_t point);
+/* The same with a session; with GRAPH metadata batches that cannot be captured are skipped. */
+bool gpu_open(struct gpu_case *g, struct check_run *run, int32_t point, uint32_t kind);
 
 /* Other lengths and contents within those that it was made with, where they are: a function of
  * `number` alone. 0 are the largest lengths, 1 the smallest. `real` sequences, the others padding;
@@ -62,24 +63,25 @@ struct case_session *gpu_session(struct gpu_case *g, uint32_t kind);
 enum gpu_contents { GPU_REAL, GPU_PADDING };
 
 /* The arena to the device; GPU_UPLOADS of them may be on their way. */
-attn_status gpu_upload(struct gpu_case *g, struct case_session *session,
-                       enum gpu_contents contents);
+attn_status gpu_upload(struct gpu_case *g, enum gpu_contents contents);
 
 /* init_forward_metadata for what was uploaded last. Afterwards the host arrays hold other things.
  */
-attn_status gpu_plan(struct gpu_case *g, struct case_session *session, enum gpu_contents contents);
+attn_status gpu_plan(struct gpu_case *g, enum gpu_contents contents);
+
+/* Both. */
+attn_status gpu_prepare(struct gpu_case *g, enum gpu_contents contents);
 
 /* A forward for each layer. */
-attn_status gpu_forward(struct gpu_case *g, struct case_session *session,
-                        enum gpu_contents contents, uint32_t flags);
+attn_status gpu_forward(struct gpu_case *g, enum gpu_contents contents, uint32_t flags);
 
-/* All three, and wait. */
-attn_status gpu_run(struct gpu_case *g, struct case_session *session, enum gpu_contents contents);
+/* All of it, and wait. */
+attn_status gpu_run(struct gpu_case *g, enum gpu_contents contents);
 
 /* Prepared with padding and warmed up, then captured in a mode of the driver's,
  * CUDA_CAPTURE_GLOBAL or CUDA_CAPTURE_THREAD_LOCAL; session->graph is what comes of it. The stream
  * captures nothing afterwards, whatever happens. */
-attn_status gpu_capture(struct gpu_case *g, struct case_session *session, unsigned int mode);
+attn_status gpu_capture(struct gpu_case *g, unsigned int mode);
 
 /* ATTN_OK, or the case fails: "what: STATUS: message". */
 bool gpu_good(struct gpu_case *g, attn_status status, const char *what);

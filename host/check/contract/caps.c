@@ -298,11 +298,7 @@ static const struct caps_unknown unknowns[] = {
 
 enum { UNKNOWNS = sizeof unknowns / sizeof unknowns[0] };
 
-static int32_t count_unknown(const struct check_subject *subject)
-{
-    (void)subject;
-    return UNKNOWNS;
-}
+CHECK_COUNT(unknown, UNKNOWNS)
 
 const struct caps_unknown *caps_unknown_of_any(int32_t n)
 {
@@ -380,11 +376,7 @@ static const struct caps_unknown memories[] = {
                ATTN_DEVICE_CUDA_MANAGED),
 };
 
-static int32_t count_memories(const struct check_subject *subject)
-{
-    (void)subject;
-    return (int32_t)(sizeof memories / sizeof memories[0]);
-}
+CHECK_COUNT(memories, (int32_t)(sizeof memories / sizeof memories[0]))
 
 CHECK_RUN(memory, must_refuse(run, &memories[run->index]))
 
@@ -450,11 +442,7 @@ static const struct layer_ids {
     {"a layer_id below 0", {5, -1}, false},
 };
 
-static int32_t count_layer_ids(const struct check_subject *subject)
-{
-    (void)subject;
-    return (int32_t)(sizeof layer_ids / sizeof layer_ids[0]);
-}
+CHECK_COUNT(layer_ids, (int32_t)(sizeof layer_ids / sizeof layer_ids[0]))
 
 static attn_status create_ids(struct rig *rig, const struct layer_ids *named, attn_error *error)
 {

@@ -180,11 +180,7 @@ static const struct failing {
 };
 enum { NUM_FAILINGS = sizeof failings / sizeof failings[0] };
 
-static int32_t count_failings(const struct check_subject *subject)
-{
-    (void)subject;
-    return NUM_FAILINGS;
-}
+CHECK_COUNT(failings, NUM_FAILINGS)
 
 /* Call `body` on the stage of case run->index. */
 typedef void (*body_fn)(struct check_run *run, struct stage *stage, const struct failing *failing);

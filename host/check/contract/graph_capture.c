@@ -13,11 +13,10 @@
 /* ---- CAPT-01: what can be captured ----------------------------------------------------------- */
 
 /* A captured graph runs, and the stream after it. */
-static bool launch(struct gpu_case *g, struct case_session *session)
+static bool launch(struct gpu_case *g)
 {
-    attn_status status = gpu_upload(g, session, GPU_REAL);
-    if (status == ATTN_OK)
-        status = gpu_plan(g, session, GPU_REAL);
+    struct case_session *session = g->session;
+    attn_status status = gpu_prepare(g, GPU_REAL);
     if (!gpu_good(g, status, "init_forward_metadata for a replay"))
         return false;
     status = device_graph_launch(session->device, session->graph, session->stream, &g->error.base);
@@ -33,16 +32,11 @@ static void run_captures(struct check_run *run)
 {
     bool global = run->index % 2;
     struct gpu_case g;
-    if (!gpu_case_open_captured(&g, run, run->index / 2))
+    if (!gpu_open(&g, run, run->index / 2, ATTN_METADATA_GRAPH))
         return;
-    struct case_session *session = gpu_session(&g, ATTN_METADATA_GRAPH);
-    if (session) {
-        attn_status status =
-            gpu_capture(&g, session, global ? CUDA_CAPTURE_GLOBAL : CUDA_CAPTURE_THREAD_LOCAL);
-        if (gpu_good(&g, status, global ? "capture, global mode" : "capture, thread-local mode"))
-            launch(&g, session);
-    }
-    case_session_destroy(session);
+    attn_status status = gpu_capture(&g, global ? CUDA_CAPTURE_GLOBAL : CUDA_CAPTURE_THREAD_LOCAL);
+    if (gpu_good(&g, status, global ? "capture, global mode" : "capture, thread-local mode"))
+        launch(&g);
     gpu_case_close(&g);
 }
 
@@ -65,29 +59,30 @@ static void refuse_metadata(struct gpu_case *g)
 {
     struct case_backend backend = numerics_backend(g->run->subject, g->options);
     struct case_setup setup = {.kind = ATTN_METADATA_GRAPH};
-    struct case_session *session = NULL;
     host_error_init(&g->error);
-    attn_status status = case_session_create(&backend, g->c, &setup, &session, &g->error.base);
+    attn_status status = case_session_create(&backend, g->c, &setup, &g->session, &g->error.base);
     if (status == ATTN_OK) {
-        status = gpu_run(g, session, GPU_REAL);
+        status = gpu_run(g, GPU_REAL);
         if (status == ATTN_OK)
-            status = gpu_capture(g, session, CUDA_CAPTURE_THREAD_LOCAL);
+            status = gpu_capture(g, CUDA_CAPTURE_THREAD_LOCAL);
     }
     if (status == ATTN_DEPENDENCY_MISSING)
         check_skip(g->run, "%s", host_error_text(&g->error));
     expect_refusal(g, status, "GRAPH metadata and a capture");
-    case_session_destroy(session);
+    case_session_destroy(g->session);
+    g->session = NULL;
 }
 
 /* With metadata for eager runs, which is always there. */
-static void refuse_capture(struct gpu_case *g, struct case_session *session)
+static void refuse_capture(struct gpu_case *g)
 {
-    attn_status status = gpu_run(g, session, GPU_REAL);
+    struct case_session *session = g->session;
+    attn_status status = gpu_run(g, GPU_REAL);
     if (status == ATTN_OK)
         status = device_capture_begin(session->device, session->stream, &g->error.base);
     if (!gpu_good(g, status, "before a capture"))
         return;
-    status = gpu_forward(g, session, GPU_REAL, ATTN_FORWARD_CAPTURING);
+    status = gpu_forward(g, GPU_REAL, ATTN_FORWARD_CAPTURING);
     device_capture_end(session->device, session->stream, NULL, NULL);
     expect_refusal(g, status, "a forward in a capture");
 }
@@ -95,13 +90,11 @@ static void refuse_capture(struct gpu_case *g, struct case_session *session)
 static void check_beyond(struct gpu_case *g)
 {
     refuse_metadata(g);
-    struct case_session *session =
-        g->run->code == CHECK_PASS ? gpu_session(g, ATTN_METADATA_EAGER) : NULL;
-    if (session) {
-        refuse_capture(g, session);
-        gpu_good(g, gpu_run(g, session, GPU_REAL), "the stream after a refused capture");
+    g->session = g->run->code == CHECK_PASS ? gpu_session(g, ATTN_METADATA_EAGER) : NULL;
+    if (g->session) {
+        refuse_capture(g);
+        gpu_good(g, gpu_run(g, GPU_REAL), "the stream after a refused capture");
     }
-    case_session_destroy(session);
 }
 
 static void run_beyond(struct check_run *run)
@@ -126,79 +119,66 @@ static void run_beyond(struct check_run *run)
 
 enum { REPLAYS = 100, FEW_REPLAYS = 12 };
 
-/* A session whose graph was captured, and one that runs the same eagerly. */
-struct pair {
-    struct gpu_case g;
-    struct case_session *graph, *eager;
-};
-
-static void pair_close(struct pair *p)
+/* body() with a session whose graph was captured. */
+static void with_graph(struct check_run *run, void (*body)(struct gpu_case *g))
 {
-    case_session_destroy(p->graph);
-    case_session_destroy(p->eager);
-    gpu_case_close(&p->g);
+    struct gpu_case g;
+    if (!gpu_open(&g, run, run->index, ATTN_METADATA_GRAPH))
+        return;
+    body(&g);
+    gpu_case_close(&g);
 }
 
-static bool pair_open(struct pair *p, struct check_run *run)
+/* And with one that runs the same eagerly. */
+static void with_pair(struct check_run *run,
+                      void (*body)(struct gpu_case *g, struct case_session **eager))
 {
-    *p = (struct pair){.graph = NULL};
-    if (!gpu_case_open_captured(&p->g, run, run->index))
-        return false;
-    p->graph = gpu_session(&p->g, ATTN_METADATA_GRAPH);
-    p->eager = p->graph ? gpu_session(&p->g, ATTN_METADATA_EAGER) : NULL;
-    if (p->eager)
-        return true;
-    pair_close(p);
-    return false;
+    struct gpu_case g;
+    if (!gpu_open(&g, run, run->index, ATTN_METADATA_GRAPH))
+        return;
+    struct case_session *eager = gpu_session(&g, ATTN_METADATA_EAGER);
+    if (eager)
+        body(&g, &eager);
+    case_session_destroy(eager);
+    gpu_case_close(&g);
 }
 
 /* Replay contents number `number`, and let the oracle judge. Without padding, whose group is
  * CAPT-04. */
-static bool replay(struct gpu_case *g, struct case_session *session, uint64_t number)
+static bool replay(struct gpu_case *g, uint64_t number)
 {
     return gpu_case_refill(g, number, g->spec.num_sequences) &&
-           numerics_judge(g->run, session, g->c, &g->c->spec);
+           numerics_judge(g->run, g->session, g->c, &g->c->spec);
 }
 
-static void run_replays(struct check_run *run)
+static void replay_all(struct gpu_case *g)
 {
-    struct gpu_case g;
-    if (!gpu_case_open_captured(&g, run, run->index))
-        return;
-    struct case_session *session = gpu_session(&g, ATTN_METADATA_GRAPH);
-    for (uint64_t number = 0; session && number < REPLAYS; number++)
-        if (!replay(&g, session, number))
+    for (uint64_t number = 0; number < REPLAYS; number++)
+        if (!replay(g, number))
             break;
-    case_session_destroy(session);
-    gpu_case_close(&g);
 }
+
+CHECK_RUN(replays, with_graph(run, replay_all))
 
 /* Contents that were planned and never run do not matter to the next ones. */
-static bool plan_in_vain(struct gpu_case *g, struct case_session *session, uint64_t number)
+static bool plan_in_vain(struct gpu_case *g, uint64_t number)
 {
     if (!gpu_case_refill(g, number, g->spec.num_sequences))
         return false;
-    attn_status status = gpu_upload(g, session, GPU_REAL);
+    attn_status status = gpu_prepare(g, GPU_REAL);
     if (status == ATTN_OK)
-        status = gpu_plan(g, session, GPU_REAL);
-    if (status == ATTN_OK)
-        status = device_synchronize(session->device, session->stream, &g->error.base);
+        status = device_synchronize(g->session->device, g->session->stream, &g->error.base);
     return gpu_good(g, status, "init_forward_metadata");
 }
 
-static void run_replans(struct check_run *run)
+static void replan_all(struct gpu_case *g)
 {
-    struct gpu_case g;
-    if (!gpu_case_open_captured(&g, run, run->index))
-        return;
-    struct case_session *session = gpu_session(&g, ATTN_METADATA_GRAPH);
-    bool good = session != NULL && replay(&g, session, 0);
+    bool good = replay(g, 0);
     for (uint64_t number = 1; good && number < FEW_REPLAYS; number++)
-        good = plan_in_vain(&g, session, 2 * number) && plan_in_vain(&g, session, 1) &&
-               replay(&g, session, 2 * number + 1);
-    case_session_destroy(session);
-    gpu_case_close(&g);
+        good = plan_in_vain(g, 2 * number) && plan_in_vain(g, 1) && replay(g, 2 * number + 1);
 }
+
+CHECK_RUN(replans, with_graph(run, replan_all))
 
 /* ---- CAPT-03: launch shapes ------------------------------------------------------------------ */
 
@@ -263,47 +243,39 @@ static bool compare_shapes(struct gpu_case *g, const struct shapes *first,
 }
 
 /* What a forward with GRAPH metadata enqueues for contents `number`. */
-static bool look(struct gpu_case *g, struct case_session *session, const struct spy_cuda *spy,
-                 uint64_t number, struct shapes *shapes)
+static bool look(struct gpu_case *g, const struct spy_cuda *spy, uint64_t number,
+                 struct shapes *shapes)
 {
     const struct spy_record *records;
-    if (!gpu_case_refill(g, number, -1))
-        return false;
-    attn_status status = gpu_upload(g, session, GPU_REAL);
-    if (status == ATTN_OK)
-        status = gpu_plan(g, session, GPU_REAL);
-    if (!gpu_good(g, status, "init_forward_metadata"))
+    if (!gpu_case_refill(g, number, -1) ||
+        !gpu_good(g, gpu_prepare(g, GPU_REAL), "init_forward_metadata"))
         return false;
     spy->begin();
-    status = gpu_forward(g, session, GPU_REAL, 0);
+    attn_status status = gpu_forward(g, GPU_REAL, 0);
     spy->end();
     uint32_t count = spy->records(&records);
     if (count > SPY_MAX_RECORDS)
         check_skip(g->run, "%u calls of the driver: accepted up to %d", count, SPY_MAX_RECORDS);
     if (!gpu_good(g, status, "forward with GRAPH metadata") || count > SPY_MAX_RECORDS)
         return false;
-    status = device_synchronize(session->device, session->stream, &g->error.base);
+    status = device_synchronize(g->session->device, g->session->stream, &g->error.base);
     return gpu_good(g, status, "the stream's work") && keep(shapes, records, count);
 }
 
-static void run_shapes(struct check_run *run)
+static void look_at_shapes(struct gpu_case *g)
 {
-    struct gpu_case g;
     struct spy_cuda spy;
     struct shapes first = {0}, other = {0};
-    if (!gpu_find_spy(run, &spy) || !gpu_case_open_captured(&g, run, run->index))
-        return;
-    struct case_session *session = gpu_session(&g, ATTN_METADATA_GRAPH);
-    bool good = session && look(&g, session, &spy, 0, &first);
+    bool good = gpu_find_spy(g->run, &spy) && look(g, &spy, 0, &first);
     for (uint64_t number = 1; good && number < FEW_REPLAYS; number++) {
-        good = look(&g, session, &spy, number, &other) && compare_shapes(&g, &first, &other);
+        good = look(g, &spy, number, &other) && compare_shapes(g, &first, &other);
         free(other.records);
         other.records = NULL;
     }
     free(first.records);
-    case_session_destroy(session);
-    gpu_case_close(&g);
 }
+
+CHECK_RUN(shapes, with_graph(run, look_at_shapes))
 
 /* ---- WORK-08: few multiprocessors ---------------------------------------------------------- */
 
@@ -322,17 +294,16 @@ static const struct spy_record *find_large(const struct spy_record *records, uin
 }
 
 /* Plan and forward, spied on. */
-static void look_at_budget(struct gpu_case *g, struct case_session *session,
-                           const struct spy_cuda *spy)
+static void look_at_budget(struct gpu_case *g, const struct spy_cuda *spy)
 {
     const struct spy_record *records;
     char text[160];
-    attn_status status = gpu_upload(g, session, GPU_REAL);
+    attn_status status = gpu_upload(g, GPU_REAL);
     spy->begin();
     if (status == ATTN_OK)
-        status = gpu_plan(g, session, GPU_REAL);
+        status = gpu_plan(g, GPU_REAL);
     if (status == ATTN_OK)
-        status = gpu_forward(g, session, GPU_REAL, 0);
+        status = gpu_forward(g, GPU_REAL, 0);
     spy->end();
     uint32_t count = spy->records(&records);
     if (!gpu_good(g, status, "a forward with max_sms 1"))
@@ -344,7 +315,7 @@ static void look_at_budget(struct gpu_case *g, struct case_session *session,
     if (large)
         check_fail(g->run, "with max_sms %d: %s; accepted: up to %d blocks; %s", BUDGET, text,
                    BUDGET * BLOCKS_OF_SM, g->what);
-    gpu_good(g, device_synchronize(session->device, session->stream, &g->error.base),
+    gpu_good(g, device_synchronize(g->session->device, g->session->stream, &g->error.base),
              "the stream's work");
 }
 
@@ -352,7 +323,6 @@ static void run_budget(struct check_run *run)
 {
     struct gpu_case g;
     struct spy_cuda spy;
-    struct case_session *session = NULL;
     if (!gpu_find_spy(run, &spy) || !gpu_case_open(&g, run, run->index))
         return;
     if (!(g.notes & ATTN_NOTE_SM_BUDGET)) {
@@ -362,15 +332,14 @@ static void run_budget(struct check_run *run)
         struct case_backend backend = numerics_backend(run->subject, g.options);
         struct case_setup setup = {.kind = ATTN_METADATA_EAGER, .bounds = &bounds};
         bounds.max_sms = BUDGET;
-        attn_status status = case_session_create(&backend, g.c, &setup, &session, &g.error.base);
+        attn_status status = case_session_create(&backend, g.c, &setup, &g.session, &g.error.base);
         if (status == ATTN_DEPENDENCY_MISSING)
             check_skip(run, "%s", host_error_text(&g.error));
         else if (gpu_good(&g, status, "metadata with max_sms 1"))
-            look_at_budget(&g, session, &spy);
+            look_at_budget(&g, &spy);
         if (run->code == CHECK_PASS && gpu_case_refill(&g, 0, g.spec.num_sequences))
-            numerics_judge(run, session, g.c, &g.c->spec);
+            numerics_judge(run, g.session, g.c, &g.c->spec);
     }
-    case_session_destroy(session);
     gpu_case_close(&g);
 }
 
@@ -378,35 +347,31 @@ static void run_budget(struct check_run *run)
 
 /* The judge sees to it that rows of padding are finite, that all else is what it would be without
  * them, and that nothing else is written. */
-static void run_padding(struct check_run *run)
+static void replay_padded(struct gpu_case *g)
 {
-    struct gpu_case g;
-    if (!gpu_case_open_captured(&g, run, run->index))
+    if (g->spec.padded == 0) {
+        check_skip(g->run, "batches of equally many queries have no padding here; %s", g->what);
         return;
-    if (g.spec.padded == 0)
-        check_skip(run, "batches of equally many queries have no padding here; %s", g.what);
-    struct case_session *session =
-        run->code == CHECK_PASS ? gpu_session(&g, ATTN_METADATA_GRAPH) : NULL;
-    for (int32_t n = 0; session && n < 3 * (g.spec.padded + 1); n++)
-        if (!gpu_case_refill(&g, (uint64_t)n + 2, n % (g.spec.padded + 1)) ||
-            !numerics_judge(run, session, g.c, &g.c->spec))
+    }
+    for (int32_t n = 0; n < 3 * (g->spec.padded + 1); n++)
+        if (!gpu_case_refill(g, (uint64_t)n + 2, n % (g->spec.padded + 1)) ||
+            !numerics_judge(g->run, g->session, g->c, &g->c->spec))
             break;
-    case_session_destroy(session);
-    gpu_case_close(&g);
 }
+
+CHECK_RUN(padding, with_graph(run, replay_padded))
 
 /* ---- CAPT-05: to the bit --------------------------------------------------------------------- */
 
-static bool same_bits(struct pair *p, char *eager)
+static bool same_bits(struct gpu_case *g, struct case_session *eager, char *kept)
 {
-    struct gpu_case *g = &p->g;
     struct forward_case *c = g->c;
-    if (!numerics_judge(g->run, p->eager, c, &c->spec))
+    if (!numerics_judge(g->run, eager, c, &c->spec))
         return false;
-    memcpy(eager, c->actual, c->bytes);
-    if (!numerics_judge(g->run, p->graph, c, &c->spec))
+    memcpy(kept, c->actual, c->bytes);
+    if (!numerics_judge(g->run, g->session, c, &c->spec))
         return false;
-    const char *what = gpu_difference(g, eager, c->actual, true);
+    const char *what = gpu_difference(g, kept, c->actual, true);
     if (what)
         check_fail(g->run,
                    "%s of a replay has other bits than that of an eager run, and the backend says "
@@ -415,28 +380,28 @@ static bool same_bits(struct pair *p, char *eager)
     return !what;
 }
 
-static void run_bits(struct check_run *run)
+static void compare_bits(struct gpu_case *g, struct case_session **eager)
 {
-    struct pair p;
-    if (!pair_open(&p, run))
-        return;
-    char *eager = malloc(p.g.c->bytes);
-    bool good = eager && p.g.notes & ATTN_NOTE_DETERMINISTIC;
+    char *kept = malloc(g->c->bytes);
+    bool good = kept && g->notes & ATTN_NOTE_DETERMINISTIC;
     if (!good)
-        check_skip(
-            run, eager ? "query does not report determinism; %s" : "no memory for an eager run; %s",
-            p.g.what);
+        check_skip(g->run,
+                   kept ? "query does not report determinism; %s"
+                        : "no memory for an eager run; %s",
+                   g->what);
     for (uint64_t number = 0; good && number < FEW_REPLAYS; number++)
-        good = gpu_case_refill(&p.g, number, p.g.spec.num_sequences) && same_bits(&p, eager);
-    free(eager);
-    pair_close(&p);
+        good = gpu_case_refill(g, number, g->spec.num_sequences) && same_bits(g, *eager, kept);
+    free(kept);
 }
+
+CHECK_RUN(bits, with_pair(run, compare_bits))
 
 /* ---- WORK-07: addresses that a graph knows --------------------------------------------------- */
 
 /* Twice as large, where query allows that. */
-static attn_bounds larger_bounds(const struct gpu_case *g, const struct case_session *session)
+static attn_bounds larger_bounds(const struct gpu_case *g)
 {
+    const struct case_session *session = g->session;
     const struct check_subject *subject = g->run->subject;
     attn_bounds bounds = session->bounds;
     attn_problem problem = *forward_case_problem(g->c);
@@ -452,35 +417,31 @@ static attn_bounds larger_bounds(const struct gpu_case *g, const struct case_ses
 }
 
 /* Whatever else the instance and others like it do, the graph gives what it gave. */
-static void disturb(struct pair *p)
+static void disturb(struct gpu_case *g, struct case_session **eager)
 {
-    struct gpu_case *g = &p->g;
     struct case_session *other = NULL;
-    if (!replay(g, p->graph, 0) || !numerics_judge(g->run, p->eager, g->c, &g->c->spec) ||
-        !replay(g, p->graph, 2))
+    if (!replay(g, 0) || !numerics_judge(g->run, *eager, g->c, &g->c->spec) || !replay(g, 2))
         return;
-    case_session_destroy(p->eager);
-    p->eager = NULL;
-    if (!replay(g, p->graph, 3))
+    case_session_destroy(*eager);
+    *eager = NULL;
+    if (!replay(g, 3))
         return;
-    attn_bounds bounds = larger_bounds(g, p->graph);
-    attn_status status = session_create_beside(p->graph, &bounds, &other, &g->error.base);
-    bool good = gpu_good(g, status, "more metadata of the instance, with larger bounds") &&
-                gpu_good(g, gpu_run(g, other, GPU_REAL), "a run with more metadata") &&
-                replay(g, p->graph, 4);
+    struct case_session *own = g->session;
+    attn_bounds bounds = larger_bounds(g);
+    attn_status status = session_create_beside(own, &bounds, &other, &g->error.base);
+    bool good = gpu_good(g, status, "more metadata of the instance, with larger bounds");
+    if (good) {
+        g->session = other;
+        good = gpu_good(g, gpu_run(g, GPU_REAL), "a run with more metadata");
+        g->session = own;
+    }
+    good = good && replay(g, 4);
     case_session_destroy(other);
     if (good)
-        replay(g, p->graph, 5);
+        replay(g, 5);
 }
 
-static void run_others(struct check_run *run)
-{
-    struct pair p;
-    if (!pair_open(&p, run))
-        return;
-    disturb(&p);
-    pair_close(&p);
-}
+CHECK_RUN(others, with_pair(run, disturb))
 
 /* ---- The table ------------------------------------------------------------------------------- */
 

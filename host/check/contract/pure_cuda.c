@@ -13,42 +13,40 @@
 
 /* ---- What is watched ------------------------------------------------------------------------- */
 
-/* A case with a session and the spy. */
 struct watch {
     struct gpu_case g;
-    struct case_session *session;
     struct spy_cuda spy;
 };
 
-static bool watch_open_kind(struct watch *w, struct check_run *run, int32_t point, uint32_t kind)
+static bool watch_open(struct watch *w, struct check_run *run, int32_t point, uint32_t kind)
 {
-    bool graph = kind == ATTN_METADATA_GRAPH;
-    if (!gpu_find_spy(run, &w->spy) ||
-        !(graph ? gpu_case_open_captured(&w->g, run, point) : gpu_case_open(&w->g, run, point)))
-        return false;
-    w->session = gpu_session(&w->g, kind);
-    if (!w->session)
-        gpu_case_close(&w->g);
-    return w->session != NULL;
-}
-
-static bool watch_open(struct watch *w, struct check_run *run)
-{
-    return watch_open_kind(w, run, run->index, ATTN_METADATA_EAGER);
+    return gpu_find_spy(run, &w->spy) && gpu_open(&w->g, run, point, kind);
 }
 
 static void watch_close(struct watch *w)
 {
-    device_synchronize(w->session->device, w->session->stream, NULL);
-    case_session_destroy(w->session);
+    device_synchronize(w->g.session->device, w->g.session->stream, NULL);
     gpu_case_close(&w->g);
+}
+
+/* step() with each of some contents of the run's point, until one fails. */
+static void watch_contents(struct check_run *run, uint64_t count,
+                           bool (*step)(struct watch *w, uint64_t number))
+{
+    struct watch w;
+    if (!watch_open(&w, run, run->index, ATTN_METADATA_EAGER))
+        return;
+    for (uint64_t number = 0; number < count; number++)
+        if (!gpu_case_refill(&w.g, number, -1) || !step(&w, number))
+            break;
+    watch_close(&w);
 }
 
 static bool settle(struct watch *w)
 {
-    return gpu_good(&w->g,
-                    device_synchronize(w->session->device, w->session->stream, &w->g.error.base),
-                    "the stream's work");
+    return gpu_good(
+        &w->g, device_synchronize(w->g.session->device, w->g.session->stream, &w->g.error.base),
+        "the stream's work");
 }
 
 /* The calls since spy.begin(); false: there were more than can be looked at, and it was reported.
@@ -93,18 +91,17 @@ enum {
     NOT_IN_SOURCE = WAITS | 1 << SPY_CAPTURE /* CHECK_SOURCE_UNJUDGED */
 };
 
-static bool forward_is_pure(struct watch *w, const char *when)
+static bool forward_is_pure(struct watch *w, uint64_t number)
 {
+    const char *when = number == 0 ? "the first forward" : "a later forward";
     struct gpu_case *g = &w->g;
     const struct spy_record *records, *found;
     uint32_t count;
-    attn_status status = gpu_upload(g, w->session, GPU_REAL);
-    if (status == ATTN_OK)
-        status = gpu_plan(g, w->session, GPU_REAL);
+    attn_status status = gpu_prepare(g, GPU_REAL);
     if (!gpu_good(g, status, "init_forward_metadata"))
         return false;
     w->spy.begin();
-    status = gpu_forward(g, w->session, GPU_REAL, 0);
+    status = gpu_forward(g, GPU_REAL, 0);
     if (!stop(w, &records, &count) || !gpu_good(g, status, "forward"))
         return false;
     found = find_kind(records, count, g->run->subject->source ? NOT_IN_SOURCE : NOT_IN_FORWARD);
@@ -113,17 +110,7 @@ static bool forward_is_pure(struct watch *w, const char *when)
     return !found && settle(w);
 }
 
-static void run_enqueues(struct check_run *run)
-{
-    struct watch w;
-    if (!watch_open(&w, run))
-        return;
-    for (uint64_t number = 0; number < 4; number++)
-        if (!gpu_case_refill(&w.g, number, -1) ||
-            !forward_is_pure(&w, number == 0 ? "the first forward" : "a later forward"))
-            break;
-    watch_close(&w);
-}
+CHECK_RUN(enqueues, watch_contents(run, 4, forward_is_pure))
 
 /* ---- PURE-03: streams ------------------------------------------------------------------------ */
 
@@ -246,28 +233,21 @@ static void check_order(struct gpu_case *g, const struct case_session *session,
     free(o);
 }
 
-static void run_streams(struct check_run *run)
+static bool has_order(struct watch *w, uint64_t number)
 {
-    struct watch w;
     const struct spy_record *records;
     uint32_t count;
-    if (!watch_open(&w, run))
-        return;
-    for (uint64_t number = 0; number < 3 && run->code == CHECK_PASS; number++) {
-        if (!gpu_case_refill(&w.g, number, -1))
-            break;
-        attn_status status = gpu_upload(&w.g, w.session, GPU_REAL);
-        if (status == ATTN_OK)
-            status = gpu_plan(&w.g, w.session, GPU_REAL);
-        w.spy.begin();
-        if (status == ATTN_OK)
-            status = gpu_forward(&w.g, w.session, GPU_REAL, 0);
-        if (stop(&w, &records, &count) && gpu_good(&w.g, status, "init and forward"))
-            check_order(&w.g, w.session, records, count);
-        settle(&w);
-    }
-    watch_close(&w);
+    (void)number;
+    attn_status status = gpu_prepare(&w->g, GPU_REAL);
+    w->spy.begin();
+    if (status == ATTN_OK)
+        status = gpu_forward(&w->g, GPU_REAL, 0);
+    if (stop(w, &records, &count) && gpu_good(&w->g, status, "init and forward"))
+        check_order(&w->g, w->g.session, records, count);
+    return settle(w) && w->g.run->code == CHECK_PASS;
 }
+
+CHECK_RUN(streams, watch_contents(run, 3, has_order))
 
 /* ---- PURE-04, LIFE-09: the context ----------------------------------------------------------- */
 
@@ -306,38 +286,30 @@ static bool context_end(struct watch *w, cuda_context before, const char *slot)
     return depth == 0;
 }
 
-static bool keeps_context(struct watch *w)
+static bool keeps_context(struct watch *w, uint64_t number)
 {
     struct gpu_case *g = &w->g;
-    attn_status status = gpu_upload(g, w->session, GPU_REAL);
+    (void)number;
+    attn_status status = gpu_upload(g, GPU_REAL);
     if (!gpu_good(g, status, "copy to the device"))
         return false;
     cuda_context before = context_begin(w);
-    status = gpu_plan(g, w->session, GPU_REAL);
+    status = gpu_plan(g, GPU_REAL);
     if (!context_end(w, before, "init_forward_metadata") ||
         !gpu_good(g, status, "init_forward_metadata"))
         return false;
     before = context_begin(w);
-    status = gpu_forward(g, w->session, GPU_REAL, 0);
+    status = gpu_forward(g, GPU_REAL, 0);
     return context_end(w, before, "forward") && gpu_good(g, status, "forward") && settle(w);
 }
 
-static void run_context(struct check_run *run)
-{
-    struct watch w;
-    if (!watch_open(&w, run))
-        return;
-    for (uint64_t number = 0; number < 3; number++)
-        if (!gpu_case_refill(&w.g, number, -1) || !keeps_context(&w))
-            break;
-    watch_close(&w);
-}
+CHECK_RUN(context, watch_contents(run, 3, keeps_context))
 
 /* From create to destroy. What is made is put where the session has its own, so that the slots that
  * make metadata are called as often. */
 static void walk(struct watch *w)
 {
-    const struct case_backend *backend = &w->session->backend;
+    const struct case_backend *backend = &w->g.session->backend;
     const attn_backend_ops *ops = backend->type->ops;
     attn_error *error = &w->g.error.base;
     attn_instance *instance = NULL;
@@ -356,13 +328,14 @@ static void walk(struct watch *w)
     before = context_begin(w);
     if (good) {
         ops->index_forms(instance);
-        status = ops->metadata_size(instance, w->session->kind, &w->session->bounds, &size, error);
+        status =
+            ops->metadata_size(instance, w->g.session->kind, &w->g.session->bounds, &size, error);
     }
     good = context_end(w, before, "metadata_size") && good;
     before = context_begin(w);
     if (good && status == ATTN_OK)
-        status = ops->metadata_create(instance, w->session->kind, &w->session->bounds,
-                                      &w->session->memory, &metadata, error);
+        status = ops->metadata_create(instance, w->g.session->kind, &w->g.session->bounds,
+                                      &w->g.session->memory, &metadata, error);
     good = context_end(w, before, "metadata_create") && good &&
            gpu_good(&w->g, status, "metadata_create");
     before = context_begin(w);
@@ -377,12 +350,12 @@ static void walk(struct watch *w)
 static void run_slots(struct check_run *run)
 {
     struct watch w;
-    if (!watch_open(&w, run))
+    if (!watch_open(&w, run, run->index, ATTN_METADATA_EAGER))
         return;
-    if (keeps_context(&w)) {
-        device_synchronize(w.session->device, w.session->stream, NULL);
-        w.session->backend.type->ops->metadata_destroy(w.session->metadata);
-        w.session->metadata = NULL;
+    if (keeps_context(&w, 0)) {
+        device_synchronize(w.g.session->device, w.g.session->stream, NULL);
+        w.g.session->backend.type->ops->metadata_destroy(w.g.session->metadata);
+        w.g.session->metadata = NULL;
         walk(&w);
     }
     watch_close(&w);
@@ -398,10 +371,10 @@ static bool plan_behind_gate(struct watch *w, const struct gpu_gate *gate, uint6
     uint32_t count;
     if (!gpu_case_refill(g, number, -1))
         return false;
-    attn_status status = gpu_upload(g, w->session, GPU_REAL);
+    attn_status status = gpu_upload(g, GPU_REAL);
     w->spy.begin();
     if (status == ATTN_OK)
-        status = gpu_plan(g, w->session, GPU_REAL);
+        status = gpu_plan(g, GPU_REAL);
     if (atomic_load(&gate->passed))
         check_fail(g->run,
                    "init_forward_metadata returns when the stream's earlier work is done, after "
@@ -421,13 +394,13 @@ static void run_waits_for_nothing(struct check_run *run)
 {
     struct watch w;
     struct gpu_gate gate;
-    if (!watch_open(&w, run))
+    if (!watch_open(&w, run, run->index, ATTN_METADATA_EAGER))
         return;
-    if (gpu_good(&w.g, gpu_run(&w.g, w.session, GPU_REAL), "a first run") &&
-        gpu_good(&w.g, gpu_gate_close(&w.g, &gate, w.session->stream), "cuLaunchHostFunc")) {
+    if (gpu_good(&w.g, gpu_run(&w.g, GPU_REAL), "a first run") &&
+        gpu_good(&w.g, gpu_gate_close(&w.g, &gate, w.g.session->stream), "cuLaunchHostFunc")) {
         if (plan_behind_gate(&w, &gate, 2))
             plan_behind_gate(&w, &gate, 3);
-        gpu_gate_open(&w.g, &gate, w.session->stream);
+        gpu_gate_open(&w.g, &gate, w.g.session->stream);
     }
     watch_close(&w);
 }
@@ -471,14 +444,12 @@ static bool flight_init(struct flight *f, struct gpu_case *g)
 static bool enqueue(struct watch *w, char *result, const char *what)
 {
     struct gpu_case *g = &w->g;
-    struct case_session *session = w->session;
-    attn_status status = gpu_upload(g, session, GPU_REAL);
-    if (status == ATTN_OK)
-        status = gpu_plan(g, session, GPU_REAL);
+    struct case_session *session = w->g.session;
+    attn_status status = gpu_prepare(g, GPU_REAL);
     if (status == ATTN_OK)
         status = session->graph ? device_graph_launch(session->device, session->graph,
                                                       session->stream, &g->error.base)
-                                : gpu_forward(g, session, GPU_REAL, 0);
+                                : gpu_forward(g, GPU_REAL, 0);
     if (status == ATTN_OK)
         status = device_copy(g->c->device, result, g->c->memory, g->c->bytes, session->stream,
                              &g->error.base);
@@ -509,12 +480,12 @@ static void fly(struct watch *w, struct flight *f)
     for (int n = 0; n < IN_FLIGHT && good; n++)
         good = gpu_case_refill(g, in_flight[n], -1) && enqueue(w, f->alone[n], "a batch alone") &&
                settle(w);
-    if (!good || !gpu_good(g, gpu_gate_close(g, &gate, w->session->stream), "cuLaunchHostFunc"))
+    if (!good || !gpu_good(g, gpu_gate_close(g, &gate, w->g.session->stream), "cuLaunchHostFunc"))
         return;
     for (int n = 0; n < IN_FLIGHT && good; n++)
         good = gpu_case_refill(g, in_flight[n], -1) &&
                enqueue(w, f->behind[n], "a batch after others");
-    gpu_gate_open(g, &gate, w->session->stream);
+    gpu_gate_open(g, &gate, w->g.session->stream);
     compare(w, f);
 }
 
@@ -526,13 +497,13 @@ static void run_staging(struct check_run *run)
     uint32_t kind = run->index % 2 ? ATTN_METADATA_GRAPH : ATTN_METADATA_EAGER;
     struct watch w;
     struct flight f;
-    if (!watch_open_kind(&w, run, run->index / 2, kind))
+    if (!watch_open(&w, run, run->index / 2, kind))
         return;
     bool good = kind == ATTN_METADATA_EAGER ||
-                gpu_good(&w.g, gpu_capture(&w.g, w.session, CUDA_CAPTURE_THREAD_LOCAL), "capture");
+                gpu_good(&w.g, gpu_capture(&w.g, CUDA_CAPTURE_THREAD_LOCAL), "capture");
     if (flight_init(&f, &w.g) && good)
         fly(&w, &f);
-    device_synchronize(w.session->device, w.session->stream, NULL);
+    device_synchronize(w.g.session->device, w.g.session->stream, NULL);
     flight_finish(&f, w.g.c->device);
     watch_close(&w);
 }
@@ -550,11 +521,7 @@ static const struct {
     {701, false, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"},
 };
 
-static int32_t count_failures(const struct check_subject *subject)
-{
-    (void)subject;
-    return (int32_t)(sizeof failures / sizeof failures[0]);
-}
+CHECK_COUNT(failures, (int32_t)(sizeof failures / sizeof failures[0]))
 
 /* A forward whose first work the driver refuses. The device is there all the same, so what the
  * backend keeps of its loss ends with the session. */
@@ -562,15 +529,13 @@ static void run_lost(struct check_run *run)
 {
     struct watch w;
     const char *name = failures[run->index].name;
-    if (!watch_open_kind(&w, run, 0, ATTN_METADATA_EAGER))
+    if (!watch_open(&w, run, 0, ATTN_METADATA_EAGER))
         return;
-    attn_status status = gpu_upload(&w.g, w.session, GPU_REAL);
-    if (status == ATTN_OK)
-        status = gpu_plan(&w.g, w.session, GPU_REAL);
+    attn_status status = gpu_prepare(&w.g, GPU_REAL);
     if (gpu_good(&w.g, status, "init_forward_metadata")) {
         w.spy.begin();
         w.spy.fail(1u << SPY_ENQUEUE, failures[run->index].result);
-        status = gpu_forward(&w.g, w.session, GPU_REAL, 0);
+        status = gpu_forward(&w.g, GPU_REAL, 0);
         w.spy.end();
         if (status == ATTN_OK)
             check_fail(run, "a forward whose work the driver refuses with %s succeeds; %s", name,

@@ -210,11 +210,7 @@ enum {
     DIM_16 = 2
 };
 
-static int32_t count_slot_orders(const struct check_subject *subject)
-{
-    (void)subject;
-    return SLOT_ORDERS;
-}
+CHECK_COUNT(slot_orders, SLOT_ORDERS)
 
 /* fp16 with heads of 16, as there; or what the backend has. */
 static struct grid_point base_point(const struct grid *grid, const struct base_case *base,
