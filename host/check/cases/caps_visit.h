@@ -114,9 +114,5 @@ bool caps_look_language(struct caps_visit *visit, const struct caps_problem *p,
                         const struct caps_answer *answer);
 bool caps_look_capacity(struct caps_visit *visit, const struct caps_problem *p,
                         const struct caps_answer *answer);
-void caps_run_reasons(struct check_run *run);
-void caps_run_listed(struct check_run *run);
-void caps_run_language(struct check_run *run);
-void caps_run_capacity(struct check_run *run);
 
 #endif /* HOST_CHECK_CASES_CAPS_VISIT_H */

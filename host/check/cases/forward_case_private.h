@@ -29,59 +29,62 @@ enum {
     CASE_MAX_HEADS = 256
 };
 
-enum case_part_id {
-    PART_SEQ_LENS,
-    PART_PREFIX_LENS,
-    PART_Q_INDPTR,
-    PART_POSITIONS,
-    PART_REQUESTS,
-    PART_KV_LENS,
-    PART_OUT_CACHE_LOC,
-    PART_NEW_INDPTR,
-    PART_REQ_TO_TOKEN,
-    PART_BLOCK_TABLE,
-    PART_KV_INDPTR,
-    PART_KV_INDICES,
-    PART_LAST_PAGE_LEN,
-    PART_MASK_BITS,
-    PART_MASK_INDPTR,
-    PART_ITEM_PREFIX,
-    PART_ITEM_LEN,
-    PART_TOKEN_POS,
-    PART_NUM_REAL, /* sequences, tokens */
-    PART_Q,
-    PART_K,
-    PART_V,
-    PART_OUT,
-    PART_LSE,
-    PART_K_CACHE,
-    PART_V_CACHE,
-    PART_SINKS,
-    PART_SLOPES,
-    PART_K_SCALE,
-    PART_V_SCALE,
-    PART_OUT_SECOND, /* of the second layer */
-    PART_LSE_SECOND,
-    PART_Q_PE, /* latent attention; its q_nope is PART_Q */
-    PART_C_KV,
-    PART_K_PE,
-    PART_LATENT_CACHE,
-    PART_LATENT_SCALE,
-    PART_HINT_SEQS, /* of the shared prefix */
-    PART_HINT_LENS,
-    PART_HINT_INNER_SEQS, /* of its second level */
-    PART_HINT_INNER_LENS,
-    PART_SPARSE_INDICES,
-    PART_SPARSE_COUNT,
-    PART_BITS_SECOND, /* what the second layer chooses, which is some of what the first does */
-    PART_INDICES_SECOND,
-    PART_COUNT_SECOND,
-    PART_Q_SCALE, /* of fp8 operands other than the caches */
-    PART_NEW_K_SCALE,
-    PART_NEW_V_SCALE,
-    PART_OUT_SCALE,
-    CASE_PARTS
-};
+/* What a case has, and how messages call it; the _SECOND ones are those of the second layer. */
+#define CASE_PART_MAP(PART)                                                                        \
+    PART(SEQ_LENS, "seq_lens")                                                                     \
+    PART(PREFIX_LENS, "prefix_lens")                                                               \
+    PART(Q_INDPTR, "q_indptr")                                                                     \
+    PART(POSITIONS, "positions")                                                                   \
+    PART(REQUESTS, "req_pool_indices")                                                             \
+    PART(KV_LENS, "kv_lens")                                                                       \
+    PART(OUT_CACHE_LOC, "out_cache_loc")                                                           \
+    PART(NEW_INDPTR, "kv_new_indptr")                                                              \
+    PART(REQ_TO_TOKEN, "req_to_token")                                                             \
+    PART(BLOCK_TABLE, "block_table")                                                               \
+    PART(KV_INDPTR, "kv_indptr")                                                                   \
+    PART(KV_INDICES, "kv_indices")                                                                 \
+    PART(LAST_PAGE_LEN, "last_page_len")                                                           \
+    PART(MASK_BITS, "mask.bits")                                                                   \
+    PART(MASK_INDPTR, "mask.indptr")                                                               \
+    PART(ITEM_PREFIX, "multi_item.prefix_lens")                                                    \
+    PART(ITEM_LEN, "multi_item.max_item_len")                                                      \
+    PART(TOKEN_POS, "multi_item.token_pos")                                                        \
+    PART(NUM_REAL, "num_real_seqs_device")                                                         \
+    PART(Q, "q")                                                                                   \
+    PART(K, "k")                                                                                   \
+    PART(V, "v")                                                                                   \
+    PART(OUT, "out")                                                                               \
+    PART(LSE, "lse")                                                                               \
+    PART(K_CACHE, "k_cache")                                                                       \
+    PART(V_CACHE, "v_cache")                                                                       \
+    PART(SINKS, "sinks")                                                                           \
+    PART(SLOPES, "alibi_slopes")                                                                   \
+    PART(K_SCALE, "scale of k_cache")                                                              \
+    PART(V_SCALE, "scale of v_cache")                                                              \
+    PART(OUT_SECOND, "out of the second layer")                                                    \
+    PART(LSE_SECOND, "lse of the second layer")                                                    \
+    PART(Q_PE, "q_pe")                                                                             \
+    PART(C_KV, "c_kv")                                                                             \
+    PART(K_PE, "k_pe")                                                                             \
+    PART(LATENT_CACHE, "latent_cache")                                                             \
+    PART(LATENT_SCALE, "scale of latent_cache")                                                    \
+    PART(HINT_SEQS, "shared_prefix.seq_indptr")                                                    \
+    PART(HINT_LENS, "shared_prefix.prefix_len")                                                    \
+    PART(HINT_INNER_SEQS, "shared_prefix[1].seq_indptr")                                           \
+    PART(HINT_INNER_LENS, "shared_prefix[1].prefix_len")                                           \
+    PART(SPARSE_INDICES, "sparse_indices")                                                         \
+    PART(SPARSE_COUNT, "sparse_count")                                                             \
+    PART(BITS_SECOND, "the oracle's own")                                                          \
+    PART(INDICES_SECOND, "sparse_indices of the second layer")                                     \
+    PART(COUNT_SECOND, "sparse_count of the second layer")                                         \
+    PART(Q_SCALE, "scale of q")                                                                    \
+    PART(NEW_K_SCALE, "scale of k")                                                                \
+    PART(NEW_V_SCALE, "scale of v")                                                                \
+    PART(OUT_SCALE, "scale of out")
+
+#define PART_ID(name, text) PART_##name,
+enum case_part_id { CASE_PART_MAP(PART_ID) CASE_PARTS };
+#undef PART_ID
 
 struct case_part {
     uint64_t offset; /* in the arena */

@@ -46,131 +46,22 @@ static attn_status ask(struct case_session *session, const attn_problem *problem
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-static uint32_t space_of(uint32_t region)
-{
-    return region / ATTN_MEMORY_COUNT;
-}
-
-/* Where a region begins in what is allocated for it: not before the red zone, and aligned to what
- * was asked for but to no more. */
-static uint64_t begin_of(const struct case_session *session, const char *memory, uint64_t alignment)
-{
-    uint64_t address = (uint64_t)(uintptr_t)memory, at = address + CASE_RED_ZONE;
-    at = (at + alignment - 1) / alignment * alignment;
-    if (session->exact_memory && at / alignment % 2 == 0)
-        at += alignment;
-    return at - address;
-}
-
-static attn_status make_region(struct case_session *session, uint32_t region, attn_error *error)
-{
-    uint64_t alignment = session->size.alignment[region] ? session->size.alignment[region] : 1;
-    uint64_t bytes = session->size.size[region];
-    struct session_region *made = &session->regions[region];
-    if (bytes == 0)
-        return ATTN_OK;
-    if (!session->exact_memory) {
-        alignment = alignment > LOOSE_ALIGNMENT ? alignment : LOOSE_ALIGNMENT;
-        bytes += LOOSE_BYTES;
-    }
-    made->bytes = bytes + 2 * alignment + 2 * CASE_RED_ZONE;
-    made->memory = device_allocate(session->device, space_of(region), made->bytes, 64);
-    if (!made->memory)
-        return host_fail(error, device_exhausted(session->device, space_of(region)),
-                         "no memory for region %u of %llu bytes", region,
-                         (unsigned long long)bytes);
-    made->begin = begin_of(session, made->memory, alignment);
-    session->memory.base[region] = made->memory + made->begin;
-    session->memory.size[region] = bytes;
-    int poison = region % ATTN_MEMORY_COUNT == ATTN_MEMORY_ZEROED ? 0 : CASE_POISON;
-    attn_status status =
-        device_fill(session->device, made->memory, CASE_RED, made->bytes, session->stream, error);
-    return status == ATTN_OK ? device_fill(session->device, session->memory.base[region], poison,
-                                           bytes, session->stream, error)
-                             : status;
-}
-
-static attn_status make_memory(struct case_session *session, attn_error *error)
-{
-    attn_status status = ATTN_OK;
-    session->memory = (attn_memory){.struct_size = sizeof session->memory};
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT && status == ATTN_OK; region++)
-        status = make_region(session, region, error);
-    return status == ATTN_OK ? device_synchronize(session->device, session->stream, error) : status;
-}
-
 /* Scratch holds nothing from one forward to the next, so it may hold anything. */
 attn_status session_spoil_scratch(struct case_session *session, attn_error *error)
 {
     static const int bytes[] = {CASE_POISON, 0x5A, 0x00};
-    int byte = bytes[session->num_runs % 3];
-    attn_status status = ATTN_OK;
-    for (uint32_t space = 0; space < ATTN_SPACE_COUNT && status == ATTN_OK; space++) {
-        uint32_t region = ATTN_REGION(space, ATTN_MEMORY_SCRATCH);
-        if (session->memory.size[region] > 0)
-            status = device_fill(session->device, session->memory.base[region], byte,
-                                 session->memory.size[region], session->stream, error);
-    }
-    return status;
+    return regions_fill(&session->memory, ATTN_MEMORY_SCRATCH, bytes[session->num_runs % 3], error);
 }
 
 void session_begin_anew(struct case_session *session)
 {
-    for (uint32_t space = 0; space < ATTN_SPACE_COUNT; space++) {
-        uint32_t region = ATTN_REGION(space, ATTN_MEMORY_ZEROED);
-        if (session->memory.size[region] > 0)
-            device_fill(session->device, session->memory.base[region], 0,
-                        session->memory.size[region], session->stream, NULL);
-    }
+    regions_fill(&session->memory, ATTN_MEMORY_ZEROED, 0, NULL);
     device_synchronize(session->device, session->stream, NULL);
-}
-
-/* The first byte that is not CASE_RED, from `from` to `to`; -1 = all are. */
-static int64_t find_damage(const char *copy, uint64_t from, uint64_t to)
-{
-    for (uint64_t i = from; i < to; i++)
-        if ((uint8_t)copy[i] != CASE_RED)
-            return (int64_t)i;
-    return -1;
-}
-
-static attn_status check_region(struct case_session *session, uint32_t region, attn_error *error)
-{
-    const struct session_region *made = &session->regions[region];
-    uint64_t end = made->begin + session->memory.size[region];
-    char *copy = malloc(made->bytes);
-    if (!copy)
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a copy of a region");
-    attn_status status =
-        device_copy(session->device, copy, made->memory, made->bytes, session->stream, error);
-    if (status == ATTN_OK)
-        status = device_synchronize(session->device, session->stream, error);
-    int64_t before = find_damage(copy, 0, made->begin);
-    int64_t behind = find_damage(copy, end, made->bytes);
-    free(copy);
-    if (status != ATTN_OK)
-        return status;
-    if (before >= 0)
-        return host_fail(error, ATTN_INTERNAL,
-                         "region %u of its memory was written to %lld bytes "
-                         "before its beginning",
-                         region, (long long)made->begin - before);
-    if (behind >= 0)
-        return host_fail(error, ATTN_INTERNAL,
-                         "region %u of its memory, %llu bytes, was written "
-                         "to at byte %lld",
-                         region, (unsigned long long)session->memory.size[region],
-                         (long long)(behind - (int64_t)made->begin));
-    return ATTN_OK;
 }
 
 attn_status session_check_memory(struct case_session *session, attn_error *error)
 {
-    attn_status status = ATTN_OK;
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT && status == ATTN_OK; region++)
-        if (session->regions[region].memory)
-            status = check_region(session, region, error);
-    return status;
+    return regions_check(&session->memory, error);
 }
 
 /* ---- Making ---------------------------------------------------------------------------------- */
@@ -214,14 +105,16 @@ static attn_status ask_size(const struct case_session *session, const attn_bound
 static attn_status make_metadata(struct case_session *session, attn_error *error)
 {
     const attn_backend_ops *ops = session->backend.type->ops;
-    attn_status status = ask_size(session, &session->bounds, &session->size, error);
-    if (status != ATTN_OK)
-        return status;
-    status = make_memory(session, error);
+    const bool exact = session->exact_memory;
+    attn_memory_size size;
+    attn_status status = ask_size(session, &session->bounds, &size, error);
+    if (status == ATTN_OK)
+        status = regions_init(&session->memory, session->device, session->stream, &size,
+                              exact ? 0 : LOOSE_BYTES, exact ? 1 : LOOSE_ALIGNMENT, error);
     if (status != ATTN_OK)
         return status;
     status = ops->metadata_create(session->instance, session->kind, &session->bounds,
-                                  &session->memory, &session->metadata, error);
+                                  &session->memory.memory, &session->metadata, error);
     return status == ATTN_OK ? ATTN_OK : host_fail_prefix(error, "metadata_create");
 }
 
@@ -333,8 +226,7 @@ void case_session_destroy(struct case_session *session)
             ops->destroy(session->instance);
         session_leave(session);
     }
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++)
-        device_release(session->device, space_of(region), session->regions[region].memory);
+    regions_finish(&session->memory);
     device_stream_destroy(session->device, session->stream);
     free(session);
 }

@@ -7,13 +7,7 @@
 #define HOST_CHECK_CASES_FORWARD_CASE_SESSION_H
 
 #include "host/check/cases/forward_case_private.h"
-
-/* Memory of a region, red zones included. */
-struct session_region {
-    char *memory;
-    uint64_t bytes;
-    uint64_t begin; /* of the region itself */
-};
+#include "host/check/cases/regions.h"
 
 struct case_session {
     struct case_backend backend;
@@ -28,9 +22,7 @@ struct case_session {
     bool is_beside; /* the instance is another session's */
     attn_metadata *metadata;
     uint32_t index_forms;
-    attn_memory_size size;
-    attn_memory memory;
-    struct session_region regions[ATTN_REGION_COUNT];
+    struct regions memory;
     struct device_graph *graph;          /* GRAPH: once it was captured */
     const struct forward_case *captured; /* the case whose memory the graph works on */
     int32_t num_runs;

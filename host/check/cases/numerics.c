@@ -239,3 +239,27 @@ void numerics_run(struct check_run *run, const struct case_spec *spec, const att
         report_case(run, c, spec, &verdict);
     forward_case_destroy(c);
 }
+
+int32_t numerics_count_found(const struct check_subject *subject, numerics_find find, bool variant)
+{
+    struct grid *grid = grid_of(subject);
+    struct case_spec spec;
+    char reason[512] = "";
+    int32_t count = grid ? find(grid, variant, -1, &spec, reason, sizeof reason) : 0;
+    grid_release(subject, grid);
+    return count > 0 ? count : 1;
+}
+
+void numerics_run_found(struct check_run *run, numerics_find find, bool variant)
+{
+    const struct case_run once = {.exact_memory = true};
+    struct grid *grid = grid_of(run->subject);
+    struct case_spec spec;
+    char reason[512] = "";
+    CHECK_THAT(run, grid, "no memory for the grid");
+    if (run->index < find(grid, variant, run->index, &spec, reason, sizeof reason))
+        numerics_run(run, &spec, grid_options(grid, &grid->base), &once);
+    else
+        check_skip(run, "%s", reason[0] ? reason : grid->refusal);
+    grid_release(run->subject, grid);
+}

@@ -75,6 +75,13 @@ bool numerics_random(struct check_run *run, const struct grid *grid,
                      const struct grid_choice *latents, struct grid_point *point,
                      struct case_spec *spec);
 
+/* Cases that are found by asking: which of a list query accepts, in a variant of the check. How many there are, and case
+ * `index` of them; if there are none, why the first is refused. */
+typedef int32_t (*numerics_find)(const struct grid *grid, bool variant, int32_t index,
+                                 struct case_spec *spec, char *reason, size_t size);
+int32_t numerics_count_found(const struct check_subject *subject, numerics_find find, bool variant);
+void numerics_run_found(struct check_run *run, numerics_find find, bool variant);
+
 /* What is e4m3 of q, new keys and values and the output is e5m2, whose bars no needle crosses. */
 void numerics_make_e5m2(struct case_spec *spec);
 

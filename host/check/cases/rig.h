@@ -17,6 +17,7 @@
 #define HOST_CHECK_CASES_RIG_H
 
 #include "host/check/check.h"
+#include "host/check/cases/regions.h"
 #include "host/base/error.h"
 
 enum {
@@ -163,30 +164,14 @@ void rig_destroy(struct rig *rig, attn_instance *instance);
  * missing. */
 bool rig_create_for(struct rig *rig, struct check_run *run, attn_instance **instance);
 
-/* Regions of a metadata; each between red zones, aligned no better than asked for; ZEROED ones
- * zero, the others poison. */
-struct rig_memory {
-    const struct rig *rig;
-    attn_memory_size size;
-    attn_memory memory;
-    void *blocks[ATTN_REGION_COUNT];
-};
-
 attn_status rig_metadata_size(struct rig *rig, attn_instance *instance, attn_memory_size *size);
 
-/* `extra` bytes more than `size` says. OUT_OF_HOST_MEMORY. */
-attn_status rig_memory_init(struct rig_memory *memory, struct rig *rig,
-                            const attn_memory_size *size, uint64_t extra);
-void rig_memory_finish(struct rig_memory *memory);
-
-/* Fill the regions of a use with a byte. */
-void rig_memory_fill(struct rig_memory *memory, uint32_t use, int byte);
-
-/* The first region whose red zones are damaged, or ATTN_REGION_COUNT. */
-uint32_t rig_memory_damage(struct rig_memory *memory);
+/* Regions of a metadata, aligned no better than asked for, with `extra` bytes more than `size` says. */
+attn_status rig_memory_init(struct regions *memory, struct rig *rig, const attn_memory_size *size,
+                            uint64_t extra);
 
 attn_status rig_metadata_create(struct rig *rig, attn_instance *instance,
-                                const struct rig_memory *memory, attn_metadata **metadata);
+                                const struct regions *memory, attn_metadata **metadata);
 
 attn_status rig_plan(struct rig *rig, attn_metadata *metadata, int batch);
 attn_status rig_forward(struct rig *rig, attn_metadata *metadata, int batch, int layer);
@@ -194,7 +179,7 @@ attn_status rig_forward(struct rig *rig, attn_metadata *metadata, int batch, int
 /* An instance with metadata. */
 struct rig_session {
     attn_instance *instance;
-    struct rig_memory memory;
+    struct regions memory;
     attn_metadata *metadata;
 };
 

@@ -26,110 +26,20 @@ attn_status rig_metadata_size(struct rig *rig, attn_instance *instance, attn_mem
                                    rig->given_error);
 }
 
-static uint64_t alignment_of(const attn_memory_size *size, uint32_t region)
+attn_status rig_memory_init(struct regions *memory, struct rig *rig, const attn_memory_size *size,
+                            uint64_t extra)
 {
-    return size->alignment[region] ? size->alignment[region] : 1;
-}
-
-/* Bytes before a region in its block: a red zone, and an alignment no better than asked for. */
-static uint64_t lead_of(const attn_memory_size *size, uint32_t region)
-{
-    uint64_t alignment = alignment_of(size, region), lead = alignment;
-    while (lead < RIG_RED_ZONE)
-        lead += 2 * alignment;
-    return lead;
-}
-
-static attn_status fill(const struct rig *rig, void *memory, int byte, uint64_t size)
-{
-    return device_fill(rig->device, memory, byte, size, rig->stream, NULL);
-}
-
-static attn_status make_region(struct rig_memory *memory, uint32_t region, uint64_t bytes)
-{
-    const struct rig *rig = memory->rig;
-    uint32_t use = region % ATTN_MEMORY_COUNT, space = region / ATTN_MEMORY_COUNT;
-    uint64_t lead = lead_of(&memory->size, region);
-    uint64_t block = lead + bytes + RIG_RED_ZONE;
-    char *made =
-        device_allocate(rig->device, space, block, 2 * alignment_of(&memory->size, region));
-    if (!made)
-        return ATTN_OUT_OF_HOST_MEMORY;
-    memory->blocks[region] = made;
-    memory->memory.base[region] = made + lead;
-    memory->memory.size[region] = bytes;
-    attn_status status = fill(rig, made, RIG_RED, block);
-    if (status == ATTN_OK)
-        status = fill(rig, made + lead, use == ATTN_MEMORY_ZEROED ? 0 : 0xFF, bytes);
+    attn_status status =
+        regions_init(memory, rig->device, rig->stream, size, extra, 1, &rig->error.base);
+    if (status != ATTN_OK)
+        regions_finish(memory);
     return status;
-}
-
-attn_status rig_memory_init(struct rig_memory *memory, struct rig *rig,
-                            const attn_memory_size *size, uint64_t extra)
-{
-    attn_status status = ATTN_OK;
-    *memory = (struct rig_memory){
-        .rig = rig, .size = *size, .memory = {.struct_size = sizeof memory->memory}};
-    memory->size.struct_size = sizeof memory->size;
-    for (uint32_t r = 0; r < ATTN_REGION_COUNT && status == ATTN_OK; r++)
-        if (size->size[r] > 0)
-            status = make_region(memory, r, size->size[r] + extra);
-    if (status == ATTN_OK)
-        return device_synchronize(rig->device, rig->stream, NULL);
-    rig_memory_finish(memory);
-    return status;
-}
-
-void rig_memory_finish(struct rig_memory *memory)
-{
-    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
-        device_release(memory->rig->device, r / ATTN_MEMORY_COUNT, memory->blocks[r]);
-    memset(memory->blocks, 0, sizeof memory->blocks);
-}
-
-void rig_memory_fill(struct rig_memory *memory, uint32_t use, int byte)
-{
-    for (uint32_t r = use; r < ATTN_REGION_COUNT; r += ATTN_MEMORY_COUNT)
-        if (memory->blocks[r])
-            fill(memory->rig, memory->memory.base[r], byte, memory->memory.size[r]);
-}
-
-static bool is_red(const unsigned char *bytes, uint64_t count)
-{
-    for (uint64_t i = 0; i < count; i++)
-        if (bytes[i] != RIG_RED)
-            return false;
-    return true;
-}
-
-static bool region_is_whole(const struct rig_memory *memory, uint32_t region)
-{
-    const struct rig *rig = memory->rig;
-    uint64_t lead = lead_of(&memory->size, region);
-    uint64_t block = lead + memory->memory.size[region] + RIG_RED_ZONE;
-    unsigned char *copy = malloc(block);
-    bool whole = copy &&
-                 device_copy(rig->device, copy, memory->blocks[region], block, rig->stream, NULL) ==
-                     ATTN_OK &&
-                 device_synchronize(rig->device, rig->stream, NULL) == ATTN_OK &&
-                 is_red(copy, lead) && is_red(copy + block - RIG_RED_ZONE, RIG_RED_ZONE);
-    free(copy);
-    return whole;
-}
-
-uint32_t rig_memory_damage(struct rig_memory *memory)
-{
-    uint32_t region = 0;
-    while (region < ATTN_REGION_COUNT &&
-           (!memory->blocks[region] || region_is_whole(memory, region)))
-        region++;
-    return region;
 }
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
 attn_status rig_metadata_create(struct rig *rig, attn_instance *instance,
-                                const struct rig_memory *memory, attn_metadata **metadata)
+                                const struct regions *memory, attn_metadata **metadata)
 {
     host_error_init(&rig->error);
     return rig->ops->metadata_create(instance, ATTN_METADATA_EAGER, rig->bounds, &memory->memory,
@@ -205,7 +115,7 @@ static bool open_metadata(struct rig_session *session, struct rig *rig, struct c
                    host_error_text(&rig->error));
     if (rig_good(rig, run, status, "metadata_create with exactly the memory asked for"))
         return true;
-    rig_memory_finish(&session->memory);
+    regions_finish(&session->memory);
     return false;
 }
 
@@ -220,7 +130,7 @@ void rig_metadata_close(struct rig_session *more, struct rig *rig)
 {
     device_synchronize(rig->device, rig->stream, NULL);
     rig->ops->metadata_destroy(more->metadata);
-    rig_memory_finish(&more->memory);
+    regions_finish(&more->memory);
 }
 
 static bool open_session(struct rig_session *session, struct rig *rig, struct check_run *run,

@@ -474,6 +474,11 @@ static void run_layer_ids(struct check_run *run)
     rig_close(&rig);
 }
 
+CHECK_RUN(reasons, caps_visit_problems(run, caps_look_reasons))
+CHECK_RUN(listed, caps_visit_problems(run, caps_look_listed))
+CHECK_RUN(language, caps_visit_problems(run, caps_look_language))
+CHECK_RUN(capacity, caps_visit_problems(run, caps_look_capacity))
+
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_caps[] = {
@@ -485,17 +490,15 @@ const struct check check_caps[] = {
               "create refuses with UNSUPPORTED every problem that query refuses"),
     CHECK_ROW("CAPS-03", refused_bounds, caps_count_cases, 0,
               "bounds that query refuses, metadata_size and _create refuse"),
-    {"CAPS-04", "reasons", "a no gives all its reasons, and no more", 0, caps_count_cases,
-     caps_run_reasons, NULL},
-    {"CAPS-04", "listed",
-     "a problem changed to what a reason accepts is not refused for the same field again", 0,
-     caps_count_cases, caps_run_listed, NULL},
+    CHECK_ROW("CAPS-04", reasons, caps_count_cases, 0, "a no gives all its reasons, and no more"),
+    CHECK_ROW("CAPS-04", listed, caps_count_cases, 0,
+              "a problem changed to what a reason accepts is not refused for the same field again"),
     CHECK_ROW("CAPS-05", unknown, count_unknown, 0,
               "an unknown bit, id or enumerator means no, with its field"),
-    {"CAPS-06", "language", "`accepted` is a list of numbers, ranges and words", 0,
-     caps_count_cases, caps_run_language, NULL},
-    {"CAPS-07", "capacity", "all reasons are counted, those that have room are written", 0,
-     caps_count_cases, caps_run_capacity, NULL},
+    CHECK_ROW("CAPS-06", language, caps_count_cases, 0,
+              "`accepted` is a list of numbers, ranges and words"),
+    CHECK_ROW("CAPS-07", capacity, caps_count_cases, 0,
+              "all reasons are counted, those that have room are written"),
     CHECK_ROW("CAPS-08", new_tokens, caps_count_cases, 0,
               "how new tokens are read is fixed for a mode"),
     CHECK_ROW("KV-14", as_given, caps_count_cases, 0,

@@ -58,14 +58,8 @@ CHECK_COUNT(linear, caps_count_kind_cases(subject, ATTN_KIND_LINEAR))
 /* ---- Random problems ------------------------------------------------------------------------- */
 
 #define BOTH_KINDS(name, look)                                                                     \
-    static void run_mla_##name(struct check_run *run)                                              \
-    {                                                                                              \
-        caps_visit_kind(run, ATTN_KIND_MLA, look);                                                 \
-    }                                                                                              \
-    static void run_linear_##name(struct check_run *run)                                           \
-    {                                                                                              \
-        caps_visit_kind(run, ATTN_KIND_LINEAR, look);                                              \
-    }
+    CHECK_RUN(mla_##name, caps_visit_kind(run, ATTN_KIND_MLA, look))                               \
+    CHECK_RUN(linear_##name, caps_visit_kind(run, ATTN_KIND_LINEAR, look))
 
 BOTH_KINDS(same_answer, caps_look_same)
 BOTH_KINDS(created, look_created)

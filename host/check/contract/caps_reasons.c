@@ -236,16 +236,6 @@ bool caps_look_listed(struct caps_visit *visit, const struct caps_problem *p,
     return true;
 }
 
-void caps_run_listed(struct check_run *run)
-{
-    caps_visit_problems(run, caps_look_listed);
-}
-
-void caps_run_reasons(struct check_run *run)
-{
-    caps_visit_problems(run, caps_look_reasons);
-}
-
 /* ---- CAPS-06: the language of reasons -------------------------------------------------------- */
 
 /* A data type's one name. */
@@ -287,11 +277,6 @@ bool caps_look_language(struct caps_visit *visit, const struct caps_problem *p,
         return false;
     }
     return true;
-}
-
-void caps_run_language(struct check_run *run)
-{
-    caps_visit_problems(run, caps_look_language);
 }
 
 /* ---- CAPS-07: as many reasons as there is room ----------------------------------------------- */
@@ -383,9 +368,4 @@ bool caps_look_capacity(struct caps_visit *visit, const struct caps_problem *p,
         if (!check_room(visit, p, answer, room))
             return false;
     return check_short(visit, p, answer);
-}
-
-void caps_run_capacity(struct check_run *run)
-{
-    caps_visit_problems(run, caps_look_capacity);
 }

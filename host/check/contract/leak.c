@@ -311,7 +311,7 @@ static bool make_instance(struct check_run *run, struct rig *rig, struct rig_ses
 {
     attn_instance *instance = NULL;
     attn_metadata *metadata = NULL;
-    rig_memory_fill(&session->memory, ATTN_MEMORY_ZEROED, 0);
+    regions_fill(&session->memory, ATTN_MEMORY_ZEROED, 0, NULL);
     if (!rig_good(rig, run, rig_create(rig, &instance), "create"))
         return false;
     attn_status status = rig_prepare(rig, instance);
@@ -327,7 +327,7 @@ static bool make_instance(struct check_run *run, struct rig *rig, struct rig_ses
 static bool make_metadata(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
     attn_metadata *metadata = NULL;
-    rig_memory_fill(&session->memory, ATTN_MEMORY_ZEROED, 0);
+    regions_fill(&session->memory, ATTN_MEMORY_ZEROED, 0, NULL);
     attn_status status = rig_metadata_create(rig, session->instance, &session->memory, &metadata);
     if (status == ATTN_OK) {
         status = rig_plan(rig, metadata, 0);

@@ -335,7 +335,7 @@ static void walk(struct watch *w)
     before = context_begin(w);
     if (good && status == ATTN_OK)
         status = ops->metadata_create(instance, w->g.session->kind, &w->g.session->bounds,
-                                      &w->g.session->memory, &metadata, error);
+                                      &w->g.session->memory.memory, &metadata, error);
     good = context_end(w, before, "metadata_create") && good &&
            gpu_good(&w->g, status, "metadata_create");
     before = context_begin(w);

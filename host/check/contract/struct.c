@@ -253,7 +253,7 @@ static void judge_memory(struct check_run *run, struct rig *rig, struct rig_sess
     attn_metadata *metadata = NULL;
     const attn_memory *memory = sized_copy(sized, &session->memory.memory, sizeof *memory, 1, to);
     rig->ops->metadata_destroy(session->metadata);
-    rig_memory_fill(&session->memory, ATTN_MEMORY_ZEROED, 0);
+    regions_fill(&session->memory, ATTN_MEMORY_ZEROED, 0, NULL);
     host_error_init(&rig->error);
     attn_status status = rig->ops->metadata_create(
         session->instance, ATTN_METADATA_EAGER, rig->bounds, memory, &metadata, &rig->error.base);

@@ -176,7 +176,7 @@ CHECK_RUN(growth, rig_without_forward(run, check_sets))
 static void run_with(struct check_run *run, struct rig *rig, struct rig_session *session,
                      uint64_t extra, char *results[RIG_BATCHES])
 {
-    struct rig_memory memory;
+    struct regions memory;
     attn_metadata *metadata = NULL;
     char name[32];
     attn_status status = rig_memory_init(&memory, rig, &session->memory.size, extra);
@@ -188,12 +188,12 @@ static void run_with(struct check_run *run, struct rig *rig, struct rig_session 
         device_synchronize(rig->device, rig->stream, NULL);
         rig->ops->metadata_destroy(metadata);
     }
-    uint32_t damaged = rig_memory_damage(&memory);
+    uint32_t damaged = regions_damage(&memory);
     if (damaged < ATTN_REGION_COUNT) {
         name_region(damaged, name);
         check_fail(run, "bytes around the region %s were written", name);
     }
-    rig_memory_finish(&memory);
+    regions_finish(&memory);
 }
 
 static void check_exact(struct check_run *run, struct rig *rig, struct rig_session *session)
@@ -309,7 +309,7 @@ static char *run_dirty(struct rig *rig, struct check_run *run, struct rig_sessio
     if (status == ATTN_OK)
         status = rig_plan(rig, session->metadata, batch);
     for (int l = 0; l < RIG_LAYERS && status == ATTN_OK; l++) {
-        rig_memory_fill(&session->memory, ATTN_MEMORY_SCRATCH, l == 1 ? 0x7F : 0xFF);
+        regions_fill(&session->memory, ATTN_MEMORY_SCRATCH, l == 1 ? 0x7F : 0xFF, NULL);
         status = rig_forward(rig, session->metadata, batch, l);
     }
     if (!rig_good(rig, run, status, "with its scratch overwritten before each forward"))
@@ -364,7 +364,7 @@ static void check_zeroed(struct check_run *run, struct rig *rig, struct rig_sess
         refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
                    "forward without its first operand");
         device_synchronize(rig->device, rig->stream, NULL);
-        rig_memory_fill(&session->memory, ATTN_MEMORY_ZEROED, 0);
+        regions_fill(&session->memory, ATTN_MEMORY_ZEROED, 0, NULL);
         if (run->code == CHECK_PASS)
             check_repeat(run, rig, session, b, first);
         free(first);
@@ -446,7 +446,7 @@ static void exceed(struct check_run *run, struct rig *rig, struct rig_session *s
         rig->error.base.field != excess->field && !refusal_names(&rig->error, excess->words))
         check_fail(run, "%s: '%s' does not name the bound, nor does error.field (%u)", what,
                    host_error_text(&rig->error), rig->error.base.field);
-    if (run->code == CHECK_PASS && rig_memory_damage(&tight.memory) < ATTN_REGION_COUNT)
+    if (run->code == CHECK_PASS && regions_damage(&tight.memory) < ATTN_REGION_COUNT)
         check_fail(run, "%s: bytes around the memory of the metadata were written", what);
     rig_metadata_close(&tight, rig);
 }

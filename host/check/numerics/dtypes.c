@@ -19,8 +19,6 @@ enum {
     FORMS = 4                                  /* of latents: two forms, two layouts */
 };
 
-static const struct case_run once = {.exact_memory = true};
-
 /* Number `n`'s digit for operand `which`. */
 static attn_dtype dtype_at(int32_t n, int which)
 {
@@ -105,33 +103,10 @@ static int32_t find(const struct grid *grid, bool latent, int32_t index, struct 
     return count;
 }
 
-static int32_t count_cases(const struct check_subject *subject, bool latent)
-{
-    struct grid *grid = grid_of(subject);
-    struct case_spec spec;
-    char reason[512] = "";
-    int32_t count = grid ? find(grid, latent, -1, &spec, reason, sizeof reason) : 0;
-    grid_release(subject, grid);
-    return count > 0 ? count : 1;
-}
-
-static void run_case(struct check_run *run, bool latent)
-{
-    struct grid *grid = grid_of(run->subject);
-    struct case_spec spec;
-    char reason[512] = "";
-    CHECK_THAT(run, grid, "no memory for the grid");
-    if (run->index < find(grid, latent, run->index, &spec, reason, sizeof reason))
-        numerics_run(run, &spec, grid_options(grid, &grid->base), &once);
-    else
-        check_skip(run, "%s", reason[0] ? reason : grid->refusal);
-    grid_release(run->subject, grid);
-}
-
-CHECK_COUNT(dtypes, count_cases(subject, false))
-CHECK_COUNT(mla_dtypes, count_cases(subject, true))
-CHECK_RUN(dtypes, run_case(run, false))
-CHECK_RUN(mla_dtypes, run_case(run, true))
+CHECK_COUNT(dtypes, numerics_count_found(subject, find, false))
+CHECK_COUNT(mla_dtypes, numerics_count_found(subject, find, true))
+CHECK_RUN(dtypes, numerics_run_found(run, find, false))
+CHECK_RUN(mla_dtypes, numerics_run_found(run, find, true))
 
 /* ---- Linear layers --------------------------------------------------------------------------- */
 

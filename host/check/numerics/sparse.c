@@ -11,7 +11,10 @@
 #include <string.h>
 
 #include "host/base/dtype.h"
+#include "host/base/error.h"
 #include "host/check/cases/draw.h"
+#include "host/check/cases/forward_case_session.h"
+#include "host/check/cases/numerics.h"
 #include "host/check/cases/rig.h"
 #include "host/reference/sparse.h"
 
@@ -50,7 +53,7 @@ struct sparse_case {
     struct check_run *run;
     const struct device *device;
     const struct sizes *sizes;
-    attn_stream stream;
+    struct case_session *session;
     struct draw draw;
     attn_mla_dims mla;
     attn_sparse_dims sparse;
@@ -69,9 +72,6 @@ struct sparse_case {
     char *image;  /* of the block, on the host */
     char *before; /* what it was before any call */
     char *block;  /* the device's; its arrays come last */
-    attn_instance *instance;
-    attn_metadata *metadata;
-    void *regions[ATTN_REGION_COUNT];
     host_error error;
 };
 
@@ -326,15 +326,8 @@ static void describe(struct sparse_case *c, const struct arrays *on_device)
 
 static void close_case(struct sparse_case *c)
 {
-    const attn_backend_ops *ops = c->run->subject->type->ops;
-    if (c->metadata)
-        ops->metadata_destroy(c->metadata);
-    if (c->instance)
-        ops->destroy(c->instance);
-    for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
-        device_release(c->device, r / ATTN_MEMORY_COUNT, c->regions[r]);
+    case_session_destroy(c->session);
     device_release(c->device, ATTN_SPACE_DEVICE, c->block);
-    device_stream_destroy(c->device, c->stream);
     free(c->image);
     free(c->before);
     free(c);
@@ -352,35 +345,6 @@ static void make_image(struct sparse_case *c)
         for (int32_t j = 0; j < c->arrays.prefix_lens[s]; j++)
             put_cached(c, c->arrays.req_to_token[c->arrays.requests[s] * LONGEST + j]);
     memcpy(c->before, c->image, c->bytes);
-}
-
-static attn_status make_metadata(struct sparse_case *c)
-{
-    const struct check_subject *subject = c->run->subject;
-    const attn_backend_ops *ops = subject->type->ops;
-    attn_memory_size size = {.struct_size = sizeof size};
-    attn_memory memory = {.struct_size = sizeof memory};
-    attn_error *error = &c->error.base;
-    attn_status status = subject->type->create(subject->type, &c->problem, 1, subject->options,
-                                               subject->services, &c->instance, error);
-    if (status == ATTN_OK)
-        status = ops->metadata_size(c->instance, ATTN_METADATA_EAGER, &c->bounds, &size, error);
-    for (uint32_t r = 0; r < ATTN_REGION_COUNT && status == ATTN_OK; r++) {
-        if (size.size[r] == 0)
-            continue;
-        int byte = r % ATTN_MEMORY_COUNT == ATTN_MEMORY_ZEROED ? 0 : 0xFF;
-        c->regions[r] = device_allocate(c->device, r / ATTN_MEMORY_COUNT, size.size[r], ALIGNMENT);
-        memory.base[r] = c->regions[r];
-        memory.size[r] = size.size[r];
-        status = c->regions[r]
-                     ? device_fill(c->device, c->regions[r], byte, size.size[r], c->stream, error)
-                     : ATTN_OUT_OF_HOST_MEMORY;
-    }
-    if (status == ATTN_OK)
-        status = device_synchronize(c->device, c->stream, error);
-    return status == ATTN_OK ? ops->metadata_create(c->instance, ATTN_METADATA_EAGER, &c->bounds,
-                                                    &memory, &c->metadata, error)
-                             : status;
 }
 
 /* NULL: the case has been skipped or has failed. */
@@ -407,16 +371,20 @@ static struct sparse_case *open_case(struct check_run *run)
     c->before = malloc(c->bytes);
     c->block =
         device_allocate(c->device, ATTN_SPACE_DEVICE, c->bytes + sizeof c->arrays, ALIGNMENT);
-    attn_status status = device_stream_create(c->device, &c->stream, &c->error.base);
-    if (status == ATTN_OK && (!c->image || !c->before || !c->block))
-        status = host_fail(&c->error.base, ATTN_OUT_OF_HOST_MEMORY, "no memory for operands");
+    const struct case_backend backend = numerics_backend(run->subject, NULL);
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
+    attn_status status =
+        c->image && c->before && c->block
+            ? session_create(&backend, &c->problem, c->device, &setup, &c->session, &c->error.base)
+            : host_fail(&c->error.base, ATTN_OUT_OF_HOST_MEMORY, "no memory for operands");
     if (status == ATTN_OK) {
         make_image(c);
-        status = make_metadata(c);
-    }
-    if (status == ATTN_OK)
         return c;
-    check_fail(run, "%s: %s", host_status_name(status), host_error_text(&c->error));
+    }
+    if (status == ATTN_DEPENDENCY_MISSING)
+        check_skip(run, "%s", host_error_text(&c->error));
+    else
+        check_fail(run, "%s: %s", host_status_name(status), host_error_text(&c->error));
     close_case(c);
     return NULL;
 }
@@ -456,21 +424,24 @@ static attn_status call_all(struct sparse_case *c, const uint32_t *sets, int cou
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     attn_error *error = &c->error.base;
     char *arrays = c->block + c->bytes;
-    attn_status status = device_copy(c->device, c->block, c->image, c->bytes, c->stream, error);
+    attn_status status =
+        device_copy(c->device, c->block, c->image, c->bytes, c->session->stream, error);
     if (status == ATTN_OK)
-        status = device_copy(c->device, arrays, &c->arrays, sizeof c->arrays, c->stream, error);
+        status =
+            device_copy(c->device, arrays, &c->arrays, sizeof c->arrays, c->session->stream, error);
     describe(c, (const struct arrays *)(const void *)arrays);
     if (status == ATTN_OK)
-        status = ops->init_forward_metadata(c->metadata, &c->batch, c->stream, error);
+        status =
+            ops->init_forward_metadata(c->session->metadata, &c->batch, c->session->stream, error);
     for (int n = 0; n < count && status == ATTN_OK; n++) {
         attn_forward_args args = view(c, sets[n], c->block, true, operands);
         status = (decodes ? ops->forward_decode : ops->forward_extend)(
-            c->metadata, c->layer.layer_id, &args, c->stream, error);
+            c->session->metadata, c->layer.layer_id, &args, c->session->stream, error);
     }
     if (status == ATTN_OK)
-        status = device_copy(c->device, c->image, c->block, c->bytes, c->stream, error);
+        status = device_copy(c->device, c->image, c->block, c->bytes, c->session->stream, error);
     if (status == ATTN_OK)
-        status = device_synchronize(c->device, c->stream, error);
+        status = device_synchronize(c->device, c->session->stream, error);
     if (status != ATTN_OK)
         check_fail(c->run, "%s: %s", host_status_name(status), host_error_text(&c->error));
     return status;

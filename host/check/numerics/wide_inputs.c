@@ -15,8 +15,6 @@
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
 
-static const struct case_run once = {.exact_memory = true};
-
 /* ---- What is drawn --------------------------------------------------------------------------- */
 
 static const int32_t dims[] = {64, 96, 128, 192, 256};
@@ -132,35 +130,12 @@ static int32_t find(const struct grid *grid, bool e5m2, int32_t index, struct ca
     return count;
 }
 
-/* ---- Running --------------------------------------------------------------------------------- */
+/* ---- Table ----------------------------------------------------------------------------------- */
 
-static int32_t count_cases(const struct check_subject *subject, bool e5m2)
-{
-    struct grid *grid = grid_of(subject);
-    struct case_spec spec;
-    char reason[512] = "";
-    int32_t count = grid ? find(grid, e5m2, -1, &spec, reason, sizeof reason) : 0;
-    grid_release(subject, grid);
-    return count > 0 ? count : 1;
-}
-
-static void run_case(struct check_run *run, bool e5m2)
-{
-    struct grid *grid = grid_of(run->subject);
-    struct case_spec spec;
-    char reason[512] = "";
-    CHECK_THAT(run, grid, "no memory for the grid");
-    if (run->index < find(grid, e5m2, run->index, &spec, reason, sizeof reason))
-        numerics_run(run, &spec, grid_options(grid, &grid->base), &once);
-    else
-        check_skip(run, "%s", grid->refusal[0] ? grid->refusal : reason);
-    grid_release(run->subject, grid);
-}
-
-CHECK_COUNT(wide_inputs, count_cases(subject, false))
-CHECK_COUNT(wide_inputs_e5m2, count_cases(subject, true))
-CHECK_RUN(wide_inputs, run_case(run, false))
-CHECK_RUN(wide_inputs_e5m2, run_case(run, true))
+CHECK_COUNT(wide_inputs, numerics_count_found(subject, find, false))
+CHECK_COUNT(wide_inputs_e5m2, numerics_count_found(subject, find, true))
+CHECK_RUN(wide_inputs, numerics_run_found(run, find, false))
+CHECK_RUN(wide_inputs_e5m2, numerics_run_found(run, find, true))
 
 const struct check check_wide_inputs[] = {
     CHECK_CASES("MEAN-22", wide_inputs,

@@ -117,8 +117,8 @@ void order_watch(const struct case_session *session)
     amid.page = (uintptr_t)sysconf(_SC_PAGESIZE);
     for (int n = 0; n < REGIONS; n++) {
         uint32_t region = ATTN_REGION(n ? ATTN_SPACE_HOST : ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH);
-        uintptr_t base = session ? (uintptr_t)session->memory.base[region] : 0;
-        uintptr_t end = base + (session ? session->memory.size[region] : 0);
+        uintptr_t base = session ? (uintptr_t)session->memory.memory.base[region] : 0;
+        uintptr_t end = base + (session ? session->memory.memory.size[region] : 0);
         bool empty = base == end;
         amid.begin[n] = empty ? NULL : (char *)(base / amid.page * amid.page);
         amid.end[n] = empty ? NULL : (char *)((end + amid.page - 1) / amid.page * amid.page);

@@ -338,7 +338,7 @@ static bool has_equal_size(struct chain *chain, const struct case_session *first
     attn_status status = session_ask_size(first, &first->bounds, &size, &error.base);
     if (!passed(chain, status, &error))
         return false;
-    if (memcmp(&size, &first->size, sizeof size) == 0)
+    if (memcmp(&size, &first->memory.size, sizeof size) == 0)
         return true;
     numerics_report(chain->run, &chain->specs[0], ATTN_INTERNAL,
                     "metadata_size gives another answer to the same question since another "
