@@ -366,7 +366,8 @@ const struct check check_comp[] = {
      .needs = CHECK_NEEDS_CHILD,
      .count = count_children,
      .run = run_failures},
-    {"COMP-05", "cycles", "a composite that contains itself, at once or by another, is refused",
+    {"COMP-05", "cycles",
+     "a composite that contains itself, directly or through another one, is refused",
      CHECK_NEEDS_CHILD, comp_count_refs, comp_run_cycles, NULL},
     {"COMP-05", "missing", "a missing child is refused by its name", CHECK_NEEDS_CHILD,
      comp_count_refs, comp_run_missing, NULL},
@@ -374,12 +375,12 @@ const struct check check_comp[] = {
      CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE, count_children, comp_run_equal, NULL},
     {.rule = "COMP-06",
      .name = "deep",
-     .sentence =
-         "results are that backend's three levels deep too, and a failure names every level",
+     .sentence = "with three levels of composites, too, results are that backend's, and a failure "
+                 "names every level",
      .needs = CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE,
      .count = count_children,
      .run = comp_run_deep},
     CHECK_ROW("COMP-08", once, count_children, CHECK_NEEDS_CHILD,
-              "of each forward every row reaches one child, and it reaches it once"),
+              "each row of a forward reaches exactly one child, and reaches it once"),
     {.rule = NULL},
 };

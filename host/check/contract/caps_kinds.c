@@ -185,21 +185,22 @@ const struct check check_caps_kinds[] = {
     ROWS("CAPS-02", created,
          "a problem that query accepts can be created, and has a metadata size"),
     ROWS("CAPS-03", refused, "create refuses with UNSUPPORTED every problem that query refuses"),
-    ROWS("CAPS-03", refused_bounds, "bounds that query refuses, metadata_size and _create refuse"),
+    ROWS("CAPS-03", refused_bounds,
+         "metadata_size and metadata_create refuse bounds that query refuses"),
     ROWS("CAPS-04", reasons, "a no gives all its reasons, and no more"),
     ROWS("CAPS-04", listed,
          "a problem changed to what a reason accepts is not refused for the same field again"),
     CHECK_ROW("CAPS-05", mla_unknown, count_mla_unknown, 0,
-              "an unknown bit, id or enumerator of latent layers means no"),
+              "query refuses an unknown bit, id or enumerator of latent layers"),
     CHECK_ROW("CAPS-05", linear_unknown, count_linear_unknown, 0,
-              "an unknown bit, id or enumerator of linear layers means no"),
-    CHECK_ROW(
-        "CAPS-05", mla_unknown_any, count_mla_unknown_any, 0,
-        "an unknown bit, id or enumerator that is not specific to latent layers means no for them"),
-    CHECK_ROW(
-        "CAPS-05", linear_unknown_any, count_linear_unknown_any, 0,
-        "an unknown bit, id or enumerator that is not specific to linear layers means no for them"),
+              "query refuses an unknown bit, id or enumerator of linear layers"),
+    CHECK_ROW("CAPS-05", mla_unknown_any, count_mla_unknown_any, 0,
+              "query refuses latent layers with an unknown bit, id or enumerator that any layer "
+              "may have"),
+    CHECK_ROW("CAPS-05", linear_unknown_any, count_linear_unknown_any, 0,
+              "query refuses linear layers with an unknown bit, id or enumerator that any layer "
+              "may have"),
     ROWS("CAPS-06", language, "`accepted` is a list of numbers, ranges and words"),
-    ROWS("CAPS-07", capacity, "all reasons are counted, those that have room are written"),
+    ROWS("CAPS-07", capacity, "query counts all reasons, and writes as many as there is room for"),
     {.rule = NULL},
 };

@@ -175,7 +175,9 @@ const struct check check_load[] = {
               "every symbol is found in the file and the libraries it needs"),
     CHECK_ROW("LOAD-04", constructors, NULL, CHECK_ONCE,
               "opening the file opens no file, starts no thread and changes nothing"),
-    CHECK_ROW("LOAD-05", driver, NULL, CHECK_ONCE, "the CUDA driver is not named as needed"),
-    CHECK_ROW("LOAD-08", text, NULL, CHECK_ONCE, "no text relocations, no executable stack"),
+    CHECK_ROW("LOAD-05", driver, NULL, CHECK_ONCE,
+              "the file does not name the CUDA driver as a library that it needs"),
+    CHECK_ROW("LOAD-08", text, NULL, CHECK_ONCE,
+              "the file has no text relocations and no executable stack"),
     {0},
 };

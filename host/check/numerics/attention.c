@@ -432,7 +432,9 @@ const struct check check_num[] = {
                              {AXIS_LENGTHS, ALL})),
     JUDGED_ROW("MEAN-17", heads, "query head h reads KV head h / (num_q_heads / num_kv_heads)",
                SOFTMAX_CASES({AXIS_HEADS, ALL}, BOTH_PHASES)),
-    JUDGED_ROW("KV-01", saved, "new keys and values are written to out_cache_loc, -1 nowhere",
+    JUDGED_ROW("KV-01", saved,
+               "new keys and values are written to out_cache_loc; a row whose slot is -1 is "
+               "written nowhere",
                SOFTMAX_CASES({AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_SOME_SAVED)},
                              {AXIS_SLOTS, ALL},
                              {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_ROWS)},

@@ -239,16 +239,17 @@ static void run_climb(struct check_run *run)
 
 const struct check check_borders[] = {
     KIND_ROW("CAPS-02", "borders", borders, CHECK_NEEDS_COMPUTE,
-             "the smallest and the largest value of each axis that query accepts run",
+             "cases at the least and the greatest value that query accepts of an axis are computed "
+             "right",
              SOFTMAX(SOFTMAX_AXES)),
-    KIND_ROW(
-        "CAPS-02", "mla_borders", borders, CHECK_NEEDS_COMPUTE,
-        "the smallest and the largest value of each axis of latent layers that query accepts run",
-        LATENT(LATENT_AXES)),
-    KIND_ROW(
-        "CAPS-02", "linear_borders", borders, CHECK_NEEDS_COMPUTE,
-        "the smallest and the largest value of each axis of linear layers that query accepts run",
-        LINEAR(LINEAR_AXES)),
+    KIND_ROW("CAPS-02", "mla_borders", borders, CHECK_NEEDS_COMPUTE,
+             "cases at the least and the greatest value that query accepts of an axis of latent "
+             "layers are computed right",
+             LATENT(LATENT_AXES)),
+    KIND_ROW("CAPS-02", "linear_borders", borders, CHECK_NEEDS_COMPUTE,
+             "cases at the least and the greatest value that query accepts of an axis of linear "
+             "layers are computed right",
+             LINEAR(LINEAR_AXES)),
     KIND_ROW("CAPS-03", "beyond", beyond, 0,
              "create refuses the next value of each axis, as query does", SOFTMAX(SOFTMAX_AXES)),
     KIND_ROW("CAPS-03", "mla_beyond", beyond, 0,

@@ -156,7 +156,7 @@ const struct check check_extremes[] = {
              "packed latents and their scales may be tiny and large",
              LATENT_VARIED(make_sized, 5, BOTH_FORMS, MLA_PACKED, BIT(MLA_ONE_BLOCK), BOTH_PHASES)),
     KIND_ROW("KV-06", "short_values", varied, CHECK_NEEDS_COMPUTE,
-             "values that are NaN may have one element",
+             "values of one element may be NaN",
              SOFTMAX_VARIED(make_special, 1, BOTH_PHASES, {AXIS_V_DIM, BIT(4)}, {AXIS_OUT, ALL},
                             {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})),
     LARGE_ROW("MEAN-14", lost_keys,

@@ -206,6 +206,6 @@ const struct check check_hints_tiles[] = {
     ROW("KV-15", "levels_tiles", levels_tiles,
         "a prefix shared at several levels may be several tiles of keys", HINTED),
     ROW("KV-15", "tiles_beside_cross", tiles_beside_cross,
-        "encoders of several tiles share nothing of it", BESIDE),
+        "a hint about sequences does not apply to encoders of several tiles of keys", BESIDE),
     {.rule = NULL},
 };

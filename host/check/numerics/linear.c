@@ -149,10 +149,10 @@ CHECK_RUN(linear_cuts, linear_run_case(run, change_cuts))
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_linear[] = {
-    CHECK_CASES("MEAN-18", linear_gdn, "gated delta net is its recurrence"),
-    CHECK_CASES("MEAN-18", linear_ssd, "Mamba2 is its recurrence"),
-    CHECK_CASES("MEAN-18", linear_kda, "Kimi delta attention is its recurrence"),
-    CHECK_CASES("MEAN-18", linear_lightning, "lightning attention is its recurrence"),
+    CHECK_CASES("MEAN-18", linear_gdn, "gated delta net computes its recurrence"),
+    CHECK_CASES("MEAN-18", linear_ssd, "Mamba2 computes its recurrence"),
+    CHECK_CASES("MEAN-18", linear_kda, "Kimi delta attention computes its recurrence"),
+    CHECK_CASES("MEAN-18", linear_lightning, "lightning attention computes its recurrence"),
     CHECK_CASES("MEAN-18", linear_short_conv,
                 "a short convolution sees its last inputs, those of its state first"),
     JUDGED_ROW(

@@ -309,7 +309,7 @@ static void run_mla_random(struct check_run *run)
 
 const struct check check_mla[] = {
     JUDGED_ROW("MEAN-19", mla_absorbed,
-               "absorbed: keys are latent rows, their values the first part",
+               "absorbed: a key is a latent row, and its value is the first part of that row",
                LATENT_CASES(
                    MLA_ABSORBED, MLA_LATENT, SMALL, {AXIS_MODE, ALL},
                    {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_EMPTY)})),
@@ -317,10 +317,10 @@ const struct check check_mla[] = {
                "latents are as aligned as the problem promises, and no better",
                LATENT_CASES(BOTH_FORMS, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK), {AXIS_PLACE, ALL},
                             {AXIS_DTYPE, BIT(DTYPE_BF16) | BIT(DTYPE_F32)}, BOTH_PHASES)),
-    JUDGED_ROW("MEAN-19", mla_dims, "latents of any dimensions, in both forms",
+    JUDGED_ROW("MEAN-19", mla_dims, "latents of any dimensions are computed right in both forms",
                LATENT_CASES(BOTH_FORMS, MLA_LATENT, ALL_LATENTS, {AXIS_DTYPE, ALL}, BOTH_PHASES)),
     JUDGED_ROW("MEAN-19", mla_deepseek,
-               "latents of 512 and 64, long ones, mixed and to be verified",
+               "latents of 512 and 64 are computed right: long, in MIXED and in VERIFY",
                LATENT_CASES(BOTH_FORMS, MLA_LATENT, BIT(MLA_DEEPSEEK),
                             {AXIS_MODE, BIT(MODE_MIXED) | BIT(MODE_VERIFY)},
                             {AXIS_LENGTHS, BIT(LENGTHS_SPLITS)})),
@@ -346,7 +346,8 @@ const struct check check_mla[] = {
                LATENT_CASES(MLA_EXPANDED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
                             {AXIS_KV, BIT(KV_AS_Q) | SCALED}, {AXIS_DTYPE, ALL}, BOTH_PHASES)),
     JUDGED_ROW(
-        "MEAN-20", mla_chunks, "a chunk of an expanded prefix brings its only keys",
+        "MEAN-20", mla_chunks,
+        "a chunk of an expanded prefix has no keys but those that come with the call",
         LATENT_CASES(MLA_EXPANDED, MLA_LATENT, SMALL, {AXIS_MODE, ALL}, {AXIS_MASK, BIT(MASK_NONE)},
                      {AXIS_SOURCE, BIT(SOURCE_PREFIX)},
                      {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_EMPTY)},
@@ -384,7 +385,8 @@ const struct check check_mla[] = {
     JUDGED_ROW("KV-08", mla_index_forms, "each form of KV indices gives the same result",
                LATENT_CASES(BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_FORM, ALL},
                             {AXIS_PAGE, BIT(0) | BIT(1) | BIT(2)}, BOTH_PHASES)),
-    JUDGED_ROW("KV-10", mla_saved, "both forms save c_kv and k_pe, -1 nowhere",
+    JUDGED_ROW("KV-10", mla_saved,
+               "both forms save c_kv and k_pe; a row whose slot is -1 is saved nowhere",
                LATENT_CASES(BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
                             {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_SOME_SAVED)},
                             {AXIS_MODE, ALL})),

@@ -126,10 +126,12 @@ static void run_linear_numbers(struct check_run *run)
 
 const struct check check_numbers[] = {
     ROW(numbers, "lengths, windows, heads and pages are any that query accepts"),
-    ROW(mla_numbers, "lengths, windows, heads and pages of latent layers are any"),
+    ROW(mla_numbers,
+        "lengths, windows, heads and pages of latent layers are any that query accepts"),
     ROW(large, "two things at once may be large: heads, sequences, padding, keys, queries"),
     ROW(mla_large, "two things of latent layers may be large at once: heads, sequences, padding, "
                    "keys, queries"),
-    ROW(linear_numbers, "lengths, heads, dimensions and snapshots of linear layers are any"),
+    ROW(linear_numbers,
+        "lengths, heads, dimensions and snapshots of linear layers are any that query accepts"),
     {.rule = NULL},
 };

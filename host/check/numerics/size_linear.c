@@ -177,14 +177,16 @@ static void run_far_slots(struct check_run *run)
 
 const struct check check_size_linear[] = {
     JUDGED_ROW("INVAR-01", linear_many_sequences,
-               "300 sequences in one batch are each their recurrence",
+               "each of 300 sequences in one batch has the results of its recurrence",
                LINEAR_CASES(make_many_sequences, MODES)),
-    JUDGED_ROW("MEAN-18", linear_long, "a sequence of more than 1024 rows is its recurrence",
+    JUDGED_ROW("MEAN-18", linear_long,
+               "a sequence of more than 1024 rows has the results of its recurrence",
                LINEAR_CASES(make_long, LONG)),
-    JUDGED_ROW("MEAN-18", linear_chunked,
-               "sequences of 300 to 4230 rows in bf16, heads of 64 to 128, are their recurrence, "
-               "with and without a convolution",
-               LINEAR_CASES(make_chunked, CHUNKED)),
+    JUDGED_ROW(
+        "MEAN-18", linear_chunked,
+        "sequences of 300 to 4230 rows in bf16, with heads of 64 to 128, have the results of their "
+        "recurrence, with and without a convolution",
+        LINEAR_CASES(make_chunked, CHUNKED)),
     JUDGED_ROW("MEAN-18", linear_many_heads, "48 to 128 heads read the k heads that are theirs",
                LINEAR_CASES(make_many_heads, LONG)),
     JUDGED_ROW("KV-09", linear_many_slots,
@@ -199,7 +201,8 @@ const struct check check_size_linear[] = {
 };
 
 const struct check check_size_linear_more[] = {
-    JUDGED_ROW("MEAN-18", linear_longest, "a sequence of more than 65536 rows is its recurrence",
+    JUDGED_ROW("MEAN-18", linear_longest,
+               "a sequence of more than 65536 rows has the results of its recurrence",
                LINEAR_CASES(make_longest, 1)),
     JUDGED_ROW("MEAN-03", linear_late_rows, "rows of linear layers may have numbers beyond 65536",
                LINEAR_CASES(make_late_rows, 1)),

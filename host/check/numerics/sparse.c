@@ -574,12 +574,12 @@ static void run_sparse_labels(struct check_run *run)
 
 const struct check check_sparse[] = {
     CHECK_ROW("MEAN-21", sparse_given, count_sparse, CHECK_NEEDS_COMPUTE,
-              "a row attends to the latents that its list names, to its count"),
+              "a row attends to the latents that its list names, as many as its count says"),
     CHECK_ROW("MEAN-24", sparse_chosen, count_sparse, CHECK_NEEDS_COMPUTE,
               "a layer with an indexer chooses the best keys that a row sees, and attends to them"),
     CHECK_ROW("MEAN-24", sparse_steps, count_sparse, CHECK_NEEDS_COMPUTE,
-              "logits, choice and attention, each in a call of its own"),
+              "logits, choice and attention may each be a call of its own"),
     CHECK_ROW("KV-17", sparse_labels, count_sparse, CHECK_NEEDS_COMPUTE,
-              "new labels and latents are in the caches, and nothing else is"),
+              "new labels and latents are written to the caches, and nothing else is"),
     {.rule = NULL},
 };
