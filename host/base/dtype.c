@@ -242,6 +242,19 @@ double dtype_e5m2_value(uint8_t bits)
 
 /* ---- Elements -------------------------------------------------------------------------------- */
 
+/* decode() of a format of one byte in a fraction of the time: fields as a double has them, the exponent's by another
+ * bias, which a multiplication mends. */
+static double load_code(const struct format *format, uint8_t bits)
+{
+    const uint64_t magnitude = bits & 0x7fu;
+    if (magnitude > format->largest)
+        return decode(format, bits);
+    const uint64_t wide = (uint64_t)(bits & 0x80u) << 56 | magnitude << (52 - format->mantissa);
+    double value;
+    memcpy(&value, &wide, sizeof value);
+    return value * power_of_two(1022 + format->min_exponent);
+}
+
 double dtype_load(attn_dtype dtype, const void *base, int64_t index)
 {
     const char *at = (const char *)base + index * (int64_t)attn_dtype_size(dtype);
@@ -259,7 +272,7 @@ double dtype_load(attn_dtype dtype, const void *base, int64_t index)
     if (!format)
         return NAN;
     if (format->sign == 0x80)
-        return decode(format, *(const uint8_t *)at);
+        return load_code(format, *(const uint8_t *)at);
     uint16_t bits;
     memcpy(&bits, at, sizeof bits);
     if (dtype == ATTN_BF16 && (bits & 0x7fff) <= bf16.largest) { /* by far the most frequent */
@@ -304,6 +317,12 @@ double dtype_round(attn_dtype dtype, double value)
 
 void dtype_to_double(attn_dtype dtype, const void *from, int64_t count, double *to)
 {
+    const struct format *format = format_of(dtype);
+    if (format && format->sign == 0x80) {
+        for (int64_t i = 0; i < count; i++)
+            to[i] = load_code(format, ((const uint8_t *)from)[i]);
+        return;
+    }
     for (int64_t i = 0; i < count; i++)
         to[i] = dtype_load(dtype, from, i);
 }

@@ -17,8 +17,9 @@
 enum {
     MAX_ROWS = 16,          /* pairs of a row, or a sequence, and a head */
     LEAST_ROWS = 2,         /* the first and the last row, however many keys they have */
-    MAX_KEYS = 1 << 19,     /* of all rows together: half a second of one core */
+    MAX_KEYS = 1 << 19,     /* of all rows together, of 128 elements: half a second of one core */
     INDEX_KEYS = 16,        /* what a key costs an indexer, in keys that attention sees */
+    LATENT_KEYS = 4,        /* what a latent costs, likewise */
     MAX_REPLAYED = 1 << 13, /* rows of a recurrence, of all heads together: likewise */
     POISON = 0xff           /* NaN in each floating-point type */
 };
@@ -273,6 +274,14 @@ static attn_status judge_row(struct mirror *mirror, const char *layout,
     return status;
 }
 
+/* What a key of a row costs, in keys of attention. */
+static int key_cost(const struct bench_shape *shape)
+{
+    if (shape->kind == BENCH_SPARSE && !shape->given)
+        return INDEX_KEYS;
+    return bench_shape_is_latent(shape) ? LATENT_KEYS : 1;
+}
+
 static attn_status judge_rows(struct mirror *mirror, const char *layout,
                               uint32_t reads_new_unquantised, strbuf *why, attn_error *error)
 {
@@ -285,8 +294,7 @@ static attn_status judge_rows(struct mirror *mirror, const char *layout,
         int64_t row = choose_row(from, n, bits);
         int32_t s = sequence_of(from, row), heads = from->shape.q_heads;
         int32_t head = (int32_t)mix_below((uint32_t)(bits >> 32), (uint64_t)heads);
-        bool indexed = from->shape.kind == BENCH_SPARSE && !from->shape.given;
-        keys += (int64_t)from->arrays.seq_lens[s] * (indexed ? INDEX_KEYS : 1);
+        keys += (int64_t)from->arrays.seq_lens[s] * key_cost(&from->shape);
         if (n >= LEAST_ROWS && keys > MAX_KEYS)
             break;
         status = fetch_row(mirror, row, s, error);

@@ -278,10 +278,12 @@ void reference_mla_unpack(const attn_mla_dims *mla, const void *row, int32_t cou
     int32_t lora = mla->kv_lora_rank;
     const char *scales = (const char *)row + lora;
     const char *pe = scales + lora / SCALED * (int32_t)sizeof(float);
-    for (int32_t d = 0; d < lora; d++) {
+    dtype_to_double(ATTN_FP8_E4M3, row, lora, x);
+    for (int32_t part = 0; part < lora / SCALED; part++) {
         float scale;
-        memcpy(&scale, scales + d / SCALED * (int32_t)sizeof scale, sizeof scale);
-        x[d] = dtype_dequantise(ATTN_FP8_E4M3, row, d, scale);
+        memcpy(&scale, scales + part * (int32_t)sizeof scale, sizeof scale);
+        for (int32_t d = part * SCALED; d < (part + 1) * SCALED; d++)
+            x[d] *= (double)scale;
     }
     dtype_to_double(ATTN_BF16, pe, count - lora, x + lora);
 }
