@@ -19,15 +19,16 @@
 
 #include "attn_plugin.h"
 #include "plugins/common/cpu_isa.h"
+#include "plugins/common/linear_problem.h"
 
 enum {
-    CHUNK = 64,          /* rows */
-    HEAD_BLOCK = 4,      /* v heads of a block at most; what they share is computed once */
-    TASKS_OF_WORKER = 4, /* in a decode, at least: the last ones to end differ little */
-    MAX_DIM = 256,       /* of a head */
-    MAX_WIDTH = 8,       /* of the convolution */
-    PANEL = 16,          /* floats: a cache line, which rows are padded to */
-    CONV_BLOCK = 2048    /* channels of a task that writes states of the convolution */
+    CHUNK = 64,                /* rows */
+    HEAD_BLOCK = 4,            /* v heads of a block at most; what they share is computed once */
+    TASKS_OF_WORKER = 4,       /* in a decode, at least: the last ones to end differ little */
+    MAX_DIM = LINEAR_MOST_DIM, /* of a head */
+    MAX_WIDTH = LINEAR_MOST_WIDTH, /* of the convolution */
+    PANEL = 16,                    /* floats: a cache line, which rows are padded to */
+    CONV_BLOCK = 2048              /* channels of a task that writes states of the convolution */
 };
 
 /* ---- Options --------------------------------------------------------------------------------- */
@@ -48,10 +49,6 @@ extern const attn_backend_type cpu_linear_type;
 attn_status linear_query(const attn_backend_type *type, const attn_options *options,
                          const attn_services *services, const attn_problem *problem,
                          attn_verdict *verdict, attn_error *error);
-
-/* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
- * that are not known. */
-attn_status linear_require_bounds(const attn_bounds *bounds, attn_error *error);
 
 /* ---- Instance -------------------------------------------------------------------------------- */
 

@@ -14,6 +14,7 @@
 #include "attn_plugin.h"
 #include "plugins/common/cuda/device.h"
 #include "plugins/common/cuda/plan.h"
+#include "plugins/common/linear_problem.h"
 #include "plugins/linear_like/kernels/params.h"
 #include "plugins/linear_like/kernels/shapes.h"
 
@@ -32,10 +33,6 @@ extern const attn_backend_type linear_like_type;
 attn_status linear_query(const attn_backend_type *type, const attn_options *options,
                          const attn_services *services, const attn_problem *problem,
                          attn_verdict *verdict, attn_error *error);
-
-/* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
- * that are not known. */
-attn_status linear_require_bounds(const attn_bounds *bounds, attn_error *error);
 
 /* ---- Instance -------------------------------------------------------------------------------- */
 

@@ -19,17 +19,6 @@ typedef struct taking {
     linear_operands *to;
 } taking;
 
-/* ---- One operand ----------------------------------------------------------------------------- */
-
-static attn_status get(const taking *t, uint32_t role, attn_util_form form,
-                       const attn_tensor **operand, attn_error *error)
-{
-    form.device_type = ATTN_DEVICE_CUDA;
-    return attn_util_operand(t->args, role, &form, operand, error);
-}
-
-/* ---- Groups of them -------------------------------------------------------------------------- */
-
 static attn_status take_tokens(const taking *t, attn_error *error)
 {
     const linear_dims *d = &t->group->dims;
@@ -77,9 +66,9 @@ static attn_status take_convolution(const taking *t, attn_error *error)
                                 .written = 1};
     if (d->width == 0)
         return ATTN_OK;
-    attn_status status = get(t, ATTN_ROLE_CONV_WEIGHT, weight_form, &weight, error);
+    attn_status status = cuda_operand(t->args, ATTN_ROLE_CONV_WEIGHT, weight_form, &weight, error);
     if (status == ATTN_OK && attn_operand(t->args, ATTN_ROLE_CONV_BIAS))
-        status = get(t, ATTN_ROLE_CONV_BIAS, bias_form, &bias, error);
+        status = cuda_operand(t->args, ATTN_ROLE_CONV_BIAS, bias_form, &bias, error);
     if (status == ATTN_OK && d->width > 1)
         status = cuda_operand_rows(t->args, ATTN_ROLE_CONV_STATE, pool_form, 1, &pool, error);
     if (status != ATTN_OK)
@@ -104,7 +93,7 @@ static attn_status take_values(const taking *t, uint32_t role, int64_t dim, cons
     attn_util_form form = {.dtype = ATTN_F32, .ndim = 1, .shape = {heads * each}};
     if (dim > 0 && given && given->ndim == 2)
         form = (attn_util_form){.dtype = ATTN_F32, .ndim = 2, .shape = {heads, dim}};
-    attn_status status = get(t, role, form, &operand, error);
+    attn_status status = cuda_operand(t->args, role, form, &operand, error);
     if (status == ATTN_OK) {
         *values = (const float *)(const void *)attn_util_data(operand);
         *stride = form.ndim == 2 ? operand->strides[0] : each;

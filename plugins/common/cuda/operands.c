@@ -22,19 +22,18 @@ typedef struct taking {
     call_operands *to;
 } taking;
 
-static attn_status get_operand(const taking *t, uint32_t role, attn_util_form form,
-                               const attn_tensor **operand, attn_error *error)
+attn_status cuda_operand(const attn_forward_args *args, uint32_t role, attn_util_form form,
+                         const attn_tensor **operand, attn_error *error)
 {
     form.device_type = ATTN_DEVICE_CUDA;
-    return attn_util_operand(t->args, role, &form, operand, error);
+    return attn_util_operand(args, role, &form, operand, error);
 }
 
 attn_status cuda_operand_rows(const attn_forward_args *args, uint32_t role, attn_util_form form,
                               int64_t rows, const attn_tensor **operand, attn_error *error)
 {
-    form.device_type = ATTN_DEVICE_CUDA;
     form.shape[0] = -1;
-    attn_status status = attn_util_operand(args, role, &form, operand, error);
+    attn_status status = cuda_operand(args, role, form, operand, error);
     if (status == ATTN_OK && (*operand)->shape[0] < rows)
         status = FAIL(error, ATTN_FIELD_OPERAND, "operand %s has %lld rows: accepted %lld and more",
                       attn_util_role_name(role), (long long)(*operand)->shape[0], (long long)rows);
@@ -207,7 +206,7 @@ static attn_status take_per_head(const taking *t, uint32_t role, const float **v
     const attn_tensor *operand = NULL;
     attn_util_form form = {
         .dtype = ATTN_F32, .ndim = 1, .shape = {(int64_t)t->group->kv_heads * t->group->ratio}};
-    attn_status status = get_operand(t, role, form, &operand, error);
+    attn_status status = cuda_operand(t->args, role, form, &operand, error);
     if (status == ATTN_OK)
         *values = (const float *)(const void *)attn_util_data(operand);
     return status;

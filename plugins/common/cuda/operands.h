@@ -8,8 +8,11 @@
 #include "plugins/common/cuda/call.h"
 #include "plugins/common/cuda/plan.h"
 
-/* A role's tensor on the device, of at least `rows` rows, which dimension 0 of `form` is whatever it says
- * there. INVALID_ARGUMENT with role, what was got and what is accepted. */
+/* A role's tensor on the device. INVALID_ARGUMENT with role, what was got and what is accepted. */
+attn_status cuda_operand(const attn_forward_args *args, uint32_t role, attn_util_form form,
+                         const attn_tensor **operand, attn_error *error);
+/* The same, of at least `rows` rows, which dimension 0 of `form` is whatever it says
+ * there. */
 attn_status cuda_operand_rows(const attn_forward_args *args, uint32_t role, attn_util_form form,
                               int64_t rows, const attn_tensor **operand, attn_error *error);
 

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * linear_problem.h: what problems of recurrent layers make sense, and which of them a plugin that
+ * has all families takes: the query of such a plugin but for its device and its memory.
+ */
+#ifndef PLUGINS_LINEAR_PROBLEM_H
+#define PLUGINS_LINEAR_PROBLEM_H
+
+#include "attn_plugin_util.h"
+
+enum { LINEAR_MOST_DIM = 256 /* of a head */, LINEAR_MOST_WIDTH = 8 /* of the convolution */ };
+
+/* A problem in structs of ours, whatever size the caller's have. */
+typedef struct linear_question {
+    attn_problem problem;
+    attn_layer_group group;
+    attn_linear_dims dims; /* zero if there are none */
+    attn_bounds bounds;
+    attn_device device;
+    int exact; /* set by the plugin: a batch has to hand on just what it would itself go on with */
+} linear_question;
+
+/* INVALID_ARGUMENT for numbers that make no sense in any plugin. */
+attn_status linear_question_init(linear_question *ask, const attn_problem *problem,
+                                 attn_error *error);
+
+/* Reasons of all but the device; `graph_level`: the plugin's best. */
+void linear_question_check(const linear_question *ask, uint32_t graph_level, attn_verdict *verdict);
+
+/* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
+ * that are not known. */
+attn_status linear_require_bounds(const attn_bounds *bounds, attn_error *error);
+
+#endif /* PLUGINS_LINEAR_PROBLEM_H */
