@@ -418,11 +418,24 @@ static void run_check(struct suite *suite, const char *backend, const char *devi
     sandbox_reply_finish(&reply);
 }
 
+static void end_child(struct suite *suite, const char *backend)
+{
+    struct sandbox_reply reply;
+    if (sandbox_end(&suite->sandbox, &reply) && !suite->stopped)
+        surroundings_end(suite, backend, &reply);
+    sandbox_reply_finish(&reply);
+}
+
+/* Is this run one of several side by side, which save a start each (see restart())? */
+static bool is_side_by_side(const struct suite *suite)
+{
+    return suite->shards || suite->shard.count;
+}
+
 /* Checks about the file, or about a backend; `skip` is why none can be run, NULL = they can. */
 static void run_checks(struct suite *suite, const char *backend, const char *device, bool once,
                        const char *skip)
 {
-    struct sandbox_reply reply;
     const struct check *const *group =
         suite->params->fail_fast ? check_groups_quick_first() : check_groups();
     for (; *group; group++)
@@ -434,9 +447,8 @@ static void run_checks(struct suite *suite, const char *backend, const char *dev
             else
                 run_check(suite, backend, device, check);
         }
-    if (sandbox_end(&suite->sandbox, &reply) && !suite->stopped)
-        surroundings_end(suite, backend, &reply);
-    sandbox_reply_finish(&reply);
+    if (!once || !is_side_by_side(suite))
+        end_child(suite, backend);
 }
 
 static void take_matrix(struct suite *suite, struct check_backend *backend)
@@ -495,10 +507,24 @@ static void run_subjects(struct suite *suite)
         run_backend(suite, &report->backends[b]);
 }
 
+/* While shards work: the end of a child that has opened the file, and the start of the one for all
+ * that is left. A start can take long (a backend in Python imports PyTorch, and more), so a shard
+ * has one in all, and that of the suite is not waited for after theirs. */
+static void restart(struct suite *suite)
+{
+    struct sandbox_reply reply;
+    end_child(suite, suite->report->name);
+    sandbox_ask(&suite->sandbox, suite_question("open", NULL, NULL, NULL), &reply);
+    suite_note_end(suite, &reply); /* a child that did not start is started by the next question */
+    sandbox_reply_finish(&reply);
+}
+
 static void run_all(struct suite *suite)
 {
-    if (suite->shards)
+    if (suite->shards) {
+        restart(suite);
         shards_wait(suite->shards, suite);
+    }
     suite->stopped |= suite->sandbox.interrupted != 0;
     run_subjects(suite);
     if (suite->stopped) {
