@@ -14,6 +14,19 @@ flex = need("torch.nn.attention.flex_attention", "torch")
 flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True  # as it is, not through torch.compile
 
 
+class Filled:
+    """torch as the part of it that is not compiled sees it: there torch.tensor(-inf, device=...) is a copy from pageable
+    memory, which waits for the device. A fill does not."""
+
+    tensor = staticmethod(lambda number, **how: torch.full((), number, **how))
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+need("torch._higher_order_ops.flex_attention", "torch").torch = Filled()
+
+
 class Flex(Sdpa):
     name = "flex"
     doc = "PyTorch's flex_attention, a run of like sequences at a time"

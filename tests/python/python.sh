@@ -67,7 +67,7 @@ if ! test -f "$venv/models"; then
 fi
 OMP_NUM_THREADS=1 # of PyTorch: the models are tiny, and tests run beside others
 export OMP_NUM_THREADS
-run test_step test_flash_attn test_models test_docs_models
+run test_step test_flash_attn test_continuous test_models test_docs_models
 backends_torch
 
 # The same tutorial with the newest Transformers, in an environment that sees the packages of the first: a
