@@ -6,9 +6,9 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="paged|eager")
     model.generate_batch(prompts)
 
-Transformers 5.24 takes names of its own there, and none that is registered: so attnhost registers its function under
-one of them. Pages are Transformers'; it hands on the keys of each sequence, the new ones included, one sequence after
-another, and each call is planned by itself. attnhost.generate() has pages of attnhost's, planned once a step.
+Transformers (5.23, 5.24) takes names of its own there, and none that is registered: so attnhost registers its function
+under one of them. Pages are Transformers'; it hands on the keys of each sequence, the new ones included, one sequence
+after another, and each call is planned by itself. attnhost.generate() has pages of attnhost's, planned once a step.
 """
 from typing import Any, Mapping, Optional, Tuple
 
@@ -33,8 +33,10 @@ def use_paged(config: Any = None, **sections: Mapping[str, Any]) -> Host:
 def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
               attention_mask: Optional[torch.Tensor], scaling: Optional[float] = None, dropout: float = 0.0,
               **call: Any) -> Tuple[torch.Tensor, None]:
-    """Rows of several sequences: query [1, heads, rows, dim], key and value [1, kv_heads, keys, dim]. The mask says what
-    lengths and the window say."""
+    """Rows of several sequences: query [1, heads, rows, dim], key and value [1, kv_heads, keys, dim]. The mask says
+    what lengths and the window say."""
+    if isinstance(call.get("cu_seq_lens_k"), dict) and call.get("cache") is not None:  # left to us by 5.23
+        key, value = call["cache"].update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=call)
     starts, key_starts = call.get("cu_seq_lens_q"), call.get("cu_seq_lens_k")
     if starts is None or key_starts is None or query.shape[0] != 1:
         raise Unsupported(f"attn_implementation=\"{NAME}\" outside of generate_batch(): accepted \"attnhost\"",

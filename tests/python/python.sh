@@ -83,7 +83,7 @@ elif "$venv/bin/python" -m venv --without-pip "$newest" &&
     version=$("$run_python" -c 'import transformers; print(transformers.__version__)' 2>&1 | tail -n 1)
     before=$tap_failed
     echo "# Transformers $version, the newest"
-    run test_docs_models
+    run test_docs_models test_continuous
     tap_try "the package works with Transformers $version, the newest release" test "$tap_failed" -eq "$before"
 else
     tap_skip "the newest Transformers" "pip does not install it here: $(tail -n 1 "$scratch/pip")"
