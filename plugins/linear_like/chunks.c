@@ -7,6 +7,9 @@
 
 #include "attn_plugin_util.h"
 #include "plugins/common/cuda/launch.h"
+#include "plugins/common/cuda/tensor_map.h"
+
+#include <string.h>
 
 enum {
     ALIGNMENT = 256,
@@ -24,6 +27,11 @@ static int is_tiled(int32_t dim)
 int linear_is_delta(const linear_dims *d)
 {
     return d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
+}
+
+int linear_is_fused(const linear_dims *d)
+{
+    return !linear_is_delta(d) && d->width == 0 && !d->l2_norm;
 }
 
 uint32_t linear_ready_shared(const linear_dims *d)
@@ -81,12 +89,14 @@ linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_boun
         return to;
     const int panels = d->v_dim / CHUNK_PANEL;
     const uint64_t seqs = (uint64_t)bounds->max_seqs, heads = (uint64_t)d->v_heads;
-    const uint64_t keys = (uint64_t)key_heads(d) * CHUNK_KEYS_BYTES;
-    const uint64_t values = heads * (uint64_t)CHUNK_VALUES_BYTES(panels, linear_is_delta(d));
-    uint64_t window = CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 0);
-    if (window > MOST_TILES / (keys + values))
-        window = MOST_TILES / (keys + values) + 1;
+    const int fused = linear_is_fused(d); /* without tiles: all chunks in one launch */
+    const uint64_t keys = fused ? 0 : (uint64_t)key_heads(d) * CHUNK_KEYS_BYTES;
+    const uint64_t values =
+        fused ? 0 : heads * (uint64_t)CHUNK_VALUES_BYTES(panels, linear_is_delta(d));
     const uint64_t most = CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 1);
+    uint64_t window = fused ? most : CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 0);
+    if (!fused && window > MOST_TILES / (keys + values))
+        window = MOST_TILES / (keys + values) + 1;
     to.room = find_room(d, bounds->max_q_len);
     to.most = to.room > bounds->max_seqs ? to.room : bounds->max_seqs;
     uint64_t at = ALIGNMENT;
@@ -95,7 +105,7 @@ linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_boun
     to.segments =
         take(&at, (most + window - 1) / window * (uint64_t)to.most * sizeof(linear_segment));
     to.results = take(&at, (uint64_t)to.room * heads * (uint64_t)CHUNK_RESULT_BYTES(panels));
-    to.carry = take(&at, 2 * heads * (uint64_t)panels * CHUNK_CARRY * sizeof(float));
+    to.carry = take(&at, fused ? 0 : 2 * heads * (uint64_t)panels * CHUNK_CARRY * sizeof(float));
     to.keys = take(&at, window * keys);
     to.values = take(&at, window * values);
     to.bytes = at;
@@ -146,6 +156,38 @@ static int find_together(const linear_dims *d, int at_once)
     return together;
 }
 
+/* q, k or v in mixed_qkv; of rows the kernel copies those alone that there are. */
+static attn_status make_map(const attn_metadata *metadata, const linear_call *call, int part,
+                            linear_map *to, attn_error *error)
+{
+    const linear_dims *d = &call->dims;
+    const int heads = part == 2 ? d->v_heads : d->k_heads, dim = part == 2 ? d->v_dim : d->k_dim;
+    const char *from = call->operands.mixed + (int64_t)d->first[part] * 2;
+    cuda_tensor_map map;
+    const cuda_tensor_box box = {.name = "mixed_qkv",
+                                 .data = (void *)(uintptr_t)from,
+                                 .dtype = ATTN_BF16,
+                                 .rank = 4,
+                                 .shape = {dim, INT32_MAX, heads, 1},
+                                 .strides = {0, call->operands.mixed_row, (int64_t)dim * 2, 16},
+                                 .box = {64, CHUNK_ROWS, 1, 1},
+                                 .swizzle = 128,
+                                 .l2 = 128};
+    attn_status status = cuda_tensor_map_make(metadata->instance->cuda, &box, &map, error);
+    if (status == ATTN_OK)
+        memcpy(to, &map, sizeof *to);
+    return status;
+}
+
+static attn_status make_maps(const attn_metadata *metadata, const linear_call *call,
+                             linear_maps *maps, attn_error *error)
+{
+    attn_status status = make_map(metadata, call, 0, &maps->q, error);
+    if (status == ATTN_OK)
+        status = make_map(metadata, call, 1, &maps->k, error);
+    return status == ATTN_OK ? make_map(metadata, call, 2, &maps->v, error) : status;
+}
+
 attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_group *group,
                                  linear_call *call, attn_stream stream, attn_error *error)
 {
@@ -161,7 +203,11 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
     chunks->together = find_together(d, at_once);
     const int columns = CHUNK_PANEL * CHUNK_STATE_WARPS, delta = linear_is_delta(d);
     int first = 0;
-    void *params[] = {call, &first};
+    linear_maps maps;
+    attn_status status = group->ready ? ATTN_OK : make_maps(metadata, call, &maps, error);
+    if (status != ATTN_OK)
+        return status;
+    void *params[] = {call, group->ready ? (void *)&first : (void *)&maps};
     const cuda_launch list = {.function = group->list,
                               .name = "linear_list",
                               .grid = {1, 1, 1},
@@ -171,22 +217,26 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
                                .grid = {at_once * ready_blocks(d, chunks->together), 1, 1},
                                .block = {(uint32_t)ready_threads(d)},
                                .shared = linear_ready_shared(d)};
+    const uint32_t shared =
+        group->ready ? (uint32_t)CHUNK_STATES_SHARED(delta) : (uint32_t)FUSED_SHARED;
+    const uint32_t threads = group->ready ? CHUNK_STATE_THREADS : FUSED_THREADS;
     const int parts = CHUNK_SEGMENT_PARTS(d->v_dim / CHUNK_PANEL, delta);
     const cuda_launch segments = {.function = group->segments,
                                   .name = "linear_segments",
                                   .grid = {(int64_t)chunks->room * d->v_heads * parts, 1, 1},
-                                  .block = {CHUNK_STATE_THREADS},
-                                  .shared = (uint32_t)CHUNK_STATES_SHARED(delta)};
+                                  .block = {threads},
+                                  .shared = shared};
     const cuda_launch states = {.function = group->states,
                                 .name = "linear_states",
                                 .grid = {(e.seqs > chunks->room ? e.seqs : chunks->room) *
                                              d->v_heads * ((d->v_dim + columns - 1) / columns),
                                          1, 1},
-                                .block = {CHUNK_STATE_THREADS},
-                                .shared = (uint32_t)CHUNK_STATES_SHARED(delta)};
-    attn_status status = cuda_launch_run(cuda, &list, params, stream, error);
+                                .block = {threads},
+                                .shared = shared};
+    status = cuda_launch_run(cuda, &list, params, stream, error);
     for (; first < chunks->most && status == ATTN_OK; first += chunks->window) {
-        status = cuda_launch_run(cuda, &ready, params, stream, error);
+        if (group->ready)
+            status = cuda_launch_run(cuda, &ready, params, stream, error);
         if (status == ATTN_OK && chunks->room > 0)
             status = cuda_launch_run(cuda, &segments, params, stream, error);
         if (status == ATTN_OK)

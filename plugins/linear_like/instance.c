@@ -23,12 +23,13 @@ CUDA_IMAGE_DECLARE(rows)
 CUDA_IMAGE_DECLARE(chunk_ready)
 CUDA_IMAGE_DECLARE(chunk_channels)
 CUDA_IMAGE_DECLARE(chunk_states)
+CUDA_IMAGE_DECLARE(chunk_fused)
 
 /* By module; those of the recurrence: 2 * vk + bf16. */
 static const cuda_image images[MODULE_COUNT] = {
     CUDA_IMAGE(steps_kv_f32),   CUDA_IMAGE(steps_kv_bf16), CUDA_IMAGE(steps_vk_f32),
     CUDA_IMAGE(steps_vk_bf16),  CUDA_IMAGE(rows),          CUDA_IMAGE(chunk_ready),
-    CUDA_IMAGE(chunk_channels), CUDA_IMAGE(chunk_states)};
+    CUDA_IMAGE(chunk_channels), CUDA_IMAGE(chunk_states),  CUDA_IMAGE(chunk_fused)};
 
 /* The kernel `name` of a module, which is loaded when it is first wanted. `shared`: bytes that its
  * launches ask for, beyond what any may. */
@@ -68,16 +69,26 @@ static attn_status load_steps(attn_instance *made, linear_group *group, attn_err
     return load_kernel(made, module, name, 0, &group->decode, error);
 }
 
+static attn_status load_fused(attn_instance *made, linear_group *group, attn_error *error)
+{
+    attn_status status =
+        load_kernel(made, MODULE_FUSED, "linear_fused", FUSED_SHARED, &group->states, error);
+    return status == ATTN_OK ? load_kernel(made, MODULE_FUSED, "linear_fused_segments",
+                                           FUSED_SHARED, &group->segments, error)
+                             : status;
+}
+
 static attn_status load_chunks(attn_instance *made, linear_group *group, attn_error *error)
 {
     const int delta = linear_is_delta(&group->dims);
     const int ready = group->dims.family == LINEAR_FAMILY_KDA ? MODULE_CHANNELS : MODULE_READY;
     char name[64];
     attn_status status = load_kernel(made, MODULE_READY, "linear_list", 0, &group->list, error);
+    if (status != ATTN_OK || linear_is_fused(&group->dims))
+        return status == ATTN_OK ? load_fused(made, group, error) : status;
     snprintf(name, sizeof name, "linear_ready_%s", mode_of(group));
-    if (status == ATTN_OK)
-        status =
-            load_kernel(made, ready, name, linear_ready_shared(&group->dims), &group->ready, error);
+    status =
+        load_kernel(made, ready, name, linear_ready_shared(&group->dims), &group->ready, error);
     if (status == ATTN_OK)
         status =
             load_kernel(made, MODULE_STATES, delta ? "linear_states_delta" : "linear_states_plain",

@@ -43,7 +43,8 @@ enum {
     MODULE_READY = 5,
     MODULE_CHANNELS = 6,
     MODULE_STATES = 7,
-    MODULE_COUNT = 8
+    MODULE_FUSED = 8,
+    MODULE_COUNT = 9
 };
 
 typedef struct linear_group {
@@ -59,7 +60,7 @@ typedef struct linear_group {
     cuda_function convolve;
     cuda_function convolve_vectors; /* NULL: fp32 */
     cuda_function finish;
-    int by_chunks; /* long sequences; the four kernels of it */
+    int by_chunks; /* long sequences; the four kernels of it, `ready` NULL where it is part of the others */
     cuda_function list;
     cuda_function ready;
     cuda_function segments;
@@ -102,6 +103,9 @@ typedef struct linear_scratch {
 
 /* Is it a delta rule, GDN's or KDA's? */
 int linear_is_delta(const linear_dims *dims);
+
+/* Are rows of its chunks read where they are, by linear_fused, and not made ready before? */
+int linear_is_fused(const linear_dims *dims);
 
 /* Shared memory of its linear_ready_* kernel. */
 uint32_t linear_ready_shared(const linear_dims *dims);

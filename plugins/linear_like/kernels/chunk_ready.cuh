@@ -57,6 +57,11 @@ struct ready_gates {
         sum = beta + 64;
         rest = sum + 64;
     }
+
+    __device__ __forceinline__ ready_gates(float *betas, float *sums, float *rests)
+        : beta(betas), sum(sums), rest(rests)
+    {
+    }
 };
 
 /* A chunk of a head. */
@@ -379,22 +384,27 @@ DEVICE void load_tile(const linear_call &call, const ready_chunk &chunk, int fir
 
 /* ---- Gates ----------------------------------------------------------------------------------- */
 
-/* A warp, two rows a lane. */
+/* What gates of a head's rows are computed from: two rows a lane. */
 DEVICE void load_gates(const linear_call &call, const ready_chunk &chunk, int head, int lane,
-                       const ready_gates &g)
+                       linear_gate (&gates)[2])
 {
-    double sums[2];
-    linear_gate gates[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
         if (2 * lane + i < chunk.rows)
             gates[i] =
                 linear_load_gate(&call, chunk.sequence.first_row + chunk.t + 2 * lane + i, head, 0);
+}
+
+/* A warp. */
+DEVICE void find_gates(const linear_call &call, const linear_gate (&gates)[2], int rows, int lane,
+                       const ready_gates &g)
+{
+    double sums[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int r = 2 * lane + i;
         float beta = 0, log = 0;
-        if (r < chunk.rows) {
+        if (r < rows) {
             beta = linear_gate_beta(&call, &gates[i]);
             log = linear_gate_log(&call.dims, &gates[i], &beta);
         }
@@ -825,8 +835,11 @@ template <bool DELTA> DEVICE void ready_block(const linear_call &call, int first
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int head = key_head * d.ratio + part * together;
     const int heads = int_min(together, d.ratio - part * together);
-    if (warp < heads)
-        load_gates(call, chunk, head + warp, lane, ready_gates(m, warp));
+    if (warp < heads) {
+        linear_gate gates[2];
+        load_gates(call, chunk, head + warp, lane, gates);
+        find_gates(call, gates, chunk.rows, lane, ready_gates(m, warp));
+    }
     load_tile<false>(call, chunk, d.first[0] + key_head * d.k_dim, d.k_dim, d.l2_norm, m.q,
                      m.q_times, NULL, NULL, {m.rest(), NULL});
     load_tile<false>(call, chunk, d.first[1] + key_head * d.k_dim, d.k_dim, d.l2_norm, m.k,

@@ -132,4 +132,20 @@ typedef struct linear_call {
     linear_chunks chunks;
 } linear_call;
 
+#ifdef __CUDACC__
+#define LINEAR_ALIGN(bytes) __align__(bytes)
+#else
+#define LINEAR_ALIGN(bytes) __attribute__((aligned(bytes)))
+#endif
+
+/* CUtensorMaps of q, k and v in mixed_qkv: dimensions {element of a head, row, head, 1}, boxes of
+ * 64 x 64 with the 128-byte swizzle. */
+typedef struct linear_map {
+    LINEAR_ALIGN(128) unsigned long long opaque[16];
+} linear_map;
+
+typedef struct linear_maps {
+    linear_map q, k, v;
+} linear_maps;
+
 #endif /* LINEAR_LIKE_PARAMS_H */

@@ -99,6 +99,25 @@
     (CHUNK_STATE_STAGES * CHUNK_STATE_STAGE(delta) +                                               \
      CHUNK_OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(delta) + CHUNK_HANDED + 128)
 
+/* chunk_fused.cuh: stages of rows of q, k and v, of states, each as so many numbers, of numbers of
+ * rows; warpgroups. */
+#define FUSED_STAGES           3
+#define FUSED_STATES           2
+#define FUSED_PARTS            2
+#define FUSED_GATES            6
+#define FUSED_GATE_WARPS       3
+#define FUSED_OUTPUT_GROUPS    2
+#define FUSED_THREADS          (128 * (2 + FUSED_OUTPUT_GROUPS))
+#define FUSED_REGISTERS        144 /* of warpgroups of 128 threads: 512 in all, at most */
+#define FUSED_OUTPUT_REGISTERS 160
+#define FUSED_COPY_REGISTERS   48
+#define FUSED_NUMBERS          2560
+#define FUSED_TURN             (CHUNK_ROWS * 64 * 2)
+#define FUSED_STAGE            (2 * CHUNK_TILE + CHUNK_STATE_WARPS * CHUNK_PANEL_BYTES)
+#define FUSED_SHARED                                                                               \
+    (FUSED_STAGES * FUSED_STAGE + FUSED_STATES * FUSED_PARTS * CHUNK_TILE +                        \
+     FUSED_OUTPUT_GROUPS * FUSED_TURN + FUSED_GATES * FUSED_NUMBERS + 256)
+
 /* ---- rows.cu: the convolution alone, and what is left when all rows are done ----------------- */
 
 #define CONVOLVE_THREADS 256

@@ -283,8 +283,8 @@ static void segments(const struct fake_cuda_launch *launch)
         *PORTABLE_AT(call->chunks.results + (i + 1) * CHUNK_RESULT_BYTES(panels) - 1) = 1;
 }
 
-/* A sequence, in the launch that has the last of its chunks. */
-static void states_sequence(const linear_call *call, int s, int first, int64_t blocks)
+/* A sequence, in the launch that has the last of its chunks; `ready`: if it has been made so. */
+static void states_sequence(const linear_call *call, int s, int first, int ready, int64_t blocks)
 {
     const linear_dims *d = &call->dims;
     int begin = linear_load_int(call->chunks.sequences, 2 * s);
@@ -293,8 +293,8 @@ static void states_sequence(const linear_call *call, int s, int first, int64_t b
         return;
     const int delta = d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
     const int64_t values = (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, delta);
-    if (*PORTABLE_AT(call->chunks.values + (end - first) * values - 1) != (char)end)
-        return; /* not ready */
+    if (ready && *PORTABLE_AT(call->chunks.values + (end - first) * values - 1) != (char)end)
+        return;
     struct keys keys = {0};
     for (int head = 0; head < d->v_heads && blocks > 0; head++)
         for (int value = 0; value < d->v_dim; value += 16 * CHUNK_STATE_WARPS, blocks--)
@@ -306,15 +306,24 @@ static void states_sequence(const linear_call *call, int s, int first, int64_t b
     free(keys.rows);
 }
 
-static void states(const struct fake_cuda_launch *launch)
+static void states_from(const struct fake_cuda_launch *launch, int first, int ready)
 {
     const linear_call *call = launch->arguments[0];
     const linear_dims *d = &call->dims;
     int columns = 16 * CHUNK_STATE_WARPS, slices = (d->v_dim + columns - 1) / columns;
     int64_t blocks = launch->grid[0];
     for (int s = 0; s < linear_num_real(&call->batch); s++)
-        states_sequence(call, s, *(const int *)launch->arguments[1],
-                        blocks - (int64_t)s * d->v_heads * slices);
+        states_sequence(call, s, first, ready, blocks - (int64_t)s * d->v_heads * slices);
+}
+
+static void states(const struct fake_cuda_launch *launch)
+{
+    states_from(launch, *(const int *)launch->arguments[1], 1);
+}
+
+static void fused(const struct fake_cuda_launch *launch)
+{
+    states_from(launch, 0, 0);
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
@@ -409,6 +418,7 @@ void fake_linear_define(void)
     static void (*const by_chunks[])(const struct fake_cuda_launch *launch) = {
         ready, ready, ready, states, states, segments, segments};
     static const size_t sizes[] = {sizeof(linear_call), sizeof(int)};
+    static const size_t fused_sizes[] = {sizeof(linear_call), sizeof(linear_maps)};
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)
         return;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
@@ -416,6 +426,8 @@ void fake_linear_define(void)
     fake.define_kernel("linear_list", list, sizes, 1, NULL);
     for (size_t i = 0; i < sizeof chunked / sizeof chunked[0]; i++)
         fake.define_kernel(chunked[i], by_chunks[i], sizes, 2, NULL);
+    fake.define_kernel("linear_fused", fused, fused_sizes, 2, NULL);
+    fake.define_kernel("linear_fused_segments", segments, fused_sizes, 2, NULL);
     fake.define_kernel("linear_convolve", convolve, sizes, 1, NULL);
     fake.define_kernel("linear_convolve_bf16", convolve_vectors, sizes, 1, NULL);
     fake.define_kernel("linear_convolve_f16", convolve_vectors, sizes, 1, NULL);
