@@ -376,8 +376,8 @@ DEVICE void rows_load_queries(const mla_call &c, const mla_source &mine, unsigne
 }
 
 /* The queries of the unit: in shared memory and held. `scale`: what scores of a lane's rows are
- * multiplied by, given for elements as they are. `few`: by few instructions, which is no faster where the compiler
- * then divides registers worse. */
+ * multiplied by, given for elements as they are. `few`: the first panels by few instructions, which is no faster where
+ * the compiler then divides registers worse. */
 template <bool codes, bool few>
 DEVICE void rows_take_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
                               const mla_shared<ROWS> &m, rows_held &held, float (&scale)[2],
@@ -389,7 +389,7 @@ DEVICE void rows_take_queries(const mla_call &c, const mla_walk &w, const index_
         rows_load_queries(c, mine, m.q, warp, lane, aligned);
     else
         load_tile<ROWS, ROWS_IN>(c, mine, m.q, warp, lane, aligned);
-    if (few && aligned && c.lora == MLA_LORA && c.rope == MLA_ROPE)
+    if (aligned && c.lora == MLA_LORA && c.rope == MLA_ROPE)
         rows_hold_whole(mine, held, lane);
     else
         rows_hold(c, mine, held, lane, aligned);
