@@ -269,17 +269,18 @@ DEVICE int query_exponent(int top)
     return top == 0 ? 0 : int_min(141 - top / 128, 126);
 }
 
-/* Queries, which load_queries() left in bf16, in fp16, in the order in which lanes load codes. Of a
+/* The first `blocks` blocks of queries, which load_queries() left in bf16, in fp16, in the order in which lanes load
+ * codes, by `threads` threads; q_scale: what products of them are multiplied by. Of a
  * block of 32 elements lane t of four loads 8 t and following; the k-th pair of them belongs to
  * product k / 2, in which it is pair t (k even) or 4 + t. */
-template <int N> DEVICE void convert_queries(const mla_shared<N> &m, float scale, int thread)
+template <int N, int blocks, int threads>
+DEVICE void convert_queries(const mla_shared<N> &m, float scale, int thread)
 {
-    constexpr int threads = MLA_CODES_SCORERS * GROUP_THREADS;
     int *top = (int *)m.q_scale;
     if (thread < N)
         top[thread] = 0;
     named_sync(1, threads);
-    for (int i = thread; i < N * CODES_BLOCKS; i += threads) {
+    for (int i = thread; i < N * blocks; i += threads) {
         const int n = i % N, block = i / N;
         unsigned most = 0;
 #pragma unroll
@@ -291,7 +292,7 @@ template <int N> DEVICE void convert_queries(const mla_shared<N> &m, float scale
         atomicMax(top + n, (int)most);
     }
     named_sync(1, threads);
-    for (int i = thread; i < N * CODES_BLOCKS; i += threads) {
+    for (int i = thread; i < N * blocks; i += threads) {
         const int n = i % N, block = i / N;
         const float up = bits_f32((u32)(127 + query_exponent(top[n])) << 23);
         uint4 x[4];
@@ -424,7 +425,8 @@ template <int N> DEVICE void codes_score(const mla_call &c, const mla_shared<N> 
         int lo, least_hi;
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         load_queries<N, threads>(c, w, q, m, thread);
-        convert_queries<N>(m, cache_scale * (c.sm_scale * SOFTMAX_LOG2E), thread);
+        convert_queries<N, CODES_BLOCKS, threads>(m, cache_scale * (c.sm_scale * SOFTMAX_LOG2E),
+                                                  thread);
         seen_by_all<N>(c, w, q, rule, &lo, &least_hi);
         columns_begin<N>(columns);
         for (int t = w.t0; t < w.t1; t += scorers) {

@@ -177,26 +177,39 @@ DEVICE void packed_load_slow(const codes_source &mine, unsigned tile, unsigned r
     }
 }
 
+/* Four codes of a lane of a part of a new latent, as the cache would hold them, and the part's scale. */
+DEVICE u32 packed_codes(const char *c_kv, int part, int lane, float *scale)
+{
+    const any16 *from = (const any16 *)c_kv + part * PACKED_SCALED;
+    u32 codes = 0;
+    *scale = packed_scale(from, lane, 32);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        codes |= (u32)save_kv_quantise(ELEMENT_E4M3, element_from_bf16(from[lane * 4 + i]), *scale)
+                 << 8 * i;
+    return codes;
+}
+
+/* Two elements of its position-encoded part. */
+DEVICE u32 packed_pair(const char *k_pe, int lane)
+{
+    const any16 *from = (const any16 *)k_pe + lane * 2;
+    return from[0] | (u32)from[1] << 16;
+}
+
 /* A new latent as the cache would hold it, by a warp. */
 DEVICE void packed_quantise(unsigned tile, unsigned rope, int row, const char *c_kv,
                             const char *k_pe, int lane)
 {
 #pragma unroll 1
     for (int part = 0; part < PACKED_PARTS; part++) {
-        const any16 *from = (const any16 *)c_kv + part * PACKED_SCALED;
-        const float scale = packed_scale(from, lane, 32);
-        u32 codes = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            codes |=
-                (u32)save_kv_quantise(ELEMENT_E4M3, element_from_bf16(from[lane * 4 + i]), scale)
-                << 8 * i;
+        float scale;
+        const u32 codes = packed_codes(c_kv, part, lane, &scale);
         shared_store_word(tile + packed_place(row, part * 4 + lane / 8) + lane % 8 * 4, codes);
         if (lane == 0)
             shared_store_word(tile + packed_scales_place(row) + part * 4, f32_bits(scale));
     }
-    const any16 *pe = (const any16 *)k_pe + lane * 2;
-    shared_store_word(rope + swizzled(row, lane / 4) + lane % 4 * 4, pe[0] | (u32)pe[1] << 16);
+    shared_store_word(rope + swizzled(row, lane / 4) + lane % 4 * 4, packed_pair(k_pe, lane));
 }
 
 DEVICE void packed_load_fresh(const codes_source &mine, unsigned tile, unsigned rope, int warp,
@@ -252,54 +265,6 @@ template <int N> DEVICE void packed_feed(const mla_call &c, const mla_shared<N> 
 }
 
 /* ---- Scores ---------------------------------------------------------------------------------- */
-
-/* The first 512 elements of queries as fp16 in the order of lanes' codes, as convert_queries() has all of
- * them; the position-encoded part stays as it is. q_scale: what products of them are multiplied by. */
-template <int N, int threads>
-DEVICE void packed_queries(const mla_shared<N> &m, float scale, int thread)
-{
-    constexpr int blocks = MLA_LORA / 32;
-    int *top = (int *)m.q_scale;
-    if (thread < N)
-        top[thread] = 0;
-    named_sync(1, threads);
-    for (int i = thread; i < N * blocks; i += threads) {
-        const int n = i % N, block = i / N;
-        unsigned most = 0;
-#pragma unroll
-        for (int t = 0; t < 4; t++) {
-            uint4 x = shared_load(codes_query_place(m.q, N, n, block * 4 + t));
-            most = bf16_pair_top(bf16_pair_top(most, x.x), x.y);
-            most = bf16_pair_top(bf16_pair_top(most, x.z), x.w);
-        }
-        atomicMax(top + n, (int)most);
-    }
-    named_sync(1, threads);
-    for (int i = thread; i < N * blocks; i += threads) {
-        const int n = i % N, block = i / N;
-        const float up = bits_f32((u32)(127 + query_exponent(top[n])) << 23);
-        uint4 x[4];
-#pragma unroll
-        for (int t = 0; t < 4; t++) {
-            x[t] = shared_load(codes_query_place(m.q, N, n, block * 4 + t));
-            x[t] = make_uint4(bf16_pair_to_f16(x[t].x, up), bf16_pair_to_f16(x[t].y, up),
-                              bf16_pair_to_f16(x[t].z, up), bf16_pair_to_f16(x[t].w, up));
-        }
-        const unsigned to = block * 4;
-        shared_store(codes_query_place(m.q, N, n, to), make_uint4(x[0].x, x[1].x, x[2].x, x[3].x));
-        shared_store(codes_query_place(m.q, N, n, to + 1),
-                     make_uint4(x[0].y, x[1].y, x[2].y, x[3].y));
-        shared_store(codes_query_place(m.q, N, n, to + 2),
-                     make_uint4(x[0].z, x[1].z, x[2].z, x[3].z));
-        shared_store(codes_query_place(m.q, N, n, to + 3),
-                     make_uint4(x[0].w, x[1].w, x[2].w, x[3].w));
-    }
-    fence_async_shared();
-    named_sync(1, threads);
-    if (thread < N)
-        m.q_scale[thread] = bits_f32((u32)(127 - query_exponent(top[thread])) << 23) * scale;
-    named_sync(1, threads);
-}
 
 /* What the position-encoded part adds to scores, in units of log 2. */
 template <int N>
@@ -450,7 +415,7 @@ template <int N> DEVICE void packed_score(const mla_call &c, const mla_shared<N>
         int lo, least_hi;
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         load_queries<N, threads>(c, w, q, m, thread);
-        packed_queries<N, threads>(m, scale, thread);
+        convert_queries<N, MLA_LORA / 32, threads>(m, scale, thread);
         seen_by_all<N>(c, w, q, rule, &lo, &least_hi);
         columns_begin<N>(columns);
         for (int t = w.t0; t < w.t1; t += scorers) {

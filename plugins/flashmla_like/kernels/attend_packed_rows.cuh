@@ -72,20 +72,13 @@ DEVICE void packed_quantise_row(unsigned to, const char *c_kv, const char *k_pe,
 {
 #pragma unroll 1
     for (int part = 0; part < PACKED_PARTS; part++) {
-        const any16 *from = (const any16 *)c_kv + part * PACKED_SCALED;
-        const float scale = packed_scale(from, lane, 32);
-        u32 codes = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            codes |=
-                (u32)save_kv_quantise(ELEMENT_E4M3, element_from_bf16(from[lane * 4 + i]), scale)
-                << 8 * i;
+        float scale;
+        const u32 codes = packed_codes(c_kv, part, lane, &scale);
         shared_store_word(to + part * PACKED_SCALED + lane * 4, codes);
         if (lane == 0)
             shared_store_word(to + MLA_LORA + part * 4, f32_bits(scale));
     }
-    const any16 *pe = (const any16 *)k_pe + lane * 2;
-    shared_store_word(to + MLA_PACKED_ROPE_AT + lane * 4, pe[0] | (u32)pe[1] << 16);
+    shared_store_word(to + MLA_PACKED_ROPE_AT + lane * 4, packed_pair(k_pe, lane));
 }
 
 /* Where rows begin at no multiple of 16 bytes, are not seen, or are new. */
