@@ -32,8 +32,6 @@ int dsa_multiplies_codes(const dsa_layers *group)
 static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
                                attn_error *error)
 {
-    attn_util_layer *layers = (attn_util_layer *)(void *)(instance->groups + instance->num_groups);
-    attn_util_layer *next = layers;
     for (uint32_t i = 0; i < instance->num_groups; i++) {
         const attn_problem *problem = attn_at(problems, i);
         dsa_layers *group = &instance->groups[i];
@@ -42,12 +40,9 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
         group->base.kv_heads = 1;
         ATTN_UTIL_READ(&group->mla, problem->group->mla);
         ATTN_UTIL_READ(&group->sparse, problem->group->sparse);
-        group->base.layers = next;
-        attn_status status = attn_util_list_layers(problem->group, layers, &next, error);
-        if (status != ATTN_OK)
-            return status;
     }
-    return ATTN_OK;
+    return cuda_groups_list_layers(instance->groups, sizeof *instance->groups, instance->num_groups,
+                                   problems, error);
 }
 
 static attn_status load_kernels(attn_instance *made, attn_error *error)
@@ -126,11 +121,7 @@ attn_status dsa_create(const attn_backend_type *type, const attn_problem *proble
 {
     const cuda_api *cuda = NULL;
     attn_status status =
-        attn_util_require_create(problems, num_problems, services, instance, error);
-    for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
-        status = attn_util_require_support(type, options, services, attn_at(problems, i), error);
-    if (status == ATTN_OK)
-        status = cuda_api_get(&cuda, error);
+        cuda_create_begin(type, problems, num_problems, options, services, instance, &cuda, error);
     if (status != ATTN_OK)
         return status;
     uint64_t size =

@@ -166,18 +166,12 @@ attn_status fa3_metadata_create(attn_instance *instance, uint32_t kind, const at
                                 const attn_memory *memory, attn_metadata **metadata,
                                 attn_error *error)
 {
-    static const char *const names[ATTN_REGION_COUNT] = {[PLANS] = "device metadata",
-                                                         [COUNTER] = "zeroed device metadata",
-                                                         [SCRATCH] = "device scratch",
-                                                         [HOST] = "host metadata"};
     attn_memory_size library = {.struct_size = sizeof library}, all = library;
     attn_status status = fi_metadata_size(instance, kind, given, &library, error);
     if (status == ATTN_OK)
         status = fa3_metadata_size(instance, kind, given, &all, error);
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT && status == ATTN_OK; region++)
-        if (names[region])
-            status = attn_util_check_region(memory, region, names[region], all.size[region],
-                                            ALIGNMENT, error);
+    if (status == ATTN_OK)
+        status = cuda_memory_check(memory, all.size, ALIGNMENT, error);
     if (status == ATTN_OK)
         status = fi_metadata_create(instance, kind, given, memory, metadata, error);
     if (status == ATTN_OK)

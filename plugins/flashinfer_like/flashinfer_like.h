@@ -333,7 +333,6 @@ attn_status fi_metadata_size(attn_instance *instance, uint32_t kind, const attn_
 attn_status fi_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                const attn_memory *memory, attn_metadata **metadata,
                                attn_error *error);
-void fi_metadata_destroy(attn_metadata *metadata);
 /* In two steps: check the batch and take it, `is_worked_on` telling if anything is left to plan;
  * then plan a group's part of it, which its layers need to be forwarded by this library. */
 attn_status fi_take_batch(attn_metadata *metadata, const attn_batch *batch, attn_stream stream,

@@ -192,34 +192,27 @@ int fi_box_keys(const fi_group *group, int kernel)
     return keys >= FI_GROUP ? keys : 1;
 }
 
-static attn_status fill_groups(attn_instance *made, const attn_problem *problems,
-                               attn_util_layer *layers, attn_error *error)
+static attn_status fill_groups(attn_instance *made, const attn_problem *problems, attn_error *error)
 {
-    attn_util_layer *next = layers;
-    attn_status status = ATTN_OK;
-    for (uint32_t i = 0; i < made->num_groups && status == ATTN_OK; i++) {
-        const attn_problem *problem = attn_at(problems, i);
-        fi_group *group = &made->groups[i];
-        fi_group_init(group, problem, made->facts.num_sms, &made->options);
-        group->base.layers = next;
-        status = attn_util_list_layers(problem->group, layers, &next, error);
-        if (status == ATTN_OK)
-            status = load_kernels(made, group, error);
-    }
+    for (uint32_t i = 0; i < made->num_groups; i++)
+        fi_group_init(&made->groups[i], attn_at(problems, i), made->facts.num_sms, &made->options);
+    attn_status status = cuda_groups_list_layers(made->groups, sizeof *made->groups,
+                                                 made->num_groups, problems, error);
+    for (uint32_t i = 0; i < made->num_groups && status == ATTN_OK; i++)
+        status = load_kernels(made, &made->groups[i], error);
     return status;
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-static attn_status fill(attn_instance *made, const attn_problem *problems, attn_util_layer *layers,
-                        attn_error *error)
+static attn_status fill(attn_instance *made, const attn_problem *problems, attn_error *error)
 {
     attn_status status = cuda_facts_find(made->cuda, problems->device, &made->facts, error);
     if (made->facts.num_sms == 0)
         made->facts.num_sms = DEFAULT_SMS;
     if (status == ATTN_OK)
         status = load_plan(made, error);
-    return status == ATTN_OK ? fill_groups(made, problems, layers, error) : status;
+    return status == ATTN_OK ? fill_groups(made, problems, error) : status;
 }
 
 attn_status fi_create_with(const attn_backend_type *type, const attn_problem *problems,
@@ -229,11 +222,7 @@ attn_status fi_create_with(const attn_backend_type *type, const attn_problem *pr
 {
     const cuda_api *cuda = NULL;
     attn_status status =
-        attn_util_require_create(problems, num_problems, services, instance, error);
-    for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
-        status = attn_util_require_support(type, options, services, attn_at(problems, i), error);
-    if (status == ATTN_OK)
-        status = cuda_api_get(&cuda, error);
+        cuda_create_begin(type, problems, num_problems, options, services, instance, &cuda, error);
     if (status != ATTN_OK)
         return status;
 
@@ -252,7 +241,7 @@ attn_status fi_create_with(const attn_backend_type *type, const attn_problem *pr
     made->modules = (cuda_module *)(made + 1);
     made->groups = (fi_group *)(made->modules + num_modules);
     made->own = (char *)made + size;
-    status = fill(made, problems, (attn_util_layer *)(made->groups + num_problems), error);
+    status = fill(made, problems, error);
     if (status != ATTN_OK) {
         fi_destroy(made);
         return status;
@@ -280,15 +269,10 @@ void fi_destroy(attn_instance *instance)
     instance->services->release(instance->services->ctx, ATTN_SPACE_HOST, instance);
 }
 
-/* Slots where a page is one token, else pages: fewer to be read, and to be written by the host. */
 uint32_t fi_index_forms(attn_instance *instance)
 {
-    uint32_t forms = 0;
-    for (uint32_t i = 0; i < instance->num_groups; i++)
-        if (cuda_group_has_cache(&instance->groups[i].base))
-            forms |= instance->groups[i].base.page_size == 1 ? ATTN_INDEX_REQ_TO_TOKEN
-                                                             : ATTN_INDEX_BLOCK_TABLE;
-    return forms ? forms : ATTN_INDEX_BLOCK_TABLE;
+    return cuda_groups_index_forms(instance->groups, sizeof *instance->groups,
+                                   instance->num_groups);
 }
 
 attn_status fi_find_layer(const attn_instance *instance, int32_t layer_id, uint32_t *index,

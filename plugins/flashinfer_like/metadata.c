@@ -31,13 +31,6 @@ enum {
     HOST = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)
 };
 
-static const char *const region_names[ATTN_REGION_COUNT] = {
-    [PLANS] = "device metadata",
-    [ARRIVED] = "zeroed device metadata",
-    [WORKSPACE] = "device scratch",
-    [HOST] = "host metadata",
-};
-
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 static uint64_t aligned(uint64_t size)
@@ -236,14 +229,9 @@ attn_status fi_metadata_size(attn_instance *instance, uint32_t kind, const attn_
     attn_bounds bounds;
     uint64_t sizes[ATTN_REGION_COUNT];
     attn_status status = measure(instance, kind, given, &bounds, sizes, error);
-    if (status != ATTN_OK)
-        return status;
-    attn_util_clear_size(size);
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
-        size->size[region] = sizes[region];
-        size->alignment[region] = sizes[region] ? ALIGNMENT : 0;
-    }
-    return ATTN_OK;
+    if (status == ATTN_OK)
+        cuda_memory_tell(sizes, ALIGNMENT, size);
+    return status;
 }
 
 attn_status fi_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *given,
@@ -253,10 +241,8 @@ attn_status fi_metadata_create(attn_instance *instance, uint32_t kind, const att
     attn_bounds bounds;
     uint64_t sizes[ATTN_REGION_COUNT];
     attn_status status = measure(instance, kind, given, &bounds, sizes, error);
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT && status == ATTN_OK; region++)
-        if (sizes[region])
-            status = attn_util_check_region(memory, region, region_names[region], sizes[region],
-                                            ALIGNMENT, error);
+    if (status == ATTN_OK)
+        status = cuda_memory_check(memory, sizes, ALIGNMENT, error);
     if (status != ATTN_OK)
         return status;
     attn_metadata *made = memory->base[HOST];
@@ -271,12 +257,6 @@ attn_status fi_metadata_create(attn_instance *instance, uint32_t kind, const att
                    kind == ATTN_METADATA_GRAPH ? (uintptr_t)device : 0, kv);
     *metadata = made;
     return ATTN_OK;
-}
-
-/* All of it lies in the caller's memory. */
-void fi_metadata_destroy(attn_metadata *metadata)
-{
-    (void)metadata;
 }
 
 /* ---- Planning -------------------------------------------------------------------------------- */

@@ -23,8 +23,6 @@ void fm_destroy(attn_instance *instance)
 static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
                                attn_error *error)
 {
-    attn_util_layer *layers = (attn_util_layer *)(instance->groups + instance->num_groups);
-    attn_util_layer *next = layers;
     for (uint32_t i = 0; i < instance->num_groups; i++) {
         const attn_problem *problem = attn_at(problems, i);
         cuda_group *group = &instance->groups[i];
@@ -33,12 +31,9 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
         group->kv_heads = 1;
         group->dim = problem->group->mla->kv_lora_rank + problem->group->mla->rope_dim;
         group->v_dim = problem->group->mla->kv_lora_rank;
-        group->layers = next;
-        attn_status status = attn_util_list_layers(problem->group, layers, &next, error);
-        if (status != ATTN_OK)
-            return status;
     }
-    return ATTN_OK;
+    return cuda_groups_list_layers(instance->groups, sizeof *instance->groups, instance->num_groups,
+                                   problems, error);
 }
 
 static attn_status find(attn_instance *made, const char *name, uint32_t shared,
@@ -93,11 +88,7 @@ attn_status fm_create(const attn_backend_type *type, const attn_problem *problem
 {
     const cuda_api *cuda = NULL;
     attn_status status =
-        attn_util_require_create(problems, num_problems, services, instance, error);
-    for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
-        status = attn_util_require_support(type, options, services, attn_at(problems, i), error);
-    if (status == ATTN_OK)
-        status = cuda_api_get(&cuda, error);
+        cuda_create_begin(type, problems, num_problems, options, services, instance, &cuda, error);
     if (status != ATTN_OK)
         return status;
     uint64_t size =

@@ -114,29 +114,20 @@ attn_status fm_metadata_size(attn_instance *instance, uint32_t kind, const attn_
     attn_bounds bounds;
     uint64_t sizes[ATTN_REGION_COUNT];
     attn_status status = measure(instance, kind, given, &bounds, sizes, error);
-    if (status != ATTN_OK)
-        return status;
-    attn_util_clear_size(size);
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
-        size->size[region] = sizes[region];
-        size->alignment[region] = sizes[region] ? FM_ALIGNMENT : 0;
-    }
-    return ATTN_OK;
+    if (status == ATTN_OK)
+        cuda_memory_tell(sizes, FM_ALIGNMENT, size);
+    return status;
 }
 
 attn_status fm_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *given,
                                const attn_memory *memory, attn_metadata **metadata,
                                attn_error *error)
 {
-    static const char *const names[ATTN_REGION_COUNT] = {
-        [PLANS] = "device metadata", [PARTS] = "device scratch", [HOST] = "host metadata"};
     attn_bounds bounds;
     uint64_t sizes[ATTN_REGION_COUNT];
     attn_status status = measure(instance, kind, given, &bounds, sizes, error);
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT && status == ATTN_OK; region++)
-        if (sizes[region])
-            status = attn_util_check_region(memory, region, names[region], sizes[region],
-                                            FM_ALIGNMENT, error);
+    if (status == ATTN_OK)
+        status = cuda_memory_check(memory, sizes, FM_ALIGNMENT, error);
     if (status != ATTN_OK)
         return status;
     attn_metadata *made = memory->base[HOST];
@@ -149,12 +140,6 @@ attn_status fm_metadata_create(attn_instance *instance, uint32_t kind, const att
                    (attn_kv_batch *)(made + 1));
     *metadata = made;
     return ATTN_OK;
-}
-
-/* All of it lies in the caller's memory. */
-void fm_metadata_destroy(attn_metadata *metadata)
-{
-    (void)metadata;
 }
 
 /* ---- A batch --------------------------------------------------------------------------------- */

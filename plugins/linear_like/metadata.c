@@ -88,12 +88,6 @@ attn_status linear_metadata_create(attn_instance *instance, uint32_t kind, const
     return ATTN_OK;
 }
 
-/* All of it lies in the caller's memory. */
-void linear_metadata_destroy(attn_metadata *metadata)
-{
-    (void)metadata;
-}
-
 /* ---- A batch --------------------------------------------------------------------------------- */
 
 static attn_status check_parts(const attn_batch *batch, attn_error *error)

@@ -13,17 +13,10 @@
 static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
                                attn_error *error)
 {
-    attn_util_layer *layers = (attn_util_layer *)(instance->groups + instance->num_groups);
-    attn_util_layer *next = layers;
-    for (uint32_t i = 0; i < instance->num_groups; i++) {
-        const attn_problem *problem = attn_at(problems, i);
-        triton_group_init(&instance->groups[i], problem);
-        instance->groups[i].base.layers = next;
-        attn_status status = attn_util_list_layers(problem->group, layers, &next, error);
-        if (status != ATTN_OK)
-            return status;
-    }
-    return ATTN_OK;
+    for (uint32_t i = 0; i < instance->num_groups; i++)
+        triton_group_init(&instance->groups[i], attn_at(problems, i));
+    return cuda_groups_list_layers(instance->groups, sizeof *instance->groups, instance->num_groups,
+                                   problems, error);
 }
 
 static attn_status find_device(attn_instance *instance, const attn_problem *problem,
@@ -121,13 +114,8 @@ attn_status triton_prepare(attn_instance *instance, attn_progress progress, void
     return ATTN_OK;
 }
 
-/* Slots where a page is one token, else pages: fewer to be read, and to be written by the host. */
 uint32_t triton_index_forms(attn_instance *instance)
 {
-    uint32_t forms = 0;
-    for (uint32_t i = 0; i < instance->num_groups; i++)
-        if (cuda_group_has_cache(&instance->groups[i].base))
-            forms |= instance->groups[i].base.page_size == 1 ? ATTN_INDEX_REQ_TO_TOKEN
-                                                             : ATTN_INDEX_BLOCK_TABLE;
-    return forms ? forms : ATTN_INDEX_BLOCK_TABLE;
+    return cuda_groups_index_forms(instance->groups, sizeof *instance->groups,
+                                   instance->num_groups);
 }

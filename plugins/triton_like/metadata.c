@@ -122,25 +122,9 @@ attn_status triton_metadata_size(attn_instance *instance, uint32_t kind, const a
     attn_bounds bounds;
     uint64_t sizes[ATTN_REGION_COUNT];
     attn_status status = measure(instance, kind, given, &bounds, sizes, error);
-    if (status != ATTN_OK)
-        return status;
-    attn_util_clear_size(size);
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
-        size->size[region] = sizes[region];
-        size->alignment[region] = sizes[region] ? ALIGNMENT : 0;
-    }
-    return ATTN_OK;
-}
-
-static attn_status check_region(const attn_memory *memory, uint32_t region, uint64_t needed,
-                                attn_error *error)
-{
-    const char *name = region == SCRATCH  ? "device scratch"
-                       : region == COUNTS ? "device metadata"
-                                          : "host metadata";
-    if (needed == 0)
-        return ATTN_OK;
-    return attn_util_check_region(memory, region, name, needed, ALIGNMENT, error);
+    if (status == ATTN_OK)
+        cuda_memory_tell(sizes, ALIGNMENT, size);
+    return status;
 }
 
 attn_status triton_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *given,
@@ -153,8 +137,8 @@ attn_status triton_metadata_create(attn_instance *instance, uint32_t kind, const
     if (status == ATTN_OK && !instance->prepared)
         status = attn_util_fail(error, ATTN_BAD_STATE,
                                 "metadata before prepare, which compiles the kernels");
-    for (uint32_t region = 0; region < ATTN_REGION_COUNT && status == ATTN_OK; region++)
-        status = check_region(memory, region, sizes[region], error);
+    if (status == ATTN_OK)
+        status = cuda_memory_check(memory, sizes, ALIGNMENT, error);
     if (status != ATTN_OK)
         return status;
     attn_metadata *made = memory->base[HOST];
@@ -165,12 +149,6 @@ attn_status triton_metadata_create(attn_instance *instance, uint32_t kind, const
                    (attn_kv_batch *)(made + 1));
     *metadata = made;
     return ATTN_OK;
-}
-
-/* All of it lies in the caller's memory. */
-void triton_metadata_destroy(attn_metadata *metadata)
-{
-    (void)metadata;
 }
 
 attn_status triton_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,

@@ -241,7 +241,6 @@ attn_status triton_metadata_size(attn_instance *instance, uint32_t kind, const a
 attn_status triton_metadata_create(attn_instance *instance, uint32_t kind,
                                    const attn_bounds *bounds, const attn_memory *memory,
                                    attn_metadata **metadata, attn_error *error);
-void triton_metadata_destroy(attn_metadata *metadata);
 attn_status triton_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
                                          attn_stream stream, attn_error *error);
 

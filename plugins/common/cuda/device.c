@@ -5,6 +5,18 @@
 #include "plugins/common/cuda/device.h"
 #include "attn_plugin_util.h"
 
+attn_status cuda_create_begin(const attn_backend_type *type, const attn_problem *problems,
+                              uint32_t num_problems, const attn_options *options,
+                              const attn_services *services, attn_instance *const *instance,
+                              const cuda_api **cuda, attn_error *error)
+{
+    attn_status status =
+        attn_util_require_create(problems, num_problems, services, instance, error);
+    for (uint32_t i = 0; i < num_problems && status == ATTN_OK; i++)
+        status = attn_util_require_support(type, options, services, attn_at(problems, i), error);
+    return status == ATTN_OK ? cuda_api_get(cuda, error) : status;
+}
+
 attn_status cuda_facts_find(const cuda_api *cuda, const attn_device *asked, cuda_facts *facts,
                             attn_error *error)
 {

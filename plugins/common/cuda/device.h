@@ -6,8 +6,14 @@
 #ifndef PLUGINS_CUDA_DEVICE_H
 #define PLUGINS_CUDA_DEVICE_H
 
-#include "attn_problem.h"
+#include "attn_plugin.h"
 #include "plugins/common/cuda/cuda_api.h"
+
+/* What create begins with: arguments, problems that `type` supports, the driver. */
+attn_status cuda_create_begin(const attn_backend_type *type, const attn_problem *problems,
+                              uint32_t num_problems, const attn_options *options,
+                              const attn_services *services, attn_instance *const *instance,
+                              const cuda_api **cuda, attn_error *error);
 
 typedef struct cuda_facts {
     int ordinal;

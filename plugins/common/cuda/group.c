@@ -43,6 +43,36 @@ int cuda_group_has_cache(const cuda_group *group)
     return group->attn_type != ATTN_TYPE_ENCODER_ONLY;
 }
 
+static const cuda_group *group_at(const void *groups, size_t group_size, uint32_t index)
+{
+    return (const cuda_group *)(const void *)((const char *)groups + index * group_size);
+}
+
+attn_status cuda_groups_list_layers(void *groups, size_t group_size, uint32_t num_groups,
+                                    const attn_problem *problems, attn_error *error)
+{
+    attn_util_layer *layers = (attn_util_layer *)(void *)((char *)groups + num_groups * group_size);
+    attn_util_layer *next = layers;
+    attn_status status = ATTN_OK;
+    for (uint32_t i = 0; i < num_groups && status == ATTN_OK; i++) {
+        const attn_problem *problem = attn_at(problems, i);
+        ((cuda_group *)(void *)((char *)groups + i * group_size))->layers = next;
+        status = attn_util_list_layers(problem->group, layers, &next, error);
+    }
+    return status;
+}
+
+uint32_t cuda_groups_index_forms(const void *groups, size_t group_size, uint32_t num_groups)
+{
+    uint32_t forms = 0;
+    for (uint32_t i = 0; i < num_groups; i++) {
+        const cuda_group *group = group_at(groups, group_size, i);
+        if (cuda_group_has_cache(group))
+            forms |= group->page_size == 1 ? ATTN_INDEX_REQ_TO_TOKEN : ATTN_INDEX_BLOCK_TABLE;
+    }
+    return forms ? forms : ATTN_INDEX_BLOCK_TABLE;
+}
+
 int cuda_is_fp8(attn_dtype dtype)
 {
     return dtype == ATTN_FP8_E4M3 || dtype == ATTN_FP8_E5M2;

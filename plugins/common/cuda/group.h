@@ -35,6 +35,15 @@ typedef struct cuda_group {
 /* A group from a problem that query accepts; layers are left to the caller. */
 void cuda_group_init(cuda_group *group, const attn_problem *problem);
 
+/* The layers of all groups of an instance: structs of `group_size` bytes that begin with a cuda_group,
+ * with room for the layers after the last. */
+attn_status cuda_groups_list_layers(void *groups, size_t group_size, uint32_t num_groups,
+                                    const attn_problem *problems, attn_error *error);
+
+/* What batches of these groups are asked for. Slots where a page is one token, else pages: fewer to be
+ * read, and to be written by the host. */
+uint32_t cuda_groups_index_forms(const void *groups, size_t group_size, uint32_t num_groups);
+
 /* Encoders have no cache: their keys are the new rows. */
 int cuda_group_has_cache(const cuda_group *group);
 

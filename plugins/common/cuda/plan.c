@@ -11,6 +11,38 @@
 #define FAIL(error, ...)                                                                           \
     attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "" __VA_ARGS__)
 
+void cuda_memory_tell(const uint64_t sizes[ATTN_REGION_COUNT], uint64_t alignment,
+                      attn_memory_size *to)
+{
+    attn_util_clear_size(to);
+    for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
+        to->size[region] = sizes[region];
+        to->alignment[region] = sizes[region] ? alignment : 0;
+    }
+}
+
+attn_status cuda_memory_check(const attn_memory *memory, const uint64_t sizes[ATTN_REGION_COUNT],
+                              uint64_t alignment, attn_error *error)
+{
+    static const char *const names[ATTN_REGION_COUNT] = {
+        [ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_METADATA)] = "device metadata",
+        [ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_ZEROED)] = "zeroed device metadata",
+        [ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_SCRATCH)] = "device scratch",
+        [ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)] = "host metadata"};
+    attn_status status = ATTN_OK;
+    for (uint32_t region = 0; region < ATTN_REGION_COUNT && status == ATTN_OK; region++)
+        if (sizes[region])
+            status =
+                attn_util_check_region(memory, region, names[region] ? names[region] : "memory",
+                                       sizes[region], alignment, error);
+    return status;
+}
+
+void cuda_metadata_destroy(attn_metadata *metadata)
+{
+    (void)metadata;
+}
+
 void cuda_plan_init(cuda_plan *plan, uint32_t kind, const attn_bounds *bounds, uint32_t index_forms,
                     cuda_address counts, attn_kv_batch *kv)
 {

@@ -31,6 +31,17 @@ typedef struct cuda_plan {
     attn_kv_batch *kv;     /* [groups] the caller's memory; one index form of each is left */
 } cuda_plan;
 
+/* What metadata_size answers: by region, `alignment` for those that are not empty. */
+void cuda_memory_tell(const uint64_t sizes[ATTN_REGION_COUNT], uint64_t alignment,
+                      attn_memory_size *to);
+
+/* Is memory of these sizes there? BUFFER_TOO_SMALL, INVALID_ARGUMENT. */
+attn_status cuda_memory_check(const attn_memory *memory, const uint64_t sizes[ATTN_REGION_COUNT],
+                              uint64_t alignment, attn_error *error);
+
+/* metadata_destroy of metadata that lies in the caller's memory as a whole. */
+void cuda_metadata_destroy(attn_metadata *metadata);
+
 /* Begin; `kv` has an element for each of the instance's groups. */
 void cuda_plan_init(cuda_plan *plan, uint32_t kind, const attn_bounds *bounds, uint32_t index_forms,
                     cuda_address counts, attn_kv_batch *kv);

@@ -116,7 +116,7 @@ static void make_instance(test_run *t, const attn_problem *problem)
 static const attn_backend_ops ops = {.metadata_size = fa3_metadata_size,
                                      .metadata_create = fa3_metadata_create,
                                      .init_forward_metadata = fa3_init_forward_metadata,
-                                     .metadata_destroy = fi_metadata_destroy,
+                                     .metadata_destroy = cuda_metadata_destroy,
                                      .forward_extend = fa3_forward_extend,
                                      .forward_decode = fa3_forward_decode,
                                      .get_extension = fa3_get_extension};

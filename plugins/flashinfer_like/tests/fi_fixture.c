@@ -53,7 +53,7 @@ static void make_scales(test_run *t)
 static const attn_backend_ops ops = {.metadata_size = fi_metadata_size,
                                      .metadata_create = fi_metadata_create,
                                      .init_forward_metadata = fi_init_forward_metadata,
-                                     .metadata_destroy = fi_metadata_destroy,
+                                     .metadata_destroy = cuda_metadata_destroy,
                                      .forward_extend = fi_forward_extend,
                                      .forward_decode = fi_forward_decode,
                                      .get_extension = fi_get_extension};

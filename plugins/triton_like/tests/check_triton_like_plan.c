@@ -226,7 +226,7 @@ static const attn_backend_ops ops = {.destroy = triton_destroy,
                                      .metadata_size = triton_metadata_size,
                                      .metadata_create = triton_metadata_create,
                                      .init_forward_metadata = triton_init_forward_metadata,
-                                     .metadata_destroy = triton_metadata_destroy,
+                                     .metadata_destroy = cuda_metadata_destroy,
                                      .forward_extend = triton_forward_extend,
                                      .forward_decode = triton_forward_decode};
 
