@@ -2,11 +2,15 @@
 """vLLM on the CPU with real weights, its attention by attnhost: the text of its own backend, token by token."""
 import gc
 import os
+import pickle
+import subprocess
+import sys
 
 os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR",
                   VLLM_CPU_OMP_THREADS_BIND="nobind", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
                   TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1")
 
+import attnhost_vllm
 import torch
 from vllm import LLM, SamplingParams
 from vllm.config import set_current_vllm_config
@@ -49,6 +53,16 @@ def own():
         _made["own"], rows = text()
         assert not rows, "it is vLLM's own"
     return _made["own"]
+
+
+def test_a_process_of_vllm_reads_the_name_before_it_knows_it():
+    """vLLM's engine is another process unless it is asked otherwise, as here: its settings come by pickle."""
+    attnhost_vllm.register()
+    settings_of = pickle.dumps(AttentionBackendEnum.ATTNHOST)
+    read = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1])).get_path())"
+    done = subprocess.run([sys.executable, "-c", read, settings_of.hex()], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, check=False)
+    assert done.stdout.split()[-1:] == ["attnhost_vllm.backend.AttnhostBackend"], done.stderr[-500:]
 
 
 @cases(("one backend", SINGLE, 16, ["cpu_native"]), ("prefill and decode by two", SPLIT, 48, ["one", "two"]))

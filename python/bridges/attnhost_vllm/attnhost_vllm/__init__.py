@@ -2,6 +2,8 @@
 """vLLM's attention by attnhost. vLLM calls register() in each of its processes (the entry point
 vllm.general_plugins); from then on --attention-backend takes the name."""
 
+from typing import Any
+
 PATH = "attnhost_vllm.backend.AttnhostBackend"
 
 
@@ -11,13 +13,20 @@ def backend_name() -> str:
     return "ATTNHOST" if hasattr(AttentionBackendEnum, "register") else "CUSTOM"
 
 
+def _member() -> Any:
+    """What another process of vLLM makes of the name: it reads its settings before it calls register()."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    register()
+    return AttentionBackendEnum[backend_name()]
+
+
 def register() -> None:
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     name = backend_name()
     if name not in AttentionBackendEnum.__members__:
-        AttentionBackendEnum.register(name, PATH)
+        AttentionBackendEnum.register(name, PATH).__reduce_ex__ = lambda _protocol: (_member, ())
     register_backend(AttentionBackendEnum[name], PATH)
     if current_platform.is_cpu():  # which has one backend, whatever it is asked for
         register_backend(AttentionBackendEnum.CPU_ATTN, "attnhost_vllm.cpu.Chosen")
