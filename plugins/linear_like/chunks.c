@@ -34,6 +34,14 @@ int linear_is_fused(const linear_dims *d)
     return !linear_is_delta(d) && d->width == 0 && !d->l2_norm;
 }
 
+/* Of GDN with a convolution v would pass through the workspace all the same, and (I + A)^-1 is slower. */
+int linear_chunk_rule(const linear_dims *d)
+{
+    if (!linear_is_delta(d))
+        return CHUNK_PLAIN;
+    return d->family == LINEAR_FAMILY_GDN && d->width == 0 ? CHUNK_INVERSE : CHUNK_SOLVED;
+}
+
 uint32_t linear_ready_shared(const linear_dims *d)
 {
     return d->family == LINEAR_FAMILY_KDA ? CHUNK_CHANNELS_SHARED
@@ -92,7 +100,7 @@ linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_boun
     const int fused = linear_is_fused(d); /* without tiles: all chunks in one launch */
     const uint64_t keys = fused ? 0 : (uint64_t)key_heads(d) * CHUNK_KEYS_BYTES;
     const uint64_t values =
-        fused ? 0 : heads * (uint64_t)CHUNK_VALUES_BYTES(panels, linear_is_delta(d));
+        fused ? 0 : heads * (uint64_t)CHUNK_VALUES_BYTES(panels, linear_chunk_rule(d));
     const uint64_t most = CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 1);
     uint64_t window = fused ? most : CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 0);
     if (!fused && window > MOST_TILES / (keys + values))
@@ -201,7 +209,7 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
     linear_chunks *chunks = &call->chunks;
     const int at_once = chunks->window < chunks->most ? chunks->window : chunks->most;
     chunks->together = find_together(d, at_once);
-    const int columns = CHUNK_PANEL * CHUNK_STATE_WARPS, delta = linear_is_delta(d);
+    const int columns = CHUNK_PANEL * CHUNK_STATE_WARPS, rule = linear_chunk_rule(d);
     int first = 0;
     linear_maps maps;
     attn_status status = group->ready ? ATTN_OK : make_maps(metadata, call, &maps, error);
@@ -218,9 +226,9 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
                                .block = {(uint32_t)ready_threads(d)},
                                .shared = linear_ready_shared(d)};
     const uint32_t shared =
-        group->ready ? (uint32_t)CHUNK_STATES_SHARED(delta) : (uint32_t)FUSED_SHARED;
+        group->ready ? (uint32_t)CHUNK_STATES_SHARED(rule) : (uint32_t)FUSED_SHARED;
     const uint32_t threads = group->ready ? CHUNK_STATE_THREADS : FUSED_THREADS;
-    const int parts = CHUNK_SEGMENT_PARTS(d->v_dim / CHUNK_PANEL, delta);
+    const int parts = CHUNK_SEGMENT_PARTS(d->v_dim / CHUNK_PANEL, rule);
     const cuda_launch segments = {.function = group->segments,
                                   .name = "linear_segments",
                                   .grid = {(int64_t)chunks->room * d->v_heads * parts, 1, 1},

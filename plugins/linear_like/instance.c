@@ -80,23 +80,25 @@ static attn_status load_fused(attn_instance *made, linear_group *group, attn_err
 
 static attn_status load_chunks(attn_instance *made, linear_group *group, attn_error *error)
 {
-    const int delta = linear_is_delta(&group->dims);
+    static const char *const ways[] = {
+        [CHUNK_PLAIN] = "plain", [CHUNK_SOLVED] = "delta", [CHUNK_INVERSE] = "inverse"};
+    const int rule = linear_chunk_rule(&group->dims);
+    const uint32_t shared = (uint32_t)CHUNK_STATES_SHARED(rule);
     const int ready = group->dims.family == LINEAR_FAMILY_KDA ? MODULE_CHANNELS : MODULE_READY;
     char name[64];
     attn_status status = load_kernel(made, MODULE_READY, "linear_list", 0, &group->list, error);
     if (status != ATTN_OK || linear_is_fused(&group->dims))
         return status == ATTN_OK ? load_fused(made, group, error) : status;
-    snprintf(name, sizeof name, "linear_ready_%s", mode_of(group));
+    snprintf(name, sizeof name, "linear_ready_%s",
+             ready == MODULE_CHANNELS ? "channels" : ways[rule]);
     status =
         load_kernel(made, ready, name, linear_ready_shared(&group->dims), &group->ready, error);
+    snprintf(name, sizeof name, "linear_states_%s", ways[rule]);
     if (status == ATTN_OK)
-        status =
-            load_kernel(made, MODULE_STATES, delta ? "linear_states_delta" : "linear_states_plain",
-                        (uint32_t)CHUNK_STATES_SHARED(delta), &group->states, error);
+        status = load_kernel(made, MODULE_STATES, name, shared, &group->states, error);
+    snprintf(name, sizeof name, "linear_segments_%s", ways[rule]);
     if (status == ATTN_OK)
-        status = load_kernel(made, MODULE_STATES,
-                             delta ? "linear_segments_delta" : "linear_segments_plain",
-                             (uint32_t)CHUNK_STATES_SHARED(delta), &group->segments, error);
+        status = load_kernel(made, MODULE_STATES, name, shared, &group->segments, error);
     return status;
 }
 

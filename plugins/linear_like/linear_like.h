@@ -107,6 +107,9 @@ int linear_is_delta(const linear_dims *dims);
 /* Are rows of its chunks read where they are, by linear_fused, and not made ready before? */
 int linear_is_fused(const linear_dims *dims);
 
+/* CHUNK_*: what there is of its chunks. */
+int linear_chunk_rule(const linear_dims *dims);
+
 /* Shared memory of its linear_ready_* kernel. */
 uint32_t linear_ready_shared(const linear_dims *dims);
 

@@ -462,7 +462,7 @@ DEVICE void channels_block(const linear_call &call, int first, char *memory)
     const channels_memory own(m.system + CHUNK_PRODUCTS);
     const channels_part part(m);
     const ready_gates g(m, 0);
-    const ready_values to(call, index, head, true);
+    const ready_values to(call, index, head, CHUNK_SOLVED);
     const int key_head = head / d.ratio;
     char *keys = chunks.keys + ((i64)index * d.v_heads + head) * CHUNK_KEYS_BYTES;
     block_rows rows;

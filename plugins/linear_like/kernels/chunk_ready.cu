@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "plugins/linear_like/kernels/chunk_ready.cuh"
+#include "plugins/linear_like/kernels/chunk_inverse.cuh"
 
 extern "C" __global__ void __launch_bounds__(CHUNK_PLAN_THREADS)
     linear_list(const __grid_constant__ linear_call call)
@@ -17,3 +17,10 @@ extern "C" __global__ void __launch_bounds__(CHUNK_PLAN_THREADS)
 
 READY_KERNEL(linear_ready_plain, false)
 READY_KERNEL(linear_ready_delta, true)
+
+extern "C" __global__ void __launch_bounds__(CHUNK_READY_THREADS, 4)
+    linear_ready_inverse(const __grid_constant__ linear_call call, int first)
+{
+    extern __shared__ float4 chunk_shared[];
+    inverse_block(call, first, (char *)chunk_shared);
+}

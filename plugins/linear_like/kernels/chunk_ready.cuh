@@ -573,18 +573,16 @@ DEVICE void write_products(const linear_dims &d, const float (&qk)[8][4], const 
 /* Parts of what is made of a chunk for a v head. */
 struct ready_values {
     float *numbers;
-    char *products, *w, *u;
+    char *products, *w, *u; /* `w`: the inverse, if that is what there is */
 
-    __device__ __forceinline__ ready_values(const linear_call &call, int index, int head,
-                                            bool delta)
+    __device__ __forceinline__ ready_values(const linear_call &call, int index, int head, int rule)
     {
-        char *to =
-            call.chunks.values + ((i64)index * call.dims.v_heads + head) *
-                                     CHUNK_VALUES_BYTES(call.dims.v_dim / CHUNK_PANEL, delta);
+        char *to = call.chunks.values + ((i64)index * call.dims.v_heads + head) *
+                                            CHUNK_VALUES_BYTES(call.dims.v_dim / CHUNK_PANEL, rule);
         numbers = (float *)to;
         products = to + CHUNK_NUMBERS;
         w = products + CHUNK_PRODUCTS;
-        u = w + (delta ? CHUNK_TILE : 0);
+        u = w + (rule == CHUNK_SOLVED ? CHUNK_TILE : 0);
     }
 };
 
@@ -853,7 +851,7 @@ template <bool DELTA> DEVICE void ready_block(const linear_call &call, int first
         replace_own(m.own, warp, lane, products);
 #pragma unroll 1
     for (int n = 0; n < heads; n++) {
-        const ready_values to(call, index, head + n, DELTA);
+        const ready_values to(call, index, head + n, DELTA ? CHUNK_SOLVED : CHUNK_PLAIN);
         const ready_gates g(m, n);
         write_numbers(d, m, g, to.numbers);
         write_products<DELTA>(d, products, m, g, to.products, to.numbers, warp, lane);
@@ -864,7 +862,7 @@ template <bool DELTA> DEVICE void ready_block(const linear_call &call, int first
     if constexpr (DELTA) {
 #pragma unroll 1
         for (int n = 0; n < heads; n++) {
-            const ready_values to(call, index, head + n, DELTA);
+            const ready_values to(call, index, head + n, DELTA ? CHUNK_SOLVED : CHUNK_PLAIN);
             const ready_gates g(m, n);
             __syncthreads();
             load_tile<false>(call, chunk, d.first[2] + (head + n) * d.v_dim, d.v_dim, false, m.q,

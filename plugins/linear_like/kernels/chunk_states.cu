@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/linear_like/kernels/chunk_states.cuh"
 
-#define STATES_KERNEL(name, block, delta, exact)                                                   \
+#define STATES_KERNEL(name, block, rule, exact)                                                    \
     extern "C" __global__ void __launch_bounds__(CHUNK_STATE_THREADS, 1)                           \
         name(const __grid_constant__ linear_call call, int first)                                  \
     {                                                                                              \
         extern __shared__ float4 chunk_shared[];                                                   \
-        block<delta, exact>(call, first, (char *)chunk_shared);                                    \
+        block<rule, exact>(call, first, (char *)chunk_shared);                                     \
     }
 
-STATES_KERNEL(linear_states_plain, states_block, false, true)
-STATES_KERNEL(linear_states_delta, states_block, true, false)
-STATES_KERNEL(linear_segments_plain, segments_block, false, true)
-STATES_KERNEL(linear_segments_delta, segments_block, true, false)
+STATES_KERNEL(linear_states_plain, states_block, CHUNK_PLAIN, true)
+STATES_KERNEL(linear_states_delta, states_block, CHUNK_SOLVED, false)
+STATES_KERNEL(linear_states_inverse, states_block, CHUNK_INVERSE, false)
+STATES_KERNEL(linear_segments_plain, segments_block, CHUNK_PLAIN, true)
+STATES_KERNEL(linear_segments_delta, segments_block, CHUNK_SOLVED, false)
+STATES_KERNEL(linear_segments_inverse, segments_block, CHUNK_INVERSE, false)

@@ -241,9 +241,12 @@ enum { HANDED_STATE = 1, HANDED_UPDATES = 2, HANDED_TAKEN = 3 };
  */
 enum { STATE_STAGES = CHUNK_STATE_STAGES, OUTPUT_STAGES = CHUNK_OUTPUT_STAGES };
 
-template <bool DELTA> struct states_memory {
-    static constexpr int w = 0, k = DELTA ? CHUNK_TILE : 0, state_numbers = k + CHUNK_TILE;
-    static constexpr int state_u = state_numbers + CHUNK_NUMBERS;
+template <int RULE> struct states_memory {
+    static constexpr int k = RULE == CHUNK_SOLVED ? CHUNK_TILE : 0;
+    static constexpr int w = RULE == CHUNK_SOLVED ? 0 : k; /* what a state is multiplied by */
+    static constexpr int inverse = k + CHUNK_TILE;
+    static constexpr int state_numbers = inverse + (RULE == CHUNK_INVERSE ? CHUNK_PRODUCTS : 0);
+    static constexpr int state_u = state_numbers + CHUNK_NUMBERS; /* or rows of v */
     static constexpr int q = 0, output_numbers = CHUNK_TILE;
     static constexpr int products = output_numbers + CHUNK_NUMBERS;
     static constexpr int output_u = products + CHUNK_PRODUCTS;
@@ -255,8 +258,8 @@ template <bool DELTA> struct states_memory {
     __device__ __forceinline__ states_memory(char *from, int warp)
     {
         stages[0] = from;
-        stages[1] = from + STATE_STAGES * CHUNK_STATE_STAGE(DELTA);
-        state = stages[1] + OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(DELTA);
+        stages[1] = from + STATE_STAGES * CHUNK_STATE_STAGE(RULE);
+        state = stages[1] + OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(RULE);
         updates = state + 9 * 2048;
         turn = (float *)(state + 14 * 2048) + warp * 512;
         barriers = shared_address(state + CHUNK_HANDED);
@@ -264,8 +267,8 @@ template <bool DELTA> struct states_memory {
 
     __device__ __forceinline__ char *stage(int group, int n) const
     {
-        return stages[group] + (group == 0 ? n % STATE_STAGES * CHUNK_STATE_STAGE(DELTA)
-                                           : n % OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(DELTA));
+        return stages[group] + (group == 0 ? n % STATE_STAGES * CHUNK_STATE_STAGE(RULE)
+                                           : n % OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(RULE));
     }
 
     __device__ __forceinline__ unsigned barrier(int group, int n) const
@@ -338,54 +341,63 @@ DEVICE char *result_matrix(const linear_call &call, const states_work &work, int
     return find_result(call, index, work.head) + CHUNK_RESULT_STATE(call.dims.v_dim / CHUNK_PANEL);
 }
 
-/* What a warpgroup needs of chunk `i`, on its way. */
-template <bool DELTA>
-DEVICE void copy_chunk(const linear_call &call, const states_work &work,
-                       const states_memory<DELTA> &m, int group, int i)
+/* What the states' warpgroup needs of a chunk, but for rows of v. */
+template <int RULE>
+DEVICE void copy_for_state(const linear_call &call, const states_work &work, const char *keys,
+                           const char *values, char *to, unsigned barrier)
 {
-    typedef states_memory<DELTA> at;
-    const linear_dims &d = call.dims;
-    const int panels = d.v_dim / CHUNK_PANEL, own = d.family == LINEAR_FAMILY_KDA;
-    const int index = i - work.first, n = i - work.from + (group == 0 ? work.lead : 0);
-    if (i >= work.to || (HAS_HOPPER && threadIdx.x % 32 != 0))
+    typedef states_memory<RULE> at;
+    const int panels = call.dims.v_dim / CHUNK_PANEL;
+    const char *u = values + CHUNK_VALUES_BYTES(0, RULE) + work.panel * CHUNK_PANEL_BYTES;
+    const int here =
+        RULE == CHUNK_INVERSE ? 0 : int_max(0, int_min(CHUNK_STATE_WARPS, panels - work.panel));
+    if (HAS_HOPPER && threadIdx.x % 32 != 0)
         return;
-    const char *keys = call.chunks.keys + ((i64)index * (own ? d.v_heads : d.k_heads) +
-                                           (own ? work.head : work.head / d.ratio)) *
-                                              CHUNK_KEYS_BYTES;
-    const char *values = call.chunks.values +
-                         ((i64)index * d.v_heads + work.head) * CHUNK_VALUES_BYTES(panels, DELTA);
-    const char *u = values + CHUNK_VALUES_BYTES(0, DELTA) + work.panel * CHUNK_PANEL_BYTES;
-    const int u_bytes =
-        int_max(0, int_min(CHUNK_STATE_WARPS, panels - work.panel)) * CHUNK_PANEL_BYTES;
-    char *to = m.stage(group, n);
-    const unsigned barrier = m.barrier(group, n);
 #if HAS_HOPPER
-    barrier_arrive_expect(
-        barrier, group == 0 ? (DELTA ? 2 : 1) * CHUNK_TILE + CHUNK_NUMBERS + u_bytes
-                            : CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS + (DELTA ? 0 : u_bytes));
+    barrier_arrive_expect(barrier, at::state_u - at::w + here * CHUNK_PANEL_BYTES);
 #endif
-    if (group == 0) {
-        if (DELTA)
-            copy_bytes(to + at::w, values + CHUNK_NUMBERS + CHUNK_PRODUCTS, CHUNK_TILE, barrier);
-        copy_bytes(to + at::k, keys + CHUNK_TILE, CHUNK_TILE, barrier);
-        copy_bytes(to + at::state_numbers, values, CHUNK_NUMBERS, barrier);
-        if (u_bytes > 0)
-            copy_bytes(to + at::state_u, u, u_bytes, barrier);
-    } else {
-        copy_bytes(to + at::q, keys, CHUNK_TILE, barrier);
-        copy_bytes(to + at::output_numbers, values, CHUNK_NUMBERS + CHUNK_PRODUCTS, barrier);
-        if (!DELTA)
-            copy_bytes(to + at::output_u, u, u_bytes, barrier);
-    }
-#if !HAS_HOPPER
+    if (RULE == CHUNK_SOLVED)
+        copy_bytes(to + at::w, values + CHUNK_NUMBERS + CHUNK_PRODUCTS, CHUNK_TILE, barrier);
+    copy_bytes(to + at::k, keys + CHUNK_TILE, CHUNK_TILE, barrier);
+    if (RULE == CHUNK_INVERSE)
+        copy_bytes(to + at::inverse, values + CHUNK_NUMBERS + CHUNK_PRODUCTS, CHUNK_PRODUCTS,
+                   barrier);
+    copy_bytes(to + at::state_numbers, values, CHUNK_NUMBERS, barrier);
+    if (here > 0)
+        copy_bytes(to + at::state_u, u, here * CHUNK_PANEL_BYTES, barrier);
+}
+
+/* What that of the outputs needs. */
+template <int RULE>
+DEVICE void copy_for_outputs(const linear_call &call, const states_work &work, const char *keys,
+                             const char *values, char *to, unsigned barrier)
+{
+    typedef states_memory<RULE> at;
+    const int panels = call.dims.v_dim / CHUNK_PANEL;
+    const char *u = values + CHUNK_VALUES_BYTES(0, RULE) + work.panel * CHUNK_PANEL_BYTES;
+    const int here = int_max(0, int_min(CHUNK_STATE_WARPS, panels - work.panel));
+    if (HAS_HOPPER && threadIdx.x % 32 != 0)
+        return;
+#if HAS_HOPPER
+    barrier_arrive_expect(barrier, CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS +
+                                       (RULE ? 0 : here * CHUNK_PANEL_BYTES));
+#endif
+    copy_bytes(to + at::q, keys, CHUNK_TILE, barrier);
+    copy_bytes(to + at::output_numbers, values, CHUNK_NUMBERS + CHUNK_PRODUCTS, barrier);
+    if (!RULE)
+        copy_bytes(to + at::output_u, u, here * CHUNK_PANEL_BYTES, barrier);
+}
+
+/* A thread's copies so far count as an arrival once they are there. */
+DEVICE void arrive_copied(unsigned barrier)
+{
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
-#endif
 }
 
 /* ---- The state ------------------------------------------------------------------------------- */
 
 /* What the rows of a chunk add to a state: u - w S. `x`: w S, if there is one. UNIT: u = 0. */
-template <bool DELTA, bool UNIT>
+template <int RULE, bool UNIT>
 DEVICE void find_updates(unsigned u, const float *numbers, const left_operand<16> &s, int lane,
                          float (&x)[32])
 {
@@ -399,17 +411,60 @@ DEVICE void find_updates(unsigned u, const float *numbers, const left_operand<16
         for (int n = 0; n < 2; n++) {
             const int at = 4 * (2 * pair + n), c = 8 * (2 * pair + n) + lane % 4 * 2;
             const float2 times = *(const float2 *)(numbers + NUMBERS_U + c);
-            const float2 less = DELTA ? *(const float2 *)(numbers + NUMBERS_W + c) : times;
-            const float held[4] = {DELTA ? x[at] * (less.x * s.times[0]) : 0,
-                                   DELTA ? x[at + 1] * (less.y * s.times[0]) : 0,
-                                   DELTA ? x[at + 2] * (less.x * s.times[1]) : 0,
-                                   DELTA ? x[at + 3] * (less.y * s.times[1]) : 0};
+            const float2 less = RULE ? *(const float2 *)(numbers + NUMBERS_W + c) : times;
+            const float held[4] = {RULE ? x[at] * (less.x * s.times[0]) : 0,
+                                   RULE ? x[at + 1] * (less.y * s.times[0]) : 0,
+                                   RULE ? x[at + 2] * (less.x * s.times[1]) : 0,
+                                   RULE ? x[at + 3] * (less.y * s.times[1]) : 0};
             x[at] = half_low(b[2 * n]) * times.x - held[0];
             x[at + 1] = half_high(b[2 * n]) * times.y - held[1];
             x[at + 2] = half_low(b[2 * n + 1]) * times.x - held[2];
             x[at + 3] = half_high(b[2 * n + 1]) * times.y - held[3];
         }
     }
+}
+
+/* The right side of (I + A) U = beta v - beta e^g k S. `x`: k S. UNIT: v = 0. `v`: the warp's. */
+template <bool UNIT>
+DEVICE void find_sides(unsigned v, const float *numbers, const float (&held)[2], int lane,
+                       float (&x)[32])
+{
+    const unsigned from = v + (lane % 8 + lane / 16 * 8) * CHUNK_V_ROW + lane / 8 % 2 * 16;
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) {
+        u32 b[4] = {0, 0, 0, 0};
+        float y[8] = {};
+        if constexpr (!UNIT) {
+            load_matrices_turned(from + pair * 16 * CHUNK_V_ROW, b);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                y[2 * i] = bits_f32(b[i] << 16);
+                y[2 * i + 1] = bits_f32(b[i] & 0xffff0000);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const int at = 4 * (2 * pair + n), c = 8 * (2 * pair + n) + lane % 4 * 2;
+            const float2 times = *(const float2 *)(numbers + NUMBERS_U + c);
+            const float2 less = *(const float2 *)(numbers + NUMBERS_W + c);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                x[at + e] = y[4 * n + e] * (e % 2 ? times.y : times.x) -
+                            x[at + e] * ((e % 2 ? less.y : less.x) * held[e / 2]);
+        }
+    }
+}
+
+/* The updates of a chunk, (I + A)^-1 times the right side: `x` is that; then updates over `times`. */
+DEVICE void solve_sides(unsigned inverse, float (&x)[32], float (&times)[2])
+{
+    left_operand<8> side;
+    float scale[2];
+    make_left(x, side, scale);
+    multiply_rows(x, side.at[0], inverse, false);
+    wait_product<0>(x);
+    times[0] = side.times[0] * (1.0f / CHUNK_INVERSE_ROOM);
+    times[1] = side.times[1] * (1.0f / CHUNK_INVERSE_ROOM);
 }
 
 /* Half of the state after the chunk. */
@@ -432,12 +487,114 @@ DEVICE void fold(const float *numbers, const float (&sums)[32], const left_opera
  * outputs; a state alone; what chunks make of the state before them. */
 enum { PASS_HANDED, PASS_ALONE, PASS_MATRIX };
 
-/* The state after a chunk, the block's number `n`. EXACT: updates as two numbers each. */
-template <bool DELTA, bool EXACT, int PASS>
-DEVICE void pass_chunk(const states_memory<DELTA> &m, const char *stage, int n, int warp, int lane,
+/* The largest magnitudes of a left operand's rows. */
+DEVICE void largest_of_left(const left_operand<16> &a, float (&largest)[2])
+{
+    const u32 magnitude = 0x7fff7fff;
+    u32 most[2] = {0, 0};
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) /* of numbers without a sign, order is that of their bits */
+            most[i % 2] = __vmaxu2(most[i % 2], a.at[n][i] & magnitude);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        largest[i] = fmaxf(half_low(most[i]), half_high(most[i]));
+}
+
+/* The state after a chunk, of a rule that has one decay for all of k; the state is `s` times `unit`, a
+ * power of two for each row which keeps it within fp16's range. What is added to it has the same
+ * unit, so that the product's sums are the state. */
+template <int RULE, int PASS>
+DEVICE void pass_scaled(const states_memory<RULE> &m, const char *stage, int n, int warp, int lane,
+                        state_tile &s, float (&unit)[2])
+{
+    typedef states_memory<RULE> at;
+    const float *numbers = (const float *)(stage + at::state_numbers);
+    const unsigned from = shared_address(stage), k = from + at::k;
+    const unsigned v = from + at::state_u + warp * (CHUNK_PANEL * 2);
+    const float one[2] = {1, 1}, decay = numbers[NUMBERS_DECAY];
+    left_operand<16> held;
+    left_operand<8> added, kept;
+    float x[32], y[32], scale[2], times[2], largest[2], most[2] = {0, 0};
+    float(&low)[32] = *(float(*)[32])s, (&high)[32] = *(float(*)[32])(s + 32);
+    pack_left<0, 8, 16>(s, one, held);
+    multiply_rows(x, held.at[0], k, false);
+    pack_left<8, 16, 16>(s, one, held);
+    multiply_rows(x, held.at[4], k + CHUNK_TILE / 2, true);
+    held.times[0] = unit[0], held.times[1] = unit[1];
+    if constexpr (PASS == PASS_HANDED) {
+        if (n > 0)
+            named_sync(HANDED_TAKEN, 64 * CHUNK_STATE_WARPS);
+        hand_on(m.state, held);
+        named_arrive(HANDED_STATE, 64 * CHUNK_STATE_WARPS);
+    }
+    largest_of_left(held, largest);
+    wait_product<0>(x);
+    find_sides<PASS == PASS_MATRIX>(v, numbers, unit, lane, x);
+    solve_sides(from + at::inverse, x, times);
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const float2 by = *(const float2 *)(numbers + NUMBERS_K + 8 * n + lane % 4 * 2);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            y[4 * n + e] = x[4 * n + e] * (e % 2 ? by.y : by.x);
+            most[e / 2] = fmaxf(most[e / 2], fabsf(y[4 * n + e]));
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float old = unit[i] * decay;
+        const float up = find_scale(
+            fmaxf(largest_of_row(most[i] * times[i]), largest_of_row(largest[i]) * old), &unit[i]);
+        scale[i] = times[i] * up;
+        const float factor = old * up;
+#pragma unroll
+        for (int n = 0; n < 16; n++)
+            s[4 * n + 2 * i] *= factor, s[4 * n + 2 * i + 1] *= factor;
+    }
+    pack_left<0, 8, 8>(y, scale, added);
+    multiply_panel(low, added.at, k, true);
+    multiply_panel(high, added.at, k + CHUNK_TILE / 2, true);
+    if constexpr (PASS == PASS_HANDED) {
+        make_left(x, kept, scale);
+        kept.times[0] *= times[0], kept.times[1] *= times[1];
+        hand_on(m.updates, kept);
+        named_arrive(HANDED_UPDATES, 64 * CHUNK_STATE_WARPS);
+    }
+    wait_product<0>(low);
+    products_arrived(high);
+}
+
+/* A state in units of 1. */
+DEVICE void restore_state(state_tile &s, float (&unit)[2])
+{
+#pragma unroll
+    for (int n = 0; n < 64; n++)
+        s[n] *= unit[n % 4 / 2];
+    unit[0] = unit[1] = 1;
+}
+
+/* In fp16's range. */
+DEVICE void scale_state(state_tile &s, float (&unit)[2])
+{
+    float largest[2] = {0, 0}, scale[2];
+#pragma unroll
+    for (int n = 0; n < 64; n++)
+        largest[n % 4 / 2] = fmaxf(largest[n % 4 / 2], fabsf(s[n]));
+    scale[0] = find_scale(largest_of_row(largest[0]), &unit[0]);
+    scale[1] = find_scale(largest_of_row(largest[1]), &unit[1]);
+#pragma unroll
+    for (int n = 0; n < 64; n++)
+        s[n] *= scale[n % 4 / 2];
+}
+
+/* The state after a chunk, the block's number `n`, of the other rules. EXACT: updates as two numbers each. */
+template <int RULE, bool EXACT, int PASS>
+DEVICE void pass_exact(const states_memory<RULE> &m, const char *stage, int n, int warp, int lane,
                        state_tile &s)
 {
-    typedef states_memory<DELTA> at;
+    typedef states_memory<RULE> at;
     const float *numbers = (const float *)(stage + at::state_numbers);
     const unsigned from = shared_address(stage), k = from + at::k;
     const unsigned u = from + at::state_u + warp * CHUNK_PANEL_BYTES;
@@ -447,10 +604,10 @@ DEVICE void pass_chunk(const states_memory<DELTA> &m, const char *stage, int n, 
     u32 rest[4][4];
     scale_left<16>(s, held, scale);
     pack_left<0, 8, 16>(s, scale, held);
-    if constexpr (DELTA)
+    if constexpr (RULE)
         multiply_rows(x, held.at[0], from + at::w, false);
     pack_left<8, 16, 16>(s, scale, held);
-    if constexpr (DELTA)
+    if constexpr (RULE)
         multiply_rows(x, held.at[4], from + at::w + CHUNK_TILE / 2, true);
     if constexpr (PASS == PASS_HANDED) {
         if (n > 0)
@@ -458,9 +615,9 @@ DEVICE void pass_chunk(const states_memory<DELTA> &m, const char *stage, int n, 
         hand_on(m.state, held);
         named_arrive(HANDED_STATE, 64 * CHUNK_STATE_WARPS);
     }
-    if constexpr (DELTA)
+    if constexpr (RULE)
         wait_product<0>(x);
-    find_updates<DELTA, PASS == PASS_MATRIX>(u, numbers, held, lane, x);
+    find_updates<RULE, PASS == PASS_MATRIX>(u, numbers, held, lane, x);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
         const float2 times = *(const float2 *)(numbers + NUMBERS_K + 8 * n + lane % 4 * 2);
@@ -490,6 +647,17 @@ DEVICE void pass_chunk(const states_memory<DELTA> &m, const char *stage, int n, 
     fold(numbers, low, added, 0, lane, s);
     wait_product<0>(high);
     fold(numbers, high, added, 1, lane, s);
+}
+
+/* The state after a chunk: `s` times `unit`, which is 1 but for pass_scaled(). */
+template <int RULE, bool EXACT, int PASS>
+DEVICE void pass_chunk(const states_memory<RULE> &m, const char *stage, int n, int warp, int lane,
+                       state_tile &s, float (&unit)[2])
+{
+    if constexpr (RULE == CHUNK_INVERSE)
+        pass_scaled<RULE, PASS>(m, stage, n, warp, lane, s, unit);
+    else
+        pass_exact<RULE, EXACT, PASS>(m, stage, n, warp, lane, s);
 }
 
 /* ---- Outputs --------------------------------------------------------------------------------- */
@@ -527,14 +695,14 @@ struct output_place {
 };
 
 /* Eight neighbouring values of a row's output. `v`: those of u. */
-template <bool DELTA>
+template <int RULE>
 DEVICE void write_eight(const linear_call &call, int row, const output_place &place, float (&x)[8],
                         uint4 z, uint4 v, float v_times, float own)
 {
     const linear_operands &o = call.operands;
     const linear_dims &d = call.dims;
     float y[8];
-    if (!DELTA) {
+    if (!RULE) {
         unpack_eight(ELEMENT_F16, v, y);
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -553,12 +721,12 @@ DEVICE void write_eight(const linear_call &call, int row, const output_place &pl
 
 /* Sums of what updates give later rows, times `p`; a delta rule's own rows get own times theirs
  * besides. `x`: updates of two values in two rows. */
-template <bool DELTA> DEVICE void add_own(float2 own, float2 p, const u32 *x, float (&sums)[4])
+template <int RULE> DEVICE void add_own(float2 own, float2 p, const u32 *x, float (&sums)[4])
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        sums[2 * i] = sums[2 * i] * p.x + (DELTA ? own.x * half_low(x[i]) : 0);
-        sums[2 * i + 1] = sums[2 * i + 1] * p.y + (DELTA ? own.y * half_high(x[i]) : 0);
+        sums[2 * i] = sums[2 * i] * p.x + (RULE ? own.x * half_low(x[i]) : 0);
+        sums[2 * i + 1] = sums[2 * i + 1] * p.y + (RULE ? own.y * half_high(x[i]) : 0);
     }
 }
 
@@ -603,11 +771,11 @@ DEVICE void write_turned(const linear_call &call, char *turn, const float *numbe
 
 /* Outputs of a chunk's rows, of which the first is `row` of the batch; turned in shared memory,
  * sixteen rows at a time. `last`: the other warpgroup has no chunk after it. */
-template <bool DELTA>
-DEVICE void write_chunk(const linear_call &call, const states_memory<DELTA> &m, int n, int row,
+template <int RULE>
+DEVICE void write_chunk(const linear_call &call, const states_memory<RULE> &m, int n, int row,
                         int rows, bool last, const output_place &place, int warp, int lane)
 {
-    typedef states_memory<DELTA> at;
+    typedef states_memory<RULE> at;
     const linear_operands &o = call.operands;
     const char *stage = m.stage(1, n), *v = stage + at::output_u + warp * CHUNK_PANEL_BYTES;
     const float *numbers = (const float *)(stage + at::output_numbers);
@@ -631,7 +799,7 @@ DEVICE void write_chunk(const linear_call &call, const states_memory<DELTA> &m, 
     multiply_rows(added, x.at[0], shared_address(stage + at::products), false);
     wait_product<0>(read);
     products_arrived(added);
-    if (HAS_HOPPER && DELTA && !o.z) {
+    if (HAS_HOPPER && RULE && !o.z) {
         write_turned(call, (char *)m.turn, numbers, read, added, s.times, x, row, rows, place,
                      lane);
         return;
@@ -643,12 +811,11 @@ DEVICE void write_chunk(const linear_call &call, const states_memory<DELTA> &m, 
             const int c = 8 * i + lane % 4 * 2, from = 4 * (2 * pair + i);
             const float2 a = *(const float2 *)(numbers + NUMBERS_Q + 16 * pair + c);
             const float2 p = *(const float2 *)(numbers + NUMBERS_P + 16 * pair + c);
-            const float2 own = DELTA
-                                   ? *(const float2 *)(numbers + NUMBERS_OWN(true) + 16 * pair + c)
-                                   : make_float2(0, 0);
+            const float2 own = RULE ? *(const float2 *)(numbers + NUMBERS_OWN(true) + 16 * pair + c)
+                                    : make_float2(0, 0);
             float *to = m.turn + c * 20 + lane / 4;
             float(&y)[4] = *(float(*)[4])(added + from);
-            add_own<DELTA>(own, p, x.at[pair] + 2 * i, y);
+            add_own<RULE>(own, p, x.at[pair] + 2 * i, y);
             to[0] = read[from] * (a.x * s.times[0]) + y[0] * x.times[0];
             to[20] = read[from + 1] * (a.y * s.times[0]) + y[1] * x.times[0];
             to[8] = read[from + 2] * (a.x * s.times[1]) + y[2] * x.times[1];
@@ -661,9 +828,9 @@ DEVICE void write_chunk(const linear_call &call, const states_memory<DELTA> &m, 
             const float4 high = *(const float4 *)(m.turn + c * 20 + lane % 2 * 8 + 4);
             float y[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
             const uint4 values =
-                DELTA ? make_uint4(0, 0, 0, 0) : *(const uint4 *)(v + panel_offset(r, lane % 2));
-            write_eight<DELTA>(call, row + r, place, y, z[pair], values, numbers[NUMBERS_V + r],
-                               numbers[NUMBERS_OWN(false) + r]);
+                RULE ? make_uint4(0, 0, 0, 0) : *(const uint4 *)(v + panel_offset(r, lane % 2));
+            write_eight<RULE>(call, row + r, place, y, z[pair], values, numbers[NUMBERS_V + r],
+                              numbers[NUMBERS_OWN(false) + r]);
         }
         __syncwarp();
     }
@@ -686,37 +853,84 @@ DEVICE void carry_state(float *carry, bool store, state_tile &s)
 }
 
 /* Half of a segment's matrix: M, or what is left of it. */
-template <bool DELTA>
+template <int RULE>
 DEVICE void copy_matrix(const linear_call &call, const states_work &work,
-                        const states_memory<DELTA> &m, int n)
+                        const states_memory<RULE> &m, int n)
 {
     const char *from = result_matrix(call, work, work.index - work.number + 1 + n / 2) +
                        CHUNK_RESULT_NUMBERS + n % 2 * (2 * CHUNK_TILE);
-    if (HAS_HOPPER && threadIdx.x % 32 != 0)
-        return;
 #if HAS_HOPPER
+    if (threadIdx.x % 32 != 0)
+        return;
     barrier_arrive_expect(m.barrier(0, n), 2 * CHUNK_TILE);
 #endif
     copy_bytes(m.stage(0, n), from, 2 * CHUNK_TILE, m.barrier(0, n));
-#if !HAS_HOPPER
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(m.barrier(0, n))
-                 : "memory");
-#endif
 }
 
-/* What a warpgroup needs of all chunks, by a warp of its own. */
-template <bool DELTA>
+/* What a warpgroup needs of all chunks but rows of v, by a warp of its own. */
+template <int RULE>
 DEVICE void copy_chunks(const linear_call &call, const states_work &work,
-                        const states_memory<DELTA> &m, int group)
+                        const states_memory<RULE> &m, int group)
 {
-    const int lead = group == 0 ? work.lead : 0;
+    const linear_dims &d = call.dims;
+    const int own = d.family == LINEAR_FAMILY_KDA, lead = group == 0 ? work.lead : 0;
+    const i64 heads = own ? d.v_heads : d.k_heads, index = work.from - work.first;
+    const i64 bytes = CHUNK_VALUES_BYTES(d.v_dim / CHUNK_PANEL, RULE);
+    const char *keys = call.chunks.keys +
+                       (index * heads + (own ? work.head : work.head / d.ratio)) * CHUNK_KEYS_BYTES;
+    const char *values = call.chunks.values + (index * d.v_heads + work.head) * bytes;
 #pragma unroll 1
     for (int n = 0; n < lead + work.to - work.from; n++) {
+        const unsigned barrier = m.barrier(group, n);
         m.wait_free(group, n);
-        if (DELTA && n < lead)
+        if (RULE && n < lead) {
             copy_matrix(call, work, m, n);
-        else
-            copy_chunk(call, work, m, group, work.from + n - lead);
+        } else {
+            if (group == 0)
+                copy_for_state<RULE>(call, work, keys, values, m.stage(0, n), barrier);
+            else
+                copy_for_outputs<RULE>(call, work, keys, values, m.stage(1, n), barrier);
+            keys += heads * CHUNK_KEYS_BYTES;
+            values += d.v_heads * bytes;
+        }
+#if !HAS_HOPPER
+        arrive_copied(barrier);
+#endif
+    }
+}
+
+/* Rows of v in all chunks, for the block's values, by a warp of its own: the copy engine takes 70 ns
+ * for a row. A row lies 16 bytes further than banks repeat. */
+template <int RULE>
+DEVICE void copy_values(const linear_call &call, const states_work &work,
+                        const states_memory<RULE> &m)
+{
+    const linear_dims &d = call.dims;
+    const linear_chunk *list = call.chunks.list + work.from;
+    const i64 apart = call.operands.mixed_row;
+    const int row = threadIdx.x % 32 / 8, at = threadIdx.x % 8 * 16;
+    const int width = (d.v_dim / CHUNK_PANEL - work.panel) * (CHUNK_PANEL * 2);
+    const char *first = call.operands.mixed + (i64)(work.sequence.first_row + row) * apart +
+                        (d.first[2] + work.head * d.v_dim + work.panel * CHUNK_PANEL) * 2 + at;
+    int begin = list->first, rows = list->rows;
+#pragma unroll 1
+    for (int n = 0; n < work.lead + work.to - work.from; n++) {
+        const unsigned to =
+            shared_address(m.stage(0, n)) + states_memory<RULE>::state_u + row * CHUNK_V_ROW + at;
+        const char *from = first + begin * apart;
+        const int here = n >= work.lead && at < width ? rows - row : 0;
+        m.wait_free(0, n);
+#pragma unroll
+        for (int i = 0; i < CHUNK_ROWS / 4; i++) {
+            if (4 * i < here)
+                copy_async(to + 4 * i * CHUNK_V_ROW, from);
+            from += 4 * apart;
+        }
+        arrive_copied(m.barrier(0, n));
+        if (n >= work.lead && n + 1 < work.lead + work.to - work.from) {
+            list++;
+            begin = list->first, rows = list->rows;
+        }
     }
 }
 
@@ -757,8 +971,8 @@ DEVICE void store_last_state(const linear_call &call, const states_work &work, i
 /* ---- Segments -------------------------------------------------------------------------------- */
 
 /* S M, both as two numbers each; M is in stages n and n + 1 of the ring. */
-template <bool DELTA>
-DEVICE void pass_segment(const states_memory<DELTA> &m, const float *numbers, int n, int lane,
+template <int RULE>
+DEVICE void pass_segment(const states_memory<RULE> &m, const float *numbers, int n, int lane,
                          state_tile &s)
 {
     left_operand<16> a;
@@ -802,9 +1016,9 @@ DEVICE void pass_segment(const states_memory<DELTA> &m, const float *numbers, in
 }
 
 /* The state before segment `number`: S <- S M + N through all segments before it. */
-template <bool DELTA>
+template <int RULE>
 DEVICE void begin_state(const linear_call &call, const states_work &work,
-                        const states_memory<DELTA> &m, int warp, int lane, state_tile &s)
+                        const states_memory<RULE> &m, int warp, int lane, state_tile &s)
 {
     const int panel = work.panel + warp, origin = work.index - work.number;
     const bool here = panel < call.dims.v_dim / CHUNK_PANEL;
@@ -821,7 +1035,7 @@ DEVICE void begin_state(const linear_call &call, const states_work &work,
 #pragma unroll 1
     for (int i = 1; i < work.number; i++) {
         const float *numbers = (const float *)result_matrix(call, work, origin + i);
-        if constexpr (DELTA) {
+        if constexpr (RULE) {
             pass_segment(m, numbers, 2 * (i - 1), lane, s);
         } else {
             const float decay = numbers[0];
@@ -841,11 +1055,12 @@ DEVICE void begin_state(const linear_call &call, const states_work &work,
 }
 
 /* What a segment makes of the state before it: rows of k from 64 * half on. */
-template <bool DELTA>
+template <int RULE>
 DEVICE void pass_matrix(const linear_call &call, const states_work &work,
-                        const states_memory<DELTA> &m, int half, int warp, int lane)
+                        const states_memory<RULE> &m, int half, int warp, int lane)
 {
     state_tile s;
+    float unit[2] = {1, 1};
     const int row = 16 * warp + lane / 4;
 #pragma unroll
     for (int n = 0; n < 64; n++)
@@ -853,9 +1068,10 @@ DEVICE void pass_matrix(const linear_call &call, const states_work &work,
 #pragma unroll 1
     for (int n = 0; n < work.to - work.from; n++) {
         m.wait(0, n);
-        pass_chunk<DELTA, false, PASS_MATRIX>(m, m.stage(0, n), n, warp, lane, s);
+        pass_chunk<RULE, false, PASS_MATRIX>(m, m.stage(0, n), n, warp, lane, s, unit);
         m.free(0, n);
     }
+    restore_state(s, unit);
     char *to = result_matrix(call, work, work.index);
     float *numbers = (float *)to + 64 * half;
     left_operand<16> a;
@@ -878,61 +1094,73 @@ DEVICE void pass_matrix(const linear_call &call, const states_work &work,
 }
 
 /* The state after a segment, from 0 on; after the first one of a sequence, from where it starts. */
-template <bool DELTA, bool EXACT>
+template <int RULE, bool EXACT>
 DEVICE void pass_alone(const linear_call &call, const states_work &work,
-                       const states_memory<DELTA> &m, int warp, int lane)
+                       const states_memory<RULE> &m, int warp, int lane)
 {
     const int panel = work.panel + warp;
     const bool here = panel < call.dims.v_dim / CHUNK_PANEL;
     char *matrix = result_matrix(call, work, work.index);
-    float decay = 1;
+    float decay = 1, unit[2] = {1, 1};
     state_tile s = {};
     if (here && work.number == 0) { /* kept: other segments may write where it is read */
         load_first_state(call, work, panel, lane, s);
         carry_state((float *)(matrix + CHUNK_RESULT_NUMBERS) + panel * CHUNK_CARRY + lane * 4, true,
                     s);
     }
+    if (RULE == CHUNK_INVERSE)
+        scale_state(s, unit);
 #pragma unroll 1
     for (int n = 0; n < work.to - work.from; n++) {
         const char *stage = m.stage(0, n);
         m.wait(0, n);
-        decay *= ((const float *)(stage + states_memory<DELTA>::state_numbers))[NUMBERS_DECAY];
-        pass_chunk<DELTA, EXACT, PASS_ALONE>(m, stage, n, warp, lane, s);
+        decay *= ((const float *)(stage + states_memory<RULE>::state_numbers))[NUMBERS_DECAY];
+        pass_chunk<RULE, EXACT, PASS_ALONE>(m, stage, n, warp, lane, s, unit);
         m.free(0, n);
     }
+    restore_state(s, unit);
     if (here)
         carry_state(result_state(call, work, work.index, panel, lane), true, s);
-    if (!DELTA && work.panel == 0 && threadIdx.x == 0)
+    if (!RULE && work.panel == 0 && threadIdx.x == 0)
         *(float *)matrix = decay;
 }
 
 /* ---- A segment ------------------------------------------------------------------------------- */
 
-template <bool DELTA, bool EXACT>
+template <int RULE, bool EXACT>
 DEVICE void pass_chunks(const linear_call &call, const states_work &work,
-                        const states_memory<DELTA> &m, int warp, int lane)
+                        const states_memory<RULE> &m, int warp, int lane)
 {
     const int panel = work.panel + warp;
     const bool here = panel < call.dims.v_dim / CHUNK_PANEL;
     const state_place at = {work.head, panel * CHUNK_PANEL + lane / 4, lane % 4 * 2};
     state_tile s = {};
+    float unit[2] = {1, 1};
     begin_state(call, work, m, warp, lane, s);
+    if (RULE == CHUNK_INVERSE)
+        scale_state(s, unit);
 #pragma unroll 1
     for (int n = 0; n < work.to - work.from; n++) {
         const int snapshot = call.chunks.list[work.from + n].snapshot;
         m.wait(0, work.lead + n);
-        pass_chunk<DELTA, EXACT, PASS_HANDED>(m, m.stage(0, work.lead + n), n, warp, lane, s);
+        pass_chunk<RULE, EXACT, PASS_HANDED>(m, m.stage(0, work.lead + n), n, warp, lane, s, unit);
         m.free(0, work.lead + n);
-        if (here && snapshot)
+        if (here && snapshot) {
+            if (RULE == CHUNK_INVERSE)
+                restore_state(s, unit);
             pass_state<true>(call, snapshot, at, s);
+            if (RULE == CHUNK_INVERSE)
+                scale_state(s, unit);
+        }
     }
+    restore_state(s, unit);
     if (here)
         store_last_state(call, work, panel, lane, s);
 }
 
-template <bool DELTA>
+template <int RULE>
 DEVICE void write_chunks(const linear_call &call, const states_work &work,
-                         const states_memory<DELTA> &m, int warp, int lane)
+                         const states_memory<RULE> &m, int warp, int lane)
 {
     output_place place;
     place.head = work.head;
@@ -970,12 +1198,13 @@ DEVICE bool find_work(const linear_call &call, int first, int index, states_work
 }
 
 /* Of stages that are filled, and of those that their `readers`, warps, are done with. */
-DEVICE void begin_barriers(unsigned barriers, int readers)
+template <int RULE> DEVICE void begin_barriers(unsigned barriers, int readers)
 {
+    constexpr int filling = HAS_HOPPER ? 1 : 32, rows = RULE == CHUNK_INVERSE ? 32 : 0;
     constexpr int stages = STATE_STAGES + OUTPUT_STAGES;
     if (threadIdx.x == 0) {
         for (int i = 0; i < stages; i++) {
-            barrier_init(barriers + 8 * i, HAS_HOPPER ? 1 : 32);
+            barrier_init(barriers + 8 * i, filling + (i < STATE_STAGES ? rows : 0));
             barrier_init(barriers + 8 * (stages + i), readers);
         }
         fence_barrier_init();
@@ -983,9 +1212,18 @@ DEVICE void begin_barriers(unsigned barriers, int readers)
     __syncthreads();
 }
 
+/* Rows of v that are never written are multiplied by 0: they are to be finite. */
+template <int RULE> DEVICE void begin_values(const states_memory<RULE> &m)
+{
+    for (int n = 0; RULE == CHUNK_INVERSE && n < STATE_STAGES; n++)
+        for (int i = threadIdx.x; i < CHUNK_ROWS * CHUNK_V_ROW / 16; i += CHUNK_STATE_THREADS)
+            ((uint4 *)(m.stage(0, n) + states_memory<RULE>::state_u))[i] = make_uint4(0, 0, 0, 0);
+    fence_async_shared();
+}
+
 /* Blocks: segments, times v heads, times slices of 64 values. Chunks of the list from `first` on.
  */
-template <bool DELTA, bool EXACT>
+template <int RULE, bool EXACT>
 DEVICE void states_block(const linear_call &call, int first, char *memory)
 {
     const linear_dims &d = call.dims;
@@ -1000,30 +1238,33 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
     work.panel = blockIdx.x % slices * CHUNK_STATE_WARPS;
     if (!find_work(call, first, rest / d.v_heads, work))
         return;
-    if (DELTA && work.number > 1)
+    if (RULE && work.number > 1)
         work.lead = 2 * (work.number - 1);
-    const states_memory<DELTA> m(memory, warp);
-    begin_barriers(m.barriers, CHUNK_STATE_WARPS);
+    const states_memory<RULE> m(memory, warp);
+    begin_values<RULE>(m);
+    begin_barriers<RULE>(m.barriers, CHUNK_STATE_WARPS);
     if (group == 0) {
         registers_take<240>();
-        pass_chunks<DELTA, EXACT>(call, work, m, warp, lane);
+        pass_chunks<RULE, EXACT>(call, work, m, warp, lane);
     } else if (group == 1) {
         registers_take<240>();
-        write_chunks<DELTA>(call, work, m, warp, lane);
+        write_chunks<RULE>(call, work, m, warp, lane);
     } else {
         registers_release<24>();
         if (warp < 2)
-            copy_chunks<DELTA>(call, work, m, warp);
+            copy_chunks<RULE>(call, work, m, warp);
+        else if (RULE == CHUNK_INVERSE && warp == 2)
+            copy_values(call, work, m);
     }
 }
 
 /* Results of segments that are not the last of a sequence. Blocks: segments, times v heads, times
  * parts: one warpgroup has 64 values, another 64 rows of the matrix. */
-template <bool DELTA, bool EXACT>
+template <int RULE, bool EXACT>
 DEVICE void segments_block(const linear_call &call, int first, char *memory)
 {
     const linear_dims &d = call.dims;
-    const int panels = d.v_dim / CHUNK_PANEL, parts = CHUNK_SEGMENT_PARTS(panels, DELTA);
+    const int panels = d.v_dim / CHUNK_PANEL, parts = CHUNK_SEGMENT_PARTS(panels, RULE);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % CHUNK_STATE_WARPS;
     const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
     const int rest = blockIdx.x / parts, part = blockIdx.x % parts;
@@ -1032,24 +1273,27 @@ DEVICE void segments_block(const linear_call &call, int first, char *memory)
     work.panel = part * CHUNK_STATE_WARPS;
     if (!find_work(call, first, rest / d.v_heads, work) || work.number + 1 == work.count)
         return;
-    const bool values = work.panel < panels, matrix = DELTA && work.number > 0 && part < 2;
+    const bool values = work.panel < panels, matrix = RULE && work.number > 0 && part < 2;
     if (!values && !matrix)
         return;
-    const states_memory<DELTA> m(memory, warp);
-    begin_barriers(m.barriers, (values + matrix) * CHUNK_STATE_WARPS);
+    const states_memory<RULE> m(memory, warp);
+    begin_values<RULE>(m);
+    begin_barriers<RULE>(m.barriers, (values + matrix) * CHUNK_STATE_WARPS);
     if (group == 0) {
         registers_take<240>();
         if (values)
-            pass_alone<DELTA, EXACT>(call, work, m, warp, lane);
+            pass_alone<RULE, EXACT>(call, work, m, warp, lane);
     } else if (group == 1) {
         registers_take<240>();
-        if constexpr (DELTA)
+        if constexpr (RULE)
             if (matrix)
-                pass_matrix<DELTA>(call, work, m, part, warp, lane);
+                pass_matrix<RULE>(call, work, m, part, warp, lane);
     } else {
         registers_release<24>();
         if (warp == 0)
-            copy_chunks<DELTA>(call, work, m, 0);
+            copy_chunks<RULE>(call, work, m, 0);
+        else if (RULE == CHUNK_INVERSE && warp == 2)
+            copy_values(call, work, m);
     }
 }
 

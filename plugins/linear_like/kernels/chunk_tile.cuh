@@ -56,7 +56,19 @@ DEVICE void load_matrices(unsigned address, u32 (&x)[4])
                  : "memory");
 }
 
-/* "stmatrix": the same the other way, and each matrix turned. */
+/* "stmatrix": the same the other way. */
+DEVICE void store_matrices(unsigned address, const u32 (&x)[4])
+{
+#if HAS_HOPPER
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+#else
+    __trap();
+#endif
+}
+
+/* "stmatrix": each matrix turned. */
 DEVICE void store_matrices_turned(unsigned address, const u32 (&x)[4])
 {
 #if HAS_HOPPER

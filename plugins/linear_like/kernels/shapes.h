@@ -41,14 +41,25 @@
 #define CHUNK_STATE_WARPS      4
 #define CHUNK_STATE_THREADS    (96 * CHUNK_STATE_WARPS) /* two warpgroups, and one that copies */
 
-/* Tiles: q and k; the numbers of rows, products of queries and keys, w, u by panels. */
+/* What there is of a chunk beside q, k and products of these: u; w and u of (I + A) x = b; (I + A)^-1,
+ * where rows of v can come from the batch as they are. */
+#define CHUNK_PLAIN   0
+#define CHUNK_SOLVED  1
+#define CHUNK_INVERSE 2
+
+#define CHUNK_INVERSE_ROOM 128.0f /* (I + A)^-1 times this: fp16 holds smaller elements then */
+
+/* Tiles: q and k; the numbers of rows, products of queries and keys, w or the inverse, u by panels. */
 #define CHUNK_TILE        (CHUNK_ROWS * CHUNK_MAX_KEYS * 2)
 #define CHUNK_KEYS_BYTES  (2 * CHUNK_TILE)
 #define CHUNK_NUMBERS     2048
 #define CHUNK_PRODUCTS    (CHUNK_ROWS * CHUNK_ROWS * 2)
 #define CHUNK_PANEL_BYTES (CHUNK_ROWS * CHUNK_PANEL * 2)
-#define CHUNK_VALUES_BYTES(panels, delta)                                                          \
-    (CHUNK_NUMBERS + CHUNK_PRODUCTS + ((delta) ? CHUNK_TILE : 0) + (panels)*CHUNK_PANEL_BYTES)
+#define CHUNK_V_ROW       (CHUNK_PANEL * CHUNK_STATE_WARPS * 2 + 16)
+#define CHUNK_VALUES_BYTES(panels, rule)                                                           \
+    (CHUNK_NUMBERS + CHUNK_PRODUCTS +                                                              \
+     ((rule) == CHUNK_INVERSE ? CHUNK_PRODUCTS                                                     \
+                              : ((rule) ? CHUNK_TILE : 0) + (panels)*CHUNK_PANEL_BYTES))
 #define CHUNK_CARRY (CHUNK_PANEL * CHUNK_MAX_KEYS) /* floats of a panel's state */
 
 /* Segments of the sequences of a window that are cut: at most as many as multiprocessors have room
@@ -89,8 +100,11 @@
 /* Stages of the two warpgroups; what they hand on and what outputs are turned in. */
 #define CHUNK_STATE_STAGES  3
 #define CHUNK_OUTPUT_STAGES 2
-#define CHUNK_STATE_STAGE(delta)                                                                   \
-    (((delta) ? 2 : 1) * CHUNK_TILE + CHUNK_NUMBERS + CHUNK_STATE_WARPS * CHUNK_PANEL_BYTES)
+#define CHUNK_STATE_STAGE(rule)                                                                    \
+    (CHUNK_TILE + CHUNK_NUMBERS +                                                                  \
+     ((rule) == CHUNK_INVERSE                                                                      \
+          ? CHUNK_PRODUCTS + CHUNK_ROWS * CHUNK_V_ROW                                              \
+          : ((rule) ? CHUNK_TILE : 0) + CHUNK_STATE_WARPS * CHUNK_PANEL_BYTES))
 #define CHUNK_OUTPUT_STAGE(delta)                                                                  \
     (CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS +                                                 \
      ((delta) ? 0 : CHUNK_STATE_WARPS * CHUNK_PANEL_BYTES))

@@ -252,15 +252,24 @@ static void list(const struct fake_cuda_launch *launch)
         list_segments(call, first);
 }
 
+static int find_rule(const linear_dims *d)
+{
+    if (d->family == LINEAR_FAMILY_KDA)
+        return CHUNK_SOLVED;
+    return d->family != LINEAR_FAMILY_GDN ? CHUNK_PLAIN
+           : d->width > 0                 ? CHUNK_SOLVED
+                                          : CHUNK_INVERSE;
+}
+
 /* Its results have no reader but the stand-in below, which needs none: that a chunk's last byte
  * is there is all that is looked at. */
 static void ready(const struct fake_cuda_launch *launch)
 {
     const linear_call *call = launch->arguments[0];
     const linear_dims *d = &call->dims;
-    const int delta = d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
     const int heads = d->family == LINEAR_FAMILY_KDA ? d->v_heads : d->k_heads;
-    const int64_t values = (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, delta);
+    const int64_t values =
+        (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, find_rule(d));
     const int parts =
         heads == d->v_heads ? 1 : (d->ratio + call->chunks.together - 1) / call->chunks.together;
     int first = *(const int *)launch->arguments[1];
@@ -276,9 +285,8 @@ static void segments(const struct fake_cuda_launch *launch)
 {
     const linear_call *call = launch->arguments[0];
     const linear_dims *d = &call->dims;
-    const int delta = d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
     const int panels = d->v_dim / CHUNK_PANEL;
-    const int64_t results = launch->grid[0] / CHUNK_SEGMENT_PARTS(panels, delta);
+    const int64_t results = launch->grid[0] / CHUNK_SEGMENT_PARTS(panels, find_rule(d));
     for (int64_t i = 0; i < results; i++)
         *PORTABLE_AT(call->chunks.results + (i + 1) * CHUNK_RESULT_BYTES(panels) - 1) = 1;
 }
@@ -291,8 +299,8 @@ static void states_sequence(const linear_call *call, int s, int first, int ready
     int end = begin + linear_load_int(call->chunks.sequences, 2 * s + 1);
     if (end == begin || end <= first || end > first + call->chunks.window)
         return;
-    const int delta = d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
-    const int64_t values = (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, delta);
+    const int64_t values =
+        (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, find_rule(d));
     if (ready && *PORTABLE_AT(call->chunks.values + (end - first) * values - 1) != (char)end)
         return;
     struct keys keys = {0};
@@ -412,11 +420,12 @@ void fake_linear_define(void)
         "linear_steps_plain_128",  "linear_steps_delta_128",  "linear_steps_channels_128",
         "linear_steps_plain_256",  "linear_steps_delta_256",  "linear_steps_channels_256"};
     static const char *const chunked[] = {"linear_ready_plain",    "linear_ready_delta",
-                                          "linear_ready_channels", "linear_states_plain",
-                                          "linear_states_delta",   "linear_segments_plain",
-                                          "linear_segments_delta"};
+                                          "linear_ready_inverse",  "linear_ready_channels",
+                                          "linear_states_plain",   "linear_states_delta",
+                                          "linear_states_inverse", "linear_segments_plain",
+                                          "linear_segments_delta", "linear_segments_inverse"};
     static void (*const by_chunks[])(const struct fake_cuda_launch *launch) = {
-        ready, ready, ready, states, states, segments, segments};
+        ready, ready, ready, ready, states, states, states, segments, segments, segments};
     static const size_t sizes[] = {sizeof(linear_call), sizeof(int)};
     static const size_t fused_sizes[] = {sizeof(linear_call), sizeof(linear_maps)};
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)

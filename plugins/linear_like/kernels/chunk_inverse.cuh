@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * chunk_inverse.cuh: what chunk_states.cuh needs of each chunk of GDN without a convolution: tiles of
+ * q and k, decayed products of these, and (I + A)^-1, which takes the place of w and u.
+ *
+ * Rows come as they are, bf16: products of warpgroups find q k' and k k' once for all v heads of a k
+ * head, and rows' lengths, as q and k are normalised here always. Both products are decayed by the
+ * same numbers, which are found once for a v head.
+ */
+#ifndef LINEAR_LIKE_CHUNK_INVERSE_CUH
+#define LINEAR_LIKE_CHUNK_INVERSE_CUH
+
+#include "plugins/linear_like/kernels/chunk_ready.cuh"
+
+/* Products of normalised rows times this: fp16 holds those that decays have made small. */
+#define PRODUCTS_ROOM 32768.0f
+
+/* Powers of two that bring rows near 1, twice as bf16 in a word; times / these are rows' lengths. */
+struct inverse_memory : ready_memory {
+    u32 *q_up, *k_up;
+
+    __device__ __forceinline__ explicit inverse_memory(char *from)
+        : ready_memory(from), q_up((u32 *)v_times), k_up((u32 *)own)
+    {
+    }
+
+    /* Of two heads at a time, where q and k were: the system, and a warp's block on its diagonal, in
+     * fp32. */
+    __device__ __forceinline__ char *half(int number) const
+    {
+        return number ? q : system;
+    }
+
+    __device__ __forceinline__ float *block(int warp, int number) const
+    {
+        return (float *)k + (2 * warp + number) * 256;
+    }
+};
+
+/* ---- Tiles ----------------------------------------------------------------------------------- */
+
+/* A chunk's rows of q or k, by sixteen lanes each, as the batch has them; 0 where there are none. */
+DEVICE void fetch_rows(const linear_call &call, const ready_chunk &chunk, int first, char *tile)
+{
+    const int place = threadIdx.x % 16, row = threadIdx.x / 16;
+    const i64 apart = call.operands.mixed_row;
+    const char *from = call.operands.mixed +
+                       (i64)(chunk.sequence.first_row + chunk.t + row) * apart +
+                       (first + place * 8) * 2;
+    const unsigned to = shared_address(tile) + tile_offset(row, place);
+    const int rows = place * 8 < call.dims.k_dim ? chunk.rows - row : 0;
+#pragma unroll
+    for (int r = 0; r < 8; r++)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + r * 1024),
+                     "l"(from + 8 * r * apart), "r"(8 * r < rows ? 16 : 0)
+                     : "memory");
+}
+
+/* sums = a b', of two tiles of bf16; wait_product() before they are used. */
+DEVICE void multiply_raw(float (&sums)[32], unsigned a, unsigned b)
+{
+    const unsigned long long left = matrix_descriptor(a, 16, 1024);
+    const unsigned long long right = matrix_descriptor(b, 16, 1024);
+    products_fence();
+#pragma unroll
+    for (int step = 0; step < 8; step++) {
+        const unsigned at = step / 4 * (CHUNK_TILE / 2) + step % 4 * 32;
+        product_shared<64, false, 0>(sums, descriptor_advance(left, at),
+                                     descriptor_advance(right, at), step > 0);
+    }
+    products_commit();
+}
+
+/* A row's elements on the diagonal of a product; of the lanes that have them. */
+DEVICE bool find_diagonal(const float (&x)[32], int warp, int lane, float (&to)[2])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        to[i] = 0;
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            const int at = 4 * (2 * w + i) + 2 * i;
+            to[i] = w == warp ? lane / 4 % 2 ? x[at + 1] : x[at] : to[i];
+        }
+    }
+    return lane % 4 == lane / 8;
+}
+
+/* What rows are to be multiplied by, of their squares' sums. */
+DEVICE void write_lengths(const float (&sums)[2], int row, float *times, u32 *up)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int exponent = (int)(f32_bits(sums[i]) >> 23); /* 255: lengths are 0 then */
+        const u32 half = exponent == 255 ? 1 : (u32)(127 - ((exponent - 127) >> 1));
+        times[row + 8 * i] = bits_f32((254 - half) << 23) * rsqrtf(sums[i] + 1e-6f);
+        up[row + 8 * i] = half << 7 | half << 23;
+    }
+}
+
+/* Two elements of bf16 times a power of two, as fp16. */
+DEVICE u32 convert_two(u32 x, u32 up)
+{
+    u32 y;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(up));
+    return pack_half(bits_f32(y << 16), bits_f32(y & 0xffff0000));
+}
+
+DEVICE void convert_tiles(const inverse_memory &m, char *to)
+{
+    const int row = threadIdx.x / 8, at = threadIdx.x * 16;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const u32 up = (i < 8 ? m.q_up : m.k_up)[i % 4 * 16 + row];
+        const uint4 x = *(const uint4 *)(m.q + i * 2048 + at);
+        *(uint4 *)(to + i * 2048 + at) = make_uint4(convert_two(x.x, up), convert_two(x.y, up),
+                                                    convert_two(x.z, up), convert_two(x.w, up));
+    }
+}
+
+/* ---- Products -------------------------------------------------------------------------------- */
+
+/* A warp's products, as those of rows of length 1; `own`: a row's q times its k. */
+DEVICE void scale_products(const inverse_memory &m, float (&qk)[32], float (&kk)[32], int warp,
+                           int lane)
+{
+    const int i = 16 * warp + lane / 4;
+    float q[2], k[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        q[h] = m.q_times[i + 8 * h] * bits_f32(m.q_up[i + 8 * h] & 0xffff0000) * PRODUCTS_ROOM;
+        k[h] = m.k_times[i + 8 * h] * bits_f32(m.k_up[i + 8 * h] & 0xffff0000);
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        if (n >= 2 * warp + 2)
+            continue;
+        const int j = 8 * n + lane % 4 * 2;
+        const float2 times = *(const float2 *)(m.k_times + j);
+        const uint2 up = *(const uint2 *)(m.k_up + j);
+        const float x = times.x * bits_f32(up.x & 0xffff0000);
+        const float y = times.y * bits_f32(up.y & 0xffff0000);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            qk[4 * n + e] *= (e % 2 ? y : x) * q[e / 2];
+            kk[4 * n + e] *= (e % 2 ? y : x) * k[e / 2];
+        }
+    }
+}
+
+/* Decays from columns to the rows of a lane. */
+struct inverse_decays {
+    float sum[2], rest[2], edge, edge_rest, below[2];
+
+    __device__ __forceinline__ inverse_decays(const ready_gates &g, int warp, int lane)
+        : edge(g.sum[16 * warp]), edge_rest(g.rest[16 * warp])
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            sum[h] = g.sum[16 * warp + lane / 4 + 8 * h];
+            rest[h] = g.rest[16 * warp + lane / 4 + 8 * h];
+            below[h] = exp2_fast((sum[h] - edge) + (rest[h] - edge_rest));
+        }
+    }
+
+    /* Left of the diagonal's block, divided up at its first row. */
+    __device__ __forceinline__ void find_left(const ready_gates &g, int j, float (&to)[4]) const
+    {
+        const float2 of = *(const float2 *)(g.sum + j), more = *(const float2 *)(g.rest + j);
+        const float x = exp2_fast((edge - of.x) + (edge_rest - more.x));
+        const float y = exp2_fast((edge - of.y) + (edge_rest - more.y));
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            to[e] = below[e / 2] * (e % 2 ? y : x);
+    }
+
+    /* Within it: columns of its half, 0 on and above the diagonal. */
+    __device__ __forceinline__ void find_within(const ready_gates &g, int j, int half, int lane,
+                                                float (&to)[4]) const
+    {
+        const float2 of = *(const float2 *)(g.sum + j), more = *(const float2 *)(g.rest + j);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float difference =
+                (sum[e / 2] - (e % 2 ? of.y : of.x)) + (rest[e / 2] - (e % 2 ? more.y : more.x));
+            const bool there = 8 * half + lane % 4 * 2 + e % 2 < lane / 4 + e / 2 * 8;
+            to[e] = there ? exp2_fast(difference) : 0;
+        }
+    }
+};
+
+DEVICE void pack_products(const float (&x)[2][4], u32 (&to)[4])
+{
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+        to[n] = pack_half(x[n / 2][n % 2 * 2], x[n / 2][n % 2 * 2 + 1]);
+}
+
+/* Products of queries and keys to the workspace; the system of v head `number` to shared memory. */
+DEVICE void write_decayed(const float (&qk)[32], const float (&kk)[32], const inverse_memory &m,
+                          const ready_gates &g, int number, char *to, int warp, int lane)
+{
+    char *staging = m.staging + warp * CHUNK_STAGE;
+    float *block = m.block(warp, number) + lane / 4 * 16 + lane % 4 * 2;
+    const unsigned system = shared_address(m.half(number)) + 16 * warp * 128;
+    const inverse_decays decays(g, warp, lane);
+    const float beta[2] = {g.beta[16 * warp + lane / 4], g.beta[16 * warp + lane / 4 + 8]};
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) {
+        u32 packed[4] = {0, 0, 0, 0};
+        const int offset = tile_offset(lane % 16, 2 * pair + lane / 16);
+        if (pair <= warp) {
+            float p[2][4], a[2][4];
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                float decay[4];
+                const int j = 8 * (2 * pair + n) + lane % 4 * 2;
+                if (pair < warp)
+                    decays.find_left(g, j, decay);
+                else
+                    decays.find_within(g, j, n, lane, decay);
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    p[n][e] = qk[4 * (2 * pair + n) + e] * decay[e];
+                    a[n][e] = kk[4 * (2 * pair + n) + e] * decay[e] * -beta[e / 2];
+                }
+            }
+            if (pair < warp) {
+                pack_products(a, packed);
+                store_matrices(system + offset, packed);
+            } else
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    *(float2 *)(block + e % 2 * 128 + e / 2 * 8) =
+                        make_float2(a[e / 2][e % 2 * 2], a[e / 2][e % 2 * 2 + 1]);
+            pack_products(p, packed);
+        }
+        store_matrices(shared_address(staging) + offset, packed);
+    }
+    copy_staged(staging, to + warp * CHUNK_STAGE, lane);
+}
+
+/* A warp's blocks on the diagonals, of which there is what is left of the unit matrix, are inverted
+ * by substitution: a column a lane, two heads at once. */
+DEVICE void invert_blocks(const inverse_memory &m, int heads, int warp, int lane)
+{
+    const int j = lane % 16, first = 16 * warp, number = lane / 16 < heads ? lane / 16 : 0;
+    const float *block = m.block(warp, number);
+    char *system = m.half(number);
+    float x[16];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        float sum = i == j ? 1 : 0;
+#pragma unroll
+        for (int l = 0; l < i; l += 4) {
+            const float4 a = *(const float4 *)(block + i * 16 + l);
+            const float row[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (l + e < i)
+                    sum += row[e] * x[l + e];
+        }
+        x[i] = sum;
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i += 2) {
+        const u32 two = pack_half(x[i], x[i + 1]);
+        *(u16 *)(system + system_offset(first + i, first + j)) = (u16)two;
+        *(u16 *)(system + system_offset(first + i + 1, first + j)) = (u16)(two >> 16);
+    }
+}
+
+/* Numbers of the rows, of v's, and of what the state gives for k. `own`: a row's q times its k. */
+DEVICE void write_all_numbers(const linear_dims &d, const inverse_memory &m, const ready_gates &g,
+                              const float (&own)[2], bool has_own, float *numbers, int warp,
+                              int lane)
+{
+    const int r = threadIdx.x;
+    const float end = g.sum[63], end_rest = g.rest[63], scale = d.sm_scale / PRODUCTS_ROOM;
+    numbers[NUMBERS_DECAY + r] = exp2f(end + end_rest);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (has_own)
+            numbers[NUMBERS_OWN(true) + 16 * warp + lane / 4 + 8 * i] = own[i] * scale;
+    if (r >= CHUNK_ROWS)
+        return;
+    const float decay = exp2f(g.sum[r] + g.rest[r]);
+    numbers[NUMBERS_Q + r] = decay * m.q_times[r] * d.sm_scale;
+    numbers[NUMBERS_K + r] = exp2f((end - g.sum[r]) + (end_rest - g.rest[r])) * m.k_times[r];
+    numbers[NUMBERS_U + r] = g.beta[r];
+    numbers[NUMBERS_W + r] = g.beta[r] * m.k_times[r] * decay;
+    numbers[NUMBERS_P + r] = scale;
+}
+
+/* ---- (I + A)^-1 ------------------------------------------------------------------------------ */
+
+/* (I + A)^-1 times CHUNK_INVERSE_ROOM, sixteen columns, transposed as solve_columns() has them. The
+ * right side of a block of rows is two numbers, too. */
+DEVICE void write_columns(unsigned system, char *staging, int column, char *to, int lane)
+{
+    const int row = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
+    u32 x[4][4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (i == column) { /* of the unit matrix: the block's inverse, turned */
+            load_matrices_turned(system + tile_offset(16 * i + row, 2 * i + half), x[i]);
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                x[i][n] = pack_half(half_low(x[i][n]) * CHUNK_INVERSE_ROOM,
+                                    half_high(x[i][n]) * CHUNK_INVERSE_ROOM);
+        } else if (i > column) {
+            float sums[2][4] = {}, more[2][4] = {};
+            u32 a[4], side[4], rest[4];
+#pragma unroll
+            for (int j = 0; j < i; j++) {
+                if (j < column)
+                    continue;
+                load_matrices(system + tile_offset(16 * i + row, 2 * j + half), a);
+                multiply(sums[0], x[j], a[0], a[1]);
+                multiply(sums[1], x[j], a[2], a[3]);
+            }
+            load_matrices(system + tile_offset(16 * i + row, 2 * i + half), a);
+            pack_sums(sums, side);
+            pack_rests(sums, side, rest);
+            multiply(more[0], rest, a[0], a[1]);
+            multiply(more[1], rest, a[2], a[3]);
+            multiply(more[0], side, a[0], a[1]);
+            multiply(more[1], side, a[2], a[3]);
+            pack_sums(more, x[i]);
+        }
+        store_matrices_turned(shared_address(staging) + tile_offset(row, 2 * column + half), x[i]);
+        __syncwarp();
+        const int at = tile_offset(lane / 2, 2 * column + lane % 2);
+        *(uint4 *)(to + i * CHUNK_STAGE + at) = *(const uint4 *)(staging + at);
+        __syncwarp();
+    }
+}
+
+/* ---- A chunk --------------------------------------------------------------------------------- */
+
+/* Blocks: chunks of the window, times k heads, times parts of their v heads. */
+DEVICE void inverse_block(const linear_call &call, int first, char *memory)
+{
+#if HAS_HOPPER
+    const linear_dims &d = call.dims;
+    const linear_chunks &chunks = call.chunks;
+    const int together = chunks.together;
+    const int parts = (d.ratio + together - 1) / together;
+    const int part = blockIdx.x % parts, rest = blockIdx.x / parts;
+    const int key_head = rest % d.k_heads, index = rest / d.k_heads;
+    if (first + index >= *chunks.count)
+        return;
+    const linear_chunk from = chunks.list[first + index];
+    const ready_chunk chunk = {linear_find_sequence(&call.batch, from.sequence), from.first,
+                               from.rows};
+    const inverse_memory m(memory);
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const int head = key_head * d.ratio + part * together;
+    const int heads = int_min(together, d.ratio - part * together);
+    const unsigned q = shared_address(m.q), k = shared_address(m.k);
+    float kk[32], qk[32], sums[2], own[2];
+    fetch_rows(call, chunk, d.first[0] + key_head * d.k_dim, m.q);
+    fetch_rows(call, chunk, d.first[1] + key_head * d.k_dim, m.k);
+    copy_commit();
+    if (warp < heads) {
+        linear_gate gates[2];
+        load_gates(call, chunk, head + warp, lane, gates);
+        find_gates(call, gates, chunk.rows, lane, ready_gates(m, warp));
+    }
+    copy_wait<0>();
+    fence_async_shared();
+    __syncthreads();
+    multiply_raw(qk, q, q);
+    multiply_raw(kk, k, k);
+    wait_product<1>(qk);
+    const bool diagonal = find_diagonal(qk, warp, lane, sums);
+    if (diagonal)
+        write_lengths(sums, 16 * warp + lane / 4, m.q_times, m.q_up);
+    multiply_raw(qk, q, k);
+    wait_product<1>(kk);
+    find_diagonal(kk, warp, lane, sums);
+    if (diagonal)
+        write_lengths(sums, 16 * warp + lane / 4, m.k_times, m.k_up);
+    wait_product<0>(qk);
+    __syncthreads();
+    if (part == 0)
+        convert_tiles(m, chunks.keys + ((i64)index * d.k_heads + key_head) * CHUNK_KEYS_BYTES);
+    scale_products(m, qk, kk, warp, lane);
+    find_diagonal(qk, warp, lane, own);
+#pragma unroll 1
+    for (int n = 0; n < heads; n += 2) {
+        const int here = int_min(2, heads - n);
+        __syncthreads();
+#pragma unroll 1
+        for (int i = 0; i < here; i++) {
+            const ready_values to(call, index, head + n + i, CHUNK_INVERSE);
+            const ready_gates g(m, n + i);
+            write_all_numbers(d, m, g, own, diagonal, to.numbers, warp, lane);
+            write_decayed(qk, kk, m, g, i, to.products, warp, lane);
+        }
+        invert_blocks(m, here, warp, lane);
+        __syncthreads();
+#pragma unroll 1
+        for (int i = 0; i < here; i++) { /* of two heads each warp has columns with as much to do */
+            const ready_values to(call, index, head + n + i, CHUNK_INVERSE);
+            write_columns(shared_address(m.half(i)), m.staging + warp * CHUNK_STAGE,
+                          i ? 3 - warp : warp, to.w, lane);
+        }
+    }
+#else
+    __trap();
+#endif
+}
+
+#endif /* LINEAR_LIKE_CHUNK_INVERSE_CUH */
