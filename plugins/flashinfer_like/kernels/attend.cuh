@@ -197,9 +197,10 @@ static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
 /* Kernels; their line in shapes.h has the same numbers. */
 #if HAS_HOPPER
 #define FI_ATTEND(name, dim, v_dim, stages, half)                                                  \
-    FI_KERNELS(name, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), 1, half, false)
+    FI_KERNELS(name, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), FI_ATTEND_ROOM(dim), half,   \
+               false)
 #define FI_ATTEND_MANY(name, dim, v_dim, stages, half)                                             \
-    FI_KERNEL(name, false, dim, v_dim, stages, 2, 1, 1, half, false)
+    FI_KERNEL(name, false, dim, v_dim, FI_MANY_STAGES(dim, stages), 2, 1, 1, half, false)
 #define FI_ATTEND_CODES(name, dim, v_dim, stages, half)                                            \
     FI_KERNELS(name, dim, v_dim, stages, FI_CODES_TEAMS(v_dim), 1, 1, half, true)
 #define FI_ATTEND_CODES_MANY(name, dim, v_dim, half)                                               \

@@ -2,7 +2,7 @@
  *
  * attend_epilogue.cuh: an item ends: the warps' sums become one.
  *
- *   each warp's sums, PASS_ROWS rows at a time --> exchange --+
+ *   each warp's sums, a pass of rows at a time --> exchange -+
  *   its largest logits and denominators ---------> tops ------+--> each times 2^(top - base), added
  *   what shared prefixes left, in device memory --------------+      |
  *                                                                    +--> out, LSE: all is here
@@ -14,6 +14,16 @@
 #define FI_ATTEND_EPILOGUE_CUH
 
 #include "plugins/flashinfer_like/kernels/attend_merge.cuh"
+
+#define MERGE_FEW  2 /* rows of a slice that are too few for all threads of a block */
+#define MERGE_ROWS 4 /* of which a thread has one piece */
+
+/* Where column d of row r lies in its row of the exchange: lanes that write pieces of four rows at
+ * a time, and those that read a row, have all banks. */
+static __device__ __forceinline__ int exchange_column(int r, int d)
+{
+    return d ^ ((r & 1) << 4 | (r & 2) << 2);
+}
 
 /* To the block's slot, as other blocks have parts of the item. A split's numbers are written when
  * all of its columns are: item_end(). */
@@ -35,57 +45,128 @@ static __device__ __forceinline__ void leave_row(const fi_call &c, const parts &
         *(float2 *)(c.partial_row + slot * 2) = make_float2(top, total);
 }
 
-/* Row r of the item from `count` warps' parts of it in shared memory: four columns of it, from d
- * on. */
-template <typename S, bool splits>
-static __device__ __forceinline__ void
-finish_row(const fi_call &c, const cursor &at, const index_sequence &q, int r, int d, int count,
-           const float *exchange, const float *tops, bool is_shared, const parts &shared_by)
+/* A piece of a row, four columns from d on, as far as it has been added up. */
+struct row_piece {
+    int r, d;
+    float top, total;
+    float4 x;
+
+    __device__ __forceinline__ void begin(int row, int column)
+    {
+        r = row, d = column;
+        top = SOFTMAX_EMPTY, total = 0.0f;
+        x = make_float4(0, 0, 0, 0);
+    }
+
+    /* More of the row: its largest logit, its denominator, its sums. */
+    __device__ __forceinline__ void add(float other_top, float other_total, const float4 &y)
+    {
+        float both = fmaxf(top, other_top), base = softmax_base(both);
+        float weight = softmax_exp2(top - base), other = softmax_exp2(other_top - base);
+        total = total * weight + other_total * other;
+        x = make_float4(x.x * weight, x.y * weight, x.z * weight, x.w * weight);
+        add_weighted(x, other, y);
+        top = both;
+    }
+
+    /* The same of several parts of it. */
+    template <int count>
+    __device__ __forceinline__ void add_all(const float2 (&numbers)[count],
+                                            const float4 (&y)[count])
+    {
+        float all = top;
+#pragma unroll
+        for (int i = 0; i < count; i++)
+            all = fmaxf(all, numbers[i].x);
+        float base = softmax_base(all), weight = softmax_exp2(top - base);
+        total *= weight;
+        x = make_float4(x.x * weight, x.y * weight, x.z * weight, x.w * weight);
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            float other = softmax_exp2(numbers[i].x - base);
+            total += other * numbers[i].y;
+            add_weighted(x, other, y[i]);
+        }
+        top = all;
+    }
+};
+
+/* What `count` warps have of it in shared memory. */
+template <typename S>
+static __device__ __forceinline__ void take_warps(row_piece &piece, int count,
+                                                  const float *exchange, const float *tops)
+{
+    constexpr int warp_stride = S::pass_rows * S::exchange_stride;
+    const float *from =
+        exchange + piece.r % S::pass_rows * S::exchange_stride + exchange_column(piece.r, piece.d);
+    for (int w = 0; w < count; w++)
+        piece.top = fmaxf(piece.top, tops[w * FI_ROWS + piece.r]);
+    float base = softmax_base(piece.top);
+    for (int w = 0; w < count; w++) {
+        float weight = softmax_exp2(tops[w * FI_ROWS + piece.r] - base);
+        piece.total += weight * tops[(S::item_warps + w) * FI_ROWS + piece.r];
+        add_weighted(piece.x, weight, *(const float4 *)(from + w * warp_stride));
+    }
+}
+
+/* All keys of the row but those of shared prefixes are in it: its sink, these, and it is stored. */
+template <typename S>
+static __device__ __forceinline__ void finish_piece(const fi_call &c, const cursor &at,
+                                                    const index_sequence &q, row_piece &piece)
 {
     i64 row;
-    int head;
-    find_short_row(c, q, at, r, &row, &head);
-    float sink = is_shared ? SOFTMAX_EMPTY : sink_of(c, head), top = sink;
-    int levels = is_shared ? 0 : shared_levels<S>(at);
-    for (int w = 0; w < count; w++)
-        top = fmaxf(top, tops[w * FI_ROWS + r]);
-    for (int l = 0; levels >> l; l++)
-        if (levels >> l & 1)
-            top = fmaxf(top, c.prior_row[prior_slot(c, l, row, head) * 2]);
-    float base = softmax_base(top), total = softmax_exp2(sink - base);
-    float4 x = {0, 0, 0, 0};
-    for (int w = 0; w < count; w++) {
-        float weight = softmax_exp2(tops[w * FI_ROWS + r] - base);
-        const float4 y =
-            *(const float4 *)(exchange + (w * PASS_ROWS + r % PASS_ROWS) * S::exchange_stride + d);
-        total += weight * tops[(S::item_warps + w) * FI_ROWS + r];
-        add_weighted(x, weight, y);
-    }
+    int head, levels = shared_levels<S>(at);
+    find_short_row(c, q, at, piece.r, &row, &head);
+    if (c.operands.sinks)
+        piece.add(sink_of(c, head), 1.0f, make_float4(0, 0, 0, 0));
     for (int l = 0; levels >> l; l++) {
         if (!(levels >> l & 1))
             continue;
         i64 slot = prior_slot(c, l, row, head);
         const float2 numbers = *(const float2 *)(c.prior_row + slot * 2);
-        const float4 y = *(const float4 *)(c.prior + slot * S::v_dim + d);
-        float weight = softmax_exp2(numbers.x - base);
-        total += weight * numbers.y;
-        add_weighted(x, weight, y);
+        piece.add(numbers.x, numbers.y, *(const float4 *)(c.prior + slot * S::v_dim + piece.d));
     }
-    if (is_shared) {
-        leave_row<S, splits>(c, shared_by, r, d, top, total, x);
-        return;
-    }
-    softmax_row end = {top, total};
+    softmax_row end = {piece.top, piece.total};
     float factor = softmax_end(&end);
-    store_four(c, out_row(c, row, head), d,
-               make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor));
-    if (d == 0)
+    store_four(c, out_row(c, row, head), piece.d,
+               make_float4(piece.x.x * factor, piece.x.y * factor, piece.x.z * factor,
+                           piece.x.w * factor));
+    if (piece.d == 0)
         store_lse(c, row, head, softmax_lse(&end));
+}
+
+/* Rows [first, end), at most `most`, of which `count` warps have parts in shared memory. The pieces
+ * that a thread has of them are worked on together, as each alone is mostly latency. */
+template <typename S, bool splits, int most>
+static __device__ __forceinline__ void
+finish_rows(const fi_call &c, const cursor &at, const index_sequence &q, int first, int end,
+            int count, const float *exchange, const float *tops, bool is_shared,
+            const parts &shared_by)
+{
+    constexpr int of_row = S::v_dim / 4;
+    constexpr int mine = (most * of_row + S::item_threads - 1) / S::item_threads;
+    row_piece pieces[mine];
+#pragma unroll
+    for (int k = 0; k < mine; k++) {
+        int i = item_thread<S>() + k * S::item_threads;
+        pieces[k].begin(min(first + i / of_row, FI_ROWS - 1), i % of_row * 4);
+        take_warps<S>(pieces[k], count, exchange, tops);
+    }
+#pragma unroll
+    for (int k = 0; k < mine; k++) {
+        if (first + (item_thread<S>() + k * S::item_threads) / of_row >= end)
+            continue;
+        if (is_shared)
+            leave_row<S, splits>(c, shared_by, pieces[k].r, pieces[k].d, pieces[k].top,
+                                 pieces[k].total, pieces[k].x);
+        else
+            finish_piece<S>(c, at, q, pieces[k]);
+    }
 }
 
 /* A lane's part of row lane / 4 + 8 h. */
 template <typename S>
-static __device__ __forceinline__ void exchange_row(const item<S> &it, int h, float *row,
+static __device__ __forceinline__ void exchange_row(const item<S> &it, int h, int r, float *row,
                                                     float factor)
 {
     int quarter = (int)threadIdx.x & 3;
@@ -93,14 +174,14 @@ static __device__ __forceinline__ void exchange_row(const item<S> &it, int h, fl
 #pragma unroll
         for (int n = 0; n < S::v_dim / 16; n++) {
             const float(&even)[4] = it.out[n * 2], (&odd)[4] = it.out[n * 2 + 1];
-            *(float4 *)(row + n * 16 + quarter * 4) =
+            *(float4 *)(row + exchange_column(r, n * 16 + quarter * 4)) =
                 make_float4(even[h * 2] * factor, odd[h * 2] * factor, even[h * 2 + 1] * factor,
                             odd[h * 2 + 1] * factor);
         }
     } else {
 #pragma unroll
         for (int d = 0; d < S::v_dim / 8; d++)
-            *(float2 *)(row + d * 8 + quarter * 2) =
+            *(float2 *)(row + exchange_column(r, d * 8 + quarter * 2)) =
                 make_float2(it.out[d][h * 2] * factor, it.out[d][h * 2 + 1] * factor);
     }
 }
@@ -122,7 +203,7 @@ static __device__ __forceinline__ void leave_tops(const item<S> &it, int lane, i
     }
 }
 
-/* The same of its rows [first, first + PASS_ROWS). */
+/* The same of its rows [first, first + S::pass_rows). */
 template <typename S>
 static __device__ __forceinline__ void exchange_rows(const item<S> &it, int first, int lane,
                                                      int warp, float *exchange, float factor)
@@ -130,36 +211,83 @@ static __device__ __forceinline__ void exchange_rows(const item<S> &it, int firs
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int r = h * 8 + lane / 4 - first;
-        if (r < 0 || r >= PASS_ROWS)
+        if (r < 0 || r >= S::pass_rows)
             continue;
-        exchange_row<S>(it, h, exchange + (warp * PASS_ROWS + r) * S::exchange_stride, factor);
+        exchange_row<S>(it, h, r, exchange + (warp * S::pass_rows + r) * S::exchange_stride,
+                        factor);
     }
 }
 
 /* ---- Merge --------------------------------------------------------------------------------- */
 
-/* Rows first to end of an item that blocks share, at most 2^shift: so many warps have a row each,
- * and those that are left other parts of it. */
+/* Rows [first, end) of an item that blocks share, by pieces: a thread has `mine` of them at a time,
+ * and `together` parts of each are on their way together. */
+template <typename S, int mine, int together>
+static __device__ __forceinline__ void merge_pieces(const fi_call &c, const cursor &at,
+                                                    const index_sequence &q, const parts &p,
+                                                    int first, int end)
+{
+    constexpr int of_row = S::v_dim / 4;
+#pragma unroll 1
+    for (int i = item_thread<S>(); i < (end - first) * of_row; i += mine * S::item_threads) {
+        row_piece pieces[mine];
+#pragma unroll
+        for (int k = 0; k < mine; k++) {
+            int here = i + k * S::item_threads;
+            pieces[k].begin(first + here / of_row, here % of_row * 4);
+        }
+#pragma unroll 1
+        for (int begin = 0; begin < p.count; begin += together) {
+            float2 numbers[mine][together];
+            float4 y[mine][together];
+#pragma unroll
+            for (int k = 0; k < mine; k++)
+#pragma unroll
+                for (int n = 0; n < together; n++) {
+                    const bool is_there = pieces[k].r < end && begin + n < p.count;
+                    const i64 slot = part_slot(p, begin + n) * FI_ROWS + pieces[k].r;
+                    const float2 *numbers_at = (const float2 *)c.partial_row + slot;
+                    const float *sums = c.partial + slot * S::v_dim + pieces[k].d;
+                    numbers[k][n] =
+                        is_there ? __ldcg(numbers_at) : make_float2(SOFTMAX_EMPTY, 0.0f);
+                    y[k][n] = is_there ? __ldcg((const float4 *)sums) : make_float4(0, 0, 0, 0);
+                }
+#pragma unroll
+            for (int k = 0; k < mine; k++)
+                pieces[k].add_all(numbers[k], y[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < mine; k++)
+            if (pieces[k].r < end)
+                finish_piece<S>(c, at, q, pieces[k]);
+    }
+}
+
+/* The same of one row or two, which many blocks share: by warps, each of which has other parts of
+ * a row. */
 template <typename S>
 static __device__ __forceinline__ void
 merge_rows(const fi_call &c, const cursor &at, const index_sequence &q, const parts &p, int first,
            int end, int shift, float *exchange, float *tops)
 {
-    const int thread = item_thread<S>(), warp = thread / 32;
-    const int of_row = S::item_warps >> shift, mine = warp >> shift;
+    const int warp = item_warp<S>(), mine = warp >> shift, of_row = S::item_warps >> shift;
     const int r = first + (warp & ((1 << shift) - 1));
-    if (r < end && mine < of_row) {
+    if (r < end) {
+        const int lane = item_thread<S>() & 31;
+        float *to = exchange + (mine * S::pass_rows + r % S::pass_rows) * S::exchange_stride;
         gathered<S::v_dim, FI_ROWS, S::merged, S::cuts_short> row;
         row.take(c, p, r, mine, of_row);
-        row.leave(exchange + (mine * PASS_ROWS + r % PASS_ROWS) * S::exchange_stride);
-        tops[mine * FI_ROWS + r] = row.top;
-        tops[(S::item_warps + mine) * FI_ROWS + r] = row.total;
+#pragma unroll
+        for (int n = 0; n < row.pieces; n++)
+            if (n * 32 + lane < S::v_dim / 4)
+                *(float4 *)(to + exchange_column(r, (n * 32 + lane) * 4)) = row.x[n];
+        if (lane == 0) {
+            tops[mine * FI_ROWS + r] = row.top;
+            tops[(S::item_warps + mine) * FI_ROWS + r] = row.total;
+        }
     }
     item_sync<S>();
-#pragma unroll 1
-    for (int i = thread; i < (end - first) * (S::v_dim / 4); i += S::item_threads)
-        finish_row<S, false>(c, at, q, first + i / (S::v_dim / 4), i % (S::v_dim / 4) * 4, of_row,
-                             exchange, tops, false, p);
+    finish_rows<S, false, MERGE_FEW>(c, at, q, first, end, of_row, exchange, tops, false, p);
     item_sync<S>();
 }
 
@@ -169,21 +297,21 @@ static __device__ __forceinline__ void
 merge_parts(const fi_call &c, const cursor &at, const index_sequence &q, const parts &p, int rows,
             float *exchange, float *tops, u32 *told)
 {
-    constexpr int pass = 2; /* PASS_ROWS */
-    static_assert(1 << pass == PASS_ROWS && PASS_ROWS <= S::item_warps, "a warp has a row");
     const int shift = arrivals_shift(rows, p.count, S::item_warps);
-    const int slices = arrivals_slices(rows, shift), together = min(shift, pass);
+    const int slices = arrivals_slices(rows, shift);
     if (item_thread<S>() == 0)
         *told = arrivals_come(p.counter, p.count, slices, at.left > 1 ? 0 : ARRIVALS_POLLS);
     item_sync<S>();
     const u32 all = *told;
 #pragma unroll 1
     for (u32 left = all; left != 0; left &= left - 1) {
-        int first = (__ffs((int)left) - 1) << shift, end = min(first + (1 << shift), rows);
-#pragma unroll 1
-        for (; first < end; first += 1 << together)
-            merge_rows<S>(c, at, q, p, first, min(first + (1 << together), end), together, exchange,
-                          tops);
+        const int first = (__ffs((int)left) - 1) << shift, end = min(first + (1 << shift), rows);
+        if (end - first > MERGE_ROWS)
+            merge_pieces<S, 2, 4>(c, at, q, p, first, end);
+        else if (1 << shift > MERGE_FEW)
+            merge_pieces<S, 1, 8>(c, at, q, p, first, end);
+        else
+            merge_rows<S>(c, at, q, p, first, end, shift, exchange, tops);
     }
     if (all && item_thread<S>() == 0)
         arrivals_end(p.counter, slices, all);
@@ -208,17 +336,14 @@ static __device__ __forceinline__ void item_end(const fi_call &c, const cursor &
     constexpr float unlift = 1.0f / (1 << S::lift);
     float out_factor = S::quantised ? unlift * v_scale_of(c, at.head) : unlift;
     leave_tops<S>(it, lane, warp, tops);
-    for (int first = 0; first < rows; first += PASS_ROWS) {
+    for (int first = 0; first < rows; first += S::pass_rows) {
         exchange_rows<S>(it, first, lane, warp, exchange, out_factor);
         item_sync<S>();
-        for (int i = thread; i < PASS_ROWS * (S::v_dim / 4); i += S::item_threads) {
-            int d = i % (S::v_dim / 4) * 4, r = first + i / (S::v_dim / 4);
-            if (r < rows)
-                finish_row<S, splits>(c, at, it.q, r, d, S::item_warps, exchange, tops, !whole, p);
-        }
+        finish_rows<S, splits, S::pass_rows>(c, at, it.q, first, min(first + S::pass_rows, rows),
+                                             S::item_warps, exchange, tops, !whole, p);
         /* Nobody else looks at a split's numbers any more when they are written. */
         int mine = first + thread;
-        bool leaves = !whole && splits && thread < PASS_ROWS && mine < rows;
+        bool leaves = !whole && splits && thread < S::pass_rows && mine < rows;
         float2 *numbers = (float2 *)(c.partial_row + ((i64)p.mine * FI_ROWS + mine) * 2), sum;
         if (leaves)
             sum = add_numbers<S>(tops, mine, p.is_added, numbers);

@@ -6,7 +6,7 @@
  *
  *   stage      K 0  K 1  K 2  K 3  V 0  V 1  V 2  V 3: of 16 keys each, by the warp that has them
  *   Q, backs   where queries have no room in registers; over fp8 what undoes their lift
- *   exchange   at an item's end: rows of each warp, PASS_ROWS at a time, to be added up
+ *   exchange   at an item's end: rows of each warp, a pass of them at a time, to be added up
  *   tops       with them: each warp's largest logits and denominators; for each team that has an
  *              item by itself, as exchange is
  *
@@ -18,8 +18,6 @@
 
 #include "plugins/flashinfer_like/kernels/panels.cuh"
 #include "plugins/flashinfer_like/kernels/shapes.h"
-
-#define PASS_ROWS 4 /* that warps exchange at a time */
 
 /* teams: that multiply in turn. producers: teams that copy in turn. blocks: of a multiprocessor.
  * half: queries are of fp16, else of bf16; so is the cache, or it is quantised. */
@@ -65,15 +63,16 @@ struct attend_shape {
     static constexpr int q_at = stages * stage_bytes;
     static constexpr int backs_at = q_at + (q_in_shared ? FI_ROWS * q_stride : 0);
     static constexpr int exchange_at = backs_at + (q_in_shared && quantised ? FI_ROWS * 4 : 0);
-    static constexpr int exchange_stride = v_dim + 4;
-    static constexpr int exchange_bytes = item_warps * PASS_ROWS * exchange_stride * 4;
+    static constexpr int pass_rows = quantised || dim > 128 ? 4 : 8; /* exchanged at a time */
+    static constexpr int exchange_stride = (v_dim + 31) / 32 * 32;
+    static constexpr int exchange_bytes = item_warps * pass_rows * exchange_stride * 4;
     static constexpr int tops_at = exchange_at + apart * exchange_bytes;
     static constexpr int tops_bytes = 2 * item_warps * FI_ROWS * 4 + 16;
     static constexpr int barriers_at = tops_at + apart * tops_bytes;
     static constexpr int shared_bytes = barriers_at + 2 * stages * 8;
     /* Parts of an item, at a time; fewer where they are. Two teams have few registers, and items of
      * few parts. */
-    static constexpr int merged = by_item ? 4 : v_dim > 128 ? 8 : 16;
+    static constexpr int merged = by_item ? 4 : v_dim > 128 || (blocks == 2 && !quantised) ? 8 : 16;
     static constexpr bool cuts_short = teams == 1 && !quantised && v_dim <= 128;
     static constexpr int merged_splits = v_dim > 128 ? 4 : 8;
 
@@ -91,13 +90,15 @@ struct attend_shape {
                   "the table's bytes of shared memory");
 #define CHECK_SHAPE(name, dim, v_dim, stages, shared, many_shared, codes_stages, codes_shared,     \
                     codes_many_shared, ...)                                                        \
-    CHECK_BYTES(shared, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), 1, false, false)          \
-    CHECK_BYTES(many_shared, dim, v_dim, stages, 2, 1, 1, false, false)                            \
+    CHECK_BYTES(shared, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), FI_ATTEND_ROOM(dim),      \
+                false, false)                                                                      \
+    CHECK_BYTES(many_shared, dim, v_dim, FI_MANY_STAGES(dim, stages), 2, 1, 1, false, false)       \
     CHECK_BYTES(codes_shared, dim, v_dim, codes_stages, FI_CODES_TEAMS(v_dim), 1, 1, false, true)  \
     CHECK_BYTES(codes_many_shared, dim, v_dim, FI_CODES_MANY_STAGES, 1, 1, 2, false, true)
 #define CHECK_SHAPE_16(name, dim, v_dim, stages, shared, many_shared, ...)                         \
-    CHECK_BYTES(shared, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), 1, false, false)          \
-    CHECK_BYTES(many_shared, dim, v_dim, stages, 2, 1, 1, false, false)
+    CHECK_BYTES(shared, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), FI_ATTEND_ROOM(dim),      \
+                false, false)                                                                      \
+    CHECK_BYTES(many_shared, dim, v_dim, FI_MANY_STAGES(dim, stages), 2, 1, 1, false, false)
 FI_SHAPES(CHECK_SHAPE, CHECK_SHAPE_16)
 #undef CHECK_SHAPE
 #undef CHECK_SHAPE_16

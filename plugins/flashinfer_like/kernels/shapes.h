@@ -20,14 +20,14 @@
  * Of attend, memory is at its best with some 96 to 128 KiB on their way; more of them are worse, by
  * 1 to 3 %. Of prefill, 64 keys where registers have no room for scores of 128 beside the sums. */
 #define FI_SHAPES(X, X16)                                                                          \
-    X(d64, 64, 64, 8, 136080, 140960, 10, 173744, 70480, 128, 3, 2, 132608, 128, 3, 2, 2, 198144)  \
-    X16(d80, 80, 80, 4, 137040, 142944, 128, 2, 2, 198144)                                         \
-    X(d96, 96, 96, 4, 138064, 144992, 8, 145040, 72528, 128, 2, 2, 198144, 128, 2, 1, 2, 230912)   \
-    X(d128, 128, 128, 4, 140112, 149088, 8, 149136, 74576, 128, 2, 2, 198144, 128, 2, 1, 2,        \
+    X(d64, 64, 64, 6, 107120, 148640, 10, 173232, 70224, 128, 3, 2, 132608, 128, 3, 2, 2, 198144)  \
+    X16(d80, 80, 80, 4, 143952, 156768, 128, 2, 2, 198144)                                         \
+    X(d96, 96, 96, 4, 143952, 156768, 8, 144528, 72272, 128, 2, 2, 198144, 128, 2, 1, 2, 230912)   \
+    X(d128, 128, 128, 4, 148048, 164960, 8, 148624, 74320, 128, 2, 2, 198144, 128, 2, 1, 2,        \
       230912)                                                                                      \
-    X(d192, 192, 192, 4, 216144, 0, 5, 183456, 0, 64, 2, 2, 198144, 64, 2, 1, 2, 214528)           \
-    X(d192_v128, 192, 128, 5, 220256, 0, 6, 171952, 0, 128, 2, 1, 214528, 64, 2, 2, 2, 230912)     \
-    X(d256, 256, 256, 3, 222272, 0, 5, 189600, 0, 64, 2, 1, 198144, 64, 2, 1, 1, 230912)
+    X(d192, 192, 192, 4, 215888, 0, 5, 183200, 0, 64, 2, 2, 198144, 64, 2, 1, 2, 214528)           \
+    X(d192_v128, 192, 128, 5, 220000, 0, 6, 171440, 0, 128, 2, 1, 214528, 64, 2, 2, 2, 230912)     \
+    X(d256, 256, 256, 3, 222016, 0, 5, 189344, 0, 64, 2, 1, 198144, 64, 2, 1, 1, 230912)
 
 /* Teams of four warps: one multiplies and one copies; two copy where a unit is larger. For many
  * items, two multiply, an item each in turn. fp8 has half of the bytes, so half of the time for its
@@ -36,6 +36,13 @@
 #define FI_ATTEND_PRODUCERS(dim) ((dim) > 128 ? 2 : 1)
 #define FI_CODES_TEAMS(v_dim)    ((v_dim) > 128 ? 1 : 2)
 #define FI_CODES_MANY_STAGES     4
+
+/* Of attend: blocks that a multiprocessor has room for, though one launch has no more than one on
+ * each. Of short rows it is two, with fewer stages: the next launch's blocks look up what they need
+ * while this one's still work. Longer rows lose more by fewer registers and stages than that saves.
+ * For many items there are as many stages as fit. */
+#define FI_ATTEND_ROOM(dim)         ((dim) > 64 ? 1 : 2)
+#define FI_MANY_STAGES(dim, stages) ((dim) > 64 ? (stages) : 8)
 
 /* The same kernels for sm_80 to sm_89, which have no copy engine and no warpgroups, and less shared
  * memory: 99 KiB a block but for sm_80 and sm_87, which have 163. Teams of one, units of 64 keys.
@@ -49,13 +56,13 @@
 /* X(name, head_dim, v_head_dim, bytes of shared memory: attend, the same over fp8, prefill, the
  * same over fp8), in the order of FI_SHAPES. */
 #define FI_SHAPES_SM80(X, X16)                                                                     \
-    X(d64, 64, 64, 86880, 86880, 50688, 83456)                                                     \
-    X16(d80, 80, 80, 71472, 99840)                                                                 \
-    X(d96, 96, 96, 72496, 88928, 99840, 99840)                                                     \
-    X(d128, 128, 128, 74544, 90976, 99840, 99840)                                                  \
-    X(d192, 192, 192, 68640, 85104, 99840, 132608)                                                 \
-    X(d192_v128, 192, 128, 56352, 64624, 91648, 116224)                                            \
-    X(d256, 256, 256, 91168, 91248, 132608, 165376)
+    X(d64, 64, 64, 90720, 86624, 50688, 83456)                                                     \
+    X16(d80, 80, 80, 78384, 99840)                                                                 \
+    X(d96, 96, 96, 78384, 88672, 99840, 99840)                                                     \
+    X(d128, 128, 128, 82480, 90720, 99840, 99840)                                                  \
+    X(d192, 192, 192, 68384, 84848, 99840, 132608)                                                 \
+    X(d192_v128, 192, 128, 56096, 64368, 91648, 116224)                                            \
+    X(d256, 256, 256, 90912, 90992, 132608, 165376)
 
 #ifndef __CUDACC__
 
