@@ -11,6 +11,7 @@ tilelang = need("tilelang", "tilelang")
 import tilelang.language as T  # noqa: E402
 import torch  # noqa: E402  the package above needs it
 
+LEAST = -3.4028234e38  # of float32
 ROWS = 64  # of a tile of queries: the heads of a group, and what fills it up
 
 
@@ -39,7 +40,7 @@ def decode(heads, kv_heads, dim, page, block, dtype):
                 queries[i, d] = T.if_then_else(i < group, q[s, h * group + T.min(i, group - 1), d], 0)
             T.fill(sums, 0)
             T.fill(total, 0)
-            T.fill(top, -T.infinity("float32"))
+            T.fill(top, LEAST)  # not -inf: it would be subtracted from itself where scores are
             for tile in T.serial(T.ceildiv(lens[s], block)):
                 for j, d in T.Parallel(block, dim):  # past the end there may be anything, NaN too
                     at = T.min(tile * block + j, lens[s] - 1)
@@ -92,9 +93,13 @@ class TilelangDecode(Backend):
         return decode(layer.num_q_heads, layer.num_kv_heads, layer.head_dim, layer.page_size,
                       int(self.options_given["block"]), dtype)
 
-    def forward(self, layer, batch, keys, q, k_cache, v_cache, out, lse):
-        n = batch.num_seqs
+    def forward(self, layer, batch, keys, q, k, v, k_cache, v_cache, out, lse):
+        n, table = batch.num_seqs, keys.block_table
+        if n and k is not None:  # not all new keys need have a slot
+            k_cache, v_cache = (keys.copies(cache, new, batch.max_kv_len).view(-1, keys.page_size, *cache.shape[2:])
+                                for cache, new in ((k_cache, k), (v_cache, v)))
+            table = torch.arange(len(k_cache), dtype=torch.int32, device=q.device).view(n, -1)
         if n:
             lse = torch.empty(n, layer.num_q_heads, device=q.device) if lse is None else lse[:n]
-            self.kernel(layer)(q[:n], k_cache, v_cache, keys.block_table, keys.kv_lens, out[:n], lse,
+            self.kernel(layer)(q[:n], k_cache, v_cache, table, keys.kv_lens, out[:n], lse,
                                layer.sm_scale * log2(e))
