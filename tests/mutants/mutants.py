@@ -56,6 +56,7 @@ BUILD = os.path.abspath(os.environ.get("ATTNHOST_TEST_BUILDDIR", "."))
 ATTNHOST = os.environ.get("ATTNHOST_TEST_COMMAND", BUILD + "/attnhost")
 CC = shlex.split(os.environ.get("CC", "cc"))
 COMMON = BUILD + "/plugins/common/.libs/libplugin_common.a"
+COMMON_UNITS = sorted("plugins/common/" + os.path.basename(path) for path in glob.glob(TOP + "/plugins/common/*.c"))
 PAGE = TOP + "/docs/CONFORMANCE.md"
 CFLAGS = (
     "-std=gnu11 -fPIC -pthread -w -ffp-contract=off -fvisibility=hidden "
@@ -169,8 +170,8 @@ def read_all(plugin):
             raise ValueError(f"{m.place}: mutant {m.name} is not whole")
         if any(old and new is None for old, new, _ in m.changes):
             raise ValueError(f"{m.place}: text without what stands there instead")
-        if not set(m.units) <= set(plugin.units):
-            raise ValueError(f"{m.place}: {m.units}: accepted {plugin.units}")
+        if not set(m.units) <= set(plugin.units) | set(COMMON_UNITS):
+            raise ValueError(f"{m.place}: {m.units}: accepted {plugin.units + COMMON_UNITS}")
         m.texts()
         for rule in [m.rule] + m.also:
             if f"| {rule} |" not in rules:
@@ -209,13 +210,14 @@ def run(command):
 def compile_unit(plugin, folder, unit):
     """Compile a unit that lies in the folder, into it."""
     flags = [plugin.optimised] + (["-ffp-contract=fast"] if unit.startswith("kernels_") else [])
-    source = f"{folder}/plugins/{plugin.name}/{unit}"
+    source = f"{folder}/{unit if unit in COMMON_UNITS else f'plugins/{plugin.name}/{unit}'}"
     return run(CC + [f"-I{folder}"] + CFLAGS + flags + ["-c", "-o", f"{source[:-2]}.o", source])
 
 
-def link(plugin, folder, name):
-    """The plugin from the folder's objects, and the sound ones for the rest."""
-    objects = []
+def link(plugin, folder, name, common=()):
+    """The plugin from the folder's objects, and the sound ones for the rest. Units of plugins/common come before its
+    library, which then leaves them out."""
+    objects = [f"{folder}/{unit[:-2]}.o" for unit in common]
     for unit in plugin.units:
         place = f"plugins/{plugin.name}/{unit[:-2]}.o"
         own = f"{folder}/{place}"
@@ -247,7 +249,8 @@ def build(mutant):
             file.write(text)
     for unit in mutant.units:
         mutant.seconds += compile_unit(mutant.plugin, folder, unit)
-    mutant.seconds += link(mutant.plugin, folder, mutant.name)
+    common = [unit for unit in mutant.units if unit in COMMON_UNITS]
+    mutant.seconds += link(mutant.plugin, folder, mutant.name, common)
 
 
 def check(mutant, *filters):
