@@ -6,7 +6,7 @@
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
-unset ATTNHOST_TEST_ALL ATTNHOST_TEST_PART ATTNHOST_TEST_SANITIZED ATTNHOST_TEST_LONG CK_RUN_CASE CK_EXCLUDE_TAGS
+unset ATTNHOST_TEST_ALL ATTNHOST_TEST_PART ATTNHOST_TEST_SLOW ATTNHOST_TEST_LONG ATTNHOST_TEST_UNDER CK_RUN_CASE CK_EXCLUDE_TAGS
 scratch=$(mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT
 umask 022
@@ -65,14 +65,18 @@ runs()
     *) tap_not_ok "$name" "got '$said', expected '$pattern'" ;;
     esac
 }
+# shellcheck disable=SC2016
+printf 'echo "under $("$@")"\n' >"$scratch/under"
 a=tests/host/one/check_a b=tests/host/two/check_b
 runs "a program that is not long is whole" "part all" $b ATTNHOST_TEST_LONG=$a
 runs "a long one whose room the commit changes is whole" "part all" $a ATTNHOST_TEST_LONG="$a $b"
 runs "a long one of another room is cut" "part [0-5]/6" $b ATTNHOST_TEST_LONG="$a $b"
 runs "with ATTNHOST_TEST_ALL=1 it is whole" "part all" $b ATTNHOST_TEST_LONG="$a $b" ATTNHOST_TEST_ALL=1
-runs "under the sanitizers a long one is always cut" "part [0-5]/6" $a ATTNHOST_TEST_LONG=$a ATTNHOST_TEST_SANITIZED=1
-runs "a short one of another room is cut there, too" "part [0-5]/6" $b ATTNHOST_TEST_LONG=$a ATTNHOST_TEST_SANITIZED=1
-runs "a short one whose room the commit changes is whole" "part all" $a ATTNHOST_TEST_LONG=$b ATTNHOST_TEST_SANITIZED=1
+runs "under the sanitizers a long one is always cut" "part [0-5]/6" $a ATTNHOST_TEST_LONG=$a ATTNHOST_TEST_SLOW=1
+runs "a short one of another room is cut there, too" "part [0-5]/6" $b ATTNHOST_TEST_LONG=$a ATTNHOST_TEST_SLOW=1
+runs "a short one whose room the commit changes is whole" "part all" $a ATTNHOST_TEST_LONG=$b ATTNHOST_TEST_SLOW=1
+runs "a program is run under the command that is given" "under part [0-5]/6" $b ATTNHOST_TEST_LONG=$a ATTNHOST_TEST_SLOW=1 \
+    ATTNHOST_TEST_UNDER="sh $scratch/under"
 echo more >>"$tree/host/two/file"
 runs "a long one whose room the working tree changes is whole" "part all" $b ATTNHOST_TEST_LONG="$a $b"
 tap_end
