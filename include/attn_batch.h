@@ -54,12 +54,13 @@ enum attn_index_form {
 };
 
 /* One KV group: layers that share slots. A window pool, a global pool, each of vLLM's KV groups and
- * the encoder of cross attention are KV groups. A slot is page * page_size + offset. Page 0 is
- * padding: it is never allocated, may be written at any time, and may stand for positions that no
- * query can see.
+ * the encoder of cross attention are KV groups. A slot is page * page_size + offset. Every page may
+ * hold keys, page 0 too: a backend writes to no slots but those of out_cache_loc. Positions that no
+ * query can see may have any page of the cache, as where a window has passed them.
  *
  * New rows: request s brings rows kv_new_indptr[s] .. kv_new_indptr[s + 1] of k, v and
- * out_cache_loc; they are its last keys, the ones before them are in the cache. Where
+ * out_cache_loc; they are its last keys, the ones before them are in the cache, or with
+ * ATTN_USES_SHARED_NEW_KV are new ones of another request, in the slots that these go to. Where
  * kv_new_indptr is absent they are the query's rows (q_indptr; row s in DECODE). */
 typedef struct attn_kv_batch {
     uint32_t struct_size;
@@ -72,8 +73,8 @@ typedef struct attn_kv_batch {
                                   /* batch.seq_lens */
     attn_i64_array out_cache_loc; /* [rows of k] slot a new key goes to; -1 = not written */
     attn_i32_array kv_new_indptr; /* [S + 1] */
-    attn_i32_array req_to_token; /* [requests + 1, stride] slot of position j of request r; row 0 */
-                                 /* is all zero; row index = batch.req_pool_indices[s] */
+    attn_i32_array req_to_token; /* [requests, stride] slot of position j of request r; row index */
+                                 /* = batch.req_pool_indices[s] */
     attn_i32_array block_table;  /* [S, stride] page of positions j * page_size and following */
     attn_i32_array kv_indptr;    /* CSR: [S + 1] into kv_indices */
     attn_i32_array kv_indices;   /* CSR: page ids */
@@ -132,7 +133,7 @@ typedef struct attn_shared_prefix {
  * is read from slot and written to dst_slot when the sequence's rows are done; equal = in place.
  * The state of a sequence without rows is copied, or becomes zero. An update is not idempotent. No
  * slot is written twice, or written for one sequence and read for another; a snapshot is left in no
- * slot that is read. Slot 0 is padding, like page 0: zero at first, it may be read and written for
+ * slot that is read. Slot 0 is padding: zero at first, it may be read and written for
  * any sequence, and its contents mean nothing. */
 typedef struct attn_state_batch {
     uint32_t struct_size;
@@ -198,9 +199,10 @@ typedef struct attn_sparse_batch {
  * A MIXED batch whose q_indptr does not start at 0, or ends before row T, must give the host array
  * as well: a backend that splits the batch has to know where its rows are.
  *
- * Rows and sequences beyond num_real_* are padding: request row 0, seq_len = the backend's fill
- * value (graph_seq_len_fill), prefix_len 0, out_cache_loc 0 or -1, state slots 0, zero q, k, v. In
- * a batch of equally many queries for each sequence it has as many, and a seq_len of no fewer. Rows
+ * Rows and sequences beyond num_real_* are padding: any request row and pages of the cache, whose
+ * keys are finite, seq_len = the backend's fill value (graph_seq_len_fill), prefix_len 0,
+ * out_cache_loc -1, or slots of which the engine wants no key, state slots 0, zero q, k, v. In a
+ * batch of equally many queries for each sequence it has as many, and a seq_len of no fewer. Rows
  * from q_indptr[S] to q_indptr[0] + T belong to no sequence and are padding too. The output of all
  * of them is finite; they change nothing else. */
 typedef struct attn_batch {

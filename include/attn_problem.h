@@ -361,13 +361,14 @@ static inline uint32_t attn_guaranteed_alignment(int32_t device_type, attn_dtype
     X(LSE, 4, "lse")                     /* calls that want the LSE */                             \
     X(OMIT_SINK, 5, "omit_sink")         /* calls with OMIT_SINK */                                \
     X(DECODES_FIRST, 6, "decodes_first") /* MIXED batches whose first sequences decode */          \
-    X(DECODE_DRAFTS, 7, "decode_drafts") /* MIXED batches whose decode_q_len is above 1 */
+    X(DECODE_DRAFTS, 7, "decode_drafts") /* MIXED batches whose decode_q_len is above 1 */         \
+    X(SHARED_NEW_KV, 8, "shared_new_kv") /* new keys that other sequences of the batch read, too */
 
 enum attn_uses {
 #define ATTN_USES_ENUM(name, bit, text) ATTN_USES_##name = 1 << (bit),
     ATTN_USES_MAP(ATTN_USES_ENUM)
 #undef ATTN_USES_ENUM
-        ATTN_USES_ALL = (1 << 8) - 1
+        ATTN_USES_ALL = (1 << 9) - 1
 };
 
 /* The two forms of latent attention. */

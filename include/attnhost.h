@@ -233,6 +233,8 @@ typedef struct attnhost_model {
     uint64_t config_length;
     const char *name;        /* for messages, and for people; NULL = "model" */
     int32_t max_encoder_len; /* with groups: tokens that an encoder reads at most; 0 = none */
+    uint32_t uses;           /* ATTN_USES_* that batches and calls have beyond what settings say; */
+    uint32_t modes;          /* ATTN_MODE_BIT set, likewise: the backend of prompts serves them */
     uint32_t reserved;       /* 0 */
 } attnhost_model;
 

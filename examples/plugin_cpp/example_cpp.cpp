@@ -44,7 +44,7 @@ constexpr attn_util_limits limits = [] {
               ATTN_MODE_BIT(ATTN_MODE_MIXED) | ATTN_MODE_BIT(ATTN_MODE_IDLE);
     l.mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER) | ATTN_MASK_BIT(ATTN_MASK_NONE);
     l.uses = ATTN_USES_LSE | ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV | ATTN_USES_OMIT_SINK |
-             ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS;
+             ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS | ATTN_USES_SHARED_NEW_KV;
     l.graph_level = ATTN_GRAPH_NEVER;
     l.notes = notes;
     return l;

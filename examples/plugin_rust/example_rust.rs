@@ -42,8 +42,8 @@ unsafe fn check_bounds(b: &attn_bounds, v: &mut attn_verdict) {
     let sets = [
         (reason::MODE, field::MODES, b.modes, 0b1111, "extend, decode, mixed, idle"),
         (reason::MASK_KIND, field::MASK_KINDS, b.mask_kinds, 0b11, "layer, none"),
-        (reason::USES, field::USES, b.uses, 0b1111_1100,
-         "shared_prefix, unsaved_kv, lse, omit_sink, decodes_first, decode_drafts"),
+        (reason::USES, field::USES, b.uses, 0b1_1111_1100,
+         "shared_prefix, unsaved_kv, lse, omit_sink, decodes_first, decode_drafts, shared_new_kv"),
     ];
     for (code, field, got, most, accepted) in sets {
         if got & !most != 0 { refuse(v, code, field, accepted, format_args!("{:#x}", got)); }

@@ -62,6 +62,7 @@ struct model {
     int32_t max_context_len; /* tokens of one request, prompt and output together */
     uint32_t mla_expanded;   /* modes that latent layers are called for in the expanded form */
     int32_t max_encoder_len; /* tokens an encoder reads at most; 0 = there is none */
+    uint32_t uses, modes;    /* of batches, beyond what the configuration says */
     bool has_window_pool;    /* kv_cache.hybrid_swa_memory */
     bool has_type[CONFIG_LAYER_COUNT]; /* which types of layers a [model] section has */
     bool conv_bias;                    /* the convolutions of its linear layers have a bias */

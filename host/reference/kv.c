@@ -30,7 +30,7 @@ static attn_status store_sequence(const reference_call *call, const reference_se
 {
     for (int64_t n = 0; n < sequence->num_new; n++) {
         int64_t row = sequence->first_new_row + n, slot = reference_new_slot(call, row);
-        if (slot < call->kv->page_size) /* not written, or page 0, which anything may write */
+        if (slot < 0) /* not written */
             continue;
         if (slot >= call->num_slots)
             return host_fail(error, ATTN_INVALID_ARGUMENT,
@@ -106,7 +106,7 @@ int64_t reference_compare_kv(const attn_problem *problem, const attn_tensor *cac
     int hnd = strcmp(problem->kv_layout, ATTN_LAYOUT_KV_HND) == 0;
     int has_heads = cache->ndim == 4; /* a latent has none; labels in e4m3 are a page's bytes */
     int64_t differing = 0, first = 0, dim = cache->shape[cache->ndim - 1];
-    for (int64_t page = 1; page < cache->shape[0]; page++)
+    for (int64_t page = 0; page < cache->shape[0]; page++)
         for (int64_t i = 0; i < (cache->ndim > 2 ? cache->shape[1] : 1); i++)
             for (int64_t j = 0; j < (has_heads ? cache->shape[2] : 1); j++) {
                 int64_t index[] = {page, i, j};

@@ -263,15 +263,14 @@ void reference_result_finish(reference_result *result);
 /* Write into the images what forward writes into the caches (a latent cache has one, k_image): with
  * SAVE_KV, each new key and value at its slot of out_cache_loc, to the bit; nothing else, so that
  * images that were copies of the caches before the forward are what the caches must be after it.
- * Page 0 is left alone. The images have the shape of the caches and strides of their own.
+ * The images have the shape of the caches and strides of their own.
  * INVALID_ARGUMENT as in reference_forward(). */
 attn_status reference_expected_kv(const attn_problem *problem, const attn_batch *batch,
                                   int32_t layer_id, const attn_forward_args *args,
                                   const attn_tensor *k_image, const attn_tensor *v_image,
                                   attn_error *error);
 
-/* Bytes that differ between a cache and its image, page 0 left out; both of one shape, in the
- * problem's layout. `place` (may be NULL) gets where the first difference is: page, offset, head,
+/* Bytes that differ between a cache and its image, both of one shape, in the problem's layout. `place` (may be NULL) gets where the first difference is: page, offset, head,
  * dimension. */
 int64_t reference_compare_kv(const attn_problem *problem, const attn_tensor *cache,
                              const attn_tensor *image, int64_t place[4]);

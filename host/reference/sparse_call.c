@@ -455,7 +455,7 @@ static attn_status store_sequence(const reference_call *call, const reference_se
     for (int64_t n = 0; n < sequence->num_new; n++) {
         int64_t row = sequence->first_new_row + n, slot = reference_new_slot(call, row);
         int64_t index[] = {row, 0};
-        if (slot < page_size) /* not written, or page 0, which anything may write */
+        if (slot < 0) /* not written */
             continue;
         if (slot >= call->num_slots)
             return host_fail(error, ATTN_INVALID_ARGUMENT,

@@ -282,6 +282,7 @@ void problem_bounds(attn_bounds *bounds, const struct config *config, const stru
     memset(bounds, 0, sizeof *bounds);
     bounds->struct_size = sizeof *bounds;
     bounds->modes = modes;
+    bounds->uses = model->uses;
     bounds->mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER);
     bounds->max_seqs = min_i64(seqs, INT32_MAX);
     bounds->max_tokens = min_i64((extends ? prefill : 0) + decodes, INT32_MAX);

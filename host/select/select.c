@@ -333,8 +333,9 @@ static attn_status select_one(struct selector *selector, uint32_t group)
     select_find_wanted(selector, layers, SELECT_DECODE, decode);
 
     bool pair = decode->exists && strcmp(prefill->wanted, decode->wanted) != 0;
-    uint32_t prefill_modes =
-        decode->exists ? problem_prefill_modes(selector->config) : ATTN_MODE_BIT(ATTN_MODE_EXTEND);
+    uint32_t prefill_modes = decode->exists
+                                 ? problem_prefill_modes(selector->config) | selector->model->modes
+                                 : ATTN_MODE_BIT(ATTN_MODE_EXTEND);
     uint32_t modes = prefill_modes | (decode->exists ? problem_decode_modes(selector->config) : 0);
     /* Of a pair the composite serves MIXED, by its parts. */
     attn_status status = select_fill_phase(

@@ -588,5 +588,7 @@ attn_status attnhost_select(attnhost *host, const attnhost_model *given,
         config_destroy(config);
         return status;
     }
+    model->uses = ATTN_HAS(given, attnhost_model, uses) ? given->uses : 0;
+    model->modes = ATTN_HAS(given, attnhost_model, modes) ? given->modes : 0;
     return selection_api_select(host, config, model, selection, error);
 }

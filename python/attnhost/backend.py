@@ -161,7 +161,7 @@ class Keys:
 
     def slots(self, rows: int) -> Any:
         """(pages, offsets) of the new rows, from row 0 of k on: for at most `rows` of them, fewer where k
-        has rows of no sequence at its end. Rows that go nowhere have page 0, which is padding."""
+        has rows of no sequence at its end. Rows that go nowhere have slot 0: write there what is there already."""
         slot = self._slots_of(rows)[0].clip(min=0)
         return slot // self.page_size, slot % self.page_size
 
@@ -731,15 +731,18 @@ def _save(keys: Keys, is_hnd: bool, operands: Sequence[Any]) -> None:
 
 
 def _save_rows(keys: Keys, cache: Any, rows: Any) -> None:
-    """A row that goes nowhere writes what the first one that goes somewhere does, so that the order of
-    writes to a slot does not matter; where none goes anywhere, what is there already."""
     slot, torch = keys._slots_of(rows.shape[0])
-    if not len(slot):
-        return
+    if len(slot):
+        save_rows(torch, slot, keys.page_size, cache, rows)
+
+
+def save_rows(torch: Any, slot: Any, page_size: int, cache: Any, rows: Any) -> None:
+    """Rows to their slots, -1 = nowhere. A row that goes nowhere writes what the first one that goes somewhere does,
+    so that the order of writes to a slot does not matter; where none goes anywhere, what is there already."""
     saved = slot >= 0
     row = torch.where(saved, torch.arange(len(slot), device=slot.device), saved.int().argmax())
     slot = slot[row].clip(min=0)
-    at = slot // keys.page_size, slot % keys.page_size
+    at = slot // page_size, slot % page_size
     cache[at] = torch.where(saved.any(), rows[row], cache[at])
 
 

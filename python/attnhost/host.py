@@ -217,21 +217,23 @@ class Host:
                 return read_verdict(verdict, reasons[:verdict.num_reasons])
             room = verdict.num_reasons
 
-    def explain(self, model: Any, name: str = "model", **settings: Any) -> Selection:
+    def explain(self, model: Any, name: str = "model", *, uses: Any = 0, modes: Any = 0,
+                **settings: Any) -> Selection:
         """Which backend serves which layers in which phase, and why no other.
 
         `model` is a Transformers model or its config, a dict, the path or the text of a
-        config.json, or a list of layer groups. `settings` are keys of the ini, with two
-        underscores for the dot: explain(config, kv_cache__page_size=64). They go before the
-        host's own.
+        config.json, or a list of layer groups. `uses` and `modes` are of batches beyond what the
+        settings say, as problem() takes them; the backend of prompts serves these modes.
+        `settings` are keys of the ini, with two underscores for the dot: explain(config,
+        kv_cache__page_size=64). They go before the host's own.
         """
-        asked = _abi.attnhost_model(name=name)
         if isinstance(model, (list, tuple)):
-            asked = _abi.attnhost_model(name=name, groups=list(model), num_groups=len(model))
+            source: Dict[str, Any] = {"groups": list(model), "num_groups": len(model)}
         else:
-            source = config_text(model).encode()
-            asked = _abi.attnhost_model(name=name)
-            asked.config, asked.config_length = source, len(source)
+            config = config_text(model).encode()
+            source = {"config": config, "config_length": len(config)}
+        asked = _abi.attnhost_model(name=name, uses=_words.bits("use", uses, _words.USES),
+                                    modes=_words.bits("mode", modes, _words.MODES), **source)
         given = ini.settings({**self.settings, **{key.replace("__", ".", 1): ini.word(value)
                                                   for key, value in settings.items()}})
         unknown = [key for key in settings if not ini.settings({key.replace("__", ".", 1): ""})]

@@ -15,8 +15,8 @@ in host memory is given it where the engine has it, as a pair (host, device); el
 
 Needs PyTorch and nothing of Transformers.
 """
-import ctypes
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence as Many, Tuple
 
 import torch
@@ -24,6 +24,7 @@ import torch
 from . import _abi, _words
 from ._struct import elements
 from .arrays import on_device
+from .backend import save_rows
 from .batch import Batch, KVGroup
 from .engine import DTYPE_NAMES
 from .errors import InvalidArgument, Unsupported
@@ -38,7 +39,7 @@ class KVTable:
     """Where the keys of a KV group lie: `out_cache_loc`, [rows of new keys] the slot that each goes to, -1 =
     none; and the pages of each sequence, `block_table` [sequences, pages], or a row of slots for each request,
     `req_to_token` [requests, tokens], with `req_pool_indices` [sequences], the row of each. Slot = page *
-    page_size + offset; page 0 belongs to no sequence. int32 or int64. `kv_lens` [sequences] and `kv_new_indptr`
+    page_size + offset, and any page may have keys. int32 or int64. `kv_lens` [sequences] and `kv_new_indptr`
     [sequences + 1] where the keys are not those of the step's own tokens: cross attention."""
 
     out_cache_loc: Array = None
@@ -133,10 +134,19 @@ def _last_pages(lens: torch.Tensor, page_size: int) -> torch.Tensor:
 
 
 def _rows_of_pages(table: torch.Tensor, page_size: int) -> torch.Tensor:
-    """Rows of slots, after one of zeros for padding."""
+    """Rows of slots."""
     offsets = torch.arange(page_size, dtype=torch.int32, device=table.device)
-    slots = (table[:, :, None] * page_size + offsets).flatten(1)
-    return torch.cat([slots.new_zeros(1, slots.shape[1]), slots])
+    return (table[:, :, None] * page_size + offsets).flatten(1)
+
+
+def _save(cache: torch.Tensor, new: torch.Tensor, slots: torch.Tensor, scale: float) -> None:
+    """New rows into a cache [pages, page_size, ...]; codes as KV-04 of docs/ABI.md has them."""
+    size, made = cache.shape[1], new
+    if cache.dtype.itemsize == 1:
+        most = torch.finfo(cache.dtype).max
+        made = (new.float() / scale).clamp_(-most, most).to(cache.dtype).view(torch.uint8)
+        cache = cache.view(torch.uint8)  # codes are bytes to PyTorch's indexing
+    save_rows(torch, slots, size, cache, made)
 
 
 # ---- Plans -------------------------------------------------------------------------------------------
@@ -149,6 +159,8 @@ class Plan:
         self.planner = planner
         self._metadata: List[Metadata] = []
         self._layers: Dict[int, Metadata] = {}
+        self._slots: List[torch.Tensor] = []  # of new keys, in each KV group
+        self._saves = False
         for backend in planner.backends:
             made = backend.metadata(graph=graph, keep=False, **bounds)  # forward() keeps
             self._metadata.append(made)
@@ -165,6 +177,7 @@ class Plan:
     def plan(self, step: Step) -> None:
         """Plan a step in all units. Only enqueues on a GPU."""
         batch = self._batch(step)
+        self._saves = self.planner.saves and batch.struct.mode != _abi.ATTN_MODE_DECODE
         for metadata in self._metadata:
             metadata.plan(batch)
 
@@ -172,12 +185,25 @@ class Plan:
         """A layer of the planned step: q, k, v, out [rows, heads, dim], k and v None where another layer owns
         the keys; further operands and flags as Metadata.forward() has them. On a GPU tensors may be freed at
         once, whichever stream they were made on."""
+        if self._saves and operands.get("save_kv", True):
+            operands = self._saved(layer, operands)
         self._layers[layer].forward(layer, **operands)
         if self.planner.device.type == "cuda":
             stream = torch.cuda.current_stream(self.planner.device)
             for tensor in operands.values():
                 if isinstance(tensor, torch.Tensor):
                     tensor.record_stream(stream)
+
+    def _saved(self, layer: int, operands: Dict[str, Any]) -> Dict[str, Any]:
+        """The operands without new keys, which are in the cache now."""
+        problem, (scales, bound) = self.planner.problems[layer], self.planner.bound[layer]
+        slots = self._slots[problem.group.contents.kv_group]
+        for role in ("k", "v"):
+            new, cache = operands.get(role), bound.get(f"{role}_cache")
+            if new is not None and cache is not None:
+                by_page = cache.transpose(1, 2) if problem.kv_layout == b"kv.hnd/1" else cache
+                _save(by_page, new, slots[:len(new)], (scales or {}).get(f"{role}_cache", 1.0))
+        return {**operands, "k": None, "v": None}
 
     def close(self) -> None:
         """Free the metadata; its streams must be idle."""
@@ -204,8 +230,9 @@ class Plan:
             rows = self._int32("q_indptr", step.q_indptr)
             members.update(q_indptr=rows, prefix_lens=self._keep("prefix_lens", _both(_prefixes, lens, rows)))
         if self.planner.forms & _abi.ATTN_INDEX_REQ_TO_TOKEN:
-            rows = torch.arange(1, step.num_seqs + 1, dtype=torch.int32, device=self.planner.device)
+            rows = torch.arange(step.num_seqs, dtype=torch.int32, device=self.planner.device)
             members["req_pool_indices"] = self._keep("req_pool_indices", rows)
+        self._slots = []
         groups = [self._key_group(f"{i}.", step, table, lens) for i, table in enumerate(step.tables)]
         return Batch(mode, seq_lens=lens, kv_groups=groups, num_tokens=step.num_tokens,
                      max_q_len=step.max_q_len, max_kv_len=step.max_kv_len, num_real_seqs=step.num_real_seqs,
@@ -233,8 +260,10 @@ class Plan:
             (("kv_lens", table.kv_lens), ("kv_new_indptr", table.kv_new_indptr)) if array is not None}
         arrays.update(self._index(prefix, table, arrays.get("kv_lens", lens), self._width(step), size))
         slots = table.out_cache_loc
-        return KVGroup(size, out_cache_loc=self._keep(prefix + "out_cache_loc", _as(torch.int64, slots))
-                       if slots is not None else None, **arrays)
+        if slots is not None:
+            slots = self._keep(prefix + "out_cache_loc", _as(torch.int64, slots))
+        self._slots.append(on_device(slots))
+        return KVGroup(size, out_cache_loc=slots, **arrays)
 
     def _index(self, prefix: str, table: KVTable, lens: Array, width: int, size: int) -> Dict[str, Array]:
         """Where the keys lie, in the forms that the backends read."""
@@ -302,8 +331,8 @@ class GraphPlan(Plan):
         super().forward(layer, capturing=capturing, **operands)
 
     def _padded(self, step: Step, real: int) -> Step:
-        """With padding up to the size of the graph: sequences of no more than their rows, on page 0, which
-        write no key."""
+        """With padding up to the size of the graph: sequences of no more than their rows, on any page,
+        which write no key."""
         size, rows = self.num_seqs, self.num_seqs * self.q_len
 
         def pad(array: Array, count: int, value: int, keep: int) -> Array:
@@ -350,8 +379,11 @@ class Planner:
     several. A step has `max_seqs` sequences and `max_tokens` rows at most, a sequence `max_len` keys. Sequences
     that decode stand `first` or `last` in a mixed batch (`decodes`); where a backend cannot take such
     batches as MIXED ones, or with None, they are EXTEND. `uses` are parts that batches and calls have: "lse",
-    "unsaved_kv", "decode_drafts" (which keeps an ini that splits phases from splitting mixed batches) ... Further `settings` are keys of the ini, as Host.explain() has them. What no backend
-    can serve is Unsupported, with all reasons.
+    "unsaved_kv", "decode_drafts", "shared_new_kv" (either keeps an ini that splits phases from splitting mixed
+    batches) ... Where no backend serves "shared_new_kv", which is asked for by engines whose requests find
+    prefixes that others bring in the same step, new keys of steps with prompts are saved here before a backend
+    is called. Further `settings` are keys of the ini, as Host.explain() has them. What no backend can serve is
+    Unsupported, with all reasons.
     """
 
     def __init__(self, host: Host, groups: Many[_abi.attn_layer_group], *, dtype: torch.dtype, page_size: int,
@@ -367,7 +399,7 @@ class Planner:
                  "model__max_context_len": max_len, "kv_cache__page_size": page_size,
                  "workload__max_running_requests": max_seqs, "workload__chunked_prefill_size": max_tokens,
                  **({"kv_cache__dtype": _dtype_name("kv_dtype", kv_dtype)} if kv_dtype else {}), **settings}
-        self.mixed = self.drafts = False
+        self.mixed = self.drafts = self.saves = False
         self.choice = self._choose(list(groups), name, asked, _words.bits("use", uses, _words.USES))
         self.bound: Dict[int, Tuple[Any, Dict[str, torch.Tensor]]] = {}
         self.forms, self.host_arrays = 0, set()  # of indices, and of arrays that must be in host memory, too
@@ -383,26 +415,19 @@ class Planner:
         self._graphs: List[GraphPlan] = []
 
     def _choose(self, groups: List[Any], name: str, asked: Mapping[str, Any], uses: int) -> Selection:
-        """The choice, composed: with MIXED batches where all of it takes them, else without."""
-        drafts = _abi.ATTN_USES_DECODE_DRAFTS
+        """The choice, composed: the first of these that is served, or none with the reasons of the last: MIXED
+        batches or none, new keys that are shared or saved here."""
+        drafts, shared = _abi.ATTN_USES_DECODE_DRAFTS, _abi.ATTN_USES_SHARED_NEW_KV
         order = _abi.ATTN_USES_DECODES_FIRST if self.decodes == "first" else 0
-        for mixed, more in [(True, order), (False, 0)] if self.decodes else [(False, 0)]:
-            choice = self.host.explain(groups, name, workload__mixed=mixed, **asked)
-            if mixed and not choice:
-                continue
-            asked_uses = uses | more if mixed else uses & ~drafts
-            units = [(unit.backend, [_with_uses(problem, asked_uses) for problem in unit.problems])
-                     for unit in choice.require().units]
-            refusals = [(backend, verdict) for backend, problems in units for problem in problems
-                        for verdict in [self.host.query(backend, problem)] if not verdict]
-            if not refusals:
+        for mixed, saves in product((True, False) if self.decodes else (False,),
+                                    (False, True) if uses & shared else (False,)):
+            own = (uses | order if mixed else uses & ~drafts) & ~(shared if saves else 0)
+            choice = self.host.explain(groups, name, uses=own, workload__mixed=mixed, **asked)
+            if choice:
                 break
-        if refusals:
-            error = Unsupported("; ".join(f"{backend}: {verdict}" for backend, verdict in refusals), "UNSUPPORTED")
-            error.reasons = tuple(reason for _, verdict in refusals for reason in verdict.reasons)
-            raise error
-        self.mixed, self.drafts = mixed, bool(asked_uses & drafts)
-        self.backends: List[Backend] = [self.host.compose(backend, problems) for backend, problems in units]
+        units = choice.require().units
+        self.mixed, self.drafts, self.saves = mixed, bool(own & drafts), saves
+        self.backends: List[Backend] = [self.host.compose(unit) for unit in units]
         return choice
 
     def bind(self, layer: int, *, scales: Any = None, **operands: torch.Tensor) -> None:
@@ -470,13 +495,3 @@ def _dtype_name(what: str, dtype: torch.dtype) -> str:
     if dtype not in DTYPE_NAMES:
         raise Unsupported(f"{what} {dtype}: accepted {_words.join(map(str, DTYPE_NAMES))}", "UNSUPPORTED")
     return DTYPE_NAMES[dtype]
-
-
-def _with_uses(problem: _abi.attn_problem, uses: int) -> _abi.attn_problem:
-    """The same problem, whose batches and calls may have these parts, too."""
-    made = _abi.attn_problem.from_buffer_copy(problem)
-    bounds = _abi.attn_bounds.from_buffer_copy(problem.bounds.contents)
-    bounds.uses |= uses
-    made.bounds = ctypes.pointer(bounds)
-    made.kept = (problem, bounds)
-    return made

@@ -212,6 +212,19 @@ def test_explain(name):
     assert all(reason.code and reason.text for reason in refusals)
 
 
+def test_explain_of_what_batches_have():
+    """What settings do not say: parts of batches and calls, and modes, which go to the backend of prompts."""
+    group = attnhost.layer_group([0], num_q_heads=4, num_kv_heads=2, head_dim=32)
+    host = attnhost.Host({"attention": {"attention_backend": "cpu_native"}})
+    asked = {"uses": ("lse", "shared_new_kv"), "modes": "target_verify", "platform__device": "cpu"}
+    [unit] = host.explain([group], **asked).require().units
+    bounds = unit.problems[0].bounds.contents
+    assert bounds.uses == attnhost._abi.ATTN_USES_LSE | attnhost._abi.ATTN_USES_SHARED_NEW_KV
+    assert bounds.modes & 1 << attnhost._abi.ATTN_MODE_TARGET_VERIFY
+    unknown = host.explain([group], uses=1 << 20, platform__device="cpu")
+    assert not unknown and "uses" in str(unknown)
+
+
 def test_explain_of_layer_groups():
     groups = [attnhost.layer_group(layers, num_q_heads=8, num_kv_heads=2, head_dim=64,
                                    window_left=window, kv_group=i)

@@ -7,12 +7,13 @@ import attnhost
 import torch
 from attnhost import InvalidArgument, KVTable, Planner, Step, Unsupported
 
-from harness import cases, refused
+from harness import SOURCE, cases, refused
 
 HEADS, KV_HEADS, DIM, PAGES = 4, 2, 32, 40
 PAIR = {"attention": {"prefill_attention_backend": "one", "decode_attention_backend": "two"},
         "backend.one": {"type": "cpu_native"}, "backend.two": {"type": "cpu_native"}}
 SINGLE = {"attention": {"attention_backend": "cpu_native"}}
+IN_PYTHON = {"plugins": {"path": f"{SOURCE}/examples/python/rows.py"}, "attention": {"attention_backend": "numpy_rows"}}
 
 
 class Toy:
@@ -164,6 +165,44 @@ def test_tensors_that_are_not_what_their_memory_says():
         toy.planner.forward(0, q=q, k=k, v=k, out=out)
 
 
+# ---- Keys that another sequence of the step brings ------------------------------------------------------
+
+
+@cases(("which backends read", SINGLE, False), ("which backends read", PAIR, False),
+       ("which the planner saves first", IN_PYTHON, True))
+def test_prefixes_of_the_same_step(_, sections, saves):
+    """Sequence a brings 20 tokens; the first page of b is its first one, whichever of them stands first."""
+    for order in ("ab", "ba"):
+        toy = Toy(windows=(-1,), sections=sections, uses=("shared_new_kv",))
+        assert toy.planner.saves == saves
+        rows, lens, pages = {"a": 20, "b": 3}, {"a": 20, "b": 19}, {"a": [0, 2], "b": [0, 3]}
+        slots = {"a": [*range(16), *range(32, 36)], "b": [48, -1, 50]}
+        starts = torch.tensor([0, rows[order[0]], 23], dtype=torch.int32)
+        toy.planner.plan(Step(
+            torch.tensor([lens[name] for name in order], dtype=torch.int32),
+            [KVTable(torch.tensor(sum((slots[name] for name in order), [])),
+                     block_table=torch.tensor([pages[name] for name in order]))],
+            q_indptr=starts, num_tokens=23, max_q_len=20, max_kv_len=20))
+        q, k, v = (toy.draw(23, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+        out = torch.full_like(q, float("nan"))
+        toy.planner.forward(0, q=q, k=k, v=v, out=out)
+        part = {name: slice(first, first + rows[name]) for name, first in zip(order, starts.tolist())}
+        a, b = part["a"], part["b"]
+        assert (out[a] - attention(q[a], k[a], v[a], -1)).abs().max() < 1e-5
+        if not saves:  # keys without a slot are in no cache
+            keys, values = (torch.cat([x[a][:16], x[b]]) for x in (k, v))
+            assert (out[b] - attention(q[b], keys, values, -1)).abs().max() < 1e-5
+        cache = toy.caches[0][0].flatten(0, 1)
+        assert torch.equal(cache[48:51:2], k[b][::2]) and not cache[49].any() and torch.equal(cache[:16], k[a][:16])
+
+
+def test_codes_that_the_planner_saves():
+    from attnhost import step
+    cache = torch.zeros(2, 4, 1, 3, dtype=torch.float8_e4m3fn)
+    step._save(cache, torch.tensor([[[1.0, 2.0, 1e4]], [[8.0, 8.0, 8.0]]]), torch.tensor([5, -1]), 2.0)
+    assert cache.float()[1, 1, 0].tolist() == [0.5, 1.0, 448.0] and int((cache.float() != 0).sum()) == 3
+
+
 # ---- Graphs --------------------------------------------------------------------------------------------
 
 
@@ -222,7 +261,7 @@ def test_lists_of_pages_and_rows_of_slots():
     assert step._list_pages(table, lens, starts, 16)[:5].tolist() == [5, 6, 3, 4, 8]
     assert step._last_pages(lens, 16).tolist() == [1, 0, 16]
     rows = step._rows_of_pages(table, 2)
-    assert rows[0].tolist() == [0] * 6 and rows[1][:4].tolist() == [10, 11, 12, 13]
+    assert rows[0].tolist() == [10, 11, 12, 13, -2, -1] and rows[2].tolist() == [6, 7, 8, 9, 16, 17]
 
 
 def test_saved_rows_of_a_backend_in_python():

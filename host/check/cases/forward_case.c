@@ -101,16 +101,34 @@ static bool chooses_wrongly(const struct case_spec *spec)
            (!spec->from_cache && !(spec->flags & ATTN_FORWARD_SAVE_KV));
 }
 
-/* What sequences have in common: whole pages of prefixes, which the cache alone has. */
+/* First keys of sequence s that another one of the batch brings as new ones. */
+static bool shares_new(const struct case_spec *spec, int32_t s)
+{
+    return spec->sequences[s].shared > 0 &&
+           spec->sequences[s].shared > spec->sequences[case_sharer(spec, s)].prefix_len;
+}
+
+/* New keys that are in the cache for others: all of them, as the call saves them. */
+static bool shares_unsaved(const struct case_spec *spec, int32_t s)
+{
+    const struct case_sequence *from = &spec->sequences[case_sharer(spec, s)];
+    int32_t num_new = spec->mode == ATTN_MODE_DECODE ? 1 : from->num_new;
+    return shares_new(spec, s) &&
+           (!(spec->flags & ATTN_FORWARD_SAVE_KV) || spec->unwritten_slots || spec->from_cache ||
+            spec->fewer_keys || spec->sequences[s].shared > from->prefix_len + num_new);
+}
+
+/* What sequences have in common: whole pages. */
 static bool shares_wrongly(const struct case_spec *spec)
 {
     for (int32_t s = 0; s < spec->num_sequences && s < FORWARD_CASE_MAX_SEQS; s++) {
-        int32_t shared = spec->sequences[s].shared;
+        int32_t shared = spec->sequences[s].shared, from = case_sharer(spec, s);
         if (shared == 0)
             continue;
-        if (s == 0 || spec->num_sequences > FORWARD_CASE_MAX_SEQS || shared < 0 ||
+        if (from < 0 || from >= spec->num_sequences ||
+            spec->num_sequences > FORWARD_CASE_MAX_SEQS || shared < 0 ||
             shared % spec->page_size != 0 || shared > spec->sequences[s].prefix_len ||
-            shared > spec->sequences[s - 1].prefix_len || spec->attn_type != ATTN_TYPE_DECODER ||
+            shares_unsaved(spec, s) || spec->attn_type != ATTN_TYPE_DECODER ||
             case_is_expanded(spec) || spec->special_values ||
             spec->scale_granularity == ATTN_SCALE_PER_SEQ_HEAD)
             return true;
@@ -290,6 +308,8 @@ static void say_rules(struct line *line, const struct case_spec *spec)
         say(line, ", special values");
     if (spec->hint != HINT_NONE)
         say(line, ", hint %d of shared prefixes", (int)spec->hint);
+    if (spec->keys_in_page_0)
+        say(line, ", keys in page 0");
     if (spec->host != HOST_DRAWN)
         say(line, ", host arrays: %s",
             spec->host == HOST_NEEDED ? "none that is not needed"
@@ -324,7 +344,8 @@ void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
         say(&line, " %d+%d", sequence->prefix_len,
             spec->mode == ATTN_MODE_DECODE ? 1 : sequence->num_new);
         if (sequence->shared > 0)
-            say(&line, "(%d shared)", sequence->shared);
+            say(&line, "(%d shared%s)", sequence->shared,
+                spec->shares_with_next ? " with the next" : "");
         if (cross)
             say(&line, "(%d)", sequence->num_new_keys);
         if (spec->partial && case_is_expanded(spec))
@@ -348,12 +369,16 @@ void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
 static uint32_t uses_of(const struct case_spec *spec)
 {
     bool unsaved = spec->kv_layout && !spec->from_cache && !(spec->flags & ATTN_FORWARD_SAVE_KV);
+    bool shared_new = false;
+    for (int32_t s = 0; s < spec->num_sequences && s < FORWARD_CASE_MAX_SEQS; s++)
+        shared_new |= shares_new(spec, s);
     return (spec->explicit_positions ? (uint32_t)ATTN_USES_POSITIONS : 0u) |
            (spec->multi_item ? (uint32_t)ATTN_USES_MULTI_ITEM : 0u) |
            (spec->hint != HINT_NONE ? (uint32_t)ATTN_USES_SHARED_PREFIX : 0u) |
            (unsaved ? (uint32_t)ATTN_USES_UNSAVED_KV : 0u) |
            (spec->decodes_first ? (uint32_t)ATTN_USES_DECODES_FIRST : 0u) |
            (spec->decode_q_len > 1 ? (uint32_t)ATTN_USES_DECODE_DRAFTS : 0u) |
+           (shared_new ? (uint32_t)ATTN_USES_SHARED_NEW_KV : 0u) |
            (spec->wants_lse ? (uint32_t)ATTN_USES_LSE : 0u) |
            (spec->flags & ATTN_FORWARD_OMIT_SINK ? (uint32_t)ATTN_USES_OMIT_SINK : 0u);
 }

@@ -54,8 +54,9 @@ struct case_sequence {
     /* Keys that come with this batch. Cross: of the encoder. A chunk of a prefix that was expanded
      * (latent, partial): the last of its first chunk_end keys. Nothing else reads them. */
     int32_t num_new_keys, chunk_end;
-    /* So many first keys are those of the sequence before, in the same slots: whole pages of both
-     * prefixes, which are longer. A base's alone. */
+    /* So many first keys are those of the sequence before (case_sharer()), in the same slots: whole
+     * pages of this one's prefix, and of the other's; what the other brings as new ones, too. A
+     * base's alone. */
     int32_t shared;
     /* Of a variant: its tokens are those of this sequence of the base. */
     int32_t tokens_of;
@@ -142,6 +143,8 @@ struct case_spec {
     bool read_only_layer; /* a second layer reads the first one's buffer after it */
     bool wants_lse;
     bool loose_bounds;     /* bounds beyond what the batch needs */
+    bool keys_in_page_0;   /* and no padding that is written */
+    bool shares_with_next; /* what is shared is the next sequence's */
     bool decodes_first;    /* MIXED: the sequences that decode come before the others */
     int32_t decode_q_len;  /* MIXED: queries of each; 0 = 1 */
     int32_t first_row;     /* where the query rows begin; DECODE: 0 whatever stands here */
@@ -157,6 +160,12 @@ static inline const struct case_sequence *case_sequence_at(const struct case_spe
 {
     bool repeats = spec->num_sequences > FORWARD_CASE_MAX_SEQS;
     return &spec->sequences[repeats ? s % FORWARD_CASE_REPEATED : s];
+}
+
+/* The sequence whose keys are the first ones of sequence s. */
+static inline int32_t case_sharer(const struct case_spec *spec, int32_t s)
+{
+    return spec->shares_with_next ? s + 1 : s - 1;
 }
 
 /* ---- Case ------------------------------------------------------------------------------------ */

@@ -176,15 +176,19 @@ attn_status case_assign_pages(struct forward_case *c, attn_error *error)
     else
         for (int32_t i = 0; i < c->num_pages - 2; i++)
             order[i] = i + 2; /* page 1 is unused, and so are the last ones */
+    if (c->spec.keys_in_page_0)
+        order[0] = 0;
     if (c->spec.slots == SLOTS_INTERLEAVED_PAGES)
         hand_out_interleaved(c, order);
     else
         hand_out_by_sequence(c, order, c->spec.slots == SLOTS_NON_MONOTONIC_EXTEND);
     free(order);
-    for (int32_t s = 1; s < c->lengths.num_real_seqs; s++)
-        memcpy(&c->pages[s * c->pages_of_seq], &c->pages[(s - 1) * c->pages_of_seq],
-               (size_t)(case_sequence_at(&c->spec, s)->shared / c->spec.page_size) *
-                   sizeof *c->pages);
+    for (int32_t n = 1; n < c->lengths.num_real_seqs; n++) {
+        int32_t s = c->spec.shares_with_next ? c->lengths.num_real_seqs - 1 - n : n;
+        memcpy(
+            &c->pages[s * c->pages_of_seq], &c->pages[case_sharer(&c->spec, s) * c->pages_of_seq],
+            (size_t)(case_sequence_at(&c->spec, s)->shared / c->spec.page_size) * sizeof *c->pages);
+    }
     return ATTN_OK;
 }
 
@@ -198,8 +202,10 @@ int64_t case_slot(const struct forward_case *c, int32_t s, int32_t j)
 
 bool case_is_shared(const struct forward_case *c, int32_t s, int32_t j)
 {
+    int32_t other = 2 * s - case_sharer(&c->spec, s); /* whose first keys may be those of s */
     return j < case_sequence_at(&c->spec, s)->shared ||
-           (s + 1 < c->spec.num_sequences && j < case_sequence_at(&c->spec, s + 1)->shared);
+           (other >= 0 && other < c->spec.num_sequences &&
+            j < case_sequence_at(&c->spec, other)->shared);
 }
 
 void case_hint_run(const struct forward_case *c, int32_t s, int32_t *end, int32_t *length)
@@ -306,7 +312,13 @@ static void fill_csr(const struct filling *f)
     }
 }
 
-/* The slots of new keys. Those of padding are 0 or -1. */
+/* Of a row of padding: 0 or -1, which alone is no slot where page 0 has keys. */
+static int64_t padding_slot(const struct filling *f, uint64_t stream, int64_t row)
+{
+    return f->c->spec.keys_in_page_0 ? -1 : case_below(stream, (uint64_t)row, 2) - 1;
+}
+
+/* The slots of new keys. */
 static void fill_new_slots(const struct filling *f)
 {
     const struct case_lengths *l = f->l;
@@ -319,7 +331,7 @@ static void fill_new_slots(const struct filling *f)
             int64_t row = l->first_new[s] + n;
             int32_t j = l->kv_len[s] - l->num_new[s] + n;
             if (!is_real(f, s))
-                loc[row] = case_below(stream, (uint64_t)row, 2) - 1;
+                loc[row] = padding_slot(f, stream, row);
             else if (f->c->spec.partial || j < 0 ||
                      (f->c->spec.unwritten_slots && case_below(stream, (uint64_t)row, 3) == 0))
                 loc[row] = -1;
@@ -327,7 +339,7 @@ static void fill_new_slots(const struct filling *f)
                 loc[row] = case_slot(f->c, s, j);
         }
     for (int64_t row = l->first_new[l->num_seqs], end = row + l->spare; row < end; row++)
-        loc[row] = case_below(stream, (uint64_t)row, 2) - 1;
+        loc[row] = padding_slot(f, stream, row);
 }
 
 /* The second level: runs of more than two are two, and all share what they do. */

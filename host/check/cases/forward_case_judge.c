@@ -331,7 +331,9 @@ static bool ask_oracle(struct run *run, bool second)
                                      session_reads_new(run->session, &c->posed.problem),
                                  .probes = probe_needles(run->c),
                                  .num_probes = run->c->num_needles};
-    oracle_view(&truth, run, second ? run->expected : c->image, second);
+    /* Keys that others bring are read as they are stored. */
+    bool stored = second || c->posed.bounds.uses & ATTN_USES_SHARED_NEW_KV;
+    oracle_view(&truth, run, stored ? run->expected : c->image, second);
     attn_status status =
         reference_forward(&c->posed.problem, &truth.batch, c->posed.layers[second].layer_id,
                           &truth.args, &options, result, &run->error.base);
@@ -437,15 +439,16 @@ static void allow_rows(struct run *run, enum case_part_id part, int64_t first)
                    case_vector(c, c->actual, part, row, head, 0), vector_bytes(c, part));
 }
 
-static void allow_page_0(struct run *run, enum case_part_id cache)
+/* Rows of padding may go to slot 0, unless it holds a key. */
+static void allow_slot_0(struct run *run, enum case_part_id cache)
 {
     struct forward_case *c = run->c;
     const struct case_shape *shape = &c->shapes[cache];
     size_t size = (size_t)shape->shape[shape->ndim - 1] * attn_dtype_size(shape->dtype);
-    for (int64_t slot = 0; slot < c->spec.page_size; slot++)
-        for (int32_t h = 0; h < heads_of(c, cache); h++)
-            memcpy(case_slot_vector(c, run->expected, cache, slot, h),
-                   case_slot_vector(c, c->actual, cache, slot, h), size);
+    bool padded = c->lengths.num_seqs > c->lengths.num_real_seqs || c->lengths.spare > 0;
+    for (int32_t h = 0; h < heads_of(c, cache) && padded && !c->spec.keys_in_page_0; h++)
+        memcpy(case_slot_vector(c, run->expected, cache, 0, h),
+               case_slot_vector(c, c->actual, cache, 0, h), size);
 }
 
 static void allow_all(struct run *run)
@@ -457,7 +460,7 @@ static void allow_all(struct run *run)
         enum case_part_id cache = caches[i];
         if (!c->parts[cache].bytes)
             continue;
-        allow_page_0(run, cache);
+        allow_slot_0(run, cache);
         for (int32_t s = 0; s < c->lengths.num_real_seqs; s++)
             for (int32_t j = c->lengths.kv_len[s] - c->lengths.num_new[s];
                  c->spec.flags & ATTN_FORWARD_SAVE_KV && j < c->lengths.kv_len[s]; j++)
@@ -722,7 +725,7 @@ static void judge_same(struct run *run)
         allow_rows(run, outputs[i], c->lengths.first_row[c->lengths.num_real_seqs]);
     for (int i = 0; i < CACHES; i++)
         if (c->parts[caches[i]].bytes)
-            allow_page_0(run, caches[i]);
+            allow_slot_0(run, caches[i]);
     if (!padding_is_finite(run, PART_OUT) || !padding_is_finite(run, PART_OUT_SECOND) ||
         !judge_bytes(run, "what the first run left, and DETERMINISTIC is declared"))
         return;

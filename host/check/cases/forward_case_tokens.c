@@ -74,7 +74,7 @@ int64_t case_query_token(const struct forward_case *c, int32_t s, int32_t t)
 int64_t case_key_token(const struct forward_case *c, int32_t s, int32_t j)
 {
     while (j < case_sequence_at(&c->spec, s)->shared)
-        s--;
+        s = case_sharer(&c->spec, s);
     const struct case_sequence *sequence = case_sequence_at(&c->spec, s);
     return c->tokens->first_k[tokens_of(c, s)] + sequence->first_key + j;
 }
@@ -549,9 +549,11 @@ static attn_status hide_keys(struct forward_case *c, int32_t s, attn_error *erro
         nan[d] = NAN;
     for (int32_t t = 0; t < q_len; t++)
         sights[t] = case_sight(c, s, t);
+    bool padding_reads = c->spec.keys_in_page_0 && c->lengths.num_seqs > c->lengths.num_real_seqs;
     for (int32_t j = 0; j < c->lengths.kv_len[s]; j++) {
-        bool spared =
-            (new_row_of(c, s, j) >= 0 && !case_coin(c->seed, DRAW_HIDE)) || case_is_shared(c, s, j);
+        bool spared = (new_row_of(c, s, j) >= 0 && !case_coin(c->seed, DRAW_HIDE)) ||
+                      case_is_shared(c, s, j) ||
+                      (padding_reads && case_slot(c, s, j) < c->spec.page_size);
         for (int32_t h = 0; h < c->spec.num_kv_heads && !spared && !is_seen(sights, q_len, j); h++)
             put_key(c, s, j, h, nan, nan);
     }
@@ -711,7 +713,8 @@ attn_status case_place_tokens(struct forward_case *c, attn_error *error)
     attn_status status = place_queries(c, error);
     zero_padding(c);
     for (int32_t s = 0; s < c->lengths.num_real_seqs && status == ATTN_OK; s++) {
-        for (int32_t j = 0; j < c->lengths.kv_len[s]; j++)
+        /* What is shared is put where it comes from. */
+        for (int32_t j = case_sequence_at(&c->spec, s)->shared; j < c->lengths.kv_len[s]; j++)
             for (int32_t head = 0; head < c->spec.num_kv_heads; head++)
                 put_key(c, s, j, head, key_of(c, s, j, head), value_of(c, s, j, head));
         place_latents(c, s);

@@ -3,7 +3,8 @@
  * hints.c: batches that say which sequences have their first keys in common: runs of several
  * lengths, with sequences before, between and after them that share nothing. Sequences of a run do
  * have the same slots. A result is what it is without the hint, and that of cross attention in the
- * same batch, too: what sequences share are their own keys, not those of their encoders.
+ * same batch, too: what sequences share are their own keys, not those of their encoders. Without a
+ * hint: sequences that read what others of the batch write.
  */
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/joint.h"
@@ -82,6 +83,50 @@ static void judge_levels(struct check_run *run, bool tiles)
         if (numerics_accepts(&k.at, &k.at.spec))
             numerics_run(run, &k.at.spec, k.at.options, &exactly);
     }
+    kind_close(&k);
+}
+
+/* ---- Keys that another sequence brings ------------------------------------------------------- */
+
+/* So many pages and tokens more are the keys of a sequence; so many of them are new; its first pages
+ * are those of the sequence before, which brings some of them. The first and the last sequence are
+ * of one query: in a MIXED batch the one that comes last decodes, and reads what a prompt brings or
+ * brings what a prompt reads. */
+static const struct {
+    int32_t pages, more, new_pages, num_new, shared;
+} writers[] = {
+    {1, 0, 0, 1, 0}, {3, 0, 2, 0, 1}, {3, 6, 0, 4, 3}, {4, 0, 1, 0, 3}, {4, 1, 0, 1, 4},
+};
+
+static void set_writers(struct case_spec *spec, bool backwards)
+{
+    enum { COUNT = sizeof writers / sizeof writers[0] };
+    int32_t page = spec->page_size;
+    spec->hint = HINT_NONE;
+    spec->num_sequences = COUNT;
+    spec->shares_with_next = backwards;
+    for (int32_t n = 0; n < COUNT; n++) {
+        int32_t s = backwards ? COUNT - 1 - n : n, keys = page * writers[n].pages + writers[n].more;
+        int32_t num_new =
+            spec->mode == ATTN_MODE_DECODE ? 1 : page * writers[n].new_pages + writers[n].num_new;
+        spec->sequences[s] = (struct case_sequence){.prefix_len = keys - num_new,
+                                                    .num_new = num_new,
+                                                    .tokens_of = s,
+                                                    .shared = page * writers[n].shared};
+    }
+}
+
+/* Those who read come after those who write, then before them. */
+static void judge_shared_new(struct check_run *run)
+{
+    const struct case_run exactly = {.exact_memory = true};
+    struct kind_case k;
+    if (kind_find(&k, run))
+        for (int n = 0; n < 2 && run->code == CHECK_PASS; n++) {
+            set_writers(&k.at.spec, n == 1);
+            if (numerics_accepts(&k.at, &k.at.spec))
+                numerics_run(run, &k.at.spec, k.at.options, &exactly);
+        }
     kind_close(&k);
 }
 
@@ -165,6 +210,7 @@ static void run_beside(struct check_run *run, bool tiles)
 CHECK_RUN(hints, run_found(run, false))
 CHECK_RUN(levels, judge_levels(run, false))
 CHECK_RUN(beside_cross, run_beside(run, false))
+CHECK_RUN(shared_new, judge_shared_new(run))
 
 /* The same where what is shared is several tiles of keys, the last one in part. */
 CHECK_RUN(hints_tiles, run_found(run, true))
@@ -194,6 +240,13 @@ const struct check check_hints[] = {
         HINTED),
     ROW("KV-15", "beside_cross", beside_cross,
         "a hint about sequences does not apply to the keys of their encoders", BESIDE),
+    ROW("KV-01", "shared_new", shared_new,
+        "sequences read what others of their batch write, before them or after",
+        SOFTMAX_CASES({AXIS_SOURCE, BIT(SOURCE_SAVED)}, {AXIS_MODE, THREE_MODES},
+                      {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
+                      {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_63)})),
+    ROW("KV-01", "mla_shared_new", shared_new,
+        "sequences read latents that others of their batch write", HINTED_LATENTS),
     {.rule = NULL},
 };
 

@@ -3,9 +3,10 @@
  * padding.c: what stands for nothing: sequences and rows of padding in every mode, in memory that
  * held NaN before; page 0, whatever it holds.
  *
- * Page 0 may be written at any time, so its contents change no row. Where no sequence is padding,
- * nothing may be read there for its value: it holds NaN. What padding reads there is finite, as
- * what padding has written.
+ * Where page 0 has no keys, its contents change no row; where no sequence is padding either, nothing
+ * may be read there for its value: it holds NaN. What padding reads there is finite. In other cases
+ * page 0 has keys like any other, and new ones without a slot beside padding, whose rows have none:
+ * who puts there what goes nowhere is found out.
  */
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/numerics.h"
@@ -16,6 +17,9 @@
 #include <string.h>
 
 enum { MODES = MODE_DRAFT + 1, FINITE = 0x42 /* as every byte, a number of every type */ };
+
+/* What a case is about. */
+enum matter { PADDING, PAGE_0_UNREAD, PAGE_0_HAS_KEYS };
 
 static void fill_page_0(struct forward_case *c, int byte)
 {
@@ -38,7 +42,8 @@ static void judge(struct check_run *run, const struct case_spec *spec, const att
     struct forward_case *c = numerics_case(run, spec, NULL);
     struct case_session *session = NULL;
     if (c) {
-        fill_page_0(c, spec->padded || spec->spare ? FINITE : CASE_POISON);
+        if (!spec->keys_in_page_0)
+            fill_page_0(c, spec->padded || spec->spare ? FINITE : CASE_POISON);
         session = numerics_session(run, c, spec, options, &setup);
     }
     if (session)
@@ -61,8 +66,23 @@ static void pad(struct case_spec *spec, const struct grid *grid, const attn_opti
         *spec = padded;
 }
 
-static void run_one(struct check_run *run, bool latent, bool padded)
+/* With keys in page 0, padding in every other case, and, where keys are saved, some that are not. */
+static void place(struct case_spec *spec, const struct grid *grid, const attn_options *options,
+                  int32_t index)
 {
+    struct case_spec unwritten = *spec;
+    unwritten.unwritten_slots = true;
+    spec->keys_in_page_0 = unwritten.keys_in_page_0 = true;
+    if (index % 2)
+        pad(spec, grid, options, index);
+    else if (spec->flags & ATTN_FORWARD_SAVE_KV &&
+             grid_accepts_spec(grid, options, &unwritten, NULL, 0))
+        *spec = unwritten;
+}
+
+static void run_one(struct check_run *run, bool latent, enum matter matter)
+{
+    bool padded = matter == PADDING;
     struct grid *grid = grid_of(run->subject);
     struct grid_point point;
     struct case_spec spec;
@@ -78,6 +98,8 @@ static void run_one(struct check_run *run, bool latent, bool padded)
         spec.padded = 0;
         if (padded)
             pad(&spec, grid, options, run->index / MODES);
+        else if (matter == PAGE_0_HAS_KEYS)
+            place(&spec, grid, options, run->index / MODES);
         judge(run, &spec, options);
     } else {
         check_skip(run, "query refuses every case that was drawn%s%s", grid->refusal[0] ? ": " : "",
@@ -88,14 +110,16 @@ static void run_one(struct check_run *run, bool latent, bool padded)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define CASES(name, latent, padded, number)                                                        \
+#define CASES(name, latent, matter, number)                                                        \
     CHECK_COUNT(name, sequel_count(subject, latent, number))                                       \
-    CHECK_RUN(name, run_one(run, latent, padded))
+    CHECK_RUN(name, run_one(run, latent, matter))
 
-CASES(padded, false, true, 12 * MODES)
-CASES(mla_padded, true, true, 6 * MODES)
-CASES(page_zero, false, false, 4 * MODES)
-CASES(mla_page_zero, true, false, 3 * MODES)
+CASES(padded, false, PADDING, 12 * MODES)
+CASES(mla_padded, true, PADDING, 6 * MODES)
+CASES(page_zero, false, PAGE_0_UNREAD, 4 * MODES)
+CASES(mla_page_zero, true, PAGE_0_UNREAD, 3 * MODES)
+CASES(page_zero_keys, false, PAGE_0_HAS_KEYS, 4 * MODES)
+CASES(mla_page_zero_keys, true, PAGE_0_HAS_KEYS, 2 * MODES)
 
 const struct check check_padding[] = {
     CHECK_CASES("CAPT-04", padded, "sequences and rows of padding are finite and change nothing"),
@@ -103,5 +127,8 @@ const struct check check_padding[] = {
     CHECK_CASES("CAPT-04", mla_padded, "latent layers: padding is finite and changes nothing"),
     CHECK_CASES("INVAR-01", mla_page_zero,
                 "latent layers: where nothing is padding, page 0 may hold NaN"),
+    CHECK_CASES("KV-06", page_zero_keys, "page 0 may have keys, and nothing else is put there"),
+    CHECK_CASES("KV-06", mla_page_zero_keys,
+                "latent layers: page 0 may have keys, and nothing else is put there"),
     {.rule = NULL},
 };

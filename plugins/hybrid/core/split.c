@@ -26,9 +26,10 @@ static int keeps_alignment(const attn_problem *problem)
 
 int split_is_possible(const attn_problem *problem)
 {
-    /* Sequences of several queries are no rows of DECODE. */
+    /* Sequences of several queries are no rows of DECODE, and one child reads before another one
+     * saves. */
     return keeps_alignment(problem) && one_mla_form(problem) &&
-           !(problem->bounds->uses & ATTN_USES_DECODE_DRAFTS);
+           !(problem->bounds->uses & (ATTN_USES_DECODE_DRAFTS | ATTN_USES_SHARED_NEW_KV));
 }
 
 int split_is_rounded(const attn_problem *problem)

@@ -53,7 +53,8 @@ def allocate_kv_cache(self: ModelRunner, _own: Any = ModelRunner.allocate_kv_cac
     self.planner = _planner = Planner(Host(os.environ.get("ATTNHOST_INI") or None), [group], dtype=self.kv_cache.dtype,
                                       device=self.kv_cache.device, page_size=self.block_size, max_seqs=config.max_num_seqs,
                                       max_tokens=config.max_num_batched_tokens, max_len=config.max_model_len,
-                                      name=config.hf_config.model_type)
+                                      name=config.hf_config.model_type,
+                                      uses=["shared_new_kv"])  # its prompts find blocks of the same batch
     self.decode_plans: Dict[int, Plan] = {}
     for number, layer in enumerate(layers):
         layer.layer = number

@@ -3,8 +3,8 @@
 is a step of an attnhost.Planner.
 
 vLLM makes a builder for each KV cache group, with all layers of it; the builder makes a planner, whose layer
-groups are the layers that are alike. The block table, the slots and the lengths are vLLM's own tensors. Its
-block 0 is never allocated, like attnhost's page 0.
+groups are the layers that are alike. The block table, the slots and the lengths are vLLM's own tensors. With its
+prefix cache a request may find blocks that another one fills in the same step.
 """
 import logging
 import os
@@ -185,7 +185,8 @@ class AttnhostBuilder(AttentionMetadataBuilder[AttnhostMetadata]):
             host, _groups(found, self.layers), dtype=first.dtype, kv_dtype=kv_dtype, device=device,
             page_size=kv_cache_spec.block_size, max_seqs=config.scheduler_config.max_num_seqs,
             max_tokens=config.scheduler_config.max_num_batched_tokens, max_len=config.model_config.max_model_len,
-            name=config.model_config.model, **_settings(host, kv_dtype))
+            name=config.model_config.model, **_settings(host, kv_dtype),
+            uses=["shared_new_kv"] if config.cache_config.enable_prefix_caching and not self.encodes else [])
         _planners.add(self.planner)
         self._graphs: Dict[Tuple[int, int], Plan] = {}
         _LOG.info("attnhost serves %d layers:\n%s", len(found), self.planner.choice)
