@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # kernel_usage.sh: no kernel that is shipped spills more registers than its line of kernel_usage.txt says, none of
-# fa3_like's forward kernels any, and products of warpgroups are neither serialised nor gone. What ptxas said when a
-# kernel was built lies beside it (plugins/Makefile.am.inc); products are counted in machine code, which cuobjdump shows.
+# fa3_like's forward kernels any, and products of warpgroups are neither serialised nor gone, and keep their registers.
+# What ptxas said when a kernel was built lies beside it (plugins/Makefile.am.inc); products are counted and followed
+# (tests/tools/wgmma_registers.py) in machine code, which cuobjdump shows.
 # Drafts, which a build for tests does not optimise (plugins/nvcc.mk), are named alone.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
@@ -118,22 +119,50 @@ while read -r file; do
 done <"$scratch/optimised" >"$scratch/serialized"
 none "products of warpgroups are not serialised" "$scratch/serialized"
 
+# $found is cuobjdump: of the CUDA Toolkit, which need not have it, or of pip, kept in the build folder.
+find_cuobjdump()
+{
+    found=$(PATH=$PATH:$(dirname "$nvcc") command -v cuobjdump) && return
+    found=$build/cuobjdump-venv/lib/python*/site-packages/nvidia/cu*/bin
+    test -x "$(echo $found/cuobjdump)" || {
+        test -z "${ATTNHOST_NO_PYTHON-}" && python3 -m venv "$build/cuobjdump-venv" >"$scratch/pip" 2>&1 &&
+            "$build/cuobjdump-venv/bin/pip" install -q --no-compile \
+                nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm >"$scratch/pip" 2>&1 || return
+    }
+    PATH=$PATH:$(cd $found && pwd) && found=$(command -v cuobjdump)
+}
+
 # Products of warpgroups: of 8 bits QGMMA, of 16 HGMMA. The smallest kernel has 16 of them.
-cuobjdump=$(PATH=$PATH:$(dirname "$nvcc") command -v cuobjdump) || cuobjdump=
-if test -z "$cuobjdump"; then
-    tap_skip "products of warpgroups" "no cuobjdump on PATH or beside nvcc"
+if ! find_cuobjdump; then
+    tap_skip "products of warpgroups" "no cuobjdump on PATH or beside nvcc, and pip installs none here"
     tap_end
 fi
-grep '/forward_[^/]*$\|/prefill_[^/]*$' "$scratch/optimised" >"$scratch/products"
-test -s "$scratch/drafts" ||
-    sh "$top/tests/tools/part.sh" 6 'kernels whose products are counted' <"$scratch/products" >"$scratch/part"
-test ! -f "$scratch/part" || mv "$scratch/part" "$scratch/products"
 while read -r file; do
-    case $file in */forward_codes_*) product=QGMMA ;; *) product=HGMMA ;; esac
-    "$cuobjdump" -sass "$build/$file.fatbin" >"$scratch/sass" 2>&1
-    count=$(grep -c " $product" "$scratch/sass")
-    test "$count" -ge 16 || echo "$file.cu has $count times $product"
-done <"$scratch/products" >"$scratch/few"
+    case $(tail -n 3 "$build/.deps/nvcc/$(echo "$file" | tr / -).d") in *sm_90a*) echo "$file" ;; esac
+done <"$scratch/optimised" >"$scratch/products"
+test -s "$scratch/drafts" ||
+    sh "$top/tests/tools/part.sh" 6 'kernels whose products are read' <"$scratch/products" >"$scratch/part"
+test ! -f "$scratch/part" || mv "$scratch/part" "$scratch/products"
+: >"$scratch/few"
+: >"$scratch/taken"
+while read -r file; do
+    "$found" -sass "$build/$file.fatbin" >"$scratch/sass" 2>&1
+    count=$(grep -c ' [HQ]GMMA' "$scratch/sass")
+    case $file in
+    */forward_codes_*) test "$(grep -c ' QGMMA' "$scratch/sass")" -ge 16 || echo "$file.cu has $count products" >>"$scratch/few" ;;
+    */forward_* | */prefill_*) test "$count" -ge 16 || echo "$file.cu has $count products" >>"$scratch/few" ;;
+    esac
+    test "$count" -gt 0 || continue
+    python3 "$top/tests/tools/wgmma_registers.py" "$scratch/sass" >"$scratch/found" 2>&1
+    test $? -eq 0 || sed "s|^|$file.cu: |" "$scratch/found" >>"$scratch/taken"
+    cp "$scratch/sass" "$scratch/last"
+done <"$scratch/products"
 tap_try "kernels were looked at for products" test -s "$scratch/products"
 none "products are of warpgroups" "$scratch/few"
+none "no register of a product is taken before its wait" "$scratch/taken"
+if test -f "$scratch/last"; then
+    sed 's/WARPGROUP\.DEPBAR\.LE gsb0, 0x0 ;/NOP ;/' "$scratch/last" >"$scratch/sass"
+    tap_try "without waits, registers of products are found to be taken" sh -c \
+        'python3 "$1" "$2"; test $? -eq 1' - "$top/tests/tools/wgmma_registers.py" "$scratch/sass"
+fi
 tap_end
