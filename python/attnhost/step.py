@@ -139,7 +139,7 @@ def _rows_of_pages(table: torch.Tensor, page_size: int) -> torch.Tensor:
     return (table[:, :, None] * page_size + offsets).flatten(1)
 
 
-def _save(cache: torch.Tensor, new: torch.Tensor, slots: torch.Tensor, scale: float) -> None:
+def save_keys(cache: torch.Tensor, new: torch.Tensor, slots: torch.Tensor, scale: float) -> None:
     """New rows into a cache [pages, page_size, ...]; codes as KV-04 of docs/ABI.md has them."""
     size, made = cache.shape[1], new
     if cache.dtype.itemsize == 1:
@@ -202,7 +202,7 @@ class Plan:
             new, cache = operands.get(role), bound.get(f"{role}_cache")
             if new is not None and cache is not None:
                 by_page = cache.transpose(1, 2) if problem.kv_layout == b"kv.hnd/1" else cache
-                _save(by_page, new, slots[:len(new)], (scales or {}).get(f"{role}_cache", 1.0))
+                save_keys(by_page, new, slots[:len(new)], (scales or {}).get(f"{role}_cache", 1.0))
         return {**operands, "k": None, "v": None}
 
     def close(self) -> None:

@@ -199,7 +199,7 @@ def test_prefixes_of_the_same_step(_, sections, saves):
 def test_codes_that_the_planner_saves():
     from attnhost import step
     cache = torch.zeros(2, 4, 1, 3, dtype=torch.float8_e4m3fn)
-    step._save(cache, torch.tensor([[[1.0, 2.0, 1e4]], [[8.0, 8.0, 8.0]]]), torch.tensor([5, -1]), 2.0)
+    step.save_keys(cache, torch.tensor([[[1.0, 2.0, 1e4]], [[8.0, 8.0, 8.0]]]), torch.tensor([5, -1]), 2.0)
     assert cache.float()[1, 1, 0].tolist() == [0.5, 1.0, 448.0] and int((cache.float() != 0).sum()) == 3
 
 

@@ -4,7 +4,9 @@ vllm.general_plugins); from then on --attention-backend takes the name."""
 
 from typing import Any
 
-PATH = "attnhost_vllm.backend.AttnhostBackend"
+from .chosen import CPU
+
+PATH = "attnhost_vllm.chosen.Backend"
 
 
 def backend_name() -> str:
@@ -28,5 +30,7 @@ def register() -> None:
     if name not in AttentionBackendEnum.__members__:
         AttentionBackendEnum.register(name, PATH).__reduce_ex__ = lambda _protocol: (_member, ())
     register_backend(AttentionBackendEnum[name], PATH)
-    if current_platform.is_cpu():  # which has one backend, whatever it is asked for
-        register_backend(AttentionBackendEnum.CPU_ATTN, "attnhost_vllm.cpu.Chosen")
+    if current_platform.is_cpu():  # which takes its own, whatever it is asked for
+        for own in CPU:
+            if own in AttentionBackendEnum.__members__:
+                register_backend(AttentionBackendEnum[own], f"attnhost_vllm.chosen.{own}")

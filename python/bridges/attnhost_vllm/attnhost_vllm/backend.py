@@ -140,17 +140,21 @@ class AttnhostBackend(AttentionBackend):
         return True  # of the backends those that are; supports_combination() says which
 
     @classmethod
+    def asked_group(cls, config: VllmConfig, head_size: int, sinks: bool = False) -> Any:
+        """A layer of these dimensions, as far as they are known before the model's are."""
+        heads, kv_heads = _heads(config)
+        return attnhost.layer_group([0], num_q_heads=heads, num_kv_heads=kv_heads, head_dim=head_size, sinks=sinks)
+
+    @classmethod
     def supports_combination(cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: Optional[str],
                              block_size: Optional[int], use_mla: bool, has_sink: bool, *_: Any,
                              **__: Any) -> Optional[str]:
         """What the host says to layers of these dimensions. Soft caps, windows and ALiBi are not known here;
         they are asked about when the model's layers are."""
-        if use_mla or dtype not in attnhost.engine.DTYPE_NAMES:
+        if use_mla != cls.is_mla() or dtype not in attnhost.engine.DTYPE_NAMES:
             return None  # refused elsewhere
         config = get_current_vllm_config()
-        heads, kv_heads = _heads(config)
-        group = attnhost.layer_group([0], num_q_heads=heads, num_kv_heads=kv_heads, head_dim=head_size,
-                                     sinks=has_sink)
+        group = cls.asked_group(config, head_size, has_sink)
         page_size = block_size or cls.get_preferred_block_size(config.cache_config.block_size or 16)
         choice = _explain(config, group, dtype, _kv_dtype(kv_cache_dtype, dtype), page_size)
         return None if choice else f"attnhost: {choice}"
@@ -170,23 +174,27 @@ class AttnhostBuilder(AttentionMetadataBuilder[AttnhostMetadata]):
     """A planner for the layers of a KV cache group."""
 
     reorder_batch_threshold = 1  # sequences that decode stand first
+    backend, layer_type = AttnhostBackend, Attention
 
     def __init__(self, kv_cache_spec: Any, layer_names: List[str], vllm_config: VllmConfig,
                  device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._init_reorder_batch_threshold(1)
         config, host = vllm_config, host_of(vllm_config)
-        found = get_layers_from_vllm_config(config, Attention, layer_names)
+        found = get_layers_from_vllm_config(config, self.layer_type, layer_names)
         self.layers = {name: number for number, name in enumerate(found)}
-        self.encodes = any(layer.attn_type == AttentionType.ENCODER_ONLY for layer in found.values())
+        self.encodes = any(layer.impl.attn_type == AttentionType.ENCODER_ONLY for layer in found.values())
         first = next(iter(found.values()))
-        kv_dtype = _kv_dtype(first.kv_cache_dtype, first.dtype)
+        dtype = getattr(first, "dtype", config.model_config.dtype)
+        kv_dtype = _kv_dtype(first.kv_cache_dtype, dtype)
+        shares = (config.cache_config.enable_prefix_caching and not self.encodes
+                  and self.backend.forward_includes_kv_cache_update)
         self.planner = Planner(
-            host, _groups(found, self.layers), dtype=first.dtype, kv_dtype=kv_dtype, device=device,
+            host, _groups(found, self.layers), dtype=dtype, kv_dtype=kv_dtype, device=device,
             page_size=kv_cache_spec.block_size, max_seqs=config.scheduler_config.max_num_seqs,
             max_tokens=config.scheduler_config.max_num_batched_tokens, max_len=config.model_config.max_model_len,
             name=config.model_config.model, **_settings(host, kv_dtype),
-            uses=["shared_new_kv"] if config.cache_config.enable_prefix_caching and not self.encodes else [])
+            uses=["shared_new_kv"] if shares else [])
         _planners.add(self.planner)
         self._graphs: Dict[Tuple[int, int], Plan] = {}
         _LOG.info("attnhost serves %d layers:\n%s", len(found), self.planner.choice)
@@ -195,9 +203,7 @@ class AttnhostBuilder(AttentionMetadataBuilder[AttnhostMetadata]):
     def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: Any) -> AttentionCGSupport:
         if not hasattr(kv_cache_spec, "head_size") or vllm_config.device_config.device_type != "cuda":
             return AttentionCGSupport.NEVER
-        heads, kv_heads = _heads(vllm_config)
-        group = attnhost.layer_group([0], num_q_heads=heads, num_kv_heads=kv_heads,
-                                     head_dim=kv_cache_spec.head_size)
+        group = cls.backend.asked_group(vllm_config, kv_cache_spec.head_size)
         dtype = vllm_config.model_config.dtype
         kv_dtype = _kv_dtype(vllm_config.cache_config.cache_dtype, dtype)
         choice = _explain(vllm_config, group, dtype, kv_dtype, kv_cache_spec.block_size)
@@ -215,6 +221,9 @@ class AttnhostBuilder(AttentionMetadataBuilder[AttnhostMetadata]):
         plan = self._graphs.get((common.num_reqs, common.max_query_len)) if self._is_uniform(common) else None
         plan = plan or self.planner.eager
         plan.plan(self._step(common))
+        return self.metadata(plan, common)
+
+    def metadata(self, plan: Plan, common: CommonAttentionMetadata) -> AttnhostMetadata:
         return AttnhostMetadata(plan, common.num_actual_tokens, self.layers, self.planner)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> AttnhostMetadata:
@@ -243,11 +252,18 @@ class AttnhostBuilder(AttentionMetadataBuilder[AttnhostMetadata]):
             num_decodes=decodes, num_real_seqs=real, num_real_tokens=tokens)
 
 
-def _groups(layers: Dict[str, Attention], numbers: Dict[str, int]) -> List[Any]:
+def layer_group(latent: Tuple[int, ...] = (), **members: Any) -> Any:
+    """Of a layer; `latent` layers have a rank, and heads' elements with and without positions."""
+    if latent:
+        members["mla"] = attnhost._abi.attn_mla_dims(**dict(zip(("kv_lora_rank", "rope_dim", "nope_dim"), latent)))
+    return attnhost.layer_group([0], **members)
+
+
+def _groups(layers: Dict[str, Any], numbers: Dict[str, int]) -> List[Any]:
     """Layer groups: layers that are alike. A layer that shares another's keys has its KV buffer."""
     alike: Dict[Tuple, List[Any]] = {}
     for name, layer in layers.items():
-        impl: AttnhostImpl = layer.impl
+        impl = layer.impl
         owner = impl.kv_sharing_target_layer_name
         flags = attnhost._abi.ATTN_LAYER_KV_READ_ONLY if owner else 0
         made = attnhost._abi.attn_layer(layer_id=numbers[name], flags=flags,
@@ -255,7 +271,7 @@ def _groups(layers: Dict[str, Attention], numbers: Dict[str, int]) -> List[Any]:
         alike.setdefault(tuple(impl.members().items()), []).append(made)
     groups = []
     for members, found in alike.items():
-        group = attnhost.layer_group([0], **dict(members))
+        group = layer_group(**dict(members))
         groups.append(type(group)(**{**{name: getattr(group, name) for name, _ in group._fields_
                                         if name not in ("struct_size", "layers", "num_layers")},
                                      "layers": found, "num_layers": len(found)}))
