@@ -46,7 +46,10 @@ backends_numpy()
         test "$(cat "$0"/*.py | wc -l)" -gt 0 &&
             wc -l "$0"/*.py | awk '"'"'$2 != "total" && $1 > 120 { print; long = 1 } END { exit long }'"'"'' \
         "$top/examples/python"
-    . "$top/tests/python/wrong_backends.sh"
+    if in_turn wrong_backends "backends in Python that are wrong on purpose" plugins/python python tests/python \
+        examples/python host/check host/bench; then
+        . "$top/tests/python/wrong_backends.sh"
+    fi
     OLD_PATH=$PATH
     PATH=$(dirname "$attnhost"):$PATH
     documented "$top/docs/PYTHON_BACKENDS.md" "$scratch/blocks" "$scratch/guide"

@@ -16,7 +16,9 @@ requirements=$top/tests/python/requirements-vllm.txt
 . "$top/tests/python/venv.sh"
 test -z "${ATTNHOST_NO_ENGINES-}" || skip_all "engines" "ATTNHOST_NO_ENGINES is set"
 need_python "engines"
-turn=$(sh "$top/tests/tools/turn.sh" engines python tests/python include host/embed) || skip_all "engines" "$turn"
+# shellcheck disable=SC2086
+turn=$(sh "$top/tests/tools/turn.sh" engines $engine_files tests/python/venv.sh python include host/embed) ||
+    skip_all "engines" "$turn"
 test "$(uname -m)" = x86_64 || skip_all "engines" "$(uname -m): the pinned packages are for x86_64"
 need_venv "engines" "$requirements"
 

@@ -51,31 +51,61 @@ fi
 
 # PyTorch and Transformers, 600 MB to download and a minute to install. The wheel of PyPI is built with
 # CUDA; its libraries, 2 GB more, are replaced by ones that answer that there is no device. Elsewhere
-# pip may find a wheel for the CPU (PIP_EXTRA_INDEX_URL), which needs nothing of that. All of it takes five minutes of a
-# processor, and tests the package, not the library, which the tests above do: where the commit changes what it sees.
-if ! turn=$(sh "$top/tests/tools/turn.sh" models python tests/python include host/embed examples/generate.py examples/python \
-    docs/PYTHON.md README.md); then
-    skip_all "models of Transformers" "$turn"
-fi
-if ! test -f "$venv/models"; then
+# pip may find a wheel for the CPU (PIP_EXTRA_INDEX_URL), which needs nothing of that.
+need_torch()
+{
+    OMP_NUM_THREADS=1 # the models are tiny, and tests run beside others
+    export OMP_NUM_THREADS
+    test ! -f "$venv/models" || return 0
     # shellcheck disable=SC2046
     has --no-deps $(sed -n 's/^torch==/torch==/p' "$top/tests/python/requirements.txt") &&
         has $(grep -v -e '^#' -e '^torch==' "$top/tests/python/requirements.txt") &&
         torch_without_cuda ||
         skip_all "models of Transformers" "pip installs no PyTorch here: $(tail -n 1 "$scratch/pip")"
     : >"$venv/models"
+}
+
+# All of it takes five minutes of a processor, and tests the package, not the library, which the tests above do: each
+# part where the commit changes what it sees, and by turns (turn.sh).
+# shellcheck disable=SC2086
+if in_turn models "models of Transformers" python tests/python include host/embed $no_engine_files; then
+    need_torch
+    run test_step test_flash_attn test_continuous test_models
 fi
-OMP_NUM_THREADS=1 # of PyTorch: the models are tiny, and tests run beside others
-export OMP_NUM_THREADS
-run test_step test_flash_attn test_continuous test_models test_docs_models
-backends_torch
+if in_turn torch_backends "backends on PyTorch" python/attnhost/backend.py python/src plugins/python examples/python \
+    tests/python/backends.sh tests/python/copies.py; then
+    need_torch
+    backends_torch
+fi
+
+# What the README's commands for Python end with, word by word: in a folder in which their paths are right.
+if in_turn models "the pages on models" examples/generate.py docs/PYTHON.md README.md python/attnhost \
+    tests/python/test_docs_models.py; then
+    need_torch
+    run test_docs_models
+    sed -n '/^## My backend under Transformers/,/^## Where/{/^```sh/,/^```$/{/^```/!p;};}' "$top/README.md" >"$scratch/commands"
+    tap_try "README: to text in less than ten commands" sh -c '
+        test "$(grep -c . "$0")" -lt 10 && ! grep -q "&&\|;" "$0" && grep -q "^python3 -m venv" "$0"' "$scratch/commands"
+    mkdir -p "$scratch/here/examples/plugin"
+    cp "$top/examples/generate.py" "$scratch/here/examples"
+    cp "$ATTNHOST_TEST_FIXTURE_DIR/example_rows.so" "$scratch/here/examples/plugin/example.so"
+    ln -s "$venv" "$scratch/here/venv"
+    for backend in cpu_native example_rows; do
+        grep "examples/generate.py.*=$backend" "$scratch/commands" >"$scratch/command.$backend"
+        tap_try "README: text through $backend" sh -c '
+            cd "$0" && sh -e "$1" >"$2" 2>"$2.rows" && grep -q "$3" "$2.rows"' \
+            "$scratch/here" "$scratch/command.$backend" "$scratch/$backend" "$backend"
+    done
+    tap_try "the same text" cmp "$scratch/cpu_native" "$scratch/example_rows"
+fi
 
 # The same tutorial with the newest Transformers, in an environment that sees the packages of the first: a
 # release that breaks the package fails here, by its number.
 newest=$venv/newest
-if ! turn=$(sh "$top/tests/tools/turn.sh" newest python tests/python); then
-    tap_skip "the newest Transformers" "$turn"
-elif "$venv/bin/python" -m venv --without-pip "$newest" &&
+# shellcheck disable=SC2086
+in_turn newest "the newest Transformers" python tests/python $no_engine_files || tap_end
+need_torch
+if "$venv/bin/python" -m venv --without-pip "$newest" &&
     "$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$scratch/packages" &&
     run_python=$newest/bin/python &&
     cp "$scratch/packages" "$("$run_python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pinned.pth" &&
@@ -88,21 +118,4 @@ elif "$venv/bin/python" -m venv --without-pip "$newest" &&
 else
     tap_skip "the newest Transformers" "pip does not install it here: $(tail -n 1 "$scratch/pip")"
 fi
-run_python=
-
-# What the README's commands for Python end with, word by word: in a folder in which their paths are right.
-sed -n '/^## My backend under Transformers/,/^## Where/{/^```sh/,/^```$/{/^```/!p;};}' "$top/README.md" >"$scratch/commands"
-tap_try "README: to text in less than ten commands" sh -c '
-    test "$(grep -c . "$0")" -lt 10 && ! grep -q "&&\|;" "$0" && grep -q "^python3 -m venv" "$0"' "$scratch/commands"
-mkdir -p "$scratch/here/examples/plugin"
-cp "$top/examples/generate.py" "$scratch/here/examples"
-cp "$ATTNHOST_TEST_FIXTURE_DIR/example_rows.so" "$scratch/here/examples/plugin/example.so"
-ln -s "$venv" "$scratch/here/venv"
-for backend in cpu_native example_rows; do
-    grep "examples/generate.py.*=$backend" "$scratch/commands" >"$scratch/command.$backend"
-    tap_try "README: text through $backend" sh -c '
-        cd "$0" && sh -e "$1" >"$2" 2>"$2.rows" && grep -q "$3" "$2.rows"' \
-        "$scratch/here" "$scratch/command.$backend" "$scratch/$backend" "$backend"
-done
-tap_try "the same text" cmp "$scratch/cpu_native" "$scratch/example_rows"
 tap_end

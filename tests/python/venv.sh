@@ -12,11 +12,28 @@ PIP_DISABLE_PIP_VERSION_CHECK=1
 export PKG_CONFIG_PATH PYTHONDONTWRITEBYTECODE PIP_DISABLE_PIP_VERSION_CHECK
 unset MAKEFLAGS MFLAGS MAKELEVEL PYTHONPATH
 
+# What engines alone see of the package and its tests, for turn.sh; and what the models of Transformers do not.
+engine_files='python/bridges tests/python/engines.sh tests/python/requirements-vllm.txt tests/python/cuda_on_cpu.py
+    tests/python/smollm.py tests/python/stubs.py tests/python/test_minisgl.py tests/python/test_nanovllm.py
+    tests/python/test_sglang.py tests/python/test_vllm.py'
+no_engine_files=$(printf ':!%s ' $engine_files)
+
 # skip_all WHAT REASON: nothing more can be tested here.
 skip_all()
 {
     tap_skip "$1" "$2"
     tap_end
+}
+
+# in_turn NAME WHAT FOLDER...: is it to be run by this commit (turn.sh)? Else it is skipped, with the reason.
+in_turn()
+{
+    name=$1 what=$2
+    shift 2
+    turn=$(sh "$top/tests/tools/turn.sh" "$name" "$@") || {
+        tap_skip "$what" "$turn"
+        return 1
+    }
 }
 
 # has PACKAGES...: pip installs them, if they are not there yet.
