@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-# ATTN_CUDA: --with-cuda=auto|yes|no|DIR, --with-cuda-arch=LIST and --with-cuda-part=K.
+# ATTN_CUDA: --with-cuda=auto|yes|no|DIR, --with-cuda-arch=LIST, --with-cuda-part=K and --without-cuda-drafts.
 #
 # Finds nvcc, which makes the fatbins that the host and CUDA plugins embed. Nothing links a CUDA library: the
 # driver is opened at run time, so that a build with kernels runs on a machine without a GPU, too.
 # Sets attn_cuda (nvcc's path, or why not), the conditional HAVE_NVCC, and substitutes NVCC,
-# NVCCFLAGS, NVCC_CODES (architectures of the folders that name none: plugins/nvcc.mk), NVCC_PART and NVCC_RULES.
+# NVCCFLAGS, NVCC_CODES (architectures of the folders that name none: plugins/nvcc.mk), NVCC_PART, NVCC_DRAFTS and
+# NVCC_RULES.
 AC_DEFUN([ATTN_CUDA], [
     AC_ARG_WITH([cuda],
         [AS_HELP_STRING([--with-cuda=auto|yes|no|DIR],
@@ -19,6 +20,10 @@ AC_DEFUN([ATTN_CUDA], [
         [AS_HELP_STRING([--with-cuda-part=K],
             [for tests without a GPU: of the kernels that take longest to compile, optimise part K of 12 alone])],
         [], [with_cuda_part=])
+    AC_ARG_WITH([cuda-drafts],
+        [AS_HELP_STRING([--without-cuda-drafts],
+            [with --with-cuda-part: leave out the kernels that are not of the part])],
+        [], [with_cuda_drafts=yes])
     AC_ARG_VAR([NVCC], [the CUDA compiler])
     AC_ARG_VAR([NVCCFLAGS], [flags of the CUDA compiler])
     AS_IF([test -z "$NVCCFLAGS"], [NVCCFLAGS="-O3 -lineinfo" attn_compress=yes], [attn_compress=no])
@@ -46,6 +51,7 @@ AC_DEFUN([ATTN_CUDA], [
     AS_IF([test -n "$NVCC" && test $attn_compress = yes], [_ATTN_CUDA_COMPRESS])
     AC_SUBST([NVCC_CODES])
     AC_SUBST([NVCC_PART])
+    AC_SUBST([NVCC_DRAFTS], [$with_cuda_drafts])
     AM_CONDITIONAL([HAVE_NVCC], [test -n "$NVCC"])
     NVCC_RULES=$srcdir/plugins/nvcc.mk
     AC_SUBST_FILE([NVCC_RULES])])
@@ -87,6 +93,7 @@ AC_DEFUN([_ATTN_CUDA_PART], [
     AS_IF([$NVCC -Ofc=max -fatbin -o conftest.fatbin conftest.cu >&AS_MESSAGE_LOG_FD 2>&1],
         [AC_MSG_RESULT([yes])
          NVCC_PART=$with_cuda_part
-         attn_cuda="$attn_cuda, part $NVCC_PART of 12 optimised: for tests alone"],
+         attn_cuda="$attn_cuda, part $NVCC_PART of 12 optimised: for tests alone"
+         AS_IF([test "$with_cuda_drafts" = no], [attn_cuda="$attn_cuda, the others left out"])],
         [AC_MSG_RESULT([no])])
     rm -f conftest.cu conftest.fatbin])

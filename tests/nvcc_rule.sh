@@ -44,9 +44,11 @@ says "the folder's where the file has none" '*-gencode arch=compute_86,code=sm_8
     "$(compiles noop_GENCODE= tests_GENCODE=sm_80 fixtures_GENCODE=sm_86)"
 says "and those of configure where a plugin has none" '*arch=compute_100a,code=sm_100a*' \
     "$(compiles noop_GENCODE= NVCC_CODES=sm_100a)"
-says "a draft, in a build for tests" '*-Ofc=max *' "$(compiles fixtures_DRAFT=yes NVCC_PART=1)"
+says "a draft, in a build for tests" '*-Ofc=max *' "$(compiles fixtures_DRAFT=yes NVCC_PART=1 NVCC_DRAFTS=yes)"
 says "a draft is for the last architecture" '*-Ofc=max *' \
-    "$(compiles fixtures_DRAFT=yes NVCC_PART=1 | grep -v compute_80)"
+    "$(compiles fixtures_DRAFT=yes NVCC_PART=1 NVCC_DRAFTS=yes | grep -v compute_80)"
+says "a draft that is left out is not compiled" '' "$(compiles fixtures_DRAFT=yes NVCC_PART=1 NVCC_DRAFTS=no)"
+says "nothing is left out of another build" '' "$(compiles fixtures_DRAFT=yes NVCC_PART= NVCC_DRAFTS=no)"
 says "no draft in another build" '' "$(compiles fixtures_DRAFT=yes NVCC_PART=)"
 says "nor where the folder has none" '' "$(compiles NVCC_PART=1)"
 tap_end
