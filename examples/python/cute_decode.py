@@ -6,6 +6,7 @@ read: it uses none of the chip's units for products.
 """
 from math import inf, log, log2, e
 from operator import add
+from threading import Lock
 
 from attnhost.backend import Backend, need
 
@@ -16,6 +17,7 @@ from cuda.bindings.driver import CUstream  # noqa: E402  cutlass needs it
 from cutlass.cute.runtime import from_dlpack  # noqa: E402
 
 LANES = 32
+one_at_a_time = Lock()  # two threads that load kernels leave one of them without its function
 
 
 @cute.kernel
@@ -73,15 +75,23 @@ class CuteDecode(Backend):
         super().__init__(layers, options, device)
         self.compiled = {}
 
-    def forward(self, layer, batch, keys, q, k_cache, v_cache, out, lse):
-        n = batch.num_seqs
+    def forward(self, layer, batch, keys, q, k, v, k_cache, v_cache, out, lse):
+        n, table = batch.num_seqs, keys.block_table
         if not n:
             return
+        if k is not None:  # not all new keys need have a slot
+            k_cache, v_cache = (keys.copies(cache, new, batch.max_kv_len).view(-1, keys.page_size, *cache.shape[2:])
+                                for cache, new in ((k_cache, k), (v_cache, v)))
+            table = torch.arange(len(k_cache), dtype=torch.int32, device=q.device).view(n, -1)
         lse = torch.empty(n, layer.num_q_heads, device=q.device) if lse is None else lse[:n]
         given = [from_dlpack(array).mark_layout_dynamic(leading_dim=array.ndim - 1) for array in
-                 (q[:n], k_cache, v_cache, keys.block_table, keys.kv_lens[:n], out[:n], lse)]
+                 (q[:n], k_cache, v_cache, table, keys.kv_lens[:n], out[:n], lse)]
         scale, stream = cutlass.Float32(layer.sm_scale * log2(e)), CUstream(batch.stream)
-        if layer not in self.compiled:
-            self.compiled[layer] = cute.compile(launch, *given, scale, stream, layer.num_q_heads // layer.num_kv_heads,
-                                                layer.page_size, layer.head_dim // LANES)
-        self.compiled[layer](*given, scale, stream)
+        if layer in self.compiled:
+            self.compiled[layer](*given, scale, stream)
+            return
+        with one_at_a_time:
+            compiled = cute.compile(launch, *given, scale, stream, layer.num_q_heads // layer.num_kv_heads,
+                                    layer.page_size, layer.head_dim // LANES)
+            compiled(*given, scale, stream)
+        self.compiled[layer] = compiled
