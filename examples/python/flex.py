@@ -2,11 +2,12 @@
 """PyTorch's flex_attention: windows as a mask, logit caps and ALiBi as changes of the scores.
 
     attnhost check flex.py
-    attnhost bench --device cuda:0 --backend flex --set plugins.path=flex.py --set backend.flex.compile=yes ...
+
+flex_compiled.py is the same for races.
 """
 import logging
 
-from attnhost.backend import Option, need
+from attnhost.backend import need
 from sdpa import Sdpa, torch
 
 logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # it prints that there is no Triton
@@ -33,12 +34,12 @@ class Flex(Sdpa):
     flags = "alibi, logit_cap"
     uses = "lse, " + Sdpa.uses
     cost_hint = 16
-    options = [Option("compile", "bool", False, "through torch.compile: half a minute for each kind of batch, once")]
+    options = []
+    call = staticmethod(flex.flex_attention)
 
     def __init__(self, layers, options, device):
         super().__init__(layers, options, device)
         self.masks = {}
-        self.call = torch.compile(flex.flex_attention, dynamic=False) if options["compile"] else flex.flex_attention
 
     def plan(self, batch):
         self.masks.clear()
