@@ -100,6 +100,10 @@ void check_warn(struct check_run *run, const char *format, ...)
 void check_skip(struct check_run *run, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* The case fails with this text, and the description of the case; what the machine lacks is SKIP. */
+void check_report_status(struct check_run *run, attn_status status, const char *text,
+                         const char *what);
+
 /* Leave a breadcrumb: where the case is, for the report of a crash or a timeout; also proves that
  * it is alive. Cheap enough for loops. */
 void check_note(struct check_run *run, const char *format, ...)

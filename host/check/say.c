@@ -44,6 +44,17 @@ void check_skip(struct check_run *run, const char *format, ...)
     va_end(args);
 }
 
+void check_report_status(struct check_run *run, attn_status status, const char *text,
+                         const char *what)
+{
+    if (status == ATTN_DEPENDENCY_MISSING)
+        check_skip(run, "%s", text);
+    else if (status == ATTN_OUT_OF_DEVICE_MEMORY || status == ATTN_OUT_OF_HOST_MEMORY)
+        check_skip(run, "%s; %s", text, what);
+    else
+        check_fail(run, "%s; %s", text, what);
+}
+
 void check_note(struct check_run *run, const char *format, ...)
 {
     if (!run->trail)

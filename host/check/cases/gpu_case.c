@@ -18,7 +18,7 @@
 static const struct grid_choice choices[GRID_MAX_CHOICES + 1] = {
     {AXIS_MODE,
      BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED) | BIT(MODE_VERIFY) | BIT(MODE_DRAFT)},
-    {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
+    PLAIN_AND_QUANTISED,
     {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)},
 };
 

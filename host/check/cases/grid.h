@@ -221,6 +221,26 @@ enum { GRID_MAX_CHOICES = 9, ALL = (1 << GRID_MAX_VALUES) - 1 };
     {                                                                                              \
         AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
     }
+#define SAVED_OR_NOT                                                                               \
+    {                                                                                              \
+        AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)                                         \
+    }
+#define QUANTISED                                                                                  \
+    {                                                                                              \
+        AXIS_KV, ALL & ~BIT(KV_AS_Q)                                                               \
+    }
+#define SCALED                                                                                     \
+    {                                                                                              \
+        AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)                                                       \
+    }
+#define PLAIN_AND_QUANTISED                                                                        \
+    {                                                                                              \
+        AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)                                                       \
+    }
+#define THREE_MODES                                                                                \
+    {                                                                                              \
+        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)                           \
+    }
 
 /* Of latent layers: sets of forms, caches and dimensions, then choices of the grid's axes. */
 #define OF_LATENTS(forms, caches, dims, ...)                                                       \

@@ -126,10 +126,5 @@ void linear_report(struct check_run *run, const struct linear_spec *spec, attn_s
 {
     char what[LINEAR_TEXT];
     linear_spec_describe(spec, what, sizeof what);
-    if (status == ATTN_DEPENDENCY_MISSING)
-        check_skip(run, "%s", text);
-    else if (status == ATTN_OUT_OF_DEVICE_MEMORY || status == ATTN_OUT_OF_HOST_MEMORY)
-        check_skip(run, "%s; %s", text, what);
-    else
-        check_fail(run, "%s; %s", text, what);
+    check_report_status(run, status, text, what);
 }

@@ -72,11 +72,6 @@ bool numerics_open(struct numerics_point *at, struct check_run *run,
     return at->grid && numerics_spec(run, at->grid, choices, &at->spec, &at->options);
 }
 
-void numerics_close(struct numerics_point *at)
-{
-    grid_release(at->run->subject, at->grid);
-}
-
 bool numerics_accepts(struct numerics_point *at, struct case_spec *spec)
 {
     char reason[512] = "";
@@ -91,12 +86,7 @@ void numerics_report(struct check_run *run, const struct case_spec *spec, attn_s
 {
     char what[SPEC_TEXT];
     case_spec_describe(spec, what, sizeof what);
-    if (status == ATTN_DEPENDENCY_MISSING)
-        check_skip(run, "%s", text);
-    else if (status == ATTN_OUT_OF_DEVICE_MEMORY || status == ATTN_OUT_OF_HOST_MEMORY)
-        check_skip(run, "%s; %s", text, what);
-    else
-        check_fail(run, "%s; %s", text, what);
+    check_report_status(run, status, text, what);
 }
 
 /* The spec, then how the operands lie. */

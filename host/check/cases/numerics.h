@@ -63,7 +63,6 @@ struct numerics_point {
 };
 bool numerics_open(struct numerics_point *at, struct check_run *run,
                    const struct grid_choice *choices);
-void numerics_close(struct numerics_point *at);
 
 /* Does query accept a spec that was made of the point's? If not, the case is skipped. */
 bool numerics_accepts(struct numerics_point *at, struct case_spec *spec);

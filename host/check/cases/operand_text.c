@@ -4,15 +4,22 @@
  */
 #include "host/check/cases/operand_text.h"
 
+#include "host/base/operand_roles.h"
+
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
-static const char *const role_names[] = {
-#define NAME(name, value, text, dtype) [value] = text,
-    ATTN_ROLE_MAP(NAME)
-#undef NAME
-};
+uint64_t operand_span(const attn_tensor *tensor)
+{
+    int64_t last = 1;
+    for (uint32_t d = 0; d < tensor->ndim; d++) {
+        if (tensor->shape[d] == 0)
+            return 0;
+        last += (tensor->shape[d] - 1) * tensor->strides[d];
+    }
+    return (uint64_t)last * attn_dtype_size(tensor->dtype);
+}
 
 static bool is_dense(const attn_tensor *tensor)
 {
@@ -49,7 +56,7 @@ void operand_text(const attn_tensor *const operands[ATTN_ROLE_COUNT], char *text
         if (!tensor || is_dense(tensor))
             continue;
         append(text, size, "; ");
-        append(text, size, role_names[role]);
+        append(text, size, role_name(role));
         append_numbers(text, size, " ", tensor->ndim, tensor->shape);
         append_numbers(text, size, " strides ", tensor->ndim, tensor->strides);
     }

@@ -9,7 +9,9 @@
 
 #include "host/base/error.h"
 #include "host/base/mix.h"
+#include "host/base/operand_roles.h"
 #include "host/check/cases/far_pool.h"
+#include "host/check/cases/operand_text.h"
 
 enum { LEAD = 256, TAIL = 256, POISON = 0xFF };
 
@@ -27,18 +29,12 @@ struct moved {
     bool is_far;    /* it has no image */
 };
 
-static const char *const role_names[] = {
-#define NAME(name, value, text, dtype) [value] = text,
-    ATTN_ROLE_MAP(NAME)
-#undef NAME
-};
-
 const char *strider_name(const struct strider *strider)
 {
     uint32_t roles = strider->roles;
     if (roles == 0)
         return "no operand";
-    return roles & (roles - 1) ? "all operands" : role_names[__builtin_ctz(roles)];
+    return roles & (roles - 1) ? "all operands" : role_name(__builtin_ctz(roles));
 }
 
 /* ---- Where it lies --------------------------------------------------------------------------- */
@@ -54,17 +50,6 @@ static int64_t gap_of(const struct strider *strider, uint32_t role, uint32_t d, 
 {
     int64_t unit = strider->device->type == ATTN_DEVICE_CPU ? 1 : 16 / size;
     return unit * (1 + below(strider, role, d, 7));
-}
-
-static int64_t elements_of(const attn_tensor *tensor)
-{
-    int64_t last = 1;
-    for (uint32_t d = 0; d < tensor->ndim; d++) {
-        if (tensor->shape[d] == 0)
-            return 0;
-        last += (tensor->shape[d] - 1) * tensor->strides[d];
-    }
-    return last;
 }
 
 /* The innermost dimension stays so. */
@@ -216,21 +201,20 @@ static attn_status allocate(const struct strider *strider, uint32_t role, struct
     uint64_t bytes = m->bytes;
     release(strider, m);
     return host_fail(error, status, "no memory for a copy of operand %s, of %llu bytes",
-                     role_names[role], (unsigned long long)bytes);
+                     role_name(role), (unsigned long long)bytes);
 }
 
 static attn_status move(const struct strider *strider, uint32_t role, const attn_tensor *from,
                         struct moved *m, attn_stream stream, attn_error *error)
 {
-    uint32_t size = attn_dtype_size(from->dtype);
     struct passage passage = {strider, stream, ATTN_OK, error};
     *m = (struct moved){.from = from, .to = *from, .is_far = strider->form == STRIDER_FAR};
     if (m->is_far)
         set_far_strides(strider, &m->to);
     else
         set_strides(strider, role, &m->to);
-    m->span = (uint64_t)elements_of(from) * size;
-    m->bytes = 2 * LEAD + (uint64_t)elements_of(&m->to) * size + TAIL;
+    m->span = operand_span(from);
+    m->bytes = 2 * LEAD + operand_span(&m->to) + TAIL;
     attn_status status = allocate(strider, role, m, error);
     if (status != ATTN_OK)
         return status;
@@ -265,7 +249,7 @@ static attn_status move_back(const struct strider *strider, uint32_t role, struc
             return host_fail(error, ATTN_INTERNAL,
                              "operand %s: byte %lld from its first element is in no vector of it, "
                              "and was written to",
-                             role_names[role],
+                             role_name(role),
                              (long long)((int64_t)i - (first_byte(&m->to) - m->memory)));
     return status == ATTN_OK
                ? copy(strider, first_byte(m->from), m->original, m->span, stream, error)

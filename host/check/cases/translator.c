@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/check/cases/operand_text.h"
 #include "host/plugin/layouts.h"
 
 enum { CACHES = 2 };
@@ -45,17 +46,6 @@ bool translator_is_public(const attn_backend_type *type)
         if (strncmp(type->layouts[l], "kv.", 3) == 0)
             return true;
     return false;
-}
-
-uint64_t translator_span(const attn_tensor *tensor)
-{
-    int64_t last = 1;
-    for (uint32_t d = 0; d < tensor->ndim; d++) {
-        if (tensor->shape[d] == 0)
-            return 0;
-        last += (tensor->shape[d] - 1) * tensor->strides[d];
-    }
-    return (uint64_t)last * attn_dtype_size(tensor->dtype);
 }
 
 /* ---- Questions ------------------------------------------------------------------------------- */
@@ -170,8 +160,8 @@ static void release(const struct translator *t, struct cache *cache)
 
 static attn_status make_room(const struct translator *t, struct cache *cache, attn_error *error)
 {
-    cache->span = translator_span(cache->given);
-    cache->own_span = translator_span(&cache->own);
+    cache->span = operand_span(cache->given);
+    cache->own_span = operand_span(&cache->own);
     uint64_t more = cache->span > cache->own_span ? cache->span : cache->own_span;
     cache->nhd_image = *cache->given;
     cache->own_image = cache->own;

@@ -39,7 +39,4 @@ struct translator *translator_use(struct translator *translator);
 /* Tell what the backend's own forwards call, in `report`, until it is called with NULLs. */
 void translator_watch(watch_begin_fn begin, watch_end_fn end, struct watch_report *report);
 
-/* The bytes between a tensor's first element and the end of its last; 0 = it has none. */
-uint64_t translator_span(const attn_tensor *tensor);
-
 #endif /* HOST_CHECK_CASES_TRANSLATOR_H */

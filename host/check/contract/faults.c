@@ -170,18 +170,6 @@ static void change_slots(struct linear_spec *spec, int32_t index)
 
 #define SOME_LATENTS(forms, dims, ...) LATENT_CASES(forms, MLA_LATENT, BIT(dims), __VA_ARGS__)
 #define BOTH_FORMS                     (MLA_ABSORBED | MLA_EXPANDED)
-#define SAVED_OR_NOT                                                                               \
-    {                                                                                              \
-        AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)                                         \
-    }
-#define QUANTISED                                                                                  \
-    {                                                                                              \
-        AXIS_KV, ALL & ~BIT(KV_AS_Q)                                                               \
-    }
-#define SCALED                                                                                     \
-    {                                                                                              \
-        AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)                                                       \
-    }
 #define FP8_OPERANDS                                                                               \
     {AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)},                                                 \
     {                                                                                              \

@@ -4,6 +4,7 @@
  * operand means; the suite checks that results do not depend on where it lies.
  */
 #include "host/check/cases/numerics.h"
+#include "host/check/cases/operand_text.h"
 #include "host/check/cases/translator.h"
 #include "host/check/cases/rig.h"
 
@@ -36,7 +37,7 @@ static int64_t lay_out(attn_tensor *tensor, bool turned, int64_t gap)
         tensor->strides[d] = stride;
         stride = stride * tensor->shape[d] + gap;
     }
-    return (int64_t)translator_span(tensor) / attn_dtype_size(tensor->dtype);
+    return (int64_t)operand_span(tensor) / attn_dtype_size(tensor->dtype);
 }
 
 static int64_t num_elements(const attn_tensor *tensor)
@@ -129,7 +130,7 @@ static bool bear(struct bearer *bearer, struct rig *rig, bool moved, uint64_t se
         tensor->shape[d] = extent_of(rig, wanted->shape[d]);
     lay_out(tensor, moved, moved ? 3 * (int64_t)unit : 0);
     tensor->byte_offset = moved ? unit * attn_dtype_size(dtype) : 0;
-    bearer->bytes = tensor->byte_offset + translator_span(tensor);
+    bearer->bytes = tensor->byte_offset + operand_span(tensor);
     bearer->memory = malloc(bearer->bytes);
     bearer->device = device_allocate(rig->device, ATTN_SPACE_DEVICE, bearer->bytes, 256);
     if (!bearer->memory || !bearer->device)
@@ -311,7 +312,7 @@ struct zoned {
 
 static bool zoned_init(struct zoned *z, int byte)
 {
-    z->bytes = translator_span(&z->tensor) + 2 * RED_ZONE;
+    z->bytes = operand_span(&z->tensor) + 2 * RED_ZONE;
     z->memory = malloc(z->bytes);
     z->before = malloc(z->bytes);
     if (!z->memory || !z->before)
@@ -487,7 +488,7 @@ static void run_round_trip(struct check_run *run)
 /* ---- What is computed ------------------------------------------------------------------------ */
 
 static const struct grid_choice computed[GRID_MAX_CHOICES + 1] = {
-    {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
+    THREE_MODES,
     {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)},
     {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)},
     {AXIS_PAGE, 3}};

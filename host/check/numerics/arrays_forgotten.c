@@ -43,8 +43,7 @@ CHECK_RUN(linear_forgotten, linear_run_case(run, keep_slots_on_host))
 const struct check check_arrays_forgotten[] = {
     LARGE_ROW("PURE-06", types_forgotten,
               "no forward, in any mode, reads the host arrays that its batch was planned from",
-              SOFTMAX_VARIED(keep_on_host, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, ALL},
-                             {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})),
+              SOFTMAX_VARIED(keep_on_host, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, ALL}, SAVED_OR_NOT)),
     LARGE_ROW("PURE-06", masks_forgotten,
               "no forward, under any mask or with items, reads the host arrays that its batch "
               "was planned from",

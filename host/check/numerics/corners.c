@@ -101,13 +101,12 @@ const struct check check_corners[] = {
             .kind = &latent_layers,
             .choices = {OF_LATENTS(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED,
                                    BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK), BOTH_PHASES,
-                                   {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})},
+                                   PLAIN_AND_QUANTISED)},
             .drawn = CORNERS})),
     KIND_ROW(
         "CAPS-02", "linear_corners", corners, CHECK_NEEDS_COMPUTE,
         "linear layers: results are right with several axes at the ends of their accepted ranges",
-        (&(const struct kind_cases){.kind = &linear_layers,
-                                    .change = axes_make_linear_short,
-                                    .drawn = CORNERS})),
+        (&(const struct kind_cases){
+            .kind = &linear_layers, .change = axes_make_linear_short, .drawn = CORNERS})),
     {.rule = NULL},
 };

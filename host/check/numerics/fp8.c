@@ -260,18 +260,6 @@ CHECK_RUN(scale_zero, with_spec(run, judge_unscaled))
     {                                                                                              \
         AXIS_SOURCE, BIT(SOURCE_CACHE)                                                             \
     }
-#define SAVED_OR_NOT                                                                               \
-    {                                                                                              \
-        AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)                                         \
-    }
-#define QUANTISED                                                                                  \
-    {                                                                                              \
-        AXIS_KV, ALL & ~BIT(KV_AS_Q)                                                               \
-    }
-#define FP8_LATENTS                                                                                \
-    {                                                                                              \
-        AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)                                                       \
-    }
 #define SOFTMAX(...) SOFTMAX_COMPLETED(set_lengths, __VA_ARGS__)
 #define LATENT(layout, ...)                                                                        \
     LATENT_COMPLETED(set_lengths, MLA_ABSORBED, layout, BIT(MLA_ONE_BLOCK), __VA_ARGS__)
@@ -287,17 +275,16 @@ const struct check check_codes[] = {
     ROW("KV-04", "codes", codes, "every code of fp8 is read as its number, in keys and in values",
         SOFTMAX(QUANTISED, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)),
     ROW("KV-04", "mla_codes", codes, "every code of fp8 in a latent cache is read as its number",
-        LATENT(MLA_LATENT, FP8_LATENTS, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)),
+        LATENT(MLA_LATENT, SCALED, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)),
     ROW("KV-11", "mla_packed_codes", codes, "every code of a packed latent is read as its number",
         LATENT(MLA_PACKED, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)),
     ROW("KV-04", "device_scales", device_scales, "scales may be on the device alone",
         SOFTMAX(QUANTISED, BOTH_PHASES, SAVED_OR_NOT)),
     ROW("KV-04", "device_input_scales", device_scales,
         "scales of q, k, v and the output may be on the device alone",
-        SOFTMAX({AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)},
-                {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)}, BOTH_PHASES)),
+        SOFTMAX({AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)}, PLAIN_AND_QUANTISED, BOTH_PHASES)),
     ROW("KV-04", "mla_device_scales", device_scales,
         "the scale of latents may be on the device alone",
-        LATENT(MLA_LATENT, FP8_LATENTS, BOTH_PHASES, SAVED_OR_NOT)),
+        LATENT(MLA_LATENT, SCALED, BOTH_PHASES, SAVED_OR_NOT)),
     {.rule = NULL},
 };

@@ -217,15 +217,13 @@ CHECK_RUN(hints_tiles, run_found(run, true))
 CHECK_RUN(levels_tiles, judge_levels(run, true))
 CHECK_RUN(tiles_beside_cross, run_beside(run, true))
 
-#define THREE_MODES (BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED))
 #define HINTED                                                                                     \
-    SOFTMAX_CASES({AXIS_MODE, THREE_MODES | BIT(MODE_VERIFY)},                                     \
-                  {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},                                          \
-                  {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_63)})
+    SOFTMAX_CASES(                                                                                 \
+        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED) | BIT(MODE_VERIFY)},     \
+        PLAIN_AND_QUANTISED, {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_63)})
 #define HINTED_LATENTS                                                                             \
-    LATENT_CASES(MLA_ABSORBED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK),                        \
-                 {AXIS_MODE, THREE_MODES})
-#define BESIDE SOFTMAX_CASES(BOTH_PHASES, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)})
+    LATENT_CASES(MLA_ABSORBED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), THREE_MODES)
+#define BESIDE SOFTMAX_CASES(BOTH_PHASES, SAVED_OR_NOT)
 #define ROW(rule, name, function, sentence, cases)                                                 \
     KIND_ROW(rule, name, function, CHECK_NEEDS_COMPUTE, sentence, cases)
 
@@ -242,8 +240,7 @@ const struct check check_hints[] = {
         "a hint about sequences does not apply to the keys of their encoders", BESIDE),
     ROW("KV-01", "shared_new", shared_new,
         "sequences read what others of their batch write, before them or after",
-        SOFTMAX_CASES({AXIS_SOURCE, BIT(SOURCE_SAVED)}, {AXIS_MODE, THREE_MODES},
-                      {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
+        SOFTMAX_CASES({AXIS_SOURCE, BIT(SOURCE_SAVED)}, THREE_MODES, PLAIN_AND_QUANTISED,
                       {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_63)})),
     ROW("KV-01", "mla_shared_new", shared_new,
         "sequences read latents that others of their batch write", HINTED_LATENTS),
@@ -252,7 +249,7 @@ const struct check check_hints[] = {
 
 const struct check check_hints_tiles[] = {
     ROW("INVAR-01", "hints_tiles", hints_tiles, "a shared prefix may be several tiles of keys",
-        SOFTMAX_CASES({AXIS_MODE, THREE_MODES}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)},
+        SOFTMAX_CASES(THREE_MODES, PLAIN_AND_QUANTISED,
                       {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_100)})),
     ROW("INVAR-01", "mla_hints_tiles", hints_tiles, "shared latents may be several tiles",
         HINTED_LATENTS),

@@ -35,7 +35,10 @@ static void with_spec(struct check_run *run, use_spec use)
 #define BOTH_LAYOUTS (MLA_LATENT | MLA_PACKED)
 #define SMALL        BIT(MLA_SMALL)
 #define TWO_DIMS     (BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK))
-#define SCALED       (BIT(KV_E4M3) | BIT(KV_E5M2))
+#define PLAIN_AND_SCALED                                                                           \
+    {                                                                                              \
+        AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3) | BIT(KV_E5M2)                                        \
+    }
 
 /* ---- Both forms ------------------------------------------------------------------------------ */
 
@@ -343,8 +346,8 @@ const struct check check_mla[] = {
                      {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)})),
     JUDGED_ROW("MEAN-20", mla_as_given,
                "expanded keys are read as given, whatever the cache's type",
-               LATENT_CASES(MLA_EXPANDED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
-                            {AXIS_KV, BIT(KV_AS_Q) | SCALED}, {AXIS_DTYPE, ALL}, BOTH_PHASES)),
+               LATENT_CASES(MLA_EXPANDED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK), PLAIN_AND_SCALED,
+                            {AXIS_DTYPE, ALL}, BOTH_PHASES)),
     JUDGED_ROW(
         "MEAN-20", mla_chunks,
         "a chunk of an expanded prefix has no keys but those that come with the call",
@@ -357,12 +360,11 @@ const struct check check_mla[] = {
               LATENT_CASES(MLA_EXPANDED, MLA_LATENT, SMALL, {AXIS_DTYPE, ALL},
                            {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_LSE, BIT(0)},
                            {AXIS_SINK, BIT(0) | BIT(1)})),
-    JUDGED_ROW("KV-02", mla_sources,
-               "new latents come from the arguments, the prefix from the cache",
-               LATENT_CASES(MLA_ABSORBED, MLA_LATENT, SMALL,
-                            {AXIS_SOURCE, BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)},
-                            {AXIS_KV, BIT(KV_AS_Q) | SCALED}, BOTH_PHASES,
-                            {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})),
+    JUDGED_ROW(
+        "KV-02", mla_sources, "new latents come from the arguments, the prefix from the cache",
+        LATENT_CASES(MLA_ABSORBED, MLA_LATENT, SMALL,
+                     {AXIS_SOURCE, BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)}, PLAIN_AND_SCALED,
+                     BOTH_PHASES, {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})),
     JUDGED_ROW("KV-02", mla_partials, "without new latents only the cache is read",
                LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
                             {AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_NONE)},
@@ -370,8 +372,7 @@ const struct check check_mla[] = {
     JUDGED_ROW("KV-03", mla_read_only,
                "a layer that reads another's latents finds those that the other wrote",
                LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
-                            {AXIS_SOURCE, BIT(SOURCE_SHARED)}, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
-                            BOTH_PHASES)),
+                            {AXIS_SOURCE, BIT(SOURCE_SHARED)}, PLAIN_AND_SCALED, BOTH_PHASES)),
     JUDGED_ROW("KV-06", mla_pages, "latents lie in pages in any order; unused ones are not read",
                LATENT_CASES(MLA_ABSORBED, MLA_LATENT, SMALL, {AXIS_PAGE, ALL}, {AXIS_SLOTS, ALL})),
     JUDGED_ROW("KV-06", mla_packed_pages, "packed latents lie in pages in any order",
@@ -380,19 +381,18 @@ const struct check check_mla[] = {
     JUDGED_ROW("KV-06", mla_unseen, "latents that no query sees may be NaN and change nothing",
                LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
                             {AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH)},
-                            {AXIS_PAGE, BIT(0) | BIT(1)},
-                            {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)}, BOTH_PHASES)),
+                            {AXIS_PAGE, BIT(0) | BIT(1)}, SAVED_OR_NOT, BOTH_PHASES)),
     JUDGED_ROW("KV-08", mla_index_forms, "each form of KV indices gives the same result",
                LATENT_CASES(BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_FORM, ALL},
                             {AXIS_PAGE, BIT(0) | BIT(1) | BIT(2)}, BOTH_PHASES)),
     JUDGED_ROW("KV-10", mla_saved,
                "both forms save c_kv and k_pe; a row whose slot is -1 is saved nowhere",
-               LATENT_CASES(BOTH_FORMS, MLA_LATENT, SMALL, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
+               LATENT_CASES(BOTH_FORMS, MLA_LATENT, SMALL, PLAIN_AND_SCALED,
                             {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_SOME_SAVED)},
                             {AXIS_MODE, ALL})),
     JUDGED_ROW("KV-10", mla_limits, "latents beyond the largest are saturated, ties go to even",
                LATENT_COMPLETED(numerics_make_special, BOTH_FORMS, MLA_LATENT, SMALL,
-                                {AXIS_KV, BIT(KV_AS_Q) | SCALED}, {AXIS_DTYPE, ALL})),
+                                PLAIN_AND_SCALED, {AXIS_DTYPE, ALL})),
     JUDGED_ROW("KV-11", mla_packed, "packed rows are codes, a scale for each 128, and bf16",
                LATENT_CASES(BOTH_FORMS, MLA_PACKED, BIT(MLA_DEEPSEEK) | BIT(MLA_ONE_BLOCK),
                             {AXIS_MODE, ALL},
@@ -413,11 +413,11 @@ const struct check check_mla[] = {
     FOUND_ROW("INVAR-01", mla_hand_off,
               "one instance reads the latents that another saved, in either form",
               LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
-                           {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_KV, BIT(KV_AS_Q) | SCALED},
+                           {AXIS_MODE, BIT(MODE_EXTEND)}, PLAIN_AND_SCALED,
                            {AXIS_PAGE, BIT(0) | BIT(2)})),
     FOUND_ROW("INVAR-01", mla_both_forms, "an instance that expands a prefill decodes absorbed",
               LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_ONE_BLOCK),
-                           {AXIS_MODE, BIT(MODE_EXTEND)}, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)})),
+                           {AXIS_MODE, BIT(MODE_EXTEND)}, PLAIN_AND_QUANTISED)),
     CHECK_ROW("INVAR-01", mla_random, count_random, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,
               "whatever query accepts of latent layers computes them right"),
     {.rule = NULL},

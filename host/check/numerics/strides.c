@@ -167,10 +167,6 @@ static void make_rich(struct linear_spec *spec, int32_t index)
     spec->v_dim = 20;
 }
 
-#define THREE_MODES                                                                                \
-    {                                                                                              \
-        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)                           \
-    }
 #define LATENTS                                                                                    \
     LATENT_CASES(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK),         \
                  THREE_MODES)

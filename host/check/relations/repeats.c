@@ -178,10 +178,6 @@ static void change_order(struct linear_spec *spec, int32_t index)
     {                                                                                              \
         AXIS_LENGTHS, BIT(LENGTHS_##a) | BIT(LENGTHS_##b)                                          \
     }
-#define PLAIN_AND_QUANTISED                                                                        \
-    {                                                                                              \
-        AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)                                                       \
-    }
 #define LATENTS(layouts, ...)                                                                      \
     LATENT_CASES(MLA_ABSORBED | MLA_EXPANDED, layouts, BIT(MLA_ONE_BLOCK), __VA_ARGS__)
 #define ROW(rule, name, function, sentence, cases)                                                 \
@@ -213,8 +209,7 @@ const struct check check_repeats[] = {
         LINEAR_CASES(linear_set_many, 1)),
     ROW("INVAR-02", "any_order", any_order,
         "results are the same in any order of tasks and workers, nested tasks included",
-        SOFTMAX_CASES({AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)},
-                      LENGTHS(PAGES, SPLITS), PLAIN_AND_QUANTISED)),
+        SOFTMAX_CASES(THREE_MODES, LENGTHS(PAGES, SPLITS), PLAIN_AND_QUANTISED)),
     ROW("INVAR-02", "mla_any_order", any_order,
         "latent layers: in any order of tasks and workers, results are the same",
         LATENT_CASES(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT, BIT(MLA_SMALL), BOTH_PHASES,
