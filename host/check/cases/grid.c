@@ -160,9 +160,9 @@ static int32_t accepted_points(const struct grid *grid, const struct grid_point 
 /* As plain as the backend allows. */
 static struct grid_point latent_base(const struct grid *grid, char *reason, size_t size)
 {
-    static const struct grid_choice plain_latents[GRID_MAX_CHOICES + 1] = {OF_LATENTS(
-        MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED, BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK),
-        {AXIS_DTYPE, 7}, BOTH_PHASES, {AXIS_PAGE, 7})};
+    static const struct grid_choice plain_latents[GRID_MAX_CHOICES + 1] = {
+        OF_LATENTS(BOTH_FORMS, MLA_LATENT | MLA_PACKED, BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK),
+                   {AXIS_DTYPE, 7}, BOTH_PHASES, {AXIS_PAGE, 7})};
     for (int64_t n = 0; n < num_points(plain_latents); n++) {
         struct grid_point point = {{0}};
         if (take_point(grid, plain_latents, n, &point) &&

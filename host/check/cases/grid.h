@@ -246,6 +246,8 @@ enum { GRID_MAX_CHOICES = 9, ALL = (1 << GRID_MAX_VALUES) - 1 };
 #define OF_LATENTS(forms, caches, dims, ...)                                                       \
     {AXIS_LATENT_FORM, forms}, {AXIS_LATENT_CACHE, caches}, {AXIS_LATENT, dims}, __VA_ARGS__
 
+#define BOTH_FORMS (MLA_ABSORBED | MLA_EXPANDED)
+
 /* Are they of latent layers? */
 bool grid_chooses_latents(const struct grid_choice *choices);
 

@@ -74,6 +74,12 @@ struct kind_cases {
         KIND_ROW(rule, "mla_" #name, name, CHECK_NEEDS_COMPUTE, sentence " (latent layers)",       \
                  latent)
 
+/* The same, and linear_NAME of linear layers. */
+#define ALL_KIND_ROWS(rule, name, needs, sentence, softmax, latent, linear)                        \
+    KIND_ROW(rule, #name, name, needs, sentence, softmax),                                         \
+        KIND_ROW(rule, "mla_" #name, name, needs, sentence " (latent layers)", latent),            \
+        KIND_ROW(rule, "linear_" #name, name, needs, sentence " (linear layers)", linear)
+
 /* How many cases a check has for a subject; -1 = one, which has no number. */
 int32_t kind_count(const struct check *check, const struct check_subject *subject);
 

@@ -152,9 +152,8 @@ bool sequel_draw_beside(const struct grid *grid, const struct grid_point *first,
 
 bool sequel_serves(const struct check_subject *subject, bool latent)
 {
-    static const struct grid_choice plain[GRID_MAX_CHOICES + 1] = {
-        OF_LATENTS(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED,
-                   BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK), {0, 0})};
+    static const struct grid_choice plain[GRID_MAX_CHOICES + 1] = {OF_LATENTS(
+        BOTH_FORMS, MLA_LATENT | MLA_PACKED, BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK), {0, 0})};
     struct grid *grid = grid_of(subject);
     struct grid_point point;
     bool any =

@@ -149,7 +149,7 @@ static void try_on_cpu(struct check_run *run, int fault)
         check_skip(run, "this is about calls on a CPU");
 }
 
-CHECK_RUN(capturing, try_on_cpu(run, CAPTURING))
+CHECK_RUN(no_capture, try_on_cpu(run, CAPTURING))
 CHECK_RUN(read_only, try_on_cpu(run, READ_ONLY))
 CHECK_RUN(roles, try_faults(run, NO_OPERAND, NO_OPERAND))
 CHECK_RUN(missing_scale, try_faults(run, NO_SCALE, NO_SCALE))
@@ -169,7 +169,6 @@ static void change_slots(struct linear_spec *spec, int32_t index)
 }
 
 #define SOME_LATENTS(forms, dims, ...) LATENT_CASES(forms, MLA_LATENT, BIT(dims), __VA_ARGS__)
-#define BOTH_FORMS                     (MLA_ABSORBED | MLA_EXPANDED)
 #define FP8_OPERANDS                                                                               \
     {AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)},                                                 \
     {                                                                                              \
@@ -197,22 +196,12 @@ const struct check check_faults[] = {
     KIND_ROW("KV-05", "mla_few_scales", few_scales, 0,
              "a latent cache's scale of another kind is INVALID_ARGUMENT",
              SOME_LATENTS(MLA_ABSORBED, MLA_ONE_BLOCK, SCALED, BOTH_PHASES, SAVED_OR_NOT)),
-    KIND_ROW("CAPT-01", "no_capture", capturing, CHECK_NEEDS_COMPUTE,
-             "on a CPU a call with CAPTURING is CAPTURE_UNSUPPORTED", EACH),
-    KIND_ROW("CAPT-01", "mla_no_capture", capturing, CHECK_NEEDS_COMPUTE,
-             "on a CPU a call of a latent layer with CAPTURING is CAPTURE_UNSUPPORTED",
-             SOME_LATENTS(BOTH_FORMS, MLA_SMALL, BOTH_PHASES)),
-    KIND_ROW("CAPT-01", "linear_no_capture", capturing, CHECK_NEEDS_COMPUTE,
-             "on a CPU a call of a linear layer with CAPTURING is CAPTURE_UNSUPPORTED",
-             LINEAR_CASES(change_slots, 1)),
-    KIND_ROW("PURE-02", "read_only", read_only, CHECK_NEEDS_COMPUTE,
-             "a call that would write to a read-only operand is INVALID_ARGUMENT", EACH),
-    KIND_ROW("PURE-02", "mla_read_only", read_only, CHECK_NEEDS_COMPUTE,
-             "a call of a latent layer that would write to a read-only operand is INVALID_ARGUMENT",
-             SOME_LATENTS(BOTH_FORMS, MLA_SMALL, BOTH_PHASES)),
-    KIND_ROW("PURE-02", "linear_read_only", read_only, CHECK_NEEDS_COMPUTE,
-             "a linear layer whose output or states are read-only is refused",
-             LINEAR_CASES(change_slots, 1)),
+    ALL_KIND_ROWS("CAPT-01", no_capture, CHECK_NEEDS_COMPUTE,
+                  "on a CPU a call with CAPTURING is CAPTURE_UNSUPPORTED", EACH,
+                  SOME_LATENTS(BOTH_FORMS, MLA_SMALL, BOTH_PHASES), LINEAR_CASES(change_slots, 1)),
+    ALL_KIND_ROWS("PURE-02", read_only, CHECK_NEEDS_COMPUTE,
+                  "a call that would write to a read-only operand is INVALID_ARGUMENT", EACH,
+                  SOME_LATENTS(BOTH_FORMS, MLA_SMALL, BOTH_PHASES), LINEAR_CASES(change_slots, 1)),
     KIND_ROW("ERR-05", "chosen_roles", roles, CHECK_NEEDS_COMPUTE,
              "operands of a sparse layer that are missing are named", SPARSE_CASES(BOTH_PHASES)),
     KIND_ROW("ERR-05", "mla_roles", roles, CHECK_NEEDS_COMPUTE,

@@ -51,8 +51,8 @@ const struct check check_arrays_forgotten[] = {
                              {AXIS_MASK, ALL})),
     LARGE_ROW("PURE-06", mla_forgotten,
               "no forward of a latent layer reads the host arrays that its batch was planned from",
-              LATENT_VARIED(keep_on_host, 1, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS,
-                            {AXIS_MODE, ALL}, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_QLEN)})),
+              SMALL_VARIED(keep_on_host, 1, {AXIS_MODE, ALL},
+                           {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_QLEN)})),
     CHECK_CASES(
         "PURE-06", linear_forgotten,
         "no forward of a linear layer reads the host arrays that its batch was planned from"),

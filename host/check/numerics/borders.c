@@ -231,38 +231,20 @@ static void run_climb(struct check_run *run)
                                 .choices = {BOTH_PHASES, {AXIS_LAYOUT, BIT(0)}},                   \
                                 .variants = number})
 #define LATENT(number)                                                                             \
-    (&(const struct kind_cases){.kind = &latent_layers,                                            \
-                                .choices = {OF_LATENTS(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT,    \
-                                                       BIT(MLA_SMALL), BOTH_PHASES)},              \
-                                .variants = number})
+    (&(const struct kind_cases){                                                                   \
+        .kind = &latent_layers,                                                                    \
+        .choices = {OF_LATENTS(BOTH_FORMS, MLA_LATENT, BIT(MLA_SMALL), BOTH_PHASES)},              \
+        .variants = number})
 #define LINEAR(number) LINEAR_CASES(axes_make_linear_short, number)
 
 const struct check check_borders[] = {
-    KIND_ROW("CAPS-02", "borders", borders, CHECK_NEEDS_COMPUTE,
-             "cases at the least and the greatest value that query accepts of an axis are computed "
-             "right",
-             SOFTMAX(SOFTMAX_AXES)),
-    KIND_ROW("CAPS-02", "mla_borders", borders, CHECK_NEEDS_COMPUTE,
-             "cases at the least and the greatest value that query accepts of an axis of latent "
-             "layers are computed right",
-             LATENT(LATENT_AXES)),
-    KIND_ROW("CAPS-02", "linear_borders", borders, CHECK_NEEDS_COMPUTE,
-             "cases at the least and the greatest value that query accepts of an axis of linear "
-             "layers are computed right",
-             LINEAR(LINEAR_AXES)),
-    KIND_ROW("CAPS-03", "beyond", beyond, 0,
-             "create refuses the next value of each axis, as query does", SOFTMAX(SOFTMAX_AXES)),
-    KIND_ROW("CAPS-03", "mla_beyond", beyond, 0,
-             "create refuses the next value of each axis of latent layers, as query does",
-             LATENT(LATENT_AXES)),
-    KIND_ROW("CAPS-03", "linear_beyond", beyond, 0,
-             "create refuses the next value of each axis of linear layers, as query does",
-             LINEAR(LINEAR_AXES)),
-    KIND_ROW("WORK-02", "climb", climb, 0, "no region becomes smaller at any size of any bound",
-             SOFTMAX(1)),
-    KIND_ROW("WORK-02", "mla_climb", climb, 0,
-             "no region of latent layers becomes smaller at any size of any bound", LATENT(1)),
-    KIND_ROW("WORK-02", "linear_climb", climb, 0,
-             "no region of linear layers becomes smaller at any size of any bound", LINEAR(1)),
+    ALL_KIND_ROWS("CAPS-02", borders, CHECK_NEEDS_COMPUTE,
+                  "cases at the least and the greatest value that query accepts of an axis are "
+                  "computed right",
+                  SOFTMAX(SOFTMAX_AXES), LATENT(LATENT_AXES), LINEAR(LINEAR_AXES)),
+    ALL_KIND_ROWS("CAPS-03", beyond, 0, "create refuses the next value of each axis, as query does",
+                  SOFTMAX(SOFTMAX_AXES), LATENT(LATENT_AXES), LINEAR(LINEAR_AXES)),
+    ALL_KIND_ROWS("WORK-02", climb, 0, "no region becomes smaller at any size of any bound",
+                  SOFTMAX(1), LATENT(1), LINEAR(1)),
     {.rule = NULL},
 };

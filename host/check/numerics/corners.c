@@ -90,22 +90,16 @@ static void run_corners(struct check_run *run)
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_corners[] = {
-    KIND_ROW("CAPS-02", "corners", corners, CHECK_NEEDS_COMPUTE,
-             "results are right with several axes at the ends of their accepted ranges",
-             (&(const struct kind_cases){
-                 .kind = &softmax_layers, .choices = {BOTH_PHASES}, .drawn = CORNERS})),
-    KIND_ROW(
-        "CAPS-02", "mla_corners", corners, CHECK_NEEDS_COMPUTE,
-        "latent layers: results are right with several axes at the ends of their accepted ranges",
+    ALL_KIND_ROWS(
+        "CAPS-02", corners, CHECK_NEEDS_COMPUTE,
+        "results are right with several axes at the ends of their accepted ranges",
         (&(const struct kind_cases){
-            .kind = &latent_layers,
-            .choices = {OF_LATENTS(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED,
-                                   BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK), BOTH_PHASES,
-                                   PLAIN_AND_QUANTISED)},
-            .drawn = CORNERS})),
-    KIND_ROW(
-        "CAPS-02", "linear_corners", corners, CHECK_NEEDS_COMPUTE,
-        "linear layers: results are right with several axes at the ends of their accepted ranges",
+            .kind = &softmax_layers, .choices = {BOTH_PHASES}, .drawn = CORNERS}),
+        (&(const struct kind_cases){.kind = &latent_layers,
+                                    .choices = {OF_LATENTS(BOTH_FORMS, MLA_LATENT | MLA_PACKED,
+                                                           BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK),
+                                                           BOTH_PHASES, PLAIN_AND_QUANTISED)},
+                                    .drawn = CORNERS}),
         (&(const struct kind_cases){
             .kind = &linear_layers, .change = axes_make_linear_short, .drawn = CORNERS})),
     {.rule = NULL},

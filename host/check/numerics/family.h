@@ -11,6 +11,10 @@
 /* A row of such cases, of SOFTMAX_VARIED or LATENT_VARIED. */
 #define LARGE_ROW(rule, name, sentence, cases)                                                     \
     KIND_ROW(rule, #name, large, CHECK_NEEDS_COMPUTE, sentence, cases)
+/* Two of them: NAME of softmax layers, mla_NAME of latent ones. */
+#define LARGE_ROWS(rule, name, sentence, softmax, latent)                                          \
+    LARGE_ROW(rule, name, sentence, softmax),                                                      \
+        LARGE_ROW(rule, mla_##name, sentence " (latent layers)", latent)
 void run_large(struct check_run *run);
 
 /* `run` of a row whose cases keep the heads and dimensions of the grid's base. */
@@ -20,7 +24,8 @@ void run_varied(struct check_run *run);
  */
 void family_set_lengths(struct case_spec *spec, int32_t count, const int32_t (*lengths)[2]);
 
-#define BOTH_FORMS    (MLA_ABSORBED | MLA_EXPANDED)
 #define SMALL_LATENTS BIT(MLA_SMALL)
+#define SMALL_VARIED(function, number, ...)                                                        \
+    LATENT_VARIED(function, number, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS, __VA_ARGS__)
 
 #endif /* HOST_CHECK_NUMERICS_FAMILY_H */

@@ -31,7 +31,6 @@ static void with_spec(struct check_run *run, use_spec use)
     kind_close(&k);
 }
 
-#define BOTH_FORMS   (MLA_ABSORBED | MLA_EXPANDED)
 #define BOTH_LAYOUTS (MLA_LATENT | MLA_PACKED)
 #define SMALL        BIT(MLA_SMALL)
 #define TWO_DIMS     (BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK))

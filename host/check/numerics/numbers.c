@@ -58,10 +58,9 @@ static void run_any(struct check_run *run, const struct grid_choice *latents, bo
 
 /* Those of few elements for what is large. */
 static const struct grid_choice any_latents[GRID_MAX_CHOICES + 1] = {
-    OF_LATENTS(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED, ALL_LATENTS, {0, 0})};
+    OF_LATENTS(BOTH_FORMS, MLA_LATENT | MLA_PACKED, ALL_LATENTS, {0, 0})};
 static const struct grid_choice short_latents[GRID_MAX_CHOICES + 1] = {
-    OF_LATENTS(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED,
-               BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK), {0, 0})};
+    OF_LATENTS(BOTH_FORMS, MLA_LATENT | MLA_PACKED, BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK), {0, 0})};
 
 static int32_t count_latents(const struct check_subject *subject, const struct grid_choice *latents,
                              int32_t count)

@@ -167,37 +167,27 @@ static void make_rich(struct linear_spec *spec, int32_t index)
     spec->v_dim = 20;
 }
 
-#define LATENTS                                                                                    \
-    LATENT_CASES(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK),         \
-                 THREE_MODES)
-#define ROW(name, function, sentence, cases)                                                       \
-    KIND_ROW("INVAR-01", name, function, CHECK_NEEDS_COMPUTE, sentence, cases)
+#define LATENTS LATENT_CASES(BOTH_FORMS, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), THREE_MODES)
 
 const struct check check_strides[] = {
-    ROW("strides", strides, "each operand may have any outer strides, gaps and a byte_offset",
+    ALL_KIND_ROWS(
+        "INVAR-01", strides, CHECK_NEEDS_COMPUTE,
+        "each operand, constants and states too, may have any outer strides, gaps and a "
+        "byte_offset",
         SOFTMAX_CASES(THREE_MODES, {AXIS_LAYOUT, 3},
                       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_SHARED)},
-                      {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)})),
-    ROW("mla_strides", strides,
-        "each operand of latent layers may have any outer strides, gaps and a byte_offset",
-        LATENTS),
-    ROW("linear_strides", strides,
-        "each operand of linear layers, constants and states too, may have any outer strides, gaps "
-        "and a byte_offset",
-        LINEAR_CASES(make_rich, LINEAR_VARIANTS)),
+                      {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)}),
+        LATENTS, LINEAR_CASES(make_rich, LINEAR_VARIANTS)),
     {.rule = NULL},
 };
 
 const struct check check_far_operands[] = {
-    ROW("far_operands", far_operands, "vectors of an operand may lie more than 2^32 elements apart",
+    ALL_KIND_ROWS(
+        "INVAR-01", far_operands, CHECK_NEEDS_COMPUTE,
+        "vectors of an operand, states and constants too, may lie more than 2^32 elements apart",
         SOFTMAX_CASES(BOTH_PHASES, {AXIS_LAYOUT, 3},
                       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)},
-                      {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)})),
-    ROW("mla_far_operands", far_operands,
-        "vectors of an operand of latent layers may lie more than 2^32 elements apart", LATENTS),
-    ROW("linear_far_operands", far_operands,
-        "vectors of an operand of linear layers, states and constants too, may lie more than 2^32 "
-        "elements apart",
-        LINEAR_CASES(make_rich, LINEAR_VARIANTS)),
+                      {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)}),
+        LATENTS, LINEAR_CASES(make_rich, LINEAR_VARIANTS)),
     {.rule = NULL},
 };

@@ -47,7 +47,7 @@ static void finish(struct repeats *r)
     kind_close(&r->k);
 }
 
-static void run_again(struct check_run *run)
+static void run_same_batch(struct check_run *run)
 {
     static const char text[] =
         "the same batch again has other bits, though DETERMINISTIC is declared";
@@ -61,7 +61,7 @@ static void run_again(struct check_run *run)
 /* ---- Another layer group --------------------------------------------------------------------- */
 
 /* Before the case's own, then after it. */
-static void run_beside(struct check_run *run)
+static void run_layer_groups(struct check_run *run)
 {
     struct repeats r = {.first = NULL};
     struct kind_beside other;
@@ -116,7 +116,7 @@ static void expect_same(struct repeats *r, void *ctx)
     r->k.kind->same(&r->k, r->first, text);
 }
 
-static void run_threads(struct check_run *run)
+static void run_any_threads(struct check_run *run)
 {
     struct repeats r;
     if (!has_pool(run))
@@ -178,44 +178,28 @@ static void change_order(struct linear_spec *spec, int32_t index)
     {                                                                                              \
         AXIS_LENGTHS, BIT(LENGTHS_##a) | BIT(LENGTHS_##b)                                          \
     }
-#define LATENTS(layouts, ...)                                                                      \
-    LATENT_CASES(MLA_ABSORBED | MLA_EXPANDED, layouts, BIT(MLA_ONE_BLOCK), __VA_ARGS__)
-#define ROW(rule, name, function, sentence, cases)                                                 \
-    KIND_ROW(rule, name, function, CHECK_NEEDS_COMPUTE, sentence, cases)
+#define LATENTS(layouts, ...) LATENT_CASES(BOTH_FORMS, layouts, BIT(MLA_ONE_BLOCK), __VA_ARGS__)
 
 const struct check check_repeats[] = {
-    ROW("INVAR-01", "layer_groups", beside, "another layer group of the instance changes no result",
-        SOFTMAX_CASES(BOTH_PHASES, PLAIN_AND_QUANTISED,
-                      {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)})),
-    ROW("INVAR-01", "mla_layer_groups", beside,
-        "another group of latent layers in the instance changes no result",
-        LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES)),
-    ROW("INVAR-01", "linear_layer_groups", beside,
-        "another group of linear layers in the instance changes no result",
-        LINEAR_CASES(linear_set_many, 1)),
-    ROW("INVAR-02", "same_batch", again, "DETERMINISTIC: equal batches give equal bits",
-        SOFTMAX_CASES(BOTH_PHASES, LENGTHS(SPLITS, ROWS), {AXIS_DTYPE, 7})),
-    ROW("INVAR-02", "mla_same_batch", again,
-        "DETERMINISTIC: equal batches of latent layers give equal bits",
-        LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES)),
-    ROW("INVAR-02", "any_threads", threads,
-        "DETERMINISTIC: with any number of threads bits are equal",
-        SOFTMAX_CASES(BOTH_PHASES, LENGTHS(SPLITS, ROWS), {AXIS_DTYPE, 7})),
-    ROW("INVAR-02", "mla_any_threads", threads,
-        "DETERMINISTIC: with any number of threads bits of latent layers are equal",
-        LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES)),
-    ROW("INVAR-02", "linear_threads", threads,
-        "DETERMINISTIC: with any number of threads bits of linear layers are equal",
-        LINEAR_CASES(linear_set_many, 1)),
-    ROW("INVAR-02", "any_order", any_order,
+    ALL_KIND_ROWS("INVAR-01", layer_groups, CHECK_NEEDS_COMPUTE,
+                  "another layer group of the instance changes no result",
+                  SOFTMAX_CASES(BOTH_PHASES, PLAIN_AND_QUANTISED,
+                                {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)}),
+                  LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES), LINEAR_CASES(linear_set_many, 1)),
+    KIND_ROWS("INVAR-02", same_batch, "DETERMINISTIC: equal batches give equal bits",
+              SOFTMAX_CASES(BOTH_PHASES, LENGTHS(SPLITS, ROWS), {AXIS_DTYPE, 7}),
+              LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES)),
+    KIND_ROWS("INVAR-02", any_threads, "DETERMINISTIC: with any number of threads bits are equal",
+              SOFTMAX_CASES(BOTH_PHASES, LENGTHS(SPLITS, ROWS), {AXIS_DTYPE, 7}),
+              LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES)),
+    KIND_ROW("INVAR-02", "linear_threads", any_threads, CHECK_NEEDS_COMPUTE,
+             "DETERMINISTIC: with any number of threads bits of linear layers are equal",
+             LINEAR_CASES(linear_set_many, 1)),
+    ALL_KIND_ROWS(
+        "INVAR-02", any_order, CHECK_NEEDS_COMPUTE,
         "results are the same in any order of tasks and workers, nested tasks included",
-        SOFTMAX_CASES(THREE_MODES, LENGTHS(PAGES, SPLITS), PLAIN_AND_QUANTISED)),
-    ROW("INVAR-02", "mla_any_order", any_order,
-        "latent layers: in any order of tasks and workers, results are the same",
-        LATENT_CASES(MLA_ABSORBED | MLA_EXPANDED, MLA_LATENT, BIT(MLA_SMALL), BOTH_PHASES,
-                     LENGTHS(SPLITS, ROWS))),
-    ROW("INVAR-02", "linear_any_order", any_order,
-        "linear layers: in any order of tasks and workers, results are the same",
+        SOFTMAX_CASES(THREE_MODES, LENGTHS(PAGES, SPLITS), PLAIN_AND_QUANTISED),
+        LATENT_CASES(BOTH_FORMS, MLA_LATENT, BIT(MLA_SMALL), BOTH_PHASES, LENGTHS(SPLITS, ROWS)),
         LINEAR_CASES(change_order, 2)),
     {.rule = NULL},
 };
