@@ -88,8 +88,10 @@ def _note(name: str) -> None:
 _SPEED = {"num_splits": (0, 1), "pack_gqa": (None,), "sm_margin": (0,), "deterministic": (False,),
           "scheduler_metadata": (None,), "max_num_splits": (0,), "fa_version": (None,), "ver": (None,)}
 _ABSENT = {"qv": "None", "rotary_cos": "None: q and k that are rotated before", "rotary_sin": "None",
-           "rotary_seqlens": "None", "cache_leftpad": "None", "seqused_q": "None", "q_v": "None",
-           "q_descale": "None: queries that are not fp8", "learnable_sink": "None: sinks="}
+           "cache_leftpad": "None", "seqused_q": "None", "q_v": "None", "learnable_sink": "None: sinks=",
+           "q_descale": "None: queries that are not fp8", "k_descale": "None: keys that are not fp8",
+           "v_descale": "None: values that are not fp8"}
+_OF_ROTARY = ("rotary_interleaved", "rotary_seqlens")  # of rotary_cos, which is refused
 
 
 def _check(more: Mapping[str, Any], *tensors: Optional[torch.Tensor]) -> None:
@@ -101,7 +103,7 @@ def _check(more: Mapping[str, Any], *tensors: Optional[torch.Tensor]) -> None:
         elif name in _ABSENT:
             if value is not None:
                 _refuse(name, "given", _ABSENT[name])
-        elif name != "rotary_interleaved":
+        elif name not in _OF_ROTARY:
             raise TypeError(f"flash_attn: no argument '{name}'")
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         _refuse("requires_grad", True, "torch.no_grad(), or tensors that need no gradient: there is no backward pass")
@@ -118,7 +120,11 @@ def _layer(q: torch.Tensor, causal: bool, window: Many[int], softmax_scale: Opti
         _refuse("softcap with alibi_slopes", softcap, "one of them: flash_attn caps before it adds slopes, backends after")
     if alibi is not None and alibi.dim() != 1:
         _refuse("alibi_slopes", f"of {alibi.dim()} dimensions", "1, [heads]")
+    if q.dtype.itemsize == 1:
+        _refuse("q", q.dtype, "float32, float16, bfloat16")
     left, right = (-1 if side is None else int(side) for side in window)
+    if chunk and not causal and right != 0:
+        _refuse("attention_chunk without causal", chunk, "causal=True: chunks of backends are causal")
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     return Layer(scale, max(left, -1), 0 if causal else max(right, -1), float(softcap), int(chunk), kind, lse,
                  _numbers("k_descale", k_descale), _numbers("v_descale", v_descale))
@@ -363,8 +369,8 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
                            causal: bool = False, window_size: Many[int] = (-1, -1), softcap: float = 0.0,
                            alibi_slopes: Optional[torch.Tensor] = None, deterministic: bool = False,
                            return_attn_probs: bool = False, block_table: Optional[torch.Tensor] = None, *,
-                           seqused_k: Optional[torch.Tensor] = None, return_lse: bool = False,
-                           return_softmax_lse: bool = False, sinks: Optional[torch.Tensor] = None,
+                           seqused_q: Optional[torch.Tensor] = None, seqused_k: Optional[torch.Tensor] = None,
+                           return_lse: bool = False, return_softmax_lse: bool = False, sinks: Optional[torch.Tensor] = None,
                            attention_chunk: int = 0, k_descale: Number = None, v_descale: Number = None,
                            out: Optional[torch.Tensor] = None, **more: Any) -> Any:
     """q [rows, heads, dim]; k and v [keys, kv_heads, dim], or with a block_table pages [pages, page_size,
@@ -375,6 +381,7 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
     layer = _layer(q, causal, window_size, softmax_scale, softcap, attention_chunk, "own", want, dropout_p,
                    alibi_slopes, k_descale, v_descale)
     starts = cu_seqlens_q.to(torch.int32)
+    _refuse_unused("seqused_q", seqused_q, starts)
     _refuse_blind(q, causal, max_seqlen_q, max_seqlen_k)
     if block_table is not None:
         if (seqused_k is None) == (cu_seqlens_k is None):
@@ -383,9 +390,8 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
         made, lse = _call(_dense(q), None, None, k, v, starts, lens, None, block_table.to(torch.int32), None, sinks,
                           _f32(alibi_slopes), max_seqlen_q, max_seqlen_k, layer=layer._replace(kind="cache"))
     else:
-        if seqused_k is not None:
-            _refuse("seqused_k", "without block_table", "None: cu_seqlens_k")
         k_starts = cu_seqlens_k.to(torch.int32)
+        _refuse_unused("seqused_k", seqused_k, k_starts)
         same = cu_seqlens_q is cu_seqlens_k or (
             q.device.type == "cpu" and not torch.compiler.is_compiling() and torch.equal(starts, k_starts))
         made, lse = _varlen(_dense(q), _dense(k), _dense(v), starts, k_starts, max_seqlen_q, max_seqlen_k, same,
@@ -393,6 +399,13 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
     if out is not None:
         made = out.copy_(made)
     return _result(made, lse.transpose(0, 1), return_lse or return_softmax_lse, return_attn_probs)
+
+
+def _refuse_unused(name: str, used: Optional[torch.Tensor], starts: torch.Tensor) -> None:
+    """Rows that are there and do not count."""
+    is_known = used is None or (starts.device.type == "cpu" and not torch.compiler.is_compiling())
+    if not is_known or (used is not None and not torch.equal(used.to(torch.int32), starts.diff())):
+        _refuse(name, "below the rows of a sequence, or on a GPU", "None: cu_seqlens alone")
 
 
 def _refuse_blind(q: torch.Tensor, causal: bool, max_q: int, max_k: int) -> None:

@@ -198,12 +198,26 @@ def test_a_compiled_function_stays_whole():
 # ---- Refusals ------------------------------------------------------------------------------------------
 
 
-@cases(("dropout_p 0.1", dict(dropout_p=0.1)), ("softcap with alibi_slopes", dict(softcap=5.0, alibi_slopes=torch.ones(2))),
+@cases(("dropout_p 0.1", dict(dropout_p=0.1)),
+       ("softcap with alibi_slopes", dict(softcap=5.0, alibi_slopes=torch.ones(2))),
        ("alibi_slopes of 2 dim", dict(alibi_slopes=torch.ones(1, 2))), ("qv given", dict(qv=torch.ones(1))),
-       ("q_descale given", dict(q_descale=torch.ones(1))))
+       ("q_descale given", dict(q_descale=torch.ones(1))), ("k_descale given", dict(k_descale=torch.ones(1))),
+       ("attention_chunk without causal 3", dict(attention_chunk=3)))
 def test_what_is_not_served(words, given):
     q = draw(1, 4, 2, 32)
     refused(Unsupported, [words, "accepted"], flash_attn_func, q, q, q, **given)
+
+
+def test_what_flash_attention_3_passes_and_does_not_use():
+    q, starts = draw(1, 4, 2, 32), torch.tensor([0, 1, 4], dtype=torch.int32)
+    plain = flash_attn_func(q, q, q, causal=True)
+    assert torch.equal(flash_attn_func(q, q, q, causal=True, k_descale=None, v_descale=None, qv=None), plain)
+    assert torch.equal(flash_attn_with_kvcache(q, q.clone(), q.clone(), causal=True, rotary_seqlens=starts), plain)
+    call = (flash_attn_varlen_func, q[0], q[0], q[0], starts, starts.clone(), 3, 3)
+    used = torch.tensor([1, 3], dtype=torch.int32)
+    assert torch.equal(call[0](*call[1:], seqused_q=used, seqused_k=used), call[0](*call[1:]))
+    for name in ("seqused_q", "seqused_k"):
+        refused(Unsupported, [name, "below the rows", "cu_seqlens alone"], *call, **{name: used - 1})
 
 
 def test_other_refusals():
@@ -212,7 +226,8 @@ def test_other_refusals():
     refused(Unsupported, ["requires_grad", "no backward"], flash_attn_func, q.clone().requires_grad_(), q, q)
     refused(Unsupported, ["(3, 2)", "more queries than keys"], flash_attn_func, q, q[:, :2], q[:, :2],
             window_size=(3, 2))
-    refused(Unsupported, ["torch.int8"], flash_attn_func, *(q.to(torch.int8),) * 3)
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        refused(Unsupported, [str(dtype), "bfloat16"], flash_attn_func, *(q.to(dtype),) * 3)
     refused(Unsupported, ["head_dim 1024", "1..512"], flash_attn_func, *(draw(1, 4, 2, 1024),) * 3)
     refused(InvalidArgument, ["11 keys", "accepted 8"], flash_attn_with_kvcache, q, cache, cache, q, q,
             cache_seqlens=7)
