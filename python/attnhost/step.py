@@ -65,7 +65,8 @@ class Step:
     each KV group. The counts are on the host, as schedulers have them; bounds may be larger than the truth.
 
     `num_decodes` sequences, at the end of the batch that the planner was made for, decode `decode_q_len`
-    queries each. What lies beyond num_real_seqs and num_real_tokens is padding."""
+    queries each. What lies beyond num_real_seqs and num_real_tokens is padding. `prompts`: are some rows those of
+    prompts, which may share new keys; None = where some sequence has several."""
 
     seq_lens: Array
     tables: Many[KVTable]
@@ -77,6 +78,7 @@ class Step:
     decode_q_len: int = 1
     num_real_seqs: Optional[int] = None
     num_real_tokens: Optional[int] = None
+    prompts: Optional[bool] = None
     members: Mapping[str, Any] = field(default_factory=dict)  # others of attn_batch, by their names
 
     @property
@@ -177,7 +179,8 @@ class Plan:
     def plan(self, step: Step) -> None:
         """Plan a step in all units. Only enqueues on a GPU."""
         batch = self._batch(step)
-        self._saves = self.planner.saves and batch.struct.mode != _abi.ATTN_MODE_DECODE
+        prompts = step.max_q_len > 1 if step.prompts is None else step.prompts
+        self._saves = self.planner.saves and prompts
         for metadata in self._metadata:
             metadata.plan(batch)
 
@@ -358,7 +361,8 @@ class GraphPlan(Plan):
         return Step(pad(step.seq_lens, size, self.q_len, real), tables, num_tokens=rows,
                     max_kv_len=step.max_kv_len, max_q_len=self.q_len,
                     q_indptr=(starts, starts.to(self.planner.device, non_blocking=True)),
-                    num_real_seqs=real, num_real_tokens=real * self.q_len, members={**step.members, **counts})
+                    num_real_seqs=real, num_real_tokens=real * self.q_len, prompts=step.prompts,
+                    members={**step.members, **counts})
 
     def _widened(self, table: Array) -> torch.Tensor:
         """With as many columns as the longest sequence has pages."""

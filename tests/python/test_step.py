@@ -196,6 +196,14 @@ def test_prefixes_of_the_same_step(_, sections, saves):
         assert torch.equal(cache[48:51:2], k[b][::2]) and not cache[49].any() and torch.equal(cache[:16], k[a][:16])
 
 
+def test_steps_whose_keys_the_planner_saves():
+    """A prompt may have one row, and several rows may be drafts."""
+    toy = Toy(windows=(-1,), sections=IN_PYTHON, uses=("shared_new_kv",))
+    for rows, prompts, saves in ((5, None, True), (1, None, False), (1, True, True), (2, False, False)):
+        toy.step([("a", rows)], prompts=prompts)
+        assert toy.planner.eager._saves == saves
+
+
 def test_codes_that_the_planner_saves():
     from attnhost import step
     cache = torch.zeros(2, 4, 1, 3, dtype=torch.float8_e4m3fn)

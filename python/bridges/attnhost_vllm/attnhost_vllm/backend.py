@@ -249,7 +249,8 @@ class AttnhostBuilder(AttentionMetadataBuilder[AttnhostMetadata]):
             [KVTable(common.slot_mapping[:common.num_actual_tokens], block_table=common.block_table_tensor)],
             q_indptr=common.query_start_loc if is_cpu else (common.query_start_loc_cpu, common.query_start_loc),
             num_tokens=common.num_actual_tokens, max_q_len=common.max_query_len, max_kv_len=common.max_seq_len,
-            num_decodes=decodes, num_real_seqs=real, num_real_tokens=tokens)
+            num_decodes=decodes, num_real_seqs=real, num_real_tokens=tokens,
+            prompts=None if common.is_prefilling is None else bool(common.is_prefilling.any()))
 
 
 def layer_group(latent: Tuple[int, ...] = (), **members: Any) -> Any:
