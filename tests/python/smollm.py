@@ -10,7 +10,7 @@ import torch
 from harness import SOURCE
 
 LONG = "The quick brown fox jumps over the lazy dog, and then it sleeps. " * 6
-PROMPTS = ["The capital of France is", "Once upon a time", LONG + "The fox", "Water boils at", LONG + "Dogs",
+PROMPTS = ["The capital of France is", "Once upon a time", LONG + "The fox", LONG + "Dogs", "Water boils at",
            "def fibonacci(n):"]
 _folders = []  # removed when the process ends
 

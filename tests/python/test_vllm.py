@@ -30,8 +30,8 @@ _made = {}
 
 def settings(ini=None, **given):
     """Of an engine: prompts in chunks of 64 beside rows that decode, and shared prefixes."""
-    made = dict(model=smollm.weights(), dtype="float32", max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64,
-                enforce_eager=True, enable_prefix_caching=True, disable_log_stats=True, **given)
+    made = {**dict(model=smollm.weights(), dtype="float32", max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64,
+                   enforce_eager=True, enable_prefix_caching=True, disable_log_stats=True), **given}
     if ini:
         made.update(attention_backend=NAME, additional_config={"attnhost": {"ini": smollm.ini(ini)}})
     return made
@@ -70,11 +70,13 @@ def test_a_process_of_vllm_reads_the_name_before_it_knows_it():
     assert done.stdout.split()[-1:] == ["attnhost_vllm.chosen.Backend"], done.stderr[-500:]
 
 
-@cases(("one backend", SINGLE, 16, ["cpu_native"]), ("prefill and decode by two", SPLIT, 48, ["one", "two"]))
-def test_the_text_of_vllms_own_backend(_, ini, block_size, computed):
+@cases(("in chunks by one backend", SINGLE, 16, 64, ["cpu_native"]),
+       ("prompts with one prefix in a step by two", SPLIT, 48, 512, ["one", "two"]))
+def test_the_text_of_vllms_own_backend(_, ini, block_size, tokens, computed):
+    """Of two prompts with one prefix in a step the second finds blocks that the first fills in that step."""
     from attnhost_vllm import backend
     backend._host.cache_clear()
-    made, rows = text(ini=ini, block_size=block_size)
+    made, rows = text(ini=ini, block_size=block_size, max_num_batched_tokens=tokens)
     assert made == own()
     assert sorted(name for name in rows if name in ("cpu_native", "one", "two")) == computed, rows
 

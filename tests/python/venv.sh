@@ -15,7 +15,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL PYTHONPATH
 # What engines alone see of the package and its tests, for turn.sh; and what the models of Transformers do not.
 engine_files='python/bridges tests/python/engines.sh tests/python/requirements-vllm.txt tests/python/cuda_on_cpu.py
     tests/python/smollm.py tests/python/stubs.py tests/python/test_minisgl.py tests/python/test_nanovllm.py
-    tests/python/test_sglang.py tests/python/test_vllm.py'
+    tests/python/test_sglang.py tests/python/test_vllm.py tests/python/unmet.py'
 no_engine_files=$(printf ':!%s ' $engine_files)
 
 # skip_all WHAT REASON: nothing more can be tested here.
