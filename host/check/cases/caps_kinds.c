@@ -7,15 +7,11 @@
  * anything afterwards is what only such layers have.
  */
 #include "host/check/cases/caps_problem.h"
+#include "host/check/cases/draw.h"
 
 #include "host/base/mix.h"
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof(array)[0]))
-
-static int32_t draw(uint64_t seed, uint64_t n, int32_t count)
-{
-    return (int32_t)mix_below((uint32_t)(mix_stream(seed, n) >> 32), (uint64_t)count);
-}
 
 /* ---- Plain problems -------------------------------------------------------------------------- */
 
@@ -34,8 +30,8 @@ static void begin(struct caps_problem *p, const struct grid *grid, uint32_t kind
     p->group.attention_chunk = 0;
     p->group.logit_cap = 0;
     p->group.kv_scale_granularity = p->group.input_scale_granularity = ATTN_SCALE_NONE;
-    p->problem.q_dtype = plain_dtypes[draw(seed, 1, COUNT(plain_dtypes))];
-    p->problem.out_dtype = plain_dtypes[draw(seed, 2, COUNT(plain_dtypes))];
+    p->problem.q_dtype = plain_dtypes[draw_at(seed, 1, COUNT(plain_dtypes))];
+    p->problem.out_dtype = plain_dtypes[draw_at(seed, 2, COUNT(plain_dtypes))];
     p->problem.kv_dtype = p->problem.q_dtype;
     p->problem.new_kv_dtype = ATTN_DTYPE_NONE;
 }
@@ -44,7 +40,7 @@ static void begin(struct caps_problem *p, const struct grid *grid, uint32_t kind
 static void make_latent(struct caps_problem *p, uint64_t seed)
 {
     static const int32_t dims[][3] = {{512, 64, 128}, {128, 32, 64}, {256, 128, 64}};
-    const int32_t *drawn = dims[draw(seed, 3, COUNT(dims))], cache = draw(seed, 4, 4);
+    const int32_t *drawn = dims[draw_at(seed, 3, COUNT(dims))], cache = draw_at(seed, 4, 4);
     p->mla = (attn_mla_dims){sizeof p->mla, drawn[0], drawn[1], drawn[2]};
     p->group.num_kv_heads = p->group.num_q_heads;
     p->group.head_dim = drawn[1] + drawn[2];
@@ -55,7 +51,7 @@ static void make_latent(struct caps_problem *p, uint64_t seed)
         p->problem.kv_dtype = cache < 2 ? ATTN_FP8_E4M3 : ATTN_FP8_E5M2;
     if (cache == 1 || cache == 2)
         p->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR;
-    p->problem.mla_expanded = draw(seed, 5, 2) ? ATTN_MODE_BIT(ATTN_MODE_EXTEND) : 0;
+    p->problem.mla_expanded = draw_at(seed, 5, 2) ? ATTN_MODE_BIT(ATTN_MODE_EXTEND) : 0;
 }
 
 /* Nothing of it is about keys. */
@@ -68,12 +64,12 @@ static void make_linear(struct caps_problem *p, uint64_t seed)
     p->bounds.uses = 0;
     p->problem.kv_layout = NULL;
     p->problem.page_size = 0;
-    p->problem.state_layout = layouts[draw(seed, 3, COUNT(layouts))];
-    p->linear.flags = (uint32_t)draw(seed, 4, ATTN_LINEAR_FLAG_ALL + 1);
-    p->linear.conv_width = 1 + draw(seed, 5, 4);
-    p->linear.state_dtype = draw(seed, 6, 2) ? ATTN_F32 : ATTN_BF16;
+    p->problem.state_layout = layouts[draw_at(seed, 3, COUNT(layouts))];
+    p->linear.flags = (uint32_t)draw_at(seed, 4, ATTN_LINEAR_FLAG_ALL + 1);
+    p->linear.conv_width = 1 + draw_at(seed, 5, 4);
+    p->linear.state_dtype = draw_at(seed, 6, 2) ? ATTN_F32 : ATTN_BF16;
     p->linear.conv_dtype = p->problem.q_dtype;
-    caps_set_number(p, ATTN_FIELD_LINEAR_FAMILY, draw(seed, 7, ATTN_LINEAR_COUNT));
+    caps_set_number(p, ATTN_FIELD_LINEAR_FAMILY, draw_at(seed, 7, ATTN_LINEAR_COUNT));
 }
 
 void caps_problem_plain_kind(struct caps_problem *p, const struct grid *grid, uint32_t kind,
@@ -121,36 +117,36 @@ static const char *const state_layouts[] = {ATTN_LAYOUT_STATE_SSM_KV, ATTN_LAYOU
 
 static void set_own(struct caps_problem *p, const struct own_number *own, uint64_t seed)
 {
-    caps_set_number(p, own->field, own->values[draw(seed, 1, own->count)]);
+    caps_set_number(p, own->field, own->values[draw_at(seed, 1, own->count)]);
 }
 
 static void set_latent(struct caps_problem *p, uint64_t seed)
 {
-    int32_t which = draw(seed, 0, COUNT(latent_numbers) + 1);
+    int32_t which = draw_at(seed, 0, COUNT(latent_numbers) + 1);
     if (which < COUNT(latent_numbers))
         set_own(p, &latent_numbers[which], seed);
     else
-        p->problem.kv_layout = latent_layouts[draw(seed, 1, COUNT(latent_layouts))];
+        p->problem.kv_layout = latent_layouts[draw_at(seed, 1, COUNT(latent_layouts))];
 }
 
 static void set_linear(struct caps_problem *p, uint64_t seed)
 {
-    int32_t which = draw(seed, 0, COUNT(linear_numbers) + 3);
+    int32_t which = draw_at(seed, 0, COUNT(linear_numbers) + 3);
     if (which < COUNT(linear_numbers))
         set_own(p, &linear_numbers[which], seed);
     else if (which == COUNT(linear_numbers))
-        p->linear.state_dtype = dtypes[draw(seed, 1, COUNT(dtypes))];
+        p->linear.state_dtype = dtypes[draw_at(seed, 1, COUNT(dtypes))];
     else if (which == COUNT(linear_numbers) + 1)
-        p->linear.conv_dtype = dtypes[draw(seed, 1, COUNT(dtypes))];
+        p->linear.conv_dtype = dtypes[draw_at(seed, 1, COUNT(dtypes))];
     else
-        p->problem.state_layout = state_layouts[draw(seed, 1, COUNT(state_layouts))];
+        p->problem.state_layout = state_layouts[draw_at(seed, 1, COUNT(state_layouts))];
 }
 
 /* Dimensions of a latent, of which each says what others may be. */
 static void set_latent_dims(struct caps_problem *p, uint64_t seed)
 {
     for (int32_t n = 0; n < COUNT(latent_numbers) - 1; n++)
-        if (draw(seed, (uint64_t)n, 2) == 0)
+        if (draw_at(seed, (uint64_t)n, 2) == 0)
             set_own(p, &latent_numbers[n], mix_absorb(seed, (uint64_t)n));
 }
 
@@ -158,20 +154,20 @@ void caps_problem_random_kind(struct caps_problem *p, const struct grid *grid, u
                               uint64_t seed)
 {
     static const int32_t how_many[] = {0, 1, 1, 1, 2, 2, 3, 4};
-    int32_t count = how_many[draw(seed, 1000, COUNT(how_many))];
+    int32_t count = how_many[draw_at(seed, 1000, COUNT(how_many))];
     caps_problem_plain_kind(p, grid, kind, seed);
     for (int32_t n = 0; n < count; n++) {
         uint64_t own = mix_absorb(seed, (uint64_t)n + 1);
-        if (draw(own, 2, 4) == 0)
+        if (draw_at(own, 2, 4) == 0)
             caps_set_anything(p, own);
         else if (kind == ATTN_KIND_MLA)
             set_latent(p, own);
         else
             set_linear(p, own);
     }
-    if (draw(seed, 1001, 4) == 0 && kind == ATTN_KIND_MLA)
+    if (draw_at(seed, 1001, 4) == 0 && kind == ATTN_KIND_MLA)
         set_latent_dims(p, mix_absorb(seed, 1002));
-    if (draw(seed, 1003, 4) == 0)
+    if (draw_at(seed, 1003, 4) == 0)
         caps_set_related(p, mix_absorb(seed, 1003));
     caps_set_number(p, ATTN_FIELD_KIND, kind); /* with another its own numbers mean nothing */
 }

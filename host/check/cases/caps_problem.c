@@ -3,6 +3,7 @@
  * caps_problem.c: drawing and mending of random problems, field by field.
  */
 #include "host/check/cases/caps_problem.h"
+#include "host/check/cases/draw.h"
 
 #include "host/base/dtype.h"
 #include "host/base/mix.h"
@@ -455,14 +456,9 @@ static const char *const any_layout[] = {
     ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND, ATTN_LAYOUT_MLA_LATENT,
     "kv.nhd/2",         "kv.nhd/1 ",        ATTN_LAYOUT_STATE_SSM_KV};
 
-static int32_t draw(uint64_t seed, uint64_t n, int32_t count)
-{
-    return (int32_t)mix_below((uint32_t)(mix_stream(seed, n) >> 32), (uint64_t)count);
-}
-
 static void set_any_dtype(struct caps_problem *p, int32_t field, uint64_t seed)
 {
-    attn_dtype dtype = any_dtype[draw(seed, 1, (int32_t)NUM_FIELDS(any_dtype))];
+    attn_dtype dtype = any_dtype[draw_at(seed, 1, (int32_t)NUM_FIELDS(any_dtype))];
     memcpy((char *)p + dtype_fields[field].offset, &dtype, sizeof dtype);
 }
 
@@ -471,7 +467,7 @@ static void set_any_number(struct caps_problem *p, uint32_t field, uint64_t seed
 {
     for (size_t n = 0; n < NUM_FIELDS(anything); n++)
         if (anything[n].field == field)
-            caps_set_number(p, field, anything[n].values[draw(seed, 1, anything[n].count)]);
+            caps_set_number(p, field, anything[n].values[draw_at(seed, 1, anything[n].count)]);
 }
 
 void caps_set_related(struct caps_problem *p, uint64_t seed)
@@ -485,32 +481,32 @@ void caps_set_related(struct caps_problem *p, uint64_t seed)
         {ATTN_FIELD_ATTN_TYPE, ATTN_FIELD_MODES, ATTN_FIELD_MASK_KINDS, ATTN_FIELD_USES},
         {ATTN_FIELD_MAX_SEQS, ATTN_FIELD_MAX_TOKENS, ATTN_FIELD_MAX_Q_LEN, ATTN_FIELD_MAX_KV_LEN},
     };
-    int32_t which = draw(seed, 0, (int32_t)NUM_FIELDS(related) + 1) - 1; /* dtypes twice */
+    int32_t which = draw_at(seed, 0, (int32_t)NUM_FIELDS(related) + 1) - 1; /* dtypes twice */
     const uint32_t *fields = related[which < 0 ? 0 : which];
     for (int32_t n = 0; n < DTYPES && which <= 0; n++)
-        if (draw(seed, 2 + (uint64_t)n, 4) > 0)
+        if (draw_at(seed, 2 + (uint64_t)n, 4) > 0)
             set_any_dtype(p, n, mix_absorb(seed, (uint64_t)n));
     for (int32_t n = 0; n < MOST && fields[n]; n++)
-        if (draw(seed, 8 + (uint64_t)n, which <= 0 ? 2 : 4) > 0)
+        if (draw_at(seed, 8 + (uint64_t)n, which <= 0 ? 2 : 4) > 0)
             set_any_number(p, fields[n], mix_absorb(seed, MOST + (uint64_t)n));
 }
 
 void caps_set_anything(struct caps_problem *p, uint64_t seed)
 {
     enum { NUMBERS = NUM_FIELDS(anything), DTYPES = 4, OTHERS = 4 };
-    int32_t which = draw(seed, 0, NUMBERS + DTYPES + OTHERS);
+    int32_t which = draw_at(seed, 0, NUMBERS + DTYPES + OTHERS);
     if (which < (int32_t)NUMBERS) {
         const struct anything *any = &anything[which];
-        caps_set_number(p, any->field, any->values[draw(seed, 1, any->count)]);
+        caps_set_number(p, any->field, any->values[draw_at(seed, 1, any->count)]);
         p->elsewhere |= any->field <= ATTN_FIELD_DEVICE_CPU_ISA;
     } else if (which < (int32_t)NUMBERS + DTYPES) {
         set_any_dtype(p, which - (int32_t)NUMBERS, seed);
     } else if (which < (int32_t)NUMBERS + DTYPES + 2) {
-        p->problem.kv_layout = any_layout[draw(seed, 1, (int32_t)NUM_FIELDS(any_layout))];
+        p->problem.kv_layout = any_layout[draw_at(seed, 1, (int32_t)NUM_FIELDS(any_layout))];
         if (p->group.kind == ATTN_KIND_SPARSE)
             complete_kind(p);
     } else if (which == (int32_t)NUMBERS + DTYPES + 2) {
-        p->group.flags |= 1u << (2 + draw(seed, 1, 30));
+        p->group.flags |= 1u << (2 + draw_at(seed, 1, 30));
     } else {
         p->features[0] = "attn.unheard_of/1";
         p->problem.num_features = 1;
@@ -546,10 +542,10 @@ void caps_problem_random(struct caps_problem *p, const struct grid *grid, uint64
     point.value[AXIS_FORM] = 0; /* the options are the backend's own */
     grid_spec(grid, &point, &spec);
     caps_problem_init(p, &spec, &grid->backend.device->info);
-    int32_t count = how_many[draw(seed, 1000, 8)];
+    int32_t count = how_many[draw_at(seed, 1000, 8)];
     for (int32_t n = 0; n < count; n++)
         caps_set_anything(p, mix_absorb(seed, (uint64_t)n + 1));
-    if (draw(seed, 1001, 5) == 0)
+    if (draw_at(seed, 1001, 5) == 0)
         caps_set_related(p, mix_absorb(seed, 1001));
     complete_cache(p);
 }
@@ -604,7 +600,7 @@ static int32_t pick_bit(uint32_t set, uint64_t seed, uint64_t n)
 {
     if (set == 0)
         return -1;
-    for (int32_t skip = draw(seed, n, __builtin_popcount(set)); skip > 0; skip--)
+    for (int32_t skip = draw_at(seed, n, __builtin_popcount(set)); skip > 0; skip--)
         set &= set - 1;
     return __builtin_ctz(set);
 }
@@ -651,15 +647,16 @@ static void choose_uses(const struct caps_problem *p, uint64_t seed, struct case
     bool cached = spec->attn_type != ATTN_TYPE_ENCODER_ONLY;
     bool custom = spec->mask_kind == ATTN_MASK_FULL || spec->mask_kind == ATTN_MASK_QLEN;
     bool cross = spec->attn_type == ATTN_TYPE_CROSS;
-    spec->explicit_positions = uses & ATTN_USES_POSITIONS && custom && !cross && draw(seed, 10, 2);
+    spec->explicit_positions =
+        uses & ATTN_USES_POSITIONS && custom && !cross && draw_at(seed, 10, 2);
     spec->multi_item = uses & ATTN_USES_MULTI_ITEM && spec->mask_kind == ATTN_MASK_LAYER &&
-                       !cross && draw(seed, 11, 2);
+                       !cross && draw_at(seed, 11, 2);
     spec->wants_lse = uses & ATTN_USES_LSE;
-    if (uses & ATTN_USES_OMIT_SINK && draw(seed, 12, 2))
+    if (uses & ATTN_USES_OMIT_SINK && draw_at(seed, 12, 2))
         spec->flags |= ATTN_FORWARD_OMIT_SINK;
     spec->from_cache =
-        cached && (p->layers[0].flags & ATTN_LAYER_KV_READ_ONLY || draw(seed, 13, 4) == 0);
-    bool unsaved = uses & ATTN_USES_UNSAVED_KV && draw(seed, 14, 2);
+        cached && (p->layers[0].flags & ATTN_LAYER_KV_READ_ONLY || draw_at(seed, 13, 4) == 0);
+    bool unsaved = uses & ATTN_USES_UNSAVED_KV && draw_at(seed, 14, 2);
     if (cached && !spec->from_cache && !unsaved)
         spec->flags |= ATTN_FORWARD_SAVE_KV;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * draw.h: numbers drawn one after the other from a seed.
+ * draw.h: numbers drawn from a seed, in any order or one after the other.
  */
 #ifndef HOST_CHECK_CASES_DRAW_H
 #define HOST_CHECK_CASES_DRAW_H
@@ -8,6 +8,12 @@
 #include "host/base/mix.h"
 
 #include <stdbool.h>
+
+/* Number `index` of a seed's: 0 .. count - 1. */
+static inline int32_t draw_at(uint64_t seed, uint64_t index, int32_t count)
+{
+    return (int32_t)mix_below((uint32_t)(mix_stream(seed, index) >> 32), (uint64_t)count);
+}
 
 /* {.seed = SEED} draws from the beginning. */
 struct draw {
@@ -17,8 +23,7 @@ struct draw {
 /* 0 .. count - 1. */
 static inline int32_t draw_below(struct draw *draw, int32_t count)
 {
-    uint32_t bits = (uint32_t)(mix_stream(draw->seed, draw->next++) >> 32);
-    return (int32_t)mix_below(bits, (uint64_t)count);
+    return draw_at(draw->seed, draw->next++, count);
 }
 
 static inline bool draw_one_in(struct draw *draw, int32_t count)

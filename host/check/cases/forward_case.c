@@ -555,7 +555,7 @@ static attn_status create(const struct case_spec *spec, struct case_seeds seeds,
         own_tokens(&c->spec);
     spec_problem_init(&c->posed, &c->spec, &device->info);
     c->posed.group.kv_group = spec->kv_layout && case_coin(seeds.own, DRAW_GROUPS);
-    c->posed.layers[0].layer_id = case_below(case_stream(seeds.own, DRAW_LAYER, 0, 0, 0), 0, 90);
+    c->posed.layers[0].layer_id = draw_at(case_stream(seeds.own, DRAW_LAYER, 0, 0, 0), 0, 90);
     c->posed.layers[1].layer_id = c->posed.layers[0].layer_id + 5;
     attn_status status = fill(c, error);
     if (status != ATTN_OK)

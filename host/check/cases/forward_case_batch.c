@@ -134,7 +134,7 @@ static void shuffle(const struct forward_case *c, int32_t *order)
     for (int32_t i = 0; i < count; i++)
         order[i] = i + 1;
     for (int32_t i = count - 1; i > 0; i--) {
-        int32_t other = case_below(stream, (uint64_t)i, i + 1), page = order[i];
+        int32_t other = draw_at(stream, (uint64_t)i, i + 1), page = order[i];
         order[i] = order[other];
         order[other] = page;
     }
@@ -315,7 +315,7 @@ static void fill_csr(const struct filling *f)
 /* Of a row of padding: 0 or -1, which alone is no slot where page 0 has keys. */
 static int64_t padding_slot(const struct filling *f, uint64_t stream, int64_t row)
 {
-    return f->c->spec.keys_in_page_0 ? -1 : case_below(stream, (uint64_t)row, 2) - 1;
+    return f->c->spec.keys_in_page_0 ? -1 : draw_at(stream, (uint64_t)row, 2) - 1;
 }
 
 /* The slots of new keys. */
@@ -333,7 +333,7 @@ static void fill_new_slots(const struct filling *f)
             if (!is_real(f, s))
                 loc[row] = padding_slot(f, stream, row);
             else if (f->c->spec.partial || j < 0 ||
-                     (f->c->spec.unwritten_slots && case_below(stream, (uint64_t)row, 3) == 0))
+                     (f->c->spec.unwritten_slots && draw_at(stream, (uint64_t)row, 3) == 0))
                 loc[row] = -1;
             else
                 loc[row] = case_slot(f->c, s, j);
@@ -387,8 +387,8 @@ static void fill_hint(const struct filling *f)
 static bool draw_bit(uint64_t stream, int32_t t, int32_t column, int32_t columns)
 {
     uint64_t own = stream ^ (uint64_t)(t + 1);
-    int32_t border = case_below(own, UINT64_MAX - 1, columns);
-    switch (case_below(stream, (uint64_t)t, 10)) {
+    int32_t border = draw_at(own, UINT64_MAX - 1, columns);
+    switch (draw_at(stream, (uint64_t)t, 10)) {
     case 0:
         return false;
     case 1:
@@ -502,7 +502,7 @@ static void choose(const struct filling *f, bool second, int32_t s, int32_t t)
     for (int32_t j = l->kv_len[s] - 1; j >= 0; j--) {
         if (!has_bit(bits, first + j))
             continue;
-        if (count + left < top_k && case_below(stream, (uint64_t)j, 4) == 0)
+        if (count + left < top_k && draw_at(stream, (uint64_t)j, 4) == 0)
             slots[count++] = -1;
         slots[count++] = (int32_t)slot_in(f, s, j);
         left--;
@@ -561,7 +561,7 @@ static void choose_bits_again(const struct filling *f)
     uint8_t *again = part_of(f, PART_BITS_SECOND);
     uint64_t stream = case_stream(f->c->seed, DRAW_CHOSEN, 2, 0, 0);
     for (uint64_t i = 0; i < f->c->parts[PART_MASK_BITS].bytes; i++)
-        again[i] = bits[i] & (uint8_t)case_below(stream, i, 256);
+        again[i] = bits[i] & (uint8_t)draw_at(stream, i, 256);
 }
 
 /* Rows of padding choose nothing. */
@@ -597,7 +597,7 @@ static void fill_positions(const struct filling *f)
         uint64_t stream = case_stream(f->c->batch_seed, DRAW_POSITIONS, (uint64_t)s, 0, 0);
         int32_t root = f->l->prefix[s] + f->c->spec.positions_ahead;
         for (int32_t t = 0; t < f->l->q_len[s]; t++)
-            positions[f->l->first_row[s] + t] = root + case_below(stream, (uint64_t)t, t / 2 + 1);
+            positions[f->l->first_row[s] + t] = root + draw_at(stream, (uint64_t)t, t / 2 + 1);
     }
     fill_ints(positions, f->l->first_row[f->l->num_seqs],
               f->l->first_row[f->l->num_seqs] + f->l->spare, 0);
@@ -609,7 +609,7 @@ int32_t case_items_prefix(const struct forward_case *c, const struct case_length
     uint64_t stream = case_stream(c->batch_seed, DRAW_ITEMS, (uint64_t)s, 0, 0);
     int32_t longest = c->spec.longest_item, tokens = l->prefix[s] + l->q_len[s] + 1;
     int32_t room = longest > 20 ? tokens / 4 + 1 : longest > 0 ? 300 : tokens;
-    return case_below(stream, UINT32_MAX, room < tokens ? room : tokens);
+    return draw_at(stream, UINT32_MAX, room < tokens ? room : tokens);
 }
 
 static void fill_items(const struct filling *f)
@@ -625,8 +625,8 @@ static void fill_items(const struct filling *f)
         longest[s] = 0;
         for (int32_t i = 0; i < f->c->stride_items; i++, p = p < left ? p + 1 : 0) {
             if (p == 0)
-                left = is_long ? most - 1 - case_below(stream, (uint64_t)i, most / 4 + 1)
-                               : case_below(stream, (uint64_t)i, 20);
+                left = is_long ? most - 1 - draw_at(stream, (uint64_t)i, most / 4 + 1)
+                               : draw_at(stream, (uint64_t)i, 20);
             if (i == 0 && most > INT16_MAX) /* the last query is in it, wherever it begins */
                 left = most - 1;
             token_pos[s * f->c->stride_items + i] = (uint16_t)p;

@@ -149,8 +149,7 @@ void case_latent_fill_scale(struct forward_case *c)
     uint64_t stream = case_stream(c->seed, DRAW_LATENT, 0, 0, 1);
     float *scale = case_part(c, PART_LATENT_SCALE);
     if (scale)
-        *scale =
-            c->spec.special_values ? 0x1p-4f : 0.02f + 0.01f * (float)case_below(stream, 0, 10);
+        *scale = c->spec.special_values ? 0x1p-4f : 0.02f + 0.01f * (float)draw_at(stream, 0, 10);
     if (scale && c->spec.key_size > 0) /* no larger than it has to be */
         *scale = c->spec.key_size * (0.009f + 0.05f * *scale);
 }

@@ -16,6 +16,7 @@
 #define HOST_CHECK_CASES_FORWARD_CASE_PRIVATE_H
 
 #include "host/check/cases/forward_case.h"
+#include "host/check/cases/draw.h"
 #include "host/base/mix.h"
 
 enum {
@@ -218,12 +219,7 @@ static inline uint64_t case_stream(uint64_t seed, enum case_draw what, uint64_t 
     return mix_absorb(mix_absorb(mix_absorb(state, a), b), c);
 }
 
-/* A number below `count`, and one in [-1, 1), number `index` of a stream. */
-static inline int32_t case_below(uint64_t stream, uint64_t index, int32_t count)
-{
-    return (int32_t)mix_below((uint32_t)(mix_stream(stream, index) >> 32), (uint64_t)count);
-}
-
+/* A number in [-1, 1), number `index` of a stream. */
 static inline float case_unit(uint64_t stream, uint64_t index)
 {
     return (float)(int32_t)(mix_stream(stream, index) >> 32) * 0x1p-31f;

@@ -161,7 +161,7 @@ static void make_query(struct forward_case *c, int32_t s, int32_t t, int32_t hea
     uint64_t stream = case_stream(c->seed, DRAW_Q, (uint64_t)s, (uint64_t)t, (uint64_t)head);
     float *query = query_of(c, s, t, head);
     int32_t dim = c->spec.head_dim;
-    float peak = peaks[case_below(stream, UINT64_MAX, 4)] / (sm_scale_of(c) * sqrtf((float)dim));
+    float peak = peaks[draw_at(stream, UINT64_MAX, 4)] / (sm_scale_of(c) * sqrtf((float)dim));
     for (int32_t d = 0; d < dim; d++)
         query[d] =
             (c->spec.growing_scores ? 1 : peak * case_unit(stream, (uint64_t)d)) / key_size(c);
@@ -253,7 +253,7 @@ static void find_borders(const struct forward_case *c, int32_t s, int32_t t,
     add_border(borders, (int64_t)case_sequence_at(&c->spec, s)->shared);
     for (int32_t split = 64; split <= 512 && split < kv_len; split *= 2) {
         add_border(borders, here / split * split - 1);
-        add_border(borders, split * (1 + case_below(stream, (uint64_t)split, kv_len / split)) - 1);
+        add_border(borders, split * (1 + draw_at(stream, (uint64_t)split, kv_len / split)) - 1);
     }
 }
 
@@ -331,7 +331,7 @@ static int32_t choose_heads(const struct planting *p, int32_t t, int32_t *heads)
     uint64_t stream = case_stream(c->seed, DRAW_PEAK, (uint64_t)p->s, (uint64_t)t, 0);
     for (int32_t head = p->kv_head * ratio; head < (p->kv_head + 1) * ratio; head++) {
         bool steep = c->spec.alibi && head % 3 == 2;
-        bool spared = ratio > 1 && case_below(stream, (uint64_t)head, 4) == 0;
+        bool spared = ratio > 1 && draw_at(stream, (uint64_t)head, 4) == 0;
         if (!steep && !spared && !is_far_sink(c, head))
             heads[count++] = head;
     }
@@ -352,7 +352,7 @@ static void plant_row(struct planting *p, int32_t t, int32_t room)
     find_borders(c, p->s, t, &borders);
     int32_t least = p->room - room > 0 ? p->room - room : 0;
     for (int32_t left = borders.count; left > 0 && p->room > least; left--) {
-        int32_t pick = case_below(stream, (uint64_t)left, left);
+        int32_t pick = draw_at(stream, (uint64_t)left, left);
         int32_t border = borders.keys[pick];
         borders.keys[pick] = borders.keys[left - 1];
         bool planted = plant_pair(p, t, border, heads, num_heads);
@@ -371,7 +371,7 @@ static attn_status plant_sequence(struct forward_case *c, int32_t s, int32_t kv_
     uint64_t stream = case_stream(c->seed, DRAW_NEEDLES, (uint64_t)s, (uint64_t)kv_head, 3);
     if (q_len == 0 || kv_len == 0)
         return ATTN_OK;
-    int32_t rows[NEEDLE_ROWS] = {q_len - 1, 0, case_below(stream, 0, q_len)};
+    int32_t rows[NEEDLE_ROWS] = {q_len - 1, 0, draw_at(stream, 0, q_len)};
     bool large = kv_len > LARGE || c->spec.longest_item > 0;
     p.room = has_few_needles(c) ? NEEDLE_KEYS_FEW : large ? NEEDLE_KEYS_LARGE : NEEDLE_KEYS;
     p.is_made = calloc((size_t)kv_len, 1);
@@ -586,7 +586,7 @@ static float draw_special(const struct forward_case *c, int32_t s, uint64_t stre
                           float scale)
 {
     enum { COUNT = sizeof special_values / sizeof special_values[0] };
-    float x = scale * special_values[case_below(stream, (uint64_t)n, COUNT)];
+    float x = scale * special_values[draw_at(stream, (uint64_t)n, COUNT)];
     return case_is_infinite(c, s) || fabsf(x) < 3e4f ? x : scale * 448;
 }
 
@@ -745,7 +745,7 @@ static void fill_scales(struct forward_case *c, enum case_part_id part, attn_dty
     int64_t count = scales ? case_num_scales(c, part, c->lengths.num_seqs) : 0;
     for (int64_t n = 0; n < count; n++)
         scales[n] =
-            largest / (float)dtype_largest(dtype) * factors[case_below(stream, (uint64_t)n, 4)];
+            largest / (float)dtype_largest(dtype) * factors[draw_at(stream, (uint64_t)n, 4)];
 }
 
 /* Of q, new k and v, and the output, which is no larger than the largest value; but where no needle
@@ -792,8 +792,8 @@ void case_fill_constants(struct forward_case *c)
     float *k_scales = case_part(c, PART_K_SCALE), *v_scales = case_part(c, PART_V_SCALE);
     int64_t count = k_scales ? case_num_scales(c, PART_K_SCALE, c->lengths.num_seqs) : 0;
     for (int64_t n = 0; n < count; n++) {
-        k_scales[n] = 0.03f + 0.01f * (float)case_below(scales, (uint64_t)(2 * n), 10);
-        v_scales[n] = 0.02f + 0.01f * (float)case_below(scales, (uint64_t)(2 * n + 1), 10);
+        k_scales[n] = 0.03f + 0.01f * (float)draw_at(scales, (uint64_t)(2 * n), 10);
+        v_scales[n] = 0.02f + 0.01f * (float)draw_at(scales, (uint64_t)(2 * n + 1), 10);
         if (has_sizes(&c->spec)) { /* no larger than they have to be */
             k_scales[n] = key_size(c) * (0.005f + 0.05f * k_scales[n]);
             v_scales[n] = value_size(c) * (0.009f + 0.05f * v_scales[n]);

@@ -3,6 +3,7 @@
  * gpu_case.c: the steps of a case on a CUDA device.
  */
 #include "host/check/cases/gpu_case.h"
+#include "host/check/cases/draw.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -67,7 +68,7 @@ static int32_t draw(uint64_t stream, int32_t thing, uint64_t number, int32_t lea
 {
     if (number == 0 || most <= least)
         return most;
-    return number == 1 ? least : least + case_below(stream, (uint64_t)thing, most - least + 1);
+    return number == 1 ? least : least + draw_at(stream, (uint64_t)thing, most - least + 1);
 }
 
 static void draw_lengths(const struct gpu_case *g, uint64_t number, int32_t real,

@@ -3,6 +3,7 @@
  * grid.c: points that a backend accepts, and few of them with all pairs.
  */
 #include "host/check/cases/grid.h"
+#include "host/check/cases/draw.h"
 #include "host/check/trail.h"
 
 #include "host/base/error.h"
@@ -452,7 +453,7 @@ enum { OPEN, COVERED, REFUSED };
 struct cover {
     struct grid *grid;
     struct pool pool;
-    uint64_t stream, draws;
+    struct draw draw;
     struct grid_point with[GRID_AXES][GRID_MAX_VALUES]; /* an accepted point of each value */
     bool has[GRID_AXES][GRID_MAX_VALUES];               /* there is one */
     uint8_t state[GRID_AXES][GRID_MAX_VALUES][GRID_AXES][GRID_MAX_VALUES]; /* first axis < second */
@@ -462,12 +463,6 @@ static uint8_t *state_of(struct cover *cover, enum grid_axis a, uint8_t i, enum 
                          uint8_t j)
 {
     return a < b ? &cover->state[a][i][b][j] : &cover->state[b][j][a][i];
-}
-
-static int32_t draw(struct cover *cover, int32_t count)
-{
-    uint64_t word = mix_stream(cover->stream, cover->draws++);
-    return (int32_t)mix_below((uint32_t)(word >> 32), (uint64_t)count);
 }
 
 /* Open pairs that this value of an axis makes with the point's other values. */
@@ -486,13 +481,13 @@ _Static_assert(GRID_AXES % STEP != 0, "a step leaves axes out");
 static void improve(struct cover *cover, struct grid_point *point, enum grid_axis a,
                     enum grid_axis b)
 {
-    int32_t start = draw(cover, GRID_AXES);
+    int32_t start = draw_below(&cover->draw, GRID_AXES);
     for (int32_t n = 0; n < 2 * GRID_AXES; n++) {
         enum grid_axis axis = (enum grid_axis)((start + STEP * n) % GRID_AXES);
         if (axis == a || axis == b)
             continue;
         int32_t best = gain_of(cover, point, axis, point->value[axis]);
-        int32_t count = grid_num_values(cover->grid, axis), first = draw(cover, count);
+        int32_t count = grid_num_values(cover->grid, axis), first = draw_below(&cover->draw, count);
         for (int32_t i = 0; i < count; i++) {
             struct grid_point tried = *point;
             tried.value[axis] = (uint8_t)((first + i) % count);
@@ -699,7 +694,7 @@ static bool fill(struct grid *grid, bool exhaustive)
     if (!cover)
         return false;
     cover->grid = grid;
-    cover->stream = mix_absorb(grid->seed, 1);
+    cover->draw.seed = mix_absorb(grid->seed, 1);
     fill_pool(grid, &cover->pool);
     find_values(cover);
     bool good = cover_all(cover);

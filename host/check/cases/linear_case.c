@@ -4,6 +4,7 @@
  */
 #include "host/check/cases/linear_case.h"
 
+#include "host/check/cases/draw.h"
 #include "host/check/cases/operand_text.h"
 #include "host/base/dtype.h"
 #include "host/base/error.h"
@@ -307,8 +308,7 @@ static void shuffle(const struct linear_case *c, int32_t *slots, int32_t count)
     for (int32_t n = 0; n < count; n++) {
         uint64_t turn = (uint64_t)(c->spec.turn * LINEAR_STATE_GROUPS + c->spec.state_group);
         uint64_t seed = mix_absorb(c->seed, LINEAR_PARTS + turn);
-        uint32_t bits = (uint32_t)(mix_stream(seed, (uint64_t)n) >> 32);
-        int32_t other = (int32_t)mix_below(bits, (uint64_t)n + 1);
+        int32_t other = draw_at(seed, (uint64_t)n, n + 1);
         slots[n] = slots[other];
         slots[other] = n + 1;
     }
@@ -318,8 +318,7 @@ static void shuffle(const struct linear_case *c, int32_t *slots, int32_t count)
  * rows, as chunks are, within the first of these, anywhere. */
 static int32_t place_of_cut(uint64_t stream, int32_t rows)
 {
-    uint32_t word = (uint32_t)(mix_stream(stream, 1) >> 32);
-    int32_t any = (int32_t)mix_below(word, (uint64_t)rows), chunk = any / 64 * 64;
+    int32_t any = draw_at(stream, 1, rows), chunk = any / 64 * 64;
     switch (mix_stream(stream, 0) >> 62) {
     case 0:
         return any % 2 ? 0 : any % 4 ? rows - 1 : rows - 2;

@@ -10,6 +10,7 @@
 #include "host/base/error.h"
 #include "host/base/mix.h"
 #include "host/base/operand_roles.h"
+#include "host/check/cases/draw.h"
 #include "host/check/cases/far_pool.h"
 #include "host/check/cases/operand_text.h"
 
@@ -39,10 +40,9 @@ const char *strider_name(const struct strider *strider)
 
 /* ---- Where it lies --------------------------------------------------------------------------- */
 
-static int64_t below(const struct strider *strider, uint32_t role, uint32_t what, uint64_t count)
+static int64_t below(const struct strider *strider, uint32_t role, uint32_t what, int32_t count)
 {
-    uint64_t word = mix_stream(mix_absorb(strider->seed, role), what);
-    return (int64_t)mix_below((uint32_t)(word >> 32), count);
+    return draw_at(mix_absorb(strider->seed, role), what, count);
 }
 
 /* Any number of elements on a CPU; on a GPU what engines have, whole 16 bytes. */

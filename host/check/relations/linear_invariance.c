@@ -7,11 +7,11 @@
  * declared it, bits are also equal.
  */
 #include "host/check/cases/kind.h"
+#include "host/check/cases/draw.h"
 #include "host/check/cases/other_host.h"
 #include "host/check/cases/setting.h"
 
 #include "host/base/error.h"
-#include "host/base/mix.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,7 +67,7 @@ static int32_t part_rows(int32_t split, int32_t first, int32_t left, uint64_t se
     else if (split == SPLIT_CHUNK)
         rows = 64;
     else if (split == SPLIT_RANDOM)
-        rows = 1 + (int32_t)mix_below((uint32_t)(mix_stream(seed, (uint64_t)first) >> 32), 40);
+        rows = 1 + draw_at(seed, (uint64_t)first, 40);
     else if (left > 5)
         rows = left - 5;
     else

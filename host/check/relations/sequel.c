@@ -14,6 +14,7 @@
  * Each call is judged as if it were alone.
  */
 #include "host/check/relations/chain.h"
+#include "host/check/cases/draw.h"
 #include "host/check/cases/sequel_draw.h"
 
 #include "host/base/dtype.h"
@@ -273,11 +274,10 @@ static bool set_keys(struct chain *chain, bool many, uint64_t seed, struct case_
 {
     for (int32_t s = 0; s < spec->num_sequences && spec->attn_type != ATTN_TYPE_ENCODER_ONLY; s++) {
         struct case_sequence *sequence = &spec->sequences[s];
-        uint32_t drawn = (uint32_t)(mix_stream(seed, (uint64_t)s) >> 32);
         if (many && s % 2 == 0)
-            sequence->prefix_len += 500 + (int32_t)mix_below(drawn, 600);
+            sequence->prefix_len += 500 + draw_at(seed, (uint64_t)s, 600);
         else if (!many && !spec->partial && sequence->prefix_len > 20)
-            sequence->prefix_len = (int32_t)mix_below(drawn, 20);
+            sequence->prefix_len = draw_at(seed, (uint64_t)s, 20);
     }
     return !case_spec_defect(spec) && grid_accepts_spec(chain->grid, chain->options, spec, NULL, 0);
 }
