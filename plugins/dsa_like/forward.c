@@ -28,14 +28,19 @@ static attn_status run(const attn_metadata *metadata, cuda_launch launch, void *
     return cuda_launch_run(metadata->instance->cuda, &launch, &params, stream, error);
 }
 
+static int64_t savers_of(const attn_metadata *metadata)
+{
+    const int64_t rows = cuda_plan_extent(&metadata->plan).tokens, most = 8 * num_sms(metadata);
+    return rows < most ? rows : most;
+}
+
 static attn_status launch_save(const attn_metadata *metadata, dsa_save_call *call,
                                attn_stream stream, attn_error *error)
 {
-    const int64_t rows = cuda_plan_extent(&metadata->plan).tokens, most = 8 * num_sms(metadata);
     return run(metadata,
                (cuda_launch){.function = metadata->instance->save,
                              .name = "dsa_save",
-                             .grid = {rows < most ? rows : most},
+                             .grid = {savers_of(metadata)},
                              .block = {DSA_SAVE_THREADS}},
                call, stream, error);
 }
@@ -99,7 +104,7 @@ static attn_status launch_take(const attn_metadata *metadata, dsa_take_call *cal
     return run(metadata,
                (cuda_launch){.function = metadata->instance->take,
                              .name = "dsa_take",
-                             .grid = {cuda_plan_extent(&metadata->plan).tokens},
+                             .grid = {call->savers + cuda_plan_extent(&metadata->plan).tokens},
                              .block = {DSA_TAKE_THREADS}},
                call, stream, error);
 }
@@ -170,11 +175,16 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     if (status != ATTN_OK)
         return status;
     describe_all(metadata, index, &call);
-    if (call.saves)
+    const int takes = call.attends && !call.chooses;
+    if (takes && call.saves) {
+        call.take.save = call.save;
+        call.take.savers = (int)savers_of(metadata);
+    } else if (call.saves) {
         status = launch_save(metadata, &call.save, stream, error);
+    }
     if (status == ATTN_OK && (call.labels || call.chooses))
         status = index_rows(metadata, &metadata->instance->groups[index], &call, stream, error);
-    if (status == ATTN_OK && call.attends && !call.chooses)
+    if (status == ATTN_OK && takes)
         status = launch_take(metadata, &call.take, stream, error);
     if (status == ATTN_OK && call.attends)
         status = attend(metadata, layer_id, &args, stream, error);

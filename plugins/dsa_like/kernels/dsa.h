@@ -7,7 +7,8 @@
  *   dsa_label_K     any grid: logits of a wave of rows; K: codes (e4m3 times e4m3) or wide (bf16),
  *                   _group: of groups of more than one query
  *   dsa_choose      a cluster for each row of a wave: the best keys, as slots
- *   dsa_take        a block for each row: the choice of an engine, as slots without gaps
+ *   dsa_take        a block for each row: the choice of an engine, as slots without gaps; before them blocks that
+ *                   save, so that it is one launch
  *
  * Attention to the slots is that of flashmla_like, each row being a sequence whose slots are its list.
  *
@@ -133,6 +134,8 @@ typedef struct dsa_choose_call {
 
 typedef struct dsa_take_call {
     dsa_batch planned;
+    dsa_save_call save;
+    int savers; /* blocks that save; 0 = none */
     int list_row;
     int *lists;
     const int *indices;

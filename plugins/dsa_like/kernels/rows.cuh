@@ -149,11 +149,9 @@ static __device__ void save_label(const dsa_save_call &c, i64 row, i64 slot, int
             f32_bits(scale);
 }
 
-extern "C" __global__ void __launch_bounds__(DSA_SAVE_THREADS)
-    dsa_save(const __grid_constant__ dsa_save_call c)
+/* Block `block` of `blocks`. */
+static __device__ void save_rows(const dsa_save_call &c, int block, int blocks)
 {
-    grid_launch_dependents();
-    grid_wait();
     const call_operands *o = &c.latents;
     const int *indptr = c.batch.new_indptr ? c.batch.new_indptr : c.batch.q_indptr;
     i64 first = indptr ? index_int(indptr, 0) : 0, end = index_num_seqs(&c.batch);
@@ -167,19 +165,24 @@ extern "C" __global__ void __launch_bounds__(DSA_SAVE_THREADS)
         ELEMENT_BF16,
         ELEMENT_BF16};
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const int warps = (int)gridDim.x * (DSA_SAVE_THREADS / 32);
+    const int warps = blocks * ((int)blockDim.x / 32);
     if (o->k && c.packed)
-        save_packed_rows(&latents, first + (int)blockIdx.x + warp * (int)gridDim.x, end, warps,
-                         lane, 32);
+        save_packed_rows(&latents, first + block + warp * blocks, end, warps, lane, 32);
     else if (o->k)
-        save_kv_rows(&latents, first + (int)blockIdx.x, end, (int)gridDim.x, 0, (int)threadIdx.x,
-                     DSA_SAVE_THREADS);
-    for (i64 row = first + (int)blockIdx.x + warp * (int)gridDim.x; c.label && row < end;
-         row += warps) {
+        save_kv_rows(&latents, first + block, end, blocks, 0, (int)threadIdx.x, (int)blockDim.x);
+    for (i64 row = first + block + warp * blocks; c.label && row < end; row += warps) {
         const i64 slot = c.batch.out_cache_loc[row];
         if (slot >= 0)
             save_label(c, row, slot, lane);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(DSA_SAVE_THREADS)
+    dsa_save(const __grid_constant__ dsa_save_call c)
+{
+    grid_launch_dependents();
+    grid_wait();
+    save_rows(c, (int)blockIdx.x, (int)gridDim.x);
 }
 
 /* ---- Lists that are given -------------------------------------------------------------------- */
@@ -190,8 +193,12 @@ extern "C" __global__ void __launch_bounds__(DSA_TAKE_THREADS)
     __shared__ int sums[DSA_TAKE_THREADS / 32];
     grid_launch_dependents();
     grid_wait();
+    if ((int)blockIdx.x < c.savers) {
+        save_rows(c.save, (int)blockIdx.x, c.savers);
+        return;
+    }
     const dsa_batch *b = &c.planned;
-    const int i = (int)blockIdx.x;
+    const int i = (int)blockIdx.x - c.savers;
     if (i >= index_num_tokens(&b->batch))
         return;
     const i64 row = dsa_first_row(b) + i;

@@ -52,9 +52,8 @@ static void save_label(const dsa_save_call *c, int64_t row, int64_t slot)
                       scale);
 }
 
-static void save(const struct fake_cuda_launch *launch)
+static void save_rows(const dsa_save_call *c)
 {
-    const dsa_save_call *c = launch->arguments[0];
     const call_operands *o = &c->latents;
     const int *indptr = c->batch.new_indptr ? c->batch.new_indptr : c->batch.q_indptr;
     const int64_t seqs = index_num_seqs(&c->batch);
@@ -76,6 +75,11 @@ static void save(const struct fake_cuda_launch *launch)
         if (slot >= 0)
             save_label(c, row, slot);
     }
+}
+
+static void save(const struct fake_cuda_launch *launch)
+{
+    save_rows(launch->arguments[0]);
 }
 
 /* ---- Logits ---------------------------------------------------------------------------------- */
@@ -208,7 +212,9 @@ static void take(const struct fake_cuda_launch *launch)
     const dsa_take_call *c = launch->arguments[0];
     const dsa_batch *b = &c->planned;
     const int given = PORTABLE_AT(b->header)->given_count;
-    for (int i = 0; i < (int)launch->grid[0] && i < index_num_tokens(&b->batch); i++) {
+    if (c->savers > 0)
+        save_rows(&c->save);
+    for (int i = 0; i < (int)launch->grid[0] - c->savers && i < index_num_tokens(&b->batch); i++) {
         const int64_t row = dsa_first_row(b) + i;
         const int most = *PORTABLE_AT(b->most + i);
         int count = given, taken = 0;
