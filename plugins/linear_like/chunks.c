@@ -29,17 +29,27 @@ int linear_is_delta(const linear_dims *d)
     return d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
 }
 
+/* After a convolution rows are bf16, which Mamba2's outputs were within their bars by, and lightning's
+ * were not in every draw. */
 int linear_is_fused(const linear_dims *d)
 {
-    return !linear_is_delta(d) && d->width == 0 && !d->l2_norm;
+    return !linear_is_delta(d) && !d->l2_norm &&
+           (d->width == 0 || d->family == LINEAR_FAMILY_MAMBA2);
 }
 
-/* Of GDN with a convolution v would pass through the workspace all the same, and (I + A)^-1 is slower. */
+/* Products of rows that are not normalised may be more than fp16 holds. */
 int linear_chunk_rule(const linear_dims *d)
 {
     if (!linear_is_delta(d))
         return CHUNK_PLAIN;
-    return d->family == LINEAR_FAMILY_GDN && d->width == 0 ? CHUNK_INVERSE : CHUNK_SOLVED;
+    if (d->family != LINEAR_FAMILY_GDN || !d->l2_norm)
+        return CHUNK_SOLVED;
+    return d->width > 0 ? CHUNK_TILES : CHUNK_INVERSE;
+}
+
+int linear_convolves_first(const linear_dims *d)
+{
+    return d->width > 0 && (linear_is_fused(d) || linear_chunk_rule(d) == CHUNK_TILES);
 }
 
 uint32_t linear_ready_shared(const linear_dims *d)
@@ -88,6 +98,21 @@ static int find_room(const linear_dims *d, int64_t longest)
     return room >= 2 && longest >= CHUNK_SEGMENT_ROWS(room) ? room : 0;
 }
 
+/* Channels of a row after the convolution, but for those in tiles. */
+static int row_channels(const linear_dims *d)
+{
+    return linear_chunk_rule(d) == CHUNK_TILES ? d->v_heads * d->v_dim : d->channels;
+}
+
+/* Bytes of a chunk after the convolution. */
+static uint64_t row_bytes(const linear_dims *d)
+{
+    if (!linear_convolves_first(d))
+        return 0;
+    return (uint64_t)row_channels(d) * CHUNK_ROWS * 2 +
+           (linear_chunk_rule(d) == CHUNK_TILES ? CHUNK_ROW_NUMBERS(*d) * sizeof(float) : 0);
+}
+
 /* The number of chunks comes first, then the sequences. */
 linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_bounds *bounds)
 {
@@ -97,14 +122,16 @@ linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_boun
         return to;
     const int panels = d->v_dim / CHUNK_PANEL;
     const uint64_t seqs = (uint64_t)bounds->max_seqs, heads = (uint64_t)d->v_heads;
-    const int fused = linear_is_fused(d); /* without tiles: all chunks in one launch */
+    const int fused = linear_is_fused(d); /* without tiles */
     const uint64_t keys = fused ? 0 : (uint64_t)key_heads(d) * CHUNK_KEYS_BYTES;
     const uint64_t values =
         fused ? 0 : heads * (uint64_t)CHUNK_VALUES_BYTES(panels, linear_chunk_rule(d));
+    const uint64_t rows = row_bytes(d);
     const uint64_t most = CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 1);
-    uint64_t window = fused ? most : CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 0);
-    if (!fused && window > MOST_TILES / (keys + values))
-        window = MOST_TILES / (keys + values) + 1;
+    const uint64_t chunk = keys + values + rows;
+    uint64_t window = chunk ? CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 0) : most;
+    if (chunk && window > MOST_TILES / chunk)
+        window = MOST_TILES / chunk + 1;
     to.room = find_room(d, bounds->max_q_len);
     to.most = to.room > bounds->max_seqs ? to.room : bounds->max_seqs;
     uint64_t at = ALIGNMENT;
@@ -113,9 +140,10 @@ linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_boun
     to.segments =
         take(&at, (most + window - 1) / window * (uint64_t)to.most * sizeof(linear_segment));
     to.results = take(&at, (uint64_t)to.room * heads * (uint64_t)CHUNK_RESULT_BYTES(panels));
-    to.carry = take(&at, fused ? 0 : 2 * heads * (uint64_t)panels * CHUNK_CARRY * sizeof(float));
+    to.carry = take(&at, chunk ? 2 * heads * (uint64_t)panels * CHUNK_CARRY * sizeof(float) : 0);
     to.keys = take(&at, window * keys);
     to.values = take(&at, window * values);
+    to.rows = take(&at, window * rows);
     to.bytes = at;
     to.window = (int32_t)window;
     return to;
@@ -135,6 +163,7 @@ static void point(const attn_metadata *metadata, const linear_group *group, line
                         .carry = (float *)(void *)(base + parts.carry),
                         .keys = base + parts.keys,
                         .values = base + parts.values,
+                        .rows = linear_convolves_first(&group->dims) ? base + parts.rows : NULL,
                         .most = (int)CHUNK_MOST(e.tokens, e.seqs, call->batch.snapshots != NULL),
                         .window = parts.window,
                         .most_segments = parts.most,
@@ -164,7 +193,7 @@ static int find_together(const linear_dims *d, int at_once)
     return together;
 }
 
-/* q, k or v in mixed_qkv; of rows the kernel copies those alone that there are. */
+/* q, k or v in operands.mixed; of rows the kernel copies those alone that there are. */
 static attn_status make_map(const attn_metadata *metadata, const linear_call *call, int part,
                             linear_map *to, attn_error *error)
 {
@@ -196,6 +225,45 @@ static attn_status make_maps(const attn_metadata *metadata, const linear_call *c
     return status == ATTN_OK ? make_map(metadata, call, 2, &maps->v, error) : status;
 }
 
+/* What the kernels after the convolution are given, and the norm if that wrote tiles. */
+static linear_call after_convolution(const linear_call *call)
+{
+    linear_call after = *call;
+    if (!call->chunks.rows)
+        return after;
+    after.operands.mixed = call->chunks.rows;
+    after.operands.mixed_row = (int64_t)row_channels(&call->dims) * 2;
+    after.dims.width = 0;
+    if (linear_chunk_rule(&call->dims) == CHUNK_TILES)
+        after.dims.first[2] = after.dims.l2_norm = 0;
+    return after;
+}
+
+int linear_convolve_rows(int64_t threads, int64_t rows)
+{
+    int each = CONVOLVE_MOST;
+    while (each > CONVOLVE_LEAST && threads * ((rows + each - 1) / each) < CONVOLVE_ENOUGH)
+        each /= 2;
+    return each;
+}
+
+static attn_status launch_convolve(const attn_metadata *metadata, const linear_group *group,
+                                   linear_call *call, int first, int at_once, attn_stream stream,
+                                   attn_error *error)
+{
+    const linear_dims *d = &call->dims;
+    const int tiles = linear_chunk_rule(d) == CHUNK_TILES;
+    const int threads = tiles ? CONVOLVE_TILE_THREADS(*d) : CONVOLVE_ROW_THREADS(*d);
+    int rows = linear_convolve_rows(threads, (int64_t)at_once * CHUNK_ROWS);
+    const int blocks = (threads + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS;
+    void *params[] = {call, &first, &rows};
+    const cuda_launch run = {.function = group->convolve_chunks,
+                             .name = "linear_convolve_chunks",
+                             .grid = {(int64_t)at_once * (CHUNK_ROWS / rows) * blocks, 1, 1},
+                             .block = {CONVOLVE_THREADS}};
+    return cuda_launch_run(metadata->instance->cuda, &run, params, stream, error);
+}
+
 attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_group *group,
                                  linear_call *call, attn_stream stream, attn_error *error)
 {
@@ -210,12 +278,13 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
     const int at_once = chunks->window < chunks->most ? chunks->window : chunks->most;
     chunks->together = find_together(d, at_once);
     const int columns = CHUNK_PANEL * CHUNK_STATE_WARPS, rule = linear_chunk_rule(d);
+    linear_call after = after_convolution(call);
     int first = 0;
     linear_maps maps;
-    attn_status status = group->ready ? ATTN_OK : make_maps(metadata, call, &maps, error);
+    attn_status status = group->ready ? ATTN_OK : make_maps(metadata, &after, &maps, error);
     if (status != ATTN_OK)
         return status;
-    void *params[] = {call, group->ready ? (void *)&first : (void *)&maps};
+    void *params[] = {&after, group->ready ? (void *)&first : (void *)&maps, &first};
     const cuda_launch list = {.function = group->list,
                               .name = "linear_list",
                               .grid = {1, 1, 1},
@@ -243,7 +312,9 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
                                 .shared = shared};
     status = cuda_launch_run(cuda, &list, params, stream, error);
     for (; first < chunks->most && status == ATTN_OK; first += chunks->window) {
-        if (group->ready)
+        if (chunks->rows)
+            status = launch_convolve(metadata, group, call, first, at_once, stream, error);
+        if (status == ATTN_OK && group->ready)
             status = cuda_launch_run(cuda, &ready, params, stream, error);
         if (status == ATTN_OK && chunks->room > 0)
             status = cuda_launch_run(cuda, &segments, params, stream, error);

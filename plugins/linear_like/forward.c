@@ -81,9 +81,10 @@ static attn_status launch_convolve(layer_call *call, attn_stream stream, attn_er
     const linear_group *g = call->group;
     const cuda_extent e = cuda_plan_extent(&call->metadata->plan);
     const int vectors = goes_by_vectors(call);
-    const int64_t pieces = (e.tokens + CONVOLVE_ROWS - 1) / CONVOLVE_ROWS;
-    const int64_t threads = g->dims.channels / (vectors ? 8 : 1);
-    void *params[] = {&call->params};
+    const int64_t threads = g->dims.channels / (vectors ? CONVOLVE_NUMBER : 1);
+    int rows = linear_convolve_rows(threads, e.tokens);
+    const int64_t pieces = (e.tokens + rows - 1) / rows;
+    void *params[] = {&call->params, &rows};
     return launch(call, vectors ? g->convolve_vectors : g->convolve, "linear_convolve",
                   pieces * ((threads + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS), CONVOLVE_THREADS,
                   0, params, stream, error);

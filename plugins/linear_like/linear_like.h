@@ -60,8 +60,9 @@ typedef struct linear_group {
     cuda_function convolve;
     cuda_function convolve_vectors; /* NULL: fp32 */
     cuda_function finish;
-    int by_chunks; /* long sequences; the four kernels of it, `ready` NULL where it is part of the others */
+    int by_chunks; /* long sequences; the kernels of it, `ready` NULL where it is part of the others */
     cuda_function list;
+    cuda_function convolve_chunks; /* NULL: there is nothing to convolve first */
     cuda_function ready;
     cuda_function segments;
     cuda_function states;
@@ -94,7 +95,7 @@ void linear_destroy(attn_instance *instance);
 
 /* Scratch of a group that goes by chunks: where its parts begin. */
 typedef struct linear_scratch {
-    uint64_t list, segments, results, carry, keys, values;
+    uint64_t list, segments, results, carry, keys, values, rows;
     uint64_t bytes; /* 0: none is needed */
     int32_t window; /* chunks that there are tiles for */
     int32_t room;   /* segments of a window, where sequences are cut; 0: none are */
@@ -104,17 +105,23 @@ typedef struct linear_scratch {
 /* Is it a delta rule, GDN's or KDA's? */
 int linear_is_delta(const linear_dims *dims);
 
-/* Are rows of its chunks read where they are, by linear_fused, and not made ready before? */
+/* Are rows of its chunks read as they are, by linear_fused, and not made ready before? */
 int linear_is_fused(const linear_dims *dims);
 
 /* CHUNK_*: what there is of its chunks. */
 int linear_chunk_rule(const linear_dims *dims);
+
+/* Is there a convolution, and are chunks convolved before all else? */
+int linear_convolves_first(const linear_dims *dims);
 
 /* Shared memory of its linear_ready_* kernel. */
 uint32_t linear_ready_shared(const linear_dims *dims);
 
 /* May sequences of such a group go by chunks, for this problem? */
 int linear_goes_by_chunks(const linear_group *group, const attn_problem *problem);
+
+/* Rows that each of a convolution's threads takes, where a row has `threads` and there are `rows`. */
+int linear_convolve_rows(int64_t threads, int64_t rows);
 
 linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_bounds *bounds);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_fused.cuh: Mamba2 and lightning by chunks in one launch, where neither a convolution nor a
- * norm comes before the recurrence: what is read of the batch are operands as they are.
+ * chunk_fused.cuh: Mamba2 and lightning by chunks in one launch, where no norm comes before the
+ * recurrence: rows of q, k and v are read as they are, of the batch or after a convolution.
  *
  *   P = lower (e^(g_i - g_j) beta_j q_i.k_j);  o = e^g q S + P v
  *   S <- e^(g_end) S + (e^(g_end - g) beta v)' k
@@ -192,11 +192,12 @@ DEVICE void copy_all_rows(const linear_call &call, const linear_maps &maps, cons
         if (n + 1 < count)
             next = list[n + 1];
         m.wait_free<fused_memory::read, FUSED_STAGES>(n);
-        if (chunk.rows < CHUNK_ROWS) {
+        if (chunk.rows < CHUNK_ROWS && !call.chunks.rows) {
             copy_few_rows<OUTPUTS>(call, work, chunk, to);
             m.arrive<fused_memory::full, FUSED_STAGES>(n);
         } else if (lane == 0) {
-            copy_boxes<OUTPUTS>(maps, work, call.dims.ratio, work.sequence.first_row + chunk.first,
+            copy_boxes<OUTPUTS>(maps, work, call.dims.ratio,
+                                find_row(call, work.sequence, chunk, work.from - work.first + n),
                                 to, m.barriers + 8 * (fused_memory::full + n % FUSED_STAGES));
         }
     }
@@ -602,10 +603,10 @@ DEVICE void pass_results(const linear_call &call, const states_work &work, const
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
 
-/* Segments, times v heads, times slices of 64 values. Without OUTPUTS results of segments that are
- * not the last of a sequence. */
+/* Segments of the window from chunk `first` on, times v heads, times slices of 64 values. Without
+ * OUTPUTS results of segments that are not the last of a sequence. */
 template <bool OUTPUTS>
-DEVICE void fused_block(const linear_call &call, const linear_maps &maps, char *memory)
+DEVICE void fused_block(const linear_call &call, const linear_maps &maps, int first, char *memory)
 {
     const linear_dims &d = call.dims;
     const int panels = d.v_dim / CHUNK_PANEL;
@@ -616,7 +617,7 @@ DEVICE void fused_block(const linear_call &call, const linear_maps &maps, char *
     states_work work;
     work.head = rest % d.v_heads;
     work.panel = blockIdx.x % slices * CHUNK_STATE_WARPS;
-    if (!find_work(call, 0, rest / d.v_heads, work))
+    if (!find_work(call, first, rest / d.v_heads, work))
         return;
     if (!OUTPUTS && work.number + 1 == work.count)
         return;

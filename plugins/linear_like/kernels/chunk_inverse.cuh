@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_inverse.cuh: what chunk_states.cuh needs of each chunk of GDN without a convolution: tiles of
- * q and k, decayed products of these, and (I + A)^-1, which takes the place of w and u.
+ * chunk_inverse.cuh: what chunk_states.cuh needs of each chunk of GDN with a norm: tiles of q and k,
+ * decayed products of these, and (I + A)^-1, which takes the place of w and u.
  *
- * Rows come as they are, bf16: products of warpgroups find q k' and k k' once for all v heads of a k
- * head, and rows' lengths, as q and k are normalised here always. Both products are decayed by the
- * same numbers, which are found once for a v head.
+ * Without a convolution rows come as they are, bf16: products of warpgroups find q k' and k k' once
+ * for all v heads of a k head, and rows' lengths. After a convolution tiles of normalised rows are in
+ * the workspace. Both products are decayed by the same numbers, which are found once for a v head.
  */
 #ifndef LINEAR_LIKE_CHUNK_INVERSE_CUH
 #define LINEAR_LIKE_CHUNK_INVERSE_CUH
@@ -56,8 +56,18 @@ DEVICE void fetch_rows(const linear_call &call, const ready_chunk &chunk, int fi
                      : "memory");
 }
 
-/* sums = a b', of two tiles of bf16; wait_product() before they are used. */
-DEVICE void multiply_raw(float (&sums)[32], unsigned a, unsigned b)
+/* Both tiles of a head, as the convolution has written them. */
+DEVICE void fetch_tiles(const char *from, char *tiles)
+{
+    const unsigned to = shared_address(tiles) + threadIdx.x * 16;
+    from += threadIdx.x * 16;
+#pragma unroll
+    for (int i = 0; i < CHUNK_KEYS_BYTES; i += CHUNK_READY_THREADS * 16)
+        copy_async(to + i, from + i);
+}
+
+/* sums = a b', of two tiles; wait_product() before they are used. */
+template <bool HALF> DEVICE void multiply_raw(float (&sums)[32], unsigned a, unsigned b)
 {
     const unsigned long long left = matrix_descriptor(a, 16, 1024);
     const unsigned long long right = matrix_descriptor(b, 16, 1024);
@@ -65,8 +75,8 @@ DEVICE void multiply_raw(float (&sums)[32], unsigned a, unsigned b)
 #pragma unroll
     for (int step = 0; step < 8; step++) {
         const unsigned at = step / 4 * (CHUNK_TILE / 2) + step % 4 * 32;
-        product_shared<64, false, 0>(sums, descriptor_advance(left, at),
-                                     descriptor_advance(right, at), step > 0);
+        product_shared<64, HALF, 0>(sums, descriptor_advance(left, at),
+                                    descriptor_advance(right, at), step > 0);
     }
     products_commit();
 }
@@ -96,6 +106,16 @@ DEVICE void write_lengths(const float (&sums)[2], int row, float *times, u32 *up
         times[row + 8 * i] = bits_f32((254 - half) << 23) * rsqrtf(sums[i] + 1e-6f);
         up[row + 8 * i] = half << 7 | half << 23;
     }
+}
+
+/* Rows have length 1. */
+DEVICE void write_ones(const inverse_memory &m)
+{
+    const u32 one = 0x3f803f80;
+    if (threadIdx.x >= CHUNK_ROWS)
+        return;
+    m.q_times[threadIdx.x] = m.k_times[threadIdx.x] = 1;
+    m.q_up[threadIdx.x] = m.k_up[threadIdx.x] = one;
 }
 
 /* Two elements of bf16 times a power of two, as fp16. */
@@ -271,10 +291,11 @@ DEVICE void invert_blocks(const inverse_memory &m, int heads, int warp, int lane
     }
 }
 
-/* Numbers of the rows, of v's, and of what the state gives for k. `own`: a row's q times its k. */
+/* Numbers of the rows, of v's, and of what the state gives for k. `own`: a row's q times its k;
+ * `v_times`: what rows of v are to be multiplied by; NULL = 1. */
 DEVICE void write_all_numbers(const linear_dims &d, const inverse_memory &m, const ready_gates &g,
-                              const float (&own)[2], bool has_own, float *numbers, int warp,
-                              int lane)
+                              const float (&own)[2], bool has_own, const float *v_times,
+                              float *numbers, int warp, int lane)
 {
     const int r = threadIdx.x;
     const float end = g.sum[63], end_rest = g.rest[63], scale = d.sm_scale / PRODUCTS_ROOM;
@@ -288,7 +309,7 @@ DEVICE void write_all_numbers(const linear_dims &d, const inverse_memory &m, con
     const float decay = exp2f(g.sum[r] + g.rest[r]);
     numbers[NUMBERS_Q + r] = decay * m.q_times[r] * d.sm_scale;
     numbers[NUMBERS_K + r] = exp2f((end - g.sum[r]) + (end_rest - g.rest[r])) * m.k_times[r];
-    numbers[NUMBERS_U + r] = g.beta[r];
+    numbers[NUMBERS_U + r] = g.beta[r] * (v_times ? v_times[r] : 1);
     numbers[NUMBERS_W + r] = g.beta[r] * m.k_times[r] * decay;
     numbers[NUMBERS_P + r] = scale;
 }
@@ -339,8 +360,37 @@ DEVICE void write_columns(unsigned system, char *staging, int column, char *to, 
 
 /* ---- A chunk --------------------------------------------------------------------------------- */
 
-/* Blocks: chunks of the window, times k heads, times parts of their v heads. */
-DEVICE void inverse_block(const linear_call &call, int first, char *memory)
+/* A row's q times its k, of rows that were not rounded. */
+DEVICE void load_own(const float *from, int warp, int lane, float (&own)[2])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        own[i] = from[16 * warp + lane / 4 + 8 * i] * PRODUCTS_ROOM;
+}
+
+/* q k' and k k' of rows as they are; `q_times`, `k_times` of shared memory, and tiles. */
+DEVICE void multiply_rows_raw(const inverse_memory &m, int warp, int lane, float (&qk)[32],
+                              float (&kk)[32])
+{
+    const unsigned q = shared_address(m.q), k = shared_address(m.k);
+    float sums[2];
+    multiply_raw<false>(qk, q, q);
+    multiply_raw<false>(kk, k, k);
+    wait_product<1>(qk);
+    const bool diagonal = find_diagonal(qk, warp, lane, sums);
+    if (diagonal)
+        write_lengths(sums, 16 * warp + lane / 4, m.q_times, m.q_up);
+    multiply_raw<false>(qk, q, k);
+    wait_product<1>(kk);
+    find_diagonal(kk, warp, lane, sums);
+    if (diagonal)
+        write_lengths(sums, 16 * warp + lane / 4, m.k_times, m.k_up);
+    wait_product<0>(qk);
+}
+
+/* Blocks: chunks of the window, times k heads, times parts of their v heads. TILES: those of q and k are
+ * in the workspace; chunks go from the last to the first then, as the cache has what was written last. */
+template <bool TILES> DEVICE void inverse_block(const linear_call &call, int first, char *memory)
 {
 #if HAS_HOPPER
     const linear_dims &d = call.dims;
@@ -348,7 +398,8 @@ DEVICE void inverse_block(const linear_call &call, int first, char *memory)
     const int together = chunks.together;
     const int parts = (d.ratio + together - 1) / together;
     const int part = blockIdx.x % parts, rest = blockIdx.x / parts;
-    const int key_head = rest % d.k_heads, index = rest / d.k_heads;
+    const int key_head = rest % d.k_heads, last = (int)(gridDim.x / parts) / d.k_heads - 1;
+    const int index = TILES ? last - rest / d.k_heads : rest / d.k_heads;
     if (first + index >= *chunks.count)
         return;
     const linear_chunk from = chunks.list[first + index];
@@ -358,10 +409,14 @@ DEVICE void inverse_block(const linear_call &call, int first, char *memory)
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const int head = key_head * d.ratio + part * together;
     const int heads = int_min(together, d.ratio - part * together);
-    const unsigned q = shared_address(m.q), k = shared_address(m.k);
-    float kk[32], qk[32], sums[2], own[2];
-    fetch_rows(call, chunk, d.first[0] + key_head * d.k_dim, m.q);
-    fetch_rows(call, chunk, d.first[1] + key_head * d.k_dim, m.k);
+    float kk[32], qk[32], own[2];
+    if constexpr (TILES) {
+        fetch_tiles(chunks.keys + ((i64)index * d.k_heads + key_head) * CHUNK_KEYS_BYTES, m.q);
+        write_ones(m);
+    } else {
+        fetch_rows(call, chunk, d.first[0] + key_head * d.k_dim, m.q);
+        fetch_rows(call, chunk, d.first[1] + key_head * d.k_dim, m.k);
+    }
     copy_commit();
     if (warp < heads) {
         linear_gate gates[2];
@@ -371,23 +426,21 @@ DEVICE void inverse_block(const linear_call &call, int first, char *memory)
     copy_wait<0>();
     fence_async_shared();
     __syncthreads();
-    multiply_raw(qk, q, q);
-    multiply_raw(kk, k, k);
-    wait_product<1>(qk);
-    const bool diagonal = find_diagonal(qk, warp, lane, sums);
-    if (diagonal)
-        write_lengths(sums, 16 * warp + lane / 4, m.q_times, m.q_up);
-    multiply_raw(qk, q, k);
-    wait_product<1>(kk);
-    find_diagonal(kk, warp, lane, sums);
-    if (diagonal)
-        write_lengths(sums, 16 * warp + lane / 4, m.k_times, m.k_up);
-    wait_product<0>(qk);
+    if constexpr (TILES) {
+        multiply_raw<true>(qk, shared_address(m.q), shared_address(m.k));
+        multiply_raw<true>(kk, shared_address(m.k), shared_address(m.k));
+        wait_product<0>(qk);
+        products_arrived(kk);
+    } else {
+        multiply_rows_raw(m, warp, lane, qk, kk);
+    }
     __syncthreads();
-    if (part == 0)
+    if (!TILES && part == 0)
         convert_tiles(m, chunks.keys + ((i64)index * d.k_heads + key_head) * CHUNK_KEYS_BYTES);
     scale_products(m, qk, kk, warp, lane);
-    find_diagonal(qk, warp, lane, own);
+    const bool diagonal = find_diagonal(qk, warp, lane, own);
+    if constexpr (TILES)
+        load_own(row_numbers(call, index, key_head), warp, lane, own);
 #pragma unroll 1
     for (int n = 0; n < heads; n += 2) {
         const int here = int_min(2, heads - n);
@@ -396,7 +449,9 @@ DEVICE void inverse_block(const linear_call &call, int first, char *memory)
         for (int i = 0; i < here; i++) {
             const ready_values to(call, index, head + n + i, CHUNK_INVERSE);
             const ready_gates g(m, n + i);
-            write_all_numbers(d, m, g, own, diagonal, to.numbers, warp, lane);
+            write_all_numbers(d, m, g, own, diagonal,
+                              TILES ? row_numbers(call, index, d.k_heads + head + n + i) : NULL,
+                              to.numbers, warp, lane);
             write_decayed(qk, kk, m, g, i, to.products, warp, lane);
         }
         invert_blocks(m, here, warp, lane);

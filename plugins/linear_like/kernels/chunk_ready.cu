@@ -7,20 +7,15 @@ extern "C" __global__ void __launch_bounds__(CHUNK_PLAN_THREADS)
     list_block(call);
 }
 
-#define READY_KERNEL(name, delta)                                                                  \
+#define READY_KERNEL(name, block)                                                                  \
     extern "C" __global__ void __launch_bounds__(CHUNK_READY_THREADS, 4)                           \
         name(const __grid_constant__ linear_call call, int first)                                  \
     {                                                                                              \
         extern __shared__ float4 chunk_shared[];                                                   \
-        ready_block<delta>(call, first, (char *)chunk_shared);                                     \
+        block(call, first, (char *)chunk_shared);                                                  \
     }
 
-READY_KERNEL(linear_ready_plain, false)
-READY_KERNEL(linear_ready_delta, true)
-
-extern "C" __global__ void __launch_bounds__(CHUNK_READY_THREADS, 4)
-    linear_ready_inverse(const __grid_constant__ linear_call call, int first)
-{
-    extern __shared__ float4 chunk_shared[];
-    inverse_block(call, first, (char *)chunk_shared);
-}
+READY_KERNEL(linear_ready_plain, ready_block<false>)
+READY_KERNEL(linear_ready_delta, ready_block<true>)
+READY_KERNEL(linear_ready_inverse, inverse_block<false>)
+READY_KERNEL(linear_ready_tiles, inverse_block<true>)

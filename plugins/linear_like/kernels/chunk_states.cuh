@@ -245,7 +245,7 @@ template <int RULE> struct states_memory {
     static constexpr int k = RULE == CHUNK_SOLVED ? CHUNK_TILE : 0;
     static constexpr int w = RULE == CHUNK_SOLVED ? 0 : k; /* what a state is multiplied by */
     static constexpr int inverse = k + CHUNK_TILE;
-    static constexpr int state_numbers = inverse + (RULE == CHUNK_INVERSE ? CHUNK_PRODUCTS : 0);
+    static constexpr int state_numbers = inverse + (RULE >= CHUNK_INVERSE ? CHUNK_PRODUCTS : 0);
     static constexpr int state_u = state_numbers + CHUNK_NUMBERS; /* or rows of v */
     static constexpr int q = 0, output_numbers = CHUNK_TILE;
     static constexpr int products = output_numbers + CHUNK_NUMBERS;
@@ -322,6 +322,13 @@ struct states_work {
     int lead;        /* stages of the state's ring that come before the chunks' */
 };
 
+/* The first row of operands.mixed that is the chunk's; `index`: of the window. */
+DEVICE int find_row(const linear_call &call, const linear_sequence &sequence,
+                    const linear_chunk &chunk, int index)
+{
+    return call.chunks.rows ? index * CHUNK_ROWS : sequence.first_row + chunk.first;
+}
+
 /* The result of a segment for the block's head; `index`: of the window's segments. */
 DEVICE char *find_result(const linear_call &call, int index, int head)
 {
@@ -350,7 +357,7 @@ DEVICE void copy_for_state(const linear_call &call, const states_work &work, con
     const int panels = call.dims.v_dim / CHUNK_PANEL;
     const char *u = values + CHUNK_VALUES_BYTES(0, RULE) + work.panel * CHUNK_PANEL_BYTES;
     const int here =
-        RULE == CHUNK_INVERSE ? 0 : int_max(0, int_min(CHUNK_STATE_WARPS, panels - work.panel));
+        RULE >= CHUNK_INVERSE ? 0 : int_max(0, int_min(CHUNK_STATE_WARPS, panels - work.panel));
     if (HAS_HOPPER && threadIdx.x % 32 != 0)
         return;
 #if HAS_HOPPER
@@ -359,7 +366,7 @@ DEVICE void copy_for_state(const linear_call &call, const states_work &work, con
     if (RULE == CHUNK_SOLVED)
         copy_bytes(to + at::w, values + CHUNK_NUMBERS + CHUNK_PRODUCTS, CHUNK_TILE, barrier);
     copy_bytes(to + at::k, keys + CHUNK_TILE, CHUNK_TILE, barrier);
-    if (RULE == CHUNK_INVERSE)
+    if (RULE >= CHUNK_INVERSE)
         copy_bytes(to + at::inverse, values + CHUNK_NUMBERS + CHUNK_PRODUCTS, CHUNK_PRODUCTS,
                    barrier);
     copy_bytes(to + at::state_numbers, values, CHUNK_NUMBERS, barrier);
@@ -424,8 +431,9 @@ DEVICE void find_updates(unsigned u, const float *numbers, const left_operand<16
     }
 }
 
-/* The right side of (I + A) U = beta v - beta e^g k S. `x`: k S. UNIT: v = 0. `v`: the warp's. */
-template <bool UNIT>
+/* The right side of (I + A) U = beta v - beta e^g k S. `x`: k S. HALF: v is fp16. UNIT: v = 0. `v`: the
+ * warp's. */
+template <bool HALF, bool UNIT>
 DEVICE void find_sides(unsigned v, const float *numbers, const float (&held)[2], int lane,
                        float (&x)[32])
 {
@@ -438,8 +446,8 @@ DEVICE void find_sides(unsigned v, const float *numbers, const float (&held)[2],
             load_matrices_turned(from + pair * 16 * CHUNK_V_ROW, b);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                y[2 * i] = bits_f32(b[i] << 16);
-                y[2 * i + 1] = bits_f32(b[i] & 0xffff0000);
+                y[2 * i] = HALF ? half_low(b[i]) : bits_f32(b[i] << 16);
+                y[2 * i + 1] = HALF ? half_high(b[i]) : bits_f32(b[i] & 0xffff0000);
             }
         }
 #pragma unroll
@@ -531,7 +539,7 @@ DEVICE void pass_scaled(const states_memory<RULE> &m, const char *stage, int n, 
     }
     largest_of_left(held, largest);
     wait_product<0>(x);
-    find_sides<PASS == PASS_MATRIX>(v, numbers, unit, lane, x);
+    find_sides<RULE == CHUNK_TILES, PASS == PASS_MATRIX>(v, numbers, unit, lane, x);
     solve_sides(from + at::inverse, x, times);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
@@ -654,7 +662,7 @@ template <int RULE, bool EXACT, int PASS>
 DEVICE void pass_chunk(const states_memory<RULE> &m, const char *stage, int n, int warp, int lane,
                        state_tile &s, float (&unit)[2])
 {
-    if constexpr (RULE == CHUNK_INVERSE)
+    if constexpr (RULE >= CHUNK_INVERSE)
         pass_scaled<RULE, PASS>(m, stage, n, warp, lane, s, unit);
     else
         pass_exact<RULE, EXACT, PASS>(m, stage, n, warp, lane, s);
@@ -910,9 +918,10 @@ DEVICE void copy_values(const linear_call &call, const states_work &work,
     const i64 apart = call.operands.mixed_row;
     const int row = threadIdx.x % 32 / 8, at = threadIdx.x % 8 * 16;
     const int width = (d.v_dim / CHUNK_PANEL - work.panel) * (CHUNK_PANEL * 2);
-    const char *first = call.operands.mixed + (i64)(work.sequence.first_row + row) * apart +
+    const char *first = call.operands.mixed + row * apart +
                         (d.first[2] + work.head * d.v_dim + work.panel * CHUNK_PANEL) * 2 + at;
-    int begin = list->first, rows = list->rows;
+    int index = work.from - work.first, rows = list->rows;
+    int begin = find_row(call, work.sequence, *list, index);
 #pragma unroll 1
     for (int n = 0; n < work.lead + work.to - work.from; n++) {
         const unsigned to =
@@ -928,8 +937,8 @@ DEVICE void copy_values(const linear_call &call, const states_work &work,
         }
         arrive_copied(m.barrier(0, n));
         if (n >= work.lead && n + 1 < work.lead + work.to - work.from) {
-            list++;
-            begin = list->first, rows = list->rows;
+            list++, index++;
+            begin = find_row(call, work.sequence, *list, index), rows = list->rows;
         }
     }
 }
@@ -1108,7 +1117,7 @@ DEVICE void pass_alone(const linear_call &call, const states_work &work,
         carry_state((float *)(matrix + CHUNK_RESULT_NUMBERS) + panel * CHUNK_CARRY + lane * 4, true,
                     s);
     }
-    if (RULE == CHUNK_INVERSE)
+    if (RULE >= CHUNK_INVERSE)
         scale_state(s, unit);
 #pragma unroll 1
     for (int n = 0; n < work.to - work.from; n++) {
@@ -1137,7 +1146,7 @@ DEVICE void pass_chunks(const linear_call &call, const states_work &work,
     state_tile s = {};
     float unit[2] = {1, 1};
     begin_state(call, work, m, warp, lane, s);
-    if (RULE == CHUNK_INVERSE)
+    if (RULE >= CHUNK_INVERSE)
         scale_state(s, unit);
 #pragma unroll 1
     for (int n = 0; n < work.to - work.from; n++) {
@@ -1146,10 +1155,10 @@ DEVICE void pass_chunks(const linear_call &call, const states_work &work,
         pass_chunk<RULE, EXACT, PASS_HANDED>(m, m.stage(0, work.lead + n), n, warp, lane, s, unit);
         m.free(0, work.lead + n);
         if (here && snapshot) {
-            if (RULE == CHUNK_INVERSE)
+            if (RULE >= CHUNK_INVERSE)
                 restore_state(s, unit);
             pass_state<true>(call, snapshot, at, s);
-            if (RULE == CHUNK_INVERSE)
+            if (RULE >= CHUNK_INVERSE)
                 scale_state(s, unit);
         }
     }
@@ -1200,7 +1209,7 @@ DEVICE bool find_work(const linear_call &call, int first, int index, states_work
 /* Of stages that are filled, and of those that their `readers`, warps, are done with. */
 template <int RULE> DEVICE void begin_barriers(unsigned barriers, int readers)
 {
-    constexpr int filling = HAS_HOPPER ? 1 : 32, rows = RULE == CHUNK_INVERSE ? 32 : 0;
+    constexpr int filling = HAS_HOPPER ? 1 : 32, rows = RULE >= CHUNK_INVERSE ? 32 : 0;
     constexpr int stages = STATE_STAGES + OUTPUT_STAGES;
     if (threadIdx.x == 0) {
         for (int i = 0; i < stages; i++) {
@@ -1215,7 +1224,7 @@ template <int RULE> DEVICE void begin_barriers(unsigned barriers, int readers)
 /* Rows of v that are never written are multiplied by 0: they are to be finite. */
 template <int RULE> DEVICE void begin_values(const states_memory<RULE> &m)
 {
-    for (int n = 0; RULE == CHUNK_INVERSE && n < STATE_STAGES; n++)
+    for (int n = 0; RULE >= CHUNK_INVERSE && n < STATE_STAGES; n++)
         for (int i = threadIdx.x; i < CHUNK_ROWS * CHUNK_V_ROW / 16; i += CHUNK_STATE_THREADS)
             ((uint4 *)(m.stage(0, n) + states_memory<RULE>::state_u))[i] = make_uint4(0, 0, 0, 0);
     fence_async_shared();
@@ -1253,7 +1262,7 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
         registers_release<24>();
         if (warp < 2)
             copy_chunks<RULE>(call, work, m, warp);
-        else if (RULE == CHUNK_INVERSE && warp == 2)
+        else if (RULE >= CHUNK_INVERSE && warp == 2)
             copy_values(call, work, m);
     }
 }
@@ -1292,7 +1301,7 @@ DEVICE void segments_block(const linear_call &call, int first, char *memory)
         registers_release<24>();
         if (warp == 0)
             copy_chunks<RULE>(call, work, m, 0);
-        else if (RULE == CHUNK_INVERSE && warp == 2)
+        else if (RULE >= CHUNK_INVERSE && warp == 2)
             copy_values(call, work, m);
     }
 }

@@ -133,6 +133,16 @@ DEVICE int tile_offset(int row, int place)
     return (place >> 3) * (CHUNK_TILE / 2) + row * 128 + (((place ^ row) & 7) << 4);
 }
 
+/* What the convolution leaves of the rows of a k head, or of v head `head` - k_heads; they follow the
+ * rows of v. */
+DEVICE float *row_numbers(const linear_call &call, int index, int head)
+{
+    const linear_dims &d = call.dims;
+    const i64 rows = (i64)call.chunks.window * CHUNK_ROWS * d.v_heads * d.v_dim * 2;
+    return (float *)(call.chunks.rows + rows) + (i64)index * CHUNK_ROW_NUMBERS(d) +
+           head * CHUNK_ROWS;
+}
+
 /* Of a panel of values. */
 DEVICE int panel_offset(int row, int half)
 {

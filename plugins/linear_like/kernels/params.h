@@ -115,7 +115,11 @@ typedef struct linear_chunks {
     linear_chunk *list; /* [most] those of a sequence one after the other */
     char *keys;         /* [window, heads of keys, CHUNK_KEYS_BYTES] */
     char *values;       /* [window, v_heads, CHUNK_VALUES_BYTES()] */
-    float *carry;       /* [2, v_heads, panels, CHUNK_CARRY] states that pass between launches */
+    /* [window, CHUNK_ROWS, channels] after the convolution, of which operands.mixed is a part, then: bf16
+     * of all channels; or fp16 of v's times a power of two each, where the convolution writes tiles of
+     * q and k, and then row_numbers(). NULL = rows are where the batch has them */
+    char *rows;
+    float *carry; /* [2, v_heads, panels, CHUNK_CARRY] states that pass between launches */
     linear_segment *segments; /* [windows, most_segments] */
     char *results; /* [room, v_heads, CHUNK_RESULT_BYTES], of a window's first segments */
     int most;

@@ -4,205 +4,445 @@
  * when the rows of all sequences are done: states of the convolution, outputs of padding.
  */
 #include "plugins/common/cuda/work.cuh"
-#include "plugins/linear_like/kernels/rows.cuh"
-#include "plugins/linear_like/kernels/shapes.h"
+#include "plugins/linear_like/kernels/chunk_tile.cuh"
 
-#define DEVICE static __device__ __forceinline__
+/* ---- A convolution of any type --------------------------------------------------------------- */
 
-/* ---- A convolution alone --------------------------------------------------------------------- */
-
-/* How elements are read and written: one of any type, or eight aligned ones of 16 bits. */
-enum { ELEMENTS_ANY, ELEMENTS_BF16, ELEMENTS_F16 };
-
-DEVICE u32 pack_pair(bool half, float low, float high)
-{
-    u32 packed;
-    if (half)
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-
-DEVICE void unpack_elements(bool half, uint4 y, float *x)
-{
-    const u32 words[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        u16 bits = (u16)(words[i / 2] >> i % 2 * 16);
-        x[i] = half ? element_from_f16(bits) : element_from_bf16(bits);
-    }
-}
-
-template <int KIND, int NUMBER>
-DEVICE void load_elements(int dtype, const char *from, i64 at, float *x)
-{
-    if constexpr (KIND != ELEMENTS_ANY)
-        unpack_elements(KIND == ELEMENTS_F16, *(const uint4 *)(from + at * 2), x);
-    else
-        x[0] = element_load(dtype, from, at);
-}
-
-template <int KIND, int NUMBER>
-DEVICE void store_elements(int dtype, char *to, i64 at, const float *x)
-{
-    if constexpr (KIND != ELEMENTS_ANY) {
-        u32 words[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            words[i] = pack_pair(KIND == ELEMENTS_F16, x[2 * i], x[2 * i + 1]);
-        *(uint4 *)(to + at * 2) = make_uint4(words[0], words[1], words[2], words[3]);
-    } else {
-        element_store(dtype, to, at, x[0]);
-    }
-}
-
-/* For results of 16 bits, which these instructions' errors, of 2^-21, are far below. */
-template <int KIND> DEVICE float silu(float x)
-{
-    return KIND == ELEMENTS_ANY ? linear_silu(x) : __fdividef(x, 1.0f + __expf(-x));
-}
-
-/* Inputs of row `t` of a sequence, before its first ones too. */
-template <int KIND, int NUMBER>
-DEVICE void load_inputs(const linear_call &call, const linear_sequence &sequence, int t, int c,
-                        float *x)
-{
-    if (t >= 0)
-        load_elements<KIND, NUMBER>(
-            call.dims.dtype,
-            call.operands.mixed + (i64)(sequence.first_row + t) * call.operands.mixed_row, c, x);
-    else
-        for (int i = 0; i < NUMBER; i++)
-            x[i] = linear_input(&call, &sequence, t, c + i);
-}
-
-template <int KIND, int WIDTH, int NUMBER>
-DEVICE void convolve_row(const linear_call &call, int row, int c,
-                         const float (&taps)[WIDTH][NUMBER], const float (&bias)[NUMBER],
-                         const float (&window)[WIDTH][NUMBER])
+/* A channel of rows [row, end) of the batch, whatever sequences they are of. */
+DEVICE void convolve_channel(const linear_call &call, int row, int end, int c)
 {
     const linear_operands &o = call.operands;
     const linear_dims &d = call.dims;
-    const int head = c / d.v_dim, element = c % d.v_dim;
-    float x[NUMBER], z[NUMBER];
-    if (o.z)
-        load_elements<KIND, NUMBER>(d.dtype, o.z + row * o.z_row + head * o.z_head, element, z);
-#pragma unroll
-    for (int i = 0; i < NUMBER; i++) {
-        float sum = bias[i];
-#pragma unroll
-        for (int w = 0; w < WIDTH; w++)
-            sum += taps[w][i] * window[w][i];
-        x[i] = d.silu ? silu<KIND>(sum) : sum;
-        if (o.z)
-            x[i] *= silu<KIND>(z[i]);
-    }
-    store_elements<KIND, NUMBER>(d.out_dtype, o.out + row * o.out_row + head * o.out_head, element,
-                                 x);
-}
-
-/* Rows [row, end) of a sequence, CONVOLVE_AT_ONCE at most: their inputs wait for memory together.
- */
-template <int KIND, int WIDTH, int NUMBER>
-DEVICE void convolve_rows(const linear_call &call, int row, int end, int c,
-                          const float (&taps)[WIDTH][NUMBER], const float (&bias)[NUMBER],
-                          float (&window)[WIDTH][NUMBER])
-{
-    const char *from = call.operands.mixed + (i64)row * call.operands.mixed_row;
-    uint4 raw[CONVOLVE_AT_ONCE];
-#pragma unroll
-    for (int r = 0; KIND != ELEMENTS_ANY && r < CONVOLVE_AT_ONCE; r++)
-        raw[r] = row + r < end ? *(const uint4 *)(from + r * call.operands.mixed_row + c * 2)
-                               : make_uint4(0, 0, 0, 0);
-#pragma unroll
-    for (int r = 0; r < CONVOLVE_AT_ONCE; r++) {
-        if (row + r >= end)
-            return;
-#pragma unroll
-        for (int i = 0; i < NUMBER; i++)
-#pragma unroll
-            for (int w = 0; w + 1 < WIDTH; w++)
-                window[w][i] = window[w + 1][i];
-        if constexpr (KIND == ELEMENTS_ANY)
-            window[WIDTH - 1][0] =
-                element_load(call.dims.dtype, from + r * call.operands.mixed_row, c);
-        else
-            unpack_elements(KIND == ELEMENTS_F16, raw[r], window[WIDTH - 1]);
-        convolve_row<KIND, WIDTH, NUMBER>(call, row + r, c, taps, bias, window);
-    }
-}
-
-/* Rows [row, end) of the batch, whatever sequences they are of. WIDTH: taps, those before the
- * layer's being 0. */
-template <int KIND, int WIDTH, int NUMBER>
-DEVICE void convolve(const linear_call &call, int row, int end, int c)
-{
-    const linear_dims &d = call.dims;
-    const int real = linear_num_real(&call.batch);
-    float taps[WIDTH][NUMBER], bias[NUMBER], window[WIDTH][NUMBER];
-#pragma unroll
-    for (int i = 0; i < NUMBER; i++) {
-        bias[i] = call.operands.bias ? element_load(d.dtype, call.operands.bias, c + i) : 0;
-#pragma unroll
-        for (int w = 0; w < WIDTH; w++)
-            taps[w][i] =
-                w < WIDTH - d.width
-                    ? 0
-                    : element_load(d.dtype,
-                                   call.operands.weight + (c + i) * call.operands.weight_row,
-                                   w - (WIDTH - d.width));
-    }
+    const int real = linear_num_real(&call.batch), head = c / d.v_dim, element = c % d.v_dim;
+    const float bias = o.bias ? element_load(d.dtype, o.bias, c) : 0;
+    float taps[LINEAR_MAX_WIDTH], window[LINEAR_MAX_WIDTH];
+    linear_load_taps(&call, c, taps);
     for (int s = work_find_row(call.batch.q_indptr, real, row); s >= 0 && s < real && row < end;
          s++) {
         const linear_sequence sequence = linear_find_sequence(&call.batch, s);
         const int last = int_min(end, sequence.first_row + sequence.num_rows);
 #pragma unroll
-        for (int w = 1; w < WIDTH; w++) {
-            int t = row - sequence.first_row - (WIDTH - w);
-            if (w < WIDTH - d.width || t < 1 - d.width || row >= last)
-                for (int i = 0; i < NUMBER; i++)
-                    window[w][i] = 0;
-            else
-                load_inputs<KIND, NUMBER>(call, sequence, t, c, window[w]);
+        for (int w = 1; w < LINEAR_MAX_WIDTH; w++) {
+            const int back = LINEAR_MAX_WIDTH - w;
+            window[w] = back < d.width && row < last
+                            ? linear_input(&call, &sequence, row - sequence.first_row - back, c)
+                            : 0;
         }
-        for (; row < last; row += CONVOLVE_AT_ONCE)
-            convolve_rows<KIND, WIDTH, NUMBER>(call, row, int_min(last, row + CONVOLVE_AT_ONCE), c,
-                                               taps, bias, window);
-        row = last;
+        for (; row < last; row++) {
+            float sum = bias;
+#pragma unroll
+            for (int w = 0; w + 1 < LINEAR_MAX_WIDTH; w++)
+                window[w] = window[w + 1];
+            window[LINEAR_MAX_WIDTH - 1] =
+                linear_input(&call, &sequence, row - sequence.first_row, c);
+#pragma unroll
+            for (int w = 0; w < LINEAR_MAX_WIDTH; w++)
+                sum += taps[w] * window[w];
+            sum = d.silu ? linear_silu(sum) : sum;
+            if (o.z)
+                sum *= linear_silu(
+                    element_load(d.dtype, o.z + row * o.z_row + head * o.z_head, element));
+            element_store(d.out_dtype, o.out + row * o.out_row + head * o.out_head, element, sum);
+        }
     }
 }
 
-/* Blocks: pieces of CONVOLVE_ROWS rows, times blocks of channels. */
-template <int KIND, int WIDTH, int NUMBER> DEVICE void convolve_block(const linear_call &call)
+/* Blocks: pieces of `rows` rows, times blocks of channels. */
+extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS)
+    linear_convolve(const __grid_constant__ linear_call call, int rows)
 {
-    const int blocks = (call.dims.channels / NUMBER + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS;
-    const int c = (blockIdx.x % blocks * CONVOLVE_THREADS + threadIdx.x) * NUMBER;
+    const int blocks = (call.dims.channels + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS;
+    const int c = blockIdx.x % blocks * CONVOLVE_THREADS + threadIdx.x;
     int first, pad, end;
     linear_find_rows(&call.batch, &first, &pad, &end);
-    const int row = first + (int)(blockIdx.x / blocks) * CONVOLVE_ROWS;
+    const int row = first + (int)(blockIdx.x / blocks) * rows;
     if (c < call.dims.channels && row < pad)
-        convolve<KIND, WIDTH, NUMBER>(call, row, int_min(row + CONVOLVE_ROWS, pad), c);
+        convolve_channel(call, row, int_min(row + rows, pad), c);
 }
 
-/* Any dimensions, strides and types. */
-extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS)
-    linear_convolve(const __grid_constant__ linear_call call)
+/* ---- By vectors ------------------------------------------------------------------------------ */
+
+/* 16-bit elements, at most four taps. A thread has eight channels: neighbours, or four here and four
+ * there. */
+enum { TAPS = 4, NUMBER = CONVOLVE_NUMBER, AHEAD = CONVOLVE_AHEAD };
+
+template <bool SPLIT> struct convolve_channels {
+    int first, second; /* of four each */
+
+    __device__ __forceinline__ int at(int i) const
+    {
+        return SPLIT && i >= NUMBER / 2 ? second + i - NUMBER / 2 : first + i;
+    }
+
+    /* Of a row of 16-bit elements. */
+    __device__ __forceinline__ uint4 load(const char *row) const
+    {
+        if (!SPLIT)
+            return *(const uint4 *)(row + first * 2);
+        const uint2 x = *(const uint2 *)(row + first * 2), y = *(const uint2 *)(row + second * 2);
+        return make_uint4(x.x, x.y, y.x, y.y);
+    }
+};
+
+template <bool HALF> DEVICE void unpack(uint4 from, float (&x)[NUMBER])
 {
-    convolve_block<ELEMENTS_ANY, LINEAR_MAX_WIDTH, 1>(call);
+    const u32 words[NUMBER / 2] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+    for (int i = 0; i < NUMBER / 2; i++) {
+        x[2 * i] = HALF ? half_low(words[i]) : bits_f32(words[i] << 16);
+        x[2 * i + 1] = HALF ? half_high(words[i]) : bits_f32(words[i] & 0xffff0000);
+    }
 }
 
-/* At most four taps, one 16-bit type for all, whole and aligned vectors of eight channels. */
-extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, 2)
-    linear_convolve_bf16(const __grid_constant__ linear_call call)
+template <bool HALF> DEVICE uint4 pack(const float (&x)[NUMBER])
 {
-    convolve_block<ELEMENTS_BF16, 4, 8>(call);
+    return make_uint4(pack_pair<HALF>(x[0], x[1]), pack_pair<HALF>(x[2], x[3]),
+                      pack_pair<HALF>(x[4], x[5]), pack_pair<HALF>(x[6], x[7]));
 }
 
-extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, 2)
-    linear_convolve_f16(const __grid_constant__ linear_call call)
+/* For results of 16 bits, which these instructions' errors, of 2^-21, are far below. */
+DEVICE float fast_silu(float x)
 {
-    convolve_block<ELEMENTS_F16, 4, 8>(call);
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1 + exp2_fast(x * -1.44269504f)));
+    return x * inverse;
+}
+
+/* Weights of a thread's channels; the last tap is at the end, those that the layer has not are 0. */
+struct convolve_weights {
+    float taps[TAPS][NUMBER], bias[NUMBER];
+};
+
+/* `there`: the thread has channels; else all weights are 0. */
+template <bool HALF, bool SPLIT>
+DEVICE void load_weights(const linear_call &call, const convolve_channels<SPLIT> &c, bool there,
+                         convolve_weights &to)
+{
+    const linear_dims &d = call.dims;
+    const linear_operands &o = call.operands;
+    const int dtype = HALF ? ELEMENT_F16 : ELEMENT_BF16;
+#pragma unroll
+    for (int i = 0; i < NUMBER; i++) {
+        to.bias[i] = there && o.bias ? element_load(dtype, o.bias, c.at(i)) : 0;
+#pragma unroll
+        for (int w = 0; w < TAPS; w++)
+            to.taps[w][i] = 0;
+    }
+    if (there && d.width == TAPS && o.weight_row == 2 * TAPS && (u64)o.weight % 16 == 0) {
+#pragma unroll
+        for (int n = 0; n < NUMBER; n += 2) {
+            float x[NUMBER];
+            unpack<HALF>(*(const uint4 *)(o.weight + c.at(n) * (2 * TAPS)), x);
+#pragma unroll
+            for (int i = 0; i < NUMBER; i++)
+                to.taps[i % TAPS][n + i / TAPS] = x[i];
+        }
+        return;
+    }
+#pragma unroll
+    for (int w = 0; w < TAPS; w++)
+#pragma unroll
+        for (int i = 0; i < NUMBER; i++)
+            if (there && w >= TAPS - d.width)
+                to.taps[w][i] =
+                    element_load(dtype, o.weight + c.at(i) * o.weight_row, w - (TAPS - d.width));
+}
+
+/* The inputs before row `t` of a sequence, each where convolve_run() looks for it. */
+template <bool HALF, bool SPLIT>
+DEVICE void load_before(const linear_call &call, const linear_sequence &sequence, int t,
+                        const convolve_channels<SPLIT> &c, float (&window)[TAPS][NUMBER])
+{
+    const linear_operands &o = call.operands;
+#pragma unroll
+    for (int w = 1; w < TAPS; w++) {
+        const int at = t - (TAPS - w);
+        if (at >= 0)
+            unpack<HALF>(c.load(o.mixed + (i64)(sequence.first_row + at) * o.mixed_row), window[w]);
+        else
+#pragma unroll
+            for (int i = 0; i < NUMBER; i++)
+                window[w][i] =
+                    at > -call.dims.width ? linear_input(&call, &sequence, at, c.at(i)) : 0;
+    }
+}
+
+/* `rows` > 0 rows of a sequence, from `t` on: give(row, x) gets channels of each, before SiLU; 0 where
+ * the thread is not `there`. Inputs of AHEAD rows wait for memory together, with all that comes before
+ * them, and one more is asked for as soon as one is there. */
+template <bool HALF, bool SPLIT, typename GIVE>
+DEVICE void convolve_run(const linear_call &call, const linear_sequence &sequence, int t, int rows,
+                         const convolve_channels<SPLIT> &c, bool there, GIVE give)
+{
+    const i64 apart = call.operands.mixed_row;
+    const char *from = call.operands.mixed + (i64)(sequence.first_row + t) * apart;
+    float window[TAPS][NUMBER]; /* row r is in window[r % TAPS] */
+    convolve_weights weights;
+    uint4 ahead[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        if (i < rows)
+            ahead[i] = c.load(from + i * apart);
+    load_weights<HALF>(call, c, there, weights);
+    load_before<HALF>(call, sequence, t, c, window);
+    from += AHEAD * apart;
+#pragma unroll 1
+    for (int first = 0; first < rows; first += AHEAD) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            float x[NUMBER];
+            if (first + i >= rows)
+                return;
+            unpack<HALF>(ahead[i], window[i % TAPS]);
+            if (first + i + AHEAD < rows)
+                ahead[i] = c.load(from);
+            from += apart;
+#pragma unroll
+            for (int n = 0; n < NUMBER; n++) {
+                x[n] = weights.bias[n];
+#pragma unroll
+                for (int w = 0; w < TAPS; w++)
+                    x[n] += weights.taps[w][n] * window[(i + 1 + w) % TAPS][n];
+            }
+            give(first + i, x);
+        }
+    }
+}
+
+/* ---- A convolution alone --------------------------------------------------------------------- */
+
+/* Rows [row, end) of the batch, whatever sequences they are of. */
+template <bool HALF, bool GATED>
+DEVICE void convolve_rows(const linear_call &call, int row, int end, int c)
+{
+    const linear_operands &o = call.operands;
+    const linear_dims &d = call.dims;
+    const int real = linear_num_real(&call.batch), head = c / d.v_dim, element = c % d.v_dim;
+    const convolve_channels<false> channels = {c, 0};
+    const bool smooth = d.silu;
+    for (int s = work_find_row(call.batch.q_indptr, real, row); s >= 0 && s < real && row < end;
+         s++) {
+        const linear_sequence sequence = linear_find_sequence(&call.batch, s);
+        const int count = int_min(end, sequence.first_row + sequence.num_rows) - row;
+        char *out = o.out + row * o.out_row + head * o.out_head + element * 2;
+        const char *z = o.z + row * o.z_row + head * o.z_head + element * 2;
+        if (count <= 0)
+            continue;
+        convolve_run<HALF>(call, sequence, row - sequence.first_row, count, channels, true,
+                           [&](int r, float(&x)[NUMBER]) {
+                               float gate[NUMBER];
+                               if (GATED)
+                                   unpack<HALF>(*(const uint4 *)(z + r * o.z_row), gate);
+                               if (smooth)
+#pragma unroll
+                                   for (int i = 0; i < NUMBER; i++)
+                                       x[i] = fast_silu(x[i]);
+#pragma unroll
+                               for (int i = 0; GATED && i < NUMBER; i++)
+                                   x[i] *= fast_silu(gate[i]);
+                               *(uint4 *)(out + r * o.out_row) = pack<HALF>(x);
+                           });
+        row += count;
+    }
+}
+
+/* Blocks as those of linear_convolve. */
+template <bool HALF> DEVICE void convolve_block(const linear_call &call, int rows)
+{
+    const int threads = call.dims.channels / NUMBER;
+    const int blocks = (threads + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS;
+    const int thread = blockIdx.x % blocks * CONVOLVE_THREADS + threadIdx.x;
+    int first, pad, end;
+    linear_find_rows(&call.batch, &first, &pad, &end);
+    const int row = first + (int)(blockIdx.x / blocks) * rows;
+    if (thread >= threads || row >= pad)
+        return;
+    if (call.operands.z)
+        convolve_rows<HALF, true>(call, row, int_min(row + rows, pad), thread * NUMBER);
+    else
+        convolve_rows<HALF, false>(call, row, int_min(row + rows, pad), thread * NUMBER);
+}
+
+/* One 16-bit type for all, whole and aligned vectors of channels. */
+extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, CONVOLVE_BLOCKS)
+    linear_convolve_bf16(const __grid_constant__ linear_call call, int rows)
+{
+    convolve_block<false>(call, rows);
+}
+
+extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, CONVOLVE_BLOCKS)
+    linear_convolve_f16(const __grid_constant__ linear_call call, int rows)
+{
+    convolve_block<true>(call, rows);
+}
+
+/* ---- Before the recurrence ------------------------------------------------------------------- */
+
+/* A block's part of a window: `here` rows of a chunk, of `rows`, from `begin` on, and the thread of
+ * those that a row has. */
+struct convolve_part {
+    linear_sequence sequence;
+    int index, begin, t, here, thread;
+
+    /* false: there is none. */
+    __device__ __forceinline__ bool find(const linear_call &call, int first, int rows, int threads)
+    {
+        const int pieces = CHUNK_ROWS / rows;
+        const int blocks = (threads + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS;
+        thread = blockIdx.x % blocks * CONVOLVE_THREADS + threadIdx.x;
+        index = blockIdx.x / blocks / pieces, begin = blockIdx.x / blocks % pieces * rows;
+        if (first + index >= call.chunks.most || thread >= threads)
+            return false;
+        const linear_chunk chunk = call.chunks.list[first + index]; /* waits beside the number */
+        if (first + index >= *call.chunks.count)
+            return false;
+        sequence = linear_find_sequence(&call.batch, chunk.sequence);
+        t = chunk.first + begin;
+        here = int_max(0, int_min(rows, chunk.rows - begin));
+        return true;
+    }
+};
+
+/* Rows of all chunks of a window, bf16; those that a chunk has not are 0. Blocks: chunks, times pieces
+ * of `rows` rows, times blocks of a row's threads. */
+extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, CONVOLVE_BLOCKS)
+    linear_convolve_chunks(const __grid_constant__ linear_call call, int first, int rows)
+{
+    const linear_dims &d = call.dims;
+    const bool smooth = d.silu;
+    convolve_part part;
+    if (!part.find(call, first, rows, CONVOLVE_ROW_THREADS(d)))
+        return;
+    const convolve_channels<false> channels = {part.thread * NUMBER, 0};
+    const i64 apart = (i64)d.channels * 2;
+    char *to =
+        call.chunks.rows + ((i64)part.index * CHUNK_ROWS + part.begin) * apart + channels.first * 2;
+    if (part.here > 0)
+        convolve_run<false>(call, part.sequence, part.t, part.here, channels, true,
+                            [&](int r, float(&x)[NUMBER]) {
+                                if (smooth)
+#pragma unroll
+                                    for (int i = 0; i < NUMBER; i++)
+                                        x[i] = fast_silu(x[i]);
+                                *(uint4 *)(to + r * apart) = pack<false>(x);
+                            });
+    for (int r = part.here; r < rows; r++)
+        *(uint4 *)(to + r * apart) = make_uint4(0, 0, 0, 0);
+}
+
+/* Sums over the warp's lanes: of `q` and `k` for all lanes, of `both` for lane 8, in its place; each lane
+ * keeps a part of them at a time. */
+DEVICE void sum_three(float &q, float &k, float &both)
+{
+    const bool second = threadIdx.x & 16, third = threadIdx.x & 8;
+    float x = (second ? k : q) + __shfl_xor_sync(~0u, second ? q : k, 16);
+    both += __shfl_xor_sync(~0u, both, 16);
+    x = (third ? both : x) + __shfl_xor_sync(~0u, third ? x : both, 8);
+#pragma unroll
+    for (int step = 4; step > 0; step /= 2)
+        x += __shfl_xor_sync(~0u, x, step);
+    q = __shfl_sync(~0u, x, 0), k = __shfl_sync(~0u, x, 16), both = x;
+}
+
+/* Rows of q and k of a head, as tiles of rows of length 1, by the warp's lanes with four channels of
+ * each; products of rows with the same number are those of what is not rounded. */
+DEVICE void convolve_keys(const linear_call &call, const convolve_part &part, int rows)
+{
+    const linear_dims &d = call.dims;
+    const int head = part.thread / CONVOLVE_HEAD_THREADS;
+    const int lane = part.thread % CONVOLVE_HEAD_THREADS, at = lane * (NUMBER / 2);
+    const bool there = at < d.k_dim, smooth = d.silu;
+    const int c = head * d.k_dim + (there ? at : 0);
+    const convolve_channels<true> channels = {d.first[0] + c, d.first[1] + c};
+    char *tile =
+        call.chunks.keys + ((i64)part.index * d.k_heads + head) * CHUNK_KEYS_BYTES + lane % 2 * 8;
+    float *own = row_numbers(call, part.index, head) + part.begin;
+    if (part.here > 0)
+        convolve_run<false>(
+            call, part.sequence, part.t, part.here, channels, there, [&](int r, float(&x)[NUMBER]) {
+                float q = 0, k = 0, both = 0;
+#pragma unroll
+                for (int i = 0; smooth && i < NUMBER; i++)
+                    x[i] = fast_silu(x[i]);
+#pragma unroll
+                for (int i = 0; i < NUMBER / 2; i++) {
+                    q += x[i] * x[i];
+                    k += x[i + NUMBER / 2] * x[i + NUMBER / 2];
+                    both += x[i] * x[i + NUMBER / 2];
+                }
+                sum_three(q, k, both);
+                q = rsqrtf(q + 1e-6f), k = rsqrtf(k + 1e-6f);
+                char *to = tile + tile_offset(part.begin + r, lane / 2);
+                *(uint2 *)to =
+                    make_uint2(pack_half(x[0] * q, x[1] * q), pack_half(x[2] * q, x[3] * q));
+                *(uint2 *)(to + CHUNK_TILE) =
+                    make_uint2(pack_half(x[4] * k, x[5] * k), pack_half(x[6] * k, x[7] * k));
+                if (lane == 8)
+                    own[r] = both * q * k;
+            });
+    for (int r = part.here; r < rows; r++) {
+        char *to = tile + tile_offset(part.begin + r, lane / 2);
+        *(uint2 *)to = *(uint2 *)(to + CHUNK_TILE) = make_uint2(0, 0);
+        if (lane == 0)
+            own[r] = 0;
+    }
+}
+
+/* Rows of v of a head, times a power of two each. */
+DEVICE void convolve_values(const linear_call &call, const convolve_part &part, int rows)
+{
+    constexpr int lanes = CONVOLVE_VALUE_THREADS;
+    const linear_dims &d = call.dims;
+    const int thread = part.thread - d.k_heads * CONVOLVE_HEAD_THREADS;
+    const int head = thread / lanes, lane = thread % lanes, at = lane * NUMBER;
+    const bool there = head < d.v_heads && at < d.v_dim, smooth = d.silu;
+    const bool counts = head < d.v_heads && lane == 0;
+    const convolve_channels<false> channels = {d.first[2] + (there ? head * d.v_dim + at : 0), 0};
+    const i64 apart = (i64)d.v_heads * d.v_dim * 2;
+    char *to = call.chunks.rows + ((i64)part.index * CHUNK_ROWS + part.begin) * apart +
+               (channels.first - d.first[2]) * 2;
+    float *times = row_numbers(call, part.index, d.k_heads + head) + part.begin;
+    if (part.here > 0)
+        convolve_run<false>(call, part.sequence, part.t, part.here, channels, there,
+                            [&](int r, float(&x)[NUMBER]) {
+                                float largest = 0, inverse;
+#pragma unroll
+                                for (int i = 0; i < NUMBER; i++) {
+                                    x[i] = smooth ? fast_silu(x[i]) : x[i];
+                                    largest = fmaxf(largest, fabsf(x[i]));
+                                }
+#pragma unroll
+                                for (int step = lanes / 2; step > 0; step /= 2)
+                                    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+                                const float scale = find_scale(largest, &inverse);
+#pragma unroll
+                                for (int i = 0; i < NUMBER; i++)
+                                    x[i] *= scale;
+                                if (there)
+                                    *(uint4 *)(to + r * apart) = pack<true>(x);
+                                if (counts)
+                                    times[r] = inverse;
+                            });
+    for (int r = part.here; r < rows; r++) {
+        if (there)
+            *(uint4 *)(to + r * apart) = make_uint4(0, 0, 0, 0);
+        if (counts)
+            times[r] = 0;
+    }
+}
+
+/* The same as tiles of q and k and rows of v, fp16. */
+extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, CONVOLVE_BLOCKS)
+    linear_convolve_tiles(const __grid_constant__ linear_call call, int first, int rows)
+{
+    const linear_dims &d = call.dims;
+    convolve_part part;
+    if (!part.find(call, first, rows, CONVOLVE_TILE_THREADS(d)))
+        return;
+    if (part.thread < d.k_heads * CONVOLVE_HEAD_THREADS)
+        convolve_keys(call, part, rows);
+    else
+        convolve_values(call, part, rows);
 }
 
 /* ---- When all rows are done ------------------------------------------------------------------ */

@@ -42,10 +42,12 @@
 #define CHUNK_STATE_THREADS    (96 * CHUNK_STATE_WARPS) /* two warpgroups, and one that copies */
 
 /* What there is of a chunk beside q, k and products of these: u; w and u of (I + A) x = b; (I + A)^-1,
- * where rows of v can come from the batch as they are. */
+ * where rows of v can come from the batch as they are; the same, with rows and tiles from the
+ * convolution. */
 #define CHUNK_PLAIN   0
 #define CHUNK_SOLVED  1
 #define CHUNK_INVERSE 2
+#define CHUNK_TILES   3
 
 #define CHUNK_INVERSE_ROOM 128.0f /* (I + A)^-1 times this: fp16 holds smaller elements then */
 
@@ -58,7 +60,7 @@
 #define CHUNK_V_ROW       (CHUNK_PANEL * CHUNK_STATE_WARPS * 2 + 16)
 #define CHUNK_VALUES_BYTES(panels, rule)                                                           \
     (CHUNK_NUMBERS + CHUNK_PRODUCTS +                                                              \
-     ((rule) == CHUNK_INVERSE ? CHUNK_PRODUCTS                                                     \
+     ((rule) >= CHUNK_INVERSE ? CHUNK_PRODUCTS                                                     \
                               : ((rule) ? CHUNK_TILE : 0) + (panels)*CHUNK_PANEL_BYTES))
 #define CHUNK_CARRY (CHUNK_PANEL * CHUNK_MAX_KEYS) /* floats of a panel's state */
 
@@ -102,7 +104,7 @@
 #define CHUNK_OUTPUT_STAGES 2
 #define CHUNK_STATE_STAGE(rule)                                                                    \
     (CHUNK_TILE + CHUNK_NUMBERS +                                                                  \
-     ((rule) == CHUNK_INVERSE                                                                      \
+     ((rule) >= CHUNK_INVERSE                                                                      \
           ? CHUNK_PRODUCTS + CHUNK_ROWS * CHUNK_V_ROW                                              \
           : ((rule) ? CHUNK_TILE : 0) + CHUNK_STATE_WARPS * CHUNK_PANEL_BYTES))
 #define CHUNK_OUTPUT_STAGE(delta)                                                                  \
@@ -134,9 +136,22 @@
 
 /* ---- rows.cu: the convolution alone, and what is left when all rows are done ----------------- */
 
-#define CONVOLVE_THREADS 256
-#define CONVOLVE_ROWS    32 /* of a thread */
-#define CONVOLVE_AT_ONCE 4  /* whose inputs are loaded together */
-#define FINISH_THREADS   256
+#define CONVOLVE_THREADS 128
+#define CONVOLVE_NUMBER  8     /* channels of a thread, where it has several */
+#define CONVOLVE_AHEAD   4     /* rows whose inputs are on their way; a multiple of the taps */
+#define CONVOLVE_BLOCKS  4     /* of a multiprocessor */
+#define CONVOLVE_MOST    64    /* rows of a thread */
+#define CONVOLVE_LEAST   8     /* where more would leave multiprocessors idle: */
+#define CONVOLVE_ENOUGH  65536 /* threads */
+/* Threads for a row of a chunk, of a layer's linear_dims: of a k head both q and k. */
+#define CONVOLVE_HEAD_THREADS    (2 * CHUNK_MAX_KEYS / CONVOLVE_NUMBER)
+#define CONVOLVE_VALUE_THREADS   (CHUNK_MAX_KEYS / CONVOLVE_NUMBER)
+#define CONVOLVE_ROW_THREADS(d)  ((d).channels / CONVOLVE_NUMBER)
+#define CONVOLVE_TILE_THREADS(d) /* whole warps */                                                 \
+    ((d).k_heads * CONVOLVE_HEAD_THREADS + ((d).v_heads + 1) / 2 * 2 * CONVOLVE_VALUE_THREADS)
+/* Numbers of the rows of a chunk: q times k of each k head; of each v head what its rows are to be
+ * multiplied by. */
+#define CHUNK_ROW_NUMBERS(d) (((d).k_heads + (d).v_heads) * CHUNK_ROWS)
+#define FINISH_THREADS       256
 
 #endif /* LINEAR_LIKE_SHAPES_H */

@@ -252,24 +252,52 @@ static void list(const struct fake_cuda_launch *launch)
         list_segments(call, first);
 }
 
-static int find_rule(const linear_dims *d)
+/* The call as it was before the convolution: what the stand-ins after it compute from. */
+static _Thread_local linear_call before;
+
+/* Bytes of a chunk after the convolution, but for its numbers. */
+static int64_t row_bytes(const linear_dims *d)
 {
-    if (d->family == LINEAR_FAMILY_KDA)
-        return CHUNK_SOLVED;
-    return d->family != LINEAR_FAMILY_GDN ? CHUNK_PLAIN
-           : d->width > 0                 ? CHUNK_SOLVED
-                                          : CHUNK_INVERSE;
+    const int channels = d->family == LINEAR_FAMILY_GDN ? d->v_heads * d->v_dim : d->channels;
+    return (int64_t)CHUNK_ROWS * channels * 2;
+}
+
+static void convolve_first(const struct fake_cuda_launch *launch, int threads)
+{
+    const linear_call *call = launch->arguments[0];
+    const int first = *(const int *)launch->arguments[1], rows = *(const int *)launch->arguments[2];
+    const int per_chunk = (threads + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS * (CHUNK_ROWS / rows);
+    const int64_t bytes = row_bytes(&call->dims);
+    before = *call;
+    for (int64_t i = 0; i < launch->grid[0] / per_chunk; i++)
+        if (first + i < linear_load_int(call->chunks.count, 0))
+            *PORTABLE_AT(call->chunks.rows + (i + 1) * bytes - 1) = (char)(first + i + 1);
+}
+
+static void convolve_chunks(const struct fake_cuda_launch *launch)
+{
+    const linear_call *call = launch->arguments[0];
+    convolve_first(launch, CONVOLVE_ROW_THREADS(call->dims));
+}
+
+/* Numbers of the rows follow those of the window. */
+static void convolve_tiles(const struct fake_cuda_launch *launch)
+{
+    const linear_call *call = launch->arguments[0];
+    const int64_t numbers = CHUNK_ROW_NUMBERS(call->dims) * (int64_t)sizeof(float);
+    convolve_first(launch, CONVOLVE_TILE_THREADS(call->dims));
+    *PORTABLE_AT(call->chunks.rows + call->chunks.window * (row_bytes(&call->dims) + numbers) - 1) =
+        1;
 }
 
 /* Its results have no reader but the stand-in below, which needs none: that a chunk's last byte
  * is there is all that is looked at. */
-static void ready(const struct fake_cuda_launch *launch)
+static void ready_by(const struct fake_cuda_launch *launch, int rule)
 {
     const linear_call *call = launch->arguments[0];
     const linear_dims *d = &call->dims;
     const int heads = d->family == LINEAR_FAMILY_KDA ? d->v_heads : d->k_heads;
-    const int64_t values =
-        (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, find_rule(d));
+    const int64_t values = (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, rule);
     const int parts =
         heads == d->v_heads ? 1 : (d->ratio + call->chunks.together - 1) / call->chunks.together;
     int first = *(const int *)launch->arguments[1];
@@ -280,58 +308,95 @@ static void ready(const struct fake_cuda_launch *launch)
         }
 }
 
+static void ready_plain(const struct fake_cuda_launch *launch)
+{
+    ready_by(launch, CHUNK_PLAIN);
+}
+
+static void ready_solved(const struct fake_cuda_launch *launch)
+{
+    ready_by(launch, CHUNK_SOLVED);
+}
+
+static void ready_inverse(const struct fake_cuda_launch *launch)
+{
+    ready_by(launch, CHUNK_INVERSE);
+}
+
 /* Nor have results of segments a reader here: that the last byte of each is there is all. */
 static void segments(const struct fake_cuda_launch *launch)
 {
     const linear_call *call = launch->arguments[0];
     const linear_dims *d = &call->dims;
     const int panels = d->v_dim / CHUNK_PANEL;
-    const int64_t results = launch->grid[0] / CHUNK_SEGMENT_PARTS(panels, find_rule(d));
+    const int delta = d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
+    const int64_t results = launch->grid[0] / CHUNK_SEGMENT_PARTS(panels, delta);
     for (int64_t i = 0; i < results; i++)
         *PORTABLE_AT(call->chunks.results + (i + 1) * CHUNK_RESULT_BYTES(panels) - 1) = 1;
 }
 
-/* A sequence, in the launch that has the last of its chunks; `ready`: if it has been made so. */
-static void states_sequence(const linear_call *call, int s, int first, int ready, int64_t blocks)
+/* A sequence, in the launch that has the last of its chunks, if that has been made ready: `values` bytes
+ * of each, 0 = none. */
+static void states_sequence(const linear_call *call, int s, int first, int64_t values,
+                            int64_t blocks)
 {
     const linear_dims *d = &call->dims;
     int begin = linear_load_int(call->chunks.sequences, 2 * s);
     int end = begin + linear_load_int(call->chunks.sequences, 2 * s + 1);
     if (end == begin || end <= first || end > first + call->chunks.window)
         return;
-    const int64_t values =
-        (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, find_rule(d));
-    if (ready && *PORTABLE_AT(call->chunks.values + (end - first) * values - 1) != (char)end)
+    const int64_t rows = call->chunks.rows ? row_bytes(d) : 0;
+    if (values && *PORTABLE_AT(call->chunks.values + (end - first) * values - 1) != (char)end)
+        return;
+    if (rows && *PORTABLE_AT(call->chunks.rows + (end - first) * rows - 1) != (char)end)
         return;
     struct keys keys = {0};
     for (int head = 0; head < d->v_heads && blocks > 0; head++)
         for (int value = 0; value < d->v_dim; value += 16 * CHUNK_STATE_WARPS, blocks--)
             if (blocks > 0)
-                steps_columns(call, s, head, value,
+                steps_columns(rows ? &before : call, s, head, value,
                               d->v_dim - value < 16 * CHUNK_STATE_WARPS ? d->v_dim - value
                                                                         : 16 * CHUNK_STATE_WARPS,
                               &keys);
     free(keys.rows);
 }
 
-static void states_from(const struct fake_cuda_launch *launch, int first, int ready)
+static void states_from(const struct fake_cuda_launch *launch, int first, int64_t values)
 {
     const linear_call *call = launch->arguments[0];
     const linear_dims *d = &call->dims;
     int columns = 16 * CHUNK_STATE_WARPS, slices = (d->v_dim + columns - 1) / columns;
     int64_t blocks = launch->grid[0];
     for (int s = 0; s < linear_num_real(&call->batch); s++)
-        states_sequence(call, s, first, ready, blocks - (int64_t)s * d->v_heads * slices);
+        states_sequence(call, s, first, values, blocks - (int64_t)s * d->v_heads * slices);
 }
 
-static void states(const struct fake_cuda_launch *launch)
+static void states_by(const struct fake_cuda_launch *launch, int rule)
 {
-    states_from(launch, *(const int *)launch->arguments[1], 1);
+    const linear_call *call = launch->arguments[0];
+    const linear_dims *d = &call->dims;
+    states_from(launch, *(const int *)launch->arguments[1],
+                (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, rule));
+}
+
+static void states_plain(const struct fake_cuda_launch *launch)
+{
+    states_by(launch, CHUNK_PLAIN);
+}
+
+static void states_solved(const struct fake_cuda_launch *launch)
+{
+    states_by(launch, CHUNK_SOLVED);
+}
+
+static void states_inverse(const struct fake_cuda_launch *launch)
+{
+    states_by(launch, CHUNK_INVERSE);
 }
 
 static void fused(const struct fake_cuda_launch *launch)
 {
-    states_from(launch, 0, 0);
+    states_from(launch, *(const int *)launch->arguments[2], 0);
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
@@ -342,7 +407,7 @@ static void convolve_rows(const struct fake_cuda_launch *launch, int number)
     const linear_dims *d = &call->dims;
     int per_row = (d->channels / number + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS, first, pad, end;
     linear_find_rows(&call->batch, &first, &pad, &end);
-    int64_t rows = launch->grid[0] / per_row * CONVOLVE_ROWS;
+    int64_t rows = launch->grid[0] / per_row * *(const int *)launch->arguments[1];
     for (int s = 0; s < linear_num_real(&call->batch); s++) {
         linear_sequence sequence = linear_find_sequence(&call->batch, s);
         for (int t = 0; t < sequence.num_rows && sequence.first_row + t - first < rows; t++)
@@ -359,7 +424,7 @@ static void convolve(const struct fake_cuda_launch *launch)
 
 static void convolve_vectors(const struct fake_cuda_launch *launch)
 {
-    convolve_rows(launch, 8);
+    convolve_rows(launch, CONVOLVE_NUMBER);
 }
 
 static void keep_inputs(const linear_call *call, const linear_sequence *sequence, int end, int slot,
@@ -419,15 +484,18 @@ void fake_linear_define(void)
         "linear_decode_plain_128", "linear_decode_delta_128", "linear_decode_channels_128",
         "linear_steps_plain_128",  "linear_steps_delta_128",  "linear_steps_channels_128",
         "linear_steps_plain_256",  "linear_steps_delta_256",  "linear_steps_channels_256"};
-    static const char *const chunked[] = {"linear_ready_plain",    "linear_ready_delta",
-                                          "linear_ready_inverse",  "linear_ready_channels",
-                                          "linear_states_plain",   "linear_states_delta",
-                                          "linear_states_inverse", "linear_segments_plain",
-                                          "linear_segments_delta", "linear_segments_inverse"};
+    static const char *const chunked[] = {
+        "linear_ready_plain",    "linear_ready_delta",    "linear_ready_inverse",
+        "linear_ready_tiles",    "linear_ready_channels", "linear_states_plain",
+        "linear_states_delta",   "linear_states_inverse", "linear_states_tiles",
+        "linear_segments_plain", "linear_segments_delta", "linear_segments_inverse",
+        "linear_segments_tiles"};
     static void (*const by_chunks[])(const struct fake_cuda_launch *launch) = {
-        ready, ready, ready, ready, states, states, states, segments, segments, segments};
-    static const size_t sizes[] = {sizeof(linear_call), sizeof(int)};
-    static const size_t fused_sizes[] = {sizeof(linear_call), sizeof(linear_maps)};
+        ready_plain,  ready_solved,  ready_inverse,  ready_inverse,  ready_solved,
+        states_plain, states_solved, states_inverse, states_inverse, segments,
+        segments,     segments,      segments};
+    static const size_t sizes[] = {sizeof(linear_call), sizeof(int), sizeof(int)};
+    static const size_t fused_sizes[] = {sizeof(linear_call), sizeof(linear_maps), sizeof(int)};
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)
         return;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
@@ -435,10 +503,12 @@ void fake_linear_define(void)
     fake.define_kernel("linear_list", list, sizes, 1, NULL);
     for (size_t i = 0; i < sizeof chunked / sizeof chunked[0]; i++)
         fake.define_kernel(chunked[i], by_chunks[i], sizes, 2, NULL);
-    fake.define_kernel("linear_fused", fused, fused_sizes, 2, NULL);
-    fake.define_kernel("linear_fused_segments", segments, fused_sizes, 2, NULL);
-    fake.define_kernel("linear_convolve", convolve, sizes, 1, NULL);
-    fake.define_kernel("linear_convolve_bf16", convolve_vectors, sizes, 1, NULL);
-    fake.define_kernel("linear_convolve_f16", convolve_vectors, sizes, 1, NULL);
+    fake.define_kernel("linear_fused", fused, fused_sizes, 3, NULL);
+    fake.define_kernel("linear_fused_segments", segments, fused_sizes, 3, NULL);
+    fake.define_kernel("linear_convolve_chunks", convolve_chunks, sizes, 3, NULL);
+    fake.define_kernel("linear_convolve_tiles", convolve_tiles, sizes, 3, NULL);
+    fake.define_kernel("linear_convolve", convolve, sizes, 2, NULL);
+    fake.define_kernel("linear_convolve_bf16", convolve_vectors, sizes, 2, NULL);
+    fake.define_kernel("linear_convolve_f16", convolve_vectors, sizes, 2, NULL);
     fake.define_kernel("linear_finish", finish, sizes, 2, NULL);
 }
