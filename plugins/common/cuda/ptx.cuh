@@ -300,6 +300,21 @@ static PTX void bulk_load(unsigned to, const void *from, unsigned bytes, unsigne
 #endif
 }
 
+/* The same of bytes that are read once, which leave the L2 cache first: code and tables, which are read again, stay. */
+static PTX void bulk_load_once(unsigned to, const void *from, unsigned bytes, unsigned barrier)
+{
+#if HAS_HOPPER
+    asm volatile("{\n.reg .b64 policy;\n"
+                 "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], policy;\n}" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+#else
+    __trap();
+#endif
+}
+
 /* ---- Arithmetic --------------------------------------------------------------------------------
  */
 

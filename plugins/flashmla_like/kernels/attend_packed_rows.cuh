@@ -103,9 +103,9 @@ DEVICE void packed_rows_slow(const codes_source &mine, unsigned raw, int first, 
     copy_wait();
 }
 
-/* A share of a warp's rows: a bulk copy each. */
+/* A share of a warp's rows: a bulk copy each. `once`: no other block reads them. */
 DEVICE void packed_rows_load(const codes_source &now, int first, unsigned to, unsigned full,
-                             int lane, bool aligned)
+                             int lane, bool aligned, bool once)
 {
     const bool mine = lane >= first && lane < first + PACKED_SHARE;
     const bool plain = !mine || (now.bytes && !now.fresh);
@@ -114,8 +114,11 @@ DEVICE void packed_rows_load(const codes_source &now, int first, unsigned to, un
             barrier_arrive_expect(full, PACKED_SHARE * MLA_PACKED_BYTES);
         else
             barrier_arrive(full);
-        if (mine)
-            bulk_load(to + (lane - first) * MLA_PACKED_PITCH, now.row, MLA_PACKED_BYTES, full);
+        const unsigned place = to + (lane - first) * MLA_PACKED_PITCH;
+        if (mine && once)
+            bulk_load_once(place, now.row, MLA_PACKED_BYTES, full);
+        else if (mine)
+            bulk_load(place, now.row, MLA_PACKED_BYTES, full);
     } else {
         packed_rows_slow(now, to, first, lane, aligned);
         barrier_arrive(full);
@@ -232,7 +235,7 @@ DEVICE void packed_rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
                 barrier_wait(m.raw_empty + 8 * share, phase);
                 packed_rows_load(now, i * PACKED_SHARE,
                                  m.raw + share * PACKED_SHARE * MLA_PACKED_PITCH,
-                                 m.raw_full + 8 * share, lane, aligned);
+                                 m.raw_full + 8 * share, lane, aligned, c.pair == 1);
             }
             phase ^= 1;
             packed_rows_measure(m, next, phase, warp, lane);
