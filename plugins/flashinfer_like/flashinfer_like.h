@@ -27,6 +27,7 @@ enum {
     MERGE_SEVERAL = 4,          /* 64ths of a unit: a part of few rows, by several blocks */
     MERGE_SEVERAL_MANY = 1,     /* of many rows */
     SHORT_ROWS = FI_SHORT_ROWS, /* of a sequence and KV head, at most, for tiles of FI_ROWS */
+    SHORT_MOST = 64,            /* the same where an estimate says that they are sooner */
     SAVE_BLOCKS = 8,            /* blocks of fi_save for each multiprocessor */
     SAVE_PIECES = 1024,         /* of 16 bytes: what a block of attention saves on its way */
     LEAST_SPLIT = FI_KEYS,      /* keys, as FI_OPTIONS says */

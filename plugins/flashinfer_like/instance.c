@@ -158,11 +158,10 @@ int fi_has_kernel(const fi_group *group, int kernel)
 /* As many blocks as the device runs at once and as there is workspace for, or fewer, so that all
  * lanes have as many. Heads of the same keys are read at the same time where there are blocks for
  * them. */
-fi_grid fi_find_grid(const fi_group *group, int kernel, const attn_bounds *bounds)
+static fi_grid find_grid(const fi_group *group, const attn_bounds *bounds, uint32_t blocks)
 {
     int64_t most = group->options.workspace / fi_block_bytes(group, bounds);
     uint32_t heads = (uint32_t)group->base.kv_heads;
-    uint32_t blocks = group->num_sms * (uint32_t)group->shape->kernels[kernel].blocks;
     if (most < blocks)
         blocks = most > 1 ? (uint32_t)most : 1;
     fi_grid grid = {.lanes = heads < blocks ? heads : blocks};
@@ -172,11 +171,19 @@ fi_grid fi_find_grid(const fi_group *group, int kernel, const attn_bounds *bound
     return grid;
 }
 
+fi_grid fi_find_grid(const fi_group *group, int kernel, const attn_bounds *bounds)
+{
+    const int32_t each = group->shape->kernels[kernel].blocks;
+    return find_grid(group, bounds, group->num_sms * (uint32_t)each);
+}
+
+/* Where the batch may not have all multiprocessors it has a block for each of its own: they could be
+ * on as many as there are blocks. */
 fi_grid fi_bounded_grid(const fi_group *group, int kernel, const attn_bounds *bounds)
 {
-    fi_group bounded = *group;
-    bounded.num_sms = cuda_num_sms(bounds, group->num_sms);
-    return fi_find_grid(&bounded, kernel, bounds);
+    const uint32_t sms = cuda_num_sms(bounds, group->num_sms);
+    return sms < group->num_sms ? find_grid(group, bounds, sms)
+                                : fi_find_grid(group, kernel, bounds);
 }
 
 int fi_warp_keys(const fi_group *group, int kernel)

@@ -420,6 +420,13 @@ static int merge_cost_several(int rows, int level)
     return level >= 0 ? FI_MERGE : rows == FI_ROWS ? MERGE_SEVERAL : MERGE_SEVERAL_MANY;
 }
 
+/* What a column may have more to have a part of one item alone. */
+static int even_units(const cuda_group *group, int rows)
+{
+    return rows == FI_ROWS ? int_min(FI_END / (group->dim + group->v_dim), FI_MOST_EVEN)
+                           : FI_EVEN_HALF;
+}
+
 /* Rows of a tile, at most: a sequence may have fewer. */
 static int most_rows(const attn_metadata *metadata, uint32_t index, int rows)
 {
@@ -461,6 +468,7 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan
                            .several =
                                plan_several(level >= 0 ? rows : most_rows(metadata, index, rows)),
                            .merged = level >= 0 ? 1 : int_max(1, FI_MERGED * FI_ROWS / rows),
+                           .even = even_units(&group->base, rows),
                            .hands = fi_is_prefill(kernel) && level < 0 ? FI_HANDS : 1,
                            .level = level,
                            .prefixes = metadata->prefixes};

@@ -59,7 +59,8 @@ static __device__ __forceinline__ void consume_group(const fi_call &c, const cur
     if (c.cap != 0 && !c.operands.slopes)
         scores_cap(c.cap, score);
     if (from < it.all_lo || from + GROUP_KEYS > it.all_hi)
-        seen = scores_mask<S>(c, at, it, score);
+        seen = warp_or(is_range(c) ? scores_cut<S>(c, at, it, score)
+                                   : scores_mask<S>(c, at, it, score));
     softmax_update<S>(score, it);
     if constexpr (!S::quantised)
         product_values<S>(round_probabilities<S::half>(score, seen), v, it);
@@ -158,13 +159,15 @@ static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
     }
     __syncthreads();
     if (threadIdx.x >= S::warps * 32) {
+        const grid_team team = grid_part(S::warps * 32, S::producers * WARPS * 32);
         registers_release<S::producer_registers>();
         if (at.left > 0)
             produce<S>(c, at, shared);
         grid_wait();
         grid_launch_dependents();
         if (S::teams == 1 && !S::quantised && !splits && c.saves)
-            save_new_rows(c, S::dim, S::v_dim, grid_part(S::warps * 32, S::producers * WARPS * 32));
+            save_new_rows(c, S::dim, S::v_dim, team);
+        clear_padding(c, S::v_dim, team);
     } else {
         item<S> it;
         registers_take<S::consumer_registers>();
@@ -175,7 +178,6 @@ static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
         if (at.left > 0)
             consume<S, splits>(c, start, at, it, shared);
     }
-    clear_padding(c, S::v_dim, grid_part(0, (int)blockDim.x));
     PROFILE_LAUNCH;
 }
 

@@ -297,7 +297,11 @@ static __device__ __forceinline__ void
 merge_parts(const fi_call &c, const cursor &at, const index_sequence &q, const parts &p, int rows,
             float *exchange, float *tops, u32 *told)
 {
-    const int shift = arrivals_shift(rows, p.count, S::item_warps);
+    int shift = arrivals_shift(rows, p.count, S::item_warps);
+    /* In slices of MERGE_ROWS a thread has one piece of a row. */
+    if constexpr (S::v_dim == 128 && !S::quantised)
+        if (rows > 2 * MERGE_ROWS && shift < ARRIVALS_ALL)
+            shift = min(shift, 2);
     const int slices = arrivals_slices(rows, shift);
     if (item_thread<S>() == 0)
         *told = arrivals_come(p.counter, p.count, slices, at.left > 1 ? 0 : ARRIVALS_POLLS);

@@ -5,8 +5,9 @@
  * only.
  *
  *   scores -> scores_cap(): where a cap is all that there is to a logit beside the product
- *          -> scores_mask(): logits of what is seen, where not every row sees all of the keys, or
- *             a logit has its slope, and the cap after it
+ *          -> scores_cut(): logits of what is seen, where not every row sees all of the keys
+ *          -> scores_mask(): the same where a range does not tell which, or a logit has its slope,
+ *             and the cap after it
  *          -> softmax_update(): 2^(logit - top); sums so far follow the largest
  *          -> round_probabilities(): f16 or bf16, the operand of the product with values
  */
@@ -24,8 +25,47 @@ static __device__ __forceinline__ void scores_cap(float cap, float (&score)[2][4
         score[n / 4][n % 4] = cap * SOFTMAX_LOG2E * tanh_fast(score[n / 4][n % 4] * inverse);
 }
 
+/* Does a row see all keys of a range, and are its scores logits? */
+static __device__ __forceinline__ bool is_range(const fi_call &c)
+{
+    return !c.custom && !c.operands.slopes && !c.batch.item_prefix_lens;
+}
+
+/* What any lane that has the same keys sees: any row of the warp. */
+static __device__ __forceinline__ u32 warp_or(u32 seen)
+{
+    seen |= __shfl_xor_sync(~0u, seen, 4);
+    seen |= __shfl_xor_sync(~0u, seen, 8);
+    return seen | __shfl_xor_sync(~0u, seen, 16);
+}
+
 /* Scores, already scaled, to logits of what is seen. Returns which: bit 2j + e for key e of this
  * lane's two of the j-th 8. */
+template <typename S>
+static __device__ __forceinline__ u32 scores_cut(const fi_call &c, const cursor &at,
+                                                 const item<S> &it, float (&score)[2][4])
+{
+    const mask_rule rule = rule_of(c);
+    const int lane = (int)threadIdx.x & 31, from = cursor_key(at);
+    u32 seen = 0;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int row = at.tile.row0 + h * 8 + lane / 4, lo, hi;
+        mask_positions(&rule, it.q.prefix_len + short_query(c, row), &lo, &hi);
+        hi = row < it.q.q_len * c.ratio ? min(hi, at.tile.hi) : lo;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            int key = from + n / 2 * 8 + (lane & 3) * 2 + n % 2;
+            bool sees = key >= lo && key < hi;
+            float &x = score[n / 2][h * 2 + n % 2];
+            x = sees ? x : SOFTMAX_EMPTY;
+            seen |= sees ? 1u << n : 0;
+        }
+    }
+    return seen;
+}
+
+/* The same of any mask. */
 template <typename S>
 static __device__ u32 scores_mask(const fi_call &c, const cursor &at, const item<S> &it,
                                   float (&score)[2][4])
@@ -53,10 +93,7 @@ static __device__ u32 scores_mask(const fi_call &c, const cursor &at, const item
             seen |= sees ? 1u << n : 0;
         }
     }
-    /* What any row of the warp sees. */
-    seen |= __shfl_xor_sync(~0u, seen, 4);
-    seen |= __shfl_xor_sync(~0u, seen, 8);
-    return seen | __shfl_xor_sync(~0u, seen, 16);
+    return seen;
 }
 
 /* Logits become probabilities by the largest so far; what was summed up follows it. */

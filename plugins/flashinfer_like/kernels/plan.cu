@@ -96,6 +96,45 @@ static __device__ i64 plan_tiles(const fi_plan_call &p, int levels, int tiles, i
     return all;
 }
 
+/* fi_plan_fill(): a warp counts for each number of units, the last one finds the longest item. */
+static __device__ void plan_fill_up(const fi_plan_call &p, fi_plan *plan, i64 *room)
+{
+    __shared__ int counts[FI_MOST_EVEN + 1];
+    __shared__ int longest;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    i64 all, units = 0, each = plan_begin_filling(&p, plan);
+    if (each == 0)
+        return;
+    if (warp <= p.even) {
+        int here = (int)plan_count_filled(&p, plan->tiles, each + warp, lane, 32);
+        here = (int)__reduce_add_sync(~0u, (u32)here);
+        if (lane == 0)
+            counts[warp] = here;
+    } else if (warp == FI_PLAN_THREADS / 32 - 1) {
+        int here = (int)plan_find_longest(&p, plan->tiles, lane, 32);
+        here = (int)__reduce_max_sync(~0u, (u32)here);
+        if (lane == 0)
+            longest = here;
+    }
+    __syncthreads();
+    each = plan_choose_filling(&p, plan, each, longest, counts);
+    if (each == 0)
+        return;
+    int first, end;
+    share(plan->tiles, &first, &end);
+    for (int i = first; i < end; i++)
+        units += plan_fill(&p, i, each);
+    i64 at = sum_before(units, room, &all);
+    for (int i = first; i < end; i++) {
+        p.before[i] = at;
+        at += plan_fill(&p, i, each);
+    }
+    if (threadIdx.x == 0)
+        p.before[plan->tiles] = all;
+    __syncthreads();
+    plan_end_filling(&p, plan, each, all);
+}
+
 extern "C" __global__ void __launch_bounds__(FI_PLAN_THREADS)
     fi_plan_batch(const __grid_constant__ fi_plan_call p)
 {
@@ -103,6 +142,7 @@ extern "C" __global__ void __launch_bounds__(FI_PLAN_THREADS)
     int levels = plan_levels(p, room);
     int tiles = plan_sequences(p, levels, room);
     fi_plan plan = plan_make(&p, tiles, plan_tiles(p, levels, tiles, room));
+    plan_fill_up(p, &plan, room);
     if (threadIdx.x == 0)
         *p.plan = plan;
     for (int c = (int)threadIdx.x; c < p.columns; c += FI_PLAN_THREADS)

@@ -14,8 +14,19 @@
 #ifndef FI_PLAN_CUH
 #define FI_PLAN_CUH
 
-#include "plugins/common/cuda/mask.cuh"
+#include "plugins/flashinfer_like/kernels/plan_units.cuh"
 #include "plugins/flashinfer_like/kernels/prefixes.cuh"
+
+enum {
+    FI_MERGE = 96, /* merging a part of a run's item takes as long as so many 64ths of a unit */
+    FI_MERGE_ROWS = 28, /* the same of FI_ROWS rows of any other item, by one block */
+    FI_MERGED = 16,     /* parts of FI_ROWS rows that are merged in about the time of one */
+    /* An end of an item of FI_ROWS rows takes as long as so many units of one dimension; a column
+     * has so many more, at most FI_MOST_EVEN, to have a part of one item alone. */
+    FI_END = 1024,
+    FI_EVEN_HALF = 2, /* of half a tile of FI_PREFILL_ROWS */
+    FI_MOST_EVEN = 8
+};
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
@@ -111,29 +122,19 @@ PORTABLE int plan_deal(const fi_plan_call *p, int tiles, int n)
     return round * p->hands + (round % 2 ? p->hands - 1 - hand : hand);
 }
 
-PORTABLE int plan_tile_units(const fi_tile *tile, int unit)
-{
-    return int_max(1, (tile->hi - tile->lo - tile->skip + unit - 1) / unit);
-}
-
-/* The first key of its unit u. */
-PORTABLE int plan_unit_key(const fi_tile *tile, int unit, int u)
-{
-    return tile->lo + u * unit + (u >= tile->gap ? tile->skip : 0);
-}
-
 /* ---- Columns ------------------------------------------------------------------------------- */
 
-/* The first unit of column c. */
+/* The first unit of column c. The last column of an item has no more units than the others: it may
+ * have new keys, and keys that not all rows see. */
 PORTABLE i64 plan_first_unit(i64 units, int columns, int c)
 {
-    return units * c / columns;
+    return (units * c + columns - 1) / columns;
 }
 
 /* The column that unit u belongs to. */
 PORTABLE int plan_column_of(i64 units, int columns, i64 u)
 {
-    return (int)(((u + 1) * columns - 1) / units);
+    return (int)(u * columns / units);
 }
 
 /* Of n columns that share an item, merging n parts takes `merge` 64ths of a unit's time each:
@@ -141,51 +142,43 @@ PORTABLE int plan_column_of(i64 units, int columns, i64 u)
  */
 PORTABLE i64 plan_best_columns(const fi_plan_call *p, i64 units, i64 items, i64 least, int merge)
 {
-    while (least < p->columns && least * least * merge < units * items * 64)
-        least++;
+    i64 high = p->columns;
+    while (least < high) {
+        i64 middle = least + (high - least) / 2;
+        if (middle * middle * merge < units * items * 64)
+            least = middle + 1;
+        else
+            high = middle;
+    }
     return int_min((int)least, p->columns);
 }
 
-/* Parts of an item of so many rows from which on several blocks merge them. Of few rows one block
- * has the time, and of a whole tile's a block that waits in vain costs more than it saves. */
-PORTABLE int plan_several(int rows)
-{
-    return rows > FI_ROWS && rows <= FI_PREFILL_ROWS / 2 ? FI_SEVERAL_HALF : FI_SEVERAL;
-}
-
-/* Columns of items that are all as long as the first one, at most `most` of them: as many for each
- * item, so that no column has parts of two, whose ends it would have one after the other. An end
- * takes as long as FI_EVEN units or more. 0: they are not alike, or it takes more units, beyond
- * `each` of a column. */
-PORTABLE int plan_even_columns(const fi_plan_call *p, i64 units, i64 items, i64 most, i64 each)
-{
-    const fi_tile first = *PORTABLE_AT(p->tiles);
-    i64 own = plan_tile_units(&first, p->unit), parts = most / items;
-    if (units != items * own || parts == 0)
-        return 0;
-    i64 longest = (own + parts - 1) / parts;
-    return longest <= each + FI_EVEN ? (int)(items * ((own + longest - 1) / longest)) : 0;
-}
-
-/* Columns where items are fewer. Up to p->merged parts are merged in the time of one. Where several
- * blocks merge, and of few rows always, columns are fewer than were best if none of them has more
- * units then. Of many rows one block's merge takes longer: blocks that do not all end at once do
- * that while others work. */
-PORTABLE int plan_shared_columns(const fi_plan_call *p, i64 units, i64 items)
+/* Columns where items are fewer, at most. Up to p->merged parts are merged in the time of one. */
+PORTABLE i64 plan_most_columns(const fi_plan_call *p, i64 units, i64 items)
 {
     i64 least = int_max(1, (int)(items < p->columns ? items * p->merged : p->columns));
     i64 best = plan_best_columns(p, units, items, least, p->merge_several);
-    const int is_few = p->rows == FI_ROWS && p->level < 0;
-    if (units == 0)
-        return (int)best;
-    if (best < items * p->several) {
+    if (units > 0 && best < items * p->several)
         best = plan_best_columns(p, units, items, least, p->merge);
-        if (!is_few)
-            return (int)best;
-    }
-    i64 each = (units + best - 1) / best;
-    int even = is_few ? plan_even_columns(p, units, items, best, each) : 0;
-    return even > 0 ? even : (int)((units + each - 1) / each);
+    return best;
+}
+
+/* Are the rows few enough for an item's end to take little of a column's time? */
+PORTABLE int plan_is_few(const fi_plan_call *p)
+{
+    return p->level < 0 && (p->rows == FI_ROWS || p->several == FI_SEVERAL_HALF);
+}
+
+/* How many of them. Where several blocks merge, and of few rows always, columns are fewer than were
+ * best if none of them has more units then. Of many rows one block's merge takes longer: blocks
+ * that do not all end at once do that while others work. */
+PORTABLE int plan_shared_columns(const fi_plan_call *p, i64 units, i64 items)
+{
+    i64 most = plan_most_columns(p, units, items);
+    if (units == 0 || (most < items * p->several && !plan_is_few(p)))
+        return (int)most;
+    i64 each = (units + most - 1) / most;
+    return (int)((units + each - 1) / each);
 }
 
 /* Units of a lane, and how many columns share them. Of fewer items than columns each is shared, and
@@ -201,6 +194,78 @@ PORTABLE fi_plan plan_make(const fi_plan_call *p, int tiles, i64 head_units)
         plan.columns = (int)plan.units;
     return plan;
 }
+
+/* ---- Columns of one item --------------------------------------------------------------------
+ *
+ * Where items are fewer than columns, an item's units may be filled up to whole columns with some
+ * that are nobody's, after its own:
+ *
+ *   items     |0 0 0 0 0|1 1 1|2 2 2 2 2 2 2 2|      16 units in columns of 3: two have parts of two
+ *   filled    |0 0 0|0 0 .|1 1 1|2 2 2|2 2 2|2 2 .|  items, whose ends they have one after the other
+ *
+ * An end takes as long as p->even units or more, so columns may have so many more for it; and where
+ * the longest item has no more, none is cut at all. */
+
+/* Columns of `each` units for the items of tiles first, first + step ... */
+PORTABLE i64 plan_count_filled(const fi_plan_call *p, int tiles, i64 each, int first, int step)
+{
+    i64 columns = 0;
+    for (int i = first; i < tiles; i += step) {
+        const fi_tile tile = *PORTABLE_AT(p->tiles + i);
+        columns += (plan_tile_units(&tile, p->unit) + each - 1) / each;
+    }
+    return columns * p->rounds;
+}
+
+PORTABLE i64 plan_find_longest(const fi_plan_call *p, int tiles, int first, int step)
+{
+    i64 longest = 0;
+    for (int i = first; i < tiles; i += step) {
+        const fi_tile tile = *PORTABLE_AT(p->tiles + i);
+        i64 units = plan_tile_units(&tile, p->unit);
+        longest = units > longest ? units : longest;
+    }
+    return longest;
+}
+
+/* Units of a column as planned so far; 0: items are not to be filled up. */
+PORTABLE i64 plan_begin_filling(const fi_plan_call *p, const fi_plan *plan)
+{
+    i64 items = (i64)plan->tiles * p->rounds;
+    if (items >= p->columns || p->split > 0 || !plan_is_few(p) || plan->units == 0)
+        return 0;
+    i64 most = plan_most_columns(p, plan->units, items);
+    return (plan->units + most - 1) / most;
+}
+
+/* Units of a column that items are filled up to; 0: they are not. counts[n]: columns that this
+ * takes with n units more than `each`. */
+PORTABLE i64 plan_choose_filling(const fi_plan_call *p, const fi_plan *plan, i64 each, i64 longest,
+                                 const int *counts)
+{
+    i64 most = plan_most_columns(p, plan->units, (i64)plan->tiles * p->rounds);
+    if (longest <= each + p->even)
+        return longest;
+    for (int n = 0; n <= p->even; n++)
+        if (counts[n] <= most)
+            return each + n;
+    return 0;
+}
+
+/* Units of the item of tile i in columns of `each`. */
+PORTABLE i64 plan_fill(const fi_plan_call *p, int i, i64 each)
+{
+    const fi_tile tile = *PORTABLE_AT(p->tiles + i);
+    return (plan_tile_units(&tile, p->unit) + each - 1) / each * each;
+}
+
+PORTABLE void plan_end_filling(const fi_plan_call *p, fi_plan *plan, i64 each, i64 head_units)
+{
+    plan->units = head_units * p->rounds;
+    plan->columns = (int)(plan->units / each);
+}
+
+/* ---- Starts --------------------------------------------------------------------------------- */
 
 /* Where a unit is: its item, by tile and round, and which of the item's own units; below 0: it is
  * of those before them. */
@@ -230,7 +295,8 @@ PORTABLE plan_place plan_find_unit(const fi_plan_call *p, const fi_plan *plan, i
     const fi_tile tile = *PORTABLE_AT(p->tiles + low);
     plan_place place = {low, 0, 0, plan_tile_units(&tile, p->unit)};
     i64 rest = u - plan_tile_begin(p, plan, low);
-    int all = place.units + plan->begin;
+    i64 own = *PORTABLE_AT(p->before + low + 1) - *PORTABLE_AT(p->before + low);
+    i64 all = own + plan->begin;
     place.round = (int)(rest / all);
     place.unit = (int)(rest % all) - plan->begin;
     return place;
@@ -304,6 +370,8 @@ PORTABLE fi_start plan_make_start(const fi_plan_call *p, const fi_plan *plan, in
     i64 first = plan_first_unit(plan->units, plan->columns, c);
     i64 last = plan_first_unit(plan->units, plan->columns, c + 1) - 1;
     plan_place from = plan_find_unit(p, plan, first), to = plan_find_unit(p, plan, last);
+    i64 to_begin = last - to.unit;
+    to.unit = int_min(to.unit, to.units - 1); /* not those that it was filled up with */
     int count = (int)(plan_own_units(p, to) + (to.unit >= 0) - plan_own_units(p, from));
     if (count == 0)
         return start;
@@ -322,13 +390,32 @@ PORTABLE fi_start plan_make_start(const fi_plan_call *p, const fi_plan *plan, in
     start.last_parts = 1;
     if (to.unit >= 0)
         start.last_parts =
-            plan_column_of(plan->units, plan->columns, last - to.unit + to.units - 1) - c + 1;
+            plan_column_of(plan->units, plan->columns, to_begin + to.units - 1) - c + 1;
     return start;
 }
 
 /* ---- All of it ------------------------------------------------------------------------------- */
 
 #ifndef __CUDACC__
+
+static inline void fi_plan_fill(const fi_plan_call *p, fi_plan *plan)
+{
+    int counts[FI_MOST_EVEN + 1];
+    i64 units = 0, each = plan_begin_filling(p, plan);
+    if (each == 0)
+        return;
+    for (int n = 0; n <= p->even; n++)
+        counts[n] = (int)plan_count_filled(p, plan->tiles, each + n, 0, 1);
+    each = plan_choose_filling(p, plan, each, plan_find_longest(p, plan->tiles, 0, 1), counts);
+    if (each == 0)
+        return;
+    for (int i = 0; i < plan->tiles; i++) {
+        *PORTABLE_AT(p->before + i) = units;
+        units += plan_fill(p, i, each);
+    }
+    *PORTABLE_AT(p->before + plan->tiles) = units;
+    plan_end_filling(p, plan, each, units);
+}
 
 /* Plan a batch whose arrays can be read here, or looked up. */
 static inline void fi_plan_all(const fi_plan_call *p)
@@ -352,6 +439,7 @@ static inline void fi_plan_all(const fi_plan_call *p)
     }
     *PORTABLE_AT(p->before + tiles) = units;
     fi_plan plan = plan_make(p, tiles, units);
+    fi_plan_fill(p, &plan);
     *PORTABLE_AT(p->plan) = plan;
     for (int c = 0; c < p->columns; c++)
         *PORTABLE_AT(p->starts + c) = plan_make_start(p, &plan, c);

@@ -13,8 +13,8 @@
  *   column  blocks of all lanes that have the same part of the batch
  *
  * The units of a lane are numbered: by tile, then item, then key. Column c of `columns` does those
- * from units * c / columns to units * (c + 1) / columns, so that no two blocks differ by more than
- * one, whatever the lengths. In a batch of many short items their begins and ends count as well:
+ * from units * c / columns to units * (c + 1) / columns, both rounded up, so that no two blocks
+ * differ by more than one, whatever the lengths. In a batch of many short items their begins and ends count as well:
  * each has `begin` units more, before its own, that are nobody's work. All heads of the same keys
  * are read at the same time: where they lie side by side in memory, that is worth a tenth of its
  * bandwidth. An item that several columns share is merged by the last of their blocks to end.
@@ -47,11 +47,7 @@ enum {
     FI_SHORT_ROWS = 32,  /* of a sequence and KV head, at most, for tiles of FI_ROWS */
     FI_SEVERAL = 8,      /* parts of an item from which on several blocks merge them */
     FI_SEVERAL_HALF = 4, /* the same of FI_ROWS rows to half a tile of FI_PREFILL_ROWS */
-    FI_MERGE = 96, /* merging a part of a run's item takes as long as so many 64ths of a unit */
-    FI_MERGE_ROWS = 28, /* the same of FI_ROWS rows of any other item, by one block */
-    FI_MERGED = 16,     /* parts of FI_ROWS rows that are merged in about the time of one */
-    FI_EVEN = 2,        /* units more that a column may have to have a part of one item alone */
-    FI_LEVELS = 4,      /* of shared prefixes; those of more levels are read by each sequence */
+    FI_LEVELS = 4,       /* of shared prefixes; those of more levels are read by each sequence */
     FI_PLAN_THREADS = 1024,
     FI_SAVE_THREADS = 256
 };
@@ -138,6 +134,7 @@ typedef struct fi_plan_call {
     int merge_several; /* the same where several blocks do */
     int several;       /* parts of an item from which on several do */
     int merged;        /* parts of an item that take no longer than one to merge */
+    int even;          /* units more that a column may have to have a part of one item alone */
     int hands; /* that the tiles are dealt to: plan_deal(). 1 = they lie in the batch's order */
     int skips; /* the kernel passes over keys of other items: fi_tile.skip */
     int level; /* of `prefixes`, whose runs are the batch's sequences; -1 = they are its own */

@@ -37,10 +37,9 @@
 #define FI_CODES_TEAMS(v_dim)    ((v_dim) > 128 ? 1 : 2)
 #define FI_CODES_MANY_STAGES     4
 
-/* Of attend: blocks that a multiprocessor has room for, though one launch has no more than one on
- * each. Of short rows it is two, with fewer stages: the next launch's blocks look up what they need
- * while this one's still work. Longer rows lose more by fewer registers and stages than that saves.
- * For many items there are as many stages as fit. */
+/* Of attend: blocks of a multiprocessor. Of short rows it is two, with fewer stages: while one
+ * waits for a merge, or for its first keys, the other multiplies. Longer rows lose more by fewer
+ * registers and stages than that saves. For many items there are as many stages as fit. */
 #define FI_ATTEND_ROOM(dim)         ((dim) > 64 ? 1 : 2)
 #define FI_MANY_STAGES(dim, stages) ((dim) > 64 ? (stages) : 8)
 
@@ -110,13 +109,8 @@ typedef struct fi_shape {
     {                                                                                              \
         dim, v_dim, 1,                                                                             \
         {                                                                                          \
-            {"fi_attend_" #name,                                                                   \
-             FI_ROWS,                                                                              \
-             FI_KEYS,                                                                              \
-             (1 + FI_ATTEND_PRODUCERS(dim)) * 128,                                                 \
-             shared,                                                                               \
-             1,                                                                                    \
-             2},                                                                                   \
+            {"fi_attend_" #name,  FI_ROWS, FI_KEYS, (1 + FI_ATTEND_PRODUCERS(dim)) * 128, shared,  \
+             FI_ATTEND_ROOM(dim), 2},                                                              \
                 {"fi_attend_many_" #name,                                                          \
                  FI_ROWS,                                                                          \
                  FI_KEYS,                                                                          \

@@ -10,7 +10,7 @@
 #ifndef FI_WALK_CUH
 #define FI_WALK_CUH
 
-#include "plugins/flashinfer_like/kernels/plan.cuh"
+#include "plugins/flashinfer_like/kernels/plan_units.cuh"
 
 /* ---- Where a block is ---------------------------------------------------------------------- */
 

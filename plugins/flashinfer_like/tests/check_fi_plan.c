@@ -6,6 +6,7 @@
  */
 #include "host/base/mix.h"
 #include "plugins/flashinfer_like/flashinfer_like.h"
+#include "plugins/flashinfer_like/kernels/plan.cuh"
 #include "plugins/flashinfer_like/kernels/walk.cuh"
 #include "tests/tools/test_main.h"
 
@@ -340,25 +341,50 @@ static void find_places(const test_case *t, int tiles)
     }
 }
 
-/* As many columns as can have units, or fewer of which none has more. Of items that are all alike
- * and of few rows each may have as many to itself, where that is FI_EVEN units more at most. */
+/* As many columns as can have units, or fewer of which none has more; the last has the fewest. Where
+ * items are filled up each column has one alone, and p->even units more at most. */
 static void check_columns(const fi_plan_call *p, i64 units)
 {
     const i64 most = units < p->columns ? units : p->columns, columns = p->plan->columns;
-    const i64 items = (i64)p->plan->tiles * p->rounds;
     REQUIRE(columns <= most && (columns > 0 || units == 0));
     if (units == 0)
         return;
-    const i64 longest = (units + columns - 1) / columns, least = (units + most - 1) / most;
-    const int is_even = p->rows == FI_ROWS && columns % items == 0 && units % items == 0;
-    REQUIRE(longest == least || (is_even && longest <= least + FI_EVEN));
+    const i64 all = p->plan->units;
+    REQUIRE(all - plan_first_unit(all, (int)columns, (int)columns - 1) == all / columns);
+    const i64 longest = (all + columns - 1) / columns, least = (units + most - 1) / most;
+    REQUIRE(longest >= least && longest <= least + (plan_is_few(p) ? p->even : 0));
+}
+
+/* Units of a head in the tiles before, but for those that items are filled up with. */
+static i64 own_before[MAX_UNITS + 1];
+static int is_filled;
+
+static void check_units(const fi_plan_call *p, int tiles)
+{
+    i64 own = 0, filled = 0, each = 1;
+    for (int n = 0; n < tiles; n++) {
+        int keys = p->tiles[n].hi - p->tiles[n].lo - p->tiles[n].skip;
+        own_before[n] = own;
+        own += keys == 0 ? 1 : (keys + p->unit - 1) / p->unit;
+    }
+    own_before[tiles] = own;
+    is_filled = p->before[tiles] != own;
+    if (is_filled)
+        each = p->plan->units / p->plan->columns;
+    for (int n = 0; n < tiles; n++) {
+        REQUIRE(p->before[n] == filled);
+        filled += (own_before[n + 1] - own_before[n] + each - 1) / each * each;
+    }
+    REQUIRE(p->before[tiles] == filled);
+    REQUIRE(p->plan->begin == (tiles * p->rounds >= p->columns ? p->begin : 0));
+    REQUIRE(p->plan->units == (filled + (i64)tiles * p->plan->begin) * p->rounds);
+    check_columns(p, (own + (i64)tiles * p->plan->begin) * p->rounds);
 }
 
 static void check_tiles(const test_case *t)
 {
     const fi_plan_call *p = &t->plan;
     int tiles = 0;
-    i64 units = 0;
     find_places(t, p->plan->tiles);
     for (int s = 0; s < t->seqs; s++) {
         int queries = p->batch.q_indptr ? t->indptr[s + 1] - t->indptr[s] : 1;
@@ -374,18 +400,9 @@ static void check_tiles(const test_case *t)
             check_keys(t, tile, int_min(p->rows, rows - row));
         }
     }
-    for (int n = 0; n < tiles; n++) {
-        int keys = p->tiles[n].hi - p->tiles[n].lo - p->tiles[n].skip;
-        REQUIRE(p->before[n] == units);
-        units += keys == 0 ? 1 : (keys + p->unit - 1) / p->unit;
-    }
     REQUIRE(p->first_tile[t->seqs] == tiles);
     REQUIRE(p->plan->tiles == tiles);
-    REQUIRE(p->before[tiles] == units);
-    REQUIRE(p->plan->begin == (tiles * p->rounds >= p->columns ? p->begin : 0));
-    units = (units + (i64)tiles * p->plan->begin) * p->rounds;
-    REQUIRE(p->plan->units == units);
-    check_columns(p, units);
+    check_units(p, tiles);
 }
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
@@ -401,13 +418,13 @@ static i64 number_of(const test_case *t, int block, const cursor *at)
     REQUIRE(at->head < t->call.kv_heads);
     REQUIRE(at->at < t->plan.plan->tiles);
     REQUIRE(memcmp(&at->tile, &t->plan.tiles[at->at], sizeof at->tile) == 0);
-    return t->plan.before[at->at] * t->plan.rounds + (i64)round * at->units + at->unit;
+    return own_before[at->at] * t->plan.rounds + (i64)round * at->units + at->unit;
 }
 
 /* Units that are somebody's work. */
 static i64 own_units(const test_case *t)
 {
-    return t->plan.before[t->plan.plan->tiles] * t->plan.rounds;
+    return own_before[t->plan.plan->tiles] * t->plan.rounds;
 }
 
 /* Units of the longest split. */
@@ -469,7 +486,7 @@ static void walk_lane(const test_case *t, int lane)
         }
         /* Columns have equally many; of the begins of the first and the last item, parts. */
         REQUIRE(start->count + int_max(begun - 1, 0) * plan->begin <= share + 1 + more);
-        REQUIRE(start->count + (begun + 1) * plan->begin + more >= share);
+        REQUIRE(is_filled || start->count + (begun + 1) * plan->begin + more >= share);
     }
     for (i64 n = 0; n < units; n++)
         REQUIRE(seen[n] == 1);
@@ -480,9 +497,9 @@ static void find_item(const test_case *t, i64 n, i64 *first, i64 *last)
 {
     const fi_plan_call *p = &t->plan;
     int tile = 0;
-    while (p->before[tile + 1] * p->rounds <= n)
+    while (own_before[tile + 1] * p->rounds <= n)
         tile++;
-    i64 units = p->before[tile + 1] - p->before[tile], begin = p->before[tile] * p->rounds;
+    i64 units = own_before[tile + 1] - own_before[tile], begin = own_before[tile] * p->rounds;
     *first = begin + (n - begin) / units * units;
     *last = *first + units - 1;
 }
@@ -831,18 +848,30 @@ TEST_OF(planner, workspaces_of_splits)
 }
 END_TEST
 
-/* Items of few rows that are all alike have columns to themselves, where a column has hardly more
- * units then. */
-TEST_OF(planner, columns_of_equal_items)
+/* Items of few rows have columns to themselves, where a column has hardly more units then, and are
+ * not cut at all where the longest has hardly more. */
+TEST_OF(planner, columns_of_one_item)
 {
     static const struct {
-        int items, units, columns; /* of each item; of the grid */
-        int wanted;
-    } cases[] = {{32, 16, 132, 128}, {24, 16, 132, 96},   {40, 16, 132, 120},
-                 {8, 128, 33, 32},   {40, 128, 132, 132}, {132, 16, 132, 132}};
+        int units[8], items, columns, even; /* the items' in turn; of the grid; p.even */
+        int wanted, filled;                 /* units of a lane with those that are nobody's */
+    } cases[] = {{{16}, 32, 132, 4, 128, 512},
+                 {{16}, 24, 132, 4, 96, 384},
+                 {{16}, 40, 132, 4, 120, 720},
+                 {{128}, 8, 33, 4, 32, 1024},
+                 {{128}, 40, 132, 4, 120, 5160},
+                 {{128}, 40, 132, 2, 132, 5120}, /* as many as there are, in parts of two */
+                 {{16}, 96, 132, 4, 96, 1536},   /* whole */
+                 {{16}, 160, 264, 8, 160, 2560},
+                 {{19, 5, 35, 2, 13, 24, 10, 7}, 8, 33, 8, 32, 128},
+                 {{19, 5, 35, 2, 13, 24, 10, 7}, 16, 33, 8, 30, 300},
+                 {{19, 5, 35, 2, 13, 24, 10, 7}, 32, 33, 8, 33, 460},
+                 {{16}, 132, 132, 4, 132, 2112}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fi_tile tile = {.hi = cases[i].units * FI_KEYS};
-        fi_plan_call p = {.tiles = &tile,
+        fi_tile tiles[160];
+        long long before[161] = {0};
+        fi_plan_call p = {.tiles = tiles,
+                          .before = before,
                           .rows = FI_ROWS,
                           .unit = FI_KEYS,
                           .rounds = 1,
@@ -851,16 +880,19 @@ TEST_OF(planner, columns_of_equal_items)
                           .merge_several = 1,
                           .several = FI_SEVERAL,
                           .merged = FI_MERGED,
+                          .even = cases[i].even,
                           .level = -1};
-        i64 units = (i64)cases[i].items * cases[i].units;
-        ck_assert_int_eq(plan_make(&p, cases[i].items, units).columns, cases[i].wanted);
-        /* Others are cut anywhere, by as few columns as have no more units. */
-        i64 each = (units + p.columns) / p.columns;
-        if (cases[i].items < p.columns)
-            ck_assert_int_eq(plan_make(&p, cases[i].items, units + 1).columns,
-                             (units + each) / each);
-        p.rows = FI_PREFILL_ROWS;
-        ck_assert_int_eq(plan_make(&p, cases[i].items, units).columns, cases[i].columns);
+        int turns = 0;
+        while (turns < 8 && cases[i].units[turns])
+            turns++;
+        for (int n = 0; n < cases[i].items; n++) {
+            tiles[n] = (fi_tile){.hi = cases[i].units[n % turns] * FI_KEYS};
+            before[n + 1] = before[n] + cases[i].units[n % turns];
+        }
+        fi_plan plan = plan_make(&p, cases[i].items, before[cases[i].items]);
+        fi_plan_fill(&p, &plan);
+        ck_assert_int_eq(plan.columns, cases[i].wanted);
+        ck_assert_int_eq(plan.units, cases[i].filled);
     }
 }
 END_TEST

@@ -318,11 +318,11 @@ TEST_OF(any_machine, decode_saves_on_its_way)
 }
 END_TEST
 
-/* Rows decide on the kernel: few of a KV head, or more than SHORT_ROWS. */
+/* Rows decide on the kernel: few of a KV head, or more than SHORT_MOST. */
 TEST_OF(any_machine, extend_saves_few_on_its_way)
 {
     test_run t;
-    int ratio = TEST_Q_HEADS / TEST_KV_HEADS, short_rows = SHORT_ROWS / ratio;
+    int ratio = TEST_Q_HEADS / TEST_KV_HEADS, short_rows = SHORT_MOST / ratio;
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     need(run_batch(&t, ATTN_MODE_EXTEND, 1, 2, 2));
     expect_launches("plan fi_attend_d128");

@@ -15,6 +15,7 @@
 #include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/common/cuda/softmax.cuh"
 #include "plugins/flashinfer_like/kernels/shapes.h"
+#include "plugins/flashinfer_like/kernels/plan.cuh"
 #include "plugins/flashinfer_like/kernels/walk.cuh"
 
 #include <math.h>
