@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gather.c: caches that tiles cannot read: codes of e4m3 under queries of 16 bits, and pages that
+ * gather.c: caches that tiles cannot read: codes under queries of 16 bits, and pages that
  * the copy engine has no boxes for. Once a layer fa3_gather makes rows of the batch's keys and
  * values, which tiles read as if they were all given (kernels/gather.cuh); it saves the new ones.
  *
@@ -19,7 +19,7 @@ enum { ALIGNMENT = 256, GATHER_BLOCKS = 8, ELEMENT_BYTES = 2 };
 int fa3_gathers(const cuda_group *group)
 {
     return cuda_group_has_cache(group) && !cuda_is_fp8(group->q_dtype) &&
-           (group->kv_dtype == ATTN_FP8_E4M3 || !fa3_has_boxes(group));
+           (cuda_is_fp8(group->kv_dtype) || !fa3_has_boxes(group));
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */

@@ -38,13 +38,25 @@ static const fi_shape earlier_shapes[] = {FI_SHAPES_SM80(SHAPE, SHAPE_16)};
     CUDA_IMAGE_DECLARE(attend_##name##_bf16_e4m3)                                                  \
     CUDA_IMAGE_DECLARE(attend_##name##_f16_e4m3)                                                   \
     CUDA_IMAGE_DECLARE(prefill_##name##_bf16_e4m3)                                                 \
-    CUDA_IMAGE_DECLARE(prefill_##name##_f16_e4m3)
+    CUDA_IMAGE_DECLARE(prefill_##name##_f16_e4m3)                                                  \
+    CUDA_IMAGE_DECLARE(attend_##name##_bf16_e5m2)                                                  \
+    CUDA_IMAGE_DECLARE(attend_##name##_f16_e5m2)                                                   \
+    CUDA_IMAGE_DECLARE(prefill_##name##_bf16_e5m2)                                                 \
+    CUDA_IMAGE_DECLARE(prefill_##name##_f16_e5m2)
 FI_SHAPES(DECLARE, DECLARE_16)
 #undef DECLARE
 #undef DECLARE_16
 CUDA_IMAGE_DECLARE(plan)
 
-enum { IMAGE_ATTEND, IMAGE_PREFILL, IMAGE_CODES, IMAGE_PREFILL_CODES, IMAGE_COUNT };
+enum {
+    IMAGE_ATTEND,
+    IMAGE_PREFILL,
+    IMAGE_CODES, /* of e4m3 */
+    IMAGE_PREFILL_CODES,
+    IMAGE_CODES_E5M2,
+    IMAGE_PREFILL_CODES_E5M2,
+    IMAGE_COUNT
+};
 
 #define IMAGES_16(name)                                                                            \
     {CUDA_IMAGE(attend_##name##_bf16), CUDA_IMAGE(attend_##name##_f16)},                           \
@@ -55,15 +67,24 @@ enum { IMAGE_ATTEND, IMAGE_PREFILL, IMAGE_CODES, IMAGE_PREFILL_CODES, IMAGE_COUN
 #define IMAGES(name, ...)                                                                          \
     {IMAGES_16(name),                                                                              \
      {CUDA_IMAGE(attend_##name##_bf16_e4m3), CUDA_IMAGE(attend_##name##_f16_e4m3)},                \
-     {CUDA_IMAGE(prefill_##name##_bf16_e4m3), CUDA_IMAGE(prefill_##name##_f16_e4m3)}},
+     {CUDA_IMAGE(prefill_##name##_bf16_e4m3), CUDA_IMAGE(prefill_##name##_f16_e4m3)},              \
+     {CUDA_IMAGE(attend_##name##_bf16_e5m2), CUDA_IMAGE(attend_##name##_f16_e5m2)},                \
+     {CUDA_IMAGE(prefill_##name##_bf16_e5m2), CUDA_IMAGE(prefill_##name##_f16_e5m2)}},
 static const cuda_image images[][IMAGE_COUNT][TYPE_COUNT] = {FI_SHAPES(IMAGES, ONLY_IMAGES_16)};
-static const int image_of[KERNEL_COUNT] = {
+static const int images_of[KERNEL_COUNT] = {
     [KERNEL_ATTEND] = IMAGE_ATTEND,    [KERNEL_ATTEND_MANY] = IMAGE_ATTEND,
     [KERNEL_PREFILL] = IMAGE_PREFILL,  [KERNEL_CODES] = IMAGE_CODES,
     [KERNEL_CODES_MANY] = IMAGE_CODES, [KERNEL_PREFILL_CODES] = IMAGE_PREFILL_CODES};
 #undef IMAGES
 #undef ONLY_IMAGES_16
 #undef IMAGES_16
+
+static int image_of(int kernel, attn_dtype kv_dtype)
+{
+    int more = kv_dtype == ATTN_FP8_E5M2 ? IMAGE_CODES_E5M2 - IMAGE_CODES : 0;
+    return images_of[kernel] + more;
+}
+
 static const cuda_image plan_image = CUDA_IMAGE(plan);
 
 static const fi_shape *find_shape(const fi_shape *shapes, int32_t dim, int32_t dim_v)
@@ -108,14 +129,15 @@ static attn_status load_kernel(attn_instance *made, fi_group *group, int kernel,
 {
     int type = group->base.q_dtype == ATTN_F16 ? TYPE_F16 : TYPE_BF16;
     long shape = group->shape - (group->shape->has_hopper ? fi_shapes : earlier_shapes);
-    int image = image_of[kernel];
+    int image = image_of(kernel, group->base.kv_dtype);
+    const char *codes = group->base.kv_dtype == ATTN_FP8_E5M2 ? "_e5m2" : "_e4m3";
     cuda_module *module = &made->modules[(shape * IMAGE_COUNT + image) * TYPE_COUNT + type];
     const fi_kernel *wanted = &group->shape->kernels[kernel];
     const cuda_wants wants = {.shared = wanted->shared};
     char name[64];
     attn_status status = ATTN_OK;
     snprintf(name, sizeof name, "%s_%s%s%s", wanted->name, type == TYPE_F16 ? "f16" : "bf16",
-             kernel >= KERNEL_CODES ? "_e4m3" : "",
+             kernel >= KERNEL_CODES ? codes : "",
              group->is_invariant && !fi_is_prefill(kernel) ? "_splits" : "");
     if (!*module)
         status = cuda_image_load(made->cuda, &made->facts, &images[shape][image][type], 1, module,

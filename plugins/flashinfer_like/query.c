@@ -88,7 +88,7 @@ static uint32_t shared_of(const fi_shape *shape, const attn_problem *problem)
 {
     const attn_dtype q = problem->q_dtype, kv = problem->kv_dtype;
     const int has_numbers = (q == ATTN_F16 || q == ATTN_BF16) && kv == q;
-    const int has_codes = (q == ATTN_F16 || q == ATTN_BF16) && kv == ATTN_FP8_E4M3;
+    const int has_codes = (q == ATTN_F16 || q == ATTN_BF16) && cuda_is_fp8(kv);
     uint32_t most = 0;
     for (int i = has_codes ? KERNEL_CODES : 0; i < (has_numbers ? KERNEL_CODES : KERNEL_COUNT); i++)
         most = shape->kernels[i].shared > most ? shape->kernels[i].shared : most;
@@ -144,7 +144,7 @@ static void check_layers(const cuda_question *ask, attn_verdict *verdict)
     attn_util_check_layers(&limits, &ask->group, verdict);
 }
 
-static const cuda_dtypes dtypes = {.e4m3_cache = 1, .f32_out = 1};
+static const cuda_dtypes dtypes = {.e4m3_cache = 1, .e5m2_cache = 1, .f32_out = 1};
 
 static void check_dtypes(const cuda_question *ask, attn_verdict *verdict)
 {

@@ -88,7 +88,7 @@ typedef struct fa3_rows_call {
     int chunk;        /* 0 = off */
     float scale;      /* of the scores */
     float cap;        /* 0 = none */
-    int has_codes;    /* q, and the cache, are e4m3: all below */
+    int has_codes;    /* the cache is fp8, and q may be: all below */
     int scale_stride; /* of the cache's scales: 1 = each KV head its own */
     fa3_input q_input, k_input, v_input;
     float *cache_scales; /* written: [2][kv heads] those of k_cache, v_cache; NULL = not wanted */
@@ -123,7 +123,7 @@ typedef struct fa3_gather_call {
     int heads, dim, dim_v, page_size;
     int dtype;        /* ELEMENT_* of what is written */
     int new_dtype;    /* of k and v that are given */
-    int kv_dtype;     /* of the cache: dtype, or ELEMENT_E4M3 */
+    int kv_dtype;     /* of the cache: dtype, or fp8 */
     int scale_stride; /* of the cache's scales: 1 = each KV head its own */
     int most_rows;    /* that there is room for */
     int window_left;  /* -1 = no limit; keys that no query sees are left out */

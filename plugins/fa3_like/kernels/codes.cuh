@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codes.cuh: elements of e4m3 with their scales, C and CUDA alike: queries and new keys as others
+ * codes.cuh: elements of fp8 with their scales, C and CUDA alike: queries and new keys as others
  * than the forward kernel read them, and new keys as a cache of codes keeps them.
  */
 #ifndef FA3_LIKE_CODES_CUH
@@ -10,9 +10,11 @@
 #include "plugins/common/cuda/work.cuh"
 #include "plugins/fa3_like/kernels/batch.h"
 
-/* e4m3fn: no infinity. */
-PORTABLE float code_value(u8 code)
+/* What a code of e4m3fn, which has no infinity, stands for, or of e5m2, the beginning of an f16. */
+PORTABLE float code_value(int dtype, u8 code)
 {
+    if (dtype == ELEMENT_E5M2)
+        return element_from_f16((u16)(code << 8));
     u32 sign = (u32)(code & 0x80) << 24, rest = code & 0x7f;
     if (rest == 0x7f)
         return bits_f32(sign | 0x7fc00000);
@@ -24,7 +26,7 @@ PORTABLE float code_value(u8 code)
 /* Element `index` of an array of codes, or of what element_load() takes. */
 PORTABLE float code_load(int dtype, const void *array, i64 index)
 {
-    return dtype == ELEMENT_E4M3 ? code_value(*PORTABLE_AT((const u8 *)array + index))
+    return element_is_fp8(dtype) ? code_value(dtype, *PORTABLE_AT((const u8 *)array + index))
                                  : element_load(dtype, array, index);
 }
 
@@ -49,10 +51,10 @@ PORTABLE float cache_v_scale(const call_operands *o, int stride, int head)
 }
 
 /* Element d of a new key or value as a code of the cache. */
-PORTABLE u8 code_of_new(int dtype, const void *from, i64 d, float scale, float cache_scale)
+PORTABLE u8 code_of_new(int dtype, const void *from, i64 d, float scale, int kv_dtype,
+                        float cache_scale)
 {
-    return save_kv_quantise(ELEMENT_E4M3, f32_multiply(code_load(dtype, from, d), scale),
-                            cache_scale);
+    return save_kv_quantise(kv_dtype, f32_multiply(code_load(dtype, from, d), scale), cache_scale);
 }
 
 /* ---- fa3_widen: element d of row `row` of a head ----------------------------------------------
@@ -71,8 +73,8 @@ PORTABLE void widen_query(const fa3_widen_call *p, int sequence, i64 row, int he
 /* The code that the cache gets stands 2^-4 apart from the next ones: bf16 tells it from them. */
 PORTABLE u16 widen_new(const char *from, int d, float scale, float cache_scale)
 {
-    u8 code = code_of_new(ELEMENT_E4M3, from, d, scale, cache_scale);
-    return element_to_bf16(f32_multiply(code_value(code), cache_scale));
+    u8 code = code_of_new(ELEMENT_E4M3, from, d, scale, ELEMENT_E4M3, cache_scale);
+    return element_to_bf16(f32_multiply(code_value(ELEMENT_E4M3, code), cache_scale));
 }
 
 PORTABLE void widen_key(const fa3_widen_call *p, int sequence, i64 row, int head, int d)

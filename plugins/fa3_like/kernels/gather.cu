@@ -45,14 +45,14 @@ static __device__ __forceinline__ float element_of(const piece &r, int dtype, in
 }
 
 /* Codes as what they stand for, which 16 bits of either type tell. */
-static __device__ __forceinline__ piece widen(uint4 codes, int dtype)
+template <int kind> static __device__ __forceinline__ piece widen_all(uint4 codes, int dtype)
 {
     const u32 from[4] = {codes.x, codes.y, codes.z, codes.w};
     piece r;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         u32 low, high;
-        widen_codes(from[i], low, high);
+        widen_codes<kind>(from[i], low, high);
         if (dtype != ELEMENT_F16) {
             const float2 a = unpack_half(low), b = unpack_half(high);
             low = pack_pair<false>(a.x, a.y);
@@ -64,12 +64,28 @@ static __device__ __forceinline__ piece widen(uint4 codes, int dtype)
     return r;
 }
 
-static __device__ __forceinline__ u32 quantise(const piece &r, int dtype, int i, float scale)
+static __device__ __forceinline__ piece widen(const fa3_gather_call &p, uint4 codes)
+{
+    return p.kv_dtype == ELEMENT_E5M2 ? widen_all<ELEMENT_E5M2>(codes, p.dtype)
+                                      : widen_all<ELEMENT_E4M3>(codes, p.dtype);
+}
+
+/* Four of them as codes. */
+static __device__ __forceinline__ u32 quantise(const fa3_gather_call &p, const piece &r, int i,
+                                               float scale)
 {
     float x[4];
+    u32 codes = 0;
+    if (p.kv_dtype == ELEMENT_E5M2) {
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            codes |= (u32)save_kv_quantise(ELEMENT_E5M2, element_of(r, p.new_dtype, i + n), scale)
+                     << 8 * n;
+        return codes;
+    }
 #pragma unroll
     for (int n = 0; n < 4; n++)
-        x[n] = f32_divide(element_of(r, dtype, i + n), scale);
+        x[n] = f32_divide(element_of(r, p.new_dtype, i + n), scale);
     return pack_codes(x[0], x[1], x[2], x[3]);
 }
 
@@ -78,27 +94,26 @@ static __device__ __forceinline__ void gather_new(const fa3_gather_call &p, cons
                                                   float scale, u16 *to, char *cache)
 {
     const piece given = load_elements(from + d * 2, p.operands.aligned & CALL_ALIGNED_NEW);
-    if (p.kv_dtype != ELEMENT_E4M3) {
+    if (!element_is_fp8(p.kv_dtype)) {
         if (cache)
             store_elements(given, (u16 *)cache + d);
         if (to)
             store_elements(given, to + d);
         return;
     }
-    const uint4 codes =
-        make_uint4(quantise(given, p.new_dtype, 0, scale), quantise(given, p.new_dtype, 4, scale),
-                   quantise(given, p.new_dtype, 8, scale), quantise(given, p.new_dtype, 12, scale));
+    const uint4 codes = make_uint4(quantise(p, given, 0, scale), quantise(p, given, 4, scale),
+                                   quantise(p, given, 8, scale), quantise(p, given, 12, scale));
     if (cache)
         *(uint4 *)(cache + d) = codes;
     if (to)
-        store_elements(widen(codes, p.dtype), to + d);
+        store_elements(widen(p, codes), to + d);
 }
 
 /* The same of one in the cache. */
 static __device__ __forceinline__ void gather_cached(const fa3_gather_call &p, const char *from,
                                                      int d, u16 *to)
 {
-    store_elements(p.kv_dtype == ELEMENT_E4M3 ? widen(*(const uint4 *)(from + d), p.dtype)
+    store_elements(element_is_fp8(p.kv_dtype) ? widen(p, *(const uint4 *)(from + d))
                                               : load_elements(from + d * 2, true),
                    to + d);
 }
@@ -147,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(FA3_GATHER_THREADS)
     gather_find_new_rows(&p, &first, &end);
     for (share s = share_begin(p.heads); s.row < end - first; share_next(s, p.heads)) {
         const gather_row r = gather_find_new(&p, first + s.row, s.head);
-        const bool has_codes = p.kv_dtype == ELEMENT_E4M3;
+        const bool has_codes = element_is_fp8(p.kv_dtype);
         const float k_scale = has_codes ? cache_k_scale(&p.operands, p.scale_stride, s.head) : 1;
         const float v_scale = has_codes ? cache_v_scale(&p.operands, p.scale_stride, s.head) : 1;
         const i64 at = r.row * p.heads + s.head;

@@ -3,7 +3,7 @@
  * gather.cuh: which row of the gathered keys is which, C and CUDA alike (batch.h).
  *
  * Tiles read keys of their queries' type, 8 of a page side by side at least. What lies otherwise,
- * codes of e4m3, pages of any size, lists of slots, keys in no page, is gathered before them: once
+ * codes, pages of any size, lists of slots, keys in no page, is gathered before them: once
  * a layer, where each tile of queries would read and convert it anew.
  */
 #ifndef FA3_LIKE_GATHER_CUH
@@ -94,8 +94,9 @@ PORTABLE u16 gather_narrow(const fa3_gather_call *p, float x)
 /* Element d of a new key or value: as the cache would have it. */
 PORTABLE u16 gather_new_element(const fa3_gather_call *p, const char *from, i64 d, float scale)
 {
-    return gather_narrow(p, p->kv_dtype == ELEMENT_E4M3
-                                ? code_value(code_of_new(p->new_dtype, from, d, 1.0f, scale))
+    return gather_narrow(p, element_is_fp8(p->kv_dtype)
+                                ? code_value(p->kv_dtype, code_of_new(p->new_dtype, from, d, 1.0f,
+                                                                      p->kv_dtype, scale))
                                 : element_load(p->new_dtype, from, d));
 }
 

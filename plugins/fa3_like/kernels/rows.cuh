@@ -61,9 +61,9 @@ PORTABLE float row_element(const fa3_rows_call *p, int is_new, const char *at, i
 {
     if (!p->has_codes)
         return element_load(p->dtype, at, d);
-    u8 code = is_new ? code_of_new(p->new_dtype, at, d, scale, cache_scale)
+    u8 code = is_new ? code_of_new(p->new_dtype, at, d, scale, p->kv_dtype, cache_scale)
                      : *PORTABLE_AT((const u8 *)at + d);
-    return f32_multiply(code_value(code), cache_scale);
+    return f32_multiply(code_value(p->kv_dtype, code), cache_scale);
 }
 
 PORTABLE float row_score(const fa3_rows_call *p, const row_scales *s, const char *query,
@@ -81,7 +81,8 @@ PORTABLE void row_save_code(const fa3_rows_call *p, const char *from, char *to, 
                             float scale, float cache_scale, int lane, int lanes)
 {
     for (int d = lane; d < dim; d += lanes)
-        *PORTABLE_AT((u8 *)to + d) = code_of_new(p->new_dtype, from, d, scale, cache_scale);
+        *PORTABLE_AT((u8 *)to + d) =
+            code_of_new(p->new_dtype, from, d, scale, p->kv_dtype, cache_scale);
 }
 
 PORTABLE const char *row_query(const fa3_rows_call *p, i64 row, int head)

@@ -83,7 +83,11 @@ TEST_OF(any_machine, query_refuses)
     EXPECT(FIELD(HEAD_DIM), t->group.head_dim = 0);
     ck_assert_str_eq(reasons[0].accepted, "128, 192");
     EXPECT(FIELD(Q_DTYPE) | FIELD(KV_DTYPE), t->problem.q_dtype = t->problem.kv_dtype = ATTN_F32);
-    EXPECT(FIELD(KV_DTYPE), t->problem.kv_dtype = ATTN_FP8_E5M2);
+    EXPECT(FIELD(KV_DTYPE), t->problem.kv_dtype = ATTN_F16);
+    EXPECT(0, t->problem.kv_dtype = ATTN_FP8_E5M2;
+           t->group.kv_scale_granularity = ATTN_SCALE_PER_HEAD);
+    EXPECT(FIELD(KV_DTYPE), make_codes_problem(t, ATTN_SCALE_PER_HEAD);
+           t->problem.kv_dtype = ATTN_FP8_E5M2);
     EXPECT(FIELD(KV_DTYPE) | FIELD(SCALE_GRANULARITY), make_codes_problem(t, ATTN_SCALE_PER_HEAD);
            t->problem.kv_dtype = ATTN_BF16; t->group.kv_scale_granularity = ATTN_SCALE_NONE);
     EXPECT(FIELD(NEW_KV_DTYPE), make_codes_problem(t, ATTN_SCALE_PER_HEAD);
@@ -328,19 +332,19 @@ TEST_OF(any_machine, codes_survive_bf16)
 {
     const float scale = 0.037f, cache = 0.0211f;
     for (int code = 0; code < 256; code++) {
-        u8 x = (u8)code, kept = code_of_new(ELEMENT_E4M3, &x, 0, cache, cache);
+        u8 x = (u8)code, kept = code_of_new(ELEMENT_E4M3, &x, 0, cache, ELEMENT_E4M3, cache);
         if ((code & 0x7f) == 0x7f) {
-            ck_assert(f32_is_nan(code_value(x)));
+            ck_assert(f32_is_nan(code_value(ELEMENT_E4M3, x)));
             continue;
         }
         ck_assert_uint_eq(kept, x);
-        u8 other = code_of_new(ELEMENT_E4M3, &x, 0, scale, cache);
+        u8 other = code_of_new(ELEMENT_E4M3, &x, 0, scale, ELEMENT_E4M3, cache);
         float read = element_from_bf16(widen_new((const char *)&x, 0, scale, cache));
         ck_assert_uint_eq(save_kv_quantise(ELEMENT_E4M3, read, cache), other);
     }
-    ck_assert_float_eq(code_value(0x7e), 448);
-    ck_assert_float_eq(code_value(0x81), -0.001953125f);
-    ck_assert_float_eq(code_value(0x38), 1);
+    ck_assert_float_eq(code_value(ELEMENT_E4M3, 0x7e), 448);
+    ck_assert_float_eq(code_value(ELEMENT_E4M3, 0x81), -0.001953125f);
+    ck_assert_float_eq(code_value(ELEMENT_E4M3, 0x38), 1);
 }
 END_TEST
 

@@ -285,8 +285,9 @@ static void gather_new(const fa3_gather_call *p, const char *from, int dim, floa
                        char *cache, unsigned short *to)
 {
     for (int d = 0; d < dim; d++) {
-        if (cache && p->kv_dtype == ELEMENT_E4M3)
-            *PORTABLE_AT((u8 *)cache + d) = code_of_new(p->new_dtype, from, d, 1.0f, scale);
+        if (cache && element_is_fp8(p->kv_dtype))
+            *PORTABLE_AT((u8 *)cache + d) =
+                code_of_new(p->new_dtype, from, d, 1.0f, p->kv_dtype, scale);
         else if (cache)
             *PORTABLE_AT((any16 *)(void *)cache + d) =
                 *PORTABLE_AT((const any16 *)(const void *)from + d);
@@ -298,7 +299,7 @@ static void gather_new(const fa3_gather_call *p, const char *from, int dim, floa
 static void gather(const struct fake_cuda_launch *launch)
 {
     const fa3_gather_call *p = launch->arguments[0];
-    int has_codes = p->kv_dtype == ELEMENT_E4M3;
+    int has_codes = element_is_fp8(p->kv_dtype);
     int rows = int_min(index_int(p->first, index_num_seqs(&p->batch)), p->most_rows);
     i64 first, end;
     for (int row = 0; row < rows; row++)

@@ -49,10 +49,12 @@ static __device__ __forceinline__ void consume_group(const fi_call &c, const cur
     u32 seen = 15;
     const char *k = stage + warp_part() * S::k_bytes;
     const char *v = stage + WARPS * S::k_bytes + warp_part() * S::v_bytes;
-    if constexpr (S::quantised)
-        product_scores_codes<S>(it, shared, k, score);
-    else
+    if constexpr (!S::quantised)
         product_scores<S>(it, shared, k, score);
+    else if (!S::may_not_fit || it.fits)
+        product_scores_codes<S, true>(it, shared, k, score);
+    else
+        product_scores_codes<S, false>(it, shared, k, score);
 #pragma unroll
     for (int n = 0; n < 8; n++)
         score[n / 4][n % 4] *= S::quantised ? it.factor[S::quantised ? n % 4 / 2 : 0] : c.scale;
@@ -181,12 +183,12 @@ static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
     PROFILE_LAUNCH;
 }
 
-#define FI_KERNEL(name, splits, dim, v_dim, stages, teams, producers, blocks, half, quantised)     \
+#define FI_KERNEL(name, splits, dim, v_dim, stages, teams, producers, blocks, half, codes)         \
     extern "C" __global__ void __launch_bounds__((teams + producers) * WARPS * 32, blocks)         \
         name(const __grid_constant__ fi_call c)                                                    \
     {                                                                                              \
         extern __shared__ __align__(1024) char shared[];                                           \
-        using shape = attend_shape<dim, v_dim, stages, teams, producers, blocks, half, quantised>; \
+        using shape = attend_shape<dim, v_dim, stages, teams, producers, blocks, half, codes>;     \
         attend<shape, splits>(c, shared);                                                          \
     }
 
@@ -196,22 +198,34 @@ static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
     FI_KERNEL(name, false, __VA_ARGS__)                                                            \
     FI_KERNEL(name##_splits, true, __VA_ARGS__)
 
-/* Kernels; their line in shapes.h has the same numbers. */
+/* Kernels: of a line of shapes.h for a type of queries, and of codes. */
 #if HAS_HOPPER
-#define FI_ATTEND(name, dim, v_dim, stages, half)                                                  \
-    FI_KERNELS(name, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), FI_ATTEND_ROOM(dim), half,   \
-               false)
-#define FI_ATTEND_MANY(name, dim, v_dim, stages, half)                                             \
-    FI_KERNEL(name, false, dim, v_dim, FI_MANY_STAGES(dim, stages), 2, 1, 1, half, false)
-#define FI_ATTEND_CODES(name, dim, v_dim, stages, half)                                            \
-    FI_KERNELS(name, dim, v_dim, stages, FI_CODES_TEAMS(v_dim), 1, 1, half, true)
-#define FI_ATTEND_CODES_MANY(name, dim, v_dim, half)                                               \
-    FI_KERNEL(name, false, dim, v_dim, FI_CODES_MANY_STAGES, 1, 1, 2, half, true)
+#define FI_ATTEND(line, type)                                                                      \
+    FI_KERNELS(fi_attend_##line##_##type, FI_LINE(line, dim), FI_LINE(line, v_dim),                \
+               FI_LINE(line, stages), 1, FI_ATTEND_PRODUCERS(FI_LINE(line, dim)),                  \
+               FI_ATTEND_ROOM(FI_LINE(line, dim)), FI_HALF_##type, 0)
+#define FI_ATTEND_MANY(line, type)                                                                 \
+    static_assert(FI_LINE(line, many_shared) > 0, "the table has it");                             \
+    FI_KERNEL(fi_attend_many_##line##_##type, false, FI_LINE(line, dim), FI_LINE(line, v_dim),     \
+              FI_MANY_STAGES(FI_LINE(line, dim), FI_LINE(line, stages)), 2, 1, 1, FI_HALF_##type,  \
+              0)
+#define FI_ATTEND_CODES(line, type, codes)                                                         \
+    FI_KERNELS(fi_attend_##line##_##type##_##codes, FI_LINE(line, dim), FI_LINE(line, v_dim),      \
+               FI_LINE(line, codes_stages), FI_CODES_TEAMS(FI_LINE(line, v_dim)), 1, 1,            \
+               FI_HALF_##type, FI_CODES_##codes)
+#define FI_ATTEND_CODES_MANY(line, type, codes)                                                    \
+    static_assert(FI_LINE(line, codes_many_shared) > 0, "the table has it");                       \
+    FI_KERNEL(fi_attend_many_##line##_##type##_##codes, false, FI_LINE(line, dim),                 \
+              FI_LINE(line, v_dim), FI_CODES_MANY_STAGES, 1, 1, 2, FI_HALF_##type,                 \
+              FI_CODES_##codes)
 #else
-#define FI_ATTEND(name, dim, v_dim, stages, half)                                                  \
-    FI_KERNELS(name, dim, v_dim, FI_SM80_ATTEND_STAGES(dim), 1, 1, 1, half, false)
-#define FI_ATTEND_CODES(name, dim, v_dim, stages, half)                                            \
-    FI_KERNELS(name, dim, v_dim, FI_SM80_ATTEND_CODES_STAGES(dim), 1, 1, 1, half, true)
+#define FI_ATTEND(line, type)                                                                      \
+    FI_KERNELS(fi_attend_##line##_##type, FI_LINE(line, dim), FI_LINE(line, v_dim),                \
+               FI_SM80_ATTEND_STAGES(FI_LINE(line, dim)), 1, 1, 1, FI_HALF_##type, 0)
+#define FI_ATTEND_CODES(line, type, codes)                                                         \
+    FI_KERNELS(fi_attend_##line##_##type##_##codes, FI_LINE(line, dim), FI_LINE(line, v_dim),      \
+               FI_SM80_ATTEND_CODES_STAGES(FI_LINE(line, dim)), 1, 1, 1, FI_HALF_##type,           \
+               FI_CODES_##codes)
 #define FI_ATTEND_MANY(...)
 #define FI_ATTEND_CODES_MANY(...)
 #endif

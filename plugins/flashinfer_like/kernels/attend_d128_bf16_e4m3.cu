@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/attend.cuh"
 
-FI_ATTEND_CODES(fi_attend_d128_bf16_e4m3, 128, 128, 8, false)
-FI_ATTEND_CODES_MANY(fi_attend_many_d128_bf16_e4m3, 128, 128, false)
+FI_ATTEND_CODES(d128, bf16, e4m3)
+FI_ATTEND_CODES_MANY(d128, bf16, e4m3)

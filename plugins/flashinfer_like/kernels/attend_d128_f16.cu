@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/attend.cuh"
 
-FI_ATTEND(fi_attend_d128_f16, 128, 128, 4, true)
-FI_ATTEND_MANY(fi_attend_many_d128_f16, 128, 128, 4, true)
+FI_ATTEND(d128, f16)
+FI_ATTEND_MANY(d128, f16)

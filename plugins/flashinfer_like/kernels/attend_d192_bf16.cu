@@ -1,4 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/attend.cuh"
 
-FI_ATTEND(fi_attend_d192_bf16, 192, 192, 4, false)
+FI_ATTEND(d192, bf16)

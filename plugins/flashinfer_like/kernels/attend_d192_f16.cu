@@ -1,4 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/attend.cuh"
 
-FI_ATTEND(fi_attend_d192_f16, 192, 192, 4, true)
+FI_ATTEND(d192, f16)

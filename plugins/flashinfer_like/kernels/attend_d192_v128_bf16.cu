@@ -1,4 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/attend.cuh"
 
-FI_ATTEND(fi_attend_d192_v128_bf16, 192, 128, 5, false)
+FI_ATTEND(d192_v128, bf16)

@@ -1,4 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/attend.cuh"
 
-FI_ATTEND_CODES(fi_attend_d192_v128_bf16_e4m3, 192, 128, 6, false)
+FI_ATTEND_CODES(d192_v128, bf16, e4m3)

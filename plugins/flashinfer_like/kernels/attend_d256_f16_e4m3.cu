@@ -1,4 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/attend.cuh"
 
-FI_ATTEND_CODES(fi_attend_d256_f16_e4m3, 256, 256, 5, true)
+FI_ATTEND_CODES(d256, f16, e4m3)

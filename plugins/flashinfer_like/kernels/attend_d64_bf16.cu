@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/attend.cuh"
 
-FI_ATTEND(fi_attend_d64_bf16, 64, 64, 6, false)
-FI_ATTEND_MANY(fi_attend_many_d64_bf16, 64, 64, 6, false)
+FI_ATTEND(d64, bf16)
+FI_ATTEND_MANY(d64, bf16)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/attend.cuh"
 
-FI_ATTEND(fi_attend_d80_bf16, 80, 80, 4, false)
-FI_ATTEND_MANY(fi_attend_many_d80_bf16, 80, 80, 4, false)
+FI_ATTEND(d80, bf16)
+FI_ATTEND_MANY(d80, bf16)

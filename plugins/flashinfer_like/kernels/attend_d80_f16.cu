@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/attend.cuh"
 
-FI_ATTEND(fi_attend_d80_f16, 80, 80, 4, true)
-FI_ATTEND_MANY(fi_attend_many_d80_f16, 80, 80, 4, true)
+FI_ATTEND(d80, f16)
+FI_ATTEND_MANY(d80, f16)

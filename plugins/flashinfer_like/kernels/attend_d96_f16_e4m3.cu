@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/attend.cuh"
 
-FI_ATTEND_CODES(fi_attend_d96_f16_e4m3, 96, 96, 8, true)
-FI_ATTEND_CODES_MANY(fi_attend_many_d96_f16_e4m3, 96, 96, true)
+FI_ATTEND_CODES(d96, f16, e4m3)
+FI_ATTEND_CODES_MANY(d96, f16, e4m3)

@@ -6,9 +6,10 @@
  *   16 bits   device memory -> registers; of more than 128 dimensions -> shared memory
  *   fp8       the same, each row on its way multiplied by a power of two and made f16; the inverse,
  *             with the scale of keys, is the factor of the row's scores
+ *   e5m2      bf16 as they are, where f16 would lose some bit of a row
  *
  * That power of two has the row's largest element near 2^15, so that f16 loses nothing of it that
- * fp32 sums would have kept.
+ * fp32 sums over e4m3 would have kept.
  */
 #ifndef FI_ATTEND_ITEM_CUH
 #define FI_ATTEND_ITEM_CUH
@@ -22,6 +23,7 @@ template <typename S> struct item {
                            product and a cap */
     u32 a[S::q_in_shared ? 1 : S::dim / 16][4];
     float factor[S::quantised ? 2 : 1]; /* of the rows' scores; else it is the call's */
+    bool fits;                          /* of S::may_not_fit: queries are f16 */
     float top[2];                       /* of rows lane / 4 and that + 8, in units of log 2 */
     float sum[2];                       /* this lane's part */
     float out[S::v_dim / 8][4];
@@ -81,6 +83,24 @@ template <typename S> static __device__ __forceinline__ float2 unpack_query(u32 
     return make_float2(bits_f32(pair << 16), bits_f32(pair & 0xffff0000u));
 }
 
+/* The largest magnitude of a lane's queries, and the bits of the least but 0, less 1. */
+struct query_range {
+    float most;
+    u32 least;
+
+    __device__ __forceinline__ void see(float2 x)
+    {
+        most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
+        least = min(least, min(f32_bits(fabsf(x.x)) - 1, f32_bits(fabsf(x.y)) - 1));
+    }
+
+    /* Has f16 all bits of them, lifted? A bf16 has eight, the last of them 2^-24 or more. */
+    __device__ __forceinline__ bool fits(float back) const
+    {
+        return least >= f32_bits(back * (1.0f / (1 << 17))) - 1;
+    }
+};
+
 /* Lifted queries as operand `a`. A lane's four codes of a row are two pairs of neighbours, so of 16
  * dimensions it has 4 t to 4 t + 3 where it would have 2 t, 2 t + 1, 2 t + 8 and 2 t + 9: the
  * queries are put in that order. */
@@ -88,12 +108,13 @@ template <typename S, bool aligned>
 static __device__ __forceinline__ void lift_queries(const fi_call &c, const cursor &at, item<S> &it)
 {
     int lane = (int)threadIdx.x & 31, last = item_rows(c, it.q, at.tile, FI_ROWS) - 1;
-    float scale = c.scale * k_scale_of(c, at.head);
+    float scale = c.scale * k_scale_of(c, at.head), lift[2], back[2];
+    bool fits = true;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         i64 row;
         int head;
-        float most = 0.0f, back;
+        query_range range = {0.0f, ~0u};
         find_short_row(c, it.q, at, min(h * 8 + lane / 4, last), &row, &head);
         const char *from = (const char *)c.operands.q + row * c.operands.q_row +
                            head * c.operands.q_head + (lane & 3) * 8;
@@ -101,61 +122,81 @@ static __device__ __forceinline__ void lift_queries(const fi_call &c, const curs
         for (int n = 0; n < S::dim / 8; n++) {
             u32 &pair = it.a[S::q_in_shared ? 0 : n / 2][h + n % 2 * 2];
             pair = load_pair(from + n / 2 * 32 + n % 2 * 4, aligned);
-            float2 x = unpack_query<S>(pair);
-            most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
+            range.see(unpack_query<S>(pair));
         }
-        float lift = find_lift(softmax_quad_max(most), &back);
-        it.factor[S::quantised ? h : 0] = back * scale;
+        lift[h] = find_lift(softmax_quad_max(range.most), &back[h]);
+        fits = fits && range.fits(back[h]);
+    }
+    it.fits = !S::may_not_fit || __all_sync(~0u, fits);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        it.factor[S::quantised ? h : 0] = it.fits ? back[h] * scale : scale;
 #pragma unroll
         for (int n = 0; n < S::dim / 8; n++) {
             u32 &pair = it.a[S::q_in_shared ? 0 : n / 2][h + n % 2 * 2];
             float2 x = unpack_query<S>(pair);
-            pair = pack_pair<true>(x.x * lift, x.y * lift);
+            if (it.fits)
+                pair = pack_pair<true>(x.x * lift[h], x.y * lift[h]);
         }
     }
 }
 
-/* The same into shared memory: a row by a warp. */
+/* Queries into shared memory in that order, a row by a warp; backs[r]: the inverse of row r's lift,
+ * below 0 if it does not fit. */
 template <typename S>
-static __device__ __forceinline__ void lift_queries_shared(const fi_call &c, const cursor &at,
-                                                           item<S> &it, char *shared)
+static __device__ __forceinline__ void leave_queries(const fi_call &c, const cursor &at,
+                                                     const item<S> &it, char *shared, float *backs,
+                                                     bool is_lifted)
 {
     constexpr int pairs = S::dim / 2;
     int lane = (int)threadIdx.x & 31, last = item_rows(c, it.q, at.tile, FI_ROWS) - 1;
     bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
-    float scale = c.scale * k_scale_of(c, at.head);
-    float *backs = (float *)(shared + S::backs_at);
-    item_sync<S>(); /* the item before is done with its own */
 #pragma unroll 1
     for (int r = item_warp<S>(); r < FI_ROWS; r += S::item_warps) {
         i64 row;
         int head;
-        float most = 0.0f, back;
+        float back;
         u32 mine[pairs / 32];
+        query_range range = {0.0f, ~0u};
         find_short_row(c, it.q, at, min(r, last), &row, &head);
         const char *from =
             (const char *)c.operands.q + row * c.operands.q_row + head * c.operands.q_head;
 #pragma unroll
         for (int n = 0; n < pairs / 32; n++) {
             mine[n] = load_pair(from + (n * 32 + lane) * 4, aligned);
-            float2 x = unpack_query<S>(mine[n]);
-            most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
+            range.see(unpack_query<S>(mine[n]));
         }
-        float lift = find_lift(softmax_warp_max(most), &back);
+        float lift = find_lift(softmax_warp_max(range.most), &back);
+        bool fits = !S::may_not_fit || __all_sync(~0u, range.fits(back));
 #pragma unroll
         for (int n = 0; n < pairs / 32; n++) {
             int d = n * 32 + lane; /* pair d % 8 of 16 dimensions, and where it goes */
             int to = d / 8 * 8 + d % 2 * 4 + d % 8 / 2;
             float2 x = unpack_query<S>(mine[n]);
             *(u32 *)(shared + S::q_at + r * S::q_stride + to * 4) =
-                pack_pair<true>(x.x * lift, x.y * lift);
+                is_lifted ? pack_pair<true>(x.x * lift, x.y * lift) : mine[n];
         }
         if (lane == 0)
-            backs[r] = back * scale;
+            backs[r] = fits ? back : -back;
     }
     item_sync<S>();
+}
+
+template <typename S>
+static __device__ __forceinline__ void lift_queries_shared(const fi_call &c, const cursor &at,
+                                                           item<S> &it, char *shared)
+{
+    float scale = c.scale * k_scale_of(c, at.head), *backs = (float *)(shared + S::backs_at);
+    int lane = (int)threadIdx.x & 31;
+    item_sync<S>(); /* the item before is done with its own */
+    leave_queries<S>(c, at, it, shared, backs, true);
+    it.fits = !S::may_not_fit || __all_sync(~0u, backs[lane % FI_ROWS] > 0.0f);
     for (int h = 0; h < 2; h++)
-        it.factor[S::quantised ? h : 0] = backs[h * 8 + lane / 4];
+        it.factor[S::quantised ? h : 0] = it.fits ? backs[h * 8 + lane / 4] * scale : scale;
+    if (!it.fits) {
+        item_sync<S>(); /* all have seen it */
+        leave_queries<S>(c, at, it, shared, backs, false);
+    }
 }
 
 /* ---- Begin --------------------------------------------------------------------------------- */

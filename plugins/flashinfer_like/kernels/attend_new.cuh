@@ -3,7 +3,7 @@
  * attend_new.cuh: new keys and values, which are in no page yet, a row at a time by a warp:
  *
  *   16 bits   k, v --registers-------------> slot in the cache
- *   e4m3      k, v --registers--> codes -+-> group in shared memory
+ *   fp8       k, v --registers--> codes -+-> group in shared memory
  *                                        +-> slot in the cache, if it has one
  *
  * Of 16 bits they come into shared memory as other keys do, so only a sequence's one new key, in
@@ -59,19 +59,21 @@ static __device__ __forceinline__ void find_slot(const fi_call &c, i64 slot, int
 
 /* save_kv_quantise() of two elements, by the instruction that there is for it: which rounds and
  * saturates alike, but drops the sign of NaN. */
-template <bool half> static __device__ __forceinline__ u16 quantise_pair(u32 pair, float scale)
+template <int kind, bool half>
+static __device__ __forceinline__ u16 quantise_pair(u32 pair, float scale)
 {
     float2 x =
         half ? unpack_half(pair) : make_float2(bits_f32(pair << 16), bits_f32(pair & 0xffff0000u));
 #if HAS_HOPPER
     u16 codes;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;"
-        : "=h"(codes)
-        : "f"(__fdiv_rn(x.x, scale)), "f"(__fdiv_rn(x.y, scale)));
+    float low = __fdiv_rn(x.x, scale), high = __fdiv_rn(x.y, scale);
+    if (kind == ELEMENT_E4M3)
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(low), "f"(high));
+    else
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(low), "f"(high));
     return (u16)(codes | (pair >> 8 & 0x80u) | (pair >> 16 & 0x8000u));
 #else
-    return (u16)(save_kv_quantise(ELEMENT_E4M3, x.x, scale) |
-                 save_kv_quantise(ELEMENT_E4M3, x.y, scale) << 8);
+    return (u16)(save_kv_quantise(kind, x.x, scale) | save_kv_quantise(kind, x.y, scale) << 8);
 #endif
 }
 
@@ -82,7 +84,7 @@ static __device__ __forceinline__ void quantise_row(const u32 (&x)[(dim + 63) / 
 {
     EACH_PAIR(n, d, dim)
     {
-        u16 codes = quantise_pair<S::half>(x[n], scale);
+        u16 codes = quantise_pair<S::codes, S::half>(x[n], scale);
         *(u16 *)(group + piece_at<PANEL_BYTES>(row, d / 16) + d % 16) = codes;
         if (slot && aligned)
             *(u16 *)(slot + d) = codes;

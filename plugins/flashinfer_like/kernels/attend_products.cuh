@@ -5,9 +5,10 @@
  *   scores   S[16 x 16]     = Q[16 x dim] * K[16 x dim]^T      Q: attend_item.cuh
  *   values   O[16 x v_dim] += P[16 x 16] * V[16 x v_dim]       P: attend_softmax.cuh
  *
- * Over fp8 keys become f16, exactly, between shared memory and the product. Values become what
- * probabilities are rounded to: f16 where that has room for them, else what queries are. The scales
- * of keys are part of the scores' factor, those of values are applied at the item's end.
+ * Over fp8 keys become f16, exactly, between shared memory and the product, or bf16 where f16 has no
+ * room for the queries. Values become what probabilities are rounded to: f16 where that has room for
+ * them, else what queries are. The scales of keys are part of the scores' factor, those of values
+ * are applied at the item's end.
  */
 #ifndef FI_ATTEND_PRODUCTS_CUH
 #define FI_ATTEND_PRODUCTS_CUH
@@ -41,8 +42,26 @@ static __device__ __forceinline__ void product_scores(const item<S> &it, const c
         score[n / 4][n % 4] += odd[n / 4][n % 4];
 }
 
+/* Two codes from f16 to bf16, which has all of their values too. */
+static __device__ __forceinline__ u32 half_to_bf16(u32 pair)
+{
+    float2 x = unpack_half(pair);
+    return pack_pair<false>(x.x, x.y);
+}
+
+/* Four codes as f16, or as bf16. */
+template <typename S, bool half>
+static __device__ __forceinline__ void widen_for(u32 codes, u32 &low, u32 &high)
+{
+    widen_codes<S::codes>(codes, low, high);
+    if (!half) {
+        low = half_to_bf16(low);
+        high = half_to_bf16(high);
+    }
+}
+
 /* The same of fp8: a matrix has 16 dimensions of 8 keys. */
-template <typename S>
+template <typename S, bool half>
 static __device__ __forceinline__ void product_scores_codes(const item<S> &it, const char *shared,
                                                             const char *k, float (&score)[2][4])
 {
@@ -55,16 +74,16 @@ static __device__ __forceinline__ void product_scores_codes(const item<S> &it, c
         u32 codes[4];
         load_matrices(codes, (keys ^ (d & 3) << 5) + d / 4 * PANEL_BYTES);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
+        for (int n = 0; n < 2; n++) {
             u32 a[4], low, high;
             if (S::q_in_shared)
-                load_matrices(a, queries + d * 64 + half * 32);
-            for (int n = 0; n < 4 && !S::q_in_shared; n++)
-                a[n] = it.a[S::q_in_shared ? 0 : d * 2 + half][n];
-            widen_codes(codes[half], low, high);
-            multiply<true>(half ? odd[0] : score[0], a, low, high);
-            widen_codes(codes[2 + half], low, high);
-            multiply<true>(half ? odd[1] : score[1], a, low, high);
+                load_matrices(a, queries + d * 64 + n * 32);
+            for (int e = 0; e < 4 && !S::q_in_shared; e++)
+                a[e] = it.a[S::q_in_shared ? 0 : d * 2 + n][e];
+            widen_for<S, half>(codes[n], low, high);
+            multiply<half>(n ? odd[0] : score[0], a, low, high);
+            widen_for<S, half>(codes[2 + n], low, high);
+            multiply<half>(n ? odd[1] : score[1], a, low, high);
         }
     }
 #pragma unroll
@@ -96,13 +115,6 @@ static __device__ __forceinline__ void product_values(const probabilities &w, co
     }
 }
 
-/* Two codes of e4m3 from f16 to bf16, which has all of their values too. */
-static __device__ __forceinline__ u32 half_to_bf16(u32 pair)
-{
-    float2 x = unpack_half(pair);
-    return pack_pair<false>(x.x, x.y);
-}
-
 /* The same of fp8: a lane of a transposed matrix has two dimensions of two keys, so of 16
  * dimensions out[2 n] has the even ones and out[2 n + 1] the odd ones. */
 template <typename S, bool half>
@@ -119,13 +131,9 @@ static __device__ __forceinline__ void product_values_codes(const probabilities 
         for (int n = 0; n < 2; n++) {
             u32 even[2], odd[2];
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                widen_codes(__byte_perm(codes[n * 2 + j] & w.kept[j], 0, 0x3120), even[j], odd[j]);
-                if (!half) {
-                    even[j] = half_to_bf16(even[j]);
-                    odd[j] = half_to_bf16(odd[j]);
-                }
-            }
+            for (int j = 0; j < 2; j++)
+                widen_for<S, half>(__byte_perm(codes[n * 2 + j] & w.kept[j], 0, 0x3120), even[j],
+                                   odd[j]);
             multiply<half>(it.out[d * 4 + n * 2], w.p, even[0], even[1]);
             multiply<half>(it.out[d * 4 + n * 2 + 1], w.p, odd[0], odd[1]);
         }

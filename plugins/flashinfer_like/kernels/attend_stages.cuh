@@ -20,9 +20,10 @@
 #include "plugins/flashinfer_like/kernels/shapes.h"
 
 /* teams: that multiply in turn. producers: teams that copy in turn. blocks: of a multiprocessor.
- * half: queries are of fp16, else of bf16; so is the cache, or it is quantised. */
+ * half: queries are of fp16, else of bf16; so is the cache, or it has codes: ELEMENT_E4M3 or
+ * ELEMENT_E5M2, 0 = none. */
 template <int dim_, int v_dim_, int stages_, int teams_, int producers_, int blocks_, bool half_,
-          bool quantised_>
+          int codes_>
 struct attend_shape {
     static constexpr int dim = dim_;
     static constexpr int v_dim = v_dim_;
@@ -31,7 +32,11 @@ struct attend_shape {
     static constexpr int producers = producers_;
     static constexpr int blocks = blocks_;
     static constexpr bool half = half_;
-    static constexpr bool quantised = quantised_;
+    static constexpr int codes = codes_;
+    static constexpr bool quantised = codes != 0;
+    /* Queries of bf16 become f16 over codes. Of e4m3 what f16 has no room for is lost among the sums;
+     * codes of e5m2 reach further, so rows that have such elements are multiplied as bf16. */
+    static constexpr bool may_not_fit = codes == ELEMENT_E5M2 && !half;
     static constexpr int warps = teams * WARPS; /* that multiply */
     /* Two teams take turns by items, where one is fast enough: the one ends an item and begins its
      * next while the other multiplies. */
@@ -91,22 +96,24 @@ struct attend_shape {
 #define CHECK_SHAPE(name, dim, v_dim, stages, shared, many_shared, codes_stages, codes_shared,     \
                     codes_many_shared, ...)                                                        \
     CHECK_BYTES(shared, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), FI_ATTEND_ROOM(dim),      \
-                false, false)                                                                      \
-    CHECK_BYTES(many_shared, dim, v_dim, FI_MANY_STAGES(dim, stages), 2, 1, 1, false, false)       \
-    CHECK_BYTES(codes_shared, dim, v_dim, codes_stages, FI_CODES_TEAMS(v_dim), 1, 1, false, true)  \
-    CHECK_BYTES(codes_many_shared, dim, v_dim, FI_CODES_MANY_STAGES, 1, 1, 2, false, true)
+                false, 0)                                                                          \
+    CHECK_BYTES(many_shared, dim, v_dim, FI_MANY_STAGES(dim, stages), 2, 1, 1, false, 0)           \
+    CHECK_BYTES(codes_shared, dim, v_dim, codes_stages, FI_CODES_TEAMS(v_dim), 1, 1, false,        \
+                ELEMENT_E4M3)                                                                      \
+    CHECK_BYTES(codes_many_shared, dim, v_dim, FI_CODES_MANY_STAGES, 1, 1, 2, false, ELEMENT_E4M3)
 #define CHECK_SHAPE_16(name, dim, v_dim, stages, shared, many_shared, ...)                         \
     CHECK_BYTES(shared, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), FI_ATTEND_ROOM(dim),      \
-                false, false)                                                                      \
-    CHECK_BYTES(many_shared, dim, v_dim, FI_MANY_STAGES(dim, stages), 2, 1, 1, false, false)
+                false, 0)                                                                          \
+    CHECK_BYTES(many_shared, dim, v_dim, FI_MANY_STAGES(dim, stages), 2, 1, 1, false, 0)
 FI_SHAPES(CHECK_SHAPE, CHECK_SHAPE_16)
 #undef CHECK_SHAPE
 #undef CHECK_SHAPE_16
 #define CHECK_SHAPE(name, dim, v_dim, shared, codes_shared, ...)                                   \
-    CHECK_BYTES(shared, dim, v_dim, FI_SM80_ATTEND_STAGES(dim), 1, 1, 1, false, false)             \
-    CHECK_BYTES(codes_shared, dim, v_dim, FI_SM80_ATTEND_CODES_STAGES(dim), 1, 1, 1, false, true)
+    CHECK_BYTES(shared, dim, v_dim, FI_SM80_ATTEND_STAGES(dim), 1, 1, 1, false, 0)                 \
+    CHECK_BYTES(codes_shared, dim, v_dim, FI_SM80_ATTEND_CODES_STAGES(dim), 1, 1, 1, false,        \
+                ELEMENT_E4M3)
 #define CHECK_SHAPE_16(name, dim, v_dim, shared, ...)                                              \
-    CHECK_BYTES(shared, dim, v_dim, FI_SM80_ATTEND_STAGES(dim), 1, 1, 1, false, false)
+    CHECK_BYTES(shared, dim, v_dim, FI_SM80_ATTEND_STAGES(dim), 1, 1, 1, false, 0)
 FI_SHAPES_SM80(CHECK_SHAPE, CHECK_SHAPE_16)
 #undef CHECK_SHAPE
 #undef CHECK_SHAPE_16

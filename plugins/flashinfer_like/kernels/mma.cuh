@@ -9,7 +9,7 @@
 #ifndef FI_MMA_CUH
 #define FI_MMA_CUH
 
-#include "plugins/common/cuda/portable.h"
+#include "plugins/common/cuda/elements.cuh"
 #include "plugins/common/cuda/ptx.cuh"
 
 /* 16 bytes from device memory. */
@@ -69,7 +69,7 @@ static __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32
                  : "memory");
 }
 
-/* Two codes, in the high halves of 16 bits each. */
+/* Two codes of e4m3, in the high halves of 16 bits each. */
 static __device__ __forceinline__ u32 widen_two(u32 pair)
 {
     u32 x = (pair & 0x80008000u) | (pair & 0x7f007f00u) >> 1;
@@ -77,9 +77,16 @@ static __device__ __forceinline__ u32 widen_two(u32 pair)
     return x;
 }
 
-/* Four codes of e4m3 as f16, which has all of their values. */
+/* Four codes as f16, which has all of their values: e5m2 is what is left of it without its last
+ * eight bits, NaN and infinities too. */
+template <int kind>
 static __device__ __forceinline__ void widen_codes(u32 codes, u32 &low, u32 &high)
 {
+    if (kind == ELEMENT_E5M2) {
+        low = __byte_perm(codes, 0, 0x1404);
+        high = __byte_perm(codes, 0, 0x3424);
+        return;
+    }
 #if HAS_HOPPER
     asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; "
         "cvt.rn.f16x2.e4m3x2 %1, b;}"

@@ -229,24 +229,33 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
     }
 }
 
-/* Kernels; their line in shapes.h has the same numbers. */
+/* Kernels: of a line of shapes.h for a type of queries, and of codes. */
 #if HAS_HOPPER
-#define FI_PREFILL(name, dim, v_dim, keys, stages, q_slots, half)                                  \
-    FI_PREFILL_KERNEL(name, dim, v_dim, keys, stages, q_slots, 0, half)
-#define FI_PREFILL_CODES FI_PREFILL_KERNEL
+#define FI_PREFILL(line, type)                                                                     \
+    FI_PREFILL_KERNEL(fi_prefill_##line##_##type, FI_LINE(line, dim), FI_LINE(line, v_dim),        \
+                      FI_LINE(line, keys), FI_LINE(line, prefill_stages), FI_LINE(line, q_slots),  \
+                      0, FI_HALF_##type, 0)
+#define FI_PREFILL_CODES(line, type, codes)                                                        \
+    FI_PREFILL_KERNEL(fi_prefill_##line##_##type##_##codes, FI_LINE(line, dim),                    \
+                      FI_LINE(line, v_dim), FI_LINE(line, codes_keys),                             \
+                      FI_LINE(line, prefill_codes_stages), FI_LINE(line, codes_q_slots),           \
+                      FI_LINE(line, code_slots), FI_HALF_##type, FI_CODES_##codes)
 #else
-#define FI_PREFILL(name, dim, v_dim, keys, stages, q_slots, half)                                  \
-    FI_PREFILL_KERNEL(name, dim, v_dim, FI_KEYS, FI_SM80_STAGES(dim), 1, 0, half)
-#define FI_PREFILL_CODES(name, dim, v_dim, keys, stages, q_slots, code_slots, half)                \
-    FI_PREFILL_KERNEL(name, dim, v_dim, FI_KEYS, FI_SM80_CODES_STAGES(dim), 1,                     \
-                      FI_SM80_CODE_SLOTS(dim), half)
+#define FI_PREFILL(line, type)                                                                     \
+    FI_PREFILL_KERNEL(fi_prefill_##line##_##type, FI_LINE(line, dim), FI_LINE(line, v_dim),        \
+                      FI_KEYS, FI_SM80_STAGES(FI_LINE(line, dim)), 1, 0, FI_HALF_##type, 0)
+#define FI_PREFILL_CODES(line, type, codes)                                                        \
+    FI_PREFILL_KERNEL(fi_prefill_##line##_##type##_##codes, FI_LINE(line, dim),                    \
+                      FI_LINE(line, v_dim), FI_KEYS, FI_SM80_CODES_STAGES(FI_LINE(line, dim)), 1,  \
+                      FI_SM80_CODE_SLOTS(FI_LINE(line, dim)), FI_HALF_##type, FI_CODES_##codes)
 #endif
-#define FI_PREFILL_KERNEL(name, dim, v_dim, keys, stages, q_slots, code_slots, half)               \
+#define FI_PREFILL_KERNEL(name, dim, v_dim, keys, stages, q_slots, code_slots, half, codes)        \
     extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)                             \
         name(const __grid_constant__ fi_call c)                                                    \
     {                                                                                              \
         extern __shared__ __align__(1024) char shared[];                                           \
-        prefill<prefill_shape<dim, v_dim, keys, stages, q_slots, code_slots, half>>(c, shared);    \
+        using shape = prefill_shape<dim, v_dim, keys, stages, q_slots, code_slots, half, codes>;   \
+        prefill<shape>(c, shared);                                                                 \
     }
 
 #endif /* FI_PREFILL_CUH */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * prefill_codes.cuh: keys and values of a cache of e4m3 for prefill.cuh, whose products are of
+ * prefill_codes.cuh: keys and values of a cache of fp8 for prefill.cuh, whose products are of
  * 16-bit elements: the warps that copy make keys and values of the codes.
  *
  *   cache --copy engine--> codes --registers--> stage    runs of boxes, one or two units ahead
@@ -24,11 +24,11 @@ template <typename S> using code_ring = ring<S::codes ? S::code_slots : 1>;
 /* ---- Codes to elements --------------------------------------------------------------------- */
 
 /* Four codes as elements of the queries' type, which has all of their values. */
-template <bool half> DEVICE uint2 codes_to_elements(u32 codes)
+template <typename S> DEVICE uint2 codes_to_elements(u32 codes)
 {
     uint2 x;
-    widen_codes(codes, x.x, x.y);
-    if (!half) {
+    widen_codes<S::codes>(codes, x.x, x.y);
+    if (!S::half) {
         float2 low = unpack_half(x.x), high = unpack_half(x.y);
         x = make_uint2(pack_pair<false>(low.x, low.y), pack_pair<false>(high.x, high.y));
     }
@@ -40,10 +40,10 @@ struct piece_elements {
     uint4 first, second;
 };
 
-template <bool half> DEVICE piece_elements make_elements(uint4 codes)
+template <typename S> DEVICE piece_elements make_elements(uint4 codes)
 {
-    const uint2 a = codes_to_elements<half>(codes.x), b = codes_to_elements<half>(codes.y);
-    const uint2 c = codes_to_elements<half>(codes.z), d = codes_to_elements<half>(codes.w);
+    const uint2 a = codes_to_elements<S>(codes.x), b = codes_to_elements<S>(codes.y);
+    const uint2 c = codes_to_elements<S>(codes.z), d = codes_to_elements<S>(codes.w);
     piece_elements e = {make_uint4(a.x, a.y, b.x, b.y), make_uint4(c.x, c.y, d.x, d.y)};
     return e;
 }
@@ -51,7 +51,7 @@ template <bool half> DEVICE piece_elements make_elements(uint4 codes)
 /* A piece of row `row` to where its elements go. */
 template <typename S> DEVICE void put_piece(uint4 codes, char *to, int row, int piece)
 {
-    const piece_elements e = make_elements<S::half>(codes);
+    const piece_elements e = make_elements<S>(codes);
     *(uint4 *)(to + piece_at<S::panel_bytes>(row, 2 * piece)) = e.first;
     *(uint4 *)(to + piece_at<S::panel_bytes>(row, 2 * piece + 1)) = e.second;
 }
@@ -98,7 +98,7 @@ template <typename S, int dim> DEVICE void take_codes(u32 codes, u32 to)
 #pragma unroll
             for (int n = 0; n < columns; n++) {
                 const u32 at = n * S::panel_bytes + (first + b) * 8 * ROW_BYTES;
-                const piece_elements e = make_elements<S::half>(x[b][n]);
+                const piece_elements e = make_elements<S>(x[b][n]);
                 if (pieces % 4 != 0 && n * 4 + p >= pieces)
                     continue;
                 shared_store(out + at, e.first);
@@ -151,9 +151,9 @@ static __device__ __noinline__ void take_fresh(const fi_call &c, u64 mine, u32 f
     for (int row = 0; row < S::warp_keys; row++) {
         const char *from = (const char *)__shfl_sync(~0u, mine, row);
         for (int d = (int)threadIdx.x & 31; d < dim && fresh >> row & 1; d += 32) {
-            u8 code = save_kv_quantise(ELEMENT_E4M3, element_load(c.dtype, from, d), scale);
+            u8 code = save_kv_quantise(S::codes, element_load(c.dtype, from, d), scale);
             *(u16 *)(to + piece_at<S::panel_bytes>(row, d / 8) + d % 8 * 2) =
-                (u16)codes_to_elements<S::half>(code).x;
+                (u16)codes_to_elements<S>(code).x;
         }
     }
 }

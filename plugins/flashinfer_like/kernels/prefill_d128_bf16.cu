@@ -1,4 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/prefill.cuh"
 
-FI_PREFILL(fi_prefill_d128_bf16, 128, 128, 128, 2, 2, false)
+FI_PREFILL(d128, bf16)

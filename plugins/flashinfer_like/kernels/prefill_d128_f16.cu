@@ -1,4 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/prefill.cuh"
 
-FI_PREFILL(fi_prefill_d128_f16, 128, 128, 128, 2, 2, true)
+FI_PREFILL(d128, f16)

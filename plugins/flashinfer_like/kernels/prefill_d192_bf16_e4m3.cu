@@ -1,4 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/prefill.cuh"
 
-FI_PREFILL_CODES(fi_prefill_d192_bf16_e4m3, 192, 192, 64, 2, 1, 2, false)
+FI_PREFILL_CODES(d192, bf16, e4m3)

@@ -1,4 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/prefill.cuh"
 
-FI_PREFILL(fi_prefill_d192_f16, 192, 192, 64, 2, 2, true)
+FI_PREFILL(d192, f16)

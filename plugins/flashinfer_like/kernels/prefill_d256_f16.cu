@@ -1,4 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/prefill.cuh"
 
-FI_PREFILL(fi_prefill_d256_f16, 256, 256, 64, 2, 1, true)
+FI_PREFILL(d256, f16)

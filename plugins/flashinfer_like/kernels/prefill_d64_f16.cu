@@ -1,4 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/prefill.cuh"
 
-FI_PREFILL(fi_prefill_d64_f16, 64, 64, 128, 3, 2, true)
+FI_PREFILL(d64, f16)

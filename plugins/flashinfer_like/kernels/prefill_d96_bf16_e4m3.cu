@@ -1,4 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/flashinfer_like/kernels/prefill.cuh"
 
-FI_PREFILL_CODES(fi_prefill_d96_bf16_e4m3, 96, 96, 128, 2, 1, 2, false)
+FI_PREFILL_CODES(d96, bf16, e4m3)

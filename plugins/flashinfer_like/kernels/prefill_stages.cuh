@@ -7,7 +7,7 @@
  *
  *   Q        128 rows of queries; one where there is no room for two
  *   K, V     `stages` units each, a quarter of each from every warp that copies
- *   codes    over e4m3: a warp's own, on their way to be keys and values of 16 bits
+ *   codes    over fp8: a warp's own, on their way to be keys and values of 16 bits
  *
  *   q, k, v_full    the four warps that copy arrive: it is there, and so is control's work
  *   q, k, v_empty   the eight warps that multiply arrive: it is free
@@ -23,8 +23,10 @@
 
 /* keys: of a unit; stages: units of keys, and of values, in shared memory; q_slots: tiles of
  * queries, of which the next one comes while this one is worked on where there is room for two;
- * code_slots: units of codes on their way to be keys and values, 0 = the cache has no codes. */
-template <int dim_, int dim_v_, int keys_, int stages_, int q_slots_, int code_slots_, bool half_>
+ * code_slots: units of codes on their way to be keys and values; codes: ELEMENT_E4M3 or
+ * ELEMENT_E5M2, 0 = the cache has none. */
+template <int dim_, int dim_v_, int keys_, int stages_, int q_slots_, int code_slots_, bool half_,
+          int codes_>
 struct prefill_shape {
     static constexpr int dim = dim_;
     static constexpr int dim_v = dim_v_;
@@ -32,7 +34,7 @@ struct prefill_shape {
     static constexpr int stages = stages_;
     static constexpr int q_slots = q_slots_;
     static constexpr int code_slots = code_slots_;
-    static constexpr bool codes = code_slots > 0;
+    static constexpr int codes = codes_;
     static constexpr bool half = half_;
 
     static constexpr int groups = FI_PREFILL_ROWS / GROUP_ROWS;
@@ -72,6 +74,7 @@ struct prefill_shape {
                   "registers are handed on, not made");
 
     static_assert(dim % 16 == 0 && dim_v % 16 == 0, "rows are copied by whole warps");
+    static_assert((codes != 0) == (code_slots > 0), "codes come by way of slots");
     static_assert(32 << warps_shift == consumers, "warps that multiply");
     static_assert(FI_STORE_ROWS == GROUP_ROWS, "a warpgroup's rows leave together");
     static_assert(parts == 1 || parts == 2, "a lane looks up one key");
@@ -80,14 +83,14 @@ struct prefill_shape {
 
 #define CHECK_SHAPE(name, dim, v_dim, a, b, c, d, e, f, keys, stages, q_slots, shared, codes_keys, \
                     codes_stages, codes_q_slots, slots, codes_shared)                              \
-    static_assert(prefill_shape<dim, v_dim, keys, stages, q_slots, 0, false>::shared_bytes ==      \
+    static_assert(prefill_shape<dim, v_dim, keys, stages, q_slots, 0, false, 0>::shared_bytes ==   \
                       shared,                                                                      \
                   #name ": the table's bytes of shared memory");                                   \
-    static_assert(prefill_shape<dim, v_dim, codes_keys, codes_stages, codes_q_slots, slots,        \
-                                false>::shared_bytes == codes_shared,                              \
+    static_assert(prefill_shape<dim, v_dim, codes_keys, codes_stages, codes_q_slots, slots, false, \
+                                ELEMENT_E4M3>::shared_bytes == codes_shared,                       \
                   #name ": the table's bytes of shared memory for fp8");
 #define CHECK_SHAPE_16(name, dim, v_dim, a, b, c, keys, stages, q_slots, shared)                   \
-    static_assert(prefill_shape<dim, v_dim, keys, stages, q_slots, 0, false>::shared_bytes ==      \
+    static_assert(prefill_shape<dim, v_dim, keys, stages, q_slots, 0, false, 0>::shared_bytes ==   \
                       shared,                                                                      \
                   #name ": the table's bytes of shared memory");
 FI_SHAPES(CHECK_SHAPE, CHECK_SHAPE_16)
@@ -95,14 +98,15 @@ FI_SHAPES(CHECK_SHAPE, CHECK_SHAPE_16)
 #undef CHECK_SHAPE_16
 #define CHECK_SHAPE(name, dim, v_dim, a, b, shared, codes_shared)                                  \
     static_assert(                                                                                 \
-        prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_STAGES(dim), 1, 0, false>::shared_bytes ==      \
+        prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_STAGES(dim), 1, 0, false, 0>::shared_bytes ==   \
                 shared &&                                                                          \
             prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_CODES_STAGES(dim), 1,                       \
-                          FI_SM80_CODE_SLOTS(dim), false>::shared_bytes == codes_shared,           \
+                          FI_SM80_CODE_SLOTS(dim), false, ELEMENT_E4M3>::shared_bytes ==           \
+                codes_shared,                                                                      \
         #name ": the table's bytes of shared memory for sm_80");
 #define CHECK_SHAPE_16(name, dim, v_dim, a, shared)                                                \
     static_assert(                                                                                 \
-        prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_STAGES(dim), 1, 0, false>::shared_bytes ==      \
+        prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_STAGES(dim), 1, 0, false, 0>::shared_bytes ==   \
             shared,                                                                                \
         #name ": the table's bytes of shared memory for sm_80");
 FI_SHAPES_SM80(CHECK_SHAPE, CHECK_SHAPE_16)

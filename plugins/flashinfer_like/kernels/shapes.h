@@ -3,10 +3,10 @@
  * shapes.h: the kernels that are built, as the plugin's C knows them: the one table.
  *
  * A pair of head dimensions has a kernel for few rows (attend.cuh) and one for many (prefill.cuh),
- * each built for bf16 (attend_NAME_bf16.cu, prefill_NAME_bf16.cu) and fp16; and the same two over a
- * cache of e4m3 (attend_NAME_bf16_e4m3.cu and so on), if there are any. The files of few rows may
- * have another kernel, which is faster where a block goes through many items. To add a pair: eight
- * such files, or four without e4m3, their names in Makefile.am.inc, and a line here.
+ * each built for bf16 (attend_NAME_bf16.cu, prefill_NAME_bf16.cu) and fp16; and the same two over
+ * caches of e4m3 and e5m2 (attend_NAME_bf16_e4m3.cu and so on), if there are any. The files of few
+ * rows may have another kernel, which is faster where a block goes through many items. To add a
+ * pair: twelve such files, or four without fp8, their names in Makefile.am.inc, and a line here.
  */
 #ifndef FI_SHAPES_H
 #define FI_SHAPES_H
@@ -63,7 +63,35 @@
     X(d192_v128, 192, 128, 56096, 64368, 91648, 116224)                                            \
     X(d256, 256, 256, 90912, 90992, 132608, 165376)
 
-#ifndef __CUDACC__
+#ifdef __CUDACC__
+
+/* A line as the files of the kernels read it: FI_LINE(d128, stages). */
+struct fi_line {
+    int dim, v_dim, stages, many_shared, codes_stages, codes_many_shared;
+    int keys, prefill_stages, q_slots;
+    int codes_keys, prefill_codes_stages, codes_q_slots, code_slots;
+};
+#define FI_LINE(line, number) fi_line_##line.number
+#define LINE(name, dim, v_dim, stages, shared, many, codes_stages, codes_shared, codes_many, keys, \
+             prefill_stages, q_slots, prefill_shared, codes_keys, prefill_codes_stages,            \
+             codes_q_slots, code_slots, prefill_codes_shared)                                      \
+    static constexpr fi_line fi_line_##name = {                                                    \
+        dim,       v_dim,          stages,  many,       codes_stages,         codes_many,          \
+        keys,      prefill_stages, q_slots, codes_keys, prefill_codes_stages, codes_q_slots,       \
+        code_slots};
+#define LINE_16(name, dim, v_dim, stages, shared, many, ...)                                       \
+    LINE(name, dim, v_dim, stages, shared, many, 0, 0, 0, __VA_ARGS__, 0, 0, 0, 0, 0)
+FI_SHAPES(LINE, LINE_16)
+#undef LINE
+#undef LINE_16
+
+/* What the names of kernels say of their queries, and of their cache. */
+#define FI_HALF_bf16  false
+#define FI_HALF_f16   true
+#define FI_CODES_e4m3 ELEMENT_E4M3
+#define FI_CODES_e5m2 ELEMENT_E5M2
+
+#else
 
 #include <stdint.h>
 

@@ -69,7 +69,7 @@ TEST_OF(any_machine, query_refuses)
            t->device.shared_memory = 99 << 10; t->group.head_dim = t->group.v_head_dim = 72);
     EXPECT(FIELD(DEVICE_SHARED_MEMORY) | FIELD(KV_DTYPE), t->device.sm = 86;
            t->device.shared_memory = 99 << 10; t->group.head_dim = t->group.v_head_dim = 192;
-           t->problem.kv_dtype = ATTN_FP8_E5M2);
+           t->problem.kv_dtype = ATTN_F16);
     EXPECT(FIELD(ATTN_TYPE), t->group.attn_type = ATTN_TYPE_COUNT);
     EXPECT(FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM), t->group.head_dim = t->group.v_head_dim = 72);
     ck_assert_str_eq(reasons[0].accepted, "64, 80, 96, 128, 192, 256");
@@ -85,8 +85,10 @@ TEST_OF(any_machine, query_refuses)
     EXPECT(FIELD(HEAD_DIM), t->group.head_dim = 72);
     ck_assert_str_eq(reasons[0].accepted, "128, 192");
     EXPECT(FIELD(Q_DTYPE) | FIELD(KV_DTYPE), t->problem.q_dtype = t->problem.kv_dtype = ATTN_F32);
-    EXPECT(FIELD(KV_DTYPE), t->problem.kv_dtype = ATTN_FP8_E5M2);
-    ck_assert_str_eq(reasons[0].accepted, "bf16, fp8_e4m3");
+    EXPECT(FIELD(KV_DTYPE), t->problem.kv_dtype = ATTN_F16);
+    ck_assert_str_eq(reasons[0].accepted, "bf16, fp8_e4m3, fp8_e5m2");
+    EXPECT(0, t->problem.kv_dtype = ATTN_FP8_E5M2;
+           t->group.kv_scale_granularity = ATTN_SCALE_PER_HEAD);
     EXPECT(FIELD(SCALE_GRANULARITY), t->problem.kv_dtype = ATTN_FP8_E4M3);
     ck_assert_str_eq(reasons[0].accepted, "per_tensor, per_head");
     EXPECT(FIELD(SCALE_GRANULARITY), t->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR);
@@ -144,12 +146,18 @@ END_TEST
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
-static void expect_kernel(const fi_kernel *kernel, const char *type_name, const char *expected)
+/* A line of the table, by its kernel's name: "fi_attend_many_d128" is "d128". */
+static void expect_kernel(int kernel, uint32_t shape, const char *macro, const char *type,
+                          const char *codes)
 {
     const char *top = getenv("ATTNHOST_TEST_SRCDIR");
-    char path[4096], text[4096] = "";
-    snprintf(path, sizeof path, "%s/plugins/flashinfer_like/kernels/%s_%s.cu", top ? top : ".",
-             kernel->name + strlen("fi_"), type_name);
+    const char *line = strstr(fi_shapes[shape].kernels[kernel].name, "_d") + 1;
+    char path[4096], text[4096] = "", expected[256];
+    snprintf(path, sizeof path, "%s/plugins/flashinfer_like/kernels/%s_%s_%s%s%s.cu",
+             top ? top : ".", fi_is_prefill(kernel) ? "prefill" : "attend", line, type,
+             codes ? "_" : "", codes ? codes : "");
+    snprintf(expected, sizeof expected, "%s(%s, %s%s%s)", macro, line, type, codes ? ", " : "",
+             codes ? codes : "");
     FILE *file = fopen(path, "r");
     ck_assert_msg(file != NULL, "%s", path);
     ck_assert_uint_gt(fread(text, 1, sizeof text - 1, file), 0);
@@ -157,62 +165,25 @@ static void expect_kernel(const fi_kernel *kernel, const char *type_name, const 
     ck_assert_msg(strstr(text, expected), "%s: accepted %s", path, expected);
 }
 
-/* The table's lines are those of the kernels. */
+/* Each line of the table has its kernels; their numbers are the line's. */
 TEST_OF(any_machine, shapes_are_those_of_the_kernels)
 {
-    static const char *const types[] = {"bf16", "f16"}, *const halves[] = {"false", "true"};
-    static const char *const codes_types[] = {"bf16_e4m3", "f16_e4m3"};
-    static const char *const numbers[][KERNEL_COUNT] = {
-#define NUMBERS(name, dim, dim_v, stages, shared, many_shared, codes_stages, codes_shared,         \
-                codes_many_shared, keys, prefill_stages, q_slots, prefill_shared, codes_keys,      \
-                prefill_codes_stages, codes_q_slots, slots, ...)                                   \
-    {[KERNEL_ATTEND] = #stages,                                                                    \
-     [KERNEL_PREFILL] = #keys ", " #prefill_stages ", " #q_slots,                                  \
-     [KERNEL_CODES] = #codes_stages,                                                               \
-     [KERNEL_PREFILL_CODES] =                                                                      \
-         #codes_keys ", " #prefill_codes_stages ", " #codes_q_slots ", " #slots},
-#define NUMBERS_16(name, dim, dim_v, stages, shared, many_shared, keys, prefill_stages, q_slots,   \
-                   ...)                                                                            \
-    {[KERNEL_ATTEND] = #stages, [KERNEL_PREFILL] = #keys ", " #prefill_stages ", " #q_slots},
-        FI_SHAPES(NUMBERS, NUMBERS_16)
-#undef NUMBERS
-#undef NUMBERS_16
-    };
-    for (uint32_t i = 0; i < fi_num_shapes; i++) {
-        const fi_shape *shape = &fi_shapes[i];
-        const fi_kernel *attend = &shape->kernels[KERNEL_ATTEND];
-        const fi_kernel *many = &shape->kernels[KERNEL_ATTEND_MANY];
-        const fi_kernel *prefill = &shape->kernels[KERNEL_PREFILL];
-        const fi_kernel *codes = &shape->kernels[KERNEL_CODES];
-        const fi_kernel *prefill_codes = &shape->kernels[KERNEL_PREFILL_CODES];
-        char expected[256];
-        for (int n = 0; n < 2; n++) {
-            snprintf(expected, sizeof expected, "FI_ATTEND(%s_%s, %d, %d, %s, %s)", attend->name,
-                     types[n], shape->dim, shape->dim_v, numbers[i][KERNEL_ATTEND], halves[n]);
-            expect_kernel(attend, types[n], expected);
-            snprintf(expected, sizeof expected, "FI_ATTEND_MANY(%s_%s, %d, %d, %s, %s)", many->name,
-                     types[n], shape->dim, shape->dim_v, numbers[i][KERNEL_ATTEND], halves[n]);
-            if (many->threads > 0)
-                expect_kernel(attend, types[n], expected);
-            snprintf(expected, sizeof expected, "FI_PREFILL(%s_%s, %d, %d, %s, %s)", prefill->name,
-                     types[n], shape->dim, shape->dim_v, numbers[i][KERNEL_PREFILL], halves[n]);
-            expect_kernel(prefill, types[n], expected);
-            if (codes->threads == 0)
-                continue;
-            snprintf(expected, sizeof expected, "FI_ATTEND_CODES(%s_%s, %d, %d, %s, %s)",
-                     codes->name, codes_types[n], shape->dim, shape->dim_v,
-                     numbers[i][KERNEL_CODES], halves[n]);
-            expect_kernel(codes, codes_types[n], expected);
-            snprintf(expected, sizeof expected, "FI_ATTEND_CODES_MANY(%s_%s, %d, %d, %s)",
-                     many->name, codes_types[n], shape->dim, shape->dim_v, halves[n]);
-            if (shape->kernels[KERNEL_CODES_MANY].threads > 0)
-                expect_kernel(codes, codes_types[n], expected);
-            snprintf(expected, sizeof expected, "FI_PREFILL_CODES(%s_%s, %d, %d, %s, %s)",
-                     prefill_codes->name, codes_types[n], shape->dim, shape->dim_v,
-                     numbers[i][KERNEL_PREFILL_CODES], halves[n]);
-            expect_kernel(prefill_codes, codes_types[n], expected);
+    static const char *const types[] = {"bf16", "f16"}, *const codes[] = {"e4m3", "e5m2"};
+    static const char *const macros[KERNEL_COUNT] = {[KERNEL_ATTEND] = "FI_ATTEND",
+                                                     [KERNEL_ATTEND_MANY] = "FI_ATTEND_MANY",
+                                                     [KERNEL_PREFILL] = "FI_PREFILL",
+                                                     [KERNEL_CODES] = "FI_ATTEND_CODES",
+                                                     [KERNEL_CODES_MANY] = "FI_ATTEND_CODES_MANY",
+                                                     [KERNEL_PREFILL_CODES] = "FI_PREFILL_CODES"};
+    for (uint32_t i = 0; i < fi_num_shapes; i++)
+        for (int k = 0; k < KERNEL_COUNT; k++) {
+            const fi_kernel *kernel = &fi_shapes[i].kernels[k];
+            for (int n = 0; kernel->threads > 0 && n < 2; n++) {
+                expect_kernel(k, i, macros[k], types[n], k < KERNEL_CODES ? NULL : codes[0]);
+                if (k >= KERNEL_CODES)
+                    expect_kernel(k, i, macros[k], types[n], codes[1]);
+            }
         }
-    }
 }
 END_TEST
 

@@ -28,7 +28,8 @@ static attn_dtype dtype_of(int element)
     static const attn_dtype dtypes[] = {[ELEMENT_F32] = ATTN_F32,
                                         [ELEMENT_F16] = ATTN_F16,
                                         [ELEMENT_BF16] = ATTN_BF16,
-                                        [ELEMENT_E4M3] = ATTN_FP8_E4M3};
+                                        [ELEMENT_E4M3] = ATTN_FP8_E4M3,
+                                        [ELEMENT_E5M2] = ATTN_FP8_E5M2};
     return dtypes[element];
 }
 
@@ -470,26 +471,30 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_F16);                                   \
     }
+#define KERNELS_CODES(name, codes, dtype)                                                          \
+    static void many_##name##_##codes(const struct fake_cuda_launch *launch)                       \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_CODES_MANY, dtype);                                   \
+    }                                                                                              \
+    static void attend_##name##_##codes(const struct fake_cuda_launch *launch)                     \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_CODES, dtype);                                        \
+    }                                                                                              \
+    static void prefill_##name##_##codes(const struct fake_cuda_launch *launch)                    \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_PREFILL_CODES, dtype);                                \
+    }
 #define KERNELS(name, ...)                                                                         \
     static const fi_shape name##_shape = FI_SHAPE(name, __VA_ARGS__);                              \
     KERNELS_16(name)                                                                               \
-    static void many_##name##_codes(const struct fake_cuda_launch *launch)                         \
-    {                                                                                              \
-        attend(launch, &name##_shape, KERNEL_CODES_MANY, ATTN_FP8_E4M3);                           \
-    }                                                                                              \
-    static void attend_##name##_codes(const struct fake_cuda_launch *launch)                       \
-    {                                                                                              \
-        attend(launch, &name##_shape, KERNEL_CODES, ATTN_FP8_E4M3);                                \
-    }                                                                                              \
-    static void prefill_##name##_codes(const struct fake_cuda_launch *launch)                      \
-    {                                                                                              \
-        attend(launch, &name##_shape, KERNEL_PREFILL_CODES, ATTN_FP8_E4M3);                        \
-    }
+    KERNELS_CODES(name, e4m3, ATTN_FP8_E4M3)                                                       \
+    KERNELS_CODES(name, e5m2, ATTN_FP8_E5M2)
 #define ONLY_KERNELS_16(name, ...)                                                                 \
     static const fi_shape name##_shape = FI_SHAPE_16(name, __VA_ARGS__);                           \
     KERNELS_16(name)
 FI_SHAPES(KERNELS, ONLY_KERNELS_16)
 #undef KERNELS
+#undef KERNELS_CODES
 #undef ONLY_KERNELS_16
 #undef KERNELS_16
 
@@ -523,16 +528,20 @@ __attribute__((constructor)) static void define(void)
     DEFINE_ONE("fi_attend_many_" #name "_f16", many_##name##_f16)                                  \
     DEFINE_ONE("fi_prefill_" #name "_bf16", prefill_##name##_bf16)                                 \
     DEFINE_ONE("fi_prefill_" #name "_f16", prefill_##name##_f16)
+#define DEFINE_CODES(name, codes)                                                                  \
+    DEFINE_ATTEND(#name "_bf16_" #codes, attend_##name##_##codes)                                  \
+    DEFINE_ATTEND(#name "_f16_" #codes, attend_##name##_##codes)                                   \
+    DEFINE_ONE("fi_attend_many_" #name "_bf16_" #codes, many_##name##_##codes)                     \
+    DEFINE_ONE("fi_attend_many_" #name "_f16_" #codes, many_##name##_##codes)                      \
+    DEFINE_ONE("fi_prefill_" #name "_bf16_" #codes, prefill_##name##_##codes)                      \
+    DEFINE_ONE("fi_prefill_" #name "_f16_" #codes, prefill_##name##_##codes)
 #define DEFINE(name, ...)                                                                          \
     DEFINE_16(name)                                                                                \
-    DEFINE_ATTEND(#name "_bf16_e4m3", attend_##name##_codes)                                       \
-    DEFINE_ATTEND(#name "_f16_e4m3", attend_##name##_codes)                                        \
-    DEFINE_ONE("fi_attend_many_" #name "_bf16_e4m3", many_##name##_codes)                          \
-    DEFINE_ONE("fi_attend_many_" #name "_f16_e4m3", many_##name##_codes)                           \
-    DEFINE_ONE("fi_prefill_" #name "_bf16_e4m3", prefill_##name##_codes)                           \
-    DEFINE_ONE("fi_prefill_" #name "_f16_e4m3", prefill_##name##_codes)
+    DEFINE_CODES(name, e4m3)                                                                       \
+    DEFINE_CODES(name, e5m2)
     FI_SHAPES(DEFINE, DEFINE_16)
 #undef DEFINE
+#undef DEFINE_CODES
 #undef DEFINE_16
 #undef DEFINE_ATTEND
 #undef DEFINE_ONE

@@ -1,0 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plugins/flashinfer_like/kernels/attend.cuh"
+
+FI_ATTEND_CODES(d256, bf16, e5m2)

@@ -1,0 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plugins/flashinfer_like/kernels/prefill.cuh"
+
+FI_PREFILL_CODES(d128, f16, e5m2)
