@@ -19,22 +19,6 @@
 #include "plugins/fa3_like/kernels/epilogue.cuh"
 #include "plugins/fa3_like/kernels/schedule.cuh"
 
-/* With FA3_TRACE: when block 0 came to places of its loop; kernel_race.py trace prints them. */
-#ifdef FA3_TRACE
-#define TRACE_ROUNDS 48
-#define TRACE_PLACES 8
-extern "C" __device__ unsigned fa3_trace[4][TRACE_ROUNDS][TRACE_PLACES];
-#define MARK(place, round)                                                                         \
-    asm volatile(                                                                                  \
-        "{\n.reg .pred p;\n.reg .u32 t;\nsetp.ne.u32 p, %2, 0;\nmov.u32 t, %%clock;\n"             \
-        "@p st.global.u32 [%0 + %1], t;\n}" ::"l"(                                                 \
-            &fa3_trace[group][(unsigned)((round) + 1024 * TRACE_ROUNDS) % TRACE_ROUNDS][0]),       \
-        "n"(4 * (place)), "r"((int)(blockIdx.x == 0 && threadIdx.x % GROUP_THREADS == 0))          \
-        : "memory")
-#else
-#define MARK(place, round)
-#endif
-
 /* ---- Producer ----------------------------------------------------------------------------------
  */
 
@@ -327,21 +311,17 @@ DEVICE void next_tile(const struct fa3_forward_params &p, struct control *contro
     float s[T::keys / 2], factor[2], sum[2] = {0.0f, 0.0f};
     const unsigned k = base + T::k_at + c->stage.slot * T::k_bytes;
     const unsigned v = base + T::v_at + c->stage.slot * T::v_bytes;
-    MARK(0, k_start - n);
     if (!*ready)
         stage_wait<T>(control, c->stage);
     turn_take(group);
-    MARK(1, k_start - n);
     products_fence();
     product_scores<T>(s, r->q, k);
     product_values<T>(r->o, probabilities, v, r->add);
     products_commit();
-    MARK(2, k_start - n);
     turn_give<T>(group);
     products_wait<0>();
     products_arrived(s);
     products_arrived(r->o);
-    MARK(3, k_start - n);
     r->add = 1;
     stage_done<T>(control, &c->stage);
     *ready = stage_test<T>(control, c->stage);
@@ -355,7 +335,6 @@ DEVICE void next_tile(const struct fa3_forward_params &p, struct control *contro
     }
     r->x.sum[0] += sum[0];
     r->x.sum[1] += sum[1];
-    MARK(4, k_start - n);
 }
 
 /* The products with the values of the last tile. Beside them all is done that does not need them.

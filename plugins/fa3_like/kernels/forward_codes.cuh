@@ -437,16 +437,13 @@ DEVICE void codes_scores_step(const struct fa3_forward_params &p, struct control
 {
     float s[64], sum[2] = {0.0f, 0.0f};
     const unsigned k = base + T::k_at + c->k.slot * T::k_bytes;
-    MARK(0, n);
     if (first || !c->keys)
         keys_wait<T>(control, *c);
-    MARK(1, n);
     products_fence();
     codes_scores<T>(s, *r, k);
     products_commit();
     products_wait<0>();
     products_arrived(s);
-    MARK(2, n);
     scores_finish<T>(p, w, *r, r->cap, group, n, s);
     if (first) {
         float shift[2], factor[2], top[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
@@ -462,7 +459,6 @@ DEVICE void codes_scores_step(const struct fa3_forward_params &p, struct control
     keys_done<T>(control, c);
     r->x.sum[0] += sum[0];
     r->x.sum[1] += sum[1];
-    MARK(3, n);
 }
 
 /* Products of a tile's codes with its values, added to the rows' sums. */
@@ -473,13 +469,11 @@ DEVICE void codes_values_step(struct control *control, unsigned base, int group,
     float part[64];
     if (!c->values)
         values_wait<T>(control, *c);
-    MARK(4, n);
     products_fence();
     codes_values<T>(part, codes, base + T::v_at + c->v.slot * T::v_bytes);
     products_commit();
     products_wait<0>();
     products_arrived(part);
-    MARK(5, n);
     values_done<T>(control, c);
 #pragma unroll
     for (int i = 0; i < 64; i++)

@@ -121,20 +121,6 @@ struct fa3_turn_params {
     uint64_t seqs; /* int32: how many sequences there are; 0: as many as the grid has */
 };
 
-/* Parameters of fa3_schedule_tiles, which makes `tiles` and `tile_count` of a ragged batch: one
- * block of 1024 threads. */
-struct fa3_schedule_params {
-    uint64_t q_starts, k_starts, k_lengths; /* as in fa3_forward_params */
-    uint64_t tiles, tile_count;             /* written; room for `capacity` entries */
-    int32_t batch;
-    int32_t k_length; /* keys of each sequence, or the most that one has */
-    int32_t tile_queries;
-    int32_t window_left;
-    int32_t window_right;
-    int32_t chunk;
-    int32_t capacity;
-};
-
 /* What a kernel needs from its launch, and what its tiles are: each cubin has one of these beside
  * its kernel, under the kernel's name with _shape after it. */
 struct fa3_shape {
