@@ -42,8 +42,10 @@ int linear_chunk_rule(const linear_dims *d)
 {
     if (!linear_is_delta(d))
         return CHUNK_PLAIN;
-    if (d->family != LINEAR_FAMILY_GDN || !d->l2_norm)
+    if (!d->l2_norm || (d->family == LINEAR_FAMILY_KDA && d->width > 0))
         return CHUNK_SOLVED;
+    if (d->family == LINEAR_FAMILY_KDA)
+        return CHUNK_CHANNELS;
     return d->width > 0 ? CHUNK_TILES : CHUNK_INVERSE;
 }
 
@@ -54,6 +56,8 @@ int linear_convolves_first(const linear_dims *d)
 
 uint32_t linear_ready_shared(const linear_dims *d)
 {
+    if (linear_chunk_rule(d) == CHUNK_CHANNELS)
+        return CHUNK_CHANNELS_INVERSE_SHARED;
     return d->family == LINEAR_FAMILY_KDA ? CHUNK_CHANNELS_SHARED
                                           : CHUNK_READY_SHARED(linear_is_delta(d), d->width);
 }
@@ -123,9 +127,9 @@ linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_boun
     const int panels = d->v_dim / CHUNK_PANEL;
     const uint64_t seqs = (uint64_t)bounds->max_seqs, heads = (uint64_t)d->v_heads;
     const int fused = linear_is_fused(d); /* without tiles */
-    const uint64_t keys = fused ? 0 : (uint64_t)key_heads(d) * CHUNK_KEYS_BYTES;
-    const uint64_t values =
-        fused ? 0 : heads * (uint64_t)CHUNK_VALUES_BYTES(panels, linear_chunk_rule(d));
+    const int rule = linear_chunk_rule(d);
+    const uint64_t keys = fused ? 0 : (uint64_t)key_heads(d) * CHUNK_RULE_KEYS_BYTES(rule);
+    const uint64_t values = fused ? 0 : heads * (uint64_t)CHUNK_VALUES_BYTES(panels, rule);
     const uint64_t rows = row_bytes(d);
     const uint64_t most = CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 1);
     const uint64_t chunk = keys + values + rows;
@@ -191,6 +195,17 @@ static int find_together(const linear_dims *d, int at_once)
     while (together > 1 && at_once * ready_blocks(d, together) < CHUNK_READY_BLOCKS)
         together /= 2;
     return together;
+}
+
+/* Blocks of linear_ready_*. With (I + A)^-1 of channels' decays each has chunks one after the other. */
+static int64_t ready_grid(const attn_metadata *metadata, const linear_dims *d,
+                          const linear_chunks *chunks, int at_once)
+{
+    const int64_t blocks = at_once * ready_blocks(d, chunks->together);
+    const int64_t most =
+        CHUNK_CHANNELS_BLOCKS *
+        (int64_t)cuda_plan_num_sms(&metadata->plan, metadata->instance->facts.num_sms);
+    return linear_chunk_rule(d) == CHUNK_CHANNELS && blocks > most ? most : blocks;
 }
 
 /* q, k or v in operands.mixed; of rows the kernel copies those alone that there are. */
@@ -291,7 +306,7 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
                               .block = {CHUNK_PLAN_THREADS}};
     const cuda_launch ready = {.function = group->ready,
                                .name = "linear_ready",
-                               .grid = {at_once * ready_blocks(d, chunks->together), 1, 1},
+                               .grid = {ready_grid(metadata, d, chunks, at_once), 1, 1},
                                .block = {(uint32_t)ready_threads(d)},
                                .shared = linear_ready_shared(d)};
     const uint32_t shared =

@@ -83,7 +83,8 @@ static attn_status load_chunks(attn_instance *made, linear_group *group, attn_er
     static const char *const ways[] = {[CHUNK_PLAIN] = "plain",
                                        [CHUNK_SOLVED] = "delta",
                                        [CHUNK_INVERSE] = "inverse",
-                                       [CHUNK_TILES] = "tiles"};
+                                       [CHUNK_TILES] = "tiles",
+                                       [CHUNK_CHANNELS] = "channels"};
     const int rule = linear_chunk_rule(&group->dims);
     const uint32_t shared = (uint32_t)CHUNK_STATES_SHARED(rule);
     const int ready = group->dims.family == LINEAR_FAMILY_KDA ? MODULE_CHANNELS : MODULE_READY;
@@ -96,8 +97,8 @@ static attn_status load_chunks(attn_instance *made, linear_group *group, attn_er
                         &group->convolve_chunks, error);
     if (status != ATTN_OK || linear_is_fused(&group->dims))
         return status == ATTN_OK ? load_fused(made, group, error) : status;
-    snprintf(name, sizeof name, "linear_ready_%s",
-             ready == MODULE_CHANNELS ? "channels" : ways[rule]);
+    snprintf(name, sizeof name, "linear_ready_%s%s",
+             ready == MODULE_CHANNELS && rule == CHUNK_SOLVED ? "channels_" : "", ways[rule]);
     status =
         load_kernel(made, ready, name, linear_ready_shared(&group->dims), &group->ready, error);
     snprintf(name, sizeof name, "linear_states_%s", ways[rule]);

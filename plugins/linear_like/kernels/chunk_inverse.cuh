@@ -39,10 +39,11 @@ struct inverse_memory : ready_memory {
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
-/* A chunk's rows of q or k, by sixteen lanes each, as the batch has them; 0 where there are none. */
+/* A chunk's rows of q or k, by sixteen lanes each of four warps, as the batch has them; 0 where there are
+ * none. */
 DEVICE void fetch_rows(const linear_call &call, const ready_chunk &chunk, int first, char *tile)
 {
-    const int place = threadIdx.x % 16, row = threadIdx.x / 16;
+    const int place = threadIdx.x % 16, row = threadIdx.x % CHUNK_READY_THREADS / 16;
     const i64 apart = call.operands.mixed_row;
     const char *from = call.operands.mixed +
                        (i64)(chunk.sequence.first_row + chunk.t + row) * apart +

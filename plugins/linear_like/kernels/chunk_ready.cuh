@@ -602,7 +602,7 @@ DEVICE void invert_block(const ready_memory &m, const float *block, int warp, in
     float x[16];
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        float sum = i == j ? 1 : 0;
+        float sums[4] = {i == j ? 1.0f : 0, 0, 0, 0};
 #pragma unroll
         for (int l = 0; l < i; l += 4) {
             const float4 a = *(const float4 *)(block + i * 16 + l);
@@ -610,9 +610,9 @@ DEVICE void invert_block(const ready_memory &m, const float *block, int warp, in
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 if (l + e < i)
-                    sum -= row[e] * x[l + e];
+                    sums[e] -= row[e] * x[l + e];
         }
-        x[i] = sum;
+        x[i] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     }
 #pragma unroll
     for (int i = 0; i < 16; i += 2) { /* half of the warp has even rows, half odd ones */

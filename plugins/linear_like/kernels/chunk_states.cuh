@@ -241,6 +241,9 @@ enum { HANDED_STATE = 1, HANDED_UPDATES = 2, HANDED_TAKEN = 3 };
  */
 enum { STATE_STAGES = CHUNK_STATE_STAGES, OUTPUT_STAGES = CHUNK_OUTPUT_STAGES };
 
+/* Rings: the states' warpgroup's, the outputs', and what the first needs last. */
+enum { RING_STATE = 0, RING_OUTPUTS = 1, RING_UPDATES = 2 };
+
 template <int RULE> struct states_memory {
     static constexpr int k = RULE == CHUNK_SOLVED ? CHUNK_TILE : 0;
     static constexpr int w = RULE == CHUNK_SOLVED ? 0 : k; /* what a state is multiplied by */
@@ -250,51 +253,67 @@ template <int RULE> struct states_memory {
     static constexpr int q = 0, output_numbers = CHUNK_TILE;
     static constexpr int products = output_numbers + CHUNK_NUMBERS;
     static constexpr int output_u = products + CHUNK_PRODUCTS;
+    static constexpr int update_stages = CHUNK_UPDATE_STAGES(RULE);
+    static constexpr int all_stages = STATE_STAGES + OUTPUT_STAGES + update_stages;
 
-    char *stages[2], *state, *updates;
+    static constexpr int outputs = STATE_STAGES * CHUNK_STATE_STAGE(RULE);
+    static constexpr int later = outputs + OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(RULE);
+
+    char *stages, *state, *updates;
     float *turn; /* the warp's */
     unsigned barriers;
 
     __device__ __forceinline__ states_memory(char *from, int warp)
     {
-        stages[0] = from;
-        stages[1] = from + STATE_STAGES * CHUNK_STATE_STAGE(RULE);
-        state = stages[1] + OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(RULE);
+        stages = from;
+        state = stages + later + update_stages * CHUNK_TILE;
         updates = state + 9 * 2048;
         turn = (float *)(state + 14 * 2048) + warp * 512;
         barriers = shared_address(state + CHUNK_HANDED);
     }
 
-    __device__ __forceinline__ char *stage(int group, int n) const
+    __device__ __forceinline__ static int count(int ring)
     {
-        return stages[group] + (group == 0 ? n % STATE_STAGES * CHUNK_STATE_STAGE(RULE)
-                                           : n % OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(RULE));
+        return ring == RING_STATE     ? STATE_STAGES
+               : ring == RING_OUTPUTS ? OUTPUT_STAGES
+                                      : int_max(1, update_stages);
     }
 
-    __device__ __forceinline__ unsigned barrier(int group, int n) const
+    __device__ __forceinline__ char *stage(int ring, int n) const
     {
-        return barriers + 8 * (group == 0 ? n % STATE_STAGES : STATE_STAGES + n % OUTPUT_STAGES);
+        const int i = n % count(ring);
+        return stages + (ring == RING_STATE     ? i * CHUNK_STATE_STAGE(RULE)
+                         : ring == RING_OUTPUTS ? outputs + i * CHUNK_OUTPUT_STAGE(RULE)
+                                                : later + i * CHUNK_TILE);
     }
 
-    __device__ __forceinline__ void wait(int group, int n) const
+    __device__ __forceinline__ unsigned barrier(int ring, int n) const
     {
-        barrier_wait(barrier(group, n), n / (group == 0 ? STATE_STAGES : OUTPUT_STAGES) & 1);
+        const int first = ring == RING_STATE     ? 0
+                          : ring == RING_OUTPUTS ? STATE_STAGES
+                                                 : STATE_STAGES + OUTPUT_STAGES;
+        return barriers + 8 * (first + n % count(ring));
+    }
+
+    __device__ __forceinline__ void wait(int ring, int n) const
+    {
+        barrier_wait(barrier(ring, n), n / count(ring) & 1);
     }
 
     /* A warp is done with a stage. Readers may be a stage apart, so a named barrier will not do. */
-    __device__ __forceinline__ void free(int group, int n) const
+    __device__ __forceinline__ void free(int ring, int n) const
     {
         __syncwarp();
         if (threadIdx.x % 32 == 0)
-            barrier_arrive(barrier(group, n) + 8 * (STATE_STAGES + OUTPUT_STAGES));
+            barrier_arrive(barrier(ring, n) + 8 * all_stages);
     }
 
     /* All of them are, with what was there before. */
-    __device__ __forceinline__ void wait_free(int group, int n) const
+    __device__ __forceinline__ void wait_free(int ring, int n) const
     {
-        const int round = n / (group == 0 ? STATE_STAGES : OUTPUT_STAGES);
+        const int round = n / count(ring);
         if (round > 0)
-            barrier_wait(barrier(group, n) + 8 * (STATE_STAGES + OUTPUT_STAGES), (round - 1) & 1);
+            barrier_wait(barrier(ring, n) + 8 * all_stages, (round - 1) & 1);
     }
 };
 
@@ -510,9 +529,25 @@ DEVICE void largest_of_left(const left_operand<16> &a, float (&largest)[2])
         largest[i] = fmaxf(half_low(most[i]), half_high(most[i]));
 }
 
-/* The state after a chunk, of a rule that has one decay for all of k; the state is `s` times `unit`, a
- * power of two for each row which keeps it within fp16's range. What is added to it has the same
- * unit, so that the product's sums are the state. */
+/* A state after the decays of a chunk's channels, and the largest magnitudes of its rows. */
+DEVICE void decay_channels(const float *numbers, int lane, state_tile &s, float (&largest)[2])
+{
+    largest[0] = largest[1] = 0;
+#pragma unroll
+    for (int n = 0; n < 16; n++) {
+        const float2 by = *(const float2 *)(numbers + NUMBERS_DECAY + 8 * n + lane % 4 * 2);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            s[4 * n + 2 * i] *= by.x, s[4 * n + 2 * i + 1] *= by.y;
+            largest[i] =
+                fmaxf(largest[i], fmaxf(fabsf(s[4 * n + 2 * i]), fabsf(s[4 * n + 2 * i + 1])));
+        }
+    }
+}
+
+/* The state after a chunk, of a rule that has (I + A)^-1; the state is `s` times `unit`, a power of two
+ * for each row which keeps it within fp16's range. What is added to it has the same unit, so that the
+ * product's sums are the state. */
 template <int RULE, int PASS>
 DEVICE void pass_scaled(const states_memory<RULE> &m, const char *stage, int n, int warp, int lane,
                         state_tile &s, float (&unit)[2])
@@ -521,7 +556,7 @@ DEVICE void pass_scaled(const states_memory<RULE> &m, const char *stage, int n, 
     const float *numbers = (const float *)(stage + at::state_numbers);
     const unsigned from = shared_address(stage), k = from + at::k;
     const unsigned v = from + at::state_u + warp * (CHUNK_PANEL * 2);
-    const float one[2] = {1, 1}, decay = numbers[NUMBERS_DECAY];
+    const float one[2] = {1, 1}, decay = RULE == CHUNK_CHANNELS ? 1 : numbers[NUMBERS_DECAY];
     left_operand<16> held;
     left_operand<8> added, kept;
     float x[32], y[32], scale[2], times[2], largest[2], most[2] = {0, 0};
@@ -537,7 +572,10 @@ DEVICE void pass_scaled(const states_memory<RULE> &m, const char *stage, int n, 
         hand_on(m.state, held);
         named_arrive(HANDED_STATE, 64 * CHUNK_STATE_WARPS);
     }
-    largest_of_left(held, largest);
+    if constexpr (RULE == CHUNK_CHANNELS)
+        decay_channels(numbers, lane, s, largest);
+    else
+        largest_of_left(held, largest);
     wait_product<0>(x);
     find_sides<RULE == CHUNK_TILES, PASS == PASS_MATRIX>(v, numbers, unit, lane, x);
     solve_sides(from + at::inverse, x, times);
@@ -562,8 +600,12 @@ DEVICE void pass_scaled(const states_memory<RULE> &m, const char *stage, int n, 
             s[4 * n + 2 * i] *= factor, s[4 * n + 2 * i + 1] *= factor;
     }
     pack_left<0, 8, 8>(y, scale, added);
-    multiply_panel(low, added.at, k, true);
-    multiply_panel(high, added.at, k + CHUNK_TILE / 2, true);
+    if constexpr (RULE == CHUNK_CHANNELS)
+        m.wait(RING_UPDATES, n);
+    const unsigned to =
+        RULE == CHUNK_CHANNELS ? shared_address(m.stage(RING_UPDATES, n)) : from + at::k;
+    multiply_panel(low, added.at, to, true);
+    multiply_panel(high, added.at, to + CHUNK_TILE / 2, true);
     if constexpr (PASS == PASS_HANDED) {
         make_left(x, kept, scale);
         kept.times[0] *= times[0], kept.times[1] *= times[1];
@@ -572,6 +614,8 @@ DEVICE void pass_scaled(const states_memory<RULE> &m, const char *stage, int n, 
     }
     wait_product<0>(low);
     products_arrived(high);
+    if constexpr (RULE == CHUNK_CHANNELS)
+        m.free(RING_UPDATES, n);
 }
 
 /* A state in units of 1. */
@@ -875,35 +919,66 @@ DEVICE void copy_matrix(const linear_call &call, const states_work &work,
     copy_bytes(m.stage(0, n), from, 2 * CHUNK_TILE, m.barrier(0, n));
 }
 
-/* What a warpgroup needs of all chunks but rows of v, by a warp of its own. */
+/* What a warpgroup needs of all chunks but rows of v, by a warp of its own. `ring`: RING_STATE or
+ * RING_OUTPUTS. */
 template <int RULE>
 DEVICE void copy_chunks(const linear_call &call, const states_work &work,
-                        const states_memory<RULE> &m, int group)
+                        const states_memory<RULE> &m, int ring)
 {
     const linear_dims &d = call.dims;
-    const int own = d.family == LINEAR_FAMILY_KDA, lead = group == 0 ? work.lead : 0;
+    const int own = d.family == LINEAR_FAMILY_KDA, lead = ring == RING_STATE ? work.lead : 0;
     const i64 heads = own ? d.v_heads : d.k_heads, index = work.from - work.first;
     const i64 bytes = CHUNK_VALUES_BYTES(d.v_dim / CHUNK_PANEL, RULE);
-    const char *keys = call.chunks.keys +
-                       (index * heads + (own ? work.head : work.head / d.ratio)) * CHUNK_KEYS_BYTES;
+    const char *keys =
+        call.chunks.keys +
+        (index * heads + (own ? work.head : work.head / d.ratio)) * CHUNK_RULE_KEYS_BYTES(RULE);
     const char *values = call.chunks.values + (index * d.v_heads + work.head) * bytes;
 #pragma unroll 1
     for (int n = 0; n < lead + work.to - work.from; n++) {
-        const unsigned barrier = m.barrier(group, n);
-        m.wait_free(group, n);
+        const unsigned barrier =
+            ring == RING_STATE ? m.barrier(RING_STATE, n) : m.barrier(RING_OUTPUTS, n);
+        if (ring == RING_STATE)
+            m.wait_free(RING_STATE, n);
+        else
+            m.wait_free(RING_OUTPUTS, n);
         if (RULE && n < lead) {
             copy_matrix(call, work, m, n);
         } else {
-            if (group == 0)
-                copy_for_state<RULE>(call, work, keys, values, m.stage(0, n), barrier);
+            if (ring == RING_STATE)
+                copy_for_state<RULE>(call, work, keys, values, m.stage(RING_STATE, n), barrier);
             else
-                copy_for_outputs<RULE>(call, work, keys, values, m.stage(1, n), barrier);
-            keys += heads * CHUNK_KEYS_BYTES;
+                copy_for_outputs<RULE>(call, work, keys, values, m.stage(RING_OUTPUTS, n), barrier);
+            keys += heads * CHUNK_RULE_KEYS_BYTES(RULE);
             values += d.v_heads * bytes;
         }
 #if !HAS_HOPPER
         arrive_copied(barrier);
 #endif
+    }
+}
+
+/* Keys with the decays to the ends of all chunks, by a warp of its own. */
+template <int RULE>
+DEVICE void copy_updates(const linear_call &call, const states_work &work,
+                         const states_memory<RULE> &m)
+{
+    const i64 heads = call.dims.v_heads, index = work.from - work.first;
+    const char *keys = call.chunks.keys + 2 * CHUNK_TILE +
+                       (index * heads + work.head) * CHUNK_RULE_KEYS_BYTES(RULE);
+#pragma unroll 1
+    for (int n = 0; n < work.to - work.from; n++) {
+        const unsigned barrier = m.barrier(RING_UPDATES, n);
+        m.wait_free(RING_UPDATES, n);
+#if HAS_HOPPER
+        if (threadIdx.x % 32 == 0) {
+            barrier_arrive_expect(barrier, CHUNK_TILE);
+            copy_bytes(m.stage(RING_UPDATES, n), keys, CHUNK_TILE, barrier);
+        }
+#else
+        copy_bytes(m.stage(RING_UPDATES, n), keys, CHUNK_TILE, barrier);
+        arrive_copied(barrier);
+#endif
+        keys += heads * CHUNK_RULE_KEYS_BYTES(RULE);
     }
 }
 
@@ -1210,7 +1285,7 @@ DEVICE bool find_work(const linear_call &call, int first, int index, states_work
 template <int RULE> DEVICE void begin_barriers(unsigned barriers, int readers)
 {
     constexpr int filling = HAS_HOPPER ? 1 : 32, rows = RULE >= CHUNK_INVERSE ? 32 : 0;
-    constexpr int stages = STATE_STAGES + OUTPUT_STAGES;
+    constexpr int stages = states_memory<RULE>::all_stages;
     if (threadIdx.x == 0) {
         for (int i = 0; i < stages; i++) {
             barrier_init(barriers + 8 * i, filling + (i < STATE_STAGES ? rows : 0));
@@ -1264,6 +1339,8 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
             copy_chunks<RULE>(call, work, m, warp);
         else if (RULE >= CHUNK_INVERSE && warp == 2)
             copy_values(call, work, m);
+        else if (RULE == CHUNK_CHANNELS)
+            copy_updates<RULE>(call, work, m);
     }
 }
 
@@ -1300,9 +1377,11 @@ DEVICE void segments_block(const linear_call &call, int first, char *memory)
     } else {
         registers_release<24>();
         if (warp == 0)
-            copy_chunks<RULE>(call, work, m, 0);
+            copy_chunks<RULE>(call, work, m, RING_STATE);
         else if (RULE >= CHUNK_INVERSE && warp == 2)
             copy_values(call, work, m);
+        else if (RULE == CHUNK_CHANNELS && warp == 3)
+            copy_updates<RULE>(call, work, m);
     }
 }
 

@@ -105,6 +105,18 @@ template <int PENDING> DEVICE void copy_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+/* "cp.async.bulk" from shared memory; store_commit() makes a group of it. */
+DEVICE void store_bytes(char *to, unsigned from, unsigned bytes)
+{
+#if HAS_HOPPER
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+                 "r"(bytes)
+                 : "memory");
+#else
+    __trap();
+#endif
+}
+
 /* ---- Ranges ---------------------------------------------------------------------------------- */
 
 /* The power of two that brings `largest` to [1, 2), and its inverse; 0 and what is not finite are

@@ -113,7 +113,7 @@ typedef struct linear_chunks {
     int *sequences;     /* [seqs, 2]: first chunk and number of them; 0 = row by row. NULL = all */
     int *count;         /* of all chunks */
     linear_chunk *list; /* [most] those of a sequence one after the other */
-    char *keys;         /* [window, heads of keys, CHUNK_KEYS_BYTES] */
+    char *keys;         /* [window, heads of keys, CHUNK_RULE_KEYS_BYTES()] */
     char *values;       /* [window, v_heads, CHUNK_VALUES_BYTES()] */
     /* [window, CHUNK_ROWS, channels] after the convolution, of which operands.mixed is a part, then: bf16
      * of all channels; or fp16 of v's times a power of two each, where the convolution writes tiles of

@@ -38,26 +38,30 @@
 #define CHUNK_READY_HEADS      4   /* v heads of a block, at most; fewer where there are fewer */
 #define CHUNK_READY_BLOCKS     400 /* blocks */
 #define CHUNK_CHANNELS_THREADS 256 /* the same of KDA, whose blocks have one */
+#define CHUNK_CHANNELS_BLOCKS  2   /* of a multiprocessor */
 #define CHUNK_STATE_WARPS      4
 #define CHUNK_STATE_THREADS    (96 * CHUNK_STATE_WARPS) /* two warpgroups, and one that copies */
 
 /* What there is of a chunk beside q, k and products of these: u; w and u of (I + A) x = b; (I + A)^-1,
  * where rows of v can come from the batch as they are; the same, with rows and tiles from the
- * convolution. */
-#define CHUNK_PLAIN   0
-#define CHUNK_SOLVED  1
-#define CHUNK_INVERSE 2
-#define CHUNK_TILES   3
+ * convolution; the same as CHUNK_INVERSE where each channel has its own decay, so that k has two: from the
+ * chunk's first row on, and to its end. */
+#define CHUNK_PLAIN    0
+#define CHUNK_SOLVED   1
+#define CHUNK_INVERSE  2
+#define CHUNK_TILES    3
+#define CHUNK_CHANNELS 4
 
 #define CHUNK_INVERSE_ROOM 128.0f /* (I + A)^-1 times this: fp16 holds smaller elements then */
 
 /* Tiles: q and k; the numbers of rows, products of queries and keys, w or the inverse, u by panels. */
-#define CHUNK_TILE        (CHUNK_ROWS * CHUNK_MAX_KEYS * 2)
-#define CHUNK_KEYS_BYTES  (2 * CHUNK_TILE)
-#define CHUNK_NUMBERS     2048
-#define CHUNK_PRODUCTS    (CHUNK_ROWS * CHUNK_ROWS * 2)
-#define CHUNK_PANEL_BYTES (CHUNK_ROWS * CHUNK_PANEL * 2)
-#define CHUNK_V_ROW       (CHUNK_PANEL * CHUNK_STATE_WARPS * 2 + 16)
+#define CHUNK_TILE                  (CHUNK_ROWS * CHUNK_MAX_KEYS * 2)
+#define CHUNK_KEYS_BYTES            (2 * CHUNK_TILE)
+#define CHUNK_RULE_KEYS_BYTES(rule) (CHUNK_KEYS_BYTES + ((rule) == CHUNK_CHANNELS ? CHUNK_TILE : 0))
+#define CHUNK_NUMBERS               2048
+#define CHUNK_PRODUCTS              (CHUNK_ROWS * CHUNK_ROWS * 2)
+#define CHUNK_PANEL_BYTES           (CHUNK_ROWS * CHUNK_PANEL * 2)
+#define CHUNK_V_ROW                 (CHUNK_PANEL * CHUNK_STATE_WARPS * 2 + 16)
 #define CHUNK_VALUES_BYTES(panels, rule)                                                           \
     (CHUNK_NUMBERS + CHUNK_PRODUCTS +                                                              \
      ((rule) >= CHUNK_INVERSE ? CHUNK_PRODUCTS                                                     \
@@ -99,9 +103,15 @@
      ((delta) || (width) > 0 ? CHUNK_PRODUCTS : 0))
 #define CHUNK_CHANNELS_SHARED                                                                      \
     (CHUNK_READY_SHARED(1, 0) + 4 * CHUNK_STAGE + CHUNK_TILE + (64 * 132 + 5 * 128) * 4)
-/* Stages of the two warpgroups; what they hand on and what outputs are turned in. */
-#define CHUNK_STATE_STAGES  3
-#define CHUNK_OUTPUT_STAGES 2
+/* Four tiles; numbers; what warps of a block exchange; the system; decays of blocks. */
+#define CHUNK_EXCHANGE (12 * CHUNK_STAGE)
+#define CHUNK_CHANNELS_INVERSE_SHARED                                                              \
+    (4 * CHUNK_TILE + CHUNK_READY_GATES + CHUNK_EXCHANGE + CHUNK_PRODUCTS + 18 * CHUNK_MAX_KEYS * 4)
+/* Stages of the two warpgroups, and of keys with the decay to the chunk's end, which the first needs later;
+ * what they hand on and what outputs are turned in. */
+#define CHUNK_STATE_STAGES        3
+#define CHUNK_OUTPUT_STAGES       2
+#define CHUNK_UPDATE_STAGES(rule) ((rule) == CHUNK_CHANNELS ? 2 : 0)
 #define CHUNK_STATE_STAGE(rule)                                                                    \
     (CHUNK_TILE + CHUNK_NUMBERS +                                                                  \
      ((rule) >= CHUNK_INVERSE                                                                      \
@@ -111,9 +121,10 @@
     (CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS +                                                 \
      ((delta) ? 0 : CHUNK_STATE_WARPS * CHUNK_PANEL_BYTES))
 #define CHUNK_HANDED (14 * 2048 + CHUNK_STATE_WARPS * 2048)
-#define CHUNK_STATES_SHARED(delta)                                                                 \
-    (CHUNK_STATE_STAGES * CHUNK_STATE_STAGE(delta) +                                               \
-     CHUNK_OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(delta) + CHUNK_HANDED + 128)
+#define CHUNK_STATES_SHARED(rule)                                                                  \
+    (CHUNK_STATE_STAGES * CHUNK_STATE_STAGE(rule) +                                                \
+     CHUNK_OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(rule) + CHUNK_UPDATE_STAGES(rule) * CHUNK_TILE +     \
+     CHUNK_HANDED + 128)
 
 /* chunk_fused.cuh: stages of rows of q, k and v, of states, each as so many numbers, of numbers of
  * rows; warpgroups. */

@@ -300,10 +300,13 @@ static void ready_by(const struct fake_cuda_launch *launch, int rule)
     const int64_t values = (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, rule);
     const int parts =
         heads == d->v_heads ? 1 : (d->ratio + call->chunks.together - 1) / call->chunks.together;
+    const int64_t keys = CHUNK_RULE_KEYS_BYTES(rule);
+    const int64_t number = rule == CHUNK_CHANNELS ? call->chunks.window /* by blocks in turn */
+                                                  : (int64_t)launch->grid[0] / (heads * parts);
     int first = *(const int *)launch->arguments[1];
-    for (int64_t i = 0; i < launch->grid[0] / (heads * parts); i++)
+    for (int64_t i = 0; i < number; i++)
         if (first + i < linear_load_int(call->chunks.count, 0)) {
-            *PORTABLE_AT(call->chunks.keys + (i + 1) * heads * CHUNK_KEYS_BYTES - 1) = 1;
+            *PORTABLE_AT(call->chunks.keys + (i + 1) * heads * keys - 1) = 1;
             *PORTABLE_AT(call->chunks.values + (i + 1) * values - 1) = (char)(first + i + 1);
         }
 }
@@ -321,6 +324,11 @@ static void ready_solved(const struct fake_cuda_launch *launch)
 static void ready_inverse(const struct fake_cuda_launch *launch)
 {
     ready_by(launch, CHUNK_INVERSE);
+}
+
+static void ready_channels(const struct fake_cuda_launch *launch)
+{
+    ready_by(launch, CHUNK_CHANNELS);
 }
 
 /* Nor have results of segments a reader here: that the last byte of each is there is all. */
@@ -485,15 +493,16 @@ void fake_linear_define(void)
         "linear_steps_plain_128",  "linear_steps_delta_128",  "linear_steps_channels_128",
         "linear_steps_plain_256",  "linear_steps_delta_256",  "linear_steps_channels_256"};
     static const char *const chunked[] = {
-        "linear_ready_plain",    "linear_ready_delta",    "linear_ready_inverse",
-        "linear_ready_tiles",    "linear_ready_channels", "linear_states_plain",
-        "linear_states_delta",   "linear_states_inverse", "linear_states_tiles",
-        "linear_segments_plain", "linear_segments_delta", "linear_segments_inverse",
-        "linear_segments_tiles"};
+        "linear_ready_plain",      "linear_ready_delta",      "linear_ready_inverse",
+        "linear_ready_tiles",      "linear_ready_channels",   "linear_ready_channels_delta",
+        "linear_states_plain",     "linear_states_delta",     "linear_states_inverse",
+        "linear_states_tiles",     "linear_states_channels",  "linear_segments_plain",
+        "linear_segments_delta",   "linear_segments_inverse", "linear_segments_tiles",
+        "linear_segments_channels"};
     static void (*const by_chunks[])(const struct fake_cuda_launch *launch) = {
-        ready_plain,  ready_solved,  ready_inverse,  ready_inverse,  ready_solved,
-        states_plain, states_solved, states_inverse, states_inverse, segments,
-        segments,     segments,      segments};
+        ready_plain,  ready_solved,  ready_inverse,  ready_inverse,  ready_channels, ready_solved,
+        states_plain, states_solved, states_inverse, states_inverse, states_inverse, segments,
+        segments,     segments,      segments,       segments};
     static const size_t sizes[] = {sizeof(linear_call), sizeof(int), sizeof(int)};
     static const size_t fused_sizes[] = {sizeof(linear_call), sizeof(linear_maps), sizeof(int)};
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)

@@ -1,0 +1,780 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * chunk_channels_inverse.cuh: what chunk_states.cuh needs of each chunk of KDA without a convolution:
+ * q and k with the decays from the chunk's first row on, k with those to its end, decayed products
+ * of q and k, and (I + A)^-1.
+ *
+ * Rows come as they are, bf16. Eight warps have a chunk of a head: 16 rows and half of the channels
+ * each. A lane has what tensor cores have as sums: two neighbouring channels of rows r and r + 8. Sums of
+ * log decays come in this form, as products of ones on and below a diagonal and of log decays, each of
+ * which is two fp16 numbers. So do rows of q and k, by ldmatrix, and products within a block find
+ * their operands where these have been made. Products of blocks are those of chunk_channels.cuh.
+ */
+#ifndef LINEAR_LIKE_CHUNK_CHANNELS_INVERSE_CUH
+#define LINEAR_LIKE_CHUNK_CHANNELS_INVERSE_CUH
+
+#include "plugins/linear_like/kernels/chunk_channels.cuh"
+#include "plugins/linear_like/kernels/chunk_inverse.cuh"
+
+enum { CHANNELS_PER_WARP = CHUNK_MAX_KEYS / 2, CHANNELS_STEPS = CHANNELS_PER_WARP / 16 };
+
+enum { GATE_ROWS = 4 /* of a thread, for eight channels */ };
+
+/* ready_memory's parts have other uses here: `staging` is also what warps of a block exchange. */
+struct decays_memory : ready_memory {
+    char *high, *low; /* tiles: log decays; then keys to the chunk's end, and to their block's */
+    float *beta;
+    u32 *q_up, *k_up; /* powers of two that bring rows near 1, twice as bf16 */
+    float *totals;    /* [4][128] log decays of blocks, in units of log 2 */
+    float *since;   /* [4][128] decays from the chunk's first row to a block's, times CHANNELS_UP */
+    float *inverse; /* [4][128] of decays of blocks */
+    float *until;   /* [4][128] from a block's end to the chunk's, times CHANNELS_UP */
+    u16 *between;   /* [3][128] of blocks 1, 1 and 2, 2: fp16 */
+
+    __device__ __forceinline__ explicit decays_memory(char *from)
+        : ready_memory(from, CHUNK_EXCHANGE / CHUNK_STAGE)
+    {
+        high = system + CHUNK_PRODUCTS;
+        low = high + CHUNK_TILE;
+        beta = gates;
+        q_up = (u32 *)gates + 64;
+        k_up = (u32 *)gates + 128;
+        totals = (float *)(low + CHUNK_TILE);
+        since = totals + 4 * CHUNK_MAX_KEYS;
+        inverse = since + 4 * CHUNK_MAX_KEYS;
+        until = inverse + 4 * CHUNK_MAX_KEYS;
+        between = (u16 *)(until + 4 * CHUNK_MAX_KEYS);
+    }
+
+    /* [2][16][16]: products within a block that were made one by one. */
+    __device__ __forceinline__ float *pairwise(int block) const
+    {
+        return (float *)(system + block * CHUNK_STAGE);
+    }
+
+    /* What the other warp of a block has left for one, 16 bytes a lane: parts 0 to 3 lie where that
+     * stages its rows, as it is the only one to read them. */
+    __device__ __forceinline__ uint4 *given(int block, int half, int n) const
+    {
+        const int warp = 4 * half + block;
+        return (uint4 *)(n < 4 ? staging + warp * CHUNK_STAGE + n * 512
+                               : staging + 8 * CHUNK_STAGE + warp * 1024 + (n - 4) * 512);
+    }
+};
+
+/* A warp's part: rows of a block, half of the channels. The first warp of a block ends with products of
+ * keys and keys, the second with those of queries and keys: `mine` is k or q. */
+struct decays_part {
+    int block, half, lane;
+    unsigned at; /* of a tile: a lane's row and place, for matrices as left operands */
+
+    __device__ __forceinline__ decays_part(void)
+    {
+        const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+        block = warp % 4, half = warp / 4, lane = threadIdx.x % 32;
+        at = tile_offset(16 * block + lane % 16, lane / 16);
+    }
+
+    __device__ __forceinline__ char *mine(const decays_memory &m) const
+    {
+        return half ? m.q : m.k;
+    }
+
+    __device__ __forceinline__ char *others(const decays_memory &m) const
+    {
+        return half ? m.k : m.q;
+    }
+
+    /* The two warps of the block. */
+    __device__ __forceinline__ void sync(void) const
+    {
+        named_sync(1 + block, 64);
+    }
+};
+
+/* ---- Gates ----------------------------------------------------------------------------------- */
+
+/* The larger; NaN if one is. */
+DEVICE float larger_or_nan(float x, float y)
+{
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+
+/* log(1 + e^x), to 3 * 2^-23 of it: with y = e^-|x|, a polynomial of log(1 + y) / y. */
+DEVICE float softplus_fast(float x)
+{
+    const float y = exp2_fast(fabsf(x) * -1.4426950408889634f);
+    float sum = -0.008539204485714436f;
+    sum = sum * y + 0.04408961534500122f;
+    sum = sum * y - 0.10768169164657593f;
+    sum = sum * y + 0.17745240032672882f;
+    sum = sum * y - 0.24495461583137512f;
+    sum = sum * y + 0.33275479078292847f;
+    sum = sum * y - 0.4999740421772003f;
+    sum = sum * y + 0.9999998211860657f;
+    return sum * y + fmaxf(x, 0);
+}
+
+DEVICE float reciprocal_fast(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* 16 bytes of elements, wherever these lie. */
+DEVICE uint4 load_apart(const u16 *x)
+{
+    return make_uint4(x[0] | (u32)x[1] << 16, x[2] | (u32)x[3] << 16, x[4] | (u32)x[5] << 16,
+                      x[6] | (u32)x[7] << 16);
+}
+
+DEVICE uint4 load_apart(const float *x)
+{
+    return make_uint4(f32_bits(x[0]), f32_bits(x[1]), f32_bits(x[2]), f32_bits(x[3]));
+}
+
+/* Eight gates of rows, 0 where there is none: bf16 or floats. */
+template <typename T>
+DEVICE void load_gates(const char *at, i64 apart, int rows, uint4 (&x)[GATE_ROWS][sizeof(T) / 2])
+{
+    constexpr int words = sizeof(T) / 2;
+    const bool vector = ((u64)at | (u64)apart) % 16 == 0;
+#pragma unroll
+    for (int r = 0; r < GATE_ROWS; r++)
+#pragma unroll
+        for (int i = 0; i < words; i++)
+            x[r][i] = make_uint4(0, 0, 0, 0);
+    if (vector) {
+#pragma unroll
+        for (int r = 0; r < GATE_ROWS; r++)
+#pragma unroll
+            for (int i = 0; i < words; i++)
+                if (16 * r < rows)
+                    x[r][i] = ((const uint4 *)(at + 16 * r * apart))[i];
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < GATE_ROWS; r++)
+#pragma unroll
+        for (int i = 0; i < words; i++)
+            if (16 * r < rows)
+                x[r][i] = load_apart((const T *)(at + 16 * r * apart) + 8 / words * i);
+}
+
+DEVICE void unpack_gates(const uint4 (&from)[1], float (&x)[8])
+{
+    unpack_eight(ELEMENT_BF16, from[0], x);
+}
+
+DEVICE void unpack_gates(const uint4 (&from)[2], float (&x)[8])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        x[4 * i] = bits_f32(from[i].x), x[4 * i + 1] = bits_f32(from[i].y);
+        x[4 * i + 2] = bits_f32(from[i].z), x[4 * i + 3] = bits_f32(from[i].w);
+    }
+}
+
+/* A chunk of a head. Of a thread: rows from `row` on, in steps of 16, and eight channels; `rows`: those
+ * that there are, from the first on. */
+struct channels_chunk {
+    int head, row, rows;
+    ready_chunk chunk;
+
+    __device__ __forceinline__ channels_chunk(const linear_call &call, int first, int unit)
+    {
+        const linear_chunk from = call.chunks.list[first + unit / call.dims.v_heads];
+        head = unit % call.dims.v_heads;
+        chunk = {linear_find_sequence(&call.batch, from.sequence), from.first, from.rows};
+        row = threadIdx.x / 16;
+        rows = threadIdx.x % 16 * 8 < call.dims.k_dim ? chunk.rows - row : 0;
+    }
+
+    __device__ __forceinline__ const char *gates(const linear_call &call, int size) const
+    {
+        return call.operands.a +
+               (i64)(chunk.sequence.first_row + chunk.t + row) * call.operands.a_row +
+               head * call.operands.a_head + (i64)(threadIdx.x % 16 * 8) * size;
+    }
+};
+
+/* Log decays as tiles of two fp16 numbers each: a thread has eight channels of four rows. */
+template <typename T, typename FIND>
+DEVICE void write_logs(const uint4 (&from)[GATE_ROWS][sizeof(T) / 2], const channels_chunk &chunk,
+                       const decays_memory &m, FIND find)
+{
+    const int to = tile_offset(chunk.row, threadIdx.x % 16);
+#pragma unroll
+    for (int r = 0; r < GATE_ROWS; r++) {
+        /* e^-90: nothing is left of a state. */
+        const float least = 16 * r < chunk.rows ? -129.84256f : 0;
+        float x[8];
+        u32 high[4], low[4];
+        unpack_gates(from[r], x);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float a = larger_or_nan(find(x[2 * i], 2 * i), least);
+            const float b = larger_or_nan(find(x[2 * i + 1], 2 * i + 1), least);
+            high[i] = pack_half(a, b);
+            low[i] = pack_rest(a, b, high[i]);
+        }
+        *(uint4 *)(m.high + to + r * 2048) = make_uint4(high[0], high[1], high[2], high[3]);
+        *(uint4 *)(m.low + to + r * 2048) = make_uint4(low[0], low[1], low[2], low[3]);
+    }
+}
+
+DEVICE void find_logs(const linear_call &call, const channels_chunk &at, const decays_memory &m)
+{
+    constexpr float in_log_2 = 1.4426950408889634f;
+    const linear_operands &o = call.operands;
+    const linear_dims &d = call.dims;
+    const int r = threadIdx.x, k = threadIdx.x % 16 * 8;
+    if (!d.raw) {
+        uint4 x[GATE_ROWS][2];
+        load_gates<float>(at.gates(call, 4), o.a_row, at.rows, x);
+        write_logs<float>(x, at, m, [](float x, int) { return x * in_log_2; });
+    } else {
+        uint4 x[GATE_ROWS][1];
+        load_gates<u16>(at.gates(call, 2), o.a_row, at.rows, x);
+        const float bound = d.lower_bound * in_log_2, faster = expf(o.a_log[at.head]) * -in_log_2;
+        float bias[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            bias[i] = at.rows > 0 ? o.dt_bias[at.head * o.dt_bias_stride + k + i] : 0;
+        if (bound != 0)
+            write_logs<u16>(x, at, m, [&](float x, int i) {
+                return bound * reciprocal_fast(1 + exp2_fast(faster * (x + bias[i])));
+            });
+        else
+            write_logs<u16>(x, at, m,
+                            [&](float x, int i) { return faster * softplus_fast(x + bias[i]); });
+    }
+    if (r < CHUNK_ROWS)
+        m.beta[r] = r < at.chunk.rows
+                        ? linear_beta(&call, at.chunk.sequence.first_row + at.chunk.t + r, at.head)
+                        : 0;
+}
+
+/* Gates of a chunk to L2: a row for four threads. */
+DEVICE void prefetch_gates(const linear_call &call, const channels_chunk &at)
+{
+    const linear_operands &o = call.operands;
+    const int row = threadIdx.x / 4, size = call.dims.raw ? 2 : 4, from = threadIdx.x % 4 * 128;
+    if (row < at.chunk.rows && from < call.dims.k_dim * size)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(
+            o.a + (i64)(at.chunk.sequence.first_row + at.chunk.t + row) * o.a_row +
+            at.head * o.a_head + from));
+}
+
+/* ---- What is found of rows alone ------------------------------------------------------------- */
+
+DEVICE void multiply_bf16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Products of rows with the same number, of the lanes that lane % 4 == lane / 8 says. */
+DEVICE void take_diagonal(const float (&x)[2][4], int lane, float (&to)[2])
+{
+    to[0] = lane / 4 % 2 ? x[0][1] : x[0][0];
+    to[1] = lane / 4 % 2 ? x[1][3] : x[1][2];
+}
+
+/* Sixteen rows of 16 channels, as right operands of products: of eight rows each. */
+DEVICE void load_right(unsigned tile, int step, int lane, int block, u32 (&x)[4])
+{
+    load_matrices(
+        tile + (tile_offset(16 * block + lane % 8 + lane / 16 * 8, lane / 8 % 2) ^ step % 4 * 32) +
+            step / 4 * (CHUNK_TILE / 2),
+        x);
+}
+
+/* Lengths of the block's rows, of k by the first of its warps, of q by the second; rows' own products. */
+DEVICE void find_lengths(const decays_memory &m, const decays_part &part)
+{
+    const int lane = part.lane, row = 16 * part.block + lane / 4;
+    const unsigned mine = shared_address(part.mine(m)), k = shared_address(m.k);
+    float squares[2][4] = {}, products[2][4] = {}, sums[2], own[2];
+#pragma unroll
+    for (int step = 0; step < 8; step++) {
+        u32 x[4], y[4];
+        load_matrices(mine + (part.at ^ step % 4 * 32) + step / 4 * (CHUNK_TILE / 2), x);
+        load_right(mine, step, lane, part.block, y);
+        multiply_bf16(squares[0], x, y[0], y[1]);
+        multiply_bf16(squares[1], x, y[2], y[3]);
+        if (part.half) {
+            load_right(k, step, lane, part.block, y);
+            multiply_bf16(products[0], x, y[0], y[1]);
+            multiply_bf16(products[1], x, y[2], y[3]);
+        }
+    }
+    take_diagonal(squares, lane, sums);
+    take_diagonal(products, lane, own);
+    if (lane % 4 != lane / 8)
+        return;
+    write_lengths(sums, row, part.half ? m.q_times : m.k_times, part.half ? m.q_up : m.k_up);
+    if (part.half)
+        m.own[row] = own[0], m.own[row + 8] = own[1];
+}
+
+/* Sums of log decays from the block's first row on, by steps of sixteen channels; the block's go to shared
+ * memory. */
+DEVICE void sum_logs(const decays_memory &m, const decays_part &part,
+                     float (&sums)[CHANNELS_STEPS][2][4])
+{
+    const int lane = part.lane, row = lane / 4, column = lane % 4 * 2;
+    const unsigned at = part.half * (CHUNK_TILE / 2) + part.at;
+    const unsigned high = shared_address(m.high), low = shared_address(m.low);
+    const u32 corner = (column <= row ? 0x3c00 : 0) | (column + 1 <= row ? 0x3c000000 : 0);
+    const u32 ones[4] = {corner, 0x3c003c00, 0, corner};
+#pragma unroll
+    for (int step = 0; step < CHANNELS_STEPS; step++) {
+        u32 x[4], y[4];
+        load_matrices_turned(high + (at ^ step * 32), x);
+        load_matrices_turned(low + (at ^ step * 32), y);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float(&to)[4] = sums[step][h];
+            to[0] = to[1] = to[2] = to[3] = 0;
+            multiply(to, ones, y[2 * h], y[2 * h + 1]);
+            multiply(to, ones, x[2 * h], x[2 * h + 1]);
+            if (row == 7)
+                *(float2 *)(m.totals + part.block * CHUNK_MAX_KEYS + CHANNELS_PER_WARP * part.half +
+                            16 * step + 8 * h + column) = make_float2(to[2], to[3]);
+        }
+    }
+}
+
+/* ---- Decays of blocks, and numbers ----------------------------------------------------------- */
+
+/* Of a warp's channels, two a lane: decays before and after its block; the first block's warps find decays
+ * between blocks, the second's those of the chunk. */
+DEVICE void find_blocks(const decays_memory &m, const decays_part &part, float *numbers)
+{
+    const int k = CHANNELS_PER_WARP * part.half + 2 * part.lane;
+    const int own = part.block * CHUNK_MAX_KEYS + k;
+    float2 total[4], before = make_float2(0, 0), after = before, all = before, mine = before;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        total[i] = *(const float2 *)(m.totals + i * CHUNK_MAX_KEYS + k);
+        all.x += total[i].x, all.y += total[i].y;
+        if (i < part.block)
+            before.x += total[i].x, before.y += total[i].y;
+        else if (i > part.block)
+            after.x += total[i].x, after.y += total[i].y;
+        else
+            mine = total[i];
+    }
+    *(float2 *)(m.since + own) =
+        make_float2(exp2_fast(before.x) * CHANNELS_UP, exp2_fast(before.y) * CHANNELS_UP);
+    *(float2 *)(m.until + own) =
+        make_float2(exp2_fast(after.x) * CHANNELS_UP, exp2_fast(after.y) * CHANNELS_UP);
+    *(float2 *)(m.inverse + own) = exp2_pair(-mine.x, -mine.y);
+    if (part.block == 1)
+        *(float2 *)(numbers + NUMBERS_DECAY + k) = make_float2(exp2f(all.x), exp2f(all.y));
+    if (part.block > 0)
+        return;
+    const float2 first = exp2_pair(total[1].x, total[1].y);
+    const float2 second = exp2_pair(total[2].x, total[2].y);
+    const float2 both = exp2_pair(total[1].x + total[2].x, total[1].y + total[2].y);
+    u32 *to = (u32 *)(m.between + k);
+    to[0] = pack_half(first.x, first.y);
+    to[CHUNK_MAX_KEYS / 2] = pack_half(both.x, both.y);
+    to[CHUNK_MAX_KEYS] = pack_half(second.x, second.y);
+}
+
+/* A row a lane of two warps. */
+DEVICE void write_row_numbers(const linear_dims &d, const decays_memory &m, const decays_part &part,
+                              float *numbers)
+{
+    const int r = 32 * (part.block - 2) + part.lane;
+    if (!part.half || r < 0)
+        return;
+    const float q = m.q_times[r], k = m.k_times[r], beta = m.beta[r];
+    numbers[NUMBERS_Q + r] = q * (d.sm_scale / CHANNELS_UP);
+    numbers[NUMBERS_K + r] = k / CHANNELS_UP;
+    numbers[NUMBERS_U + r] = beta;
+    numbers[NUMBERS_W + r] = beta * k / CHANNELS_UP;
+    numbers[NUMBERS_P + r] = d.sm_scale / PRODUCTS_ROOM;
+    numbers[NUMBERS_OWN(true) + r] = m.own[r] * (q * bits_f32(m.q_up[r] & 0xffff0000)) *
+                                     (k * bits_f32(m.k_up[r] & 0xffff0000)) * d.sm_scale;
+}
+
+/* ---- Rows with their decays ------------------------------------------------------------------ */
+
+/* Two elements of bf16 times a power of two. */
+DEVICE u32 multiply_power(u32 x, u32 up)
+{
+    u32 y;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(up));
+    return y;
+}
+
+/* In tf32's precision: of the bits after that the tensor cores read none. */
+DEVICE float round_fast(float x)
+{
+    return bits_f32(f32_bits(x) + 0x1000);
+}
+
+/* Products within a block, of queries and keys or of keys alone: `mine` and the other ones. */
+struct block_products {
+    float mine[2][4], others[2][4];
+};
+
+/* A lane's part of 16 channels: a left operand for itself and one for the block's other warp; tiles of
+ * decayed rows in the place of those that have no decays; products within the block, for which
+ * operands never leave the registers. */
+DEVICE void decay_rows(const decays_memory &m, const decays_part &part, int step,
+                       const u32 (&up)[2], const u32 (&others_up)[2], const float (&sums)[2][4],
+                       u32 (&left)[4], block_products &products)
+{
+    const int lane = part.lane;
+    const unsigned at = part.half * (CHUNK_TILE / 2) + (part.at ^ step * 32);
+    const int first =
+        part.block * CHUNK_MAX_KEYS + CHANNELS_PER_WARP * part.half + 16 * step + lane % 4 * 2;
+    const unsigned mine = shared_address(part.mine(m)) + at;
+    const unsigned others = shared_address(part.others(m)) + at;
+    u32 raw[4], others_raw[4], all[4], others_all[4], given[4], ends[4], to_end[4];
+    load_matrices(mine, raw);
+    load_matrices(others, others_raw);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float2 since = *(const float2 *)(m.since + first + 8 * h);
+        const float2 total = *(const float2 *)(m.totals + first + 8 * h);
+        const float2 inverse = *(const float2 *)(m.inverse + first + 8 * h);
+        const float2 until = *(const float2 *)(m.until + first + 8 * h);
+        float x[4], y[4], right[2][2];
+#pragma unroll
+        for (int w = 0; w < 2; w++) {
+            const int i = 2 * h + w;
+            const float2 sum = make_float2(sums[h][2 * w], sums[h][2 * w + 1]);
+            const float2 down = exp2_pair(sum.x, sum.y);
+            const float2 end = exp2_pair(total.x - sum.x, total.y - sum.y);
+            const u32 one = multiply_power(raw[i], up[w]);
+            const u32 other = multiply_power(others_raw[i], others_up[w]);
+            const u32 key = part.half ? other : one;
+            const float kx = bits_f32(key << 16) * end.x, ky = bits_f32(key & 0xffff0000) * end.y;
+            x[w] = bits_f32(one << 16) * down.x, x[2 + w] = bits_f32(one & 0xffff0000) * down.y;
+            y[w] = bits_f32(other << 16) * down.x, y[2 + w] = bits_f32(other & 0xffff0000) * down.y;
+            left[i] = pack_half(x[w], x[2 + w]);
+            given[i] = pack_half(y[w], y[2 + w]);
+            all[i] = pack_half(x[w] * since.x, x[2 + w] * since.y);
+            others_all[i] = pack_half(y[w] * since.x, y[2 + w] * since.y);
+            ends[i] = pack_half(kx, ky);
+            to_end[i] = pack_half(kx * until.x, ky * until.y);
+            right[w][0] = round_fast(kx * inverse.x), right[w][1] = round_fast(ky * inverse.y);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            x[i] = round_fast(x[i]), y[i] = round_fast(y[i]);
+#pragma unroll
+        for (int w = 0; w < 2; w++) {
+            multiply_tf32(products.mine[w], x, right[w][0], right[w][1]);
+            multiply_tf32(products.others[w], y, right[w][0], right[w][1]);
+        }
+    }
+    store_matrices(mine, all);
+    store_matrices(others, others_all);
+    store_matrices(shared_address(m.high) + at, to_end);
+    store_matrices(shared_address(m.low) + at, ends);
+    m.given(part.block, 1 - part.half, step)[lane] =
+        make_uint4(given[0], given[1], given[2], given[3]);
+}
+
+/* Products within a block whose decays have no reciprocals, from what decay_rows() has not overwritten yet,
+ * by a warp, a lane four channels. */
+static __device__ __noinline__ void multiply_pairwise(char *memory, int block, int lane)
+{
+    const decays_memory m(memory);
+    float *products = m.pairwise(block), *keys = products + 256;
+    const int place = lane / 2, half = lane % 2 * 8;
+    for (int j = 0; j < 15; j++) {
+        const int from = tile_offset(16 * block + j, place) + half;
+        const uint2 key = *(const uint2 *)(m.k + from);
+        const float k_up = bits_f32(m.k_up[16 * block + j] & 0xffff0000);
+        float y[4] = {bits_f32(key.x << 16), bits_f32(key.x & 0xffff0000), bits_f32(key.y << 16),
+                      bits_f32(key.y & 0xffff0000)};
+        float sum[4] = {};
+        for (int i = j + 1; i < 16; i++) {
+            const int at = tile_offset(16 * block + i, place) + half;
+            const uint2 high = *(const uint2 *)(m.high + at), low = *(const uint2 *)(m.low + at);
+            const uint2 q = *(const uint2 *)(m.q + at), k = *(const uint2 *)(m.k + at);
+            float of_q = 0, of_k = 0;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const u32 big = e < 2 ? high.x : high.y, rest = e < 2 ? low.x : low.y;
+                const u32 of = e < 2 ? q.x : q.y, with = e < 2 ? k.x : k.y;
+                sum[e] += (e % 2 ? half_high(big) : half_low(big)) +
+                          (e % 2 ? half_high(rest) : half_low(rest));
+                const float decayed = y[e] * exp2_fast(sum[e]);
+                of_q += bits_f32(e % 2 ? of & 0xffff0000 : of << 16) * decayed;
+                of_k += bits_f32(e % 2 ? with & 0xffff0000 : with << 16) * decayed;
+            }
+#pragma unroll
+            for (int step = 16; step > 0; step /= 2) {
+                of_q += __shfl_xor_sync(~0u, of_q, step);
+                of_k += __shfl_xor_sync(~0u, of_k, step);
+            }
+            if (lane > 0)
+                continue;
+            products[16 * i + j] = of_q * bits_f32(m.q_up[16 * block + i] & 0xffff0000) * k_up;
+            keys[16 * i + j] = of_k * bits_f32(m.k_up[16 * block + i] & 0xffff0000) * k_up;
+        }
+    }
+    __syncwarp();
+}
+
+/* A warp's part of a block: rows with their decays, products within the block, half of which are given to
+ * the block's other warp. False: decays have no reciprocals. */
+DEVICE bool decay_part(const decays_memory &m, const decays_part &part,
+                       const float (&sums)[CHANNELS_STEPS][2][4], u32 (&left)[8][4],
+                       block_products &products)
+{
+    constexpr float range = 100; /* in units of log 2 */
+    const int lane = part.lane, row = 16 * part.block + lane / 4;
+    const u32 *mine = part.half ? m.q_up : m.k_up, *others = part.half ? m.k_up : m.q_up;
+    const u32 up[2] = {mine[row], mine[row + 8]}, others_up[2] = {others[row], others[row + 8]};
+    const float4 total = *(const float4 *)(m.totals + part.block * CHUNK_MAX_KEYS + 4 * lane);
+    const bool in_range =
+        __all_sync(~0u, fminf(fminf(total.x, total.y), fminf(total.z, total.w)) >= -range);
+    if (!in_range) {
+        if (part.half == 0)
+            multiply_pairwise(m.q, part.block, lane);
+        part.sync(); /* rows are without decays until then */
+    }
+#pragma unroll
+    for (int step = 0; step < CHANNELS_STEPS; step++)
+        decay_rows(m, part, step, up, others_up, sums[step], left[step], products);
+#pragma unroll
+    for (int w = 0; w < 2; w++)
+        *(float4 *)&m.given(part.block, 1 - part.half, 4 + w)[lane] =
+            make_float4(products.others[w][0], products.others[w][1], products.others[w][2],
+                        products.others[w][3]);
+    return in_range;
+}
+
+/* What the block's other warp has given: the left operand of its channels, products within the block. */
+DEVICE void take_given(const decays_memory &m, const decays_part &part, bool in_range,
+                       u32 (&left)[8][4], float (&within)[2][4])
+{
+    const int lane = part.lane;
+#pragma unroll
+    for (int step = 0; step < CHANNELS_STEPS; step++) {
+        const uint4 x = m.given(part.block, part.half, step)[lane];
+        left[4 + step][0] = x.x, left[4 + step][1] = x.y;
+        left[4 + step][2] = x.z, left[4 + step][3] = x.w;
+    }
+#pragma unroll
+    for (int w = 0; w < 2; w++) {
+        const float4 x = *(const float4 *)&m.given(part.block, part.half, 4 + w)[lane];
+        within[w][0] += x.x, within[w][1] += x.y, within[w][2] += x.z, within[w][3] += x.w;
+    }
+    if (in_range)
+        return;
+    const float *pairwise = m.pairwise(part.block) + (part.half ? 0 : 256);
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        within[n / 4][n % 4] =
+            pairwise[(lane / 4 + n % 4 / 2 * 8) * 16 + n / 4 * 8 + lane % 4 * 2 + n % 2];
+}
+
+/* ---- Products of blocks ---------------------------------------------------------------------- */
+
+/* What a warp's rows have with those of an earlier block. */
+DEVICE void multiply_ends(const decays_memory &m, const decays_part &part, int block,
+                          const u32 (&left)[8][4], float (&sums)[2][4])
+{
+    const int lane = part.lane;
+    const unsigned at = tile_offset(16 * block + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    const int decays = block + part.block == 3 ? 1 : block == 0 ? 0 : 2;
+    const u16 *between = m.between + decays * CHUNK_MAX_KEYS + lane % 4 * 2;
+#pragma unroll
+    for (int step = 0; step < 8; step++) {
+        const int half = step < 4 ? part.half : 1 - part.half;
+        u32 y[4];
+        load_matrices(shared_address(m.low) + half * (CHUNK_TILE / 2) + (at ^ step % 4 * 32), y);
+        if (block + 1 < part.block)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const u32 less =
+                    *(const u32 *)(between + CHANNELS_PER_WARP * half + 16 * (step % 4) + 8 * h);
+                y[h] = multiply_pairs(y[h], less), y[2 + h] = multiply_pairs(y[2 + h], less);
+            }
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+            multiply(sums[n], left[step], y[2 * n], y[2 * n + 1]);
+    }
+}
+
+/* A's rows of a warp, of which blocks on the diagonal are left as fp32, to be inverted. */
+DEVICE void write_system_part(const decays_memory &m, const decays_part &part,
+                              const float (&sums)[4][2][4])
+{
+    const int block = part.block, lane = part.lane, i = 16 * block + lane / 4;
+    const unsigned to = shared_address(m.system) + 16 * block * 128;
+    float *square = (float *)(m.staging + block * CHUNK_STAGE) + lane / 4 * 16 + lane % 4 * 2;
+    const float more[2] = {m.k_times[i] * m.beta[i], m.k_times[i + 8] * m.beta[i + 8]};
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) {
+        float a[2][4];
+        u32 packed[4];
+        if (pair > block)
+            continue;
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const float2 by = *(const float2 *)(m.k_times + 16 * pair + 8 * n + lane % 4 * 2);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                a[n][e] = sums[pair][n][e] * ((e % 2 ? by.y : by.x) * more[e / 2]);
+        }
+        if (pair < block) {
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                packed[n] = pack_half(-a[n / 2][n % 2 * 2], -a[n / 2][n % 2 * 2 + 1]);
+            store_matrices(to + tile_offset(lane % 16, 2 * pair + lane / 16), packed);
+        } else {
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                *(float2 *)(square + n % 2 * 128 + n / 2 * 8) =
+                    make_float2(a[n / 2][n % 2 * 2], a[n / 2][n % 2 * 2 + 1]);
+        }
+    }
+    __syncwarp();
+    invert_block(m, (float *)(m.staging + block * CHUNK_STAGE), block, lane);
+}
+
+/* Products of queries and keys, as those of rows of length 1 times PRODUCTS_ROOM, to the workspace. */
+DEVICE void write_products_part(const decays_memory &m, const decays_part &part,
+                                const float (&sums)[4][2][4], char *products)
+{
+    const int block = part.block, lane = part.lane, i = 16 * block + lane / 4;
+    char *staging = m.staging + (4 + block) * CHUNK_STAGE;
+    const float more[2] = {m.q_times[i] * PRODUCTS_ROOM, m.q_times[i + 8] * PRODUCTS_ROOM};
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) {
+        u32 packed[4] = {0, 0, 0, 0};
+        if (pair <= block) {
+            float p[2][4];
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                const float2 by = *(const float2 *)(m.k_times + 16 * pair + 8 * n + lane % 4 * 2);
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const bool there = 8 * n + lane % 4 * 2 + e % 2 < lane / 4 + e / 2 * 8;
+                    const float x = sums[pair][n][e] * ((e % 2 ? by.y : by.x) * more[e / 2]);
+                    p[n][e] = pair < block || there ? x : 0;
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                packed[n] = pack_half(p[n / 2][n % 2 * 2], p[n / 2][n % 2 * 2 + 1]);
+        }
+        store_matrices(shared_address(staging) + tile_offset(lane % 16, 2 * pair + lane / 16),
+                       packed);
+    }
+    copy_staged(staging, products + block * CHUNK_STAGE, lane);
+}
+
+/* Products of a warp's rows with all blocks of keys. */
+DEVICE void multiply_blocks(const decays_memory &m, const decays_part &part,
+                            const u32 (&left)[8][4], const float (&within)[2][4],
+                            float (&sums)[4][2][4])
+{
+#pragma unroll
+    for (int block = 0; block < 4; block++) {
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+            sums[block][n / 4][n % 4] = block == part.block ? within[n / 4][n % 4] : 0;
+        if (block < part.block)
+            multiply_ends(m, part, block, left, sums[block]);
+    }
+}
+
+/* ---- A chunk --------------------------------------------------------------------------------- */
+
+/* By one thread: tiles, which all have written. */
+DEVICE void store_keys(const decays_memory &m, char *keys)
+{
+    store_bytes(keys, shared_address(m.q), 2 * CHUNK_TILE);
+    store_bytes(keys + 2 * CHUNK_TILE, shared_address(m.high), CHUNK_TILE);
+    store_commit();
+}
+
+/* Rows of q and k as the batch has them. */
+DEVICE void fetch_keys(const linear_call &call, const channels_chunk &at, const decays_part &part,
+                       const decays_memory &m)
+{
+    const linear_dims &d = call.dims;
+    fetch_rows(call, at.chunk, d.first[1 - part.half] + at.head / d.ratio * d.k_dim, part.mine(m));
+    copy_commit();
+}
+
+/* Chunks of the window, times v heads, by blocks which have one after the other: rows and gates of the next
+ * one are on their way while products of one are made. */
+DEVICE void channels_inverse_block(const linear_call &call, int first, char *memory)
+{
+#if HAS_HOPPER
+    const linear_dims &d = call.dims;
+    const linear_chunks &chunks = call.chunks;
+    const int units = int_min(*chunks.count - first, chunks.window) * d.v_heads;
+    if ((int)blockIdx.x >= units)
+        return;
+    const decays_memory m(memory);
+    const decays_part part;
+    channels_chunk at(call, first, blockIdx.x);
+    fetch_keys(call, at, part, m);
+#pragma unroll 1
+    for (int unit = blockIdx.x;;) {
+        const ready_values to(call, unit / d.v_heads, unit % d.v_heads, CHUNK_CHANNELS);
+        char *keys = chunks.keys + (i64)unit * CHUNK_RULE_KEYS_BYTES(CHUNK_CHANNELS);
+        float sums[CHANNELS_STEPS][2][4], products[4][2][4];
+        block_products within = {};
+        u32 left[8][4];
+        find_logs(call, at, m);
+        copy_wait<0>();
+        __syncthreads();
+        find_lengths(m, part);
+        sum_logs(m, part, sums);
+        __syncthreads();
+        find_blocks(m, part, to.numbers);
+        write_row_numbers(d, m, part, to.numbers);
+        __syncwarp();
+        const bool in_range = decay_part(m, part, sums, left, within);
+        fence_async_shared();
+        __syncthreads();
+        if (threadIdx.x == 0)
+            store_keys(m, keys);
+        unit += gridDim.x;
+        if (unit < units) {
+            at = channels_chunk(call, first, unit);
+            prefetch_gates(call, at);
+        }
+        take_given(m, part, in_range, left, within.mine);
+        multiply_blocks(m, part, left, within.mine, products);
+        if (part.half)
+            write_products_part(m, part, products, to.products);
+        else
+            write_system_part(m, part, products);
+        if (threadIdx.x == 0)
+            store_wait_read();
+        __syncthreads();
+        if (unit < units)
+            fetch_keys(call, at, part, m);
+        if (part.half == 0)
+            write_columns(shared_address(m.system), m.staging + part.block * CHUNK_STAGE,
+                          part.block, to.w, part.lane);
+        if (unit >= units)
+            return;
+    }
+#else
+    __trap();
+#endif
+}
+
+#endif /* LINEAR_LIKE_CHUNK_CHANNELS_INVERSE_CUH */
