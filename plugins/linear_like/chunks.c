@@ -98,8 +98,16 @@ static uint64_t take(uint64_t *at, uint64_t bytes)
 /* Segments that sequences of a window may be cut into, if the longest has enough rows; 0: none are. */
 static int find_room(const linear_dims *d, int64_t longest)
 {
-    const int room = CHUNK_ROOM(d->v_heads, d->v_dim / CHUNK_PANEL, linear_is_delta(d));
-    return room >= 2 && longest >= CHUNK_SEGMENT_ROWS(room) ? room : 0;
+    const int delta = linear_is_delta(d);
+    const int room = CHUNK_ROOM(d->v_heads, d->v_dim / CHUNK_PANEL, delta);
+    return room >= 2 && longest >= CHUNK_SEGMENT_ROWS(room, delta) ? room : 0;
+}
+
+/* Segments of a window. */
+static int most_segments(const linear_dims *d, int room, int seqs)
+{
+    const int cut = CHUNK_SEGMENTS(room, linear_is_delta(d));
+    return cut > seqs ? cut : seqs;
 }
 
 /* Channels of a row after the convolution, but for those in tiles. */
@@ -137,7 +145,7 @@ linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_boun
     if (chunk && window > MOST_TILES / chunk)
         window = MOST_TILES / chunk + 1;
     to.room = find_room(d, bounds->max_q_len);
-    to.most = to.room > bounds->max_seqs ? to.room : bounds->max_seqs;
+    to.most = most_segments(d, to.room, bounds->max_seqs);
     uint64_t at = ALIGNMENT;
     take(&at, 2 * seqs * sizeof(int32_t));
     to.list = take(&at, most * sizeof(linear_chunk));
@@ -320,7 +328,7 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
                                   .shared = shared};
     const cuda_launch states = {.function = group->states,
                                 .name = "linear_states",
-                                .grid = {(e.seqs > chunks->room ? e.seqs : chunks->room) *
+                                .grid = {(int64_t)most_segments(d, chunks->room, (int)e.seqs) *
                                              d->v_heads * ((d->v_dim + columns - 1) / columns),
                                          1, 1},
                                 .block = {threads},

@@ -951,6 +951,22 @@ DEVICE int find_segment(const linear_chunks &chunks, int real, int first, int en
     return 7 * length + 3 * passed + 8 < 4 * longest - longest / 4 ? length : longest;
 }
 
+/* Is a delta rule's sequence, the only one, with `count` chunks worth cutting into three? The last has half
+ * of the chunks; the states of less than a third are sought before. */
+DEVICE bool is_worth_three(int count)
+{
+    return 2 * count + 3 * (count / 4) + 11 < 4 * count - count / 4;
+}
+
+/* Where segment `i` of a sequence begins. Of three the first is longer than the second, of which M is sought,
+ * too. */
+DEVICE int find_edge(int count, int segments, bool three, int i)
+{
+    if (!three)
+        return (int)((i64)count * i / segments);
+    return i == 0 ? 0 : i == 1 ? 5 * count / 16 : i == 2 ? count / 2 : count;
+}
+
 /* Segments of a window. A warp. */
 DEVICE void list_segments(const linear_call &call, int real, int window)
 {
@@ -968,21 +984,24 @@ DEVICE void list_segments(const linear_call &call, int real, int window)
     active = sum_of_warp(active), total = sum_of_warp(total);
     longest = __reduce_max_sync(~0u, longest);
     /* Whether a batch is cut does not depend on bounds, so that graphs give the same bits. */
-    const bool cut =
-        __reduce_max_sync(~0u, rows) >= CHUNK_SEGMENT_ROWS(chunks.room) && active < chunks.room;
-    const int length =
-        cut ? find_segment(chunks, real, first, end, total, longest) : int_max(1, longest);
+    const bool delta =
+        call.dims.family == LINEAR_FAMILY_GDN || call.dims.family == LINEAR_FAMILY_KDA;
+    const bool cut = __reduce_max_sync(~0u, rows) >= CHUNK_SEGMENT_ROWS(chunks.room, delta) &&
+                     active < chunks.room;
+    const bool three = cut && delta && chunks.room == 2 && is_worth_three(longest);
+    const int length = cut && !three ? find_segment(chunks, real, first, end, total, longest)
+                                     : int_max(1, longest);
     for (int s = lane; s < whole; s += 32) {
         const int count = find_chunks(chunks, s, real, first, end, &from);
-        const int segments = (count + length - 1) / length;
+        const int segments = three && count > 0 ? 3 : (count + length - 1) / length;
         int sum = segments;
         for (int step = 1; step < 32; step *= 2) {
             const int other = __shfl_up_sync(~0u, sum, step);
             sum += lane >= step ? other : 0;
         }
-        for (int i = 0; i < segments; i++) /* as long as each other, nearly */
-            to[at + sum - segments + i] = {s, from + (int)((i64)count * i / segments),
-                                           from + (int)((i64)count * (i + 1) / segments), i,
+        for (int i = 0; i < segments; i++)
+            to[at + sum - segments + i] = {s, from + find_edge(count, segments, three, i),
+                                           from + find_edge(count, segments, three, i + 1), i,
                                            segments};
         at += __shfl_sync(~0u, sum, 31);
     }

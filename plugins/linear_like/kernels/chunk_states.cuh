@@ -1305,8 +1305,8 @@ template <int RULE> DEVICE void begin_values(const states_memory<RULE> &m)
     fence_async_shared();
 }
 
-/* Blocks: segments, times v heads, times slices of 64 values. Chunks of the list from `first` on.
- */
+/* Blocks: segments, the last ones first as one may be longer, times v heads, times slices of 64 values.
+ * Chunks of the list from `first` on. */
 template <int RULE, bool EXACT>
 DEVICE void states_block(const linear_call &call, int first, char *memory)
 {
@@ -1320,7 +1320,7 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
     states_work work;
     work.head = rest % d.v_heads;
     work.panel = blockIdx.x % slices * CHUNK_STATE_WARPS;
-    if (!find_work(call, first, rest / d.v_heads, work))
+    if (!find_work(call, first, (gridDim.x / slices - 1 - rest) / d.v_heads, work))
         return;
     if (RULE && work.number > 1)
         work.lead = 2 * (work.number - 1);
