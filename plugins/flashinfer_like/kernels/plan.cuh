@@ -198,7 +198,7 @@ PORTABLE fi_plan plan_make(const fi_plan_call *p, int tiles, i64 head_units)
 /* ---- Columns of one item --------------------------------------------------------------------
  *
  * Where items are fewer than columns, an item's units may be filled up to whole columns with some
- * that are nobody's, after its own:
+ * that are idle, after its own:
  *
  *   items     |0 0 0 0 0|1 1 1|2 2 2 2 2 2 2 2|      16 units in columns of 3: two have parts of two
  *   filled    |0 0 0|0 0 .|1 1 1|2 2 2|2 2 2|2 2 .|  items, whose ends they have one after the other

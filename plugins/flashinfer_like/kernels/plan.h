@@ -15,7 +15,7 @@
  * The units of a lane are numbered: by tile, then item, then key. Column c of `columns` does those
  * from units * c / columns to units * (c + 1) / columns, both rounded up, so that no two blocks
  * differ by more than one, whatever the lengths. In a batch of many short items their begins and ends count as well:
- * each has `begin` units more, before its own, that are nobody's work. All heads of the same keys
+ * each has `begin` units more, before its own, without work. All heads of the same keys
  * are read at the same time: where they lie side by side in memory, that is worth a tenth of its
  * bandwidth. An item that several columns share is merged by the last of their blocks to end.
  *
@@ -54,7 +54,7 @@ enum {
 
 /* The keys [lo, hi) that any row of a tile sees; its rows begin with row0. Keys before lo that its
  * sequence shares are those of `levels`: bit l = level l. Of several items, `skip` keys, whole
- * units, between the prefix and the rows' own items are nobody's: its units from the `gap`th on are
+ * units, between the prefix and the rows' own items are idle: its units from the `gap`th on are
  * of keys so much further on. */
 typedef struct fi_tile {
     int seq;

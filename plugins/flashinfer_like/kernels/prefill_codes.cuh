@@ -246,7 +246,7 @@ DEVICE void boxes_start(const fi_call &c, const struct work &w, const feed_memor
 }
 
 /* Units whose keys all come in boxes. Boxes after the sequence's end are copied too, whatever is
- * there: nobody sees it. */
+ * there: no row sees it. */
 template <typename S>
 DEVICE void feed_code_boxes(const fi_call &c, const struct work &w, const feed_memory &m, int first,
                             int units, ring<S::stages> &stage, code_ring<S> &codes)

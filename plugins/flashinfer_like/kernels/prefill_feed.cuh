@@ -114,7 +114,7 @@ DEVICE void feed_unit(const fi_call &c, const struct work &w, const feed_memory 
 
 /* Units whose keys all come in boxes: of keys by lanes 0 to 15, of values by the others. A warp
  * that waits for nothing takes some five cycles an instruction, so there are few here. Boxes after
- * the sequence's end are copied too, whatever is there: nobody sees it. */
+ * the sequence's end are copied too, whatever is there: no row sees it. */
 template <typename S, bool is_new>
 DEVICE void feed_boxes(const fi_call &c, const struct work &w, const feed_memory &m, int first,
                        int units, ring<S::stages> &stage)

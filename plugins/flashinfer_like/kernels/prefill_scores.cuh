@@ -6,7 +6,7 @@
  *   scores -> scores_cap(), or scores_weigh() where slopes come before it, or the scale is not
  *             positive
  *          -> seen or not: a range of keys; by a custom mask, or of items, a bit for each
- *          -> values_clear(): values of keys that nobody sees become 0, before they are multiplied
+ *          -> values_clear(): values of keys that no row sees become 0, before they are multiplied
  */
 #ifndef FI_PREFILL_SCORES_CUH
 #define FI_PREFILL_SCORES_CUH

@@ -854,7 +854,7 @@ TEST_OF(planner, columns_of_one_item)
 {
     static const struct {
         int units[8], items, columns, even; /* the items' in turn; of the grid; p.even */
-        int wanted, filled;                 /* units of a lane with those that are nobody's */
+        int wanted, filled;                 /* units of a lane with idle ones */
     } cases[] = {{{16}, 32, 132, 4, 128, 512},
                  {{16}, 24, 132, 4, 96, 384},
                  {{16}, 40, 132, 4, 120, 720},
