@@ -270,8 +270,8 @@ attn_status reference_expected_kv(const attn_problem *problem, const attn_batch 
                                   const attn_tensor *k_image, const attn_tensor *v_image,
                                   attn_error *error);
 
-/* Bytes that differ between a cache and its image, both of one shape, in the problem's layout. `place` (may be NULL) gets where the first difference is: page, offset, head,
- * dimension. */
+/* Bytes that differ between a cache and its image, both of one shape, in the problem's layout.
+ * `place` (may be NULL) gets where the first difference is: page, offset, head, dimension. */
 int64_t reference_compare_kv(const attn_problem *problem, const attn_tensor *cache,
                              const attn_tensor *image, int64_t place[4]);
 

@@ -5,7 +5,9 @@
 #include "tests/tools/cpu_native_case.h"
 
 #include "host/base/dtype.h"
+#include "host/base/error.h"
 #include "host/base/mix.h"
+#include "host/reference/reference.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -726,6 +728,37 @@ static int64_t red_zone(const attn_case *c, const case_tensor *t, int64_t dim)
 int64_t case_red_zone(const attn_case *c)
 {
     return red_zone(c, &c->out, c->group.v_head_dim) + red_zone(c, &c->lse, 1);
+}
+
+static int64_t wrong_keys(const attn_case *c, const case_tensor *cache, attn_tensor *image,
+                          int64_t *place)
+{
+    int64_t size = cache->tensor.shape[3] * (int64_t)attn_dtype_size(cache->tensor.dtype),
+            found[4] = {0};
+    for (int32_t head = 0;
+         c->batch.num_real_seqs < c->batch.num_seqs && head < c->group.num_kv_heads; head++) {
+        const char *from = cache_vector(c, cache, 0, head);
+        memcpy((char *)image->data + (from - cache->memory), from, (size_t)size);
+    }
+    int64_t wrong = reference_compare_kv(&c->problem, &cache->tensor, image, found);
+    if (wrong)
+        place[0] = found[0], place[1] = found[1];
+    return wrong;
+}
+
+int64_t case_wrong_keys(const attn_case *c, char *k_image, char *v_image, int64_t place[2])
+{
+    host_error error;
+    attn_tensor k = c->k_cache.tensor, v = c->v_cache.tensor;
+    k.data = k_image;
+    v.data = v_image;
+    host_error_init(&error);
+    if (reference_expected_kv(&c->problem, &c->batch, c->layer.layer_id, &c->args, &k, &v,
+                              &error.base) != ATTN_OK) {
+        fprintf(stderr, "%s\n", host_error_text(&error));
+        abort();
+    }
+    return wrong_keys(c, &c->k_cache, &k, place) + wrong_keys(c, &c->v_cache, &v, place);
 }
 
 void case_describe(const attn_case *c, char *text, size_t size)

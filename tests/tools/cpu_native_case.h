@@ -82,6 +82,11 @@ void case_poison(attn_case *c);
 /* Bytes around the rows of out and LSE that were written to. */
 int64_t case_red_zone(const attn_case *c);
 
+/* Bytes of the caches that are not what they were before, the images, with the new keys: page and offset
+ * of the first. Rows of padding may have been saved at slot 0, which no sequence reads. The images are
+ * written to. */
+int64_t case_wrong_keys(const attn_case *c, char *k_image, char *v_image, int64_t place[2]);
+
 /* A random number below `count` of this case. */
 int32_t case_draw(attn_case *c, int32_t count);
 

@@ -247,21 +247,14 @@ static int check_forward(uint64_t seed, int seen[2])
     case_wishes wishes = CASE_ANYTHING;
     wishes.attn_type = ATTN_TYPE_DECODER;
     attn_case *c = case_create(seed, &wishes);
-    attn_error error = {.struct_size = sizeof error};
     if (!c->operands[ATTN_ROLE_K] || !(c->args.flags & ATTN_FORWARD_SAVE_KV)) {
         case_destroy(c);
         return 0;
     }
     int hnd = strcmp(c->problem.kv_layout, ATTN_LAYOUT_KV_HND) == 0;
-    attn_tensor images[2] = {c->k_cache.tensor, c->v_cache.tensor};
     char *copies[2] = {malloc(c->k_cache.bytes), malloc(c->v_cache.bytes)};
     memcpy(copies[0], c->k_cache.memory, c->k_cache.bytes);
     memcpy(copies[1], c->v_cache.memory, c->v_cache.bytes);
-    images[0].data = copies[0];
-    images[1].data = copies[1];
-    ck_assert_int_eq(reference_expected_kv(&c->problem, &c->batch, c->layer.layer_id, &c->args,
-                                           &images[0], &images[1], &error),
-                     ATTN_OK);
     save_kv_call call = {
         .k = side_of(&c->k, &c->k_cache, c->args.scales ? c->scales[ATTN_ROLE_K_CACHE] : NULL, hnd),
         .v = side_of(&c->v, &c->v_cache, c->args.scales ? c->scales[ATTN_ROLE_V_CACHE] : NULL, hnd),
@@ -277,9 +270,8 @@ static int check_forward(uint64_t seed, int seen[2])
     }
     for (int32_t head = 0; head < c->group.num_kv_heads; head++)
         save_kv_rows(&call, first, end, 1, head, 0, 1);
-    int64_t place[4];
-    ck_assert_int_eq(reference_compare_kv(&c->problem, &c->k_cache.tensor, &images[0], place), 0);
-    ck_assert_int_eq(reference_compare_kv(&c->problem, &c->v_cache.tensor, &images[1], place), 0);
+    int64_t place[2];
+    ck_assert_int_eq(case_wrong_keys(c, copies[0], copies[1], place), 0);
     seen[hnd]++;
     free(copies[0]);
     free(copies[1]);

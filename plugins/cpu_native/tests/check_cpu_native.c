@@ -222,19 +222,10 @@ static char *copy_bytes(const case_tensor *t)
 
 static void check_cache(const attn_case *c, char *k_before, char *v_before, const char *what)
 {
-    if (!c->problem.kv_layout)
-        return;
-    attn_tensor k = c->k_cache.tensor, v = c->v_cache.tensor;
-    int64_t place[4] = {0};
-    k.data = k_before;
-    v.data = v_before;
-    ck_assert_msg(reference_expected_kv(&c->problem, &c->batch, c->layer.layer_id, &c->args, &k, &v,
-                                        &error) == ATTN_OK,
-                  "%s: %s", what, message);
-    int64_t differs = reference_compare_kv(&c->problem, &c->k_cache.tensor, &k, place) +
-                      reference_compare_kv(&c->problem, &c->v_cache.tensor, &v, place);
-    ck_assert_msg(differs == 0, "%s: %lld bytes of the cache differ, first page %lld, offset %lld",
-                  what, (long long)differs, (long long)place[0], (long long)place[1]);
+    int64_t place[2] = {0};
+    int64_t wrong = c->problem.kv_layout ? case_wrong_keys(c, k_before, v_before, place) : 0;
+    ck_assert_msg(wrong == 0, "%s: %lld bytes of the cache differ, page %lld, offset %lld", what,
+                  (long long)wrong, (long long)place[0], (long long)place[1]);
 }
 
 static void check_outputs(const attn_case *c, const reference_result *result, const char *what)
