@@ -5,8 +5,8 @@
  *
  * Where page 0 has no keys, its contents change no row; where no sequence is padding either, nothing
  * may be read there for its value: it holds NaN. What padding reads there is finite. In other cases
- * page 0 has keys like any other, and new ones without a slot beside padding, whose rows have none:
- * who puts there what goes nowhere is found out.
+ * page 0 has keys like any other, and some new keys, and all rows of padding, have no slot: a backend
+ * that writes those to page 0 fails.
  */
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/numerics.h"

@@ -7,8 +7,8 @@
  * Rows come as they are, bf16. Eight warps have a chunk of a head: 16 rows and half of the channels
  * each. A lane has what tensor cores have as sums: two neighbouring channels of rows r and r + 8. Sums of
  * log decays come in this form, as products of ones on and below a diagonal and of log decays, each of
- * which is two fp16 numbers. So do rows of q and k, by ldmatrix, and products within a block find
- * their operands where these have been made. Products of blocks are those of chunk_channels.cuh.
+ * which is two fp16 numbers. ldmatrix gives rows of q and k in the same form, so that products within
+ * a block find their operands in the registers they were made in. Products of blocks are those of chunk_channels.cuh.
  */
 #ifndef LINEAR_LIKE_CHUNK_CHANNELS_INVERSE_CUH
 #define LINEAR_LIKE_CHUNK_CHANNELS_INVERSE_CUH
