@@ -20,18 +20,14 @@ NO_RESULT = ("ST", "RED", "BAR", "BRA", "EXIT", "WARPSYNC", "BSSY", "BSYNC", "BR
 DEPTH = 4  # groups of products that may be under way
 
 
-def width(opcode, index):
-    """Number of registers of operand `index` of an instruction that is no product."""
+def width(opcode):
+    """Number of registers of the result of an instruction that is no product of warpgroups."""
     parts = opcode.split(".")
-    if parts[0] in ("LDSM", "LDTM"):
-        return int(parts[-1]) if index == 0 and parts[-1].isdigit() else 1
-    if "128" in parts:
-        return 4 if index == 0 or parts[0].startswith("ST") else 2
-    if "64" in parts or "WIDE" in parts or parts[0].startswith("D") and parts[0] in ("DADD", "DMUL", "DFMA"):
-        return 2
-    if parts[0] in ("HMMA", "QMMA", "IMMA"):
+    if parts[0] == "LDSM":
+        return int(parts[-1]) if parts[-1].isdigit() else 1
+    if "128" in parts or parts[0] in ("HMMA", "QMMA", "IMMA"):
         return 4
-    return 1
+    return 2 if "64" in parts or "WIDE" in parts or parts[0] in ("DADD", "DMUL", "DFMA") else 1
 
 
 class Instruction:
@@ -61,7 +57,7 @@ class Instruction:
             return ()
         for index, operand in enumerate(self.operands[:2]):
             if REGISTER.match(operand):
-                return self.registers(operand, width(self.opcode, 0))
+                return self.registers(operand, width(self.opcode))
             if not re.match(r"U?P\d|U?PT", operand):
                 return ()
         return ()
