@@ -442,7 +442,8 @@ def complete(parser, args):
     if set(args.rivals) - set(known):
         parser.error(f"--rivals: {', '.join(sorted(set(args.rivals) - set(known)))}: accepted: "
                      f"{', '.join(known)}")
-    args.metadata, args.save_kv, args.sustain = "graph", False, 0  # what make_setting() asks for
+    # What make_setting() asks for; new keys are saved, as an engine has them saved.
+    args.metadata, args.save_kv, args.sustain = "graph", True, 0
     return args
 
 
