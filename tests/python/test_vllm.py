@@ -188,6 +188,33 @@ def test_batch_invariance_is_asked_of_the_backends():
     assert "batch_invariant" in str(answers["1"][1])
 
 
+def test_a_planner_at_the_address_of_one_that_was_freed_is_bound_too():
+    """vLLM makes planners to measure what graphs take, frees them and makes others."""
+    from attnhost_vllm import backend
+
+    class Planner:
+        device = torch.device("cpu")
+
+        def bind(self, number, *, scales, k_cache, v_cache):
+            bound.append((number, k_cache.shape, v_cache.data_ptr() - k_cache.data_ptr()))
+
+    bound, cache = [], torch.zeros(3, 2, 16, 128)  # K and V of 64 elements lie side by side
+    layer = backend.AttnhostImpl(4, 64, 1.0, num_kv_heads=2)
+    addresses = set()
+    for count in range(1, 4):
+        planner = Planner()
+        for _ in range(2):
+            layer._bind(None, 5, cache, planner)
+        assert bound == [(5, (3, 16, 2, 64), 256)] * count
+        addresses.add(id(planner))
+        del planner
+    assert len(addresses) < 3, "no address was taken twice: this has shown nothing"
+    planner, other = Planner(), torch.zeros_like(cache)
+    for given in (cache, other, cache, cache):
+        layer._bind(None, 5, given, planner)
+    assert len(bound) == 3 + 3
+
+
 def test_additional_config_is_checked():
     from attnhost_vllm import backend
     config = EngineArgs(**{**settings(ini=SINGLE), "additional_config": {"attnhost": {"inn": "x"}}})

@@ -279,6 +279,22 @@ def _groups(layers: Dict[str, Any], numbers: Dict[str, int]) -> List[Any]:
     return groups
 
 
+class BoundCaches:
+    """The cache that a layer has in each planner. vLLM makes planners and caches to measure what graphs take, frees them
+    and makes others, which may lie at the same addresses."""
+
+    def __init__(self) -> None:
+        self._caches: "weakref.WeakKeyDictionary[Planner, int]" = weakref.WeakKeyDictionary()
+
+    def note(self, planner: Planner, kv_cache: Optional[torch.Tensor]) -> bool:
+        """Is it another than the planner has?"""
+        address = kv_cache.data_ptr() if kv_cache is not None else 0
+        if self._caches.get(planner) == address:
+            return False
+        self._caches[planner] = address
+        return True
+
+
 class AttnhostImpl(AttentionImpl[AttnhostMetadata]):
     """A layer."""
 
@@ -296,7 +312,7 @@ class AttnhostImpl(AttentionImpl[AttnhostMetadata]):
         self.sliding_window, self.logits_soft_cap = sliding_window, logits_soft_cap or 0.0
         self.attn_type, self.kv_sharing_target_layer_name = attn_type, kv_sharing_target_layer_name
         self.alibi_slopes, self.sinks = alibi_slopes, sinks
-        self._bound: Tuple = ()
+        self._bound = BoundCaches()
 
     def members(self) -> Dict[str, Any]:
         """Of its layer group."""
@@ -326,10 +342,8 @@ class AttnhostImpl(AttentionImpl[AttnhostMetadata]):
 
     def _bind(self, layer: Any, number: int, kv_cache: Optional[torch.Tensor], planner: Planner) -> None:
         """What the layer has in every call, once: vLLM gives the cache with each."""
-        key = (id(planner), kv_cache.data_ptr() if kv_cache is not None else 0)
-        if key in self._bound:
+        if not self._bound.note(planner, kv_cache):
             return
-        self._bound = (*self._bound, key)
         operands, scales = {}, None
         if kv_cache is not None:
             if kv_cache.dtype == torch.uint8:

@@ -12,7 +12,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import MLAAttention
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata, MLAAttentionImpl
 
-from .backend import _FP8, AttnhostBackend, AttnhostBuilder, AttnhostMetadata, _heads, layer_group
+from .backend import _FP8, AttnhostBackend, AttnhostBuilder, AttnhostMetadata, BoundCaches, _heads, layer_group
 
 
 class AttnhostMlaBackend(AttnhostBackend):
@@ -92,7 +92,7 @@ class AttnhostMlaImpl(MLAAttentionImpl[AttnhostMlaMetadata]):
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.kv_cache_dtype, self.rank = kv_cache_dtype, kv_lora_rank
         self._members = members_of(num_heads, self.scale, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim)
-        self._bound: Tuple = ()
+        self._bound = BoundCaches()
 
     def members(self) -> Dict[str, Any]:
         return self._members
@@ -120,10 +120,8 @@ class AttnhostMlaImpl(MLAAttentionImpl[AttnhostMlaMetadata]):
         return out, None
 
     def _bind(self, layer: Any, number: int, kv_cache: torch.Tensor, metadata: AttnhostMlaMetadata) -> None:
-        key = (id(metadata.planner), kv_cache.data_ptr())
-        if key in self._bound:
+        if not self._bound.note(metadata.planner, kv_cache):
             return
-        self._bound = (*self._bound, key)
         cache = self._cache(kv_cache)
         scales = {"latent_cache": layer._k_scale_float} if cache.dtype.itemsize == 1 else None
         metadata.planner.bind(number, scales=scales, latent_cache=cache)
