@@ -2,7 +2,7 @@
  *
  * forward_case.c: creation, running and release of a case.
  */
-#include "host/check/cases/forward_case_private.h"
+#include "host/check/cases/linear_case.h"
 
 #include "host/check/cases/operand_text.h"
 #include "host/base/dtype.h"
@@ -172,6 +172,8 @@ static bool has_scales(const struct case_spec *spec)
 
 const char *case_spec_defect(const struct case_spec *spec)
 {
+    if (spec->is_linear) /* drawn as a whole, and judged by query */
+        return NULL;
     const char *defect = defect_of_numbers(spec);
     if (!defect)
         defect = defect_of_encoder(spec);
@@ -324,6 +326,10 @@ static void say_rules(struct line *line, const struct case_spec *spec)
 void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
 {
     struct line line = {text, size, 0};
+    if (spec->is_linear) {
+        linear_spec_describe(&spec->linear, text, size);
+        return;
+    }
     bool cross = spec->attn_type == ATTN_TYPE_CROSS;
     say(&line, "%s %s, q %s out %s%s, heads %d/%d, dim %d/%d",
         spec->attn_type < 3 ? type_names[spec->attn_type] : "?",
@@ -446,6 +452,10 @@ static void set_group(struct spec_problem *posed, const struct case_spec *spec)
 void spec_problem_init(struct spec_problem *posed, const struct case_spec *spec,
                        const attn_device *device)
 {
+    if (spec->is_linear) {
+        linear_pose(posed, &spec->linear, device);
+        return;
+    }
     memset(posed, 0, sizeof *posed);
     set_group(posed, spec);
     set_bounds(&posed->bounds, spec);
@@ -521,6 +531,8 @@ static attn_status fill(struct forward_case *c, attn_error *error)
         status = case_allocate(c, error);
     if (status == ATTN_OK)
         status = case_pool_create(c, error);
+    if (status == ATTN_OK && c->spec.is_linear)
+        return linear_fill(c, error);
     if (status == ATTN_OK)
         case_fill_batch(c, &c->lengths, c->image);
     if (status == ATTN_OK && !c->tokens)
@@ -535,6 +547,22 @@ static attn_status fill(struct forward_case *c, attn_error *error)
 struct case_seeds {
     uint64_t own, of_batch;
 };
+
+/* What the batch and its memory have of a linear spec. */
+static void take_linear(struct case_spec *spec)
+{
+    spec->mode = spec->linear.mode;
+    spec->host = spec->linear.host;
+    spec->spread = spec->linear.spread;
+    spec->min_alignment = spec->linear.min_alignment;
+}
+
+static void draw_layer(struct forward_case *c)
+{
+    c->posed.group.kv_group = c->spec.kv_layout && case_coin(c->seed, DRAW_GROUPS);
+    c->posed.layers[0].layer_id = draw_at(case_stream(c->seed, DRAW_LAYER, 0, 0, 0), 0, 90);
+    c->posed.layers[1].layer_id = c->posed.layers[0].layer_id + 5;
+}
 
 static attn_status create(const struct case_spec *spec, struct case_seeds seeds,
                           const struct device *device, struct case_tokens *tokens,
@@ -554,9 +582,10 @@ static attn_status create(const struct case_spec *spec, struct case_seeds seeds,
     if (!tokens)
         own_tokens(&c->spec);
     spec_problem_init(&c->posed, &c->spec, &device->info);
-    c->posed.group.kv_group = spec->kv_layout && case_coin(seeds.own, DRAW_GROUPS);
-    c->posed.layers[0].layer_id = draw_at(case_stream(seeds.own, DRAW_LAYER, 0, 0, 0), 0, 90);
-    c->posed.layers[1].layer_id = c->posed.layers[0].layer_id + 5;
+    if (spec->is_linear)
+        take_linear(&c->spec);
+    else
+        draw_layer(c);
     attn_status status = fill(c, error);
     if (status != ATTN_OK)
         forward_case_destroy(c);
@@ -569,7 +598,7 @@ attn_status forward_case_create(const struct case_spec *spec, uint64_t seed,
                                 const struct device *device, struct forward_case **c,
                                 attn_error *error)
 {
-    uint64_t mixed = mix_word(seed + MIX_INCREMENT);
+    uint64_t mixed = spec->is_linear ? seed : mix_word(seed + MIX_INCREMENT);
     return create(spec, (struct case_seeds){mixed, mixed}, device, NULL, c, error);
 }
 

@@ -29,6 +29,7 @@
 #include "attn_plugin.h"
 #include "host/check/cases/far_pool.h"
 #include "host/check/cases/host_arrays.h"
+#include "host/check/cases/linear_spec.h"
 #include "host/device/device.h"
 #include "host/reference/reference.h"
 
@@ -86,8 +87,10 @@ struct case_latent {
 /* Everything that is varied. Zero members mean the plain choice, but for what has no zero: dtypes,
  * heads, dims, and windows (-1 = no limit). */
 struct case_spec {
-    uint32_t mode;      /* ATTN_MODE_* */
-    uint32_t attn_type; /* ATTN_TYPE_* */
+    bool is_linear;            /* a linear layer, of which `linear` says everything */
+    struct linear_spec linear; /* else it means nothing */
+    uint32_t mode;             /* ATTN_MODE_* */
+    uint32_t attn_type;        /* ATTN_TYPE_* */
     attn_dtype q_dtype, kv_dtype, out_dtype;
     attn_dtype new_kv_dtype; /* NONE = q_dtype */
     const char *kv_layout;   /* NULL = no cache: encoder-only */
@@ -195,6 +198,7 @@ struct spec_problem {
     attn_layer layers[2];
     attn_mla_dims mla;
     attn_sparse_dims sparse;
+    attn_linear_dims linear;
     attn_layer_group group;
     attn_bounds bounds;
     attn_problem problem; /* points into the struct */

@@ -2,7 +2,7 @@
  *
  * forward_case_batch.c: the arrays of a case's batch: lengths, slots, masks, items.
  */
-#include "host/check/cases/forward_case_private.h"
+#include "host/check/cases/linear_case.h"
 
 #include "host/base/error.h"
 #include "host/base/round.h"
@@ -101,6 +101,10 @@ static void finish_lengths(struct case_lengths *l, const struct case_spec *spec,
 
 void case_lengths_init(struct case_lengths *l, const struct case_spec *spec, uint64_t seed)
 {
+    if (spec->is_linear) {
+        linear_lengths_init(l, &spec->linear);
+        return;
+    }
     l->num_real_seqs = spec->num_sequences;
     l->num_seqs = spec->padded > 0 ? spec->padded : spec->num_sequences;
     for (int32_t s = 0; s < l->num_seqs; s++)

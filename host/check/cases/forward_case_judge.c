@@ -7,7 +7,7 @@
  * whose contents the oracle gives. A repetition is judged by what the first run left, where that is
  * promised, or by the oracle, whose answers stay what they were.
  */
-#include "host/check/cases/forward_case_session.h"
+#include "host/check/cases/linear_case.h"
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
@@ -29,6 +29,9 @@ struct run {
     /* What the oracle says of each layer, once it was asked. */
     reference_result results[2];
     bool has_result[2];
+    reference_states states;        /* of a linear layer; with the first result */
+    const struct linear_part *part; /* that is judged alone; NULL = the whole batch */
+    char *before;                   /* the arena before the part; NULL = `image` */
 };
 
 static bool bad(struct run *run, attn_status status, const char *format, ...)
@@ -209,19 +212,21 @@ static bool execute(struct run *run)
     return good(run, status, "launch of the graph");
 }
 
+attn_status session_fetch(const struct case_session *session, struct forward_case *c,
+                          attn_error *error)
+{
+    attn_status status = device_synchronize(c->device, session->stream, error);
+    if (status == ATTN_OK)
+        status = device_copy(c->device, c->actual, c->memory, c->bytes, session->stream, error);
+    if (status == ATTN_OK)
+        status = case_pool_fetch(c, session->stream, error);
+    return status == ATTN_OK ? device_synchronize(c->device, session->stream, error) : status;
+}
+
 static bool fetch(struct run *run)
 {
-    struct forward_case *c = run->c;
-    attn_stream stream = run->session->stream;
-    attn_status status = device_synchronize(c->device, stream, &run->error.base);
-    if (!good(run, status, "the forward's work"))
-        return false;
-    status = device_copy(c->device, c->actual, c->memory, c->bytes, stream, &run->error.base);
-    if (status == ATTN_OK)
-        status = case_pool_fetch(c, stream, &run->error.base);
-    if (status == ATTN_OK)
-        status = device_synchronize(c->device, stream, &run->error.base);
-    return good(run, status, "copy from the device");
+    return good(run, session_fetch(run->session, run->c, &run->error.base),
+                "the forward's work, or its copy from the device");
 }
 
 /* ---- Outputs --------------------------------------------------------------------------------- */
@@ -319,6 +324,27 @@ static bool needles_stand_out(struct run *run, const reference_probe *probes)
     return true;
 }
 
+/* A part reads what the parts before it left; one that decodes is a row where the batch has it. */
+static bool ask_linear_oracle(struct run *run)
+{
+    struct forward_case *c = run->c;
+    struct case_view truth;
+    oracle_view(&truth, run, run->before ? run->before : c->image, false);
+    if (run->part) {
+        linear_view_part(&truth, c, run->part);
+        truth.batch.mode = ATTN_MODE_EXTEND;
+    }
+    attn_status status =
+        reference_linear_forward(&c->posed.problem, &truth.batch, c->posed.layers[0].layer_id,
+                                 &truth.args, &run->results[0], &run->states, &run->error.base);
+    run->has_result[0] = status == ATTN_OK;
+    if (!good(run, status, "the oracle"))
+        return false;
+    if (!run->part)
+        ask_for_spare_rows(c, &run->results[0]);
+    return true;
+}
+
 /* The oracle's answer: the same in each run of a case. */
 static bool ask_oracle(struct run *run, bool second)
 {
@@ -327,6 +353,8 @@ static bool ask_oracle(struct run *run, bool second)
     reference_result *result = &run->results[second];
     if (run->has_result[second])
         return true;
+    if (c->spec.is_linear)
+        return ask_linear_oracle(run);
     reference_options options = {.reads_new_unquantised =
                                      session_reads_new(run->session, &c->posed.problem),
                                  .probes = probe_needles(run->c),
@@ -359,6 +387,10 @@ static bool judge_outputs(struct run *run, bool second)
     excuse_other_heads(c, result, &got);
     attn_status status = reference_compare(result, got.operands[ATTN_ROLE_OUT],
                                            got.operands[ATTN_ROLE_LSE], &report, &run->error.base);
+    if (status == ATTN_OK && c->spec.is_linear)
+        status =
+            reference_compare_states(&run->states, got.operands[ATTN_ROLE_STATE],
+                                     got.operands[ATTN_ROLE_CONV_STATE], &report, &run->error.base);
     reference_report_add(&c->judged, &report);
     if (!good(run, status, "the oracle's comparison"))
         return false;
@@ -456,6 +488,8 @@ static void allow_all(struct run *run)
     struct forward_case *c = run->c;
     for (int i = 0; i < OUTPUTS; i++)
         allow_rows(run, outputs[i], c->lengths.first_row[0]);
+    if (c->spec.is_linear)
+        linear_allow_slots(c, &run->states, run->expected);
     for (int i = 0; i < CACHES; i++) {
         enum case_part_id cache = caches[i];
         if (!c->parts[cache].bytes)
@@ -576,6 +610,7 @@ static void run_finish(struct run *run)
     for (int second = 0; second < 2; second++)
         if (run->has_result[second])
             reference_result_finish(&run->results[second]);
+    reference_states_finish(&run->states);
     free(run->expected);
     free(run->left);
 }
@@ -617,6 +652,20 @@ void session_judge_left(struct case_session *session, struct forward_case *c,
     struct run run;
     if (run_init(&run, session, c, verdict))
         judge_left(&run);
+    run_finish(&run);
+}
+
+void session_judge_part(struct case_session *session, struct forward_case *c,
+                        const struct linear_part *part, char *before, struct case_verdict *verdict)
+{
+    struct run run;
+    if (run_init(&run, session, c, verdict) && fetch(&run)) {
+        run.part = part;
+        run.before = before;
+        attn_status status = session_check_memory(session, &run.error.base);
+        if (good(&run, status, "the memory around the metadata"))
+            judge_outputs(&run, false);
+    }
     run_finish(&run);
 }
 
@@ -787,6 +836,11 @@ void forward_case_judge(struct forward_case *c, const struct case_backend *backe
                  host_error_text(&error));
         return;
     }
-    case_session_repeat(session, c, how, verdict);
+    /* A recurrence runs twice at least where its bits are promised. */
+    struct case_run times = *how;
+    bool twice = c->spec.is_linear && session->verdict.notes & ATTN_NOTE_DETERMINISTIC;
+    if (twice && times.repeat < 2)
+        times.repeat = 2;
+    case_session_repeat(session, c, &times, verdict);
     case_session_destroy(session);
 }

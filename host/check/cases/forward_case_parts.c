@@ -3,7 +3,7 @@
  * forward_case_parts.c: where the arrays and tensors of a case lie, and the ABI's structs that
  * point to them.
  */
-#include "host/check/cases/forward_case_private.h"
+#include "host/check/cases/linear_case.h"
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
@@ -14,7 +14,7 @@
 
 /* ---- Sizes ----------------------------------------------------------------------------------- */
 
-static void add_part(struct forward_case *c, enum case_part_id part, uint64_t bytes)
+void case_add_part(struct forward_case *c, enum case_part_id part, uint64_t bytes)
 {
     if (bytes == 0)
         return;
@@ -26,11 +26,11 @@ static void add_part(struct forward_case *c, enum case_part_id part, uint64_t by
 
 static void add_ints(struct forward_case *c, enum case_part_id part, int64_t count)
 {
-    add_part(c, part, (uint64_t)count * sizeof(int32_t));
+    case_add_part(c, part, (uint64_t)count * sizeof(int32_t));
 }
 
 /* As aligned as the problem promises and no better: an odd multiple of that. */
-static uint64_t byte_offset(const struct forward_case *c, attn_dtype dtype)
+uint64_t case_byte_offset(const struct forward_case *c, attn_dtype dtype)
 {
     uint32_t alignment = attn_guaranteed_alignment(c->device->type, dtype);
     if (c->spec.min_alignment > alignment)
@@ -63,7 +63,7 @@ static void add_tensor(struct forward_case *c, enum case_part_id part, attn_dtyp
     int64_t stride = 1, gap = gap_of(c, dtype, extents[ndim - 1]);
     shape->ndim = ndim;
     shape->dtype = dtype;
-    shape->byte_offset = byte_offset(c, dtype);
+    shape->byte_offset = case_byte_offset(c, dtype);
     bool apart = ndim > 1 && lies_apart(c, part);
     for (uint32_t d = ndim; d-- > 0;) {
         shape->shape[d] = extents[d];
@@ -74,7 +74,7 @@ static void add_tensor(struct forward_case *c, enum case_part_id part, attn_dtyp
         if (apart && d == 1)
             stride += 4 * gap;
     }
-    add_part(c, part, shape->byte_offset + (uint64_t)stride * attn_dtype_size(dtype));
+    case_add_part(c, part, shape->byte_offset + (uint64_t)stride * attn_dtype_size(dtype));
 }
 
 static void lay_out_arrays(struct forward_case *c)
@@ -96,8 +96,8 @@ static void lay_out_arrays(struct forward_case *c)
     if (spec->kv_layout) {
         add_ints(c, PART_KV_LENS, some);
         add_ints(c, PART_NEW_INDPTR, seqs + 1);
-        add_part(c, PART_OUT_CACHE_LOC,
-                 (uint64_t)(new_rows + spec->spare + seqs) * sizeof(int64_t));
+        case_add_part(c, PART_OUT_CACHE_LOC,
+                      (uint64_t)(new_rows + spec->spare + seqs) * sizeof(int64_t));
         add_ints(c, PART_REQ_TO_TOKEN, (seqs + 3) * c->stride_slots);
         add_ints(c, PART_BLOCK_TABLE, some * (c->stride_pages > 0 ? c->stride_pages : 1));
         add_ints(c, PART_KV_INDPTR, seqs + 1);
@@ -108,8 +108,8 @@ static void lay_out_arrays(struct forward_case *c)
         uint64_t bytes = 3;
         for (int32_t s = 0; s < l->num_seqs; s++)
             bytes += 1 + (uint64_t)l->q_len[s] * (uint64_t)(l->kv_len[s] + l->q_len[s] + 1) / 8;
-        add_part(c, PART_MASK_BITS, bytes);
-        add_part(c, PART_MASK_INDPTR, (uint64_t)(seqs + 1) * sizeof(int64_t));
+        case_add_part(c, PART_MASK_BITS, bytes);
+        case_add_part(c, PART_MASK_INDPTR, (uint64_t)(seqs + 1) * sizeof(int64_t));
     }
     if (spec->hint != HINT_NONE) {
         add_ints(c, PART_HINT_SEQS, seqs + 2);
@@ -122,7 +122,7 @@ static void lay_out_arrays(struct forward_case *c)
     if (spec->multi_item) {
         add_ints(c, PART_ITEM_PREFIX, seqs);
         add_ints(c, PART_ITEM_LEN, seqs);
-        add_part(c, PART_TOKEN_POS, (uint64_t)(seqs * c->stride_items) * sizeof(uint16_t));
+        case_add_part(c, PART_TOKEN_POS, (uint64_t)(seqs * c->stride_items) * sizeof(uint16_t));
     }
 }
 
@@ -254,6 +254,10 @@ void case_lay_out(struct forward_case *c)
 {
     const struct case_spec *spec = &c->spec;
     int32_t seqs = c->lengths.num_seqs, page = spec->page_size > 0 ? spec->page_size : 1;
+    if (spec->is_linear) {
+        linear_lay_out(c);
+        return;
+    }
     set_strides(c, page);
     c->num_pages = seqs * c->pages_of_seq + 4;
     lay_out_arrays(c);
@@ -280,7 +284,7 @@ void case_lay_out(struct forward_case *c)
             add_tensor(c, PART_SPARSE_INDICES, ATTN_I32, 2, (int64_t[]){rows, spec->top_k});
         add_tensor(c, PART_SPARSE_COUNT, ATTN_I32, 1, &rows);
         if (spec->read_only_layer) {
-            add_part(c, PART_BITS_SECOND, c->parts[PART_MASK_BITS].bytes);
+            case_add_part(c, PART_BITS_SECOND, c->parts[PART_MASK_BITS].bytes);
             add_tensor(c, PART_INDICES_SECOND, ATTN_I32, 2, (int64_t[]){rows, spec->top_k});
             add_tensor(c, PART_COUNT_SECOND, ATTN_I32, 1, &rows);
         }
@@ -302,7 +306,7 @@ attn_status case_allocate(struct forward_case *c, attn_error *error)
     if (!c->image || !c->planning || !c->planned || !c->actual)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a case of %llu bytes",
                          (unsigned long long)c->bytes);
-    c->memory = device_allocate(c->device, ATTN_SPACE_DEVICE, c->bytes, CASE_ALIGNMENT);
+    c->memory = device_allocate(c->device, ATTN_SPACE_DEVICE, c->bytes, 2 * CASE_ALIGNMENT);
     if (!c->memory)
         return host_fail(error, device_exhausted(c->device, ATTN_SPACE_DEVICE),
                          "no memory on the device for a case of %llu bytes",
@@ -513,6 +517,25 @@ static void view_hint(const struct viewing *v)
     v->view->batch.num_prefix_levels = 2;
 }
 
+/* Slots of the layer's own state group, and others in the groups of no layer. */
+static void view_states(const struct viewing *v)
+{
+    const struct linear_spec *spec = &v->c->spec.linear;
+    attn_state_batch *state = &v->view->states[spec->state_group];
+    for (int32_t g = 0; g < LINEAR_STATE_GROUPS; g++)
+        v->view->states[g] =
+            (attn_state_batch){.struct_size = sizeof *state, .slot = ints(v, PART_OTHER_SLOTS)};
+    state->slot = ints(v, PART_STATE_SLOT);
+    if (!(spec->absent & LINEAR_WITHOUT_DST) || spec->padded > 0)
+        state->dst_slot = ints(v, PART_STATE_DST);
+    if (!(spec->absent & LINEAR_WITHOUT_INITIAL) || spec->padded > 0)
+        state->has_initial = ints(v, PART_INITIAL);
+    if (spec->snapshots)
+        state->snapshots = ints(v, PART_SNAPSHOTS);
+    v->view->batch.state_groups = v->view->states;
+    v->view->batch.num_state_groups = LINEAR_STATE_GROUPS;
+}
+
 static void view_batch(const struct viewing *v)
 {
     const struct case_lengths *l = v->lengths;
@@ -533,11 +556,16 @@ static void view_batch(const struct viewing *v)
                           .prefix_lens = ints(v, PART_PREFIX_LENS),
                           .positions = ints(v, PART_POSITIONS),
                           .req_pool_indices = ints(v, PART_REQUESTS)};
-    if (!decode || case_coin(v->c->seed, DRAW_FORMS)) /* which DECODE does not read */
+    if (v->c->spec.is_linear || !decode || /* of softmax layers DECODE does not read it */
+        case_coin(v->c->seed, DRAW_FORMS))
         batch->q_indptr = ints(v, PART_Q_INDPTR);
     if (v->place->graph) {
         batch->num_real_seqs_device = at(v, v->place->arena, PART_NUM_REAL);
         batch->num_real_tokens_device = batch->num_real_seqs_device + 1;
+    }
+    if (v->c->spec.is_linear) {
+        view_states(v);
+        return;
     }
     view_mask(v);
     view_sparse(v);
@@ -551,9 +579,10 @@ static void view_tensor(const struct viewing *v, uint32_t role, enum case_part_i
 {
     const struct case_shape *shape = &v->c->shapes[part];
     attn_tensor *tensor = &v->view->tensors[role];
-    if (!v->c->parts[part].bytes)
+    if (!part || !v->c->parts[part].bytes)
         return;
-    bool written = role == ATTN_ROLE_OUT || role == ATTN_ROLE_LSE ||
+    bool written = role == ATTN_ROLE_OUT || role == ATTN_ROLE_LSE || role == ATTN_ROLE_STATE ||
+                   role == ATTN_ROLE_CONV_STATE ||
                    ((role == ATTN_ROLE_K_CACHE || role == ATTN_ROLE_V_CACHE ||
                      role == ATTN_ROLE_LATENT_CACHE) &&
                     v->c->spec.flags & ATTN_FORWARD_SAVE_KV && !v->place->second);
@@ -583,6 +612,11 @@ static bool has_latents(const struct viewing *v)
 static void view_operands(const struct viewing *v)
 {
     bool second = v->place->second;
+    if (v->c->spec.is_linear) {
+        for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
+            view_tensor(v, role, linear_part_of(role));
+        return;
+    }
     view_tensor(v, case_is_absorbed(&v->c->spec) ? ATTN_ROLE_Q_NOPE : ATTN_ROLE_Q, PART_Q);
     view_tensor(v, ATTN_ROLE_Q_PE, PART_Q_PE);
     if (!second) {

@@ -81,7 +81,23 @@ enum {
     PART(Q_SCALE, "scale of q")                                                                    \
     PART(NEW_K_SCALE, "scale of k")                                                                \
     PART(NEW_V_SCALE, "scale of v")                                                                \
-    PART(OUT_SCALE, "scale of out")
+    PART(OUT_SCALE, "scale of out")                                                                \
+    PART(MIXED_QKV, "mixed_qkv")                                                                   \
+    PART(GATE_A, "gate_a")                                                                         \
+    PART(GATE_B, "gate_b")                                                                         \
+    PART(GATE_Z, "gate_z")                                                                         \
+    PART(A_LOG, "a_log")                                                                           \
+    PART(DT_BIAS, "dt_bias")                                                                       \
+    PART(D_SKIP, "d_skip")                                                                         \
+    PART(CONV_WEIGHT, "conv_weight")                                                               \
+    PART(CONV_BIAS, "conv_bias")                                                                   \
+    PART(CONV_STATE, "conv_state")                                                                 \
+    PART(STATE, "state")                                                                           \
+    PART(STATE_SLOT, "slot")                                                                       \
+    PART(STATE_DST, "dst_slot")                                                                    \
+    PART(INITIAL, "has_initial")                                                                   \
+    PART(SNAPSHOTS, "snapshots")                                                                   \
+    PART(OTHER_SLOTS, "slot of another state group")
 
 #define PART_ID(name, text) PART_##name,
 enum case_part_id { CASE_PART_MAP(PART_ID) CASE_PARTS };
@@ -123,6 +139,7 @@ struct case_view {
     attn_mask mask;
     attn_multi_item items;
     attn_sparse_batch sparse;
+    attn_state_batch states[LINEAR_STATE_GROUPS];
     attn_speculation spec;
     attn_shared_prefix shared[2];
     attn_tensor tensors[ATTN_ROLE_COUNT];
@@ -168,8 +185,8 @@ struct forward_case {
 
     int32_t stride_slots, stride_pages, stride_items; /* of the tables, in elements */
     int32_t max_chosen;                               /* of a row of a sparse layer */
-    int32_t num_pages, pages_of_seq;
-    int32_t *pages;         /* [num_seqs, pages_of_seq] */
+    int32_t num_pages, pages_of_seq;                  /* of a linear layer: slots of its pools */
+    int32_t *pages;                                   /* [num_seqs, pages_of_seq] */
     struct case_pool *pool; /* where the backend has the pages; NULL = in the arena */
 
     struct case_tokens *tokens;
@@ -238,6 +255,11 @@ attn_status forward_case_create_seeded(const struct case_spec *spec, uint64_t se
                                        struct forward_case **c, attn_error *error);
 
 /* ---- Arena (forward_case_parts.c) ------------------------------------------------------------ */
+
+/* One more part of the arena; a tensor begins at the offset in its part that makes it as aligned as the problem
+ * promises, and no better. */
+void case_add_part(struct forward_case *c, enum case_part_id part, uint64_t bytes);
+uint64_t case_byte_offset(const struct forward_case *c, attn_dtype dtype);
 
 /* Give every part its place, from the lengths and the number of pages. */
 void case_lay_out(struct forward_case *c);

@@ -62,6 +62,16 @@ void session_forward(struct case_session *session, struct forward_case *c,
 void session_judge_left(struct case_session *session, struct forward_case *c,
                         struct case_verdict *verdict);
 
+/* See what the device has now: in c->actual. */
+attn_status session_fetch(const struct case_session *session, struct forward_case *c,
+                          attn_error *error);
+
+/* Judge outputs and states of a linear layer that the device has now: those of one part of its batch, which found the
+ * arena as it is in `before`, or (both NULL) of the whole batch. What else was written is not looked at. */
+struct linear_part;
+void session_judge_part(struct case_session *session, struct forward_case *c,
+                        const struct linear_part *part, char *before, struct case_verdict *verdict);
+
 /* Fill the scratch with something, another thing each run. */
 attn_status session_spoil_scratch(struct case_session *session, attn_error *error);
 

@@ -10,11 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The arrays of a batch that name pages or slots. */
-static const enum case_part_id tables[] = {PART_BLOCK_TABLE, PART_KV_INDICES, PART_REQ_TO_TOKEN,
-                                           PART_OUT_CACHE_LOC};
-static const enum case_part_id caches[] = {PART_K_CACHE, PART_V_CACHE, PART_LATENT_CACHE};
-enum { TABLES = 4, CACHES = 3 };
+/* The arrays of a batch that name pages or slots, of a cache or of states. */
+static const enum case_part_id tables[] = {PART_BLOCK_TABLE,   PART_KV_INDICES, PART_REQ_TO_TOKEN,
+                                           PART_OUT_CACHE_LOC, PART_STATE_SLOT, PART_STATE_DST,
+                                           PART_SNAPSHOTS,     PART_OTHER_SLOTS};
+static const enum case_part_id caches[] = {PART_K_CACHE, PART_V_CACHE, PART_LATENT_CACHE,
+                                           PART_STATE, PART_CONV_STATE};
+enum { TABLES = sizeof tables / sizeof tables[0], CACHES = sizeof caches / sizeof caches[0] };
 
 struct case_pool {
     struct far_places places;

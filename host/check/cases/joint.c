@@ -47,7 +47,8 @@ static void pose_group(struct joint *joint, int32_t n)
     uint32_t g = joint->num_problems++;
     attn_layer_group *group = &joint->groups[g];
     *group = joint->cases[n]->posed.group;
-    group->kv_group = (int32_t)kv_number(joint, g);
+    if (!joint->cases[n]->spec.is_linear)
+        group->kv_group = (int32_t)kv_number(joint, g);
     group->num_layers = 0;
     group->layers = joint->layers[g];
     for (int32_t other = n; other < joint->count; other++) {
@@ -106,6 +107,7 @@ static attn_status plan(struct case_session *session, struct joint *joint, attn_
 {
     static _Thread_local attn_batch batch;
     static _Thread_local attn_kv_batch kv_groups[JOINT_MAX];
+    static _Thread_local attn_state_batch states[LINEAR_STATE_GROUPS];
     attn_status status = ATTN_OK;
     uint32_t count = 0;
     for (int32_t n = 0; n < joint->count && status == ATTN_OK; n++) {
@@ -114,13 +116,18 @@ static attn_status plan(struct case_session *session, struct joint *joint, attn_
         session_place(session, c, false, &place);
         status = bring(session, c, error);
         case_view_init(c->planned, c, &c->lengths, &place);
-        if (n == 0)
+        if (n == 0) {
             batch = c->planned->batch;
+            memcpy(states, c->planned->states, sizeof states);
+        }
         widen(&batch.max_kv_len, c->lengths.max_kv_len);
         widen(&joint->cases[0]->planned->sparse.max_count, c->planned->sparse.max_count);
         if (joint->with[n] == n && c->spec.kv_layout)
             kv_groups[kv_number(joint, count++)] = c->planned->kv_groups[c->posed.group.kv_group];
+        if (c->spec.is_linear)
+            states[c->posed.group.state_group] = c->planned->states[c->posed.group.state_group];
     }
+    batch.state_groups = batch.num_state_groups > 0 ? states : NULL;
     batch.kv_groups = count > 0 ? kv_groups : NULL;
     batch.num_kv_groups = count;
     if (status == ATTN_OK)
@@ -130,6 +137,7 @@ static attn_status plan(struct case_session *session, struct joint *joint, attn_
         case_forget_plan(joint->cases[n]);
     memset(&batch, CASE_RED, sizeof batch);
     memset(kv_groups, CASE_RED, sizeof kv_groups);
+    memset(states, CASE_RED, sizeof states);
     return status;
 }
 

@@ -10,6 +10,8 @@
 
 #include "host/base/error.h"
 
+#define BIT64(role) (1ull << ATTN_ROLE_##role)
+
 int32_t kind_count(const struct check *check, const struct check_subject *subject)
 {
     if (check->cases)
@@ -26,14 +28,13 @@ bool kind_find(struct kind_case *k, struct check_run *run)
 
 bool kind_open(struct kind_case *k, struct check_run *run)
 {
-    return kind_find(k, run) && k->kind->make(k);
+    return kind_find(k, run) && kind_make(k);
 }
 
 void kind_close(struct kind_case *k)
 {
     case_session_destroy(k->session);
     forward_case_destroy(k->c);
-    linear_case_destroy(k->recurrence);
     grid_release(k->run->subject, k->at.grid);
 }
 
@@ -41,7 +42,7 @@ bool kind_declares(struct kind_case *k, uint32_t notes)
 {
     const struct check_subject *subject = k->run->subject;
     const attn_options *options = k->at.options ? k->at.options : subject->options;
-    attn_problem *problem = k->kind->problem(k);
+    attn_problem *problem = &k->c->posed.problem;
     for (int asked = 0; asked < 2; asked++) {
         attn_verdict verdict = {.struct_size = sizeof verdict};
         problem->need_notes = asked ? notes : 0;
@@ -55,6 +56,18 @@ bool kind_declares(struct kind_case *k, uint32_t notes)
     return false;
 }
 
+bool kind_make(struct kind_case *k)
+{
+    k->c = numerics_case(k->run, &k->at.spec, NULL);
+    return k->c;
+}
+
+void kind_run(struct kind_case *k)
+{
+    const struct case_run exactly = {.exact_memory = true};
+    numerics_run(k->run, &k->at.spec, k->at.options, &exactly);
+}
+
 struct case_session *kind_session(const struct kind_case *k, const struct check_subject *subject,
                                   const struct case_setup *setup)
 {
@@ -62,41 +75,43 @@ struct case_session *kind_session(const struct kind_case *k, const struct check_
     struct case_session *session = NULL;
     host_error error;
     host_error_init(&error);
-    attn_status status = session_create(&backend, k->kind->problem(k), subject->device, setup,
-                                        &session, &error.base);
+    attn_status status = case_session_create(&backend, k->c, setup, &session, &error.base);
     if (status != ATTN_OK)
-        k->kind->report(k, status, host_error_text(&error));
+        kind_report(k, status, host_error_text(&error));
     return session;
+}
+
+void kind_judge_into(struct kind_case *k, struct case_verdict *verdict)
+{
+    struct numerics_noted noted = {k->run, &k->at.spec};
+    const struct case_run how = numerics_repeats(&noted);
+    case_session_repeat(k->session, k->c, &how, verdict);
 }
 
 bool kind_judge(struct kind_case *k)
 {
-    struct case_verdict verdict = {.good = true};
-    k->kind->judge(k, &verdict);
-    return kind_told(k, &verdict);
+    return numerics_judge(k->run, k->session, k->c, &k->at.spec);
+}
+
+void kind_report(const struct kind_case *k, attn_status status, const char *text)
+{
+    numerics_report(k->run, &k->at.spec, status, text);
 }
 
 bool kind_told(struct kind_case *k, const struct case_verdict *verdict)
 {
-    if (verdict->good)
-        return true;
-    bool is_first = k->run->code == CHECK_PASS;
-    k->kind->report(k, verdict->status, verdict->text);
-    size_t length = strlen(k->run->text);
-    if (is_first && k->run->code == CHECK_FAIL)
-        k->kind->operands(k, k->run->text + length, sizeof k->run->text - length);
-    return false;
+    if (!verdict->good)
+        numerics_report_case(k->run, k->c, &k->at.spec, verdict);
+    return verdict->good;
 }
 
 void *kind_keep(const struct kind_case *k)
 {
-    uint64_t bytes;
-    const void *left = k->kind->left(k, &bytes);
-    void *copy = malloc(bytes);
+    void *copy = malloc(k->c->bytes);
     if (copy)
-        memcpy(copy, left, bytes);
+        memcpy(copy, k->c->actual, k->c->bytes);
     else
-        k->kind->report(k, ATTN_OUT_OF_HOST_MEMORY, "no memory for what a call leaves");
+        kind_report(k, ATTN_OUT_OF_HOST_MEMORY, "no memory for what a call leaves");
     return copy;
 }
 
@@ -104,7 +119,7 @@ void run_alone(struct check_run *run)
 {
     struct kind_case k;
     if (kind_find(&k, run))
-        k.kind->run(&k);
+        kind_run(&k);
     kind_close(&k);
 }
 
@@ -120,61 +135,16 @@ static bool accepts_forward(struct kind_case *k)
     return grid_accepts_spec(k->at.grid, k->at.options, &k->at.spec, NULL, 0);
 }
 
-static const attn_problem *pose_forward(const struct kind_case *k, struct kind_posed *posed)
-{
-    spec_problem_init(&posed->softmax, &k->at.spec, &k->run->subject->device->info);
-    return &posed->softmax.problem;
-}
-
-static void run_forward(struct kind_case *k)
-{
-    const struct case_run exactly = {.exact_memory = true};
-    numerics_run(k->run, &k->at.spec, k->at.options, &exactly);
-}
-
-static bool make_forward(struct kind_case *k)
-{
-    k->c = numerics_case(k->run, &k->at.spec, NULL);
-    return k->c;
-}
-
-static attn_problem *forward_problem(const struct kind_case *k)
-{
-    return &k->c->posed.problem;
-}
-
-static void judge_forward(struct kind_case *k, struct case_verdict *verdict)
-{
-    struct numerics_noted noted = {k->run, &k->at.spec};
-    const struct case_run how = numerics_repeats(&noted);
-    case_session_repeat(k->session, k->c, &how, verdict);
-}
-
-static void forward_operands(const struct kind_case *k, char *text, size_t size)
-{
-    forward_case_operands(k->c, text, size);
-}
-
-static const void *forward_left(const struct kind_case *k, uint64_t *bytes)
-{
-    *bytes = k->c->bytes;
-    return k->c->actual;
-}
-
-static void report_forward(const struct kind_case *k, attn_status status, const char *text)
-{
-    numerics_report(k->run, &k->at.spec, status, text);
-}
-
-/* What a forward writes: outputs, and caches from page 1 on. */
+/* What a forward writes: outputs, states, and caches from page 1 on. */
 static bool same_results(const struct forward_case *c, const char *first)
 {
-    static const enum case_part_id written[] = {PART_OUT, PART_LSE, PART_K_CACHE, PART_V_CACHE,
+    static const enum case_part_id written[] = {PART_OUT,         PART_LSE,     PART_STATE,
+                                                PART_CONV_STATE,  PART_K_CACHE, PART_V_CACHE,
                                                 PART_LATENT_CACHE};
-    for (int n = 0; n < 5; n++) {
+    for (int n = 0; n < 7; n++) {
         const struct case_part *part = &c->parts[written[n]];
         const struct case_shape *shape = &c->shapes[written[n]];
-        bool cache = n >= 2;
+        bool cache = n >= 4;
         char *from = part->bytes ? case_vector(c, c->actual, written[n], cache, 0, 0) : NULL;
         uint64_t skipped = from ? (uint64_t)(from - c->actual) - part->offset : 0;
         if (part->bytes && shape->shape[0] > cache &&
@@ -185,10 +155,9 @@ static bool same_results(const struct forward_case *c, const char *first)
 }
 
 /* Where bits are promised there is no need for the oracle again. */
-static bool same_forward(struct kind_case *k, const void *first, const char *what)
+bool kind_same(struct kind_case *k, const void *first, const char *what)
 {
     struct forward_case *c = k->c;
-    attn_stream stream = k->session->stream;
     char text[700];
     host_error error;
     host_error_init(&error);
@@ -197,7 +166,7 @@ static bool same_forward(struct kind_case *k, const void *first, const char *wha
         status = case_session_try(k->session, c, NULL, NULL, &error.base);
     k->session->num_runs++;
     if (status == ATTN_OK)
-        status = device_copy(c->device, c->actual, c->memory, c->bytes, stream, &error.base);
+        status = session_fetch(k->session, c, &error.base);
     if (status == ATTN_OK)
         status = session_check_memory(k->session, &error.base);
     bool same = status == ATTN_OK && same_results(c, first);
@@ -207,28 +176,21 @@ static bool same_forward(struct kind_case *k, const void *first, const char *wha
     return same;
 }
 
-static attn_status try_forward(struct kind_case *k, case_change change, void *ctx,
-                               attn_error *error)
+uint32_t kind_operand(const struct kind_case *k, uint32_t role)
 {
-    return case_session_try(k->session, k->c, change, ctx, error);
-}
-
-static uint32_t forward_operand(const struct kind_case *k, uint32_t role)
-{
+    const uint64_t outputs = BIT64(OUT) | BIT64(LSE) | BIT64(STATE) | BIT64(CONV_STATE);
+    const uint64_t caches = BIT64(K_CACHE) | BIT64(V_CACHE) | BIT64(LATENT_CACHE);
+    const uint64_t optional =
+        BIT64(LSE) | BIT64(SPARSE_COUNT) | BIT64(GATE_Z) | BIT64(D_SKIP) | BIT64(CONV_BIAS);
+    const uint64_t written = k->c->spec.flags & ATTN_FORWARD_SAVE_KV ? outputs | caches : outputs;
     struct case_view view;
     struct case_place place;
     session_place(k->session, k->c, false, &place);
     case_view_init(&view, k->c, &k->c->lengths, &place);
-    bool output = role == ATTN_ROLE_OUT || role == ATTN_ROLE_LSE;
-    bool cache =
-        role == ATTN_ROLE_K_CACHE || role == ATTN_ROLE_V_CACHE || role == ATTN_ROLE_LATENT_CACHE;
-    bool optional = role == ATTN_ROLE_LSE || role == ATTN_ROLE_SPARSE_COUNT;
-    uint32_t bits = optional ? 0 : KIND_NEEDED;
-    if (output || (cache && k->c->spec.flags & ATTN_FORWARD_SAVE_KV))
-        bits |= KIND_WRITTEN;
-    if (view.scales[role])
-        bits |= KIND_SCALED;
-    return view.operands[role] ? bits : 0;
+    if (!view.operands[role])
+        return 0;
+    return (optional >> role & 1 ? 0 : KIND_NEEDED) | (written >> role & 1 ? KIND_WRITTEN : 0) |
+           (view.scales[role] ? KIND_SCALED : 0);
 }
 
 /* Equal but for what a query sees of the keys and how scores are scaled. */
@@ -236,14 +198,15 @@ static bool forward_beside(struct kind_case *k, struct kind_beside *other)
 {
     const struct check_subject *subject = k->run->subject;
     attn_verdict verdict = {.struct_size = sizeof verdict};
-    other->layer = (attn_layer){.struct_size = sizeof other->layer,
-                                .layer_id = k->c->posed.layers[0].layer_id + 3};
-    other->group = k->c->posed.group;
-    other->group.layers = &other->layer;
-    other->group.window_left = other->group.window_left == 3 ? 4 : 3;
-    other->group.sm_scale *= 2;
+    attn_layer_group *group = &other->posed.group;
+    other->posed.layers[0] = (attn_layer){.struct_size = sizeof other->posed.layers[0],
+                                          .layer_id = k->c->posed.layers[0].layer_id + 3};
+    *group = k->c->posed.group;
+    group->layers = other->posed.layers;
+    group->window_left = group->window_left == 3 ? 4 : 3;
+    group->sm_scale *= 2;
     other->problem = k->c->posed.problem;
-    other->problem.group = &other->group;
+    other->problem.group = group;
     attn_status status = subject->type->query(subject->type, k->at.options, subject->services,
                                               &other->problem, &verdict, NULL);
     if (status == ATTN_OK && verdict.supported)
@@ -304,13 +267,9 @@ static bool find_sparse(struct kind_case *k, const struct kind_cases *cases)
     return chooses;
 }
 
-#define FORWARD_KIND                                                                               \
-    .accepts = accepts_forward, .pose = pose_forward, .run = run_forward, .make = make_forward,    \
-    .problem = forward_problem, .judge = judge_forward, .operands = forward_operands,              \
-    .left = forward_left, .same = same_forward, .try = try_forward, .operand = forward_operand,    \
-    .beside = forward_beside, .report = report_forward
-const struct check_kind softmax_layers = {
-    .count = count_forward, .find = find_forward, FORWARD_KIND};
-const struct check_kind sparse_layers = {.count = count_sparse, .find = find_sparse, FORWARD_KIND};
-const struct check_kind latent_layers = {
-    .count = count_forward, .find = find_forward, FORWARD_KIND};
+const struct check_kind softmax_layers = {count_forward, find_forward, accepts_forward,
+                                          forward_beside};
+const struct check_kind sparse_layers = {count_sparse, find_sparse, accepts_forward,
+                                         forward_beside};
+const struct check_kind latent_layers = {count_forward, find_forward, accepts_forward,
+                                         forward_beside};

@@ -85,16 +85,14 @@ int32_t kind_count(const struct check *check, const struct check_subject *subjec
 
 /* ---- A case ---------------------------------------------------------------------------------- */
 
-/* Its spec and the case, of softmax, sparse and latent layers or of linear ones, and a session for it. */
+/* Its spec, the case, and a session for it. */
 struct kind_case {
     struct check_run *run;
     const struct check_kind *kind;
-    struct numerics_point at;
+    struct numerics_point at; /* of linear layers without a grid */
     struct forward_case *c;
-    struct linear_spec linear;
-    struct linear_case *recurrence; /* of linear layers */
-    struct case_session *session;   /* in which it is called and judged */
-    int32_t variant;                /* of its point or family */
+    struct case_session *session; /* in which it is called and judged */
+    int32_t variant;              /* of its point or family */
 };
 
 /* What an operand is for a case: a set of bits. */
@@ -106,16 +104,8 @@ enum {
 
 /* Another layer group for an instance that has the case's own. */
 struct kind_beside {
-    attn_layer layer;
-    attn_layer_group group;
-    struct linear_posed linear;
+    struct spec_problem posed;
     attn_problem problem; /* points into the struct */
-};
-
-/* The problem that a spec poses. */
-struct kind_posed {
-    struct spec_problem softmax;
-    struct linear_posed linear;
 };
 
 struct check_kind {
@@ -124,24 +114,8 @@ struct check_kind {
     bool (*find)(struct kind_case *k, const struct kind_cases *cases);
     /* Does query accept its spec as it is now? What the verdict says of padding is in it afterwards. */
     bool (*accepts)(struct kind_case *k);
-    const attn_problem *(*pose)(const struct kind_case *k, struct kind_posed *posed);
-    /* Make it, judge it in a session of its own, and destroy it. */
-    void (*run)(struct kind_case *k);
-    bool (*make)(struct kind_case *k);
-    attn_problem *(*problem)(const struct kind_case *k);
-    /* Plan and forward it, and compare with the oracle. */
-    void (*judge)(struct kind_case *k, struct case_verdict *verdict);
-    /* How its operands lie, for messages. */
-    void (*operands)(const struct kind_case *k, char *text, size_t size);
-    /* Everything that the last call has left; it stays in place. */
-    const void *(*left)(const struct kind_case *k, uint64_t *bytes);
-    /* Plan and forward it again: outputs, caches and states have the bits that `first` has. */
-    bool (*same)(struct kind_case *k, const void *first, const char *what);
-    attn_status (*try)(struct kind_case *k, case_change change, void *ctx, attn_error *error);
-    uint32_t (*operand)(const struct kind_case *k, uint32_t role); /* KIND_* */
     /* False: skipped. */
     bool (*beside)(struct kind_case *k, struct kind_beside *other);
-    void (*report)(const struct kind_case *k, attn_status status, const char *text);
 };
 extern const struct check_kind softmax_layers, sparse_layers, latent_layers, linear_layers;
 
@@ -149,6 +123,10 @@ extern const struct check_kind softmax_layers, sparse_layers, latent_layers, lin
 bool kind_find(struct kind_case *k, struct check_run *run);
 bool kind_open(struct kind_case *k, struct check_run *run);
 void kind_close(struct kind_case *k);
+
+/* Make the case of its spec. False: reported. Make it, judge it in a session of its own, and destroy it. */
+bool kind_make(struct kind_case *k);
+void kind_run(struct kind_case *k);
 
 /* Does the backend declare these notes for the problem, if not by itself then when it is asked to? What it has to be
  * asked for stays in the problem. False: skipped. */
@@ -158,12 +136,19 @@ bool kind_declares(struct kind_case *k, uint32_t notes);
 struct case_session *kind_session(const struct kind_case *k, const struct check_subject *subject,
                                   const struct case_setup *setup);
 
-/* Judge it. False: reported. */
+/* Plan and forward it, and compare with the oracle; or report that, too. False: reported. */
+void kind_judge_into(struct kind_case *k, struct case_verdict *verdict);
 bool kind_judge(struct kind_case *k);
 bool kind_told(struct kind_case *k, const struct case_verdict *verdict);
+void kind_report(const struct kind_case *k, attn_status status, const char *text);
 
 /* A copy of what the last call has left. NULL: reported. */
 void *kind_keep(const struct kind_case *k);
+
+/* Plan and forward it again: outputs, caches and states have the bits that `first` has. */
+bool kind_same(struct kind_case *k, const void *first, const char *what);
+
+uint32_t kind_operand(const struct kind_case *k, uint32_t role); /* KIND_* */
 
 /* Of each point or family. */
 int32_t kind_variants(const struct kind_cases *cases);

@@ -19,7 +19,7 @@ enum { TRIES = 80 };
 bool linear_accepts(const struct check_subject *subject, const struct linear_spec *spec,
                     char *reason)
 {
-    struct linear_posed posed;
+    struct spec_problem posed;
     attn_reason first = {.struct_size = sizeof first};
     attn_verdict verdict = {
         .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &first};
@@ -119,12 +119,4 @@ void linear_set_many(struct linear_spec *spec, int32_t index)
         {.rows = 1}};
     (void)index;
     linear_set_extend(spec, LINEAR_MANY, many);
-}
-
-void linear_report(struct check_run *run, const struct linear_spec *spec, attn_status status,
-                   const char *text)
-{
-    char what[LINEAR_TEXT];
-    linear_spec_describe(spec, what, sizeof what);
-    check_report_status(run, status, text, what);
 }

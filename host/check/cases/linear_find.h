@@ -43,8 +43,4 @@ void linear_set_extend(struct linear_spec *spec, int32_t num_sequences,
 enum { LINEAR_MANY = 6 };
 void linear_set_many(struct linear_spec *spec, int32_t index);
 
-/* The case fails, with the spec after the text; what the machine lacks is SKIP. */
-void linear_report(struct check_run *run, const struct linear_spec *spec, attn_status status,
-                   const char *text);
-
 #endif /* HOST_CHECK_CASES_LINEAR_FIND_H */

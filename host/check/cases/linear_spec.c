@@ -9,6 +9,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 /* ---- Drawing --------------------------------------------------------------------------------- */
 
@@ -185,45 +186,44 @@ static uint32_t uses_of(const struct linear_spec *spec)
 
 static void set_bounds(attn_bounds *bounds, const struct linear_spec *spec)
 {
-    int32_t longest = 1, rows = spec->padded + spec->spare;
-    for (int32_t s = 0; s < spec->num_sequences; s++) {
-        int32_t of_sequence = linear_sequence(spec, s)->rows;
-        rows += of_sequence;
-        longest = of_sequence > longest ? of_sequence : longest;
-    }
+    struct case_lengths l;
+    linear_lengths_init(&l, spec);
+    int32_t rows = l.first_row[l.num_seqs] - l.first_row[0] + l.spare;
     *bounds = (attn_bounds){.struct_size = sizeof *bounds,
                             .modes = ATTN_MODE_BIT(spec->mode) | spec->modes,
                             .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
                             .uses = uses_of(spec),
-                            .max_seqs = spec->num_sequences + spec->padded,
+                            .max_seqs = l.num_seqs,
                             .max_tokens = rows > 0 ? rows : 1,
-                            .max_q_len = longest,
-                            .max_kv_len = longest + 8,
-                            .max_kv_tokens = (int64_t)spec->num_sequences * (longest + 8)};
+                            .max_q_len = l.max_q_len,
+                            .max_kv_len = l.max_kv_len,
+                            .max_kv_tokens = (int64_t)spec->num_sequences * l.max_kv_len};
 }
 
-void linear_pose(struct linear_posed *posed, const struct linear_spec *spec,
+void linear_pose(struct spec_problem *posed, const struct linear_spec *spec,
                  const attn_device *device)
 {
     const bool kda = spec->family == ATTN_LINEAR_KDA,
                delta = kda || spec->family == ATTN_LINEAR_GDN;
     const bool mamba2 = spec->family == ATTN_LINEAR_MAMBA2;
-    *posed = (struct linear_posed){
-        .layer = {.struct_size = sizeof posed->layer, .layer_id = 5 + 2 * spec->layer}};
-    posed->dims = (attn_linear_dims){.struct_size = sizeof posed->dims,
-                                     .family = spec->family,
-                                     .flags = spec->flags,
-                                     .num_k_heads = spec->k_heads,
-                                     .num_v_heads = spec->v_heads,
-                                     .head_k_dim = spec->k_dim,
-                                     .head_v_dim = spec->v_dim,
-                                     .num_groups = mamba2 ? spec->k_heads : 0,
-                                     .conv_width = spec->width,
-                                     .state_dtype = spec->state_dtype,
-                                     .conv_dtype = spec->conv_dtype,
-                                     .dt_min = mamba2 || spec->bare ? spec->dt_min : 0.75f,
-                                     .dt_max = mamba2 || spec->bare ? spec->dt_max : 0.875f,
-                                     .lower_bound = kda || spec->bare ? spec->lower_bound : -0.5f};
+    memset(posed, 0, sizeof *posed);
+    posed->layers[0] =
+        (attn_layer){.struct_size = sizeof posed->layers[0], .layer_id = 5 + 2 * spec->layer};
+    posed->linear =
+        (attn_linear_dims){.struct_size = sizeof posed->linear,
+                           .family = spec->family,
+                           .flags = spec->flags,
+                           .num_k_heads = spec->k_heads,
+                           .num_v_heads = spec->v_heads,
+                           .head_k_dim = spec->k_dim,
+                           .head_v_dim = spec->v_dim,
+                           .num_groups = mamba2 ? spec->k_heads : 0,
+                           .conv_width = spec->width,
+                           .state_dtype = spec->state_dtype,
+                           .conv_dtype = spec->conv_dtype,
+                           .dt_min = mamba2 || spec->bare ? spec->dt_min : 0.75f,
+                           .dt_max = mamba2 || spec->bare ? spec->dt_max : 0.875f,
+                           .lower_bound = kda || spec->bare ? spec->lower_bound : -0.5f};
     posed->group = (attn_layer_group){
         .struct_size = sizeof posed->group,
         .kind = ATTN_KIND_LINEAR,
@@ -241,8 +241,8 @@ void linear_pose(struct linear_posed *posed, const struct linear_spec *spec,
         .window_left = -1,
         .sm_scale = delta ? 1.0f / sqrtf((float)spec->k_dim) : 0.5f,
         .num_layers = 1,
-        .layers = &posed->layer,
-        .linear = &posed->dims,
+        .layers = posed->layers,
+        .linear = &posed->linear,
     };
     bool no_state = spec->bare && spec->family == ATTN_LINEAR_SHORT_CONV;
     set_bounds(&posed->bounds, spec);

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SPEC_TEXT = 600, OPERANDS_TEXT = 400, RANDOM_TRIES = 400 };
+enum { SPEC_TEXT = 700, OPERANDS_TEXT = 400, RANDOM_TRIES = 400 };
 
 struct case_backend numerics_backend(const struct check_subject *subject,
                                      const attn_options *options)
@@ -89,9 +89,8 @@ void numerics_report(struct check_run *run, const struct case_spec *spec, attn_s
     check_report_status(run, status, text, what);
 }
 
-/* The spec, then how the operands lie. */
-static void report_case(struct check_run *run, const struct forward_case *c,
-                        const struct case_spec *spec, const struct case_verdict *verdict)
+void numerics_report_case(struct check_run *run, const struct forward_case *c,
+                          const struct case_spec *spec, const struct case_verdict *verdict)
 {
     char operands[OPERANDS_TEXT];
     bool is_first = run->code == CHECK_PASS;
@@ -160,7 +159,7 @@ bool numerics_judge(struct check_run *run, struct case_session *session, struct 
     struct case_verdict verdict;
     case_session_repeat(session, c, &how, &verdict);
     if (!verdict.good)
-        report_case(run, c, spec, &verdict);
+        numerics_report_case(run, c, spec, &verdict);
     return verdict.good;
 }
 
@@ -226,7 +225,7 @@ void numerics_run(struct check_run *run, const struct case_spec *spec, const att
     repeated.exact_memory = how->exact_memory;
     forward_case_judge(c, &backend, &repeated, &verdict);
     if (!verdict.good)
-        report_case(run, c, spec, &verdict);
+        numerics_report_case(run, c, spec, &verdict);
     forward_case_destroy(c);
 }
 

@@ -17,6 +17,10 @@ struct case_backend numerics_backend(const struct check_subject *subject,
 void numerics_report(struct check_run *run, const struct case_spec *spec, attn_status status,
                      const char *text);
 
+/* The same of a verdict on the case; where it fails, also how its operands lie. */
+void numerics_report_case(struct check_run *run, const struct forward_case *c,
+                          const struct case_spec *spec, const struct case_verdict *verdict);
+
 /* A case of the run's seed, or a variant of `base`. NULL: it was reported. */
 struct forward_case *numerics_case(struct check_run *run, const struct case_spec *spec,
                                    const struct forward_case *base);

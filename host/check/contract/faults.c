@@ -103,7 +103,7 @@ static void try_fault(struct kind_case *k, int which, uint32_t role)
     host_error error;
     host_error_init(&error);
     const char *name = fault->of ? role_name(role) : "";
-    attn_status status = k->kind->try(k, spoil, &spoilt, &error.base);
+    attn_status status = case_session_try(k->session, k->c, spoil, &spoilt, &error.base);
     if (status != fault->status || (fault->is_named && !strstr(host_error_text(&error), name)))
         check_fail(k->run, "a forward %s%s%s%s gives %s %s: accepted %s%s",
                    !fault->of                 ? ""
@@ -121,7 +121,7 @@ static void try_as_ever(struct kind_case *k)
     host_error_init(&error);
     if (k->run->check->needs & CHECK_NEEDS_COMPUTE)
         kind_judge(k);
-    else if (k->kind->try(k, NULL, NULL, &error.base) != ATTN_OK)
+    else if (case_session_try(k->session, k->c, NULL, NULL, &error.base) != ATTN_OK)
         check_fail(k->run, "after forwards with a fault, one without: %s", host_error_text(&error));
 }
 
@@ -134,7 +134,7 @@ static void try_faults(struct check_run *run, int first, int last)
         k.session = kind_session(&k, run->subject, &exactly);
     for (int which = first; k.session && which <= last; which++)
         for (uint32_t role = 0; role < (faults[which].of ? ATTN_ROLE_COUNT : 1); role++)
-            if (!faults[which].of || k.kind->operand(&k, role) & faults[which].of)
+            if (!faults[which].of || kind_operand(&k, role) & faults[which].of)
                 try_fault(&k, which, role);
     if (k.session && run->code == CHECK_PASS)
         try_as_ever(&k);

@@ -54,13 +54,11 @@ static const struct axis latent_axes[LATENT_AXES] = {
     {"num_q_heads", 66, OF(num_q_heads), 0, 0},
     {"page_size", 700, OF(page_size), 0, 0},
 };
-#undef OF
-#define OF(member) offsetof(struct linear_spec, member)
 static const struct axis linear_axes[LINEAR_AXES] = {
-    {"head_k_dim", 512, OF(k_dim), 0, 0},
-    {"head_v_dim", 512, OF(v_dim), 0, 0},
-    {"num_v_heads", 128, OF(v_heads), 0, 0},
-    {"conv_width", 64, OF(width), 0, 0},
+    {"head_k_dim", 512, OF(linear.k_dim), 0, 0},
+    {"head_v_dim", 512, OF(linear.v_dim), 0, 0},
+    {"num_v_heads", 128, OF(linear.v_heads), 0, 0},
+    {"conv_width", 64, OF(linear.width), 0, 0},
 };
 
 const struct axis *axes_of(const struct kind_case *k, int32_t *count)
@@ -72,7 +70,7 @@ const struct axis *axes_of(const struct kind_case *k, int32_t *count)
 
 void axis_set(const struct axis *axis, int32_t value, struct kind_case *k)
 {
-    char *spec = k->kind == &linear_layers ? (char *)&k->linear : (char *)&k->at.spec;
+    char *spec = (char *)&k->at.spec;
     memcpy(spec + axis->member, &value, sizeof value);
     if (axis->other)
         memcpy(spec + axis->other, axis->other_value ? &axis->other_value : &value, sizeof value);

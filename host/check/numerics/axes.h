@@ -26,7 +26,7 @@ struct borders find_borders(accepts_value accepts, void *ctx);
 struct axis {
     const char *name;
     int32_t most_run;
-    size_t member;       /* of struct case_spec or linear_spec, an int32_t */
+    size_t member;       /* of struct case_spec, an int32_t */
     size_t other;        /* a member that is set, too; 0 = none */
     int32_t other_value; /* 0 = the same */
 };

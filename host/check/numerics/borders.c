@@ -24,10 +24,11 @@ static attn_status create(const struct kind_case *k, host_error *error)
 {
     const struct check_subject *subject = k->run->subject;
     const attn_options *options = k->at.options ? k->at.options : subject->options;
-    struct kind_posed posed;
+    struct spec_problem posed;
     attn_instance *instance = NULL;
     host_error_init(error);
-    attn_status status = subject->type->create(subject->type, k->kind->pose(k, &posed), 1, options,
+    spec_problem_init(&posed, &k->at.spec, &subject->device->info);
+    attn_status status = subject->type->create(subject->type, &posed.problem, 1, options,
                                                subject->services, &instance, &error->base);
     if (status == ATTN_OK)
         subject->type->ops->destroy(instance);
@@ -71,7 +72,7 @@ static void run_at(const struct line *line, int32_t value)
         return;
     }
     if (at.kind->accepts(&at))
-        at.kind->run(&at);
+        kind_run(&at);
 }
 
 /* What is beyond a border is refused by create. */
@@ -189,11 +190,12 @@ static void climb_all(struct kind_case *k)
     struct check_run *run = k->run;
     const struct check_subject *subject = run->subject;
     const attn_options *options = k->at.options ? k->at.options : subject->options;
-    struct kind_posed posed;
-    const attn_problem *problem = k->kind->pose(k, &posed);
+    struct spec_problem posed;
+    const attn_problem *problem = &posed.problem;
     attn_instance *instance = NULL;
     host_error error;
     host_error_init(&error);
+    spec_problem_init(&posed, &k->at.spec, &subject->device->info);
     attn_status status = subject->type->create(subject->type, problem, 1, options,
                                                subject->services, &instance, &error.base);
     if (status == ATTN_DEPENDENCY_MISSING)

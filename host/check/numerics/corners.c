@@ -43,8 +43,8 @@ struct corner {
 static bool is_small(const struct kind_case *k)
 {
     const struct case_spec *spec = &k->at.spec;
-    const struct linear_spec *linear = &k->linear;
-    if (!k->at.grid)
+    const struct linear_spec *linear = &k->at.spec.linear;
+    if (spec->is_linear)
         return (int64_t)linear->v_heads * (linear->k_dim + linear->width) * linear->v_dim <=
                MOST_ELEMENTS;
     int64_t dims = (int64_t)spec->head_dim + spec->v_head_dim;
@@ -83,7 +83,7 @@ static void run_corners(struct check_run *run)
             corner.k = at;
     }
     if (found)
-        corner.k.kind->run(&corner.k);
+        kind_run(&corner.k);
     kind_close(&corner.k);
 }
 

@@ -50,7 +50,7 @@ static void run_variant(struct kind_case *k)
     if (k->run->subject->fake_device && is_vast(spec))
         check_skip(k->run, "the fake driver fills its memory: no pools of more than 64 MiB");
     else if (numerics_accepts(&k->at, spec))
-        k->kind->run(k);
+        kind_run(k);
 }
 
 static void run_case(struct check_run *run, bool small)

@@ -169,7 +169,7 @@ static void run_far_slots(struct check_run *run)
     if (found && run->subject->fake_device)
         check_skip(run, "the fake driver fills its memory: no pools of some GiB");
     else if (found)
-        k.kind->run(&k);
+        kind_run(&k);
     kind_close(&k);
 }
 

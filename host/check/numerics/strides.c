@@ -30,14 +30,14 @@ static void move_each(struct kind_case *k, struct strider *strider)
         check_note(k->run, "%s with other strides", strider_name(strider));
         struct case_verdict verdict = {.good = true};
         char text[TEXT];
-        k->kind->judge(k, &verdict);
+        kind_judge_into(k, &verdict);
         if (verdict.good)
             continue;
         snprintf(text, sizeof text, "%s with other strides%s: %s", strider_name(strider),
                  n >= 0 && strider->form == STRIDER_TURNED ? " and outer dimensions turned round"
                                                            : "",
                  verdict.text);
-        k->kind->report(k, verdict.status, text);
+        kind_report(k, verdict.status, text);
         return;
     }
 }
@@ -61,19 +61,19 @@ static void move_far(struct kind_case *k, struct strider *strider)
             strider->far_dim = d;
             strider->roles = n < 0 ? strider->given : BIT(n);
             check_note(k->run, "%s far apart along dimension %u", strider_name(strider), d);
-            k->kind->judge(k, &verdict);
+            kind_judge_into(k, &verdict);
             if (verdict.good)
                 continue;
             snprintf(text, sizeof text, "%s far apart along dimension %u: %s",
                      strider_name(strider), d, verdict.text);
             if (n >= 0) {
-                k->kind->report(k, verdict.status, text);
+                kind_report(k, verdict.status, text);
                 return;
             }
             alone = failed = true;
         }
     if (failed)
-        k->kind->report(k, verdict.status, text);
+        kind_report(k, verdict.status, text);
 }
 
 /* As much of this as query accepts: every optional operand, and dimensions that differ. */
@@ -96,7 +96,7 @@ static void enrich(const struct grid *grid, const attn_options *options, struct 
 static bool may_move(struct kind_case *k)
 {
     struct case_spec *spec = &k->at.spec;
-    if (!k->at.grid) /* a linear layer, made rich already */
+    if (spec->is_linear) /* it was made rich already */
         return true;
     if (spec->min_alignment > 0 || spec->kv_strides != ATTN_KV_STRIDES_ANY) {
         check_skip(k->run,
@@ -116,7 +116,7 @@ static void run_moved(struct check_run *run, move_operands move)
     struct kind_case k;
     strider_init(&strider, subject.type, subject.device, run->seed);
     subject.type = &strider.type;
-    if (kind_find(&k, run) && may_move(&k) && k.kind->make(&k))
+    if (kind_find(&k, run) && may_move(&k) && kind_make(&k))
         k.session = kind_session(&k, &subject, &exactly);
     if (k.session)
         move(&k, &strider);

@@ -133,3 +133,137 @@ bool chain_judge(struct chain *chain, int32_t n, const char *what)
     joint_judge(chain->session, &chain->steps[n], &verdict);
     return chain_told(chain, n, what, &verdict);
 }
+
+/* ---- Instances called in turns ---------------------------------------------------------------- */
+
+void chain_judge_turns(struct chain *chains, int32_t count)
+{
+    bool good = true;
+    for (int32_t step = 0; step < CHAIN_STEPS; step++)
+        for (int32_t n = 0; n < count && good; n++)
+            good =
+                chain_judge(&chains[n], step, n ? "second instance, call" : "first instance, call");
+}
+
+/* ---- The same addresses ---------------------------------------------------------------------- */
+
+bool chain_add_like(struct chain *chain, struct forward_case *c)
+{
+    const struct forward_case *first = chain->steps[0].cases[0];
+    if (c && (c->bytes != first->bytes || memcmp(c->parts, first->parts, sizeof c->parts) != 0 ||
+              memcmp(c->shapes, first->shapes, sizeof c->shapes) != 0)) {
+        forward_case_destroy(c);
+        return false;
+    }
+    return chain_add_case(chain, c);
+}
+
+static void swap(char **a, char **b)
+{
+    char *kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+static void swap_views(struct case_view **a, struct case_view **b)
+{
+    struct case_view *kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+/* From now on `next` lies where `before` lay, which must not be run any more. */
+static void take_place(struct forward_case *next, struct forward_case *before)
+{
+    memcpy(before->image, next->image, next->bytes);
+    swap(&next->image, &before->image);
+    swap(&next->planning, &before->planning);
+    swap(&next->memory, &before->memory);
+    swap_views(&next->planned, &before->planned);
+}
+
+void chain_judge_contents(struct chain *chain)
+{
+    if (!chain_is_accepted(chain) || !chain_open(chain) || !chain_judge(chain, 0, "batch"))
+        return;
+    for (int32_t n = 1; n < chain->count; n++) {
+        take_place(chain->steps[n].cases[0], chain->steps[n - 1].cases[0]);
+        if (!chain_judge(chain, n, "at the same addresses as before, batch"))
+            return;
+    }
+}
+
+/* ---- Two metadata ---------------------------------------------------------------------------- */
+
+static bool passed(struct chain *chain, attn_status status, const host_error *error)
+{
+    if (status != ATTN_OK)
+        numerics_report(chain->run, &chain->specs[0], status, host_error_text(error));
+    return status == ATTN_OK;
+}
+
+/* A metadata is made of the instance for the second step, planned and used or not, and goes. */
+static bool use_second(struct chain *chain, bool planned, struct case_session **second)
+{
+    host_error error;
+    host_error_init(&error);
+    chain_note(chain, 1, "a second metadata, call");
+    attn_status status =
+        session_create_beside(chain->session, &chain->steps[1].bounds, second, &error.base);
+    if (!passed(chain, status, &error))
+        return false;
+    struct case_verdict verdict = {.good = true};
+    if (planned)
+        joint_judge(*second, &chain->steps[1], &verdict);
+    return chain_told(chain, 1, "a second metadata, call", &verdict);
+}
+
+static bool has_equal_size(struct chain *chain, const struct case_session *first)
+{
+    attn_memory_size size;
+    host_error error;
+    host_error_init(&error);
+    attn_status status = session_ask_size(first, &first->bounds, &size, &error.base);
+    if (!passed(chain, status, &error))
+        return false;
+    if (memcmp(&size, &first->memory.size, sizeof size) == 0)
+        return true;
+    numerics_report(chain->run, &chain->specs[0], ATTN_INTERNAL,
+                    "metadata_size gives another answer to the same question since another "
+                    "metadata was made");
+    return false;
+}
+
+/* The first one's batch is planned before the second metadata is there, and computed after. */
+void chain_judge_two(struct chain *chain, int32_t way)
+{
+    static const char what[] = "planned before a second metadata was made, call";
+    struct case_session *first = NULL, *second = NULL;
+    struct case_verdict verdict;
+    host_error error;
+    host_error_init(&error);
+    attn_status status = session_create_beside(
+        chain->session, &chain->steps[0].cases[0]->posed.bounds, &first, &error.base);
+    bool good = passed(chain, status, &error);
+    if (good) {
+        chain_note(chain, 0, what);
+        joint_plan(first, &chain->steps[0], &verdict);
+        good = chain_told(chain, 0, what, &verdict) &&
+               use_second(chain, way & SECOND_PLANNED, &second);
+    }
+    if (!(way & SECOND_STAYS)) {
+        case_session_destroy(second);
+        second = NULL;
+    }
+    if (good) {
+        chain_note(chain, 0, what);
+        joint_judge_planned(first, &chain->steps[0], &verdict);
+        good = chain_told(chain, 0, what, &verdict) && has_equal_size(chain, first);
+    }
+    if (good) { /* and once more, planned as things are now */
+        joint_judge(first, &chain->steps[0], &verdict);
+        chain_told(chain, 0, "since a second metadata was made, call", &verdict);
+    }
+    case_session_destroy(second);
+    case_session_destroy(first);
+}

@@ -57,4 +57,18 @@ bool chain_told(struct chain *chain, int32_t n, const char *what,
 /* Plans and judges step n; there may be none. False: reported. */
 bool chain_judge(struct chain *chain, int32_t n, const char *what);
 
+/* Steps of open chains, those of one after those of the other; until one fails. */
+void chain_judge_turns(struct chain *chains, int32_t count);
+
+/* A case of one layer as the next step, if its parts lie as those of the first case do. False: there is none. */
+bool chain_add_like(struct chain *chain, struct forward_case *c);
+
+/* Open the chain, and judge its steps, each at the addresses of the one before. */
+void chain_judge_contents(struct chain *chain);
+
+/* The first step is planned before the second one has a metadata of its own, which may be planned with, and stay, and is
+ * computed after. Bounds of both are those of their own batches. */
+enum { SECOND_PLANNED = 1, SECOND_STAYS = 2, CHAIN_TWO_WAYS = 4 };
+void chain_judge_two(struct chain *chain, int32_t way);
+
 #endif /* HOST_CHECK_RELATIONS_CHAIN_H */

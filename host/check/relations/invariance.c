@@ -30,7 +30,7 @@ static bool family_begin(struct family *family, uint32_t modes)
 {
     const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
     struct kind_case *base = &family->base;
-    if (!numerics_accepts(&base->at, &base->at.spec) || !base->kind->make(base))
+    if (!numerics_accepts(&base->at, &base->at.spec) || !kind_make(base))
         return false;
     base->c->posed.bounds.modes |= modes;
     if (family->needs && !kind_declares(base, family->needs))

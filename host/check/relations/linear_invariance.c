@@ -77,7 +77,7 @@ static int32_t part_rows(int32_t split, int32_t first, int32_t left, uint64_t se
 
 static bool run_parts(struct kind_case *k, int32_t split)
 {
-    const struct linear_spec *spec = &k->linear;
+    const struct linear_spec *spec = &k->at.spec.linear;
     bool decodes = split == SPLIT_DECODE || split == SPLIT_TAIL;
     for (int32_t s = 0; s < spec->num_sequences; s++) {
         int32_t first = 0, all = spec->sequences[s].rows;
@@ -127,11 +127,11 @@ static bool run_accepted(struct kind_case *k, int32_t s)
     int32_t accepted = 1 + (int32_t)((k->run->seed + (uint64_t)s) % (VERIFIED - 2));
     const struct linear_part verified = {
         .sequence = s, .rows = VERIFIED, .mode = ATTN_MODE_TARGET_VERIFY, .snapshots = true};
-    while (!linear_case_has_snapshot(k->recurrence, s, accepted - 1))
+    while (!linear_case_has_snapshot(k->c, s, accepted - 1))
         accepted++;
     const struct linear_part rest = {.sequence = s,
                                      .first = accepted,
-                                     .rows = k->linear.sequences[s].rows - accepted,
+                                     .rows = k->at.spec.linear.sequences[s].rows - accepted,
                                      .snapshots = true,
                                      .accepted = true};
     return linear_part(k, &verified) && linear_part(k, &rest);
@@ -154,8 +154,8 @@ static bool run_handed(struct kind_case *k, struct case_session *first, struct c
 {
     struct case_session *own = k->session;
     bool good = true;
-    for (int32_t s = 0; s < k->linear.num_sequences && good; s++) {
-        int32_t rows = k->linear.sequences[s].rows, prefill = rows > 4 ? rows - 4 : rows;
+    for (int32_t s = 0; s < k->at.spec.linear.num_sequences && good; s++) {
+        int32_t rows = k->at.spec.linear.sequences[s].rows, prefill = rows > 4 ? rows - 4 : rows;
         struct linear_part part = {.sequence = s, .rows = prefill};
         k->session = first;
         good = linear_part(k, &part);
@@ -177,13 +177,11 @@ static void judge_handed(struct kind_case *k, struct case_session *other, bool s
     for (int n = 0; n < 3; n++) {
         if (!linear_reset(k) || !run_handed(k, pairs[n][0], pairs[n][1]) || !linear_judge_parts(k))
             break;
-        uint64_t size;
-        const void *bytes = linear_case_bytes(k->recurrence, &size);
         if (same && n == 0)
             alone = kind_keep(k);
-        else if (alone && memcmp(alone, bytes, size) != 0)
-            k->kind->report(k, ATTN_OK,
-                            "a state handed to another instance, or by it, gives other bits");
+        else if (alone && memcmp(alone, k->c->actual, k->c->bytes) != 0)
+            kind_report(k, ATTN_OK,
+                        "a state handed to another instance, or by it, gives other bits");
     }
     free(alone);
 }
@@ -231,7 +229,7 @@ static void hand_to_setting(struct kind_case *k, const struct setting *setting)
         return;
     }
     subject.options = &options->view;
-    if (linear_accepts(&subject, &k->linear, reason))
+    if (linear_accepts(&subject, &k->at.spec.linear, reason))
         hand_to(k, &subject, false);
     else
         check_skip(run, "%s: %s", what, reason);

@@ -3,15 +3,12 @@
  * linear_sequel.c: linear layers: no call changes the results of a later one, and the layers of one
  * batch share no state (sequel.c for the others).
  */
-#include "host/check/cases/joint.h"
 #include "host/check/cases/kind.h"
 #include "host/check/cases/linear_numbers.h"
-#include "host/check/cases/numerics.h"
+#include "host/check/relations/chain.h"
 
-#include "host/base/error.h"
 #include "host/base/mix.h"
 
-#include <stdio.h>
 #include <string.h>
 
 enum { TRIES = 40, STEPS = 3, CHAINS = 2, LAYERS = 5, MOST_ROWS = 140 };
@@ -94,137 +91,55 @@ static bool draw_call(const struct check_run *run, const struct linear_spec *lay
     return false;
 }
 
-/* ---- Instances ------------------------------------------------------------------------------- */
-
-/* An instance, and the cases that it is called with: one after the other, or as layers of a batch.
- */
-struct line {
-    struct check_run *run;
-    int32_t count;
-    struct linear_spec specs[LAYERS];
-    struct linear_case *cases[LAYERS];
-    attn_layer_group groups[LAYERS];
-    attn_problem problems[LAYERS];
-    attn_bounds bounds; /* of all */
-    struct case_session *session;
-};
-
-static void line_finish(struct line *line)
-{
-    case_session_destroy(line->session);
-    for (int32_t n = 0; n < line->count; n++)
-        linear_case_destroy(line->cases[n]);
-}
-
-static bool passed(struct line *line, int32_t n, attn_status status, const char *text)
-{
-    if (status != ATTN_OK)
-        linear_report(line->run, &line->specs[n], status, text);
-    return status == ATTN_OK;
-}
-
-/* The spec is in place. */
-static bool add_case(struct line *line, uint64_t seed)
-{
-    struct linear_case **c = &line->cases[line->count];
-    host_error error;
-    host_error_init(&error);
-    attn_status status = linear_case_create(&line->specs[line->count], seed,
-                                            line->run->subject->device, c, &error.base);
-    if (!passed(line, line->count, status, host_error_text(&error)))
-        return false;
-    const attn_problem *problem = linear_case_problem(*c);
-    if (line->count == 0)
-        line->bounds = *problem->bounds;
-    joint_widen(&line->bounds, problem->bounds);
-    line->count++;
-    return true;
-}
-
-/* An instance for the first `count` cases as layer groups of their own. */
-static bool line_open(struct line *line, int32_t count)
-{
-    struct case_backend backend = numerics_backend(line->run->subject, NULL);
-    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER,
-                                     .exact_memory = true,
-                                     .problems = line->problems,
-                                     .num_problems = (uint32_t)count};
-    host_error error;
-    host_error_init(&error);
-    for (int32_t n = 0; n < count; n++) {
-        line->problems[n] = *linear_case_problem(line->cases[n]);
-        line->problems[n].bounds = &line->bounds;
-    }
-    attn_status status = session_create(&backend, &line->problems[0], line->run->subject->device,
-                                        &setup, &line->session, &error.base);
-    return passed(line, 0, status, host_error_text(&error));
-}
-
-/* What is wrong, and with which of the calls. */
-static bool judge(struct line *line, int32_t n, const char *what)
-{
-    char text[LINEAR_TEXT], message[LINEAR_TEXT + 64];
-    if (linear_case_judge(line->cases[n], line->session, true, text, sizeof text))
-        return true;
-    snprintf(message, sizeof message, "%s %d: %s", what, n, text);
-    linear_report(line->run, &line->specs[n], ATTN_OK, message);
-    return false;
-}
-
-static bool call_alone(struct line *line, int32_t n, const char *what)
-{
-    host_error error;
-    char text[LINEAR_TEXT];
-    host_error_init(&error);
-    linear_spec_describe(&line->specs[n], text, sizeof text);
-    check_note(line->run, "%s %d: %s", what, n, text);
-    attn_status status = linear_case_reset(line->cases[n], line->session, &error.base);
-    if (status == ATTN_OK)
-        status = linear_case_forward(line->cases[n], line->session, NULL, &error.base);
-    return passed(line, n, status, host_error_text(&error)) && judge(line, n, what);
-}
-
 /* ---- Sequels --------------------------------------------------------------------------------- */
 
-static bool draw_line(struct line *line, uint32_t family, uint64_t seed)
+static bool add_case(struct chain *chain, const struct linear_spec *linear, uint64_t seed)
 {
-    struct linear_spec layer;
-    if (!draw(line->run, family, seed, &layer))
+    struct case_spec *spec = &chain->specs[chain->count];
+    *spec = (struct case_spec){.is_linear = true, .linear = *linear};
+    return chain_add_case(chain, chain_make_case(chain, spec, seed, seed));
+}
+
+static bool draw_chain(struct chain *chain, uint32_t family, uint64_t seed)
+{
+    struct linear_spec layer, called;
+    if (!draw(chain->run, family, seed, &layer))
         return false;
     for (uint64_t n = 0; n < STEPS; n++)
-        if (draw_call(line->run, &layer, mix_absorb(seed, 100 + n), &line->specs[line->count]) &&
-            !add_case(line, mix_absorb(seed, n)))
+        if (draw_call(chain->run, &layer, mix_absorb(seed, 100 + n), &called) &&
+            !add_case(chain, &called, mix_absorb(seed, n)))
             return false;
-    return line->count > 0 && line_open(line, 1);
+    return chain->count > 0 && chain_open(chain);
+}
+
+static void skip_all(struct check_run *run)
+{
+    check_skip(run, "query refuses every case of linear layers that was drawn");
 }
 
 /* Two families in turns, or one with other dimensions and dtypes; both instances are there first.
  */
 static void run_linear_sequel(struct check_run *run)
 {
-    struct line lines[CHAINS];
+    struct chain chains[CHAINS];
     uint32_t set = linear_families(run->subject);
     int32_t families = __builtin_popcount(set), opened = 0;
     for (int32_t n = 0; n < CHAINS; n++) {
         uint32_t family =
             linear_family_at(set, families ? (run->index * (1 + n) + n) % families : 0);
-        lines[n] = (struct line){.run = run};
+        chains[n] = (struct chain){.run = run};
         if (families > 0)
-            opened += draw_line(&lines[n], family, mix_absorb(run->seed, (uint64_t)n));
+            opened += draw_chain(&chains[n], family, mix_absorb(run->seed, (uint64_t)n));
     }
     if (opened < CHAINS)
-        check_skip(run, "query refuses every case of linear layers that was drawn");
-    for (int32_t step = 0; step < STEPS; step++)
-        for (int32_t n = 0; n < CHAINS && opened == CHAINS && run->code == CHECK_PASS; n++)
-            if (step < lines[n].count)
-                call_alone(&lines[n], step, n ? "second instance, call" : "first instance, call");
+        skip_all(run);
+    else
+        chain_judge_turns(chains, CHAINS);
     for (int32_t n = 0; n < CHAINS; n++)
-        line_finish(&lines[n]);
+        chain_finish(&chains[n]);
 }
 
-/* ---- The same addresses ---------------------------------------------------------------------- */
-
-static void change_nothing(struct linear_spec *spec, int32_t index)
+static void make_short(struct linear_spec *spec, int32_t index)
 {
     (void)index;
     for (int32_t s = 0; s < spec->num_sequences; s++)
@@ -235,138 +150,86 @@ static void change_nothing(struct linear_spec *spec, int32_t index)
 
 static void run_linear_contents(struct check_run *run)
 {
-    struct line line = {.run = run};
-    host_error error;
-    host_error_init(&error);
-    if (!linear_find_case(run, change_nothing, &line.specs[0]))
+    struct chain chain = {.run = run};
+    struct linear_spec spec;
+    if (!linear_find_case(run, make_short, &spec))
         return;
-    bool good = add_case(&line, run->seed) && line_open(&line, 1) && call_alone(&line, 0, "batch");
-    for (int32_t turn = 1; turn < STEPS && good; turn++) {
-        attn_status status = linear_case_refill(
-            line.cases[0], mix_absorb(run->seed, (uint64_t)turn), turn, &error.base);
-        line.specs[0].turn = turn;
-        good = passed(&line, 0, status, host_error_text(&error)) &&
-               call_alone(&line, 0, "at the same addresses as before, batch");
+    bool good = add_case(&chain, &spec, run->seed);
+    for (spec.turn = 1; spec.turn < STEPS && good; spec.turn++) {
+        const uint64_t seed = mix_absorb(run->seed, (uint64_t)spec.turn);
+        struct case_spec *next = &chain.specs[chain.count];
+        *next = (struct case_spec){.is_linear = true, .linear = spec};
+        good = chain_add_like(&chain, chain_make_case(&chain, next, seed, seed));
     }
-    line_finish(&line);
+    if (good)
+        chain_judge_contents(&chain);
+    chain_finish(&chain);
 }
 
-/* ---- Two metadata ---------------------------------------------------------------------------- */
-
-enum { TWO_METADATA_WAYS = 4, SECOND_PLANNED = 1, SECOND_STAYS = 2 };
-
-/* The second call with a metadata of its own, which goes again unless it is to stay. */
-static attn_status use_second(struct line *line, int32_t way, struct case_session **second,
-                              attn_error *error)
-{
-    struct linear_case *c = line->cases[1];
-    attn_status status =
-        session_create_beside(line->session, linear_case_problem(c)->bounds, second, error);
-    if (status == ATTN_OK && way & SECOND_PLANNED)
-        status = linear_case_reset(c, *second, error);
-    if (status == ATTN_OK && way & SECOND_PLANNED)
-        status = linear_case_forward(c, *second, NULL, error);
-    if (status == ATTN_OK && !(way & SECOND_STAYS)) {
-        case_session_destroy(*second);
-        *second = NULL;
-    }
-    return status;
-}
-
-/* The first call is planned before the second metadata is there, and computed after. */
-static void judge_two(struct line *line, int32_t way)
-{
-    struct case_session *own = line->session, *first = NULL, *second = NULL;
-    struct linear_case *c = line->cases[0];
-    host_error error;
-    host_error_init(&error);
-    attn_status status =
-        session_create_beside(own, linear_case_problem(c)->bounds, &first, &error.base);
-    if (status == ATTN_OK)
-        status = linear_case_reset(c, first, &error.base);
-    if (status == ATTN_OK)
-        status = linear_case_plan(c, NULL, 0, first, &error.base);
-    if (status == ATTN_OK)
-        status = use_second(line, way, &second, &error.base);
-    if (status == ATTN_OK)
-        status = linear_case_call(c, first, &error.base);
-    line->session = first;
-    if (passed(line, 0, status, host_error_text(&error)) &&
-        judge(line, 0, "planned before a second metadata was made, call"))
-        call_alone(line, 0, "since a second metadata was made, call");
-    line->session = own;
-    case_session_destroy(second);
-    case_session_destroy(first);
-}
-
-/* Bounds of both calls are those of their own batches. */
 static void run_linear_other_bounds(struct check_run *run)
 {
-    struct line line = {.run = run};
+    struct chain chain = {.run = run};
     uint32_t set = linear_families(run->subject);
     int32_t families = __builtin_popcount(set);
     uint32_t family = linear_family_at(set, families ? run->index % families : 0);
-    if (families == 0 || !draw_line(&line, family, run->seed) || line.count < 2)
-        check_skip(run, "query refuses every case of linear layers that was drawn");
+    if (families == 0 || !draw_chain(&chain, family, run->seed) || chain.count < 2)
+        skip_all(run);
     else
-        judge_two(&line, run->index / families % TWO_METADATA_WAYS);
-    line_finish(&line);
+        chain_judge_two(&chain, run->index / families % CHAIN_TWO_WAYS);
+    chain_finish(&chain);
 }
 
 /* ---- Layers of one batch --------------------------------------------------------------------- */
 
 /* The first one's batch, for layers of this family, in state group `group`. */
-static bool draw_layer(struct line *line, uint32_t family, int32_t group, uint64_t seed)
+static void add_layer(struct chain *chain, uint32_t family, int32_t group, uint64_t seed)
 {
-    struct linear_spec *spec = &line->specs[line->count];
+    struct joint *joint = &chain->steps[0];
+    struct linear_spec spec;
     char reason[LINEAR_TEXT];
-    if (!draw(line->run, family, seed, spec))
-        return false;
-    if (line->count > 0)
-        take_call(spec, &line->specs[0]);
-    spec->layer = line->count;
-    spec->state_group = group;
-    if (group != line->specs[0].state_group) { /* what one's slots lack those of the other have */
-        spec->absent ^= LINEAR_WITHOUT_DST | LINEAR_WITHOUT_INITIAL;
-        spec->snapshots = !spec->snapshots;
+    if (!draw(chain->run, family, seed, &spec))
+        return;
+    if (joint->count > 0) {
+        const struct linear_spec *first = &chain->specs[0].linear;
+        take_call(&spec, first);
+        if (group != first->state_group) { /* what one's slots lack those of the other have */
+            spec.absent ^= LINEAR_WITHOUT_DST | LINEAR_WITHOUT_INITIAL;
+            spec.snapshots = !spec.snapshots;
+        }
     }
-    return linear_accepts(line->run->subject, spec, reason) && add_case(line, line->run->seed);
-}
-
-static bool call_all(struct line *line, attn_error *error)
-{
-    attn_status status = ATTN_OK;
-    for (int32_t n = 0; n < line->count && status == ATTN_OK; n++)
-        status = linear_case_reset(line->cases[n], line->session, error);
-    if (status == ATTN_OK)
-        status = linear_case_plan(line->cases[0], line->cases + 1, line->count - 1, line->session,
-                                  error);
-    for (int32_t n = 0; n < line->count && status == ATTN_OK; n++)
-        status = linear_case_call(line->cases[n], line->session, error);
-    return status == ATTN_OK;
+    spec.layer = joint->count;
+    spec.state_group = group;
+    if (!linear_accepts(chain->run->subject, &spec, reason))
+        return;
+    const struct case_spec of_layer = {.is_linear = true, .linear = spec};
+    struct forward_case *c = chain_make_case(chain, &of_layer, chain->run->seed, chain->run->seed);
+    if (c && joint->count == 0)
+        chain->specs[0] = of_layer;
+    joint->cases[joint->count] = c;
+    joint->with[joint->count] = joint->count;
+    joint->count += c != NULL;
 }
 
 /* In state groups by turns, from the first one on or from the last. */
 static void run_layers(struct check_run *run, int32_t num_state_groups)
 {
-    struct line line = {.run = run};
+    struct chain chain = {.run = run};
+    struct joint *joint = &chain.steps[0];
     uint32_t set = linear_families(run->subject);
     int32_t families = __builtin_popcount(set);
-    host_error error;
-    host_error_init(&error);
     for (int32_t n = 0; n < LAYERS && families > 0; n++)
-        draw_layer(&line, linear_family_at(set, (run->index + n / 2) % families),
-                   (line.count + run->index / families) % num_state_groups,
-                   mix_absorb(run->seed, (uint64_t)n));
-    if (line.count == 0)
-        check_skip(run, "query refuses every case of linear layers that was drawn");
-    else if (line_open(&line, line.count)) {
-        if (!call_all(&line, &error.base))
-            linear_report(run, &line.specs[0], ATTN_INTERNAL, host_error_text(&error));
-        for (int32_t n = 0; n < line.count && run->code == CHECK_PASS; n++)
-            judge(&line, n, "layer");
+        add_layer(&chain, linear_family_at(set, (run->index + n / 2) % families),
+                  (joint->count + run->index / families) % num_state_groups,
+                  mix_absorb(run->seed, (uint64_t)n));
+    if (joint->count > 0) {
+        joint_pose(joint);
+        chain_add(&chain);
+        if (chain_open(&chain))
+            chain_judge(&chain, 0, "layers of a batch");
+    } else if (run->code == CHECK_PASS) {
+        skip_all(run);
     }
-    line_finish(&line);
+    chain_finish(&chain);
 }
 
 CHECK_RUN(linear_layers, run_layers(run, 1))
@@ -417,7 +280,7 @@ CHECK_RUN(linear_padded, linear_run_case(run, change_padded))
 
 CASES(linear_sequel, 4)
 CASES(linear_contents, 3)
-CASES(linear_other_bounds, 2 * TWO_METADATA_WAYS)
+CASES(linear_other_bounds, 2 * CHAIN_TWO_WAYS)
 CASES(linear_layers, 3)
 CASES(state_groups, 2 * (LINEAR_STATE_GROUPS - 1))
 CASES(linear_padded, 2 * MODES)

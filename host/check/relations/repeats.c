@@ -52,9 +52,9 @@ static void run_same_batch(struct check_run *run)
     static const char text[] =
         "the same batch again has other bits, though DETERMINISTIC is declared";
     struct repeats r;
-    if (begin(&r, run, ATTN_NOTE_DETERMINISTIC) && r.k.kind->same(&r.k, r.first, text) &&
-        r.k.kind->same(&r.k, r.first, text) && move(&r, run->subject, &exactly))
-        r.k.kind->same(&r.k, r.first, "another instance has other bits");
+    if (begin(&r, run, ATTN_NOTE_DETERMINISTIC) && kind_same(&r.k, r.first, text) &&
+        kind_same(&r.k, r.first, text) && move(&r, run->subject, &exactly))
+        kind_same(&r.k, r.first, "another instance has other bits");
     finish(&r);
 }
 
@@ -103,7 +103,7 @@ static void on_pool(struct repeats *r, uint32_t num_threads, struct order_runner
             use(r, ctx);
         move(r, NULL, NULL);
     } else {
-        r->k.kind->report(&r->k, status, host_error_text(&error));
+        kind_report(&r->k, status, host_error_text(&error));
     }
     other_host_finish(&other);
 }
@@ -113,7 +113,7 @@ static void expect_same(struct repeats *r, void *ctx)
     char text[100];
     snprintf(text, sizeof text, "with %u threads: other bits, though DETERMINISTIC is declared",
              *(const uint32_t *)ctx);
-    r->k.kind->same(&r->k, r->first, text);
+    kind_same(&r->k, r->first, text);
 }
 
 static void run_any_threads(struct check_run *run)
@@ -141,7 +141,7 @@ static void judge_orders(struct repeats *r, void *ctx)
         snprintf(text, sizeof text, "%s: other bits than before, though DETERMINISTIC is declared",
                  order_name(runner->order));
         if (deterministic)
-            k->kind->same(k, r->first, text);
+            kind_same(k, r->first, text);
         else
             kind_judge(k);
     }

@@ -70,10 +70,8 @@ static void run_chains(struct check_run *run, const struct grid *grid, bool late
             open = open && chain_open(&chains[n]);
         any = any || chains[n].count > 0;
     }
-    for (int32_t step = 0; step < STEPS && open; step++)
-        for (int32_t n = 0; n < CHAINS && open; n++)
-            open =
-                chain_judge(&chains[n], step, n ? "second instance, call" : "first instance, call");
+    if (open)
+        chain_judge_turns(chains, CHAINS);
     for (int32_t n = 0; n < CHAINS; n++)
         chain_finish(&chains[n]);
     if (!any)
@@ -146,9 +144,8 @@ static void run_types_of(struct check_run *run, const struct grid *grid, bool la
         }
         good = good && chain_open(&chains[n]);
     }
-    for (int32_t call = 0; call < 2 * CHAINS && good; call++)
-        good = chain_judge(&chains[call % CHAINS], call / CHAINS,
-                           call % CHAINS ? "second instance, call" : "first instance, call");
+    if (good)
+        chain_judge_turns(chains, CHAINS);
     for (int32_t n = 0; n < CHAINS; n++)
         chain_finish(&chains[n]);
 }
@@ -187,30 +184,6 @@ static void rotate(struct case_spec *spec)
     spec->sequences[count - 1] = kept;
 }
 
-static void swap(char **a, char **b)
-{
-    char *kept = *a;
-    *a = *b;
-    *b = kept;
-}
-
-static void swap_views(struct case_view **a, struct case_view **b)
-{
-    struct case_view *kept = *a;
-    *a = *b;
-    *b = kept;
-}
-
-/* From now on `next` lies where `before` lay, which must not be run any more. */
-static void take_place(struct forward_case *next, struct forward_case *before)
-{
-    memcpy(before->image, next->image, next->bytes);
-    swap(&next->image, &before->image);
-    swap(&next->planning, &before->planning);
-    swap(&next->memory, &before->memory);
-    swap_views(&next->planned, &before->planned);
-}
-
 enum { OTHER_LENGTHS, OTHER_VALUES, OTHER_INDICES, CONTENTS };
 
 /* Another step at the same addresses: false where there is none. */
@@ -222,24 +195,7 @@ static bool add_like(struct chain *chain, int kind, uint64_t seed)
     *spec = chain->specs[0];
     if (kind == OTHER_LENGTHS)
         rotate(spec);
-    struct forward_case *c = chain_make_case(chain, spec, own, mix_absorb(seed, 1));
-    if (c && (c->bytes != first->bytes || memcmp(c->parts, first->parts, sizeof c->parts) != 0 ||
-              memcmp(c->shapes, first->shapes, sizeof c->shapes) != 0)) {
-        forward_case_destroy(c);
-        return false;
-    }
-    return chain_add_case(chain, c);
-}
-
-static void judge_contents(struct chain *chain)
-{
-    if (!chain_is_accepted(chain) || !chain_open(chain) || !chain_judge(chain, 0, "batch"))
-        return;
-    for (int32_t n = 1; n < chain->count; n++) {
-        take_place(chain->steps[n].cases[0], chain->steps[n - 1].cases[0]);
-        if (!chain_judge(chain, n, "at the same addresses as before, batch"))
-            return;
-    }
+    return chain_add_like(chain, chain_make_case(chain, spec, own, mix_absorb(seed, 1)));
 }
 
 static void run_contents_of(struct check_run *run, const struct grid *grid, bool latent)
@@ -260,14 +216,15 @@ static void run_contents_of(struct check_run *run, const struct grid *grid, bool
         for (int n = 0; n < STEPS - 1; n++)
             add_like(&chain, (run->index / NUM_MODES + n) % CONTENTS,
                      mix_absorb(run->seed, 1 + (uint64_t)n));
-        judge_contents(&chain);
+        chain_judge_contents(&chain);
     }
     chain_finish(&chain);
 }
 
 /* ---- Two metadata ---------------------------------------------------------------------------- */
 
-enum { SECOND_PLANNED = 1, SECOND_STAYS = 2, FIRST_IS_SHORT = 4, TWO_METADATA_WAYS = 8 };
+/* Ways of chain_judge_two(), and: */
+enum { FIRST_IS_SHORT = CHAIN_TWO_WAYS, TWO_METADATA_WAYS = 2 * CHAIN_TWO_WAYS };
 
 /* Sequences of more keys than most ways to divide them, or of few. False: query refuses them. */
 static bool set_keys(struct chain *chain, bool many, uint64_t seed, struct case_spec *spec)
@@ -307,79 +264,6 @@ static bool draw_two(struct chain *chain, bool latent, uint64_t seed)
     return true;
 }
 
-static bool passed(struct chain *chain, attn_status status, const host_error *error)
-{
-    if (status != ATTN_OK)
-        numerics_report(chain->run, &chain->specs[0], status, host_error_text(error));
-    return status == ATTN_OK;
-}
-
-/* A metadata is made of the instance for the second step, planned and used or not, and goes. */
-static bool use_second(struct chain *chain, bool planned, struct case_session **second)
-{
-    host_error error;
-    host_error_init(&error);
-    chain_note(chain, 1, "a second metadata, call");
-    attn_status status =
-        session_create_beside(chain->session, &chain->steps[1].bounds, second, &error.base);
-    if (!passed(chain, status, &error))
-        return false;
-    struct case_verdict verdict = {.good = true};
-    if (planned)
-        joint_judge(*second, &chain->steps[1], &verdict);
-    return chain_told(chain, 1, "a second metadata, call", &verdict);
-}
-
-static bool has_equal_size(struct chain *chain, const struct case_session *first)
-{
-    attn_memory_size size;
-    host_error error;
-    host_error_init(&error);
-    attn_status status = session_ask_size(first, &first->bounds, &size, &error.base);
-    if (!passed(chain, status, &error))
-        return false;
-    if (memcmp(&size, &first->memory.size, sizeof size) == 0)
-        return true;
-    numerics_report(chain->run, &chain->specs[0], ATTN_INTERNAL,
-                    "metadata_size gives another answer to the same question since another "
-                    "metadata was made");
-    return false;
-}
-
-/* The first one's batch is planned before the second metadata is there, and computed after. */
-static void judge_two(struct chain *chain, int32_t way)
-{
-    static const char what[] = "planned before a second metadata was made, call";
-    struct case_session *first = NULL, *second = NULL;
-    struct case_verdict verdict;
-    host_error error;
-    host_error_init(&error);
-    attn_status status =
-        session_create_beside(chain->session, &chain->steps[0].bounds, &first, &error.base);
-    bool good = passed(chain, status, &error);
-    if (good) {
-        chain_note(chain, 0, what);
-        joint_plan(first, &chain->steps[0], &verdict);
-        good = chain_told(chain, 0, what, &verdict) &&
-               use_second(chain, way & SECOND_PLANNED, &second);
-    }
-    if (!(way & SECOND_STAYS)) {
-        case_session_destroy(second);
-        second = NULL;
-    }
-    if (good) {
-        chain_note(chain, 0, what);
-        joint_judge_planned(first, &chain->steps[0], &verdict);
-        good = chain_told(chain, 0, what, &verdict) && has_equal_size(chain, first);
-    }
-    if (good) { /* and once more, planned as things are now */
-        joint_judge(first, &chain->steps[0], &verdict);
-        chain_told(chain, 0, "since a second metadata was made, call", &verdict);
-    }
-    case_session_destroy(second);
-    case_session_destroy(first);
-}
-
 static void run_two_metadata_of(struct check_run *run, const struct grid *grid, bool latent)
 {
     struct chain chain = {.run = run, .grid = grid};
@@ -392,7 +276,7 @@ static void run_two_metadata_of(struct check_run *run, const struct grid *grid, 
     if (!found)
         check_skip(run, "query refuses every case that was drawn");
     else if (chain_open(&chain))
-        judge_two(&chain, run->index / NUM_MODES % TWO_METADATA_WAYS);
+        chain_judge_two(&chain, run->index / NUM_MODES % TWO_METADATA_WAYS);
     chain_finish(&chain);
 }
 

@@ -10,7 +10,6 @@
 #include "host/check/cases/forward_case.h"
 #include "host/check/cases/grid.h"
 #include "host/check/cases/linear_find.h"
-#include "host/check/cases/linear_case.h"
 #include "host/base/error.h"
 #include "host/base/mix.h"
 
@@ -45,19 +44,16 @@ static void grow(struct case_spec *spec, uint64_t words)
         spec->sequences[s].num_new += (int32_t)(mix_word(words + (uint64_t)s) % 48);
 }
 
-static void judge_forward(struct evidence *e, int kind, struct case_spec *spec, uint64_t n,
-                          const attn_options *options)
+static void judge(struct evidence *e, int kind, const struct case_spec *spec, uint64_t n,
+                  const attn_options *options)
 {
     struct forward_case *c = NULL;
     struct case_verdict verdict;
     struct case_backend backend = e->backend;
     const struct case_run how = {0};
-    char what[600];
-    uint64_t seed = mix_absorb(e->seed, n);
+    char what[LINEAR_TEXT];
     backend.options = options;
-    grow(spec, seed);
-    if (!grid_accepts_spec(e->grid, options, spec, NULL, 0) ||
-        forward_case_create(spec, seed, e->device, &c, &e->error.base) != ATTN_OK)
+    if (forward_case_create(spec, mix_absorb(e->seed, n), e->device, &c, &e->error.base) != ATTN_OK)
         return;
     forward_case_judge(c, &backend, &how, &verdict);
     reference_report_add(&e->judged[kind], forward_case_report(c));
@@ -67,6 +63,14 @@ static void judge_forward(struct evidence *e, int kind, struct case_spec *spec, 
     if (!verdict.good)
         printf("# case %llu: %s; %s\n", (unsigned long long)n, verdict.text, what);
     forward_case_destroy(c);
+}
+
+static void judge_forward(struct evidence *e, int kind, struct case_spec *spec, uint64_t n,
+                          const attn_options *options)
+{
+    grow(spec, mix_absorb(e->seed, n));
+    if (grid_accepts_spec(e->grid, options, spec, NULL, 0))
+        judge(e, kind, spec, n, options);
 }
 
 static void judge_softmax(struct evidence *e, uint64_t n)
@@ -87,31 +91,11 @@ static void judge_latent(struct evidence *e, uint64_t n)
 
 static void judge_recurrent(struct evidence *e, uint64_t n)
 {
-    struct linear_spec spec;
-    struct linear_case *c = NULL;
-    struct case_session *session = NULL;
-    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
-    char text[600] = "", what[LINEAR_TEXT];
-    uint64_t seed = mix_absorb(e->seed, n);
-    linear_spec_draw(&spec, (uint32_t)(n % ATTN_LINEAR_COUNT), seed);
-    if (!linear_accepts(&e->subject, &spec, what) ||
-        linear_case_create(&spec, seed, e->device, &c, &e->error.base) != ATTN_OK)
-        return;
-    bool good = session_create(&e->backend, linear_case_problem(c), e->device, &setup, &session,
-                               &e->error.base) == ATTN_OK &&
-                linear_case_reset(c, session, &e->error.base) == ATTN_OK &&
-                linear_case_forward(c, session, NULL, &e->error.base) == ATTN_OK;
-    if (!good)
-        snprintf(text, sizeof text, "%s", host_error_text(&e->error));
-    good = good && linear_case_judge(c, session, true, text, sizeof text);
-    reference_report_add(&e->judged[2], linear_case_report(c));
-    e->cases[2]++;
-    e->failed[2] += !good;
-    linear_spec_describe(&spec, what, sizeof what);
-    if (!good)
-        printf("# case %llu: %s; %s\n", (unsigned long long)n, text, what);
-    case_session_destroy(session);
-    linear_case_destroy(c);
+    struct case_spec spec = {.is_linear = true};
+    char reason[LINEAR_TEXT];
+    linear_spec_draw(&spec.linear, (uint32_t)(n % ATTN_LINEAR_COUNT), mix_absorb(e->seed, n));
+    if (linear_accepts(&e->subject, &spec.linear, reason))
+        judge(e, 2, &spec, n, e->subject.options);
 }
 
 static int64_t rows_of(const struct evidence *e)
