@@ -135,19 +135,10 @@ void mla_pair_finish(struct mla_pair *pair)
     free(pair->w_uv);
 }
 
-static bool judge(struct mla_pair *pair, struct forward_case *c, const struct case_spec *spec)
-{
-    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
-    struct case_session *session = numerics_session(pair->run, c, spec, pair->options, &setup);
-    bool good = session && numerics_judge(pair->run, session, c, spec);
-    case_session_destroy(session);
-    return good;
-}
-
 bool mla_pair_judge(struct mla_pair *pair)
 {
-    return judge(pair, pair->absorbed, &pair->spec) &&
-           judge(pair, pair->expanded, &pair->expanded_spec);
+    return numerics_judge_alone(pair->run, pair->absorbed, &pair->spec, pair->options) &&
+           numerics_judge_alone(pair->run, pair->expanded, &pair->expanded_spec, pair->options);
 }
 
 /* ---- Comparing ------------------------------------------------------------------------------- */

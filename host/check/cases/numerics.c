@@ -163,6 +163,16 @@ bool numerics_judge(struct check_run *run, struct case_session *session, struct 
     return verdict.good;
 }
 
+bool numerics_judge_alone(struct check_run *run, struct forward_case *c,
+                          const struct case_spec *spec, const attn_options *options)
+{
+    const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
+    struct case_session *session = numerics_session(run, c, spec, options, &exactly);
+    bool good = session && numerics_judge(run, session, c, spec);
+    case_session_destroy(session);
+    return good;
+}
+
 /* What is left out has the base's value. */
 static struct grid_point random_softmax(const struct grid *grid, uint64_t seed, uint64_t n,
                                         uint32_t without)

@@ -42,6 +42,10 @@ struct case_run numerics_repeats(struct numerics_noted *noted);
 bool numerics_judge(struct check_run *run, struct case_session *session, struct forward_case *c,
                     const struct case_spec *spec);
 
+/* The same in a session of its own, in memory that is as large as asked for, and aligned no better. */
+bool numerics_judge_alone(struct check_run *run, struct forward_case *c,
+                          const struct case_spec *spec, const attn_options *options);
+
 /* How many of `count` random cases: all, 20 times as many with --exhaustive, a twentieth where each
  * is likely to be compiled first. */
 int32_t numerics_few(const struct check_subject *subject, int32_t count);

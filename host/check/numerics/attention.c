@@ -160,15 +160,11 @@ static void compare_merged(struct check_run *run, struct forward_case *const *ca
 static void judge_partials(struct check_run *run, const struct case_spec *specs,
                            const attn_options *options)
 {
-    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
     struct forward_case *cases[PARTS] = {NULL};
     bool good = true;
     for (int part = 0; part < PARTS && good; part++) {
         cases[part] = numerics_case(run, &specs[part], cases[WHOLE]);
-        struct case_session *session =
-            cases[part] ? numerics_session(run, cases[part], &specs[part], options, &setup) : NULL;
-        good = session && numerics_judge(run, session, cases[part], &specs[part]);
-        case_session_destroy(session);
+        good = cases[part] && numerics_judge_alone(run, cases[part], &specs[part], options);
     }
     const struct case_spec *spec = &specs[WHOLE];
     for (int32_t s = 0; s < spec->num_sequences && good; s++)

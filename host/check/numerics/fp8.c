@@ -235,7 +235,6 @@ static void judge_unscaled(struct check_run *run, const struct case_spec *spec,
     struct forward_case *c = numerics_case(run, spec, NULL);
     attn_verdict verdict = {.struct_size = sizeof verdict};
     const struct check_subject *subject = run->subject;
-    struct case_session *session = NULL;
     if (c) {
         c->posed.group.sm_scale = 0;
         c->num_needles = 0;
@@ -244,11 +243,8 @@ static void judge_unscaled(struct check_run *run, const struct case_spec *spec,
         if (status == ATTN_OK && !verdict.supported)
             check_skip(run, "query refuses sm_scale 0");
         else
-            session = numerics_session(run, c, spec, options, &exactly);
+            numerics_judge_alone(run, c, spec, options);
     }
-    if (session)
-        numerics_judge(run, session, c, spec);
-    case_session_destroy(session);
     forward_case_destroy(c);
 }
 

@@ -6,11 +6,9 @@
  * same batch, too: what sequences share are their own keys, not those of their encoders. Without a
  * hint: sequences that read what others of the batch write.
  */
-#include "host/check/cases/forward_case_session.h"
-#include "host/check/cases/joint.h"
+#include "host/check/cases/chain.h"
 #include "host/check/cases/kind.h"
 
-#include "host/base/error.h"
 #include "host/base/mix.h"
 
 /* In pages: those that a sequence shares with the one before; then tokens of its prefix beyond
@@ -148,60 +146,25 @@ static void make_cross(struct case_spec *spec, bool tiles)
 }
 
 /* An instance with both layer groups, called once. */
-static void judge_joint(struct check_run *run, struct joint *joint, const attn_options *options)
-{
-    struct case_backend backend = numerics_backend(run->subject, options);
-    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER,
-                                     .exact_memory = true,
-                                     .problems = joint->problems,
-                                     .num_problems = joint->num_problems};
-    struct case_session *session = NULL;
-    struct case_verdict verdict = {.good = true};
-    host_error error;
-    host_error_init(&error);
-    attn_status status = session_create(&backend, &joint->problems[0], run->subject->device, &setup,
-                                        &session, &error.base);
-    if (status != ATTN_OK)
-        numerics_report(run, &joint->cases[0]->spec, status, host_error_text(&error));
-    else
-        joint_judge(session, joint, &verdict);
-    if (!verdict.good)
-        numerics_report(run, &joint->cases[joint->at]->spec, verdict.status, verdict.text);
-    case_session_destroy(session);
-}
-
-static bool add_case(struct check_run *run, struct joint *joint, const struct case_spec *spec)
-{
-    uint64_t seed = mix_absorb(run->seed, (uint64_t)joint->count);
-    struct forward_case *c = NULL;
-    host_error error;
-    host_error_init(&error);
-    attn_status status =
-        forward_case_create_seeded(spec, seed, run->seed, run->subject->device, &c, &error.base);
-    if (status != ATTN_OK) {
-        numerics_report(run, spec, status, host_error_text(&error));
-        return false;
-    }
-    joint->with[joint->count] = joint->count;
-    joint->cases[joint->count++] = c;
-    joint_pose(joint);
-    return true;
-}
-
 static void run_beside(struct check_run *run, bool tiles)
 {
     struct kind_case k;
     struct case_spec cross;
-    struct joint joint = {.count = 0};
+    struct chain chain = {.run = run};
     if (kind_find(&k, run)) {
         set_runs(&k.at.spec, HINT_ALL, tiles);
         cross = k.at.spec;
         make_cross(&cross, tiles);
+        chain.options = k.at.options;
         if (numerics_accepts(&k.at, &k.at.spec) && numerics_accepts(&k.at, &cross) &&
-            add_case(run, &joint, &k.at.spec) && add_case(run, &joint, &cross))
-            judge_joint(run, &joint, k.at.options);
+            chain_put(&chain, &k.at.spec, mix_absorb(run->seed, 0), run->seed) &&
+            chain_put(&chain, &cross, mix_absorb(run->seed, 1), run->seed)) {
+            chain_add(&chain);
+            if (chain_open(&chain))
+                chain_judge(&chain, 0, "layers of a batch");
+        }
     }
-    joint_destroy(&joint);
+    chain_finish(&chain);
     kind_close(&k);
 }
 

@@ -235,24 +235,15 @@ static void compare_merged(struct parts *parts, int32_t s, int32_t t, int32_t he
                merged_lse, lse);
 }
 
-static bool judge_part(struct parts *parts, int part, const attn_options *options)
-{
-    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
-    struct forward_case *base = part == WHOLE ? NULL : parts->cases[WHOLE];
-    struct forward_case *c = numerics_case(parts->run, &parts->specs[part], base);
-    parts->cases[part] = c;
-    struct case_session *session =
-        c ? numerics_session(parts->run, c, &parts->specs[part], options, &setup) : NULL;
-    bool good = session && numerics_judge(parts->run, session, c, &parts->specs[part]);
-    case_session_destroy(session);
-    return good;
-}
-
 static void judge_parts(struct parts *parts, const attn_options *options)
 {
+    struct forward_case **cases = parts->cases;
     bool good = true;
-    for (int part = WHOLE; part < parts->count && good; part++)
-        good = judge_part(parts, part, options);
+    for (int part = WHOLE; part < parts->count && good; part++) {
+        cases[part] = numerics_case(parts->run, &parts->specs[part], cases[WHOLE]);
+        good = cases[part] &&
+               numerics_judge_alone(parts->run, cases[part], &parts->specs[part], options);
+    }
     const struct case_spec *own = &parts->specs[OWN];
     for (int32_t s = 0; s < own->num_sequences && good; s++)
         for (int32_t t = 0; t < own->sequences[s].num_new; t++)

@@ -38,17 +38,11 @@ static void fill_page_0(struct forward_case *c, int byte)
 /* A padding sequence that reads page 0 must find numbers; so must rows of no sequence. */
 static void judge(struct check_run *run, const struct case_spec *spec, const attn_options *options)
 {
-    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
     struct forward_case *c = numerics_case(run, spec, NULL);
-    struct case_session *session = NULL;
-    if (c) {
-        if (!spec->keys_in_page_0)
-            fill_page_0(c, spec->padded || spec->spare ? FINITE : CASE_POISON);
-        session = numerics_session(run, c, spec, options, &setup);
-    }
-    if (session)
-        numerics_judge(run, session, c, spec);
-    case_session_destroy(session);
+    if (c && !spec->keys_in_page_0)
+        fill_page_0(c, spec->padded || spec->spare ? FINITE : CASE_POISON);
+    if (c)
+        numerics_judge_alone(run, c, spec, options);
     forward_case_destroy(c);
 }
 

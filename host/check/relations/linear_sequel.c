@@ -5,7 +5,7 @@
  */
 #include "host/check/cases/kind.h"
 #include "host/check/cases/linear_numbers.h"
-#include "host/check/relations/chain.h"
+#include "host/check/cases/chain.h"
 
 #include "host/base/mix.h"
 
@@ -202,12 +202,7 @@ static void add_layer(struct chain *chain, uint32_t family, int32_t group, uint6
     if (!linear_accepts(chain->run->subject, &spec, reason))
         return;
     const struct case_spec of_layer = {.is_linear = true, .linear = spec};
-    struct forward_case *c = chain_make_case(chain, &of_layer, chain->run->seed, chain->run->seed);
-    if (c && joint->count == 0)
-        chain->specs[0] = of_layer;
-    joint->cases[joint->count] = c;
-    joint->with[joint->count] = joint->count;
-    joint->count += c != NULL;
+    chain_put(chain, &of_layer, chain->run->seed, chain->run->seed);
 }
 
 /* In state groups by turns, from the first one on or from the last. */
@@ -222,7 +217,6 @@ static void run_layers(struct check_run *run, int32_t num_state_groups)
                   (joint->count + run->index / families) % num_state_groups,
                   mix_absorb(run->seed, (uint64_t)n));
     if (joint->count > 0) {
-        joint_pose(joint);
         chain_add(&chain);
         if (chain_open(&chain))
             chain_judge(&chain, 0, "layers of a batch");

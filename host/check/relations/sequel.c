@@ -13,7 +13,7 @@
  *
  * Each call is judged as if it were alone.
  */
-#include "host/check/relations/chain.h"
+#include "host/check/cases/chain.h"
 #include "host/check/cases/draw.h"
 #include "host/check/cases/sequel_draw.h"
 
@@ -304,14 +304,8 @@ static void add_group(struct chain *chain, const struct grid_point *point, bool 
     struct grid_point drawn;
     struct case_spec spec;
     if (!sequel_draw_beside(chain->grid, point, &chain->specs[0], latent, seed, &drawn, &spec) ||
-        spec.fill != chain->specs[0].fill)
+        spec.fill != chain->specs[0].fill || !chain_put(chain, &spec, seed, first->batch_seed))
         return;
-    struct forward_case *c = chain_make_case(chain, &spec, seed, first->batch_seed);
-    if (!c)
-        return;
-    joint->cases[joint->count] = c;
-    joint->with[joint->count] = joint->count;
-    joint->count++;
     joint_pose(joint);
     chain->bounds = joint->bounds;
     if (chain_is_accepted(chain))
@@ -324,15 +318,11 @@ static void draw_layers(struct chain *chain, const struct grid_point *point, boo
     struct joint *joint = &chain->steps[0];
     uint64_t seed = chain->run->seed;
     joint->turned = chain->run->index % 2;
-    joint->cases[0] = chain_make_case(chain, &chain->specs[0], seed, seed);
-    joint->count = joint->cases[0] != NULL;
-    if (joint->count == 0 || !add_layer(chain, mix_absorb(seed, 1)))
+    if (!chain_put(chain, &chain->specs[0], seed, seed) || !add_layer(chain, mix_absorb(seed, 1)))
         return;
     for (uint64_t n = 2; n < 5; n++)
         add_group(chain, point, n == 3 ? !latent : latent, mix_absorb(seed, n));
-    joint_pose(joint);
-    chain->bounds = joint->bounds;
-    chain->count = 1;
+    chain_add(chain);
 }
 
 static void run_layers_of(struct check_run *run, const struct grid *grid, bool latent)

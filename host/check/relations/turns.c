@@ -5,7 +5,7 @@
  * what groups share, as the largest of each, and what a batch leaves to the next one show here.
  */
 #include "host/check/cases/numbers.h"
-#include "host/check/relations/chain.h"
+#include "host/check/cases/chain.h"
 #include "host/check/cases/other_host.h"
 #include "host/check/cases/sequel_draw.h"
 #include "host/check/cases/setting.h"
@@ -149,19 +149,11 @@ static bool add_step(struct turns *turns, const struct case_spec specs[GROUPS], 
     struct chain *chain = &turns->chain;
     struct joint *step = &chain->steps[chain->count];
     *step = (struct joint){0};
-    chain->specs[chain->count] = specs[0];
-    for (int32_t g = 0; g < turns->num_layers; g++) {
-        struct forward_case *c =
-            chain_make_case(chain, &specs[g], mix_absorb(seed, (uint64_t)g), seed);
-        if (!c) {
+    for (int32_t g = 0; g < turns->num_layers; g++)
+        if (!chain_put(chain, &specs[g], mix_absorb(seed, (uint64_t)g), seed)) {
             joint_destroy(step);
             return false;
         }
-        step->cases[g] = c;
-        step->with[g] = g;
-        step->count++;
-    }
-    joint_pose(step);
     chain_add(chain);
     return true;
 }

@@ -3,8 +3,8 @@
  * chain.h: an instance that is called with one batch after another, through one metadata. Each call
  * is judged as if it were alone.
  */
-#ifndef HOST_CHECK_RELATIONS_CHAIN_H
-#define HOST_CHECK_RELATIONS_CHAIN_H
+#ifndef HOST_CHECK_CASES_CHAIN_H
+#define HOST_CHECK_CASES_CHAIN_H
 
 #include "host/check/cases/joint.h"
 #include "host/check/cases/numerics.h"
@@ -34,8 +34,11 @@ bool chain_is_accepted(const struct chain *chain);
 /* The session, with room for all steps. False: reported. */
 bool chain_open(struct chain *chain);
 
-/* A joint of one case or more, posed, is the next step: bounds and forms of the chain have room for
- * it. */
+/* One more layer group of the next step. False: reported. */
+bool chain_put(struct chain *chain, const struct case_spec *spec, uint64_t seed,
+               uint64_t batch_seed);
+
+/* The next step has all its cases: bounds and forms of the chain have room for it. */
 void chain_add(struct chain *chain);
 
 /* A case of one layer as the next step. False: there is none. */
@@ -71,4 +74,4 @@ void chain_judge_contents(struct chain *chain);
 enum { SECOND_PLANNED = 1, SECOND_STAYS = 2, CHAIN_TWO_WAYS = 4 };
 void chain_judge_two(struct chain *chain, int32_t way);
 
-#endif /* HOST_CHECK_RELATIONS_CHAIN_H */
+#endif /* HOST_CHECK_CASES_CHAIN_H */

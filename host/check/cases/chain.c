@@ -2,7 +2,7 @@
  *
  * chain.c: a sequence of calls on one instance, each judged.
  */
-#include "host/check/relations/chain.h"
+#include "host/check/cases/chain.h"
 
 #include "host/base/error.h"
 
@@ -51,10 +51,26 @@ bool chain_open(struct chain *chain)
     return status == ATTN_OK;
 }
 
+bool chain_put(struct chain *chain, const struct case_spec *spec, uint64_t seed,
+               uint64_t batch_seed)
+{
+    struct joint *step = &chain->steps[chain->count];
+    struct forward_case *c = chain_make_case(chain, spec, seed, batch_seed);
+    if (!c)
+        return false;
+    if (step->count == 0)
+        chain->specs[chain->count] = *spec;
+    step->cases[step->count] = c;
+    step->with[step->count] = step->count;
+    step->count++;
+    return true;
+}
+
 void chain_add(struct chain *chain)
 {
-    const struct joint *step = &chain->steps[chain->count];
+    struct joint *step = &chain->steps[chain->count];
     struct joint *first = &chain->steps[0];
+    joint_pose(step);
     if (chain->count == 0)
         chain->bounds = step->bounds;
     joint_widen(&chain->bounds, &step->bounds);
@@ -77,7 +93,6 @@ bool chain_add_case(struct chain *chain, struct forward_case *c)
     *step = (struct joint){.count = 1, .cases = {c}};
     c->posed.group.kv_group =
         chain->count ? chain->steps[0].cases[0]->posed.group.kv_group : c->posed.group.kv_group;
-    joint_pose(step);
     chain_add(chain);
     return true;
 }
