@@ -707,3 +707,13 @@ reference_sight case_sight(const struct forward_case *c, int32_t s, int32_t t)
     }
     return sight;
 }
+
+void case_write_padding(struct forward_case *c, const struct case_lengths *lengths, char *arena)
+{
+    static const enum case_part_id inputs[] = {PART_Q,    PART_K,    PART_V,
+                                               PART_Q_PE, PART_C_KV, PART_K_PE};
+    case_fill_batch(c, lengths, arena);
+    for (int i = 0; i < 6; i++)
+        if (c->parts[inputs[i]].bytes)
+            memset(arena + c->parts[inputs[i]].offset, 0, c->parts[inputs[i]].bytes);
+}

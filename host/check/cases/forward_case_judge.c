@@ -78,69 +78,68 @@ void session_place(const struct case_session *session, const struct forward_case
     };
 }
 
-static void place_init(struct case_place *place, const struct run *run, bool second)
+attn_status session_plan(const struct case_session *session, struct forward_case *c,
+                         const struct case_lengths *lengths, uint32_t host_arrays,
+                         attn_error *error)
 {
-    session_place(run->session, run->c, second, place);
+    struct case_place place;
+    session_place(session, c, false, &place);
+    place.host_arrays |= host_arrays;
+    case_view_init(c->planned, c, lengths, &place);
+    attn_status status = session->backend.type->ops->init_forward_metadata(
+        session->metadata, &c->planned->batch, session->stream, error);
+    case_forget_plan(c);
+    return status;
 }
 
-/* Bring a copy of the arena to the device and plan its batch. What its structs and host arrays hold
- * afterwards must not matter. */
+/* Bring a copy of the arena to the device and plan its batch. */
 static bool plan(struct run *run, const char *arena, const struct case_lengths *lengths)
 {
     struct case_session *session = run->session;
     struct forward_case *c = run->c;
-    struct case_place place;
-    place_init(&place, run, false);
     memcpy(c->planning, arena, c->bytes);
     attn_status status =
         device_copy(c->device, c->memory, arena, c->bytes, session->stream, &run->error.base);
     if (status == ATTN_OK)
         status = case_pool_send(c, arena, session->stream, &run->error.base);
-    if (!good(run, status, "copy to the device"))
-        return false;
-    case_view_init(c->planned, c, lengths, &place);
-    status = session->backend.type->ops->init_forward_metadata(
-        session->metadata, &c->planned->batch, session->stream, &run->error.base);
-    case_forget_plan(c);
-    return good(run, status, "init_forward_metadata");
+    return good(run, status, "copy to the device") &&
+           good(run, session_plan(session, c, lengths, 0, &run->error.base),
+                "init_forward_metadata");
 }
 
-/* What is changed in the arguments of a forward; NULL = nothing. */
-struct altering {
-    case_change change;
-    void *ctx;
-    uint32_t flags; /* on top */
-};
-
-static bool forward_layer(struct run *run, const struct case_lengths *lengths, bool second,
-                          const struct altering *altering)
+attn_status session_call(const struct case_session *session, const struct forward_case *c,
+                         const struct case_lengths *lengths, const struct case_call *call,
+                         attn_error *error)
 {
-    struct case_session *session = run->session;
     const attn_backend_ops *ops = session->backend.type->ops;
-    struct case_view view;
-    struct case_place place;
-    place_init(&place, run, second);
-    case_view_init(&view, run->c, lengths, &place);
-    view.args.flags |= altering->flags;
-    if (altering->change)
-        altering->change(altering->ctx, &view.args, view.operands, view.scales);
-    bool decode = run->c->spec.mode == ATTN_MODE_DECODE;
-    int32_t layer = run->c->posed.layers[second].layer_id;
+    bool decode = c->spec.mode == ATTN_MODE_DECODE;
     attn_status (*forward)(attn_metadata *, int32_t, const attn_forward_args *, attn_stream,
                            attn_error *) = decode ? ops->forward_decode : ops->forward_extend;
+    struct case_view view;
+    struct case_place place;
+    session_place(session, c, call->second, &place);
+    case_view_init(&view, c, lengths, &place);
+    view.args.flags |= call->flags;
+    if (call->change)
+        call->change(call->ctx, &view.args, view.operands, view.scales);
     if (!forward)
-        return bad(run, ATTN_UNSUPPORTED, "query accepts the mode, but %s is NULL",
-                   decode ? "forward_decode" : "forward_extend");
-    attn_status status =
-        forward(session->metadata, layer, &view.args, session->stream, &run->error.base);
-    return good(run, status, decode ? "forward_decode" : "forward_extend");
+        return host_fail(error, ATTN_UNSUPPORTED, "query accepts the mode, but the slot is NULL");
+    return forward(session->metadata, c->posed.layers[call->second].layer_id, &view.args,
+                   session->stream, error);
+}
+
+static bool forward_layer(struct run *run, const struct case_lengths *lengths,
+                          const struct case_call *call)
+{
+    bool decode = run->c->spec.mode == ATTN_MODE_DECODE;
+    return good(run, session_call(run->session, run->c, lengths, call, &run->error.base),
+                decode ? "forward_decode" : "forward_extend");
 }
 
 static bool forward_all(struct run *run, const struct case_lengths *lengths, uint32_t flags)
 {
-    struct altering altering = {.flags = flags};
     for (int second = 0; second <= run->c->spec.read_only_layer; second++)
-        if (!forward_layer(run, lengths, second, &altering))
+        if (!forward_layer(run, lengths, &(struct case_call){.second = second, .flags = flags}))
             return false;
     return true;
 }
@@ -155,18 +154,12 @@ static bool is_uniform(const struct run *run)
 /* What is captured: as many sequences, all padding (or as long ones), with zero q, k and v. */
 static void make_padding(struct run *run, char *arena, struct case_lengths *lengths)
 {
-    static const enum case_part_id inputs[] = {PART_Q,    PART_K,    PART_V,
-                                               PART_Q_PE, PART_C_KV, PART_K_PE};
     struct forward_case *c = run->c;
     *lengths = c->lengths;
     memcpy(arena, c->image, c->bytes);
-    if (!is_uniform(run)) {
+    if (!is_uniform(run))
         case_lengths_pad(lengths, &c->spec, c->seed);
-        case_fill_batch(c, lengths, arena);
-    }
-    for (int i = 0; i < 6; i++)
-        if (c->parts[inputs[i]].bytes)
-            memset(arena + c->parts[inputs[i]].offset, 0, c->parts[inputs[i]].bytes);
+    case_write_padding(c, lengths, arena);
 }
 
 /* As the host does: padding is planned, run once to warm up, and captured. */
@@ -674,12 +667,12 @@ attn_status case_session_try(struct case_session *session, struct forward_case *
 {
     struct case_verdict verdict = {.good = true};
     struct run run = {.session = session, .c = c, .verdict = &verdict};
-    struct altering altering = {.change = change, .ctx = ctx};
+    const struct case_call call = {.change = change, .ctx = ctx};
     host_error_init(&run.error);
     if (!good(&run, session_enter(session, &run.error.base), "entering the device"))
         return host_fail(error, verdict.status, "%s", verdict.text);
     if (plan(&run, c->image, &c->lengths))
-        forward_layer(&run, &c->lengths, false, &altering);
+        forward_layer(&run, &c->lengths, &call);
     session_leave(session);
     attn_status status = device_synchronize(session->device, session->stream, &run.error.base);
     good(&run, status, "the forward's work");

@@ -338,6 +338,9 @@ int32_t case_items_prefix(const struct forward_case *c, const struct case_length
 /* Write all arrays of the batch into a copy of the arena. */
 void case_fill_batch(struct forward_case *c, const struct case_lengths *lengths, char *arena);
 
+/* The arrays of a batch of nothing but padding, and its zero inputs. */
+void case_write_padding(struct forward_case *c, const struct case_lengths *lengths, char *arena);
+
 /* What query t of sequence s sees. */
 reference_sight case_sight(const struct forward_case *c, int32_t s, int32_t t);
 

@@ -51,6 +51,23 @@ void session_leave(const struct case_session *session);
 void session_place(const struct case_session *session, const struct forward_case *c, bool second,
                    struct case_place *place);
 
+/* Plan what was brought to the device, with these host arrays (ATTN_HOST_*) and those that the verdict names. What its
+ * structs and host arrays hold afterwards must not matter. */
+attn_status session_plan(const struct case_session *session, struct forward_case *c,
+                         const struct case_lengths *lengths, uint32_t host_arrays,
+                         attn_error *error);
+
+/* Forward a layer of the batch. */
+struct case_call {
+    bool second;        /* the second layer */
+    uint32_t flags;     /* on top */
+    case_change change; /* NULL = nothing is changed in the arguments */
+    void *ctx;
+};
+attn_status session_call(const struct case_session *session, const struct forward_case *c,
+                         const struct case_lengths *lengths, const struct case_call *call,
+                         attn_error *error);
+
 /* Modes in which query says that new tokens are read from the arguments, of this problem. */
 uint32_t session_reads_new(struct case_session *session, const attn_problem *problem);
 

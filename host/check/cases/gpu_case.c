@@ -244,57 +244,25 @@ static void lengths_of(const struct gpu_case *g, enum gpu_contents contents,
         case_lengths_pad(lengths, &g->c->spec, g->seed);
 }
 
-/* Batches of padding have zero q, k and v. */
-static void write_padding(struct gpu_case *g, char *arena)
-{
-    static const enum case_part_id inputs[] = {PART_Q, PART_K, PART_V};
-    struct case_lengths lengths;
-    lengths_of(g, GPU_PADDING, &lengths);
-    case_fill_batch(g->c, &lengths, arena);
-    for (int i = 0; i < 3; i++)
-        if (g->c->parts[inputs[i]].bytes)
-            memset(arena + g->c->parts[inputs[i]].offset, 0, g->c->parts[inputs[i]].bytes);
-}
-
 attn_status gpu_upload(struct gpu_case *g, enum gpu_contents contents)
 {
     struct forward_case *c = g->c;
     char *pinned = g->pinned[g->num_uploads++ % GPU_UPLOADS];
+    struct case_lengths lengths;
+    lengths_of(g, contents, &lengths);
     memcpy(pinned, c->image, c->bytes);
     if (contents == GPU_PADDING)
-        write_padding(g, pinned);
+        case_write_padding(c, &lengths, pinned);
     memcpy(c->planning, pinned, c->bytes);
     return device_copy(c->device, c->memory, pinned, c->bytes, g->session->stream, &g->error.base);
 }
 
-static void view_init(const struct gpu_case *g, const struct case_lengths *lengths, bool second,
-                      struct case_view *view)
-{
-    const struct case_session *session = g->session;
-    const struct forward_case *c = g->c;
-    struct case_place place = {
-        .arena = c->memory,
-        .planning = c->planning,
-        .host_arrays = ATTN_HOST_ALL, /* copied while it is planned, if a backend copies any */
-        .device_type = c->device->type,
-        .device_id = c->device->id,
-        .index_forms = session->index_forms ? session->index_forms : c->spec.index_form,
-        .graph = session->kind == ATTN_METADATA_GRAPH,
-        .second = second,
-    };
-    case_view_init(view, c, lengths, &place);
-}
-
+/* Host arrays are copied while it is planned, if a backend copies any. */
 attn_status gpu_plan(struct gpu_case *g, enum gpu_contents contents)
 {
-    struct case_session *session = g->session;
     struct case_lengths lengths;
     lengths_of(g, contents, &lengths);
-    view_init(g, &lengths, false, g->c->planned);
-    attn_status status = session->backend.type->ops->init_forward_metadata(
-        session->metadata, &g->c->planned->batch, session->stream, &g->error.base);
-    case_forget_plan(g->c);
-    return status;
+    return session_plan(g->session, g->c, &lengths, ATTN_HOST_ALL, &g->error.base);
 }
 
 attn_status gpu_prepare(struct gpu_case *g, enum gpu_contents contents)
@@ -305,24 +273,13 @@ attn_status gpu_prepare(struct gpu_case *g, enum gpu_contents contents)
 
 attn_status gpu_forward(struct gpu_case *g, enum gpu_contents contents, uint32_t flags)
 {
-    struct case_session *session = g->session;
-    const attn_backend_ops *ops = session->backend.type->ops;
-    bool decode = g->c->spec.mode == ATTN_MODE_DECODE;
-    attn_status (*forward)(attn_metadata *, int32_t, const attn_forward_args *, attn_stream,
-                           attn_error *) = decode ? ops->forward_decode : ops->forward_extend;
     struct case_lengths lengths;
-    struct case_view view;
     attn_status status = ATTN_OK;
-    if (!forward)
-        return host_fail(&g->error.base, ATTN_UNSUPPORTED, "forward_%s is NULL",
-                         decode ? "decode" : "extend");
     lengths_of(g, contents, &lengths);
-    for (int second = 0; second <= g->c->spec.read_only_layer && status == ATTN_OK; second++) {
-        view_init(g, &lengths, second, &view);
-        view.args.flags |= flags;
-        status = forward(session->metadata, g->c->posed.layers[second].layer_id, &view.args,
-                         session->stream, &g->error.base);
-    }
+    for (int second = 0; second <= g->c->spec.read_only_layer && status == ATTN_OK; second++)
+        status =
+            session_call(g->session, g->c, &lengths,
+                         &(struct case_call){.second = second, .flags = flags}, &g->error.base);
     return status;
 }
 
