@@ -499,6 +499,11 @@ static void allow_all(struct run *run)
 static const char *const part_names[CASE_PARTS] = {CASE_PART_MAP(PART_NAME)};
 #undef PART_NAME
 
+const char *case_part_name(enum case_part_id part)
+{
+    return part_names[part];
+}
+
 /* The part a byte of the arena belongs to, or whose red zone it is in. */
 static enum case_part_id part_at(const struct forward_case *c, uint64_t at)
 {

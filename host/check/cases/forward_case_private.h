@@ -103,6 +103,8 @@ enum {
 enum case_part_id { CASE_PART_MAP(PART_ID) CASE_PARTS };
 #undef PART_ID
 
+const char *case_part_name(enum case_part_id part);
+
 struct case_part {
     uint64_t offset; /* in the arena */
     uint64_t bytes;  /* 0 = the case has no such part */

@@ -135,21 +135,26 @@ static bool accepts_forward(struct kind_case *k)
     return grid_accepts_spec(k->at.grid, k->at.options, &k->at.spec, NULL, 0);
 }
 
-/* What a forward writes: outputs, states, and caches from page 1 on. */
-static bool same_results(const struct forward_case *c, const char *first)
+/* What a forward writes: outputs, states, and caches from page 1 on. If it differs, `where` says where first. */
+static bool same_results(const struct forward_case *c, const char *first, char *where, size_t size)
 {
     static const enum case_part_id written[] = {PART_OUT,         PART_LSE,     PART_STATE,
                                                 PART_CONV_STATE,  PART_K_CACHE, PART_V_CACHE,
                                                 PART_LATENT_CACHE};
     for (int n = 0; n < 7; n++) {
         const struct case_part *part = &c->parts[written[n]];
-        const struct case_shape *shape = &c->shapes[written[n]];
         bool cache = n >= 4;
-        char *from = part->bytes ? case_vector(c, c->actual, written[n], cache, 0, 0) : NULL;
-        uint64_t skipped = from ? (uint64_t)(from - c->actual) - part->offset : 0;
-        if (part->bytes && shape->shape[0] > cache &&
-            memcmp(first + part->offset + skipped, from, part->bytes - skipped) != 0)
-            return false;
+        if (!part->bytes || c->shapes[written[n]].shape[0] <= cache)
+            continue;
+        uint64_t at = (uint64_t)(case_vector(c, c->actual, written[n], cache, 0, 0) - c->actual);
+        if (memcmp(first + at, c->actual + at, part->offset + part->bytes - at) == 0)
+            continue;
+        while (first[at] == c->actual[at])
+            at++;
+        snprintf(where, size, "%s, byte %llu: got 0x%02x, before 0x%02x",
+                 case_part_name(written[n]), (unsigned long long)(at - part->offset),
+                 (uint8_t)c->actual[at], (uint8_t)first[at]);
+        return false;
     }
     return true;
 }
@@ -158,7 +163,7 @@ static bool same_results(const struct forward_case *c, const char *first)
 bool kind_same(struct kind_case *k, const void *first, const char *what)
 {
     struct forward_case *c = k->c;
-    char text[700];
+    char where[200], text[700];
     host_error error;
     host_error_init(&error);
     attn_status status = session_spoil_scratch(k->session, &error.base);
@@ -169,11 +174,13 @@ bool kind_same(struct kind_case *k, const void *first, const char *what)
         status = session_fetch(k->session, c, &error.base);
     if (status == ATTN_OK)
         status = session_check_memory(k->session, &error.base);
-    bool same = status == ATTN_OK && same_results(c, first);
-    snprintf(text, sizeof text, "%s: %s", what, host_error_text(&error));
-    if (!same)
-        numerics_report(k->run, &k->at.spec, status, status == ATTN_OK ? what : text);
-    return same;
+    bool same = status == ATTN_OK && same_results(c, first, where, sizeof where);
+    if (same)
+        return true;
+    snprintf(text, sizeof text, "%s: %s", what,
+             status == ATTN_OK ? where : host_error_text(&error));
+    kind_report(k, status, text);
+    return false;
 }
 
 uint32_t kind_operand(const struct kind_case *k, uint32_t role)
