@@ -3,8 +3,8 @@
  * forward_case.h: a forward pass to check a backend with: a problem, a batch within its bounds, a
  * poisoned KV cache, operands with needles at the borders.
  *
- *   spec      everything that is varied, in plain numbers: a layer of softmax attention, or of
- *             latent attention in one of its two forms
+ *   spec      everything that is varied, in plain numbers: a layer of softmax attention, of latent
+ *             attention in one of its two forms, or a linear one (linear_spec.h, linear_case.h)
  *   case      a spec with a seed: all arrays and tensors, in one piece of host memory that the
  *             oracle reads, and a copy of it in the device's memory, where the backend works
  *   variant   a case whose sequences take their tokens from those of another case: the same text

@@ -4,8 +4,6 @@
  */
 #include "host/check/cases/kind.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "host/base/error.h"

@@ -11,7 +11,6 @@
 #include "host/select/select.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { TRIES = 80 };

@@ -16,7 +16,6 @@
 #include "host/check/cases/rig.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum {

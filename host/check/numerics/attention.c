@@ -12,7 +12,6 @@
 #include "host/base/error.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { RANDOM_CASES = 120 };

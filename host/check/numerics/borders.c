@@ -6,7 +6,6 @@
  */
 #include "host/check/numerics/axes.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "host/base/error.h"

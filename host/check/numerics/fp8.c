@@ -12,10 +12,8 @@
 #include "host/check/cases/kind.h"
 
 #include "host/base/dtype.h"
-#include "host/base/error.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

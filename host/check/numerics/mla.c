@@ -8,7 +8,6 @@
 #include "host/check/cases/mla_pair.h"
 
 #include "host/base/dtype.h"
-#include "host/base/error.h"
 
 #include <math.h>
 #include <string.h>

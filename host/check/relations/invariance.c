@@ -8,7 +8,6 @@
  */
 #include "host/check/cases/kind.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- A base and its variants ----------------------------------------------------------------- */

@@ -13,7 +13,6 @@
 
 #include "host/base/error.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -18,10 +18,8 @@
 #include "host/check/cases/sequel_draw.h"
 
 #include "host/base/dtype.h"
-#include "host/base/error.h"
 #include "host/base/mix.h"
 
-#include <stdio.h>
 #include <string.h>
 
 enum { STEPS = 3, CHAINS = 2, MASKS = MASK_ITEMS + 1, NUM_MODES = MODE_DRAFT + 1 };
