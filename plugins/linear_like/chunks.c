@@ -42,21 +42,21 @@ int linear_chunk_rule(const linear_dims *d)
 {
     if (!linear_is_delta(d))
         return CHUNK_PLAIN;
-    if (!d->l2_norm || (d->family == LINEAR_FAMILY_KDA && d->width > 0))
+    if (!d->l2_norm)
         return CHUNK_SOLVED;
     if (d->family == LINEAR_FAMILY_KDA)
-        return CHUNK_CHANNELS;
+        return d->width > 0 ? CHUNK_CHANNELS_TILES : CHUNK_CHANNELS;
     return d->width > 0 ? CHUNK_TILES : CHUNK_INVERSE;
 }
 
 int linear_convolves_first(const linear_dims *d)
 {
-    return d->width > 0 && (linear_is_fused(d) || linear_chunk_rule(d) == CHUNK_TILES);
+    return d->width > 0 && (linear_is_fused(d) || CHUNK_HAS_TILES(linear_chunk_rule(d)));
 }
 
 uint32_t linear_ready_shared(const linear_dims *d)
 {
-    if (linear_chunk_rule(d) == CHUNK_CHANNELS)
+    if (CHUNK_BY_CHANNELS(linear_chunk_rule(d)))
         return CHUNK_CHANNELS_INVERSE_SHARED;
     return d->family == LINEAR_FAMILY_KDA ? CHUNK_CHANNELS_SHARED
                                           : CHUNK_READY_SHARED(linear_is_delta(d), d->width);
@@ -113,7 +113,7 @@ static int most_segments(const linear_dims *d, int room, int seqs)
 /* Channels of a row after the convolution, but for those in tiles. */
 static int row_channels(const linear_dims *d)
 {
-    return linear_chunk_rule(d) == CHUNK_TILES ? d->v_heads * d->v_dim : d->channels;
+    return CHUNK_HAS_TILES(linear_chunk_rule(d)) ? d->v_heads * d->v_dim : d->channels;
 }
 
 /* Bytes of a chunk after the convolution. */
@@ -122,7 +122,7 @@ static uint64_t row_bytes(const linear_dims *d)
     if (!linear_convolves_first(d))
         return 0;
     return (uint64_t)row_channels(d) * CHUNK_ROWS * 2 +
-           (linear_chunk_rule(d) == CHUNK_TILES ? CHUNK_ROW_NUMBERS(*d) * sizeof(float) : 0);
+           (CHUNK_HAS_TILES(linear_chunk_rule(d)) ? CHUNK_ROW_NUMBERS(*d) * sizeof(float) : 0);
 }
 
 /* The number of chunks comes first, then the sequences. */
@@ -213,7 +213,7 @@ static int64_t ready_grid(const attn_metadata *metadata, const linear_dims *d,
     const int64_t most =
         CHUNK_CHANNELS_BLOCKS *
         (int64_t)cuda_plan_num_sms(&metadata->plan, metadata->instance->facts.num_sms);
-    return linear_chunk_rule(d) == CHUNK_CHANNELS && blocks > most ? most : blocks;
+    return CHUNK_BY_CHANNELS(linear_chunk_rule(d)) && blocks > most ? most : blocks;
 }
 
 /* q, k or v in operands.mixed; of rows the kernel copies those alone that there are. */
@@ -257,7 +257,7 @@ static linear_call after_convolution(const linear_call *call)
     after.operands.mixed = call->chunks.rows;
     after.operands.mixed_row = (int64_t)row_channels(&call->dims) * 2;
     after.dims.width = 0;
-    if (linear_chunk_rule(&call->dims) == CHUNK_TILES)
+    if (CHUNK_HAS_TILES(linear_chunk_rule(&call->dims)))
         after.dims.first[2] = after.dims.l2_norm = 0;
     return after;
 }
@@ -275,7 +275,7 @@ static attn_status launch_convolve(const attn_metadata *metadata, const linear_g
                                    attn_error *error)
 {
     const linear_dims *d = &call->dims;
-    const int tiles = linear_chunk_rule(d) == CHUNK_TILES;
+    const int tiles = CHUNK_HAS_TILES(linear_chunk_rule(d));
     const int threads = tiles ? CONVOLVE_TILE_THREADS(*d) : CONVOLVE_ROW_THREADS(*d);
     int rows = linear_convolve_rows(threads, (int64_t)at_once * CHUNK_ROWS);
     const int blocks = (threads + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS;

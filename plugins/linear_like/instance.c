@@ -80,11 +80,10 @@ static attn_status load_fused(attn_instance *made, linear_group *group, attn_err
 
 static attn_status load_chunks(attn_instance *made, linear_group *group, attn_error *error)
 {
-    static const char *const ways[] = {[CHUNK_PLAIN] = "plain",
-                                       [CHUNK_SOLVED] = "delta",
-                                       [CHUNK_INVERSE] = "inverse",
-                                       [CHUNK_TILES] = "tiles",
-                                       [CHUNK_CHANNELS] = "channels"};
+    static const char *const ways[] = {
+        [CHUNK_PLAIN] = "plain",       [CHUNK_SOLVED] = "delta",
+        [CHUNK_INVERSE] = "inverse",   [CHUNK_TILES] = "tiles",
+        [CHUNK_CHANNELS] = "channels", [CHUNK_CHANNELS_TILES] = "channels_tiles"};
     const int rule = linear_chunk_rule(&group->dims);
     const uint32_t shared = (uint32_t)CHUNK_STATES_SHARED(rule);
     const int ready = group->dims.family == LINEAR_FAMILY_KDA ? MODULE_CHANNELS : MODULE_READY;
@@ -93,8 +92,8 @@ static attn_status load_chunks(attn_instance *made, linear_group *group, attn_er
     if (status == ATTN_OK && linear_convolves_first(&group->dims))
         status =
             load_kernel(made, MODULE_ROWS,
-                        rule == CHUNK_TILES ? "linear_convolve_tiles" : "linear_convolve_chunks", 0,
-                        &group->convolve_chunks, error);
+                        CHUNK_HAS_TILES(rule) ? "linear_convolve_tiles" : "linear_convolve_chunks",
+                        0, &group->convolve_chunks, error);
     if (status != ATTN_OK || linear_is_fused(&group->dims))
         return status == ATTN_OK ? load_fused(made, group, error) : status;
     snprintf(name, sizeof name, "linear_ready_%s%s",

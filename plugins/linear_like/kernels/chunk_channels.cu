@@ -12,5 +12,12 @@ extern "C" __global__ void __launch_bounds__(CHUNK_CHANNELS_THREADS, CHUNK_CHANN
     linear_ready_channels(const __grid_constant__ linear_call call, int first)
 {
     extern __shared__ float4 chunk_shared[];
-    channels_inverse_block(call, first, (char *)chunk_shared);
+    channels_inverse_block<false>(call, first, (char *)chunk_shared);
+}
+
+extern "C" __global__ void __launch_bounds__(CHUNK_CHANNELS_THREADS, CHUNK_CHANNELS_BLOCKS)
+    linear_ready_channels_tiles(const __grid_constant__ linear_call call, int first)
+{
+    extern __shared__ float4 chunk_shared[];
+    channels_inverse_block<true>(call, first, (char *)chunk_shared);
 }

@@ -18,9 +18,6 @@
 
 enum { SUMS_ROW = 132 /* floats of a row of sums of log decays */ };
 
-/* Decayed rows of q and k lie in tiles times this, as fp16 has few bits for small numbers. */
-#define CHANNELS_UP 256.0f
-
 /* Shared memory beyond chunk_ready's. */
 struct channels_memory {
     char *ends;    /* tile: k with the decay from its row to the end of its block */

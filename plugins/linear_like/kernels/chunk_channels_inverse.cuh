@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_channels_inverse.cuh: what chunk_states.cuh needs of each chunk of KDA without a convolution:
- * q and k with the decays from the chunk's first row on, k with those to its end, decayed products
- * of q and k, and (I + A)^-1.
+ * chunk_channels_inverse.cuh: what chunk_states.cuh needs of each chunk of KDA with a norm: q and k with
+ * the decays from the chunk's first row on, k with those to its end, decayed products of q and k, and
+ * (I + A)^-1.
  *
- * Rows come as they are, bf16. Eight warps have a chunk of a head: 16 rows and half of the channels
+ * Without a convolution rows come as they are, bf16. After one (TILES) tiles of normalised rows, fp16,
+ * lie where those with decays will. Eight warps have a chunk of a head: 16 rows and half of the channels
  * each. A lane has what tensor cores have as sums: two neighbouring channels of rows r and r + 8. Sums of
  * log decays come in this form, as products of ones on and below a diagonal and of log decays, each of
  * which is two fp16 numbers. ldmatrix gives rows of q and k in the same form, so that products within
@@ -24,8 +25,7 @@ enum { GATE_ROWS = 4 /* of a thread, for eight channels */ };
 struct decays_memory : ready_memory {
     char *high, *low; /* tiles: log decays; then keys to the chunk's end, and to their block's */
     float *beta;
-    u32 *q_up, *k_up; /* powers of two that bring rows near 1, twice as bf16 */
-    float *totals;    /* [4][128] log decays of blocks, in units of log 2 */
+    float *totals;  /* [4][128] log decays of blocks, in units of log 2 */
     float *since;   /* [4][128] decays from the chunk's first row to a block's, times CHANNELS_UP */
     float *inverse; /* [4][128] of decays of blocks */
     float *until;   /* [4][128] from a block's end to the chunk's, times CHANNELS_UP */
@@ -37,8 +37,6 @@ struct decays_memory : ready_memory {
         high = system + CHUNK_PRODUCTS;
         low = high + CHUNK_TILE;
         beta = gates;
-        q_up = (u32 *)gates + 64;
-        k_up = (u32 *)gates + 128;
         totals = (float *)(low + CHUNK_TILE);
         since = totals + 4 * CHUNK_MAX_KEYS;
         inverse = since + 4 * CHUNK_MAX_KEYS;
@@ -184,9 +182,9 @@ struct channels_chunk {
     int head, row, rows;
     ready_chunk chunk;
 
-    __device__ __forceinline__ channels_chunk(const linear_call &call, int first, int unit)
+    __device__ __forceinline__ channels_chunk(const linear_call &call, const linear_chunk &from,
+                                              int unit)
     {
-        const linear_chunk from = call.chunks.list[first + unit / call.dims.v_heads];
         head = unit % call.dims.v_heads;
         chunk = {linear_find_sequence(&call.batch, from.sequence), from.first, from.rows};
         row = threadIdx.x / 16;
@@ -226,47 +224,76 @@ DEVICE void write_logs(const uint4 (&from)[GATE_ROWS][sizeof(T) / 2], const chan
     }
 }
 
-DEVICE void find_logs(const linear_call &call, const channels_chunk &at, const decays_memory &m)
+/* What gates of a chunk are computed from: raw ones are loaded while the chunk before is under way. */
+struct channels_gates {
+    uint4 raw[GATE_ROWS][1];
+    float bias[8], a_log;
+    u32 b;
+
+    __device__ __forceinline__ void load(const linear_call &call, const channels_chunk &at)
+    {
+        const linear_operands &o = call.operands;
+        const int r = threadIdx.x, k = threadIdx.x % 16 * 8;
+        if (r < at.chunk.rows)
+            b = linear_load_gate(&call, at.chunk.sequence.first_row + at.chunk.t + r, at.head, 0).b;
+        if (!call.dims.raw)
+            return;
+        load_gates<u16>(at.gates(call, 2), o.a_row, at.rows, raw);
+        a_log = o.a_log[at.head];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            bias[i] = at.rows > 0 ? o.dt_bias[at.head * o.dt_bias_stride + k + i] : 0;
+    }
+};
+
+DEVICE void find_logs(const linear_call &call, const channels_chunk &at,
+                      const channels_gates &gates, const decays_memory &m)
 {
     constexpr float in_log_2 = 1.4426950408889634f;
     const linear_operands &o = call.operands;
     const linear_dims &d = call.dims;
-    const int r = threadIdx.x, k = threadIdx.x % 16 * 8;
+    const int r = threadIdx.x;
     if (!d.raw) {
         uint4 x[GATE_ROWS][2];
         load_gates<float>(at.gates(call, 4), o.a_row, at.rows, x);
         write_logs<float>(x, at, m, [](float x, int) { return x * in_log_2; });
     } else {
-        uint4 x[GATE_ROWS][1];
-        load_gates<u16>(at.gates(call, 2), o.a_row, at.rows, x);
-        const float bound = d.lower_bound * in_log_2, faster = expf(o.a_log[at.head]) * -in_log_2;
-        float bias[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            bias[i] = at.rows > 0 ? o.dt_bias[at.head * o.dt_bias_stride + k + i] : 0;
+        const float bound = d.lower_bound * in_log_2, faster = expf(gates.a_log) * -in_log_2;
         if (bound != 0)
-            write_logs<u16>(x, at, m, [&](float x, int i) {
-                return bound * reciprocal_fast(1 + exp2_fast(faster * (x + bias[i])));
+            write_logs<u16>(gates.raw, at, m, [&](float x, int i) {
+                return bound * reciprocal_fast(1 + exp2_fast(faster * (x + gates.bias[i])));
             });
         else
-            write_logs<u16>(x, at, m,
-                            [&](float x, int i) { return faster * softplus_fast(x + bias[i]); });
+            write_logs<u16>(gates.raw, at, m, [&](float x, int i) {
+                return faster * softplus_fast(x + gates.bias[i]);
+            });
     }
-    if (r < CHUNK_ROWS)
-        m.beta[r] = r < at.chunk.rows
-                        ? linear_beta(&call, at.chunk.sequence.first_row + at.chunk.t + r, at.head)
-                        : 0;
+    if (r < CHUNK_ROWS) {
+        const linear_gate gate = {0, gates.b, 0, 0};
+        m.beta[r] = r < at.chunk.rows ? linear_gate_beta(&call, &gate) : 0;
+    }
 }
 
-/* Gates of a chunk to L2: a row for four threads. */
-DEVICE void prefetch_gates(const linear_call &call, const channels_chunk &at)
+DEVICE void prefetch_line(const char *at)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
+/* Gates of a chunk to L2, and rows of q and k or their tiles: a row for four threads. */
+template <bool TILES>
+DEVICE void prefetch_chunk(const linear_call &call, const channels_chunk &at, const char *keys)
 {
     const linear_operands &o = call.operands;
-    const int row = threadIdx.x / 4, size = call.dims.raw ? 2 : 4, from = threadIdx.x % 4 * 128;
-    if (row < at.chunk.rows && from < call.dims.k_dim * size)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(
-            o.a + (i64)(at.chunk.sequence.first_row + at.chunk.t + row) * o.a_row +
-            at.head * o.a_head + from));
+    const linear_dims &d = call.dims;
+    const int row = threadIdx.x / 4, size = d.raw ? 2 : 4, part = threadIdx.x % 4;
+    const i64 r = at.chunk.sequence.first_row + at.chunk.t + row;
+    if (TILES)
+        prefetch_line(keys + threadIdx.x * 128);
+    else if (row < at.chunk.rows && part % 2 * 64 < d.k_dim)
+        prefetch_line(o.mixed + r * o.mixed_row + part % 2 * 128 +
+                      (d.first[part / 2] + at.head / d.ratio * d.k_dim) * 2);
+    if (row < at.chunk.rows && part * 128 < d.k_dim * size)
+        prefetch_line(o.a + r * o.a_row + at.head * o.a_head + part * 128);
 }
 
 /* ---- What is found of rows alone ------------------------------------------------------------- */
@@ -318,9 +345,13 @@ DEVICE void find_lengths(const decays_memory &m, const decays_part &part)
     take_diagonal(products, lane, own);
     if (lane % 4 != lane / 8)
         return;
-    write_lengths(sums, row, part.half ? m.q_times : m.k_times, part.half ? m.q_up : m.k_up);
-    if (part.half)
-        m.own[row] = own[0], m.own[row + 8] = own[1];
+    float *times = part.half ? m.q_times : m.k_times;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        times[row + 8 * i] = rsqrtf(sums[i] + 1e-6f);
+        if (part.half)
+            m.own[row + 8 * i] = own[i];
+    }
 }
 
 /* Sums of log decays from the block's first row on, by steps of sixteen channels; the block's go to shared
@@ -353,67 +384,81 @@ DEVICE void sum_logs(const decays_memory &m, const decays_part &part,
 
 /* ---- Decays of blocks, and numbers ----------------------------------------------------------- */
 
-/* Of a warp's channels, two a lane: decays before and after its block; the first block's warps find decays
- * between blocks, the second's those of the chunk. */
-DEVICE void find_blocks(const decays_memory &m, const decays_part &part, float *numbers)
+/* A channel for two threads. */
+DEVICE void find_blocks(const decays_memory &m, float *numbers)
 {
-    const int k = CHANNELS_PER_WARP * part.half + 2 * part.lane;
-    const int own = part.block * CHUNK_MAX_KEYS + k;
-    float2 total[4], before = make_float2(0, 0), after = before, all = before, mine = before;
+    const int k = threadIdx.x % CHUNK_MAX_KEYS;
+    float total[4], sum = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        total[i] = *(const float2 *)(m.totals + i * CHUNK_MAX_KEYS + k);
-        all.x += total[i].x, all.y += total[i].y;
-        if (i < part.block)
-            before.x += total[i].x, before.y += total[i].y;
-        else if (i > part.block)
-            after.x += total[i].x, after.y += total[i].y;
-        else
-            mine = total[i];
-    }
-    *(float2 *)(m.since + own) =
-        make_float2(exp2_fast(before.x) * CHANNELS_UP, exp2_fast(before.y) * CHANNELS_UP);
-    *(float2 *)(m.until + own) =
-        make_float2(exp2_fast(after.x) * CHANNELS_UP, exp2_fast(after.y) * CHANNELS_UP);
-    *(float2 *)(m.inverse + own) = exp2_pair(-mine.x, -mine.y);
-    if (part.block == 1)
-        *(float2 *)(numbers + NUMBERS_DECAY + k) = make_float2(exp2f(all.x), exp2f(all.y));
-    if (part.block > 0)
+    for (int i = 0; i < 4; i++)
+        total[i] = m.totals[i * CHUNK_MAX_KEYS + k];
+    if (threadIdx.x < CHUNK_MAX_KEYS) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            m.since[i * CHUNK_MAX_KEYS + k] = exp2_fast(sum) * CHANNELS_UP;
+            sum += total[i];
+        }
+        const u32 two = pack_half(exp2_fast(total[1]), exp2_fast(total[1] + total[2]));
+        m.between[k] = (u16)two;
+        m.between[CHUNK_MAX_KEYS + k] = (u16)(two >> 16);
+        m.between[2 * CHUNK_MAX_KEYS + k] = (u16)pack_half(exp2_fast(total[2]), 0);
         return;
-    const float2 first = exp2_pair(total[1].x, total[1].y);
-    const float2 second = exp2_pair(total[2].x, total[2].y);
-    const float2 both = exp2_pair(total[1].x + total[2].x, total[1].y + total[2].y);
-    u32 *to = (u32 *)(m.between + k);
-    to[0] = pack_half(first.x, first.y);
-    to[CHUNK_MAX_KEYS / 2] = pack_half(both.x, both.y);
-    to[CHUNK_MAX_KEYS] = pack_half(second.x, second.y);
+    }
+#pragma unroll
+    for (int i = 3; i >= 0; i--) {
+        m.inverse[i * CHUNK_MAX_KEYS + k] = exp2_fast(-total[i]);
+        m.until[i * CHUNK_MAX_KEYS + k] = exp2_fast(sum) * CHANNELS_UP;
+        sum += total[i];
+    }
+    numbers[NUMBERS_DECAY + k] = exp2f(sum);
 }
 
-/* A row a lane of two warps. */
-DEVICE void write_row_numbers(const linear_dims &d, const decays_memory &m, const decays_part &part,
-                              float *numbers)
+/* What the convolution has found of a row: its q times its k, what its v is to be multiplied by. */
+struct convolved_row {
+    float own, v_times;
+};
+
+/* The row of a lane of two warps; below 0: it has none. */
+DEVICE int find_number(const decays_part &part)
 {
-    const int r = 32 * (part.block - 2) + part.lane;
-    if (!part.half || r < 0)
+    return part.half ? 32 * (part.block - 2) + part.lane : -1;
+}
+
+DEVICE convolved_row load_convolved(const linear_call &call, const decays_part &part, int index,
+                                    int head)
+{
+    const linear_dims &d = call.dims;
+    const int r = find_number(part);
+    convolved_row row = {};
+    if (r >= 0)
+        row = {row_numbers(call, index, head / d.ratio)[r],
+               row_numbers(call, index, d.k_heads + head)[r]};
+    return row;
+}
+
+template <bool TILES>
+DEVICE void write_row_numbers(const linear_dims &d, const decays_memory &m, const decays_part &part,
+                              const convolved_row &row, float *numbers)
+{
+    const int r = find_number(part);
+    if (r < 0)
         return;
-    const float q = m.q_times[r], k = m.k_times[r], beta = m.beta[r];
-    numbers[NUMBERS_Q + r] = q * (d.sm_scale / CHANNELS_UP);
-    numbers[NUMBERS_K + r] = k / CHANNELS_UP;
-    numbers[NUMBERS_U + r] = beta;
-    numbers[NUMBERS_W + r] = beta * k / CHANNELS_UP;
+    const float beta = m.beta[r];
+    numbers[NUMBERS_Q + r] = d.sm_scale / CHANNELS_UP;
+    numbers[NUMBERS_U + r] = TILES ? beta * row.v_times : beta;
+    numbers[NUMBERS_W + r] = beta / CHANNELS_UP;
     numbers[NUMBERS_P + r] = d.sm_scale / PRODUCTS_ROOM;
-    numbers[NUMBERS_OWN(true) + r] = m.own[r] * (q * bits_f32(m.q_up[r] & 0xffff0000)) *
-                                     (k * bits_f32(m.k_up[r] & 0xffff0000)) * d.sm_scale;
+    numbers[NUMBERS_OWN(true) + r] =
+        (TILES ? row.own : m.own[r] * m.q_times[r] * m.k_times[r]) * d.sm_scale;
 }
 
 /* ---- Rows with their decays ------------------------------------------------------------------ */
 
-/* Two elements of bf16 times a power of two. */
-DEVICE u32 multiply_power(u32 x, u32 up)
+/* Two elements of a row of length 1: bf16 times `times`, or fp16. */
+template <bool TILES> DEVICE float2 unpack_two(u32 x, float times)
 {
-    u32 y;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(up));
-    return y;
+    return TILES ? make_float2(half_low(x), half_high(x))
+                 : make_float2(bits_f32(x << 16) * times, bits_f32(x & 0xffff0000) * times);
 }
 
 /* In tf32's precision: of the bits after that the tensor cores read none. */
@@ -430,9 +475,10 @@ struct block_products {
 /* A lane's part of 16 channels: a left operand for itself and one for the block's other warp; tiles of
  * decayed rows in the place of those that have no decays; products within the block, for which
  * operands never leave the registers. */
+template <bool TILES>
 DEVICE void decay_rows(const decays_memory &m, const decays_part &part, int step,
-                       const u32 (&up)[2], const u32 (&others_up)[2], const float (&sums)[2][4],
-                       u32 (&left)[4], block_products &products)
+                       const float (&times)[2], const float (&others_times)[2],
+                       const float (&sums)[2][4], u32 (&left)[4], block_products &products)
 {
     const int lane = part.lane;
     const unsigned at = part.half * (CHUNK_TILE / 2) + (part.at ^ step * 32);
@@ -456,12 +502,12 @@ DEVICE void decay_rows(const decays_memory &m, const decays_part &part, int step
             const float2 sum = make_float2(sums[h][2 * w], sums[h][2 * w + 1]);
             const float2 down = exp2_pair(sum.x, sum.y);
             const float2 end = exp2_pair(total.x - sum.x, total.y - sum.y);
-            const u32 one = multiply_power(raw[i], up[w]);
-            const u32 other = multiply_power(others_raw[i], others_up[w]);
-            const u32 key = part.half ? other : one;
-            const float kx = bits_f32(key << 16) * end.x, ky = bits_f32(key & 0xffff0000) * end.y;
-            x[w] = bits_f32(one << 16) * down.x, x[2 + w] = bits_f32(one & 0xffff0000) * down.y;
-            y[w] = bits_f32(other << 16) * down.x, y[2 + w] = bits_f32(other & 0xffff0000) * down.y;
+            const float2 one = unpack_two<TILES>(raw[i], times[w]);
+            const float2 other = unpack_two<TILES>(others_raw[i], others_times[w]);
+            const float kx = (part.half ? other.x : one.x) * end.x;
+            const float ky = (part.half ? other.y : one.y) * end.y;
+            x[w] = one.x * down.x, x[2 + w] = one.y * down.y;
+            y[w] = other.x * down.x, y[2 + w] = other.y * down.y;
             left[i] = pack_half(x[w], x[2 + w]);
             given[i] = pack_half(y[w], y[2 + w]);
             all[i] = pack_half(x[w] * since.x, x[2 + w] * since.y);
@@ -489,6 +535,7 @@ DEVICE void decay_rows(const decays_memory &m, const decays_part &part, int step
 
 /* Products within a block whose decays have no reciprocals, from what decay_rows() has not overwritten yet,
  * by a warp, a lane four channels. */
+template <bool TILES>
 static __device__ __noinline__ void multiply_pairwise(char *memory, int block, int lane)
 {
     const decays_memory m(memory);
@@ -497,24 +544,26 @@ static __device__ __noinline__ void multiply_pairwise(char *memory, int block, i
     for (int j = 0; j < 15; j++) {
         const int from = tile_offset(16 * block + j, place) + half;
         const uint2 key = *(const uint2 *)(m.k + from);
-        const float k_up = bits_f32(m.k_up[16 * block + j] & 0xffff0000);
-        float y[4] = {bits_f32(key.x << 16), bits_f32(key.x & 0xffff0000), bits_f32(key.y << 16),
-                      bits_f32(key.y & 0xffff0000)};
+        const float2 first = unpack_two<TILES>(key.x, m.k_times[16 * block + j]);
+        const float2 second = unpack_two<TILES>(key.y, m.k_times[16 * block + j]);
+        const float y[4] = {first.x, first.y, second.x, second.y};
         float sum[4] = {};
         for (int i = j + 1; i < 16; i++) {
             const int at = tile_offset(16 * block + i, place) + half;
             const uint2 high = *(const uint2 *)(m.high + at), low = *(const uint2 *)(m.low + at);
             const uint2 q = *(const uint2 *)(m.q + at), k = *(const uint2 *)(m.k + at);
+            const float q_times = m.q_times[16 * block + i], k_times = m.k_times[16 * block + i];
             float of_q = 0, of_k = 0;
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const u32 big = e < 2 ? high.x : high.y, rest = e < 2 ? low.x : low.y;
-                const u32 of = e < 2 ? q.x : q.y, with = e < 2 ? k.x : k.y;
+                const float2 of = unpack_two<TILES>(e < 2 ? q.x : q.y, q_times);
+                const float2 with = unpack_two<TILES>(e < 2 ? k.x : k.y, k_times);
                 sum[e] += (e % 2 ? half_high(big) : half_low(big)) +
                           (e % 2 ? half_high(rest) : half_low(rest));
                 const float decayed = y[e] * exp2_fast(sum[e]);
-                of_q += bits_f32(e % 2 ? of & 0xffff0000 : of << 16) * decayed;
-                of_k += bits_f32(e % 2 ? with & 0xffff0000 : with << 16) * decayed;
+                of_q += (e % 2 ? of.y : of.x) * decayed;
+                of_k += (e % 2 ? with.y : with.x) * decayed;
             }
 #pragma unroll
             for (int step = 16; step > 0; step /= 2) {
@@ -523,8 +572,8 @@ static __device__ __noinline__ void multiply_pairwise(char *memory, int block, i
             }
             if (lane > 0)
                 continue;
-            products[16 * i + j] = of_q * bits_f32(m.q_up[16 * block + i] & 0xffff0000) * k_up;
-            keys[16 * i + j] = of_k * bits_f32(m.k_up[16 * block + i] & 0xffff0000) * k_up;
+            products[16 * i + j] = of_q;
+            keys[16 * i + j] = of_k;
         }
     }
     __syncwarp();
@@ -532,25 +581,31 @@ static __device__ __noinline__ void multiply_pairwise(char *memory, int block, i
 
 /* A warp's part of a block: rows with their decays, products within the block, half of which are given to
  * the block's other warp. False: decays have no reciprocals. */
+template <bool TILES>
 DEVICE bool decay_part(const decays_memory &m, const decays_part &part,
                        const float (&sums)[CHANNELS_STEPS][2][4], u32 (&left)[8][4],
                        block_products &products)
 {
     constexpr float range = 100; /* in units of log 2 */
     const int lane = part.lane, row = 16 * part.block + lane / 4;
-    const u32 *mine = part.half ? m.q_up : m.k_up, *others = part.half ? m.k_up : m.q_up;
-    const u32 up[2] = {mine[row], mine[row + 8]}, others_up[2] = {others[row], others[row + 8]};
+    const float *mine = part.half ? m.q_times : m.k_times;
+    const float *others = part.half ? m.k_times : m.q_times;
+    float times[2] = {}, others_times[2] = {};
+    if constexpr (!TILES)
+#pragma unroll
+        for (int w = 0; w < 2; w++)
+            times[w] = mine[row + 8 * w], others_times[w] = others[row + 8 * w];
     const float4 total = *(const float4 *)(m.totals + part.block * CHUNK_MAX_KEYS + 4 * lane);
     const bool in_range =
         __all_sync(~0u, fminf(fminf(total.x, total.y), fminf(total.z, total.w)) >= -range);
     if (!in_range) {
         if (part.half == 0)
-            multiply_pairwise(m.q, part.block, lane);
+            multiply_pairwise<TILES>(m.q, part.block, lane);
         part.sync(); /* rows are without decays until then */
     }
 #pragma unroll
     for (int step = 0; step < CHANNELS_STEPS; step++)
-        decay_rows(m, part, step, up, others_up, sums[step], left[step], products);
+        decay_rows<TILES>(m, part, step, times, others_times, sums[step], left[step], products);
 #pragma unroll
     for (int w = 0; w < 2; w++)
         *(float4 *)&m.given(part.block, 1 - part.half, 4 + w)[lane] =
@@ -619,7 +674,7 @@ DEVICE void write_system_part(const decays_memory &m, const decays_part &part,
     const int block = part.block, lane = part.lane, i = 16 * block + lane / 4;
     const unsigned to = shared_address(m.system) + 16 * block * 128;
     float *square = (float *)(m.staging + block * CHUNK_STAGE) + lane / 4 * 16 + lane % 4 * 2;
-    const float more[2] = {m.k_times[i] * m.beta[i], m.k_times[i + 8] * m.beta[i + 8]};
+    const float beta[2] = {m.beta[i], m.beta[i + 8]};
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
         float a[2][4];
@@ -627,12 +682,10 @@ DEVICE void write_system_part(const decays_memory &m, const decays_part &part,
         if (pair > block)
             continue;
 #pragma unroll
-        for (int n = 0; n < 2; n++) {
-            const float2 by = *(const float2 *)(m.k_times + 16 * pair + 8 * n + lane % 4 * 2);
+        for (int n = 0; n < 2; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                a[n][e] = sums[pair][n][e] * ((e % 2 ? by.y : by.x) * more[e / 2]);
-        }
+                a[n][e] = sums[pair][n][e] * beta[e / 2];
         if (pair < block) {
 #pragma unroll
             for (int n = 0; n < 4; n++)
@@ -649,28 +702,24 @@ DEVICE void write_system_part(const decays_memory &m, const decays_part &part,
     invert_block(m, (float *)(m.staging + block * CHUNK_STAGE), block, lane);
 }
 
-/* Products of queries and keys, as those of rows of length 1 times PRODUCTS_ROOM, to the workspace. */
+/* Products of queries and keys, times PRODUCTS_ROOM, to the workspace. */
 DEVICE void write_products_part(const decays_memory &m, const decays_part &part,
                                 const float (&sums)[4][2][4], char *products)
 {
-    const int block = part.block, lane = part.lane, i = 16 * block + lane / 4;
+    const int block = part.block, lane = part.lane;
     char *staging = m.staging + (4 + block) * CHUNK_STAGE;
-    const float more[2] = {m.q_times[i] * PRODUCTS_ROOM, m.q_times[i + 8] * PRODUCTS_ROOM};
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
         u32 packed[4] = {0, 0, 0, 0};
         if (pair <= block) {
             float p[2][4];
 #pragma unroll
-            for (int n = 0; n < 2; n++) {
-                const float2 by = *(const float2 *)(m.k_times + 16 * pair + 8 * n + lane % 4 * 2);
+            for (int n = 0; n < 2; n++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     const bool there = 8 * n + lane % 4 * 2 + e % 2 < lane / 4 + e / 2 * 8;
-                    const float x = sums[pair][n][e] * ((e % 2 ? by.y : by.x) * more[e / 2]);
-                    p[n][e] = pair < block || there ? x : 0;
+                    p[n][e] = pair < block || there ? sums[pair][n][e] * PRODUCTS_ROOM : 0;
                 }
-            }
 #pragma unroll
             for (int n = 0; n < 4; n++)
                 packed[n] = pack_half(p[n / 2][n % 2 * 2], p[n / 2][n % 2 * 2 + 1]);
@@ -706,17 +755,24 @@ DEVICE void store_keys(const decays_memory &m, char *keys)
     store_commit();
 }
 
-/* Rows of q and k as the batch has them. */
-DEVICE void fetch_keys(const linear_call &call, const channels_chunk &at, const decays_part &part,
-                       const decays_memory &m)
+/* Rows of q and k as the batch has them, or as the convolution has left them at `keys`. */
+template <bool TILES>
+DEVICE void fetch_keys(const linear_call &call, const channels_chunk &at, const char *keys,
+                       const decays_part &part, const decays_memory &m)
 {
     const linear_dims &d = call.dims;
-    fetch_rows(call, at.chunk, d.first[1 - part.half] + at.head / d.ratio * d.k_dim, part.mine(m));
+    if constexpr (TILES)
+        fetch_tiles<CHUNK_CHANNELS_THREADS>(keys, m.q);
+    else
+        fetch_rows(call, at.chunk, d.first[1 - part.half] + at.head / d.ratio * d.k_dim,
+                   part.mine(m));
     copy_commit();
 }
 
 /* Chunks of the window, times v heads, by blocks which have one after the other: rows and gates of the next
- * one are on their way while products of one are made. */
+ * one are on their way while products of one are made. After a convolution the last ones go first, as the
+ * cache has them. */
+template <bool TILES>
 DEVICE void channels_inverse_block(const linear_call &call, int first, char *memory)
 {
 #if HAS_HOPPER
@@ -727,36 +783,48 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
         return;
     const decays_memory m(memory);
     const decays_part part;
-    channels_chunk at(call, first, blockIdx.x);
-    fetch_keys(call, at, part, m);
+    int unit = TILES ? units - 1 - (int)blockIdx.x : blockIdx.x;
+    const int step = TILES ? -(int)gridDim.x : gridDim.x;
+    channels_chunk at(call, chunks.list[first + unit / d.v_heads], unit);
+    channels_gates gates;
+    char *keys = chunks.keys + (i64)unit * CHUNK_RULE_KEYS_BYTES(CHUNK_CHANNELS);
+    fetch_keys<TILES>(call, at, keys, part, m);
+    gates.load(call, at);
 #pragma unroll 1
-    for (int unit = blockIdx.x;;) {
+    for (;;) {
+        const int next = unit + step;
+        const bool more = next >= 0 && next < units;
+        const linear_chunk following = chunks.list[first + (more ? next : unit) / d.v_heads];
         const ready_values to(call, unit / d.v_heads, unit % d.v_heads, CHUNK_CHANNELS);
-        char *keys = chunks.keys + (i64)unit * CHUNK_RULE_KEYS_BYTES(CHUNK_CHANNELS);
+        convolved_row row = {};
+        if constexpr (TILES)
+            row = load_convolved(call, part, unit / d.v_heads, unit % d.v_heads);
         float sums[CHANNELS_STEPS][2][4], products[4][2][4];
         block_products within = {};
         u32 left[8][4];
-        find_logs(call, at, m);
+        find_logs(call, at, gates, m);
         copy_wait<0>();
         __syncthreads();
-        find_lengths(m, part);
+        at = channels_chunk(call, following, more ? next : unit);
+        if constexpr (!TILES)
+            find_lengths(m, part);
         sum_logs(m, part, sums);
         __syncthreads();
-        find_blocks(m, part, to.numbers);
-        write_row_numbers(d, m, part, to.numbers);
-        __syncwarp();
-        const bool in_range = decay_part(m, part, sums, left, within);
+        find_blocks(m, to.numbers);
+        write_row_numbers<TILES>(d, m, part, row, to.numbers);
+        __syncthreads();
+        const bool in_range = decay_part<TILES>(m, part, sums, left, within);
         fence_async_shared();
         __syncthreads();
         if (threadIdx.x == 0)
             store_keys(m, keys);
-        unit += gridDim.x;
-        if (unit < units) {
-            at = channels_chunk(call, first, unit);
-            prefetch_gates(call, at);
-        }
+        keys += (i64)step * CHUNK_RULE_KEYS_BYTES(CHUNK_CHANNELS);
+        if (more)
+            prefetch_chunk<TILES>(call, at, keys);
         take_given(m, part, in_range, left, within.mine);
         multiply_blocks(m, part, left, within.mine, products);
+        if (more)
+            gates.load(call, at);
         if (part.half)
             write_products_part(m, part, products, to.products);
         else
@@ -764,13 +832,14 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
         if (threadIdx.x == 0)
             store_wait_read();
         __syncthreads();
-        if (unit < units)
-            fetch_keys(call, at, part, m);
+        if (more)
+            fetch_keys<TILES>(call, at, keys, part, m);
         if (part.half == 0)
             write_columns(shared_address(m.system), m.staging + part.block * CHUNK_STAGE,
                           part.block, to.w, part.lane);
-        if (unit >= units)
+        if (!more)
             return;
+        unit = next;
     }
 #else
     __trap();

@@ -12,9 +12,6 @@
 
 #include "plugins/linear_like/kernels/chunk_ready.cuh"
 
-/* Products of normalised rows times this: fp16 holds those that decays have made small. */
-#define PRODUCTS_ROOM 32768.0f
-
 /* Powers of two that bring rows near 1, twice as bf16 in a word; times / these are rows' lengths. */
 struct inverse_memory : ready_memory {
     u32 *q_up, *k_up;
@@ -58,12 +55,12 @@ DEVICE void fetch_rows(const linear_call &call, const ready_chunk &chunk, int fi
 }
 
 /* Both tiles of a head, as the convolution has written them. */
-DEVICE void fetch_tiles(const char *from, char *tiles)
+template <int THREADS> DEVICE void fetch_tiles(const char *from, char *tiles)
 {
     const unsigned to = shared_address(tiles) + threadIdx.x * 16;
     from += threadIdx.x * 16;
 #pragma unroll
-    for (int i = 0; i < CHUNK_KEYS_BYTES; i += CHUNK_READY_THREADS * 16)
+    for (int i = 0; i < CHUNK_KEYS_BYTES; i += THREADS * 16)
         copy_async(to + i, from + i);
 }
 
@@ -412,7 +409,8 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
     const int heads = int_min(together, d.ratio - part * together);
     float kk[32], qk[32], own[2];
     if constexpr (TILES) {
-        fetch_tiles(chunks.keys + ((i64)index * d.k_heads + key_head) * CHUNK_KEYS_BYTES, m.q);
+        fetch_tiles<CHUNK_READY_THREADS>(
+            chunks.keys + ((i64)index * d.k_heads + key_head) * CHUNK_KEYS_BYTES, m.q);
         write_ones(m);
     } else {
         fetch_rows(call, chunk, d.first[0] + key_head * d.k_dim, m.q);

@@ -450,13 +450,15 @@ DEVICE void find_updates(unsigned u, const float *numbers, const left_operand<16
     }
 }
 
-/* The right side of (I + A) U = beta v - beta e^g k S. `x`: k S. HALF: v is fp16. UNIT: v = 0. `v`: the
- * warp's. */
-template <bool HALF, bool UNIT>
+/* The right side of (I + A) U = beta v - beta e^g k S. `x`: k S. UNIT: v = 0. `v`: the warp's, fp16 after a
+ * convolution. */
+template <int RULE, bool UNIT>
 DEVICE void find_sides(unsigned v, const float *numbers, const float (&held)[2], int lane,
                        float (&x)[32])
 {
+    constexpr bool half = CHUNK_HAS_TILES(RULE);
     const unsigned from = v + (lane % 8 + lane / 16 * 8) * CHUNK_V_ROW + lane / 8 % 2 * 16;
+    const float up[2] = {held[0] / CHANNELS_UP, held[1] / CHANNELS_UP};
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
         u32 b[4] = {0, 0, 0, 0};
@@ -465,14 +467,21 @@ DEVICE void find_sides(unsigned v, const float *numbers, const float (&held)[2],
             load_matrices_turned(from + pair * 16 * CHUNK_V_ROW, b);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                y[2 * i] = HALF ? half_low(b[i]) : bits_f32(b[i] << 16);
-                y[2 * i + 1] = HALF ? half_high(b[i]) : bits_f32(b[i] & 0xffff0000);
+                y[2 * i] = half ? half_low(b[i]) : bits_f32(b[i] << 16);
+                y[2 * i + 1] = half ? half_high(b[i]) : bits_f32(b[i] & 0xffff0000);
             }
         }
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             const int at = 4 * (2 * pair + n), c = 8 * (2 * pair + n) + lane % 4 * 2;
             const float2 times = *(const float2 *)(numbers + NUMBERS_U + c);
+            if constexpr (RULE == CHUNK_CHANNELS) { /* beta */
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    x[at + e] =
+                        (y[4 * n + e] - x[at + e] * up[e / 2]) * (e % 2 ? times.y : times.x);
+                continue;
+            }
             const float2 less = *(const float2 *)(numbers + NUMBERS_W + c);
 #pragma unroll
             for (int e = 0; e < 4; e++)
@@ -556,7 +565,9 @@ DEVICE void pass_scaled(const states_memory<RULE> &m, const char *stage, int n, 
     const float *numbers = (const float *)(stage + at::state_numbers);
     const unsigned from = shared_address(stage), k = from + at::k;
     const unsigned v = from + at::state_u + warp * (CHUNK_PANEL * 2);
-    const float one[2] = {1, 1}, decay = RULE == CHUNK_CHANNELS ? 1 : numbers[NUMBERS_DECAY];
+    /* What outputs get of a row's update, and the state of it, is the same but for a constant. */
+    constexpr bool same = CHUNK_BY_CHANNELS(RULE);
+    const float one[2] = {1, 1}, decay = CHUNK_BY_CHANNELS(RULE) ? 1 : numbers[NUMBERS_DECAY];
     left_operand<16> held;
     left_operand<8> added, kept;
     float x[32], y[32], scale[2], times[2], largest[2], most[2] = {0, 0};
@@ -566,22 +577,23 @@ DEVICE void pass_scaled(const states_memory<RULE> &m, const char *stage, int n, 
     pack_left<8, 16, 16>(s, one, held);
     multiply_rows(x, held.at[4], k + CHUNK_TILE / 2, true);
     held.times[0] = unit[0], held.times[1] = unit[1];
+    if constexpr (CHUNK_BY_CHANNELS(RULE)) /* whose loads would wait for the stores below */
+        decay_channels(numbers, lane, s, largest);
     if constexpr (PASS == PASS_HANDED) {
         if (n > 0)
             named_sync(HANDED_TAKEN, 64 * CHUNK_STATE_WARPS);
         hand_on(m.state, held);
         named_arrive(HANDED_STATE, 64 * CHUNK_STATE_WARPS);
     }
-    if constexpr (RULE == CHUNK_CHANNELS)
-        decay_channels(numbers, lane, s, largest);
-    else
+    if constexpr (!CHUNK_BY_CHANNELS(RULE))
         largest_of_left(held, largest);
     wait_product<0>(x);
-    find_sides<RULE == CHUNK_TILES, PASS == PASS_MATRIX>(v, numbers, unit, lane, x);
+    find_sides<RULE, PASS == PASS_MATRIX>(v, numbers, unit, lane, x);
     solve_sides(from + at::inverse, x, times);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        const float2 by = *(const float2 *)(numbers + NUMBERS_K + 8 * n + lane % 4 * 2);
+        const float2 by = same ? make_float2(1, 1)
+                               : *(const float2 *)(numbers + NUMBERS_K + 8 * n + lane % 4 * 2);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             y[4 * n + e] = x[4 * n + e] * (e % 2 ? by.y : by.x);
@@ -590,31 +602,36 @@ DEVICE void pass_scaled(const states_memory<RULE> &m, const char *stage, int n, 
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const float old = unit[i] * decay;
-        const float up = find_scale(
-            fmaxf(largest_of_row(most[i] * times[i]), largest_of_row(largest[i]) * old), &unit[i]);
-        scale[i] = times[i] * up;
+        const float old = unit[i] * decay, all = times[i] * (same ? 1 / CHANNELS_UP : 1);
+        const float up =
+            find_scale(largest_of_row(fmaxf(most[i] * all, largest[i] * old)), &unit[i]);
+        scale[i] = all * up;
+        added.times[i] = unit[i] * CHANNELS_UP;
         const float factor = old * up;
 #pragma unroll
         for (int n = 0; n < 16; n++)
             s[4 * n + 2 * i] *= factor, s[4 * n + 2 * i + 1] *= factor;
     }
     pack_left<0, 8, 8>(y, scale, added);
-    if constexpr (RULE == CHUNK_CHANNELS)
+    if constexpr (CHUNK_BY_CHANNELS(RULE))
         m.wait(RING_UPDATES, n);
     const unsigned to =
-        RULE == CHUNK_CHANNELS ? shared_address(m.stage(RING_UPDATES, n)) : from + at::k;
+        CHUNK_BY_CHANNELS(RULE) ? shared_address(m.stage(RING_UPDATES, n)) : from + at::k;
     multiply_panel(low, added.at, to, true);
     multiply_panel(high, added.at, to + CHUNK_TILE / 2, true);
     if constexpr (PASS == PASS_HANDED) {
-        make_left(x, kept, scale);
-        kept.times[0] *= times[0], kept.times[1] *= times[1];
-        hand_on(m.updates, kept);
+        if constexpr (same) {
+            hand_on(m.updates, added);
+        } else {
+            make_left(x, kept, scale);
+            kept.times[0] *= times[0], kept.times[1] *= times[1];
+            hand_on(m.updates, kept);
+        }
         named_arrive(HANDED_UPDATES, 64 * CHUNK_STATE_WARPS);
     }
     wait_product<0>(low);
     products_arrived(high);
-    if constexpr (RULE == CHUNK_CHANNELS)
+    if constexpr (CHUNK_BY_CHANNELS(RULE))
         m.free(RING_UPDATES, n);
 }
 
@@ -782,8 +799,23 @@ template <int RULE> DEVICE void add_own(float2 own, float2 p, const u32 *x, floa
     }
 }
 
+/* The same times `times`, with what the state gives besides, where all rows have the same `p`, which is part of
+ * `added`. */
+DEVICE void add_all(float2 own, const float (&given)[2], const float (&added)[2],
+                    const float (&times)[2], const u32 *x, const float *read, float (&sums)[4])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        sums[2 * i] =
+            read[2 * i] * given[i] + sums[2 * i] * added[i] + half_low(x[i]) * (own.x * times[i]);
+        sums[2 * i + 1] = read[2 * i + 1] * given[i] + sums[2 * i + 1] * added[i] +
+                          half_high(x[i]) * (own.y * times[i]);
+    }
+}
+
 /* Outputs of a delta rule that nothing more is done with: turned as they are stored, 16 bytes a
  * lane. */
+template <int RULE>
 DEVICE void write_turned(const linear_call &call, char *turn, const float *numbers,
                          const float (&read)[32], float (&added)[32], const float (&held)[2],
                          const left_operand<8> &kept, int row, int rows, const output_place &place,
@@ -791,12 +823,23 @@ DEVICE void write_turned(const linear_call &call, char *turn, const float *numbe
 {
     const linear_operands &o = call.operands;
     const int dtype = call.dims.out_dtype, turned = lane % 8 + lane / 16 * 8;
+    const float q = call.dims.sm_scale / CHANNELS_UP, all = call.dims.sm_scale / PRODUCTS_ROOM;
+    const float of_state[2] = {held[0] * q, held[1] * q};
+    const float of_rows[2] = {kept.times[0] * all, kept.times[1] * all};
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
         u32 y[4];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int c = 16 * pair + 8 * i + lane % 4 * 2, from = 4 * (2 * pair + i);
+            if constexpr (CHUNK_BY_CHANNELS(RULE)) {
+                float(&sums)[4] = *(float(*)[4])(added + from);
+                add_all(*(const float2 *)(numbers + NUMBERS_OWN(true) + c), of_state, of_rows,
+                        kept.times, kept.at[pair] + 2 * i, read + from, sums);
+                y[2 * i] = pack_two(dtype, sums[0], sums[1]);
+                y[2 * i + 1] = pack_two(dtype, sums[2], sums[3]);
+                continue;
+            }
             const float2 a = *(const float2 *)(numbers + NUMBERS_Q + c);
             const float2 p = *(const float2 *)(numbers + NUMBERS_P + c);
             const float2 own = *(const float2 *)(numbers + NUMBERS_OWN(true) + c);
@@ -852,8 +895,8 @@ DEVICE void write_chunk(const linear_call &call, const states_memory<RULE> &m, i
     wait_product<0>(read);
     products_arrived(added);
     if (HAS_HOPPER && RULE && !o.z) {
-        write_turned(call, (char *)m.turn, numbers, read, added, s.times, x, row, rows, place,
-                     lane);
+        write_turned<RULE>(call, (char *)m.turn, numbers, read, added, s.times, x, row, rows, place,
+                           lane);
         return;
     }
 #pragma unroll
@@ -1225,7 +1268,7 @@ DEVICE void pass_chunks(const linear_call &call, const states_work &work,
         scale_state(s, unit);
 #pragma unroll 1
     for (int n = 0; n < work.to - work.from; n++) {
-        const int snapshot = call.chunks.list[work.from + n].snapshot;
+        const int snapshot = __shfl_sync(~0u, call.chunks.list[work.from + n].snapshot, 0);
         m.wait(0, work.lead + n);
         pass_chunk<RULE, EXACT, PASS_HANDED>(m, m.stage(0, work.lead + n), n, warp, lane, s, unit);
         m.free(0, work.lead + n);
@@ -1313,7 +1356,8 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
     const linear_dims &d = call.dims;
     const int panels = d.v_dim / CHUNK_PANEL;
     const int slices = (panels + CHUNK_STATE_WARPS - 1) / CHUNK_STATE_WARPS;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % CHUNK_STATE_WARPS;
+    const int lane = threadIdx.x % 32;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32 % CHUNK_STATE_WARPS, 0);
     /* The same in all lanes, and told so to the compiler. */
     const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
     const int rest = blockIdx.x / slices;
@@ -1339,7 +1383,7 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
             copy_chunks<RULE>(call, work, m, warp);
         else if (RULE >= CHUNK_INVERSE && warp == 2)
             copy_values(call, work, m);
-        else if (RULE == CHUNK_CHANNELS)
+        else if (CHUNK_BY_CHANNELS(RULE))
             copy_updates<RULE>(call, work, m);
     }
 }
@@ -1351,7 +1395,8 @@ DEVICE void segments_block(const linear_call &call, int first, char *memory)
 {
     const linear_dims &d = call.dims;
     const int panels = d.v_dim / CHUNK_PANEL, parts = CHUNK_SEGMENT_PARTS(panels, RULE);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % CHUNK_STATE_WARPS;
+    const int lane = threadIdx.x % 32;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32 % CHUNK_STATE_WARPS, 0);
     const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
     const int rest = blockIdx.x / parts, part = blockIdx.x % parts;
     states_work work;
@@ -1380,7 +1425,7 @@ DEVICE void segments_block(const linear_call &call, int first, char *memory)
             copy_chunks<RULE>(call, work, m, RING_STATE);
         else if (RULE >= CHUNK_INVERSE && warp == 2)
             copy_values(call, work, m);
-        else if (RULE == CHUNK_CHANNELS && warp == 3)
+        else if (CHUNK_BY_CHANNELS(RULE) && warp == 3)
             copy_updates<RULE>(call, work, m);
     }
 }

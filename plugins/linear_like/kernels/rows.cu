@@ -169,8 +169,9 @@ DEVICE void load_before(const linear_call &call, const linear_sequence &sequence
 
 /* `rows` > 0 rows of a sequence, from `t` on: give(row, x) gets channels of each, before SiLU; 0 where
  * the thread is not `there`. Inputs of AHEAD rows wait for memory together, with all that comes before
- * them, and one more is asked for as soon as one is there. */
-template <bool HALF, bool SPLIT, typename GIVE>
+ * them, and one more is asked for as soon as one is there. PAIRS: a last row with an even number has one after it,
+ * of which nothing is known. */
+template <bool HALF, bool PAIRS = false, bool SPLIT, typename GIVE>
 DEVICE void convolve_run(const linear_call &call, const linear_sequence &sequence, int t, int rows,
                          const convolve_channels<SPLIT> &c, bool there, GIVE give)
 {
@@ -178,7 +179,7 @@ DEVICE void convolve_run(const linear_call &call, const linear_sequence &sequenc
     const char *from = call.operands.mixed + (i64)(sequence.first_row + t) * apart;
     float window[TAPS][NUMBER]; /* row r is in window[r % TAPS] */
     convolve_weights weights;
-    uint4 ahead[AHEAD];
+    uint4 ahead[AHEAD] = {};
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
         if (i < rows)
@@ -191,7 +192,7 @@ DEVICE void convolve_run(const linear_call &call, const linear_sequence &sequenc
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             float x[NUMBER];
-            if (first + i >= rows)
+            if (!(PAIRS && i % 2) && first + i >= rows)
                 return;
             unpack<HALF>(ahead[i], window[i % TAPS]);
             if (first + i + AHEAD < rows)
@@ -330,22 +331,63 @@ extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, CONVOLVE_BLOCKS)
         *(uint4 *)(to + r * apart) = make_uint4(0, 0, 0, 0);
 }
 
-/* Sums over the warp's lanes: of `q` and `k` for all lanes, of `both` for lane 8, in its place; each lane
- * keeps a part of them at a time. */
-DEVICE void sum_three(float &q, float &k, float &both)
+/* Of what is no denormal number. */
+DEVICE float rsqrt_fast(float x)
 {
-    const bool second = threadIdx.x & 16, third = threadIdx.x & 8;
-    float x = (second ? k : q) + __shfl_xor_sync(~0u, second ? q : k, 16);
-    both += __shfl_xor_sync(~0u, both, 16);
-    x = (third ? both : x) + __shfl_xor_sync(~0u, third ? x : both, 8);
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Of two rows: sums over a lane's channels of q and k, q squared, k squared, their product. */
+struct key_sums {
+    float q[2], k[2], both[2];
+};
+
+/* Sums over the warp's lanes, each of which keeps a part of them at a time. `q` and `k` become what the rows are
+ * to be multiplied by; `both` the rows' products, of row 0 for lane 4, of row 1 for lane 20. */
+DEVICE void sum_keys(key_sums &x)
+{
+    const bool first = threadIdx.x & 16, second = threadIdx.x & 8, third = threadIdx.x & 4;
+    float length[2], both = (first ? x.both[1] : x.both[0]) +
+                            __shfl_xor_sync(~0u, first ? x.both[0] : x.both[1], 16);
 #pragma unroll
-    for (int step = 4; step > 0; step /= 2)
-        x += __shfl_xor_sync(~0u, x, step);
-    q = __shfl_sync(~0u, x, 0), k = __shfl_sync(~0u, x, 16), both = x;
+    for (int i = 0; i < 2; i++)
+        length[i] = (first ? x.k[i] : x.q[i]) + __shfl_xor_sync(~0u, first ? x.q[i] : x.k[i], 16);
+    float sum =
+        (second ? length[1] : length[0]) + __shfl_xor_sync(~0u, second ? length[0] : length[1], 8);
+    both += __shfl_xor_sync(~0u, both, 8);
+    sum = (third ? both : sum) + __shfl_xor_sync(~0u, third ? sum : both, 4);
+#pragma unroll
+    for (int step = 2; step > 0; step /= 2)
+        sum += __shfl_xor_sync(~0u, sum, step);
+    const float inverse = rsqrt_fast(sum + 1e-6f);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        x.q[i] = __shfl_sync(~0u, inverse, 8 * i);
+        x.k[i] = __shfl_sync(~0u, inverse, 8 * i + 16);
+    }
+    x.both[0] = x.both[1] = sum;
+}
+
+/* Four channels of a row of q and of k, times a number each, in each of a head's tiles. */
+DEVICE void store_keys(char *to, int tiles, i64 apart, const float (&x)[NUMBER], float q, float k)
+{
+    const uint2 first = make_uint2(pack_half(x[0] * q, x[1] * q), pack_half(x[2] * q, x[3] * q));
+    const uint2 second = make_uint2(pack_half(x[4] * k, x[5] * k), pack_half(x[6] * k, x[7] * k));
+    *(uint2 *)to = first;
+    *(uint2 *)(to + CHUNK_TILE) = second;
+#pragma unroll 1
+    for (int n = 1; n < tiles; n++) {
+        to += apart;
+        *(uint2 *)to = first;
+        *(uint2 *)(to + CHUNK_TILE) = second;
+    }
 }
 
 /* Rows of q and k of a head, as tiles of rows of length 1, by the warp's lanes with four channels of
- * each; products of rows with the same number are those of what is not rounded. */
+ * each; products of rows with the same number are those of what is not rounded. KDA's v heads have tiles of
+ * their own, to which their decays are added. */
 DEVICE void convolve_keys(const linear_call &call, const convolve_part &part, int rows)
 {
     const linear_dims &d = call.dims;
@@ -354,35 +396,51 @@ DEVICE void convolve_keys(const linear_call &call, const convolve_part &part, in
     const bool there = at < d.k_dim, smooth = d.silu;
     const int c = head * d.k_dim + (there ? at : 0);
     const convolve_channels<true> channels = {d.first[0] + c, d.first[1] + c};
-    char *tile =
-        call.chunks.keys + ((i64)part.index * d.k_heads + head) * CHUNK_KEYS_BYTES + lane % 2 * 8;
+    const int tiles = d.family == LINEAR_FAMILY_KDA ? d.ratio : 1;
+    const i64 apart = d.family == LINEAR_FAMILY_KDA ? CHUNK_RULE_KEYS_BYTES(CHUNK_CHANNELS_TILES)
+                                                    : CHUNK_KEYS_BYTES;
+    char *row = call.chunks.keys + ((i64)part.index * d.k_heads + head) * tiles * apart +
+                tile_offset(part.begin, lane / 16 * 8) + lane % 2 * 8;
     float *own = row_numbers(call, part.index, head) + part.begin;
-    if (part.here > 0)
-        convolve_run<false>(
-            call, part.sequence, part.t, part.here, channels, there, [&](int r, float(&x)[NUMBER]) {
-                float q = 0, k = 0, both = 0;
+    /* Where the lane's channels are in row `r`; the part begins with a multiple of eight rows. */
+    const auto place = [&](int r) { return row + r * 128 + ((lane / 2 ^ r) & 7) * 16; };
+    const int here = part.here;
+    float even[NUMBER];
+    if (here > 0)
+        convolve_run<false, true>(
+            call, part.sequence, part.t, here, channels, there, [&](int r, float(&x)[NUMBER]) {
+                key_sums sums = {};
 #pragma unroll
                 for (int i = 0; smooth && i < NUMBER; i++)
                     x[i] = fast_silu(x[i]);
+                if (r % 2 == 0) {
+#pragma unroll
+                    for (int i = 0; i < NUMBER; i++)
+                        even[i] = x[i];
+                    return;
+                }
 #pragma unroll
                 for (int i = 0; i < NUMBER / 2; i++) {
-                    q += x[i] * x[i];
-                    k += x[i + NUMBER / 2] * x[i + NUMBER / 2];
-                    both += x[i] * x[i + NUMBER / 2];
+                    const float *q[2] = {even + i, x + i};
+#pragma unroll
+                    for (int n = 0; n < 2; n++) {
+                        sums.q[n] += q[n][0] * q[n][0];
+                        sums.k[n] += q[n][NUMBER / 2] * q[n][NUMBER / 2];
+                        sums.both[n] += q[n][0] * q[n][NUMBER / 2];
+                    }
                 }
-                sum_three(q, k, both);
-                q = rsqrtf(q + 1e-6f), k = rsqrtf(k + 1e-6f);
-                char *to = tile + tile_offset(part.begin + r, lane / 2);
-                *(uint2 *)to =
-                    make_uint2(pack_half(x[0] * q, x[1] * q), pack_half(x[2] * q, x[3] * q));
-                *(uint2 *)(to + CHUNK_TILE) =
-                    make_uint2(pack_half(x[4] * k, x[5] * k), pack_half(x[6] * k, x[7] * k));
-                if (lane == 8)
-                    own[r] = both * q * k;
+                sum_keys(sums);
+                store_keys(place(r - 1), tiles, apart, even, sums.q[0], sums.k[0]);
+                if (r < here)
+                    store_keys(place(r), tiles, apart, x, sums.q[1], sums.k[1]);
+                const int n = lane / 16;
+                if (lane % 16 == 4 && r - 1 + n < here)
+                    own[r - 1 + n] =
+                        sums.both[0] * (n ? sums.q[1] * sums.k[1] : sums.q[0] * sums.k[0]);
             });
-    for (int r = part.here; r < rows; r++) {
-        char *to = tile + tile_offset(part.begin + r, lane / 2);
-        *(uint2 *)to = *(uint2 *)(to + CHUNK_TILE) = make_uint2(0, 0);
+    const float none[NUMBER] = {};
+    for (int r = here; r < rows; r++) {
+        store_keys(place(r), tiles, apart, none, 0, 0);
         if (lane == 0)
             own[r] = 0;
     }
@@ -404,7 +462,7 @@ DEVICE void convolve_values(const linear_call &call, const convolve_part &part, 
     float *times = row_numbers(call, part.index, d.k_heads + head) + part.begin;
     if (part.here > 0)
         convolve_run<false>(call, part.sequence, part.t, part.here, channels, there,
-                            [&](int r, float(&x)[NUMBER]) {
+                            [&](int, float(&x)[NUMBER]) {
                                 float largest = 0, inverse;
 #pragma unroll
                                 for (int i = 0; i < NUMBER; i++) {
@@ -419,15 +477,16 @@ DEVICE void convolve_values(const linear_call &call, const convolve_part &part, 
                                 for (int i = 0; i < NUMBER; i++)
                                     x[i] *= scale;
                                 if (there)
-                                    *(uint4 *)(to + r * apart) = pack<true>(x);
+                                    *(uint4 *)to = pack<true>(x);
                                 if (counts)
-                                    times[r] = inverse;
+                                    *times = inverse;
+                                to += apart, times++;
                             });
-    for (int r = part.here; r < rows; r++) {
+    for (int r = part.here; r < rows; r++, to += apart, times++) {
         if (there)
-            *(uint4 *)(to + r * apart) = make_uint4(0, 0, 0, 0);
+            *(uint4 *)to = make_uint4(0, 0, 0, 0);
         if (counts)
-            times[r] = 0;
+            *times = 0;
     }
 }
 

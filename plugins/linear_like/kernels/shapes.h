@@ -44,20 +44,28 @@
 
 /* What there is of a chunk beside q, k and products of these: u; w and u of (I + A) x = b; (I + A)^-1,
  * where rows of v can come from the batch as they are; the same, with rows and tiles from the
- * convolution; the same as CHUNK_INVERSE where each channel has its own decay, so that k has two: from the
+ * convolution; the same as these two where each channel has its own decay, so that k has two: from the
  * chunk's first row on, and to its end. */
-#define CHUNK_PLAIN    0
-#define CHUNK_SOLVED   1
-#define CHUNK_INVERSE  2
-#define CHUNK_TILES    3
-#define CHUNK_CHANNELS 4
+#define CHUNK_PLAIN          0
+#define CHUNK_SOLVED         1
+#define CHUNK_INVERSE        2
+#define CHUNK_TILES          3
+#define CHUNK_CHANNELS       4
+#define CHUNK_CHANNELS_TILES 5
 
-#define CHUNK_INVERSE_ROOM 128.0f /* (I + A)^-1 times this: fp16 holds smaller elements then */
+#define CHUNK_BY_CHANNELS(rule) ((rule) >= CHUNK_CHANNELS)
+#define CHUNK_HAS_TILES(rule)   ((rule) == CHUNK_TILES || (rule) == CHUNK_CHANNELS_TILES)
+
+/* fp16 has few bits for small numbers: (I + A)^-1, products of normalised rows, KDA's rows with their decays
+ * are in tiles times these. */
+#define CHUNK_INVERSE_ROOM 128.0f
+#define PRODUCTS_ROOM      32768.0f
+#define CHANNELS_UP        256.0f
 
 /* Tiles: q and k; the numbers of rows, products of queries and keys, w or the inverse, u by panels. */
 #define CHUNK_TILE                  (CHUNK_ROWS * CHUNK_MAX_KEYS * 2)
 #define CHUNK_KEYS_BYTES            (2 * CHUNK_TILE)
-#define CHUNK_RULE_KEYS_BYTES(rule) (CHUNK_KEYS_BYTES + ((rule) == CHUNK_CHANNELS ? CHUNK_TILE : 0))
+#define CHUNK_RULE_KEYS_BYTES(rule) (CHUNK_KEYS_BYTES + (CHUNK_BY_CHANNELS(rule) ? CHUNK_TILE : 0))
 #define CHUNK_NUMBERS               2048
 #define CHUNK_PRODUCTS              (CHUNK_ROWS * CHUNK_ROWS * 2)
 #define CHUNK_PANEL_BYTES           (CHUNK_ROWS * CHUNK_PANEL * 2)
@@ -114,7 +122,7 @@
  * what they hand on and what outputs are turned in. */
 #define CHUNK_STATE_STAGES        3
 #define CHUNK_OUTPUT_STAGES       2
-#define CHUNK_UPDATE_STAGES(rule) ((rule) == CHUNK_CHANNELS ? 2 : 0)
+#define CHUNK_UPDATE_STAGES(rule) (CHUNK_BY_CHANNELS(rule) ? 2 : 0)
 #define CHUNK_STATE_STAGE(rule)                                                                    \
     (CHUNK_TILE + CHUNK_NUMBERS +                                                                  \
      ((rule) >= CHUNK_INVERSE                                                                      \

@@ -258,7 +258,8 @@ static _Thread_local linear_call before;
 /* Bytes of a chunk after the convolution, but for its numbers. */
 static int64_t row_bytes(const linear_dims *d)
 {
-    const int channels = d->family == LINEAR_FAMILY_GDN ? d->v_heads * d->v_dim : d->channels;
+    const int delta = d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
+    const int channels = delta ? d->v_heads * d->v_dim : d->channels;
     return (int64_t)CHUNK_ROWS * channels * 2;
 }
 
@@ -301,8 +302,8 @@ static void ready_by(const struct fake_cuda_launch *launch, int rule)
     const int parts =
         heads == d->v_heads ? 1 : (d->ratio + call->chunks.together - 1) / call->chunks.together;
     const int64_t keys = CHUNK_RULE_KEYS_BYTES(rule);
-    const int64_t number = rule == CHUNK_CHANNELS ? call->chunks.window /* by blocks in turn */
-                                                  : (int64_t)launch->grid[0] / (heads * parts);
+    const int64_t number = CHUNK_BY_CHANNELS(rule) ? call->chunks.window /* by blocks in turn */
+                                                   : (int64_t)launch->grid[0] / (heads * parts);
     int first = *(const int *)launch->arguments[1];
     for (int64_t i = 0; i < number; i++)
         if (first + i < linear_load_int(call->chunks.count, 0)) {
@@ -492,17 +493,28 @@ void fake_linear_define(void)
         "linear_decode_plain_128", "linear_decode_delta_128", "linear_decode_channels_128",
         "linear_steps_plain_128",  "linear_steps_delta_128",  "linear_steps_channels_128",
         "linear_steps_plain_256",  "linear_steps_delta_256",  "linear_steps_channels_256"};
-    static const char *const chunked[] = {
-        "linear_ready_plain",      "linear_ready_delta",      "linear_ready_inverse",
-        "linear_ready_tiles",      "linear_ready_channels",   "linear_ready_channels_delta",
-        "linear_states_plain",     "linear_states_delta",     "linear_states_inverse",
-        "linear_states_tiles",     "linear_states_channels",  "linear_segments_plain",
-        "linear_segments_delta",   "linear_segments_inverse", "linear_segments_tiles",
-        "linear_segments_channels"};
-    static void (*const by_chunks[])(const struct fake_cuda_launch *launch) = {
-        ready_plain,  ready_solved,  ready_inverse,  ready_inverse,  ready_channels, ready_solved,
-        states_plain, states_solved, states_inverse, states_inverse, states_inverse, segments,
-        segments,     segments,      segments,       segments};
+    static const struct {
+        const char *name;
+        void (*run)(const struct fake_cuda_launch *launch);
+    } chunked[] = {{"linear_ready_plain", ready_plain},
+                   {"linear_ready_delta", ready_solved},
+                   {"linear_ready_inverse", ready_inverse},
+                   {"linear_ready_tiles", ready_inverse},
+                   {"linear_ready_channels", ready_channels},
+                   {"linear_ready_channels_tiles", ready_channels},
+                   {"linear_ready_channels_delta", ready_solved},
+                   {"linear_states_plain", states_plain},
+                   {"linear_states_delta", states_solved},
+                   {"linear_states_inverse", states_inverse},
+                   {"linear_states_tiles", states_inverse},
+                   {"linear_states_channels", states_inverse},
+                   {"linear_states_channels_tiles", states_inverse},
+                   {"linear_segments_plain", segments},
+                   {"linear_segments_delta", segments},
+                   {"linear_segments_inverse", segments},
+                   {"linear_segments_tiles", segments},
+                   {"linear_segments_channels", segments},
+                   {"linear_segments_channels_tiles", segments}};
     static const size_t sizes[] = {sizeof(linear_call), sizeof(int), sizeof(int)};
     static const size_t fused_sizes[] = {sizeof(linear_call), sizeof(linear_maps), sizeof(int)};
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)
@@ -511,7 +523,7 @@ void fake_linear_define(void)
         fake.define_kernel(names[i], steps, sizes, 1, NULL);
     fake.define_kernel("linear_list", list, sizes, 1, NULL);
     for (size_t i = 0; i < sizeof chunked / sizeof chunked[0]; i++)
-        fake.define_kernel(chunked[i], by_chunks[i], sizes, 2, NULL);
+        fake.define_kernel(chunked[i].name, chunked[i].run, sizes, 2, NULL);
     fake.define_kernel("linear_fused", fused, fused_sizes, 3, NULL);
     fake.define_kernel("linear_fused_segments", segments, fused_sizes, 3, NULL);
     fake.define_kernel("linear_convolve_chunks", convolve_chunks, sizes, 3, NULL);
