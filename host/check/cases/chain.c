@@ -119,15 +119,16 @@ struct forward_case *chain_make_case(struct chain *chain, const struct case_spec
     return c;
 }
 
-void chain_note(struct chain *chain, int32_t n, const char *what)
+static void note(struct chain *chain, int32_t n, const char *what)
 {
     char text[600];
     case_spec_describe(&chain->specs[n], text, sizeof text);
     check_note(chain->run, "%s %d: %s", what, n, text);
 }
 
-bool chain_told(struct chain *chain, int32_t n, const char *what,
-                const struct case_verdict *verdict)
+/* Report the outcome of a step; returns whether it was good. */
+static bool told(struct chain *chain, int32_t n, const char *what,
+                 const struct case_verdict *verdict)
 {
     const struct joint *step = &chain->steps[n];
     char text[600];
@@ -144,9 +145,9 @@ bool chain_judge(struct chain *chain, int32_t n, const char *what)
     struct case_verdict verdict;
     if (n >= chain->count)
         return true;
-    chain_note(chain, n, what);
+    note(chain, n, what);
     joint_judge(chain->session, &chain->steps[n], &verdict);
-    return chain_told(chain, n, what, &verdict);
+    return told(chain, n, what, &verdict);
 }
 
 /* ---- Instances called in turns ---------------------------------------------------------------- */
@@ -222,7 +223,7 @@ static bool use_second(struct chain *chain, bool planned, struct case_session **
 {
     host_error error;
     host_error_init(&error);
-    chain_note(chain, 1, "a second metadata, call");
+    note(chain, 1, "a second metadata, call");
     attn_status status =
         session_create_beside(chain->session, &chain->steps[1].bounds, second, &error.base);
     if (!passed(chain, status, &error))
@@ -230,7 +231,7 @@ static bool use_second(struct chain *chain, bool planned, struct case_session **
     struct case_verdict verdict = {.good = true};
     if (planned)
         joint_judge(*second, &chain->steps[1], &verdict);
-    return chain_told(chain, 1, "a second metadata, call", &verdict);
+    return told(chain, 1, "a second metadata, call", &verdict);
 }
 
 static bool has_equal_size(struct chain *chain, const struct case_session *first)
@@ -261,23 +262,22 @@ void chain_judge_two(struct chain *chain, int32_t way)
         chain->session, &chain->steps[0].cases[0]->posed.bounds, &first, &error.base);
     bool good = passed(chain, status, &error);
     if (good) {
-        chain_note(chain, 0, what);
+        note(chain, 0, what);
         joint_plan(first, &chain->steps[0], &verdict);
-        good = chain_told(chain, 0, what, &verdict) &&
-               use_second(chain, way & SECOND_PLANNED, &second);
+        good = told(chain, 0, what, &verdict) && use_second(chain, way & SECOND_PLANNED, &second);
     }
     if (!(way & SECOND_STAYS)) {
         case_session_destroy(second);
         second = NULL;
     }
     if (good) {
-        chain_note(chain, 0, what);
+        note(chain, 0, what);
         joint_judge_planned(first, &chain->steps[0], &verdict);
-        good = chain_told(chain, 0, what, &verdict) && has_equal_size(chain, first);
+        good = told(chain, 0, what, &verdict) && has_equal_size(chain, first);
     }
     if (good) { /* and once more, planned as things are now */
         joint_judge(first, &chain->steps[0], &verdict);
-        chain_told(chain, 0, "since a second metadata was made, call", &verdict);
+        told(chain, 0, "since a second metadata was made, call", &verdict);
     }
     case_session_destroy(second);
     case_session_destroy(first);

@@ -51,12 +51,6 @@ void chain_drop(struct chain *chain, const struct chain *before);
 struct forward_case *chain_make_case(struct chain *chain, const struct case_spec *spec,
                                      uint64_t seed, uint64_t batch_seed);
 
-void chain_note(struct chain *chain, int32_t n, const char *what);
-
-/* Report the outcome of a step; returns whether it was good. */
-bool chain_told(struct chain *chain, int32_t n, const char *what,
-                const struct case_verdict *verdict);
-
 /* Plans and judges step n; there may be none. False: reported. */
 bool chain_judge(struct chain *chain, int32_t n, const char *what);
 

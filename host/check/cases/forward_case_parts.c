@@ -664,7 +664,7 @@ static const enum case_part_id scale_parts[ATTN_ROLE_COUNT] = {
     [ATTN_ROLE_LATENT_CACHE] = PART_LATENT_SCALE,
 };
 
-bool case_has_scale(const struct forward_case *c, uint32_t role)
+static bool has_scale(const struct forward_case *c, uint32_t role)
 {
     return scale_parts[role] && c->parts[scale_parts[role]].bytes > 0;
 }
@@ -672,7 +672,7 @@ bool case_has_scale(const struct forward_case *c, uint32_t role)
 static void view_scales(const struct viewing *v)
 {
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
-        if (v->view->operands[role] && case_has_scale(v->c, role)) {
+        if (v->view->operands[role] && has_scale(v->c, role)) {
             v->view->scale[role] = view_scale(v, scale_parts[role]);
             v->view->scales[role] = &v->view->scale[role];
         }

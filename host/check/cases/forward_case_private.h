@@ -358,7 +358,6 @@ attn_status case_place_tokens(struct forward_case *c, attn_error *error);
 /* Values of a scale, PART_*_SCALE, for batches of `num_seqs` sequences, and the place of that of
  * sequence `s` and a KV head; of a cache that of key `j`. */
 int64_t case_num_scales(const struct forward_case *c, enum case_part_id part, int32_t num_seqs);
-bool case_has_scale(const struct forward_case *c, uint32_t role); /* of that role's operand */
 int64_t case_scale_place(const struct forward_case *c, enum case_part_id part, int32_t s, int32_t j,
                          int32_t head);
 
