@@ -84,36 +84,6 @@ static void run_single(struct check_run *run)
     judge_settings(run, &setting, 1);
 }
 
-enum { INSIDE = 8 };
-
-/* Option n of those that are numbers with a range; -1: there are fewer. */
-static int32_t find_range(const struct check_subject *subject, int32_t n)
-{
-    for (uint32_t o = 0; o < subject->type->num_options; o++)
-        if (setting_has_range(setting_option(subject, o)) && n-- == 0)
-            return (int32_t)o;
-    return -1;
-}
-
-static int32_t count_ranges(const struct check_subject *subject)
-{
-    int32_t count = 0;
-    while (find_range(subject, count) >= 0)
-        count++;
-    return count;
-}
-
-CHECK_COUNT(inside, (subject->exhaustive ? 20 : 1) * INSIDE * count_ranges(subject))
-
-static void run_inside(struct check_run *run)
-{
-    struct draw draw = {.seed = run->seed};
-    int32_t ranges = count_ranges(run->subject);
-    struct setting setting = {.option = (uint32_t)find_range(run->subject, run->index % ranges)};
-    setting_draw(setting_option(run->subject, setting.option), &draw, setting.text);
-    judge_settings(run, &setting, 1);
-}
-
 static int32_t count_all_pairs(const struct check_subject *subject)
 {
     int32_t count = 0;
@@ -258,9 +228,6 @@ const struct check check_conf[] = {
     CHECK_ROW("CONF-06", single, setting_count_all, 0,
               "an option at an end of its range, at its default, or at each choice works, or "
               "query refuses it with the field option"),
-    CHECK_ROW("CONF-06", inside, count_inside, 0,
-              "any number between the ends of an option's range works, or query refuses it with "
-              "the field option"),
     CHECK_ROW("CONF-06", pairs, count_pairs, 0,
               "two options at such values work together, or query refuses them with the field "
               "option"),

@@ -187,81 +187,6 @@ static void run_merge(struct check_run *run)
     kind_close(&k);
 }
 
-/* ---- What SGLang tests ----------------------------------------------------------------------- */
-
-/* The twelve base cases of its attention unit tests, each in four orders of slots. */
-struct base_case {
-    uint8_t mode, page, heads; /* of the axes */
-    int32_t num_sequences;
-    int32_t lengths[3][2]; /* prefix, new tokens */
-};
-enum {
-    PAGE_16 = 0,
-    PAGE_1 = 1,
-    PAGE_32 = 3,
-    HEADS_GQA = 0,
-    HEADS_MHA = 1,
-    HEADS_MQA = 2,
-    DIM_16 = 2
-};
-
-CHECK_COUNT(slot_orders, SLOT_ORDERS)
-
-/* fp16 with heads of 16, as there; or what the backend has. */
-static struct grid_point base_point(const struct grid *grid, const struct base_case *base,
-                                    int32_t slots)
-{
-    struct grid_point point = grid->base, small;
-    point.value[AXIS_MODE] = base->mode;
-    point.value[AXIS_PAGE] = base->page;
-    point.value[AXIS_HEADS] = base->heads;
-    point.value[AXIS_SLOTS] = (uint8_t)slots;
-    small = point;
-    small.value[AXIS_DTYPE] = DTYPE_F16;
-    small.value[AXIS_DIM] = DIM_16;
-    return grid_accepts(grid, &small, NULL, NULL, 0) ? small : point;
-}
-
-static void run_base_case(struct check_run *run, const struct base_case *base)
-{
-    struct grid *grid = grid_of(run->subject);
-    CHECK_THAT(run, grid, "no memory for the grid");
-    struct grid_point point = base_point(grid, base, run->index);
-    struct case_spec spec;
-    char reason[512] = "";
-    if (grid_accepts(grid, &point, &spec, reason, sizeof reason)) {
-        spec.num_sequences = base->num_sequences;
-        for (int32_t s = 0; s < base->num_sequences; s++)
-            spec.sequences[s] = (struct case_sequence){.prefix_len = base->lengths[s][0],
-                                                       .num_new = base->lengths[s][1]};
-        if (grid_accepts_spec(grid, grid_options(grid, &point), &spec, reason, sizeof reason))
-            numerics_run(run, &spec, grid_options(grid, &point), &once);
-    }
-    if (reason[0])
-        check_skip(run, "%s", reason);
-    grid_release(run->subject, grid);
-}
-
-#define BASE_CASE(name, ...)                                                                       \
-    static void run_##name(struct check_run *run)                                                  \
-    {                                                                                              \
-        static const struct base_case base = {__VA_ARGS__};                                        \
-        run_base_case(run, &base);                                                                 \
-    }
-
-BASE_CASE(page_one_prefix, MODE_EXTEND, PAGE_1, HEADS_MHA, 2, {{2, 3}, {4, 1}})
-BASE_CASE(page_exact, MODE_EXTEND, PAGE_16, HEADS_MHA, 1, {{0, 16}})
-BASE_CASE(page_about, MODE_EXTEND, PAGE_16, HEADS_MHA, 3, {{0, 15}, {0, 16}, {0, 17}})
-BASE_CASE(prefix_of_a_page, MODE_EXTEND, PAGE_16, HEADS_MHA, 1, {{16, 2}})
-BASE_CASE(prefix_fills_page, MODE_EXTEND, PAGE_16, HEADS_MHA, 1, {{8, 8}})
-BASE_CASE(prefix_crosses_page, MODE_EXTEND, PAGE_16, HEADS_MHA, 1, {{15, 2}})
-BASE_CASE(prefixes_mixed, MODE_EXTEND, PAGE_16, HEADS_MHA, 3, {{0, 15}, {8, 8}, {16, 1}})
-BASE_CASE(large_page_crossed, MODE_EXTEND, PAGE_32, HEADS_MHA, 1, {{31, 2}})
-BASE_CASE(decode_about_page, MODE_DECODE, PAGE_16, HEADS_MHA, 3, {{14, 1}, {15, 1}, {16, 1}})
-BASE_CASE(decode_single, MODE_DECODE, PAGE_16, HEADS_MHA, 1, {{7, 1}})
-BASE_CASE(decode_gqa, MODE_DECODE, PAGE_16, HEADS_GQA, 3, {{14, 1}, {15, 1}, {16, 1}})
-BASE_CASE(extend_mqa, MODE_EXTEND, PAGE_16, HEADS_MQA, 3, {{0, 15}, {8, 8}, {16, 1}})
-
 /* ---- The grid -------------------------------------------------------------------------------- */
 
 static int32_t count_grid(const struct check_subject *subject)
@@ -320,12 +245,6 @@ static void run_random(struct check_run *run)
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
-
-#define BASE_ROW(function, sentence)                                                               \
-    {                                                                                              \
-        "INVAR-01", #function, sentence, CHECK_NEEDS_COMPUTE, count_slot_orders, run_##function,   \
-            NULL                                                                                   \
-    }
 
 const struct check check_num[] = {
     JUDGED_ROW("MEAN-02", mixed,
@@ -520,18 +439,6 @@ const struct check check_num[] = {
     JUDGED_ROW("KV-08", index_forms, "each form of KV indices gives the same result",
                SOFTMAX_CASES({AXIS_FORM, ALL}, {AXIS_PAGE, ALL}, BOTH_PHASES,
                              {AXIS_SLOTS, BIT(SLOTS_CONTIGUOUS) | BIT(SLOTS_SHUFFLED_PAGES)})),
-    BASE_ROW(page_one_prefix, "page 1: prefixes of 2 and 4 tokens, 3 and 1 new ones"),
-    BASE_ROW(page_exact, "page 16: 16 new tokens"),
-    BASE_ROW(page_about, "page 16: 15, 16 and 17 new tokens"),
-    BASE_ROW(prefix_of_a_page, "page 16: a prefix of 16 tokens, 2 new ones"),
-    BASE_ROW(prefix_fills_page, "page 16: a prefix of 8 tokens, 8 new ones"),
-    BASE_ROW(prefix_crosses_page, "page 16: a prefix of 15 tokens, 2 new ones"),
-    BASE_ROW(prefixes_mixed, "page 16: prefixes of 0, 8 and 16 tokens, 15, 8 and 1 new ones"),
-    BASE_ROW(large_page_crossed, "page 32: a prefix of 31 tokens, 2 new ones"),
-    BASE_ROW(decode_about_page, "page 16: decoding after 14, 15 and 16 tokens"),
-    BASE_ROW(decode_single, "page 16: decoding after 7 tokens"),
-    BASE_ROW(decode_gqa, "page 16: decoding with grouped queries"),
-    BASE_ROW(extend_mqa, "page 16: prefixes and new tokens with one KV head"),
     CHECK_CASES("INVAR-01", grid, "attention is right for every pair of values that query accepts"),
     CHECK_ROW("INVAR-01", random, count_random, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,
               "whatever query accepts computes attention right"),

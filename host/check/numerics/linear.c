@@ -118,16 +118,6 @@ static void change_cuts(struct linear_spec *spec, int32_t index)
     spec->mode = modes[index % 3];
 }
 
-static void change_padding(struct linear_spec *spec, int32_t index)
-{
-    static const struct linear_case_sequence sequences[] = {{.rows = 1, .has_initial = true},
-                                                            {.rows = 1, .in_place = true}};
-    linear_set_extend(spec, 2, sequences);
-    spec->mode = index % 2 ? ATTN_MODE_EXTEND : ATTN_MODE_DECODE;
-    spec->first_row = 0;
-    spec->padded = 6;
-}
-
 static void change_places(struct linear_spec *spec, int32_t index)
 {
     static const uint32_t alignments[] = {0, 64, 256};
@@ -164,8 +154,6 @@ const struct check check_linear[] = {
                LINEAR_CASES(change_snapshots, 2)),
     CHECK_ROW("KV-09", linear_cuts, count_cuts, CHECK_NEEDS_COMPUTE,
               "snapshots at any rows of long sequences, new ones and others, change nothing"),
-    JUDGED_ROW("KV-09", linear_padding, "rows of padding change nothing",
-               LINEAR_CASES(change_padding, 2)),
     JUDGED_ROW("STRUCT-10", linear_places,
                "operands of linear layers are as aligned as the problem promises, and no better",
                LINEAR_CASES(change_places, 6)),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * invariance.c: what must not change a result: the rest of the batch, its order, its pages, its
- * chunks, padding, a graph.
+ * invariance.c: what must not change a result: the rest of the batch, its order, padding,
+ * a graph.
  *
  * A check makes a case, the base, and variants of it: the same tokens in other batches. Each is
  * judged by the oracle; where a backend has declared it, rows are also bit-identical.
@@ -24,14 +24,13 @@ static struct case_spec *spec_of(struct family *family)
     return &family->base.at.spec;
 }
 
-/* Make the base, whose spec was found, and judge it. `modes` are those of variants, other than its own. */
-static bool family_begin(struct family *family, uint32_t modes)
+/* Make the base, whose spec was found, and judge it. */
+static bool family_begin(struct family *family)
 {
     const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
     struct kind_case *base = &family->base;
     if (!numerics_accepts(&base->at, &base->at.spec) || !kind_make(base))
         return false;
-    base->c->posed.bounds.modes |= modes;
     if (family->needs && !kind_declares(base, family->needs))
         return false;
     base->session = kind_session(base, base->run->subject, &setup);
@@ -141,7 +140,7 @@ static void run_lengths(struct check_run *run, uint32_t needs, int32_t count,
     if (kind_find(&family.base, run)) {
         set_sequences(spec_of(&family), count, lengths);
         spec_of(&family)->loose_bounds = true;
-        if (family_begin(&family, 0))
+        if (family_begin(&family))
             judge(&family);
     }
     kind_close(&family.base);
@@ -160,88 +159,6 @@ static void run_long_company(struct check_run *run)
     static const int32_t lengths[][2] = {{1100, 1}, {1026, 3}, {1400, 1}, {1030, 2},
                                          {1200, 1}, {1140, 3}, {1060, 1}, {1320, 1}};
     run_lengths(run, ATTN_NOTE_BATCH_INVARIANT, 8, lengths, judge_split);
-}
-
-/* ---- Pages and chunks ------------------------------------------------------------------------ */
-
-static void judge_pages(struct family *family)
-{
-    for (enum slot_order slots = 0; slots < SLOT_ORDERS; slots++) {
-        struct case_spec spec = variant_of(family);
-        spec.slots = slots;
-        if (slots != family->base.at.spec.slots && !family_judge(family, &spec))
-            return;
-    }
-}
-
-/* Tokens [from, to) of each sequence are new, as far as they go; the ones before are in
- * the cache. */
-static struct case_spec chunk_of(const struct family *family, int32_t from, int32_t to)
-{
-    struct case_spec spec = variant_of(family);
-    for (int32_t s = 0; s < spec.num_sequences; s++) {
-        struct case_sequence *sequence = &spec.sequences[s];
-        int32_t length = sequence->num_new;
-        sequence->prefix_len = sequence->first_query = from < length ? from : length;
-        sequence->num_new = (to < length ? to : length) - sequence->prefix_len;
-    }
-    return spec;
-}
-
-static void judge_chunks(struct family *family)
-{
-    static const int32_t ends[] = {0, 1, 16, 23, 64, 70};
-    for (int n = 0; n < 5; n++) {
-        struct case_spec spec = chunk_of(family, ends[n], ends[n + 1]);
-        if (!family_judge(family, &spec))
-            return;
-    }
-}
-
-static void judge_prefixes(struct family *family)
-{
-    static const int32_t prefixes[] = {1, 15, 16, 17, 36, 64};
-    for (int n = 0; n < 6; n++) {
-        struct case_spec spec = chunk_of(family, prefixes[n], 70);
-        if (!family_judge(family, &spec))
-            return;
-    }
-}
-
-/* Every sequence that is long enough decodes its token at this position. */
-static struct case_spec decode_at(const struct family *family, int32_t position)
-{
-    struct case_spec spec = variant_of(family);
-    spec.mode = ATTN_MODE_DECODE;
-    spec.first_row = 0;
-    spec.num_sequences = 0;
-    for (int32_t s = 0; s < family->base.at.spec.num_sequences; s++)
-        if (position < family->base.at.spec.sequences[s].num_new)
-            spec.sequences[spec.num_sequences++] = (struct case_sequence){
-                .prefix_len = position, .num_new = 1, .tokens_of = s, .first_query = position};
-    return spec;
-}
-
-static void judge_decodes(struct family *family)
-{
-    static const int32_t positions[] = {0, 1, 15, 16, 36, 63, 64, 69};
-    for (int n = 0; n < 8; n++) {
-        struct case_spec spec = decode_at(family, positions[n]);
-        if (!family_judge(family, &spec))
-            return;
-    }
-}
-
-static void run_whole(struct check_run *run, uint32_t modes, void (*judge)(struct family *family))
-{
-    static const int32_t lengths[][2] = {{0, 70}, {0, 37}, {0, 16}};
-    struct family family = {.needs = 0};
-    if (kind_find(&family.base, run)) {
-        set_sequences(spec_of(&family), 3, lengths);
-        if (family_begin(&family, modes))
-            judge(&family);
-    }
-    kind_close(&family.base);
 }
 
 /* ---- Graphs ---------------------------------------------------------------------------------- */
@@ -285,20 +202,14 @@ static void judge_replay(struct family *family)
 static void run_replay(struct check_run *run)
 {
     struct family family = {.needs = 0};
-    if (kind_find(&family.base, run) && family_begin(&family, 0))
+    if (kind_find(&family.base, run) && family_begin(&family))
         judge_replay(&family);
     kind_close(&family.base);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-CHECK_RUN(permuted_batch, run_family(run, 0, judge_permuted))
-CHECK_RUN(split_batch, run_family(run, 0, judge_split))
-CHECK_RUN(permuted_pages, run_family(run, 0, judge_pages))
 CHECK_RUN(eager_padding, run_family(run, 0, judge_padded))
-CHECK_RUN(chunked_prefill, run_whole(run, 0, judge_chunks))
-CHECK_RUN(prefix_or_none, run_whole(run, 0, judge_prefixes))
-CHECK_RUN(prefill_then_decode, run_whole(run, ATTN_MODE_BIT(ATTN_MODE_DECODE), judge_decodes))
 CHECK_RUN(order, run_family(run, ATTN_NOTE_BATCH_INVARIANT, judge_permuted))
 CHECK_RUN(company, run_family(run, ATTN_NOTE_BATCH_INVARIANT, judge_split))
 CHECK_RUN(padding, run_family(run, ATTN_NOTE_BATCH_INVARIANT, judge_padded))
@@ -307,21 +218,9 @@ CHECK_RUN(padding, run_family(run, ATTN_NOTE_BATCH_INVARIANT, judge_padded))
     {                                                                                              \
         AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)                                           \
     }
-#define SAVED                                                                                      \
-    {                                                                                              \
-        AXIS_SOURCE, BIT(SOURCE_SAVED)                                                             \
-    }
 #define SAVED_OR_UNSAVED                                                                           \
     {                                                                                              \
         AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)                                       \
-    }
-#define EXTEND                                                                                     \
-    {                                                                                              \
-        AXIS_MODE, BIT(MODE_EXTEND)                                                                \
-    }
-#define SOME_PAGES                                                                                 \
-    {                                                                                              \
-        AXIS_PAGE, BIT(0) | BIT(1) | BIT(2)                                                        \
     }
 #define ABSORBED(...)                                                                              \
     LATENT_CASES(MLA_ABSORBED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), __VA_ARGS__)
@@ -329,26 +228,6 @@ CHECK_RUN(padding, run_family(run, ATTN_NOTE_BATCH_INVARIANT, judge_padded))
     LATENT_CASES(BOTH_FORMS, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), __VA_ARGS__)
 
 const struct check check_invar[] = {
-    KIND_ROWS("INVAR-01", permuted_batch, "the order of the sequences changes no result",
-              SOFTMAX_CASES(BOTH_PHASES, PLAIN_AND_QUANTISED, SOME_RULES),
-              IN_BOTH_FORMS(BOTH_PHASES, PLAIN_AND_QUANTISED)),
-    KIND_ROWS("INVAR-01", split_batch,
-              "a batch split into parts gives the results of the whole batch",
-              SOFTMAX_CASES(BOTH_PHASES, PLAIN_AND_QUANTISED, SOME_RULES),
-              IN_BOTH_FORMS(BOTH_PHASES, PLAIN_AND_QUANTISED)),
-    KIND_ROWS("INVAR-01", permuted_pages, "where the pages lie changes no result",
-              SOFTMAX_CASES(BOTH_PHASES, PLAIN_AND_QUANTISED, SOME_PAGES),
-              IN_BOTH_FORMS(BOTH_PHASES, SOME_PAGES)),
-    KIND_ROWS("INVAR-01", chunked_prefill, "a prefill in chunks gives the results of one prefill",
-              SOFTMAX_CASES(EXTEND, SAVED, PLAIN_AND_QUANTISED, SOME_RULES),
-              ABSORBED(EXTEND, SAVED, PLAIN_AND_QUANTISED)),
-    KIND_ROWS("INVAR-01", prefix_or_none,
-              "tokens after a cached prefix come out as without a cache",
-              SOFTMAX_CASES(EXTEND, SAVED, PLAIN_AND_QUANTISED, SOME_RULES),
-              ABSORBED(EXTEND, SAVED, PLAIN_AND_QUANTISED)),
-    KIND_ROWS("INVAR-01", prefill_then_decode, "a token that is decoded comes out as in a prefill",
-              SOFTMAX_CASES(EXTEND, SAVED, PLAIN_AND_QUANTISED, SOME_RULES),
-              ABSORBED(EXTEND, SAVED, PLAIN_AND_QUANTISED, SOME_RULES)),
     KIND_ROWS("CAPT-04", eager_padding, "padding is finite and changes nothing else",
               SOFTMAX_CASES(THREE_MODES, PLAIN_AND_QUANTISED, SAVED_OR_UNSAVED),
               IN_BOTH_FORMS(THREE_MODES, SAVED_OR_UNSAVED)),
