@@ -3,7 +3,7 @@
 #
 # zoo_rules.sh: the zoo is whole: each MUST of docs/ABI.md that the suite enforces is broken by a
 # fault of zoo.txt or a mutant of a composite, no fault names a rule that is not there, every fault of the fixtures is in
-# zoo.txt, and docs/CONFORMANCE.md has them all.
+# zoo.txt, and docs/FAULTS.md has them all.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
@@ -62,9 +62,9 @@ none "zoo.txt has the faults of the sources and no others" "$folder/odd"
 sed -n 's/^\([a-z0-9_]*\) |.*/\1/p' "$zoo" | sort | uniq -d >"$folder/twice"
 none "each once" "$folder/twice"
 
-sed -n '/<!-- zoo -->/,/<!-- \/zoo -->/s/^| `\([a-z0-9_]*\)`.*/\1/p' "$top/docs/CONFORMANCE.md" |
+sed -n '/<!-- zoo -->/,/<!-- \/zoo -->/s/^| `\([a-z0-9_]*\)`.*/\1/p' "$top/docs/FAULTS.md" |
     sort >"$folder/stated"
 sed -n 's/^\([a-z0-9_]*\) |.*/\1/p' "$zoo" | sort | comm -3 - "$folder/stated" >"$folder/stale"
-none "docs/CONFORMANCE.md has each fault (tests/conformance/zoo_table.sh writes them)" \
+none "docs/FAULTS.md has each fault (tests/conformance/zoo_table.sh writes them)" \
     "$folder/stale"
 tap_end

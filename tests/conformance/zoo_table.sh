@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# zoo_table.sh: run the zoo and write its table into docs/CONFORMANCE.md, between the marks. To be
+# zoo_table.sh: run the zoo and write its table into docs/FAULTS.md, between the marks. To be
 # called in a build folder after `make check`: sh SRCDIR/tests/conformance/zoo_table.sh [LINES]
 # LINES is a file with what zoo_run.sh has left in ZOO_TABLE before; then nothing is run.
 set -eu
@@ -44,7 +44,7 @@ fi
     }' "$ZOO_TABLE"
     echo
 } >"$ZOO_TABLE.md"
-document=$ATTNHOST_TEST_SRCDIR/docs/CONFORMANCE.md
+document=$ATTNHOST_TEST_SRCDIR/docs/FAULTS.md
 awk -v table="$ZOO_TABLE.md" '
     /<!-- \/zoo -->/ { inside = 0 }
     !inside { print }

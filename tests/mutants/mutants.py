@@ -26,7 +26,7 @@ alone, so that results are the same on every machine. Then
 
 and a mutant without a fault has to pass all of it, if the commit changes the plugin or the checks or
 it is its turn (turn.sh of tests/tools). Without --update the cases that the table in
-docs/CONFORMANCE.md names are run alone first: they are cases of the default run, so where the first
+docs/FAULTS.md names are run alone first: they are cases of the default run, so where the first
 fails nothing else has to be looked at, but for the second command. Each is run on one processor, so
 with one thread but where a check asks for more: again the same on every machine, and two at a time do
 not wait for each other.
@@ -38,7 +38,7 @@ to be run, and a quarter of that where the commit changes neither the plugin nor
 ATTNHOST_TEST_ALL=1 in the environment, and with --update, all of them.
 
 usage: mutants.py PLUGIN [--update] [--jobs N] [NAME]...   from the environment of `make check`
-  --update  write the plugin's table into docs/CONFORMANCE.md; without, it has to be there already
+  --update  write the plugin's table into docs/FAULTS.md; without, it has to be there already
 """
 import concurrent.futures
 import glob
@@ -57,7 +57,7 @@ ATTNHOST = os.environ.get("ATTNHOST_TEST_COMMAND", BUILD + "/attnhost")
 CC = shlex.split(os.environ.get("CC", "cc"))
 COMMON = BUILD + "/plugins/common/.libs/libplugin_common.a"
 COMMON_UNITS = sorted("plugins/common/" + os.path.basename(path) for path in glob.glob(TOP + "/plugins/common/*.c"))
-PAGE = TOP + "/docs/CONFORMANCE.md"
+PAGE = TOP + "/docs/FAULTS.md"
 CFLAGS = (
     "-std=gnu11 -fPIC -pthread -w -ffp-contract=off -fvisibility=hidden "
     f"-fno-semantic-interposition -I{TOP}/include -I{TOP}"
@@ -437,7 +437,7 @@ def main(arguments):
     if not names and not bad:
         number += 1
         wrong = in_document(plugin, mutants, {m.name for m in chosen if not m.skipped}, update)
-        tap(number, f"docs/CONFORMANCE.md has this table of {plugin.name}", wrong)
+        tap(number, f"docs/FAULTS.md has this table of {plugin.name}", wrong)
         bad += bool(wrong)
     print(f"1..{number}\n# {len(chosen)} mutants in {time.monotonic() - begin:.0f} s")
     return 1 if bad else 0
