@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * chunk_inverse.cuh: what chunk_states.cuh needs of each chunk of GDN with a norm: tiles of q and k,
- * decayed products of these, and (I + A)^-1, which takes the place of w and u.
+ * decayed products of these, and (I + A)^-1 beta, which takes the place of w and u.
  *
  * Without a convolution rows come as they are, bf16: products of warpgroups find q k' and k k' once
  * for all v heads of a k head, and rows' lengths. After a convolution tiles of normalised rows are in
@@ -62,21 +62,6 @@ template <int THREADS> DEVICE void fetch_tiles(const char *from, char *tiles)
 #pragma unroll
     for (int i = 0; i < CHUNK_KEYS_BYTES; i += THREADS * 16)
         copy_async(to + i, from + i);
-}
-
-/* sums = a b', of two tiles; wait_product() before they are used. */
-template <bool HALF> DEVICE void multiply_raw(float (&sums)[32], unsigned a, unsigned b)
-{
-    const unsigned long long left = matrix_descriptor(a, 16, 1024);
-    const unsigned long long right = matrix_descriptor(b, 16, 1024);
-    products_fence();
-#pragma unroll
-    for (int step = 0; step < 8; step++) {
-        const unsigned at = step / 4 * (CHUNK_TILE / 2) + step % 4 * 32;
-        product_shared<64, HALF, 0>(sums, descriptor_advance(left, at),
-                                    descriptor_advance(right, at), step > 0);
-    }
-    products_commit();
 }
 
 /* A row's elements on the diagonal of a product; of the lanes that have them. */
@@ -297,7 +282,14 @@ DEVICE void write_all_numbers(const linear_dims &d, const inverse_memory &m, con
 {
     const int r = threadIdx.x;
     const float end = g.sum[63], end_rest = g.rest[63], scale = d.sm_scale / PRODUCTS_ROOM;
-    numbers[NUMBERS_DECAY + r] = exp2f(end + end_rest);
+    float most = 0;
+    if (v_times && r >= CHUNK_ROWS) {
+        most = fmaxf(v_times[r - CHUNK_ROWS], v_times[r - CHUNK_ROWS ^ 32]);
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2)
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    }
+    numbers[NUMBERS_DECAY + r] = v_times && r >= CHUNK_ROWS ? most : exp2f(end + end_rest);
 #pragma unroll
     for (int i = 0; i < 2; i++)
         if (has_own)
@@ -307,18 +299,24 @@ DEVICE void write_all_numbers(const linear_dims &d, const inverse_memory &m, con
     const float decay = exp2f(g.sum[r] + g.rest[r]);
     numbers[NUMBERS_Q + r] = decay * m.q_times[r] * d.sm_scale;
     numbers[NUMBERS_K + r] = exp2f((end - g.sum[r]) + (end_rest - g.rest[r])) * m.k_times[r];
-    numbers[NUMBERS_U + r] = g.beta[r] * (v_times ? v_times[r] : 1);
-    numbers[NUMBERS_W + r] = g.beta[r] * m.k_times[r] * decay;
+    numbers[NUMBERS_U + r] = v_times ? v_times[r] : 1;
+    numbers[NUMBERS_W + r] = m.k_times[r] * decay;
     numbers[NUMBERS_P + r] = scale;
 }
 
 /* ---- (I + A)^-1 ------------------------------------------------------------------------------ */
 
-/* (I + A)^-1 times CHUNK_INVERSE_ROOM, sixteen columns, transposed as solve_columns() has them. The
- * right side of a block of rows is two numbers, too. */
-DEVICE void write_columns(unsigned system, char *staging, int column, char *to, int lane)
+/* (I + A)^-1 times CHUNK_INVERSE_ROOM, and times beta: BETA, if that is given; sixteen columns, transposed as
+ * solve_columns() has them. The right side of a block of rows is two numbers, too. */
+template <bool BETA = false>
+DEVICE void write_columns(unsigned system, char *staging, int column, char *to, int lane,
+                          const float *beta = NULL)
 {
     const int row = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
+    float times[2] = {CHUNK_INVERSE_ROOM, CHUNK_INVERSE_ROOM};
+    if constexpr (BETA)
+        if (beta)
+            times[0] *= beta[16 * column + lane / 4], times[1] *= beta[16 * column + lane / 4 + 8];
     u32 x[4][4] = {};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -326,8 +324,9 @@ DEVICE void write_columns(unsigned system, char *staging, int column, char *to, 
             load_matrices_turned(system + tile_offset(16 * i + row, 2 * i + half), x[i]);
 #pragma unroll
             for (int n = 0; n < 4; n++)
-                x[i][n] = pack_half(half_low(x[i][n]) * CHUNK_INVERSE_ROOM,
-                                    half_high(x[i][n]) * CHUNK_INVERSE_ROOM);
+                x[i][n] =
+                    pack_half(half_low(x[i][n]) * (BETA ? times[n % 2] : CHUNK_INVERSE_ROOM),
+                              half_high(x[i][n]) * (BETA ? times[n % 2] : CHUNK_INVERSE_ROOM));
         } else if (i > column) {
             float sums[2][4] = {}, more[2][4] = {};
             u32 a[4], side[4], rest[4];
@@ -372,13 +371,13 @@ DEVICE void multiply_rows_raw(const inverse_memory &m, int warp, int lane, float
 {
     const unsigned q = shared_address(m.q), k = shared_address(m.k);
     float sums[2];
-    multiply_raw<false>(qk, q, q);
-    multiply_raw<false>(kk, k, k);
+    multiply_shared<false, 8>(qk, q, q);
+    multiply_shared<false, 8>(kk, k, k);
     wait_product<1>(qk);
     const bool diagonal = find_diagonal(qk, warp, lane, sums);
     if (diagonal)
         write_lengths(sums, 16 * warp + lane / 4, m.q_times, m.q_up);
-    multiply_raw<false>(qk, q, k);
+    multiply_shared<false, 8>(qk, q, k);
     wait_product<1>(kk);
     find_diagonal(kk, warp, lane, sums);
     if (diagonal)
@@ -426,8 +425,8 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
     fence_async_shared();
     __syncthreads();
     if constexpr (TILES) {
-        multiply_raw<true>(qk, shared_address(m.q), shared_address(m.k));
-        multiply_raw<true>(kk, shared_address(m.k), shared_address(m.k));
+        multiply_shared<true, 8>(qk, shared_address(m.q), shared_address(m.k));
+        multiply_shared<true, 8>(kk, shared_address(m.k), shared_address(m.k));
         wait_product<0>(qk);
         products_arrived(kk);
     } else {
@@ -458,8 +457,8 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
 #pragma unroll 1
         for (int i = 0; i < here; i++) { /* of two heads each warp has columns with as much to do */
             const ready_values to(call, index, head + n + i, CHUNK_INVERSE);
-            write_columns(shared_address(m.half(i)), m.staging + warp * CHUNK_STAGE,
-                          i ? 3 - warp : warp, to.w, lane);
+            write_columns<true>(shared_address(m.half(i)), m.staging + warp * CHUNK_STAGE,
+                                i ? 3 - warp : warp, to.w, lane, ready_gates(m, n + i).beta);
         }
     }
 #else

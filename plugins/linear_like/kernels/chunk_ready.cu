@@ -7,15 +7,20 @@ extern "C" __global__ void __launch_bounds__(CHUNK_PLAN_THREADS)
     list_block(call);
 }
 
-#define READY_KERNEL(name, block)                                                                  \
+/* WAITS: may be launched before what it waits for has ended. It was slower, and is not. */
+#define READY_KERNEL(name, block, waits)                                                           \
     extern "C" __global__ void __launch_bounds__(CHUNK_READY_THREADS, 4)                           \
         name(const __grid_constant__ linear_call call, int first)                                  \
     {                                                                                              \
         extern __shared__ float4 chunk_shared[];                                                   \
+        if (waits) {                                                                               \
+            grid_launch_dependents();                                                              \
+            grid_wait();                                                                           \
+        }                                                                                          \
         block(call, first, (char *)chunk_shared);                                                  \
     }
 
-READY_KERNEL(linear_ready_plain, ready_block<false>)
-READY_KERNEL(linear_ready_delta, ready_block<true>)
-READY_KERNEL(linear_ready_inverse, inverse_block<false>)
-READY_KERNEL(linear_ready_tiles, inverse_block<true>)
+READY_KERNEL(linear_ready_plain, ready_block<false>, false)
+READY_KERNEL(linear_ready_delta, ready_block<true>, false)
+READY_KERNEL(linear_ready_inverse, inverse_block<false>, true)
+READY_KERNEL(linear_ready_tiles, inverse_block<true>, true)

@@ -11,7 +11,7 @@
  *
  * all transposed: S' w', S' q', U'' P', U'' k. The first warpgroup passes the state on; the second
  * makes outputs of the state and of U', which it is handed as they are in the first one's
- * registers.
+ * registers; where rows have one decay (GDN with a norm) as tiles, and its products are not transposed.
  *
  * A chunk makes S M + N of a state S. Where few sequences and heads would leave multiprocessors
  * idle, a sequence is cut into segments of chunks: linear_segments_* finds N and M of each but the
@@ -32,7 +32,8 @@ enum {
     NUMBERS_P = 192,
     NUMBERS_K = 256, /* and what is left of a row's update at the end of the chunk */
     NUMBERS_V = 320, /* u as the layer's v; of a delta rule there is none */
-    NUMBERS_DECAY = 384
+    NUMBERS_DECAY = 384,
+    NUMBERS_MOST = 448 /* of a rule with one decay: the largest of NUMBERS_U */
 };
 
 /* A row's q times its k, which are no part of the products; without w, times beta. */
@@ -199,6 +200,27 @@ DEVICE void multiply_panel(float (&sums)[32], const u32 (&a)[4][4], unsigned pan
 #endif
 }
 
+/* sums[64 x 64] = a b', of two tiles of rows of 16 * STEPS halves; wait_product() before they are
+ * used. */
+template <bool HALF, int STEPS>
+DEVICE void multiply_shared(float (&sums)[32], unsigned a, unsigned b)
+{
+#if HAS_HOPPER
+    const unsigned long long left = matrix_descriptor(a, 16, 1024);
+    const unsigned long long right = matrix_descriptor(b, 16, 1024);
+    products_fence();
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        const unsigned at = step / 4 * (CHUNK_TILE / 2) + step % 4 * 32;
+        product_shared<64, HALF, 0>(sums, descriptor_advance(left, at),
+                                    descriptor_advance(right, at), step > 0);
+    }
+    products_commit();
+#else
+    __trap();
+#endif
+}
+
 /* Until at most PENDING of the products that were begun are under way. */
 template <int PENDING> DEVICE void wait_product(float (&sums)[32])
 {
@@ -234,6 +256,9 @@ template <int COUNT> DEVICE void take_over(const char *from, left_operand<COUNT>
 /* Named barriers: what is handed on is there; it has been taken over. */
 enum { HANDED_STATE = 1, HANDED_UPDATES = 2, HANDED_TAKEN = 3 };
 
+/* The same of rules with one decay, whose chunks take turns with two places: one more for odd chunks. */
+enum { TURN_STATE = 1, TURN_UPDATES = 3, TURN_TAKEN = 5 };
+
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
 /* Each warpgroup has a ring of stages of its own, and what it needs of a chunk in each: w, k, the
@@ -267,9 +292,15 @@ template <int RULE> struct states_memory {
     {
         stages = from;
         state = stages + later + update_stages * CHUNK_TILE;
-        updates = state + 9 * 2048;
-        turn = (float *)(state + 14 * 2048) + warp * 512;
-        barriers = shared_address(state + CHUNK_HANDED);
+        updates = state + (CHUNK_ONE_DECAY(RULE) ? 2 * CHUNK_TILE : 9 * 2048);
+        turn = (float *)(state + CHUNK_HANDED(RULE) - CHUNK_STATE_WARPS * 2048) + warp * 512;
+        barriers = shared_address(state + CHUNK_HANDED(RULE));
+    }
+
+    /* What rows of a chunk's state and, after those, of its updates are to be multiplied by. */
+    __device__ __forceinline__ float *scales(int place) const
+    {
+        return (float *)(updates + 2 * CHUNK_PRODUCTS) + place * 128;
     }
 
     __device__ __forceinline__ static int count(int ring)
@@ -554,7 +585,7 @@ DEVICE void decay_channels(const float *numbers, int lane, state_tile &s, float 
     }
 }
 
-/* The state after a chunk, of a rule that has (I + A)^-1; the state is `s` times `unit`, a power of two
+/* The state after a chunk of KDA with (I + A)^-1; the state is `s` times `unit`, a power of two
  * for each row which keeps it within fp16's range. What is added to it has the same unit, so that the
  * product's sums are the state. */
 template <int RULE, int PASS>
@@ -644,18 +675,207 @@ DEVICE void restore_state(state_tile &s, float (&unit)[2])
     unit[0] = unit[1] = 1;
 }
 
-/* In fp16's range. */
-DEVICE void scale_state(state_tile &s, float (&unit)[2])
+/* In fp16's range. SMALL: rows of zeros have a small unit, so that they do not count. */
+template <bool SMALL> DEVICE void scale_state(state_tile &s, float (&unit)[2])
 {
     float largest[2] = {0, 0}, scale[2];
 #pragma unroll
     for (int n = 0; n < 64; n++)
         largest[n % 4 / 2] = fmaxf(largest[n % 4 / 2], fabsf(s[n]));
-    scale[0] = find_scale(largest_of_row(largest[0]), &unit[0]);
-    scale[1] = find_scale(largest_of_row(largest[1]), &unit[1]);
+    if constexpr (SMALL)
+        largest[0] = largest_of_row(largest[0]), largest[1] = largest_of_row(largest[1]);
+    scale[0] = find_scale(SMALL ? largest[0] : largest_of_row(largest[0]), &unit[0]);
+    scale[1] = find_scale(SMALL ? largest[1] : largest_of_row(largest[1]), &unit[1]);
 #pragma unroll
     for (int n = 0; n < 64; n++)
         s[n] *= scale[n % 4 / 2];
+#pragma unroll
+    for (int i = 0; SMALL && i < 2; i++)
+        unit[i] = largest[i] == 0 ? 1e-30f : unit[i];
+}
+
+/* ---- The state where a head has one decay ------------------------------------------------------ */
+
+/* Of a chunk, known before its products are, for each row: what v and what the state gives for k are to be
+ * multiplied by on the right side; the state itself; updates, by the outputs. */
+struct turn_units {
+    float side[2], held[2], state[2], kept[2];
+};
+
+/* The right side's power of two is the next state's, too: updates are its units as they are. Neither is
+ * looked for in sums, as a step of the rule is a contraction: a state's row grows by no more than 64 of
+ * v's elements, and the right side's elements are at most v's and what a row of length 1 gives of the
+ * state. fp16 has room for both. What a state has lost to decays fp16 may no longer hold: a row counts as
+ * 2^-14 at least, so that its unit follows in steps. `value`: the largest of v; `unit`: the state's, then
+ * the next one's. */
+DEVICE void find_units(const left_operand<16> &held, const float (&value)[2], float decay,
+                       float (&unit)[2], turn_units &to)
+{
+    float state[2];
+    largest_of_left(held, state);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float inverse;
+        const float most = fmaxf(largest_of_row(state[i]), 1.0f / 16384) * unit[i];
+        const float scale = find_scale(fmaxf(value[i] + 16 * most, 1e-30f), &inverse) * 2;
+        inverse *= 0.5f / CHUNK_INVERSE_ROOM;
+        to.side[i] = scale;
+        to.held[i] = unit[i] * scale;
+        to.state[i] = decay * (unit[i] * (scale * CHUNK_INVERSE_ROOM));
+        to.kept[i] = unit[i] = inverse;
+    }
+}
+
+/* Rows of v, turned, and the largest magnitude of each. `v`: the warp's. */
+DEVICE void load_values(unsigned v, int lane, u32 (&to)[4][4], float (&largest)[2], bool half)
+{
+    const unsigned from = v + (lane % 8 + lane / 16 * 8) * CHUNK_V_ROW + lane / 8 % 2 * 16;
+    const u32 magnitude = 0x7fff7fff;
+    u32 most[2] = {0, 0};
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) {
+        load_matrices_turned(from + pair * 16 * CHUNK_V_ROW, to[pair]);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            most[i % 2] = __vmaxu2(most[i % 2], to[pair][i] & magnitude);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        largest[i] =
+            largest_of_row(half ? fmaxf(half_low(most[i]), half_high(most[i]))
+                                : fmaxf(bits_f32(most[i] << 16), bits_f32(most[i] & 0xffff0000)));
+}
+
+/* v of the right side. HALF: it is fp16, times numbers of its rows. */
+template <bool HALF>
+DEVICE void scale_values(const u32 (&v)[4][4], const float *numbers, const float (&times)[2],
+                         int lane, float (&y)[32])
+{
+    u32 up[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        up[i] = f32_bits(times[i]) | f32_bits(times[i]) >> 16; /* a power of two, twice */
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        if constexpr (HALF) {
+            const float2 of = *(const float2 *)(numbers + NUMBERS_U + 8 * (i / 2) + lane % 4 * 2);
+            y[2 * i] = half_low(v[i / 4][i % 4]) * (of.x * times[i % 2]);
+            y[2 * i + 1] = half_high(v[i / 4][i % 4]) * (of.y * times[i % 2]);
+        } else {
+            u32 x;
+            asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(x) : "r"(v[i / 4][i % 4]), "r"(up[i % 2]));
+            y[2 * i] = bits_f32(x << 16), y[2 * i + 1] = bits_f32(x & 0xffff0000);
+        }
+    }
+}
+
+/* Numbers of a chunk's rows, times those of the state's. */
+DEVICE void spread_numbers(const float *numbers, const float (&times)[2], int lane, float (&to)[32])
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const float2 of = *(const float2 *)(numbers + 8 * n + lane % 4 * 2);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            to[4 * n + e] = (e % 2 ? of.y : of.x) * times[e / 2];
+    }
+}
+
+/* A warp's rows of what is handed on to the outputs as a tile, and what they are to be multiplied by. Who
+ * reads it, by the tensor cores, has the fence, as that takes time which the state has not. */
+template <int COUNT>
+DEVICE void write_handed(unsigned to, const left_operand<COUNT> &x, float *scales, int warp,
+                         int lane)
+{
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; i++)
+        store_matrices(to + tile_offset(16 * warp + lane % 16, 2 * i + lane / 16), x.at[i]);
+    if (lane % 4 < 2)
+        scales[16 * warp + lane / 4 + lane % 4 * 8] = lane % 4 ? x.times[1] : x.times[0];
+}
+
+/* s += a[64 x 64] * (a tile), of 128 columns. */
+DEVICE void multiply_keys(state_tile &s, const u32 (&a)[4][4], unsigned tile)
+{
+    const unsigned long long b = matrix_descriptor(tile, CHUNK_TILE / 2, 1024);
+    products_fence();
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+        product_register<128, true, 1>(s, a[step], descriptor_advance(b, step * 2048), 1);
+    products_commit();
+}
+
+/* The state after a chunk; `s` times `unit`. What a product needs is found while the one before it is
+ * under way, so that little is left between them. */
+template <int RULE, int PASS>
+DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, int warp, int lane,
+                       state_tile &s, float (&unit)[2])
+{
+#if HAS_HOPPER
+    typedef states_memory<RULE> at;
+    constexpr bool half = RULE == CHUNK_TILES;
+    const int place = n % 2;
+    const float *numbers = (const float *)(stage + at::state_numbers);
+    const unsigned from = __shfl_sync(~0u, shared_address(stage), 0), k = from + at::k;
+    const float one[2] = {1, 1};
+    left_operand<16> held;
+    left_operand<8> side, added, kept;
+    turn_units units;
+    float x[32], y[32] = {}, by[32], value[2] = {0, 0};
+    u32 v[4][4];
+    float2 keys[8];
+    pack_left<0, 8, 16>(s, one, held);
+    multiply_rows(x, held.at[0], k, false);
+    pack_left<8, 16, 16>(s, one, held);
+    multiply_rows(x, held.at[4], k + CHUNK_TILE / 2, true);
+    if constexpr (PASS == PASS_HANDED) {
+        held.times[0] = unit[0], held.times[1] = unit[1];
+        named_sync(TURN_TAKEN + place, 64 * CHUNK_STATE_WARPS);
+        write_handed(shared_address(m.state) + place * CHUNK_TILE, held, m.scales(place), warp,
+                     lane);
+        named_arrive(TURN_STATE + place, 64 * CHUNK_STATE_WARPS);
+    }
+    if constexpr (PASS != PASS_MATRIX)
+        load_values(from + at::state_u + warp * (CHUNK_PANEL * 2), lane, v, value, half);
+    if constexpr (half)
+        value[0] *= numbers[NUMBERS_MOST], value[1] *= numbers[NUMBERS_MOST];
+    find_units(held, value, numbers[NUMBERS_DECAY], unit, units);
+    if constexpr (PASS != PASS_MATRIX)
+        scale_values<half>(v, numbers, units.side, lane, y);
+    spread_numbers(numbers + NUMBERS_W, units.held, lane, by);
+    products_arrived(y);
+    products_arrived(by);
+    wait_product<0>(x);
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        x[i] = y[i] - x[i] * by[i];
+    pack_left<0, 8, 8>(x, one, side);
+    multiply_rows(x, side.at[0], from + at::inverse, false);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        keys[i] = *(const float2 *)(numbers + NUMBERS_K + 8 * i + lane % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        s[i] *= units.state[i % 4 / 2];
+    products_arrived(s);
+    wait_product<0>(x);
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        y[i] = x[i] * (i % 2 ? keys[i / 4].y : keys[i / 4].x);
+    pack_left<0, 8, 8>(y, one, added);
+    multiply_keys(s, added.at, k);
+    if constexpr (PASS == PASS_HANDED) {
+        pack_left<0, 8, 8>(x, one, kept);
+        kept.times[0] = units.kept[0], kept.times[1] = units.kept[1];
+        write_handed(shared_address(m.updates) + place * CHUNK_PRODUCTS, kept, m.scales(place) + 64,
+                     warp, lane);
+        named_arrive(TURN_UPDATES + place, 64 * CHUNK_STATE_WARPS);
+    }
+    products_wait<0>();
+    products_arrived(s);
+#else
+    __trap();
+#endif
 }
 
 /* The state after a chunk, the block's number `n`, of the other rules. EXACT: updates as two numbers each. */
@@ -723,7 +943,9 @@ template <int RULE, bool EXACT, int PASS>
 DEVICE void pass_chunk(const states_memory<RULE> &m, const char *stage, int n, int warp, int lane,
                        state_tile &s, float (&unit)[2])
 {
-    if constexpr (RULE >= CHUNK_INVERSE)
+    if constexpr (CHUNK_ONE_DECAY(RULE))
+        pass_turns<RULE, PASS>(m, stage, n, warp, lane, s, unit);
+    else if constexpr (RULE >= CHUNK_INVERSE)
         pass_scaled<RULE, PASS>(m, stage, n, warp, lane, s, unit);
     else
         pass_exact<RULE, EXACT, PASS>(m, stage, n, warp, lane, s);
@@ -929,6 +1151,127 @@ DEVICE void write_chunk(const linear_call &call, const states_memory<RULE> &m, i
         }
         __syncwarp();
     }
+}
+
+/* ---- Outputs where a head has one decay --------------------------------------------------------
+ *
+ * Rows of the products are those of the chunk, and are written as they are.
+ */
+
+/* What the state gives, in units of 1. */
+DEVICE void scale_read(const float *scales, int lane, float (&read)[32])
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const float2 times = *(const float2 *)(scales + 8 * n + lane % 4 * 2);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            read[4 * n + e] *= e % 2 ? times.y : times.x;
+    }
+}
+
+/* Outputs. `read`: q S, and they; `added`: P U; `x`: updates of the lane's rows, which are to be multiplied
+ * by `scales`. */
+DEVICE void combine_outputs(const float *numbers, const float *scales, const float (&added)[32],
+                            const u32 (&x)[4][4], int warp, int lane, float (&read)[32])
+{
+    const int row = 16 * warp + lane / 4;
+    const float p = numbers[NUMBERS_P];
+    const float q[2] = {numbers[NUMBERS_Q + row], numbers[NUMBERS_Q + row + 8]};
+    const float own[2] = {numbers[NUMBERS_OWN(true) + row], numbers[NUMBERS_OWN(true) + row + 8]};
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const float2 times = *(const float2 *)(scales + 8 * n + lane % 4 * 2);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const u32 two = x[n / 2][n % 2 * 2 + e / 2];
+            const float update = e % 2 ? half_high(two) : half_low(two);
+            const float sum = added[4 * n + e] * p + own[e / 2] * update;
+            read[4 * n + e] = read[4 * n + e] * q[e / 2] + sum * (e % 2 ? times.y : times.x);
+        }
+    }
+}
+
+/* Outputs times SiLU of z. `row`: of the batch, of the lane's first; `rows`: that the chunk has from
+ * there on. */
+DEVICE void gate_outputs(const linear_call &call, int row, int rows, const output_place &place,
+                         int lane, float (&x)[32])
+{
+    const linear_operands &o = call.operands;
+    const linear_dims &d = call.dims;
+#pragma unroll
+    for (int n = 0; n < 16; n++) {
+        const int value = place.value + n / 2 * 8 + lane % 4 * 2, below = n % 2 * 8;
+        u32 z = 0;
+        if (below < rows && value < d.v_dim)
+            z = *(const u32 *)(o.z + (i64)(row + below) * o.z_row + place.head * o.z_head +
+                               value * 2);
+        const bool half = d.dtype == ELEMENT_F16;
+        x[2 * n] *= fast_silu(half ? half_low(z) : bits_f32(z << 16));
+        x[2 * n + 1] *= fast_silu(half ? half_high(z) : bits_f32(z & 0xffff0000));
+    }
+}
+
+/* By 16 bytes a lane; the same rows. */
+DEVICE void store_outputs(const linear_call &call, char *turn, const float (&x)[32], int row,
+                          int rows, const output_place &place, int lane)
+{
+    const linear_operands &o = call.operands;
+    const int dtype = call.dims.out_dtype, piece = lane % 8;
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) {
+        u32 y[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            y[i] = pack_two(dtype, x[8 * pair + 2 * i], x[8 * pair + 2 * i + 1]);
+        store_matrices(shared_address(turn) + tile_offset(lane % 16, 2 * pair + lane / 16), y);
+    }
+    __syncwarp();
+    char *to = o.out + (i64)(row + lane / 8) * o.out_row + place.head * o.out_head +
+               (place.value + piece * 8) * 2;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (4 * i + lane / 8 < rows && place.value + piece * 8 < call.dims.v_dim)
+            *(uint4 *)(to + 4 * i * o.out_row) =
+                *(const uint4 *)(turn + tile_offset(4 * i + lane / 8, piece));
+}
+
+/* Outputs of a chunk's rows, of which the first is `row` of the batch. `more`: the other warpgroup needs
+ * the chunk's place again. */
+template <int RULE>
+DEVICE void write_turn(const linear_call &call, const states_memory<RULE> &m, int n, int row,
+                       int rows, bool more, const output_place &place, int warp, int lane)
+{
+    typedef states_memory<RULE> at;
+    const int turn = n % 2;
+    const char *stage = m.stage(RING_OUTPUTS, n);
+    const unsigned from = __shfl_sync(~0u, shared_address(stage), 0);
+    float of[2][32]; /* the state, updates */
+    u32 x[4][4];
+    named_sync(TURN_STATE + turn, 64 * CHUNK_STATE_WARPS);
+    fence_async_shared();
+    multiply_shared<true, 8>(of[0], from + at::q,
+                             __shfl_sync(~0u, shared_address(m.state) + turn * CHUNK_TILE, 0));
+    const unsigned updates = __shfl_sync(~0u, shared_address(m.updates) + turn * CHUNK_PRODUCTS, 0);
+    named_sync(TURN_UPDATES + turn, 64 * CHUNK_STATE_WARPS);
+    fence_async_shared();
+    multiply_shared<true, 4>(of[1], from + at::products, updates);
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++)
+        load_matrices_turned(
+            updates + tile_offset(16 * pair + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2),
+            x[pair]);
+    wait_product<0>(of[1]);
+    products_arrived(of[0]);
+    scale_read(m.scales(turn), lane, of[0]);
+    combine_outputs((const float *)(stage + at::output_numbers), m.scales(turn) + 64, of[1], x,
+                    warp, lane, of[0]);
+    if (more)
+        named_arrive(TURN_TAKEN + turn, 64 * CHUNK_STATE_WARPS);
+    if (call.operands.z)
+        gate_outputs(call, row + 16 * warp + lane / 4, rows - 16 * warp - lane / 4, place, lane,
+                     of[0]);
+    store_outputs(call, (char *)m.turn, of[0], row + 16 * warp, rows - 16 * warp, place, lane);
 }
 
 /* ---- A sequence ------------------------------------------------------------------------------ */
@@ -1236,7 +1579,7 @@ DEVICE void pass_alone(const linear_call &call, const states_work &work,
                     s);
     }
     if (RULE >= CHUNK_INVERSE)
-        scale_state(s, unit);
+        scale_state<CHUNK_ONE_DECAY(RULE)>(s, unit);
 #pragma unroll 1
     for (int n = 0; n < work.to - work.from; n++) {
         const char *stage = m.stage(0, n);
@@ -1265,10 +1608,11 @@ DEVICE void pass_chunks(const linear_call &call, const states_work &work,
     float unit[2] = {1, 1};
     begin_state(call, work, m, warp, lane, s);
     if (RULE >= CHUNK_INVERSE)
-        scale_state(s, unit);
+        scale_state<CHUNK_ONE_DECAY(RULE)>(s, unit);
 #pragma unroll 1
     for (int n = 0; n < work.to - work.from; n++) {
-        const int snapshot = __shfl_sync(~0u, call.chunks.list[work.from + n].snapshot, 0);
+        const int listed = call.chunks.list[work.from + n].snapshot;
+        const int snapshot = CHUNK_ONE_DECAY(RULE) ? listed : __shfl_sync(~0u, listed, 0);
         m.wait(0, work.lead + n);
         pass_chunk<RULE, EXACT, PASS_HANDED>(m, m.stage(0, work.lead + n), n, warp, lane, s, unit);
         m.free(0, work.lead + n);
@@ -1277,7 +1621,7 @@ DEVICE void pass_chunks(const linear_call &call, const states_work &work,
                 restore_state(s, unit);
             pass_state<true>(call, snapshot, at, s);
             if (RULE >= CHUNK_INVERSE)
-                scale_state(s, unit);
+                scale_state<CHUNK_ONE_DECAY(RULE)>(s, unit);
         }
     }
     restore_state(s, unit);
@@ -1303,6 +1647,27 @@ DEVICE void write_chunks(const linear_call &call, const states_work &work,
         write_chunk(call, m, n, work.sequence.first_row + chunk.first, chunk.rows,
                     work.from + n + 1 == work.to, place, warp, lane);
         m.free(1, n);
+    }
+}
+
+template <int RULE>
+DEVICE void write_turns(const linear_call &call, const states_work &work,
+                        const states_memory<RULE> &m, int warp, int lane)
+{
+    const int count = work.to - work.from;
+    output_place place;
+    place.head = work.head;
+    place.value = work.panel * CHUNK_PANEL; /* the block's first */
+#pragma unroll 1
+    for (int n = 0; n < int_min(2, count); n++)
+        named_arrive(TURN_TAKEN + n, 64 * CHUNK_STATE_WARPS);
+#pragma unroll 1
+    for (int n = 0; n < count; n++) {
+        const linear_chunk chunk = call.chunks.list[work.from + n];
+        m.wait(RING_OUTPUTS, n);
+        write_turn(call, m, n, work.sequence.first_row + chunk.first, chunk.rows, n + 2 < count,
+                   place, warp, lane);
+        m.free(RING_OUTPUTS, n);
     }
 }
 
@@ -1343,9 +1708,18 @@ template <int RULE> DEVICE void begin_barriers(unsigned barriers, int readers)
 template <int RULE> DEVICE void begin_values(const states_memory<RULE> &m)
 {
     for (int n = 0; RULE >= CHUNK_INVERSE && n < STATE_STAGES; n++)
-        for (int i = threadIdx.x; i < CHUNK_ROWS * CHUNK_V_ROW / 16; i += CHUNK_STATE_THREADS)
+        for (int i = threadIdx.x; i < CHUNK_ROWS * CHUNK_V_ROW / 16;
+             CHUNK_ONE_DECAY(RULE) ? i += blockDim.x : i += CHUNK_STATE_THREADS)
             ((uint4 *)(m.stage(0, n) + states_memory<RULE>::state_u))[i] = make_uint4(0, 0, 0, 0);
     fence_async_shared();
+}
+
+/* The warp of a warpgroup. Where rows have one decay the compiler is not told that it is the same in all lanes:
+ * with that these kernels have not been measured. */
+template <int RULE> DEVICE int find_warp(void)
+{
+    const int warp = threadIdx.x / 32 % CHUNK_STATE_WARPS;
+    return CHUNK_ONE_DECAY(RULE) ? warp : __shfl_sync(~0u, warp, 0);
 }
 
 /* Blocks: segments, the last ones first as one may be longer, times v heads, times slices of 64 values.
@@ -1357,7 +1731,7 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
     const int panels = d.v_dim / CHUNK_PANEL;
     const int slices = (panels + CHUNK_STATE_WARPS - 1) / CHUNK_STATE_WARPS;
     const int lane = threadIdx.x % 32;
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32 % CHUNK_STATE_WARPS, 0);
+    const int warp = find_warp<RULE>();
     /* The same in all lanes, and told so to the compiler. */
     const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
     const int rest = blockIdx.x / slices;
@@ -1376,7 +1750,10 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
         pass_chunks<RULE, EXACT>(call, work, m, warp, lane);
     } else if (group == 1) {
         registers_take<240>();
-        write_chunks<RULE>(call, work, m, warp, lane);
+        if constexpr (CHUNK_ONE_DECAY(RULE))
+            write_turns<RULE>(call, work, m, warp, lane);
+        else
+            write_chunks<RULE>(call, work, m, warp, lane);
     } else {
         registers_release<24>();
         if (warp < 2)
@@ -1396,7 +1773,7 @@ DEVICE void segments_block(const linear_call &call, int first, char *memory)
     const linear_dims &d = call.dims;
     const int panels = d.v_dim / CHUNK_PANEL, parts = CHUNK_SEGMENT_PARTS(panels, RULE);
     const int lane = threadIdx.x % 32;
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32 % CHUNK_STATE_WARPS, 0);
+    const int warp = find_warp<RULE>();
     const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
     const int rest = blockIdx.x / parts, part = blockIdx.x % parts;
     states_work work;

@@ -54,6 +54,7 @@
 #define CHUNK_CHANNELS_TILES 5
 
 #define CHUNK_BY_CHANNELS(rule) ((rule) >= CHUNK_CHANNELS)
+#define CHUNK_ONE_DECAY(rule)   ((rule) == CHUNK_INVERSE || (rule) == CHUNK_TILES)
 #define CHUNK_HAS_TILES(rule)   ((rule) == CHUNK_TILES || (rule) == CHUNK_CHANNELS_TILES)
 
 /* fp16 has few bits for small numbers: (I + A)^-1, products of normalised rows, KDA's rows with their decays
@@ -131,11 +132,16 @@
 #define CHUNK_OUTPUT_STAGE(delta)                                                                  \
     (CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS +                                                 \
      ((delta) ? 0 : CHUNK_STATE_WARPS * CHUNK_PANEL_BYTES))
-#define CHUNK_HANDED (14 * 2048 + CHUNK_STATE_WARPS * 2048)
+/* As operands in registers; or as tiles of two chunks, with what their rows are to be multiplied by. */
+#define CHUNK_HANDED_SCALES (4 * 64 * 4)
+#define CHUNK_HANDED(rule)                                                                         \
+    ((CHUNK_ONE_DECAY(rule) ? 2 * (CHUNK_TILE + CHUNK_PRODUCTS) + CHUNK_HANDED_SCALES              \
+                            : 14 * 2048) +                                                         \
+     CHUNK_STATE_WARPS * 2048)
 #define CHUNK_STATES_SHARED(rule)                                                                  \
     (CHUNK_STATE_STAGES * CHUNK_STATE_STAGE(rule) +                                                \
      CHUNK_OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(rule) + CHUNK_UPDATE_STAGES(rule) * CHUNK_TILE +     \
-     CHUNK_HANDED + 128)
+     CHUNK_HANDED(rule) + 128)
 
 /* chunk_fused.cuh: stages of rows of q, k and v, of states, each as so many numbers, of numbers of
  * rows; warpgroups. */
