@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * sparse.c: sparse layers over latents against the oracle: choices of the layer's own indexer, in
- * one call and in one for each of its three steps; choices that are given; labels that are saved.
+ * one call and in one for each of its three steps; choices that are given; labels that are saved;
+ * choices of 2048 keys among thousands, many of which have the same logit.
  *
  * A case is one batch of a layer in pages of shuffled order. It lies in one block of the device's
  * memory, whose image on the host is what the oracle reads. What no query sees is NaN.
@@ -18,9 +19,7 @@
 #include "host/check/cases/rig.h"
 #include "host/reference/sparse.h"
 
-enum { SEQS = 3, LONGEST = 150, LEAST_PAGE = 4, LATENT_PAGES = 128, ALIGNMENT = 256 };
-
-_Static_assert(SEQS *(LONGEST / LEAST_PAGE + 1) < LATENT_PAGES, "sequences share no page");
+enum { SEQS = 3, MOST_QUERIES = 16, SHORT = 150, LONG = 9050, ALIGNMENT = 256 };
 
 /* ---- Which cases ----------------------------------------------------------------------------- */
 
@@ -40,12 +39,20 @@ static const struct sizes {
 };
 enum { MODES = 3, LABELS = 3, SIZES = 4, CASES = MODES * LABELS * SIZES };
 
+/* Long rows: DECODE and TARGET_VERIFY, logits that differ and logits of which many are equal. */
+static const struct sizes long_sizes[] = {
+    {ATTN_BF16, ATTN_FP8_E4M3, 16, 512, 64, 128, 64, 128, 64, 2048, true},
+    {ATTN_BF16, ATTN_FP8_E4M3, 16, 512, 64, 128, 64, 128, 64, 2048, false},
+    {ATTN_BF16, ATTN_BF16, 4, 64, 16, 24, 4, 32, 16, 1000, false},
+};
+enum { LONG_MODES = 2, TIES = 2, LONG_SIZES = 3, LONG_CASES = LONG_MODES * TIES * LONG_SIZES };
+
 /* ---- A case ---------------------------------------------------------------------------------- */
 
 struct arrays {
-    int64_t out_cache_loc[SEQS * LONGEST];
-    int32_t req_to_token[(SEQS + 1) * LONGEST], block_table[SEQS * LONGEST];
-    int32_t kv_indptr[SEQS + 1], kv_indices[SEQS * LONGEST], last_page_len[SEQS];
+    int64_t out_cache_loc[SEQS * MOST_QUERIES];
+    int32_t req_to_token[(SEQS + 1) * LONG], block_table[SEQS * LONG];
+    int32_t kv_indptr[SEQS + 1], kv_indices[SEQS * LONG], last_page_len[SEQS];
     int32_t seq_lens[SEQS], prefix_lens[SEQS], q_indptr[SEQS + 1], requests[SEQS];
 };
 
@@ -53,6 +60,9 @@ struct sparse_case {
     struct check_run *run;
     const struct device *device;
     const struct sizes *sizes;
+    int32_t longest; /* of the sequences: SHORT or LONG */
+    int32_t pages;   /* of the caches, a power of two */
+    bool has_ties;   /* keys have one of few labels */
     struct case_session *session;
     struct draw draw;
     attn_mla_dims mla;
@@ -79,6 +89,11 @@ static void pose(struct sparse_case *c, const struct sizes *sizes, uint32_t mode
                  attn_dtype label_dtype)
 {
     c->sizes = sizes;
+    c->longest = sizes->top_k > SHORT ? LONG : SHORT;
+    c->pages = 128;
+    while ((c->pages - SEQS - 4) * sizes->page_size <
+           (c->longest == LONG ? LONG + 2300 : SEQS * SHORT))
+        c->pages *= 2;
     c->mla = (attn_mla_dims){sizeof c->mla, sizes->lora, sizes->rope, sizes->nope};
     c->sparse = (attn_sparse_dims){.struct_size = sizeof c->sparse,
                                    .index_kind = ATTN_SPARSE_TOKEN,
@@ -106,10 +121,10 @@ static void pose(struct sparse_case *c, const struct sizes *sizes, uint32_t mode
                               .modes = ATTN_MODE_BIT(mode),
                               .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
                               .max_seqs = SEQS,
-                              .max_tokens = SEQS * 16,
-                              .max_q_len = 16,
-                              .max_kv_len = LONGEST,
-                              .max_kv_tokens = SEQS * 192};
+                              .max_tokens = SEQS * MOST_QUERIES,
+                              .max_q_len = MOST_QUERIES,
+                              .max_kv_len = c->longest,
+                              .max_kv_tokens = c->longest == LONG ? 2 * LONG : SEQS * 192};
     c->problem = (attn_problem){.struct_size = sizeof c->problem,
                                 .device = &c->device->info,
                                 .group = &c->group,
@@ -129,26 +144,46 @@ static bool is_accepted(const struct sparse_case *c)
     return rig_accepts(c->run->subject, &c->problem);
 }
 
-static void pose_case(struct sparse_case *c, const struct check_subject *subject, int32_t index)
+/* What a row of the table has as its cases. */
+typedef void poser(struct sparse_case *c, int32_t index);
+
+static void pose_short(struct sparse_case *c, int32_t index)
 {
-    c->device = subject->device;
     pose(c, &all_sizes[index / MODES / LABELS % SIZES], modes[index % MODES],
          label_dtypes[index / MODES % LABELS]);
 }
 
+static void pose_long(struct sparse_case *c, int32_t index)
+{
+    const struct sizes *sizes = &long_sizes[index / LONG_MODES / TIES % LONG_SIZES];
+    pose(c, sizes, modes[1 + index % LONG_MODES], sizes->index_dtype);
+    c->has_ties = index / LONG_MODES % TIES;
+}
+
 /* All cases, if some one is accepted. */
-static int32_t count_sparse(const struct check_subject *subject)
+static int32_t count_posed(const struct check_subject *subject, poser *pose_case, int32_t cases)
 {
     struct check_run run = {.subject = subject};
     struct sparse_case *c = calloc(1, sizeof *c);
     int32_t accepted = 0;
-    for (int32_t i = 0; c && i < CASES && !accepted; i++) {
+    for (int32_t i = 0; c && i < cases && !accepted; i++) {
         c->run = &run;
-        pose_case(c, subject, i);
+        c->device = subject->device;
+        pose_case(c, i);
         accepted = is_accepted(c);
     }
     free(c);
-    return accepted ? CASES : 1;
+    return accepted ? cases : 1;
+}
+
+static int32_t count_sparse(const struct check_subject *subject)
+{
+    return count_posed(subject, pose_short, CASES);
+}
+
+static int32_t count_long(const struct check_subject *subject)
+{
+    return count_posed(subject, pose_long, LONG_CASES);
 }
 
 /* ---- Operands -------------------------------------------------------------------------------- */
@@ -174,8 +209,8 @@ static void add_operands(struct sparse_case *c)
     const struct sizes *z = c->sizes;
     const int64_t rows = c->rows, heads = z->heads, page = z->page_size;
     const bool has_codes = c->sparse.label_dtype == ATTN_FP8_E4M3;
-    const int64_t codes[] = {LATENT_PAGES, page * (z->label + (int64_t)sizeof(float))};
-    const int64_t plain[] = {LATENT_PAGES, page, z->label};
+    const int64_t codes[] = {c->pages, page * (z->label + (int64_t)sizeof(float))};
+    const int64_t plain[] = {c->pages, page, z->label};
     add(c, ATTN_ROLE_Q_NOPE, z->dtype, 3, (int64_t[]){rows, heads, z->lora});
     add(c, ATTN_ROLE_Q_PE, z->dtype, 3, (int64_t[]){rows, heads, z->rope});
     add(c, ATTN_ROLE_C_KV, z->dtype, 2, (int64_t[]){rows, z->lora});
@@ -184,11 +219,11 @@ static void add_operands(struct sparse_case *c)
     add(c, ATTN_ROLE_INDEX_WEIGHTS, ATTN_F32, 2, (int64_t[]){rows, z->index_heads});
     add(c, ATTN_ROLE_INDEX_K, z->dtype, 2, (int64_t[]){rows, z->label});
     add(c, ATTN_ROLE_OUT, z->dtype, 3, (int64_t[]){rows, heads, z->lora});
-    add(c, ATTN_ROLE_INDEX_LOGITS, ATTN_F32, 2, (int64_t[]){rows, LONGEST});
+    add(c, ATTN_ROLE_INDEX_LOGITS, ATTN_F32, 2, (int64_t[]){rows, c->longest});
     add(c, ATTN_ROLE_SPARSE_INDICES, ATTN_I32, 2, (int64_t[]){rows, z->top_k});
     add(c, ATTN_ROLE_SPARSE_COUNT, ATTN_I32, 1, (int64_t[]){rows});
     add(c, ATTN_ROLE_LATENT_CACHE, z->packed ? ATTN_U8 : z->dtype, 3,
-        (int64_t[]){LATENT_PAGES, page,
+        (int64_t[]){c->pages, page,
                     z->packed ? reference_mla_packed_bytes(&c->mla) : z->lora + z->rope});
     add(c, ATTN_ROLE_LABEL_CACHE, has_codes ? ATTN_U8 : c->sparse.label_dtype, has_codes ? 2 : 3,
         has_codes ? codes : plain);
@@ -224,21 +259,28 @@ static void put_packed(struct sparse_case *c, int64_t slot)
         dtype_store(ATTN_BF16, row + lora + scales * (int32_t)sizeof(float), d, number(c));
 }
 
-/* A key of the prefix, with a label of a size of its own: scales are what tells them apart. */
+/* Sizes differ, so that scales are what tells labels apart. */
+static void draw_label(struct sparse_case *c, int32_t kind, double *label)
+{
+    const double size = 1 << kind % 5;
+    for (int32_t d = 0; d < c->sizes->label; d++)
+        label[d] = (c->has_ties ? (d * 37 + kind * 101) % 255 / 64.0 - 2 : number(c)) / size;
+}
+
+/* A key of the prefix. */
 static void put_cached(struct sparse_case *c, int64_t slot)
 {
     const attn_tensor *latents = &c->tensors[ATTN_ROLE_LATENT_CACHE];
     const attn_tensor *labels = &c->tensors[ATTN_ROLE_LABEL_CACHE];
     const int64_t page = c->sizes->page_size;
-    const double size = 1 << draw_below(&c->draw, 5);
+    const int32_t kind = draw_below(&c->draw, c->has_ties ? 40 : 5);
     double label[128];
     if (c->sizes->packed)
         put_packed(c, slot);
     for (int64_t d = 0; d < latents->shape[2] && !c->sizes->packed; d++)
         dtype_store(latents->dtype, in_image(c, ATTN_ROLE_LATENT_CACHE),
                     slot * latents->shape[2] + d, number(c));
-    for (int32_t d = 0; d < c->sizes->label; d++)
-        label[d] = number(c) / size;
+    draw_label(c, kind, label);
     reference_label_store(&c->sparse, page, label,
                           in_image(c, ATTN_ROLE_LABEL_CACHE) +
                               slot / page * labels->strides[0] *
@@ -248,6 +290,16 @@ static void put_cached(struct sparse_case *c, int64_t slot)
 
 /* ---- Batch ----------------------------------------------------------------------------------- */
 
+/* Keys of a sequence in the cache: long ones, ones about top_k, and few; or none, and few. */
+static int32_t draw_prefix(struct sparse_case *c, int32_t s)
+{
+    if (c->longest == LONG && s == 0)
+        return 8200 + draw_below(&c->draw, 800);
+    if (c->longest == LONG && s == 1)
+        return 2000 + draw_below(&c->draw, 100);
+    return s == 0 && c->batch.mode != ATTN_MODE_DECODE ? 0 : 40 + draw_below(&c->draw, 90);
+}
+
 /* Lengths below top_k and above, prefixes or none. */
 static void draw_sequences(struct sparse_case *c)
 {
@@ -256,10 +308,11 @@ static void draw_sequences(struct sparse_case *c)
     const int32_t page = c->sizes->page_size;
     int32_t next_page = 1 + draw_below(&c->draw, 3);
     for (int32_t s = 0; s < SEQS; s++) {
-        int32_t queries = decodes                                    ? 1
-                          : c->batch.mode == ATTN_MODE_TARGET_VERIFY ? 4
-                                                                     : 1 + draw_below(&c->draw, 16);
-        int32_t prefix = s == 0 && !decodes ? 0 : 40 + draw_below(&c->draw, 90);
+        int32_t queries = decodes ? 1
+                          : c->batch.mode == ATTN_MODE_TARGET_VERIFY
+                              ? 4
+                              : 1 + draw_below(&c->draw, MOST_QUERIES);
+        int32_t prefix = draw_prefix(c, s);
         int32_t kv_len = prefix + queries, pages = (kv_len + page - 1) / page;
         a->prefix_lens[s] = prefix;
         a->seq_lens[s] = kv_len;
@@ -269,15 +322,15 @@ static void draw_sequences(struct sparse_case *c)
         a->last_page_len[s] = kv_len - (pages - 1) * page;
         for (int32_t p = 0; p < pages; p++) {
             /* Odd steps through a power of two: each page once. */
-            int32_t number = next_page++ * 13 % LATENT_PAGES;
-            number = number == 0 ? next_page++ * 13 % LATENT_PAGES : number;
-            a->block_table[s * LONGEST + p] = a->kv_indices[a->kv_indptr[s] + p] = number;
+            int32_t number = next_page++ * 13 % c->pages;
+            number = number == 0 ? next_page++ * 13 % c->pages : number;
+            a->block_table[s * c->longest + p] = a->kv_indices[a->kv_indptr[s] + p] = number;
             for (int32_t j = p * page; j < (p + 1) * page && j < kv_len; j++)
-                a->req_to_token[a->requests[s] * LONGEST + j] = number * page + j % page;
+                a->req_to_token[a->requests[s] * c->longest + j] = number * page + j % page;
         }
         for (int32_t t = 0; t < queries; t++)
             a->out_cache_loc[a->q_indptr[s] + t] =
-                a->req_to_token[a->requests[s] * LONGEST + prefix + t];
+                a->req_to_token[a->requests[s] * c->longest + prefix + t];
     }
     c->rows = a->q_indptr[SEQS];
 }
@@ -295,8 +348,8 @@ static void describe(struct sparse_case *c, const struct arrays *on_device)
     c->kv = (attn_kv_batch){.struct_size = sizeof c->kv,
                             .index_forms = ATTN_INDEX_ALL,
                             .page_size = c->sizes->page_size,
-                            .req_to_token_stride = LONGEST,
-                            .block_table_stride = LONGEST,
+                            .req_to_token_stride = c->longest,
+                            .block_table_stride = c->longest,
                             .out_cache_loc = BOTH(out_cache_loc),
                             .req_to_token = BOTH(req_to_token),
                             .block_table = BOTH(block_table),
@@ -309,8 +362,8 @@ static void describe(struct sparse_case *c, const struct arrays *on_device)
                             .num_tokens = c->rows,
                             .num_real_seqs = SEQS,
                             .num_real_tokens = c->rows,
-                            .max_q_len = 16,
-                            .max_kv_len = LONGEST,
+                            .max_q_len = MOST_QUERIES,
+                            .max_kv_len = c->longest,
                             .num_kv_groups = 1,
                             .seq_lens = BOTH(seq_lens),
                             .req_pool_indices = BOTH(requests),
@@ -343,12 +396,12 @@ static void make_image(struct sparse_case *c)
         fill(c, inputs[n]);
     for (int32_t s = 0; s < SEQS; s++)
         for (int32_t j = 0; j < c->arrays.prefix_lens[s]; j++)
-            put_cached(c, c->arrays.req_to_token[c->arrays.requests[s] * LONGEST + j]);
+            put_cached(c, c->arrays.req_to_token[c->arrays.requests[s] * c->longest + j]);
     memcpy(c->before, c->image, c->bytes);
 }
 
 /* NULL: the case has been skipped or has failed. */
-static struct sparse_case *open_case(struct check_run *run)
+static struct sparse_case *open_case(struct check_run *run, poser *pose_case)
 {
     struct sparse_case *c = calloc(1, sizeof *c);
     if (!c) {
@@ -358,7 +411,8 @@ static struct sparse_case *open_case(struct check_run *run)
     c->run = run;
     c->draw.seed = run->seed;
     host_error_init(&c->error);
-    pose_case(c, run->subject, run->index);
+    c->device = run->subject->device;
+    pose_case(c, run->index);
     if (!is_accepted(c)) {
         check_skip(run, "query refuses sparse layers over %s, or %s labels of %d elements",
                    c->problem.kv_layout, dtype_name(c->sparse.label_dtype), c->sparse.label_dim);
@@ -478,10 +532,10 @@ static void judge(struct sparse_case *c, uint32_t chosen_by, uint32_t attended_b
         check_fail(c->run, "%s", report.message);
 }
 
-static void run_sparse_chosen(struct check_run *run)
+static void run_chosen(struct check_run *run, poser *pose_case)
 {
     static const uint32_t at_once[] = {ALL_OF_IT};
-    struct sparse_case *c = open_case(run);
+    struct sparse_case *c = open_case(run, pose_case);
     if (!c)
         return;
     if (call_all(c, at_once, 1) == ATTN_OK)
@@ -489,12 +543,15 @@ static void run_sparse_chosen(struct check_run *run)
     close_case(c);
 }
 
+CHECK_RUN(sparse_chosen, run_chosen(run, pose_short))
+CHECK_RUN(sparse_long, run_chosen(run, pose_long))
+
 /* Logits by the truth, the choice by the logits that were written, the output by that choice. */
 static void run_sparse_steps(struct check_run *run)
 {
     static const uint32_t steps[] = {INDEXER | R(INDEX_LOGITS), R(INDEX_LOGITS) | CHOICE,
                                      QUERIES | LATENTS | CHOICE | R(OUT)};
-    struct sparse_case *c = open_case(run);
+    struct sparse_case *c = open_case(run, pose_short);
     if (!c)
         return;
     if (call_all(c, steps, 3) == ATTN_OK) {
@@ -519,7 +576,7 @@ static void draw_choices(struct sparse_case *c)
                 indices[row * c->sizes->top_k + n] =
                     n < most
                         ? c->arrays
-                              .req_to_token[c->arrays.requests[s] * LONGEST + (first + n) % seen]
+                              .req_to_token[c->arrays.requests[s] * c->longest + (first + n) % seen]
                         : -1;
             counts[row] = count;
         }
@@ -528,7 +585,7 @@ static void draw_choices(struct sparse_case *c)
 static void run_sparse_given(struct check_run *run)
 {
     static const uint32_t given[] = {QUERIES | LATENTS | CHOICE | R(OUT)};
-    struct sparse_case *c = open_case(run);
+    struct sparse_case *c = open_case(run, pose_short);
     if (!c)
         return;
     draw_choices(c);
@@ -542,7 +599,7 @@ static void run_sparse_labels(struct check_run *run)
 {
     static const uint32_t at_once[] = {ALL_OF_IT};
     const attn_tensor *operands[ATTN_ROLE_COUNT];
-    struct sparse_case *c = open_case(run);
+    struct sparse_case *c = open_case(run, pose_short);
     if (!c)
         return;
     if (call_all(c, at_once, 1) == ATTN_OK) {
@@ -577,6 +634,8 @@ const struct check check_sparse[] = {
               "a row attends to the latents that its list names, as many as its count says"),
     CHECK_ROW("MEAN-24", sparse_chosen, count_sparse, CHECK_NEEDS_COMPUTE,
               "a layer with an indexer chooses the best keys that a row sees, and attends to them"),
+    CHECK_ROW("MEAN-24", sparse_long, count_long, CHECK_NEEDS_COMPUTE,
+              "the best 2048 of thousands of keys are chosen, where many have the same logit, too"),
     CHECK_ROW("MEAN-24", sparse_steps, count_sparse, CHECK_NEEDS_COMPUTE,
               "logits, choice and attention may each be a call of its own"),
     CHECK_ROW("KV-17", sparse_labels, count_sparse, CHECK_NEEDS_COMPUTE,
