@@ -15,6 +15,7 @@ typedef struct layer_call {
     const attn_metadata *metadata;
     const linear_group *group;
     linear_call params;
+    unsigned *readers; /* linear_decode_call.readers */
 } layer_call;
 
 static attn_status find_layer(layer_call *call, int32_t layer_id, attn_error *error)
@@ -52,6 +53,49 @@ static int find_warps(const linear_dims *d, int values)
     return warps;
 }
 
+/* Is all of it done by one launch, what linear_finish does elsewhere among it? */
+static int is_one_launch(const layer_call *call)
+{
+    return cuda_plan_extent(&call->metadata->plan).q_len == 1 && call->group->decode &&
+           (call->group->dims.width <= 1 || call->readers);
+}
+
+/* Padding, as far as the host knows: a graph's batches, and rows that belong to no sequence. */
+static int may_have_padding(const layer_call *call)
+{
+    const attn_batch *batch = &call->metadata->plan.batch;
+    return call->metadata->plan.kind == ATTN_METADATA_GRAPH || batch->num_real_seqs_device ||
+           batch->num_real_tokens < batch->num_tokens;
+}
+
+/* Single rows. A launch has at most so many sequences. */
+static attn_status launch_decode(layer_call *call, attn_stream stream, attn_error *error)
+{
+    enum { MOST = 65534 };
+    const linear_group *g = call->group;
+    const linear_dims *d = &g->dims;
+    const int64_t seqs = cuda_plan_extent(&call->metadata->plan).seqs;
+    const int bf16 = g->state_dtype == ATTN_BF16, values = DECODE_VALUES(bf16);
+    const int vectors = d->family == LINEAR_FAMILY_KDA ? 3 : 2;
+    const int warps = find_warps(d, values), columns = STEPS_COLUMNS(warps, values);
+    linear_decode_call given = {.call = call->params, .readers = call->readers};
+    attn_status status = ATTN_OK;
+    for (int first = 0; first < seqs && status == ATTN_OK; first += MOST) {
+        int count = (int)(seqs - first < MOST ? seqs - first : MOST);
+        const int pads = is_one_launch(call) && may_have_padding(call) && first + count == seqs;
+        void *params[] = {&given, &first, &count};
+        const cuda_launch run = {
+            .function = g->decode,
+            .name = "linear_decode",
+            .grid = {(d->v_dim + columns - 1) / columns, d->v_heads, count + pads},
+            .block = {(uint32_t)(32 * warps)},
+            .programmatic = call->metadata->instance->facts.sm >= 90,
+            .shared = (uint32_t)DECODE_SHARED(warps, vectors, bf16)};
+        status = cuda_launch_run(call->metadata->instance->cuda, &run, params, stream, error);
+    }
+    return status;
+}
+
 static attn_status launch_steps(layer_call *call, attn_stream stream, attn_error *error)
 {
     const linear_dims *d = &call->group->dims;
@@ -59,14 +103,12 @@ static attn_status launch_steps(layer_call *call, attn_stream stream, attn_error
     const int keys = call->group->lane_keys, values = STEPS_VALUES(keys);
     const int warps = find_warps(d, values), columns = STEPS_COLUMNS(warps, values);
     const int vectors = d->family == LINEAR_FAMILY_KDA ? 3 : 2;
-    const int single = e.q_len == 1 && call->group->decode;
     void *params[] = {&call->params};
-    return launch(call, single ? call->group->decode : call->group->steps,
-                  single ? "linear_decode" : "linear_steps",
+    if (e.q_len == 1 && call->group->decode)
+        return launch_decode(call, stream, error);
+    return launch(call, call->group->steps, "linear_steps",
                   e.seqs * d->v_heads * ((d->v_dim + columns - 1) / columns), 32 * warps,
-                  single ? DECODE_SHARED(warps, vectors)
-                         : STEPS_SHARED(STEPS_ROWS, keys, vectors, columns),
-                  params, stream, error);
+                  STEPS_SHARED(STEPS_ROWS, keys, vectors, columns), params, stream, error);
 }
 
 static int goes_by_vectors(const layer_call *call)
@@ -88,14 +130,6 @@ static attn_status launch_convolve(layer_call *call, attn_stream stream, attn_er
     return launch(call, vectors ? g->convolve_vectors : g->convolve, "linear_convolve",
                   pieces * ((threads + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS), CONVOLVE_THREADS,
                   0, params, stream, error);
-}
-
-/* Padding, as far as the host knows: a graph's batches, and rows that belong to no sequence. */
-static int may_have_padding(const layer_call *call)
-{
-    const attn_batch *batch = &call->metadata->plan.batch;
-    return call->metadata->plan.kind == ATTN_METADATA_GRAPH || batch->num_real_seqs_device ||
-           batch->num_real_tokens < batch->num_tokens;
 }
 
 static attn_status launch_finish(layer_call *call, attn_stream stream, attn_error *error)
@@ -123,11 +157,14 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
         status = linear_take_operands(metadata, call.group, args, &call.params, error);
     if (status != ATTN_OK)
         return status;
+    if (call.group->dims.width > 1 && call.params.operands.aligned & LINEAR_ALIGNED_FOURS)
+        call.readers = metadata->readers;
     status = linear_launch_chunks(metadata, call.group, &call.params, stream, error);
     if (status == ATTN_OK)
         status = call.group->steps ? launch_steps(&call, stream, error)
                                    : launch_convolve(&call, stream, error);
-    return status == ATTN_OK ? launch_finish(&call, stream, error) : status;
+    return status == ATTN_OK && !is_one_launch(&call) ? launch_finish(&call, stream, error)
+                                                      : status;
 }
 
 attn_status linear_forward_extend(attn_metadata *metadata, int32_t layer_id,

@@ -66,7 +66,9 @@ static attn_status load_steps(attn_instance *made, linear_group *group, attn_err
     if (status != ATTN_OK || group->lane_keys != STEPS_DECODE_KEYS)
         return status;
     snprintf(name, sizeof name, "linear_decode_%s_%d", mode, 8 * group->lane_keys);
-    return load_kernel(made, module, name, 0, &group->decode, error);
+    return load_kernel(made, module, name,
+                       (uint32_t)DECODE_SHARED(STEPS_MAX_WARPS, 3, group->state_dtype == ATTN_BF16),
+                       &group->decode, error);
 }
 
 static attn_status load_fused(attn_instance *made, linear_group *group, attn_error *error)

@@ -135,9 +135,16 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
 struct attn_metadata {
     attn_instance *instance;
     cuda_plan plan;
-    char *scratch;           /* device memory; NULL = none is needed */
+    char *scratch; /* device memory; NULL = none is needed */
+    unsigned
+        *readers; /* linear_decode_call.readers, in device memory; NULL = no group needs them */
+    uint64_t num_readers;
+    int cleared;             /* readers are 0, and so they are after each launch */
     attn_state_batch *slots; /* [instance->num_state_groups]; their device arrays count */
 };
+
+/* Bytes of attn_metadata.readers that a group needs. */
+uint64_t linear_readers_bytes(const linear_group *group, const attn_bounds *bounds);
 
 attn_status linear_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                  attn_memory_size *size, attn_error *error);

@@ -21,8 +21,15 @@ enum {
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 typedef struct sizes {
-    uint64_t counts, scratch, host;
+    uint64_t counts, readers, scratch, host;
 } sizes;
+
+uint64_t linear_readers_bytes(const linear_group *group, const attn_bounds *bounds)
+{
+    return group->lane_keys == STEPS_DECODE_KEYS && group->dims.width > 1
+               ? (uint64_t)bounds->max_seqs * (uint64_t)group->dims.k_heads * 2 * sizeof(unsigned)
+               : 0;
+}
 
 /* Sizes of the regions. */
 static attn_status measure(const attn_instance *instance, uint32_t kind, const attn_bounds *given,
@@ -38,7 +45,9 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
                           instance->num_state_groups * sizeof(attn_state_batch)};
     for (uint32_t g = 0; g < instance->num_groups; g++) {
         const linear_scratch scratch = linear_lay_out_scratch(&instance->groups[g], bounds);
+        const uint64_t readers = linear_readers_bytes(&instance->groups[g], bounds);
         to->scratch = to->scratch > scratch.bytes ? to->scratch : scratch.bytes;
+        to->readers = to->readers > readers ? to->readers : readers;
     }
     return ATTN_OK;
 }
@@ -52,8 +61,8 @@ attn_status linear_metadata_size(attn_instance *instance, uint32_t kind, const a
     if (status != ATTN_OK)
         return status;
     attn_util_clear_size(size);
-    size->size[COUNTS] = need.counts;
-    size->alignment[COUNTS] = need.counts ? ALIGNMENT : 0;
+    size->size[COUNTS] = need.counts + need.readers;
+    size->alignment[COUNTS] = need.counts + need.readers ? ALIGNMENT : 0;
     size->size[SCRATCH] = need.scratch;
     size->alignment[SCRATCH] = need.scratch ? SCRATCH_ALIGNMENT : 0;
     size->size[HOST] = need.host;
@@ -68,9 +77,9 @@ attn_status linear_metadata_create(attn_instance *instance, uint32_t kind, const
     attn_bounds bounds;
     sizes need;
     attn_status status = measure(instance, kind, given, &bounds, &need, error);
-    if (status == ATTN_OK && need.counts)
-        status = attn_util_check_region(memory, COUNTS, "device metadata", need.counts, ALIGNMENT,
-                                        error);
+    if (status == ATTN_OK && need.counts + need.readers)
+        status = attn_util_check_region(memory, COUNTS, "device metadata",
+                                        need.counts + need.readers, ALIGNMENT, error);
     if (status == ATTN_OK && need.scratch)
         status = attn_util_check_region(memory, SCRATCH, "scratch", need.scratch, SCRATCH_ALIGNMENT,
                                         error);
@@ -79,9 +88,13 @@ attn_status linear_metadata_create(attn_instance *instance, uint32_t kind, const
     if (status != ATTN_OK)
         return status;
     attn_metadata *made = memory->base[HOST];
-    *made = (attn_metadata){.instance = instance,
-                            .scratch = need.scratch ? memory->base[SCRATCH] : NULL,
-                            .slots = (attn_state_batch *)(made + 1)};
+    *made = (attn_metadata){
+        .instance = instance,
+        .readers =
+            need.readers ? (unsigned *)(void *)((char *)memory->base[COUNTS] + need.counts) : NULL,
+        .num_readers = need.readers / sizeof(unsigned),
+        .scratch = need.scratch ? memory->base[SCRATCH] : NULL,
+        .slots = (attn_state_batch *)(made + 1)};
     cuda_plan_init(&made->plan, kind, &bounds, 0,
                    need.counts ? (cuda_address)(uintptr_t)memory->base[COUNTS] : 0, NULL);
     *metadata = made;
@@ -147,6 +160,20 @@ static attn_status check_slots(const attn_metadata *metadata, const attn_batch *
     return status;
 }
 
+/* Before the first launch. */
+static attn_status clear_readers(attn_metadata *metadata, attn_stream stream, attn_error *error)
+{
+    const cuda_api *cuda = metadata->instance->cuda;
+    if (!metadata->readers || metadata->cleared)
+        return ATTN_OK;
+    int result = cuda->cuMemsetD32Async((cuda_address)(uintptr_t)metadata->readers, 0,
+                                        metadata->num_readers, stream);
+    if (result != CUDA_OK)
+        return cuda_fail(cuda, result, "batch", "cuMemsetD32Async", error);
+    metadata->cleared = 1;
+    return ATTN_OK;
+}
+
 attn_status linear_init_forward_metadata(attn_metadata *metadata, const attn_batch *given,
                                          attn_stream stream, attn_error *error)
 {
@@ -163,6 +190,8 @@ attn_status linear_init_forward_metadata(attn_metadata *metadata, const attn_bat
         status = check_slots(metadata, &batch, error);
     if (status == ATTN_OK)
         status = cuda_plan_take(&metadata->plan, instance->cuda, NULL, 0, 0, given, stream, error);
+    if (status == ATTN_OK)
+        status = clear_readers(metadata, stream, error);
     for (uint32_t g = 0; g < instance->num_state_groups && status == ATTN_OK && !idle; g++)
         find_slots(&batch, instance->state_groups[g], &metadata->slots[g], NULL);
     return status;

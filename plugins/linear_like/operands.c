@@ -163,9 +163,27 @@ static attn_status take_state(const taking *t, attn_error *error)
     t->to->state_slot = cuda_stride_bytes(state, 0);
     t->to->state_head = cuda_stride_bytes(state, 1);
     t->to->state_row = cuda_stride_bytes(state, 2);
-    if (columns % 4 == 0 && cuda_is_aligned(state, 4 * (int64_t)attn_dtype_size(state->dtype)))
+    const int64_t size = (int64_t)attn_dtype_size(state->dtype);
+    if (columns % 4 == 0 && cuda_is_aligned(state, 4 * size))
         t->to->aligned |= LINEAR_ALIGNED_STATE;
+    if (columns * size % 16 == 0 && cuda_is_aligned(state, 16))
+        t->to->aligned |= LINEAR_ALIGNED_STATE_16;
     return take_gates(t, error);
+}
+
+/* Four channels are 8 bytes of each of their operands. */
+static void find_fours(const taking *t)
+{
+    const linear_dims *d = &t->group->dims;
+    linear_operands *to = t->to;
+    const uint64_t rows = (uint64_t)(uintptr_t)to->mixed | (uint64_t)to->mixed_row;
+    const uint64_t pool = (uint64_t)(uintptr_t)to->weight | (uint64_t)(uintptr_t)to->conv |
+                          (uint64_t)(uintptr_t)to->bias | (uint64_t)to->conv_slot;
+    const int taps = d->width == 4 && t->group->conv_dtype == ATTN_BF16 && to->weight_row == 8 &&
+                     to->conv_channel == 6 && pool % 8 == 0;
+    if (t->group->q_dtype == ATTN_BF16 && (d->k_dim | d->v_dim) % 4 == 0 && rows % 8 == 0 &&
+        (d->width == 0 || taps))
+        to->aligned |= LINEAR_ALIGNED_FOURS;
 }
 
 static void take_batch(const attn_metadata *metadata, const linear_group *group, linear_batch *to)
@@ -201,5 +219,6 @@ attn_status linear_take_operands(const attn_metadata *metadata, const linear_gro
     if (status == ATTN_OK && group->dims.family != LINEAR_FAMILY_SHORT_CONV)
         status = take_state(&t, error);
     take_batch(metadata, group, &call->batch);
+    find_fours(&t);
     return status;
 }

@@ -14,7 +14,8 @@ static void tell_memory(const linear_question *ask, const linear_group *group,
 {
     if (ask->bounds.max_seqs == 0 || ask->bounds.max_tokens == 0)
         return;
-    verdict->device_bytes = CUDA_COUNTS_BYTES + linear_lay_out_scratch(group, &ask->bounds).bytes;
+    verdict->device_bytes = CUDA_COUNTS_BYTES + linear_readers_bytes(group, &ask->bounds) +
+                            linear_lay_out_scratch(group, &ask->bounds).bytes;
     verdict->host_bytes = sizeof(attn_metadata) + sizeof(attn_state_batch);
 }
 

@@ -1,145 +1,176 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * decode.cuh: steps.cuh for single rows, at the bandwidth of memory. A warp has a sequence, a v
- * head and 16 of its values. Of the row, which the block's warps share, each makes a part ready, four
- * channels a lane, while its part of the state is on the way. The state stays as the pool has it,
- * and is read from registers twice: for its sums, and to be updated.
+ * head and 16 of its values, 32 of bf16. Of the row, which the block's warps share, each makes a part
+ * ready, four channels a lane, while the state is on the way to shared memory, where it is read twice: for
+ * its sums, and to be updated.
+ *
+ * Inputs of the convolution are kept here, too, where channels go by fours: those of v by the block that
+ * reads them; those of q and k, which blocks of all v heads of a k head read, by the last of these.
  */
 #ifndef LINEAR_LIKE_DECODE_CUH
 #define LINEAR_LIKE_DECODE_CUH
 
+#include "plugins/common/cuda/ptx.cuh"
 #include "plugins/linear_like/kernels/shapes.h"
 #include "plugins/linear_like/kernels/tile.cuh"
 
 enum { STEPS_PLAIN = 0, STEPS_DELTA = 1, STEPS_CHANNELS = 2 /* a decay for each channel of k */ };
-enum { DECODE_KEYS = STEPS_DECODE_KEYS, DECODE_VALUES = STEPS_VALUES(STEPS_DECODE_KEYS) };
+enum { DECODE_KEYS = STEPS_DECODE_KEYS };
 
 /* ---- The state ------------------------------------------------------------------------------- */
 
-/* Four neighbouring elements of a state's row. */
-template <bool BF16> struct four_elements;
-
-template <> struct four_elements<false> {
-    float4 x;
-
-    __device__ __forceinline__ void load(const char *from)
-    {
-        x = __ldcs((const float4 *)from);
-    }
-    __device__ __forceinline__ void store(char *to) const
-    {
-        __stcs((float4 *)to, x);
-    }
-    __device__ __forceinline__ void get(float (&to)[4]) const
-    {
-        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
-    }
-    __device__ __forceinline__ void set(const float (&from)[4])
-    {
-        x = make_float4(from[0], from[1], from[2], from[3]);
-    }
-};
-
-template <> struct four_elements<true> {
-    uint2 x;
-
-    __device__ __forceinline__ void load(const char *from)
-    {
-        x = __ldcs((const uint2 *)from);
-    }
-    __device__ __forceinline__ void store(char *to) const
-    {
-        __stcs((uint2 *)to, x);
-    }
-    __device__ __forceinline__ void get(float (&to)[4]) const
-    {
-        to[0] = bits_f32(x.x << 16), to[1] = bits_f32(x.x & 0xffff0000);
-        to[2] = bits_f32(x.y << 16), to[3] = bits_f32(x.y & 0xffff0000);
-    }
-    __device__ __forceinline__ void set(const float (&from)[4])
-    {
-        x = make_uint2(pack_bf16(from[0], from[1]), pack_bf16(from[2], from[3]));
-    }
-};
-
-/* A lane's part: sixteen times four elements, neighbours in the pool. */
+/* A lane's part: sixteen times 16 bytes, neighbours in the pool, in shared memory that no other lane
+ * reads or writes: it takes no registers while it is on the way. */
 template <bool VK, bool BF16> struct decode_state {
-    typedef tile_place<DECODE_KEYS, DECODE_VALUES, VK, BF16> place;
-    static constexpr int size = BF16 ? 2 : 4;
-    four_elements<BF16> part[16];
+    static constexpr int size = BF16 ? 2 : 4, elements = 16 / size, values = elements;
+    static constexpr int keys = VK ? elements : 1;      /* of a part */
+    static constexpr int groups = VK ? 16 / values : 4; /* of parts that have the same keys */
+    static constexpr int members = 16 / groups;         /* parts of a group */
+    static constexpr int group_keys = VK ? keys : members;
+    char *parts;    /* the lane's first */
+    int apart;      /* bytes from part to part */
+    int key, value; /* the first of each */
 
-    /* Values by keys [4 j, + 4) of the lane. */
-    __device__ __forceinline__ void get(int j, float (&x)[4][4]) const
+    __device__ __forceinline__ decode_state(char *shared, int first, int threads)
     {
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            float y[4];
-            part[VK ? 4 * n + j : 4 * j + n].get(y);
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                (VK ? x[n][e] : x[e][n]) = y[e];
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        parts = shared + 16 * threadIdx.x;
+        apart = 16 * threads;
+        key = VK ? lane % 8 * keys : lane / 4;
+        value = first + (warp * 4 + (VK ? lane / 8 : lane % 4)) * values;
+    }
+
+    /* The lane's number among the eight that share its values. */
+    static __device__ __forceinline__ int number()
+    {
+        const int lane = threadIdx.x % 32;
+        return VK ? lane % 8 : lane / 4;
+    }
+
+    /* Parts of a group, and the first key and value of a part. */
+    static __device__ __forceinline__ int part_of(int group, int member)
+    {
+        return VK ? member * groups + group : group * members + member;
+    }
+    __device__ __forceinline__ int key_of(int n) const
+    {
+        return key + (VK ? n % groups * 8 * keys : 8 * n);
+    }
+    __device__ __forceinline__ int value_of(int n) const
+    {
+        return value + (VK ? n / groups : 0);
+    }
+
+    /* Elements of part n that a head has, and where the pool has them. */
+    __device__ __forceinline__ int there(const linear_dims &d, int n) const
+    {
+        const int v = value_of(n), k = key_of(n);
+        return VK ? (v < d.v_dim ? d.k_dim - k : 0) : (k < d.k_dim ? d.v_dim - v : 0);
+    }
+    __device__ __forceinline__ char *place(const linear_operands &o, char *pool, int n) const
+    {
+        const int v = value_of(n), k = key_of(n);
+        return pool + (VK ? v : k) * o.state_row + (VK ? k : v) * size;
+    }
+
+    /* Parts that a head has, where it has whole ones alone. */
+    struct whole_parts {
+        int steps, most; /* along the rows that parts follow one another in; along the others */
+
+        __device__ __forceinline__ whole_parts(const decode_state &s, const linear_dims &d,
+                                               int slot)
+        {
+            const bool any = slot != 0 && (VK ? s.key < d.k_dim : s.value < d.v_dim);
+            steps = any ? (VK ? d.v_dim - s.value : (d.k_dim - s.key + 7) / 8) : 0;
+            most = VK ? (d.k_dim - s.key + 8 * keys - 1) / (8 * keys) : 16;
         }
-    }
-
-    __device__ __forceinline__ void set(int j, const float (&x)[4][4])
-    {
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            float y[4];
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                y[e] = VK ? x[n][e] : x[e][n];
-            part[VK ? 4 * n + j : 4 * j + n].set(y);
+        __device__ __forceinline__ bool has(int n) const
+        {
+            return (VK ? n / groups : n) < steps && (!VK || n % groups < most);
         }
+        static __device__ __forceinline__ i64 offset(const linear_operands &o, int n)
+        {
+            return VK ? n / groups * o.state_row + n % groups * 8 * keys * size
+                      : n * 8 * o.state_row;
+        }
+    };
+
+    __device__ __forceinline__ void get(int n, float (&to)[elements]) const
+    {
+        const uint4 x = *(const uint4 *)(parts + n * apart);
+        const u32 w[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if constexpr (BF16)
+                to[2 * i] = bits_f32(w[i] << 16), to[2 * i + 1] = bits_f32(w[i] & 0xffff0000);
+            else
+                to[i] = bits_f32(w[i]);
+    }
+    static __device__ __forceinline__ uint4 pack(const float (&x)[elements])
+    {
+        u32 w[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if constexpr (BF16)
+                w[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+            else
+                w[i] = f32_bits(x[i]);
+        return make_uint4(w[0], w[1], w[2], w[3]);
     }
 
-    /* The first value and key of part `n`. */
-    static __device__ __forceinline__ int value_of(const place &at, int n)
-    {
-        return at.value + (VK ? n / 4 : 0);
-    }
-    static __device__ __forceinline__ int key_of(const place &at, int n)
-    {
-        return at.key(VK ? n % 4 * 4 : n);
-    }
-
-    /* Elements that there are not are 0, and not written. */
-    template <bool STORE>
-    __device__ __forceinline__ void pass(const linear_call &call, int slot, int head,
-                                         const place &at)
+    /* Begin to load. Elements that there are not are 0. */
+    __device__ __forceinline__ void load(const linear_call &call, int slot, int head) const
     {
         const linear_operands &o = call.operands;
-        const linear_dims &d = call.dims;
         char *pool = o.state + slot * o.state_slot + head * o.state_head;
-        const bool whole = o.aligned & LINEAR_ALIGNED_STATE;
+        if (o.aligned & LINEAR_ALIGNED_STATE_16) {
+            const u32 to = shared_address(parts);
+            const char *from = place(o, pool, 0);
+            const whole_parts whole(*this, call.dims, slot);
 #pragma unroll
+            for (int n = 0; n < 16; n++)
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + n * apart),
+                             "l"(from + whole.offset(o, n)), "r"(whole.has(n) ? 16 : 0)
+                             : "memory");
+            return;
+        }
+#pragma unroll 1
         for (int n = 0; n < 16; n++) {
-            const int v = value_of(at, n), k = key_of(at, n);
-            const int there = slot == 0 ? 0
-                              : VK      ? (v < d.v_dim ? d.k_dim - k : 0)
-                                        : (k < d.k_dim ? d.v_dim - v : 0);
-            char *x = pool + (VK ? v : k) * o.state_row + (VK ? k : v) * size;
-            if (whole && there > 0) {
-                if (STORE)
-                    part[n].store(x);
-                else
-                    part[n].load(x);
-            } else {
-                float y[4] = {0, 0, 0, 0};
-                if (STORE)
-                    part[n].get(y);
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    if (e < there && STORE)
-                        pool_store<BF16>(x + e * size, y[e]);
-                    else if (e < there)
-                        y[e] = pool_load<BF16>(x + e * size);
-                if (!STORE)
-                    part[n].set(y);
-            }
+            const int count = slot != 0 ? there(call.dims, n) : 0;
+            const char *from = place(o, pool, n);
+            char *to = parts + n * apart;
+#pragma unroll 1
+            for (int e = 0; e < elements; e++)
+                pool_store<BF16>(to + e * size, e < count ? pool_load<BF16>(from + e * size) : 0);
+        }
+    }
+
+    /* Elements that there are not are not written. */
+    __device__ __forceinline__ void store(const linear_call &call, int slot, int head) const
+    {
+        const linear_operands &o = call.operands;
+        char *pool = o.state + slot * o.state_slot + head * o.state_head;
+        const bool whole = o.aligned & LINEAR_ALIGNED_STATE_16;
+#pragma unroll 1
+        for (int n = 0; n < 16 && slot != 0; n++) {
+            const int count = there(call.dims, n);
+            const char *from = parts + n * apart;
+            char *to = place(o, pool, n);
+            if (whole && count > 0)
+                __stcs((uint4 *)to, *(const uint4 *)from);
+#pragma unroll 1
+            for (int e = 0; e < elements && !whole; e++)
+                if (e < count)
+                    pool_store<BF16>(to + e * size, pool_load<BF16>(from + e * size));
         }
     }
 };
+
+DEVICE void wait_for_loads()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
 
 /* For what has been rounded to 16 bits, or will be: errors of 2^-21. */
 DEVICE float fast_silu(float x)
@@ -152,13 +183,7 @@ DEVICE float fast_silu(float x)
 /* bf16 with four taps or none, four channels at a time: what they need is loaded without a branch. */
 DEVICE bool goes_by_fours(const linear_call &call)
 {
-    const linear_dims &d = call.dims;
-    const linear_operands &o = call.operands;
-    const u64 rows = (u64)o.mixed | (u64)o.mixed_row;
-    const u64 pool = (u64)o.weight | (u64)o.conv | (u64)o.conv_slot | (u64)o.bias;
-    return d.dtype == ELEMENT_BF16 && (d.k_dim | d.v_dim) % 4 == 0 && rows % 8 == 0 &&
-           (d.width == 0 || (d.width == 4 && d.conv_dtype == ELEMENT_BF16 && pool % 8 == 0 &&
-                             o.weight_row == 8 && o.conv_channel == 6));
+    return call.operands.aligned & LINEAR_ALIGNED_FOURS;
 }
 
 struct four_channels {
@@ -167,14 +192,15 @@ struct four_channels {
 
 /* Channels from `c` on; c < 0: there are none. */
 DEVICE void load_channels(const linear_call &call, const linear_sequence &sequence, int c,
-                          four_channels *to)
+                          bool has_row, four_channels *to)
 {
     const linear_operands &o = call.operands;
     const uint2 none = make_uint2(0, 0);
     const bool convolved = call.dims.width > 0 && c >= 0;
     const char *kept = o.conv + sequence.slot * o.conv_slot + c * 6;
-    to->x =
-        c >= 0 ? *(const uint2 *)(o.mixed + (i64)sequence.first_row * o.mixed_row + c * 2) : none;
+    to->x = c >= 0 && has_row
+                ? *(const uint2 *)(o.mixed + (i64)sequence.first_row * o.mixed_row + c * 2)
+                : none;
     to->bias = convolved && o.bias ? *(const uint2 *)(o.bias + c * 2) : none;
 #pragma unroll
     for (int i = 0; i < 3; i++)
@@ -206,6 +232,26 @@ DEVICE void convolve_channels(const linear_dims &d, const four_channels &from, f
         sum += packed_element(from.taps, 4 * i + 3) * to[i];
         to[i] = d.silu ? fast_silu(sum) : sum;
     }
+}
+
+/* The convolution's state after the row: the last three inputs of four channels. */
+DEVICE void keep_channels(const linear_call &call, const four_channels &from, bool has_row,
+                          int slot, int c)
+{
+    const linear_operands &o = call.operands;
+    uint2 *to = (uint2 *)(o.conv + slot * o.conv_slot + c * 6);
+    const uint2 *kept = from.kept;
+    const uint2 first = make_uint2(__byte_perm(kept[0].x, kept[0].y, 0x5432),
+                                   __byte_perm(from.x.x, kept[1].x, 0x5410));
+    const uint2 second = make_uint2(__byte_perm(kept[1].x, from.x.x, 0x7632),
+                                    __byte_perm(kept[1].y, kept[2].x, 0x5432));
+    const uint2 third = make_uint2(__byte_perm(from.x.y, kept[2].y, 0x5410),
+                                   __byte_perm(kept[2].y, from.x.y, 0x7632));
+    if (slot == 0)
+        return;
+    to[0] = has_row ? first : kept[0];
+    to[1] = has_row ? second : kept[1];
+    to[2] = has_row ? third : kept[2];
 }
 
 /* The same of any layer; `there`: how many there are. */
@@ -256,6 +302,15 @@ DEVICE void take_four(const float *from, float (&x)[4])
 {
     const float4 y = *(const float4 *)from;
     x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+}
+
+template <int COUNT> DEVICE void take_fours(const float *from, float (&x)[COUNT])
+{
+#pragma unroll
+    for (int n = 0; n < COUNT; n += 4) {
+        const float4 y = *(const float4 *)(from + n);
+        x[n] = y.x, x[n + 1] = y.y, x[n + 2] = y.z, x[n + 3] = y.w;
+    }
 }
 
 /* What a row's step needs, in shared memory. The vectors: q, k, decays of channels. */
@@ -355,31 +410,34 @@ DEVICE void put_gates(const linear_call &call, const decode_gates<MODE> &gates, 
         to.numbers[DECODE_DECAY] = decay, to.numbers[DECODE_BETA] = beta;
 }
 
-/* A part of the row, which nothing has been loaded of. */
-template <int MODE, bool VK>
-DEVICE void make_part(const linear_call &call, const linear_sequence &sequence, int part, int head,
-                      int first, int columns, int lane, const decode_row &to)
+/* Whether all `count` warps that read a part of a convolution's state have asked; a warp asks when it has
+ * read. The count is 0 again then. What they have read comes before what is written after. */
+DEVICE bool is_last_reader(unsigned *readers, int count)
 {
-    const decode_channels at(call.dims, part, head, first, columns, lane);
-    float x[4];
-    if (part == DECODE_PART_GATES) {
-        put_gates<MODE, VK>(call, decode_gates<MODE>(call, sequence.first_row, head, lane), lane,
-                            to);
-        return;
-    }
-    convolve_any(call, sequence, at.channel, at.there, x);
-    put_channels<VK>(call.dims, part, x, columns, lane, to);
+    unsigned before = 0;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                     : "=r"(before)
+                     : "l"(readers), "r"(count - 1)
+                     : "memory");
+    return __shfl_sync(~0u, before, 0) == count - 1;
 }
 
-/* The state after the row, and its outputs of four values. */
+/* Sums of a state with q and k, then the state after the row, which goes to `to` where that is given and
+ * stays in shared memory otherwise. */
 template <int MODE, bool VK, bool BF16>
-DEVICE void step_state(const decode_row &row, const float (&v)[4], int keys, int lane,
-                       decode_state<VK, BF16> &s, float (&out)[4])
+DEVICE void step_state(const linear_call &call, const decode_row &row,
+                       const decode_state<VK, BF16> &s, const float (&v)[BF16 ? 8 : 4], char *to,
+                       int slot, float (&out)[BF16 ? 8 : 4])
 {
-    constexpr int width = 8 * DECODE_KEYS;
-    const float *q = row.vectors + keys * 4, *k = q + width, *decays = k + width;
+    typedef decode_state<VK, BF16> state;
+    constexpr int width = 8 * DECODE_KEYS, values = state::values, group_keys = state::group_keys;
+    const int lane = threadIdx.x % 32;
+    const float *q = row.vectors + (VK ? s.key : s.key * 4), *k = q + width, *decays = k + width;
     const float decay = row.numbers[DECODE_DECAY], beta = row.numbers[DECODE_BETA];
     const float q_times = row.numbers[DECODE_Q], k_times = row.numbers[DECODE_K];
+    constexpr int apart = VK ? 8 * group_keys : 32; /* of groups in a vector */
     float x[4], y[4], qk = 0;
     take_four(row.vectors + 4 * lane, x);
     take_four(row.vectors + width + 4 * lane, y);
@@ -387,119 +445,177 @@ DEVICE void step_state(const decode_row &row, const float (&v)[4], int keys, int
     for (int i = 0; i < 4; i++)
         qk += x[i] * y[i];
     qk = sum_of_warp(qk) * q_times * k_times;
-    float held[4] = {}, read[4] = {}, update[4];
+    const typename state::whole_parts whole(s, call.dims, slot);
+    char *place = s.place(call.operands, to, 0);
+    float held[values] = {}, read[values] = {}, update[values];
 #pragma unroll
-    for (int j = 0; j < DECODE_KEYS / 4; j++) {
-        float qs[4], ks[4], ds[4], x[4][4];
-        take_four(q + 32 * j, qs);
-        take_four(k + 32 * j, ks);
+    for (int g = 0; g < state::groups; g++) {
+        float qs[group_keys], ks[group_keys], ds[group_keys];
+        take_fours(q + apart * g, qs);
+        take_fours(k + apart * g, ks);
         if (MODE == STEPS_CHANNELS)
-            take_four(decays + 32 * j, ds);
-        s.get(j, x);
+            take_fours(decays + apart * g, ds);
 #pragma unroll
-        for (int e = 0; e < 4; e++)
+        for (int m = 0; m < state::members; m++) {
+            float part[state::elements];
+            s.get(state::part_of(g, m), part);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float y = MODE == STEPS_CHANNELS ? x[i][e] * ds[e] : x[i][e];
+            for (int e = 0; e < state::elements; e++) {
+                const int i = VK ? m : e, n = VK ? e : m;
+                const float at = MODE == STEPS_CHANNELS ? part[e] * ds[n] : part[e];
                 if (MODE != STEPS_PLAIN)
-                    held[i] += y * ks[e];
-                read[i] += y * qs[e];
+                    held[i] += at * ks[n];
+                read[i] += at * qs[n];
             }
+        }
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < values; i++) {
         if (MODE != STEPS_PLAIN)
             held[i] = tile_sum<VK>(held[i]) * (decay * k_times);
         read[i] = tile_sum<VK>(read[i]) * (decay * q_times);
-        update[i] = beta * (v[i] - held[i]);
+        update[i] = beta * (MODE != STEPS_PLAIN ? v[i] - held[i] : v[i]);
         out[i] = read[i] + qk * update[i];
         update[i] *= k_times;
     }
 #pragma unroll
-    for (int j = 0; j < DECODE_KEYS / 4; j++) {
-        float ks[4], ds[4], x[4][4];
-        take_four(k + 32 * j, ks);
+    for (int g = 0; g < state::groups; g++) {
+        float ks[group_keys], ds[group_keys];
+        take_fours(k + apart * g, ks);
         if (MODE == STEPS_CHANNELS)
-            take_four(decays + 32 * j, ds);
-        s.get(j, x);
+            take_fours(decays + apart * g, ds);
 #pragma unroll
-        for (int e = 0; e < 4; e++)
+        for (int m = 0; m < state::members; m++) {
+            const int at = state::part_of(g, m);
+            float part[state::elements];
+            s.get(at, part);
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                x[i][e] = x[i][e] * (MODE == STEPS_CHANNELS ? ds[e] : decay) + ks[e] * update[i];
-        s.set(j, x);
+            for (int e = 0; e < state::elements; e++) {
+                const int i = VK ? m : e, n = VK ? e : m;
+                part[e] = part[e] * (MODE == STEPS_CHANNELS ? ds[n] : decay) + ks[n] * update[i];
+            }
+            if (!to)
+                *(uint4 *)(s.parts + at * s.apart) = state::pack(part);
+            else if (whole.has(at))
+                __stcs((uint4 *)(place + whole.offset(call.operands, at)), state::pack(part));
+        }
     }
 }
+
+/* linear_decode_call. */
+struct decode_call : linear_call {
+    unsigned *readers;
+};
+static_assert(sizeof(decode_call) == sizeof(linear_decode_call), "as the host lays it out");
 
 /* A block's values from `first` on. What a warp's part of the row is made of is loaded first, then its
  * part of the state; parts that there are no warps for are made after that. */
 template <int MODE, bool VK, bool BF16>
-DEVICE void decode_values(const linear_call &call, const linear_sequence &sequence, int head,
-                          int first, int columns, const decode_row &row)
+DEVICE void decode_values(const decode_call &call, const linear_sequence &sequence, int s_index,
+                          int head, int first, int columns, int slices, const decode_row &row,
+                          char *shared)
 {
     typedef decode_state<VK, BF16> state;
+    constexpr int values = state::values;
     const linear_dims &d = call.dims;
     const linear_operands &o = call.operands;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, at_row = sequence.first_row;
-    const typename state::place place(first, warp, lane);
-    const bool has_row = sequence.num_rows > 0, is_gates = warp == DECODE_PART_GATES;
-    const bool early = has_row && !is_gates && goes_by_fours(call);
-    const decode_channels at(d, warp, head, first, columns, lane);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const int at_row = sequence.first_row;
+    const state s(shared, first, blockDim.x);
+    const bool has_row = sequence.num_rows > 0, fours = goes_by_fours(call);
+    const int snapshot = has_row ? linear_snapshot(&call.batch, at_row) : 0;
+    const bool direct =
+        (o.aligned & LINEAR_ALIGNED_STATE_16) && has_row && !snapshot && sequence.dst;
     four_channels raw;
-    load_channels(call, sequence, early && at.there > 0 ? at.channel : -1, &raw);
+    decode_channels at(d, warp, head, first, columns, lane);
+    const bool early = fours && warp != DECODE_PART_GATES;
+    load_channels(call, sequence, early && at.there > 0 ? at.channel : -1, has_row, &raw);
     decode_gates<MODE> gates;
-    if (has_row && is_gates)
+    if (has_row && warp == DECODE_PART_GATES)
         gates = decode_gates<MODE>(call, at_row, head, lane);
-    state s;
-    s.template pass<false>(call, sequence.slot, head, place);
-    if (has_row) {
-        const int own = place.value + place.keys; /* the value whose output the lane writes */
-        const bool writes = place.keys < 4 && own < d.v_dim;
-        float v[4], out[4], z = 1;
-        int part = warp;
-        if (early) {
-            convolve_channels(d, raw, v);
-            put_channels<VK>(d, part, v, columns, lane, row);
-            part += blockDim.x / 32;
-        } else if (is_gates) {
-            put_gates<MODE, VK>(call, gates, lane, row);
-            part += blockDim.x / 32;
-        }
+    s.load(call, sequence.slot, head);
+    const int own = s.value + state::number(); /* the value whose output the lane writes */
+    const bool writes = has_row && state::number() < values && own < d.v_dim;
+    float z = 1, skip = 0;
 #pragma unroll 1
-        for (; part < DECODE_PARTS; part += blockDim.x / 32)
-            make_part<MODE, VK>(call, sequence, part, head, first, columns, lane, row);
-        if (writes && o.z)
-            z = linear_silu(element_load(d.dtype, o.z + at_row * o.z_row + head * o.z_head, own));
-        const float skip = writes ? linear_skip(&call, head, own) : 0;
-        __syncthreads();
-        take_four(row.v + (place.value - first), v);
-        step_state<MODE, VK, BF16>(row, v, place.keys, lane, s, out);
+    for (int part = warp; part < DECODE_PARTS; part += warps) {
+        if (part == DECODE_PART_GATES) {
+            if (part != warp && has_row)
+                gates = decode_gates<MODE>(call, at_row, head, lane);
+            if (has_row)
+                put_gates<MODE, VK>(call, gates, lane, row);
+            continue;
+        }
+        float x[4];
+        if (part != warp && fours) {
+            at = decode_channels(d, part, head, first, columns, lane);
+            load_channels(call, sequence, at.there > 0 ? at.channel : -1, has_row, &raw);
+        } else if (part != warp) {
+            at = decode_channels(d, part, head, first, columns, lane);
+        }
+        if (fours)
+            convolve_channels(d, raw, x);
+        else
+            convolve_any(call, sequence, at.channel, has_row ? at.there : 0, x);
+        put_channels<VK>(d, part, x, columns, lane, row);
+        if (call.readers && fours) {
+            bool last = true;
+            if (part != DECODE_PART_V) {
+                const int group = head / d.ratio;
+                last = is_last_reader(call.readers + ((i64)s_index * d.k_heads + group) * 2 + part,
+                                      d.ratio * slices);
+            }
+            if (last && at.there > 0) {
+                keep_channels(call, raw, has_row, sequence.dst, at.channel);
+                keep_channels(call, raw, has_row, snapshot, at.channel);
+            }
+        }
+    }
+    if (writes && o.z)
+        z = linear_silu(element_load(d.dtype, o.z + at_row * o.z_row + head * o.z_head, own));
+    if (writes)
+        skip = linear_skip(&call, head, own);
+    __syncthreads();
+    wait_for_loads();
+    if (has_row) {
+        float v[values], out[values];
+        char *pool = o.state + sequence.dst * o.state_slot + head * o.state_head;
+        take_fours(row.v + (s.value - first), v);
+        step_state<MODE, VK, BF16>(call, row, s, v, direct ? pool : NULL, sequence.dst, out);
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (place.keys == i && writes)
+        for (int i = 0; i < values; i++)
+            if (state::number() == i && writes)
                 element_store(d.out_dtype, o.out + at_row * o.out_row + head * o.out_head, own,
                               (out[i] + skip * v[i]) * z);
     }
-    const int snapshot = has_row ? linear_snapshot(&call.batch, at_row) : 0;
-    if (sequence.dst)
-        s.template pass<true>(call, sequence.dst, head, place);
-    if (snapshot)
-        s.template pass<true>(call, snapshot, head, place);
+    if (!direct) {
+        s.store(call, sequence.dst, head);
+        s.store(call, snapshot, head);
+    }
 }
 
-/* Blocks: sequences, times v heads, times slices of a head's values. */
-template <int MODE, bool VK, bool BF16> DEVICE void decode_block(const linear_call &call)
+/* Blocks: slices of a head's values, v heads, sequences; then, where there is padding, those that clear
+ * it. */
+template <int MODE, bool VK, bool BF16>
+DEVICE void decode_block(const decode_call &call, int first, int count)
 {
     extern __shared__ float4 decode_shared[];
-    const int columns = STEPS_COLUMNS(blockDim.x / 32, DECODE_VALUES);
-    const int slices = (call.dims.v_dim + columns - 1) / columns;
-    const int slice = blockIdx.x % slices, rest = blockIdx.x / slices;
-    const int head = rest % call.dims.v_heads, s = rest / call.dims.v_heads;
+    const int columns = STEPS_COLUMNS(blockDim.x / 32, (decode_state<VK, BF16>::values));
+    const int head = blockIdx.y, s = first + blockIdx.z;
+    char *shared = (char *)decode_shared;
+    grid_wait();
+    grid_launch_dependents();
+    if (blockIdx.z >= count) {
+        linear_clear_padding(&call, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y);
+        return;
+    }
+    const linear_sequence sequence = linear_find_sequence(&call.batch, s);
     if (s >= linear_num_real(&call.batch) || linear_is_chunked(&call, s))
         return;
-    decode_values<MODE, VK, BF16>(
-        call, linear_find_sequence(&call.batch, s), head, slice * columns, columns,
-        decode_row((float *)decode_shared, MODE == STEPS_CHANNELS ? 3 : 2, columns));
+    decode_values<MODE, VK, BF16>(call, sequence, s, head, blockIdx.x * columns, columns, gridDim.x,
+                                  decode_row((float *)(shared + 16 * 16 * blockDim.x),
+                                             MODE == STEPS_CHANNELS ? 3 : 2, columns),
+                                  shared);
 }
 
 #endif /* LINEAR_LIKE_DECODE_CUH */

@@ -22,8 +22,10 @@
 
 /* linear_operands.aligned: all that a thread reads or writes of it at once begins at a multiple of
  * what it reads at once. */
-#define LINEAR_ALIGNED_STATE 1 /* four elements of a state's row */
-#define LINEAR_ALIGNED_ROWS  2 /* 16 bytes of mixed_qkv and out, and of z where it is given */
+#define LINEAR_ALIGNED_STATE    1 /* four elements of a state's row */
+#define LINEAR_ALIGNED_ROWS     2 /* 16 bytes of mixed_qkv and out, and of z where it is given */
+#define LINEAR_ALIGNED_STATE_16 4 /* 16 bytes of a state's row */
+#define LINEAR_ALIGNED_FOURS    8 /* bf16, four taps or none; four channels of all that they need */
 
 typedef struct linear_operands {
     const char *mixed;    /* [tokens, channels] */
@@ -135,6 +137,13 @@ typedef struct linear_call {
     linear_batch batch;
     linear_chunks chunks;
 } linear_call;
+
+/* Of linear_decode_*: [seqs, k_heads, 2] who has read q's and k's inputs of a convolution, 0 between
+ * launches; NULL = linear_finish keeps inputs, or there are none. */
+typedef struct linear_decode_call {
+    linear_call call;
+    unsigned *readers;
+} linear_decode_call;
 
 #ifdef __CUDACC__
 #define LINEAR_ALIGN(bytes) __align__(bytes)

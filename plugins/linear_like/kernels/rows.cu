@@ -535,20 +535,6 @@ DEVICE void finish_sequence(const linear_call &call, int s, int c)
     keep_inputs(call, sequence, sequence.num_rows, sequence.dst, c);
 }
 
-/* Rows of padding: their output has to be finite. */
-DEVICE void clear_padding(const linear_call &call, int block, int blocks)
-{
-    const linear_operands &o = call.operands;
-    const int per_row = call.dims.v_heads * call.dims.v_dim;
-    int first, pad, end;
-    linear_find_rows(&call.batch, &first, &pad, &end);
-    for (int row = pad + block; row < end; row += blocks)
-        for (int i = threadIdx.x; i < per_row; i += blockDim.x)
-            element_store(call.dims.out_dtype,
-                          o.out + row * o.out_row + i / call.dims.v_dim * o.out_head,
-                          i % call.dims.v_dim, 0);
-}
-
 /* Blocks: sequences, times blocks of channels; then `pad_blocks` that clear padding. */
 extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     linear_finish(const __grid_constant__ linear_call call, int pad_blocks)
@@ -558,7 +544,7 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     const int blocks = gridDim.x - pad_blocks;
     const int block = blockIdx.x;
     if (block >= blocks) {
-        clear_padding(call, block - blocks, pad_blocks);
+        linear_clear_padding(&call, block - blocks, pad_blocks);
         return;
     }
     const int s = block / per_seq, c = block % per_seq * FINISH_THREADS + threadIdx.x;

@@ -57,6 +57,22 @@ PORTABLE linear_sequence linear_find_sequence(const linear_batch *b, int s)
     return found;
 }
 
+#ifdef __CUDACC__
+/* Rows of padding: their output has to be finite. One of `blocks` blocks. */
+PORTABLE void linear_clear_padding(const linear_call *call, int block, int blocks)
+{
+    const linear_operands *o = &call->operands;
+    const int per_row = call->dims.v_heads * call->dims.v_dim;
+    int first, pad, end;
+    linear_find_rows(&call->batch, &first, &pad, &end);
+    for (int row = pad + block; row < end; row += blocks)
+        for (int i = threadIdx.x; i < per_row; i += blockDim.x)
+            element_store(call->dims.out_dtype,
+                          o->out + row * o->out_row + i / call->dims.v_dim * o->out_head,
+                          i % call->dims.v_dim, 0);
+}
+#endif
+
 /* Has sequence `s` gone by chunks? */
 PORTABLE int linear_is_chunked(const linear_call *call, int s)
 {

@@ -20,11 +20,12 @@
 #define STEPS_SHARED(rows, keys, vectors, columns)                                                 \
     ((rows) * ((vectors)*8 * (keys) + (columns) + 5) * 4)
 
-/* decode.cuh: those of a block: vectors over k, its values, four numbers. */
-#define DECODE_SHARED(warps, vectors)                                                              \
-    (((vectors)*8 * STEPS_DECODE_KEYS + STEPS_COLUMNS(warps, STEPS_VALUES(STEPS_DECODE_KEYS)) +    \
-      4) *                                                                                         \
-     4)
+/* decode.cuh: those of a block: its part of the state, vectors over k, its values, four numbers. */
+#define DECODE_BLOCKS       6 /* of a multiprocessor */
+#define DECODE_VALUES(bf16) ((bf16) ? 8 : 4)
+#define DECODE_SHARED(warps, vectors, bf16)                                                        \
+    ((warps)*32 * 256 +                                                                            \
+     ((vectors)*8 * STEPS_DECODE_KEYS + STEPS_COLUMNS(warps, DECODE_VALUES(bf16)) + 4) * 4)
 
 /* ---- chunks.cuh: the recurrence, chunk by chunk ---------------------------------------------- */
 

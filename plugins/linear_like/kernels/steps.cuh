@@ -279,10 +279,10 @@ DEVICE void steps_block(const linear_call &call)
     }
 
 #define DECODE_KERNEL(name, mode, vk, bf16)                                                        \
-    extern "C" __global__ void __launch_bounds__(STEPS_MAX_WARPS * 32, (bf16) ? 5 : 4)             \
-        name(const __grid_constant__ linear_call call)                                             \
+    extern "C" __global__ void __launch_bounds__(STEPS_MAX_WARPS * 32, DECODE_BLOCKS)              \
+        name(const __grid_constant__ decode_call call, int first, int count)                       \
     {                                                                                              \
-        decode_block<mode, vk, bf16>(call);                                                        \
+        decode_block<mode, vk, bf16>(call, first, count);                                          \
     }
 
 /* The kernels of a layout and a type of state; linear_decode_* are for single rows. */

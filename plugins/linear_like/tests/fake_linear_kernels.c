@@ -155,7 +155,7 @@ static void step_all(struct column *columns, int count, int t, const struct keys
 static void steps_columns(const linear_call *call, int s, int head, int first, int count,
                           struct keys *keys)
 {
-    struct column all[STEPS_COLUMNS(STEPS_MAX_WARPS, 4)];
+    struct column all[STEPS_COLUMNS(STEPS_MAX_WARPS, DECODE_VALUES(1))];
     const linear_sequence sequence = linear_find_sequence(&call->batch, s);
     for (int i = 0; i < count; i++) {
         all[i].call = call;
@@ -471,28 +471,87 @@ static void clear_row(const linear_call *call, int row)
             element_store(d->out_dtype, o->out + row * o->out_row + h * o->out_head, j, 0);
 }
 
+static void clear_padding(const linear_call *call)
+{
+    int first, pad, end;
+    linear_find_rows(&call->batch, &first, &pad, &end);
+    for (int row = pad; row < end; row++)
+        clear_row(call, row);
+}
+
 static void finish(const struct fake_cuda_launch *launch)
 {
     const linear_call *call = launch->arguments[0];
     const int pad_blocks = *(const int *)launch->arguments[1];
-    int blocks = (int)launch->grid[0] - pad_blocks, first, pad, end;
+    int blocks = (int)launch->grid[0] - pad_blocks;
     int per_seq =
         call->dims.width > 1 ? (call->dims.channels + FINISH_THREADS - 1) / FINISH_THREADS : 0;
-    linear_find_rows(&call->batch, &first, &pad, &end);
     for (int block = 0; block < blocks; block++)
         finish_block(call, block / per_seq, block % per_seq * FINISH_THREADS);
-    for (int row = pad; row < end && pad_blocks > 0; row++)
-        clear_row(call, row);
+    if (pad_blocks > 0)
+        clear_padding(call);
+}
+
+/* ---- Single rows ----------------------------------------------------------------------------- */
+
+/* Channels that a block has read of a sequence's convolution: those of its values are its own; those of
+ * q and k are kept by the last block that counts itself. */
+static void keep_channels(const linear_call *call, int s, int from, int count)
+{
+    const linear_sequence sequence = linear_find_sequence(&call->batch, s);
+    for (int c = from; c < from + count; c++) {
+        if (sequence.num_rows > 0)
+            keep_inputs(call, &sequence, 1, linear_snapshot(&call->batch, sequence.first_row), c);
+        keep_inputs(call, &sequence, sequence.num_rows, sequence.dst, c);
+    }
+}
+
+static void count_readers(const linear_call *call, unsigned *readers, int s, int head,
+                          unsigned blocks)
+{
+    const linear_dims *d = &call->dims;
+    const int key = head / d->ratio;
+    for (int part = 0; part < 2; part++) {
+        unsigned *count = PORTABLE_AT(readers + ((int64_t)s * d->k_heads + key) * 2 + part);
+        *count = *count + 1 < blocks * (unsigned)d->ratio ? *count + 1 : 0;
+        if (*count == 0)
+            keep_channels(call, s, d->first[part] + key * d->k_dim, d->k_dim);
+    }
+}
+
+static void decode(const struct fake_cuda_launch *launch)
+{
+    const linear_call *call = launch->arguments[0];
+    const linear_dims *d = &call->dims;
+    unsigned *readers = ((const linear_decode_call *)launch->arguments[0])->readers;
+    const int from = *(const int *)launch->arguments[1], count = *(const int *)launch->arguments[2];
+    const int columns =
+        STEPS_COLUMNS((int)launch->block[0] / 32, DECODE_VALUES(d->state_dtype == ELEMENT_BF16));
+    struct keys keys = {0};
+    for (int z = 0; z < count && from + z < linear_num_real(&call->batch); z++)
+        for (int head = 0; head < (int)launch->grid[1]; head++)
+            for (int first = 0; first < (int)launch->grid[0] * columns; first += columns) {
+                const int most = d->v_dim - first < columns ? d->v_dim - first : columns;
+                steps_columns(call, from + z, head, first, most, &keys);
+                if (!readers)
+                    continue;
+                keep_channels(call, from + z, d->first[2] + head * d->v_dim + first, most);
+                count_readers(call, readers, from + z, head, launch->grid[0]);
+            }
+    free(keys.rows);
+    if ((int)launch->grid[2] > count)
+        clear_padding(call);
 }
 
 /* When the library is loaded; a test that resets the driver calls it again. */
 __attribute__((constructor, visibility("default"))) void fake_linear_define(void);
 void fake_linear_define(void)
 {
-    static const char *const names[] = {
-        "linear_decode_plain_128", "linear_decode_delta_128", "linear_decode_channels_128",
-        "linear_steps_plain_128",  "linear_steps_delta_128",  "linear_steps_channels_128",
-        "linear_steps_plain_256",  "linear_steps_delta_256",  "linear_steps_channels_256"};
+    static const char *const names[] = {"linear_steps_plain_128",    "linear_steps_delta_128",
+                                        "linear_steps_channels_128", "linear_steps_plain_256",
+                                        "linear_steps_delta_256",    "linear_steps_channels_256"};
+    static const char *const decodes[] = {"linear_decode_plain_128", "linear_decode_delta_128",
+                                          "linear_decode_channels_128"};
     static const struct {
         const char *name;
         void (*run)(const struct fake_cuda_launch *launch);
@@ -516,11 +575,14 @@ void fake_linear_define(void)
                    {"linear_segments_channels", segments},
                    {"linear_segments_channels_tiles", segments}};
     static const size_t sizes[] = {sizeof(linear_call), sizeof(int), sizeof(int)};
+    static const size_t decode_sizes[] = {sizeof(linear_decode_call), sizeof(int), sizeof(int)};
     static const size_t fused_sizes[] = {sizeof(linear_call), sizeof(linear_maps), sizeof(int)};
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)
         return;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         fake.define_kernel(names[i], steps, sizes, 1, NULL);
+    for (size_t i = 0; i < sizeof decodes / sizeof decodes[0]; i++)
+        fake.define_kernel(decodes[i], decode, decode_sizes, 3, NULL);
     fake.define_kernel("linear_list", list, sizes, 1, NULL);
     for (size_t i = 0; i < sizeof chunked / sizeof chunked[0]; i++)
         fake.define_kernel(chunked[i].name, chunked[i].run, sizes, 2, NULL);
