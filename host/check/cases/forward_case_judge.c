@@ -259,9 +259,9 @@ static void excuse_other_heads(struct forward_case *c, const reference_result *r
                                const struct case_view *got)
 {
     const attn_tensor *out = got->operands[ATTN_ROLE_OUT], *lse = got->operands[ATTN_ROLE_LSE];
-    int32_t group = c->spec.num_q_heads / c->spec.num_kv_heads;
     if (!case_has_blocks(&c->spec) || c->spec.index_kind != ATTN_SPARSE_PER_HEAD)
         return;
+    const int32_t group = c->spec.num_q_heads / c->spec.num_kv_heads;
     for (int64_t r = 0; r < result->num_rows; r++)
         for (int32_t h = 0; h < result->num_heads; h++) {
             int64_t at = r * result->num_heads + h;
