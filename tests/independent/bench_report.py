@@ -317,9 +317,10 @@ def fp8_inputs():
 def fp8_beside_bf16():
     """fa3_like, whose kernels the fake driver has as host functions: the device is found by what serves bf16,
     and of products of fp8 no ceiling is known; None without nvcc, where there are no kernels. Long sequences,
-    of which little is seen: few copies fit into the fake device's memory, and each is slow."""
+    of which little is seen: few copies fit into the fake device's memory, and each is slow. --sustain leaves out
+    the rests, four times as long as the calls."""
     done = bench("--backend", "fa3_like", "--set", f"plugins.path={PLUGINS}/fa3_like.so",
-                 "--set", "backend.fa3_like.tiles=always", *QUICK, "--json", "-", "--shape",
+                 "--set", "backend.fa3_like.tiles=always", *QUICK, "--sustain", "0.001", "--json", "-", "--shape",
                  "mode=extend,q_heads=1,kv_heads=1,q_len=20,kv_len=32768,window=16,"
                  "dtype=bf16:fp8_e4m3,input_scales=seq_head",
                  driver=f"{FIXTURES}/fake_fa3_kernels.so", kernels="fa3_like")
