@@ -126,9 +126,9 @@ static void note(struct chain *chain, int32_t n, const char *what)
     check_note(chain->run, "%s %d: %s", what, n, text);
 }
 
-/* Report the outcome of a step; returns whether it was good. */
-static bool told(struct chain *chain, int32_t n, const char *what,
-                 const struct case_verdict *verdict)
+/* Report a step that failed; returns whether it was good. */
+static bool report_step(struct chain *chain, int32_t n, const char *what,
+                        const struct case_verdict *verdict)
 {
     const struct joint *step = &chain->steps[n];
     char text[600];
@@ -147,7 +147,7 @@ bool chain_judge(struct chain *chain, int32_t n, const char *what)
         return true;
     note(chain, n, what);
     joint_judge(chain->session, &chain->steps[n], &verdict);
-    return told(chain, n, what, &verdict);
+    return report_step(chain, n, what, &verdict);
 }
 
 /* ---- Instances called in turns ---------------------------------------------------------------- */
@@ -231,7 +231,7 @@ static bool use_second(struct chain *chain, bool planned, struct case_session **
     struct case_verdict verdict = {.good = true};
     if (planned)
         joint_judge(*second, &chain->steps[1], &verdict);
-    return told(chain, 1, "a second metadata, call", &verdict);
+    return report_step(chain, 1, "a second metadata, call", &verdict);
 }
 
 static bool has_equal_size(struct chain *chain, const struct case_session *first)
@@ -264,7 +264,8 @@ void chain_judge_two(struct chain *chain, int32_t way)
     if (good) {
         note(chain, 0, what);
         joint_plan(first, &chain->steps[0], &verdict);
-        good = told(chain, 0, what, &verdict) && use_second(chain, way & SECOND_PLANNED, &second);
+        good = report_step(chain, 0, what, &verdict) &&
+               use_second(chain, way & SECOND_PLANNED, &second);
     }
     if (!(way & SECOND_STAYS)) {
         case_session_destroy(second);
@@ -273,11 +274,11 @@ void chain_judge_two(struct chain *chain, int32_t way)
     if (good) {
         note(chain, 0, what);
         joint_judge_planned(first, &chain->steps[0], &verdict);
-        good = told(chain, 0, what, &verdict) && has_equal_size(chain, first);
+        good = report_step(chain, 0, what, &verdict) && has_equal_size(chain, first);
     }
     if (good) { /* and once more, planned as things are now */
         joint_judge(first, &chain->steps[0], &verdict);
-        told(chain, 0, "since a second metadata was made, call", &verdict);
+        report_step(chain, 0, "since a second metadata was made, call", &verdict);
     }
     case_session_destroy(second);
     case_session_destroy(first);
