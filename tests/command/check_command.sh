@@ -248,6 +248,10 @@ says 77 "what the fake cannot compute" \
 says 0 "unless its kernels are there" "ok 1 - bad/ODD-06.computes" \
     -- on_fake env ATTNHOST_FAKE_KERNELS="other bad" \
     "$tool" check --device cuda:0 --filter 'ODD-06.*' "$fixtures/bad_nothing.so"
+says 0 "processes that the device has no memory for leave their cases to the first one" \
+    "ok 1 - bad/ODD-06.computes" \
+    -- on_fake env ATTNHOST_FAKE_KERNELS=bad ATTNHOST_FAKE_FULL=1 \
+    "$tool" check --jobs 2 --device cuda:0 --filter 'ODD-06.*' "$fixtures/bad_nothing.so"
 says 77 "a missing device" "ok 1 - bad/CAPS-01.device # SKIP cuda:7: " \
     -- on_fake "$tool" check --device cuda:7 --filter 'CAPS-01.device' "$fixtures/bad_nothing.so"
 
