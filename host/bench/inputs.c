@@ -1083,6 +1083,9 @@ static void set_scales(const struct bench_inputs *inputs, struct bench_call *cal
     bool one = fp8 && inputs->shape.layout != BENCH_LAYOUT_LATENT_FP8;
     if (bench_shape_is_latent(&inputs->shape)) {
         call->scales[ATTN_ROLE_LATENT_CACHE] = one ? &inputs->k_scale : NULL;
+        if (dtype_is_fp8(inputs->shape.dtype))
+            call->scales[ATTN_ROLE_Q_NOPE] = call->scales[ATTN_ROLE_Q_PE] =
+                &inputs->input_scales[0];
         return;
     }
     call->scales[ATTN_ROLE_K_CACHE] = fp8 ? &inputs->k_scale : NULL;

@@ -652,12 +652,17 @@ static attn_status check_latent(const struct parsing *p, const struct bench_shap
     host_error said;
     host_error_init(&said);
     const attn_mla_dims dims = {.kv_lora_rank = shape->kv_lora_rank, .rope_dim = shape->rope_dim};
-    if (dtype_is_fp8(shape->dtype) || dtype_is_fp8(shape->new_kv_dtype) ||
-        dtype_is_fp8(shape->out_dtype))
+    if (dtype_is_fp8(shape->new_kv_dtype) || dtype_is_fp8(shape->out_dtype))
         return fail_shape(p,
-                          "fp8 queries, new latents or outputs of kind=%s: accepted f32, f16, "
-                          "bf16; the cache may be fp8",
+                          "fp8 new latents or outputs of kind=%s: accepted f32, f16, bf16; the "
+                          "cache may be fp8",
                           word_of(layer_kinds, shape->kind));
+    if (dtype_is_fp8(shape->dtype) &&
+        (shape->kind != BENCH_MLA || shape->form == ATTN_MLA_EXPANDED ||
+         shape->layout == BENCH_LAYOUT_LATENT_FP8 ||
+         shape->input_scales != (int32_t)ATTN_SCALE_PER_TENSOR))
+        return fail_shape(p, "fp8 queries of latent attention: accepted kind=mla, form=absorbed, a "
+                             "plain layout and input_scales=per_tensor");
     if (shape->layout == BENCH_LAYOUT_LATENT_FP8 &&
         mla_check_packed(&dims, shape->kv_dtype, &said.base) != ATTN_OK)
         return fail_shape(p, "%s", host_error_text(&said));

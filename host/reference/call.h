@@ -56,7 +56,8 @@ typedef struct reference_call {
     const attn_scale *k_scale; /* NULL unless the cache is fp8 */
     const attn_scale *v_scale;
     const attn_scale *latent_scale;
-    const attn_scale *q_scale; /* NULL unless q is fp8; and so on */
+    const attn_scale *q_scale; /* NULL unless q is fp8; and so on; absorbed: of q_nope */
+    const attn_scale *q_pe_scale;
     const attn_scale *new_k_scale;
     const attn_scale *new_v_scale;
     double out_scale; /* 1 unless OUT is fp8 */

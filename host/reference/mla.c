@@ -312,4 +312,10 @@ void reference_mla_query(const reference_call *call, int64_t row, int32_t head, 
     dtype_to_double(call->q->dtype, reference_element(call->q, index, 2), call->v_dim, query);
     dtype_to_double(call->q_pe->dtype, reference_element(call->q_pe, index, 2),
                     call->dim - call->v_dim, query + call->v_dim);
+    if (!call->q_scale)
+        return;
+    const double nope = (double)reference_scale(call, call->q_scale, 0, 0, 0);
+    const double pe = (double)reference_scale(call, call->q_pe_scale, 0, 0, 0);
+    for (int32_t d = 0; d < call->dim; d++)
+        query[d] *= d < call->v_dim ? nope : pe;
 }

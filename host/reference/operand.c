@@ -177,7 +177,24 @@ attn_status reference_find_scale(const attn_scale **scale, const reference_call 
     return ATTN_OK;
 }
 
-/* Of what is fp8 and no cache. Latents have one scale for each role, and no oracle. */
+/* q_nope and q_pe have a scale each. */
+static attn_status find_latent_query_scales(reference_call *call, const attn_forward_args *args,
+                                            attn_error *error)
+{
+    const uint32_t granularity = call->group->input_scale_granularity;
+    if (dtype_is_fp8(attn_new_kv_dtype(call->problem)) || !call->absorbed ||
+        granularity != ATTN_SCALE_PER_TENSOR)
+        return host_fail(error, ATTN_UNSUPPORTED,
+                         "latent attention of fp8 inputs has no oracle but for queries of the "
+                         "absorbed form with a scale per tensor");
+    attn_status status =
+        reference_find_scale(&call->q_scale, call, args, ATTN_ROLE_Q_NOPE, granularity, error);
+    return status == ATTN_OK ? reference_find_scale(&call->q_pe_scale, call, args, ATTN_ROLE_Q_PE,
+                                                    granularity, error)
+                             : status;
+}
+
+/* Of what is fp8 and no cache. */
 static attn_status find_input_scales(reference_call *call, const attn_forward_args *args,
                                      attn_error *error)
 {
@@ -191,7 +208,7 @@ static attn_status find_input_scales(reference_call *call, const attn_forward_ar
                          "input_scale_granularity %u with q in %s and new k, v in %s", granularity,
                          dtype_name(problem->q_dtype), dtype_name(attn_new_kv_dtype(problem)));
     if ((q || new_kv) && call->group->mla)
-        return host_fail(error, ATTN_UNSUPPORTED, "latent attention of fp8 inputs has no oracle");
+        return find_latent_query_scales(call, args, error);
     if (q)
         status = reference_find_scale(&call->q_scale, call, args, ATTN_ROLE_Q, granularity, error);
     if (status == ATTN_OK && new_kv && call->has_new)

@@ -284,6 +284,11 @@ attn_status cpu_call_init(layer_call *call, attn_metadata *metadata, int32_t lay
 attn_status cpu_get_rows(const attn_forward_args *args, uint32_t role, attn_util_form form,
                          int64_t rows, const attn_tensor **operand, attn_error *error);
 attn_status cpu_get_outputs(layer_call *call, const attn_forward_args *args, attn_error *error);
+
+/* The scale of q, k or v, or of a part of q, where they are fp8. */
+attn_status cpu_get_input_scale(const layer_call *call, const attn_forward_args *args,
+                                uint32_t role, attn_dtype dtype, const float **scales,
+                                attn_error *error);
 attn_status cpu_get_new_kv(layer_call *call, const attn_forward_args *args, attn_error *error);
 attn_status cpu_check_new_keys(const layer_call *call, attn_error *error);
 

@@ -42,10 +42,9 @@ attn_status cpu_get_rows(const attn_forward_args *args, uint32_t role, attn_util
     return status;
 }
 
-/* The scale of q, k or v, where they are fp8. */
-static attn_status get_input_scale(const layer_call *call, const attn_forward_args *args,
-                                   uint32_t role, attn_dtype dtype, const float **scales,
-                                   attn_error *error)
+attn_status cpu_get_input_scale(const layer_call *call, const attn_forward_args *args,
+                                uint32_t role, attn_dtype dtype, const float **scales,
+                                attn_error *error)
 {
     const cpu_group *group = call->group;
     const uint32_t granularity = group->input_granularity;
@@ -64,7 +63,8 @@ static attn_status get_queries(layer_call *call, const attn_forward_args *args, 
                         .shape = {0, (int64_t)group->kv_heads * group->ratio, group->dim}};
     attn_status status = cpu_get_rows(args, ATTN_ROLE_Q, q, call->plan->row_end, &call->q, error);
     if (status == ATTN_OK)
-        status = get_input_scale(call, args, ATTN_ROLE_Q, group->q_dtype, &call->q_scales, error);
+        status =
+            cpu_get_input_scale(call, args, ATTN_ROLE_Q, group->q_dtype, &call->q_scales, error);
     return status;
 }
 
@@ -109,11 +109,11 @@ attn_status cpu_get_new_kv(layer_call *call, const attn_forward_args *args, attn
     if (status == ATTN_OK)
         status = cpu_get_rows(args, ATTN_ROLE_V, v, call->plan->new_end, &call->v, error);
     if (status == ATTN_OK)
-        status =
-            get_input_scale(call, args, ATTN_ROLE_K, group->new_dtype, &call->new_k_scales, error);
+        status = cpu_get_input_scale(call, args, ATTN_ROLE_K, group->new_dtype, &call->new_k_scales,
+                                     error);
     if (status == ATTN_OK)
-        status =
-            get_input_scale(call, args, ATTN_ROLE_V, group->new_dtype, &call->new_v_scales, error);
+        status = cpu_get_input_scale(call, args, ATTN_ROLE_V, group->new_dtype, &call->new_v_scales,
+                                     error);
     return status;
 }
 

@@ -130,7 +130,8 @@ static uint32_t granularity_of(const struct forward_case *c, enum case_part_id p
 {
     if (part == PART_OUT_SCALE)
         return ATTN_SCALE_PER_TENSOR;
-    bool input = part == PART_Q_SCALE || part == PART_NEW_K_SCALE || part == PART_NEW_V_SCALE;
+    bool input = part == PART_Q_SCALE || part == PART_Q_PE_SCALE || part == PART_NEW_K_SCALE ||
+                 part == PART_NEW_V_SCALE;
     return input ? c->spec.input_granularity : c->spec.scale_granularity;
 }
 
@@ -202,6 +203,8 @@ static void lay_out_inputs(struct forward_case *c, int64_t rows, int64_t new_row
         add_scale(c, PART_Q_SCALE);
     if (absorbed)
         add_tensor(c, PART_Q_PE, spec->q_dtype, 3, (int64_t[]){rows, q_heads, latent->rope_dim});
+    if (absorbed && dtype_is_fp8(spec->q_dtype))
+        add_scale(c, PART_Q_PE_SCALE);
     if (spec->from_cache)
         return;
     attn_dtype dtype = attn_new_kv_dtype(&c->posed.problem);
@@ -656,6 +659,8 @@ static attn_scale view_scale(const struct viewing *v, enum case_part_id part)
 
 static const enum case_part_id scale_parts[ATTN_ROLE_COUNT] = {
     [ATTN_ROLE_Q] = PART_Q_SCALE,
+    [ATTN_ROLE_Q_NOPE] = PART_Q_SCALE,
+    [ATTN_ROLE_Q_PE] = PART_Q_PE_SCALE,
     [ATTN_ROLE_K] = PART_NEW_K_SCALE,
     [ATTN_ROLE_V] = PART_NEW_V_SCALE,
     [ATTN_ROLE_OUT] = PART_OUT_SCALE,

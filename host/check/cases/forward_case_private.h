@@ -79,6 +79,7 @@ enum {
     PART(INDICES_SECOND, "sparse_indices of the second layer")                                     \
     PART(COUNT_SECOND, "sparse_count of the second layer")                                         \
     PART(Q_SCALE, "scale of q")                                                                    \
+    PART(Q_PE_SCALE, "scale of q_pe")                                                              \
     PART(NEW_K_SCALE, "scale of k")                                                                \
     PART(NEW_V_SCALE, "scale of v")                                                                \
     PART(OUT_SCALE, "scale of out")                                                                \

@@ -642,7 +642,7 @@ static void put_query(struct forward_case *c, int32_t s, int64_t row, int32_t he
              scale_of(c, PART_Q_SCALE, s, 0, kv_head));
     if (c->parts[PART_Q_PE].bytes)
         quantise(c->spec.q_dtype, case_vector(c, c->image, PART_Q_PE, row, head, 0), query + dim,
-                 c->spec.head_dim - dim, 1);
+                 c->spec.head_dim - dim, scale_of(c, PART_Q_PE_SCALE, s, 0, kv_head));
 }
 
 static attn_status place_queries(struct forward_case *c, attn_error *error)
@@ -766,9 +766,9 @@ static void fill_input_scales(struct forward_case *c)
         case_is_absorbed(spec)
             ? k
             : largest_of(tokens->v, keys * spec->num_kv_heads * spec->v_head_dim, value_size(c));
-    fill_scales(
-        c, PART_Q_SCALE, spec->q_dtype,
-        largest_of(tokens->q, queries * spec->num_q_heads * spec->head_dim, 1 / key_size(c)));
+    float q = largest_of(tokens->q, queries * spec->num_q_heads * spec->head_dim, 1 / key_size(c));
+    fill_scales(c, PART_Q_SCALE, spec->q_dtype, q);
+    fill_scales(c, PART_Q_PE_SCALE, spec->q_dtype, q);
     fill_scales(c, PART_NEW_K_SCALE, key_dtype(c), k);
     fill_scales(c, PART_NEW_V_SCALE, key_dtype(c), v);
     fill_scales(c, PART_OUT_SCALE, spec->out_dtype, spec->growing_scores ? v / 16 : v);

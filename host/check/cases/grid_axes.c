@@ -274,7 +274,9 @@ static bool make_latent(struct case_spec *spec, const uint8_t *value)
 {
     const int32_t *of = latents[value[AXIS_LATENT]];
     bool expanded = value[AXIS_LATENT_FORM], packed = value[AXIS_LATENT_CACHE];
-    if (value[AXIS_INPUTS] != INPUTS_PLAIN || (packed && value[AXIS_KV] != KV_AS_Q))
+    const bool plain = value[AXIS_INPUTS] == INPUTS_PLAIN;
+    if ((!plain && (value[AXIS_INPUTS] != INPUTS_Q_E4M3 || expanded)) ||
+        (packed && (!plain || value[AXIS_KV] != KV_AS_Q)))
         return false;
     spec->latent = (struct case_latent){of[0], of[1], of[2], of[3], false};
     case_spec_set_form(spec, expanded);

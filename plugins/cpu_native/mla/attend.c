@@ -23,14 +23,18 @@ void mla_load_queries(const layer_call *call, const work_unit *unit, const worke
 {
     const cpu_kernels *kernels = call->instance->kernels;
     const int32_t lora = call->group->mla.lora;
-    row_format format = {.dtype = call->group->q_dtype};
+    row_format nope = {.dtype = call->group->q_dtype, .decode = call->group->decode_q}, pe = nope;
+    if (call->q_scales) {
+        nope.scale = call->q_scales[0];
+        pe.scale = call->mla.q_pe_scales[0];
+    }
     for (int32_t r = 0; r < panel_round(unit->rows); r += 8) {
         int count = 0;
         for (; count < 8 && r + count < unit->rows; count++) {
             row_place place = place_of(call, unit, 0, r + count);
             float *query = w->temp + (int64_t)count * MAX_DIM;
-            kernels->convert(new_row(call->q, place.row, place.head), &format, lora, query);
-            kernels->convert(new_row(call->mla.q_pe, place.row, place.head), &format,
+            kernels->convert(new_row(call->q, place.row, place.head), &nope, lora, query);
+            kernels->convert(new_row(call->mla.q_pe, place.row, place.head), &pe,
                              call->group->mla.rope, query + lora);
         }
         if (call->group->mla.bf16)

@@ -27,7 +27,8 @@ typedef struct mla_group {
  * q, c_kv as k, k_pe as v, and the latent cache as both caches. */
 typedef struct mla_operands {
     const attn_tensor *q_pe;
-    const attn_tensor *c_kv; /* new latents; expanded: to be saved alone */
+    const float *q_pe_scales; /* fp8 */
+    const attn_tensor *c_kv;  /* new latents; expanded: to be saved alone */
     const attn_tensor *k_pe;
 } mla_operands;
 

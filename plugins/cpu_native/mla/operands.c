@@ -23,6 +23,12 @@ static attn_status get_queries(layer_call *call, const attn_forward_args *args, 
     attn_status status = cpu_get_rows(args, ATTN_ROLE_Q_NOPE, q, rows, &call->q, error);
     if (status == ATTN_OK)
         status = cpu_get_rows(args, ATTN_ROLE_Q_PE, pe, rows, &call->mla.q_pe, error);
+    if (status == ATTN_OK)
+        status = cpu_get_input_scale(call, args, ATTN_ROLE_Q_NOPE, group->q_dtype, &call->q_scales,
+                                     error);
+    if (status == ATTN_OK)
+        status = cpu_get_input_scale(call, args, ATTN_ROLE_Q_PE, group->q_dtype,
+                                     &call->mla.q_pe_scales, error);
     return status;
 }
 
@@ -30,8 +36,8 @@ static attn_status get_queries(layer_call *call, const attn_forward_args *args, 
 static attn_status get_latents(layer_call *call, const attn_forward_args *args, attn_error *error)
 {
     const cpu_group *group = call->group;
-    attn_util_form c_kv = {.dtype = group->q_dtype, .ndim = 2, .shape = {0, group->mla.lora}};
-    attn_util_form k_pe = {.dtype = group->q_dtype, .ndim = 2, .shape = {0, group->mla.rope}};
+    attn_util_form c_kv = {.dtype = group->new_dtype, .ndim = 2, .shape = {0, group->mla.lora}};
+    attn_util_form k_pe = {.dtype = group->new_dtype, .ndim = 2, .shape = {0, group->mla.rope}};
     attn_status status =
         cpu_get_rows(args, ATTN_ROLE_C_KV, c_kv, call->plan->new_end, &call->mla.c_kv, error);
     if (status == ATTN_OK)

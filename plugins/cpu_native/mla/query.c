@@ -92,16 +92,32 @@ void mla_check_dims(const question *ask, attn_verdict *verdict)
                             ATTN_UTIL_ALL_MODES, ask->problem.mla_expanded);
 }
 
-/* A cache that is not quantised has q's dtype, so what q's may be depends on it. */
+/* Queries may be fp8 in the absorbed form, beside new latents that are not. */
+static int has_coded_queries(const question *ask)
+{
+    const attn_problem *problem = &ask->problem;
+    return ask->group.kind == ATTN_KIND_MLA && !is_packed(ask) && problem->mla_expanded == 0 &&
+           is_fp8(problem->q_dtype) && is_operand_dtype(problem->new_kv_dtype);
+}
+
+/* A cache that is not quantised has the dtype of new latents, q's unless q is fp8, so what that may be depends on
+ * it. */
 void mla_check_dtypes(const question *ask, attn_verdict *verdict)
 {
     const attn_problem *problem = &ask->problem;
-    const attn_dtype kv = problem->kv_dtype, one = attn_util_one_input(problem, is_operand_dtype);
+    const int coded = has_coded_queries(ask);
+    const attn_dtype kv = problem->kv_dtype;
+    const attn_dtype one =
+        coded ? problem->new_kv_dtype : attn_util_one_input(problem, is_operand_dtype);
     const char *name = one != ATTN_DTYPE_NONE ? attn_util_dtype_name(one) : OPERAND_DTYPES;
     int suits = is_packed(ask) ? kv == ATTN_FP8_E4M3 : kv == one || is_fp8(kv);
     char accepted[64];
-    attn_util_check_inputs(problem, &ask->group, one, verdict);
-    if (!is_operand_dtype(problem->q_dtype))
+    if (!coded)
+        attn_util_check_inputs(problem, &ask->group, one, verdict);
+    else if (ask->group.input_scale_granularity != ATTN_SCALE_PER_TENSOR)
+        REFUSE(SCALE_GRANULARITY, INPUT_SCALE_GRANULARITY, "per_tensor", "%s",
+               attn_util_granularity_name(ask->group.input_scale_granularity));
+    if (!coded && !is_operand_dtype(problem->q_dtype))
         REFUSE(DTYPE, Q_DTYPE, name, "%s", attn_util_dtype_name(problem->q_dtype));
     snprintf(accepted, sizeof accepted, "%s, " FP8_DTYPES, name);
     if (!suits)

@@ -24,7 +24,7 @@ static void store_packed(const layer_call *call, int64_t row, char *to)
 {
     const cpu_group *group = call->group;
     const int32_t lora = group->mla.lora;
-    row_format format = {.dtype = group->q_dtype};
+    row_format format = {.dtype = group->new_dtype};
     float x[MAX_DIM];
     uint16_t rope[MAX_ROPE];
     call->instance->kernels->convert(new_row(call->mla.c_kv, row, 0), &format, lora, x);
@@ -48,7 +48,7 @@ void mla_store_row(const layer_call *call, int64_t row, char *to)
         store_packed(call, row, to);
         return;
     }
-    const row_format format = {.dtype = group->q_dtype};
+    const row_format format = {.dtype = group->new_dtype};
     cpu_save_head(call, new_row(call->mla.c_kv, row, 0), &format, call->k_cache.scales,
                   group->mla.lora, to);
     cpu_save_head(call, new_row(call->mla.k_pe, row, 0), &format, call->k_cache.scales,
