@@ -104,6 +104,8 @@ bool caps_look_create(struct caps_visit *visit, const struct caps_problem *p,
                       const struct caps_answer *answer);
 bool caps_look_bounds(struct caps_visit *visit, const struct caps_problem *p,
                       const struct caps_answer *answer);
+bool caps_look_promises(struct caps_visit *visit, const struct caps_problem *p,
+                        const struct caps_answer *answer);
 
 /* CAPS-04, CAPS-06, CAPS-07 (caps_reasons.c). */
 bool caps_look_reasons(struct caps_visit *visit, const struct caps_problem *p,

@@ -564,10 +564,14 @@ static void take_linear(struct case_spec *spec)
     spec->min_alignment = spec->linear.min_alignment;
 }
 
+/* Ids are a model's numbers, or anything: a fault may keep their lower bits alone. */
 static void draw_layer(struct forward_case *c)
 {
+    const uint64_t stream = case_stream(c->seed, DRAW_LAYER, 0, 0, 0);
     c->posed.group.kv_group = c->spec.kv_layout && case_coin(c->seed, DRAW_GROUPS);
-    c->posed.layers[0].layer_id = draw_at(case_stream(c->seed, DRAW_LAYER, 0, 0, 0), 0, 90);
+    c->posed.layers[0].layer_id = draw_at(stream, 0, 90);
+    if (draw_at(stream, 1, 2))
+        c->posed.layers[0].layer_id += 1 << draw_at(stream, 2, 31);
     c->posed.layers[1].layer_id = c->posed.layers[0].layer_id + 5;
 }
 

@@ -229,11 +229,7 @@ struct case_setup {
     uint32_t kind;             /* ATTN_METADATA_* */
     const attn_bounds *bounds; /* NULL = those of the first case */
     bool exact_memory;         /* exactly the bytes asked for, aligned no better than asked for */
-    /* Another layer group of the same instance, before that of the case or after it; NULL = none.
-     * Its layers are never called. */
-    const attn_problem *beside;
-    bool beside_last;
-    /* All layer groups of the instance, the case's own among them; NULL = as above. */
+    /* All layer groups of the instance, the case's own among them; NULL = that alone. */
     const attn_problem *problems;
     uint32_t num_problems;
 };

@@ -70,20 +70,17 @@ static attn_status make_instance(struct case_session *session, const attn_proble
                                  const struct case_setup *setup, attn_error *error)
 {
     const struct case_backend *backend = &session->backend;
-    attn_problem problems[2] = {*problem, *problem};
-    if (setup->beside)
-        problems[setup->beside_last] = *setup->beside;
-    bool all = setup->problems != NULL;
-    uint32_t count = all ? setup->num_problems : setup->beside ? 2 : 1;
+    const attn_problem *problems = setup->problems ? setup->problems : problem;
+    const uint32_t count = setup->problems ? setup->num_problems : 1;
     attn_status status = ATTN_OK;
     for (uint32_t p = 0; p < count && count > 1 && status == ATTN_OK; p++) {
         attn_verdict other;
-        status = ask(session, all ? &setup->problems[p] : &problems[p], &other, error);
+        status = ask(session, &problems[p], &other, error);
     }
     if (status != ATTN_OK)
         return status;
-    status = backend->type->create(backend->type, all ? setup->problems : problems, count,
-                                   backend->options, backend->services, &session->instance, error);
+    status = backend->type->create(backend->type, problems, count, backend->options,
+                                   backend->services, &session->instance, error);
     if (status != ATTN_OK)
         return host_fail_prefix(error, "create");
     const attn_backend_ops *ops = backend->type->ops;

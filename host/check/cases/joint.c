@@ -9,7 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { FIRST_LAYER_ID = 2, LAYER_ID_STEP = 3 };
+/* Ids of unlike layers have the lower 16 bits in common. */
+enum { FIRST_LAYER_ID = 2, LAYER_ID_STEP = 3 << 16 };
 
 /* ---- Problems -------------------------------------------------------------------------------- */
 

@@ -159,26 +159,33 @@ static bool same_results(const struct forward_case *c, const char *first, char *
     return true;
 }
 
+bool kind_left(struct kind_case *k, const void *first, const char *what)
+{
+    char where[200], text[700];
+    if (same_results(k->c, first, where, sizeof where))
+        return true;
+    snprintf(text, sizeof text, "%s: %s", what, where);
+    kind_report(k, ATTN_OK, text);
+    return false;
+}
+
 /* Where bits are promised there is no need for the oracle again. */
 bool kind_same(struct kind_case *k, const void *first, const char *what)
 {
-    struct forward_case *c = k->c;
-    char where[200], text[700];
+    char text[700];
     host_error error;
     host_error_init(&error);
     attn_status status = session_spoil_scratch(k->session, &error.base);
     if (status == ATTN_OK)
-        status = case_session_try(k->session, c, NULL, NULL, &error.base);
+        status = case_session_try(k->session, k->c, NULL, NULL, &error.base);
     k->session->num_runs++;
     if (status == ATTN_OK)
-        status = session_fetch(k->session, c, &error.base);
+        status = session_fetch(k->session, k->c, &error.base);
     if (status == ATTN_OK)
         status = session_check_memory(k->session, &error.base);
-    bool same = status == ATTN_OK && same_results(c, first, where, sizeof where);
-    if (same)
-        return true;
-    snprintf(text, sizeof text, "%s: %s", what,
-             status == ATTN_OK ? where : host_error_text(&error));
+    if (status == ATTN_OK)
+        return kind_left(k, first, what);
+    snprintf(text, sizeof text, "%s: %s", what, host_error_text(&error));
     kind_report(k, status, text);
     return false;
 }
@@ -200,7 +207,7 @@ uint32_t kind_operand(const struct kind_case *k, uint32_t role)
            (view.scales[role] ? KIND_SCALED : 0);
 }
 
-/* Equal but for what a query sees of the keys and how scores are scaled. */
+/* Equal but for what a query sees of the keys, if windows are accepted, and how scores are scaled. */
 static bool forward_beside(struct kind_case *k, struct kind_beside *other)
 {
     const struct check_subject *subject = k->run->subject;
@@ -214,11 +221,15 @@ static bool forward_beside(struct kind_case *k, struct kind_beside *other)
     group->sm_scale *= 2;
     other->problem = k->c->posed.problem;
     other->problem.group = group;
-    attn_status status = subject->type->query(subject->type, k->at.options, subject->services,
-                                              &other->problem, &verdict, NULL);
-    if (status == ATTN_OK && verdict.supported)
-        return true;
-    check_skip(k->run, "query refuses the same layers with a window");
+    for (int window = 1; window >= 0; window--) {
+        if (!window)
+            group->window_left = k->c->posed.group.window_left;
+        attn_status status = subject->type->query(subject->type, k->at.options, subject->services,
+                                                  &other->problem, &verdict, NULL);
+        if (status == ATTN_OK && verdict.supported)
+            return true;
+    }
+    check_skip(k->run, "query refuses the same layers with another scale");
     return false;
 }
 

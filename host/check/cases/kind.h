@@ -145,7 +145,9 @@ void kind_report(const struct kind_case *k, attn_status status, const char *text
 /* A copy of what the last call has left. NULL: reported. */
 void *kind_keep(const struct kind_case *k);
 
-/* Plan and forward it again: outputs, caches and states have the bits that `first` has. */
+/* Have outputs, caches and states that were fetched last the bits that `first` has? And those of another plan and
+ * forward? False: reported. */
+bool kind_left(struct kind_case *k, const void *first, const char *what);
 bool kind_same(struct kind_case *k, const void *first, const char *what);
 
 uint32_t kind_operand(const struct kind_case *k, uint32_t role); /* KIND_* */

@@ -140,17 +140,42 @@ static void draw_setting(const struct check_run *run, int32_t count, struct sett
         setting_draw(option, &draw, setting->text);
 }
 
-struct options *setting_draw_options(const struct check_run *run, char what[3 * SETTING_TEXT])
+/* One of the choices of another option: mostly which kernels compute. */
+static bool draw_choice(const struct check_run *run, uint32_t taken, struct setting *setting)
+{
+    enum { TRIES = 8 };
+    struct draw draw = {.seed = mix_absorb(run->seed, 60)};
+    for (int try = 0; try < TRIES; try++) {
+        setting->option = (uint32_t)draw_below(&draw, (int32_t)run->subject->type->num_options);
+        const attn_option *option = setting_option(run->subject, setting->option);
+        if (setting->option == taken || setting_is_number(option) || setting_count(option) == 0)
+            continue;
+        setting_value(option, draw_below(&draw, setting_count(option)), setting->text);
+        return !draw_one_in(&draw, 4);
+    }
+    return false;
+}
+
+struct options *setting_draw_options(const struct check_run *run, setting_test *accepts, void *ctx,
+                                     char what[3 * SETTING_TEXT])
 {
     int32_t count = setting_count_all(run->subject);
-    struct options *options = NULL;
-    struct setting setting;
+    struct setting settings[2];
     host_error error;
+    what[0] = '\0';
     if (count == 0 || mix_stream(run->seed, 3) % 4 == 0)
         return NULL;
-    draw_setting(run, count, &setting);
-    setting_describe(run->subject, &setting, 1, what);
-    return setting_parse(run->subject, &setting, 1, &options, &error) == ATTN_OK ? options : NULL;
+    draw_setting(run, count, &settings[0]);
+    for (int n = draw_choice(run, settings[0].option, &settings[1]) ? 2 : 1; n > 0; n--) {
+        struct options *options = NULL;
+        setting_describe(run->subject, settings, n, what);
+        if (setting_parse(run->subject, settings, n, &options, &error) == ATTN_OK &&
+            accepts(ctx, &options->view))
+            return options;
+        options_destroy(options);
+    }
+    what[0] = '\0';
+    return NULL;
 }
 
 void setting_tell(struct check_run *run, const char *what)

@@ -45,9 +45,12 @@ attn_status setting_parse(const struct check_subject *subject, const struct sett
 void setting_describe(const struct check_subject *subject, const struct setting *settings,
                       int count, char text[3 * SETTING_TEXT]);
 
-/* The user's options with one that is drawn from the run's seed, which `what` says. NULL, for some
- * seeds and for backends without such options: as the user gave them. */
-struct options *setting_draw_options(const struct check_run *run, char what[3 * SETTING_TEXT]);
+/* The user's options with one that is drawn from the run's seed, mostly a number, and mostly a choice of a second one;
+ * with the first alone where both are not accepted. `what` says which. NULL, for some seeds and for backends without
+ * such options: as the user gave them. */
+typedef bool setting_test(void *ctx, const attn_options *options);
+struct options *setting_draw_options(const struct check_run *run, setting_test *accepts, void *ctx,
+                                     char what[3 * SETTING_TEXT]);
 
 /* A failure says which options there were; "" = none. */
 void setting_tell(struct check_run *run, const char *what);

@@ -425,6 +425,29 @@ static bool look_as_given(struct caps_visit *visit, const struct caps_problem *p
 
 CHECK_RUN(as_given, caps_visit_problems(run, look_as_given))
 
+/* ---- CAPS-12: promises ----------------------------------------------------------------------- */
+
+bool caps_look_promises(struct caps_visit *visit, const struct caps_problem *p,
+                        const struct caps_answer *answer)
+{
+    struct caps_problem asked;
+    struct caps_answer again;
+    const uint32_t promised = answer->verdict.notes & ATTN_NOTE_PROMISES;
+    if (answer->status != ATTN_OK || !answer->verdict.supported)
+        return true;
+    caps_problem_copy(&asked, p);
+    asked.problem.need_notes |= promised;
+    caps_ask(visit->run->subject, &asked.problem, &again);
+    if (again.status == ATTN_OK && again.verdict.supported &&
+        (again.verdict.notes & promised) == promised)
+        return true;
+    caps_tell(visit, p,
+              "the verdict has a promise that it has no more when need_notes asks for it");
+    return false;
+}
+
+CHECK_RUN(promises, caps_visit_problems(run, caps_look_promises))
+
 /* ---- CAPS-11: ids of layers -------------------------------------------------------------------
  */
 
@@ -503,5 +526,7 @@ const struct check check_caps[] = {
               "device types that are memory alone are refused"),
     CHECK_ROW("CAPS-11", layer_ids, count_layer_ids, 0,
               "create refuses ids of layers that are below 0, or not unique"),
+    CHECK_ROW("CAPS-12", promises, caps_count_cases, 0,
+              "a note that promises something is also there when the problem needs it"),
     {.rule = NULL},
 };

@@ -69,6 +69,7 @@ BOTH_KINDS(reasons, caps_look_reasons)
 BOTH_KINDS(listed, caps_look_listed)
 BOTH_KINDS(language, caps_look_language)
 BOTH_KINDS(capacity, caps_look_capacity)
+BOTH_KINDS(promises, caps_look_promises)
 
 /* ---- CAPS-05: what is unknown ---------------------------------------------------------------- */
 
@@ -202,5 +203,7 @@ const struct check check_caps_kinds[] = {
               "may have"),
     ROWS("CAPS-06", language, "`accepted` is a list of numbers, ranges and words"),
     ROWS("CAPS-07", capacity, "query counts all reasons, and writes as many as there is room for"),
+    ROWS("CAPS-12", promises,
+         "a note that promises something is also there when the problem needs it"),
     {.rule = NULL},
 };

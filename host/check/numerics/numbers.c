@@ -22,15 +22,29 @@ static const int64_t most_work = 4000000, most_state_work = 3000000, large_work 
 
 static const struct case_run once = {.exact_memory = true};
 
+/* A spec of a grid. */
+struct asked {
+    const struct grid *grid;
+    struct case_spec *spec;
+};
+
+static bool accepts_asked(void *ctx, const attn_options *options)
+{
+    const struct asked *asked = ctx;
+    return grid_accepts_spec(asked->grid, options, asked->spec, NULL, 0);
+}
+
 /* The options of a form are its own. A failure says which ones there were. */
 static void judge(struct check_run *run, const struct grid *grid, const struct grid_point *point,
                   bool large, struct case_spec *spec)
 {
-    char what[3 * SETTING_TEXT];
-    struct options *drawn = point->value[AXIS_FORM] == 0 ? setting_draw_options(run, what) : NULL;
-    bool is_used = drawn && grid_accepts_spec(grid, &drawn->view, spec, NULL, 0);
-    const attn_options *used = is_used ? &drawn->view : grid_options(grid, point);
-    if (is_used)
+    char what[3 * SETTING_TEXT] = "";
+    struct asked asked = {grid, spec};
+    struct options *drawn = NULL;
+    if (point->value[AXIS_FORM] == 0)
+        drawn = setting_draw_options(run, accepts_asked, &asked, what);
+    const attn_options *used = drawn ? &drawn->view : grid_options(grid, point);
+    if (drawn)
         check_note(run, "with %s", what);
     numbers_draw_layer(grid, used, mix_absorb(run->seed, 1), most_work, spec);
     numbers_draw_batch(grid, used, mix_absorb(run->seed, 2), most_work, spec);
@@ -38,8 +52,7 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
     if (large)
         numbers_draw_large(grid, used, mix_absorb(run->seed, 5), large_work, spec);
     other_host_run_spec(run, other_host_draw_threads(run), spec, used, &once);
-    if (is_used)
-        setting_tell(run, what);
+    setting_tell(run, what);
     options_destroy(drawn);
 }
 
@@ -82,22 +95,33 @@ CHECK_RUN(mla_large, run_any(run, short_latents, true))
 
 CHECK_COUNT(linear_numbers, linear_families(subject) ? numerics_few(subject, LINEAR_CASES) : 1)
 
+struct asked_linear {
+    struct check_subject subject; /* with the options that are tried */
+    struct linear_spec *spec;
+};
+
+static bool accepts_linear(void *ctx, const attn_options *options)
+{
+    struct asked_linear *asked = ctx;
+    char reason[LINEAR_TEXT];
+    asked->subject.options = options;
+    return linear_accepts(&asked->subject, asked->spec, reason);
+}
+
 static void judge_linear(struct check_run *run, struct linear_spec *spec)
 {
     const struct check_subject *given = run->subject;
     struct check_subject subject = *given;
-    char what[3 * SETTING_TEXT], reason[LINEAR_TEXT];
-    struct options *drawn = setting_draw_options(run, what);
+    struct asked_linear asked = {subject, spec};
+    char what[3 * SETTING_TEXT];
+    struct options *drawn = setting_draw_options(run, accepts_linear, &asked, what);
     if (drawn)
         subject.options = &drawn->view;
-    if (drawn && !linear_accepts(&subject, spec, reason))
-        subject.options = given->options;
     run->subject = &subject;
     linear_numbers_draw_layer(&subject, mix_absorb(run->seed, 1), most_state_work, spec);
     linear_numbers_draw_batch(&subject, mix_absorb(run->seed, 2), most_state_work, spec);
     linear_run_spec(run, spec);
-    if (subject.options != given->options)
-        setting_tell(run, what);
+    setting_tell(run, what);
     run->subject = given;
     options_destroy(drawn);
 }

@@ -35,7 +35,8 @@ static void make_many_tiles(struct case_spec *spec, int32_t variant)
 /* ---- Splits ---------------------------------------------------------------------------------- */
 
 /* Three shapes: two sequences whose work is shared out, with many rows, long values and two KV
- * heads; six unlike ones; and, of 128 heads, one of many keys and one of many rows. */
+ * heads; six unlike ones; and, of 128 heads, one of many keys and one of many rows. The first and
+ * the last have sinks, where they are accepted: splits are merged with them, and without. */
 enum { WIDE, UNEVEN, MANY_HEADS, SHAPES };
 enum { ENDS = 2, WIDE_ROWS = 66, SMALL_DIM = 16, HEADS = 128 };
 
@@ -114,6 +115,10 @@ static void run_shape(struct check_run *run, const struct grid *grid, struct cas
     char reason[512] = "";
     make_shape(spec, shape);
     widen(grid, options, shape, spec);
+    struct case_spec sunk = *spec;
+    sunk.sinks = true;
+    if (shape != UNEVEN && grid_accepts_spec(grid, options, &sunk, NULL, 0))
+        *spec = sunk;
     if (grid_accepts_spec(grid, options, spec, reason, sizeof reason))
         other_host_run_spec(run, threads[shape], spec, options, &once);
     else
@@ -146,8 +151,10 @@ static void run_setting(struct check_run *run, const struct grid *grid, struct c
 
 static const struct grid_choice softmax_choices[] = {
     BOTH_PHASES, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {0}};
-static const struct grid_choice latent_choices[] = {
-    OF_LATENTS(BOTH_FORMS, MLA_LATENT, SMALL_LATENTS, {AXIS_MODE, BIT(MODE_EXTEND)}), {0}};
+static const struct grid_choice latent_choices[] = {OF_LATENTS(BOTH_FORMS, MLA_LATENT | MLA_PACKED,
+                                                               BIT(MLA_ONE_BLOCK),
+                                                               {AXIS_MODE, BIT(MODE_EXTEND)}),
+                                                    {0}};
 
 CHECK_COUNT(split_settings, count_settings(subject, numerics_count(subject, softmax_choices)))
 CHECK_COUNT(mla_split_settings, count_settings(subject, numerics_count(subject, latent_choices)))

@@ -132,6 +132,24 @@ static void judge_padded(struct family *family)
     }
 }
 
+/* The first new tokens of each sequence, as far as there are more, are in the cache. */
+static void judge_cut(struct family *family)
+{
+    static const int32_t cuts[] = {1, 5, 16, 63};
+    for (int n = 0; n < 4; n++) {
+        struct case_spec spec = variant_of(family);
+        for (int32_t s = 0; s < spec.num_sequences; s++) {
+            struct case_sequence *sequence = &spec.sequences[s];
+            int32_t cut = cuts[n] < sequence->num_new ? cuts[n] : sequence->num_new - 1;
+            sequence->prefix_len += cut;
+            sequence->num_new -= cut;
+            sequence->first_query = cut;
+        }
+        if (!family_judge(family, &spec))
+            return;
+    }
+}
+
 /* Of these lengths; room for padding is in the bounds already. */
 static void run_lengths(struct check_run *run, uint32_t needs, int32_t count,
                         const int32_t lengths[][2], void (*judge)(struct family *family))
@@ -159,6 +177,12 @@ static void run_long_company(struct check_run *run)
     static const int32_t lengths[][2] = {{1100, 1}, {1026, 3}, {1400, 1}, {1030, 2},
                                          {1200, 1}, {1140, 3}, {1060, 1}, {1320, 1}};
     run_lengths(run, ATTN_NOTE_BATCH_INVARIANT, 8, lengths, judge_split);
+}
+
+static void run_cuts(struct check_run *run)
+{
+    static const int32_t lengths[][2] = {{0, 130}, {70, 61}, {600, 20}, {1040, 9}};
+    run_lengths(run, ATTN_NOTE_BATCH_INVARIANT, 4, lengths, judge_cut);
 }
 
 /* ---- Graphs ---------------------------------------------------------------------------------- */
@@ -240,6 +264,11 @@ const struct check check_invar[] = {
     KIND_ROWS("INVAR-03", long_company,
               "BATCH_INVARIANT: the other sequences do not change where keys are split",
               SOFTMAX_CASES(BOTH_PHASES, PLAIN_AND_QUANTISED), ABSORBED(BOTH_PHASES)),
+    KIND_ROWS(
+        "INVAR-03", cuts,
+        "BATCH_INVARIANT: how many of a sequence's tokens are in the cache already changes no bit",
+        SOFTMAX_CASES({AXIS_DTYPE, ALL}, SAVED_OR_NOT, SOME_RULES),
+        LATENT_CASES(MLA_ABSORBED, MLA_LATENT, BIT(MLA_ONE_BLOCK), SAVED_OR_NOT)),
     KIND_ROW("INVAR-03", "padding", padding, CHECK_NEEDS_COMPUTE,
              "BATCH_INVARIANT: padding changes no bit",
              SOFTMAX_CASES(BOTH_PHASES, PLAIN_AND_QUANTISED, SOME_RULES)),

@@ -106,6 +106,44 @@ static void run_linear_splits(struct check_run *run)
     kind_close(&k);
 }
 
+/* ---- The same bits --------------------------------------------------------------------------- */
+
+enum { LAYOUTS = 2 };
+
+/* A state of fp32: one of 16 bits is rounded where a sequence is cut. */
+static void change_cuts(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[] = {{.rows = 130, .has_initial = true},
+                                                            {.rows = 65, .in_place = true},
+                                                            {.rows = 9, .has_initial = true}};
+    change_split(spec, SPLIT_CHUNK);
+    linear_set_extend(spec, 3, sequences);
+    set_form(spec, index, true);
+}
+
+CHECK_COUNT(cuts, LAYOUTS *linear_count_families(subject))
+
+/* All sequences in one batch, then each alone and in parts. */
+static void run_linear_cuts(struct check_run *run)
+{
+    static const int32_t splits[] = {SPLIT_SINGLE, SPLIT_CHUNK, SPLIT_RANDOM};
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
+    struct kind_case k = {.run = run, .kind = &linear_layers, .at.spec.is_linear = true};
+    void *whole = NULL;
+    if (linear_find_case(run, change_cuts, &k.at.spec.linear) && kind_make(&k) &&
+        kind_declares(&k, ATTN_NOTE_BATCH_INVARIANT))
+        k.session = kind_session(&k, run->subject, &setup);
+    if (k.session && kind_judge(&k))
+        whole = kind_keep(&k);
+    for (int n = 0; whole && n < 3; n++)
+        if (!linear_reset(&k) || !run_parts(&k, splits[n]) || !linear_judge_parts(&k) ||
+            !kind_left(&k, whole,
+                       "cut into parts a sequence has other bits than in a batch with others"))
+            break;
+    free(whole);
+    kind_close(&k);
+}
+
 /* ---- Accepted drafts ------------------------------------------------------------------------- */
 
 enum { VERIFIED = 7 }; /* rows that are verified at once */
@@ -316,6 +354,9 @@ const struct check check_linear_invar[] = {
               "the order of the sequences and of their slots changes no result"),
     CHECK_ROW("INVAR-01", linear_splits, count_splits, CHECK_NEEDS_COMPUTE,
               "a sequence may be cut anywhere: its state goes on from part to part"),
+    CHECK_ROW("INVAR-03", linear_cuts, count_cuts, CHECK_NEEDS_COMPUTE,
+              "BATCH_INVARIANT: the rest of the batch, and where a sequence is cut, change no bit "
+              "of linear layers"),
     CHECK_ROW("INVAR-01", linear_handed, count_handed, CHECK_NEEDS_COMPUTE,
               "an instance goes on with a state that another one has left"),
     CHECK_ROW("INVAR-01", linear_random, count_random, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,

@@ -58,7 +58,17 @@ static void run_same_batch(struct check_run *run)
     finish(&r);
 }
 
-/* ---- Another layer group --------------------------------------------------------------------- */
+/* ---- Other layer groups ---------------------------------------------------------------------- */
+
+/* In an instance of these, one of which is the case's. */
+static bool judge_among(struct repeats *r, const attn_problem *problems, uint32_t count)
+{
+    const struct case_setup setup = {.kind = ATTN_METADATA_EAGER,
+                                     .exact_memory = true,
+                                     .problems = problems,
+                                     .num_problems = count};
+    return move(r, r->k.run->subject, &setup) && kind_judge(&r->k);
+}
 
 /* Before the case's own, then after it. */
 static void run_layer_groups(struct check_run *run)
@@ -67,13 +77,70 @@ static void run_layer_groups(struct check_run *run)
     struct kind_beside other;
     bool good = kind_open(&r.k, run) && r.k.kind->beside(&r.k, &other);
     for (int last = 0; last < 2 && good; last++) {
-        const struct case_setup setup = {.kind = ATTN_METADATA_EAGER,
-                                         .exact_memory = true,
-                                         .beside = &other.problem,
-                                         .beside_last = last};
-        good = move(&r, run->subject, &setup) && kind_judge(&r.k);
+        attn_problem problems[2] = {r.k.c->posed.problem, r.k.c->posed.problem};
+        problems[last] = other.problem;
+        good = judge_among(&r, problems, 2);
     }
     finish(&r);
+}
+
+enum { MOST_LAYERS = 80, MOST_GROUPS = 64 };
+
+/* Each with a problem of its own. */
+struct many {
+    attn_layer layers[MOST_GROUPS][MOST_LAYERS];
+    attn_layer_group groups[MOST_GROUPS];
+    attn_problem problems[MOST_GROUPS];
+};
+
+/* Layer n of those that are not called: its id differs from the other's in one bit, then in two, three and more. */
+static int32_t other_id(int32_t id, int32_t n)
+{
+    enum { SHIFTS = 28 };
+    return id ^ (2 * (n / SHIFTS) + 1) << n % SHIFTS;
+}
+
+/* The group that is called stands at `own`; in it the layer is the last one, or stands anywhere. */
+static void pose_many(const struct repeats *r, const attn_problem *other, int32_t groups,
+                      int32_t layers, int32_t own, struct many *many)
+{
+    const attn_problem *called = &r->k.c->posed.problem;
+    const attn_layer *layer = called->group->layers;
+    const struct check_run *run = r->k.run;
+    const int32_t place = run->index % 4 < 2 ? layers - 1 : (int32_t)(run->seed % (uint64_t)layers);
+    int32_t next = 0;
+    for (int32_t g = 0; g < groups; g++) {
+        const bool is_called = g == own;
+        many->problems[g] = is_called ? *called : *other;
+        many->groups[g] = *many->problems[g].group;
+        many->groups[g].num_layers = (uint32_t)layers;
+        many->groups[g].layers = many->layers[g];
+        many->problems[g].group = &many->groups[g];
+        for (int32_t n = 0; n < layers; n++) {
+            many->layers[g][n] = *layer;
+            if (!is_called || n != place)
+                many->layers[g][n].layer_id = other_id(layer->layer_id, next++);
+        }
+    }
+}
+
+/* Two groups of many layers, then many groups, the one that is called first, last or among them. */
+static void run_many_layers(struct check_run *run)
+{
+    struct repeats r = {.first = NULL};
+    struct kind_beside other;
+    struct many *many = malloc(sizeof *many);
+    CHECK_THAT(run, many, "no memory for many layers");
+    if (kind_open(&r.k, run) && r.k.kind->beside(&r.k, &other)) {
+        pose_many(&r, &other.problem, 2, MOST_LAYERS, run->index % 2, many);
+        bool good = judge_among(&r, many->problems, 2);
+        pose_many(&r, &other.problem, MOST_GROUPS, 1, (MOST_GROUPS - 1) * (run->index % 3) / 2,
+                  many);
+        if (good)
+            judge_among(&r, many->problems, MOST_GROUPS);
+    }
+    finish(&r);
+    free(many);
 }
 
 /* ---- Another pool ---------------------------------------------------------------------------- */
@@ -185,6 +252,12 @@ const struct check check_repeats[] = {
                   "another layer group of the instance changes no result",
                   SOFTMAX_CASES(BOTH_PHASES, PLAIN_AND_QUANTISED,
                                 {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)}),
+                  LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES), LINEAR_CASES(linear_set_many, 1)),
+    ALL_KIND_ROWS("CAPS-11", many_layers, CHECK_NEEDS_COMPUTE,
+                  "an instance of 160 layers, or of 64 groups, computes the one that is called, "
+                  "whatever bits of their "
+                  "ids differ",
+                  SOFTMAX_CASES(BOTH_PHASES, PLAIN_AND_QUANTISED),
                   LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES), LINEAR_CASES(linear_set_many, 1)),
     KIND_ROWS("INVAR-02", same_batch, "DETERMINISTIC: equal batches give equal bits",
               SOFTMAX_CASES(BOTH_PHASES, LENGTHS(SPLITS, ROWS), {AXIS_DTYPE, 7}),

@@ -34,19 +34,22 @@ static uint64_t part_of_seed(const struct turns *turns, uint64_t part)
     return mix_absorb(turns->chain.run->seed, part);
 }
 
+static bool accepts_first(void *ctx, const attn_options *options)
+{
+    struct turns *turns = ctx;
+    return grid_accepts_spec(turns->chain.grid, options, &turns->layers[0], NULL, 0);
+}
+
 /* The options of a form are its own. */
 static const attn_options *draw_options(struct turns *turns, const struct grid_point *point)
 {
     const struct chain *chain = &turns->chain;
     if (point->value[AXIS_FORM] == 0)
-        turns->drawn = setting_draw_options(chain->run, turns->what);
-    if (turns->drawn &&
-        grid_accepts_spec(chain->grid, &turns->drawn->view, &turns->layers[0], NULL, 0)) {
-        check_note(chain->run, "with %s", turns->what);
-        return &turns->drawn->view;
-    }
-    turns->what[0] = 0;
-    return grid_options(chain->grid, point);
+        turns->drawn = setting_draw_options(chain->run, accepts_first, turns, turns->what);
+    if (!turns->drawn)
+        return grid_options(chain->grid, point);
+    check_note(chain->run, "with %s", turns->what);
+    return &turns->drawn->view;
 }
 
 static bool draw_first(struct turns *turns, bool latent, struct grid_point *point)
