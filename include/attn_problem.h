@@ -75,13 +75,18 @@ enum attn_mask_bit {
 
 /* ---- Layers ---------------------------------------------------------------------------------- */
 
-/* attn_layer_group.kind */
+/* attn_layer_group.kind. X(NAME, value, "name in texts") */
+#define ATTN_KIND_MAP(X)                                                                           \
+    X(SOFTMAX, 0, "softmax") /* softmax over a KV cache with per-head keys and values */           \
+    X(MLA, 1, "mla")         /* multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) */     \
+    X(LINEAR, 2, "linear")   /* recurrent state instead of a KV cache */                           \
+    X(SPARSE, 3, "sparse")   /* softmax over a chosen subset of the KV cache */
+
 enum attn_layer_kind {
-    ATTN_KIND_SOFTMAX = 0, /* softmax over a KV cache with per-head keys and values */
-    ATTN_KIND_MLA = 1,     /* multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) */
-    ATTN_KIND_LINEAR = 2,  /* recurrent state instead of a KV cache */
-    ATTN_KIND_SPARSE = 3,  /* softmax over a chosen subset of the KV cache */
-    ATTN_KIND_COUNT = 4
+#define ATTN_KIND_ENUM(name, value, text) ATTN_KIND_##name = (value),
+    ATTN_KIND_MAP(ATTN_KIND_ENUM)
+#undef ATTN_KIND_ENUM
+        ATTN_KIND_COUNT = 4
 };
 
 /* attn_layer_group.attn_type */
@@ -440,24 +445,26 @@ static inline attn_dtype attn_new_kv_dtype(const attn_problem *problem)
 
 /* What to know about a supported problem. X(NAME, bit, "name in texts") */
 #define ATTN_NOTE_MAP(X)                                                                           \
-    X(DETERMINISTIC, 0, "deterministic")     /* equal batches give equal bits */                   \
-    X(BATCH_INVARIANT, 1, "batch_invariant") /* a row does not depend on the rest of its batch */  \
-    X(REDUCED_PRECISION, 2, "reduced_precision")     /* accumulates in less than fp32 */           \
+    X(DETERMINISTIC, 0, "deterministic")         /* equal batches give equal bits */               \
+    X(BATCH_INVARIANT, 1, "batch_invariant")     /* other sequences of a batch change no bit */    \
+    X(REDUCED_PRECISION, 2, "reduced_precision") /* accumulates in less than fp32 */               \
     X(RUNTIME_COMPILATION, 3, "runtime_compilation") /* prepare() compiles */                      \
     X(FIRST_CALL_SLOW, 4, "first_call_slow")                                                       \
     X(COOPERATIVE_LAUNCH, 5, "cooperative_launch")                                                 \
     X(DEPENDENT_LAUNCH, 6, "dependent_launch") /* programmatic dependent launch */                 \
-    X(SM_BUDGET, 7, "sm_budget")               /* launches keep to max_sms of the bounds */
+    X(SM_BUDGET, 7, "sm_budget")               /* launches keep to max_sms of the bounds */        \
+    X(CUT_INVARIANT, 8, "cut_invariant")       /* where sequences are cut changes no bit */
 
 enum attn_note {
 #define ATTN_NOTE_ENUM(name, bit, text) ATTN_NOTE_##name = 1 << (bit),
     ATTN_NOTE_MAP(ATTN_NOTE_ENUM)
 #undef ATTN_NOTE_ENUM
-        ATTN_NOTE_ALL = (1 << 8) - 1,
+        ATTN_NOTE_ALL = (1 << 9) - 1,
 
     /* Those that promise something: a problem may need them, and a backend over others has one only
      * if each of the others has it. The rest warn: one that has it is enough. */
-    ATTN_NOTE_PROMISES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT | ATTN_NOTE_SM_BUDGET
+    ATTN_NOTE_PROMISES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT |
+                         ATTN_NOTE_CUT_INVARIANT | ATTN_NOTE_SM_BUDGET
 };
 
 /* Host arrays of a batch that a backend may need to plan with; bits of a mask, named as in

@@ -230,7 +230,9 @@ static inline const char *attn_util_dtype_name(attn_dtype dtype)
 /* ATTN_KIND_*; "unknown" for others. */
 static inline const char *attn_util_kind_name(uint32_t kind)
 {
-    static const char *const names[ATTN_KIND_COUNT] = {"softmax", "mla", "linear", "sparse"};
+#define ATTN_UTIL_NAME(name, value, text) [value] = (text),
+    static const char *const names[ATTN_KIND_COUNT] = {ATTN_KIND_MAP(ATTN_UTIL_NAME)};
+#undef ATTN_UTIL_NAME
     return kind < ATTN_KIND_COUNT ? names[kind] : "unknown";
 }
 

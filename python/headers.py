@@ -72,7 +72,7 @@ def evaluate(expression, constants):
     text = re.sub(r"[A-Za-z_]\w*", lambda m: str(constants.get(m.group(0), m.group(0))), text)
     operators = (ast.Expression, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = ast.parse(" ".join(text.split()), mode="eval")
         if not all(isinstance(node, operators) for node in ast.walk(tree)):
             raise ValueError
         return int(eval(compile(tree, "constant", "eval"), {"__builtins__": {}}))

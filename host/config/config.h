@@ -81,16 +81,18 @@ struct config_platform {
 
 /* ---- [model] --------------------------------------------------------------------------------- */
 
-enum {
-    CONFIG_LAYER_FULL = 0,
-    CONFIG_LAYER_SLIDING = 1,
-    CONFIG_LAYER_CHUNKED = 2,
-    CONFIG_LAYER_LINEAR = 3,
-    CONFIG_LAYER_CROSS = 4,
-    CONFIG_LAYER_ENCODER = 5,
-    CONFIG_LAYER_SPARSE = 6,
-    CONFIG_LAYER_COUNT = 7
-};
+/* X(NAME, "word") */
+#define CONFIG_LAYER_MAP(X)                                                                        \
+    X(FULL, "full")                                                                                \
+    X(SLIDING, "sliding")                                                                          \
+    X(CHUNKED, "chunked")                                                                          \
+    X(LINEAR, "linear")                                                                            \
+    X(CROSS, "cross")                                                                              \
+    X(ENCODER, "encoder")                                                                          \
+    X(SPARSE, "sparse")
+#define CONFIG_LAYER_ENUM(name, word) CONFIG_LAYER_##name,
+enum { CONFIG_LAYER_MAP(CONFIG_LAYER_ENUM) CONFIG_LAYER_COUNT };
+#undef CONFIG_LAYER_ENUM
 
 /* The word of CONFIG_LAYER_*. */
 const char *config_layer_name(int64_t type);

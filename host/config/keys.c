@@ -10,12 +10,9 @@
 
 /* ---- Choices --------------------------------------------------------------------------------- */
 
-static const struct config_choice layer_types[] = {
-    {"full", CONFIG_LAYER_FULL},       {"sliding", CONFIG_LAYER_SLIDING},
-    {"chunked", CONFIG_LAYER_CHUNKED}, {"linear", CONFIG_LAYER_LINEAR},
-    {"cross", CONFIG_LAYER_CROSS},     {"encoder", CONFIG_LAYER_ENCODER},
-    {"sparse", CONFIG_LAYER_SPARSE},   {NULL, 0},
-};
+#define LAYER_TYPE(name, word) {word, CONFIG_LAYER_##name},
+static const struct config_choice layer_types[] = {CONFIG_LAYER_MAP(LAYER_TYPE){NULL, 0}};
+#undef LAYER_TYPE
 static const struct config_choice model_dtypes[] = {
     {"f32", ATTN_F32}, {"f16", ATTN_F16}, {"bf16", ATTN_BF16}, {NULL, 0}};
 static const struct config_choice cache_dtypes[] = {

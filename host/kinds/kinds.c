@@ -5,10 +5,9 @@
 #include "host/kinds/kinds.h"
 
 static const struct kind_ops *const kinds[ATTN_KIND_COUNT] = {
-    [ATTN_KIND_SOFTMAX] = &kind_softmax,
-    [ATTN_KIND_MLA] = &kind_mla,
-    [ATTN_KIND_LINEAR] = &kind_linear,
-    [ATTN_KIND_SPARSE] = &kind_sparse,
+#define KIND_ROW(kind, name) [ATTN_KIND_##kind] = &kind_##name,
+    KINDS(KIND_ROW)
+#undef KIND_ROW
 };
 
 const struct kind_ops *kind_of(const attn_layer_group *group)

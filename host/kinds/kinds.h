@@ -9,7 +9,7 @@
  *   sparse.c    latent attention to the keys that an indexer chooses
  *   attention.c what all but recurrences have in common
  *
- * To add a kind: a file with its row, the row's line in kinds.c, the file's line in
+ * To add a kind: a file with its row, the row's line in KINDS below, the file's line in
  * Makefile.am.inc. What it is called, whether it has a cache or a state, and what it is read from
  * are the model's (model.h).
  */
@@ -137,6 +137,13 @@ bool kind_expands(const struct model *model, const attn_layer_group *group);
 attn_dtype kind_out_dtype(const struct model *model, const attn_layer_group *group);
 
 /* The rows, each in its file. */
-extern const struct kind_ops kind_softmax, kind_mla, kind_linear, kind_sparse;
+#define KINDS(ROW)                                                                                 \
+    ROW(SOFTMAX, softmax)                                                                          \
+    ROW(MLA, mla)                                                                                  \
+    ROW(LINEAR, linear)                                                                            \
+    ROW(SPARSE, sparse)
+#define KIND_DECLARE(kind, name) extern const struct kind_ops kind_##name;
+KINDS(KIND_DECLARE)
+#undef KIND_DECLARE
 
 #endif /* HOST_KINDS_KINDS_H */

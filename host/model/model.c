@@ -605,7 +605,9 @@ static const char *name_of(const char *const *names, size_t count, uint32_t inde
 
 const char *model_kind_name(uint32_t kind)
 {
-    static const char *const names[ATTN_KIND_COUNT] = {"softmax", "mla", "linear", "sparse"};
+#define NAME(name, value, text) [value] = (text),
+    static const char *const names[ATTN_KIND_COUNT] = {ATTN_KIND_MAP(NAME)};
+#undef NAME
     return name_of(names, ATTN_KIND_COUNT, kind);
 }
 

@@ -156,7 +156,7 @@ void model_layers_text(const attn_layer_group *group, char *text, size_t size);
 void model_group_text(const struct model *model, const attn_layer_group *group, char *text,
                       size_t size);
 
-/* "softmax", "mla", "linear", "sparse"; "?" for an unknown kind. */
+/* The name in ATTN_KIND_MAP; "?" for an unknown kind. */
 const char *model_kind_name(uint32_t kind);
 
 /* "decoder", "encoder_only", "cross"; "?" for an unknown type. */

@@ -323,12 +323,12 @@ static attn_status check_group(const reference_call *call, attn_error *error)
 {
     const attn_layer_group *group = call->group;
     /* What rows of a sparse layer choose of keys and values is a mask here. */
-    int is_chosen =
-        group->kind == ATTN_KIND_SPARSE && (group->mla || call->mask_kind == ATTN_MASK_FULL);
-    if (group->kind != ATTN_KIND_SOFTMAX && group->kind != ATTN_KIND_MLA && !is_chosen)
+    int is_unchosen =
+        group->kind == ATTN_KIND_SPARSE && !group->mla && call->mask_kind != ATTN_MASK_FULL;
+    if (group->kind >= ATTN_KIND_COUNT || group->kind == ATTN_KIND_LINEAR || is_unchosen)
         return host_fail(error, ATTN_UNSUPPORTED,
-                         "layer kind %u has no oracle here: accepted %d, %d", group->kind,
-                         ATTN_KIND_SOFTMAX, ATTN_KIND_MLA);
+                         "layer kind %u has no oracle here: accepted layers that attend to keys",
+                         group->kind);
     if (group->num_kv_heads < 1 || group->num_q_heads < 1 ||
         group->num_q_heads % group->num_kv_heads != 0)
         return host_fail(error, ATTN_INVALID_ARGUMENT,

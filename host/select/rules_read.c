@@ -127,11 +127,8 @@ enum {
     REQUIRED = 1 << RULE_KINDS
 };
 
-static const struct config_choice kind_words[] = {{"softmax", ATTN_KIND_SOFTMAX},
-                                                  {"mla", ATTN_KIND_MLA},
-                                                  {"linear", ATTN_KIND_LINEAR},
-                                                  {"sparse", ATTN_KIND_SPARSE},
-                                                  {NULL, 0}};
+#define KIND_WORD(name, value, text) {text, value},
+static const struct config_choice kind_words[] = {ATTN_KIND_MAP(KIND_WORD){NULL, 0}};
 static const struct config_choice type_words[] = {{"decoder", ATTN_TYPE_DECODER},
                                                   {"encoder_only", ATTN_TYPE_ENCODER_ONLY},
                                                   {"cross", ATTN_TYPE_CROSS},

@@ -521,11 +521,10 @@ static attn_status check_settings(const char *const *settings, uint32_t count, a
 
 static attn_status check_kind(const attn_layer_group *group, attn_error *error)
 {
-    const void *const dims[ATTN_KIND_COUNT] = {[ATTN_KIND_SOFTMAX] = group,
-                                               [ATTN_KIND_MLA] = group->mla,
-                                               [ATTN_KIND_LINEAR] = group->linear,
-                                               [ATTN_KIND_SPARSE] = group->sparse};
-    if (group->kind >= ATTN_KIND_COUNT || !dims[group->kind])
+    const bool lacks_dims = (group->kind == ATTN_KIND_MLA && !group->mla) ||
+                            (group->kind == ATTN_KIND_LINEAR && !group->linear) ||
+                            (group->kind == ATTN_KIND_SPARSE && !group->sparse);
+    if (group->kind >= ATTN_KIND_COUNT || lacks_dims)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "kind %u %s; accepted: below %d, with mla, linear or sparse where the "
                          "kind is that",

@@ -108,7 +108,7 @@ static const attn_util_limits limits = {
     /* A recurrence knows no other order than that of the tokens. */
     .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
     .uses = ALL_USES,
-    .notes = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT,
+    .notes = ATTN_NOTE_DETERMINISTIC | LINEAR_INVARIANT,
 };
 
 static void check_kind(const linear_question *ask, attn_verdict *verdict)

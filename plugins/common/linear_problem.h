@@ -10,6 +10,9 @@
 
 enum { LINEAR_MOST_DIM = 256 /* of a head */, LINEAR_MOST_WIDTH = 8 /* of the convolution */ };
 
+/* Promises that rows computed by chunks, which begin with the batch, do not keep. */
+enum { LINEAR_INVARIANT = ATTN_NOTE_BATCH_INVARIANT | ATTN_NOTE_CUT_INVARIANT };
+
 /* A problem in structs of ours, whatever size the caller's have. */
 typedef struct linear_question {
     attn_problem problem;

@@ -35,7 +35,7 @@ attn_status linear_query(const attn_backend_type *type, const attn_options *opti
     cpu_isa_check(linear_builds, linear_num_builds, read.isa, &ask.device, &verdict);
     /* How a sequence is cut into batches shows in the last bits, as chunks begin with the batch,
      * unless it is asked that it does not. */
-    uint32_t invariant = ask.problem.need_notes & ATTN_NOTE_BATCH_INVARIANT;
+    uint32_t invariant = ask.problem.need_notes & LINEAR_INVARIANT ? LINEAR_INVARIANT : 0;
     ask.exact = invariant != 0;
     /* Nothing is enqueued on a processor, so nothing can be captured. */
     linear_question_check(&ask, ATTN_GRAPH_NEVER, &verdict);

@@ -12,7 +12,7 @@ DTYPE_NAMES = {number: name for name, number in DTYPES.items()}
 
 
 def words_of(prefix: str) -> dict:
-    """{"softmax": 0, ...} of the constants ATTN_KIND_*, for one that has no map."""
+    """{"decoder": 0, ...} of the constants ATTN_TYPE_*, for one that has no map."""
     return {name[len(prefix):].lower(): value for name, value in vars(_abi).items()
             if name.startswith(prefix) and not name.endswith("_COUNT")}
 
@@ -31,7 +31,7 @@ HOST_ARRAYS = map_of("ATTN_HOST_MAP")
 DEVICES = map_of("ATTN_DEVICE_MAP")
 FIELDS = map_of("ATTN_FIELD_MAP")
 REASONS = map_of("ATTN_REASON_MAP")
-KINDS = words_of("ATTN_KIND_")
+KINDS = map_of("ATTN_KIND_MAP")
 TYPES = {name: value for name, value in words_of("ATTN_TYPE_").items()}
 GRAPH_LEVELS = words_of("ATTN_GRAPH_")
 

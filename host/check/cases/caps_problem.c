@@ -256,16 +256,13 @@ struct word {
     double value;
 };
 
+#define KIND_WORD(name, value, text) {ATTN_FIELD_KIND, text, value},
 static const struct word words[] = {
     {ATTN_FIELD_DEVICE_TYPE, "cpu", ATTN_DEVICE_CPU},
     {ATTN_FIELD_DEVICE_TYPE, "cuda", ATTN_DEVICE_CUDA},
     {ATTN_FIELD_DEVICE_CPU_ISA, "avx2", ATTN_CPU_AVX2},
     {ATTN_FIELD_DEVICE_CPU_ISA, "avx512", ATTN_CPU_AVX2 | ATTN_CPU_AVX512},
-    {ATTN_FIELD_KIND, "softmax", ATTN_KIND_SOFTMAX},
-    {ATTN_FIELD_KIND, "mla", ATTN_KIND_MLA},
-    {ATTN_FIELD_KIND, "linear", ATTN_KIND_LINEAR},
-    {ATTN_FIELD_KIND, "sparse", ATTN_KIND_SPARSE},
-    {ATTN_FIELD_ATTN_TYPE, "decoder", ATTN_TYPE_DECODER},
+    ATTN_KIND_MAP(KIND_WORD){ATTN_FIELD_ATTN_TYPE, "decoder", ATTN_TYPE_DECODER},
     {ATTN_FIELD_ATTN_TYPE, "encoder_only", ATTN_TYPE_ENCODER_ONLY},
     {ATTN_FIELD_ATTN_TYPE, "cross", ATTN_TYPE_CROSS},
     {ATTN_FIELD_SCALE_GRANULARITY, "none", ATTN_SCALE_NONE},

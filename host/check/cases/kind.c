@@ -52,7 +52,9 @@ bool kind_declares(struct kind_case *k, uint32_t notes)
             return true;
     }
     check_skip(k->run, "the backend does not declare %s here",
-               notes & ATTN_NOTE_BATCH_INVARIANT ? "BATCH_INVARIANT" : "DETERMINISTIC");
+               notes & ATTN_NOTE_CUT_INVARIANT     ? "CUT_INVARIANT"
+               : notes & ATTN_NOTE_BATCH_INVARIANT ? "BATCH_INVARIANT"
+                                                   : "DETERMINISTIC");
     return false;
 }
 

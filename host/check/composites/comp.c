@@ -109,7 +109,8 @@ static void check_graph_level(struct check_run *run, struct scene *scene)
 
 static void check_notes(struct check_run *run, struct scene *scene)
 {
-    static const uint32_t notes[] = {ATTN_NOTE_DETERMINISTIC, ATTN_NOTE_BATCH_INVARIANT};
+    static const uint32_t notes[] = {ATTN_NOTE_DETERMINISTIC, ATTN_NOTE_BATCH_INVARIANT,
+                                     ATTN_NOTE_CUT_INVARIANT};
     attn_verdict verdict;
     attn_reason reasons[MAX_REASONS];
     for (size_t n = 0; n < sizeof notes / sizeof notes[0]; n++) {

@@ -527,6 +527,6 @@ const struct check check_caps[] = {
     CHECK_ROW("CAPS-11", layer_ids, count_layer_ids, 0,
               "create refuses ids of layers that are below 0, or not unique"),
     CHECK_ROW("CAPS-12", promises, caps_count_cases, 0,
-              "a note that promises something is also there when the problem needs it"),
+              "a promise among the notes is accepted in need_notes, and made then, too"),
     {.rule = NULL},
 };

@@ -204,6 +204,6 @@ const struct check check_caps_kinds[] = {
     ROWS("CAPS-06", language, "`accepted` is a list of numbers, ranges and words"),
     ROWS("CAPS-07", capacity, "query counts all reasons, and writes as many as there is room for"),
     ROWS("CAPS-12", promises,
-         "a note that promises something is also there when the problem needs it"),
+         "a promise among the notes is accepted in need_notes, and made then, too"),
     {.rule = NULL},
 };

@@ -118,11 +118,11 @@ CASES(mla_page_zero_keys, true, PAGE_0_HAS_KEYS, 2 * MODES)
 const struct check check_padding[] = {
     CHECK_CASES("CAPT-04", padded, "sequences and rows of padding are finite and change nothing"),
     CHECK_CASES("INVAR-01", page_zero, "where nothing is padding, page 0 may hold NaN"),
-    CHECK_CASES("CAPT-04", mla_padded, "latent layers: padding is finite and changes nothing"),
+    CHECK_CASES("CAPT-04", mla_padded, "padding is finite and changes nothing (latent layers)"),
     CHECK_CASES("INVAR-01", mla_page_zero,
-                "latent layers: where nothing is padding, page 0 may hold NaN"),
+                "where nothing is padding, page 0 may hold NaN (latent layers)"),
     CHECK_CASES("KV-06", page_zero_keys, "page 0 may have keys, and nothing else is put there"),
     CHECK_CASES("KV-06", mla_page_zero_keys,
-                "latent layers: page 0 may have keys, and nothing else is put there"),
+                "page 0 may have keys, and nothing else is put there (latent layers)"),
     {.rule = NULL},
 };

@@ -182,7 +182,7 @@ static void run_long_company(struct check_run *run)
 static void run_cuts(struct check_run *run)
 {
     static const int32_t lengths[][2] = {{0, 130}, {70, 61}, {600, 20}, {1040, 9}};
-    run_lengths(run, ATTN_NOTE_BATCH_INVARIANT, 4, lengths, judge_cut);
+    run_lengths(run, ATTN_NOTE_CUT_INVARIANT, 4, lengths, judge_cut);
 }
 
 /* ---- Graphs ---------------------------------------------------------------------------------- */
@@ -264,11 +264,10 @@ const struct check check_invar[] = {
     KIND_ROWS("INVAR-03", long_company,
               "BATCH_INVARIANT: the other sequences do not change where keys are split",
               SOFTMAX_CASES(BOTH_PHASES, PLAIN_AND_QUANTISED), ABSORBED(BOTH_PHASES)),
-    KIND_ROWS(
-        "INVAR-03", cuts,
-        "BATCH_INVARIANT: how many of a sequence's tokens are in the cache already changes no bit",
-        SOFTMAX_CASES({AXIS_DTYPE, ALL}, SAVED_OR_NOT, SOME_RULES),
-        LATENT_CASES(MLA_ABSORBED, MLA_LATENT, BIT(MLA_ONE_BLOCK), SAVED_OR_NOT)),
+    KIND_ROWS("INVAR-04", cuts,
+              "CUT_INVARIANT: how many of a sequence's tokens are in the cache changes no bit",
+              SOFTMAX_CASES({AXIS_DTYPE, ALL}, SAVED_OR_NOT, SOME_RULES),
+              LATENT_CASES(MLA_ABSORBED, MLA_LATENT, BIT(MLA_ONE_BLOCK), SAVED_OR_NOT)),
     KIND_ROW("INVAR-03", "padding", padding, CHECK_NEEDS_COMPUTE,
              "BATCH_INVARIANT: padding changes no bit",
              SOFTMAX_CASES(BOTH_PHASES, PLAIN_AND_QUANTISED, SOME_RULES)),

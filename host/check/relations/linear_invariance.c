@@ -131,7 +131,7 @@ static void run_linear_cuts(struct check_run *run)
     struct kind_case k = {.run = run, .kind = &linear_layers, .at.spec.is_linear = true};
     void *whole = NULL;
     if (linear_find_case(run, change_cuts, &k.at.spec.linear) && kind_make(&k) &&
-        kind_declares(&k, ATTN_NOTE_BATCH_INVARIANT))
+        kind_declares(&k, ATTN_NOTE_CUT_INVARIANT))
         k.session = kind_session(&k, run->subject, &setup);
     if (k.session && kind_judge(&k))
         whole = kind_keep(&k);
@@ -354,9 +354,8 @@ const struct check check_linear_invar[] = {
               "the order of the sequences and of their slots changes no result"),
     CHECK_ROW("INVAR-01", linear_splits, count_splits, CHECK_NEEDS_COMPUTE,
               "a sequence may be cut anywhere: its state goes on from part to part"),
-    CHECK_ROW("INVAR-03", linear_cuts, count_cuts, CHECK_NEEDS_COMPUTE,
-              "BATCH_INVARIANT: the rest of the batch, and where a sequence is cut, change no bit "
-              "of linear layers"),
+    CHECK_ROW("INVAR-04", linear_cuts, count_cuts, CHECK_NEEDS_COMPUTE,
+              "CUT_INVARIANT: where a sequence is cut changes no bit of linear layers"),
     CHECK_ROW("INVAR-01", linear_handed, count_handed, CHECK_NEEDS_COMPUTE,
               "an instance goes on with a state that another one has left"),
     CHECK_ROW("INVAR-01", linear_random, count_random, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,

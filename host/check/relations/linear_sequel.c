@@ -287,7 +287,8 @@ const struct check check_linear_sequel[] = {
     CHECK_CASES("KV-12", state_groups,
                 "linear layers of one batch have the slots of their state groups"),
     CHECK_CASES("LIFE-05", linear_other_bounds,
-                "linear layers: a planned batch does not change when there is another metadata"),
+                "a batch that is planned does not change when the instance gets another metadata "
+                "(linear layers)"),
     CHECK_CASES("LIFE-06", linear_contents,
                 "a batch at the same addresses as before is planned anew"),
     CHECK_CASES("CAPT-04", linear_padded, "padding is finite and changes nothing, in every mode"),

@@ -253,12 +253,11 @@ const struct check check_repeats[] = {
                   SOFTMAX_CASES(BOTH_PHASES, PLAIN_AND_QUANTISED,
                                 {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)}),
                   LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES), LINEAR_CASES(linear_set_many, 1)),
-    ALL_KIND_ROWS("CAPS-11", many_layers, CHECK_NEEDS_COMPUTE,
-                  "an instance of 160 layers, or of 64 groups, computes the one that is called, "
-                  "whatever bits of their "
-                  "ids differ",
-                  SOFTMAX_CASES(BOTH_PHASES, PLAIN_AND_QUANTISED),
-                  LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES), LINEAR_CASES(linear_set_many, 1)),
+    ALL_KIND_ROWS(
+        "CAPS-11", many_layers, CHECK_NEEDS_COMPUTE,
+        "in an instance of 160 layers, or of 64 groups, a call reaches the layer that its id names",
+        SOFTMAX_CASES(BOTH_PHASES, PLAIN_AND_QUANTISED),
+        LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES), LINEAR_CASES(linear_set_many, 1)),
     KIND_ROWS("INVAR-02", same_batch, "DETERMINISTIC: equal batches give equal bits",
               SOFTMAX_CASES(BOTH_PHASES, LENGTHS(SPLITS, ROWS), {AXIS_DTYPE, 7}),
               LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES)),

@@ -382,7 +382,8 @@ const struct check check_sequel[] = {
     CHECK_CASES("LIFE-05", other_bounds,
                 "a batch that is planned does not change when the instance gets another metadata"),
     CHECK_CASES("LIFE-05", mla_other_bounds,
-                "latent layers: a planned batch does not change when there is another metadata"),
+                "a batch that is planned does not change when the instance gets another metadata "
+                "(latent layers)"),
     CHECK_CASES("LIFE-06", contents,
                 "a batch at the same addresses as the one before is planned anew"),
     CHECK_CASES("INVAR-01", mla_sequel,
@@ -390,6 +391,6 @@ const struct check check_sequel[] = {
     CHECK_CASES("INVAR-01", mla_layers,
                 "latent layers of one batch have nothing in common but its rows"),
     CHECK_CASES("LIFE-06", mla_contents,
-                "latent layers: a batch at the same addresses is planned anew"),
+                "a batch at the same addresses as the one before is planned anew (latent layers)"),
     {.rule = NULL},
 };

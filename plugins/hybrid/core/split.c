@@ -63,8 +63,9 @@ void split_limit_graph_level(const attn_problem *problem, attn_verdict *verdict)
 
 void split_limit_invariance(const attn_problem *problem, attn_verdict *verdict)
 {
-    verdict->notes &= ~(uint32_t)ATTN_NOTE_BATCH_INVARIANT;
-    if (problem->need_notes & ATTN_NOTE_BATCH_INVARIANT)
+    const uint32_t lost = ATTN_NOTE_BATCH_INVARIANT | ATTN_NOTE_CUT_INVARIANT;
+    verdict->notes &= ~lost;
+    if (problem->need_notes & lost)
         attn_util_refuse_excess(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES,
                                 ATTN_NOTE_DETERMINISTIC, problem->need_notes);
 }

@@ -380,7 +380,7 @@ void stand_merge(const struct stand_node *node, const struct stand_share *share,
     }
     verdict->reads_new_kv_unquantised &= share->modes;
     if (picks_by_batch(node, share))
-        verdict->notes &= ~(uint32_t)ATTN_NOTE_BATCH_INVARIANT;
+        verdict->notes &= ~(uint32_t)(ATTN_NOTE_BATCH_INVARIANT | ATTN_NOTE_CUT_INVARIANT);
 }
 
 static bool find_path(const struct stand_node *node, int32_t leaf, const char *between,
