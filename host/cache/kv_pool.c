@@ -221,6 +221,42 @@ attn_status kv_pool_create(const struct model *model, const struct kv_pool_param
     return ATTN_OK;
 }
 
+/* Entry `entry` of the first dimension of all tensors of a buffer. */
+static attn_status spoil_entry(const struct kv_pool *pool, const struct kv_pool_buffer *buffer,
+                               int32_t entry, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t t = 0; t < buffer->num_tensors && status == ATTN_OK; t++) {
+        const attn_tensor *tensor = &buffer->tensors[t].tensor;
+        const uint64_t bytes = entry_bytes(tensor);
+        status = device_fill_now(pool->device, (char *)tensor->data + (uint64_t)entry * bytes,
+                                 POISON, bytes, error);
+    }
+    return status;
+}
+
+attn_status kv_pool_spoil_page(const struct kv_pool *pool, const struct model *model,
+                               uint32_t holds, int32_t page, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t b = 0; b < pool->num_buffers && status == ATTN_OK; b++) {
+        const attn_layer_group *group = &model->groups[model->buffers[b].group];
+        if (!model_group_has_state(group) && holds_of(model, group) == holds)
+            status = spoil_entry(pool, &pool->buffers[b], page, error);
+    }
+    return status;
+}
+
+attn_status kv_pool_spoil_state(const struct kv_pool *pool, const struct model *model, int32_t slot,
+                                attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (uint32_t b = 0; b < pool->num_buffers && status == ATTN_OK; b++)
+        if (model_group_has_state(&model->groups[model->buffers[b].group]))
+            status = spoil_entry(pool, &pool->buffers[b], slot, error);
+    return status;
+}
+
 void kv_pool_destroy(struct kv_pool *pool)
 {
     if (!pool)

@@ -72,6 +72,13 @@ uint64_t kv_pool_bytes_per_state(const struct model *model, const struct kv_pool
 attn_status kv_pool_create(const struct model *model, const struct kv_pool_params *params,
                            const struct device *device, struct kv_pool **pool, attn_error *error);
 
+/* Fill a page of the layers whose KV group holds MODEL_KV_*, or a state slot, with what unwritten memory is filled with:
+ * what reads it shows. Done when it returns. */
+attn_status kv_pool_spoil_page(const struct kv_pool *pool, const struct model *model,
+                               uint32_t holds, int32_t page, attn_error *error);
+attn_status kv_pool_spoil_state(const struct kv_pool *pool, const struct model *model, int32_t slot,
+                                attn_error *error);
+
 /* NULL is accepted. */
 void kv_pool_destroy(struct kv_pool *pool);
 

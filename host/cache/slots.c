@@ -66,20 +66,32 @@ static int32_t take_page(struct slots *slots)
     int32_t page = slots->queue[slots->head];
     slots->head = slots->head + 1 == slots->num_pages - 1 ? 0 : slots->head + 1;
     slots->num_free--;
+    if (slots->num_free < slots->num_freed)
+        slots->num_freed = slots->num_free;
     if (slots->num_free < slots->min_free)
         slots->min_free = slots->num_free;
     slots->allocated[page] = true;
     return page;
 }
 
+/* Place `n` of the queue, counted from its front. */
+static int32_t *place(const struct slots *slots, int32_t n)
+{
+    int64_t places = slots->num_pages - 1, at = (int64_t)slots->head + n;
+    return &slots->queue[at < places ? at : at - places];
+}
+
 void slots_free_page(struct slots *slots, int32_t page)
 {
     assert(page > 0 && page < slots->num_pages && slots->allocated[page]);
-    int64_t places = slots->num_pages - 1;
-    int64_t back = (int64_t)slots->head + slots->num_free;
-    slots->queue[back < places ? back : back - places] = page;
-    slots->num_free++;
+    *place(slots, slots->num_free++) = page;
+    slots->num_freed++;
     slots->allocated[page] = false;
+}
+
+int32_t slots_next_freed(struct slots *slots)
+{
+    return slots->num_freed > 0 ? *place(slots, slots->num_free - slots->num_freed--) : 0;
 }
 
 bool slots_alloc_extend(struct slots *slots, int32_t prefix_len, int32_t num_new, int32_t last_slot,

@@ -92,6 +92,25 @@ static void show_progress(struct serve *serve, uint32_t mode, const struct sched
                     modes[mode]);
 }
 
+/* Where rows are verified: nothing may read what was given back. On a processor alone, where a step has ended when it is
+ * submitted: who owns a page is decided in the same way everywhere, and on a GPU the fills would be measured, too. */
+static attn_status spoil_freed(struct session *s, attn_error *error)
+{
+    static const uint32_t holds[SCHEDULER_POOLS] = {[SCHEDULER_ALL] = MODEL_KV_DECODER,
+                                                    [SCHEDULER_WINDOW] = MODEL_KV_WINDOW,
+                                                    [SCHEDULER_ENCODER] = MODEL_KV_ENCODER};
+    attn_status status = ATTN_OK;
+    int32_t freed;
+    if (s->config->verify.rate <= 0 || s->device->type != ATTN_DEVICE_CPU)
+        return ATTN_OK;
+    for (int p = 0; p < SCHEDULER_POOLS; p++)
+        while (status == ATTN_OK && (freed = scheduler_next_freed(s->scheduler, p)) > 0)
+            status = kv_pool_spoil_page(s->pool, s->model, holds[p], freed, error);
+    while (status == ATTN_OK && (freed = scheduler_next_freed_state(s->scheduler)) > 0)
+        status = kv_pool_spoil_state(s->pool, s->model, freed, error);
+    return status;
+}
+
 /* Submit a planned step; an error is the run's. */
 static attn_status submit(struct serve *serve, const struct scheduler_step *planned,
                           attn_error *error)
@@ -103,8 +122,11 @@ static attn_status submit(struct serve *serve, const struct scheduler_step *plan
     host_error_init(&said);
     scheduler_count(s->scheduler, &counts);
     show_progress(serve, step.mode, &counts);
+    attn_status status = spoil_freed(s, error);
+    if (status != ATTN_OK)
+        return status;
     int64_t begin_ns = clock_now_ns();
-    attn_status status = executor_submit(s->executor, &step, &said.base);
+    status = executor_submit(s->executor, &step, &said.base);
     if (status == ATTN_DEVICE_LOST)
         return recover(serve, &said, error);
     if (status == ATTN_OK) {

@@ -512,6 +512,18 @@ void scheduler_count(const struct scheduler *scheduler, struct scheduler_counts 
     }
 }
 
+int32_t scheduler_next_freed(struct scheduler *scheduler, int pool)
+{
+    return scheduler_has_pool(scheduler, pool) ? slots_next_freed(&scheduler->pools[pool].slots)
+                                               : 0;
+}
+
+int32_t scheduler_next_freed_state(struct scheduler *scheduler)
+{
+    int32_t slot = caches_states(scheduler) ? slots_next_freed(&scheduler->states) : 0;
+    return slot > 0 ? (int32_t)scheduler_row_states(&scheduler->params) + slot : 0;
+}
+
 int64_t scheduler_leaked(struct scheduler *scheduler, int pool)
 {
     const struct slots *slots = &scheduler->pools[pool].slots;

@@ -342,6 +342,11 @@ int32_t scheduler_in_flight(const struct scheduler *scheduler);
  * step in flight. */
 int64_t scheduler_first_unfinished(struct scheduler *scheduler);
 
+/* A page of a pool, or a state slot that the cache had, which was given back and not handed out again, and was not named
+ * before; 0 = there is none. In steps that are launched from now on nothing reads what it holds. */
+int32_t scheduler_next_freed(struct scheduler *scheduler, int pool);
+int32_t scheduler_next_freed_state(struct scheduler *scheduler);
+
 /* A pool's req_to_token; owned by the scheduler, as large as the params say. */
 const struct request_table *scheduler_request_table(const struct scheduler *scheduler, int pool);
 

@@ -146,6 +146,22 @@ TEST_OF(core, freed_pages_come_back_in_the_order_of_their_freeing)
 }
 END_TEST
 
+TEST_OF(core, freed_pages_are_named_once_and_while_they_are_free)
+{
+    make_slots(1, 5);
+    int32_t row[4];
+    ck_assert_int_eq(slots_next_freed(&slots), 0); /* those that never were in use */
+    ck_assert(slots_alloc_extend(&slots, 0, 3, 0, row));
+    slots_free_page(&slots, 3);
+    slots_free_page(&slots, 1);
+    ck_assert_int_eq(slots_next_freed(&slots), 3);
+    slots_free_page(&slots, 2);
+    ck_assert(slots_alloc_extend(&slots, 0, 3, 0, row)); /* 4, 3, 1 */
+    ck_assert_int_eq(slots_next_freed(&slots), 2);
+    ck_assert_int_eq(slots_next_freed(&slots), 0);
+}
+END_TEST
+
 static const struct {
     int32_t page_size;
     int64_t num_pages;
