@@ -34,6 +34,23 @@ static bool accepts_asked(void *ctx, const attn_options *options)
     return grid_accepts_spec(asked->grid, options, asked->spec, NULL, 0);
 }
 
+/* Of fp8 operands every second case has e5m2 instead of e4m3, and every third has its scales on the device alone. */
+static void change_fp8(const struct check_run *run, const struct grid *grid,
+                       const attn_options *options, struct case_spec *spec)
+{
+    struct case_spec changed = *spec;
+    const bool has_e4m3 = spec->q_dtype == ATTN_FP8_E4M3 || spec->new_kv_dtype == ATTN_FP8_E4M3 ||
+                          spec->out_dtype == ATTN_FP8_E4M3;
+    if (has_e4m3 && mix_stream(run->seed, 9) % 2) {
+        numerics_make_e5m2(&changed);
+        if (!case_spec_defect(&changed) && grid_accepts_spec(grid, options, &changed, NULL, 0))
+            *spec = changed;
+    }
+    const bool scaled =
+        spec->scale_granularity != ATTN_SCALE_NONE || spec->input_granularity != ATTN_SCALE_NONE;
+    spec->device_scales = scaled && mix_stream(run->seed, 10) % 3 == 0;
+}
+
 /* The options of a form are its own. A failure says which ones there were. */
 static void judge(struct check_run *run, const struct grid *grid, const struct grid_point *point,
                   bool large, struct case_spec *spec)
@@ -46,6 +63,7 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
     const attn_options *used = drawn ? &drawn->view : grid_options(grid, point);
     if (drawn)
         check_note(run, "with %s", what);
+    change_fp8(run, grid, used, spec);
     numbers_draw_layer(grid, used, mix_absorb(run->seed, 1), most_work, spec);
     numbers_draw_batch(grid, used, mix_absorb(run->seed, 2), most_work, spec);
     numbers_draw_hint(grid, used, mix_absorb(run->seed, 7), most_work, spec);
