@@ -208,6 +208,52 @@ DEVICE void load_tile(const mla_call &c, const mla_source &mine, unsigned tile, 
     }
 }
 
+/* Are entries of the table slots that lie at equal distances, whatever page they are of? */
+DEVICE bool slots_in_line(const mla_call &c)
+{
+    const call_operands &o = c.operands;
+    return c.batch.req_to_token && o.k_page == c.page_size * o.k_token &&
+           o.v_page == c.page_size * o.v_token;
+}
+
+/* find_source(), without divisions where rows are in line. */
+DEVICE mla_source find_line_source(const mla_call &c, const index_sequence &q, int lo, int hi,
+                                   int j, int entry)
+{
+    if (!slots_in_line(c) || j >= q.first_new)
+        return find_source(c, q, lo, hi, j, entry);
+    mla_source from = {(const char *)c.operands.k_cache, (const char *)c.operands.v_cache, 0};
+    if (j >= lo && j < hi) {
+        from.c_kv += entry * c.operands.k_token;
+        from.k_pe += entry * c.operands.v_token;
+        from.bytes = 16;
+    }
+    return from;
+}
+
+/* Are latents of the full width, and a warp's rows of a tile in one piece each? */
+DEVICE bool source_whole(const mla_call &c, const mla_source &mine)
+{
+    const bool one = mine.k_pe - mine.c_kv == MLA_LORA * 2;
+    return c.lora == MLA_LORA && c.rope == MLA_ROPE && __all_sync(~0u, one);
+}
+
+/* load_tile() of such rows, by few instructions: these, one after another, are what a warp that loads takes its time
+ * for. */
+template <int T> DEVICE void load_whole(const mla_source &mine, unsigned tile, int warp, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < T / 16; i++) {
+        const int row = i * 4 + lane / 8;
+        const char *from = shuffle_pointer(mine.c_kv, row) + lane % 8 * 16;
+        const int bytes = __shfl_sync(~0u, mine.bytes, row);
+        const unsigned to = tile + swizzled(warp * (T / 4) + row, lane % 8);
+#pragma unroll
+        for (int p = 0; p < PANELS; p++)
+            copy_async(to + p * (T * ROW_BYTES), from + p * ROW_BYTES, bytes);
+    }
+}
+
 template <int N, int T = MLA_TILE, int stages = MLA_STAGES>
 DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
 {
@@ -226,11 +272,14 @@ DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
         int j = (w.u.first_tile + w.t0) * T + warp * (T / 4) + lane % (T / 4);
         int entry = find_entry(c, q, lo, hi, j);
         for (int t = w.t0; t < w.t1; t++) {
-            const mla_source now = find_source(c, q, lo, hi, j, entry);
+            const mla_source now = find_line_source(c, q, lo, hi, j, entry);
             j += T;
             entry = find_entry(c, q, lo, hi, j);
             barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
-            load_tile<T>(c, now, m.tiles + at.slot * (T * MLA_DIM * 2), warp, lane, aligned);
+            if (aligned && source_whole(c, now))
+                load_whole<T>(now, m.tiles + at.slot * (T * MLA_DIM * 2), warp, lane);
+            else
+                load_tile<T>(c, now, m.tiles + at.slot * (T * MLA_DIM * 2), warp, lane, aligned);
             if (aligned)
                 copy_arrive(m.full + 8 * at.slot);
             else

@@ -111,6 +111,9 @@ DEVICE void rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
             const bool boxed = rows_boxed(c, q, lo, hi, j);
             const int now = entry;
             entry = find_entry(c, q, lo, hi, j + MLA_ROWS_TILE + mine);
+            mla_source from;
+            if (!boxed)
+                from = find_line_source(c, q, lo, hi, j + mine, now);
             barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
             if (boxed) {
                 if (threadIdx.x == 0)
@@ -119,9 +122,11 @@ DEVICE void rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
                     barrier_arrive(full);
                 if (lane == 31 && warp < MLA_ROWS_TILE / MLA_BOX)
                     rows_load_boxes(c, tile + warp * (MLA_BOX * ROW_BYTES), full, j + mine, now);
+            } else if (aligned && source_whole(c, from)) {
+                load_whole<MLA_ROWS_TILE>(from, tile, warp, lane);
+                copy_arrive(full);
             } else {
-                load_tile<MLA_ROWS_TILE>(c, find_source(c, q, lo, hi, j + mine, now), tile, warp,
-                                         lane, aligned);
+                load_tile<MLA_ROWS_TILE>(c, from, tile, warp, lane, aligned);
                 if (aligned)
                     copy_arrive(full);
                 else
@@ -306,48 +311,50 @@ DEVICE unsigned pair_top(unsigned top, unsigned pair)
 
 /* The elements of a row as fp16 times a power of two (attend_codes.cuh), of whose exponents a lane
  * gets those of its two rows. It converts what it has loaded: 16 bytes of a panel in each of four
- * rows, and what it holds. */
+ * rows, and what it holds. Loops, as in rows_load_queries(). */
 DEVICE void rows_convert(const mla_shared<ROWS> &m, rows_held &held, int (&exponent)[2], int warp,
                          int lane)
 {
     unsigned most[2] = {0, 0};
-    int found[4];
 #pragma unroll
     for (int i = 0; i < MLA_ROWS_HELD * 4; i++)
 #pragma unroll
         for (int k = 0; k < 4; k++)
             most[k % 2] = pair_top(most[k % 2], held[i][k]);
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < 4; i++) {
         const int row = i * 4 + lane / 8;
         const unsigned at = m.q + swizzled(warp * 16 + row, lane % 8);
+        const unsigned mine = i < 2 ? most[0] : most[1];
         unsigned top = 0;
-        uint4 x[ROWS_IN];
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            top = __vmaxu2(top, __shfl_sync(~0u, most[i / 2], row % 8 * 4 + k));
-#pragma unroll
-        for (int p = 0; p < ROWS_IN; p++)
-            x[p] = shared_load(at + p * (ROWS * ROW_BYTES));
-#pragma unroll
-        for (int p = 0; p < ROWS_IN; p++)
-            top = pair_top(pair_top(pair_top(pair_top(top, x[p].x), x[p].y), x[p].z), x[p].w);
+            top = __vmaxu2(top, __shfl_sync(~0u, mine, row % 8 * 4 + k));
+#pragma unroll 1
+        for (int p = 0; p < ROWS_IN; p++) {
+            const uint4 x = shared_load(at + p * (ROWS * ROW_BYTES));
+            top = pair_top(pair_top(pair_top(pair_top(top, x.x), x.y), x.z), x.w);
+        }
         for (int step = 1; step < 8; step *= 2)
             top = __vmaxu2(top, __shfl_xor_sync(~0u, top, step));
         top = min(max(top & 0xffffu, top >> 16), 0x7f7fu);
-        found[i] = query_exponent((int)top);
-        const float up = bits_f32((u32)(127 + found[i]) << 23);
-#pragma unroll
-        for (int p = 0; p < ROWS_IN; p++)
-            shared_store(at + p * (ROWS * ROW_BYTES),
-                         make_uint4(bf16_pair_to_f16(x[p].x, up), bf16_pair_to_f16(x[p].y, up),
-                                    bf16_pair_to_f16(x[p].z, up), bf16_pair_to_f16(x[p].w, up)));
+        const int found = query_exponent((int)top);
+        const float up = bits_f32((u32)(127 + found) << 23);
+#pragma unroll 1
+        for (int p = 0; p < ROWS_IN; p++) {
+            const unsigned to = at + p * (ROWS * ROW_BYTES);
+            const uint4 x = shared_load(to);
+            shared_store(to, make_uint4(bf16_pair_to_f16(x.x, up), bf16_pair_to_f16(x.y, up),
+                                        bf16_pair_to_f16(x.z, up), bf16_pair_to_f16(x.w, up)));
+        }
+        const int theirs = __shfl_sync(~0u, found, lane / 4 % 4 * 8);
+        if (i == lane / 16)
+            exponent[0] = theirs;
+        if (i == lane / 16 + 2)
+            exponent[1] = theirs;
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int from = lane / 4 % 4 * 8, first = __shfl_sync(~0u, found[2 * r], from);
-        const int second = __shfl_sync(~0u, found[2 * r + 1], from);
-        exponent[r] = lane < 16 ? first : second;
         const float up = bits_f32((u32)(127 + exponent[r]) << 23);
 #pragma unroll
         for (int i = 0; i < MLA_ROWS_HELD * 4; i++)
@@ -456,25 +463,42 @@ DEVICE void rows_hide(float (&s)[ROWS_SCORES], const mla_shared<ROWS> &m, int j,
  * are multiplied. */
 #define ROWS_SLACK 8.0f
 
-/* Scores are multiplied by `scale`, probabilities by 2^`up`. */
+/* A lane's maximum of a row, before the scale. */
+DEVICE float rows_most(const float (&s)[ROWS_SCORES], int r)
+{
+    float most = fmaxf(s[2 * r], s[2 * r + 1]);
+#pragma unroll
+    for (int i = 1; i < MLA_ROWS_TILE / 8; i++)
+        most = fmaxf(most, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+    return most;
+}
+
+/* After a maximum that exceeds. */
+DEVICE void rows_raise(mla_rows &rows, float (&factor)[2], const float (&most)[2],
+                       const float (&scale)[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float top = softmax_quad_max(most[r]) * scale[r], before = rows.top[r];
+        rows.top[r] = top > before + ROWS_SLACK ? top : before;
+        factor[r] = rows.top[r] == before ? 1.0f : softmax_exp2(before - softmax_base(rows.top[r]));
+    }
+}
+
+/* Scores are multiplied by `scale`, probabilities by 2^`up`. In most tiles no maximum of a warp's exceeds: then
+ * lanes exchange nothing. */
 DEVICE void rows_softmax(float (&s)[ROWS_SCORES], mla_rows &rows, float (&factor)[2],
                          const float (&scale)[2], float up)
 {
     float base[2], sum[2][2] = {{0, 0}, {0, 0}};
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float top = s[2 * r];
-#pragma unroll
-        for (int i = 0; i < MLA_ROWS_TILE / 8; i++)
-            top = fmaxf(top, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
-        top = softmax_quad_max(top) * scale[r];
-        factor[r] = rows.top[r];
-        rows.top[r] = top > rows.top[r] + ROWS_SLACK ? top : rows.top[r];
-        base[r] = softmax_base(rows.top[r]);
-    }
+    const float most[2] = {rows_most(s, 0), rows_most(s, 1)};
+    factor[0] = factor[1] = 1.0f;
+    if (__any_sync(~0u, most[0] * scale[0] > rows.top[0] + ROWS_SLACK ||
+                            most[1] * scale[1] > rows.top[1] + ROWS_SLACK))
+        rows_raise(rows, factor, most, scale);
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        factor[r] = factor[r] == rows.top[r] ? 1.0f : softmax_exp2(factor[r] - base[r]);
+        base[r] = softmax_base(rows.top[r]);
 #pragma unroll
     for (int r = 0; r < 2; r++)
         base[r] -= up;
@@ -553,8 +577,8 @@ template <bool codes, int stages> struct rows_scorer {
         barrier_wait(m.full + 8 * at.slot, at.phase);
         fence_async_shared();
         rows_scores<codes>(s, held, m, m.tiles + at.slot * MLA_ROWS_SHARED_TILE);
-        release(m.empty + 8 * at.slot);
         release(m.scored + 8 * scored.slot);
+        release(m.empty + 8 * at.slot);
         scored.advance();
         at.advance();
     }
@@ -762,11 +786,11 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
                 rows_fill(m, filled, thread_here() / 32 - 8, thread_here() % 32);
             const mla_shared<ROWS> from = rows_buffer(m, part.slot);
             barrier_wait(from.p_full, part.phase);
-            if (!codes)
-                rows_give_way(m, at, scored, more > 1);
             fence_async_shared();
             if (add)
                 rows_multiply(o, from, thread_here() / 32 % 4, thread_here() % 32);
+            if (!codes)
+                rows_give_way(m, at, scored, more > 1);
             rows_add<codes>(o, from,
                             m.tiles + at.slot * MLA_ROWS_SHARED_TILE + group * 4 * ROWS_PANEL, add);
             barrier_arrive(from.p_empty);
