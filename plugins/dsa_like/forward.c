@@ -8,7 +8,7 @@
 #include "plugins/flashmla_like/type.h"
 
 enum {
-    CHOOSE_BLOCKS = 2,      /* of a multiprocessor: with more, rows take longer */
+    CHOOSE_BLOCKS = 1,      /* of a multiprocessor: with more, rows take longer */
     LEAST_PART = 4096,      /* keys of a block */
     SHARED_OF_BLOCK = 1024, /* bytes, the system's */
 };
@@ -51,16 +51,16 @@ static attn_status launch_label(const attn_metadata *metadata, const dsa_layers 
 {
     const attn_instance *instance = metadata->instance;
     const int codes = dsa_multiplies_codes(group), queries = call->planned.queries;
-    const uint32_t shared =
-        (uint32_t)(codes ? DSA_LABEL_SHARED(1, queries) : DSA_LABEL_SHARED(2, queries));
+    const int width = codes ? 1 : 2;
+    const uint32_t shared = (uint32_t)DSA_LABEL_SHARED(width, queries);
     const uint32_t room =
         (instance->facts.shared_memory + SHARED_OF_BLOCK) / (shared + SHARED_OF_BLOCK);
-    const uint32_t most = queries > 1 ? DSA_GROUP_BLOCKS : DSA_LABEL_BLOCKS;
+    const uint32_t most = DSA_LABEL_BLOCKS(width, queries > 1);
     return run(metadata,
                (cuda_launch){.function = instance->label[codes][queries > 1],
                              .name = "dsa_label",
                              .grid = {num_sms(metadata) * (room > most ? most : room)},
-                             .block = {DSA_LABEL_THREADS},
+                             .block = {DSA_LABEL_THREADS(width, queries > 1)},
                              .shared = shared},
                call, stream, error);
 }
@@ -75,7 +75,8 @@ static uint32_t blocks_of_row(const attn_metadata *metadata, int64_t rows, int64
     return blocks;
 }
 
-/* Longer parts than shared memory has room for are read again for each pass. */
+/* Where a sieve may be used there is room for it, however many blocks a row has; longer parts than shared memory has
+ * room for are read again for each pass. */
 static attn_status launch_choose(const attn_metadata *metadata, dsa_choose_call *call,
                                  attn_stream stream, attn_error *error)
 {
@@ -87,7 +88,9 @@ static attn_status launch_choose(const attn_metadata *metadata, dsa_choose_call 
     const int64_t rows = call->end - call->first;
     const uint32_t blocks = blocks_of_row(metadata, rows, longest);
     const int64_t part = DSA_CHOOSE_PART(longest, blocks);
-    call->cached = (int)(part < room ? part : room);
+    const int64_t sieve = DSA_SIEVE_ROOM(longest < DSA_SIEVE_KEYS ? longest : DSA_SIEVE_KEYS);
+    const int64_t wanted = longest < DSA_SIEVE_LEAST ? part : sieve;
+    call->cached = (int)(wanted < room ? wanted : room);
     return run(metadata,
                (cuda_launch){.function = metadata->instance->choose,
                              .name = "dsa_choose",

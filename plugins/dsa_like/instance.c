@@ -45,6 +45,11 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
                                    problems, error);
 }
 
+/* Percent of the L1 cache that becomes shared memory: 132 KB, for two blocks of dsa_choose, four of dsa_label_codes or
+ * one of a group. Through the rest go labels and logits on their way to registers. All kernels have the same, so that
+ * no block finds a multiprocessor as one of another kernel has left it, with less. */
+enum { CARVEOUT = 57 };
+
 static attn_status load_kernels(attn_instance *made, attn_error *error)
 {
     const uint32_t most = made->facts.shared_memory;
@@ -58,14 +63,14 @@ static attn_status load_kernels(attn_instance *made, attn_error *error)
         {"dsa_take", 0, &made->take},
         {"dsa_choose", most, &made->choose},
         {"dsa_label_codes", DSA_LABEL_SHARED(1, 1), &made->label[1][0]},
-        {"dsa_label_codes_group", DSA_LABEL_SHARED(1, DSA_MOST_QUERIES), &made->label[1][1]},
+        {"dsa_label_codes_group", DSA_LABEL_SHARED(1, DSA_MOST_QUERIES(1)), &made->label[1][1]},
         {"dsa_label_wide", DSA_LABEL_SHARED(2, 1), &made->label[0][0]},
-        {"dsa_label_wide_group", DSA_LABEL_SHARED(2, DSA_MOST_QUERIES), &made->label[0][1]},
+        {"dsa_label_wide_group", DSA_LABEL_SHARED(2, DSA_MOST_QUERIES(2)), &made->label[0][1]},
     };
     attn_status status =
         cuda_image_load(made->cuda, &made->facts, images, 1, &made->module, NULL, error);
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0] && status == ATTN_OK; i++) {
-        const cuda_wants wants = {.shared = wanted[i].shared};
+        const cuda_wants wants = {.shared = wanted[i].shared, .carveout = CARVEOUT};
         status = cuda_function_find(made->cuda, &made->facts, made->module, wanted[i].name, &wants,
                                     wanted[i].function, error);
     }

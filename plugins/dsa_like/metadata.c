@@ -38,7 +38,7 @@ static uint64_t plan_bytes(const attn_bounds *bounds)
 {
     const uint64_t rows = rows_of(bounds);
     return aligned(sizeof(dsa_header)) + aligned(rows * sizeof(dsa_group)) +
-           4 * aligned((rows + 1) * sizeof(int));
+           aligned(rows * sizeof(dsa_row)) + 4 * aligned((rows + 1) * sizeof(int));
 }
 
 /* Whole tiles. */
@@ -47,11 +47,15 @@ int64_t dsa_logits_row(const attn_bounds *bounds)
     return ((int64_t)bounds->max_kv_len + DSA_TILE) / DSA_TILE * DSA_TILE;
 }
 
+/* Waves of equal size, of about as many bytes as they may have; whole groups, where queries are many. */
 static int64_t wave_rows(const attn_bounds *bounds)
 {
-    const uint64_t row = (uint64_t)dsa_logits_row(bounds) * sizeof(float);
-    const uint64_t most = DSA_LOGIT_BYTES / row > 0 ? DSA_LOGIT_BYTES / row : 1;
-    return (int64_t)(most < rows_of(bounds) ? most : rows_of(bounds));
+    const uint64_t row = (uint64_t)dsa_logits_row(bounds) * sizeof(float), rows = rows_of(bounds);
+    const uint64_t waves = (rows * row + DSA_LOGIT_BYTES / 2) / DSA_LOGIT_BYTES;
+    const uint64_t even = waves > 0 ? (rows + waves - 1) / waves : rows;
+    const uint64_t whole = (even + DSA_MOST_QUERIES(1) - 1) / DSA_MOST_QUERIES(1);
+    const uint64_t wave = whole * DSA_MOST_QUERIES(1);
+    return (int64_t)(wave < rows ? wave : rows);
 }
 
 static int32_t most_chosen(const attn_instance *instance)
@@ -202,9 +206,12 @@ float *dsa_logits(const attn_metadata *metadata)
                              lists_bytes(metadata->instance, &metadata->plan.bounds));
 }
 
-static int queries_of(int64_t q_len)
+static int queries_of(int64_t q_len, int most)
 {
-    return q_len <= 1 ? 1 : q_len == 2 ? 2 : DSA_MOST_QUERIES;
+    int queries = 1;
+    while (queries < q_len && queries < most)
+        queries *= 2;
+    return queries;
 }
 
 /* Entries that a row of a choice may have which an engine gives. */
@@ -227,6 +234,8 @@ void dsa_describe(const attn_metadata *metadata, uint32_t index, dsa_batch *to)
     at += aligned(sizeof(dsa_header));
     to->groups = (dsa_group *)(void *)at;
     at += aligned(rows_of(bounds) * sizeof(dsa_group));
+    to->rows = (dsa_row *)(void *)at;
+    at += aligned(rows_of(bounds) * sizeof(dsa_row));
     to->most = (int *)(void *)at;
     to->lens = (int *)(void *)(at + ints);
     to->indptr = (int *)(void *)(at + 2 * ints);
@@ -234,7 +243,8 @@ void dsa_describe(const attn_metadata *metadata, uint32_t index, dsa_batch *to)
     to->num_real_seqs = metadata->plan.batch.num_real_seqs;
     to->max_count = group->sparse.top_k;
     to->given_count = given_count(metadata, group);
-    to->queries = queries_of(cuda_plan_extent(&metadata->plan).q_len);
+    to->queries = queries_of(cuda_plan_extent(&metadata->plan).q_len,
+                             DSA_MOST_QUERIES(dsa_multiplies_codes(group) ? 1 : 2));
     to->wave = (int)wave_rows(bounds);
     to->window_left = group->base.window_left;
     to->chunk = group->base.chunk;

@@ -11,12 +11,13 @@
 
 static int opt_in(const cuda_api *cuda, cuda_function function, const cuda_wants *wants)
 {
+    const int carveout = wants->carveout > 0 ? wants->carveout : wants->shared > 0 ? 100 : 0;
     int result = CUDA_OK;
     if (wants->shared > 0)
         result = cuda->cuFuncSetAttribute(function, CUDA_FUNCTION_MAX_DYNAMIC_SHARED,
                                           (int)wants->shared);
-    if (result == CUDA_OK && wants->shared > 0)
-        result = cuda->cuFuncSetAttribute(function, CUDA_FUNCTION_SHARED_CARVEOUT, 100);
+    if (result == CUDA_OK && carveout > 0)
+        result = cuda->cuFuncSetAttribute(function, CUDA_FUNCTION_SHARED_CARVEOUT, carveout);
     if (result == CUDA_OK && wants->large_clusters)
         result = cuda->cuFuncSetAttribute(function, CUDA_FUNCTION_LARGE_CLUSTERS, 1);
     return result;

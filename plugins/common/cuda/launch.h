@@ -13,10 +13,12 @@
 typedef struct cuda_wants {
     uint32_t shared;    /* bytes of dynamic shared memory that launches may ask for */
     int large_clusters; /* more than 8 blocks, which not every device has room for */
+    int carveout;       /* percent of the L1 cache that becomes shared memory; 0 = see below */
 } cuda_wants;
 
 /* The kernel `name` of a module, opted in to what launches will ask for; with dynamic shared memory
- * the L1 cache becomes as much of it as there is, or fewer blocks might fit than one counts on.
+ * the L1 cache becomes as much of it as there is, or fewer blocks might fit than one counts on,
+ * unless a kernel that loads much to registers says how much of it is enough.
  * UNSUPPORTED if a block of this device cannot have that much; a failure of the driver.
  * *function is set on success alone and lives as long as its module. */
 attn_status cuda_function_find(const cuda_api *cuda, const cuda_facts *facts, cuda_module module,

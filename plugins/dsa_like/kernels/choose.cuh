@@ -7,8 +7,11 @@
  * they go to the first block, which ranks them. Where they are too many the bucket is divided again, by
  * 11 bits at a time of the logits as numbers of the same order, until they are few or all equal.
  *
+ * Of a long row most keys are left out before, by a sieve.
+ *
  * Of equal logits the keys that come first are taken. The list has the keys above in their order, then
- * those of the bucket by rank. It is a function of the logits alone, whatever the cluster's size is.
+ * those of the bucket by rank; after a sieve all keys in their order, as a rule. It is a function of the
+ * logits alone, whatever the cluster's size is.
  */
 #ifndef DSA_LIKE_CHOOSE_CUH
 #define DSA_LIKE_CHOOSE_CUH
@@ -56,6 +59,9 @@ struct choose_memory {
     choose_found found;
     choose_extent extent; /* of this block's keys */
     int num_candidates;   /* the first block's */
+    int2 passed
+        [DSA_MOST_BLOCKS]; /* of each block: how many keys pass, and the largest of their numbers */
+    u32 largest;           /* number of this block's keys */
     u32 numbers[1];
 };
 static_assert(sizeof(choose_memory) <= DSA_CHOOSE_SHARED(1), "more than dsa.h counts on");
@@ -64,6 +70,7 @@ static_assert(sizeof(choose_memory) <= DSA_CHOOSE_SHARED(1), "more than dsa.h co
 struct choose_part {
     const float *logits;
     const u32 *numbers; /* in shared memory; NULL = there is no room */
+    const int *keys; /* in shared memory: key j of the part is key keys[j] of the row; NULL = j */
     int begin, end;
     int rank, blocks;
 };
@@ -77,6 +84,20 @@ DEVICE void cluster_sync(void)
 template <class T> DEVICE T *of_block(T *mine, int rank)
 {
     return (T *)__cluster_map_shared_rank(mine, rank);
+}
+
+/* All blocks of the part. */
+DEVICE void choose_sync(const choose_part &part)
+{
+    if (part.blocks > 1)
+        cluster_sync();
+    else
+        __syncthreads();
+}
+
+DEVICE int key_at(const int *keys, int j)
+{
+    return keys ? keys[j] : j;
 }
 
 DEVICE u32 number_at(const choose_part &part, int j)
@@ -96,7 +117,7 @@ DEVICE void choose_load(const choose_part &part, u32 *numbers, choose_extent *ex
 #pragma unroll
         for (int i = 0; i < batch; i++) {
             const int j = j0 + i * DSA_CHOOSE_THREADS;
-            logits[i] = j < part.end ? part.logits[j] : -INFINITY;
+            logits[i] = j < part.end ? part.logits[key_at(part.keys, j)] : -INFINITY;
         }
 #pragma unroll
         for (int i = 0; i < batch; i++) {
@@ -145,12 +166,15 @@ struct choose_border {
     int all; /* 1 = every key is chosen */
 };
 
-/* Never falls where numbers rise. */
+/* Never falls where logits rise. */
+DEVICE int choose_bin(const choose_border &border, float logit)
+{
+    return int_min((int)((logit - border.least) * border.scale), DSA_BUCKETS - 1);
+}
+
 DEVICE int choose_step(const choose_border &border, u32 number)
 {
-    if (border.scale == 0)
-        return 0;
-    return int_min((int)((logit_of(number) - border.least) * border.scale), DSA_BUCKETS - 1);
+    return border.scale == 0 ? 0 : choose_bin(border, logit_of(number));
 }
 
 /* Steps need finite numbers. */
@@ -217,8 +241,7 @@ DEVICE int choose_scan(int mine, int *sums)
     if (lane == 31)
         sums[warp] = sum;
     __syncthreads();
-    for (int w = 0; w < warp; w++)
-        sum += sums[w];
+    sum += (int)__reduce_add_sync(~0u, lane < warp ? sums[lane] : 0);
     return sum - mine;
 }
 
@@ -229,7 +252,7 @@ DEVICE void choose_add(choose_memory *m, const choose_part &part)
     int mine = 0;
     if (thread < part.blocks)
         m->slices[thread] = 0;
-    cluster_sync();
+    choose_sync(part);
     for (int i = thread; i < width; i += DSA_CHOOSE_THREADS) {
         int sum = 0;
         for (int rank = 0; rank < part.blocks; rank++)
@@ -240,7 +263,7 @@ DEVICE void choose_add(choose_memory *m, const choose_part &part)
     mine = __reduce_add_sync(~0u, mine);
     if (thread % 32 < part.blocks && mine)
         atomicAdd(of_block(&m->slices[part.rank], thread % 32), mine);
-    cluster_sync();
+    choose_sync(part);
 }
 
 /* The bucket of the largest `wanted` keys that has the least of them: in one slice, which all read. */
@@ -274,7 +297,7 @@ DEVICE choose_found choose_divide(choose_memory *m, const choose_part &part, int
     choose_found all = {0, 0, 0};
     for (int level = 0; level < CHOOSE_LEVELS; level++) {
         if (level > 0) {
-            cluster_sync(); /* all have read the buckets before */
+            choose_sync(part); /* all have read the buckets before */
             for (int i = (int)threadIdx.x; i < DSA_BUCKETS; i += DSA_CHOOSE_THREADS)
                 m->buckets[i] = 0;
             __syncthreads();
@@ -300,24 +323,42 @@ DEVICE choose_found choose_divide(choose_memory *m, const choose_part &part, int
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
 struct choose_list {
-    const dsa_choose_call *c;
-    const index_sequence *q;
+    const int *table; /* of the sequence: slots, or pages of `page_size` keys */
+    int slots;        /* 1 = slots */
+    u32 page_size;
+    int first;       /* key of the sequence that is key 0 of the row */
+    const int *keys; /* choose_part */
     int *list, *indices;
 };
 
-DEVICE void choose_put(const choose_list &to, int at, int j, int entry)
+/* A key's entry of the table, and what is added to make a slot of it. */
+struct choose_place {
+    u32 index, offset;
+};
+
+/* Of key j of the row. */
+DEVICE choose_place choose_find_place(const choose_list &to, int j)
 {
-    const dsa_batch *b = &to.c->planned;
-    const int slot =
-        b->batch.req_to_token ? entry : entry * b->page_size + (int)((u32)j % (u32)b->page_size);
+    const u32 key = (u32)(to.first + j), page = to.slots ? key : key / to.page_size;
+    return {page, to.slots ? 0 : key - page * to.page_size};
+}
+
+DEVICE int choose_slot(const choose_list &to, int entry, u32 offset)
+{
+    return to.slots ? entry : (int)((u32)entry * to.page_size + offset);
+}
+
+DEVICE void choose_put(const choose_list &to, int at, int slot)
+{
     to.list[at] = slot;
     if (to.indices)
         to.indices[at] = slot;
 }
 
-DEVICE int choose_entry(const choose_list &to, int j)
+DEVICE void choose_put_key(const choose_list &to, int at, int j)
 {
-    return *index_entry(&to.c->planned.batch, to.q, to.c->planned.page_size, j);
+    const choose_place place = choose_find_place(to, key_at(to.keys, j));
+    choose_put(to, at, choose_slot(to, to.table[place.index], place.offset));
 }
 
 /* Where keys go. Those above: to places from 0 on. Those on the border: to the first block's candidates,
@@ -352,7 +393,8 @@ DEVICE int2 choose_count(const choose_part &part, const choose_border &border,
     for (int j = range.begin + lane; j - lane < range.end; j += 32) {
         const u32 number = j < range.end ? number_at(part, j) : 0;
         const int side = choose_side(border, number);
-        const u32 mores = __ballot_sync(~0u, side == CHOOSE_ABOVE); /* after all have read */
+        const u32 mores = __ballot_sync(~0u, side == CHOOSE_ABOVE);
+        __syncwarp(); /* all have read */
         if (keys && side == CHOOSE_ABOVE)
             keys[range.begin - part.begin + counts.x + __popc(mores & before)] = (u32)j;
         if (side == CHOOSE_BORDER && ranks) {
@@ -380,7 +422,7 @@ DEVICE int2 choose_before(choose_memory *m, const choose_part &part, int2 counts
     int2 before = {lane < warp ? mine.x : 0, lane < warp ? mine.y : 0};
     if (warp == 0 && lane < part.blocks)
         *of_block(&m->counts[part.rank], lane) = all;
-    cluster_sync();
+    choose_sync(part);
     if (lane < part.rank) {
         before.x += m->counts[lane].x;
         before.y += m->counts[lane].y;
@@ -394,8 +436,7 @@ DEVICE int2 choose_before(choose_memory *m, const choose_part &part, int2 counts
 DEVICE void choose_emit_keys(const choose_list &list, const u32 *keys, int count, int at)
 {
     for (int i = (int)threadIdx.x % 32; i < count; i += 32) {
-        const int j = (int)keys[i];
-        choose_put(list, at + i, j, choose_entry(list, j));
+        choose_put_key(list, at + i, (int)keys[i]);
     }
 }
 
@@ -412,9 +453,9 @@ DEVICE void choose_emit(const choose_part &part, const choose_list &list,
         const u32 sames = __ballot_sync(~0u, side == CHOOSE_BORDER);
         const int rank = at.y + __popc(sames & before);
         if (side == CHOOSE_ABOVE)
-            choose_put(list, at.x + __popc(mores & before), j, choose_entry(list, j));
+            choose_put_key(list, at.x + __popc(mores & before), j);
         else if (side == CHOOSE_BORDER && !to.ranks && rank < to.ties)
-            choose_put(list, to.above + rank, j, choose_entry(list, j));
+            choose_put_key(list, to.above + rank, j);
         at.x += __popc(mores);
         at.y += __popc(sames);
     }
@@ -446,24 +487,240 @@ DEVICE void choose_rank(const choose_memory *m, const choose_list &list, int cou
             rank += other.x > mine.x || (other.x == mine.x && other.y < mine.y);
         }
         if (rank < wanted)
-            choose_put(list, at + rank, (int)mine.y, choose_entry(list, (int)mine.y));
+            choose_put_key(list, at + rank, (int)mine.y);
     }
+}
+
+/* ---- Keys that may be chosen ------------------------------------------------------------------ */
+
+/* Of a long row most keys are looked at once. A sample says from which logit on half as many more keys lie
+ * than are wanted; each block samples for itself, and all find the same logit. The keys from there on are
+ * bits of a mask in the first block, which chooses among them. Where the sample misled, in that too few keys
+ * have passed or more than there is room for, the row is chosen from as a whole. Which of the two it is
+ * follows from the logits alone. */
+struct choose_sieve {
+    int step;  /* of the sample */
+    int count; /* of the sample */
+    int rank;  /* which of them, from the largest on, is the least to pass */
+};
+
+/* Some 128 keys of the sample are among those wanted, as a rule. Half as many more are six times the
+ * deviation of their number. */
+DEVICE choose_sieve choose_sample(int keys, int wanted)
+{
+    choose_sieve sieve;
+    sieve.step = int_max(wanted / 128, (keys + 2 * DSA_PASSED - 1) / (2 * DSA_PASSED));
+    sieve.count = keys / sieve.step;
+    sieve.rank = wanted / sieve.step * 3 / 2;
+    return sieve;
+}
+
+DEVICE bool choose_may_sieve(int keys, int most)
+{
+    return most >= DSA_SIEVE_LEAST / 4 && most <= DSA_PASSED / 2 && keys >= 4 * most &&
+           keys <= DSA_SIEVE_KEYS;
+}
+
+/* The bucket that has the least of the largest `wanted` keys; none where there are fewer. */
+DEVICE void choose_find(choose_memory *m, int wanted)
+{
+    const int first = DSA_BUCKETS - CHOOSE_BINS * ((int)threadIdx.x + 1);
+    int counts[CHOOSE_BINS], count = 0;
+#pragma unroll
+    for (int i = 0; i < CHOOSE_BINS; i++) {
+        counts[i] = m->buckets[first + i];
+        count += counts[i];
+    }
+    int above =
+        choose_scan(count, m->sums); /* of the threads before this one, whose buckets are higher */
+#pragma unroll
+    for (int i = CHOOSE_BINS - 1; i >= 0; i--) {
+        if (above < wanted && wanted <= above + counts[i])
+            m->found = choose_found{first + i, above, counts[i]};
+        above += counts[i];
+    }
+    __syncthreads();
+}
+
+/* The logit from which on keys pass; INFINITY where logits are not fit for steps. */
+DEVICE float choose_least(choose_memory *m, const float *logits, const choose_sieve &sieve)
+{
+    const int thread = (int)threadIdx.x, batch = 4; /* loads on their way */
+    float *sample = (float *)m->numbers;
+    float least = INFINITY, most = -INFINITY;
+    for (int n0 = thread; n0 < sieve.count; n0 += batch * DSA_CHOOSE_THREADS) {
+        float x[batch];
+#pragma unroll
+        for (int i = 0; i < batch; i++) {
+            const u32 n = (u32)(n0 + i * DSA_CHOOSE_THREADS), any = n * 0x9e3779b1u;
+            x[i] = (int)n < sieve.count
+                       ? logits[n * (u32)sieve.step + __umulhi(any, (u32)sieve.step)]
+                       : -INFINITY;
+        }
+#pragma unroll
+        for (int i = 0; i < batch; i++) {
+            const int n = n0 + i * DSA_CHOOSE_THREADS;
+            if (n < sieve.count)
+                sample[n] = x[i];
+            if (isfinite(x[i])) {
+                least = fminf(least, x[i]);
+                most = fmaxf(most, x[i]);
+            }
+        }
+    }
+    const u32 low = __reduce_min_sync(~0u, least < INFINITY ? order_of(least) : ~0u);
+    const u32 high = __reduce_max_sync(~0u, order_of(most));
+    if (thread % 32 == 0) {
+        atomicMin(&m->extent.least, low);
+        atomicMax(&m->extent.most, high);
+    }
+    __syncthreads();
+    const choose_border border = choose_begin(m->extent);
+    if (border.scale == 0)
+        return INFINITY;
+    for (int n = thread; n < sieve.count; n += DSA_CHOOSE_THREADS)
+        if (isfinite(sample[n]))
+            atomicAdd(&m->buckets[choose_bin(border, sample[n])], 1);
+    __syncthreads();
+    choose_find(m, sieve.rank);
+    return border.least + (float)m->found.bucket / border.scale;
+}
+
+/* The first block's mask of keys that pass, of which this block has whole words. */
+DEVICE void choose_pass(choose_memory *m, const choose_part &part, float least, u32 *mask)
+{
+    const int words = 16; /* of a warp at a time */
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    int count = 0;
+    float most = -INFINITY;
+    for (int j0 = part.begin + warp * words * 32; j0 < part.end; j0 += CHOOSE_WARPS * words * 32) {
+        float x[words];
+        u32 mine = 0;
+#pragma unroll
+        for (int i = 0; i < words; i++) {
+            const int j = j0 + i * 32 + lane;
+            x[i] = j < part.end ? part.logits[j] : -INFINITY;
+        }
+#pragma unroll
+        for (int i = 0; i < words; i++) {
+            const u32 word = __ballot_sync(~0u, x[i] >= least);
+            mine = lane == i ? word : mine;
+            most = fmaxf(x[i], most);
+        }
+        if (lane < words && j0 + lane * 32 < part.end)
+            mask[j0 / 32 + lane] = mine;
+        count += __popc(mine);
+    }
+    count = __reduce_add_sync(~0u, count);
+    const u32 largest = __reduce_max_sync(~0u, order_of(most));
+    if (lane == 0 && count) {
+        atomicAdd(&m->num_candidates, count);
+        atomicMax(&m->largest, largest);
+    }
+}
+
+/* The keys of a mask of `words` words, in their order. */
+DEVICE void choose_unpack(choose_memory *m, const u32 *mask, int words, int *keys)
+{
+    const int each = (words + DSA_CHOOSE_THREADS - 1) / DSA_CHOOSE_THREADS;
+    const int first = int_min(each * (int)threadIdx.x, words), end = int_min(first + each, words);
+    int count = 0;
+    for (int w = first; w < end; w++)
+        count += __popc(mask[w]);
+    int at = choose_scan(count, m->sums);
+    for (int w = first; w < end; w++)
+        for (u32 rest = mask[w]; rest; rest &= rest - 1)
+            keys[at++] = w * 32 + __ffs((int)rest) - 1;
+    __syncthreads();
+}
+
+/* The best `wanted` of `count` keys that have passed, some of each thread in its registers; false where there are
+ * too many on the border to be ranked. They are listed in the keys' order. */
+DEVICE bool choose_few(choose_memory *m, const choose_part &part, const choose_list &list,
+                       float least, u32 largest, int count, int wanted)
+{
+    const int each = DSA_PASSED / DSA_CHOOSE_THREADS, first = each * (int)threadIdx.x;
+    int keys[each];
+    const choose_border border = choose_begin(choose_extent{count, order_of(least), largest});
+    choose_place places[each];
+    int entries[each];
+    float x[each];
+    u32 chosen = 0;
+    if (border.scale == 0)
+        return false;
+#pragma unroll
+    for (int e = 0; e < each; e++) /* keys after the last one are any: 0 instead */
+        keys[e] = first + e < count ? part.keys[first + e] : 0;
+#pragma unroll
+    for (int e = 0; e < each; e++)
+        x[e] = part.logits[keys[e]];
+#pragma unroll
+    for (int e = 0; e < each; e++)
+        if (first + e < count)
+            atomicAdd(&m->buckets[choose_bin(border, x[e])], 1);
+#pragma unroll
+    for (int e = 0; e < each; e++) { /* of all that have passed, long before they are wanted */
+        places[e] = choose_find_place(list, keys[e]);
+        entries[e] = list.table[places[e].index];
+    }
+    __syncthreads();
+    choose_find(m, wanted);
+    const choose_found found = m->found;
+    if (found.count > DSA_CANDIDATES) {
+        __syncthreads(); /* all have read what was found */
+        return false;
+    }
+#pragma unroll
+    for (int e = 0; e < each; e++) {
+        const int bin = first + e < count ? choose_bin(border, x[e]) : -1;
+        chosen |= (u32)(bin > found.bucket) << e;
+        if (bin == found.bucket) {
+            const int at = atomicAdd(&m->num_candidates, 1);
+            m->candidates[at] = make_uint2(order_of(x[e]), (u32)(first + e));
+        }
+    }
+    __syncthreads();
+    for (int i = 0; i < found.count; i++) {
+        const uint2 mine = m->candidates[i];
+        if (mine.y / each != threadIdx.x)
+            continue;
+        int rank = found.above;
+        for (int n = 0; n < found.count; n++) {
+            const uint2 other = m->candidates[n];
+            rank += other.x > mine.x || (other.x == mine.x && other.y < mine.y);
+        }
+        chosen |= (u32)(rank < wanted) << mine.y % each;
+    }
+    int at = choose_scan(__popc(chosen), m->sums);
+#pragma unroll
+    for (int e = 0; e < each; e++)
+        if (chosen >> e & 1)
+            choose_put(list, at++, choose_slot(list, entries[e], places[e].offset));
+    return true;
 }
 
 /* ---- Kernel ---------------------------------------------------------------------------------- */
 
-/* The best `most` keys of a row that sees some; returns how many there are. All of its blocks. */
-DEVICE int choose_row(choose_memory *m, const choose_part &part, const choose_list &list, int most)
+DEVICE void choose_clear(choose_memory *m)
 {
     if (threadIdx.x == 0) {
         m->extent = choose_extent{0, ~0u, 0};
+        m->found = choose_found{0, 0, 0};
         m->num_candidates = 0;
+        m->largest = 0;
     }
     for (int i = (int)threadIdx.x; i < DSA_BUCKETS; i += DSA_CHOOSE_THREADS)
         m->buckets[i] = 0;
     __syncthreads();
+}
+
+/* The best `most` keys of a part that sees some; returns how many there are. All of its blocks. */
+DEVICE int choose_among(choose_memory *m, const choose_part &part, const choose_list &list,
+                        int most)
+{
+    choose_clear(m);
     choose_load(part, m->numbers, &m->extent);
-    cluster_sync();
+    choose_sync(part);
     const choose_extent extent = choose_gather(part, &m->extent);
     const int wanted = int_min(extent.seen, most);
     choose_border border = choose_begin(extent);
@@ -479,6 +736,46 @@ DEVICE int choose_row(choose_memory *m, const choose_part &part, const choose_li
     return wanted;
 }
 
+enum { CHOOSE_MISLED, CHOOSE_PASSED, CHOOSE_DONE };
+
+/* Chooses from a long row of `keys` keys, or makes of it those that pass, the first block's alone. */
+DEVICE int choose_by_sieve(choose_memory *m, choose_part *part, choose_list *list, int keys,
+                           int most)
+{
+    u32 *mask = m->numbers + 2 * DSA_PASSED;
+    int *few = (int *)m->numbers + DSA_PASSED;
+    choose_clear(m);
+    const float least = choose_least(m, part->logits, choose_sample(keys, most));
+    for (int i = 0; i < CHOOSE_BINS; i++)
+        m->buckets[i * DSA_CHOOSE_THREADS + threadIdx.x] = 0; /* for what passes */
+    choose_sync(*part);                                       /* all blocks are there */
+    choose_pass(m, *part, least, of_block(mask, 0));
+    __syncthreads();
+    if ((int)threadIdx.x < part->blocks)
+        of_block(m, (int)threadIdx.x)->passed[part->rank] =
+            make_int2(m->num_candidates, (int)m->largest);
+    choose_sync(*part);
+    int passed = 0;
+    u32 largest = 0;
+    for (int rank = 0; rank < part->blocks; rank++) {
+        passed += m->passed[rank].x;
+        largest = max(largest, (u32)m->passed[rank].y);
+    }
+    if (passed < most || passed > DSA_PASSED)
+        return CHOOSE_MISLED;
+    if (part->rank > 0)
+        return CHOOSE_DONE;
+    if (threadIdx.x == 0)
+        m->num_candidates = 0;
+    choose_unpack(m, mask, (keys + 31) / 32, few);
+    part->numbers = m->numbers;
+    part->keys = list->keys = few;
+    part->begin = 0;
+    part->end = passed;
+    part->blocks = 1;
+    return choose_few(m, *part, *list, least, largest, passed, most) ? CHOOSE_DONE : CHOOSE_PASSED;
+}
+
 extern "C" __global__ void __launch_bounds__(DSA_CHOOSE_THREADS, DSA_CHOOSE_BLOCKS)
     dsa_choose(const __grid_constant__ dsa_choose_call c)
 {
@@ -488,26 +785,40 @@ extern "C" __global__ void __launch_bounds__(DSA_CHOOSE_THREADS, DSA_CHOOSE_BLOC
     part.rank = (int)__clusterRelativeBlockRank();
     part.blocks = (int)__clusterSizeInBlocks();
     grid_launch_dependents();
-    grid_wait();
     const dsa_batch *b = &c.planned;
     const int i = c.first + (int)blockIdx.x / part.blocks;
-    if (i >= c.end || i >= index_num_tokens(&b->batch))
+    if (i >= c.end || i >= index_num_tokens(&b->batch)) {
+        grid_wait();
         return;
-    const mask_rule rule = dsa_rule(b);
+    }
+    const dsa_row row = b->rows[i];
     const i64 absolute = dsa_first_row(b) + i;
-    index_sequence q;
-    int query = 0, wanted = 0, lo = 0, hi = 0;
-    if (b->most[i] > 0 && dsa_find_row(b, i, &q, &query) >= 0)
-        mask_outline(&rule, &b->batch, &q, query, query, &lo, &hi);
-    const int each = DSA_CHOOSE_PART(hi - lo, part.blocks);
-    part.logits = c.logits + (c.given ? absolute : i - c.first) * c.logits_row;
+    const int most = b->most[i], lo = row.lo, keys = most > 0 ? row.hi - lo : 0;
+    int wanted = 0;
+    const int each = DSA_CHOOSE_PART(keys, part.blocks);
+    part.logits = c.logits + (c.given ? absolute : i - c.first) * c.logits_row + lo;
     part.numbers = each <= c.cached ? m->numbers : 0;
-    part.begin = int_min(lo + part.rank * each, hi);
-    part.end = int_min(part.begin + each, hi);
-    const choose_list list = {&c, &q, c.lists + (i64)i * c.list_row,
-                              c.indices ? c.indices + absolute * c.indices_row : 0};
-    if (lo < hi)
-        wanted = choose_row(m, part, list, b->most[i]);
+    part.keys = 0;
+    part.begin = int_min(part.rank * each, keys);
+    part.end = int_min(part.begin + each, keys);
+    index_sequence q = {0};
+    if (keys > 0)
+        index_find_sequence(&b->batch, 0, row.seq, &q);
+    choose_list list = {q.table,
+                        b->batch.req_to_token != 0,
+                        (u32)b->page_size,
+                        lo,
+                        0,
+                        c.lists + (i64)i * c.list_row,
+                        c.indices ? c.indices + absolute * c.indices_row : 0};
+    int steps = CHOOSE_MISLED;
+    grid_wait();
+    if (choose_may_sieve(keys, most))
+        steps = choose_by_sieve(m, &part, &list, keys, most);
+    if (steps == CHOOSE_DONE)
+        wanted = most;
+    else if (keys > 0)
+        wanted = choose_among(m, part, list, most);
     if (part.rank > 0)
         return;
     for (int n = wanted + (int)threadIdx.x; list.indices && n < c.top_k; n += DSA_CHOOSE_THREADS)

@@ -22,28 +22,30 @@
 
 #include "plugins/common/cuda/call.h"
 
-#define DSA_LABEL          128 /* elements of a label */
-#define DSA_HEADS          64  /* at most */
-#define DSA_TILE           64  /* labels of a tile */
-#define DSA_MOST_QUERIES   4   /* of a group */
-#define DSA_PLAN_THREADS   512
-#define DSA_SAVE_THREADS   128
-#define DSA_LABEL_THREADS  128
-#define DSA_CHOOSE_THREADS 512
-#define DSA_LABEL_BLOCKS   5 /* of a multiprocessor, at most */
-#define DSA_GROUP_BLOCKS   4 /* likewise, of groups of queries */
-#define DSA_CHOOSE_BLOCKS  3 /* likewise */
-#define DSA_TAKE_THREADS   256
-#define DSA_TAKE_SLOTS     8 /* of a thread at a time */
+#define DSA_LABEL               128                    /* elements of a label */
+#define DSA_HEADS               64                     /* at most */
+#define DSA_TILE                64                     /* labels of a tile */
+#define DSA_MOST_QUERIES(width) ((width) == 1 ? 8 : 4) /* of a group */
+#define DSA_PLAN_THREADS        512
+#define DSA_SAVE_THREADS        128
+#define DSA_CHOOSE_THREADS      512
+#define DSA_CHOOSE_BLOCKS       2 /* of a multiprocessor, at least */
+#define DSA_TAKE_THREADS        256
+#define DSA_TAKE_SLOTS          8 /* of a thread at a time */
 
-/* Tiles that a block of dsa_label_K has room for; `several`: for groups of more than one query. */
-#define DSA_STAGES(several) ((several) ? 2 : 4)
+/* Of dsa_label_K, `width` bytes an element of a product; `several`: for groups of more than one query. Warpgroups
+ * of a block, which share queries; blocks of a multiprocessor, at most; tiles on their way to a warpgroup.
+ * `runs`: label.cuh. */
+#define DSA_LABEL_WARPGROUPS(width, several) ((several) ? (width) == 1 ? 3 : 2 : 1)
+#define DSA_LABEL_THREADS(width, several)    (128 * DSA_LABEL_WARPGROUPS(width, several))
+#define DSA_LABEL_BLOCKS(width, several)     ((several) ? 1 : (width) == 1 ? 4 : 3)
+#define DSA_AHEAD(several, runs)             ((several) ? 2 : (runs) ? 2 : 1)
 
-/* Shared memory of dsa_label_K, `width` bytes an element in it, for groups of `queries`. */
-#define DSA_SHARED_TILE(width) (DSA_TILE * DSA_LABEL * (width))
+/* Shared memory of dsa_label_K, for groups of `queries`. */
+#define DSA_WEIGHTS             80 /* of a query: 16 for each of four lanes, no two in the same banks */
+#define DSA_SHARED_QUERY(width) (DSA_HEADS * DSA_LABEL * (width))
 #define DSA_LABEL_SHARED(width, queries)                                                           \
-    (((queries) + DSA_STAGES((queries) > 1)) * DSA_SHARED_TILE(width) +                            \
-     4 * ((queries)*DSA_HEADS + DSA_STAGES((queries) > 1) * DSA_TILE + 2 * DSA_MOST_QUERIES))
+    ((queries) * (DSA_SHARED_QUERY(width) + 4 * DSA_WEIGHTS + 8))
 
 /* Of dsa_choose: a histogram, keys of the bucket that is divided, and the logits of parts of rows of
  * at most `keys` keys. */
@@ -52,8 +54,14 @@
 #define DSA_CHOOSE_SHARED(keys) (4 * (2 * DSA_BUCKETS + 2 * DSA_CANDIDATES + 128 + (keys)))
 #define DSA_MOST_BLOCKS         8 /* of a row */
 
-/* Keys of a row of `keys` that each of its `blocks` has, at most. */
-#define DSA_CHOOSE_PART(keys, blocks) (((keys) + (blocks)-1) / (blocks))
+/* Keys that a sieve may let pass; of the rows that it is used for; numbers that it needs room for. */
+#define DSA_PASSED           4096
+#define DSA_SIEVE_KEYS       (1 << 20)
+#define DSA_SIEVE_LEAST      1024
+#define DSA_SIEVE_ROOM(keys) (2 * DSA_PASSED + ((keys) + 31) / 32)
+
+/* Keys of a row of `keys` that each of its `blocks` has, at most: whole words of a mask. */
+#define DSA_CHOOSE_PART(keys, blocks) ((((keys) + (blocks)-1) / (blocks) + 31) / 32 * 32)
 
 typedef struct dsa_group {
     int seq;
@@ -62,7 +70,15 @@ typedef struct dsa_group {
     int row;   /* of the first, in the lists */
     int begin; /* on the line */
     int tiles;
+    int lo, hi; /* keys that at least one of them sees */
 } dsa_group;
+
+/* A row of the lists: query `query` of sequence `seq` sees keys [lo, hi). */
+typedef struct dsa_row {
+    int seq;
+    int query;
+    int lo, hi;
+} dsa_row;
 
 typedef struct dsa_header {
     int num_groups;
@@ -71,11 +87,13 @@ typedef struct dsa_header {
     int given_count; /* entries of a row of a choice that an engine gives, without counts */
 } dsa_header;
 
-/* A batch, and what dsa_plan makes of it. */
+/* A batch, and what dsa_plan makes of it. Plans are launched without overlap, so that all of it but `lens` is there
+ * when a later kernel begins, which reads it before it waits for the kernel before. */
 typedef struct dsa_batch {
     call_batch batch;
     dsa_header *header;
     dsa_group *groups; /* [rows] */
+    dsa_row *rows;     /* [rows] */
     int *most;         /* [rows] keys that a row may choose: 0 in padding */
     int *lens;         /* [rows] keys that it has chosen; after the plan the most */
     int *indptr;       /* [rows + 1] first_row + i */

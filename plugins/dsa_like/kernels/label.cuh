@@ -5,12 +5,14 @@
  *
  *   S[64 x 64] = K[64 x 128] Q^T,   logit = scale * sum over columns of weight * max(0, S)
  *
- * Of a group of queries the products of two are under way while a third one's are added up.
+ * Each lane loads its part of the labels from global memory into the registers that the product reads
+ * them from, a tile or two ahead: labels do not pass through shared memory, and no warp waits for another
+ * one. Warpgroups of a block share queries alone. A sum over 128 elements has any order that both sides
+ * share: a lane takes whole pieces of 16 bytes of a label, and queries lie in shared memory in the order
+ * that follows from it.
  *
- * A block is one warpgroup, which keeps all but one tile of a ring on their way by cp.async, 16 bytes a
- * lane, whatever the size of a page is; several blocks share a multiprocessor, so that one loads or
- * adds up while another multiplies. Codes times codes are products of e4m3, their labels' scales
- * applied to the sum; all else is widened to bf16, which is exact.
+ * Of a group of queries one product is under way while another one's is added up. Codes times codes are
+ * products of e4m3, their labels' scales applied to the sum; all else is widened to bf16, which is exact.
  */
 #ifndef DSA_LIKE_LABEL_CUH
 #define DSA_LIKE_LABEL_CUH
@@ -19,72 +21,38 @@
 
 #include "plugins/common/cuda/warpgroup.cuh"
 
-/* sums[64 x 64] (+)= A[64 x 32] * B[64 x 32]^T of e4m3, both in shared memory. */
-DEVICE void product_codes(float (&s)[32], unsigned long long a, unsigned long long b, int add)
+/* sums[64 x 64] (+)= A[64 x 32] * B[64 x 32]^T of e4m3, A in registers. */
+DEVICE void product_codes(float (&s)[32], const u32 (&a)[4], unsigned long long b, int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "%32, %33, p, 1, 1;\n}"
-                 : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]),
-                   "+f"(s[6]), "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]),
-                   "+f"(s[12]), "+f"(s[13]), "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]),
-                   "+f"(s[18]), "+f"(s[19]), "+f"(s[20]), "+f"(s[21]), "+f"(s[22]), "+f"(s[23]),
-                   "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]), "+f"(s[28]), "+f"(s[29]),
-                   "+f"(s[30]), "+f"(s[31])
-                 : "l"(a), "l"(b), "r"(add));
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" PTX_LIST_64
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1;\n}"
+                 : PTX_SUMS_64(s)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
-/* `width`: bytes of an element in shared memory, 1 or 2. Rows of 128 elements are one panel of the
- * 128-byte swizzle, or two. `several`: for groups of more than one query. */
-template <int width, bool several> struct label_shared {
-    static constexpr int stages = DSA_STAGES(several);
-    static constexpr int tile_bytes = DSA_SHARED_TILE(width);
-    static constexpr int panel_bytes = DSA_TILE * ROW_BYTES;
-    unsigned q, tiles, scales_at;
-    float *weights; /* [queries][DSA_HEADS] */
-    float *scales;  /* [stages][DSA_TILE] */
-    int *lo, *hi;   /* [queries] keys that it sees */
+/* `width`: bytes of an element, 1 or 2. Rows of 128 elements are one panel of the 128-byte swizzle, or
+ * two. */
+template <int width> struct label_shared {
+    static constexpr int query_bytes = DSA_SHARED_QUERY(width);
+    static constexpr int panel_bytes = DSA_HEADS * ROW_BYTES;
+    unsigned q;
+    float *weights; /* [queries][DSA_WEIGHTS]: of the columns of lane % 4 = 0, then of 1, 2, 3 */
+    int2 *seen;     /* [queries] keys that it sees: [x, y) */
 };
 
-template <int width, bool several>
-DEVICE label_shared<width, several> label_memory(unsigned char *memory, int queries)
+template <int width> DEVICE label_shared<width> label_memory(unsigned char *memory, int queries)
 {
-    label_shared<width, several> m;
+    label_shared<width> m;
     m.q = shared_address(memory);
-    m.tiles = m.q + queries * m.tile_bytes;
-    m.weights = (float *)(memory + (queries + m.stages) * m.tile_bytes);
-    m.scales = m.weights + queries * DSA_HEADS;
-    m.scales_at = shared_address(m.scales);
-    m.lo = (int *)(m.scales + m.stages * DSA_TILE);
-    m.hi = m.lo + DSA_MOST_QUERIES;
+    m.weights = (float *)(memory + queries * m.query_bytes);
+    m.seen = (int2 *)(m.weights + queries * DSA_WEIGHTS);
     return m;
 }
 
-template <int bytes> DEVICE void label_copy(unsigned to, const void *from, int valid)
-{
-    if (bytes == 16)
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                     "r"(valid ? 16 : 0)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-                     "r"(valid ? 4 : 0)
-                     : "memory");
-}
-
-DEVICE void label_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int pending> DEVICE void label_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
+/* ---- Elements -------------------------------------------------------------------------------- */
 
 /* Two codes as two elements of bf16. */
 DEVICE unsigned widen_pair(unsigned codes)
@@ -113,128 +81,188 @@ DEVICE uint4 load_bytes(const char *from)
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+/* 16 bytes that are read once. */
+DEVICE uint4 load_once(const char *from)
+{
+    uint4 x;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from));
+    return x;
+}
+
 /* ---- Labels ---------------------------------------------------------------------------------- */
 
-/* A lane's row of a warp's 16 of a tile; the table's entry is read a tile earlier. */
-struct label_row {
-    int j, entry, valid;
+/* A lane's part of a tile, of row warp * 16 + lane / 4 and the row 8 after it: of each the pieces
+ * lane % 4, lane % 4 + 4 and so on; and the scale of the row whose logit it writes. */
+template <int width> struct label_part {
+    uint4 pieces[2][2 * width];
+    float scale;
 };
 
-/* Do 16 rows from a multiple of 16 on lie one after another, where copies of 16 bytes may begin? */
-DEVICE bool label_in_runs(const dsa_label_call &c)
+/* Key `offset` of entry `index` of a table whose entries have `unit` keys each. */
+struct label_place {
+    int index, offset;
+};
+
+DEVICE label_place label_move(label_place at, label_place by, int unit)
 {
-    return c.planned.page_size % 16 == 0 && c.label_codes && !c.planned.batch.req_to_token &&
-           c.operands.aligned & CALL_ALIGNED_CACHE;
+    at.index += by.index;
+    at.offset += by.offset;
+    if (at.offset >= unit) {
+        at.offset -= unit;
+        at.index++;
+    }
+    return at;
 }
 
-/* In runs a row is valid where one of its 16 is; no logit is made of the others. */
-template <int width>
-DEVICE label_row label_find(const dsa_label_call &c, const index_sequence &q, int lo, int hi, int j)
-{
-    label_row row = {j, 0, lo <= j && j < hi};
-    if (width == 1 && label_in_runs(c))
-        row.valid = lo < j / 16 * 16 + 16 && j / 16 * 16 < hi;
-    if (row.valid)
-        row.entry = *index_entry(&c.planned.batch, &q, c.planned.page_size, j);
-    return row;
-}
+/* The labels of a sequence as a lane walks through them, a tile at a time. Entries are read a tile before
+ * the labels are; outside of what the group sees the nearest entry is read instead. `runs`: 16 rows from a
+ * multiple of 16 on lie one after another, where loads of 16 bytes may begin. */
+template <bool runs, int ahead> struct label_walk {
+    static constexpr int rows = runs ? 1 : 2;
+    const int *table;
+    const char *cache; /* where the lane's first piece of a page's first label is */
+    i64 page;          /* bytes */
+    int unit;
+    int first, last; /* entries */
+    label_place tile, places[rows];
+    int entries[ahead][rows], offsets[ahead][rows]; /* of the tiles that are loaded next */
+};
 
-DEVICE const char *label_shuffle(const char *pointer, int lane)
+/* Of the next tile, which is to be loaded as number `i` of those on their way. */
+template <bool runs, int ahead> DEVICE void label_look(label_walk<runs, ahead> &walk, int i)
 {
-    return (const char *)__shfl_sync(~0u, (unsigned long long)pointer, lane);
-}
-
-/* Labels of codes that lie as codes; `aligned`: at multiples of 16 bytes, else of 4. */
-DEVICE void load_codes(unsigned tile, const char *mine, int is_valid, int warp, int lane,
-                       int aligned)
-{
-    const int piece = lane % 8;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int row = i * 4 + lane / 8, valid = __shfl_sync(~0u, is_valid, row);
-        const char *from = label_shuffle(mine, row) + piece * 16;
-        const unsigned to = tile + swizzled(warp * 16 + row, piece);
-        if (aligned)
-            label_copy<16>(to, from, valid);
-        else
-            for (int w = 0; w < 4; w++)
-                label_copy<4>(to + 4 * w, from + 4 * w, valid);
+    for (int r = 0; r < walk.rows; r++) {
+        const label_place at = walk.places[r];
+        walk.entries[i][r] = walk.table[int_min(int_max(at.index, walk.first), walk.last)];
+        walk.offsets[i][r] = at.offset;
+        walk.places[r] = label_move(at, walk.tile, walk.unit);
     }
 }
 
-/* Labels of bf16, or of codes that are widened on the way. */
-DEVICE void load_wide(const dsa_label_call &c, unsigned tile, const char *mine, int is_valid,
-                      int warp, int lane)
+template <bool runs, int ahead>
+DEVICE void label_begin(const dsa_label_call &c, const index_sequence &q, int lo, int hi, int row,
+                        label_walk<runs, ahead> &walk)
 {
-    const int piece = lane % 16, aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
-    const unsigned panel = tile + piece / 8 * (DSA_TILE * ROW_BYTES);
-    for (int i = 0; i < 8; i++) {
-        const int row = i * 2 + lane / 16, valid = __shfl_sync(~0u, is_valid, row);
-        const char *from = label_shuffle(mine, row) + piece * (c.label_codes ? 8 : 16);
-        const unsigned to = panel + swizzled(warp * 16 + row, piece % 8);
-        if (c.label_codes)
-            shared_store(to, valid ? widen(((const any32 *)from)[0], ((const any32 *)from)[1])
-                                   : make_uint4(0, 0, 0, 0));
-        else if (aligned)
-            label_copy<16>(to, from, valid);
-        else
-            shared_store(to, valid ? load_bytes(from) : make_uint4(0, 0, 0, 0));
+    const int unit = c.planned.batch.req_to_token ? 1 : c.planned.page_size;
+    walk.table = q.table;
+    walk.cache = (const char *)c.operands.k_cache;
+    walk.page = c.operands.k_page;
+    walk.unit = unit;
+    walk.first = lo / unit;
+    walk.last = int_max(hi - 1, 0) / unit;
+    walk.tile = {DSA_TILE / unit, DSA_TILE % unit};
+#pragma unroll
+    for (int r = 0; r < walk.rows; r++)
+        walk.places[r] = {(row + 8 * r) / unit, (row + 8 * r) % unit};
+#pragma unroll
+    for (int i = 0; i < ahead; i++)
+        label_look(walk, i);
+}
+
+/* Piece `piece` of a label, of 16 bytes once it is widened. */
+template <int width, bool runs>
+DEVICE uint4 label_piece(const dsa_label_call &c, const char *label, int piece)
+{
+    if (width == 2 && c.label_codes) {
+        const any32 *codes = (const any32 *)(label + piece * 8);
+        return widen(codes[0], codes[1]);
+    }
+    if (runs || c.operands.aligned & CALL_ALIGNED_CACHE)
+        return load_once(label + piece * 16);
+    if (width == 2)
+        return load_bytes(label + piece * 16);
+    const any32 *codes = (const any32 *)(label + piece * 16);
+    return make_uint4(codes[0], codes[1], codes[2], codes[3]);
+}
+
+/* `second`: the scale is that of the second row. */
+template <int width, bool runs, int ahead>
+DEVICE void label_load(const dsa_label_call &c, label_walk<runs, ahead> &walk, int i, int second,
+                       label_part<width> &to)
+{
+    const int lane = (int)threadIdx.x % 32, page_size = c.planned.page_size;
+    const i64 token = runs ? DSA_LABEL : c.operands.k_token;
+    to.scale = 1.0f;
+#pragma unroll
+    for (int r = 0; r < walk.rows; r++) {
+        i64 page = walk.entries[i][r];
+        int offset = walk.offsets[i][r];
+        if (!runs && walk.unit != page_size) {
+            offset = walk.entries[i][r] % page_size;
+            page = walk.entries[i][r] / page_size;
+        }
+        const char *first = walk.cache + page * walk.page;
+        const char *label = first + offset * token;
+#pragma unroll
+        for (int n = r; n <= r + runs; n++)
+#pragma unroll
+            for (int p = 0; p < 2 * width; p++)
+                to.pieces[n][p] =
+                    label_piece<width, runs>(c, label + (n - r) * 8 * token, lane % 4 + 4 * p);
+        const any32 *scales = (const any32 *)(first + (i64)page_size * DSA_LABEL);
+        if (runs)
+            to.scale = __uint_as_float(scales[offset + 8 * second]);
+        else if (c.label_codes && r == second)
+            to.scale = __uint_as_float(scales[offset]);
+    }
+    label_look(walk, i);
+}
+
+/* The registers that products read: of k-step i the rows' words 2 i, then their words 2 i + 1. */
+template <int width> DEVICE void label_take(const label_part<width> &from, u32 (&a)[4 * width][4])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+#pragma unroll
+        for (int p = 0; p < 2 * width; p++) {
+            a[2 * p][r] = from.pieces[r][p].x;
+            a[2 * p][2 + r] = from.pieces[r][p].y;
+            a[2 * p + 1][r] = from.pieces[r][p].z;
+            a[2 * p + 1][2 + r] = from.pieces[r][p].w;
+        }
     }
 }
 
-/* A warp's 16 rows of codes that lie one after another in a page: 2 KB, and their scales. */
-DEVICE void load_run(const dsa_label_call &c, const label_row &row, unsigned tile, unsigned scales,
-                     int warp, int lane)
+/* No instruction: registers that products read stay as they are up to here. */
+template <int steps> DEVICE void label_keep(const u32 (&a)[steps][4])
 {
-    const int page_size = c.planned.page_size, j = row.j / 16 * 16;
-    const i64 page = row.entry;
-    const char *from = (const char *)c.operands.k_cache + page * c.operands.k_page +
-                       j % page_size * DSA_LABEL + lane * 16;
-    const unsigned even = tile + swizzled(warp * 16 + lane / 8, lane % 8);
-    const unsigned odd = tile + swizzled(warp * 16 + 4 + lane / 8, lane % 8);
-    label_copy<16>(even, from, row.valid);
-    label_copy<16>(odd, from + 512, row.valid);
-    label_copy<16>(even + 8 * ROW_BYTES, from + 1024, row.valid);
-    label_copy<16>(odd + 8 * ROW_BYTES, from + 1536, row.valid);
-    if (lane < 4)
-        label_copy<16>(scales + warp * 64 + lane * 16,
-                       (const char *)c.operands.v_cache + page * c.operands.v_page +
-                           j % page_size * 4 + lane * 16,
-                       row.valid);
-}
-
-template <int width, bool several>
-DEVICE void label_load(const dsa_label_call &c, const index_sequence &q, const label_row &row,
-                       const label_shared<width, several> &m, int stage, int warp, int lane)
-{
-    const unsigned tile = m.tiles + stage * m.tile_bytes;
-    const unsigned scales = m.scales_at + stage * DSA_TILE * 4;
-    if (width == 1 && label_in_runs(c)) {
-        load_run(c, row, tile, scales, warp, lane);
-        return;
-    }
-    index_place at = {(const char *)c.operands.k_cache, (const char *)c.operands.v_cache};
-    if (row.valid)
-        at = index_find_key(&c.operands, &c.planned.batch, &q, c.planned.page_size, 0, row.j,
-                            row.entry);
-    if (width == 1)
-        load_codes(tile, at.k, row.valid, warp, lane, c.operands.aligned & CALL_ALIGNED_CACHE);
-    else
-        load_wide(c, tile, at.k, row.valid, warp, lane);
-    if (c.label_codes && lane < 16)
-        label_copy<4>(scales + (warp * 16 + lane) * 4, at.v, row.valid);
+#pragma unroll
+    for (int i = 0; i < steps; i++)
+        asm volatile("" ::"r"(a[i][0]), "r"(a[i][1]), "r"(a[i][2]), "r"(a[i][3]));
 }
 
 /* ---- Queries --------------------------------------------------------------------------------- */
 
-template <int width, bool several>
+/* Piece `piece` of a head, whose words lie as lanes take a label's: word e as word piece % 4 of the
+ * piece 4 (piece / 4) + e. */
+DEVICE void label_store_piece(unsigned q, int head, int piece, uint4 x)
+{
+    const u32 words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const int to = piece / 4 * 4 + e;
+        const unsigned at =
+            q + to / 8 * (DSA_HEADS * ROW_BYTES) + swizzled(head, to % 8) + piece % 4 * 4;
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(words[e]) : "memory");
+    }
+}
+
+/* Where the weight of a head is among a query's. */
+DEVICE int label_weight_at(int head)
+{
+    return head % 8 / 2 * (DSA_WEIGHTS / 4) + head / 8 * 2 + head % 2;
+}
+
+template <int width, int threads>
 DEVICE void load_queries(const dsa_label_call &c, const dsa_group &g, const index_sequence &q,
-                         const label_shared<width, several> &m)
+                         const label_shared<width> &m)
 {
     const int pieces = DSA_LABEL * width / 16, thread = (int)threadIdx.x;
-    const mask_rule rule = dsa_rule(&c.planned);
     const i64 first = q.first_row + g.query;
-    for (int i = thread; i < g.count * DSA_HEADS * pieces; i += DSA_LABEL_THREADS) {
+    for (int i = thread; i < g.count * DSA_HEADS * pieces; i += threads) {
         const int piece = i % pieces, head = i / pieces % DSA_HEADS, n = i / pieces / DSA_HEADS;
         const char *from = (const char *)c.operands.q + (first + n) * c.operands.q_row +
                            head * c.operands.q_head + piece * (width == 2 && c.q_codes ? 8 : 16);
@@ -247,84 +275,134 @@ DEVICE void load_queries(const dsa_label_call &c, const dsa_group &g, const inde
         } else if (head < c.heads) {
             x = c.operands.aligned & CALL_ALIGNED_Q ? *(const uint4 *)from : load_bytes(from);
         }
-        shared_store(m.q + n * m.tile_bytes + piece / 8 * m.panel_bytes + swizzled(head, piece % 8),
-                     x);
+        label_store_piece(m.q + n * m.query_bytes, head, piece, x);
     }
-    for (int i = thread; i < g.count * DSA_HEADS; i += DSA_LABEL_THREADS) {
+    for (int i = thread; i < g.count * DSA_HEADS; i += threads) {
         const int head = i % DSA_HEADS, n = i / DSA_HEADS;
-        m.weights[i] =
+        m.weights[n * DSA_WEIGHTS + label_weight_at(head)] =
             head < c.heads
                 ? *(const float *)((const char *)c.weights + (first + n) * c.weights_row + head * 4)
                 : 0.0f;
     }
     if (thread < g.count) {
-        int lo, hi;
-        mask_outline(&rule, &c.planned.batch, &q, g.query + thread, g.query + thread, &lo, &hi);
-        m.lo[thread] = lo;
-        m.hi[thread] = hi;
+        const dsa_row row = c.planned.rows[g.row + thread];
+        m.seen[thread] = make_int2(row.lo, row.hi);
     }
+}
+
+/* A thread's part of an only query of codes: pieces thread, thread + 128 and so on of its heads, and a weight. */
+struct label_query {
+    uint4 pieces[DSA_HEADS * DSA_LABEL / 16 / DSA_LABEL_THREADS(1, 0)];
+    float weight;
+};
+
+/* Of row `row` of operands, whose pieces may be loaded at once. Nothing waits for what is loaded here. */
+DEVICE void label_load_query(const dsa_label_call &c, i64 row, label_query &to)
+{
+    const int pieces = DSA_LABEL / 16, thread = thread_here();
+    const char *q = (const char *)c.operands.q + row * c.operands.q_row;
+    const char *weights = (const char *)c.weights + row * c.weights_row;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const int i = thread + n * DSA_LABEL_THREADS(1, 0), head = i / pieces;
+        to.pieces[n] = make_uint4(0, 0, 0, 0);
+        if (head < c.heads)
+            to.pieces[n] = *(const uint4 *)(q + head * c.operands.q_head + i % pieces * 16);
+    }
+    to.weight = thread < c.heads ? *(const float *)(weights + thread * 4) : 0.0f;
+}
+
+DEVICE void label_store_query(const dsa_group &g, const label_query &from, const label_shared<1> &m)
+{
+    const int pieces = DSA_LABEL / 16, thread = thread_here();
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const int i = thread + k * DSA_LABEL_THREADS(1, 0);
+        label_store_piece(m.q, i / pieces, i % pieces, from.pieces[k]);
+    }
+    if (thread < DSA_HEADS)
+        m.weights[label_weight_at(thread)] = from.weight;
+    if (thread == 0)
+        m.seen[0] = make_int2(g.lo, g.hi);
 }
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-template <int width> DEVICE void label_multiply(float (&s)[32], unsigned tile, unsigned q)
+template <int width>
+DEVICE void label_multiply(float (&s)[32], const u32 (&a)[4 * width][4], unsigned q)
 {
-    const unsigned long long a = matrix_descriptor(tile, 16, 8 * ROW_BYTES);
     const unsigned long long b = matrix_descriptor(q, 16, 8 * ROW_BYTES);
     products_fence();
 #pragma unroll
     for (int i = 0; i < 4 * width; i++) {
-        const int at = i / 4 * (DSA_TILE * ROW_BYTES) + i % 4 * 32;
+        const int at = i / 4 * (DSA_HEADS * ROW_BYTES) + i % 4 * 32;
         if constexpr (width == 1)
-            product_codes(s, descriptor_advance(a, at), descriptor_advance(b, at), i > 0);
+            product_codes(s, a[i], descriptor_advance(b, at), i > 0);
         else
-            product_shared<64, false, 0>(s, descriptor_advance(a, at), descriptor_advance(b, at),
-                                         i > 0);
+            product_register<64, false, 0>(s, a[i], descriptor_advance(b, at), i > 0);
     }
     products_commit();
 }
 
-/* A lane's columns: 8 i + lane % 4 * 2 and the one after it. */
-DEVICE void take_weights(float2 (&w)[8], const float *weights, int lane)
+/* Of a lane's columns: 8 i + lane % 4 * 2 and the one after it. */
+DEVICE void take_weights(float4 (&w)[4], const float *weights, int lane)
 {
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        w[i] = *(const float2 *)(weights + i * 8 + lane % 4 * 2);
+    for (int i = 0; i < 4; i++)
+        w[i] = *(const float4 *)(weights + lane % 4 * (DSA_WEIGHTS / 4) + 4 * i);
+}
+
+/* Elements of S of codes are below 2^25. Divided by it and held between 0 and 1 they are rectified by one
+ * multiplication, of which there are two in the time of a maximum. */
+#define LABEL_MOST 33554432.0f
+
+template <int width> DEVICE float label_rectify(float s)
+{
+    return width == 1 ? __saturatef(s * (1.0f / LABEL_MOST)) : fmaxf(s, 0.0f);
+}
+
+/* A logit of a sum of rectified elements. */
+template <int width> DEVICE float label_logit(float sum, float scale)
+{
+    return (width == 1 ? sum * LABEL_MOST : sum) * scale;
 }
 
 /* Of a label's row they are s[4 i] and s[4 i + 1], of that 8 rows on s[4 i + 2] and s[4 i + 3]: the
  * sums of both rows over these columns. */
-DEVICE void add_columns(const float (&s)[32], const float2 (&w)[8], float (&sums)[2])
+template <int width>
+DEVICE void add_columns(const float (&s)[32], const float4 (&w)[4], float (&sums)[2])
 {
     sums[0] = sums[1] = 0;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 4; i++) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            sums[r] = fmaf(w[i].x, fmaxf(s[4 * i + 2 * r], 0.0f), sums[r]);
-            sums[r] = fmaf(w[i].y, fmaxf(s[4 * i + 2 * r + 1], 0.0f), sums[r]);
+            sums[r] = fmaf(w[i].x, label_rectify<width>(s[8 * i + 2 * r]), sums[r]);
+            sums[r] = fmaf(w[i].y, label_rectify<width>(s[8 * i + 2 * r + 1]), sums[r]);
+            sums[r] = fmaf(w[i].z, label_rectify<width>(s[8 * i + 4 + 2 * r]), sums[r]);
+            sums[r] = fmaf(w[i].w, label_rectify<width>(s[8 * i + 4 + 2 * r + 1]), sums[r]);
         }
     }
 }
 
-/* The sums over all columns, in all four lanes. */
-DEVICE void add_heads(const float (&s)[32], const float2 (&w)[8], float (&sums)[2])
+/* Sums over two of four lanes: of the first row in even lanes, of the second in odd ones. */
+DEVICE float add_pair(const float (&a)[2], int lane)
 {
-    add_columns(s, w, sums);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        sums[r] += __shfl_xor_sync(~0u, sums[r], 1);
-        sums[r] += __shfl_xor_sync(~0u, sums[r], 2);
-    }
+    const bool odd = lane & 1;
+    return (odd ? a[1] : a[0]) + __shfl_xor_sync(~0u, odd ? a[0] : a[1], 1);
 }
 
-/* The same of two queries, a sum in each lane: of the second row in odd lanes, of the second query in
- * the upper two of four. */
-DEVICE float add_lanes(const float (&a)[2], const float (&b)[2], int lane)
+/* Sums over all columns: of the first row in even lanes, of the second in odd ones. */
+DEVICE float add_rows(const float (&a)[2], int lane)
 {
-    const bool odd = lane & 1, upper = lane & 2;
-    const float first = (odd ? a[1] : a[0]) + __shfl_xor_sync(~0u, odd ? a[0] : a[1], 1);
-    const float second = (odd ? b[1] : b[0]) + __shfl_xor_sync(~0u, odd ? b[0] : b[1], 1);
+    const float sum = add_pair(a, lane);
+    return sum + __shfl_xor_sync(~0u, sum, 2);
+}
+
+/* Such sums of two tiles over all four lanes: of the second tile in the upper two. */
+DEVICE float add_pairs(float first, float second, int lane)
+{
+    const bool upper = lane & 2;
     return (upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, 2);
 }
 
@@ -333,159 +411,216 @@ DEVICE float *logits_of(const dsa_label_call &c, int first_row, int row)
     return c.logits + (c.given ? (i64)first_row + row : row - c.first) * c.logits_row;
 }
 
-/* ---- Kernel ---------------------------------------------------------------------------------- */
+/* ---- Tiles ----------------------------------------------------------------------------------- */
 
-/* Where a lane writes logits of a pair of queries, and the keys that its query sees. */
+/* Where a lane writes logits. */
 struct label_output {
-    float *logits; /* of key 0; NULL = there is no such query */
-    int lo, hi;
+    float *logits; /* of the group's first query */
+    i64 row;       /* elements */
+    int keys;      /* of the sequence */
 };
 
-template <int width>
-DEVICE label_output label_find_output(const dsa_label_call &c, const dsa_group &g, int first_row,
-                                      const label_shared<width, true> &m, int n)
+DEVICE void label_write(float *logits, int keys, int2 seen, int j, float logit)
 {
-    if (n >= g.count)
-        return {NULL, 0, 0};
-    return {logits_of(c, first_row, g.row + n), m.lo[n], m.hi[n]};
+    if (j < keys)
+        logits[j] = seen.x <= j && j < seen.y ? logit : -INFINITY;
 }
 
-/* Logits of `pairs` pairs of queries on a tile; products of the first two have begun. */
-template <int width, int pairs>
-DEVICE void label_pairs(unsigned tile, const label_shared<width, true> &m,
-                        const label_output (&out)[2], float scale, int j, int kv_len, int lane,
-                        float (&s)[2][32])
+/* Logits of an only query. */
+template <int width>
+DEVICE void label_one(const u32 (&a)[4 * width][4], const label_shared<width> &m,
+                      const float4 (&w)[4], const label_output &out, int2 seen, float scale, int j,
+                      int lane)
 {
+    float s[32], sums[2];
+    label_multiply<width>(s, a, m.q);
+    products_wait<0>();
+    products_arrived(s);
+    label_keep(a);
+    add_columns<width>(s, w, sums);
+    const float logit = label_logit<width>(add_rows(sums, lane), scale);
+    if (lane % 4 < 2)
+        label_write(out.logits, out.keys, seen, j, logit);
+}
+
+/* Logits of `count` queries on two tiles. The loop has to be unrolled: across turns of one the assembler
+ * waits for each product before it begins the next one. Lanes exchange a query's sums while those of its second tile
+ * and of the next query are added up. */
+template <int width, int count>
+DEVICE void label_queries(const u32 (&a)[2][4 * width][4], const label_shared<width> &m,
+                          const label_output &out, float scale, int j, int lane)
+{
+    float s[2][32], sums[2], pairs[2] = {0, 0};
+    float *logits = out.logits;
 #pragma unroll
-    for (int pair = 0; pair < pairs; pair++) {
-        const bool more = pair + 1 < pairs;
-        float2 w[8];
-        float sums[2][2];
+    for (int i = 0; i < 2; i++)
+        label_multiply<width>(s[i], a[i], m.q);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            take_weights(w, m.weights + (2 * pair + i) * DSA_HEADS, lane);
-            if (more || i == 0)
+    for (int n = 0; n <= count; n++) {
+        float4 w[4];
+        if (n < count)
+            take_weights(w, m.weights + n * DSA_WEIGHTS, lane);
+        const int2 seen = m.seen[n > 0 ? n - 1 : 0];
+        const float before = add_pairs(pairs[0], pairs[1], lane);
+#pragma unroll
+        for (int i = 0; i < 2 && n < count; i++) {
+            if (n + 1 < count || i == 0)
                 products_wait<1>();
             else
                 products_wait<0>();
             products_arrived(s[i]);
-            add_columns(s[i], w, sums[i]);
-            if (more)
-                label_multiply<width>(s[i], tile, m.q + (2 * pair + 2 + i) * m.tile_bytes);
+            add_columns<width>(s[i], w, sums);
+            if (n + 1 < count)
+                label_multiply<width>(s[i], a[i], m.q + (n + 1) * m.query_bytes);
+            pairs[i] = add_pair(sums, lane);
         }
-        const float logit = add_lanes(sums[0], sums[1], lane) * scale;
-        const label_output &to = out[pair];
-        if (to.logits && j < kv_len)
-            to.logits[j] = to.lo <= j && j < to.hi ? logit : -INFINITY;
+        if (n > 0) {
+            label_write(logits, out.keys, seen, j, label_logit<width>(before, scale));
+            logits += out.row;
+        }
+    }
+    label_keep(a[0]);
+    label_keep(a[1]);
+}
+
+template <int width, int most>
+DEVICE void label_several(const u32 (&a)[2][4 * width][4], const label_shared<width> &m,
+                          const label_output &out, int count, float scale, int j, int lane)
+{
+    if constexpr (most > 2)
+        if (count < most) {
+            label_several<width, most - 1>(a, m, out, count, scale, j, lane);
+            return;
+        }
+    label_queries<width, most>(a, m, out, scale, j, lane);
+}
+
+/* Tiles [t0, t1) of an only query. */
+template <int width, bool runs>
+DEVICE void label_tiles(const dsa_label_call &c, label_walk<runs, DSA_AHEAD(false, runs)> &walk,
+                        label_part<width> (&parts)[DSA_AHEAD(false, runs)],
+                        const label_shared<width> &m, const label_output &out, int t0, int t1)
+{
+    constexpr int ahead = DSA_AHEAD(false, runs);
+    const int lane = (int)threadIdx.x % 32, second = lane % 2;
+    const int2 seen = m.seen[0];
+    float4 w[4];
+    take_weights(w, m.weights, lane);
+    int j = t0 * DSA_TILE + (int)threadIdx.x / 32 * 16 + lane / 4 + second * 8;
+    for (int t = t0; t < t1;) {
+#pragma unroll
+        for (int i = 0; i < ahead; i++) {
+            u32 a[4 * width][4];
+            label_take(parts[i], a);
+            const float scale = parts[i].scale;
+            if (t + ahead < t1)
+                label_load<width>(c, walk, i, second, parts[i]);
+            label_one<width>(a, m, w, out, seen, scale, j, lane);
+            j += DSA_TILE;
+            if (++t == t1)
+                break;
+        }
     }
 }
 
-/* Tiles [t0, t1) of a group; `several`: of more than one query. */
-template <int width, bool several>
-DEVICE void label_segment(const dsa_label_call &c, const dsa_group &g, int first_row, int t0,
-                          int t1, const label_shared<width, several> &m)
+/* The same of a group of `count` queries, two tiles at a time; of the last two one may be none, whose logits
+ * are not written. */
+template <int width, bool runs>
+DEVICE void label_tile_pairs(const dsa_label_call &c, label_walk<runs, 2> &walk,
+                             label_part<width> (&parts)[2], const label_shared<width> &m,
+                             const label_output &out, int count, int t0, int t1)
 {
-    const int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const mask_rule rule = dsa_rule(&c.planned);
-    const int in_tile = warp * 16 + lane % 16;
-    const int written = warp * 16 + lane / 4 + lane % 4 * 8; /* by lanes 0 and 1 of four */
+    const int lane = (int)threadIdx.x % 32, second = lane % 2, upper = lane / 2 % 2;
+    label_output to = out;
+    to.keys = int_min(out.keys, t1 * DSA_TILE);
+    int j = (t0 + upper) * DSA_TILE + (int)threadIdx.x / 32 % 4 * 16 + lane / 4 + second * 8;
+    for (int t = t0; t < t1; t += 2) {
+        u32 a[2][4 * width][4];
+        label_take(parts[0], a[0]);
+        label_take(parts[1], a[1]);
+        const float scale = upper ? parts[1].scale : parts[0].scale;
+        if (t + 2 < t1)
+            label_load<width>(c, walk, 0, second, parts[0]);
+        if (t + 3 < t1)
+            label_load<width>(c, walk, 1, second, parts[1]);
+        label_several<width, DSA_MOST_QUERIES(width)>(a, m, to, count, scale, j, lane);
+        j += 2 * DSA_TILE;
+    }
+}
+
+/* What a warpgroup has of tiles [t0, t1): as many as each of the others, in pairs. */
+template <int warpgroups> DEVICE void label_share(int &t0, int &t1)
+{
+    const int group = uniform((int)threadIdx.x / 128);
+    const int each = (t1 - t0 + 2 * warpgroups - 1) / (2 * warpgroups) * 2;
+    t0 = int_min(t0 + group * each, t1);
+    t1 = int_min(t0 + each, t1);
+}
+
+/* Tiles [t0, t1) of a group; `several`: of more than one query. */
+template <int width, bool several, bool runs>
+DEVICE void label_segment(const dsa_label_call &c, const dsa_group &g, int first_row, int t0,
+                          int t1, const label_shared<width> &m)
+{
+    constexpr int ahead = DSA_AHEAD(several, runs);
+    constexpr int threads = DSA_LABEL_THREADS(width, several);
+    const int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32;
     index_sequence q;
-    int lo, hi;
+    label_query query;
+    if constexpr (several)
+        label_share<DSA_LABEL_WARPGROUPS(width, several)>(t0, t1);
     index_find_sequence(&c.planned.batch, 0, g.seq, &q);
-    mask_outline(&rule, &c.planned.batch, &q, g.query, g.query + g.count - 1, &lo, &hi);
+    label_walk<runs, ahead> walk;
+    label_begin(c, q, g.lo, g.hi, t0 * DSA_TILE + warp * 16 + lane / 4, walk);
+    grid_wait(); /* queries and new labels */
+    if constexpr (runs && !several)
+        label_load_query(c, (i64)first_row + g.row, query);
+    label_part<width> parts[ahead] = {};
+#pragma unroll
+    for (int i = 0; i < ahead; i++)
+        if (t0 + i < t1)
+            label_load<width>(c, walk, i, lane % 2, parts[i]);
     __syncthreads(); /* queries before are done with */
-    label_row next = label_find<width>(c, q, lo, hi, t0 * DSA_TILE + in_tile);
-    for (int t = t0; t < t0 + m.stages - 1; t++) {
-        if (t < t1)
-            label_load(c, q, next, m, t % m.stages, warp, lane);
-        label_commit();
-        next = label_find<width>(c, q, lo, hi, (t + 1) * DSA_TILE + in_tile);
-    }
-    load_queries(c, g, q, m); /* while labels are on their way */
+    if constexpr (runs && !several)
+        label_store_query(g, query, m);
+    else
+        load_queries<width, threads>(c, g, q, m);
+    fence_async_shared();
     __syncthreads();
-    float2 w[8]; /* of the only query */
-    label_output out[2];
-    const int in_pair = lane / 2 % 2, row = warp * 16 + lane / 4 + lane % 2 * 8;
-    if constexpr (several) {
-        out[0] = label_find_output<width>(c, g, first_row, m, in_pair);
-        out[1] = label_find_output<width>(c, g, first_row, m, 2 + in_pair);
-    } else {
-        take_weights(w, m.weights, lane);
+    const label_output out = {logits_of(c, first_row, g.row), c.logits_row, q.kv_len};
+    if constexpr (several)
+        label_tile_pairs<width, runs>(c, walk, parts, m, out, g.count, t0, t1);
+    else
+        label_tiles<width, runs>(c, walk, parts, m, out, t0, t1);
+}
+
+/* How many of groups [low, high) begin before row `row` of the lists, or, `on_line`, at `at` of the line or
+ * before: those are the first ones. A whole warp looks at 32 of them at a time. */
+DEVICE int label_count_groups(const dsa_batch &b, int low, int high, int at, bool on_line)
+{
+    const int begin = low, lane = (int)threadIdx.x % 32;
+    while (low < high) {
+        const int step = (high - low + 31) / 32, i = low + lane * step;
+        const bool before = i < high && (on_line ? b.groups[i].begin <= at : b.groups[i].row < at);
+        const int count = __popc(__ballot_sync(~0u, before));
+        high = int_min(low + count * step, high);
+        low += count > 0 ? (count - 1) * step + 1 : 0;
     }
-    for (int t = t0; t < t1; t++) {
-        const int stage = t % m.stages, ahead = t + m.stages - 1;
-        const unsigned tile = m.tiles + stage * m.tile_bytes;
-        label_wait<m.stages - 2>();
-        fence_async_shared();
-        __syncthreads();
-        if constexpr (several) {
-            float s[2][32];
-            label_multiply<width>(s[0], tile, m.q);
-            label_multiply<width>(s[1], tile, m.q + m.tile_bytes);
-            if (ahead < t1)
-                label_load(c, q, next, m, ahead % m.stages, warp, lane);
-            label_commit();
-            next = label_find<width>(c, q, lo, hi, (ahead + 1) * DSA_TILE + in_tile);
-            const float scale = c.label_codes ? m.scales[stage * DSA_TILE + row] : 1.0f;
-            const int j = t * DSA_TILE + row;
-            if (g.count > 2)
-                label_pairs<width, 2>(tile, m, out, scale, j, q.kv_len, lane, s);
-            else
-                label_pairs<width, 1>(tile, m, out, scale, j, q.kv_len, lane, s);
-            continue;
-        }
-        for (int n = 0; n < g.count; n++) {
-            float s[32], sums[2];
-            label_multiply<width>(s, tile, m.q + n * m.tile_bytes);
-            if (n == 0) {
-                if (ahead < t1)
-                    label_load(c, q, next, m, ahead % m.stages, warp, lane);
-                label_commit();
-                next = label_find<width>(c, q, lo, hi, (ahead + 1) * DSA_TILE + in_tile);
-            }
-            products_wait<0>();
-            products_arrived(s);
-            add_heads(s, w, sums);
-            const int j = t * DSA_TILE + written;
-            if (lane % 4 < 2 && j < q.kv_len) {
-                float logit = lane % 4 ? sums[1] : sums[0];
-                if (c.label_codes)
-                    logit *= m.scales[stage * DSA_TILE + written];
-                logits_of(c, first_row, g.row + n)[j] =
-                    m.lo[n] <= j && j < m.hi[n] ? logit : -INFINITY;
-            }
-        }
-    }
-    label_wait<0>();
+    return low - begin;
 }
 
 /* The first of the groups from row `row` of the lists on; at the ends without a look. */
 DEVICE int label_group_of_row(const dsa_batch &b, int num_groups, int row)
 {
-    int low = 0, high = num_groups;
     if (row == 0 || row >= index_num_tokens(&b.batch))
         return row == 0 ? 0 : num_groups;
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (b.groups[middle].row < row)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return label_count_groups(b, 0, num_groups, row, false);
 }
 
 /* The last of [low, high) that begins at `at` or before. */
 DEVICE int label_group_at(const dsa_batch &b, int low, int high, int at)
 {
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (b.groups[middle].begin <= at)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
+    return low + int_max(label_count_groups(b, low, high, at, true) - 1, 0);
 }
 
 /* Keys after the last one that a group sees, in rows that an engine gets. */
@@ -494,48 +629,69 @@ DEVICE void label_fill(const dsa_label_call &c, const dsa_group &g, int first_ro
     index_sequence q;
     index_find_sequence(&c.planned.batch, 0, g.seq, &q);
     for (int n = 0; n < g.count; n++)
-        for (int j = g.tiles * DSA_TILE + (int)threadIdx.x; j < q.kv_len; j += DSA_LABEL_THREADS)
+        for (int j = g.tiles * DSA_TILE + (int)threadIdx.x; j < q.kv_len; j += (int)blockDim.x)
             logits_of(c, first_row, g.row + n)[j] = -INFINITY;
 }
 
-template <int width, bool several> DEVICE void label_all(const dsa_label_call &c)
+/* Do 16 rows from a multiple of 16 on lie one after another, and may loads of 16 bytes begin there and in queries? */
+DEVICE bool label_in_runs(const dsa_label_call &c)
 {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    const label_shared<width, several> m = label_memory<width, several>(memory, c.planned.queries);
-    grid_launch_dependents();
-    grid_wait();
+    return c.planned.page_size % 16 == 0 && !c.planned.batch.req_to_token &&
+           c.operands.aligned & CALL_ALIGNED_CACHE && c.operands.aligned & CALL_ALIGNED_Q;
+}
+
+template <int width, bool several, bool runs>
+DEVICE void label_range(const dsa_label_call &c, const label_shared<width> &m, int first_row,
+                        int first, int last, int x0, int x1)
+{
     const dsa_batch &b = c.planned;
-    const dsa_header header = *b.header;
-    const int first = label_group_of_row(b, header.num_groups, c.first);
-    const int last = label_group_of_row(b, header.num_groups, c.end);
-    if (first >= last)
-        return;
-    const int begin = b.groups[first].begin;
-    const int end = last < header.num_groups ? b.groups[last].begin : header.num_tiles;
-    const int range = (end - begin + (int)gridDim.x - 1) / (int)gridDim.x;
-    const int x0 = begin + (int)blockIdx.x * range, x1 = int_min(x0 + range, end);
     for (int g = label_group_at(b, first, last, x0); x0 < x1 && g < last; g++) {
         const dsa_group group = b.groups[g];
         if (group.begin >= x1)
             break;
         const int t0 = int_max(x0 - group.begin, 0), t1 = int_min(x1 - group.begin, group.tiles);
         if (t0 < t1)
-            label_segment<width, several>(c, group, header.first_row, t0, t1, m);
+            label_segment<width, several, runs>(c, group, first_row, t0, t1, m);
     }
+}
+
+template <int width, bool several> DEVICE void label_all(const dsa_label_call &c)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const label_shared<width> m = label_memory<width>(memory, c.planned.queries);
+    grid_launch_dependents();
+    const dsa_batch &b = c.planned;
+    const dsa_header header = *b.header;
+    const int first = label_group_of_row(b, header.num_groups, c.first);
+    const int last = label_group_of_row(b, header.num_groups, c.end);
+    if (first >= last) {
+        grid_wait();
+        return;
+    }
+    const int begin = b.groups[first].begin;
+    const int end = last < header.num_groups ? b.groups[last].begin : header.num_tiles;
+    const int range = (end - begin + (int)gridDim.x - 1) / (int)gridDim.x;
+    const int x0 = begin + (int)blockIdx.x * range, x1 = int_min(x0 + range, end);
+    if (width == 1 && label_in_runs(c))
+        label_range<width, several, width == 1>(c, m, header.first_row, first, last, x0, x1);
+    else
+        label_range<width, several, false>(c, m, header.first_row, first, last, x0, x1);
+    grid_wait();
     for (int g = first + (int)blockIdx.x; c.given && g < last; g += (int)gridDim.x)
         label_fill(c, b.groups[g], header.first_row);
 }
 
-#define LABEL_KERNEL(name, width, several, blocks)                                                 \
-    extern "C" __global__ void __launch_bounds__(DSA_LABEL_THREADS, blocks)                        \
+#define LABEL_KERNEL(name, width, several)                                                         \
+    extern "C" __global__ void __launch_bounds__(DSA_LABEL_THREADS(width, several),                \
+                                                 DSA_LABEL_BLOCKS(width, several))                 \
         name(const __grid_constant__ dsa_label_call c)                                             \
     {                                                                                              \
         label_all<width, several>(c);                                                              \
     }
 
-LABEL_KERNEL(dsa_label_codes, 1, false, DSA_LABEL_BLOCKS)
-LABEL_KERNEL(dsa_label_codes_group, 1, true, DSA_GROUP_BLOCKS)
-LABEL_KERNEL(dsa_label_wide, 2, false, 1)
-LABEL_KERNEL(dsa_label_wide_group, 2, true, 1)
+LABEL_KERNEL(dsa_label_codes, 1, false)
+LABEL_KERNEL(dsa_label_codes_group, 1, true)
+LABEL_KERNEL(dsa_label_wide, 2, false)
+LABEL_KERNEL(dsa_label_wide_group, 2, true)
 
 #endif /* DSA_LIKE_LABEL_CUH */

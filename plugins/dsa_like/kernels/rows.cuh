@@ -56,6 +56,8 @@ PORTABLE int dsa_plan_row(const dsa_batch *b, int i, dsa_group *group)
         mask_outline(&rule, &b->batch, &q, query, query, &lo, &hi);
         count = dsa_group_count(b, &q, i, query);
     }
+    const dsa_row row = {s, query, lo, hi};
+    *PORTABLE_AT(b->rows + i) = row;
     *PORTABLE_AT(b->most + i) = *PORTABLE_AT(b->lens + i) = int_min(hi - lo, b->max_count);
     *PORTABLE_AT(b->indptr + i) = dsa_first_row(b) + i;
     *PORTABLE_AT(b->requests + i) = i;
@@ -66,6 +68,8 @@ PORTABLE int dsa_plan_row(const dsa_batch *b, int i, dsa_group *group)
         group->count = count;
         group->row = i;
         group->tiles = (hi + DSA_TILE - 1) / DSA_TILE;
+        group->lo = lo;
+        group->hi = hi;
     }
     return count;
 }
@@ -103,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(DSA_PLAN_THREADS)
     for (int base = 0; base < rows; base += DSA_PLAN_THREADS) {
         const int i = base + (int)threadIdx.x;
         int num_groups, num_tiles;
-        dsa_group group = {0, 0, 0, 0, 0, 0};
+        dsa_group group = {0, 0, 0, 0, 0, 0, 0, 0};
         const int begins = i < rows && dsa_plan_row(&b, i, &group) > 0;
         const int at = groups + dsa_scan(begins, &num_groups, sums);
         group.begin = tiles + dsa_scan(group.tiles, &num_tiles, sums);
