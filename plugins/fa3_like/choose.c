@@ -204,7 +204,7 @@ int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *par
     int64_t cycles =
         pick_tile(&group->base, &own->groups[index], view, &extent, keys, sms, is_shared);
     int is_faster =
-        !fi_is_short(&group->base, &extent, keys, sms) &&
+        !fi_is_short(&group->base, &extent, keys, sms) && !fi_is_half(group, &extent, keys, sms) &&
         is_sooner(&group->base, &own->groups[index], cycles, is_gathered, &extent, keys, sms);
     if (!is_faster && own->option != TILES_ALWAYS && !is_shared)
         return 0;

@@ -16,6 +16,7 @@ enum {
                             of dim + v_dim with their square */
     SHARED_HALF = 20000, /* the same of half a tile of rows, which several blocks merge */
     SHORT_MERGES = 9000, /* of several tiles of attend */
+    HALF_MERGES = 16200, /* of prefill by half tiles, and what their queries wait for keys */
     EIGHTHS = 9,         /* of fi_key_cycles: prefill keys */
     EIGHTHS_HALF = 12,   /* of half a tile, which takes as long as a whole one */
     EIGHTHS_WIDE = 13,   /* of more than 256 of dim + v_dim: units of half as many keys */
@@ -68,16 +69,42 @@ int64_t fi_prefill_cycles(const cuda_group *group, const cuda_extent *extent, in
     return prefill_cycles(group, extent, keys, sms, eighths, SHARED);
 }
 
+/* Keys of a sequence that windows leave. */
+static int64_t windowed(const cuda_group *group, const cuda_extent *extent, int64_t keys)
+{
+    int64_t most = group->window_left + extent->q_len;
+    return group->window_left >= 0 && keys > most ? most : keys;
+}
+
 int fi_is_short(const cuda_group *group, const cuda_extent *extent, int64_t keys, int64_t sms)
 {
     int64_t rows = extent->q_len * group->ratio;
     if (rows <= FI_ROWS || rows > SHORT_MOST || cuda_is_fp8(group->kv_dtype))
         return rows <= SHORT_ROWS;
-    if (group->window_left >= 0 && keys > group->window_left + extent->q_len)
-        keys = group->window_left + extent->q_len;
+    keys = windowed(group, extent, keys);
     int64_t eighths = group->dim + group->v_dim > 256 ? EIGHTHS_WIDE : EIGHTHS_HALF;
     return short_cycles(group, extent, keys, sms) <=
            prefill_cycles(group, extent, keys, sms, eighths, SHARED_HALF);
+}
+
+/* Half a tile reads its keys once, and has an end that takes longer. */
+static int half_is_sooner(const cuda_group *group, const cuda_extent *extent, int64_t keys,
+                          int64_t sms)
+{
+    int64_t rows = extent->q_len * group->ratio, items = extent->seqs * group->kv_heads;
+    keys = windowed(group, extent, keys);
+    int64_t bytes = keys * (group->dim + group->v_dim) * 2;
+    int64_t cycles = items * (SHORT_BEGINS + bytes / SHORT_BYTES) / sms + HALF_MERGES;
+    return rows > FI_ROWS && cycles < short_cycles(group, extent, keys, sms);
+}
+
+int fi_is_half(const fi_group *group, const cuda_extent *extent, int64_t keys, int64_t sms)
+{
+    int when = group->options.half_tiles;
+    if (!fi_has_kernel(group, KERNEL_PREFILL_HALF) || when == WHEN_NEVER ||
+        extent->q_len * group->base.ratio > FI_HALF_ROWS)
+        return 0;
+    return when == WHEN_ALWAYS || half_is_sooner(&group->base, extent, keys, sms);
 }
 
 /* One that a multiprocessor has two blocks of must not be kept to some of them: they could be on as

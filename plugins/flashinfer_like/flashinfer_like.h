@@ -65,6 +65,16 @@ extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
          .doc = "decode, and short queries, by the kernel that begins a block's next item while "  \
                 "it ends one, where there is such a kernel; auto = where a block has several"},    \
         {.struct_size = sizeof(attn_option),                                                       \
+         .type = ATTN_OPTION_ENUM,                                                                 \
+         .key = "half_tiles",                                                                      \
+         .default_text = "auto",                                                                   \
+         .min = 1,                                                                                 \
+         .num_choices = WHEN_COUNT,                                                                \
+         .choices = fi_whens,                                                                      \
+         .doc = "up to 64 rows of a sequence and KV head outside DECODE, as verifications have, "  \
+                "by the kernel that reads their keys once, where there is such a kernel; auto = "  \
+                "from 17 rows on, where an estimate says that it is sooner"},                      \
+        {.struct_size = sizeof(attn_option),                                                       \
          .type = ATTN_OPTION_SIZE,                                                                 \
          .key = "workspace_size",                                                                  \
          .default_text = "128M",                                                                   \
@@ -101,6 +111,7 @@ extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
 typedef struct fi_options {
     int cascade;       /* WHEN_* */
     int many_items;    /* WHEN_* */
+    int half_tiles;    /* WHEN_* */
     int64_t workspace; /* bytes */
     int tensor_cores;  /* TENSOR_CORES_* */
     int is_invariant;  /* what is asked for; fi_group has what holds */
@@ -185,6 +196,10 @@ int64_t fi_prefill_cycles(const cuda_group *group, const cuda_extent *extent, in
 
 /* Are sequences of so many keys served sooner by tiles of FI_ROWS? */
 int fi_is_short(const cuda_group *group, const cuda_extent *extent, int64_t keys, int64_t sms);
+
+/* Are sequences of so many keys served sooner by tiles of FI_HALF_ROWS than by those of FI_ROWS, and
+ * is there a kernel for that? */
+int fi_is_half(const fi_group *group, const cuda_extent *extent, int64_t keys, int64_t sms);
 
 /* Are a batch's tiles of FI_ROWS so many that the kernel for many items is faster? `sms`: those
  * that the batch may have. */
@@ -365,9 +380,11 @@ enum {
         .struct_size = sizeof(attn_path), .name = name_, .doc = doc_                               \
     }
 #define FI_PATHS                                                                                   \
-    FI_PATH("prefill_ragged", "tiles of 128 rows, of sequences whose keys are all new: they are "  \
-                              "read as they came, no page is"),                                    \
-        FI_PATH("prefill_paged", "tiles of 128 rows, of sequences that have keys in the cache"),   \
+    FI_PATH("prefill_ragged",                                                                      \
+            "tiles of 64 or 128 rows, of sequences whose keys are all new: they "                  \
+            "are read as they came, no page is"),                                                  \
+        FI_PATH("prefill_paged",                                                                   \
+                "tiles of 64 or 128 rows, of sequences that have keys in the cache"),              \
         FI_PATH("prefill_untold", "rows outside DECODE, of which the device alone knows what "     \
                                   "keys are cached, or which are few"),                            \
         FI_PATH("few_rows", "tiles of 16 rows, of sequences of few rows outside DECODE"),          \

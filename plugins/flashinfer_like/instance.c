@@ -71,10 +71,13 @@ enum {
      {CUDA_IMAGE(attend_##name##_bf16_e5m2), CUDA_IMAGE(attend_##name##_f16_e5m2)},                \
      {CUDA_IMAGE(prefill_##name##_bf16_e5m2), CUDA_IMAGE(prefill_##name##_f16_e5m2)}},
 static const cuda_image images[][IMAGE_COUNT][TYPE_COUNT] = {FI_SHAPES(IMAGES, ONLY_IMAGES_16)};
-static const int images_of[KERNEL_COUNT] = {
-    [KERNEL_ATTEND] = IMAGE_ATTEND,    [KERNEL_ATTEND_MANY] = IMAGE_ATTEND,
-    [KERNEL_PREFILL] = IMAGE_PREFILL,  [KERNEL_CODES] = IMAGE_CODES,
-    [KERNEL_CODES_MANY] = IMAGE_CODES, [KERNEL_PREFILL_CODES] = IMAGE_PREFILL_CODES};
+static const int images_of[KERNEL_COUNT] = {[KERNEL_ATTEND] = IMAGE_ATTEND,
+                                            [KERNEL_ATTEND_MANY] = IMAGE_ATTEND,
+                                            [KERNEL_PREFILL] = IMAGE_PREFILL,
+                                            [KERNEL_PREFILL_HALF] = IMAGE_PREFILL,
+                                            [KERNEL_CODES] = IMAGE_CODES,
+                                            [KERNEL_CODES_MANY] = IMAGE_CODES,
+                                            [KERNEL_PREFILL_CODES] = IMAGE_PREFILL_CODES};
 #undef IMAGES
 #undef ONLY_IMAGES_16
 #undef IMAGES_16
@@ -173,7 +176,8 @@ void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sm
 int fi_has_kernel(const fi_group *group, int kernel)
 {
     int is_many = kernel == KERNEL_ATTEND_MANY || kernel == KERNEL_CODES_MANY;
-    return group->shape->kernels[kernel].threads > 0 && !(is_many && group->is_invariant) &&
+    int is_other = is_many || kernel == KERNEL_PREFILL_HALF;
+    return group->shape->kernels[kernel].threads > 0 && !(is_other && group->is_invariant) &&
            cuda_is_fp8(group->base.kv_dtype) == (kernel >= KERNEL_CODES);
 }
 

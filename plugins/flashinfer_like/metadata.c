@@ -288,8 +288,18 @@ static cuda_extent extent_of(const attn_metadata *metadata, uint32_t index)
                          .q_len = part->q_len};
 }
 
-/* Are all sequences of the batch, or of the part, for tiles of few rows? Where a row's bits must
- * not depend on the others, a sequence's own rows tell which kernel it is for. */
+/* Are all sequences of the batch, or of the part, for half a tile each? */
+static int is_half(const attn_metadata *metadata, uint32_t index)
+{
+    const cuda_plan *plan = &metadata->plan;
+    const fi_group *group = &metadata->instance->groups[index];
+    cuda_extent extent = extent_of(metadata, index);
+    return fi_is_half(group, &extent, fi_most_keys(plan, &group->base),
+                      cuda_plan_num_sms(plan, group->num_sms));
+}
+
+/* The same for tiles of few rows? Where a row's bits must not depend on the others, a sequence's own
+ * rows tell which kernel it is for; and half tiles are always sooner than whole ones. */
 static int is_short(const attn_metadata *metadata, uint32_t index)
 {
     const cuda_plan *plan = &metadata->plan;
@@ -299,6 +309,8 @@ static int is_short(const attn_metadata *metadata, uint32_t index)
         return 1;
     if (group->is_invariant)
         return plan_has_few((int)extent.q_len, group->base.ratio);
+    if (group->options.half_tiles != WHEN_NEVER && fi_has_kernel(group, KERNEL_PREFILL_HALF))
+        return extent.q_len * group->base.ratio <= FI_HALF_ROWS && !is_half(metadata, index);
     return fi_is_short(&group->base, &extent, fi_most_keys(plan, &group->base),
                        cuda_plan_num_sms(plan, group->num_sms));
 }
@@ -313,9 +325,11 @@ int fi_find_kernel(const attn_metadata *metadata, uint32_t index, int plan)
     const fi_group *group = &metadata->instance->groups[index];
     int few = plan == FI_BESIDE || (plan == FI_SEQUENCES && is_short(metadata, index));
     int is_fp8 = cuda_is_fp8(group->base.kv_dtype);
+    cuda_extent extent = extent_of(metadata, index);
+    if (!few && plan == FI_SEQUENCES && is_half(metadata, index))
+        return KERNEL_PREFILL_HALF;
     if (!few)
         return is_fp8 ? KERNEL_PREFILL_CODES : KERNEL_PREFILL;
-    cuda_extent extent = extent_of(metadata, index);
     if (fi_is_many(group, &extent, cuda_plan_num_sms(&metadata->plan, group->num_sms)))
         return is_fp8 ? KERNEL_CODES_MANY : KERNEL_ATTEND_MANY;
     return is_fp8 ? KERNEL_CODES : KERNEL_ATTEND;
@@ -427,9 +441,12 @@ static int even_units(const cuda_group *group, int rows)
                            : FI_EVEN_HALF;
 }
 
-/* Rows of a tile, at most: a sequence may have fewer. */
+/* Rows of a tile, at most: a sequence may have fewer. Half tiles are planned as if they were full,
+ * so that a graph's bounds and its batches have the same plan. */
 static int most_rows(const attn_metadata *metadata, uint32_t index, int rows)
 {
+    if (rows == FI_HALF_ROWS)
+        return rows;
     int64_t most = extent_of(metadata, index).q_len * metadata->instance->groups[index].base.ratio;
     return most < rows ? (int)most : rows;
 }

@@ -46,6 +46,7 @@ fi_options fi_read_options(const attn_options *given)
 {
     return (fi_options){.cascade = (int)fi_read_option(given, "cascade", WHEN_AUTO),
                         .many_items = (int)fi_read_option(given, "many_items", WHEN_AUTO),
+                        .half_tiles = (int)fi_read_option(given, "half_tiles", WHEN_AUTO),
                         .workspace = fi_read_option(given, "workspace_size", WORKSPACE),
                         .tensor_cores =
                             (int)fi_read_option(given, "use_tensor_cores", TENSOR_CORES_AUTO),

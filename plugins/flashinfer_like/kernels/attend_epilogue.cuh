@@ -45,52 +45,6 @@ static __device__ __forceinline__ void leave_row(const fi_call &c, const parts &
         *(float2 *)(c.partial_row + slot * 2) = make_float2(top, total);
 }
 
-/* A piece of a row, four columns from d on, as far as it has been added up. */
-struct row_piece {
-    int r, d;
-    float top, total;
-    float4 x;
-
-    __device__ __forceinline__ void begin(int row, int column)
-    {
-        r = row, d = column;
-        top = SOFTMAX_EMPTY, total = 0.0f;
-        x = make_float4(0, 0, 0, 0);
-    }
-
-    /* More of the row: its largest logit, its denominator, its sums. */
-    __device__ __forceinline__ void add(float other_top, float other_total, const float4 &y)
-    {
-        float both = fmaxf(top, other_top), base = softmax_base(both);
-        float weight = softmax_exp2(top - base), other = softmax_exp2(other_top - base);
-        total = total * weight + other_total * other;
-        x = make_float4(x.x * weight, x.y * weight, x.z * weight, x.w * weight);
-        add_weighted(x, other, y);
-        top = both;
-    }
-
-    /* The same of several parts of it. */
-    template <int count>
-    __device__ __forceinline__ void add_all(const float2 (&numbers)[count],
-                                            const float4 (&y)[count])
-    {
-        float all = top;
-#pragma unroll
-        for (int i = 0; i < count; i++)
-            all = fmaxf(all, numbers[i].x);
-        float base = softmax_base(all), weight = softmax_exp2(top - base);
-        total *= weight;
-        x = make_float4(x.x * weight, x.y * weight, x.z * weight, x.w * weight);
-#pragma unroll
-        for (int i = 0; i < count; i++) {
-            float other = softmax_exp2(numbers[i].x - base);
-            total += other * numbers[i].y;
-            add_weighted(x, other, y[i]);
-        }
-        top = all;
-    }
-};
-
 /* What `count` warps have of it in shared memory. */
 template <typename S>
 static __device__ __forceinline__ void take_warps(row_piece &piece, int count,
@@ -220,47 +174,15 @@ static __device__ __forceinline__ void exchange_rows(const item<S> &it, int firs
 
 /* ---- Merge --------------------------------------------------------------------------------- */
 
-/* Rows [first, end) of an item that blocks share, by pieces: a thread has `mine` of them at a time,
- * and `together` parts of each are on their way together. */
-template <typename S, int mine, int together>
+/* Rows [first, end) of an item that blocks share, by pieces (gather.cuh). */
+template <typename S, int mine, int together, int halves>
 static __device__ __forceinline__ void merge_pieces(const fi_call &c, const cursor &at,
                                                     const index_sequence &q, const parts &p,
                                                     int first, int end)
 {
-    constexpr int of_row = S::v_dim / 4;
-#pragma unroll 1
-    for (int i = item_thread<S>(); i < (end - first) * of_row; i += mine * S::item_threads) {
-        row_piece pieces[mine];
-#pragma unroll
-        for (int k = 0; k < mine; k++) {
-            int here = i + k * S::item_threads;
-            pieces[k].begin(first + here / of_row, here % of_row * 4);
-        }
-#pragma unroll 1
-        for (int begin = 0; begin < p.count; begin += together) {
-            float2 numbers[mine][together];
-            float4 y[mine][together];
-#pragma unroll
-            for (int k = 0; k < mine; k++)
-#pragma unroll
-                for (int n = 0; n < together; n++) {
-                    const bool is_there = pieces[k].r < end && begin + n < p.count;
-                    const i64 slot = part_slot(p, begin + n) * FI_ROWS + pieces[k].r;
-                    const float2 *numbers_at = (const float2 *)c.partial_row + slot;
-                    const float *sums = c.partial + slot * S::v_dim + pieces[k].d;
-                    numbers[k][n] =
-                        is_there ? __ldcg(numbers_at) : make_float2(SOFTMAX_EMPTY, 0.0f);
-                    y[k][n] = is_there ? __ldcg((const float4 *)sums) : make_float4(0, 0, 0, 0);
-                }
-#pragma unroll
-            for (int k = 0; k < mine; k++)
-                pieces[k].add_all(numbers[k], y[k]);
-        }
-#pragma unroll
-        for (int k = 0; k < mine; k++)
-            if (pieces[k].r < end)
-                finish_piece<S>(c, at, q, pieces[k]);
-    }
+    gather_pieces<S::v_dim, FI_ROWS, S::item_threads, mine, together, halves>(
+        c, p, item_thread<S>(), first, end,
+        [&](row_piece &piece) { finish_piece<S>(c, at, q, piece); });
 }
 
 /* The same of one row or two, which many blocks share: by warps, each of which has other parts of
@@ -291,6 +213,19 @@ merge_rows(const fi_call &c, const cursor &at, const index_sequence &q, const pa
     item_sync<S>();
 }
 
+/* Rows of a slice, as a power of two, where several blocks could merge. Of short rows one block has
+ * MERGE_ROWS twice sooner than two, of which one has to find that all parts have come. Of others a
+ * thread has one piece. */
+template <typename S>
+static __device__ __forceinline__ int slice_shift(int rows, int count, int most)
+{
+    if (S::v_dim <= 64 && rows <= 2 * MERGE_ROWS && count <= 2 * FI_SEVERAL)
+        return 3;
+    if (S::v_dim > 128)
+        return min(most, 1);
+    return S::v_dim == 128 && rows > 2 * MERGE_ROWS ? min(most, 2) : most;
+}
+
 /* The block has left its part of an item: it merges the slices that are its own. */
 template <typename S>
 static __device__ __forceinline__ void
@@ -298,10 +233,9 @@ merge_parts(const fi_call &c, const cursor &at, const index_sequence &q, const p
             float *exchange, float *tops, u32 *told)
 {
     int shift = arrivals_shift(rows, p.count, S::item_warps);
-    /* In slices of MERGE_ROWS a thread has one piece of a row. */
-    if constexpr (S::v_dim == 128 && !S::quantised)
-        if (rows > 2 * MERGE_ROWS && shift < ARRIVALS_ALL)
-            shift = min(shift, 2);
+    if constexpr (!S::quantised)
+        if (shift < ARRIVALS_ALL)
+            shift = slice_shift<S>(rows, p.count, shift);
     const int slices = arrivals_slices(rows, shift);
     if (item_thread<S>() == 0)
         *told = arrivals_come(p.counter, p.count, slices, at.left > 1 ? 0 : ARRIVALS_POLLS);
@@ -311,9 +245,9 @@ merge_parts(const fi_call &c, const cursor &at, const index_sequence &q, const p
     for (u32 left = all; left != 0; left &= left - 1) {
         const int first = (__ffs((int)left) - 1) << shift, end = min(first + (1 << shift), rows);
         if (end - first > MERGE_ROWS)
-            merge_pieces<S, 2, 4>(c, at, q, p, first, end);
-        else if (1 << shift > MERGE_FEW)
-            merge_pieces<S, 1, 8>(c, at, q, p, first, end);
+            merge_pieces<S, 2 / S::merge_halves, S::merged_pairs, 1>(c, at, q, p, first, end);
+        else if (1 << shift > MERGE_FEW || S::v_dim / 4 << shift >= S::item_threads)
+            merge_pieces<S, 1, S::merged_pieces, S::merge_halves>(c, at, q, p, first, end);
         else
             merge_rows<S>(c, at, q, p, first, end, shift, exchange, tops);
     }

@@ -31,6 +31,30 @@ template <typename S> struct item {
 
 /* ---- Queries ------------------------------------------------------------------------------- */
 
+/* Rows whose pieces of 16 bytes are aligned, into shared memory: all that a thread copies is on its
+ * way at once, as each wait costs as much as half a unit. */
+template <typename S>
+static __device__ __forceinline__ void stage_queries(const fi_call &c, const cursor &at,
+                                                     const item<S> &it, int last, char *shared)
+{
+    constexpr int pieces = S::dim / 8, mine = FI_ROWS * pieces / S::item_threads;
+    static_assert(FI_ROWS * pieces % S::item_threads == 0, "a thread has as many as any");
+    uint4 x[mine];
+#pragma unroll
+    for (int k = 0; k < mine; k++) {
+        i64 row;
+        int head, i = item_thread<S>() + k * S::item_threads;
+        find_short_row(c, it.q, at, min(i / pieces, last), &row, &head);
+        x[k] = *(const uint4 *)((const char *)c.operands.q + row * c.operands.q_row +
+                                head * c.operands.q_head + i % pieces * 16);
+    }
+#pragma unroll
+    for (int k = 0; k < mine; k++) {
+        int i = item_thread<S>() + k * S::item_threads;
+        *(uint4 *)(shared + S::q_at + i / pieces * S::q_stride + i % pieces * 16) = x[k];
+    }
+}
+
 /* The rows' queries as operand `a`, from device memory. */
 template <typename S, bool aligned>
 static __device__ __forceinline__ void take_queries(const fi_call &c, const cursor &at, item<S> &it,
@@ -39,13 +63,15 @@ static __device__ __forceinline__ void take_queries(const fi_call &c, const curs
     int lane = (int)threadIdx.x & 31, last = item_rows(c, it.q, at.tile, FI_ROWS) - 1;
     if constexpr (S::q_in_shared) {
         item_sync<S>(); /* the item before is done with its own */
-        for (int i = item_thread<S>(); i < FI_ROWS * S::dim / 2; i += S::item_threads) {
+        if (aligned)
+            stage_queries<S>(c, at, it, last, shared);
+        for (int i = item_thread<S>(); !aligned && i < FI_ROWS * S::dim / 2; i += S::item_threads) {
             i64 row;
             int head, r = i / (S::dim / 2), d = i % (S::dim / 2);
             find_short_row(c, it.q, at, min(r, last), &row, &head);
             const char *from =
                 (const char *)c.operands.q + row * c.operands.q_row + head * c.operands.q_head;
-            *(u32 *)(shared + S::q_at + r * S::q_stride + d * 4) = load_pair(from + d * 4, aligned);
+            *(u32 *)(shared + S::q_at + r * S::q_stride + d * 4) = load_pair(from + d * 4, false);
         }
         item_sync<S>();
     } else {

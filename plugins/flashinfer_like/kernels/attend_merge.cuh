@@ -8,7 +8,7 @@
  *   block 4               | units 9-30 |--> slot ---+--> the last to come: out
  *   block 5               | units 31-40| item 8 ... /
  *
- *   parts    cut anywhere: a row by a warp, a lane has a part's numbers        merge_row()
+ *   parts    cut anywhere: by pieces of a row, or a row by warps               merge_parts()
  *   splits   cut where the batch has no say: added one by one, rounding alike  merge_splits()
  *
  * Rows that levels of shared prefixes left (plan.h) are taken up here and in attend_epilogue.cuh.

@@ -78,6 +78,11 @@ struct attend_shape {
     /* Parts of an item, at a time; fewer where they are. Two teams have few registers, and items of
      * few parts. */
     static constexpr int merged = by_item ? 4 : v_dim > 128 || (blocks == 2 && !quantised) ? 8 : 16;
+    /* The same where they are merged by pieces: of one, and of each of two; and halves of the lanes,
+     * which have other parts each. */
+    static constexpr int merged_pieces = v_dim > 128 && !quantised ? 16 : 8;
+    static constexpr int merged_pairs = v_dim > 64 || by_item || quantised ? 4 : 8;
+    static constexpr int merge_halves = v_dim == 64 && !quantised ? 2 : 1;
     static constexpr bool cuts_short = teams == 1 && !quantised && v_dim <= 128;
     static constexpr int merged_splits = v_dim > 128 ? 4 : 8;
 

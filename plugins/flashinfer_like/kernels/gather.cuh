@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gather.cuh: a row of the parts that blocks left of an item, read by a warp for both kernels'
- * merges: a lane has every 32nd piece of four columns. Numbers and sums of several parts are on
- * their way together, as each wait costs as much as a unit of keys.
+ * gather.cuh: rows of the parts that blocks left of an item, for both kernels' merges: a row by a
+ * warp, of which a lane has every 32nd piece of four columns; or pieces by threads. Numbers and sums
+ * of several parts are on their way together, as each wait costs as much as a unit of keys.
  */
 #ifndef FI_GATHER_CUH
 #define FI_GATHER_CUH
@@ -104,5 +104,113 @@ template <int v_dim, int rows, int batch, bool few> struct gathered {
                 *(float4 *)(to + (n * 32 + lane) * 4) = x[n];
     }
 };
+
+/* ---- By pieces ------------------------------------------------------------------------------- */
+
+/* A piece of a row, four columns from d on, as far as it has been added up. */
+struct row_piece {
+    int r, d;
+    float top, total;
+    float4 x;
+
+    __device__ __forceinline__ void begin(int row, int column)
+    {
+        r = row, d = column;
+        top = SOFTMAX_EMPTY, total = 0.0f;
+        x = make_float4(0, 0, 0, 0);
+    }
+
+    /* More of the row: its largest logit, its denominator, its sums. */
+    __device__ __forceinline__ void add(float other_top, float other_total, const float4 &y)
+    {
+        float both = fmaxf(top, other_top), base = softmax_base(both);
+        float weight = softmax_exp2(top - base), other = softmax_exp2(other_top - base);
+        total = total * weight + other_total * other;
+        x = make_float4(x.x * weight, x.y * weight, x.z * weight, x.w * weight);
+        add_weighted(x, other, y);
+        top = both;
+    }
+
+    /* The same of several parts of it. */
+    template <int count>
+    __device__ __forceinline__ void add_all(const float2 (&numbers)[count],
+                                            const float4 (&y)[count])
+    {
+        float all = top;
+#pragma unroll
+        for (int i = 0; i < count; i++)
+            all = fmaxf(all, numbers[i].x);
+        float base = softmax_base(all), weight = softmax_exp2(top - base);
+        total *= weight;
+        x = make_float4(x.x * weight, x.y * weight, x.z * weight, x.w * weight);
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            float other = softmax_exp2(numbers[i].x - base);
+            total += other * numbers[i].y;
+            add_weighted(x, other, y[i]);
+        }
+        top = all;
+    }
+
+    /* What the lane 16 further on has of it, to those of the first half. */
+    __device__ __forceinline__ void add_half(void)
+    {
+        const float other_top = __shfl_down_sync(~0u, top, 16);
+        const float other_total = __shfl_down_sync(~0u, total, 16);
+        const float4 y =
+            make_float4(__shfl_down_sync(~0u, x.x, 16), __shfl_down_sync(~0u, x.y, 16),
+                        __shfl_down_sync(~0u, x.z, 16), __shfl_down_sync(~0u, x.w, 16));
+        add(other_top, other_total, y);
+    }
+};
+
+/* Rows [first, end) of an item in parts of `rows` rows, by pieces: a thread, of `threads`, has `mine`
+ * of them at a time, and `together` parts of each are on their way together. Of short rows, which
+ * half of the lanes are enough for, the other half has every second batch of the parts. */
+template <int v_dim, int rows, int threads, int mine, int together, int halves, typename F>
+static __device__ __forceinline__ void gather_pieces(const fi_call &c, const parts &p, int thread,
+                                                     int first, int end, F finish)
+{
+    constexpr int of_row = v_dim / 4;
+    constexpr int step = threads / halves;
+    static_assert(halves == 1 || (mine == 1 && of_row == 16), "a warp has one row");
+    const int half = halves == 1 ? 0 : thread / 16 % 2;
+    const int begins = halves == 1 ? thread : thread / 32 * 16 + thread % 16;
+#pragma unroll 1
+    for (int i = begins; i < (end - first) * of_row; i += mine * step) {
+        row_piece pieces[mine];
+#pragma unroll
+        for (int k = 0; k < mine; k++) {
+            int here = i + k * step;
+            pieces[k].begin(first + here / of_row, here % of_row * 4);
+        }
+#pragma unroll 1
+        for (int begin = half * together; begin < p.count; begin += halves * together) {
+            float2 numbers[mine][together];
+            float4 y[mine][together];
+#pragma unroll
+            for (int k = 0; k < mine; k++)
+#pragma unroll
+                for (int n = 0; n < together; n++) {
+                    const bool is_there = pieces[k].r < end && begin + n < p.count;
+                    const i64 slot = part_slot(p, begin + n) * rows + pieces[k].r;
+                    const float2 *numbers_at = (const float2 *)c.partial_row + slot;
+                    const float *sums = c.partial + slot * v_dim + pieces[k].d;
+                    numbers[k][n] =
+                        is_there ? __ldcg(numbers_at) : make_float2(SOFTMAX_EMPTY, 0.0f);
+                    y[k][n] = is_there ? __ldcg((const float4 *)sums) : make_float4(0, 0, 0, 0);
+                }
+#pragma unroll
+            for (int k = 0; k < mine; k++)
+                pieces[k].add_all(numbers[k], y[k]);
+        }
+        if (halves == 2)
+            pieces[0].add_half();
+#pragma unroll
+        for (int k = 0; k < mine; k++)
+            if (pieces[k].r < end && half == 0)
+                finish(pieces[k]);
+    }
+}
 
 #endif /* FI_GATHER_CUH */

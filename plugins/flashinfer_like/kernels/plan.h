@@ -40,6 +40,7 @@
 enum {
     FI_ROWS = 16,
     FI_PREFILL_ROWS = 128,
+    FI_HALF_ROWS = 64,  /* of half a tile */
     FI_STORE_ROWS = 64, /* of a prefill tile, that leave together */
     FI_HANDS = 16,      /* of a prefill plan */
     FI_KEYS = 64,       /* of a unit of few rows */

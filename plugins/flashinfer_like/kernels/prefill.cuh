@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * prefill.cuh: tiles of 128 rows against 64 or 128 keys at a time, bound by products, which are
- * wgmma's. One warpgroup copies, two multiply, 64 rows each:
+ * wgmma's. One warpgroup copies, two multiply, 64 rows each; of 64 rows one multiplies, against
+ * FI_KEYS keys at a time, and what it waits for are keys (FI_PREFILL_HALF):
  *
  *   producers   Q | K V | K V | K V | ...          units of keys into stages, as they come free
  *   rows 0      S . [S PV][S PV][S PV] ... PV out  [S PV]: the scores of a unit, then the values of
@@ -235,6 +236,10 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type, FI_LINE(line, dim), FI_LINE(line, v_dim),        \
                       FI_LINE(line, keys), FI_LINE(line, prefill_stages), FI_LINE(line, q_slots),  \
                       0, FI_HALF_##type, 0)
+#define FI_PREFILL_HALF(line, type)                                                                \
+    FI_TILES_KERNEL(fi_prefill_half_##line##_##type, FI_HALF_ROWS, FI_LINE(line, dim),             \
+                    FI_LINE(line, v_dim), FI_KEYS, FI_HALF_STAGES(FI_LINE(line, dim)),             \
+                    FI_HALF_SLOTS, 0, FI_HALF_##type, 0)
 #define FI_PREFILL_CODES(line, type, codes)                                                        \
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type##_##codes, FI_LINE(line, dim),                    \
                       FI_LINE(line, v_dim), FI_LINE(line, codes_keys),                             \
@@ -244,17 +249,22 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
 #define FI_PREFILL(line, type)                                                                     \
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type, FI_LINE(line, dim), FI_LINE(line, v_dim),        \
                       FI_KEYS, FI_SM80_STAGES(FI_LINE(line, dim)), 1, 0, FI_HALF_##type, 0)
+#define FI_PREFILL_HALF(...)
 #define FI_PREFILL_CODES(line, type, codes)                                                        \
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type##_##codes, FI_LINE(line, dim),                    \
                       FI_LINE(line, v_dim), FI_KEYS, FI_SM80_CODES_STAGES(FI_LINE(line, dim)), 1,  \
                       FI_SM80_CODE_SLOTS(FI_LINE(line, dim)), FI_HALF_##type, FI_CODES_##codes)
 #endif
 #define FI_PREFILL_KERNEL(name, dim, v_dim, keys, stages, q_slots, code_slots, half, codes)        \
-    extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)                             \
+    FI_TILES_KERNEL(name, FI_PREFILL_ROWS, dim, v_dim, keys, stages, q_slots, code_slots, half,    \
+                    codes)
+#define FI_TILES_KERNEL(name, rows, dim, v_dim, keys, stages, q_slots, code_slots, half, codes)    \
+    extern "C" __global__ void __launch_bounds__((rows / GROUP_ROWS + 1) * GROUP_THREADS, 1)       \
         name(const __grid_constant__ fi_call c)                                                    \
     {                                                                                              \
         extern __shared__ __align__(1024) char shared[];                                           \
-        using shape = prefill_shape<dim, v_dim, keys, stages, q_slots, code_slots, half, codes>;   \
+        using shape =                                                                              \
+            prefill_shape<dim, v_dim, keys, stages, q_slots, code_slots, half, codes, rows>;       \
         prefill<shape>(c, shared);                                                                 \
     }
 

@@ -2,3 +2,4 @@
 #include "plugins/flashinfer_like/kernels/prefill.cuh"
 
 FI_PREFILL(d80, f16)
+FI_PREFILL_HALF(d80, f16)

@@ -2,3 +2,4 @@
 #include "plugins/flashinfer_like/kernels/prefill.cuh"
 
 FI_PREFILL(d96, f16)
+FI_PREFILL_HALF(d96, f16)

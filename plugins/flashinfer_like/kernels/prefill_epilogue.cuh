@@ -30,7 +30,7 @@ DEVICE void leave_part(const fi_call &c, const parts &p, const rows<S> &r, const
     int lane = thread_here() & 31;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        i64 slot = (i64)p.mine * FI_PREFILL_ROWS + first_row() + h * 8;
+        i64 slot = (i64)p.mine * S::rows + first_row() + h * 8;
         if (first_row() + h * 8 >= count)
             continue;
         float *to = c.partial + slot * S::dim_v + (lane & 3) * 2;
@@ -46,7 +46,7 @@ DEVICE void leave_part(const fi_call &c, const parts &p, const rows<S> &r, const
 template <typename S>
 DEVICE void leave_prior(const fi_call &c, const struct work &w, const rows<S> &r, const totals &t)
 {
-    int lane = thread_here() & 31, count = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS);
+    int lane = thread_here() & 31, count = item_rows(c, w.q, w.at.tile, S::rows);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         i64 row;
@@ -79,7 +79,7 @@ DEVICE void take_parts(const fi_call &c, const parts &p, rows<S> &r, totals &t)
     for (int first = 0; first < 2; first += together) {
 #pragma unroll 1
         for (int n = 0; n < p.count; n++) {
-            const i64 slot = part_slot(p, n) * FI_PREFILL_ROWS + first_row();
+            const i64 slot = part_slot(p, n) * S::rows + first_row();
             const float *from = c.partial + slot * S::dim_v + (lane & 3) * 2;
             float shrink[2], share[2];
 #pragma unroll
@@ -195,7 +195,7 @@ DEVICE void store_pieces(const fi_call &c, const struct work &w, const rows<S> &
 template <typename S>
 DEVICE void store_rows(const fi_call &c, const struct work &w, const rows<S> &r, const totals &t)
 {
-    int count = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS);
+    int count = item_rows(c, w.q, w.at.tile, S::rows);
     float factor[2], scale = S::codes ? v_scale_of(c, w.at.head) : 1.0f;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -231,37 +231,50 @@ template <typename S> struct found {
     float2 unused;  /* rows lie where 16 bytes do */
 };
 
+/* A piece of a row that all parts are in: its sink, and it is stored. */
+template <typename S>
+DEVICE void finish_piece(const fi_call &c, const struct work &w, row_piece &piece)
+{
+    i64 row;
+    int head;
+    if constexpr (S::groups == 1)
+        find_short_row(c, w.q, w.at, piece.r, &row, &head);
+    else
+        find_row(c, w.q, w.at, w.at.head, piece.r, &row, &head);
+    if (c.level >= 0) {
+        i64 slot = prior_slot(c, c.level, row, head);
+        *(float4 *)(c.prior + slot * S::dim_v + piece.d) = piece.x;
+        if (piece.d == 0)
+            *(float2 *)(c.prior_row + slot * 2) = make_float2(piece.top, piece.total);
+        return;
+    }
+    if (c.operands.sinks)
+        piece.add(sink_of(c, head), 1.0f, make_float4(0, 0, 0, 0));
+    softmax_row end = {piece.top, piece.total};
+    float factor = softmax_end(&end) * (S::codes ? v_scale_of(c, w.at.head) : 1.0f);
+    store_four(c, out_row(c, row, head), piece.d,
+               make_float4(piece.x.x * factor, piece.x.y * factor, piece.x.z * factor,
+                           piece.x.w * factor));
+    if (piece.d == 0)
+        store_lse(c, row, head, softmax_lse(&end));
+}
+
 /* Row r of the item, of which `count` warps have parts: four columns of it, from d on. */
 template <typename S>
 DEVICE void finish_row(const fi_call &c, const struct work &w, int r, int d, int count,
                        const found<S> *found)
 {
-    i64 row;
-    int head;
-    find_row(c, w.q, w.at, w.at.head, r, &row, &head);
-    float sink = c.level >= 0 ? SOFTMAX_EMPTY : sink_of(c, head), top = sink;
+    row_piece piece;
+    piece.begin(r, d);
     for (int i = 0; i < count; i++)
-        top = fmaxf(top, found[i].numbers.x);
-    float base = softmax_base(top), total = softmax_exp2(sink - base);
-    float4 x = {0, 0, 0, 0};
+        piece.top = fmaxf(piece.top, found[i].numbers.x);
+    float base = softmax_base(piece.top);
     for (int i = 0; i < count; i++) {
         float weight = softmax_exp2(found[i].numbers.x - base);
-        total += weight * found[i].numbers.y;
-        add_weighted(x, weight, *(const float4 *)(found[i].x + d));
+        piece.total += weight * found[i].numbers.y;
+        add_weighted(piece.x, weight, *(const float4 *)(found[i].x + d));
     }
-    if (c.level >= 0) {
-        i64 slot = prior_slot(c, c.level, row, head);
-        *(float4 *)(c.prior + slot * S::dim_v + d) = x;
-        if (d == 0)
-            *(float2 *)(c.prior_row + slot * 2) = make_float2(top, total);
-        return;
-    }
-    softmax_row end = {top, total};
-    float factor = softmax_end(&end) * (S::codes ? v_scale_of(c, w.at.head) : 1.0f);
-    store_four(c, out_row(c, row, head), d,
-               make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor));
-    if (d == 0)
-        store_lse(c, row, head, softmax_lse(&end));
+    finish_piece<S>(c, w, piece);
 }
 
 /* Rows first to end, at most 2^shift: so many warps have a row each, and those that are left other
@@ -273,7 +286,7 @@ DEVICE void merge_rows(const fi_call &c, const struct work &w, const parts &p, i
     const int warp = consumer_thread() / 32, of_row = S::consumers / 32 >> shift;
     const int n = warp >> (S::warps_shift - shift), r = first + n;
     if (r < end) {
-        gathered<S::dim_v, FI_PREFILL_ROWS, S::merged, false> row;
+        gathered<S::dim_v, S::rows, S::merged, false> row;
         row.take(c, p, r, warp & (of_row - 1), of_row);
         row.leave(room[warp].x);
         room[warp].numbers = make_float2(row.top, row.total);
@@ -287,6 +300,18 @@ DEVICE void merge_rows(const fi_call &c, const struct work &w, const parts &p, i
     named_sync(BARRIER_CONSUMERS, S::consumers);
 }
 
+/* The same of half a tile, by pieces: of a slice of more rows a thread has two at a time. */
+template <typename S>
+DEVICE void merge_pieces(const fi_call &c, const struct work &w, const parts &p, int first, int end)
+{
+    const int thread = consumer_thread();
+    auto finish = [&](row_piece &piece) { finish_piece<S>(c, w, piece); };
+    if ((end - first) * S::dim_v > S::consumers * 4)
+        gather_pieces<S::dim_v, S::rows, S::consumers, 2, 8, 1>(c, p, thread, first, end, finish);
+    else
+        gather_pieces<S::dim_v, S::rows, S::consumers, 1, 16, 1>(c, p, thread, first, end, finish);
+}
+
 /* Slices of the item's rows, of 2^shift each, by all warps that multiply. A function of its own:
  * the loop of products is not to find its registers taken. */
 template <typename S>
@@ -294,8 +319,8 @@ static __device__ __noinline__ void merge_slices(const fi_call &c, const struct 
                                                  struct control *control, const parts p, int shift,
                                                  found<S> *room)
 {
-    const int count = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS);
-    const int slices = arrivals_slices(count, shift), together = min(shift, S::warps_shift);
+    const int count = item_rows(c, w.q, w.at.tile, S::rows);
+    const int slices = arrivals_slices(count, shift);
     static_assert(S::consumers / 32 * sizeof *room <= S::q_bytes, "room");
     if (consumer_thread() == 0)
         control->slices =
@@ -305,9 +330,14 @@ static __device__ __noinline__ void merge_slices(const fi_call &c, const struct 
 #pragma unroll 1
     for (u32 left = all; left != 0; left &= left - 1) {
         int first = (__ffs((int)left) - 1) << shift, end = min(first + (1 << shift), count);
+        if constexpr (S::groups == 1) {
+            merge_pieces<S>(c, w, p, first, end);
+        } else {
+            const int together = min(shift, S::warps_shift);
 #pragma unroll 1
-        for (; first < end; first += 1 << together)
-            merge_rows<S>(c, w, p, first, min(first + (1 << together), end), together, room);
+            for (; first < end; first += 1 << together)
+                merge_rows<S>(c, w, p, first, min(first + (1 << together), end), together, room);
+        }
     }
     if (all != 0 && consumer_thread() == 0)
         arrivals_end(p.counter, slices, all);
@@ -328,11 +358,13 @@ DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *con
     if (!w.is_whole) {
         const parts p =
             find_shared(c, block_in_line(c), c.starts[(int)blockIdx.x / c.lanes], w.is_first);
-        const int count = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS);
+        const int count = item_rows(c, w.q, w.at.tile, S::rows);
         const int shift = arrivals_shift(count, p.count, S::consumers / 32);
+        /* Few parts of half a tile one block takes up sooner than several by pieces. */
+        const bool is_sliced = 1 << shift < count && (S::groups > 1 || p.count >= FI_SEVERAL);
         leave_part<S>(c, p, r, t, count);
         named_sync(BARRIER_CONSUMERS, S::consumers);
-        if (1 << shift < count) {
+        if (is_sliced) {
             merge_slices<S>(c, w, control, p, shift, (found<S> *)room);
             return;
         }
@@ -348,7 +380,7 @@ DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *con
     }
     if (c.level >= 0)
         leave_prior<S>(c, w, r, t);
-    else if (queries_of(c, w) == consumer_thread() / GROUP_THREADS)
+    else if (queries_of<S>(c, w) == consumer_thread() / GROUP_THREADS)
         store_rows<S>(c, w, r, t);
 }
 

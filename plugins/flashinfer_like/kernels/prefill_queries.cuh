@@ -41,8 +41,8 @@ DEVICE void find_row(const row_finder &f, int r, i64 *row, int *head)
 template <typename S> DEVICE void copy_queries(const fi_call &c, const struct work &w, char *to)
 {
     constexpr int pieces = S::dim / 8;
-    int lane = (int)threadIdx.x & 31, last = item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS) - 1;
-    const int rows = (last < GROUP_ROWS ? GROUP_ROWS : FI_PREFILL_ROWS) / WARPS;
+    int lane = (int)threadIdx.x & 31, last = item_rows(c, w.q, w.at.tile, S::rows) - 1;
+    const int rows = (last < GROUP_ROWS ? GROUP_ROWS : S::rows) / WARPS;
     const row_finder finder = find_rows(c, w);
     bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
 #pragma unroll 4

@@ -43,10 +43,10 @@ DEVICE int first_row(void)
 }
 
 /* The warpgroup whose queries this one multiplies: its own, or the first's, where it has none. */
-DEVICE int queries_of(const fi_call &c, const struct work &w)
+template <typename S> DEVICE int queries_of(const fi_call &c, const struct work &w)
 {
     const int group = uniform(consumer_thread() / GROUP_THREADS);
-    return group * GROUP_ROWS < item_rows(c, w.q, w.at.tile, FI_PREFILL_ROWS) ? group : 0;
+    return group * GROUP_ROWS < item_rows(c, w.q, w.at.tile, S::rows) ? group : 0;
 }
 
 /* Of products, with that of keys that are codes. */
@@ -68,9 +68,9 @@ DEVICE void rows_begin(const fi_call &c, const struct work &w, u32 queries, rows
     const mask_rule rule = rule_of(c);
     const fi_tile tile = w.at.tile;
     int first = tile.row0 / c.ratio;
-    int last = (tile.row0 + item_rows(c, w.q, tile, FI_PREFILL_ROWS) - 1) / c.ratio, ignored;
+    int last = (tile.row0 + item_rows(c, w.q, tile, S::rows) - 1) / c.ratio, ignored;
     const bool special = is_special<S>(c, w.at.head);
-    r.q = queries + queries_of(c, w) * (S::panels * GROUP_ROWS * ROW_BYTES);
+    r.q = queries + queries_of<S>(c, w) * (S::panels * GROUP_ROWS * ROW_BYTES);
     mask_positions(&rule, w.q.prefix_len + last, &r.all_lo, &ignored);
     mask_positions(&rule, w.q.prefix_len + first, &ignored, &r.all_hi);
     r.all_lo = uniform(r.all_lo);

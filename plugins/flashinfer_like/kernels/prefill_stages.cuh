@@ -5,12 +5,12 @@
  *
  *   | Q 0 | Q 1 | K stages | V stages | codes of K | codes of V | control: barriers and work |
  *
- *   Q        128 rows of queries; one where there is no room for two
+ *   Q        a tile's rows of queries; one where there is no room for two
  *   K, V     `stages` units each, a quarter of each from every warp that copies
  *   codes    over fp8: a warp's own, on their way to be keys and values of 16 bits
  *
  *   q, k, v_full    the four warps that copy arrive: it is there, and so is control's work
- *   q, k, v_empty   the eight warps that multiply arrive: it is free
+ *   q, k, v_empty   the four or eight warps that multiply arrive: it is free
  */
 #ifndef FI_PREFILL_STAGES_CUH
 #define FI_PREFILL_STAGES_CUH
@@ -21,12 +21,12 @@
 
 #define CODE_PANEL 128 /* codes of a row that the 128-byte swizzle keeps together */
 
-/* keys: of a unit; stages: units of keys, and of values, in shared memory; q_slots: tiles of
+/* rows: of a tile; keys: of a unit; stages: units of keys, and of values, in shared memory; q_slots: tiles of
  * queries, of which the next one comes while this one is worked on where there is room for two;
  * code_slots: units of codes on their way to be keys and values; codes: ELEMENT_E4M3 or
  * ELEMENT_E5M2, 0 = the cache has none. */
 template <int dim_, int dim_v_, int keys_, int stages_, int q_slots_, int code_slots_, bool half_,
-          int codes_>
+          int codes_, int rows_ = FI_PREFILL_ROWS>
 struct prefill_shape {
     static constexpr int dim = dim_;
     static constexpr int dim_v = dim_v_;
@@ -37,9 +37,10 @@ struct prefill_shape {
     static constexpr int codes = codes_;
     static constexpr bool half = half_;
 
-    static constexpr int groups = FI_PREFILL_ROWS / GROUP_ROWS;
+    static constexpr int rows = rows_;
+    static constexpr int groups = rows / GROUP_ROWS;
     static constexpr int consumers = groups * GROUP_THREADS;
-    static constexpr int warps_shift = 3;               /* 2^3 warps that multiply */
+    static constexpr int warps_shift = groups + 1;      /* 2 to this: warps that multiply */
     static constexpr int merged = dim_v > 128 ? 8 : 16; /* parts of an item, at a time */
     static constexpr int threads = consumers + GROUP_THREADS;
     static constexpr int panels = (dim + PANEL - 1) / PANEL;
@@ -47,7 +48,7 @@ struct prefill_shape {
     static constexpr int panel_bytes = keys * ROW_BYTES; /* of a unit */
     static constexpr int k_bytes = panels * panel_bytes;
     static constexpr int v_bytes = panels_v * panel_bytes;
-    static constexpr int q_bytes = panels * FI_PREFILL_ROWS * ROW_BYTES;
+    static constexpr int q_bytes = panels * rows * ROW_BYTES;
     static constexpr int warp_keys = keys / WARPS; /* of a unit, that a warp copies */
     static constexpr int parts = warp_keys / FI_GROUP;
 
@@ -67,8 +68,8 @@ struct prefill_shape {
     /* A thread's. Those who copy need few and hand the others what they were launched with: more
      * is not to be had, and who asks for it waits for ever. */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
-    static constexpr int producer_registers = 56;
-    static constexpr int consumer_registers = 224;
+    static constexpr int producer_registers = groups == 1 ? 112 : 56;
+    static constexpr int consumer_registers = groups == 1 ? 240 : 224;
     static_assert(producer_registers + groups * consumer_registers <=
                       (groups + 1) * launch_registers,
                   "registers are handed on, not made");
@@ -128,13 +129,16 @@ struct work {
 };
 
 struct control {
-    unsigned long long q_full[2], q_empty[2], k_full[3], k_empty[3], v_full[3], v_empty[3];
+    unsigned long long q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
     struct work work[2];         /* told to those who multiply */
     struct work feeds[WARPS][2]; /* what a warp that copies is at, and what comes next: registers
                                     are few */
     unsigned long long k_codes[WARPS][2], v_codes[WARPS][2]; /* a warp's own */
-    u32 seen[8][4]; /* keys that any row of a warp sees: bit 2i + e of word n: key 8i + 2n + e */
-    u32 slices;     /* of an item that others share, which the block has to merge */
+    union {
+        u32 seen[8]
+                [4]; /* keys that any row of a warp sees: bit 2i + e of word n: key 8i + 2n + e */
+        u32 slices;  /* at its end: of an item that others share, which the block has to merge */
+    };
 };
 
 template <typename S> DEVICE void control_init(struct control *control)

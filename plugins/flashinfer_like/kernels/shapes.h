@@ -5,8 +5,9 @@
  * A pair of head dimensions has a kernel for few rows (attend.cuh) and one for many (prefill.cuh),
  * each built for bf16 (attend_NAME_bf16.cu, prefill_NAME_bf16.cu) and fp16; and the same two over
  * caches of e4m3 and e5m2 (attend_NAME_bf16_e4m3.cu and so on), if there are any. The files of few
- * rows may have another kernel, which is faster where a block goes through many items. To add a
- * pair: twelve such files, or four without fp8, their names in Makefile.am.inc, and a line here.
+ * rows may have another kernel, which is faster where a block goes through many items; those of many
+ * rows another for FI_HALF_ROWS. To add a pair: twelve such files, or four without fp8, their names
+ * in Makefile.am.inc, and a line here.
  */
 #ifndef FI_SHAPES_H
 #define FI_SHAPES_H
@@ -42,6 +43,19 @@
  * registers and stages than that saves. For many items there are as many stages as fit. */
 #define FI_ATTEND_ROOM(dim)         ((dim) > 64 ? 1 : 2)
 #define FI_MANY_STAGES(dim, stages) ((dim) > 64 ? (stages) : 8)
+
+/* Of prefill for half a tile's rows, on Hopper, where a warpgroup has registers for all columns:
+ * units of FI_KEYS keys as decode has them, for it waits for memory as well. One warpgroup copies,
+ * one multiplies. */
+#define FI_HALF_STAGES(dim) 4
+#define FI_HALF_SLOTS       2 /* tiles of queries */
+#define FI_HALF_PANELS(dim) (((dim) + 63) / 64)
+#define FI_HALF_BYTES(dim, v_dim)                                                                  \
+    ((dim) > 128                                                                                   \
+         ? 0                                                                                       \
+         : 128 * (FI_HALF_SLOTS * FI_HALF_ROWS * FI_HALF_PANELS(dim) +                             \
+                  FI_HALF_STAGES(dim) * FI_KEYS * (FI_HALF_PANELS(dim) + FI_HALF_PANELS(v_dim))) + \
+               1536)
 
 /* The same kernels for sm_80 to sm_89, which have no copy engine and no warpgroups, and less shared
  * memory: 99 KiB a block but for sm_80 and sm_87, which have 163. Teams of one, units of 64 keys.
@@ -100,16 +114,18 @@ enum {
     KERNEL_ATTEND = 0,
     KERNEL_ATTEND_MANY = 1,
     KERNEL_PREFILL = 2,
-    KERNEL_CODES = 3,
-    KERNEL_CODES_MANY = 4,
-    KERNEL_PREFILL_CODES = 5,
-    KERNEL_COUNT = 6
+    KERNEL_PREFILL_HALF = 3,
+    KERNEL_CODES = 4,
+    KERNEL_CODES_MANY = 5,
+    KERNEL_PREFILL_CODES = 6,
+    KERNEL_COUNT = 7
 };
 enum { WARPS_OF_A_UNIT = 4 }; /* that copy it */
 
 static inline int fi_is_prefill(int kernel)
 {
-    return kernel == KERNEL_PREFILL || kernel == KERNEL_PREFILL_CODES;
+    return kernel == KERNEL_PREFILL || kernel == KERNEL_PREFILL_HALF ||
+           kernel == KERNEL_PREFILL_CODES;
 }
 
 typedef struct fi_kernel {
@@ -147,6 +163,13 @@ typedef struct fi_shape {
                  1,                                                                                \
                  2},                                                                               \
                 {"fi_prefill_" #name, FI_PREFILL_ROWS, keys, 384, prefill_shared, 1, 0},           \
+                {"fi_prefill_half_" #name,                                                         \
+                 FI_HALF_ROWS,                                                                     \
+                 FI_KEYS,                                                                          \
+                 FI_TEAM(FI_HALF_BYTES(dim, v_dim), 2),                                            \
+                 FI_HALF_BYTES(dim, v_dim),                                                        \
+                 1,                                                                                \
+                 0},                                                                               \
                 {"fi_attend_" #name,                                                               \
                  FI_ROWS,                                                                          \
                  FI_KEYS,                                                                          \

@@ -172,6 +172,7 @@ TEST_OF(any_machine, shapes_are_those_of_the_kernels)
     static const char *const macros[KERNEL_COUNT] = {[KERNEL_ATTEND] = "FI_ATTEND",
                                                      [KERNEL_ATTEND_MANY] = "FI_ATTEND_MANY",
                                                      [KERNEL_PREFILL] = "FI_PREFILL",
+                                                     [KERNEL_PREFILL_HALF] = "FI_PREFILL_HALF",
                                                      [KERNEL_CODES] = "FI_ATTEND_CODES",
                                                      [KERNEL_CODES_MANY] = "FI_ATTEND_CODES_MANY",
                                                      [KERNEL_PREFILL_CODES] = "FI_PREFILL_CODES"};
@@ -329,7 +330,7 @@ TEST_OF(any_machine, extend_saves_many_before)
     need(fi_forward_extend(t.metadata, TEST_LAYER, &t.args, NULL, &test_error));
     expect_launches("save fi_prefill_d128");
     expect_attention(&t, KERNEL_PREFILL, 1);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 20, q_len / (TEST_Q_HEADS / TEST_KV_HEADS)));
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 12, FI_ROWS / (TEST_Q_HEADS / TEST_KV_HEADS)));
     expect_launches("plan save fi_attend_many_d128");
     expect_attention(&t, KERNEL_ATTEND_MANY, 0);
     t.k.data = (char *)t.k.data + 2;
@@ -340,7 +341,7 @@ TEST_OF(any_machine, extend_saves_many_before)
 END_TEST
 
 /* Rows that two tiles of FI_ROWS have, which both read the keys: worth it for few sequences. */
-TEST_OF(any_machine, two_tiles_or_one)
+TEST_OF(any_machine, two_tiles_or_half_a_tile)
 {
     test_run t;
     int ratio = TEST_Q_HEADS / TEST_KV_HEADS, one = FI_ROWS / ratio, two = one + 1;
@@ -350,9 +351,40 @@ TEST_OF(any_machine, two_tiles_or_one)
     need(run_batch(&t, ATTN_MODE_EXTEND, 2, 2 * two, two));
     expect_launches("plan save fi_attend_many_d128");
     need(run_batch(&t, ATTN_MODE_EXTEND, 6, 6 * two, two));
-    expect_launches("plan fi_prefill_d128");
+    expect_launches("plan fi_prefill_half_d128");
+    expect_attention(&t, KERNEL_PREFILL_HALF, 0);
+    ck_assert_int_eq(launches[0].params->plan.rows, FI_HALF_ROWS);
     need(run_batch(&t, ATTN_MODE_MIXED, 6, 6 * two, two));
+    expect_launches("plan fi_prefill_half_d128");
+    t.own->group.options.half_tiles = WHEN_NEVER;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 6, 6 * two, two));
     expect_launches("plan fi_prefill_d128");
+    run_end(&t);
+}
+END_TEST
+
+/* `always` is for any rows that half a tile has, but for DECODE; wide heads have no such tiles. */
+TEST_OF(any_machine, half_tiles)
+{
+    test_problem wide;
+    test_run t;
+    int most = FI_HALF_ROWS / (TEST_Q_HEADS / TEST_KV_HEADS);
+    run_begin(&t, NULL, ATTN_METADATA_EAGER);
+    t.own->group.options.half_tiles = WHEN_ALWAYS;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 1, 2, 2));
+    expect_launches("plan fi_prefill_half_d128");
+    ck_assert_int_eq(launches[0].params->plan.several, FI_SEVERAL_HALF);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 2, 2 * most, most));
+    expect_launches("plan fi_prefill_half_d128");
+    need(run_batch(&t, ATTN_MODE_EXTEND, 1, most + 1, most + 1));
+    expect_launches("plan fi_prefill_d128");
+    need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
+    expect_launches("plan fi_attend_d128");
+    run_end(&t);
+    make_problem(&wide);
+    wide.group.head_dim = wide.group.v_head_dim = 256;
+    run_begin(&t, &wide, ATTN_METADATA_EAGER);
+    ck_assert(!fi_has_kernel(&t.own->group, KERNEL_PREFILL_HALF));
     run_end(&t);
 }
 END_TEST

@@ -470,6 +470,14 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper
     static void prefill_##name##_f16(const struct fake_cuda_launch *launch)                        \
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_F16);                                   \
+    }                                                                                              \
+    static void half_##name##_bf16(const struct fake_cuda_launch *launch)                          \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_PREFILL_HALF, ATTN_BF16);                             \
+    }                                                                                              \
+    static void half_##name##_f16(const struct fake_cuda_launch *launch)                           \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_PREFILL_HALF, ATTN_F16);                              \
     }
 #define KERNELS_CODES(name, codes, dtype)                                                          \
     static void many_##name##_##codes(const struct fake_cuda_launch *launch)                       \
@@ -527,7 +535,9 @@ __attribute__((constructor)) static void define(void)
     DEFINE_ONE("fi_attend_many_" #name "_bf16", many_##name##_bf16)                                \
     DEFINE_ONE("fi_attend_many_" #name "_f16", many_##name##_f16)                                  \
     DEFINE_ONE("fi_prefill_" #name "_bf16", prefill_##name##_bf16)                                 \
-    DEFINE_ONE("fi_prefill_" #name "_f16", prefill_##name##_f16)
+    DEFINE_ONE("fi_prefill_" #name "_f16", prefill_##name##_f16)                                   \
+    DEFINE_ONE("fi_prefill_half_" #name "_bf16", half_##name##_bf16)                               \
+    DEFINE_ONE("fi_prefill_half_" #name "_f16", half_##name##_f16)
 #define DEFINE_CODES(name, codes)                                                                  \
     DEFINE_ATTEND(#name "_bf16_" #codes, attend_##name##_##codes)                                  \
     DEFINE_ATTEND(#name "_f16_" #codes, attend_##name##_##codes)                                   \
