@@ -7,8 +7,8 @@
  * Without a convolution rows come as they are, bf16. After one (TILES) tiles of normalised rows, fp16,
  * lie where those with decays will. Eight warps have a chunk of a head: 16 rows and half of the channels
  * each. A lane has what tensor cores have as sums: two neighbouring channels of rows r and r + 8. Sums of
- * log decays come in this form, as products of ones on and below a diagonal and of log decays, each of
- * which is two fp16 numbers. ldmatrix gives rows of q and k in the same form, so that products within
+ * log decays come in this form, as products of ones on and below a diagonal and of log decays in fp16,
+ * from which all decays of a chunk are made. ldmatrix gives rows of q and k in the same form, so that products within
  * a block find their operands in the registers they were made in. Products of blocks are those of chunk_channels.cuh.
  */
 #ifndef LINEAR_LIKE_CHUNK_CHANNELS_INVERSE_CUH
@@ -19,29 +19,35 @@
 
 enum { CHANNELS_PER_WARP = CHUNK_MAX_KEYS / 2, CHANNELS_STEPS = CHANNELS_PER_WARP / 16 };
 
+/* Log decays, in units of log 2, are fp16 times this. */
+#define LOGS_UP 256.0f
+/* What two numbers lose when tensor cores cut them to tf32, on the average, is made up for. */
+#define TRUNCATED 1.0007f
+
 enum { GATE_ROWS = 4 /* of a thread, for eight channels */ };
 
 /* ready_memory's parts have other uses here: `staging` is also what warps of a block exchange. */
 struct decays_memory : ready_memory {
-    char *high, *low; /* tiles: log decays; then keys to the chunk's end, and to their block's */
+    char *to_end; /* tiles: log decays; then keys to the chunk's end */
+    char *ends;   /* raw gates; then keys to their block's end */
     float *beta;
     float *totals;  /* [4][128] log decays of blocks, in units of log 2 */
-    float *since;   /* [4][128] decays from the chunk's first row to a block's, times CHANNELS_UP */
-    float *inverse; /* [4][128] of decays of blocks */
-    float *until;   /* [4][128] from a block's end to the chunk's, times CHANNELS_UP */
-    u16 *between;   /* [3][128] of blocks 1, 1 and 2, 2: fp16 */
+    float *inverse; /* [4][128] of decays of blocks, times TRUNCATED */
+    u16 *since;     /* [4][128] fp16: from the chunk's first row to a block's, times CHANNELS_UP */
+    u16 *until;     /* [4][128] from a block's end to the chunk's, times CHANNELS_UP */
+    u16 *between;   /* [3][128] of blocks 1, 1 and 2, 2 */
 
     __device__ __forceinline__ explicit decays_memory(char *from)
         : ready_memory(from, CHUNK_EXCHANGE / CHUNK_STAGE)
     {
-        high = system + CHUNK_PRODUCTS;
-        low = high + CHUNK_TILE;
+        to_end = system + CHUNK_PRODUCTS;
+        ends = to_end + CHUNK_TILE;
         beta = gates;
-        totals = (float *)(low + CHUNK_TILE);
-        since = totals + 4 * CHUNK_MAX_KEYS;
-        inverse = since + 4 * CHUNK_MAX_KEYS;
-        until = inverse + 4 * CHUNK_MAX_KEYS;
-        between = (u16 *)(until + 4 * CHUNK_MAX_KEYS);
+        totals = (float *)(ends + CHUNK_TILE);
+        inverse = totals + 4 * CHUNK_MAX_KEYS;
+        since = (u16 *)(inverse + 4 * CHUNK_MAX_KEYS);
+        until = since + 4 * CHUNK_MAX_KEYS;
+        between = until + 4 * CHUNK_MAX_KEYS;
     }
 
     /* [2][16][16]: products within a block that were made one by one. */
@@ -92,26 +98,24 @@ struct decays_part {
 
 /* ---- Gates ----------------------------------------------------------------------------------- */
 
-/* The larger; NaN if one is. */
-DEVICE float larger_or_nan(float x, float y)
+/* Of two fp16 numbers, the larger ones; NaN where one is. */
+DEVICE u32 larger_or_nan(u32 x, u32 y)
 {
-    float z;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    u32 z;
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
     return z;
 }
 
-/* log(1 + e^x), to 3 * 2^-23 of it: with y = e^-|x|, a polynomial of log(1 + y) / y. */
+/* log(1 + 2^x) in units of log 2, to 2^-14 of it, as fp16 keeps no more: with y = 2^-|x|, a polynomial of
+ * log(1 + y) / y. */
 DEVICE float softplus_fast(float x)
 {
-    const float y = exp2_fast(fabsf(x) * -1.4426950408889634f);
-    float sum = -0.008539204485714436f;
-    sum = sum * y + 0.04408961534500122f;
-    sum = sum * y - 0.10768169164657593f;
-    sum = sum * y + 0.17745240032672882f;
-    sum = sum * y - 0.24495461583137512f;
-    sum = sum * y + 0.33275479078292847f;
-    sum = sum * y - 0.4999740421772003f;
-    sum = sum * y + 0.9999998211860657f;
+    const float y = exp2_fast(-fabsf(x));
+    float sum = 0.05965154706981297f;
+    sum = sum * y - 0.22711944897776914f;
+    sum = sum * y + 0.4418988306334567f;
+    sum = sum * y - 0.7169874149351255f;
+    sum = sum * y + 1.442613208263348f;
     return sum * y + fmaxf(x, 0);
 }
 
@@ -199,7 +203,7 @@ struct channels_chunk {
     }
 };
 
-/* Log decays as tiles of two fp16 numbers each: a thread has eight channels of four rows. */
+/* Log decays as a tile, in units of log 2 / LOGS_UP: a thread has eight channels of four rows. */
 template <typename T, typename FIND>
 DEVICE void write_logs(const uint4 (&from)[GATE_ROWS][sizeof(T) / 2], const channels_chunk &chunk,
                        const decays_memory &m, FIND find)
@@ -208,68 +212,90 @@ DEVICE void write_logs(const uint4 (&from)[GATE_ROWS][sizeof(T) / 2], const chan
 #pragma unroll
     for (int r = 0; r < GATE_ROWS; r++) {
         /* e^-90: nothing is left of a state. */
-        const float least = 16 * r < chunk.rows ? -129.84256f : 0;
+        const u32 least = 16 * r < chunk.rows ? 0xf80ff80f : 0; /* twice */
         float x[8];
-        u32 high[4], low[4];
+        u32 packed[4];
         unpack_gates(from[r], x);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float a = larger_or_nan(find(x[2 * i], 2 * i), least);
-            const float b = larger_or_nan(find(x[2 * i + 1], 2 * i + 1), least);
-            high[i] = pack_half(a, b);
-            low[i] = pack_rest(a, b, high[i]);
-        }
-        *(uint4 *)(m.high + to + r * 2048) = make_uint4(high[0], high[1], high[2], high[3]);
-        *(uint4 *)(m.low + to + r * 2048) = make_uint4(low[0], low[1], low[2], low[3]);
+        for (int i = 0; i < 4; i++)
+            packed[i] = larger_or_nan(
+                pack_half(find(x[2 * i], 2 * i), find(x[2 * i + 1], 2 * i + 1)), least);
+        *(uint4 *)(m.to_end + to + r * 2048) =
+            make_uint4(packed[0], packed[1], packed[2], packed[3]);
     }
 }
 
-/* What gates of a chunk are computed from: raw ones are loaded while the chunk before is under way. */
-struct channels_gates {
-    uint4 raw[GATE_ROWS][1];
-    float bias[8], a_log;
-    u32 b;
-
-    __device__ __forceinline__ void load(const linear_call &call, const channels_chunk &at)
-    {
-        const linear_operands &o = call.operands;
-        const int r = threadIdx.x, k = threadIdx.x % 16 * 8;
-        if (r < at.chunk.rows)
-            b = linear_load_gate(&call, at.chunk.sequence.first_row + at.chunk.t + r, at.head, 0).b;
-        if (!call.dims.raw)
-            return;
-        load_gates<u16>(at.gates(call, 2), o.a_row, at.rows, raw);
-        a_log = o.a_log[at.head];
+/* Raw gates of a chunk to where the thread that asks for them reads them, 0 where there is none; they are there
+ * after copy_wait(). */
+DEVICE void fetch_gates(const linear_call &call, const channels_chunk &at, const decays_memory &m)
+{
+    const linear_operands &o = call.operands;
+    const char *from = at.gates(call, 2);
+    const bool vector = ((u64)from | (u64)(16 * o.a_row)) % 16 == 0;
+    const unsigned to = shared_address(m.ends) + threadIdx.x * 16;
+    if (!call.dims.raw)
+        return;
+    if (vector) {
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            bias[i] = at.rows > 0 ? o.dt_bias[at.head * o.dt_bias_stride + k + i] : 0;
+        for (int r = 0; r < GATE_ROWS; r++)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + r * 4096),
+                         "l"(from + 16 * r * o.a_row), "r"(16 * r < at.rows ? 16 : 0)
+                         : "memory");
+        return;
     }
-};
+#pragma unroll 1
+    for (int r = 0; r < GATE_ROWS; r++)
+        ((uint4 *)m.ends)[r * CHUNK_CHANNELS_THREADS + threadIdx.x] =
+            16 * r < at.rows ? load_apart((const u16 *)(from + 16 * r * o.a_row))
+                             : make_uint4(0, 0, 0, 0);
+}
 
-DEVICE void find_logs(const linear_call &call, const channels_chunk &at,
-                      const channels_gates &gates, const decays_memory &m)
+/* What a gate of beta is computed from, of the first threads' rows. */
+DEVICE u32 load_beta(const linear_call &call, const channels_chunk &at)
+{
+    const linear_operands &o = call.operands;
+    const int r = threadIdx.x;
+    if (r >= at.chunk.rows || !o.b)
+        return 0;
+    return linear_load_bits(call.dims.raw ? call.dims.dtype : ELEMENT_F32,
+                            o.b + (i64)(at.chunk.sequence.first_row + at.chunk.t + r) * o.b_row,
+                            at.head);
+}
+
+/* `b`: of load_beta(). */
+DEVICE void find_logs(const linear_call &call, const channels_chunk &at, u32 b,
+                      const decays_memory &m)
 {
     constexpr float in_log_2 = 1.4426950408889634f;
     const linear_operands &o = call.operands;
     const linear_dims &d = call.dims;
-    const int r = threadIdx.x;
+    const int r = threadIdx.x, k = threadIdx.x % 16 * 8;
     if (!d.raw) {
         uint4 x[GATE_ROWS][2];
         load_gates<float>(at.gates(call, 4), o.a_row, at.rows, x);
-        write_logs<float>(x, at, m, [](float x, int) { return x * in_log_2; });
+        write_logs<float>(x, at, m, [](float x, int) { return x * (in_log_2 * LOGS_UP); });
     } else {
-        const float bound = d.lower_bound * in_log_2, faster = expf(gates.a_log) * -in_log_2;
+        const float bound = d.lower_bound * (in_log_2 * LOGS_UP), a = expf(o.a_log[at.head]);
+        const float by = bound != 0 ? a * -in_log_2 : in_log_2;
+        float bias[8];
+        uint4 x[GATE_ROWS][1];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            bias[i] = at.rows > 0 ? o.dt_bias[at.head * o.dt_bias_stride + k + i] * by : 0;
+#pragma unroll
+        for (int i = 0; i < GATE_ROWS; i++)
+            x[i][0] = ((const uint4 *)m.ends)[i * CHUNK_CHANNELS_THREADS + threadIdx.x];
         if (bound != 0)
-            write_logs<u16>(gates.raw, at, m, [&](float x, int i) {
-                return bound * reciprocal_fast(1 + exp2_fast(faster * (x + gates.bias[i])));
+            write_logs<u16>(x, at, m, [&](float x, int i) {
+                return bound * reciprocal_fast(1 + exp2_fast(x * by + bias[i]));
             });
         else
-            write_logs<u16>(gates.raw, at, m, [&](float x, int i) {
-                return faster * softplus_fast(x + gates.bias[i]);
+            write_logs<u16>(x, at, m, [&](float x, int i) {
+                return softplus_fast(x * by + bias[i]) * (a * -LOGS_UP);
             });
     }
     if (r < CHUNK_ROWS) {
-        const linear_gate gate = {0, gates.b, 0, 0};
+        const linear_gate gate = {0, b, 0, 0};
         m.beta[r] = r < at.chunk.rows ? linear_gate_beta(&call, &gate) : 0;
     }
 }
@@ -361,19 +387,18 @@ DEVICE void sum_logs(const decays_memory &m, const decays_part &part,
 {
     const int lane = part.lane, row = lane / 4, column = lane % 4 * 2;
     const unsigned at = part.half * (CHUNK_TILE / 2) + part.at;
-    const unsigned high = shared_address(m.high), low = shared_address(m.low);
-    const u32 corner = (column <= row ? 0x3c00 : 0) | (column + 1 <= row ? 0x3c000000 : 0);
-    const u32 ones[4] = {corner, 0x3c003c00, 0, corner};
+    const unsigned logs = shared_address(m.to_end);
+    const u32 one = 0x1c00; /* 1 / LOGS_UP */
+    const u32 corner = (column <= row ? one : 0) | (column + 1 <= row ? one << 16 : 0);
+    const u32 ones[4] = {corner, one | one << 16, 0, corner};
 #pragma unroll
     for (int step = 0; step < CHANNELS_STEPS; step++) {
-        u32 x[4], y[4];
-        load_matrices_turned(high + (at ^ step * 32), x);
-        load_matrices_turned(low + (at ^ step * 32), y);
+        u32 x[4];
+        load_matrices_turned(logs + (at ^ step * 32), x);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float(&to)[4] = sums[step][h];
             to[0] = to[1] = to[2] = to[3] = 0;
-            multiply(to, ones, y[2 * h], y[2 * h + 1]);
             multiply(to, ones, x[2 * h], x[2 * h + 1]);
             if (row == 7)
                 *(float2 *)(m.totals + part.block * CHUNK_MAX_KEYS + CHANNELS_PER_WARP * part.half +
@@ -395,7 +420,7 @@ DEVICE void find_blocks(const decays_memory &m, float *numbers)
     if (threadIdx.x < CHUNK_MAX_KEYS) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            m.since[i * CHUNK_MAX_KEYS + k] = exp2_fast(sum) * CHANNELS_UP;
+            m.since[i * CHUNK_MAX_KEYS + k] = (u16)pack_half(exp2_fast(sum) * CHANNELS_UP, 0);
             sum += total[i];
         }
         const u32 two = pack_half(exp2_fast(total[1]), exp2_fast(total[1] + total[2]));
@@ -406,8 +431,8 @@ DEVICE void find_blocks(const decays_memory &m, float *numbers)
     }
 #pragma unroll
     for (int i = 3; i >= 0; i--) {
-        m.inverse[i * CHUNK_MAX_KEYS + k] = exp2_fast(-total[i]);
-        m.until[i * CHUNK_MAX_KEYS + k] = exp2_fast(sum) * CHANNELS_UP;
+        m.inverse[i * CHUNK_MAX_KEYS + k] = exp2_fast(-total[i]) * TRUNCATED;
+        m.until[i * CHUNK_MAX_KEYS + k] = (u16)pack_half(exp2_fast(sum) * CHANNELS_UP, 0);
         sum += total[i];
     }
     numbers[NUMBERS_DECAY + k] = exp2f(sum);
@@ -461,12 +486,6 @@ template <bool TILES> DEVICE float2 unpack_two(u32 x, float times)
                  : make_float2(bits_f32(x << 16) * times, bits_f32(x & 0xffff0000) * times);
 }
 
-/* In tf32's precision: of the bits after that the tensor cores read none. */
-DEVICE float round_fast(float x)
-{
-    return bits_f32(f32_bits(x) + 0x1000);
-}
-
 /* Products within a block, of queries and keys or of keys alone: `mine` and the other ones. */
 struct block_products {
     float mine[2][4], others[2][4];
@@ -489,12 +508,14 @@ DEVICE void decay_rows(const decays_memory &m, const decays_part &part, int step
     u32 raw[4], others_raw[4], all[4], others_all[4], given[4], ends[4], to_end[4];
     load_matrices(mine, raw);
     load_matrices(others, others_raw);
+    /* part.half, which the compiler keeps where no select reads it. */
+    const bool queries = threadIdx.x >= CHUNK_CHANNELS_THREADS / 2;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float2 since = *(const float2 *)(m.since + first + 8 * h);
         const float2 total = *(const float2 *)(m.totals + first + 8 * h);
         const float2 inverse = *(const float2 *)(m.inverse + first + 8 * h);
-        const float2 until = *(const float2 *)(m.until + first + 8 * h);
+        const u32 since = *(const u32 *)(m.since + first + 8 * h);
+        const u32 until = *(const u32 *)(m.until + first + 8 * h);
         float x[4], y[4], right[2][2];
 #pragma unroll
         for (int w = 0; w < 2; w++) {
@@ -504,21 +525,18 @@ DEVICE void decay_rows(const decays_memory &m, const decays_part &part, int step
             const float2 end = exp2_pair(total.x - sum.x, total.y - sum.y);
             const float2 one = unpack_two<TILES>(raw[i], times[w]);
             const float2 other = unpack_two<TILES>(others_raw[i], others_times[w]);
-            const float kx = (part.half ? other.x : one.x) * end.x;
-            const float ky = (part.half ? other.y : one.y) * end.y;
+            const float kx = (queries ? other.x : one.x) * end.x;
+            const float ky = (queries ? other.y : one.y) * end.y;
             x[w] = one.x * down.x, x[2 + w] = one.y * down.y;
             y[w] = other.x * down.x, y[2 + w] = other.y * down.y;
             left[i] = pack_half(x[w], x[2 + w]);
             given[i] = pack_half(y[w], y[2 + w]);
-            all[i] = pack_half(x[w] * since.x, x[2 + w] * since.y);
-            others_all[i] = pack_half(y[w] * since.x, y[2 + w] * since.y);
             ends[i] = pack_half(kx, ky);
-            to_end[i] = pack_half(kx * until.x, ky * until.y);
-            right[w][0] = round_fast(kx * inverse.x), right[w][1] = round_fast(ky * inverse.y);
+            all[i] = multiply_pairs(left[i], since);
+            others_all[i] = multiply_pairs(given[i], since);
+            to_end[i] = multiply_pairs(ends[i], until);
+            right[w][0] = kx * inverse.x, right[w][1] = ky * inverse.y;
         }
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            x[i] = round_fast(x[i]), y[i] = round_fast(y[i]);
 #pragma unroll
         for (int w = 0; w < 2; w++) {
             multiply_tf32(products.mine[w], x, right[w][0], right[w][1]);
@@ -527,8 +545,8 @@ DEVICE void decay_rows(const decays_memory &m, const decays_part &part, int step
     }
     store_matrices(mine, all);
     store_matrices(others, others_all);
-    store_matrices(shared_address(m.high) + at, to_end);
-    store_matrices(shared_address(m.low) + at, ends);
+    store_matrices(shared_address(m.to_end) + at, to_end);
+    store_matrices(shared_address(m.ends) + at, ends);
     m.given(part.block, 1 - part.half, step)[lane] =
         make_uint4(given[0], given[1], given[2], given[3]);
 }
@@ -550,17 +568,16 @@ static __device__ __noinline__ void multiply_pairwise(char *memory, int block, i
         float sum[4] = {};
         for (int i = j + 1; i < 16; i++) {
             const int at = tile_offset(16 * block + i, place) + half;
-            const uint2 high = *(const uint2 *)(m.high + at), low = *(const uint2 *)(m.low + at);
+            const uint2 logs = *(const uint2 *)(m.to_end + at);
             const uint2 q = *(const uint2 *)(m.q + at), k = *(const uint2 *)(m.k + at);
             const float q_times = m.q_times[16 * block + i], k_times = m.k_times[16 * block + i];
             float of_q = 0, of_k = 0;
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const u32 big = e < 2 ? high.x : high.y, rest = e < 2 ? low.x : low.y;
+                const u32 log = e < 2 ? logs.x : logs.y;
                 const float2 of = unpack_two<TILES>(e < 2 ? q.x : q.y, q_times);
                 const float2 with = unpack_two<TILES>(e < 2 ? k.x : k.y, k_times);
-                sum[e] += (e % 2 ? half_high(big) : half_low(big)) +
-                          (e % 2 ? half_high(rest) : half_low(rest));
+                sum[e] += (e % 2 ? half_high(log) : half_low(log)) * (1 / LOGS_UP);
                 const float decayed = y[e] * exp2_fast(sum[e]);
                 of_q += (e % 2 ? of.y : of.x) * decayed;
                 of_k += (e % 2 ? with.y : with.x) * decayed;
@@ -637,6 +654,7 @@ DEVICE void take_given(const decays_memory &m, const decays_part &part, bool in_
     for (int n = 0; n < 8; n++)
         within[n / 4][n % 4] =
             pairwise[(lane / 4 + n % 4 / 2 * 8) * 16 + n / 4 * 8 + lane % 4 * 2 + n % 2];
+    part.sync(); /* the system will lie there */
 }
 
 /* ---- Products of blocks ---------------------------------------------------------------------- */
@@ -653,7 +671,7 @@ DEVICE void multiply_ends(const decays_memory &m, const decays_part &part, int b
     for (int step = 0; step < 8; step++) {
         const int half = step < 4 ? part.half : 1 - part.half;
         u32 y[4];
-        load_matrices(shared_address(m.low) + half * (CHUNK_TILE / 2) + (at ^ step % 4 * 32), y);
+        load_matrices(shared_address(m.ends) + half * (CHUNK_TILE / 2) + (at ^ step % 4 * 32), y);
         if (block + 1 < part.block)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
@@ -751,7 +769,7 @@ DEVICE void multiply_blocks(const decays_memory &m, const decays_part &part,
 DEVICE void store_keys(const decays_memory &m, char *keys)
 {
     store_bytes(keys, shared_address(m.q), 2 * CHUNK_TILE);
-    store_bytes(keys + 2 * CHUNK_TILE, shared_address(m.high), CHUNK_TILE);
+    store_bytes(keys + 2 * CHUNK_TILE, shared_address(m.to_end), CHUNK_TILE);
     store_commit();
 }
 
@@ -761,6 +779,7 @@ DEVICE void fetch_keys(const linear_call &call, const channels_chunk &at, const 
                        const decays_part &part, const decays_memory &m)
 {
     const linear_dims &d = call.dims;
+    fetch_gates(call, at, m);
     if constexpr (TILES)
         fetch_tiles<CHUNK_CHANNELS_THREADS>(keys, m.q);
     else
@@ -786,10 +805,9 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
     int unit = TILES ? units - 1 - (int)blockIdx.x : blockIdx.x;
     const int step = TILES ? -(int)gridDim.x : gridDim.x;
     channels_chunk at(call, chunks.list[first + unit / d.v_heads], unit);
-    channels_gates gates;
     char *keys = chunks.keys + (i64)unit * CHUNK_RULE_KEYS_BYTES(CHUNK_CHANNELS);
     fetch_keys<TILES>(call, at, keys, part, m);
-    gates.load(call, at);
+    u32 b = load_beta(call, at);
 #pragma unroll 1
     for (;;) {
         const int next = unit + step;
@@ -802,8 +820,8 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
         float sums[CHANNELS_STEPS][2][4], products[4][2][4];
         block_products within = {};
         u32 left[8][4];
-        find_logs(call, at, gates, m);
         copy_wait<0>();
+        find_logs(call, at, b, m);
         __syncthreads();
         at = channels_chunk(call, following, more ? next : unit);
         if constexpr (!TILES)
@@ -819,12 +837,12 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
         if (threadIdx.x == 0)
             store_keys(m, keys);
         keys += (i64)step * CHUNK_RULE_KEYS_BYTES(CHUNK_CHANNELS);
-        if (more)
+        if (more) {
             prefetch_chunk<TILES>(call, at, keys);
+            b = load_beta(call, at);
+        }
         take_given(m, part, in_range, left, within.mine);
         multiply_blocks(m, part, left, within.mine, products);
-        if (more)
-            gates.load(call, at);
         if (part.half)
             write_products_part(m, part, products, to.products);
         else
