@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * boxes.c: tensor maps by which mla_attend_64 copies whole boxes of pages.
+ * boxes.c: tensor maps by which mla_attend_64 and mla_attend_coded_64 copy whole boxes of pages.
  */
 #include "plugins/flashmla_like/flashmla_like.h"
 
@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-enum { BOX_DIMS = 64 /* elements of a latent in a box: 128 bytes */ };
+enum { BOX_BYTES = 128 /* of a latent in a box */ };
 
 /* Elements from `first` on of all latents; what lies beyond `elements` arrives as zeros. */
 static attn_status make_map(const cuda_api *cuda, const attn_tensor *cache, int first, int elements,
@@ -23,7 +23,7 @@ static attn_status make_map(const cuda_api *cuda, const attn_tensor *cache, int 
                            .rank = 4,
                            .shape = {elements, cache->shape[1], cache->shape[0], 1},
                            .strides = {0, 16, 16, 16},
-                           .box = {BOX_DIMS, MLA_BOX, 1, 1},
+                           .box = {BOX_BYTES / size, MLA_BOX, 1, 1},
                            .swizzle = 128,
                            .l2 = 128};
     for (int d = 1; d < 3; d++) /* of one element there is no next one */
@@ -39,10 +39,13 @@ static attn_status make_map(const cuda_api *cuda, const attn_tensor *cache, int 
 static int has_boxes(const attn_instance *instance, uint32_t index, const attn_tensor *cache,
                      const mla_call *call)
 {
-    return call->rows == MLA_ROWS && !cuda_is_fp8(instance->groups[index].kv_dtype) &&
-           call->page_size % MLA_BOX == 0 && !call->batch.req_to_token && call->rope > 0 &&
-           call->operands.aligned & CALL_ALIGNED_CACHE && cache->shape[0] > 0 &&
-           instance->cuda->cuTensorMapEncodeTiled;
+    const int latents = fm_latents(&instance->groups[index]);
+    const int copied = latents == FM_LATENT_BF16
+                           ? call->rope > 0
+                           : latents == FM_LATENT_CODED && call->lora == MLA_LORA;
+    return call->rows == MLA_ROWS && copied && call->page_size % MLA_BOX == 0 &&
+           !call->batch.req_to_token && call->operands.aligned & CALL_ALIGNED_CACHE &&
+           cache->shape[0] > 0 && instance->cuda->cuTensorMapEncodeTiled;
 }
 
 attn_status fm_make_boxes(const attn_instance *instance, uint32_t index, const attn_tensor *cache,
@@ -51,6 +54,8 @@ attn_status fm_make_boxes(const attn_instance *instance, uint32_t index, const a
     call->boxed = has_boxes(instance, index, cache, call);
     if (!call->boxed)
         return ATTN_OK;
+    if (fm_latents(&instance->groups[index]) == FM_LATENT_CODED)
+        return make_map(instance->cuda, cache, 0, call->lora + call->rope, &call->maps[0], error);
     attn_status status = make_map(instance->cuda, cache, 0, call->lora, &call->maps[0], error);
     return status == ATTN_OK
                ? make_map(instance->cuda, cache, call->lora, call->rope, &call->maps[1], error)

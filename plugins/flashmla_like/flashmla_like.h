@@ -16,9 +16,10 @@
 #include "plugins/common/cuda/plan.h"
 #include "plugins/flashmla_like/kernels/mla.h"
 
-/* Kernels by their rows, 8, 16, 32, 64, over each kind of latents. */
+/* Kernels by their rows, 8, 16, 32, 64, over each kind of latents; of queries of e4m3, which are over codes, the last
+ * alone. */
 enum { FM_KERNELS = 4 };
-enum { FM_LATENT_BF16, FM_LATENT_CODES, FM_LATENT_PACKED, FM_LATENTS };
+enum { FM_LATENT_BF16, FM_LATENT_CODES, FM_LATENT_PACKED, FM_LATENT_CODED, FM_LATENTS };
 
 enum {
     FM_INDEX_FORMS = ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_CSR,
@@ -64,6 +65,9 @@ void fm_destroy(attn_instance *instance);
 
 /* FM_LATENT_* of a group. */
 int fm_latents(const cuda_group *group);
+
+/* Latents of a tile of a kernel of so many rows. */
+int fm_tile(int latents, int rows);
 
 /* Bytes of shared memory of a block of instance->attend[latents][kernel]. */
 uint32_t fm_shared(int latents, int kernel);

@@ -47,18 +47,28 @@ static attn_status find(attn_instance *made, const char *name, uint32_t shared,
 int fm_latents(const cuda_group *group)
 {
     return group->packed                  ? FM_LATENT_PACKED
+           : cuda_is_fp8(group->q_dtype)  ? FM_LATENT_CODED
            : cuda_is_fp8(group->kv_dtype) ? FM_LATENT_CODES
                                           : FM_LATENT_BF16;
 }
 
+int fm_tile(int latents, int rows)
+{
+    return rows == MLA_ROWS && latents != FM_LATENT_CODED ? MLA_ROWS_TILE : MLA_TILE;
+}
+
 uint32_t fm_shared(int latents, int kernel)
 {
+    static const uint32_t of_64[FM_LATENTS] = {[FM_LATENT_BF16] = MLA_ROWS_SHARED,
+                                               [FM_LATENT_CODES] = MLA_ROWS_SHARED,
+                                               [FM_LATENT_PACKED] = MLA_PACKED_ROWS_SHARED,
+                                               [FM_LATENT_CODED] = MLA_CODED_SHARED};
     const int rows = 8 << kernel;
-    if (latents == FM_LATENT_PACKED)
-        return rows == MLA_ROWS ? MLA_PACKED_ROWS_SHARED : (uint32_t)MLA_PACKED_SHARED(rows);
     if (rows == MLA_ROWS)
-        return MLA_ROWS_SHARED;
-    return (uint32_t)(latents == FM_LATENT_CODES ? MLA_CODES_SHARED(rows) : MLA_SHARED(rows));
+        return of_64[latents];
+    return (uint32_t)(latents == FM_LATENT_PACKED  ? MLA_PACKED_SHARED(rows)
+                      : latents == FM_LATENT_CODES ? MLA_CODES_SHARED(rows)
+                                                   : MLA_SHARED(rows));
 }
 
 static attn_status load_kernels(attn_instance *made, attn_error *error)
@@ -68,7 +78,8 @@ static attn_status load_kernels(attn_instance *made, attn_error *error)
         [FM_LATENT_CODES] = {"mla_attend_codes_8", "mla_attend_codes_16", "mla_attend_codes_32",
                              "mla_attend_codes_64"},
         [FM_LATENT_PACKED] = {"mla_attend_packed_8", "mla_attend_packed_16", "mla_attend_packed_32",
-                              "mla_attend_packed_64"}};
+                              "mla_attend_packed_64"},
+        [FM_LATENT_CODED] = {[FM_KERNELS - 1] = "mla_attend_coded_64"}};
     attn_status status =
         cuda_image_load(made->cuda, &made->facts, images, 1, &made->module, NULL, error);
     if (status == ATTN_OK)
@@ -77,8 +88,9 @@ static attn_status load_kernels(attn_instance *made, attn_error *error)
         status = find(made, "mla_merge", 0, &made->merge, error);
     for (int latents = 0; latents < FM_LATENTS; latents++)
         for (int i = 0; i < FM_KERNELS && status == ATTN_OK; i++)
-            status = find(made, names[latents][i], fm_shared(latents, i), &made->attend[latents][i],
-                          error);
+            if (names[latents][i])
+                status = find(made, names[latents][i], fm_shared(latents, i),
+                              &made->attend[latents][i], error);
     return status;
 }
 

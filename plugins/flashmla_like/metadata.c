@@ -41,7 +41,10 @@ static fm_shape shape_of(int64_t rows, uint32_t sms)
 fm_shape fm_find_shape(const attn_metadata *metadata, uint32_t index)
 {
     const attn_instance *instance = metadata->instance;
-    return shape_of(cuda_plan_extent(&metadata->plan).q_len * instance->groups[index].ratio,
+    const cuda_group *group = &instance->groups[index];
+    const int64_t rows = cuda_plan_extent(&metadata->plan).q_len * group->ratio;
+    const int coded = fm_latents(group) == FM_LATENT_CODED; /* one kernel, for any rows */
+    return shape_of(coded && rows < MLA_ROWS ? MLA_ROWS : rows,
                     cuda_plan_num_sms(&metadata->plan, instance->facts.num_sms));
 }
 
@@ -163,7 +166,7 @@ void fm_describe(const attn_metadata *metadata, uint32_t index, mla_call *call)
     call->ranges = shape.ranges;
     call->pair = shape.pair;
     call->rows = shape.rows;
-    call->tile = shape.rows == MLA_ROWS ? MLA_ROWS_TILE : MLA_TILE;
+    call->tile = fm_tile(fm_latents(group), shape.rows);
     call->heads = group->ratio;
     call->lora = group->v_dim;
     call->rope = group->dim - group->v_dim;

@@ -8,11 +8,23 @@
 #include "attn_plugin_util.h"
 #include "plugins/common/cuda/operands.h"
 
+/* Of queries of e4m3, one each. */
+static attn_status take_query_scales(const attn_forward_args *args, mla_call *call,
+                                     attn_error *error)
+{
+    attn_status status = cuda_scales_take(args, ATTN_ROLE_Q_NOPE, ATTN_SCALE_PER_TENSOR, 1,
+                                          &call->q_scale, &call->q_scale_device, error);
+    return status == ATTN_OK ? cuda_scales_take(args, ATTN_ROLE_Q_PE, ATTN_SCALE_PER_TENSOR, 1,
+                                                &call->q_pe_scale, &call->q_pe_scale_device, error)
+                             : status;
+}
+
 static attn_status take_queries(const cuda_group *group, const attn_forward_args *args,
                                 int64_t rows, mla_call *call, attn_error *error)
 {
     const attn_tensor *nope = NULL, *pe = NULL;
-    attn_util_form form = {.dtype = ATTN_BF16, .ndim = 3, .shape = {0, group->ratio, group->v_dim}};
+    attn_util_form form = {
+        .dtype = group->q_dtype, .ndim = 3, .shape = {0, group->ratio, group->v_dim}};
     attn_status status = cuda_operand_rows(args, ATTN_ROLE_Q_NOPE, form, rows, &nope, error);
     form.shape[2] = group->dim - group->v_dim;
     if (status == ATTN_OK)
@@ -27,7 +39,7 @@ static attn_status take_queries(const cuda_group *group, const attn_forward_args
     call->q_pe_head = cuda_stride_bytes(pe, 1);
     if (cuda_is_aligned(nope, 16) && cuda_is_aligned(pe, 16))
         call->operands.aligned |= CALL_ALIGNED_Q;
-    return ATTN_OK;
+    return cuda_is_fp8(group->q_dtype) ? take_query_scales(args, call, error) : ATTN_OK;
 }
 
 static attn_status take_outputs(const cuda_group *group, const attn_forward_args *args,

@@ -94,11 +94,23 @@ static void check_latents(const attn_problem *problem, const attn_layer_group *g
                problem->kv_layout ? problem->kv_layout : "absent");
 }
 
+/* Queries of e4m3 are multiplied with latents of e4m3, beside new latents of bf16. */
+static int has_coded_queries(const attn_problem *problem)
+{
+    return problem->q_dtype == ATTN_FP8_E4M3 && problem->kv_dtype == ATTN_FP8_E4M3 &&
+           !is_packed(problem) && is_bf16(problem->new_kv_dtype);
+}
+
 static void check_dtypes(const attn_problem *problem, const attn_layer_group *group,
                          attn_verdict *verdict)
 {
-    attn_util_check_inputs(problem, group, ATTN_BF16, verdict);
-    if (!is_bf16(problem->q_dtype))
+    const int coded = has_coded_queries(problem);
+    if (!coded)
+        attn_util_check_inputs(problem, group, ATTN_BF16, verdict);
+    else if (group->input_scale_granularity != ATTN_SCALE_PER_TENSOR)
+        REFUSE(SCALE_GRANULARITY, INPUT_SCALE_GRANULARITY, "per_tensor", "%s",
+               attn_util_granularity_name(group->input_scale_granularity));
+    if (!coded && !is_bf16(problem->q_dtype))
         REFUSE(DTYPE, Q_DTYPE, "bf16", "%s", attn_util_dtype_name(problem->q_dtype));
     if (problem->kv_dtype != ATTN_FP8_E4M3 && (!is_bf16(problem->kv_dtype) || is_packed(problem)))
         REFUSE(DTYPE, KV_DTYPE, is_packed(problem) ? "fp8_e4m3" : "bf16, fp8_e4m3", "%s",

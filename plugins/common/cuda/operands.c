@@ -170,20 +170,16 @@ static attn_status take_caches(const taking *t, attn_error *error)
 }
 
 /* Scales on the device are read there; those on the host travel in the argument. */
-static attn_status take_scale(const taking *t, uint32_t role, float *values, const float **device,
-                              attn_error *error)
+attn_status cuda_scales_take(const attn_forward_args *args, uint32_t role, uint32_t granularity,
+                             uint32_t count, float *values, const float **device, attn_error *error)
 {
-    const attn_scale *scale = t->args->scales ? attn_operand_scale(t->args, role) : NULL;
-    const cuda_group *group = t->group;
-    uint32_t count =
-        group->scale_granularity == ATTN_SCALE_PER_HEAD ? (uint32_t)group->kv_heads : 1;
+    const attn_scale *scale = args->scales ? attn_operand_scale(args, role) : NULL;
     if (!scale)
         return FAIL(error, ATTN_FIELD_SCALE, "scale of %s is missing", attn_util_role_name(role));
-    if (scale->granularity != group->scale_granularity || scale->count != count)
-        return FAIL(error, ATTN_FIELD_SCALE,
-                    "scale of %s: granularity %u, count %u: accepted %u, %u",
-                    attn_util_role_name(role), scale->granularity, scale->count,
-                    group->scale_granularity, count);
+    if (scale->granularity != granularity || scale->count != count)
+        return FAIL(
+            error, ATTN_FIELD_SCALE, "scale of %s: granularity %u, count %u: accepted %u, %u",
+            attn_util_role_name(role), scale->granularity, scale->count, granularity, count);
     *device = scale->device;
     if (scale->device)
         return ATTN_OK;
@@ -197,6 +193,16 @@ static attn_status take_scale(const taking *t, uint32_t role, float *values, con
                 attn_util_role_name(role), i, attn_util_number((double)scale->host[i]).text);
     memcpy(values, scale->host, count * sizeof *values);
     return ATTN_OK;
+}
+
+/* Of a cache. */
+static attn_status take_scale(const taking *t, uint32_t role, float *values, const float **device,
+                              attn_error *error)
+{
+    const uint32_t granularity = t->group->scale_granularity;
+    const int per_head = granularity == ATTN_SCALE_PER_HEAD;
+    return cuda_scales_take(t->args, role, granularity, per_head ? (uint32_t)t->group->kv_heads : 1,
+                            values, device, error);
 }
 
 /* An fp32 value for each query head. */

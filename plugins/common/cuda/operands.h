@@ -39,4 +39,10 @@ attn_status cuda_latents_take(const cuda_group *group, const attn_util_layer *la
                               const cuda_plan *plan, const attn_kv_batch *kv,
                               const attn_forward_args *args, call_operands *to, attn_error *error);
 
+/* The `count` scales of a role: where they are on the device, or NULL there and in `values` those on the host.
+ * INVALID_ARGUMENT as above. */
+attn_status cuda_scales_take(const attn_forward_args *args, uint32_t role, uint32_t granularity,
+                             uint32_t count, float *values, const float **device,
+                             attn_error *error);
+
 #endif /* PLUGINS_CUDA_OPERANDS_H */

@@ -59,13 +59,14 @@ DEVICE unsigned codes_place(int row, int block)
     return row * MLA_CODES_ROW + (block ^ (row / 4 % 2)) * 32;
 }
 
-/* Where loaders put codes: a tile of so many rows, and a block of one of them. */
+/* Where loaders put codes: a tile of so many rows, and a piece of 16 codes of one of them; `next`: how far apart pieces
+ * are that are 128 codes apart. */
 struct codes_tile {
-    static constexpr int rows = MLA_TILE;
+    static constexpr int rows = MLA_TILE, bytes = MLA_CODES_TILE, next = 128, unrolled = 4;
 
-    static __device__ __forceinline__ unsigned place(int row, int block)
+    static __device__ __forceinline__ unsigned place(int row, int piece)
     {
-        return codes_place(row, block);
+        return codes_place(row, piece / 2) + piece % 2 * 16;
     }
 };
 
@@ -145,7 +146,7 @@ DEVICE void codes_quantise(const mla_call &c, unsigned tile, int row, const char
         for (int i = 0; i < 4; i++)
             x[i] = there ? f32_divide(element_from_bf16(((const any16 *)from)[i]), scale) : 0.0f;
         unsigned codes = pack_codes(x[0], x[1], x[2], x[3]);
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + to::place(row, d / 32) + d % 32),
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + to::place(row, d / 16) + d % 16),
                      "r"(codes)
                      : "memory");
     }
@@ -158,19 +159,19 @@ DEVICE void codes_load_tile(const mla_call &c, const codes_source &mine, unsigne
 {
     constexpr int rows = to::rows / 4; /* of a warp */
     const int piece = lane % 8, lora = c.lora - piece * 16, rope = c.rope - piece * 16;
-#pragma unroll
+#pragma unroll(to::unrolled)
     for (int i = 0; i < (rows + 3) / 4; i++) {
         const int row = i * 4 + lane / 8;
         const char *from = shuffle_pointer(mine.row, row) + piece * 16;
         const int bytes = __shfl_sync(~0u, mine.bytes, row);
-        const unsigned at = tile + to::place(warp * rows + row, piece / 2) + piece % 2 * 16;
+        const unsigned at = tile + to::place(warp * rows + row, piece);
         if (row >= rows)
             continue;
 #pragma unroll
         for (int k = 0; k < MLA_LORA / 128; k++)
-            copy_async(at + k * 128, from + k * 128, k * 128 < lora ? bytes : 0);
+            copy_async(at + k * to::next, from + k * 128, k * 128 < lora ? bytes : 0);
         if (piece < MLA_ROPE / 16)
-            copy_async(at + MLA_LORA, from + c.lora, rope > 0 ? bytes : 0);
+            copy_async(at + MLA_LORA / 128 * to::next, from + c.lora, rope > 0 ? bytes : 0);
     }
 }
 
@@ -186,7 +187,7 @@ DEVICE void codes_load_slow(const mla_call &c, const codes_source &mine, unsigne
 #pragma unroll 1
         for (int d = lane * 16; d < MLA_DIM && !fresh; d += 512) {
             const bool there = d < MLA_LORA ? d < c.lora : d - MLA_LORA < c.rope;
-            codes_copy(tile + to::place(warp * (to::rows / 4) + i, d / 32) + d % 32,
+            codes_copy(tile + to::place(warp * (to::rows / 4) + i, d / 16),
                        from + (d < MLA_LORA ? d : d - MLA_LORA + c.lora), there ? bytes : 0,
                        aligned);
         }
@@ -578,17 +579,20 @@ DEVICE void codes_out(const mla_call &c, const mla_walk &w, const index_sequence
         }
 }
 
+/* Of columns that are no rows nothing is written, which mla_merge does not read. */
 template <int N>
-DEVICE void codes_part(const mla_call &c, const mla_walk &w, const mla_sums<N> &o, int d0)
+DEVICE void codes_part(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                       const mla_sums<N> &o, int d0)
 {
-    const int lane = (int)threadIdx.x % 32;
+    const int lane = (int)threadIdx.x % 32, rows = q.q_len * c.heads - first_row<N>(c, w);
     float *to = c.parts + part_place(c, w) * (MLA_LORA * N) + d0 * N + lane % 4 * 2;
 #pragma unroll
     for (int d = 0; d < 8; d++)
 #pragma unroll
         for (int i = 0; i < N / 8; i++)
-            *(float2 *)(to + d * N + i * 8) =
-                make_float2(o[d / 2][4 * i + 2 * (d % 2)], o[d / 2][4 * i + 2 * (d % 2) + 1]);
+            if (N < MLA_ROWS || i * 8 < rows)
+                *(float2 *)(to + d * N + i * 8) =
+                    make_float2(o[d / 2][4 * i + 2 * (d % 2)], o[d / 2][4 * i + 2 * (d % 2) + 1]);
 }
 
 template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N> &m)
@@ -636,7 +640,7 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
         if (walk_whole(w))
             codes_out<N>(c, w, q, o, d0);
         else
-            codes_part<N>(c, w, o, d0);
+            codes_part<N>(c, w, q, o, d0);
     }
 }
 

@@ -143,11 +143,11 @@ DEVICE void rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
 
 /* Codes on their way to be widened, as they lie in a page. */
 struct rows_raw {
-    static constexpr int rows = MLA_ROWS_TILE;
+    static constexpr int rows = MLA_ROWS_TILE, next = 128, unrolled = 4;
 
-    static __device__ __forceinline__ unsigned place(int row, int block)
+    static __device__ __forceinline__ unsigned place(int row, int piece)
     {
-        return row * MLA_DIM + block * 32;
+        return row * MLA_DIM + piece * 16;
     }
 };
 
@@ -441,21 +441,26 @@ DEVICE void rows_scores(float (&s)[ROWS_SCORES], const rows_held &held, const ml
     products_arrived(s);
 }
 
-/* `j` is the key of s[0]. */
+/* Row r of a lane sees the keys [lo, hi); `j` is the key of s[0]. */
+template <int scores> DEVICE void rows_hide_row(float (&s)[scores], int r, int lo, int hi, int j)
+{
+#pragma unroll
+    for (int i = 0; i < scores / 4; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int at = j + i * 8 + e;
+            float &x = s[4 * i + 2 * r + e];
+            x = lo <= at && at < hi ? x : SOFTMAX_EMPTY;
+        }
+}
+
 DEVICE void rows_hide(float (&s)[ROWS_SCORES], const mla_shared<ROWS> &m, int j, int warp, int lane)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const unsigned place = rows_seen_place(m, row_of(warp, lane, r));
         const int lo = (int)shared_load_word(place), hi = (int)shared_load_word(place + 4);
-#pragma unroll
-        for (int i = 0; i < MLA_ROWS_TILE / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                int at = j + i * 8 + e;
-                float &x = s[4 * i + 2 * r + e];
-                x = lo <= at && at < hi ? x : SOFTMAX_EMPTY;
-            }
+        rows_hide_row(s, r, lo, hi, j);
     }
 }
 
@@ -464,11 +469,11 @@ DEVICE void rows_hide(float (&s)[ROWS_SCORES], const mla_shared<ROWS> &m, int j,
 #define ROWS_SLACK 8.0f
 
 /* A lane's maximum of a row, before the scale. */
-DEVICE float rows_most(const float (&s)[ROWS_SCORES], int r)
+template <int scores> DEVICE float rows_most(const float (&s)[scores], int r)
 {
     float most = fmaxf(s[2 * r], s[2 * r + 1]);
 #pragma unroll
-    for (int i = 1; i < MLA_ROWS_TILE / 8; i++)
+    for (int i = 1; i < scores / 4; i++)
         most = fmaxf(most, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
     return most;
 }
@@ -487,7 +492,8 @@ DEVICE void rows_raise(mla_rows &rows, float (&factor)[2], const float (&most)[2
 
 /* Scores are multiplied by `scale`, probabilities by 2^`up`. In most tiles no maximum of a warp's exceeds: then
  * lanes exchange nothing. */
-DEVICE void rows_softmax(float (&s)[ROWS_SCORES], mla_rows &rows, float (&factor)[2],
+template <int scores>
+DEVICE void rows_softmax(float (&s)[scores], mla_rows &rows, float (&factor)[2],
                          const float (&scale)[2], float up)
 {
     float base[2], sum[2][2] = {{0, 0}, {0, 0}};
@@ -503,7 +509,7 @@ DEVICE void rows_softmax(float (&s)[ROWS_SCORES], mla_rows &rows, float (&factor
     for (int r = 0; r < 2; r++)
         base[r] -= up;
 #pragma unroll
-    for (int i = 0; i < MLA_ROWS_TILE / 8; i++)
+    for (int i = 0; i < scores / 4; i++)
 #pragma unroll
         for (int r = 0; r < 2; r++)
 #pragma unroll
@@ -517,13 +523,13 @@ DEVICE void rows_softmax(float (&s)[ROWS_SCORES], mla_rows &rows, float (&factor
         rows.sum[r] = rows.sum[r] * factor[r] + (sum[r][0] + sum[r][1]);
 }
 
-template <bool half>
-DEVICE void rows_store(const float (&s)[ROWS_SCORES], const float (&factor)[2],
+template <bool half, int scores>
+DEVICE void rows_store(const float (&s)[scores], const float (&factor)[2],
                        const mla_shared<ROWS> &m, int warp, int lane)
 {
     const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
-    for (int i = 0; i < MLA_ROWS_TILE / 8; i += 2)
+    for (int i = 0; i < scores / 4; i += 2)
         store_matrices(m.p + swizzled(row, i + lane / 16), pack_pair<half>(s[4 * i], s[4 * i + 1]),
                        pack_pair<half>(s[4 * i + 2], s[4 * i + 3]),
                        pack_pair<half>(s[4 * i + 4], s[4 * i + 5]),

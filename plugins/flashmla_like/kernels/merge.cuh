@@ -190,6 +190,8 @@ extern "C" __global__ void __launch_bounds__(MLA_MERGE_THREADS)
     const int chunks = merge_chunks(c, groups);
     for (int i = blockIdx.x; i < groups * chunks; i += gridDim.x) {
         mla_piece p = merge_piece(c, chunks, i);
+        if (merge_row(c, p, 0) < 0) /* of all threads: no row of the piece is there */
+            continue;
         merge_sums(c, p, m);
         __syncthreads();
         merge_out(c, p, m);

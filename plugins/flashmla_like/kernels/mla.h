@@ -71,6 +71,14 @@
 #define MLA_CODES_SHARED(n)                                                                        \
     (MLA_SHARED_Q(n) + MLA_CODES_STAGES(n) * MLA_CODES_TILE + 2 * MLA_CODES_P(n) + (n)*52 + 128)
 
+/* The same of mla_attend_coded_64, whose queries are of e4m3, too: queries and four tiles as panels of 128 codes, the
+ * last one of which is half empty, two buffers of probabilities. */
+#define MLA_CODED_PANELS 5
+#define MLA_CODED_STAGES 4
+#define MLA_CODED_TILE   (MLA_CODED_PANELS * MLA_TILE * 128)
+#define MLA_CODED_SHARED                                                                           \
+    ((1 + MLA_CODED_STAGES) * MLA_CODED_TILE + 2 * (MLA_SHARED_P(64) + 64 * 4) + 2 * 64 * 4 + 128)
+
 /* The same of mla_attend_packed_N, over rows of mla.latent_fp8/1, with at most 32 rows: tiles of codes and scales, and panels of what
  * is bf16 in them. With few rows two warpgroups compute scores. Probabilities are there four times. */
 #define MLA_PACKED_BYTES      656 /* of a row of the cache */
@@ -133,6 +141,8 @@ typedef struct mla_call {
     call_batch batch;
     const void *q_pe;
     long long q_pe_row, q_pe_head;
+    const float *q_scale_device,
+        *q_pe_scale_device; /* of queries of e4m3; NULL = those at the end */
     mla_plan_header *plan;
     int *first;      /* [ranges] the unit where a range begins */
     mla_unit *units; /* [most_units] */
@@ -150,8 +160,10 @@ typedef struct mla_call {
     int window_left, chunk;
     int out_f32; /* 1 = the output is fp32, else bf16 */
     float sm_scale;
-    int boxed;       /* 1 = `maps` are there: pages are copied by boxes of MLA_BOX latents */
-    mla_map maps[2]; /* {dim, latent of a page, page, 1} of c_kv and k_pe */
+    float q_scale, q_pe_scale;
+    int boxed; /* 1 = `maps` are there: pages are copied by boxes of MLA_BOX latents */
+    mla_map maps
+        [2]; /* {dim, latent of a page, page, 1} of c_kv and k_pe; queries of e4m3: the first, of both */
 } mla_call;
 
 #endif /* FLASHMLA_LIKE_MLA_H */

@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attend_coded.cuh: 64 query rows of e4m3 over tiles of 64 latents of e4m3. Both are multiplied as they lie; values are
+ * widened in registers, as in attend_codes.cuh, with dimensions as rows and 64 queries as columns:
+ *
+ *   S[64 x 64]   = Q K^T               18 products of codes
+ *   O^T[512 x N] += V^T[512 x 64] P^T  32 products of fp16
+ *
+ * No tile is widened in shared memory, so that there is room for four. With fewer rows the rest of the 64 are zeros.
+ */
+#ifndef FLASHMLA_LIKE_ATTEND_CODED_CUH
+#define FLASHMLA_LIKE_ATTEND_CODED_CUH
+
+#include "plugins/flashmla_like/kernels/attend_rows.cuh"
+
+#define CODED_PANEL  (MLA_TILE * ROW_BYTES) /* bytes of 128 codes of 64 rows */
+#define CODED_STEPS  (MLA_DIM / 32)         /* products of codes */
+#define CODED_HELD   4                      /* of those the last ones have queries in registers */
+#define CODED_SCORES (MLA_TILE / 2)         /* of a thread */
+#define CODED_AHEAD  2 /* pairs of products with values that may be under way */
+
+/* What products of codes read: panels of the 128-byte swizzle. */
+struct coded_tile {
+    static constexpr int rows = MLA_TILE, next = CODED_PANEL, unrolled = 1;
+
+    static __device__ __forceinline__ unsigned place(int row, int piece)
+    {
+        return piece / 8 * CODED_PANEL + swizzled(row, piece % 8);
+    }
+};
+
+/* ---- Shared memory --------------------------------------------------------------------------- */
+
+DEVICE mla_shared<ROWS> coded_find(unsigned char *memory)
+{
+    mla_shared<ROWS> m;
+    m.q = shared_address(memory);
+    m.tiles = m.q + MLA_CODED_TILE;
+    m.p = m.tiles + MLA_CODED_STAGES * MLA_CODED_TILE;
+    m.exchange = m.q_scale = 0;
+    m.factor = (float *)(memory + (m.p - m.q) + 2 * MLA_SHARED_P(ROWS));
+    m.lo = (int *)(m.factor + 2 * ROWS);
+    m.hi = m.lo + ROWS;
+    m.full = shared_address(m.hi + ROWS);
+    m.empty = m.full + 8 * MLA_CODED_STAGES;
+    m.p_full = m.empty + 8 * MLA_CODED_STAGES;
+    m.p_empty = m.p_full + 16;
+    return m;
+}
+
+/* One of the two buffers of probabilities and factors. */
+DEVICE mla_shared<ROWS> coded_buffer(mla_shared<ROWS> m, int slot)
+{
+    m.p += slot * MLA_SHARED_P(ROWS);
+    m.factor += slot * ROWS;
+    m.p_full += slot * 8;
+    m.p_empty += slot * 8;
+    return m;
+}
+
+/* ---- Warpgroup 0: tiles ---------------------------------------------------------------------- */
+
+/* 16 latents of a page, by one thread: a box of each panel. */
+DEVICE void coded_load_boxes(const mla_call &c, unsigned to, unsigned full, int token, int page)
+{
+#pragma unroll
+    for (int p = 0; p < MLA_CODED_PANELS; p++)
+        tensor_load(to + p * CODED_PANEL, &c.maps[0], full, p * 128, token, page, 0);
+}
+
+/* Lane 31 of each warp has the first key of a box, the others a row each. */
+DEVICE void coded_feed(const mla_call &c, const mla_shared<ROWS> &m)
+{
+    typedef coded_tile to;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int mine = warp * MLA_BOX + (lane == 31 ? 0 : lane % MLA_BOX);
+    const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
+    const mask_rule rule = plan_rule(&c);
+    ring<MLA_CODED_STAGES> at;
+    mla_walk w = walk_begin(c);
+    while (walk_next(c, w)) {
+        index_sequence q;
+        int lo, hi, rows = ROWS * c.pair;
+        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        int last = int_min(w.u.first_row + rows, q.q_len * c.heads) - 1;
+        mask_outline(&rule, &c.batch, &q, w.u.first_row / c.heads, last / c.heads, &lo, &hi);
+        int j = (w.u.first_tile + w.t0) * MLA_TILE;
+        int entry = find_entry(c, q, lo, hi, j + mine);
+        for (int t = w.t0; t < w.t1; t++) {
+            const unsigned tile = m.tiles + at.slot * MLA_CODED_TILE, full = m.full + 8 * at.slot;
+            const bool boxed = c.boxed && j >= lo && j + MLA_TILE <= int_min(hi, q.first_new);
+            const int now = entry;
+            entry = find_entry(c, q, lo, hi, j + MLA_TILE + mine);
+            barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
+            if (boxed) {
+                if (threadIdx.x == 0)
+                    barrier_arrive_expect(full, MLA_CODED_TILE);
+                else
+                    barrier_arrive(full);
+                if (lane == 31)
+                    coded_load_boxes(c, tile + warp * (MLA_BOX * ROW_BYTES), full,
+                                     (j + mine) % c.page_size, now);
+            } else {
+                const codes_source from = codes_find_source(c, q, lo, hi, j + mine, now);
+                if (aligned && !__any_sync(~0u, from.fresh)) {
+                    codes_load_tile<to>(c, from, tile, warp, lane);
+                    copy_arrive(full);
+                } else {
+                    codes_load_slow<to>(c, from, tile, warp, lane, aligned);
+                    codes_load_fresh<to>(c, from, tile, codes_scale(c), warp, lane);
+                    copy_wait();
+                    barrier_arrive(full);
+                }
+            }
+            j += MLA_TILE;
+            at.advance();
+        }
+    }
+    copy_wait();
+}
+
+/* ---- Warpgroup 1: scores --------------------------------------------------------------------- */
+
+typedef unsigned coded_held[CODED_HELD][4];
+
+/* sums[64 x 64] = (add ? sums : 0) + a[64 x 32] * b[64 x 32]^T of e4m3, both in shared memory. */
+DEVICE void coded_product_shared(float (&s)[CODED_SCORES], unsigned long long a,
+                                 unsigned long long b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_SHARED_FLAG_64 ", 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" PTX_LIST_64
+                 "}, " PTX_SHARED_64 ", p, 1, 1;\n}"
+                 : PTX_SUMS_64(s)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+/* The same with a in registers. */
+DEVICE void coded_product_held(float (&s)[CODED_SCORES], const unsigned (&a)[4],
+                               unsigned long long b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_REGISTER_FLAG_64 ", 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" PTX_LIST_64
+                 "}, " PTX_REGISTER_64 ", p, 1, 1;\n}"
+                 : PTX_SUMS_64(s)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/* Queries as panels of codes, and the keys that rows see. */
+DEVICE void coded_load_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                               const mask_rule &rule, const mla_shared<ROWS> &m, int thread)
+{
+    const int first = first_row<ROWS>(c, w), rows = q.q_len * c.heads;
+    const bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
+#pragma unroll 2
+    for (int i = thread; i < ROWS * (MLA_DIM / 16); i += GROUP_THREADS) {
+        const int n = i / (MLA_DIM / 16), piece = i % (MLA_DIM / 16), pe = piece - MLA_LORA / 16;
+        const bool valid = first + n < rows;
+        const int r = valid ? first + n : 0, head = r % c.heads;
+        const i64 row = q.first_row + r / c.heads;
+        const char *from =
+            pe < 0 ? (const char *)c.operands.q + row * c.operands.q_row +
+                         head * c.operands.q_head + piece * 16
+                   : (const char *)c.q_pe + row * c.q_pe_row + head * c.q_pe_head + pe * 16;
+        const bool there = valid && (pe < 0 ? piece * 16 < c.lora : pe * 16 < c.rope);
+        codes_copy(m.q + coded_tile::place(n, piece), from, there ? 16 : 0, aligned);
+    }
+    if (thread < ROWS)
+        row_seen<ROWS>(c, w, q, rule, thread, m.lo + thread, m.hi + thread);
+    copy_wait();
+    fence_async_shared();
+    named_sync(1, GROUP_THREADS);
+}
+
+/* A lane's part of the last queries, as the first operand of products. */
+DEVICE void coded_hold(coded_held &held, const mla_shared<ROWS> &m, int warp, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < CODED_HELD; i++)
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            held[i][k] =
+                shared_load_word(m.q +
+                                 coded_tile::place(row_of(warp, lane, k % 2),
+                                                   (CODED_STEPS - CODED_HELD + i) * 2 + k / 2) +
+                                 lane % 4 * 4);
+}
+
+template <int first, int end>
+DEVICE void coded_multiply_steps(float (&s)[CODED_SCORES], const coded_held &held,
+                                 const mla_shared<ROWS> &m, unsigned tile)
+{
+    const unsigned long long a = matrix_descriptor(unknown(m.q), 16, 8 * ROW_BYTES);
+    const unsigned long long b = matrix_descriptor(tile, 16, 8 * ROW_BYTES);
+    products_fence();
+#pragma unroll
+    for (int i = first; i < end; i++) {
+        const unsigned far = i / 4 * CODED_PANEL + i % 4 * 32;
+        if (i < CODED_STEPS - CODED_HELD)
+            coded_product_shared(s, descriptor_advance(a, far), descriptor_advance(b, far), i > 0);
+        else
+            coded_product_held(s, held[i - (CODED_STEPS - CODED_HELD)], descriptor_advance(b, far),
+                               i > 0);
+    }
+    products_commit();
+    products_wait<0>();
+    products_arrived(s);
+}
+
+/* `ratio`: of the scale of q_nope to that of q_pe, the one that is applied to all sums after. */
+DEVICE void coded_scores(float (&s)[CODED_SCORES], const coded_held &held,
+                         const mla_shared<ROWS> &m, unsigned tile, float ratio)
+{
+    if (ratio == 1.0f) {
+        coded_multiply_steps<0, CODED_STEPS>(s, held, m, tile);
+        return;
+    }
+    coded_multiply_steps<0, MLA_LORA / 32>(s, held, m, tile);
+#pragma unroll
+    for (int i = 0; i < CODED_SCORES; i++)
+        s[i] *= ratio;
+    coded_multiply_steps<MLA_LORA / 32, CODED_STEPS>(s, held, m, tile);
+}
+
+DEVICE void coded_hide(float (&s)[CODED_SCORES], const mla_shared<ROWS> &m, int j, int warp,
+                       int lane)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int n = row_of(warp, lane, r);
+        rows_hide_row(s, r, m.lo[n], m.hi[n], j);
+    }
+}
+
+/* What codes of q_nope and of q_pe stand for. */
+DEVICE float2 coded_query_scales(const mla_call &c)
+{
+    return make_float2(c.q_scale_device ? *c.q_scale_device : c.q_scale,
+                       c.q_pe_scale_device ? *c.q_pe_scale_device : c.q_pe_scale);
+}
+
+DEVICE void coded_score(const mla_call &c, const mla_shared<ROWS> &m)
+{
+    const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
+    const mask_rule rule = plan_rule(&c);
+    const float cache_scale = codes_scale(c);
+    const float2 of_queries = coded_query_scales(c);
+    const float ratio = of_queries.x / of_queries.y;
+    const float scale = cache_scale * of_queries.y * (c.sm_scale * SOFTMAX_LOG2E);
+    const float sign = scale > 0 ? 1.0f : scale < 0 ? -1.0f : scale;
+    const float one = scale != 0 ? fabsf(scale) : 1.0f, size[2] = {one, one};
+    ring<MLA_CODED_STAGES> at;
+    ring<2> part;
+    mla_walk w = walk_begin(c);
+    while (walk_next(c, w)) {
+        index_sequence q;
+        coded_held held;
+        mla_rows rows = {{SOFTMAX_EMPTY, SOFTMAX_EMPTY}, {0, 0}};
+        int lo, least_hi;
+        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        coded_load_queries(c, w, q, rule, m, thread);
+        coded_hold(held, m, warp, lane);
+        seen_by_all<ROWS>(c, w, q, rule, &lo, &least_hi);
+        int j = (w.u.first_tile + w.t0) * MLA_TILE;
+        for (int t = w.t1 - w.t0; t > 0; t--) {
+            float s[CODED_SCORES], factor[2];
+            barrier_wait(m.full + 8 * at.slot, at.phase);
+            fence_async_shared();
+            coded_scores(s, held, m, m.tiles + at.slot * MLA_CODED_TILE, ratio);
+            release(m.empty + 8 * at.slot);
+            at.advance();
+            if (sign != 1.0f)
+#pragma unroll
+                for (int i = 0; i < CODED_SCORES; i++)
+                    s[i] *= sign;
+            if (j < lo || j + MLA_TILE > least_hi)
+                coded_hide(s, m, j + lane % 4 * 2, warp, lane);
+            rows_softmax(s, rows, factor, size, ROWS_P_LOG2);
+            const mla_shared<ROWS> to = coded_buffer(m, part.slot);
+            barrier_wait(to.p_empty, part.phase ^ 1);
+            rows_store<true>(s, factor, to, warp, lane);
+            fence_async_shared();
+            barrier_arrive(to.p_full);
+            part.advance();
+            j += MLA_TILE;
+        }
+        walk_again(c, w);
+        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        const mla_shared<ROWS> to = coded_buffer(m, part.slot);
+        barrier_wait(to.p_empty, part.phase ^ 1);
+        rows_finish(c, w, q, rows, to, 1 / ROWS_P_SCALE, cache_scale, warp, lane);
+        barrier_arrive(to.p_full);
+        part.advance();
+        named_sync(1, GROUP_THREADS); /* all have used the queries */
+    }
+}
+
+/* ---- Warpgroups 2 and 3: values -------------------------------------------------------------- */
+
+/* Where a lane's eight dimensions of tokens 2 t and 2 t + 1 are in a tile. */
+struct coded_lane {
+    unsigned even, odd;
+
+    DEVICE_MEMBER void find(int lane, int d0)
+    {
+        even = coded_tile::place(lane % 4 * 2, d0 / 16) + d0 % 16;
+        odd = coded_tile::place(lane % 4 * 2 + 1, d0 / 16) + d0 % 16;
+    }
+    /* of 16 tokens */
+    DEVICE_MEMBER codes_values load(unsigned tile, int tokens) const
+    {
+        codes_values v;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v.x[i] = codes_load(tile + (i % 2 ? odd : even) + (tokens + i / 2 * 8) * ROW_BYTES);
+        return v;
+    }
+};
+
+DEVICE float2 coded_factors(const mla_shared<ROWS> &m, int i, int lane)
+{
+    float2 f;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(f.x), "=f"(f.y)
+                 : "r"(shared_address(m.factor) + (i * 8 + lane % 4 * 2) * 4)
+                 : "memory");
+    return f;
+}
+
+DEVICE void coded_multiply(mla_sums<ROWS> &o, const mla_shared<ROWS> &m, int lane)
+{
+    bool same = true;
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; i++) {
+        const float2 f = coded_factors(m, i, lane);
+        same = same && f.x == 1.0f && f.y == 1.0f;
+    }
+    if (__all_sync(~0u, same))
+        return;
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; i++) {
+        const float2 f = coded_factors(m, i, lane);
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            o[n][4 * i] *= f.x;
+            o[n][4 * i + 1] *= f.y;
+            o[n][4 * i + 2] *= f.x;
+            o[n][4 * i + 3] *= f.y;
+        }
+    }
+}
+
+/* A tile's values: two products at a time, the next two converted while these are under way. */
+template <class wait>
+DEVICE void coded_add(mla_sums<ROWS> &o, unsigned p, const coded_lane &mine, unsigned tile,
+                      unsigned empty, int add, const wait &ready)
+{
+    constexpr int steps = MLA_TILE / 16;
+    const unsigned long long b = matrix_descriptor(p, 16, 8 * ROW_BYTES);
+    codes_values v = mine.load(tile, 0);
+    unsigned a[CODED_AHEAD][2][4];
+#pragma unroll
+    for (int i = 0; i < 2 * steps; i++) {
+        const int half = i % 2;
+        unsigned(&now)[2][4] = a[i % CODED_AHEAD];
+        if (i >= CODED_AHEAD)
+            products_wait<CODED_AHEAD - 1>();
+        codes_widen_values(v, half, now);
+        if (half && i + 1 < 2 * steps)
+            v = mine.load(tile, i / 2 * 16 + 16);
+        if (i + 1 == 2 * steps)
+            release(empty);
+        if (i == 0)
+            ready();
+        products_fence();
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+            product_held<ROWS>::run(o[2 * half + n], now[n], descriptor_advance(b, i / 2 * 32),
+                                    i > 1 ? 1 : add);
+        products_commit();
+    }
+    products_wait<0>();
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+        products_arrived(o[n]);
+}
+
+DEVICE void coded_add_up(const mla_call &c, const mla_shared<ROWS> &m)
+{
+    const int thread = (int)threadIdx.x - 2 * GROUP_THREADS, warp = thread / 32;
+    const int lane = thread % 32, d0 = warp * 64 + lane / 4 * 8;
+    coded_lane mine;
+    mine.find(lane, d0);
+    ring<MLA_CODED_STAGES> at;
+    ring<2> part;
+    mla_sums<ROWS> o;
+    begin_rows(c, ELEMENT_E4M3, thread);
+    mla_walk w = walk_begin(c);
+    while (walk_next(c, w)) {
+        index_sequence q;
+        for (int more = w.t1 - w.t0, add = 0; more > 0; more--, add = 1) {
+            const mla_shared<ROWS> from = coded_buffer(m, part.slot);
+            barrier_wait(m.full + 8 * at.slot, at.phase);
+            coded_add(o, from.p, mine, m.tiles + at.slot * MLA_CODED_TILE, m.empty + 8 * at.slot,
+                      add, [&] {
+                          barrier_wait(from.p_full, part.phase);
+                          fence_async_shared();
+                          if (add)
+                              coded_multiply(o, from, lane);
+                      });
+            barrier_arrive(from.p_empty);
+            part.advance();
+            at.advance();
+        }
+        const mla_shared<ROWS> from = coded_buffer(m, part.slot);
+        barrier_wait(from.p_full, part.phase);
+        coded_multiply(o, from, lane);
+        barrier_arrive(from.p_empty);
+        part.advance();
+        walk_again(c, w);
+        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        if (walk_whole(w))
+            codes_out<ROWS>(c, w, q, o, d0);
+        else
+            codes_part<ROWS>(c, w, q, o, d0);
+    }
+}
+
+/* ---- Kernel ---------------------------------------------------------------------------------- */
+
+struct coded_roles {
+    static constexpr int rows = ROWS, stages = MLA_CODED_STAGES;
+    static constexpr int feeding = 40, scoring = 120, adding = 176;
+    static constexpr int scorers = 1, buffers = 2, turns = 0;
+    static constexpr int fillers = GROUP_THREADS, raws = 0, shares = 0;
+
+    static DEVICE_MEMBER mla_shared<ROWS> find(unsigned char *memory)
+    {
+        return coded_find(memory);
+    }
+    static DEVICE_MEMBER void feed(const mla_call &c, const mla_shared<ROWS> &m)
+    {
+        coded_feed(c, m);
+    }
+    static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<ROWS> &m)
+    {
+        coded_score(c, m);
+    }
+    static DEVICE_MEMBER void add_up(const mla_call &c, const mla_shared<ROWS> &m)
+    {
+        coded_add_up(c, m);
+    }
+};
+
+#define MLA_ATTEND_CODED(name) MLA_KERNEL(name, MLA_THREADS, coded_roles)
+
+#endif /* FLASHMLA_LIKE_ATTEND_CODED_CUH */
