@@ -95,7 +95,8 @@ static void fill_params(layer_call *call)
     p->cap = group->logit_cap;
     p->scale = group->sm_scale * (p->cap != 0 || p->operands.slopes ? 1.0f : log2_e);
     /* Each sequence of DECODE has one new key, its last, unless kv_new_indptr says otherwise. */
-    p->save = p->operands.save && !p->batch.q_indptr && !p->batch.new_indptr;
+    p->save = p->operands.save && !fi_is_prefill(call->kernel) && !p->batch.q_indptr &&
+              !p->batch.new_indptr;
     p->saved = p->operands.save && !p->save;
 }
 

@@ -14,25 +14,30 @@
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
-#define SHAPE(...)    FI_SHAPE(__VA_ARGS__),
-#define SHAPE_16(...) FI_SHAPE_16(__VA_ARGS__),
-const fi_shape fi_shapes[] = {FI_SHAPES(SHAPE, SHAPE_16)};
+#define SHAPE(...)      FI_SHAPE(__VA_ARGS__),
+#define SHAPE_16(...)   FI_SHAPE_16(__VA_ARGS__),
+#define SHAPE_WIDE(...) FI_SHAPE_WIDE(__VA_ARGS__),
+const fi_shape fi_shapes[] = {FI_SHAPES(SHAPE, SHAPE_16) FI_WIDE_SHAPES(SHAPE_WIDE)};
 #undef SHAPE
 #undef SHAPE_16
+#undef SHAPE_WIDE
 const uint32_t fi_num_shapes = sizeof fi_shapes / sizeof fi_shapes[0];
 
 #define SHAPE(...)    FI_SHAPE_SM80(__VA_ARGS__),
 #define SHAPE_16(...) FI_SHAPE_SM80_16(__VA_ARGS__),
 static const fi_shape earlier_shapes[] = {FI_SHAPES_SM80(SHAPE, SHAPE_16)};
+enum { NUM_EARLIER = sizeof earlier_shapes / sizeof earlier_shapes[0] };
 #undef SHAPE
 #undef SHAPE_16
 
 /* [shape][kernel][type], in the order of the table. */
+#define DECLARE_WIDE(name, ...)                                                                    \
+    CUDA_IMAGE_DECLARE(prefill_##name##_bf16)                                                      \
+    CUDA_IMAGE_DECLARE(prefill_##name##_f16)
 #define DECLARE_16(name, ...)                                                                      \
     CUDA_IMAGE_DECLARE(attend_##name##_bf16)                                                       \
     CUDA_IMAGE_DECLARE(attend_##name##_f16)                                                        \
-    CUDA_IMAGE_DECLARE(prefill_##name##_bf16)                                                      \
-    CUDA_IMAGE_DECLARE(prefill_##name##_f16)
+    DECLARE_WIDE(name)
 #define DECLARE(name, ...)                                                                         \
     DECLARE_16(name)                                                                               \
     CUDA_IMAGE_DECLARE(attend_##name##_bf16_e4m3)                                                  \
@@ -44,8 +49,10 @@ static const fi_shape earlier_shapes[] = {FI_SHAPES_SM80(SHAPE, SHAPE_16)};
     CUDA_IMAGE_DECLARE(prefill_##name##_bf16_e5m2)                                                 \
     CUDA_IMAGE_DECLARE(prefill_##name##_f16_e5m2)
 FI_SHAPES(DECLARE, DECLARE_16)
+FI_WIDE_SHAPES(DECLARE_WIDE)
 #undef DECLARE
 #undef DECLARE_16
+#undef DECLARE_WIDE
 CUDA_IMAGE_DECLARE(plan)
 
 enum {
@@ -70,7 +77,10 @@ enum {
      {CUDA_IMAGE(prefill_##name##_bf16_e4m3), CUDA_IMAGE(prefill_##name##_f16_e4m3)},              \
      {CUDA_IMAGE(attend_##name##_bf16_e5m2), CUDA_IMAGE(attend_##name##_f16_e5m2)},                \
      {CUDA_IMAGE(prefill_##name##_bf16_e5m2), CUDA_IMAGE(prefill_##name##_f16_e5m2)}},
-static const cuda_image images[][IMAGE_COUNT][TYPE_COUNT] = {FI_SHAPES(IMAGES, ONLY_IMAGES_16)};
+#define IMAGES_WIDE(name, ...)                                                                     \
+    {[IMAGE_PREFILL] = {CUDA_IMAGE(prefill_##name##_bf16), CUDA_IMAGE(prefill_##name##_f16)}},
+static const cuda_image images[][IMAGE_COUNT][TYPE_COUNT] = {FI_SHAPES(IMAGES, ONLY_IMAGES_16)
+                                                                 FI_WIDE_SHAPES(IMAGES_WIDE)};
 static const int images_of[KERNEL_COUNT] = {[KERNEL_ATTEND] = IMAGE_ATTEND,
                                             [KERNEL_ATTEND_MANY] = IMAGE_ATTEND,
                                             [KERNEL_PREFILL] = IMAGE_PREFILL,
@@ -81,6 +91,7 @@ static const int images_of[KERNEL_COUNT] = {[KERNEL_ATTEND] = IMAGE_ATTEND,
 #undef IMAGES
 #undef ONLY_IMAGES_16
 #undef IMAGES_16
+#undef IMAGES_WIDE
 
 static int image_of(int kernel, attn_dtype kv_dtype)
 {
@@ -90,9 +101,10 @@ static int image_of(int kernel, attn_dtype kv_dtype)
 
 static const cuda_image plan_image = CUDA_IMAGE(plan);
 
-static const fi_shape *find_shape(const fi_shape *shapes, int32_t dim, int32_t dim_v)
+static const fi_shape *find_shape(const fi_shape *shapes, uint32_t count, int32_t dim,
+                                  int32_t dim_v)
 {
-    for (uint32_t i = 0; i < fi_num_shapes; i++)
+    for (uint32_t i = 0; i < count; i++)
         if (shapes[i].dim == dim && shapes[i].dim_v == dim_v)
             return &shapes[i];
     return NULL;
@@ -100,7 +112,7 @@ static const fi_shape *find_shape(const fi_shape *shapes, int32_t dim, int32_t d
 
 const fi_shape *fi_find_shape(int32_t dim, int32_t dim_v)
 {
-    return find_shape(fi_shapes, dim, dim_v);
+    return find_shape(fi_shapes, fi_num_shapes, dim, dim_v);
 }
 
 int fi_has_hopper(const attn_device *device)
@@ -110,7 +122,8 @@ int fi_has_hopper(const attn_device *device)
 
 const fi_shape *fi_find_shape_for(const attn_device *device, int32_t dim, int32_t dim_v)
 {
-    return find_shape(fi_has_hopper(device) ? fi_shapes : earlier_shapes, dim, dim_v);
+    return fi_has_hopper(device) ? fi_find_shape(dim, dim_v)
+                                 : find_shape(earlier_shapes, NUM_EARLIER, dim, dim_v);
 }
 
 static attn_status load_plan(attn_instance *made, attn_error *error)
@@ -212,9 +225,11 @@ fi_grid fi_bounded_grid(const fi_group *group, int kernel, const attn_bounds *bo
                                 : fi_find_grid(group, kernel, bounds);
 }
 
+/* A warp has a part of the keys, or, of wide heads, of the columns. */
 int fi_warp_keys(const fi_group *group, int kernel)
 {
-    return group->shape->kernels[kernel].keys / WARPS_OF_A_UNIT;
+    const fi_kernel *of = &group->shape->kernels[kernel];
+    return of->rows == FI_WIDE_ROWS ? of->keys : of->keys / WARPS_OF_A_UNIT;
 }
 
 int fi_box_keys(const fi_group *group, int kernel)

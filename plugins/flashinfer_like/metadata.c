@@ -89,11 +89,18 @@ fi_plan_layout fi_layout_few(const fi_group *group, const attn_bounds *bounds)
     return tiles < (uint64_t)all.most_tiles ? lay_out(group, bounds, tiles) : all;
 }
 
+/* Has the group kernels of few rows? */
+static int has_few(const fi_group *group)
+{
+    return fi_has_kernel(group, cuda_is_fp8(group->base.kv_dtype) ? KERNEL_CODES : KERNEL_ATTEND);
+}
+
 /* May sequences of few rows be planned beside others? */
 static int may_have_beside(const fi_group *group, const attn_bounds *bounds)
 {
     uint32_t modes = bounds->modes & ~(uint32_t)ATTN_MODE_BIT(ATTN_MODE_DECODE);
-    return group->is_invariant && modes && !plan_has_few(bounds->max_q_len, group->base.ratio);
+    return group->is_invariant && has_few(group) && modes &&
+           !plan_has_few(bounds->max_q_len, group->base.ratio);
 }
 
 /* A run that is worked on has two sequences at least. */
@@ -104,10 +111,11 @@ fi_plan_layout fi_layout_runs(const fi_group *group, const attn_bounds *bounds)
                    seqs * (uint64_t)group->base.ratio / FI_PREFILL_ROWS + (seqs + 1) / 2);
 }
 
+/* Sequences take up what runs left by kernels of few rows alone. */
 int fi_num_levels(const fi_group *group, const attn_bounds *bounds)
 {
     const cuda_group *base = &group->base;
-    if (group->is_invariant || group->options.cascade == WHEN_NEVER ||
+    if (group->is_invariant || !has_few(group) || group->options.cascade == WHEN_NEVER ||
         !(bounds->uses & ATTN_USES_SHARED_PREFIX) ||
         !(bounds->modes & ATTN_MODE_BIT(ATTN_MODE_DECODE)) ||
         base->attn_type != ATTN_TYPE_DECODER || cuda_is_fp8(base->kv_dtype) ||
@@ -148,9 +156,11 @@ fi_workspace_layout fi_layout_workspace(const fi_group *group, const attn_bounds
                          : PART_SLOTS;
     uint64_t rows =
         grid_of(group, kernel, bounds) * slots * (uint64_t)group->shape->kernels[kernel].rows;
+    /* Of wide heads each of the warps that have a row has its numbers. */
+    uint64_t numbers = group->shape->kernels[kernel].rows == FI_WIDE_ROWS ? 2 * FI_WIDE_PIECES : 2;
     fi_workspace_layout layout;
     layout.rows_at = aligned(rows * (uint64_t)group->base.v_dim * sizeof(float));
-    layout.size = aligned(layout.rows_at + rows * 2 * sizeof(float));
+    layout.size = aligned(layout.rows_at + rows * numbers * sizeof(float));
     return layout;
 }
 
@@ -305,6 +315,8 @@ static int is_short(const attn_metadata *metadata, uint32_t index)
     const cuda_plan *plan = &metadata->plan;
     const fi_group *group = &metadata->instance->groups[index];
     cuda_extent extent = extent_of(metadata, index);
+    if (!has_few(group))
+        return 0;
     if (plan->batch.mode == ATTN_MODE_DECODE)
         return 1;
     if (group->is_invariant)
@@ -317,7 +329,8 @@ static int is_short(const attn_metadata *metadata, uint32_t index)
 
 int fi_has_beside(const attn_metadata *metadata, uint32_t index)
 {
-    return metadata->instance->groups[index].is_invariant && !is_short(metadata, index);
+    const fi_group *group = &metadata->instance->groups[index];
+    return group->is_invariant && has_few(group) && !is_short(metadata, index);
 }
 
 int fi_find_kernel(const attn_metadata *metadata, uint32_t index, int plan)
@@ -441,11 +454,12 @@ static int even_units(const cuda_group *group, int rows)
                            : FI_EVEN_HALF;
 }
 
-/* Rows of a tile, at most: a sequence may have fewer. Half tiles are planned as if they were full,
- * so that a graph's bounds and its batches have the same plan. */
+/* Rows of a tile, at most: a sequence may have fewer. Half tiles, and those of a kernel that has all
+ * rows, are planned as if they were full, so that a graph's bounds and its batches have the same
+ * plan. */
 static int most_rows(const attn_metadata *metadata, uint32_t index, int rows)
 {
-    if (rows == FI_HALF_ROWS)
+    if (rows == FI_HALF_ROWS || !has_few(&metadata->instance->groups[index]))
         return rows;
     int64_t most = extent_of(metadata, index).q_len * metadata->instance->groups[index].base.ratio;
     return most < rows ? (int)most : rows;

@@ -74,14 +74,18 @@ static const attn_util_limits limits = {
 };
 
 #define DIMS(name, dim, v_dim, ...) {dim, v_dim},
+#define ONE(...)                    +1
 #define NONE(...)
-static const cuda_dims dims[] = {FI_SHAPES(DIMS, DIMS)}, codes_dims[] = {FI_SHAPES(DIMS, NONE)};
+static const cuda_dims dims[] = {FI_SHAPES(DIMS, DIMS) FI_WIDE_SHAPES(DIMS)},
+                       codes_dims[] = {FI_SHAPES(DIMS, NONE)};
 #undef NONE
 #undef DIMS
 enum {
     NUM_DIMS = sizeof dims / sizeof dims[0],
-    NUM_CODES_DIMS = sizeof codes_dims / sizeof dims[0]
+    NUM_CODES_DIMS = sizeof codes_dims / sizeof dims[0],
+    NUM_WIDE = 0 FI_WIDE_SHAPES(ONE) /* the last, of Hopper alone */
 };
+#undef ONE
 
 /* What a block takes of any of a shape's kernels that the problem's dtypes may need, mended ones if
  * they are refused. */
@@ -107,7 +111,7 @@ static void check_shared_memory(const char *codes, const cuda_question *ask, att
     if (fi_has_hopper(device) ||
         (!cuda_codes_run(codes, device->sm) && !cuda_codes_run(codes, FI_LEAST_SM)))
         return;
-    for (size_t i = 0; !own && i < NUM_DIMS; i++) {
+    for (size_t i = 0; !own && i < NUM_DIMS - NUM_WIDE; i++) {
         uint32_t one =
             shared_of(fi_find_shape_for(device, dims[i].dim, dims[i].v_dim), &ask->problem);
         most = one > most ? one : most;
@@ -128,8 +132,9 @@ static int is_half(attn_dtype dtype)
 static void check_dims(const cuda_question *ask, attn_verdict *verdict)
 {
     const attn_dtype q = ask->problem.q_dtype, kv = ask->problem.kv_dtype;
+    const uint32_t count = fi_has_hopper(&ask->device) ? NUM_DIMS : NUM_DIMS - NUM_WIDE;
     if (is_half(kv) && (q == kv || !is_half(q)))
-        cuda_check_dims(dims, NUM_DIMS, &ask->group, verdict);
+        cuda_check_dims(dims, count, &ask->group, verdict);
     else
         cuda_check_dims(codes_dims, NUM_CODES_DIMS, &ask->group, verdict);
 }

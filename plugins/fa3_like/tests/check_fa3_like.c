@@ -31,9 +31,9 @@ TEST_OF(any_machine, query_accepts)
     ck_assert_uint_eq(verdict.reads_new_kv_unquantised, 0);
     ck_assert_int_eq(verdict.graph_seq_len_fill, 0);
     ck_assert_uint_gt(verdict.device_bytes, 0);
-    static const int32_t dims[] = {64, 80, 96, 128, 192, 256},
+    static const int32_t dims[] = {64, 80, 96, 128, 192, 256, 512},
                          pages[] = {1, 7, 8, 16, 24, 64, 65536};
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 7; i++)
         EXPECT(0, t->group.head_dim = t->group.v_head_dim = dims[i]);
     for (int i = 0; i < 7; i++)
         EXPECT(0, t->problem.page_size = pages[i]);
@@ -75,7 +75,7 @@ TEST_OF(any_machine, query_refuses)
     EXPECT(FIELD(ATTN_TYPE), t->group.attn_type = ATTN_TYPE_COUNT);
     EXPECT(FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM), t->group.head_dim = t->group.v_head_dim = 72);
     ck_assert_str_eq(reasons[0].got, "72");
-    ck_assert_str_eq(reasons[0].accepted, "64, 80, 96, 128, 192, 256");
+    ck_assert_str_eq(reasons[0].accepted, "64, 80, 96, 128, 192, 256, 512");
     EXPECT(FIELD(V_HEAD_DIM), t->group.v_head_dim = 64);
     ck_assert_str_eq(reasons[0].accepted, "128");
     EXPECT(FIELD(V_HEAD_DIM), t->group.head_dim = 192; t->group.v_head_dim = 64);

@@ -11,6 +11,12 @@
 #ifndef FI_PREFILL_SCORES_CUH
 #define FI_PREFILL_SCORES_CUH
 
+/* A function of its own: the loop of products is not to find its registers taken. wide.cuh has it in
+ * line, as a call would take more. */
+#ifndef BITS_BY_CALL
+#define BITS_BY_CALL __noinline__
+#endif
+
 #include "plugins/flashinfer_like/kernels/prefill_rows.cuh"
 
 /* ---- Logits -------------------------------------------------------------------------------- */
@@ -72,7 +78,7 @@ DEVICE bool thins_out(const fi_call &c)
 /* Which of this thread's keys row `row` of the sequence sees by a custom mask, or of items: bit 2i
  * + e for key 8i + e of its. */
 template <typename S>
-static __device__ __noinline__ u32 custom_bits(const fi_call &c, const struct work &w, int row,
+static __device__ BITS_BY_CALL u32 custom_bits(const fi_call &c, const struct work &w, int row,
                                                int from)
 {
     const mask_rule rule = rule_of(c);

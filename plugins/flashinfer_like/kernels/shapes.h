@@ -30,6 +30,13 @@
     X(d192_v128, 192, 128, 5, 220000, 0, 6, 171440, 0, 128, 2, 1, 214528, 64, 2, 2, 2, 230912)     \
     X(d256, 256, 256, 3, 222016, 0, 5, 189344, 0, 64, 2, 1, 198144, 64, 2, 1, 1, 230912)
 
+/* Heads whose sums two warpgroups share (wide.cuh), on Hopper alone: one kernel, of tiles of
+ * FI_WIDE_ROWS, for any number of rows. X(name, head_dim, v_head_dim, keys of a unit, stages, bytes
+ * of shared memory). To add one: two files, their names in Makefile.am.inc, and a line here. */
+#define FI_WIDE_SHAPES(X) X(d512, 512, 512, 32, 2, 207872)
+#define FI_WIDE_ROWS      64
+#define FI_WIDE_PIECES    4 /* of a row of a part: 128 columns of it each */
+
 /* Teams of four warps: one multiplies and one copies; two copy where a unit is larger. For many
  * items, two multiply, an item each in turn. fp8 has half of the bytes, so half of the time for its
  * products: two multiply, a unit each in turn; of more than 128 columns a thread's sums have no
@@ -187,6 +194,14 @@ typedef struct fi_shape {
     }
 #define FI_SHAPE_16(name, dim, v_dim, stages, shared, many_shared, ...)                            \
     FI_SHAPE(name, dim, v_dim, stages, shared, many_shared, 0, 0, 0, __VA_ARGS__, 0, 0, 0, 0, 0)
+
+#define FI_SHAPE_WIDE(name, dim, v_dim, keys, stages, shared)                                      \
+    {                                                                                              \
+        dim, v_dim, 1,                                                                             \
+        {                                                                                          \
+            [KERNEL_PREFILL] = { "fi_prefill_" #name, FI_WIDE_ROWS, keys, 512, shared, 1, 0 }      \
+        }                                                                                          \
+    }
 
 #define FI_SHAPE_SM80(name, dim, v_dim, shared, codes_shared, prefill_shared,                      \
                       prefill_codes_shared)                                                        \

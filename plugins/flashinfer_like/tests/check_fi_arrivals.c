@@ -14,6 +14,7 @@ static void let_others_run(void);
 #define PORTABLE_AT(pointer) (let_others_run(), (pointer))
 
 #include "plugins/flashinfer_like/kernels/arrivals.cuh"
+#include "plugins/flashinfer_like/kernels/shapes.h"
 
 enum { CASES = 200000, MOST_BLOCKS = 48 };
 
@@ -79,7 +80,8 @@ TEST_OF(arrivals, each_slice_once)
 }
 END_TEST
 
-/* How many slices a team has: four warps have tiles of few rows, eight of many. */
+/* How many slices a team has: four warps have tiles of few rows, eight of many; of wide heads two
+ * warpgroups count as two. */
 static int slices_of(int rows, int count, int warps)
 {
     int shift = arrivals_shift(rows, count, warps), n = arrivals_slices(rows, shift);
@@ -92,8 +94,9 @@ static int slices_of(int rows, int count, int warps)
  * less of few. */
 TEST_OF(arrivals, slices)
 {
-    for (int warps = 4; warps <= 8; warps += 4)
-        for (int rows = 1; rows <= (warps == 4 ? FI_ROWS : FI_PREFILL_ROWS); rows++)
+    static const int most[] = {[2] = FI_WIDE_ROWS, [4] = FI_ROWS, [8] = FI_PREFILL_ROWS};
+    for (int warps = 2; warps <= 8; warps *= 2)
+        for (int rows = 1; rows <= most[warps]; rows++)
             for (int count = 2; count < 300; count++) {
                 int n = slices_of(rows, count, warps);
                 ck_assert(n == 1 || (n <= ARRIVALS_SLICES && n <= count - (count < FI_SEVERAL)));
@@ -101,6 +104,7 @@ TEST_OF(arrivals, slices)
     ck_assert_int_eq(slices_of(16, FI_SEVERAL - 1, 4), 1);
     ck_assert_int_eq(slices_of(16, ARRIVALS_MOST + 1, 4), 1);
     ck_assert_int_eq(slices_of(16, 128, 4), 16);
+    ck_assert_int_eq(slices_of(8, 32, 2), 8);
     ck_assert_int_eq(slices_of(128, 16, 8), 16);
     ck_assert_int_eq(slices_of(64, FI_SEVERAL_HALF - 1, 8), 1);
     ck_assert_int_eq(slices_of(64, 5, 8), 4);

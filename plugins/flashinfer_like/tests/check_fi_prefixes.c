@@ -246,7 +246,8 @@ TEST_OF(levels, groups)
                           .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE),
                           .uses = ATTN_USES_SHARED_PREFIX,
                           .max_prefix_levels = 2};
-    const fi_group full = {.base = {.window_left = -1, .kv_dtype = ATTN_BF16}};
+    const fi_group full = {.base = {.window_left = -1, .kv_dtype = ATTN_BF16},
+                           .shape = fi_find_shape(128, 128)};
     fi_group other = full;
     ck_assert_int_eq(fi_num_levels(&full, &bounds), 2);
     other.base.window_left = 100;
@@ -262,6 +263,9 @@ TEST_OF(levels, groups)
     ck_assert_int_eq(fi_num_levels(&other, &bounds), 0);
     other = full;
     other.base.kv_dtype = ATTN_FP8_E4M3;
+    ck_assert_int_eq(fi_num_levels(&other, &bounds), 0);
+    other = full;
+    other.shape = fi_find_shape(512, 512); /* without kernels of few rows */
     ck_assert_int_eq(fi_num_levels(&other, &bounds), 0);
     bounds.max_prefix_levels = 0; /* one, as ever since there are hints */
     ck_assert_int_eq(fi_num_levels(&full, &bounds), 1);

@@ -29,8 +29,9 @@ TEST_OF(any_machine, query_accepts)
     ck_assert_uint_eq(verdict.graph_level, ATTN_GRAPH_ALWAYS);
     ck_assert_int_eq(verdict.graph_seq_len_fill, 0);
     ck_assert_uint_gt(verdict.device_bytes, 0);
-    static const int32_t dims[] = {64, 80, 96, 128, 192, 256}, pages[] = {1, 7, 16, 24, 64, 65536};
-    for (int i = 0; i < 6; i++)
+    static const int32_t dims[] = {64, 80, 96, 128, 192, 256, 512};
+    static const int32_t pages[] = {1, 7, 16, 24, 64, 65536};
+    for (int i = 0; i < 7; i++)
         EXPECT(0, t->group.head_dim = t->group.v_head_dim = dims[i]);
     for (int i = 0; i < 6; i++)
         EXPECT(0, t->problem.page_size = pages[i]);
@@ -70,10 +71,13 @@ TEST_OF(any_machine, query_refuses)
     EXPECT(FIELD(DEVICE_SHARED_MEMORY) | FIELD(KV_DTYPE), t->device.sm = 86;
            t->device.shared_memory = 99 << 10; t->group.head_dim = t->group.v_head_dim = 192;
            t->problem.kv_dtype = ATTN_F16);
+    EXPECT(FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM), t->device.sm = 80;
+           t->group.head_dim = t->group.v_head_dim = 512);
+    ck_assert_str_eq(reasons[0].accepted, "64, 80, 96, 128, 192, 256");
     EXPECT(FIELD(ATTN_TYPE), t->group.attn_type = ATTN_TYPE_COUNT);
     EXPECT(FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM), t->group.head_dim = t->group.v_head_dim = 72);
-    ck_assert_str_eq(reasons[0].accepted, "64, 80, 96, 128, 192, 256");
-    ck_assert_str_eq(reasons[1].accepted, "64, 80, 96, 128, 192, 256");
+    ck_assert_str_eq(reasons[0].accepted, "64, 80, 96, 128, 192, 256, 512");
+    ck_assert_str_eq(reasons[1].accepted, "64, 80, 96, 128, 192, 256, 512");
     EXPECT(FIELD(HEAD_DIM) | FIELD(V_HEAD_DIM), t->group.head_dim = t->group.v_head_dim = 80;
            t->problem.kv_dtype = ATTN_FP8_E4M3;
            t->group.kv_scale_granularity = ATTN_SCALE_PER_HEAD);
@@ -180,7 +184,9 @@ TEST_OF(any_machine, shapes_are_those_of_the_kernels)
         for (int k = 0; k < KERNEL_COUNT; k++) {
             const fi_kernel *kernel = &fi_shapes[i].kernels[k];
             for (int n = 0; kernel->threads > 0 && n < 2; n++) {
-                expect_kernel(k, i, macros[k], types[n], k < KERNEL_CODES ? NULL : codes[0]);
+                const int is_wide = fi_is_prefill(k) && kernel->rows != FI_PREFILL_ROWS;
+                expect_kernel(k, i, is_wide ? "FI_PREFILL_WIDE" : macros[k], types[n],
+                              k < KERNEL_CODES ? NULL : codes[0]);
                 if (k >= KERNEL_CODES)
                     expect_kernel(k, i, macros[k], types[n], codes[1]);
             }
@@ -465,6 +471,29 @@ TEST_OF(any_machine, decode_reads_boxes)
     t.k_cache.byte_offset = 2;
     need(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1));
     ck_assert_int_eq(launches[1].params->call.has_maps, 0);
+    run_end(&t);
+}
+END_TEST
+
+/* Heads of 512 have one kernel, whatever the batch: of sequences that share keys, too. */
+TEST_OF(any_machine, wide_heads_have_one_kernel)
+{
+    test_problem wide;
+    test_run t;
+    make_problem(&wide);
+    wide.group.head_dim = wide.group.v_head_dim = 512;
+    wide.bounds.uses |= ATTN_USES_SHARED_PREFIX;
+    run_begin(&t, &wide, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_DECODE, 5, 5, 1));
+    expect_launches("plan fi_prefill_d512");
+    ck_assert_uint_eq(launches[1].threads, 512);
+    ck_assert_int_eq(launches[1].params->call.save, 0);
+    ck_assert_int_eq(launches[1].params->call.saves, 1);
+    ck_assert_int_eq(launches[0].params->plan.rows, FI_WIDE_ROWS);
+    ck_assert_int_eq(launches[0].params->plan.unit, 32);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, SHORT_ROWS));
+    expect_launches("plan save fi_prefill_d512");
+    ck_assert_int_eq(launches[2].params->call.box_keys, 16);
     run_end(&t);
 }
 END_TEST

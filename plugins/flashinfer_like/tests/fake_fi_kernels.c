@@ -21,7 +21,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { MAX_DIM = 256 };
+enum { MAX_DIM = 512 };
 
 static attn_dtype dtype_of(int element)
 {
@@ -446,6 +446,15 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper
     free(b);
 }
 
+#define KERNELS_PREFILL(name)                                                                      \
+    static void prefill_##name##_bf16(const struct fake_cuda_launch *launch)                       \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_BF16);                                  \
+    }                                                                                              \
+    static void prefill_##name##_f16(const struct fake_cuda_launch *launch)                        \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_F16);                                   \
+    }
 #define KERNELS_16(name)                                                                           \
     static void attend_##name##_bf16(const struct fake_cuda_launch *launch)                        \
     {                                                                                              \
@@ -463,14 +472,7 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_ATTEND_MANY, ATTN_F16);                               \
     }                                                                                              \
-    static void prefill_##name##_bf16(const struct fake_cuda_launch *launch)                       \
-    {                                                                                              \
-        attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_BF16);                                  \
-    }                                                                                              \
-    static void prefill_##name##_f16(const struct fake_cuda_launch *launch)                        \
-    {                                                                                              \
-        attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_F16);                                   \
-    }                                                                                              \
+    KERNELS_PREFILL(name)                                                                           \
     static void half_##name##_bf16(const struct fake_cuda_launch *launch)                          \
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_PREFILL_HALF, ATTN_BF16);                             \
@@ -500,8 +502,14 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper
 #define ONLY_KERNELS_16(name, ...)                                                                 \
     static const fi_shape name##_shape = FI_SHAPE_16(name, __VA_ARGS__);                           \
     KERNELS_16(name)
+#define KERNELS_WIDE(name, ...)                                                                    \
+    static const fi_shape name##_shape = FI_SHAPE_WIDE(name, __VA_ARGS__);                         \
+    KERNELS_PREFILL(name)
 FI_SHAPES(KERNELS, ONLY_KERNELS_16)
+FI_WIDE_SHAPES(KERNELS_WIDE)
 #undef KERNELS
+#undef KERNELS_PREFILL
+#undef KERNELS_WIDE
 #undef KERNELS_CODES
 #undef ONLY_KERNELS_16
 #undef KERNELS_16
@@ -529,13 +537,15 @@ __attribute__((constructor)) static void define(void)
 #define DEFINE_ATTEND(name, function)                                                              \
     DEFINE_ONE("fi_attend_" name, function)                                                        \
     DEFINE_ONE("fi_attend_" name "_splits", function)
+#define DEFINE_WIDE(name, ...)                                                                     \
+    DEFINE_ONE("fi_prefill_" #name "_bf16", prefill_##name##_bf16)                                 \
+    DEFINE_ONE("fi_prefill_" #name "_f16", prefill_##name##_f16)
 #define DEFINE_16(name, ...)                                                                       \
     DEFINE_ATTEND(#name "_bf16", attend_##name##_bf16)                                             \
     DEFINE_ATTEND(#name "_f16", attend_##name##_f16)                                               \
     DEFINE_ONE("fi_attend_many_" #name "_bf16", many_##name##_bf16)                                \
     DEFINE_ONE("fi_attend_many_" #name "_f16", many_##name##_f16)                                  \
-    DEFINE_ONE("fi_prefill_" #name "_bf16", prefill_##name##_bf16)                                 \
-    DEFINE_ONE("fi_prefill_" #name "_f16", prefill_##name##_f16)                                   \
+    DEFINE_WIDE(name)                                                                               \
     DEFINE_ONE("fi_prefill_half_" #name "_bf16", half_##name##_bf16)                               \
     DEFINE_ONE("fi_prefill_half_" #name "_f16", half_##name##_f16)
 #define DEFINE_CODES(name, codes)                                                                  \
@@ -550,9 +560,11 @@ __attribute__((constructor)) static void define(void)
     DEFINE_CODES(name, e4m3)                                                                       \
     DEFINE_CODES(name, e5m2)
     FI_SHAPES(DEFINE, DEFINE_16)
+    FI_WIDE_SHAPES(DEFINE_WIDE)
 #undef DEFINE
 #undef DEFINE_CODES
 #undef DEFINE_16
+#undef DEFINE_WIDE
 #undef DEFINE_ATTEND
 #undef DEFINE_ONE
 }

@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * wide.cuh: tiles of 64 rows for heads whose sums two warpgroups have to share, against 32 keys at a
+ * time, for any number of rows: what is copied, masked, and left to others is as in prefill.cuh, but
+ * the products are shared out otherwise:
+ *
+ *   copy     Q | K V | K V | K V | ...              Q: the next item's, when this one's scores are done
+ *   scores   S . [S P][S P][S P] ... P              [S P]: the scores of a unit, and the exponentials
+ *                                                   of the one before among them
+ *   values           PV   PV   PV  ... PV out       by two warpgroups, half of the columns each
+ *
+ * Probabilities go by way of shared memory, in two buffers. The next item's first scores come while this
+ * one's values are added up and stored.
+ */
+#ifndef FI_WIDE_CUH
+#define FI_WIDE_CUH
+
+#define BITS_BY_CALL __forceinline__
+
+#include "plugins/flashinfer_like/kernels/prefill_scores.cuh"
+#include "plugins/flashinfer_like/kernels/wide_epilogue.cuh"
+#include "plugins/flashinfer_like/kernels/wide_feed.cuh"
+
+#if HAS_HOPPER
+
+#define WIDE_HELD 4 /* panels of queries that those who have the scores hold in registers */
+
+/* ---- Scores -------------------------------------------------------------------------------- */
+
+/* Shared memory is read for the other panels with each unit. */
+typedef u32 held_queries[4 * WIDE_HELD][4];
+
+template <typename S> DEVICE void hold_queries(const rows<S> &r, held_queries &held)
+{
+    const int thread = consumer_thread(), lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int i = 0; i < 4 * WIDE_HELD; i++)
+        load_matrices(held[i], r.q + (S::panels - WIDE_HELD + i / 4) * GROUP_ROWS * ROW_BYTES +
+                                   swizzled(row, i % 4 * 2 + lane / 16));
+}
+
+template <bool half>
+DEVICE void product_held_32(float (&s)[16], const u32 (&a)[4], unsigned long long b)
+{
+#define PRODUCT_32(type)                                                                           \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                       \
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "       \
+                 "{%16, %17, %18, %19}, %20, 1, 1, 1, 0;"                                          \
+                 : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]),         \
+                   "+f"(s[6]), "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]),       \
+                   "+f"(s[12]), "+f"(s[13]), "+f"(s[14]), "+f"(s[15])                              \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+    if constexpr (half)
+        PRODUCT_32("f16");
+    else
+        PRODUCT_32("bf16");
+#undef PRODUCT_32
+}
+
+/* s[64 x 32] = (add ? s : 0) + a[64 x 16] * b[32 x 16]^T; before it, the same with a in registers. */
+template <bool half>
+DEVICE void product_32(float (&s)[16], unsigned long long a, unsigned long long b, int add)
+{
+#define PRODUCT_32(type)                                                                           \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                                      \
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                       \
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "       \
+                 "%16, %17, p, 1, 1, 0, 0;\n}"                                                     \
+                 : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]),         \
+                   "+f"(s[6]), "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]),       \
+                   "+f"(s[12]), "+f"(s[13]), "+f"(s[14]), "+f"(s[15])                              \
+                 : "l"(a), "l"(b), "r"(add))
+    if constexpr (half)
+        PRODUCT_32("f16");
+    else
+        PRODUCT_32("bf16");
+#undef PRODUCT_32
+}
+
+/* The scores of the unit in `slot` are on their way. */
+template <typename S>
+DEVICE void scores_begin(const rows<S> &r, int slot, const held_queries &held, u32 base,
+                         float (&s)[S::keys / 2])
+{
+    const unsigned long long a = matrix_descriptor(r.q, 16, 8 * ROW_BYTES);
+    const unsigned long long b =
+        matrix_descriptor(base + S::k_at + slot * S::k_bytes, 16, 8 * ROW_BYTES);
+    products_fence();
+#pragma unroll
+    for (int i = 0; i < S::dim / 16 - 4 * WIDE_HELD; i++)
+        product_32<S::half>(s, descriptor_advance(a, i / 4 * GROUP_ROWS * ROW_BYTES + i % 4 * 32),
+                            descriptor_advance(b, i / 4 * S::panel_bytes + i % 4 * 32), i > 0);
+#pragma unroll
+    for (int i = 0; i < 4 * WIDE_HELD; i++)
+        product_held_32<S::half>(
+            s, held[i],
+            descriptor_advance(b, (S::panels - WIDE_HELD + i / 4) * S::panel_bytes + i % 4 * 32));
+    products_commit();
+}
+
+template <typename S>
+DEVICE void scores_end(struct control *control, ring<S::stages> &k, float (&s)[S::keys / 2])
+{
+    products_wait<0>();
+    products_arrived(s);
+    release(shared_address(&control->k_empty[k.slot]));
+    k.advance();
+}
+
+/* Copies row by row are ordinary stores, which products see only after a fence. */
+template <typename S>
+DEVICE void wide_wait(const struct work &w, const unsigned long long *full,
+                      const ring<S::stages> &at)
+{
+    barrier_wait(shared_address(&full[at.slot]), at.phase);
+    if (__builtin_expect(w.has_rows, 0))
+        fence_async_shared();
+}
+
+/* A unit's probabilities, and what its rows' sums are to be multiplied by, to buffer `to`. Nothing
+ * of a warp whose rows are not there: what its sums come to is not stored. */
+template <typename S>
+DEVICE void give_unit(struct wide_control *control, ring<2> &to, u32 base, rows<S> &r,
+                      const float (&s)[S::keys / 2], bool is_there)
+{
+    const int thread = consumer_thread(), lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    float factor[2] = {1.0f, 1.0f}, sum[2] = {0.0f, 0.0f};
+    u32 p[S::keys / 4];
+    if (is_there) {
+        softmax_tile<S::half>(r.x, s, r.scale, sum, p);
+        if (__builtin_expect(softmax_grown(sum), 0))
+            softmax_again<S::half>(&r.x, s, r.scale, sum, factor, p);
+        r.x.sum[0] += sum[0];
+        r.x.sum[1] += sum[1];
+    }
+    barrier_wait(shared_address(&control->p_empty[to.slot]), to.phase ^ 1);
+    if (is_there) {
+#pragma unroll
+        for (int i = 0; i < S::keys / 8; i += 2)
+            store_matrices(base + S::p_at + swizzled(row, to.slot * 4 + i + lane / 16), p[2 * i],
+                           p[2 * i + 1], p[2 * i + 2], p[2 * i + 3]);
+        if (lane % 4 == 0) {
+            control->factor[to.slot][first_row()] = factor[0];
+            control->factor[to.slot][first_row() + 8] = factor[1];
+        }
+        fence_async_shared();
+    }
+    release(shared_address(&control->p_full[to.slot]));
+    to.advance();
+}
+
+/* After an item's last unit, in its turn of the buffers: what its rows came to. */
+template <typename S>
+DEVICE void give_totals(struct wide_control *control, ring<2> &to, const rows<S> &r)
+{
+    barrier_wait(shared_address(&control->p_empty[to.slot]), to.phase ^ 1);
+    for (int h = 0; h < 2; h++) {
+        const float sum = quad_sum(r.x.sum[h]);
+        if (thread_here() % 4 == 0) {
+            control->top[first_row() + 8 * h] = -r.x.shift[h];
+            control->sum[first_row() + 8 * h] = sum;
+        }
+    }
+    release(shared_address(&control->p_full[to.slot]));
+    to.advance();
+}
+
+/* An item's units, of which there is one at least: the next one's scores are on their way among the
+ * exponentials of each. */
+template <typename S>
+DEVICE void score_item(const fi_call &c, const struct work &w, struct wide_control *control,
+                       u32 base, rows<S> &r, place<S> &at, ring<2> &to)
+{
+    const bool is_there =
+        uniform(consumer_thread() / 32) * 16 < item_rows(c, w.q, w.at.tile, S::rows);
+    const u32 q_empty = shared_address(&control->q_empty[0]);
+    int from = uniform(plan_unit_key(&w.at.tile, S::keys, w.at.unit));
+    held_queries held;
+    float s[S::keys / 2];
+    hold_queries<S>(r, held);
+    wide_wait<S>(w, control->k_full, at.k);
+    scores_begin<S>(r, at.k.slot, held, base, s);
+    scores_end<S>(control, at.k, s);
+#pragma unroll 1
+    for (int left = uniform(w.units) - 1; left > 0; left--) {
+        float next[S::keys / 2];
+        scores_finish<S>(c, w, control, r, at.v, from, base, s);
+        wide_wait<S>(w, control->k_full, at.k);
+        scores_begin<S>(r, at.k.slot, held, base, next);
+        give_unit<S>(control, to, base, r, s, is_there);
+        scores_end<S>(control, at.k, next);
+        at.v.advance();
+        from += S::keys;
+        from += from == w.gap_key ? w.at.tile.skip : 0;
+#pragma unroll
+        for (int i = 0; i < S::keys / 2; i++)
+            s[i] = next[i];
+    }
+    release(q_empty);
+    scores_finish<S>(c, w, control, r, at.v, from, base, s);
+    give_unit<S>(control, to, base, r, s, is_there);
+    at.v.advance();
+    give_totals<S>(control, to, r);
+}
+
+template <typename S> DEVICE void score(const fi_call &c, struct wide_control *control, u32 base)
+{
+    place<S> at;
+    ring<1> item;
+    ring<2> to;
+#pragma unroll 1
+    for (;;) {
+        barrier_wait(shared_address(&control->q_full[0]), item.phase);
+        const struct work &w = control->work[item.phase];
+        if (w.units == 0)
+            break;
+        rows<S> r;
+        fence_async_shared(); /* the queries */
+        rows_begin<S>(c, w, base, r);
+        score_item<S>(c, w, control, base, r, at, to);
+        item.advance();
+    }
+}
+
+/* ---- Values -------------------------------------------------------------------------------- */
+
+template <typename S> DEVICE void wide_values(wide_sums<S> &x, u32 p, u32 v, int add)
+{
+    const unsigned long long a = matrix_descriptor(p, 16, 8 * ROW_BYTES);
+    products_fence();
+#pragma unroll
+    for (int n = 0; n < S::columns / 128; n++) {
+        const unsigned long long b =
+            matrix_descriptor(v + n * 2 * S::panel_bytes, S::panel_bytes, 8 * ROW_BYTES);
+#pragma unroll
+        for (int i = 0; i < S::keys / 16; i++)
+            product_shared<128, S::half, 1>(
+                *(float(*)[64])(x.o + n * 64), descriptor_advance(a, i * 32),
+                descriptor_advance(b, i * 16 * ROW_BYTES), i > 0 ? 1 : add);
+    }
+    products_commit();
+    products_wait<0>();
+    products_arrived(x.o);
+}
+
+/* Sums of rows whose reference has changed. */
+template <typename S>
+DEVICE void wide_rescale(const struct wide_control *control, const ring<2> &from, wide_sums<S> &x)
+{
+    const float *factors = control->factor[from.slot] + adder_row();
+    const float factor[2] = {factors[0], factors[8]};
+    if (__all_sync(~0u, factor[0] == 1.0f && factor[1] == 1.0f))
+        return;
+#pragma unroll
+    for (int i = 0; i < S::columns / 2; i++)
+        x.o[i] *= factor[i / 2 % 2];
+}
+
+template <typename S>
+DEVICE void add_values(const fi_call &c, struct wide_control *control, u32 base)
+{
+    ring<S::stages> v;
+    ring<1> item;
+    ring<2> from;
+    const u32 values = base + S::v_at + uniform(adder_column<S>()) / PANEL * S::panel_bytes;
+#pragma unroll 1
+    for (;;) {
+        barrier_wait(shared_address(&control->q_full[0]), item.phase);
+        const struct work &w = control->work[item.phase];
+        if (w.units == 0)
+            break;
+        release(shared_address(&control->q_empty[0])); /* done with the item before it */
+        wide_sums<S> x;
+        int add = 0;
+#pragma unroll 1
+        for (int left = uniform(w.units); left > 0; left--) {
+            wide_wait<S>(w, control->v_full, v);
+            barrier_wait(shared_address(&control->p_full[from.slot]), from.phase);
+            if (add)
+                wide_rescale<S>(control, from, x);
+            wide_values<S>(x, base + S::p_at + from.slot * 64, values + v.slot * S::v_bytes, add);
+            release(shared_address(&control->v_empty[v.slot]));
+            release(shared_address(&control->p_empty[from.slot]));
+            add = 1;
+            v.advance();
+            from.advance();
+        }
+        barrier_wait(shared_address(&control->p_full[from.slot]), from.phase);
+        for (int h = 0; h < 2; h++) {
+            x.t.top[h] = control->top[adder_row() + 8 * h];
+            x.t.sum[h] = control->sum[adder_row() + 8 * h];
+        }
+        release(shared_address(&control->p_empty[from.slot]));
+        from.advance();
+        wide_end<S>(c, w, control, x);
+        item.advance();
+    }
+}
+
+/* ---- The kernel ---------------------------------------------------------------------------- */
+
+template <typename S> DEVICE void wide(const fi_call &c, char *shared)
+{
+    struct wide_control *control = (struct wide_control *)(shared + S::control_at);
+    static_assert(sizeof(struct wide_control) <= S::control_bytes, "room for barriers and work");
+    const fi_start start = c.starts[(int)blockIdx.x / c.lanes];
+    const cursor at = walk_begin(&c, block_in_line(c), &start, S::keys);
+    const int group = uniform((int)threadIdx.x / GROUP_THREADS);
+    if (threadIdx.x == 0)
+        wide_init<S>(control);
+    __syncthreads();
+    if (group == 0) {
+        registers_release<S::producer_registers>();
+        if (at.left > 0)
+            wide_produce<S>(c, at, shared, control);
+        grid_wait();
+        grid_launch_dependents();
+    } else if (group == 1) {
+        registers_take<S::scorer_registers>();
+        grid_wait();
+        grid_launch_dependents();
+        if (at.left > 0)
+            score<S>(c, control, shared_address(shared));
+    } else {
+        const grid_team team = grid_part(2 * GROUP_THREADS, S::adders);
+        registers_take<S::adder_registers>();
+        grid_wait();
+        grid_launch_dependents();
+        clear_padding(c, S::dim_v, team);
+        if (c.saves)
+            save_new_rows(c, S::dim, S::dim_v, team);
+        if (at.left > 0)
+            add_values<S>(c, control, shared_address(shared));
+    }
+}
+
+#define LINE(name, dim, v_dim, keys, stages, shared)                                               \
+    static constexpr int fi_line_##name[] = {dim, v_dim, keys, stages};
+FI_WIDE_SHAPES(LINE)
+#undef LINE
+
+#define FI_PREFILL_WIDE(line, type)                                                                \
+    extern "C" __global__ void __launch_bounds__(4 * GROUP_THREADS, 1)                             \
+        fi_prefill_##line##_##type(const __grid_constant__ fi_call c)                              \
+    {                                                                                              \
+        extern __shared__ __align__(1024) char shared[];                                           \
+        using shape = wide_shape<fi_line_##line[0], fi_line_##line[1], fi_line_##line[2],          \
+                                 fi_line_##line[3], FI_HALF_##type>;                               \
+        wide<shape>(c, shared);                                                                    \
+    }
+
+#else
+#define FI_PREFILL_WIDE(...)
+#endif
+
+#endif /* FI_WIDE_CUH */
