@@ -225,11 +225,16 @@ fi_grid fi_bounded_grid(const fi_group *group, int kernel, const attn_bounds *bo
                                 : fi_find_grid(group, kernel, bounds);
 }
 
+int fi_is_wide(const fi_shape *shape)
+{
+    return shape->kernels[KERNEL_ATTEND].threads == 0;
+}
+
 /* A warp has a part of the keys, or, of wide heads, of the columns. */
 int fi_warp_keys(const fi_group *group, int kernel)
 {
-    const fi_kernel *of = &group->shape->kernels[kernel];
-    return of->rows == FI_WIDE_ROWS ? of->keys : of->keys / WARPS_OF_A_UNIT;
+    int keys = group->shape->kernels[kernel].keys;
+    return fi_is_wide(group->shape) ? keys : keys / WARPS_OF_A_UNIT;
 }
 
 int fi_box_keys(const fi_group *group, int kernel)

@@ -157,7 +157,7 @@ fi_workspace_layout fi_layout_workspace(const fi_group *group, const attn_bounds
     uint64_t rows =
         grid_of(group, kernel, bounds) * slots * (uint64_t)group->shape->kernels[kernel].rows;
     /* Of wide heads each of the warps that have a row has its numbers. */
-    uint64_t numbers = group->shape->kernels[kernel].rows == FI_WIDE_ROWS ? 2 * FI_WIDE_PIECES : 2;
+    uint64_t numbers = fi_is_wide(group->shape) ? 2 * FI_WIDE_PIECES : 2;
     fi_workspace_layout layout;
     layout.rows_at = aligned(rows * (uint64_t)group->base.v_dim * sizeof(float));
     layout.size = aligned(layout.rows_at + rows * numbers * sizeof(float));

@@ -165,6 +165,19 @@ DEVICE void give_totals(struct wide_control *control, ring<2> &to, const rows<S>
     to.advance();
 }
 
+/* A unit's scores to logits. Where not all rows see all of it its values may have to be cleared: then those
+ * of two units before have been added, else the wait for these values could be over with those. */
+template <typename S>
+DEVICE void finish_unit(const fi_call &c, const struct work &w, struct wide_control *control,
+                        const ring<2> &to, u32 base, const rows<S> &r, const ring<S::stages> &at,
+                        int from, float (&s)[S::keys / 2])
+{
+    static_assert(S::stages == 2, "a buffer of probabilities is free when the stage is");
+    if (from < r.all_lo || from + S::keys > r.all_hi)
+        barrier_wait(shared_address(&control->p_empty[to.slot]), to.phase ^ 1);
+    scores_finish<S>(c, w, control, r, at, from, base, s);
+}
+
 /* An item's units, of which there is one at least: the next one's scores are on their way among the
  * exponentials of each. */
 template <typename S>
@@ -184,7 +197,7 @@ DEVICE void score_item(const fi_call &c, const struct work &w, struct wide_contr
 #pragma unroll 1
     for (int left = uniform(w.units) - 1; left > 0; left--) {
         float next[S::keys / 2];
-        scores_finish<S>(c, w, control, r, at.v, from, base, s);
+        finish_unit<S>(c, w, control, to, base, r, at.v, from, s);
         wide_wait<S>(w, control->k_full, at.k);
         scores_begin<S>(r, at.k.slot, held, base, next);
         give_unit<S>(control, to, base, r, s, is_there);
@@ -197,7 +210,7 @@ DEVICE void score_item(const fi_call &c, const struct work &w, struct wide_contr
             s[i] = next[i];
     }
     release(q_empty);
-    scores_finish<S>(c, w, control, r, at.v, from, base, s);
+    finish_unit<S>(c, w, control, to, base, r, at.v, from, s);
     give_unit<S>(control, to, base, r, s, is_there);
     at.v.advance();
     give_totals<S>(control, to, r);

@@ -184,7 +184,7 @@ TEST_OF(any_machine, shapes_are_those_of_the_kernels)
         for (int k = 0; k < KERNEL_COUNT; k++) {
             const fi_kernel *kernel = &fi_shapes[i].kernels[k];
             for (int n = 0; kernel->threads > 0 && n < 2; n++) {
-                const int is_wide = fi_is_prefill(k) && kernel->rows != FI_PREFILL_ROWS;
+                const int is_wide = fi_is_wide(&fi_shapes[i]);
                 expect_kernel(k, i, is_wide ? "FI_PREFILL_WIDE" : macros[k], types[n],
                               k < KERNEL_CODES ? NULL : codes[0]);
                 if (k >= KERNEL_CODES)
