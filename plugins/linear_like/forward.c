@@ -68,29 +68,69 @@ static int may_have_padding(const layer_call *call)
            batch->num_real_tokens < batch->num_tokens;
 }
 
-/* Single rows. A launch has at most so many sequences. */
+/* Single rows by parts of heads, of any layer. */
+static cuda_launch describe_parts(const linear_group *g, int vectors)
+{
+    const int bf16 = g->state_dtype == ATTN_BF16, values = DECODE_VALUES(bf16);
+    const int warps = find_warps(&g->dims, values), columns = STEPS_COLUMNS(warps, values);
+    return (cuda_launch){.function = g->decode,
+                         .name = "linear_decode",
+                         .grid = {(g->dims.v_dim + columns - 1) / columns, g->dims.v_heads},
+                         .block = {(uint32_t)(32 * warps)},
+                         .shared = (uint32_t)DECODE_SHARED(warps, vectors, bf16)};
+}
+
+static cuda_launch describe_slices(const linear_group *g, int vectors)
+{
+    const int size = (int)attn_dtype_size(g->state_dtype), columns = SLICE_COLUMNS(size);
+    return (cuda_launch){.function = g->slices,
+                         .name = "linear_slices",
+                         .grid = {g->dims.v_dim / columns, g->dims.v_heads},
+                         .block = {(uint32_t)HEADS_THREADS(columns, size, SLICE_PARTS)},
+                         .shared = (uint32_t)HEADS_SHARED(columns, vectors, size, SLICE_PARTS)};
+}
+
+static cuda_launch describe_heads(const linear_group *g, int vectors)
+{
+    const linear_dims *d = &g->dims;
+    const int size = (int)attn_dtype_size(g->state_dtype);
+    const int columns = HEADS_COLUMNS(d->vk, d->v_dim, size);
+    return (cuda_launch){.function = g->heads,
+                         .name = "linear_heads",
+                         .grid = {d->v_dim / columns, d->v_heads},
+                         .block = {(uint32_t)HEADS_THREADS(columns, size, HEADS_PARTS)},
+                         .shared = (uint32_t)HEADS_SHARED(columns, vectors, size, HEADS_PARTS)};
+}
+
+/* Heads, or slices where there are few; of few fp32 ones in kv linear_decode_* take less time, but KDA's. */
+static cuda_launch describe_decode(const layer_call *call, int64_t seqs)
+{
+    const int need = LINEAR_ALIGNED_FOURS | LINEAR_ALIGNED_HEADS;
+    const linear_group *g = call->group;
+    const linear_dims *d = &g->dims;
+    const int size = (int)attn_dtype_size(g->state_dtype), kda = d->family == LINEAR_FAMILY_KDA;
+    const int few = seqs * d->v_heads * (d->v_dim / SLICE_COLUMNS(size)) <= SLICES_MOST;
+    const int vectors = kda ? 3 : 2;
+    if (!g->heads || (call->params.operands.aligned & need) != need ||
+        (few && !d->vk && size == 4 && !kda))
+        return describe_parts(g, vectors);
+    return few ? describe_slices(g, vectors) : describe_heads(g, vectors);
+}
+
+/* A launch has at most so many sequences. */
 static attn_status launch_decode(layer_call *call, attn_stream stream, attn_error *error)
 {
     enum { MOST = 65534 };
-    const linear_group *g = call->group;
-    const linear_dims *d = &g->dims;
     const int64_t seqs = cuda_plan_extent(&call->metadata->plan).seqs;
-    const int bf16 = g->state_dtype == ATTN_BF16, values = DECODE_VALUES(bf16);
-    const int vectors = d->family == LINEAR_FAMILY_KDA ? 3 : 2;
-    const int warps = find_warps(d, values), columns = STEPS_COLUMNS(warps, values);
     linear_decode_call given = {.call = call->params, .readers = call->readers};
+    cuda_launch run = describe_decode(call, seqs);
     attn_status status = ATTN_OK;
     for (int first = 0; first < seqs && status == ATTN_OK; first += MOST) {
         int count = (int)(seqs - first < MOST ? seqs - first : MOST);
         const int pads = is_one_launch(call) && may_have_padding(call) && first + count == seqs;
         void *params[] = {&given, &first, &count};
-        const cuda_launch run = {
-            .function = g->decode,
-            .name = "linear_decode",
-            .grid = {(d->v_dim + columns - 1) / columns, d->v_heads, count + pads},
-            .block = {(uint32_t)(32 * warps)},
-            .programmatic = call->metadata->instance->facts.sm >= 90,
-            .shared = (uint32_t)DECODE_SHARED(warps, vectors, bf16)};
+        run.grid[2] = count + pads;
+        run.programmatic = call->metadata->instance->facts.sm >= 90;
         status = cuda_launch_run(call->metadata->instance->cuda, &run, params, stream, error);
     }
     return status;

@@ -55,6 +55,37 @@ static const char *mode_of(const linear_group *group)
                                                      : "plain";
 }
 
+/* Are heads such that single rows may go by whole ones? */
+static int has_heads(const linear_group *group, int columns, int size)
+{
+    const linear_dims *d = &group->dims;
+    const int most = d->vk || size == 2 ? HEADS_MOST_THREADS / 2 : HEADS_MOST_THREADS;
+    return d->k_dim == HEADS_KEYS && d->v_dim % columns == 0 && columns * size % 256 == 0 &&
+           HEADS_THREADS(columns, size, HEADS_PARTS) <= most;
+}
+
+/* They add in another order than linear_steps_*, and slices than heads; a batch decides which are launched.
+ * So a group that is BATCH_INVARIANT, which has no chunks, has neither. */
+static attn_status load_heads(attn_instance *made, int module, linear_group *group,
+                              attn_error *error)
+{
+    const int size = (int)attn_dtype_size(group->state_dtype);
+    const int columns = HEADS_COLUMNS(group->dims.vk, group->dims.v_dim, size);
+    char name[64];
+    if (!group->by_chunks || !has_heads(group, columns, size))
+        return ATTN_OK;
+    snprintf(name, sizeof name, "linear_heads_%s", mode_of(group));
+    attn_status status =
+        load_kernel(made, module, name, (uint32_t)HEADS_SHARED(columns, 3, size, HEADS_PARTS),
+                    &group->heads, error);
+    snprintf(name, sizeof name, "linear_slices_%s", mode_of(group));
+    return status == ATTN_OK
+               ? load_kernel(made, module, name,
+                             (uint32_t)HEADS_SHARED(SLICE_COLUMNS(size), 3, size, SLICE_PARTS),
+                             &group->slices, error)
+               : status;
+}
+
 static attn_status load_steps(attn_instance *made, linear_group *group, attn_error *error)
 {
     const linear_dims *d = &group->dims;
@@ -66,9 +97,11 @@ static attn_status load_steps(attn_instance *made, linear_group *group, attn_err
     if (status != ATTN_OK || group->lane_keys != STEPS_DECODE_KEYS)
         return status;
     snprintf(name, sizeof name, "linear_decode_%s_%d", mode, 8 * group->lane_keys);
-    return load_kernel(made, module, name,
-                       (uint32_t)DECODE_SHARED(STEPS_MAX_WARPS, 3, group->state_dtype == ATTN_BF16),
-                       &group->decode, error);
+    status =
+        load_kernel(made, module, name,
+                    (uint32_t)DECODE_SHARED(STEPS_MAX_WARPS, 3, group->state_dtype == ATTN_BF16),
+                    &group->decode, error);
+    return status == ATTN_OK ? load_heads(made, module, group, error) : status;
 }
 
 static attn_status load_fused(attn_instance *made, linear_group *group, attn_error *error)

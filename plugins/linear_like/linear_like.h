@@ -57,6 +57,8 @@ typedef struct linear_group {
     int32_t lane_keys;    /* elements of k that a lane of the recurrence has */
     cuda_function steps;  /* NULL: short_conv */
     cuda_function decode; /* of one row a sequence; NULL: none for so many keys */
+    cuda_function heads;  /* the same by whole heads; NULL: not such heads, or BATCH_INVARIANT */
+    cuda_function slices; /* the same by slices of heads; NULL where `heads` is */
     cuda_function convolve;
     cuda_function convolve_vectors; /* NULL: fp32 */
     cuda_function finish;

@@ -168,6 +168,8 @@ static attn_status take_state(const taking *t, attn_error *error)
         t->to->aligned |= LINEAR_ALIGNED_STATE;
     if (columns * size % 16 == 0 && cuda_is_aligned(state, 16))
         t->to->aligned |= LINEAR_ALIGNED_STATE_16;
+    if (t->to->state_row == columns * size && cuda_is_aligned(state, 16))
+        t->to->aligned |= LINEAR_ALIGNED_HEADS;
     return take_gates(t, error);
 }
 

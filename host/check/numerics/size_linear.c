@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { MANY_SEQUENCES = 300, MODES = 4, LONG = 3, CHUNKED = 4 };
+enum { MANY_SEQUENCES = 300, MODES = 4, LONG = 3, CHUNKED = 4, SINGLE = 10 };
 
 /* ---- Making specs large ---------------------------------------------------------------------- */
 
@@ -94,6 +94,44 @@ static void make_chunked(struct linear_spec *spec, int32_t index)
     spec->flags &= ~(uint32_t)ATTN_LINEAR_QK_L2NORM;
     if (delta && n != 2)
         spec->flags |= ATTN_LINEAR_QK_L2NORM;
+}
+
+/* Single rows of layers as models have them, for which a backend may have kernels of their own: bf16, heads
+ * of 128 keys, four taps or none; heads are few or many. EXTEND has sequences without a row, and snapshots. */
+static void make_single_rows(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[LINEAR_CASE_MAX_SEQS] = {
+        {.rows = 1, .has_initial = true, .in_place = true},
+        {.rows = 1, .has_initial = true},
+        {.rows = 0, .has_initial = true},
+        {.rows = 1},
+        {.rows = 1, .has_initial = true, .dropped = true},
+        {.rows = 1, .in_place = true},
+        {.rows = 1, .has_initial = true, .in_place = true}};
+    static const struct {
+        attn_dtype state;
+        int32_t vk, k_heads, v_heads, v_dim, width, sequences, padded, extend;
+    } layers[SINGLE] = {
+        {ATTN_F32, 0, 2, 4, 128, 4, 2, 0, 0},   {ATTN_F32, 1, 1, 3, 128, 0, 7, 3, 0},
+        {ATTN_BF16, 0, 2, 2, 128, 4, 7, 3, 0},  {ATTN_BF16, 1, 1, 2, 256, 4, 3, 1, 0},
+        {ATTN_F32, 0, 1, 4, 64, 4, 7, 0, 1},    {ATTN_F32, 0, 20, 40, 128, 4, 7, 0, 0},
+        {ATTN_F32, 1, 20, 40, 128, 4, 7, 2, 0}, {ATTN_BF16, 0, 20, 40, 128, 0, 7, 0, 0},
+        {ATTN_BF16, 1, 5, 40, 128, 4, 7, 0, 1}, {ATTN_F32, 0, 4, 40, 64, 4, 7, 0, 0}};
+    const int32_t n = index % SINGLE;
+    const bool short_conv = spec->family == ATTN_LINEAR_SHORT_CONV;
+    set_sequences(spec, layers[n].extend ? ATTN_MODE_EXTEND : ATTN_MODE_DECODE, layers[n].sequences,
+                  sequences);
+    spec->q_dtype = spec->out_dtype = spec->conv_dtype = ATTN_BF16;
+    spec->state_dtype = layers[n].state;
+    spec->vk = layers[n].vk;
+    spec->k_heads = short_conv ? 0 : layers[n].k_heads;
+    spec->v_heads = layers[n].v_heads;
+    spec->k_dim = short_conv ? 0 : 128;
+    spec->v_dim = layers[n].v_dim;
+    spec->width = short_conv ? 4 : layers[n].width;
+    spec->padded = layers[n].padded;
+    spec->snapshots = layers[n].extend;
+    spec->sparse = 0;
 }
 
 /* Rows of a sequence, and numbers of rows, beyond 65,536. */
@@ -187,6 +225,10 @@ const struct check check_size_linear[] = {
         "sequences of 300 to 4230 rows in bf16, with heads of 64 to 128, have the results of their "
         "recurrence, with and without a convolution",
         LINEAR_CASES(make_chunked, CHUNKED)),
+    JUDGED_ROW("MEAN-18", linear_single_rows,
+               "single rows in bf16, with heads of 128 keys, have the results of their recurrence, "
+               "with and without a convolution",
+               LINEAR_CASES(make_single_rows, SINGLE)),
     JUDGED_ROW("MEAN-18", linear_many_heads, "48 to 128 heads read the k heads that are theirs",
                LINEAR_CASES(make_many_heads, LONG)),
     JUDGED_ROW("KV-09", linear_many_slots,

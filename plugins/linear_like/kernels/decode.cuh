@@ -369,16 +369,16 @@ struct decode_channels {
     }
 };
 
-/* Channels of q, k or v, as they are after the convolution. */
+/* Channels of q, k or v, as they are after the convolution. Gives the sum of the squares of q or k. */
 template <bool VK>
-DEVICE void put_channels(const linear_dims &d, int part, const float (&x)[4], int columns, int lane,
-                         const decode_row &to)
+DEVICE float put_channels(const linear_dims &d, int part, const float (&x)[4], int columns,
+                          int lane, const decode_row &to)
 {
     float sum = 0;
     if (part == DECODE_PART_V) {
         if (4 * lane < columns)
             *(float4 *)(to.v + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
-        return;
+        return 0;
     }
     keep_four<VK>(to.vectors + part * 8 * DECODE_KEYS, 4 * lane, x);
 #pragma unroll
@@ -388,6 +388,7 @@ DEVICE void put_channels(const linear_dims &d, int part, const float (&x)[4], in
     const float length = d.l2_norm ? rsqrtf(sum + 1e-6f) : 1;
     if (lane == 0)
         to.numbers[DECODE_Q + part] = part == DECODE_PART_Q ? length * d.sm_scale : length;
+    return sum;
 }
 
 /* Decay and beta of the row; of KDA decays of a lane's four channels. */
@@ -410,17 +411,26 @@ DEVICE void put_gates(const linear_call &call, const decode_gates<MODE> &gates, 
         to.numbers[DECODE_DECAY] = decay, to.numbers[DECODE_BETA] = beta;
 }
 
-/* Whether all `count` warps that read a part of a convolution's state have asked; a warp asks when it has
- * read. The count is 0 again then. What they have read comes before what is written after. */
-DEVICE bool is_last_reader(unsigned *readers, int count)
+/* Warps that read a part of a convolution's state count themselves, lane 0 each: gives how many of `count`
+ * were counted before; the count ends at 0. `sum` is made of all that the warp has read, and the count is
+ * computed from it, though no sum changes it: so what is written because of the last count can be no
+ * reader's input (PTX's memory model, "no thin air"). A release would wait for all that its multiprocessor
+ * has under way. */
+DEVICE unsigned count_reader(unsigned *readers, int count, float sum)
 {
-    unsigned before = 0;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0)
-        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                     : "=r"(before)
-                     : "l"(readers), "r"(count - 1)
-                     : "memory");
+    const u32 impossible = 0xffffffff; /* sums are positive, or the NaN 0x7fffffff */
+    const unsigned last = f32_bits(sum) == impossible ? count : count - 1;
+    unsigned before;
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(readers), "r"(last)
+                 : "memory");
+    return before;
+}
+
+/* Of a warp whose lane 0 was given `before`: was it the last? */
+DEVICE bool is_last_reader(unsigned before, int count)
+{
     return __shfl_sync(~0u, before, 0) == count - 1;
 }
 
@@ -557,13 +567,15 @@ DEVICE void decode_values(const decode_call &call, const linear_sequence &sequen
             convolve_channels(d, raw, x);
         else
             convolve_any(call, sequence, at.channel, has_row ? at.there : 0, x);
-        put_channels<VK>(d, part, x, columns, lane, row);
+        const float sum = put_channels<VK>(d, part, x, columns, lane, row);
         if (call.readers && fours) {
             bool last = true;
             if (part != DECODE_PART_V) {
-                const int group = head / d.ratio;
-                last = is_last_reader(call.readers + ((i64)s_index * d.k_heads + group) * 2 + part,
-                                      d.ratio * slices);
+                const i64 group = (i64)s_index * d.k_heads + head / d.ratio;
+                unsigned before = 0;
+                if (lane == 0 && d.ratio * slices > 1)
+                    before = count_reader(call.readers + 2 * group + part, d.ratio * slices, sum);
+                last = is_last_reader(before, d.ratio * slices);
             }
             if (last && at.there > 0) {
                 keep_channels(call, raw, has_row, sequence.dst, at.channel);

@@ -22,10 +22,11 @@
 
 /* linear_operands.aligned: all that a thread reads or writes of it at once begins at a multiple of
  * what it reads at once. */
-#define LINEAR_ALIGNED_STATE    1 /* four elements of a state's row */
-#define LINEAR_ALIGNED_ROWS     2 /* 16 bytes of mixed_qkv and out, and of z where it is given */
-#define LINEAR_ALIGNED_STATE_16 4 /* 16 bytes of a state's row */
-#define LINEAR_ALIGNED_FOURS    8 /* bf16, four taps or none; four channels of all that they need */
+#define LINEAR_ALIGNED_STATE    1  /* four elements of a state's row */
+#define LINEAR_ALIGNED_ROWS     2  /* 16 bytes of mixed_qkv and out, and of z where it is given */
+#define LINEAR_ALIGNED_STATE_16 4  /* 16 bytes of a state's row */
+#define LINEAR_ALIGNED_FOURS    8  /* bf16, four taps or none; four channels of all they need */
+#define LINEAR_ALIGNED_HEADS    16 /* 16 bytes of a head's state, which lies in one piece */
 
 typedef struct linear_operands {
     const char *mixed;    /* [tokens, channels] */

@@ -27,6 +27,22 @@
     ((warps)*32 * 256 +                                                                            \
      ((vectors)*8 * STEPS_DECODE_KEYS + STEPS_COLUMNS(warps, DECODE_VALUES(bf16)) + 4) * 4)
 
+/* decode_heads.cuh: keys; parts of 16 bytes that a lane has of a head, of a slice; bytes of a slice. Then
+ * values of a block, bytes of an element, vectors. */
+#define HEADS_KEYS                          128
+#define HEADS_PARTS                         16
+#define SLICE_PARTS                         8
+#define SLICE_BYTES                         16384
+#define SLICES_MOST                         264 /* of a launch; with more of them heads are faster */
+#define HEADS_MOST_THREADS                  256
+#define HEADS_THREADS(columns, size, parts) ((columns)*HEADS_KEYS * (size) / (16 * (parts)))
+#define HEADS_COLUMNS(vk, v_dim, size)                                                             \
+    ((vk) && (v_dim) * (size) > 256 ? 256 / (size) : (v_dim)) /* vk: 128 threads at most */
+#define SLICE_COLUMNS(size) (SLICE_BYTES / (HEADS_KEYS * (size)))
+#define HEADS_SHARED(columns, vectors, size, parts)                                                \
+    ((columns)*HEADS_KEYS * (size) + 16 +                                                          \
+     ((vectors)*HEADS_KEYS + (columns) + 4 + 2 * 32 / (parts) * (columns)) * 4)
+
 /* ---- chunks.cuh: the recurrence, chunk by chunk ---------------------------------------------- */
 
 #define CHUNK_ROWS             64

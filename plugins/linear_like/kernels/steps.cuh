@@ -15,6 +15,7 @@
 
 #include "plugins/linear_like/kernels/shapes.h"
 #include "plugins/linear_like/kernels/decode.cuh"
+#include "plugins/linear_like/kernels/decode_heads.cuh"
 
 /* Shared memory, in floats: vectors of ROWS rows, one after the other; then their numbers. */
 template <int MODE, int KEYS, int ROWS> struct steps_memory {
@@ -285,11 +286,32 @@ DEVICE void steps_block(const linear_call &call)
         decode_block<mode, vk, bf16>(call, first, count);                                          \
     }
 
-/* The kernels of a layout and a type of state; linear_decode_* are for single rows. */
+#define HEADS_KERNEL(name, mode, vk, bf16)                                                         \
+    extern "C" __global__ void __launch_bounds__((vk) || (bf16) ? 128 : 256,                       \
+                                                 (vk) || (bf16) ? 6 : 3)                           \
+        name(const __grid_constant__ decode_call call, int from, int count)                        \
+    {                                                                                              \
+        heads_block_of<mode, vk, bf16, HEADS_PARTS>(call, from, count);                            \
+    }
+
+#define SLICES_KERNEL(name, mode, vk, bf16)                                                        \
+    extern "C" __global__ void __launch_bounds__(128, 6)                                           \
+        name(const __grid_constant__ decode_call call, int from, int count)                        \
+    {                                                                                              \
+        heads_block_of<mode, vk, bf16, SLICE_PARTS>(call, from, count);                            \
+    }
+
+/* The kernels of a layout and a type of state; linear_decode_* and linear_heads_* are for single rows. */
 #define STEPS_KERNELS(vk, bf16)                                                                    \
     DECODE_KERNEL(linear_decode_plain_128, STEPS_PLAIN, vk, bf16)                                  \
     DECODE_KERNEL(linear_decode_delta_128, STEPS_DELTA, vk, bf16)                                  \
     DECODE_KERNEL(linear_decode_channels_128, STEPS_CHANNELS, vk, bf16)                            \
+    HEADS_KERNEL(linear_heads_plain, STEPS_PLAIN, vk, bf16)                                        \
+    HEADS_KERNEL(linear_heads_delta, STEPS_DELTA, vk, bf16)                                        \
+    HEADS_KERNEL(linear_heads_channels, STEPS_CHANNELS, vk, bf16)                                  \
+    SLICES_KERNEL(linear_slices_plain, STEPS_PLAIN, vk, bf16)                                      \
+    SLICES_KERNEL(linear_slices_delta, STEPS_DELTA, vk, bf16)                                      \
+    SLICES_KERNEL(linear_slices_channels, STEPS_CHANNELS, vk, bf16)                                \
     STEPS_KERNEL(linear_steps_plain_128, STEPS_PLAIN, 16, vk, bf16)                                \
     STEPS_KERNEL(linear_steps_delta_128, STEPS_DELTA, 16, vk, bf16)                                \
     STEPS_KERNEL(linear_steps_channels_128, STEPS_CHANNELS, 16, vk, bf16)                          \

@@ -155,7 +155,7 @@ static void step_all(struct column *columns, int count, int t, const struct keys
 static void steps_columns(const linear_call *call, int s, int head, int first, int count,
                           struct keys *keys)
 {
-    struct column all[STEPS_COLUMNS(STEPS_MAX_WARPS, DECODE_VALUES(1))];
+    struct column all[HEADS_MOST_THREADS];
     const linear_sequence sequence = linear_find_sequence(&call->batch, s);
     for (int i = 0; i < count; i++) {
         all[i].call = call;
@@ -519,14 +519,12 @@ static void count_readers(const linear_call *call, unsigned *readers, int s, int
     }
 }
 
-static void decode(const struct fake_cuda_launch *launch)
+static void decode_by(const struct fake_cuda_launch *launch, int columns)
 {
     const linear_call *call = launch->arguments[0];
     const linear_dims *d = &call->dims;
     unsigned *readers = ((const linear_decode_call *)launch->arguments[0])->readers;
     const int from = *(const int *)launch->arguments[1], count = *(const int *)launch->arguments[2];
-    const int columns =
-        STEPS_COLUMNS((int)launch->block[0] / 32, DECODE_VALUES(d->state_dtype == ELEMENT_BF16));
     struct keys keys = {0};
     for (int z = 0; z < count && from + z < linear_num_real(&call->batch); z++)
         for (int head = 0; head < (int)launch->grid[1]; head++)
@@ -543,6 +541,26 @@ static void decode(const struct fake_cuda_launch *launch)
         clear_padding(call);
 }
 
+static void decode(const struct fake_cuda_launch *launch)
+{
+    const linear_call *call = launch->arguments[0];
+    decode_by(launch, STEPS_COLUMNS((int)launch->block[0] / 32,
+                                    DECODE_VALUES(call->dims.state_dtype == ELEMENT_BF16)));
+}
+
+static void heads(const struct fake_cuda_launch *launch)
+{
+    const linear_call *call = launch->arguments[0];
+    const int size = element_size(call->dims.state_dtype);
+    decode_by(launch, (int)launch->block[0] * 16 * HEADS_PARTS / (HEADS_KEYS * size));
+}
+
+static void slices(const struct fake_cuda_launch *launch)
+{
+    const linear_call *call = launch->arguments[0];
+    decode_by(launch, SLICE_COLUMNS(element_size(call->dims.state_dtype)));
+}
+
 /* When the library is loaded; a test that resets the driver calls it again. */
 __attribute__((constructor, visibility("default"))) void fake_linear_define(void);
 void fake_linear_define(void)
@@ -552,6 +570,10 @@ void fake_linear_define(void)
                                         "linear_steps_delta_256",    "linear_steps_channels_256"};
     static const char *const decodes[] = {"linear_decode_plain_128", "linear_decode_delta_128",
                                           "linear_decode_channels_128"};
+    static const char *const by_heads[] = {"linear_heads_plain", "linear_heads_delta",
+                                           "linear_heads_channels"};
+    static const char *const by_slices[] = {"linear_slices_plain", "linear_slices_delta",
+                                            "linear_slices_channels"};
     static const struct {
         const char *name;
         void (*run)(const struct fake_cuda_launch *launch);
@@ -583,6 +605,10 @@ void fake_linear_define(void)
         fake.define_kernel(names[i], steps, sizes, 1, NULL);
     for (size_t i = 0; i < sizeof decodes / sizeof decodes[0]; i++)
         fake.define_kernel(decodes[i], decode, decode_sizes, 3, NULL);
+    for (size_t i = 0; i < sizeof by_heads / sizeof by_heads[0]; i++)
+        fake.define_kernel(by_heads[i], heads, decode_sizes, 3, NULL);
+    for (size_t i = 0; i < sizeof by_slices / sizeof by_slices[0]; i++)
+        fake.define_kernel(by_slices[i], slices, decode_sizes, 3, NULL);
     fake.define_kernel("linear_list", list, sizes, 1, NULL);
     for (size_t i = 0; i < sizeof chunked / sizeof chunked[0]; i++)
         fake.define_kernel(chunked[i].name, chunked[i].run, sizes, 2, NULL);
