@@ -472,7 +472,7 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_ATTEND_MANY, ATTN_F16);                               \
     }                                                                                              \
-    KERNELS_PREFILL(name)                                                                           \
+    KERNELS_PREFILL(name)                                                                          \
     static void half_##name##_bf16(const struct fake_cuda_launch *launch)                          \
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_PREFILL_HALF, ATTN_BF16);                             \
@@ -545,7 +545,7 @@ __attribute__((constructor)) static void define(void)
     DEFINE_ATTEND(#name "_f16", attend_##name##_f16)                                               \
     DEFINE_ONE("fi_attend_many_" #name "_bf16", many_##name##_bf16)                                \
     DEFINE_ONE("fi_attend_many_" #name "_f16", many_##name##_f16)                                  \
-    DEFINE_WIDE(name)                                                                               \
+    DEFINE_WIDE(name)                                                                              \
     DEFINE_ONE("fi_prefill_half_" #name "_bf16", half_##name##_bf16)                               \
     DEFINE_ONE("fi_prefill_half_" #name "_f16", half_##name##_f16)
 #define DEFINE_CODES(name, codes)                                                                  \
