@@ -186,15 +186,16 @@ DEVICE void wide_merge_row(const fi_call &c, const struct work &w, const parts &
  * find its registers taken. */
 template <typename S>
 static __device__ __noinline__ void wide_merge(const fi_call &c, const struct work &w,
-                                               struct control *control, const parts p, int shift)
+                                               struct wide_control *control, const parts p,
+                                               int shift)
 {
     const int count = item_rows(c, w.q, w.at.tile, S::rows);
     const int slices = arrivals_slices(count, shift), group = adder_thread() / GROUP_THREADS;
     if (adder_thread() == 0)
-        control->slices =
+        control->to_merge =
             arrivals_come(p.counter, p.count, slices, w.at.left > w.units ? 0 : ARRIVALS_POLLS);
     named_sync(BARRIER_ADDERS, S::adders);
-    const u32 all = control->slices;
+    const u32 all = control->to_merge;
 #pragma unroll 1
     for (u32 left = all; left != 0; left &= left - 1) {
         const int first = (__ffs((int)left) - 1) << shift, end = min(first + (1 << shift), count);
@@ -209,7 +210,7 @@ static __device__ __noinline__ void wide_merge(const fi_call &c, const struct wo
 /* ---- The end ------------------------------------------------------------------------------- */
 
 template <typename S>
-DEVICE void wide_end(const fi_call &c, const struct work &w, struct control *control,
+DEVICE void wide_end(const fi_call &c, const struct work &w, struct wide_control *control,
                      wide_sums<S> &x)
 {
     const int count = item_rows(c, w.q, w.at.tile, S::rows);
@@ -224,12 +225,12 @@ DEVICE void wide_end(const fi_call &c, const struct work &w, struct control *con
             return;
         }
         if (adder_thread() == 0) {
-            control->slices = counter_add(p.counter, 1) == (u32)p.count - 1;
-            if (control->slices)
+            control->to_merge = counter_add(p.counter, 1) == (u32)p.count - 1;
+            if (control->to_merge)
                 *p.counter = 0;
         }
         named_sync(BARRIER_ADDERS, S::adders);
-        if (!control->slices)
+        if (!control->to_merge)
             return;
         wide_take<S>(c, p, x, count);
     }

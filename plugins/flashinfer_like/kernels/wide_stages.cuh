@@ -73,6 +73,7 @@ FI_WIDE_SHAPES(CHECK_SHAPE)
  * after an item's last, what its rows came to. */
 struct wide_control : control {
     unsigned long long p_full[2], p_empty[2];
+    u32 to_merge; /* slices of an item, while the next one may have `seen` already */
     float factor[2][FI_WIDE_ROWS];
     float top[FI_WIDE_ROWS], sum[FI_WIDE_ROWS];
 };
