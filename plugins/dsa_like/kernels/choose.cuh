@@ -785,12 +785,11 @@ extern "C" __global__ void __launch_bounds__(DSA_CHOOSE_THREADS, DSA_CHOOSE_BLOC
     part.rank = (int)__clusterRelativeBlockRank();
     part.blocks = (int)__clusterSizeInBlocks();
     grid_launch_dependents();
+    grid_wait();
     const dsa_batch *b = &c.planned;
     const int i = c.first + (int)blockIdx.x / part.blocks;
-    if (i >= c.end || i >= index_num_tokens(&b->batch)) {
-        grid_wait();
+    if (i >= c.end || i >= index_num_tokens(&b->batch))
         return;
-    }
     const dsa_row row = b->rows[i];
     const i64 absolute = dsa_first_row(b) + i;
     const int most = b->most[i], lo = row.lo, keys = most > 0 ? row.hi - lo : 0;
@@ -812,7 +811,6 @@ extern "C" __global__ void __launch_bounds__(DSA_CHOOSE_THREADS, DSA_CHOOSE_BLOC
                         c.lists + (i64)i * c.list_row,
                         c.indices ? c.indices + absolute * c.indices_row : 0};
     int steps = CHOOSE_MISLED;
-    grid_wait();
     if (choose_may_sieve(keys, most))
         steps = choose_by_sieve(m, &part, &list, keys, most);
     if (steps == CHOOSE_DONE)

@@ -572,7 +572,6 @@ DEVICE void label_segment(const dsa_label_call &c, const dsa_group &g, int first
     index_find_sequence(&c.planned.batch, 0, g.seq, &q);
     label_walk<runs, ahead> walk;
     label_begin(c, q, g.lo, g.hi, t0 * DSA_TILE + warp * 16 + lane / 4, walk);
-    grid_wait(); /* queries and new labels */
     if constexpr (runs && !several)
         label_load_query(c, (i64)first_row + g.row, query);
     label_part<width> parts[ahead] = {};
@@ -660,14 +659,13 @@ template <int width, bool several> DEVICE void label_all(const dsa_label_call &c
     extern __shared__ __align__(1024) unsigned char memory[];
     const label_shared<width> m = label_memory<width>(memory, c.planned.queries);
     grid_launch_dependents();
+    grid_wait(); /* for what was planned, too: a kernel before in the stream need not have ended */
     const dsa_batch &b = c.planned;
     const dsa_header header = *b.header;
     const int first = label_group_of_row(b, header.num_groups, c.first);
     const int last = label_group_of_row(b, header.num_groups, c.end);
-    if (first >= last) {
-        grid_wait();
+    if (first >= last)
         return;
-    }
     const int begin = b.groups[first].begin;
     const int end = last < header.num_groups ? b.groups[last].begin : header.num_tiles;
     const int range = (end - begin + (int)gridDim.x - 1) / (int)gridDim.x;
@@ -676,7 +674,6 @@ template <int width, bool several> DEVICE void label_all(const dsa_label_call &c
         label_range<width, several, width == 1>(c, m, header.first_row, first, last, x0, x1);
     else
         label_range<width, several, false>(c, m, header.first_row, first, last, x0, x1);
-    grid_wait();
     for (int g = first + (int)blockIdx.x; c.given && g < last; g += (int)gridDim.x)
         label_fill(c, b.groups[g], header.first_row);
 }
