@@ -81,11 +81,12 @@ DEVICE uint4 load_bytes(const char *from)
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* 16 bytes that are read once. */
+/* 16 bytes that are read once. Not by way of what is not coherent (.nc): the kernel before may write new labels when
+ * this one has begun. */
 DEVICE uint4 load_once(const char *from)
 {
     uint4 x;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                  : "l"(from));
     return x;
