@@ -230,10 +230,15 @@ static inline const char *attn_util_dtype_name(attn_dtype dtype)
 /* ATTN_KIND_*; "unknown" for others. */
 static inline const char *attn_util_kind_name(uint32_t kind)
 {
-#define ATTN_UTIL_NAME(name, value, text) [value] = (text),
-    static const char *const names[ATTN_KIND_COUNT] = {ATTN_KIND_MAP(ATTN_UTIL_NAME)};
+#define ATTN_UTIL_NAME(name, value, text)                                                          \
+    case value:                                                                                    \
+        return text;
+    switch (kind) {
+        ATTN_KIND_MAP(ATTN_UTIL_NAME)
+    default:
+        return "unknown";
+    }
 #undef ATTN_UTIL_NAME
-    return kind < ATTN_KIND_COUNT ? names[kind] : "unknown";
 }
 
 /* ATTN_TYPE_*; "unknown" for others. */
