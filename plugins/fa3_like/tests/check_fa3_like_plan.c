@@ -296,8 +296,8 @@ TEST_OF(launches, rows_decide)
     } batches[] = {
         {3, 576, 192, by_tiles},
         {1, 512, 500, by_tiles},
-        {3, 24, 8, "fi_plan fi_save fi_attend_many_d128"}, /* 32 rows a KV head */
-        {6, 54, 9, by_prefill_alone},
+        {3, 12, 4, "fi_plan fi_save fi_attend_many_d128"}, /* 16 rows a KV head */
+        {6, 54, 9, "fi_plan fi_prefill_half_d128"},        /* 36 */
         {6, 384, 64, by_prefill_alone} /* a third of a tile; four of these heads fill two */
     };
     test_run t;
@@ -612,7 +612,7 @@ TEST_OF(launches, mixed_batches_are_split)
     ck_assert_ptr_eq(launches[1].params->fi_plan.batch.q_indptr, q_indptr + 3);
     t.max_kv_len = 4000; /* few rows of many keys */
     need(run_batch(&t, ATTN_MODE_MIXED, 5, 30, 10));
-    expect_launches(by_prefill_alone);
+    expect_launches("fi_plan fi_prefill_half_d128");
     t.max_kv_len = 0;
     ck_assert_int_eq(launches[1].params->fi_call.batch.num_seqs, 5);
     t.num_decodes = 0;
@@ -934,8 +934,8 @@ TEST_OF(launches, rows_go_by_tiles)
     ck_assert_int_eq(paths->rows(t.metadata, TEST_LAYER, none, &test_error), ATTN_BAD_STATE);
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     EXPECT_ROWS(&t, FA3_PATH_PAGED, 576);
-    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 24, 8));
-    EXPECT_ROWS(&t, FI_PATH_FEW, 24);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 12, 4));
+    EXPECT_ROWS(&t, FI_PATH_FEW, 12);
     need(run_batch(&t, ATTN_MODE_EXTEND, 6, 384, 64));
     EXPECT_ROWS(&t, FI_PATH_UNTOLD, 384);
     need(run_batch(&t, ATTN_MODE_DECODE, 3, 3, 1));
