@@ -149,7 +149,7 @@ DEVICE void give_unit(struct wide_control *control, ring<2> &to, u32 base, rows<
     to.advance();
 }
 
-/* After an item's last unit, in its turn of the buffers: what its rows came to. */
+/* After an item's last unit, in its turn of the buffers: the rows' maxima and sums. */
 template <typename S>
 DEVICE void give_totals(struct wide_control *control, ring<2> &to, const rows<S> &r)
 {

@@ -15,7 +15,7 @@
 
 #define BARRIER_ADDERS 2 /* named barrier of those who add values */
 
-/* A thread's sums of its rows r and r + 8, and as `totals` what their probabilities came to. */
+/* A thread's sums of values of its rows r and r + 8; `t` has the rows' maxima and sums. */
 template <typename S> struct wide_sums {
     float o[S::columns / 2];
     totals t;

@@ -69,8 +69,8 @@ template <int dim_, int dim_v_, int keys_, int stages_, bool half_> struct wide_
 FI_WIDE_SHAPES(CHECK_SHAPE)
 #undef CHECK_SHAPE
 
-/* What those who score tell those who add values: of a unit, what its rows' sums are to be multiplied by;
- * after an item's last, what its rows came to. */
+/* What the scoring warpgroup hands to those that add values: of a unit, the factors of its rows' sums;
+ * after an item's last, the rows' maxima and sums. */
 struct wide_control : control {
     unsigned long long p_full[2], p_empty[2];
     u32 to_merge; /* slices of an item, while the next one may have `seen` already */
