@@ -8,6 +8,5 @@
 ATTNHOST_LIBCUDA=$ATTNHOST_TEST_FIXTURE_DIR/fake_fa3_kernels.so ATTNHOST_FAKE_KERNELS=fa3_like
 export ATTNHOST_LIBCUDA ATTNHOST_FAKE_KERNELS
 . "$ATTNHOST_TEST_SRCDIR/tests/conformance/sample.sh"
-in_turn 'plugins/fa3_like plugins/flashinfer_like plugins/common' 'fa3_like on the fake driver'
 sample - "$ATTNHOST_TEST_PLUGIN_DIR/fa3_like.so" --device cuda --option tiles=always \
     --option split_tile_size=64 --option many_items=never

@@ -11,6 +11,5 @@
 ATTNHOST_LIBCUDA=$ATTNHOST_TEST_FIXTURE_DIR/fake_fi_kernels.so ATTNHOST_FAKE_KERNELS=flashinfer_like
 export ATTNHOST_LIBCUDA ATTNHOST_FAKE_KERNELS
 . "$ATTNHOST_TEST_SRCDIR/tests/conformance/sample.sh"
-in_turn 'plugins/flashinfer_like plugins/common' 'flashinfer_like on the fake driver'
 sample - "$ATTNHOST_TEST_PLUGIN_DIR/flashinfer_like.so" --device cuda --option cascade=always \
     --option split_tile_size=64 --option many_items=always --option half_tiles=always

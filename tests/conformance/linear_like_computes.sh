@@ -7,7 +7,6 @@
 ATTNHOST_LIBCUDA=$ATTNHOST_TEST_FIXTURE_DIR/fake_linear_kernels.so ATTNHOST_FAKE_KERNELS=linear_like
 export ATTNHOST_LIBCUDA ATTNHOST_FAKE_KERNELS
 . "$ATTNHOST_TEST_SRCDIR/tests/conformance/sample.sh"
-in_turn 'plugins/linear_like plugins/common' 'linear_like on the fake driver'
 profiles=$ATTNHOST_TEST_SRCDIR/host/check/profiles
 both=$(mktemp) || exit 1
 trap 'rm -f "$both"' EXIT

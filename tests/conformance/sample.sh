@@ -5,15 +5,6 @@
 #
 #   sample WHOLE ARGUMENT...    all cases of the pattern WHOLE (- = of none), a sample of the rest
 #   suite FOLDERS ARGUMENT...   all cases if the commit changes these folders or it is its turn (turn.sh), else a sample
-#   in_turn FOLDERS WHAT        nothing at all but then: the script ends with WHAT skipped
-in_turn()
-{
-    # shellcheck disable=SC2086
-    if ! said=$(sh "$ATTNHOST_TEST_SRCDIR/tests/tools/turn.sh" "${0##*/}" $1); then
-        printf '1..1\nok 1 - %s # SKIP %s\n' "$2" "$said"
-        exit 0
-    fi
-}
 
 suite()
 {

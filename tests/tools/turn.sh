@@ -16,9 +16,7 @@ case $name in
 models) place=0 ;;
 engines) place=1 ;;
 newest | drafts) place=2 ;;
-fa3_like_computes.sh) place=3 ;;
-flashinfer_like_computes.sh) place=4 ;;
-linear_like_computes.sh | torch_backends) place=5 ;;
+torch_backends) place=5 ;;
 *) place=$(echo "$name" | cksum | cut -d ' ' -f 1) ;;
 esac
 test $((($(commit_number) + place) % 6)) -ne 0 || exit 0

@@ -46,7 +46,7 @@ struct column {
     linear_sequence sequence;
     int head;
     int value;
-    double state[MAX_DIM];
+    float state[MAX_DIM]; /* as the kernels keep it: where a sequence is cut changes no bit of it */
 };
 
 static char *state_row(const struct column *at, int slot, int k, int *element)
@@ -64,7 +64,7 @@ static void load_state(struct column *at)
     for (int k = 0; k < at->call->dims.k_dim; k++) {
         char *row = state_row(at, at->sequence.slot, k, &element);
         at->state[k] =
-            at->sequence.slot ? (double)element_load(at->call->dims.state_dtype, row, element) : 0;
+            at->sequence.slot ? element_load(at->call->dims.state_dtype, row, element) : 0;
     }
 }
 
@@ -73,7 +73,7 @@ static void store_state(const struct column *at, int slot)
     int element;
     for (int k = 0; slot && k < at->call->dims.k_dim; k++) {
         char *row = state_row(at, slot, k, &element);
-        element_store(at->call->dims.state_dtype, row, element, (float)at->state[k]);
+        element_store(at->call->dims.state_dtype, row, element, at->state[k]);
     }
 }
 
@@ -100,14 +100,14 @@ static void step(struct column *at, int t, const double *q, const double *k, con
     const int delta = d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
     double held = 0, out = 0;
     for (int i = 0; i < d->k_dim; i++) {
-        at->state[i] *= (double)decays[i];
-        held += at->state[i] * k[i];
+        at->state[i] *= decays[i];
+        held += (double)at->state[i] * k[i];
     }
     float v = convolved(call, &at->sequence, t, d->first[2] + at->head * d->v_dim + at->value);
     double update = (double)beta * ((double)v - (delta ? held : 0));
     for (int i = 0; i < d->k_dim; i++) {
-        at->state[i] += k[i] * update;
-        out += at->state[i] * q[i];
+        at->state[i] = (float)((double)at->state[i] + k[i] * update);
+        out += (double)at->state[i] * q[i];
     }
     out += (double)linear_skip(call, at->head, at->value) * (double)v;
     write_value(call, row, at->head, at->value, (float)out);
