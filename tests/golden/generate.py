@@ -7,7 +7,7 @@ Each mask is built as an explicit matrix from the words of docs/ABI.md (group ME
 query at a time; nothing is taken from the project's C code. Where torch's own
 scaled_dot_product_attention can express a case, it must agree, or the script fails.
 
-Format: records of lines `key count value...`, from `case NAME` to `end`; numbers as C's strtod reads
+Format: records of fields `key count value...`, from `case NAME` to `end`; numbers as C's strtod reads
 them (hexadecimal floats are exact). Operands q, k, v are integers in units of 1/64, exact in fp32
 and fp16.
 """
@@ -16,6 +16,8 @@ import struct
 
 import torch
 import torch.nn.functional as F
+
+from record import record
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 UNIT = 64.0
@@ -197,7 +199,7 @@ class Case:
             lines.append(line("v_codes", self.v_codes.view(torch.uint8)))
         for key in ("q", "k", "v", "out", "lse"):
             lines.append(line(key, getattr(self, key)))
-        return "\n".join(lines + ["end"])
+        return record(lines)
 
 
 def per_head(scale, kv_heads):
@@ -311,7 +313,7 @@ def merge_text(name, split, kv_len, empty=()):
     for suffix, (out, lse) in (("1", attend(0, split)), ("2", attend(split, kv_len)),
                                ("", attend(0, kv_len))):
         lines += [line("out" + suffix, out), line("lse" + suffix, lse)]
-    return "\n".join(lines + ["end"])
+    return record(lines)
 
 
 # ---- Number formats ------------------------------------------------------------------------------

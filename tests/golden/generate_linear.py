@@ -28,6 +28,8 @@ from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.minimax import modeling_minimax as minimax
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
+from record import record
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 FLA, MAMBA = sys.argv[1:]
 UNIT = 64.0
@@ -171,7 +173,7 @@ class Case:
             lines.append(line("state", self.state * UNIT))
             lines.append(line("final_state", self.final_state))
         lines.append(line("out", self.out))
-        return "\n".join(lines + ["end"])
+        return record(lines)
 
 
 # ---- Gates as the models' modules compute them ---------------------------------------------------

@@ -20,6 +20,8 @@ import transformers
 from transformers import DeepseekV3Config, DynamicCache
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
 
+from record import record
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 UNIT = 64.0
 PRODUCT = UNIT * UNIT  # units of what two numbers drawn give
@@ -171,7 +173,7 @@ class Case:
         if self.storage:
             lines += [line(self.storage, [1]), line("scale", self.scale)]
             lines.append(line("bytes", self.bytes(c_kv, k_pe)))
-        return "\n".join(lines + ["end"])
+        return record(lines)
 
     def bytes(self, c_kv, k_pe):
         """The cache's rows."""

@@ -21,6 +21,7 @@ from transformers import DeepseekV32Config, DynamicCache
 from transformers.models.deepseek_v32 import modeling_deepseek_v32 as deepseek
 
 from generate_mla import exact, fp32, integers, line, quantise, rotate, softmax64
+from record import record
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 torch.manual_seed(20251201)
@@ -144,7 +145,7 @@ class Case:
         if self.codes:
             codes, _, scales = as_codes(operands["index_k"])
             lines += [line("label_codes", codes), line("label_scales", scales)]
-        return "\n".join(lines + ["end"])
+        return record(lines)
 
 
 def as_codes(label):

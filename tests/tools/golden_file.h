@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * golden_file.h: reading the records of tests/golden: `case NAME`, lines `key count value...`,
+ * golden_file.h: reading the records of tests/golden: `case NAME`, fields `key count value...`,
  * `end`. Every field is a list of doubles.
  */
 #ifndef GOLDEN_FILE_H
