@@ -3,7 +3,7 @@
 #
 # live.py: what the attention layers of Transformers' models do, taken from the living models.
 #
-#   live.py DIR [NAME...]   writes DIR/NAME.json, a small config.json as save_pretrained() writes it,
+#   live.py DIR [NAME...]   writes DIR/NAME.json, a small config.json as save_pretrained() saves it,
 #                           and DIR/NAME.txt, a line for each attention layer
 #   live.py --names         the names
 #
@@ -475,6 +475,16 @@ def inputs(model):
     return {"input_ids": tokens}
 
 
+def filled(config):
+    """The configuration as JSON, as many items in a line as fit."""
+    lines = [""]
+    for item in json.dumps(config, separators=(",\n", ": ")).split("\n"):
+        if len(lines[-1]) + 1 + len(item) > 120:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + item
+    return "\n".join(lines) + "\n"
+
+
 def make(name, folder):
     global current
     architecture, values = MODELS[name]
@@ -493,7 +503,9 @@ def make(name, folder):
             run_tower(model)
     config.architectures = [architecture]
     config.save_pretrained(folder)
-    (folder / "config.json").rename(folder / f"{name}.json")
+    saved = folder / "config.json"
+    (folder / f"{name}.json").write_text(filled(json.loads(saved.read_text())))
+    saved.unlink()
     (folder / f"{name}.txt").write_text(current.text())
 
 
