@@ -366,26 +366,98 @@ END_TEST
 
 /* ---- Texts for people ------------------------------------------------------------------------ */
 
-static char *explain_all(const char *model)
+/* What a platform's file holds: each distinct passage once, after the models and layers it is said of. */
+enum { MAX_PASSAGES = 64 };
+
+struct passages {
+    char *texts[MAX_PASSAGES];
+    strbuf of[MAX_PASSAGES];
+    int count;
+};
+
+static void add_passage(struct passages *passages, const char *text, const char *of)
+{
+    int i = 0;
+    while (i < passages->count && strcmp(passages->texts[i], text) != 0)
+        i++;
+    if (i == passages->count) {
+        ck_assert_int_lt(passages->count++, MAX_PASSAGES);
+        passages->texts[i] = strdup(text);
+    }
+    strbuf_appendf(&passages->of[i], "%s%s", passages->of[i].length ? "; " : "", of);
+}
+
+static char *print_passages(struct passages *passages)
 {
     char *text = NULL;
     size_t size = 0;
     FILE *file = open_memstream(&text, &size);
-    for (size_t p = 0; p < NUM_PLATFORMS; p++) {
-        struct scene scene;
-        struct sets sets;
-        begin_sets(&sets, platforms[p]);
-        set_up(&scene, sets.list, sets.count);
-        load_real(scene.host);
-        choose(&scene, model, platforms[p]);
-        fprintf(file, "%s==== %s on %s ====\n", p ? "\n" : "", model, platforms[p]);
-        const attnhost_selection *selected = tell(&scene);
-        selection_api_print(selected, file);
-        attnhost_selection_destroy(selected);
-        tear_down(&scene);
+    for (int i = 0; i < passages->count; i++) {
+        text_wrap_line(file, 0, 2, "%s%s", i ? "\n" : "", strbuf_text(&passages->of[i]));
+        fprintf(file, "%s\n", passages->texts[i]);
+        free(passages->texts[i]);
+        strbuf_finish(&passages->of[i]);
     }
     fclose(file);
     return text;
+}
+
+static char *explain(const char *model, const char *platform)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *file = open_memstream(&text, &size);
+    struct scene scene;
+    struct sets sets;
+    begin_sets(&sets, platform);
+    set_up(&scene, sets.list, sets.count);
+    load_real(scene.host);
+    choose(&scene, model, platform);
+    const attnhost_selection *selected = tell(&scene);
+    selection_api_print(selected, file);
+    attnhost_selection_destroy(selected);
+    tear_down(&scene);
+    fclose(file);
+    return text;
+}
+
+/* Where the description of a group's layers ends and what is chosen for them begins. */
+static char *end_of_layers(char *paragraph)
+{
+    static const char *const next[] = {"\n  served by", "\n  prefill", "\n  candidates"};
+    char *end = NULL;
+    for (size_t i = 0; i < sizeof next / sizeof *next; i++) {
+        char *found = strstr(paragraph, next[i]);
+        if (found && (!end || found < end))
+            end = found;
+    }
+    ck_assert_msg(end != NULL, "what is chosen is missing in '%s'", paragraph);
+    return end;
+}
+
+/* What is said of a model: the parts that no platform changes go to `described`. */
+static void sort_out(const char *model, char *text, FILE *described, struct passages *passages)
+{
+    char *next = strstr(text, "\nmodel:"), of[128];
+    ck_assert_ptr_nonnull(next);
+    *next++ = '\0';
+    add_passage(passages, text, model);
+    for (text = next; text; text = next) {
+        next = strstr(text, "\n\n");
+        if (next) {
+            *next = '\0';
+            next += 2;
+        } else
+            text[strlen(text) - 1] = '\0';
+        if (strncmp(text, "layer", 5) == 0) {
+            char *end = end_of_layers(text);
+            *end = '\0';
+            snprintf(of, sizeof of, "%s %.*s", model, (int)strcspn(strchr(text, ' ') + 1, ":"),
+                     strchr(text, ' ') + 1);
+            add_passage(passages, end + 1, of);
+        }
+        fprintf(described, "%s\n%s", text, next ? "" : "\n");
+    }
 }
 
 /* Line by line, so that a failure shows the line. */
@@ -406,12 +478,12 @@ static void compare(const char *text, FILE *file, const char *path)
     ck_assert_msg(!*text, "%s ends before '%.*s'", path, (int)strcspn(text, "\n"), text);
 }
 
-START_TEST(explain_reads_as_it_did)
+/* Compare with a file of tests/golden/explain, or write it. */
+static void compare_file(char *text, const char *name)
 {
     char path[1024];
     bool update = getenv("ATTNHOST_UPDATE_GOLDEN") != NULL;
-    snprintf(path, sizeof path, "%s/tests/golden/explain/%s.txt", top(), models[_i]);
-    char *text = explain_all(models[_i]);
+    snprintf(path, sizeof path, "%s/tests/golden/explain/%s.txt", top(), name);
     FILE *file = fopen(path, update ? "w" : "r");
     ck_assert_msg(file != NULL, "%s cannot be opened", path);
     if (update)
@@ -420,6 +492,22 @@ START_TEST(explain_reads_as_it_did)
         compare(text, file, path);
     ck_assert_int_eq(fclose(file), 0);
     free(text);
+}
+
+START_TEST(explain_reads_as_it_did)
+{
+    struct passages passages = {.count = 0};
+    char *models_text = NULL;
+    size_t size = 0;
+    FILE *file = open_memstream(&models_text, &size);
+    for (size_t m = 0; m < NUM_MODELS; m++) {
+        char *text = explain(models[m], platforms[_i]);
+        sort_out(models[m], text, file, &passages);
+        free(text);
+    }
+    fclose(file);
+    compare_file(models_text, "models");
+    compare_file(print_passages(&passages), platforms[_i]);
 }
 END_TEST
 
@@ -516,7 +604,7 @@ static Suite *suite(void)
 {
     Suite *made = suite_create("explain");
     TCase *choice = tcase_create("choice"), *texts = tcase_create("texts");
-    tcase_add_loop_test(texts, explain_reads_as_it_did, 0, NUM_MODELS);
+    tcase_add_loop_test(texts, explain_reads_as_it_did, 0, NUM_PLATFORMS);
     suite_add_tcase(made, choice);
     suite_add_tcase(made, texts);
     return made;
