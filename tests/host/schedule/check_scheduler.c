@@ -43,10 +43,9 @@ TEST_OF(core, worked_example)
     ck_assert_int_eq(row[8], 17);
     scheduler_complete(scheduler);
     expect_done();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.pools[SCHEDULER_ALL].peak, 16);
-    ck_assert_int_eq(counts.steps, 3);
+    const struct scheduler_counts *counts = expect_counts();
+    ck_assert_int_eq(counts->pools[SCHEDULER_ALL].peak, 16);
+    ck_assert_int_eq(counts->steps, 3);
 }
 END_TEST
 
@@ -58,22 +57,15 @@ TEST_OF(core, a_prompt_is_cut_into_chunks)
     add_to_source(6, 0, "");
     create();
     ck_assert_int_eq(scheduler_max_tokens(scheduler), 11);
+    schedule("extend 0:0+7");
     const struct scheduler_step *step = next_run();
-    ck_assert_int_eq(step->num_seqs, 1);
-    expect_seq(step, 0, 0, 0, 7);
-    scheduler_complete(scheduler);
-    step = next_run();
     expect_seq(step, 0, 0, 7, 3);
     ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_ALL], 7);
     expect_seq(step, 1, 1, 0, 4);
     scheduler_complete(scheduler);
-    step = next_run();
-    expect_seq(step, 0, 1, 4, 2);
-    scheduler_complete(scheduler);
+    schedule("extend 1:4+2");
     expect_done();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.decode, 0);
+    ck_assert_int_eq(expect_counts()->decode, 0);
 }
 END_TEST
 
@@ -87,19 +79,9 @@ TEST_OF(core, whole_prompts_are_not_cut)
     add_to_source(5, 0, "");
     add_to_source(3, 0, "");
     create();
-    const struct scheduler_step *step = next_run();
-    ck_assert_int_eq(step->num_seqs, 1);
-    expect_seq(step, 0, 0, 0, 5);
-    scheduler_complete(scheduler);
-    step = next_run();
-    ck_assert_int_eq(step->num_seqs, 1);
-    expect_seq(step, 0, 1, 0, 4);
-    scheduler_complete(scheduler);
-    step = next_run();
-    ck_assert_int_eq(step->num_seqs, 2);
-    expect_seq(step, 0, 2, 0, 5);
-    expect_seq(step, 1, 3, 0, 3);
-    scheduler_complete(scheduler);
+    schedule("extend 0:0+5");
+    schedule("extend 1:0+4");
+    schedule("extend 2:0+5 3:0+3");
     expect_done();
     const struct scheduler_request longer = {.input_length = 9};
     ck_assert_int_eq(scheduler_add(scheduler, &longer, &failure.base), ATTN_CONFIG_ERROR);
@@ -114,19 +96,9 @@ TEST_OF(core, mixed_steps_extend_first)
     add_to_source(4, 9, "");
     add_to_source(11, 3, "");
     create();
-    next_run();
-    scheduler_complete(scheduler);
-    const struct scheduler_step *step = next_run();
-    ck_assert_uint_eq(step->mode, ATTN_MODE_MIXED);
-    ck_assert_int_eq(step->num_seqs, 2);
-    ck_assert_int_eq(step->num_decode_seqs, 1);
-    expect_seq(step, 0, 1, 1, 5);
-    expect_seq(step, 1, 0, 4, 1);
-    ck_assert_int_eq(step->num_tokens, 6);
-    scheduler_complete(scheduler);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
+    schedule("extend 0:0+4 1:0+1");
+    schedule("mixed 1:1+5 0:4+1");
+    run_out();
 }
 END_TEST
 
@@ -142,11 +114,8 @@ TEST_OF(core, a_prefix_computed_twice_is_kept_once)
     add_to_source(12, 1, "abz");
     source.requests[2].num_whole = 2;
     create();
+    schedule("extend 0:0+12 1:0+8");
     const struct scheduler_step *step = next_run();
-    expect_seq(step, 0, 0, 0, 12);
-    expect_seq(step, 1, 1, 0, 8);
-    scheduler_complete(scheduler);
-    step = next_run();
     expect_seq(step, 0, 1, 8, 4);
     ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_ALL], 0);
     for (int32_t j = 0; j < 5; j++) /* now the first request's */
@@ -155,9 +124,7 @@ TEST_OF(core, a_prefix_computed_twice_is_kept_once)
     expect_seq(step, 1, 2, 10, 2);
     scheduler_complete(scheduler);
     expect_done();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.prefix_hit, 10);
+    ck_assert_int_eq(expect_counts()->prefix_hit, 10);
 }
 END_TEST
 
@@ -201,14 +168,9 @@ TEST_OF(hits, a_prefix_in_pieces_is_awaited)
     add_to_source(99, 1, "abcdefgh");
     add_to_source(99, 1, "abcdefgh");
     create();
-    expect_seq(next_run(), 0, 0, 0, 50);
-    scheduler_complete(scheduler);
-    const struct scheduler_step *step = next_run();
-    expect_seq(step, 0, 0, 50, 49);
-    ck_assert_int_eq(step->num_seqs, 1);
-    scheduler_complete(scheduler);
-    expect_seq(next_run(), 0, 1, 88, 11);
-    scheduler_complete(scheduler);
+    schedule("extend 0:0+50");
+    schedule("extend 0:50+49");
+    schedule("extend 1:88+11");
     expect_done();
 }
 END_TEST
@@ -237,17 +199,12 @@ TEST_OF(core, the_youngest_is_retracted_and_resumes)
         scheduler_complete(scheduler);
     }
     expect_seq(step, 0, 1, 0, 30);
-    step = next_run();
-    expect_seq(step, 0, 1, 30, 1);
-    ck_assert_uint_eq(step->mode, ATTN_MODE_DECODE);
-    scheduler_complete(scheduler);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.retractions, 1);
-    ck_assert_int_eq(counts.recomputed, 30);
-    ck_assert_int_eq(counts.prefill, 50);
-    ck_assert_int_eq(counts.pools[SCHEDULER_ALL].peak, 60);
+    schedule("decode 1:30+1");
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_eq(counts->retractions, 1);
+    ck_assert_int_eq(counts->recomputed, 30);
+    ck_assert_int_eq(counts->prefill, 50);
+    ck_assert_int_eq(counts->pools[SCHEDULER_ALL].peak, 60);
 }
 END_TEST
 
@@ -263,11 +220,9 @@ START_TEST(a_request_starts_with_a_reserve)
     const struct scheduler_step *step = next_run();
     ck_assert_int_eq(step->num_seqs, _i ? 2 : 1);
     scheduler_complete(scheduler);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.retractions, 0);
-    ck_assert_int_eq(counts.steps, _i ? 41 : 41 + 21);
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_eq(counts->retractions, 0);
+    ck_assert_int_eq(counts->steps, _i ? 41 : 41 + 21);
 }
 END_TEST
 
@@ -286,17 +241,13 @@ TEST_OF(core, wall_clock_waits_for_arrivals)
     ck_assert_int_eq(scheduler_next(scheduler, &step, &wake_us), SCHEDULER_WAIT);
     ck_assert_int_eq(wake_us, 100);
     now_us = 100;
-    expect_seq(next_run(), 0, 0, 0, 3);
-    scheduler_complete(scheduler);
+    schedule("extend 0:0+3");
     now_us = 249;
-    step = next_run();
-    ck_assert_uint_eq(step->mode, ATTN_MODE_DECODE);
-    scheduler_complete(scheduler);
+    schedule("decode 0:3+1");
     ck_assert_int_eq(scheduler_next(scheduler, &step, &wake_us), SCHEDULER_WAIT);
     ck_assert_int_eq(wake_us, 250);
     now_us = 251;
-    expect_seq(next_run(), 0, 1, 0, 4);
-    scheduler_complete(scheduler);
+    schedule("extend 1:0+4");
     expect_done();
 }
 END_TEST
@@ -307,10 +258,7 @@ TEST_OF(core, requests_may_come_later)
     expect_done();
     add_to_source(5, 1, "");
     ck_assert_int_eq(add(0), ATTN_OK);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.finished, 1);
+    ck_assert_int_eq(run_out()->finished, 1);
 }
 END_TEST
 
@@ -323,13 +271,8 @@ TEST_OF(core, a_last_piece_leaves_room_for_the_next_request)
     add_to_source(10, 1, "");
     add_to_source(6, 1, "");
     create();
-    expect_seq(next_run(), 0, 0, 0, 8);
-    scheduler_complete(scheduler);
-    const struct scheduler_step *step = next_run();
-    ck_assert_int_eq(step->num_seqs, 2);
-    expect_seq(step, 0, 0, 8, 2);
-    expect_seq(step, 1, 1, 0, 6);
-    scheduler_complete(scheduler);
+    schedule("extend 0:0+8");
+    schedule("extend 0:8+2 1:0+6");
     expect_done();
 }
 END_TEST
@@ -339,8 +282,7 @@ TEST_OF(core, what_runs_is_held)
     add_to_source(10, 3, "");
     create();
     ck_assert_int_eq(scheduler_leaked(scheduler, SCHEDULER_ALL), 0);
-    next_run();
-    scheduler_complete(scheduler);
+    schedule("extend 0:0+10");
     ck_assert_int_eq(scheduler_leaked(scheduler, SCHEDULER_ALL), 10);
     run_all();
     ck_assert_int_eq(scheduler_leaked(scheduler, SCHEDULER_ALL), 0);
@@ -396,12 +338,10 @@ START_TEST(hits_follow_the_rule)
     for (int64_t i = 0; i < source.num_requests; i++)
         expected += hit_by_the_rule(i);
     ck_assert_int_gt(expected, 0);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.prefix_hit, expected);
-    ck_assert_int_eq(counts.recomputed, 0);
-    ck_assert_int_eq(counts.retractions, 0);
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_eq(counts->prefix_hit, expected);
+    ck_assert_int_eq(counts->recomputed, 0);
+    ck_assert_int_eq(counts->retractions, 0);
 }
 END_TEST
 
@@ -414,10 +354,7 @@ START_TEST(a_prompt_is_never_hit_whole)
     add_to_source(8, 1, "ab");
     add_to_source(8, 1, "ab");
     create();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.prefix_hit, 7 / _i * _i);
+    ck_assert_int_eq(run_out()->prefix_hit, 7 / _i * _i);
 }
 END_TEST
 
@@ -446,8 +383,7 @@ TEST_OF(core, pages_of_its_own_change_nothing)
     source.block_size = params.page_size = 4;
     add_to_source(9, 2, "ab");
     create();
-    ck_assert_int_eq(next_run()->num_tokens, 9);
-    scheduler_complete(scheduler);
+    schedule("extend 0:0+9");
     const struct scheduler_step *step = next_run();
     expect_seq(step, 0, 0, 9, 1);
     ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_ALL], 9);
@@ -469,14 +405,10 @@ TEST_OF(core, the_table_changes_where_a_page_is_adopted)
     add_to_source(9, 2, "ab");
     source.requests[1].arrival_us = source.requests[2].arrival_us = 10;
     create();
-    next_run();
-    scheduler_complete(scheduler);
+    schedule("extend 0:0+5");
     now = 10;
+    schedule("extend 1:4+5 2:4+5");
     const struct scheduler_step *step = next_run();
-    expect_seq(step, 0, 1, 4, 5);
-    expect_seq(step, 1, 2, 4, 5);
-    scheduler_complete(scheduler);
-    step = next_run();
     expect_seq(step, 0, 1, 9, 1);
     expect_seq(step, 1, 2, 9, 1);
     ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_ALL], 9);
@@ -495,10 +427,7 @@ TEST_OF(hits, no_more_is_evicted_than_is_needed)
     add_to_source(6, 1, "");
     add_to_source(7, 1, "abcdef");
     create();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.prefix_hit, 4);
+    ck_assert_int_eq(run_out()->prefix_hit, 4);
 }
 END_TEST
 
@@ -510,14 +439,9 @@ TEST_OF(hits, a_hit_takes_no_room)
     add_to_source(10, 41, "abcdefgh");
     add_to_source(28, 1, "abcdefgh");
     create();
-    ck_assert_int_eq(next_run()->num_seqs, 1);
-    scheduler_complete(scheduler);
-    expect_seq(next_run(), 0, 1, 8, 20);
-    scheduler_complete(scheduler);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.retractions, 0);
+    schedule("extend 0:0+10");
+    schedule("extend 1:8+20");
+    ck_assert_int_eq(run_out()->retractions, 0);
 }
 END_TEST
 
@@ -528,10 +452,7 @@ TEST_OF(core, more_may_be_shared_than_before)
     add_to_source(9, 1, "abcdefgh");
     params.max_running_requests = 1;
     create();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.prefix_hit, 1 + 8);
+    ck_assert_int_eq(run_out()->prefix_hit, 1 + 8);
 }
 END_TEST
 
@@ -548,10 +469,7 @@ TEST_OF(hits, the_last_unit_may_be_short)
         .input_length = 6, .output_length = 1, .shareable_length = 1};
     for (int i = 0; i < 2; i++)
         ck_assert_int_eq(scheduler_add(scheduler, &request, &failure.base), ATTN_OK);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.prefix_hit, 1);
+    ck_assert_int_eq(run_out()->prefix_hit, 1);
 }
 END_TEST
 
@@ -563,9 +481,7 @@ TEST_OF(hits, without_a_prefix_cache_there_is_no_unit)
     add_to_source(8, 2, "");
     ck_assert_int_eq(scheduler_create(&params, &scheduler, &failure.base), ATTN_OK);
     ck_assert_int_eq(add(0), ATTN_OK);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
+    run_out();
 }
 END_TEST
 
@@ -576,11 +492,9 @@ TEST_OF(hits, without_a_prefix_cache_nothing_is_hit)
     add_to_source(8, 1, "abcdefgh");
     add_to_source(8, 1, "abcdefgh");
     create();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.prefix_hit, 0);
-    ck_assert_int_eq(counts.prefill, 16);
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_eq(counts->prefix_hit, 0);
+    ck_assert_int_eq(counts->prefill, 16);
 }
 END_TEST
 
@@ -597,7 +511,7 @@ TEST_OF(hits, eviction_turns_hits_into_prefill)
         create();
         run_all();
         struct scheduler_counts counts;
-        expect_counts(&counts);
+        counts = *expect_counts();
         ck_assert_int_eq(counts.recomputed, 0);
         prefill[i] = counts.prefill;
         hits[i] = counts.prefix_hit;
@@ -628,7 +542,7 @@ static void run_with_states(int64_t num_cached_states, int32_t *hits)
     }
     ck_assert_int_eq(scheduler_leaked_states(scheduler), 0);
     struct scheduler_counts counts;
-    expect_counts(&counts);
+    counts = *expect_counts();
     ck_assert_int_eq(counts.state_capacity, num_cached_states);
 }
 
@@ -738,8 +652,7 @@ TEST_OF(windows, a_window_gives_back_what_it_has_passed)
     params.window = (struct scheduler_window){.num_pages = 9, .left = 3};
     add_to_source(7, 4, "");
     create();
-    next_run();
-    scheduler_complete(scheduler);
+    schedule("extend 0:0+4");
     const struct scheduler_step *step = next_run();
     ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_WINDOW], 4);
     ck_assert_int_eq(step->pools[SCHEDULER_WINDOW].out_cache_loc[2], 8);
@@ -749,19 +662,17 @@ TEST_OF(windows, a_window_gives_back_what_it_has_passed)
     ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_WINDOW], 0);
     expect_window_row(1, (const int32_t[]){0, 0, 0, 0, 6, 7, 8, 9, 0}, 9);
     scheduler_complete(scheduler);
-    next_run();
-    scheduler_complete(scheduler);
+    schedule("decode 0:8+1");
     step = next_run();
     ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_WINDOW], 4);
     expect_window_row(1, (const int32_t[]){0, 0, 0, 0, 0, 0, 8, 9, 10, 11, 0}, 11);
     scheduler_complete(scheduler);
     expect_done();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.pools[SCHEDULER_ALL].peak, 10);
-    ck_assert_int_eq(counts.pools[SCHEDULER_WINDOW].peak, 8);
-    ck_assert_int_eq(counts.pools[SCHEDULER_WINDOW].held, 8);
-    ck_assert_int_eq(counts.pools[SCHEDULER_WINDOW].capacity, 16);
+    const struct scheduler_counts *counts = expect_counts();
+    ck_assert_int_eq(counts->pools[SCHEDULER_ALL].peak, 10);
+    ck_assert_int_eq(counts->pools[SCHEDULER_WINDOW].peak, 8);
+    ck_assert_int_eq(counts->pools[SCHEDULER_WINDOW].held, 8);
+    ck_assert_int_eq(counts->pools[SCHEDULER_WINDOW].capacity, 16);
 }
 END_TEST
 
@@ -778,9 +689,7 @@ TEST_OF(windows, a_chunk_gives_back_the_one_before)
         scheduler_complete(scheduler);
     }
     expect_done();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.pools[SCHEDULER_WINDOW].peak, 4);
+    ck_assert_int_eq(expect_counts()->pools[SCHEDULER_WINDOW].peak, 4);
 }
 END_TEST
 
@@ -799,8 +708,7 @@ static void run_with_window(int32_t left, int64_t num_pages, int32_t *hits)
             hits[step->seqs[0].request] = step->seqs[0].prefix_len;
         scheduler_complete(scheduler);
     }
-    struct scheduler_counts counts;
-    expect_counts(&counts);
+    expect_counts();
 }
 
 /* In a pool of 10, of which the request "mnop..." takes 9: what was used least recently goes from
@@ -839,10 +747,7 @@ TEST_OF(windows, a_request_waits_for_the_pool_of_windows)
         ck_assert_int_eq(step->seqs[0].request, 0);
         scheduler_complete(scheduler);
     }
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.retractions, 0);
+    ck_assert_int_eq(run_out()->retractions, 0);
 }
 END_TEST
 
@@ -897,15 +802,12 @@ START_TEST(a_request_starts_with_its_window)
     add_to_source(needs[_i].next_input, 1, needs[_i].blocks);
     source.requests[1].arrival_us = 10;
     create();
-    next_run();
-    scheduler_complete(scheduler);
+    schedule(NULL);
     now = 10;
     const struct scheduler_step *step = next_run();
     ck_assert_int_eq(step->seqs[0].request, needs[_i].starts);
     scheduler_complete(scheduler);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
+    run_out();
 }
 END_TEST
 
@@ -917,11 +819,9 @@ TEST_OF(windows, a_full_pool_of_windows_retracts_the_youngest)
     add_to_source(10, 50, "");
     add_to_source(10, 50, "");
     create();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.retractions, 1);
-    ck_assert_int_eq(counts.pools[SCHEDULER_WINDOW].peak, 64);
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_eq(counts->retractions, 1);
+    ck_assert_int_eq(counts->pools[SCHEDULER_WINDOW].peak, 64);
 }
 END_TEST
 
@@ -946,9 +846,7 @@ TEST_OF(windows, a_request_must_fit_the_pool_of_windows)
     ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "request 7: input of 200"));
     ck_assert_int_eq(scheduler_check_pools(&params, 7, &request, NULL), ATTN_OK);
     create();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
+    run_out();
 }
 END_TEST
 
@@ -992,10 +890,9 @@ TEST_OF(images, images_go_before_prompts)
         scheduler_complete(scheduler);
     }
     expect_done();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.encoded, 18);
-    ck_assert_int_eq(counts.steps, 4);
+    const struct scheduler_counts *counts = expect_counts();
+    ck_assert_int_eq(counts->encoded, 18);
+    ck_assert_int_eq(counts->steps, 4);
 }
 END_TEST
 
@@ -1034,10 +931,7 @@ TEST_OF(images, an_image_may_be_one_token)
     }
     expect_images(next(), 2, 1);
     scheduler_complete(scheduler);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.encoded, 3);
+    ck_assert_int_eq(run_out()->encoded, 3);
 }
 END_TEST
 
@@ -1054,18 +948,15 @@ TEST_OF(images, requests_of_failed_images_are_dropped)
     create();
     expect_images(next(), 0, 1);
     scheduler_complete(scheduler);
-    next_run();
-    scheduler_complete(scheduler);
+    schedule("extend 0:0+3");
     now = 10;
     expect_images(next(), 1, 1);
     model.dropped[1] = true;
     scheduler_drop(scheduler);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.finished, 1);
-    ck_assert_int_eq(counts.dropped, 1);
-    ck_assert_int_eq(counts.encoded, 4);
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_eq(counts->finished, 1);
+    ck_assert_int_eq(counts->dropped, 1);
+    ck_assert_int_eq(counts->encoded, 4);
 }
 END_TEST
 
@@ -1083,10 +974,7 @@ TEST_OF(images, a_lost_image_is_encoded_again)
     scheduler_device_lost(scheduler);
     expect_images(next(), 0, 1);
     scheduler_complete(scheduler);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.encoded, 8);
+    ck_assert_int_eq(run_out()->encoded, 8);
 }
 END_TEST
 
@@ -1101,7 +989,7 @@ START_TEST(random_workloads_end)
         memset(&model, 0, sizeof model);
         create();
         run_all();
-        expect_counts(&counts);
+        counts = *expect_counts();
         hashes[i] = model.hash;
         tear_down();
     }
@@ -1126,29 +1014,24 @@ TEST_OF(drafts, accepted_drafts_stay)
     params.draft_model = true;
     add_to_source(4, 7, "");
     create();
-    next_run();
-    scheduler_complete(scheduler);
+    schedule("extend 0:0+4");
     const struct scheduler_step *step = next_run();
     ck_assert_uint_eq(step->mode, ATTN_MODE_TARGET_VERIFY);
     expect_seq(step, 0, 0, 4, 4);
     ck_assert_int_eq(step->trees[0].committed, 4);
     ck_assert_int_eq(step->moves_indptr[1], 0);
     scheduler_complete(scheduler);
-    step = next_run();
-    ck_assert_uint_eq(step->mode, ATTN_MODE_DRAFT_EXTEND);
-    expect_seq(step, 0, 0, 4, 4);
-    scheduler_complete(scheduler);
+    schedule("draft_extend 0:4+4");
     step = next_run();
     expect_seq(step, 0, 0, 8, 4);
     ck_assert_int_eq(step->trees[0].committed, 2);
     scheduler_complete(scheduler);
     expect_done();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.verifications, 2);
-    ck_assert_int_eq(counts.accepted, 4);
-    ck_assert_int_eq(counts.draft_extend, 4);
-    ck_assert_int_eq(counts.pools[SCHEDULER_ALL].peak, 12);
+    const struct scheduler_counts *counts = expect_counts();
+    ck_assert_int_eq(counts->verifications, 2);
+    ck_assert_int_eq(counts->accepted, 4);
+    ck_assert_int_eq(counts->draft_extend, 4);
+    ck_assert_int_eq(counts->pools[SCHEDULER_ALL].peak, 12);
 }
 END_TEST
 
@@ -1158,8 +1041,7 @@ TEST_OF(drafts, rejected_drafts_are_given_back)
     params.drafts = (struct drafts){.tokens = 5, .top_k = 1, .rate = 0};
     add_to_source(3, 4, "");
     create();
-    next_run();
-    scheduler_complete(scheduler);
+    schedule("extend 0:0+3");
     for (int32_t rows = 3; rows < 6; rows++) {
         const struct scheduler_step *step = next_run();
         expect_seq(step, 0, 0, rows, 5);
@@ -1167,10 +1049,9 @@ TEST_OF(drafts, rejected_drafts_are_given_back)
         scheduler_complete(scheduler);
     }
     expect_done();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.pools[SCHEDULER_ALL].peak, 10);
-    ck_assert_int_eq(counts.draft_extend, 0);
+    const struct scheduler_counts *counts = expect_counts();
+    ck_assert_int_eq(counts->pools[SCHEDULER_ALL].peak, 10);
+    ck_assert_int_eq(counts->draft_extend, 0);
 }
 END_TEST
 
@@ -1195,9 +1076,7 @@ START_TEST(a_request_starts_with_a_reserve_for_drafts)
     const struct scheduler_step *step = next_run();
     ck_assert_int_eq(step->num_seqs, thirds[_i].starts ? 3 : 2);
     scheduler_complete(scheduler);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
+    run_out();
 }
 END_TEST
 
@@ -1279,7 +1158,7 @@ START_TEST(drafted_workloads_end)
         memset(&model, 0, sizeof model);
         create();
         run_all();
-        expect_counts(&counts);
+        counts = *expect_counts();
         ck_assert_int_eq(counts.draft_extend, model.draft_rows);
         hashes[i] = model.hash;
         tear_down();
@@ -1324,7 +1203,7 @@ TEST_OF(cross, a_request_waits_for_room_for_its_encoder)
     ck_assert_int_eq(step->num_encoder_new, 6);
     scheduler_complete(scheduler);
     run_all();
-    expect_counts(&counts);
+    counts = *expect_counts();
     ck_assert_int_eq(counts.pools[SCHEDULER_ENCODER].capacity, 16);
     ck_assert_int_eq(counts.pools[SCHEDULER_ENCODER].peak, 16);
     ck_assert_int_eq(counts.pools[SCHEDULER_ENCODER].held, 16);
@@ -1351,9 +1230,7 @@ START_TEST(a_step_has_so_many_keys_of_encoders)
     ck_assert_int_eq(step->num_seqs, steps[_i].seqs);
     ck_assert_int_eq(step->num_encoder_new, steps[_i].seqs * steps[_i].cross_len);
     scheduler_complete(scheduler);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
+    run_out();
 }
 END_TEST
 
@@ -1377,10 +1254,7 @@ TEST_OF(cross, encoders_run_before_their_keys_are_read)
         ck_assert_int_eq(next_run()->num_encoder_new, 6 * count[i]);
         scheduler_complete(scheduler);
     }
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.encoded, 18);
+    ck_assert_int_eq(run_out()->encoded, 18);
 }
 END_TEST
 
@@ -1398,9 +1272,7 @@ TEST_OF(cross, an_encoder_must_fit_its_pool)
     scheduler_destroy(scheduler);
     params.cross_len = 8;
     create();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
+    run_out();
 }
 END_TEST
 
@@ -1435,23 +1307,14 @@ TEST_OF(random, hits_count_only_above_the_mark)
     add_to_source(51, 2, "abcdefgh");
     add_to_source(60, 1, "abcdefgh");
     create();
-    next_run();
-    scheduler_complete(scheduler);
-    const struct scheduler_step *step = next_run();
-    expect_seq(step, 1, 2, 20, 1);
-    scheduler_complete(scheduler);
+    schedule("extend 0:0+10 1:0+21");
+    schedule("extend 1:21+30 2:20+1");
     lose_device();
-    expect_seq(next_run(), 0, 1, 0, 31);
-    scheduler_complete(scheduler);
-    step = next_run();
-    expect_seq(step, 0, 1, 31, 20);
-    expect_seq(step, 1, 2, 30, 11);
-    scheduler_complete(scheduler);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.prefix_hit, 20 + 9);
-    ck_assert_int_eq(counts.recomputed, 51);
+    schedule("extend 1:0+31");
+    schedule("extend 1:31+20 2:30+11");
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_eq(counts->prefix_hit, 20 + 9);
+    ck_assert_int_eq(counts->recomputed, 51);
 }
 END_TEST
 
@@ -1486,9 +1349,7 @@ START_TEST(device_loss_and_batch_errors_are_survived)
         }
     }
     ck_assert_int_gt(losses, 0);
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.dropped > 0, drops > 0);
+    ck_assert_int_eq(expect_counts()->dropped > 0, drops > 0);
 }
 END_TEST
 
@@ -1534,10 +1395,7 @@ START_TEST(impossible_requests_are_refused)
     expect_done();
     add_to_source(50, 51, ""); /* the largest that fits */
     ck_assert_int_eq(add(0), ATTN_OK);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.requests, 1);
+    ck_assert_int_eq(run_out()->requests, 1);
 }
 END_TEST
 
@@ -1569,9 +1427,7 @@ START_TEST(the_longest_requests_are_accepted)
 {
     add_to_source(longest[_i].input, longest[_i].output, "");
     create();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
+    run_out();
     ck_assert_int_eq(rows_of(0), MAX_CONTEXT);
 }
 END_TEST
@@ -1673,10 +1529,8 @@ TEST_OF(limits, all_rows_verify_drafts)
     for (int32_t r = 0; r < params.max_running_requests; r++)
         add_to_source(5 + r, 20, "");
     create();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_gt(counts.accepted, 0);
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_gt(counts->accepted, 0);
 }
 END_TEST
 

@@ -220,9 +220,7 @@ TEST_OF(core, a_launched_request_has_not_finished)
     ck_assert_int_eq(ask(), SCHEDULER_DRAIN);
     confirm();
     expect_done();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.finished, 1);
+    ck_assert_int_eq(expect_counts()->finished, 1);
 }
 END_TEST
 
@@ -258,9 +256,7 @@ TEST_OF(core, pages_of_a_launched_request_are_free)
         ck_assert_int_eq(step->pools[SCHEDULER_ALL].out_cache_loc[i], 1 + i);
     confirm_all();
     expect_done();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.pools[SCHEDULER_ALL].peak, 10);
+    ck_assert_int_eq(expect_counts()->pools[SCHEDULER_ALL].peak, 10);
 }
 END_TEST
 
@@ -298,9 +294,7 @@ TEST_OF(core, requests_come_while_steps_are_in_flight)
     }
     confirm_all();
     expect_done();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.finished, 60);
+    ck_assert_int_eq(expect_counts()->finished, 60);
 }
 END_TEST
 
@@ -327,11 +321,10 @@ TEST_OF(losses, lost_requests_wait_again_in_order_of_age)
     }
     confirm_all();
     expect_done();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.steps, 5);
-    ck_assert_int_eq(counts.recomputed, 0);
-    ck_assert_int_eq(counts.retractions, 1);
+    const struct scheduler_counts *counts = expect_counts();
+    ck_assert_int_eq(counts->steps, 5);
+    ck_assert_int_eq(counts->recomputed, 0);
+    ck_assert_int_eq(counts->retractions, 1);
 }
 END_TEST
 
@@ -352,12 +345,10 @@ TEST_OF(losses, a_lost_request_goes_on_from_what_was_confirmed)
     ck_assert_uint_eq(step->mode, ATTN_MODE_DECODE);
     expect_seq(step, 0, 0, 5, 1);
     confirm_all();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.prefill, 4 + 5);
-    ck_assert_int_eq(counts.recomputed, 5);
-    ck_assert_int_eq(counts.decode, 5);
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_eq(counts->prefill, 4 + 5);
+    ck_assert_int_eq(counts->recomputed, 5);
+    ck_assert_int_eq(counts->decode, 5);
 }
 END_TEST
 
@@ -375,11 +366,9 @@ TEST_OF(losses, a_lost_hit_was_none)
     lose_device();
     expect_seq(next_launched(), 0, 1, 0, 21);
     confirm_all();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.prefix_hit, 0);
-    ck_assert_int_eq(counts.prefill, 21 + 25);
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_eq(counts->prefix_hit, 0);
+    ck_assert_int_eq(counts->prefill, 21 + 25);
 }
 END_TEST
 
@@ -408,11 +397,9 @@ TEST_OF(losses, rows_of_a_retracted_request_still_count)
     launch(retract_the_younger());
     confirm_all();
     ck_assert_int_eq(confirmed.mark[1], 30);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.recomputed, 30);
-    ck_assert_int_eq(counts.retractions, 1);
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_eq(counts->recomputed, 30);
+    ck_assert_int_eq(counts->retractions, 1);
 }
 END_TEST
 
@@ -422,11 +409,9 @@ TEST_OF(losses, rows_of_a_retracted_request_can_be_lost)
     lose_device();
     expect_seq(next_launched(), 0, 0, 0, 28);
     confirm();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.recomputed, 28 + 28);
-    ck_assert_int_eq(counts.retractions, 2);
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_eq(counts->recomputed, 28 + 28);
+    ck_assert_int_eq(counts->retractions, 2);
 }
 END_TEST
 
@@ -442,10 +427,9 @@ TEST_OF(drops, a_dropped_request_may_have_rows_in_flight)
     ck_assert_int_eq(ask(), SCHEDULER_DRAIN);
     confirm();
     expect_done();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.dropped, 1);
-    ck_assert_int_eq(counts.prefill, 3);
+    const struct scheduler_counts *counts = expect_counts();
+    ck_assert_int_eq(counts->dropped, 1);
+    ck_assert_int_eq(counts->prefill, 3);
 }
 END_TEST
 
@@ -461,11 +445,9 @@ TEST_OF(drops, all_requests_of_failed_steps_are_dropped)
     drop_flight(NULL);
     expect_seq(next_launched(), 0, 2, 0, 5);
     confirm();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.dropped, 2);
-    ck_assert_int_eq(counts.finished, 1);
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_eq(counts->dropped, 2);
+    ck_assert_int_eq(counts->finished, 1);
 }
 END_TEST
 
@@ -482,12 +464,10 @@ TEST_OF(drops, requests_of_failed_images_in_flight_are_dropped)
     scheduler_drop_flight(scheduler);
     expect_seq(next(), 0, 1, 0, 6);
     scheduler_complete(scheduler);
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.dropped, 1);
-    ck_assert_int_eq(counts.finished, 1);
-    ck_assert_int_eq(counts.encoded, 6);
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_eq(counts->dropped, 1);
+    ck_assert_int_eq(counts->finished, 1);
+    ck_assert_int_eq(counts->encoded, 6);
 }
 END_TEST
 
@@ -504,10 +484,7 @@ START_TEST(without_steps_in_flight_nobody_is_dropped)
     drop_flight(NULL);
     expect_seq(next_launched(), 0, 0, _i ? 0 : 4, _i ? 4 : 1);
     confirm();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.dropped, 0);
+    ck_assert_int_eq(run_out()->dropped, 0);
 }
 END_TEST
 
@@ -518,10 +495,9 @@ START_TEST(a_retracted_request_of_failed_steps_is_dropped)
         launch(step);
     drop_flight(_i ? NULL : step);
     expect_done();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.dropped, 2);
-    ck_assert_int_eq(counts.decode, 2 * 18);
+    const struct scheduler_counts *counts = expect_counts();
+    ck_assert_int_eq(counts->dropped, 2);
+    ck_assert_int_eq(counts->decode, 2 * 18);
 }
 END_TEST
 
@@ -547,11 +523,9 @@ START_TEST(failed_steps_leave_nothing_in_the_prefix_cache)
     drop_flight(_i ? NULL : step);
     expect_seq(next_launched(), 0, 3, 10, 10);
     confirm();
-    run_all();
-    struct scheduler_counts counts;
-    expect_counts(&counts);
-    ck_assert_int_eq(counts.dropped, 2);
-    ck_assert_int_eq(counts.finished, 2);
+    const struct scheduler_counts *counts = run_out();
+    ck_assert_int_eq(counts->dropped, 2);
+    ck_assert_int_eq(counts->finished, 2);
 }
 END_TEST
 
@@ -606,14 +580,14 @@ START_TEST(steps_do_not_depend_on_how_many_are_in_flight)
         set_drafted_variant(_i - VARIANTS);
     create();
     run_all();
-    expect_counts(&one_by_one);
+    one_by_one = *expect_counts();
     ck_assert_int_gt(one_by_one.retractions, 0);
     ck_assert(one_by_one.prefix_hit > 0 || has_few_states());
     uint64_t hash = model.hash;
     for (params.max_in_flight = 1; params.max_in_flight <= MAX_IN_FLIGHT; params.max_in_flight++) {
         start_over();
         run_all_in_flight();
-        expect_counts(&counts);
+        counts = *expect_counts();
         ck_assert(hash == model.hash);
         ck_assert_mem_eq(&counts, &one_by_one, sizeof counts);
     }
@@ -713,7 +687,7 @@ START_TEST(failures_are_survived)
         struct scheduler_counts counts;
         start_over();
         run_with_failures(&failed, kinds[i]);
-        expect_counts(&counts);
+        counts = *expect_counts();
         ck_assert_int_eq(counts.dropped > 0, failed.drops + failed.flight_drops > 0);
         ck_assert(failed.losses > 0 || kinds[i] != LOSSES);
         ck_assert(failed.drops > 0 || kinds[i] != DROPS);

@@ -213,7 +213,7 @@ START_TEST(each_allocation_is_refused_once)
         }
         flush_watched();
         struct scheduler_counts counts;
-        expect_counts(&counts);
+        counts = *expect_counts();
         ck_assert_int_eq(counts.finished, source.num_requests);
         ck_assert(counts.prefix_hit > 0 || !params.prefix_cache);
         destroy_watched();

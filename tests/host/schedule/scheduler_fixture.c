@@ -8,6 +8,7 @@
 
 #include "attn_problem.h"
 #include "host/base/mix.h"
+#include "host/base/text.h"
 
 struct source source;
 struct model model;
@@ -591,6 +592,23 @@ const struct scheduler_step *next_run(void)
     return step;
 }
 
+void schedule(const char *words)
+{
+#define MODE_TEXT(name, value, text) [value] = text,
+    static const char *const modes[] = {ATTN_MODE_MAP(MODE_TEXT)};
+    const struct scheduler_step *step = next_run();
+    strbuf got;
+    strbuf_init(&got);
+    strbuf_append(&got, modes[step->mode]);
+    for (int32_t i = 0; i < step->num_seqs; i++)
+        strbuf_appendf(&got, " %lld:%d+%d", (long long)step->seqs[i].request,
+                       step->seqs[i].prefix_len, step->seqs[i].num_new);
+    if (words)
+        ck_assert_str_eq(strbuf_text(&got), words);
+    strbuf_finish(&got);
+    scheduler_complete(scheduler);
+}
+
 void run_all(void)
 {
     const struct scheduler_step *step;
@@ -656,8 +674,9 @@ void expect_done(void)
     ck_assert_ptr_null(step);
 }
 
-void expect_counts(struct scheduler_counts *counts)
+const struct scheduler_counts *expect_counts(void)
 {
+    static struct scheduler_counts counts;
     int64_t input = 0, decode = 0;
     for (int64_t i = 0; i < source.num_requests; i++) {
         int64_t rows = rows_of(i);
@@ -668,18 +687,18 @@ void expect_counts(struct scheduler_counts *counts)
         require(model.rows.mark[i] == rows && model.rows.computed[i] == rows,
                 "has not all its rows", i);
     }
-    scheduler_count(scheduler, counts);
-    ck_assert_int_eq(counts->finished + counts->dropped, source.num_requests);
-    ck_assert_int_eq(counts->prefill, model.rows.prefill);
-    ck_assert_int_eq(counts->decode, model.rows.decode);
-    ck_assert_int_eq(counts->accepted + counts->verifications,
+    scheduler_count(scheduler, &counts);
+    ck_assert_int_eq(counts.finished + counts.dropped, source.num_requests);
+    ck_assert_int_eq(counts.prefill, model.rows.prefill);
+    ck_assert_int_eq(counts.decode, model.rows.decode);
+    ck_assert_int_eq(counts.accepted + counts.verifications,
                      params.drafts.tokens > 0 ? model.rows.decode : 0);
-    ck_assert_int_eq(counts->drafted, counts->verifications * (decode_rows() - 1));
-    ck_assert_int_eq(counts->prefix_hit, model.rows.prefix_hit);
-    ck_assert_int_eq(counts->recomputed, model.rows.recomputed);
-    if (counts->dropped == 0) {
-        ck_assert_int_eq(counts->prefill + counts->prefix_hit - counts->recomputed, input);
-        ck_assert_int_eq(counts->decode, decode);
+    ck_assert_int_eq(counts.drafted, counts.verifications * (decode_rows() - 1));
+    ck_assert_int_eq(counts.prefix_hit, model.rows.prefix_hit);
+    ck_assert_int_eq(counts.recomputed, model.rows.recomputed);
+    if (counts.dropped == 0) {
+        ck_assert_int_eq(counts.prefill + counts.prefix_hit - counts.recomputed, input);
+        ck_assert_int_eq(counts.decode, decode);
     }
     for (int pool = 0; pool < SCHEDULER_POOLS; pool++) {
         const int64_t sizes[] = {params.num_pages, params.window.num_pages,
@@ -687,7 +706,7 @@ void expect_counts(struct scheduler_counts *counts)
         int64_t num_pages = sizes[pool];
         if (!scheduler_has_pool(scheduler, pool))
             continue;
-        const struct scheduler_pool_counts *of = &counts->pools[pool];
+        const struct scheduler_pool_counts *of = &counts.pools[pool];
         ck_assert_int_eq(of->capacity, (num_pages - 1) * params.page_size);
         ck_assert_int_le(of->peak, of->capacity);
         ck_assert_int_le(of->held, of->peak);
@@ -695,4 +714,11 @@ void expect_counts(struct scheduler_counts *counts)
         ck_assert_int_eq(scheduler_leaked(scheduler, pool), 0);
     }
     ck_assert_int_eq(scheduler_leaked_states(scheduler), 0);
+    return &counts;
+}
+
+const struct scheduler_counts *run_out(void)
+{
+    run_all();
+    return expect_counts();
 }

@@ -146,8 +146,13 @@ void run_step(const struct scheduler_step *step);
 const struct scheduler_step *next(void);
 const struct scheduler_step *next_run(void);
 
-/* Complete one step after the other, as long as there is one. */
+/* The next step is run and completed. It is this one, in words: its mode and, for each sequence,
+ * request:rows in the cache+new rows; NULL stands for any. */
+void schedule(const char *words);
+
+/* Complete one step after the other, as long as there is one; with what expect_counts() says. */
 void run_all(void);
+const struct scheduler_counts *run_out(void);
 
 /* These slots hold nothing of use, nor do the states that these sequences wrote. */
 void poison_slots(int pool, const int64_t *slots, int64_t count);
@@ -167,6 +172,6 @@ void expect_seq(const struct scheduler_step *step, int32_t index, int64_t reques
 void expect_done(void);
 
 /* All requests ended and every figure is what the steps showed, and what the lengths demand. */
-void expect_counts(struct scheduler_counts *counts);
+const struct scheduler_counts *expect_counts(void);
 
 #endif /* TESTS_SCHEDULER_FIXTURE_H */
