@@ -322,7 +322,11 @@ static void *find_here(const char *name)
 }
 
 /* Gives the function of this file where the C library's would be found, whichever object it was
- * looked for in. The last call is a jump, so that RTLD_NEXT still means the object that called. */
+ * looked for in. The last call is a jump, at any level of optimisation, so that RTLD_NEXT still means
+ * the object that called. */
+#ifndef __clang__
+__attribute__((optimize("O2")))
+#endif
 void *dlsym(void *restrict object, const char *restrict name)
 {
     if (!next_dlsym)
@@ -330,6 +334,9 @@ void *dlsym(void *restrict object, const char *restrict name)
     void *here = find_here(name);
     if (here && next_dlsym(object, name) == find_in_library(name))
         return here;
+#ifdef __clang__
+    __attribute__((musttail))
+#endif
     return next_dlsym(object, name);
 }
 
