@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * attn_backend.h: a backend type, its instances and their metadata.
+ * attn_backend.h: backend types, their instances and their metadata.
  *
- *   type      static tables: its name, what it can do, how it is configured
- *   instance  one for each device and place in a composition, made for a model's layer groups
- *   metadata  what was planned for a batch; many may live at once
+ *   type      static tables: name, capabilities, options
+ *   instance  one per device and node of a composition, made for a model's layer groups
+ *   metadata  the plan of a batch; many may exist at once
  *
  * Life of an instance:
  *
@@ -12,9 +12,9 @@
  *         -> { init_forward_metadata -> forward_extend | forward_decode, one call per layer } ...
  *         -> metadata_destroy -> destroy
  *
- * With GRAPH metadata the first init_forward_metadata prepares a capture, the forwards that follow
- * are captured, and every later init_forward_metadata puts new contents at the old addresses for a
- * replay, which calls no forward. Kernels may read the batch's device arrays in the graph.
+ * With GRAPH metadata, the first init_forward_metadata prepares a capture and the next forwards are
+ * captured. Every later init_forward_metadata puts new contents at the same addresses for a replay;
+ * a replay calls no forward. Captured kernels may read the batch's device arrays.
  *
  * On a CUDA device the host makes the device's primary context current in the calling thread for
  * each of these calls except query and get_extension; the backend leaves it current.
@@ -31,23 +31,22 @@
 extern "C" {
 #endif
 
-typedef struct attn_metadata attn_metadata; /* a plugin's own, opaque to the host */
+typedef struct attn_metadata attn_metadata; /* defined by the plugin, opaque to the host */
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-/* What a region of memory is for. */
+/* Purpose of a memory region. */
 enum attn_memory_purpose {
-    ATTN_MEMORY_SCRATCH = 0,  /* undefined at entry of each forward; shared by all on one stream */
-    ATTN_MEMORY_METADATA = 1, /* this metadata's own, from create to destroy */
-    ATTN_MEMORY_ZEROED =
-        2, /* the same, zeroed by the host before metadata_create and again after a */
-           /* failed forward (counters that kernels leave at zero) */
+    ATTN_MEMORY_SCRATCH = 0,  /* undefined at entry of each forward; shared on one stream */
+    ATTN_MEMORY_METADATA = 1, /* private to the metadata, from create to destroy */
+    ATTN_MEMORY_ZEROED = 2,   /* as METADATA; the host zeroes it before metadata_create and after */
+                              /* a failed forward (for counters that kernels leave at zero) */
     ATTN_MEMORY_COUNT = 3
 };
 
-/* Regions: spaces times uses. */
-#define ATTN_REGION(space, use) ((space) * (uint32_t)ATTN_MEMORY_COUNT + (use))
-#define ATTN_REGION_COUNT       9u
+/* A region is a pair of space and purpose. */
+#define ATTN_REGION(space, purpose) ((space) * (uint32_t)ATTN_MEMORY_COUNT + (purpose))
+#define ATTN_REGION_COUNT           9u
 
 /* The same numbers by name, for languages without macros. */
 enum attn_region {
@@ -70,8 +69,8 @@ typedef struct attn_memory_size {
     uint64_t alignment[ATTN_REGION_COUNT]; /* power of two; 0 = 1 */
 } attn_memory_size;
 
-/* Memory that the host provides, by region: at least the size and alignment asked for. It does not
- * move until metadata_destroy. One byte too few is refused with BUFFER_TOO_SMALL. */
+/* Memory that the host provides, by region, with at least the required size and alignment. It does
+ * not move until metadata_destroy. A region that is too small is refused with BUFFER_TOO_SMALL. */
 typedef struct attn_memory {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
@@ -79,7 +78,7 @@ typedef struct attn_memory {
     uint64_t size[ATTN_REGION_COUNT]; /* bytes */
 } attn_memory;
 
-/* What metadata is for. */
+/* Kinds of metadata. */
 enum attn_metadata_kind {
     ATTN_METADATA_EAGER = 0, /* any batch within the bounds */
     ATTN_METADATA_GRAPH = 1  /* capture and replay; launch shapes depend on the bounds alone */
@@ -87,22 +86,22 @@ enum attn_metadata_kind {
 
 /* ---- Instance -------------------------------------------------------------------------------- */
 
-/* Progress of prepare(): `done` of `total` steps, and what is being done. (may be NULL) */
+/* Progress of prepare(): `done` of `total` steps; `what` names the current one. (may be NULL) */
 typedef void (*attn_progress)(void *ctx, uint32_t done, uint32_t total, const char *what);
 
-/* What can be done with an instance. Static storage. Slots are never NULL unless marked. */
+/* Functions of an instance. Static storage. Slots are never NULL unless marked optional. */
 typedef struct attn_backend_ops {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
 
-    /* Free the instance. NULL is accepted; so is one whose device is lost. All its metadata has
+    /* Free the instance. Accepts NULL, and an instance whose device is lost. All its metadata has
      * been destroyed and its streams are idle. [instance-thread & !capturing] */
     void (*destroy)(attn_instance *instance);
 
-    /* Compile, tune and warm up for the problems given to create, so that no step has to. May take
+    /* Compile, tune and warm up for the problems passed to create, so that no step has to. May take
      * minutes. The host calls it after create and before metadata_create, which may return
-     * BAD_STATE without it. Once it has succeeded, further calls do nothing. (optional; NULL =
-     * nothing to prepare) [instance-thread & !capturing] */
+     * BAD_STATE without it. After a success further calls do nothing. (optional; NULL = nothing to
+     * prepare) [instance-thread & !capturing] */
     attn_status (*prepare)(attn_instance *instance, attn_progress progress, void *progress_ctx,
                            attn_error *error);
 
@@ -111,10 +110,9 @@ typedef struct attn_backend_ops {
     uint32_t (*index_forms)(attn_instance *instance);
 
     /* Memory that metadata of this kind needs for batches within `bounds`. The answer depends on
-     * the arguments alone and grows with the bounds. Returns UNSUPPORTED for what query refuses,
-     * CAPTURE_UNSUPPORTED for GRAPH beyond the graph level in query's verdict, and INVALID_ARGUMENT
-     * for an unknown kind.
-     * [instance-thread & !capturing] */
+     * the arguments alone and grows with the bounds. Returns UNSUPPORTED for bounds that query
+     * refuses, CAPTURE_UNSUPPORTED for GRAPH above the graph level in query's verdict, and
+     * INVALID_ARGUMENT for an unknown kind. [instance-thread & !capturing] */
     attn_status (*metadata_size)(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                  attn_memory_size *size, attn_error *error);
 
@@ -126,22 +124,21 @@ typedef struct attn_backend_ops {
                                    const attn_bounds *bounds, const attn_memory *memory,
                                    attn_metadata **metadata, attn_error *error);
 
-    /* Plan a batch for all layer groups. Host work and copies on `stream`; waits for nothing.
-     * A batch beyond the bounds is INVALID_ARGUMENT. The batch is read during the call, its device
-     * arrays also by the forwards that follow. [instance-thread & !capturing] */
+    /* Plan a batch for all layer groups. May work on the host and enqueue copies on `stream`; never
+     * waits. INVALID_ARGUMENT for a batch beyond the bounds. The batch is read during the call; its
+     * device arrays are also read by the forwards that follow. [instance-thread & !capturing] */
     attn_status (*init_forward_metadata)(attn_metadata *metadata, const attn_batch *batch,
                                          attn_stream stream, attn_error *error);
 
-    /* Free what metadata_create allocated beyond the caller's memory. NULL is accepted.
+    /* Free what metadata_create allocated in addition to the caller's memory. Accepts NULL.
      * [instance-thread & !capturing] */
     void (*metadata_destroy)(attn_metadata *metadata);
 
     /* Run one layer of the batch planned last. Only enqueues on `stream`: no allocation, no
      * synchronisation, no I/O. forward_decode serves DECODE, forward_extend every other mode.
-     * Output rows of padding are finite; nothing but OUT, LSE and the cache slots or state slots of
-     * this batch is written. BAD_STATE before the first init_forward_metadata.
-     * (either may be NULL: a backend for one phase; query then refuses the other phase's modes)
-     * [instance-thread] */
+     * Output rows of padding are finite. Writes only OUT, LSE and the cache slots or state slots of
+     * this batch. BAD_STATE before the first init_forward_metadata. (either may be NULL in a
+     * backend for one phase; query then refuses the other phase's modes) [instance-thread] */
     attn_status (*forward_extend)(attn_metadata *metadata, int32_t layer_id,
                                   const attn_forward_args *args, attn_stream stream,
                                   attn_error *error);
@@ -149,10 +146,10 @@ typedef struct attn_backend_ops {
                                   const attn_forward_args *args, attn_stream stream,
                                   attn_error *error);
 
-    /* An extension of the instance by id "attn.<name>/<rev>"; NULL = absent. What it points to
-     * carries its own context and never receives the instance, so that a composite can pass on the
-     * answer of its children, unless two of them differ; ATTN_EXTENSION_PATHS, which is given
-     * metadata, it does not pass on. (optional) [any-thread] */
+    /* An extension of the instance by id "attn.<name>/<rev>"; NULL = absent. The extension carries
+     * its own context and never receives the instance, so that a composite can return its
+     * children's extension, unless two children differ. A composite does not return
+     * ATTN_EXTENSION_PATHS, whose functions receive metadata. (optional) [any-thread] */
     const void *(*get_extension)(attn_instance *instance, const char *id);
 } attn_backend_ops;
 
@@ -160,17 +157,17 @@ typedef struct attn_backend_ops {
 
 /* Extents of a private operand that follow from the layer or the call. */
 enum attn_extent {
-    ATTN_EXTENT_ANY = 0,       /* as the vendor says */
+    ATTN_EXTENT_ANY = 0,       /* defined by the vendor */
     ATTN_EXTENT_TOKENS = -1,   /* rows of OUT */
     ATTN_EXTENT_Q_HEADS = -2,  /* num_q_heads */
     ATTN_EXTENT_KV_HEADS = -3, /* num_kv_heads */
-    ATTN_EXTENT_KEYS = -4,     /* as many as the batch's longest sequence has keys, or more */
+    ATTN_EXTENT_KEYS = -4,     /* at least the keys of the batch's longest sequence */
     ATTN_EXTENT_LAST = -4
 };
 
-/* An operand outside the roles, known only to one vendor's backends: an additive bias, parameters
- * of a variant that is compiled for a model. Problems name it among their features, calls bring it
- * in attn_forward_args.named. Static storage. */
+/* An operand without a role, known only to one vendor's backends: an additive bias, or parameters
+ * of a variant compiled for one model. Problems name it among their features; calls pass it in
+ * attn_forward_args.named. Static storage. */
 typedef struct attn_private_operand {
     uint32_t struct_size;
     attn_dtype dtype;  /* ATTN_DTYPE_NONE = the problem's q_dtype */
@@ -186,12 +183,12 @@ typedef struct attn_private_operand {
 /* attn_backend_type.flags */
 enum attn_backend_flag {
     ATTN_BACKEND_COMPOSITE = 1 << 0, /* serves through children (BACKEND_REF options) */
-    /* Built where its kernels could not be compiled: query answers as if they were there, so that
-     * the backend can be explained; create fails with DEPENDENCY_MISSING. */
+    /* Built without its kernels, which could not be compiled: query answers as if they were
+     * present, so that the backend can be explained; create fails with DEPENDENCY_MISSING. */
     ATTN_BACKEND_WITHOUT_KERNELS = 1 << 1
 };
 
-/* A kind of backend. It lies in the plugin's static storage, with all that it points to. */
+/* A backend type. Static storage of the plugin, including everything that it points to. */
 struct attn_backend_type {
     uint32_t struct_size;
     uint32_t flags;   /* ATTN_BACKEND_* */
@@ -200,14 +197,14 @@ struct attn_backend_type {
     uint32_t num_options;
     uint32_t num_layouts;
     const attn_option *options; /* array; walk with attn_at() */
-    const char *const *layouts; /* layout ids it can read; a composite: those it passes on */
+    const char *const *layouts; /* layout ids it can read; of a composite: its children's */
     const attn_backend_ops *ops;
 
-    /* Can a backend with these options solve this problem? No GPU work, no side effect, the same
-     * answer for the same question. What it accepts must run, and what it refuses, create and
-     * metadata_create refuse too. Unknown bits and ids in the problem mean "no". Returns ATTN_OK
-     * for a no as well; errors are for arguments that make no sense and impossible options.
-     * `services` may lack everything but log, allocate, parallel_for and the child calls.
+    /* Can a backend with these options run this problem? No GPU work, no side effects, and equal
+     * answers to equal questions. A problem that it accepts must run; create and metadata_create
+     * refuse every problem that it refuses. Unknown bits and ids in the problem mean "no". Returns
+     * ATTN_OK for a no too; errors are for malformed arguments and impossible options. Of
+     * `services` only log, allocate, parallel_for and the child functions are guaranteed.
      * [any-thread] */
     attn_status (*query)(const attn_backend_type *type, const attn_options *options,
                          const attn_services *services, const attn_problem *problem,

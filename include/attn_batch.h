@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * attn_batch.h: what a forward pass works on.
+ * attn_batch.h: the inputs of a forward pass.
  *
- *   attn_batch          once per step: which sequences, how long, where their keys lie
+ *   attn_batch          once per step: sequences, their lengths, the places of their keys
  *   attn_forward_args   once per layer: the tensors, the scales, the flags
  *
- * Arrays of a batch come as a pair of pointers. `device` lies in the memory of the instance's
- * device and is what kernels read; `host` is for planning, and may be NULL unless query's verdict
- * names the array in `host_arrays`. On the CPU both may be the same. Host arrays are valid only
- * during init_forward_metadata, device arrays until the stream has passed the batch's last forward.
- * For GRAPH metadata the device arrays have the same addresses at every init_forward_metadata.
+ * An array of a batch is a pair of pointers. `device` is in the memory of the instance's device,
+ * for kernels. `host` is for planning, and may be NULL unless query's verdict names the array in
+ * `host_arrays`. On the CPU both may be equal. Host arrays are valid only during
+ * init_forward_metadata, device arrays until the stream has completed the batch's last forward. For
+ * GRAPH metadata the device arrays have the same addresses at every init_forward_metadata.
  *
  * Below, S = num_seqs and T = num_tokens. The values of an indptr are absolute row numbers
  * and need not start at 0, so that a slice of a batch is a batch.
@@ -24,8 +24,8 @@
 extern "C" {
 #endif
 
-/* An int32 array in two places. Both NULL = absent. (This pair and the next are values, not structs
- * that cross on their own: they have no struct_size and never change.) */
+/* An int32 array in two places. Both NULL = absent. (This struct and the next are passed only
+ * inside other structs: they have no struct_size and never change.) */
 typedef struct attn_i32_array {
     const int32_t *host;
     const int32_t *device;
@@ -37,13 +37,13 @@ typedef struct attn_i64_array {
     const int64_t *device;
 } attn_i64_array;
 
-/* ---- Where the keys lie ---------------------------------------------------------------------- */
+/* ---- Places of keys -------------------------------------------------------------------------- */
 
-/* Forms in which the slots of a sequence's keys can be given; bits of a mask.
- * X(NAME, bit, "name in texts") */
+/* Forms of the index from a sequence's keys to slots; bits of a mask. X(NAME, bit, "name in texts")
+ */
 #define ATTN_INDEX_MAP(X)                                                                          \
-    X(REQ_TO_TOKEN, 0, "req_to_token") /* a row of slots for each request */                       \
-    X(BLOCK_TABLE, 1, "block_table")   /* a row of pages for each sequence of the batch */         \
+    X(REQ_TO_TOKEN, 0, "req_to_token") /* a row of slots per request */                            \
+    X(BLOCK_TABLE, 1, "block_table")   /* a row of pages per sequence of the batch */              \
     X(CSR, 2, "csr")                   /* pages of all sequences in one list, with an indptr */
 
 enum attn_index_form {
@@ -55,23 +55,24 @@ enum attn_index_form {
 
 /* One KV group: layers that share slots. A window pool, a global pool, each of vLLM's KV groups and
  * the encoder of cross attention are KV groups. A slot is page * page_size + offset. Every page may
- * hold keys, page 0 too: a backend writes to no slots but those of out_cache_loc. Positions that no
- * query can see may have any page of the cache, as where a window has passed them.
+ * hold keys, page 0 too: a backend writes only to the slots in out_cache_loc. The index of a
+ * position that no query sees, for example before the start of a window, may be any page of the
+ * cache.
  *
- * New rows: request s brings rows kv_new_indptr[s] .. kv_new_indptr[s + 1] of k, v and
- * out_cache_loc; they are its last keys, the ones before them are in the cache, or with
- * ATTN_USES_SHARED_NEW_KV are new ones of another request, in the slots that these go to. Where
- * kv_new_indptr is absent they are the query's rows (q_indptr; row s in DECODE). */
+ * New rows: request s has rows kv_new_indptr[s] .. kv_new_indptr[s + 1] of k, v and out_cache_loc.
+ * They are its last keys. Its earlier keys are in the cache; with ATTN_USES_SHARED_NEW_KV they may
+ * also be new keys of another request, in the slots that this batch saves them to. If kv_new_indptr
+ * is absent, the new rows are the query's rows (q_indptr; row s in DECODE). */
 typedef struct attn_kv_batch {
     uint32_t struct_size;
-    uint32_t index_forms;         /* ATTN_INDEX_* that are filled in: all the instance asked for */
+    uint32_t index_forms;         /* ATTN_INDEX_* that are filled in: all that the instance reads */
     int32_t page_size;            /* tokens, >= 1 */
     int32_t req_to_token_stride;  /* elements between two rows */
     int32_t block_table_stride;   /* elements between two rows */
     int32_t reserved;             /* 0 */
     attn_i32_array kv_lens;       /* [S] keys of each sequence, the new ones included; absent = */
                                   /* batch.seq_lens */
-    attn_i64_array out_cache_loc; /* [rows of k] slot a new key goes to; -1 = not written */
+    attn_i64_array out_cache_loc; /* [rows of k] slot of a new key; -1 = not written */
     attn_i32_array kv_new_indptr; /* [S + 1] */
     attn_i32_array req_to_token; /* [requests, stride] slot of position j of request r; row index */
                                  /* = batch.req_pool_indices[s] */
@@ -81,12 +82,12 @@ typedef struct attn_kv_batch {
     attn_i32_array last_page_len; /* CSR: [S] tokens in the last page, 1..page_size; 0 = no key */
 } attn_kv_batch;
 
-/* ---- Parts of a batch that most batches lack ------------------------------------------------- */
+/* ---- Optional parts of a batch --------------------------------------------------------------- */
 
 /* A custom mask. Bit t * columns + j of request s, little-endian within bytes, is 1 iff its query t
  * sees column j; rows are not padded; each request starts on a byte boundary. Columns are all
  * kv_len keys (FULL) or the request's new tokens (QLEN). The mask replaces window_right and the
- * chunk's j <= i; window_left and the chunk itself still apply. */
+ * chunk's rule j <= i; window_left and the chunk's borders still apply. */
 typedef struct attn_mask {
     uint32_t struct_size;
     uint32_t kind;         /* ATTN_MASK_* */
@@ -94,7 +95,7 @@ typedef struct attn_mask {
     attn_i64_array indptr; /* [S + 1] bytes; absent for LAYER and NONE */
 } attn_mask;
 
-/* Drafted tokens under verification. */
+/* Draft tokens under verification. */
 typedef struct attn_speculation {
     uint32_t struct_size;
     int32_t num_draft_tokens; /* queries of each sequence */
@@ -102,25 +103,25 @@ typedef struct attn_speculation {
     int32_t reserved;         /* 0 */
 } attn_speculation;
 
-/* Several items scored after one prefix. Let i be a query and p = token_pos[s][i -
- * prefix_lens[s]]. A query of the prefix is causal. An item's token sees the prefix and keys i - p
- * < j <= i: p counts tokens of its own item, itself included. A delimiter has p = 0 and sees the
- * prefix alone. */
+/* Several items scored after one prefix. Let i be a query and p = token_pos[s][i - prefix_lens[s]].
+ * A query of the prefix is causal. A token of an item sees the prefix and keys i - p < j <= i: p is
+ * its 1-based position in its item. A delimiter has p = 0 and sees only the prefix. */
 typedef struct attn_multi_item {
     uint32_t struct_size;
     int32_t token_pos_stride;    /* elements between two rows of token_pos */
     attn_i32_array prefix_lens;  /* [S] tokens before the first delimiter */
     const uint16_t *token_pos;   /* [S, stride] device */
-    attn_i32_array max_item_len; /* [S] longest item; a bound for planning */
+    attn_i32_array max_item_len; /* [S] upper bound of item lengths, for planning */
 } attn_multi_item;
 
-/* One level of runs of neighbouring sequences whose first keys are the same slots: level 0 has the
- * longest runs (a system prompt), each next one runs that lie within those before it (its
- * documents, their questions) and share no fewer keys. Keys of decoders, not of cross attention's
- * encoders. A hint: results are those of the batch without it.
+/* One level of shared prefixes: runs of adjacent sequences whose first keys are in the same slots.
+ * Level 0 has the longest runs (a system prompt). The runs of each further level are inside those
+ * of the level before (its documents, their questions) and share at least as many keys. Only
+ * decoder keys count, not those of cross attention's encoders. This is a hint: it does not change
+ * results.
  *
- * For GRAPH metadata there are max_prefix_levels levels of max_seqs runs, at the same addresses, at
- * every init; runs and levels that there are not have no sequences, or share no keys. */
+ * For GRAPH metadata every init passes max_prefix_levels levels of max_seqs runs, at the same
+ * addresses; unused runs and levels have no sequences or share no keys. */
 typedef struct attn_shared_prefix {
     uint32_t struct_size;
     uint32_t num_groups;
@@ -128,83 +129,84 @@ typedef struct attn_shared_prefix {
     attn_i32_array prefix_len; /* [num_groups] keys shared, from key 0 on, whole pages */
 } attn_shared_prefix;
 
-/* One state group: linear layers that share slots, for their recurrent state and for that of their
- * convolution. The slots of another state group are other slots, in pools of its own layers. State
- * is read from slot and written to dst_slot when the sequence's rows are done; equal = in place.
- * The state of a sequence without rows is copied, or becomes zero. An update is not idempotent. No
- * slot is written twice, or written for one sequence and read for another; a snapshot is left in no
- * slot that is read. Slot 0 is padding: zero at first, it may be read and written for
- * any sequence, and its contents mean nothing. */
+/* One state group: linear layers that share slots, for recurrent state and for convolution state.
+ * Each state group has slots and pools of its own. A sequence's state is read from slot and written
+ * to dst_slot after its last row; equal = in place. For a sequence without rows the state is
+ * copied, or zeroed if has_initial is 0. An update is not idempotent. No slot is written twice, or
+ * written for one sequence and read for another; no snapshot goes to a slot that is read. Slot 0 is
+ * padding: it starts as zero, any sequence may read and write it, and its contents have no meaning.
+ */
 typedef struct attn_state_batch {
     uint32_t struct_size;
     uint32_t reserved;          /* 0 */
     attn_i32_array slot;        /* [S] */
     attn_i32_array dst_slot;    /* [S] absent = slot */
-    attn_i32_array has_initial; /* [S] 0 = start from zero, slot is not read; absent = all 1 */
-    attn_i32_array snapshots; /* [T] slot that gets the state after this row; -1 = none; absent = */
-                              /* no snapshots */
+    attn_i32_array has_initial; /* [S] 0 = start from zero without reading slot; absent = all 1 */
+    attn_i32_array snapshots;   /* [T] slot for a copy of the state after this row; -1 = none; */
+                                /* absent = no snapshots */
 } attn_state_batch;
 
-/* What is known of the chosen keys of sparse layers before any is chosen; each layer chooses its
- * own: operands SPARSE_INDICES and SPARSE_COUNT. */
+/* Bounds on the key choices of sparse layers. Each layer has its own choice: operands
+ * SPARSE_INDICES and SPARSE_COUNT. */
 typedef struct attn_sparse_batch {
     uint32_t struct_size;
-    int32_t max_count; /* no row of any layer has more entries; 1..the largest top_k */
+    int32_t max_count; /* most entries of a row in any layer; 1..the largest top_k */
 } attn_sparse_batch;
 
-/* ---- Which arrays there are, and what the host has checked ----------------------------------- */
+/* ---- Required arrays, and checks by the host ------------------------------------------------- */
 
-/* On the device, for batches with sequences; D = DECODE, X = the other modes:
+/* Device arrays of a batch with sequences; D = required in DECODE, X = in the other modes:
  *
  *   seq_lens               D X   always
- *   prefix_lens, q_indptr    X   always; a backend does not read them in DECODE
- *   positions                X   only with a custom mask, and even then it may be absent
+ *   prefix_lens, q_indptr    X   always; not read in DECODE
+ *   positions                X   only with a custom mask, and optional then
  *   kv_lens                D X   absent = seq_lens
  *   kv_new_indptr          D X   absent = q_indptr, or row s in DECODE
- *   out_cache_loc          D X   where new keys are saved (ATTN_FORWARD_SAVE_KV)
+ *   out_cache_loc          D X   if new keys are saved (ATTN_FORWARD_SAVE_KV)
  *   req_pool_indices, req_to_token | block_table | kv_indptr, kv_indices, last_page_len
- *                          D X   of the forms that the instance asked for (index_forms)
- *   slot                   D X   of each state group of linear layers; its others may be absent
+ *                          D X   the forms that the instance reads (index_forms)
+ *   slot                   D X   of each state group of linear layers; others are optional
  *   sparse                 D X   with sparse layers: the struct
  *
- * On the host: what the verdicts on the layers' problems name in host_arrays; prefix_lens and
- * q_indptr only in X, and every other one but seq_lens only where it is on the device. Every other
- * host array may be absent.
+ * Host arrays: those that the verdicts on the layers' problems name in host_arrays; of these,
+ * prefix_lens and q_indptr only in X, and the others, except seq_lens, only if the device array is
+ * present. Every other host array is optional.
  *
- * The host calls a plugin only with batches that it found to have all of these, an accepted mode,
- * counts within the bounds and structs of full size. Of arrays that it can read (`host`) it has
- * also checked that
+ * The host checks every batch before it calls a plugin: required arrays are present, the mode is
+ * accepted, counts are within the bounds, structs have their full size. In `host` arrays it also
+ * checks that
  *
  *   - an indptr is not negative, does not fall, and covers no more rows than there are
  *   - no sequence has more than max_q_len rows of q, or more than max_kv_len keys
  *   - sequences of a MIXED batch that decode have decode_q_len rows of q
  *   - seq_lens[s] is prefix_lens[s] and the rows of q (X)
- *   - in a state group no slot is written twice, or written for one sequence and read for another
+ *   - no slot of a state group is written twice, or written for one sequence and read for another
  *
- * Sequences of padding are exempt from the last four. What lies on the device alone is not looked
- * at, and neither are the contents of index arrays. */
+ * Padding sequences are exempt from the last four. The host does not check arrays that are only on
+ * the device, nor the contents of index arrays. */
 
 /* ---- Batch ----------------------------------------------------------------------------------- */
 
-/* What one step works on. Given to init_forward_metadata once, before the first layer.
+/* The input of one step. Passed to init_forward_metadata once, before the first layer.
  *
  * Query t of request s is row q_indptr[s] + t and sits at absolute position i = prefix_lens[s] + t;
  * in DECODE it is row s at position seq_lens[s] - 1. Key j sits at position j. With `positions`
  * (only with a custom mask) a new key j >= prefix_len and its query sit at
- * positions[q_indptr[s] + j - prefix_len]; that moves window, chunk and ALiBi and nothing else.
- * The sequences of a MIXED batch that decode are its last ones (first_decode_seq = num_seqs -
- * num_decode_seqs) or, where the bounds have ATTN_USES_DECODES_FIRST, its first ones (0). Each has
- * decode_q_len queries: 1, or where the bounds have ATTN_USES_DECODE_DRAFTS, 1 + k with k drafted
- * tokens. The other sequences extend, whatever number of queries they have.
- * A MIXED batch whose q_indptr does not start at 0, or ends before row T, must give the host array
- * as well: a backend that splits the batch has to know where its rows are.
+ * positions[q_indptr[s]+j-prefix_len]; this affects only window, chunk and ALiBi. The sequences of
+ * a MIXED batch that decode are its last ones (first_decode_seq = num_seqs - num_decode_seqs) or,
+ * where the bounds have ATTN_USES_DECODES_FIRST, its first ones (0). Each has decode_q_len queries:
+ * 1, or where the bounds have ATTN_USES_DECODE_DRAFTS, 1 + k with k draft tokens. The other
+ * sequences extend, with any number of queries. A MIXED batch whose q_indptr does not start at 0,
+ * or ends before row T, must also have the host array: a backend that splits the batch needs the
+ * place of its rows.
  *
- * Rows and sequences beyond num_real_* are padding: any request row and pages of the cache, whose
- * keys are finite, seq_len = the backend's fill value (graph_seq_len_fill), prefix_len 0,
- * out_cache_loc -1, or slots of which the engine wants no key, state slots 0, zero q, k, v. In a
- * batch of equally many queries for each sequence it has as many, and a seq_len of no fewer. Rows
- * from q_indptr[S] to q_indptr[0] + T belong to no sequence and are padding too. The output of all
- * of them is finite; they change nothing else. */
+ * Sequences and rows beyond num_real_* are padding. A padding sequence has any request row and any
+ * pages of the cache whose keys are finite, seq_len = the backend's fill value
+ * (graph_seq_len_fill), prefix_len 0, out_cache_loc -1 or slots that hold no key of the engine,
+ * state slots 0, and zero q, k, v. If all sequences of a batch have the same number of queries,
+ * padding has that number too, and at least that seq_len. Rows from q_indptr[S] to q_indptr[0] + T
+ * belong to no sequence and are padding too. The output of padding is finite; padding changes
+ * nothing else. */
 typedef struct attn_batch {
     uint32_t struct_size;
     uint32_t mode;                         /* ATTN_MODE_* */
@@ -212,16 +214,16 @@ typedef struct attn_batch {
     int32_t num_tokens;                    /* T, query rows, padding included */
     int32_t num_real_seqs;                 /* <= num_seqs */
     int32_t num_real_tokens;               /* <= num_tokens */
-    int32_t num_decode_seqs;               /* MIXED: sequences that decode; else 0 */
-    int32_t first_decode_seq;              /* MIXED: the first of them, as follows; else 0 */
+    int32_t num_decode_seqs;               /* MIXED: number of sequences that decode; else 0 */
+    int32_t first_decode_seq;              /* MIXED: index of the first of them; else 0 */
     int32_t decode_q_len;                  /* MIXED: queries of each, >= 1; else 0 */
     int32_t max_q_len;                     /* most queries of any sequence */
     int32_t max_kv_len;                    /* most keys of any sequence, in any KV group */
     uint32_t num_kv_groups;                /* elements of kv_groups */
     uint32_t num_state_groups;             /* elements of state_groups */
     uint32_t num_prefix_levels;            /* elements of shared_prefix */
-    const int32_t *num_real_seqs_device;   /* the same two for kernels in a graph; NULL = eager: */
-    const int32_t *num_real_tokens_device; /* the host scalars count */
+    const int32_t *num_real_seqs_device;   /* num_real_* on the device, for kernels in a graph; */
+    const int32_t *num_real_tokens_device; /* NULL in eager metadata, which uses the host values */
     attn_i32_array seq_lens;               /* [S] tokens of each sequence, the new ones included */
     attn_i32_array prefix_lens;      /* [S] tokens before the first query; not read in DECODE */
     attn_i32_array q_indptr;         /* [S + 1] query rows; not read in DECODE */
@@ -244,8 +246,7 @@ static inline int attn_is_decode_seq(const attn_batch *batch, int32_t s)
 
 /* ---- Forward arguments ----------------------------------------------------------------------- */
 
-/* Which dtype an operand has: the last column of ATTN_ROLE_MAP. The host checks it where an engine
- * forwards. */
+/* Dtype of an operand: the last column of ATTN_ROLE_MAP. attnhost_forward checks it. */
 enum attn_operand_dtype {
     ATTN_DTYPE_OF_Q = 0,       /* the problem's q_dtype */
     ATTN_DTYPE_OF_KV = 1,      /* the problem's kv_dtype */
@@ -255,7 +256,7 @@ enum attn_operand_dtype {
     ATTN_DTYPE_OF_GATE = 5,    /* the problem's q_dtype with ATTN_LINEAR_RAW_GATES, else fp32 */
     ATTN_DTYPE_OF_STATE = 6,   /* linear.state_dtype */
     ATTN_DTYPE_OF_CONV = 7,    /* linear.conv_dtype */
-    ATTN_DTYPE_OF_LABEL = 8,   /* sparse.label_dtype; bytes (ATTN_U8) where that is e4m3 */
+    ATTN_DTYPE_OF_LABEL = 8,   /* sparse.label_dtype; bytes (ATTN_U8) if that is e4m3 */
     ATTN_DTYPE_OF_I32 = 9,     /* int32 */
     ATTN_DTYPE_OF_NEW_KV = 10, /* the problem's new_kv_dtype */
     ATTN_DTYPE_OF_INDEX = 11,  /* sparse.index_dtype */
@@ -301,14 +302,14 @@ enum attn_operand_dtype {
                                                  /* kv_heads, top_k]; docs/ABI.md, MEAN-21; */     \
                                                  /* written by a call that chooses */              \
     X(SPARSE_COUNT, 27, "sparse_count", I32)     /* sparse, optional: [T] entries of a row; */     \
-                                                 /* absent = all, of which some may be -1; */      \
+                                                 /* absent = top_k; entries may be -1; */          \
                                                  /* written by a call that chooses */              \
     X(INDEX_Q, 28, "index_q", INDEX)             /* indexer: [T, index_heads, label_dim] */        \
     X(INDEX_WEIGHTS, 29, "index_weights", F32)   /* indexer: [T, index_heads] */                   \
     X(INDEX_K, 30, "index_k", NEW_KV)            /* indexer: new labels [R, label_dim] */          \
-    X(INDEX_LOGITS, 31, "index_logits", F32)     /* indexer: [T, at least the most keys of a */    \
-                                                 /* sequence]; key j of the row's sequence at */   \
-                                                 /* j, -inf of keys that it does not see; */       \
+    X(INDEX_LOGITS, 31, "index_logits", F32)     /* indexer: [T, at least the keys of the */       \
+                                                 /* longest sequence]; logit of key j in column */ \
+                                                 /* j, -inf for keys that the row does not see; */ \
                                                  /* written by a call that has INDEX_Q */
 
 enum attn_role {
@@ -319,14 +320,14 @@ enum attn_role {
 };
 
 /* Quantisation scale of an operand that is fp8: a cache, q, new k and v, or OUT. Stored value =
- * saturating round-to-nearest-even of x / scale in IEEE fp32; value read = stored * scale. A scale
- * that is needed and missing is an error, never 1. */
+ * saturating round-to-nearest-even of x / scale in IEEE fp32; value read = stored * scale. A
+ * missing scale is an error, never 1. */
 typedef struct attn_scale {
     uint32_t struct_size;
     uint32_t granularity; /* ATTN_SCALE_* */
     uint32_t count;       /* values, as many as the granularity says; the last index is a KV head */
     uint32_t reserved;    /* 0 */
-    const float *host;    /* NULL only if `device` is given and no host copy exists */
+    const float *host;    /* NULL only if `device` is set and no host copy exists */
     const float *device;  /* NULL = use `host`, whose values are baked into a capture */
 } attn_scale;
 
@@ -345,32 +346,31 @@ enum attn_forward_flag {
     ATTN_FORWARD_CAPTURING = 1 << 2  /* the stream is being captured */
 };
 
-/* What a call of a sparse layer with an indexer does: a run of three steps, from the first one
- * whose input it is given to the last one whose output it is given.
+/* Steps of a sparse layer with an indexer. A call runs consecutive steps, from the first one whose
+ * inputs it has to the last one whose outputs it has.
  *
  *   label    INDEX_Q, INDEX_WEIGHTS, LABEL_CACHE -> INDEX_LOGITS
  *   choose   INDEX_LOGITS                        -> SPARSE_INDICES, SPARSE_COUNT
- *   attend   SPARSE_INDICES, SPARSE_COUNT, q ..  -> OUT, LSE
+ *   attend   SPARSE_INDICES, SPARSE_COUNT, q ... -> OUT, LSE
  *
- * With INDEX_Q it begins at the first; without, but with INDEX_LOGITS, at the second; else at the
- * third, whose choice is then the engine's. With OUT it ends at the third, else at the second if it
- * has SPARSE_INDICES, else at the first. Results in between that are not given are kept to itself;
- * those given are written for every real row: the entries of a choice in any order, then -1; what
- * lies after a sequence's keys in INDEX_LOGITS is left alone.
- * With SAVE_KV new labels, where INDEX_K is given, and new latents, where these are, are written
- * before all that; the first and the third step read the caches alone. */
+ * A call begins with `label` if it has INDEX_Q, else with `choose` if it has INDEX_LOGITS, else
+ * with `attend`, on the engine's own choice. It ends with `attend` if it has OUT, else with
+ * `choose` if it has SPARSE_INDICES, else with `label`. Intermediate results without an operand
+ * stay internal; those with an operand are written for every real row. A choice is written in any
+ * order, then -1; columns of INDEX_LOGITS after a sequence's keys are not written. With SAVE_KV,
+ * new labels (if INDEX_K is present) and new latents (if they are present) are written first;
+ * `label` and `attend` read only the caches. */
 
 /* One layer's tensors. Operand pointers are indexed by ATTN_ROLE_*, scales by the role of the
- * operand they belong to; entries beyond the counts are absent.
- * The structs are valid during the call, what they point to until the stream has passed it.
+ * operand they belong to; entries beyond the counts are absent. The structs are valid during the
+ * call; the memory of operands and scales is valid until the stream has completed it.
  *
- * A backend that needs a role it is not given returns INVALID_ARGUMENT with the role's name; a role
- * it has no use for is ignored, but SINKS and ALIBI_SLOPES, which change what is computed, are
- * refused by the host where the group's flags do not announce them, and so is an operand of another
- * dtype than the layer's problem has for it. Without k and v, only the cache
- * is read. With k and v but without SAVE_KV, new tokens come from the arguments and the prefix from
- * the cache, and nothing is written. In the absorbed form of MLA, c_kv and k_pe take the place of k
- * and v. */
+ * A backend returns INVALID_ARGUMENT with the role's name if a role that it needs is missing, and
+ * ignores roles that it does not use. The host refuses SINKS and ALIBI_SLOPES, which change
+ * results, if the group's flags do not declare them. It also refuses an operand whose dtype differs
+ * from the layer's problem. Without k and v, only the cache is read. With k and v but without
+ * SAVE_KV, new tokens come from the arguments and the prefix from the cache, and nothing is
+ * written. In the absorbed form of MLA, c_kv and k_pe take the place of k and v. */
 typedef struct attn_forward_args {
     uint32_t struct_size;
     uint32_t flags;                     /* ATTN_FORWARD_* */
@@ -380,8 +380,8 @@ typedef struct attn_forward_args {
     const attn_scale *const *scales;    /* by role; NULL = absent; may be NULL if num_scales is 0 */
     uint32_t num_named;                 /* elements of `named` */
     uint32_t reserved;                  /* 0 */
-    const attn_named_operand *named; /* array; walk with attn_at(): the private operands that the */
-                                     /* features of the layer's problem name, each once */
+    const attn_named_operand *named;    /* array; walk with attn_at(): private operands that the */
+                                        /* layer's problem names as features, each once */
 } attn_forward_args;
 
 /* The operand of a role, or NULL. [any-thread] */

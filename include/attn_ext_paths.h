@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * attn_ext_paths.h: an instance's extension: which of a backend's code paths computed how many
- * rows.
+ * attn_ext_paths.h: an extension of an instance: the number of rows that each code path computes.
  */
 #ifndef ATTN_EXT_PATHS_H
 #define ATTN_EXT_PATHS_H
@@ -12,15 +11,15 @@
 extern "C" {
 #endif
 
-/* An extension of an instance: `const attn_paths *`, the code path that computes each row of a
- * batch: a kernel, a form of a prefix. For reports: results do not depend on it. A composite has
- * none: the host asks the children that it made. */
+/* An extension of an instance: `const attn_paths *`, the number of rows of a batch that each code
+ * path (a kernel, a form of a prefix) computes. For reports only: results do not depend on it. A
+ * composite does not provide it: the host reads its children's. */
 #define ATTN_EXTENSION_PATHS "attn.paths/1"
 
 #define ATTN_MAX_PATHS 16
 
-/* A code path. Where the choice depends on data on the device or on the call, so that the host
- * cannot know it when a batch is planned, that is a path of its own, whose doc says so. */
+/* A code path. If the choice depends on device data or on the call, the host cannot know it when it
+ * plans a batch: such rows are one path of their own, whose doc says so. */
 typedef struct attn_path {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
@@ -28,17 +27,18 @@ typedef struct attn_path {
     const char *doc;   /* one line, never NULL */
 } attn_path;
 
-/* Static storage, with all that it points to. */
+/* Static storage, including everything that it points to. */
 typedef struct attn_paths {
     uint32_t struct_size;
     uint32_t num_paths;     /* 1..ATTN_MAX_PATHS */
     const attn_path *paths; /* array; walk with attn_at() */
 
-    /* Sets rows[num_paths]: how many rows of the batch planned last, padding aside, each path
-     * computes in this layer; their sum is num_real_tokens. Layers of one group that are called
-     * alike have the same numbers. Reads the plan alone: allocates, enqueues and waits for nothing,
-     * reads no array of the batch. BAD_STATE before the first init_forward_metadata,
-     * INVALID_ARGUMENT for a layer that the instance does not have. [instance-thread] */
+    /* Sets rows[num_paths]: the rows of the batch planned last, without padding, that each path
+     * computes in this layer. Their sum is num_real_tokens. Layers of one group called with the
+     * same kinds of arguments have the same numbers. Reads only the plan, no array of the batch;
+     * allocates nothing, enqueues nothing and does not wait. BAD_STATE before the first
+     * init_forward_metadata, INVALID_ARGUMENT for a layer that the instance does not have.
+     * [instance-thread] */
     attn_status (*rows)(const attn_metadata *metadata, int32_t layer_id, int64_t *rows,
                         attn_error *error);
 } attn_paths;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * attn_local_attention.h: local attention (attention_chunk) for kernels that have no chunks. Each
- * chunk of a sequence becomes a sequence of its own, a virtual one, which such a kernel computes as
- * causal attention. What engines call LocalAttentionMetadata, by the names that it has there. No
- * part of the ABI, as attn_plugin_util.h.
+ * attn_local_attention.h: local attention (attention_chunk) for kernels without chunk support. Each
+ * chunk of a sequence becomes a virtual sequence, which the kernel computes as causal attention.
+ * Engines call this LocalAttentionMetadata; the members have the same names here. Like
+ * attn_plugin_util.h, this header is not part of the ABI.
  *
  *   chunk of 4, pages of 2, 3 tokens in the cache and 6 new ones:
  *
@@ -12,8 +12,8 @@
  *
  *   local_query_start_loc 0 1 5 6; local_seqused_k 4 4 1; local_block_table {a b} {c d} {e 0}
  *
- * The last query of a virtual sequence stands at its last key, as in FlashAttention's causal mask.
- * C11 or C++17; [any-thread].
+ * The last query of a virtual sequence is at its last key, as in FlashAttention's causal mask. C11
+ * or C++17; [any-thread].
  */
 #ifndef ATTN_LOCAL_ATTENTION_H
 #define ATTN_LOCAL_ATTENTION_H
@@ -26,19 +26,19 @@ extern "C" {
 
 /* Host arrays, owned by the caller. */
 typedef struct attn_local_attention {
-    int32_t num_seqs; /* virtual ones: those that have a query */
+    int32_t num_seqs; /* virtual sequences with at least one query */
     int32_t local_max_query_len;
     int32_t local_max_seq_len;
     int32_t local_block_table_stride; /* pages of a chunk */
-    int32_t *local_query_start_loc; /* [num_seqs + 1] rows of q, in its order: virtual sequence v */
-                                    /* has [v] to [v + 1] */
+    int32_t *local_query_start_loc; /* [num_seqs + 1] rows of q, in order: virtual sequence v has */
+                                    /* rows [v] to [v + 1] */
     int32_t *local_seqused_k;       /* [num_seqs] keys, from the chunk's first one on */
     int32_t *local_block_table;     /* [num_seqs, local_block_table_stride] pages; 0 after the */
-                                    /* last key's */
+                                    /* page of the last key */
 } attn_local_attention;
 
-/* Sequence s of a batch: its queries stand at positions [first, end), its first one in row `row`.
- * One that decodes has one always: without a key it stands at -1. */
+/* Sequence s of a batch: its queries are at positions [first, end), the first in row `row`. A
+ * sequence that decodes always has one query; without keys it is at -1. */
 static inline void attn_local_find_queries(const attn_batch *batch, int32_t s, int32_t *row,
                                            int32_t *first, int32_t *end)
 {
@@ -51,7 +51,7 @@ static inline void attn_local_find_queries(const attn_batch *batch, int32_t s, i
 }
 
 /* Writes virtual sequence `number`: the queries of sequence s at positions [first, end) of a chunk
- * that begins at key `begin`, the first one in row `row`. */
+ * that begins at key `begin`; the first query is in row `row`. */
 static inline void attn_local_store(const attn_kv_batch *kv, int32_t s, int32_t begin, int32_t row,
                                     int32_t first, int32_t end, int32_t number,
                                     attn_local_attention *local)
@@ -65,13 +65,13 @@ static inline void attn_local_store(const attn_kv_batch *kv, int32_t s, int32_t 
         table[i] = i < pages ? attn_util_find_page(kv, s, begin + (int64_t)i * kv->page_size) : 0;
 }
 
-/* Makes the virtual sequences of a batch that attn_util_check_batch() took, of a KV group whose
- * pages are in a block table. Arrays of *local that are NULL are not written, then only the
- * numbers: so it is called twice, first to learn how many there are. Masks are those of the layer
- * (no custom ones), queries the last of their sequence.
+/* Makes the virtual sequences of a batch that attn_util_check_batch() accepted, in a KV group with
+ * a block table. If an array of *local is NULL, only the numbers are set; call it first to size the
+ * arrays, then again to fill them. Masks are the layer's (no custom mask), and queries are the last
+ * tokens of their sequence.
  *
- * INVALID_ARGUMENT: attention_chunk is no multiple of the page size, there is no block table, the
- * queries of a sequence are not its last ones. */
+ * INVALID_ARGUMENT: attention_chunk is not a multiple of the page size, there is no block table, or
+ * the queries of a sequence are not its last tokens. */
 static inline attn_status
 attn_util_make_local_attention_virtual_batches(const attn_batch *batch, const attn_kv_batch *kv,
                                                int32_t attention_chunk, attn_local_attention *local,

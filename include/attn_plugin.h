@@ -2,9 +2,9 @@
  *
  * attn_plugin.h: the contract between attnhost and an attention backend in a shared object.
  *
- * A plugin is a file that exports one function, attn_plugin_entry. The host opens it with
- * RTLD_NOW | RTLD_LOCAL, looks the entry up in that object alone, and agrees on a version;
- * everything else goes through the tables it gets. Include this header and nothing else:
+ * A plugin is a shared object that exports one function, attn_plugin_entry. The host opens it with
+ * RTLD_NOW | RTLD_LOCAL, looks the entry up in that object alone, and negotiates a version. All
+ * other calls go through the tables that the entry returns. Include this header and nothing else:
  *
  *   attn_types.h     status, errors, dtypes, tensors
  *   attn_problem.h   layer groups, problems, verdicts
@@ -13,11 +13,11 @@
  *   attn_backend.h   backend types, instances, metadata
  *   attn_ext_*.h     extensions, each optional and in a header of its own
  *
- * attn_plugin_util.h has what most plugins would otherwise write again: it includes this one and is
- * no part of the contract. docs/ABI.md numbers every rule. examples/plugin is a plugin to copy.
+ * attn_plugin_util.h holds code that most plugins share; it includes this header and is not part of
+ * the contract. docs/ABI.md numbers every rule. examples/plugin is a plugin to copy.
  *
- * Rationale for one function instead of data: dlsym of data is not portable, and a call lets both
- * sides agree on a version before either reads a table.
+ * The entry is a function, not data: dlsym of data is not portable, and a call lets both sides
+ * agree on a version before either reads a table.
  */
 #ifndef ATTN_PLUGIN_H
 #define ATTN_PLUGIN_H
@@ -45,27 +45,27 @@ extern "C" {
 
 #define ATTN_PLUGIN_ENTRY "attn_plugin_entry"
 
-/* Who is asking. */
+/* The host that calls the entry. */
 typedef struct attn_host_info {
     uint32_t struct_size;
-    uint32_t abi_major_min; /* oldest major the host drives */
-    uint32_t abi_major_max; /* newest major the host drives */
-    uint32_t abi_minor;     /* minor of the newest major; says what exists; never refuse by it */
+    uint32_t abi_major_min; /* oldest major the host supports */
+    uint32_t abi_major_max; /* newest major the host supports */
+    uint32_t abi_minor;     /* minor of the newest major; information only: never refuse by it */
     const char *name;       /* of the host, never NULL */
     const char *version;    /* of the host, never NULL */
-    /* What a plugin that runs sources is opened for: an absolute path ("/a/kernel.py"), or
-     * "module:Class". Each source is a plugin of its own: equal sources get equal tables. NULL, or
-     * not in struct_size = the plugin's own file. */
+    /* For a plugin that runs source files: the source to open, an absolute path ("/a/kernel.py") or
+     * "module:Class". Each source is a separate plugin; equal sources get equal tables. NULL, or
+     * beyond struct_size = the plugin's own file. */
     const char *source;
 } attn_host_info;
 
-/* Does the host drive this major? What an entry asks about ATTN_ABI_MAJOR. [any-thread] */
+/* Does the host support this major? An entry passes ATTN_ABI_MAJOR. [any-thread] */
 static inline int attn_host_speaks(const attn_host_info *host, uint32_t major)
 {
     return host->abi_major_min <= major && major <= host->abi_major_max;
 }
 
-/* A plugin's answer; the caller allocates it, zeroed except struct_size. Strings are static. */
+/* Filled in by the entry. The caller allocates it, zeroed except struct_size. Static strings. */
 typedef struct attn_plugin {
     uint32_t struct_size;
     uint32_t abi_major;    /* chosen, within the host's range */
@@ -82,9 +82,8 @@ typedef struct attn_plugin {
     attn_status (*describe)(uint32_t index, const attn_backend_type **type, attn_error *error);
 
     /* init is called once before the first create, fini once after the last destroy. The host pairs
-     * the calls: there are never two inits without a fini between them. init is the first place
-     * where a driver may be touched. `services` lives until fini. (optional, both or neither)
-     * [main-thread] */
+     * the calls: a second init comes only after fini. A plugin may not touch a driver before init.
+     * `services` lives until fini. (optional, both or neither) [main-thread] */
     attn_status (*init)(const attn_services *services, attn_error *error);
     void (*fini)(void);
 
@@ -94,7 +93,7 @@ typedef struct attn_plugin {
 } attn_plugin;
 
 /* The one exported function. Fills *plugin and returns ATTN_OK, or INCOMPATIBLE_VERSION if it
- * speaks no major in [abi_major_min, abi_major_max]. Pure, like describe. [any-thread] */
+ * supports no major in [abi_major_min, abi_major_max]. Pure, like describe. [any-thread] */
 ATTN_EXPORT attn_status attn_plugin_entry(const attn_host_info *host, attn_plugin *plugin,
                                           attn_error *error);
 

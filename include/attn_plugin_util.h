@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * attn_plugin_util.h: what a plugin in C or C++ would otherwise write again. No part of the ABI: a
- * plugin may use all of it, some or none, and the functions are compiled into it. One include
- * brings all parts:
+ * attn_plugin_util.h: code that C and C++ plugins share. Not part of the ABI: a plugin may use any
+ * part of it, and the functions are compiled into the plugin. This header includes all parts:
  *
  *   attn_util_errors.h    messages with a field, sized structs, names
- *   attn_util_verdict.h   reasons, problems that make no sense, a plugin's limits
+ *   attn_util_verdict.h   reasons, malformed problems, a plugin's limits
  *   attn_util_batch.h     instances, memory of metadata, batches
  *   attn_util_operands.h  operands by role, checked against a form; scales
- *   here                  numbers of options; describe, the entry and its version
+ *   this file             numeric options; describe, the entry and its version
  *
- * C11 or C++17. Functions that return attn_status write what went wrong into *error, which may be
- * NULL. Without a tag of its own a function may be called by any thread at any time [any-thread].
+ * C11 or C++17. Functions that return attn_status write failures into *error, which may be NULL. A
+ * function without a thread tag is [any-thread].
  */
 #ifndef ATTN_PLUGIN_UTIL_H
 #define ATTN_PLUGIN_UTIL_H
@@ -27,7 +26,7 @@ extern "C" {
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
-/* A number within [low, high], both of which fit. CONFIG_ERROR with place and key. */
+/* A number in [low, high], which fit an int32_t; else CONFIG_ERROR with place and key. */
 static inline attn_status attn_util_option_number(const attn_option_value *value, int64_t low,
                                                   int64_t high, int32_t *to, attn_error *error)
 {
@@ -41,9 +40,9 @@ static inline attn_status attn_util_option_number(const attn_option_value *value
 
 /* ---- The plugin ------------------------------------------------------------------------------ */
 
-/* attn_plugin_entry(): `mine` with struct_size, the ABI's version and, where it says none, the
- * build filled in, as far as the caller's struct goes. INCOMPATIBLE_VERSION if the host does not
- * drive the major of these headers. */
+/* Body of attn_plugin_entry(): copies `mine` with struct_size, the ABI version and, if NULL, the
+ * build filled in, up to the caller's struct_size. INCOMPATIBLE_VERSION if the host does not
+ * support the major of these headers. */
 static inline attn_status attn_util_entry(const attn_host_info *host, const attn_plugin *mine,
                                           attn_plugin *plugin, attn_error *error)
 {
@@ -61,7 +60,7 @@ static inline attn_status attn_util_entry(const attn_host_info *host, const attn
     return ATTN_OK;
 }
 
-/* attn_plugin.describe over all of the plugin's types. INVALID_ARGUMENT past them. */
+/* Body of attn_plugin.describe for these types. INVALID_ARGUMENT beyond the last. */
 static inline attn_status attn_util_describe(const attn_backend_type *const *types, uint32_t count,
                                              uint32_t index, const attn_backend_type **type,
                                              attn_error *error)
@@ -75,7 +74,7 @@ static inline attn_status attn_util_describe(const attn_backend_type *const *typ
     return ATTN_OK;
 }
 
-/* attn_backend_ops.get_extension of a backend that has none. */
+/* attn_backend_ops.get_extension of a backend without extensions. */
 static inline const void *attn_util_no_extension(attn_instance *instance, const char *id)
 {
     (void)instance;

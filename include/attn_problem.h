@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * attn_problem.h: what a backend is asked to do, and what it answers.
+ * attn_problem.h: problems put to a backend, and its verdicts.
  *
  *   attn_layer_group   equal layers of a model, described once
  *   attn_problem       a layer group on a device, with dtypes, layout, modes and bounds
- *   attn_verdict       yes or no, all reasons for a no, notes and costs for a yes
+ *   attn_verdict       yes with notes and costs, or no with all reasons
  *
- * Positions, windows, scores and sinks mean the same in every backend; docs/ABI.md, group MEAN,
- * states each meaning once. Here i is a query's absolute position and j a key's.
+ * docs/ABI.md, group MEAN, defines positions, windows, scores and sinks. Below, i is a query's
+ * absolute position and j a key's.
  */
 #ifndef ATTN_PROBLEM_H
 #define ATTN_PROBLEM_H
@@ -20,15 +20,15 @@ extern "C" {
 
 /* ---- Modes ----------------------------------------------------------------------------------- */
 
-/* Where the rows of a batch come from. DECODE goes to forward_decode and every other mode to
- * forward_extend, except IDLE, which has no row and makes no call. Names as in SGLang's
- * ForwardMode. X(NAME, value, "name in texts") */
+/* Origin of a batch's rows. DECODE runs by forward_decode, every other mode by forward_extend; IDLE
+ * has no rows and makes no call. Names as in SGLang's ForwardMode. X(NAME, value, "name in texts")
+ */
 #define ATTN_MODE_MAP(X)                                                                           \
     X(EXTEND, 0, "extend") /* new tokens after a prefix that may be empty */                       \
-    X(DECODE, 1, "decode") /* one query for each sequence, row s; q_indptr is not read */          \
-    X(MIXED, 2, "mixed")   /* extend rows, and before or after them sequences that decode */       \
-    X(IDLE, 3, "idle")     /* nothing is called, the output is empty */                            \
-    X(TARGET_VERIFY, 4, "target_verify") /* drafted tokens of each sequence, target model */       \
+    X(DECODE, 1, "decode") /* one query per sequence, in row s; q_indptr is not read */            \
+    X(MIXED, 2, "mixed")   /* extend rows, preceded or followed by sequences that decode */        \
+    X(IDLE, 3, "idle")     /* no call; the output is empty */                                      \
+    X(TARGET_VERIFY, 4, "target_verify") /* draft tokens of each sequence, target model */         \
     X(DRAFT_EXTEND, 5, "draft_extend")   /* accepted tokens through the draft model */
 
 enum attn_mode {
@@ -49,7 +49,7 @@ enum attn_mode_bit {
 
 /* ---- Mask kinds ------------------------------------------------------------------------------ */
 
-/* Which keys a query sees, before window_left and attention_chunk narrow it.
+/* Which keys a query sees, before window_left and attention_chunk exclude some.
  * X(NAME, value, "name in texts") */
 #define ATTN_MASK_MAP(X)                                                                           \
     X(LAYER, 0, "layer") /* as the layer says: j <= i + window_right */                            \
@@ -93,7 +93,7 @@ enum attn_layer_kind {
 enum attn_attention_type {
     ATTN_TYPE_DECODER = 0,      /* self attention with a KV cache */
     ATTN_TYPE_ENCODER_ONLY = 1, /* self attention among a batch's own tokens; no cache */
-    ATTN_TYPE_CROSS = 2,        /* keys of an encoder; has no i: window, chunk, ALiBi, causal off */
+    ATTN_TYPE_CROSS = 2,        /* an encoder's keys; no i: no window, causal rule, chunk, ALiBi */
     ATTN_TYPE_COUNT = 3
 };
 
@@ -103,22 +103,22 @@ enum attn_group_flag {
     ATTN_GROUP_HAS_ALIBI = 1 << 1  /* operand ALIBI_SLOPES is given */
 };
 
-/* Granularity of quantisation scales: how many there are and what each one covers. */
+/* Granularity of quantisation scales: their number, and what each one covers. */
 enum attn_scale_granularity {
     ATTN_SCALE_NONE = 0,           /* the operand is not quantised */
-    ATTN_SCALE_PER_TENSOR = 1,     /* one */
-    ATTN_SCALE_PER_HEAD = 2,       /* one for each KV head; query heads have that of theirs */
-    ATTN_SCALE_PER_SEQ_HEAD = 3,   /* [S, kv_heads]: of the batch's sequences, padding included */
-    ATTN_SCALE_PER_TOKEN_HEAD = 4, /* of a cache alone: [slots, kv_heads], given for slots that */
-                                   /* are written, too; new tokens are read as given, never as */
-                                   /* rounded (KV-14) */
+    ATTN_SCALE_PER_TENSOR = 1,     /* one scale */
+    ATTN_SCALE_PER_HEAD = 2,       /* one per KV head; a query head uses its KV head's */
+    ATTN_SCALE_PER_SEQ_HEAD = 3,   /* [S, kv_heads], padding sequences included */
+    ATTN_SCALE_PER_TOKEN_HEAD = 4, /* caches only: [slots, kv_heads], including slots that the */
+                                   /* call writes; new tokens are read from the arguments, */
+                                   /* unrounded (KV-14) */
     ATTN_SCALE_COUNT = 5
 };
 
 /* attn_layer.flags. X(NAME, bit, "name in texts") */
 #define ATTN_LAYER_MAP(X)                                                                          \
-    X(KV_READ_ONLY, 0, "kv_read_only") /* another layer owns this one's kv_buffer: called with */  \
-                                       /* k = v = NULL, uses the owner's scales */
+    X(KV_READ_ONLY, 0, "kv_read_only") /* another layer owns kv_buffer: calls have k = v = NULL */ \
+                                       /* and use the owner's scales */
 
 enum attn_layer_flag {
 #define ATTN_LAYER_ENUM(name, bit, text) ATTN_LAYER_##name = 1 << (bit),
@@ -131,27 +131,27 @@ enum attn_layer_flag {
 typedef struct attn_layer {
     uint32_t struct_size;
     uint32_t flags;    /* ATTN_LAYER_* */
-    int32_t layer_id;  /* >= 0, unique in an instance (CAPS-11); what forward is called with */
-    int32_t kv_buffer; /* which buffer of the pool holds its KV or state; layers may share one */
+    int32_t layer_id;  /* >= 0, unique in an instance (CAPS-11); argument of forward */
+    int32_t kv_buffer; /* buffer of the pool that holds its KV or state; layers may share one */
 } attn_layer;
 
-/* Dimensions of latent attention; sizes in elements. A batch is called in one of two forms:
+/* Dimensions of latent attention; sizes in elements. A call uses one of two forms:
  *
- *   absorbed  q_nope and q_pe. All query heads read one key, c_kv | k_pe, a row of the latent
- *             cache, whose value is its c_kv: s = sm_scale * (q_nope . c_kv + q_pe . k_pe). Outputs
- *             are kv_lora_rank wide.
- *   expanded  q, k and v, head_dim = nope_dim + rope_dim. The new rows are the only keys, read as
- *             given. Earlier keys are left to other calls, merged by LSE: a chunk of the prefix is
- *             such a call, with k and v expanded by the caller, and kv_lens and kv_new_indptr
- *             saying where it lies. The latent cache is not read; with SAVE_KV c_kv and k_pe, as
- *             many rows as k, are written to it.
+ *   absorbed  Operands q_nope and q_pe. All query heads share one key, c_kv | k_pe, which is a row
+ *             of the latent cache; its value is c_kv. s = sm_scale * (q_nope . c_kv + q_pe . k_pe).
+ *             Outputs are kv_lora_rank wide.
+ *   expanded  Operands q, k and v, head_dim = nope_dim + rope_dim. Keys are the rows of k alone.
+ *             The caller attends to earlier keys in other calls and merges by LSE: for a chunk of
+ *             the prefix it expands k and v, and kv_lens and kv_new_indptr give the chunk's place.
+ *             The latent cache is not read. With SAVE_KV, c_kv and k_pe, which have as many rows
+ *             as k, are written to it.
  *
  * num_kv_heads counts the heads of k and v. */
 typedef struct attn_mla_dims {
     uint32_t struct_size;
-    int32_t kv_lora_rank; /* width of the latent, which is also the absorbed form's value; 512 */
-    int32_t rope_dim;     /* width of the position-encoded key part of all heads; 64; 0 = none */
-    int32_t nope_dim;     /* width of a head's key part without position encoding; 128 */
+    int32_t kv_lora_rank; /* width of the latent and of the absorbed form's value; e.g. 512 */
+    int32_t rope_dim;     /* width of the position-encoded key part; e.g. 64; 0 = none */
+    int32_t nope_dim;     /* width of a head's key part without position encoding; e.g. 128 */
 } attn_mla_dims;
 
 /* attn_linear_dims.family; recurrences as the named papers and their authors' code state them. */
@@ -160,7 +160,7 @@ enum attn_linear_family {
     ATTN_LINEAR_MAMBA2 = 1,     /* state space duality, arXiv 2405.21060 */
     ATTN_LINEAR_KDA = 2,        /* Kimi delta attention, arXiv 2510.26692 */
     ATTN_LINEAR_LIGHTNING = 3,  /* lightning attention, arXiv 2401.04658, 2501.08313 */
-    ATTN_LINEAR_SHORT_CONV = 4, /* causal depthwise convolution alone */
+    ATTN_LINEAR_SHORT_CONV = 4, /* causal depthwise convolution, no recurrence */
     ATTN_LINEAR_COUNT = 5
 };
 
@@ -168,8 +168,8 @@ enum attn_linear_family {
 #define ATTN_LINEAR_FLAG_MAP(X)                                                                    \
     X(QK_L2NORM, 0, "qk_l2norm") /* q and k are L2-normalised (eps 1e-6) by the backend */         \
     X(RAW_GATES, 1,                                                                                \
-      "raw_gates")      /* gates from a, b, A_log, dt_bias; else they are given computed */        \
-    X(CONV_IDENTITY, 2, /* the convolution's sums as they are; else through SiLU */                \
+      "raw_gates")      /* compute gates from a, b, A_log, dt_bias; else a, b are final gates */   \
+    X(CONV_IDENTITY, 2, /* no activation after the convolution; else SiLU */                       \
       "conv_identity")
 
 enum attn_linear_flag {
@@ -181,7 +181,7 @@ enum attn_linear_flag {
 
 /* Dimensions of a linear layer; sizes in elements.
  *
- * One recurrence holds for all families. Each v head h has a state S [K, V], read from a slot or
+ * All families share one recurrence. Each v head h has a state S [K, V], read from a slot or
  * zero; q and k are those of k head h / (num_v_heads / num_k_heads). For each token
  *
  *   S <- diag(e^g) S;  u = beta (v - S'k) (gdn, kda), beta v (others);  S <- S + k u'
@@ -195,12 +195,12 @@ enum attn_linear_flag {
  *              dt = softplus(a + dt_bias), clamped to dt_min..dt_max
  *   lightning  A_log itself                           1           q, k, v
  *
- * if RAW_GATES is set; else a is g (fp32) and b is beta (fp32). Lightning attention has neither,
- * and always A_log. QK_L2NORM: q and k become x / sqrt(sum x^2 + 1e-6). Before all that, with
- * conv_width W, channel c of token t becomes silu(bias[c] + sum_w weight[c][w] x[c][t - W + 1 +
- * w]); inputs before the sequence's first are those of its convolution state, or 0. Family
- * short_conv is that alone: out is its channels, num_v_heads x head_v_dim of them; num_k_heads and
- * head_k_dim are 0.
+ * if RAW_GATES is set; else a is g (fp32) and b is beta (fp32). Lightning attention has neither a
+ * nor b, and always A_log. QK_L2NORM: q and k become x / sqrt(sum x^2 + 1e-6). The convolution
+ * comes first: with conv_width W, channel c of token t becomes silu(bias[c] + sum_w weight[c][w]
+ * x[c][t - W + 1 + w]); inputs before the sequence's first token come from its convolution state,
+ * or are 0. Family short_conv has only the convolution: out is its num_v_heads x head_v_dim
+ * channels; num_k_heads and head_k_dim are 0.
  */
 typedef struct attn_linear_dims {
     uint32_t struct_size;
@@ -220,8 +220,8 @@ typedef struct attn_linear_dims {
     float lower_bound;      /* KDA: of the log decay; 0 = the softplus form */
 } attn_linear_dims;
 
-/* attn_sparse_dims.index_kind: what one entry of operand SPARSE_INDICES selects: a slot, or a block
- * of the sequence's keys by its number. -1 selects nothing. */
+/* attn_sparse_dims.index_kind: meaning of an entry of operand SPARSE_INDICES: a slot, or the number
+ * of a block of the sequence's keys. -1 selects nothing. */
 enum attn_sparse_index_kind {
     ATTN_SPARSE_TOKEN = 0,    /* one key, for all heads of a query */
     ATTN_SPARSE_BLOCK = 1,    /* block_size keys, for all heads of a query */
@@ -229,42 +229,43 @@ enum attn_sparse_index_kind {
     ATTN_SPARSE_COUNT = 3
 };
 
-/* A layer that attends to a chosen subset of the cache: per-head keys and values, or, with `mla`,
- * latents, always in the absorbed form.
+/* A layer that attends to a chosen subset of the cache. The cache holds per-head keys and values
+ * or, with `mla`, latents, which are read in the absorbed form.
  *
- * A layer with an indexer (index_heads > 0; ATTN_SPARSE_TOKEN, `mla`) can choose for itself, as
- * DeepSeek sparse attention does (DeepSeek-V3.2, arXiv 2512.02556). Besides its latent each key j
- * has a label k[j], a row of the label cache, and
+ * A layer with an indexer (index_heads > 0; ATTN_SPARSE_TOKEN, `mla`) can choose the keys itself,
+ * as DeepSeek sparse attention does (DeepSeek-V3.2, arXiv 2512.02556). Each key j has a label k[j],
+ * a row of the label cache, in addition to its latent, and
  *
  *   logit(t, j) = sum_h w[t, h] * max(0, q[t, h] . k[j])          h < index_heads
  *
- * with q of INDEX_Q and w of INDEX_WEIGHTS. Row t chooses, of the keys that it sees by window,
- * causal rule, chunk and mask, the min(top_k, all of them) that have the largest logits; which of
- * equal ones is free. Which steps of that a call takes is said by its operands (attn_batch.h).
+ * with q of INDEX_Q and w of INDEX_WEIGHTS. Of the n keys that row t sees (window, causal rule,
+ * chunk, mask) it chooses the min(top_k, n) with the largest logits; ties may be broken either way.
+ * The operands of a call determine which of these steps it runs (attn_batch.h).
  *
- * The label cache has the slots of the layer's KV group. In ATTN_FP8_E4M3 it is a tensor of bytes
- * whose pages are page_size rows of label_dim codes, then page_size scales in fp32 (the layout of
- * DeepGEMM, vLLM and SGLang; 132 bytes a token where label_dim is 128): k[j] = code * scale. A
- * writer's scale is max(1e-4, the largest finite magnitude) / 448 in fp32, codes as in KV-04 of
- * docs/ABI.md. In other dtypes it is [pages, page_size, label_dim], without scales. */
+ * The label cache has the slots of the layer's KV group. With label_dtype ATTN_FP8_E4M3 it is a
+ * tensor of bytes; a page holds page_size rows of label_dim fp8 values, then page_size scales in
+ * fp32 (the layout of DeepGEMM, vLLM and SGLang; 132 bytes per token at label_dim 128): k[j] =
+ * value * scale. A writer uses the scale max(1e-4, the largest finite magnitude) / 448 in fp32 and
+ * rounds values as KV-04 of docs/ABI.md says. With other dtypes it is [pages, page_size,
+ * label_dim], without scales. */
 typedef struct attn_sparse_dims {
     uint32_t struct_size;
     uint32_t index_kind;    /* ATTN_SPARSE_* */
-    int32_t top_k;          /* indices for each query (and head, if per head) */
+    int32_t top_k;          /* indices per query (and per KV head, if PER_HEAD) */
     int32_t block_size;     /* keys for each index; 1 for ATTN_SPARSE_TOKEN */
-    int32_t label_dim;      /* elements of a label and of a head of INDEX_Q, a multiple of 4 in */
-                            /* e4m3; 0 = no label cache */
+    int32_t label_dim;      /* elements of a label, and of a head of INDEX_Q; a multiple of 4 */
+                            /* for e4m3; 0 = no label cache */
     attn_dtype label_dtype; /* of the label cache; ATTN_DTYPE_NONE = none */
     int32_t index_heads;    /* heads of INDEX_Q; 0 = no indexer, the engine chooses */
     attn_dtype index_dtype; /* of INDEX_Q, which has no scale; ATTN_DTYPE_NONE = no indexer */
 } attn_sparse_dims;
 
-/* Layers that differ only in their ids and buffers. A model is a list of groups, given at
- * create, so that one batch can have several plans (window and global, self and cross).
+/* Layers that differ only in their ids and buffers. A model is a list of groups, passed to create,
+ * so that one batch can have several plans (window and global, self and cross).
  *
  * Key j is seen by query i iff i - window_left <= j <= i + window_right, -1 = no limit on that
- * side; causal is window_right = 0. (A model's sliding_window W counts the query: window_left =
- * W - 1.) With attention_chunk c > 0 also floor(j / c) == floor(i / c) and j <= i.
+ * side; causal is window_right = 0. (A model's sliding_window W counts the query, so window_left is
+ * W-1.) With attention_chunk c > 0 it must also hold that floor(j / c) == floor(i / c) and j <= i.
  * Score: s = sm_scale * q.k - slope[h] * |i - j|, then c * tanh(s / c) for logit_cap c > 0, then
  * the mask; a sink is one more logit in the denominator, neither scaled nor capped. */
 typedef struct attn_layer_group {
@@ -274,9 +275,8 @@ typedef struct attn_layer_group {
     uint32_t flags;          /* ATTN_GROUP_* */
     int32_t kv_group;        /* index into attn_batch.kv_groups; -1 = no cache */
     int32_t state_group;     /* index into attn_batch.state_groups; -1 = no state */
-    int32_t num_q_heads;     /* query heads of this rank; a multiple of num_kv_heads. LINEAR: */
-                             /* heads and dimensions are those of `linear`, these are 0 or */
-                             /* anything */
+    int32_t num_q_heads;     /* query heads of this rank; a multiple of num_kv_heads. LINEAR */
+                             /* takes heads and dimensions from `linear` and ignores those here */
     int32_t num_kv_heads;    /* query head h reads KV head h / (num_q_heads / num_kv_heads) */
     int32_t head_dim;        /* elements of q and k in one head */
     int32_t v_head_dim;      /* elements of v and of the output in one head */
@@ -286,9 +286,9 @@ typedef struct attn_layer_group {
     float sm_scale;          /* factor of q.k, finite */
     float logit_cap;         /* 0 = off, else > 0 */
     uint32_t kv_scale_granularity; /* ATTN_SCALE_*; NONE iff the KV dtype needs no scale, or the */
-                                   /* layout has its own; a latent has no heads: PER_TENSOR */
-    uint32_t input_scale_granularity; /* ATTN_SCALE_* of q and of new k, v, as far as they are */
-                                      /* fp8; NONE iff none of them is (MEAN-22) */
+                                   /* layout has its own; latents, without heads: PER_TENSOR */
+    uint32_t input_scale_granularity; /* ATTN_SCALE_* of those of q and new k, v that are fp8; */
+                                      /* NONE iff none of them is (MEAN-22) */
     uint32_t num_layers;              /* >= 1 */
     const attn_layer *layers;         /* array; walk with attn_at() */
     const attn_mla_dims *mla;         /* NULL unless kind is MLA (or SPARSE over a latent cache) */
@@ -298,7 +298,7 @@ typedef struct attn_layer_group {
 
 /* ---- Devices --------------------------------------------------------------------------------- */
 
-/* attn_device.cpu_isa: what the processor and the operating system allow. */
+/* attn_device.cpu_isa: extensions that both processor and operating system support. */
 enum attn_cpu_isa {
     ATTN_CPU_AVX2 = 1 << 0,   /* with FMA and F16C */
     ATTN_CPU_AVX512 = 1 << 1, /* F, BW, DQ, VL */
@@ -308,7 +308,7 @@ enum attn_cpu_isa {
     ATTN_CPU_SVE = 1 << 5
 };
 
-/* The device a problem is to be solved on. It may be a simulated one (`platform.simulate`). */
+/* The device that runs a problem. It may be simulated (`platform.simulate`). */
 typedef struct attn_device {
     uint32_t struct_size;
     int32_t type;            /* ATTN_DEVICE_* */
@@ -324,11 +324,11 @@ typedef struct attn_device {
 
 /* ---- Layout ids ------------------------------------------------------------------------------ */
 
-/* Public, versioned, one shape each; outer strides are free, the innermost is 1. Two backends share
- * a buffer only if their ids are equal. Keys are stored after position encoding. A vendor's own
- * layout is called "vendor.name/rev" (docs/ABI.md, PRIV-04; attn_layouts). */
-#define ATTN_LAYOUT_KV_NHD     "kv.nhd/1"     /* K, V apart: [pages, page_size, kv_heads, dim] */
-#define ATTN_LAYOUT_KV_HND     "kv.hnd/1"     /* K, V apart: [pages, kv_heads, page_size, dim] */
+/* Public and versioned; each id names one shape. Outer strides are free, the innermost is 1. Two
+ * backends share a buffer only if their ids are equal. Keys are stored after position encoding. A
+ * vendor's own layout is named "vendor.name/rev" (docs/ABI.md, PRIV-04; attn_layouts). */
+#define ATTN_LAYOUT_KV_NHD     "kv.nhd/1"     /* K, V separate: [pages, page_size, kv_heads, dim] */
+#define ATTN_LAYOUT_KV_HND     "kv.hnd/1"     /* K, V separate: [pages, kv_heads, page_size, dim] */
 #define ATTN_LAYOUT_MLA_LATENT "mla.latent/1" /* [pages, page_size, kv_lora_rank + rope_dim] */
 #define ATTN_LAYOUT_MLA_LATENT_FP8                                                                 \
     "mla.latent_fp8/1" /* [pages, page_size, 656] uint8: docs/ABI.md, KV-11 */
@@ -338,15 +338,15 @@ typedef struct attn_device {
 
 /* ---- Where operands lie ---------------------------------------------------------------------- */
 
-/* attn_problem.kv_strides: what an engine promises of the strides of K_CACHE and V_CACHE. */
+/* attn_problem.kv_strides: what an engine guarantees about the strides of K_CACHE and V_CACHE. */
 enum attn_kv_strides {
-    ATTN_KV_STRIDES_ANY = 0,   /* each has its own */
-    ATTN_KV_STRIDES_EQUAL = 1, /* the same ones, in elements; V may be narrower than K, or wider */
+    ATTN_KV_STRIDES_ANY = 0,   /* independent */
+    ATTN_KV_STRIDES_EQUAL = 1, /* equal, in elements; V may be narrower or wider than K */
     ATTN_KV_STRIDES_COUNT = 2
 };
 
-/* Bytes to which each operand is aligned whatever the problem says: to its elements, and where
- * kernels load vectors, on CUDA and ROCm, to 16. [any-thread] */
+/* Alignment in bytes that every operand has, whatever the problem says: its element size, and at
+ * least 16 on CUDA and ROCm, where kernels load vectors. [any-thread] */
 static inline uint32_t attn_guaranteed_alignment(int32_t device_type, attn_dtype dtype)
 {
     uint32_t size = attn_dtype_size(dtype);
@@ -367,7 +367,7 @@ static inline uint32_t attn_guaranteed_alignment(int32_t device_type, attn_dtype
     X(OMIT_SINK, 5, "omit_sink")         /* calls with OMIT_SINK */                                \
     X(DECODES_FIRST, 6, "decodes_first") /* MIXED batches whose first sequences decode */          \
     X(DECODE_DRAFTS, 7, "decode_drafts") /* MIXED batches whose decode_q_len is above 1 */         \
-    X(SHARED_NEW_KV, 8, "shared_new_kv") /* new keys that other sequences of the batch read, too */
+    X(SHARED_NEW_KV, 8, "shared_new_kv") /* new keys that other sequences of the batch read too */
 
 enum attn_uses {
 #define ATTN_USES_ENUM(name, bit, text) ATTN_USES_##name = 1 << (bit),
@@ -380,19 +380,19 @@ enum attn_uses {
 enum attn_mla_form {
     ATTN_MLA_ABSORBED =
         0,                /* q_nope is multiplied by W_UK; keys = latent and rope, value = latent */
-    ATTN_MLA_EXPANDED = 1 /* K and V given expanded per head; ordinary attention */
+    ATTN_MLA_EXPANDED = 1 /* K and V are expanded per head; ordinary attention */
 };
 
 /* Can a forward be captured into a graph? Each level includes the ones below it. */
 enum attn_graph_level {
     ATTN_GRAPH_NEVER = 0,
-    ATTN_GRAPH_SINGLE_TOKEN = 1, /* batches of one query for each sequence */
-    ATTN_GRAPH_UNIFORM = 2,      /* batches of equally many queries for each sequence */
+    ATTN_GRAPH_SINGLE_TOKEN = 1, /* batches with one query per sequence */
+    ATTN_GRAPH_UNIFORM = 2,      /* batches with the same number of queries per sequence */
     ATTN_GRAPH_ALWAYS = 3,       /* any batch within the bounds */
     ATTN_GRAPH_COUNT = 4
 };
 
-/* The largest batch that metadata is made for. 0 = not known yet (query only). */
+/* The largest batch that metadata can hold. 0 = not known yet (query only). */
 typedef struct attn_bounds {
     uint32_t struct_size;
     uint32_t modes;      /* ATTN_MODE_BIT set */
@@ -402,14 +402,14 @@ typedef struct attn_bounds {
     int32_t max_tokens;  /* query rows of a batch */
     int32_t max_q_len;   /* queries of one sequence */
     int32_t max_kv_len;  /* keys of one sequence, in any KV group */
-    int32_t max_sms;     /* CUDA: multiprocessors that launches may count on; 0 = all there are. */
-                         /* Fewer where others are busy (overlap) or not ours (green contexts) */
+    int32_t max_sms;     /* CUDA: multiprocessors available to launches; 0 = all. Fewer where */
+                         /* other work overlaps, or in a green context */
     int32_t max_prefix_levels; /* with ATTN_USES_SHARED_PREFIX: levels of batch.shared_prefix; */
                                /* 0 = 1 */
     int64_t max_kv_tokens; /* keys of a batch in one KV group, each sequence rounded up to pages */
 } attn_bounds;
 
-/* All that a backend needs to decide whether it can serve a layer group. */
+/* Everything that a backend needs to decide whether it can serve a layer group. */
 typedef struct attn_problem {
     uint32_t struct_size;
     uint32_t graph_level; /* ATTN_GRAPH_* wanted */
@@ -419,23 +419,23 @@ typedef struct attn_problem {
     const char *kv_layout;    /* layout id of the KV cache; NULL if the group has none */
     const char *state_layout; /* layout id of the state; NULL: none, or a short convolution's */
     attn_dtype q_dtype;       /* of q; for linear layers of mixed_qkv */
-    attn_dtype new_kv_dtype;  /* of new k, v (KV-16); ATTN_DTYPE_NONE = q_dtype */
-    attn_dtype kv_dtype;      /* of the KV cache; = q_dtype where there is none */
+    attn_dtype new_kv_dtype;  /* of new k and v (KV-16); ATTN_DTYPE_NONE = q_dtype */
+    attn_dtype kv_dtype;      /* of the KV cache; = q_dtype without a cache */
     attn_dtype out_dtype;     /* of the output, with a scale if fp8; the LSE is always fp32 */
-    int32_t page_size;        /* tokens of a page, >= 1; 0 where there is no cache */
-    uint32_t need_notes;      /* those of ATTN_NOTE_PROMISES that are wanted */
+    int32_t page_size;        /* tokens per page, >= 1; 0 without a cache */
+    uint32_t need_notes;      /* required notes, of those in ATTN_NOTE_PROMISES */
     uint32_t mla_expanded;    /* ATTN_MODE_BIT set of the modes called in the expanded form */
-    int32_t tp_rank;          /* information only: heads are already this rank's */
+    int32_t tp_rank;          /* information only: head counts are this rank's */
     int32_t tp_size;          /* >= 1 */
     uint32_t min_alignment;   /* bytes, a power of two, to which the engine aligns all operands, */
-                              /* beyond attn_guaranteed_alignment(); 0 = no further */
-    uint32_t kv_strides;      /* ATTN_KV_STRIDES_* that the engine promises */
+                              /* if above attn_guaranteed_alignment(); 0 = no more than that */
+    uint32_t kv_strides;      /* ATTN_KV_STRIDES_* that the engine guarantees */
     uint32_t num_features;    /* required features */
     const char *const *features; /* ids "attn.<name>/<rev>", and names "vendor.name" of private */
                                  /* operands that calls bring; an unknown one means unsupported */
 } attn_problem;
 
-/* The dtype of new k, v: new_kv_dtype, or what NONE there stands for. [any-thread] */
+/* The dtype of new k and v: new_kv_dtype, or q_dtype if that is NONE. [any-thread] */
 static inline attn_dtype attn_new_kv_dtype(const attn_problem *problem)
 {
     return problem->new_kv_dtype != ATTN_DTYPE_NONE ? problem->new_kv_dtype : problem->q_dtype;
@@ -443,7 +443,7 @@ static inline attn_dtype attn_new_kv_dtype(const attn_problem *problem)
 
 /* ---- Verdict --------------------------------------------------------------------------------- */
 
-/* What to know about a supported problem. X(NAME, bit, "name in texts") */
+/* Properties of a supported problem. X(NAME, bit, "name in texts") */
 #define ATTN_NOTE_MAP(X)                                                                           \
     X(DETERMINISTIC, 0, "deterministic")         /* equal batches give equal bits */               \
     X(BATCH_INVARIANT, 1, "batch_invariant")     /* other sequences of a batch change no bit */    \
@@ -453,7 +453,7 @@ static inline attn_dtype attn_new_kv_dtype(const attn_problem *problem)
     X(COOPERATIVE_LAUNCH, 5, "cooperative_launch")                                                 \
     X(DEPENDENT_LAUNCH, 6, "dependent_launch") /* programmatic dependent launch */                 \
     X(SM_BUDGET, 7, "sm_budget")               /* launches keep to max_sms of the bounds */        \
-    X(CUT_INVARIANT, 8, "cut_invariant")       /* where sequences are cut changes no bit */
+    X(CUT_INVARIANT, 8, "cut_invariant")       /* where a prompt is cut changes no bit */
 
 enum attn_note {
 #define ATTN_NOTE_ENUM(name, bit, text) ATTN_NOTE_##name = 1 << (bit),
@@ -461,20 +461,20 @@ enum attn_note {
 #undef ATTN_NOTE_ENUM
         ATTN_NOTE_ALL = (1 << 9) - 1,
 
-    /* Those that promise something: a problem may need them, and a backend over others has one only
-     * if each of the others has it. The rest warn: one that has it is enough. */
+    /* Notes that are promises: a problem may require them, and a composite has one only if all its
+     * children have it. The other notes are warnings: a composite has one if any child has it. */
     ATTN_NOTE_PROMISES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT |
                          ATTN_NOTE_CUT_INVARIANT | ATTN_NOTE_SM_BUDGET
 };
 
-/* Host arrays of a batch that a backend may need to plan with; bits of a mask, named as in
+/* Host arrays of a batch that a backend may need for planning; bits of a mask, named as in
  * attn_batch.h. X(NAME, bit, "name in texts") */
 #define ATTN_HOST_MAP(X)                                                                           \
     X(SEQ_LENS, 0, "seq_lens")                                                                     \
     X(PREFIX_LENS, 1, "prefix_lens")     /* not in DECODE */                                       \
     X(Q_INDPTR, 2, "q_indptr")           /* not in DECODE */                                       \
-    X(KV_LENS, 3, "kv_lens")             /* this and the rest: where the array is on the device */ \
-    X(KV_NEW_INDPTR, 4, "kv_new_indptr") /* is, in each KV group that the layers read */           \
+    X(KV_LENS, 3, "kv_lens")             /* from here on: only where the device array is */        \
+    X(KV_NEW_INDPTR, 4, "kv_new_indptr") /* present, in each KV group that the layers read */      \
     X(KV_INDPTR, 5, "kv_indptr")                                                                   \
     X(LAST_PAGE_LEN, 6, "last_page_len")                                                           \
     X(MASK_INDPTR, 7, "mask.indptr")
@@ -610,25 +610,24 @@ enum attn_field {
 
 /* One reason of a refusal, for people and for programs: "head_dim 192: accepted 64, 128, 256".
  *
- * `got` and `accepted` are NUL-terminated text, cut to fit. `accepted` is a list separated by ", ",
- * each item a number ("64"), a range ("16..256"), a stepped range ("16..256/16"), or a word
- * ("bf16", "absent"); "nothing" if no value of this field would do. Of a field that is a set
- * (modes, mask_kinds, uses, need_notes, mla_expanded, linear.flags, flags of layers) it is the
- * words of the members that there may be ("lse, unsaved_kv"), "empty" if there may be none. Setting
- * every named field to an accepted value makes the problem supported; leaving out any one of them
- * does not. For COMBINATION `field` is what would have to change and `with_field` what it conflicts
- * with. */
+ * `got` and `accepted` are NUL-terminated text, truncated to fit. `accepted` is a list separated by
+ * ", ". An item is a number ("64"), a range ("16..256"), a stepped range ("16..256/16"), or a word
+ * ("bf16", "absent"); "nothing" if no value of this field is accepted. For a set (modes,
+ * mask_kinds, uses, need_notes, mla_expanded, linear.flags, flags of layers) it lists the allowed
+ * members ("lse, unsaved_kv"), "empty" if none is allowed. Setting every named field to an accepted
+ * value makes the problem supported; leaving any of them unchanged does not. For COMBINATION,
+ * `field` is the field to change and `with_field` the one it conflicts with. */
 typedef struct attn_reason {
     uint32_t struct_size;
     uint32_t code;       /* ATTN_REASON_* */
     uint32_t field;      /* ATTN_FIELD_* */
     uint32_t with_field; /* ATTN_FIELD_* of a COMBINATION, else 0 */
-    char child[32];      /* CHILD_REJECTED, reasons passed on: the child's name; else "" */
+    char child[32];      /* CHILD_REJECTED and forwarded reasons: the child's name; else "" */
     char got[64];
     char accepted[160];
 } attn_reason;
 
-/* What query answers. The caller owns the struct and the array of reasons.
+/* The answer of query. The caller owns the struct and the array of reasons.
  *
  * `num_reasons` counts all reasons and may exceed `reasons_capacity`; only the first
  * reasons_capacity are written, in the order in which a person should read them. */
@@ -638,18 +637,18 @@ typedef struct attn_verdict {
     uint32_t num_reasons;      /* out */
     uint32_t reasons_capacity; /* in: elements of `reasons` */
     attn_reason *reasons;      /* in: array, struct_size set in each; NULL if capacity is 0 */
-    /* The rest is defined only when supported. */
-    uint32_t graph_level;              /* ATTN_GRAPH_*: the highest that holds */
+    /* The members below are defined only if supported. */
+    uint32_t graph_level;              /* ATTN_GRAPH_*: the highest level supported */
     uint32_t notes;                    /* ATTN_NOTE_* */
     uint32_t reads_new_kv_unquantised; /* ATTN_MODE_BIT set: modes in which new tokens are read */
                                        /* from the arguments, not as rounded into the cache */
-    int32_t graph_seq_len_fill;        /* seq_len of padding rows in a graph: 0 or 1 */
-    uint32_t host_arrays;              /* ATTN_HOST_* set: host arrays that a batch must have for */
-                                       /* these layers */
+    int32_t graph_seq_len_fill;        /* seq_len of padding sequences in a graph: 0 or 1 */
+    uint32_t host_arrays;              /* ATTN_HOST_* set: host arrays that these layers need in */
+                                       /* every batch */
     uint32_t reserved;                 /* 0 */
     double cost_hint;                  /* relative time of a forward, 1 = typical; 0 = no opinion */
-    uint64_t device_bytes;             /* upper bounds of all metadata regions together, within */
-    uint64_t pinned_bytes;             /* the problem's bounds; 0 if the bounds are not known */
+    uint64_t device_bytes; /* upper bound for all metadata regions, within the problem's */
+    uint64_t pinned_bytes; /* bounds; 0 if these are not known */
     uint64_t host_bytes;
 } attn_verdict;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * attn_services.h: what the host does for a plugin, and the options it parses for it.
+ * attn_services.h: functions that the host offers to a plugin, and the options it parses for it.
  */
 #ifndef ATTN_SERVICES_H
 #define ATTN_SERVICES_H
@@ -12,12 +12,12 @@
 extern "C" {
 #endif
 
-typedef struct attn_instance attn_instance;         /* a plugin's own, opaque to the host */
+typedef struct attn_instance attn_instance;         /* defined by the plugin, opaque to the host */
 typedef struct attn_backend_type attn_backend_type; /* attn_backend.h */
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
-/* Types of options; how the host parses the ini's text. */
+/* Types of options: how the host parses the ini's text, and which member holds the value. */
 enum attn_option_type {
     ATTN_OPTION_BOOL = 0,        /* yes/no, true/false, on/off, 1/0 -> integer 1 or 0 */
     ATTN_OPTION_INT = 1,         /* decimal -> integer */
@@ -44,8 +44,8 @@ typedef struct attn_option {
     uint32_t flags;               /* ATTN_OPTION_REQUIRED ... */
     uint32_t num_choices;         /* ENUM: elements of `choices`; else 0 */
     const char *key;              /* [a-z][a-z0-9_]*, unique in the type */
-    const char *default_text;     /* as it would stand in the ini; NULL iff REQUIRED, or REPEATED */
-                                  /* with nothing by default */
+    const char *default_text;     /* as written in an ini; NULL iff REQUIRED, or REPEATED and */
+                                  /* empty by default */
     double min, max;              /* INT, FLOAT, SIZE: inclusive range; min > max = no range */
     const char *const *choices;   /* ENUM; else NULL */
     const char *unit;             /* "tokens", "bytes" ...; NULL = none */
@@ -60,12 +60,13 @@ typedef struct attn_option_value {
     const char *key;   /* the declaration's key, never the alias */
     int64_t integer;   /* BOOL, INT, SIZE, ENUM (index) */
     double real;       /* FLOAT */
-    const char *text;  /* as given; made absolute for PATH; never NULL */
+    const char *text;  /* as given; absolute for PATH; never NULL */
     const char *place; /* "file:line", or "default": for messages; never NULL */
 } attn_option_value;
 
-/* All values of a backend: each declared option, by default or as given; a REPEATED one as often as
- * it was given, in order. NULL where options are expected means all defaults. */
+/* All values of a backend: each declared option, as given or its default; a REPEATED option has one
+ * value for each time it was given, in order. NULL where options are expected means all defaults.
+ */
 typedef struct attn_options {
     uint32_t struct_size;
     uint32_t num_values;
@@ -82,7 +83,7 @@ enum attn_log_level {
     ATTN_LOG_DEBUG = 3
 };
 
-/* Where memory lies. */
+/* Memory spaces. */
 enum attn_memory_space {
     ATTN_SPACE_DEVICE = 0, /* the instance's device; host memory on the CPU */
     ATTN_SPACE_PINNED = 1, /* host memory the device can copy from without staging */
@@ -94,8 +95,8 @@ enum attn_memory_space {
  * run at once. A status other than ATTN_OK stops tasks that have not begun. */
 typedef attn_status (*attn_task)(void *arg, int64_t task, uint32_t worker);
 
-/* A child made by child_create. `type` is the table to call it through: the child's own, or that of
- * a wrapper which the host put in front of it. */
+/* A child made by child_create. Call it through `type`, which is the child's own table or that of a
+ * wrapper which the host put around it. */
 typedef struct attn_child {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
@@ -103,15 +104,15 @@ typedef struct attn_child {
     attn_instance *instance; /* the caller's to destroy, through type->ops->destroy */
 } attn_child;
 
-/* What a plugin may ask of the host. Services live as long as the instance they were given to;
- * those given to init, until fini. Each call takes `ctx` first. A slot may be NULL where its
- * comment says so. */
+/* Functions of the host. Services live as long as the instance they were passed to; those passed to
+ * init live until fini. Each function takes `ctx` first. A slot may be NULL only where its comment
+ * says so. */
 typedef struct attn_services {
     uint32_t struct_size;
-    uint32_t num_workers; /* threads that parallel_for uses at most, >= 1; constant */
+    uint32_t num_workers; /* most threads that parallel_for uses, >= 1; constant */
     void *ctx;
 
-    /* Say something to the user. `message` is UTF-8 without a newline, copied. Never NULL.
+    /* Print a message to the user. `message` is UTF-8 without a newline, copied. Never NULL.
      * [any-thread] */
     void (*log)(void *ctx, uint32_t level, const char *message);
 
@@ -119,25 +120,25 @@ typedef struct attn_services {
     uint64_t (*trace_begin)(void *ctx, const char *name);
     void (*trace_end)(void *ctx, uint64_t span);
 
-    /* Memory for what create sets up; never called in forward. NULL when exhausted; `release`
-     * accepts NULL. Alignment is a power of two. Never NULL. [instance-thread & !capturing] */
+    /* Memory of an instance; never called in forward. Returns NULL when exhausted; `release`
+     * accepts NULL. `alignment` is a power of two. Never NULL. [instance-thread & !capturing] */
     void *(*allocate)(void *ctx, uint32_t space, uint64_t size, uint64_t alignment);
     void (*release)(void *ctx, uint32_t space, void *memory);
 
-    /* Run task(arg, 0 .. num_tasks - 1, worker) on the host's pool and wait. The pool is shared by
-     * all CPU plugins. Not nestable: BAD_STATE from within a task. The first error wins and is
-     * returned. May be called in forward. Never NULL. [instance-thread] */
+    /* Run task(arg, 0 .. num_tasks - 1, worker) on the host's pool and wait. All CPU plugins share
+     * the pool. Not nestable: BAD_STATE from within a task. Returns the first error. May be called
+     * in forward. Never NULL. [instance-thread] */
     attn_status (*parallel_for)(void *ctx, int64_t num_tasks, attn_task task, void *arg);
 
-    /* What query would answer for the child that the backend-ref value `name` stands for. The
-     * message of an error begins with the child's name, here and in child_create.
-     * NULL unless the type declares a BACKEND_REF option. [any-thread] */
+    /* Query the child that the BACKEND_REF value `name` refers to. Error messages of this function
+     * and of child_create begin with the child's name. NULL unless the type declares a BACKEND_REF
+     * option. [any-thread] */
     attn_status (*child_query)(void *ctx, const char *name, const attn_problem *problem,
                                attn_verdict *verdict, attn_error *error);
 
     /* Make that child for `num_problems` layer groups (array; walk with attn_at()). On success the
-     * caller owns *child and must destroy it before it is destroyed itself. NULL unless the type
-     * declares a BACKEND_REF option. [instance-thread & !capturing] */
+     * caller owns *child and must destroy it before its own instance is destroyed. NULL unless the
+     * type declares a BACKEND_REF option. [instance-thread & !capturing] */
     attn_status (*child_create)(void *ctx, const char *name, const attn_problem *problems,
                                 uint32_t num_problems, attn_child *child, attn_error *error);
 

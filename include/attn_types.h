@@ -2,12 +2,12 @@
  *
  * attn_types.h: status codes, errors, data types, devices and tensors.
  *
- * The vocabulary of every other ABI header. Nothing here needs linking; the few inline helpers at
- * the end serve both sides.
+ * Every other ABI header uses these types. Nothing here needs linking; both sides use the inline
+ * helpers at the end.
  *
- * Rules that hold for every struct of the ABI (docs/ABI.md, group STRUCT):
- *   - the first member is `struct_size`: the side that allocates the struct sets it to its own
- *     sizeof, and the other side reads and writes no byte at or beyond it;
+ * Rules that hold for every struct of the ABI (docs/ABI.md, group STRUCT): - the first member is
+ * `struct_size`: the side that allocates the struct sets it to its own sizeof, and the other side
+ * accesses no byte at or beyond it;
  *   - members are only ever appended; zero in an appended member means the behaviour before it
  *     existed;
  *   - integers have a fixed width, padding is explicit, there is no bool, enum, long or bit-field;
@@ -32,24 +32,24 @@ extern "C" {
 
 /* ---- Version --------------------------------------------------------------------------------- */
 
-/* Until 1.0 is declared the ABI may still change; CHANGELOG.md names each change. Each 0.x is a
- * version of its own, and a host takes plugins of no other. */
+/* The ABI may change until 1.0; CHANGELOG.md lists each change. A host accepts only plugins of its
+ * own 0.x. */
 #define ATTN_ABI_MAJOR 0u
 #define ATTN_ABI_MINOR 2u
 
 /* ---- Status ---------------------------------------------------------------------------------- */
 
-/* Coarse, stable result codes: ATTN_OK, or what went wrong. Negative values are the host's own and
- * never cross the ABI; values not listed are treated as ATTN_INTERNAL. */
+/* Coarse, stable result codes. Negative values are internal to the host and never cross the ABI; a
+ * value not listed is treated as ATTN_INTERNAL. */
 typedef int32_t attn_status;
 
 /* X(name, value, meaning) */
 #define ATTN_STATUS_MAP(X)                                                                         \
     X(OK, 0, "success")                                                                            \
     X(INVALID_ARGUMENT, 1, "an argument is missing, malformed or inconsistent")                    \
-    X(UNSUPPORTED, 2, "well formed, but not what this backend can do")                             \
-    X(INCOMPATIBLE_VERSION, 3, "no ABI major that both sides speak")                               \
-    X(BAD_STATE, 4, "called in a state that does not allow it")                                    \
+    X(UNSUPPORTED, 2, "well formed, but not supported by this backend")                            \
+    X(INCOMPATIBLE_VERSION, 3, "no ABI major that both sides support")                             \
+    X(BAD_STATE, 4, "the current state does not allow this call")                                  \
     X(OUT_OF_HOST_MEMORY, 5, "host memory is exhausted")                                           \
     X(OUT_OF_DEVICE_MEMORY, 6, "device memory is exhausted")                                       \
     X(BUFFER_TOO_SMALL, 7, "a caller's buffer is too small; attn_error.needed holds the size")     \
@@ -58,7 +58,7 @@ typedef int32_t attn_status;
     X(DEPENDENCY_MISSING, 10, "a driver, library, kernel or device generation is missing")         \
     X(CHILD_FAILED, 11, "a child backend failed; the message names it")                            \
     X(DEVICE_LOST, 12, "the device or its context is beyond repair; nothing on it can be used")    \
-    X(TIMEOUT, 13, "a bound on waiting was reached")                                               \
+    X(TIMEOUT, 13, "a time limit was reached")                                                     \
     X(INTERNAL, 14, "a defect of the callee")
 
 enum attn_status_code {
@@ -68,11 +68,11 @@ enum attn_status_code {
         ATTN_STATUS_COUNT = 15
 };
 
-/* Where a callee writes why it failed. The caller owns the struct and the text buffer.
+/* Receives the reason of a failure. The caller owns the struct and the text buffer.
  *
- * A callee that fails sets `code` to what it returns and writes a NUL-terminated UTF-8 message,
+ * A callee that fails sets `code` to its return value and writes a NUL-terminated UTF-8 message,
  * truncated to `capacity` bytes at a character boundary; with capacity 0 or message NULL it writes
- * no text. On success the struct is left alone. Every function that takes an attn_error accepts
+ * no text. On success it does not touch the struct. Every function that takes an attn_error accepts
  * NULL. */
 typedef struct attn_error {
     uint32_t struct_size;
@@ -80,7 +80,7 @@ typedef struct attn_error {
     uint32_t field;    /* ATTN_FIELD_* of the offending field, 0 = none (attn_problem.h) */
     uint32_t capacity; /* bytes of `message`, the NUL included */
     char *message;     /* caller's; NULL = no text wanted */
-    uint64_t needed;   /* with BUFFER_TOO_SMALL: bytes that would have been enough */
+    uint64_t needed;   /* with BUFFER_TOO_SMALL: bytes required */
 } attn_error;
 
 /* ---- Data types ------------------------------------------------------------------------------ */
@@ -91,8 +91,8 @@ typedef uint32_t attn_dtype;
 
 #define ATTN_DTYPE(code, bits) ((attn_dtype)(code) | (attn_dtype)(bits) << 8 | (attn_dtype)1u << 16)
 
-/* Each is its ATTN_DTYPE(), written as one number: a cast or a call of a macro would be lost on
- * those who read the headers for other languages. */
+/* The values of ATTN_DTYPE(), written as numbers so that binding generators for other languages can
+ * read them without expanding casts or macros. */
 #define ATTN_DTYPE_NONE 0u
 #define ATTN_I32        0x12000u
 #define ATTN_I64        0x14000u
@@ -107,11 +107,11 @@ typedef uint32_t attn_dtype;
 
 /* ---- Devices --------------------------------------------------------------------------------- */
 
-/* DLPack's device types, all of them, and what a stream is on each, as an attn_stream. A host may
- * drive fewer than a backend knows: it says which by name. The types that are memory alone are no
- * device to make a backend for. Source: DLPack 1.1, dlpack.h. X(NAME, value, "name in texts") */
+/* All DLPack device types, and the meaning of an attn_stream on each. A host may support fewer than
+ * a backend does; it names those it supports. "Memory only" types are not devices that a backend
+ * can run on. Source: DLPack 1.1, dlpack.h. X(NAME, value, "name in texts") */
 #define ATTN_DEVICE_MAP(X)                                                                         \
-    X(CPU, 1, "cpu")   /* NULL: a call has done its work when it returns */                        \
+    X(CPU, 1, "cpu")   /* NULL: a call is complete when it returns */                              \
     X(CUDA, 2, "cuda") /* CUstream of the instance's device; NULL (the legacy stream) is */        \
                        /* allowed, but the host never passes it */                                 \
     X(CUDA_HOST, 3, "cuda_host")        /* memory alone: pinned */                                 \
@@ -136,8 +136,8 @@ enum attn_device_type {
         ATTN_DEVICE_COUNT = 19
 };
 
-/* What work is enqueued on: see ATTN_DEVICE_MAP. Borrowed, valid until it has passed the last call
- * that received it. */
+/* The stream that work is enqueued on: see ATTN_DEVICE_MAP. Borrowed; valid until it has completed
+ * the last call that received it. */
 typedef void *attn_stream;
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
@@ -153,8 +153,8 @@ enum attn_tensor_flag { ATTN_TENSOR_READ_ONLY = 1 << 0 };
  * Shape and strides are always present for the first `ndim` dimensions. A stride is the distance
  * between neighbours in elements; it may be 0 only where the dimension is 0 or 1 long, and is never
  * negative. The innermost stride is 1 wherever this ABI names a layout. The memory belongs to the
- * side that made the view, and stays valid until the stream has passed the last call that received
- * it. */
+ * side that made the view, and stays valid until the stream has completed the last call that
+ * received it. */
 typedef struct attn_tensor {
     uint32_t struct_size;
     uint32_t flags;       /* ATTN_TENSOR_* */
@@ -163,10 +163,10 @@ typedef struct attn_tensor {
     int32_t device_type;  /* ATTN_DEVICE_* */
     int32_t device_id;    /* CUDA ordinal, 0 on the CPU */
     attn_dtype dtype;
-    uint32_t ndim;      /* 1..ATTN_MAX_DIMS */
-    uint32_t alignment; /* bytes that data + byte_offset is a multiple of; power of two; */
-                        /* at least what STRUCT-10 of docs/ABI.md says */
-    uint32_t reserved;  /* 0 */
+    uint32_t ndim;                  /* 1..ATTN_MAX_DIMS */
+    uint32_t alignment;             /* data + byte_offset is a multiple of this; a power of two; */
+                                    /* at least what STRUCT-10 of docs/ABI.md says */
+    uint32_t reserved;              /* 0 */
     int64_t shape[ATTN_MAX_DIMS];   /* elements, each >= 0 */
     int64_t strides[ATTN_MAX_DIMS]; /* elements */
 } attn_tensor;
@@ -193,7 +193,7 @@ static inline const char *attn_device_name(int32_t type)
     }
 }
 
-/* Is it memory alone, and no device that a backend can be made for? [any-thread] */
+/* Is it a kind of memory, not a device that a backend can run on? [any-thread] */
 static inline int attn_device_is_memory(int32_t type)
 {
     return type == ATTN_DEVICE_CUDA_HOST || type == ATTN_DEVICE_ROCM_HOST ||
@@ -207,8 +207,7 @@ static inline const void *attn_at(const void *array, uint32_t index)
     return (const char *)array + (size_t)index * *(const uint32_t *)array;
 }
 
-/* Does a struct of `struct_size` bytes hold the whole member? The test that makes appending safe.
- */
+/* Does a struct of `struct_size` bytes hold the whole member? Test this before reading it. */
 #define ATTN_HAS(pointer, type, member)                                                            \
     ((pointer)->struct_size >= offsetof(type, member) + sizeof(((type *)0)->member))
 

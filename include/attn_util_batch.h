@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * attn_util_batch.h: instances and their layers, the memory of metadata, and batches: within
- * bounds? whose rows, which keys? A part of attn_plugin_util.h, which says what holds for all of
- * it.
+ * attn_util_batch.h: instances and their layers, memory of metadata, and batches: checks against
+ * bounds, rows, keys. Part of attn_plugin_util.h, which states common rules.
  */
 #ifndef ATTN_UTIL_BATCH_H
 #define ATTN_UTIL_BATCH_H
@@ -15,7 +14,7 @@ extern "C" {
 
 /* ---- Instances ------------------------------------------------------------------------------- */
 
-/* INVALID_ARGUMENT for arguments of create that are missing. */
+/* INVALID_ARGUMENT for missing arguments of create. */
 static inline attn_status attn_util_require_create(const attn_problem *problems,
                                                    uint32_t num_problems,
                                                    const attn_services *services,
@@ -38,7 +37,7 @@ static inline attn_status attn_util_require_groups(uint32_t num_problems, uint32
     return ATTN_OK;
 }
 
-/* How many of the problems' layers have this id. */
+/* Number of layers with this id in all problems. */
 static inline uint32_t attn_util_count_layer_id(const attn_problem *problems, uint32_t num_problems,
                                                 int32_t layer_id)
 {
@@ -51,8 +50,8 @@ static inline uint32_t attn_util_count_layer_id(const attn_problem *problems, ui
     return count;
 }
 
-/* INVALID_ARGUMENT for an id of a layer that is below 0, or that two layers have (CAPS-11).
- * attn_util_list_layers() and attn_util_create_model() look at it themselves. */
+/* INVALID_ARGUMENT for a layer id that is negative or not unique (CAPS-11). attn_util_list_layers()
+ * and attn_util_create_model() check this themselves. */
 static inline attn_status attn_util_require_layer_ids(const attn_problem *problems,
                                                       uint32_t num_problems, attn_error *error)
 {
@@ -68,9 +67,9 @@ static inline attn_status attn_util_require_layer_ids(const attn_problem *proble
     return ATTN_OK;
 }
 
-/* `size` bytes of host memory, aligned to 64 and not cleared, for services->release() of
- * ATTN_SPACE_HOST to free; NULL, with OUT_OF_HOST_MEMORY in *error.
- * [instance-thread & !capturing] */
+/* Allocate `size` bytes of host memory, aligned to 64 and not cleared; services->release() with
+ * ATTN_SPACE_HOST frees it. On failure NULL, with OUT_OF_HOST_MEMORY in *error. [instance-thread &
+ * !capturing] */
 static inline attn_instance *attn_util_allocate_instance(const attn_services *services,
                                                          uint64_t size, attn_error *error)
 {
@@ -81,14 +80,14 @@ static inline attn_instance *attn_util_allocate_instance(const attn_services *se
     return (attn_instance *)made;
 }
 
-/* A layer as an instance remembers it. */
+/* An instance's record of a layer. */
 typedef struct attn_util_layer {
     int32_t layer_id;
     int32_t kv_read_only; /* 1 = its cache is another layer's (ATTN_LAYER_KV_READ_ONLY) */
 } attn_util_layer;
 
-/* Write the layers of `group` to *next, which moves past them; `first` is the instance's first
- * one. INVALID_ARGUMENT for an id that is given twice, or below 0. */
+/* Write the layers of `group` to *next and advance it; `first` is the instance's first layer.
+ * INVALID_ARGUMENT for a negative or duplicate id. */
 static inline attn_status attn_util_list_layers(const attn_layer_group *group,
                                                 const attn_util_layer *first,
                                                 attn_util_layer **next, attn_error *error)
@@ -105,31 +104,31 @@ static inline attn_status attn_util_list_layers(const attn_layer_group *group,
     return ATTN_OK;
 }
 
-/* Free what attn_util_allocate_instance() or attn_util_create_model() made; NULL is accepted.
+/* Free the result of attn_util_allocate_instance() or attn_util_create_model(). Accepts NULL.
  * [instance-thread & !capturing] */
 static inline void attn_util_release(const attn_services *services, void *memory)
 {
     services->release(services->ctx, ATTN_SPACE_HOST, memory);
 }
 
-/* A layer with all that its problem says of it. */
+/* A layer with its group's and problem's properties. */
 typedef struct attn_util_model_layer {
     int32_t layer_id;
     attn_dtype dtype;       /* of q */
-    attn_layer_group group; /* a copy, whose pointers are NULL: they were the caller's */
+    attn_layer_group group; /* a copy; its pointers, which were the caller's, are NULL */
 } attn_util_model_layer;
 
-/* The layers of an instance; what a small plugin's struct attn_instance begins with. */
+/* The layers of an instance; first member of a small plugin's struct attn_instance. */
 typedef struct attn_util_model {
     const attn_services *services;
     uint32_t num_layers;
     uint32_t num_kv_groups;        /* the highest kv_group + 1 */
     int32_t max_v_head_dim;        /* of all layers */
     int32_t reserved;              /* 0 */
-    attn_util_model_layer *layers; /* [num_layers], in the same memory */
+    attn_util_model_layer *layers; /* [num_layers], in the same allocation */
 } attn_util_model;
 
-/* The layer of an id; NULL = none. */
+/* The layer with this id; NULL = none. */
 static inline const attn_util_model_layer *attn_util_find_layer(const attn_util_model *model,
                                                                 int32_t layer_id)
 {
@@ -139,7 +138,7 @@ static inline const attn_util_model_layer *attn_util_find_layer(const attn_util_
     return NULL;
 }
 
-/* Has the model a layer in this KV group? A batch may bring groups of other backends' layers. */
+/* Does the model have a layer in this KV group? Batches may have KV groups of other backends. */
 static inline int attn_util_has_kv_group(const attn_util_model *model, uint32_t kv_group)
 {
     for (uint32_t l = 0; l < model->num_layers; l++)
@@ -148,7 +147,7 @@ static inline int attn_util_has_kv_group(const attn_util_model *model, uint32_t 
     return 0;
 }
 
-/* Append a problem's layers. For attn_util_create_model(). INVALID_ARGUMENT. */
+/* Append a problem's layers. Used by attn_util_create_model(). INVALID_ARGUMENT. */
 static inline attn_status attn_util_add_problem(attn_util_model *model, const attn_problem *problem,
                                                 attn_error *error)
 {
@@ -175,9 +174,9 @@ static inline attn_status attn_util_add_problem(attn_util_model *model, const at
     return ATTN_OK;
 }
 
-/* What create does in a small plugin: an instance of `size` bytes, zero but for the model that it
- * begins with; attn_util_release() frees it. UNSUPPORTED if the type's query says no to one of the
- * problems, INVALID_ARGUMENT, OUT_OF_HOST_MEMORY; *instance is set on success alone.
+/* Body of create in a small plugin: makes an instance of `size` bytes, zero except for the model at
+ * its start; attn_util_release() frees it. UNSUPPORTED if the type's query refuses one of the
+ * problems, INVALID_ARGUMENT, OUT_OF_HOST_MEMORY; *instance is set only on success.
  * [instance-thread & !capturing] */
 static inline attn_status attn_util_create_model(const attn_backend_type *type,
                                                  const attn_problem *problems,
@@ -219,7 +218,7 @@ static inline void attn_util_destroy_model(attn_instance *instance)
         attn_util_release(((attn_util_model *)(void *)instance)->services, instance);
 }
 
-/* attn_backend_ops.index_forms of a backend that reads block tables alone. [instance-thread] */
+/* attn_backend_ops.index_forms of a backend that reads only block tables. [instance-thread] */
 static inline uint32_t attn_util_block_tables(attn_instance *instance)
 {
     (void)instance;
@@ -228,8 +227,8 @@ static inline uint32_t attn_util_block_tables(attn_instance *instance)
 
 /* ---- Memory of metadata ---------------------------------------------------------------------- */
 
-/* `given` in a struct of ours. INVALID_ARGUMENT for none, or for a kind (ATTN_METADATA_*) that is
- * not known. */
+/* Copy `given` into a struct of full size. INVALID_ARGUMENT for NULL or an unknown kind
+ * (ATTN_METADATA_*). */
 static inline attn_status attn_util_read_bounds(uint32_t kind, const attn_bounds *given,
                                                 attn_bounds *bounds, attn_error *error)
 {
@@ -242,7 +241,7 @@ static inline attn_status attn_util_read_bounds(uint32_t kind, const attn_bounds
     return ATTN_OK;
 }
 
-/* The same on a processor, where nothing is captured: CAPTURE_UNSUPPORTED for GRAPH. */
+/* The same on a CPU, which has no capture: CAPTURE_UNSUPPORTED for GRAPH. */
 static inline attn_status attn_util_read_eager_bounds(uint32_t kind, const attn_bounds *given,
                                                       attn_bounds *bounds, attn_error *error)
 {
@@ -252,15 +251,15 @@ static inline attn_status attn_util_read_eager_bounds(uint32_t kind, const attn_
     return attn_util_read_bounds(kind, given, bounds, error);
 }
 
-/* Clear the caller's struct after its struct_size, as far as that goes. */
+/* Clear the caller's struct, except the member struct_size, up to that size. */
 static inline void attn_util_clear_size(attn_memory_size *size)
 {
     memset((char *)size + sizeof size->struct_size, 0,
            size->struct_size - sizeof size->struct_size);
 }
 
-/* The answer of metadata_size on a processor, in bytes: scratch (DEVICE, SCRATCH), and the
- * metadata itself (HOST, METADATA). */
+/* Write the answer of metadata_size on a CPU, in bytes: scratch (DEVICE, SCRATCH) and the metadata
+ * itself (HOST, METADATA). */
 static inline void attn_util_tell_size(attn_memory_size *size, uint64_t scratch, uint64_t metadata,
                                        uint64_t alignment)
 {
@@ -271,8 +270,8 @@ static inline void attn_util_tell_size(attn_memory_size *size, uint64_t scratch,
     size->alignment[ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)] = alignment;
 }
 
-/* Has the region (ATTN_REGION) `needed` bytes, aligned to `alignment`? BUFFER_TOO_SMALL with
- * error->needed, or INVALID_ARGUMENT; `name` is what the message calls it. */
+/* Check that the region (ATTN_REGION) has `needed` bytes, aligned to `alignment`. BUFFER_TOO_SMALL
+ * with error->needed, or INVALID_ARGUMENT; `name` is its name in the message. */
 static inline attn_status attn_util_check_region(const attn_memory *memory, uint32_t region,
                                                  const char *name, uint64_t needed,
                                                  uint64_t alignment, attn_error *error)
@@ -290,7 +289,7 @@ static inline attn_status attn_util_check_region(const attn_memory *memory, uint
     return ATTN_OK;
 }
 
-/* Has memory what attn_util_tell_size() said? */
+/* Check memory against the sizes of attn_util_tell_size(). */
 static inline attn_status attn_util_check_told(const attn_memory *memory, uint64_t scratch,
                                                uint64_t metadata, uint64_t alignment,
                                                attn_error *error)
@@ -306,14 +305,13 @@ static inline attn_status attn_util_check_told(const attn_memory *memory, uint64
 
 /* ---- Batches --------------------------------------------------------------------------------- */
 
-/* For the processor, where both are the same memory; either will do while the call lasts. NULL =
- * not given. */
+/* The array on a CPU, where either pointer is valid during the call. NULL = absent. */
 static inline const int32_t *attn_util_i32(const attn_i32_array *array)
 {
     return array->device ? array->device : array->host;
 }
 
-/* Is `got` within the bound, whose name is `field` (ATTN_FIELD_MAX_*)? INVALID_ARGUMENT. */
+/* Check `got` against the bound named `field` (ATTN_FIELD_MAX_*). INVALID_ARGUMENT. */
 static inline attn_status attn_util_check_count(const char *what, int64_t got, int64_t bound,
                                                 uint32_t field, attn_error *error)
 {
@@ -324,7 +322,7 @@ static inline attn_status attn_util_check_count(const char *what, int64_t got, i
     return ATTN_OK;
 }
 
-/* The same for a batch's sequences and tokens. */
+/* The same for a batch's numbers of sequences and tokens. */
 static inline attn_status attn_util_check_counts(const attn_bounds *bounds, const attn_batch *batch,
                                                  attn_error *error)
 {
@@ -336,9 +334,9 @@ static inline attn_status attn_util_check_counts(const attn_bounds *bounds, cons
     return status;
 }
 
-/* INVALID_ARGUMENT if `got`, the number of a mode or of a kind of mask, is not one of the set that
- * the bounds have in `set_field` (ATTN_FIELD_MODES, ATTN_FIELD_MASK_KINDS): "mode mixed: accepted
- * decode, extend, the bounds of this metadata". */
+/* INVALID_ARGUMENT if `got`, a mode or mask kind, is not in the set `set_field` (ATTN_FIELD_MODES,
+ * ATTN_FIELD_MASK_KINDS) of the bounds: "mode mixed: accepted decode, extend, the bounds of this
+ * metadata". */
 static inline attn_status attn_util_check_chosen(const char *what, uint32_t got, uint32_t set_field,
                                                  uint32_t set, uint32_t error_field,
                                                  attn_error *error)
@@ -354,7 +352,7 @@ static inline attn_status attn_util_check_chosen(const char *what, uint32_t got,
                                 name ? name : number, accepted);
 }
 
-/* Is the mode known, and IDLE or within the bounds? INVALID_ARGUMENT. */
+/* Check that the mode is known, and IDLE or within the bounds. INVALID_ARGUMENT. */
 static inline attn_status attn_util_check_mode(const attn_bounds *bounds, uint32_t mode,
                                                attn_error *error)
 {
@@ -363,7 +361,7 @@ static inline attn_status attn_util_check_mode(const attn_bounds *bounds, uint32
                                   error);
 }
 
-/* Is the kind of mask within the bounds? INVALID_ARGUMENT. */
+/* Check the mask kind against the bounds. INVALID_ARGUMENT. */
 static inline attn_status attn_util_check_mask_kind(const attn_bounds *bounds, uint32_t kind,
                                                     attn_error *error)
 {
@@ -377,8 +375,8 @@ static inline uint32_t attn_util_mask_kind(const attn_batch *batch)
     return batch->mask ? batch->mask->kind : (uint32_t)ATTN_MASK_LAYER;
 }
 
-/* Rows of queries as q_indptr lists them: none that is below 0, falls, or is one too many.
- * INVALID_ARGUMENT. */
+/* Check q_indptr: not negative, not decreasing, not beyond the rows of the batch. INVALID_ARGUMENT.
+ */
 static inline attn_status attn_util_check_indptr(const attn_batch *batch, attn_error *error)
 {
     const int32_t *indptr = attn_util_i32(&batch->q_indptr);
@@ -397,9 +395,8 @@ static inline attn_status attn_util_check_indptr(const attn_batch *batch, attn_e
     return ATTN_OK;
 }
 
-/* Is a batch what metadata for `bounds` is made for, as far as it can be seen without its arrays:
- * counts and lengths, mode, kind of mask, optional parts, at least `num_kv_groups` KV groups?
- * INVALID_ARGUMENT. */
+/* Check a batch against `bounds` without reading its arrays: counts and lengths, mode, mask kind,
+ * optional parts, at least `num_kv_groups` KV groups. INVALID_ARGUMENT. */
 static inline attn_status attn_util_check_scalars(const attn_bounds *bounds,
                                                   const attn_batch *batch, uint32_t num_kv_groups,
                                                   attn_error *error)
@@ -428,7 +425,7 @@ static inline attn_status attn_util_check_scalars(const attn_bounds *bounds,
     return ATTN_OK;
 }
 
-/* The same on a processor, q_indptr and the rows of DECODE included. INVALID_ARGUMENT. */
+/* The same on a CPU, including q_indptr and the rows of DECODE. INVALID_ARGUMENT. */
 static inline attn_status attn_util_check_batch(const attn_bounds *bounds, const attn_batch *batch,
                                                 uint32_t num_kv_groups, attn_error *error)
 {
@@ -442,9 +439,7 @@ static inline attn_status attn_util_check_batch(const attn_bounds *bounds, const
     return attn_util_check_indptr(batch, error);
 }
 
-/* INVALID_ARGUMENT: of the forms of a KV group's indices, arrays included, none is one that is
- * read.
- */
+/* INVALID_ARGUMENT if a KV group has none of the index forms that are read, arrays included. */
 static inline attn_status attn_util_fail_index_forms(int32_t kv_group, uint32_t got,
                                                      uint32_t accepted, attn_error *error)
 {
@@ -457,15 +452,15 @@ static inline attn_status attn_util_fail_index_forms(int32_t kv_group, uint32_t 
                                 kv_group, forms, wanted);
 }
 
-/* Keys of each sequence in a KV group, on a processor. */
+/* Keys of each sequence in a KV group, on a CPU. */
 static inline const int32_t *attn_util_kv_lens(const attn_batch *batch, const attn_kv_batch *kv)
 {
     const int32_t *lens = attn_util_i32(&kv->kv_lens);
     return lens ? lens : attn_util_i32(&batch->seq_lens);
 }
 
-/* Are the keys of a KV group within the bounds, each sequence and all of them in whole pages?
- * INVALID_ARGUMENT. */
+/* Check the keys of a KV group against the bounds: those of each sequence, and the sum in whole
+ * pages. INVALID_ARGUMENT. */
 static inline attn_status attn_util_check_kv(const attn_bounds *bounds, const attn_batch *batch,
                                              const attn_kv_batch *kv, attn_error *error)
 {
@@ -488,13 +483,13 @@ static inline attn_status attn_util_check_kv(const attn_bounds *bounds, const at
 
 /* A query of a batch. */
 typedef struct attn_util_row {
-    int32_t seq;      /* its sequence; -1 = a row of padding, which has none */
-    int32_t position; /* i, where it sits in the sequence */
+    int32_t seq;      /* its sequence; -1 = a padding row */
+    int32_t position; /* i, its position in the sequence */
 } attn_util_row;
 
-/* List the batch's num_tokens queries, of a batch that attn_util_check_batch() took, in the order
- * of their rows of the operands, of which the first is attn_util_first_row(). On a processor;
- * explicit positions are not looked at. */
+/* List the num_tokens queries of a batch that attn_util_check_batch() accepted, in the order of
+ * their operand rows; the first row is attn_util_first_row(). For a CPU; ignores explicit
+ * positions. */
 static inline void attn_util_list_rows(const attn_batch *batch, attn_util_row *rows)
 {
     const int32_t *indptr = attn_util_i32(&batch->q_indptr);
@@ -515,7 +510,7 @@ static inline void attn_util_list_rows(const attn_batch *batch, attn_util_row *r
     }
 }
 
-/* Where in the operands the batch's queries begin, or, where it has no sequence, its padding. */
+/* Operand row of the batch's first query; without sequences, of its padding. */
 static inline int32_t attn_util_first_row(const attn_batch *batch)
 {
     const int32_t *indptr = attn_util_i32(&batch->q_indptr);
@@ -524,12 +519,12 @@ static inline int32_t attn_util_first_row(const attn_batch *batch)
 
 /* Keys of a sequence in a KV group. */
 typedef struct attn_util_keys {
-    int64_t count;     /* the new ones included */
-    int64_t first_new; /* those before it are in the cache alone */
-    int64_t new_row;   /* the row of k, v and out_cache_loc of the first new one */
+    int64_t count;     /* new ones included */
+    int64_t first_new; /* earlier keys are only in the cache */
+    int64_t new_row;   /* row of the first new key in k, v and out_cache_loc */
 } attn_util_keys;
 
-/* Rows of new keys: the first, and how many, of sequences [seq, seq + num_seqs). */
+/* Rows of new keys of sequences [seq, seq + num_seqs): the first row and their number. */
 static inline void attn_util_new_rows(const attn_batch *batch, const attn_kv_batch *kv, int32_t seq,
                                       int32_t num_seqs, int64_t *first, int64_t *count)
 {
@@ -542,7 +537,7 @@ static inline void attn_util_new_rows(const attn_batch *batch, const attn_kv_bat
     *count = indptr ? (int64_t)indptr[seq + num_seqs] - indptr[seq] : num_seqs;
 }
 
-/* The keys of sequence `seq`, on a processor. */
+/* The keys of sequence `seq`, on a CPU. */
 static inline attn_util_keys attn_util_find_keys(const attn_batch *batch, const attn_kv_batch *kv,
                                                  int32_t seq)
 {
@@ -554,29 +549,30 @@ static inline attn_util_keys attn_util_find_keys(const attn_batch *batch, const 
     return keys;
 }
 
-/* The page of key `key` of a sequence, by the block table, on a processor. */
+/* The page of key `key` of a sequence, from the block table, on a CPU. */
 static inline int32_t attn_util_find_page(const attn_kv_batch *kv, int32_t seq, int64_t key)
 {
     const int32_t *table = attn_util_i32(&kv->block_table);
     return table[(int64_t)seq * kv->block_table_stride + key / kv->page_size];
 }
 
-/* What a small plugin's struct attn_metadata begins with, on a processor. */
+/* First member of a small CPU plugin's struct attn_metadata. */
 typedef struct attn_util_plan {
     const attn_util_model *model;
     attn_bounds bounds;
-    attn_batch batch;      /* of the last init_forward_metadata; its structs are the caller's */
+    attn_batch batch;      /* from the last init_forward_metadata; its structs are the caller's */
     attn_kv_batch *kv;     /* [num_kv_groups] copies */
     attn_util_row *rows;   /* [num_tokens] */
-    int32_t planned;       /* 0 = there is no batch yet, or the last one was refused */
+    int32_t planned;       /* 0 = no batch yet, or the last one was refused */
     uint32_t mask_kind;    /* ATTN_MASK_* */
     char *scratch;         /* [num_workers, worker_bytes] */
     uint64_t worker_bytes; /* a multiple of 64 */
 } attn_util_plan;
 
-/* What metadata for `kind` and `bounds` takes: a struct of `size` bytes that begins with a plan,
- * and its arrays; scratch of `worker_bytes` for each worker, which become a multiple of 64. Writes
- * a copy of the bounds. UNSUPPORTED beyond the limits, CAPTURE_UNSUPPORTED, INVALID_ARGUMENT. */
+/* Compute the memory of metadata for `kind` and `bounds`. *size begins as the size of a struct that
+ * starts with a plan, and becomes that of the struct with its arrays; *worker_bytes, the scratch
+ * per worker, is rounded up to a multiple of 64. Writes a copy of the bounds. UNSUPPORTED beyond
+ * the limits, CAPTURE_UNSUPPORTED, INVALID_ARGUMENT. */
 static inline attn_status attn_util_measure_plan(const attn_util_limits *limits,
                                                  const attn_util_model *model, uint32_t kind,
                                                  const attn_bounds *given, attn_bounds *bounds,
@@ -611,9 +607,9 @@ static inline attn_status attn_util_size_plan(const attn_util_limits *limits,
     return status;
 }
 
-/* metadata_create of a small plugin, with the arguments that attn_util_size_plan() had: *metadata
- * lies in the caller's memory, zero but for the plan it begins with, so there is nothing to
- * destroy. The same errors, and BUFFER_TOO_SMALL. [instance-thread & !capturing] */
+/* metadata_create of a small plugin, with the arguments of attn_util_size_plan(). *metadata is in
+ * the caller's memory, zero except for the plan at its start, so destroy has nothing to free. The
+ * same errors, and BUFFER_TOO_SMALL. [instance-thread & !capturing] */
 static inline attn_status attn_util_create_plan(const attn_util_limits *limits,
                                                 const attn_util_model *model, uint32_t kind,
                                                 const attn_bounds *given, uint64_t size,
@@ -642,15 +638,15 @@ static inline attn_status attn_util_create_plan(const attn_util_limits *limits,
     return ATTN_OK;
 }
 
-/* attn_backend_ops.init_forward_metadata of metadata that attn_util_create_plan() made: read the
- * batch, check it (attn_util_check_batch(), and attn_util_check_kv() for the model's KV groups) and
- * list its rows. INVALID_ARGUMENT, after which there is no batch. [instance-thread & !capturing] */
+/* attn_backend_ops.init_forward_metadata for metadata that attn_util_create_plan() made: reads the
+ * batch, checks it (attn_util_check_batch(), and attn_util_check_kv() for the model's KV groups)
+ * and lists its rows. After INVALID_ARGUMENT there is no batch. [instance-thread & !capturing] */
 static inline attn_status attn_util_init_plan(attn_metadata *metadata, const attn_batch *batch,
                                               attn_stream stream, attn_error *error)
 {
     attn_util_plan *plan = (attn_util_plan *)(void *)metadata;
     const attn_util_model *model = plan->model;
-    (void)stream; /* on a processor all is done when the call returns */
+    (void)stream; /* on a CPU the work is complete when the call returns */
     plan->planned = 0;
     ATTN_UTIL_READ(&plan->batch, batch);
     attn_status status =
@@ -668,15 +664,15 @@ static inline attn_status attn_util_init_plan(attn_metadata *metadata, const att
     return ATTN_OK;
 }
 
-/* attn_backend_ops.metadata_destroy of the same, which lies in the caller's memory.
- * [instance-thread & !capturing] */
+/* attn_backend_ops.metadata_destroy for the same, whose memory is the caller's. [instance-thread &
+ * !capturing] */
 static inline void attn_util_destroy_plan(attn_metadata *metadata)
 {
     (void)metadata;
 }
 
-/* Can a batch of `mode`, if one is planned, be run by forward_decode (`decode`) or by
- * forward_extend? Both take IDLE. BAD_STATE. */
+/* BAD_STATE if no batch is planned, or if forward_decode (`decode`) or forward_extend does not
+ * serve its mode. Both accept IDLE. */
 static inline attn_status attn_util_check_forward(int planned, uint32_t mode, int decode,
                                                   attn_error *error)
 {
@@ -688,8 +684,8 @@ static inline attn_status attn_util_check_forward(int planned, uint32_t mode, in
     return ATTN_OK;
 }
 
-/* Run `count` tasks on the host's workers; a single one here. What a task returns, reported as a
- * failure of parallel_for. [instance-thread] */
+/* Run `count` tasks on the host's workers; a single task runs on the calling thread. A task's error
+ * is returned as a failure of parallel_for. [instance-thread] */
 static inline attn_status attn_util_run_tasks(const attn_services *services, int64_t count,
                                               attn_task task, void *arg, attn_error *error)
 {

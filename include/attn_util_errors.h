@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * attn_util_errors.h: messages with a field, cut between characters; sized structs, read and
- * written as far as both sides know them; names of fields, roles, data types and kinds, as hosts
- * call them. A part of attn_plugin_util.h, which says what holds for all of it.
+ * attn_util_errors.h: error messages with a field, truncated at character boundaries; reads and
+ * writes of sized structs; names of fields, roles, data types and kinds, as hosts print them. Part
+ * of attn_plugin_util.h, which states common rules.
  */
 #ifndef ATTN_UTIL_ERRORS_H
 #define ATTN_UTIL_ERRORS_H
@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-/* A function that formats as printf does: the format's place, and its first argument's. */
+/* Marks a printf-like function: index of the format, and of its first argument. */
 #if defined(__GNUC__) || defined(__clang__)
 #define ATTN_UTIL_PRINTF(place, first) __attribute__((format(printf, place, first)))
 #else
@@ -27,7 +27,7 @@ extern "C" {
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
-/* Where a text was cut within a character of several bytes, end it before that character. */
+/* If a text was cut inside a multi-byte character, end it before that character. */
 static inline void attn_util_cut(char *text)
 {
     size_t length = strlen(text), start = length;
@@ -41,7 +41,7 @@ static inline void attn_util_cut(char *text)
         text[start - 1] = '\0';
 }
 
-/* vsnprintf() whose cut, if `capacity` is too small, lies between characters. */
+/* vsnprintf() that truncates at a character boundary. */
 ATTN_UTIL_PRINTF(3, 0)
 static inline void attn_util_format(char *text, size_t capacity, const char *format, va_list args)
 {
@@ -50,7 +50,7 @@ static inline void attn_util_format(char *text, size_t capacity, const char *for
         attn_util_cut(text);
 }
 
-/* A number as text: what %g says, with a point in every locale. */
+/* A number as text: %g, with a decimal point in every locale. */
 typedef struct attn_util_decimal {
     char text[32];
 } attn_util_decimal;
@@ -72,7 +72,7 @@ static inline attn_util_decimal attn_util_number(double value)
     return number;
 }
 
-/* Write code, field and message. For the functions below. */
+/* Write code, field and message. Used by the functions below. */
 ATTN_UTIL_PRINTF(4, 0)
 static inline void attn_util_write_error(attn_error *error, attn_status code, uint32_t field,
                                          const char *format, va_list args)
@@ -97,7 +97,7 @@ static inline attn_status attn_util_fail(attn_error *error, attn_status code, co
     return code;
 }
 
-/* The same, naming the field at fault (ATTN_FIELD_*). */
+/* The same, with the offending field (ATTN_FIELD_*). */
 ATTN_UTIL_PRINTF(4, 5)
 static inline attn_status attn_util_fail_field(attn_error *error, attn_status code, uint32_t field,
                                                const char *format, ...)
@@ -111,7 +111,7 @@ static inline attn_status attn_util_fail_field(attn_error *error, attn_status co
     return code;
 }
 
-/* Put "prefix: " before the message that stands there already, and return `code`. */
+/* Prepend "prefix: " to the message in *error, and return `code`. */
 ATTN_UTIL_PRINTF(3, 4)
 static inline attn_status attn_util_fail_prefix(attn_error *error, attn_status code,
                                                 const char *format, ...)
@@ -135,12 +135,12 @@ static inline attn_status attn_util_fail_prefix(attn_error *error, attn_status c
 
 /* ---- Sized structs --------------------------------------------------------------------------- */
 
-/* Copy a sized struct of the other side, which may have been built with older or newer headers,
- * into one of `size` bytes: the part that both have, zero after it. */
+/* Copy a sized struct of the other side, which may use older or newer headers, into one of `size`
+ * bytes: copy the part that both have, and zero the rest. */
 static inline void attn_util_read(void *to, uint32_t size, const void *from)
 {
     uint32_t theirs = *(const uint32_t *)from;
-    if (theirs >= size) { /* nearly always, and then of a size that the compiler knows */
+    if (theirs >= size) { /* the common case: the compiler knows the size */
         memcpy(to, from, size);
     } else {
         memset(to, 0, size);
@@ -149,11 +149,11 @@ static inline void attn_util_read(void *to, uint32_t size, const void *from)
     *(uint32_t *)to = size;
 }
 
-/* The same with the size of what `to` points to. */
+/* The same with the size of *to. */
 #define ATTN_UTIL_READ(to, from) attn_util_read((to), (uint32_t)sizeof *(to), (from))
 
-/* Copy a struct of `size` bytes into a sized one of the other side: the part that both have;
- * struct_size stays theirs. */
+/* Copy a struct of `size` bytes into a sized one of the other side: the part that both have. The
+ * other side's struct_size stays. */
 static inline void attn_util_write(void *to, const void *from, uint32_t size)
 {
     uint32_t theirs = *(const uint32_t *)to;
@@ -161,16 +161,16 @@ static inline void attn_util_write(void *to, const void *from, uint32_t size)
     *(uint32_t *)to = theirs;
 }
 
-/* The same with the size of what `from` points to. */
+/* The same with the size of *from. */
 #define ATTN_UTIL_WRITE(to, from) attn_util_write((to), (from), (uint32_t)sizeof *(from))
 
-/* Make a sized struct of one's own: zero but for struct_size, the size of what `to` points to. */
+/* Initialise a sized struct: all zero, except struct_size = sizeof *to. */
 #define ATTN_UTIL_INIT(to)                                                                         \
     (memset((to), 0, sizeof *(to)), (void)((to)->struct_size = (uint32_t)sizeof *(to)))
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
-/* A field (ATTN_FIELD_*) as it stands in texts; "" for none and for those that are not known. */
+/* Name of a field (ATTN_FIELD_*) in messages; "" for none and for unknown fields. */
 static inline const char *attn_util_field_name(uint32_t field)
 {
 #define ATTN_UTIL_NAME(name, value, text)                                                          \
@@ -183,7 +183,7 @@ static inline const char *attn_util_field_name(uint32_t field)
     }
 }
 
-/* An operand's role (ATTN_ROLE_*); "?" for those that are not known. */
+/* Name of an operand's role (ATTN_ROLE_*); "?" for unknown roles. */
 static inline const char *attn_util_role_name(uint32_t role)
 {
 #define ATTN_UTIL_ROLE(name, value, text, dtype) ATTN_UTIL_NAME(name, value, text)
@@ -196,7 +196,7 @@ static inline const char *attn_util_role_name(uint32_t role)
 #undef ATTN_UTIL_NAME
 }
 
-/* A data type ("bf16"); "absent" for none, "unknown" for others. */
+/* Name of a data type ("bf16"); "absent" for none, "unknown" for others. */
 static inline const char *attn_util_dtype_name(attn_dtype dtype)
 {
     switch (dtype) {
@@ -256,8 +256,8 @@ static inline const char *attn_util_granularity_name(uint32_t granularity)
     return granularity < ATTN_SCALE_COUNT ? names[granularity] : "unknown";
 }
 
-/* The member `bit` of a field that is a set: a mode, a mask kind, a use, a note, a flag, a form of
- * indices. NULL for fields that are none, and for bits that are not known. */
+/* Name of member `bit` of a set field: a mode, mask kind, use, note, flag or index form. NULL for
+ * fields that are not sets, and for unknown bits. */
 static inline const char *attn_util_member_name(uint32_t field, uint32_t bit)
 {
 #define ATTN_UTIL_MEMBER(name, value, text) text,
@@ -292,9 +292,7 @@ static inline const char *attn_util_member_name(uint32_t field, uint32_t bit)
 #undef ATTN_UTIL_PICK
 }
 
-/* A set as reasons write it: "lse, unsaved_kv", bits that are not known as "0x40", "empty" for
- * none.
- */
+/* A set as text in reasons: "lse, unsaved_kv"; unknown bits as "0x40"; "empty" for none. */
 static inline void attn_util_set_text(uint32_t field, uint32_t set, char *text, size_t capacity)
 {
     uint32_t unknown = 0;

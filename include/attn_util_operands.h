@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * attn_util_operands.h: operands by role, each checked against a form; scales; new keys to their
- * slots. A part of attn_plugin_util.h, which says what holds for all of it.
+ * attn_util_operands.h: operands by role, each checked against a form; scales; copies of new keys
+ * to their slots. Part of attn_plugin_util.h, which states common rules.
  */
 #ifndef ATTN_UTIL_OPERANDS_H
 #define ATTN_UTIL_OPERANDS_H
@@ -14,7 +14,7 @@ extern "C" {
 
 /* ---- Operands -------------------------------------------------------------------------------- */
 
-/* What an operand has to look like. An extent of -1 takes any. */
+/* Required form of an operand. An extent of -1 accepts any. */
 typedef struct attn_util_form {
     attn_dtype dtype;
     int32_t device_type; /* ATTN_DEVICE_* */
@@ -23,8 +23,8 @@ typedef struct attn_util_form {
     int32_t written; /* 1 = must not be READ_ONLY */
 } attn_util_form;
 
-/* The arguments of a forward on a processor, in a struct of ours. CAPTURE_UNSUPPORTED for one that
- * is to be captured, INVALID_ARGUMENT without the operands that are counted. */
+/* Copy the arguments of a forward on a CPU into a struct of full size. CAPTURE_UNSUPPORTED during
+ * capture, INVALID_ARGUMENT if num_operands is not 0 and `operands` is NULL. */
 static inline attn_status attn_util_read_args(const attn_forward_args *given,
                                               attn_forward_args *args, attn_error *error)
 {
@@ -59,7 +59,7 @@ static inline void *attn_util_at4(const attn_tensor *tensor, int64_t i, int64_t 
            k * tensor->strides[2] * attn_dtype_size(tensor->dtype);
 }
 
-/* Dimensions, extents and strides of an operand. For attn_util_operand(). */
+/* Check dimensions, extents and strides of an operand. Used by attn_util_operand(). */
 static inline attn_status attn_util_check_shape(const char *name, const attn_tensor *tensor,
                                                 const attn_util_form *form, attn_error *error)
 {
@@ -67,7 +67,7 @@ static inline attn_status attn_util_check_shape(const char *name, const attn_ten
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_OPERAND,
                                     "operand %s has %u dimensions: accepted %u", name, tensor->ndim,
                                     form->ndim);
-    int is_empty = 0; /* a tensor without elements has no strides that count */
+    int is_empty = 0; /* strides of an empty tensor are ignored */
     for (uint32_t d = 0; d < tensor->ndim; d++)
         is_empty |= tensor->shape[d] == 0;
     for (uint32_t d = 0; d < form->ndim; d++) {
@@ -90,7 +90,7 @@ static inline attn_status attn_util_check_shape(const char *name, const attn_ten
     return ATTN_OK;
 }
 
-/* Data of an operand: there, and aligned to its elements. For attn_util_operand(). */
+/* Check that data is present and aligned to its element size. Used by attn_util_operand(). */
 static inline attn_status attn_util_check_data(const char *name, const attn_tensor *tensor,
                                                attn_error *error)
 {
@@ -108,8 +108,8 @@ static inline attn_status attn_util_check_data(const char *name, const attn_tens
 }
 
 /* The operand of `role`, checked against `form`: dtype, device, number of dimensions, extents,
- * innermost stride 1, data present and aligned to its elements. INVALID_ARGUMENT, with the role's
- * name, if it is absent or looks otherwise. *operand is set on success alone. */
+ * innermost stride 1, data present and aligned to its element size. INVALID_ARGUMENT, with the
+ * role's name, if it is absent or differs. *operand is set only on success. */
 static inline attn_status attn_util_operand(const attn_forward_args *args, uint32_t role,
                                             const attn_util_form *form, const attn_tensor **operand,
                                             attn_error *error)
@@ -139,7 +139,7 @@ static inline attn_status attn_util_operand(const attn_forward_args *args, uint3
     return status;
 }
 
-/* The private operand of this name, or NULL. */
+/* The private operand with this name, or NULL. */
 static inline const attn_tensor *attn_util_named(const attn_forward_args *args, const char *name)
 {
     uint32_t count = ATTN_HAS(args, attn_forward_args, named) ? args->num_named : 0;
@@ -151,14 +151,14 @@ static inline const attn_tensor *attn_util_named(const attn_forward_args *args, 
     return NULL;
 }
 
-/* Operands of softmax attention over a cache in the layout kv.nhd/1; NULL = not given. */
+/* Operands of softmax attention over a cache in layout kv.nhd/1; NULL = absent. */
 typedef struct attn_util_operands {
     const attn_tensor *q, *k, *v, *out, *lse, *k_cache, *v_cache;
-    int32_t saves; /* 1 = new keys and values are to be written to the cache */
+    int32_t saves; /* 1 = write new keys and values to the cache */
 } attn_util_operands;
 
-/* The operands of a call on a processor, each checked: q, out and the caches have to be there, k
- * and v both or neither, and what is written must not be READ_ONLY; all of type `dtype`.
+/* Read and check the operands of a call on a CPU. q, out and the caches are required; k and v come
+ * as a pair or not at all; written operands must not be READ_ONLY; all have type `dtype`.
  * CAPTURE_UNSUPPORTED, INVALID_ARGUMENT. */
 static inline attn_status attn_util_read_operands(const attn_forward_args *given,
                                                   const attn_layer_group *group, attn_dtype dtype,
@@ -200,8 +200,8 @@ static inline attn_status attn_util_read_operands(const attn_forward_args *given
     return status;
 }
 
-/* Copy the new keys and values of a batch to their slots, if the call says so; one row after the
- * other, in the calling thread. */
+/* Copy the new keys and values of a batch to their slots, if the call has SAVE_KV; row by row, in
+ * the calling thread. */
 static inline void attn_util_save_kv(const attn_util_operands *operands, const attn_batch *batch,
                                      const attn_kv_batch *kv, const attn_layer_group *group)
 {
@@ -223,8 +223,8 @@ static inline void attn_util_save_kv(const attn_util_operands *operands, const a
     }
 }
 
-/* Values of a scale of this granularity: of `heads` KV heads, for a batch of `seqs` sequences and a
- * cache of `slots`. */
+/* Number of values of a scale with this granularity, for `heads` KV heads, a batch of `seqs`
+ * sequences and a cache of `slots`. */
 static inline uint32_t attn_util_scale_count(uint32_t granularity, int32_t heads, int32_t seqs,
                                              int64_t slots)
 {
@@ -240,8 +240,8 @@ static inline uint32_t attn_util_scale_count(uint32_t granularity, int32_t heads
     }
 }
 
-/* The place of a value: of KV head `head` of `heads`, sequence `seq`, slot `slot`, of those that
- * the granularity tells apart. */
+/* Index of the scale for KV head `head` of `heads`, sequence `seq`, slot `slot`; the granularity
+ * decides which of these it depends on. */
 static inline int64_t attn_util_scale_at(uint32_t granularity, int32_t heads, int64_t seq,
                                          int64_t slot, int64_t head)
 {
@@ -257,9 +257,9 @@ static inline int64_t attn_util_scale_at(uint32_t granularity, int32_t heads, in
     }
 }
 
-/* The scale of a role of `granularity` with `count` values: its values on the host, each checked
- * to be finite and above 0, but those of slots, which may not all be in use. INVALID_ARGUMENT if it
- * is missing, of another granularity or count, or has no value that this process can read. */
+/* The values, on a CPU, of a role's scale with `granularity` and `count` values. Each is checked to
+ * be finite and above 0, except for scales per slot, as slots may be unused. INVALID_ARGUMENT if
+ * the scale is missing, has another granularity or count, or both its pointers are NULL. */
 static inline attn_status attn_util_scale(const attn_forward_args *args, uint32_t role,
                                           uint32_t granularity, uint32_t count,
                                           const float **values, attn_error *error)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * attn_util_verdict.h: reasons, one call each; what makes no sense in a problem; what is beyond a
- * plugin's limits. A part of attn_plugin_util.h, which says what holds for all of it.
+ * attn_util_verdict.h: adds reasons to a verdict; checks problems for errors and against a plugin's
+ * limits. Part of attn_plugin_util.h, which states common rules.
  */
 #ifndef ATTN_UTIL_VERDICT_H
 #define ATTN_UTIL_VERDICT_H
@@ -17,12 +17,11 @@ extern "C" {
 /* ---- Verdicts --------------------------------------------------------------------------------
  *
  *   attn_util_verdict_begin   supported, no reasons
- *   attn_util_refuse          one reason more: for everything that is in the way, not the first
- *   attn_util_verdict_end     into the caller's struct, no byte beyond its struct_size
+ *   attn_util_refuse          adds a reason; call it for every unsupported value
+ *   attn_util_verdict_end     writes the caller's struct, no byte beyond its struct_size
  */
 
-/* Start `verdict`, which is ours, from the caller's `given`, whose array of reasons is used in
- * place. */
+/* Start our own `verdict` from the caller's `given`; it uses the caller's array of reasons. */
 static inline void attn_util_verdict_begin(const attn_verdict *given, attn_verdict *verdict)
 {
     ATTN_UTIL_INIT(verdict);
@@ -31,7 +30,7 @@ static inline void attn_util_verdict_begin(const attn_verdict *given, attn_verdi
     verdict->reasons = given->reasons;
 }
 
-/* Add a reason with its two texts. For the functions below. */
+/* Add a reason with its two texts. Used by the functions below. */
 ATTN_UTIL_PRINTF(6, 0)
 static inline void attn_util_add_reason(attn_verdict *verdict, uint32_t code, uint32_t field,
                                         uint32_t with_field, const char *accepted,
@@ -48,13 +47,13 @@ static inline void attn_util_add_reason(attn_verdict *verdict, uint32_t code, ui
     reason.with_field = with_field;
     attn_util_format(reason.got, sizeof reason.got, got_format, args);
     snprintf(reason.accepted, sizeof reason.accepted, "%s", accepted);
-    /* The walk of attn_at(), on an array that is written. */
+    /* attn_at() for a writable array. */
     ATTN_UTIL_WRITE((char *)verdict->reasons + (size_t)index * verdict->reasons->struct_size,
                     &reason);
 }
 
 /* Add the reason "field got: accepted ..." (ATTN_REASON_*, ATTN_FIELD_*). `accepted` is a list as
- * attn_reason describes it; `got_format` is printf's, and what it makes is cut to fit. */
+ * attn_reason describes it; `got_format` is a printf format, whose result is truncated to fit. */
 ATTN_UTIL_PRINTF(5, 6)
 static inline void attn_util_refuse(attn_verdict *verdict, uint32_t code, uint32_t field,
                                     const char *accepted, const char *got_format, ...)
@@ -65,8 +64,7 @@ static inline void attn_util_refuse(attn_verdict *verdict, uint32_t code, uint32
     va_end(args);
 }
 
-/* The same for two fields that do not go together: `field` would have to change because of
- * `with_field`. */
+/* The same for two fields in conflict: `field` must change because of `with_field`. */
 ATTN_UTIL_PRINTF(5, 6)
 static inline void attn_util_refuse_with(attn_verdict *verdict, uint32_t field, uint32_t with_field,
                                          const char *accepted, const char *got_format, ...)
@@ -78,8 +76,8 @@ static inline void attn_util_refuse_with(attn_verdict *verdict, uint32_t field, 
     va_end(args);
 }
 
-/* The same for a field that is a set: refuse members that are not in `most`. Nothing else is a
- * reason: a set may have fewer. */
+/* The same for a set field: refuse members that are not in `most`. A subset of `most` is accepted.
+ */
 static inline void attn_util_refuse_excess(attn_verdict *verdict, uint32_t code, uint32_t field,
                                            uint32_t most, uint32_t got)
 {
@@ -97,10 +95,10 @@ static inline void attn_util_verdict_end(const attn_verdict *verdict, attn_verdi
     ATTN_UTIL_WRITE(given, verdict);
 }
 
-/* ---- Problems that make no sense ------------------------------------------------------------- */
+/* ---- Malformed problems ---------------------------------------------------------------------- */
 
-/* A problem in structs of ours, whatever size the caller's have; problem->group and so on still
- * point to the caller's. INVALID_ARGUMENT if one of the four is missing. */
+/* Copy a problem into structs of full size; problem->group, ->device and ->bounds still point to
+ * the caller's structs. INVALID_ARGUMENT if one of the four is missing. */
 static inline attn_status attn_util_read_problem(const attn_problem *given, attn_problem *problem,
                                                  attn_layer_group *group, attn_bounds *bounds,
                                                  attn_device *device, attn_error *error)
@@ -124,7 +122,7 @@ static inline attn_status attn_util_require_layers(const attn_layer_group *group
     return ATTN_OK;
 }
 
-/* INVALID_ARGUMENT for numbers of heads that no layer can have. */
+/* INVALID_ARGUMENT for impossible numbers of heads. */
 static inline attn_status attn_util_require_heads(const attn_layer_group *group, attn_error *error)
 {
     if (group->num_kv_heads < 1)
@@ -137,8 +135,8 @@ static inline attn_status attn_util_require_heads(const attn_layer_group *group,
     return ATTN_OK;
 }
 
-/* INVALID_ARGUMENT for what is reckoned from the position of a query, which cross attention has
- * not (docs/ABI.md, MEAN-08). */
+/* INVALID_ARGUMENT for features that depend on a query's position, which cross attention does not
+ * have (docs/ABI.md, MEAN-08). */
 static inline attn_status attn_util_require_positionless(const attn_layer_group *group,
                                                          attn_error *error)
 {
@@ -159,7 +157,7 @@ static inline attn_status attn_util_require_positionless(const attn_layer_group 
     return ATTN_OK;
 }
 
-/* INVALID_ARGUMENT for numbers of heads, or numbers of the softmax, that no layer can have. */
+/* INVALID_ARGUMENT for impossible numbers of heads or softmax parameters. */
 static inline attn_status attn_util_require_softmax(const attn_layer_group *group,
                                                     attn_error *error)
 {
@@ -187,7 +185,7 @@ static inline attn_status attn_util_require_softmax(const attn_layer_group *grou
     return ATTN_OK;
 }
 
-/* What the type's query says, with the first reason alone, into `verdict` and `reason`. */
+/* Call the type's query; `verdict` and `reason` get the answer and its first reason. */
 static inline attn_status attn_util_ask(const attn_backend_type *type, const attn_options *options,
                                         const attn_services *services, const attn_problem *problem,
                                         attn_verdict *verdict, attn_reason *reason,
@@ -200,8 +198,8 @@ static inline attn_status attn_util_ask(const attn_backend_type *type, const att
     return type->query(type, options, services, problem, verdict, error);
 }
 
-/* UNSUPPORTED, in the words of the first reason, if the type's query says no. What create begins
- * with, for each problem. */
+/* UNSUPPORTED, with the first reason as the message, if the type's query says no. create calls this
+ * first, for each problem. */
 static inline attn_status attn_util_require_support(const attn_backend_type *type,
                                                     const attn_options *options,
                                                     const attn_services *services,
@@ -217,7 +215,7 @@ static inline attn_status attn_util_require_support(const attn_backend_type *typ
         attn_util_field_name(reason.field), reason.got, reason.accepted, verdict.num_reasons);
 }
 
-/* Layers of all problems. */
+/* Number of layers in all problems. */
 static inline uint32_t attn_util_count_layers(const attn_problem *problems, uint32_t num_problems)
 {
     uint32_t count = 0;
@@ -226,23 +224,23 @@ static inline uint32_t attn_util_count_layers(const attn_problem *problems, uint
     return count;
 }
 
-/* ---- Problems beyond a plugin's limits: each is a reason ------------------------------------- */
+/* ---- Problems beyond a plugin's limits: each excess is a reason ------------------------------ */
 
-/* All modes, and all kinds of mask, that these headers know. */
+/* All modes and mask kinds that these headers define. */
 enum {
     ATTN_UTIL_ALL_MODES = (1 << ATTN_MODE_COUNT) - 1,
     ATTN_UTIL_ALL_MASKS = (1 << ATTN_MASK_COUNT) - 1
 };
 
-/* What a plugin takes. The first part is for attn_util_check_question() and the functions it calls
- * alone. */
+/* Limits of a plugin. The first part is used only by attn_util_check_question() and the functions
+ * it calls. */
 typedef struct attn_util_limits {
     int32_t device_type;         /* ATTN_DEVICE_* */
     uint32_t num_dtypes;         /* elements of `dtypes` */
-    const attn_dtype *dtypes;    /* of q, the cache and the output, which have the same one */
+    const attn_dtype *dtypes;    /* of q, the cache and the output, which are equal */
     const char *kv_layout;       /* ATTN_LAYOUT_* */
     int32_t max_head_dim;        /* of head_dim and v_head_dim */
-    uint32_t chunks;             /* 1 = attention_chunk is served */
+    uint32_t chunks;             /* 1 = attention_chunk is supported */
     uint32_t kinds;              /* set of 1 << ATTN_KIND_* */
     uint32_t attn_types;         /* set of 1 << ATTN_TYPE_* */
     uint32_t granularities;      /* set of 1 << ATTN_SCALE_* */
@@ -252,13 +250,13 @@ typedef struct attn_util_limits {
     uint32_t mask_kinds;         /* set of ATTN_MASK_BIT */
     uint32_t uses;               /* set of ATTN_USES_* */
     uint32_t graph_level;        /* the highest ATTN_GRAPH_* */
-    uint32_t notes;              /* set of ATTN_NOTE_* that are kept */
+    uint32_t notes;              /* set of ATTN_NOTE_* that the plugin has */
     uint32_t num_features;       /* elements of `features` */
-    const char *const *features; /* that are known, names of private operands among them */
+    const char *const *features; /* supported ones, names of private operands included */
 } attn_util_limits;
 
-/* Refuse a value that is not in a set of 1 << value; `name` names values, of which there are
- * `count`. */
+/* Refuse a value that is not in `set`, a set of 1 << value; `name` returns the name of each of the
+ * `count` values. */
 static inline void attn_util_check_member(uint32_t set, uint32_t value, uint32_t count,
                                           const char *(*name)(uint32_t), uint32_t code,
                                           uint32_t field, attn_verdict *verdict)
@@ -275,7 +273,7 @@ static inline void attn_util_check_member(uint32_t set, uint32_t value, uint32_t
     attn_util_refuse(verdict, code, field, accepted, "%s", name(value));
 }
 
-/* Kind, type of attention, granularity of scales, and flags, those that are not known included. */
+/* Kind, type of attention, granularity of scales, and flags, unknown ones included. */
 static inline void attn_util_check_group(const attn_util_limits *limits,
                                          const attn_layer_group *group, attn_verdict *verdict)
 {
@@ -298,8 +296,8 @@ static inline void attn_util_check_group(const attn_util_limits *limits,
                          "group flags %#x", group->flags);
 }
 
-/* For a backend whose q and new k, v have one dtype, that of the cache where it is not quantised:
- * the one that they have, or that q has to have because of the others; NONE = any that `is_served`.
+/* For a backend whose q and new k, v share one dtype, which is also an unquantised cache's: returns
+ * that dtype, or the one that q must have because of the others; NONE = any dtype that `is_served`.
  */
 static inline attn_dtype attn_util_one_input(const attn_problem *problem,
                                              int (*is_served)(attn_dtype dtype))
@@ -311,8 +309,8 @@ static inline attn_dtype attn_util_one_input(const attn_problem *problem,
     return ATTN_DTYPE_NONE;
 }
 
-/* For a backend whose new k, v have q's dtype, `one` (NONE = q's has to become one of several),
- * and which reads no quantised q, k or v: reasons for a problem that says otherwise. */
+/* For a backend whose new k, v have q's dtype `one` (NONE = q must change to one of several), and
+ * which reads no quantised q, k or v: adds reasons for a problem that differs. */
 static inline void attn_util_check_inputs(const attn_problem *problem,
                                           const attn_layer_group *group, attn_dtype one,
                                           attn_verdict *verdict)
@@ -326,8 +324,8 @@ static inline void attn_util_check_inputs(const attn_problem *problem,
                            ATTN_FIELD_INPUT_SCALE_GRANULARITY, verdict);
 }
 
-/* One data type for all of q, new k and v, the cache and the output: q's if it is served, else the
- * cache's, else the first that is. */
+/* For a backend with one data type for q, new k and v, the cache and the output: refuse every other
+ * type. The one type is q's if supported, else the cache's, else the first supported one. */
 static inline void attn_util_check_one_dtype(const attn_util_limits *limits,
                                              const attn_problem *problem,
                                              const attn_layer_group *group, attn_verdict *verdict)
@@ -347,7 +345,7 @@ static inline void attn_util_check_one_dtype(const attn_util_limits *limits,
     attn_util_check_inputs(problem, group, one, verdict);
 }
 
-/* Flags of layers; one reason for all of them. */
+/* Flags of layers; one reason for all layers. */
 static inline void attn_util_check_layers(const attn_util_limits *limits,
                                           const attn_layer_group *group, attn_verdict *verdict)
 {
@@ -358,7 +356,7 @@ static inline void attn_util_check_layers(const attn_util_limits *limits,
                             limits->layer_flags, flags);
 }
 
-/* A cache of keys and values apart, by pages. */
+/* A paged cache with separate keys and values. */
 static inline void attn_util_check_kv_layout(const attn_problem *problem, attn_verdict *verdict)
 {
     const char *layout = problem->kv_layout;
@@ -410,7 +408,7 @@ static inline int attn_util_knows_feature(const attn_util_limits *limits, const 
     return 0;
 }
 
-/* Graphs, notes, and features that are not known. */
+/* Graphs, notes, and unknown features. */
 static inline void attn_util_check_needs(const attn_util_limits *limits,
                                          const attn_problem *problem, attn_verdict *verdict)
 {
@@ -429,7 +427,7 @@ static inline void attn_util_check_needs(const attn_util_limits *limits,
                              "%s", problem->features[i]);
 }
 
-/* What query is asked, in structs of ours, and what it will answer. */
+/* The question put to query, in structs of full size, and the answer in progress. */
 typedef struct attn_util_question {
     attn_problem problem; /* its pointers are the caller's */
     attn_layer_group group;
@@ -438,8 +436,8 @@ typedef struct attn_util_question {
     attn_verdict verdict;
 } attn_util_question;
 
-/* What query does first: the question, and a verdict without reasons. INVALID_ARGUMENT for what is
- * missing, and for a softmax that makes no sense. */
+/* First step of query: reads the question and starts a verdict without reasons. INVALID_ARGUMENT
+ * for missing structs and impossible softmax parameters. */
 static inline attn_status attn_util_read_question(const attn_problem *given,
                                                   const attn_verdict *answer,
                                                   attn_util_question *question, attn_error *error)
@@ -453,8 +451,8 @@ static inline attn_status attn_util_read_question(const attn_problem *given,
     return status;
 }
 
-/* All that the limits say, each excess a reason of the question's verdict: device, layout of the
- * cache, group, data types, layers, bounds, needs. */
+/* Check a question against all limits; each excess adds a reason to its verdict: device, cache
+ * layout, group, data types, layers, bounds, needs. */
 static inline void attn_util_check_question(const attn_util_limits *limits,
                                             attn_util_question *question)
 {
@@ -483,8 +481,8 @@ static inline void attn_util_check_question(const attn_util_limits *limits,
     attn_util_check_needs(limits, &question->problem, verdict);
 }
 
-/* UNSUPPORTED, in the words of the first reason, if attn_util_check_bounds() finds one. What
- * metadata_size begins with. */
+/* UNSUPPORTED, with the first reason as the message, if attn_util_check_bounds() finds one.
+ * metadata_size calls this first. */
 static inline attn_status attn_util_require_bounds(const attn_util_limits *limits,
                                                    const attn_bounds *bounds, attn_error *error)
 {
@@ -502,7 +500,7 @@ static inline attn_status attn_util_require_bounds(const attn_util_limits *limit
                                 attn_util_field_name(reason.field), reason.got, reason.accepted);
 }
 
-/* The same, and INVALID_ARGUMENT for bounds of sequences, tokens or keys that are not known. */
+/* The same, and INVALID_ARGUMENT for unknown bounds of sequences, tokens or keys. */
 static inline attn_status attn_util_require_known_bounds(const attn_util_limits *limits,
                                                          const attn_bounds *bounds,
                                                          attn_error *error)
