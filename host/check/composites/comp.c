@@ -356,9 +356,9 @@ static void run_once(struct check_run *run)
 
 const struct check check_comp[] = {
     CHECK_ROW("COMP-02", verdict, count_children, CHECK_NEEDS_CHILD,
-              "a child's no is the composite's no, with the child's name; its graph level and "
+              "a composite refuses what a child refuses, and names the child; its graph level and "
               "notes are no better than a child's"),
-    {"COMP-03", "needs", "the index forms and the memory of each child are among the composite's",
+    {"COMP-03", "needs", "a composite reports the index forms and the memory of all its children",
      CHECK_NEEDS_CHILD, count_children, run_forms, NULL},
     {.rule = "COMP-04",
      .name = "failures",
@@ -372,12 +372,13 @@ const struct check check_comp[] = {
      CHECK_NEEDS_CHILD, comp_count_refs, comp_run_cycles, NULL},
     {"COMP-05", "missing", "a missing child is refused by its name", CHECK_NEEDS_CHILD,
      comp_count_refs, comp_run_missing, NULL},
-    {"COMP-06", "equal", "with one backend as all children, results are that backend's",
+    {"COMP-06", "equal",
+     "if all children are one backend, the composite gives that backend's results",
      CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE, count_children, comp_run_equal, NULL},
     {.rule = "COMP-06",
      .name = "deep",
-     .sentence = "with three levels of composites, too, results are that backend's, and a failure "
-                 "names every level",
+     .sentence = "three levels of composites over one backend give that backend's results, and a "
+                 "failure names every level",
      .needs = CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE,
      .count = count_children,
      .run = comp_run_deep},

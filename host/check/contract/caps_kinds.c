@@ -182,13 +182,13 @@ CHECK_RUN(linear_unknown_any,
     }
 
 const struct check check_caps_kinds[] = {
-    ROWS("CAPS-01", same_answer, "query gives the same answer to the same question"),
+    ROWS("CAPS-01", same_answer, "query gives equal answers to equal questions"),
     ROWS("CAPS-02", created,
          "a problem that query accepts can be created, and has a metadata size"),
     ROWS("CAPS-03", refused, "create refuses with UNSUPPORTED every problem that query refuses"),
     ROWS("CAPS-03", refused_bounds,
          "metadata_size and metadata_create refuse bounds that query refuses"),
-    ROWS("CAPS-04", reasons, "a no gives all its reasons, and no more"),
+    ROWS("CAPS-04", reasons, "a refusal gives all its reasons, and no others"),
     ROWS("CAPS-04", listed,
          "a problem changed to what a reason accepts is not refused for the same field again"),
     CHECK_ROW("CAPS-05", mla_unknown, count_mla_unknown, 0,
@@ -202,8 +202,8 @@ const struct check check_caps_kinds[] = {
               "query refuses linear layers with an unknown bit, id or enumerator that any layer "
               "may have"),
     ROWS("CAPS-06", language, "`accepted` is a list of numbers, ranges and words"),
-    ROWS("CAPS-07", capacity, "query counts all reasons, and writes as many as there is room for"),
-    ROWS("CAPS-12", promises,
-         "a promise among the notes is accepted in need_notes, and made then, too"),
+    ROWS("CAPS-07", capacity,
+         "query counts all reasons, and writes those that fit into the caller's array"),
+    ROWS("CAPS-12", promises, "a note that is a promise is accepted in need_notes, and then kept"),
     {.rule = NULL},
 };

@@ -75,10 +75,10 @@ CHECK_RUN(linear_promised, caps_visit_kind(run, ATTN_KIND_LINEAR, look_promised)
 
 const struct check check_caps_memory[] = {
     CHECK_ROW("WORK-02", promised, caps_count_cases, 0,
-              "metadata needs no more than the verdict has said"),
+              "metadata needs no more memory than the verdict says"),
     CHECK_ROW("WORK-02", mla_promised, count_mla, 0,
-              "metadata of latent layers needs no more than the verdict has said"),
+              "metadata of latent layers needs no more memory than the verdict says"),
     CHECK_ROW("WORK-02", linear_promised, count_linear, 0,
-              "metadata of linear layers needs no more than the verdict has said"),
+              "metadata of linear layers needs no more memory than the verdict says"),
     {.rule = NULL},
 };

@@ -453,17 +453,17 @@ CHECK_RUN(prefix, with_stage(run, judge_prefix))
 
 const struct check check_err[] = {
     CHECK_ROW("ERR-01", codes, count_failings, 0,
-              "a call that must fail fails with the code that is meant for it"),
+              "a call that must fail returns the status of its rule"),
     CHECK_ROW("ERR-02", messages, count_failings, 0,
-              "a failure writes a message in UTF-8 that is cut at a character boundary, or none "
-              "where none is wanted"),
-    CHECK_ROW("ERR-02", success, NULL, 0, "a call that succeeds leaves the error alone"),
+              "a failure writes a UTF-8 message truncated at a character boundary, or none if the "
+              "caller wants none"),
+    CHECK_ROW("ERR-02", success, NULL, 0, "a call that succeeds does not write to the error"),
     CHECK_ROW("ERR-03", errno, NULL, 0,
-              "errno keeps its meaning: a number of the system's, never set to 0"),
+              "errno is never set to 0, nor to a number that the system does not have"),
     CHECK_ROW("ERR-05", roles, rig_count_seeds, 0,
-              "an operand that is needed and missing is INVALID_ARGUMENT with its name"),
+              "a missing operand is INVALID_ARGUMENT, and the message names it"),
     CHECK_ROW("ERR-05", head_roles, NULL, 0,
-              "missing sinks or ALiBi slopes are INVALID_ARGUMENT with their name"),
+              "missing sinks or ALiBi slopes are INVALID_ARGUMENT, and the message names them"),
     CHECK_ROW("ERR-06", prefix, count_failings, 0,
               "a message does not begin with the backend's own name"),
     {.rule = NULL},

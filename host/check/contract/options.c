@@ -226,10 +226,10 @@ const struct check check_conf[] = {
     CHECK_ROW("CONF-03", outside, NULL, 0,
               "a value just outside an option's declared range is refused with the option's name"),
     CHECK_ROW("CONF-06", single, setting_count_all, 0,
-              "an option at an end of its range, at its default, or at each choice works, or "
+              "an option works at both ends of its range, at its default and at each choice, or "
               "query refuses it with the field option"),
     CHECK_ROW("CONF-06", pairs, count_pairs, 0,
-              "two options at such values work together, or query refuses them with the field "
-              "option"),
+              "two options at ends, defaults or choices work together, or query refuses them with "
+              "the field option"),
     {.rule = NULL},
 };

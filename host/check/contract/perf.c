@@ -66,8 +66,7 @@ CHECK_RUN(times, rig_with_session(run, measure_all))
 
 const struct check check_perf[] = {
     {"PERF-01", "overhead",
-     "planning a small batch and calling a forward of it take less than a millisecond "
-     "each",
+     "planning a small batch and calling a forward of it each take less than a millisecond",
      CHECK_ALONE, NULL, run_times, NULL},
     {.rule = NULL},
 };

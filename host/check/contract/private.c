@@ -521,12 +521,13 @@ static void run_numerics(struct check_run *run)
 
 const struct check check_private[] = {
     CHECK_ROW("PRIV-02", places, count_operands, CHECK_NEEDS_COMPUTE,
-              "a private operand means the same wherever it lies, and nothing is written to it"),
-    {"PRIV-05", "layouts", "layouts of a vendor's own can be converted from and to kv.nhd/1", 0,
-     NULL, run_extension, NULL},
+              "a private operand means the same at any address and strides, and is not written"),
+    {"PRIV-05", "layouts", "a vendor's own layouts can be converted from and to kv.nhd/1", 0, NULL,
+     run_extension, NULL},
     CHECK_ROW("PRIV-06", round_trip, NULL, 0,
-              "conversions are copies, element by element, and of nothing else"),
+              "layout conversions copy every element and nothing else"),
     CHECK_CASES("PRIV-07", numerics,
-                "data read and written in a vendor's own layout is right after conversion"),
+                "results from a cache in a vendor's own layout are right, and so is the cache "
+                "after conversion"),
     {.rule = NULL},
 };

@@ -171,11 +171,11 @@ CHECK_RUN(host_arrays, rig_with_session(run, check_host_arrays))
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_pure[] = {
-    CHECK_ROW("PURE-01", calls, rig_count_seeds, 0,
-              "a forward on the processor allocates nothing, opens, reads and writes nothing, "
-              "starts no thread and does not sleep"),
+    CHECK_ROW(
+        "PURE-01", calls, rig_count_seeds, 0,
+        "a forward on a CPU makes no allocation and no I/O, starts no thread and does not sleep"),
     CHECK_ROW("PURE-02", inputs, rig_count_seeds, 0,
-              "a forward writes its outputs and the batch's slots, and nothing else"),
+              "a forward writes only its outputs and the batch's slots"),
     CHECK_ROW("PURE-06", host_arrays, rig_count_seeds, 0,
               "the batch and its host arrays are not read after init_forward_metadata"),
     {.rule = NULL},

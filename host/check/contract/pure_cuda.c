@@ -550,23 +550,21 @@ static void run_lost(struct check_run *run)
 /* ---- The table ------------------------------------------------------------------------------- */
 
 const struct check check_pure_cuda[] = {
-    CHECK_ROW(
-        "PURE-01", enqueues, gpu_num_points, CHECK_NEEDS_CUDA,
-        "a forward never allocates, waits, copies with waiting, makes streams or events, or loads "
-        "code"),
+    CHECK_ROW("PURE-01", enqueues, gpu_num_points, CHECK_NEEDS_CUDA,
+              "a forward does not allocate, wait, copy synchronously, create streams or events, or "
+              "load code"),
     CHECK_ROW(
         "PURE-03", streams, gpu_num_points, CHECK_NEEDS_CUDA,
         "all work of a forward is on the given stream or on streams forked from and joined to it"),
     CHECK_ROW("PURE-04", context, gpu_num_points, CHECK_NEEDS_CUDA,
               "planning and forward leave the current context as it was"),
     CHECK_ROW("PURE-07", waits_for_nothing, gpu_num_points, CHECK_NEEDS_CUDA,
-              "init_forward_metadata returns while the stream's earlier work is not done"),
-    CHECK_ROW("PURE-07", staging, count_staging, CHECK_NEEDS_CUDA | CHECK_NEEDS_COMPUTE,
-              "batches prepared one after the other while the stream stands still have their own "
-              "results"),
+              "init_forward_metadata returns before the stream's earlier work is done"),
+    CHECK_ROW(
+        "PURE-07", staging, count_staging, CHECK_NEEDS_CUDA | CHECK_NEEDS_COMPUTE,
+        "batches planned in sequence while the stream is blocked each have their own results"),
     CHECK_ROW("ERR-04", lost, count_failures, CHECK_NEEDS_CUDA,
-              "a forward whose work fails for a lost device is DEVICE_LOST, and for another reason "
-              "is not"),
+              "a forward returns DEVICE_LOST if its work fails on a lost device, and only then"),
     CHECK_ROW("LIFE-09", slots, NULL, CHECK_NEEDS_CUDA,
               "every slot of a backend leaves the primary context current"),
     {0},

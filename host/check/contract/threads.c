@@ -283,10 +283,10 @@ static void run_instances(struct check_run *run)
 
 const struct check check_thrd[] = {
     CHECK_ROW("THRD-01", describe, NULL, CHECK_ONCE,
-              "describe gives eight threads at once the answer that it gives one"),
+              "describe gives eight concurrent threads the same answer as one"),
     CHECK_ROW("THRD-01", query, NULL, 0,
-              "query gives eight threads at once the answer that it gives one"),
+              "query gives eight concurrent threads the same answer as one"),
     CHECK_ROW("THRD-02", instances, rig_count_seeds, 0,
-              "two instances used by two threads at once give the results that each gives alone"),
+              "two instances on two concurrent threads each give the same results as alone"),
     {.rule = NULL},
 };

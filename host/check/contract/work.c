@@ -514,23 +514,26 @@ CHECK_RUN(parts, rig_without_forward(run, check_parts))
 
 const struct check check_work[] = {
     CHECK_ROW("WORK-02", sizes, NULL, 0,
-              "metadata_size gives one answer to one question, with alignments that are powers "
-              "of two"),
+              "metadata_size gives equal answers to equal questions, with alignments that are "
+              "powers of two"),
     CHECK_ROW("WORK-02", growth, NULL, 0, "no region becomes smaller when a bound grows"),
     CHECK_ROW("WORK-03", exact, rig_count_seeds, 0,
-              "with exactly the memory asked for, and with more, everything works, and nothing "
-              "around it is touched"),
-    {"WORK-03", "too_small", "one byte less, or none, is BUFFER_TOO_SMALL with the size needed", 0,
-     NULL, run_small, NULL},
+              "exactly the memory of metadata_size is enough, more also works, and nothing around "
+              "it is touched"),
+    {"WORK-03", "too_small",
+     "a region that is one byte too small, or absent, is BUFFER_TOO_SMALL with the required size",
+     0, NULL, run_small, NULL},
     CHECK_ROW("WORK-03", misaligned, NULL, 0, "a misaligned region is INVALID_ARGUMENT"),
     CHECK_ROW("WORK-03", kinds, NULL, 0, "an unknown kind of metadata is INVALID_ARGUMENT"),
     CHECK_ROW("WORK-04", scratch, rig_count_seeds, 0,
-              "scratch that is overwritten before each forward changes nothing"),
+              "results do not change if scratch is overwritten before each forward"),
     CHECK_ROW("WORK-05", zeroed, rig_count_seeds, 0,
-              "a forward leaves the zeroed regions as the next one needs them"),
-    {"WORK-06", "bounds", "a batch beyond a bound is INVALID_ARGUMENT and names the bound", 0,
+              "a forward leaves the ZEROED regions in the state that the next forward needs"),
+    {"WORK-06", "bounds",
+     "a batch beyond a bound is INVALID_ARGUMENT, and the message names the bound", 0,
      rig_count_seeds, run_beyond, NULL},
     CHECK_ROW("WORK-06", parts, rig_count_seeds, 0,
-              "a batch with parts that the bounds exclude is INVALID_ARGUMENT and names them"),
+              "a batch with parts that the bounds exclude is INVALID_ARGUMENT, and the message "
+              "names the parts"),
     {.rule = NULL},
 };

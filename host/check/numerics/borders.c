@@ -239,11 +239,12 @@ static void run_climb(struct check_run *run)
 #define LINEAR(number) LINEAR_CASES(axes_make_linear_short, number)
 
 const struct check check_borders[] = {
-    ALL_KIND_ROWS("CAPS-02", borders, CHECK_NEEDS_COMPUTE,
-                  "cases at the least and the greatest value that query accepts of an axis are "
-                  "computed right",
-                  SOFTMAX(SOFTMAX_AXES), LATENT(LATENT_AXES), LINEAR(LINEAR_AXES)),
-    ALL_KIND_ROWS("CAPS-03", beyond, 0, "create refuses the next value of each axis, as query does",
+    ALL_KIND_ROWS(
+        "CAPS-02", borders, CHECK_NEEDS_COMPUTE,
+        "results are right at the smallest and largest value of each axis that query accepts",
+        SOFTMAX(SOFTMAX_AXES), LATENT(LATENT_AXES), LINEAR(LINEAR_AXES)),
+    ALL_KIND_ROWS("CAPS-03", beyond, 0,
+                  "create refuses the first value beyond each axis's range, as query does",
                   SOFTMAX(SOFTMAX_AXES), LATENT(LATENT_AXES), LINEAR(LINEAR_AXES)),
     ALL_KIND_ROWS("WORK-02", climb, 0, "no region becomes smaller at any size of any bound",
                   SOFTMAX(1), LATENT(1), LINEAR(1)),

@@ -171,10 +171,11 @@ static void run_linear_dtypes(struct check_run *run)
 
 const struct check check_dtypes[] = {
     CHECK_CASES("CAPS-02", dtypes,
-                "whatever dtypes query accepts of q, new k and v, caches and outputs are computed"),
+                "results are right for all dtypes of q, new k and v, caches and outputs that query "
+                "accepts"),
     CHECK_CASES("CAPS-02", mla_dtypes,
-                "whatever dtypes query accepts of a latent layer's operands are computed"),
+                "latent layers are right for all dtypes of operands that query accepts"),
     CHECK_CASES("CAPS-02", linear_dtypes,
-                "whatever dtypes query accepts of a linear layer's operands are computed"),
+                "linear layers are right for all dtypes of operands that query accepts"),
     {.rule = NULL},
 };

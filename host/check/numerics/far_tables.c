@@ -41,16 +41,16 @@ static void run_far(struct check_run *run)
     KIND_ROW(rule, name, far, CHECK_NEEDS_COMPUTE, sentence, cases)
 
 const struct check check_far_tables[] = {
-    ROW("KV-08", "far_tables", "rows of a table may lie more than 2^31 entries apart",
+    ROW("KV-08", "far_tables", "rows of an index table may be more than 2^31 entries apart",
         SOFTMAX_CASES({AXIS_FORM, ALL}, BOTH_PHASES, {AXIS_PAGE, BIT(0) | BIT(1)})),
     ROW("KV-08", "far_cross_tables",
-        "rows of an encoder's table may lie more than 2^31 entries apart",
+        "rows of an encoder's index table may be more than 2^31 entries apart",
         SOFTMAX_CASES({AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW, BIT(WINDOW_NONE)},
                       {AXIS_FORM, ALL}, BOTH_PHASES)),
     ROW("KV-08", "mla_far_tables",
-        "rows of a table of latents may lie more than 2^31 entries apart",
+        "rows of an index table of latents may be more than 2^31 entries apart",
         LATENT_CASES(MLA_ABSORBED, MLA_LATENT, BIT(MLA_SMALL), {AXIS_FORM, ALL}, BOTH_PHASES)),
-    ROW("MEAN-10", "far_masks", "masks and items may lie more than 2^32 bytes apart",
+    ROW("MEAN-10", "far_masks", "masks and items may be more than 2^32 bytes apart",
         SOFTMAX_CASES({AXIS_MASK, BIT(MASK_FULL) | BIT(MASK_QLEN) | BIT(MASK_QLEN_POSITIONS) |
                                       BIT(MASK_ITEMS)},
                       {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_VERIFY)})),

@@ -191,18 +191,18 @@ CHECK_RUN(tiles_beside_cross, run_beside(run, true))
     KIND_ROW(rule, name, function, CHECK_NEEDS_COMPUTE, sentence, cases)
 
 const struct check check_hints[] = {
-    ROW("INVAR-01", "hints", hints, "the hint of shared prefixes changes no result", HINTED),
+    ROW("INVAR-01", "hints", hints, "a shared-prefix hint changes no result", HINTED),
     ROW("INVAR-01", "hints_forms", hints,
-        "the hint of shared prefixes changes no result, in any form of KV indices",
+        "a shared-prefix hint changes no result, in any form of KV indices",
         SOFTMAX_CASES({AXIS_FORM, ALL}, BOTH_PHASES)),
-    ROW("INVAR-01", "mla_hints", hints,
-        "the hint of shared prefixes changes no result of latent layers", HINTED_LATENTS),
-    ROW("KV-15", "prefix_levels", levels, "shared prefixes of several levels change no result",
+    ROW("INVAR-01", "mla_hints", hints, "a shared-prefix hint changes no result of latent layers",
+        HINTED_LATENTS),
+    ROW("KV-15", "prefix_levels", levels, "shared-prefix hints of several levels change no result",
         HINTED),
     ROW("KV-15", "beside_cross", beside_cross,
-        "a hint about sequences does not apply to the keys of their encoders", BESIDE),
+        "a shared-prefix hint does not apply to the keys of encoders", BESIDE),
     KIND_ROWS("KV-01", shared_new,
-              "sequences read what others of their batch write, before them or after",
+              "a sequence reads new keys of other sequences of its batch, earlier or later ones",
               SOFTMAX_CASES({AXIS_SOURCE, BIT(SOURCE_SAVED)}, THREE_MODES, PLAIN_AND_QUANTISED,
                             {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_63)}),
               HINTED_LATENTS),
@@ -210,13 +210,13 @@ const struct check check_hints[] = {
 };
 
 const struct check check_hints_tiles[] = {
-    KIND_ROWS("INVAR-01", hints_tiles, "a shared prefix may be several tiles of keys",
+    KIND_ROWS("INVAR-01", hints_tiles, "a shared prefix may span several tiles of keys",
               SOFTMAX_CASES(THREE_MODES, PLAIN_AND_QUANTISED,
                             {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_100)}),
               HINTED_LATENTS),
     ROW("KV-15", "levels_tiles", levels_tiles,
-        "a prefix shared at several levels may be several tiles of keys", HINTED),
+        "a prefix shared at several levels may span several tiles of keys", HINTED),
     ROW("KV-15", "tiles_beside_cross", tiles_beside_cross,
-        "a hint about sequences does not apply to encoders of several tiles of keys", BESIDE),
+        "a shared-prefix hint does not apply to encoders of several tiles of keys", BESIDE),
     {.rule = NULL},
 };

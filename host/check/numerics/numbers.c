@@ -166,13 +166,14 @@ static void run_linear_numbers(struct check_run *run)
     }
 
 const struct check check_numbers[] = {
-    ROW(numbers, "lengths, windows, heads and pages are any that query accepts"),
+    ROW(numbers,
+        "results are right for random lengths, windows, heads and pages that query accepts"),
     ROW(mla_numbers,
-        "lengths, windows, heads and pages of latent layers are any that query accepts"),
-    ROW(large, "two things at once may be large: heads, sequences, padding, keys, queries"),
-    ROW(mla_large, "two things of latent layers may be large at once: heads, sequences, padding, "
-                   "keys, queries"),
-    ROW(linear_numbers,
-        "lengths, heads, dimensions and snapshots of linear layers are any that query accepts"),
+        "latent layers are right for random lengths, windows, heads and pages that query accepts"),
+    ROW(large, "any two of these may be large at once: heads, sequences, padding, keys, queries"),
+    ROW(mla_large, "any two of these may be large at once in latent layers: heads, sequences, "
+                   "padding, keys, queries"),
+    ROW(linear_numbers, "linear layers are right for random lengths, heads, dimensions and "
+                        "snapshots that query accepts"),
     {.rule = NULL},
 };

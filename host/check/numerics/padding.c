@@ -116,13 +116,15 @@ CASES(page_zero_keys, false, PAGE_0_HAS_KEYS, 4 * MODES)
 CASES(mla_page_zero_keys, true, PAGE_0_HAS_KEYS, 2 * MODES)
 
 const struct check check_padding[] = {
-    CHECK_CASES("CAPT-04", padded, "sequences and rows of padding are finite and change nothing"),
-    CHECK_CASES("INVAR-01", page_zero, "where nothing is padding, page 0 may hold NaN"),
-    CHECK_CASES("CAPT-04", mla_padded, "padding is finite and changes nothing (latent layers)"),
+    CHECK_CASES("CAPT-04", padded,
+                "padding sequences and rows are finite and change no other result"),
+    CHECK_CASES("INVAR-01", page_zero, "page 0 may hold NaN in batches without padding"),
+    CHECK_CASES("CAPT-04", mla_padded,
+                "padding is finite and changes no other result (latent layers)"),
     CHECK_CASES("INVAR-01", mla_page_zero,
-                "where nothing is padding, page 0 may hold NaN (latent layers)"),
-    CHECK_CASES("KV-06", page_zero_keys, "page 0 may have keys, and nothing else is put there"),
+                "page 0 may hold NaN in batches without padding (latent layers)"),
+    CHECK_CASES("KV-06", page_zero_keys, "page 0 may hold keys, and nothing else is written to it"),
     CHECK_CASES("KV-06", mla_page_zero_keys,
-                "page 0 may have keys, and nothing else is put there (latent layers)"),
+                "page 0 may hold keys, and nothing else is written to it (latent layers)"),
     {.rule = NULL},
 };

@@ -215,27 +215,24 @@ static void run_far_slots(struct check_run *run)
 
 const struct check check_size_linear[] = {
     JUDGED_ROW("INVAR-01", linear_many_sequences,
-               "each of 300 sequences in one batch has the results of its recurrence",
+               "each of 300 sequences in one batch follows its recurrence",
                LINEAR_CASES(make_many_sequences, MODES)),
-    JUDGED_ROW("MEAN-18", linear_long,
-               "a sequence of more than 1024 rows has the results of its recurrence",
+    JUDGED_ROW("MEAN-18", linear_long, "a sequence of more than 1024 rows follows its recurrence",
                LINEAR_CASES(make_long, LONG)),
-    JUDGED_ROW(
-        "MEAN-18", linear_chunked,
-        "sequences of 300 to 4230 rows in bf16, with heads of 64 to 128, have the results of their "
-        "recurrence, with and without a convolution",
-        LINEAR_CASES(make_chunked, CHUNKED)),
+    JUDGED_ROW("MEAN-18", linear_chunked,
+               "sequences of 300 to 4230 rows in bf16, with head dimensions of 64 to 128, follow "
+               "their recurrence, with and without a convolution",
+               LINEAR_CASES(make_chunked, CHUNKED)),
     JUDGED_ROW("MEAN-18", linear_single_rows,
-               "single rows in bf16, with heads of 128 keys, have the results of their recurrence, "
-               "with and without a convolution",
+               "single rows in bf16, with a head_k_dim of 128, follow their recurrence, with and "
+               "without a convolution",
                LINEAR_CASES(make_single_rows, SINGLE)),
-    JUDGED_ROW("MEAN-18", linear_many_heads, "48 to 128 heads read the k heads that are theirs",
+    JUDGED_ROW("MEAN-18", linear_many_heads, "each of 48 to 128 v heads reads its own k head",
                LINEAR_CASES(make_many_heads, LONG)),
-    JUDGED_ROW("KV-09", linear_many_slots,
-               "slots of states may have numbers beyond 65536 and 131072",
+    JUDGED_ROW("KV-09", linear_many_slots, "numbers of state slots may be above 65536 and 131072",
                LINEAR_CASES(make_many_slots, MODES)),
     KIND_ROW("KV-09", "linear_far_slots", far_slots, CHECK_NEEDS_COMPUTE,
-             "slots of states may lie more than 4 GiB apart", LINEAR_CASES(make_far_slots, MODES)),
+             "state slots may be more than 4 GiB apart", LINEAR_CASES(make_far_slots, MODES)),
     JUDGED_ROW("KV-09", linear_spare_rows,
                "rows after q_indptr[S] are padding: finite, nothing else changes",
                LINEAR_CASES(make_spare_rows, 2)),
@@ -244,9 +241,9 @@ const struct check check_size_linear[] = {
 
 const struct check check_size_linear_more[] = {
     JUDGED_ROW("MEAN-18", linear_longest,
-               "a sequence of more than 65536 rows has the results of its recurrence",
+               "a sequence of more than 65536 rows follows its recurrence",
                LINEAR_CASES(make_longest, 1)),
-    JUDGED_ROW("MEAN-03", linear_late_rows, "rows of linear layers may have numbers beyond 65536",
+    JUDGED_ROW("MEAN-03", linear_late_rows, "row numbers of linear layers may be above 65536",
                LINEAR_CASES(make_late_rows, 1)),
     {.rule = NULL},
 };

@@ -183,21 +183,21 @@ CHECK_RUN(mla_split_settings, run_settings(run, latent_choices))
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_size_work[] = {
-    LARGE_ROW("INVAR-01", many_tiles, "160 sequences may have a few rows more than a tile each",
+    LARGE_ROW("INVAR-01", many_tiles, "each of 160 sequences may have a few rows more than a tile",
               SOFTMAX_VARIED(make_many_tiles, 1,
                              {AXIS_TYPE, BIT(TYPE_DECODER) | BIT(TYPE_ENCODER_ONLY)},
                              {AXIS_MODE, ALL})),
     LARGE_ROW("INVAR-01", many_tiles_cross,
-              "160 sequences that see an encoder may have a few rows more than a tile each",
+              "each of 160 sequences with an encoder may have a few rows more than a tile",
               SOFTMAX_VARIED(make_many_tiles, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
                              {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)),
     LARGE_ROW("INVAR-01", mla_many_tiles,
-              "160 sequences of latent layers may have a few rows more than a tile each",
+              "each of 160 sequences of latent layers may have a few rows more than a tile",
               SMALL_VARIED(make_many_tiles, 1, BOTH_PHASES)),
     CHECK_CASES("INVAR-01", split_settings,
-                "long batches are computed right with each number among the options at its ends"),
+                "long batches are right with each numeric option at the ends of its range"),
     CHECK_CASES("INVAR-01", mla_split_settings,
-                "long batches of latent layers are computed right with each number among the "
-                "options at its ends"),
+                "long batches of latent layers are right with each numeric option at the ends of "
+                "its range"),
     {.rule = NULL},
 };

@@ -631,14 +631,16 @@ static void run_sparse_labels(struct check_run *run)
 
 const struct check check_sparse[] = {
     CHECK_ROW("MEAN-21", sparse_given, count_sparse, CHECK_NEEDS_COMPUTE,
-              "a row attends to the latents that its list names, as many as its count says"),
+              "a row attends to the latents in its list of indices, as many as its count"),
     CHECK_ROW("MEAN-24", sparse_chosen, count_sparse, CHECK_NEEDS_COMPUTE,
-              "a layer with an indexer chooses the best keys that a row sees, and attends to them"),
+              "a layer with an indexer chooses, of the keys that a row sees, those with the "
+              "largest logits, and attends to them"),
     CHECK_ROW("MEAN-24", sparse_long, count_long, CHECK_NEEDS_COMPUTE,
-              "the best 2048 of thousands of keys are chosen, where many have the same logit, too"),
+              "the 2048 keys with the largest logits are chosen from thousands, even if many "
+              "logits are equal"),
     CHECK_ROW("MEAN-24", sparse_steps, count_sparse, CHECK_NEEDS_COMPUTE,
-              "logits, choice and attention may each be a call of its own"),
+              "logits, choice and attention may run in separate calls"),
     CHECK_ROW("KV-17", sparse_labels, count_sparse, CHECK_NEEDS_COMPUTE,
-              "new labels and latents are written to the caches, and nothing else is"),
+              "only new labels and latents are written to the caches"),
     {.rule = NULL},
 };

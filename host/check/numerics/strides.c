@@ -182,12 +182,12 @@ const struct check check_strides[] = {
 };
 
 const struct check check_far_operands[] = {
-    ALL_KIND_ROWS(
-        "INVAR-01", far_operands, CHECK_NEEDS_COMPUTE,
-        "vectors of an operand, states and constants too, may lie more than 2^32 elements apart",
-        SOFTMAX_CASES(BOTH_PHASES, {AXIS_LAYOUT, 3},
-                      {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)},
-                      {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)}),
-        LATENTS, LINEAR_CASES(make_rich, LINEAR_VARIANTS)),
+    ALL_KIND_ROWS("INVAR-01", far_operands, CHECK_NEEDS_COMPUTE,
+                  "vectors of an operand, states and constants included, may be more than 2^32 "
+                  "elements apart",
+                  SOFTMAX_CASES(BOTH_PHASES, {AXIS_LAYOUT, 3},
+                                {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)},
+                                {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)}),
+                  LATENTS, LINEAR_CASES(make_rich, LINEAR_VARIANTS)),
     {.rule = NULL},
 };

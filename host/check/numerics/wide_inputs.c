@@ -139,11 +139,10 @@ CHECK_RUN(wide_inputs_e5m2, numerics_run_found(run, find, true))
 
 const struct check check_wide_inputs[] = {
     CHECK_CASES("MEAN-22", wide_inputs,
-                "q, k and v of fp8 stand for codes times their scales, whatever the head dimension "
-                "and in batches of many queries"),
-    CHECK_CASES(
-        "MEAN-22", wide_inputs_e5m2,
-        "q, k and v of e5m2 stand for codes times their scales, whatever the head dimension "
-        "and in batches of many queries"),
+                "q, k and v in fp8 are read as value times scale, for any head dimension and in "
+                "batches of many queries"),
+    CHECK_CASES("MEAN-22", wide_inputs_e5m2,
+                "q, k and v in e5m2 are read as value times scale, for any head dimension and in "
+                "batches of many queries"),
     {.rule = NULL},
 };

@@ -349,16 +349,17 @@ static void run_linear_random(struct check_run *run)
 
 const struct check check_linear_invar[] = {
     CHECK_ROW("INVAR-01", linear_accepted, count_accepted, CHECK_NEEDS_COMPUTE,
-              "a sequence goes on from the snapshot of any row that was verified"),
+              "a sequence resumes from the snapshot of any verified row"),
     CHECK_ROW("INVAR-01", linear_permuted, linear_count_families, CHECK_NEEDS_COMPUTE,
               "the order of the sequences and of their slots changes no result"),
-    CHECK_ROW("INVAR-01", linear_splits, count_splits, CHECK_NEEDS_COMPUTE,
-              "a sequence may be cut anywhere: its state goes on from part to part"),
+    CHECK_ROW(
+        "INVAR-01", linear_splits, count_splits, CHECK_NEEDS_COMPUTE,
+        "a sequence may be cut anywhere: each part resumes from the state of the part before"),
     CHECK_ROW("INVAR-04", linear_cuts, count_cuts, CHECK_NEEDS_COMPUTE,
               "CUT_INVARIANT: where a sequence is cut changes no bit of linear layers"),
     CHECK_ROW("INVAR-01", linear_handed, count_handed, CHECK_NEEDS_COMPUTE,
-              "an instance goes on with a state that another one has left"),
+              "an instance resumes from a state that another instance wrote"),
     CHECK_ROW("INVAR-01", linear_random, count_random, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,
-              "whatever query accepts of linear layers computes them right"),
+              "linear layers are right for random problems that query accepts"),
     {.rule = NULL},
 };

@@ -283,14 +283,15 @@ const struct check check_linear_sequel[] = {
     CHECK_CASES("INVAR-01", linear_sequel,
                 "calls of linear layers do not change the results of later calls"),
     CHECK_CASES("INVAR-01", linear_layers,
-                "linear layers of one batch share its rows and slots alone"),
+                "linear layers of one batch share only its rows and slots"),
     CHECK_CASES("KV-12", state_groups,
-                "linear layers of one batch have the slots of their state groups"),
-    CHECK_CASES("LIFE-05", linear_other_bounds,
-                "a batch that is planned does not change when the instance gets another metadata "
-                "(linear layers)"),
+                "linear layers of one batch use the slots of their own state groups"),
+    CHECK_CASES(
+        "LIFE-05", linear_other_bounds,
+        "a planned batch does not change when its instance gets another metadata (linear layers)"),
     CHECK_CASES("LIFE-06", linear_contents,
-                "a batch at the same addresses as before is planned anew"),
-    CHECK_CASES("CAPT-04", linear_padded, "padding is finite and changes nothing, in every mode"),
+                "a new batch of linear layers at the old addresses is planned again"),
+    CHECK_CASES("CAPT-04", linear_padded,
+                "padding of linear layers is finite and changes no other result, in every mode"),
     {.rule = NULL},
 };

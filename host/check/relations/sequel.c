@@ -373,24 +373,20 @@ CASES(layers, false, 35, run_layers_of)
 CASES(mla_layers, true, 20, run_layers_of)
 
 const struct check check_sequel[] = {
-    CHECK_CASES(
-        "INVAR-01", sequel,
-        "calls of an instance, or of another one, do not change the results of later calls"),
-    CHECK_CASES("INVAR-01", types_in_turn, "instances of unlike types may be called in turns"),
-    CHECK_CASES("INVAR-01", layers,
-                "layers and KV groups of one batch have nothing in common but its rows"),
+    CHECK_CASES("INVAR-01", sequel,
+                "calls of an instance do not change later results, of that instance or of another"),
+    CHECK_CASES("INVAR-01", types_in_turn, "calls of instances of different types may alternate"),
+    CHECK_CASES("INVAR-01", layers, "layers and KV groups of one batch share only its rows"),
     CHECK_CASES("LIFE-05", other_bounds,
-                "a batch that is planned does not change when the instance gets another metadata"),
-    CHECK_CASES("LIFE-05", mla_other_bounds,
-                "a batch that is planned does not change when the instance gets another metadata "
-                "(latent layers)"),
-    CHECK_CASES("LIFE-06", contents,
-                "a batch at the same addresses as the one before is planned anew"),
+                "a planned batch does not change when its instance gets another metadata"),
+    CHECK_CASES(
+        "LIFE-05", mla_other_bounds,
+        "a planned batch does not change when its instance gets another metadata (latent layers)"),
+    CHECK_CASES("LIFE-06", contents, "a new batch at the old addresses is planned again"),
     CHECK_CASES("INVAR-01", mla_sequel,
                 "calls of latent layers do not change the results of later calls"),
-    CHECK_CASES("INVAR-01", mla_layers,
-                "latent layers of one batch have nothing in common but its rows"),
+    CHECK_CASES("INVAR-01", mla_layers, "latent layers of one batch share only its rows"),
     CHECK_CASES("LIFE-06", mla_contents,
-                "a batch at the same addresses as the one before is planned anew (latent layers)"),
+                "a new batch at the old addresses is planned again (latent layers)"),
     {.rule = NULL},
 };
