@@ -13,7 +13,7 @@
                  "./dev build makes all of attnhost\n",                                            \
     }
 
-ABSENT(check, "check", "in the whole program alone: ./dev build");
-ABSENT(fuzz, "fuzz", "in the whole program alone: ./dev build");
+ABSENT(check, "check", "only in the full program: ./dev build");
+ABSENT(fuzz, "fuzz", "only in the full program: ./dev build");
 ABSENT(check_child, "check-child", NULL);
 ABSENT(check_load, "check-load", NULL);

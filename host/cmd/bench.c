@@ -35,7 +35,7 @@ static const struct option_row options[] = {
      .value = "NAME[,NAME]...",
      .kind = OPTION_LIST,
      .place = offsetof(struct bench_values, backends),
-     .help = "backends, or NAMEs of [backend.NAME] sections; may be repeated"},
+     .help = "backends, or names of [backend.NAME] sections; may be repeated"},
     {.name = "shape",
      .value = "KEY=VALUE[,...]",
      .kind = OPTION_LIST,
@@ -45,40 +45,39 @@ static const struct option_row options[] = {
      .value = "auto|cpu|cuda:N",
      .kind = OPTION_KEY,
      .key = "platform.device",
-     .help = "platform.device; auto is that on which `run` serves the ini, or the one that all of "
-             "--backend serve on"},
+     .help = "platform.device; auto is the device that `run` chooses for the ini, or the one that "
+             "all backends of --backend have in common"},
     {.name = "seconds",
      .value = "S",
      .kind = OPTION_VALUE,
      .place = offsetof(struct bench_values, seconds),
      .read = read_seconds,
      .accepted = ACCEPTS_SECONDS,
-     .help =
-         "about how long all of it may take; shared out evenly (1 for each backend on each shape "
-         "and for each ceiling). What is so slow that only few calls of it fit is measured by "
-         "one call; later shapes with long calls are left out"},
+     .help = "approximate time for everything, divided evenly (default: 1 for each backend on each "
+             "shape and for each ceiling). A backend too slow for several calls is measured by one "
+             "call; later shapes with long calls are left out"},
     {.name = "sustain",
      .value = "S",
      .kind = OPTION_VALUE,
      .place = offsetof(struct bench_values, sustain),
      .read = read_seconds,
      .accepted = ACCEPTS_SECONDS,
-     .help = "keep the device busy for so long before each measurement, and leave out the rests "
-             "that keep a GPU cool (0)"},
+     .help = "keep the device busy for S seconds before each measurement, without the pauses that "
+             "keep a GPU cool (0)"},
     {.name = "seed",
      .value = "N",
      .kind = OPTION_KEY,
      .key = "workload.seed",
-     .help = "workload.seed, of values and of the order of pages"},
+     .help = "workload.seed, for values and the order of pages"},
     {.name = "json",
      .value = "FILE|-",
      .kind = OPTION_TEXT,
      .place = offsetof(struct bench_values, json),
-     .help = "write everything, each sample too, as JSON; - is stdout"},
+     .help = "write everything, including each sample, as JSON; - is stdout"},
     {.name = "set",
      .value = "section.key=value",
      .kind = OPTION_SET,
-     .help = "any key of the ini, as backend.NAME.type, plugins.path, platform.max_sms, or "
+     .help = "any key of the ini, such as backend.NAME.type, plugins.path, platform.max_sms, or "
              "cuda_graph.enable = no for calls instead of graphs"},
     OPTION_END,
 };
@@ -87,10 +86,9 @@ static void print_shapes(FILE *file)
 {
     arguments_print_text(
         file,
-        "A VALUE is one or more items separated by ':', each of which makes a shape; of several\n"
-        "keys all combinations are measured. An item is a word or a number, A-BxF (A, A*F ... B),\n"
-        "A-B/S (A, A+S ... B), or for lengths N+N+N: those of a batch's sequences in turn.\n"
-        "\n");
+        "A VALUE is one or more items separated by ':'; each item makes a shape, and several keys\n"
+        "make all combinations. An item is a word, a number, A-BxF (A, A*F ... B), A-B/S (A, A+S\n"
+        "... B), or N+N+N for lengths that the sequences of a batch take in turn.\n");
     bench_shape_print_keys(file);
     fputc('\n', file);
 }
@@ -279,7 +277,7 @@ static int run(struct arguments *arguments)
 
 const struct command command_bench = {
     .name = "bench",
-    .summary = "how fast backends are, side by side",
+    .summary = "measure backends side by side",
     .usage = "--backend NAME[,...] --shape KEY=VALUE[,...] [OPTION]...\n"
              "CONFIG.ini [OPTION]...",
     .names = "CONFIG.ini",
@@ -287,34 +285,33 @@ const struct command command_bench = {
     .ends_early = true,
     .calls_plugins = true,
     .about =
-        "Measures forwards of backends on shapes: the backends of a shape in turn (A B A B ...),\n"
-        "each warmed up, on random values that rotate through more memory than the last-level\n"
-        "cache has; on a GPU by its events, from graphs where the backend can be captured. Each "
-        "is\n"
-        "compared with the first backend, and with the best the device does, measured in the\n"
+        "Measures forwards of backends on shapes. The backends of a shape alternate (A B A B ...)\n"
+        "after a warmup. Random inputs rotate through more memory than the last-level cache. On a\n"
+        "GPU times come from CUDA events, and calls from graphs if the backend can be captured. "
+        "Each\n"
+        "backend is compared with the first one, and with the device's ceilings, measured in the\n"
         "same run.\n"
         "\n"
-        "With CONFIG.ini the shapes are those of its model: each group of equal layers as prefill\n"
-        "of workload.chunked_prefill_size tokens and as decode of workload.max_running_requests\n"
-        "sequences of as many keys, on the backends that it chooses. --shape gives other shapes,\n"
-        "whose missing keys are the model's; --backend other backends. Sparse layers are those\n"
-        "whose latents an indexer chooses.\n",
+        "CONFIG.ini gives shapes from its model: each layer group as prefill of\n"
+        "workload.chunked_prefill_size tokens and as decode of workload.max_running_requests\n"
+        "sequences of as many keys, on the backends that it chooses. --shape replaces the shapes;\n"
+        "keys left out come from the model. --backend replaces the backends. Sparse layers are\n"
+        "latent layers with an indexer.\n",
     .options = options,
     .more = print_shapes,
-    .ending = "The table goes to stdout, everything else to stderr. Rows of each backend's output "
-              "are judged\n"
-              "before it is timed and after; one that is wrong is not ranked. Exit codes: 0 "
-              "success; 1 a\n"
-              "backend's output is wrong; 2 usage or configuration; 3 a critical plugin is "
-              "refused; 4 no\n"
-              "backend can serve some shape; 5 a backend failed while running.\n"
-              "\n"
-              "examples:\n"
-              "  attnhost bench --backend cpu_native --shape mode=decode,kv_len=1024-4096x2\n"
-              "  attnhost bench --backend triton_like --shape mode=prefill,kv_len=2048:8192\n"
-              "  attnhost bench --backend cpu_native --shape kind=mla,heads=16,kv_len=1024\n"
-              "  attnhost bench --backend cpu_linear --shape kind=gdn,state_dtype=f32:bf16\n"
-              "  attnhost bench examples/quickstart.ini --json -\n",
+    .ending =
+        "The table goes to stdout, everything else to stderr. Rows of each backend's output are\n"
+        "verified before and after timing; a backend with wrong output is not ranked. Exit codes: "
+        "0\n"
+        "success; 1 a backend's output is wrong; 2 usage or configuration; 3 a critical plugin is\n"
+        "refused; 4 no backend can serve some shape; 5 a backend failed while running.\n"
+        "\n"
+        "examples:\n"
+        "  attnhost bench --backend cpu_native --shape mode=decode,kv_len=1024-4096x2\n"
+        "  attnhost bench --backend triton_like --shape mode=prefill,kv_len=2048:8192\n"
+        "  attnhost bench --backend cpu_native --shape kind=mla,heads=16,kv_len=1024\n"
+        "  attnhost bench --backend cpu_linear --shape kind=gdn,state_dtype=f32:bf16\n"
+        "  attnhost bench examples/quickstart.ini --json -\n",
     .size = sizeof(struct bench_values),
     .run = run,
 };

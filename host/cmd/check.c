@@ -47,7 +47,7 @@ static const struct option_row options[] = {
      .value = "NAME",
      .kind = OPTION_TEXT,
      .place = offsetof(struct check_params, backend),
-     .help = "check this backend alone"},
+     .help = "check only this backend"},
     {.name = "device",
      .value = "cpu|cuda:N",
      .kind = OPTION_VALUE,
@@ -59,111 +59,107 @@ static const struct option_row options[] = {
      .value = "OTHER.so",
      .kind = OPTION_LIST,
      .place = offsetof(struct check_params, with),
-     .help = "load this plugin too, for children of a composite; may be repeated. Of its first "
-             "backend the suite makes the children that a composite needs and that no --option "
-             "names (stand_in_1, stand_in_2 ...)"},
+     .help = "load this plugin too, for children of a composite; may be repeated. Its first "
+             "backend serves as the children that no --option names (stand_in_1, stand_in_2 ...)"},
     {.name = "option",
      .value = "[NAME.]KEY=VALUE",
      .kind = OPTION_LIST,
      .place = offsetof(struct check_params, options),
-     .help = "an option of the backends that declare it, or of the child NAME, whose backend "
-             "NAME.type says where it is not NAME itself; may be repeated"},
+     .help = "an option of the backends that declare it, or of the child NAME, whose backend is "
+             "NAME.type if it is not NAME itself; may be repeated"},
     {.name = "filter",
      .value = "GLOB",
      .kind = OPTION_LIST,
      .place = offsetof(struct check_params, filters),
-     .help = "check what the pattern means: 'MEAN-*', 'cpu_native/KV-06.*/17'; may be repeated"},
+     .help = "check only ids that match: 'MEAN-*', 'cpu_native/KV-06.*/17'; may be repeated"},
     {.name = "fail-fast",
      .kind = OPTION_SWITCH,
      .place = offsetof(struct check_params, fail_fast),
-     .help = "stop at the first failure, one case after the other, numerics first"},
+     .help = "stop at the first failure; run cases one at a time, numerics first"},
     {.name = "quick",
      .kind = OPTION_SWITCH,
      .place = offsetof(struct check_params, quick),
-     .help = "three cases of each check at most, spread over all of them: a first answer while a "
-             "backend is being written"},
+     .help = "run at most three cases of each check, spread over its cases: a first answer during "
+             "development"},
     {.name = "list",
      .kind = OPTION_SWITCH,
      .place = offsetof(struct check_params, list),
-     .help = "print ids, seeds and sentences, and digests of which cases these are; check nothing"},
+     .help = "print ids, seeds and sentences, and digests of the list of cases; check nothing"},
     {.name = "seed",
      .value = "N",
      .kind = OPTION_VALUE,
      .place = offsetof(struct check_params, seed),
      .read = option_read_uint64,
      .accepted = OPTION_ACCEPTS_UINT64,
-     .help = "random problems and data follow from it (default 0)"},
+     .help = "seed of random problems and data (default 0)"},
     {.name = "exhaustive",
      .kind = OPTION_SWITCH,
      .place = offsetof(struct check_params, exhaustive),
-     .help = "all combinations instead of a covering choice"},
+     .help = "run all combinations instead of a covering subset"},
     {.name = "repeat",
      .value = "N",
      .kind = OPTION_VALUE,
      .place = offsetof(struct check_params, repeat),
      .read = params_read_repeat,
      .accepted = PARAMS_ACCEPTS_REPEAT,
-     .help =
-         "run each numeric case N times on the same inputs: the same bits each time where query "
-         "declares DETERMINISTIC (INVAR-02), else judged each time (default 1; most cases take "
-         "about N times as long)"},
+     .help = "run each numeric case N times on the same inputs: compare bits if query declares "
+             "DETERMINISTIC (INVAR-02), else judge each run (default 1; most cases take about N "
+             "times as long)"},
     {.name = "format",
      .value = "tap|junit|json|markdown",
      .kind = OPTION_VALUE,
      .place = offsetof(struct check_params, format),
      .read = read_format,
      .accepted = "tap, junit, json, markdown",
-     .help = "of the report (default: tap)"},
+     .help = "format of the report (default: tap)"},
     {.name = "output",
      .value = "FILE",
      .kind = OPTION_TEXT,
      .place = offsetof(struct check_params, output),
-     .help = "write the report there (default: stdout)"},
+     .help = "write the report to FILE (default: stdout)"},
     {.name = "profile",
      .value = "NAME|FILE",
      .kind = OPTION_TEXT,
      .place = offsetof(struct check_params, profile),
-     .help =
-         "what must pass: core, paged-kv, mla, mla-absorbed, sparse, linear, quant-fp8, capture "
-         "(default: core, unless cases are left out by --filter, --fail-fast, --quick, "
-         "--in-process or "
-         "--replay)"},
+     .help = "cases that must pass: core, paged-kv, mla, mla-absorbed, sparse, linear, quant-fp8, "
+             "capture (default: core, unless cases are left out by --filter, --fail-fast, --quick, "
+             "--in-process or --replay)"},
     {.name = "waivers",
      .value = "FILE",
      .kind = OPTION_TEXT,
      .place = offsetof(struct check_params, waivers),
-     .help = "failures that are known: lines ID-GLOB PLUGIN VERSION-GLOB EXPIRY WHY"},
+     .help = "known failures: lines ID-GLOB PLUGIN VERSION-GLOB EXPIRY WHY"},
     {.name = "replay",
      .value = "FILE",
      .kind = OPTION_TEXT,
      .place = offsetof(struct check_params, replay),
-     .help = "run the one case that `attnhost fuzz` wrote down"},
+     .help = "run the case in a file from `attnhost fuzz`"},
     {.name = "jobs",
      .value = "N",
      .kind = OPTION_VALUE,
      .place = offsetof(struct check_params, jobs),
      .read = read_jobs,
      .accepted = "1..64",
-     .help = "processes side by side (default: half of the processors, at most 8)"},
+     .help = "processes in parallel (default: half of the processors, at most 8)"},
     {.name = "timeout",
      .value = "S",
      .kind = OPTION_VALUE,
      .place = offsetof(struct check_params, timeout),
      .read = option_read_seconds,
      .accepted = OPTION_ACCEPTS_SECONDS,
-     .help = "for everything; what is not run by then is left out (default: as long as there are "
-             "signs of life)"},
+     .help = "limit of the whole run in seconds; remaining cases are left out (default: none, "
+             "while the plugin makes progress)"},
     {.name = "inactivity",
      .value = "S",
      .kind = OPTION_VALUE,
      .place = offsetof(struct check_params, inactivity),
      .read = option_read_seconds,
      .accepted = OPTION_ACCEPTS_SECONDS,
-     .help = "of a process's own time without a sign of life (default 30)"},
+     .help = "stop a process after S seconds of its own time without a sign of life (default 30)"},
     {.name = "in-process",
      .kind = OPTION_SWITCH,
      .place = offsetof(struct check_params, in_process),
-     .help = "without processes and limits: for debuggers and sanitizers"},
+     .help = "run in this process and without time limits, for debuggers and sanitizers"},
     OPTION_END,
 };
 
@@ -302,13 +298,12 @@ static int run(struct arguments *arguments)
 
 const struct command command_check = {
     .name = "check",
-    .summary = "whether a plugin file keeps the rules of the ABI and computes attention",
+    .summary = "check a plugin file against the rules of the ABI",
     .usage = "PLUGIN.so [OPTION]...",
     .names = "plugin file",
     .target = TARGET_AT_MOST_ONE,
-    .about =
-        "Checks a plugin against the rules of docs/ABI.md, in separate processes: a crash or a\n"
-        "hang is a result like any other, and the rest is checked all the same.\n",
+    .about = "Checks a plugin against the rules of docs/ABI.md in separate processes, so that the\n"
+             "remaining checks still run after a crash or a hang.\n",
     .options = options,
     .ending =
         "The report goes to stdout, everything else to stderr. Exit codes: 0 all passed or were\n"

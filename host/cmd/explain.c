@@ -34,8 +34,7 @@ static const struct option_row options[] = {
     {.name = "would",
      .kind = OPTION_SWITCH,
      .place = offsetof(struct values, would),
-     .help = "what the rules would choose is an answer (exit code 0), even if no such plugin "
-             "exists yet"},
+     .help = "exit with 0 if the rules choose a backend, even if no such plugin exists yet"},
     OPTION_END,
 };
 
@@ -191,30 +190,31 @@ static int run(struct arguments *arguments)
 
 const struct command command_explain = {
     .name = "explain",
-    .summary = "which backend is chosen for each phase and layer group, and why",
+    .summary = "show the backend chosen for each phase and layer group, and why",
     .usage = "CONFIG.ini|config.json [OPTION]...",
     .names = "CONFIG.ini or config.json",
     .calls_plugins = true,
     .about =
-        "Tells which backend a run of this configuration would choose for each phase and layer\n"
-        "group, and for each other candidate all reasons why it cannot serve. Nothing is computed\n"
-        "and no GPU is needed: platform.simulate = sm90 (or gfx942, npu, xpu, cpu_amx ...) asks "
-        "as\n"
-        "if it were that platform, and names what would be chosen there, installed here or not.\n"
-        "A model's config.json by itself stands for an ini with model.config alone.\n"
+        "Shows the backend that a run of this configuration would choose for each phase and layer\n"
+        "group, and for each other candidate all reasons why it cannot serve. Computes nothing "
+        "and\n"
+        "needs no GPU: platform.simulate = sm90 (or gfx942, npu, xpu, cpu_amx ...) selects for "
+        "that\n"
+        "platform, from all known backends, installed or not. A model's config.json stands for an\n"
+        "ini that sets only model.config.\n"
         "\n"
-        "Of workload.trace, where it is given, the lengths are read: a request that is longer "
-        "than\n"
-        "max_context_len, or than a step of an encoder, or that could never end in pools of the\n"
-        "sizes that [kv_cache] gives, is refused as `run` refuses it. The pages of mem_fraction\n"
-        "depend on the device's memory; only `run` checks them.\n",
+        "If workload.trace is set, explain reads its lengths and refuses the same requests as "
+        "`run`:\n"
+        "those longer than max_context_len, longer than a step of an encoder, or too long for the\n"
+        "pools of [kv_cache]. Pages from mem_fraction depend on the device's memory; only `run`\n"
+        "checks them.\n",
     .options = options,
     .ending =
-        "The answer goes to stdout, folded to 80 columns in a pipe, too; for scripts there is\n"
-        "--json. Everything else goes to stderr. Exit codes: 0 every layer is served, or on a\n"
-        "simulated platform would be by a plugin that exists; 2 usage or configuration; 3 a "
-        "critical plugin is refused; 4\n"
-        "no backend can serve some layer, or the named one cannot.\n"
+        "The answer goes to stdout, wrapped at 80 columns even in a pipe; use --json in scripts.\n"
+        "Everything else goes to stderr. Exit codes: 0 every layer is served (simulated: would be, "
+        "by\n"
+        "a plugin that exists); 2 usage or configuration; 3 a critical plugin is refused; 4 no\n"
+        "backend, or not the named one, can serve some layer.\n"
         "\n"
         "examples:\n"
         "  attnhost explain examples/quickstart.ini\n"

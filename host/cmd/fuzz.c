@@ -17,7 +17,7 @@ static const struct option_row options[] = {
      .value = "NAME",
      .kind = OPTION_TEXT,
      .place = offsetof(struct check_params, backend),
-     .help = "fuzz this backend alone"},
+     .help = "fuzz only this backend"},
     {.name = "device",
      .value = "cpu|cuda:N",
      .kind = OPTION_VALUE,
@@ -41,34 +41,34 @@ static const struct option_row options[] = {
      .place = offsetof(struct check_params, seed),
      .read = option_read_uint64,
      .accepted = OPTION_ACCEPTS_UINT64,
-     .help = "the sequence of cases follows from it (default 0)"},
+     .help = "seed of the sequence of cases (default 0)"},
     {.name = "exhaustive",
      .kind = OPTION_SWITCH,
      .place = offsetof(struct check_params, exhaustive),
-     .help = "among all combinations instead of a covering choice"},
+     .help = "draw from all combinations instead of a covering subset"},
     {.name = "time",
      .value = "S",
      .kind = OPTION_VALUE,
      .place = offsetof(struct check_params, time),
      .read = option_read_seconds,
      .accepted = OPTION_ACCEPTS_SECONDS,
-     .help = "for so long (default 60)"},
+     .help = "stop after S seconds (default 60)"},
     {.name = "output",
      .value = "DIR",
      .kind = OPTION_TEXT,
      .place = offsetof(struct check_params, output),
-     .help = "write failing cases there (default: the working directory)"},
+     .help = "write failing cases to DIR (default: the working directory)"},
     {.name = "inactivity",
      .value = "S",
      .kind = OPTION_VALUE,
      .place = offsetof(struct check_params, inactivity),
      .read = option_read_seconds,
      .accepted = OPTION_ACCEPTS_SECONDS,
-     .help = "of a process's own time without a sign of life (default 30)"},
+     .help = "stop a process after S seconds of its own time without a sign of life (default 30)"},
     {.name = "in-process",
      .kind = OPTION_SWITCH,
      .place = offsetof(struct check_params, in_process),
-     .help = "without processes and limits: for debuggers and sanitizers"},
+     .help = "run in this process and without time limits, for debuggers and sanitizers"},
     OPTION_END,
 };
 
@@ -99,14 +99,12 @@ static int run(struct arguments *arguments)
 
 const struct command command_fuzz = {
     .name = "fuzz",
-    .summary = "the same with random cases",
+    .summary = "check a plugin file with random cases",
     .usage = "PLUGIN.so [OPTION]...",
     .names = "plugin file",
-    .about =
-        "Checks a plugin with random cases, as `attnhost check` does with chosen ones. A case "
-        "that\n"
-        "fails is made as small as it goes and written to a file that `attnhost check --replay`\n"
-        "runs.\n",
+    .about = "Checks a plugin with random cases, like `attnhost check` with fixed ones. A failing "
+             "case is\n"
+             "reduced and written to a file for `attnhost check --replay`.\n",
     .options = options,
     .ending =
         "Exit codes: 0 nothing failed; 1 something did; 2 usage; 3 the plugin file is\n"

@@ -31,7 +31,7 @@ static const struct option_row options[] = {
      .value = "CONFIG.ini",
      .kind = OPTION_TEXT,
      .place = offsetof(struct values, config),
-     .help = "look for the backend in the plugins of this ini"},
+     .help = "search the plugins of this ini"},
     OPTION_ROW_SET,
     {.name = "json",
      .kind = OPTION_SWITCH,
@@ -87,9 +87,10 @@ static void print_type(const attnhost *host, const attn_backend_type *type)
         print_option(attn_at(type->options, i));
     if (type->flags & ATTN_BACKEND_WITHOUT_KERNELS)
         text_wrap_line(stdout, 2, 4,
-                       "built without kernels: what follows is what they would do; create fails");
+                       "built without kernels: the capabilities below are those of a full build; "
+                       "create fails");
     if (type->flags & ATTN_BACKEND_COMPOSITE)
-        puts("  a composite: it can do what its children can");
+        puts("a composite: its capabilities are its children's");
     else if (probe_find(host, type, &probe))
         probe_print(host, type, &probe, stdout);
     else
@@ -375,17 +376,20 @@ static int run(struct arguments *arguments)
 
 const struct command command_inspect = {
     .name = "inspect",
-    .summary = "what a backend or a plugin file can do, and its options",
+    .summary = "show the capabilities and options of a backend or plugin file",
     .usage = "BACKEND|PLUGIN.so|PLUGIN.py [OPTION]...",
     .names = "backend or plugin file",
     .calls_plugins = true,
     .about =
-        "Shows a backend, or all backends of a plugin file: layouts, what it needs, options with\n"
-        "their defaults and what they accept, and what it can do, found out by asking it. No GPU\n"
-        "is needed: a CUDA backend is asked about simulated ones. What contains a slash or ends\n"
-        "in .so or .py is a file, module:Class a class of Python; else it is a backend's name,\n"
-        "an alias (fa3), or, with --config, a backend of that ini: its options as given are\n"
-        "shown as well (`routes` is what attention.route.<n> make).\n",
+        "Shows a backend, or all backends of a plugin file: layouts, requirements, options with\n"
+        "defaults and accepted values, and capabilities, which it queries. Needs no GPU: CUDA\n"
+        "backends are queried for simulated ones. A name with a slash, or ending in .so or .py, is "
+        "a\n"
+        "file; module:Class is a Python class; any other name is a backend, an alias (fa3) or, "
+        "with\n"
+        "--config, a backend of that ini, which is shown with its options as given (`routes` "
+        "stands\n"
+        "for the keys attention.route.<n>).\n",
     .options = options,
     .ending = "The answer goes to stdout, everything else to stderr. Exit codes: 0 success;\n"
               "2 usage, configuration or an unknown backend; 3 the plugin file, or a critical\n"

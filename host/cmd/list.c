@@ -34,13 +34,13 @@ static const struct option_row options[] = {
     {.name = "matrix",
      .kind = OPTION_SWITCH,
      .place = offsetof(struct values, matrix),
-     .help = "what each backend can do, side by side, as a Markdown table: asked about one change "
-             "at a time of a plain problem"},
+     .help = "capabilities of backends side by side, as a Markdown table: each row changes one "
+             "property of a plain problem"},
     {.name = "words",
      .kind = OPTION_SWITCH,
      .place = offsetof(struct values, words),
-     .help = "the ABI's numbers and their words instead, for plugins in languages that do not see "
-             "C's macros: set, value, constant, word, separated by tabs"},
+     .help = "print the ABI's numbers with their names instead, for languages without C macros; "
+             "columns are set, value, constant and word, separated by tabs"},
     OPTION_END,
 };
 
@@ -52,7 +52,7 @@ static void state_of(const attnhost *host, const attn_backend_type *type, char *
     if (type->flags & ATTN_BACKEND_COMPOSITE)
         snprintf(text, size, "usable, a composite");
     else if (type->flags & ATTN_BACKEND_WITHOUT_KERNELS)
-        snprintf(text, size, "built without kernels: explained, but not run; build with nvcc");
+        snprintf(text, size, "built without kernels: can be explained, not run; build with nvcc");
     else if (probe_here(host, type, why, sizeof why))
         snprintf(text, size, "usable");
     else if (strncmp(why, other_kind, strlen(other_kind)) == 0)
@@ -301,9 +301,9 @@ static int print_matrix(const attnhost *host, bool json)
         code = print_text(good ? matrix_json(&parts) : NULL);
     } else {
         matrix_write(parts.columns, parts.num_columns, stdout);
-        print_others(parts.composites, "\nComposites can do what their children can: ");
+        print_others(parts.composites, "\nCapabilities of composites are their children's: ");
         print_others(parts.others,
-                     "\nNot for plain softmax attention, which this table is about: ");
+                     "\nNot in this table, as they do not serve plain softmax attention: ");
         print_others(parts.without_kernels, "\nBuilt without kernels here: ");
     }
     finish_matrix(&parts);
@@ -351,17 +351,17 @@ static int run(struct arguments *arguments)
 
 const struct command command_list = {
     .name = "list",
-    .summary = "plugins and backends found, usable here or why not",
+    .summary = "list plugins and backends, and why some are not usable here",
     .usage = "[CONFIG.ini|PLUGIN.so|PLUGIN.py] [OPTION]...",
     .names = "CONFIG.ini or plugin file",
     .target = TARGET_AT_MOST_ONE,
     .calls_plugins = true,
     .about =
-        "Lists the plugin files that were found and their backends: usable here, or why not. A\n"
-        "file that is refused is listed with its reason. Searched are the paths of the ini, the\n"
-        "folders of ATTNHOST_PLUGIN_PATH and the folder that plugins are installed in. A plugin "
-        "file\n"
-        "is listed before them, as with --set plugins.path=FILE.\n",
+        "Lists plugin files and their backends, and why some are not usable here. A refused file "
+        "is\n"
+        "listed with its reason. The search path is the ini's paths, the folders of\n"
+        "ATTNHOST_PLUGIN_PATH and the folder of installed plugins. A plugin file named on the\n"
+        "command line comes first, as with --set plugins.path=FILE.\n",
     .options = options,
     .ending = "The list goes to stdout, everything else to stderr. Exit codes: 0 success;\n"
               "2 usage or configuration; 3 a critical plugin is refused.\n"

@@ -14,8 +14,8 @@
 #include "host/cmd/exit_codes.h"
 #include "host/base/configured.h"
 
-const char commands_about[] =
-    "attnhost loads attention backends from shared objects and composes them by an ini file.\n";
+const char commands_about[] = "attnhost loads attention backends from shared objects and composes "
+                              "them as an ini file says.\n";
 
 const char commands_exit_codes[] =
     "exit codes: 0 success; 1 a check or verification failed; 2 usage or configuration; "

@@ -26,12 +26,12 @@ static const struct option_row options[] = {
      .value = "FILE.html|-",
      .kind = OPTION_TEXT,
      .place = offsetof(struct values, output),
-     .help = "where the page goes (-, stdout; with --svg, nowhere)"},
+     .help = "file of the page (default: -, stdout; with --svg, no page)"},
     {.name = "svg",
      .value = "FOLDER",
      .kind = OPTION_TEXT,
      .place = offsetof(struct values, svg),
-     .help = "each figure as a file of its own there, too; made if it is not there"},
+     .help = "also write each figure as a file in this folder, which is created if missing"},
     OPTION_END,
 };
 
@@ -164,17 +164,19 @@ static int run(struct arguments *arguments)
 
 const struct command command_report = {
     .name = "report",
-    .summary = "the JSON of runs and benches as one HTML page of figures",
+    .summary = "draw the JSON of runs and benches as one HTML page",
     .usage = "REPORT.json... [OPTION]...",
     .names = "REPORT.json",
     .target = TARGET_MANY,
     .about =
-        "Draws what `attnhost run --json` and `attnhost bench --json` have written, several files\n"
-        "one after the other, as one self-contained HTML page, light or dark as the reader has "
-        "it:\n"
-        "distributions of TTFT, TPOT and step times, tokens and KV over time, paths, errors over\n"
-        "their bars; shares of the ceilings, a roofline and sweeps. Below each figure are its\n"
-        "numbers. gnuplot draws them; nothing else needs it (Debian: gnuplot-nox).\n",
+        "Draws files from `attnhost run --json` and `attnhost bench --json`, in the given order, "
+        "as\n"
+        "one self-contained HTML page in the reader's light or dark theme. Runs: distributions of\n"
+        "TTFT, TPOT and step times, tokens and KV over time, code paths, errors against their "
+        "bars.\n"
+        "Benches: shares of the ceilings, a roofline and sweeps. The numbers follow each figure. "
+        "Only\n"
+        "this command needs gnuplot (Debian: gnuplot-nox).\n",
     .options = options,
     .ending = "Exit codes: 0 success; 2 usage, or no report; 5 gnuplot is missing or failed.\n"
               "\n"

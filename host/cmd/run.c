@@ -27,7 +27,7 @@ static const struct option_row options[] = {
      .value = "FILE",
      .kind = OPTION_KEY,
      .key = "workload.trace",
-     .help = "the requests (workload.trace)"},
+     .help = "trace of requests (workload.trace)"},
     OPTION_ROW_SET,
     {.name = "attention-backend",
      .value = "NAME",
@@ -51,11 +51,11 @@ static const struct option_row options[] = {
     {.name = "print-config",
      .kind = OPTION_SWITCH,
      .place = offsetof(struct values, print_config),
-     .help = "print the effective configuration and end"},
+     .help = "print the effective configuration and exit"},
     {.name = "quiet",
      .kind = OPTION_SWITCH,
      .place = offsetof(struct values, quiet),
-     .help = "do not say which backend was chosen"},
+     .help = "do not print the chosen backends"},
     OPTION_END,
 };
 
@@ -123,16 +123,18 @@ static int run(struct arguments *arguments)
 
 const struct command command_run = {
     .name = "run",
-    .summary = "drive a serving trace through the backends that an ini names",
+    .summary = "serve a trace with the backends that an ini names",
     .usage = "CONFIG.ini [OPTION]...",
     .names = "CONFIG.ini",
     .ends_early = true,
     .calls_plugins = true,
-    .about =
-        "Reads a trace of requests and serves it: continuous batching, chunked prefill, decode, a\n"
-        "paged KV cache with a prefix cache. Attention is computed by the backends that the ini\n"
-        "names; a sample of the output rows is compared with an fp64 reference. Vectors are\n"
-        "generated from the trace and the seed, so no model weights are needed.\n",
+    .about = "Serves a trace of requests: continuous batching, chunked prefill, decode, a paged KV "
+             "cache\n"
+             "with a prefix cache. The backends that the ini names compute attention; a sample of "
+             "output\n"
+             "rows is compared with an fp64 reference. Vectors are generated from the trace and "
+             "the seed,\n"
+             "so no model weights are needed.\n",
     .options = options,
     .ending =
         "The report goes to stdout, everything else to stderr. Exit codes: 0 success;\n"
