@@ -126,11 +126,11 @@ static void print_impossible(const struct bench_run *run, FILE *file)
 static void print_warm(const struct bench_run *run, FILE *file)
 {
     if (run->one_call && run->warm_seconds > 0)
-        text_wrap_line(file, 2, 4,
-                       "%s: it compiles in its first calls, which are repeated while each takes "
-                       "less than half of the one before it, for %g s at most; the last one is "
-                       "shown, after %.3g s",
-                       run->backend, BENCH_WARM_SECONDS, run->warm_seconds);
+        text_wrap_line(
+            file, 2, 4,
+            "%s: it compiles in its first calls, which are repeated while each takes less than "
+            "half of the previous one, for at most %g s; shown is the last one, after %.3g s",
+            run->backend, BENCH_WARM_SECONDS, run->warm_seconds);
 }
 
 /* The shape, and a row for each backend below it, of 80 columns; a longer name has a line of its

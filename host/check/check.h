@@ -121,9 +121,9 @@ void check_note(struct check_run *run, const char *format, ...)
 /* Of a backend that an interpreter runs: what it allocates is the interpreter's and the libraries'
  * business. Said by the cases that are skipped for it, and once at the end of a report. */
 #define CHECK_SOURCE_UNJUDGED                                                                      \
-    "not judged of a backend written in Python: PURE-01 as far as it is about memory, files, "     \
-    "threads and code that is loaded; LIFE-08 of threads that packages start when they are "       \
-    "imported; on a GPU PURE-01 is judged by what a forward waits for"
+    "not checked for a backend written in Python: memory, files, threads and code loading "        \
+    "(PURE-01), and threads that packages start on import (LIFE-08); on a GPU, PURE-01 checks "     \
+    "only that a forward does not wait"
 
 /* What a check needs of the machine or of the subject, or it is skipped with that as its reason. */
 enum {

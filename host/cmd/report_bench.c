@@ -45,7 +45,7 @@ static void shares(struct page *page, const cJSON *results)
     figure_begin(&figure, columns, 3);
     cJSON_ArrayForEach(entry, results) add_shares(&figure, entry);
     page_figure(page, &figure, "Share of the nearer ceiling",
-                "What memory or arithmetic alone would take, as a share of the time taken.",
+                "Time that memory or arithmetic alone would take, as a share of the measured time.",
                 "set xrange [0:*]\nset yrange [*:*] reverse\nset ytics font ',9'\nset key off\n"
                 "set xlabel '% of ceiling'\nset offsets 0,0,0.5,0.5\n"
                 "plot $d using 2:0:(0):2:($0-0.35):($0+0.35):ytic(1) with boxxyerror lt 1");
@@ -88,11 +88,9 @@ static void roofline(struct page *page, const cJSON *report)
              "$d using 1:2 with points lt 1 ps 1.2",
              read, matrix, read, matrix);
     page_figure(page, &figure, "Roofline",
-                open ? "Ceilings as they were measured in the same run: reading memory, and "
-                       "arithmetic of bf16. Products of fp8, which have no roof in the table, may "
-                       "be above it."
-                     : "Ceilings as they were measured in the same run: reading memory, and "
-                       "arithmetic.",
+                open ? "Ceilings from the same run: memory reads, and bf16 arithmetic. fp8 "
+                       "products, which have no roof in the table, may be above it."
+                     : "Ceilings from the same run: memory reads, and arithmetic.",
                 script);
 }
 

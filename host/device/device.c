@@ -147,7 +147,7 @@ attn_status device_no_memory(const struct device *device, uint32_t space, attn_e
     va_list args;
     attn_status status = device_exhausted(device, space);
     if (status == ATTN_DEVICE_LOST)
-        return host_fail(error, status, "the device was lost before memory was taken on it");
+        return host_fail(error, status, "the device was lost before memory was allocated on it");
     va_start(args, format);
     text_vformat(text, sizeof text, format, args);
     va_end(args);

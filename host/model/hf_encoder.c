@@ -21,7 +21,7 @@ void hf_build_bert(struct hf_source *source)
         json_fail(&source->text, "add_cross_attention",
                   "got true: accepted with is_decoder = true");
     if (json_bool(&source->text, "is_causal", decoder) != decoder)
-        json_fail(&source->text, "is_causal", "accepted what is_decoder says, %s",
+        json_fail(&source->text, "is_causal", "accepted the value of is_decoder, %s",
                   decoder ? "true" : "false");
     model_spec_encoder(&self, heads, head_dim);
     if (decoder)

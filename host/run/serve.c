@@ -215,7 +215,7 @@ static attn_status serve_all(struct serve *serve, attn_error *error)
     s->report->interrupted = status == ATTN_OK && interrupt_seen();
     if (status == ATTN_OK && !s->report->interrupted)
         snprintf(s->report->ended_by, sizeof s->report->ended_by,
-                 "the first failed verification, as verify.fail_fast = yes wants it");
+                 "the first failed verification (verify.fail_fast = yes)");
     return status;
 }
 

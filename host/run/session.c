@@ -59,8 +59,8 @@ static attn_status check_keys(const struct session *s, attn_error *error)
                            "is not served by this version; accepted: not given");
     if (attention->speculative_eagle_topk > 0 && s->config->speculative.draft_tokens == 0)
         return config_fail(s->config, "attention.speculative_eagle_topk", error,
-                           "%lld without speculative.draft_tokens, which says how many drafts a "
-                           "run makes; `attnhost explain` takes it; accepted: 0",
+                           "%lld without speculative.draft_tokens, which sets the number of "
+                           "drafts; accepted: 0 (`attnhost explain` accepts it)",
                            (long long)attention->speculative_eagle_topk);
     if (s->config->platform.simulate)
         return config_fail(s->config, "platform.simulate", error,

@@ -435,7 +435,7 @@ void probe_print(const attnhost *host, const attn_backend_type *type, struct pro
     char device[32];
     platform_text(&probe->asked.device, device, sizeof device);
     text_wrap_line(file, 2, 4,
-                   "asked on %s, layout %s; each line changes one thing about a plain problem",
+                   "queried for %s, layout %s; each line changes one property of a plain problem",
                    device, probe->asked.problem.kv_layout);
     print_host_arrays(host, type, probe, file);
     probe_visit(host, type, probe, print_value, &print);

@@ -74,9 +74,8 @@ static attn_status fail_route(const struct config_route *route, attn_error *erro
 static attn_status check_keys(const struct config *config, attn_error *error)
 {
     const struct config_attention *keys = &config->attention;
-    static const char text[] =
-        "says what a phase's backend is, and so does attention.route.<n>; accepted: a route such "
-        "as phase=decode -> NAME";
+    static const char text[] = "sets the backend of a phase, and attention.route.<n> does too; "
+                               "accepted: a route such as phase=decode -> NAME";
     if (keys->prefill_attention_backend)
         return config_fail(config, "attention.prefill_attention_backend", error, "%s", text);
     if (keys->decode_attention_backend)

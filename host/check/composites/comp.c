@@ -82,14 +82,13 @@ static void check_refused(struct check_run *run, struct scene *scene)
     scene_meddle(scene, MEDDLE_REFUSE, 0);
     if (!ask(scene, run, &verdict, reasons) || scene->meddler.hits == 0)
         return;
-    CHECK_THAT(run, !verdict.supported, "the child %s says no, and the composite says yes",
+    CHECK_THAT(run, !verdict.supported, "the child %s refuses, and the composite accepts",
                scene->child);
     for (uint32_t r = 0; r < verdict.num_reasons && r < MAX_REASONS; r++)
         named |= strncmp(reasons[r].child, scene->child, sizeof reasons[r].child - 1) == 0 &&
                  strcmp(reasons[r].got, MEDDLER_WORDS) == 0;
     CHECK_THAT(run, named,
-               "the child %s says no, and no reason of the composite is the child's "
-               "with its name",
+               "the child %s refuses, and no reason of the composite is the child's with its name",
                scene->child);
 }
 

@@ -314,7 +314,7 @@ static void check_paths(struct check_run *run, struct rig *rig, struct rig_sessi
         CHECK_THAT(run, !telling.paths, "a composite has the extension %s: accepted NULL",
                    ATTN_EXTENSION_PATHS);
     else if (!telling.paths)
-        check_skip(run, "it tells of no paths: it has no extension %s", ATTN_EXTENSION_PATHS);
+        check_skip(run, "it reports no paths: it has no extension %s", ATTN_EXTENSION_PATHS);
     else if (paths_check(telling.paths, &error.base) != ATTN_OK)
         check_fail(run, "%s: %s", ATTN_EXTENSION_PATHS, host_error_text(&error));
     else

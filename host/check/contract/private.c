@@ -433,7 +433,7 @@ static void convert(struct round_trip *trip)
                    trip->layout);
     for (uint64_t i = 0; i < own->bytes; i++)
         CHECK_THAT(trip->run, own->memory[i] == RED || (i >= RED_ZONE && i < own->bytes - RED_ZONE),
-                   "from_nhd of %s writes beyond what shape says", trip->layout);
+                   "from_nhd of %s writes beyond the shape", trip->layout);
 }
 
 static void convert_role(struct check_run *run, const struct case_spec *spec, const char *layout,

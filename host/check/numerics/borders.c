@@ -67,7 +67,8 @@ static void run_at(const struct line *line, int32_t value)
                        host_status_name(status), host_error_text(&error));
         axis_set(axis, axis->most_run, &at);
     } else if (at.at.grid && case_spec_defect(&at.at.spec)) {
-        check_fail(run, "query accepts %s %d, of which there is no case", axis->name, value);
+        check_fail(run, "query accepts %s %d, but the suite cannot build that case", axis->name,
+                   value);
         return;
     }
     if (at.kind->accepts(&at))

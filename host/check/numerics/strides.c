@@ -100,7 +100,8 @@ static bool may_move(struct kind_case *k)
         return true;
     if (spec->min_alignment > 0 || spec->kv_strides != ATTN_KV_STRIDES_ANY) {
         check_skip(k->run,
-                   "query wants min_alignment %u, kv_strides %u: the operands may not lie anyhow",
+                   "query requires min_alignment %u, kv_strides %u: operands cannot have arbitrary "
+                   "strides",
                    spec->min_alignment, spec->kv_strides);
         return false;
     }
