@@ -41,7 +41,7 @@ def chapters():
     """Up to the chapters that need PyTorch, and from there."""
     with open(os.path.join(SOURCE, "docs/PYTHON.md"), encoding="utf-8") as file:
         text = file.read()
-    first, mark, second = text.partition("\n## An engine's own tables")
+    first, mark, second = text.partition("\n## Engines with their own tables")
     return first, mark + second
 
 
