@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_cpu_native_mla.c: latent attention of the plugin's .so against the oracle: random cases of
- * both forms, and what it refuses.
+ * check_cpu_native_mla.c: latent attention of the plugin's .so: units of work, packed latents, rounded
+ * probabilities, rows by themselves, and what it refuses. Random cases against the oracle are those of
+ * `attnhost check` (tests/conformance/cpu_native.sh).
  *
  * The .so is $ATTNHOST_CPU_NATIVE, else cpu_native.so in $ATTNHOST_TEST_PLUGIN_DIR.
  */
@@ -290,54 +291,6 @@ static void run(struct mla_case *c, uint32_t workers, int64_t isa)
     }
     type->ops->destroy(instance);
 }
-
-/* The plugin's output, LSE and cache, on several workers, against the oracle's. */
-static void check_case(uint64_t seed)
-{
-    struct mla_case *c = case_of(seed);
-    fixture *f = &c->f;
-    attn_tensor *out = &f->tensors[ATTN_ROLE_OUT], *lse = &f->tensors[ATTN_ROLE_LSE];
-    attn_tensor *cache = &f->tensors[ATTN_ROLE_LATENT_CACHE], image = *cache;
-    size_t bytes = tensor_bytes(out);
-    char *first = malloc(bytes);
-    reference_report report = {0};
-    reference_result result = fixture_forward(f, NULL);
-    image.data = malloc(tensor_bytes(cache));
-    memcpy(image.data, cache->data, tensor_bytes(cache));
-    ck_assert_msg(reference_expected_kv(&f->problem, &f->batch, 3, &f->args, &image, NULL,
-                                        &error.base) == ATTN_OK,
-                  "%s: %s", c->what, host_error_text(&error));
-    for (uint32_t workers = 1; workers <= 3; workers += 2) {
-        memset(out->data, 0xff, bytes);
-        memset(lse->data, 0xff, tensor_bytes(lse));
-        run(c, workers, seed % 4 == 3);
-        if (workers == 1)
-            memcpy(first, out->data, bytes);
-        ck_assert_msg(memcmp(first, out->data, bytes) == 0, "%s: workers count", c->what);
-    }
-    ck_assert_int_eq(reference_compare(&result, out, lse, &report, &error.base), ATTN_OK);
-    ck_assert_msg(reference_report_passed(&report), "%s: %s", c->what, report.message);
-    ck_assert_msg(reference_compare_kv(&f->problem, cache, &image, NULL) == 0, "%s: cache",
-                  c->what);
-    free(first);
-    free(image.data);
-    reference_result_finish(&result);
-    case_free(c);
-}
-
-/* Of fewer cases than CASES the same part is packed. */
-static uint64_t nth_seed(int n, int count)
-{
-    int plain = (count < CASES ? count : CASES) * 3 / 4;
-    return (uint64_t)(n < plain || n >= CASES ? n : PLAIN_CASES + n - plain);
-}
-
-START_TEST(any_case)
-{
-    for (int n = _i, count = random_cases(CASES); n < count; n += 8)
-        check_case(nth_seed(n, count));
-}
-END_TEST
 
 /* ---- Units ----------------------------------------------------------------------------------- */
 
@@ -758,7 +711,6 @@ static Suite *suite(void)
     tcase_add_unchecked_fixture(oracle, open_plugin, NULL);
     tcase_add_unchecked_fixture(refused, open_plugin, NULL);
     tcase_set_timeout(oracle, 120);
-    tcase_add_loop_test(oracle, any_case, 0, 8);
     tcase_add_loop_test(oracle, units_of_work, 0, sizeof unit_cases / sizeof unit_cases[0]);
     tcase_add_loop_test(oracle, packed_writer, 0, 6);
     tcase_add_loop_test(oracle, packed_saved_then_read, 0, 8);
