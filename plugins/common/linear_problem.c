@@ -57,11 +57,12 @@ static attn_status check_heads(const linear_question *ask, attn_error *error)
     int convolution = dims->family == ATTN_LINEAR_SHORT_CONV;
     int good = convolution ? dims->num_k_heads == 0 && dims->head_k_dim == 0
                            : dims->num_k_heads > 0 && dims->num_v_heads % dims->num_k_heads == 0;
-    if (dims->num_v_heads < 1 || !good)
-        return FAIL(error, ATTN_FIELD_LINEAR_HEADS,
-                    "%d v heads, %d k heads of %d: accepted v heads a multiple of k heads; "
-                    "short_conv: no k heads",
-                    dims->num_v_heads, dims->num_k_heads, dims->head_k_dim);
+    if (dims->num_v_heads < 1 || dims->num_v_heads > LINEAR_MOST_HEADS || !good)
+        return FAIL(
+            error, ATTN_FIELD_LINEAR_HEADS,
+            "%d v heads, %d k heads of %d: accepted 1 to %d v heads, a multiple of k heads; "
+            "short_conv: no k heads",
+            dims->num_v_heads, dims->num_k_heads, dims->head_k_dim, LINEAR_MOST_HEADS);
     if (dims->family == ATTN_LINEAR_MAMBA2 && dims->num_groups != dims->num_k_heads)
         return FAIL(error, ATTN_FIELD_LINEAR_HEADS,
                     "num_groups %d of Mamba2: accepted num_k_heads, %d", dims->num_groups,

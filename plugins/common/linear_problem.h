@@ -8,7 +8,11 @@
 
 #include "attn_plugin_util.h"
 
-enum { LINEAR_MOST_DIM = 256 /* of a head */, LINEAR_MOST_WIDTH = 8 /* of the convolution */ };
+enum {
+    LINEAR_MOST_DIM = 256,       /* of a head */
+    LINEAR_MOST_HEADS = 1 << 20, /* q, k and v of a row together stay below 2^31 channels */
+    LINEAR_MOST_WIDTH = 8        /* of the convolution */
+};
 
 /* Promises that rows computed by chunks, which begin with the batch, do not keep. */
 enum { LINEAR_INVARIANT = ATTN_NOTE_BATCH_INVARIANT | ATTN_NOTE_CUT_INVARIANT };

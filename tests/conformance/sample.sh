@@ -10,6 +10,7 @@ suite()
 {
     # shellcheck disable=SC2086
     said=$(sh "$ATTNHOST_TEST_SRCDIR/tests/tools/turn.sh" "${0##*/}" $1) || is_sample=yes
+    test "${ATTNHOST_TEST_SLOW-}" != 1 || is_sample=yes said="under the sanitizers"
     shift
     if test "${is_sample-}" = yes; then
         echo "# a sample: $said" >&2
