@@ -132,10 +132,13 @@ struct label_reader {
     const reference_sequence *sequence;
 };
 
-static char *label_page(const reference_call *call, const attn_tensor *cache, int64_t slot)
+/* Where a label lies, and its number there: a page has codes and then scales; without, the label is alone. */
+static char *label_at(const reference_call *call, const attn_tensor *cache, int64_t slot,
+                      int64_t *number)
 {
-    int64_t index[] = {slot / call->problem->page_size};
-    return reference_element(cache, index, 1);
+    int64_t index[] = {slot / call->problem->page_size, slot % call->problem->page_size};
+    *number = cache->ndim == 2 ? index[1] : 0;
+    return reference_element(cache, index, cache->ndim == 2 ? 1 : 2);
 }
 
 static void read_label(void *ctx, int64_t j, double *label)
@@ -152,9 +155,10 @@ static void read_label(void *ctx, int64_t j, double *label)
         reference_label_round(sparse, label);
         return;
     }
-    int64_t slot = reference_slot(call, reader->sequence, j);
-    reference_label_load(sparse, page_size, label_page(call, call->label_cache, slot),
-                         slot % page_size, label);
+    int64_t number;
+    const char *page =
+        label_at(call, call->label_cache, reference_slot(call, reader->sequence, j), &number);
+    reference_label_load(sparse, page_size, page, number, label);
 }
 
 /* By INDEX_Q; chooser->vectors has room for it, its weights and a label. */
@@ -463,8 +467,9 @@ static attn_status store_sequence(const reference_call *call, const reference_se
                              (long long)row, (long long)slot, (long long)call->num_slots - 1);
         dtype_to_double(call->index_k->dtype, reference_element(call->index_k, index, 2),
                         sparse->label_dim, label);
-        reference_label_store(sparse, page_size, label, label_page(call, image, slot),
-                              slot % page_size);
+        int64_t number;
+        char *page = label_at(call, image, slot, &number);
+        reference_label_store(sparse, page_size, label, page, number);
     }
     return ATTN_OK;
 }

@@ -88,17 +88,19 @@ static bool has_wrong_blocks(const struct case_spec *spec)
            spec->chosen_head >= (per_head ? spec->num_kv_heads : 1);
 }
 
-/* Slots are those of keys that are in the cache, and no rule of the layer narrows them. */
+/* Slots are those of keys that are in the cache, and no rule of the layer narrows those of a list. */
 static bool chooses_wrongly(const struct case_spec *spec)
 {
+    const bool is_narrowed =
+        spec->mask_kind != ATTN_MASK_LAYER || spec->window_left != -1 || spec->attention_chunk != 0;
     if (spec->top_k == 0)
-        return false;
+        return case_has_indexer(spec);
     return spec->top_k < 0 || (case_has_blocks(spec) && has_wrong_blocks(spec)) ||
-           spec->attn_type != ATTN_TYPE_DECODER || spec->latent.kv_lora_rank > 0 ||
-           spec->mask_kind != ATTN_MASK_LAYER || spec->window_left != -1 ||
-           spec->attention_chunk != 0 || spec->alibi || spec->multi_item || spec->special_values ||
-           spec->spread || spec->unwritten_slots || spec->partial || spec->hint != HINT_NONE ||
-           (!spec->from_cache && !(spec->flags & ATTN_FORWARD_SAVE_KV));
+           spec->attn_type != ATTN_TYPE_DECODER || case_is_expanded(spec) ||
+           (case_has_blocks(spec) && case_is_absorbed(spec)) ||
+           (is_narrowed && case_has_lists(spec)) || spec->alibi || spec->multi_item ||
+           spec->special_values || spec->spread || spec->unwritten_slots || spec->partial ||
+           spec->hint != HINT_NONE || (!spec->from_cache && !(spec->flags & ATTN_FORWARD_SAVE_KV));
 }
 
 /* First keys of sequence s that another one of the batch brings as new ones. */
@@ -205,6 +207,8 @@ const char *case_spec_defect(const struct case_spec *spec)
         return "multi_item";
     if (chooses_wrongly(spec))
         return "top_k";
+    if (case_has_indexer(spec) && case_indexer_defect(spec))
+        return case_indexer_defect(spec);
     if (spec->fewer_keys && (!spec->from_cache || spec->attn_type != ATTN_TYPE_DECODER ||
                              spec->partial || spec->multi_item || spec->top_k > 0))
         return "fewer_keys";
@@ -287,6 +291,11 @@ static void say_rules(struct line *line, const struct case_spec *spec)
     if (case_has_blocks(spec))
         say(line, " of %d%s", spec->block_size,
             spec->index_kind == ATTN_SPARSE_PER_HEAD ? " of each head" : "");
+    if (case_has_indexer(spec))
+        say(line, " by %d index heads of %s, labels of %d %s%s%s", spec->indexer.heads,
+            dtype_name(spec->indexer.q_dtype), spec->indexer.label_dim,
+            dtype_name(spec->indexer.label_dtype), spec->indexer.has_ties ? ", ties" : "",
+            spec->indexer.by_steps ? ", step by step" : "");
     if (spec->longest_item > 0)
         say(line, " of up to %d", spec->longest_item);
     if (spec->window_left != -1 || spec->window_right != -1)
@@ -479,17 +488,21 @@ void spec_problem_init(struct spec_problem *posed, const struct case_spec *spec,
                                     .tp_size = 1,
                                     .min_alignment = spec->min_alignment,
                                     .kv_strides = spec->kv_strides};
+    if (spec->latent.kv_lora_rank > 0)
+        case_latent_pose(posed, spec);
     if (spec->top_k > 0) {
         posed->sparse =
             (attn_sparse_dims){.struct_size = sizeof posed->sparse,
                                .index_kind = spec->index_kind,
                                .top_k = spec->top_k,
-                               .block_size = case_has_blocks(spec) ? spec->block_size : 1};
+                               .block_size = case_has_blocks(spec) ? spec->block_size : 1,
+                               .label_dim = spec->indexer.label_dim,
+                               .label_dtype = spec->indexer.label_dtype,
+                               .index_heads = spec->indexer.heads,
+                               .index_dtype = spec->indexer.q_dtype};
         posed->group.kind = ATTN_KIND_SPARSE;
         posed->group.sparse = &posed->sparse;
     }
-    if (spec->latent.kv_lora_rank > 0)
-        case_latent_pose(posed, spec);
 }
 
 const attn_problem *forward_case_problem(const struct forward_case *c)

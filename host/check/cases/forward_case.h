@@ -84,6 +84,15 @@ struct case_latent {
     bool expanded;
 };
 
+/* The indexer of a sparse layer over latents, by which its rows choose top_k keys; heads 0 = it has
+ * none: the keys are those of given lists. */
+struct case_indexer {
+    int32_t heads, label_dim;
+    attn_dtype q_dtype, label_dtype;
+    bool has_ties; /* keys have one of few labels */
+    bool by_steps; /* label, choose and attend are a call each */
+};
+
 /* Everything that is varied. Zero members mean the plain choice, but for what has no zero: dtypes,
  * heads, dims, and windows (-1 = no limit). */
 struct case_spec {
@@ -112,12 +121,13 @@ struct case_spec {
     bool explicit_positions; /* with a custom mask */
     int32_t positions_ahead; /* of keys' numbers, all of them; ALiBi hides needles then */
     bool multi_item;         /* with ATTN_MASK_LAYER */
-    int32_t top_k;        /* a sparse layer: entries that each row has, at most; 0 = it is none */
-    uint32_t index_kind;  /* ATTN_SPARSE_*: of its entries; */
-    int32_t block_size;   /* of blocks, and */
-    int32_t chosen_head;  /* of PER_HEAD the KV head whose query heads are judged; the others */
-                          /* have other blocks */
-    int32_t longest_item; /* of its items, in tokens; 0 = 20 */
+    int32_t top_k;       /* a sparse layer: entries that each row has, at most; 0 = it is none */
+    uint32_t index_kind; /* ATTN_SPARSE_*: of its entries; */
+    int32_t block_size;  /* of blocks, and */
+    int32_t chosen_head; /* of PER_HEAD the KV head whose query heads are judged; the others */
+                         /* have other blocks */
+    struct case_indexer indexer;                   /* of TOKEN entries over latents */
+    int32_t longest_item;                          /* of its items, in tokens; 0 = 20 */
     uint32_t scale_granularity, input_granularity; /* ATTN_SCALE_* of the cache; of q, new k, v */
     uint32_t flags;                                /* ATTN_FORWARD_*: SAVE_KV, OMIT_SINK */
     bool from_cache;                               /* k = v = NULL: all keys are in the cache */

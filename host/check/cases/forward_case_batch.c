@@ -449,8 +449,9 @@ static void fill_mask(const struct filling *f)
     for (int32_t s = 0; s < l->num_seqs; s++) {
         int64_t columns = full ? l->kv_len[s] : l->q_len[s];
         /* Layers of one batch have one mask, and each its own chosen keys. */
-        int32_t most = f->c->spec.top_k > 0 ? f->c->spec.top_k : INT32_MAX;
-        uint64_t seed = f->c->spec.top_k > 0 ? f->c->seed : f->c->batch_seed;
+        bool is_list = case_has_lists(&f->c->spec);
+        int32_t most = is_list ? f->c->spec.top_k : INT32_MAX;
+        uint64_t seed = is_list ? f->c->seed : f->c->batch_seed;
         uint64_t stream = case_stream(seed, DRAW_MASK, (uint64_t)s, 0, 0);
         for (int64_t t = 0; t < l->q_len[s]; t++) {
             int32_t count = 0;
@@ -458,11 +459,14 @@ static void fill_mask(const struct filling *f)
                 fill_blocks(f, s, (int32_t)t, bits, indptr[s] * 8 + t * columns);
                 continue;
             }
+            /* A list over latents names keys that its row may see (MEAN-21). */
+            bool is_latent = is_list && case_is_absorbed(&f->c->spec);
+            int64_t end = is_latent && l->prefix[s] + t < columns ? l->prefix[s] + t + 1 : columns;
             for (int64_t column = 0; column < columns; column++) {
                 int64_t bit = indptr[s] * 8 + t * columns + column;
                 uint8_t one = (uint8_t)(1u << bit % 8);
-                bool seen =
-                    count < most && draw_bit(stream, (int32_t)t, (int32_t)column, (int32_t)columns);
+                bool seen = count < most && column < end &&
+                            draw_bit(stream, (int32_t)t, (int32_t)column, (int32_t)end);
                 count += seen;
                 bits[bit / 8] = (uint8_t)(seen ? bits[bit / 8] | one : bits[bit / 8] & ~one);
             }
@@ -650,8 +654,11 @@ void case_fill_batch(struct forward_case *c, const struct case_lengths *lengths,
     }
     if (c->parts[PART_MASK_BITS].bytes)
         fill_mask(&f);
-    c->max_chosen = 1;
-    for (int second = 0; c->spec.top_k > 0 && second <= c->spec.read_only_layer; second++)
+    if (c->max_chosen == 0) /* what is captured, padding, does not change it */
+        c->max_chosen = !case_has_indexer(&c->spec) || lengths->max_kv_len < 1 ? 1
+                        : c->spec.top_k < lengths->max_kv_len                  ? c->spec.top_k
+                                                              : lengths->max_kv_len;
+    for (int second = 0; case_has_lists(&c->spec) && second <= c->spec.read_only_layer; second++)
         fill_chosen(&f, second);
     if (c->spec.explicit_positions)
         fill_positions(&f);
@@ -710,10 +717,12 @@ reference_sight case_sight(const struct forward_case *c, int32_t s, int32_t t)
 
 void case_write_padding(struct forward_case *c, const struct case_lengths *lengths, char *arena)
 {
-    static const enum case_part_id inputs[] = {PART_Q,    PART_K,    PART_V,
-                                               PART_Q_PE, PART_C_KV, PART_K_PE};
+    static const enum case_part_id inputs[] = {
+        PART_Q,      PART_K,    PART_V,       PART_Q_PE,
+        PART_C_KV,   PART_K_PE, PART_INDEX_Q, PART_INDEX_WEIGHTS,
+        PART_INDEX_K};
     case_fill_batch(c, lengths, arena);
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 9; i++)
         if (c->parts[inputs[i]].bytes)
             memset(arena + c->parts[inputs[i]].offset, 0, c->parts[inputs[i]].bytes);
 }

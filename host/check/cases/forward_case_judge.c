@@ -120,6 +120,8 @@ attn_status session_call(const struct case_session *session, const struct forwar
     session_place(session, c, call->second, &place);
     case_view_init(&view, c, lengths, &place);
     view.args.flags |= call->flags;
+    for (uint32_t role = 0; role < ATTN_ROLE_COUNT && call->roles; role++)
+        view.operands[role] = call->roles >> role & 1 ? view.operands[role] : NULL;
     if (call->change)
         call->change(call->ctx, &view.args, view.operands, view.scales);
     if (!forward)
@@ -138,9 +140,14 @@ static bool forward_layer(struct run *run, const struct case_lengths *lengths,
 
 static bool forward_all(struct run *run, const struct case_lengths *lengths, uint32_t flags)
 {
-    for (int second = 0; second <= run->c->spec.read_only_layer; second++)
-        if (!forward_layer(run, lengths, &(struct case_call){.second = second, .flags = flags}))
-            return false;
+    const struct case_spec *spec = &run->c->spec;
+    for (int second = 0; second <= spec->read_only_layer; second++)
+        for (int32_t step = 0; step < case_num_steps(spec); step++)
+            if (!forward_layer(run, lengths,
+                               &(struct case_call){.second = second,
+                                                   .flags = flags,
+                                                   .roles = case_roles_of(spec, step)}))
+                return false;
     return true;
 }
 
@@ -338,14 +345,27 @@ static bool ask_linear_oracle(struct run *run)
     return true;
 }
 
-/* The oracle's answer: the same in each run of a case. */
+/* What an indexer chose, which a view of the truth has afterwards. */
+static bool judge_choice(struct run *run, struct case_view *truth)
+{
+    reference_choice_report report = {0};
+    case_indexer_take(run->c, truth);
+    attn_status status = case_indexer_judge(run->c, truth, &report, &run->error.base);
+    return good(run, status, "the oracle of the choice") &&
+           (!report.message[0] || bad(run, ATTN_OK, "%s", report.message));
+}
+
+/* The oracle's answer: the same in each run of a case, but of an indexer. */
 static bool ask_oracle(struct run *run, bool second)
 {
     struct forward_case *c = run->c;
     struct case_view truth;
     reference_result *result = &run->results[second];
-    if (run->has_result[second])
+    if (run->has_result[second] && case_has_indexer(&c->spec)) /* which of equal keys is free */
+        reference_result_finish(result);
+    else if (run->has_result[second])
         return true;
+    run->has_result[second] = false;
     if (c->spec.is_linear)
         return ask_linear_oracle(run);
     reference_options options = {.reads_new_unquantised =
@@ -355,6 +375,8 @@ static bool ask_oracle(struct run *run, bool second)
     /* Keys that others bring are read as they are stored. */
     bool stored = second || c->posed.bounds.uses & ATTN_USES_SHARED_NEW_KV;
     oracle_view(&truth, run, stored ? run->expected : c->image, second);
+    if (case_has_indexer(&c->spec) && !judge_choice(run, &truth))
+        return false;
     attn_status status =
         reference_forward(&c->posed.problem, &truth.batch, c->posed.layers[second].layer_id,
                           &truth.args, &options, result, &run->error.base);
@@ -412,6 +434,10 @@ static bool expect_cache(struct run *run)
         &c->posed.problem, &before.batch, c->posed.layers[0].layer_id, &before.args,
         after.operands[latent ? ATTN_ROLE_LATENT_CACHE : ATTN_ROLE_K_CACHE],
         after.operands[ATTN_ROLE_V_CACHE], &run->error.base);
+    if (status == ATTN_OK && case_has_indexer(&c->spec))
+        status = reference_expected_labels(&c->posed.problem, &before.batch,
+                                           c->posed.layers[0].layer_id, &before.args,
+                                           after.operands[ATTN_ROLE_LABEL_CACHE], &run->error.base);
     return good(run, status, "the oracle of the cache");
 }
 
@@ -439,9 +465,37 @@ static void allow_nan(struct run *run, enum case_part_id cache, int64_t slot)
     }
 }
 
-static const enum case_part_id outputs[] = {PART_OUT, PART_LSE, PART_OUT_SECOND, PART_LSE_SECOND};
+/* The sequence of a row, and the row's place in it. */
+static int32_t sequence_of(const struct forward_case *c, int64_t row, int64_t *query)
+{
+    int32_t s = 0;
+    while (s + 1 < c->lengths.num_real_seqs && row >= c->lengths.first_row[s + 1])
+        s++;
+    *query = row - c->lengths.first_row[s];
+    return s;
+}
+
+/* The last three are those of an indexer, inputs else. */
+static const enum case_part_id outputs[] = {PART_OUT,          PART_LSE,
+                                            PART_OUT_SECOND,   PART_LSE_SECOND,
+                                            PART_INDEX_LOGITS, PART_SPARSE_INDICES,
+                                            PART_SPARSE_COUNT};
 static const enum case_part_id caches[] = {PART_K_CACHE, PART_V_CACHE, PART_LATENT_CACHE};
-enum { OUTPUTS = 4, CACHES = 3 };
+enum { OUTPUTS = 7, CACHES = 3 };
+
+/* Vectors of a row: heads, entries, or as many logits as its sequence has keys. 0: it is no output. */
+static int64_t vectors_of(const struct forward_case *c, enum case_part_id part, int64_t row)
+{
+    const struct case_shape *shape = &c->shapes[part];
+    const bool of_indexer =
+        part == PART_INDEX_LOGITS || part == PART_SPARSE_INDICES || part == PART_SPARSE_COUNT;
+    int64_t query;
+    if (!c->parts[part].bytes || (of_indexer && !case_has_indexer(&c->spec)))
+        return 0;
+    if (part == PART_INDEX_LOGITS && row < c->lengths.first_row[c->lengths.num_real_seqs])
+        return c->lengths.kv_len[sequence_of(c, row, &query)];
+    return shape->ndim == 1 ? 1 : shape->shape[1];
+}
 
 /* Bytes of a row's vector. */
 static size_t vector_bytes(const struct forward_case *c, enum case_part_id part)
@@ -456,10 +510,8 @@ static void allow_rows(struct run *run, enum case_part_id part, int64_t first)
 {
     struct forward_case *c = run->c;
     const struct case_lengths *l = &c->lengths;
-    if (!c->parts[part].bytes)
-        return;
     for (int64_t row = first; row < l->first_row[l->num_seqs] + l->spare; row++)
-        for (int64_t head = 0; head < c->shapes[part].shape[1]; head++)
+        for (int64_t head = 0; head < vectors_of(c, part, row); head++)
             memcpy(case_vector(c, run->expected, part, row, head, 0),
                    case_vector(c, c->actual, part, row, head, 0), vector_bytes(c, part));
 }
@@ -474,6 +526,8 @@ static void allow_slot_0(struct run *run, enum case_part_id cache)
     for (int32_t h = 0; h < heads_of(c, cache) && padded && !c->spec.keys_in_page_0; h++)
         memcpy(case_slot_vector(c, run->expected, cache, 0, h),
                case_slot_vector(c, c->actual, cache, 0, h), size);
+    if (case_has_indexer(&c->spec) && padded && !c->spec.keys_in_page_0)
+        case_indexer_allow_slot_0(c, run->expected, c->actual);
 }
 
 static void allow_all(struct run *run)
@@ -524,9 +578,10 @@ static enum case_part_id part_at(const struct forward_case *c, uint64_t at)
 static bool tell_cache(struct run *run, enum case_part_id part, const char *what)
 {
     struct case_view expected, got;
-    uint32_t role = part == PART_K_CACHE   ? ATTN_ROLE_K_CACHE
-                    : part == PART_V_CACHE ? ATTN_ROLE_V_CACHE
-                                           : ATTN_ROLE_LATENT_CACHE;
+    uint32_t role = part == PART_K_CACHE        ? ATTN_ROLE_K_CACHE
+                    : part == PART_V_CACHE      ? ATTN_ROLE_V_CACHE
+                    : part == PART_LATENT_CACHE ? ATTN_ROLE_LATENT_CACHE
+                                                : ATTN_ROLE_LABEL_CACHE;
     int64_t place[4] = {0};
     oracle_view(&expected, run, run->expected, false);
     oracle_view(&got, run, run->c->actual, false);
@@ -555,7 +610,8 @@ static bool judge_bytes(struct run *run, const char *of_cache)
     while (run->expected[at] == c->actual[at])
         at++;
     enum case_part_id part = part_at(c, at);
-    bool is_cache = part == PART_K_CACHE || part == PART_V_CACHE || part == PART_LATENT_CACHE;
+    bool is_cache = part == PART_K_CACHE || part == PART_V_CACHE || part == PART_LATENT_CACHE ||
+                    part == PART_LABEL_CACHE;
     if (is_cache && tell_cache(run, part, of_cache))
         return false;
     return bad(run, ATTN_OK,
@@ -712,16 +768,6 @@ static bool padding_is_finite(struct run *run, enum case_part_id part)
     return true;
 }
 
-/* The sequence of a row, and the row's place in it. */
-static int32_t sequence_of(const struct forward_case *c, int64_t row, int64_t *query)
-{
-    int32_t s = 0;
-    while (s + 1 < c->lengths.num_real_seqs && row >= c->lengths.first_row[s + 1])
-        s++;
-    *query = row - c->lengths.first_row[s];
-    return s;
-}
-
 /* The first element of a vector that has other bits than the first run's. */
 static bool tell_element(struct run *run, enum case_part_id part, int64_t row, int64_t head)
 {
@@ -749,9 +795,8 @@ static bool same_rows(struct run *run, enum case_part_id part)
 {
     struct forward_case *c = run->c;
     const struct case_lengths *l = &c->lengths;
-    for (int64_t row = l->first_row[0];
-         c->parts[part].bytes && row < l->first_row[l->num_real_seqs]; row++)
-        for (int64_t head = 0; head < c->shapes[part].shape[1]; head++)
+    for (int64_t row = l->first_row[0]; row < l->first_row[l->num_real_seqs]; row++)
+        for (int64_t head = 0; head < vectors_of(c, part, row); head++)
             if (memcmp(case_vector(c, run->expected, part, row, head, 0),
                        case_vector(c, c->actual, part, row, head, 0), vector_bytes(c, part)) != 0)
                 return tell_element(run, part, row, head);

@@ -55,9 +55,8 @@ static bool lies_apart(const struct forward_case *c, enum case_part_id part)
     return part == PART_V_CACHE && c->spec.kv_strides == ATTN_KV_STRIDES_ANY ? !apart : apart;
 }
 
-/* Vectors are dense, or lie apart by what a strided view of a larger tensor has between them. */
-static void add_tensor(struct forward_case *c, enum case_part_id part, attn_dtype dtype,
-                       uint32_t ndim, const int64_t *extents)
+void case_add_tensor(struct forward_case *c, enum case_part_id part, attn_dtype dtype,
+                     uint32_t ndim, const int64_t *extents)
 {
     struct case_shape *shape = &c->shapes[part];
     int64_t stride = 1, gap = gap_of(c, dtype, extents[ndim - 1]);
@@ -170,8 +169,8 @@ static void lay_out_caches(struct forward_case *c)
     bool hnd = strcmp(spec->kv_layout, ATTN_LAYOUT_KV_HND) == 0;
     int64_t page = spec->page_size, heads = spec->num_kv_heads;
     if (spec->latent.kv_lora_rank > 0) {
-        add_tensor(c, PART_LATENT_CACHE, case_is_packed(spec) ? ATTN_U8 : spec->kv_dtype, 3,
-                   (int64_t[]){c->num_pages, page, case_latent_width(spec)});
+        case_add_tensor(c, PART_LATENT_CACHE, case_is_packed(spec) ? ATTN_U8 : spec->kv_dtype, 3,
+                        (int64_t[]){c->num_pages, page, case_latent_width(spec)});
         if (spec->scale_granularity != ATTN_SCALE_NONE)
             add_ints(c, PART_LATENT_SCALE, 1);
         return;
@@ -180,9 +179,9 @@ static void lay_out_caches(struct forward_case *c)
     bool equal = spec->kv_strides == ATTN_KV_STRIDES_EQUAL;
     int32_t wider = spec->head_dim > spec->v_head_dim ? spec->head_dim : spec->v_head_dim;
     extents[3] = equal ? wider : spec->head_dim;
-    add_tensor(c, PART_K_CACHE, spec->kv_dtype, 4, extents);
+    case_add_tensor(c, PART_K_CACHE, spec->kv_dtype, 4, extents);
     extents[3] = equal ? wider : spec->v_head_dim;
-    add_tensor(c, PART_V_CACHE, spec->kv_dtype, 4, extents);
+    case_add_tensor(c, PART_V_CACHE, spec->kv_dtype, 4, extents);
     c->shapes[PART_K_CACHE].shape[3] = spec->head_dim;
     c->shapes[PART_V_CACHE].shape[3] = spec->v_head_dim;
     if (spec->scale_granularity != ATTN_SCALE_NONE) {
@@ -198,27 +197,28 @@ static void lay_out_inputs(struct forward_case *c, int64_t rows, int64_t new_row
     int64_t q_heads = spec->num_q_heads, kv_heads = spec->num_kv_heads;
     bool absorbed = case_is_absorbed(spec);
     int32_t q_dim = absorbed ? latent->kv_lora_rank : spec->head_dim;
-    add_tensor(c, PART_Q, spec->q_dtype, 3, (int64_t[]){rows, q_heads, q_dim});
+    case_add_tensor(c, PART_Q, spec->q_dtype, 3, (int64_t[]){rows, q_heads, q_dim});
     if (dtype_is_fp8(spec->q_dtype))
         add_scale(c, PART_Q_SCALE);
     if (absorbed)
-        add_tensor(c, PART_Q_PE, spec->q_dtype, 3, (int64_t[]){rows, q_heads, latent->rope_dim});
+        case_add_tensor(c, PART_Q_PE, spec->q_dtype, 3,
+                        (int64_t[]){rows, q_heads, latent->rope_dim});
     if (absorbed && dtype_is_fp8(spec->q_dtype))
         add_scale(c, PART_Q_PE_SCALE);
     if (spec->from_cache)
         return;
     attn_dtype dtype = attn_new_kv_dtype(&c->posed.problem);
     if (!absorbed) {
-        add_tensor(c, PART_K, dtype, 3, (int64_t[]){new_rows, kv_heads, spec->head_dim});
-        add_tensor(c, PART_V, dtype, 3, (int64_t[]){new_rows, kv_heads, spec->v_head_dim});
+        case_add_tensor(c, PART_K, dtype, 3, (int64_t[]){new_rows, kv_heads, spec->head_dim});
+        case_add_tensor(c, PART_V, dtype, 3, (int64_t[]){new_rows, kv_heads, spec->v_head_dim});
     }
     if (dtype_is_fp8(dtype)) {
         add_scale(c, PART_NEW_K_SCALE);
         add_scale(c, PART_NEW_V_SCALE);
     }
     if (latent->kv_lora_rank > 0) {
-        add_tensor(c, PART_C_KV, dtype, 2, (int64_t[]){new_rows, latent->kv_lora_rank});
-        add_tensor(c, PART_K_PE, dtype, 2, (int64_t[]){new_rows, latent->rope_dim});
+        case_add_tensor(c, PART_C_KV, dtype, 2, (int64_t[]){new_rows, latent->kv_lora_rank});
+        case_add_tensor(c, PART_K_PE, dtype, 2, (int64_t[]){new_rows, latent->rope_dim});
     }
 }
 
@@ -269,11 +269,11 @@ void case_lay_out(struct forward_case *c)
     int64_t rows = c->lengths.first_row[seqs] + spec->spare + seqs, q_heads = spec->num_q_heads;
     lay_out_inputs(c, rows, c->lengths.first_new[seqs] + spec->spare + seqs);
     for (int second = 0; second <= spec->read_only_layer; second++) {
-        add_tensor(c, second ? PART_OUT_SECOND : PART_OUT, spec->out_dtype, 3,
-                   (int64_t[]){rows, q_heads, spec->v_head_dim});
+        case_add_tensor(c, second ? PART_OUT_SECOND : PART_OUT, spec->out_dtype, 3,
+                        (int64_t[]){rows, q_heads, spec->v_head_dim});
         if (spec->wants_lse)
-            add_tensor(c, second ? PART_LSE_SECOND : PART_LSE, ATTN_F32, 2,
-                       (int64_t[]){rows, q_heads});
+            case_add_tensor(c, second ? PART_LSE_SECOND : PART_LSE, ATTN_F32, 2,
+                            (int64_t[]){rows, q_heads});
     }
     if (dtype_is_fp8(spec->out_dtype))
         add_scale(c, PART_OUT_SCALE);
@@ -281,21 +281,23 @@ void case_lay_out(struct forward_case *c)
         lay_out_caches(c);
     if (spec->top_k > 0) {
         if (spec->index_kind == ATTN_SPARSE_PER_HEAD)
-            add_tensor(c, PART_SPARSE_INDICES, ATTN_I32, 3,
-                       (int64_t[]){rows, spec->num_kv_heads, spec->top_k});
+            case_add_tensor(c, PART_SPARSE_INDICES, ATTN_I32, 3,
+                            (int64_t[]){rows, spec->num_kv_heads, spec->top_k});
         else
-            add_tensor(c, PART_SPARSE_INDICES, ATTN_I32, 2, (int64_t[]){rows, spec->top_k});
-        add_tensor(c, PART_SPARSE_COUNT, ATTN_I32, 1, &rows);
-        if (spec->read_only_layer) {
+            case_add_tensor(c, PART_SPARSE_INDICES, ATTN_I32, 2, (int64_t[]){rows, spec->top_k});
+        case_add_tensor(c, PART_SPARSE_COUNT, ATTN_I32, 1, &rows);
+        if (spec->read_only_layer && case_has_lists(spec)) {
             case_add_part(c, PART_BITS_SECOND, c->parts[PART_MASK_BITS].bytes);
-            add_tensor(c, PART_INDICES_SECOND, ATTN_I32, 2, (int64_t[]){rows, spec->top_k});
-            add_tensor(c, PART_COUNT_SECOND, ATTN_I32, 1, &rows);
+            case_add_tensor(c, PART_INDICES_SECOND, ATTN_I32, 2, (int64_t[]){rows, spec->top_k});
+            case_add_tensor(c, PART_COUNT_SECOND, ATTN_I32, 1, &rows);
         }
     }
+    if (case_has_indexer(spec))
+        case_indexer_lay_out(c, rows, c->lengths.first_new[seqs] + spec->spare + seqs);
     if (spec->sinks)
-        add_tensor(c, PART_SINKS, ATTN_F32, 1, &q_heads);
+        case_add_tensor(c, PART_SINKS, ATTN_F32, 1, &q_heads);
     if (spec->alibi)
-        add_tensor(c, PART_SLOPES, ATTN_F32, 1, &q_heads);
+        case_add_tensor(c, PART_SLOPES, ATTN_F32, 1, &q_heads);
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -437,12 +439,12 @@ static void view_kv(const struct viewing *v)
 static void view_mask(const struct viewing *v)
 {
     const struct forward_case *c = v->c;
-    /* Chosen keys are operands for the backend, and a mask for the oracle. */
-    bool is_chosen = c->spec.top_k > 0 && v->place->arena == c->memory;
+    /* Keys of a list are operands for the backend, and a mask for the oracle. */
+    bool is_chosen = case_has_lists(&c->spec) && v->place->arena == c->memory;
     v->view->mask = (attn_mask){.struct_size = sizeof v->view->mask,
                                 .kind = is_chosen ? c->spec.mask_kind : case_mask_kind(&c->spec)};
     if (!is_chosen) {
-        bool is_second = c->spec.top_k > 0 && v->place->second;
+        bool is_second = case_has_lists(&c->spec) && v->place->second;
         v->view->mask.bits = at(v, v->place->arena, is_second ? PART_BITS_SECOND : PART_MASK_BITS);
         v->view->mask.indptr = longs(v, PART_MASK_INDPTR);
     }
@@ -578,17 +580,26 @@ static void view_batch(const struct viewing *v)
         view_kv(v);
 }
 
+#define ROLE(name) (UINT64_C(1) << ATTN_ROLE_##name)
+
+uint64_t case_written_roles(const struct case_spec *spec, bool saves)
+{
+    uint64_t roles = ROLE(OUT) | ROLE(LSE) | ROLE(STATE) | ROLE(CONV_STATE);
+    if (saves)
+        roles |= ROLE(K_CACHE) | ROLE(V_CACHE) | ROLE(LATENT_CACHE) | ROLE(LABEL_CACHE);
+    if (case_has_indexer(spec))
+        roles |= ROLE(INDEX_LOGITS) | ROLE(SPARSE_INDICES) | ROLE(SPARSE_COUNT);
+    return roles;
+}
+
 static void view_tensor(const struct viewing *v, uint32_t role, enum case_part_id part)
 {
     const struct case_shape *shape = &v->c->shapes[part];
     attn_tensor *tensor = &v->view->tensors[role];
     if (!part || !v->c->parts[part].bytes)
         return;
-    bool written = role == ATTN_ROLE_OUT || role == ATTN_ROLE_LSE || role == ATTN_ROLE_STATE ||
-                   role == ATTN_ROLE_CONV_STATE ||
-                   ((role == ATTN_ROLE_K_CACHE || role == ATTN_ROLE_V_CACHE ||
-                     role == ATTN_ROLE_LATENT_CACHE) &&
-                    v->c->spec.flags & ATTN_FORWARD_SAVE_KV && !v->place->second);
+    bool saves = v->c->spec.flags & ATTN_FORWARD_SAVE_KV && !v->place->second;
+    bool written = case_written_roles(&v->c->spec, saves) >> role & 1;
     *tensor = (attn_tensor){.struct_size = sizeof *tensor,
                             .flags = written ? 0 : ATTN_TENSOR_READ_ONLY,
                             .data = v->place->arena + v->c->parts[part].offset,
@@ -614,6 +625,8 @@ static bool has_latents(const struct viewing *v)
 
 static void view_operands(const struct viewing *v)
 {
+    static const enum case_part_id index_parts[] = {PART_INDEX_Q, PART_INDEX_WEIGHTS, PART_INDEX_K,
+                                                    PART_INDEX_LOGITS};
     bool second = v->place->second;
     if (v->c->spec.is_linear) {
         for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
@@ -636,6 +649,10 @@ static void view_operands(const struct viewing *v)
     view_tensor(v, ATTN_ROLE_LSE, second ? PART_LSE_SECOND : PART_LSE);
     view_tensor(v, ATTN_ROLE_K_CACHE, PART_K_CACHE);
     view_tensor(v, ATTN_ROLE_V_CACHE, PART_V_CACHE);
+    for (uint32_t role = ATTN_ROLE_INDEX_Q; role <= ATTN_ROLE_INDEX_LOGITS; role++)
+        if (role != ATTN_ROLE_INDEX_LOGITS || case_has_logits(v->c))
+            view_tensor(v, role, index_parts[role - ATTN_ROLE_INDEX_Q]);
+    view_tensor(v, ATTN_ROLE_LABEL_CACHE, PART_LABEL_CACHE);
     view_tensor(v, ATTN_ROLE_SPARSE_INDICES, second ? PART_INDICES_SECOND : PART_SPARSE_INDICES);
     if (case_has_count(v->c))
         view_tensor(v, ATTN_ROLE_SPARSE_COUNT, second ? PART_COUNT_SECOND : PART_SPARSE_COUNT);

@@ -18,6 +18,7 @@
 #include "host/check/cases/forward_case.h"
 #include "host/check/cases/draw.h"
 #include "host/base/mix.h"
+#include "host/reference/sparse.h"
 
 enum {
     CASE_ALIGNMENT = 256, /* of each part */
@@ -75,6 +76,11 @@ enum {
     PART(HINT_INNER_LENS, "shared_prefix[1].prefix_len")                                           \
     PART(SPARSE_INDICES, "sparse_indices")                                                         \
     PART(SPARSE_COUNT, "sparse_count")                                                             \
+    PART(INDEX_Q, "index_q")                                                                       \
+    PART(INDEX_WEIGHTS, "index_weights")                                                           \
+    PART(INDEX_K, "index_k")                                                                       \
+    PART(INDEX_LOGITS, "index_logits")                                                             \
+    PART(LABEL_CACHE, "label_cache")                                                               \
     PART(BITS_SECOND, "the oracle's own")                                                          \
     PART(INDICES_SECOND, "sparse_indices of the second layer")                                     \
     PART(COUNT_SECOND, "sparse_count of the second layer")                                         \
@@ -228,7 +234,8 @@ enum case_draw {
     DRAW_LATENT,
     DRAW_UNREAD,
     DRAW_CHOSEN,
-    DRAW_TABLES
+    DRAW_TABLES,
+    DRAW_INDEXER
 };
 
 /* The state of the stream of one thing. */
@@ -264,6 +271,11 @@ attn_status forward_case_create_seeded(const struct case_spec *spec, uint64_t se
 void case_add_part(struct forward_case *c, enum case_part_id part, uint64_t bytes);
 uint64_t case_byte_offset(const struct forward_case *c, attn_dtype dtype);
 
+/* A part with a tensor, whose vectors are dense, or lie apart by what a strided view of a larger one has between
+ * them. */
+void case_add_tensor(struct forward_case *c, enum case_part_id part, attn_dtype dtype,
+                     uint32_t ndim, const int64_t *extents);
+
 /* Give every part its place, from the lengths and the number of pages. */
 void case_lay_out(struct forward_case *c);
 
@@ -294,6 +306,9 @@ struct case_place {
 void case_view_init(struct case_view *view, const struct forward_case *c,
                     const struct case_lengths *lengths, const struct case_place *place);
 
+/* Operands that a call writes, as bits; caches where it saves new keys. */
+uint64_t case_written_roles(const struct case_spec *spec, bool saves);
+
 /* What a batch was planned from is gone: host arrays, and the structs. */
 void case_forget_plan(struct forward_case *c);
 
@@ -307,10 +322,21 @@ bool case_has_new_rows(const struct case_spec *spec, uint64_t seed);
 /* As many sequences, all of them padding. */
 void case_lengths_pad(struct case_lengths *lengths, const struct case_spec *spec, uint64_t seed);
 
-/* The mask by which the oracle knows what a row sees: chosen keys are bits for it. */
+/* Do rows choose their keys by an indexer of the layer? Are they given them in lists? */
+static inline bool case_has_indexer(const struct case_spec *spec)
+{
+    return spec->indexer.heads > 0;
+}
+
+static inline bool case_has_lists(const struct case_spec *spec)
+{
+    return spec->top_k > 0 && !case_has_indexer(spec);
+}
+
+/* The mask by which the oracle knows what a row sees: keys of a list are bits for it. */
 static inline uint32_t case_mask_kind(const struct case_spec *spec)
 {
-    return spec->top_k > 0 ? (uint32_t)ATTN_MASK_FULL : spec->mask_kind;
+    return case_has_lists(spec) ? (uint32_t)ATTN_MASK_FULL : spec->mask_kind;
 }
 
 /* Do the rows of a sparse layer choose blocks? */
@@ -323,6 +349,13 @@ static inline bool case_has_blocks(const struct case_spec *spec)
 static inline bool case_has_count(const struct forward_case *c)
 {
     return mix_stream(case_stream(c->seed, DRAW_CHOSEN, 0, 0, 0), 0) >> 63;
+}
+
+/* Are an indexer's logits given to the calls? Between two steps they have to be. */
+static inline bool case_has_logits(const struct forward_case *c)
+{
+    return c->spec.indexer.by_steps ||
+           mix_stream(case_stream(c->seed, DRAW_CHOSEN, 0, 0, 0), 1) >> 63;
 }
 
 /* Who has which page. OUT_OF_HOST_MEMORY. */
@@ -435,5 +468,28 @@ void case_latent_fill_scale(struct forward_case *c);
 
 /* Where two rows of the cache have NaN in the same place, `expected` gets the bits of `actual`. */
 void case_latent_allow_nan(const struct case_spec *spec, char *expected, const char *actual);
+
+/* ---- Indexers (forward_case_indexer.c) -------------------------------------------------------- */
+
+/* NULL, or what contradicts itself in what a spec says of its indexer. */
+const char *case_indexer_defect(const struct case_spec *spec);
+
+/* Operands and the label cache, for so many rows and new rows; the numbers in them, in `image`. */
+void case_indexer_lay_out(struct forward_case *c, int64_t rows, int64_t new_rows);
+void case_indexer_place(struct forward_case *c);
+
+/* The calls of a layer: one, or the steps of an indexer; and the roles that call `step` is given, as bits. */
+int32_t case_num_steps(const struct case_spec *spec);
+uint64_t case_roles_of(const struct case_spec *spec, int32_t step);
+
+/* What the backend chose becomes what a view of `image` names. */
+void case_indexer_take(const struct forward_case *c, struct case_view *view);
+
+/* Judge logits and choice in a view that has taken them. An empty message: they are right. */
+attn_status case_indexer_judge(const struct forward_case *c, struct case_view *view,
+                               reference_choice_report *report, attn_error *error);
+
+/* The label of slot 0, which is padding's, becomes that of `actual`. */
+void case_indexer_allow_slot_0(const struct forward_case *c, char *expected, const char *actual);
 
 #endif /* HOST_CHECK_CASES_FORWARD_CASE_PRIVATE_H */

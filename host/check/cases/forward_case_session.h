@@ -61,6 +61,7 @@ attn_status session_plan(const struct case_session *session, struct forward_case
 struct case_call {
     bool second;        /* the second layer */
     uint32_t flags;     /* on top */
+    uint64_t roles;     /* that are given, as bits; 0 = all */
     case_change change; /* NULL = nothing is changed in the arguments */
     void *ctx;
 };

@@ -441,7 +441,7 @@ attn_status case_make_tokens(struct forward_case *c, attn_error *error)
             for (int32_t head = 0; head < c->spec.num_q_heads; head++)
                 make_query(c, s, t, head);
         for (int32_t head = 0; head < c->spec.num_kv_heads && status == ATTN_OK; head++)
-            if (!c->spec.growing_scores && !c->spec.without_needles)
+            if (!c->spec.growing_scores && !c->spec.without_needles && !case_has_indexer(&c->spec))
                 status = plant_sequence(c, s, head, error);
     }
     return status;
@@ -710,6 +710,8 @@ attn_status case_place_tokens(struct forward_case *c, attn_error *error)
     for (enum case_part_id cache = PART_K_CACHE; cache <= PART_V_CACHE; cache++)
         if (c->parts[cache].bytes)
             fill_cache(c, cache);
+    if (case_has_indexer(&c->spec))
+        case_indexer_place(c);
     attn_status status = place_queries(c, error);
     zero_padding(c);
     for (int32_t s = 0; s < c->lengths.num_real_seqs && status == ATTN_OK; s++) {

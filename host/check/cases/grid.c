@@ -158,12 +158,16 @@ static int32_t accepted_points(const struct grid *grid, const struct grid_point 
     return count;
 }
 
-/* As plain as the backend allows. */
-static struct grid_point latent_base(const struct grid *grid, char *reason, size_t size)
+/* As plain as the backend allows, with one of the chosen sources of a sparse layer's keys. */
+static struct grid_point latent_base(const struct grid *grid, const struct grid_choice *choices,
+                                     char *reason, size_t size)
 {
-    static const struct grid_choice plain_latents[GRID_MAX_CHOICES + 1] = {
+    struct grid_choice plain_latents[GRID_MAX_CHOICES + 1] = {
         OF_LATENTS(BOTH_FORMS, MLA_LATENT | MLA_PACKED, BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK),
                    {AXIS_DTYPE, 7}, BOTH_PHASES, {AXIS_PAGE, 7})};
+    for (int c = 0; c < GRID_MAX_CHOICES && choices[c].values; c++)
+        if (choices[c].axis == AXIS_CHOICE)
+            plain_latents[6] = choices[c];
     for (int64_t n = 0; n < num_points(plain_latents); n++) {
         struct grid_point point = {{0}};
         if (take_point(grid, plain_latents, n, &point) &&
@@ -190,7 +194,7 @@ int32_t grid_product(const struct grid *grid, const struct grid_choice *choices,
     struct grid_choice of_base[GRID_MAX_CHOICES + 1] = {{0}};
     if (!grid_chooses_latents(choices))
         return accepted_points(grid, &grid->base, choices, index, point, reason, size);
-    struct grid_point base = latent_base(grid, reason, size);
+    struct grid_point base = latent_base(grid, choices, reason, size);
     int32_t count = accepted_points(grid, &base, choices, index, point, reason, size);
     for (int c = 0; c < GRID_MAX_CHOICES && choices[c].values; c++) {
         of_base[c] = choices[c];

@@ -3,8 +3,8 @@
  * grid.h: which cases a backend is checked with.
  *
  *   axis   one thing that varies, with a fixed list of values (grid_axes.c)
- *   point  a value for each axis; a point is a case's spec. Of a latent layer it has three more: the
- *          latent's dimensions, its form, how its cache is packed. AXIS_TYPE, AXIS_DIM, AXIS_V_DIM
+ *   point  a value for each axis; a point is a case's spec. Of a latent layer it has four more: the
+ *          latent's dimensions, its form, how its cache is packed, who chooses its keys. AXIS_TYPE, AXIS_DIM, AXIS_V_DIM
  *          and AXIS_LAYOUT mean nothing there and stay at 0; of SOURCE_PREFIX in the expanded form
  *          keys are a chunk of the prefix
  *   grid   the points that a backend's own query accepts: a base, and a list that has every pair of
@@ -55,6 +55,7 @@ enum grid_axis {
     AXIS_LATENT = GRID_AXES, /* dimensions of a latent layer; 0 = it is none */
     AXIS_LATENT_FORM,
     AXIS_LATENT_CACHE,
+    AXIS_CHOICE, /* of a sparse layer over latents: where the keys of a row come from */
     POINT_AXES
 };
 
@@ -127,6 +128,13 @@ enum { MLA_NONE, MLA_SMALL, MLA_DEEPSEEK, MLA_ONE_BLOCK, MLA_DIMS = 8 };
 enum { ALL_LATENTS = (1 << MLA_DIMS) - 2 };
 /* Sets of values of AXIS_LATENT_FORM and of AXIS_LATENT_CACHE. */
 enum { MLA_ABSORBED = 1 << 0, MLA_EXPANDED = 1 << 1, MLA_LATENT = 1 << 0, MLA_PACKED = 1 << 1 };
+
+/* All keys, those of a list, or those that an indexer with labels of this dtype chooses; its queries are f32 as well. */
+enum { CHOICE_NONE, CHOICE_GIVEN, CHOICE_E4M3, CHOICE_BF16, CHOICE_F32 };
+#define INDEXERS                                                                                   \
+    {                                                                                              \
+        AXIS_CHOICE, BIT(CHOICE_E4M3) | BIT(CHOICE_BF16) | BIT(CHOICE_F32)                         \
+    }
 
 enum { GRID_MAX_VALUES = 16, GRID_MAX_FORMS = 8 };
 

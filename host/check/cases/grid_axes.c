@@ -86,6 +86,22 @@ static const int32_t latents[MLA_DIMS][4] = {
     {130, 70, 3, 40},
 };
 
+/* Of a sparse layer over them: index heads, label_dim, top_k, and whether queries of the indexer are e4m3. */
+static const struct {
+    int32_t heads, label_dim, top_k;
+    bool has_codes;
+} indexers[MLA_DIMS] = {
+    [MLA_SMALL] = {4, 32, 24, false},
+    [MLA_DEEPSEEK] = {64, 128, 64, true},
+    [MLA_ONE_BLOCK] = {5, 20, 7, false},
+    {3, 12, 9, true},
+    {1, 4, 1, false},
+    {8, 64, 33, false},
+    {2, 8, 12, true},
+};
+static const attn_dtype label_dtypes[] = {
+    [CHOICE_E4M3] = ATTN_FP8_E4M3, [CHOICE_BF16] = ATTN_BF16, [CHOICE_F32] = ATTN_F32};
+
 static const struct {
     const char *name;
     int32_t count;
@@ -122,6 +138,7 @@ static const struct {
     [AXIS_LATENT] = {"latent", MLA_DIMS},
     [AXIS_LATENT_FORM] = {"latent_form", 2},
     [AXIS_LATENT_CACHE] = {"latent_cache", 2},
+    [AXIS_CHOICE] = {"choice", COUNT(label_dtypes)},
 };
 
 int32_t grid_num_values(const struct grid *grid, enum grid_axis axis)
@@ -269,6 +286,22 @@ static void set_chunk(struct case_sequence *sequence, int32_t s)
     sequence->num_new_keys = s % 4 == 1 ? prefix / 3 : s % 4 == 3 ? 0 : sequence->chunk_end;
 }
 
+static void set_choice(struct case_spec *spec, const uint8_t *value)
+{
+    const uint8_t choice = value[AXIS_CHOICE], latent = value[AXIS_LATENT];
+    if (choice == CHOICE_NONE)
+        return;
+    spec->top_k = indexers[latent].top_k;
+    if (choice != CHOICE_GIVEN)
+        spec->indexer =
+            (struct case_indexer){.heads = indexers[latent].heads,
+                                  .label_dim = indexers[latent].label_dim,
+                                  .q_dtype = indexers[latent].has_codes ? ATTN_FP8_E4M3
+                                             : choice == CHOICE_F32     ? ATTN_F32
+                                                                        : dtypes[value[AXIS_DTYPE]],
+                                  .label_dtype = label_dtypes[choice]};
+}
+
 /* False: the point contradicts itself. */
 static bool make_latent(struct case_spec *spec, const uint8_t *value)
 {
@@ -280,6 +313,7 @@ static bool make_latent(struct case_spec *spec, const uint8_t *value)
         return false;
     spec->latent = (struct case_latent){of[0], of[1], of[2], of[3], false};
     case_spec_set_form(spec, expanded);
+    set_choice(spec, value);
     spec->kv_layout = packed ? ATTN_LAYOUT_MLA_LATENT_FP8 : ATTN_LAYOUT_MLA_LATENT;
     if (packed)
         spec->kv_dtype = ATTN_FP8_E4M3;

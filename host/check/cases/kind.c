@@ -10,7 +10,7 @@
 
 #include "host/base/error.h"
 
-#define BIT64(role) (1ull << ATTN_ROLE_##role)
+#define ROLE(name) (UINT64_C(1) << ATTN_ROLE_##name)
 
 int32_t kind_count(const struct check *check, const struct check_subject *subject)
 {
@@ -140,12 +140,14 @@ static bool accepts_forward(struct kind_case *k)
 /* What a forward writes: outputs, states, and caches from page 1 on. If it differs, `where` says where first. */
 static bool same_results(const struct forward_case *c, const char *first, char *where, size_t size)
 {
-    static const enum case_part_id written[] = {PART_OUT,         PART_LSE,     PART_STATE,
-                                                PART_CONV_STATE,  PART_K_CACHE, PART_V_CACHE,
-                                                PART_LATENT_CACHE};
-    for (int n = 0; n < 7; n++) {
+    static const enum case_part_id written[] = {
+        PART_OUT,          PART_LSE,          PART_STATE,
+        PART_CONV_STATE,   PART_INDEX_LOGITS, PART_SPARSE_INDICES,
+        PART_SPARSE_COUNT, PART_K_CACHE,      PART_V_CACHE,
+        PART_LATENT_CACHE, PART_LABEL_CACHE};
+    for (int n = 0; n < 11; n++) {
         const struct case_part *part = &c->parts[written[n]];
-        bool cache = n >= 4;
+        bool cache = n >= 7;
         if (!part->bytes || c->shapes[written[n]].shape[0] <= cache)
             continue;
         uint64_t at = (uint64_t)(case_vector(c, c->actual, written[n], cache, 0, 0) - c->actual);
@@ -194,11 +196,10 @@ bool kind_same(struct kind_case *k, const void *first, const char *what)
 
 uint32_t kind_operand(const struct kind_case *k, uint32_t role)
 {
-    const uint64_t outputs = BIT64(OUT) | BIT64(LSE) | BIT64(STATE) | BIT64(CONV_STATE);
-    const uint64_t caches = BIT64(K_CACHE) | BIT64(V_CACHE) | BIT64(LATENT_CACHE);
+    const struct case_spec *spec = &k->c->spec;
     const uint64_t optional =
-        BIT64(LSE) | BIT64(SPARSE_COUNT) | BIT64(GATE_Z) | BIT64(D_SKIP) | BIT64(CONV_BIAS);
-    const uint64_t written = k->c->spec.flags & ATTN_FORWARD_SAVE_KV ? outputs | caches : outputs;
+        ROLE(LSE) | ROLE(SPARSE_COUNT) | ROLE(GATE_Z) | ROLE(D_SKIP) | ROLE(CONV_BIAS);
+    const uint64_t written = case_written_roles(spec, spec->flags & ATTN_FORWARD_SAVE_KV);
     struct case_view view;
     struct case_place place;
     session_place(k->session, k->c, false, &place);

@@ -43,6 +43,10 @@ struct kind_cases {
     (&(const struct kind_cases){.kind = &sparse_layers, .choices = {__VA_ARGS__}})
 #define LATENT_CASES(...)                                                                          \
     (&(const struct kind_cases){.kind = &latent_layers, .choices = {OF_LATENTS(__VA_ARGS__)}})
+/* Sparse layers over latents: keys of lists, and of an indexer. */
+#define SPARSE_LATENT_CASES(...)                                                                   \
+    LATENT_CASES(MLA_ABSORBED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK),                        \
+                 {AXIS_CHOICE, BIT(CHOICE_GIVEN) | BIT(CHOICE_E4M3)}, __VA_ARGS__)
 #define LATENT_COMPLETED(function, ...)                                                            \
     (&(const struct kind_cases){                                                                   \
         .kind = &latent_layers, .complete = function, .choices = {OF_LATENTS(__VA_ARGS__)}})

@@ -179,6 +179,10 @@ const struct check check_strides[] = {
                       {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_SHARED)},
                       {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)}),
         LATENTS, LINEAR_CASES(make_rich, LINEAR_VARIANTS)),
+    KIND_ROW(
+        "INVAR-01", "sparse_strides", strides, CHECK_NEEDS_COMPUTE,
+        "operands and caches of a sparse layer may have any outer strides, gaps and a byte_offset",
+        SPARSE_LATENT_CASES(BOTH_PHASES)),
     {.rule = NULL},
 };
 

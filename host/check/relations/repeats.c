@@ -247,6 +247,8 @@ static void change_order(struct linear_spec *spec, int32_t index)
     }
 #define LATENTS(layouts, ...) LATENT_CASES(BOTH_FORMS, layouts, BIT(MLA_ONE_BLOCK), __VA_ARGS__)
 
+#define SPARSE SPARSE_LATENT_CASES(BOTH_PHASES, LENGTHS(PAGES, SPLITS))
+
 const struct check check_repeats[] = {
     ALL_KIND_ROWS("INVAR-01", layer_groups, CHECK_NEEDS_COMPUTE,
                   "another layer group of the instance changes no result",
@@ -260,6 +262,10 @@ const struct check check_repeats[] = {
     KIND_ROWS("INVAR-02", same_batch, "DETERMINISTIC: equal batches give equal bits",
               SOFTMAX_CASES(BOTH_PHASES, LENGTHS(SPLITS, ROWS), {AXIS_DTYPE, 7}),
               LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES)),
+    KIND_ROW("INVAR-01", "sparse_layer_groups", layer_groups, CHECK_NEEDS_COMPUTE,
+             "another layer group of the instance changes no result (sparse layers)", SPARSE),
+    KIND_ROW("INVAR-02", "sparse_same_batch", same_batch, CHECK_NEEDS_COMPUTE,
+             "DETERMINISTIC: equal batches give equal bits (sparse layers)", SPARSE),
     KIND_ROWS("INVAR-02", any_threads, "DETERMINISTIC: the number of threads changes no bit",
               SOFTMAX_CASES(BOTH_PHASES, LENGTHS(SPLITS, ROWS), {AXIS_DTYPE, 7}),
               LATENTS(MLA_LATENT | MLA_PACKED, BOTH_PHASES)),
