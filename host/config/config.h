@@ -83,14 +83,14 @@ struct config_platform {
 
 /* X(NAME, "word") */
 #define CONFIG_LAYER_MAP(X)                                                                        \
-    X(FULL, "full")                                                                                \
-    X(SLIDING, "sliding")                                                                          \
-    X(CHUNKED, "chunked")                                                                          \
-    X(LINEAR, "linear")                                                                            \
-    X(CROSS, "cross")                                                                              \
-    X(ENCODER, "encoder")                                                                          \
-    X(SPARSE, "sparse")
-#define CONFIG_LAYER_ENUM(name, word) CONFIG_LAYER_##name,
+    X(FULL, "full", SOFTMAX)                                                                       \
+    X(SLIDING, "sliding", SOFTMAX)                                                                 \
+    X(CHUNKED, "chunked", SOFTMAX)                                                                 \
+    X(LINEAR, "linear", LINEAR)                                                                    \
+    X(CROSS, "cross", SOFTMAX)                                                                     \
+    X(ENCODER, "encoder", SOFTMAX)                                                                 \
+    X(SPARSE, "sparse", SPARSE)
+#define CONFIG_LAYER_ENUM(name, word, kind) CONFIG_LAYER_##name,
 enum { CONFIG_LAYER_MAP(CONFIG_LAYER_ENUM) CONFIG_LAYER_COUNT };
 #undef CONFIG_LAYER_ENUM
 

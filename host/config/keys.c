@@ -10,7 +10,7 @@
 
 /* ---- Choices --------------------------------------------------------------------------------- */
 
-#define LAYER_TYPE(name, word) {word, CONFIG_LAYER_##name},
+#define LAYER_TYPE(name, word, kind) {word, CONFIG_LAYER_##name},
 static const struct config_choice layer_types[] = {CONFIG_LAYER_MAP(LAYER_TYPE){NULL, 0}};
 #undef LAYER_TYPE
 static const struct config_choice model_dtypes[] = {

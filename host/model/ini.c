@@ -337,6 +337,9 @@ static void set_masks(const struct config_model *keys, int64_t type, bool encode
         group->attention_chunk = (int32_t)keys->attention_chunk;
 }
 
+#define LAYER_KIND(name, word, kind) ATTN_KIND_##kind,
+static const uint32_t layer_kinds[] = {CONFIG_LAYER_MAP(LAYER_KIND)};
+
 /* The parameters of a layer of one type. */
 static attn_status layer_spec(const struct ini_model *model, const struct shape *shape,
                               struct model_spec *spec, attn_error *error)
@@ -350,6 +353,8 @@ static attn_status layer_spec(const struct ini_model *model, const struct shape 
     else
         (shape->type == CONFIG_LAYER_CROSS ? model_spec_cross : model_spec_softmax)(
             spec, shape->num_q_heads, shape->num_kv_heads, shape->head_dim, shape->v_head_dim);
+    if (!keys->kv_lora_rank)
+        spec->group.kind = layer_kinds[shape->type];
     set_masks(keys, shape->type, encoder, &spec->group);
     if (shape->sm_scale > 0)
         spec->group.sm_scale = (float)shape->sm_scale;

@@ -229,24 +229,20 @@ static reference_row make_row(const struct forward *forward, const reference_seq
                               int32_t head)
 {
     const reference_call *call = forward->call;
-    const attn_layer_group *group = call->group;
-    return (reference_row){
-        .head_dim = call->dim,
-        .v_head_dim = call->v_dim,
-        .kv_len = sequence->kv_len,
-        .sm_scale = (double)group->sm_scale,
-        .logit_cap = (double)group->logit_cap,
-        .alibi_slope = call->slopes ? (double)call->slopes[head] : 0,
-        .sink = call->sinks ? (double)call->sinks[head] : 0,
-        .has_sink = call->sinks != NULL,
-        .operand_dtype = call->problem->q_dtype,
-        .multiplies_codes = multiplies_codes(call->problem),
-        .values_are_codes = dtype_is_fp8(call->problem->kv_dtype),
-        .out_dtype = call->problem->out_dtype,
-        .out_scale = call->out_scale,
-        .query = forward->query,
-        .sight = reference_sight_all(),
-    };
+    reference_row row = reference_row_of(call->group);
+    row.head_dim = call->dim;
+    row.v_head_dim = call->v_dim;
+    row.kv_len = sequence->kv_len;
+    row.alibi_slope = call->slopes ? (double)call->slopes[head] : 0;
+    row.sink = call->sinks ? (double)call->sinks[head] : 0;
+    row.has_sink = call->sinks != NULL;
+    row.operand_dtype = call->problem->q_dtype;
+    row.multiplies_codes = multiplies_codes(call->problem);
+    row.values_are_codes = dtype_is_fp8(call->problem->kv_dtype);
+    row.out_dtype = call->problem->out_dtype;
+    row.out_scale = call->out_scale;
+    row.query = forward->query;
+    return row;
 }
 
 /* Without a key of weight p the output moves by p / (1 - p) times its distance from the value, with

@@ -92,6 +92,9 @@ typedef struct reference_row {
     reference_sight sight;
 } reference_row;
 
+/* A row of a layer of this group, with what the group says of its scores. */
+reference_row reference_row_of(const attn_layer_group *group);
+
 /* Where keys and values come from: write key j to key[head_dim] and value j to value[v_head_dim] as
  * a backend reads them (after quantisation). Either may be NULL: not wanted. Called once each for
  * keys that are seen, keys first in increasing j, then values in increasing j. */

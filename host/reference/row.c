@@ -424,6 +424,13 @@ static void finish_line(const struct work *work, const struct line *line)
     saturate(line->row, to->out);
 }
 
+reference_row reference_row_of(const attn_layer_group *group)
+{
+    return (reference_row){.sm_scale = (double)group->sm_scale,
+                           .logit_cap = (double)group->logit_cap,
+                           .sight = reference_sight_all()};
+}
+
 static attn_status check_rows(const reference_row *rows, int32_t count, attn_error *error)
 {
     if (rows->head_dim < 1 || rows->v_head_dim < 1 || rows->kv_len < 0)

@@ -231,12 +231,10 @@ static void describe_row(const struct check *check, int64_t kv_len, int64_t posi
                          reference_row *row)
 {
     const attn_layer_group *group = check->group;
-    memset(row, 0, sizeof *row);
+    *row = reference_row_of(group);
     row->head_dim = check->geometry->head_dim;
     row->v_head_dim = check->geometry->v_head_dim;
     row->kv_len = kv_len;
-    row->sm_scale = group->sm_scale;
-    row->logit_cap = group->logit_cap;
     if (group->flags & ATTN_GROUP_HAS_ALIBI)
         row->alibi_slope =
             generator_rank_slope(check->verifier->params.generator, head, group->num_q_heads);
@@ -246,7 +244,6 @@ static void describe_row(const struct check *check, int64_t kv_len, int64_t posi
     row->operand_dtype = check->operand_dtype;
     row->values_are_codes = check->scales->packed || dtype_is_fp8(check->scales->kv_dtype);
     row->out_dtype = check->out->dtype;
-    row->sight = reference_sight_all();
     row->sight.has_position = group->attn_type != ATTN_TYPE_CROSS;
     row->sight.position = position;
     row->sight.window_left = group->window_left;

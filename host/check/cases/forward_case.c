@@ -181,7 +181,7 @@ static bool has_scales(const struct case_spec *spec)
 
 const char *case_spec_defect(const struct case_spec *spec)
 {
-    if (spec->is_linear) /* drawn as a whole, and judged by query */
+    if (spec->kind == ATTN_KIND_LINEAR) /* drawn as a whole, and judged by query */
         return NULL;
     const char *defect = defect_of_numbers(spec);
     if (!defect)
@@ -342,7 +342,7 @@ static void say_rules(struct line *line, const struct case_spec *spec)
 void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
 {
     struct line line = {text, size, 0};
-    if (spec->is_linear) {
+    if (spec->kind == ATTN_KIND_LINEAR) {
         linear_spec_describe(&spec->linear, text, size);
         return;
     }
@@ -446,6 +446,7 @@ static void set_group(struct spec_problem *posed, const struct case_spec *spec)
                                         .layer_id = n ? 7 : 3};
     *group = (attn_layer_group){
         .struct_size = sizeof *group,
+        .kind = spec->kind,
         .attn_type = spec->attn_type,
         .flags = (spec->sinks ? (uint32_t)ATTN_GROUP_HAS_SINKS : 0u) |
                  (spec->alibi ? (uint32_t)ATTN_GROUP_HAS_ALIBI : 0u),
@@ -468,7 +469,7 @@ static void set_group(struct spec_problem *posed, const struct case_spec *spec)
 void spec_problem_init(struct spec_problem *posed, const struct case_spec *spec,
                        const attn_device *device)
 {
-    if (spec->is_linear) {
+    if (spec->kind == ATTN_KIND_LINEAR) {
         linear_pose(posed, &spec->linear, device);
         return;
     }
@@ -551,7 +552,7 @@ static attn_status fill(struct forward_case *c, attn_error *error)
         status = case_allocate(c, error);
     if (status == ATTN_OK)
         status = case_pool_create(c, error);
-    if (status == ATTN_OK && c->spec.is_linear)
+    if (status == ATTN_OK && c->spec.kind == ATTN_KIND_LINEAR)
         return linear_fill(c, error);
     if (status == ATTN_OK)
         case_fill_batch(c, &c->lengths, c->image);
@@ -606,7 +607,7 @@ static attn_status create(const struct case_spec *spec, struct case_seeds seeds,
     if (!tokens)
         own_tokens(&c->spec);
     spec_problem_init(&c->posed, &c->spec, &device->info);
-    if (spec->is_linear)
+    if (spec->kind == ATTN_KIND_LINEAR)
         take_linear(&c->spec);
     else
         draw_layer(c);
@@ -622,7 +623,7 @@ attn_status forward_case_create(const struct case_spec *spec, uint64_t seed,
                                 const struct device *device, struct forward_case **c,
                                 attn_error *error)
 {
-    uint64_t mixed = spec->is_linear ? seed : mix_word(seed + MIX_INCREMENT);
+    uint64_t mixed = spec->kind == ATTN_KIND_LINEAR ? seed : mix_word(seed + MIX_INCREMENT);
     return create(spec, (struct case_seeds){mixed, mixed}, device, NULL, c, error);
 }
 

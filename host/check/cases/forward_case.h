@@ -96,8 +96,9 @@ struct case_indexer {
 /* Everything that is varied. Zero members mean the plain choice, but for what has no zero: dtypes,
  * heads, dims, and windows (-1 = no limit). */
 struct case_spec {
-    bool is_linear;            /* a linear layer, of which `linear` says everything */
-    struct linear_spec linear; /* else it means nothing */
+    uint32_t
+        kind; /* ATTN_KIND_*; a softmax layer with a latent is an MLA one, with top_k a sparse one */
+    struct linear_spec linear; /* of a linear layer everything, else nothing */
     uint32_t mode;             /* ATTN_MODE_* */
     uint32_t attn_type;        /* ATTN_TYPE_* */
     attn_dtype q_dtype, kv_dtype, out_dtype;

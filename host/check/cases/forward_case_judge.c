@@ -366,7 +366,7 @@ static bool ask_oracle(struct run *run, bool second)
     else if (run->has_result[second])
         return true;
     run->has_result[second] = false;
-    if (c->spec.is_linear)
+    if (c->spec.kind == ATTN_KIND_LINEAR)
         return ask_linear_oracle(run);
     reference_options options = {.reads_new_unquantised =
                                      session_reads_new(run->session, &c->posed.problem),
@@ -402,7 +402,7 @@ static bool judge_outputs(struct run *run, bool second)
     excuse_other_heads(c, result, &got);
     attn_status status = reference_compare(result, got.operands[ATTN_ROLE_OUT],
                                            got.operands[ATTN_ROLE_LSE], &report, &run->error.base);
-    if (status == ATTN_OK && c->spec.is_linear)
+    if (status == ATTN_OK && c->spec.kind == ATTN_KIND_LINEAR)
         status =
             reference_compare_states(&run->states, got.operands[ATTN_ROLE_STATE],
                                      got.operands[ATTN_ROLE_CONV_STATE], &report, &run->error.base);
@@ -535,7 +535,7 @@ static void allow_all(struct run *run)
     struct forward_case *c = run->c;
     for (int i = 0; i < OUTPUTS; i++)
         allow_rows(run, outputs[i], c->lengths.first_row[0]);
-    if (c->spec.is_linear)
+    if (c->spec.kind == ATTN_KIND_LINEAR)
         linear_allow_slots(c, &run->states, run->expected);
     for (int i = 0; i < CACHES; i++) {
         enum case_part_id cache = caches[i];
@@ -881,7 +881,8 @@ void forward_case_judge(struct forward_case *c, const struct case_backend *backe
     }
     /* A recurrence runs twice at least where its bits are promised. */
     struct case_run times = *how;
-    bool twice = c->spec.is_linear && session->verdict.notes & ATTN_NOTE_DETERMINISTIC;
+    bool twice =
+        c->spec.kind == ATTN_KIND_LINEAR && session->verdict.notes & ATTN_NOTE_DETERMINISTIC;
     if (twice && times.repeat < 2)
         times.repeat = 2;
     case_session_repeat(session, c, &times, verdict);

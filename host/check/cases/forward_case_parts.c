@@ -257,7 +257,7 @@ void case_lay_out(struct forward_case *c)
 {
     const struct case_spec *spec = &c->spec;
     int32_t seqs = c->lengths.num_seqs, page = spec->page_size > 0 ? spec->page_size : 1;
-    if (spec->is_linear) {
+    if (spec->kind == ATTN_KIND_LINEAR) {
         linear_lay_out(c);
         return;
     }
@@ -561,14 +561,15 @@ static void view_batch(const struct viewing *v)
                           .prefix_lens = ints(v, PART_PREFIX_LENS),
                           .positions = ints(v, PART_POSITIONS),
                           .req_pool_indices = ints(v, PART_REQUESTS)};
-    if (v->c->spec.is_linear || !decode || /* of softmax layers DECODE does not read it */
+    if (v->c->spec.kind == ATTN_KIND_LINEAR ||
+        !decode || /* of softmax layers DECODE does not read it */
         case_coin(v->c->seed, DRAW_FORMS))
         batch->q_indptr = ints(v, PART_Q_INDPTR);
     if (v->place->graph) {
         batch->num_real_seqs_device = at(v, v->place->arena, PART_NUM_REAL);
         batch->num_real_tokens_device = batch->num_real_seqs_device + 1;
     }
-    if (v->c->spec.is_linear) {
+    if (v->c->spec.kind == ATTN_KIND_LINEAR) {
         view_states(v);
         return;
     }
@@ -628,7 +629,7 @@ static void view_operands(const struct viewing *v)
     static const enum case_part_id index_parts[] = {PART_INDEX_Q, PART_INDEX_WEIGHTS, PART_INDEX_K,
                                                     PART_INDEX_LOGITS};
     bool second = v->place->second;
-    if (v->c->spec.is_linear) {
+    if (v->c->spec.kind == ATTN_KIND_LINEAR) {
         for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
             view_tensor(v, role, linear_part_of(role));
         return;

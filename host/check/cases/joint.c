@@ -48,7 +48,7 @@ static void pose_group(struct joint *joint, int32_t n)
     uint32_t g = joint->num_problems++;
     attn_layer_group *group = &joint->groups[g];
     *group = joint->cases[n]->posed.group;
-    if (!joint->cases[n]->spec.is_linear)
+    if (joint->cases[n]->spec.kind != ATTN_KIND_LINEAR)
         group->kv_group = (int32_t)kv_number(joint, g);
     group->num_layers = 0;
     group->layers = joint->layers[g];
@@ -125,7 +125,7 @@ static attn_status plan(struct case_session *session, struct joint *joint, attn_
         widen(&joint->cases[0]->planned->sparse.max_count, c->planned->sparse.max_count);
         if (joint->with[n] == n && c->spec.kv_layout)
             kv_groups[kv_number(joint, count++)] = c->planned->kv_groups[c->posed.group.kv_group];
-        if (c->spec.is_linear)
+        if (c->spec.kind == ATTN_KIND_LINEAR)
             states[c->posed.group.state_group] = c->planned->states[c->posed.group.state_group];
     }
     batch.state_groups = batch.num_state_groups > 0 ? states : NULL;

@@ -23,7 +23,7 @@ static int32_t count_linear(const struct check_subject *subject, const struct ki
 static bool find_linear(struct kind_case *k, const struct kind_cases *cases)
 {
     k->variant = k->run->index / linear_count_families(k->run->subject) % kind_variants(cases);
-    k->at.spec.is_linear = true;
+    k->at.spec.kind = ATTN_KIND_LINEAR;
     return linear_find_case(k->run, cases->change, &k->at.spec.linear);
 }
 
@@ -70,7 +70,7 @@ const struct check_kind linear_layers = {count_linear, find_linear, accepts_line
 void linear_run_spec(struct check_run *run, const struct linear_spec *spec)
 {
     struct kind_case k = {
-        .run = run, .kind = &linear_layers, .at.spec = {.is_linear = true, .linear = *spec}};
+        .run = run, .kind = &linear_layers, .at.spec = {.kind = ATTN_KIND_LINEAR, .linear = *spec}};
     kind_run(&k);
 }
 
@@ -85,7 +85,7 @@ void linear_run_case(struct check_run *run, linear_change change)
 
 bool linear_open(struct kind_case *k, struct check_run *run, linear_change change)
 {
-    *k = (struct kind_case){.run = run, .kind = &linear_layers, .at.spec.is_linear = true};
+    *k = (struct kind_case){.run = run, .kind = &linear_layers, .at.spec.kind = ATTN_KIND_LINEAR};
     if (!linear_find_case(run, change, &k->at.spec.linear) || !kind_make(k))
         return false;
     k->session = kind_session(k, run->subject, &exactly);

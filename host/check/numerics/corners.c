@@ -44,7 +44,7 @@ static bool is_small(const struct kind_case *k)
 {
     const struct case_spec *spec = &k->at.spec;
     const struct linear_spec *linear = &k->at.spec.linear;
-    if (spec->is_linear)
+    if (spec->kind == ATTN_KIND_LINEAR)
         return (int64_t)linear->v_heads * (linear->k_dim + linear->width) * linear->v_dim <=
                MOST_ELEMENTS;
     int64_t dims = (int64_t)spec->head_dim + spec->v_head_dim;

@@ -96,7 +96,7 @@ static void enrich(const struct grid *grid, const attn_options *options, struct 
 static bool may_move(struct kind_case *k)
 {
     struct case_spec *spec = &k->at.spec;
-    if (spec->is_linear) /* it was made rich already */
+    if (spec->kind == ATTN_KIND_LINEAR) /* it was made rich already */
         return true;
     if (spec->min_alignment > 0 || spec->kv_strides != ATTN_KV_STRIDES_ANY) {
         check_skip(k->run,

@@ -128,7 +128,7 @@ static void run_linear_cuts(struct check_run *run)
 {
     static const int32_t splits[] = {SPLIT_SINGLE, SPLIT_CHUNK, SPLIT_RANDOM};
     const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
-    struct kind_case k = {.run = run, .kind = &linear_layers, .at.spec.is_linear = true};
+    struct kind_case k = {.run = run, .kind = &linear_layers, .at.spec.kind = ATTN_KIND_LINEAR};
     void *whole = NULL;
     if (linear_find_case(run, change_cuts, &k.at.spec.linear) && kind_make(&k) &&
         kind_declares(&k, ATTN_NOTE_CUT_INVARIANT))

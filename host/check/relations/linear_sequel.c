@@ -96,7 +96,7 @@ static bool draw_call(const struct check_run *run, const struct linear_spec *lay
 static bool add_case(struct chain *chain, const struct linear_spec *linear, uint64_t seed)
 {
     struct case_spec *spec = &chain->specs[chain->count];
-    *spec = (struct case_spec){.is_linear = true, .linear = *linear};
+    *spec = (struct case_spec){.kind = ATTN_KIND_LINEAR, .linear = *linear};
     return chain_add_case(chain, chain_make_case(chain, spec, seed, seed));
 }
 
@@ -158,7 +158,7 @@ static void run_linear_contents(struct check_run *run)
     for (spec.turn = 1; spec.turn < STEPS && good; spec.turn++) {
         const uint64_t seed = mix_absorb(run->seed, (uint64_t)spec.turn);
         struct case_spec *next = &chain.specs[chain.count];
-        *next = (struct case_spec){.is_linear = true, .linear = spec};
+        *next = (struct case_spec){.kind = ATTN_KIND_LINEAR, .linear = spec};
         good = chain_add_like(&chain, chain_make_case(&chain, next, seed, seed));
     }
     if (good)
@@ -201,7 +201,7 @@ static void add_layer(struct chain *chain, uint32_t family, int32_t group, uint6
     spec.state_group = group;
     if (!linear_accepts(chain->run->subject, &spec, reason))
         return;
-    const struct case_spec of_layer = {.is_linear = true, .linear = spec};
+    const struct case_spec of_layer = {.kind = ATTN_KIND_LINEAR, .linear = spec};
     chain_put(chain, &of_layer, chain->run->seed, chain->run->seed);
 }
 

@@ -91,7 +91,7 @@ static void judge_latent(struct evidence *e, uint64_t n)
 
 static void judge_recurrent(struct evidence *e, uint64_t n)
 {
-    struct case_spec spec = {.is_linear = true};
+    struct case_spec spec = {.kind = ATTN_KIND_LINEAR};
     char reason[LINEAR_TEXT];
     linear_spec_draw(&spec.linear, (uint32_t)(n % ATTN_LINEAR_COUNT), mix_absorb(e->seed, n));
     if (linear_accepts(&e->subject, &spec.linear, reason))
