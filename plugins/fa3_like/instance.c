@@ -6,7 +6,6 @@
 #include "plugins/fa3_like/fa3_like.h"
 
 #include "plugins/common/cuda/image.h"
-#include "plugins/common/cuda/launch.h"
 #include "attn_plugin_util.h"
 
 #include <stdio.h>
@@ -54,50 +53,32 @@ const fa3_tile *fa3_find_tile(int32_t dim, int32_t dim_v, int is_low)
     return NULL;
 }
 
-static attn_status load_rows(const attn_instance *made, attn_error *error)
-{
-    static const cuda_wants wants = {0};
-    fa3_instance *own = made->own;
-    attn_status status =
-        cuda_image_load(made->cuda, &made->facts, &rows_image, 1, &own->rows_module, NULL, error);
-    if (status == ATTN_OK)
-        status = cuda_function_find(made->cuda, &made->facts, own->rows_module, "fa3_plan_batch",
-                                    &wants, &own->plan, error);
-    if (status == ATTN_OK)
-        status = cuda_function_find(made->cuda, &made->facts, own->rows_module, "fa3_rows", &wants,
-                                    &own->rows, error);
-    return status;
-}
-
-static attn_status load_codes(const attn_instance *made, attn_error *error)
+/* The kernels beside attention that a group needs. */
+static attn_status load_others(const attn_instance *made, const fa3_group *group, attn_error *error)
 {
     static const cuda_wants wants = {0};
     fa3_instance *own = made->own;
     const struct {
+        int is_wanted;
+        const cuda_image *image;
         const char *name;
+        cuda_module *module;
         cuda_function *to;
-    } functions[] = {{"fa3_store_scales", &own->store_scales},
-                     {"fa3_widen", &own->widen},
-                     {"fa3_turn_values", &own->turn}};
-    attn_status status =
-        cuda_image_load(made->cuda, &made->facts, &codes_image, 1, &own->codes_module, NULL, error);
-    for (int i = 0; i < 3 && status == ATTN_OK; i++)
-        status = cuda_function_find(made->cuda, &made->facts, own->codes_module, functions[i].name,
-                                    &wants, functions[i].to, error);
+    } kernels[] = {
+        {group->has_codes, &codes_image, "fa3_store_scales", &own->codes_module,
+         &own->store_scales},
+        {group->has_codes, &codes_image, "fa3_widen", &own->codes_module, &own->widen},
+        {group->has_codes, &codes_image, "fa3_turn_values", &own->codes_module, &own->turn},
+        {group->tile != NULL, &rows_image, "fa3_plan_batch", &own->rows_module, &own->plan},
+        {group->tile != NULL, &rows_image, "fa3_rows", &own->rows_module, &own->rows},
+        {group->gathers, &gather_image, "fa3_gather", &own->gather_module, &own->gather},
+        {group->low != NULL, &join_image, "fa3_join", &own->join_module, &own->join}};
+    attn_status status = ATTN_OK;
+    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0] && status == ATTN_OK; i++)
+        if (kernels[i].is_wanted)
+            status = cuda_image_find(made->cuda, &made->facts, kernels[i].image, kernels[i].name,
+                                     &wants, kernels[i].module, kernels[i].to, error);
     return status;
-}
-
-/* A kernel that is alone in its image. */
-static attn_status load_one(const attn_instance *made, const cuda_image *image, const char *name,
-                            cuda_module *module, cuda_function *to, attn_error *error)
-{
-    static const cuda_wants wants = {0};
-    if (*module)
-        return ATTN_OK;
-    attn_status status = cuda_image_load(made->cuda, &made->facts, image, 1, module, NULL, error);
-    return status == ATTN_OK
-               ? cuda_function_find(made->cuda, &made->facts, *module, name, &wants, to, error)
-               : status;
 }
 
 /* Groups of the same dimensions and type share a module. */
@@ -116,13 +97,8 @@ static attn_status load_forward(const attn_instance *made, uint32_t index, const
         group->has_codes ? &codes_forward_images[tile][type] : &forward_images[tile][type];
     const cuda_wants wants = {.shared = of->shared};
     char name[64];
-    attn_status status = ATTN_OK;
     snprintf(name, sizeof name, "%s_%s", of->kernel, type == TYPE_F16 ? "f16" : "bf16");
-    if (!*module)
-        status = cuda_image_load(made->cuda, &made->facts, image, 1, module, NULL, error);
-    if (status == ATTN_OK)
-        status = cuda_function_find(made->cuda, &made->facts, *module, name, &wants, to, error);
-    return status;
+    return cuda_image_find(made->cuda, &made->facts, image, name, &wants, module, to, error);
 }
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
@@ -164,19 +140,9 @@ static attn_status fill_groups(const attn_instance *made, const attn_problem *pr
     fa3_instance *own = made->own;
     attn_status status = ATTN_OK;
     for (uint32_t i = 0; i < made->num_groups && status == ATTN_OK; i++) {
-        own->groups[i] = fa3_group_of(attn_at(problems, i), own->option);
-        if (own->groups[i].has_codes && !own->codes_module)
-            status = load_codes(made, error);
-        if (status != ATTN_OK)
-            return status;
-        if (own->groups[i].tile && !own->rows_module)
-            status = load_rows(made, error);
-        if (own->groups[i].gathers && status == ATTN_OK)
-            status = load_one(made, &gather_image, "fa3_gather", &own->gather_module, &own->gather,
-                              error);
-        if (own->groups[i].low && status == ATTN_OK)
-            status = load_one(made, &join_image, "fa3_join", &own->join_module, &own->join, error);
         fa3_group *group = &own->groups[i];
+        *group = fa3_group_of(attn_at(problems, i), own->option);
+        status = load_others(made, group, error);
         if (group->tile && status == ATTN_OK)
             status = load_forward(made, i, group->tile, &group->forward, error);
         if (group->low && status == ATTN_OK)
@@ -250,19 +216,10 @@ void fa3_destroy(attn_instance *instance)
     if (!instance)
         return;
     const fa3_instance *own = instance->own;
-    for (uint32_t i = 0; i < fa3_num_tiles * TYPE_COUNT; i++)
-        if (own->modules[i])
-            instance->cuda->cuModuleUnload(own->modules[i]);
-    for (int i = 0; i < TYPE_COUNT; i++)
-        if (own->codes_modules[i])
-            instance->cuda->cuModuleUnload(own->codes_modules[i]);
-    if (own->codes_module)
-        instance->cuda->cuModuleUnload(own->codes_module);
-    if (own->gather_module)
-        instance->cuda->cuModuleUnload(own->gather_module);
-    if (own->join_module)
-        instance->cuda->cuModuleUnload(own->join_module);
-    if (own->rows_module)
-        instance->cuda->cuModuleUnload(own->rows_module);
+    const cuda_module others[] = {own->codes_module, own->gather_module, own->join_module,
+                                  own->rows_module};
+    cuda_images_unload(instance->cuda, own->modules, fa3_num_tiles * TYPE_COUNT);
+    cuda_images_unload(instance->cuda, own->codes_modules, TYPE_COUNT);
+    cuda_images_unload(instance->cuda, others, sizeof others / sizeof others[0]);
     fi_destroy(instance);
 }

@@ -6,7 +6,6 @@
 #include "plugins/flashinfer_like/flashinfer_like.h"
 
 #include "plugins/common/cuda/image.h"
-#include "plugins/common/cuda/launch.h"
 #include "attn_plugin_util.h"
 
 #include <stdio.h>
@@ -129,14 +128,11 @@ const fi_shape *fi_find_shape_for(const attn_device *device, int32_t dim, int32_
 static attn_status load_plan(attn_instance *made, attn_error *error)
 {
     static const cuda_wants wants = {0};
-    attn_status status =
-        cuda_image_load(made->cuda, &made->facts, &plan_image, 1, &made->plan_module, NULL, error);
+    attn_status status = cuda_image_find(made->cuda, &made->facts, &plan_image, "fi_plan_batch",
+                                         &wants, &made->plan_module, &made->plan, error);
     if (status == ATTN_OK)
-        status = cuda_function_find(made->cuda, &made->facts, made->plan_module, "fi_plan_batch",
-                                    &wants, &made->plan, error);
-    if (status == ATTN_OK)
-        status = cuda_function_find(made->cuda, &made->facts, made->plan_module, "fi_save", &wants,
-                                    &made->save, error);
+        status = cuda_image_find(made->cuda, &made->facts, &plan_image, "fi_save", &wants,
+                                 &made->plan_module, &made->save, error);
     return status;
 }
 
@@ -151,17 +147,11 @@ static attn_status load_kernel(attn_instance *made, fi_group *group, int kernel,
     const fi_kernel *wanted = &group->shape->kernels[kernel];
     const cuda_wants wants = {.shared = wanted->shared};
     char name[64];
-    attn_status status = ATTN_OK;
     snprintf(name, sizeof name, "%s_%s%s%s", wanted->name, type == TYPE_F16 ? "f16" : "bf16",
              kernel >= KERNEL_CODES ? codes : "",
              group->is_invariant && !fi_is_prefill(kernel) ? "_splits" : "");
-    if (!*module)
-        status = cuda_image_load(made->cuda, &made->facts, &images[shape][image][type], 1, module,
-                                 NULL, error);
-    if (status == ATTN_OK)
-        status = cuda_function_find(made->cuda, &made->facts, *module, name, &wants,
-                                    &group->functions[kernel], error);
-    return status;
+    return cuda_image_find(made->cuda, &made->facts, &images[shape][image][type], name, &wants,
+                           module, &group->functions[kernel], error);
 }
 
 static attn_status load_kernels(attn_instance *made, fi_group *group, attn_error *error)
@@ -314,11 +304,8 @@ void fi_destroy(attn_instance *instance)
 {
     if (!instance)
         return;
-    for (uint32_t i = 0; i < fi_num_shapes * IMAGE_COUNT * TYPE_COUNT; i++)
-        if (instance->modules[i])
-            instance->cuda->cuModuleUnload(instance->modules[i]);
-    if (instance->plan_module)
-        instance->cuda->cuModuleUnload(instance->plan_module);
+    cuda_images_unload(instance->cuda, instance->modules, fi_num_shapes * IMAGE_COUNT * TYPE_COUNT);
+    cuda_images_unload(instance->cuda, &instance->plan_module, 1);
     instance->services->release(instance->services->ctx, ATTN_SPACE_HOST, instance);
 }
 

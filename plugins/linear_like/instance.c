@@ -37,14 +37,8 @@ static attn_status load_kernel(attn_instance *made, int module, const char *name
                                cuda_function *function, attn_error *error)
 {
     const cuda_wants wants = {.shared = shared};
-    attn_status status = ATTN_OK;
-    if (!made->modules[module])
-        status = cuda_image_load(made->cuda, &made->facts, &images[module], 1,
-                                 &made->modules[module], NULL, error);
-    if (status == ATTN_OK)
-        status = cuda_function_find(made->cuda, &made->facts, made->modules[module], name, &wants,
-                                    function, error);
-    return status;
+    return cuda_image_find(made->cuda, &made->facts, &images[module], name, &wants,
+                           &made->modules[module], function, error);
 }
 
 /* What a family's kernels are called. */
@@ -287,8 +281,6 @@ void linear_destroy(attn_instance *instance)
 {
     if (!instance)
         return;
-    for (int i = 0; i < MODULE_COUNT; i++)
-        if (instance->modules[i])
-            instance->cuda->cuModuleUnload(instance->modules[i]);
+    cuda_images_unload(instance->cuda, instance->modules, MODULE_COUNT);
     instance->services->release(instance->services->ctx, ATTN_SPACE_HOST, instance);
 }

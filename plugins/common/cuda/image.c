@@ -104,3 +104,22 @@ attn_status cuda_image_load(const cuda_api *cuda, const cuda_facts *facts, const
         *picked = at;
     return ATTN_OK;
 }
+
+attn_status cuda_image_find(const cuda_api *cuda, const cuda_facts *facts, const cuda_image *image,
+                            const char *name, const cuda_wants *wants, cuda_module *module,
+                            cuda_function *function, attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    if (!*module)
+        status = cuda_image_load(cuda, facts, image, 1, module, NULL, error);
+    return status == ATTN_OK
+               ? cuda_function_find(cuda, facts, *module, name, wants, function, error)
+               : status;
+}
+
+void cuda_images_unload(const cuda_api *cuda, const cuda_module *modules, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (modules[i])
+            cuda->cuModuleUnload(modules[i]);
+}

@@ -22,7 +22,7 @@
 #ifndef PLUGINS_CUDA_IMAGE_H
 #define PLUGINS_CUDA_IMAGE_H
 
-#include "plugins/common/cuda/device.h"
+#include "plugins/common/cuda/launch.h"
 /* What configure found. A plugin outside of this tree has no such file, and defines HAVE_NVCC
  * itself. */
 #if defined __has_include
@@ -69,5 +69,14 @@ void cuda_codes_check(const char *codes, const attn_device *device, attn_verdict
 attn_status cuda_image_load(const cuda_api *cuda, const cuda_facts *facts, const cuda_image *images,
                             uint32_t count, cuda_module *module, uint32_t *picked,
                             attn_error *error);
+
+/* The kernel `name` of an image, as cuda_function_find() finds it. The image is loaded into *module
+ * when that is NULL. */
+attn_status cuda_image_find(const cuda_api *cuda, const cuda_facts *facts, const cuda_image *image,
+                            const char *name, const cuda_wants *wants, cuda_module *module,
+                            cuda_function *function, attn_error *error);
+
+/* Unload those of the `count` modules that are not NULL. */
+void cuda_images_unload(const cuda_api *cuda, const cuda_module *modules, uint32_t count);
 
 #endif /* PLUGINS_CUDA_IMAGE_H */

@@ -55,6 +55,14 @@ int cuda_is_aligned(const attn_tensor *tensor, int64_t bytes)
     return 1;
 }
 
+/* Where rows begin, and the bytes from one to the next, and from a head to the next. */
+static void *place_rows(const attn_tensor *tensor, long long *row, long long *head)
+{
+    *row = cuda_stride_bytes(tensor, 0);
+    *head = cuda_stride_bytes(tensor, 1);
+    return attn_util_data(tensor);
+}
+
 static attn_status take_queries(const taking *t, attn_error *error)
 {
     const cuda_group *group = t->group;
@@ -73,17 +81,10 @@ static attn_status take_queries(const taking *t, attn_error *error)
         status = cuda_operand_rows(t->args, ATTN_ROLE_LSE, lse_form, rows, &lse, error);
     if (status != ATTN_OK)
         return status;
-    to->q = attn_util_data(q);
-    to->q_row = cuda_stride_bytes(q, 0);
-    to->q_head = cuda_stride_bytes(q, 1);
-    to->out = attn_util_data(out);
-    to->out_row = cuda_stride_bytes(out, 0);
-    to->out_head = cuda_stride_bytes(out, 1);
-    if (lse) {
-        to->lse = (float *)(void *)attn_util_data(lse);
-        to->lse_row = cuda_stride_bytes(lse, 0);
-        to->lse_head = cuda_stride_bytes(lse, 1);
-    }
+    to->q = place_rows(q, &to->q_row, &to->q_head);
+    to->out = place_rows(out, &to->out_row, &to->out_head);
+    if (lse)
+        to->lse = place_rows(lse, &to->lse_row, &to->lse_head);
     to->aligned |= cuda_is_aligned(q, 16) ? CALL_ALIGNED_Q : 0;
     to->aligned |=
         cuda_is_aligned(out, 2 * (int64_t)attn_dtype_size(group->out_dtype)) ? CALL_ALIGNED_OUT : 0;
@@ -116,12 +117,8 @@ static attn_status take_new_keys(const taking *t, attn_error *error)
         status = FAIL(error, ATTN_FIELD_BATCH, "SAVE_KV without out_cache_loc on the device");
     if (status != ATTN_OK)
         return status;
-    to->k = attn_util_data(k);
-    to->k_row = cuda_stride_bytes(k, 0);
-    to->k_head = cuda_stride_bytes(k, 1);
-    to->v = attn_util_data(v);
-    to->v_row = cuda_stride_bytes(v, 0);
-    to->v_head = cuda_stride_bytes(v, 1);
+    to->k = place_rows(k, &to->k_row, &to->k_head);
+    to->v = place_rows(v, &to->v_row, &to->v_head);
     if (!cuda_is_aligned(k, 16) || !cuda_is_aligned(v, 16))
         to->aligned &= ~CALL_ALIGNED_NEW;
     return ATTN_OK;
