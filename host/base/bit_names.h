@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bit_names.h: fields of the ABI that are sets of bits (modes, mask_kinds, uses ...), and what
- * their members are called in texts.
+ * bit_names.h: fields of the ABI that are sets of bits (modes, mask_kinds, uses ...), and the names
+ * of their members in texts.
  */
 #ifndef HOST_BASE_BIT_NAMES_H
 #define HOST_BASE_BIT_NAMES_H

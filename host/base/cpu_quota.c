@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cpu_quota.c: see cpu_quota.h. A folder that is not there is passed over: in a container without a
- * namespace of its own, the membership names folders of the host, and the mounted root has the
- * container's quota.
+ * cpu_quota.c: see cpu_quota.h. Missing folders are skipped: in a container without its own
+ * namespace, the membership names folders of the host, and the mounted root has the container's
+ * quota.
  */
 #include "host/base/cpu_quota.h"
 

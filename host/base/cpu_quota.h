@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cpu_quota.h: how many processors cgroups grant, as containers have them (docker --cpus). Threads
- * beyond that number are throttled together, and wait for each other meanwhile.
+ * cpu_quota.h: the number of CPUs that cgroups grant, as in containers (docker --cpus). With more
+ * threads than that, the kernel throttles all of them, and they wait for each other.
  */
 #ifndef HOST_BASE_CPU_QUOTA_H
 #define HOST_BASE_CPU_QUOTA_H

@@ -4,8 +4,8 @@
  *
  * All conversions are IEEE: to a narrower type one rounding to nearest, ties to even, from the
  * value itself, with subnormals. NaN stays NaN (sign kept, payload not). Overflow gives infinity
- * where the type has one, else NaN (fp8 e4m3fn), as casts in PyTorch do; saturation is a thing of
- * dtype_quantise() alone. Build with -ffp-contract=off.
+ * where the type has one, else NaN (fp8 e4m3fn), as casts in PyTorch do; only dtype_quantise()
+ * saturates. Build with -ffp-contract=off.
  */
 #ifndef HOST_BASE_DTYPE_H
 #define HOST_BASE_DTYPE_H

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * error.h: one way to say what went wrong, shared by everything in host/.
+ * error.h: error reporting for all of host/.
  *
- * The first detector writes the message with its place (file, line, field, value, what is
- * accepted); callers pass the status on silently. An attn_error pointer may be NULL.
+ * The function that detects an error writes the message with its place (file, line, field, value,
+ * accepted values); callers pass the status on silently. An attn_error pointer may be NULL.
  */
 #ifndef HOST_BASE_ERROR_H
 #define HOST_BASE_ERROR_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fpu.h: how this thread's arithmetic rounds, what it does with denormals, what it traps: a number
- * that is cheap enough to be compared around every call of a plugin.
+ * fpu.h: rounding, denormals and traps of this thread's FPU, as a number that is cheap enough to
+ * compare around every call of a plugin.
  */
 #ifndef HOST_BASE_FPU_H
 #define HOST_BASE_FPU_H

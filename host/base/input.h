@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * input.h: files that the host reads. A pipe may have no writer, and is not waited for for ever.
+ * input.h: files that the host reads. Waiting for the writer of a pipe has a time limit.
  */
 #ifndef HOST_BASE_INPUT_H
 #define HOST_BASE_INPUT_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * json_keys.h: keys that a JSON text has twice. Readers do not agree about which of the two counts.
+ * json_keys.h: duplicate keys in a JSON text. JSON readers disagree about which of them counts.
  */
 #ifndef HOST_BASE_JSON_KEYS_H
 #define HOST_BASE_JSON_KEYS_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * moving_range.h: a record for each number of a range that moves upwards, as the requests of a run
- * do: memory follows the width of the range, not how far it has moved.
+ * moving_range.h: a record for each number of a range that moves upwards, such as the requests of a
+ * run: memory depends on the width of the range, not on its position.
  */
 #ifndef HOST_BASE_MOVING_RANGE_H
 #define HOST_BASE_MOVING_RANGE_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operand_roles.h: what operands are called in texts, and their dtypes.
+ * operand_roles.h: names of operands in texts, and their dtypes.
  */
 #ifndef HOST_BASE_OPERAND_ROLES_H
 #define HOST_BASE_OPERAND_ROLES_H

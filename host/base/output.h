@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * output.h: files that the host writes: regular ones, where there is one already or nothing. A
- * device, a pipe or a link belongs to another program and is left alone; so is what the command
- * reads.
+ * output.h: files that the host writes: new ones, or regular files that it replaces. It refuses
+ * devices, pipes and links, which belong to other programs, and its own inputs.
  *
- * A new file is written next to the old one and replaces it once it is whole and on the disk, so
- * that a full disk or a kill leaves the old one. It is opened no earlier than it is written: until
- * then there is no descriptor that a plugin could close or write to.
+ * A new file is written next to the old one and renamed over it once it is complete and on disk, so
+ * that a full disk or a kill leaves the old one. It is opened only when written, so that a plugin
+ * has no descriptor to close or write to before.
  */
 #ifndef HOST_BASE_OUTPUT_H
 #define HOST_BASE_OUTPUT_H

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * portable.h: what makes one source for the processor and for a GPU.
+ * portable.h: macros for one source on the CPU and on a GPU.
  *
- * A PORTABLE function is inline on both. A KERNEL reads and writes memory through DEVICE_AT alone:
- * the place of the object that a pointer points to. Tests compile kernels as C and let it look the
- * place up, bounds checked, in the memory of a fake driver (tests/fixtures/host_kernels.c).
+ * A PORTABLE function is inline on both. A KERNEL accesses memory only through DEVICE_AT, which
+ * gives the address of the object that a pointer points to. Tests compile kernels as C and let it
+ * look the place up, bounds checked, in the memory of a fake driver
+ * (tests/fixtures/host_kernels.c).
  */
 #ifndef HOST_BASE_PORTABLE_H
 #define HOST_BASE_PORTABLE_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * progress.h: how far a long job is, on stderr. On a terminal a line that is redrawn in place and
- * as wide as the terminal at most; elsewhere, as in a pipe or a log, a line of its own every 30 s.
+ * progress.h: progress of a long job, on stderr. On a terminal one line is redrawn in place, at
+ * most as wide as the terminal; in a pipe or a log a new line appears every 30 s.
  */
 #ifndef HOST_BASE_PROGRESS_H
 #define HOST_BASE_PROGRESS_H

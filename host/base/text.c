@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * text.c: see text.h. Digits are read by hand: strtol() skips spaces and takes what it can get, and
- * isspace() depends on the locale. Fractions go through strtod_l() with the C locale.
+ * text.c: see text.h. Digits are parsed by hand: strtol() skips spaces and accepts a numeric
+ * prefix, and isspace() depends on the locale. Fractions go through strtod_l() with the C locale.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* strtod_l */

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench.h: how fast backends are on shapes, side by side.
+ * bench.h: measures backends on shapes, side by side.
  *
  * The backends of an entry are composed through attnhost.h and warmed up; then rounds follow, in
  * each of which every backend has a block of samples (A B A B ...). A sample is a number of
- * forwards through the copies of the inputs, replayed from a graph where the backend allows it.
- * Whatever slows the device for longer than a round slows all of them.
+ * forwards through the copies of the inputs, replayed from a graph if the backend allows it. A
+ * disturbance longer than a round affects all backends.
  *
- * Before a backend is timed, and after it, rows of its output are judged by the oracle (judge.h):
- * one that is wrong is not ranked.
+ * Before and after timing, the oracle judges rows of a backend's output (judge.h); a wrong backend
+ * is not ranked.
  */
 #ifndef HOST_BENCH_BENCH_H
 #define HOST_BENCH_BENCH_H

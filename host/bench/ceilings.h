@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ceilings.h: what this device does at best, measured in the same run as what is compared
- * with it: copying memory, reading memory, multiplying matrices.
+ * ceilings.h: peak rates of this device, measured in the same run as the backends: copying memory,
+ * reading memory, multiplying matrices.
  *
- * On CUDA the driver copies, and kernels of ours read and multiply (kernels/ceilings.cu; bf16 in
- * the tensor cores, of sm_90a alone). On the CPU all threads of the pool copy, read and do fp32
- * multiply-adds in registers, in the widest vectors that the processor has.
+ * On CUDA the driver copies, and our kernels read and multiply (kernels/ceilings.cu; bf16 on tensor
+ * cores, only on sm_90a). On the CPU all threads of the pool copy, read and do fp32 multiply-adds
+ * in registers, in the widest vectors that the processor has.
  */
 #ifndef HOST_BENCH_CEILINGS_H
 #define HOST_BENCH_CEILINGS_H

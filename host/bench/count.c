@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * count.c: the work of a shape: lengths, pairs that the masks let through, operations and
- * bytes.
+ * count.c: the work of a shape: lengths, pairs that the mask allows, operations and bytes.
  */
 #include "host/bench/shape.h"
 #include "host/base/round.h"

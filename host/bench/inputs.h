@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * inputs.h: what a shape's forwards work on: the problem, a batch with shuffled pages in all
- * index forms, and operands with random values, in several copies.
+ * inputs.h: inputs of a shape's forwards: the problem, a batch with shuffled pages in all index
+ * forms, and operands with random values, in several copies.
  *
- * Forwards go through the copies in turn, so that none finds in a cache what it read the time
- * before. The batch is the same for all of them; the memory holds a copy after the other.
+ * Forwards rotate through the copies, so that a cache does not hold a forward's inputs from its
+ * previous use. The batch is the same for all of them; the memory holds a copy after the other.
  *
  * A recurrence reads its states in one slot and writes them to another, so that each forward over a
  * copy starts from the same states. Its rows and constants are those of generator_linear.h, whose

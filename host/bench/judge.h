@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * judge.h: whether what is timed computes what it should: sampled rows of a forward against the
- * oracle.
+ * judge.h: checks sampled rows of a timed forward against the oracle.
  *
- * The first copy of the inputs is the judged one. Its output is poisoned, so that what another
- * backend left there is no answer; then a forward writes it, and some of its rows are judged. From
- * a device comes only what these rows read.
+ * The first copy of the inputs is the judged one. Its output is poisoned, so that another backend's
+ * output cannot pass; then a forward writes it, and some of its rows are judged. Only data that
+ * these rows read is copied from a device.
  */
 #ifndef HOST_BENCH_JUDGE_H
 #define HOST_BENCH_JUDGE_H

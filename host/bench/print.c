@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * print.c: what was measured, as a table for people and as JSON without loss.
+ * print.c: results, as a table for people and as lossless JSON.
  */
 #include "host/bench/bench.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * timer.h: how long work takes on a device, by timed events in its stream; on the CPU these
- * read the monotonic clock.
+ * timer.h: times work on a device by events in its stream; on the CPU these read the monotonic
+ * clock.
  *
  * A block is a few samples of one kind of work, enqueued together: the first ones, the lead-in, are
  * not timed and keep the device busy while the samples after them are being enqueued, so that no

@@ -7,8 +7,8 @@
  * beyond a request's length, and those of rows that are not held, are 0 too: slot 0 is padding, so
  * whatever reads too far stays inside the pool.
  *
- * Once a row has been released it is the next to be taken: its memory is warm, and the rows in use
- * stay few. At first rows are taken in ascending order, from 1.
+ * A released row is the next to be allocated: its memory is warm, and few rows are in use. At first
+ * rows are taken in ascending order, from 1.
  */
 #ifndef HOST_CACHE_REQUEST_TABLE_H
 #define HOST_CACHE_REQUEST_TABLE_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * slots.h: who owns which page of the KV cache.
+ * slots.h: allocation of KV cache pages.
  *
  * A slot holds the keys and values of one token: slot = page * page_size + offset. Memory is handed
  * out by the page, tokens fill a page in order, and a sequence gets a new page only when its last

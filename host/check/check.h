@@ -122,7 +122,7 @@ void check_note(struct check_run *run, const char *format, ...)
  * business. Said by the cases that are skipped for it, and once at the end of a report. */
 #define CHECK_SOURCE_UNJUDGED                                                                      \
     "not checked for a backend written in Python: memory, files, threads and code loading "        \
-    "(PURE-01), and threads that packages start on import (LIFE-08); on a GPU, PURE-01 checks "     \
+    "(PURE-01), and threads that packages start on import (LIFE-08); on a GPU, PURE-01 checks "    \
     "only that a forward does not wait"
 
 /* What a check needs of the machine or of the subject, or it is skipped with that as its reason. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * say.c: what a running case reports through.
+ * say.c: functions by which a running case reports.
  */
 #include <stdarg.h>
 #include <stdio.h>

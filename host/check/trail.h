@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * trail.h: where a case is, in memory that the parent shares with its child: a note costs no system
- * call and survives a crash.
+ * trail.h: the current step of a case, in memory that the parent shares with its child: a note
+ * costs no system call and survives a crash.
  */
 #ifndef HOST_CHECK_TRAIL_H
 #define HOST_CHECK_TRAIL_H

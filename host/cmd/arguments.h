@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * arguments.h: the command line of any command: its options, which are rows of its own file, and
- * the one thing that it names. `--help` is made from the same rows.
+ * arguments.h: the command line of any command: its options, which are rows in the command's file,
+ * and its positional argument. `--help` is made from the same rows.
  */
 #ifndef HOST_CMD_ARGUMENTS_H
 #define HOST_CMD_ARGUMENTS_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attnhost bench: how fast backends are on shapes, side by side.
+ * attnhost bench: measures backends on shapes, side by side.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_plan.c: from the command line and the ini to what is measured.
+ * bench_plan.c: from the command line and the ini to a list of measurements.
  */
 #include "host/cmd/bench_plan.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_plan.h: what a command line of `attnhost bench` asks for, as entries of a report.
+ * bench_plan.h: a command line of `attnhost bench` as entries of a report.
  */
 #ifndef HOST_CMD_BENCH_PLAN_H
 #define HOST_CMD_BENCH_PLAN_H

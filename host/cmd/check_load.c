@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attnhost check-load: the process of LOAD-04, started by check/contract/load_watch.c: opens a
- * shared object and says what its constructors did.
+ * shared object and reports the effects of its constructors.
  */
 #include "host/check/contract/load_watch.h"
 #include "host/cmd/commands.h"

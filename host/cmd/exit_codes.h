@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * exit_codes.h: how the attnhost command ends. What the rooms below answer, statuses and outcomes,
- * becomes an exit code here and nowhere else.
+ * exit_codes.h: exit codes of the attnhost command. Only this file turns statuses and outcomes of
+ * the rooms below into exit codes.
  */
 #ifndef HOST_CMD_EXIT_CODES_H
 #define HOST_CMD_EXIT_CODES_H

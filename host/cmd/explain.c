@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attnhost explain: which backend is chosen for each phase and layer group, and why no other.
+ * attnhost explain: shows the backend chosen for each phase and layer group, and why not the
+ * others.
  */
 #include <stdio.h>
 #include <stdlib.h>

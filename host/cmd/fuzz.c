@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attnhost fuzz: random problems and cases on a plugin file, for a while.
+ * attnhost fuzz: random problems and cases on a plugin file, for a given time.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attnhost inspect: what a backend or a plugin file can do, and its options.
+ * attnhost inspect: shows capabilities and options of a backend or plugin file.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * json_file.h: where --json FILE goes: looked at before the work, so that a path which cannot be
- * written is not found out after it, and written after the work has ended (base/output.h).
+ * json_file.h: the file of --json FILE: checked before the work, so that an unwritable path is
+ * reported early, and written after the work (base/output.h).
  */
 #ifndef HOST_CMD_JSON_FILE_H
 #define HOST_CMD_JSON_FILE_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attnhost list: plugins and backends found, usable here or why not.
+ * attnhost list: lists plugins and backends, and why some are not usable here.
  */
 #include <stdarg.h>
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * main.c: the attnhost command: finds the command that is meant (commands.h) and runs it.
+ * main.c: the attnhost command: finds the named command (commands.h) and runs it.
  */
 #include <errno.h>
 #include <fcntl.h>

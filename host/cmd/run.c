@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attnhost run: a serving trace through the backends that an ini names.
+ * attnhost run: serves a trace with the backends that an ini names.
  */
 #include <stdio.h>
 #include <stdlib.h>

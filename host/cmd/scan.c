@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attnhost scan: the process of plugin/scan.c, which starts it: opens a plugin's file as every
- * command does, asks each of its backends whether it serves anything here, and says that it is
- * still there. If it is not, the warden has said why.
+ * attnhost scan: the process of plugin/scan.c, which starts it: opens a plugin's file like every
+ * command, queries each of its backends for a plain problem, and reports success. If the process
+ * dies, the warden has reported the reason.
  */
 #include <signal.h>
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * warden.h: the process of a command that calls plugins, kept from them.
+ * warden.h: protects the process of a command from the plugins that it calls.
  *
  *   exit()     ends the process with EXIT_RUN_TIME after a line that names who called it, never
  *              with what the caller wanted; so do _exit(), a function of the C library that calls

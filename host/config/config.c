@@ -2,10 +2,10 @@
  *
  * config.c: from an ini and --set texts to struct config.
  *
- * Two passes. The first takes every value where it stands, checks it against its row, and keeps it
- * as a config_entry (or as a config_option of a backend section), so that the first wrong line is
- * the one reported and --set can replace what the ini gave. The second parses the entries that are
- * left, or else the defaults, into the members.
+ * Two passes. The first checks every value in order against its row, and keeps it as a config_entry
+ * (or as a config_option of a backend section), so that the first wrong line is reported and --set
+ * can replace values of the ini. The second parses the remaining entries, or the defaults, into the
+ * members.
  */
 #include "host/config/config.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * config.h: what the user wants, as one typed struct.
+ * config.h: the configuration, as one typed struct.
  *
  * Every key is one row of the table in config/keys.c: it names the member below, the type, the
  * default, what is accepted and the help text. From that table the ini is parsed, checked, printed

@@ -5,9 +5,8 @@
  * device/cuda_module.c.
  *
  * Each call makes the context current for its own duration, so that it works in any thread and
- * leaves no trace there. Every result passes cuda_note(), which keeps in mind that the device is
- * lost: the driver tells so again and again, but an allocation has nothing but NULL to tell it
- * with.
+ * restores that thread's context. Every result passes through cuda_note(), which records a lost
+ * device: driver calls keep returning that error, but an allocation can only return NULL.
  */
 #include "host/device/cuda.h"
 

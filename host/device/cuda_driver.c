@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuda_driver.c: opens libcuda.so.1, fills the table of calls, and classes its results.
+ * cuda_driver.c: opens libcuda.so.1, fills the table of calls, and classifies their results.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* secure_getenv, RTLD_NODELETE */

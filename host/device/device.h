@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device.h: one small table for the devices that the host drives: memory, streams, events,
- * graphs and kernels.
+ * device.h: one table per kind of device that the host supports: memory, streams, events, graphs
+ * and kernels.
  *
  * A kind of device is one `struct device_ops` in a file device_<kind>.c and one row in device.c.
  * Spaces are the ABI's ATTN_SPACE_*; on the CPU all three are host memory. There a stream is NULL,

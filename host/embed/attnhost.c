@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attnhost.c: the handle `attnhost`: its life, its plugins, its backends, questions to it.
+ * attnhost.c: the handle `attnhost`: creation, plugins, backends, queries.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* secure_getenv */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * batch.c: is a batch of an engine one that a plugin can be given? Structs reach as far as they
- * must, counts are within the bounds, arrays are there; and what arrays say is looked at where the
- * host can read them. docs/ABI.md lists the checks.
+ * batch.c: checks an engine's batch before a plugin gets it: structs have their full size, counts
+ * are within the bounds, required arrays are present; contents of arrays are checked if the host
+ * can read them. docs/ABI.md lists the checks.
  */
 #include "host/embed/batch.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * batch.h: what the host asks of an engine's batch before a plugin sees it.
+ * batch.h: checks of an engine's batch before a plugin gets it.
  */
 #ifndef HOST_EMBED_BATCH_H
 #define HOST_EMBED_BATCH_H

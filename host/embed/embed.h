@@ -2,9 +2,9 @@
  *
  * embed.h: the structs of attnhost.h's handles.
  *
- * The executor and the commands use the functions of attnhost.h like everybody else; this header is
- * for what else they need: the thread pool, the registry, the device. What a configuration makes of
- * a host is in select/open_host.c.
+ * The executor and the commands use the functions of attnhost.h like any engine; this header gives
+ * them the thread pool, the registry and the device too. select/open_host.c makes a host from a
+ * configuration.
  */
 #ifndef HOST_EMBED_EMBED_H
 #define HOST_EMBED_EMBED_H

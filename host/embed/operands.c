@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operands.c: what the host looks at before a layer's forward: that the structs are filled in, that
- * a layer is not given sinks or slopes that it was not made for, and that operands have its dtypes
- * and lie as its problem promises. It runs once a layer, so it looks at no more.
+ * operands.c: the host's checks before a layer's forward: structs are filled in, sinks and slopes
+ * are declared by the layer, and operands have the dtypes, alignment and strides of its problem. It
+ * runs once per layer, so it checks nothing else.
  */
 #include "host/embed/embed.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * paged.c: a helper for engines: from vLLM's words for a step to attn_batch.
+ * paged.c: a helper for engines: converts a step in vLLM's terms to attn_batch.
  */
 #include "host/embed/embed.h"
 

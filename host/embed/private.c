@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * private.c: operands outside the role map. A backend chose its kernels for those that the features
- * of a problem name, so a call brings each of them, as the type declares it, and no others.
+ * private.c: operands outside the role map. A backend chose its kernels for the operands that a
+ * problem's features name, so a call must have exactly these, as the type declares them.
  */
 #include "host/embed/embed.h"
 

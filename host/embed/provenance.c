@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * provenance.c: where a report's numbers come from: command, device, files, versions.
+ * provenance.c: provenance of a report: command, device, files, versions.
  */
 #include "host/embed/provenance.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * provenance.h: where the figures of a report come from, so that two of them can be compared: this
- * program, the command line, the device, the plugins.
+ * provenance.h: provenance of a report, for comparisons: this program, the command line, the
+ * device, the plugins.
  */
 #ifndef HOST_EMBED_PROVENANCE_H
 #define HOST_EMBED_PROVENANCE_H

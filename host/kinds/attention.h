@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention.h: what kinds that attend to keys have in common: rows of queries, keys and values out
- * of generator.h, and sinks and slopes, one for each query head. Slots of their rows of the table.
+ * attention.h: shared code of kinds that attend to keys: rows of queries, keys and values from
+ * generator.h, and sinks and slopes, one per query head. Slots of their rows of the table.
  */
 #ifndef HOST_KINDS_ATTENTION_H
 #define HOST_KINDS_ATTENTION_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kinds.h: what differs between kinds of layers, in one table with a row for each ATTN_KIND_*.
- * Code that needs to know it asks here for the property, not for the kind.
+ * kinds.h: differences between kinds of layers, in one table with a row per ATTN_KIND_*. Other code
+ * tests a property here, not the kind.
  *
  *   softmax.c   softmax attention over keys and values
  *   mla.c       latent attention, absorbed or expanded; its layouts (mla.h)

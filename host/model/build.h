@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * build.h: putting a model together, layer by layer. Private to model*.c.
+ * build.h: building a model, layer by layer. Private to model*.c.
  */
 #ifndef HOST_MODEL_BUILD_H
 #define HOST_MODEL_BUILD_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hf_hybrid.c: decoders whose layers are full attention or something else, as a list says:
- * MiniMax with lightning attention, LFM2 with short convolutions.
+ * hf_hybrid.c: decoders that mix full attention with other layers, by a list: MiniMax with
+ * lightning attention, LFM2 with short convolutions.
  */
 #include "host/model/hf.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * json.h: reading fields of a config.json, with errors that name file, path, what was got and
- * what is accepted. Private to model*.c.
+ * json.h: reading fields of a config.json, with errors that name file, path, value and accepted
+ * values. Private to model*.c.
  *
  * A reader looks at one object of the file. The first error sticks: later calls return their
  * default and change nothing, so a reader's status is looked at once, after many fields.

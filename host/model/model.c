@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * model.c: the builder that groups layers, and what can be asked of a model.
+ * model.c: the builder that groups layers, and queries of a model.
  */
 #include "host/model/model.h"
 

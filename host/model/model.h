@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * model.h: what attnhost knows of a model: its attention layers, and nothing else.
+ * model.h: a model: its attention layers, and nothing else.
  *
  *   struct model
  *     layers[]      every attention layer in order; layer_id is the index

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * adapters.h: the ABI majors that the host drives: a row for today's and, from 1.0 on, one for the
- * major before it.
+ * adapters.h: the ABI majors that the host supports: a row for today's and, from 1.0 on, one for
+ * the major before it.
  *
  * A plugin is negotiated with by attn_host_info, attn_plugin and attn_error, which only grow, from
  * major to major as well. A later major may change anything: adapt() makes today's table

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * answer.h: what plugins answer, never trusted.
+ * answer.h: checks of plugins' answers, which are never trusted.
  *
  * Plugins are called with a host_error of our own. What they say is checked and handed on with the
  * name of who said it, so a plugin that returns a number that is no status, or no message, does not

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * elf_file.h: what a shared object's dynamic section says, as the dynamic linker reads it: by
- * program headers, so that a file without section headers is read as well. A file may be cut off or
- * corrupt.
+ * elf_file.h: a shared object's dynamic section, read like the dynamic linker by program headers,
+ * so that files without section headers work. A file may be truncated or corrupt.
  */
 #ifndef HOST_PLUGIN_ELF_FILE_H
 #define HOST_PLUGIN_ELF_FILE_H

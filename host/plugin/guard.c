@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * guard.c: the thread's current call, and what is checked around it.
+ * guard.c: the thread's current call, and the checks around it.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* MADV_WIPEONFORK */

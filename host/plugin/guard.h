@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * guard.h: which call of which plugin this thread is in.
+ * guard.h: the plugin call that this thread is in.
  *
  * Every call of a plugin's code stands between guard_enter() and guard_leave(), so that whoever
  * ends the process there, by exit() or by a crash, can be named (cmd/warden.h does), and what the

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * loader_needed.c: may what a plugin links be trusted? The dynamic linker searches the folders of
- * the object's DT_RUNPATH, or DT_RPATH, then its own, which are root's. Who can write to one of the
- * former can put code into the process. So these folders, the libraries that are found there, and
- * what those link in turn are held to the rule for plugins.
+ * loader_needed.c: trust checks of the libraries that a plugin links. The dynamic linker searches
+ * the folders of the object's DT_RUNPATH, or DT_RPATH, then its own, which are root's. Who can
+ * write to one of the former can put code into the process. So these folders, the libraries that
+ * are found there, and what those link in turn are held to the rule for plugins.
  */
 #include "host/plugin/loader.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * loader_object.c: is this a whole shared object for this machine? Reads the ELF header and the
- * program headers (System V ABI, chapter 4 and 5).
+ * loader_object.c: checks that a file is a complete shared object for this machine. Reads the ELF
+ * header and the program headers (System V ABI, chapter 4 and 5).
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* ElfW */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * loader_source.c: plugins that are sources, which another plugin of ours runs: python.so runs a
- * backend that is written in Python.
+ * loader_source.c: plugins that are source files, run by another plugin: python.so runs a backend
+ * written in Python.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* dladdr */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * loader_trust.c: is this file one that only its user or root can have put there?
+ * loader_trust.c: checks that only the user or root can have written a file.
  */
 #include "host/plugin/loader.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * loader_types.c: every string the host will print and every slot it will call, checked once.
+ * loader_types.c: one check of every string that the host prints and every slot that it calls.
  */
 #include "host/plugin/loader.h"
 

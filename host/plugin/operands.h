@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operands.h: private operands, which one vendor's backends alone know: attn_private_operand.
+ * operands.h: private operands, known only to one vendor's backends: attn_private_operand.
  */
 #ifndef HOST_PLUGIN_OPERANDS_H
 #define HOST_PLUGIN_OPERANDS_H

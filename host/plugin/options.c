@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * options.c: see options.h. One row of `kinds` for each ATTN_OPTION_* knows how to parse its text
- * and how to say what it accepts; declarations, defaults and ini values all go through it.
+ * options.c: see options.h. One row of `kinds` for each ATTN_OPTION_* parses its text and formats
+ * its accepted values; declarations, defaults and ini values all use it.
  */
 #include "host/plugin/options.h"
 

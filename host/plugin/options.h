@@ -2,8 +2,8 @@
  *
  * options.h: from the texts of a [backend.NAME] section to the attn_options of a backend type.
  *
- * The plugin declares its options (attn_option); the host parses and checks. Whether a BACKEND_REF
- * names something that exists is the composition's to find out (compose.h).
+ * The plugin declares its options (attn_option); the host parses and checks. The composition checks
+ * whether a BACKEND_REF names an existing backend (compose.h).
  */
 #ifndef HOST_PLUGIN_OPTIONS_H
 #define HOST_PLUGIN_OPTIONS_H

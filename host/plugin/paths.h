@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * paths.h: by which of its paths a backend computes rows (attn_paths, NEGO-08): what it answers is
- * read with care, and counted.
+ * paths.h: code paths by which a backend computes rows (attn_paths, NEGO-08): its answers are
+ * checked, and counted.
  */
 #ifndef HOST_PLUGIN_PATHS_H
 #define HOST_PLUGIN_PATHS_H

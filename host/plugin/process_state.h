@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * process_state.h: what a plugin leaves alone in the process it is called in (rule ERR-03): taken
- * before a case, compared after it, put back.
+ * process_state.h: process state that a plugin must not change (rule ERR-03): saved before a case,
+ * compared after it, restored.
  */
 #ifndef HOST_PLUGIN_PROCESS_STATE_H
 #define HOST_PLUGIN_PROCESS_STATE_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * registry.h: all plugins that were looked at, and all backend types by name.
+ * registry.h: all plugins on record, and all backend types by name.
  */
 #ifndef HOST_PLUGIN_REGISTRY_H
 #define HOST_PLUGIN_REGISTRY_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * services.h: what the host does for plugins (attn_services).
+ * services.h: the host's services for plugins (attn_services).
  */
 #ifndef HOST_PLUGIN_SERVICES_H
 #define HOST_PLUGIN_SERVICES_H

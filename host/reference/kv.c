@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kv.c: what the KV cache must hold after a forward, to the bit.
+ * kv.c: expected contents of the KV cache after a forward, bit for bit.
  */
 #include "host/reference/call.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_call.c: the tensors of a linear layer's call, its rows and its slots. What is missing or
- * malformed is named; nothing is guessed.
+ * linear_call.c: the tensors of a linear layer's call, its rows and its slots. Errors name missing
+ * or malformed parts; nothing is guessed.
  */
 #include "host/reference/linear_call.h"
 

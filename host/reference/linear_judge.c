@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_judge.c: one head of one sequence of a linear layer, judged by replay of its rows. Of the
- * operands only what the head uses is read, a few rows at a time, so that long sequences take
- * neither much memory nor the time of their other heads.
+ * linear_judge.c: one head of one sequence of a linear layer, judged by replay of its rows. It
+ * reads only the operands of that head, a few rows at a time, so that long sequences need neither
+ * much memory nor time for other heads.
  */
 #include "host/reference/linear_call.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_kernels.c: steps of the recurrence, for what vectors the processor has.
+ * linear_kernels.c: steps of the recurrence, for the CPU's vector instructions.
  */
 #include "host/reference/linear_step.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_state.c: pools of states against what they must hold.
+ * linear_state.c: pools of states, compared with their expected contents.
  */
 #include "host/reference/linear_call.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operand.c: a call's tensors, scales and KV group, looked up and checked. What is missing or
- * malformed is named; nothing is guessed.
+ * operand.c: a call's tensors, scales and KV group, looked up and checked. Errors name missing or
+ * malformed parts; nothing is guessed.
  */
 #include "host/reference/call.h"
 

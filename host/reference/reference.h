@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reference.h: what attention means, in slow and plain fp64, and the rule that judges a backend.
+ * reference.h: attention in slow and plain fp64, and the rule that judges a backend.
  *
  * The oracle of the softmax family and of latent attention. It is written from docs/ABI.md (group
  * MEAN), includes no file of any plugin and shares no code with one; tests/golden holds it to

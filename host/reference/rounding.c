@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rounding.c: what roundings of the admitted kinds may do to a row: the bars of the pass rule.
+ * rounding.c: bounds on the effect of allowed roundings on a row: the bars of the pass rule.
  * docs/ABI.md derives it ("The pass rule"); names here are those of the formulas there.
  */
 #include "host/reference/row.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row.h: internal to host/reference: what row.c, score.c, rounding.c and row_kernels.c share.
+ * row.h: internal to host/reference: shared by row.c, score.c, rounding.c and row_kernels.c.
  */
 #ifndef HOST_REFERENCE_ROW_H
 #define HOST_REFERENCE_ROW_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row_kernels.c: the inner loops of row.c, for what vectors the processor has.
+ * row_kernels.c: the inner loops of row.c, for the CPU's vector instructions.
  */
 #include "host/reference/row.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * score.c: which keys a query sees, and what score a key has.
+ * score.c: visibility of keys, and their scores.
  */
 #include "host/reference/row.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * slots.c: which rows and keys a sequence has, and where in the cache they lie.
+ * slots.c: rows and keys of a sequence, and their slots in the cache.
  */
 #include "host/reference/call.h"
 

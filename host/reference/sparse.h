@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sparse.h: which keys a layer with an indexer may choose (attn_sparse_dims), and whether a
- * backend's choice is one of these.
+ * sparse.h: key choices of a layer with an indexer (attn_sparse_dims), and checks of a backend's
+ * choice.
  *
  *   row    reference_index_logits() gives the logits of one query with what fp32 may do to each;
  *          reference_judge_choice() judges the keys that were chosen by them

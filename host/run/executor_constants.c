@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * executor_constants.c: what a layer is given that is the same at every step: sinks and slopes of
- * attention, gates and convolutions of linear layers. All of it lies in one block on the device.
+ * executor_constants.c: operands of a layer that are the same at every step: sinks and slopes of
+ * attention, gates and convolutions of linear layers. All are in one block on the device.
  */
 #include "host/run/executor_private.h"
 

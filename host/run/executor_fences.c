@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * executor_fences.c: writes where a forward has no business, looked for where rows are looked at.
+ * executor_fences.c: detects stray writes of forwards whose rows are sampled.
  *
  * After the last row of an output lies a fence, bytes that no forward may change; what stands there
  * after it comes back with the sampled rows. On the CPU, sums over what a layer reads are taken

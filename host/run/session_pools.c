@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * session_pools.c: how large the pools of a run are, and their memory.
+ * session_pools.c: sizes of a run's pools, and their memory.
  */
 #include "host/run/session_private.h"
 

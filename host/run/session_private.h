@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * session_private.h: what session.c (the stages of a run) and serve.c (its steps) share.
+ * session_private.h: shared by session.c (the stages of a run) and serve.c (its steps).
  */
 #ifndef HOST_RUN_SESSION_PRIVATE_H
 #define HOST_RUN_SESSION_PRIVATE_H

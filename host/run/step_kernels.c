@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step_kernels.c: what the host computes in a step on the processor; on CUDA, step_kernels_cuda.c
- * is asked.
+ * step_kernels.c: the host's computations in a step, on the CPU; on CUDA it calls
+ * step_kernels_cuda.c.
  */
 #include "host/run/step_kernels_private.h"
 

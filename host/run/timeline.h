@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * timeline.h: when requests got their tokens, and what a run held over time, step by step.
+ * timeline.h: times of requests' tokens, and a run's use of pools over time, by step.
  *
  * Steps are noted when they are submitted and counted when they are confirmed, in order, as the
  * scheduler does it. A request's waiting begins, on the wall clock, when it arrives, or with

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * drafts.c: trees of drafts: their growth, and which drafts are right.
+ * drafts.c: trees of drafts: their growth, and the accepted drafts.
  */
 #include "host/schedule/drafts.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * drafts.h: what a draft model proposes, and how much of it the target model accepts.
+ * drafts.h: a draft model's proposals, and the target model's acceptance.
  *
  * A run has no text, so whether a draft is right is drawn: once for each token that decode makes,
  * from (seed, request, position) alone. So what is accepted does not depend on how requests were

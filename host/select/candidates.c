@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * candidates.c: the candidates of a phase, and what they answer.
+ * candidates.c: the candidates of a phase, and their answers.
  */
 #include "host/select/select_private.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * matrix.h: what backends can do, side by side, as their own query answers it: a row for each
- * matter of probe.h, a column for each backend.
+ * matrix.h: capabilities of backends side by side, from their own query: a row for each property of
+ * probe.h, a column for each backend.
  */
 #ifndef HOST_SELECT_MATRIX_H
 #define HOST_SELECT_MATRIX_H

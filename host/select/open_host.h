@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * open_host.h: from a configuration to a host with its plugins and backends; what every command
- * does first, and attnhost_configure_file() and attnhost_configure_text() of attnhost.h.
+ * open_host.h: from a configuration to a host with its plugins and backends; the first step of
+ * every command, and of attnhost_configure_file() and attnhost_configure_text() in attnhost.h.
  */
 #ifndef HOST_SELECT_OPEN_HOST_H
 #define HOST_SELECT_OPEN_HOST_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * platform.h: which device problems are posed for: one of this machine, or a simulated one.
+ * platform.h: the device of problems: one of this machine, or a simulated one.
  */
 #ifndef HOST_SELECT_PLATFORM_H
 #define HOST_SELECT_PLATFORM_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * probe.c: capabilities by asking. Each matter is a row of a table: a name, values, and where in
- * the problem they go.
+ * probe.c: capabilities by queries. Each property is a row of a table: a name, values, and their
+ * member in the problem.
  */
 #include "host/select/probe.h"
 

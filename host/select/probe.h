@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * probe.h: what a backend can do, found out by asking it: a plain problem that it accepts, and then
- * one change of it at a time.
+ * probe.h: capabilities of a backend, found by queries: a plain problem that it accepts, then one
+ * change at a time.
  */
 #ifndef HOST_SELECT_PROBE_H
 #define HOST_SELECT_PROBE_H

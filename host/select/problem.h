@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * problem.h: the question that backends are asked: a layer group of a model, on a device, with the
- * KV cache and the batches that the configuration asks for.
+ * problem.h: the problem for backends: a layer group of a model, on a device, with the KV cache and
+ * batches of the configuration.
  */
 #ifndef HOST_SELECT_PROBLEM_H
 #define HOST_SELECT_PROBLEM_H

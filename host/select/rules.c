@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rules.c: which rules hold, and what names stand for.
+ * rules.c: the rules that apply, and the meaning of names.
  */
 #include "host/select/rules_private.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rules.h: what `auto` prefers where, what a model excludes, and what SGLang's names stand for.
+ * rules.h: preferences of `auto`, exclusions by model, and the meaning of SGLang's names.
  *
  * All of it is data: host/select/selection.ini, whose head describes the format. It is read from
  * the file that attention.rules names, else from the installed one, else from the copy in the

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rules_file.c: which file the rules are read from.
+ * rules_file.c: the file that the rules are read from.
  */
 #include "host/select/rules.h"
 

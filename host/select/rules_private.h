@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rules_private.h: words of rules that are read and said. Private to rules*.c.
+ * rules_private.h: words of rules, for parsing and messages. Private to rules*.c.
  */
 #ifndef HOST_SELECT_RULES_PRIVATE_H
 #define HOST_SELECT_RULES_PRIVATE_H

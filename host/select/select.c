@@ -2,8 +2,8 @@
  *
  * select.c: from the candidates of each phase to a backend for each layer group.
  *
- * In three steps for each group: list the candidates of each phase, ask each one about each layout
- * its kind of layer can have (select/candidates.c), choose. All answers are kept.
+ * In three steps for each group: list the candidates of each phase, query each for every layout of
+ * its kind of layer (select/candidates.c), choose. All answers are kept.
  */
 #include "host/select/select_private.h"
 

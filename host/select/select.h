@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * select.h: which backend serves which layers in which phase, and why not the others.
+ * select.h: the backend of each layer group and phase, and the reasons against the others.
  *
  *   selection
  *     groups[]            one for each layer group of the model: what is served how

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * select_private.h: what select.c and select/candidates.c share. Private to them.
+ * select_private.h: shared by select.c and select/candidates.c.
  */
 #ifndef HOST_SELECT_SELECT_PRIVATE_H
 #define HOST_SELECT_SELECT_PRIVATE_H

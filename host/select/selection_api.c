@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * selection_api.c: a selection in the words of attnhost.h, and attnhost_select() itself.
+ * selection_api.c: a selection as structs of attnhost.h, and attnhost_select().
  */
 #include "host/select/selection_api.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * selection_api.h: a selection in the words of attnhost.h, which is what `explain` prints.
+ * selection_api.h: a selection as structs of attnhost.h, which `explain` prints.
  */
 #ifndef HOST_SELECT_SELECTION_API_H
 #define HOST_SELECT_SELECTION_API_H

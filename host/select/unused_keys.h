@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * unused_keys.h: what of a configuration has no effect, though it was given; and what is taken
- * where something was not.
+ * unused_keys.h: settings without effect, and defaults used for missing ones.
  */
 #ifndef HOST_SELECT_UNUSED_KEYS_H
 #define HOST_SELECT_UNUSED_KEYS_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * method.h: how rows of a layer are judged, a method for each KIND_JUDGED_* of kinds.h. Private to
+ * method.h: methods to judge rows of a layer, one for each KIND_JUDGED_* of kinds.h. Private to
  * verify.c and the methods.
  */
 #ifndef HOST_VERIFY_METHOD_H

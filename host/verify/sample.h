@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sample.h: which output rows are verified, and those of them that stay enter the digest.
+ * sample.h: the sample of verified output rows; those that stay enter the digest.
  *
  * The sample is a function of seed, request, position and layer alone, so it does not depend on how
  * requests were batched, and anyone can evaluate it from the trace. To the bit (mix.h; all

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * state_history.h: after which tokens the states in the slots of a run were stored.
+ * state_history.h: the tokens after which a run stored the states in its slots.
  *
  * A state is carried on in its slot, or in that of a snapshot, which another request goes on from.
  * Each time it is stored it is rounded to the pool's dtype, so its value depends on where

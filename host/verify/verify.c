@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verify.c: each layer's rows go to the method of its kind; what is found comes together here.
+ * verify.c: passes each layer's rows to the method of its kind, and collects the results.
  */
 #include "host/verify/verify.h"
 

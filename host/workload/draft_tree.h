@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * draft_tree.h: the rows of one request in a verification, and whose tokens they are.
+ * draft_tree.h: the rows of one request in a verification, and their tokens.
  *
  * Row 0, the root, is the token that came last, the others are drafts; each sees what is before the
  * root, itself, and the rows on its way up to the root. Rows that stay are the request's own

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * generator.h: query, key and value vectors out of nothing but counters.
+ * generator.h: query, key and value vectors from counters.
  *
  * A vector is a function of (seed, token, layer, head, role), made with integer arithmetic and one
  * exact conversion. So a CPU and a GPU agree to the bit in any order and any batch, a shared prefix

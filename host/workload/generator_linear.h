@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * generator_linear.h: operands of linear layers out of nothing but counters.
+ * generator_linear.h: operands of linear layers from counters.
  *
  * As in generator.h everything is a function of (seed, token, layer, role) and small integers are
  * made exact elements, so that a shared prefix has equal states wherever it is computed, any part

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * trace.h: serving traces, read as they were published.
+ * trace.h: serving traces, in their published formats.
  *
  *   mooncake  JSON Lines, one request a line: {"timestamp": ms, "input_length": tokens,
  *             "output_length": tokens, "hash_ids": [one id per block of the input]}. Equal ids at

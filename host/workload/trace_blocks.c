@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * trace_blocks.c: how many tokens a hash id stands for. Traces do not say; the number of ids of a
- * prompt of known length does, mostly: it is the prompt's length over the block's, rounded up.
+ * trace_blocks.c: the number of tokens per hash id. Traces do not state it; usually it follows from
+ * the number of ids of a prompt: the prompt's length over the block's, rounded up.
  */
 #include "host/base/error.h"
 #include "host/workload/trace_row.h"

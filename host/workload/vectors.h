@@ -3,8 +3,7 @@
  * vectors.h: the arithmetic of generator.h, one word or one element at a time: the one source of
  * the vectors that generator.c makes on the processor and step_kernels.cu on a GPU.
  *
- * What must be known of a layer is passed next to the generator, whose own table of layers is
- * the host's.
+ * Data about a layer is a separate argument, as the generator's own table of layers is host memory.
  */
 #ifndef HOST_WORKLOAD_VECTORS_H
 #define HOST_WORKLOAD_VECTORS_H

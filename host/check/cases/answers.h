@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * answers.h: what query answered, by question. Choosing cases poses some 2,000 problems, each many times:
- * a query that is slow, as one in Python may be, is called once for each. Whether a backend answers the
- * same question alike is for the checks of CAPS-01, which do not ask here.
+ * answers.h: a cache of query's answers, by problem. Choosing cases queries about 2,000 problems,
+ * each many times: the cache calls query once per problem, as it may be slow, for example in
+ * Python. The checks of CAPS-01, which compare repeated answers, do not use it.
  */
 #ifndef HOST_CHECK_CASES_ANSWERS_H
 #define HOST_CHECK_CASES_ANSWERS_H

@@ -3,8 +3,8 @@
  * caps_kinds.c: random problems of latent and of linear layers, for the checks of query.
  *
  * A point of the grid is a problem of softmax layers; there is no grid of these. So a problem
- * begins with a plain one that a backend for such layers mostly accepts, and most of what is set to
- * anything afterwards is what only such layers have.
+ * begins with a plain one that a backend for such layers usually accepts; then random fields are
+ * set, mostly those of such layers.
  */
 #include "host/check/cases/caps_problem.h"
 #include "host/check/cases/draw.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * caps_problem.h: problems for the checks of query: random ones, and the same with single fields
- * set to what a reason's `accepted` says.
+ * set to a value that a reason accepts.
  */
 #ifndef HOST_CHECK_CASES_CAPS_PROBLEM_H
 #define HOST_CHECK_CASES_CAPS_PROBLEM_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * caps_visit.h: random problems, one after the other, and what query answers to each: for the
- * checks of group CAPS (check/contract/caps.c, caps_reasons.c).
+ * caps_visit.h: random problems and query's answers to them: for the checks of group CAPS
+ * (check/contract/caps.c, caps_reasons.c).
  */
 #ifndef HOST_CHECK_CASES_CAPS_VISIT_H
 #define HOST_CHECK_CASES_CAPS_VISIT_H

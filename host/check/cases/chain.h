@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chain.h: an instance that is called with one batch after another, through one metadata. Each call
- * is judged as if it were alone.
+ * chain.h: a sequence of calls of one instance, through one metadata. Each call is judged as if it
+ * were alone.
  */
 #ifndef HOST_CHECK_CASES_CHAIN_H
 #define HOST_CHECK_CASES_CHAIN_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * draw.h: numbers drawn from a seed, in any order or one after the other.
+ * draw.h: numbers drawn from a seed, in any order or in sequence.
  */
 #ifndef HOST_CHECK_CASES_DRAW_H
 #define HOST_CHECK_CASES_DRAW_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * forward_case_judge.c: a run of a case, and what is to be said of it.
+ * forward_case_judge.c: runs a case and judges the result.
  *
  * After a run the device's copy of the arena must be, to the bit, what it was before, but for the
  * rows of the outputs, which the oracle judges, and for the cache's slots that were to be written,

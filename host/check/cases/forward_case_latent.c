@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * forward_case_latent.c: what cases of latent attention have of their own: the form, rows of the
+ * forward_case_latent.c: the parts specific to cases of latent attention: the form, rows of the
  * latent cache, and the latents that expanded keys were expanded from.
  */
 #include "host/check/cases/forward_case_private.h"

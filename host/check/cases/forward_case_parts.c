@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * forward_case_parts.c: where the arrays and tensors of a case lie, and the ABI's structs that
- * point to them.
+ * forward_case_parts.c: places of a case's arrays and tensors, and the ABI's structs that point to
+ * them.
  */
 #include "host/check/cases/linear_case.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * grid.h: which cases a backend is checked with.
+ * grid.h: the choice of cases for a backend.
  *
  *   axis   one thing that varies, with a fixed list of values (grid_axes.c)
  *   point  a value for each axis; a point is a case's spec. Of a latent layer it has four more: the

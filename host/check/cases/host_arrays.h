@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * host_arrays.h: which arrays of a case's batch the host has. Those that the verdict names are
- * there; the others are all there, or none, or some, and a backend that reads one must look first.
+ * host_arrays.h: the host arrays of a case's batch. Those that the verdict names are present; of
+ * the others all, none or some are, so a backend must test before it reads one.
  */
 #ifndef HOST_CHECK_CASES_HOST_ARRAYS_H
 #define HOST_CHECK_CASES_HOST_ARRAYS_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_find.h: specs of linear layers that a backend accepts, and what is said of one that fails.
+ * linear_find.h: specs of linear layers that a backend accepts, and the text for a failing one.
  */
 #ifndef HOST_CHECK_CASES_LINEAR_FIND_H
 #define HOST_CHECK_CASES_LINEAR_FIND_H

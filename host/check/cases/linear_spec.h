@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_spec.h: everything that is varied of a linear layer, in plain numbers.
+ * linear_spec.h: all variables of a linear layer's case, as plain numbers.
  */
 #ifndef HOST_CHECK_CASES_LINEAR_SPEC_H
 #define HOST_CHECK_CASES_LINEAR_SPEC_H

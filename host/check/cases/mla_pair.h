@@ -2,7 +2,7 @@
  *
  * mla_pair.h: one batch of latent attention in both of its forms: random weights W_UK and W_UV, the
  * queries of the absorbed case times W_UK, the keys and values of the expanded one its latents
- * times W_UK and W_UV. What the expanded form computes is W_UV times what the absorbed one does.
+ * times W_UK and W_UV. The expanded output is W_UV times the absorbed output.
  */
 #ifndef HOST_CHECK_CASES_MLA_PAIR_H
 #define HOST_CHECK_CASES_MLA_PAIR_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * numbers.h: numbers that are in no list. The grid varies what kinds there are, by values that are
- * listed; here lengths, windows, heads, pages and the like of a spec become any that are accepted.
+ * numbers.h: random numbers for a spec. The grid uses lists of values; here lengths, windows,
+ * heads, pages and similar numbers are drawn from all accepted values.
  */
 #ifndef HOST_CHECK_CASES_NUMBERS_H
 #define HOST_CHECK_CASES_NUMBERS_H

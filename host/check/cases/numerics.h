@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * numerics.h: what the checks that run cases have in common: from a spec to PASS, FAIL or SKIP.
+ * numerics.h: shared by checks that run cases: from a spec to PASS, FAIL or SKIP.
  */
 #ifndef HOST_CHECK_CASES_NUMERICS_H
 #define HOST_CHECK_CASES_NUMERICS_H

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operand_text.h: how operands lie: the bytes that they span, and their strides in words, for the reports of failures.
+ * operand_text.h: layout of operands: the bytes that they span, and their strides as text, for
+ * reports of failures.
  */
 #ifndef HOST_CHECK_CASES_OPERAND_TEXT_H
 #define HOST_CHECK_CASES_OPERAND_TEXT_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * other_host.h: a subject's backend once more, on a pool with another number of threads.
+ * other_host.h: a second host with a subject's backend, whose pool has another number of threads.
  */
 #ifndef HOST_CHECK_CASES_OTHER_HOST_H
 #define HOST_CHECK_CASES_OTHER_HOST_H

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * process_resources.h: what this process holds of the system: threads, open files, environment,
- * memory.
+ * process_resources.h: this process's threads, open files, environment and memory.
  */
 #ifndef HOST_CHECK_CASES_PROCESS_RESOURCES_H
 #define HOST_CHECK_CASES_PROCESS_RESOURCES_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refusal.h: what is common to all calls that must fail: a status of ATTN_STATUS_MAP, the one that
- * is wanted, the same in the error, and words.
+ * refusal.h: checks of every call that must fail: a status of ATTN_STATUS_MAP, the expected one,
+ * the same code in the error, and a message.
  */
 #ifndef HOST_CHECK_CASES_REFUSAL_H
 #define HOST_CHECK_CASES_REFUSAL_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rig_private.h: what rig.c, rig_question.c and rig_run.c share.
+ * rig_private.h: shared by rig.c, rig_question.c and rig_run.c.
  */
 #ifndef HOST_CHECK_CASES_RIG_PRIVATE_H
 #define HOST_CHECK_CASES_RIG_PRIVATE_H

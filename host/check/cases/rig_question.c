@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rig_question.c: what a rig asks a backend for, by kinds of layers, and what such layers are given.
+ * rig_question.c: a rig's problems, by kind of layer, and the operands of such layers.
  */
 #include "host/check/cases/rig_private.h"
 

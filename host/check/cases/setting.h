@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * setting.h: values that are tried of the options that a backend declares: the ends of their
- * ranges, their defaults, each choice; and any number between the ends.
+ * setting.h: test values for declared options: both ends of a range, the default, each choice; and
+ * any number between the ends.
  */
 #ifndef HOST_CHECK_CASES_SETTING_H
 #define HOST_CHECK_CASES_SETTING_H

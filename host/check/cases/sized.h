@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * sized.h: sized structs of the ABI as hosts of other versions pass them: smaller, without their
- * last members, or larger, with unknown members after ours. A page that cannot be touched
- * follows.
+ * last members, or larger, with unknown members after ours. An inaccessible page follows.
  */
 #ifndef HOST_CHECK_CASES_SIZED_H
 #define HOST_CHECK_CASES_SIZED_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tally.h: a table of services before another one that counts what is taken and given back, and
- * refuses memory on demand. Optional services are given by itself where the other has none.
+ * tally.h: a table of services around another one. It counts allocations and releases, and refuses
+ * memory on demand. It provides optional services that the other table lacks.
  */
 #ifndef HOST_CHECK_CASES_TALLY_H
 #define HOST_CHECK_CASES_TALLY_H

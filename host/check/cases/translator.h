@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * translator.h: a backend in front of one with a KV layout of a vendor's own: it has kv.nhd/1, and
- * its forwards find caches that the plugin has converted (attn_layouts), and are converted back.
+ * translator.h: a wrapper around a backend with a vendor's own KV layout. The wrapper has kv.nhd/1;
+ * it converts caches by the plugin's functions (attn_layouts) before a forward and back after it.
  *
  * So cases, oracle and judgement know nothing of such layouts, and judge what is read and written
  * in them as in any other.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear.c: linear layers as they are meant, against the oracle: the recurrences and their
- * slots. check/relations/linear_invariance.c: what must not change them.
+ * linear.c: linear layers against the oracle: the recurrences and their slots. Invariances are in
+ * check/relations/linear_invariance.c.
  */
 #include "host/check/cases/kind.h"
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mla.c: latent attention as it is meant, against the oracle: its two forms, what they save
- * and read, and that they agree. What must not change a result of theirs is in
- * check/relations/invariance.c.
+ * mla.c: latent attention against the oracle: its two forms, the rows that they save and read, and
+ * their agreement. Invariances are in check/relations/invariance.c.
  */
 #include "host/check/cases/kind.h"
 #include "host/check/cases/mla_pair.h"

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * size_work.c: what work is cut into: tiles of rows of many sequences that do not fill their last
- * one, and splits of keys, as many as the backend's own options make them. Tables of such pieces,
- * and memory for what they leave, are sized by the bounds, and must hold the most that there can
- * be.
+ * size_work.c: the largest numbers of work items: tiles of many sequences that do not fill their
+ * last one, and splits of keys, as many as the backend's options allow. Tables of work items and
+ * memory for partial results are sized by the bounds, and must hold the maximum.
  */
 #include "host/check/numerics/family.h"
 #include "host/check/cases/other_host.h"

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * strides.c: operands that do not lie as a case lays them: a generator over all roles that a
- * forward is given. Each of them alone, then all together, in both forms of strider.h; what comes
- * out is judged as ever.
+ * strides.c: operands with other strides: a generator over all roles of a forward. Each operand
+ * alone, then all together, in both forms of strider.h; results are judged as usual.
  */
 #include "host/check/cases/kind.h"
 #include "host/check/cases/strider.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * invariance.c: what must not change a result: the rest of the batch, its order, padding,
- * a graph.
+ * invariance.c: invariance of results under the rest of the batch, its order, padding, a graph.
  *
  * A check makes a case, the base, and variants of it: the same tokens in other batches. Each is
  * judged by the oracle; where a backend has declared it, rows are also bit-identical.

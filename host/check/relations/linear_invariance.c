@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_invariance.c: what must not change a linear layer's results: where a sequence is cut, who
- * computes which part of it, the order of the batch.
+ * linear_invariance.c: invariance of a linear layer's results under cuts of a sequence, the
+ * instance that computes each part, and the order of the batch.
  *
  * As in check/relations/invariance.c each variant is judged by the oracle; where a backend has
  * declared it, bits are also equal.

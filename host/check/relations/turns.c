@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * turns.c: layers of unlike numbers in one batch, and batches of any numbers one after the other
- * through one metadata, with one to eight threads. INVAR-01.numbers has one layer and one call;
- * what groups share, as the largest of each, and what a batch leaves to the next one show here.
+ * turns.c: layers with different parameters in one batch, and batches with any parameters in
+ * sequence through one metadata, with one to eight threads. INVAR-01.numbers has one layer and one
+ * call; what groups share, as the largest of each, and what a batch leaves to the next one show
+ * here.
  */
 #include "host/check/cases/numbers.h"
 #include "host/check/cases/chain.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * spy_cuda.h: which calls of the CUDA driver are made.
+ * spy_cuda.h: records calls of the CUDA driver.
  *
  * The spy is a separate object with the driver's name: a process that has opened it first gives
  * it to everybody who opens "libcuda.so.1" afterwards. It has the driver's entry points, passes

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * spy_cuda_names.h: the driver's calls that the spy passes on and does not look at: all others that
+ * spy_cuda_names.h: the driver's calls that the spy passes on without recording: all others that
  * the driver of CUDA 13.0 exports (nm -D on the toolkit's stubs/libcuda.so).
  */
 #ifndef HOST_CHECK_SPY_SPY_CUDA_NAMES_H

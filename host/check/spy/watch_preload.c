@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * watch_preload.c: to be preloaded (watch.h). Each function counts itself while it is watched, and
- * does what it always does.
+ * watch_preload.c: to be preloaded (watch.h). Each function counts its calls while watching is on,
+ * and calls the original.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * case_id.h: what a case is called, which patterns mean it, and its seed.
+ * case_id.h: ids of cases, patterns that match them, and their seeds.
  *
  * An id is BACKEND/RULE.name or BACKEND/RULE.name/INDEX. A pattern is a shell's (* also matches a
  * slash) and may leave out the backend, the index, or both: "KV-*", "cpu_native/KV-06.pages",

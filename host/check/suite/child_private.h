@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * child_private.h: what the files child*.c share.
+ * child_private.h: shared by the files child*.c.
  */
 #ifndef HOST_CHECK_SUITE_CHILD_PRIVATE_H
 #define HOST_CHECK_SUITE_CHILD_PRIVATE_H

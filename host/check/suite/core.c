@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * core.c: checks that no case answers but the suite, from what it saw meanwhile.
+ * core.c: checks that the suite itself answers, from its observations during a run.
  */
 #include "host/check/suite/groups.h"
 

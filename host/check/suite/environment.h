@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * environment.h: the machine that a report was made on.
+ * environment.h: the machine of a report.
  */
 #ifndef HOST_CHECK_SUITE_ENVIRONMENT_H
 #define HOST_CHECK_SUITE_ENVIRONMENT_H

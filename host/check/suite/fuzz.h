@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fuzz.h: checks that are CHECK_FUZZABLE with random seeds, for a while. A chunk that fails is made
- * as small as it goes and written down (replay.h).
+ * fuzz.h: runs checks that are CHECK_FUZZABLE with random seeds for a given time. A failing chunk
+ * is reduced and written to a file (replay.h).
  */
 #ifndef HOST_CHECK_SUITE_FUZZ_H
 #define HOST_CHECK_SUITE_FUZZ_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * groups.h: all checks there are: those of the groups, which run in the child, and those that the
- * suite itself answers from what it saw.
+ * groups.h: all checks: those of the groups, which run in the child, and those that the suite
+ * itself answers.
  */
 #ifndef HOST_CHECK_SUITE_GROUPS_H
 #define HOST_CHECK_SUITE_GROUPS_H

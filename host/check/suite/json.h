@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * json.h: members of questions and answers. What is missing, or of another type, is "" or 0.
+ * json.h: members of requests and replies. A missing member, or one of another type, reads as "" or
+ * 0.
  */
 #ifndef HOST_CHECK_SUITE_JSON_H
 #define HOST_CHECK_SUITE_JSON_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * outcome.h: how a question to the process that opens the plugin came out, and how a whole run of
- * the suite did. What the command ends with is its own (cmd/exit_codes.h).
+ * outcome.h: outcomes of a request to the process that opens the plugin, and of a whole run of the
+ * suite. The command derives its exit code from them (cmd/exit_codes.h).
  */
 #ifndef HOST_CHECK_SUITE_OUTCOME_H
 #define HOST_CHECK_SUITE_OUTCOME_H

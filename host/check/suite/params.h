@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * params.h: what `attnhost check`, `attnhost fuzz` and the child of both are asked for. Their
- * command lines are read in cmd/.
+ * params.h: parameters of `attnhost check`, `attnhost fuzz` and their child. cmd/ parses the
+ * command lines.
  */
 #ifndef HOST_CHECK_SUITE_PARAMS_H
 #define HOST_CHECK_SUITE_PARAMS_H

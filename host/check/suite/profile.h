@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * profile.h: what a backend must pass to be called one of a kind. A file of lines
+ * profile.h: profiles: cases that a backend must pass. A file of lines
  *
  *   ID-PATTERN [or-skip | some] [# COMMENT]
  *

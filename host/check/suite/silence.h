@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * silence.h: how long a child has given no sign of life, in time of its own. On a busy machine a
- * child that others keep from the processor is not charged for it; one that waits, or turns in
- * circles, is.
+ * silence.h: time since a child's last sign of life, in the child's own time: time during which
+ * other processes keep it from running does not count; waiting and endless loops do.
  */
 #ifndef HOST_CHECK_SUITE_SILENCE_H
 #define HOST_CHECK_SUITE_SILENCE_H

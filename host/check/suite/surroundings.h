@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * surroundings.h: what cases changed in their process and left changed, gathered by backend.
+ * surroundings.h: changes of process state that cases left behind, collected by backend.
  */
 #ifndef HOST_CHECK_SUITE_SURROUNDINGS_H
 #define HOST_CHECK_SUITE_SURROUNDINGS_H

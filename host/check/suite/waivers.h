@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * waivers.h: failures that are known and borne for a while. A file of lines
+ * waivers.h: known failures, each accepted until a given day. A file of lines
  *
  *   ID-PATTERN PLUGIN VERSION-PATTERN EXPIRY REASON
  *   cpu_native/KV-06.pages/17 cpu_native 0.1.* 2026-03-31 https://example.org/issue/12

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * write_json.c: all that is known of a run. Two runs with one seed differ in "started",
- * "environment" and whatever is called "seconds".
+ * write_json.c: everything about a run. Two runs with one seed differ only in "started",
+ * "environment" and members named "seconds".
  */
 #include "host/check/suite/result.h"
 

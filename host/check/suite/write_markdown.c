@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * write_markdown.c: a summary for people: what failed, how many of each rule, what the backends can
- * do as their own query answers it.
+ * write_markdown.c: a summary for people: failures, counts by rule, capabilities from the backends'
+ * query.
  */
 #include "host/check/suite/result.h"
 
