@@ -67,14 +67,15 @@ static attn_status rows_by_path(const attn_metadata *metadata, int32_t layer_id,
 static const attn_path paths[FA3_NUM_PATHS] = {
     FI_PATHS,
     FI_PATH("tiles_ragged",
-            "forward tiles of a batch whose keys are all new: they are read as they came"),
-    FI_PATH("tiles_paged", "forward tiles over pages; row by row are sequences with a new key that "
-                           "has no slot, which the device finds"),
-    FI_PATH("tiles_codes", "forward tiles over pages, products of e4m3"),
-    FI_PATH("tiles_gathered", "forward tiles over rows that are made of the cache first: codes of "
-                              "e4m3 as numbers, keys of small pages side by side"),
-    FI_PATH("tiles_if_saved", "forward tiles over pages in calls that save their new keys; in "
-                              "others the tiles that are called prefill here"),
+            "forward tiles of a batch whose keys are all new and are read from the arguments"),
+    FI_PATH("tiles_paged", "forward tiles over pages; sequences with a new key without a slot, "
+                           "which only the device finds, are computed row by row"),
+    FI_PATH("tiles_codes", "forward tiles over pages, with e4m3 products"),
+    FI_PATH("tiles_gathered", "forward tiles over rows gathered from the cache first: converted "
+                              "e4m3 values, keys of small pages made contiguous"),
+    FI_PATH(
+        "tiles_if_saved",
+        "forward tiles over pages in calls that save their new keys; in other calls prefill tiles"),
 };
 static const attn_paths extension = {.struct_size = sizeof extension,
                                      .num_paths = FA3_NUM_PATHS,

@@ -26,9 +26,8 @@ static const attn_option options_declared[] = {
      .num_choices = TILES_COUNT,
      .choices = tiles_choices,
      .doc =
-         "which batches of those that they can serve go to the plugin's own forward kernels, "
-         "not to those of flashinfer_like; auto = those that are faster by them; shared = always, "
-         "their keys cut into parts"},
+         "batches that use the plugin's own forward kernels instead of those of flashinfer_like, "
+         "if they can; auto = if faster; shared = always, with keys split into parts"},
 };
 
 static const attn_backend_ops ops = {

@@ -53,8 +53,8 @@ extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
      .min = 1,                                                                                     \
      .num_choices = WHEN_COUNT,                                                                    \
      .choices = fi_whens,                                                                          \
-     .doc = "read keys that sequences of a DECODE batch share, as its hint says, once for all "    \
-            "of them; auto = where that saves more than it costs"},                                \
+     .doc = "read keys that sequences of a DECODE batch share, according to its hint, once for "   \
+            "all of them; auto = if that saves more than it costs"},                               \
         {.struct_size = sizeof(attn_option),                                                       \
          .type = ATTN_OPTION_ENUM,                                                                 \
          .key = "many_items",                                                                      \
@@ -62,8 +62,9 @@ extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
          .min = 1,                                                                                 \
          .num_choices = WHEN_COUNT,                                                                \
          .choices = fi_whens,                                                                      \
-         .doc = "decode, and short queries, by the kernel that begins a block's next item while "  \
-                "it ends one, where there is such a kernel; auto = where a block has several"},    \
+         .doc =                                                                                    \
+             "use, if available, the kernel for decode and short queries that overlaps the end "   \
+             "of a block's item with the start of its next; auto = if a block has several items"}, \
         {.struct_size = sizeof(attn_option),                                                       \
          .type = ATTN_OPTION_ENUM,                                                                 \
          .key = "half_tiles",                                                                      \
@@ -71,31 +72,31 @@ extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
          .min = 1,                                                                                 \
          .num_choices = WHEN_COUNT,                                                                \
          .choices = fi_whens,                                                                      \
-         .doc = "up to 64 rows of a sequence and KV head outside DECODE, as verifications have, "  \
-                "by the kernel that reads their keys once, where there is such a kernel; auto = "  \
-                "from 17 rows on, where an estimate says that it is sooner"},                      \
+         .doc = "use, if available, tiles of 64 rows, which read keys once, for up to 64 rows of " \
+                "a sequence and KV head outside DECODE, as in verifications; auto = from 17 rows " \
+                "on, if estimated faster"},                                                        \
         {.struct_size = sizeof(attn_option),                                                       \
          .type = ATTN_OPTION_SIZE,                                                                 \
          .key = "workspace_size",                                                                  \
          .default_text = "128M",                                                                   \
          .min = 1 << 20,                                                                           \
          .max = 1099511627776.0,                                                                   \
-         .doc = "most scratch memory of a layer for the parts of sequences that blocks share; no " \
-                "more is asked for than they need, 35 MB at most on 132 multiprocessors but for "  \
-                "batch_invariant. Less of it: fewer blocks"},                                      \
+         .doc = "limit of a layer's scratch for partial results; only the required amount is "     \
+                "allocated, at most 35 MB on 132 multiprocessors unless batch_invariant is on. A " \
+                "lower limit means fewer blocks"},                                                 \
         {.struct_size = sizeof(attn_option),                                                       \
          .type = ATTN_OPTION_BOOL,                                                                 \
          .key = "batch_invariant",                                                                 \
          .default_text = "off",                                                                    \
-         .doc = "bits of a row's results do not depend on the rest of its batch; on too where a "  \
-                "problem needs that note. Slower: sequences are cut into fixed splits, those of "  \
-                "many rows not at all, and each keeps to itself what others share with it"},       \
+         .doc = "bits of a row's results do not depend on the rest of its batch; also on if a "    \
+                "problem requires that note. Slower: sequences have fixed splits, tiles of many "  \
+                "rows none, and shared prefixes are read by each sequence"},                       \
     {                                                                                              \
         .struct_size = sizeof(attn_option), .type = ATTN_OPTION_INT, .key = "split_tile_size",     \
         .default_text = "1024", .min = LEAST_SPLIT, .max = MOST_SPLIT,                             \
-        .doc = "with batch_invariant: keys of a split of few rows, a power of two. Fewer: short "  \
-               "batches are shared out better, and more is merged; scratch memory goes by the "    \
-               "splits of max_kv_len"                                                              \
+        .doc = "with batch_invariant: keys per split of a tile of few rows, a power of two. "      \
+               "Smaller splits balance short batches better, but need more merging; scratch "      \
+               "grows with the splits of max_kv_len"                                               \
     }
 
 /* More of them, of a plugin that has no kernels beside the library's. */
@@ -104,8 +105,8 @@ extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
         .struct_size = sizeof(attn_option), .type = ATTN_OPTION_ENUM, .key = "use_tensor_cores",   \
         .default_text = "auto", .min = 1, .num_choices = TENSOR_CORES_COUNT,                       \
         .choices = fi_tensor_cores,                                                                \
-        .doc = "products of decode; auto and always are the same, as CUDA cores would not be "     \
-               "faster for any ratio of heads; never is refused"                                   \
+        .doc = "tensor cores for decode; auto and always are the same, as CUDA cores would not "   \
+               "be faster for any ratio of heads; never is refused"                                \
     }
 
 typedef struct fi_options {
@@ -383,19 +384,17 @@ enum {
         .struct_size = sizeof(attn_path), .name = name_, .doc = doc_                               \
     }
 #define FI_PATHS                                                                                   \
-    FI_PATH("prefill_ragged",                                                                      \
-            "tiles of 64 or 128 rows, of sequences whose keys are all new: they "                  \
-            "are read as they came, no page is"),                                                  \
+    FI_PATH("prefill_ragged", "tiles of 64 or 128 rows, of sequences whose keys are all new and "  \
+                              "are read from the arguments"),                                      \
         FI_PATH("prefill_paged",                                                                   \
                 "tiles of 64 or 128 rows, of sequences that have keys in the cache"),              \
-        FI_PATH("prefill_untold", "rows outside DECODE, of which the device alone knows what "     \
-                                  "keys are cached, or which are few"),                            \
-        FI_PATH("few_rows", "tiles of 16 rows, of sequences of few rows outside DECODE"),          \
-        FI_PATH("decode", "rows of DECODE, each by all of its keys"),                              \
-        FI_PATH("cascade", "rows of DECODE that share first keys, which are read once for all of " \
-                           "them"),                                                                \
-        FI_PATH("decode_untold", "rows of DECODE, of which the device alone knows whether they "   \
-                                 "share keys")
+        FI_PATH("prefill_untold", "rows outside DECODE whose path only the device knows, by "      \
+                                  "cached keys or by few rows"),                                   \
+        FI_PATH("few_rows", "tiles of 16 rows, of sequences with few rows outside DECODE"),        \
+        FI_PATH("decode", "rows of DECODE, each over all of its keys"),                            \
+        FI_PATH("cascade", "rows of DECODE that share one read of their first keys"),              \
+        FI_PATH("decode_untold",                                                                   \
+                "rows of DECODE for which only the device knows whether they share keys")
 
 /* Rows of [S + 1] k and v that the host knows, or NULL. */
 const int32_t *fi_new_rows(const attn_batch *batch, const attn_kv_batch *kv);

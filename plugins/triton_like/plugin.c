@@ -36,7 +36,7 @@ static const attn_option options_declared[] = {
      .min = 0,
      .max = 1 << 20,
      .unit = "tokens",
-     .doc = "keys per block once they are shared among several; 0 = 512",
+     .doc = "keys per block if several blocks share them; 0 = 512",
      .deprecated_alias = "triton_attention_split_tile_size"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_BOOL,
@@ -51,14 +51,14 @@ static const attn_option options_declared[] = {
      .default_text = "no",
      .min = 1,
      .doc = "multiply values by probabilities in two 16-bit parts, with smaller errors than the "
-            "one rounding that other 16-bit kernels have; half as many products again"},
+            "single rounding of other 16-bit kernels; adds half as many products"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_PATH,
      .key = "kernel_dir",
      .default_text = KERNEL_DIR,
      .min = 1,
-     .doc = "folder of the kernels' sources; the default gives way to kernels/triton_like beside "
-            "the plugin's file, where that is"},
+     .doc = "folder of the kernels' sources; kernels/triton_like next to the plugin's file takes "
+            "precedence over the default"},
     {.struct_size = sizeof(attn_option),
      .type = ATTN_OPTION_PATH,
      .key = "cache_dir",
