@@ -90,7 +90,7 @@ class Option(NamedTuple):
 
 
 class Layer:
-    """A layer of the model: numbers as attn_layer_group has them."""
+    """A layer of the model: numbers as in attn_layer_group."""
 
     _numbers = ("id", "num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window_left",
                 "window_right", "attention_chunk", "kv_group", "page_size", "kind", "attn_type",
@@ -121,7 +121,7 @@ class Layer:
 
 
 class Problem:
-    """What supports() is asked about: a layer group on a device, within bounds (0 = not known yet)."""
+    """The argument of supports(): a layer group on a device, within bounds (0 = not known yet)."""
 
     _names = ("sm", "num_q_heads", "num_kv_heads", "gqa_ratio", "head_dim", "v_head_dim", "page_size",
               "window_left", "window_right", "kv_lora_rank", "rope_dim", "nope_dim", "max_seqs",
@@ -136,7 +136,7 @@ class Problem:
 
 
 class Keys:
-    """Where the keys of one KV group lie; arrays as attn_kv_batch has them, on the device."""
+    """Places of the keys of one KV group; arrays as in attn_kv_batch, on the device."""
 
     def __init__(self, values: Sequence[Any], batch: "Batch") -> None:
         (self.page_size, self.kv_lens, self._lens_host, self.kv_new_indptr, self._new_host,
@@ -150,7 +150,7 @@ class Keys:
             self.kv_lens, self._lens_host = batch.seq_lens, batch._host["seq_lens"]
 
     def lens(self) -> List[int]:
-        """Keys of each sequence, the new ones included. On a GPU: host_arrays = "seq_lens, kv_lens"."""
+        """Keys of each sequence, new ones included. On a GPU: host_arrays = "seq_lens, kv_lens"."""
         return _list(self.kv_lens, self._lens_host, "kv_lens")
 
     def new_indptr(self) -> List[int]:
@@ -221,7 +221,7 @@ def _is_torch(array: Any) -> bool:
 
 
 class Batch:
-    """What a step works on; members as attn_batch has them. Arrays lie on the device."""
+    """The input of a step; members as in attn_batch. Arrays are on the device."""
 
     _numbers = ("num_seqs", "num_tokens", "num_real_seqs", "num_real_tokens", "num_decode_seqs",
                 "first_decode_seq", "decode_q_len", "max_q_len", "max_kv_len", "stream", "mode")
@@ -258,7 +258,7 @@ class Batch:
         return _indptr(self.q_indptr, self._host.get("q_indptr"), self.num_seqs, self.mode == "decode")
 
     def keys(self, layer: Layer) -> Keys:
-        """Those of the layer's KV group."""
+        """The keys of the layer's KV group."""
         return self.kv_groups[layer.kv_group]
 
     def _forget(self) -> None:
@@ -346,7 +346,7 @@ class Backend:
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def close(self) -> None:
-        """The instance is freed."""
+        """Called when the instance is freed."""
 
 
 # ---- Failures ---------------------------------------------------------------------------------------
@@ -531,7 +531,7 @@ class _Kind:
                 options, bool(cls.saves_kv))
 
     def values(self, given: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
-        """Options by key; by default where none are given."""
+        """Options by key; defaults for those not given."""
         made: Dict[str, Any] = {o.key: [] if o.repeated else o.default for o in self.cls.options}
         lists = {o.key for o in self.cls.options if o.repeated}
         for key, value in given:

@@ -239,7 +239,7 @@ class Engine:
         return sequence
 
     def free(self, sequence: Sequence) -> None:
-        """Its pages go back; those that others could share are kept while there is room."""
+        """Free its pages; pages that other sequences could share stay while there is space."""
         for page in reversed(sequence.pages):  # the last ones are the first to be given to others
             self.pages.drop(page)
         if sequence.state:
@@ -251,7 +251,7 @@ class Engine:
         sequence.published = sequence.prefix = 0
 
     def pages_of(self, length: int) -> int:
-        """How many pages the keys of so many tokens take."""
+        """Number of pages for the keys of that many tokens."""
         return -(-length // self.page_size) if self.page_size else 0
 
     def _take_state(self, sequence: Sequence) -> None:
@@ -453,7 +453,7 @@ class Engine:
         return step
 
     def why_no_graphs(self) -> str:
-        """What stands against graphs of decode steps; "" = nothing."""
+        """Why decode steps cannot be graphs; "" = they can."""
         if self.device.type != "cuda":
             return f"device {self.device}: accepted cuda"
         if self.kinds > 1:
@@ -466,7 +466,7 @@ class Engine:
         return ""
 
     def output(self, layer: int, rows: int, width: int) -> torch.Tensor:
-        """Room for what a forward of this layer writes."""
+        """Memory for the output of a forward of this layer."""
         problem = self.layers[layer][1]
         return torch.empty((rows, problem.group.contents.num_q_heads, width), device=self.device,
                            dtype=DTYPES[_words.DTYPE_NAMES[problem.out_dtype]])
@@ -489,7 +489,7 @@ class Engine:
     # ---- Latent layers in the expanded form --------------------------------------------------------
 
     def expands(self, layer: int) -> bool:
-        """Is this layer of the planned step called with keys and values of each head?"""
+        """Is this layer of the planned step called with keys and values per head?"""
         return layer in self.expanded and any(count > 1 for _, count in self._planned)
 
     def forward_expanded(self, layer: int, q: torch.Tensor, c_kv: torch.Tensor, k_pe: torch.Tensor,
@@ -536,7 +536,7 @@ class Engine:
 
     @property
     def rows(self) -> Dict[str, int]:
-        """Query rows that each backend has computed, summed over layers."""
+        """Query rows computed by each backend, summed over layers."""
         counts: Dict[str, int] = {}
         for backend, _ in self._units:
             for node in backend.nodes:

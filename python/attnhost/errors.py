@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the library says when something is wrong, as exceptions."""
+"""Errors of the library, as exceptions."""
 import re
 
 from . import _abi
@@ -59,7 +59,7 @@ _CLASSES = {
 
 
 def raise_status(status: int, field: int, message: str, needed: int = 0, what: str = "") -> None:
-    """Raise what a status other than ATTN_OK means."""
+    """Raise the exception for a status other than ATTN_OK."""
     name = _STATUS.get(status, str(status))
     text = f"{what}: {message or name}" if what else message or name
     raise _CLASSES.get(name, AttnhostError)(

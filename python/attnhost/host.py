@@ -55,7 +55,7 @@ class BackendType:
 
 @dataclass(frozen=True)
 class Node:
-    """A place of a composition: a backend, its children after it."""
+    """A node of a composition: a backend, followed by its children."""
 
     depth: int
     name: str
@@ -106,7 +106,7 @@ class Host:
     # ---- Life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free the host; its backends must be closed before."""
+        """Free the host; close its backends first."""
         if self._host is None:
             return
         if self._living:
@@ -163,7 +163,7 @@ class Host:
 
     @property
     def plugins(self) -> List[Plugin]:
-        """Plugins on record, in the order in which they were loaded."""
+        """Plugins on record, in load order."""
         made = []
         for index in range(call("attnhost_num_plugins", self._host)):
             info = _abi.attnhost_plugin_info()
@@ -203,7 +203,7 @@ class Host:
     # ---- Questions ---------------------------------------------------------------------------------
 
     def query(self, name: str, problem: Problem) -> Verdict:
-        """Can the backend solve the problem? A no comes with all reasons."""
+        """Can the backend run the problem? A refusal has all reasons."""
         room = 8
         while True:
             reasons = (_abi.attn_reason * room)()
@@ -264,7 +264,7 @@ def _options(kind: _abi.attn_backend_type) -> Tuple[str, ...]:
 
 
 def config_text(model: Any) -> str:
-    """The text of a config.json: of a Transformers model or its config, a dict, a path, a text."""
+    """The text of a config.json, from a Transformers model or its config, a dict, a path or a text."""
     if hasattr(model, "config"):
         model = {**model.config.to_dict(), "architectures": [type(model).__name__]}
     elif hasattr(model, "to_dict"):
@@ -310,13 +310,13 @@ class Backend:
 
     @property
     def host_arrays(self) -> Tuple[str, ...]:
-        """Arrays of a batch that must be in host memory, too."""
+        """Arrays of a batch that must be in host memory too."""
         return _words.names(call("attnhost_backend_host_arrays", self._backend),
                             _words.HOST_ARRAYS)
 
     @property
     def nodes(self) -> List[Node]:
-        """The backend and its children, each before its children."""
+        """The backend and its children; a node comes before its children."""
         made = []
         for index in range(call("attnhost_backend_num_nodes", self._backend)):
             info = _abi.attnhost_node_info()
@@ -351,7 +351,7 @@ class Backend:
             self._borrowed.release([*outs, *lses, out, lse], number)
 
     def close(self) -> None:
-        """Free the backend; its metadata must be closed before, and its streams idle."""
+        """Free the backend; close its metadata first, and its streams must be idle."""
         if self._backend is None:
             return
         if self._living:
@@ -382,7 +382,7 @@ def _borrowed(problem: Problem) -> Optional[Borrowed]:
 
 
 class Metadata(_call.Caller):
-    """What is planned for a batch; many may live at once.
+    """The plan of a batch; many may exist at once.
 
         metadata.bind(layer, k_cache=k, v_cache=v)       once
         metadata.plan(batch)                             once for each batch
@@ -447,7 +447,7 @@ class Metadata(_call.Caller):
         return ctypes.addressof(struct)
 
     def plan(self, batch: Batch, stream: Any = None) -> None:
-        """Plan a batch for all layers. Waits for nothing."""
+        """Plan a batch for all layers. Never waits."""
         self._begin("plan")
         try:
             number = stream_number(stream, batch.example)
@@ -459,7 +459,7 @@ class Metadata(_call.Caller):
             self._end()
 
     def close(self) -> None:
-        """Free it; its stream must be idle."""
+        """Free the metadata; its stream must be idle."""
         if self._metadata is None:
             return
         self._begin("close")

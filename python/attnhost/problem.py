@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a backend is asked to do, and what it answers: attn_problem.h in Python.
+"""Problems put to a backend, and its verdicts: attn_problem.h in Python.
 
 The structs are those of the header, by their names there; the functions here fill them with what
 most models want.
@@ -93,7 +93,7 @@ def problem(group: LayerGroup, *, device: Union[str, Device] = "cpu",
 
 @dataclass(frozen=True)
 class Reason:
-    """One reason for a no."""
+    """One reason of a refusal."""
 
     code: str  # "HEAD_DIM"
     field: str  # "head_dim"
@@ -114,7 +114,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a backend answers. True iff it can."""
+    """A backend's answer. True iff it accepts the problem."""
 
     supported: bool
     reasons: Tuple[Reason, ...] = ()

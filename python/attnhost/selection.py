@@ -16,7 +16,7 @@ _STATES = {_abi.ATTNHOST_CAN_SERVE: "can serve", _abi.ATTNHOST_CANNOT_SERVE: "ca
 
 @dataclass(frozen=True)
 class Candidate:
-    """A backend that was thought of for a phase."""
+    """A backend considered for a phase."""
 
     name: str
     state: str  # "can serve", "cannot serve", "excluded", "absent"
@@ -28,7 +28,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Phase:
-    """Who serves "prefill" or "decode" of a group."""
+    """The backend for "prefill" or "decode" of a group."""
 
     name: str
     wanted: str  # "auto", or the name that was asked for
@@ -39,7 +39,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Group:
-    """Equal layers, and who serves them."""
+    """Equal layers, and their backends."""
 
     layers: Tuple[int, ...]
     what: str  # "softmax decoder, 32 query heads, ..."
@@ -61,7 +61,7 @@ class Unit:
 
     @property
     def problems(self) -> List[_abi.attn_problem]:
-        """What compose() is given: one for each of its `groups`, in their order."""
+        """The argument of compose(): one problem for each of its `groups`, in order."""
         made = elements(self.struct.problems, self.struct.num_problems)
         for problem in made:
             problem.kept = self.struct.kept
@@ -100,7 +100,7 @@ class Selection:
         return self.status == _abi.ATTN_OK
 
     def require(self) -> "Selection":
-        """Itself, or Unsupported with all reasons."""
+        """Return the selection, or raise Unsupported with all reasons."""
         if self:
             return self
         error = Unsupported(f"{self.message}\n{self}", "UNSUPPORTED")
