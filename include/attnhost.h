@@ -243,7 +243,7 @@ enum attnhost_standing {
     ATTNHOST_ABSENT = 3        /* not queried: not installed, a composite, or wrong options */
 };
 
-/* One reason for a no. Strings are never NULL. */
+/* One reason of a refusal. Strings are never NULL. */
 typedef struct attnhost_reason {
     uint32_t struct_size;
     uint32_t code;          /* ATTN_REASON_*; 0 = not a backend's reason */
