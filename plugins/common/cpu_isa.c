@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cpu_isa.c: which instruction sets the processor has, and which of a plugin's kernels it gets.
+ * cpu_isa.c: instruction sets of the CPU, and the choice of a plugin's kernels for it.
  */
 #include "plugins/common/cpu_isa.h"
 #include "attn_plugin_util.h"

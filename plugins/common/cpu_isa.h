@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cpu_isa.h: instruction sets that a CPU plugin has kernels for. The values are the choices of an
- * option `isa`.
+ * cpu_isa.h: instruction sets with kernels in a CPU plugin. The values are the choices of an option
+ * `isa`.
  */
 #ifndef PLUGINS_CPU_ISA_H
 #define PLUGINS_CPU_ISA_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cpu_vector.h: what inner loops for the processor are written in: GCC's vector extensions, `vf` as
- * wide as the instruction set that the including file is compiled for allows.
+ * cpu_vector.h: vector types of inner loops for the CPU, by GCC's vector extensions; `vf` is as
+ * wide as the including file's instruction set allows.
  */
 #ifndef PLUGINS_CPU_VECTOR_H
 #define PLUGINS_CPU_VECTOR_H

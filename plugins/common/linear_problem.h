@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_problem.h: what problems of recurrent layers make sense, and which of them a plugin that
- * has all families takes: the query of such a plugin but for its device and its memory.
+ * linear_problem.h: checks of problems of recurrent layers, for errors and for a plugin with all
+ * families: the query of such a plugin except device and memory.
  */
 #ifndef PLUGINS_LINEAR_PROBLEM_H
 #define PLUGINS_LINEAR_PROBLEM_H

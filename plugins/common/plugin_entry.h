@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plugin_entry.h: how our plugins say who they are. What they have in common stands in
- * plugin_entry.c alone: the version, who made them.
+ * plugin_entry.h: identification of our plugins. plugin_entry.c has their common data: version and
+ * vendor.
  */
 #ifndef PLUGINS_PLUGIN_ENTRY_H
 #define PLUGINS_PLUGIN_ENTRY_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dsa_like.h: sparse attention to latents on Hopper, by the file that has each part.
+ * dsa_like.h: sparse attention to latents on Hopper, and the file of each part.
  *
  *   query.c     which problems it takes
  *   instance.c  groups, kernels; an instance of flashmla_like, which attends

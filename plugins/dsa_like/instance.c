@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * instance.c: an instance is one block: the instance, its groups, their layers. Beside it is one of
- * flashmla_like, to which a row that has chosen is a sequence of the chosen latents.
+ * instance.c: an instance is one block: the instance, its groups, their layers. It has an instance
+ * of flashmla_like, for which a row with its choice is a sequence of the chosen latents.
  */
 #include "plugins/dsa_like/dsa_like.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operands.c: which steps a call takes, by what it is given, and their tensors as addresses and byte
- * strides. Those of attention itself are checked by flashmla_like.
+ * operands.c: the steps of a call, by its operands, and their tensors as addresses and byte
+ * strides. flashmla_like checks those of attention.
  */
 #include "plugins/dsa_like/dsa_like.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * query.c: what dsa_like can do. All reasons for a no are found, so that a person reads them at once.
+ * query.c: limits of dsa_like. A refusal lists all reasons at once.
  */
 #include "plugins/dsa_like/dsa_like.h"
 

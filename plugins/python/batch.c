@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * batch.c: a batch as the arrays that a backend in Python is given.
+ * batch.c: a batch as arrays for a backend in Python.
  */
 #include "plugins/python/python.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * capi.c: the interpreter: which one, how it is opened, and its functions.
+ * capi.c: the interpreter: its choice, opening, and functions.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* pipe2, RTLD_DEFAULT */

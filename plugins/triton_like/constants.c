@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * constants.c: a layer group as the constants that its kernels are compiled with, and the tiles
- * that suit the device.
+ * constants.c: a layer group as compile-time constants of its kernels, and tile sizes for the
+ * device.
  */
 #include "triton_like.h"
 

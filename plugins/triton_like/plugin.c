@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * plugin.c: triton_like, attention on CUDA by kernels that are plain source files, compiled at load
- * for the model at hand: what it is called, what can be set, and the one exported function.
+ * for the given model: names, options, and the exported function.
  */
 #define _GNU_SOURCE /* dladdr */
 #include "triton_like.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * query.c: what triton_like can do. A problem goes through a table of small checks; each adds the
- * reasons it finds, so that a person reads all of them at once. No driver is asked.
+ * query.c: limits of triton_like. A problem passes through a table of small checks; each adds its
+ * reasons, so that a refusal lists all of them. No driver is called.
  */
 #include "triton_like.h"
 

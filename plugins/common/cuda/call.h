@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * call.h: what a kernel is given of a forward pass: where its operands lie, and the batch. Included
+ * call.h: a kernel's arguments for a forward pass: addresses of operands, and the batch. Included
  * by plugins, which have it filled in (operands.h, plan.h), and by their kernels; x86-64 and the
  * device lay it out alike.
  *

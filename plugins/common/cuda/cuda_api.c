@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuda_api.c: the driver and NVRTC, opened at run time, and their failures in words.
+ * cuda_api.c: the driver and NVRTC, opened at run time, and texts of their errors.
  */
 #include "plugins/common/cuda/cuda_api.h"
 #include "attn_plugin_util.h"

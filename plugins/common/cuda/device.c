@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device.c: the current context's device, checked against the one that was asked for.
+ * device.c: the current context's device, checked against the problem's.
  */
 #include "plugins/common/cuda/device.h"
 #include "attn_plugin_util.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device.h: the device that an instance is made on: that of the context which is current in create
- * and which the host has made.
+ * device.h: the device of an instance: that of the context that the host made current for create.
  */
 #ifndef PLUGINS_CUDA_DEVICE_H
 #define PLUGINS_CUDA_DEVICE_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * group.c: a group of softmax layers, and what CUDA plugins answer to its problem.
+ * group.c: a group of softmax layers, and CUDA plugins' answers to its problem.
  */
 #include "plugins/common/cuda/group.h"
 #include "plugins/common/cuda/call.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * group.h: a group of softmax layers as CUDA plugins remember it, and what they say to problems.
+ * group.h: a CUDA plugin's record of a group of softmax layers, and checks of problems.
  */
 #ifndef PLUGINS_CUDA_GROUP_H
 #define PLUGINS_CUDA_GROUP_H

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * image.h: kernels that were compiled ahead of time: which devices run them, and which of them the
- * device at hand gets.
+ * image.h: kernels compiled ahead of time: the devices that run them, and the choice for a device.
  *
  * A .cu file of a plugin is embedded (plugins/Makefile.am.inc) with the architectures that it was
  * compiled for, "sm_80 sm_90a compute_90", as nvcc calls them:

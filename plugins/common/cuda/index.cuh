@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * index.cuh: where the rows and the keys of a sequence lie, C and CUDA alike: through a block
- * table, req_to_token, or a CSR list of pages.
+ * index.cuh: places of a sequence's rows and keys, in C and CUDA: through a block table,
+ * req_to_token, or a CSR list of pages.
  */
 #ifndef PLUGINS_CUDA_INDEX_CUH
 #define PLUGINS_CUDA_INDEX_CUH

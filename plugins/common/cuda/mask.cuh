@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mask.cuh: who sees what, C and CUDA alike: window, chunk, causality, custom masks, items.
+ * mask.cuh: visibility of keys, in C and CUDA: window, chunk, causality, custom masks, items.
  *
  * A rule is made of what a kernel knows: where its members are constants, what they switch off
  * costs nothing.

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operands.h: the tensors and scales of a forward pass, checked and turned into what kernels read.
+ * operands.h: the tensors and scales of a forward pass, checked and converted to kernels'
+ * arguments.
  */
 #ifndef PLUGINS_CUDA_OPERANDS_H
 #define PLUGINS_CUDA_OPERANDS_H

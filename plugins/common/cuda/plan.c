@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plan.c: batches checked against the bounds of their metadata, and what launches read of them.
+ * plan.c: batches checked against the bounds of their metadata, and their data for launches.
  */
 #include "plugins/common/cuda/plan.h"
 #include "attn_plugin_util.h"

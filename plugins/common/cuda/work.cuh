@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * work.cuh: which sequence a piece of work belongs to, C and CUDA alike. There is no list of
- * pieces: each block finds its own from the batch's lengths on the device, so that a graph's launch
- * fits any batch within its bounds.
+ * work.cuh: the sequence of a piece of work, in C and CUDA. There is no list of pieces: each block
+ * finds its own from the batch's lengths on the device, so that a graph's launch fits any batch
+ * within its bounds.
  */
 #ifndef PLUGINS_CUDA_WORK_CUH
 #define PLUGINS_CUDA_WORK_CUH

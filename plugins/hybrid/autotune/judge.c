@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * judge.c: who is right. The host's judge knows (attn_judge: the oracle and the pass rule), row by
- * row; here is which rows it is asked about: a sample of each candidate's, and those in which two
- * candidates are farthest apart, since one of the two is wrong there if one is anywhere.
+ * judge.c: correctness of candidates. The host's judge (attn_judge: the oracle and the pass rule)
+ * checks row by row; this file chooses the rows: a sample of each candidate's, and those in which
+ * two candidates differ most, since a fault of either is most likely there.
  */
 #include "autotune.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * samples.c: what samples say.
+ * samples.c: statistics of samples.
  */
 #include "autotune.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fanout.h: what every composite does with its children, whatever it routes by.
+ * fanout.h: common handling of children, for every composite.
  *
  *   - children come from the host by the value of a backend-ref option, never by other means; the
  *     host names a child that it cannot ask or make, the composite one whose own calls fail;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * split.c: whether rows that extend and rows that decode may go to two children.
+ * split.c: decides whether extend rows and decode rows may use two children.
  */
 #include "split.h"
 

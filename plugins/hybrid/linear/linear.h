@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear.h: what the files of hybrid_linear share.
+ * linear.h: shared by the files of hybrid_linear.
  *
  *   linear.c   options, which layer goes to which child, query, instances, the type
  *   forward.c  metadata, batches, forward
