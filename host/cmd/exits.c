@@ -321,23 +321,25 @@ static void *find_here(const char *name)
     return NULL;
 }
 
+#ifdef __clang__
+#define ENDS_IN_JUMP
+#define JUMP __attribute__((musttail))
+#else
+#define ENDS_IN_JUMP __attribute__((optimize("O2")))
+#define JUMP
+#endif
+
 /* Gives the function of this file where the C library's would be found, whichever object it was
  * looked for in. The last call is a jump, at any level of optimisation, so that RTLD_NEXT still means
  * the object that called. */
-#ifndef __clang__
-__attribute__((optimize("O2")))
-#endif
-void *dlsym(void *restrict object, const char *restrict name)
+ENDS_IN_JUMP void *dlsym(void *restrict object, const char *restrict name)
 {
     if (!next_dlsym)
         find_dlsym();
     void *here = find_here(name);
     if (here && next_dlsym(object, name) == find_in_library(name))
         return here;
-#ifdef __clang__
-    __attribute__((musttail))
-#endif
-    return next_dlsym(object, name);
+    JUMP return next_dlsym(object, name);
 }
 
 #endif /* KEEPS_DLSYM */
