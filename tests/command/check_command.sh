@@ -135,7 +135,7 @@ start=$(date +%s)
 says 1 "create hangs" "# TIMEOUT: no sign of life for 1 s" "# where: before create" \
     -- "$tool" check --inactivity 1 "$fixtures/bad_create_hangs.so"
 took=$(($(date +%s) - start))
-tap_try "within its limit: $took s" test "$took" -lt 10
+tap_try "within its limit, which is not the usual 30 s: $took s" test "$took" -lt 30
 said 'not ok' 'LIFE-04\.create' "create is a timeout"
 said ok 'CAPS-01\.query/2' "and the rest is run"
 
@@ -191,16 +191,36 @@ fi
 
 # ---- The end of the parent -----------------------------------------------------------------------
 
+# begun SIGNAL COMMAND...: the command gets the signal as soon as it has printed its first result to $folder/out.
+begun()
+{
+    signal=$1
+    shift
+    : >"$folder/process"
+    (
+        until grep -q '^ok 1 ' "$folder/out"; do
+            ! test -s "$folder/process" || kill -0 "$(cat "$folder/process")" || exit
+            sleep 0.1
+        done
+        kill -s "$signal" "$(cat "$folder/process")"
+    ) 2>/dev/null &
+    sh -c 'echo $$ >"$0" && exec "$@"' "$folder/process" "$@"
+}
+
 says 130 "SIGINT" "Bail out! interrupted by signal 2" "ok 1 - bad_plugin/LOAD-02.opens" \
-    -- timeout --preserve-status -s INT 1 "$tool" check "$fixtures/bad_create_hangs.so"
+    -- begun INT "$tool" check "$fixtures/bad_create_hangs.so"
 says 143 "SIGTERM" "Bail out! interrupted by signal 15" \
-    -- timeout --preserve-status -s TERM 1 "$tool" check "$fixtures/bad_create_hangs.so"
-timeout -s KILL 1 "$tool" check "$fixtures/bad_create_hangs.so" >"$folder/out" 2>&1
-sleep 0.2
+    -- begun TERM "$tool" check "$fixtures/bad_create_hangs.so"
+begun KILL "$tool" check "$fixtures/bad_create_hangs.so" >"$folder/out" 2>&1
+tries=0
+while test -n "$(left)" && test $tries -lt 300; do
+    tries=$((tries + 1))
+    sleep 0.1
+done
 tap_try "SIGKILL leaves no process" test -z "$(left)"
 
 says 143 "SIGTERM, side by side" "Bail out! interrupted by signal 15" \
-    -- timeout --preserve-status -s TERM 1 "$tool" check --jobs 3 "$fixtures/bad_create_hangs.so"
+    -- begun TERM "$tool" check --jobs 3 "$fixtures/bad_create_hangs.so"
 
 # ---- Side by side --------------------------------------------------------------------------------
 
