@@ -106,7 +106,6 @@ TEST_OF(judge, causal_is_another_thing)
     ck_assert_int_ge(verdicts[0].failed, SEQS * Q_HEADS * (QUERIES - 1) / 2);
     ck_assert_int_le(verdicts[0].failed, SEQS * Q_HEADS * (QUERIES - 1));
 }
-END_TEST
 
 TEST_OF(judge, wrong_rows_are_found)
 {
@@ -129,7 +128,6 @@ TEST_OF(judge, wrong_rows_are_found)
     ck_assert_int_eq(verdicts[0].failed, 2);
     ck_assert(isinf(verdicts[0].worst) && verdicts[0].query == 0 && verdicts[0].head == 0);
 }
-END_TEST
 
 /* One more query than there are keys, say. */
 TEST_OF(judge, bad_batches_are_refused)
@@ -152,7 +150,6 @@ TEST_OF(judge, bad_batches_are_refused)
     ck_assert_int_eq(judge_rows(j, &batch, verdicts), ATTN_INVALID_ARGUMENT);
     ck_assert(judge_false_alarm() > 0 && judge_false_alarm() <= 1e-9);
 }
-END_TEST
 
 int main(void)
 {

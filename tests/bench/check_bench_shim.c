@@ -321,7 +321,6 @@ TEST_OF(fake_device, another_size_is_refused)
     ck_assert_ptr_nonnull(strstr(bench_message(b), "bench_setup of"));
     bench_destroy(b);
 }
-END_TEST
 
 int main(void)
 {

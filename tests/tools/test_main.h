@@ -74,9 +74,8 @@ static inline void enter_test(struct test_entry *entry)
     *place = entry;
 }
 
-/* TEST_OF(group, name) { ... } END_TEST defines a test as START_TEST does, and adds it to the group of this name: to
- * the one that the program makes by tcase_create(), as it must where the group has fixtures, or to one that test_main()
- * makes. */
+/* TEST_OF(group, name) { ... } defines a test as START_TEST does, and adds it to the group of this name: to the one that
+ * the program makes by tcase_create(), as it must where the group has fixtures, or to one that test_main() makes. */
 #define TEST_OF(group_name, name)                                                                  \
     static const TTest *name;                                                                      \
     __attribute__((constructor)) static void enter_##name(void)                                    \

@@ -55,7 +55,6 @@ TEST_OF(common_cuda, the_device_is_asked)
     assert_says("the current device is sm_86, the problem is for sm_90");
     driver_end();
 }
-END_TEST
 
 TEST_OF(common_cuda, codes_run_where_they_run)
 {
@@ -90,7 +89,6 @@ TEST_OF(common_cuda, codes_run_where_they_run)
                       cases[i].codes, cases[i].sm);
     ck_assert(!cuda_codes_run(NULL, 90));
 }
-END_TEST
 
 static void assert_accepted(const char *codes, uint32_t sm, const char *accepted)
 {
@@ -113,7 +111,6 @@ TEST_OF(common_cuda, query_tells_which_devices)
     assert_accepted("sm_90a sm_100a", 80, "90, 100");
     assert_accepted("compute_80", 0, "80..999");
 }
-END_TEST
 
 TEST_OF(common_cuda, the_first_image_that_runs)
 {
@@ -136,7 +133,6 @@ TEST_OF(common_cuda, the_first_image_that_runs)
                 "plain: sm_80 sm_90");
     driver_end();
 }
-END_TEST
 
 /* As CUDA_IMAGE() makes them without nvcc. */
 TEST_OF(common_cuda, a_build_without_kernels)
@@ -149,7 +145,6 @@ TEST_OF(common_cuda, a_build_without_kernels)
     ck_assert_ptr_eq(module, &module);
     driver_end();
 }
-END_TEST
 
 TEST_OF(common_cuda, an_image_that_the_driver_refuses)
 {
@@ -162,7 +157,6 @@ TEST_OF(common_cuda, an_image_that_the_driver_refuses)
     ck_assert_ptr_null(module);
     driver_end();
 }
-END_TEST
 
 /* ---- Launches -------------------------------------------------------------------------------- */
 
@@ -206,7 +200,6 @@ TEST_OF(common_cuda, a_launch_arrives)
     ck_assert_int_eq(seen.count, 1);
     unload();
 }
-END_TEST
 
 TEST_OF(common_cuda, attributes_arrive)
 {
@@ -229,7 +222,6 @@ TEST_OF(common_cuda, attributes_arrive)
     assert_says("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE");
     unload();
 }
-END_TEST
 
 TEST_OF(common_cuda, clusters_have_limits)
 {
@@ -250,7 +242,6 @@ TEST_OF(common_cuda, clusters_have_limits)
     assert_says("CUDA_ERROR_NOT_SUPPORTED");
     unload();
 }
-END_TEST
 
 TEST_OF(common_cuda, grids_have_limits)
 {
@@ -265,7 +256,6 @@ TEST_OF(common_cuda, grids_have_limits)
     unload();
     ck_assert_int_eq(seen.count, 0);
 }
-END_TEST
 
 TEST_OF(common_cuda, functions_have_limits)
 {
@@ -283,7 +273,6 @@ TEST_OF(common_cuda, functions_have_limits)
     ck_assert_ptr_eq(function, &function);
     unload();
 }
-END_TEST
 
 /* A driver before CUDA 11.8: what is a hint is let be, what is needed is refused. */
 TEST_OF(common_cuda, an_old_driver)
@@ -312,7 +301,6 @@ TEST_OF(common_cuda, an_old_driver)
     assert_says("tensor k: this driver has no cuTensorMapEncodeTiled");
     unload();
 }
-END_TEST
 
 /* ---- Descriptors ----------------------------------------------------------------------------- */
 
@@ -371,7 +359,6 @@ TEST_OF(common_cuda, boxes_have_limits)
     CHANGED(l2, 32, "l2 32");
     driver_end();
 }
-END_TEST
 
 /* What this file's checks let through and what the driver refuses are the same: the fake says so of
  * every one of the above, asked directly. */
@@ -394,7 +381,6 @@ TEST_OF(common_cuda, the_driver_refuses_them_too)
     ck_assert_int_ne(ENCODE(at, shape, strides, box, CUDA_TENSOR_SWIZZLE_64), CUDA_OK);
     driver_end();
 }
-END_TEST
 
 /* Through a launch: the kernel reads where the descriptor points, and zero beyond the tensor. */
 TEST_OF(common_cuda, a_kernel_reads_by_it)
@@ -427,7 +413,6 @@ TEST_OF(common_cuda, a_kernel_reads_by_it)
                               row < TOKENS && d < DIM ? cache[1][row][0][d] : 0);
     unload();
 }
-END_TEST
 
 static Suite *suite(void)
 {

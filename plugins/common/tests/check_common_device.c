@@ -49,7 +49,6 @@ TEST_OF(common_device, rows_are_found)
         ck_assert_int_eq(work_find_row(NULL, seqs, 3), 3 < seqs ? 3 : -1);
     }
 }
-END_TEST
 
 static int count_of(const void *counts, int s)
 {
@@ -72,7 +71,6 @@ TEST_OF(common_device, pieces_are_found)
         ck_assert(!work_find_piece(&at, SEQS, wanted, count_of, counts, &s, &piece));
     }
 }
-END_TEST
 
 /* ---- Places ---------------------------------------------------------------------------------- */
 
@@ -172,7 +170,6 @@ TEST_OF(common_device, keys_lie_where_each_form_says)
         }
     }
 }
-END_TEST
 
 /* In DECODE there is no q_indptr; a graph's counts lie in memory. */
 TEST_OF(common_device, a_decode_batch)
@@ -187,7 +184,6 @@ TEST_OF(common_device, a_decode_batch)
     ck_assert(index_num_seqs(&b) == 2 && index_num_tokens(&b) == 3);
     ck_assert_int_eq(index_num_decode_seqs(&b), 1);
 }
-END_TEST
 
 /* ---- Masks ----------------------------------------------------------------------------------- */
 
@@ -284,7 +280,6 @@ TEST_OF(common_device, rows_see_what_the_rules_say)
     ck_assert_int_gt(seen_custom, CASES / 10);
     ck_assert_int_gt(seen_items, CASES / 10);
 }
-END_TEST
 
 /* ---- Softmax --------------------------------------------------------------------------------- */
 
@@ -318,7 +313,6 @@ TEST_OF(common_device, a_softmax_taken_one_by_one)
         }
     }
 }
-END_TEST
 
 static Suite *suite(void)
 {

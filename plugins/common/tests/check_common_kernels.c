@@ -50,7 +50,6 @@ TEST_OF(elements, elements_widen)
         MUST(isnan(brain) ? isnan(brain_truth) : (double)brain == brain_truth, "bf16 %#x", bits);
     }
 }
-END_TEST
 
 /* Every upper half with lower halves around the ties of fp16 and bf16. */
 TEST_OF(elements, elements_narrow)
@@ -67,7 +66,6 @@ TEST_OF(elements, elements_narrow)
                      "%a", (double)x);
         }
 }
-END_TEST
 
 /* ---- Saving: values -------------------------------------------------------------------------- */
 
@@ -131,7 +129,6 @@ TEST_OF(save_kv, all_values_are_quantised_alike)
                 }
     check_met();
 }
-END_TEST
 
 static void check_around(int to, float x, float scale)
 {
@@ -161,7 +158,6 @@ TEST_OF(save_kv, fp32_is_quantised_alike)
     }
     check_met();
 }
-END_TEST
 
 /* ---- Saving: places -------------------------------------------------------------------------- */
 
@@ -222,7 +218,6 @@ TEST_OF(save_kv, rows_go_to_their_slots)
         save_case_finish(&c);
     }
 }
-END_TEST
 
 static save_kv_side side_of(const case_tensor *from, case_tensor *to, const attn_scale *scale,
                             int hnd)
@@ -288,7 +283,6 @@ TEST_OF(save_kv, forwards_are_saved_as_the_oracle_says)
     ck_assert_int_gt(seen[0], 30);
     ck_assert_int_gt(seen[1], 30);
 }
-END_TEST
 
 /* ---- Merging --------------------------------------------------------------------------------- */
 
@@ -308,7 +302,6 @@ TEST_OF(merge, exponential_and_logarithm)
     ck_assert(merge_exp(-87.0f) == 0.0f && merge_exp(-INFINITY) == 0.0f);
     ck_assert(isnan(merge_exp(NAN)) && isnan(merge_log(NAN)));
 }
-END_TEST
 
 /* The oracle's merge of a row and head: fold the states, and the sink as one without a value. */
 static void merge_in_fp64(const merge_case *c, i64 row, int head, double *out,
@@ -397,7 +390,6 @@ TEST_OF(merge, states_merge_as_the_oracle_merges)
                 merge_case_finish(&c);
             }
 }
-END_TEST
 
 TEST_OF(merge, two_states_give_the_bits_of_many)
 {
@@ -419,7 +411,6 @@ TEST_OF(merge, two_states_give_the_bits_of_many)
         merge_case_finish(&c);
     }
 }
-END_TEST
 
 /* The result in the place of the second state, by one thread its LSE too. */
 TEST_OF(merge, states_merge_in_place)
@@ -451,7 +442,6 @@ TEST_OF(merge, states_merge_in_place)
         merge_case_finish(&c);
     }
 }
-END_TEST
 
 /* What is not a number stays none, where it counts and nowhere else; the LSE may be left out. */
 TEST_OF(merge, merging_keeps_what_is_not_finite)
@@ -482,7 +472,6 @@ TEST_OF(merge, merging_keeps_what_is_not_finite)
         ck_assert(isnan(out[0]) && isnan(out[1]) && lse == 2.5f);
     }
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -39,7 +39,6 @@ TEST_OF(plugin_util, errors_are_cut_between_characters)
     attn_util_fail(&error, ATTN_INTERNAL, "%s", whole);
     ck_assert_str_eq(text, whole);
 }
-END_TEST
 
 TEST_OF(plugin_util, errors_name_fields)
 {
@@ -63,7 +62,6 @@ TEST_OF(plugin_util, errors_name_fields)
     attn_util_fail(&error, ATTN_TIMEOUT, "no reader");
     ck_assert_int_eq(text[0], '#');
 }
-END_TEST
 
 /* ---- Sized structs --------------------------------------------------------------------------- */
 
@@ -81,7 +79,6 @@ TEST_OF(plugin_util, structs_are_read_as_far_as_they_go)
     ATTN_UTIL_READ(&ours, &theirs);
     ck_assert(ours.struct_size == sizeof ours && ours.a == 1 && ours.b == 2 && ours.c == 3);
 }
-END_TEST
 
 TEST_OF(plugin_util, structs_are_written_as_far_as_they_go)
 {
@@ -92,7 +89,6 @@ TEST_OF(plugin_util, structs_are_written_as_far_as_they_go)
     ATTN_UTIL_WRITE(&larger[0], &ours);
     ck_assert(larger[0].struct_size == sizeof larger && larger[0].c == 3 && larger[1].a == 99);
 }
-END_TEST
 
 /* ---- Verdicts -------------------------------------------------------------------------------- */
 
@@ -128,7 +124,6 @@ TEST_OF(plugin_util, reasons_go_into_elements_of_any_size)
     refuse_into(sizeof(attn_reason) + 32);
     refuse_into(offsetof(attn_reason, accepted));
 }
-END_TEST
 
 TEST_OF(plugin_util, what_was_got_is_cut_between_characters)
 {
@@ -143,7 +138,6 @@ TEST_OF(plugin_util, what_was_got_is_cut_between_characters)
                      "x");
     ck_assert_uint_eq(strlen(reason.got), 62);
 }
-END_TEST
 
 /* ---- Layers and memory ----------------------------------------------------------------------- */
 
@@ -166,7 +160,6 @@ TEST_OF(plugin_util, layers_are_listed_once)
     next = listed;
     ck_assert_int_eq(attn_util_list_layers(&group, listed, &next, &error), ATTN_INVALID_ARGUMENT);
 }
-END_TEST
 
 TEST_OF(plugin_util, memory_is_checked_to_the_byte)
 {
@@ -188,7 +181,6 @@ TEST_OF(plugin_util, memory_is_checked_to_the_byte)
     attn_util_check_region(&memory, 5, "it", 100, 64, &error);
     ck_assert_uint_eq(error.needed, 1);
 }
-END_TEST
 
 /* ---- Batches --------------------------------------------------------------------------------- */
 
@@ -226,7 +218,6 @@ TEST_OF(plugin_util, rows_and_keys_are_found)
     ck_assert(keys.count == 3 && keys.first_new == 2 && keys.new_row == 1);
     ck_assert_int_eq(attn_util_first_row(&batch), 0);
 }
-END_TEST
 
 /* ---- The entry ------------------------------------------------------------------------------- */
 
@@ -250,7 +241,6 @@ TEST_OF(plugin_util, entry_agrees_on_a_version)
     ck_assert_int_eq(attn_util_entry(&host, &mine, &plugin, &error), ATTN_OK);
     ck_assert_ptr_null(plugin.name);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -170,7 +170,6 @@ TEST_OF(refused, operands_that_are_wrong)
     setup_destroy(&u);
     case_destroy(c);
 }
-END_TEST
 
 static void expect_unplanned(setup *u, attn_case *c, const char *word)
 {
@@ -206,7 +205,6 @@ TEST_OF(refused, tables_with_short_rows)
     setup_destroy(&u);
     case_destroy(c);
 }
-END_TEST
 
 TEST_OF(refused, one_form_of_indices_is_asked_for)
 {
@@ -218,7 +216,6 @@ TEST_OF(refused, one_form_of_indices_is_asked_for)
     type->ops->destroy(instance);
     case_destroy(c);
 }
-END_TEST
 
 TEST_OF(refused, cross_attention_without_a_position)
 {
@@ -239,7 +236,6 @@ TEST_OF(refused, cross_attention_without_a_position)
                      ATTN_INVALID_ARGUMENT);
     case_destroy(c);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -523,7 +523,6 @@ TEST_OF(oracle, rounded_probabilities)
     else
         puts("not rounded: this processor has no AVX512-BF16");
 }
-END_TEST
 
 /* ---- Many heads ------------------------------------------------------------------------------ */
 
@@ -659,7 +658,6 @@ TEST_OF(refused, rounding_is_no_reduced_precision)
     }
     case_free(c);
 }
-END_TEST
 
 TEST_OF(refused, reasons_of_a_refusal)
 {
@@ -702,7 +700,6 @@ TEST_OF(refused, reasons_of_a_refusal)
                      ATTN_INVALID_ARGUMENT);
     case_free(c);
 }
-END_TEST
 
 static Suite *suite(void)
 {

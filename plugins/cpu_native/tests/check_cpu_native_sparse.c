@@ -501,7 +501,6 @@ TEST_OF(refusals, senseless_calls)
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "without SAVE_KV"));
     case_free(c);
 }
-END_TEST
 
 static Suite *suite(void)
 {

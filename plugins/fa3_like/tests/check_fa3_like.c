@@ -62,7 +62,6 @@ TEST_OF(any_machine, query_accepts)
     EXPECT(0, t->layer.flags = ATTN_LAYER_KV_READ_ONLY);
     EXPECT(0, t->group.attn_type = ATTN_TYPE_CROSS; t->group.window_right = -1);
 }
-END_TEST
 
 TEST_OF(any_machine, query_refuses)
 {
@@ -102,7 +101,6 @@ TEST_OF(any_machine, query_refuses)
     EXPECT(FIELD(KV_LAYOUT), t->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT);
     EXPECT(FIELD(USES), t->bounds.uses = 1u << 30 | ATTN_USES_POSITIONS);
 }
-END_TEST
 
 /* Latents, as they are called in the expanded form. */
 #define EXPECT_EXPANDED(fields, ...) EXPECT_OF(make_expanded_problem, fields, __VA_ARGS__)
@@ -147,7 +145,6 @@ TEST_OF(any_machine, query_takes_expanded_latents)
     EXPECT_EXPANDED(FIELD(NEED_NOTES), t->problem.need_notes = ATTN_NOTE_DETERMINISTIC);
     EXPECT_EXPANDED(FIELD(DEVICE_SM), t->device.sm = 100);
 }
-END_TEST
 
 /* Equal bits are kept where tiles are not: by what is asked for, or by what there is. */
 TEST_OF(any_machine, query_tells_of_notes)
@@ -179,7 +176,6 @@ TEST_OF(any_machine, query_tells_of_notes)
     }
     ck_assert_uint_gt(bytes[0], bytes[1]); /* by the list of tiles */
 }
-END_TEST
 
 /* The table's lines are those of the kernels. */
 TEST_OF(any_machine, shapes_are_those_of_the_kernels)
@@ -202,13 +198,11 @@ TEST_OF(any_machine, shapes_are_those_of_the_kernels)
             ck_assert_msg(strstr(text, expected), "%s: accepted %s", path, expected);
         }
 }
-END_TEST
 
 TEST_OF(any_machine, create_refuses)
 {
     expect_create_refuses();
 }
-END_TEST
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
@@ -265,7 +259,6 @@ TEST_OF(any_machine, given_keys_are_all_there_are)
         ck_assert_int_eq(plan_find_bucket(&p, s, 0), bucket[s]);
     }
 }
-END_TEST
 
 TEST_OF(any_machine, tiles_of_a_batch)
 {
@@ -302,7 +295,6 @@ TEST_OF(any_machine, tiles_of_a_batch)
         ck_assert_int_eq(plan_count_tiles(&p, s), s < 3 ? tiles[s] : 0);
     }
 }
-END_TEST
 
 /* Padding has no key, so nothing is wrong with its slot. */
 /* What is made ahead is of all keys of a sequence, unless others work on it: in tiles of turned
@@ -325,7 +317,6 @@ TEST_OF(any_machine, units_ahead_go_by_keys)
     for (int s = 0; s < SEQS; s++)
         ck_assert_int_eq(plan_count_ahead(&p, s), s < 2 ? 0 : index_int(p.batch.kv_lens, s));
 }
-END_TEST
 
 /* Codes of every value come back from the cache, and rounding to bf16 keeps them. */
 TEST_OF(any_machine, codes_survive_bf16)
@@ -346,7 +337,6 @@ TEST_OF(any_machine, codes_survive_bf16)
     ck_assert_float_eq(code_value(ELEMENT_E4M3, 0x81), -0.001953125f);
     ck_assert_float_eq(code_value(ELEMENT_E4M3, 0x38), 1);
 }
-END_TEST
 
 TEST_OF(any_machine, padding_is_for_tiles)
 {
@@ -363,7 +353,6 @@ TEST_OF(any_machine, padding_is_for_tiles)
     ck_assert_int_eq(marks[0] + marks[1], 0);
     ck_assert_int_eq(plan_count_tiles(&p, 0), 1);
 }
-END_TEST
 
 TEST_OF(any_machine, buckets_go_by_keys)
 {
@@ -390,7 +379,6 @@ TEST_OF(any_machine, buckets_go_by_keys)
     p.bucket_keys = 0x7fffffff;
     ck_assert_int_eq(plan_find_bucket(&p, 0, 2), 0);
 }
-END_TEST
 
 TEST_OF(any_machine, a_plan_tells_of_one_sequence)
 {
@@ -406,7 +394,6 @@ TEST_OF(any_machine, a_plan_tells_of_one_sequence)
     ck_assert_int_eq(plan.slow_count, 1);
     ck_assert_int_eq(plan.starts[1], 7);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -82,7 +82,6 @@ TEST_OF(launches, extend_reads_pages)
     ck_assert_int_eq(launches[1].params->rows.all_slow, 0);
     run_end(&t);
 }
-END_TEST
 
 /* The smaller of max_sms and what the device has. */
 START_TEST(launches_keep_to_max_sms)
@@ -116,7 +115,6 @@ TEST_OF(launches, layouts_differ_in_strides)
     ck_assert_int_eq(launches[1].params->rows.operands.k_token, 2 * TEST_DIM);
     run_end(&t);
 }
-END_TEST
 
 /* One sequence has its tiles by arithmetic, in sections whose keys stay in the L2 cache. */
 TEST_OF(launches, one_sequence_needs_no_list)
@@ -135,7 +133,6 @@ TEST_OF(launches, one_sequence_needs_no_list)
     ck_assert_int_eq(p->section % p->heads_per_kv, 0);
     run_end(&t);
 }
-END_TEST
 
 /* Of a list, too: all heads at once where the keys of all sequences fit, or tiles are few, else
  * fewer. */
@@ -179,7 +176,6 @@ TEST_OF(launches, masks_and_caps)
     ck_assert_int_eq(launches[0].params->plan.batch.window_right, -1);
     run_end(&t);
 }
-END_TEST
 
 TEST_OF(launches, windows_to_the_left)
 {
@@ -195,7 +191,6 @@ TEST_OF(launches, windows_to_the_left)
     ck_assert_int_eq(forward_params()->window_left, 100);
     run_end(&t);
 }
-END_TEST
 
 TEST_OF(launches, lse_of_ragged_queries)
 {
@@ -209,7 +204,6 @@ TEST_OF(launches, lse_of_ragged_queries)
     ck_assert_int_eq(forward_params()->lse_head, 1);
     run_end(&t);
 }
-END_TEST
 
 /* Where the host tells that there is no prefix, keys are read from where they come. */
 TEST_OF(launches, prompts_read_rows)
@@ -243,7 +237,6 @@ TEST_OF(launches, prompts_read_rows)
     ck_assert_uint_eq(forward_params()->block_table, (uintptr_t)block_table);
     run_end(&t);
 }
-END_TEST
 
 TEST_OF(launches, encoders_have_no_cache)
 {
@@ -263,7 +256,6 @@ TEST_OF(launches, encoders_have_no_cache)
     ck_assert_int_eq(launches[1].params->rows.operands.save, 0);
     run_end(&t);
 }
-END_TEST
 
 /* ---- The choice ------------------------------------------------------------------------------ */
 
@@ -285,7 +277,6 @@ TEST_OF(launches, decode_is_the_librarys)
     expect_launches(by_attend);
     run_end(&t);
 }
-END_TEST
 
 /* Many rows to tiles that they fill, and of which there are enough; else the library's. */
 TEST_OF(launches, rows_decide)
@@ -314,7 +305,6 @@ TEST_OF(launches, rows_decide)
     ck_assert_ptr_null(fa3_group_of(&t.of.problem, TILES_NEVER).tile);
     run_end(&t);
 }
-END_TEST
 
 /* What the forward kernels have not. */
 TEST_OF(launches, problems_decide)
@@ -343,7 +333,6 @@ TEST_OF(launches, problems_decide)
     ck_assert_int_eq(launches[2].params->fi_call.chunk, 63);
     run_end(&t);
 }
-END_TEST
 
 /* Keys of a chunk are causal, whatever the window to the right. */
 TEST_OF(launches, chunks_of_a_warpgroup_or_more)
@@ -362,7 +351,6 @@ TEST_OF(launches, chunks_of_a_warpgroup_or_more)
     ck_assert_int_eq(forward_params()->window_right, 0);
     run_end(&t);
 }
-END_TEST
 
 /* What counts as no window in the kernels is one to so many keys. */
 TEST_OF(launches, most_keys_decide)
@@ -381,7 +369,6 @@ TEST_OF(launches, most_keys_decide)
     expect_launches(by_prefill);
     run_end(&t);
 }
-END_TEST
 
 /* ---- Gathered keys --------------------------------------------------------------------------- */
 
@@ -434,7 +421,6 @@ TEST_OF(launches, codes_are_gathered)
     ck_assert_ptr_eq(launches[2].params->gather.operands.k, t.k.data);
     run_end(&t);
 }
-END_TEST
 
 /* Of keys that there is no room for a batch is the library's, and no graph is for tiles whose
  * batches may have as many. */
@@ -473,7 +459,6 @@ TEST_OF(launches, gathered_keys_have_room)
     expect_launches(by_codes);
     run_end(&t);
 }
-END_TEST
 
 /* Keys in pages too small for boxes are gathered, unless all are new: then no page is read. */
 TEST_OF(launches, small_pages_are_gathered)
@@ -502,7 +487,6 @@ TEST_OF(launches, small_pages_are_gathered)
     expect_launches("plan rows gather fa3_forward_d128");
     run_end(&t);
 }
-END_TEST
 
 /* Such batches are split as others are: of those who decode no key is gathered. */
 TEST_OF(launches, small_pages_are_split)
@@ -520,7 +504,6 @@ TEST_OF(launches, small_pages_are_split)
     ck_assert_int_eq(launches[0].params->plan.others_end, 3);
     run_end(&t);
 }
-END_TEST
 
 /* Low tiles where others would leave multiprocessors without one; few of these are cut by keys, into
  * parts that are joined, unless rows of others lie between theirs. */
@@ -563,7 +546,6 @@ TEST_OF(launches, few_tiles_are_shared_out)
     ck_assert_int_eq(view->splits, 1);
     run_end(&t);
 }
-END_TEST
 
 TEST_OF(launches, masks_decide)
 {
@@ -585,7 +567,6 @@ TEST_OF(launches, masks_decide)
     expect_launches(by_tiles);
     run_end(&t);
 }
-END_TEST
 
 /* Sequences that decode are the library's, the others are tiles, if they are worth it. */
 TEST_OF(launches, mixed_batches_are_split)
@@ -621,7 +602,6 @@ TEST_OF(launches, mixed_batches_are_split)
     ck_assert_int_eq(launches[0].params->plan.others_end, 0);
     run_end(&t);
 }
-END_TEST
 
 /* Where a layer may leave keys unsaved, both are planned, and the call decides. */
 TEST_OF(launches, unsaved_keys_decide)
@@ -645,7 +625,6 @@ TEST_OF(launches, unsaved_keys_decide)
     ck_assert_int_eq(launches[1].params->rows.operands.save, 0);
     run_end(&t);
 }
-END_TEST
 
 /* ---- What is not for tiles ------------------------------------------------------------------- */
 
@@ -683,7 +662,6 @@ TEST_OF(launches, unaligned_operands)
     ck_assert_int_eq(launches[1].params->rows.operands.aligned & CALL_ALIGNED_NEW, 0);
     run_end(&t);
 }
-END_TEST
 
 TEST_OF(launches, refusals)
 {
@@ -699,7 +677,6 @@ TEST_OF(launches, refusals)
     ck_assert_msg(strstr(test_message, "operand q"), "%s", test_message);
     run_end(&t);
 }
-END_TEST
 
 /* ---- Graphs and memory ----------------------------------------------------------------------- */
 
@@ -727,7 +704,6 @@ TEST_OF(launches, graphs_go_by_bounds)
     ck_assert_int_eq(run_batch(&t, ATTN_MODE_DECODE, 2, 2, 1), ATTN_INVALID_ARGUMENT);
     run_end(&t);
 }
-END_TEST
 
 TEST_OF(launches, empty_batches)
 {
@@ -745,7 +721,6 @@ TEST_OF(launches, empty_batches)
     expect_launches("fi_plan"); /* which a replay reads */
     run_end(&t);
 }
-END_TEST
 
 /* ---- Codes ------------------------------------------------------------------------------------
  */
@@ -797,7 +772,6 @@ TEST_OF(launches, codes_in_tiles)
     ck_assert_uint_le(layout.turned_at + 3 * 16 * TEST_KV_HEADS * 128 * 128, layout.size);
     run_end(&t);
 }
-END_TEST
 
 /* A graph's values are turned for any batch within the bounds. */
 TEST_OF(launches, graphs_turn_by_bounds)
@@ -818,7 +792,6 @@ TEST_OF(launches, graphs_turn_by_bounds)
     ck_assert_uint_ne(turn->params->turn.seqs, 0);
     run_end(&t);
 }
-END_TEST
 
 /* Few queries, and what is not saved, are the library's, as bf16. */
 TEST_OF(launches, codes_for_the_library)
@@ -846,7 +819,6 @@ TEST_OF(launches, codes_for_the_library)
     ck_assert_int_eq(call->dtype, ELEMENT_BF16);
     run_end(&t);
 }
-END_TEST
 
 /* The library's rows are within what there is room for: 2 * 600 + 64. Where host arrays tell, it is
  * when the batch is planned: afterwards they are gone. */
@@ -868,7 +840,6 @@ TEST_OF(launches, rows_are_told_when_planned)
     ck_assert_msg(strstr(test_message, "1265"), "%s", test_message);
     run_end(&t);
 }
-END_TEST
 
 TEST_OF(launches, codes_need_scales)
 {
@@ -884,7 +855,6 @@ TEST_OF(launches, codes_need_scales)
     need(run_batch(&t, ATTN_MODE_DECODE, 3, 3, 1));
     run_end(&t);
 }
-END_TEST
 
 /* All that is asked for is enough for the parts of a plan, none of which overlap. */
 TEST_OF(launches, memory_of_a_plan)
@@ -910,7 +880,6 @@ TEST_OF(launches, memory_of_a_plan)
     expect_memory_needed(&t, ATTN_METADATA_EAGER);
     run_end(&t);
 }
-END_TEST
 
 /* ---- Paths ----------------------------------------------------------------------------------- */
 
@@ -955,7 +924,6 @@ TEST_OF(launches, rows_go_by_tiles)
     EXPECT_ROWS(&t, FA3_PATH_RAGGED, 0, FA3_PATH_PAGED, 576);
     run_end(&t);
 }
-END_TEST
 
 /* Tiles that go by the call, by small pages, or by codes. */
 TEST_OF(launches, rows_go_by_problems)
@@ -985,7 +953,6 @@ TEST_OF(launches, rows_go_by_problems)
     EXPECT_ROWS(&t, FA3_PATH_CODES, 600);
     run_end(&t);
 }
-END_TEST
 
 /* ---- Latent attention in the expanded form --------------------------------------------------- */
 
@@ -1061,7 +1028,6 @@ TEST_OF(launches, expanded_saves_if_asked)
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     run_end(&t);
 }
-END_TEST
 
 /* Row by row: what the copy engine cannot read, and scales that the tiles cannot multiply by. */
 TEST_OF(launches, expanded_goes_row_by_row)
@@ -1080,7 +1046,6 @@ TEST_OF(launches, expanded_goes_row_by_row)
     expect_launches("plan rows");
     run_end(&t);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -78,7 +78,6 @@ TEST_OF(arrivals, each_slice_once)
     ck_assert_int_gt(mergers, CASES / 10); /* several merged, and some gave up */
     ck_assert_int_gt(others, CASES / 10);
 }
-END_TEST
 
 /* How many slices a team has: four warps have tiles of few rows, eight of many; of wide heads two
  * warpgroups count as two. */
@@ -111,7 +110,6 @@ TEST_OF(arrivals, slices)
     ck_assert_int_eq(slices_of(65, FI_SEVERAL - 1, 8), 1);
     ck_assert_int_eq(1 << ARRIVALS_ALL, FI_PREFILL_ROWS);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -731,7 +731,6 @@ TEST_OF(planner, batches_at_random)
     ck_assert_int_gt(skipped_keys, cases);
     ck_assert_int_gt(merges, cases);
 }
-END_TEST
 
 /* All lanes have as many columns and as many heads, and no block has to wait for another to end. */
 TEST_OF(planner, grids)
@@ -757,7 +756,6 @@ TEST_OF(planner, grids)
             REQUIRE(fewer.lanes * fewer.columns <= grid.lanes * grid.columns);
         }
 }
-END_TEST
 
 /* The kernel for many items: where a block has a few of them; of two blocks a multiprocessor, where
  * there are more, and all multiprocessors may be had. Never where bits must not depend on it. */
@@ -793,7 +791,6 @@ TEST_OF(planner, many_items)
     group.shape = fi_find_shape(256, 256);
     ck_assert_int_eq(fi_is_many(&group, &decode, 132), 0);
 }
-END_TEST
 
 /* What blocks leave for each other fits the workspace, of which no more is asked for than is
  * needed; a block is always there. */
@@ -822,7 +819,6 @@ TEST_OF(planner, workspaces)
     all = fi_find_grid(&group, KERNEL_PREFILL, &bounds);
     ck_assert_uint_eq(all.lanes * all.columns, 1);
 }
-END_TEST
 
 /* Where items are cut into splits, a block has a slot for each split of the longest sequence; tiles
  * of many rows leave nothing. */
@@ -848,7 +844,6 @@ TEST_OF(planner, workspaces_of_splits)
     group.is_invariant = 0;
     ck_assert_int_eq(fi_most_splits(&group, &bounds), 0);
 }
-END_TEST
 
 /* Items of few rows have columns to themselves, where a column has hardly more units then, and are
  * not cut at all where the longest has hardly more. */
@@ -897,7 +892,6 @@ TEST_OF(planner, columns_of_one_item)
         ck_assert_int_eq(plan.units, cases[i].filled);
     }
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -235,7 +235,6 @@ TEST_OF(levels, every_key_once)
     }
     ck_assert(tiles > cases && deep > cases / 5); /* there was something to find */
 }
-END_TEST
 
 /* ---- What there are levels for ----------------------------------------------------------------
  */
@@ -280,7 +279,6 @@ TEST_OF(levels, groups)
     bounds.uses = 0;
     ck_assert_int_eq(fi_num_levels(&full, &bounds), 0);
 }
-END_TEST
 
 /* Few columns have parts of an item, since merging takes time for each: 4 units of a KV head by 2
  * columns, 64 by 7, where 96 / 64 of a unit's time go to a part; never more than there are. */
@@ -300,7 +298,6 @@ TEST_OF(levels, few_columns_share_a_run)
     p.columns = 16;
     ck_assert_int_eq(plan_shared_columns(&p, 6400, 100), 16);
 }
-END_TEST
 
 /* Where a batch has fewer items than columns, as one decode over one KV head: where several blocks
  * merge and 4 / 64 of a unit's time go to a part, 128 units are shared by 43 columns, three each,
@@ -329,7 +326,6 @@ TEST_OF(levels, few_columns_share_an_item)
     ck_assert_int_eq(plan_make(&p, 20, 300).columns, 100);
     ck_assert_int_eq(plan_make(&p, 30, 300).columns, 60); /* an item has less than 4 parts */
 }
-END_TEST
 
 /* What the planner finds is not worth it has no tiles, in any of the plans: as if there were no
  * levels. One key less to save, and it is. */
@@ -358,7 +354,6 @@ TEST_OF(levels, the_planner_tells_what_is_worth_it)
     }
     end(&t);
 }
-END_TEST
 
 /* A batch whose sequences share little is not worth another launch; of a graph's, or one of unknown
  * lengths, the planner tells. */
@@ -377,7 +372,6 @@ TEST_OF(levels, little_is_not_worth_it)
     ck_assert_int_eq(fi_planned_levels(&t.metadata, &t.group), t.levels);
     end(&t);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -55,7 +55,6 @@ TEST_OF(any_machine, query_accepts)
     EXPECT(0, t->device.sm = 86; t->device.shared_memory = 99 << 10);
     EXPECT(0, t->device.sm = 100);
 }
-END_TEST
 
 TEST_OF(any_machine, query_refuses)
 {
@@ -99,7 +98,6 @@ TEST_OF(any_machine, query_refuses)
     EXPECT(FIELD(KV_LAYOUT), t->problem.kv_layout = ATTN_LAYOUT_MLA_LATENT);
     EXPECT(FIELD(USES), t->bounds.uses = 1u << 30 | ATTN_USES_POSITIONS);
 }
-END_TEST
 
 /* What query says with one option given. */
 static attn_verdict ask_with(const test_problem *t, const char *key, int64_t integer)
@@ -126,7 +124,6 @@ TEST_OF(any_machine, query_has_tensor_cores_alone)
     ck_assert_uint_eq(reasons[0].field, ATTN_FIELD_OPTION);
     ck_assert_str_eq(reasons[0].accepted, "auto, always");
 }
-END_TEST
 
 /* Promised where it is asked for, by a problem or by the option. */
 TEST_OF(any_machine, query_tells_of_invariance)
@@ -146,7 +143,6 @@ TEST_OF(any_machine, query_tells_of_invariance)
     ck_assert_uint_gt(ask_with(&t, "split_tile_size", 512).device_bytes,
                       ask_with(&t, "split_tile_size", 4096).device_bytes);
 }
-END_TEST
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
@@ -192,13 +188,11 @@ TEST_OF(any_machine, shapes_are_those_of_the_kernels)
             }
         }
 }
-END_TEST
 
 TEST_OF(any_machine, create_refuses)
 {
     expect_create_refuses();
 }
-END_TEST
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
@@ -224,7 +218,6 @@ TEST_OF(any_machine, memory_grows_with_bounds)
     expect_memory_needed(&t, ATTN_METADATA_EAGER);
     run_end(&t);
 }
-END_TEST
 
 /* ---- Launches -------------------------------------------------------------------------------- */
 
@@ -263,7 +256,6 @@ TEST_OF(any_machine, launches_keep_to_max_sms)
     ck_assert_uint_le(launches[2].blocks, 3);
     run_end(&t);
 }
-END_TEST
 
 /* The new key goes into the cache on the way; the first kernel after a plan waits for it. */
 TEST_OF(any_machine, decode_saves_on_its_way)
@@ -294,7 +286,6 @@ TEST_OF(any_machine, decode_saves_on_its_way)
     ck_assert_int_eq(launches[1].params->call.save, 0);
     run_end(&t);
 }
-END_TEST
 
 /* Rows decide on the kernel: few of a KV head, or more than SHORT_MOST. */
 TEST_OF(any_machine, extend_saves_few_on_its_way)
@@ -317,7 +308,6 @@ TEST_OF(any_machine, extend_saves_few_on_its_way)
     ck_assert_int_eq(launches[2].params->call.saves, 0);
     run_end(&t);
 }
-END_TEST
 
 /* Many rows, rows that lie anywhere, and those of many items have a launch of their own. */
 TEST_OF(any_machine, extend_saves_many_before)
@@ -344,7 +334,6 @@ TEST_OF(any_machine, extend_saves_many_before)
     expect_launches("plan save fi_prefill_d128");
     run_end(&t);
 }
-END_TEST
 
 /* Rows that two tiles of FI_ROWS have, which both read the keys: worth it for few sequences. */
 TEST_OF(any_machine, two_tiles_or_half_a_tile)
@@ -367,7 +356,6 @@ TEST_OF(any_machine, two_tiles_or_half_a_tile)
     expect_launches("plan fi_prefill_d128");
     run_end(&t);
 }
-END_TEST
 
 /* `always` is for any rows that half a tile has, but for DECODE; wide heads have no such tiles. */
 TEST_OF(any_machine, half_tiles)
@@ -393,7 +381,6 @@ TEST_OF(any_machine, half_tiles)
     ck_assert(!fi_has_kernel(&t.own->group, KERNEL_PREFILL_HALF));
     run_end(&t);
 }
-END_TEST
 
 static void expect_plan(int launch, int whose, int split)
 {
@@ -433,7 +420,6 @@ TEST_OF(any_machine, invariant_batches)
     ck_assert_int_eq(launches[4].programmatic, 1);
     run_end(&t);
 }
-END_TEST
 
 TEST_OF(any_machine, encoders_have_no_cache)
 {
@@ -449,7 +435,6 @@ TEST_OF(any_machine, encoders_have_no_cache)
     ck_assert_ptr_null(launches[1].params->call.batch.kv_lens);
     run_end(&t);
 }
-END_TEST
 
 /* Boxes of 16 keys, where pages have whole ones and rows begin at multiples of 16 bytes. */
 TEST_OF(any_machine, decode_reads_boxes)
@@ -473,7 +458,6 @@ TEST_OF(any_machine, decode_reads_boxes)
     ck_assert_int_eq(launches[1].params->call.has_maps, 0);
     run_end(&t);
 }
-END_TEST
 
 /* Heads of 512 have one kernel, whatever the batch: of sequences that share keys, too. */
 TEST_OF(any_machine, wide_heads_have_one_kernel)
@@ -496,7 +480,6 @@ TEST_OF(any_machine, wide_heads_have_one_kernel)
     ck_assert_int_eq(launches[2].params->call.box_keys, 16);
     run_end(&t);
 }
-END_TEST
 
 /* Neither is there a copy engine, nor does a kernel wait for the one before it, before sm_90. */
 TEST_OF(any_machine, earlier_devices_have_kernels_of_their_own)
@@ -522,7 +505,6 @@ TEST_OF(any_machine, earlier_devices_have_kernels_of_their_own)
     ck_assert_int_eq(call->has_maps + call->has_new_maps + call->has_out_map, 0);
     run_end(&t);
 }
-END_TEST
 
 /* A cache of e4m3 has one kernel for any rows, and its boxes are bytes. What was saved before is
  * read from the cache; k and v, which have yet to be rounded, never come in boxes. */
@@ -554,7 +536,6 @@ TEST_OF(any_machine, fp8_has_a_kernel_of_its_own)
     ck_assert_int_eq(launches[0].params->plan.hands, FI_HANDS);
     run_end(&t);
 }
-END_TEST
 
 TEST_OF(any_machine, graphs_go_by_bounds)
 {
@@ -572,7 +553,6 @@ TEST_OF(any_machine, graphs_go_by_bounds)
     }
     run_end(&t);
 }
-END_TEST
 
 /* ---- Paths ----------------------------------------------------------------------------------- */
 
@@ -610,7 +590,6 @@ TEST_OF(any_machine, prompts_go_by_what_is_cached)
                      ATTN_INVALID_ARGUMENT);
     run_end(&t);
 }
-END_TEST
 
 TEST_OF(any_machine, encoders_read_what_came)
 {
@@ -625,7 +604,6 @@ TEST_OF(any_machine, encoders_read_what_came)
     EXPECT_ROWS(&t, FI_PATH_RAGGED, 300);
     run_end(&t);
 }
-END_TEST
 
 /* Few rows beside many are counted by sequence, as they are planned. */
 TEST_OF(any_machine, invariant_rows_go_by_sequence)
@@ -642,7 +620,6 @@ TEST_OF(any_machine, invariant_rows_go_by_sequence)
     EXPECT_ROWS(&t, FI_PATH_FEW, 1, FI_PATH_RAGGED, 200, FI_PATH_PAGED, 200);
     run_end(&t);
 }
-END_TEST
 
 /* 4 sequences of 8 share keys, two of these more of them, and 2 others on the inner level alone. */
 static attn_status plan_shared(test_run *t, int has_host)
@@ -700,7 +677,6 @@ TEST_OF(any_machine, decodes_go_by_what_they_share)
         run_end(&t);
     }
 }
-END_TEST
 
 TEST_OF(any_machine, empty_batches)
 {
@@ -717,7 +693,6 @@ TEST_OF(any_machine, empty_batches)
     expect_launches("plan"); /* which a replay reads */
     run_end(&t);
 }
-END_TEST
 
 TEST_OF(any_machine, refusals)
 {
@@ -733,7 +708,6 @@ TEST_OF(any_machine, refusals)
     ck_assert_msg(strstr(test_message, "layer_id 99"), "%s", test_message);
     run_end(&t);
 }
-END_TEST
 
 static Suite *suite(void)
 {

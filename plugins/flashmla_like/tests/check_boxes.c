@@ -98,7 +98,6 @@ TEST_OF(boxes, both_parts_have_a_map)
     for (int i = 0; i < MAPS; i++)
         ck_assert_int_eq(*(const char *)&t.call.maps[i], i + 1); /* what encode() left there */
 }
-END_TEST
 
 /* The stride of the only page may be anything. */
 TEST_OF(boxes, one_page_has_no_next_one)
@@ -110,7 +109,6 @@ TEST_OF(boxes, one_page_has_no_next_one)
     ck_assert_int_eq(boxed(&t), 1);
     ck_assert_uint_eq(seen[0].strides[1] % 16, 0);
 }
-END_TEST
 
 START_TEST(others_have_none)
 {
@@ -143,7 +141,6 @@ TEST_OF(boxes, strides_have_limits)
                       ATTN_INVALID_ARGUMENT);
     ck_assert_ptr_nonnull(strstr(message, "latent_cache"));
 }
-END_TEST
 
 static Suite *suite(void)
 {

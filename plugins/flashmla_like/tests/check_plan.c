@@ -138,7 +138,6 @@ TEST_OF(plan, units_without_keys_have_a_tile)
     ck_assert_int_eq(unit.tiles, 1);
     ck_assert_int_eq(unit.first_tile, 0);
 }
-END_TEST
 
 static Suite *suite(void)
 {

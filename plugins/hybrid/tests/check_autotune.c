@@ -160,7 +160,6 @@ TEST_OF(choosing, each_class_has_its_fastest)
     attnhost_backend_destroy(backend);
     close_all();
 }
-END_TEST
 
 /* Equal ones: the first stays. */
 TEST_OF(choosing, equal_candidates_change_nothing)
@@ -176,7 +175,6 @@ TEST_OF(choosing, equal_candidates_change_nothing)
     attnhost_backend_destroy(backend);
     close_all();
 }
-END_TEST
 
 /* A challenger needs both the margin and most rounds. */
 START_TEST(noise_does_not_flip)
@@ -290,7 +288,6 @@ TEST_OF(choosing, no_time_is_told)
     attnhost_backend_destroy(backend);
     close_all();
 }
-END_TEST
 
 /* ---- The store ------------------------------------------------------------------------------- */
 
@@ -353,7 +350,6 @@ TEST_OF(store, stored_decisions_are_reused)
     attnhost_backend_destroy(backend);
     close_all();
 }
-END_TEST
 
 /* What is not for this composition is left out with a reason, and measured again. */
 START_TEST(stale_decisions_are_left_out)
@@ -395,7 +391,6 @@ TEST_OF(store, decisions_of_others_stay)
     attnhost_backend_destroy(backend);
     close_all();
 }
-END_TEST
 
 /* A file that autotune did not write is not written over. */
 TEST_OF(store, another_file_is_refused)
@@ -409,7 +404,6 @@ TEST_OF(store, another_file_is_refused)
     attnhost_backend_destroy(backend);
     close_all();
 }
-END_TEST
 
 TEST_OF(store, a_store_that_cannot_be_written_is_told)
 {
@@ -426,7 +420,6 @@ TEST_OF(store, a_store_that_cannot_be_written_is_told)
     attnhost_backend_destroy(backend);
     close_all();
 }
-END_TEST
 
 /* ---- Who else -------------------------------------------------------------------------------- */
 
@@ -444,7 +437,6 @@ TEST_OF(choosing, one_candidate_is_enough)
     attnhost_backend_destroy(backend);
     close_all();
 }
-END_TEST
 
 TEST_OF(choosing, a_no_of_any_candidate_is_a_no)
 {
@@ -466,7 +458,6 @@ TEST_OF(choosing, a_no_of_any_candidate_is_a_no)
     ck_assert_str_eq(reason.child, "fine");
     close_all();
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -174,7 +174,6 @@ TEST_OF(members, every_composite_has_rows)
                       type->name);
     }
 }
-END_TEST
 
 START_TEST(every_slot_has_a_row)
 {

@@ -95,7 +95,6 @@ TEST_OF(routing, a_shared_group_is_asked_of_both)
     ck_assert_int_eq(query_group(0, &verdict), ATTN_CHILD_FAILED);
     ck_assert_int_eq(mock_allocated, 0);
 }
-END_TEST
 
 START_TEST(malformed_lists_are_refused)
 {
@@ -154,7 +153,6 @@ TEST_OF(failures, create_runs_out_of_memory)
     ck_assert_int_ge(failed, 5);
     finish();
 }
-END_TEST
 
 static Suite *hybrid_linear_suite(void)
 {

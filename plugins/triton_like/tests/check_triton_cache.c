@@ -92,7 +92,6 @@ TEST_OF(files, what_is_written_is_read)
     ck_assert_int_eq(memcmp(file, other, SMALL + 1), 0);
     free(file);
 }
-END_TEST
 
 TEST_OF(files, pieces_are_told_apart)
 {
@@ -106,7 +105,6 @@ TEST_OF(files, pieces_are_told_apart)
         for (int other = 0; other < i; other++)
             ck_assert_str_ne(entries[i].path, entries[other].path);
 }
-END_TEST
 
 /* ---- Damage ---------------------------------------------------------------------------------- */
 
@@ -167,7 +165,6 @@ TEST_OF(files, damaged_files_are_not_taken)
     ck_assert(holds(&entry, binary, SMALL));
     free(whole);
 }
-END_TEST
 
 TEST_OF(files, folder_in_the_place_of_a_file)
 {
@@ -182,7 +179,6 @@ TEST_OF(files, folder_in_the_place_of_a_file)
     ck_assert(is_empty(&entry));
     ck_assert_int_eq(count_files(""), 1);
 }
-END_TEST
 
 /* ---- Folders that do not serve --------------------------------------------------------------- */
 
@@ -220,7 +216,6 @@ TEST_OF(files, unusable_folders)
     cache_find("", &piece, 1, &entry);
     ck_assert_msg(strstr(entry.path, "/.cache/attnhost/triton_like/"), "%s", entry.trouble);
 }
-END_TEST
 
 static void limit_files(rlim_t bytes)
 {
@@ -255,7 +250,6 @@ TEST_OF(files, full_disk)
     cache_write(&entry, binary, LARGE);
     ck_assert(holds(&entry, binary, LARGE));
 }
-END_TEST
 
 /* ---- Killed writers -------------------------------------------------------------------------- */
 
@@ -296,7 +290,6 @@ TEST_OF(files, killed_writers_leave_nothing_that_counts)
     ck_assert_int_eq(count_files(".cubin"), 1);
     ck_assert_int_eq(count_files(""), 1 + killed);
 }
-END_TEST
 
 /* What they leave goes an hour later; what is being written stays, and what is none of ours. */
 TEST_OF(files, old_remains_are_removed)
@@ -324,7 +317,6 @@ TEST_OF(files, old_remains_are_removed)
     ck_assert_int_eq(count_files(".else"), 1);
     ck_assert_int_eq(count_files(""), 3);
 }
-END_TEST
 
 /* ---- Many processes -------------------------------------------------------------------------- */
 
@@ -400,7 +392,6 @@ TEST_OF(files, processes_share_a_folder)
         ck_assert(holds(&entry, binary, LARGE));
     }
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -109,7 +109,6 @@ TEST_OF(key, key_covers_the_sources)
         ck_assert_int_eq(prepare_plain(), 0);
     }
 }
-END_TEST
 
 /* Headers that are added are found by their #include lines, those in headers too; what only
  * looks like one is passed over. */
@@ -133,7 +132,6 @@ TEST_OF(key, key_covers_new_headers)
     write_text(kernels, "absent.h", "// now there\n");
     ck_assert_int_eq(prepare_plain(), 1);
 }
-END_TEST
 
 /* A change of a problem that must not find the binaries of the plain one. */
 static void expect_new(const char *what, const test_problem *t)
@@ -173,7 +171,6 @@ TEST_OF(key, key_covers_the_constants)
     CHANGE(device.shared_memory, 99 * 1024);
     ck_assert_int_eq(prepare_plain(), 0);
 }
-END_TEST
 
 TEST_OF(key, key_covers_compiler_options_and_device)
 {
@@ -198,7 +195,6 @@ TEST_OF(key, key_covers_compiler_options_and_device)
     options.split_tile = 100;
     ck_assert_int_eq(prepare_with(&t, &options), 0);
 }
-END_TEST
 
 /* Line tables name the file, so the folder is in the key; the cache's own folder is not. */
 TEST_OF(key, key_covers_the_place)
@@ -211,7 +207,6 @@ TEST_OF(key, key_covers_the_place)
     ck_assert_int_eq(prepare_plain(), FILES);
     remove_folder(first);
 }
-END_TEST
 
 /* ---- The cache ------------------------------------------------------------------------------- */
 
@@ -257,7 +252,6 @@ TEST_OF(cache, damaged_files_are_compiled_anew)
         }
     ck_assert_int_eq(count_files(""), FILES);
 }
-END_TEST
 
 /* A process that prepares; it sends the hashes of what it loaded. */
 static void prepare_in_child(int to)
@@ -319,7 +313,6 @@ TEST_OF(cache, processes_fill_one_cache)
         ck_assert_int_eq(prepare_plain(), 0);
     }
 }
-END_TEST
 
 /* Nothing can be kept: it works as well, and one warning says why. */
 static void check_without_cache(const char *why)
@@ -354,7 +347,6 @@ TEST_OF(cache, no_cache_is_no_error)
     ck_assert_int_eq(prepare_plain(), FILES);
     ck_assert_int_eq(doubles.warnings, 0);
 }
-END_TEST
 
 /* ---- Compiled in prepare, never in a step ---------------------------------------------------- */
 
@@ -521,7 +513,6 @@ TEST_OF(steps, modes_decide_the_files)
         triton_like_type.ops->destroy(instance);
     }
 }
-END_TEST
 
 TEST_OF(steps, steps_compile_nothing)
 {
@@ -558,7 +549,6 @@ TEST_OF(steps, steps_compile_nothing)
         free(memory[1].base[i]);
     }
 }
-END_TEST
 
 TEST_OF(steps, extensions_by_their_whole_name)
 {
@@ -570,7 +560,6 @@ TEST_OF(steps, extensions_by_their_whole_name)
     ck_assert_ptr_null(triton_like_type.ops->get_extension(instance, "attn.compile_counter"));
     triton_like_type.ops->destroy(instance);
 }
-END_TEST
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
@@ -619,7 +608,6 @@ TEST_OF(errors, errors_name_file_and_line)
     ck_assert_int_eq(count_files(""), 2); /* extend.cu and decode.cu of the second and the last */
     ck_assert_int_eq(prepare_plain(), 1);
 }
-END_TEST
 
 TEST_OF(errors, missing_files_are_named)
 {
@@ -637,7 +625,6 @@ TEST_OF(errors, missing_files_are_named)
     triton_like_type.ops->destroy(instance);
     ck_assert_int_eq(doubles.loads, doubles.unloads);
 }
-END_TEST
 
 /* ---- The true NVRTC -------------------------------------------------------------------------- */
 
@@ -682,7 +669,6 @@ TEST_OF(nvrtc, true_errors_name_file_and_line)
     expect_error(nvrtc, "save_kv.cuh", "plugins/common/cuda/save_kv.cuh",
                  "int unused = undeclared;\n");
 }
-END_TEST
 
 /* Two processes, two empty caches: the same names and the same bytes. */
 TEST_OF(nvrtc, true_binaries_repeat)
@@ -725,7 +711,6 @@ TEST_OF(nvrtc, true_binaries_repeat)
     for (int i = 0; i < 2 && nvrtc; i++)
         remove_folder(caches[i]);
 }
-END_TEST
 
 static Suite *suite(void)
 {

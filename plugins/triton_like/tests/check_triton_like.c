@@ -69,7 +69,6 @@ TEST_OF(any_machine, query_accepts_and_refuses)
     ck_assert_int_eq(test_type->query(test_type, NULL, NULL, &t.problem, &verdict, &test_error),
                      ATTN_INVALID_ARGUMENT);
 }
-END_TEST
 
 TEST_OF(any_machine, create_refuses)
 {
@@ -88,7 +87,6 @@ TEST_OF(any_machine, create_refuses)
                      ATTN_CONFIG_ERROR);
     ck_assert(strstr(test_message, "x.ini:3") != NULL);
 }
-END_TEST
 
 /* ---- Splits ---------------------------------------------------------------------------------- */
 
@@ -106,7 +104,6 @@ TEST_OF(any_machine, splits_follow_the_rule)
     ck_assert_int_eq(splits_used(0x7fffffff, 1), 1);
     ck_assert_int_eq(splits_used(0x7fffffff, 128), 128);
 }
-END_TEST
 
 /* Every key in one split and one alone, in order, whatever the numbers. */
 TEST_OF(any_machine, splits_cover_all_keys)
@@ -133,7 +130,6 @@ TEST_OF(any_machine, splits_cover_all_keys)
         ck_assert_int_eq(at, len);
     }
 }
-END_TEST
 
 /* ---- Tiles and kernels ----------------------------------------------------------------------- */
 
@@ -165,7 +161,6 @@ TEST_OF(any_machine, tiles_fit_any_device)
                 ck_assert_int_eq(shape.key_tile % (shape.extend_warps * 4), 0);
             }
 }
-END_TEST
 
 static void compile(const nvrtc_api *nvrtc, const char *name, const kernel_constants *constants,
                     const char *architecture)

@@ -285,7 +285,6 @@ TEST_OF(plan, eager_launches)
     ck_assert_uint_eq(launches[1].grid[0], 16);
     run_end(&t);
 }
-END_TEST
 
 /* Without splits there is nothing to merge, unless there is padding to be cleared. */
 TEST_OF(plan, unsplit_launches)
@@ -304,7 +303,6 @@ TEST_OF(plan, unsplit_launches)
     expect_launches("attn_decode attn_reduce");
     run_end(&t);
 }
-END_TEST
 
 /* Launch shapes of a graph follow from the bounds; what else its batches differ in is set in its
  * memory, and what has not changed is not set again. */
@@ -383,7 +381,6 @@ TEST_OF(plan, memory_grows_with_the_bounds)
     expect_memory_needed(&t, ATTN_METADATA_EAGER);
     run_end(&t);
 }
-END_TEST
 
 /* Partial results of all rows that a batch may bring lie within the memory, one after the other.
  */
@@ -417,7 +414,6 @@ TEST_OF(plan, scratch_has_room)
         ck_assert_uint_ge(layout.size, layout.used_at + rows * sizeof(int32_t));
     }
 }
-END_TEST
 
 /* By default one long sequence has work for two blocks of every multiprocessor; how a length is
  * split does not depend on the bounds that allow it. */
@@ -448,7 +444,6 @@ TEST_OF(plan, default_splits)
         }
     }
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -26,7 +26,6 @@ TEST_OF(texts, words)
     assert_text(ATTN_FIELD_USES, 0, "empty");
     assert_text(ATTN_FIELD_HEAD_DIM, 6, "0x6"); /* no set */
 }
-END_TEST
 
 TEST_OF(texts, same_names)
 {
@@ -47,7 +46,6 @@ TEST_OF(texts, same_names)
     }
     ck_assert_uint_ge(sets, 8);
 }
-END_TEST
 
 TEST_OF(texts, cut)
 {
@@ -55,7 +53,6 @@ TEST_OF(texts, cut)
     bit_names_text(ATTN_FIELD_INDEX_FORMS, ATTN_INDEX_ALL, text, sizeof text);
     ck_assert_str_eq(text, "req_to_");
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -30,7 +30,6 @@ TEST_OF(dtype, names_go_both_ways)
         ck_assert_uint_eq(parsed, all[n]);
     }
 }
-END_TEST
 
 TEST_OF(dtype, synonyms_and_unknown_names)
 {
@@ -45,7 +44,6 @@ TEST_OF(dtype, synonyms_and_unknown_names)
     ck_assert_uint_eq(dtype, 7);
     ck_assert_str_eq(dtype_name(ATTN_DTYPE(9, 3)), "?");
 }
-END_TEST
 
 TEST_OF(dtype, kinds_and_largest_values)
 {
@@ -58,7 +56,6 @@ TEST_OF(dtype, kinds_and_largest_values)
     ck_assert_double_eq(dtype_largest(ATTN_BF16), 0x1.fep+127);
     ck_assert_double_eq(dtype_largest(ATTN_I32), 0);
 }
-END_TEST
 
 /* ---- Tables ---------------------------------------------------------------------------------- */
 
@@ -93,7 +90,6 @@ TEST_OF(dtype, fp8_tables_are_pytorchs)
     golden_finish(&record);
     fclose(file);
 }
-END_TEST
 
 static void check_sixteen(attn_dtype dtype, const double *words, const double *expected,
                           int64_t count)
@@ -124,7 +120,6 @@ TEST_OF(dtype, sixteen_bit_rounding_is_pytorchs)
     golden_finish(&record);
     fclose(file);
 }
-END_TEST
 
 static int64_t check_quantised(const golden_case *record, attn_dtype dtype)
 {
@@ -162,7 +157,6 @@ TEST_OF(dtype, quantisation_is_pytorchs_of_clamped)
     ck_assert_int_gt(checked[0], 1500);
     ck_assert_int_gt(checked[1], 1500);
 }
-END_TEST
 
 /* ---- Borders --------------------------------------------------------------------------------- */
 
@@ -175,7 +169,6 @@ TEST_OF(dtype, one_rounding_from_double)
     ck_assert_double_eq(dtype_round(ATTN_BF16, 1 + 0x1p-8 + 0x1p-45), 1 + 0x1p-7);
     ck_assert_double_eq(dtype_round(ATTN_FP8_E4M3, 1 + 0x1p-4 + 0x1p-45), 1.125);
 }
-END_TEST
 
 TEST_OF(dtype, subnormals_and_underflow)
 {
@@ -191,7 +184,6 @@ TEST_OF(dtype, subnormals_and_underflow)
     ck_assert_double_eq(dtype_fp16_value(1), 0x1p-24);
     ck_assert_double_eq(dtype_bf16_value(0x0080), 0x1p-126);
 }
-END_TEST
 
 /* No number of any size is changed by more, and some are by as much. */
 static uint16_t stored_bf16(double value)
@@ -215,7 +207,6 @@ TEST_OF(dtype, bf16_borders)
         ck_assert_uint_eq(stored_bf16(nextafter(middle, INFINITY)), bits + 1);
     }
 }
-END_TEST
 
 TEST_OF(dtype, half_units)
 {
@@ -237,7 +228,6 @@ TEST_OF(dtype, half_units)
     ck_assert_double_eq(dtype_half_unit(ATTN_BF16, (double)INFINITY), 0);
     ck_assert_double_eq(dtype_half_unit(ATTN_BF16, 0), ldexp(1, -134));
 }
-END_TEST
 
 TEST_OF(dtype, overflow_of_a_cast)
 {
@@ -250,7 +240,6 @@ TEST_OF(dtype, overflow_of_a_cast)
     ck_assert(isinf(dtype_e5m2_value(0xfc)) && dtype_e5m2_value(0xfc) < 0);
     ck_assert(isnan(dtype_e4m3_value(0xff)));
 }
-END_TEST
 
 TEST_OF(dtype, quantised_infinities_saturate_and_nan_stays)
 {
@@ -269,7 +258,6 @@ TEST_OF(dtype, quantised_infinities_saturate_and_nan_stays)
     ck_assert(isnan(dtype_dequantise(ATTN_FP8_E5M2, codes, 5, 0.5f)));
     ck_assert_double_eq(dtype_dequantise(ATTN_FP8_E4M3, codes, 1, 0.5f), -224);
 }
-END_TEST
 
 /* x / scale and x * (1 / scale) differ in fp32 for these, by one code. */
 TEST_OF(dtype, division_is_no_multiplication_by_the_reciprocal)
@@ -288,7 +276,6 @@ TEST_OF(dtype, division_is_no_multiplication_by_the_reciprocal)
     }
     ck_assert_int_gt(differing, 0);
 }
-END_TEST
 
 TEST_OF(dtype, types_without_scale_are_stored_as_cast)
 {
@@ -300,7 +287,6 @@ TEST_OF(dtype, types_without_scale_are_stored_as_cast)
     ck_assert_float_eq(single, 0.1f);
     ck_assert_double_eq(dtype_dequantise(ATTN_F32, &single, 0, 123.0f), (double)0.1f);
 }
-END_TEST
 
 TEST_OF(dtype, arrays_and_unaligned_elements)
 {
@@ -327,7 +313,6 @@ TEST_OF(dtype, arrays_and_unaligned_elements)
     ck_assert_int_eq(integer, 5);
     ck_assert(isnan(dtype_load(ATTN_I32, &integer, 0)));
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -53,7 +53,6 @@ TEST_OF(fail, writes_code_and_text)
     ck_assert_int_eq(error.base.code, ATTN_TIMEOUT);
     ck_assert_str_eq(host_error_text(&error), "nothing after 3 s");
 }
-END_TEST
 
 /* What a message quotes may come from a file: no line end in it, no escape for a terminal. */
 TEST_OF(fail, is_one_line_without_controls)
@@ -68,14 +67,12 @@ TEST_OF(fail, is_one_line_without_controls)
     host_fail_prefix(&error.base, "outer");
     ck_assert_str_eq(host_error_text(&error), "outer: a callee's?");
 }
-END_TEST
 
 TEST_OF(fail, null_is_accepted)
 {
     ck_assert_int_eq(host_fail(NULL, ATTN_BAD_STATE, "%d", 1), ATTN_BAD_STATE);
     ck_assert_int_eq(host_fail_prefix(NULL, "%d", 1), ATTN_INTERNAL);
 }
-END_TEST
 
 TEST_OF(fail, no_text_is_wanted)
 {
@@ -89,7 +86,6 @@ TEST_OF(fail, no_text_is_wanted)
     ck_assert_int_eq(host_fail_prefix(&error, "before"), ATTN_INTERNAL);
     ck_assert_int_eq(error.code, ATTN_INTERNAL);
 }
-END_TEST
 
 /* Every capacity: what fits is there, up to a character's border, and the rest of the struct is
  * left alone. Characters of 1, 2, 3 and 4 bytes. */
@@ -112,7 +108,6 @@ TEST_OF(fail, cuts_at_characters)
         ck_assert_uint_eq(guarded.error.capacity, capacity);
     }
 }
-END_TEST
 
 TEST_OF(prefix, prefixes)
 {
@@ -123,7 +118,6 @@ TEST_OF(prefix, prefixes)
     ck_assert_int_eq(host_fail_prefix(&error.base, "outer"), ATTN_CONFIG_ERROR);
     ck_assert_str_eq(host_error_text(&error), "outer: layer 5: inner 1");
 }
-END_TEST
 
 /* Every capacity again: the prefix goes first, the message's end is what is lost. */
 TEST_OF(prefix, prefixes_cut_at_characters)
@@ -151,7 +145,6 @@ TEST_OF(prefix, prefixes_cut_at_characters)
         expect(wanted);
     }
 }
-END_TEST
 
 TEST_OF(prefix, prefix_longer_than_the_buffer)
 {
@@ -160,7 +153,6 @@ TEST_OF(prefix, prefix_longer_than_the_buffer)
     host_fail_prefix(&guarded.error, "12\xc3\xa9%s", "345");
     expect("12");
 }
-END_TEST
 
 /* A callee that fails without writing a text may leave bytes without an end. */
 TEST_OF(prefix, prefix_of_a_text_without_end)
@@ -169,7 +161,6 @@ TEST_OF(prefix, prefix_of_a_text_without_end)
     host_fail_prefix(&guarded.error, "p");
     expect("p: ########");
 }
-END_TEST
 
 /* Neither part is cut before the buffer is full. */
 TEST_OF(prefix, long_prefix_and_message)
@@ -186,7 +177,6 @@ TEST_OF(prefix, long_prefix_and_message)
     host_fail_prefix(&error.base, "%s", prefix);
     ck_assert_uint_eq(strlen(host_error_text(&error)), sizeof error.text - 1);
 }
-END_TEST
 
 /* Bytes that are no UTF-8 are not removed beyond the last character. */
 TEST_OF(fail, cut_of_anything)
@@ -210,7 +200,6 @@ TEST_OF(fail, cut_of_anything)
         ck_assert_str_eq(text, rows[i].wanted);
     }
 }
-END_TEST
 
 TEST_OF(fail, status_names)
 {
@@ -220,7 +209,6 @@ TEST_OF(fail, status_names)
     ck_assert_str_eq(host_status_name(ATTN_STATUS_COUNT), "?");
     ck_assert_str_eq(host_status_name(-1), "?");
 }
-END_TEST
 
 static Suite *suite(void)
 {

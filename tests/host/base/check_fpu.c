@@ -57,7 +57,6 @@ TEST_OF(all, begins_as_default)
 {
     assert_default();
 }
-END_TEST
 
 /* Pinned, arithmetic is a thread's that begins; unpinned, it is what it was. */
 START_TEST(pinned_and_back)
@@ -88,7 +87,6 @@ TEST_OF(all, pins_nest)
     ck_assert_int_eq(fegetround(), FE_UPWARD);
     fesetround(FE_TONEAREST);
 }
-END_TEST
 
 /* Flags that arithmetic raises are no change. */
 TEST_OF(all, flags_are_none)
@@ -99,7 +97,6 @@ TEST_OF(all, flags_are_none)
     ck_assert(fetestexcept(FE_DIVBYZERO));
     assert_default();
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -27,7 +27,6 @@ TEST_OF(log, levels_and_control_characters)
     host_log_finish(&log);
     ck_assert_str_eq(said, "1 two lines 7 ;");
 }
-END_TEST
 
 TEST_OF(log, newest)
 {
@@ -45,7 +44,6 @@ TEST_OF(log, newest)
     host_log_write_newest(ATTN_LOG_ERROR, "3");
     ck_assert_str_eq(said, "c0 1;b0 2;");
 }
-END_TEST
 
 /* What a program may do in its log callback: make another host. */
 static void make_another(void *ctx, uint32_t level, const char *message)
@@ -64,7 +62,6 @@ TEST_OF(log, callback_makes_a_host)
     host_log_finish(&log);
     ck_assert_str_eq(said, "2 handed on;");
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -24,7 +24,6 @@ TEST_OF(records, moves)
     moving_range_finish(&range);
     ck_assert_ptr_null(range.at);
 }
-END_TEST
 
 /* One number stays, and 1,000 come after it. */
 TEST_OF(records, grows)
@@ -41,7 +40,6 @@ TEST_OF(records, grows)
     ck_assert_int_eq(*(int64_t *)moving_range_at(&range, 1000), 1000);
     moving_range_finish(&range);
 }
-END_TEST
 
 /* Numbers that never had a record are passed; the next one is new. */
 TEST_OF(records, passes_beyond_its_end)
@@ -53,7 +51,6 @@ TEST_OF(records, passes_beyond_its_end)
     ck_assert_int_eq(*(int64_t *)moving_range_at(&range, (INT64_C(1) << 40) + 3), 0);
     moving_range_finish(&range);
 }
-END_TEST
 
 static Suite *suite(void)
 {

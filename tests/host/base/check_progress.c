@@ -111,7 +111,6 @@ TEST_OF(line, a_line_every_30_s_in_a_pipe)
     free(first);
     free(second);
 }
-END_TEST
 
 TEST_OF(line, no_line_is_wider_than_the_terminal)
 {
@@ -132,7 +131,6 @@ TEST_OF(line, no_line_is_wider_than_the_terminal)
         free(line);
     }
 }
-END_TEST
 
 TEST_OF(line, what_is_left)
 {
@@ -152,7 +150,6 @@ TEST_OF(line, what_is_left)
     free(line);
     free(unknown);
 }
-END_TEST
 
 TEST_OF(line, a_line_on_a_terminal)
 {
@@ -192,7 +189,6 @@ TEST_OF(line, a_line_on_a_terminal)
     free(end);
     free(again);
 }
-END_TEST
 
 TEST_OF(line, drawn_ten_times_a_second_at_most)
 {
@@ -212,7 +208,6 @@ TEST_OF(line, drawn_ten_times_a_second_at_most)
     ck_assert_int_ge(lines, 1);
     ck_assert_int_le(lines, most);
 }
-END_TEST
 
 static Suite *suite(void)
 {

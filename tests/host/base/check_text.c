@@ -54,7 +54,6 @@ TEST_OF(parsers, int64_takes_the_whole_range_and_nothing_more)
         ck_assert_msg(!text_parse_int64(bad[i], &value), "'%s'", bad[i]);
     ck_assert_int_eq(value, 42);
 }
-END_TEST
 
 TEST_OF(parsers, uint64_has_no_sign)
 {
@@ -67,7 +66,6 @@ TEST_OF(parsers, uint64_has_no_sign)
     ck_assert(text_parse_uint64("18446744073709551615", &value));
     ck_assert_uint_eq(value, UINT64_MAX);
 }
-END_TEST
 
 TEST_OF(parsers, random_integers_survive_printing)
 {
@@ -86,7 +84,6 @@ TEST_OF(parsers, random_integers_survive_printing)
         ck_assert_int_eq(sign_value, expected);
     }
 }
-END_TEST
 
 TEST_OF(parsers, double_is_finite_and_decimal)
 {
@@ -107,7 +104,6 @@ TEST_OF(parsers, double_is_finite_and_decimal)
         ck_assert_msg(value == good[i].value, "%s -> %g", good[i].text, value);
     }
 }
-END_TEST
 
 TEST_OF(parsers, any_double_takes_nan_and_infinity)
 {
@@ -121,7 +117,6 @@ TEST_OF(parsers, any_double_takes_nan_and_infinity)
     ck_assert(!text_parse_any_double("", &value));
     ck_assert(!text_parse_any_double("+-inf", &value));
 }
-END_TEST
 
 /* A locale whose decimal sign is a comma, if the machine has one. */
 TEST_OF(parsers, locale_changes_nothing)
@@ -148,7 +143,6 @@ TEST_OF(parsers, locale_changes_nothing)
         ck_assert_str_eq(attn_util_number(numbers[i]).text, texts[i]);
     setlocale(LC_ALL, "C");
 }
-END_TEST
 
 TEST_OF(parsers, bool_words)
 {
@@ -163,7 +157,6 @@ TEST_OF(parsers, bool_words)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         ck_assert_msg(!text_parse_bool(bad[i], &value), "'%s'", bad[i]);
 }
-END_TEST
 
 TEST_OF(parsers, sizes_are_multiples_of_1024)
 {
@@ -177,7 +170,6 @@ TEST_OF(parsers, sizes_are_multiples_of_1024)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         ck_assert_msg(!text_parse_size(bad[i], &bytes), "'%s'", bad[i]);
 }
-END_TEST
 
 static void assert_range_list(const char *text, size_t count, const int64_t *expected)
 {
@@ -200,7 +192,6 @@ TEST_OF(parsers, range_lists_are_written_out)
     assert_range_list("1-20", 20, (int64_t[]){1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
                                               11, 12, 13, 14, 15, 16, 17, 18, 19, 20});
 }
-END_TEST
 
 TEST_OF(parsers, range_lists_are_checked_strictly)
 {
@@ -239,7 +230,6 @@ TEST_OF(parsers, range_lists_are_checked_strictly)
         ck_assert_uint_eq(count, 77);
     }
 }
-END_TEST
 
 TEST_OF(words, nearest_name)
 {
@@ -261,7 +251,6 @@ TEST_OF(words, nearest_name)
     ck_assert_ptr_null(text_nearest(
         "page_size_page_size_page_size_page_size_page_size_page_size_page_size", names, count));
 }
-END_TEST
 
 TEST_OF(words, roles_have_names)
 {
@@ -271,7 +260,6 @@ TEST_OF(words, roles_have_names)
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
         ck_assert_ptr_nonnull(role_name(role));
 }
-END_TEST
 
 TEST_OF(words, hex_has_two_digits_a_byte)
 {
@@ -283,7 +271,6 @@ TEST_OF(words, hex_has_two_digits_a_byte)
     text_hex(bytes, 0, hex);
     ck_assert_str_eq(hex, "");
 }
-END_TEST
 
 TEST_OF(words, words_ignore_case)
 {
@@ -293,7 +280,6 @@ TEST_OF(words, words_ignore_case)
     ck_assert(!text_equal_ignoring_case("abc", "ab"));
     ck_assert(!text_equal_ignoring_case("[", "{")); /* 0x20 apart, as letters are */
 }
-END_TEST
 
 TEST_OF(strbuf, strbuf_grows)
 {
@@ -315,7 +301,6 @@ TEST_OF(strbuf, strbuf_grows)
     ck_assert_str_eq(text, "");
     free(text);
 }
-END_TEST
 
 TEST_OF(strbuf, strbuf_remembers_failure)
 {
@@ -331,7 +316,6 @@ TEST_OF(strbuf, strbuf_remembers_failure)
     ck_assert_str_eq(strbuf_text(&buffer), "again");
     strbuf_finish(&buffer);
 }
-END_TEST
 
 static void assert_wrapped(const char *words, size_t column, size_t indent, const char *wanted)
 {
@@ -356,7 +340,6 @@ TEST_OF(strbuf, paragraphs_of_a_message)
     ck_assert_str_eq(text, "none serves (why)\n  a: no\n  b: no; on x\nplain\n");
     free(text);
 }
-END_TEST
 
 TEST_OF(strbuf, lines_of_utf8)
 {
@@ -369,7 +352,6 @@ TEST_OF(strbuf, lines_of_utf8)
     text_hide_invalid(text);
     ck_assert_str_eq(text, "a\xc3\xa9? ?\xe2\x82\xac??");
 }
-END_TEST
 
 /* 79 and 80 columns are taken, 81 are not; a word that fits nowhere has a line of its own. */
 TEST_OF(strbuf, lines_are_folded)
@@ -389,7 +371,6 @@ TEST_OF(strbuf, lines_are_folded)
     snprintf(wanted, sizeof wanted, "a\n  %s\n  b", word);
     assert_wrapped(text, 0, 2, wanted);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -90,7 +90,6 @@ TEST_OF(threads, every_task_runs_once)
         threads_destroy(threads);
     }
 }
-END_TEST
 
 TEST_OF(threads, workers_keep_their_ids)
 {
@@ -106,7 +105,6 @@ TEST_OF(threads, workers_keep_their_ids)
     ck_assert(notes.thread[0] && pthread_equal(notes.thread[0], pthread_self()));
     threads_destroy(threads);
 }
-END_TEST
 
 /* Task i waits until task 1 - i has begun: only two threads at once can do that. */
 static _Atomic int begun[2];
@@ -131,7 +129,6 @@ TEST_OF(threads, tasks_run_at_the_same_time)
     }
     threads_destroy(threads);
 }
-END_TEST
 
 static attn_status fail_at(void *arg, int64_t task, uint32_t worker)
 {
@@ -159,7 +156,6 @@ TEST_OF(threads, first_error_wins_and_stops_the_rest)
         ck_assert_int_le(notes.runs[t], 1);
     threads_destroy(threads);
 }
-END_TEST
 
 static attn_status nest(void *arg, int64_t task, uint32_t worker)
 {
@@ -180,7 +176,6 @@ TEST_OF(threads, nesting_is_refused)
         threads_destroy(threads);
     }
 }
-END_TEST
 
 static attn_status nest_here(void *arg, int64_t task, uint32_t worker)
 {
@@ -212,7 +207,6 @@ TEST_OF(threads, on_this_thread)
     ck_assert_int_eq(threads_for_here(2, note, NULL), ATTN_OK);
     threads_destroy(threads);
 }
-END_TEST
 
 TEST_OF(threads, plugin_services_do_not_nest)
 {
@@ -224,7 +218,6 @@ TEST_OF(threads, plugin_services_do_not_nest)
     ck_assert_int_eq(notes.runs[1], 1);
     free(services);
 }
-END_TEST
 
 TEST_OF(threads, bad_arguments)
 {
@@ -241,7 +234,6 @@ TEST_OF(threads, bad_arguments)
     threads_destroy(threads);
     threads_destroy(NULL);
 }
-END_TEST
 
 TEST_OF(threads, zero_means_all_cpus)
 {
@@ -251,7 +243,6 @@ TEST_OF(threads, zero_means_all_cpus)
     ck_assert_uint_le(workers, THREADS_MAX);
     threads_destroy(threads);
 }
-END_TEST
 
 /* A separate job for each thread; the pool takes them in turn. */
 struct caller {
@@ -291,7 +282,6 @@ TEST_OF(threads, several_callers)
     }
     threads_destroy(threads);
 }
-END_TEST
 
 /* A runner that begins at the end, as worker 2, and fails where the test says. */
 struct backward {
@@ -339,7 +329,6 @@ TEST_OF(threads, a_runner_instead_of_the_pool)
     ck_assert_int_eq(backward.runs, 1);
     threads_destroy(backward.threads);
 }
-END_TEST
 
 /* A task on a thread of the runner's own. */
 struct elsewhere {
@@ -388,7 +377,6 @@ TEST_OF(threads, borrowed_threads)
     ck_assert_int_eq(backward.count, 1);
     threads_destroy(backward.threads);
 }
-END_TEST
 
 /* ---- Quotas of cgroups ----------------------------------------------------------------------- */
 

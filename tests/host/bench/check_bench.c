@@ -97,7 +97,6 @@ TEST_OF(cpu, test_quantiles)
     ck_assert_double_eq(summary.p90, 7);
     bench_samples_finish(&samples);
 }
-END_TEST
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
 
@@ -138,7 +137,6 @@ TEST_OF(cpu, test_block_on_cpu)
     assert_says(host_error_text(&error), "failed as the test set it");
     bench_timer_finish(&timer);
 }
-END_TEST
 
 /* A cool device rests four times as long as it worked, a kept-up one not at all. */
 TEST_OF(gpu, test_block_on_gpu)
@@ -160,7 +158,6 @@ TEST_OF(gpu, test_block_on_gpu)
         bench_timer_finish(&timer);
     }
 }
-END_TEST
 
 TEST_OF(cpu, test_sustain)
 {
@@ -177,7 +174,6 @@ TEST_OF(cpu, test_sustain)
     ck_assert_int_eq(a.count, 0);
     bench_timer_finish(&timer);
 }
-END_TEST
 
 /* ---- Ceilings -------------------------------------------------------------------------------- */
 
@@ -202,7 +198,6 @@ TEST_OF(cpu, test_ceilings_of_cpu)
     bench_ceilings_finish(&ceilings);
     bench_timer_finish(&timer);
 }
-END_TEST
 
 #ifdef HAVE_NVCC
 
@@ -247,7 +242,6 @@ TEST_OF(gpu, test_ceilings_of_gpu)
     bench_timer_finish(&timer);
     assert_clean();
 }
-END_TEST
 
 /* Kernels for another GPU: what is left is copying. */
 TEST_OF(gpu, test_no_kernels)
@@ -264,7 +258,6 @@ TEST_OF(gpu, test_no_kernels)
     bench_ceilings_finish(&ceilings);
     bench_timer_finish(&timer);
 }
-END_TEST
 
 #endif
 
@@ -280,7 +273,6 @@ TEST_OF(gpu, test_no_memory_for_ceilings)
     bench_ceilings_finish(&ceilings);
     bench_timer_finish(&timer);
 }
-END_TEST
 
 /* ---- Side by side ---------------------------------------------------------------------------- */
 
@@ -366,7 +358,6 @@ TEST_OF(gpu, test_graphs)
     ck_assert_uint_ge(counters.graph_launches, 6 * (1 + 5 * 4));
     assert_clean();
 }
-END_TEST
 
 static void end_soon(void *ctx, size_t done, size_t total, const char *what)
 {
@@ -397,7 +388,6 @@ TEST_OF(interrupted, test_interrupted)
     }
     ck_assert_int_eq(report.interrupted, 1);
 }
-END_TEST
 
 /* What could be captured is called where that is asked for. */
 TEST_OF(gpu, test_eager)
@@ -413,7 +403,6 @@ TEST_OF(gpu, test_eager)
     ck_assert_uint_eq(counters.graph_launches, 0);
     assert_clean();
 }
-END_TEST
 
 TEST_OF(gpu, test_refused_beside_served)
 {
@@ -430,7 +419,6 @@ TEST_OF(gpu, test_refused_beside_served)
     ck_assert_uint_eq(report.entries[1].copies, 0);
     assert_clean();
 }
-END_TEST
 
 TEST_OF(gpu, test_unknown_backend)
 {
@@ -441,7 +429,6 @@ TEST_OF(gpu, test_unknown_backend)
     assert_says(host_error_text(&error), "did you mean always?");
     ck_assert_uint_eq(fake.num_calls("cuLaunchKernel"), 0);
 }
-END_TEST
 
 /* A backend that fails is reported; the others are measured. */
 TEST_OF(gpu, test_failure_beside_others)
@@ -458,7 +445,6 @@ TEST_OF(gpu, test_failure_beside_others)
     ck_assert_double_eq(report.entries[0].runs[1].ratio, 1);
     assert_clean();
 }
-END_TEST
 
 TEST_OF(gpu, test_failed_capture)
 {
@@ -472,7 +458,6 @@ TEST_OF(gpu, test_failed_capture)
     assert_ran(&report.entries[0].runs[1]);
     assert_clean();
 }
-END_TEST
 
 TEST_OF(gpu, test_no_room_for_a_shape)
 {
@@ -485,7 +470,6 @@ TEST_OF(gpu, test_no_room_for_a_shape)
     assert_says(strbuf_text(&report.entries[1].runs[0].why), "no memory for");
     assert_clean();
 }
-END_TEST
 
 /* A loss ends all of it, early and late. */
 START_TEST(test_lost_device)
@@ -533,7 +517,6 @@ TEST_OF(cpu, test_figures_on_cpu)
     ck_assert_double_eq(entry->runs[0].ratio_p90, 1);
     ck_assert_double_gt(entry->runs[1].ratio_p90, 0);
 }
-END_TEST
 
 /* ---- The nearer ceiling ---------------------------------------------------------------------- */
 
@@ -580,7 +563,6 @@ TEST_OF(cpu, test_floor)
                                 1e-9 * us);
     }
 }
-END_TEST
 
 /* ---- JSON and table -------------------------------------------------------------------------- */
 
@@ -633,7 +615,6 @@ TEST_OF(cpu, test_json_without_loss)
     cJSON_Delete(root);
     free(text);
 }
-END_TEST
 
 TEST_OF(cpu, test_table)
 {
@@ -652,7 +633,6 @@ TEST_OF(cpu, test_table)
     assert_says(text, "  c       failed: broke\n");
     free(text);
 }
-END_TEST
 
 /* Where a share is missing, the table and the JSON say why; a share of what memory takes is none
  * of these. */
@@ -685,7 +665,6 @@ TEST_OF(cpu, test_unknown_ceiling)
     assert_says(text, "\"input_scales\":\t\"tensor\"");
     free(text);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -296,7 +296,6 @@ TEST_OF(inputs, test_pages)
                      (size_t)pages * sizeof(int32_t));
     bench_inputs_destroy(first);
 }
-END_TEST
 
 /* Mean and variance of a tensor's elements, all of which are finite. */
 static void measure(const attn_tensor *tensor, float scale, double *mean, double *variance)
@@ -387,7 +386,6 @@ TEST_OF(inputs, test_copies)
     make("batch=4,kv_len=10000,q_heads=2,kv_heads=1,head_dim=16,dtype=f32", 1, cpu);
     ck_assert_uint_eq(inputs->copies, 2);
 }
-END_TEST
 
 TEST_OF(inputs, test_graph_levels)
 {
@@ -400,7 +398,6 @@ TEST_OF(inputs, test_graph_levels)
     shape = shape_of("mode=mixed,batch=3,q_len=4,kv_len=5");
     ck_assert_uint_eq(bench_graph_level(&shape), ATTN_GRAPH_ALWAYS);
 }
-END_TEST
 
 /* ---- On a GPU -------------------------------------------------------------------------------- */
 
@@ -482,7 +479,6 @@ TEST_OF(inputs, test_no_memory_on_a_gpu)
     device_close(gpu);
     assert_nothing_left();
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -67,7 +67,6 @@ TEST_OF(grammar, test_defaults)
     ck_assert_int_eq(bench_shape_q_len(s, 3), 1);
     ck_assert_int_eq(bench_shape_kv_len(s, 3), 20);
 }
-END_TEST
 
 /* Of the base's type are outputs beside fp8 queries alone. */
 TEST_OF(grammar, test_dtypes)
@@ -90,7 +89,6 @@ TEST_OF(grammar, test_dtypes)
     ck_assert_uint_eq(one("dtype=fp8_e4m3")->out_dtype, ATTN_F16);
     ck_assert_uint_eq(one("dtype=f32")->out_dtype, ATTN_F32);
 }
-END_TEST
 
 /* Products may be of codes where queries and the cache are. */
 TEST_OF(grammar, test_codes)
@@ -100,7 +98,6 @@ TEST_OF(grammar, test_codes)
     ck_assert(!bench_shape_has_codes(one("dtype=fp8_e4m3,kv_dtype=bf16")));
     ck_assert(!bench_shape_has_codes(one("kv_dtype=fp8_e4m3,new_kv_dtype=fp8_e4m3")));
 }
-END_TEST
 
 TEST_OF(grammar, test_every_key)
 {
@@ -131,7 +128,6 @@ TEST_OF(grammar, test_every_key)
     ck_assert_uint_eq(s->out_dtype, ATTN_BF16);
     ck_assert_int_eq(s->input_scales, ATTN_SCALE_PER_SEQ_HEAD);
 }
-END_TEST
 
 TEST_OF(grammar, test_combinations)
 {
@@ -149,7 +145,6 @@ TEST_OF(grammar, test_combinations)
     ck_assert_int_eq(bench_shape_kv_len(&shapes.items[9], 0), 100);
     ck_assert_int_eq(shapes.items[9].batch, 1);
 }
-END_TEST
 
 TEST_OF(grammar, test_lengths_in_turn)
 {
@@ -164,7 +159,6 @@ TEST_OF(grammar, test_lengths_in_turn)
     ck_assert_int_eq(bench_shape_kv_len(&shapes.items[0], 1), 6);
     ck_assert_int_eq(bench_shape_kv_len(&shapes.items[1], 1), 7);
 }
-END_TEST
 
 TEST_OF(grammar, test_base)
 {
@@ -177,7 +171,6 @@ TEST_OF(grammar, test_base)
     ck_assert_int_eq(s->window, 128);
     ck_assert_int_eq(one("window=0")->window, 0);
 }
-END_TEST
 
 TEST_OF(grammar, test_text)
 {
@@ -202,7 +195,6 @@ TEST_OF(grammar, test_text)
     bench_shape_text(one("out_dtype=fp8_e4m3,input_scales=head"), text, sizeof text);
     ck_assert_str_eq(text, "decode B1 kv1024 H32/8 D128 bf16 out-fp8_e4m3");
 }
-END_TEST
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
 
@@ -310,7 +302,6 @@ TEST_OF(grammar, test_too_many_lengths)
     text[strlen(text) - 2] = '\0';
     add(text);
 }
-END_TEST
 
 /* ---- Counts ---------------------------------------------------------------------------------- */
 
@@ -343,7 +334,6 @@ TEST_OF(counts, test_decode_by_hand)
                  "kv_dtype=fp8_e4m3,new_kv=cached");
     ck_assert_double_eq(c.bytes, (8 + 6) * 2 * (12 * 1) + (8 + 6) * 4 * 2 * 2);
 }
-END_TEST
 
 /* The same sequences: each operand has elements of its own size. */
 TEST_OF(counts, test_bytes_of_fp8)
@@ -359,7 +349,6 @@ TEST_OF(counts, test_bytes_of_fp8)
     ck_assert_double_eq(c.bytes, (8 + 6) * 2 * (10 * 2 + 2 * 2) + 4 * 2 * (8 * 1 + 6 * 4));
 #undef TWO
 }
-END_TEST
 
 TEST_OF(counts, test_masks_by_hand)
 {
@@ -387,7 +376,6 @@ TEST_OF(counts, test_masks_by_hand)
     ck_assert_int_eq(c.pairs, 16);
     ck_assert_double_eq(c.bytes, 2 * 4 * (15 + 1 + 1) + 2 * 4);
 }
-END_TEST
 
 /* Pairs and seen keys as the oracle's masks have them. */
 static void count_by_oracle(const struct bench_shape *s, int64_t *pairs, int64_t *seen_keys)
@@ -437,7 +425,6 @@ TEST_OF(counts, test_masks_by_oracle)
                       (long long)seen_keys);
     }
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -172,7 +172,6 @@ TEST_OF(shapes, nhd)
     ck_assert_uint_eq(pool->bytes, 7 * 5 * 3 * (20 + 9) * 2);
     ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 3 * (20 + 9) * 2);
 }
-END_TEST
 
 TEST_OF(shapes, hnd)
 {
@@ -182,7 +181,6 @@ TEST_OF(shapes, hnd)
     is_tensor(tensor_of(buffer, ATTN_ROLE_V_CACHE), ATTN_FP8_E5M2, 7, 3, 5, 9);
     ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 3 * (20 + 9));
 }
-END_TEST
 
 TEST_OF(shapes, mla_latent)
 {
@@ -194,7 +192,6 @@ TEST_OF(shapes, mla_latent)
     ck_assert_uint_eq(buffer->num_tensors, 1);
     ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 1152);
 }
-END_TEST
 
 TEST_OF(shapes, mla_latent_fp8)
 {
@@ -206,7 +203,6 @@ TEST_OF(shapes, mla_latent_fp8)
     ck_assert_uint_eq(buffer->num_tensors, 1);
     ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 656);
 }
-END_TEST
 
 TEST_OF(shapes, states)
 {
@@ -224,7 +220,6 @@ TEST_OF(shapes, states)
     buffer = create(&vk, 1, 1, 4, false);
     is_tensor(tensor_of(buffer, ATTN_ROLE_STATE), ATTN_F32, 4, 6, 7, 5);
 }
-END_TEST
 
 /* Mamba2: B and C once for each group of heads. */
 TEST_OF(shapes, states_with_groups)
@@ -237,7 +232,6 @@ TEST_OF(shapes, states_with_groups)
     const struct kv_pool_buffer *buffer = create(&group, 1, 1, 4, false);
     is_tensor(tensor_of(buffer, ATTN_ROLE_CONV_STATE), ATTN_BF16, 4, 6 * 7 + 2 * 3 * 5, 3);
 }
-END_TEST
 
 TEST_OF(shapes, states_without_convolution)
 {
@@ -256,7 +250,6 @@ TEST_OF(shapes, states_without_convolution)
     ck_assert_ptr_null(tensor_of(buffer, ATTN_ROLE_STATE));
     is_tensor(tensor_of(buffer, ATTN_ROLE_CONV_STATE), ATTN_F32, 4, 62, 3);
 }
-END_TEST
 
 /* ---- Buffers --------------------------------------------------------------------------------- */
 
@@ -289,7 +282,6 @@ TEST_OF(shapes, layers_that_share_have_one_buffer)
     ck_assert_int_eq(live, 6);
     model_destroy(shared);
 }
-END_TEST
 
 /* A layer with a window, one with chunks and one that sees all: the first two have the pages of
  * windows. One across has those of encoders. Who shares a cache must be in its pool. */
@@ -336,7 +328,6 @@ TEST_OF(shapes, layers_with_windows_have_their_pages)
     ck_assert_uint_eq(kv_pool_bytes_per_token(mixed, each), 4 * 128);
     model_destroy(mixed);
 }
-END_TEST
 
 TEST_OF(shapes, no_buffer_at_all)
 {
@@ -349,7 +340,6 @@ TEST_OF(shapes, no_buffer_at_all)
     ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 0);
     kv_pool_destroy(NULL);
 }
-END_TEST
 
 /* ---- Fresh memory ---------------------------------------------------------------------------- */
 
@@ -382,7 +372,6 @@ TEST_OF(fresh, poison)
     is_poisoned(tensor_of(buffer, ATTN_ROLE_STATE));
     is_poisoned(tensor_of(buffer, ATTN_ROLE_CONV_STATE));
 }
-END_TEST
 
 /* Of the packed latent each part reads as NaN: fp8, the scales in fp32, rope in bf16. */
 TEST_OF(fresh, poison_of_packed_latent)
@@ -404,7 +393,6 @@ TEST_OF(fresh, poison_of_packed_latent)
             ck_assert_double_nan(dtype_load(ATTN_BF16, at + 528, i));
     }
 }
-END_TEST
 
 /* Without poison the padding is zero all the same: slot 0 of states too. */
 TEST_OF(fresh, padding_is_zero)
@@ -421,7 +409,6 @@ TEST_OF(fresh, padding_is_zero)
         }
     }
 }
-END_TEST
 
 /* A group with states in a pool without slots: no byte is written. */
 TEST_OF(fresh, no_slots)
@@ -432,7 +419,6 @@ TEST_OF(fresh, no_slots)
     ck_assert_int_eq(tensor_of(&pool->buffers[1], ATTN_ROLE_STATE)->shape[0], 0);
     ck_assert_uint_eq(pool->bytes, 0);
 }
-END_TEST
 
 /* ---- On a GPU -------------------------------------------------------------------------------- */
 
@@ -486,7 +472,6 @@ TEST_OF(fresh, filled_on_cuda)
     assert_nothing_left();
     assert_clean();
 }
-END_TEST
 
 /* Nothing still writes to memory that is given back. */
 TEST_OF(fresh, fill_that_fails_on_cuda)
@@ -505,7 +490,6 @@ TEST_OF(fresh, fill_that_fails_on_cuda)
     assert_nothing_left();
     assert_clean();
 }
-END_TEST
 
 /* ---- Memory that runs out -------------------------------------------------------------------- */
 
@@ -537,7 +521,6 @@ TEST_OF(memory, out_of_memory)
         ck_assert_ptr_null(pool);
     }
 }
-END_TEST
 
 TEST_OF(memory, fill_that_fails)
 {
@@ -550,7 +533,6 @@ TEST_OF(memory, fill_that_fails)
         ck_assert_ptr_null(pool);
     }
 }
-END_TEST
 
 /* 2^60 pages of 2^13 bytes are not 0 bytes. */
 TEST_OF(memory, sizes_do_not_wrap)
@@ -563,7 +545,6 @@ TEST_OF(memory, sizes_do_not_wrap)
                      ATTN_OUT_OF_HOST_MEMORY);
     ck_assert_uint_eq(largest, UINT64_MAX);
 }
-END_TEST
 
 static void add(Suite *suite, TCase *tcase)
 {

@@ -123,7 +123,6 @@ TEST_OF(core, nothing_matches_in_an_empty_cache)
     radix_cache_flush(cache);
     ck_assert_int_eq(radix_cache_pages(cache), 0);
 }
-END_TEST
 
 TEST_OF(core, prefixes_are_shared_and_edges_split)
 {
@@ -144,7 +143,6 @@ TEST_OF(core, prefixes_are_shared_and_edges_split)
     expect_match("acbd", 1);
     expect_match("bcd", 0);
 }
-END_TEST
 
 TEST_OF(core, a_lock_keeps_its_path_and_no_more)
 {
@@ -164,7 +162,6 @@ TEST_OF(core, a_lock_keeps_its_path_and_no_more)
     radix_cache_flush(cache);
     ck_assert_int_eq(slots_free_tokens(&slots), slots_capacity(&slots));
 }
-END_TEST
 
 TEST_OF(core, eviction_is_least_recently_used_from_the_end)
 {
@@ -181,7 +178,6 @@ TEST_OF(core, eviction_is_least_recently_used_from_the_end)
     expect_match("ab", 0);
     expect_match("xyz", 1);
 }
-END_TEST
 
 TEST_OF(core, a_split_leaves_handles_valid)
 {
@@ -198,7 +194,6 @@ TEST_OF(core, a_split_leaves_handles_valid)
     radix_cache_unlock(cache, middle);
     ck_assert_int_eq(radix_cache_evictable(cache), 6);
 }
-END_TEST
 
 /* Pages of the prefix of `symbols` that has a state, whose slot is *slot. */
 static int64_t pages_with_state(const char *symbols, int32_t *slot)
@@ -240,7 +235,6 @@ TEST_OF(core, a_state_stays_at_its_page)
     ck_assert_int_eq(pages_with_state("abcd", pages), 3);
     radix_cache_unlock(cache, deep);
 }
-END_TEST
 
 /* No request has looked for that prefix yet. */
 TEST_OF(core, a_state_splits_a_node)
@@ -254,7 +248,6 @@ TEST_OF(core, a_state_splits_a_node)
     expect_state("abc", 2, slot);
     radix_cache_unlock(cache, node);
 }
-END_TEST
 
 TEST_OF(core, a_second_state_is_not_kept)
 {
@@ -270,7 +263,6 @@ TEST_OF(core, a_second_state_is_not_kept)
     ck_assert_int_eq(states.num_free, 3);
     radix_cache_unlock(cache, node);
 }
-END_TEST
 
 /* What was used least recently is taken, what is pinned is not. */
 TEST_OF(core, states_are_taken_by_last_use)
@@ -299,7 +291,6 @@ TEST_OF(core, states_are_taken_by_last_use)
     radix_cache_unlock(cache, x);
     radix_cache_unlock(cache, y);
 }
-END_TEST
 
 /* The page at which a state stands goes, and the state with it. */
 TEST_OF(core, an_evicted_page_takes_its_state)
@@ -318,7 +309,6 @@ TEST_OF(core, an_evicted_page_takes_its_state)
     radix_cache_flush(cache);
     ck_assert_int_eq(states.num_free, 4);
 }
-END_TEST
 
 /* More nodes than the table has buckets at first, some of them evicted on the way. */
 TEST_OF(core, the_table_of_nodes_grows)
@@ -343,7 +333,6 @@ TEST_OF(core, the_table_of_nodes_grows)
     }
     radix_cache_destroy(NULL);
 }
-END_TEST
 
 /* ---- Windows --------------------------------------------------------------------------------- */
 
@@ -410,7 +399,6 @@ TEST_OF(core, a_window_is_held_and_passed)
     ck_assert_int_eq(windows.num_free, 20);
     ck_assert_int_eq(slots.num_free, NUM_PAGES - 1);
 }
-END_TEST
 
 /* Whoever computes a prefix again fills in what was gone; what was there is kept once. */
 TEST_OF(core, window_pages_that_were_gone_are_filled_in)
@@ -435,7 +423,6 @@ TEST_OF(core, window_pages_that_were_gone_are_filled_in)
     ck_assert_int_eq(windows.num_free, 15);
     ck_assert_int_eq(radix_cache_evictable_windows(cache), 5);
 }
-END_TEST
 
 /* Without window pages a prefix is of no use, but where nothing is seen. */
 TEST_OF(core, a_prefix_may_have_no_windows)
@@ -447,7 +434,6 @@ TEST_OF(core, a_prefix_may_have_no_windows)
     ck_assert_int_eq(radix_cache_evictable_windows(cache), 0);
     ck_assert_int_eq(windows.num_free, 20);
 }
-END_TEST
 
 /* Least recently used first. */
 TEST_OF(core, window_pages_go_by_last_use)
@@ -465,7 +451,6 @@ TEST_OF(core, window_pages_go_by_last_use)
     ck_assert_int_eq(usable("abc"), 3);
     ck_assert_int_eq(usable("xyz"), 0);
 }
-END_TEST
 
 /* ---- Random use ------------------------------------------------------------------------------ */
 
@@ -678,7 +663,6 @@ TEST_OF(limits, long_prompts_take_linear_time)
     free(pages);
     free(found);
 }
-END_TEST
 
 #define CHILDREN 40000
 
@@ -702,7 +686,6 @@ TEST_OF(limits, many_children_take_linear_time)
     radix_cache_flush(cache);
     ck_assert_int_eq(slots_free_tokens(&slots), slots_capacity(&slots));
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -88,7 +88,6 @@ TEST_OF(core, worked_example)
         ck_assert_int_eq(rows[0][j], 0);
     }
 }
-END_TEST
 
 /* ---- Slots ----------------------------------------------------------------------------------- */
 
@@ -110,7 +109,6 @@ TEST_OF(core, a_page_is_filled_before_the_next)
     ck_assert_int_eq(slots_free_tokens(&slots), 4);
     ck_assert_int_eq(slots_capacity(&slots), 20);
 }
-END_TEST
 
 TEST_OF(core, all_or_nothing)
 {
@@ -129,7 +127,6 @@ TEST_OF(core, all_or_nothing)
     ck_assert_int_eq(none, -5);
     ck_assert(slots_alloc_extend(&slots, 9, 0, row[8], NULL));
 }
-END_TEST
 
 TEST_OF(core, freed_pages_come_back_in_the_order_of_their_freeing)
 {
@@ -144,7 +141,6 @@ TEST_OF(core, freed_pages_come_back_in_the_order_of_their_freeing)
     ck_assert_int_eq(row[1], 1);
     ck_assert_int_eq(row[2], 4);
 }
-END_TEST
 
 TEST_OF(core, freed_pages_are_named_once_and_while_they_are_free)
 {
@@ -160,7 +156,6 @@ TEST_OF(core, freed_pages_are_named_once_and_while_they_are_free)
     ck_assert_int_eq(slots_next_freed(&slots), 2);
     ck_assert_int_eq(slots_next_freed(&slots), 0);
 }
-END_TEST
 
 static const struct {
     int32_t page_size;
@@ -200,7 +195,6 @@ TEST_OF(limits, the_least_and_the_most_are_accepted)
     ck_assert_int_eq(request_table_acquire(&table), 1);
     ck_assert_int_eq(request_table_acquire(&table), 0);
 }
-END_TEST
 
 TEST_OF(limits, what_is_finished_is_empty_and_may_be_finished_again)
 {
@@ -215,7 +209,6 @@ TEST_OF(limits, what_is_finished_is_empty_and_may_be_finished_again)
         ck_assert_int_eq(memcmp(&table, &no_table, sizeof table), 0);
     }
 }
-END_TEST
 
 /* ---- Random use ------------------------------------------------------------------------------ */
 
@@ -332,7 +325,6 @@ TEST_OF(core, rows_are_handed_out_and_cleared)
         ck_assert_int_eq(request_table_row(&table, 2)[j], 0);
     ck_assert_ptr_eq(request_table_row(&table, 3), table.slots + 15);
 }
-END_TEST
 
 /* Under the address sanitizer what is too large is refused as without. */
 const char *__asan_default_options(void);
@@ -349,7 +341,6 @@ TEST_OF(limits, tables_that_no_memory_holds_are_refused)
     ck_assert_ptr_null(table.slots);
     ck_assert_ptr_null(table.free_rows);
 }
-END_TEST
 
 TEST_OF(limits, impossible_tables_are_refused)
 {
@@ -359,7 +350,6 @@ TEST_OF(limits, impossible_tables_are_refused)
     ck_assert_int_eq(request_table_init(&table, 5, 0, NULL), ATTN_INVALID_ARGUMENT);
     request_table_finish(&table);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -67,7 +67,6 @@ TEST_OF(parts, ids)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         ck_assert_msg(!case_id_parse(wrong[i], backend, &check, &index), "'%s'", wrong[i]);
 }
-END_TEST
 
 TEST_OF(parts, patterns)
 {
@@ -90,7 +89,6 @@ TEST_OF(parts, patterns)
     ck_assert(!case_id_may_match("LOAD-*", "cpu_native/NUM-01.grid"));
     ck_assert(!case_id_may_match("other/*", "cpu_native/NUM-01.grid"));
 }
-END_TEST
 
 /* The numbers are the same on every machine: `--seed` means something. */
 TEST_OF(parts, seeds)
@@ -101,7 +99,6 @@ TEST_OF(parts, seeds)
     ck_assert_uint_ne(case_seed(0, &check_load[0], 1), case_seed(0, &check_load[0], 0));
     ck_assert_uint_ne(case_seed(0, &check_load[1], 0), case_seed(0, &check_load[0], 0));
 }
-END_TEST
 
 TEST_OF(parts, codes)
 {
@@ -113,7 +110,6 @@ TEST_OF(parts, codes)
     ck_assert(!check_code_fails(CHECK_PASS) && !check_code_fails(CHECK_SKIP));
     ck_assert(!check_code_fails(CHECK_WARN) && !check_code_fails(CHECK_WAIVED));
 }
-END_TEST
 
 /* Reports print a sentence without the ones before it. */
 static bool stands_alone(const char *sentence)
@@ -156,7 +152,6 @@ TEST_OF(parts, tables)
         ck_assert_msg(strstr(abi, row) != NULL, "%s: no such rule", check_core[core].rule);
     }
 }
-END_TEST
 
 /* --fail-fast leaves no group out. */
 TEST_OF(parts, orders)
@@ -172,7 +167,6 @@ TEST_OF(parts, orders)
         quick++;
     ck_assert_uint_eq(quick, count);
 }
-END_TEST
 
 /* ---- What a case says ------------------------------------------------------------------------ */
 
@@ -197,7 +191,6 @@ TEST_OF(parts, first_word_stays)
     check_fail(&cut, "%01022d\xc3\xa4", 0);
     ck_assert_uint_eq(strlen(cut.text), 1022); /* not half a character */
 }
-END_TEST
 
 /* ---- Surroundings ---------------------------------------------------------------------------- */
 
@@ -237,7 +230,6 @@ TEST_OF(parts, surroundings)
     ck_assert_int_eq(fegetround(), FE_TONEAREST);
     ck_assert_str_eq(after.directory, before.directory);
 }
-END_TEST
 
 /* A handler that signal() set aside and brought back is the handler that it was, and has its flags
  * again; one that was set anew with other flags is another. */
@@ -261,7 +253,6 @@ TEST_OF(parts, handler_set_aside)
     ck_assert_ptr_nonnull(strstr(changes[PROCESS_STATE_SIGNALS], "signal 25 has another handler"));
     signal(SIGXFSZ, SIG_DFL);
 }
-END_TEST
 
 /* ---- Silence --------------------------------------------------------------------------------- */
 
@@ -282,7 +273,6 @@ TEST_OF(parts, silence_of_a_child)
     silence.own = 300;
     ck_assert_int_le(silence_left(&silence, 300), 0);
 }
-END_TEST
 
 TEST_OF(parts, silence_of_one_that_waits)
 {
@@ -302,7 +292,6 @@ TEST_OF(parts, silence_of_one_that_waits)
     ck_assert_int_eq(waitpid(child, NULL, 0), child);
     ck_assert_int_le(silence.own, silence.seen - silence.began);
 }
-END_TEST
 
 #ifdef __x86_64__
 /* Denormals as zero is no matter of rounding. */
@@ -320,7 +309,6 @@ TEST_OF(parts, denormals)
     process_state_restore(&before, changes);
     ck_assert_str_eq(changes[PROCESS_STATE_FPU], "");
 }
-END_TEST
 #endif
 
 /* ---- ELF ------------------------------------------------------------------------------------- */
@@ -355,7 +343,6 @@ TEST_OF(parts, elf_needs)
     ck_assert(needs_libc);
     elf_close(&elf);
 }
-END_TEST
 
 TEST_OF(parts, elf_files)
 {
@@ -375,7 +362,6 @@ TEST_OF(parts, elf_files)
     elf_close(&elf);
     ck_assert_int_eq(elf_open("/dev/null", &elf, &error.base), ATTN_INVALID_ARGUMENT);
 }
-END_TEST
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
@@ -414,7 +400,6 @@ TEST_OF(parts, waivers_file)
     unlink(path);
     ck_assert_int_eq(waivers_load(path, "2026-04-01", &waivers, &error.base), ATTN_CONFIG_ERROR);
 }
-END_TEST
 
 TEST_OF(parts, malformed_waivers)
 {
@@ -434,7 +419,6 @@ TEST_OF(parts, malformed_waivers)
         unlink(path);
     }
 }
-END_TEST
 
 /* Of all that is read line by line: nothing after a NUL is lost, and no endless file is kept. */
 TEST_OF(parts, files_that_are_no_text)
@@ -456,7 +440,6 @@ TEST_OF(parts, files_that_are_no_text)
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "/dev/zero: File too large"));
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "waivers of up to 1048576 bytes"));
 }
-END_TEST
 
 TEST_OF(parts, replay_file)
 {
@@ -487,7 +470,6 @@ TEST_OF(parts, replay_file)
     replay_finish(&replay);
     unlink(path);
 }
-END_TEST
 
 TEST_OF(parts, malformed_replay)
 {
@@ -510,7 +492,6 @@ TEST_OF(parts, malformed_replay)
         unlink(path);
     }
 }
-END_TEST
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
@@ -595,7 +576,6 @@ TEST_OF(reports, results)
     check_report_set(&report, &report.refused, "bad file");
     ck_assert_int_eq(check_report_outcome(&report), CHECK_REFUSED);
 }
-END_TEST
 
 TEST_OF(reports, file_hash)
 {
@@ -610,7 +590,6 @@ TEST_OF(reports, file_hash)
     check_report_finish(&hashed);
     unlink(path);
 }
-END_TEST
 
 TEST_OF(reports, tap)
 {
@@ -644,7 +623,6 @@ TEST_OF(reports, tap)
                            "1..8\n");
     free(text);
 }
-END_TEST
 
 TEST_OF(reports, json)
 {
@@ -671,7 +649,6 @@ TEST_OF(reports, json)
     cJSON_Delete(root);
     free(text);
 }
-END_TEST
 
 TEST_OF(reports, junit)
 {
@@ -691,7 +668,6 @@ TEST_OF(reports, junit)
     ck_assert_ptr_nonnull(strstr(text, "<system-out>other/FAKE-01.thing/5: slow | late&#10;"));
     free(text);
 }
-END_TEST
 
 TEST_OF(reports, markdown)
 {
@@ -709,7 +685,6 @@ TEST_OF(reports, markdown)
     ck_assert_ptr_nonnull(strstr(text, "| graphs | none | - |\n"));
     free(text);
 }
-END_TEST
 
 TEST_OF(reports, profiles)
 {
@@ -753,7 +728,6 @@ TEST_OF(reports, profiles)
     ck_assert_int_eq(profile_load(path, &profile, &error.base), ATTN_CONFIG_ERROR);
     unlink(path);
 }
-END_TEST
 
 /* By its name a profile is what its file says: another file, or the text of it in the program. */
 static void compare_with_file(const char *name)
@@ -788,7 +762,6 @@ TEST_OF(parts, shipped_profiles)
     ck_assert_str_eq(check_groups_minimum(), "core");
     ck_assert_int_eq(profile_load("cores", &profile, &error.base), ATTN_CONFIG_ERROR);
 }
-END_TEST
 
 /* What has no device here is not judged by the minimum, but by a profile that is asked for. */
 TEST_OF(reports, missing_devices)
@@ -813,7 +786,6 @@ TEST_OF(reports, missing_devices)
     profile_finish(&profile);
     unlink(path);
 }
-END_TEST
 
 /* A rule that is no more than a SHOULD is in no line of the minimum: a warning is no failure. */
 TEST_OF(parts, minimum_is_of_musts)
@@ -839,7 +811,6 @@ TEST_OF(parts, minimum_is_of_musts)
     fclose(file);
     profile_finish(&core);
 }
-END_TEST
 
 int main(void)
 {

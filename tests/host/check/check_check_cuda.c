@@ -78,7 +78,6 @@ TEST_OF(fixture, always)
     assert_nothing_left();
     assert_clean();
 }
-END_TEST
 
 TEST_OF(fixture, never)
 {
@@ -88,7 +87,6 @@ TEST_OF(fixture, never)
     assert_nothing_left();
     assert_clean();
 }
-END_TEST
 
 /* Here some cases of both sorts are there. */
 START_TEST(in_between)
@@ -117,7 +115,6 @@ TEST_OF(fixture, no_spy)
                            "ERR-04.lost", "CAPT-01.beyond", "CAPT-03.shapes", "WORK-08.budget"));
     close_backend();
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -518,7 +518,6 @@ TEST_OF(fake_device, test_moved_arrays_are_refused)
     engine_finish(&e);
     tear_down();
 }
-END_TEST
 
 TEST_OF(fake_device, test_graph_levels)
 {
@@ -557,7 +556,6 @@ TEST_OF(fake_device, test_graph_levels)
     engine_finish(&e);
     tear_down();
 }
-END_TEST
 
 /* A capture with eager metadata would bake in its launch shapes. */
 TEST_OF(fake_device, test_eager_metadata_is_not_captured)
@@ -574,7 +572,6 @@ TEST_OF(fake_device, test_eager_metadata_is_not_captured)
     engine_finish(&e);
     tear_down();
 }
-END_TEST
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
@@ -631,7 +628,6 @@ TEST_OF(fake_device, test_a_failed_forward_leaves_nothing)
     engine_finish(&e);
     tear_down();
 }
-END_TEST
 
 /* From compose to destroy; the first status that is not ATTN_OK. */
 static attn_status live_and_die(const attn_problem *problem, const struct step *step)
@@ -708,7 +704,6 @@ TEST_OF(fake_device, test_every_call_fails_once)
     engine_finish(&e);
     tear_down();
 }
-END_TEST
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 
@@ -761,7 +756,6 @@ TEST_OF(fake_device, test_host_arrays)
     engine_finish(&e);
     tear_down();
 }
-END_TEST
 
 TEST_OF(fake_device, test_query_refuses)
 {
@@ -799,7 +793,6 @@ TEST_OF(fake_device, test_query_refuses)
           ATTN_INVALID_ARGUMENT);
     tear_down();
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -80,7 +80,6 @@ TEST_OF(cases, equal_seeds_give_equal_cases)
     forward_case_destroy(b);
     forward_case_destroy(other);
 }
-END_TEST
 
 /* All bytes of some cases, made once and written down: integer arithmetic, and floating-point
  * operations that IEEE 754 defines, are the same everywhere. */
@@ -117,7 +116,6 @@ TEST_OF(cases, cases_are_the_same_on_every_machine)
     specs[4].window_left = 15;
     assert_digest(specs, 5, golden);
 }
-END_TEST
 
 static struct case_spec latent_spec(bool expanded)
 {
@@ -139,7 +137,6 @@ TEST_OF(cases, latents_are_the_same_on_every_machine)
     specs[3].kv_layout = ATTN_LAYOUT_MLA_LATENT_FP8;
     assert_digest(specs, 4, golden);
 }
-END_TEST
 
 TEST_OF(cases, latents_that_contradict_themselves)
 {
@@ -169,7 +166,6 @@ TEST_OF(cases, latents_that_contradict_themselves)
     spec.scale_granularity = ATTN_SCALE_PER_TENSOR;
     ck_assert_str_eq(case_spec_defect(&spec), "scale_granularity");
 }
-END_TEST
 
 /* A prefix is in the cache of the absorbed form, a key in a row, and nowhere in the expanded one.
  */
@@ -197,7 +193,6 @@ TEST_OF(cases, latents_lie_where_they_are_looked_for)
     forward_case_destroy(a);
     forward_case_destroy(e);
 }
-END_TEST
 
 TEST_OF(cases, specs_that_contradict_themselves)
 {
@@ -229,7 +224,6 @@ TEST_OF(cases, specs_that_contradict_themselves)
     spec.attention_chunk = 16;
     ck_assert_str_eq(case_spec_defect(&spec), "special_values");
 }
-END_TEST
 
 /* A variant has the tokens of its base, wherever it puts them. */
 TEST_OF(cases, variants_have_the_tokens_of_their_base)
@@ -259,7 +253,6 @@ TEST_OF(cases, variants_have_the_tokens_of_their_base)
                      ATTN_INVALID_ARGUMENT);
     forward_case_destroy(base);
 }
-END_TEST
 
 static void slots_of(enum slot_order order, int32_t *first_of_new, int32_t *second_of_new)
 {
@@ -290,7 +283,6 @@ TEST_OF(cases, every_token_has_a_slot)
     ck_assert_int_eq(second, first - 16);
     slots_of(SLOTS_SHUFFLED_PAGES, &first, &second);
 }
-END_TEST
 
 /* ---- Needles --------------------------------------------------------------------------------- */
 
@@ -474,7 +466,6 @@ TEST_OF(needles, needles_stand_out)
     ck_assert_int_gt(looked, 400);
     grid_destroy(grid);
 }
-END_TEST
 
 TEST_OF(needles, needles_of_latents_stand_out)
 {
@@ -492,7 +483,6 @@ TEST_OF(needles, needles_of_latents_stand_out)
     ck_assert_int_gt(looked, 400);
     grid_destroy(grid);
 }
-END_TEST
 
 /* Every kind of border has needles on both sides. */
 TEST_OF(needles, needles_are_at_every_border)
@@ -523,7 +513,6 @@ TEST_OF(needles, needles_are_at_every_border)
     ck_assert_int_gt(prefix, 0);
     ck_assert_int_gt(split, 0);
 }
-END_TEST
 
 /* ---- The judge ------------------------------------------------------------------------------- */
 
@@ -555,7 +544,6 @@ TEST_OF(judge, what_is_right_is_good)
     verdict = judge(&spec, NOTHING_WRONG, 2);
     ck_assert_msg(verdict.good, "%s", verdict.text);
 }
-END_TEST
 
 static const struct {
     enum wrong wrong;
@@ -620,7 +608,6 @@ TEST_OF(judge, repetitions_without_a_promise)
                   "%s", verdict.text);
     forward_case_destroy(c);
 }
-END_TEST
 
 /* What is written anew each time: caches, and the outputs of a second layer; and padding. */
 TEST_OF(judge, repetitions_begin_anew)
@@ -642,7 +629,6 @@ TEST_OF(judge, repetitions_begin_anew)
                                        "what the first run left"),
                   "%s", verdict.text);
 }
-END_TEST
 
 /* With values at the limits: which rows may be anything. */
 TEST_OF(judge, rows_that_are_excused)
@@ -667,7 +653,6 @@ TEST_OF(judge, rows_that_are_excused)
         }
     forward_case_destroy(c);
 }
-END_TEST
 
 /* A value that is NaN and seen by all: in new ones, and in the cache. */
 TEST_OF(judge, nan_has_to_arrive)
@@ -680,7 +665,6 @@ TEST_OF(judge, nan_has_to_arrive)
         ck_assert_msg(!verdict.good && strstr(verdict.text, "finite"), "%s", verdict.text);
     }
 }
-END_TEST
 
 TEST_OF(judge, what_is_wrong_with_latents_is_bad)
 {
@@ -700,7 +684,6 @@ TEST_OF(judge, what_is_wrong_with_latents_is_bad)
                       verdict.text);
     }
 }
-END_TEST
 
 /* Where the value of a key lies in the device's memory: in v, or in the cache. */
 static char *value_at(const struct forward_case *c, int32_t s, int32_t j, int32_t head)
@@ -746,7 +729,6 @@ TEST_OF(judge, one_value_for_its_neighbour)
     case_session_destroy(session);
     forward_case_destroy(c);
 }
-END_TEST
 
 static Suite *suite(void)
 {

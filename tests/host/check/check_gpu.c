@@ -79,7 +79,6 @@ TEST_OF(device, test_description)
     ck_assert_uint_le(total, device->info.memory_bytes);
     tear_down();
 }
-END_TEST
 
 TEST_OF(device, test_memory)
 {
@@ -109,7 +108,6 @@ TEST_OF(device, test_memory)
     device_stream_destroy(device, stream);
     tear_down();
 }
-END_TEST
 
 TEST_OF(device, test_replay)
 {
@@ -159,7 +157,6 @@ TEST_OF(device, test_replay)
     device_leave(device);
     tear_down();
 }
-END_TEST
 
 TEST_OF(device, test_spoilt_capture)
 {
@@ -181,7 +178,6 @@ TEST_OF(device, test_spoilt_capture)
     device_stream_destroy(device, stream);
     tear_down();
 }
-END_TEST
 
 /* Modules through the table of devices, and images that the driver cannot use. */
 TEST_OF(device, test_module)
@@ -220,7 +216,6 @@ TEST_OF(device, test_module)
     device_stream_destroy(device, stream);
     tear_down();
 }
-END_TEST
 
 static void assert_works(void)
 {
@@ -269,7 +264,6 @@ TEST_OF(device, test_loss_and_reset)
         assert_lost_for_good(status);
     tear_down();
 }
-END_TEST
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 

@@ -156,7 +156,6 @@ TEST_OF(grid, accepted_pairs_are_covered)
         grid_destroy(grid);
     }
 }
-END_TEST
 
 TEST_OF(grid, refused_points_are_left_out)
 {
@@ -172,7 +171,6 @@ TEST_OF(grid, refused_points_are_left_out)
     }
     grid_destroy(grid);
 }
-END_TEST
 
 TEST_OF(grid, equal_seeds_give_equal_grids)
 {
@@ -188,7 +186,6 @@ TEST_OF(grid, equal_seeds_give_equal_grids)
     grid_destroy(b);
     grid_destroy(other);
 }
-END_TEST
 
 /* The grid of seed 7, made once and written down: on another machine, by another compiler, with
  * other instructions it is the same. It changes with the axes and with what cpu_native accepts, and
@@ -217,7 +214,6 @@ TEST_OF(grid, exhaustive_has_more)
     grid_destroy(few);
     grid_destroy(many);
 }
-END_TEST
 
 /* Which forms of indices can be asked for is found out by the options that decide it. */
 TEST_OF(grid, index_forms_are_found)
@@ -229,7 +225,6 @@ TEST_OF(grid, index_forms_are_found)
     ck_assert_uint_eq(found, 1u << 1 | 1u << 2 | 1u << 4 | 1u << 7);
     grid_destroy(grid);
 }
-END_TEST
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
@@ -253,7 +248,6 @@ TEST_OF(grid, products_are_of_what_is_accepted)
     ck_assert_str_eq(reason, "head_dim not this one: accepted nothing");
     grid_destroy(grid);
 }
-END_TEST
 
 /* What differs from the plain points in several ways at once is found by its reasons. */
 TEST_OF(grid, a_base_is_found_by_reasons)
@@ -266,7 +260,6 @@ TEST_OF(grid, a_base_is_found_by_reasons)
     ck_assert_int_eq(spec.head_dim, 128);
     grid_destroy(grid);
 }
-END_TEST
 
 /* A query may be slow: to choose and to count cases each question is posed once. */
 TEST_OF(grid, no_question_is_posed_twice)
@@ -283,7 +276,6 @@ TEST_OF(grid, no_question_is_posed_twice)
     ck_assert_int_eq(num_queries, before + 1);
     grid_destroy(grid);
 }
-END_TEST
 
 TEST_OF(grid, nothing_accepted_is_an_empty_grid)
 {
@@ -292,7 +284,6 @@ TEST_OF(grid, nothing_accepted_is_an_empty_grid)
     ck_assert_str_eq(grid->refusal, "head_dim any: accepted nothing");
     grid_destroy(grid);
 }
-END_TEST
 
 /* Of every rule that the numerics are about there are cases. */
 TEST_OF(grid, every_rule_is_exercised)
@@ -314,7 +305,6 @@ TEST_OF(grid, every_rule_is_exercised)
     }
     grid_destroy(grid);
 }
-END_TEST
 
 /* ---- Latent layers --------------------------------------------------------------------------- */
 
@@ -372,7 +362,6 @@ TEST_OF(grid, latent_points_are_the_same_on_every_machine)
     ck_assert_str_eq(hex, golden);
     grid_destroy(grid);
 }
-END_TEST
 
 TEST_OF(grid, chunks_lie_in_their_prefix)
 {
@@ -401,7 +390,6 @@ TEST_OF(grid, chunks_lie_in_their_prefix)
     ck_assert_int_ge(none, 3);
     grid_destroy(grid);
 }
-END_TEST
 
 TEST_OF(grid, no_latent_layers_has_a_reason)
 {
@@ -412,7 +400,6 @@ TEST_OF(grid, no_latent_layers_has_a_reason)
     ck_assert_msg(strstr(reason, "accepted nothing"), "%s", reason);
     grid_destroy(grid);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -68,7 +68,6 @@ TEST_OF(calls, is_the_driver)
     ck_assert_uint_eq(fake.num_calls("cuMemAlloc"), before + 1);
     ck_assert_uint_eq(release(memory), CUDA_SUCCESS);
 }
-END_TEST
 
 /* The fake lacks most of the driver's calls: so does the spy. Those that are not noted are the
  * driver's own. */
@@ -89,7 +88,6 @@ TEST_OF(calls, has_what_the_driver_has)
     FAKE_CUDA_OTHER_CALLS(SAME)
 #undef SAME
 }
-END_TEST
 
 TEST_OF(calls, notes_while_it_watches)
 {
@@ -117,7 +115,6 @@ TEST_OF(calls, notes_while_it_watches)
     ck_assert_int_eq(records[3].result, CUDA_SUCCESS);
     ck_assert_int_eq(records[4].result, CUDA_ERROR_INVALID_HANDLE);
 }
-END_TEST
 
 /* Where a copy to the host goes to decides whether it waits. */
 TEST_OF(calls, copies)
@@ -143,7 +140,6 @@ TEST_OF(calls, copies)
     driver.cuMemFree(memory);
     driver.cuMemFreeHost(pinned);
 }
-END_TEST
 
 static void nothing(const struct fake_cuda_launch *launch)
 {
@@ -184,7 +180,6 @@ TEST_OF(calls, launches)
     ck_assert_uint_eq(driver.cuStreamDestroy(stream), CUDA_SUCCESS);
     ck_assert_uint_eq(driver.cuModuleUnload(module), CUDA_SUCCESS);
 }
-END_TEST
 
 TEST_OF(calls, polling)
 {
@@ -202,7 +197,6 @@ TEST_OF(calls, polling)
         ck_assert_uint_eq(driver.cuStreamDestroy(streams[i]), CUDA_SUCCESS);
     }
 }
-END_TEST
 
 /* More than there is room for: they are counted, and the first ones are there. */
 TEST_OF(calls, overflows)
@@ -215,7 +209,6 @@ TEST_OF(calls, overflows)
     spy.begin();
     ck_assert_uint_eq(stop(), 0);
 }
-END_TEST
 
 /* ---- Installing ------------------------------------------------------------------------------ */
 
@@ -229,7 +222,6 @@ TEST_OF(installing, too_late)
     ck_assert(!spy_find(&spy, why, sizeof why));
     ck_assert_ptr_nonnull(strstr(why, "before the spy"));
 }
-END_TEST
 
 TEST_OF(installing, twice)
 {
@@ -238,7 +230,6 @@ TEST_OF(installing, twice)
     spy_path(path);
     GOOD(spy_install(path, &failure.base));
 }
-END_TEST
 
 TEST_OF(installing, not_there)
 {
@@ -252,7 +243,6 @@ TEST_OF(installing, not_there)
     ck_assert_int_eq(spy_install(path, &failure.base), ATTN_DEPENDENCY_MISSING);
     ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "not a spy"));
 }
-END_TEST
 
 TEST_OF(installing, no_driver)
 {
@@ -263,7 +253,6 @@ TEST_OF(installing, no_driver)
     ck_assert_int_eq(spy_install(path, &failure.base), ATTN_DEPENDENCY_MISSING);
     ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "/nowhere/libcuda.so.1"));
 }
-END_TEST
 
 /* A new process gets the spy's file by this name, and finds the driver on its library path. */
 static const char new_process[] = "ATTNHOST_TEST_SPY";
@@ -297,7 +286,6 @@ TEST_OF(installing, as_the_loader_finds_it)
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert_int_eq(status, 0);
 }
-END_TEST
 
 /* ---- Versions of calls ----------------------------------------------------------------------- */
 
@@ -359,7 +347,6 @@ TEST_OF(installing, versions)
     ck_assert_ptr_eq(again, dlsym(library, "cuGetProcAddress_v2"));
     ck_assert_uint_eq(get("cuNoSuchCall", &none, 12000, 0), 500);
 }
-END_TEST
 
 static Suite *suite(void)
 {

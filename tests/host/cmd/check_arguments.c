@@ -230,7 +230,6 @@ TEST_OF(arguments, rows_of_all_commands)
         }
     }
 }
-END_TEST
 
 /* ---- Exit codes ------------------------------------------------------------------------------ */
 
@@ -258,7 +257,6 @@ TEST_OF(arguments, exit_codes)
     ck_assert_int_eq(exit_code_of_check(CHECK_NOTHING, 0), 77);
     ck_assert_int_eq(exit_code_of_check(CHECK_GOOD, 15), 143);
 }
-END_TEST
 
 static Suite *suite(void)
 {

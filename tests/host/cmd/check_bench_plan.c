@@ -108,7 +108,6 @@ TEST_OF(device, two_devices_are_refused)
         ck_assert_ptr_nonnull(strstr(host_error_text(&error), "accepted: "));
     }
 }
-END_TEST
 
 /* Without a driver no backend serves on CUDA. */
 TEST_OF(device, no_driver)
@@ -118,7 +117,6 @@ TEST_OF(device, no_driver)
     ck_assert_int_eq(device.type, ATTN_DEVICE_CPU);
     ck_assert_int_ne(plan("triton_like", "mode=decode", "[platform]\ndevice = cuda:0\n"), ATTN_OK);
 }
-END_TEST
 
 static Suite *suite(void)
 {

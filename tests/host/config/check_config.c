@@ -138,7 +138,6 @@ TEST_OF(values, defaults)
     config_destroy(config);
     config_destroy(NULL);
 }
-END_TEST
 
 TEST_OF(values, plain_values_arrive)
 {
@@ -171,7 +170,6 @@ TEST_OF(values, plain_values_arrive)
     ck_assert(config->verify.rate == 1.0);
     config_destroy(config);
 }
-END_TEST
 
 TEST_OF(values, lists_and_paths_arrive)
 {
@@ -213,7 +211,6 @@ TEST_OF(values, lists_and_paths_arrive)
     ck_assert_str_eq(config->attention.routes.items[1].place, "t.ini:27");
     config_destroy(config);
 }
-END_TEST
 
 TEST_OF(values, backend_sections_are_kept_raw)
 {
@@ -235,7 +232,6 @@ TEST_OF(values, backend_sections_are_kept_raw)
     ck_assert_ptr_null(config_backend(config, "slow"));
     config_destroy(config);
 }
-END_TEST
 
 TEST_OF(values, places)
 {
@@ -259,7 +255,6 @@ TEST_OF(values, places)
     ck_assert_str_eq(host_error_text(&error), "t.ini: model.sm_scale: is missing");
     config_destroy(config);
 }
-END_TEST
 
 TEST_OF(values, devices)
 {
@@ -280,7 +275,6 @@ TEST_OF(values, devices)
         config_destroy(config);
     }
 }
-END_TEST
 
 TEST_OF(values, data_types)
 {
@@ -298,7 +292,6 @@ TEST_OF(values, data_types)
         config_destroy(config);
     }
 }
-END_TEST
 
 TEST_OF(values, every_row_is_sound)
 {
@@ -323,7 +316,6 @@ TEST_OF(values, every_row_is_sound)
                                                                      : 0);
     }
 }
-END_TEST
 
 /* ---- What is refused ------------------------------------------------------------------------- */
 
@@ -350,7 +342,6 @@ TEST_OF(refused, unknown_names_are_corrected)
     ASSERT_REFUSED("[attention]\nroute. = a -> b\n", "unknown key");
     ASSERT_REFUSED("[backend.x]\na/b = 1\n", "t.ini:2: 'a/b' in [backend.x] is not a key");
 }
-END_TEST
 
 static const struct {
     const char *section, *line, *part;
@@ -429,7 +420,6 @@ TEST_OF(refused, twice_is_refused_with_both_lines)
     ASSERT_REFUSED("[kv_cache]\nmax_total_tokens = 64\nmem_fraction = 0.5\n",
                    "t.ini:3: ", "max_total_tokens is given too, at t.ini:2");
 }
-END_TEST
 
 /* ---- Lines ----------------------------------------------------------------------------------- */
 
@@ -471,7 +461,6 @@ TEST_OF(lines, long_lines_are_refused_not_cut)
     ck_assert_str_eq(config_place(config, "kv_cache.page_size"), "t.ini:4");
     config_destroy(config);
 }
-END_TEST
 
 TEST_OF(lines, long_sections_are_refused_not_cut)
 {
@@ -490,7 +479,6 @@ TEST_OF(lines, long_sections_are_refused_not_cut)
         }
     }
 }
-END_TEST
 
 /* What is searched from the start is bounded: a mebibyte of sections would take minutes. */
 TEST_OF(lines, too_many_sections_and_values_are_refused)
@@ -516,7 +504,6 @@ TEST_OF(lines, too_many_sections_and_values_are_refused)
     ASSERT_REFUSED(strbuf_text(&text), "t.ini:16386: plugins.critical", "up to 16384 values");
     strbuf_finish(&text);
 }
-END_TEST
 
 TEST_OF(lines, malformed_lines_are_refused)
 {
@@ -531,7 +518,6 @@ TEST_OF(lines, malformed_lines_are_refused)
     ASSERT_REFUSED("[model]\nnum_layers = 0\nwhat\n", "t.ini:2: model.num_layers");
     ASSERT_REFUSED("[model]\nwhat", "t.ini:2: 'what'");
 }
-END_TEST
 
 TEST_OF(lines, indentation_means_nothing)
 {
@@ -544,7 +530,6 @@ TEST_OF(lines, indentation_means_nothing)
     config_destroy(config);
     ASSERT_REFUSED("[cuda_graph]\nbs = 1 2\n  4 8\n", "t.ini:3: '4 8' is not understood");
 }
-END_TEST
 
 TEST_OF(lines, byte_order_mark_and_line_ends)
 {
@@ -558,7 +543,6 @@ TEST_OF(lines, byte_order_mark_and_line_ends)
     ASSERT_REFUSED("[model]\nnum_layers = 4\rnum_q_heads = 2\n", "t.ini:2: ", "(0x0d)");
     ASSERT_REFUSED("[plugins]\npath = a\x1b[31m\n", "t.ini:2: ", "(0x1b)");
 }
-END_TEST
 
 TEST_OF(lines, nul_bytes_are_refused)
 {
@@ -573,7 +557,6 @@ TEST_OF(lines, nul_bytes_are_refused)
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "t.ini:2: "));
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "(0x00)"));
 }
-END_TEST
 
 /* ---- --set ----------------------------------------------------------------------------------- */
 
@@ -610,7 +593,6 @@ TEST_OF(sets, sets_win)
     ck_assert_str_eq(config_backend(config, "new")->options[0].value, "a=b ; c");
     config_destroy(config);
 }
-END_TEST
 
 TEST_OF(sets, bad_sets_are_refused)
 {
@@ -629,7 +611,6 @@ TEST_OF(sets, bad_sets_are_refused)
     ASSERT_SET_REFUSED("backend.x.k=a\nb", "control character (0x0a)");
     ASSERT_SET_REFUSED("backend.x.type=", "backend.x.type = '' is not a name");
 }
-END_TEST
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
@@ -671,7 +652,6 @@ TEST_OF(files, files)
     unlink(path);
     rmdir(directory);
 }
-END_TEST
 
 TEST_OF(files, paths_are_joined)
 {
@@ -685,7 +665,6 @@ TEST_OF(files, paths_are_joined)
         free(path);
     }
 }
-END_TEST
 
 /* ---- Printing -------------------------------------------------------------------------------- */
 
@@ -745,7 +724,6 @@ TEST_OF(printing, printed_config_reads_back_as_itself)
     config_destroy(again);
     config_destroy(bare);
 }
-END_TEST
 
 TEST_OF(printing, every_key_is_printed)
 {
@@ -761,7 +739,6 @@ TEST_OF(printing, every_key_is_printed)
     free(text);
     config_destroy(config);
 }
-END_TEST
 
 TEST_OF(printing, what_an_ini_cannot_hold_is_printed_as_a_comment)
 {
@@ -780,7 +757,6 @@ TEST_OF(printing, what_an_ini_cannot_hold_is_printed_as_a_comment)
     config_destroy(config);
     config_destroy(again);
 }
-END_TEST
 
 /* --print-config is read back as it was, whatever the values hold. */
 TEST_OF(printing, quoted_values_are_read_back)
@@ -807,7 +783,6 @@ TEST_OF(printing, quoted_values_are_read_back)
     config_destroy(config);
     config_destroy(again);
 }
-END_TEST
 
 TEST_OF(printing, quotes_have_to_be_closed)
 {
@@ -819,7 +794,6 @@ TEST_OF(printing, quotes_have_to_be_closed)
     ASSERT_REFUSED("[backend.x]\na = \"\n", "t.ini:2: the value has no closing quote");
     ASSERT_REFUSED("[backend.x]\na = \"v\" w\n", "t.ini:2: there is text after the closing quote");
 }
-END_TEST
 
 /* ---- Garbage --------------------------------------------------------------------------------- */
 
@@ -894,7 +868,6 @@ TEST_OF(garbage, mutations_of_a_good_ini)
         free(exact);
     }
 }
-END_TEST
 
 TEST_OF(garbage, random_bytes_and_random_tokens)
 {
@@ -958,7 +931,6 @@ TEST_OF(garbage, random_bytes_and_random_tokens)
         free(exact);
     }
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -142,7 +142,6 @@ TEST_OF(context, any_context_may_be_current)
     ck_assert_ptr_eq(popped, contexts[1]);
     tear_down();
 }
-END_TEST
 
 static attnhost_metadata *make_metadata(attnhost_backend **backend, const attn_memory *memory)
 {
@@ -173,7 +172,6 @@ TEST_OF(context, a_forward_is_cheap)
     CALL(cuCtxPopCurrent(&popped));
     tear_down();
 }
-END_TEST
 
 /* A plugin is not called without its context, and what was made is destroyed all the same. */
 TEST_OF(context, a_context_that_cannot_be_entered)
@@ -194,7 +192,6 @@ TEST_OF(context, a_context_that_cannot_be_entered)
     ck_assert_uint_eq(probe->count[PROBE_destroy], 1);
     tear_down();
 }
-END_TEST
 
 /* ---- Zeroed regions -------------------------------------------------------------------------- */
 
@@ -273,7 +270,6 @@ TEST_OF(context, zeroed_beside_a_stream_that_stands_still)
     device_close(opened);
     tear_down();
 }
-END_TEST
 
 /* An engine captures on such a stream: work in the legacy one would spoil that. */
 TEST_OF(context, zeroed_beside_a_capture)
@@ -297,7 +293,6 @@ TEST_OF(context, zeroed_beside_a_capture)
     device_close(opened);
     tear_down();
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -72,7 +72,6 @@ TEST_OF(opening, test_opens)
     CALL(cuCtxSynchronize());
     tear_down();
 }
-END_TEST
 
 TEST_OF(opening, test_driver_absent)
 {
@@ -82,7 +81,6 @@ TEST_OF(opening, test_driver_absent)
     struct cuda_driver refused;
     ck_assert_int_eq(cuda_driver_init(&refused, NULL, NULL), ATTN_DEPENDENCY_MISSING);
 }
-END_TEST
 
 TEST_OF(opening, test_relative_path)
 {
@@ -90,7 +88,6 @@ TEST_OF(opening, test_relative_path)
     setenv("ATTNHOST_LIBCUDA", "./libcuda.so.1", 1);
     assert_refused(NULL, ATTN_CONFIG_ERROR, "ATTNHOST_LIBCUDA: './libcuda.so.1' is relative");
 }
-END_TEST
 
 TEST_OF(opening, test_not_a_driver)
 {
@@ -99,7 +96,6 @@ TEST_OF(opening, test_not_a_driver)
     fixture_path("fixture_good.so", path);
     assert_refused(path, ATTN_DEPENDENCY_MISSING, "not a CUDA driver: it has no cuInit");
 }
-END_TEST
 
 TEST_OF(opening, test_older_driver)
 {
@@ -108,7 +104,6 @@ TEST_OF(opening, test_older_driver)
     assert_refused(path, ATTN_DEPENDENCY_MISSING,
                    "the driver of CUDA 11.4 has no cuGetErrorName; accepted: one of CUDA 11.8");
 }
-END_TEST
 
 TEST_OF(opening, test_no_device)
 {
@@ -123,7 +118,6 @@ TEST_OF(opening, test_no_device)
     fake.inject("cuInit", 1, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
     assert_refused(path, ATTN_DEPENDENCY_MISSING, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH");
 }
-END_TEST
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
@@ -167,7 +161,6 @@ TEST_OF(opening, test_classes)
         ck_assert_msg(cuda_status(classes[c].result) == classes[c].status, "result %u",
                       classes[c].result);
 }
-END_TEST
 
 TEST_OF(opening, test_message)
 {
@@ -183,7 +176,6 @@ TEST_OF(opening, test_message)
     ck_assert_int_eq(cuda_fail(&driver, 2, "cuX", NULL, "cuda:%d", 0), ATTN_OUT_OF_DEVICE_MEMORY);
     tear_down();
 }
-END_TEST
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
@@ -268,7 +260,6 @@ TEST_OF(fake, test_kernel)
     assert_clean();
     tear_down();
 }
-END_TEST
 
 TEST_OF(fake, test_launch_limits)
 {
@@ -295,7 +286,6 @@ TEST_OF(fake, test_launch_limits)
     ck_assert_int_eq(atomic_load(&num_added), 1);
     tear_down();
 }
-END_TEST
 
 /* A kernel beyond the end of its memory: the launch succeeds, what comes after does not. */
 TEST_OF(fake, test_kernel_out_of_bounds)
@@ -315,7 +305,6 @@ TEST_OF(fake, test_kernel_out_of_bounds)
                                          "memory");
     tear_down();
 }
-END_TEST
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
@@ -339,7 +328,6 @@ TEST_OF(fake, test_kernel_on_host_memory)
         tear_down();
     }
 }
-END_TEST
 
 /* In a separate process: the fault ends it. */
 TEST_OF(fake, test_device_memory_is_not_the_hosts)
@@ -359,7 +347,6 @@ TEST_OF(fake, test_device_memory_is_not_the_hosts)
     ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
     tear_down();
 }
-END_TEST
 
 TEST_OF(fake, test_use_after_free)
 {
@@ -376,7 +363,6 @@ TEST_OF(fake, test_use_after_free)
     ck_assert_msg(strstr(fake.first_fault(), "that was freed"), "%s", fake.first_fault());
     tear_down();
 }
-END_TEST
 
 /* Work that is still queued when its memory is freed. */
 TEST_OF(fake, test_free_too_early)
@@ -393,7 +379,6 @@ TEST_OF(fake, test_free_too_early)
     GIVES(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
     tear_down();
 }
-END_TEST
 
 /* Further calls that plugins use. */
 static struct {
@@ -435,7 +420,6 @@ TEST_OF(fake, test_synchronous_calls)
     ck_assert_uint_eq(other.cuMemcpyDtoH(seen, memory, 1), CUDA_ERROR_ILLEGAL_ADDRESS);
     tear_down();
 }
-END_TEST
 
 TEST_OF(fake, test_overruns)
 {
@@ -457,7 +441,6 @@ TEST_OF(fake, test_overruns)
         tear_down();
     }
 }
-END_TEST
 
 /* ---- Order ----------------------------------------------------------------------------------- */
 
@@ -501,7 +484,6 @@ TEST_OF(fake, test_legacy_stream)
     assert_said("xabc");
     tear_down();
 }
-END_TEST
 
 /* A capture over two streams, joined by events, runs in an order that respects them. */
 TEST_OF(fake, test_capture_two_streams)
@@ -540,7 +522,6 @@ TEST_OF(fake, test_capture_two_streams)
     assert_said("abcabc");
     tear_down();
 }
-END_TEST
 
 static void *allocate_elsewhere(void *result)
 {
@@ -576,7 +557,6 @@ TEST_OF(fake, test_capture_modes)
         tear_down();
     }
 }
-END_TEST
 
 TEST_OF(fake, test_capture_isolation)
 {
@@ -602,7 +582,6 @@ TEST_OF(fake, test_capture_isolation)
     CALL(cuStreamEndCapture(one, &graph));
     tear_down();
 }
-END_TEST
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 

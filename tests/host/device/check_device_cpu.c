@@ -48,7 +48,6 @@ TEST_OF(core, events_are_done_at_once)
     device_event_destroy(device, end);
     device_stream_destroy(device, stream);
 }
-END_TEST
 
 TEST_OF(core, memory_is_told)
 {
@@ -56,7 +55,6 @@ TEST_OF(core, memory_is_told)
     GOOD(device_memory(device, &available, &total, &error.base));
     ck_assert(available > 0 && available <= total && total == device->info.memory_bytes);
 }
-END_TEST
 
 /* Graphs, modules of kernels, a reset. What was asked for is not touched. */
 TEST_OF(core, what_it_does_not_have)
@@ -78,14 +76,12 @@ TEST_OF(core, what_it_does_not_have)
     device_module_unload(device, NULL);
     ck_assert(!device_is_lost(device) && !graph && !module && !function && argument == 1);
 }
-END_TEST
 
 TEST_OF(core, there_is_one)
 {
     struct device *second = NULL;
     FAILS(device_open(ATTN_DEVICE_CPU, 1, &second, &error.base), ATTN_DEPENDENCY_MISSING);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -62,7 +62,6 @@ TEST_OF(good, test_describe)
     ck_assert_uint_eq(fake.num_calls("cuDevicePrimaryCtxRetain"), 0);
     assert_nothing_left();
 }
-END_TEST
 
 static void assert_not_described(int32_t id, const char *text)
 {
@@ -90,7 +89,6 @@ TEST_OF(good, test_no_such_device)
     assert_not_described(0, "/nowhere/libcuda.so.1");
     FAILS(device_describe(77, 0, &(attn_device){0}, &error.base), ATTN_DEPENDENCY_MISSING);
 }
-END_TEST
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
@@ -121,7 +119,6 @@ TEST_OF(good, test_alignments)
     }
     tear_down();
 }
-END_TEST
 
 TEST_OF(good, test_size_zero)
 {
@@ -136,7 +133,6 @@ TEST_OF(good, test_size_zero)
     }
     tear_down();
 }
-END_TEST
 
 /* Each space to each other one and back to this stack, at odd sizes. */
 TEST_OF(good, test_copies)
@@ -167,7 +163,6 @@ TEST_OF(good, test_copies)
     device_stream_destroy(device, NULL);
     tear_down();
 }
-END_TEST
 
 /* Plain host memory is filled after the stream's earlier work. */
 TEST_OF(good, test_fill_of_host_memory)
@@ -189,7 +184,6 @@ TEST_OF(good, test_fill_of_host_memory)
     device_stream_destroy(device, stream);
     tear_down();
 }
-END_TEST
 
 TEST_OF(good, test_exhausted)
 {
@@ -217,7 +211,6 @@ TEST_OF(good, test_exhausted)
     device_release(device, ATTN_SPACE_DEVICE, most);
     tear_down();
 }
-END_TEST
 
 /* ---- Streams and events ---------------------------------------------------------------------- */
 
@@ -279,7 +272,6 @@ TEST_OF(good, test_order_of_two_streams)
         tear_down();
     }
 }
-END_TEST
 
 /* A wait is for the event as it was recorded last, not for records to come. */
 TEST_OF(good, test_recorded_again)
@@ -299,7 +291,6 @@ TEST_OF(good, test_recorded_again)
     drop_two(&s);
     tear_down();
 }
-END_TEST
 
 TEST_OF(good, test_elapsed)
 {
@@ -328,7 +319,6 @@ TEST_OF(good, test_elapsed)
     device_stream_destroy(device, stream);
     tear_down();
 }
-END_TEST
 
 /* ---- Graphs ---------------------------------------------------------------------------------- */
 
@@ -380,7 +370,6 @@ TEST_OF(good, test_capture_and_replay)
     drop_two(&s);
     tear_down();
 }
-END_TEST
 
 /* What a backend must not do in forward is found out, and the stream is usable again. */
 TEST_OF(good, test_spoilt_captures)
@@ -409,7 +398,6 @@ TEST_OF(good, test_spoilt_captures)
         tear_down();
     }
 }
-END_TEST
 
 TEST_OF(good, test_dropped_captures)
 {
@@ -427,7 +415,6 @@ TEST_OF(good, test_dropped_captures)
         tear_down();
     }
 }
-END_TEST
 
 TEST_OF(good, test_graph_memory)
 {
@@ -450,7 +437,6 @@ TEST_OF(good, test_graph_memory)
     drop_two(&s);
     tear_down();
 }
-END_TEST
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
@@ -517,7 +503,6 @@ TEST_OF(good, test_module)
     drop_two(&s);
     tear_down();
 }
-END_TEST
 
 /* ---- Contexts -------------------------------------------------------------------------------- */
 
@@ -565,7 +550,6 @@ TEST_OF(good, test_context_of_the_caller)
     device_close(other);
     tear_down();
 }
-END_TEST
 
 enum { NUM_THREADS = 4, ROUNDS = 40 };
 
@@ -601,7 +585,6 @@ TEST_OF(good, test_threads)
     }
     tear_down();
 }
-END_TEST
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
@@ -712,7 +695,6 @@ TEST_OF(bad, test_failure_at_every_call)
     }
     fake.reset();
 }
-END_TEST
 
 /* The device is lost at each call of all, those that release included. Nothing hangs, nothing
  * stays, and no loss is reported as anything else. */
@@ -740,7 +722,6 @@ TEST_OF(bad, test_loss_at_every_call)
     ck_assert_uint_gt(num_lost, counters.calls / 2);
     fake.reset();
 }
-END_TEST
 
 static void assert_all_lost(struct two_streams *s)
 {
@@ -808,7 +789,6 @@ TEST_OF(bad, test_loss_and_reset)
     device_close(other);
     tear_down();
 }
-END_TEST
 
 /* Some losses outlast a reset: the device stays lost, and cannot be opened again. */
 TEST_OF(bad, test_loss_for_good)
@@ -834,7 +814,6 @@ TEST_OF(bad, test_loss_for_good)
     assert_nothing_left();
     fake.reset();
 }
-END_TEST
 
 /* A fault in what was enqueued is reported by whatever comes after it. */
 TEST_OF(bad, test_loss_by_a_fault)
@@ -850,7 +829,6 @@ TEST_OF(bad, test_loss_by_a_fault)
     assert_nothing_left();
     fake.reset();
 }
-END_TEST
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 

@@ -31,14 +31,12 @@ TEST_OF(embedded, embedded_fatbin_is_whole)
     ck_assert_uint_eq(noop_fatbin_size, header_size + body_size);
     ck_assert_uint_eq((uintptr_t)noop_fatbin % 64, 0);
 }
-END_TEST
 
 /* As tests/Makefile.am.inc asks for. */
 TEST_OF(embedded, embedded_fatbin_says_what_for)
 {
     ck_assert_str_eq(noop_fatbin_codes, "sm_80 sm_90a");
 }
-END_TEST
 
 static Suite *suite(void)
 {

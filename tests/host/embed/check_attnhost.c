@@ -50,7 +50,6 @@ TEST_OF(attnhost, a_pinned_plugin_is_that_file_alone)
     ck_assert_int_eq(pin("tunable", upper), ATTN_OK);
     ck_assert_int_eq(load("tunable"), ATTN_OK);
 }
-END_TEST
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
@@ -105,7 +104,6 @@ TEST_OF(attnhost, memory_is_given_or_allocated)
     attnhost_backend_destroy(backend);
     attnhost_backend_destroy(NULL);
 }
-END_TEST
 
 TEST_OF(attnhost, scratch_is_shared_and_never_moves)
 {
@@ -139,7 +137,6 @@ TEST_OF(attnhost, scratch_is_shared_and_never_moves)
     ck_assert_uint_eq(large->users, 1);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* ---- Batches --------------------------------------------------------------------------------- */
 
@@ -167,7 +164,6 @@ TEST_OF(attnhost, dispatch_by_mode)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* A backend may know devices that this host does not drive: it can be asked, and the host says by
  * name what it does not drive. */
@@ -207,7 +203,6 @@ TEST_OF(attnhost, devices_of_others)
     }
     ck_assert_str_eq(attn_device_name(5), "unknown");
 }
-END_TEST
 
 TEST_OF(attnhost, one_phase_alone)
 {
@@ -230,7 +225,6 @@ TEST_OF(attnhost, one_phase_alone)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 TEST_OF(attnhost, counters_are_zeroed_after_a_failure)
 {
@@ -250,7 +244,6 @@ TEST_OF(attnhost, counters_are_zeroed_after_a_failure)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* ---- Helpers --------------------------------------------------------------------------------- */
 
@@ -284,7 +277,6 @@ TEST_OF(attnhost, tensors)
         attnhost_tensor_init(&tensor, data, 1, 0, ATTN_DTYPE_NONE, 3, shape, NULL, NULL),
         ATTN_INVALID_ARGUMENT);
 }
-END_TEST
 
 /* A view of [1, 3, 2] outputs or [1, 3] LSEs. */
 static attn_tensor view(float *data, uint32_t ndim)
@@ -324,7 +316,6 @@ TEST_OF(attnhost, merge)
                      ATTN_INVALID_ARGUMENT);
     assert_says("merge: lse is of another shape");
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -57,7 +57,6 @@ TEST_OF(checks, bad_batches)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* Sequences of a MIXED batch that decode: where they are, and how many queries they have. */
 TEST_OF(checks, bad_decodes)
@@ -99,7 +98,6 @@ TEST_OF(checks, bad_decodes)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* Which keys are chosen is each call's; how many at most is the batch's. */
 TEST_OF(checks, bad_sparse)
@@ -125,7 +123,6 @@ TEST_OF(checks, bad_sparse)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* Linear layers need the slots of their state group, and each group is looked at. */
 TEST_OF(checks, bad_state_groups)
@@ -159,7 +156,6 @@ TEST_OF(checks, bad_state_groups)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* A host array is there to be read: one that contradicts the batch would make a backend write past
  * its memory. */
@@ -194,7 +190,6 @@ TEST_OF(checks, bad_indptr)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* Lengths that contradict each other; padding may say what it likes. */
 TEST_OF(checks, bad_lens)
@@ -225,7 +220,6 @@ TEST_OF(checks, bad_lens)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 TEST_OF(checks, bad_slots)
 {
@@ -276,7 +270,6 @@ TEST_OF(checks, bad_slots)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* Many slots, so that the table grows and its entries meet. */
 TEST_OF(checks, many_slots)
@@ -307,7 +300,6 @@ TEST_OF(checks, many_slots)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* ---- Arguments ------------------------------------------------------------------------------- */
 
@@ -338,7 +330,6 @@ TEST_OF(checks, unannounced_operands)
         attnhost_backend_destroy(backend);
     }
 }
-END_TEST
 
 /* What each role's operand is in a problem of these types; NONE = it has no use there. */
 static void expect_dtypes(const attn_problem *problem, const attn_dtype expected[ATTN_ROLE_COUNT])
@@ -418,7 +409,6 @@ TEST_OF(checks, dtypes_of_roles)
     expect_dtypes(problems, expected);
     ck_assert_uint_eq(role_dtype(problems, ATTN_ROLE_COUNT, NULL), ATTN_DTYPE_NONE);
 }
-END_TEST
 
 /* An operand of every role that a softmax layer has, right and then of another type. */
 TEST_OF(checks, wrong_dtypes)
@@ -445,7 +435,6 @@ TEST_OF(checks, wrong_dtypes)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* Runs of an inner level lie within those of the outer one, and share no fewer keys. */
 TEST_OF(checks, prefix_levels_are_nested)
@@ -479,7 +468,6 @@ TEST_OF(checks, prefix_levels_are_nested)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* What the problem promises of where operands lie is held to: addresses, strides, equal caches. */
 TEST_OF(checks, wrong_places)
@@ -534,7 +522,6 @@ TEST_OF(checks, wrong_places)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* ---- Structs whose size was not set ---------------------------------------------------------- */
 
@@ -553,7 +540,6 @@ TEST_OF(checks, unset_sizes_of_problems)
         assert_says(says[i]);
     }
 }
-END_TEST
 
 TEST_OF(checks, unset_sizes_of_steps)
 {
@@ -597,7 +583,6 @@ TEST_OF(checks, unset_sizes_of_steps)
     assert_says("bounds: struct_size is 0");
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -321,7 +321,6 @@ TEST_OF(params, a_backend_uses_them_alone)
     attnhost_backend_destroy(backend);
     ck_assert_int_eq(engine.released, engine.allocated);
 }
-END_TEST
 
 /* Each allocation in turn fails: the error says whose it was, and nothing is kept. */
 START_TEST(a_failing_allocator_is_named)
@@ -370,7 +369,6 @@ TEST_OF(params, misplaced_memory_is_refused)
     assert_says("attnhost_params.allocate gave");
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* Memory of a GPU, pinned and host memory of its backends: all of it, and each refusal is named. */
 TEST_OF(gpu, memory_of_a_gpu)
@@ -401,7 +399,6 @@ TEST_OF(gpu, memory_of_a_gpu)
         ck_assert_int_eq(engine.allocated - (at > 0 && !done), engine.released);
     }
 }
-END_TEST
 
 TEST_OF(params, wrong_params)
 {
@@ -416,7 +413,6 @@ TEST_OF(params, wrong_params)
     assert_says("parallel_for with num_threads 0: accepted: 1..4096");
     ck_assert_ptr_null(none);
 }
-END_TEST
 
 int main(void)
 {

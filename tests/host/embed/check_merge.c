@@ -54,7 +54,6 @@ TEST_OF(cuda, captured)
 {
     merge_captured(&scene);
 }
-END_TEST
 
 START_TEST(refused)
 {
@@ -97,7 +96,6 @@ TEST_OF(cuda, kernels_are_refused)
     ck_assert_int_eq(merge_case_call(&scene, &c), ATTN_OK);
     merge_case_finish(&scene, &c);
 }
-END_TEST
 
 int main(void)
 {

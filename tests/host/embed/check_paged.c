@@ -79,7 +79,6 @@ TEST_OF(paged, an_extend_step)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 TEST_OF(paged, modes)
 {
@@ -100,7 +99,6 @@ TEST_OF(paged, modes)
     ck_assert_int_eq(make(), ATTN_OK);
     ck_assert_uint_eq(made.mode, ATTN_MODE_IDLE);
 }
-END_TEST
 
 /* On a GPU the host's room is not the device's array; without host arrays the numbers are given. */
 TEST_OF(paged, arrays_on_a_device)
@@ -125,7 +123,6 @@ TEST_OF(paged, arrays_on_a_device)
     ck_assert_int_eq(made.max_q_len, 3);
     ck_assert_int_eq(made.max_kv_len, 9);
 }
-END_TEST
 
 static void refused(const char *says)
 {
@@ -159,7 +156,6 @@ TEST_OF(paged, wrong_steps)
     step.num_reqs = -1;
     refused("step.num_reqs is -1");
 }
-END_TEST
 
 int main(void)
 {

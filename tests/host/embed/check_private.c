@@ -116,7 +116,6 @@ TEST_OF(operands, a_bias_is_added)
     ck_assert_float_ne(out[2][0][0], out[2][3][0]); /* heads differ by their bias alone */
     end_call();
 }
-END_TEST
 
 #define ASSERT_REFUSED(part, spoil)                                                                \
     do {                                                                                           \
@@ -143,7 +142,6 @@ TEST_OF(operands, calls_bring_what_was_named)
     ASSERT_REFUSED("example.bias: shape[0] is 7; accepted: 3", bias_tensor.shape[0] = 7);
     ASSERT_REFUSED("example.bias: shape[1] is 2; accepted: 4", bias_tensor.shape[1] = 2);
 }
-END_TEST
 
 /* Not announced: kernels that never look at it may have been chosen. */
 TEST_OF(operands, what_was_not_named_is_refused)
@@ -162,7 +160,6 @@ TEST_OF(operands, what_was_not_named_is_refused)
     ck_assert_int_eq(run(), ATTN_OK);
     end_call();
 }
-END_TEST
 
 /* Another plugin's, its own without a declaration, and through a composite. */
 TEST_OF(operands, who_cannot_take_it_is_named)
@@ -187,7 +184,6 @@ TEST_OF(operands, who_cannot_take_it_is_named)
     ck_assert_int_eq(attnhost_compose(host, "pair", problems, 1, &backend, &error.base), ATTN_OK);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* A vendor's own layout: it computes there what it computes in kv.nhd/1. */
 TEST_OF(operands, a_private_layout)
@@ -220,7 +216,6 @@ TEST_OF(operands, a_private_layout)
         for (int h = 0; h < 2; h++)
             ck_assert_mem_eq(v_by_heads[h][1][j], v[j][h], sizeof v[j][h]);
 }
-END_TEST
 
 /* By name, before anything is made: a backend of other layouts, and a composite with one. */
 TEST_OF(operands, a_private_layout_is_not_handed_over)
@@ -247,7 +242,6 @@ TEST_OF(operands, a_private_layout_is_not_handed_over)
     assert_says("head_rows");
     assert_says("kv_layout kv.nhd/1: accepted example.heads/1");
 }
-END_TEST
 
 TEST_OF(operands, names)
 {
@@ -264,7 +258,6 @@ TEST_OF(operands, names)
     longest[63] = 'x';
     ck_assert(!operands_is_private(longest));
 }
-END_TEST
 
 TEST_OF(operands, layout_names)
 {
@@ -279,7 +272,6 @@ TEST_OF(operands, layout_names)
     ck_assert_str_eq(layouts_public(ATTN_LAYOUT_STATE_CONV), ATTN_LAYOUT_STATE_CONV);
     ck_assert_ptr_null(layouts_public("kv.nhd/2"));
 }
-END_TEST
 
 int main(void)
 {

@@ -23,7 +23,6 @@ TEST_OF(gpu, as_defined_on_a_gpu)
     merge_captured(&scene);
     merge_scene_close(&scene);
 }
-END_TEST
 
 int main(void)
 {

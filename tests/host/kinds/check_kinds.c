@@ -76,7 +76,6 @@ TEST_OF(table, encoders_have_no_layout)
     for (int i = 0; i < KIND_MAX_LAYOUTS; i++)
         ck_assert_ptr_null(kind_layouts(&group)[i]);
 }
-END_TEST
 
 /* With which scale of the configuration each tensor is stored (shapes: check_kv_pool.c). */
 TEST_OF(table, tensors_are_scaled)
@@ -112,7 +111,6 @@ TEST_OF(table, tensors_are_scaled)
         }
     }
 }
-END_TEST
 
 /* The library's layout of packed latents and the oracle's, which share no code. */
 TEST_OF(table, packed_as_the_oracle_has_it)
@@ -138,7 +136,6 @@ TEST_OF(table, packed_as_the_oracle_has_it)
     ck_assert(!mla_is_packed(ATTN_LAYOUT_MLA_LATENT));
     ck_assert(!mla_is_packed(NULL));
 }
-END_TEST
 
 static Suite *suite(void)
 {

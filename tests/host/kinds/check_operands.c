@@ -87,7 +87,6 @@ TEST_OF(kinds, softmax)
     ck_assert_int_eq(operands_geometry(model, 1).kv_layer, 0);
     model_destroy(model);
 }
-END_TEST
 
 TEST_OF(kinds, latent)
 {
@@ -116,7 +115,6 @@ TEST_OF(kinds, latent)
            "out[5, 21] of 4 bytes, 0 from 0; ");
     model_destroy(model);
 }
-END_TEST
 
 /* The expanded form of layer l is layer num_layers + l. */
 TEST_OF(kinds, expanded)
@@ -154,7 +152,6 @@ TEST_OF(kinds, expanded)
     ck_assert_int_eq(operands_geometry(model, 1).latent, 1);
     model_destroy(model);
 }
-END_TEST
 
 /* Kimi Linear: among layers of other kinds the latent ones alone have that form. */
 TEST_OF(kinds, expanded_among_others)
@@ -183,7 +180,6 @@ TEST_OF(kinds, expanded_among_others)
     ck_assert(found > 0 && found < layers);
     model_destroy(model);
 }
-END_TEST
 
 /* Streams are 64 + the role: mixed_qkv 14, a 15, b 16. */
 TEST_OF(kinds, linear)
@@ -252,7 +248,6 @@ TEST_OF(kinds, linear)
         ck_assert_int_eq(operands_geometry(&model, 0).num_q_heads, 0);
     }
 }
-END_TEST
 
 static Suite *suite(void)
 {

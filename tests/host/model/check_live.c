@@ -163,7 +163,6 @@ TEST_OF(live, layers_are_the_models_own)
     ck_assert_int_ge(count, MIN_MODELS);
     strbuf_finish(&problems);
 }
-END_TEST
 
 /* ---- Whether each architecture has a model -----------------------------------------------------
  */
@@ -214,7 +213,6 @@ TEST_OF(live, each_architecture_has_a_model)
                       row->name);
     }
 }
-END_TEST
 
 /* ---- The table of docs/MODELS.md ---------------------------------------------------------------
  */
@@ -252,7 +250,6 @@ TEST_OF(page, the_page_lists_what_is_read)
     }
     ck_assert_uint_eq(listed, hf_num_architectures);
 }
-END_TEST
 
 static Suite *suite(void)
 {

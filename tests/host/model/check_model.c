@@ -159,7 +159,6 @@ TEST_OF(hugging_face, every_family_is_consistent)
         model_destroy(model);
     }
 }
-END_TEST
 
 TEST_OF(hugging_face, llama_is_one_group)
 {
@@ -179,7 +178,6 @@ TEST_OF(hugging_face, llama_is_one_group)
     assert_layers(model, 0, "0-3");
     model_destroy(model);
 }
-END_TEST
 
 TEST_OF(hugging_face, windows_count_the_query)
 {
@@ -196,7 +194,6 @@ TEST_OF(hugging_face, windows_count_the_query)
     ck_assert_int_eq(qwen->groups[1].window_left, 1023);
     model_destroy(qwen);
 }
-END_TEST
 
 TEST_OF(hugging_face, gemma_alternates_and_scales)
 {
@@ -224,7 +221,6 @@ TEST_OF(hugging_face, gemma_alternates_and_scales)
     model_destroy(two);
     model_destroy(three);
 }
-END_TEST
 
 TEST_OF(hugging_face, sinks_and_chunks)
 {
@@ -241,7 +237,6 @@ TEST_OF(hugging_face, sinks_and_chunks)
     model_destroy(oss);
     model_destroy(llama4);
 }
-END_TEST
 
 TEST_OF(hugging_face, latent_attention)
 {
@@ -264,7 +259,6 @@ TEST_OF(hugging_face, latent_attention)
     model_destroy(v3);
     model_destroy(v32);
 }
-END_TEST
 
 /* GLM-5's later layers have the choice of the layer before them. */
 TEST_OF(hugging_face, shared_choices)
@@ -280,7 +274,6 @@ TEST_OF(hugging_face, shared_choices)
         ck_assert_uint_eq(glm->layers[l].group, l >= 2 && l <= 4);
     model_destroy(glm);
 }
-END_TEST
 
 /* sm_scale with YaRN's factor for a context stretched this many times: squared, as both sides of
  * the product have it. */
@@ -302,7 +295,6 @@ TEST_OF(hugging_face, latent_scales)
     assert_yarn("kimi_k25", 64, 1);
     assert_yarn("kimi_vl", 1, 1); /* its rope_scaling is null */
 }
-END_TEST
 
 TEST_OF(hugging_face, kimi_models)
 {
@@ -332,7 +324,6 @@ TEST_OF(hugging_face, kimi_models)
     model_destroy(k25);
     model_destroy(vl);
 }
-END_TEST
 
 TEST_OF(hugging_face, lightning_layers)
 {
@@ -363,7 +354,6 @@ TEST_OF(hugging_face, lightning_layers)
     model_destroy(text);
     model_destroy(m1);
 }
-END_TEST
 
 TEST_OF(hugging_face, convolution_layers)
 {
@@ -386,7 +376,6 @@ TEST_OF(hugging_face, convolution_layers)
     model_destroy(named);
     model_destroy(listed);
 }
-END_TEST
 
 TEST_OF(hugging_face, linear_layers)
 {
@@ -409,7 +398,6 @@ TEST_OF(hugging_face, linear_layers)
     model_destroy(next);
     model_destroy(kimi);
 }
-END_TEST
 
 /* A file of tests/models with one more key. */
 static void load_text_with(const char *name, const char *key, char text[4096])
@@ -447,7 +435,6 @@ TEST_OF(hugging_face, state_dtypes)
         hf_refused(text, "mamba_ssm_dtype", "accepted float32, bfloat16", NULL);
     }
 }
-END_TEST
 
 /* What a file's key says of the convolutions' bias, and without it the family's default. */
 TEST_OF(hugging_face, convolution_bias)
@@ -479,7 +466,6 @@ TEST_OF(hugging_face, convolution_bias)
         hf_refused(text, "x/config.json", rows[i / 3].key, "got 1", "true or false", NULL);
     }
 }
-END_TEST
 
 /* How the text of the first group ends, with these bounds of dt and of the log decay. */
 static void assert_bounds(const struct model *model, float dt_min, float dt_max, float lower_bound,
@@ -530,7 +516,6 @@ TEST_OF(hugging_face, mamba2_layers)
     model_destroy(nemotron);
     model_destroy(mamba);
 }
-END_TEST
 
 TEST_OF(hugging_face, encoders)
 {
@@ -562,7 +547,6 @@ TEST_OF(hugging_face, encoders)
     model_destroy(modern);
     model_destroy(whisper);
 }
-END_TEST
 
 #define LLAMA "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64, "
 
@@ -575,7 +559,6 @@ TEST_OF(refused, lists_of_layers_are_as_long_as_there_are_layers)
                "\"num_heads\": 2}}",
                "linear_attn_config.kda_layers: got 3", "at most num_hidden_layers = 2", NULL);
 }
-END_TEST
 
 /* MiniMax's and LFM2's lists of layers. */
 TEST_OF(refused, bad_lists_of_layers)
@@ -601,7 +584,6 @@ TEST_OF(refused, bad_lists_of_layers)
 #undef MINIMAX
 #undef LFM2
 }
-END_TEST
 
 TEST_OF(refused, nul_bytes_are_refused)
 {
@@ -615,7 +597,6 @@ TEST_OF(refused, nul_bytes_are_refused)
     ck_assert_str_eq(host_error_text(&error), "x/config.json:2:36: not valid JSON: unexpected text "
                                               "here; accepted: one whole object");
 }
-END_TEST
 
 TEST_OF(refused, bad_json)
 {
@@ -630,7 +611,6 @@ TEST_OF(refused, bad_json)
     hf_refused("{\"architectures\": [\"Zzz\"]}", "unknown architecture \"Zzz\"", "docs/MODELS.md",
                NULL);
 }
-END_TEST
 
 TEST_OF(refused, bad_fields)
 {
@@ -674,7 +654,6 @@ TEST_OF(refused, bad_fields)
                "\"hybrid_override_pattern\": \"MX\"}",
                "letter 2 is 'X'", NULL);
 }
-END_TEST
 
 TEST_OF(refused, missing_file)
 {
@@ -687,7 +666,6 @@ TEST_OF(refused, missing_file)
     ck_assert_int_eq(model_create_hf("/nonexistent/config.json", NULL, &model, NULL),
                      ATTN_CONFIG_ERROR);
 }
-END_TEST
 
 /* A name is proposed within its own family alone: Gemma 2's windows and caps are not Gemma's. */
 TEST_OF(refused, unknown_architectures)
@@ -722,7 +700,6 @@ TEST_OF(refused, unknown_architectures)
                "\"num_key_value_heads\": 4}}}",
                "hidden_size", "got 2048: accepted a multiple of the 28 heads", NULL);
 }
-END_TEST
 
 /* ---- Classes that are read by their family, their text model or their keys --------------------
  */
@@ -767,7 +744,6 @@ TEST_OF(hugging_face, other_classes_of_a_family)
     hf_refused("{\"architectures\": [\"WhisperForCausalLM\"], \"d_model\": 64}",
                "WhisperForCausalLM", NULL);
 }
-END_TEST
 
 /* What is in attn_config is read or refused by name. */
 TEST_OF(hugging_face, attn_config)
@@ -792,7 +768,6 @@ TEST_OF(hugging_face, attn_config)
                NULL);
     hf_refused(NESTED("Dbrx", "\"sliding_window\": 8"), "attn_config.sliding_window", NULL);
 }
-END_TEST
 
 /* Query heads of sliding layers as the authors' files say it, whose lists of layers are longer. */
 TEST_OF(hugging_face, sliding_query_heads)
@@ -811,7 +786,6 @@ TEST_OF(hugging_face, sliding_query_heads)
     ck_assert_int_eq(model->groups[1].window_left, 7);
     model_destroy(model);
 }
-END_TEST
 
 /* The text model is read, the tower is said to be left out; what is not neutral is refused. */
 TEST_OF(hugging_face, wrappers)
@@ -845,7 +819,6 @@ TEST_OF(hugging_face, wrappers)
                "{\"model_type\": \"gemma\", \"use_bidirectional_attention\": true, " SHAPE "}}",
                "text_config.use_bidirectional_attention", "got true", NULL);
 }
-END_TEST
 
 /* Whatever could be about attention must be known; what is neutral or about something else may be
  * there. */
@@ -876,7 +849,6 @@ TEST_OF(hugging_face, decoders_by_their_keys)
     model_destroy(model);
 #undef NEW
 }
-END_TEST
 
 /* Heads that a file does not say as most do. */
 TEST_OF(hugging_face, heads_of_falcon_and_others)
@@ -914,7 +886,6 @@ TEST_OF(hugging_face, heads_of_falcon_and_others)
     assert_close(model->groups[0].sm_scale, 0.015);
     model_destroy(model);
 }
-END_TEST
 
 /* What sounds like attention and is not read is refused by name; neutral values are not. */
 TEST_OF(refused, keys_that_nothing_reads)
@@ -954,7 +925,6 @@ TEST_OF(refused, keys_that_nothing_reads)
     model_destroy(model);
 #undef WITH
 }
-END_TEST
 
 static void hf_taken(const char *text)
 {
@@ -993,7 +963,6 @@ TEST_OF(refused, keys_of_published_files)
     load_text_with("kimi_linear", "\"num_key_value_heads\": 1", text);
     hf_refused(text, "num_key_value_heads", "got 1", "kv_lora_rank", NULL);
 }
-END_TEST
 
 #define GEMMA4(keys)                                                                               \
     "{\"architectures\": [\"Gemma4ForCausalLM\"], \"num_hidden_layers\": 4, " keys "}"
@@ -1036,7 +1005,6 @@ TEST_OF(refused, bad_readings)
                "\"num_hidden_layers\": 1, \"layer_types\": [\"linear_attention\"]}",
                "layer_types[0]", "full_attention, sliding_attention", NULL);
 }
-END_TEST
 
 /* Cut anywhere, a configuration is refused, never half read. */
 TEST_OF(refused, truncated_anywhere)
@@ -1055,7 +1023,6 @@ TEST_OF(refused, truncated_anywhere)
     ck_assert_int_eq(model->groups[0].head_dim, 16);
     model_destroy(model);
 }
-END_TEST
 
 static attn_status llama_with(const char *ini, struct model **model, host_error *error)
 {
@@ -1091,7 +1058,6 @@ TEST_OF(hugging_face, what_the_user_may_override)
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "model.head_dim"));
     ck_assert_ptr_null(model);
 }
-END_TEST
 
 /* ---- The ini --------------------------------------------------------------------------------- */
 
@@ -1110,7 +1076,6 @@ TEST_OF(ini, ini_plain)
     assert_close(group->logit_cap, 30);
     model_destroy(model);
 }
-END_TEST
 
 TEST_OF(ini, ini_layer_types)
 {
@@ -1129,7 +1094,6 @@ TEST_OF(ini, ini_layer_types)
     ck_assert_uint_eq(model->num_buffers, 6);
     model_destroy(model);
 }
-END_TEST
 
 TEST_OF(ini, ini_encoder_window_is_two_sided)
 {
@@ -1140,7 +1104,6 @@ TEST_OF(ini, ini_encoder_window_is_two_sided)
     ck_assert_uint_eq(model->groups[0].attn_type, ATTN_TYPE_ENCODER_ONLY);
     model_destroy(model);
 }
-END_TEST
 
 TEST_OF(ini, ini_mla)
 {
@@ -1152,7 +1115,6 @@ TEST_OF(ini, ini_mla)
     ck_assert_int_eq(model->groups[0].v_head_dim, 128);
     model_destroy(model);
 }
-END_TEST
 
 /* MiMo V2: heads, dimensions and sinks by type of layer. */
 TEST_OF(ini, ini_heads_by_type)
@@ -1179,7 +1141,6 @@ TEST_OF(ini, ini_heads_by_type)
     assert_close((double)sliding->sm_scale, 0.5);
     model_destroy(model);
 }
-END_TEST
 
 /* Types may have all of their shape to themselves, and v_head_dim follows their own head_dim. */
 TEST_OF(ini, ini_types_alone)
@@ -1193,7 +1154,6 @@ TEST_OF(ini, ini_types_alone)
     ck_assert_int_eq(model->groups[1].num_kv_heads, 2);
     model_destroy(model);
 }
-END_TEST
 
 /* Gemma 3n: the last layers read the cache of the last one of their type before them. */
 TEST_OF(ini, ini_shared_caches)
@@ -1211,7 +1171,6 @@ TEST_OF(ini, ini_shared_caches)
     }
     model_destroy(model);
 }
-END_TEST
 
 TEST_OF(ini, ini_sparse_layers)
 {
@@ -1229,7 +1188,6 @@ TEST_OF(ini, ini_sparse_layers)
     ck_assert_int_eq(model->groups[1].mla->kv_lora_rank, 512);
     model_destroy(model);
 }
-END_TEST
 
 /* Codes are multiplied by codes: index queries are of the type of e4m3 labels, and of no other. */
 TEST_OF(ini, ini_label_dtypes)
@@ -1254,7 +1212,6 @@ TEST_OF(ini, ini_label_dtypes)
                 NULL);
 #undef SPARSE
 }
-END_TEST
 
 /* Qwen3-Next; and latent layers next to linear ones, as Kimi Linear has them. */
 TEST_OF(ini, ini_linear_layers)
@@ -1289,7 +1246,6 @@ TEST_OF(ini, ini_linear_layers)
     ck_assert_int_eq(model->groups[1].head_dim, 32);
     model_destroy(model);
 }
-END_TEST
 
 /* One rank's heads, as engines divide them: KV heads that are fewer than ranks are replicated. */
 TEST_OF(ini, heads_of_a_rank)
@@ -1315,7 +1271,6 @@ TEST_OF(ini, heads_of_a_rank)
     ini_refused(SHARED "tp_size = 2\ntp_rank = 2\n", "model.tp_rank: 2", "accepted 0 to 1", NULL);
 #undef SHARED
 }
-END_TEST
 
 static struct model *load_rank(const char *name, int32_t ranks)
 {
@@ -1359,7 +1314,6 @@ TEST_OF(ini, ranks_of_other_kinds)
         model_destroy(rank);
     }
 }
-END_TEST
 
 #define DRAFTED                                                                                    \
     "[model]\nnum_layers = 2\nnum_q_heads = 8\nnum_kv_heads = 2\nhead_dim = 64\n"                  \
@@ -1392,7 +1346,6 @@ TEST_OF(ini, drafts_of_another_shape)
     ck_assert_int_eq(model->groups[1].head_dim, 64);
     model_destroy(model);
 }
-END_TEST
 
 TEST_OF(ini, drafts_from_a_file)
 {
@@ -1415,7 +1368,6 @@ TEST_OF(ini, drafts_from_a_file)
     ini_refused(text, "speculative.head_dim", "speculative.config", NULL);
     ini_refused(DRAFTED "num_q_heads = 4\nnum_kv_heads = 3\n", "speculative.num_kv_heads: 3", NULL);
 }
-END_TEST
 
 TEST_OF(ini, ini_type_refusals)
 {
@@ -1438,7 +1390,6 @@ TEST_OF(ini, ini_type_refusals)
 #undef LATENT
 #undef MODEL
 }
-END_TEST
 
 TEST_OF(ini, ini_refusals)
 {
@@ -1465,7 +1416,6 @@ TEST_OF(ini, ini_refusals)
                 "qk_rope_head_dim = 4\nqk_nope_head_dim = 4\n",
                 "head_dim", "9", "= 8", NULL);
 }
-END_TEST
 
 /* ---- Sharing and text ------------------------------------------------------------------------ */
 
@@ -1485,7 +1435,6 @@ TEST_OF(build, a_shared_buffer_is_read_only)
     model_destroy(model);
     model_destroy(NULL);
 }
-END_TEST
 
 TEST_OF(build, layer_text_is_cut_visibly)
 {
@@ -1514,7 +1463,6 @@ TEST_OF(build, layer_text_is_cut_visibly)
     ck_assert_str_eq(one, "");
     model_destroy(model);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -104,7 +104,6 @@ TEST_OF(pretended, a_plugin_of_the_major_before_computes_the_same)
     free(now);
     free(before);
 }
-END_TEST
 
 TEST_OF(pretended, older_ones_are_refused_with_a_sentence)
 {
@@ -119,7 +118,6 @@ TEST_OF(pretended, older_ones_are_refused_with_a_sentence)
     said = host_error_text(&error);
     ck_assert_msg(strstr(said, "choosy.so: chose ABI major 0; accepted: 1..2"), "%s", said);
 }
-END_TEST
 
 static Suite *suite(void)
 {

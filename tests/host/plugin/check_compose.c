@@ -35,7 +35,6 @@ TEST_OF(compose, plugins_and_types_are_listed)
     ck_assert_int_eq(attnhost_type(host, 4, &type, NULL), ATTN_INVALID_ARGUMENT);
     ck_assert_str_eq(attnhost_status_name(ATTN_TIMEOUT), "TIMEOUT");
 }
-END_TEST
 
 TEST_OF(compose, smaller_structs_are_filled_as_far_as_they_go)
 {
@@ -48,7 +47,6 @@ TEST_OF(compose, smaller_structs_are_filled_as_far_as_they_go)
     for (size_t b = plugin.struct_size; b < sizeof plugin; b++)
         ck_assert_uint_eq(((unsigned char *)&plugin)[b], 0x5A);
 }
-END_TEST
 
 TEST_OF(compose, unknown_names)
 {
@@ -67,7 +65,6 @@ TEST_OF(compose, unknown_names)
     ck_assert_int_eq(fail_compose("fixture_pair"), ATTN_CONFIG_ERROR);
     assert_says("backend.fixture_pair.first is missing");
 }
-END_TEST
 
 TEST_OF(compose, definitions)
 {
@@ -90,7 +87,6 @@ TEST_OF(compose, definitions)
     ck_assert_int_eq(counters_of("fixture_good")->block, 64);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* Relative paths in options begin at the working folder: without options it is not needed. */
 TEST_OF(compose, working_folder_is_gone)
@@ -109,7 +105,6 @@ TEST_OF(compose, working_folder_is_gone)
     ck_assert_int_eq(status, ATTN_BAD_STATE);
     assert_says("No such file");
 }
-END_TEST
 
 TEST_OF(compose, cycles)
 {
@@ -126,7 +121,6 @@ TEST_OF(compose, cycles)
     ck_assert_int_eq(attnhost_query(host, "b", problems, &verdict, &error.base), ATTN_CONFIG_ERROR);
     assert_says("b -> c -> a -> b");
 }
-END_TEST
 
 TEST_OF(compose, depth)
 {
@@ -144,7 +138,6 @@ TEST_OF(compose, depth)
     ck_assert_uint_eq(attnhost_backend_num_nodes(backend), COMPOSE_MAX_DEPTH);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 TEST_OF(compose, tree_is_told)
 {
@@ -191,7 +184,6 @@ TEST_OF(compose, tree_is_told)
     ck_assert_int_eq(counters_of("fixture_good")->finis, finis + 1);
     ck_assert_ptr_nonnull(strstr(logged, "3 fixture_good is down\n"));
 }
-END_TEST
 
 /* fixture_two plans softmax layers with host arrays, and no others. */
 TEST_OF(compose, host_arrays_by_kind)
@@ -210,7 +202,6 @@ TEST_OF(compose, host_arrays_by_kind)
         attnhost_backend_destroy(backend);
     }
 }
-END_TEST
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
@@ -229,7 +220,6 @@ TEST_OF(compose, failing_child)
     ck_assert_int_eq(counters_of("fixture_pair")->instances, 0);
     ck_assert_int_eq(counters_of("fixture_good")->inits, counters_of("fixture_good")->finis);
 }
-END_TEST
 
 TEST_OF(compose, defects_of_answers)
 {
@@ -252,7 +242,6 @@ TEST_OF(compose, defects_of_answers)
     ck_assert_int_eq(fail_compose("fixture_one"), ATTN_INTERNAL);
     assert_says("create succeeded without an instance");
 }
-END_TEST
 
 TEST_OF(compose, refusals)
 {
@@ -274,7 +263,6 @@ TEST_OF(compose, refusals)
                      ATTN_CONFIG_ERROR);
     assert_says("backend.odd.block = 'nan' is not an integer");
 }
-END_TEST
 
 TEST_OF(compose, bad_problems)
 {
@@ -299,7 +287,6 @@ TEST_OF(compose, bad_problems)
     device.type = 99;
     ck_assert_int_eq(fail_compose("fixture_one"), ATTN_DEPENDENCY_MISSING);
 }
-END_TEST
 
 /* ---- Configuration --------------------------------------------------------------------------- */
 
@@ -331,7 +318,6 @@ TEST_OF(compose, ini)
     ck_assert_ptr_nonnull(strstr(logged, "t.ini:9: backend.quick.blk is deprecated; write block"));
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 TEST_OF(compose, bad_ini)
 {
@@ -356,7 +342,6 @@ TEST_OF(compose, bad_ini)
         "t.ini:2: backend.fixture_one.blok is not an option of backend type fixture_one (did "
         "you mean block?)");
 }
-END_TEST
 
 TEST_OF(compose, loading_while_a_backend_lives)
 {
@@ -374,7 +359,6 @@ TEST_OF(compose, loading_while_a_backend_lives)
     attnhost_backend_destroy(backend);
     ck_assert_int_eq(counters_of("fixture_good")->instances, 0);
 }
-END_TEST
 
 TEST_OF(compose, two_hosts_in_one_process)
 {
@@ -393,7 +377,6 @@ TEST_OF(compose, two_hosts_in_one_process)
     attnhost_backend_destroy(two);
     ck_assert_int_eq(counters_of("fixture_good")->finis, finis + 1);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -41,7 +41,6 @@ TEST_OF(all, calls_are_described)
         ck_assert_int_eq(strncmp(cut, cases[c].text, sizeof cut - 1), 0);
     }
 }
-END_TEST
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
@@ -59,7 +58,6 @@ TEST_OF(all, calls_nest)
     guard_leave(&outer);
     ck_assert_ptr_null(guard_current);
 }
-END_TEST
 
 /* What a call of either kind does to rounding is undone, whatever it was before. */
 START_TEST(rounding_is_put_back)
@@ -111,7 +109,6 @@ TEST_OF(all, what_is_watched)
     ck_assert_int_eq(watched, 1 + 10);
     guard_watch = NULL;
 }
-END_TEST
 
 /* ---- Tasks ----------------------------------------------------------------------------------- */
 
@@ -149,7 +146,6 @@ TEST_OF(all, tasks_are_within_the_call)
     for (int t = 0; t < 3; t++)
         ck_assert(seen[t] && seen[t] != &call);
 }
-END_TEST
 
 static Suite *suite(void)
 {

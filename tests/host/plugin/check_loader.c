@@ -132,7 +132,6 @@ TEST_OF(loader, good)
     ck_assert_ptr_eq(registry_find_plugin(&registry, fixture("fixture_good")), plugin);
     ck_assert_ptr_null(registry_find_plugin(&registry, "fixture_goo"));
 }
-END_TEST
 
 TEST_OF(loader, loading_twice_is_loading_once)
 {
@@ -144,7 +143,6 @@ TEST_OF(loader, loading_twice_is_loading_once)
     ck_assert_uint_eq(registry.num_plugins, 1);
     ck_assert_str_eq(registry.plugins[0]->file, copy);
 }
-END_TEST
 
 TEST_OF(loader, not_a_plugin)
 {
@@ -173,7 +171,6 @@ TEST_OF(loader, not_a_plugin)
     assert_refused(fixture("fixture_no_entry"), ATTN_INVALID_ARGUMENT,
                    "no symbol attn_plugin_entry");
 }
-END_TEST
 
 TEST_OF(loader, not_a_regular_file)
 {
@@ -185,7 +182,6 @@ TEST_OF(loader, not_a_regular_file)
     ck_assert_int_eq(symlink(join(folder, "nowhere"), join(folder, "dangling.so")), 0);
     assert_refused(join(folder, "dangling.so"), ATTN_INVALID_ARGUMENT, "No such file");
 }
-END_TEST
 
 /* Run the compiler: an object that exports nothing, but needs fixture_good. */
 static void link_borrowed(const char *path)
@@ -206,7 +202,6 @@ TEST_OF(loader, entry_of_another_object)
     ck_assert_int_eq(chmod(path, 0755), 0);
     assert_refused(path, ATTN_INVALID_ARGUMENT, "no symbol attn_plugin_entry of its own");
 }
-END_TEST
 
 TEST_OF(loader, missing_library)
 {
@@ -224,7 +219,6 @@ TEST_OF(loader, missing_library)
     assert_says("cannot open shared object file");
     ck_assert_ptr_null(strchr(host_error_text(&error), '\n'));
 }
-END_TEST
 
 static bool map_user(unsigned user)
 {
@@ -277,7 +271,6 @@ TEST_OF(loader, on_a_file_system_without_programs)
     else
         ck_assert_int_eq(WEXITSTATUS(status), SAYS_NOEXEC);
 }
-END_TEST
 
 TEST_OF(loader, versions)
 {
@@ -289,7 +282,6 @@ TEST_OF(loader, versions)
     assert_refused(fixture("bad_entry_older"), ATTN_INCOMPATIBLE_VERSION,
                    "bad_entry_older.so: it is built for ABI 0.1; accepted: 0.2");
 }
-END_TEST
 
 TEST_OF(loader, bad_tables)
 {
@@ -299,7 +291,6 @@ TEST_OF(loader, bad_tables)
     assert_refused(fixture("fixture_bad_option"), ATTN_INTERNAL,
                    "backend type fixture_option_bad: option block has a default that is not");
 }
-END_TEST
 
 TEST_OF(loader, names_that_are_taken)
 {
@@ -316,7 +307,6 @@ TEST_OF(loader, names_that_are_taken)
                      ATTN_CONFIG_ERROR);
     ck_assert_uint_eq(registry.num_plugins, count);
 }
-END_TEST
 
 /* ---- Trust ----------------------------------------------------------------------------------- */
 
@@ -337,13 +327,11 @@ TEST_OF(loader, folders_above)
     ck_assert_msg(plugin->status == ATTN_OK, "%s", plugin->reason);
     loader_close(plugin);
 }
-END_TEST
 
 TEST_OF(loader, a_backend_called_auto)
 {
     assert_refused(fixture("fixture_auto"), ATTN_INTERNAL, "its name is 'auto', which in a");
 }
-END_TEST
 
 static void assert_reason(const char *file, const char *part)
 {
@@ -377,7 +365,6 @@ TEST_OF(loader, libraries_of_others)
     ck_assert_int_eq(chown(deps, 12345, 12345), 0);
     assert_reason(copy, "deps: the folder belongs to user 12345");
 }
-END_TEST
 
 /* A copy of bad_borrowed with another DT_RUNPATH, which is no longer than its own. */
 static const char *copy_with_runpath(const char *runpath, const char *as)
@@ -407,7 +394,6 @@ TEST_OF(loader, other_runpaths)
     ck_assert_int_eq(chdir("/"), 0);
     assert_reason(join(folder, "empty.so"), "no symbol attn_plugin_entry of its own");
 }
-END_TEST
 
 /* linked.so links bad_nothing.so, and that links linked.so. */
 TEST_OF(loader, libraries_in_a_circle)
@@ -424,7 +410,6 @@ TEST_OF(loader, libraries_in_a_circle)
     ck_assert_int_eq(loader_check_needed(first, &error.base), ATTN_INVALID_ARGUMENT);
     assert_says("linked.so: the file is writable by others (mode 0666)");
 }
-END_TEST
 
 TEST_OF(loader, writable_by_others)
 {
@@ -445,7 +430,6 @@ TEST_OF(loader, writable_by_others)
     ck_assert_int_eq(chmod(copy, 0755), 0);
     ck_assert_int_eq(registry_load_file(&registry, copy, NULL), ATTN_OK);
 }
-END_TEST
 
 TEST_OF(loader, writable_by_the_group)
 {
@@ -455,7 +439,6 @@ TEST_OF(loader, writable_by_the_group)
     ck_assert_int_eq(chmod(copy, 0664), 0);
     assert_refused(copy, ATTN_INVALID_ARGUMENT, "the file is writable by others (mode 0664)");
 }
-END_TEST
 
 TEST_OF(loader, folder_writable_by_others)
 {
@@ -476,7 +459,6 @@ TEST_OF(loader, folder_writable_by_others)
     ck_assert_ptr_nonnull(strstr(plugin->reason, "open: the folder is writable"));
     loader_close(plugin);
 }
-END_TEST
 
 TEST_OF(loader, owned_by_somebody_else)
 {
@@ -486,7 +468,6 @@ TEST_OF(loader, owned_by_somebody_else)
     ck_assert_int_eq(chown(copy, 12345, 12345), 0);
     assert_refused(copy, ATTN_INVALID_ARGUMENT, "the file belongs to user 12345");
 }
-END_TEST
 
 TEST_OF(loader, pins)
 {
@@ -512,7 +493,6 @@ TEST_OF(loader, pins)
     ck_assert_int_eq(registry_pin(&registry, join(folder, "none"), digest, NULL),
                      ATTN_INVALID_ARGUMENT);
 }
-END_TEST
 
 /* ---- Folders --------------------------------------------------------------------------------- */
 
@@ -543,7 +523,6 @@ TEST_OF(loader, folders)
                      ATTN_CONFIG_ERROR);
     assert_says("not a folder");
 }
-END_TEST
 
 /* A search path's later folder brings no complaint if earlier ones have all its backends. */
 TEST_OF(loader, shadows)
@@ -563,7 +542,6 @@ TEST_OF(loader, shadows)
     ck_assert_int_eq(registry.plugins[2]->status, ATTN_OK);
     ck_assert_str_eq(registry_find(&registry, "fixture_two")->plugin->table.name, "fixture_good");
 }
-END_TEST
 
 /* Two files of one folder, or one that has more than what is there, are in conflict. */
 TEST_OF(loader, conflicts_are_no_shadows)
@@ -581,7 +559,6 @@ TEST_OF(loader, conflicts_are_no_shadows)
         ck_assert_ptr_nonnull(strstr(registry.plugins[p]->reason, "is already provided by"));
     }
 }
-END_TEST
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
@@ -609,7 +586,6 @@ TEST_OF(loader, init_and_fini_are_paired)
     loader_close(two);
     ck_assert_int_eq(counters->finis, 2); /* still mapped */
 }
-END_TEST
 
 static Suite *suite(void)
 {

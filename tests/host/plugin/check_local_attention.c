@@ -136,7 +136,6 @@ TEST_OF(virtual_batches, chunks_are_sequences)
         check_batch(page * (1 + below(5)));
     }
 }
-END_TEST
 
 /* One query of each sequence; those of the padding have no keys. */
 TEST_OF(virtual_batches, decodes_have_one_query)
@@ -157,7 +156,6 @@ TEST_OF(virtual_batches, decodes_have_one_query)
         }
     }
 }
-END_TEST
 
 static void expect_refused(int32_t chunk, uint32_t field, const char *says)
 {
@@ -183,7 +181,6 @@ TEST_OF(virtual_batches, refusals_say_what_is_accepted)
     t.kv.block_table.host = NULL;
     expect_refused(8, ATTN_FIELD_INDEX_FORMS, "the batch has no block_table");
 }
-END_TEST
 
 static Suite *suite(void)
 {

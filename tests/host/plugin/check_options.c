@@ -88,7 +88,6 @@ TEST_OF(options, defaults)
     options_destroy(options);
     options_destroy(NULL);
 }
-END_TEST
 
 TEST_OF(options, values)
 {
@@ -120,7 +119,6 @@ TEST_OF(options, values)
     ck_assert_double_eq(find("ratio")->real, 0.01);
     options_destroy(options);
 }
-END_TEST
 
 TEST_OF(options, bad_values)
 {
@@ -159,7 +157,6 @@ TEST_OF(options, bad_values)
         ck_assert_uint_eq(error.base.field, ATTN_FIELD_OPTION);
     }
 }
-END_TEST
 
 TEST_OF(options, unknown_keys)
 {
@@ -170,7 +167,6 @@ TEST_OF(options, unknown_keys)
     assert_says("accepted: enabled, block, ratio");
     ck_assert_ptr_null(strstr(host_error_text(&error), "did you mean"));
 }
-END_TEST
 
 TEST_OF(options, given_twice)
 {
@@ -184,7 +180,6 @@ TEST_OF(options, given_twice)
     ck_assert_int_eq(parse(alias, 2), ATTN_CONFIG_ERROR);
     assert_says("given twice");
 }
-END_TEST
 
 TEST_OF(options, alias_is_accepted_with_a_warning)
 {
@@ -196,7 +191,6 @@ TEST_OF(options, alias_is_accepted_with_a_warning)
                      "sample.ini:7: backend.mine.blk is deprecated; write block");
     options_destroy(options);
 }
-END_TEST
 
 TEST_OF(options, repeated_keeps_order)
 {
@@ -216,7 +210,6 @@ TEST_OF(options, repeated_keeps_order)
     ck_assert_uint_eq(seen, 3);
     options_destroy(options);
 }
-END_TEST
 
 TEST_OF(options, required)
 {
@@ -234,7 +227,6 @@ TEST_OF(options, required)
                      ATTN_CONFIG_ERROR);
     assert_says("is not a backend's name");
 }
-END_TEST
 
 /* ---- Declarations ---------------------------------------------------------------------------- */
 
@@ -287,7 +279,6 @@ TEST_OF(options, declarations)
     undocumented.doc = NULL;
     ASSERT_REFUSED("no doc", undocumented);
 }
-END_TEST
 
 TEST_OF(options, larger_declarations_are_walked_by_their_size)
 {
@@ -305,7 +296,6 @@ TEST_OF(options, larger_declarations_are_walked_by_their_size)
     ck_assert_int_eq(find("y")->integer, 2);
     options_destroy(options);
 }
-END_TEST
 
 TEST_OF(options, names)
 {
@@ -324,7 +314,6 @@ TEST_OF(options, names)
     options_accepted(&declared[1], text, sizeof text);
     ck_assert_str_eq(text, "1..1024");
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -148,7 +148,6 @@ TEST_OF(all, forwards_count)
     expect(21, 14, 7);
     end();
 }
-END_TEST
 
 /* What was captured counts with each later batch, layer by layer. */
 TEST_OF(all, replays_count)
@@ -164,7 +163,6 @@ TEST_OF(all, replays_count)
     expect(40 * 7, 40 * 5, 40 * 2);
     end();
 }
-END_TEST
 
 /* Rows of an impossible answer count for no path. */
 TEST_OF(all, nonsense_is_not_counted)
@@ -182,7 +180,6 @@ TEST_OF(all, nonsense_is_not_counted)
     expect(50, 0, 0);
     end();
 }
-END_TEST
 
 /* The wrapper tells of them by its own metadata; where rows are not counted, in a composite, of
  * none. */
@@ -210,7 +207,6 @@ TEST_OF(all, the_wrapper_tells)
     expect(10, 0, 0);
     end();
 }
-END_TEST
 
 /* ---- Tables ---------------------------------------------------------------------------------- */
 
@@ -253,7 +249,6 @@ TEST_OF(all, tables_are_looked_at)
         end();
     }
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -428,7 +428,6 @@ TEST_OF(golden, snapshots)
     }
     fclose(file);
 }
-END_TEST
 
 /* A pool is judged by what it must hold: equal passes, one element next to it does not. */
 START_TEST(comparison)
@@ -502,7 +501,6 @@ TEST_OF(golden, refusals)
     golden_destroy(g);
     golden_finish(&record);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -290,7 +290,6 @@ TEST_OF(replay, rounding)
     }
     ck_assert_int_eq(different, 0);
 }
-END_TEST
 
 static Suite *suite(void)
 {

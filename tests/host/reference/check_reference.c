@@ -75,7 +75,6 @@ TEST_OF(rows, row_that_sees_no_key)
     ck_assert_double_eq(result.lse_bar, 0);
     ck_assert_double_le(example.bars[0], 0x1p-125);
 }
-END_TEST
 
 TEST_OF(rows, no_key_but_a_sink)
 {
@@ -89,7 +88,6 @@ TEST_OF(rows, no_key_but_a_sink)
     ck_assert_double_eq(out[1], 0);
     ck_assert_double_eq(result.lse, -3.25);
 }
-END_TEST
 
 TEST_OF(rows, equal_scores_give_the_mean)
 {
@@ -102,7 +100,6 @@ TEST_OF(rows, equal_scores_give_the_mean)
     ck_assert_double_eq_tol(result.lse, 2.5 + log(4), TINY);
     ck_assert_int_eq(result.num_seen, 4);
 }
-END_TEST
 
 /* A sink of the keys' own score weighs like one more key that has no value. */
 TEST_OF(rows, sink_is_a_key_without_value)
@@ -116,7 +113,6 @@ TEST_OF(rows, sink_is_a_key_without_value)
     ck_assert_double_eq_tol(out[0], 6.0 / 5, TINY);
     ck_assert_double_eq_tol(result.lse, 2.5 + log(5), TINY);
 }
-END_TEST
 
 /* Scale, then ALiBi, then the cap; the sink is neither scaled nor capped. */
 TEST_OF(rows, order_of_the_score)
@@ -134,7 +130,6 @@ TEST_OF(rows, order_of_the_score)
     double score = 3 * tanh((0.25 * 10 - 0.5 * 4) / 3);
     ck_assert_double_eq_tol(result.lse, log(exp(score) + exp(5)), TINY);
 }
-END_TEST
 
 /* ---- Borders --------------------------------------------------------------------------------- */
 
@@ -173,7 +168,6 @@ TEST_OF(rows, borders_of_windows_and_chunks)
     sight.mask_kind = ATTN_MASK_NONE;
     assert_sees(&sight, 30, 0, 29);
 }
-END_TEST
 
 TEST_OF(rows, borders_of_cross_attention)
 {
@@ -183,7 +177,6 @@ TEST_OF(rows, borders_of_cross_attention)
     sight.window_left = sight.window_right = 0;
     assert_sees(&sight, 30, 0, 29);
 }
-END_TEST
 
 /* Bits are little-endian, rows are not padded: row 1 of 9 columns begins at bit 9. */
 TEST_OF(rows, borders_of_masks)
@@ -206,7 +199,6 @@ TEST_OF(rows, borders_of_masks)
     for (int64_t j = 0; j < 14; j++)
         ck_assert_int_eq(reference_sees(&sight, j), (j >= 2 && j < 5) || j == 12);
 }
-END_TEST
 
 TEST_OF(rows, explicit_positions_move_window_and_chunk)
 {
@@ -226,7 +218,6 @@ TEST_OF(rows, explicit_positions_move_window_and_chunk)
     for (int64_t j = 0; j < 8; j++)
         ck_assert_int_eq(reference_sees(&sight, j), j >= 4 && j != 5);
 }
-END_TEST
 
 TEST_OF(rows, items_see_prefix_and_themselves)
 {
@@ -243,7 +234,6 @@ TEST_OF(rows, items_see_prefix_and_themselves)
     sight.position = 2;
     assert_sees(&sight, 12, 0, 2);
 }
-END_TEST
 
 /* ---- Against a model ------------------------------------------------------------------------- */
 
@@ -290,7 +280,6 @@ TEST_OF(rows, random_rows_are_the_models)
         ck_assert_double_eq_tol(result.lse, (double)lse, 1e-13);
     }
 }
-END_TEST
 
 TEST_OF(rows, scores_beyond_exp)
 {
@@ -305,7 +294,6 @@ TEST_OF(rows, scores_beyond_exp)
     ck_assert_double_eq(out[0], 1);
     ck_assert_double_eq(result.lse, 5000);
 }
-END_TEST
 
 TEST_OF(rows, not_a_number_spreads)
 {
@@ -323,7 +311,6 @@ TEST_OF(rows, not_a_number_spreads)
     ck_assert_double_eq(out[0], 0);
     ck_assert_double_eq(result.lse, 5);
 }
-END_TEST
 
 TEST_OF(rows, bad_rows_are_refused)
 {
@@ -340,7 +327,6 @@ TEST_OF(rows, bad_rows_are_refused)
         ATTN_INVALID_ARGUMENT);
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "head_dim 0"));
 }
-END_TEST
 
 /* ---- The pass rule --------------------------------------------------------------------------- */
 
@@ -375,7 +361,6 @@ TEST_OF(rule, bar_where_few_keys_decide)
     example_run(&example, out);
     assert_bar(example.bars[0], 0);
 }
-END_TEST
 
 /* 4 keys of weight 1/4 each and another sign every time: k = sqrt(2 log(2 * 3 / 1e-9)) standard
  * deviations of 2^-8 / sqrt(3) of 1/4 each are more than they can do together; of 64 not. */
@@ -395,7 +380,6 @@ TEST_OF(rule, bar_where_many_keys_decide)
         assert_bar(example.bars[0], fmin(likely, 0x1p-8));
     }
 }
-END_TEST
 
 /* A subnormal probability of fp16 is off by half of the smallest one. */
 TEST_OF(rule, bar_of_subnormal_probabilities)
@@ -411,7 +395,6 @@ TEST_OF(rule, bar_of_subnormal_probabilities)
     ck_assert_double_eq_tol(out[0], share, 1e-12);
     assert_bar(example.bars[0], 0x1p-25 * 1024 + 0x1p-11 * share);
 }
-END_TEST
 
 /* Beside values in fp8 a probability of bf16 may be lost below 2^-40; of fp16 it is as ever. */
 TEST_OF(rule, bar_of_probabilities_beside_codes)
@@ -433,7 +416,6 @@ TEST_OF(rule, bar_of_probabilities_beside_codes)
         assert_bar(example.bars[0], lost + common);
     }
 }
-END_TEST
 
 /* An LSE is fp32 whatever the operands are, and its bar grows with the scores. */
 TEST_OF(rule, bar_of_an_lse_follows_from_the_scores)
@@ -450,7 +432,6 @@ TEST_OF(rule, bar_of_an_lse_follows_from_the_scores)
     ck_assert_double_gt(bars[1], 4 * bars[0]);
     ck_assert_double_lt(bars[1], 3e-4);
 }
-END_TEST
 
 TEST_OF(rule, without_bars_a_row_is_the_same)
 {
@@ -470,7 +451,6 @@ TEST_OF(rule, without_bars_a_row_is_the_same)
     ck_assert_double_eq(result.lse, lse);
     ck_assert_double_gt(result.lse_bar, 0);
 }
-END_TEST
 
 static int32_t check_one(double actual, double truth, attn_dtype dtype, double bar)
 {
@@ -493,7 +473,6 @@ TEST_OF(rule, bar_of_a_row)
     ck_assert_int_eq(check_one(3 + bar * 1.001, 3, ATTN_F32, bar), REFERENCE_ERROR_TOO_LARGE);
     ck_assert_int_eq(check_one(1e-9, 0, ATTN_F32, 0), REFERENCE_ERROR_TOO_LARGE);
 }
-END_TEST
 
 /* The worst element is not the one with the largest error, but the one that is off by most bars. */
 TEST_OF(rule, each_element_has_its_bar)
@@ -506,7 +485,6 @@ TEST_OF(rule, each_element_has_its_bar)
     ck_assert_double_eq(verdict.bar, 0.1);
     ck_assert_double_eq_tol(reference_verdict_ratio(&verdict), 2, TINY);
 }
-END_TEST
 
 TEST_OF(rule, finiteness_must_agree_first)
 {
@@ -524,7 +502,6 @@ TEST_OF(rule, finiteness_must_agree_first)
     ck_assert_int_eq(check_one(-inf, 70000, ATTN_F16, 1e-5), REFERENCE_NOT_FINITE_HERE);
     ck_assert_int_eq(check_one(inf, 60000, ATTN_F16, 1e-5), REFERENCE_NOT_FINITE_HERE);
 }
-END_TEST
 
 TEST_OF(rule, bar_of_an_lse)
 {
@@ -539,7 +516,6 @@ TEST_OF(rule, bar_of_an_lse)
     ck_assert_int_eq(reference_check_lse(-1e30, &row).code, REFERENCE_FINITE_HERE);
     ck_assert_int_eq(reference_check_lse((double)NAN, &row).code, REFERENCE_NOT_FINITE_HERE);
 }
-END_TEST
 
 /* ---- Merging --------------------------------------------------------------------------------- */
 

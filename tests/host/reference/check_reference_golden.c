@@ -243,7 +243,6 @@ TEST_OF(golden, quantised_cache)
     fclose(file);
     ck_assert_int_eq(cases, 4);
 }
-END_TEST
 
 TEST_OF(golden, merging)
 {
@@ -266,7 +265,6 @@ TEST_OF(golden, merging)
     fclose(file);
     ck_assert_int_eq(cases, 5);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -386,7 +386,6 @@ TEST_OF(refusals, senseless_groups)
     fixture_finish(f);
     free(f);
 }
-END_TEST
 
 TEST_OF(refusals, senseless_scales)
 {
@@ -411,7 +410,6 @@ TEST_OF(refusals, senseless_scales)
     fixture_finish(f);
     free(f);
 }
-END_TEST
 
 /* A layer that only reads may be called expanded, but not to save. */
 TEST_OF(refusals, read_only_expanded)
@@ -426,7 +424,6 @@ TEST_OF(refusals, read_only_expanded)
     fixture_finish(f);
     free(f);
 }
-END_TEST
 
 static Suite *suite(void)
 {

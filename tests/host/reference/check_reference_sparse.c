@@ -468,7 +468,6 @@ TEST_OF(sparse, other_wrongs)
     free(g);
     fclose(file);
 }
-END_TEST
 
 /* Equal logits: any of them may be taken; the oracle takes the first. */
 TEST_OF(sparse, ties)
@@ -493,7 +492,6 @@ TEST_OF(sparse, ties)
     reference_choose(logits, 6, 9, chosen);
     ck_assert_mem_eq(chosen, ((uint8_t[]){1, 1, 1, 1, 1, 0}), 6);
 }
-END_TEST
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
 
@@ -535,7 +533,6 @@ TEST_OF(sparse, refusals)
     free(g);
     fclose(file);
 }
-END_TEST
 
 static Suite *suite(void)
 {

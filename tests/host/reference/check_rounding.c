@@ -89,14 +89,12 @@ TEST_OF(rounding, right_arithmetic_passes)
     const struct rounding_wish anything = {0};
     rows_pass(random_cases(3000), &anything, admitted, ADMITTED);
 }
-END_TEST
 
 TEST_OF(rounding, right_codes_pass)
 {
     const struct rounding_wish codes = {.dtype = ATTN_FP8_E4M3};
     rows_pass(random_cases(1000), &codes, admitted_codes, ADMITTED_CODES);
 }
-END_TEST
 
 /* ---- What is not ----------------------------------------------------------------------------- */
 

@@ -271,7 +271,6 @@ TEST_OF(rows, together_as_alone)
     reference_scratch_finish(&scratch);
     reference_scratch_finish(&other);
 }
-END_TEST
 
 /* ---- A plain loop ---------------------------------------------------------------------------- */
 
@@ -330,7 +329,6 @@ TEST_OF(rows, as_a_plain_loop)
     }
     reference_scratch_finish(&scratch);
 }
-END_TEST
 
 /* ---- Ranges, refusals ------------------------------------------------------------------------ */
 
@@ -355,7 +353,6 @@ TEST_OF(rows, ranges_hold_what_is_seen)
     }
     ck_assert_int_gt(exact, 5000);
 }
-END_TEST
 
 TEST_OF(rows, rows_must_be_alike)
 {
@@ -378,7 +375,6 @@ TEST_OF(rows, rows_must_be_alike)
     ck_assert_int_eq(reference_rows_compute(rows, 0, &kv, &scratch, NULL, NULL), ATTN_OK);
     reference_scratch_finish(&scratch);
 }
-END_TEST
 
 static Suite *suite(void)
 {

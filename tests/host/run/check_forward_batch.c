@@ -156,7 +156,6 @@ TEST_OF(literal, two_level_pools)
     ck_assert_int_eq(row[8], 17);
     forward_batch_finish(&made);
 }
-END_TEST
 
 /* Two KV groups, the first in the pool of windows: each has the slots, table and page ids of its
  * pool, and both the sequences' lengths. */
@@ -200,7 +199,6 @@ TEST_OF(literal, groups_have_their_pools)
         ck_assert_array(made.kv[g].kv_lens, 7);
     forward_batch_finish(&made);
 }
-END_TEST
 
 /* Three sequences with an encoder of 3 keys each, in pages of 2: the first and the last bring them,
  * the one between them has brought them before. */
@@ -258,7 +256,6 @@ TEST_OF(literal, an_encoder_has_lengths_and_rows_of_its_own)
     }
     forward_batch_finish(&made);
 }
-END_TEST
 
 /* A step may bring more of an encoder's keys than it has rows, and these are the longest. */
 TEST_OF(literal, keys_of_an_encoder_are_within_the_bounds)
@@ -295,7 +292,6 @@ TEST_OF(literal, keys_of_an_encoder_are_within_the_bounds)
     ck_assert_int_eq(made.encoder_rows.count, 0);
     forward_batch_finish(&made);
 }
-END_TEST
 
 /* The cumulative lengths of queries and of keys: one query each (keys 5, 8, 3), ... */
 TEST_OF(literal, cu_seqlens_one_query_each)
@@ -320,7 +316,6 @@ TEST_OF(literal, cu_seqlens_one_query_each)
     ck_assert_int_eq(made.batch.max_q_len, 1);
     forward_batch_finish(&made);
 }
-END_TEST
 
 /* ... no cached prefix: both are the same, ... */
 TEST_OF(literal, cu_seqlens_no_cached_prefix)
@@ -345,7 +340,6 @@ TEST_OF(literal, cu_seqlens_no_cached_prefix)
     ck_assert_int_eq(made.batch.max_q_len, 8);
     forward_batch_finish(&made);
 }
-END_TEST
 
 /* ... and both: extend sequences after a prefix, then sequences of one query. */
 TEST_OF(literal, cu_seqlens_both)
@@ -377,7 +371,6 @@ TEST_OF(literal, cu_seqlens_both)
     ck_assert_int_eq(made.batch.max_kv_len, 8);
     forward_batch_finish(&made);
 }
-END_TEST
 
 /* Pages of 4: slots 8..11, 20..23 and 4 hold request 1's nine tokens. */
 TEST_OF(literal, pages_by_hand)
@@ -408,7 +401,6 @@ TEST_OF(literal, pages_by_hand)
     ck_assert_int_eq(made.kv[0].page_size, 4);
     forward_batch_finish(&made);
 }
-END_TEST
 
 /* ---- States ---------------------------------------------------------------------------------- */
 
@@ -461,7 +453,6 @@ TEST_OF(literal, states_by_hand)
     ck_assert_ptr_null(made.state.snapshots.host);
     forward_batch_finish(&made);
 }
-END_TEST
 
 /* Padding starts from zero and leaves its state in slot 0. */
 TEST_OF(literal, padding_has_no_state)
@@ -488,7 +479,6 @@ TEST_OF(literal, padding_has_no_state)
     }
     forward_batch_finish(&made);
 }
-END_TEST
 
 /* ---- Drafts ---------------------------------------------------------------------------------- */
 
@@ -561,7 +551,6 @@ TEST_OF(literal, a_tree_by_hand)
     ck_assert_int_eq(moved.list[1].to, 9);
     forward_batch_finish(&made);
 }
-END_TEST
 
 /* A chain needs no mask, and nothing of it moves. */
 TEST_OF(literal, a_chain_by_hand)
@@ -598,7 +587,6 @@ TEST_OF(literal, a_chain_by_hand)
     ck_assert_ptr_null(made.batch.speculation);
     forward_batch_finish(&made);
 }
-END_TEST
 
 /* ---- Nothing to do --------------------------------------------------------------------------- */
 
@@ -631,7 +619,6 @@ TEST_OF(limits, idle)
     forward_batch_finish(&made);
     forward_batch_finish(&made);
 }
-END_TEST
 
 TEST_OF(limits, no_bounds_at_all)
 {
@@ -643,7 +630,6 @@ TEST_OF(limits, no_bounds_at_all)
     ck_assert_array(made.batch.q_indptr, 0);
     forward_batch_finish(&made);
 }
-END_TEST
 
 /* What was not asked for is absent, what was asked for is there. */
 TEST_OF(limits, only_asked_forms)
@@ -681,7 +667,6 @@ TEST_OF(limits, only_asked_forms)
         forward_batch_finish(&made);
     }
 }
-END_TEST
 
 /* ---- Bounds ---------------------------------------------------------------------------------- */
 
@@ -747,7 +732,6 @@ TEST_OF(limits, bounds)
         forward_batch_finish(&made);
     }
 }
-END_TEST
 
 /* ---- Random ---------------------------------------------------------------------------------- */
 

@@ -39,7 +39,6 @@ TEST_OF(gather, quantiles)
     ck_assert_mem_eq(times.ns, five, sizeof five); /* the order of the steps is kept */
     report_times_finish(&times);
 }
-END_TEST
 
 TEST_OF(gather, quantiles_of_few)
 {
@@ -55,7 +54,6 @@ TEST_OF(gather, quantiles_of_few)
     ck_assert_double_eq(report_quantile_us(&times, 0.51), 2.5);
     report_times_finish(&times);
 }
-END_TEST
 
 /* 1 to 3000 us, shuffled: more than the array has at first. */
 TEST_OF(gather, quantiles_of_many)
@@ -69,7 +67,6 @@ TEST_OF(gather, quantiles_of_many)
     ck_assert_double_eq(report_quantile_us(&times, 1), 3000);
     report_times_finish(&times);
 }
-END_TEST
 
 /* 1 to 1,000,000 us, shuffled: memory is bounded, and a quantile is off by 0.2 % at most. */
 TEST_OF(gather, quantiles_in_bounded_memory)
@@ -92,7 +89,6 @@ TEST_OF(gather, quantiles_in_bounded_memory)
                                 0.002 * percent * COUNT / 100);
     report_times_finish(&times);
 }
-END_TEST
 
 /* Below 512 ns each duration has a bucket; the longest that there is has one, too. */
 TEST_OF(gather, quantiles_of_extremes)
@@ -107,7 +103,6 @@ TEST_OF(gather, quantiles_of_extremes)
     ck_assert_double_eq(report_quantile_us(&times, 0), 0);
     report_times_finish(&times);
 }
-END_TEST
 
 /* ---- Paths ----------------------------------------------------------------------------------- */
 
@@ -133,7 +128,6 @@ TEST_OF(gather, paths_add_up)
     ck_assert_ptr_null(report.paths);
     report_finish(&report);
 }
-END_TEST
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
@@ -289,7 +283,6 @@ TEST_OF(json, json_has_every_key)
     cJSON_Delete(root);
     report_finish(&report);
 }
-END_TEST
 
 TEST_OF(json, json_tells_the_composition)
 {
@@ -311,7 +304,6 @@ TEST_OF(json, json_tells_the_composition)
     cJSON_Delete(root);
     report_finish(&report);
 }
-END_TEST
 
 TEST_OF(json, json_of_an_empty_run)
 {
@@ -331,7 +323,6 @@ TEST_OF(json, json_of_an_empty_run)
     cJSON_Delete(root);
     report_finish(&report);
 }
-END_TEST
 
 /* A double would make 18446744073709551616 of it. */
 TEST_OF(json, seed_is_exact)
@@ -355,7 +346,6 @@ TEST_OF(json, seed_is_exact)
         report_finish(&report);
     }
 }
-END_TEST
 
 TEST_OF(json, every_number_is_a_number)
 {
@@ -380,7 +370,6 @@ TEST_OF(json, every_number_is_a_number)
         report_finish(&report);
     }
 }
-END_TEST
 
 TEST_OF(json, first_failure_only_if_there_is_one)
 {
@@ -397,7 +386,6 @@ TEST_OF(json, first_failure_only_if_there_is_one)
     cJSON_Delete(root);
     report_finish(&report);
 }
-END_TEST
 
 TEST_OF(json, bars_by_layer)
 {
@@ -413,7 +401,6 @@ TEST_OF(json, bars_by_layer)
     cJSON_Delete(root);
     report_finish(&report);
 }
-END_TEST
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
@@ -548,7 +535,6 @@ TEST_OF(json, lines_for_people)
     free(got);
     report_finish(&report);
 }
-END_TEST
 
 /* Several pools are reported one by one. */
 TEST_OF(json, pools_are_reported_one_by_one)
@@ -568,7 +554,6 @@ TEST_OF(json, pools_are_reported_one_by_one)
     free(got);
     report_finish(&report);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -106,7 +106,6 @@ TEST_OF(runs, eviction_turns_hits_into_prefill)
     for (int i = 0; i < 2; i++)
         finish(&runs[i]);
 }
-END_TEST
 
 /* Six requests of 20 tokens that grow by 60 in a pool for fewer than that: some are thrown out, and
  * compute again exactly the rows they had. */
@@ -136,7 +135,6 @@ TEST_OF(runs, retraction_is_counted)
     ck_assert_int_eq(run.report.verify.rows_checked, 2 * 6 * (20 + 60));
     finish(&run);
 }
-END_TEST
 
 /* Twelve requests that decode together: all have a prompt of two blocks; of three documents, which
  * four of them ask about each, the first two take two more blocks and the third one none. So of the
@@ -221,7 +219,6 @@ TEST_OF(runs, digest_does_not_depend_on_threads)
     for (int i = 0; i < 3; i++)
         finish(&runs[i]);
 }
-END_TEST
 
 TEST_OF(runs, digest_depends_on_the_seed)
 {
@@ -235,7 +232,6 @@ TEST_OF(runs, digest_depends_on_the_seed)
     finish(&a);
     finish(&b);
 }
-END_TEST
 
 /* ---- Verification ---------------------------------------------------------------------------- */
 
@@ -280,7 +276,6 @@ TEST_OF(runs, one_changed_value_fails)
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "request 0"));
     finish(&run);
 }
-END_TEST
 
 TEST_OF(runs, nothing_is_checked_at_rate_0)
 {
@@ -292,7 +287,6 @@ TEST_OF(runs, nothing_is_checked_at_rate_0)
     ck_assert_int_eq(run.report.verify.rows_checked, 0);
     finish(&run);
 }
-END_TEST
 
 /* The same through the embedding API. */
 TEST_OF(runs, one_call_runs_it_all)
@@ -313,7 +307,6 @@ TEST_OF(runs, one_call_runs_it_all)
     ck_assert_int_eq(status, ATTN_UNSUPPORTED);
     finish(&run);
 }
-END_TEST
 
 /* ---- Latent attention ------------------------------------------------------------------------ */
 
@@ -556,7 +549,6 @@ TEST_OF(latent, a_wrong_latent_in_the_cache_fails)
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 0"));
     finish(&run);
 }
-END_TEST
 
 /* Rows of prefills wider than those of decodes, not the other way round. */
 TEST_OF(latent, latents_narrower_than_values)
@@ -575,7 +567,6 @@ TEST_OF(latent, latents_narrower_than_values)
     check_identities(&run, input_tokens, decode_tokens);
     finish(&run);
 }
-END_TEST
 
 /* Latent layers among recurrent ones, which know nothing of expanded calls. */
 START_TEST(latents_beside_recurrent_layers)
@@ -682,7 +673,6 @@ TEST_OF(quantised, packed_latents_have_their_own_scales)
     for (int i = 0; i < 3; i++)
         finish(&runs[i]);
 }
-END_TEST
 
 /* One bit of a row of the cache, in layer 0, before the first decode: a sign, or of a scale the
  * largest bit after the point. */
@@ -954,7 +944,6 @@ TEST_OF(drafts, drafts_that_are_turned_down_are_in_no_digest)
     for (int i = 0; i < 2; i++)
         finish(&runs[i]);
 }
-END_TEST
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
 
@@ -1071,7 +1060,6 @@ TEST_OF(cross, retracted_requests_are_encoded_again)
     ck_assert_int_eq(run.report.tokens.encoded % HEARD, 0);
     finish(&run);
 }
-END_TEST
 
 /* The first value of the first encoder, in a layer of cross attention. */
 static void change_encoded_value(void *ctx, const struct batch_step *step, int32_t layer,
@@ -1103,7 +1091,6 @@ TEST_OF(cross, a_changed_value_of_an_encoder_fails)
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
     finish(&run);
 }
-END_TEST
 
 /* What is asked for, the exit code, and a part of the message. */
 static const struct {

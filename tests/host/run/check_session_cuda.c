@@ -314,7 +314,6 @@ TEST_OF(runs, digest_does_not_depend_on_the_schedule)
         finish(&runs[i]);
     tear_down();
 }
-END_TEST
 
 /* Rows that are checked with verify.rate 1: those of the prompts and those that decode computed in
  * each layer, turned-down drafts among them, and those of the draft model's one. */
@@ -355,7 +354,6 @@ TEST_OF(runs, digest_does_not_depend_on_drafts)
         finish(&runs[i]);
     tear_down();
 }
-END_TEST
 
 /* A row sees all rows of its verification: the mask is filled for as long as the kernel runs. */
 static void attend_blindly(const struct fake_cuda_launch *launch)
@@ -554,7 +552,6 @@ TEST_OF(runs, shared_prefixes_are_told)
         finish(&runs[i]);
     tear_down();
 }
-END_TEST
 
 /* ---- Paths ----------------------------------------------------------------------------------- */
 
@@ -594,7 +591,6 @@ TEST_OF(runs, rows_are_counted_by_path)
         tear_down();
     }
 }
-END_TEST
 
 /* Of a composite's children each has its own. */
 TEST_OF(runs, children_tell_of_their_paths)
@@ -614,7 +610,6 @@ TEST_OF(runs, children_tell_of_their_paths)
     finish(&run);
     tear_down();
 }
-END_TEST
 
 /* ---- Routes ---------------------------------------------------------------------------------- */
 
@@ -793,7 +788,6 @@ TEST_OF(runs, decode_is_replayed)
     tear_down();
     finish(&run);
 }
-END_TEST
 
 /* Steps too large for any graph, and backends that cannot be captured, are run eagerly. */
 START_TEST(other_decodes_are_eager)
@@ -834,7 +828,6 @@ TEST_OF(runs, no_memory_for_graphs)
     tear_down();
     finish(&run);
 }
-END_TEST
 
 /* ---- Checks that can fail -------------------------------------------------------------------- */
 
@@ -870,7 +863,6 @@ TEST_OF(runs, a_wrong_row_fails)
     tear_down();
     finish(&run);
 }
-END_TEST
 
 /* The first float behind the output's last row, of an eager step or of a replay. */
 static void write_past(const struct fake_cuda_launch *launch)
@@ -923,7 +915,6 @@ TEST_OF(runs, an_infinite_output_fails)
     tear_down();
     finish(&run);
 }
-END_TEST
 
 /* ---- A slow device --------------------------------------------------------------------------- */
 

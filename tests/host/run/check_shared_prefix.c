@@ -72,7 +72,6 @@ TEST_OF(runs, a_prompt_and_its_documents)
     EXPECT_RUNS(0, {0, 5, 512}, {5, 6, 0}, {6, 8, 640});
     EXPECT_RUNS(1, {0, 1, 512}, {1, 4, 2048}, {4, 5, 512}, {5, 6, 0}, {6, 8, 640});
 }
-END_TEST
 
 /* One level is enough, or none; a run shares keys enough by itself, and beyond the outer one. */
 TEST_OF(runs, short_prefixes_are_left_out)
@@ -91,7 +90,6 @@ TEST_OF(runs, short_prefixes_are_left_out)
     PLAN(0);
     expect_sums(0, 0, 0);
 }
-END_TEST
 
 /* Of three nested blocks the hint has the two that save most. */
 TEST_OF(runs, two_of_three_levels)
@@ -101,7 +99,6 @@ TEST_OF(runs, two_of_three_levels)
     PLAN(0, 500, 600, 2000);
     expect_sums(2, 4, 500 * 3 + 1500);
 }
-END_TEST
 
 /* ---- Random ---------------------------------------------------------------------------------- */
 
@@ -176,7 +173,6 @@ TEST_OF(runs, the_best_of_all_choices)
         ck_assert_int_eq(saved, most_saved(0, num_seqs, 0, SHARED_PREFIX_LEVELS));
     }
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -175,7 +175,6 @@ TEST_OF(processor, operands_are_parts_of_vectors)
         free(vectors[i].memory);
     }
 }
-END_TEST
 
 TEST_OF(processor, table_is_updated)
 {
@@ -186,7 +185,6 @@ TEST_OF(processor, table_is_updated)
     GOOD(step_kernels_update_table(kernels, updates, 3, 3, slots, table, 4, NULL, &error.base));
     ck_assert_mem_eq(table, expected, sizeof table);
 }
-END_TEST
 
 TEST_OF(processor, pages_are_indexed)
 {
@@ -213,7 +211,6 @@ TEST_OF(processor, pages_are_indexed)
     ck_assert_mem_eq(blocks, expected_blocks, sizeof blocks);
     ck_assert_mem_eq(indices, expected_indices, sizeof indices);
 }
-END_TEST
 
 TEST_OF(processor, outputs_are_watched)
 {
@@ -238,7 +235,6 @@ TEST_OF(processor, outputs_are_watched)
     GOOD(step_kernels_watch(kernels, 0, &rows, &output, &first, NULL, &error.base));
     ck_assert_uint_eq(first, 2);
 }
-END_TEST
 
 /* Each pattern of 16 bits by itself, judged by what it means. */
 TEST_OF(processor, every_half_is_judged)
@@ -256,7 +252,6 @@ TEST_OF(processor, every_half_is_judged)
         }
     ck_assert_int_eq(num_wrong, 0);
 }
-END_TEST
 
 TEST_OF(processor, rows_are_gathered)
 {
@@ -274,7 +269,6 @@ TEST_OF(processor, rows_are_gathered)
     memcpy(expected + 7, data + 3, 6);
     ck_assert_mem_eq(to, expected, sizeof to);
 }
-END_TEST
 
 TEST_OF(processor, other_types_are_refused)
 {
@@ -298,7 +292,6 @@ TEST_OF(processor, other_types_are_refused)
           ATTN_INVALID_ARGUMENT);
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "accepted: f32, f16 and bf16"));
 }
-END_TEST
 
 /* ---- CUDA ------------------------------------------------------------------------------------ */
 
@@ -351,7 +344,6 @@ TEST_OF(cuda, cuda_makes_latents)
     step_case_destroy(&c);
     close_fake();
 }
-END_TEST
 
 /* What the kernel does not make is refused, not made otherwise. */
 TEST_OF(cuda, cuda_makes_queries_and_keys_alone)
@@ -386,7 +378,6 @@ TEST_OF(cuda, cuda_makes_queries_and_keys_alone)
     step_case_destroy(&c);
     close_fake();
 }
-END_TEST
 
 /* All of it is kernels: none runs outside the graphs. */
 START_TEST(cuda_graphs_see_new_contents)
@@ -552,7 +543,6 @@ TEST_OF(failures, failure_at_every_call)
     fake.reset();
     step_case_finish(&some);
 }
-END_TEST
 
 /* The device is lost at each call of all; nothing stays, and no loss is reported as anything else.
  */
@@ -576,7 +566,6 @@ TEST_OF(failures, loss_at_every_call)
     fake.reset();
     step_case_finish(&some);
 }
-END_TEST
 
 /* A driver that refuses what a build without nvcc has for kernels. */
 TEST_OF(failures, without_nvcc)
@@ -599,7 +588,6 @@ TEST_OF(failures, without_nvcc)
     close_fake();
     step_case_finish(&some);
 }
-END_TEST
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 

@@ -88,7 +88,6 @@ TEST_OF(tokens, tokens_of_a_request)
     ck_assert_uint_eq(report.series.count, 4);
     end();
 }
-END_TEST
 
 /* One output token is no interval, and none is no token; a prefix that was found is no step. */
 TEST_OF(tokens, few_tokens)
@@ -105,7 +104,6 @@ TEST_OF(tokens, few_tokens)
     ck_assert_int_eq(report.series.bins[0].prefill, 7);
     end();
 }
-END_TEST
 
 /* Two steps in flight: each begins, on the virtual clock, when the one before has ended. */
 TEST_OF(tokens, steps_in_flight)
@@ -119,7 +117,6 @@ TEST_OF(tokens, steps_in_flight)
     assert_times(report.ttft, 2, 50, 380);
     end();
 }
-END_TEST
 
 /* workload.clock = wall: the wait before the first step counts, on that clock alone. */
 TEST_OF(tokens, from_its_arrival)
@@ -130,7 +127,6 @@ TEST_OF(tokens, from_its_arrival)
     assert_times(report.ttft, 1, 30, 4000);
     end();
 }
-END_TEST
 
 /* What is computed again brings no token again. */
 TEST_OF(tokens, retracted)
@@ -149,7 +145,6 @@ TEST_OF(tokens, retracted)
     assert_times(report.tpot, 1, 15, 15);
     end();
 }
-END_TEST
 
 /* A lost step has given nothing, nor has it begun a request. */
 TEST_OF(tokens, lost_steps)
@@ -167,7 +162,6 @@ TEST_OF(tokens, lost_steps)
     ck_assert_int_eq(report.ttft[REPORT_WALL].ns[0], 30);
     end();
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -217,7 +217,6 @@ TEST_OF(gpu, more_elements_than_32_bits_count)
     large_destroy(&l);
     device_close(device);
 }
-END_TEST
 
 /* Rows of more words than a grid has threads for: each thread makes several. */
 TEST_OF(gpu, wider_than_a_grid)
@@ -258,7 +257,6 @@ TEST_OF(gpu, wider_than_a_grid)
     step_case_destroy(&c);
     device_close(device);
 }
-END_TEST
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 

@@ -47,7 +47,6 @@ TEST_OF(core, worked_example)
     ck_assert_int_eq(counts->pools[SCHEDULER_ALL].peak, 16);
     ck_assert_int_eq(counts->steps, 3);
 }
-END_TEST
 
 TEST_OF(core, a_prompt_is_cut_into_chunks)
 {
@@ -67,7 +66,6 @@ TEST_OF(core, a_prompt_is_cut_into_chunks)
     expect_done();
     ck_assert_int_eq(expect_counts()->decode, 0);
 }
-END_TEST
 
 /* Prompts of 5, 4, 5 and 3 tokens into steps of 8: whole, in order. */
 TEST_OF(core, whole_prompts_are_not_cut)
@@ -87,7 +85,6 @@ TEST_OF(core, whole_prompts_are_not_cut)
     ck_assert_int_eq(scheduler_add(scheduler, &longer, &failure.base), ATTN_CONFIG_ERROR);
     ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "up to chunked_prefill_size = 8"));
 }
-END_TEST
 
 TEST_OF(core, mixed_steps_extend_first)
 {
@@ -100,7 +97,6 @@ TEST_OF(core, mixed_steps_extend_first)
     schedule("mixed 1:1+5 0:4+1");
     run_out();
 }
-END_TEST
 
 /* Blocks of 5 tokens. The first step computes both prompts; the second request's block is the
  * first's then, and its own copy is gone. A block that is not yet complete is not visible. */
@@ -126,7 +122,6 @@ TEST_OF(core, a_prefix_computed_twice_is_kept_once)
     expect_done();
     ck_assert_int_eq(expect_counts()->prefix_hit, 10);
 }
-END_TEST
 
 /* Blocks of 11 tokens, pages of 8: three requests have 33 tokens in common, of which 32 are whole
  * pages, and are worth a step; the two that differ in the third block have 16, and are not. */
@@ -156,7 +151,6 @@ TEST_OF(hits, requests_wait_for_a_prefix)
         tear_down();
     }
 }
-END_TEST
 
 /* The last piece of a prompt, too, is awaited, though the step has room for a row more. */
 TEST_OF(hits, a_prefix_in_pieces_is_awaited)
@@ -173,7 +167,6 @@ TEST_OF(hits, a_prefix_in_pieces_is_awaited)
     schedule("extend 1:88+11");
     expect_done();
 }
-END_TEST
 
 /* A pool of 60 slots for two requests that want 50 each: the younger is retracted, prefills again
  * the rows it had, and decodes on. */
@@ -206,7 +199,6 @@ TEST_OF(core, the_youngest_is_retracted_and_resumes)
     ck_assert_int_eq(counts->prefill, 50);
     ck_assert_int_eq(counts->pools[SCHEDULER_ALL].peak, 60);
 }
-END_TEST
 
 /* 20 decode rows are kept free for each that runs, the newcomer included, or what it has left: of
  * 60 slots the first takes 10 and a reserve of 20, so the second, with 25 and 20, has to wait until
@@ -250,7 +242,6 @@ TEST_OF(core, wall_clock_waits_for_arrivals)
     schedule("extend 1:0+4");
     expect_done();
 }
-END_TEST
 
 TEST_OF(core, requests_may_come_later)
 {
@@ -260,7 +251,6 @@ TEST_OF(core, requests_may_come_later)
     ck_assert_int_eq(add(0), ATTN_OK);
     ck_assert_int_eq(run_out()->finished, 1);
 }
-END_TEST
 
 /* The first is in pieces; rows of its last one are no longer reserved when the second, which takes
  * all that is left, is looked at. */
@@ -275,7 +265,6 @@ TEST_OF(core, a_last_piece_leaves_room_for_the_next_request)
     schedule("extend 0:8+2 1:0+6");
     expect_done();
 }
-END_TEST
 
 TEST_OF(core, what_runs_is_held)
 {
@@ -287,7 +276,6 @@ TEST_OF(core, what_runs_is_held)
     run_all();
     ck_assert_int_eq(scheduler_leaked(scheduler, SCHEDULER_ALL), 0);
 }
-END_TEST
 
 static const struct {
     int32_t chunk;
@@ -375,7 +363,6 @@ TEST_OF(core, the_table_changes_where_it_grows)
     expect_seq(step, 0, 0, 15, 2);
     ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_ALL], 15);
 }
-END_TEST
 
 /* Two pages at once, of which none is elsewhere: the next step finds both unchanged. */
 TEST_OF(core, pages_of_its_own_change_nothing)
@@ -390,7 +377,6 @@ TEST_OF(core, pages_of_its_own_change_nothing)
     scheduler_complete(scheduler);
     expect_done();
 }
-END_TEST
 
 /* The first page is cached when two requests start; the second both compute, and the younger's
  * becomes the older's: what changed in its row begins there. */
@@ -416,7 +402,6 @@ TEST_OF(core, the_table_changes_where_a_page_is_adopted)
     scheduler_complete(scheduler);
     expect_done();
 }
-END_TEST
 
 /* Of 6 cached pages the second request needs the room of 2: the third finds the other 4. */
 TEST_OF(hits, no_more_is_evicted_than_is_needed)
@@ -429,7 +414,6 @@ TEST_OF(hits, no_more_is_evicted_than_is_needed)
     create();
     ck_assert_int_eq(run_out()->prefix_hit, 4);
 }
-END_TEST
 
 /* The second needs 20 pages after the 8 that it hits, the first keeps 20 for its decodes: with the
  * first's 10 that is all there is. */
@@ -443,7 +427,6 @@ TEST_OF(hits, a_hit_takes_no_room)
     schedule("extend 1:8+20");
     ck_assert_int_eq(run_out()->retractions, 0);
 }
-END_TEST
 
 TEST_OF(core, more_may_be_shared_than_before)
 {
@@ -454,7 +437,6 @@ TEST_OF(core, more_may_be_shared_than_before)
     create();
     ck_assert_int_eq(run_out()->prefix_hit, 1 + 8);
 }
-END_TEST
 
 /* What is shareable ends within a block of 4: after its first token. */
 TEST_OF(hits, the_last_unit_may_be_short)
@@ -471,7 +453,6 @@ TEST_OF(hits, the_last_unit_may_be_short)
         ck_assert_int_eq(scheduler_add(scheduler, &request, &failure.base), ATTN_OK);
     ck_assert_int_eq(run_out()->prefix_hit, 1);
 }
-END_TEST
 
 TEST_OF(hits, without_a_prefix_cache_there_is_no_unit)
 {
@@ -483,7 +464,6 @@ TEST_OF(hits, without_a_prefix_cache_there_is_no_unit)
     ck_assert_int_eq(add(0), ATTN_OK);
     run_out();
 }
-END_TEST
 
 TEST_OF(hits, without_a_prefix_cache_nothing_is_hit)
 {
@@ -496,7 +476,6 @@ TEST_OF(hits, without_a_prefix_cache_nothing_is_hit)
     ck_assert_int_eq(counts->prefix_hit, 0);
     ck_assert_int_eq(counts->prefill, 16);
 }
-END_TEST
 
 /* With a pool that holds one request, hits fall and prefill rises by as much. */
 TEST_OF(hits, eviction_turns_hits_into_prefill)
@@ -520,7 +499,6 @@ TEST_OF(hits, eviction_turns_hits_into_prefill)
     ck_assert_int_lt(hits[1], hits[0]);
     ck_assert_int_eq(prefill[1] - prefill[0], hits[0] - hits[1]);
 }
-END_TEST
 
 /* ---- States ---------------------------------------------------------------------------------- */
 
@@ -559,7 +537,6 @@ TEST_OF(states, a_state_is_made_where_requests_part)
     const int32_t expected[] = {0, 8, 0, 3, 8};
     ck_assert_mem_eq(hits, expected, sizeof expected);
 }
-END_TEST
 
 /* Chunks of 3: states after 3 and 6 tokens and at the end of what is shareable, 8. */
 TEST_OF(states, a_state_is_made_at_the_end_of_each_chunk)
@@ -574,7 +551,6 @@ TEST_OF(states, a_state_is_made_at_the_end_of_each_chunk)
     const int32_t expected[] = {0, 6, 3, 8};
     ck_assert_mem_eq(hits, expected, sizeof expected);
 }
-END_TEST
 
 /* One slot: the state that was used last stays. */
 TEST_OF(states, the_state_used_least_recently_goes)
@@ -589,7 +565,6 @@ TEST_OF(states, the_state_used_least_recently_goes)
     const int32_t expected[] = {0, 4, 0, 0, 4};
     ck_assert_mem_eq(hits, expected, sizeof expected);
 }
-END_TEST
 
 /* Two blocks of 5 tokens in pages of 4: the second page is complete with 10 tokens, not with 8. */
 TEST_OF(states, a_state_stands_at_a_page_that_is_visible)
@@ -604,7 +579,6 @@ TEST_OF(states, a_state_stands_at_a_page_that_is_visible)
     const int32_t expected[] = {0, 0, 8};
     ck_assert_mem_eq(hits, expected, sizeof expected);
 }
-END_TEST
 
 /* A snapshot that a step is to write is not to be had yet. */
 TEST_OF(states, a_state_on_its_way_is_held)
@@ -618,7 +592,6 @@ TEST_OF(states, a_state_on_its_way_is_held)
     scheduler_complete(scheduler);
     ck_assert_int_eq(scheduler_leaked_states(scheduler), 0);
 }
-END_TEST
 
 TEST_OF(states, without_room_for_states_nothing_is_hit)
 {
@@ -628,7 +601,6 @@ TEST_OF(states, without_room_for_states_nothing_is_hit)
     run_with_states(0, hits);
     ck_assert_int_eq(hits[1], 0);
 }
-END_TEST
 
 /* ---- Windows --------------------------------------------------------------------------------- */
 
@@ -674,7 +646,6 @@ TEST_OF(windows, a_window_gives_back_what_it_has_passed)
     ck_assert_int_eq(counts->pools[SCHEDULER_WINDOW].held, 8);
     ck_assert_int_eq(counts->pools[SCHEDULER_WINDOW].capacity, 16);
 }
-END_TEST
 
 /* Chunks of 4: at a border nothing before it is needed. */
 TEST_OF(windows, a_chunk_gives_back_the_one_before)
@@ -691,7 +662,6 @@ TEST_OF(windows, a_chunk_gives_back_the_one_before)
     expect_done();
     ck_assert_int_eq(expect_counts()->pools[SCHEDULER_WINDOW].peak, 4);
 }
-END_TEST
 
 /* Where requests that run one at a time start, and what the pool of windows held. */
 static void run_with_window(int32_t left, int64_t num_pages, int32_t *hits)
@@ -729,7 +699,6 @@ TEST_OF(windows, a_prefix_is_of_use_with_its_window)
     const int32_t expected[] = {0, 8, 0, 8};
     ck_assert_mem_eq(hits, expected, sizeof expected);
 }
-END_TEST
 
 /* The pool of windows has room for one prompt and a half: the second request waits for the first.
  */
@@ -749,7 +718,6 @@ TEST_OF(windows, a_request_waits_for_the_pool_of_windows)
     }
     ck_assert_int_eq(run_out()->retractions, 0);
 }
-END_TEST
 
 /* Pages that rows in a step see at most, wherever they are: enough, and not two more. */
 START_TEST(a_window_takes_so_many_pages)
@@ -823,7 +791,6 @@ TEST_OF(windows, a_full_pool_of_windows_retracts_the_youngest)
     ck_assert_int_eq(counts->retractions, 1);
     ck_assert_int_eq(counts->pools[SCHEDULER_WINDOW].peak, 64);
 }
-END_TEST
 
 /* A window of 40 and a row, in pages of 4: 40 positions and the page that is begun before them. */
 TEST_OF(windows, a_request_must_fit_the_pool_of_windows)
@@ -848,7 +815,6 @@ TEST_OF(windows, a_request_must_fit_the_pool_of_windows)
     create();
     run_out();
 }
-END_TEST
 
 /* ---- Encoders -------------------------------------------------------------------------------- */
 
@@ -894,7 +860,6 @@ TEST_OF(images, images_go_before_prompts)
     ck_assert_int_eq(counts->encoded, 18);
     ck_assert_int_eq(counts->steps, 4);
 }
-END_TEST
 
 /* An image that is longer than a chunk goes by itself. */
 TEST_OF(images, an_image_is_not_cut)
@@ -912,7 +877,6 @@ TEST_OF(images, an_image_is_not_cut)
     }
     expect_done();
 }
-END_TEST
 
 /* Images of one token before prompts of one, of as many requests as can run at once. */
 TEST_OF(images, an_image_may_be_one_token)
@@ -933,7 +897,6 @@ TEST_OF(images, an_image_may_be_one_token)
     scheduler_complete(scheduler);
     ck_assert_int_eq(run_out()->encoded, 3);
 }
-END_TEST
 
 /* A request that decodes has no image any more; where images fail, it goes on. */
 TEST_OF(images, requests_of_failed_images_are_dropped)
@@ -958,7 +921,6 @@ TEST_OF(images, requests_of_failed_images_are_dropped)
     ck_assert_int_eq(counts->dropped, 1);
     ck_assert_int_eq(counts->encoded, 4);
 }
-END_TEST
 
 /* Who lost what it had is encoded once more. */
 TEST_OF(images, a_lost_image_is_encoded_again)
@@ -976,7 +938,6 @@ TEST_OF(images, a_lost_image_is_encoded_again)
     scheduler_complete(scheduler);
     ck_assert_int_eq(run_out()->encoded, 8);
 }
-END_TEST
 
 /* ---- Random workloads in small pools --------------------------------------------------------- */
 
@@ -1033,7 +994,6 @@ TEST_OF(drafts, accepted_drafts_stay)
     ck_assert_int_eq(counts->draft_extend, 4);
     ck_assert_int_eq(counts->pools[SCHEDULER_ALL].peak, 12);
 }
-END_TEST
 
 /* Drafts that are turned down give their pages back: another request may have them. */
 TEST_OF(drafts, rejected_drafts_are_given_back)
@@ -1053,7 +1013,6 @@ TEST_OF(drafts, rejected_drafts_are_given_back)
     ck_assert_int_eq(counts->pools[SCHEDULER_ALL].peak, 10);
     ck_assert_int_eq(counts->draft_extend, 0);
 }
-END_TEST
 
 /* What decodes keeps room for its drafts, what has nothing to decode keeps none: of 40 slots 8 and
  * 12 are prompts and 2 + 4 are kept for the first one; a third of 14 just fits, if it has nothing
@@ -1147,7 +1106,6 @@ TEST_OF(drafts, known_trees)
     }
     ck_assert_int_eq(drafts_depth(&none), 0);
 }
-END_TEST
 
 START_TEST(drafted_workloads_end)
 {
@@ -1209,7 +1167,6 @@ TEST_OF(cross, a_request_waits_for_room_for_its_encoder)
     ck_assert_int_eq(counts.pools[SCHEDULER_ENCODER].held, 16);
     ck_assert_int_eq(counts.pools[SCHEDULER_ENCODER].used, 0);
 }
-END_TEST
 
 /* A step begins as many as its rows of encoders are enough for, one at least. A prompt in pieces
  * brings its encoder's keys with the first. */
@@ -1256,7 +1213,6 @@ TEST_OF(cross, encoders_run_before_their_keys_are_read)
     }
     ck_assert_int_eq(run_out()->encoded, 18);
 }
-END_TEST
 
 TEST_OF(cross, an_encoder_must_fit_its_pool)
 {
@@ -1274,7 +1230,6 @@ TEST_OF(cross, an_encoder_must_fit_its_pool)
     create();
     run_out();
 }
-END_TEST
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
@@ -1316,7 +1271,6 @@ TEST_OF(random, hits_count_only_above_the_mark)
     ck_assert_int_eq(counts->prefix_hit, 20 + 9);
     ck_assert_int_eq(counts->recomputed, 51);
 }
-END_TEST
 
 START_TEST(device_loss_and_batch_errors_are_survived)
 {
@@ -1359,7 +1313,6 @@ TEST_OF(limits, a_destroyed_scheduler_may_have_a_step_out)
     create();
     next();
 }
-END_TEST
 
 /* ---- Bad input ------------------------------------------------------------------------------- */
 
@@ -1417,7 +1370,6 @@ TEST_OF(limits, a_refusal_counts_the_drafts)
     ck_assert_int_eq(scheduler_check_pools(&params, 0, &ends, &failure.base), ATTN_CONFIG_ERROR);
     ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "output of 1 tokens take 9 pages"));
 }
-END_TEST
 
 static const struct {
     int64_t input, output;
@@ -1472,7 +1424,6 @@ TEST_OF(limits, impossible_params_are_refused)
         ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "accepted"));
     }
 }
-END_TEST
 
 /* The smallest window, the smallest chunk, and an encoder as long as a context. */
 START_TEST(params_at_their_limits_are_accepted)
@@ -1532,7 +1483,6 @@ TEST_OF(limits, all_rows_verify_drafts)
     const struct scheduler_counts *counts = run_out();
     ck_assert_int_gt(counts->accepted, 0);
 }
-END_TEST
 
 /* Slots of states: one for each request, and one for each row of its verification. */
 TEST_OF(limits, rows_of_states_are_known)
@@ -1542,7 +1492,6 @@ TEST_OF(limits, rows_of_states_are_known)
     params.drafts.tokens = 4;
     ck_assert_int_eq(scheduler_row_states(&params), 15);
 }
-END_TEST
 
 /* A prompt that is not cut: of a step's length, longer, and where steps have no limit. */
 static const struct {

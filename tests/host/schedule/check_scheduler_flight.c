@@ -222,7 +222,6 @@ TEST_OF(core, a_launched_request_has_not_finished)
     expect_done();
     ck_assert_int_eq(expect_counts()->finished, 1);
 }
-END_TEST
 
 /* 0 stands for 1. */
 START_TEST(no_more_steps_than_allowed_are_in_flight)
@@ -258,7 +257,6 @@ TEST_OF(core, pages_of_a_launched_request_are_free)
     expect_done();
     ck_assert_int_eq(expect_counts()->pools[SCHEDULER_ALL].peak, 10);
 }
-END_TEST
 
 TEST_OF(core, arrivals_are_awaited_with_nothing_in_flight)
 {
@@ -280,7 +278,6 @@ TEST_OF(core, arrivals_are_awaited_with_nothing_in_flight)
     confirm();
     expect_done();
 }
-END_TEST
 
 TEST_OF(core, requests_come_while_steps_are_in_flight)
 {
@@ -296,7 +293,6 @@ TEST_OF(core, requests_come_while_steps_are_in_flight)
     expect_done();
     ck_assert_int_eq(expect_counts()->finished, 60);
 }
-END_TEST
 
 /* ---- Losses ---------------------------------------------------------------------------------- */
 
@@ -326,7 +322,6 @@ TEST_OF(losses, lost_requests_wait_again_in_order_of_age)
     ck_assert_int_eq(counts->recomputed, 0);
     ck_assert_int_eq(counts->retractions, 1);
 }
-END_TEST
 
 /* Prompt of 4 and three decode rows were launched; the prompt and one of them are known to have
  * ended. Those five rows are computed again, in prefill; the other two, in decode, for the first
@@ -350,7 +345,6 @@ TEST_OF(losses, a_lost_request_goes_on_from_what_was_confirmed)
     ck_assert_int_eq(counts->recomputed, 5);
     ck_assert_int_eq(counts->decode, 5);
 }
-END_TEST
 
 /* The second request hits 20 tokens of the first in a step that is lost: no hit. */
 TEST_OF(losses, a_lost_hit_was_none)
@@ -370,7 +364,6 @@ TEST_OF(losses, a_lost_hit_was_none)
     ck_assert_int_eq(counts->prefix_hit, 0);
     ck_assert_int_eq(counts->prefill, 21 + 25);
 }
-END_TEST
 
 /* A pool of 60 slots for two requests that want 50 each. With 30 rows each the younger is
  * retracted while two steps with rows of it are in flight. */
@@ -401,7 +394,6 @@ TEST_OF(losses, rows_of_a_retracted_request_still_count)
     ck_assert_int_eq(counts->recomputed, 30);
     ck_assert_int_eq(counts->retractions, 1);
 }
-END_TEST
 
 TEST_OF(losses, rows_of_a_retracted_request_can_be_lost)
 {
@@ -413,7 +405,6 @@ TEST_OF(losses, rows_of_a_retracted_request_can_be_lost)
     ck_assert_int_eq(counts->recomputed, 28 + 28);
     ck_assert_int_eq(counts->retractions, 2);
 }
-END_TEST
 
 /* ---- Drops ----------------------------------------------------------------------------------- */
 
@@ -431,7 +422,6 @@ TEST_OF(drops, a_dropped_request_may_have_rows_in_flight)
     ck_assert_int_eq(counts->dropped, 1);
     ck_assert_int_eq(counts->prefill, 3);
 }
-END_TEST
 
 /* Request 1 was through; request 2 has no rows in the step. */
 TEST_OF(drops, all_requests_of_failed_steps_are_dropped)
@@ -449,7 +439,6 @@ TEST_OF(drops, all_requests_of_failed_steps_are_dropped)
     ck_assert_int_eq(counts->dropped, 2);
     ck_assert_int_eq(counts->finished, 1);
 }
-END_TEST
 
 /* A step of images is in flight; who waits for its own to be encoded has none there. */
 TEST_OF(drops, requests_of_failed_images_in_flight_are_dropped)
@@ -469,7 +458,6 @@ TEST_OF(drops, requests_of_failed_images_in_flight_are_dropped)
     ck_assert_int_eq(counts->finished, 1);
     ck_assert_int_eq(counts->encoded, 6);
 }
-END_TEST
 
 /* The last step was confirmed or lost, and none has been launched since. */
 START_TEST(without_steps_in_flight_nobody_is_dropped)
@@ -537,7 +525,6 @@ TEST_OF(core, a_destroyed_scheduler_may_have_steps_in_flight)
     next_launched();
     next();
 }
-END_TEST
 
 /* ---- Random workloads in small pools --------------------------------------------------------- */
 

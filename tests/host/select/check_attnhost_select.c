@@ -149,7 +149,6 @@ TEST_OF(models, a_config_json)
     attnhost_selection_destroy(selection);
     attnhost_selection_destroy(NULL);
 }
-END_TEST
 
 /* Both kinds of layers of a hybrid become one unit, by a composite that was defined for them. */
 TEST_OF(models, a_hybrid_model)
@@ -170,7 +169,6 @@ TEST_OF(models, a_hybrid_model)
     attnhost_selection_destroy(selection);
     attnhost_selection_destroy(again);
 }
-END_TEST
 
 static attn_layer layers[3];
 static attn_layer_group groups[2];
@@ -217,7 +215,6 @@ TEST_OF(models, own_groups)
     compose_all(selection);
     attnhost_selection_destroy(selection);
 }
-END_TEST
 
 /* ---- Reasons --------------------------------------------------------------------------------- */
 
@@ -249,7 +246,6 @@ TEST_OF(reasons, all_reasons_of_a_no)
     ck_assert_str_eq(reason->rule, "");
     attnhost_selection_destroy(selection);
 }
-END_TEST
 
 /* On a platform that is not here: what a rule excludes, what is not installed, what a composite is.
  */
@@ -275,7 +271,6 @@ TEST_OF(reasons, not_asked)
     ck_assert_str_eq(candidate_of(phase, "hybrid_phase")->reasons->code_name, "COMPOSITE");
     attnhost_selection_destroy(selection);
 }
-END_TEST
 
 /* A backend that the engine has defined can be named, with its options. */
 TEST_OF(reasons, a_defined_backend)
@@ -291,7 +286,6 @@ TEST_OF(reasons, a_defined_backend)
     compose_all(selection);
     attnhost_selection_destroy(selection);
 }
-END_TEST
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
@@ -317,7 +311,6 @@ TEST_OF(errors, wrong_settings)
     const char *const none[] = {NULL};
     ck_assert_int_eq(refuse(&model, none, 1), ATTN_INVALID_ARGUMENT);
 }
-END_TEST
 
 static void refuse_model(const attnhost_model *model, attn_status status, const char *says)
 {
@@ -357,7 +350,6 @@ TEST_OF(errors, wrong_models)
     model.struct_size = 0;
     refuse_model(&model, ATTN_INVALID_ARGUMENT, "model: struct_size is 0");
 }
-END_TEST
 
 int main(void)
 {

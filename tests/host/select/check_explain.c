@@ -266,7 +266,6 @@ TEST_OF(choice, what_would_be_chosen_is_what_the_table_says)
     fclose(file);
     ck_assert_int_ge(lines, 30);
 }
-END_TEST
 
 /* Of devices that the ABI has no type for nothing can be installed. */
 TEST_OF(choice, what_is_chosen_where_all_is_installed_is_the_same)
@@ -282,7 +281,6 @@ TEST_OF(choice, what_is_chosen_where_all_is_installed_is_the_same)
         }
     fclose(file);
 }
-END_TEST
 
 TEST_OF(choice, every_architecture_has_an_expectation)
 {
@@ -296,7 +294,6 @@ TEST_OF(choice, every_architecture_has_an_expectation)
         ck_assert_msg(found, "%s", models[m]);
     }
 }
-END_TEST
 
 /* ---- Every rejection is explained ------------------------------------------------------------ */
 
@@ -362,7 +359,6 @@ TEST_OF(choice, every_rejection_has_code_got_and_accepted)
         }
     ck_assert_int_gt(seen, 1000);
 }
-END_TEST
 
 /* ---- Texts for people ------------------------------------------------------------------------ */
 
@@ -560,7 +556,6 @@ TEST_OF(choice, device_memory_is_told)
     ck_assert_double_gt(expect_memory("sm90", "500", 1), few);
     expect_memory("cpu_amx", "2", 0);
 }
-END_TEST
 
 /* ---- No context ------------------------------------------------------------------------------ */
 
@@ -598,7 +593,6 @@ TEST_OF(choice, no_context_is_made)
     ck_assert(!fake.injected());
     assert_clean();
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -159,7 +159,6 @@ TEST_OF(load, capabilities_unite)
     ck_assert_uint_eq(scene.selection->num_units, 1);
     end(&scene);
 }
-END_TEST
 
 /* Aliases are names here too; the default may be attention_backend; --set gives a row as well. */
 TEST_OF(load, names_are_found_as_elsewhere)
@@ -185,7 +184,6 @@ TEST_OF(load, names_are_found_as_elsewhere)
     ck_assert_str_eq(routes->texts[4].place, "t.ini:7");
     end(&scene);
 }
-END_TEST
 
 /* ---- What `explain` prints ------------------------------------------------------------------- */
 
@@ -220,7 +218,6 @@ TEST_OF(load, explain_prints_the_table)
     cJSON_Delete(object);
     end(&scene);
 }
-END_TEST
 
 /* The command shows what the keys make. */
 TEST_OF(load, inspect_shows_the_backend)
@@ -245,7 +242,6 @@ TEST_OF(load, inspect_shows_the_backend)
     ck_assert_int_eq(pclose(output), 0);
     ck_assert_int_eq(found, 31);
 }
-END_TEST
 
 #define VAIN  "graphs: none takes the row '"
 #define BOUND "they are captured for 8192 keys, the model's context"
@@ -313,7 +309,6 @@ TEST_OF(load, rows_that_no_graph_takes)
     ck_assert_str_eq(json, "");
     unlink(path);
 }
-END_TEST
 
 /* ---- Runs ------------------------------------------------------------------------------------ */
 
@@ -463,7 +458,6 @@ TEST_OF(runs, routes_do_not_change_bits)
     finish_run(&alone);
     finish_run(&routed);
 }
-END_TEST
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
 

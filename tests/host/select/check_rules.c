@@ -102,7 +102,6 @@ TEST_OF(rules, all_names_of_sglang_are_known)
     ck_assert_ptr_null(rules_alias(rules, "fa3_like"));
     ck_assert_ptr_null(rules_backend(rules, "fa3"));
 }
-END_TEST
 
 /* ---- Conditions ------------------------------------------------------------------------------ */
 
@@ -161,7 +160,6 @@ TEST_OF(rules, orders_look_at_all_that_matters)
     describe("cpu_amx");
     ck_assert_str_eq(first(), "intel_amx_like");
 }
-END_TEST
 
 static void assert_excluded(const char *type, const char *rule, const char *field,
                             const char *wanted)
@@ -200,7 +198,6 @@ TEST_OF(rules, models_exclude_backends)
     describe("sm90");
     assert_excluded("flashmla_like", "softmax", "kind", "softmax");
 }
-END_TEST
 
 TEST_OF(rules, an_encoder_decoder_excludes_triton_and_windows)
 {
@@ -217,7 +214,6 @@ TEST_OF(rules, an_encoder_decoder_excludes_triton_and_windows)
     assert_excluded("cpu_native", "encoder-decoder-window", "model_has", "window");
     assert_excluded("anything", "encoder-decoder-window", "model_has", "window");
 }
-END_TEST
 
 /* ---- Mistakes -------------------------------------------------------------------------------- */
 
@@ -299,7 +295,6 @@ TEST_OF(rules, the_copy_in_the_program_is_the_file)
     }
     rules_destroy(built_in);
 }
-END_TEST
 
 TEST_OF(rules, the_user_may_name_a_file)
 {
@@ -323,7 +318,6 @@ TEST_OF(rules, the_user_may_name_a_file)
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), path));
     ck_assert_ptr_null(read);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -112,7 +112,6 @@ TEST_OF(choice, auto_takes_the_first_of_its_rule)
     ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "flashinfer_like")->absent);
     end(&scene);
 }
-END_TEST
 
 TEST_OF(choice, auto_falls_through_and_keeps_all_reasons)
 {
@@ -133,7 +132,6 @@ TEST_OF(choice, auto_falls_through_and_keeps_all_reasons)
     ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "hybrid_phase")->absent);
     end(&scene);
 }
-END_TEST
 
 TEST_OF(choice, auto_joins_two_backends_where_none_serves_both)
 {
@@ -147,7 +145,6 @@ TEST_OF(choice, auto_joins_two_backends_where_none_serves_both)
     ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_NHD);
     end(&scene);
 }
-END_TEST
 
 TEST_OF(choice, auto_without_any_backend)
 {
@@ -162,7 +159,6 @@ TEST_OF(choice, auto_without_any_backend)
     ck_assert_int_eq(scene.selection->groups[0].unit, -1);
     end(&scene);
 }
-END_TEST
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
@@ -181,7 +177,6 @@ TEST_OF(choice, a_named_backend_is_taken_or_refused)
     assert_says(&scene, "device.sm 80: accepted 90; head_dim 96: accepted 64, 128");
     end(&scene);
 }
-END_TEST
 
 TEST_OF(choice, an_alias_is_a_name)
 {
@@ -202,7 +197,6 @@ TEST_OF(choice, an_alias_is_a_name)
     ck_assert(!select_is_settled(scene.selection));
     end(&scene);
 }
-END_TEST
 
 /* ---- Rules ----------------------------------------------------------------------------------- */
 
@@ -217,7 +211,6 @@ TEST_OF(choice, what_a_model_excludes_is_out_even_if_it_is_named)
     ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "fa3_like")->excluded);
     end(&scene);
 }
-END_TEST
 
 TEST_OF(choice, elsewhere_the_rules_choice_is_an_answer)
 {
@@ -241,7 +234,6 @@ TEST_OF(choice, elsewhere_the_rules_choice_is_an_answer)
     ck_assert_str_eq(phase->candidates[phase->preferred].name, "flashinfer_like");
     end(&scene);
 }
-END_TEST
 
 TEST_OF(choice, trees_of_drafts_are_asked_about)
 {
@@ -261,7 +253,6 @@ TEST_OF(choice, trees_of_drafts_are_asked_about)
     ck_assert_uint_eq(problem_prefill_modes(scene.config), ATTN_MODE_BIT(ATTN_MODE_EXTEND));
     end(&scene);
 }
-END_TEST
 
 TEST_OF(choice, an_unknown_name_is_a_mistake)
 {
@@ -274,7 +265,6 @@ TEST_OF(choice, an_unknown_name_is_a_mistake)
     ck_assert_ptr_null(scene.selection);
     end(&scene);
 }
-END_TEST
 
 TEST_OF(choice, a_section_is_a_name)
 {
@@ -291,7 +281,6 @@ TEST_OF(choice, a_section_is_a_name)
     assert_says(&scene, "flashinfer_like is not installed");
     end(&scene);
 }
-END_TEST
 
 TEST_OF(choice, an_error_of_a_named_backend_is_an_error)
 {
@@ -302,7 +291,6 @@ TEST_OF(choice, an_error_of_a_named_backend_is_an_error)
     ck_assert_ptr_null(scene.selection);
     end(&scene);
 }
-END_TEST
 
 /* ---- Two names ------------------------------------------------------------------------------- */
 
@@ -317,7 +305,6 @@ TEST_OF(choice, two_names_are_joined)
     ck_assert_str_eq(scene.selection->units[0].backend, "extend_only-decode_hnd");
     end(&scene);
 }
-END_TEST
 
 TEST_OF(choice, layouts_that_do_not_meet_are_refused)
 {
@@ -329,7 +316,6 @@ TEST_OF(choice, layouts_that_do_not_meet_are_refused)
     assert_says(&scene, "kv_layout");
     end(&scene);
 }
-END_TEST
 
 TEST_OF(choice, a_given_layout_is_kept)
 {
@@ -341,7 +327,6 @@ TEST_OF(choice, a_given_layout_is_kept)
     ck_assert_uint_eq(fa3->reasons[0].field, ATTN_FIELD_KV_LAYOUT);
     end(&scene);
 }
-END_TEST
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
@@ -357,7 +342,6 @@ TEST_OF(choice, groups_of_one_backend_are_one_unit)
     ck_assert_uint_eq(scene.selection->units[0].groups[1], 1);
     end(&scene);
 }
-END_TEST
 
 /* A vision tower sees other batches than the decoder next to it. */
 TEST_OF(choice, a_tower_is_a_unit_of_its_own)
@@ -373,7 +357,6 @@ TEST_OF(choice, a_tower_is_a_unit_of_its_own)
     }
     end(&scene);
 }
-END_TEST
 
 TEST_OF(choice, an_encoder_has_no_decode_phase)
 {
@@ -385,7 +368,6 @@ TEST_OF(choice, an_encoder_has_no_decode_phase)
     ck_assert_ptr_null(scene.selection->groups[0].kv_layout);
     end(&scene);
 }
-END_TEST
 
 /* ---- Scales, platforms, problems, text ------------------------------------------------------- */
 
@@ -416,7 +398,6 @@ TEST_OF(parts, scales_of_fp8_caches)
     ck_assert_uint_eq(problem.problem.q_dtype, ATTN_BF16);
     end(&scene);
 }
-END_TEST
 
 TEST_OF(parts, cache_types_by_layer_type)
 {
@@ -438,7 +419,6 @@ TEST_OF(parts, cache_types_by_layer_type)
                      "kv_cache.k_scale and v_scale");
     end(&scene);
 }
-END_TEST
 
 TEST_OF(parts, bounds_follow_the_workload)
 {
@@ -459,7 +439,6 @@ TEST_OF(parts, bounds_follow_the_workload)
     ck_assert_int_eq(bounds.max_q_len, 10);
     end(&scene);
 }
-END_TEST
 
 TEST_OF(parts, platforms)
 {
@@ -491,7 +470,6 @@ TEST_OF(parts, platforms)
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "sm90"));
     config_destroy(config);
 }
-END_TEST
 
 TEST_OF(parts, json_tells_all)
 {
@@ -523,7 +501,6 @@ TEST_OF(parts, json_tells_all)
     free(printed);
     end(&scene);
 }
-END_TEST
 
 /* Everything that is said of the selection: explain's text, run's lines, explain's JSON. */
 static char *say_all(struct scene *scene)
@@ -569,7 +546,6 @@ TEST_OF(choice, who_keeps_to_a_budget_of_multiprocessors_is_shown)
     free(text);
     end(&scene);
 }
-END_TEST
 
 TEST_OF(choice, who_does_not_keep_to_a_budget_is_named)
 {
@@ -588,7 +564,6 @@ TEST_OF(choice, who_does_not_keep_to_a_budget_is_named)
     free(text);
     end(&scene);
 }
-END_TEST
 
 /* All multiprocessors, more than there are, and a processor: nothing is said. */
 START_TEST(without_a_budget_nothing_is_said_of_multiprocessors)

@@ -80,7 +80,6 @@ TEST_OF(device, a_device_that_serves_is_taken)
     assert_choice(MODEL "[platform]\nsimulate = cpu_amx\n", "cpu_native", ATTN_DEVICE_CPU, NULL);
     assert_nothing_left();
 }
-END_TEST
 
 TEST_OF(device, devices_have_their_products_names)
 {
@@ -97,7 +96,6 @@ TEST_OF(device, devices_have_their_products_names)
     }
     ck_assert_int_eq(platform_simulate("h10", &device), -1);
 }
-END_TEST
 
 /* triton_like has no fp32: the processor serves, and it is said why. */
 TEST_OF(device, a_device_that_does_not_serve_is_passed_over)
@@ -105,7 +103,6 @@ TEST_OF(device, a_device_that_does_not_serve_is_passed_over)
     use_fake_cuda();
     assert_choice(MODEL "dtype = f32\n", "cpu_native", ATTN_DEVICE_CPU, "q_dtype f32: accepted");
 }
-END_TEST
 
 TEST_OF(device, a_named_backend_tells_the_device)
 {
@@ -116,7 +113,6 @@ TEST_OF(device, a_named_backend_tells_the_device)
     assert_choice(MODEL "[attention]\nattention_backend = triton_like\n", "triton_like",
                   ATTN_DEVICE_CUDA, "cpu: no backend serves");
 }
-END_TEST
 
 TEST_OF(device, without_a_device_it_is_the_processor)
 {
@@ -131,7 +127,6 @@ TEST_OF(device, without_a_device_it_is_the_processor)
     fake.inject("cuDeviceGetAttribute", 1, CUDA_ERROR_UNKNOWN);
     assert_choice(MODEL, "cpu_native", ATTN_DEVICE_CPU, "cuDeviceGetAttribute");
 }
-END_TEST
 
 /* Where neither serves, the reasons of both are given; a wrong configuration is one on any device.
  */
@@ -156,7 +151,6 @@ TEST_OF(device, what_is_told_where_neither_serves)
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "t.ini:6: platform.device"));
     end();
 }
-END_TEST
 
 static Suite *suite(void)
 {

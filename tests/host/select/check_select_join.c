@@ -129,7 +129,6 @@ TEST_OF(join, two_kinds_become_one_unit)
     check_joined(&scene, "triton_like-with-state_like");
     end(&scene);
 }
-END_TEST
 
 /* A composite may be a child: the full-attention layers by two backends. */
 TEST_OF(join, a_pair_is_a_child)
@@ -144,7 +143,6 @@ TEST_OF(join, a_pair_is_a_child)
     ck_assert_str_eq(scene.selection->units[0].backend, "triton_like-decode_only-with-state_like");
     end(&scene);
 }
-END_TEST
 
 /* One backend for both kinds; no composite; its name is taken; its name would be too long. */
 START_TEST(what_cannot_be_joined_stays_as_it_was)

@@ -69,14 +69,12 @@ TEST_OF(rows, nothing)
     expect_digest(EMPTY);
     expect_digest(EMPTY);
 }
-END_TEST
 
 TEST_OF(rows, one_row)
 {
     add_bytes(0, 0, 0, "abc");
     expect_digest(ONE_ROW);
 }
-END_TEST
 
 /* All 120 orders of the five rows: the factorial digits of _i pick the next of those left. */
 START_TEST(any_order)
@@ -99,7 +97,6 @@ TEST_OF(rows, repetitions_count_once)
     ck_assert_int_eq(digest.num_rows, 5000);
     expect_digest(FIVE);
 }
-END_TEST
 
 TEST_OF(rows, first_arrival_counts)
 {
@@ -108,7 +105,6 @@ TEST_OF(rows, first_arrival_counts)
         add_bytes(0, 0, 0, "other");
     expect_digest(ONE_ROW);
 }
-END_TEST
 
 /* Rows of 1,000 requests, four at a time, the later ones first. */
 static void add_requests(bool seal)
@@ -133,7 +129,6 @@ TEST_OF(rows, sealed_rows_leave_memory)
     expect_digest(whole);
     ck_assert_ptr_null(digest.hash);
 }
-END_TEST
 
 /* A request can end before any row was added: none of its rows were sampled. */
 TEST_OF(rows, a_seal_comes_first)
@@ -142,7 +137,6 @@ TEST_OF(rows, a_seal_comes_first)
     add_bytes(0, 0, 0, "abc");
     expect_digest(ONE_ROW);
 }
-END_TEST
 
 /* A seal says nothing of later requests: more rows of them come, also for a second time. */
 TEST_OF(rows, rows_after_a_seal)
@@ -158,7 +152,6 @@ TEST_OF(rows, rows_after_a_seal)
     }
     ck_assert_str_eq(sealed, whole);
 }
-END_TEST
 
 /* One byte, or one number of one place, and all is different. */
 TEST_OF(rows, everything_matters)
@@ -177,7 +170,6 @@ TEST_OF(rows, everything_matters)
             ck_assert_str_ne(seen[i + 1], seen[j]);
     }
 }
-END_TEST
 
 static Suite *suite(void)
 {

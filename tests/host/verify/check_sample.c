@@ -20,7 +20,6 @@ TEST_OF(rows, thresholds)
     ck_assert_uint_eq(sample_threshold(0x1p-53), 1);
     ck_assert_uint_eq(sample_threshold(0x1p-54), 0);
 }
-END_TEST
 
 /* The upper 53 bits of known states: a rate of `share` just leaves the row out, the next larger
  * multiple of 2^-53 takes it in. */
@@ -67,7 +66,6 @@ TEST_OF(rows, counts)
     ck_assert_int_eq(count_rows(0.9), 1807);
     ck_assert_int_eq(count_rows(1), 2000);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -77,7 +77,6 @@ TEST_OF(places, nothing_at_first)
     state_history_finish(&finished);
     close_history();
 }
-END_TEST
 
 /* Prefill in chunks and decode, in one slot, next to neighbours that have all or nothing. */
 TEST_OF(places, behind_each_step)
@@ -92,7 +91,6 @@ TEST_OF(places, behind_each_step)
     }
     close_history();
 }
-END_TEST
 
 /* Who begins as zero in a slot has nothing of who had it before; who is dropped leaves no mark. */
 TEST_OF(places, slots_are_used_again)
@@ -108,7 +106,6 @@ TEST_OF(places, slots_are_used_again)
     compare();
     close_history();
 }
-END_TEST
 
 /* Two requests go on from a snapshot of a third's, each in its own slot, while the third goes on,
  * and the snapshot is what it was. */
@@ -127,7 +124,6 @@ TEST_OF(places, prefixes_are_shared)
     compare();
     close_history();
 }
-END_TEST
 
 /* Lengths about whole bytes: the last position of a slot is not the first of the next one. */
 TEST_OF(places, any_length)
@@ -142,7 +138,6 @@ TEST_OF(places, any_length)
         close_history();
     }
 }
-END_TEST
 
 static uint64_t random_state;
 
@@ -197,7 +192,6 @@ TEST_OF(numbers, one_position_more)
     }
     close_history();
 }
-END_TEST
 
 /* The same bits of another byte are another history, and so is the number of steps. */
 TEST_OF(numbers, each_set_has_its_own)
@@ -215,7 +209,6 @@ TEST_OF(numbers, each_set_has_its_own)
     }
     close_history();
 }
-END_TEST
 
 /* However it came to be; and a state that was never stored is as one without a history. */
 TEST_OF(numbers, equal_sets_are_equal)
@@ -233,7 +226,6 @@ TEST_OF(numbers, equal_sets_are_equal)
     ck_assert_uint_ne(mix(1, TOKENS), mix(4, TOKENS));
     close_history();
 }
-END_TEST
 
 static Suite *suite(void)
 {

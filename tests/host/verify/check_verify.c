@@ -519,7 +519,6 @@ TEST_OF(right, output_dtypes)
     passes(0); /* their own rounding is part of the naive form */
     tear_down_model();
 }
-END_TEST
 
 /* ---- Wrong in one place ---------------------------------------------------------------------- */
 
@@ -586,7 +585,6 @@ TEST_OF(wrong, window_off_by_one)
     ck_assert_int_ge(mistakes_at_needles(WINDOW_TOO_NARROW, 5), 1);
     tear_down_model();
 }
-END_TEST
 
 TEST_OF(wrong, dropped_key)
 {
@@ -595,7 +593,6 @@ TEST_OF(wrong, dropped_key)
     ck_assert_int_ge(mistakes_at_needles(DROP_KEY, 1), 1);
     tear_down_model();
 }
-END_TEST
 
 TEST_OF(wrong, wrong_kv_head)
 {
@@ -607,7 +604,6 @@ TEST_OF(wrong, wrong_kv_head)
     }
     tear_down_model();
 }
-END_TEST
 
 static double before[MAX_ROWS][MAX_HEADS][MAX_WIDTH];
 
@@ -643,7 +639,6 @@ TEST_OF(wrong, all_windows_off_by_one)
     moved_rows_fail(0, 10, 6);
     tear_down_model();
 }
-END_TEST
 
 /* One element of the cache itself: of a key that all later rows see, and of a request's last key,
  * which one row alone sees. */
@@ -665,7 +660,6 @@ TEST_OF(wrong, one_element_of_the_cache)
     changed.value = 0;
     tear_down_model();
 }
-END_TEST
 
 TEST_OF(wrong, not_finite)
 {
@@ -684,7 +678,6 @@ TEST_OF(wrong, not_finite)
     }
     tear_down_model();
 }
-END_TEST
 
 /* How far is reported as it is, and relative to the row's largest value. */
 TEST_OF(wrong, size_of_errors)
@@ -702,7 +695,6 @@ TEST_OF(wrong, size_of_errors)
     ck_assert_double_eq_tol(result.max_rel_error, 3 / largest, 1e-4);
     tear_down_model();
 }
-END_TEST
 
 /* ---- Which rows ------------------------------------------------------------------------------ */
 
@@ -736,7 +728,6 @@ TEST_OF(rows, only_sampled_rows)
     passes(0);
     tear_down_model();
 }
-END_TEST
 
 /* Checks add up, and the first failure stays: each by itself, both judged together, and by a thread
  * beside this one, which has copies of what it reads. */
@@ -903,7 +894,6 @@ TEST_OF(drafts, some_rows_of_a_verification)
                                  "request 0, position 41, turned-down draft 5, layer 0, head 1, "));
     tear_down_model();
 }
-END_TEST
 
 /* ---- Quantised caches ------------------------------------------------------------------------ */
 
@@ -933,7 +923,6 @@ TEST_OF(quantised, quantised)
     ck_assert_int_gt(judge(0).rows_failed, 40);
     tear_down_model();
 }
-END_TEST
 
 /* What a backend says of a mode holds for the new keys of steps of that mode alone. */
 TEST_OF(quantised, new_keys_as_given)
@@ -953,7 +942,6 @@ TEST_OF(quantised, new_keys_as_given)
     ck_assert_int_gt(judge(0).rows_failed, 40);
     tear_down_model();
 }
-END_TEST
 
 /* A layer that reads another's cache gets no keys: it reads what is stored, new ones too. */
 TEST_OF(quantised, layer_that_only_reads)
@@ -971,7 +959,6 @@ TEST_OF(quantised, layer_that_only_reads)
     new_as_given = false;
     tear_down_model();
 }
-END_TEST
 
 /* A latent has one scale, that of keys, for its value too; where new ones are read as given, so are
  * their values. */
@@ -994,7 +981,6 @@ TEST_OF(quantised, latents)
     passes(1);
     tear_down_model();
 }
-END_TEST
 
 /* Packed latents need no scale: each block of theirs has one. */
 TEST_OF(quantised, packed_latents)
@@ -1027,7 +1013,6 @@ TEST_OF(quantised, packed_latents)
     ck_assert_int_gt(judge(1).rows_failed, 40);
     tear_down_model();
 }
-END_TEST
 
 /* Extend steps of the expanded form have keys and values of every head, read as given, prefixes
  * too; decodes read latents, and those are quantised. */
@@ -1054,7 +1039,6 @@ TEST_OF(quantised, expanded_latents)
     ck_assert_int_gt(judge(1).rows_failed, 0);
     tear_down_model();
 }
-END_TEST
 
 /* An encoder has no cache: nothing is quantised, whatever the decoder's cache is. */
 TEST_OF(quantised, encoder_without_cache)
@@ -1065,7 +1049,6 @@ TEST_OF(quantised, encoder_without_cache)
     passes(0);
     tear_down_model();
 }
-END_TEST
 
 /* Cross attention: every row sees all keys of an encoder, those that its step brings and those
  * that are cached. A key too few, or one that is read as what it is not, shows. */
@@ -1098,7 +1081,6 @@ TEST_OF(quantised, cross_attention_reads_an_encoder)
     new_as_given = false;
     tear_down_model();
 }
-END_TEST
 
 /* ---- Same result, however it is computed ----------------------------------------------------- */
 
@@ -1136,7 +1118,6 @@ TEST_OF(same, any_number_of_threads)
     }
     tear_down_model();
 }
-END_TEST
 
 /* Keys made again for each row, and made for several rows: a row keeps three numbers of each of up
  * to 37 keys. */
@@ -1158,7 +1139,6 @@ TEST_OF(same, rows_together_or_not)
     passes(0);
     tear_down_model();
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -403,7 +403,6 @@ TEST_OF(rounded, rounded_states)
     }
     linear_run_finish();
 }
-END_TEST
 
 static const int64_t chunks[] = {16, 45, 64, 151};
 
@@ -487,7 +486,6 @@ TEST_OF(rounded, stored_elsewhere)
     ck_assert_str_ne(failures[0], failures[2]);
     linear_run_finish();
 }
-END_TEST
 
 /* ---- Which rows ------------------------------------------------------------------------------ */
 
@@ -530,7 +528,6 @@ TEST_OF(wrong, only_sampled_rows)
     linear_verifier_destroy(NULL);
     linear_run_finish();
 }
-END_TEST
 
 /* ---- Verifications --------------------------------------------------------------------------- */
 
@@ -724,7 +721,6 @@ TEST_OF(same, one_request_twice)
     linear_verifier_destroy(verifier);
     linear_run_finish();
 }
-END_TEST
 
 START_TEST(any_number_of_threads)
 {
@@ -767,7 +763,6 @@ TEST_OF(wrong, refusals)
     linear_verifier_destroy(verifier);
     linear_run_finish();
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -108,7 +108,6 @@ TEST_OF(raw, known_streams)
     generator_raw(&generator, token_key_of_request(9, 100), 0, 0, GENERATOR_VALUE, 9, raw);
     ck_assert_mem_eq(raw, values, 9);
 }
-END_TEST
 
 TEST_OF(raw, every_word_matters)
 {
@@ -127,7 +126,6 @@ TEST_OF(raw, every_word_matters)
         for (int j = 0; j < i; j++)
             ck_assert_mem_ne(raw[i], raw[j], 16);
 }
-END_TEST
 
 /* 2^20 elements: every integer from -127 to 127 is about equally frequent, 0 twice, -128 never. */
 TEST_OF(raw, distribution)
@@ -146,7 +144,6 @@ TEST_OF(raw, distribution)
         ck_assert_int_lt(counts[i], expected + 500);
     }
 }
-END_TEST
 
 TEST_OF(raw, shared_prefix_has_equal_kv)
 {
@@ -159,7 +156,6 @@ TEST_OF(raw, shared_prefix_has_equal_kv)
         ck_assert_int_eq(memcmp(first, second, sizeof first) == 0, position < 1024);
     }
 }
-END_TEST
 
 TEST_OF(raw, layers_that_share_a_buffer_have_equal_kv)
 {
@@ -169,7 +165,6 @@ TEST_OF(raw, layers_that_share_a_buffer_have_equal_kv)
     generator_kv(&generator, key, SHARED, 1, GENERATOR_KEY, reader);
     ck_assert_mem_eq(owner, reader, sizeof owner);
 }
-END_TEST
 
 /* The numbers of keys and values are their raw integers', and nothing is written behind them. */
 TEST_OF(raw, numbers_of_keys_and_values)
@@ -191,7 +186,6 @@ TEST_OF(raw, numbers_of_keys_and_values)
                 ck_assert(numbers[dim] == 3);
             }
 }
-END_TEST
 
 TEST_OF(raw, sinks)
 {
@@ -203,7 +197,6 @@ TEST_OF(raw, sinks)
         last = sink;
     }
 }
-END_TEST
 
 /* ---- Needles --------------------------------------------------------------------------------- */
 
@@ -234,7 +227,6 @@ TEST_OF(needles, known_needles)
     }
     workload_finish(&plain);
 }
-END_TEST
 
 /* How often each position is a target of the query at `position`, over heads of many seeds. */
 static void count_targets(int64_t position, int32_t layer, int *noise, int targets[2000])
@@ -270,7 +262,6 @@ TEST_OF(needles, needles_at_every_border)
         elsewhere += targets[j] > 0;
     ck_assert_int_gt(elsewhere, 150);
 }
-END_TEST
 
 TEST_OF(needles, needles_stay_in_range)
 {
@@ -292,7 +283,6 @@ TEST_OF(needles, needles_stay_in_range)
         ck_assert_int_gt(targets[borders[i]], 60);
     ck_assert_int_eq(targets[45], 0);
 }
-END_TEST
 
 /* Queries of cross attention, wherever they are, find any key of the encoder and none beyond. */
 TEST_OF(needles, needles_of_cross_attention_are_an_encoders_keys)
@@ -313,7 +303,6 @@ TEST_OF(needles, needles_of_cross_attention_are_an_encoders_keys)
             ck_assert_int_gt(targets[j] + targets[j - 1], 0);
     }
 }
-END_TEST
 
 /* A needle is twice the key of the KV head that serves the query head, in the owner's layer. */
 TEST_OF(needles, queries_are_needles_or_noise)
@@ -338,7 +327,6 @@ TEST_OF(needles, queries_are_needles_or_noise)
     ck_assert_int_gt(needles, 350);
     ck_assert_int_lt(needles, 526);
 }
-END_TEST
 
 /* Latents: a value is the beginning of its key, a needle is a key as it is, noise is half as large
  * as it would be. */
@@ -366,7 +354,6 @@ TEST_OF(needles, latent_queries_are_half_as_large)
     ck_assert_int_gt(needles, 450);
     ck_assert_int_lt(needles, 640);
 }
-END_TEST
 
 /* Spread of the scores of noise, in DeepSeek V3's dimensions: of the size that softmax layers have,
  * sm_scale being 1 / sqrt(192) or, with YaRN's correction, 1.87 times that. With the logarithm of
@@ -400,7 +387,6 @@ TEST_OF(needles, latent_scores_spread_as_others_do)
     ck_assert_double_gt(spread, 1.0);
     ck_assert_double_lt(spread, 1.3);
 }
-END_TEST
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
@@ -439,7 +425,6 @@ TEST_OF(tensors, conversions_are_exact)
     ck_assert(generator_has_dtype(ATTN_BF16));
     ck_assert(!generator_has_dtype(ATTN_FP8_E4M3));
 }
-END_TEST
 
 TEST_OF(tensors, fill_with_strides)
 {
@@ -464,7 +449,6 @@ TEST_OF(tensors, fill_with_strides)
     for (int i = 0; i < TOKENS * TOKEN_STRIDE; i++)
         ck_assert(out[i] == 1000);
 }
-END_TEST
 
 /* Any part of a head's vector is that part of it. */
 TEST_OF(tensors, fill_in_parts)
@@ -485,7 +469,6 @@ TEST_OF(tensors, fill_in_parts)
                                      (size_t)dim * sizeof *part);
             }
 }
-END_TEST
 
 /* A row does not depend on the call that makes it. */
 TEST_OF(tensors, fill_in_any_batch)
@@ -506,7 +489,6 @@ TEST_OF(tensors, fill_in_any_batch)
     for (int d = 0; d < DIM; d++)
         ck_assert(decode(whole[5 * ROW + 3 * DIM + d], 5) == raw[d] / 64.0);
 }
-END_TEST
 
 /* ---- Limits ---------------------------------------------------------------------------------- */
 
@@ -541,7 +523,6 @@ TEST_OF(limits, bad_arguments)
                       host_error_text(&failure));
     }
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -176,7 +176,6 @@ TEST_OF(generator_linear, shapes)
     ck_assert_int_eq(generator_linear_dtype(&group, ATTN_ROLE_GATE_A, ATTN_BF16), ATTN_F32);
     ck_assert_int_eq(generator_linear_dtype(&group, ATTN_ROLE_GATE_B, ATTN_BF16), ATTN_F32);
 }
-END_TEST
 
 /* ---- Exactness ------------------------------------------------------------------------------- */
 
@@ -349,7 +348,6 @@ TEST_OF(generator_linear, lightning_rates_are_the_models)
         ck_assert_float_eq(a_log[known[n].head], (float)-known[n].slope);
     }
 }
-END_TEST
 
 /* The mean of what the recurrence makes of raw and computed gates is about the rate, and single
  * tokens are not far from it. */
@@ -456,7 +454,6 @@ TEST_OF(generator_linear, wide_keys_in_half_precision)
     for (int n = 0; n < 3 * 65536; n++)
         ck_assert_double_eq(dtype_fp16_value(bits[n]), out[n]);
 }
-END_TEST
 
 static Suite *suite(void)
 {

@@ -108,7 +108,6 @@ TEST_OF(good, mooncake_rows)
     ck_assert_int_eq(second->hash_ids[0], 5);
     ck_assert_int_eq(second->line, 4);
 }
-END_TEST
 
 TEST_OF(good, order_is_arrival_then_file)
 {
@@ -125,7 +124,6 @@ TEST_OF(good, order_is_arrival_then_file)
         ck_assert_int_eq(trace.requests[i].arrival_us, arrivals[i]);
     }
 }
-END_TEST
 
 TEST_OF(good, mooncake_limits)
 {
@@ -135,7 +133,6 @@ TEST_OF(good, mooncake_limits)
     ck_assert_int_eq(trace.requests[0].output_length, 2147483647);
     ck_assert_int_eq(trace.requests[0].hash_ids[0], 9007199254740991);
 }
-END_TEST
 
 /* More rows and ids than the arrays start with, so that they move while they grow. */
 TEST_OF(good, mooncake_many_rows)
@@ -160,7 +157,6 @@ TEST_OF(good, mooncake_many_rows)
             ck_assert_int_eq(request->hash_ids[i], row * 10 + i);
     }
 }
-END_TEST
 
 static const struct {
     const char *name, *line, *field, *got, *accepted;
@@ -238,7 +234,6 @@ TEST_OF(good, hash_ids_may_be_left_out)
     ck_assert_int_eq(trace.requests[1].hash_ids[0], 3);
     ck_assert_int_eq(trace.block_tokens, 512);
 }
-END_TEST
 
 /* The number of ids says how long a block is, as far as it does. */
 static const struct {
@@ -274,7 +269,6 @@ TEST_OF(bad, block_sizes_that_disagree)
                      ATTN_CONFIG_ERROR);
     ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "accepted: 11, one per block of 100 "));
 }
-END_TEST
 
 TEST_OF(good, bailian_has_seconds)
 {
@@ -287,7 +281,6 @@ TEST_OF(good, bailian_has_seconds)
               TRACE_FORMAT_MOONCAKE);
     ck_assert_int_eq(trace.requests[1].arrival_us, 500);
 }
-END_TEST
 
 TEST_OF(good, turns_of_a_session)
 {
@@ -304,7 +297,6 @@ TEST_OF(good, turns_of_a_session)
         ck_assert_int_eq(trace.requests[i].arrival_us, arrivals[i] * 1000);
     }
 }
-END_TEST
 
 TEST_OF(bad, turns_without_a_beginning)
 {
@@ -317,7 +309,6 @@ TEST_OF(bad, turns_without_a_beginning)
                      LINE("\"delay\": -5, \"session_id\": 1"),
                  TRACE_FORMAT_AUTO, ":2: ", "delay: got -5, accepted: milliseconds");
 }
-END_TEST
 
 /* Files of texts: the message says what a line needs, at the first try. */
 TEST_OF(bad, texts_are_no_trace)
@@ -331,7 +322,6 @@ TEST_OF(bad, texts_are_no_trace)
                      "{\"timestamp\": ms, \"input_length\": tokens, \"output_length\": tokens}",
                      "texts have no token counts");
 }
-END_TEST
 
 /* ---- BurstGPT -------------------------------------------------------------------------------- */
 
@@ -349,7 +339,6 @@ TEST_OF(good, burstgpt_rows)
     ck_assert_int_eq(trace.requests[1].arrival_us, 40250000);
     ck_assert_int_eq(trace.requests[1].output_length, 0);
 }
-END_TEST
 
 TEST_OF(bad, burstgpt_errors)
 {
@@ -360,7 +349,6 @@ TEST_OF(bad, burstgpt_errors)
     EXPECT_ERROR(BURST "-1,a,1,1,2,b\n", TRACE_FORMAT_BURSTGPT, ":2: ", "Timestamp: got -1");
     EXPECT_ERROR(BURST "1,a,0,1,1,b\n", TRACE_FORMAT_AUTO, ":2: ", "Request tokens: got 0");
 }
-END_TEST
 
 /* ---- Azure ----------------------------------------------------------------------------------- */
 
@@ -385,7 +373,6 @@ TEST_OF(good, azure_rows)
     ck_assert_int_eq(trace.requests[2].arrival_us, INT64_C(20653319410));
     ck_assert_int_eq(trace.requests[2].line, 5);
 }
-END_TEST
 
 TEST_OF(good, azure_columns_by_name)
 {
@@ -395,7 +382,6 @@ TEST_OF(good, azure_columns_by_name)
     ck_assert_int_eq(trace.requests[0].input_length, 17);
     ck_assert_int_eq(trace.requests[0].output_length, 3);
 }
-END_TEST
 
 /* Two moments and how far apart they are: days, leap years, zones, all digits of a fraction. */
 static const struct {
@@ -430,7 +416,6 @@ TEST_OF(bad, azure_header_errors)
     EXPECT_ERROR(ROW_1, TRACE_FORMAT_AZURE, ":1: ", "TIMESTAMP", "no such column");
     EXPECT_ERROR(HEADER, TRACE_FORMAT_MOONCAKE, ":1: ", "column 1", "broken JSON");
 }
-END_TEST
 
 static const struct {
     const char *line, *field, *got;
@@ -492,7 +477,6 @@ TEST_OF(bad, gzip_is_read)
     ck_assert_int_eq(trace.format, TRACE_FORMAT_AZURE);
     ck_assert_int_eq(trace.requests[0].output_length, 44);
 }
-END_TEST
 
 /* Small files that unpack to much: empty lines by the million, then long ones. */
 TEST_OF(bad, gzip_that_unpacks_to_much)
@@ -517,7 +501,6 @@ TEST_OF(bad, gzip_that_unpacks_to_much)
     }
     free(line);
 }
-END_TEST
 
 /* Cut anywhere, or with any byte changed: an error, never another trace. */
 TEST_OF(bad, gzip_that_is_damaged)
@@ -539,7 +522,6 @@ TEST_OF(bad, gzip_that_is_damaged)
         bytes[at] ^= 0x41;
     }
 }
-END_TEST
 
 TEST_OF(bad, no_file)
 {
@@ -547,7 +529,6 @@ TEST_OF(bad, no_file)
     expect_error(TRACE_FORMAT_AUTO, ": ", (const char *[]){"No such file", NULL});
     ck_assert_int_eq(trace_init(&trace, "/", TRACE_FORMAT_AUTO, 0, NULL), ATTN_CONFIG_ERROR);
 }
-END_TEST
 
 #define MOONCAKE_LINE(time, length)                                                                \
     "{\"timestamp\": " #time ", \"input_length\": " #length ", \"output_length\": 1}\n"
@@ -588,7 +569,6 @@ TEST_OF(bad, more_than_a_file_has)
     ck_assert_int_eq(trace_init_limited(&trace, path, TRACE_FORMAT_AUTO, 0, &four, &failure.base),
                      ATTN_CONFIG_ERROR);
 }
-END_TEST
 
 TEST_OF(bad, no_requests)
 {
@@ -597,7 +577,6 @@ TEST_OF(bad, no_requests)
     EXPECT_ERROR(HEADER, TRACE_FORMAT_AUTO, ": ", "no request");
     EXPECT_ERROR("\xef\xbb\xbf", TRACE_FORMAT_AUTO, ": ", "no request");
 }
-END_TEST
 
 TEST_OF(bad, nul_byte)
 {
@@ -605,7 +584,6 @@ TEST_OF(bad, nul_byte)
     write_bytes(bytes, sizeof bytes - 1);
     expect_error(TRACE_FORMAT_AUTO, ":2: ", (const char *[]){"NUL byte", NULL});
 }
-END_TEST
 
 TEST_OF(bad, endless_line)
 {
@@ -617,7 +595,6 @@ TEST_OF(bad, endless_line)
     free(bytes);
     expect_error(TRACE_FORMAT_AUTO, ":1: ", (const char *[]){"16777216 bytes", NULL});
 }
-END_TEST
 
 static Suite *suite(void)
 {

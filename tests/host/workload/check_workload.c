@@ -95,7 +95,6 @@ TEST_OF(tokens, sums)
     ck_assert_int_eq(workload.input_tokens, 21);
     ck_assert_int_eq(workload.decode_tokens, 4 + 0 + 0 + 1);
 }
-END_TEST
 
 /* ---- Tokens ---------------------------------------------------------------------------------- */
 
@@ -116,7 +115,6 @@ TEST_OF(tokens, blocks_unscaled)
     expect_block_token(1, 512, 80, 0);
     expect_own_token(1, 1024);
 }
-END_TEST
 
 TEST_OF(tokens, blocks_scaled)
 {
@@ -136,7 +134,6 @@ TEST_OF(tokens, blocks_scaled)
     expect_block_token(1, 99, 0, 48);
     expect_own_token(1, 100);
 }
-END_TEST
 
 /* 19 blocks of 1 token fit into the input, but the trace knows 10 blocks. */
 TEST_OF(tokens, blocks_end_with_the_hash_ids)
@@ -150,7 +147,6 @@ TEST_OF(tokens, blocks_end_with_the_hash_ids)
     expect_block_token(0, 9, 10, 0);
     expect_own_token(0, 10);
 }
-END_TEST
 
 TEST_OF(tokens, no_hash_ids_no_blocks)
 {
@@ -162,7 +158,6 @@ TEST_OF(tokens, no_hash_ids_no_blocks)
     ck_assert(
         !token_key_equal(workload_token_key(&workload, 0, 7), workload_token_key(&workload, 1, 7)));
 }
-END_TEST
 
 TEST_OF(tokens, keys_of_both_kinds_differ)
 {
@@ -172,7 +167,6 @@ TEST_OF(tokens, keys_of_both_kinds_differ)
     ck_assert(!token_key_equal(token_key_of_block(9007199254740991, 0),
                                token_key_of_block(9007199254740990, 0)));
 }
-END_TEST
 
 TEST_OF(tokens, key_runs)
 {
@@ -185,7 +179,6 @@ TEST_OF(tokens, key_runs)
         ck_assert(token_key_equal(keys[i], workload_token_key(&workload, 0, 510 + i)));
     workload_token_keys(&workload, 0, 0, 0, NULL);
 }
-END_TEST
 
 /* ---- Prefix hits ----------------------------------------------------------------------------- */
 
@@ -248,7 +241,6 @@ TEST_OF(hits, hits_literal)
         ck_assert_int_eq(hit_by_rule(r, 100), hits_100[r]);
     }
 }
-END_TEST
 
 static uint32_t random_state;
 
@@ -310,7 +302,6 @@ TEST_OF(limits, max_requests)
     ck_assert_int_eq(workload.input_tokens, 17);
     ck_assert_int_eq(workload.decode_tokens, 6);
 }
-END_TEST
 
 TEST_OF(limits, max_context_len)
 {
@@ -336,7 +327,6 @@ TEST_OF(limits, max_context_len)
                                    NULL),
                      ATTN_OK);
 }
-END_TEST
 
 static void make_with_limit(int64_t limit, workload_too_long too_long)
 {
@@ -366,7 +356,6 @@ TEST_OF(limits, too_long_is_skipped)
     ck_assert_int_eq(workload.requests[1].line, 10);
     expect_own_token(1, 3);
 }
-END_TEST
 
 TEST_OF(limits, too_long_is_cut)
 {
@@ -385,7 +374,6 @@ TEST_OF(limits, too_long_is_cut)
     ck_assert_int_eq(workload.requests[2].input_length, 1);
     ck_assert_int_eq(workload.requests[2].output_length, 0);
 }
-END_TEST
 
 TEST_OF(limits, all_are_too_long)
 {
@@ -401,7 +389,6 @@ TEST_OF(limits, all_are_too_long)
         "accepted: at least one that fits");
     ck_assert_ptr_null(workload.requests);
 }
-END_TEST
 
 TEST_OF(limits, bad_arguments)
 {
@@ -426,7 +413,6 @@ TEST_OF(limits, bad_arguments)
         ATTN_CONFIG_ERROR);
     ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "max_requests: got -1"));
 }
-END_TEST
 
 static Suite *suite(void)
 {
