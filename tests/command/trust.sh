@@ -517,10 +517,25 @@ while test $i -lt 2000; do
     echo '{"timestamp": 0, "input_length": 200, "output_length": 100, "hash_ids": ['$i']}'
     i=$((i + 1))
 done >long.jsonl
+# begun SIGNAL COMMAND...: the command gets the signal half a second after it has said which backend has which layers.
+cat >../begun <<'END'
+signal=$1
+shift
+: >../process
+(
+    until grep -q '^layers' ../err; do
+        ! test -s ../process || kill -0 "$(cat ../process)" || exit
+        sleep 0.1
+    done
+    sleep 0.5
+    kill -s "$signal" "$(cat ../process)"
+) 2>/dev/null >&2 &
+exec sh -c 'echo $$ >../process && exec "$@"' sh "$@"
+END
 for signal in INT:130 TERM:143 HUP:129; do
     number=${signal#*:} signal=${signal%:*}
-    ends "$number" "SIG$signal ends a run with $number" nowhere:exit -- timeout --preserve-status \
-        -s $signal 2 "$command" run run.ini --trace long.jsonl --json ../report.json
+    ends "$number" "SIG$signal ends a run with $number" nowhere:exit -- sh ../begun "$signal" \
+        "$command" run run.ini --trace long.jsonl --json ../report.json
     tap_try "its report so far is printed" grep -q '^interrupted' ../out
     tap_try "and written" grep -q '"interrupted":	true' ../report.json
     ends "$number" "SIG$signal ends bench with $number" nowhere:exit -- timeout --preserve-status \
