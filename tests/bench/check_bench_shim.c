@@ -326,7 +326,6 @@ int main(void)
 {
     Suite *s = suite_create("bench_shim");
     TCase *tc = tcase_create("fake_device");
-    tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
     tcase_add_loop_test(tc, shapes, 0, 16 * 3 * 2);
     suite_add_tcase(s, tc);

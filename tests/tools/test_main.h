@@ -20,6 +20,14 @@ static inline int random_cases(int usual)
     return count > 0 ? count : usual;
 }
 
+/* A test has 60 seconds, and five times as many where the machine is busy, but as the environment says. Check reads
+ * both when a group is made. */
+__attribute__((constructor)) static void set_time_limits(void)
+{
+    setenv("CK_DEFAULT_TIMEOUT", "60", 0);
+    setenv("CK_TIMEOUT_MULTIPLIER", "5", 0);
+}
+
 /* Of a long program a commit runs a part: with $ATTNHOST_TEST_PART = K/N each N-th case, from the K-th on, counted
  * from 0 (tests/tools/unit_test.sh). A case is a test, or one round of a loop test. */
 static inline bool case_is_in_part(void)

@@ -477,13 +477,10 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("common_kernels");
     TCase *tc = tcase_create("elements");
-    tcase_set_timeout(tc, 60);
     suite_add_tcase(s, tc);
     tc = tcase_create("save_kv");
-    tcase_set_timeout(tc, 60);
     suite_add_tcase(s, tc);
     tc = tcase_create("merge");
-    tcase_set_timeout(tc, 60);
     suite_add_tcase(s, tc);
     return s;
 }

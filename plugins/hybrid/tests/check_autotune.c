@@ -463,14 +463,12 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("autotune");
     TCase *choosing = tcase_create("choosing");
-    tcase_set_timeout(choosing, 60);
     tcase_add_loop_test(choosing, noise_does_not_flip, 0, 8);
     tcase_add_loop_test(choosing, a_wrong_candidate_is_dropped, 0, 7);
     tcase_add_loop_test(choosing, a_rare_fault_is_found, 0, 2);
     tcase_add_loop_test(choosing, a_wrong_first_does_not_serve, 0, 2);
     suite_add_tcase(s, choosing);
     TCase *stored = tcase_create("store");
-    tcase_set_timeout(stored, 60);
     tcase_add_loop_test(stored, stale_decisions_are_left_out, 0, 4);
     suite_add_tcase(s, stored);
     return s;

@@ -397,7 +397,6 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("triton_cache");
     TCase *tc = tcase_create("files");
-    tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
     suite_add_tcase(s, tc);
     return s;

@@ -716,23 +716,18 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("triton_compile");
     TCase *tc = tcase_create("key");
-    tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
     suite_add_tcase(s, tc);
     tc = tcase_create("cache");
-    tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
     suite_add_tcase(s, tc);
     tc = tcase_create("steps");
-    tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
     suite_add_tcase(s, tc);
     tc = tcase_create("errors");
-    tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
     suite_add_tcase(s, tc);
     tc = tcase_create("nvrtc");
-    tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, set_up, tear_down);
     suite_add_tcase(s, tc);
     return s;

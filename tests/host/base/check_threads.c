@@ -441,7 +441,6 @@ static Suite *suite(void)
 {
     Suite *made = suite_create("threads");
     TCase *tests = tcase_create("threads");
-    tcase_set_timeout(tests, 60);
     tcase_add_loop_test(tests, quotas_are_read, 0, sizeof quotas / sizeof *quotas);
     suite_add_tcase(made, tests);
     return made;

@@ -798,7 +798,6 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("cuda_fixture");
     TCase *tc = tcase_create("fake_device");
-    tcase_set_timeout(tc, 60);
     tcase_add_loop_test(tc, test_decode_from_graphs, 0, 2 * NUM_FORMS);
     tcase_add_loop_test(tc, test_launch_shapes_follow_from_bounds, 0, NUM_FORMS);
     tcase_add_loop_test(tc, test_bad_index_loses_the_device, 0, NUM_FORMS);

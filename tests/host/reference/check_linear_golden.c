@@ -506,7 +506,6 @@ static Suite *suite(void)
 {
     Suite *made = suite_create("linear_golden");
     TCase *tcase = tcase_create("golden");
-    tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, whole_cases, 0, 4);
     tcase_add_loop_test(tcase, in_parts, 0, 6);
     tcase_add_loop_test(tcase, comparison, 0, 2);

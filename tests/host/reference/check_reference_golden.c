@@ -270,7 +270,6 @@ static Suite *suite(void)
 {
     Suite *made = suite_create("reference_golden");
     TCase *tcase = tcase_create("golden");
-    tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, attention, 0, 8);
     suite_add_tcase(made, tcase);
     return made;

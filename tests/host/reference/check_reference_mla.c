@@ -429,7 +429,6 @@ static Suite *suite(void)
 {
     Suite *made = suite_create("reference_mla");
     TCase *golden = tcase_create("golden"), *refusals = tcase_create("refusals");
-    tcase_set_timeout(golden, 60);
     tcase_add_loop_test(golden, absorbed_form, 0, 5);
     tcase_add_loop_test(golden, cached, 0, 5);
     tcase_add_loop_test(golden, expanded_form, 0, 4);

@@ -539,7 +539,6 @@ static Suite *suite(void)
     Suite *made = suite_create("sparse oracle");
     TCase *tcase = tcase_create("sparse");
     const int sizes = (int)(sizeof page_sizes / sizeof *page_sizes);
-    tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, chosen_here, 0, sizes);
     tcase_add_loop_test(tcase, given, 0, sizes);
     tcase_add_loop_test(tcase, by_logits, 0, sizes);

@@ -1158,26 +1158,21 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("session");
     TCase *first = tcase_create("first"); /* what valgrind sees of the runs */
-    tcase_set_timeout(first, 60);
     tcase_add_loop_test(first, identities_hold, 0, 2);
     suite_add_tcase(s, first);
     TCase *first_latent = tcase_create("first latent");
-    tcase_set_timeout(first_latent, 60);
     tcase_add_checked_fixture(first_latent, write_latent_model, remove_latent_model);
     tcase_add_loop_test(first_latent, latents_keep_the_identities, 0, 1);
     suite_add_tcase(s, first_latent);
     TCase *runs = tcase_create("runs");
-    tcase_set_timeout(runs, 60);
     tcase_set_tags(runs, "long");
     tcase_add_loop_test(runs, identities_hold, 2, COUNT(variants));
     tcase_add_loop_test(runs, shared_prefixes_are_counted, 0, COUNT(hints));
     suite_add_tcase(s, runs);
     TCase *cross = tcase_create("cross");
-    tcase_set_timeout(cross, 60);
     tcase_add_loop_test(cross, encoders_are_read_by_decoders, 0, COUNT(crossings));
     suite_add_tcase(s, cross);
     TCase *latent = tcase_create("latent");
-    tcase_set_timeout(latent, 60);
     tcase_set_tags(latent, "long");
     tcase_add_checked_fixture(latent, write_latent_model, remove_latent_model);
     tcase_add_loop_test(latent, latents_keep_the_identities, 1, COUNT(latent_variants));
@@ -1188,7 +1183,6 @@ static Suite *suite(void)
     tcase_add_loop_test(latent, latents_are_refused_with_a_reason, 0, COUNT(latent_refusals));
     suite_add_tcase(s, latent);
     TCase *quantised = tcase_create("quantised");
-    tcase_set_timeout(quantised, 60);
     tcase_set_tags(quantised, "long");
     tcase_add_checked_fixture(quantised, write_packed_model, remove_latent_model);
     tcase_add_loop_test(quantised, latents_without_positions_keep_the_identities, 0, 3);
@@ -1198,7 +1192,6 @@ static Suite *suite(void)
     tcase_add_loop_test(quantised, packed_latents_are_fp8_e4m3, 0, 2);
     suite_add_tcase(s, quantised);
     TCase *drafts = tcase_create("drafts");
-    tcase_set_timeout(drafts, 60);
     tcase_set_tags(drafts, "long");
     tcase_add_loop_test(drafts, drafts_change_nothing_that_is_generated, 0, COUNT(drafted));
     tcase_add_loop_test(drafts, drafts_come_to_the_backend_that_is_named, 0, 3);

@@ -1321,7 +1321,6 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("session_cuda");
     TCase *runs = tcase_create("runs");
-    tcase_set_timeout(runs, 60);
     tcase_add_loop_test(runs, results_are_equal, 0, COUNT(variants));
     tcase_add_loop_test(runs, turned_down_drafts_are_judged, 0, 3);
     tcase_add_loop_test(runs, two_backends_share_the_cache, 0, 2);

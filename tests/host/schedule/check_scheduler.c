@@ -1551,7 +1551,6 @@ static Suite *suite(void)
     TCase *random = tcase_create("random");
     tcase_add_checked_fixture(random, set_up, tear_down);
     tcase_set_tags(random, "long");
-    tcase_set_timeout(random, 60);
     tcase_add_loop_test(random, random_workloads_end, 0, VARIANTS);
     tcase_add_loop_test(random, drafted_workloads_end, 0, DRAFTED_VARIANTS);
     tcase_add_loop_test(random, device_loss_and_batch_errors_are_survived, 0,

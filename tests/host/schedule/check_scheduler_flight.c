@@ -707,7 +707,6 @@ static Suite *suite(void)
     suite_add_tcase(s, drops);
     TCase *random = tcase_create("random");
     tcase_add_checked_fixture(random, set_up_flight, tear_down);
-    tcase_set_timeout(random, 60);
     tcase_add_loop_test(random, steps_do_not_depend_on_how_many_are_in_flight, 0,
                         VARIANTS + DRAFTED_VARIANTS);
     tcase_add_loop_test(random, failures_are_survived, 0,

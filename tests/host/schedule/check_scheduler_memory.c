@@ -228,7 +228,6 @@ static Suite *suite(void)
     Suite *s = suite_create("scheduler_memory");
     TCase *memory_case = tcase_create("memory");
     tcase_add_checked_fixture(memory_case, set_up, tear_down);
-    tcase_set_timeout(memory_case, 60);
     tcase_add_loop_test(memory_case, each_allocation_is_refused_once, 0, 4);
     suite_add_tcase(s, memory_case);
     return s;

@@ -468,7 +468,6 @@ static Suite *suite(void)
     tcase_add_loop_test(load, refused_at_load, 0, COUNT(refusals));
     suite_add_tcase(s, load);
     TCase *runs = tcase_create("runs");
-    tcase_set_timeout(runs, 60);
     tcase_add_loop_test(runs, a_trace_under_hybrid_phase, 0, 2);
     tcase_add_loop_test(runs, a_trace_under_routes_by_length, 0, 2);
     suite_add_tcase(s, runs);

@@ -777,7 +777,6 @@ static Suite *suite(void)
     tcase_add_loop_test(wrong, wrong_states, 0, RUN_MODELS);
     tcase_add_loop_test(drafts, drafts_that_are_turned_down, 0, RUN_MODELS);
     tcase_add_loop_test(drafts, wrong_drafts, 0, RUN_MODELS);
-    tcase_set_timeout(rounded, 60);
     tcase_add_loop_test(rounded, rounded_for_long, 0, 8);
     tcase_add_loop_test(rounded, wrong_among_roundings, 0, 2 * (NUM_FAULTS - 1));
     tcase_add_loop_test(same_result, bounded_memory, 0, RUN_MODELS);
