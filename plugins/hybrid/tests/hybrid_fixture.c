@@ -136,7 +136,7 @@ void give_memory(void)
     }
 }
 
-void check_guards(void)
+static void check_guards(void)
 {
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
         ck_assert_uint_eq(((unsigned char *)memory.base[r])[size.size[r]], 0x5C);
@@ -180,15 +180,15 @@ void finish(void)
     memset(&memory, 0, sizeof memory);
 }
 
-int32_t host_array[10][64], device_array[10][64];
-int64_t locations[2][64];
-int64_t mask_indptr[SEQS + 2];
-uint8_t mask_bits[64];
-uint16_t token_pos[64];
+static int32_t host_array[10][64], device_array[10][64];
+static int64_t locations[2][64];
+static int64_t mask_indptr[SEQS + 2];
+static uint8_t mask_bits[64];
+static uint16_t token_pos[64];
 attn_kv_batch kv[3];
-attn_mask mask;
-attn_multi_item multi_item;
-attn_state_batch state;
+static attn_mask mask;
+static attn_multi_item multi_item;
+static attn_state_batch state;
 attn_shared_prefix shared;
 attn_batch mixed;
 
@@ -232,7 +232,7 @@ void make_mixed(int32_t base)
 attn_tensor tensors[ATTN_ROLE_COUNT];
 const attn_tensor *operands[ATTN_ROLE_COUNT];
 attn_scale scale;
-const attn_scale *scales[ATTN_ROLE_COUNT];
+static const attn_scale *scales[ATTN_ROLE_COUNT];
 attn_forward_args args;
 
 /* Every role, each with another stride, dtype and offset. */

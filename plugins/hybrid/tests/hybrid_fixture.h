@@ -52,22 +52,13 @@ attn_status create_metadata(void);
 void give_memory(void); /* as `size` says, exactly */
 attn_status plan(const attn_batch *batch);
 
-void check_guards(void);       /* nothing was written after a region */
 void check_nothing_left(void); /* every child, metadata and allocation is gone */
 
 /* A MIXED batch: sequences of 2, 1 and 4 queries, then two of one query. Each pointer of it leads
  * to its own array or to the same array as few others, so that a shift tells which it was. */
 enum { SEQS = 5, DECODES = 2, EXTENDS = 3, EXTEND_ROWS = 7, ROWS = 9, BASE = 3 };
 
-extern int32_t host_array[10][64], device_array[10][64];
-extern int64_t locations[2][64];
-extern int64_t mask_indptr[SEQS + 2];
-extern uint8_t mask_bits[64];
-extern uint16_t token_pos[64];
 extern attn_kv_batch kv[3];
-extern attn_mask mask;
-extern attn_multi_item multi_item;
-extern attn_state_batch state;
 extern attn_batch mixed;
 
 void make_mixed(int32_t base); /* rows start at `base`; KV group 1 has new rows of its own */
@@ -76,7 +67,6 @@ attn_batch plain_batch(uint32_t mode); /* the same in another mode */
 /* Every role, each with another stride, dtype and offset. */
 extern attn_tensor tensors[ATTN_ROLE_COUNT];
 extern const attn_tensor *operands[ATTN_ROLE_COUNT];
-extern const attn_scale *scales[ATTN_ROLE_COUNT];
 extern attn_forward_args args;
 
 void make_args(void);
