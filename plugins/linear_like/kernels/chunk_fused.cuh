@@ -17,7 +17,8 @@
 #ifndef LINEAR_LIKE_CHUNK_FUSED_CUH
 #define LINEAR_LIKE_CHUNK_FUSED_CUH
 
-#include "plugins/linear_like/kernels/chunk_ready.cuh"
+#include "plugins/linear_like/kernels/ready_rows.cuh"
+#include "plugins/linear_like/kernels/states_segments.cuh"
 
 /* Numbers of a chunk's rows, in FUSED_NUMBERS bytes. Decays between rows of different blocks of 16
  * are products: from the column to the first row of the row's block, and from there to the row. */
@@ -494,8 +495,8 @@ DEVICE void gate_values(const linear_call &call, const fused_memory &m, int n, i
             }
             if (o.z) {
                 const u32 y = *(const u32 *)(z + (place.value + c) * 2);
-                x[0] *= fast_silu(bits_f32(y << 16));
-                x[1] *= fast_silu(bits_f32(y & 0xffff0000));
+                x[0] *= linear_fast_silu(bits_f32(y << 16));
+                x[1] *= linear_fast_silu(bits_f32(y & 0xffff0000));
             }
         }
     }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/linear_like/kernels/chunk_inverse.cuh"
+#include "plugins/linear_like/kernels/chunk_list.cuh"
 
 extern "C" __global__ void __launch_bounds__(CHUNK_PLAN_THREADS)
     linear_list(const __grid_constant__ linear_call call)

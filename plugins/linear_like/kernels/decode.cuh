@@ -11,12 +11,7 @@
 #ifndef LINEAR_LIKE_DECODE_CUH
 #define LINEAR_LIKE_DECODE_CUH
 
-#include "plugins/common/cuda/ptx.cuh"
-#include "plugins/linear_like/kernels/shapes.h"
-#include "plugins/linear_like/kernels/tile.cuh"
-
-enum { STEPS_PLAIN = 0, STEPS_DELTA = 1, STEPS_CHANNELS = 2 /* a decay for each channel of k */ };
-enum { DECODE_KEYS = STEPS_DECODE_KEYS };
+#include "plugins/linear_like/kernels/decode_row.cuh"
 
 /* ---- The state ------------------------------------------------------------------------------- */
 
@@ -98,25 +93,7 @@ template <bool VK, bool BF16> struct decode_state {
 
     __device__ __forceinline__ void get(int n, float (&to)[elements]) const
     {
-        const uint4 x = *(const uint4 *)(parts + n * apart);
-        const u32 w[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if constexpr (BF16)
-                to[2 * i] = bits_f32(w[i] << 16), to[2 * i + 1] = bits_f32(w[i] & 0xffff0000);
-            else
-                to[i] = bits_f32(w[i]);
-    }
-    static __device__ __forceinline__ uint4 pack(const float (&x)[elements])
-    {
-        u32 w[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if constexpr (BF16)
-                w[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
-            else
-                w[i] = f32_bits(x[i]);
-        return make_uint4(w[0], w[1], w[2], w[3]);
+        unpack_part<BF16>(*(const uint4 *)(parts + n * apart), to);
     }
 
     /* Begin to load. Elements that there are not are 0. */
@@ -130,9 +107,7 @@ template <bool VK, bool BF16> struct decode_state {
             const whole_parts whole(*this, call.dims, slot);
 #pragma unroll
             for (int n = 0; n < 16; n++)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + n * apart),
-                             "l"(from + whole.offset(o, n)), "r"(whole.has(n) ? 16 : 0)
-                             : "memory");
+                copy_part(to + n * apart, from + whole.offset(o, n), whole.has(n) ? 16 : 0);
             return;
         }
 #pragma unroll 1
@@ -172,81 +147,17 @@ DEVICE void wait_for_loads()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* For what has been rounded to 16 bits, or will be: errors of 2^-21. */
-DEVICE float fast_silu(float x)
-{
-    return __fdividef(x, 1.0f + __expf(-x));
-}
+/* ---- A row ----------------------------------------------------------------------------------- */
 
-/* ---- Four channels --------------------------------------------------------------------------- */
-
-/* bf16 with four taps or none, four channels at a time: what they need is loaded without a branch. */
-DEVICE bool goes_by_fours(const linear_call &call)
-{
-    return call.operands.aligned & LINEAR_ALIGNED_FOURS;
-}
-
-struct four_channels {
-    uint2 x, bias, kept[3], taps[4]; /* kept: three inputs of each channel */
-};
-
-/* Channels from `c` on; c < 0: there are none. */
-DEVICE void load_channels(const linear_call &call, const linear_sequence &sequence, int c,
-                          bool has_row, four_channels *to)
-{
-    const linear_operands &o = call.operands;
-    const uint2 none = make_uint2(0, 0);
-    const bool convolved = call.dims.width > 0 && c >= 0;
-    const char *kept = o.conv + sequence.slot * o.conv_slot + c * 6;
-    to->x = c >= 0 && has_row
-                ? *(const uint2 *)(o.mixed + (i64)sequence.first_row * o.mixed_row + c * 2)
-                : none;
-    to->bias = convolved && o.bias ? *(const uint2 *)(o.bias + c * 2) : none;
-#pragma unroll
-    for (int i = 0; i < 3; i++)
-        to->kept[i] = convolved && sequence.slot ? ((const uint2 *)kept)[i] : none;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        to->taps[i] = convolved ? ((const uint2 *)(o.weight + c * 8))[i] : none;
-}
-
-/* Element `i` of what is packed. */
-template <int N> DEVICE float packed_element(const uint2 (&x)[N], int i)
-{
-    const u32 two = i % 4 / 2 ? x[i / 4].y : x[i / 4].x;
-    return bits_f32(i % 2 ? two & 0xffff0000 : two << 16);
-}
-
-DEVICE void convolve_channels(const linear_dims &d, const four_channels &from, float (&to)[4])
-{
-    const uint2 x[1] = {from.x}, bias[1] = {from.bias};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        to[i] = packed_element(x, i);
-        if (d.width == 0)
-            continue;
-        float sum = packed_element(bias, i);
-#pragma unroll
-        for (int w = 0; w < 3; w++)
-            sum += packed_element(from.taps, 4 * i + w) * packed_element(from.kept, 3 * i + w);
-        sum += packed_element(from.taps, 4 * i + 3) * to[i];
-        to[i] = d.silu ? fast_silu(sum) : sum;
-    }
-}
-
-/* The convolution's state after the row: the last three inputs of four channels. */
+/* The convolution's state of four channels, to `slot`. */
 DEVICE void keep_channels(const linear_call &call, const four_channels &from, bool has_row,
                           int slot, int c)
 {
     const linear_operands &o = call.operands;
     uint2 *to = (uint2 *)(o.conv + slot * o.conv_slot + c * 6);
     const uint2 *kept = from.kept;
-    const uint2 first = make_uint2(__byte_perm(kept[0].x, kept[0].y, 0x5432),
-                                   __byte_perm(from.x.x, kept[1].x, 0x5410));
-    const uint2 second = make_uint2(__byte_perm(kept[1].x, from.x.x, 0x7632),
-                                    __byte_perm(kept[1].y, kept[2].x, 0x5432));
-    const uint2 third = make_uint2(__byte_perm(from.x.y, kept[2].y, 0x5410),
-                                   __byte_perm(kept[2].y, from.x.y, 0x7632));
+    const uint2 first = shift_inputs<0>(from), second = shift_inputs<1>(from);
+    const uint2 third = shift_inputs<2>(from);
     if (slot == 0)
         return;
     to[0] = has_row ? first : kept[0];
@@ -254,7 +165,7 @@ DEVICE void keep_channels(const linear_call &call, const four_channels &from, bo
     to[2] = has_row ? third : kept[2];
 }
 
-/* The same of any layer; `there`: how many there are. */
+/* convolve_channels() of any layer; `there`: how many there are. */
 DEVICE void convolve_any(const linear_call &call, const linear_sequence &sequence, int c, int there,
                          float (&to)[4])
 {
@@ -277,16 +188,6 @@ DEVICE void convolve_any(const linear_call &call, const linear_sequence &sequenc
     }
 }
 
-/* ---- A row ----------------------------------------------------------------------------------- */
-
-DEVICE float sum_of_warp(float x)
-{
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-        x += __shfl_xor_sync(~0u, x, step);
-    return x;
-}
-
 /* Four neighbouring channels of a vector over k, in the order of the lanes' registers. */
 template <bool VK> DEVICE void keep_four(float *vector, int k, const float (&x)[4])
 {
@@ -297,77 +198,6 @@ template <bool VK> DEVICE void keep_four(float *vector, int k, const float (&x)[
         for (int i = 0; i < 4; i++)
             vector[tile_position<VK>(k + i)] = x[i];
 }
-
-DEVICE void take_four(const float *from, float (&x)[4])
-{
-    const float4 y = *(const float4 *)from;
-    x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
-}
-
-template <int COUNT> DEVICE void take_fours(const float *from, float (&x)[COUNT])
-{
-#pragma unroll
-    for (int n = 0; n < COUNT; n += 4) {
-        const float4 y = *(const float4 *)(from + n);
-        x[n] = y.x, x[n + 1] = y.y, x[n + 2] = y.z, x[n + 3] = y.w;
-    }
-}
-
-/* What a row's step needs, in shared memory. The vectors: q, k, decays of channels. */
-struct decode_row {
-    float *vectors, *v, *numbers;
-
-    __device__ __forceinline__ decode_row(float *from, int num_vectors, int columns)
-    {
-        vectors = from;
-        v = vectors + num_vectors * 8 * DECODE_KEYS;
-        numbers = v + columns;
-    }
-};
-
-/* Of decode_row.numbers; q and k are multiplied by theirs. */
-enum { DECODE_DECAY = 0, DECODE_BETA = 1, DECODE_Q = 2, DECODE_K = 3 };
-
-/* A row's gates; of KDA those of a lane's four channels. */
-template <int MODE> struct decode_gates {
-    linear_gate at[MODE == STEPS_CHANNELS ? 4 : 1];
-
-    decode_gates() = default;
-    __device__ __forceinline__ decode_gates(const linear_call &call, int row, int head, int lane)
-    {
-#pragma unroll
-        for (int i = 0; i < (MODE == STEPS_CHANNELS ? 4 : 1); i++)
-            at[i] = linear_load_gate(
-                &call, row, head,
-                MODE == STEPS_CHANNELS ? int_min(4 * lane + i, call.dims.k_dim - 1) : 0);
-    }
-};
-
-/* Parts of a row, each made by a warp. */
-enum {
-    DECODE_PART_Q = 0,
-    DECODE_PART_K = 1,
-    DECODE_PART_V = 2,
-    DECODE_PART_GATES = 3,
-    DECODE_PARTS = 4
-};
-
-/* A lane's four channels of a part from `channel` on, `there` of which there are. */
-struct decode_channels {
-    int channel, there;
-
-    __device__ __forceinline__ decode_channels(const linear_dims &d, int part, int head, int first,
-                                               int columns, int lane)
-    {
-        if (part == DECODE_PART_V) {
-            channel = d.first[2] + head * d.v_dim + first + 4 * lane;
-            there = 4 * lane < columns ? d.v_dim - first - 4 * lane : 0;
-        } else {
-            channel = d.first[part == DECODE_PART_K] + head / d.ratio * d.k_dim + 4 * lane;
-            there = d.k_dim - 4 * lane;
-        }
-    }
-};
 
 /* Channels of q, k or v, as they are after the convolution. Gives the sum of the squares of q or k. */
 template <bool VK>
@@ -385,9 +215,7 @@ DEVICE float put_channels(const linear_dims &d, int part, const float (&x)[4], i
     for (int i = 0; i < 4; i++)
         sum += x[i] * x[i];
     sum = sum_of_warp(sum);
-    const float length = d.l2_norm ? rsqrtf(sum + 1e-6f) : 1;
-    if (lane == 0)
-        to.numbers[DECODE_Q + part] = part == DECODE_PART_Q ? length * d.sm_scale : length;
+    put_length(d, part, sum, lane, to);
     return sum;
 }
 
@@ -411,28 +239,7 @@ DEVICE void put_gates(const linear_call &call, const decode_gates<MODE> &gates, 
         to.numbers[DECODE_DECAY] = decay, to.numbers[DECODE_BETA] = beta;
 }
 
-/* Warps that read a part of a convolution's state count themselves, lane 0 each: gives how many of `count`
- * were counted before; the count ends at 0. `sum` is made of all that the warp has read, and the count is
- * computed from it, though no sum changes it: so what is written because of the last count can be no
- * reader's input (PTX's memory model, "no thin air"). A release would wait for all that its multiprocessor
- * has under way. */
-DEVICE unsigned count_reader(unsigned *readers, int count, float sum)
-{
-    const u32 impossible = 0xffffffff; /* sums are positive, or the NaN 0x7fffffff */
-    const unsigned last = f32_bits(sum) == impossible ? count : count - 1;
-    unsigned before;
-    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(readers), "r"(last)
-                 : "memory");
-    return before;
-}
-
-/* Of a warp whose lane 0 was given `before`: was it the last? */
-DEVICE bool is_last_reader(unsigned before, int count)
-{
-    return __shfl_sync(~0u, before, 0) == count - 1;
-}
+/* ---- The step -------------------------------------------------------------------------------- */
 
 /* Sums of a state with q and k, then the state after the row, which goes to `to` where that is given and
  * stays in shared memory otherwise. */
@@ -448,13 +255,7 @@ DEVICE void step_state(const linear_call &call, const decode_row &row,
     const float decay = row.numbers[DECODE_DECAY], beta = row.numbers[DECODE_BETA];
     const float q_times = row.numbers[DECODE_Q], k_times = row.numbers[DECODE_K];
     constexpr int apart = VK ? 8 * group_keys : 32; /* of groups in a vector */
-    float x[4], y[4], qk = 0;
-    take_four(row.vectors + 4 * lane, x);
-    take_four(row.vectors + width + 4 * lane, y);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        qk += x[i] * y[i];
-    qk = sum_of_warp(qk) * q_times * k_times;
+    const float qk = multiply_keys(row.vectors, lane) * q_times * k_times;
     const typename state::whole_parts whole(s, call.dims, slot);
     char *place = s.place(call.operands, to, 0);
     float held[values] = {}, read[values] = {}, update[values];
@@ -505,18 +306,12 @@ DEVICE void step_state(const linear_call &call, const decode_row &row,
                 part[e] = part[e] * (MODE == STEPS_CHANNELS ? ds[n] : decay) + ks[n] * update[i];
             }
             if (!to)
-                *(uint4 *)(s.parts + at * s.apart) = state::pack(part);
+                *(uint4 *)(s.parts + at * s.apart) = pack_part<BF16>(part);
             else if (whole.has(at))
-                __stcs((uint4 *)(place + whole.offset(call.operands, at)), state::pack(part));
+                __stcs((uint4 *)(place + whole.offset(call.operands, at)), pack_part<BF16>(part));
         }
     }
 }
-
-/* linear_decode_call. */
-struct decode_call : linear_call {
-    unsigned *readers;
-};
-static_assert(sizeof(decode_call) == sizeof(linear_decode_call), "as the host lays it out");
 
 /* A block's values from `first` on. What a warp's part of the row is made of is loaded first, then its
  * part of the state; parts that there are no warps for are made after that. */

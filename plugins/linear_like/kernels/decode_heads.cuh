@@ -20,7 +20,7 @@
 #define LINEAR_LIKE_DECODE_HEADS_CUH
 
 #include "plugins/linear_like/kernels/chunk_tile.cuh"
-#include "plugins/linear_like/kernels/decode.cuh"
+#include "plugins/linear_like/kernels/decode_row.cuh"
 
 /* ---- A lane's part --------------------------------------------------------------------------- */
 
@@ -82,29 +82,6 @@ template <bool VK, bool BF16, int PARTS> struct heads_lane {
 template <bool VK> DEVICE int heads_position(int k)
 {
     return VK ? k : k / 16 * 16 + k % 4 * 4 + k % 16 / 4;
-}
-
-template <bool BF16> DEVICE void unpack_part(uint4 from, float (&to)[BF16 ? 8 : 4])
-{
-    const u32 words[4] = {from.x, from.y, from.z, from.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        if constexpr (BF16)
-            to[2 * i] = bits_f32(words[i] << 16), to[2 * i + 1] = bits_f32(words[i] & 0xffff0000);
-        else
-            to[i] = bits_f32(words[i]);
-}
-
-template <bool BF16> DEVICE uint4 pack_part(const float (&from)[BF16 ? 8 : 4])
-{
-    u32 words[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        if constexpr (BF16)
-            words[i] = pack_bf16(from[2 * i], from[2 * i + 1]);
-        else
-            words[i] = f32_bits(from[i]);
-    return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 /* ---- A block --------------------------------------------------------------------------------- */
@@ -171,10 +148,7 @@ template <class LANE> DEVICE void load_parts(const heads_block &b, const LANE &l
     const char *from = b.place(b.sequence.slot) + lane.first_key() * row + lane.value * LANE::size;
 #pragma unroll
     for (int n = 0; n < LANE::members * LANE::groups; n++)
-        asm volatile(
-            "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(lane.at(n))),
-            "l"(from + n * 4 * row), "r"(b.sequence.slot ? 16 : 0)
-            : "memory");
+        copy_part(shared_address(lane.at(n)), from + n * 4 * row, b.sequence.slot ? 16 : 0);
 }
 
 template <class LANE> DEVICE void store_parts(const heads_block &b, const LANE &lane, int slot)
@@ -201,14 +175,11 @@ struct heads_channels {
 
     __device__ __forceinline__ void find_inputs(const four_channels &from, bool has_row)
     {
-        const uint2(&kept)[3] = from.kept, x = from.x;
-        const uint2 after[3] = {
-            {__byte_perm(kept[0].x, kept[0].y, 0x5432), __byte_perm(x.x, kept[1].x, 0x5410)},
-            {__byte_perm(kept[1].x, x.x, 0x7632), __byte_perm(kept[1].y, kept[2].x, 0x5432)},
-            {__byte_perm(x.y, kept[2].y, 0x5410), __byte_perm(kept[2].y, x.y, 0x7632)}};
+        const uint2 after[3] = {shift_inputs<0>(from), shift_inputs<1>(from),
+                                shift_inputs<2>(from)};
 #pragma unroll
         for (int i = 0; i < 3; i++)
-            inputs[i] = has_row ? after[i] : kept[i];
+            inputs[i] = has_row ? after[i] : from.kept[i];
     }
 
     __device__ __forceinline__ void store(const linear_operands &o, int slot) const
@@ -280,9 +251,7 @@ DEVICE float put_keys(const linear_dims &d, int part, const float (&x)[4], int l
         sum += x[i] * x[i];
     }
     sum = sum_of_warp(sum);
-    const float length = d.l2_norm ? rsqrtf(sum + 1e-6f) : 1;
-    if (lane == 0)
-        to.numbers[DECODE_Q + part] = part == DECODE_PART_Q ? length * d.sm_scale : length;
+    put_length(d, part, sum, lane, to);
     return sum;
 }
 
@@ -420,18 +389,6 @@ DEVICE void update_parts(const heads_lane<VK, BF16, PARTS> &lane, const float *v
             *at = pack_part<BF16>(x);
         }
     }
-}
-
-/* q.k of the row as it is. */
-DEVICE float multiply_keys(const float *vectors, int lane)
-{
-    float x[4], y[4], sum = 0;
-    take_four(vectors + 4 * lane, x);
-    take_four(vectors + HEADS_KEYS + 4 * lane, y);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        sum += x[i] * y[i];
-    return sum_of_warp(sum);
 }
 
 /* What outputs are made of beside the state, loaded before it is there. */

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * channels_gates.cuh: shared memory of a block of linear_ready_channels{,_tiles}, and log decays of a chunk: one
+ * fp16 number each.
+ */
+#ifndef LINEAR_LIKE_CHANNELS_GATES_CUH
+#define LINEAR_LIKE_CHANNELS_GATES_CUH
+
+#include "plugins/linear_like/kernels/chunk_channels.cuh"
+#include "plugins/linear_like/kernels/chunk_inverse.cuh"
+
+enum { CHANNELS_PER_WARP = CHUNK_MAX_KEYS / 2, CHANNELS_STEPS = CHANNELS_PER_WARP / 16 };
+
+/* Log decays, in units of log 2, are fp16 times this. */
+#define LOGS_UP 256.0f
+/* What two numbers lose when tensor cores cut them to tf32, on the average, is made up for. */
+#define TRUNCATED 1.0007f
+
+enum { GATE_ROWS = 4 /* of a thread, for eight channels */ };
+
+/* ready_memory's parts have other uses here: `staging` is also what warps of a block exchange. */
+struct decays_memory : ready_memory {
+    char *to_end; /* tiles: log decays; then keys to the chunk's end */
+    char *ends;   /* raw gates; then keys to their block's end */
+    float *beta;
+    float *totals;  /* [4][128] log decays of blocks, in units of log 2 */
+    float *inverse; /* [4][128] of decays of blocks, times TRUNCATED */
+    u16 *since;     /* [4][128] fp16: from the chunk's first row to a block's, times CHANNELS_UP */
+    u16 *until;     /* [4][128] from a block's end to the chunk's, times CHANNELS_UP */
+    u16 *between;   /* [3][128] of blocks 1, 1 and 2, 2 */
+
+    __device__ __forceinline__ explicit decays_memory(char *from)
+        : ready_memory(from, CHUNK_EXCHANGE / CHUNK_STAGE)
+    {
+        to_end = system + CHUNK_PRODUCTS;
+        ends = to_end + CHUNK_TILE;
+        beta = gates;
+        totals = (float *)(ends + CHUNK_TILE);
+        inverse = totals + 4 * CHUNK_MAX_KEYS;
+        since = (u16 *)(inverse + 4 * CHUNK_MAX_KEYS);
+        until = since + 4 * CHUNK_MAX_KEYS;
+        between = until + 4 * CHUNK_MAX_KEYS;
+    }
+
+    /* [2][16][16]: products within a block that were made one by one. */
+    __device__ __forceinline__ float *pairwise(int block) const
+    {
+        return (float *)(system + block * CHUNK_STAGE);
+    }
+
+    /* What the other warp of a block has left for one, 16 bytes a lane: parts 0 to 3 lie where that
+     * stages its rows, as it is the only one to read them. */
+    __device__ __forceinline__ uint4 *given(int block, int half, int n) const
+    {
+        const int warp = 4 * half + block;
+        return (uint4 *)(n < 4 ? staging + warp * CHUNK_STAGE + n * 512
+                               : staging + 8 * CHUNK_STAGE + warp * 1024 + (n - 4) * 512);
+    }
+};
+
+/* A warp's part: rows of a block, half of the channels. The first warp of a block ends with products of
+ * keys and keys, the second with those of queries and keys: `mine` is k or q. */
+struct decays_part {
+    int block, half, lane;
+    unsigned at; /* of a tile: a lane's row and place, for matrices as left operands */
+
+    __device__ __forceinline__ decays_part(void)
+    {
+        const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+        block = warp % 4, half = warp / 4, lane = threadIdx.x % 32;
+        at = tile_offset(16 * block + lane % 16, lane / 16);
+    }
+
+    __device__ __forceinline__ char *mine(const decays_memory &m) const
+    {
+        return half ? m.q : m.k;
+    }
+
+    __device__ __forceinline__ char *others(const decays_memory &m) const
+    {
+        return half ? m.k : m.q;
+    }
+
+    /* The two warps of the block. */
+    __device__ __forceinline__ void sync(void) const
+    {
+        named_sync(1 + block, 64);
+    }
+};
+
+/* ---- Gates ----------------------------------------------------------------------------------- */
+
+/* Of two fp16 numbers, the larger ones; NaN where one is. */
+DEVICE u32 larger_or_nan(u32 x, u32 y)
+{
+    u32 z;
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
+/* log(1 + 2^x) in units of log 2, to 2^-14 of it, as fp16 keeps no more: with y = 2^-|x|, a polynomial of
+ * log(1 + y) / y. */
+DEVICE float softplus_fast(float x)
+{
+    const float y = exp2_fast(-fabsf(x));
+    float sum = 0.05965154706981297f;
+    sum = sum * y - 0.22711944897776914f;
+    sum = sum * y + 0.4418988306334567f;
+    sum = sum * y - 0.7169874149351255f;
+    sum = sum * y + 1.442613208263348f;
+    return sum * y + fmaxf(x, 0);
+}
+
+DEVICE float reciprocal_fast(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* 16 bytes of elements, wherever these lie. */
+DEVICE uint4 load_apart(const u16 *x)
+{
+    return make_uint4(x[0] | (u32)x[1] << 16, x[2] | (u32)x[3] << 16, x[4] | (u32)x[5] << 16,
+                      x[6] | (u32)x[7] << 16);
+}
+
+DEVICE uint4 load_apart(const float *x)
+{
+    return make_uint4(f32_bits(x[0]), f32_bits(x[1]), f32_bits(x[2]), f32_bits(x[3]));
+}
+
+/* Eight gates of rows, 0 where there is none: bf16 or floats. */
+template <typename T>
+DEVICE void load_gates(const char *at, i64 apart, int rows, uint4 (&x)[GATE_ROWS][sizeof(T) / 2])
+{
+    constexpr int words = sizeof(T) / 2;
+    const bool vector = ((u64)at | (u64)apart) % 16 == 0;
+#pragma unroll
+    for (int r = 0; r < GATE_ROWS; r++)
+#pragma unroll
+        for (int i = 0; i < words; i++)
+            x[r][i] = make_uint4(0, 0, 0, 0);
+    if (vector) {
+#pragma unroll
+        for (int r = 0; r < GATE_ROWS; r++)
+#pragma unroll
+            for (int i = 0; i < words; i++)
+                if (16 * r < rows)
+                    x[r][i] = ((const uint4 *)(at + 16 * r * apart))[i];
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < GATE_ROWS; r++)
+#pragma unroll
+        for (int i = 0; i < words; i++)
+            if (16 * r < rows)
+                x[r][i] = load_apart((const T *)(at + 16 * r * apart) + 8 / words * i);
+}
+
+DEVICE void unpack_gates(const uint4 (&from)[1], float (&x)[8])
+{
+    unpack_eight(ELEMENT_BF16, from[0], x);
+}
+
+DEVICE void unpack_gates(const uint4 (&from)[2], float (&x)[8])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        x[4 * i] = bits_f32(from[i].x), x[4 * i + 1] = bits_f32(from[i].y);
+        x[4 * i + 2] = bits_f32(from[i].z), x[4 * i + 3] = bits_f32(from[i].w);
+    }
+}
+
+/* A chunk of a head. Of a thread: rows from `row` on, in steps of 16, and eight channels; `rows`: those
+ * that there are, from the first on. */
+struct channels_chunk {
+    int head, row, rows;
+    ready_chunk chunk;
+
+    __device__ __forceinline__ channels_chunk(const linear_call &call, const linear_chunk &from,
+                                              int unit)
+    {
+        head = unit % call.dims.v_heads;
+        chunk = {linear_find_sequence(&call.batch, from.sequence), from.first, from.rows};
+        row = threadIdx.x / 16;
+        rows = threadIdx.x % 16 * 8 < call.dims.k_dim ? chunk.rows - row : 0;
+    }
+
+    __device__ __forceinline__ const char *gates(const linear_call &call, int size) const
+    {
+        return call.operands.a +
+               (i64)(chunk.sequence.first_row + chunk.t + row) * call.operands.a_row +
+               head * call.operands.a_head + (i64)(threadIdx.x % 16 * 8) * size;
+    }
+};
+
+/* Log decays as a tile, in units of log 2 / LOGS_UP: a thread has eight channels of four rows. */
+template <typename T, typename FIND>
+DEVICE void write_logs(const uint4 (&from)[GATE_ROWS][sizeof(T) / 2], const channels_chunk &chunk,
+                       const decays_memory &m, FIND find)
+{
+    const int to = tile_offset(chunk.row, threadIdx.x % 16);
+#pragma unroll
+    for (int r = 0; r < GATE_ROWS; r++) {
+        /* e^-90: nothing is left of a state. */
+        const u32 least = 16 * r < chunk.rows ? 0xf80ff80f : 0; /* twice */
+        float x[8];
+        u32 packed[4];
+        unpack_gates(from[r], x);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            packed[i] = larger_or_nan(
+                pack_half(find(x[2 * i], 2 * i), find(x[2 * i + 1], 2 * i + 1)), least);
+        *(uint4 *)(m.to_end + to + r * 2048) =
+            make_uint4(packed[0], packed[1], packed[2], packed[3]);
+    }
+}
+
+/* Raw gates of a chunk to where the thread that asks for them reads them, 0 where there is none; they are there
+ * after copy_wait(). */
+DEVICE void fetch_gates(const linear_call &call, const channels_chunk &at, const decays_memory &m)
+{
+    const linear_operands &o = call.operands;
+    const char *from = at.gates(call, 2);
+    const bool vector = ((u64)from | (u64)(16 * o.a_row)) % 16 == 0;
+    const unsigned to = shared_address(m.ends) + threadIdx.x * 16;
+    if (!call.dims.raw)
+        return;
+    if (vector) {
+#pragma unroll
+        for (int r = 0; r < GATE_ROWS; r++)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + r * 4096),
+                         "l"(from + 16 * r * o.a_row), "r"(16 * r < at.rows ? 16 : 0)
+                         : "memory");
+        return;
+    }
+#pragma unroll 1
+    for (int r = 0; r < GATE_ROWS; r++)
+        ((uint4 *)m.ends)[r * CHUNK_CHANNELS_THREADS + threadIdx.x] =
+            16 * r < at.rows ? load_apart((const u16 *)(from + 16 * r * o.a_row))
+                             : make_uint4(0, 0, 0, 0);
+}
+
+/* What a gate of beta is computed from, of the first threads' rows. */
+DEVICE u32 load_beta(const linear_call &call, const channels_chunk &at)
+{
+    const linear_operands &o = call.operands;
+    const int r = threadIdx.x;
+    if (r >= at.chunk.rows || !o.b)
+        return 0;
+    return linear_load_bits(call.dims.raw ? call.dims.dtype : ELEMENT_F32,
+                            o.b + (i64)(at.chunk.sequence.first_row + at.chunk.t + r) * o.b_row,
+                            at.head);
+}
+
+/* `b`: of load_beta(). */
+DEVICE void find_logs(const linear_call &call, const channels_chunk &at, u32 b,
+                      const decays_memory &m)
+{
+    constexpr float in_log_2 = 1.4426950408889634f;
+    const linear_operands &o = call.operands;
+    const linear_dims &d = call.dims;
+    const int r = threadIdx.x, k = threadIdx.x % 16 * 8;
+    if (!d.raw) {
+        uint4 x[GATE_ROWS][2];
+        load_gates<float>(at.gates(call, 4), o.a_row, at.rows, x);
+        write_logs<float>(x, at, m, [](float x, int) { return x * (in_log_2 * LOGS_UP); });
+    } else {
+        const float bound = d.lower_bound * (in_log_2 * LOGS_UP), a = expf(o.a_log[at.head]);
+        const float by = bound != 0 ? a * -in_log_2 : in_log_2;
+        float bias[8];
+        uint4 x[GATE_ROWS][1];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            bias[i] = at.rows > 0 ? o.dt_bias[at.head * o.dt_bias_stride + k + i] * by : 0;
+#pragma unroll
+        for (int i = 0; i < GATE_ROWS; i++)
+            x[i][0] = ((const uint4 *)m.ends)[i * CHUNK_CHANNELS_THREADS + threadIdx.x];
+        if (bound != 0)
+            write_logs<u16>(x, at, m, [&](float x, int i) {
+                return bound * reciprocal_fast(1 + exp2_fast(x * by + bias[i]));
+            });
+        else
+            write_logs<u16>(x, at, m, [&](float x, int i) {
+                return softplus_fast(x * by + bias[i]) * (a * -LOGS_UP);
+            });
+    }
+    if (r < CHUNK_ROWS) {
+        const linear_gate gate = {0, b, 0, 0};
+        m.beta[r] = r < at.chunk.rows ? linear_gate_beta(&call, &gate) : 0;
+    }
+}
+
+DEVICE void prefetch_line(const char *at)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
+/* Gates of a chunk to L2, and rows of q and k or their tiles: a row for four threads. */
+template <bool TILES>
+DEVICE void prefetch_chunk(const linear_call &call, const channels_chunk &at, const char *keys)
+{
+    const linear_operands &o = call.operands;
+    const linear_dims &d = call.dims;
+    const int row = threadIdx.x / 4, size = d.raw ? 2 : 4, part = threadIdx.x % 4;
+    const i64 r = at.chunk.sequence.first_row + at.chunk.t + row;
+    if (TILES)
+        prefetch_line(keys + threadIdx.x * 128);
+    else if (row < at.chunk.rows && part % 2 * 64 < d.k_dim)
+        prefetch_line(o.mixed + r * o.mixed_row + part % 2 * 128 +
+                      (d.first[part / 2] + at.head / d.ratio * d.k_dim) * 2);
+    if (row < at.chunk.rows && part * 128 < d.k_dim * size)
+        prefetch_line(o.a + r * o.a_row + at.head * o.a_head + part * 128);
+}
+
+#endif /* LINEAR_LIKE_CHANNELS_GATES_CUH */

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * chunk_list.cuh: which sequences go by chunks, the list of these, and segments of it: found on the device, so that
+ * graphs may replay any batch within their bounds.
+ */
+#ifndef LINEAR_LIKE_CHUNK_LIST_CUH
+#define LINEAR_LIKE_CHUNK_LIST_CUH
+
+#include "plugins/linear_like/kernels/chunk_tile.cuh"
+
+/* ---- The list of chunks ---------------------------------------------------------------------- */
+
+/* Chunks of a sequence, from `at` of the list on if that is not negative; returns their number. A
+ * warp; a chunk ends with a row that has a snapshot, or with 64 rows. */
+DEVICE int list_chunks(const linear_call &call, int number, const linear_sequence &sequence, int at)
+{
+    const int lane = threadIdx.x % 32, n = sequence.num_rows;
+    linear_chunk *list = call.chunks.list;
+    int from = 0, count = 0;
+    const auto add = [&](int end, int snapshot) {
+        const int pieces = (end - from + CHUNK_ROWS - 1) / CHUNK_ROWS;
+        for (int i = lane; at >= 0 && i < pieces; i += 32) {
+            const int first = from + i * CHUNK_ROWS;
+            list[at + count + i] = {number, first, int_min(CHUNK_ROWS, end - first),
+                                    i + 1 == pieces ? snapshot : 0};
+        }
+        count += pieces;
+        from = end;
+    };
+    for (int t = 0; call.batch.snapshots && t < n; t += 256) {
+        int slots[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int row = t + 32 * i + lane;
+            slots[i] = row < n ? linear_snapshot(&call.batch, sequence.first_row + row) : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            for (u32 cuts = __ballot_sync(~0u, slots[i] != 0); cuts; cuts &= cuts - 1) {
+                const int bit = __ffs((int)cuts) - 1;
+                add(t + 32 * i + bit + 1, __shfl_sync(~0u, slots[i], bit));
+            }
+    }
+    if (from < n)
+        add(n, 0);
+    return count;
+}
+
+/* ---- The list of segments -------------------------------------------------------------------- */
+
+DEVICE int sum_of_warp(int x)
+{
+    return __reduce_add_sync(~0u, x);
+}
+
+/* The chunks of sequence `s` that are in [first, end). */
+DEVICE int find_chunks(const linear_chunks &chunks, int s, int real, int first, int end, int *from)
+{
+    if (s >= real)
+        return 0;
+    const int begin = chunks.sequences[2 * s], count = chunks.sequences[2 * s + 1];
+    *from = begin > first ? begin : first;
+    return int_max(0, int_min(end, begin + count) - *from);
+}
+
+/* Chunks of a segment, in a window in which sequences have `total` chunks, one of them `longest`. A
+ * warp. Sequences are cut where their segments all go at once and less time passes: that
+ * of a chunk for each of a segment and 3/4 for each before that, when states alone are sought; 3/4 for
+ * each segment whose state has to be passed through the others; that of two for a launch. */
+DEVICE int find_segment(const linear_chunks &chunks, int real, int first, int end, int total,
+                        int longest)
+{
+    const int lane = threadIdx.x % 32, room = chunks.room;
+    int length = int_max(CHUNK_SEGMENT_LEAST, (total + room - 1) / room);
+    length = int_max(length, (longest + CHUNK_SEGMENT_MOST - 1) / CHUNK_SEGMENT_MOST);
+    for (; length < longest; length += 1 + length / 16) {
+        int segments = 0, from;
+        for (int s = lane; s < (real + 31) / 32 * 32; s += 32)
+            segments += (find_chunks(chunks, s, real, first, end, &from) + length - 1) / length;
+        if (sum_of_warp(segments) <= room)
+            break;
+    }
+    const int passed = (longest + length - 1) / length - 2;
+    return 7 * length + 3 * passed + 8 < 4 * longest - longest / 4 ? length : longest;
+}
+
+/* Is a delta rule's sequence, the only one, with `count` chunks worth cutting into three? The last has half
+ * of the chunks; the states of less than a third are sought before. */
+DEVICE bool is_worth_three(int count)
+{
+    return 2 * count + 3 * (count / 4) + 11 < 4 * count - count / 4;
+}
+
+/* Where segment `i` of a sequence begins. Of three the first is longer than the second, of which M is sought,
+ * too. */
+DEVICE int find_edge(int count, int segments, bool three, int i)
+{
+    if (!three)
+        return (int)((i64)count * i / segments);
+    return i == 0 ? 0 : i == 1 ? 5 * count / 16 : i == 2 ? count / 2 : count;
+}
+
+/* Segments of a window. A warp. */
+DEVICE void list_segments(const linear_call &call, int real, int window)
+{
+    const linear_chunks &chunks = call.chunks;
+    const int lane = threadIdx.x % 32, first = window * chunks.window;
+    const int end = int_min(*chunks.count, first + chunks.window), whole = (real + 31) / 32 * 32;
+    linear_segment *to = chunks.segments + (i64)window * chunks.most_segments;
+    int active = 0, total = 0, longest = 0, rows = 0, at = 0, from = 0;
+    for (int s = lane; s < whole; s += 32) {
+        const int count = find_chunks(chunks, s, real, first, end, &from);
+        active += count > 0, total += count, longest = int_max(longest, count);
+        if (count > 0)
+            rows = int_max(rows, linear_find_sequence(&call.batch, s).num_rows);
+    }
+    active = sum_of_warp(active), total = sum_of_warp(total);
+    longest = __reduce_max_sync(~0u, longest);
+    /* Whether a batch is cut does not depend on bounds, so that graphs give the same bits. */
+    const bool delta =
+        call.dims.family == LINEAR_FAMILY_GDN || call.dims.family == LINEAR_FAMILY_KDA;
+    const bool cut = __reduce_max_sync(~0u, rows) >= CHUNK_SEGMENT_ROWS(chunks.room, delta) &&
+                     active < chunks.room;
+    const bool three = cut && delta && chunks.room == 2 && is_worth_three(longest);
+    const int length = cut && !three ? find_segment(chunks, real, first, end, total, longest)
+                                     : int_max(1, longest);
+    for (int s = lane; s < whole; s += 32) {
+        const int count = find_chunks(chunks, s, real, first, end, &from);
+        const int segments = three && count > 0 ? 3 : (count + length - 1) / length;
+        int sum = segments;
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(~0u, sum, step);
+            sum += lane >= step ? other : 0;
+        }
+        for (int i = 0; i < segments; i++)
+            to[at + sum - segments + i] = {s, from + find_edge(count, segments, three, i),
+                                           from + find_edge(count, segments, three, i + 1), i,
+                                           segments};
+        at += __shfl_sync(~0u, sum, 31);
+    }
+    for (int i = at + lane; i < chunks.most_segments; i += 32)
+        to[i] = {0, 0, 0, 0, 0};
+}
+
+/* One block: sequences by warps. */
+DEVICE void list_block(const linear_call &call)
+{
+    const linear_chunks &chunks = call.chunks;
+    const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int real = linear_num_real(&call.batch);
+    for (int s = warp; s < real; s += warps) {
+        const linear_sequence sequence = linear_find_sequence(&call.batch, s);
+        int count = 0;
+        if (sequence.num_rows >= CHUNK_LEAST)
+            count = list_chunks(call, s, sequence, -1);
+        if (count > 2 * ((sequence.num_rows + CHUNK_ROWS - 1) / CHUNK_ROWS))
+            count = 0;
+        if (lane == 0)
+            chunks.sequences[2 * s + 1] = count;
+    }
+    __syncthreads();
+    if (warp == 0) {
+        int before = 0;
+        for (int s = lane; s < (real + 31) / 32 * 32; s += 32) {
+            int count = s < real ? chunks.sequences[2 * s + 1] : 0, sum = count;
+            for (int step = 1; step < 32; step *= 2) {
+                int other = __shfl_up_sync(~0u, sum, step);
+                sum += lane >= step ? other : 0;
+            }
+            if (s < real)
+                chunks.sequences[2 * s] = before + sum - count;
+            before += __shfl_sync(~0u, sum, 31);
+        }
+        if (lane == 0)
+            *chunks.count = before;
+    }
+    __syncthreads();
+    for (int s = warp; s < real; s += warps)
+        if (chunks.sequences[2 * s + 1])
+            list_chunks(call, s, linear_find_sequence(&call.batch, s), chunks.sequences[2 * s]);
+    for (int window = warps - 1 - warp; window * (i64)chunks.window < chunks.most; window += warps)
+        list_segments(call, real, window);
+}
+
+#endif /* LINEAR_LIKE_CHUNK_LIST_CUH */

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * chunk_products.cuh: products of a warpgroup, whose sums have the shape of the next one's left operand:
+ * wgmma on Hopper, mma.sync elsewhere. What has been multiplied is numbers of a chunk's rows and keys.
+ */
+#ifndef LINEAR_LIKE_CHUNK_PRODUCTS_CUH
+#define LINEAR_LIKE_CHUNK_PRODUCTS_CUH
+
+#include "plugins/linear_like/kernels/chunk_tile.cuh"
+
+/* Numbers of a chunk's rows and of its keys, in a tile's CHUNK_NUMBERS: products are multiplied by
+ * them. */
+enum {
+    NUMBERS_Q = 0,
+    NUMBERS_W = 64,
+    NUMBERS_U = 128,
+    NUMBERS_P = 192,
+    NUMBERS_K = 256, /* and what is left of a row's update at the end of the chunk */
+    NUMBERS_V = 320, /* u as the layer's v; of a delta rule there is none */
+    NUMBERS_DECAY = 384,
+    NUMBERS_MOST = 448 /* of a rule with one decay: the largest of NUMBERS_U */
+};
+
+/* A row's q times its k, which are no part of the products; without w, times beta. */
+#define NUMBERS_OWN(delta) ((delta) ? NUMBERS_V : NUMBERS_W)
+
+/* ---- Operands -------------------------------------------------------------------------------- */
+
+/* Rows of sums times a power of two each: a left operand, and what its products are to be
+ * multiplied by. COUNT: sums by eights. */
+template <int COUNT> struct left_operand {
+    u32 at[COUNT / 2][4];
+    float times[2];
+};
+
+template <int COUNT>
+DEVICE void scale_left(const float (&x)[4 * COUNT], left_operand<COUNT> &to, float (&scale)[2])
+{
+    float largest[2] = {0, 0};
+#pragma unroll
+    for (int n = 0; n < 4 * COUNT; n += 4) {
+        largest[0] = fmaxf(largest[0], fmaxf(fabsf(x[n]), fabsf(x[n + 1])));
+        largest[1] = fmaxf(largest[1], fmaxf(fabsf(x[n + 2]), fabsf(x[n + 3])));
+    }
+    scale[0] = find_scale(largest_of_row(largest[0]), &to.times[0]);
+    scale[1] = find_scale(largest_of_row(largest[1]), &to.times[1]);
+}
+
+/* Eights [FROM, END) of it. */
+template <int FROM, int END, int COUNT>
+DEVICE void pack_left(const float (&x)[4 * COUNT], const float (&scale)[2], left_operand<COUNT> &to)
+{
+#pragma unroll
+    for (int n = FROM; n < END; n++) {
+        to.at[n / 2][n % 2 * 2] = pack_half(x[4 * n] * scale[0], x[4 * n + 1] * scale[0]);
+        to.at[n / 2][n % 2 * 2 + 1] = pack_half(x[4 * n + 2] * scale[1], x[4 * n + 3] * scale[1]);
+    }
+}
+
+template <int COUNT>
+DEVICE void make_left(const float (&x)[4 * COUNT], left_operand<COUNT> &to, float (&scale)[2])
+{
+    scale_left<COUNT>(x, to, scale);
+    pack_left<0, COUNT, COUNT>(x, scale, to);
+}
+
+/* What is left of x when it has been rounded to `a`. */
+template <int COUNT>
+DEVICE void make_rest(const float (&x)[4 * COUNT], const left_operand<COUNT> &a,
+                      const float (&scale)[2], u32 (&rest)[COUNT / 2][4])
+{
+#pragma unroll
+    for (int n = 0; n < COUNT; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            rest[n / 2][n % 2 * 2 + i] =
+                pack_rest(x[4 * n + 2 * i] * scale[i], x[4 * n + 2 * i + 1] * scale[i],
+                          a.at[n / 2][n % 2 * 2 + i]);
+}
+
+/* ---- Products -------------------------------------------------------------------------------- */
+
+/* sums[64 x 64] (+)= a[64 x 64] * (rows of a tile's half)', by a warpgroup; wait_product() before
+ * they are used. */
+DEVICE void multiply_rows(float (&sums)[32], const u32 *a, unsigned tile, bool add)
+{
+#if HAS_HOPPER
+    const unsigned long long b = matrix_descriptor(tile, 16, 1024);
+    products_fence();
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+        product_register<64, true, 0>(sums, *(const u32(*)[4])(a + 4 * step),
+                                      descriptor_advance(b, step * 32), add || step > 0);
+    products_commit();
+#else
+    const int lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
+#pragma unroll
+    for (int n = 0; n < 32; n++)
+        sums[n] = add ? sums[n] : 0;
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+#pragma unroll
+        for (int pair = 0; pair < 4; pair++) {
+            u32 b[4];
+            const u32(&left)[4] = *(const u32(*)[4])(a + 4 * step);
+            load_matrices(tile + tile_offset(row, 2 * step + half) + pair * 2048, b);
+            multiply(*(float(*)[4]) & sums[8 * pair], left, b[0], b[1]);
+            multiply(*(float(*)[4]) & sums[8 * pair + 4], left, b[2], b[3]);
+        }
+#endif
+}
+
+/* sums[64 x 64] (+)= a[64 x 64] * (a panel of a tile). */
+DEVICE void multiply_panel(float (&sums)[32], const u32 (&a)[4][4], unsigned panel, bool add)
+{
+#if HAS_HOPPER
+    const unsigned long long b = matrix_descriptor(panel, CHUNK_TILE / 2, 1024);
+    products_fence();
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+        product_register<64, true, 1>(sums, a[step], descriptor_advance(b, step * 2048),
+                                      add || step > 0);
+    products_commit();
+#else
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < 32; n++)
+        sums[n] = add ? sums[n] : 0;
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+#pragma unroll
+        for (int pair = 0; pair < 4; pair++) {
+            u32 b[4];
+            load_matrices_turned(panel + tile_offset(lane % 16, 2 * pair + lane / 16) + step * 2048,
+                                 b);
+            multiply(*(float(*)[4]) & sums[8 * pair], a[step], b[0], b[1]);
+            multiply(*(float(*)[4]) & sums[8 * pair + 4], a[step], b[2], b[3]);
+        }
+#endif
+}
+
+/* sums[64 x 64] = a b', of two tiles of rows of 16 * STEPS halves; wait_product() before they are
+ * used. */
+template <bool HALF, int STEPS>
+DEVICE void multiply_shared(float (&sums)[32], unsigned a, unsigned b)
+{
+#if HAS_HOPPER
+    const unsigned long long left = matrix_descriptor(a, 16, 1024);
+    const unsigned long long right = matrix_descriptor(b, 16, 1024);
+    products_fence();
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        const unsigned at = step / 4 * (CHUNK_TILE / 2) + step % 4 * 32;
+        product_shared<64, HALF, 0>(sums, descriptor_advance(left, at),
+                                    descriptor_advance(right, at), step > 0);
+    }
+    products_commit();
+#else
+    __trap();
+#endif
+}
+
+/* Until at most PENDING of the products that were begun are under way. */
+template <int PENDING> DEVICE void wait_product(float (&sums)[32])
+{
+    products_wait<PENDING>();
+    products_arrived(sums);
+}
+
+/* ---- Elements of 16 bits ----------------------------------------------------------------------- */
+
+DEVICE void unpack_eight(int dtype, uint4 from, float (&x)[8])
+{
+    const u32 words[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        x[2 * i] = dtype == ELEMENT_F16 ? half_low(words[i]) : bits_f32(words[i] << 16);
+        x[2 * i + 1] = dtype == ELEMENT_F16 ? half_high(words[i]) : bits_f32(words[i] & 0xffff0000);
+    }
+}
+
+DEVICE u32 pack_two(int dtype, float low, float high)
+{
+    u32 packed;
+    if (dtype == ELEMENT_F16)
+        return pack_half(low, high);
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+#endif /* LINEAR_LIKE_CHUNK_PRODUCTS_CUH */

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * states_copy.cuh: warps that copy: what the states' and the outputs' warpgroups need of chunks, to the rings.
+ */
+#ifndef LINEAR_LIKE_STATES_COPY_CUH
+#define LINEAR_LIKE_STATES_COPY_CUH
+
+#include "plugins/linear_like/kernels/states_memory.cuh"
+#include "plugins/linear_like/kernels/states_work.cuh"
+
+/* By the copy engine, or by all lanes of the warp. */
+DEVICE void copy_bytes(char *to, const char *from, int bytes, unsigned barrier)
+{
+#if HAS_HOPPER
+    bulk_load(shared_address(to), from, bytes, barrier);
+#else
+    (void)barrier;
+    for (int i = threadIdx.x % 32 * 16; i < bytes; i += 32 * 16)
+        copy_async(shared_address(to) + i, from + i);
+#endif
+}
+
+/* A thread's copies so far count as an arrival once they are there. */
+DEVICE void arrive_copied(unsigned barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+/* What the states' warpgroup needs of a chunk, but for rows of v. */
+template <int RULE>
+DEVICE void copy_for_state(const linear_call &call, const states_work &work, const char *keys,
+                           const char *values, char *to, unsigned barrier)
+{
+    typedef states_memory<RULE> at;
+    const int panels = call.dims.v_dim / CHUNK_PANEL;
+    const char *u = values + CHUNK_VALUES_BYTES(0, RULE) + work.panel * CHUNK_PANEL_BYTES;
+    const int here =
+        RULE >= CHUNK_INVERSE ? 0 : int_max(0, int_min(CHUNK_STATE_WARPS, panels - work.panel));
+    if (HAS_HOPPER && threadIdx.x % 32 != 0)
+        return;
+#if HAS_HOPPER
+    barrier_arrive_expect(barrier, at::state_u - at::w + here * CHUNK_PANEL_BYTES);
+#endif
+    if (RULE == CHUNK_SOLVED)
+        copy_bytes(to + at::w, values + CHUNK_NUMBERS + CHUNK_PRODUCTS, CHUNK_TILE, barrier);
+    copy_bytes(to + at::k, keys + CHUNK_TILE, CHUNK_TILE, barrier);
+    if (RULE >= CHUNK_INVERSE)
+        copy_bytes(to + at::inverse, values + CHUNK_NUMBERS + CHUNK_PRODUCTS, CHUNK_PRODUCTS,
+                   barrier);
+    copy_bytes(to + at::state_numbers, values, CHUNK_NUMBERS, barrier);
+    if (here > 0)
+        copy_bytes(to + at::state_u, u, here * CHUNK_PANEL_BYTES, barrier);
+}
+
+/* What that of the outputs needs. */
+template <int RULE>
+DEVICE void copy_for_outputs(const linear_call &call, const states_work &work, const char *keys,
+                             const char *values, char *to, unsigned barrier)
+{
+    typedef states_memory<RULE> at;
+    const int panels = call.dims.v_dim / CHUNK_PANEL;
+    const char *u = values + CHUNK_VALUES_BYTES(0, RULE) + work.panel * CHUNK_PANEL_BYTES;
+    const int here = int_max(0, int_min(CHUNK_STATE_WARPS, panels - work.panel));
+    if (HAS_HOPPER && threadIdx.x % 32 != 0)
+        return;
+#if HAS_HOPPER
+    barrier_arrive_expect(barrier, CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS +
+                                       (RULE ? 0 : here * CHUNK_PANEL_BYTES));
+#endif
+    copy_bytes(to + at::q, keys, CHUNK_TILE, barrier);
+    copy_bytes(to + at::output_numbers, values, CHUNK_NUMBERS + CHUNK_PRODUCTS, barrier);
+    if (!RULE)
+        copy_bytes(to + at::output_u, u, here * CHUNK_PANEL_BYTES, barrier);
+}
+
+/* Half of a segment's matrix: M, or what is left of it. */
+template <int RULE>
+DEVICE void copy_matrix(const linear_call &call, const states_work &work,
+                        const states_memory<RULE> &m, int n)
+{
+    const char *from = result_matrix(call, work, work.index - work.number + 1 + n / 2) +
+                       CHUNK_RESULT_NUMBERS + n % 2 * (2 * CHUNK_TILE);
+#if HAS_HOPPER
+    if (threadIdx.x % 32 != 0)
+        return;
+    barrier_arrive_expect(m.barrier(0, n), 2 * CHUNK_TILE);
+#endif
+    copy_bytes(m.stage(0, n), from, 2 * CHUNK_TILE, m.barrier(0, n));
+}
+
+/* What a warpgroup needs of all chunks but rows of v, by a warp of its own. `ring`: RING_STATE or
+ * RING_OUTPUTS. */
+template <int RULE>
+DEVICE void copy_chunks(const linear_call &call, const states_work &work,
+                        const states_memory<RULE> &m, int ring)
+{
+    const linear_dims &d = call.dims;
+    const int own = d.family == LINEAR_FAMILY_KDA, lead = ring == RING_STATE ? work.lead : 0;
+    const i64 heads = own ? d.v_heads : d.k_heads, index = work.from - work.first;
+    const i64 bytes = CHUNK_VALUES_BYTES(d.v_dim / CHUNK_PANEL, RULE);
+    const char *keys =
+        call.chunks.keys +
+        (index * heads + (own ? work.head : work.head / d.ratio)) * CHUNK_RULE_KEYS_BYTES(RULE);
+    const char *values = call.chunks.values + (index * d.v_heads + work.head) * bytes;
+#pragma unroll 1
+    for (int n = 0; n < lead + work.to - work.from; n++) {
+        const unsigned barrier =
+            ring == RING_STATE ? m.barrier(RING_STATE, n) : m.barrier(RING_OUTPUTS, n);
+        if (ring == RING_STATE)
+            m.wait_free(RING_STATE, n);
+        else
+            m.wait_free(RING_OUTPUTS, n);
+        if (RULE && n < lead) {
+            copy_matrix(call, work, m, n);
+        } else {
+            if (ring == RING_STATE)
+                copy_for_state<RULE>(call, work, keys, values, m.stage(RING_STATE, n), barrier);
+            else
+                copy_for_outputs<RULE>(call, work, keys, values, m.stage(RING_OUTPUTS, n), barrier);
+            keys += heads * CHUNK_RULE_KEYS_BYTES(RULE);
+            values += d.v_heads * bytes;
+        }
+#if !HAS_HOPPER
+        arrive_copied(barrier);
+#endif
+    }
+}
+
+/* Keys with the decays to the ends of all chunks, by a warp of its own. */
+template <int RULE>
+DEVICE void copy_updates(const linear_call &call, const states_work &work,
+                         const states_memory<RULE> &m)
+{
+    const i64 heads = call.dims.v_heads, index = work.from - work.first;
+    const char *keys = call.chunks.keys + 2 * CHUNK_TILE +
+                       (index * heads + work.head) * CHUNK_RULE_KEYS_BYTES(RULE);
+#pragma unroll 1
+    for (int n = 0; n < work.to - work.from; n++) {
+        const unsigned barrier = m.barrier(RING_UPDATES, n);
+        m.wait_free(RING_UPDATES, n);
+#if HAS_HOPPER
+        if (threadIdx.x % 32 == 0) {
+            barrier_arrive_expect(barrier, CHUNK_TILE);
+            copy_bytes(m.stage(RING_UPDATES, n), keys, CHUNK_TILE, barrier);
+        }
+#else
+        copy_bytes(m.stage(RING_UPDATES, n), keys, CHUNK_TILE, barrier);
+        arrive_copied(barrier);
+#endif
+        keys += heads * CHUNK_RULE_KEYS_BYTES(RULE);
+    }
+}
+
+/* Rows of v in all chunks, for the block's values, by a warp of its own: the copy engine takes 70 ns
+ * for a row. A row lies 16 bytes further than banks repeat. */
+template <int RULE>
+DEVICE void copy_values(const linear_call &call, const states_work &work,
+                        const states_memory<RULE> &m)
+{
+    const linear_dims &d = call.dims;
+    const linear_chunk *list = call.chunks.list + work.from;
+    const i64 apart = call.operands.mixed_row;
+    const int row = threadIdx.x % 32 / 8, at = threadIdx.x % 8 * 16;
+    const int width = (d.v_dim / CHUNK_PANEL - work.panel) * (CHUNK_PANEL * 2);
+    const char *first = call.operands.mixed + row * apart +
+                        (d.first[2] + work.head * d.v_dim + work.panel * CHUNK_PANEL) * 2 + at;
+    int index = work.from - work.first, rows = list->rows;
+    int begin = find_row(call, work.sequence, *list, index);
+#pragma unroll 1
+    for (int n = 0; n < work.lead + work.to - work.from; n++) {
+        const unsigned to =
+            shared_address(m.stage(0, n)) + states_memory<RULE>::state_u + row * CHUNK_V_ROW + at;
+        const char *from = first + begin * apart;
+        const int here = n >= work.lead && at < width ? rows - row : 0;
+        m.wait_free(0, n);
+#pragma unroll
+        for (int i = 0; i < CHUNK_ROWS / 4; i++) {
+            if (4 * i < here)
+                copy_async(to + 4 * i * CHUNK_V_ROW, from);
+            from += 4 * apart;
+        }
+        arrive_copied(m.barrier(0, n));
+        if (n >= work.lead && n + 1 < work.lead + work.to - work.from) {
+            list++, index++;
+            begin = find_row(call, work.sequence, *list, index), rows = list->rows;
+        }
+    }
+}
+
+#endif /* LINEAR_LIKE_STATES_COPY_CUH */

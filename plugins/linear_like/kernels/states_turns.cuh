@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * states_turns.cuh: the state from chunk to chunk where a head has one decay (GDN with a norm), whose units are
+ * known before its products are. What is handed on lies in two places, which chunks have in turn.
+ */
+#ifndef LINEAR_LIKE_STATES_TURNS_CUH
+#define LINEAR_LIKE_STATES_TURNS_CUH
+
+#include "plugins/linear_like/kernels/states_channels.cuh"
+
+/* Of a chunk, known before its products are, for each row: what v and what the state gives for k are to be
+ * multiplied by on the right side; the state itself; updates, by the outputs. */
+struct turn_units {
+    float side[2], held[2], state[2], kept[2];
+};
+
+/* The right side's power of two is the next state's, too: updates are its units as they are. Neither is
+ * looked for in sums, as a step of the rule is a contraction: a state's row grows by no more than 64 of
+ * v's elements, and the right side's elements are at most v's and what a row of length 1 gives of the
+ * state. fp16 has room for both. What a state has lost to decays fp16 may no longer hold: a row counts as
+ * 2^-14 at least, so that its unit follows in steps. `value`: the largest of v; `unit`: the state's, then
+ * the next one's. */
+DEVICE void find_units(const left_operand<16> &held, const float (&value)[2], float decay,
+                       float (&unit)[2], turn_units &to)
+{
+    float state[2];
+    largest_of_left(held, state);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float inverse;
+        const float most = fmaxf(largest_of_row(state[i]), 1.0f / 16384) * unit[i];
+        const float scale = find_scale(fmaxf(value[i] + 16 * most, 1e-30f), &inverse) * 2;
+        inverse *= 0.5f / CHUNK_INVERSE_ROOM;
+        to.side[i] = scale;
+        to.held[i] = unit[i] * scale;
+        to.state[i] = decay * (unit[i] * (scale * CHUNK_INVERSE_ROOM));
+        to.kept[i] = unit[i] = inverse;
+    }
+}
+
+/* Rows of v, turned, and the largest magnitude of each. `v`: the warp's. */
+DEVICE void load_values(unsigned v, int lane, u32 (&to)[4][4], float (&largest)[2], bool half)
+{
+    const unsigned from = v + (lane % 8 + lane / 16 * 8) * CHUNK_V_ROW + lane / 8 % 2 * 16;
+    const u32 magnitude = 0x7fff7fff;
+    u32 most[2] = {0, 0};
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) {
+        load_matrices_turned(from + pair * 16 * CHUNK_V_ROW, to[pair]);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            most[i % 2] = __vmaxu2(most[i % 2], to[pair][i] & magnitude);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        largest[i] =
+            largest_of_row(half ? fmaxf(half_low(most[i]), half_high(most[i]))
+                                : fmaxf(bits_f32(most[i] << 16), bits_f32(most[i] & 0xffff0000)));
+}
+
+/* v of the right side. HALF: it is fp16, times numbers of its rows. */
+template <bool HALF>
+DEVICE void scale_values(const u32 (&v)[4][4], const float *numbers, const float (&times)[2],
+                         int lane, float (&y)[32])
+{
+    u32 up[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        up[i] = f32_bits(times[i]) | f32_bits(times[i]) >> 16; /* a power of two, twice */
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        if constexpr (HALF) {
+            const float2 of = *(const float2 *)(numbers + NUMBERS_U + 8 * (i / 2) + lane % 4 * 2);
+            y[2 * i] = half_low(v[i / 4][i % 4]) * (of.x * times[i % 2]);
+            y[2 * i + 1] = half_high(v[i / 4][i % 4]) * (of.y * times[i % 2]);
+        } else {
+            u32 x;
+            asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(x) : "r"(v[i / 4][i % 4]), "r"(up[i % 2]));
+            y[2 * i] = bits_f32(x << 16), y[2 * i + 1] = bits_f32(x & 0xffff0000);
+        }
+    }
+}
+
+/* Numbers of a chunk's rows, times those of the state's. */
+DEVICE void spread_numbers(const float *numbers, const float (&times)[2], int lane, float (&to)[32])
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const float2 of = *(const float2 *)(numbers + 8 * n + lane % 4 * 2);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            to[4 * n + e] = (e % 2 ? of.y : of.x) * times[e / 2];
+    }
+}
+
+/* A warp's rows of what is handed on to the outputs as a tile, and what they are to be multiplied by. Who
+ * reads it, by the tensor cores, has the fence, as that takes time which the state has not. */
+template <int COUNT>
+DEVICE void write_handed(unsigned to, const left_operand<COUNT> &x, float *scales, int warp,
+                         int lane)
+{
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; i++)
+        store_matrices(to + tile_offset(16 * warp + lane % 16, 2 * i + lane / 16), x.at[i]);
+    if (lane % 4 < 2)
+        scales[16 * warp + lane / 4 + lane % 4 * 8] = lane % 4 ? x.times[1] : x.times[0];
+}
+
+/* s += a[64 x 64] * (a tile), of 128 columns. */
+DEVICE void multiply_keys(state_tile &s, const u32 (&a)[4][4], unsigned tile)
+{
+    const unsigned long long b = matrix_descriptor(tile, CHUNK_TILE / 2, 1024);
+    products_fence();
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+        product_register<128, true, 1>(s, a[step], descriptor_advance(b, step * 2048), 1);
+    products_commit();
+}
+
+/* The state after a chunk; `s` times `unit`. What a product needs is found while the one before it is
+ * under way, so that little is left between them. */
+template <int RULE, int PASS>
+DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, int warp, int lane,
+                       state_tile &s, float (&unit)[2])
+{
+#if HAS_HOPPER
+    typedef states_memory<RULE> at;
+    constexpr bool half = RULE == CHUNK_TILES;
+    const int place = n % 2;
+    const float *numbers = (const float *)(stage + at::state_numbers);
+    const unsigned from = __shfl_sync(~0u, shared_address(stage), 0), k = from + at::k;
+    const float one[2] = {1, 1};
+    left_operand<16> held;
+    left_operand<8> side, added, kept;
+    turn_units units;
+    float x[32], y[32] = {}, by[32], value[2] = {0, 0};
+    u32 v[4][4];
+    float2 keys[8];
+    pack_left<0, 8, 16>(s, one, held);
+    multiply_rows(x, held.at[0], k, false);
+    pack_left<8, 16, 16>(s, one, held);
+    multiply_rows(x, held.at[4], k + CHUNK_TILE / 2, true);
+    if constexpr (PASS == PASS_HANDED) {
+        held.times[0] = unit[0], held.times[1] = unit[1];
+        named_sync(TURN_TAKEN + place, 64 * CHUNK_STATE_WARPS);
+        write_handed(shared_address(m.state) + place * CHUNK_TILE, held, m.scales(place), warp,
+                     lane);
+        named_arrive(TURN_STATE + place, 64 * CHUNK_STATE_WARPS);
+    }
+    if constexpr (PASS != PASS_MATRIX)
+        load_values(from + at::state_u + warp * (CHUNK_PANEL * 2), lane, v, value, half);
+    if constexpr (half)
+        value[0] *= numbers[NUMBERS_MOST], value[1] *= numbers[NUMBERS_MOST];
+    find_units(held, value, numbers[NUMBERS_DECAY], unit, units);
+    if constexpr (PASS != PASS_MATRIX)
+        scale_values<half>(v, numbers, units.side, lane, y);
+    spread_numbers(numbers + NUMBERS_W, units.held, lane, by);
+    products_arrived(y);
+    products_arrived(by);
+    wait_product<0>(x);
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        x[i] = y[i] - x[i] * by[i];
+    pack_left<0, 8, 8>(x, one, side);
+    multiply_rows(x, side.at[0], from + at::inverse, false);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        keys[i] = *(const float2 *)(numbers + NUMBERS_K + 8 * i + lane % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        s[i] *= units.state[i % 4 / 2];
+    products_arrived(s);
+    wait_product<0>(x);
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        y[i] = x[i] * (i % 2 ? keys[i / 4].y : keys[i / 4].x);
+    pack_left<0, 8, 8>(y, one, added);
+    multiply_keys(s, added.at, k);
+    if constexpr (PASS == PASS_HANDED) {
+        pack_left<0, 8, 8>(x, one, kept);
+        kept.times[0] = units.kept[0], kept.times[1] = units.kept[1];
+        write_handed(shared_address(m.updates) + place * CHUNK_PRODUCTS, kept, m.scales(place) + 64,
+                     warp, lane);
+        named_arrive(TURN_UPDATES + place, 64 * CHUNK_STATE_WARPS);
+    }
+    products_wait<0>();
+    products_arrived(s);
+#else
+    __trap();
+#endif
+}
+
+#endif /* LINEAR_LIKE_STATES_TURNS_CUH */
