@@ -433,11 +433,35 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 #define PTX_SUMS8(d, i)                                                                            \
     "+f"(d[(i) + 0]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]),      \
         "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
+#define PTX_LIST_8           "%0, %1, %2, %3"
+#define PTX_SUMS_8(d)        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+#define PTX_SHARED_8         "%4, %5"
+#define PTX_SHARED_FLAG_8    "%6"
+#define PTX_SHARED_TURNS_8   "%7, %8"
+#define PTX_REGISTER_8       "{%4, %5, %6, %7}, %8"
+#define PTX_REGISTER_FLAG_8  "%9"
+#define PTX_REGISTER_TURN_8  "%10"
+#define PTX_LIST_16          PTX_D0
+#define PTX_SUMS_16(d)       PTX_SUMS8(d, 0)
+#define PTX_SHARED_16        "%8, %9"
+#define PTX_SHARED_FLAG_16   "%10"
+#define PTX_SHARED_TURNS_16  "%11, %12"
+#define PTX_REGISTER_16      "{%8, %9, %10, %11}, %12"
+#define PTX_REGISTER_FLAG_16 "%13"
+#define PTX_REGISTER_TURN_16 "%14"
+#define PTX_LIST_32          PTX_D0 ", " PTX_D8
+#define PTX_SUMS_32(d)       PTX_SUMS8(d, 0), PTX_SUMS8(d, 8)
+#define PTX_SHARED_32        "%16, %17"
+#define PTX_SHARED_FLAG_32   "%18"
+#define PTX_SHARED_TURNS_32  "%19, %20"
+#define PTX_REGISTER_32      "{%16, %17, %18, %19}, %20"
+#define PTX_REGISTER_FLAG_32 "%21"
+#define PTX_REGISTER_TURN_32 "%22"
 #define PTX_LIST_48          PTX_D0 ", " PTX_D8 ", " PTX_D16
 #define PTX_SUMS_48(d)       PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16)
 #define PTX_SHARED_48        "%24, %25"
 #define PTX_SHARED_FLAG_48   "%26"
-#define PTX_SHARED_TURN_48   "%27"
+#define PTX_SHARED_TURNS_48  "%27, %28"
 #define PTX_REGISTER_48      "{%24, %25, %26, %27}, %28"
 #define PTX_REGISTER_FLAG_48 "%29"
 #define PTX_REGISTER_TURN_48 "%30"
@@ -445,7 +469,7 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 #define PTX_SUMS_64(d)       PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24)
 #define PTX_SHARED_64        "%32, %33"
 #define PTX_SHARED_FLAG_64   "%34"
-#define PTX_SHARED_TURN_64   "%35"
+#define PTX_SHARED_TURNS_64  "%35, %36"
 #define PTX_REGISTER_64      "{%32, %33, %34, %35}, %36"
 #define PTX_REGISTER_FLAG_64 "%37"
 #define PTX_REGISTER_TURN_64 "%38"
@@ -454,7 +478,7 @@ template <int count> static PTX void products_arrived(float (&values)[count])
     PTX_SUMS8(d, 0), PTX_SUMS8(d, 8), PTX_SUMS8(d, 16), PTX_SUMS8(d, 24), PTX_SUMS8(d, 32)
 #define PTX_SHARED_80        "%40, %41"
 #define PTX_SHARED_FLAG_80   "%42"
-#define PTX_SHARED_TURN_80   "%43"
+#define PTX_SHARED_TURNS_80  "%43, %44"
 #define PTX_REGISTER_80      "{%40, %41, %42, %43}, %44"
 #define PTX_REGISTER_FLAG_80 "%45"
 #define PTX_REGISTER_TURN_80 "%46"
@@ -464,7 +488,7 @@ template <int count> static PTX void products_arrived(float (&values)[count])
         PTX_SUMS8(d, 40)
 #define PTX_SHARED_96        "%48, %49"
 #define PTX_SHARED_FLAG_96   "%50"
-#define PTX_SHARED_TURN_96   "%51"
+#define PTX_SHARED_TURNS_96  "%51, %52"
 #define PTX_REGISTER_96      "{%48, %49, %50, %51}, %52"
 #define PTX_REGISTER_FLAG_96 "%53"
 #define PTX_REGISTER_TURN_96 "%54"
@@ -476,7 +500,7 @@ template <int count> static PTX void products_arrived(float (&values)[count])
         PTX_SUMS8(d, 40), PTX_SUMS8(d, 48), PTX_SUMS8(d, 56)
 #define PTX_SHARED_128        "%64, %65"
 #define PTX_SHARED_FLAG_128   "%66"
-#define PTX_SHARED_TURN_128   "%67"
+#define PTX_SHARED_TURNS_128  "%67, %68"
 #define PTX_REGISTER_128      "{%64, %65, %66, %67}, %68"
 #define PTX_REGISTER_FLAG_128 "%69"
 #define PTX_REGISTER_TURN_128 "%70"
@@ -489,7 +513,7 @@ template <int count> static PTX void products_arrived(float (&values)[count])
         PTX_SUMS8(d, 80), PTX_SUMS8(d, 88)
 #define PTX_SHARED_192        "%96, %97"
 #define PTX_SHARED_FLAG_192   "%98"
-#define PTX_SHARED_TURN_192   "%99"
+#define PTX_SHARED_TURNS_192  "%99, %100"
 #define PTX_REGISTER_192      "{%96, %97, %98, %99}, %100"
 #define PTX_REGISTER_FLAG_192 "%101"
 #define PTX_REGISTER_TURN_192 "%102"
@@ -504,7 +528,7 @@ template <int count> static PTX void products_arrived(float (&values)[count])
         PTX_SUMS8(d, 112), PTX_SUMS8(d, 120)
 #define PTX_SHARED_256        "%128, %129"
 #define PTX_SHARED_FLAG_256   "%130"
-#define PTX_SHARED_TURN_256   "%131"
+#define PTX_SHARED_TURNS_256  "%131, %132"
 #define PTX_REGISTER_256      "{%128, %129, %130, %131}, %132"
 #define PTX_REGISTER_FLAG_256 "%133"
 #define PTX_REGISTER_TURN_256 "%134"
@@ -513,9 +537,9 @@ template <int count> static PTX void products_arrived(float (&values)[count])
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_SHARED_FLAG_##n                           \
                  ", 0;\n"                                                                          \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" PTX_LIST_##n \
-                 "}, " PTX_SHARED_##n ", p, 1, 1, 0, " PTX_SHARED_TURN_##n ";\n}"                  \
+                 "}, " PTX_SHARED_##n ", p, 1, 1, " PTX_SHARED_TURNS_##n ";\n}"                    \
                  : PTX_SUMS_##n(sums)                                                              \
-                 : "l"(a), "l"(b), "r"(add), "n"(turn))
+                 : "l"(a), "l"(b), "r"(add), "n"(turn_a), "n"(turn))
 #define PTX_PRODUCT_REGISTER(n, type)                                                              \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_REGISTER_FLAG_##n                         \
                  ", 0;\n"                                                                          \
@@ -531,6 +555,9 @@ template <int count> static PTX void products_arrived(float (&values)[count])
             PTX_PRODUCT_##kind(n, "bf16");                                                         \
     }
 #define PTX_PRODUCT_ALL(kind)                                                                      \
+    PTX_PRODUCT_EITHER(kind, 8)                                                                    \
+    PTX_PRODUCT_EITHER(kind, 16)                                                                   \
+    PTX_PRODUCT_EITHER(kind, 32)                                                                   \
     PTX_PRODUCT_EITHER(kind, 48)                                                                   \
     PTX_PRODUCT_EITHER(kind, 64)                                                                   \
     PTX_PRODUCT_EITHER(kind, 80)                                                                   \
@@ -541,13 +568,15 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 
 /* Of any other width there would be no product at all. */
 #define PTX_PRODUCT_KNOWN()                                                                        \
-    static_assert(columns == 48 || columns == 64 || columns == 80 || columns == 96 ||              \
-                      columns == 128 || columns == 192 || columns == 256,                          \
+    static_assert(columns == 8 || columns == 16 || columns == 32 || columns == 48 ||               \
+                      columns == 64 || columns == 80 || columns == 96 || columns == 128 ||         \
+                      columns == 192 || columns == 256,                                            \
                   "a product of so many columns is not written yet")
 
 /* sums[64 x columns] = (add ? sums : 0) + a[64 x 16] * b[16 x columns], both in shared memory.
- * `turn`: b's rows lie across the inner dimension (as values do), else along it (as keys do). */
-template <int columns, bool half, int turn>
+ * `turn`: b's rows lie across the inner dimension (as values do), else along it (as keys do); `turn_a`: the same of
+ * a's. */
+template <int columns, bool half, int turn, int turn_a = 0>
 static PTX void product_shared(float (&sums)[columns / 2], unsigned long long a,
                                unsigned long long b, int add)
 {

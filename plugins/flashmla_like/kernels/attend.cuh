@@ -7,37 +7,16 @@
  *   O^T[512 x N] += V^T[512 x 64] P^T   V: the first 512 elements of the same tile, read across
  *
  * Warpgroups: 0 loads tiles (cp.async, 16 bytes a lane, whatever the size of a page is), 1 computes
- * scores and probabilities, 2 and 3 add up 256 dimensions of the output each. All go over the same
- * units and tiles; barriers in shared memory hand over tiles (full, empty) and probabilities
- * (p_full, p_empty).
+ * scores and probabilities, 2 and 3 add up 256 dimensions of the output each.
  */
 #ifndef FLASHMLA_LIKE_ATTEND_CUH
 #define FLASHMLA_LIKE_ATTEND_CUH
 
-#include "plugins/flashmla_like/kernels/plan.cuh"
-#include "plugins/flashmla_like/kernels/products.cuh"
+#include "plugins/flashmla_like/kernels/block.cuh"
 
-#include "plugins/common/cuda/merge_states.cuh"
-#include "plugins/common/cuda/save_kv.cuh"
-#include "plugins/common/cuda/softmax.cuh"
-
-#define PANELS     (MLA_DIM / PANEL)
 #define PANEL_TILE (MLA_TILE * ROW_BYTES) /* bytes of a panel of a tile */
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
-
-template <int N> struct mla_shared {
-    unsigned q, tiles, p;
-    float *exchange; /* [4 warps][N] */
-    float *factor;   /* [N] what outputs are multiplied by */
-    float *q_scale;  /* [N] what scores are multiplied by: e4m3 alone */
-    int *lo, *hi;    /* [N] keys that a row sees */
-    unsigned full, empty, p_full, p_empty;
-    unsigned scored;              /* 64 rows alone: scores of a tile are there */
-    unsigned raw_full, raw_empty; /* 64 rows over codes alone: those that are to be widened */
-    unsigned raw,
-        odd; /* 64 rows over packed latents alone: rows as they lie, and marks of their scales */
-};
 
 template <int N> DEVICE mla_shared<N> shared_find(unsigned char *memory)
 {
@@ -58,201 +37,7 @@ template <int N> DEVICE mla_shared<N> shared_find(unsigned char *memory)
     return m;
 }
 
-DEVICE void copy_async(unsigned to, const void *from, int bytes)
-{
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(bytes)
-                 : "memory");
-}
-
-/* Arrives when the copies of this thread so far have ended. */
-DEVICE void copy_arrive(unsigned barrier)
-{
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
-DEVICE void copy_wait(void)
-{
-    asm volatile("cp.async.wait_all;" ::: "memory");
-}
-
-/* 16 bytes whose address is a multiple of 2. */
-DEVICE void copy_slow(unsigned to, const char *from, int bytes)
-{
-    u32 words[4] = {0, 0, 0, 0};
-    const any16 *halves = (const any16 *)from;
-    if (bytes)
-        for (int i = 0; i < 4; i++)
-            words[i] = halves[2 * i] | (u32)halves[2 * i + 1] << 16;
-    shared_store(to, make_uint4(words[0], words[1], words[2], words[3]));
-}
-
-/* ---- Work ------------------------------------------------------------------------------------ */
-
-/* A range's units one after another. */
-struct mla_walk {
-    int range, at, unit, num_units;
-    mla_unit u;
-    int t0, t1; /* tiles */
-};
-
-DEVICE mla_walk walk_begin(const mla_call &c)
-{
-    mla_walk w;
-    w.range = c.plan->range;
-    w.num_units = c.plan->num_units;
-    w.at = (int)blockIdx.x / c.pair;
-    w.unit = c.first[w.at] - 1;
-    return w;
-}
-
-DEVICE bool walk_next(const mla_call &c, mla_walk &w)
-{
-    while (++w.unit < w.num_units) {
-        w.u = c.units[w.unit];
-        if (w.u.begin >= (w.at + 1) * w.range)
-            return false;
-        plan_tiles(&w.u, w.range, w.at, &w.t0, &w.t1);
-        if (w.t0 < w.t1)
-            return true;
-    }
-    return false;
-}
-
-/* Look the unit up again: code that needs it after its tiles then keeps no registers for it. */
-DEVICE void walk_again(const mla_call &c, mla_walk &w)
-{
-    w.range = c.plan->range;
-    w.num_units = c.plan->num_units;
-    w.u = c.units[w.unit];
-    plan_tiles(&w.u, w.range, w.at, &w.t0, &w.t1);
-}
-
-DEVICE bool walk_whole(const mla_walk &w)
-{
-    return w.t0 == 0 && w.t1 == w.u.tiles;
-}
-
-/* The first of this block's rows in its sequence. */
-template <int N> DEVICE int first_row(const mla_call &c, const mla_walk &w)
-{
-    return w.u.first_row + (int)blockIdx.x % c.pair * N;
-}
-
-/* Where the parts of this block's unit lie, as a number of states of N rows. */
-DEVICE i64 part_place(const mla_call &c, const mla_walk &w)
-{
-    return (2ll * w.at + (w.t0 == 0)) * c.pair + (int)blockIdx.x % c.pair;
-}
-
-/* ---- Warpgroup 0: tiles ---------------------------------------------------------------------- */
-
-/* A lane's row of a warp's 16 of a tile. */
-struct mla_source {
-    const char *c_kv, *k_pe;
-    int bytes; /* 16, or 0: zeros */
-};
-
-/* What the table has for key j, fetched a tile before it is needed; of what is not read there, 0. */
-DEVICE int find_entry(const mla_call &c, const index_sequence &q, int lo, int hi, int j)
-{
-    return j >= lo && j < hi && j < q.first_new ? *index_entry(&c.batch, &q, c.page_size, j) : 0;
-}
-
-DEVICE mla_source find_source(const mla_call &c, const index_sequence &q, int lo, int hi, int j,
-                              int entry)
-{
-    mla_source from = {(const char *)c.operands.k_cache, (const char *)c.operands.v_cache, 0};
-    if (j < lo || j >= hi)
-        return from;
-    index_place at = index_find_key(&c.operands, &c.batch, &q, c.page_size, 0, j, entry);
-    from.c_kv = at.k;
-    from.k_pe = at.v;
-    from.bytes = 16;
-    return from;
-}
-
-DEVICE const char *shuffle_pointer(const char *pointer, int lane)
-{
-    return (const char *)__shfl_sync(~0u, (unsigned long long)pointer, lane);
-}
-
-/* Eight lanes copy the 128 bytes that a row has in a panel, four rows at a time; of a tile of T
- * latents a warp has a quarter. `panels`: how many of them, from the first on. */
-template <int T, int panels = PANELS>
-DEVICE void load_tile(const mla_call &c, const mla_source &mine, unsigned tile, int warp, int lane,
-                      bool aligned)
-{
-    const int piece = lane % 8, lora = c.lora - piece * 8, rope = c.rope - piece * 8;
-#pragma unroll
-    for (int i = 0; i < T / 16; i++) {
-        int row = i * 4 + lane / 8;
-        const char *c_kv = shuffle_pointer(mine.c_kv, row) + piece * 16;
-        const char *k_pe = shuffle_pointer(mine.k_pe, row) + piece * 16;
-        int bytes = __shfl_sync(~0u, mine.bytes, row);
-        unsigned to = tile + swizzled(warp * (T / 4) + row, piece);
-        if (aligned) {
-#pragma unroll
-            for (int p = 0; p < panels && p < PANELS - 1; p++)
-                copy_async(to + p * (T * ROW_BYTES), c_kv + p * ROW_BYTES,
-                           p * PANEL < lora ? bytes : 0);
-            if (panels == PANELS)
-                copy_async(to + (PANELS - 1) * (T * ROW_BYTES), k_pe, rope > 0 ? bytes : 0);
-        } else {
-            for (int p = 0; p < panels && p < PANELS - 1; p++)
-                copy_slow(to + p * (T * ROW_BYTES), c_kv + p * ROW_BYTES,
-                          p * PANEL < lora ? bytes : 0);
-            if (panels == PANELS)
-                copy_slow(to + (PANELS - 1) * (T * ROW_BYTES), k_pe, rope > 0 ? bytes : 0);
-        }
-    }
-}
-
-/* Are entries of the table slots that lie at equal distances, whatever page they are of? */
-DEVICE bool slots_in_line(const mla_call &c)
-{
-    const call_operands &o = c.operands;
-    return c.batch.req_to_token && o.k_page == c.page_size * o.k_token &&
-           o.v_page == c.page_size * o.v_token;
-}
-
-/* find_source(), without divisions where rows are in line. */
-DEVICE mla_source find_line_source(const mla_call &c, const index_sequence &q, int lo, int hi,
-                                   int j, int entry)
-{
-    if (!slots_in_line(c) || j >= q.first_new)
-        return find_source(c, q, lo, hi, j, entry);
-    mla_source from = {(const char *)c.operands.k_cache, (const char *)c.operands.v_cache, 0};
-    if (j >= lo && j < hi) {
-        from.c_kv += entry * c.operands.k_token;
-        from.k_pe += entry * c.operands.v_token;
-        from.bytes = 16;
-    }
-    return from;
-}
-
-/* Are latents of the full width, and a warp's rows of a tile in one piece each? */
-DEVICE bool source_whole(const mla_call &c, const mla_source &mine)
-{
-    const bool one = mine.k_pe - mine.c_kv == MLA_LORA * 2;
-    return c.lora == MLA_LORA && c.rope == MLA_ROPE && __all_sync(~0u, one);
-}
-
-/* load_tile() of such rows, by few instructions: these, one after another, are what a warp that loads takes its time
- * for. */
-template <int T> DEVICE void load_whole(const mla_source &mine, unsigned tile, int warp, int lane)
-{
-#pragma unroll
-    for (int i = 0; i < T / 16; i++) {
-        const int row = i * 4 + lane / 8;
-        const char *from = shuffle_pointer(mine.c_kv, row) + lane % 8 * 16;
-        const int bytes = __shfl_sync(~0u, mine.bytes, row);
-        const unsigned to = tile + swizzled(warp * (T / 4) + row, lane % 8);
-#pragma unroll
-        for (int p = 0; p < PANELS; p++)
-            copy_async(to + p * (T * ROW_BYTES), from + p * ROW_BYTES, bytes);
-    }
-}
+/* ---- Warpgroup 0: tiles ------------------------------------------------------------------------ */
 
 template <int N, int T = MLA_TILE, int stages = MLA_STAGES>
 DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
@@ -265,10 +50,8 @@ DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
-        int lo, hi, rows = N * c.pair;
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        int last = int_min(w.u.first_row + rows, q.q_len * c.heads) - 1;
-        mask_outline(&rule, &c.batch, &q, w.u.first_row / c.heads, last / c.heads, &lo, &hi);
+        int lo, hi;
+        unit_begin<N>(c, w, rule, &q, &lo, &hi);
         int j = (w.u.first_tile + w.t0) * T + warp * (T / 4) + lane % (T / 4);
         int entry = find_entry(c, q, lo, hi, j);
         for (int t = w.t0; t < w.t1; t++) {
@@ -291,21 +74,6 @@ DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
 }
 
 /* ---- Warpgroup 1: scores --------------------------------------------------------------------- */
-
-/* The keys [*lo, *hi) that a row of the block sees; of a row that is not there, none. */
-template <int N>
-DEVICE void row_seen(const mla_call &c, const mla_walk &w, const index_sequence &q,
-                     const mask_rule &rule, int n, int *lo, int *hi)
-{
-    const int row = first_row<N>(c, w) + n;
-    int from = 0, to = 0;
-    if (row < q.q_len * c.heads) {
-        const int t = row / c.heads;
-        mask_outline(&rule, &c.batch, &q, t, t, &from, &to);
-    }
-    *lo = from;
-    *hi = to;
-}
 
 /* Keys that the rows see, and the queries. */
 template <int N, int threads = GROUP_THREADS>
@@ -365,8 +133,9 @@ template <int N> DEVICE void scores(float (&s)[N / 2], const mla_shared<N> &m, u
     products_fence();
 #pragma unroll
     for (int i = 0; i < MLA_DIM / 16; i++)
-        product_few<N, 0>::run(s, descriptor_advance(a, i / 4 * PANEL_TILE + i % 4 * 32),
-                               descriptor_advance(b, i / 4 * (N * ROW_BYTES) + i % 4 * 32), i > 0);
+        product_shared<N, false, 0>(s, descriptor_advance(a, i / 4 * PANEL_TILE + i % 4 * 32),
+                                    descriptor_advance(b, i / 4 * (N * ROW_BYTES) + i % 4 * 32),
+                                    i > 0);
     products_commit();
     products_wait<0>();
     products_arrived(s);
@@ -510,18 +279,6 @@ DEVICE void finish(const mla_call &c, const mla_walk &w, const index_sequence &q
     }
 }
 
-/* The keys [*lo, *hi) that every row of the block sees: of its queries the first sees the fewest
- * on the right, the last on the left. */
-template <int N>
-DEVICE void seen_by_all(const mla_call &c, const mla_walk &w, const index_sequence &q,
-                        const mask_rule &rule, int *lo, int *hi)
-{
-    const int first = first_row<N>(c, w), last = int_min(first + N, q.q_len * c.heads) - 1;
-    int ignored;
-    mask_outline(&rule, &c.batch, &q, first / c.heads, first / c.heads, &ignored, hi);
-    mask_outline(&rule, &c.batch, &q, last / c.heads, last / c.heads, lo, &ignored);
-}
-
 template <int N> DEVICE void columns_begin(mla_columns<N> &columns)
 {
 #pragma unroll
@@ -592,14 +349,23 @@ DEVICE void add_values(mla_sums<N> &o, const mla_shared<N> &m, unsigned tile, in
             matrix_descriptor(tile + panel * PANEL_TILE, PANEL_TILE, 8 * ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < MLA_TILE / 16; i++)
-            product_few<N, 1>::run(o[panel], descriptor_advance(a, i * 16 * ROW_BYTES),
-                                   descriptor_advance(b, i * 32), i > 0 ? 1 : add);
+            product_shared<N, false, 0, 1>(o[panel], descriptor_advance(a, i * 16 * ROW_BYTES),
+                                           descriptor_advance(b, i * 32), i > 0 ? 1 : add);
     }
     products_commit();
     products_wait<0>();
 #pragma unroll
     for (int panel = 0; panel < 4; panel++)
         products_arrived(o[panel]);
+}
+
+/* Two columns of two rows. */
+DEVICE void scale_columns(float *s, float2 by)
+{
+    s[0] *= by.x;
+    s[1] *= by.y;
+    s[2] *= by.x;
+    s[3] *= by.y;
 }
 
 template <int N> DEVICE void multiply(mla_sums<N> &o, const mla_shared<N> &m, int lane)
@@ -617,10 +383,7 @@ template <int N> DEVICE void multiply(mla_sums<N> &o, const mla_shared<N> &m, in
     for (int panel = 0; panel < 4; panel++)
 #pragma unroll
         for (int i = 0; i < N / 8; i++) {
-            o[panel][4 * i] *= f[i].x;
-            o[panel][4 * i + 1] *= f[i].y;
-            o[panel][4 * i + 2] *= f[i].x;
-            o[panel][4 * i + 3] *= f[i].y;
+            scale_columns(o[panel] + 4 * i, f[i]);
         }
 }
 
@@ -701,51 +464,6 @@ DEVICE void store_part(const mla_call &c, const mla_walk &w, const mla_sums<N> &
                     make_float2(o[panel][4 * i + 2 * e], o[panel][4 * i + 2 * e + 1]);
 }
 
-/* New latents to their slots; who reads them here reads them as they are given. */
-DEVICE void save_latents(const mla_call &c, int to_dtype, int thread, int threads)
-{
-    const call_operands *o = &c.operands;
-    const int *indptr = c.batch.new_indptr ? c.batch.new_indptr : c.batch.q_indptr;
-    i64 first = indptr ? index_int(indptr, 0) : 0, end = index_num_seqs(&c.batch);
-    if (indptr)
-        end = index_int(indptr, end);
-    const float *scales = o->k_scale_device ? o->k_scale_device : o->k_scales;
-    save_kv_call call = {
-        {o->k, o->k_cache, o->k_row, 0, o->k_page, o->k_token, 0, scales, 0, c.lora},
-        {o->v, o->v_cache, o->v_row, 0, o->v_page, o->v_token, 0, scales, 0, c.rope},
-        c.batch.out_cache_loc,
-        c.page_size,
-        ELEMENT_BF16,
-        to_dtype};
-    save_kv_rows(&call, first + (int)blockIdx.x, end, (int)gridDim.x, 0, thread, threads);
-}
-
-/* Rows of no sequence, whose output has to be finite. */
-DEVICE void clear_padding(const mla_call &c, int thread, int threads)
-{
-    const int *indptr = c.batch.q_indptr;
-    int seqs = index_num_seqs(&c.batch), first = indptr ? index_int(indptr, seqs) : seqs;
-    int end = (indptr ? index_int(indptr, 0) : 0) + index_num_tokens(&c.batch);
-    for (int row = first + (int)blockIdx.x; row < end; row += (int)gridDim.x) {
-        for (int i = thread; i < c.heads * c.lora; i += threads)
-            element_store(c.out_f32 ? ELEMENT_F32 : ELEMENT_BF16,
-                          (char *)c.operands.out + row * c.operands.out_row +
-                              i / c.lora * c.operands.out_head,
-                          i % c.lora, 0.0f);
-        for (int h = thread; h < c.heads && c.operands.lse; h += threads)
-            *(float *)((char *)c.operands.lse + row * c.operands.lse_row +
-                       h * c.operands.lse_head) = SOFTMAX_EMPTY;
-    }
-}
-
-/* What warpgroups 2 and 3 do while the first tile is loaded; `dtype` is the cache's. */
-DEVICE void begin_rows(const mla_call &c, int dtype, int thread)
-{
-    if (c.operands.save)
-        save_latents(c, dtype, thread, 2 * GROUP_THREADS);
-    clear_padding(c, thread, 2 * GROUP_THREADS);
-}
-
 template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
 {
     const int thread = (int)threadIdx.x - 2 * GROUP_THREADS, group = thread / GROUP_THREADS;
@@ -785,8 +503,6 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
 
 /* ---- Kernel ---------------------------------------------------------------------------------- */
 
-#define DEVICE_MEMBER __device__ __forceinline__
-
 /* What the warpgroups of a kernel of N rows do, and how many registers they have: attend_rows.cuh
  * has others for 64 rows, attend_codes.cuh for e4m3. */
 template <int N> struct mla_roles {
@@ -794,81 +510,9 @@ template <int N> struct mla_roles {
     static constexpr int scorers = 1, buffers = 1, turns = 0;
     static constexpr int fillers = GROUP_THREADS, raws = 0, shares = 0;
 
-    static DEVICE_MEMBER mla_shared<N> find(unsigned char *memory)
-    {
-        return shared_find<N>(memory);
-    }
-    static DEVICE_MEMBER void feed(const mla_call &c, const mla_shared<N> &m)
-    {
-        ::feed<N>(c, m);
-    }
-    static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<N> &m)
-    {
-        ::score<N>(c, m);
-    }
-    static DEVICE_MEMBER void add_up(const mla_call &c, const mla_shared<N> &m)
-    {
-        ::add_up<N>(c, m);
-    }
+    MLA_ROLES(shared_find<N>(memory), ::feed<N>(c, m), ::score<N>(c, m), ::add_up<N>(c, m))
 };
 
-/* `start`: those of each thread when a block starts. */
-template <int start, int registers> DEVICE void registers_set(void)
-{
-    if constexpr (registers < start)
-        registers_release<registers>();
-    else if constexpr (registers > start)
-        registers_take<registers>();
-}
-
-template <class roles> DEVICE void attend(const mla_call &c)
-{
-    extern __shared__ __align__(1024) unsigned char memory[];
-    const mla_shared<roles::rows> m = roles::find(memory);
-    constexpr int start = 65536 / ((3 + roles::scorers) * GROUP_THREADS) / 8 * 8;
-    const int group = uniform((int)threadIdx.x / GROUP_THREADS);
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < roles::stages; i++) {
-            barrier_init(m.full + 8 * i, roles::fillers);
-            barrier_init(m.empty + 8 * i, 12);
-        }
-        for (int i = 0; i < roles::buffers; i++) {
-            barrier_init(m.p_full + 8 * i, roles::scorers * GROUP_THREADS);
-            barrier_init(m.p_empty + 8 * i, 2 * GROUP_THREADS);
-        }
-        for (int i = 0; i < roles::turns; i++)
-            barrier_init(m.scored + 8 * i, 4);
-        for (int i = 0; i < roles::raws; i++) {
-            barrier_init(m.raw_full + 8 * i, GROUP_THREADS);
-            barrier_init(m.raw_empty + 8 * i, 8);
-        }
-        for (int i = 0; i < roles::shares; i++) {
-            barrier_init(m.raw_full + 8 * i, 32);
-            barrier_init(m.raw_empty + 8 * i, 64);
-        }
-        fence_barrier_init();
-    }
-    __syncthreads();
-    grid_launch_dependents();
-    grid_wait();
-    if (group == 0) {
-        registers_set<start, roles::feeding>();
-        roles::feed(c, m);
-    } else if (group <= roles::scorers) {
-        registers_set<start, roles::scoring>();
-        roles::score(c, m);
-    } else {
-        registers_set<start, roles::adding>();
-        roles::add_up(c, m);
-    }
-}
-
-#define MLA_KERNEL(name, threads, ...)                                                             \
-    extern "C" __global__ void __launch_bounds__(threads, 1)                                       \
-        name(const __grid_constant__ mla_call c)                                                   \
-    {                                                                                              \
-        attend<__VA_ARGS__>(c);                                                                    \
-    }
 #define MLA_ATTEND(N) MLA_KERNEL(mla_attend_##N, MLA_THREADS, mla_roles<N>)
 
 #endif /* FLASHMLA_LIKE_ATTEND_CUH */

@@ -48,16 +48,6 @@ DEVICE mla_shared<ROWS> coded_find(unsigned char *memory)
     return m;
 }
 
-/* One of the two buffers of probabilities and factors. */
-DEVICE mla_shared<ROWS> coded_buffer(mla_shared<ROWS> m, int slot)
-{
-    m.p += slot * MLA_SHARED_P(ROWS);
-    m.factor += slot * ROWS;
-    m.p_full += slot * 8;
-    m.p_empty += slot * 8;
-    return m;
-}
-
 /* ---- Warpgroup 0: tiles ---------------------------------------------------------------------- */
 
 /* 16 latents of a page, by one thread: a box of each panel. */
@@ -80,10 +70,8 @@ DEVICE void coded_feed(const mla_call &c, const mla_shared<ROWS> &m)
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
-        int lo, hi, rows = ROWS * c.pair;
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        int last = int_min(w.u.first_row + rows, q.q_len * c.heads) - 1;
-        mask_outline(&rule, &c.batch, &q, w.u.first_row / c.heads, last / c.heads, &lo, &hi);
+        int lo, hi;
+        unit_begin<ROWS>(c, w, rule, &q, &lo, &hi);
         int j = (w.u.first_tile + w.t0) * MLA_TILE;
         int entry = find_entry(c, q, lo, hi, j + mine);
         for (int t = w.t0; t < w.t1; t++) {
@@ -275,7 +263,7 @@ DEVICE void coded_score(const mla_call &c, const mla_shared<ROWS> &m)
             if (j < lo || j + MLA_TILE > least_hi)
                 coded_hide(s, m, j + lane % 4 * 2, warp, lane);
             rows_softmax(s, rows, factor, size, ROWS_P_LOG2);
-            const mla_shared<ROWS> to = coded_buffer(m, part.slot);
+            const mla_shared<ROWS> to = part_buffer<ROWS, MLA_SHARED_P(ROWS)>(m, part.slot);
             barrier_wait(to.p_empty, part.phase ^ 1);
             rows_store<true>(s, factor, to, warp, lane);
             fence_async_shared();
@@ -285,7 +273,7 @@ DEVICE void coded_score(const mla_call &c, const mla_shared<ROWS> &m)
         }
         walk_again(c, w);
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        const mla_shared<ROWS> to = coded_buffer(m, part.slot);
+        const mla_shared<ROWS> to = part_buffer<ROWS, MLA_SHARED_P(ROWS)>(m, part.slot);
         barrier_wait(to.p_empty, part.phase ^ 1);
         rows_finish(c, w, q, rows, to, 1 / ROWS_P_SCALE, cache_scale, warp, lane);
         barrier_arrive(to.p_full);
@@ -341,10 +329,7 @@ DEVICE void coded_multiply(mla_sums<ROWS> &o, const mla_shared<ROWS> &m, int lan
         const float2 f = coded_factors(m, i, lane);
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            o[n][4 * i] *= f.x;
-            o[n][4 * i + 1] *= f.y;
-            o[n][4 * i + 2] *= f.x;
-            o[n][4 * i + 3] *= f.y;
+            scale_columns(o[n] + 4 * i, f);
         }
     }
 }
@@ -374,8 +359,8 @@ DEVICE void coded_add(mla_sums<ROWS> &o, unsigned p, const coded_lane &mine, uns
         products_fence();
 #pragma unroll
         for (int n = 0; n < 2; n++)
-            product_held<ROWS>::run(o[2 * half + n], now[n], descriptor_advance(b, i / 2 * 32),
-                                    i > 1 ? 1 : add);
+            product_register<ROWS, true, 0>(o[2 * half + n], now[n],
+                                            descriptor_advance(b, i / 2 * 32), i > 1 ? 1 : add);
         products_commit();
     }
     products_wait<0>();
@@ -398,7 +383,7 @@ DEVICE void coded_add_up(const mla_call &c, const mla_shared<ROWS> &m)
     while (walk_next(c, w)) {
         index_sequence q;
         for (int more = w.t1 - w.t0, add = 0; more > 0; more--, add = 1) {
-            const mla_shared<ROWS> from = coded_buffer(m, part.slot);
+            const mla_shared<ROWS> from = part_buffer<ROWS, MLA_SHARED_P(ROWS)>(m, part.slot);
             barrier_wait(m.full + 8 * at.slot, at.phase);
             coded_add(o, from.p, mine, m.tiles + at.slot * MLA_CODED_TILE, m.empty + 8 * at.slot,
                       add, [&] {
@@ -411,7 +396,7 @@ DEVICE void coded_add_up(const mla_call &c, const mla_shared<ROWS> &m)
             part.advance();
             at.advance();
         }
-        const mla_shared<ROWS> from = coded_buffer(m, part.slot);
+        const mla_shared<ROWS> from = part_buffer<ROWS, MLA_SHARED_P(ROWS)>(m, part.slot);
         barrier_wait(from.p_full, part.phase);
         coded_multiply(o, from, lane);
         barrier_arrive(from.p_empty);
@@ -421,7 +406,7 @@ DEVICE void coded_add_up(const mla_call &c, const mla_shared<ROWS> &m)
         if (walk_whole(w))
             codes_out<ROWS>(c, w, q, o, d0);
         else
-            codes_part<ROWS>(c, w, q, o, d0);
+            codes_part<ROWS, 4>(c, w, q, o, d0, (int)threadIdx.x % 32);
     }
 }
 
@@ -433,22 +418,7 @@ struct coded_roles {
     static constexpr int scorers = 1, buffers = 2, turns = 0;
     static constexpr int fillers = GROUP_THREADS, raws = 0, shares = 0;
 
-    static DEVICE_MEMBER mla_shared<ROWS> find(unsigned char *memory)
-    {
-        return coded_find(memory);
-    }
-    static DEVICE_MEMBER void feed(const mla_call &c, const mla_shared<ROWS> &m)
-    {
-        coded_feed(c, m);
-    }
-    static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<ROWS> &m)
-    {
-        coded_score(c, m);
-    }
-    static DEVICE_MEMBER void add_up(const mla_call &c, const mla_shared<ROWS> &m)
-    {
-        coded_add_up(c, m);
-    }
+    MLA_ROLES(coded_find(memory), coded_feed(c, m), coded_score(c, m), coded_add_up(c, m))
 };
 
 #define MLA_ATTEND_CODED(name) MLA_KERNEL(name, MLA_THREADS, coded_roles)

@@ -41,16 +41,6 @@ template <int N> DEVICE mla_shared<N> codes_find(unsigned char *memory)
     return m;
 }
 
-/* One of the two buffers of probabilities and factors. */
-template <int N> DEVICE mla_shared<N> codes_buffer(mla_shared<N> m, int slot)
-{
-    m.p += slot * MLA_CODES_P(N);
-    m.factor += slot * N;
-    m.p_full += slot * 8;
-    m.p_empty += slot * 8;
-    return m;
-}
-
 /* Where block `block` of a row of a tile lies. Rows are MLA_CODES_ROW bytes apart and neighbouring
  * blocks change places in every other four rows: then four rows in a line, and four that are two
  * apart, lie in different banks. */
@@ -217,10 +207,8 @@ DEVICE void codes_feed(const mla_call &c, const mla_shared<N> &m)
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
-        int lo, hi, rows = N * c.pair;
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        int last = int_min(w.u.first_row + rows, q.q_len * c.heads) - 1;
-        mask_outline(&rule, &c.batch, &q, w.u.first_row / c.heads, last / c.heads, &lo, &hi);
+        int lo, hi;
+        unit_begin<N>(c, w, rule, &q, &lo, &hi);
         int j = (w.u.first_tile + w.t0) * to::rows + warp * (to::rows / 4) + lane % (to::rows / 4);
         int entry = find_entry(c, q, lo, hi, j);
         for (int t = w.t0; t < w.t1; t++) {
@@ -378,9 +366,9 @@ DEVICE void codes_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned til
 #pragma unroll
         for (int n = 0; n < 2 * blocks; n++) {
             const int step = i * 2 * blocks + n;
-            product_held<N>::run(s, a[i % 2][n],
-                                 descriptor_advance(b, step / 4 * (N * ROW_BYTES) + step % 4 * 32),
-                                 step > 0);
+            product_register<N, true, 0>(
+                s, a[i % 2][n], descriptor_advance(b, step / 4 * (N * ROW_BYTES) + step % 4 * 32),
+                step > 0);
         }
         products_commit();
     }
@@ -394,10 +382,7 @@ template <int N> DEVICE void codes_rescale(float (&s)[N / 2], const mla_shared<N
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
         const float2 f = *(const float2 *)(m.q_scale + i * 8 + lane % 4 * 2);
-        s[4 * i] *= f.x;
-        s[4 * i + 1] *= f.y;
-        s[4 * i + 2] *= f.x;
-        s[4 * i + 3] *= f.y;
+        scale_columns(s + 4 * i, f);
     }
 }
 
@@ -453,7 +438,7 @@ template <int N> DEVICE void codes_score(const mla_call &c, const mla_shared<N> 
 #pragma unroll
             for (int i = 0; i < N / 2; i++)
                 s[i] *= P_SCALE;
-            const mla_shared<N> to = codes_buffer<N>(m, part.slot);
+            const mla_shared<N> to = part_buffer<N, MLA_CODES_P(N)>(m, part.slot);
             barrier_wait(to.p_empty, part.phase ^ 1);
             store_turned<N, true>(to.p + mine * MLA_SHARED_P(N), s, warp % 4, lane);
             store_factors<N>(factor, to, warp, lane);
@@ -466,7 +451,7 @@ template <int N> DEVICE void codes_score(const mla_call &c, const mla_shared<N> 
 #pragma unroll
         for (int k = 0; k < N / 4; k++)
             factor[k] *= cache_scale * (1 / P_SCALE);
-        const mla_shared<N> to = codes_buffer<N>(m, part.slot);
+        const mla_shared<N> to = part_buffer<N, MLA_CODES_P(N)>(m, part.slot);
         barrier_wait(to.p_empty, part.phase ^ 1);
         store_factors<N>(factor, to, warp, lane);
         barrier_arrive(to.p_full);
@@ -534,8 +519,8 @@ DEVICE void codes_add(mla_sums<N> &o, unsigned p, codes_values &v, unsigned tile
         products_fence();
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            product_held<N>::run(o[n], a[i % ahead][n], descriptor_advance(b, i * 32),
-                                 i > 0 ? 1 : add);
+            product_register<N, true, 0>(o[n], a[i % ahead][n], descriptor_advance(b, i * 32),
+                                         i > 0 ? 1 : add);
         products_commit();
     }
     products_wait<0>();
@@ -579,19 +564,20 @@ DEVICE void codes_out(const mla_call &c, const mla_walk &w, const index_sequence
         }
 }
 
-/* Of columns that are no rows nothing is written, which mla_merge does not read. */
-template <int N>
+/* The same of parts: dimensions d0 ... d0 + 3, and four from `next` further on. Of columns that are no rows nothing is
+ * written, which mla_merge does not read. */
+template <int N, int next>
 DEVICE void codes_part(const mla_call &c, const mla_walk &w, const index_sequence &q,
-                       const mla_sums<N> &o, int d0)
+                       const mla_sums<N> &o, int d0, int lane)
 {
-    const int lane = (int)threadIdx.x % 32, rows = q.q_len * c.heads - first_row<N>(c, w);
+    const int rows = q.q_len * c.heads - first_row<N>(c, w);
     float *to = c.parts + part_place(c, w) * (MLA_LORA * N) + d0 * N + lane % 4 * 2;
 #pragma unroll
     for (int d = 0; d < 8; d++)
 #pragma unroll
         for (int i = 0; i < N / 8; i++)
             if (N < MLA_ROWS || i * 8 < rows)
-                *(float2 *)(to + d * N + i * 8) =
+                *(float2 *)(to + (d / 4 * next + d % 4) * N + i * 8) =
                     make_float2(o[d / 2][4 * i + 2 * (d % 2)], o[d / 2][4 * i + 2 * (d % 2) + 1]);
 }
 
@@ -609,7 +595,7 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
     while (walk_next(c, w)) {
         index_sequence q;
         for (int t = w.t0; t < w.t1; t += scorers) {
-            const mla_shared<N> from = codes_buffer<N>(m, part.slot);
+            const mla_shared<N> from = part_buffer<N, MLA_CODES_P(N)>(m, part.slot);
 #pragma unroll
             for (int i = 0; i < scorers; i++) {
                 if (t + i >= w.t1)
@@ -631,7 +617,7 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
             barrier_arrive(from.p_empty);
             part.advance();
         }
-        const mla_shared<N> from = codes_buffer<N>(m, part.slot);
+        const mla_shared<N> from = part_buffer<N, MLA_CODES_P(N)>(m, part.slot);
         barrier_wait(from.p_full, part.phase);
         multiply<N>(o, from, lane);
         barrier_arrive(from.p_empty);
@@ -640,7 +626,7 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
         if (walk_whole(w))
             codes_out<N>(c, w, q, o, d0);
         else
-            codes_part<N>(c, w, q, o, d0);
+            codes_part<N, 4>(c, w, q, o, d0, (int)threadIdx.x % 32);
     }
 }
 
@@ -653,22 +639,8 @@ template <int N> struct codes_roles {
     static constexpr int feeding = N < 32 ? 56 : 48, scoring = 104;
     static constexpr int adding = N < 32 ? 104 : 112;
 
-    static DEVICE_MEMBER mla_shared<N> find(unsigned char *memory)
-    {
-        return codes_find<N>(memory);
-    }
-    static DEVICE_MEMBER void feed(const mla_call &c, const mla_shared<N> &m)
-    {
-        codes_feed<N, codes_tile, stages, MLA_CODES_TILE>(c, m);
-    }
-    static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<N> &m)
-    {
-        codes_score<N>(c, m);
-    }
-    static DEVICE_MEMBER void add_up(const mla_call &c, const mla_shared<N> &m)
-    {
-        codes_add_up<N>(c, m);
-    }
+    MLA_ROLES(codes_find<N>(memory), (codes_feed<N, codes_tile, stages, MLA_CODES_TILE>(c, m)),
+              codes_score<N>(c, m), codes_add_up<N>(c, m))
 };
 
 #define MLA_ATTEND_CODES(N) MLA_KERNEL(mla_attend_codes_##N, MLA_CODES_THREADS, codes_roles<N>)

@@ -22,57 +22,6 @@
 #define PACKED_PARTS   (MLA_LORA / PACKED_SCALED)
 #define PACKED_P_SCALE 256.0f
 
-/* ---- Products -------------------------------------------------------------------------------- */
-
-/* sums[64 x columns] (+)= A[64 x 16] B of bf16, A in registers, B lies as [columns x 16]. */
-template <int columns> struct product_bf16;
-
-template <> struct product_bf16<8> {
-    static PTX void run(float (&s)[4], const unsigned (&a)[4], unsigned long long b, int add)
-    {
-#if HAS_HOPPER
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3}, "
-                     "{%4, %5, %6, %7}, %8, p, 1, 1, 0;\n}"
-                     : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-#endif
-    }
-};
-
-template <> struct product_bf16<16> {
-    static PTX void run(float (&s)[8], const unsigned (&a)[4], unsigned long long b, int add)
-    {
-#if HAS_HOPPER
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3, %4, %5, %6, %7}, "
-                     "{%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}"
-                     : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]),
-                       "+f"(s[6]), "+f"(s[7])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-#endif
-    }
-};
-
-template <> struct product_bf16<32> {
-    static PTX void run(float (&s)[16], const unsigned (&a)[4], unsigned long long b, int add)
-    {
-#if HAS_HOPPER
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3, %4, %5, %6, %7, "
-                     "%8, %9, %10, %11, %12, %13, %14, %15}, "
-                     "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}"
-                     : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]),
-                       "+f"(s[6]), "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]),
-                       "+f"(s[12]), "+f"(s[13]), "+f"(s[14]), "+f"(s[15])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-#endif
-    }
-};
-
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
 /* Panels of the position-encoded part lie before the tiles of codes; `scored` says that scores need a panel
@@ -100,16 +49,6 @@ template <int N> DEVICE mla_shared<N> packed_find(unsigned char *memory)
 template <int N> DEVICE unsigned packed_rope(const mla_shared<N> &m, int slot)
 {
     return m.tiles - (MLA_PACKED_ROPES(N) - slot) * MLA_PACKED_ROPE;
-}
-
-/* One of the buffers of probabilities and factors. */
-template <int N> DEVICE mla_shared<N> packed_buffer(mla_shared<N> m, int slot)
-{
-    m.p += slot * MLA_PACKED_P(N);
-    m.factor += slot * N;
-    m.p_full += slot * 8;
-    m.p_empty += slot * 8;
-    return m;
 }
 
 /* As codes_place() has it: with rows 544 bytes apart, too, four rows in a line, and four that are two apart,
@@ -233,10 +172,8 @@ template <int N> DEVICE void packed_feed(const mla_call &c, const mla_shared<N> 
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
-        int lo, hi, rows = N * c.pair;
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        int last = int_min(w.u.first_row + rows, q.q_len * c.heads) - 1;
-        mask_outline(&rule, &c.batch, &q, w.u.first_row / c.heads, last / c.heads, &lo, &hi);
+        int lo, hi;
+        unit_begin<N>(c, w, rule, &q, &lo, &hi);
         int j = (w.u.first_tile + w.t0) * MLA_TILE + warp * 16 + lane % 16;
         int entry = find_entry(c, q, lo, hi, j);
         for (int t = w.t0; t < w.t1; t++) {
@@ -277,8 +214,8 @@ DEVICE void packed_rope_scores(float (&s)[N / 2], const mla_shared<N> &m, unsign
     products_fence();
 #pragma unroll
     for (int i = 0; i < MLA_ROPE / 16; i++)
-        product_few<N, 0>::run(s, descriptor_advance(a, i * 32), descriptor_advance(b, i * 32),
-                               i > 0);
+        product_shared<N, false, 0>(s, descriptor_advance(a, i * 32), descriptor_advance(b, i * 32),
+                                    i > 0);
     products_commit();
     products_wait<0>();
     products_arrived(s);
@@ -334,9 +271,9 @@ DEVICE void packed_part_scores(float (&s)[N / 2], const mla_shared<N> &m, unsign
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             const int step = block * 2 + n;
-            product_held<N>::run(sums, a[i % 2][n],
-                                 descriptor_advance(b, step / 4 * (N * ROW_BYTES) + step % 4 * 32),
-                                 i > 0 || n > 0);
+            product_register<N, true, 0>(
+                sums, a[i % 2][n],
+                descriptor_advance(b, step / 4 * (N * ROW_BYTES) + step % 4 * 32), i > 0 || n > 0);
         }
         products_commit();
     }
@@ -440,7 +377,7 @@ template <int N> DEVICE void packed_score(const mla_call &c, const mla_shared<N>
             if (j < lo || j + MLA_TILE > least_hi)
                 hide<N>(s, m, j + warp % 4 * 16 + lane / 4, lane);
             softmax<N, 4 * scorers>(s, columns, factor, m, warp, lane);
-            const mla_shared<N> to = packed_buffer<N>(m, part.slot);
+            const mla_shared<N> to = part_buffer<N, MLA_PACKED_P(N)>(m, part.slot);
             barrier_wait(to.p_empty, part.phase ^ 1);
             packed_store<N>(to.p + mine * PACKED_PARTS * MLA_SHARED_P(N), s, scales, warp % 4,
                             lane);
@@ -451,7 +388,7 @@ template <int N> DEVICE void packed_score(const mla_call &c, const mla_shared<N>
             named_sync(1, threads);
         }
         finish<N, 4 * scorers>(c, w, q, columns, factor, m, warp, lane);
-        const mla_shared<N> to = packed_buffer<N>(m, part.slot);
+        const mla_shared<N> to = part_buffer<N, MLA_PACKED_P(N)>(m, part.slot);
         barrier_wait(to.p_empty, part.phase ^ 1);
         store_factors<N>(factor, to, warp, lane);
         barrier_arrive(to.p_full);
@@ -521,9 +458,9 @@ DEVICE void packed_add(mla_sums<N> &o, unsigned p, unsigned tile, unsigned empty
         products_fence();
 #pragma unroll
         for (int n = 0; n < 2; n++)
-            product_bf16<N>::run(o[i % 2 * 2 + n], a[i % ahead][n],
-                                 descriptor_advance(b, i % 2 * MLA_SHARED_P(N) + i / 2 * 32),
-                                 i > 1 ? 1 : add);
+            product_register<N, false, 0>(
+                o[i % 2 * 2 + n], a[i % ahead][n],
+                descriptor_advance(b, i % 2 * MLA_SHARED_P(N) + i / 2 * 32), i > 1 ? 1 : add);
         products_commit();
     }
     products_wait<0>();
@@ -568,19 +505,6 @@ DEVICE void packed_out(const mla_call &c, const mla_walk &w, const index_sequenc
         }
 }
 
-template <int N>
-DEVICE void packed_part(const mla_call &c, const mla_walk &w, const mla_sums<N> &o, int d0,
-                        int lane)
-{
-    float *to = c.parts + part_place(c, w) * (MLA_LORA * N) + d0 * N + lane % 4 * 2;
-#pragma unroll
-    for (int d = 0; d < 8; d++)
-#pragma unroll
-        for (int i = 0; i < N / 8; i++)
-            *(float2 *)(to + (d / 4 * PACKED_SCALED + d % 4) * N + i * 8) =
-                make_float2(o[d / 2][4 * i + 2 * (d % 2)], o[d / 2][4 * i + 2 * (d % 2) + 1]);
-}
-
 /* New latents to their slots, a warp each; who reads them here reads them as they are given. */
 DEVICE void packed_save(const mla_call &c, int warp, int warps, int lane)
 {
@@ -616,7 +540,7 @@ template <int N> DEVICE void packed_add_up(const mla_call &c, const mla_shared<N
     while (walk_next(c, w)) {
         index_sequence q;
         for (int t = w.t0; t < w.t1; t += scorers) {
-            const mla_shared<N> from = packed_buffer<N>(m, part.slot);
+            const mla_shared<N> from = part_buffer<N, MLA_PACKED_P(N)>(m, part.slot);
             const unsigned p = from.p + group * 2 * MLA_SHARED_P(N);
 #pragma unroll
             for (int i = 0; i < scorers; i++) {
@@ -638,7 +562,7 @@ template <int N> DEVICE void packed_add_up(const mla_call &c, const mla_shared<N
             barrier_arrive(from.p_empty);
             part.advance();
         }
-        const mla_shared<N> from = packed_buffer<N>(m, part.slot);
+        const mla_shared<N> from = part_buffer<N, MLA_PACKED_P(N)>(m, part.slot);
         barrier_wait(from.p_full, part.phase);
         multiply<N>(o, from, lane);
         barrier_arrive(from.p_empty);
@@ -647,7 +571,7 @@ template <int N> DEVICE void packed_add_up(const mla_call &c, const mla_shared<N
         if (walk_whole(w))
             packed_out<N>(c, w, q, o, d0, lane);
         else
-            packed_part<N>(c, w, o, d0, lane);
+            codes_part<N, PACKED_SCALED>(c, w, q, o, d0, lane);
     }
 }
 
@@ -660,22 +584,8 @@ template <int N> struct packed_roles {
     static constexpr int feeding = 56, scoring = N < 32 ? 104 : 120;
     static constexpr int adding = N < 32 ? 104 : 168;
 
-    static DEVICE_MEMBER mla_shared<N> find(unsigned char *memory)
-    {
-        return packed_find<N>(memory);
-    }
-    static DEVICE_MEMBER void feed(const mla_call &c, const mla_shared<N> &m)
-    {
-        packed_feed<N>(c, m);
-    }
-    static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<N> &m)
-    {
-        packed_score<N>(c, m);
-    }
-    static DEVICE_MEMBER void add_up(const mla_call &c, const mla_shared<N> &m)
-    {
-        packed_add_up<N>(c, m);
-    }
+    MLA_ROLES(packed_find<N>(memory), packed_feed<N>(c, m), packed_score<N>(c, m),
+              packed_add_up<N>(c, m))
 };
 
 #define MLA_ATTEND_PACKED(N)                                                                       \

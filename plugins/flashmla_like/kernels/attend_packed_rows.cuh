@@ -218,10 +218,8 @@ DEVICE void packed_rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
-        int lo, hi, rows = ROWS * c.pair;
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        int last = int_min(w.u.first_row + rows, q.q_len * c.heads) - 1;
-        mask_outline(&rule, &c.batch, &q, w.u.first_row / c.heads, last / c.heads, &lo, &hi);
+        int lo, hi;
+        unit_begin<ROWS>(c, w, rule, &q, &lo, &hi);
         int j = (w.u.first_tile + w.t0) * MLA_ROWS_TILE + warp * mine + lane % mine;
         int entry = find_entry(c, q, lo, hi, j);
 #pragma unroll 1
@@ -370,10 +368,7 @@ DEVICE void packed_rows_part(float (&s)[ROWS_SCORES], const rows_held &held,
     packed_rows_wait(s);
 #pragma unroll
     for (int i = 0; i < MLA_ROWS_TILE / 8; i++) {
-        s[4 * i] *= f.x[i].x;
-        s[4 * i + 1] *= f.x[i].y;
-        s[4 * i + 2] *= f.x[i].x;
-        s[4 * i + 3] *= f.x[i].y;
+        scale_columns(s + 4 * i, f.x[i]);
     }
 }
 
@@ -527,7 +522,6 @@ DEVICE void packed_rows_add_up(const mla_call &c, const mla_shared<ROWS> &m)
     clear_padding(c, thread, 2 * GROUP_THREADS);
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
-        index_sequence q;
         packed_rows_fill(m, filled, raw_phase, thread_here() / 32 - 8, thread_here() % 32);
         for (int more = w.t1 - w.t0, add = 0; more > 0; more--, add = 1) {
             if (more > 1)
@@ -549,12 +543,7 @@ DEVICE void packed_rows_add_up(const mla_call &c, const mla_shared<ROWS> &m)
         phase ^= 1;
         rows_multiply(o, m, thread_here() / 32 % 4, thread_here() % 32);
         barrier_arrive(m.p_empty);
-        walk_again(c, w);
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        if (walk_whole(w))
-            rows_out(c, w, q, o, group * 256, thread_here() / 32 % 4, thread_here() % 32);
-        else
-            rows_part(c, w, o, group * 256, thread_here() / 32 % 4, thread_here() % 32);
+        rows_end(c, w, o, group);
     }
 }
 
@@ -564,22 +553,8 @@ struct packed_rows_roles {
     static constexpr int scorers = 1, buffers = 1, turns = 0;
     static constexpr int fillers = 3 * GROUP_THREADS, raws = 0, shares = PACKED_SHARES;
 
-    static DEVICE_MEMBER mla_shared<ROWS> find(unsigned char *memory)
-    {
-        return packed_rows_find(memory);
-    }
-    static DEVICE_MEMBER void feed(const mla_call &c, const mla_shared<ROWS> &m)
-    {
-        packed_rows_feed(c, m);
-    }
-    static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<ROWS> &m)
-    {
-        packed_rows_score(c, m);
-    }
-    static DEVICE_MEMBER void add_up(const mla_call &c, const mla_shared<ROWS> &m)
-    {
-        packed_rows_add_up(c, m);
-    }
+    MLA_ROLES(packed_rows_find(memory), packed_rows_feed(c, m), packed_rows_score(c, m),
+              packed_rows_add_up(c, m))
 };
 
 #define MLA_ATTEND_PACKED_ROWS(name) MLA_KERNEL(name, MLA_THREADS, packed_rows_roles)

@@ -52,16 +52,6 @@ template <int stages> DEVICE mla_shared<ROWS> rows_find(unsigned char *memory)
     return m;
 }
 
-/* One of the two buffers of probabilities and factors. */
-DEVICE mla_shared<ROWS> rows_buffer(mla_shared<ROWS> m, int slot)
-{
-    m.p += slot * MLA_ROWS_SHARED_P;
-    m.factor += slot * ROWS;
-    m.p_full += slot * 8;
-    m.p_empty += slot * 8;
-    return m;
-}
-
 /* Where the keys that a row sees are: after its probabilities, which end before a row of a panel. */
 DEVICE unsigned rows_seen_place(const mla_shared<ROWS> &m, int row)
 {
@@ -99,10 +89,8 @@ DEVICE void rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
         index_sequence q;
-        int lo, hi, rows = ROWS * c.pair;
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        int last = int_min(w.u.first_row + rows, q.q_len * c.heads) - 1;
-        mask_outline(&rule, &c.batch, &q, w.u.first_row / c.heads, last / c.heads, &lo, &hi);
+        int lo, hi;
+        unit_begin<ROWS>(c, w, rule, &q, &lo, &hi);
         int j = (w.u.first_tile + w.t0) * MLA_ROWS_TILE;
         int entry = find_entry(c, q, lo, hi, j + mine);
         for (int t = w.t0; t < w.t1; t++) {
@@ -260,8 +248,9 @@ DEVICE unsigned load_pair_if(const char *from, int there)
     return pair;
 }
 
-/* The last panels of whole queries at multiples of 4 bytes. */
-DEVICE void rows_hold_whole(const mla_source &mine, rows_held &held, int lane)
+/* A lane's part of the queries' last panels, by load(where, is the row there?, is it of q_pe?, the element's place). */
+template <class loader>
+DEVICE void rows_hold_by(const mla_source &mine, rows_held &held, int lane, const loader &load)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -274,33 +263,27 @@ DEVICE void rows_hold_whole(const mla_source &mine, rows_held &held, int lane)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int k = i * 16 + half * 8, into = k - (MLA_ROWS_HELD - 1) * PANEL;
-                held[i][2 * half + r] =
-                    load_pair_if(into < 0 ? nope + k * 2 : rope + into * 2, there);
+                held[i][2 * half + r] = into < 0 ? load(nope + k * 2, there, false, k)
+                                                 : load(rope + into * 2, there, true, into);
             }
     }
 }
 
-/* The last panels of the queries that lanes have in `mine`. */
+/* Of whole queries at multiples of 4 bytes. */
+DEVICE void rows_hold_whole(const mla_source &mine, rows_held &held, int lane)
+{
+    rows_hold_by(mine, held, lane,
+                 [](const char *from, int there, bool, int) { return load_pair_if(from, there); });
+}
+
+/* Of any. */
 DEVICE void rows_hold(const mla_call &c, const mla_source &mine, rows_held &held, int lane,
                       bool aligned)
 {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int row = lane / 4 + 8 * r, d = lane % 4 * 2;
-        const char *nope = shuffle_pointer(mine.c_kv, row) + (ROWS_IN * PANEL + d) * 2;
-        const char *rope = shuffle_pointer(mine.k_pe, row) + d * 2;
-        const bool there = __shfl_sync(~0u, mine.bytes, row) > 0;
-#pragma unroll
-        for (int i = 0; i < MLA_ROWS_HELD * 4; i++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int k = i * 16 + half * 8, into = k - (MLA_ROWS_HELD - 1) * PANEL;
-                held[i][2 * half + r] =
-                    into < 0
-                        ? load_pair(nope + k * 2, there && ROWS_IN * PANEL + k < c.lora, aligned)
-                        : load_pair(rope + into * 2, there && into < c.rope, aligned);
-            }
-    }
+    rows_hold_by(mine, held, lane, [&](const char *from, int there, bool pe, int at) {
+        const bool given = pe ? at < c.rope : ROWS_IN * PANEL + at < c.lora;
+        return load_pair(from, there > 0 && given, aligned);
+    });
 }
 
 /* The larger ones of two pairs of bf16, without their signs. */
@@ -600,7 +583,7 @@ template <bool codes, int stages> struct rows_scorer {
         if (j < lo || j + MLA_ROWS_TILE > least_hi)
             rows_hide(s, m, j + lane % 4 * 2, warp, lane);
         rows_softmax(s, rows, factor, scale, codes ? ROWS_P_LOG2 : 0.0f);
-        const mla_shared<ROWS> to = rows_buffer(m, part.slot);
+        const mla_shared<ROWS> to = part_buffer<ROWS, MLA_ROWS_SHARED_P>(m, part.slot);
         barrier_wait(to.p_empty, part.phase ^ 1);
         rows_store<codes>(s, factor, to, warp, lane);
         fence_async_shared();
@@ -640,7 +623,7 @@ DEVICE void rows_score(const mla_call &c, const mla_shared<ROWS> &m)
         }
         walk_again(c, w);
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        const mla_shared<ROWS> to = rows_buffer(m, r.part.slot);
+        const mla_shared<ROWS> to = part_buffer<ROWS, MLA_ROWS_SHARED_P>(m, r.part.slot);
         barrier_wait(to.p_empty, r.part.phase ^ 1);
         rows_finish(c, w, q, r.rows, to, codes ? 1 / ROWS_P_SCALE : 1.0f, cache_scale, warp, lane);
         barrier_arrive(to.p_full);
@@ -773,6 +756,18 @@ DEVICE void rows_part(const mla_call &c, const mla_walk &w, const float (&o)[2][
             to[(i * 8 + k % 2) * ROWS + row_of(warp, lane, k / 2)] = o[i / 16][i % 16 * 4 + k];
 }
 
+/* A unit's outputs, of the 256 dimensions of warpgroup `group`. */
+DEVICE void rows_end(const mla_call &c, mla_walk &w, const float (&o)[2][64], int group)
+{
+    index_sequence q;
+    walk_again(c, w);
+    index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+    if (walk_whole(w))
+        rows_out(c, w, q, o, group * 256, thread_here() / 32 % 4, thread_here() % 32);
+    else
+        rows_part(c, w, o, group * 256, thread_here() / 32 % 4, thread_here() % 32);
+}
+
 template <int stages, bool codes>
 DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
 {
@@ -784,13 +779,12 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
     begin_rows(c, dtype, thread);
     mla_walk w = walk_begin(c);
     while (walk_next(c, w)) {
-        index_sequence q;
         if (codes)
             rows_fill(m, filled, thread_here() / 32 - 8, thread_here() % 32);
         for (int more = w.t1 - w.t0, add = 0; more > 0; more--, add = 1) {
             if (codes && more > 1)
                 rows_fill(m, filled, thread_here() / 32 - 8, thread_here() % 32);
-            const mla_shared<ROWS> from = rows_buffer(m, part.slot);
+            const mla_shared<ROWS> from = part_buffer<ROWS, MLA_ROWS_SHARED_P>(m, part.slot);
             barrier_wait(from.p_full, part.phase);
             fence_async_shared();
             if (add)
@@ -804,17 +798,12 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
             release(m.empty + 8 * at.slot);
             at.advance();
         }
-        const mla_shared<ROWS> from = rows_buffer(m, part.slot);
+        const mla_shared<ROWS> from = part_buffer<ROWS, MLA_ROWS_SHARED_P>(m, part.slot);
         barrier_wait(from.p_full, part.phase);
         rows_multiply(o, from, thread_here() / 32 % 4, thread_here() % 32);
         barrier_arrive(from.p_empty);
         part.advance();
-        walk_again(c, w);
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        if (walk_whole(w))
-            rows_out(c, w, q, o, group * 256, thread_here() / 32 % 4, thread_here() % 32);
-        else
-            rows_part(c, w, o, group * 256, thread_here() / 32 % 4, thread_here() % 32);
+        rows_end(c, w, o, group);
     }
 }
 
@@ -826,25 +815,15 @@ template <bool codes> struct rows_roles {
     static constexpr int fillers = codes ? 2 * GROUP_THREADS : GROUP_THREADS;
     static constexpr int raws = codes ? 2 : 0, shares = 0;
 
-    static DEVICE_MEMBER mla_shared<ROWS> find(unsigned char *memory)
-    {
-        return rows_find<stages>(memory);
-    }
-    static DEVICE_MEMBER void feed(const mla_call &c, const mla_shared<ROWS> &m)
+    static DEVICE_MEMBER void feed_tiles(const mla_call &c, const mla_shared<ROWS> &m)
     {
         if constexpr (codes)
             rows_feed_codes(m, c);
         else
             rows_feed(c, m);
     }
-    static DEVICE_MEMBER void score(const mla_call &c, const mla_shared<ROWS> &m)
-    {
-        rows_score<codes, stages>(c, m);
-    }
-    static DEVICE_MEMBER void add_up(const mla_call &c, const mla_shared<ROWS> &m)
-    {
-        rows_add_up<stages, codes>(c, m, codes ? ELEMENT_E4M3 : ELEMENT_BF16);
-    }
+    MLA_ROLES(rows_find<stages>(memory), feed_tiles(c, m), (rows_score<codes, stages>(c, m)),
+              (rows_add_up<stages, codes>(c, m, codes ? ELEMENT_E4M3 : ELEMENT_BF16)))
 };
 
 #define MLA_ATTEND_ROWS(name, codes) MLA_KERNEL(name, MLA_THREADS, rows_roles<codes>)
