@@ -517,3 +517,11 @@ attn_status config_fail(const struct config *config, const char *key, attn_error
     return host_fail(error, ATTN_CONFIG_ERROR, "%s: %s: %s", place ? place : config->name, key,
                      message);
 }
+
+void config_name_file(const struct config *config, const char *key, const char *path,
+                      attn_error *error)
+{
+    const char *place = find_place(config, key);
+    if (access(path, R_OK) != 0)
+        host_fail_prefix(error, "%s: %s", place ? place : config->name, key);
+}

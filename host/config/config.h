@@ -346,6 +346,11 @@ const struct config_backend *config_backend(const struct config *config, const c
 attn_status config_fail(const struct config *config, const char *key, attn_error *error,
                         const char *format, ...) __attribute__((format(printf, 4, 5)));
 
+/* Put "PLACE: SECTION.KEY: " before the message of a failure to read the file `path`, which the key
+ * names, if it cannot be read at all: else the message's own file and line say more. */
+void config_name_file(const struct config *config, const char *key, const char *path,
+                      attn_error *error);
+
 /* `text` itself if it is absolute, else base/text without leading "./" parts. malloc'ed, the caller
  * frees it; NULL when memory ran out. */
 char *config_path(const char *base, const char *text);

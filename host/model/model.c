@@ -545,6 +545,8 @@ attn_status model_create(const struct config *config, struct model **model, attn
     attn_status status = config->model.config
                              ? model_create_hf(config->model.config, config, model, error)
                              : model_create_ini(config, model, error);
+    if (status != ATTN_OK && config->model.config)
+        config_name_file(config, "model.config", config->model.config, error);
     if (status == ATTN_OK)
         model_set_expanded(*model, config->attention.mla_prefill == CONFIG_MLA_EXPANDED);
     if (status != ATTN_OK)

@@ -160,6 +160,8 @@ attn_status requests_read(const struct config *config, const struct model *model
     const struct trace_limit limit = {keys->max_requests, workload_takes, &params};
     attn_status status =
         trace_init_limited(trace, keys->trace, keys->format, keys->block_tokens, &limit, error);
+    if (status != ATTN_OK)
+        config_name_file(config, "workload.trace", keys->trace, error);
     if (status == ATTN_OK)
         status = workload_init(workload, trace, &params, error);
     if (status == ATTN_OK)

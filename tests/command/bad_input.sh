@@ -255,12 +255,12 @@ sed 's/"num_attention_heads": *[0-9]*/"num_attention_heads": 0/' "$llama" >"$fol
 config_json "a config.json without heads" "num_attention_heads: got 0"
 sed '/"num_hidden_layers"/d' "$llama" >"$folder/config.json"
 config_json "a config.json without layers" "num_hidden_layers"
-set_refused 2 "no such config.json" "model.config=$folder/none.json" "$folder/none.json" \
+set_refused 2 "no such config.json" "model.config=$folder/none.json" "--set: model.config: $folder/none.json: " \
     "No such file" "accepted: a readable file"
 
 # ---- Traces --------------------------------------------------------------------------------------
 
-set_refused 2 "no such trace" "workload.trace=$folder/none.jsonl" "$folder/none.jsonl: " \
+set_refused 2 "no such trace" "workload.trace=$folder/none.jsonl" "--set: workload.trace: $folder/none.jsonl: " \
     "No such file" "accepted: a readable file"
 set_refused 2 "a folder as trace" "workload.trace=$folder/p" "$folder/p: " "Is a directory" \
     "accepted: a readable file"
