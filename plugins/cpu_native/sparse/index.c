@@ -23,7 +23,7 @@ typedef struct index_wave {
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* The sequence of an absolute row. */
+/* The sequence of an absolute row: of those that begin at one row only the last can have rows. */
 static int32_t find_seq(const layer_call *call, int64_t row)
 {
     const cpu_sequence *sequences = call->plan->sequences;
@@ -35,8 +35,6 @@ static int32_t find_seq(const layer_call *call, int64_t row)
         else
             high = middle - 1;
     }
-    while (low > 0 && sequences[low].q_len == 0) /* those without rows share a first row */
-        low--;
     return low;
 }
 
