@@ -62,14 +62,24 @@ static void set_types(struct case_spec *spec, int32_t n)
     spec->without_needles = spec->q_dtype == ATTN_FP8_E5M2 || spec->out_dtype == ATTN_FP8_E5M2;
 }
 
-/* New keys are saved or not, in turns, as far as query accepts it. */
-static void set_source(const struct grid *grid, int32_t index, struct case_spec *spec)
+static void change(const struct grid *grid, struct case_spec changed, struct case_spec *spec)
 {
-    struct case_spec changed = *spec;
-    changed.flags ^= index % 3 == 2 ? ATTN_FORWARD_SAVE_KV : 0;
     if (!case_spec_defect(&changed) &&
         grid_accepts_spec(grid, grid_options(grid, &grid->base), &changed, NULL, 0))
         *spec = changed;
+}
+
+/* In turns, as far as query accepts it: new keys are saved or not; heads are as the grid has them,
+ * or end within a vector of elements, where each type is converted in another way. */
+static void set_rest(const struct grid *grid, int32_t index, bool latent, struct case_spec *spec)
+{
+    struct case_spec changed = *spec;
+    changed.flags ^= index % 3 == 2 ? ATTN_FORWARD_SAVE_KV : 0;
+    change(grid, changed, spec);
+    changed = *spec;
+    if (!latent && index % 2 == 1)
+        changed.head_dim = changed.v_head_dim = 20;
+    change(grid, changed, spec);
 }
 
 /* How many there are, and case `index` of them; if there are none, why the first is refused. */
@@ -96,7 +106,7 @@ static int32_t find(const struct grid *grid, bool latent, int32_t index, struct 
             !grid_accepts_spec(grid, grid_options(grid, &grid->base), &tried, NULL, 0))
             continue;
         if (count++ == index) {
-            set_source(grid, index, &tried);
+            set_rest(grid, index, latent, &tried);
             *spec = tried;
         }
     }
