@@ -53,11 +53,19 @@ static int find_warps(const linear_dims *d, int values)
     return warps;
 }
 
+/* Do the batch's rows, one a sequence, go by linear_decode_*? It rounds differently from linear_steps_*, so
+ * all batches of a mode go by one of the two where a group is BATCH_INVARIANT, as one without chunks is. */
+static int is_decode(const layer_call *call)
+{
+    const cuda_plan *plan = &call->metadata->plan;
+    return call->group->decode && cuda_plan_extent(plan).q_len == 1 &&
+           (call->group->by_chunks || plan->batch.mode == ATTN_MODE_DECODE);
+}
+
 /* Is all of it done by one launch, what linear_finish does elsewhere among it? */
 static int is_one_launch(const layer_call *call)
 {
-    return cuda_plan_extent(&call->metadata->plan).q_len == 1 && call->group->decode &&
-           (call->group->dims.width <= 1 || call->readers);
+    return is_decode(call) && (call->group->dims.width <= 1 || call->readers);
 }
 
 /* Padding, as far as the host knows: a graph's batches, and rows that belong to no sequence. */
@@ -144,7 +152,7 @@ static attn_status launch_steps(layer_call *call, attn_stream stream, attn_error
     const int warps = find_warps(d, values), columns = STEPS_COLUMNS(warps, values);
     const int vectors = d->family == LINEAR_FAMILY_KDA ? 3 : 2;
     void *params[] = {&call->params};
-    if (e.q_len == 1 && call->group->decode)
+    if (is_decode(call))
         return launch_decode(call, stream, error);
     return launch(call, call->group->steps, "linear_steps",
                   e.seqs * d->v_heads * ((d->v_dim + columns - 1) / columns), 32 * warps,

@@ -16,6 +16,9 @@
 
 enum { MAX_DIM = LINEAR_MAX_DIM };
 
+/* Single rows: SiLU rounded differently, as by linear_decode_*. */
+static _Thread_local int single;
+
 static float convolved(const linear_call *call, const linear_sequence *sequence, int t, int c)
 {
     const linear_dims *d = &call->dims;
@@ -26,7 +29,9 @@ static float convolved(const linear_call *call, const linear_sequence *sequence,
     sum = call->operands.bias ? element_load(d->dtype, call->operands.bias, c) : 0;
     for (int w = LINEAR_MAX_WIDTH - d->width; w < LINEAR_MAX_WIDTH; w++)
         sum += taps[w] * linear_input(call, sequence, t - (LINEAR_MAX_WIDTH - 1 - w), c);
-    return d->silu ? linear_silu(sum) : sum;
+    if (d->silu)
+        return single ? sum / (1 + expf(-sum)) : linear_silu(sum);
+    return sum;
 }
 
 static void write_value(const linear_call *call, int row, int head, int j, float x)
@@ -526,6 +531,7 @@ static void decode_by(const struct fake_cuda_launch *launch, int columns)
     unsigned *readers = ((const linear_decode_call *)launch->arguments[0])->readers;
     const int from = *(const int *)launch->arguments[1], count = *(const int *)launch->arguments[2];
     struct keys keys = {0};
+    single = 1;
     for (int z = 0; z < count && from + z < linear_num_real(&call->batch); z++)
         for (int head = 0; head < (int)launch->grid[1]; head++)
             for (int first = 0; first < (int)launch->grid[0] * columns; first += columns) {
@@ -536,6 +542,7 @@ static void decode_by(const struct fake_cuda_launch *launch, int columns)
                 keep_channels(call, from + z, d->first[2] + head * d->v_dim + first, most);
                 count_readers(call, readers, from + z, head, launch->grid[0]);
             }
+    single = 0;
     free(keys.rows);
     if ((int)launch->grid[2] > count)
         clear_padding(call);
