@@ -9,9 +9,8 @@
  *   sparse.c    latent attention to the keys that an indexer chooses
  *   attention.c what all but recurrences have in common
  *
- * To add a kind: a file with its row, the row's line in KINDS below, the file's line in
- * Makefile.am.inc. What it is called, whether it has a cache or a state, and what it is read from
- * are the model's (model.h).
+ * docs/ARCHITECTURE.md says what a new kind needs. What it is called, whether it has a cache or a
+ * state, and what it is read from are the model's (model.h).
  */
 #ifndef HOST_KINDS_KINDS_H
 #define HOST_KINDS_KINDS_H
